@@ -1,0 +1,2 @@
+//! The symmc command.
+fn main() {}

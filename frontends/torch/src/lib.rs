@@ -1,0 +1,1 @@
+//! Placeholder page; replaced as the crate is written.

@@ -1,0 +1,199 @@
+//! Builds a graph node by node, deriving result types and unique names.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use thiserror::Error;
+
+use crate::collective::{Collective, CollectiveKind};
+use crate::dim::{Dim, SymbolId};
+use crate::graph::{Graph, Group, GroupId, InputKind, Members, Output, OutputKind, Symbol, ValueId};
+use crate::infer;
+use crate::op::Op;
+use crate::tensor::Tensor;
+use crate::types::Type;
+
+/// A node that does not type-check.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+#[error("%{name}: {message}")]
+pub struct BuildError {
+    /// The name of the node's first result.
+    pub name: String,
+    /// Which rule is broken, with what was found and what was expected.
+    pub message: String,
+}
+
+/// See the [module](self).
+#[derive(Debug, Default)]
+pub struct Builder {
+    graph: Graph,
+    /// For each name that was asked for, how many values carry it or a suffixed form.
+    taken: HashMap<String, usize>,
+}
+
+impl Builder {
+    /// Starts an empty graph for `ranks` ranks (`None` leaves the number open).
+    pub fn new(name: impl Into<String>, ranks: Option<u32>) -> Self {
+        let mut graph = Graph::new(name);
+        graph.ranks = ranks;
+        Builder { graph, taken: HashMap::new() }
+    }
+
+    /// Continues a graph.
+    pub fn from_graph(graph: Graph) -> Self {
+        let taken = graph.values.values().map(|v| (v.name.clone(), 1)).collect();
+        Builder { graph, taken }
+    }
+
+    /// The graph so far.
+    pub fn graph(&self) -> &Graph {
+        &self.graph
+    }
+
+    /// The graph so far, for what has no method here (renaming, custom ops).
+    pub fn graph_mut(&mut self) -> &mut Graph {
+        &mut self.graph
+    }
+
+    /// Ends building. The caller verifies.
+    pub fn finish(self) -> Graph {
+        self.graph
+    }
+
+    /// Adds a symbol.
+    pub fn symbol(&mut self, name: impl Into<String>, min: i64, max: i64) -> SymbolId {
+        self.graph.symbols.push(Symbol { name: name.into(), min, max, alias: None })
+    }
+
+    /// The group of this name, added with these members if it is new.
+    pub fn group(&mut self, name: &str, members: Members) -> GroupId {
+        let known = self.graph.groups.iter().find(|(_, g)| g.name == name).map(|(id, _)| id);
+        match known {
+            Some(id) => id,
+            None => self.graph.groups.push(Group { name: name.to_string(), members }),
+        }
+    }
+
+    /// Adds an input.
+    pub fn input(
+        &mut self,
+        kind: InputKind,
+        name: &str,
+        source: &str,
+        ty: Type,
+        data: Option<Arc<Tensor>>,
+    ) -> ValueId {
+        let name = self.fresh(name);
+        self.graph.add_input(kind, name, source, ty, data)
+    }
+
+    /// Adds a node whose op fixes the result types; returns all results.
+    ///
+    /// # Errors
+    /// The operands break the op's typing rule, or the op leaves its result type to be declared.
+    pub fn node(&mut self, name: &str, op: Op, inputs: &[ValueId]) -> Result<Vec<ValueId>, BuildError> {
+        let operands: Vec<&Type> = inputs.iter().map(|&v| self.graph.ty(v)).collect();
+        let n = self.ranks_of(&op);
+        let error = |message| BuildError { name: name.to_string(), message };
+        let types = infer::infer(&op, &operands, n)
+            .map_err(error)?
+            .ok_or_else(|| error("the result type of this op must be declared".into()))?;
+        Ok(self.push(name, op, inputs, types))
+    }
+
+    /// Adds a node with declared result types; returns all results.
+    ///
+    /// # Errors
+    /// Operands or results break the op's typing rule.
+    pub fn node_as(
+        &mut self,
+        name: &str,
+        op: Op,
+        inputs: &[ValueId],
+        types: Vec<Type>,
+    ) -> Result<Vec<ValueId>, BuildError> {
+        let operands: Vec<&Type> = inputs.iter().map(|&v| self.graph.ty(v)).collect();
+        let results: Vec<&Type> = types.iter().collect();
+        infer::check(&op, &operands, &results, self.ranks_of(&op))
+            .map_err(|message| BuildError { name: name.to_string(), message })?;
+        Ok(self.push(name, op, inputs, types))
+    }
+
+    /// [`node`](Self::node) for an op with one result.
+    ///
+    /// # Errors
+    /// As [`node`](Self::node).
+    pub fn op(&mut self, name: &str, op: Op, inputs: &[ValueId]) -> Result<ValueId, BuildError> {
+        self.node(name, op, inputs).map(|r| r[0])
+    }
+
+    /// [`node_as`](Self::node_as) for an op with one result.
+    ///
+    /// # Errors
+    /// As [`node_as`](Self::node_as).
+    pub fn op_as(&mut self, name: &str, op: Op, inputs: &[ValueId], ty: Type) -> Result<ValueId, BuildError> {
+        self.node_as(name, op, inputs, vec![ty]).map(|r| r[0])
+    }
+
+    /// Adds a reshape.
+    ///
+    /// # Errors
+    /// The numbers of elements differ.
+    pub fn reshape(&mut self, name: &str, x: ValueId, shape: Vec<Dim>) -> Result<ValueId, BuildError> {
+        let ty = Type::new(self.graph.ty(x).dtype, shape);
+        self.op_as(name, Op::Reshape, &[x], ty)
+    }
+
+    /// Adds a collective without a variant.
+    ///
+    /// # Errors
+    /// As [`node`](Self::node).
+    pub fn collective(
+        &mut self,
+        name: &str,
+        kind: CollectiveKind,
+        group: GroupId,
+        inputs: &[ValueId],
+    ) -> Result<Vec<ValueId>, BuildError> {
+        self.node(name, Op::Collective(Collective { kind, group, variant: None }), inputs)
+    }
+
+    /// Declares a returned output.
+    pub fn output(&mut self, value: ValueId) {
+        self.graph.outputs.push(Output { value, kind: OutputKind::Returned });
+    }
+
+    fn ranks_of(&self, op: &Op) -> Option<u32> {
+        op.as_collective().and_then(|c| self.graph.group_size(c.group))
+    }
+
+    fn push(&mut self, name: &str, op: Op, inputs: &[ValueId], types: Vec<Type>) -> Vec<ValueId> {
+        let results: Vec<(String, Type)> = types
+            .into_iter()
+            .enumerate()
+            .map(|(i, ty)| (self.fresh(&if i == 0 { name.to_string() } else { format!("{name}.{i}") }), ty))
+            .collect();
+        let node = self.graph.add_node(op, inputs.to_vec(), results);
+        self.graph.nodes[node].outputs.clone()
+    }
+
+    /// A name that no value has yet: `wanted` with everything but letters, digits, `_` and `.` replaced,
+    /// and a number behind it if it is taken.
+    fn fresh(&mut self, wanted: &str) -> String {
+        let mut base: String =
+            wanted.chars().map(|c| if c.is_ascii_alphanumeric() || c == '_' || c == '.' { c } else { '_' }).collect();
+        if base.is_empty() || base.starts_with(|c: char| c.is_ascii_digit() || c == '.') {
+            base.insert(0, '_');
+        }
+        let mut name = base.clone();
+        while self.taken.contains_key(&name) {
+            let n = self.taken.get_mut(&base).map_or(1, |n| {
+                *n += 1;
+                *n
+            });
+            name = format!("{base}.{n}");
+        }
+        self.taken.insert(name.clone(), 1);
+        name
+    }
+}

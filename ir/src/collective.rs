@@ -1,0 +1,229 @@
+//! Collectives, the variants that run them, and the contract of each variant.
+//!
+//! A collective is a functional value: it names its group and gives a new tensor. A [`Variant`] is a way
+//! to run it; its [`Contract`] states what the run touches on peers and what it promises about time. The
+//! contracts are the only source of that knowledge: placement, liveness, the check and every backend
+//! read this table.
+
+use crate::graph::GroupId;
+use crate::op::named_enum;
+
+/// Communication between the ranks of a group.
+///
+/// With `n` ranks in each cell of the group, `x` is the operand:
+/// - all-reduce: the result has the type of `x`; element `i` is the reduction of `x[i]` over the ranks in
+///   ascending order.
+/// - all-gather: `x [d, …]` gives `[n*d, …]`, the operands one after another by rank.
+/// - reduce-scatter: `x [n*d, …]` gives `[d, …]`, this rank's piece of the reduction.
+/// - all-to-all: `x [n*d, …]` gives `[n*d, …]`: piece `p` of `x` goes to rank `p`, which stores it as its
+///   piece of this rank's number.
+/// - broadcast: the operand of rank `root`.
+/// - permute: for each pair `(from, to)` the result on `to` is the operand of `from`; a rank that nobody
+///   sends to has zeros.
+///
+/// Ranks are positions within the group's cell.
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+pub struct Collective {
+    /// What is communicated.
+    pub kind: CollectiveKind,
+    /// Between whom.
+    pub group: GroupId,
+    /// How, once that is chosen.
+    pub variant: Option<Variant>,
+}
+
+/// What a collective communicates (see [`Collective`]).
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+#[allow(missing_docs)]
+pub enum CollectiveKind {
+    AllReduce(ReduceOp),
+    AllGather,
+    ReduceScatter(ReduceOp),
+    AllToAll(Splits),
+    Broadcast { root: u32 },
+    Permute { pairs: Vec<(u32, u32)> },
+}
+
+impl CollectiveKind {
+    /// The name in the text form, without attributes.
+    pub fn name(&self) -> &'static str {
+        match self {
+            CollectiveKind::AllReduce(_) => "all_reduce",
+            CollectiveKind::AllGather => "all_gather",
+            CollectiveKind::ReduceScatter(_) => "reduce_scatter",
+            CollectiveKind::AllToAll(_) => "all_to_all",
+            CollectiveKind::Broadcast { .. } => "broadcast",
+            CollectiveKind::Permute { .. } => "permute_ranks",
+        }
+    }
+}
+
+/// How an all-to-all divides the leading axis.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Splits {
+    /// Into equal pieces.
+    Even,
+    /// By a second operand: `[n]` i64 rows for each rank, known only on the device. The results are the
+    /// rows received, packed in order of rank at the front of `x`'s type (the rest is zero), and `[n]` i64
+    /// rows received from each rank.
+    Device,
+}
+
+named_enum! {
+    /// How all-reduce and reduce-scatter combine elements: floats accumulate in f32 (f64 for f64) in
+    /// ascending order of rank and round once.
+    ReduceOp { Sum = "sum", Avg = "avg", Max = "max", Min = "min", Prod = "prod" }
+}
+
+named_enum! {
+    /// A way to run a collective.
+    Variant {
+        /// The library's own: staged through its buffers, ordinary operands.
+        Plain = "plain",
+        /// All-reduce: every rank reads all operands of its peers and reduces everything.
+        OneShot = "one_shot",
+        /// All-reduce, all-gather, all-to-all: data with its flag in one store, into the peers' landing
+        /// zones.
+        Packets = "packets",
+        /// All-reduce: every rank reduces one slice and writes it to all results.
+        TwoShot = "two_shot",
+        /// All-gather, reduce-scatter, all-to-all: every rank reads what it needs from its peers' operands.
+        Pull = "pull",
+        /// All-gather, all-to-all: every rank writes into its peers' results.
+        Push = "push",
+        /// Broadcast, permute: the sender writes into the receiver's result, then sets a flag there.
+        Put = "put",
+        /// NCCL's own kernels on a registered window.
+        NcclWindow = "nccl_window",
+        /// NCCL's copy engines on a registered window.
+        CopyEngine = "copy_engine",
+    }
+}
+
+/// What a peer's memory is touched for.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Touch {
+    /// Nothing in the arenas.
+    Nothing,
+    /// Reads the peers' operand.
+    ReadOperand,
+    /// Writes into the peers' result.
+    WriteResult,
+    /// Reads the peers' operand, then writes into the peers' result.
+    ReadOperandWriteResult,
+    /// Writes into the peers' landing zone of this turn; the peer reads it there.
+    WriteLanding,
+}
+
+impl Touch {
+    /// Whether peers read this rank's operand.
+    pub fn reads_operand(self) -> bool {
+        matches!(self, Touch::ReadOperand | Touch::ReadOperandWriteResult)
+    }
+    /// Whether peers write this rank's result.
+    pub fn writes_result(self) -> bool {
+        matches!(self, Touch::WriteResult | Touch::ReadOperandWriteResult)
+    }
+}
+
+/// Whether a variant ends with a barrier.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Exit {
+    /// Never: completion says nothing about peers that still touch this rank.
+    Never,
+    /// As the plan says: with it, no rank completes before all peers stopped touching it.
+    Droppable,
+    /// Always.
+    Always,
+}
+
+/// The promises of a variant (DESIGN of cross-rank liveness in ARCHITECTURE.md).
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct Contract {
+    /// Touches no peer before every peer has arrived.
+    pub entry: bool,
+    /// Completes on no rank before every peer has arrived; the result is written only after that.
+    pub meets: bool,
+    /// Completes on no rank before all peers have stopped touching this rank.
+    pub exit: Exit,
+    /// What it touches on peers.
+    pub touch: Touch,
+    /// The operand must lie in the symmetric arena.
+    pub symmetric_operand: bool,
+    /// The result must lie in the symmetric arena.
+    pub symmetric_result: bool,
+    /// The result may lie on the operand's bytes. For all-gather that is this rank's piece of the result,
+    /// for reduce-scatter this rank's piece of the operand.
+    pub in_place: bool,
+}
+
+impl Variant {
+    /// The contract under which this variant runs a collective of this kind; `None` if it cannot run it.
+    pub fn contract(self, kind: &CollectiveKind) -> Option<Contract> {
+        use CollectiveKind as K;
+        let pull = Contract {
+            entry: true,
+            meets: true,
+            exit: Exit::Droppable,
+            touch: Touch::ReadOperand,
+            symmetric_operand: true,
+            symmetric_result: false,
+            in_place: false,
+        };
+        let push = Contract {
+            entry: true,
+            meets: true,
+            exit: Exit::Always,
+            touch: Touch::WriteResult,
+            symmetric_operand: false,
+            symmetric_result: true,
+            in_place: false,
+        };
+        Some(match (self, kind) {
+            (Variant::Plain, _) => Contract {
+                entry: false,
+                meets: !matches!(kind, K::Broadcast { .. } | K::Permute { .. }),
+                exit: Exit::Never,
+                touch: Touch::Nothing,
+                symmetric_operand: false,
+                symmetric_result: false,
+                in_place: !matches!(kind, K::AllToAll(_)),
+            },
+            (Variant::OneShot, K::AllReduce(_)) => pull,
+            (Variant::Pull, K::AllGather) => Contract { in_place: true, ..pull },
+            (Variant::Pull, K::ReduceScatter(_) | K::AllToAll(Splits::Even)) => pull,
+            (Variant::Packets, K::AllReduce(_) | K::AllGather | K::AllToAll(Splits::Even)) => Contract {
+                entry: false,
+                meets: true,
+                exit: Exit::Never,
+                touch: Touch::WriteLanding,
+                symmetric_operand: false,
+                symmetric_result: false,
+                in_place: !matches!(kind, K::AllToAll(_)),
+            },
+            (Variant::TwoShot, K::AllReduce(_)) => Contract {
+                entry: true,
+                meets: true,
+                exit: Exit::Always,
+                touch: Touch::ReadOperandWriteResult,
+                symmetric_operand: true,
+                symmetric_result: true,
+                in_place: true,
+            },
+            (Variant::Push, K::AllGather) => Contract { in_place: true, ..push },
+            (Variant::Push, K::AllToAll(Splits::Even)) => push,
+            _ => return None,
+        })
+    }
+
+    /// The size in bytes of one landing zone on a group of `n` ranks for an operand of `bytes` bytes. Each
+    /// 8-byte word carries 4 bytes of data and a 4-byte flag; every rank, this one included, has a slot.
+    pub fn landing_bytes(self, kind: &CollectiveKind, bytes: u64, n: u64) -> u64 {
+        let slot = match (self, kind) {
+            (Variant::Packets, CollectiveKind::AllToAll(_)) => bytes.div_ceil(n.max(1)),
+            (Variant::Packets, _) => bytes,
+            _ => return 0,
+        };
+        n * slot.div_ceil(4) * 8
+    }
+}

@@ -1,0 +1,491 @@
+//! Dims: integer expressions over bounded symbols, in a normal form.
+//!
+//! A [`Dim`] is a polynomial with integer coefficients whose atoms are symbols and the four operations
+//! that do not distribute (`//`, `%`, `max`, `min`). Terms are sorted, like terms are collected and
+//! constants fold, so equal expressions compare equal whenever they are equal as polynomials over their
+//! atoms.
+//!
+//! Arithmetic saturates at the ends of `i64`. A dim that saturated is far beyond what the verifier
+//! accepts, so no later stage sees one.
+
+use std::fmt;
+use std::ops::{Add, Mul, Sub};
+use std::sync::Arc;
+
+use crate::entity::{Entity, Table};
+use crate::graph::Symbol;
+
+crate::entity!(
+    /// A symbol of a graph: an integer that is fixed for one run, within known bounds.
+    SymbolId,
+    "sym"
+);
+
+/// An integer expression in normal form.
+#[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Dim(Repr);
+
+#[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+enum Repr {
+    Const(i64),
+    /// At least one term; sorted by product; no zero coefficient.
+    Sum(Arc<Sum>),
+}
+
+#[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+struct Sum {
+    terms: Vec<Term>,
+    constant: i64,
+}
+
+#[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+struct Term {
+    /// Sorted; an atom to the k-th power stands k times.
+    product: Vec<Atom>,
+    factor: i64,
+}
+
+/// A factor that the polynomial form does not look into.
+#[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+enum Atom {
+    Symbol(SymbolId),
+    FloorDiv(Dim, Dim),
+    Mod(Dim, Dim),
+    Max(Dim, Dim),
+    Min(Dim, Dim),
+}
+
+/// Values of symbols for one run. Unbound symbols have no value.
+#[derive(Clone, PartialEq, Eq, Hash, Debug, Default)]
+pub struct Bindings(Vec<Option<i64>>);
+
+impl Bindings {
+    /// No symbol bound.
+    pub fn new() -> Self {
+        Bindings::default()
+    }
+    /// Binds `symbol` to `value`, replacing an earlier value.
+    pub fn set(&mut self, symbol: SymbolId, value: i64) {
+        if self.0.len() <= symbol.index() {
+            self.0.resize(symbol.index() + 1, None);
+        }
+        self.0[symbol.index()] = Some(value);
+    }
+    /// The value of `symbol`.
+    pub fn get(&self, symbol: SymbolId) -> Option<i64> {
+        self.0.get(symbol.index()).copied().flatten()
+    }
+    /// Every symbol at its upper bound.
+    pub fn upper(symbols: &Table<SymbolId, Symbol>) -> Self {
+        Bindings(symbols.values().map(|s| Some(s.max)).collect())
+    }
+    /// Every symbol at its lower bound.
+    pub fn lower(symbols: &Table<SymbolId, Symbol>) -> Self {
+        Bindings(symbols.values().map(|s| Some(s.min)).collect())
+    }
+}
+
+impl From<i64> for Dim {
+    fn from(value: i64) -> Self {
+        Dim(Repr::Const(value))
+    }
+}
+
+impl From<SymbolId> for Dim {
+    fn from(symbol: SymbolId) -> Self {
+        Dim::atom(Atom::Symbol(symbol))
+    }
+}
+
+impl Dim {
+    fn atom(atom: Atom) -> Self {
+        Dim(Repr::Sum(Arc::new(Sum { terms: vec![Term { product: vec![atom], factor: 1 }], constant: 0 })))
+    }
+
+    fn from_terms(mut terms: Vec<Term>, constant: i64) -> Self {
+        terms.sort_by(|a, b| a.product.cmp(&b.product));
+        let mut merged: Vec<Term> = Vec::with_capacity(terms.len());
+        for term in terms {
+            match merged.last_mut() {
+                Some(last) if last.product == term.product => {
+                    last.factor = last.factor.saturating_add(term.factor);
+                }
+                _ => merged.push(term),
+            }
+        }
+        merged.retain(|t| t.factor != 0);
+        if merged.is_empty() {
+            Dim(Repr::Const(constant))
+        } else {
+            Dim(Repr::Sum(Arc::new(Sum { terms: merged, constant })))
+        }
+    }
+
+    /// The terms and the constant of the polynomial.
+    fn parts(&self) -> (&[Term], i64) {
+        match &self.0 {
+            Repr::Const(c) => (&[], *c),
+            Repr::Sum(s) => (&s.terms, s.constant),
+        }
+    }
+
+    /// The value, if the expression is a constant.
+    pub fn as_const(&self) -> Option<i64> {
+        match self.0 {
+            Repr::Const(c) => Some(c),
+            Repr::Sum(_) => None,
+        }
+    }
+
+    /// The symbol, if the expression is exactly one symbol.
+    pub fn as_symbol(&self) -> Option<SymbolId> {
+        match self.parts() {
+            ([Term { product, factor: 1 }], 0) => match product.as_slice() {
+                [Atom::Symbol(s)] => Some(*s),
+                _ => None,
+            },
+            _ => None,
+        }
+    }
+
+    /// `self / divisor` when the division is exact as a polynomial: `divisor` is a nonzero constant that
+    /// divides every coefficient, or a single product that divides every term.
+    pub fn exact_div(&self, divisor: &Dim) -> Option<Dim> {
+        if self == divisor && divisor.as_const() != Some(0) {
+            return Some(Dim::from(1));
+        }
+        let (terms, constant) = self.parts();
+        let (product, factor) = match divisor.parts() {
+            ([], c) => (&[][..], c),
+            ([t], 0) => (t.product.as_slice(), t.factor),
+            _ => return None,
+        };
+        if factor == 0 || constant.checked_rem(factor)? != 0 || (constant != 0 && !product.is_empty()) {
+            return None;
+        }
+        let mut out = Vec::with_capacity(terms.len());
+        for t in terms {
+            if t.factor.checked_rem(factor)? != 0 {
+                return None;
+            }
+            out.push(Term { product: remove_all(&t.product, product)?, factor: t.factor / factor });
+        }
+        Some(Dim::from_terms(out, constant / factor))
+    }
+
+    /// `floor(self / divisor)`. Division by the constant 0 stays as an expression that has no value.
+    pub fn floor_div(&self, divisor: &Dim) -> Dim {
+        if let Some(exact) = self.exact_div(divisor) {
+            return exact;
+        }
+        match (self.as_const(), divisor.as_const()) {
+            (Some(a), Some(b)) if b != 0 => Dim::from(floor_div(a, b)),
+            _ => Dim::atom(Atom::FloorDiv(self.clone(), divisor.clone())),
+        }
+    }
+
+    /// `self mod divisor` with the sign of the divisor.
+    pub fn modulo(&self, divisor: &Dim) -> Dim {
+        if self.exact_div(divisor).is_some() {
+            return Dim::from(0);
+        }
+        match (self.as_const(), divisor.as_const()) {
+            (Some(a), Some(b)) if b != 0 => Dim::from(floor_mod(a, b)),
+            _ => Dim::atom(Atom::Mod(self.clone(), divisor.clone())),
+        }
+    }
+
+    /// The larger of two expressions.
+    pub fn max_with(&self, other: &Dim) -> Dim {
+        match ((self.clone() - other.clone()).as_const(), self <= other) {
+            (Some(d), _) => if d >= 0 { self.clone() } else { other.clone() },
+            (None, true) => Dim::atom(Atom::Max(self.clone(), other.clone())),
+            (None, false) => Dim::atom(Atom::Max(other.clone(), self.clone())),
+        }
+    }
+
+    /// The smaller of two expressions.
+    pub fn min_with(&self, other: &Dim) -> Dim {
+        match ((self.clone() - other.clone()).as_const(), self <= other) {
+            (Some(d), _) => if d <= 0 { self.clone() } else { other.clone() },
+            (None, true) => Dim::atom(Atom::Min(self.clone(), other.clone())),
+            (None, false) => Dim::atom(Atom::Min(other.clone(), self.clone())),
+        }
+    }
+
+    /// The value under a binding; `None` if a symbol is unbound, a divisor is zero or `i64` overflows.
+    pub fn eval(&self, bindings: &Bindings) -> Option<i64> {
+        let (terms, constant) = self.parts();
+        let mut sum = constant;
+        for t in terms {
+            let mut value = t.factor;
+            for atom in &t.product {
+                value = value.checked_mul(atom.eval(bindings)?)?;
+            }
+            sum = sum.checked_add(value)?;
+        }
+        Some(sum)
+    }
+
+    /// Inclusive bounds over all values of the symbols within their own bounds, by interval arithmetic:
+    /// never too narrow, possibly too wide.
+    pub fn bounds(&self, symbols: &Table<SymbolId, Symbol>) -> (i64, i64) {
+        let (terms, constant) = self.parts();
+        let mut sum = (constant, constant);
+        for t in terms {
+            let mut range = (t.factor, t.factor);
+            for atom in &t.product {
+                range = mul_range(range, atom.bounds(symbols));
+            }
+            sum = (sum.0.saturating_add(range.0), sum.1.saturating_add(range.1));
+        }
+        sum
+    }
+
+    /// The largest value over all values of the symbols (see [`bounds`](Self::bounds)).
+    pub fn upper(&self, symbols: &Table<SymbolId, Symbol>) -> i64 {
+        self.bounds(symbols).1
+    }
+
+    /// Whether `self <= other` holds for all values of the symbols, as far as interval arithmetic shows.
+    pub fn provably_le(&self, other: &Dim, symbols: &Table<SymbolId, Symbol>) -> bool {
+        (other.clone() - self.clone()).bounds(symbols).0 >= 0
+    }
+
+    /// Whether every value of the expression is a multiple of `divisor`, as far as the coefficients show.
+    pub fn divisible_by(&self, divisor: i64) -> bool {
+        self.exact_div(&Dim::from(divisor)).is_some()
+    }
+
+    /// The symbols that occur, each once, in ascending order.
+    pub fn symbols(&self) -> Vec<SymbolId> {
+        let mut out = Vec::new();
+        self.visit_symbols(&mut out);
+        out.sort_unstable();
+        out.dedup();
+        out
+    }
+
+    fn visit_symbols(&self, out: &mut Vec<SymbolId>) {
+        for atom in self.parts().0.iter().flat_map(|t| &t.product) {
+            match atom {
+                Atom::Symbol(s) => out.push(*s),
+                Atom::FloorDiv(a, b) | Atom::Mod(a, b) | Atom::Max(a, b) | Atom::Min(a, b) => {
+                    a.visit_symbols(out);
+                    b.visit_symbols(out);
+                }
+            }
+        }
+    }
+
+    /// The expression with every symbol replaced by what `map` gives for it.
+    pub fn substitute(&self, map: &impl Fn(SymbolId) -> Dim) -> Dim {
+        let (terms, constant) = self.parts();
+        let mut sum = Dim::from(constant);
+        for t in terms {
+            let mut value = Dim::from(t.factor);
+            for atom in &t.product {
+                value = value
+                    * match atom {
+                        Atom::Symbol(s) => map(*s),
+                        Atom::FloorDiv(a, b) => a.substitute(map).floor_div(&b.substitute(map)),
+                        Atom::Mod(a, b) => a.substitute(map).modulo(&b.substitute(map)),
+                        Atom::Max(a, b) => a.substitute(map).max_with(&b.substitute(map)),
+                        Atom::Min(a, b) => a.substitute(map).min_with(&b.substitute(map)),
+                    };
+            }
+            sum = sum + value;
+        }
+        sum
+    }
+
+    /// Displays the expression with the names of its symbols: `4*tokens + 1`, `div(tokens, 2)`.
+    pub fn display<'a>(&'a self, symbols: &'a Table<SymbolId, Symbol>) -> DisplayDim<'a> {
+        DisplayDim { dim: self, symbols }
+    }
+}
+
+impl Atom {
+    fn eval(&self, bindings: &Bindings) -> Option<i64> {
+        Some(match self {
+            Atom::Symbol(s) => bindings.get(*s)?,
+            Atom::FloorDiv(a, b) => checked_floor_div(a.eval(bindings)?, b.eval(bindings)?)?,
+            Atom::Mod(a, b) => checked_floor_mod(a.eval(bindings)?, b.eval(bindings)?)?,
+            Atom::Max(a, b) => a.eval(bindings)?.max(b.eval(bindings)?),
+            Atom::Min(a, b) => a.eval(bindings)?.min(b.eval(bindings)?),
+        })
+    }
+
+    fn bounds(&self, symbols: &Table<SymbolId, Symbol>) -> (i64, i64) {
+        match self {
+            Atom::Symbol(s) => symbols.get(*s).map_or((i64::MIN, i64::MAX), |s| (s.min, s.max)),
+            Atom::Max(a, b) => {
+                let (a, b) = (a.bounds(symbols), b.bounds(symbols));
+                (a.0.max(b.0), a.1.max(b.1))
+            }
+            Atom::Min(a, b) => {
+                let (a, b) = (a.bounds(symbols), b.bounds(symbols));
+                (a.0.min(b.0), a.1.min(b.1))
+            }
+            Atom::FloorDiv(a, b) => {
+                let (a, b) = (a.bounds(symbols), b.bounds(symbols));
+                if b.0 <= 0 {
+                    return (i64::MIN, i64::MAX);
+                }
+                let ends = [a.0, a.1].map(|x| [floor_div(x, b.0), floor_div(x, b.1)]);
+                (ends[0][0].min(ends[0][1]), ends[1][0].max(ends[1][1]))
+            }
+            Atom::Mod(_, b) => {
+                let b = b.bounds(symbols);
+                if b.0 <= 0 { (i64::MIN, i64::MAX) } else { (0, b.1 - 1) }
+            }
+        }
+    }
+}
+
+fn floor_div(a: i64, b: i64) -> i64 {
+    checked_floor_div(a, b).unwrap_or(i64::MAX)
+}
+
+fn floor_mod(a: i64, b: i64) -> i64 {
+    checked_floor_mod(a, b).unwrap_or(0)
+}
+
+fn checked_floor_div(a: i64, b: i64) -> Option<i64> {
+    let q = a.checked_div(b)?;
+    Some(if a % b != 0 && (a < 0) != (b < 0) { q - 1 } else { q })
+}
+
+fn checked_floor_mod(a: i64, b: i64) -> Option<i64> {
+    let r = a.checked_rem(b)?;
+    Some(if r != 0 && (r < 0) != (b < 0) { r + b } else { r })
+}
+
+fn mul_range(a: (i64, i64), b: (i64, i64)) -> (i64, i64) {
+    let ends = [
+        a.0.saturating_mul(b.0),
+        a.0.saturating_mul(b.1),
+        a.1.saturating_mul(b.0),
+        a.1.saturating_mul(b.1),
+    ];
+    (ends.into_iter().min().unwrap_or(0), ends.into_iter().max().unwrap_or(0))
+}
+
+/// `from` without one occurrence of each atom in `what`; `None` if one is missing. Both are sorted.
+fn remove_all(from: &[Atom], what: &[Atom]) -> Option<Vec<Atom>> {
+    let mut rest = from.to_vec();
+    for atom in what {
+        let at = rest.binary_search(atom).ok()?;
+        rest.remove(at);
+    }
+    Some(rest)
+}
+
+impl Add for Dim {
+    type Output = Dim;
+    fn add(self, other: Dim) -> Dim {
+        if let (Some(a), Some(b)) = (self.as_const(), other.as_const()) {
+            return Dim::from(a.saturating_add(b));
+        }
+        let (a, b) = (self.parts(), other.parts());
+        Dim::from_terms([a.0, b.0].concat(), a.1.saturating_add(b.1))
+    }
+}
+
+impl Sub for Dim {
+    type Output = Dim;
+    fn sub(self, other: Dim) -> Dim {
+        self + other * Dim::from(-1)
+    }
+}
+
+impl Mul for Dim {
+    type Output = Dim;
+    fn mul(self, other: Dim) -> Dim {
+        if let (Some(a), Some(b)) = (self.as_const(), other.as_const()) {
+            return Dim::from(a.saturating_mul(b));
+        }
+        let (a, b) = (self.parts(), other.parts());
+        let scaled = |terms: &[Term], by: i64| -> Vec<Term> {
+            terms
+                .iter()
+                .map(|t| Term { product: t.product.clone(), factor: t.factor.saturating_mul(by) })
+                .collect()
+        };
+        let mut terms = [scaled(a.0, b.1), scaled(b.0, a.1)].concat();
+        for x in a.0 {
+            for y in b.0 {
+                let mut product = [x.product.as_slice(), y.product.as_slice()].concat();
+                product.sort();
+                terms.push(Term { product, factor: x.factor.saturating_mul(y.factor) });
+            }
+        }
+        Dim::from_terms(terms, a.1.saturating_mul(b.1))
+    }
+}
+
+/// See [`Dim::display`].
+pub struct DisplayDim<'a> {
+    dim: &'a Dim,
+    symbols: &'a Table<SymbolId, Symbol>,
+}
+
+impl fmt::Display for DisplayDim<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write_dim(f, self.dim, &|s, f| match self.symbols.get(s) {
+            Some(symbol) => f.write_str(&symbol.name),
+            None => write!(f, "{s}"),
+        })
+    }
+}
+
+impl fmt::Debug for Dim {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write_dim(f, self, &|s, f| write!(f, "{s}"))
+    }
+}
+
+type WriteSymbol<'a> = dyn Fn(SymbolId, &mut fmt::Formatter<'_>) -> fmt::Result + 'a;
+
+fn write_dim(f: &mut fmt::Formatter<'_>, dim: &Dim, symbol: &WriteSymbol<'_>) -> fmt::Result {
+    let (terms, constant) = dim.parts();
+    if terms.is_empty() {
+        return write!(f, "{constant}");
+    }
+    for (i, t) in terms.iter().enumerate() {
+        match (i, t.factor < 0) {
+            (0, false) => {}
+            (0, true) => f.write_str("-")?,
+            (_, false) => f.write_str(" + ")?,
+            (_, true) => f.write_str(" - ")?,
+        }
+        if t.factor.unsigned_abs() != 1 {
+            write!(f, "{}*", t.factor.unsigned_abs())?;
+        }
+        for (j, atom) in t.product.iter().enumerate() {
+            if j > 0 {
+                f.write_str("*")?;
+            }
+            let (name, a, b) = match atom {
+                Atom::Symbol(s) => {
+                    symbol(*s, f)?;
+                    continue;
+                }
+                Atom::FloorDiv(a, b) => ("div", a, b),
+                Atom::Mod(a, b) => ("mod", a, b),
+                Atom::Max(a, b) => ("max", a, b),
+                Atom::Min(a, b) => ("min", a, b),
+            };
+            write!(f, "{name}(")?;
+            write_dim(f, a, symbol)?;
+            f.write_str(", ")?;
+            write_dim(f, b, symbol)?;
+            f.write_str(")")?;
+        }
+    }
+    match constant {
+        0 => Ok(()),
+        c if c < 0 => write!(f, " - {}", c.unsigned_abs()),
+        c => write!(f, " + {c}"),
+    }
+}

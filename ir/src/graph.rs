@@ -1,0 +1,287 @@
+//! The program: values, nodes, inputs, outputs, symbols and groups.
+//!
+//! Nodes stand in program order, which is a topological order: a node's operands are inputs or results of
+//! earlier nodes. The numbered invariants are in [`crate::verify`].
+
+use std::sync::Arc;
+
+use indexmap::IndexMap;
+use petgraph::graph::DiGraph;
+
+use crate::dim::SymbolId;
+use crate::entity::Table;
+use crate::op::Op;
+use crate::tensor::Tensor;
+use crate::types::Type;
+
+crate::entity!(
+    /// A value of a graph: an input or a result of a node.
+    ValueId,
+    "%v"
+);
+crate::entity!(
+    /// A node of a graph.
+    NodeId,
+    "n"
+);
+crate::entity!(
+    /// A group of ranks.
+    GroupId,
+    "@g"
+);
+crate::entity!(
+    /// An input of a graph, in the order in which callers pass them.
+    InputId,
+    "in"
+);
+crate::entity!(
+    /// A registered custom op.
+    CustomId,
+    "custom"
+);
+
+/// A symbol: an integer between `min` and `max`, both included, fixed for one run.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Symbol {
+    /// A unique name, an identifier.
+    pub name: String,
+    /// The smallest value, at least 0.
+    pub min: i64,
+    /// The largest value.
+    pub max: i64,
+    /// The name in the file that the program came from, if it is another.
+    pub alias: Option<String>,
+}
+
+/// Who belongs together in a group. Every rank belongs to exactly one cell, all cells have one size.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Members {
+    /// All ranks.
+    World,
+    /// A partition of the ranks; the position within a cell is the rank within the group.
+    Cells(Vec<Vec<u32>>),
+}
+
+/// A group of ranks.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Group {
+    /// A unique name.
+    pub name: String,
+    /// Its members.
+    pub members: Members,
+}
+
+/// What an input is to its caller.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum InputKind {
+    /// Given anew for each run.
+    Argument,
+    /// Given once, before the first run: a weight or a buffer, possibly another on each rank.
+    Parameter,
+    /// Part of the program.
+    Constant,
+}
+
+/// An input of a graph.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Input {
+    /// The value it defines.
+    pub value: ValueId,
+    /// What it is to the caller.
+    pub kind: InputKind,
+    /// The name under which weights are stored (`l.0.qkv.weight`); empty for arguments without one.
+    pub source: String,
+    /// The data of a constant.
+    pub data: Option<Arc<Tensor>>,
+}
+
+/// Where the value of an output goes.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum OutputKind {
+    /// To the caller.
+    Returned,
+    /// Into an input, whose next run sees it.
+    Mutates(InputId),
+}
+
+/// An output of a graph.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Output {
+    /// The value.
+    pub value: ValueId,
+    /// Where it goes.
+    pub kind: OutputKind,
+}
+
+/// Who defines a value.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Def {
+    /// An input.
+    Input(InputId),
+    /// The `usize`-th result of a node.
+    Node(NodeId, usize),
+}
+
+/// A value.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Value {
+    /// A unique name, an identifier that may contain dots.
+    pub name: String,
+    /// Its type.
+    pub ty: Type,
+    /// Who defines it.
+    pub def: Def,
+}
+
+/// A node.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Node {
+    /// What it computes.
+    pub op: Op,
+    /// Its operands.
+    pub inputs: Vec<ValueId>,
+    /// Its results, at least one.
+    pub outputs: Vec<ValueId>,
+}
+
+/// The signature of a custom op.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct CustomOp {
+    /// A unique name, `namespace::op`.
+    pub name: String,
+    /// Positions of the operands that must lie in the symmetric arena.
+    pub symmetric_operands: Vec<usize>,
+    /// Positions of the results that must lie in the symmetric arena.
+    pub symmetric_results: Vec<usize>,
+    /// The group whose peers it touches, if it touches any; such an op keeps entry, meets and exit.
+    pub group: Option<GroupId>,
+}
+
+/// A tensor program that every rank runs.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Graph {
+    /// The name of the program.
+    pub name: String,
+    /// The number of ranks; `None` while the program leaves it open.
+    pub ranks: Option<u32>,
+    /// The symbols of its dims.
+    pub symbols: Table<SymbolId, Symbol>,
+    /// The groups of its collectives.
+    pub groups: Table<GroupId, Group>,
+    /// The registered custom ops.
+    pub customs: Table<CustomId, CustomOp>,
+    /// The inputs.
+    pub inputs: Table<InputId, Input>,
+    /// All values.
+    pub values: Table<ValueId, Value>,
+    /// All nodes, in program order.
+    pub nodes: Table<NodeId, Node>,
+    /// The outputs.
+    pub outputs: Vec<Output>,
+}
+
+impl Graph {
+    /// An empty graph.
+    pub fn new(name: impl Into<String>) -> Self {
+        Graph { name: name.into(), ..Graph::default() }
+    }
+
+    /// Adds an input and its value.
+    pub fn add_input(
+        &mut self,
+        kind: InputKind,
+        name: impl Into<String>,
+        source: impl Into<String>,
+        ty: Type,
+        data: Option<Arc<Tensor>>,
+    ) -> ValueId {
+        let id = <InputId as crate::entity::Entity>::new(self.inputs.len());
+        let value = self.values.push(Value { name: name.into(), ty, def: Def::Input(id) });
+        self.inputs.push(Input { value, kind, source: source.into(), data });
+        value
+    }
+
+    /// Adds a node with results of these names and types; returns the node.
+    pub fn add_node(&mut self, op: Op, inputs: Vec<ValueId>, results: Vec<(String, Type)>) -> NodeId {
+        let id = <NodeId as crate::entity::Entity>::new(self.nodes.len());
+        let outputs = results
+            .into_iter()
+            .enumerate()
+            .map(|(i, (name, ty))| self.values.push(Value { name, ty, def: Def::Node(id, i) }))
+            .collect();
+        self.nodes.push(Node { op, inputs, outputs })
+    }
+
+    /// The type of a value.
+    pub fn ty(&self, value: ValueId) -> &Type {
+        &self.values[value].ty
+    }
+
+    /// The name of a value, without the leading `%`.
+    pub fn name_of(&self, value: ValueId) -> &str {
+        &self.values[value].name
+    }
+
+    /// The name of a node: that of its first result.
+    pub fn node_name(&self, node: NodeId) -> &str {
+        self.nodes[node].outputs.first().map_or("", |&v| self.name_of(v))
+    }
+
+    /// The node that defines a value, if it is not an input.
+    pub fn def_node(&self, value: ValueId) -> Option<NodeId> {
+        match self.values[value].def {
+            Def::Node(n, _) => Some(n),
+            Def::Input(_) => None,
+        }
+    }
+
+    /// The nodes that use each value, in program order, each once.
+    pub fn users(&self) -> Table<ValueId, Vec<NodeId>> {
+        let mut users: Table<ValueId, Vec<NodeId>> = Table::filled(Vec::new(), self.values.len());
+        for (id, node) in self.nodes.iter() {
+            for &v in &node.inputs {
+                if users[v].last() != Some(&id) {
+                    users[v].push(id);
+                }
+            }
+        }
+        users
+    }
+
+    /// The cells of a group: lists of ranks that partition all ranks. `None` while the number of ranks is
+    /// open.
+    pub fn cells(&self, group: GroupId) -> Option<Vec<Vec<u32>>> {
+        match &self.groups[group].members {
+            Members::World => Some(vec![(0..self.ranks?).collect()]),
+            Members::Cells(cells) => Some(cells.clone()),
+        }
+    }
+
+    /// The number of ranks in each cell of a group. `None` while the number of ranks is open.
+    pub fn group_size(&self, group: GroupId) -> Option<u32> {
+        match &self.groups[group].members {
+            Members::World => self.ranks,
+            Members::Cells(cells) => cells.first().map(|c| c.len() as u32),
+        }
+    }
+
+    /// A map from name to value.
+    pub fn values_by_name(&self) -> IndexMap<&str, ValueId> {
+        self.values.iter().map(|(id, v)| (v.name.as_str(), id)).collect()
+    }
+
+    /// The dependence graph: an edge from the node that defines a value to each node that uses it, weighted
+    /// with the value.
+    pub fn dependence(&self) -> DiGraph<NodeId, ValueId> {
+        let mut out = DiGraph::with_capacity(self.nodes.len(), self.nodes.len() * 2);
+        let at: Table<NodeId, _> = self.nodes.keys().map(|n| out.add_node(n)).collect();
+        for (id, node) in self.nodes.iter() {
+            for &v in &node.inputs {
+                if let Some(def) = self.def_node(v) {
+                    out.add_edge(at[def], at[id], v);
+                }
+            }
+        }
+        out
+    }
+}

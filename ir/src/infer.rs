@@ -1,0 +1,487 @@
+//! Result types from an op and its operand types.
+//!
+//! [`check`] is the one place that knows the typing rule of each op: the verifier calls it with the
+//! declared result types, the [`Builder`](crate::Builder) with the ones it is about to declare, and
+//! [`infer`] derives result types where the op fixes them.
+
+use crate::collective::{CollectiveKind, Splits};
+use crate::dim::Dim;
+use crate::op::{BinaryOp, Op, Reduction, UnaryOp};
+use crate::types::{DType, Type};
+
+/// The result types that `op` gives for operands of these types, on groups of `n` ranks. `Ok(None)` if
+/// the op leaves them to be declared.
+///
+/// # Errors
+/// One sentence that says which rule the operands break.
+pub fn infer(op: &Op, operands: &[&Type], n: Option<u32>) -> Result<Option<Vec<Type>>, String> {
+    let one = |ty: Type| Ok(Some(vec![ty]));
+    arity(op, operands.len())?;
+    let x = operands.first().copied();
+    let first = || x.cloned().ok_or_else(|| "it needs an operand".to_string());
+    match op {
+        Op::Full(_) | Op::Iota { .. } | Op::Reshape | Op::Expand | Op::Slice { .. } | Op::Pad { .. }
+        | Op::TopK { .. } | Op::Cast | Op::Opaque { .. } | Op::Custom(_) => Ok(None),
+        Op::Unary(u) => {
+            let mut ty = first()?;
+            unary_operand(*u, ty.dtype)?;
+            if u.is_predicate() {
+                ty.dtype = DType::Bool;
+            }
+            one(ty)
+        }
+        Op::Binary(b) => {
+            same_dtype(&operands[..2])?;
+            let dtype = binary_result(*b, operands[0].dtype)?;
+            one(Type::new(dtype, broadcast(&[&operands[0].shape, &operands[1].shape])?))
+        }
+        Op::BinaryScalar { op, .. } => {
+            let ty = first()?;
+            one(Type::new(binary_result(*op, ty.dtype)?, ty.shape))
+        }
+        Op::Select => {
+            want(operands[0].dtype == DType::Bool, || {
+                format!("the condition must be bool, found {}", operands[0].dtype)
+            })?;
+            same_dtype(&operands[1..])?;
+            let shapes: Vec<&[Dim]> = operands.iter().map(|t| t.shape.as_slice()).collect();
+            one(Type::new(operands[1].dtype, broadcast(&shapes)?))
+        }
+        Op::MatMul => one(matmul(operands[0], operands[1])?),
+        Op::Reduce { op, axes, keep } => {
+            let x = first()?;
+            for (i, &a) in axes.iter().enumerate() {
+                axis_in(a, &x)?;
+                want(i == 0 || axes[i - 1] < a, || "the axes must ascend".into())?;
+            }
+            let dtype = match op {
+                Reduction::Any | Reduction::All => DType::Bool,
+                Reduction::Sum | Reduction::Prod if !x.dtype.is_float() => DType::I64,
+                Reduction::Mean if !x.dtype.is_float() => {
+                    return Err(format!("mean needs a floating-point operand, found {}", x.dtype));
+                }
+                _ => x.dtype,
+            };
+            one(Type::new(dtype, reduced(&x.shape, axes, *keep)))
+        }
+        Op::ArgReduce { axis, keep, .. } => {
+            let x = first()?;
+            axis_in(*axis, &x)?;
+            one(Type::new(DType::I64, reduced(&x.shape, &[*axis], *keep)))
+        }
+        Op::CumSum { axis } => {
+            let mut x = first()?;
+            axis_in(*axis, &x)?;
+            if !x.dtype.is_float() {
+                x.dtype = DType::I64;
+            }
+            one(x)
+        }
+        Op::Softmax { axis, .. } => {
+            let x = first()?;
+            axis_in(*axis, &x)?;
+            float(&x)?;
+            one(x)
+        }
+        Op::RmsNorm { axes, .. } | Op::LayerNorm { axes, .. } => {
+            let x = first()?;
+            float(&x)?;
+            want(*axes >= 1 && *axes <= x.rank(), || {
+                format!("it normalises {axes} axes of an operand with {}", x.rank())
+            })?;
+            let tail = &x.shape[x.rank() - axes..];
+            for w in &operands[1..] {
+                want(w.shape == tail && w.dtype == x.dtype, || {
+                    format!("weight and bias must be {}{tail:?}, found {}{:?}", x.dtype, w.dtype, w.shape)
+                })?;
+            }
+            one(x)
+        }
+        Op::Attention { .. } => one(attention(operands)?),
+        Op::Take { axis } => {
+            let x = first()?;
+            axis_in(*axis, &x)?;
+            integer(operands[1])?;
+            let mut shape = x.shape[..*axis].to_vec();
+            shape.extend(operands[1].shape.iter().cloned());
+            shape.extend(x.shape[axis + 1..].iter().cloned());
+            one(Type::new(x.dtype, shape))
+        }
+        Op::Index { axis } => {
+            let x = first()?;
+            one(Type::new(x.dtype, indexed(&x, &operands[1..], *axis)?))
+        }
+        Op::GatherElements { axis } => {
+            let x = first()?;
+            axis_in(*axis, &x)?;
+            integer(operands[1])?;
+            same_rank(&x, operands[1])?;
+            one(Type::new(x.dtype, operands[1].shape.clone()))
+        }
+        Op::ScatterElements { axis, .. } => {
+            let x = first()?;
+            axis_in(*axis, &x)?;
+            integer(operands[1])?;
+            same_rank(&x, operands[1])?;
+            want(operands[2].shape == operands[1].shape && operands[2].dtype == x.dtype, || {
+                format!("src must be {}{:?}, found {}{:?}", x.dtype, operands[1].shape, operands[2].dtype, operands[2].shape)
+            })?;
+            one(x)
+        }
+        Op::IndexAdd { axis } => {
+            let x = first()?;
+            axis_in(*axis, &x)?;
+            integer(operands[1])?;
+            want(operands[1].rank() == 1, || "the index must have one axis".into())?;
+            let mut src = x.shape.clone();
+            src[*axis] = operands[1].shape[0].clone();
+            want(operands[2].shape == src && operands[2].dtype == x.dtype, || {
+                format!("src must be {}{src:?}, found {}{:?}", x.dtype, operands[2].dtype, operands[2].shape)
+            })?;
+            one(x)
+        }
+        Op::IndexPut { axis, .. } => {
+            let x = first()?;
+            let at = indexed(&x, &operands[2..], *axis)?;
+            want(operands[1].dtype == x.dtype && broadcast(&[&operands[1].shape, &at])? == at, || {
+                format!("src must broadcast to {}{at:?}, found {}{:?}", x.dtype, operands[1].dtype, operands[1].shape)
+            })?;
+            one(x)
+        }
+        Op::Sort { axis, .. } => {
+            let x = first()?;
+            axis_in(*axis, &x)?;
+            let positions = Type::new(DType::I64, x.shape.clone());
+            Ok(Some(vec![x, positions]))
+        }
+        Op::Concat { axis } => {
+            let x = first()?;
+            axis_in(*axis, &x)?;
+            same_dtype(operands)?;
+            let mut shape = x.shape.clone();
+            for y in &operands[1..] {
+                same_rank(&x, y)?;
+                for (a, d) in shape.iter_mut().enumerate() {
+                    if a == *axis {
+                        *d = d.clone() + y.shape[a].clone();
+                    } else {
+                        want(*d == y.shape[a], || format!("extents of axis {a} differ: {d:?} and {:?}", y.shape[a]))?;
+                    }
+                }
+            }
+            one(Type::new(x.dtype, shape))
+        }
+        Op::Permute { perm } => {
+            let x = first()?;
+            let mut seen = perm.clone();
+            seen.sort_unstable();
+            want(seen.iter().copied().eq(0..x.rank()), || {
+                format!("{perm:?} is no permutation of {} axes", x.rank())
+            })?;
+            one(Type::new(x.dtype, perm.iter().map(|&p| x.shape[p].clone()).collect::<Vec<_>>()))
+        }
+        Op::Copy => one(first()?),
+        Op::Collective(c) => collective(&c.kind, operands, n).map(Some),
+    }
+}
+
+/// Checks declared result types against the op and its operands.
+///
+/// # Errors
+/// One sentence that says which rule is broken, with what was found and what was expected.
+pub fn check(op: &Op, operands: &[&Type], results: &[&Type], n: Option<u32>) -> Result<(), String> {
+    if let Some(expected) = infer(op, operands, n)? {
+        want(expected.len() == results.len(), || {
+            format!("it gives {} results, found {}", expected.len(), results.len())
+        })?;
+        for (e, r) in expected.iter().zip(results) {
+            want(e == *r, || format!("the result must be {}{:?}, found {}{:?}", e.dtype, e.shape, r.dtype, r.shape))?;
+        }
+        return Ok(());
+    }
+    if matches!(op, Op::Opaque { .. } | Op::Custom(_)) {
+        return want(!results.is_empty(), || "it needs a result".into());
+    }
+    let count = if matches!(op, Op::TopK { .. }) { 2 } else { 1 };
+    want(results.len() == count, || format!("it gives {count} results, found {}", results.len()))?;
+    let r = results[0];
+    let same = |x: &Type| {
+        want(x.dtype == r.dtype, || format!("the result must be {}, found {}", x.dtype, r.dtype))
+    };
+    match op {
+        Op::Full(_) => Ok(()),
+        Op::Iota { .. } => want(r.rank() == 1 && r.dtype != DType::Bool, || {
+            "the result must have one axis and a number type".into()
+        }),
+        Op::Cast => want(operands[0].shape == r.shape, || {
+            format!("the shape must stay {:?}, found {:?}", operands[0].shape, r.shape)
+        }),
+        Op::Reshape => {
+            same(operands[0])?;
+            want(operands[0].numel() == r.numel(), || {
+                format!("{:?} elements do not fit {:?}", operands[0].numel(), r.shape)
+            })
+        }
+        Op::Expand => {
+            same(operands[0])?;
+            want(broadcast(&[&operands[0].shape, &r.shape]).as_deref() == Ok(&r.shape), || {
+                format!("{:?} does not expand to {:?}", operands[0].shape, r.shape)
+            })
+        }
+        Op::Slice { axis, step, .. } => {
+            same(operands[0])?;
+            axis_in(*axis, operands[0])?;
+            same_rank(operands[0], r)?;
+            want(*step >= 1, || format!("the step must be at least 1, found {step}"))?;
+            same_but(operands[0], r, *axis)
+        }
+        Op::Pad { low, .. } => {
+            same(operands[0])?;
+            same_rank(operands[0], r)?;
+            want(low.len() == r.rank(), || format!("it pads {} axes of {}", low.len(), r.rank()))
+        }
+        Op::TopK { axis, .. } => {
+            same(operands[0])?;
+            axis_in(*axis, operands[0])?;
+            same_rank(operands[0], r)?;
+            same_but(operands[0], r, *axis)?;
+            want(results[1].dtype == DType::I64 && results[1].shape == r.shape, || {
+                format!("the positions must be i64{:?}, found {}{:?}", r.shape, results[1].dtype, results[1].shape)
+            })
+        }
+        _ => Ok(()),
+    }
+}
+
+/// The shape that these shapes broadcast to.
+///
+/// # Errors
+/// The first two extents that do not agree.
+pub fn broadcast(shapes: &[&[Dim]]) -> Result<Vec<Dim>, String> {
+    let rank = shapes.iter().map(|s| s.len()).max().unwrap_or(0);
+    let mut out = vec![Dim::from(1); rank];
+    for shape in shapes {
+        for (d, o) in shape.iter().rev().zip(out.iter_mut().rev()) {
+            if o.as_const() == Some(1) {
+                *o = d.clone();
+            } else if d.as_const() != Some(1) && d != o {
+                return Err(format!("the extents {o:?} and {d:?} do not broadcast"));
+            }
+        }
+    }
+    Ok(out)
+}
+
+fn want(holds: bool, message: impl FnOnce() -> String) -> Result<(), String> {
+    if holds { Ok(()) } else { Err(message()) }
+}
+
+fn arity(op: &Op, found: usize) -> Result<(), String> {
+    let (min, max) = match op {
+        Op::Full(_) | Op::Iota { .. } => (0, 0),
+        Op::Binary(_) | Op::MatMul | Op::Take { .. } | Op::GatherElements { .. } => (2, 2),
+        Op::Select | Op::ScatterElements { .. } | Op::IndexAdd { .. } => (3, 3),
+        Op::RmsNorm { .. } => (1, 2),
+        Op::LayerNorm { .. } => (1, 3),
+        Op::Attention { .. } => (3, 4),
+        Op::Index { .. } => (2, usize::MAX),
+        Op::IndexPut { .. } => (3, usize::MAX),
+        Op::Concat { .. } => (1, usize::MAX),
+        Op::Opaque { .. } | Op::Custom(_) => (0, usize::MAX),
+        Op::Collective(c) if c.kind == CollectiveKind::AllToAll(Splits::Device) => (2, 2),
+        _ => (1, 1),
+    };
+    want((min..=max).contains(&found), || match (min == max, max) {
+        (true, _) => format!("it takes {min} operands, found {found}"),
+        (false, usize::MAX) => format!("it takes at least {min} operands, found {found}"),
+        _ => format!("it takes {min} to {max} operands, found {found}"),
+    })
+}
+
+fn axis_in(axis: usize, x: &Type) -> Result<(), String> {
+    want(axis < x.rank(), || format!("axis {axis} of an operand with {} axes", x.rank()))
+}
+
+fn same_rank(x: &Type, y: &Type) -> Result<(), String> {
+    want(x.rank() == y.rank(), || format!("expected {} axes, found {}", x.rank(), y.rank()))
+}
+
+fn same_but(x: &Type, r: &Type, axis: usize) -> Result<(), String> {
+    for a in (0..x.rank()).filter(|&a| a != axis) {
+        want(x.shape[a] == r.shape[a], || {
+            format!("the extent of axis {a} must stay {:?}, found {:?}", x.shape[a], r.shape[a])
+        })?;
+    }
+    Ok(())
+}
+
+fn same_dtype(operands: &[&Type]) -> Result<(), String> {
+    for y in operands.iter().skip(1) {
+        want(y.dtype == operands[0].dtype, || {
+            format!("the dtypes differ: {} and {}", operands[0].dtype, y.dtype)
+        })?;
+    }
+    Ok(())
+}
+
+fn float(x: &Type) -> Result<(), String> {
+    want(x.dtype.is_float(), || format!("it needs a floating-point operand, found {}", x.dtype))
+}
+
+fn integer(x: &Type) -> Result<(), String> {
+    want(matches!(x.dtype, DType::I32 | DType::I64 | DType::U8), || {
+        format!("an index must be an integer tensor, found {}", x.dtype)
+    })
+}
+
+fn unary_operand(op: UnaryOp, dtype: DType) -> Result<(), String> {
+    use UnaryOp::*;
+    let fits = match op {
+        Not => !dtype.is_float(),
+        Neg | Abs | Sign | Relu => dtype != DType::Bool,
+        _ => dtype.is_float(),
+    };
+    want(fits, || format!("{op} is not defined on {dtype}"))
+}
+
+fn binary_result(op: BinaryOp, dtype: DType) -> Result<DType, String> {
+    use BinaryOp::*;
+    let fits = match op {
+        And | Or | Xor => !dtype.is_float(),
+        Div => dtype.is_float(),
+        _ if op.is_comparison() => true,
+        Max | Min => true,
+        _ => dtype != DType::Bool,
+    };
+    want(fits, || format!("{op} is not defined on {dtype}"))?;
+    Ok(if op.is_comparison() { DType::Bool } else { dtype })
+}
+
+fn reduced(shape: &[Dim], axes: &[usize], keep: bool) -> Vec<Dim> {
+    shape
+        .iter()
+        .enumerate()
+        .filter_map(|(a, d)| match (axes.contains(&a), keep) {
+            (false, _) => Some(d.clone()),
+            (true, true) => Some(Dim::from(1)),
+            (true, false) => None,
+        })
+        .collect()
+}
+
+fn matmul(x: &Type, y: &Type) -> Result<Type, String> {
+    same_dtype(&[x, y])?;
+    want(x.rank() >= 2 && y.rank() >= 2, || {
+        format!("both operands need two axes or more, found {} and {}", x.rank(), y.rank())
+    })?;
+    let (bx, mx) = x.shape.split_at(x.rank() - 2);
+    let (by, my) = y.shape.split_at(y.rank() - 2);
+    want(mx[1] == my[0], || format!("the inner extents differ: {:?} and {:?}", mx[1], my[0]))?;
+    let mut shape = broadcast(&[bx, by])?;
+    shape.extend([mx[0].clone(), my[1].clone()]);
+    Ok(Type::new(x.dtype, shape))
+}
+
+fn attention(operands: &[&Type]) -> Result<Type, String> {
+    let (q, k, v) = (operands[0], operands[1], operands[2]);
+    same_dtype(&operands[..3])?;
+    float(q)?;
+    same_rank(q, k)?;
+    same_rank(q, v)?;
+    let r = q.rank();
+    want(r >= 3, || format!("q, k and v need three axes or more, found {r}"))?;
+    let same = |a: &Dim, b: &Dim, what: &str| want(a == b, || format!("{what} differ: {a:?} and {b:?}"));
+    for a in 0..r - 3 {
+        same(&q.shape[a], &k.shape[a], "the batch extents of q and k")?;
+        same(&q.shape[a], &v.shape[a], "the batch extents of q and v")?;
+    }
+    same(&k.shape[r - 3], &v.shape[r - 3], "the heads of k and v")?;
+    want(q.shape[r - 3].exact_div(&k.shape[r - 3]).is_some(), || {
+        format!("the heads of k, {:?}, do not divide those of q, {:?}", k.shape[r - 3], q.shape[r - 3])
+    })?;
+    same(&q.shape[r - 1], &k.shape[r - 1], "the inner extents of q and k")?;
+    same(&k.shape[r - 2], &v.shape[r - 2], "the lengths of k and v")?;
+    if let Some(mask) = operands.get(3) {
+        want(mask.dtype == DType::Bool || mask.dtype.is_float(), || {
+            format!("the mask must be bool or floating-point, found {}", mask.dtype)
+        })?;
+        let mut scores = q.shape[..r - 1].to_vec();
+        scores.push(k.shape[r - 2].clone());
+        want(broadcast(&[&mask.shape, &scores])? == scores, || {
+            format!("the mask {:?} does not broadcast to {scores:?}", mask.shape)
+        })?;
+    }
+    let mut shape = q.shape.clone();
+    shape[r - 1] = v.shape[r - 1].clone();
+    Ok(Type::new(q.dtype, shape))
+}
+
+/// The shape of `x` indexed by `indices` from `axis` on.
+fn indexed(x: &Type, indices: &[&Type], axis: usize) -> Result<Vec<Dim>, String> {
+    want(axis + indices.len() <= x.rank(), || {
+        format!("{} indices from axis {axis} on an operand with {} axes", indices.len(), x.rank())
+    })?;
+    for i in indices {
+        integer(i)?;
+    }
+    let shapes: Vec<&[Dim]> = indices.iter().map(|t| t.shape.as_slice()).collect();
+    let mut shape = x.shape[..axis].to_vec();
+    shape.extend(broadcast(&shapes)?);
+    shape.extend(x.shape[axis + indices.len()..].iter().cloned());
+    Ok(shape)
+}
+
+fn collective(kind: &CollectiveKind, operands: &[&Type], n: Option<u32>) -> Result<Vec<Type>, String> {
+    let x = operands[0];
+    let leading = |what: &str| {
+        x.shape.first().cloned().ok_or_else(|| format!("{what} needs an operand with an axis"))
+    };
+    let ranks = || n.map(|n| Dim::from(i64::from(n))).ok_or("the number of ranks is open".to_string());
+    let with_leading = |d: Dim| {
+        let mut ty = x.clone();
+        ty.shape[0] = d;
+        ty
+    };
+    let piece = |what: &str| -> Result<Dim, String> {
+        let (d, n) = (leading(what)?, ranks()?);
+        d.exact_div(&n).ok_or_else(|| format!("the leading extent {d:?} is not a multiple of {n:?} ranks"))
+    };
+    Ok(match kind {
+        CollectiveKind::AllReduce(_) => {
+            want(x.dtype != DType::Bool, || "it is not defined on bool".into())?;
+            vec![x.clone()]
+        }
+        CollectiveKind::AllGather => vec![with_leading(leading("all_gather")? * ranks()?)],
+        CollectiveKind::ReduceScatter(_) => {
+            want(x.dtype != DType::Bool, || "it is not defined on bool".into())?;
+            vec![with_leading(piece("reduce_scatter")?)]
+        }
+        CollectiveKind::AllToAll(Splits::Even) => {
+            piece("all_to_all")?;
+            vec![x.clone()]
+        }
+        CollectiveKind::AllToAll(Splits::Device) => {
+            leading("all_to_all")?;
+            let splits = Type::new(DType::I64, vec![ranks()?]);
+            want(*operands[1] == splits, || {
+                format!("the split sizes must be i64{:?}, found {}{:?}", splits.shape, operands[1].dtype, operands[1].shape)
+            })?;
+            vec![x.clone(), splits]
+        }
+        CollectiveKind::Broadcast { root } => {
+            want(n.is_none_or(|n| *root < n), || format!("root {root} is not in a group of {n:?} ranks"))?;
+            vec![x.clone()]
+        }
+        CollectiveKind::Permute { pairs } => {
+            for (i, (from, to)) in pairs.iter().enumerate() {
+                want(n.is_none_or(|n| *from < n && *to < n), || {
+                    format!("the pair {from}->{to} is not in a group of {n:?} ranks")
+                })?;
+                want(!pairs[..i].iter().any(|p| p.0 == *from || p.1 == *to), || {
+                    format!("rank {from} sends twice or rank {to} receives twice")
+                })?;
+            }
+            vec![x.clone()]
+        }
+    })
+}

@@ -1,0 +1,32 @@
+//! The intermediate representation of symmc.
+//!
+//! A [`Graph`] is one tensor program in single-assignment form that every rank runs: values with a
+//! [`Type`] (a dtype and symbolic dims), nodes with one [`Op`] of a closed set, and collectives that
+//! are ordinary functional nodes naming their group. This crate also holds what all later stages
+//! share: the [`Variant`]s of the collectives with their [`Contract`]s, the [`machine`] profiles, the
+//! [`layout`] of views, the `.symm` [`text`] form, the [`verify`] pass and the reference [`interp`].
+//!
+//! It knows no other crate of the workspace.
+
+pub mod builder;
+pub mod collective;
+pub mod dim;
+pub mod entity;
+pub mod graph;
+pub mod infer;
+pub mod layout;
+pub mod op;
+pub mod tensor;
+pub mod types;
+
+pub use builder::Builder;
+pub use collective::{Collective, CollectiveKind, Contract, ReduceOp, Splits, Variant};
+pub use dim::{Bindings, Dim, SymbolId};
+pub use entity::Table;
+pub use graph::{
+    CustomOp, CustomId, Def, Graph, Group, GroupId, Input, InputId, InputKind, Members, Node, NodeId,
+    Output, OutputKind, Symbol, Value, ValueId,
+};
+pub use op::{ArgOp, BinaryOp, Op, Reduction, UnaryOp};
+pub use tensor::Tensor;
+pub use types::{DType, Float, Scalar, Type};

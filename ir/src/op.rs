@@ -1,0 +1,203 @@
+//! The closed set of ops.
+//!
+//! Element-wise ops broadcast their operands as NumPy does. Ops whose result shape is a free parameter
+//! (`reshape`, `expand`, `slice`, `full`, `iota`, `topk`, `pad`, opaque and custom ops) take it from the
+//! declared result type; for all others [`crate::infer`] derives it. Axes count from 0 and are never
+//! negative. Every op is pure.
+
+use crate::collective::Collective;
+use crate::dim::Dim;
+use crate::graph::CustomId;
+use crate::types::{Float, Scalar};
+
+/// What a node computes. Operands are written `x`, `y`, … in the order of the node's inputs.
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+#[allow(missing_docs)]
+pub enum Op {
+    /// Every element is the scalar. No operand.
+    Full(Scalar),
+    /// `start + i * step` along the one axis of the result. No operand.
+    Iota { start: i64, step: i64 },
+
+    /// One operand, element by element.
+    Unary(UnaryOp),
+    /// Two operands of one dtype, broadcast.
+    Binary(BinaryOp),
+    /// `x op scalar`, or `scalar op x` when `scalar_left`.
+    BinaryScalar { op: BinaryOp, scalar: Scalar, scalar_left: bool },
+    /// `cond ? x : y`, all three broadcast; `cond` is bool.
+    Select,
+    /// `x` converted to the dtype of the result: floats round to nearest even, float to integer truncates,
+    /// to bool is `x != 0`.
+    Cast,
+
+    /// `x @ y` over the last two axes; leading axes broadcast. Accumulates in f32 (f64 for f64).
+    MatMul,
+    /// Reduction over `axes` (ascending); `keep` leaves them with extent 1.
+    Reduce { op: Reduction, axes: Vec<usize>, keep: bool },
+    /// Index (i64) of the extreme element along `axis`, the first of equals.
+    ArgReduce { op: ArgOp, axis: usize, keep: bool },
+    /// Inclusive running sum along `axis`.
+    CumSum { axis: usize },
+    /// Softmax along `axis`, computed in f32 or wider; its logarithm when `log`.
+    Softmax { axis: usize, log: bool },
+    /// `x / sqrt(mean(x²) + eps)` over the last `axes` axes, computed in f32 or wider; an optional second
+    /// operand of those axes' shape multiplies it. With `round_first` the normalised value is rounded to
+    /// the dtype of the result before the weight multiplies it (Hugging Face), else after (PyTorch).
+    RmsNorm { axes: usize, eps: Float, round_first: bool },
+    /// `(x - mean) / sqrt(var + eps)` over the last `axes` axes, then `* weight`, then `+ bias`: one to
+    /// three operands.
+    LayerNorm { axes: usize, eps: Float },
+    /// Scaled dot-product attention: `q [.., h, l, e]`, `k [.., g, s, e]`, `v [.., g, s, f]`, `g` divides
+    /// `h`; an optional fourth operand is a bool mask (true attends) or a float that is added to the
+    /// scores, and broadcasts to `[.., h, l, s]`. `causal` lets row `i` see columns up to `i`. A row that
+    /// sees nothing is zero.
+    Attention { causal: bool, scale: Float },
+
+    /// `x` indexed along `axis` by an integer tensor of any rank, whose axes replace that axis.
+    Take { axis: usize },
+    /// `x` indexed by several integer tensors that broadcast together, at `axis`, `axis + 1`, …; their
+    /// broadcast axes replace those. Operands: `x`, then the indices.
+    Index { axis: usize },
+    /// `result[i…] = x[i…]` with coordinate `axis` replaced by `y[i…]`.
+    GatherElements { axis: usize },
+    /// `x` with `src[i…]` stored (or combined) at `i…` with coordinate `axis` replaced by `index[i…]`.
+    /// Operands: `x`, `index`, `src`. On equal indices the last in row-major order wins a store.
+    ScatterElements { axis: usize, combine: Option<Reduction> },
+    /// `x` with `src` added at the rows `index` (one axis) along `axis`. Operands: `x`, `index`, `src`.
+    IndexAdd { axis: usize },
+    /// `x` with `src` stored (added when `accumulate`) at the positions that [`Op::Index`] with the same
+    /// indices reads. Operands: `x`, `src`, then the indices.
+    IndexPut { axis: usize, accumulate: bool },
+
+    /// The `k` first elements along `axis` in sorted order and their positions (i64): two results, `k` is
+    /// the extent of the results' axis. Equal elements keep their order.
+    TopK { axis: usize, largest: bool },
+    /// All elements along `axis` sorted, and their positions (i64): two results. Stable.
+    Sort { axis: usize, descending: bool },
+
+    /// All operands one after another along `axis`.
+    Concat { axis: usize },
+    /// `x` with `low[i]` elements before and enough after each axis to fill the result, of value `value`.
+    /// A negative `low` crops.
+    Pad { low: Vec<Dim>, value: Scalar },
+
+    /// The same elements in row-major order under the result's shape. A view where the layout of `x`
+    /// allows it (see [`crate::layout`]).
+    Reshape,
+    /// Axis `i` of the result is axis `perm[i]` of `x`. A view.
+    Permute { perm: Vec<usize> },
+    /// `x[.., start, start + step, ..]` along `axis`, as many as the result has. A view.
+    Slice { axis: usize, start: Dim, step: i64 },
+    /// `x` broadcast to the shape of the result (new axes in front). A view.
+    Expand,
+    /// The same value, stored contiguously in memory of its own.
+    Copy,
+
+    /// Communication between the ranks of a group.
+    Collective(Collective),
+
+    /// An op that the importer does not know: planned, but not run. `attributes` is what is known of its
+    /// non-tensor arguments, for people.
+    Opaque { name: String, attributes: String },
+    /// An op that the user registered with the graph.
+    Custom(CustomId),
+}
+
+impl Op {
+    /// Whether the result shares the memory of the first operand wherever the layout allows it.
+    pub fn is_view(&self) -> bool {
+        matches!(self, Op::Reshape | Op::Permute { .. } | Op::Slice { .. } | Op::Expand)
+    }
+    /// The collective, if it is one.
+    pub fn as_collective(&self) -> Option<&Collective> {
+        match self {
+            Op::Collective(c) => Some(c),
+            _ => None,
+        }
+    }
+}
+
+/// Declares a fieldless enum with the name of each variant in the text form.
+macro_rules! named_enum {
+    ($(#[$doc:meta])* $name:ident { $($(#[$vdoc:meta])* $variant:ident = $text:literal),* $(,)? }) => {
+        $(#[$doc])*
+        #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
+        #[allow(missing_docs)]
+        pub enum $name { $($(#[$vdoc])* $variant),* }
+
+        impl $name {
+            /// Every one, in order of declaration.
+            pub const ALL: &'static [$name] = &[$($name::$variant),*];
+            /// The name in the text form.
+            pub fn name(self) -> &'static str {
+                match self { $($name::$variant => $text),* }
+            }
+            /// The one of this name.
+            pub fn from_name(name: &str) -> Option<Self> {
+                match name { $($text => Some($name::$variant),)* _ => None }
+            }
+        }
+
+        impl std::fmt::Display for $name {
+            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                f.write_str(self.name())
+            }
+        }
+    };
+}
+pub(crate) use named_enum;
+
+named_enum! {
+    /// Element-wise functions of one operand. All keep the dtype, but `is_nan` and `is_finite`, which give
+    /// bool. `not` is logical on bool and bitwise on integers.
+    UnaryOp {
+        Neg = "neg", Abs = "abs", Sign = "sign", Not = "not",
+        Exp = "exp", Log = "log", Sqrt = "sqrt", Rsqrt = "rsqrt", Reciprocal = "reciprocal",
+        Sin = "sin", Cos = "cos", Tanh = "tanh", Erf = "erf",
+        Floor = "floor", Ceil = "ceil", Round = "round", Trunc = "trunc",
+        Relu = "relu", Sigmoid = "sigmoid", Silu = "silu",
+        /// With the error function.
+        Gelu = "gelu",
+        /// The tanh approximation.
+        GeluTanh = "gelu_tanh",
+        IsNan = "is_nan", IsFinite = "is_finite",
+    }
+}
+
+named_enum! {
+    /// Element-wise functions of two operands of one dtype. Comparisons give bool; `and`, `or`, `xor` are
+    /// logical on bool and bitwise on integers; `div` of integers is not defined (cast first, or
+    /// `floor_div`); `rem` has the sign of the divisor.
+    BinaryOp {
+        Add = "add", Sub = "sub", Mul = "mul", Div = "div", FloorDiv = "floor_div", Rem = "rem",
+        Pow = "pow", Max = "max", Min = "min", And = "and", Or = "or", Xor = "xor",
+        Eq = "eq", Ne = "ne", Lt = "lt", Le = "le", Gt = "gt", Ge = "ge",
+    }
+}
+
+impl BinaryOp {
+    /// Whether the result is bool whatever the operands are.
+    pub fn is_comparison(self) -> bool {
+        use BinaryOp::*;
+        matches!(self, Eq | Ne | Lt | Le | Gt | Ge)
+    }
+}
+
+impl UnaryOp {
+    /// Whether the result is bool whatever the operand is.
+    pub fn is_predicate(self) -> bool {
+        matches!(self, UnaryOp::IsNan | UnaryOp::IsFinite)
+    }
+}
+
+named_enum! {
+    /// How a reduction combines elements. `sum`, `mean` and `prod` of floats accumulate in f32 or wider;
+    /// `sum` and `prod` of bool and small integers give i64; `any` and `all` give bool.
+    Reduction { Sum = "sum", Mean = "mean", Prod = "prod", Max = "max", Min = "min", Any = "any", All = "all" }
+}
+
+named_enum! {
+    /// Which extreme [`Op::ArgReduce`] looks for.
+    ArgOp { Max = "argmax", Min = "argmin" }
+}

@@ -1,0 +1,180 @@
+//! Element types, scalars and the type of a value.
+
+use std::fmt;
+use std::hash::{Hash, Hasher};
+
+use crate::dim::{Bindings, Dim};
+
+/// The type of one element.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
+#[allow(missing_docs)]
+pub enum DType {
+    Bool,
+    U8,
+    I32,
+    I64,
+    F16,
+    BF16,
+    F32,
+    F64,
+}
+
+impl DType {
+    /// Every dtype.
+    pub const ALL: [DType; 8] = [
+        DType::Bool,
+        DType::U8,
+        DType::I32,
+        DType::I64,
+        DType::F16,
+        DType::BF16,
+        DType::F32,
+        DType::F64,
+    ];
+
+    /// The size of one element in bytes.
+    pub fn size(self) -> usize {
+        match self {
+            DType::Bool | DType::U8 => 1,
+            DType::F16 | DType::BF16 => 2,
+            DType::I32 | DType::F32 => 4,
+            DType::I64 | DType::F64 => 8,
+        }
+    }
+
+    /// Whether this is a floating-point type.
+    pub fn is_float(self) -> bool {
+        matches!(self, DType::F16 | DType::BF16 | DType::F32 | DType::F64)
+    }
+
+    /// The name in the text form: `f32`, `bf16`, `i64`, `bool`, …
+    pub fn name(self) -> &'static str {
+        match self {
+            DType::Bool => "bool",
+            DType::U8 => "u8",
+            DType::I32 => "i32",
+            DType::I64 => "i64",
+            DType::F16 => "f16",
+            DType::BF16 => "bf16",
+            DType::F32 => "f32",
+            DType::F64 => "f64",
+        }
+    }
+
+    /// The dtype of this [`name`](Self::name).
+    pub fn from_name(name: &str) -> Option<DType> {
+        DType::ALL.into_iter().find(|d| d.name() == name)
+    }
+}
+
+impl fmt::Display for DType {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// An `f64` attribute that compares and hashes by its bits.
+#[derive(Clone, Copy)]
+pub struct Float(pub f64);
+
+impl PartialEq for Float {
+    fn eq(&self, other: &Self) -> bool {
+        self.0.to_bits() == other.0.to_bits()
+    }
+}
+impl Eq for Float {}
+impl Hash for Float {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.0.to_bits().hash(state);
+    }
+}
+impl fmt::Debug for Float {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:?}", self.0)
+    }
+}
+/// Prints a form that always has a point, an exponent, `inf` or `nan`, and reads back to the same bits
+/// (all NaNs read back as the one quiet NaN).
+impl fmt::Display for Float {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.0.is_nan() { f.write_str("nan") } else { write!(f, "{:?}", self.0) }
+    }
+}
+
+/// A compile-time scalar operand.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[allow(missing_docs)]
+pub enum Scalar {
+    Bool(bool),
+    Int(i64),
+    Float(Float),
+}
+
+impl Scalar {
+    /// The value as `f64` (a bool is 0 or 1).
+    pub fn as_f64(self) -> f64 {
+        match self {
+            Scalar::Bool(b) => f64::from(u8::from(b)),
+            Scalar::Int(i) => i as f64,
+            Scalar::Float(x) => x.0,
+        }
+    }
+    /// The value as `i64`; a float is truncated towards zero.
+    pub fn as_i64(self) -> i64 {
+        match self {
+            Scalar::Bool(b) => i64::from(b),
+            Scalar::Int(i) => i,
+            Scalar::Float(x) => x.0 as i64,
+        }
+    }
+}
+
+impl fmt::Display for Scalar {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Scalar::Bool(b) => write!(f, "{b}"),
+            Scalar::Int(i) => write!(f, "{i}"),
+            Scalar::Float(x) => write!(f, "{x}"),
+        }
+    }
+}
+
+/// The type of a value: a dtype and one dim per axis, outermost first. A scalar has no dims.
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+#[allow(missing_docs)]
+pub struct Type {
+    pub dtype: DType,
+    pub shape: Vec<Dim>,
+}
+
+impl Type {
+    /// A type of this dtype and shape.
+    pub fn new(dtype: DType, shape: impl Into<Vec<Dim>>) -> Self {
+        Type { dtype, shape: shape.into() }
+    }
+    /// The number of axes.
+    pub fn rank(&self) -> usize {
+        self.shape.len()
+    }
+    /// The number of elements.
+    pub fn numel(&self) -> Dim {
+        self.shape.iter().fold(Dim::from(1), |n, d| n * d.clone())
+    }
+    /// The number of bytes when stored contiguously.
+    pub fn bytes(&self) -> Dim {
+        self.numel() * Dim::from(self.dtype.size() as i64)
+    }
+    /// The shape under a binding of its symbols, in elements; `None` if a symbol is unbound or a dim is
+    /// negative.
+    pub fn concrete(&self, bindings: &Bindings) -> Option<Vec<usize>> {
+        self.shape.iter().map(|d| d.eval(bindings).and_then(|v| usize::try_from(v).ok())).collect()
+    }
+    /// Row-major strides in elements.
+    pub fn contiguous_strides(&self) -> Vec<Dim> {
+        let mut strides = vec![Dim::from(1); self.rank()];
+        for axis in (1..self.rank()).rev() {
+            strides[axis - 1] = strides[axis].clone() * self.shape[axis].clone();
+        }
+        strides
+    }
+}

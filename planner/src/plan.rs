@@ -1,0 +1,284 @@
+//! The plan artifact: what the planner writes, what [`crate::check`] proves and what a runtime executes.
+//!
+//! A plan is versioned JSON. It carries the text of the program that was imported and of each lowered
+//! program that it schedules, so that no other description is needed. Unknown versions and fields are
+//! refused by name. Offsets within buffers are dims in text form ([`symmc_ir::text`]), in bytes; all other
+//! numbers are bytes or indices.
+//!
+//! # What a planned program looks like
+//! - Its inputs and outputs are those of the imported program, in the same order.
+//! - Every collective carries its variant. Every copy is a `copy` node.
+//! - Every value is a *base* (see [`symmc_ir::layout`]) with a [`Place`], or a view of one. Bases are stored
+//!   contiguously.
+//! - Output `k` is a base at [`Memory::Output`]`(k)`, and no two outputs are the same value.
+//! - Every node but the views is exactly one [`Step`].
+
+use indexmap::IndexMap;
+use serde::{Deserialize, Serialize};
+
+/// The version of the artifact that this crate reads and writes.
+pub const VERSION: u32 = 1;
+
+/// A plan for all ranks and all buckets.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Plan {
+    /// The version of the format: [`VERSION`].
+    pub version: u32,
+    /// The program as it was imported.
+    pub source: Source,
+    /// The name of the machine profile that the choices were made with.
+    pub machine: String,
+    /// The number of ranks.
+    pub ranks: u32,
+    /// The text of each planned program; a bucket names one by its index.
+    pub programs: Vec<String>,
+    /// The sizes of the two arenas, the same on every rank and for every bucket.
+    pub arenas: Arenas,
+    /// Memory of the symmetric arena that has one place in all buckets.
+    pub fixed: Vec<Fixed>,
+    /// One schedule for each range of the symbols; their ranges are disjoint.
+    pub buckets: Vec<Bucket>,
+}
+
+/// The program as it was imported.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Source {
+    /// The name of the program.
+    pub name: String,
+    /// SHA-256 of `text`, in hexadecimal.
+    pub hash: String,
+    /// The program in text form.
+    pub text: String,
+}
+
+/// The sizes of the arenas.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Arenas {
+    /// Bytes of the ordinary arena, private to each rank.
+    pub ordinary: u64,
+    /// Bytes of the symmetric arena, which peers reach.
+    pub symmetric: u64,
+}
+
+/// One of the two arenas of a rank.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ArenaKind {
+    /// Private to its rank.
+    Ordinary,
+    /// Reached by peers, at equal offsets on all ranks.
+    Symmetric,
+}
+
+/// Memory of the symmetric arena that has one place in all buckets.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Fixed {
+    /// What it is for.
+    pub role: Role,
+    /// Where it starts in the symmetric arena.
+    pub offset: u64,
+    /// Its size.
+    pub size: u64,
+}
+
+/// What fixed memory is for.
+#[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", deny_unknown_fields)]
+pub enum Role {
+    /// Landing zone `zone` (0 or 1) of all packet collectives of a group, in turn by their epoch.
+    Landing {
+        /// The name of the group.
+        group: String,
+        /// 0 or 1.
+        zone: u32,
+    },
+    /// An input whose caller writes it here: a parameter once, an argument before each run.
+    Bound {
+        /// The index of the input.
+        input: usize,
+    },
+}
+
+/// The schedule for one range of the symbols.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Bucket {
+    /// The inclusive range of each symbol; sizes and lifetimes hold for all of it.
+    pub symbols: IndexMap<String, [i64; 2]>,
+    /// The index of the planned program.
+    pub program: usize,
+    /// Memory of this bucket. Two buffers may overlap when their lifetimes do not.
+    pub buffers: Vec<Buffer>,
+    /// Where each base value lies, by name.
+    pub places: IndexMap<String, Place>,
+    /// The steps, in an order that is consistent with their lanes and waits.
+    pub steps: Vec<Step>,
+    /// How each collective was chosen, in order of the steps.
+    pub decisions: Vec<Decision>,
+    /// Sums.
+    pub totals: Totals,
+}
+
+/// Memory in an arena.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Buffer {
+    /// Which arena.
+    pub arena: ArenaKind,
+    /// Where it starts in the arena.
+    pub offset: u64,
+    /// Its size at the upper bound of the bucket.
+    pub size: u64,
+    /// The first step at which it is occupied, counting the cross-rank rules.
+    pub first: usize,
+    /// The last step at which it is occupied, counting the cross-rank rules. When `last < first` it is
+    /// occupied from `first` through the end of the run and on to `last` of the next run.
+    pub last: usize,
+    /// What peers do to it.
+    pub reach: Reach,
+}
+
+/// What peers do to a buffer.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Reach {
+    /// Nothing.
+    Local,
+    /// They read it.
+    Read,
+    /// They write it (and may read it).
+    Written,
+}
+
+/// Where a base value lies.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Place {
+    /// The memory.
+    pub memory: Memory,
+    /// The position of its first byte in the memory, a dim.
+    pub offset: String,
+    /// When set, `stride` times this rank's number within `group` is added to the offset.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub by_rank: Option<ByRank>,
+    /// Why it lies there, for people.
+    pub why: String,
+}
+
+/// The part of an offset that depends on the rank.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ByRank {
+    /// The name of the group within which the rank counts.
+    pub group: String,
+    /// Bytes per rank, a dim.
+    pub stride: String,
+}
+
+/// Memory that a place names.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Memory {
+    /// A buffer of the bucket.
+    Buffer(usize),
+    /// Fixed memory of the plan.
+    Fixed(usize),
+    /// The caller's memory of an input; only read.
+    Input(usize),
+    /// The caller's memory of an output.
+    Output(usize),
+}
+
+/// A sequence of steps that run one after another. Steps in different lanes run at the same time unless a
+/// wait orders them.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Lane {
+    /// Everything that computes.
+    Compute,
+    /// Collectives.
+    Comm,
+}
+
+/// One node in the schedule.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Step {
+    /// The node: the name of its first result.
+    pub node: String,
+    /// The lane that runs it.
+    pub lane: Lane,
+    /// Earlier steps of other lanes that must have completed on this rank before it starts.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub waits: Vec<usize>,
+    /// For a collective whose variant has a droppable exit barrier: whether it is kept.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub exit: Option<Barrier>,
+}
+
+/// The fate of a droppable exit barrier.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Barrier {
+    /// It runs.
+    Kept,
+    /// It does not: lifetimes stand in for it.
+    Dropped,
+}
+
+/// How a collective was chosen.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Decision {
+    /// The collective of the imported program: the name of its result.
+    pub collective: String,
+    /// The nodes of the planned program that run it.
+    pub nodes: Vec<String>,
+    /// The name of what was chosen, as in `alternatives`.
+    pub chosen: String,
+    /// Bytes that the estimates are for: the tensor of an all-reduce or all-to-all, the result of an
+    /// all-gather, the operand of a reduce-scatter.
+    pub bytes: u64,
+    /// Every way that was considered, cheapest first, the chosen one among them; plain always is.
+    pub alternatives: Vec<Alternative>,
+    /// The names of the rules that led from the imported collective to the chosen form.
+    pub rules: Vec<String>,
+}
+
+/// A way to run a collective.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Alternative {
+    /// Its name: a variant, or two joined with ` + `.
+    pub name: String,
+    /// Estimated microseconds, copies included.
+    pub us: f64,
+    /// The part of `us` that copies cost.
+    pub copy_us: f64,
+}
+
+/// Sums over a bucket, in bytes unless they say otherwise.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Totals {
+    /// The highest end of a buffer in the ordinary arena.
+    pub ordinary_peak: u64,
+    /// The largest sum of buffers of the ordinary arena that are alive together.
+    pub ordinary_bound: u64,
+    /// The highest end of a buffer in the symmetric arena, fixed memory included.
+    pub symmetric_peak: u64,
+    /// The largest sum of buffers of the symmetric arena that are alive together, fixed memory included.
+    pub symmetric_bound: u64,
+    /// The number of copies that placement forced.
+    pub copies: u64,
+    /// What they move.
+    pub copied: u64,
+    /// The number of exit barriers dropped.
+    pub barriers_dropped: u64,
+    /// The number of droppable exit barriers kept.
+    pub barriers_kept: u64,
+}
