@@ -1,0 +1,64 @@
+//! One collective as the executor hands it to a communicator: the seam between a plan's steps and the
+//! backend that runs them.
+//!
+//! All sizes and offsets are concrete: the bindings of the run are already applied. Ranks of a cell call
+//! with equal values, but for `Private` addresses and the contents of memory.
+
+use symmc_ir::collective::{CollectiveKind, Variant};
+use symmc_ir::types::DType;
+use symmc_planner::plan::Barrier;
+
+/// One collective step of one rank.
+#[derive(Clone, Copy, Debug)]
+pub struct CollectiveCall<'a> {
+    /// The index of the step in its bucket.
+    pub step: usize,
+    /// The node that the step runs: the name of its first result.
+    pub name: &'a str,
+    /// What is communicated.
+    pub kind: &'a CollectiveKind,
+    /// How.
+    pub variant: Variant,
+    /// Whether a droppable exit barrier runs; `None` for variants without one, and taken as kept for those
+    /// that have one.
+    pub exit: Option<Barrier>,
+    /// The ranks of this rank's cell, in the order of the group.
+    pub cell: &'a [u32],
+    /// The index of the group; selects its flags, epochs and staging.
+    pub group: usize,
+    /// The dtype of operand and result.
+    pub dtype: DType,
+    /// The number of elements of the operand on each rank.
+    pub elements: usize,
+    /// The number of elements of one row of the operand's leading axis. Only read with `splits`.
+    pub row: usize,
+    /// Where the operand lies.
+    pub operand: Region,
+    /// Where the result lies.
+    pub result: Region,
+    /// Offsets of the two landing zones in the symmetric arena, for packets.
+    pub landing: Option<[usize; 2]>,
+    /// The split sizes and the received sizes of an all-to-all with sizes on the device: `[n]` i64 each.
+    pub splits: Option<(Region, Region)>,
+}
+
+/// Contiguous memory of one operand or result.
+#[derive(Clone, Copy, Debug)]
+pub struct Region {
+    /// In which memory.
+    pub memory: RegionMemory,
+    /// Bytes from the start of that memory to the region on the rank that is number 0 of its cell.
+    pub offset: usize,
+    /// Bytes added for each number within the cell; not 0 when a rank's shard lies inside a gathered
+    /// tensor.
+    pub by_rank: usize,
+}
+
+/// The memory that a region lies in.
+#[derive(Clone, Copy, Debug)]
+pub enum RegionMemory {
+    /// The symmetric arena, which every rank of the run maps.
+    Symmetric,
+    /// Memory that only this rank reaches; the address of its first byte.
+    Private(*mut u8),
+}
