@@ -1,0 +1,1 @@
+//! Executes the steps of a plan on one rank.

@@ -1,0 +1,1 @@
+//! Kernels of the ops on the CPU.
