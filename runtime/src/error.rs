@@ -1,60 +1,148 @@
-//! What ends a run early.
+//! What ends a run.
 //!
-//! Every error names the thing that is wrong: the step and node of a kernel, the input of a bad argument,
-//! the rank that failed. A run that ended with an error leaves the arenas in no particular state.
+//! A [`RunError`] crosses process boundaries: every rank reports its own, and the coordinator picks the
+//! cause. It therefore holds text and numbers only, and is serialised on the control sockets.
 
+use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
-/// What ends a run early.
-#[derive(Clone, PartialEq, Eq, Debug, Error)]
-#[non_exhaustive]
+/// Why a run failed, with the rank, step and node as far as they are known.
+#[derive(Clone, PartialEq, Debug, Error, Serialize, Deserialize)]
 pub enum RunError {
-    /// The plan does not describe a run: something that the check would have refused, or a value that the
-    /// runtime cannot resolve.
-    #[error("the plan cannot run: {0}")]
-    Plan(String),
-    /// No bucket of the plan serves these values of the symbols.
-    #[error("no bucket of the plan serves {0}")]
-    Symbols(String),
-    /// The caller's memory of an input or output does not fit.
-    #[error("{what} {name}: {message}")]
-    Memory {
-        /// `input` or `output`.
-        what: &'static str,
-        /// The name of the value.
-        name: String,
-        /// What was found and what was expected.
-        message: String,
-    },
-    /// The program holds an op that has no kernel.
-    #[error("%{node}: there is no kernel for {op}")]
-    NoKernel {
-        /// The name of the node.
+    /// The job or the environment does not describe a run that is possible. The text names the thing, what
+    /// was expected and what was found.
+    #[error("{0}")]
+    Invalid(String),
+    /// A step failed on a rank.
+    #[error("rank {rank}, step {step} ({op} %{node}): {detail}")]
+    Step {
+        /// The rank.
+        rank: u32,
+        /// The index of the step in its bucket.
+        step: usize,
+        /// The node: the name of its first result.
         node: String,
-        /// The name of the op.
+        /// The op of the node.
         op: String,
+        /// What is wrong, with expected and found.
+        detail: String,
     },
-    /// A kernel refused its operands.
-    #[error("rank {rank}, step {step}, %{node}: {message}")]
-    Kernel {
+    /// A rank waited for its peers as long as the limit allows.
+    #[error(
+        "rank {rank} waited {limit_ms} ms for {missing} at step {step} ({op} %{node}), run {run}: the limit",
+        missing = peers_text(peers)
+    )]
+    Limit {
+        /// The rank that waited.
+        rank: u32,
+        /// The ranks that did not come.
+        peers: Vec<u32>,
         /// The index of the step.
         step: usize,
-        /// The name of the node.
+        /// The node of the step.
         node: String,
-        /// The rank that ran it.
+        /// Its op.
+        op: String,
+        /// The repetition of the plan, from 0.
+        run: u64,
+        /// The limit in milliseconds.
+        limit_ms: u64,
+    },
+    /// A rank's process ended although its work had not.
+    #[error("rank {rank} died ({how}) at step {step} ({op} %{node}), run {run}")]
+    Died {
+        /// The rank.
         rank: u32,
-        /// What was found and what was expected.
-        message: String,
+        /// `signal 9, SIGKILL` or `exit code 3`.
+        how: String,
+        /// The step that it had begun.
+        step: usize,
+        /// The node of that step.
+        node: String,
+        /// Its op.
+        op: String,
+        /// The repetition of the plan, from 0.
+        run: u64,
+    },
+    /// A rank's process ended before its first step, or after its last.
+    #[error("rank {rank} died ({how}) {when}")]
+    DiedOutside {
+        /// The rank.
+        rank: u32,
+        /// `signal 9, SIGKILL` or `exit code 3`.
+        how: String,
+        /// `before the first step` or `after the last step`.
+        when: String,
+    },
+    /// A rank neither finished nor reported within the limit.
+    #[error("rank {rank} made no progress for {limit_ms} ms {at}")]
+    Stuck {
+        /// The rank.
+        rank: u32,
+        /// Where it was last seen: `at step 3 (all_reduce %x), run 0`.
+        at: String,
+        /// The limit in milliseconds.
+        limit_ms: u64,
+    },
+    /// The ranks do not run the same plan.
+    #[error("rank {rank} has the plan {found}, rank 0 has {expected}: all ranks must run the same plan")]
+    PlanDiffers {
+        /// The rank whose plan differs.
+        rank: u32,
+        /// The hash of the plan of rank 0.
+        expected: String,
+        /// The hash of the plan of `rank`.
+        found: String,
+    },
+    /// The ranks do not run the same version.
+    #[error("rank {rank} runs {found}, rank 0 runs {expected}: all ranks must run the same version")]
+    VersionDiffers {
+        /// The rank whose version differs.
+        rank: u32,
+        /// The version of rank 0.
+        expected: String,
+        /// The version of `rank`.
+        found: String,
     },
     /// Another rank ended the run.
-    #[error("rank {rank} ended the run: {message}")]
-    Peer {
-        /// The rank that ended it.
+    #[error("rank {rank} stopped: {reason}")]
+    Aborted {
+        /// The rank that stopped.
         rank: u32,
-        /// Its reason.
-        message: String,
+        /// Why the run ended.
+        reason: String,
     },
-    /// The run was ended from outside, or by another lane of this rank.
-    #[error("the run was ended: {0}")]
-    Aborted(String),
+    /// The operating system refused something.
+    #[error("{what}: {error}")]
+    System {
+        /// What was attempted.
+        what: String,
+        /// The system's answer.
+        error: String,
+    },
+    /// Something on a control socket that is not the protocol.
+    #[error("control socket of rank {rank}: {detail}")]
+    Protocol {
+        /// The rank at the other end.
+        rank: u32,
+        /// What is wrong.
+        detail: String,
+    },
+}
+
+impl RunError {
+    /// The error of a system call.
+    pub fn system(what: impl Into<String>, error: impl std::fmt::Display) -> Self {
+        RunError::System { what: what.into(), error: error.to_string() }
+    }
+
+    /// Whether this only repeats that the run ended elsewhere.
+    pub fn is_consequence(&self) -> bool {
+        matches!(self, RunError::Aborted { .. })
+    }
+}
+
+fn peers_text(peers: &[u32]) -> String {
+    let list = peers.iter().map(u32::to_string).collect::<Vec<_>>().join(", ");
+    if peers.len() == 1 { format!("rank {list}") } else { format!("ranks {list}") }
 }

@@ -9,5 +9,5 @@ pub mod error;
 pub mod exec;
 pub mod kernels;
 
-pub use call::{CollectiveCall, Communicator, Region, RegionMemory};
+pub use call::{CollectiveCall, Region, RegionMemory};
 pub use error::RunError;
