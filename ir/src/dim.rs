@@ -14,6 +14,7 @@ use std::sync::Arc;
 
 use crate::entity::{Entity, Table};
 use crate::graph::Symbol;
+use crate::text::{is_identifier, write_string};
 
 crate::entity!(
     /// A symbol of a graph: an integer that is fixed for one run, within known bounds.
@@ -433,7 +434,8 @@ pub struct DisplayDim<'a> {
 impl fmt::Display for DisplayDim<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write_dim(f, self.dim, &|s, f| match self.symbols.get(s) {
-            Some(symbol) => f.write_str(&symbol.name),
+            Some(symbol) if is_identifier(&symbol.name) => f.write_str(&symbol.name),
+            Some(symbol) => write_string(f, &symbol.name),
             None => write!(f, "{s}"),
         })
     }

@@ -17,6 +17,7 @@ pub mod infer;
 pub mod layout;
 pub mod op;
 pub mod tensor;
+pub mod text;
 pub mod types;
 
 pub use builder::Builder;

@@ -73,19 +73,25 @@ impl fmt::Display for DType {
     }
 }
 
-/// An `f64` attribute that compares and hashes by its bits.
+/// An `f64` attribute that compares and hashes by its bits; all NaNs are one.
 #[derive(Clone, Copy)]
 pub struct Float(pub f64);
 
+impl Float {
+    fn key(self) -> u64 {
+        if self.0.is_nan() { f64::NAN.to_bits() } else { self.0.to_bits() }
+    }
+}
+
 impl PartialEq for Float {
     fn eq(&self, other: &Self) -> bool {
-        self.0.to_bits() == other.0.to_bits()
+        self.key() == other.key()
     }
 }
 impl Eq for Float {}
 impl Hash for Float {
     fn hash<H: Hasher>(&self, state: &mut H) {
-        self.0.to_bits().hash(state);
+        self.key().hash(state);
     }
 }
 impl fmt::Debug for Float {

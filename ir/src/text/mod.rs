@@ -1,0 +1,39 @@
+//! The `.symm` text form of a graph.
+//!
+//! [`print()`] writes a graph, `parse` reads it. Parsing what was printed gives the same graph, ids included,
+//! and printing what was parsed gives the same text if it was printed before. Parsing checks syntax, names
+//! and the typing of every node; what else a graph must satisfy is [`crate::verify`]'s to say.
+//!
+//! # The form
+//! One statement stands on one line; a line may break after a comma and within brackets. `//` starts a
+//! comment. Statements come in this order, the last two kinds of the list may alternate:
+//!
+//! ```text
+//! program "name" ranks 4                        // `ranks ?` while the number is open
+//! symbol tokens in 2..=4096 alias "s23"         // the alias is optional
+//! group @tp [[0, 1], [2, 3]]                    // or: group @all world
+//! custom "ns::op" symmetric operands [0] results [] group @tp    // the group is optional
+//! param %w: f32[128, 64] source "e.weight"      // `param`, `arg`; the source is optional
+//! const %b: f32[2] = hex"0000803f00000040"      // little-endian bytes
+//! %y: f32[tokens, 64] = take %w, %ids axis=0    // results = op operands attributes
+//! %v: f32[8, 8], %i: i64[8, 8] = topk %t axis=1 largest=true
+//! return %y                                     // an output to the caller
+//! mutate %buf = %new                            // an output into an input
+//! ```
+//!
+//! - Values are `%name`, groups `@name`. A name of other characters than letters, digits, `_` and `.` is
+//!   quoted: `%"a b"`. Strings know the escapes `\"`, `\\`, `\n`, `\r`, `\t` and `\u{hex}`.
+//! - A dim is a sum of products: `4*tokens*(n + 1) - div(tokens, 2)`, with the functions `div` (floor), `mod`
+//!   (sign of the divisor), `max` and `min` of two dims.
+//! - A scalar is `true`, `false`, an integer, or a float, which has a point or an exponent or is `inf`,
+//!   `-inf` or `nan`.
+//! - Element-wise ops of two operands take a scalar in the place of either: `sub 1.0, %x`.
+//! - Attributes stand behind the operands in a fixed order, each of them always; only `via`, the variant of
+//!   a collective, is left out where none is chosen.
+//!
+//! What is not here: files, and any other rendering of a graph.
+
+mod print;
+
+pub(crate) use print::{is_identifier, write_string};
+pub use print::{op_name, print};
