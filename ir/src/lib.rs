@@ -15,6 +15,7 @@ pub mod entity;
 pub mod graph;
 pub mod infer;
 pub mod layout;
+pub mod machine;
 pub mod op;
 pub mod tensor;
 pub mod text;

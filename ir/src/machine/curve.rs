@@ -1,0 +1,144 @@
+//! One measured or modelled series of times by size, and how a time is read off it.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+/// The time of one way to run one collective by its size, on groups of one number of ranks.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Curve {
+    /// The name of the collective.
+    pub collective: String,
+    /// The name of the variant.
+    pub variant: String,
+    /// For a variant whose exit barrier can be dropped: whether it was.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub exit: Option<ExitBarrier>,
+    /// The number of ranks in the group, at least 2.
+    pub ranks: u32,
+    /// Where the numbers come from.
+    pub source: Source,
+    /// How they were measured or what they were modelled from, for people.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub note: String,
+    /// Bytes and microseconds, by ascending bytes.
+    pub points: Vec<(u64, f64)>,
+}
+
+/// The time of a copy within the memory of one rank by its size.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Copying {
+    /// Where the numbers come from.
+    pub source: Source,
+    /// How they were measured or what they were modelled from, for people.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub note: String,
+    /// Bytes and microseconds, by ascending bytes.
+    pub points: Vec<(u64, f64)>,
+}
+
+/// The fate of a droppable exit barrier.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ExitBarrier {
+    /// It runs.
+    Kept,
+    /// It does not.
+    Dropped,
+}
+
+/// Where numbers come from.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Source {
+    /// The machine itself.
+    Measured,
+    /// A formula over other numbers.
+    Modelled,
+}
+
+impl Curve {
+    /// What a profile has at most one curve for.
+    pub(super) fn key(&self) -> (&str, &str, Option<ExitBarrier>, u32) {
+        (&self.collective, &self.variant, self.exit, self.ranks)
+    }
+
+    /// The time in microseconds for `bytes`, on this curve's number of ranks.
+    pub fn at(&self, bytes: u64) -> f64 {
+        at(&self.points, bytes)
+    }
+}
+
+impl fmt::Display for Curve {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {}", self.collective, self.variant)?;
+        match self.exit {
+            Some(ExitBarrier::Kept) => f.write_str(" with exit barrier")?,
+            Some(ExitBarrier::Dropped) => f.write_str(" without exit barrier")?,
+            None => {}
+        }
+        write!(f, " on {} ranks", self.ranks)
+    }
+}
+
+/// The time at `bytes`: constant up to the first point, linear in the bytes between points and on beyond
+/// the last, where a series that does not rise goes on in proportion.
+pub(super) fn at(points: &[(u64, f64)], bytes: u64) -> f64 {
+    let above = points.partition_point(|p| p.0 < bytes);
+    match (above.checked_sub(1).map(|i| points[i]), points.get(above)) {
+        (None, Some(first)) => first.1,
+        (Some(a), Some(b)) => between(a, *b, bytes),
+        (Some(last), None) => match points.len().checked_sub(2).map(|i| points[i]) {
+            Some(before) if before.1 < last.1 => between(before, last, bytes),
+            _ => last.1 * bytes as f64 / last.0 as f64,
+        },
+        (None, None) => 0.0,
+    }
+}
+
+fn between(a: (u64, f64), b: (u64, f64), bytes: u64) -> f64 {
+    if bytes == b.0 {
+        return b.1;
+    }
+    a.1 + (b.1 - a.1) * ((bytes - a.0) as f64 / (b.0 - a.0) as f64)
+}
+
+/// Checks that there are points, that the bytes ascend from at least 1 and that the times are positive.
+pub(super) fn check_points(points: &[(u64, f64)]) -> Result<(), String> {
+    if points.is_empty() {
+        return Err("it has no points".into());
+    }
+    for (i, &(bytes, us)) in points.iter().enumerate() {
+        let before = i.checked_sub(1).map_or(0, |i| points[i].0);
+        if bytes <= before {
+            return Err(format!("the bytes must ascend, found {bytes} after {before}"));
+        }
+        if !us.is_finite() || us <= 0.0 {
+            return Err(format!("{us} µs at {bytes} bytes, expected more than 0"));
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_time_is_constant_below_linear_between_and_extrapolated_above() {
+        let points = [(1000, 5.0), (2000, 6.0), (4000, 10.0)];
+        for (bytes, us) in
+            [(1, 5.0), (1000, 5.0), (1500, 5.5), (2000, 6.0), (3000, 8.0), (4000, 10.0), (6000, 14.0)]
+        {
+            assert_eq!(at(&points, bytes), us, "{bytes}");
+        }
+    }
+
+    #[test]
+    fn a_single_or_falling_last_stretch_goes_on_in_proportion() {
+        assert_eq!(at(&[(1000, 5.0)], 3000), 15.0);
+        assert_eq!(at(&[(1000, 5.0), (2000, 4.0)], 4000), 8.0);
+    }
+}

@@ -1,0 +1,273 @@
+//! Machine profiles: how long each way to run a collective takes on a machine.
+//!
+//! A [`Profile`] is data: a JSON file of [`Curve`]s, one for each collective, variant, fate of the exit
+//! barrier and number of ranks. The built-in ones are embedded in the binary; others are read from files.
+//! Unknown versions, fields and names are refused.
+//!
+//! # What the bytes of a curve are
+//! The tensor of an all-reduce, all-to-all, broadcast or permute, the gathered result of an all-gather,
+//! the operand of a reduce-scatter: always the larger side.
+//!
+//! # How a time is read off a curve
+//! Between two points the time is linear in the bytes: each stretch is a start-up plus a transfer at one
+//! bandwidth, which is how collectives behave and what the points of a doubling series resolve well. Below
+//! the first point the time is that of the first point; above the last it goes on with the bandwidth
+//! of the last stretch. A number of ranks without a curve of its own is modelled from the nearest one that
+//! has a curve ([`model`]). All of this is additions, products and quotients of `f64`, which give
+//! the same bits on every machine; logarithms do not, and every rank must choose alike.
+//!
+//! Deliberately not here: what copies a placement forces (the lowering and the planner know that) and how
+//! profiles are measured.
+
+mod curve;
+pub mod model;
+
+use serde::{Deserialize, Serialize};
+use thiserror::Error;
+
+use crate::collective::{CollectiveKind, Variant};
+pub use curve::{Copying, Curve, ExitBarrier, Source};
+
+/// The version of the format that this crate reads and writes.
+pub const VERSION: u32 = 1;
+
+/// The names of the collectives in a profile, those of [`CollectiveKind::name`].
+const COLLECTIVES: [&str; 6] =
+    ["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "permute_ranks"];
+
+const BUILTIN: [(&str, &str); 4] = [
+    ("host", include_str!("host.json")),
+    ("h200x2", include_str!("h200x2.json")),
+    ("h200x4", include_str!("h200x4.json")),
+    ("h200x8", include_str!("h200x8.json")),
+];
+
+/// How long each way to run a collective takes on a machine, in microseconds (see the [module](self)).
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Profile {
+    /// The version of the format: [`VERSION`].
+    pub version: u32,
+    /// The name under which plans record it.
+    pub name: String,
+    /// What machine it is and where the numbers come from, for people.
+    pub about: String,
+    /// What a copy within the memory of one rank costs.
+    pub copy: Copying,
+    /// The curves, at most one for each collective, variant, exit barrier and number of ranks.
+    pub curves: Vec<Curve>,
+}
+
+/// Why a profile cannot be read.
+#[derive(Debug, Error)]
+pub enum ProfileError {
+    /// The file is no profile: broken JSON, an unknown or a missing field.
+    #[error("not a machine profile: {0}")]
+    Json(#[from] serde_json::Error),
+    /// The file has another version.
+    #[error("profile {name}: version {found}, expected {VERSION}")]
+    Version {
+        /// The profile's name.
+        name: String,
+        /// Its version.
+        found: u32,
+    },
+    /// A curve breaks a rule.
+    #[error("profile {name}: curve {curve}: {message}")]
+    Curve {
+        /// The profile's name.
+        name: String,
+        /// The curve: collective, variant, exit barrier and ranks; or `copy`.
+        curve: String,
+        /// Which rule, with what was found and expected.
+        message: String,
+    },
+}
+
+impl Profile {
+    /// The built-in profile of this name.
+    pub fn builtin(name: &str) -> Option<Profile> {
+        let (_, text) = BUILTIN.iter().find(|(n, _)| *n == name)?;
+        Profile::from_json(text).ok()
+    }
+
+    /// The names of the built-in profiles.
+    pub fn builtin_names() -> Vec<&'static str> {
+        BUILTIN.iter().map(|(name, _)| *name).collect()
+    }
+
+    /// Reads a profile.
+    ///
+    /// # Errors
+    /// The text is no profile, has another version, or a curve is named twice, names an unknown collective
+    /// or variant, or has no, unordered or impossible points.
+    pub fn from_json(text: &str) -> Result<Profile, ProfileError> {
+        let profile: Profile = serde_json::from_str(text)?;
+        if profile.version != VERSION {
+            return Err(ProfileError::Version { name: profile.name, found: profile.version });
+        }
+        let error =
+            |curve: String, message| ProfileError::Curve { name: profile.name.clone(), curve, message };
+        curve::check_points(&profile.copy.points).map_err(|m| error("copy".into(), m))?;
+        for (i, curve) in profile.curves.iter().enumerate() {
+            let known = profile.curves[..i].iter().any(|c| c.key() == curve.key());
+            let checked = if known { Err("it is given twice".to_string()) } else { check_curve(curve) };
+            checked.map_err(|m| error(curve.to_string(), m))?;
+        }
+        Ok(profile)
+    }
+
+    /// Writes a profile as JSON that [`from_json`](Self::from_json) reads back.
+    pub fn to_json(&self) -> String {
+        serde_json::to_string_pretty(self).unwrap_or_default() + "\n"
+    }
+
+    /// The estimated time in microseconds of one collective on groups of `ranks` ranks; `None` if the
+    /// profile has no curve for this variant. `exit` is whether a droppable exit barrier is kept; it does
+    /// not matter for other variants, and `None` counts as kept. For `bytes` see the [module](self).
+    pub fn estimate(
+        &self,
+        kind: &CollectiveKind,
+        variant: Variant,
+        exit: Option<bool>,
+        bytes: u64,
+        ranks: u32,
+    ) -> Option<f64> {
+        let curve = self.curve(kind, variant, exit, ranks)?;
+        Some(model::scaled(curve, bytes, ranks))
+    }
+
+    /// The curve that [`estimate`](Self::estimate) reads: that of `ranks` ranks or, lacking it, the nearest
+    /// number (the smaller of two equally near), from which the time is modelled.
+    pub fn curve(
+        &self,
+        kind: &CollectiveKind,
+        variant: Variant,
+        exit: Option<bool>,
+        ranks: u32,
+    ) -> Option<&Curve> {
+        let exit = if exit.unwrap_or(true) { ExitBarrier::Kept } else { ExitBarrier::Dropped };
+        self.curves
+            .iter()
+            .filter(|c| c.collective == kind.name() && c.variant == variant.name())
+            .filter(|c| c.exit.is_none_or(|e| e == exit))
+            .min_by_key(|c| (c.ranks.abs_diff(ranks), c.ranks))
+    }
+
+    /// The variants that have a curve for collectives of this kind, in order of [`Variant::ALL`].
+    pub fn variants(&self, kind: &CollectiveKind) -> Vec<Variant> {
+        let has =
+            |v: &Variant| self.curve(kind, *v, None, 2).or(self.curve(kind, *v, Some(false), 2)).is_some();
+        Variant::ALL.iter().copied().filter(has).collect()
+    }
+
+    /// The estimated time in microseconds of copying `bytes` within the memory of one rank; no bytes take
+    /// no time.
+    pub fn copy_us(&self, bytes: u64) -> f64 {
+        if bytes == 0 { 0.0 } else { curve::at(&self.copy.points, bytes) }
+    }
+}
+
+fn check_curve(curve: &Curve) -> Result<(), String> {
+    if !COLLECTIVES.contains(&curve.collective.as_str()) {
+        return Err(format!("unknown collective, expected one of {}", COLLECTIVES.join(", ")));
+    }
+    if Variant::from_name(&curve.variant).is_none() {
+        let names: Vec<&str> = Variant::ALL.iter().map(|v| v.name()).collect();
+        return Err(format!("unknown variant, expected one of {}", names.join(", ")));
+    }
+    if curve.ranks < 2 {
+        return Err(format!("{} ranks, expected at least 2", curve.ranks));
+    }
+    curve::check_points(&curve.points)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::collective::{Contract, Exit, ReduceOp, Splits};
+
+    const AR: CollectiveKind = CollectiveKind::AllReduce(ReduceOp::Sum);
+
+    fn kinds() -> Vec<CollectiveKind> {
+        vec![
+            AR,
+            CollectiveKind::AllGather,
+            CollectiveKind::ReduceScatter(ReduceOp::Sum),
+            CollectiveKind::AllToAll(Splits::Even),
+            CollectiveKind::Broadcast { root: 0 },
+            CollectiveKind::Permute { pairs: vec![(0, 1)] },
+        ]
+    }
+
+    #[test]
+    fn builtin_profiles_read_and_round_trip() {
+        for name in Profile::builtin_names() {
+            let text = BUILTIN.iter().find(|b| b.0 == name).unwrap().1;
+            let profile = Profile::from_json(text).unwrap();
+            assert_eq!(profile.name, name);
+            assert_eq!(Profile::from_json(&profile.to_json()).unwrap(), profile);
+        }
+        assert!(Profile::builtin("abacus").is_none());
+    }
+
+    /// Every collective has plain, and every variant with a contract has a curve, with both fates of a
+    /// droppable exit.
+    #[test]
+    fn builtin_profiles_are_complete() {
+        for name in Profile::builtin_names() {
+            let profile = Profile::builtin(name).unwrap();
+            for kind in kinds() {
+                for &variant in Variant::ALL {
+                    let Some(Contract { exit, .. }) = variant.contract(&kind) else { continue };
+                    for bytes in [1, 1 << 12, 1 << 20, 1 << 30] {
+                        let t = |exit| profile.estimate(&kind, variant, exit, bytes, 4);
+                        let what = format!("{name} {} {variant} {bytes}", kind.name());
+                        assert!(t(None).is_some_and(|t| t > 0.0), "{what}");
+                        let droppable = exit == Exit::Droppable;
+                        assert_eq!(t(Some(false)) < t(Some(true)), droppable, "{what}");
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn measured_points_are_given_back() {
+        let p = Profile::builtin("h200x4").unwrap();
+        assert_eq!(p.estimate(&AR, Variant::Plain, None, 1 << 20, 4), Some(18.1));
+        assert_eq!(p.estimate(&AR, Variant::OneShot, Some(true), 4096, 4), Some(5.1));
+        assert_eq!(p.estimate(&AR, Variant::OneShot, Some(false), 4096, 4), Some(3.7));
+        assert_eq!(p.estimate(&AR, Variant::Packets, None, 4096, 4), Some(3.0));
+        assert_eq!(p.curve(&AR, Variant::Plain, None, 4).unwrap().source, Source::Measured);
+        let x8 = Profile::builtin("h200x8").unwrap();
+        assert!(x8.curves.iter().all(|c| c.source == Source::Modelled));
+    }
+
+    #[test]
+    fn bad_profiles_are_refused_by_name() {
+        let good = Profile::builtin("h200x2").unwrap();
+        let refused = |change: &dyn Fn(&mut Profile), expected: &str| {
+            let mut p = good.clone();
+            change(&mut p);
+            let message = Profile::from_json(&p.to_json()).unwrap_err().to_string();
+            assert!(message.contains(expected), "{message}");
+        };
+        refused(&|p| p.version = 9, "profile h200x2: version 9, expected 1");
+        refused(
+            &|p| p.curves[0].collective = "reduce_all".into(),
+            "curve reduce_all plain on 2 ranks: unknown",
+        );
+        refused(
+            &|p| p.curves[0].variant = "magic".into(),
+            "unknown variant, expected one of plain, one_shot",
+        );
+        refused(&|p| p.curves[0].ranks = 1, "1 ranks, expected at least 2");
+        refused(&|p| p.curves.push(p.curves[3].clone()), "it is given twice");
+        refused(&|p| p.curves[0].points.clear(), "it has no points");
+        refused(&|p| p.copy.points.reverse(), "curve copy: the bytes");
+        refused(&|p| p.curves[0].points[0].1 = -1.0, "-1 µs at");
+        let unknown = good.to_json().replacen("\"about\"", "\"abuot\"", 1);
+        assert!(Profile::from_json(&unknown).unwrap_err().to_string().contains("abuot"));
+    }
+}
