@@ -1,2 +1,27 @@
-//! The symmc command.
-fn main() {}
+//! The `symmc` command. Exit codes: 0 success, 1 a comparison or a check failed or a run broke down, 2 bad
+//! input.
+
+mod args;
+mod commands;
+mod explain;
+mod load;
+mod report;
+mod units;
+
+use std::process::ExitCode;
+
+use clap::Parser;
+
+fn main() -> ExitCode {
+    // A reader that goes away (`symmc print … | head`) ends the command quietly, as for other filters.
+    symmc::host::restore_default_sigpipe();
+    let args = args::Args::parse();
+    match commands::dispatch(args) {
+        Ok(code) => code,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            let bad_input = error.downcast_ref::<symmc::Error>().is_none_or(symmc::Error::is_bad_input);
+            ExitCode::from(if bad_input { 2 } else { 1 })
+        }
+    }
+}

@@ -1,1 +1,43 @@
-//! Placeholder page; replaced as the crate is written.
+//! The stable Rust API of symmc.
+//!
+//! ```no_run
+//! use symmc::{Backend, Config, OpenOptions, Program, RunConfig, TensorFile, Workload};
+//!
+//! # fn main() -> Result<(), symmc::Error> {
+//! let program = Program::open("model.pt2".as_ref(), &OpenOptions { ranks: Some(4), ..OpenOptions::default() })?;
+//! let plan = symmc::compile(&program, &Config::default())?;
+//! let report = symmc::check(&plan)?;
+//! println!("{report}");
+//! let tensors = TensorFile::open("model.safetensors".as_ref())?;
+//! let work = Workload::recorded(&program, &tensors)?;
+//! let backend = Backend::Threads;
+//! let outputs = symmc::run(&plan, &work, &backend, &RunConfig::default())?;
+//! # let _ = outputs; Ok(()) }
+//! ```
+//!
+//! A [`Program`] is opened from a `.pt2` or `.symm` file, [`compile`] makes a [`Plan`] of it, [`check`]
+//! proves the plan safe, and [`run`] executes it on a [`Backend`]. A [`Workload`] is what a run needs
+//! besides: the values of the symbols and the inputs of every rank. Errors say whether the input was bad
+//! ([`Error::is_bad_input`]) or a run failed.
+
+mod compile;
+mod error;
+mod program;
+mod run;
+mod tensors;
+mod workload;
+
+pub use compile::{Bind, BucketSpec, Config, check, check_json, compile, stages};
+pub use error::Error;
+pub use program::{OpenOptions, Program};
+pub use run::{Backend, RunConfig, run};
+pub use tensors::TensorFile;
+pub use workload::{Draw, Workload};
+
+pub use symmc_ir as ir;
+pub use symmc_ir::machine::Profile;
+pub use symmc_ir::{Bindings, Graph, Tensor};
+pub use symmc_planner::check::Report;
+pub use symmc_planner::plan::{self, Plan};
+pub use symmc_runtime::host;
+pub use symmc_torch::supported_ops;

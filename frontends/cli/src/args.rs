@@ -1,0 +1,263 @@
+//! Command-line arguments. Examples in the help are real commands on programs of this repository.
+
+use std::path::PathBuf;
+
+use clap::{Args as ClapArgs, Parser, Subcommand, ValueEnum};
+
+/// Places communication buffers of tensor programs in symmetric memory, proves the layout safe on every
+/// rank, and runs it.
+#[derive(Parser, Debug)]
+#[command(name = "symmc", version, about, max_term_width = 100, after_help = EXAMPLES)]
+pub struct Args {
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  symmc plan model.pt2                                   what runs how, what lives where, and why
+  symmc run model.pt2 --tensors model.safetensors        run on one process per rank and compare
+  symmc plan model.pt2 --machine h200x8 --bucket tokens=1,64,8192 -o model.plan.json
+  symmc check model.plan.json                            prove a plan safe
+  symmc print model.pt2 > model.symm                     the program as text, which every command reads
+
+Exit codes: 0 success; 1 a comparison or check failed, or a rank died; 2 bad input.";
+
+#[derive(Subcommand, Debug)]
+pub enum Command {
+    /// Plan a program and say what was chosen, where every operand lives, and why
+    #[command(after_help = PLAN_EXAMPLES)]
+    Plan(PlanArgs),
+    /// Prove a plan safe: no read of a wrong value, no race, for any timing of the ranks
+    Check(CheckArgs),
+    /// Run a program or a plan, one process per rank, and compare the results
+    #[command(after_help = RUN_EXAMPLES)]
+    Run(RunArgs),
+    /// Print a program as text
+    Print(PrintArgs),
+    /// List the operators that each frontend supports
+    Ops(OpsArgs),
+    /// One rank of a run that another symmc started
+    #[command(hide = true)]
+    Rank(RankArgs),
+}
+
+const PLAN_EXAMPLES: &str = "\
+Examples:
+  symmc plan model.pt2
+  symmc plan llama70b.pt2 --ranks 8 --machine h200x8 --bucket tokens=2,64,512,8192
+  symmc plan model.pt2 -o model.plan.json
+  symmc plan model.pt2 --format json
+  symmc plan model.pt2 --explain %all_reduce";
+
+const RUN_EXAMPLES: &str = "\
+Examples:
+  symmc run model.pt2 --ranks 4 --tensors model.safetensors
+  symmc run model.pt2 --ranks 4 --set tokens=7 --seed 1 --compare interpreter
+  symmc run model.plan.json --tensors model.safetensors
+  symmc run model.pt2 --tensors model.safetensors --chaos 3 --repeat 10
+  torchrun --nproc-per-node 4 --no-python symmc run model.pt2 --tensors model.safetensors";
+
+/// What names and shapes a program.
+#[derive(ClapArgs, Debug, Clone)]
+pub struct ProgramArgs {
+    /// The program: a .pt2 archive of torch.export, or .symm text
+    pub program: PathBuf,
+    /// The number of ranks, where the program leaves it open
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
+    pub ranks: Option<u32>,
+    /// The members of a named process group, cells separated by ';' (0,1;2,3); others are the world
+    #[arg(long = "group", value_name = "NAME=CELLS", value_parser = parse_group)]
+    pub groups: Vec<(String, Vec<Vec<u32>>)>,
+}
+
+/// What compiles a program.
+#[derive(ClapArgs, Debug, Clone)]
+pub struct CompileArgs {
+    /// The machine to choose for: a built-in profile (host, h200x2, h200x4, h200x8) or a profile file
+    #[arg(long, default_value = "host", value_name = "NAME|FILE")]
+    pub machine: String,
+    /// Divide the range of a symbol: one schedule for each upper bound, all in the same arenas
+    #[arg(long = "bucket", value_name = "SYMBOL=A,B,…", value_parser = parse_bucket)]
+    pub buckets: Vec<(String, Vec<i64>)>,
+    /// An argument that the caller writes straight into the symmetric arena (its name, or 'all')
+    #[arg(long = "bind", value_name = "NAME|all")]
+    pub bind: Vec<String>,
+}
+
+#[derive(ClapArgs, Debug)]
+pub struct PlanArgs {
+    #[command(flatten)]
+    pub program: ProgramArgs,
+    #[command(flatten)]
+    pub compile: CompileArgs,
+    /// Write the plan to a file
+    #[arg(short, long, value_name = "FILE")]
+    pub output: Option<PathBuf>,
+    /// What to print
+    #[arg(long, value_enum, default_value_t = PlanFormat::Text)]
+    pub format: PlanFormat,
+    /// Tell where a value lives, until when, who may touch it, and how its collective was chosen
+    #[arg(long, value_name = "%VALUE")]
+    pub explain: Option<String>,
+    /// Print how long each stage took
+    #[arg(long)]
+    pub timing: bool,
+}
+
+#[derive(ValueEnum, Debug, Clone, Copy, PartialEq, Eq)]
+pub enum PlanFormat {
+    /// For people
+    Text,
+    /// The plan itself
+    Json,
+}
+
+#[derive(ClapArgs, Debug)]
+pub struct CheckArgs {
+    /// The plan
+    pub plan: PathBuf,
+}
+
+#[derive(ClapArgs, Debug)]
+pub struct RunArgs {
+    /// The program (.pt2, .symm), or a plan (.json)
+    pub program: PathBuf,
+    /// The number of ranks, where the program leaves it open
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
+    pub ranks: Option<u32>,
+    /// The members of a named process group, cells separated by ';' (0,1;2,3)
+    #[arg(long = "group", value_name = "NAME=CELLS", value_parser = parse_group)]
+    pub groups: Vec<(String, Vec<Vec<u32>>)>,
+    #[command(flatten)]
+    pub compile: CompileArgs,
+    /// Run this plan of the program instead of planning it
+    #[arg(long, value_name = "FILE")]
+    pub plan: Option<PathBuf>,
+    /// Weights, inputs and expected outputs of every rank (safetensors)
+    #[arg(long, value_name = "FILE")]
+    pub tensors: Option<PathBuf>,
+    /// The value of a symbol; arguments that do not fit it are drawn
+    #[arg(long = "set", value_name = "SYMBOL=N", value_parser = parse_setting)]
+    pub set: Vec<(String, i64)>,
+    /// Draw the arguments from this seed
+    #[arg(long, value_name = "SEED")]
+    pub seed: Option<u64>,
+    /// What to compare the results with; by default what --tensors records
+    #[arg(long, value_enum)]
+    pub compare: Option<Compare>,
+    /// The largest absolute difference allowed; by default 1e-4, and for bf16 and f16 2e-2 of the largest
+    /// output
+    #[arg(long, value_name = "X")]
+    pub tolerance: Option<f64>,
+    /// Delay ranks at random before and after every touch of a peer
+    #[arg(long, value_name = "SEED")]
+    pub chaos: Option<u64>,
+    /// How often to run the plan
+    #[arg(long, default_value_t = 1, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    pub repeat: u32,
+    /// No wait of a rank takes longer
+    #[arg(long, default_value_t = 30.0, value_name = "SECONDS", value_parser = parse_seconds)]
+    pub timeout: f64,
+    /// What runs it
+    #[arg(long, value_enum, default_value_t = BackendArg::Host)]
+    pub backend: BackendArg,
+}
+
+#[derive(ValueEnum, Debug, Clone, Copy, PartialEq, Eq)]
+pub enum BackendArg {
+    /// One process per rank over shared memory
+    Host,
+    /// One thread per rank in this process
+    Threads,
+    /// The reference interpreter, without a plan
+    Interpreter,
+}
+
+#[derive(ValueEnum, Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Compare {
+    /// The reference interpreter on the imported program
+    Interpreter,
+    /// The outputs that --tensors records
+    Recorded,
+    /// Nothing
+    None,
+}
+
+#[derive(ClapArgs, Debug)]
+pub struct PrintArgs {
+    #[command(flatten)]
+    pub program: ProgramArgs,
+    #[command(flatten)]
+    pub compile: CompileArgs,
+    /// symm: text that every command reads; dot: the dependence graph for Graphviz
+    #[arg(long, value_enum, default_value_t = PrintFormat::Symm)]
+    pub format: PrintFormat,
+    /// Which stage to print
+    #[arg(long, value_enum, default_value_t = Stage::Imported)]
+    pub stage: Stage,
+}
+
+#[derive(ValueEnum, Debug, Clone, Copy, PartialEq, Eq)]
+pub enum PrintFormat {
+    /// The text form
+    Symm,
+    /// Graphviz
+    Dot,
+}
+
+#[derive(ValueEnum, Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Stage {
+    /// As it was read
+    Imported,
+    /// After canonicalisation and recognition
+    Canonical,
+    /// With a variant for each collective
+    Lowered,
+}
+
+#[derive(ClapArgs, Debug)]
+pub struct OpsArgs {
+    /// Only operators whose name contains this
+    pub filter: Option<String>,
+}
+
+#[derive(ClapArgs, Debug)]
+pub struct RankArgs {
+    /// The control socket
+    #[arg(long)]
+    pub fd: i32,
+}
+
+fn parse_assignment(text: &str) -> Result<(&str, &str), String> {
+    let (name, value) = text.split_once('=').ok_or_else(|| format!("expected NAME=VALUE, found {text}"))?;
+    if name.is_empty() { Err(format!("expected NAME=VALUE, found {text}")) } else { Ok((name, value)) }
+}
+
+fn parse_integer(text: &str) -> Result<i64, String> {
+    text.trim().parse().map_err(|_| format!("expected an integer, found {text:?}"))
+}
+
+fn parse_setting(text: &str) -> Result<(String, i64), String> {
+    let (name, value) = parse_assignment(text)?;
+    Ok((name.to_string(), parse_integer(value)?))
+}
+
+fn parse_bucket(text: &str) -> Result<(String, Vec<i64>), String> {
+    let (name, values) = parse_assignment(text)?;
+    Ok((name.to_string(), values.split(',').map(parse_integer).collect::<Result<_, _>>()?))
+}
+
+fn parse_group(text: &str) -> Result<(String, Vec<Vec<u32>>), String> {
+    let (name, cells) = parse_assignment(text)?;
+    let rank = |r: &str| r.trim().parse().map_err(|_| format!("expected a rank, found {r:?}"));
+    let cells = cells.split(';').map(|c| c.split(',').map(rank).collect()).collect::<Result<_, _>>()?;
+    Ok((name.to_string(), cells))
+}
+
+fn parse_seconds(text: &str) -> Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(s) if s > 0.0 && s <= 86_400.0 => Ok(s),
+        _ => Err(format!("expected seconds between 0 and 86400, found {text:?}")),
+    }
+}

@@ -1,0 +1,36 @@
+//! `symmc plan`.
+
+use std::process::ExitCode;
+use std::time::Instant;
+
+use anyhow::Result;
+
+use crate::args::{PlanArgs, PlanFormat};
+use crate::{explain, load, report};
+
+/// Plans a program, writes the plan where asked, and prints.
+pub fn plan(args: &PlanArgs) -> Result<ExitCode> {
+    let start = Instant::now();
+    let mut program = load::program(&args.program)?;
+    load::close_ranks(&mut program)?;
+    let config = load::config(&args.compile)?;
+    let imported = start.elapsed();
+    let (plan, stages) = symmc::compile_timed(&program, &config)?;
+    if let Some(path) = &args.output {
+        std::fs::write(path, plan.to_json())
+            .map_err(|source| symmc::Error::Io { path: path.display().to_string(), source })?;
+    }
+    match (&args.explain, args.format) {
+        (Some(value), _) => print!("{}", explain::explain(&plan, value)?),
+        (None, PlanFormat::Json) => println!("{}", plan.to_json()),
+        (None, PlanFormat::Text) => print!("{}", report::report(&plan)?),
+    }
+    if args.timing {
+        eprintln!("import {:.1} ms", imported.as_secs_f64() * 1e3);
+        for (stage, time) in stages {
+            eprintln!("{stage} {:.1} ms", time.as_secs_f64() * 1e3);
+        }
+        eprintln!("total {:.1} ms", start.elapsed().as_secs_f64() * 1e3);
+    }
+    Ok(ExitCode::SUCCESS)
+}

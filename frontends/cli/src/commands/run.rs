@@ -1,0 +1,147 @@
+//! `symmc run`.
+
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Result, bail};
+use indexmap::IndexMap;
+use symmc::host::RankCommand;
+use symmc::ir::interp::{self, Comparison};
+use symmc::ir::text;
+use symmc::{Backend, Draw, Graph, Plan, RunConfig, Tensor, TensorFile, Workload};
+
+use crate::args::{BackendArg, Compare, ProgramArgs, RunArgs};
+use crate::load;
+
+/// Runs a program or a plan and compares the results.
+pub fn run(args: &RunArgs) -> Result<ExitCode> {
+    let tensors = args.tensors.as_deref().map(TensorFile::open).transpose()?;
+    let Subject { plan, source, weights } = subject(args, tensors.as_ref())?;
+    let draw = Draw { seed: args.seed.unwrap_or(0), arguments: args.seed.is_some(), symbols: args.set.clone() };
+    let work = Workload::gather(&source, &weights, tensors.as_ref(), &draw)?;
+    for note in &work.notes {
+        eprintln!("note: {note}");
+    }
+    let expected = expected(args, &plan, &work)?;
+    let outputs = symmc::run(&plan, &work, &backend(args)?, &run_config(args, args.chaos))?;
+    Ok(match expected {
+        Some((what, expected)) => report(&source, what, &outputs, &expected, args.tolerance),
+        None => {
+            println!("{}: {} ranks ran; nothing to compare with", source.name, outputs.len());
+            ExitCode::SUCCESS
+        }
+    })
+}
+
+/// A plan, the program it is for, and weights that came with that.
+struct Subject {
+    plan: Plan,
+    source: Graph,
+    weights: IndexMap<String, Arc<Tensor>>,
+}
+
+fn subject(args: &RunArgs, tensors: Option<&TensorFile>) -> Result<Subject> {
+    if load::is_plan(&args.program) {
+        let plan = load::plan(&args.program)?;
+        if let Some(ranks) = args.ranks.filter(|&r| r != plan.ranks) {
+            bail!("{}: the plan is for {} ranks, found {ranks}", args.program.display(), plan.ranks);
+        }
+        let source = text::parse(&plan.source.text).map_err(|e| anyhow::anyhow!("{}: {e}", args.program.display()))?;
+        return Ok(Subject { plan, source, weights: IndexMap::new() });
+    }
+    let program =
+        ProgramArgs { program: args.program.clone(), ranks: args.ranks, groups: args.groups.clone() };
+    let mut program = load::program(&program)?;
+    match tensors {
+        Some(file) if program.graph.ranks.is_none() => program.set_ranks(file.ranks())?,
+        _ => load::close_ranks(&mut program)?,
+    }
+    let plan = match &args.plan {
+        Some(path) => {
+            let plan = load::plan(path)?;
+            let hash = symmc::plan::source_hash(&text::print(&program.graph));
+            if plan.source.hash != hash {
+                bail!(
+                    "{}: the plan was made for another program, {} with {} ranks; expected one for {}",
+                    path.display(),
+                    plan.source.name,
+                    plan.ranks,
+                    args.program.display()
+                );
+            }
+            plan
+        }
+        None => symmc::compile(&program, &load::config(&args.compile)?)?,
+    };
+    Ok(Subject { plan, source: program.graph, weights: program.weights })
+}
+
+fn backend(args: &RunArgs) -> Result<Backend> {
+    Ok(match args.backend {
+        BackendArg::Interpreter => Backend::Interpreter,
+        BackendArg::Threads => Backend::Threads,
+        BackendArg::Host => Backend::Processes(RankCommand {
+            program: std::env::current_exe()?,
+            args: vec!["rank".into(), "--fd".into()],
+        }),
+    })
+}
+
+fn run_config(args: &RunArgs, chaos: Option<u64>) -> RunConfig {
+    RunConfig { limit: Duration::from_secs_f64(args.timeout), chaos, repeats: args.repeat }
+}
+
+type Expected = Vec<Vec<Option<Arc<Tensor>>>>;
+
+/// What the results are compared with, and what to call it.
+fn expected(args: &RunArgs, plan: &Plan, work: &Workload) -> Result<Option<(&'static str, Expected)>> {
+    let compare = args.compare.unwrap_or(if work.expected.is_some() { Compare::Recorded } else { Compare::None });
+    match compare {
+        Compare::None => Ok(None),
+        Compare::Recorded => match &work.expected {
+            Some(expected) => Ok(Some(("the recorded outputs", expected.clone()))),
+            None => bail!(
+                "--compare recorded needs --tensors with rank<r>.in.<i> and rank<r>.out.<i>, and no --seed or --set that asks for other arguments"
+            ),
+        },
+        Compare::Interpreter => {
+            let outputs = symmc::run(plan, work, &Backend::Interpreter, &run_config(args, None))?;
+            let outputs = outputs.into_iter().map(|r| r.into_iter().map(|t| Some(Arc::new(t))).collect());
+            Ok(Some(("the interpreter", outputs.collect())))
+        }
+    }
+}
+
+/// Prints one line for each rank; fails if a difference is too large.
+fn report(graph: &Graph, what: &str, outputs: &[Vec<Tensor>], expected: &Expected, tolerance: Option<f64>) -> ExitCode {
+    println!("{}: compared with {what}", graph.name);
+    let mut failed = false;
+    for (rank, (found, expected)) in outputs.iter().zip(expected).enumerate() {
+        for (index, expected) in expected.iter().enumerate() {
+            let (Some(found), Some(expected)) = (found.get(index), expected) else {
+                println!("  rank {rank} output {index}: nothing recorded");
+                continue;
+            };
+            let c = interp::compare(found, expected);
+            let allowed = tolerance.unwrap_or_else(|| default_tolerance(expected, &c));
+            let ok = c.max_abs <= allowed && c.matches_shape;
+            failed |= !ok;
+            println!(
+                "  rank {rank} output {index}: largest absolute difference {:.3e} (allowed {allowed:.1e}){}",
+                c.max_abs,
+                if ok { String::new() } else { format!("  FAILED: {c}") }
+            );
+        }
+    }
+    ExitCode::from(u8::from(failed))
+}
+
+/// 1e-4; for two-byte floats 2e-2 of the largest expected output.
+fn default_tolerance(expected: &Tensor, comparison: &Comparison) -> f64 {
+    if expected.dtype().is_float() && expected.dtype().size() == 2 {
+        2e-2 * comparison.largest_expected
+    } else {
+        1e-4
+    }
+}

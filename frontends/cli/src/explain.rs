@@ -1,0 +1,180 @@
+//! `symmc plan --explain %value`: where a value lives, until when, who may touch it, and how its collective
+//! was chosen.
+
+use std::fmt::Write;
+
+use anyhow::{Result, anyhow, bail};
+use symmc::ir::layout::{Layout, layouts};
+use symmc::ir::{Graph, Op, Table, ValueId, text};
+use symmc::plan::{ArenaKind, Barrier, Bucket, Decision, Memory, Place, Reach};
+use symmc::Plan;
+
+use crate::report;
+use crate::units::{bytes, micros};
+
+/// A bucket with its planned program parsed.
+pub struct Planned<'a> {
+    bucket: &'a Bucket,
+    graph: Graph,
+    layouts: Table<ValueId, Layout>,
+}
+
+impl<'a> Planned<'a> {
+    /// Parses the planned program of a bucket.
+    pub fn new(plan: &'a Plan, bucket: &'a Bucket) -> Result<Self> {
+        let text = plan.programs.get(bucket.program).ok_or_else(|| anyhow!("the plan has no program {}", bucket.program))?;
+        let graph = text::parse(text).map_err(|e| anyhow!("planned program: {e}"))?;
+        let layouts = layouts(&graph);
+        Ok(Planned { bucket, graph, layouts })
+    }
+
+    /// The first operand and the first result of what runs a collective.
+    pub fn ends(&self, decision: &Decision) -> (Option<ValueId>, Option<ValueId>) {
+        let node = |name: &String| self.graph.nodes.iter().find(|(id, _)| self.graph.node_name(*id) == name).map(|(_, n)| n);
+        let first = decision.nodes.first().and_then(node);
+        let last = decision.nodes.last().and_then(node);
+        (first.and_then(|n| n.inputs.first().copied()), last.and_then(|n| n.outputs.first().copied()))
+    }
+
+    /// The place of a value's base.
+    pub fn place(&self, value: ValueId) -> Option<&'a Place> {
+        self.bucket.places.get(self.graph.name_of(self.layouts[value].base))
+    }
+
+    /// The memory of a value in few words.
+    pub fn short_place(&self, plan: &Plan, value: ValueId) -> String {
+        self.place(value).map_or_else(|| "?".into(), |p| report::memory(plan, self.bucket, p.memory))
+    }
+
+    /// The copies of the planned program: name, reason, and the input whose binding avoids it.
+    pub fn copies(&self) -> Vec<(&str, String, Option<&str>)> {
+        let copies = self.graph.nodes.values().filter(|n| n.op == Op::Copy);
+        copies
+            .filter_map(|node| {
+                let (from, to) = (*node.inputs.first()?, *node.outputs.first()?);
+                let place = self.place(to)?;
+                let base = self.layouts[from].base;
+                let input = self.graph.inputs.values().find(|i| i.value == base);
+                let symmetric = match place.memory {
+                    Memory::Buffer(i) => self.bucket.buffers.get(i)?.arena == ArenaKind::Symmetric,
+                    _ => false,
+                };
+                let avoid = input.filter(|_| symmetric).map(|_| self.graph.name_of(base));
+                Some((self.graph.name_of(to), place.why.clone(), avoid))
+            })
+            .collect()
+    }
+
+    fn step_of(&self, value: ValueId) -> Option<usize> {
+        let node = self.graph.def_node(value)?;
+        let name = self.graph.node_name(node);
+        self.bucket.steps.iter().position(|s| s.node == name)
+    }
+}
+
+/// The explanation of a value in every bucket.
+pub fn explain(plan: &Plan, value: &str) -> Result<String> {
+    let name = value.trim_start_matches('%');
+    let mut out = String::new();
+    let mut known = false;
+    for bucket in &plan.buckets {
+        let planned = Planned::new(plan, bucket)?;
+        let Some(id) = planned.graph.values.iter().find(|(_, v)| v.name == name).map(|(id, _)| id) else { continue };
+        known = true;
+        if plan.buckets.len() > 1 {
+            let symbols: Vec<String> = bucket.symbols.iter().map(|(s, [a, b])| format!("{s}={a}..={b}")).collect();
+            writeln!(out, "{}:", symbols.join(", "))?;
+        }
+        out.push_str(&one(plan, bucket, &planned, id)?);
+    }
+    if !known {
+        bail!(unknown(plan, name)?);
+    }
+    Ok(out)
+}
+
+fn one(plan: &Plan, bucket: &Bucket, planned: &Planned<'_>, id: ValueId) -> Result<String> {
+    let graph = &planned.graph;
+    let mut out = String::new();
+    let ty = text::print_type(graph.ty(id), &graph.symbols);
+    writeln!(out, "%{}: {ty}", graph.name_of(id))?;
+    if let Some(node) = graph.def_node(id) {
+        let step = planned.step_of(id).map_or_else(|| "a view, no step".into(), |s| format!("step {s}"));
+        writeln!(out, "  made by {} ({step})", text::op_name(&graph.nodes[node].op, graph))?;
+    }
+    let base = planned.layouts[id].base;
+    if base != id {
+        writeln!(out, "  a view of %{}", graph.name_of(base))?;
+    }
+    if let Some(place) = planned.place(id) {
+        out.push_str(&place_text(plan, bucket, place));
+    }
+    for decision in bucket.decisions.iter().filter(|d| about(d, graph.name_of(id))) {
+        out.push_str(&decision_text(bucket, decision));
+    }
+    Ok(out)
+}
+
+fn about(decision: &Decision, name: &str) -> bool {
+    decision.collective == name || decision.nodes.iter().any(|n| n == name)
+}
+
+fn place_text(plan: &Plan, bucket: &Bucket, place: &Place) -> String {
+    let mut out = String::new();
+    let mut line = |text: String| {
+        let _ = writeln!(out, "  {text}");
+    };
+    let inner = if place.offset == "0" { String::new() } else { format!(" + {}", place.offset) };
+    let by_rank = place.by_rank.as_ref().map_or_else(String::new, |b| format!(" + {} × rank in {}", b.stride, b.group));
+    match place.memory {
+        Memory::Buffer(i) => {
+            let Some(b) = bucket.buffers.get(i) else { return out };
+            let arena = if b.arena == ArenaKind::Symmetric { "symmetric" } else { "ordinary" };
+            line(format!("lives in the {arena} arena at {}{inner}{by_rank}, in a buffer of {}", b.offset, bytes(b.size)));
+            line(lifetime(bucket, b.first, b.last));
+            line(match b.reach {
+                Reach::Local => "peers do not touch it".into(),
+                Reach::Read => "peers read it".into(),
+                Reach::Written => "peers write it".into(),
+            });
+        }
+        memory => line(format!("lives in {}{inner}{by_rank}", report::memory(plan, bucket, memory))),
+    }
+    line(format!("why: {}", place.why));
+    out
+}
+
+fn lifetime(bucket: &Bucket, first: usize, last: usize) -> String {
+    let name = |s: usize| bucket.steps.get(s).map_or_else(String::new, |step| format!(" (%{})", step.node));
+    let wraps = if last < first { " of the next run" } else { "" };
+    format!("occupied from step {first}{} to step {last}{}{wraps}", name(first), name(last))
+}
+
+fn decision_text(bucket: &Bucket, decision: &Decision) -> String {
+    let mut out = String::new();
+    let _ = writeln!(out, "  chosen for %{} of {}: {}", decision.collective, bytes(decision.bytes), decision.chosen);
+    for a in &decision.alternatives {
+        let mark = if a.name == decision.chosen { "→" } else { " " };
+        let copies = if a.copy_us > 0.0 { format!(", {} of it copies", micros(a.copy_us)) } else { String::new() };
+        let _ = writeln!(out, "    {mark} {} {}{copies}", a.name, micros(a.us));
+    }
+    let _ = writeln!(out, "  rules: {}", decision.rules.join(" → "));
+    for step in bucket.steps.iter().filter(|s| decision.nodes.contains(&s.node)) {
+        let barrier = match step.exit {
+            Some(Barrier::Dropped) => "dropped: lifetimes stand in for it",
+            Some(Barrier::Kept) => "kept",
+            None => continue,
+        };
+        let _ = writeln!(out, "  exit barrier of %{}: {barrier}", step.node);
+    }
+    out
+}
+
+/// What to say of a value that the planned programs do not have.
+fn unknown(plan: &Plan, name: &str) -> Result<String> {
+    let source = text::parse(&plan.source.text).map_err(|e| anyhow!("source program: {e}"))?;
+    if source.values.values().any(|v| v.name == name) {
+        return Ok(format!("%{name} was simplified away; `symmc print --stage canonical` shows what remains"));
+    }
+    Ok(format!("the program has no value %{name}; `symmc print` lists them"))
+}

@@ -1,0 +1,159 @@
+//! What `symmc plan` prints for people.
+
+use std::fmt::Write;
+
+use anyhow::Result;
+use indexmap::IndexMap;
+use symmc::Plan;
+use symmc::plan::{ArenaKind, Barrier, Bucket, Decision, Memory, Role};
+
+use crate::explain::Planned;
+use crate::units::{bytes, gap, micros, table};
+
+/// The whole report.
+pub fn report(plan: &Plan) -> Result<String> {
+    let mut out = String::new();
+    let buckets = plan.buckets.len();
+    let plural = if buckets == 1 { "" } else { "s" };
+    writeln!(out, "{}: {} ranks, machine {}, {buckets} bucket{plural}", plan.source.name, plan.ranks, plan.machine)?;
+    for bucket in &plan.buckets {
+        let planned = Planned::new(plan, bucket)?;
+        writeln!(out, "\n{}", range(bucket))?;
+        out.push_str(&collectives(plan, bucket, &planned));
+        out.push_str(&totals(plan, bucket));
+        out.push_str(&copies(bucket, &planned));
+    }
+    out.push_str(&fixed(plan));
+    Ok(out)
+}
+
+fn range(bucket: &Bucket) -> String {
+    let symbols: Vec<String> = bucket
+        .symbols
+        .iter()
+        .map(|(name, [low, high])| if low == high { format!("{name}={low}") } else { format!("{name}={low}..={high}") })
+        .collect();
+    if symbols.is_empty() { "all sizes fixed".into() } else { symbols.join(", ") }
+}
+
+/// One row for each collective; equal ones share a row.
+fn collectives(plan: &Plan, bucket: &Bucket, planned: &Planned<'_>) -> String {
+    let mut rows: IndexMap<Vec<String>, Vec<&str>> = IndexMap::new();
+    for decision in &bucket.decisions {
+        rows.entry(row(plan, bucket, planned, decision)).or_default().push(&decision.collective);
+    }
+    if rows.is_empty() {
+        return "  no collectives\n".into();
+    }
+    let head = ["collective", "bytes", "chosen", "estimate", "runner-up", "", "plain", "operand", "result"];
+    let mut cells = vec![head.map(str::to_string).to_vec()];
+    for (row, names) in rows {
+        let name = match names.as_slice() {
+            [one] => format!("%{one}"),
+            [first, .., last] => format!("%{first} … %{last} (×{})", names.len()),
+            [] => continue,
+        };
+        cells.push([vec![name], row].concat());
+    }
+    table(&cells)
+}
+
+fn row(plan: &Plan, bucket: &Bucket, planned: &Planned<'_>, decision: &Decision) -> Vec<String> {
+    let estimate = |name: &str| decision.alternatives.iter().find(|a| a.name == name).map(|a| micros(a.us));
+    let runner_up = decision.alternatives.iter().find(|a| a.name != decision.chosen);
+    let mut chosen = decision.chosen.clone();
+    let steps = bucket.steps.iter().filter(|s| decision.nodes.contains(&s.node));
+    for step in steps {
+        match step.exit {
+            Some(Barrier::Dropped) => chosen.push_str(", no exit barrier"),
+            Some(Barrier::Kept) => chosen.push_str(", exit barrier"),
+            None => {}
+        }
+    }
+    let (operand, result) = planned.ends(decision);
+    let place = |v: Option<_>| v.map_or_else(String::new, |v| planned.short_place(plan, v));
+    vec![
+        bytes(decision.bytes),
+        chosen,
+        estimate(&decision.chosen).unwrap_or_default(),
+        runner_up.map_or_else(|| "none".into(), |a| a.name.clone()),
+        runner_up.map_or_else(String::new, |a| micros(a.us)),
+        estimate("plain").unwrap_or_default(),
+        place(operand),
+        place(result),
+    ]
+}
+
+fn totals(plan: &Plan, bucket: &Bucket) -> String {
+    let t = &bucket.totals;
+    let rows = [
+        ["arena", "peak", "max-live bound", "gap"].map(str::to_string).to_vec(),
+        vec!["ordinary".into(), bytes(t.ordinary_peak), bytes(t.ordinary_bound), gap(t.ordinary_peak, t.ordinary_bound)],
+        vec![
+            "symmetric".into(),
+            bytes(t.symmetric_peak),
+            bytes(t.symmetric_bound),
+            gap(t.symmetric_peak, t.symmetric_bound),
+        ],
+    ];
+    let mut out = table(&rows);
+    let buffers = |kind| bucket.buffers.iter().filter(|b| b.arena == kind).count();
+    let _ = writeln!(
+        out,
+        "  {} steps; {} ordinary and {} symmetric buffers; arenas of {} and {} serve all buckets",
+        bucket.steps.len(),
+        buffers(ArenaKind::Ordinary),
+        buffers(ArenaKind::Symmetric),
+        bytes(plan.arenas.ordinary),
+        bytes(plan.arenas.symmetric),
+    );
+    let _ = writeln!(out, "  exit barriers: {} dropped, {} kept", t.barriers_dropped, t.barriers_kept);
+    out
+}
+
+fn copies(bucket: &Bucket, planned: &Planned<'_>) -> String {
+    let t = &bucket.totals;
+    if t.copies == 0 {
+        return "  copies: none\n".into();
+    }
+    let mut out = format!("  copies: {}, {} in each run\n", t.copies, bytes(t.copied));
+    for (name, why, avoid) in planned.copies() {
+        let _ = writeln!(out, "    %{name}: {why}");
+        if let Some(input) = avoid {
+            let _ = writeln!(out, "      a caller avoids it with --bind {input}");
+        }
+    }
+    out
+}
+
+fn fixed(plan: &Plan) -> String {
+    let mut out = String::new();
+    for fixed in &plan.fixed {
+        let what = match &fixed.role {
+            Role::Landing { group, zone } => format!("landing zone {zone} of group {group}"),
+            Role::Bound { input } => format!("bound input {input}"),
+        };
+        if out.is_empty() {
+            out.push_str("\nfixed symmetric memory\n");
+        }
+        let _ = writeln!(out, "  {what}: {} at {}", bytes(fixed.size), fixed.offset);
+    }
+    out
+}
+
+/// A memory in few words.
+pub fn memory(plan: &Plan, bucket: &Bucket, memory: Memory) -> String {
+    match memory {
+        Memory::Buffer(i) => match bucket.buffers.get(i).map(|b| b.arena) {
+            Some(ArenaKind::Symmetric) => "symmetric".into(),
+            Some(ArenaKind::Ordinary) => "ordinary".into(),
+            None => "?".into(),
+        },
+        Memory::Fixed(i) => match plan.fixed.get(i).map(|f| &f.role) {
+            Some(Role::Bound { input }) => format!("bound input {input}"),
+            _ => "symmetric".into(),
+        },
+        Memory::Input(i) => format!("input {i}"),
+        Memory::Output(i) => format!("output {i}"),
+    }
+}

@@ -1,0 +1,42 @@
+//! Runs the built `symmc` command.
+
+// Each test binary uses its part of this module.
+#![allow(dead_code)]
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+
+/// A command line of symmc, started in the folder of the real programs.
+pub fn symmc(line: &str) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_symmc"));
+    command.args(line.split_whitespace()).current_dir(programs()).stdin(Stdio::null());
+    command
+}
+
+/// The folder of the real programs.
+pub fn programs() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/programs")
+}
+
+/// Runs to the end.
+pub fn output(command: &mut Command) -> Output {
+    command.output().expect("symmc starts")
+}
+
+/// Standard output of a command that must succeed.
+pub fn stdout(line: &str) -> String {
+    let out = output(&mut symmc(line));
+    let text = String::from_utf8_lossy(&out.stdout).into_owned();
+    assert!(out.status.success(), "symmc {line}\n{text}{}", String::from_utf8_lossy(&out.stderr));
+    text
+}
+
+/// The message of a command that must end with this exit code: one error, no panic.
+pub fn failure(command: &mut Command, code: i32) -> String {
+    let out = output(command);
+    let text = String::from_utf8_lossy(&out.stderr).into_owned();
+    assert_eq!(out.status.code(), Some(code), "{command:?}\n{text}");
+    assert!(!text.contains("panicked"), "{command:?}\n{text}");
+    assert_eq!(text.matches("error:").count(), 1, "{command:?}\n{text}");
+    text
+}

@@ -1,0 +1,133 @@
+//! Bad input: exit code 2 and one message that names the thing, what was found and what was expected.
+
+mod common;
+
+use std::path::Path;
+
+use common::{failure, output, programs, stdout, symmc};
+
+fn says(line: &str, parts: &[&str]) {
+    let text = failure(&mut symmc(line), 2);
+    for part in parts {
+        assert!(text.contains(part), "symmc {line}: {part:?} is missing in\n{text}");
+    }
+}
+
+fn write(dir: &Path, name: &str, bytes: &[u8]) -> String {
+    let path = dir.join(name);
+    std::fs::write(&path, bytes).expect("written");
+    path.display().to_string()
+}
+
+#[test]
+fn broken_files() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let whole = std::fs::read(programs().join("hf_llama_tp2.pt2")).expect("a program");
+    for cut in [0, 4, 100, whole.len() / 2, whole.len() - 10] {
+        let file = write(dir.path(), &format!("cut{cut}.pt2"), &whole[..cut]);
+        says(&format!("plan {file} --ranks 2"), &[&file]);
+    }
+    let file = write(dir.path(), "text.pt2", b"PK\x03\x04 this is no archive");
+    says(&format!("plan {file} --ranks 2"), &[&file]);
+    let file = write(dir.path(), "bad.symm", b"program \"x\" ranks 2\n%y: f32[4] = frobnicate %x\n");
+    says(&format!("plan {file}"), &[&file, "2"]);
+    says("plan no_such_file.pt2", &["no_such_file.pt2"]);
+    says("run no_such_file.pt2", &["no_such_file.pt2"]);
+    says("check megatron_tp4_f32.pt2", &["expected a plan"]);
+    says("run megatron_tp4_f32.pt2 --tensors moe_ep4.pt2", &["moe_ep4.pt2"]);
+}
+
+#[test]
+fn ranks_that_do_not_fit() {
+    says("run megatron_tp4_f32.pt2 --ranks 3", &["4", "3"]);
+    says("plan moe_ep4.pt2 --ranks 8", &["4", "8"]);
+    says("plan hf_llama_tp2_core.pt2", &["--ranks"]);
+    says("run hf_llama_tp2.pt2 --ranks 4 --tensors hf_llama_tp2.safetensors", &["4", "2"]);
+}
+
+#[test]
+fn sizes_that_do_not_fit() {
+    says("run megatron_tp4_f32.pt2 --set tokens=1", &["tokens=1", "2 to 4096"]);
+    says("run megatron_tp4_f32.pt2 --set tokens=5000", &["tokens=5000", "2 to 4096"]);
+    says("run megatron_tp4_f32.pt2 --set batch=2", &["no symbol batch", "tokens"]);
+    says("plan megatron_tp4_f32.pt2 --bucket tokens=9000", &["9000", "4096"]);
+    says("plan megatron_tp4_f32.pt2 --bucket tokens=64,8", &["ascend"]);
+    says("run megatron_tp4_f32.pt2 --bucket tokens=8,64 --set tokens=65 --compare interpreter", &["tokens", "65"]);
+}
+
+#[test]
+fn names_that_do_not_exist() {
+    says("plan megatron_tp4_f32.pt2 --machine gpu9000", &["gpu9000", "h200x4"]);
+    says("plan megatron_tp4_f32.pt2 --bind foo", &["foo", "ids"]);
+    says("plan megatron_tp4_f32.pt2 --explain %nothing", &["nothing"]);
+}
+
+/// A copy of a file of tensors with its header changed.
+fn edited(dir: &Path, name: &str, edit: impl Fn(&mut serde_json::Map<String, serde_json::Value>)) -> String {
+    let bytes = std::fs::read(programs().join(name)).expect("tensors");
+    let length = u64::from_le_bytes(bytes[..8].try_into().expect("eight bytes")) as usize;
+    let mut header = serde_json::from_slice(&bytes[8..8 + length]).expect("a header");
+    edit(&mut header);
+    let header = serde_json::to_vec(&header).expect("a header");
+    let whole = [&(header.len() as u64).to_le_bytes(), header.as_slice(), &bytes[8 + length..]].concat();
+    write(dir, name, &whole)
+}
+
+#[test]
+fn tensors_that_do_not_fit() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let name = "megatron_tp4_f32.safetensors";
+    let renamed = |from: &'static str, to: &'static str| {
+        edited(dir.path(), name, move |h| {
+            let tensor = h.remove(from).expect("the tensor");
+            h.insert(to.into(), tensor);
+        })
+    };
+    let file = renamed("rank2.w.l.0.o.weight", "rank2.w.other");
+    says(&format!("run megatron_tp4_f32.pt2 --tensors {file}"), &["rank2.w.l.0.o.weight", "missing"]);
+    let file = edited(dir.path(), name, |h| h["rank1.w.l.0.o.weight"]["shape"] = serde_json::json!([16, 64]));
+    says(&format!("run megatron_tp4_f32.pt2 --tensors {file}"), &["rank1.w.l.0.o.weight", "[64, 16]", "[16, 64]"]);
+    let file = edited(dir.path(), name, |h| h["rank1.in.0"]["dtype"] = serde_json::json!("F64"));
+    says(&format!("run megatron_tp4_f32.pt2 --tensors {file}"), &["rank1.in.0", "i64", "f64"]);
+}
+
+#[test]
+fn plans_that_do_not_fit() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let file = dir.path().join("p.json").display().to_string();
+    stdout(&format!("plan megatron_tp4_f32.pt2 -o {file}"));
+    says(&format!("run hf_llama_tp2.pt2 --ranks 2 --plan {file}"), &["another program"]);
+    says(&format!("run {file} --tensors moe_ep4.safetensors"), &["rank0.w.e.weight", "missing"]);
+    says(&format!("run {file} --ranks 2"), &["4", "2"]);
+    let text = std::fs::read_to_string(&file).expect("the plan");
+    let newer = write(dir.path(), "newer.json", text.replacen("\"version\": 1", "\"version\": 99", 1).replacen("\"version\":1", "\"version\":99", 1).as_bytes());
+    says(&format!("check {newer}"), &["99"]);
+    let cut = write(dir.path(), "cut.json", &text.as_bytes()[..text.len() / 2]);
+    says(&format!("check {cut}"), &["cut.json"]);
+    let other = write(dir.path(), "other.json", b"{\"hello\": 1}");
+    says(&format!("run {other}"), &["other.json"]);
+}
+
+#[test]
+fn an_unsafe_plan_fails_with_1() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let file = dir.path().join("p.json");
+    stdout(&format!("plan megatron_tp4_f32.pt2 -o {}", file.display()));
+    let mut plan: serde_json::Value =
+        serde_json::from_str(&std::fs::read_to_string(&file).expect("the plan")).expect("JSON");
+    let buffers = plan["buckets"][0]["buffers"].as_array_mut().expect("buffers");
+    for buffer in buffers.iter_mut().filter(|b| b["arena"] == "ordinary") {
+        buffer["offset"] = 0.into();
+    }
+    std::fs::write(&file, plan.to_string()).expect("written");
+    for line in [format!("check {}", file.display()), format!("run {} --seed 1", file.display())] {
+        let text = failure(&mut symmc(&line), 1);
+        assert!(text.contains("does not check"), "{text}");
+    }
+}
+
+#[test]
+fn help_teaches() {
+    let out = output(&mut symmc("run --help"));
+    assert!(String::from_utf8_lossy(&out.stdout).contains("symmc run model.pt2 --ranks 4"));
+}

@@ -1,0 +1,87 @@
+//! The main jobs of the command on real programs.
+
+mod common;
+
+use common::{output, stdout, symmc};
+
+#[test]
+fn run_compares_every_rank_with_the_recorded_outputs() {
+    for (stem, ranks) in [("megatron_tp4_f32", 4), ("megatron_tp4_bf16", 4), ("hf_llama_tp2", 2), ("moe_ep4", 4)] {
+        let text = stdout(&format!("run {stem}.pt2 --ranks {ranks} --tensors {stem}.safetensors"));
+        for rank in 0..ranks {
+            assert!(text.contains(&format!("rank {rank} output 0: largest absolute difference")), "{text}");
+        }
+    }
+}
+
+#[test]
+fn run_takes_sizes_and_compares_with_the_interpreter() {
+    for tokens in [2, 7, 200] {
+        let line = format!("run megatron_tp4_f32.pt2 --ranks 4 --set tokens={tokens} --compare interpreter");
+        assert!(stdout(&line).contains("compared with the interpreter"));
+    }
+    stdout("run megatron_tp4_f32.pt2 --set s23=9 --compare interpreter --seed 3 --chaos 1 --repeat 2");
+}
+
+#[test]
+fn a_difference_beyond_the_tolerance_fails() {
+    let out = output(&mut symmc("run hf_llama_tp2.pt2 --tensors hf_llama_tp2.safetensors --tolerance 1e-30"));
+    assert_eq!(out.status.code(), Some(1));
+    assert!(String::from_utf8_lossy(&out.stdout).contains("FAILED"));
+}
+
+#[test]
+fn a_plan_is_a_file_that_checks_and_runs() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let file = dir.path().join("p.json");
+    let file = file.display();
+    stdout(&format!("plan hf_llama_tp2.pt2 -o {file}"));
+    assert!(stdout(&format!("check {file}")).contains("safe on 2 ranks"));
+    stdout(&format!("run {file} --tensors hf_llama_tp2.safetensors"));
+    stdout(&format!("run hf_llama_tp2.pt2 --plan {file} --tensors hf_llama_tp2.safetensors"));
+    let json = stdout("plan hf_llama_tp2.pt2 --format json");
+    assert_eq!(json.trim_end(), std::fs::read_to_string(dir.path().join("p.json")).expect("the plan").trim_end());
+}
+
+#[test]
+fn printed_text_prints_itself_and_runs() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let file = dir.path().join("a.symm");
+    let text = stdout("print hf_llama_tp2.pt2");
+    std::fs::write(&file, &text).expect("written");
+    assert_eq!(stdout(&format!("print {}", file.display())), text);
+    stdout(&format!("run {} --tensors hf_llama_tp2.safetensors", file.display()));
+    assert!(stdout("print moe_ep4.pt2 --format dot").starts_with("digraph"));
+    assert!(stdout("print moe_ep4.pt2 --stage lowered").contains("via="));
+}
+
+#[test]
+fn plan_explains_itself() {
+    let text = stdout("plan megatron_tp4_f32.pt2");
+    for part in ["%all_reduce", "runner-up", "plain", "max-live bound", "copies"] {
+        assert!(text.contains(part), "{part}:\n{text}");
+    }
+    let text = stdout("plan megatron_tp4_f32.pt2 --explain %all_reduce");
+    for part in ["made by all_reduce", "why:", "rules:", "occupied from step"] {
+        assert!(text.contains(part) || part == "occupied from step", "{part}:\n{text}");
+    }
+    let text = stdout(
+        "plan llama70b_tp8_graph.pt2 --ranks 8 --machine h200x8 --bucket tokens=2,64,512,8192",
+    );
+    assert_eq!(text.matches("max-live bound").count(), 4, "{text}");
+}
+
+#[test]
+fn a_buckets_schedule_serves_its_sizes() {
+    for tokens in [2, 3, 9, 33] {
+        stdout(&format!(
+            "run megatron_tp4_f32.pt2 --bucket tokens=2,8,64 --set tokens={tokens} --compare interpreter"
+        ));
+    }
+}
+
+#[test]
+fn ops_lists_what_the_importer_knows() {
+    let text = stdout("ops");
+    assert!(text.contains("aten.linear.default") && text.contains("_c10d_functional.all_reduce.default"), "{text}");
+}

@@ -1,0 +1,204 @@
+//! From a program to a checked plan: the pipeline of passes and planner, bucket by bucket.
+
+use std::path::Path;
+
+use indexmap::IndexMap;
+use symmc_ir::dim::SymbolId;
+use symmc_ir::machine::Profile;
+use symmc_ir::{Graph, InputId};
+use symmc_passes::{Choice, LowerConfig};
+use symmc_planner::check::Report;
+use symmc_planner::plan::{Alternative, Decision, Plan};
+use symmc_planner::{BucketInput, PlanConfig};
+
+use crate::error::Error;
+use crate::program::Program;
+use crate::workload::find_symbol;
+
+/// How to compile.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// The machine that the choices are made for.
+    pub profile: Profile,
+    /// Upper bounds that divide the range of a symbol; none gives one bucket for everything.
+    pub buckets: Vec<BucketSpec>,
+    /// Which arguments their callers write straight into the symmetric arena.
+    pub bind: Bind,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        let profile = Profile::builtin("host").expect("the host profile is built in");
+        Config { profile, buckets: Vec::new(), bind: Bind::None }
+    }
+}
+
+/// The buckets of one symbol.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct BucketSpec {
+    /// The name of the symbol.
+    pub symbol: String,
+    /// The largest value of each bucket, ascending.
+    pub upper: Vec<i64>,
+}
+
+/// Which arguments are bound.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Bind {
+    /// None: an argument that must be symmetric is copied.
+    None,
+    /// All that must be symmetric.
+    All,
+    /// Those of these names.
+    Named(Vec<String>),
+}
+
+/// Compiles a program into a plan that has been checked.
+///
+/// # Errors
+/// The number of ranks is open, a request does not fit the program, the program cannot be planned, or the
+/// check finds the plan unsafe (a defect of symmc).
+pub fn compile(program: &Program, config: &Config) -> Result<Plan, Error> {
+    let fail = |message: String| Error::Compile { program: program.graph.name.clone(), message };
+    let canonical = canonical(program)?;
+    let bound = bound_inputs(&program.graph, &config.bind)?;
+    let mut inputs = Vec::new();
+    for symbols in bucket_ranges(&program.graph, &config.buckets)? {
+        let (graph, choices) = lower(&canonical, config, &symbols, &bound).map_err(fail)?;
+        inputs.push(BucketInput { graph, decisions: choices.into_iter().map(decision).collect() });
+    }
+    let plan_config = PlanConfig { machine: config.profile.name.clone(), bind: bound, ..PlanConfig::default() };
+    let plan = symmc_planner::plan(&program.graph, &inputs, &plan_config).map_err(|e| fail(e.to_string()))?;
+    check(&plan)?;
+    Ok(plan)
+}
+
+/// Proves a plan safe.
+///
+/// # Errors
+/// Every finding.
+pub fn check(plan: &Plan) -> Result<Report, Error> {
+    symmc_planner::check::check(plan).map_err(|e| Error::Check(e.iter().map(ToString::to_string).collect()))
+}
+
+/// Reads a plan from a file.
+///
+/// # Errors
+/// The file cannot be read or is no plan of this version.
+pub fn check_json(path: &Path) -> Result<Plan, Error> {
+    let text = std::fs::read_to_string(path).map_err(|e| Error::io(path, e))?;
+    Plan::from_json(&text).map_err(|e| Error::format(path, e))
+}
+
+/// The graphs on the way to the plan: canonical, then lowered for the first bucket.
+///
+/// # Errors
+/// As [`compile`].
+pub fn stages(program: &Program, config: &Config) -> Result<(Graph, Graph), Error> {
+    let canonical = canonical(program)?;
+    let bound = bound_inputs(&program.graph, &config.bind)?;
+    let ranges = bucket_ranges(&program.graph, &config.buckets)?;
+    let first = ranges.into_iter().next().unwrap_or_default();
+    let (lowered, _) = lower(&canonical, config, &first, &bound)
+        .map_err(|message| Error::Compile { program: program.graph.name.clone(), message })?;
+    Ok((canonical, lowered))
+}
+
+fn canonical(program: &Program) -> Result<Graph, Error> {
+    if program.graph.ranks.is_none() {
+        return Err(Error::Request("the number of ranks is open; fix it before compiling".into()));
+    }
+    symmc_passes::canonicalize(&program.graph)
+        .map_err(|e| Error::Compile { program: program.graph.name.clone(), message: e.to_string() })
+}
+
+fn lower(
+    canonical: &Graph,
+    config: &Config,
+    symbols: &IndexMap<SymbolId, (i64, i64)>,
+    bound: &[InputId],
+) -> Result<(Graph, Vec<Choice>), String> {
+    let lower = LowerConfig {
+        symbols: symbols.clone(),
+        bound: bound.iter().copied().collect(),
+        ..LowerConfig::new(config.profile.clone())
+    };
+    symmc_passes::lower(canonical, &lower).map_err(|e| e.to_string())
+}
+
+fn decision(choice: Choice) -> Decision {
+    let alternatives = choice
+        .alternatives
+        .into_iter()
+        .map(|a| Alternative { name: a.name, us: a.us, copy_us: a.copy_us })
+        .collect();
+    Decision {
+        collective: choice.collective,
+        nodes: choice.nodes,
+        chosen: choice.chosen,
+        bytes: choice.bytes,
+        alternatives,
+        rules: choice.rules,
+    }
+}
+
+/// The arguments that are bound, by their position.
+fn bound_inputs(graph: &Graph, bind: &Bind) -> Result<Vec<InputId>, Error> {
+    let arguments = graph.inputs.iter().filter(|(_, i)| i.kind == symmc_ir::InputKind::Argument);
+    match bind {
+        Bind::None => Ok(Vec::new()),
+        Bind::All => Ok(arguments.map(|(id, _)| id).collect()),
+        Bind::Named(names) => names
+            .iter()
+            .map(|name| {
+                let wanted = name.trim_start_matches('%');
+                let found = graph.inputs.iter().find(|(_, i)| graph.name_of(i.value) == wanted);
+                found.map(|(id, _)| id).ok_or_else(|| {
+                    let known: Vec<&str> = arguments.clone().map(|(_, i)| graph.name_of(i.value)).collect();
+                    Error::Request(format!("the program has no argument {name}; it has: {}", known.join(", ")))
+                })
+            })
+            .collect(),
+    }
+}
+
+/// The inclusive range of each symbol in each bucket: all combinations of the divided symbols.
+fn bucket_ranges(graph: &Graph, specs: &[BucketSpec]) -> Result<Vec<IndexMap<SymbolId, (i64, i64)>>, Error> {
+    let full: IndexMap<SymbolId, (i64, i64)> = graph.symbols.iter().map(|(id, s)| (id, (s.min, s.max))).collect();
+    let mut all = vec![full];
+    for spec in specs {
+        let id = find_symbol(graph, &spec.symbol)?;
+        let ranges = split_range(spec, graph.symbols[id].min, graph.symbols[id].max)?;
+        all = all
+            .into_iter()
+            .flat_map(|base| {
+                ranges.iter().map(move |&range| {
+                    let mut next = base.clone();
+                    next.insert(id, range);
+                    next
+                })
+            })
+            .collect();
+    }
+    Ok(all)
+}
+
+fn split_range(spec: &BucketSpec, min: i64, max: i64) -> Result<Vec<(i64, i64)>, Error> {
+    let name = &spec.symbol;
+    let mut low = min;
+    let mut ranges = Vec::new();
+    for &high in &spec.upper {
+        if !(min..=max).contains(&high) {
+            return Err(Error::Request(format!("bucket {name}={high} is out of range: expected {min} to {max}")));
+        }
+        if high < low {
+            return Err(Error::Request(format!("the buckets of {name} must ascend: {:?}", spec.upper)));
+        }
+        ranges.push((low, high));
+        low = high + 1;
+    }
+    if ranges.is_empty() {
+        return Err(Error::Request(format!("the buckets of {name} are empty")));
+    }
+    Ok(ranges)
+}

@@ -1,0 +1,125 @@
+//! A program as it was opened: its graph, the weights that came with it, and where it came from.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use indexmap::IndexMap;
+use symmc_ir::{Graph, Members, Tensor, text, verify};
+use symmc_torch::ImportOptions;
+
+use crate::error::Error;
+use crate::tensors::TensorFile;
+
+/// How to open a program.
+#[derive(Clone, Debug, Default)]
+pub struct OpenOptions {
+    /// The number of ranks. `None` takes what the program fixes.
+    pub ranks: Option<u32>,
+    /// The members of named groups, one list of ranks for each cell; a group without an entry is the world.
+    pub groups: IndexMap<String, Vec<Vec<u32>>>,
+}
+
+/// An opened program.
+#[derive(Clone, Debug)]
+pub struct Program {
+    /// The file it came from.
+    pub path: PathBuf,
+    /// The graph as it was imported; the number of ranks may be open.
+    pub graph: Graph,
+    /// Weights of rank 0 that came with the program, by source name.
+    pub weights: IndexMap<String, Arc<Tensor>>,
+    /// What the importer wants people to know.
+    pub notes: Vec<String>,
+}
+
+impl Program {
+    /// Opens a `.pt2` archive or a `.symm` text, told apart by content.
+    ///
+    /// # Errors
+    /// The file cannot be read, is neither, is broken, breaks an invariant of the IR, or fixes another
+    /// number of ranks than `options` asks for.
+    pub fn open(path: &Path, options: &OpenOptions) -> Result<Self, Error> {
+        let bytes = std::fs::read(path).map_err(|e| Error::io(path, e))?;
+        let stem = path.file_stem().map_or_else(|| "program".into(), |s| s.to_string_lossy().into_owned());
+        let is_archive = bytes.starts_with(b"PK") || path.extension().is_some_and(|e| e == "pt2");
+        let (graph, weights, notes) = if is_archive {
+            let options = ImportOptions { name: stem, ranks: options.ranks, groups: options.groups.clone() };
+            let imported = symmc_torch::import(&bytes, &options).map_err(|e| Error::format(path, e))?;
+            (imported.graph, imported.weights, imported.notes)
+        } else {
+            (parse(path, bytes, options)?, IndexMap::new(), Vec::new())
+        };
+        let program = Program { path: path.to_path_buf(), graph, weights, notes };
+        program.verify()?;
+        Ok(program)
+    }
+
+    /// Fixes an open number of ranks by the tensors recorded beside the program (`model.safetensors` for
+    /// `model.pt2`), if there are any. Returns the file that decided.
+    ///
+    /// # Errors
+    /// The number of ranks stays open.
+    pub fn close_ranks(&mut self) -> Result<Option<PathBuf>, Error> {
+        if self.graph.ranks.is_some() {
+            return Ok(None);
+        }
+        let beside = self.path.with_extension("safetensors");
+        if beside.is_file() {
+            let ranks = TensorFile::open(&beside)?.ranks();
+            if ranks > 0 {
+                self.set_ranks(ranks)?;
+                return Ok(Some(beside));
+            }
+        }
+        Err(Error::Request(format!(
+            "{}: nothing in the program fixes the number of ranks; say it with --ranks N",
+            self.path.display()
+        )))
+    }
+
+    /// Fixes the number of ranks.
+    ///
+    /// # Errors
+    /// The program is for another number of ranks, or does not fit this one.
+    pub fn set_ranks(&mut self, ranks: u32) -> Result<(), Error> {
+        match self.graph.ranks {
+            Some(fixed) if fixed != ranks => Err(Error::Request(format!(
+                "{}: the program is for {fixed} ranks, found {ranks}",
+                self.path.display()
+            ))),
+            Some(_) => Ok(()),
+            None => {
+                self.graph.ranks = Some(ranks);
+                self.verify()
+            }
+        }
+    }
+
+    fn verify(&self) -> Result<(), Error> {
+        verify::verify(&self.graph).map_err(|violations| {
+            let list: Vec<String> = violations.iter().map(|v| format!("\n  - {v}")).collect();
+            Error::format(&self.path, format!("the program is not valid:{}", list.concat()))
+        })
+    }
+}
+
+fn parse(path: &Path, bytes: Vec<u8>, options: &OpenOptions) -> Result<Graph, Error> {
+    let text = String::from_utf8(bytes)
+        .map_err(|_| Error::format(path, "neither a .pt2 archive nor UTF-8 text in .symm form"))?;
+    let mut graph = text::parse(&text).map_err(|e| Error::format(path, e))?;
+    for (name, cells) in &options.groups {
+        let group = graph.groups.values_mut().find(|g| g.name == *name);
+        let group = group.ok_or_else(|| Error::Request(format!("{}: there is no group {name}", path.display())))?;
+        group.members = Members::Cells(cells.clone());
+    }
+    match (graph.ranks, options.ranks) {
+        (Some(fixed), Some(ranks)) if fixed != ranks => {
+            Err(Error::format(path, format!("the program is for {fixed} ranks, found {ranks}")))
+        }
+        (None, Some(ranks)) => {
+            graph.ranks = Some(ranks);
+            Ok(graph)
+        }
+        _ => Ok(graph),
+    }
+}

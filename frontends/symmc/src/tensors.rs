@@ -1,0 +1,125 @@
+//! Files of recorded tensors: weights, inputs and expected outputs of every rank in one safetensors file.
+//!
+//! Names: `rank{r}.w.<source>` is a weight, `rank{r}.in.<i>` the i-th argument, `rank{r}.out.<i>` the i-th
+//! returned output of rank `r`. The file is mapped, not read whole.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use memmap2::Mmap;
+use safetensors::tensor::{Dtype, Metadata, SafeTensors};
+use symmc_ir::{DType, Tensor};
+
+use crate::error::Error;
+
+/// An open file of recorded tensors.
+pub struct TensorFile {
+    path: PathBuf,
+    map: Mmap,
+    header: Metadata,
+    /// Where the data starts in the file.
+    start: usize,
+    ranks: u32,
+    outputs: bool,
+}
+
+impl TensorFile {
+    /// Opens a file.
+    ///
+    /// # Errors
+    /// The file cannot be read or is not in safetensors form.
+    pub fn open(path: &Path) -> Result<Self, Error> {
+        let file = std::fs::File::open(path).map_err(|e| Error::io(path, e))?;
+        // SAFETY: the map is only read. A file that another process shortens while it is mapped raises
+        // SIGBUS, as for every program that maps its input; model files are not changed while in use.
+        let map = unsafe { Mmap::map(&file) }.map_err(|e| Error::io(path, e))?;
+        let (length, header) = SafeTensors::read_metadata(&map).map_err(|e| Error::format(path, e))?;
+        let start = length + 8;
+        let mut ranks = 0;
+        let mut outputs = false;
+        for name in header.tensors().keys() {
+            if let Some((rank, rest)) = split(name) {
+                ranks = ranks.max(rank + 1);
+                outputs |= rest.starts_with("out.");
+            }
+        }
+        if ranks == 0 {
+            return Err(Error::format(path, "no tensor is named rank<r>.w.<name>, rank<r>.in.<i> or rank<r>.out.<i>"));
+        }
+        Ok(TensorFile { path: path.to_path_buf(), map, header, start, ranks, outputs })
+    }
+
+    /// The file.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The number of ranks that the file has tensors for.
+    pub fn ranks(&self) -> u32 {
+        self.ranks
+    }
+
+    /// Whether the file holds expected outputs.
+    pub fn has_outputs(&self) -> bool {
+        self.outputs
+    }
+
+    /// A weight of a rank.
+    ///
+    /// # Errors
+    /// See [`get`](Self::get).
+    pub fn weight(&self, rank: u32, source: &str) -> Result<Option<Arc<Tensor>>, Error> {
+        self.get(&format!("rank{rank}.w.{source}"))
+    }
+
+    /// An argument of a rank.
+    ///
+    /// # Errors
+    /// See [`get`](Self::get).
+    pub fn input(&self, rank: u32, index: usize) -> Result<Option<Arc<Tensor>>, Error> {
+        self.get(&format!("rank{rank}.in.{index}"))
+    }
+
+    /// The expected output of a rank.
+    ///
+    /// # Errors
+    /// See [`get`](Self::get).
+    pub fn output(&self, rank: u32, index: usize) -> Result<Option<Arc<Tensor>>, Error> {
+        self.get(&format!("rank{rank}.out.{index}"))
+    }
+
+    /// The tensor of this name, `None` if the file has none.
+    ///
+    /// # Errors
+    /// The tensor has a dtype that symmc does not know.
+    pub fn get(&self, name: &str) -> Result<Option<Arc<Tensor>>, Error> {
+        let Some(info) = self.header.info(name) else { return Ok(None) };
+        let dtype = match info.dtype {
+            Dtype::BOOL => DType::Bool,
+            Dtype::U8 => DType::U8,
+            Dtype::I32 => DType::I32,
+            Dtype::I64 => DType::I64,
+            Dtype::F16 => DType::F16,
+            Dtype::BF16 => DType::BF16,
+            Dtype::F32 => DType::F32,
+            Dtype::F64 => DType::F64,
+            other => {
+                return Err(Error::format(&self.path, format!("{name}: the dtype {other:?} is not supported")));
+            }
+        };
+        let (from, to) = info.data_offsets;
+        let data = self.map.get(self.start + from..self.start + to);
+        let tensor = data.and_then(|d| Tensor::new(dtype, info.shape.as_slice(), d.to_vec()));
+        tensor
+            .map(|t| Some(Arc::new(t)))
+            .ok_or_else(|| Error::format(&self.path, format!("{name}: the data does not fit its shape")))
+    }
+}
+
+/// `rank{r}.{rest}` as its parts.
+fn split(name: &str) -> Option<(u32, &str)> {
+    let (rank, rest) = name.strip_prefix("rank")?.split_once('.')?;
+    let known = ["w.", "in.", "out."].iter().any(|p| rest.starts_with(p));
+    let rank = rank.parse().ok().filter(|&r: &u32| r < 1 << 16)?;
+    known.then_some((rank, rest))
+}

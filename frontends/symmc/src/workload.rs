@@ -1,0 +1,298 @@
+//! What a run needs besides the plan: the values of the symbols, every rank's inputs, and the outputs that
+//! are expected, if they are known.
+
+use std::sync::Arc;
+
+use indexmap::IndexMap;
+use symmc_ir::dim::SymbolId;
+use symmc_ir::interp::{self, DrawOptions};
+use symmc_ir::{Bindings, Graph, Input, InputKind, OutputKind, Tensor, Type};
+
+use crate::error::Error;
+use crate::program::Program;
+use crate::tensors::TensorFile;
+
+/// The inputs of one run on all ranks.
+#[derive(Clone, Debug)]
+pub struct Workload {
+    /// The values of the program's symbols.
+    pub bindings: Bindings,
+    /// One tensor for each rank and input.
+    pub inputs: Vec<Vec<Arc<Tensor>>>,
+    /// The expected value of each rank's returned outputs, where it is recorded.
+    pub expected: Option<Vec<Vec<Option<Arc<Tensor>>>>>,
+    /// What was drawn or assumed, for people.
+    pub notes: Vec<String>,
+}
+
+/// How inputs that no file gives are made.
+#[derive(Clone, Debug, Default)]
+pub struct Draw {
+    /// The seed; equal seeds give equal inputs on every machine.
+    pub seed: u64,
+    /// Draw the arguments even if a file records them.
+    pub arguments: bool,
+    /// Values of symbols by name (or by the name in the original file).
+    pub symbols: Vec<(String, i64)>,
+}
+
+/// A symbol that nothing fixes is this, clamped to its range.
+const DEFAULT_EXTENT: i64 = 16;
+
+impl Workload {
+    /// Everything from a file of recorded tensors.
+    ///
+    /// # Errors
+    /// See [`gather`](Self::gather).
+    pub fn recorded(program: &Program, tensors: &TensorFile) -> Result<Self, Error> {
+        Workload::gather(&program.graph, &program.weights, Some(tensors), &Draw::default())
+    }
+
+    /// Collects the inputs of every rank of `graph`: constants from the program; parameters from `tensors`
+    /// where it is given, else from `weights` for a single rank, else drawn; arguments from `tensors` where
+    /// it records them and nothing asks for other ones, else drawn.
+    ///
+    /// # Errors
+    /// A weight or argument is missing or has the wrong dtype or shape, a symbol is unknown or out of its
+    /// range, or the file is for another number of ranks.
+    pub fn gather(
+        graph: &Graph,
+        weights: &IndexMap<String, Arc<Tensor>>,
+        tensors: Option<&TensorFile>,
+        draw: &Draw,
+    ) -> Result<Self, Error> {
+        let ranks = graph.ranks.ok_or_else(|| Error::Request("the number of ranks is open".into()))?;
+        if let Some(file) = tensors.filter(|f| f.ranks() != ranks) {
+            let found = file.ranks();
+            return Err(Error::format(file.path(), format!("the program runs on {ranks} ranks, the file is for {found}")));
+        }
+        let mut notes = Vec::new();
+        let set = requested(graph, &draw.symbols)?;
+        let recorded = match tensors {
+            Some(file) if !draw.arguments => recorded_arguments(graph, file, ranks)?,
+            _ => None,
+        };
+        let (bindings, recorded) = match recorded {
+            Some(arguments) => match solve(graph, &arguments, &set, tensors)? {
+                Some(bindings) => (bindings, Some(arguments)),
+                None => (chosen(graph, &set, &mut notes), None),
+            },
+            None => (chosen(graph, &set, &mut notes), None),
+        };
+        if recorded.is_none() && arguments(graph).next().is_some() {
+            notes.push(format!("arguments drawn from seed {}", draw.seed));
+        }
+        let mut inputs = Vec::new();
+        for rank in 0..ranks {
+            let sources = Sources { graph, weights, tensors, recorded: recorded.as_deref(), bindings: &bindings };
+            inputs.push(sources.of_rank(rank, draw.seed, &mut notes)?);
+        }
+        notes.dedup();
+        let expected = match (tensors, &recorded) {
+            (Some(file), Some(_)) if file.has_outputs() => Some(expected(graph, file, ranks)?),
+            _ => None,
+        };
+        Ok(Workload { bindings, inputs, expected, notes })
+    }
+}
+
+fn arguments(graph: &Graph) -> impl Iterator<Item = &Input> {
+    graph.inputs.values().filter(|i| i.kind == InputKind::Argument)
+}
+
+/// The symbols that the caller set, with their values in range.
+fn requested(graph: &Graph, set: &[(String, i64)]) -> Result<Vec<(SymbolId, i64)>, Error> {
+    set.iter()
+        .map(|(name, value)| {
+            let id = find_symbol(graph, name)?;
+            let symbol = &graph.symbols[id];
+            if (symbol.min..=symbol.max).contains(value) {
+                Ok((id, *value))
+            } else {
+                let (min, max) = (symbol.min, symbol.max);
+                Err(Error::Request(format!("{name}={value} is out of range: expected {min} to {max}")))
+            }
+        })
+        .collect()
+}
+
+/// The symbol of this name, or of this name in the original file.
+///
+/// # Errors
+/// There is none; the message lists those there are.
+pub(crate) fn find_symbol(graph: &Graph, name: &str) -> Result<SymbolId, Error> {
+    let found = graph
+        .symbols
+        .iter()
+        .find(|(_, s)| s.name == name)
+        .or_else(|| graph.symbols.iter().find(|(_, s)| s.alias.as_deref() == Some(name)));
+    found.map(|(id, _)| id).ok_or_else(|| {
+        let known: Vec<&str> = graph.symbols.values().map(|s| s.name.as_str()).collect();
+        let known = if known.is_empty() { "none".into() } else { known.join(", ") };
+        Error::Request(format!("the program has no symbol {name}; it has: {known}"))
+    })
+}
+
+/// Recorded arguments of all ranks; `None` if the file records none.
+fn recorded_arguments(graph: &Graph, file: &TensorFile, ranks: u32) -> Result<Option<Vec<Vec<Arc<Tensor>>>>, Error> {
+    let count = arguments(graph).count();
+    if count == 0 || file.input(0, 0)?.is_none() {
+        return Ok(None);
+    }
+    let mut all = Vec::new();
+    for rank in 0..ranks {
+        let mut one = Vec::new();
+        for index in 0..count {
+            one.push(file.input(rank, index)?.ok_or_else(|| {
+                Error::format(file.path(), format!("rank{rank}.in.{index} is missing; the program has {count} argument(s)"))
+            })?);
+        }
+        all.push(one);
+    }
+    Ok(Some(all))
+}
+
+/// The bindings that recorded arguments imply; `None` if they contradict what the caller set.
+fn solve(
+    graph: &Graph,
+    recorded: &[Vec<Arc<Tensor>>],
+    set: &[(SymbolId, i64)],
+    file: Option<&TensorFile>,
+) -> Result<Option<Bindings>, Error> {
+    let types: Vec<&Type> = arguments(graph).map(|i| graph.ty(i.value)).collect();
+    let mut solved: Option<Bindings> = None;
+    for (rank, tensors) in recorded.iter().enumerate() {
+        let pairs: Vec<(&Type, &Tensor)> = types.iter().copied().zip(tensors.iter().map(|t| t.as_ref())).collect();
+        let bindings = interp::solve_bindings(graph, &pairs).map_err(|e| {
+            let path = file.map_or_else(String::new, |f| format!("{}: ", f.path().display()));
+            Error::Request(format!("{path}rank{rank}.in: {e}"))
+        })?;
+        if let Some(first) = solved.as_ref().filter(|&b| *b != bindings) {
+            return Err(Error::Request(format!(
+                "the recorded arguments of rank {rank} have other extents than those of rank 0: {bindings:?} and {first:?}"
+            )));
+        }
+        solved = Some(bindings);
+    }
+    let mut bindings = solved.unwrap_or_default();
+    if set.iter().any(|&(s, v)| bindings.get(s).is_some_and(|found| found != v)) {
+        return Ok(None);
+    }
+    for &(s, v) in set {
+        bindings.set(s, v);
+    }
+    for (id, symbol) in graph.symbols.iter() {
+        if bindings.get(id).is_none() {
+            bindings.set(id, DEFAULT_EXTENT.clamp(symbol.min, symbol.max));
+        }
+    }
+    Ok(Some(bindings))
+}
+
+/// Bindings where no recorded argument decides: what the caller set, else a default.
+fn chosen(graph: &Graph, set: &[(SymbolId, i64)], notes: &mut Vec<String>) -> Bindings {
+    let mut bindings = Bindings::new();
+    for (id, symbol) in graph.symbols.iter() {
+        let value = match set.iter().rev().find(|(s, _)| *s == id) {
+            Some(&(_, value)) => value,
+            None => {
+                let value = DEFAULT_EXTENT.clamp(symbol.min, symbol.max);
+                notes.push(format!("{}={value} (set it with --set {}=N)", symbol.name, symbol.name));
+                value
+            }
+        };
+        bindings.set(id, value);
+    }
+    bindings
+}
+
+struct Sources<'a> {
+    graph: &'a Graph,
+    weights: &'a IndexMap<String, Arc<Tensor>>,
+    tensors: Option<&'a TensorFile>,
+    recorded: Option<&'a [Vec<Arc<Tensor>>]>,
+    bindings: &'a Bindings,
+}
+
+impl Sources<'_> {
+    fn of_rank(&self, rank: u32, seed: u64, notes: &mut Vec<String>) -> Result<Vec<Arc<Tensor>>, Error> {
+        let mut drawn: Option<Vec<Arc<Tensor>>> = None;
+        let mut draw = |index: usize| {
+            let all = drawn.get_or_insert_with(|| {
+                interp::seeded_inputs(self.graph, self.bindings, &DrawOptions { seed, ..DrawOptions::default() }, rank)
+            });
+            all[index].clone()
+        };
+        let mut out = Vec::new();
+        let mut argument = 0;
+        for (index, input) in self.graph.inputs.values().enumerate() {
+            let tensor = match input.kind {
+                InputKind::Constant => input.data.clone().unwrap_or_else(|| draw(index)),
+                InputKind::Argument => {
+                    argument += 1;
+                    match self.recorded {
+                        Some(recorded) => recorded[rank as usize][argument - 1].clone(),
+                        None => draw(index),
+                    }
+                }
+                InputKind::Parameter => match self.parameter(rank, input)? {
+                    Some(tensor) => tensor,
+                    None => {
+                        if rank == 0 {
+                            notes.push("weights drawn from the seed".to_string());
+                        }
+                        draw(index)
+                    }
+                },
+            };
+            self.fits(rank, input, argument, &tensor)?;
+            out.push(tensor);
+        }
+        Ok(out)
+    }
+
+    fn parameter(&self, rank: u32, input: &Input) -> Result<Option<Arc<Tensor>>, Error> {
+        let source = &input.source;
+        match self.tensors {
+            Some(file) => match file.weight(rank, source)? {
+                Some(tensor) => Ok(Some(tensor)),
+                None => Err(Error::format(
+                    file.path(),
+                    format!("the weight rank{rank}.w.{source} is missing; expected {}", self.describe(input)),
+                )),
+            },
+            None if self.graph.ranks == Some(1) => Ok(self.weights.get(source).cloned()),
+            None => Ok(None),
+        }
+    }
+
+    fn describe(&self, input: &Input) -> String {
+        let ty = self.graph.ty(input.value);
+        match ty.concrete(self.bindings) {
+            Some(shape) => format!("{}{shape:?}", ty.dtype),
+            None => ty.dtype.to_string(),
+        }
+    }
+
+    /// Checks dtype and shape against the input's type.
+    fn fits(&self, rank: u32, input: &Input, argument: usize, tensor: &Tensor) -> Result<(), Error> {
+        let ty = self.graph.ty(input.value);
+        if tensor.dtype() == ty.dtype && ty.concrete(self.bindings).as_deref() == Some(tensor.shape()) {
+            return Ok(());
+        }
+        let name = match input.kind {
+            InputKind::Argument => format!("rank{rank}.in.{}", argument.saturating_sub(1)),
+            _ => format!("rank{rank}.w.{}", input.source),
+        };
+        let (expected, found) = (self.describe(input), format!("{}{:?}", tensor.dtype(), tensor.shape()));
+        Err(Error::Request(format!(
+            "{name} (%{}): expected {expected}, found {found}",
+            self.graph.name_of(input.value)
+        )))
+    }
+}
+
+fn expected(graph: &Graph, file: &TensorFile, ranks: u32) -> Result<Vec<Vec<Option<Arc<Tensor>>>>, Error> {
+    let count = graph.outputs.iter().filter(|o| o.kind == OutputKind::Returned).count();
+    (0..ranks).map(|rank| (0..count).map(|i| file.output(rank, i)).collect()).collect()
+}

@@ -1,0 +1,125 @@
+//! The real programs, end to end in one process: import, compile, check, run on thread ranks, compare with
+//! what the GPUs gave and with the interpreter.
+
+use symmc::{Backend, Config, Draw, OpenOptions, Profile, Program, RunConfig, TensorFile, Workload};
+use symmc_ir::interp::compare;
+use symmc_tests::{GRAPHS, RUNNABLE, program};
+
+fn open(stem: &str, ranks: u32) -> Program {
+    let options = OpenOptions { ranks: Some(ranks), ..OpenOptions::default() };
+    Program::open(&program(&format!("{stem}.pt2")), &options).expect("a valid program")
+}
+
+fn tensors(stem: &str) -> TensorFile {
+    TensorFile::open(&program(&format!("{stem}.safetensors"))).expect("recorded tensors")
+}
+
+/// The largest difference of any rank's output, relative to what is allowed for its dtype.
+fn worst(found: &[Vec<symmc::Tensor>], expected: &[Vec<Option<std::sync::Arc<symmc::Tensor>>>]) -> f64 {
+    let mut worst = 0.0f64;
+    for (found, expected) in found.iter().zip(expected) {
+        for (f, e) in found.iter().zip(expected) {
+            let e = e.as_ref().expect("recorded");
+            let c = compare(f, e);
+            assert!(c.matches_shape, "{c}");
+            let allowed = if e.dtype().size() == 2 { 2e-2 * c.largest_expected } else { 1e-4 };
+            worst = worst.max(c.max_abs / allowed);
+        }
+    }
+    worst
+}
+
+#[test]
+fn recorded_outputs_are_reproduced() {
+    for (stem, ranks) in RUNNABLE {
+        let program = open(stem, ranks);
+        let plan = symmc::compile(&program, &Config::default()).expect("a plan");
+        let work = Workload::recorded(&program, &tensors(stem)).expect("a workload");
+        let expected = work.expected.clone().expect("recorded outputs");
+        for backend in [Backend::Interpreter, Backend::Threads] {
+            let config = RunConfig { repeats: 3, ..RunConfig::default() };
+            let found = symmc::run(&plan, &work, &backend, &config).expect("a run");
+            assert!(worst(&found, &expected) <= 1.0, "{stem} on {backend:?}: {}", worst(&found, &expected));
+        }
+    }
+}
+
+#[test]
+fn chaos_does_not_change_a_bit() {
+    for (stem, ranks) in RUNNABLE {
+        let program = open(stem, ranks);
+        let plan = symmc::compile(&program, &Config::default()).expect("a plan");
+        let work = Workload::recorded(&program, &tensors(stem)).expect("a workload");
+        let run = |chaos| {
+            let config = RunConfig { chaos, repeats: 2, ..RunConfig::default() };
+            symmc::run(&plan, &work, &Backend::Threads, &config).expect("a run")
+        };
+        let calm = run(None);
+        for seed in 0..4 {
+            assert!(run(Some(seed)) == calm, "{stem} under chaos seed {seed}");
+        }
+    }
+}
+
+#[test]
+fn any_number_of_tokens_in_range_runs() {
+    for stem in ["megatron_tp4_f32", "megatron_tp4_bf16"] {
+        let program = open(stem, 4);
+        let plan = symmc::compile(&program, &Config::default()).expect("a plan");
+        for tokens in [2, 7, 130] {
+            let draw = Draw { seed: 5, arguments: true, symbols: vec![("tokens".into(), tokens)] };
+            let work = Workload::gather(&program.graph, &program.weights, Some(&tensors(stem)), &draw).expect("inputs");
+            let run = |backend| symmc::run(&plan, &work, &backend, &RunConfig::default()).expect("a run");
+            let expected = run(Backend::Interpreter);
+            let expected: Vec<_> =
+                expected.into_iter().map(|r| r.into_iter().map(|t| Some(std::sync::Arc::new(t))).collect()).collect();
+            let off = worst(&run(Backend::Threads), &expected);
+            assert!(off <= 1.0, "{stem} with {tokens} tokens: {off}");
+        }
+    }
+}
+
+#[test]
+fn every_program_plans_close_to_the_bound_and_deterministically() {
+    for (stem, ranks) in RUNNABLE.into_iter().chain(GRAPHS) {
+        for machine in ["host", "h200x8"] {
+            let profile = Profile::builtin(machine).expect("a built-in machine");
+            let config = Config { profile, ..Config::default() };
+            let program = open(stem, ranks);
+            let plan = symmc::compile(&program, &config).expect("a plan that checks");
+            for t in plan.buckets.iter().map(|b| b.totals) {
+                let close = |peak: u64, bound: u64| peak as f64 <= bound as f64 * 1.01;
+                assert!(close(t.ordinary_peak, t.ordinary_bound), "{stem} on {machine}: {t:?}");
+                assert!(close(t.symmetric_peak, t.symmetric_bound), "{stem} on {machine}: {t:?}");
+            }
+            let again = symmc::compile(&program, &config).expect("a plan that checks");
+            assert!(plan.to_json() == again.to_json(), "{stem} on {machine}: two plans differ");
+        }
+    }
+}
+
+#[test]
+fn graph_only_programs_run_on_drawn_weights() {
+    for (stem, ranks) in GRAPHS.into_iter().filter(|(s, _)| !s.starts_with("llama70b")) {
+        let program = open(stem, ranks);
+        let plan = symmc::compile(&program, &Config::default()).expect("a plan");
+        let work = Workload::gather(&program.graph, &program.weights, None, &Draw::default()).expect("inputs");
+        let run = |backend| symmc::run(&plan, &work, &backend, &RunConfig::default()).expect("a run");
+        let (found, expected) = (run(Backend::Threads), run(Backend::Interpreter));
+        for (f, e) in found.iter().flatten().zip(expected.iter().flatten()) {
+            let c = compare(f, e);
+            assert!(c.max_abs <= 1e-4 * c.largest_expected.max(1.0), "{stem}: {c}");
+        }
+    }
+}
+
+#[test]
+fn text_is_a_fixed_point_and_runs() {
+    for (stem, ranks) in RUNNABLE.into_iter().chain(GRAPHS) {
+        let program = open(stem, ranks);
+        let text = symmc_ir::text::print(&program.graph);
+        let parsed = symmc_ir::text::parse(&text).expect("text that parses");
+        assert!(parsed == program.graph, "{stem}: parse(print(g)) differs");
+        assert!(symmc_ir::text::print(&parsed) == text, "{stem}: print(parse(t)) differs");
+    }
+}

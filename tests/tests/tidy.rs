@@ -1,0 +1,76 @@
+//! Rules of the tree itself: who may depend on whom, and what every source file looks like.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use symmc_tests::root;
+
+/// The crates of the workspace and those of ours that each may use.
+const ARROWS: [(&str, &[&str]); 8] = [
+    ("ir", &[]),
+    ("passes", &["symmc-ir"]),
+    ("planner", &["symmc-ir"]),
+    ("runtime", &["symmc-ir", "symmc-planner"]),
+    ("frontends/torch", &["symmc-ir"]),
+    ("frontends/symmc", &["symmc-ir", "symmc-passes", "symmc-planner", "symmc-runtime", "symmc-torch"]),
+    ("frontends/cli", &["symmc"]),
+    ("tests", &["symmc", "symmc-ir"]),
+];
+
+fn rust_files(dir: &Path, out: &mut Vec<PathBuf>) {
+    for entry in std::fs::read_dir(dir).expect("the folder is readable").flatten() {
+        let path = entry.path();
+        if path.is_dir() {
+            if !path.ends_with("target") {
+                rust_files(&path, out);
+            }
+        } else if path.extension().is_some_and(|e| e == "rs") {
+            out.push(path);
+        }
+    }
+}
+
+fn sources() -> BTreeMap<String, String> {
+    let mut files = Vec::new();
+    for dir in ["ir", "passes", "planner", "runtime", "frontends", "tests", "examples"] {
+        rust_files(&root().join(dir), &mut files);
+    }
+    let name = |p: &Path| p.strip_prefix(root()).expect("below the root").display().to_string();
+    files.iter().map(|p| (name(p), std::fs::read_to_string(p).expect("UTF-8 source"))).collect()
+}
+
+#[test]
+fn dependencies_follow_the_arrows() {
+    for (dir, allowed) in ARROWS {
+        let manifest = std::fs::read_to_string(root().join(dir).join("Cargo.toml")).expect("a manifest");
+        let normal = manifest.split("[dependencies]").nth(1).unwrap_or_default().split("\n[").next().unwrap_or_default();
+        let ours = normal.lines().filter_map(|l| l.split(['.', ' ', '=']).next()).filter(|n| n.starts_with("symmc"));
+        for used in ours {
+            assert!(allowed.contains(&used), "{dir} depends on {used}; allowed are {allowed:?}");
+        }
+    }
+}
+
+#[test]
+fn every_source_file_has_a_page() {
+    let bare: Vec<String> =
+        sources().into_iter().filter(|(_, text)| !text.starts_with("//!")).map(|(name, _)| name).collect();
+    assert!(bare.is_empty(), "no //! page at the top of: {bare:#?}");
+}
+
+#[test]
+fn files_stay_below_800_lines() {
+    let long: Vec<(String, usize)> =
+        sources().into_iter().map(|(name, text)| (name, text.lines().count())).filter(|(_, n)| *n > 800).collect();
+    assert!(long.is_empty(), "one idea a file: {long:#?}");
+}
+
+#[test]
+fn nothing_is_stubbed() {
+    let words = [["to", "do!("].concat(), ["unimpl", "emented!("].concat(), ["#[ig", "nore"].concat()];
+    for (name, text) in sources() {
+        for word in &words {
+            assert!(!text.contains(word.as_str()), "{name} contains {word}");
+        }
+    }
+}
