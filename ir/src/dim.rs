@@ -56,6 +56,40 @@ enum Atom {
     Min(Dim, Dim),
 }
 
+/// The most atoms that a dim may have, those within its atoms included; see [`check_size`].
+pub const MAX_ATOMS: usize = 256;
+/// The deepest nesting of `div`, `mod`, `max` and `min` that a dim may have; see [`check_size`].
+pub const MAX_DEPTH: usize = 32;
+/// The most axes that a shape may have; see [`check_size`].
+pub const MAX_RANK: usize = 64;
+/// The most terms that the product of a shape's dims may expand to; see [`check_size`].
+pub const MAX_TERMS: usize = 1024;
+
+/// Checks that a shape stays within the limits of this module, so that no later arithmetic on it explodes.
+///
+/// # Errors
+/// One sentence that says which limit is exceeded, with what was found.
+pub fn check_size(shape: &[Dim]) -> Result<(), String> {
+    if shape.len() > MAX_RANK {
+        return Err(format!("expected at most {MAX_RANK} axes, found {}", shape.len()));
+    }
+    let mut terms: usize = 1;
+    for dim in shape {
+        let (atoms, depth) = (dim.atoms(), dim.depth());
+        if atoms > MAX_ATOMS {
+            return Err(format!("expected an extent of at most {MAX_ATOMS} factors, found {atoms}"));
+        }
+        if depth > MAX_DEPTH {
+            return Err(format!("expected an extent of at most {MAX_DEPTH} nested functions, found {depth}"));
+        }
+        terms = terms.saturating_mul(dim.terms());
+    }
+    if terms > MAX_TERMS {
+        return Err(format!("expected a number of elements of at most {MAX_TERMS} terms, found up to {terms}"));
+    }
+    Ok(())
+}
+
 /// Values of symbols for one run. Unbound symbols have no value.
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Default)]
 pub struct Bindings(Vec<Option<i64>>);
@@ -147,6 +181,24 @@ impl Dim {
             },
             _ => None,
         }
+    }
+
+    /// The number of terms, the constant included unless it is 0; at least 1.
+    pub fn terms(&self) -> usize {
+        let (terms, constant) = self.parts();
+        (terms.len() + usize::from(constant != 0)).max(1)
+    }
+
+    /// The number of atoms, those within atoms included.
+    pub fn atoms(&self) -> usize {
+        let count = |atom: &Atom| atom.arguments().map_or(1, |(a, b)| 1 + a.atoms() + b.atoms());
+        self.parts().0.iter().flat_map(|t| &t.product).map(count).sum()
+    }
+
+    /// How deep `div`, `mod`, `max` and `min` are nested; 0 without any.
+    pub fn depth(&self) -> usize {
+        let depth = |atom: &Atom| atom.arguments().map_or(0, |(a, b)| 1 + a.depth().max(b.depth()));
+        self.parts().0.iter().flat_map(|t| &t.product).map(depth).max().unwrap_or(0)
     }
 
     /// `self / divisor` when the division is exact as a polynomial: `divisor` is a nonzero constant that
@@ -307,6 +359,14 @@ impl Dim {
 }
 
 impl Atom {
+    /// The two arguments, unless it is a symbol.
+    fn arguments(&self) -> Option<(&Dim, &Dim)> {
+        match self {
+            Atom::Symbol(_) => None,
+            Atom::FloorDiv(a, b) | Atom::Mod(a, b) | Atom::Max(a, b) | Atom::Min(a, b) => Some((a, b)),
+        }
+    }
+
     fn eval(&self, bindings: &Bindings) -> Option<i64> {
         Some(match self {
             Atom::Symbol(s) => bindings.get(*s)?,

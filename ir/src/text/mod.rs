@@ -1,12 +1,12 @@
 //! The `.symm` text form of a graph.
 //!
-//! [`print()`] writes a graph, `parse` reads it. Parsing what was printed gives the same graph, ids included,
+//! [`print()`] writes a graph, [`parse()`] reads it. Parsing what was printed gives the same graph, ids included,
 //! and printing what was parsed gives the same text if it was printed before. Parsing checks syntax, names
 //! and the typing of every node; what else a graph must satisfy is [`crate::verify`]'s to say.
 //!
 //! # The form
 //! One statement stands on one line; a line may break after a comma and within brackets. `//` starts a
-//! comment. Statements come in this order, the last two kinds of the list may alternate:
+//! comment. The first statement is `program`; every other stands after those that it refers to:
 //!
 //! ```text
 //! program "name" ranks 4                        // `ranks ?` while the number is open
@@ -33,7 +33,41 @@
 //!
 //! What is not here: files, and any other rendering of a graph.
 
+mod cursor;
+mod error;
+mod lexer;
+mod ops;
+mod parse;
 mod print;
 
+use std::fmt::Write as _;
+
+pub use error::ParseError;
+pub use ops::op_names;
+pub use parse::{parse, parse_dim};
 pub(crate) use print::{is_identifier, write_string};
 pub use print::{op_name, print};
+
+use crate::dim::SymbolId;
+use crate::entity::{Entity, Table};
+use crate::graph::Symbol;
+
+/// A message of [`crate::infer`] with the names of symbols (`tokens`) in the place of their ids (`sym0`).
+pub fn with_symbol_names(message: &str, symbols: &Table<SymbolId, Symbol>) -> String {
+    let mut out = String::with_capacity(message.len());
+    let mut rest = message;
+    while let Some(at) = rest.find("sym") {
+        let digits = rest[at + 3..].bytes().take_while(u8::is_ascii_digit).count();
+        let end = at + 3 + digits;
+        let starts_word = !rest[..at].ends_with(|c: char| c.is_ascii_alphanumeric() || c == '_');
+        let index = rest[at + 3..end].parse::<u32>().ok().filter(|_| starts_word);
+        match index.and_then(|i| symbols.get(SymbolId::new(i as usize))) {
+            Some(symbol) => {
+                let _ = write!(out, "{}{}", &rest[..at], symbol.name);
+            }
+            None => out.push_str(&rest[..end]),
+        }
+        rest = &rest[end..];
+    }
+    out + rest
+}

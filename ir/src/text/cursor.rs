@@ -1,0 +1,319 @@
+//! Reads the small parts of the text form: numbers, names, lists, dims.
+//!
+//! A [`Cursor`] looks one token ahead. Recursion is bounded by the nesting that a dim may have, and the
+//! size of a dim by [`crate::dim::MAX_ATOMS`], so that no text makes reading deep or slow.
+
+use std::borrow::Cow;
+use std::collections::HashMap;
+
+use super::error::{Failure, quote};
+use super::lexer::{Lexer, Token};
+use crate::dim::{Dim, MAX_ATOMS, MAX_DEPTH, MAX_TERMS, SymbolId};
+use crate::types::{Float, Scalar};
+
+/// The result of reading a part.
+pub(super) type Read<T> = Result<T, Failure>;
+
+/// A position between two tokens, with the symbols that dims may name.
+pub(super) struct Cursor<'a> {
+    lexer: Lexer<'a>,
+    /// The next token.
+    pub token: Token<'a>,
+    /// Where it starts.
+    pub at: usize,
+    /// The symbols by name.
+    pub symbols: HashMap<Cow<'a, str>, SymbolId>,
+}
+
+impl<'a> Cursor<'a> {
+    pub fn new(text: &'a str) -> Read<Self> {
+        let mut lexer = Lexer::new(text);
+        let (token, at) = lexer.next()?;
+        Ok(Cursor { lexer, token, at, symbols: HashMap::new() })
+    }
+
+    /// Takes the next token.
+    pub fn take(&mut self) -> Read<Token<'a>> {
+        let (token, at) = self.lexer.next()?;
+        self.at = at;
+        Ok(std::mem::replace(&mut self.token, token))
+    }
+
+    /// The failure that the next token is not `expected`.
+    pub fn unexpected(&self, expected: &str) -> Failure {
+        Failure::new(self.at, format!("expected {expected}, found {}", self.token.describe()))
+    }
+
+    pub fn is_mark(&self, mark: &str) -> bool {
+        matches!(self.token, Token::Mark(found) if found == mark)
+    }
+
+    pub fn is_value(&self) -> bool {
+        matches!(self.token, Token::Value(_))
+    }
+
+    /// Takes the mark if it is next.
+    pub fn eat(&mut self, mark: &str) -> Read<bool> {
+        let found = self.is_mark(mark);
+        if found {
+            self.take()?;
+        }
+        Ok(found)
+    }
+
+    pub fn expect(&mut self, mark: &str) -> Read<()> {
+        if self.eat(mark)? { Ok(()) } else { Err(self.unexpected(&format!("`{mark}`"))) }
+    }
+
+    /// Takes this word if it is next.
+    pub fn eat_word(&mut self, word: &str) -> Read<bool> {
+        let found = self.token == Token::Ident(word);
+        if found {
+            self.take()?;
+        }
+        Ok(found)
+    }
+
+    pub fn expect_word(&mut self, word: &str) -> Read<()> {
+        if self.eat_word(word)? { Ok(()) } else { Err(self.unexpected(&format!("`{word}`"))) }
+    }
+
+    /// Ends a statement.
+    pub fn end_line(&mut self) -> Read<()> {
+        match self.token {
+            Token::Newline => self.take().map(drop),
+            Token::End => Ok(()),
+            _ => Err(self.unexpected("the end of the line")),
+        }
+    }
+
+    /// A word; `what` names it in the error.
+    pub fn word(&mut self, what: &str) -> Read<&'a str> {
+        match self.token {
+            Token::Ident(word) => self.take().map(|_| word),
+            _ => Err(self.unexpected(what)),
+        }
+    }
+
+    pub fn string(&mut self, what: &str) -> Read<Cow<'a, str>> {
+        match &mut self.token {
+            Token::String(s) => {
+                let s = std::mem::take(s);
+                self.take()?;
+                Ok(s)
+            }
+            _ => Err(self.unexpected(what)),
+        }
+    }
+
+    /// `%name`, with its place.
+    pub fn value_name(&mut self) -> Read<(Cow<'a, str>, usize)> {
+        let at = self.at;
+        match &mut self.token {
+            Token::Value(s) => {
+                let s = std::mem::take(s);
+                self.take()?;
+                Ok((s, at))
+            }
+            _ => Err(self.unexpected("a value (`%name`)")),
+        }
+    }
+
+    /// `@name`, with its place.
+    pub fn group_name(&mut self) -> Read<(Cow<'a, str>, usize)> {
+        let at = self.at;
+        match &mut self.token {
+            Token::Group(s) => {
+                let s = std::mem::take(s);
+                self.take()?;
+                Ok((s, at))
+            }
+            _ => Err(self.unexpected("a group (`@name`)")),
+        }
+    }
+
+    /// An integer with an optional `-`.
+    pub fn integer(&mut self) -> Read<i64> {
+        let at = self.at;
+        let negative = self.eat("-")?;
+        self.digits(negative, at)
+    }
+
+    /// The digits of an integer whose sign is read.
+    fn digits(&mut self, negative: bool, at: usize) -> Read<i64> {
+        let Token::Integer(digits) = self.token else { return Err(self.unexpected("an integer")) };
+        self.take()?;
+        let magnitude: i128 = digits.parse().unwrap_or(i128::MAX);
+        i64::try_from(if negative { -magnitude } else { magnitude })
+            .map_err(|_| Failure::new(at, format!("the integer {} does not fit 64 bits", quote(digits))))
+    }
+
+    /// An integer from 0 to 2^32 - 1 that is a position, a count or a rank.
+    pub fn natural<T: TryFrom<u32>>(&mut self) -> Read<T> {
+        let at = self.at;
+        let found = self.integer()?;
+        let fits = u32::try_from(found).ok().and_then(|n| T::try_from(n).ok());
+        fits.ok_or_else(|| Failure::new(at, format!("expected an integer from 0 to 2^32 - 1, found {found}")))
+    }
+
+    pub fn boolean(&mut self) -> Read<bool> {
+        match self.token {
+            Token::Ident("true") => self.take().map(|_| true),
+            Token::Ident("false") => self.take().map(|_| false),
+            _ => Err(self.unexpected("`true` or `false`")),
+        }
+    }
+
+    /// A float, or an integer in its place.
+    pub fn float(&mut self) -> Read<Float> {
+        self.scalar().and_then(|s| match s {
+            (Scalar::Bool(_), at) => Err(Failure::new(at, "expected a float, found a bool")),
+            (number, _) => Ok(Float(number.as_f64())),
+        })
+    }
+
+    /// Whether a scalar starts here.
+    pub fn is_scalar(&self) -> bool {
+        match self.token {
+            Token::Integer(_) | Token::Float(_) | Token::Ident("true" | "false" | "inf" | "nan") => true,
+            _ => self.is_mark("-"),
+        }
+    }
+
+    /// A scalar, with its place.
+    pub fn scalar(&mut self) -> Read<(Scalar, usize)> {
+        let at = self.at;
+        let negative = self.eat("-")?;
+        let signed = |x: f64| Scalar::Float(Float(if negative { -x } else { x }));
+        let scalar = match self.token {
+            Token::Integer(_) => return Ok((Scalar::Int(self.digits(negative, at)?), at)),
+            Token::Float(text) => match text.parse::<f64>() {
+                Ok(x) if x.is_finite() => signed(x),
+                _ => return Err(Failure::new(at, format!("the float {} is too large", quote(text)))),
+            },
+            Token::Ident("inf") => signed(f64::INFINITY),
+            Token::Ident("nan") => signed(f64::NAN),
+            Token::Ident("true") if !negative => Scalar::Bool(true),
+            Token::Ident("false") if !negative => Scalar::Bool(false),
+            _ => return Err(self.unexpected("a scalar")),
+        };
+        self.take()?;
+        Ok((scalar, at))
+    }
+
+    /// `[item, …]`, with no comma behind the last item.
+    pub fn list<T>(&mut self, mut item: impl FnMut(&mut Self) -> Read<T>) -> Read<Vec<T>> {
+        self.expect("[")?;
+        let mut out = Vec::new();
+        if self.eat("]")? {
+            return Ok(out);
+        }
+        loop {
+            out.push(item(self)?);
+            if self.eat("]")? {
+                return Ok(out);
+            }
+            if !self.eat(",")? {
+                return Err(self.unexpected("`,` or `]`"));
+            }
+        }
+    }
+
+    /// A dim: a sum of products.
+    pub fn dim(&mut self) -> Read<Dim> {
+        self.sum(0)
+    }
+
+    fn sum(&mut self, depth: usize) -> Read<Dim> {
+        let start = self.at;
+        if depth > MAX_DEPTH {
+            return Err(Failure::new(start, format!("a dim nests deeper than {MAX_DEPTH}")));
+        }
+        let negative = self.eat("-")?;
+        let mut sum = self.product(negative, depth)?;
+        loop {
+            let negative = match self.token {
+                Token::Mark("+") => false,
+                Token::Mark("-") => true,
+                _ => return Ok(sum),
+            };
+            self.take()?;
+            sum = sum + self.product(negative, depth)?;
+            if sum.atoms() > MAX_ATOMS {
+                return Err(too_large(start));
+            }
+        }
+    }
+
+    fn product(&mut self, negative: bool, depth: usize) -> Read<Dim> {
+        let at = self.at;
+        // The sign belongs to a leading integer, so that the smallest integer can be read.
+        let mut product = match self.token {
+            Token::Integer(_) => Dim::from(self.digits(negative, at)?),
+            _ => self.factor(depth)? * Dim::from(if negative { -1 } else { 1 }),
+        };
+        while self.eat("*")? {
+            let factor = self.factor(depth)?;
+            let terms = (product.terms(), factor.terms());
+            let atoms = terms.0 * factor.atoms() + terms.1 * product.atoms();
+            if atoms > MAX_ATOMS || terms.0 * terms.1 > MAX_TERMS {
+                return Err(too_large(at));
+            }
+            product = product * factor;
+        }
+        Ok(product)
+    }
+
+    fn factor(&mut self, depth: usize) -> Read<Dim> {
+        let at = self.at;
+        match self.token {
+            Token::Integer(_) => self.digits(false, at).map(Dim::from),
+            Token::Mark("(") => {
+                self.take()?;
+                let dim = self.sum(depth + 1)?;
+                self.expect(")")?;
+                Ok(dim)
+            }
+            Token::Ident(name) => {
+                self.take()?;
+                if self.is_mark("(") { self.function(name, at, depth) } else { self.symbol(name, at) }
+            }
+            Token::String(_) => {
+                let name = self.string("a symbol")?;
+                self.symbol(&name, at)
+            }
+            _ => Err(self.unexpected("a dim")),
+        }
+    }
+
+    fn symbol(&mut self, name: &str, at: usize) -> Read<Dim> {
+        let known = self.symbols.get(name).map(|&s| Dim::from(s));
+        known.ok_or_else(|| Failure::new(at, format!("no symbol has the name {}", quote(name))))
+    }
+
+    fn function(&mut self, name: &str, at: usize, depth: usize) -> Read<Dim> {
+        let apply = match name {
+            "div" => Dim::floor_div,
+            "mod" => Dim::modulo,
+            "max" => Dim::max_with,
+            "min" => Dim::min_with,
+            _ => {
+                let message = format!("a dim has the functions div, mod, max and min, found {}", quote(name));
+                return Err(Failure::new(at, message));
+            }
+        };
+        self.expect("(")?;
+        let a = self.sum(depth + 1)?;
+        self.expect(",")?;
+        let b = self.sum(depth + 1)?;
+        self.expect(")")?;
+        if a.atoms() + b.atoms() >= MAX_ATOMS {
+            return Err(too_large(at));
+        }
+        Ok(apply(&a, &b))
+    }
+}
+
+fn too_large(at: usize) -> Failure {
+    Failure::new(at, format!("the dim has more than {MAX_ATOMS} factors"))
+}

@@ -1,0 +1,90 @@
+//! Where and why a text is no graph.
+
+use std::fmt;
+
+use thiserror::Error;
+
+/// The most characters of a line that an error carries.
+const CLIP: usize = 120;
+
+/// Why a text could not be read. Displays with the line's text and a caret below the place.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+pub struct ParseError {
+    /// The line, counted from 1.
+    pub line: usize,
+    /// The column in characters, counted from 1.
+    pub column: usize,
+    /// What is wrong, in one sentence.
+    pub message: String,
+    /// The text of the line; of a long line, the part around the column with `…` at its cut ends.
+    pub text: String,
+    /// The number of characters of `text` before the place.
+    caret: usize,
+}
+
+impl fmt::Display for ParseError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "line {}, column {}: {}", self.line, self.column, self.message)?;
+        writeln!(f, "  | {}", self.text)?;
+        f.write_str("  | ")?;
+        for c in self.text.chars().take(self.caret) {
+            f.write_str(if c == '\t' { "\t" } else { " " })?;
+        }
+        f.write_str("^")
+    }
+}
+
+/// A problem at a byte of the text.
+#[derive(Debug)]
+pub(super) struct Failure {
+    /// The byte.
+    pub at: usize,
+    /// What is wrong there.
+    pub message: String,
+}
+
+impl Failure {
+    pub fn new(at: usize, message: impl Into<String>) -> Self {
+        Failure { at, message: message.into() }
+    }
+
+    /// The error with its place in `text`.
+    pub fn locate(self, text: &str) -> ParseError {
+        let mut at = self.at.min(text.len());
+        while !text.is_char_boundary(at) {
+            at -= 1;
+        }
+        let start = text[..at].rfind('\n').map_or(0, |i| i + 1);
+        let end = text[at..].find('\n').map_or(text.len(), |i| at + i);
+        let line = text[..start].bytes().filter(|&c| c == b'\n').count() + 1;
+        let before = text[start..at].chars().count();
+        let whole = text[start..end].trim_end_matches('\r');
+        let (text, caret) = clip(whole, before);
+        ParseError { line, column: before + 1, message: self.message, text, caret }
+    }
+}
+
+/// The part of a line around a character, and the number of characters before it in that part.
+fn clip(line: &str, caret: usize) -> (String, usize) {
+    let skip = if caret <= CLIP * 2 / 3 { 0 } else { caret - CLIP / 2 };
+    let mut rest = line.chars().skip(skip);
+    let mut out = String::new();
+    let lead = usize::from(skip > 0);
+    if skip > 0 {
+        out.push('…');
+    }
+    out.extend(rest.by_ref().take(CLIP));
+    if rest.next().is_some() {
+        out.push('…');
+    }
+    (out, caret - skip + lead)
+}
+
+/// A piece of text as error messages quote it: at most 40 characters.
+pub(super) fn quote(text: &str) -> String {
+    let mut out: String = text.chars().take(40).collect();
+    if out.len() < text.len() {
+        out.push('…');
+    }
+    format!("`{out}`")
+}

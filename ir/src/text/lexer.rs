@@ -1,0 +1,216 @@
+//! Splits the text form into tokens.
+//!
+//! Line ends are tokens, because statements end with them, except within brackets and after a comma.
+//! Tokens borrow from the text unless a string has escapes.
+
+use std::borrow::Cow;
+
+use super::error::{Failure, quote};
+
+/// One token.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) enum Token<'a> {
+    /// Letters, digits, `_` and `.`, not starting with a digit or a dot.
+    Ident(&'a str),
+    /// `%name`.
+    Value(Cow<'a, str>),
+    /// `@name`.
+    Group(Cow<'a, str>),
+    /// A string literal, unescaped.
+    String(Cow<'a, str>),
+    /// Decimal digits.
+    Integer(&'a str),
+    /// Digits with a point or an exponent.
+    Float(&'a str),
+    /// Punctuation.
+    Mark(&'static str),
+    /// The end of a line that ends a statement.
+    Newline,
+    /// The end of the text.
+    End,
+}
+
+impl Token<'_> {
+    /// The token as error messages name it.
+    pub fn describe(&self) -> String {
+        match self {
+            Token::Ident(s) | Token::Integer(s) | Token::Float(s) => quote(s),
+            Token::Value(s) => quote(&format!("%{s}")),
+            Token::Group(s) => quote(&format!("@{s}")),
+            Token::String(s) => format!("the string {}", quote(s)),
+            Token::Mark(s) => format!("`{s}`"),
+            Token::Newline => "the end of the line".into(),
+            Token::End => "the end of the text".into(),
+        }
+    }
+}
+
+const MARKS: [&str; 13] = ["..=", "->", "[", "]", "(", ")", ",", ":", "=", "+", "-", "*", "?"];
+
+/// A position in the text and what decides whether a line end counts.
+pub(super) struct Lexer<'a> {
+    text: &'a str,
+    at: usize,
+    /// How many brackets are open.
+    depth: usize,
+    /// The last token lets the statement go on in the next line.
+    goes_on: bool,
+}
+
+impl<'a> Lexer<'a> {
+    pub fn new(text: &'a str) -> Self {
+        Lexer { text, at: 0, depth: 0, goes_on: true }
+    }
+
+    /// The next token and the byte where it starts.
+    pub fn next(&mut self) -> Result<(Token<'a>, usize), Failure> {
+        loop {
+            self.blank();
+            let at = self.at;
+            let token = self.token()?;
+            match token {
+                Token::Newline if self.depth > 0 || self.goes_on => continue,
+                Token::Mark("[" | "(") => self.depth += 1,
+                Token::Mark("]" | ")") => self.depth = self.depth.saturating_sub(1),
+                _ => {}
+            }
+            self.goes_on = matches!(token, Token::Newline | Token::Mark(","));
+            return Ok((token, at));
+        }
+    }
+
+    /// Skips spaces and a comment.
+    fn blank(&mut self) {
+        let rest = &self.text.as_bytes()[self.at..];
+        let mut n = rest.iter().take_while(|c| matches!(c, b' ' | b'\t' | b'\r')).count();
+        if rest[n..].starts_with(b"//") {
+            n += rest[n..].iter().take_while(|&&c| c != b'\n').count();
+        }
+        self.at += n;
+    }
+
+    fn token(&mut self) -> Result<Token<'a>, Failure> {
+        let start = self.at;
+        let Some(&first) = self.text.as_bytes().get(start) else { return Ok(Token::End) };
+        match first {
+            b'\n' => {
+                self.at += 1;
+                Ok(Token::Newline)
+            }
+            b'%' => self.sigiled("%").map(Token::Value),
+            b'@' => self.sigiled("@").map(Token::Group),
+            b'"' => self.string().map(Token::String),
+            b'0'..=b'9' => Ok(self.number()),
+            c if c.is_ascii_alphabetic() || c == b'_' => Ok(Token::Ident(self.word())),
+            _ => {
+                let rest = &self.text[start..];
+                match MARKS.iter().find(|mark| rest.starts_with(**mark)) {
+                    Some(mark) => {
+                        self.at += mark.len();
+                        Ok(Token::Mark(mark))
+                    }
+                    None => {
+                        let found = rest.chars().next().unwrap_or_default();
+                        Err(Failure::new(start, format!("no statement has the character {found:?} here")))
+                    }
+                }
+            }
+        }
+    }
+
+    /// Letters, digits, `_` and `.`.
+    fn word(&mut self) -> &'a str {
+        let rest = &self.text[self.at..];
+        let is_part = |c: &u8| c.is_ascii_alphanumeric() || *c == b'_' || *c == b'.';
+        let n = rest.as_bytes().iter().take_while(|c| is_part(c)).count();
+        self.at += n;
+        &rest[..n]
+    }
+
+    fn sigiled(&mut self, sigil: &str) -> Result<Cow<'a, str>, Failure> {
+        let start = self.at;
+        self.at += 1;
+        if self.text.as_bytes().get(self.at) == Some(&b'"') {
+            return self.string();
+        }
+        match self.word() {
+            "" => Err(Failure::new(start, format!("expected a name behind `{sigil}`"))),
+            name => Ok(Cow::Borrowed(name)),
+        }
+    }
+
+    fn number(&mut self) -> Token<'a> {
+        let start = self.at;
+        let bytes = self.text.as_bytes();
+        let digits = |from: usize| bytes[from..].iter().take_while(|c| c.is_ascii_digit()).count();
+        self.at += digits(start);
+        let mut is_float = false;
+        if bytes.get(self.at) == Some(&b'.') && digits(self.at + 1) > 0 {
+            self.at += 1 + digits(self.at + 1);
+            is_float = true;
+        }
+        if matches!(bytes.get(self.at), Some(b'e' | b'E')) {
+            let sign = usize::from(matches!(bytes.get(self.at + 1), Some(b'+' | b'-')));
+            let n = digits(self.at + 1 + sign);
+            if n > 0 {
+                self.at += 1 + sign + n;
+                is_float = true;
+            }
+        }
+        let text = &self.text[start..self.at];
+        if is_float { Token::Float(text) } else { Token::Integer(text) }
+    }
+
+    fn string(&mut self) -> Result<Cow<'a, str>, Failure> {
+        let start = self.at;
+        let rest = &self.text[start + 1..];
+        let plain = rest.bytes().take_while(|c| !matches!(c, b'"' | b'\\' | b'\n')).count();
+        if rest.as_bytes().get(plain) == Some(&b'"') {
+            self.at = start + plain + 2;
+            return Ok(Cow::Borrowed(&rest[..plain]));
+        }
+        let mut out = rest[..plain].to_string();
+        let mut chars = rest[plain..].char_indices();
+        while let Some((i, c)) = chars.next() {
+            match c {
+                '"' => {
+                    self.at = start + 1 + plain + i + 1;
+                    return Ok(Cow::Owned(out));
+                }
+                '\n' => break,
+                '\\' => {
+                    let at = start + 1 + plain + i;
+                    out.push(escape(&mut chars).ok_or_else(|| {
+                        Failure::new(at, r#"expected one of the escapes \", \\, \n, \r, \t and \u{hex}"#)
+                    })?);
+                }
+                c => out.push(c),
+            }
+        }
+        Err(Failure::new(start, "the string does not end on its line"))
+    }
+}
+
+/// The character of an escape whose backslash is read.
+fn escape(chars: &mut std::str::CharIndices<'_>) -> Option<char> {
+    Some(match chars.next()?.1 {
+        '"' => '"',
+        '\\' => '\\',
+        'n' => '\n',
+        'r' => '\r',
+        't' => '\t',
+        'u' => {
+            (chars.next()?.1 == '{').then_some(())?;
+            let mut code = 0u32;
+            for digits in 0.. {
+                match chars.next()?.1 {
+                    '}' if digits > 0 => break,
+                    c if digits < 6 => code = code * 16 + c.to_digit(16)?,
+                    _ => return None,
+                }
+            }
+            char::from_u32(code)?
+        }
+        _ => return None,
+    })
+}
