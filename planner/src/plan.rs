@@ -12,12 +12,37 @@
 //!   contiguously.
 //! - Output `k` is a base at [`Memory::Output`]`(k)`, and no two outputs are the same value.
 //! - Every node but the views is exactly one [`Step`].
+//! - The nodes stand in the order of the steps.
+//!
+//! # Values that share bytes
+//! Several values may have one place, or one may lie within another, in these cases. In each the operand is
+//! read for the last time by the node that writes the result.
+//! - The result of `unary`, `binary`, `binary_scalar`, `select`, `cast` or `copy` lies on an operand of the
+//!   same shape and element size that is stored contiguously. Every operand of the node that has bytes in
+//!   common with the result has exactly the result's. A `copy` then moves nothing.
+//! - The operand of an all-gather lies at its rank's piece of the result (`by_rank`), and the result of an
+//!   all-reduce on its operand, where the contract of the variant says `in_place`.
+//! - An operand of `concat` lies at its own piece of the result, when the pieces are contiguous there. The
+//!   node then moves nothing for it.
+//!
+//! # Lifetimes
+//! A buffer's lifetime counts steps in the order of the list: `first` is the first step that writes it.
+//! `last` is the last step before which, and during which, no other value may be written there: it covers
+//! all steps that touch the buffer, steps that run while a collective that touches it may still be in
+//! flight, and the cross-rank rules. What it leaves open is the order between lanes: where bytes pass from
+//! one lane to the other, `waits` make the later writer follow the earlier accesses.
 
 use indexmap::IndexMap;
 use serde::{Deserialize, Serialize};
 
 /// The version of the artifact that this crate reads and writes.
 pub const VERSION: u32 = 1;
+
+/// Buffers and fixed memory start at multiples of this many bytes.
+pub const ALIGN: u64 = 64;
+
+/// The sizes of the arenas are multiples of this many bytes.
+pub const PAGE: u64 = 4096;
 
 /// A plan for all ranks and all buckets.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
@@ -119,8 +144,42 @@ pub struct Bucket {
     pub steps: Vec<Step>,
     /// How each collective was chosen, in order of the steps.
     pub decisions: Vec<Decision>,
+    /// The copies that placement forced, in order of the steps.
+    pub copies: Vec<ForcedCopy>,
     /// Sums.
     pub totals: Totals,
+}
+
+/// A copy that placement forced.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ForcedCopy {
+    /// The `copy` node of the planned program.
+    pub node: String,
+    /// The value that it copies.
+    pub of: String,
+    /// What it moves, at the upper bound of the bucket.
+    pub bytes: u64,
+    /// Why it is needed.
+    pub reason: CopyReason,
+    /// The index of the input that a caller can bind to avoid it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub bind: Option<usize>,
+}
+
+/// Why placement forced a copy.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum CopyReason {
+    /// A collective needs an input in the symmetric arena and the input is not bound.
+    SymmetricInput,
+    /// A collective needs a part of an output in the symmetric arena.
+    SymmetricOutput,
+    /// A collective needs its operand contiguous.
+    Contiguous,
+    /// An output is an input, a view, a value that is returned twice, or a value that lies in the symmetric
+    /// arena.
+    Output,
 }
 
 /// Memory in an arena.
@@ -131,7 +190,7 @@ pub struct Buffer {
     pub arena: ArenaKind,
     /// Where it starts in the arena.
     pub offset: u64,
-    /// Its size at the upper bound of the bucket.
+    /// Its size at the upper bound of the bucket, rounded up to a multiple of [`ALIGN`].
     pub size: u64,
     /// The first step at which it is occupied, counting the cross-rank rules.
     pub first: usize,

@@ -1,0 +1,275 @@
+//! What [`check`](super::check) finds wrong with a plan: one variant for each rule, naming the bucket, the
+//! step and its node, what the rule expects and what the plan has.
+
+use std::fmt;
+
+use thiserror::Error;
+
+use crate::plan::{ArenaKind, Memory, Reach};
+
+/// A step of a bucket.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub struct At {
+    /// The index of the bucket.
+    pub bucket: usize,
+    /// The index of the step.
+    pub step: usize,
+    /// The name of its node.
+    pub node: String,
+}
+
+impl fmt::Display for At {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "bucket {}, step {} (%{})", self.bucket, self.step, self.node)
+    }
+}
+
+/// A point of a run.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub enum Moment {
+    /// The caller writes bound inputs.
+    Start {
+        /// The index of the bucket that the run uses.
+        bucket: usize,
+    },
+    /// A step runs.
+    Step(At),
+    /// The caller reads the outputs.
+    End {
+        /// The index of the bucket that the run uses.
+        bucket: usize,
+    },
+}
+
+impl fmt::Display for Moment {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Moment::Start { bucket } => write!(f, "the start of a run of bucket {bucket}"),
+            Moment::Step(at) => write!(f, "{at}"),
+            Moment::End { bucket } => write!(f, "the end of a run of bucket {bucket}"),
+        }
+    }
+}
+
+/// Who touches the memory of a rank.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub enum Who {
+    /// The rank itself.
+    Own,
+    /// Its peers.
+    Peers,
+    /// The caller of the run.
+    Caller,
+}
+
+/// An access to the memory of a rank.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub struct Access {
+    /// When.
+    pub moment: Moment,
+    /// By whom.
+    pub who: Who,
+    /// Whether it writes.
+    pub write: bool,
+    /// The name of the base value whose bytes are touched.
+    pub value: String,
+}
+
+impl fmt::Display for Access {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let who = match self.who {
+            Who::Own => "the rank",
+            Who::Peers => "its peers",
+            Who::Caller => "the caller",
+        };
+        let verb = if self.write { "write" } else { "read" };
+        write!(f, "the {verb} of %{} by {who} at {}", self.value, self.moment)
+    }
+}
+
+/// An operand or a result of a step.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub enum Side {
+    /// An operand.
+    Operand,
+    /// A result.
+    Result,
+}
+
+impl fmt::Display for Side {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Side::Operand => "operand",
+            Side::Result => "result",
+        })
+    }
+}
+
+/// A rule that a plan breaks.
+#[derive(Clone, PartialEq, Debug, Error)]
+#[allow(missing_docs)]
+pub enum CheckError {
+    // The plan as a whole.
+    #[error("the plan has version {found}, expected {expected}")]
+    Version { expected: u32, found: u32 },
+    #[error("the plan is for {found} ranks, expected 1 to {expected}")]
+    Ranks { expected: u32, found: u32 },
+    #[error("{program} does not parse: {error}")]
+    Text { program: ProgramId, error: String },
+    #[error("{program} is not valid: {violation}")]
+    Invalid { program: ProgramId, violation: String },
+    #[error("the text of the source has hash {found}, the plan says {expected}")]
+    SourceHash { expected: String, found: String },
+    #[error("{program} is for {found:?} ranks, the plan for {expected}")]
+    ProgramRanks { program: ProgramId, expected: u32, found: Option<u32> },
+    #[error("{program}: {what} is {found}, in the source it is {expected}")]
+    Signature { program: ProgramId, what: String, expected: String, found: String },
+    #[error("{program}: group {group} has other members than in {other}")]
+    GroupMembers { program: ProgramId, group: String, other: ProgramId },
+
+    // Fixed memory.
+    #[error("fixed memory {fixed} ends at byte {found} of a symmetric arena of {expected} bytes")]
+    FixedOutside { fixed: usize, expected: u64, found: u64 },
+    #[error("fixed memory {fixed} starts at byte {found}, expected a multiple of {expected}")]
+    FixedMisaligned { fixed: usize, expected: u64, found: u64 },
+    #[error("fixed memory {first} and {second} overlap")]
+    FixedOverlap { first: usize, second: usize },
+    #[error("fixed memory {first} and {second} have the same role")]
+    FixedTwice { first: usize, second: usize },
+    #[error("fixed memory {fixed} is for input {found}, the program has {expected}")]
+    FixedInput { fixed: usize, expected: usize, found: usize },
+    #[error("fixed memory {fixed} is a landing zone of {found}, expected zone 0 or 1 of a group of the programs")]
+    FixedZone { fixed: usize, found: String },
+
+    // Buckets.
+    #[error("bucket {bucket} names program {found} of {expected}")]
+    BucketProgram { bucket: usize, expected: usize, found: usize },
+    #[error("bucket {bucket} has symbols {found:?}, its program {expected:?}")]
+    BucketSymbols { bucket: usize, expected: Vec<String>, found: Vec<String> },
+    #[error("bucket {bucket} has {symbol} in {found:?}, expected a range within {expected:?}")]
+    BucketRange { bucket: usize, symbol: String, expected: [i64; 2], found: [i64; 2] },
+    #[error("buckets {first} and {second} serve the same sizes")]
+    BucketsOverlap { first: usize, second: usize },
+
+    // Buffers.
+    #[error("bucket {bucket}: buffer {buffer} ends at byte {found} of an {arena:?} arena of {expected} bytes")]
+    BufferOutside { bucket: usize, buffer: usize, arena: ArenaKind, expected: u64, found: u64 },
+    #[error("bucket {bucket}: buffer {buffer} starts at byte {found}, expected a multiple of {expected}")]
+    BufferMisaligned { bucket: usize, buffer: usize, expected: u64, found: u64 },
+    #[error("bucket {bucket}: buffers {first} and {second} overlap and are alive together")]
+    BuffersOverlap { bucket: usize, first: usize, second: usize },
+    #[error("bucket {bucket}: buffer {buffer} overlaps fixed memory {fixed}")]
+    BufferFixedOverlap { bucket: usize, buffer: usize, fixed: usize },
+    #[error("bucket {bucket}: buffer {buffer} lives from step {first} to {last} of {steps}")]
+    BufferSteps { bucket: usize, buffer: usize, first: usize, last: usize, steps: usize },
+    #[error("{at}: %{value} is touched here, but its buffer {buffer} lives from step {first} to {last}")]
+    Lifetime { at: At, value: String, buffer: usize, first: usize, last: usize },
+    #[error("bucket {bucket}: buffer {buffer} has reach {found:?}, expected {expected:?}")]
+    BufferReach { bucket: usize, buffer: usize, expected: Reach, found: Reach },
+    #[error("bucket {bucket}: {total} is {found}, expected {expected}")]
+    Total { bucket: usize, total: &'static str, expected: u64, found: u64 },
+
+    // Places.
+    #[error("bucket {bucket}: %{value} has no place")]
+    PlaceMissing { bucket: usize, value: String },
+    #[error("bucket {bucket}: a place is given for %{value}, which is no base value of the program")]
+    PlaceUnknown { bucket: usize, value: String },
+    #[error("bucket {bucket}: %{value} lies in {found:?}, which does not exist")]
+    PlaceMemory { bucket: usize, value: String, found: Memory },
+    #[error("bucket {bucket}: the place of %{value} has {text:?}: {error}")]
+    PlaceDim { bucket: usize, value: String, text: String, error: String },
+    #[error("bucket {bucket}: the place of %{value} counts ranks within {group}, which does not exist")]
+    PlaceGroup { bucket: usize, value: String, group: String },
+    #[error("bucket {bucket}: %{value} takes bytes {low} to {high} of {memory:?}, which has {size}")]
+    PlaceOutside { bucket: usize, value: String, memory: Memory, low: i64, high: i64, size: u64 },
+    #[error("bucket {bucket}: %{value} starts at {found}, expected a multiple of {expected} bytes")]
+    PlaceMisaligned { bucket: usize, value: String, expected: u64, found: String },
+    #[error("bucket {bucket}: %{value} is input {input} and lies in {found:?}, expected {expected:?} at 0")]
+    PlaceOfInput { bucket: usize, value: String, input: usize, expected: Memory, found: Memory },
+    #[error("bucket {bucket}: %{value} is output {output} and lies in {found:?}, expected {expected:?} at 0")]
+    PlaceOfOutput { bucket: usize, value: String, output: usize, expected: Memory, found: Memory },
+    #[error("bucket {bucket}: output {output} is %{value}, which is a view or an input")]
+    OutputNotBase { bucket: usize, value: String, output: usize },
+    #[error("bucket {bucket}: outputs {first} and {second} are both %{value}")]
+    OutputTwice { bucket: usize, value: String, first: usize, second: usize },
+    #[error("bucket {bucket}: %{value} is no input and lies in {found:?}, which is only read")]
+    PlaceReadOnly { bucket: usize, value: String, found: Memory },
+
+    // Steps.
+    #[error("bucket {bucket}, step {step}: %{found} names no node that is a step")]
+    StepUnknown { bucket: usize, step: usize, found: String },
+    #[error("{at}: the node already is step {first}")]
+    StepTwice { at: At, first: usize },
+    #[error("bucket {bucket}: %{node} has no step")]
+    StepMissing { bucket: usize, node: String },
+    #[error("{at}: operand %{operand} is defined at step {defined}, which is later")]
+    StepOrder { at: At, operand: String, defined: usize },
+    #[error("{at}: it waits for step {found}, expected an earlier one")]
+    WaitNotEarlier { at: At, found: usize },
+    #[error("{at}: it waits for step {found} of its own lane")]
+    WaitOwnLane { at: At, found: usize },
+    #[error("{at}: the collective has no variant")]
+    VariantMissing { at: At },
+    #[error("{at}: the variant {variant} does not run {collective}")]
+    VariantUnsupported { at: At, variant: String, collective: &'static str },
+    #[error("{at}: the plan does not say whether the exit barrier of {variant} stays")]
+    ExitMissing { at: At, variant: String },
+    #[error("{at}: the plan speaks of an exit barrier, which the step does not have or cannot drop")]
+    ExitUnexpected { at: At },
+    #[error("{at}: {side} %{value} lies in {found:?}, expected the symmetric arena")]
+    NotSymmetric { at: At, side: Side, value: String, found: Memory },
+    #[error("{at}: {side} %{value} starts at {found}, expected a multiple of {expected} bytes")]
+    Misaligned { at: At, side: Side, value: String, expected: u64, found: String },
+    #[error("{at}: operand %{value} of a collective is not stored contiguously")]
+    NotContiguous { at: At, value: String },
+    #[error("{at}: group {group} has no landing zone {zone}")]
+    LandingMissing { at: At, group: String, zone: u32 },
+    #[error("{at}: landing zone {zone} of group {group} has {found} bytes, expected at least {expected}")]
+    LandingTooSmall { at: At, group: String, zone: u32, expected: u64, found: u64 },
+    #[error("{at}: the result %{result} lies on the operand %{operand}, which this op does not allow there")]
+    InPlace { at: At, operand: String, result: String },
+    #[error("{at}: the results %{first} and %{second} overlap")]
+    ResultsOverlap { at: At, first: String, second: String },
+    #[error("bucket {bucket}: the decision for %{collective} names %{found}, which the program does not have")]
+    DecisionNode { bucket: usize, collective: String, found: String },
+    #[error("bucket {bucket}: the decision for %{collective} chose {found}, which is none of its alternatives")]
+    DecisionChosen { bucket: usize, collective: String, found: String },
+    #[error("{at}: the collective belongs to {found} decisions, expected 1")]
+    DecisionCount { at: At, found: usize },
+
+    // Time.
+    #[error("nothing orders {second} after {first}, and they share bytes")]
+    Race { first: Access, second: Access },
+    #[error("{at}: landing zone of group {group} is written before {earlier} has read it on every rank")]
+    LandingRace { at: At, group: String, earlier: Moment },
+    #[error("{at}: nothing orders it after {earlier}, which runs on the same group {group}")]
+    Unordered { at: At, group: String, earlier: At },
+    #[error("{reader} reads %{value}, which {lost} wrote over")]
+    Lost { reader: Moment, value: String, lost: Moment },
+}
+
+/// A program that a plan carries.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub enum ProgramId {
+    /// The one that was imported.
+    Source,
+    /// A planned one.
+    Planned(usize),
+}
+
+impl fmt::Display for ProgramId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            ProgramId::Source => f.write_str("the source"),
+            ProgramId::Planned(p) => write!(f, "program {p}"),
+        }
+    }
+}
+
+impl CheckError {
+    /// The name of the rule, the same for all plans that break it.
+    pub fn kind(&self) -> String {
+        let debug = format!("{self:?}");
+        debug.split(|c: char| !c.is_alphanumeric()).next().unwrap_or_default().to_string()
+    }
+}

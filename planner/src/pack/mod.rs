@@ -1,0 +1,324 @@
+//! Packing: offsets for memory blocks of known sizes and lifetimes, so that blocks that are alive together
+//! do not overlap, with a small peak. The problem is known as dynamic storage allocation.
+//!
+//! # The model
+//! Time is a row of instants. A [`Block`] is alive over a half-open range of them, or, when its range
+//! wraps, from its start through the end of time and on from the beginning to its end, as in a program
+//! that runs again and again. Peak and bound of a wrapped block count at all its instants; it has one
+//! offset.
+//!
+//! The *bound* is the largest sum of sizes alive at one instant; no packing has a lower peak. Blocks with a
+//! given offset stay there and count in both.
+//!
+//! # The method
+//! Blocks are placed one after another into the lowest (first fit) or tightest (best fit) gap that is free
+//! for their whole lifetime. A portfolio of orders is tried, led by the blocks that are alive at the
+//! instant of the bound: they stack without gaps, and everything else lies to the left or to the right of
+//! that instant. Rounds that promote the blocks that stuck out follow. The search ends at the bound or when
+//! its budget of work is spent; it never looks at a clock, so equal problems give equal offsets.
+//!
+//! Free gaps come from [`occupancy`]: a segment tree over time whose nodes hold unions of offset ranges.
+//! There are no lists of overlapping pairs, so time and memory stay near `n log n`.
+//!
+//! Not here: exact solving, and the choice of an order of operators.
+
+mod occupancy;
+mod orders;
+
+use thiserror::Error;
+
+use occupancy::Occupancy;
+use orders::Fit;
+
+/// A block of memory to place.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Block {
+    /// The first instant at which it is alive.
+    pub start: usize,
+    /// The first instant at which it is not alive any more. With `end <= start` the lifetime wraps: it is
+    /// alive at all instants from `start` on and at all instants before `end`.
+    pub end: usize,
+    /// Its size in bytes.
+    pub size: u64,
+    /// Its offset is a multiple of this; 0 counts as 1.
+    pub align: u64,
+    /// Where it must lie, if that is given.
+    pub offset: Option<u64>,
+}
+
+impl Block {
+    /// A block that is alive over `start..end`, of any offset.
+    pub fn new(start: usize, end: usize, size: u64) -> Self {
+        Block { start, end, size, align: 1, offset: None }
+    }
+}
+
+/// How much to search.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct Config {
+    /// The number of block placements after which no further order is tried.
+    pub work: u64,
+    /// A peak at most this fraction above the bound ends the search.
+    pub enough: f64,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Config { work: 100_000, enough: 0.0 }
+    }
+}
+
+/// Offsets and what they reach.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Packing {
+    /// The offset of each block.
+    pub offsets: Vec<u64>,
+    /// The highest end of a block.
+    pub peak: u64,
+    /// The largest sum of sizes that are alive at one instant.
+    pub bound: u64,
+    /// The blocks that are alive at the first instant of the bound, in order of their index.
+    pub at_bound: Vec<usize>,
+    /// The name of the order that won.
+    pub order: &'static str,
+    /// The number of block placements that the search made.
+    pub work: u64,
+}
+
+/// A problem that has no packing.
+#[derive(Clone, PartialEq, Eq, Debug, Error)]
+pub enum PackError {
+    /// Two blocks with given offsets overlap in time and bytes.
+    #[error("blocks {first} and {second} have given offsets, are alive together and overlap")]
+    Overlap {
+        /// The index of one block.
+        first: usize,
+        /// The index of the other.
+        second: usize,
+    },
+    /// A given offset is no multiple of the block's alignment.
+    #[error("block {block} is given offset {offset}, which is no multiple of its alignment {align}")]
+    Misaligned {
+        /// The index of the block.
+        block: usize,
+        /// Its given offset.
+        offset: u64,
+        /// Its alignment.
+        align: u64,
+    },
+    /// The sizes add up to more than 2^62 bytes.
+    #[error("the sizes of the blocks add up to more than 2^62 bytes")]
+    TooLarge,
+}
+
+/// Packs `blocks`.
+///
+/// # Errors
+/// Given offsets that contradict each other or an alignment, or sizes beyond 2^62 bytes.
+pub fn pack(blocks: &[Block], config: &Config) -> Result<Packing, PackError> {
+    let reach = blocks.iter().try_fold(0u64, |sum, b| {
+        sum.checked_add(b.size)?
+            .checked_add(b.align)?
+            .checked_add(b.offset.unwrap_or(0))
+            .filter(|&s| s < 1 << 62)
+    });
+    reach.ok_or(PackError::TooLarge)?;
+    let spans = Spans::new(blocks);
+    let loads = spans.loads(blocks);
+    let (bound, instant) = highest(&loads);
+    let mut search = Search { blocks, spans: &spans, occupancy: Occupancy::new(spans.instants), work: 0 };
+    search.check_given()?;
+    let at_bound: Vec<usize> = match instant {
+        Some(t) => (0..blocks.len()).filter(|&b| blocks[b].size > 0 && spans.alive_at(b, t)).collect(),
+        None => Vec::new(),
+    };
+    let goal = bound + (bound as f64 * config.enough) as u64;
+    let mut best: Option<(u64, Vec<u64>, &'static str)> = None;
+    for order in orders::portfolio(blocks, &spans, &loads, &at_bound) {
+        if best.is_some() && search.work + blocks.len() as u64 > config.work {
+            break;
+        }
+        let sequence = order.sequence();
+        let (peak, offsets) = search.place(&sequence, order.fit);
+        if best.as_ref().is_none_or(|b| peak < b.0) {
+            best = Some((peak, offsets, order.name));
+        }
+        if best.as_ref().is_some_and(|b| b.0 <= goal) {
+            break;
+        }
+    }
+    let (peak, offsets, order) = search.promote(best.unwrap_or_default(), goal, config.work);
+    Ok(Packing { offsets, peak, bound, at_bound, order, work: search.work })
+}
+
+/// The largest sum of sizes that are alive at one instant.
+pub fn bound(blocks: &[Block]) -> u64 {
+    highest(&Spans::new(blocks).loads(blocks)).0
+}
+
+fn highest(loads: &[u64]) -> (u64, Option<usize>) {
+    let mut best = (0, None);
+    for (t, &load) in loads.iter().enumerate() {
+        if best.1.is_none() || load > best.0 {
+            best = (load, Some(t));
+        }
+    }
+    best
+}
+
+/// Lifetimes over compressed instants: only those at which a block starts or ends are kept.
+struct Spans {
+    instants: usize,
+    /// Up to two half-open ranges a block; the second one is empty unless the lifetime wraps.
+    parts: Vec<[(u32, u32); 2]>,
+}
+
+impl Spans {
+    fn new(blocks: &[Block]) -> Self {
+        let mut times: Vec<usize> = blocks.iter().flat_map(|b| [b.start, b.end]).collect();
+        times.push(0);
+        times.sort_unstable();
+        times.dedup();
+        let at = |t: usize| times.partition_point(|&x| x < t) as u32;
+        // The last kept instant is the end of the latest range, and alive only in wrapped lifetimes.
+        let all = times.len() as u32;
+        let parts = blocks
+            .iter()
+            .map(|b| match b.start < b.end {
+                true => [(at(b.start), at(b.end)), (0, 0)],
+                false => [(at(b.start), all), (0, at(b.end))],
+            })
+            .collect();
+        Spans { instants: times.len(), parts }
+    }
+
+    /// The half-open ranges of a block that are not empty.
+    fn of(&self, block: usize) -> impl Iterator<Item = (usize, usize)> + use<'_> {
+        self.parts[block].iter().filter(|p| p.0 < p.1).map(|p| (p.0 as usize, p.1 as usize))
+    }
+
+    fn alive_at(&self, block: usize, instant: usize) -> bool {
+        self.of(block).any(|(from, to)| from <= instant && instant < to)
+    }
+
+    /// The sum of sizes alive at each instant.
+    fn loads(&self, blocks: &[Block]) -> Vec<u64> {
+        let mut change = vec![0i64; self.instants + 1];
+        for (b, block) in blocks.iter().enumerate() {
+            for (from, to) in self.of(b) {
+                change[from] = change[from].wrapping_add(block.size as i64);
+                change[to] = change[to].wrapping_sub(block.size as i64);
+            }
+        }
+        let mut load = 0i64;
+        change[..self.instants]
+            .iter()
+            .map(|c| {
+                load = load.wrapping_add(*c);
+                load as u64
+            })
+            .collect()
+    }
+}
+
+struct Search<'a> {
+    blocks: &'a [Block],
+    spans: &'a Spans,
+    occupancy: Occupancy,
+    work: u64,
+}
+
+impl Search<'_> {
+    /// Places all blocks in this sequence, given offsets first; returns the peak and the offsets.
+    fn place(&mut self, sequence: &[u32], fit: Fit) -> (u64, Vec<u64>) {
+        self.occupancy.clear();
+        self.work += sequence.len() as u64;
+        let mut offsets = vec![0; self.blocks.len()];
+        let mut peak = 0;
+        for (b, block) in self.blocks.iter().enumerate() {
+            if let Some(offset) = block.offset {
+                offsets[b] = offset;
+                peak = peak.max(offset + block.size);
+                self.occupy(b, offset);
+            }
+        }
+        for &b in sequence {
+            let (b, block) = (b as usize, &self.blocks[b as usize]);
+            if block.offset.is_some() || block.size == 0 {
+                continue;
+            }
+            let gaps = self.occupancy.over(self.spans.of(b));
+            let offset = match fit {
+                Fit::First => gaps.lowest(block.size, block.align.max(1)),
+                Fit::Best => gaps.tightest(block.size, block.align.max(1)),
+            };
+            offsets[b] = offset;
+            peak = peak.max(offset + block.size);
+            self.occupy(b, offset);
+        }
+        (peak, offsets)
+    }
+
+    fn occupy(&mut self, block: usize, offset: u64) {
+        let size = self.blocks[block].size;
+        if size > 0 {
+            for (from, to) in self.spans.of(block) {
+                self.occupancy.add(from, to, offset, offset + size);
+            }
+        }
+    }
+
+    /// Repeats from the best packing so far: blocks that end above the goal move to the front, each round
+    /// adding to their weight, until the goal or the budget is reached.
+    fn promote(
+        &mut self,
+        mut best: (u64, Vec<u64>, &'static str),
+        goal: u64,
+        budget: u64,
+    ) -> (u64, Vec<u64>, &'static str) {
+        let mut weight = vec![0u32; self.blocks.len()];
+        let mut offsets = best.1.clone();
+        let mut sequence: Vec<u32> = (0..self.blocks.len() as u32).collect();
+        while best.0 > goal && self.work + self.blocks.len() as u64 <= budget {
+            for (b, block) in self.blocks.iter().enumerate() {
+                if offsets[b] + block.size > goal {
+                    weight[b] += 1;
+                }
+            }
+            // Within a weight, from the bottom of the last packing up.
+            sequence.sort_by_key(|&b| (std::cmp::Reverse(weight[b as usize]), offsets[b as usize], b));
+            let (peak, next) = self.place(&sequence, Fit::First);
+            offsets = next;
+            if peak < best.0 {
+                best = (peak, offsets.clone(), "promoted");
+            }
+        }
+        best
+    }
+
+    /// Given offsets are aligned and do not overlap.
+    fn check_given(&mut self) -> Result<(), PackError> {
+        let given: Vec<usize> = (0..self.blocks.len()).filter(|&b| self.blocks[b].offset.is_some()).collect();
+        for (i, &b) in given.iter().enumerate() {
+            let (block, offset) = (&self.blocks[b], self.blocks[b].offset.unwrap_or(0));
+            if offset % block.align.max(1) != 0 {
+                return Err(PackError::Misaligned { block: b, offset, align: block.align });
+            }
+            if self.occupancy.over(self.spans.of(b)).blocked(offset, block.size).is_some() {
+                let touches = |&&a: &&usize| {
+                    let (from, other) = (self.blocks[a].offset.unwrap_or(0), &self.blocks[a]);
+                    from < offset + block.size
+                        && offset < from + other.size
+                        && self.spans.of(a).any(|(x, y)| self.spans.of(b).any(|(u, v)| x < v && u < y))
+                };
+                let first = given[..i].iter().find(touches).copied().unwrap_or(b);
+                return Err(PackError::Overlap { first, second: b });
+            }
+            self.occupy(b, offset);
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,102 @@
+//! The orders in which blocks are placed.
+
+use super::{Block, Spans};
+
+/// Which gap a block takes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Fit {
+    /// The lowest.
+    First,
+    /// The smallest.
+    Best,
+}
+
+/// An order and the gaps to take.
+pub struct Order {
+    /// Its name, for people.
+    pub name: &'static str,
+    pub fit: Fit,
+    keys: Vec<Key>,
+}
+
+type Key = (u8, u64, u64, u32);
+
+impl Order {
+    /// All blocks in this order.
+    pub fn sequence(&self) -> Vec<u32> {
+        let mut keys = self.keys.clone();
+        keys.sort_unstable();
+        keys.into_iter().map(|k| k.3).collect()
+    }
+}
+
+/// The orders to try, the most promising first. They are made one by one, as the search asks for them.
+pub fn portfolio<'a>(
+    blocks: &'a [Block],
+    spans: &'a Spans,
+    loads: &'a [u64],
+    at_bound: &'a [usize],
+) -> impl Iterator<Item = Order> + 'a {
+    let lengths: Vec<u64> =
+        (0..blocks.len()).map(|b| spans.of(b).map(|(x, y)| (y - x) as u64).sum()).collect();
+    let mut on_peak = vec![1u8; blocks.len()];
+    for &b in at_bound {
+        on_peak[b] = 0;
+    }
+    let down = |x: u64| u64::MAX - x;
+    type Make<'m> = Box<dyn Fn(usize) -> (u8, u64, u64) + 'm>;
+    let size = |b: usize| blocks[b].size;
+    let recipes: [(&'static str, Fit, u8); 8] = [
+        ("alive at the bound by lifetime, then by size", Fit::First, 0),
+        ("alive at the bound by birth, then by size", Fit::First, 1),
+        ("by contention", Fit::First, 2),
+        ("by size", Fit::First, 3),
+        ("by area", Fit::First, 4),
+        ("by lifetime", Fit::First, 5),
+        ("by birth, best fit", Fit::Best, 6),
+        ("by size, best fit", Fit::Best, 3),
+    ];
+    recipes.into_iter().map(move |(name, fit, recipe)| {
+        let contention: Vec<u64> =
+            if recipe == 2 { contention(spans, loads, blocks.len()) } else { Vec::new() };
+        let key: Make<'_> = match recipe {
+            0 => Box::new(|b| match on_peak[b] {
+                0 => (0, down(lengths[b]), down(size(b))),
+                _ => (1, down(size(b)), down(lengths[b])),
+            }),
+            1 => Box::new(|b| match on_peak[b] {
+                0 => (0, blocks[b].start as u64, down(size(b))),
+                _ => (1, down(size(b)), down(lengths[b])),
+            }),
+            2 => Box::new(|b| (0, down(contention[b]), down(lengths[b]))),
+            3 => Box::new(|b| (0, down(size(b)), down(lengths[b]))),
+            4 => Box::new(|b| (0, down(size(b).saturating_mul(lengths[b])), down(size(b)))),
+            5 => Box::new(|b| (0, down(lengths[b]), down(size(b)))),
+            _ => Box::new(|b| (0, blocks[b].start as u64, down(size(b)))),
+        };
+        let keys = (0..blocks.len())
+            .map(|b| {
+                let (class, first, second) = key(b);
+                (class, first, second, b as u32)
+            })
+            .collect();
+        Order { name, fit, keys }
+    })
+}
+
+/// The largest load during each block's life, by a sparse table of maxima.
+fn contention(spans: &Spans, loads: &[u64], blocks: usize) -> Vec<u64> {
+    let mut table = vec![loads.to_vec()];
+    let mut width = 1;
+    while 2 * width <= loads.len() {
+        let last = &table[table.len() - 1];
+        let next = (0..=loads.len() - 2 * width).map(|i| last[i].max(last[i + width])).collect();
+        table.push(next);
+        width *= 2;
+    }
+    let over = |(from, to): (usize, usize)| {
+        let level = (to - from).ilog2() as usize;
+        table[level][from].max(table[level][to - (1 << level)])
+    };
+    (0..blocks).map(|b| spans.of(b).map(over).max().unwrap_or(0)).collect()
+}

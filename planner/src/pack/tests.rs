@@ -1,0 +1,146 @@
+//! Lifetimes in, offsets out.
+
+use proptest::prelude::*;
+
+use super::*;
+
+/// Packs blocks written `start..end: size`, one a word; `@offset` gives an offset.
+fn offsets(text: &str) -> Vec<u64> {
+    packed(text).offsets
+}
+
+fn packed(text: &str) -> Packing {
+    pack(&blocks(text), &Config::default()).expect("packs")
+}
+
+fn blocks(text: &str) -> Vec<Block> {
+    let parse = |s: &str| s.parse::<u64>().expect("a number");
+    text.split_whitespace()
+        .map(|word| {
+            let (life, rest) = word.split_once(':').expect("a colon");
+            let (start, end) = life.split_once("..").expect("a range");
+            let (size, offset) = match rest.split_once('@') {
+                Some((size, offset)) => (size, Some(parse(offset))),
+                None => (rest, None),
+            };
+            Block {
+                start: parse(start) as usize,
+                end: parse(end) as usize,
+                size: parse(size),
+                align: 1,
+                offset,
+            }
+        })
+        .collect()
+}
+
+#[test]
+fn blocks_that_are_never_alive_together_share_bytes() {
+    assert_eq!(offsets("0..2:8 2..4:8 4..5:8"), [0, 0, 0]);
+}
+
+#[test]
+fn blocks_that_are_alive_together_stack() {
+    assert_eq!(offsets("0..3:8 1..2:4 2..3:4"), [0, 8, 8]);
+}
+
+#[test]
+fn a_chain_needs_two_places() {
+    let p = packed("0..2:8 1..3:8 2..4:8 3..5:8");
+    assert_eq!((p.offsets, p.peak, p.bound), (vec![0, 8, 0, 8], 16, 16));
+}
+
+#[test]
+fn a_given_offset_stays_and_others_go_around_it() {
+    assert_eq!(offsets("0..4:8@4 0..4:4 1..2:8"), [4, 0, 12]);
+}
+
+#[test]
+fn a_wrapped_lifetime_meets_both_ends_of_time() {
+    // The first block is alive over 3..5 and 0..1.
+    assert_eq!(offsets("3..1:8 0..1:4 1..3:4 4..5:4"), [0, 8, 0, 8]);
+    let p = packed("3..1:8 0..1:4 1..3:4 4..5:4");
+    assert_eq!((p.bound, p.peak), (12, 12));
+}
+
+#[test]
+fn a_lifetime_that_starts_where_it_ends_is_everything() {
+    assert_eq!(packed("2..2:8 0..9:4").bound, 12);
+}
+
+#[test]
+fn alignment_is_kept() {
+    let mut b = blocks("0..2:10 0..2:10 0..2:10");
+    for block in &mut b {
+        block.align = 16;
+    }
+    let p = pack(&b, &Config::default()).expect("packs");
+    assert_eq!((p.offsets, p.peak, p.bound), (vec![0, 16, 32], 42, 30));
+}
+
+#[test]
+fn best_fit_takes_the_smallest_gap() {
+    let mut o = Occupancy::new(1);
+    for (from, to) in [(0, 10), (30, 40), (45, 50)] {
+        o.add(0, 1, from, to);
+    }
+    let taken = o.over([(0, 1)].into_iter());
+    assert_eq!((taken.lowest(4, 1), taken.tightest(4, 1)), (10, 40));
+    assert_eq!((taken.lowest(6, 4), taken.tightest(6, 4)), (12, 12));
+    assert_eq!((taken.lowest(21, 1), taken.tightest(21, 1)), (50, 50));
+}
+
+#[test]
+fn blocks_at_the_bound_are_reported() {
+    assert_eq!(packed("0..2:8 1..3:8 2..4:4").at_bound, [0, 1]);
+}
+
+#[test]
+fn contradictions_are_refused() {
+    let clash = pack(&blocks("0..2:8@0 1..3:8@4"), &Config::default());
+    assert_eq!(clash, Err(PackError::Overlap { first: 0, second: 1 }));
+    let mut b = blocks("0..2:8@4");
+    b[0].align = 8;
+    assert_eq!(pack(&b, &Config::default()), Err(PackError::Misaligned { block: 0, offset: 4, align: 8 }));
+    assert_eq!(pack(&blocks("0..1:4611686018427387904"), &Config::default()), Err(PackError::TooLarge));
+}
+
+#[test]
+fn nothing_packs_into_nothing() {
+    assert_eq!(pack(&[], &Config::default()), Ok(Packing { order: packed("").order, ..Packing::default() }));
+    assert_eq!(packed("0..1:0").peak, 0);
+}
+
+fn arbitrary_block() -> impl Strategy<Value = Block> {
+    (0usize..20, 0usize..20, 0u64..100, prop_oneof![Just(0u64), Just(1), Just(16), Just(64)])
+        .prop_map(|(start, end, size, align)| Block { start, end, size, align, offset: None })
+}
+
+proptest! {
+    #[test]
+    fn a_packing_is_a_packing(blocks in prop::collection::vec(arbitrary_block(), 0..40), work in 0u64..400) {
+        let p = pack(&blocks, &Config { work, enough: 0.0 }).expect("packs");
+        let alive = |b: &Block, t: usize| match b.start < b.end {
+            true => (b.start..b.end).contains(&t),
+            false => t >= b.start || t < b.end,
+        };
+        let load = |t| blocks.iter().filter(|b| alive(b, t)).map(|b| b.size).sum::<u64>();
+        prop_assert_eq!(p.bound, (0..21).map(load).max().unwrap_or(0));
+        prop_assert!(p.bound <= p.peak || blocks.iter().all(|b| b.size == 0));
+        let ends = blocks.iter().zip(&p.offsets).map(|(b, o)| if b.size > 0 { b.size + o } else { 0 });
+        prop_assert_eq!(p.peak, ends.max().unwrap_or(0));
+        for (i, a) in blocks.iter().enumerate() {
+            prop_assert_eq!(p.offsets[i] % a.align.max(1), 0);
+            for (j, b) in blocks.iter().enumerate().skip(i + 1) {
+                let together = (0..21).any(|t| alive(a, t) && alive(b, t));
+                let overlap = p.offsets[i] < p.offsets[j] + b.size && p.offsets[j] < p.offsets[i] + a.size;
+                prop_assert!(!(together && overlap && a.size > 0 && b.size > 0), "{i} and {j} in {:?}", p);
+            }
+        }
+    }
+
+    #[test]
+    fn a_packing_is_deterministic(blocks in prop::collection::vec(arbitrary_block(), 0..30)) {
+        prop_assert_eq!(pack(&blocks, &Config::default()), pack(&blocks, &Config::default()));
+    }
+}

@@ -1,0 +1,167 @@
+//! The plan as JSON.
+//!
+//! Writing is canonical: equal plans give equal bytes, so [`Plan::hash`] identifies a plan. Lines break
+//! down to the entries of a bucket's tables, one step, buffer or place a line, so that plans can be
+//! compared with line tools.
+//!
+//! Reading refuses other versions, unknown fields and missing fields by name. It checks the form alone; that
+//! indices exist and memory is safe is the business of [`crate::check`].
+
+use std::io;
+
+use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
+use thiserror::Error;
+
+use crate::plan::{Plan, VERSION};
+
+/// A text that is no plan of this version.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+pub enum PlanReadError {
+    /// The version is another one.
+    #[error("the plan has version {found}; this program reads version {VERSION}")]
+    Version {
+        /// The version in the text.
+        found: u64,
+    },
+    /// The text is no JSON, or a field is unknown, missing or of the wrong type.
+    #[error("line {line}, column {column}: {message}")]
+    Form {
+        /// The line, from 1.
+        line: usize,
+        /// The column, from 1.
+        column: usize,
+        /// What is wrong, naming the field.
+        message: String,
+    },
+}
+
+#[derive(Deserialize)]
+struct Header {
+    version: u64,
+}
+
+impl Plan {
+    /// The plan as JSON, ending in a line break.
+    pub fn to_json(&self) -> String {
+        let mut out = Vec::new();
+        let mut writer = serde_json::Serializer::with_formatter(&mut out, Lines::default());
+        // Every key of a plan is a string and writing to memory does not fail.
+        let written = self.serialize(&mut writer);
+        debug_assert!(written.is_ok());
+        out.push(b'\n');
+        String::from_utf8(out).unwrap_or_default()
+    }
+
+    /// Reads what [`to_json`](Self::to_json) wrote.
+    ///
+    /// # Errors
+    /// The text has another version or is no plan.
+    pub fn from_json(text: &str) -> Result<Plan, PlanReadError> {
+        let header: Header = serde_json::from_str(text).map_err(form)?;
+        if header.version != u64::from(VERSION) {
+            return Err(PlanReadError::Version { found: header.version });
+        }
+        serde_json::from_str(text).map_err(form)
+    }
+
+    /// SHA-256 of [`to_json`](Self::to_json), in hexadecimal.
+    pub fn hash(&self) -> String {
+        sha256(self.to_json().as_bytes())
+    }
+}
+
+/// SHA-256 in hexadecimal.
+pub(crate) fn sha256(bytes: &[u8]) -> String {
+    use std::fmt::Write;
+    Sha256::digest(bytes).iter().fold(String::with_capacity(64), |mut out, byte| {
+        let _ = write!(out, "{byte:02x}");
+        out
+    })
+}
+
+fn form(error: serde_json::Error) -> PlanReadError {
+    let text = error.to_string();
+    // serde_json appends the position, which stands in fields of its own here.
+    let message = match text.rfind(" at line ") {
+        Some(at) => text[..at].to_string(),
+        None => text,
+    };
+    PlanReadError::Form { line: error.line(), column: error.column(), message }
+}
+
+/// Breaks lines down to this depth of nesting: plan, buckets, bucket, table.
+const DEPTH: usize = 4;
+
+/// The formatter behind [`Plan::to_json`].
+#[derive(Default)]
+struct Lines {
+    depth: usize,
+    /// For each open level, whether it has an entry yet.
+    filled: Vec<bool>,
+}
+
+impl Lines {
+    fn open<W: ?Sized + io::Write>(&mut self, writer: &mut W, bracket: &[u8]) -> io::Result<()> {
+        self.depth += 1;
+        self.filled.push(false);
+        writer.write_all(bracket)
+    }
+
+    fn close<W: ?Sized + io::Write>(&mut self, writer: &mut W, bracket: &[u8]) -> io::Result<()> {
+        let broken = self.depth <= DEPTH && self.filled.pop() == Some(true);
+        if self.depth > DEPTH {
+            self.filled.pop();
+        }
+        self.depth -= 1;
+        if broken {
+            self.line(writer)?;
+        }
+        writer.write_all(bracket)
+    }
+
+    fn entry<W: ?Sized + io::Write>(&mut self, writer: &mut W, first: bool) -> io::Result<()> {
+        if !first {
+            writer.write_all(b",")?;
+        }
+        if let Some(filled) = self.filled.last_mut() {
+            *filled = true;
+        }
+        if self.depth <= DEPTH {
+            self.line(writer)
+        } else if first {
+            Ok(())
+        } else {
+            writer.write_all(b" ")
+        }
+    }
+
+    fn line<W: ?Sized + io::Write>(&self, writer: &mut W) -> io::Result<()> {
+        writer.write_all(b"\n")?;
+        (0..self.depth).try_for_each(|_| writer.write_all(b" "))
+    }
+}
+
+impl serde_json::ser::Formatter for Lines {
+    fn begin_array<W: ?Sized + io::Write>(&mut self, writer: &mut W) -> io::Result<()> {
+        self.open(writer, b"[")
+    }
+    fn end_array<W: ?Sized + io::Write>(&mut self, writer: &mut W) -> io::Result<()> {
+        self.close(writer, b"]")
+    }
+    fn begin_array_value<W: ?Sized + io::Write>(&mut self, writer: &mut W, first: bool) -> io::Result<()> {
+        self.entry(writer, first)
+    }
+    fn begin_object<W: ?Sized + io::Write>(&mut self, writer: &mut W) -> io::Result<()> {
+        self.open(writer, b"{")
+    }
+    fn end_object<W: ?Sized + io::Write>(&mut self, writer: &mut W) -> io::Result<()> {
+        self.close(writer, b"}")
+    }
+    fn begin_object_key<W: ?Sized + io::Write>(&mut self, writer: &mut W, first: bool) -> io::Result<()> {
+        self.entry(writer, first)
+    }
+    fn begin_object_value<W: ?Sized + io::Write>(&mut self, writer: &mut W) -> io::Result<()> {
+        writer.write_all(b": ")
+    }
+}
