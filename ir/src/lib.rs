@@ -14,6 +14,7 @@ pub mod dim;
 pub mod entity;
 pub mod graph;
 pub mod infer;
+pub mod interp;
 pub mod layout;
 pub mod machine;
 pub mod op;

@@ -1,0 +1,241 @@
+//! The interpreter's own tensors: elements are held wide and always already rounded to their dtype.
+//!
+//! Invariants: the number of elements is the product of the shape; float dtypes hold `f64`, all others
+//! `i64`; every element is exactly representable in the dtype. An op therefore computes in the wide type
+//! and rounds once, in [`Array::floats`] or [`Array::ints`]. Elements are stored row-major; there are no
+//! strided views, a view op copies.
+
+use std::rc::Rc;
+
+use super::error::OpError;
+use crate::tensor::Tensor;
+use crate::types::DType;
+
+/// A dense row-major tensor of wide elements. Cloning shares the elements.
+#[derive(Clone, Debug)]
+pub(super) struct Array {
+    pub(super) dtype: DType,
+    pub(super) shape: Vec<usize>,
+    pub(super) data: Rc<Data>,
+}
+
+/// Wide elements.
+#[derive(Clone, Debug)]
+pub(super) enum Data {
+    Float(Vec<f64>),
+    Int(Vec<i64>),
+}
+
+impl Array {
+    /// An array of these floats, rounded to `dtype`.
+    pub(super) fn floats(dtype: DType, shape: &[usize], mut elements: Vec<f64>) -> Self {
+        debug_assert_eq!(elements.len(), numel(shape));
+        if dtype != DType::F64 {
+            elements.iter_mut().for_each(|x| *x = round(dtype, *x));
+        }
+        Array { dtype, shape: shape.to_vec(), data: Rc::new(Data::Float(elements)) }
+    }
+
+    /// An array of these integers, wrapped to `dtype` (for bool: whether it is not 0).
+    pub(super) fn ints(dtype: DType, shape: &[usize], mut elements: Vec<i64>) -> Self {
+        debug_assert_eq!(elements.len(), numel(shape));
+        if dtype != DType::I64 {
+            elements.iter_mut().for_each(|x| *x = wrap(dtype, *x));
+        }
+        Array { dtype, shape: shape.to_vec(), data: Rc::new(Data::Int(elements)) }
+    }
+
+    /// An array of bools.
+    pub(super) fn bools(shape: &[usize], elements: impl Iterator<Item = bool>) -> Self {
+        Array::ints(DType::Bool, shape, elements.map(i64::from).collect())
+    }
+
+    /// The elements of a tensor.
+    pub(super) fn from_tensor(tensor: &Tensor) -> Self {
+        let dtype = tensor.dtype();
+        if dtype.is_float() {
+            Array::floats(dtype, tensor.shape(), tensor.to_f64())
+        } else {
+            Array::ints(dtype, tensor.shape(), tensor.to_i64())
+        }
+    }
+
+    /// The tensor of these elements; `None` if its size overflows.
+    pub(super) fn to_tensor(&self) -> Option<Tensor> {
+        match &*self.data {
+            Data::Float(v) => Tensor::from_f64(self.dtype, self.shape.as_slice(), v),
+            Data::Int(v) => Tensor::from_i64(self.dtype, self.shape.as_slice(), v),
+        }
+    }
+
+    /// The elements of a float array.
+    pub(super) fn as_floats(&self) -> Result<&[f64], OpError> {
+        match &*self.data {
+            Data::Float(v) => Ok(v),
+            Data::Int(_) => Err(OpError::DType { expected: "floating-point", found: self.dtype }),
+        }
+    }
+
+    /// The elements of an integer or bool array.
+    pub(super) fn as_ints(&self) -> Result<&[i64], OpError> {
+        match &*self.data {
+            Data::Int(v) => Ok(v),
+            Data::Float(_) => Err(OpError::DType { expected: "integer or bool", found: self.dtype }),
+        }
+    }
+
+    /// The same elements under another shape with as many.
+    pub(super) fn reshaped(&self, shape: &[usize]) -> Self {
+        debug_assert_eq!(numel(&self.shape), numel(shape));
+        Array { dtype: self.dtype, shape: shape.to_vec(), data: Rc::clone(&self.data) }
+    }
+
+    /// The array whose element `i` is this one's element `positions[i]`, or `fill` where there is none
+    /// such.
+    pub(super) fn pick(&self, shape: &[usize], positions: &[usize], fill: crate::types::Scalar) -> Self {
+        fn pick<T: Copy>(from: &[T], positions: &[usize], fill: T) -> Vec<T> {
+            positions.iter().map(|&p| from.get(p).copied().unwrap_or(fill)).collect()
+        }
+        match &*self.data {
+            Data::Float(v) => Array::floats(self.dtype, shape, pick(v, positions, fill.as_f64())),
+            Data::Int(v) => Array::ints(self.dtype, shape, pick(v, positions, fill.as_i64())),
+        }
+    }
+}
+
+/// The number of elements of a shape. Shapes of values were checked not to overflow.
+pub(super) fn numel(shape: &[usize]) -> usize {
+    shape.iter().product()
+}
+
+/// Row-major strides.
+pub(super) fn strides(shape: &[usize]) -> Vec<usize> {
+    let mut out = vec![1; shape.len()];
+    for axis in (1..shape.len()).rev() {
+        out[axis - 1] = out[axis] * shape[axis];
+    }
+    out
+}
+
+/// The strides with which a row-major `from` is read as if it had the shape `to` (NumPy broadcasting).
+pub(super) fn broadcast_strides(from: &[usize], to: &[usize]) -> Vec<usize> {
+    let new = to.len() - from.len();
+    let dense = strides(from);
+    (0..to.len()).map(|a| if a < new || from[a - new] == 1 { 0 } else { dense[a - new] }).collect()
+}
+
+/// The extents before, at and after an axis: element `(o, i, k)` stands at `(o * n + i) * inner + k`.
+pub(super) fn around(shape: &[usize], axis: usize) -> (usize, usize, usize) {
+    (numel(&shape[..axis]), shape[axis], numel(&shape[axis + 1..]))
+}
+
+/// Visits all coordinates of `shape` in row-major order with the offsets that each of the strides gives.
+#[inline]
+pub(super) fn walk<const N: usize>(
+    shape: &[usize],
+    strides: [&[usize]; N],
+    mut visit: impl FnMut([usize; N]),
+) {
+    if shape.contains(&0) {
+        return;
+    }
+    let Some((&last, outer)) = shape.split_last() else { return visit([0; N]) };
+    let mut coordinates = vec![0; outer.len()];
+    let mut starts = [0; N];
+    loop {
+        let mut at = starts;
+        for _ in 0..last {
+            visit(at);
+            for (a, s) in at.iter_mut().zip(&strides) {
+                *a += s[outer.len()];
+            }
+        }
+        let mut axis = outer.len();
+        loop {
+            if axis == 0 {
+                return;
+            }
+            axis -= 1;
+            coordinates[axis] += 1;
+            let back =
+                if coordinates[axis] == outer[axis] { std::mem::take(&mut coordinates[axis]) } else { 0 };
+            for (a, s) in starts.iter_mut().zip(&strides) {
+                // One step ahead, or from one past the end back to the front.
+                *a = *a + s[axis] - back * s[axis];
+            }
+            if back == 0 {
+                break;
+            }
+        }
+    }
+}
+
+/// `x` rounded to nearest even in a float dtype, in one rounding.
+pub(super) fn round(dtype: DType, x: f64) -> f64 {
+    match dtype {
+        DType::F32 => f64::from(x as f32),
+        DType::F16 => f64::from(half::f16::from_f32(to_odd(x)).to_f32()),
+        DType::BF16 => f64::from(half::bf16::from_f32(to_odd(x)).to_f32()),
+        _ => x,
+    }
+}
+
+/// `x` as f32 with ties and all other inexact values moved to the odd neighbour. Rounding that again to a
+/// format with at least two bits less gives what rounding `x` once gives (Boldo and Melquiond, "Emulation
+/// of FMA and correctly rounded sums: proved algorithms using rounding to odd", 2008).
+fn to_odd(x: f64) -> f32 {
+    let nearest = x as f32;
+    if nearest.is_nan() || f64::from(nearest) == x {
+        return nearest;
+    }
+    let away = f64::from(nearest.abs()) > x.abs();
+    f32::from_bits((nearest.to_bits() - u32::from(away)) | 1)
+}
+
+/// `x` wrapped to an integer dtype; for bool whether it is not 0.
+pub(super) fn wrap(dtype: DType, x: i64) -> i64 {
+    match dtype {
+        DType::Bool => i64::from(x != 0),
+        DType::U8 => i64::from(x as u8),
+        DType::I32 => i64::from(x as i32),
+        _ => x,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rounding_is_done_once() {
+        // One and a half unit in the last place, then a little more than what f32 keeps.
+        let tie = 1.0 + 2f64.powi(-8);
+        assert_eq!(round(DType::BF16, tie), 1.0);
+        assert_eq!(round(DType::BF16, tie + 2f64.powi(-40)), 1.0 + 2f64.powi(-7));
+        assert_eq!(round(DType::BF16, -tie - 2f64.powi(-40)), -1.0 - 2f64.powi(-7));
+        assert_eq!(round(DType::F16, 1.0 + 2f64.powi(-11) + 2f64.powi(-45)), 1.0 + 2f64.powi(-10));
+        assert_eq!(round(DType::F16, 1.0 + 3.0 * 2f64.powi(-11) - 2f64.powi(-45)), 1.0 + 2f64.powi(-10));
+        assert_eq!(round(DType::F16, 65520.0), f64::INFINITY);
+        assert_eq!(round(DType::F16, 65519.999999), 65504.0);
+        assert_eq!(round(DType::BF16, 1e300), f64::INFINITY);
+        assert_eq!(round(DType::BF16, 1e-300), 0.0);
+        assert!(round(DType::BF16, -1e-300).is_sign_negative());
+        assert_eq!(round(DType::F16, 2f64.powi(-25)), 0.0);
+        assert_eq!(round(DType::F16, 2f64.powi(-25) * 1.000001), 2f64.powi(-24));
+        assert!(round(DType::F16, f64::NAN).is_nan());
+        assert_eq!(round(DType::F32, 0.1), f64::from(0.1f32));
+    }
+
+    #[test]
+    fn walking_broadcasts() {
+        let mut seen = Vec::new();
+        let shape = [2, 2, 3];
+        walk(&shape, [&broadcast_strides(&[2, 1], &shape), &strides(&shape)], |[a, b]| seen.push((a, b)));
+        let expected: Vec<_> = (0..12).map(|i| ((i / 3) % 2, i)).collect();
+        assert_eq!(seen, expected);
+        let mut count = 0;
+        walk(&[], [&[]], |[at]: [usize; 1]| count += at + 1);
+        walk(&[3, 0], [&[0, 1]], |_| count += 100);
+        assert_eq!(count, 1);
+    }
+}

@@ -1,0 +1,151 @@
+//! Symbols and inputs: solving symbols from the shapes of inputs, and checking both before a run.
+
+use super::error::InterpError;
+use crate::dim::{Bindings, Dim, SymbolId};
+use crate::graph::{Graph, ValueId};
+use crate::tensor::Tensor;
+
+/// The symbols' values that make the types of a program's inputs fit these tensors, which are all inputs
+/// of one rank in order.
+///
+/// A dim that is one symbol fixes it; so does one that is linear in a single symbol that no other dim
+/// fixes (`4*tokens`, `tokens + 1`). A symbol whose bounds coincide has that value. A symbol that occurs
+/// in no input's shape stays unbound.
+///
+/// # Errors
+/// Another number of inputs, a dtype or shape that does not fit, a symbol out of its bounds, or one that
+/// the shapes mention and do not fix.
+pub fn bindings_from(graph: &Graph, inputs: &[&Tensor]) -> Result<Bindings, InterpError> {
+    check_count(graph, 0, inputs.len())?;
+    let mut bindings = Bindings::new();
+    for (id, symbol) in graph.symbols.iter().filter(|(_, s)| s.min == s.max) {
+        bindings.set(id, symbol.min);
+    }
+    let mut open: Vec<(&Dim, i64, ValueId)> = Vec::new();
+    for (input, tensor) in graph.inputs.values().zip(inputs) {
+        let ty = graph.ty(input.value);
+        for (dim, &extent) in ty.shape.iter().zip(tensor.shape()) {
+            open.push((dim, extent as i64, input.value));
+        }
+    }
+    for (dim, extent, _) in &open {
+        match dim.as_symbol() {
+            Some(s) if bindings.get(s).is_none() => bindings.set(s, *extent),
+            _ => {}
+        }
+    }
+    loop {
+        let before = open.len();
+        open.retain(|(dim, extent, _)| match solve(dim, *extent, &bindings) {
+            Solution::Open => true,
+            Solution::None => false,
+            Solution::Symbol(s, value) => {
+                bindings.set(s, value);
+                false
+            }
+        });
+        if open.len() == before {
+            break;
+        }
+    }
+    // The shapes first: a wrong extent explains a symbol that it left open or put out of bounds.
+    for (input, tensor) in graph.inputs.values().zip(inputs) {
+        check_input(graph, &bindings, 0, input.value, tensor)?;
+    }
+    check_bindings(graph, &bindings)?;
+    Ok(bindings)
+}
+
+enum Solution {
+    /// The dim has more than one unbound symbol, or one that it is not linear in.
+    Open,
+    /// The dim has no unbound symbol, or no value of the symbol gives the extent.
+    None,
+    Symbol(SymbolId, i64),
+}
+
+fn solve(dim: &Dim, extent: i64, bindings: &Bindings) -> Solution {
+    let known = dim.substitute(&|s| bindings.get(s).map_or(Dim::from(s), Dim::from));
+    let symbol = match known.symbols().as_slice() {
+        [] => return Solution::None,
+        [one] => *one,
+        _ => return Solution::Open,
+    };
+    let at = |x: i64| known.substitute(&|_| Dim::from(x)).as_const();
+    let (Some(zero), Some(one)) = (at(0), at(1)) else { return Solution::Open };
+    let factor = one.saturating_sub(zero);
+    if factor == 0 || known != Dim::from(factor) * Dim::from(symbol) + Dim::from(zero) {
+        return Solution::Open;
+    }
+    match extent.checked_sub(zero) {
+        Some(rest) if rest.checked_rem(factor) == Some(0) => Solution::Symbol(symbol, rest / factor),
+        _ => Solution::None,
+    }
+}
+
+/// Every bound symbol is within its bounds.
+pub(super) fn check_bindings(graph: &Graph, bindings: &Bindings) -> Result<(), InterpError> {
+    for (id, symbol) in graph.symbols.iter() {
+        if let Some(value) = bindings.get(id).filter(|v| !(symbol.min..=symbol.max).contains(v)) {
+            let (min, max) = (symbol.min, symbol.max);
+            return Err(InterpError::SymbolOutOfRange { symbol: symbol.name.clone(), value, min, max });
+        }
+    }
+    Ok(())
+}
+
+pub(super) fn check_count(graph: &Graph, rank: usize, found: usize) -> Result<(), InterpError> {
+    let expected = graph.inputs.len();
+    if found == expected { Ok(()) } else { Err(InterpError::InputCount { rank, expected, found }) }
+}
+
+/// The tensor has the dtype and, under the bindings, the shape of the input.
+pub(super) fn check_input(
+    graph: &Graph,
+    bindings: &Bindings,
+    rank: usize,
+    value: ValueId,
+    tensor: &Tensor,
+) -> Result<(), InterpError> {
+    let ty = graph.ty(value);
+    let input = || graph.name_of(value).to_string();
+    if tensor.dtype() != ty.dtype {
+        let (expected, found) = (ty.dtype, tensor.dtype());
+        return Err(InterpError::InputDType { rank, input: input(), expected, found });
+    }
+    let expected: Option<Vec<i64>> = ty.shape.iter().map(|d| d.eval(bindings)).collect();
+    let Some(expected) = expected else { return Err(no_extent(graph, bindings, value)) };
+    if expected.iter().copied().eq(tensor.shape().iter().map(|&d| d as i64)) {
+        return Ok(());
+    }
+    let (dims, found) = (dims(graph, value), tensor.shape().to_vec());
+    Err(InterpError::InputShape { rank, input: input(), expected, dims, found })
+}
+
+/// The shape of a value under the bindings.
+pub(super) fn extents(graph: &Graph, bindings: &Bindings, value: ValueId) -> Result<Vec<usize>, InterpError> {
+    let fits = |shape: &Vec<usize>| {
+        shape.iter().try_fold(8usize, |n, &d| n.checked_mul(d)).is_some_and(|n| n <= isize::MAX as usize)
+    };
+    graph.ty(value).concrete(bindings).filter(fits).ok_or_else(|| no_extent(graph, bindings, value))
+}
+
+/// Why a value has no shape under the bindings.
+fn no_extent(graph: &Graph, bindings: &Bindings, value: ValueId) -> InterpError {
+    let name = graph.name_of(value).to_string();
+    let unbound = graph.ty(value).shape.iter().flat_map(Dim::symbols).find(|&s| bindings.get(s).is_none());
+    match unbound {
+        Some(s) => {
+            let symbol = graph.symbols.get(s).map_or_else(|| s.to_string(), |s| s.name.clone());
+            InterpError::UnboundSymbol { symbol, value: name }
+        }
+        None => InterpError::Extent { value: name, dims: dims(graph, value) },
+    }
+}
+
+/// The dims of a value for people: `[tokens, 64]`.
+fn dims(graph: &Graph, value: ValueId) -> String {
+    let dims: Vec<String> =
+        graph.ty(value).shape.iter().map(|d| d.display(&graph.symbols).to_string()).collect();
+    format!("[{}]", dims.join(", "))
+}

@@ -1,0 +1,132 @@
+//! Collectives over the operands of one cell of a group, in order of rank within the cell.
+
+use super::array::{Array, Data};
+use super::elementwise::{float_max, float_min};
+use super::error::OpError;
+use super::index::rows;
+use super::movement::{concat, full};
+use crate::collective::{CollectiveKind, ReduceOp, Splits};
+use crate::types::{DType, Scalar};
+
+/// The results on each rank of a cell from the operands on each.
+///
+/// # Errors
+/// The rank within the cell, and what it found.
+pub(super) fn exchange(
+    kind: &CollectiveKind,
+    operands: &[Vec<Array>],
+) -> Result<Vec<Vec<Array>>, (usize, OpError)> {
+    let n = operands.len();
+    let x: Vec<&Array> = operands.iter().map(|o| &o[0]).collect();
+    let one = |results: Vec<Array>| Ok(results.into_iter().map(|r| vec![r]).collect());
+    let at_root = |e: OpError| (0, e);
+    match kind {
+        CollectiveKind::AllReduce(op) => one(vec![reduce(*op, &x).map_err(at_root)?; n]),
+        CollectiveKind::ReduceScatter(op) => {
+            let sum = reduce(*op, &x).map_err(at_root)?;
+            let piece = sum.shape[0] / n;
+            one((0..n).map(|r| rows(&sum, r * piece, piece)).collect())
+        }
+        CollectiveKind::AllGather => one(vec![stack(&x).map_err(at_root)?; n]),
+        CollectiveKind::AllToAll(Splits::Even) => {
+            let piece = x[0].shape[0] / n;
+            let received = |r: usize| {
+                let pieces: Vec<Array> = x.iter().map(|x| rows(x, r * piece, piece)).collect();
+                stack(&pieces.iter().collect::<Vec<_>>()).map_err(|e| (r, e))
+            };
+            one((0..n).map(received).collect::<Result<_, _>>()?)
+        }
+        CollectiveKind::AllToAll(Splits::Device) => by_splits(operands),
+        CollectiveKind::Broadcast { root } => one(vec![x[*root as usize].clone(); n]),
+        CollectiveKind::Permute { pairs } => {
+            let received = |r: usize| match pairs.iter().find(|(_, to)| *to as usize == r) {
+                Some((from, _)) => x[*from as usize].clone(),
+                None => full(Scalar::Int(0), x[r].dtype, &x[r].shape),
+            };
+            one((0..n).map(received).collect())
+        }
+    }
+}
+
+/// All operands one after another along the leading axis.
+fn stack(x: &[&Array]) -> Result<Array, OpError> {
+    let mut shape = x[0].shape.clone();
+    shape[0] = x.iter().map(|x| x.shape[0]).sum();
+    concat(x, 0, &shape)
+}
+
+/// The reduction in ascending order of rank. Floats accumulate in f32, f64 in f64, and round once, so
+/// that a backend that does the same gives the same bits.
+fn reduce(op: ReduceOp, x: &[&Array]) -> Result<Array, OpError> {
+    let n = x.len();
+    let (dtype, shape) = (x[0].dtype, &x[0].shape);
+    match &*x[0].data {
+        Data::Float(first) => {
+            let f: fn(f64, f64) -> f64 = match op {
+                ReduceOp::Sum | ReduceOp::Avg => |a, b| a + b,
+                ReduceOp::Prod => |a, b| a * b,
+                ReduceOp::Max => float_max,
+                ReduceOp::Min => float_min,
+            };
+            // Sum, product and quotient of two f32 in f64, rounded to f32, are those of f32 itself.
+            let narrow: fn(f64) -> f64 = if dtype == DType::F64 { |x| x } else { |x| f64::from(x as f32) };
+            let mut out = first.clone();
+            for y in &x[1..] {
+                out.iter_mut().zip(y.as_floats()?).for_each(|(o, &y)| *o = narrow(f(*o, y)));
+            }
+            if op == ReduceOp::Avg {
+                out.iter_mut().for_each(|o| *o = narrow(*o / n as f64));
+            }
+            Ok(Array::floats(dtype, shape, out))
+        }
+        Data::Int(first) => {
+            let f: fn(i64, i64) -> i64 = match op {
+                ReduceOp::Sum | ReduceOp::Avg => i64::wrapping_add,
+                ReduceOp::Prod => i64::wrapping_mul,
+                ReduceOp::Max => i64::max,
+                ReduceOp::Min => i64::min,
+            };
+            let mut out = first.clone();
+            for y in &x[1..] {
+                out.iter_mut().zip(y.as_ints()?).for_each(|(o, &y)| *o = f(*o, y));
+            }
+            if op == ReduceOp::Avg {
+                out.iter_mut().for_each(|o| *o /= n as i64);
+            }
+            Ok(Array::ints(dtype, shape, out))
+        }
+    }
+}
+
+/// All-to-all by split sizes on the device: operands `x` and `[n]` rows for each rank.
+fn by_splits(operands: &[Vec<Array>]) -> Result<Vec<Vec<Array>>, (usize, OpError)> {
+    let n = operands.len();
+    let capacity = operands[0][0].shape[0];
+    let fits = |what: &'static str, rank: usize, splits: &[i64]| -> Result<Vec<usize>, (usize, OpError)> {
+        let counts: Option<Vec<usize>> = splits.iter().map(|&s| usize::try_from(s).ok()).collect();
+        let fit = |c: &Vec<usize>| {
+            c.iter().try_fold(0usize, |sum, &c| sum.checked_add(c)).is_some_and(|sum| sum <= capacity)
+        };
+        let error = || (rank, OpError::Splits { what, capacity, found: splits.to_vec() });
+        counts.filter(fit).ok_or_else(error)
+    };
+    let mut sent = Vec::with_capacity(n);
+    for (rank, operands) in operands.iter().enumerate() {
+        sent.push(fits("rows sent", rank, operands[1].as_ints().map_err(|e| (rank, e))?)?);
+    }
+    let mut results = Vec::with_capacity(n);
+    for rank in 0..n {
+        let counts: Vec<i64> = sent.iter().map(|to| to[rank] as i64).collect();
+        let received = fits("rows received", rank, &counts)?;
+        let mut pieces: Vec<Array> = (0..n)
+            .map(|from| rows(&operands[from][0], sent[from][..rank].iter().sum(), received[from]))
+            .collect();
+        let x = &operands[rank][0];
+        let mut rest = x.shape.clone();
+        rest[0] = capacity - received.iter().sum::<usize>();
+        pieces.push(full(Scalar::Int(0), x.dtype, &rest));
+        let packed = stack(&pieces.iter().collect::<Vec<_>>()).map_err(|e| (rank, e))?;
+        results.push(vec![packed, Array::ints(DType::I64, &[n], counts)]);
+    }
+    Ok(results)
+}

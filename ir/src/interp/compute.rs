@@ -1,0 +1,72 @@
+//! One op on one rank: from the op to the function that computes it.
+//!
+//! The node was type-checked before, so that operands and result shapes fit as the op's rule says.
+//! Collectives and custom ops span ranks and are not here.
+
+use super::array::Array;
+use super::error::OpError;
+use super::{elementwise, index, linear, movement, reduce};
+use crate::dim::Bindings;
+use crate::op::Op;
+use crate::types::DType;
+
+/// The dtype and shape of a result.
+pub(super) type ResultType<'a> = (DType, &'a [usize]);
+
+pub(super) fn compute(
+    op: &Op,
+    x: &[&Array],
+    results: &[ResultType<'_>],
+    bindings: &Bindings,
+) -> Result<Vec<Array>, OpError> {
+    let (dtype, shape) = results[0];
+    let out = match op {
+        Op::Full(scalar) => movement::full(*scalar, dtype, shape),
+        Op::Iota { start, step } => movement::iota(*start, *step, dtype, shape),
+        Op::Unary(op) => elementwise::unary(*op, x[0])?,
+        Op::Binary(op) => elementwise::binary(*op, x[0], x[1], shape)?,
+        Op::BinaryScalar { op, scalar, scalar_left } => {
+            elementwise::binary_scalar(*op, x[0], *scalar, *scalar_left)?
+        }
+        Op::Select => elementwise::select(x[0], x[1], x[2], shape)?,
+        Op::Cast => elementwise::cast(x[0], dtype),
+        Op::MatMul => linear::matmul(x[0], x[1], shape)?,
+        Op::Reduce { op, axes, .. } => reduce::reduce(*op, axes, x[0], dtype, shape)?,
+        Op::ArgReduce { op, axis, .. } => reduce::arg_reduce(*op, *axis, x[0], shape)?,
+        Op::CumSum { axis } => reduce::cumsum(*axis, x[0], dtype),
+        Op::Softmax { axis, log } => reduce::softmax(*axis, *log, x[0])?,
+        Op::RmsNorm { axes, eps, round_first } => {
+            reduce::rms_norm(*axes, eps.0, *round_first, x[0], x.get(1).copied())?
+        }
+        Op::LayerNorm { axes, eps } => {
+            reduce::layer_norm(*axes, eps.0, x[0], x.get(1).copied(), x.get(2).copied())?
+        }
+        Op::Attention { causal, scale } => linear::attention(x, *causal, scale.0, shape)?,
+        Op::Take { axis } => index::index(x[0], *axis, &x[1..])?,
+        Op::Index { axis } => index::index(x[0], *axis, &x[1..])?,
+        Op::GatherElements { axis } => index::gather_elements(x[0], x[1], *axis)?,
+        Op::ScatterElements { axis, combine } => index::scatter_elements(x[0], x[1], x[2], *axis, *combine)?,
+        Op::IndexAdd { axis } => index::index_add(x[0], x[1], x[2], *axis)?,
+        Op::IndexPut { axis, accumulate } => index::index_put(x[0], x[1], *axis, &x[2..], *accumulate)?,
+        Op::TopK { axis, largest } => return movement::sorted(x[0], *axis, *largest, shape),
+        Op::Sort { axis, descending } => return movement::sorted(x[0], *axis, *descending, shape),
+        Op::Concat { axis } => movement::concat(x, *axis, shape)?,
+        Op::Pad { low, value } => {
+            let low: Option<Vec<i64>> = low.iter().map(|d| d.eval(bindings)).collect();
+            let low = low.ok_or(OpError::Attribute { what: "the padding" })?;
+            movement::pad(x[0], &low, *value, shape)
+        }
+        Op::Reshape => x[0].reshaped(shape),
+        Op::Permute { perm } => movement::permute(x[0], perm, shape),
+        Op::Slice { axis, start, step } => {
+            let start = start.eval(bindings).ok_or(OpError::Attribute { what: "the start of the slice" })?;
+            movement::slice(x[0], *axis, start, *step, shape)?
+        }
+        Op::Expand => movement::expand(x[0], shape),
+        Op::Copy => x[0].clone(),
+        Op::Opaque { name, .. } => return Err(OpError::Opaque { name: name.clone() }),
+        // The caller runs these over all ranks of a cell.
+        Op::Collective(_) | Op::Custom(_) => return Err(OpError::Opaque { name: super::error::op_name(op) }),
+    };
+    Ok(vec![out])
+}

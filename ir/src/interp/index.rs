@@ -1,0 +1,177 @@
+//! Reading and writing at positions that are data.
+//!
+//! An index counts from the end when it is negative, as in PyTorch; one outside its axis is an error.
+
+use super::array::{Array, Data, around, broadcast_strides, numel, strides, walk};
+use super::error::OpError;
+use super::reduce::{float_fold, int_fold};
+use crate::op::Reduction;
+use crate::types::Scalar;
+
+/// The indices as positions along `axis` of extent `extent`.
+fn resolve(indices: &Array, axis: usize, extent: usize) -> Result<Vec<usize>, OpError> {
+    let resolve = |(position, &index): (usize, &i64)| {
+        let from_start = if index < 0 { index.checked_add_unsigned(extent as u64) } else { Some(index) };
+        from_start.and_then(|i| usize::try_from(i).ok()).filter(|&i| i < extent).ok_or(OpError::Index {
+            index,
+            position,
+            axis,
+            extent,
+        })
+    };
+    indices.as_ints()?.iter().enumerate().map(resolve).collect()
+}
+
+/// The shape that shapes broadcast to; the verifier's rules make them agree.
+fn broadcast(indices: &[&Array]) -> Vec<usize> {
+    let rank = indices.iter().map(|i| i.shape.len()).max().unwrap_or(0);
+    let mut out = vec![1; rank];
+    for index in indices {
+        for (o, &d) in out.iter_mut().rev().zip(index.shape.iter().rev()) {
+            if *o == 1 {
+                *o = d;
+            }
+        }
+    }
+    out
+}
+
+/// For every element that indexing `x` from `axis` on reads, in row-major order, its position in `x`; and
+/// the shape of the result.
+fn positions(x: &Array, axis: usize, indices: &[&Array]) -> Result<(Vec<usize>, Vec<usize>), OpError> {
+    let end = axis + indices.len();
+    let selected = &x.shape[axis..end];
+    let (outer, middle, inner) = (numel(&x.shape[..axis]), numel(selected), numel(&x.shape[end..]));
+    let shape = broadcast(indices);
+    let mut within = vec![0; numel(&shape)];
+    for (i, (index, stride)) in indices.iter().zip(strides(selected)).enumerate() {
+        let resolved = resolve(index, axis + i, selected[i])?;
+        let mut next = within.iter_mut();
+        walk(&shape, [&broadcast_strides(&index.shape, &shape)], |[at]| {
+            if let Some(w) = next.next() {
+                *w += resolved[at] * stride;
+            }
+        });
+    }
+    let mut out = Vec::with_capacity(outer * within.len() * inner);
+    for o in 0..outer {
+        for w in &within {
+            let start = (o * middle + w) * inner;
+            out.extend(start..start + inner);
+        }
+    }
+    Ok((out, [&x.shape[..axis], &shape, &x.shape[end..]].concat()))
+}
+
+/// For every element of `index`, in row-major order, its coordinate in `x` with `axis` replaced.
+fn element_positions(x: &Array, index: &Array, axis: usize) -> Result<Vec<usize>, OpError> {
+    for a in (0..x.shape.len()).filter(|&a| a != axis) {
+        if index.shape[a] > x.shape[a] {
+            let (limit, found) = (x.shape[a], index.shape[a]);
+            return Err(OpError::Extent { axis: a, what: "the extent of the index", limit, found });
+        }
+    }
+    let resolved = resolve(index, axis, x.shape[axis])?;
+    let mut others = strides(&x.shape);
+    let stride = std::mem::take(&mut others[axis]);
+    let mut out = Vec::with_capacity(resolved.len());
+    walk(&index.shape, [&others, &strides(&index.shape)], |[base, at]| {
+        out.push(base + resolved[at] * stride)
+    });
+    Ok(out)
+}
+
+/// `x` with `src` elements stored, or combined, at `(position in x, position in src)` one after another.
+fn write(
+    x: &Array,
+    src: &Array,
+    places: &[(usize, usize)],
+    combine: Option<Reduction>,
+) -> Result<Array, OpError> {
+    let counts = || {
+        let mut counts = vec![1u32; numel(&x.shape)];
+        places.iter().for_each(|&(p, _)| counts[p] += 1);
+        counts
+    };
+    match (&*x.data, &*src.data) {
+        (Data::Float(a), Data::Float(b)) => {
+            let mut out = a.clone();
+            let f: fn(f64, f64) -> f64 = match combine {
+                None => |_, new| new,
+                Some(r) => float_fold(r).1,
+            };
+            places.iter().for_each(|&(p, s)| out[p] = f(out[p], b[s]));
+            if combine == Some(Reduction::Mean) {
+                out.iter_mut().zip(counts()).for_each(|(o, n)| *o /= f64::from(n));
+            }
+            Ok(Array::floats(x.dtype, &x.shape, out))
+        }
+        (Data::Int(a), Data::Int(b)) => {
+            let mut out = a.clone();
+            // The mean of integers is their sum divided towards minus infinity.
+            let f: fn(i64, i64) -> i64 = match combine {
+                None => |_, new| new,
+                Some(r) => int_fold(r).map_or(i64::wrapping_add, |(_, f)| f),
+            };
+            places.iter().for_each(|&(p, s)| out[p] = f(out[p], b[s]));
+            if combine == Some(Reduction::Mean) {
+                out.iter_mut().zip(counts()).for_each(|(o, n)| *o = o.div_euclid(i64::from(n)));
+            }
+            Ok(Array::ints(x.dtype, &x.shape, out))
+        }
+        _ => Err(OpError::DType { expected: "like-typed", found: src.dtype }),
+    }
+}
+
+pub(super) fn index(x: &Array, axis: usize, indices: &[&Array]) -> Result<Array, OpError> {
+    let (positions, shape) = positions(x, axis, indices)?;
+    Ok(x.pick(&shape, &positions, Scalar::Int(0)))
+}
+
+pub(super) fn index_put(
+    x: &Array,
+    src: &Array,
+    axis: usize,
+    indices: &[&Array],
+    accumulate: bool,
+) -> Result<Array, OpError> {
+    let (positions, shape) = positions(x, axis, indices)?;
+    let mut sources = Vec::with_capacity(positions.len());
+    walk(&shape, [&broadcast_strides(&src.shape, &shape)], |[s]| sources.push(s));
+    let places: Vec<_> = positions.into_iter().zip(sources).collect();
+    write(x, src, &places, accumulate.then_some(Reduction::Sum))
+}
+
+pub(super) fn index_add(x: &Array, index: &Array, src: &Array, axis: usize) -> Result<Array, OpError> {
+    let (positions, _) = positions(x, axis, &[index])?;
+    let places: Vec<_> = positions.into_iter().zip(0..).collect();
+    write(x, src, &places, Some(Reduction::Sum))
+}
+
+pub(super) fn gather_elements(x: &Array, index: &Array, axis: usize) -> Result<Array, OpError> {
+    let positions = element_positions(x, index, axis)?;
+    Ok(x.pick(&index.shape, &positions, Scalar::Int(0)))
+}
+
+pub(super) fn scatter_elements(
+    x: &Array,
+    index: &Array,
+    src: &Array,
+    axis: usize,
+    combine: Option<Reduction>,
+) -> Result<Array, OpError> {
+    let places: Vec<_> = element_positions(x, index, axis)?.into_iter().zip(0..).collect();
+    write(x, src, &places, combine)
+}
+
+/// `count` entries of the leading axis from `start` on.
+pub(super) fn rows(x: &Array, start: usize, count: usize) -> Array {
+    let (_, _, inner) = around(&x.shape, 0);
+    let mut shape = x.shape.clone();
+    shape[0] = count;
+    let range = start * inner..(start + count) * inner;
+    match &*x.data {
+        Data::Float(v) => Array::floats(x.dtype, &shape, v[range].to_vec()),
+        Data::Int(v) => Array::ints(x.dtype, &shape, v[range].to_vec()),
+    }
+}

@@ -1,0 +1,136 @@
+//! Matrix product and attention, accumulated in f64 and rounded once.
+
+use super::array::{Array, Data, broadcast_strides, numel, walk};
+use super::elementwise::float_max;
+use super::error::OpError;
+
+/// Integers are multiplied and added in wrapping i64.
+pub(super) fn matmul(x: &Array, y: &Array, shape: &[usize]) -> Result<Array, OpError> {
+    match (&*x.data, &*y.data) {
+        (Data::Float(a), Data::Float(b)) => {
+            let out = product(a, b, &x.shape, &y.shape, shape, 0.0, |sum, x, y| *sum += x * y);
+            Ok(Array::floats(x.dtype, shape, out))
+        }
+        (Data::Int(a), Data::Int(b)) => {
+            let out = product(a, b, &x.shape, &y.shape, shape, 0, |sum, x, y| {
+                *sum = sum.wrapping_add(x.wrapping_mul(y));
+            });
+            Ok(Array::ints(x.dtype, shape, out))
+        }
+        _ => Err(OpError::DType { expected: "like-typed", found: y.dtype }),
+    }
+}
+
+fn product<T: Copy>(
+    x: &[T],
+    y: &[T],
+    x_shape: &[usize],
+    y_shape: &[usize],
+    shape: &[usize],
+    zero: T,
+    add: impl Fn(&mut T, T, T),
+) -> Vec<T> {
+    let (batch, tail) = shape.split_at(shape.len() - 2);
+    let (m, n) = (tail[0], tail[1]);
+    let k = x_shape[x_shape.len() - 1];
+    let mut out = vec![zero; numel(shape)];
+    if out.is_empty() || k == 0 {
+        return out;
+    }
+    let sx = broadcast_strides(&x_shape[..x_shape.len() - 2], batch);
+    let sy = broadcast_strides(&y_shape[..y_shape.len() - 2], batch);
+    let mut matrices = out.chunks_exact_mut(m * n);
+    walk(batch, [&sx, &sy], |[i, j]| {
+        let (x, y) = (&x[i * m * k..][..m * k], &y[j * k * n..][..k * n]);
+        let Some(out) = matrices.next() else { return };
+        for (x_row, out_row) in x.chunks_exact(k).zip(out.chunks_exact_mut(n)) {
+            for (&a, y_row) in x_row.iter().zip(y.chunks_exact(n)) {
+                for (sum, &b) in out_row.iter_mut().zip(y_row) {
+                    add(sum, a, b);
+                }
+            }
+        }
+    });
+    out
+}
+
+/// What an attention row may see.
+enum Mask<'a> {
+    None,
+    /// Nonzero attends.
+    Bool(&'a [i64]),
+    /// Added to the scores.
+    Float(&'a [f64]),
+}
+
+/// Scaled dot-product attention; operands `q [.., h, l, e]`, `k [.., g, s, e]`, `v [.., g, s, f]`, mask.
+pub(super) fn attention(
+    operands: &[&Array],
+    causal: bool,
+    scale: f64,
+    shape: &[usize],
+) -> Result<Array, OpError> {
+    let (q, k, v) = (operands[0], operands[1], operands[2]);
+    let rank = shape.len();
+    let (h, l, f) = (shape[rank - 3], shape[rank - 2], shape[rank - 1]);
+    let (g, s, e) = (k.shape[rank - 3], k.shape[rank - 2], k.shape[rank - 1]);
+    let mut scores_shape = shape[..rank - 1].to_vec();
+    scores_shape.push(s);
+    let (mask, mask_strides) = match operands.get(3) {
+        None => (Mask::None, vec![0; rank]),
+        Some(m) => {
+            let mask = match &*m.data {
+                Data::Int(v) => Mask::Bool(v),
+                Data::Float(v) => Mask::Float(v),
+            };
+            (mask, broadcast_strides(&m.shape, &scores_shape))
+        }
+    };
+    let (q, keys, values) = (q.as_floats()?, k.as_floats()?, v.as_floats()?);
+    let mut out = Vec::with_capacity(numel(shape));
+    let mut scores = vec![None; s];
+    let mut row = 0;
+    let rows_strides = &mask_strides[..rank - 1];
+    walk(&shape[..rank - 1], [rows_strides], |[mask_start]| {
+        let (head, i) = (row / l, row % l);
+        // Heads of q share heads of k and v in runs of h / g.
+        let shared = head / h * g + head % h / (h / g.max(1)).max(1);
+        let query = &q[row * e..][..e];
+        for (j, score) in scores.iter_mut().enumerate() {
+            let at = mask_start + j * mask_strides[rank - 1];
+            let (seen, bias) = match mask {
+                Mask::None => (true, 0.0),
+                Mask::Bool(m) => (m[at] != 0, 0.0),
+                Mask::Float(m) => (true, m[at]),
+            };
+            *score = (seen && !(causal && j > i)).then(|| {
+                let key = &keys[(shared * s + j) * e..][..e];
+                query.iter().zip(key).map(|(a, b)| a * b).sum::<f64>() * scale + bias
+            });
+        }
+        let start = out.len();
+        out.resize(start + f, 0.0);
+        attend(&scores, &values[shared * s * f..][..s * f], &mut out[start..]);
+        row += 1;
+    });
+    Ok(Array::floats(operands[0].dtype, shape, out))
+}
+
+/// Adds the rows of `values` to `out`, weighted with the softmax of the scores that are seen. If none is,
+/// or all are minus infinity, `out` stays.
+fn attend(scores: &[Option<f64>], values: &[f64], out: &mut [f64]) {
+    let max = scores.iter().flatten().fold(f64::NEG_INFINITY, |m, &x| float_max(m, x));
+    if max == f64::NEG_INFINITY || out.is_empty() {
+        return;
+    }
+    let mut sum = 0.0;
+    for (score, value) in scores.iter().zip(values.chunks_exact(out.len())) {
+        let Some(score) = score else { continue };
+        let weight = (score - max).exp();
+        sum += weight;
+        for (o, v) in out.iter_mut().zip(value) {
+            *o += weight * v;
+        }
+    }
+    out.iter_mut().for_each(|o| *o /= sum);
+}

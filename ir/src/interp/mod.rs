@@ -1,0 +1,299 @@
+//! The reference interpreter: runs all ranks of a program in one process.
+//!
+//! It is the oracle against which host ranks and GPUs are compared, so it is written for clarity: elements
+//! are wide ([`f64`] or [`i64`]), every op computes wide and rounds once to its dtype (all-reduce and
+//! reduce-scatter accumulate in f32, as documented on [`crate::ReduceOp`]), and all ranks advance node by
+//! node in program order, so that a collective finds the operands of all its ranks. It knows no variants,
+//! no memory and no plan.
+//!
+//! The graph satisfies the verifier's rules about ids and names ([`crate::verify`]); what depends on the
+//! bindings and on data is checked here, and nodes are type-checked again.
+//!
+//! Beside [`run`] stand [`bindings_from`], which solves the symbols from the shapes of inputs,
+//! [`seeded_inputs`], which draws inputs, and [`compare`], which compares results.
+
+mod array;
+mod bind;
+mod collective;
+mod compare;
+mod compute;
+mod elementwise;
+mod error;
+mod index;
+mod linear;
+mod movement;
+mod reduce;
+mod registry;
+mod seed;
+
+use std::sync::Arc;
+
+pub use bind::bindings_from;
+pub use compare::{Comparison, Difference, compare};
+pub use error::{InterpError, OpError};
+pub use registry::{CustomCall, Registry};
+pub use seed::{Draw, SeedConfig, seeded_inputs, seeded_inputs_with};
+
+use crate::Graph;
+use crate::dim::Bindings;
+use crate::entity::{Entity, Table};
+use crate::graph::{CustomId, Def, GroupId, Members, NodeId, ValueId};
+use crate::infer;
+use crate::op::Op;
+use crate::tensor::Tensor;
+use crate::types::{DType, Type};
+use array::Array;
+use error::op_name;
+
+/// Runs a program without custom kernels. `inputs[rank]` holds all inputs of the rank in the order of the
+/// graph, constants included; the result holds all outputs of each rank in order.
+///
+/// # Errors
+/// Inputs or bindings that do not fit the program, or an op that fails on its data.
+pub fn run(
+    graph: &Graph,
+    bindings: &Bindings,
+    inputs: &[Vec<Arc<Tensor>>],
+) -> Result<Vec<Vec<Tensor>>, InterpError> {
+    run_with(graph, bindings, inputs, &Registry::new())
+}
+
+/// [`run`] with kernels for custom ops.
+///
+/// # Errors
+/// As [`run`], or a custom kernel fails.
+pub fn run_with(
+    graph: &Graph,
+    bindings: &Bindings,
+    inputs: &[Vec<Arc<Tensor>>],
+    registry: &Registry,
+) -> Result<Vec<Vec<Tensor>>, InterpError> {
+    let mut run = Run::new(graph, bindings, inputs, registry)?;
+    for node in graph.nodes.keys() {
+        run.step(node)?;
+    }
+    run.outputs()
+}
+
+/// The state of a run between two nodes.
+struct Run<'a> {
+    graph: &'a Graph,
+    bindings: &'a Bindings,
+    inputs: &'a [Vec<Arc<Tensor>>],
+    registry: &'a Registry,
+    /// The shape of each value, equal on all ranks.
+    shapes: Table<ValueId, Vec<usize>>,
+    /// The last node that uses each value; `None` for a value that nobody uses, and for an output.
+    last_use: Table<ValueId, Option<NodeId>>,
+    is_output: Table<ValueId, bool>,
+    /// For each rank the values that are computed and still used. Inputs enter at their first use.
+    values: Vec<Table<ValueId, Option<Array>>>,
+}
+
+impl<'a> Run<'a> {
+    fn new(
+        graph: &'a Graph,
+        bindings: &'a Bindings,
+        inputs: &'a [Vec<Arc<Tensor>>],
+        registry: &'a Registry,
+    ) -> Result<Self, InterpError> {
+        let ranks = graph.ranks.ok_or(InterpError::OpenRanks)?;
+        if inputs.len() != ranks as usize {
+            return Err(InterpError::RankCount { expected: ranks as usize, found: inputs.len() });
+        }
+        bind::check_bindings(graph, bindings)?;
+        check_groups(graph, ranks)?;
+        check_types(graph)?;
+        for (rank, tensors) in inputs.iter().enumerate() {
+            bind::check_count(graph, rank, tensors.len())?;
+            for (input, tensor) in graph.inputs.values().zip(tensors) {
+                bind::check_input(graph, bindings, rank, input.value, tensor)?;
+            }
+        }
+        let shapes =
+            graph.values.keys().map(|v| bind::extents(graph, bindings, v)).collect::<Result<Vec<_>, _>>()?;
+        let mut is_output = Table::filled(false, graph.values.len());
+        graph.outputs.iter().for_each(|o| is_output[o.value] = true);
+        let mut last_use = Table::filled(None, graph.values.len());
+        for (id, node) in graph.nodes.iter() {
+            node.inputs.iter().filter(|&&v| !is_output[v]).for_each(|&v| last_use[v] = Some(id));
+        }
+        let none = Table::filled(None, graph.values.len());
+        let values = vec![none; ranks as usize];
+        let shapes = shapes.into_iter().collect();
+        Ok(Run { graph, bindings, inputs, registry, shapes, last_use, is_output, values })
+    }
+
+    /// Runs a node on all ranks and drops what is not used any more.
+    fn step(&mut self, node: NodeId) -> Result<(), InterpError> {
+        match &self.graph.nodes[node].op {
+            Op::Collective(c) => {
+                self.over_cells(node, Some(c.group), |_, operands| collective::exchange(&c.kind, operands))?
+            }
+            Op::Custom(id) => self.custom(node, *id)?,
+            op => {
+                for rank in 0..self.values.len() {
+                    let operands = self.operands(rank, node)?;
+                    let results = self.result_types(node);
+                    let out =
+                        compute::compute(op, &operands.iter().collect::<Vec<_>>(), &results, self.bindings)
+                            .map_err(|e| self.error(rank, node, e))?;
+                    self.store(rank, node, out);
+                }
+            }
+        }
+        let graph = self.graph;
+        let node_data = &graph.nodes[node];
+        for &v in node_data.inputs.iter().chain(&node_data.outputs).filter(|&&v| !self.is_output[v]) {
+            if self.last_use[v].is_none_or(|last| last <= node) {
+                self.values.iter_mut().for_each(|values| values[v] = None);
+            }
+        }
+        Ok(())
+    }
+
+    /// Runs a node cell by cell: `exchange` gets the ranks of the cell and the operands of each, and gives
+    /// the results of each, or the number within the cell of the rank that failed.
+    fn over_cells(
+        &mut self,
+        node: NodeId,
+        group: Option<GroupId>,
+        exchange: impl Fn(&[u32], &[Vec<Array>]) -> Result<Vec<Vec<Array>>, (usize, OpError)>,
+    ) -> Result<(), InterpError> {
+        let alone = || (0..self.values.len() as u32).map(|r| vec![r]).collect();
+        let cells = match group {
+            Some(group) => self.graph.cells(group).ok_or(InterpError::OpenRanks)?,
+            None => alone(),
+        };
+        for cell in cells {
+            let operands: Vec<Vec<Array>> =
+                cell.iter().map(|&r| self.operands(r as usize, node)).collect::<Result<_, _>>()?;
+            let results = exchange(&cell, &operands)
+                .map_err(|(at, e)| self.error(cell.get(at).map_or(0, |&r| r as usize), node, e))?;
+            for (&rank, out) in cell.iter().zip(results) {
+                self.store(rank as usize, node, out);
+            }
+        }
+        Ok(())
+    }
+
+    fn custom(&mut self, node: NodeId, id: CustomId) -> Result<(), InterpError> {
+        let op = &self.graph.customs[id];
+        let kernel = self.registry.get(&op.name);
+        let kernel =
+            kernel.ok_or_else(|| self.error(0, node, OpError::NoKernel { name: op.name.clone() }))?;
+        let results: Vec<(DType, Vec<usize>)> =
+            self.result_types(node).into_iter().map(|(dtype, shape)| (dtype, shape.to_vec())).collect();
+        self.over_cells(node, op.group, |ranks, operands| {
+            let failed = |message: String| (0, OpError::Custom { name: op.name.clone(), message });
+            let too_large = || failed("an operand is too large".to_string());
+            let operands = operands
+                .iter()
+                .map(|x| x.iter().map(|x| x.to_tensor().ok_or_else(too_large)).collect())
+                .collect::<Result<Vec<Vec<Tensor>>, _>>()?;
+            let call = CustomCall { name: &op.name, ranks, operands: &operands, results: &results };
+            let out = kernel(&call).map_err(failed)?;
+            let fits = |out: &Vec<Tensor>| {
+                out.iter().map(|t| (t.dtype(), t.shape())).eq(results.iter().map(|r| (r.0, r.1.as_slice())))
+            };
+            if out.len() != ranks.len() || !out.iter().all(fits) {
+                let found: Vec<_> = out.iter().map(|o| format!("{o:?}")).collect();
+                return Err(failed(format!(
+                    "expected {results:?} on each of {} ranks, found {}",
+                    ranks.len(),
+                    found.join("; ")
+                )));
+            }
+            Ok(out.iter().map(|o| o.iter().map(Array::from_tensor).collect()).collect())
+        })
+    }
+
+    fn operands(&mut self, rank: usize, node: NodeId) -> Result<Vec<Array>, InterpError> {
+        let graph = self.graph;
+        graph.nodes[node].inputs.iter().map(|&v| self.value(rank, v)).collect()
+    }
+
+    /// The value on a rank; sharing its elements.
+    fn value(&mut self, rank: usize, value: ValueId) -> Result<Array, InterpError> {
+        if let Some(array) = &self.values[rank][value] {
+            return Ok(array.clone());
+        }
+        let Def::Input(input) = self.graph.values[value].def else {
+            return Err(InterpError::Order { value: self.graph.name_of(value).to_string() });
+        };
+        let array = Array::from_tensor(&self.inputs[rank][input.index()]);
+        self.values[rank][value] = Some(array.clone());
+        Ok(array)
+    }
+
+    fn result_types(&self, node: NodeId) -> Vec<compute::ResultType<'_>> {
+        let outputs = &self.graph.nodes[node].outputs;
+        outputs.iter().map(|&v| (self.graph.ty(v).dtype, self.shapes[v].as_slice())).collect()
+    }
+
+    fn store(&mut self, rank: usize, node: NodeId, results: Vec<Array>) {
+        for (&v, array) in self.graph.nodes[node].outputs.iter().zip(results) {
+            debug_assert_eq!(array.shape, self.shapes[v], "%{}", self.graph.name_of(v));
+            debug_assert_eq!(array.dtype, self.graph.ty(v).dtype, "%{}", self.graph.name_of(v));
+            self.values[rank][v] = Some(array);
+        }
+    }
+
+    fn error(&self, rank: usize, node: NodeId, error: OpError) -> InterpError {
+        let op = op_name(&self.graph.nodes[node].op);
+        InterpError::Op { rank, node: self.graph.node_name(node).to_string(), op, error }
+    }
+
+    fn outputs(mut self) -> Result<Vec<Vec<Tensor>>, InterpError> {
+        let mut out = Vec::with_capacity(self.values.len());
+        for rank in 0..self.values.len() {
+            let mut tensors = Vec::with_capacity(self.graph.outputs.len());
+            for output in &self.graph.outputs {
+                let array = self.value(rank, output.value)?;
+                let tensor = array.to_tensor();
+                tensors.push(tensor.ok_or_else(|| InterpError::Order {
+                    value: self.graph.name_of(output.value).to_string(),
+                })?);
+            }
+            out.push(tensors);
+        }
+        Ok(out)
+    }
+}
+
+/// In each group every rank stands once, in cells of one size.
+fn check_groups(graph: &Graph, ranks: u32) -> Result<(), InterpError> {
+    for group in graph.groups.values() {
+        let Members::Cells(cells) = &group.members else { continue };
+        let mut all: Vec<u32> = cells.iter().flatten().copied().collect();
+        all.sort_unstable();
+        if !all.into_iter().eq(0..ranks) || cells.iter().any(|c| c.len() != cells[0].len()) {
+            return Err(InterpError::Cells { group: group.name.clone(), ranks, cells: cells.clone() });
+        }
+    }
+    Ok(())
+}
+
+/// Every node type-checks.
+fn check_types(graph: &Graph) -> Result<(), InterpError> {
+    for (id, node) in graph.nodes.iter() {
+        let error = |message| {
+            let node_name = graph.node_name(id).to_string();
+            InterpError::Type { node: node_name, op: op_name(&node.op), message }
+        };
+        let n = match &node.op {
+            Op::Collective(c) if graph.groups.get(c.group).is_none() => {
+                return Err(error("its group does not exist".to_string()));
+            }
+            Op::Custom(custom) if graph.customs.get(*custom).is_none() => {
+                return Err(error("it is not registered with the graph".to_string()));
+            }
+            Op::Collective(c) => graph.group_size(c.group),
+            _ => None,
+        };
+        let operands: Vec<&Type> = node.inputs.iter().map(|&v| graph.ty(v)).collect();
+        let results: Vec<&Type> = node.outputs.iter().map(|&v| graph.ty(v)).collect();
+        infer::check(&node.op, &operands, &results, n).map_err(error)?;
+    }
+    Ok(())
+}

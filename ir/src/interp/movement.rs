@@ -1,0 +1,155 @@
+//! Ops that make or move elements without computing: constants, views, concatenation, padding, sorting.
+//!
+//! Each op that moves computes, for every element of its result, the position of its source, and picks.
+//! Views copy here; that they share memory is a matter of plans.
+
+use std::cmp::Ordering;
+
+use super::array::{Array, Data, around, broadcast_strides, numel, strides, walk};
+use super::elementwise::cast;
+use super::error::OpError;
+use crate::types::{DType, Scalar};
+
+/// A position that no array has: [`Array::pick`] fills there.
+const NOWHERE: usize = usize::MAX;
+
+pub(super) fn full(scalar: Scalar, dtype: DType, shape: &[usize]) -> Array {
+    let n = numel(shape);
+    if dtype.is_float() {
+        Array::floats(dtype, shape, vec![scalar.as_f64(); n])
+    } else if let (DType::Bool, Scalar::Float(x)) = (dtype, scalar) {
+        Array::bools(shape, std::iter::repeat_n(x.0 != 0.0, n))
+    } else {
+        Array::ints(dtype, shape, vec![scalar.as_i64(); n])
+    }
+}
+
+pub(super) fn iota(start: i64, step: i64, dtype: DType, shape: &[usize]) -> Array {
+    let at = |i: usize| start.wrapping_add(step.wrapping_mul(i as i64));
+    cast(&Array::ints(DType::I64, shape, (0..numel(shape)).map(at).collect()), dtype)
+}
+
+pub(super) fn expand(x: &Array, shape: &[usize]) -> Array {
+    let mut positions = Vec::with_capacity(numel(shape));
+    walk(shape, [&broadcast_strides(&x.shape, shape)], |[i]| positions.push(i));
+    x.pick(shape, &positions, Scalar::Int(0))
+}
+
+pub(super) fn permute(x: &Array, perm: &[usize], shape: &[usize]) -> Array {
+    let dense = strides(&x.shape);
+    let permuted: Vec<usize> = perm.iter().map(|&p| dense[p]).collect();
+    let mut positions = Vec::with_capacity(numel(shape));
+    walk(shape, [&permuted], |[i]| positions.push(i));
+    x.pick(shape, &positions, Scalar::Int(0))
+}
+
+pub(super) fn slice(
+    x: &Array,
+    axis: usize,
+    start: i64,
+    step: i64,
+    shape: &[usize],
+) -> Result<Array, OpError> {
+    let (count, extent) = (shape[axis], x.shape[axis]);
+    let outside = OpError::Slice { axis, start, step, count, extent };
+    let reach = |count: usize| {
+        let last = i64::try_from(count).ok()?.checked_sub(1)?.checked_mul(step)?.checked_add(start)?;
+        (start >= 0 && step >= 1).then_some(())?;
+        let (start, last) = (usize::try_from(start).ok()?, usize::try_from(last).ok()?);
+        (last < extent).then_some((start, usize::try_from(step).ok()?))
+    };
+    let (start, step) = if count == 0 { (0, 1) } else { reach(count).ok_or(outside)? };
+    let mut sliced = strides(&x.shape);
+    let first = start * sliced[axis];
+    sliced[axis] *= step;
+    let mut positions = Vec::with_capacity(numel(shape));
+    walk(shape, [&sliced], |[i]| positions.push(first + i));
+    Ok(x.pick(shape, &positions, Scalar::Int(0)))
+}
+
+pub(super) fn concat(operands: &[&Array], axis: usize, shape: &[usize]) -> Result<Array, OpError> {
+    fn joined<T: Copy>(parts: &[&[T]], chunks: &[usize], outer: usize) -> Vec<T> {
+        let mut out = Vec::with_capacity(parts.iter().map(|p| p.len()).sum());
+        for o in 0..outer {
+            for (part, chunk) in parts.iter().zip(chunks) {
+                out.extend_from_slice(&part[o * chunk..(o + 1) * chunk]);
+            }
+        }
+        out
+    }
+    let outer = numel(&shape[..axis]);
+    let chunks: Vec<usize> = operands.iter().map(|x| numel(&x.shape[axis..])).collect();
+    let dtype = operands[0].dtype;
+    if dtype.is_float() {
+        let parts: Vec<&[f64]> = operands.iter().map(|x| x.as_floats()).collect::<Result<_, _>>()?;
+        Ok(Array::floats(dtype, shape, joined(&parts, &chunks, outer)))
+    } else {
+        let parts: Vec<&[i64]> = operands.iter().map(|x| x.as_ints()).collect::<Result<_, _>>()?;
+        Ok(Array::ints(dtype, shape, joined(&parts, &chunks, outer)))
+    }
+}
+
+pub(super) fn pad(x: &Array, low: &[i64], value: Scalar, shape: &[usize]) -> Array {
+    let dense = strides(&x.shape);
+    let mut positions = vec![0];
+    for axis in 0..shape.len() {
+        let sources: Vec<usize> = (0..shape[axis])
+            .map(|i| {
+                let source = (i as i64).checked_sub(low[axis]).and_then(|s| usize::try_from(s).ok());
+                source.filter(|&s| s < x.shape[axis]).map_or(NOWHERE, |s| s * dense[axis])
+            })
+            .collect();
+        let joined = |&p: &usize| {
+            let both = move |s: usize| if p == NOWHERE || s == NOWHERE { NOWHERE } else { p + s };
+            sources.iter().map(move |&s| both(s))
+        };
+        positions = positions.iter().flat_map(joined).collect();
+    }
+    x.pick(shape, &positions, value)
+}
+
+/// The first elements along `axis` in stable sorted order, as many as `shape` has, and their positions.
+/// NaN counts as greater than every number.
+pub(super) fn sorted(
+    x: &Array,
+    axis: usize,
+    descending: bool,
+    shape: &[usize],
+) -> Result<Vec<Array>, OpError> {
+    fn order<T: Copy>(
+        v: &[T],
+        (from, axis, take): (&[usize], usize, usize),
+        compare: impl Fn(T, T) -> Ordering,
+    ) -> Vec<usize> {
+        let (outer, n, inner) = around(from, axis);
+        let mut out = vec![0; outer * take * inner];
+        for o in 0..outer {
+            for k in 0..inner {
+                let mut row: Vec<usize> = (0..n).collect();
+                row.sort_by(|&a, &b| compare(v[(o * n + a) * inner + k], v[(o * n + b) * inner + k]));
+                for (i, &p) in row.iter().take(take).enumerate() {
+                    out[(o * take + i) * inner + k] = p;
+                }
+            }
+        }
+        out
+    }
+    let take = shape[axis];
+    let (_, n, inner) = around(&x.shape, axis);
+    if take > n {
+        return Err(OpError::Extent { axis, what: "the number of elements taken", limit: n, found: take });
+    }
+    let direction = |o: Ordering| if descending { o.reverse() } else { o };
+    let along = (x.shape.as_slice(), axis, take);
+    let places = match &*x.data {
+        Data::Float(v) => order(v, along, |a, b| {
+            direction(a.partial_cmp(&b).unwrap_or_else(|| a.is_nan().cmp(&b.is_nan())))
+        }),
+        Data::Int(v) => order(v, along, |a, b| direction(a.cmp(&b))),
+    };
+    let positions: Vec<usize> =
+        places.iter().enumerate().map(|(i, &p)| (i / inner / take * n + p) * inner + i % inner).collect();
+    let values = x.pick(shape, &positions, Scalar::Int(0));
+    let places = places.into_iter().map(|p| p as i64).collect();
+    Ok(vec![values, Array::ints(DType::I64, shape, places)])
+}

@@ -1,0 +1,210 @@
+//! Reductions, extremes' positions, running sums, softmax and norms.
+//!
+//! Floats accumulate in f64, in row-major order, and round once at the end.
+
+use super::array::{Array, Data, around, numel, round, strides, walk};
+use super::elementwise::{float_max, float_min};
+use super::error::OpError;
+use crate::op::{ArgOp, Reduction};
+use crate::types::DType;
+
+pub(super) fn reduce(
+    op: Reduction,
+    axes: &[usize],
+    x: &Array,
+    dtype: DType,
+    shape: &[usize],
+) -> Result<Array, OpError> {
+    // Strides of the result as seen from the operand: 0 along the reduced axes.
+    let kept: Vec<usize> = (0..x.shape.len()).filter(|a| !axes.contains(a)).collect();
+    let dense = strides(&kept.iter().map(|&a| x.shape[a]).collect::<Vec<_>>());
+    let mut to = vec![0; x.shape.len()];
+    for (&axis, &stride) in kept.iter().zip(&dense) {
+        to[axis] = stride;
+    }
+    let from = strides(&x.shape);
+    let n = numel(shape);
+    let count: usize = axes.iter().map(|&a| x.shape[a]).product();
+    if count == 0 && n > 0 && matches!(op, Reduction::Max | Reduction::Min) {
+        return Err(OpError::Empty { op: op.name() });
+    }
+    if matches!(op, Reduction::Any | Reduction::All) {
+        let any = op == Reduction::Any;
+        let mut out = vec![!any; n];
+        let truth: Vec<bool> = match &*x.data {
+            Data::Float(v) => v.iter().map(|&x| x != 0.0).collect(),
+            Data::Int(v) => v.iter().map(|&x| x != 0).collect(),
+        };
+        walk(&x.shape, [&from, &to], |[i, o]| {
+            out[o] = if any { out[o] | truth[i] } else { out[o] & truth[i] }
+        });
+        return Ok(Array::bools(shape, out.into_iter()));
+    }
+    match &*x.data {
+        Data::Float(v) => {
+            let (start, f) = float_fold(op);
+            let mut out = vec![start; n];
+            walk(&x.shape, [&from, &to], |[i, o]| out[o] = f(out[o], v[i]));
+            if op == Reduction::Mean {
+                out.iter_mut().for_each(|s| *s /= count as f64);
+            }
+            Ok(Array::floats(dtype, shape, out))
+        }
+        Data::Int(v) => {
+            let (start, f) =
+                int_fold(op).ok_or(OpError::DType { expected: "floating-point", found: x.dtype })?;
+            let mut out = vec![start; n];
+            walk(&x.shape, [&from, &to], |[i, o]| out[o] = f(out[o], v[i]));
+            Ok(Array::ints(dtype, shape, out))
+        }
+    }
+}
+
+/// A neutral element and a function.
+type Fold<T> = (T, fn(T, T) -> T);
+
+/// The neutral element and the function of a reduction of floats.
+pub(super) fn float_fold(op: Reduction) -> Fold<f64> {
+    match op {
+        Reduction::Sum | Reduction::Mean => (0.0, |a, b| a + b),
+        Reduction::Prod => (1.0, |a, b| a * b),
+        Reduction::Max => (f64::NEG_INFINITY, float_max),
+        Reduction::Min => (f64::INFINITY, float_min),
+        Reduction::Any => (0.0, |a, b| f64::from(u8::from(a != 0.0 || b != 0.0))),
+        Reduction::All => (1.0, |a, b| f64::from(u8::from(a != 0.0 && b != 0.0))),
+    }
+}
+
+/// The neutral element and the function of a reduction of integers; `None` for the mean.
+pub(super) fn int_fold(op: Reduction) -> Option<Fold<i64>> {
+    Some(match op {
+        Reduction::Sum => (0, i64::wrapping_add),
+        Reduction::Prod => (1, i64::wrapping_mul),
+        Reduction::Max => (i64::MIN, i64::max),
+        Reduction::Min => (i64::MAX, i64::min),
+        Reduction::Any => (0, |a, b| i64::from(a != 0 || b != 0)),
+        Reduction::All => (1, |a, b| i64::from(a != 0 && b != 0)),
+        Reduction::Mean => return None,
+    })
+}
+
+/// The first NaN is the extreme of floats that contain one.
+pub(super) fn arg_reduce(op: ArgOp, axis: usize, x: &Array, shape: &[usize]) -> Result<Array, OpError> {
+    fn positions<T: Copy>(v: &[T], shape: &[usize], axis: usize, better: impl Fn(T, T) -> bool) -> Vec<i64> {
+        let (outer, n, inner) = around(shape, axis);
+        let mut out = Vec::with_capacity(outer * inner);
+        for o in 0..outer {
+            for k in 0..inner {
+                let at = |i: usize| v[(o * n + i) * inner + k];
+                let best = (1..n).fold(0, |best, i| if better(at(i), at(best)) { i } else { best });
+                out.push(best as i64);
+            }
+        }
+        out
+    }
+    if x.shape[axis] == 0 && numel(shape) > 0 {
+        return Err(OpError::Empty { op: op.name() });
+    }
+    let out = match (&*x.data, op) {
+        (Data::Float(v), ArgOp::Max) => {
+            positions(v, &x.shape, axis, |a, b| a > b || (a.is_nan() && !b.is_nan()))
+        }
+        (Data::Float(v), ArgOp::Min) => {
+            positions(v, &x.shape, axis, |a, b| a < b || (a.is_nan() && !b.is_nan()))
+        }
+        (Data::Int(v), ArgOp::Max) => positions(v, &x.shape, axis, |a, b| a > b),
+        (Data::Int(v), ArgOp::Min) => positions(v, &x.shape, axis, |a, b| a < b),
+    };
+    Ok(Array::ints(DType::I64, shape, out))
+}
+
+pub(super) fn cumsum(axis: usize, x: &Array, dtype: DType) -> Array {
+    fn running<T: Copy>(v: &[T], shape: &[usize], axis: usize, add: impl Fn(T, T) -> T) -> Vec<T> {
+        let (_, n, inner) = around(shape, axis);
+        let mut out = v.to_vec();
+        for i in (0..v.len()).filter(|i| i / inner % n > 0) {
+            out[i] = add(out[i - inner], v[i]);
+        }
+        out
+    }
+    match &*x.data {
+        Data::Float(v) => Array::floats(dtype, &x.shape, running(v, &x.shape, axis, |a, b| a + b)),
+        Data::Int(v) => Array::ints(dtype, &x.shape, running(v, &x.shape, axis, i64::wrapping_add)),
+    }
+}
+
+pub(super) fn softmax(axis: usize, log: bool, x: &Array) -> Result<Array, OpError> {
+    let v = x.as_floats()?;
+    let (outer, n, inner) = around(&x.shape, axis);
+    let mut out = v.to_vec();
+    for o in 0..outer {
+        for k in 0..inner {
+            let at = |i: usize| (o * n + i) * inner + k;
+            let max = (0..n).fold(f64::NEG_INFINITY, |m, i| float_max(m, v[at(i)]));
+            let sum: f64 = (0..n).map(|i| (v[at(i)] - max).exp()).sum();
+            for i in 0..n {
+                let shifted = v[at(i)] - max;
+                out[at(i)] = if log { shifted - sum.ln() } else { shifted.exp() / sum };
+            }
+        }
+    }
+    Ok(Array::floats(x.dtype, &x.shape, out))
+}
+
+/// The number of elements of the last `axes` axes.
+fn row_length(x: &Array, axes: usize) -> usize {
+    numel(&x.shape[x.shape.len() - axes..])
+}
+
+pub(super) fn rms_norm(
+    axes: usize,
+    eps: f64,
+    round_first: bool,
+    x: &Array,
+    weight: Option<&Array>,
+) -> Result<Array, OpError> {
+    let n = row_length(x, axes);
+    let weight = weight.map(|w| w.as_floats()).transpose()?;
+    let dtype = x.dtype;
+    let mut out = x.as_floats()?.to_vec();
+    for row in out.chunks_mut(n.max(1)) {
+        let mean = row.iter().map(|x| x * x).sum::<f64>() / n as f64;
+        let scale = 1.0 / (mean + eps).sqrt();
+        for (i, x) in row.iter_mut().enumerate() {
+            *x *= scale;
+            if let Some(w) = weight {
+                let normalised = if round_first { round(dtype, *x) } else { *x };
+                *x = normalised * w[i];
+            }
+        }
+    }
+    Ok(Array::floats(x.dtype, &x.shape, out))
+}
+
+pub(super) fn layer_norm(
+    axes: usize,
+    eps: f64,
+    x: &Array,
+    weight: Option<&Array>,
+    bias: Option<&Array>,
+) -> Result<Array, OpError> {
+    let n = row_length(x, axes);
+    let weight = weight.map(|w| w.as_floats()).transpose()?;
+    let bias = bias.map(|b| b.as_floats()).transpose()?;
+    let mut out = x.as_floats()?.to_vec();
+    for row in out.chunks_mut(n.max(1)) {
+        let mean = row.iter().sum::<f64>() / n as f64;
+        let variance = row.iter().map(|x| (x - mean) * (x - mean)).sum::<f64>() / n as f64;
+        let scale = 1.0 / (variance + eps).sqrt();
+        for (i, x) in row.iter_mut().enumerate() {
+            *x = (*x - mean) * scale;
+            if let Some(w) = weight {
+                *x *= w[i];
+            }
+            if let Some(b) = bias {
+                *x += b[i];
+            }
+        }
+    }
+    Ok(Array::floats(x.dtype, &x.shape, out))
+}

@@ -1,0 +1,221 @@
+//! Inputs drawn from a seed, fit to be run: indices within the axes they index, norms near 1.
+//!
+//! Every input has a generator of its own, so that its elements depend on nothing but the seed, its
+//! position, its type and its uses. The generator is splitmix64 (Steele, Lea and Flood, "Fast splittable
+//! pseudorandom number generators", 2014).
+
+use std::sync::Arc;
+
+use super::array::{numel, round};
+use super::bind::extents;
+use super::error::InterpError;
+use crate::collective::{CollectiveKind, Splits};
+use crate::dim::Bindings;
+use crate::entity::{Entity, Table};
+use crate::graph::{Graph, InputKind, NodeId, ValueId};
+use crate::op::{BinaryOp, Op};
+use crate::tensor::Tensor;
+use crate::types::DType;
+
+/// Whether ranks get the same elements.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Draw {
+    /// The same on every rank.
+    Shared,
+    /// Others on each rank.
+    PerRank,
+}
+
+/// What [`seeded_inputs_with`] draws.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct SeedConfig {
+    /// The seed.
+    pub seed: u64,
+    /// How arguments are drawn. Tensor-parallel programs take the same tokens on every rank, programs with
+    /// data of their own on each rank do not.
+    pub arguments: Draw,
+    /// How parameters are drawn.
+    pub parameters: Draw,
+}
+
+impl SeedConfig {
+    /// Shared arguments, parameters of its own on each rank.
+    pub fn new(seed: u64) -> Self {
+        SeedConfig { seed, arguments: Draw::Shared, parameters: Draw::PerRank }
+    }
+}
+
+/// [`seeded_inputs_with`] under [`SeedConfig::new`].
+///
+/// # Errors
+/// As [`seeded_inputs_with`].
+pub fn seeded_inputs(
+    graph: &Graph,
+    bindings: &Bindings,
+    seed: u64,
+    rank: u32,
+) -> Result<Vec<Arc<Tensor>>, InterpError> {
+    seeded_inputs_with(graph, bindings, &SeedConfig::new(seed), rank)
+}
+
+/// All inputs of a rank in order: constants as they are, all others drawn.
+///
+/// - Float arguments are uniform in [-1, 1]. So are float parameters with two axes or more, divided by the
+///   square root of the last extent.
+/// - Float parameters with one axis or none are 1 ± 0.1 where a norm or a product multiplies with them,
+///   else ± 0.1.
+/// - An integer that, through views, casts, concatenations and exchanges, indexes an axis is drawn within
+///   the smallest such axis; split sizes of an all-to-all so that they always fit; others from 0 to 7.
+/// - Bools are true or false alike.
+///
+/// # Errors
+/// An unbound symbol, an extent that is none, or a constant without data.
+pub fn seeded_inputs_with(
+    graph: &Graph,
+    bindings: &Bindings,
+    config: &SeedConfig,
+    rank: u32,
+) -> Result<Vec<Arc<Tensor>>, InterpError> {
+    let users = graph.users();
+    let mut out = Vec::with_capacity(graph.inputs.len());
+    for (id, input) in graph.inputs.iter() {
+        if input.kind == InputKind::Constant {
+            let no_data = || InterpError::NoData { input: graph.name_of(input.value).to_string() };
+            out.push(input.data.clone().ok_or_else(no_data)?);
+            continue;
+        }
+        let draw = if input.kind == InputKind::Argument { config.arguments } else { config.parameters };
+        let stream = if draw == Draw::Shared { 0 } else { u64::from(rank) + 1 };
+        let mut random = SplitMix(config.seed);
+        random = SplitMix(random.next() ^ (id.index() as u64) << 32 ^ stream);
+        let shape = extents(graph, bindings, input.value)?;
+        let tensor = match graph.ty(input.value).dtype {
+            DType::Bool => ints(DType::Bool, &shape, 2, &mut random),
+            dtype if !dtype.is_float() => {
+                let end = index_limit(graph, bindings, &users, input.value)?.unwrap_or(8);
+                ints(dtype, &shape, end.max(1), &mut random)
+            }
+            dtype => {
+                let (center, spread) = match (input.kind, shape.as_slice()) {
+                    (InputKind::Argument, _) => (0.0, 1.0),
+                    (_, [_, .., last]) => (0.0, 1.0 / (*last as f64).max(1.0).sqrt()),
+                    _ if multiplies(graph, &users, input.value) => (1.0, 0.1),
+                    _ => (0.0, 0.1),
+                };
+                let element = |_| round(dtype, center + spread * random.symmetric());
+                let elements: Vec<f64> = (0..numel(&shape)).map(element).collect();
+                Tensor::from_f64(dtype, shape, &elements)
+            }
+        };
+        let name = || graph.name_of(input.value).to_string();
+        out.push(Arc::new(tensor.ok_or_else(|| InterpError::Extent { value: name(), dims: String::new() })?));
+    }
+    Ok(out)
+}
+
+fn ints(dtype: DType, shape: &[usize], end: u64, random: &mut SplitMix) -> Option<Tensor> {
+    let elements: Vec<i64> = (0..numel(shape)).map(|_| random.below(end) as i64).collect();
+    Tensor::from_i64(dtype, shape, &elements)
+}
+
+/// One past the largest integer that is in range wherever the value indexes; `None` if it indexes nothing.
+fn index_limit(
+    graph: &Graph,
+    bindings: &Bindings,
+    users: &Table<ValueId, Vec<NodeId>>,
+    value: ValueId,
+) -> Result<Option<u64>, InterpError> {
+    let mut limit: Option<u64> = None;
+    for v in carried(graph, users, value) {
+        for &n in &users[v] {
+            let node = &graph.nodes[n];
+            let uses = node.inputs.iter().enumerate().filter(|&(_, &x)| x == v);
+            for (operand, _) in uses {
+                let axis = match &node.op {
+                    Op::Take { axis } | Op::GatherElements { axis } if operand == 1 => *axis,
+                    Op::ScatterElements { axis, .. } | Op::IndexAdd { axis } if operand == 1 => *axis,
+                    Op::Index { axis } if operand >= 1 => axis + operand - 1,
+                    Op::IndexPut { axis, .. } if operand >= 2 => axis + operand - 2,
+                    Op::Collective(c)
+                        if c.kind == CollectiveKind::AllToAll(Splits::Device) && operand == 1 =>
+                    {
+                        0
+                    }
+                    _ => continue,
+                };
+                let indexed = extents(graph, bindings, node.inputs[0])?;
+                let mut end = indexed.get(axis).map_or(0, |&d| d as u64);
+                if let Op::Collective(c) = &node.op {
+                    end = end / u64::from(graph.group_size(c.group).unwrap_or(1).max(1)) + 1;
+                }
+                limit = Some(limit.map_or(end, |l| l.min(end)));
+            }
+        }
+    }
+    Ok(limit)
+}
+
+/// The value and all values that hold some of its elements unchanged.
+fn carried(graph: &Graph, users: &Table<ValueId, Vec<NodeId>>, value: ValueId) -> Vec<ValueId> {
+    let mut seen = Table::filled(false, graph.values.len());
+    let mut out = vec![value];
+    seen[value] = true;
+    let mut next = 0;
+    while next < out.len() {
+        let v = out[next];
+        next += 1;
+        for &n in &users[v] {
+            let node = &graph.nodes[n];
+            let carries = match &node.op {
+                Op::Reshape | Op::Permute { .. } | Op::Slice { .. } | Op::Expand => true,
+                Op::Copy | Op::Cast | Op::Concat { .. } => true,
+                Op::Collective(c) => !matches!(
+                    c.kind,
+                    CollectiveKind::AllReduce(_)
+                        | CollectiveKind::ReduceScatter(_)
+                        | CollectiveKind::AllToAll(Splits::Device)
+                ),
+                _ => false,
+            };
+            if let Some(&result) = node.outputs.first().filter(|&&r| carries && !seen[r]) {
+                seen[result] = true;
+                out.push(result);
+            }
+        }
+    }
+    out
+}
+
+/// Whether a norm or a product multiplies with the value.
+fn multiplies(graph: &Graph, users: &Table<ValueId, Vec<NodeId>>, value: ValueId) -> bool {
+    carried(graph, users, value).into_iter().any(|v| {
+        users[v].iter().any(|&n| {
+            let node = &graph.nodes[n];
+            match node.op {
+                Op::RmsNorm { .. } | Op::LayerNorm { .. } => node.inputs.get(1) == Some(&v),
+                Op::Binary(op) => op == BinaryOp::Mul,
+                _ => false,
+            }
+        })
+    })
+}
+
+struct SplitMix(u64);
+
+impl SplitMix {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+    /// Uniform in [-1, 1).
+    fn symmetric(&mut self) -> f64 {
+        (self.next() >> 11) as f64 / (1u64 << 52) as f64 - 1.0
+    }
+    /// Uniform in `0..end`, up to a bias of `end / 2^64`.
+    fn below(&mut self, end: u64) -> u64 {
+        ((u128::from(self.next()) * u128::from(end)) >> 64) as u64
+    }
+}
