@@ -21,6 +21,7 @@ pub mod op;
 pub mod tensor;
 pub mod text;
 pub mod types;
+pub mod verify;
 
 pub use builder::Builder;
 pub use collective::{Collective, CollectiveKind, Contract, ReduceOp, Splits, Variant};

@@ -4,6 +4,7 @@ use std::fs;
 use std::path::PathBuf;
 
 use symmc_ir::text::{op_name, op_names, parse, print};
+use symmc_ir::verify::verify;
 
 fn corpus() -> Vec<(PathBuf, String)> {
     let dir = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/corpus");
@@ -31,5 +32,17 @@ fn corpus_has_every_op() {
     let used: Vec<&str> = graphs.iter().flat_map(|g| g.nodes.values()).map(|n| op_name(&n.op)).collect();
     for name in op_names() {
         assert!(used.contains(&name), "no corpus file has {name}");
+    }
+}
+
+#[test]
+fn corpus_verifies() {
+    for (path, text) in corpus() {
+        // names.symm has names that only the text form allows.
+        if path.ends_with("names.symm") {
+            continue;
+        }
+        let graph = parse(&text).unwrap();
+        verify(&graph).unwrap_or_else(|v| panic!("{}: {v:?}", path.display()));
     }
 }

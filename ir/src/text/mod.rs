@@ -35,6 +35,8 @@
 
 mod cursor;
 mod error;
+#[doc(hidden)]
+pub mod fuzz;
 mod lexer;
 mod ops;
 mod parse;

@@ -1,0 +1,35 @@
+//! What must hold for any bytes that are read as text: shared by the fuzz target and the tests.
+
+use super::{parse, parse_dim, print};
+use crate::graph::Symbol;
+use crate::layout;
+use crate::verify::verify;
+
+/// Panics if reading these bytes breaks a promise of the text form: whatever reads prints to a text that
+/// reads as the same graph and prints alike; and nothing panics, neither reading nor verifying nor, for a
+/// verified graph, deriving the layouts.
+pub fn check(data: &[u8]) {
+    let Ok(text) = std::str::from_utf8(data) else { return };
+    let symbol = |name: &str, min, max| Symbol { name: name.into(), min, max, alias: None };
+    let symbols = [symbol("n", 0, 9), symbol("tokens", 2, 4096)].into_iter().collect();
+    if let Ok(dim) = parse_dim(text, &symbols) {
+        let again = parse_dim(&dim.display(&symbols).to_string(), &symbols);
+        assert_eq!(Ok(&dim), again.as_ref());
+        let (low, high) = dim.bounds(&symbols);
+        assert!(low <= high, "{dim:?} has no value between {low} and {high}");
+    }
+    match parse(text) {
+        Ok(graph) => {
+            let printed = print(&graph);
+            let again = parse(&printed).unwrap_or_else(|e| panic!("printed text does not read: {e}"));
+            assert_eq!(graph, again, "the printed text reads as another graph");
+            assert_eq!(printed, print(&again));
+            if verify(&graph).is_ok() {
+                layout::layouts(&graph);
+            }
+        }
+        Err(error) => {
+            assert!(error.line >= 1 && error.column >= 1 && !error.to_string().is_empty());
+        }
+    }
+}

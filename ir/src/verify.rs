@@ -1,0 +1,552 @@
+//! The invariants of a graph, and their check.
+//!
+//! Everything that takes a graph may rely on these; whatever makes one from outside (a parser, an importer)
+//! or rewrites one (a pass) is followed by [`verify`]. It reports every violation, not the first, except that
+//! a violation of I1 hides all others, because they look up ids.
+//!
+//! - **I1 ids**: every id is in its table: operands, results, definitions, outputs, groups, custom ops, and
+//!   the symbols of all dims.
+//! - **I2 definitions**: the table of values lists the inputs and the results of nodes in the order of
+//!   definition: inputs ascending, nodes ascending, the results of one node together. Each value names its
+//!   definition and the definition names the value. Each node has a result. (Hence the text form keeps ids.)
+//! - **I3 order**: an operand is defined before the node that uses it.
+//! - **I4 names**: names of values and of symbols are identifiers; names of groups and of custom ops are not
+//!   empty; each is unique among its kind.
+//! - **I5 ranks**: there are 1 to [`MAX_RANKS`] ranks, unless their number is open.
+//! - **I6 groups**: the cells of a group are of one size and hold every rank exactly once.
+//! - **I7 symbols**: a symbol is between 0 and [`MAX_EXTENT`], and its minimum is not above its maximum.
+//! - **I8 dims**: an extent is at least 0 and at most [`MAX_EXTENT`] for all values of the symbols, as far as
+//!   interval arithmetic shows. So is the magnitude of every other dim. All dims are small enough to compute
+//!   with ([`dim::check_size`]).
+//! - **I9 sizes**: a value has at most [`MAX_BYTES`] bytes for all values of the symbols.
+//! - **I10 typing**: operands and results of a node satisfy the rule of its op ([`infer::check`]).
+//! - **I11 constants**: a constant has data of exactly its type, with 0 and 1 as the only bools; no other
+//!   input has data.
+//! - **I12 outputs**: an output that mutates an input has its type; a constant is not mutated, no input twice.
+//! - **I13 variants**: the variant of a collective can run a collective of its kind.
+//! - **I14 custom ops**: the positions that a signature calls symmetric exist at every node of the op.
+//! - **I15 bounds**: no slice is outside of its operand and no `topk` takes more elements than there are, for
+//!   whatever values of the symbols. What only some values break is for those to refuse who know the values.
+
+use std::collections::HashSet;
+use std::fmt;
+
+use crate::dim::{self, Dim};
+use crate::entity::{Entity, Table};
+use crate::graph::{
+    Def, Graph, Group, Input, InputId, InputKind, Members, Node, NodeId, OutputKind, ValueId,
+};
+use crate::infer;
+use crate::op::Op;
+use crate::text::{is_identifier, op_name, with_symbol_names};
+use crate::types::{DType, Type};
+
+/// The most ranks that a program can have.
+pub const MAX_RANKS: u32 = 1 << 16;
+/// The largest extent of an axis.
+pub const MAX_EXTENT: i64 = 1 << 40;
+/// The largest size of a value in bytes.
+pub const MAX_BYTES: i64 = 1 << 46;
+
+/// One of the invariants of the [module](self); its number is its value.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
+#[allow(missing_docs)]
+pub enum Invariant {
+    Ids = 1,
+    Definitions,
+    Order,
+    Names,
+    Ranks,
+    Groups,
+    Symbols,
+    Dims,
+    Sizes,
+    Typing,
+    Constants,
+    Outputs,
+    Variants,
+    Customs,
+    Bounds,
+}
+
+/// A place where a graph breaks an invariant.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+pub struct Violation {
+    /// The broken invariant.
+    pub invariant: Invariant,
+    /// What breaks it: `%value`, `@group`, `symbol n`, …
+    pub at: String,
+    /// The op, if a node breaks it.
+    pub op: Option<&'static str>,
+    /// What was expected and what was found.
+    pub message: String,
+}
+
+impl fmt::Display for Violation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "I{} {}", self.invariant as u8, self.at)?;
+        if let Some(op) = self.op {
+            write!(f, " ({op})")?;
+        }
+        write!(f, ": {}", self.message)
+    }
+}
+
+/// Checks every invariant of the [module](self).
+///
+/// # Errors
+/// All violations, in the order of the invariants' tables: program, symbols, groups, values, nodes, outputs.
+pub fn verify(graph: &Graph) -> Result<(), Vec<Violation>> {
+    let mut v = Verifier { graph, found: Vec::new() };
+    v.ids();
+    if v.found.is_empty() {
+        v.program();
+        v.definitions();
+        v.names();
+        let computable = v.values();
+        for (id, node) in graph.nodes.iter() {
+            v.node(id, node, &computable);
+        }
+        v.outputs();
+    }
+    if v.found.is_empty() { Ok(()) } else { Err(v.found) }
+}
+
+struct Verifier<'a> {
+    graph: &'a Graph,
+    found: Vec<Violation>,
+}
+
+impl Verifier<'_> {
+    fn report(&mut self, invariant: Invariant, at: impl Into<String>, message: impl Into<String>) {
+        self.found.push(Violation { invariant, at: at.into(), op: None, message: message.into() });
+    }
+
+    /// Reports on a node.
+    fn report_node(&mut self, invariant: Invariant, id: NodeId, message: impl Into<String>) {
+        let node = &self.graph.nodes[id];
+        let name = node.outputs.first().and_then(|&v| self.graph.values.get(v)).map(|v| v.name.as_str());
+        let at = name.map_or_else(|| id.to_string(), |name| format!("%{name}"));
+        let op = Some(op_name(&node.op));
+        self.found.push(Violation { invariant, at, op, message: message.into() });
+    }
+
+    // I1
+
+    fn ids(&mut self) {
+        let g = self.graph;
+        let symbols = |d: &Dim| d.symbols().into_iter().find(|&s| g.symbols.get(s).is_none());
+        for (id, value) in g.values.iter() {
+            let known = match value.def {
+                Def::Input(input) => g.inputs.get(input).is_some(),
+                Def::Node(node, k) => g.nodes.get(node).is_some_and(|n| k < n.outputs.len()),
+            };
+            if !known {
+                let message = format!("expected a definition in the graph, found {:?}", value.def);
+                self.report(Invariant::Ids, self.value_at(id), message);
+            }
+            if let Some(s) = value.ty.shape.iter().find_map(symbols) {
+                self.report(Invariant::Ids, self.value_at(id), unknown("symbol", s, g.symbols.len()));
+            }
+        }
+        for (id, input) in g.inputs.iter() {
+            if g.values.get(input.value).is_none() {
+                self.report(Invariant::Ids, id.to_string(), unknown("value", input.value, g.values.len()));
+            }
+        }
+        for custom in g.customs.values() {
+            if let Some(group) = custom.group.filter(|&id| g.groups.get(id).is_none()) {
+                let at = format!("custom {:?}", custom.name);
+                self.report(Invariant::Ids, at, unknown("group", group, g.groups.len()));
+            }
+        }
+        for (id, node) in g.nodes.iter() {
+            for &v in node.inputs.iter().chain(&node.outputs).filter(|&&v| g.values.get(v).is_none()) {
+                self.report_node(Invariant::Ids, id, unknown("value", v, g.values.len()));
+            }
+            self.op_ids(id, &node.op);
+        }
+        for (i, output) in g.outputs.iter().enumerate() {
+            if g.values.get(output.value).is_none() {
+                self.report(Invariant::Ids, output_at(i), unknown("value", output.value, g.values.len()));
+            }
+            if let OutputKind::Mutates(id) = output.kind
+                && g.inputs.get(id).is_none()
+            {
+                self.report(Invariant::Ids, output_at(i), unknown("input", id, g.inputs.len()));
+            }
+        }
+    }
+
+    fn op_ids(&mut self, id: NodeId, op: &Op) {
+        let g = self.graph;
+        match op {
+            Op::Collective(c) if g.groups.get(c.group).is_none() => {
+                self.report_node(Invariant::Ids, id, unknown("group", c.group, g.groups.len()));
+            }
+            Op::Custom(c) if g.customs.get(*c).is_none() => {
+                self.report_node(Invariant::Ids, id, unknown("custom op", *c, g.customs.len()));
+            }
+            _ => {}
+        }
+        let missing = dims_of(op).iter().flat_map(|d| d.symbols()).find(|&s| g.symbols.get(s).is_none());
+        if let Some(s) = missing {
+            self.report_node(Invariant::Ids, id, unknown("symbol", s, g.symbols.len()));
+        }
+    }
+
+    fn value_at(&self, id: ValueId) -> String {
+        self.graph.values.get(id).map_or_else(|| id.to_string(), |v| format!("%{}", v.name))
+    }
+
+    // I5, I6, I7
+
+    fn program(&mut self) {
+        let g = self.graph;
+        if let Some(n) = g.ranks.filter(|n| !(1..=MAX_RANKS).contains(n)) {
+            self.report(Invariant::Ranks, "ranks", format!("expected 1 to {MAX_RANKS}, found {n}"));
+        }
+        for symbol in g.symbols.values() {
+            if !(0 <= symbol.min && symbol.min <= symbol.max && symbol.max <= MAX_EXTENT) {
+                let found = format!("found {}..={}", symbol.min, symbol.max);
+                let message = format!("expected a range within 0..={MAX_EXTENT} that is not empty, {found}");
+                self.report(Invariant::Symbols, format!("symbol {}", symbol.name), message);
+            }
+        }
+        for group in g.groups.values() {
+            if let Err(message) = partition(group, g.ranks) {
+                self.report(Invariant::Groups, format!("@{}", group.name), message);
+            }
+        }
+    }
+
+    // I2, I3
+
+    fn definitions(&mut self) {
+        let g = self.graph;
+        let before = self.found.len();
+        for (id, input) in g.inputs.iter() {
+            let def = g.values[input.value].def;
+            if def != Def::Input(id) {
+                let message = format!("expected a value that {id} defines, found one that {def:?} defines");
+                self.report(Invariant::Definitions, self.value_at(input.value), message);
+            }
+        }
+        for (id, node) in g.nodes.iter() {
+            if node.outputs.is_empty() {
+                self.report_node(Invariant::Definitions, id, "expected a result, found none");
+            }
+            for (k, &v) in node.outputs.iter().enumerate() {
+                let def = g.values[v].def;
+                if def != Def::Node(id, k) {
+                    let message =
+                        format!("expected {} to be its result {k}, found {def:?}", self.value_at(v));
+                    self.report_node(Invariant::Definitions, id, message);
+                }
+            }
+        }
+        if self.found.len() == before {
+            self.numbering();
+        }
+        for (id, node) in g.nodes.iter() {
+            let Some(first) = node.outputs.first() else { continue };
+            for &v in node.inputs.iter().filter(|&v| v >= first) {
+                let at = self.value_at(v);
+                let message = format!("expected operands that are defined earlier, found {at}");
+                self.report_node(Invariant::Order, id, message);
+            }
+        }
+    }
+
+    /// Each definition names its values and each of these names the definition. What is left to check of I2
+    /// is the order, in which each value stands once exactly if each definition does.
+    fn numbering(&mut self) {
+        let g = self.graph;
+        let (mut inputs, mut nodes) = (g.inputs.keys(), g.nodes.keys());
+        let mut values = g.values.iter();
+        while let Some((id, value)) = values.next() {
+            let fits = match value.def {
+                Def::Input(input) => inputs.next() == Some(input) && g.inputs[input].value == id,
+                Def::Node(node, 0) => {
+                    let rest = g.nodes[node].outputs.iter().skip(1);
+                    nodes.next() == Some(node)
+                        && g.nodes[node].outputs[0] == id
+                        && rest
+                            .copied()
+                            .eq(values.by_ref().take(g.nodes[node].outputs.len() - 1).map(|v| v.0))
+                }
+                Def::Node(..) => false,
+            };
+            if !fits {
+                let message = format!("expected the next definition in order, found {:?}", value.def);
+                self.report(Invariant::Definitions, self.value_at(id), message);
+                return;
+            }
+        }
+        if inputs.next().is_some() || nodes.next().is_some() {
+            self.report(Invariant::Definitions, "values", "expected the values of all inputs and nodes");
+        }
+    }
+
+    // I4
+
+    fn names(&mut self) {
+        let g = self.graph;
+        let values = g.values.values().map(|v| v.name.as_str());
+        let symbols = g.symbols.values().map(|s| s.name.as_str());
+        let groups = g.groups.values().map(|g| g.name.as_str());
+        let customs = g.customs.values().map(|c| c.name.as_str());
+        let mut found = Vec::new();
+        unique(symbols, "symbol ", is_identifier, "an identifier", &mut found);
+        unique(groups, "@", |n| !n.is_empty(), "a name", &mut found);
+        unique(customs, "custom ", |n| !n.is_empty(), "a name", &mut found);
+        unique(values, "%", is_identifier, "an identifier", &mut found);
+        for (at, message) in found {
+            self.report(Invariant::Names, at, message);
+        }
+    }
+
+    // I8, I9, I11
+
+    /// Checks all values; returns which have dims that are small enough to compute with.
+    fn values(&mut self) -> Table<ValueId, bool> {
+        let g = self.graph;
+        let mut computable = Table::filled(true, g.values.len());
+        for (id, value) in g.values.iter() {
+            if let Err(message) = dim::check_size(&value.ty.shape) {
+                computable[id] = false;
+                self.report(Invariant::Dims, self.value_at(id), message);
+                continue;
+            }
+            let mut bytes = value.ty.dtype.size() as i64;
+            let mut fits = true;
+            for (axis, extent) in value.ty.shape.iter().enumerate() {
+                let (low, high) = extent.bounds(&g.symbols);
+                if low < 0 || high > MAX_EXTENT {
+                    fits = false;
+                    let found = format!("found {} from {low} to {high}", extent.display(&g.symbols));
+                    let message =
+                        format!("expected an extent of axis {axis} from 0 to {MAX_EXTENT}, {found}");
+                    self.report(Invariant::Dims, self.value_at(id), message);
+                }
+                bytes = bytes.saturating_mul(high);
+            }
+            if fits && bytes > MAX_BYTES {
+                let message = format!("expected at most {MAX_BYTES} bytes, found up to {bytes}");
+                self.report(Invariant::Sizes, self.value_at(id), message);
+            }
+        }
+        for (id, input) in g.inputs.iter() {
+            self.data(id, input);
+        }
+        computable
+    }
+
+    fn data(&mut self, id: InputId, input: &Input) {
+        let ty = self.graph.ty(input.value);
+        let message = match (input.kind, &input.data) {
+            (InputKind::Constant, None) => Some("expected data of a constant, found none".to_string()),
+            (InputKind::Constant, Some(data)) => {
+                let shape: Option<Vec<i64>> = ty.shape.iter().map(Dim::as_const).collect();
+                let found = data.shape().iter().map(|&n| i64::try_from(n).ok());
+                let fits =
+                    shape.is_some_and(|s| s.into_iter().map(Some).eq(found)) && data.dtype() == ty.dtype;
+                if !fits {
+                    let expected = self.show(ty);
+                    Some(format!(
+                        "expected data of type {expected}, found {}{:?}",
+                        data.dtype(),
+                        data.shape()
+                    ))
+                } else if data.dtype() == DType::Bool {
+                    let odd = data.data().iter().find(|&&b| b > 1);
+                    odd.map(|b| format!("expected bools stored as 0 or 1, found {b}"))
+                } else {
+                    None
+                }
+            }
+            (_, Some(_)) => Some(format!("expected data of constants only, found some of {id}")),
+            (_, None) => None,
+        };
+        if let Some(message) = message {
+            self.report(Invariant::Constants, self.value_at(input.value), message);
+        }
+    }
+
+    fn show(&self, ty: &Type) -> String {
+        with_symbol_names(&format!("{}{:?}", ty.dtype, ty.shape), &self.graph.symbols)
+    }
+
+    // I8 of ops, I10, I13, I14, I15
+
+    fn node(&mut self, id: NodeId, node: &Node, computable: &Table<ValueId, bool>) {
+        let g = self.graph;
+        let dims = dims_of(&node.op);
+        if let Err(message) = dim::check_size(dims) {
+            self.report_node(Invariant::Dims, id, message);
+            return;
+        }
+        if !node.inputs.iter().chain(&node.outputs).all(|&v| computable[v]) {
+            return;
+        }
+        for dim in dims {
+            let (low, high) = dim.bounds(&g.symbols);
+            if low < -MAX_EXTENT || high > MAX_EXTENT {
+                let found = format!("found {} from {low} to {high}", dim.display(&g.symbols));
+                let message = format!("expected a dim of magnitude at most {MAX_EXTENT}, {found}");
+                self.report_node(Invariant::Dims, id, message);
+            }
+        }
+        let operands: Vec<&Type> = node.inputs.iter().map(|&v| g.ty(v)).collect();
+        let results: Vec<&Type> = node.outputs.iter().map(|&v| g.ty(v)).collect();
+        let n = node.op.as_collective().and_then(|c| g.group_size(c.group));
+        match infer::check(&node.op, &operands, &results, n) {
+            Err(message) => {
+                self.report_node(Invariant::Typing, id, with_symbol_names(&message, &g.symbols));
+            }
+            Ok(()) => self.bounds(id, &node.op, &operands, &results),
+        }
+        match &node.op {
+            Op::Collective(c) => {
+                if let Some(variant) = c.variant.filter(|v| v.contract(&c.kind).is_none()) {
+                    let message = format!("expected a variant that can run it, found {variant}");
+                    self.report_node(Invariant::Variants, id, message);
+                }
+            }
+            Op::Custom(custom) => {
+                let custom = &g.customs[*custom];
+                let operand = custom.symmetric_operands.iter().find(|&&i| i >= operands.len());
+                let result = custom.symmetric_results.iter().find(|&&i| i >= results.len());
+                for (what, i) in [("operand", operand), ("result", result)] {
+                    if let Some(i) = i {
+                        let name = &custom.name;
+                        let message = format!("expected the symmetric {what} {i} of {name:?}, found none");
+                        self.report_node(Invariant::Customs, id, message);
+                    }
+                }
+            }
+            _ => {}
+        }
+    }
+
+    /// I15, of a node that is well typed.
+    fn bounds(&mut self, id: NodeId, op: &Op, operands: &[&Type], results: &[&Type]) {
+        let symbols = &self.graph.symbols;
+        match op {
+            Op::Slice { axis, start, step } => {
+                let (extent, count) = (&operands[0].shape[*axis], &results[0].shape[*axis]);
+                if count.bounds(symbols).0 < 1 {
+                    return;
+                }
+                let last = start.clone() + (count.clone() - Dim::from(1)) * Dim::from(*step);
+                let below = start.bounds(symbols).1 < 0;
+                if below || extent.provably_le(&last, symbols) {
+                    let (extent, start, last) =
+                        (extent.display(symbols), start.display(symbols), last.display(symbols));
+                    let message =
+                        format!("expected positions from 0 to below {extent}, found {start} to {last}");
+                    self.report_node(Invariant::Bounds, id, message);
+                }
+            }
+            Op::TopK { axis, .. } => {
+                let (extent, k) = (&operands[0].shape[*axis], &results[0].shape[*axis]);
+                if (extent.clone() + Dim::from(1)).provably_le(k, symbols) {
+                    let (extent, k) = (extent.display(symbols), k.display(symbols));
+                    let message = format!("expected at most {extent} elements, found {k}");
+                    self.report_node(Invariant::Bounds, id, message);
+                }
+            }
+            _ => {}
+        }
+    }
+
+    // I12
+
+    fn outputs(&mut self) {
+        let g = self.graph;
+        let mut mutated = HashSet::new();
+        for (i, output) in g.outputs.iter().enumerate() {
+            let OutputKind::Mutates(id) = output.kind else { continue };
+            let input = &g.inputs[id];
+            let target = self.value_at(input.value);
+            let (expected, found) = (g.ty(input.value), g.ty(output.value));
+            if input.kind == InputKind::Constant {
+                let message =
+                    format!("expected an argument or a parameter to mutate, found constant {target}");
+                self.report(Invariant::Outputs, output_at(i), message);
+            }
+            if expected != found {
+                let (expected, found) = (self.show(expected), self.show(found));
+                let message = format!("expected {expected} of {target}, found {found}");
+                self.report(Invariant::Outputs, output_at(i), message);
+            }
+            if !mutated.insert(id) {
+                self.report(
+                    Invariant::Outputs,
+                    output_at(i),
+                    format!("expected one mutation of {target}, found two"),
+                );
+            }
+        }
+    }
+}
+
+/// The dims among the attributes of an op.
+fn dims_of(op: &Op) -> &[Dim] {
+    match op {
+        Op::Slice { start, .. } => std::slice::from_ref(start),
+        Op::Pad { low, .. } => low,
+        _ => &[],
+    }
+}
+
+fn output_at(i: usize) -> String {
+    format!("output {i}")
+}
+
+fn unknown(what: &str, id: impl Entity + fmt::Display, len: usize) -> String {
+    format!("expected one of {len} {what}s, found {what} {id}")
+}
+
+/// Reports names that are not valid or stand twice.
+fn unique<'a>(
+    names: impl Iterator<Item = &'a str>,
+    prefix: &str,
+    valid: impl Fn(&str) -> bool,
+    expected: &str,
+    found: &mut Vec<(String, String)>,
+) {
+    let mut seen = HashSet::new();
+    for name in names {
+        let at = format!("{prefix}{name}");
+        if !valid(name) {
+            found.push((at.clone(), format!("expected {expected}, found {name:?}")));
+        }
+        if !seen.insert(name) {
+            found.push((at, "expected one of this name, found another".to_string()));
+        }
+    }
+}
+
+/// Checks that the cells of a group are of one size and hold each rank once.
+fn partition(group: &Group, ranks: Option<u32>) -> Result<(), String> {
+    let Members::Cells(cells) = &group.members else { return Ok(()) };
+    let size = cells.first().map_or(0, Vec::len);
+    if let Some(other) = cells.iter().find(|c| c.len() != size || c.is_empty()) {
+        return Err(format!("expected cells of {} ranks, found {other:?}", size.max(1)));
+    }
+    let total = size * cells.len();
+    let n = ranks.map_or(total, |n| n as usize);
+    if total != n || total == 0 || total > MAX_RANKS as usize {
+        return Err(format!("expected cells of all {n} ranks, found {total} ranks"));
+    }
+    let mut seen = vec![false; n];
+    for &rank in cells.iter().flatten() {
+        match seen.get_mut(rank as usize) {
+            Some(seen) if !*seen => *seen = true,
+            Some(_) => return Err(format!("expected each rank once, found rank {rank} twice")),
+            None => return Err(format!("expected ranks below {n}, found rank {rank}")),
+        }
+    }
+    Ok(())
+}
