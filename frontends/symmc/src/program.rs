@@ -54,6 +54,17 @@ impl Program {
         Ok(program)
     }
 
+    /// A program that was built in memory.
+    ///
+    /// # Errors
+    /// The graph breaks an invariant of the IR.
+    pub fn from_graph(graph: Graph) -> Result<Self, Error> {
+        let path = PathBuf::from(&graph.name);
+        let program = Program { path, graph, weights: IndexMap::new(), notes: Vec::new() };
+        program.verify()?;
+        Ok(program)
+    }
+
     /// Fixes an open number of ranks by the tensors recorded beside the program (`model.safetensors` for
     /// `model.pt2`), if there are any. Returns the file that decided.
     ///

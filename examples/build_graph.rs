@@ -1,0 +1,26 @@
+//! Builds a program by hand, prints it in text form, and plans it: a linear layer whose partial results are
+//! summed over two ranks.
+//!
+//! `cargo run --release -p symmc --example build_graph`
+
+use symmc::ir::{Builder, CollectiveKind, DType, Dim, InputKind, Members, Op, ReduceOp, Type, text};
+use symmc::{Config, Program};
+
+fn main() -> Result<(), Box<dyn std::error::Error>> {
+    let mut b = Builder::new("linear", Some(2));
+    let tokens = b.symbol("tokens", 1, 512);
+    let shape = |dims: &[i64]| dims.iter().map(|&d| Dim::from(d)).collect::<Vec<_>>();
+    let x = vec![Dim::from(tokens), Dim::from(64)];
+    let x = b.input(InputKind::Argument, "x", "", Type::new(DType::F32, x), None);
+    let w = b.input(InputKind::Parameter, "w", "layer.weight", Type::new(DType::F32, shape(&[64, 32])), None);
+    let partial = b.op("partial", Op::MatMul, &[x, w])?;
+    let group = b.group("tp", Members::World);
+    let sum = b.collective("sum", CollectiveKind::AllReduce(ReduceOp::Sum), group, &[partial])?;
+    b.output(sum[0]);
+
+    let program = Program::from_graph(b.finish())?;
+    print!("{}", text::print(&program.graph));
+    let plan = symmc::compile(&program, &Config::default())?;
+    println!("%sum runs as {}", plan.buckets[0].decisions[0].chosen);
+    Ok(())
+}
