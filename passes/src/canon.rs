@@ -1,0 +1,62 @@
+//! The canonical form of a program.
+//!
+//! [`canonicalize`] rewrites by the tables of [`RULES`] and drops dead code. In canonical form
+//! - what is known without running is a `full` or an `iota` under views ([`constants`]),
+//! - chains of views are one view where one can express them, and none where nothing changes ([`views`]),
+//! - casts, scalar ops and copies that change nothing are gone ([`identities`]),
+//! - operands are not expanded where the op broadcasts by itself ([`broadcasts`]),
+//! - products keep the axes of their operand instead of flattening them ([`products`]),
+//! - `rms_norm`, `softmax` and `silu` are whole again ([`norms`], [`activations`]), and attention knows that
+//!   it is causal and that its heads are grouped ([`attention`]),
+//! - equal nodes exist once.
+//!
+//! No rule changes a result by more than the rounding of intermediate values that a fused op avoids; all but the
+//! recognised ops give the same bits.
+
+pub mod activations;
+pub mod attention;
+pub mod broadcasts;
+pub mod constants;
+pub mod identities;
+pub mod known;
+pub mod norms;
+pub mod products;
+pub mod views;
+
+use symmc_ir::Graph;
+
+use crate::error::PassError;
+use crate::rewrite::{Report, Rule, rewrite};
+
+/// The rules of the canonical form, by theme, in the order in which they are tried.
+pub const RULES: &[&[Rule]] = &[
+    constants::RULES,
+    identities::RULES,
+    views::RULES,
+    broadcasts::RULES,
+    products::RULES,
+    norms::RULES,
+    activations::RULES,
+    attention::RULES,
+];
+
+/// The canonical form of a program.
+///
+/// # Errors
+/// The graph breaks an invariant.
+pub fn canonicalize(graph: &Graph) -> Result<Graph, PassError> {
+    canonicalize_with_report(graph).map(|(graph, _)| graph)
+}
+
+/// [`canonicalize`], with what it did.
+///
+/// # Errors
+/// As [`canonicalize`].
+pub fn canonicalize_with_report(graph: &Graph) -> Result<(Graph, Report), PassError> {
+    crate::error::verified("before", "canonicalize", graph)?;
+    let (out, report) = rewrite(graph, RULES);
+    if cfg!(debug_assertions) {
+        crate::error::verified("after", "canonicalize", &out)?;
+    }
+    Ok((out, report))
+}

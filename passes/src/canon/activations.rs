@@ -1,0 +1,79 @@
+//! Softmax and silu that were written out. Only in f32 and f64, where the fused form differs in the last bits at
+//! most; narrower types round every step.
+
+use symmc_ir::{BinaryOp, DType, Op, Reduction, Scalar, UnaryOp, ValueId};
+
+use crate::rewrite::{Candidate, Rewrite, Rewriter, Rule};
+
+/// The rules of this theme.
+pub const RULES: &[Rule] = &[
+    Rule {
+        name: "silu",
+        equation: "x * sigmoid(x) = x / (1 + exp(-x)) = silu(x), for f32 and f64",
+        apply: silu,
+    },
+    Rule {
+        name: "softmax",
+        equation: "exp(x - max(x)) / sum(exp(x - max(x))) = softmax(x), for f32 and f64",
+        apply: softmax,
+    },
+    Rule {
+        name: "between_casts",
+        equation: "cast(f(cast(x))) = f(x) for silu and softmax, which compute in f32",
+        apply: between_casts,
+    },
+];
+
+fn wide(dtype: DType) -> bool {
+    matches!(dtype, DType::F32 | DType::F64)
+}
+
+fn silu(cx: &mut Rewriter, node: &Candidate) -> Option<Rewrite> {
+    let (Op::Binary(op), &[a, b]) = (&node.op, &node.inputs[..]) else { return None };
+    let x = match op {
+        BinaryOp::Mul if is_sigmoid(cx, b, a) => a,
+        BinaryOp::Mul if is_sigmoid(cx, a, b) => b,
+        BinaryOp::Div if is_one_plus_exp(cx, b, a) => a,
+        _ => return None,
+    };
+    wide(node.ty.dtype).then_some(Rewrite::Node(Op::Unary(UnaryOp::Silu), vec![x]))
+}
+
+fn is_sigmoid(cx: &Rewriter, value: ValueId, x: ValueId) -> bool {
+    matches!(cx.def(value), Some((Op::Unary(UnaryOp::Sigmoid), &[y])) if x == y)
+}
+
+/// Whether `value` is `1 + exp(-x)`.
+fn is_one_plus_exp(cx: &Rewriter, value: ValueId, x: ValueId) -> bool {
+    let inner = || {
+        let (Op::BinaryScalar { op: BinaryOp::Add, scalar, .. }, &[e]) = cx.def(value)? else { return None };
+        let (Op::Unary(UnaryOp::Exp), &[n]) = cx.def(e)? else { return None };
+        let (Op::Unary(UnaryOp::Neg), &[y]) = cx.def(n)? else { return None };
+        Some(Scalar::as_f64(*scalar) == 1.0 && x == y)
+    };
+    inner().unwrap_or(false)
+}
+
+fn softmax(cx: &mut Rewriter, node: &Candidate) -> Option<Rewrite> {
+    let (Op::Binary(BinaryOp::Div), &[e, sum]) = (&node.op, &node.inputs[..]) else { return None };
+    let (Op::Reduce { op: Reduction::Sum, axes, keep: true }, &[summed]) = cx.def(sum)? else { return None };
+    let (Op::Unary(UnaryOp::Exp), &[difference]) = cx.def(e)? else { return None };
+    let (Op::Binary(BinaryOp::Sub), &[x, max]) = cx.def(difference)? else { return None };
+    let (Op::Reduce { op: Reduction::Max, axes: over, keep: true }, &[y]) = cx.def(max)? else { return None };
+    let &[axis] = &axes[..] else { return None };
+    let matches = summed == e && x == y && axes == over && wide(node.ty.dtype) && *cx.ty(x) == node.ty;
+    matches.then_some(Rewrite::Node(Op::Softmax { axis, log: false }, vec![x]))
+}
+
+fn between_casts(cx: &mut Rewriter, node: &Candidate) -> Option<Rewrite> {
+    if node.op != Op::Cast || !matches!(node.ty.dtype, DType::F16 | DType::BF16) {
+        return None;
+    }
+    let (op, &[inner]) = cx.def(node.inputs[0])? else { return None };
+    if !matches!(op, Op::Unary(UnaryOp::Silu) | Op::Softmax { .. }) {
+        return None;
+    }
+    let op = op.clone();
+    let (Op::Cast, &[x]) = cx.def(inner)? else { return None };
+    (cx.ty(x).dtype == node.ty.dtype).then_some(Rewrite::Node(op, vec![x]))
+}

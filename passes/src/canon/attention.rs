@@ -1,0 +1,119 @@
+//! Attention whose mask is known and whose heads are repeated.
+
+use symmc_ir::{BinaryOp, Dim, Op, Scalar, ValueId};
+
+use super::known::Known;
+use crate::rewrite::{Candidate, Rewrite, Rewriter, Rule};
+
+/// The rules of this theme.
+pub const RULES: &[Rule] = &[
+    Rule {
+        name: "full_mask",
+        equation: "attention(q, k, v, full(true)) = attention(q, k, v, full(0.0)) = attention(q, k, v)",
+        apply: full_mask,
+    },
+    Rule {
+        name: "causal_mask",
+        equation: "attention(q, k, v, column <= row) = causal attention(q, k, v)",
+        apply: causal_mask,
+    },
+    Rule {
+        name: "grouped_heads",
+        equation: "attention(q, repeat(k), repeat(v)) = attention(q, k, v) with heads in groups",
+        apply: grouped_heads,
+    },
+];
+
+fn full_mask(cx: &mut Rewriter, node: &Candidate) -> Option<Rewrite> {
+    let (Op::Attention { .. }, &[q, k, v, mask]) = (&node.op, &node.inputs[..]) else { return None };
+    let neutral = match cx.known(mask)?.full()? {
+        Scalar::Bool(b) => b,
+        s => s.as_f64() == 0.0,
+    };
+    neutral.then(|| Rewrite::Node(node.op.clone(), vec![q, k, v]))
+}
+
+fn causal_mask(cx: &mut Rewriter, node: &Candidate) -> Option<Rewrite> {
+    let (Op::Attention { scale, .. }, &[q, k, v, mask]) = (&node.op, &node.inputs[..]) else { return None };
+    is_causal(cx, bool_mask(cx, mask)?)
+        .then(|| Rewrite::Node(Op::Attention { causal: true, scale: *scale }, vec![q, k, v]))
+}
+
+/// The bool mask that a mask stands for: itself, or the condition of `select(m, 0.0, -inf)`. With an added
+/// mask a row that sees nothing is not defined alike; rows of a causal mask see their first column.
+fn bool_mask(cx: &Rewriter, mask: ValueId) -> Option<ValueId> {
+    if !cx.ty(mask).dtype.is_float() {
+        return Some(mask);
+    }
+    let (Op::Select, &[cond, yes, no]) = cx.def(mask)? else { return None };
+    let (yes, no) = (cx.known(yes)?.full()?.as_f64(), cx.known(no)?.full()?.as_f64());
+    (yes == 0.0 && no == f64::NEG_INFINITY).then_some(cond)
+}
+
+/// Whether a bool mask lets row `i` see the columns up to `i` and no others.
+fn is_causal(cx: &Rewriter, mask: ValueId) -> bool {
+    let Some((Op::Binary(op), &[a, b])) = cx.def(mask) else { return false };
+    let (low, high, strict) = match op {
+        BinaryOp::Le => (a, b, 0),
+        BinaryOp::Lt => (a, b, 1),
+        BinaryOp::Ge => (b, a, 0),
+        BinaryOp::Gt => (b, a, 1),
+        _ => return false,
+    };
+    let rank = cx.shape(mask).len();
+    // `low <= high - strict` with low = s + column and high = s + strict + row.
+    let (Some((column, s)), Some((row, t))) = (series(cx, low, rank), series(cx, high, rank)) else {
+        return false;
+    };
+    (column, row) == (rank - 1, rank - 2) && t.checked_sub(s) == Some(strict)
+}
+
+/// A series with step 1 along one axis: the axis, counted in a tensor of `rank` axes, and the first element.
+fn series(cx: &Rewriter, value: ValueId, rank: usize) -> Option<(usize, i64)> {
+    let Some(Known::Affine(a)) = cx.known(value) else { return None };
+    let (axis, step) = a.only_axis()?;
+    (step == 1).then_some((axis + rank - a.step.len(), a.start))
+}
+
+fn grouped_heads(cx: &mut Rewriter, node: &Candidate) -> Option<Rewrite> {
+    let (Op::Attention { .. }, [q, k, v, mask @ ..]) = (&node.op, &node.inputs[..]) else { return None };
+    let ((k, k_shape), (v, v_shape)) = (unrepeated(cx, *k)?, unrepeated(cx, *v)?);
+    let heads = k_shape.len() - 3;
+    // Heads that k and v repeat differently do not form groups.
+    if k_shape[heads] != v_shape[heads] {
+        return None;
+    }
+    let mut inputs = vec![*q, cx.reshape(k, k_shape), cx.reshape(v, v_shape)];
+    inputs.extend_from_slice(mask);
+    Some(Rewrite::Node(node.op.clone(), inputs))
+}
+
+/// The value whose heads are repeated in `x [.., h, s, e]`, each a number of times in a row, and the shape
+/// `[.., g, s, e]` that it has before.
+fn unrepeated(cx: &Rewriter, x: ValueId) -> Option<(ValueId, Vec<Dim>)> {
+    let (op, &[inner]) = cx.def(x)? else { return None };
+    let shape = cx.shape(x);
+    let heads = shape.len().checked_sub(3)?;
+    match op {
+        // One head, expanded.
+        Op::Expand => {
+            let mut narrow = shape.to_vec();
+            narrow[heads] = Dim::from(1);
+            (cx.shape(inner) == narrow).then_some((inner, narrow))
+        }
+        // [.., g, 1, s, e] expanded to [.., g, r, s, e] and flattened to [.., g*r, s, e].
+        Op::Reshape => {
+            let (Op::Expand, &[narrow]) = cx.def(inner)? else { return None };
+            let wide = cx.shape(inner);
+            let flattened = wide.len() == shape.len() + 1
+                && wide[..heads] == shape[..heads]
+                && wide[heads + 2..] == shape[heads + 1..];
+            let mut repeated = wide.to_vec();
+            *repeated.get_mut(heads + 1)? = Dim::from(1);
+            let mut grouped = shape.to_vec();
+            grouped[heads] = wide[heads].clone();
+            (flattened && cx.shape(narrow) == repeated).then_some((narrow, grouped))
+        }
+        _ => None,
+    }
+}

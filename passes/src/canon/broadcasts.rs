@@ -1,0 +1,108 @@
+//! Operands that are expanded although the op broadcasts by itself.
+//!
+//! An op whose operands are all expanded works on what they were expanded from, and its result is expanded
+//! instead.
+
+use symmc_ir::infer::broadcast;
+use symmc_ir::{Dim, Op, Type, ValueId};
+
+use crate::rewrite::{Candidate, Rewrite, Rewriter, Rule};
+
+/// The rules of this theme.
+pub const RULES: &[Rule] = &[
+    Rule {
+        name: "elementwise_of_expand",
+        equation: "f(expand(x), y, ..) = expand(f(x, y, ..)) for element-wise f",
+        apply: elementwise_of_expand,
+    },
+    Rule {
+        name: "select_of_full",
+        equation: "select(c, full(s), full(t)) = expand(select(c, scalar s, scalar t))",
+        apply: select_of_full,
+    },
+    Rule {
+        name: "matmul_of_expand",
+        equation: "matmul(expand(x), y) = matmul(x, y) where only batch axes are expanded and y has them",
+        apply: matmul_of_expand,
+    },
+    Rule {
+        name: "mask_of_expand",
+        equation: "attention(.., expand(mask)) = attention(.., mask)",
+        apply: mask_of_expand,
+    },
+];
+
+/// What `value` is expanded from, or itself.
+fn unexpanded(cx: &Rewriter, value: ValueId) -> ValueId {
+    match cx.def(value) {
+        Some((Op::Expand, &[x])) => x,
+        _ => value,
+    }
+}
+
+fn elementwise_of_expand(cx: &mut Rewriter, node: &Candidate) -> Option<Rewrite> {
+    if !matches!(node.op, Op::Unary(_) | Op::Binary(_) | Op::BinaryScalar { .. } | Op::Select | Op::Cast) {
+        return None;
+    }
+    let inputs: Vec<ValueId> = node.inputs.iter().map(|&v| unexpanded(cx, v)).collect();
+    if inputs == node.inputs {
+        return None;
+    }
+    let shapes: Vec<&[Dim]> = inputs.iter().map(|&v| cx.shape(v)).collect();
+    let shape = broadcast(&shapes).ok()?;
+    if shape == node.ty.shape {
+        return Some(Rewrite::Node(node.op.clone(), inputs));
+    }
+    let narrow = cx.emit("narrow", node.op.clone(), &inputs, Type::new(node.ty.dtype, shape));
+    Some(Rewrite::Node(Op::Expand, vec![narrow]))
+}
+
+/// A tensor of one scalar is that scalar, expanded.
+fn select_of_full(cx: &mut Rewriter, node: &Candidate) -> Option<Rewrite> {
+    let (Op::Select, &[cond, x, y]) = (&node.op, &node.inputs[..]) else { return None };
+    let full = |cx: &Rewriter, v: ValueId| match cx.def(v) {
+        Some((Op::Full(_), _)) if !cx.shape(v).is_empty() => cx.known(v)?.full(),
+        _ => None,
+    };
+    if full(cx, x).is_none() && full(cx, y).is_none() {
+        return None;
+    }
+    let [x, y] = [x, y].map(|v| match full(cx, v) {
+        Some(s) => cx.emit("scalar", Op::Full(s), &[], Type::new(node.ty.dtype, vec![])),
+        None => v,
+    });
+    let shape = broadcast(&[cx.shape(cond), cx.shape(x), cx.shape(y)]).ok()?;
+    if shape == node.ty.shape {
+        return Some(Rewrite::Node(Op::Select, vec![cond, x, y]));
+    }
+    let narrow = cx.emit("narrow", Op::Select, &[cond, x, y], Type::new(node.ty.dtype, shape));
+    Some(Rewrite::Node(Op::Expand, vec![narrow]))
+}
+
+fn matmul_of_expand(cx: &mut Rewriter, node: &Candidate) -> Option<Rewrite> {
+    if node.op != Op::MatMul {
+        return None;
+    }
+    let inputs: Vec<ValueId> = node
+        .inputs
+        .iter()
+        .map(|&v| {
+            let x = unexpanded(cx, v);
+            let (wide, narrow) = (cx.shape(v), cx.shape(x));
+            let inner = narrow.len() >= 2 && narrow[narrow.len() - 2..] == wide[wide.len() - 2..];
+            if inner { x } else { v }
+        })
+        .collect();
+    if inputs == node.inputs {
+        return None;
+    }
+    let batches = [inputs[0], inputs[1]].map(|v| &cx.shape(v)[..cx.shape(v).len() - 2]);
+    let same = broadcast(&batches).ok()? == node.ty.shape[..node.ty.rank() - 2];
+    same.then_some(Rewrite::Node(Op::MatMul, inputs))
+}
+
+fn mask_of_expand(cx: &mut Rewriter, node: &Candidate) -> Option<Rewrite> {
+    let (Op::Attention { .. }, &[q, k, v, mask]) = (&node.op, &node.inputs[..]) else { return None };
+    let narrow = unexpanded(cx, mask);
+    (narrow != mask).then(|| Rewrite::Node(node.op.clone(), vec![q, k, v, narrow]))
+}

@@ -1,0 +1,49 @@
+//! Values whose elements are known become a `full`, or an `iota` under views.
+
+use symmc_ir::{Dim, Op, Type};
+
+use super::known::Known;
+use crate::rewrite::{Candidate, Rewrite, Rewriter, Rule};
+
+/// The rules of this theme.
+pub const RULES: &[Rule] = &[
+    Rule { name: "known_full", equation: "x where every element is s = full(s)", apply: known_full },
+    Rule {
+        name: "known_series",
+        equation: "x where element i is a + b * i[axis] = expand(reshape(iota(a, b)))",
+        apply: known_series,
+    },
+];
+
+fn known_full(cx: &mut Rewriter, node: &Candidate) -> Option<Rewrite> {
+    if matches!(node.op, Op::Full(_)) {
+        return None;
+    }
+    let s = Known::of_node(cx, &node.op, &node.inputs, &node.ty)?.full()?;
+    Some(Rewrite::Node(Op::Full(s), vec![]))
+}
+
+fn known_series(cx: &mut Rewriter, node: &Candidate) -> Option<Rewrite> {
+    let series = |op: &Op| matches!(op, Op::Iota { .. } | Op::Full(_));
+    if series(&node.op) {
+        return None;
+    }
+    let Known::Affine(value) = Known::of_node(cx, &node.op, &node.inputs, &node.ty)? else { return None };
+    let (axis, step) = value.only_axis()?;
+    let extent = &node.ty.shape[axis];
+    let iota = cx.emit(
+        "iota",
+        Op::Iota { start: value.start, step },
+        &[],
+        Type::new(node.ty.dtype, vec![extent.clone()]),
+    );
+    let mut shape = vec![Dim::from(1); node.ty.rank()];
+    shape[axis] = extent.clone();
+    let (op, x) = match (shape == node.ty.shape, node.ty.rank()) {
+        (true, 1) => return Some(Rewrite::Value(iota)),
+        (true, _) => (Op::Reshape, iota),
+        (false, _) => (Op::Expand, cx.reshape(iota, shape)),
+    };
+    let canonical = node.op == op && node.inputs == [x];
+    (!canonical).then_some(Rewrite::Node(op, vec![x]))
+}

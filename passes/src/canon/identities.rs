@@ -1,0 +1,142 @@
+//! Ops that change nothing, and ops that a simpler one expresses bit for bit.
+
+use symmc_ir::{BinaryOp, DType, Float, Op, Scalar, Type, UnaryOp, ValueId};
+
+use super::known::{Known, exact};
+use crate::rewrite::{Candidate, Rewrite, Rewriter, Rule};
+
+/// The rules of this theme.
+pub const RULES: &[Rule] = &[
+    Rule { name: "copy", equation: "copy(x) = x (values never change)", apply: copy },
+    Rule { name: "cast_to_same", equation: "cast(x) to the dtype of x = x", apply: cast_to_same },
+    Rule {
+        name: "cast_of_widening",
+        equation: "cast(cast(x)) = cast(x) where the inner cast loses nothing",
+        apply: cast_of_widening,
+    },
+    Rule {
+        name: "scalar_operand",
+        equation: "x op full(s) = expand(x op s); full(s) op x = expand(s op x)",
+        apply: scalar_operand,
+    },
+    Rule {
+        name: "neutral_scalar",
+        equation: "x * 1 = x / 1 = x ** 1 = x - 0.0 = x + -0.0 = x; for integers x + 0 = x - 0 = x // 1 = x; \
+                   for bool x and true = x or false = x xor false = x",
+        apply: neutral_scalar,
+    },
+    Rule { name: "square", equation: "x ** 2 = x * x", apply: square },
+    Rule { name: "involution", equation: "neg(neg(x)) = not(not(x)) = x", apply: involution },
+    Rule {
+        name: "select_known",
+        equation: "select(full(c), x, y) = expand(x) if c, else expand(y); select(c, x, x) = expand(x)",
+        apply: select_known,
+    },
+];
+
+fn copy(_: &mut Rewriter, node: &Candidate) -> Option<Rewrite> {
+    (node.op == Op::Copy).then_some(Rewrite::Value(node.inputs[0]))
+}
+
+fn cast_to_same(cx: &mut Rewriter, node: &Candidate) -> Option<Rewrite> {
+    let same = node.op == Op::Cast && *cx.ty(node.inputs[0]) == node.ty;
+    same.then_some(Rewrite::Value(node.inputs[0]))
+}
+
+fn cast_of_widening(cx: &mut Rewriter, node: &Candidate) -> Option<Rewrite> {
+    if node.op != Op::Cast {
+        return None;
+    }
+    let middle = cx.ty(node.inputs[0]).dtype;
+    let Some((Op::Cast, &[x])) = cx.def(node.inputs[0]) else { return None };
+    widens(cx.ty(x).dtype, middle).then_some(Rewrite::Node(Op::Cast, vec![x]))
+}
+
+/// Whether every value of `from` is a value of `to`.
+fn widens(from: DType, to: DType) -> bool {
+    use DType::*;
+    from == to
+        || match from {
+            Bool => true,
+            U8 => to != Bool,
+            I32 => matches!(to, I64 | F64),
+            F16 | BF16 => matches!(to, F32 | F64),
+            F32 => to == F64,
+            I64 | F64 => false,
+        }
+}
+
+fn scalar_operand(cx: &mut Rewriter, node: &Candidate) -> Option<Rewrite> {
+    let Op::Binary(op) = node.op else { return None };
+    let scalar = |cx: &Rewriter, v: ValueId| {
+        let s = cx.known(v).and_then(Known::full)?;
+        exact(cx.ty(v).dtype, s).then_some(s)
+    };
+    for (scalar_left, x, s) in
+        [(false, node.inputs[0], node.inputs[1]), (true, node.inputs[1], node.inputs[0])]
+    {
+        let Some(scalar) = scalar(cx, s) else { continue };
+        let op = Op::BinaryScalar { op, scalar, scalar_left };
+        if cx.shape(x) == node.ty.shape {
+            return Some(Rewrite::Node(op, vec![x]));
+        }
+        let ty = Type::new(node.ty.dtype, cx.shape(x));
+        let narrow = cx.emit("narrow", op, &[x], ty);
+        return Some(Rewrite::Node(Op::Expand, vec![narrow]));
+    }
+    None
+}
+
+fn neutral_scalar(cx: &mut Rewriter, node: &Candidate) -> Option<Rewrite> {
+    use BinaryOp::*;
+    let Op::BinaryScalar { op, scalar, scalar_left } = &node.op else { return None };
+    let dtype = cx.ty(node.inputs[0]).dtype;
+    let is = |x: f64| scalar.as_f64() == x;
+    let negative = scalar.as_f64().is_sign_negative();
+    let right = !scalar_left;
+    let neutral = match (op, dtype) {
+        (And, DType::Bool) => *scalar == Scalar::Bool(true),
+        (Or | Xor, DType::Bool) => *scalar == Scalar::Bool(false),
+        (_, DType::Bool) => false,
+        (Mul, _) => is(1.0),
+        (Div | Pow, d) if d.is_float() => right && is(1.0),
+        (Sub, d) if d.is_float() => right && is(0.0) && !negative,
+        (Add, d) if d.is_float() => is(0.0) && negative,
+        (_, d) if d.is_float() => false,
+        (Add, _) => is(0.0),
+        (Sub, _) => right && is(0.0),
+        (FloorDiv | Pow, _) => right && is(1.0),
+        _ => false,
+    };
+    neutral.then_some(Rewrite::Value(node.inputs[0]))
+}
+
+fn square(_: &mut Rewriter, node: &Candidate) -> Option<Rewrite> {
+    let Op::BinaryScalar { op: BinaryOp::Pow, scalar, scalar_left: false } = node.op else { return None };
+    let x = node.inputs[0];
+    let two = matches!(scalar, Scalar::Int(2)) || scalar == Scalar::Float(Float(2.0));
+    two.then_some(Rewrite::Node(Op::Binary(BinaryOp::Mul), vec![x, x]))
+}
+
+fn involution(cx: &mut Rewriter, node: &Candidate) -> Option<Rewrite> {
+    let Op::Unary(op @ (UnaryOp::Neg | UnaryOp::Not)) = node.op else { return None };
+    match cx.def(node.inputs[0]) {
+        Some((Op::Unary(inner), &[x])) if *inner == op => Some(Rewrite::Value(x)),
+        _ => None,
+    }
+}
+
+fn select_known(cx: &mut Rewriter, node: &Candidate) -> Option<Rewrite> {
+    let (Op::Select, &[cond, x, y]) = (&node.op, &node.inputs[..]) else { return None };
+    let chosen = match cx.known(cond).and_then(Known::full) {
+        Some(Scalar::Bool(true)) => x,
+        Some(Scalar::Bool(false)) => y,
+        _ if x == y => x,
+        _ => return None,
+    };
+    Some(if cx.shape(chosen) == node.ty.shape {
+        Rewrite::Value(chosen)
+    } else {
+        Rewrite::Node(Op::Expand, vec![chosen])
+    })
+}

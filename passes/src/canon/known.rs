@@ -1,0 +1,352 @@
+//! What is known of the elements of a value without running the program.
+//!
+//! Masks and positions are built from `full`, `iota` and a few integer ops. Instead of their elements, which
+//! would need static shapes, two closed forms are carried along: every element is one scalar, or element
+//! `i` of an integer tensor is `start + Σ step[a] * i[a]`. Both work for symbolic extents. A comparison of
+//! two such values is known when their difference has one sign over all positions.
+//!
+//! Invariants: a scalar is stored as the dtype stores it; an affine value fits its dtype everywhere, has
+//! a step for each axis, 0 along axes of extent 1, and at least one that is not 0.
+
+mod scalar;
+
+use symmc_ir::dim::SymbolId;
+use symmc_ir::graph::{Symbol, ValueId};
+use symmc_ir::{BinaryOp, DType, Dim, Op, Reduction, Scalar, Table, Tensor, Type, UnaryOp};
+
+use crate::rewrite::Rewriter;
+pub use scalar::{exact, stored};
+
+/// The elements of a value in closed form (see the [module](self)).
+#[derive(Clone, PartialEq, Debug)]
+pub enum Known {
+    /// Every element is this scalar.
+    Full(Scalar),
+    /// The element at position `i` is `start + Σ step[a] * i[a]`.
+    Affine(Affine),
+}
+
+/// An integer tensor that is affine in the position.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Affine {
+    /// The first element.
+    pub start: i64,
+    /// What one step along each axis adds.
+    pub step: Vec<i64>,
+}
+
+/// Constants up to this many elements are looked at.
+const MAX_ELEMENTS: usize = 1 << 16;
+
+type Symbols = Table<SymbolId, Symbol>;
+
+impl Known {
+    /// The scalar that every element is.
+    pub fn full(&self) -> Option<Scalar> {
+        match self {
+            Known::Full(s) => Some(*s),
+            Known::Affine(_) => None,
+        }
+    }
+
+    /// The elements of a constant: all equal, or an integer series along the last axis.
+    pub fn of_tensor(tensor: &Tensor) -> Option<Known> {
+        let n = tensor.numel();
+        if n == 0 || n > MAX_ELEMENTS {
+            return None;
+        }
+        let size = tensor.dtype().size();
+        let first = &tensor.data()[..size];
+        if tensor.data().chunks_exact(size).all(|e| e == first) {
+            let x = tensor.get_f64(0);
+            return Some(Known::Full(match tensor.dtype() {
+                DType::Bool => Scalar::Bool(x != 0.0),
+                d if d.is_float() => Scalar::Float(symmc_ir::Float(x)),
+                _ => Scalar::Int(tensor.to_i64()[0]),
+            }));
+        }
+        if tensor.dtype().is_float() || tensor.dtype() == DType::Bool || tensor.shape().last() != Some(&n) {
+            return None;
+        }
+        let elements = tensor.to_i64();
+        let step = elements[1].checked_sub(elements[0])?;
+        let series = elements.windows(2).all(|w| w[1].checked_sub(w[0]) == Some(step));
+        let mut steps = vec![0; tensor.shape().len()];
+        *steps.last_mut()? = step;
+        series.then_some(Known::Affine(Affine { start: elements[0], step: steps }))
+    }
+
+    /// What is known of the one result of a node, from what is known of its operands.
+    pub fn of_node(cx: &Rewriter, op: &Op, inputs: &[ValueId], ty: &Type) -> Option<Known> {
+        let known = |i: usize| inputs.get(i).and_then(|&v| cx.known(v));
+        let full = |i: usize| known(i).and_then(Known::full);
+        let symbols = cx.symbols();
+        match op {
+            Op::Full(s) => Some(Known::Full(stored(ty.dtype, *s)?)),
+            Op::Iota { start, step } => affine(*start, vec![*step], ty, symbols),
+            Op::Copy => known(0).cloned(),
+            Op::Cast => cast(known(0)?, ty, symbols),
+            Op::Reshape | Op::Permute { .. } | Op::Slice { .. } | Op::Expand => {
+                let x = *inputs.first()?;
+                match cx.known(x)? {
+                    Known::Full(s) => Some(Known::Full(*s)),
+                    Known::Affine(a) => a.viewed(op, cx.ty(x), ty, symbols),
+                }
+            }
+            Op::Take { .. } | Op::Index { .. } | Op::GatherElements { .. } => Some(Known::Full(full(0)?)),
+            Op::Pad { value, .. } => {
+                let x = full(0)?;
+                (stored(ty.dtype, *value) == Some(x)).then_some(Known::Full(x))
+            }
+            Op::Concat { axis } => concat(cx, *axis, inputs, ty),
+            Op::Unary(op) => unary(*op, known(0)?, ty, symbols),
+            Op::Binary(op) => {
+                let operands = [inputs[0], inputs[1]].map(|v| (cx.known(v), cx.ty(v)));
+                binary(*op, operands, ty, symbols)
+            }
+            Op::BinaryScalar { op, scalar, scalar_left } => {
+                let x = (known(0), cx.ty(inputs[0]));
+                let s = Known::Full(stored(x.1.dtype, *scalar)?);
+                let of_scalar = Type::new(x.1.dtype, vec![]);
+                let y = (Some(&s), &of_scalar);
+                binary(*op, if *scalar_left { [y, x] } else { [x, y] }, ty, symbols)
+            }
+            Op::Select => {
+                let branch = if full(0)? == Scalar::Bool(true) { 1 } else { 2 };
+                broadcast(known(branch)?, ty)
+            }
+            Op::CumSum { axis } => {
+                let step = match full(0)? {
+                    Scalar::Float(x) => return (x.0 == 0.0).then_some(Known::Full(Scalar::Float(x))),
+                    s => s.as_i64(),
+                };
+                let mut steps = vec![0; ty.rank()];
+                *steps.get_mut(*axis)? = step;
+                affine(step, steps, ty, symbols)
+            }
+            Op::Reduce { op, axes, .. } => reduce(*op, full(0)?, cx.ty(inputs[0]), axes, symbols),
+            _ => None,
+        }
+    }
+
+    /// As an affine value of this many axes, if it is an integer tensor.
+    fn as_affine(&self, rank: usize) -> Option<Affine> {
+        match self {
+            Known::Full(Scalar::Int(start)) => Some(Affine { start: *start, step: vec![0; rank] }),
+            Known::Full(_) => None,
+            // Broadcasting adds axes in front.
+            Known::Affine(a) => {
+                let mut step = vec![0; rank.checked_sub(a.step.len())?];
+                step.extend(&a.step);
+                Some(Affine { start: a.start, step })
+            }
+        }
+    }
+}
+
+impl Affine {
+    /// Bounds of the elements of a tensor of this shape, never too narrow; `None` if an extent or an element
+    /// is out of range.
+    pub fn bounds(&self, shape: &[Dim], symbols: &Symbols) -> Option<(i64, i64)> {
+        let mut out = (self.start, self.start);
+        for (&step, extent) in self.step.iter().zip(shape) {
+            if step != 0 {
+                let last = extent.upper(symbols).checked_sub(1)?.max(0);
+                let end = step.checked_mul(last)?;
+                out = (out.0.checked_add(end.min(0))?, out.1.checked_add(end.max(0))?);
+            }
+        }
+        Some(out)
+    }
+
+    /// The only axis with a step, and that step.
+    pub fn only_axis(&self) -> Option<(usize, i64)> {
+        let mut axes = self.step.iter().enumerate().filter(|(_, s)| **s != 0);
+        match (axes.next(), axes.next()) {
+            (Some((axis, &step)), None) => Some((axis, step)),
+            _ => None,
+        }
+    }
+
+    fn viewed(&self, op: &Op, x: &Type, ty: &Type, symbols: &Symbols) -> Option<Known> {
+        let mut start = self.start;
+        let step = match op {
+            Op::Permute { perm } => perm.iter().map(|&p| self.step[p]).collect(),
+            Op::Expand => {
+                let mut step = vec![0; ty.rank().checked_sub(x.rank())?];
+                step.extend(&self.step);
+                step
+            }
+            Op::Slice { axis, start: from, step: by } => {
+                let mut step = self.step.clone();
+                if step[*axis] != 0 {
+                    start = start.checked_add(step[*axis].checked_mul(from.as_const()?)?)?;
+                    step[*axis] = step[*axis].checked_mul(*by)?;
+                }
+                step
+            }
+            // Only where axes of extent 1 come and go do the others keep their steps.
+            Op::Reshape => {
+                let steps: Vec<i64> = non_unit(&x.shape).map(|(a, _)| self.step[a]).collect();
+                let same = non_unit(&x.shape).map(|(_, d)| d).eq(non_unit(&ty.shape).map(|(_, d)| d));
+                let mut step = vec![0; ty.rank()];
+                non_unit(&ty.shape).zip(steps).for_each(|((a, _), s)| step[a] = s);
+                same.then_some(step)?
+            }
+            _ => return None,
+        };
+        affine(start, step, ty, symbols)
+    }
+}
+
+/// The axes whose extent is not 1, with their extents.
+pub fn non_unit(shape: &[Dim]) -> impl Iterator<Item = (usize, &Dim)> {
+    shape.iter().enumerate().filter(|(_, d)| d.as_const() != Some(1))
+}
+
+/// An integer tensor of this type, if its elements fit the dtype.
+fn affine(start: i64, mut step: Vec<i64>, ty: &Type, symbols: &Symbols) -> Option<Known> {
+    for (s, extent) in step.iter_mut().zip(&ty.shape) {
+        if extent.as_const() == Some(1) {
+            *s = 0;
+        }
+    }
+    let value = Affine { start, step };
+    let (min, max) = value.bounds(&ty.shape, symbols)?;
+    let (low, high) = match ty.dtype {
+        DType::I64 => (i64::MIN, i64::MAX),
+        DType::I32 => (i64::from(i32::MIN), i64::from(i32::MAX)),
+        DType::U8 => (0, 255),
+        _ => return None,
+    };
+    let fits = low <= min && max <= high;
+    let full = value.step.iter().all(|&s| s == 0);
+    fits.then_some(if full { Known::Full(Scalar::Int(start)) } else { Known::Affine(value) })
+}
+
+fn cast(x: &Known, ty: &Type, symbols: &Symbols) -> Option<Known> {
+    match x {
+        Known::Full(s) => scalar::cast(*s, ty.dtype).map(Known::Full),
+        Known::Affine(a) => affine(a.start, a.step.clone(), ty, symbols),
+    }
+}
+
+fn broadcast(x: &Known, ty: &Type) -> Option<Known> {
+    match x {
+        Known::Full(s) => Some(Known::Full(*s)),
+        Known::Affine(_) => x.as_affine(ty.rank()).map(Known::Affine),
+    }
+}
+
+fn unary(op: UnaryOp, x: &Known, ty: &Type, symbols: &Symbols) -> Option<Known> {
+    match (op, x) {
+        (UnaryOp::Not, Known::Full(Scalar::Bool(b))) => Some(Known::Full(Scalar::Bool(!b))),
+        (UnaryOp::Neg, _) if !ty.dtype.is_float() => {
+            let a = x.as_affine(ty.rank())?;
+            let step = a.step.iter().map(|s| s.checked_neg()).collect::<Option<Vec<i64>>>()?;
+            affine(a.start.checked_neg()?, step, ty, symbols)
+        }
+        _ => None,
+    }
+}
+
+fn binary(op: BinaryOp, xy: [(Option<&Known>, &Type); 2], ty: &Type, symbols: &Symbols) -> Option<Known> {
+    let bool_of = |i: usize| match xy[i].0 {
+        Some(Known::Full(Scalar::Bool(b))) => Some(*b),
+        _ => None,
+    };
+    // One side may decide alone.
+    for side in [bool_of(0), bool_of(1)] {
+        match (op, side) {
+            (BinaryOp::And, Some(false)) => return Some(Known::Full(Scalar::Bool(false))),
+            (BinaryOp::Or, Some(true)) => return Some(Known::Full(Scalar::Bool(true))),
+            _ => {}
+        }
+    }
+    let (x, y) = (xy[0].0?, xy[1].0?);
+    if let (Known::Full(a), Known::Full(b)) = (x, y)
+        && let Some(s) = scalar::binary(op, *a, *b, xy[0].1.dtype)
+    {
+        return Some(Known::Full(s));
+    }
+    let (a, b) = (x.as_affine(ty.rank())?, y.as_affine(ty.rank())?);
+    let combine = |f: fn(i64, i64) -> Option<i64>| -> Option<(i64, Vec<i64>)> {
+        let steps = a.step.iter().zip(&b.step).map(|(&s, &t)| f(s, t)).collect::<Option<_>>()?;
+        Some((f(a.start, b.start)?, steps))
+    };
+    let scaled = |a: &Affine, by: i64| -> Option<Known> {
+        let steps = a.step.iter().map(|s| s.checked_mul(by)).collect::<Option<Vec<i64>>>()?;
+        affine(a.start.checked_mul(by)?, steps, ty, symbols)
+    };
+    match (op, x, y) {
+        (BinaryOp::Add, ..) => combine(i64::checked_add).and_then(|(s, t)| affine(s, t, ty, symbols)),
+        (BinaryOp::Sub, ..) => combine(i64::checked_sub).and_then(|(s, t)| affine(s, t, ty, symbols)),
+        (BinaryOp::Mul, _, Known::Full(s)) => scaled(&a, s.as_i64()),
+        (BinaryOp::Mul, Known::Full(s), _) => scaled(&b, s.as_i64()),
+        _ if op.is_comparison() => {
+            let (start, step) = combine(i64::checked_sub)?;
+            let difference = Affine { start, step }.bounds(&ty.shape, symbols)?;
+            compare(op, difference).map(|b| Known::Full(Scalar::Bool(b)))
+        }
+        _ => None,
+    }
+}
+
+/// The outcome of a comparison whose difference lies within bounds, if they decide it.
+fn compare(op: BinaryOp, (min, max): (i64, i64)) -> Option<bool> {
+    let (always, never) = match op {
+        BinaryOp::Eq => ((min, max) == (0, 0), min > 0 || max < 0),
+        BinaryOp::Ne => (min > 0 || max < 0, (min, max) == (0, 0)),
+        BinaryOp::Lt => (max < 0, min >= 0),
+        BinaryOp::Le => (max <= 0, min > 0),
+        BinaryOp::Gt => (min > 0, max <= 0),
+        BinaryOp::Ge => (min >= 0, max < 0),
+        _ => return None,
+    };
+    if always { Some(true) } else { never.then_some(false) }
+}
+
+fn reduce(op: Reduction, s: Scalar, x: &Type, axes: &[usize], symbols: &Symbols) -> Option<Known> {
+    if axes.iter().any(|&a| x.shape[a].bounds(symbols).0 < 1) {
+        return None;
+    }
+    let any = || s.as_f64() != 0.0;
+    match op {
+        Reduction::Max | Reduction::Min => Some(Known::Full(s)),
+        Reduction::Any | Reduction::All => Some(Known::Full(Scalar::Bool(any()))),
+        Reduction::Sum if !x.dtype.is_float() => {
+            let n = axes.iter().try_fold(1_i64, |n, &a| n.checked_mul(x.shape[a].as_const()?))?;
+            Some(Known::Full(Scalar::Int(s.as_i64().checked_mul(n)?)))
+        }
+        _ => None,
+    }
+}
+
+/// Pieces that continue one another. A piece of extent 1 fits any step along the axis.
+fn concat(cx: &Rewriter, axis: usize, inputs: &[ValueId], ty: &Type) -> Option<Known> {
+    let pieces: Vec<(&Known, &Dim)> =
+        inputs.iter().map(|&v| Some((cx.known(v)?, &cx.shape(v)[axis]))).collect::<Option<_>>()?;
+    if let Some(Known::Full(s)) = pieces.first().map(|p| p.0)
+        && pieces.iter().all(|p| *p.0 == Known::Full(*s))
+    {
+        return Some(Known::Full(*s));
+    }
+    let unit = |extent: &Dim| extent.as_const() == Some(1);
+    let steps = |k: &Known| k.as_affine(ty.rank()).map(|a| a.step[axis]);
+    let along = pieces.iter().find(|p| !unit(p.1)).and_then(|p| steps(p.0)).unwrap_or(0);
+    let mut whole: Option<Affine> = None;
+    let mut offset = Some(0_i64);
+    for (known, extent) in pieces {
+        let mut piece = known.as_affine(ty.rank())?;
+        if unit(extent) {
+            piece.step[axis] = along;
+        }
+        piece.start = piece.start.checked_sub(piece.step[axis].checked_mul(offset?)?)?;
+        if *whole.get_or_insert_with(|| piece.clone()) != piece {
+            return None;
+        }
+        offset = extent.as_const().and_then(|e| offset?.checked_add(e));
+    }
+    let whole = whole?;
+    affine(whole.start, whole.step, ty, cx.symbols())
+}

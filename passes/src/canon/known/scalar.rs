@@ -1,0 +1,96 @@
+//! Arithmetic on scalars as a tensor of a dtype would do it.
+
+use symmc_ir::tensor::{read_f64, read_i64, write_f64, write_i64};
+use symmc_ir::{BinaryOp, DType, Float, Scalar};
+
+/// A scalar as a tensor of this dtype stores it: rounded, truncated or compared with 0. `None` for an
+/// integer that does not fit or is not exact as `f64`, and for NaN.
+pub fn stored(dtype: DType, s: Scalar) -> Option<Scalar> {
+    cast(s, dtype)
+}
+
+/// Whether a tensor of this dtype stores the scalar without change.
+pub fn exact(dtype: DType, s: Scalar) -> bool {
+    stored(dtype, s).is_some_and(|t| t.as_f64().to_bits() == s.as_f64().to_bits())
+}
+
+/// A scalar converted to a dtype; see [`stored`].
+pub fn cast(s: Scalar, dtype: DType) -> Option<Scalar> {
+    let mut bytes = [0_u8; 8];
+    match dtype {
+        d if d.is_float() && matches!(s, Scalar::Int(i) if i.unsigned_abs() > 1 << 53) => None,
+        DType::Bool => Some(Scalar::Bool(s.as_f64() != 0.0)),
+        d if d.is_float() => {
+            write_f64(d, &mut bytes, 0, s.as_f64());
+            let x = read_f64(d, &bytes, 0);
+            (!x.is_nan()).then_some(Scalar::Float(Float(x)))
+        }
+        d => {
+            let x = match s {
+                Scalar::Float(x) if x.0.is_nan() || x.0.abs() >= 9e15 => return None,
+                s => s.as_i64(),
+            };
+            write_i64(d, &mut bytes, 0, x);
+            (read_i64(d, &bytes, 0) == x).then_some(Scalar::Int(x))
+        }
+    }
+}
+
+/// `a op b` for operands of one dtype; `None` where the result is not certain to the last bit.
+pub fn binary(op: BinaryOp, a: Scalar, b: Scalar, dtype: DType) -> Option<Scalar> {
+    use BinaryOp::*;
+    if op.is_comparison() {
+        return Some(Scalar::Bool(match (a, b) {
+            (Scalar::Float(x), Scalar::Float(y)) => compare(op, x.0.partial_cmp(&y.0)?)?,
+            _ => compare(op, a.as_i64().cmp(&b.as_i64()))?,
+        }));
+    }
+    match (a, b) {
+        (Scalar::Bool(x), Scalar::Bool(y)) => Some(Scalar::Bool(match op {
+            And | Min => x && y,
+            Or | Max => x || y,
+            Xor => x != y,
+            _ => return None,
+        })),
+        (Scalar::Int(x), Scalar::Int(y)) => {
+            let value = match op {
+                Add => x.checked_add(y)?,
+                Sub => x.checked_sub(y)?,
+                Mul => x.checked_mul(y)?,
+                Max => x.max(y),
+                Min => x.min(y),
+                And => x & y,
+                Or => x | y,
+                Xor => x ^ y,
+                FloorDiv if y > 0 => x.div_euclid(y),
+                Rem if y > 0 => x.rem_euclid(y),
+                _ => return None,
+            };
+            cast(Scalar::Int(value), dtype)
+        }
+        // One operation in f64, rounded once more, is the correctly rounded one in every narrower type.
+        (Scalar::Float(x), Scalar::Float(y)) => {
+            let value = match op {
+                Add => x.0 + y.0,
+                Sub => x.0 - y.0,
+                Mul => x.0 * y.0,
+                Div => x.0 / y.0,
+                _ => return None,
+            };
+            cast(Scalar::Float(Float(value)), dtype)
+        }
+        _ => None,
+    }
+}
+
+fn compare(op: BinaryOp, order: std::cmp::Ordering) -> Option<bool> {
+    Some(match op {
+        BinaryOp::Eq => order.is_eq(),
+        BinaryOp::Ne => order.is_ne(),
+        BinaryOp::Lt => order.is_lt(),
+        BinaryOp::Le => order.is_le(),
+        BinaryOp::Gt => order.is_gt(),
+        BinaryOp::Ge => order.is_ge(),
+        _ => return None,
+    })
+}

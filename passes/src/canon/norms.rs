@@ -1,0 +1,86 @@
+//! Root-mean-square norms that were written out.
+//!
+//! The written form is `x * rsqrt(mean(x * x) + eps)`, often between casts to f32 and back. The parts come back
+//! one after another: first the norm in its own dtype, then the casts around it, then the weight.
+
+use symmc_ir::{BinaryOp, DType, Float, Op, Reduction, UnaryOp, ValueId};
+
+use crate::rewrite::{Candidate, Rewrite, Rewriter, Rule};
+
+/// The rules of this theme.
+pub const RULES: &[Rule] = &[
+    Rule {
+        name: "rms_norm",
+        equation: "x * rsqrt(mean(x * x) + eps) = x / sqrt(mean(x * x) + eps) = rms_norm(x), for f32 and f64",
+        apply: rms_norm,
+    },
+    Rule {
+        name: "rms_norm_between_casts",
+        equation: "cast(rms_norm(cast(x))) = rms_norm(x); cast(rms_norm(cast(x), cast(w))) = rms_norm(x, w), \
+                   rounding last",
+        apply: between_casts,
+    },
+    Rule {
+        name: "rms_norm_weight",
+        equation: "rms_norm(x) * w = rms_norm(x, w), rounding first",
+        apply: weight,
+    },
+];
+
+fn rms_norm(cx: &mut Rewriter, node: &Candidate) -> Option<Rewrite> {
+    let (Op::Binary(op), &[a, b]) = (&node.op, &node.inputs[..]) else { return None };
+    if !matches!(node.ty.dtype, DType::F32 | DType::F64) {
+        return None;
+    }
+    let found = match op {
+        BinaryOp::Mul => scale_of(cx, a, b, UnaryOp::Rsqrt).or_else(|| scale_of(cx, b, a, UnaryOp::Rsqrt)),
+        BinaryOp::Div => scale_of(cx, a, b, UnaryOp::Sqrt),
+        _ => None,
+    };
+    let (x, axes, eps) = found?;
+    Some(Rewrite::Node(Op::RmsNorm { axes, eps, round_first: true }, vec![x]))
+}
+
+/// Whether `scale` is `root(mean(x * x) + eps)` over the last axes of `x`: `x`, their number and `eps`.
+fn scale_of(cx: &Rewriter, x: ValueId, scale: ValueId, root: UnaryOp) -> Option<(ValueId, usize, Float)> {
+    let (Op::Unary(found), &[sum]) = cx.def(scale)? else { return None };
+    let (Op::BinaryScalar { op: BinaryOp::Add, scalar, .. }, &[mean]) = cx.def(sum)? else { return None };
+    let (Op::Reduce { op: Reduction::Mean, axes, keep: true }, &[square]) = cx.def(mean)? else {
+        return None;
+    };
+    let (Op::Binary(BinaryOp::Mul), &[y, z]) = cx.def(square)? else { return None };
+    let last = axes.iter().copied().eq(cx.shape(x).len() - axes.len()..cx.shape(x).len());
+    let matches = *found == root && (x, x) == (y, z) && last && !axes.is_empty();
+    matches.then_some((x, axes.len(), Float(scalar.as_f64())))
+}
+
+/// The operand of a widening cast, if that gives `value` and the operand has this dtype.
+fn widened(cx: &Rewriter, value: ValueId, from: DType) -> Option<ValueId> {
+    match cx.def(value) {
+        Some((Op::Cast, &[x])) if cx.ty(x).dtype == from => Some(x),
+        _ => None,
+    }
+}
+
+fn between_casts(cx: &mut Rewriter, node: &Candidate) -> Option<Rewrite> {
+    if node.op != Op::Cast || !matches!(node.ty.dtype, DType::F16 | DType::BF16) {
+        return None;
+    }
+    let Some((Op::RmsNorm { axes, eps, .. }, inputs)) = cx.def(node.inputs[0]) else { return None };
+    let inputs = inputs.iter().map(|&v| widened(cx, v, node.ty.dtype)).collect::<Option<Vec<_>>>()?;
+    let op = Op::RmsNorm { axes: *axes, eps: *eps, round_first: inputs.len() == 1 };
+    Some(Rewrite::Node(op, inputs))
+}
+
+fn weight(cx: &mut Rewriter, node: &Candidate) -> Option<Rewrite> {
+    let (Op::Binary(BinaryOp::Mul), &[a, b]) = (&node.op, &node.inputs[..]) else { return None };
+    for (normed, w) in [(a, b), (b, a)] {
+        let Some((Op::RmsNorm { axes, eps, .. }, &[x])) = cx.def(normed) else { continue };
+        let tail = &cx.shape(x)[cx.shape(x).len() - axes..];
+        if cx.shape(w) == tail && *cx.ty(x) == node.ty {
+            let op = Op::RmsNorm { axes: *axes, eps: *eps, round_first: true };
+            return Some(Rewrite::Node(op, vec![x, w]));
+        }
+    }
+    None
+}

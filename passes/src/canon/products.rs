@@ -1,0 +1,34 @@
+//! Products that flatten the leading axes of their operand and restore them afterwards.
+
+use symmc_ir::{Op, Type};
+
+use crate::rewrite::{Candidate, Rewrite, Rewriter, Rule};
+
+/// The rules of this theme.
+pub const RULES: &[Rule] = &[Rule {
+    name: "matmul_of_flattened",
+    equation: "reshape(matmul(reshape(x), w)) = matmul(reshape(x), w) where w has two axes and the last axis stays",
+    apply: matmul_of_flattened,
+}];
+
+/// The operand must be a reshape already: another one in its place costs nothing then, while the reshape of
+/// a strided view would be a copy.
+fn matmul_of_flattened(cx: &mut Rewriter, node: &Candidate) -> Option<Rewrite> {
+    let (Op::Reshape, Some((Op::MatMul, &[flat, w]))) = (&node.op, cx.def(node.inputs[0])) else {
+        return None;
+    };
+    let Some((Op::Reshape, _)) = cx.def(flat) else { return None };
+    let [inner, columns] = cx.shape(w) else { return None };
+    let (last, leading) = node.ty.shape.split_last()?;
+    if last != columns || leading.is_empty() || cx.shape(flat).len() != 2 {
+        return None;
+    }
+    let mut shape = leading.to_vec();
+    shape.push(inner.clone());
+    let fits = Type::new(node.ty.dtype, shape.clone()).numel() == cx.ty(flat).numel();
+    if !fits {
+        return None;
+    }
+    let x = cx.reshape(flat, shape);
+    Some(Rewrite::Node(Op::MatMul, vec![x, w]))
+}

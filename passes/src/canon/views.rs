@@ -1,0 +1,242 @@
+//! Chains of views: one where one expresses them, none where nothing changes.
+//!
+//! Expansions move outwards over other views, so that the op that uses them can drop them
+//! ([`super::broadcasts`]); permutations that only move axes of extent 1 become reshapes, so that they join
+//! their neighbours.
+
+use symmc_ir::{Dim, Op, Type, ValueId};
+
+use super::known::non_unit;
+use crate::rewrite::{Candidate, Rewrite, Rewriter, Rule};
+
+/// The rules of this theme.
+pub const RULES: &[Rule] = &[
+    Rule {
+        name: "view_of_nothing",
+        equation: "reshape, expand, permute, slice, pad or concat that changes nothing = x",
+        apply: view_of_nothing,
+    },
+    Rule {
+        name: "reshape_of_reshape",
+        equation: "reshape(reshape(x)) = reshape(x)",
+        apply: reshape_of_reshape,
+    },
+    Rule {
+        name: "permute_of_permute",
+        equation: "permute(permute(x, p), q) = permute(x, p∘q)",
+        apply: permute_of_permute,
+    },
+    Rule {
+        name: "permute_of_units",
+        equation: "permute(x) that keeps the order of the axes longer than 1 = reshape(x)",
+        apply: permute_of_units,
+    },
+    Rule { name: "expand_of_expand", equation: "expand(expand(x)) = expand(x)", apply: expand_of_expand },
+    Rule {
+        name: "reshape_of_expand",
+        equation: "reshape(expand(x)) = expand(reshape(x)) where only axes of extent 1 come and go",
+        apply: reshape_of_expand,
+    },
+    Rule {
+        name: "permute_of_expand",
+        equation: "permute(expand(x)) = expand(permute(x))",
+        apply: permute_of_expand,
+    },
+    Rule {
+        name: "slice_of_expand",
+        equation: "slice(expand(x)) = expand(x) along an expanded axis, else expand(slice(x))",
+        apply: slice_of_expand,
+    },
+    Rule {
+        name: "slice_of_slice",
+        equation: "slice(slice(x, s, t), u, v) = slice(x, s + t*u, t*v) along one axis",
+        apply: slice_of_slice,
+    },
+    Rule {
+        name: "slice_of_pad",
+        equation: "slice(pad(x)) = slice(x) where it stays within x",
+        apply: slice_of_pad,
+    },
+    Rule {
+        name: "slice_of_concat",
+        equation: "slice(concat(.., x, ..)) = slice(x) where it stays within x",
+        apply: slice_of_concat,
+    },
+    Rule {
+        name: "concat_of_slices",
+        equation: "concat(.., x[a..b], x[b..c], ..) = concat(.., x[a..c], ..)",
+        apply: concat_of_slices,
+    },
+];
+
+fn view_of_nothing(cx: &mut Rewriter, node: &Candidate) -> Option<Rewrite> {
+    let x = *node.inputs.first()?;
+    let same = *cx.ty(x) == node.ty;
+    let nothing = match &node.op {
+        Op::Reshape | Op::Expand => true,
+        Op::Permute { perm } => perm.iter().copied().eq(0..perm.len()),
+        // The same extent leaves no room but for a slice that starts at 0.
+        Op::Slice { start, step, axis } => {
+            start.as_const() == Some(0) && (*step == 1 || node.ty.shape[*axis].as_const() == Some(1))
+        }
+        Op::Pad { low, .. } => low.iter().all(|l| l.as_const() == Some(0)),
+        Op::Concat { .. } => node.inputs.len() == 1,
+        _ => false,
+    };
+    (nothing && same).then_some(Rewrite::Value(x))
+}
+
+fn reshape_of_reshape(cx: &mut Rewriter, node: &Candidate) -> Option<Rewrite> {
+    match (&node.op, cx.def(node.inputs.first().copied()?)) {
+        (Op::Reshape, Some((Op::Reshape, &[x]))) => Some(Rewrite::Node(Op::Reshape, vec![x])),
+        _ => None,
+    }
+}
+
+fn permute_of_permute(cx: &mut Rewriter, node: &Candidate) -> Option<Rewrite> {
+    let Op::Permute { perm } = &node.op else { return None };
+    let Some((Op::Permute { perm: inner }, &[x])) = cx.def(node.inputs[0]) else { return None };
+    let perm = perm.iter().map(|&p| inner[p]).collect();
+    Some(Rewrite::Node(Op::Permute { perm }, vec![x]))
+}
+
+fn permute_of_units(cx: &mut Rewriter, node: &Candidate) -> Option<Rewrite> {
+    let Op::Permute { perm } = &node.op else { return None };
+    let x = node.inputs[0];
+    let shape = cx.shape(x);
+    let order: Vec<usize> = perm.iter().copied().filter(|&p| shape[p].as_const() != Some(1)).collect();
+    order.is_sorted().then_some(Rewrite::Node(Op::Reshape, vec![x]))
+}
+
+/// The operand of an expand, if that is what gives `value`.
+fn expanded(cx: &Rewriter, value: ValueId) -> Option<ValueId> {
+    match cx.def(value) {
+        Some((Op::Expand, &[x])) => Some(x),
+        _ => None,
+    }
+}
+
+/// The shape of an expand's operand with the axes that it adds in front as extent 1.
+fn aligned(cx: &Rewriter, x: ValueId, rank: usize) -> Vec<Dim> {
+    let mut shape = vec![Dim::from(1); rank.saturating_sub(cx.shape(x).len())];
+    shape.extend_from_slice(cx.shape(x));
+    shape
+}
+
+fn expand_of_expand(cx: &mut Rewriter, node: &Candidate) -> Option<Rewrite> {
+    if node.op != Op::Expand {
+        return None;
+    }
+    let x = expanded(cx, node.inputs[0])?;
+    Some(Rewrite::Node(Op::Expand, vec![x]))
+}
+
+fn reshape_of_expand(cx: &mut Rewriter, node: &Candidate) -> Option<Rewrite> {
+    if node.op != Op::Reshape {
+        return None;
+    }
+    let x = expanded(cx, node.inputs[0])?;
+    let wide = cx.shape(node.inputs[0]);
+    if !non_unit(wide).map(|(_, d)| d).eq(non_unit(&node.ty.shape).map(|(_, d)| d)) {
+        return None;
+    }
+    let narrow = aligned(cx, x, wide.len());
+    let mut shape = vec![Dim::from(1); node.ty.rank()];
+    for ((to, _), (from, _)) in non_unit(&node.ty.shape).zip(non_unit(wide)) {
+        shape[to] = narrow[from].clone();
+    }
+    let x = cx.reshape(x, shape);
+    Some(Rewrite::Node(Op::Expand, vec![x]))
+}
+
+fn permute_of_expand(cx: &mut Rewriter, node: &Candidate) -> Option<Rewrite> {
+    let Op::Permute { perm } = &node.op else { return None };
+    let x = expanded(cx, node.inputs[0])?;
+    let shape = aligned(cx, x, perm.len());
+    let x = cx.reshape(x, shape.clone());
+    let ty = Type::new(node.ty.dtype, perm.iter().map(|&p| shape[p].clone()).collect::<Vec<_>>());
+    let x = cx.emit("permute", node.op.clone(), &[x], ty);
+    Some(Rewrite::Node(Op::Expand, vec![x]))
+}
+
+fn slice_of_expand(cx: &mut Rewriter, node: &Candidate) -> Option<Rewrite> {
+    let Op::Slice { axis, start, step } = &node.op else { return None };
+    let wide = node.inputs[0];
+    let x = expanded(cx, wide)?;
+    let added = cx.shape(wide).len() - cx.shape(x).len();
+    let own = axis.checked_sub(added).filter(|&a| cx.shape(x)[a].as_const() != Some(1));
+    let Some(own) = own else { return Some(Rewrite::Node(Op::Expand, vec![x])) };
+    let mut ty = cx.ty(x).clone();
+    ty.shape[own] = node.ty.shape[*axis].clone();
+    let x = cx.emit("slice", Op::Slice { axis: own, start: start.clone(), step: *step }, &[x], ty);
+    Some(Rewrite::Node(Op::Expand, vec![x]))
+}
+
+fn slice_of_slice(cx: &mut Rewriter, node: &Candidate) -> Option<Rewrite> {
+    let Op::Slice { axis, start, step } = &node.op else { return None };
+    let Some((Op::Slice { axis: inner_axis, start: first, step: by }, &[x])) = cx.def(node.inputs[0]) else {
+        return None;
+    };
+    let start = first.clone() + start.clone() * Dim::from(*by);
+    let step = step.checked_mul(*by)?;
+    (axis == inner_axis).then_some(Rewrite::Node(Op::Slice { axis: *axis, start, step }, vec![x]))
+}
+
+/// The first and the last position that a slice of this result type reads; `None` if it may read none.
+fn span(cx: &Rewriter, axis: usize, start: &Dim, step: i64, ty: &Type) -> Option<(Dim, Dim)> {
+    let extent = &ty.shape[axis];
+    let last = start.clone() + (extent.clone() - Dim::from(1)) * Dim::from(step);
+    (extent.bounds(cx.symbols()).0 >= 1).then(|| (start.clone(), last))
+}
+
+fn slice_of_pad(cx: &mut Rewriter, node: &Candidate) -> Option<Rewrite> {
+    let Op::Slice { axis, start, step } = &node.op else { return None };
+    let Some((Op::Pad { low, .. }, &[x])) = cx.def(node.inputs[0]) else { return None };
+    let (shape, padded) = (cx.shape(x), cx.shape(node.inputs[0]));
+    let only = (0..low.len()).all(|a| a == *axis || (low[a].as_const() == Some(0) && shape[a] == padded[a]));
+    let (first, last) = span(cx, *axis, start, *step, &node.ty)?;
+    let low = low[*axis].clone();
+    let end = low.clone() + shape[*axis].clone() - Dim::from(1);
+    let within = low.provably_le(&first, cx.symbols()) && last.provably_le(&end, cx.symbols());
+    let op = Op::Slice { axis: *axis, start: start.clone() - low, step: *step };
+    (only && within).then_some(Rewrite::Node(op, vec![x]))
+}
+
+fn slice_of_concat(cx: &mut Rewriter, node: &Candidate) -> Option<Rewrite> {
+    let Op::Slice { axis, start, step } = &node.op else { return None };
+    let Some((Op::Concat { axis: along }, pieces)) = cx.def(node.inputs[0]) else { return None };
+    if axis != along {
+        return None;
+    }
+    let (first, last) = span(cx, *axis, start, *step, &node.ty)?;
+    let mut low = Dim::from(0);
+    for &x in pieces {
+        let next = low.clone() + cx.shape(x)[*axis].clone();
+        let end = next.clone() - Dim::from(1);
+        if low.provably_le(&first, cx.symbols()) && last.provably_le(&end, cx.symbols()) {
+            let op = Op::Slice { axis: *axis, start: start.clone() - low, step: *step };
+            return Some(Rewrite::Node(op, vec![x]));
+        }
+        low = next;
+    }
+    None
+}
+
+fn concat_of_slices(cx: &mut Rewriter, node: &Candidate) -> Option<Rewrite> {
+    let Op::Concat { axis } = node.op else { return None };
+    let slice = |cx: &Rewriter, v: ValueId| match cx.def(v) {
+        Some((Op::Slice { axis: a, start, step: 1 }, &[x])) if *a == axis => Some((x, start.clone())),
+        _ => None,
+    };
+    let join = node.inputs.windows(2).position(|w| match (slice(cx, w[0]), slice(cx, w[1])) {
+        (Some((x, start)), Some((y, next))) => x == y && start + cx.shape(w[0])[axis].clone() == next,
+        _ => false,
+    })?;
+    let (x, start) = slice(cx, node.inputs[join])?;
+    let mut ty = cx.ty(node.inputs[join]).clone();
+    ty.shape[axis] = ty.shape[axis].clone() + cx.shape(node.inputs[join + 1])[axis].clone();
+    let joined = cx.emit("slice", Op::Slice { axis, start, step: 1 }, &[x], ty);
+    let mut inputs = node.inputs.clone();
+    inputs.splice(join..join + 2, [joined]);
+    Some(Rewrite::Node(node.op.clone(), inputs))
+}

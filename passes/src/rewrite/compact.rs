@@ -1,0 +1,82 @@
+//! Dead code removal: a graph of what the outputs need, with unique names.
+//!
+//! All inputs stay. A value keeps its name unless an earlier one has it; then a number is put behind it.
+
+use std::collections::{HashMap, HashSet};
+
+use symmc_ir::graph::{Graph, Output, ValueId};
+use symmc_ir::{NodeId, Table, Type};
+
+/// A graph of the nodes that the outputs of `graph` need, in the same order.
+pub fn compact(graph: &Graph) -> Graph {
+    let live = live_nodes(graph);
+    let mut out = Graph::new(graph.name.clone());
+    out.ranks = graph.ranks;
+    out.symbols = graph.symbols.clone();
+    out.groups = graph.groups.clone();
+    out.customs = graph.customs.clone();
+    let mut names = Names::default();
+    let mut map: Table<ValueId, Option<ValueId>> = Table::filled(None, graph.values.len());
+    for input in graph.inputs.values() {
+        let value = &graph.values[input.value];
+        let name = names.unique(&value.name);
+        let (source, ty) = (input.source.clone(), value.ty.clone());
+        map[input.value] = Some(out.add_input(input.kind, name, source, ty, input.data.clone()));
+    }
+    for (_, node) in graph.nodes.iter().filter(|(n, _)| live[*n]) {
+        let inputs = node.inputs.iter().filter_map(|&v| map[v]).collect();
+        let results: Vec<(String, Type)> = node
+            .outputs
+            .iter()
+            .map(|&v| (names.unique(&graph.values[v].name), graph.values[v].ty.clone()))
+            .collect();
+        let new = out.add_node(node.op.clone(), inputs, results);
+        for (&old, &new) in node.outputs.iter().zip(&out.nodes[new].outputs) {
+            map[old] = Some(new);
+        }
+    }
+    let outputs = graph.outputs.iter().filter_map(|o| Some(Output { value: map[o.value]?, kind: o.kind }));
+    out.outputs = outputs.collect();
+    out
+}
+
+/// Which nodes the outputs need.
+fn live_nodes(graph: &Graph) -> Table<NodeId, bool> {
+    let mut live: Table<NodeId, bool> = Table::filled(false, graph.nodes.len());
+    for output in &graph.outputs {
+        if let Some(n) = graph.def_node(output.value) {
+            live[n] = true;
+        }
+    }
+    let order: Vec<NodeId> = graph.nodes.keys().collect();
+    for &n in order.iter().rev() {
+        if live[n] {
+            graph.nodes[n].inputs.iter().filter_map(|&v| graph.def_node(v)).for_each(|d| live[d] = true);
+        }
+    }
+    live
+}
+
+/// Hands out names that are unique.
+#[derive(Default)]
+pub struct Names {
+    taken: HashSet<String>,
+    next: HashMap<String, usize>,
+}
+
+impl Names {
+    /// `wanted`, or `wanted` with the smallest free number from 1 behind it.
+    pub fn unique(&mut self, wanted: &str) -> String {
+        if self.taken.insert(wanted.to_string()) {
+            return wanted.to_string();
+        }
+        let next = self.next.entry(wanted.to_string()).or_insert(0);
+        loop {
+            *next += 1;
+            let name = format!("{wanted}.{next}");
+            if self.taken.insert(name.clone()) {
+                return name;
+            }
+        }
+    }
+}

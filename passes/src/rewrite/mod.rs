@@ -1,0 +1,252 @@
+//! The driver of the rewriting passes: it rebuilds a graph node by node and lets rules replace each node as
+//! it is added.
+//!
+//! A pass is a table of [`Rule`]s. Nodes are visited in program order. A node whose operands are already
+//! rewritten is offered to the rules in the order of the table; the first that fires replaces it, by a
+//! value that exists or by another node, which is offered again. A rule may add nodes that its replacement
+//! needs ([`Rewriter::emit`]); they pass through the same rules. A node that no rule touches any more is
+//! interned: an op with equal operands and equal result types exists once. What no output needs is
+//! dropped at the end ([`compact`]).
+//!
+//! Rules see the graph under construction, whose nodes are all in the form that the rules give. A rule must
+//! give an equal value of the same type and must not undo another; a bound on the number of steps for one node
+//! keeps a mistake from running forever.
+//!
+//! For each value the rewriter also knows its contents where they are simple ([`Known`]).
+
+mod compact;
+
+use std::collections::HashMap;
+use std::hash::{DefaultHasher, Hash, Hasher};
+
+use indexmap::IndexMap;
+use symmc_ir::dim::SymbolId;
+use symmc_ir::graph::{Def, Graph, Output, Symbol, ValueId};
+use symmc_ir::{Dim, NodeId, Op, Table, Type};
+
+use crate::canon::known::Known;
+pub use compact::compact;
+
+/// An equation and when it holds.
+pub struct Rule {
+    /// The name by which reports count it.
+    pub name: &'static str,
+    /// What equals what, for people.
+    pub equation: &'static str,
+    /// The replacement for a node, if the rule fires.
+    pub apply: fn(&mut Rewriter, &Candidate) -> Option<Rewrite>,
+}
+
+/// A node with one result that is about to be added.
+#[derive(Clone, Debug)]
+pub struct Candidate {
+    /// Its op.
+    pub op: Op,
+    /// Its operands, values of the graph under construction.
+    pub inputs: Vec<ValueId>,
+    /// The type of its result.
+    pub ty: Type,
+}
+
+/// What replaces a node.
+#[derive(Clone, Debug)]
+pub enum Rewrite {
+    /// A value that exists.
+    Value(ValueId),
+    /// Another node with the same result type.
+    Node(Op, Vec<ValueId>),
+}
+
+/// What a pass did.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Report {
+    /// How often each rule fired, in order of the first time.
+    pub fired: IndexMap<&'static str, usize>,
+    /// Nodes before.
+    pub nodes_before: usize,
+    /// Nodes after.
+    pub nodes_after: usize,
+}
+
+/// Rewrites for one node, after which it is taken as it is.
+const MAX_STEPS: usize = 64;
+/// Nodes that rules add for the replacement of another, one inside the other.
+const MAX_DEPTH: usize = 32;
+
+/// The graph under construction (see the [module](self)).
+pub struct Rewriter<'r> {
+    graph: Graph,
+    known: Table<ValueId, Option<Known>>,
+    interned: HashMap<u64, Vec<NodeId>>,
+    rules: &'r [&'r [Rule]],
+    fired: IndexMap<&'static str, usize>,
+    name: String,
+    depth: usize,
+}
+
+/// Rewrites a graph by the rules of some tables.
+pub fn rewrite(graph: &Graph, rules: &[&[Rule]]) -> (Graph, Report) {
+    let mut to = Rewriter::new(graph, rules);
+    let mut map: Table<ValueId, Option<ValueId>> = Table::filled(None, graph.values.len());
+    for (old, new) in graph.inputs.values().zip(to.graph.inputs.values()) {
+        map[old.value] = Some(new.value);
+    }
+    for node in graph.nodes.values() {
+        let inputs: Vec<ValueId> = node.inputs.iter().filter_map(|&v| map[v]).collect();
+        if let [result] = node.outputs[..] {
+            let value = &graph.values[result];
+            to.name.clone_from(&value.name);
+            map[result] = Some(to.add(Candidate { op: node.op.clone(), inputs, ty: value.ty.clone() }));
+        } else {
+            let results = node.outputs.iter().map(|&v| graph.values[v].clone());
+            let results = results.map(|v| (v.name, v.ty)).collect();
+            let new = to.intern(node.op.clone(), inputs, results);
+            for (&old, &new) in node.outputs.iter().zip(&to.graph.nodes[new].outputs) {
+                map[old] = Some(new);
+            }
+        }
+    }
+    let outputs = graph.outputs.iter().filter_map(|o| Some(Output { value: map[o.value]?, kind: o.kind }));
+    to.graph.outputs = outputs.collect();
+    let out = compact(&to.graph);
+    let report = Report { fired: to.fired, nodes_before: graph.nodes.len(), nodes_after: out.nodes.len() };
+    (out, report)
+}
+
+impl<'r> Rewriter<'r> {
+    fn new(graph: &Graph, rules: &'r [&'r [Rule]]) -> Self {
+        let mut out = Graph::new(graph.name.clone());
+        out.ranks = graph.ranks;
+        out.symbols = graph.symbols.clone();
+        out.groups = graph.groups.clone();
+        out.customs = graph.customs.clone();
+        let mut known = Table::new();
+        for input in graph.inputs.values() {
+            let value = &graph.values[input.value];
+            let ty = value.ty.clone();
+            known.push(input.data.as_ref().and_then(|data| Known::of_tensor(data)));
+            out.add_input(input.kind, value.name.clone(), input.source.clone(), ty, input.data.clone());
+        }
+        Rewriter {
+            graph: out,
+            known,
+            interned: HashMap::new(),
+            rules,
+            fired: IndexMap::new(),
+            name: String::new(),
+            depth: 0,
+        }
+    }
+
+    /// The type of a value.
+    pub fn ty(&self, value: ValueId) -> &Type {
+        self.graph.ty(value)
+    }
+
+    /// The extents of a value.
+    pub fn shape(&self, value: ValueId) -> &[Dim] {
+        &self.graph.ty(value).shape
+    }
+
+    /// The symbols of the graph.
+    pub fn symbols(&self) -> &Table<SymbolId, Symbol> {
+        &self.graph.symbols
+    }
+
+    /// The op and the operands of the node that gives this value as its only result.
+    pub fn def(&self, value: ValueId) -> Option<(&Op, &[ValueId])> {
+        let Def::Node(n, 0) = self.graph.values[value].def else { return None };
+        let node = &self.graph.nodes[n];
+        (node.outputs.len() == 1).then_some((&node.op, &node.inputs[..]))
+    }
+
+    /// The contents of a value, where they are known.
+    pub fn known(&self, value: ValueId) -> Option<&Known> {
+        self.known[value].as_ref()
+    }
+
+    /// Adds a node that a replacement needs; `part` says in its name what it is for.
+    pub fn emit(&mut self, part: &str, op: Op, inputs: &[ValueId], ty: Type) -> ValueId {
+        let name = format!("{}.{part}", self.name);
+        let outer = std::mem::replace(&mut self.name, name);
+        let value = self.add(Candidate { op, inputs: inputs.to_vec(), ty });
+        self.name = outer;
+        value
+    }
+
+    /// `value` under another shape with the same number of elements.
+    pub fn reshape(&mut self, value: ValueId, shape: Vec<Dim>) -> ValueId {
+        let ty = Type::new(self.ty(value).dtype, shape);
+        if ty == *self.ty(value) { value } else { self.emit("view", Op::Reshape, &[value], ty) }
+    }
+
+    /// `value` broadcast to a shape.
+    pub fn expand(&mut self, value: ValueId, shape: Vec<Dim>) -> ValueId {
+        let ty = Type::new(self.ty(value).dtype, shape);
+        if ty == *self.ty(value) { value } else { self.emit("expand", Op::Expand, &[value], ty) }
+    }
+
+    fn add(&mut self, mut node: Candidate) -> ValueId {
+        self.depth += 1;
+        let steps = if self.depth > MAX_DEPTH { 0 } else { MAX_STEPS };
+        let mut done = None;
+        for _ in 0..steps {
+            match self.step(&node) {
+                Some(Rewrite::Value(value)) => {
+                    done = Some(value);
+                    break;
+                }
+                Some(Rewrite::Node(op, inputs)) => node = Candidate { op, inputs, ty: node.ty },
+                None => break,
+            }
+        }
+        self.depth -= 1;
+        let value = done.unwrap_or_else(|| {
+            let name = self.name.clone();
+            let id = self.intern(node.op, node.inputs, vec![(name, node.ty.clone())]);
+            self.graph.nodes[id].outputs[0]
+        });
+        debug_assert_eq!(*self.ty(value), node.ty, "a rule changed the type of %{}", self.name);
+        value
+    }
+
+    fn step(&mut self, node: &Candidate) -> Option<Rewrite> {
+        for rule in self.rules.iter().copied().flatten() {
+            if let Some(rewrite) = (rule.apply)(self, node) {
+                *self.fired.entry(rule.name).or_default() += 1;
+                return Some(rewrite);
+            }
+        }
+        None
+    }
+
+    /// The node of this op on these operands, added if there is none yet.
+    fn intern(&mut self, op: Op, inputs: Vec<ValueId>, results: Vec<(String, Type)>) -> NodeId {
+        let mut hasher = DefaultHasher::new();
+        (&op, &inputs).hash(&mut hasher);
+        results.iter().for_each(|r| r.1.hash(&mut hasher));
+        let hash = hasher.finish();
+        // What is not known to be a function of its operands alone is never merged.
+        let mergeable = !matches!(op, Op::Opaque { .. } | Op::Custom(_));
+        if mergeable && let Some(same) = self.interned.get(&hash) {
+            for &n in same {
+                let node = &self.graph.nodes[n];
+                let types = node.outputs.iter().map(|&v| self.graph.ty(v));
+                if node.op == op && node.inputs == inputs && types.eq(results.iter().map(|r| &r.1)) {
+                    return n;
+                }
+            }
+        }
+        let known = match &results[..] {
+            [(_, ty)] => Known::of_node(self, &op, &inputs, ty),
+            _ => None,
+        };
+        let n = self.graph.add_node(op, inputs, results);
+        let count = self.graph.nodes[n].outputs.len();
+        (0..count).for_each(|i| {
+            self.known.push(if i == 0 { known.clone() } else { None });
+        });
+        self.interned.entry(hash).or_default().push(n);
+        n
+    }
+}
