@@ -1,1 +1,237 @@
-//! Kernels of the ops on the CPU.
+//! The ops on the CPU.
+//!
+//! [`compute`] runs one op on strided views over raw memory ([`View`], [`ViewMut`]). Semantics are those of
+//! [`symmc_ir::Op`]; floats are computed in f32 (f64 for f64) and rounded once to the dtype of the result,
+//! sums are taken in a wider type or in short runs, so that results do not depend on the order of summation
+//! beyond the last places.
+//!
+//! # Where a result may lie
+//! A result may lie exactly on an operand of the same layout for all element-wise ops, for softmax, norms
+//! and running sums, and on the first operand of a scatter; an operand of a concatenation may lie in its
+//! place in the result. Elsewhere a result must not overlap an operand.
+//!
+//! Not here: collectives, custom and opaque ops, views other than reshapes that move data, and symbols
+//! (every dim of an op must be a constant).
+
+mod attention;
+mod element;
+mod gemm;
+mod index;
+mod math;
+mod matmul;
+mod norm;
+mod pointwise;
+mod reduce;
+mod scratch;
+mod shape;
+mod sort;
+mod strided;
+mod view;
+
+use smallvec::SmallVec;
+use symmc_ir::{DType, Op};
+use thiserror::Error;
+
+pub use scratch::Scratch;
+pub use view::{View, ViewMut, contiguous_strides};
+
+use strided::Strided;
+
+/// Why a kernel refused its operands.
+#[derive(Clone, PartialEq, Eq, Debug, Error)]
+pub enum KernelError {
+    /// An index points outside its axis.
+    #[error("index {index} is out of range for axis {axis} with extent {extent}")]
+    Index {
+        /// The index as it was given.
+        index: i64,
+        /// The axis of the operand that it indexes.
+        axis: usize,
+        /// The extent of that axis.
+        extent: usize,
+    },
+    /// Shapes or dtypes do not fit each other.
+    #[error("{what}: expected {expected}, found {found}")]
+    Shape {
+        /// Which operand or result.
+        what: String,
+        /// What would fit.
+        expected: String,
+        /// What was given.
+        found: String,
+    },
+    /// The number of operands or results is not that of the op.
+    #[error("{op}: expected {expected}, found {found}")]
+    Arity {
+        /// The op.
+        op: String,
+        /// What would fit.
+        expected: String,
+        /// What was given.
+        found: String,
+    },
+    /// The op is not defined on the dtype.
+    #[error("{op} is not defined on {dtype}")]
+    Undefined {
+        /// The op.
+        op: String,
+        /// The dtype of the operand.
+        dtype: DType,
+    },
+    /// An integer is divided by zero.
+    #[error("an integer is divided by zero")]
+    ZeroDivisor,
+    /// An extreme of no elements.
+    #[error("{op} of no elements")]
+    Empty {
+        /// The reduction.
+        op: String,
+    },
+    /// An attribute still holds a symbol.
+    #[error("{what} has no concrete value")]
+    Symbolic {
+        /// Which attribute.
+        what: String,
+    },
+    /// There is no kernel for the op.
+    #[error("there is no kernel for {op}")]
+    NoKernel {
+        /// The op.
+        op: String,
+    },
+}
+
+impl KernelError {
+    fn shape(what: &str, expected: &[usize], found: &[usize]) -> Self {
+        KernelError::Shape { what: what.into(), expected: format!("{expected:?}"), found: format!("{found:?}") }
+    }
+}
+
+/// Runs one op with memory of its own for what it needs meanwhile.
+///
+/// # Errors
+/// The operands do not fit the op, or an index is out of range. The results are then unspecified.
+pub fn compute(op: &Op, operands: &[View<'_>], results: &mut [ViewMut<'_>]) -> Result<(), KernelError> {
+    compute_with(op, operands, results, &mut Scratch::new())
+}
+
+/// [`compute`] with scratch memory that is kept from one op to the next.
+///
+/// # Errors
+/// As [`compute`].
+pub fn compute_with(
+    op: &Op,
+    operands: &[View<'_>],
+    results: &mut [ViewMut<'_>],
+    scratch: &mut Scratch,
+) -> Result<(), KernelError> {
+    let x: SmallVec<[Strided; 4]> = operands.iter().map(Strided::from).collect();
+    let r: SmallVec<[Strided; 2]> = results.iter_mut().map(Strided::from).collect();
+    arity(op, x.len(), r.len())?;
+    match op {
+        Op::Full(scalar) => pointwise::full(*scalar, &r[0]),
+        Op::Iota { start, step } => pointwise::iota(*start, *step, &r[0]),
+        Op::Unary(u) => same(&x[0], &r[0]).and_then(|()| pointwise::unary(*u, &x[0], &r[0]))?,
+        Op::Binary(b) => pointwise::binary(*b, &x[0], &x[1], &r[0])?,
+        Op::BinaryScalar { op, scalar, scalar_left } => {
+            same(&x[0], &r[0])?;
+            pointwise::binary_scalar(*op, *scalar, *scalar_left, &x[0], &r[0])?;
+        }
+        Op::Select => pointwise::select(&x[0], &x[1], &x[2], &r[0])?,
+        Op::Cast => same(&x[0], &r[0]).map(|()| pointwise::cast(&x[0], &r[0]))?,
+        Op::MatMul => matmul::matmul(&x[0], &x[1], &r[0], scratch)?,
+        Op::Reduce { op, axes, keep } => reduce::reduce(*op, axes, *keep, &x[0], &r[0], scratch)?,
+        Op::ArgReduce { op, axis, keep } => reduce::arg_reduce(*op, *axis, *keep, &x[0], &r[0], scratch)?,
+        Op::CumSum { axis } => reduce::cumsum(*axis, &x[0], &r[0], scratch)?,
+        Op::Softmax { axis, log } => norm::softmax(*axis, *log, &x[0], &r[0], scratch)?,
+        Op::RmsNorm { axes, eps, round_first } => {
+            let rms = norm::Rms { axes: *axes, eps: eps.0, round_first: *round_first };
+            norm::rms_norm(rms, &x[0], x.get(1), &r[0], scratch)?;
+        }
+        Op::LayerNorm { axes, eps } => norm::layer_norm(*axes, eps.0, &x[0], &x[1..], &r[0], scratch)?,
+        Op::Attention { causal, scale } => {
+            let operands = attention::Operands { q: &x[0], k: &x[1], v: &x[2], mask: x.get(3) };
+            attention::attention(*causal, scale.0, &operands, &r[0], scratch)?;
+        }
+        Op::Take { axis } => index::index(*axis, &x[0], &x[1..], &r[0], scratch)?,
+        Op::Index { axis } => index::index(*axis, &x[0], &x[1..], &r[0], scratch)?,
+        Op::GatherElements { axis } => index::gather(*axis, &x[0], &x[1], &r[0], scratch)?,
+        Op::ScatterElements { axis, combine } => {
+            let s = index::Scatter { x: &x[0], index: &x[1], src: &x[2] };
+            index::scatter(*axis, index::Combine::new(*combine), &s, &r[0], scratch)?;
+        }
+        Op::IndexAdd { axis } => {
+            let s = index::Scatter { x: &x[0], index: &x[1], src: &x[2] };
+            index::index_add(*axis, &s, &r[0], scratch)?;
+        }
+        Op::IndexPut { axis, accumulate } => {
+            let combine = if *accumulate { index::Combine::ADD } else { index::Combine::STORE };
+            index::index_put(*axis, combine, &x[0], &x[1], &x[2..], &r[0], scratch)?;
+        }
+        Op::TopK { axis, largest } => sort::sorted(*axis, *largest, &x[0], &r[0], &r[1], scratch)?,
+        Op::Sort { axis, descending } => sort::sorted(*axis, *descending, &x[0], &r[0], &r[1], scratch)?,
+        Op::Concat { axis } => shape::concat(*axis, &x, &r[0])?,
+        Op::Pad { low, value } => shape::pad(low, *value, &x[0], &r[0])?,
+        Op::Reshape | Op::Copy => shape::reshape(&x[0], &r[0], scratch)?,
+        Op::Permute { .. } | Op::Slice { .. } | Op::Expand | Op::Collective(_) | Op::Opaque { .. } | Op::Custom(_) => {
+            return Err(KernelError::NoKernel { op: op_name(op) });
+        }
+    }
+    Ok(())
+}
+
+fn same(x: &Strided, result: &Strided) -> Result<(), KernelError> {
+    match x.shape() == result.shape() {
+        true => Ok(()),
+        false => Err(KernelError::shape("the result", &x.shape(), &result.shape())),
+    }
+}
+
+/// Checks that the slices that [`compute_with`] takes apart are long enough.
+fn arity(op: &Op, operands: usize, results: usize) -> Result<(), KernelError> {
+    let (min, max) = match op {
+        Op::Full(_) | Op::Iota { .. } => (0, 0),
+        Op::Binary(_) | Op::MatMul | Op::Take { .. } | Op::GatherElements { .. } => (2, 2),
+        Op::Select | Op::ScatterElements { .. } | Op::IndexAdd { .. } => (3, 3),
+        Op::RmsNorm { .. } => (1, 2),
+        Op::LayerNorm { .. } => (1, 3),
+        Op::Attention { .. } => (3, 4),
+        Op::Index { .. } => (2, usize::MAX),
+        Op::IndexPut { .. } => (3, usize::MAX),
+        Op::Concat { .. } | Op::Opaque { .. } | Op::Custom(_) | Op::Collective(_) => (0, usize::MAX),
+        _ => (1, 1),
+    };
+    let results_expected = if matches!(op, Op::TopK { .. } | Op::Sort { .. }) { 2 } else { 1 };
+    if (min..=max).contains(&operands) && results >= results_expected {
+        return Ok(());
+    }
+    Err(KernelError::Arity {
+        op: op_name(op),
+        expected: format!("{min} to {max} operands and {results_expected} results"),
+        found: format!("{operands} and {results}"),
+    })
+}
+
+/// The name of an op, for errors and reports.
+pub fn op_name(op: &Op) -> String {
+    match op {
+        Op::Unary(u) => u.name().into(),
+        Op::Binary(b) | Op::BinaryScalar { op: b, .. } => b.name().into(),
+        Op::Reduce { op, .. } => op.name().into(),
+        Op::ArgReduce { op, .. } => op.name().into(),
+        Op::Collective(c) => c.kind.name().into(),
+        Op::Opaque { name, .. } => format!("opaque \"{name}\""),
+        _ => {
+            let text = format!("{op:?}");
+            let name = text.split(|c: char| !c.is_ascii_alphanumeric()).next().unwrap_or_default();
+            let mut out = String::new();
+            for (i, c) in name.chars().enumerate() {
+                if c.is_ascii_uppercase() && i > 0 {
+                    out.push('_');
+                }
+                out.push(c.to_ascii_lowercase());
+            }
+            out
+        }
+    }
+}

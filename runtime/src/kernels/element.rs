@@ -1,0 +1,235 @@
+//! Element types as they are stored, and the types that kernels compute in.
+//!
+//! An [`Element`] is one stored dtype. A [`Number`] is a type that kernels compute in: `f32` for f16, bf16
+//! and f32, `f64` for f64, `i64` for integers and bool. Every conversion from a number to an element rounds
+//! once, to nearest even; integers wrap.
+
+use half::{bf16, f16};
+use symmc_ir::{DType, Scalar};
+
+use super::scratch::Scratch;
+
+/// A stored element: plain bytes, any bit pattern is valid.
+pub(super) trait Element: Copy {
+    fn to_f32(self) -> f32;
+    fn to_f64(self) -> f64;
+    fn to_i64(self) -> i64;
+    fn from_f32(x: f32) -> Self;
+    fn from_f64(x: f64) -> Self;
+    fn from_i64(x: i64) -> Self;
+}
+
+/// A stored bool: false is 0, every other byte reads as true, true is written as 1.
+#[derive(Clone, Copy)]
+#[repr(transparent)]
+pub(super) struct Bool(u8);
+
+macro_rules! primitive_element {
+    ($($t:ty, |$x:ident| $float_to:expr, $double_to:expr;)*) => { $(
+        impl Element for $t {
+            #[inline(always)]
+            fn to_f32(self) -> f32 { self as f32 }
+            #[inline(always)]
+            fn to_f64(self) -> f64 { self as f64 }
+            #[inline(always)]
+            fn to_i64(self) -> i64 { self as i64 }
+            #[inline(always)]
+            fn from_f32($x: f32) -> Self { $float_to }
+            #[inline(always)]
+            fn from_f64($x: f64) -> Self { $double_to }
+            #[inline(always)]
+            fn from_i64(x: i64) -> Self { x as $t }
+        }
+    )* };
+}
+
+primitive_element! {
+    u8, |x| x as i64 as u8, x as i64 as u8;
+    i32, |x| x as i64 as i32, x as i64 as i32;
+    i64, |x| x as i64, x as i64;
+    f32, |x| x, x as f32;
+    f64, |x| f64::from(x), x;
+}
+
+impl Element for Bool {
+    #[inline(always)]
+    fn to_f32(self) -> f32 {
+        f32::from(u8::from(self.0 != 0))
+    }
+    #[inline(always)]
+    fn to_f64(self) -> f64 {
+        f64::from(u8::from(self.0 != 0))
+    }
+    #[inline(always)]
+    fn to_i64(self) -> i64 {
+        i64::from(self.0 != 0)
+    }
+    #[inline(always)]
+    fn from_f32(x: f32) -> Self {
+        Bool(u8::from(x != 0.0))
+    }
+    #[inline(always)]
+    fn from_f64(x: f64) -> Self {
+        Bool(u8::from(x != 0.0))
+    }
+    #[inline(always)]
+    fn from_i64(x: i64) -> Self {
+        Bool(u8::from(x != 0))
+    }
+}
+
+impl Element for bf16 {
+    #[inline(always)]
+    fn to_f32(self) -> f32 {
+        f32::from_bits(u32::from(self.to_bits()) << 16)
+    }
+    #[inline(always)]
+    fn to_f64(self) -> f64 {
+        f64::from(self.to_f32())
+    }
+    #[inline(always)]
+    fn to_i64(self) -> i64 {
+        self.to_f32() as i64
+    }
+    #[inline(always)]
+    fn from_f32(x: f32) -> Self {
+        let bits = x.to_bits();
+        // Adding half of the last place kept, less one when that place is even, rounds to nearest even.
+        let rounded = bits.wrapping_add(0x7fff + ((bits >> 16) & 1)) >> 16;
+        let quiet = (bits >> 16) | 0x40;
+        bf16::from_bits(if x.is_nan() { quiet } else { rounded } as u16)
+    }
+    #[inline(always)]
+    fn from_f64(x: f64) -> Self {
+        Self::from_f32(round_to_odd(x))
+    }
+    #[inline(always)]
+    fn from_i64(x: i64) -> Self {
+        Self::from_f64(x as f64)
+    }
+}
+
+impl Element for f16 {
+    #[inline(always)]
+    fn to_f32(self) -> f32 {
+        f16::to_f32(self)
+    }
+    #[inline(always)]
+    fn to_f64(self) -> f64 {
+        f64::from(f16::to_f32(self))
+    }
+    #[inline(always)]
+    fn to_i64(self) -> i64 {
+        f16::to_f32(self) as i64
+    }
+    #[inline(always)]
+    fn from_f32(x: f32) -> Self {
+        f16::from_f32(x)
+    }
+    #[inline(always)]
+    fn from_f64(x: f64) -> Self {
+        f16::from_f32(round_to_odd(x))
+    }
+    #[inline(always)]
+    fn from_i64(x: i64) -> Self {
+        <Self as Element>::from_f64(x as f64)
+    }
+}
+
+/// `x` as f32, where an inexact value becomes its neighbour with an odd last bit. A second rounding to a
+/// type with at least two bits less then gives what one rounding of `x` gives (Boldo and Melquiond, 2008).
+fn round_to_odd(x: f64) -> f32 {
+    let near = x as f32;
+    let back = f64::from(near);
+    if back == x || x.is_nan() || near.to_bits() & 1 == 1 {
+        return near;
+    }
+    // The bits of a float count up with its magnitude.
+    let bits = near.to_bits();
+    f32::from_bits(if back.abs() > x.abs() { bits - 1 } else { bits + 1 })
+}
+
+/// A type that kernels compute in.
+pub(super) trait Number: Copy + PartialOrd + Default + 'static {
+    /// The dtype that is stored as this very type.
+    const DTYPE: DType;
+    fn from_element<E: Element>(x: E) -> Self;
+    fn to_element<E: Element>(self) -> E;
+    fn from_scalar(x: Scalar) -> Self;
+    fn pool(scratch: &mut Scratch) -> &mut Vec<Vec<Self>>;
+}
+
+macro_rules! number {
+    ($($t:ty, $dtype:ident, $to:ident, $from:ident, $pool:ident, |$s:ident| $scalar:expr;)*) => { $(
+        impl Number for $t {
+            const DTYPE: DType = DType::$dtype;
+            #[inline(always)]
+            fn from_element<E: Element>(x: E) -> Self { x.$to() }
+            #[inline(always)]
+            fn to_element<E: Element>(self) -> E { E::$from(self) }
+            fn from_scalar($s: Scalar) -> Self { $scalar }
+            fn pool(scratch: &mut Scratch) -> &mut Vec<Vec<Self>> { &mut scratch.$pool }
+        }
+    )* };
+}
+
+number! {
+    f32, F32, to_f32, from_f32, f32s, |s| s.as_f64() as f32;
+    f64, F64, to_f64, from_f64, f64s, |s| s.as_f64();
+    i64, I64, to_i64, from_i64, i64s, |s| s.as_i64();
+}
+
+/// Calls a generic function for the element type of a dtype: `for_element!(dtype, E => f::<E>(x))`.
+macro_rules! for_element {
+    ($dtype:expr, $e:ident => $body:expr) => {
+        match $dtype {
+            symmc_ir::DType::Bool => { type $e = $crate::kernels::element::Bool; $body }
+            symmc_ir::DType::U8 => { type $e = u8; $body }
+            symmc_ir::DType::I32 => { type $e = i32; $body }
+            symmc_ir::DType::I64 => { type $e = i64; $body }
+            symmc_ir::DType::F16 => { type $e = half::f16; $body }
+            symmc_ir::DType::BF16 => { type $e = half::bf16; $body }
+            symmc_ir::DType::F32 => { type $e = f32; $body }
+            symmc_ir::DType::F64 => { type $e = f64; $body }
+        }
+    };
+}
+pub(super) use for_element;
+
+/// Calls a generic function for the type that a dtype is computed in: `for_number!(dtype, C => f::<C>(x))`.
+macro_rules! for_number {
+    ($dtype:expr, $c:ident => $body:expr) => {
+        match $dtype {
+            symmc_ir::DType::F16 | symmc_ir::DType::BF16 | symmc_ir::DType::F32 => { type $c = f32; $body }
+            symmc_ir::DType::F64 => { type $c = f64; $body }
+            _ => { type $c = i64; $body }
+        }
+    };
+}
+pub(super) use for_number;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bf16_rounds_as_the_half_crate_does() {
+        for i in 0..=u16::MAX {
+            for low in [0u32, 1, 0x7fff, 0x8000, 0x8001, 0xffff] {
+                let x = f32::from_bits(u32::from(i) << 16 | low);
+                let (ours, theirs) = (<bf16 as Element>::from_f32(x), bf16::from_f32(x));
+                assert!(ours.to_bits() == theirs.to_bits() || x.is_nan() && ours.is_nan(), "{x:e}");
+            }
+        }
+    }
+
+    #[test]
+    fn f64_rounds_once_to_half_types() {
+        // Just above the midpoint of 1 and its bf16 successor, by less than an f32 can tell.
+        let x = 1.0 + 2f64.powi(-8) + 2f64.powi(-40);
+        assert_eq!(<bf16 as Element>::from_f64(x).to_f32(), 1.0 + 2f32.powi(-7));
+        let x = 1.0 + 2f64.powi(-11) + 2f64.powi(-40);
+        assert_eq!(f16::to_f32(<f16 as Element>::from_f64(x)), 1.0 + 2f32.powi(-10));
+        assert_eq!(<f16 as Element>::from_f64(-1e9).to_f64(), f64::NEG_INFINITY);
+    }
+}

@@ -1,0 +1,166 @@
+//! Matrix products of f32 and f64 matrices over raw memory, shared by matmul and attention.
+
+use super::element::Number;
+use super::math::Real;
+
+/// A matrix in memory: first element, and the distances between rows and between columns in elements.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Matrix<C> {
+    pub ptr: *mut C,
+    pub row: isize,
+    pub column: isize,
+}
+
+impl<C> Matrix<C> {
+    /// A row-major matrix with this many columns.
+    pub fn dense(ptr: *mut C, columns: usize) -> Self {
+        Matrix { ptr, row: columns as isize, column: 1 }
+    }
+    /// The matrix from this row and column on.
+    pub fn at(self, row: usize, column: usize) -> Self {
+        let offset = self.row * row as isize + self.column * column as isize;
+        Matrix { ptr: self.ptr.wrapping_offset(offset), ..self }
+    }
+    /// Rows for columns.
+    pub fn transposed(self) -> Self {
+        Matrix { ptr: self.ptr, row: self.column, column: self.row }
+    }
+}
+
+/// The extents of a product: `c[m, n] = a[m, k] b[k, n]`.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Extents {
+    pub m: usize,
+    pub k: usize,
+    pub n: usize,
+}
+
+/// A type that products are computed in.
+pub(super) trait Gemm: Real {
+    /// `c = alpha a b + beta c`; with `beta` 0, `c` is not read.
+    ///
+    /// # Safety
+    /// All elements of the three matrices must be there, and `c` must not overlap `a` or `b`.
+    unsafe fn gemm(e: Extents, alpha: Self, a: Matrix<Self>, b: Matrix<Self>, beta: Self, c: Matrix<Self>);
+}
+
+macro_rules! gemm {
+    ($t:ty, $function:ident) => {
+        impl Gemm for $t {
+            unsafe fn gemm(e: Extents, alpha: $t, a: Matrix<$t>, b: Matrix<$t>, beta: $t, c: Matrix<$t>) {
+                if few_rows(e.m, a, b, c) {
+                    // SAFETY: the caller's promise; the strides are as `few_rows` found them.
+                    return unsafe { rows_times_matrix(e, alpha, a, b, beta, c) };
+                }
+                // SAFETY: the caller's promise.
+                unsafe {
+                    matrixmultiply::$function(
+                        e.m, e.k, e.n, alpha, a.ptr, a.row, a.column, b.ptr, b.row, b.column, beta, c.ptr,
+                        c.row, c.column,
+                    );
+                }
+            }
+        }
+    };
+}
+
+gemm!(f32, sgemm);
+gemm!(f64, dgemm);
+
+/// Whether the product of a few rows with a matrix is best read straight through, without packing it.
+fn few_rows<C>(m: usize, a: Matrix<C>, b: Matrix<C>, c: Matrix<C>) -> bool {
+    m <= 3 && a.column == 1 && c.column == 1 && (b.row == 1 || b.column == 1)
+}
+
+/// [`Gemm::gemm`] for few rows: dot products along the columns of `b` where they are dense, else sums of
+/// its rows.
+///
+/// # Safety
+/// As [`Gemm::gemm`], where `a` and `c` have dense rows and `b` has dense rows or columns.
+unsafe fn rows_times_matrix<C: Gemm>(e: Extents, alpha: C, a: Matrix<C>, b: Matrix<C>, beta: C, c: Matrix<C>) {
+    for i in 0..e.m {
+        // SAFETY: row `i` of `a` and of `c`, which do not overlap.
+        let (x, y) = unsafe {
+            let x = std::slice::from_raw_parts(a.at(i, 0).ptr.cast_const(), e.k);
+            (x, std::slice::from_raw_parts_mut(c.at(i, 0).ptr, e.n))
+        };
+        if beta == C::ZERO {
+            y.fill(C::ZERO);
+        } else if beta != C::ONE {
+            y.iter_mut().for_each(|y| *y *= beta);
+        }
+        if b.row == 1 {
+            for (j, y) in y.iter_mut().enumerate() {
+                // SAFETY: column `j` of `b`, dense.
+                let column = unsafe { std::slice::from_raw_parts(b.at(0, j).ptr.cast_const(), e.k) };
+                *y += alpha * dot(x, column);
+            }
+        } else {
+            // SAFETY: rows of `b`, dense.
+            unsafe { add_rows(alpha, x, b, y) };
+        }
+    }
+}
+
+/// How many rows [`add_rows`] adds up before it adds their sum: keeps rounding from growing with `k`.
+const ROWS: usize = 64;
+
+/// # Safety
+/// `b` must have `x.len()` dense rows of `y.len()` elements.
+unsafe fn add_rows<C: Gemm>(alpha: C, x: &[C], b: Matrix<C>, y: &mut [C]) {
+    const COLUMNS: usize = 256;
+    for (first, y) in y.chunks_mut(COLUMNS).enumerate() {
+        for (group, x) in x.chunks(ROWS).enumerate() {
+            let mut sum = [C::ZERO; COLUMNS];
+            for (k, &x) in x.iter().enumerate() {
+                let row = b.at(group * ROWS + k, first * COLUMNS);
+                // SAFETY: a part of a row of `b`.
+                let row = unsafe { std::slice::from_raw_parts(row.ptr.cast_const(), y.len()) };
+                for (s, &b) in sum.iter_mut().zip(row) {
+                    *s += x * b;
+                }
+            }
+            for (y, &s) in y.iter_mut().zip(&sum) {
+                *y += alpha * s;
+            }
+        }
+    }
+}
+
+/// The dot product, in eight lanes over chunks whose sums are added in f64.
+pub(super) fn dot<C: Real>(x: &[C], y: &[C]) -> C {
+    const LANES: usize = 8;
+    const CHUNK: usize = 512;
+    let mut total = 0.0;
+    for (x, y) in x.chunks(CHUNK).zip(y.chunks(CHUNK)) {
+        let mut lanes = [C::ZERO; LANES];
+        let (xs, ys) = (x.chunks_exact(LANES), y.chunks_exact(LANES));
+        let tail: f64 = xs.remainder().iter().zip(ys.remainder()).map(|(&x, &y)| (x * y).wide()).sum();
+        for (x, y) in xs.zip(ys) {
+            for i in 0..LANES {
+                lanes[i] += x[i] * y[i];
+            }
+        }
+        total += lanes.iter().map(|l| l.wide()).sum::<f64>() + tail;
+    }
+    C::of(total)
+}
+
+/// The sum, in eight lanes over chunks whose sums are added in f64.
+pub(super) fn sum_by<C: Number, R: Real>(x: &[C], f: impl Fn(C) -> R) -> f64 {
+    const LANES: usize = 8;
+    const CHUNK: usize = 256;
+    let mut total = 0.0;
+    for x in x.chunks(CHUNK) {
+        let mut lanes = [R::ZERO; LANES];
+        let xs = x.chunks_exact(LANES);
+        let tail: f64 = xs.remainder().iter().map(|&x| f(x).wide()).sum();
+        for x in xs {
+            for i in 0..LANES {
+                lanes[i] += f(x[i]);
+            }
+        }
+        total += lanes.iter().map(|l| l.wide()).sum::<f64>() + tail;
+    }
+    total
+}

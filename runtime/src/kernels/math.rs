@@ -1,0 +1,246 @@
+//! Scalar functions in f32 and f64 that std lacks or that must be fast over blocks.
+
+use std::sync::OnceLock;
+
+use super::element::Number;
+
+/// What element-wise functions and normalisations need of a floating-point type.
+pub(super) trait Real: Number + std::ops::Add<Output = Self> + std::ops::Sub<Output = Self>
+    + std::ops::Mul<Output = Self> + std::ops::Div<Output = Self> + std::ops::Neg<Output = Self>
+    + std::ops::Rem<Output = Self> + std::ops::AddAssign + std::ops::MulAssign
+{
+    const ZERO: Self;
+    const ONE: Self;
+    const NEG_INFINITY: Self;
+    const NAN: Self;
+    fn of(x: f64) -> Self;
+    fn wide(self) -> f64;
+    fn abs(self) -> Self;
+    fn exp(self) -> Self;
+    fn ln(self) -> Self;
+    fn sqrt(self) -> Self;
+    fn sin(self) -> Self;
+    fn cos(self) -> Self;
+    fn tanh(self) -> Self;
+    fn floor(self) -> Self;
+    fn ceil(self) -> Self;
+    fn round_even(self) -> Self;
+    fn trunc(self) -> Self;
+    fn powf(self, e: Self) -> Self;
+    fn is_nan(self) -> bool;
+    fn is_finite(self) -> bool;
+
+    /// The error function.
+    fn erf(self) -> Self {
+        Self::of(erf(self.wide()))
+    }
+    /// `1 / (1 + e^-x)`.
+    #[inline(always)]
+    fn sigmoid(self) -> Self {
+        Self::ONE / (Self::ONE + (-self).exp())
+    }
+    /// `x` times the normal distribution function.
+    fn gelu(self) -> Self {
+        let x = self.wide();
+        Self::of(0.5 * x * (1.0 + erf(x * std::f64::consts::FRAC_1_SQRT_2)))
+    }
+    /// The approximation of [`gelu`](Self::gelu) by tanh.
+    fn gelu_tanh(self) -> Self {
+        let x = self;
+        let inner = Self::of(SQRT_2_OVER_PI) * (x + Self::of(0.044715) * x * x * x);
+        Self::of(0.5) * x * (Self::ONE + inner.tanh())
+    }
+    /// The larger; NaN if either is.
+    #[inline(always)]
+    fn max_nan(self, other: Self) -> Self {
+        if self > other || self.is_nan() { self } else { other }
+    }
+    /// The smaller; NaN if either is.
+    #[inline(always)]
+    fn min_nan(self, other: Self) -> Self {
+        if self < other || self.is_nan() { self } else { other }
+    }
+    /// The remainder with the sign of the divisor.
+    fn rem_floor(self, divisor: Self) -> Self {
+        let r = self % divisor;
+        if r != Self::ZERO && (r < Self::ZERO) != (divisor < Self::ZERO) { r + divisor } else { r }
+    }
+    /// The quotient rounded down; by zero as the true quotient.
+    fn div_floor(self, divisor: Self) -> Self {
+        if divisor == Self::ZERO { self / divisor } else { ((self - self.rem_floor(divisor)) / divisor).round_even() }
+    }
+}
+
+const SQRT_2_OVER_PI: f64 = std::f64::consts::FRAC_2_SQRT_PI * std::f64::consts::FRAC_1_SQRT_2;
+
+macro_rules! real {
+    ($($t:ident, $exp:expr;)*) => { $(
+        impl Real for $t {
+            const ZERO: Self = 0.0;
+            const ONE: Self = 1.0;
+            const NEG_INFINITY: Self = $t::NEG_INFINITY;
+            const NAN: Self = $t::NAN;
+            #[inline(always)]
+            fn of(x: f64) -> Self { x as $t }
+            #[inline(always)]
+            fn wide(self) -> f64 { self as f64 }
+            #[inline(always)]
+            fn abs(self) -> Self { $t::abs(self) }
+            #[inline(always)]
+            fn exp(self) -> Self { $exp(self) }
+            fn ln(self) -> Self { $t::ln(self) }
+            #[inline(always)]
+            fn sqrt(self) -> Self { $t::sqrt(self) }
+            fn sin(self) -> Self { $t::sin(self) }
+            fn cos(self) -> Self { $t::cos(self) }
+            fn tanh(self) -> Self { $t::tanh(self) }
+            fn floor(self) -> Self { $t::floor(self) }
+            fn ceil(self) -> Self { $t::ceil(self) }
+            fn round_even(self) -> Self { $t::round_ties_even(self) }
+            fn trunc(self) -> Self { $t::trunc(self) }
+            fn powf(self, e: Self) -> Self { $t::powf(self, e) }
+            #[inline(always)]
+            fn is_nan(self) -> bool { $t::is_nan(self) }
+            #[inline(always)]
+            fn is_finite(self) -> bool { $t::is_finite(self) }
+        }
+    )* };
+}
+
+real! {
+    f32, exp_f32;
+    f64, f64::exp;
+}
+
+/// `e^x` without branches, so that loops over it vectorise: `x = n ln 2 + r` with `|r| <= ln 2 / 2`, the
+/// Taylor polynomial of degree 7 in `r`, and a scaling by `2^n` in two factors. Off by at most 2 units in
+/// the last place.
+#[inline(always)]
+pub(super) fn exp_f32(x: f32) -> f32 {
+    // ln 2 in two parts, the first with enough trailing zeros that `n * LN2_HIGH` is exact.
+    const LN2_HIGH: f32 = 0.693_359_4;
+    const LN2_LOW: f32 = -2.121_944_4e-4;
+    // Adding and subtracting 1.5 * 2^23 rounds to the nearest integer.
+    const ROUND: f32 = 12_582_912.0;
+    let bounded = if x > 89.0 { 89.0 } else if x < -104.0 { -104.0 } else { x };
+    let shifted = bounded * std::f32::consts::LOG2_E + ROUND;
+    let n = shifted - ROUND;
+    let r = (bounded - n * LN2_HIGH) - n * LN2_LOW;
+    let mut p = 1.0 / 5040.0;
+    for c in [1.0 / 720.0, 1.0 / 120.0, 1.0 / 24.0, 1.0 / 6.0, 0.5, 1.0, 1.0] {
+        p = p * r + c;
+    }
+    // The integer stands in the low bits of `shifted`. For a NaN it is arbitrary, but `p` is NaN.
+    let n = (shifted.to_bits() as i32).wrapping_sub(ROUND.to_bits() as i32);
+    let half = n >> 1;
+    let power = |k: i32| f32::from_bits((k.wrapping_add(127) << 23) as u32);
+    p * power(half) * power(n.wrapping_sub(half))
+}
+
+/// The distance between the points around which [`erf`] is expanded.
+const ERF_STEP: f64 = 0.125;
+/// From here on `erf` is 1 in f64.
+const ERF_END: f64 = 6.0;
+const ERF_TERMS: usize = 12;
+
+/// The error function, to within a few units in the last place of f64: Taylor polynomials around the
+/// multiples of 1/8. The derivatives of erf are `2/√π e^(-c²)` times Hermite polynomials
+/// (Abramowitz and Stegun, 7.1.19).
+pub(super) fn erf(x: f64) -> f64 {
+    static TABLE: OnceLock<Vec<[f64; ERF_TERMS]>> = OnceLock::new();
+    if x.is_nan() {
+        return x;
+    }
+    let a = x.abs();
+    if a >= ERF_END {
+        return 1f64.copysign(x);
+    }
+    let table = TABLE.get_or_init(|| {
+        (0..=(ERF_END / ERF_STEP) as usize).map(|i| erf_expansion(i as f64 * ERF_STEP)).collect()
+    });
+    let near = (a / ERF_STEP).round();
+    let h = a - near * ERF_STEP;
+    let y = table[near as usize].iter().rev().fold(0.0, |y, c| y * h + c);
+    y.copysign(x)
+}
+
+/// The Taylor coefficients of erf around `c`.
+fn erf_expansion(c: f64) -> [f64; ERF_TERMS] {
+    let scale = std::f64::consts::FRAC_2_SQRT_PI * (-c * c).exp();
+    let mut out = [0.0; ERF_TERMS];
+    // erf(c) = 2/√π e^(-c²) Σ 2^n c^(2n+1) / (1·3·…·(2n+1)), all terms positive (7.1.6).
+    let (mut term, mut sum, mut n) = (c, 0.0, 0.0);
+    while term > sum * 1e-18 {
+        sum += term;
+        n += 1.0;
+        term *= 2.0 * c * c / (2.0 * n + 1.0);
+    }
+    out[0] = scale * sum;
+    // Coefficient k+1 is scale (-1)^k H_k(c) / (k+1)!, with H_{k+1} = 2c H_k - 2k H_{k-1}.
+    let (mut last, mut hermite, mut factorial) = (0.0, 1.0, 1.0);
+    for k in 0..ERF_TERMS - 1 {
+        factorial *= (k + 1) as f64;
+        out[k + 1] = scale * hermite / factorial * if k % 2 == 0 { 1.0 } else { -1.0 };
+        (last, hermite) = (hermite, 2.0 * c * hermite - 2.0 * k as f64 * last);
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn exp_is_within_two_units_in_the_last_place() {
+        let mut x = -103.0f32;
+        while x < 88.7 {
+            let (ours, exact) = (f64::from(exp_f32(x)), f64::from(x).exp());
+            let unit = f64::from(f32::from_bits((exact as f32).to_bits() + 1)) - f64::from(exact as f32);
+            assert!((ours - exact).abs() <= 2.0 * unit, "exp({x}) = {ours:e}, {exact:e}");
+            x += 0.013;
+        }
+        assert_eq!(exp_f32(0.0), 1.0);
+        assert_eq!(exp_f32(f32::NEG_INFINITY), 0.0);
+        assert_eq!(exp_f32(f32::INFINITY), f32::INFINITY);
+        assert_eq!(exp_f32(1000.0), f32::INFINITY);
+        assert_eq!(exp_f32(-1000.0), 0.0);
+        assert!(exp_f32(f32::NAN).is_nan());
+    }
+
+    #[test]
+    fn erf_agrees_with_tabulated_values() {
+        // Abramowitz and Stegun, table 7.1, to ten places.
+        for (x, y) in [
+            (0.0, 0.0),
+            (0.02, 0.022_564_574_7),
+            (0.5, 0.520_499_877_8),
+            (1.0, 0.842_700_792_9),
+            (1.06, 0.866_143_586_6),
+            (1.5, 0.966_105_146_5),
+            (2.0, 0.995_322_265_0),
+        ] {
+            assert!((erf(x) - y).abs() < 1e-10, "erf({x}) = {}", erf(x));
+            assert_eq!(erf(-x), -erf(x));
+        }
+        assert_eq!(erf(7.0), 1.0);
+        assert!(erf(f64::NAN).is_nan());
+    }
+
+    #[test]
+    fn erf_is_continuous_between_expansions() {
+        for i in 0..47 {
+            let border = (f64::from(i) + 0.5) * ERF_STEP;
+            let (below, above) = (erf(border * (1.0 - 1e-15)), erf(border * (1.0 + 1e-15)));
+            assert!((above - below).abs() <= 4e-15 * above, "at {border}: {below:e} {above:e}");
+        }
+    }
+
+    #[test]
+    fn remainders_take_the_sign_of_the_divisor() {
+        assert_eq!((-7f32).rem_floor(3.0), 2.0);
+        assert_eq!(7f32.rem_floor(-3.0), -2.0);
+        assert_eq!((-7f32).div_floor(3.0), -3.0);
+        assert_eq!(6f32.div_floor(3.0), 2.0);
+        assert_eq!(1f32.div_floor(0.0), f32::INFINITY);
+    }
+}

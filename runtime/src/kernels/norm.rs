@@ -1,0 +1,162 @@
+//! Softmax, RMS norm and layer norm: one row at a time, in f32 (f64 for f64), sums in f64.
+
+use super::KernelError;
+use super::gemm::sum_by;
+use super::math::Real;
+use super::scratch::Scratch;
+use super::strided::{Reader, Strided, Writer};
+
+/// Calls a generic function for the real type that a float dtype is computed in.
+macro_rules! for_real {
+    ($dtype:expr, $r:ident => $body:expr) => {
+        if $dtype == symmc_ir::DType::F64 {
+            type $r = f64;
+            $body
+        } else {
+            type $r = f32;
+            $body
+        }
+    };
+}
+pub(super) use for_real;
+
+pub(super) fn softmax(
+    axis: usize,
+    log: bool,
+    x: &Strided,
+    result: &Strided,
+    scratch: &mut Scratch,
+) -> Result<(), KernelError> {
+    if axis >= x.rank() || x.shape() != result.shape() {
+        return Err(KernelError::shape("the result of softmax", &x.shape(), &result.shape()));
+    }
+    let (x, result) = (x.axis_last(axis), result.axis_last(axis));
+    for_real!(x.dtype, R => {
+        rows::<R>(&x, &result, x.n(x.rank() - 1), scratch, |row| softmax_row(log, row));
+    });
+    Ok(())
+}
+
+fn softmax_row<R: Real>(log: bool, row: &mut [R]) {
+    let max = row.iter().fold(R::NEG_INFINITY, |m, &x| x.max_nan(m));
+    if log {
+        let sum = R::of(sum_by(row, |x| (x - max).exp()).ln());
+        row.iter_mut().for_each(|x| *x = *x - max - sum);
+    } else {
+        row.iter_mut().for_each(|x| *x = (*x - max).exp());
+        let scale = R::of(1.0 / sum_by(row, |x| x));
+        row.iter_mut().for_each(|x| *x *= scale);
+    }
+}
+
+/// Reads `x` in rows of `n`, applies `f` to each row and stores it.
+fn rows<R: Real>(x: &Strided, result: &Strided, n: usize, scratch: &mut Scratch, mut f: impl FnMut(&mut [R])) {
+    let (mut xs, mut out) = (Reader::<R>::new(x), Writer::<R>::new(result));
+    let mut row = scratch.take::<R>(n);
+    for _ in 0..x.numel().checked_div(n).unwrap_or(0) {
+        xs.fill(&mut row);
+        f(&mut row);
+        out.put(&row);
+    }
+    scratch.give(row);
+}
+
+/// Reads a weight or bias of the normalised axes as one row.
+fn parameter<R: Real>(v: &Strided, n: usize, scratch: &mut Scratch) -> Result<Vec<R>, KernelError> {
+    if v.numel() != n {
+        return Err(KernelError::shape("the weight or bias of a norm", &[n], &v.shape()));
+    }
+    let mut row = scratch.take::<R>(n);
+    Reader::new(v).fill(&mut row);
+    Ok(row)
+}
+
+/// The number of elements of the last `axes` axes.
+fn row_length(axes: usize, x: &Strided, result: &Strided) -> Result<usize, KernelError> {
+    if axes > x.rank() || x.shape() != result.shape() {
+        return Err(KernelError::shape("the result of a norm", &x.shape(), &result.shape()));
+    }
+    Ok(x.axes[x.rank() - axes..].iter().map(|a| a.n).product())
+}
+
+/// The attributes of an RMS norm.
+#[derive(Clone, Copy)]
+pub(super) struct Rms {
+    pub axes: usize,
+    pub eps: f64,
+    pub round_first: bool,
+}
+
+pub(super) fn rms_norm(
+    rms: Rms,
+    x: &Strided,
+    weight: Option<&Strided>,
+    result: &Strided,
+    scratch: &mut Scratch,
+) -> Result<(), KernelError> {
+    let n = row_length(rms.axes, x, result)?;
+    let round = rms.round_first && weight.is_some();
+    for_real!(x.dtype, R => {
+        let weight = weight.map(|w| parameter::<R>(w, n, scratch)).transpose()?;
+        rows::<R>(x, result, n, scratch, |row| {
+            let mean = sum_by(row, |x| x * x) / n as f64;
+            let scale = R::of(1.0 / (mean + rms.eps).sqrt());
+            row.iter_mut().for_each(|x| *x *= scale);
+            if round {
+                round_to(x.dtype, row);
+            }
+            if let Some(w) = &weight {
+                row.iter_mut().zip(w).for_each(|(x, &w)| *x *= w);
+            }
+        });
+        if let Some(w) = weight {
+            scratch.give(w);
+        }
+    });
+    Ok(())
+}
+
+/// Rounds numbers to a dtype and back.
+fn round_to<R: Real>(dtype: symmc_ir::DType, row: &mut [R]) {
+    use super::element::Element;
+    fn through<E: Element, R: Real>(row: &mut [R]) {
+        row.iter_mut().for_each(|x| *x = R::from_element(x.to_element::<E>()));
+    }
+    match dtype {
+        symmc_ir::DType::F16 => through::<half::f16, R>(row),
+        symmc_ir::DType::BF16 => through::<half::bf16, R>(row),
+        _ => {}
+    }
+}
+
+pub(super) fn layer_norm(
+    axes: usize,
+    eps: f64,
+    x: &Strided,
+    parameters: &[Strided],
+    result: &Strided,
+    scratch: &mut Scratch,
+) -> Result<(), KernelError> {
+    let n = row_length(axes, x, result)?;
+    for_real!(x.dtype, R => {
+        let weight = parameters.first().map(|w| parameter::<R>(w, n, scratch)).transpose()?;
+        let bias = parameters.get(1).map(|b| parameter::<R>(b, n, scratch)).transpose()?;
+        rows::<R>(x, result, n, scratch, |row| {
+            let mean = sum_by(row, |x| x) / n as f64;
+            row.iter_mut().for_each(|x| *x = R::of(x.wide() - mean));
+            let variance = sum_by(row, |x| x * x) / n as f64;
+            let scale = R::of(1.0 / (variance + eps).sqrt());
+            row.iter_mut().for_each(|x| *x *= scale);
+            if let Some(w) = &weight {
+                row.iter_mut().zip(w).for_each(|(x, &w)| *x *= w);
+            }
+            if let Some(b) = &bias {
+                row.iter_mut().zip(b).for_each(|(x, &b)| *x += b);
+            }
+        });
+        for p in [weight, bias].into_iter().flatten() {
+            scratch.give(p);
+        }
+    });
+    Ok(())
+}

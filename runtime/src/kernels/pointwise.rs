@@ -1,0 +1,301 @@
+//! Element-wise ops: unary, binary, select, cast, full and iota.
+//!
+//! Each works block by block: read a block of every operand as numbers, compute, write the block. Floats
+//! are computed in f32 (f64 for f64), integers and bool in i64 with wrap-around at the stored width.
+
+use symmc_ir::{BinaryOp, DType, Scalar, UnaryOp};
+
+use super::KernelError;
+use super::element::{Number, for_number};
+use super::math::Real;
+use super::strided::{BLOCK, Reader, Strided, Writer};
+
+pub(super) fn unary(op: UnaryOp, x: &Strided, result: &Strided) -> Result<(), KernelError> {
+    match x.dtype {
+        DType::F64 => map_blocks::<f64>(x, result, |b| unary_block(op, b)),
+        d if d.is_float() => map_blocks::<f32>(x, result, |b| unary_block(op, b)),
+        d => {
+            if !matches!(op, UnaryOp::Neg | UnaryOp::Abs | UnaryOp::Sign | UnaryOp::Not | UnaryOp::Relu) {
+                return Err(KernelError::Undefined { op: op.name().into(), dtype: d });
+            }
+            map_blocks::<i64>(x, result, |b| unary_int_block(op, d, b));
+        }
+    }
+    Ok(())
+}
+
+pub(super) fn binary(op: BinaryOp, x: &Strided, y: &Strided, result: &Strided) -> Result<(), KernelError> {
+    let shape = result.shape();
+    let (x, y) = (x.broadcast(&shape)?, y.broadcast(&shape)?);
+    for_number!(x.dtype, C => {
+        let (mut xs, mut ys, mut out) = (Reader::<C>::new(&x), Reader::<C>::new(&y), Writer::<C>::new(result));
+        let (mut a, mut b) = ([C::default(); BLOCK], [C::default(); BLOCK]);
+        for n in blocks(result.numel()) {
+            xs.fill(&mut a[..n]);
+            ys.fill(&mut b[..n]);
+            C::combine(op, &mut a[..n], &b[..n])?;
+            out.put(&a[..n]);
+        }
+    });
+    Ok(())
+}
+
+pub(super) fn binary_scalar(
+    op: BinaryOp,
+    scalar: Scalar,
+    scalar_left: bool,
+    x: &Strided,
+    result: &Strided,
+) -> Result<(), KernelError> {
+    for_number!(x.dtype, C => {
+        let (mut xs, mut out) = (Reader::<C>::new(x), Writer::<C>::new(result));
+        let scalars = [C::from_scalar(scalar); BLOCK];
+        let mut a = [C::default(); BLOCK];
+        for n in blocks(result.numel()) {
+            xs.fill(&mut a[..n]);
+            if scalar_left {
+                let mut left = scalars;
+                C::combine(op, &mut left[..n], &a[..n])?;
+                out.put(&left[..n]);
+            } else {
+                C::combine(op, &mut a[..n], &scalars[..n])?;
+                out.put(&a[..n]);
+            }
+        }
+    });
+    Ok(())
+}
+
+pub(super) fn select(
+    condition: &Strided,
+    x: &Strided,
+    y: &Strided,
+    result: &Strided,
+) -> Result<(), KernelError> {
+    let shape = result.shape();
+    let (condition, x, y) = (condition.broadcast(&shape)?, x.broadcast(&shape)?, y.broadcast(&shape)?);
+    for_number!(x.dtype, C => {
+        let mut conditions = Reader::<i64>::new(&condition);
+        let (mut xs, mut ys, mut out) = (Reader::<C>::new(&x), Reader::<C>::new(&y), Writer::<C>::new(result));
+        let (mut c, mut a, mut b) = ([0i64; BLOCK], [C::default(); BLOCK], [C::default(); BLOCK]);
+        for n in blocks(result.numel()) {
+            conditions.fill(&mut c[..n]);
+            xs.fill(&mut a[..n]);
+            ys.fill(&mut b[..n]);
+            for i in 0..n {
+                b[i] = if c[i] != 0 { a[i] } else { b[i] };
+            }
+            out.put(&b[..n]);
+        }
+    });
+    Ok(())
+}
+
+pub(super) fn cast(x: &Strided, result: &Strided) {
+    if x.dtype == result.dtype {
+        super::strided::copy(x, result);
+    } else if x.dtype == DType::F64 || x.dtype.is_float() && !result.dtype.is_float() {
+        map_blocks::<f64>(x, result, |_| ());
+    } else if x.dtype.is_float() {
+        map_blocks::<f32>(x, result, |_| ());
+    } else {
+        map_blocks::<i64>(x, result, |_| ());
+    }
+}
+
+pub(super) fn full(scalar: Scalar, result: &Strided) {
+    match (result.dtype.is_float(), scalar) {
+        (true, _) => write_all(result, |_| scalar.as_f64()),
+        // A float that is not 0 is true even where it truncates to 0.
+        (false, Scalar::Float(x)) if result.dtype == DType::Bool => write_all(result, |_| x.0),
+        (false, _) => write_all(result, |_| scalar.as_i64()),
+    }
+}
+
+pub(super) fn iota(start: i64, step: i64, result: &Strided) {
+    write_all(result, |i| start.wrapping_add(step.wrapping_mul(i as i64)));
+}
+
+/// Stores `f(i)` as element `i` in row-major order.
+fn write_all<C: Number>(result: &Strided, f: impl Fn(usize) -> C) {
+    let mut out = Writer::<C>::new(result);
+    let mut buffer = [C::default(); BLOCK];
+    let mut at = 0;
+    for n in blocks(result.numel()) {
+        for (i, b) in buffer[..n].iter_mut().enumerate() {
+            *b = f(at + i);
+        }
+        out.put(&buffer[..n]);
+        at += n;
+    }
+}
+
+/// Reads `x` as `C`, applies `f` to each block and stores it.
+fn map_blocks<C: Number>(x: &Strided, result: &Strided, f: impl Fn(&mut [C])) {
+    let (mut xs, mut out) = (Reader::<C>::new(x), Writer::<C>::new(result));
+    let mut buffer = [C::default(); BLOCK];
+    for n in blocks(result.numel()) {
+        xs.fill(&mut buffer[..n]);
+        f(&mut buffer[..n]);
+        out.put(&buffer[..n]);
+    }
+}
+
+/// The sizes of the blocks that `n` elements fall into.
+pub(super) fn blocks(n: usize) -> impl Iterator<Item = usize> {
+    (0..n.div_ceil(BLOCK)).map(move |i| BLOCK.min(n - i * BLOCK))
+}
+
+#[inline(always)]
+fn each<C: Copy>(block: &mut [C], f: impl Fn(C) -> C) {
+    for x in block {
+        *x = f(*x);
+    }
+}
+
+fn unary_block<R: Real>(op: UnaryOp, b: &mut [R]) {
+    let truth = |t: bool| if t { R::ONE } else { R::ZERO };
+    match op {
+        UnaryOp::Neg => each(b, |x| -x),
+        UnaryOp::Abs => each(b, R::abs),
+        UnaryOp::Sign => each(b, |x| if x.is_nan() { x } else { truth(x > R::ZERO) - truth(x < R::ZERO) }),
+        UnaryOp::Not => each(b, |x| truth(x == R::ZERO)),
+        UnaryOp::Exp => each(b, R::exp),
+        UnaryOp::Log => each(b, R::ln),
+        UnaryOp::Sqrt => each(b, R::sqrt),
+        UnaryOp::Rsqrt => each(b, |x| R::ONE / x.sqrt()),
+        UnaryOp::Reciprocal => each(b, |x| R::ONE / x),
+        UnaryOp::Sin => each(b, R::sin),
+        UnaryOp::Cos => each(b, R::cos),
+        UnaryOp::Tanh => each(b, R::tanh),
+        UnaryOp::Erf => each(b, R::erf),
+        UnaryOp::Floor => each(b, R::floor),
+        UnaryOp::Ceil => each(b, R::ceil),
+        UnaryOp::Round => each(b, R::round_even),
+        UnaryOp::Trunc => each(b, R::trunc),
+        UnaryOp::Relu => each(b, |x| if x < R::ZERO { R::ZERO } else { x }),
+        UnaryOp::Sigmoid => each(b, R::sigmoid),
+        UnaryOp::Silu => each(b, |x| x / (R::ONE + (-x).exp())),
+        UnaryOp::Gelu => each(b, R::gelu),
+        UnaryOp::GeluTanh => each(b, R::gelu_tanh),
+        UnaryOp::IsNan => each(b, |x| truth(x.is_nan())),
+        UnaryOp::IsFinite => each(b, |x| truth(x.is_finite())),
+    }
+}
+
+fn unary_int_block(op: UnaryOp, dtype: DType, b: &mut [i64]) {
+    match op {
+        UnaryOp::Neg => each(b, i64::wrapping_neg),
+        UnaryOp::Abs => each(b, i64::wrapping_abs),
+        UnaryOp::Sign => each(b, i64::signum),
+        UnaryOp::Relu => each(b, |x| x.max(0)),
+        UnaryOp::Not if dtype == DType::Bool => each(b, |x| i64::from(x == 0)),
+        _ => each(b, |x| !x),
+    }
+}
+
+/// Binary ops on blocks of one number type; the result replaces the left operand, 1 and 0 stand for true
+/// and false.
+pub(super) trait Combine: Number {
+    fn combine(op: BinaryOp, a: &mut [Self], b: &[Self]) -> Result<(), KernelError>;
+}
+
+#[inline(always)]
+fn zip<C: Copy>(a: &mut [C], b: &[C], f: impl Fn(C, C) -> C) {
+    for (x, &y) in a.iter_mut().zip(b) {
+        *x = f(*x, y);
+    }
+}
+
+fn combine_real<R: Real>(op: BinaryOp, a: &mut [R], b: &[R]) {
+    let truth = |t: bool| if t { R::ONE } else { R::ZERO };
+    match op {
+        BinaryOp::Add => zip(a, b, |x, y| x + y),
+        BinaryOp::Sub => zip(a, b, |x, y| x - y),
+        BinaryOp::Mul => zip(a, b, |x, y| x * y),
+        BinaryOp::Div => zip(a, b, |x, y| x / y),
+        BinaryOp::FloorDiv => zip(a, b, R::div_floor),
+        BinaryOp::Rem => zip(a, b, R::rem_floor),
+        BinaryOp::Pow => zip(a, b, |x, y| if y == R::of(2.0) { x * x } else { x.powf(y) }),
+        BinaryOp::Max => zip(a, b, R::max_nan),
+        BinaryOp::Min => zip(a, b, R::min_nan),
+        BinaryOp::And => zip(a, b, |x, y| truth(x != R::ZERO && y != R::ZERO)),
+        BinaryOp::Or => zip(a, b, |x, y| truth(x != R::ZERO || y != R::ZERO)),
+        BinaryOp::Xor => zip(a, b, |x, y| truth((x != R::ZERO) != (y != R::ZERO))),
+        BinaryOp::Eq => zip(a, b, |x, y| truth(x == y)),
+        BinaryOp::Ne => zip(a, b, |x, y| truth(x != y)),
+        BinaryOp::Lt => zip(a, b, |x, y| truth(x < y)),
+        BinaryOp::Le => zip(a, b, |x, y| truth(x <= y)),
+        BinaryOp::Gt => zip(a, b, |x, y| truth(x > y)),
+        BinaryOp::Ge => zip(a, b, |x, y| truth(x >= y)),
+    }
+}
+
+impl Combine for f32 {
+    fn combine(op: BinaryOp, a: &mut [f32], b: &[f32]) -> Result<(), KernelError> {
+        combine_real(op, a, b);
+        Ok(())
+    }
+}
+
+impl Combine for f64 {
+    fn combine(op: BinaryOp, a: &mut [f64], b: &[f64]) -> Result<(), KernelError> {
+        combine_real(op, a, b);
+        Ok(())
+    }
+}
+
+impl Combine for i64 {
+    fn combine(op: BinaryOp, a: &mut [i64], b: &[i64]) -> Result<(), KernelError> {
+        if matches!(op, BinaryOp::FloorDiv | BinaryOp::Rem | BinaryOp::Div) && b.contains(&0) {
+            return Err(KernelError::ZeroDivisor);
+        }
+        match op {
+            BinaryOp::Add => zip(a, b, i64::wrapping_add),
+            BinaryOp::Sub => zip(a, b, i64::wrapping_sub),
+            BinaryOp::Mul => zip(a, b, i64::wrapping_mul),
+            BinaryOp::Div => zip(a, b, i64::wrapping_div),
+            BinaryOp::FloorDiv => zip(a, b, |x, y| {
+                let q = x.wrapping_div(y);
+                if x.wrapping_rem(y) != 0 && (x < 0) != (y < 0) { q - 1 } else { q }
+            }),
+            BinaryOp::Rem => zip(a, b, |x, y| {
+                let r = x.wrapping_rem(y);
+                if r != 0 && (r < 0) != (y < 0) { r + y } else { r }
+            }),
+            BinaryOp::Pow => zip(a, b, int_pow),
+            BinaryOp::Max => zip(a, b, i64::max),
+            BinaryOp::Min => zip(a, b, i64::min),
+            BinaryOp::And => zip(a, b, |x, y| x & y),
+            BinaryOp::Or => zip(a, b, |x, y| x | y),
+            BinaryOp::Xor => zip(a, b, |x, y| x ^ y),
+            BinaryOp::Eq => zip(a, b, |x, y| i64::from(x == y)),
+            BinaryOp::Ne => zip(a, b, |x, y| i64::from(x != y)),
+            BinaryOp::Lt => zip(a, b, |x, y| i64::from(x < y)),
+            BinaryOp::Le => zip(a, b, |x, y| i64::from(x <= y)),
+            BinaryOp::Gt => zip(a, b, |x, y| i64::from(x > y)),
+            BinaryOp::Ge => zip(a, b, |x, y| i64::from(x >= y)),
+        }
+        Ok(())
+    }
+}
+
+/// `x` to the power `e`, wrapping; a negative power is the integer part of the true one.
+fn int_pow(x: i64, e: i64) -> i64 {
+    if e < 0 {
+        return match x {
+            1 => 1,
+            -1 => 1 - 2 * (e & 1),
+            _ => 0,
+        };
+    }
+    let (mut power, mut base, mut left) = (1i64, x, e);
+    while left > 0 {
+        if left & 1 == 1 {
+            power = power.wrapping_mul(base);
+        }
+        base = base.wrapping_mul(base);
+        left >>= 1;
+    }
+    power
+}

@@ -1,0 +1,431 @@
+//! Walking strided memory.
+//!
+//! A [`Strided`] is a view with byte strides that kernels permute, broadcast and cut. A [`Reader`] gives
+//! its elements in row-major order in blocks of numbers, a [`Writer`] stores blocks; both convert between
+//! the stored and the computed type and treat runs of equal stride at once. Element-wise kernels read a
+//! block of every operand before they write that block of the result, so a result may lie on an operand of
+//! the same layout. [`copy`] moves elements without looking at them.
+
+use std::marker::PhantomData;
+
+use half::slice::HalfFloatSliceExt;
+use smallvec::SmallVec;
+use symmc_ir::DType;
+
+use super::KernelError;
+use super::element::{Element, Number, for_element};
+use super::view::{View, ViewMut};
+
+/// How many numbers kernels handle at once.
+pub(super) const BLOCK: usize = 512;
+
+/// One axis: its extent, and the distance between neighbours in bytes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(super) struct Axis {
+    pub n: usize,
+    pub stride: isize,
+}
+
+pub(super) type Axes = SmallVec<[Axis; 6]>;
+
+/// A view with byte strides. Its memory is what the view that it came from promised.
+#[derive(Clone, Debug)]
+pub(super) struct Strided {
+    pub ptr: *mut u8,
+    pub dtype: DType,
+    pub axes: Axes,
+}
+
+impl From<&View<'_>> for Strided {
+    fn from(view: &View<'_>) -> Self {
+        let axes = byte_axes(view.dtype(), view.shape(), view.strides());
+        Strided { ptr: view.as_ptr().cast_mut(), dtype: view.dtype(), axes }
+    }
+}
+
+impl From<&mut ViewMut<'_>> for Strided {
+    fn from(view: &mut ViewMut<'_>) -> Self {
+        let axes = byte_axes(view.dtype(), view.shape(), view.strides());
+        Strided { ptr: view.as_mut_ptr(), dtype: view.dtype(), axes }
+    }
+}
+
+fn byte_axes(dtype: DType, shape: &[usize], strides: &[isize]) -> Axes {
+    let size = dtype.size() as isize;
+    shape.iter().zip(strides).map(|(&n, &s)| Axis { n, stride: s * size }).collect()
+}
+
+impl Strided {
+    /// Row-major memory of this shape at `ptr`.
+    pub fn contiguous(dtype: DType, shape: &[usize], ptr: *mut u8) -> Self {
+        let mut axes: Axes = shape.iter().map(|&n| Axis { n, stride: 0 }).collect();
+        let mut stride = dtype.size() as isize;
+        for axis in axes.iter_mut().rev() {
+            axis.stride = stride;
+            stride *= axis.n.max(1) as isize;
+        }
+        Strided { ptr, dtype, axes }
+    }
+    pub fn rank(&self) -> usize {
+        self.axes.len()
+    }
+    pub fn n(&self, axis: usize) -> usize {
+        self.axes[axis].n
+    }
+    pub fn shape(&self) -> SmallVec<[usize; 6]> {
+        self.axes.iter().map(|a| a.n).collect()
+    }
+    pub fn numel(&self) -> usize {
+        numel(&self.axes)
+    }
+    /// The same elements seen from another first element.
+    pub fn at(&self, byte_offset: isize) -> Self {
+        Strided { ptr: self.ptr.wrapping_offset(byte_offset), dtype: self.dtype, axes: self.axes.clone() }
+    }
+    /// The same first element under other axes.
+    pub fn with_axes(&self, axes: impl IntoIterator<Item = Axis>) -> Self {
+        Strided { ptr: self.ptr, dtype: self.dtype, axes: axes.into_iter().collect() }
+    }
+    /// The `n` elements of `axis` from `start` on.
+    pub fn cut(&self, axis: usize, start: usize, n: usize) -> Self {
+        let mut out = self.at(self.axes[axis].stride * start as isize);
+        out.axes[axis].n = n;
+        out
+    }
+    /// `axis` moved behind all others.
+    pub fn axis_last(&self, axis: usize) -> Self {
+        let mut out = self.clone();
+        let moved = out.axes.remove(axis);
+        out.axes.push(moved);
+        out
+    }
+    /// Broadcast to `shape`: axes of extent 1 and missing leading axes get stride 0.
+    pub fn broadcast(&self, shape: &[usize]) -> Result<Self, KernelError> {
+        let misfit = || KernelError::Shape {
+            what: "an operand".into(),
+            expected: format!("a shape that broadcasts to {shape:?}"),
+            found: format!("{:?}", self.shape()),
+        };
+        let new = shape.len().checked_sub(self.rank()).ok_or_else(misfit)?;
+        let mut axes: Axes = shape.iter().map(|&n| Axis { n, stride: 0 }).collect();
+        for (axis, own) in axes[new..].iter_mut().zip(&self.axes) {
+            match own.n {
+                n if n == axis.n => axis.stride = own.stride,
+                1 => {}
+                _ => return Err(misfit()),
+            }
+        }
+        Ok(Strided { ptr: self.ptr, dtype: self.dtype, axes })
+    }
+    /// Whether both are the same elements in the same order.
+    pub fn same_memory(&self, other: &Strided) -> bool {
+        self.ptr == other.ptr && self.dtype == other.dtype && merge(&self.axes) == merge(&other.axes)
+    }
+    /// Whether the elements are one dense run in row-major order.
+    pub fn is_contiguous(&self) -> bool {
+        match merge(&self.axes)[..] {
+            [] => true,
+            [only] => only.n <= 1 || only.stride == self.dtype.size() as isize,
+            _ => false,
+        }
+    }
+}
+
+pub(super) fn numel(axes: &[Axis]) -> usize {
+    axes.iter().map(|a| a.n).product()
+}
+
+/// The fewest axes that reach the same elements in the same order. No axis has extent 1; an empty view has
+/// one axis of extent 0.
+pub(super) fn merge(axes: &[Axis]) -> Axes {
+    let mut out = Axes::new();
+    for &axis in axes {
+        match axis.n {
+            0 => return SmallVec::from_slice(&[Axis { n: 0, stride: 0 }]),
+            1 => continue,
+            _ => {}
+        }
+        match out.last_mut() {
+            Some(last) if last.stride == axis.stride * axis.n as isize => {
+                *last = Axis { n: last.n * axis.n, stride: axis.stride };
+            }
+            _ => out.push(axis),
+        }
+    }
+    out
+}
+
+/// Steps through the positions of some axes in row-major order, keeping one byte offset for each of `K`
+/// stride tables.
+pub(super) struct Odometer<const K: usize> {
+    extents: SmallVec<[usize; 6]>,
+    strides: SmallVec<[[isize; K]; 6]>,
+    index: SmallVec<[usize; 6]>,
+    /// The byte offset of the current position under each table.
+    pub offsets: [isize; K],
+    left: usize,
+}
+
+impl<const K: usize> Odometer<K> {
+    /// Over the axes of `K` tables of equal extents.
+    pub fn new(tables: [&[Axis]; K]) -> Self {
+        let extents: SmallVec<[usize; 6]> = tables[0].iter().map(|a| a.n).collect();
+        let strides = (0..extents.len()).map(|i| std::array::from_fn(|k| tables[k][i].stride)).collect();
+        let left = extents.iter().product();
+        Odometer { index: SmallVec::from_elem(0, extents.len()), extents, strides, offsets: [0; K], left }
+    }
+    /// The offsets of the current position, then moves on; `None` after the last.
+    pub fn next(&mut self) -> Option<[isize; K]> {
+        self.left = self.left.checked_sub(1)?;
+        let now = self.offsets;
+        for axis in (0..self.extents.len()).rev() {
+            self.index[axis] += 1;
+            if self.index[axis] < self.extents[axis] {
+                for (o, s) in self.offsets.iter_mut().zip(self.strides[axis]) {
+                    *o += s;
+                }
+                break;
+            }
+            self.index[axis] = 0;
+            for (o, s) in self.offsets.iter_mut().zip(self.strides[axis]) {
+                *o -= s * (self.extents[axis] - 1) as isize;
+            }
+        }
+        Some(now)
+    }
+}
+
+/// The position within a view, shared by [`Reader`] and [`Writer`].
+struct Cursor {
+    dtype: DType,
+    outer: Odometer<1>,
+    inner: Axis,
+    /// The first element of the current inner run, and how many of it are done.
+    run: *mut u8,
+    done: usize,
+    start: *mut u8,
+}
+
+impl Cursor {
+    fn new(view: &Strided) -> Self {
+        let mut axes = merge(&view.axes);
+        let inner = axes.pop().unwrap_or(Axis { n: 1, stride: 0 });
+        let mut outer = Odometer::new([&axes]);
+        outer.next();
+        Cursor { dtype: view.dtype, outer, inner, run: view.ptr, done: 0, start: view.ptr }
+    }
+
+    /// The next up to `wanted` elements of equal stride: pointer to the first, and their number.
+    fn advance(&mut self, wanted: usize) -> (*mut u8, usize) {
+        if self.done == self.inner.n {
+            let offset = self.outer.next().map_or(0, |[o]| o);
+            self.run = self.start.wrapping_offset(offset);
+            self.done = 0;
+        }
+        let n = wanted.min(self.inner.n - self.done);
+        let ptr = self.run.wrapping_offset(self.inner.stride * self.done as isize);
+        self.done += n;
+        (ptr, n)
+    }
+}
+
+/// Gives the elements of a view in row-major order, as numbers. It must not be asked for more elements than
+/// the view has.
+pub(super) struct Reader<C> {
+    cursor: Cursor,
+    left: usize,
+    number: PhantomData<C>,
+}
+
+impl<C: Number> Reader<C> {
+    pub fn new(view: &Strided) -> Self {
+        Reader { cursor: Cursor::new(view), left: view.numel(), number: PhantomData }
+    }
+
+    /// Fills `out` with the next elements.
+    pub fn fill(&mut self, out: &mut [C]) {
+        assert!(out.len() <= self.left, "a reader ran past its view");
+        self.left -= out.len();
+        let mut filled = 0;
+        while filled < out.len() {
+            let (ptr, n) = self.cursor.advance(out.len() - filled);
+            // SAFETY: the cursor gives `n` elements of the view, which its maker promised to be readable.
+            unsafe { load(self.cursor.dtype, ptr, self.cursor.inner.stride, &mut out[filled..filled + n]) };
+            filled += n;
+        }
+    }
+}
+
+/// Stores numbers into a view in row-major order. It must not be given more than the view has.
+pub(super) struct Writer<C> {
+    cursor: Cursor,
+    left: usize,
+    number: PhantomData<C>,
+}
+
+impl<C: Number> Writer<C> {
+    pub fn new(view: &Strided) -> Self {
+        Writer { cursor: Cursor::new(view), left: view.numel(), number: PhantomData }
+    }
+
+    /// Stores the next elements.
+    pub fn put(&mut self, data: &[C]) {
+        assert!(data.len() <= self.left, "a writer ran past its view");
+        self.left -= data.len();
+        let mut stored = 0;
+        while stored < data.len() {
+            let (ptr, n) = self.cursor.advance(data.len() - stored);
+            // SAFETY: the cursor gives `n` elements of the view, which its maker promised to be writable.
+            unsafe { store(self.cursor.dtype, ptr, self.cursor.inner.stride, &data[stored..stored + n]) };
+            stored += n;
+        }
+    }
+}
+
+/// Reads `out.len()` elements from `ptr` on, `stride` bytes apart.
+///
+/// # Safety
+/// They must be readable and aligned.
+unsafe fn load<C: Number>(dtype: DType, ptr: *const u8, stride: isize, out: &mut [C]) {
+    if dtype == C::DTYPE && stride == dtype.size() as isize {
+        // SAFETY: `C` is the stored type; the elements are dense, and `out` is memory of this thread alone.
+        return unsafe { std::ptr::copy_nonoverlapping(ptr.cast::<C>(), out.as_mut_ptr(), out.len()) };
+    }
+    if dtype == DType::F16 && C::DTYPE == DType::F32 && stride == 2 {
+        // SAFETY: as above; `C` is `f32`, and nobody writes the operand while the slice exists.
+        unsafe {
+            let from = std::slice::from_raw_parts(ptr.cast::<half::f16>(), out.len());
+            let to = std::slice::from_raw_parts_mut(out.as_mut_ptr().cast::<f32>(), out.len());
+            from.convert_to_f32_slice(to);
+        }
+        return;
+    }
+    for_element!(dtype, E => {
+        // SAFETY: the caller's promise, with `E` the stored type of `dtype`.
+        unsafe { load_elements::<E, C>(ptr, stride, out) }
+    });
+}
+
+/// # Safety
+/// As [`load`], for elements of type `E`.
+unsafe fn load_elements<E: Element, C: Number>(ptr: *const u8, stride: isize, out: &mut [C]) {
+    let size = size_of::<E>() as isize;
+    match stride {
+        0 => {
+            // SAFETY: the one element is readable when there is any.
+            let x = if out.is_empty() { return } else { unsafe { ptr.cast::<E>().read() } };
+            out.fill(C::from_element(x));
+        }
+        s if s == size => {
+            let from = ptr.cast::<E>();
+            for (i, o) in out.iter_mut().enumerate() {
+                // SAFETY: element `i` of a dense run.
+                *o = C::from_element(unsafe { from.add(i).read() });
+            }
+        }
+        _ => {
+            for (i, o) in out.iter_mut().enumerate() {
+                // SAFETY: element `i` of the run.
+                *o = C::from_element(unsafe { ptr.offset(stride * i as isize).cast::<E>().read() });
+            }
+        }
+    }
+}
+
+/// Writes `data` from `ptr` on, `stride` bytes apart.
+///
+/// # Safety
+/// The elements must be writable and aligned.
+unsafe fn store<C: Number>(dtype: DType, ptr: *mut u8, stride: isize, data: &[C]) {
+    if dtype == C::DTYPE && stride == dtype.size() as isize {
+        // SAFETY: `C` is the stored type; the elements are dense, and `data` is memory of this thread alone.
+        return unsafe { std::ptr::copy_nonoverlapping(data.as_ptr(), ptr.cast::<C>(), data.len()) };
+    }
+    for_element!(dtype, E => {
+        if stride == size_of::<E>() as isize {
+            let to = ptr.cast::<E>();
+            for (i, &x) in data.iter().enumerate() {
+                // SAFETY: element `i` of a dense run.
+                unsafe { to.add(i).write(x.to_element()) };
+            }
+        } else {
+            for (i, &x) in data.iter().enumerate() {
+                // SAFETY: element `i` of the run.
+                unsafe { ptr.offset(stride * i as isize).cast::<E>().write(x.to_element()) };
+            }
+        }
+    });
+}
+
+/// Copies every element of `from` to the same position of `to`. The shapes and dtypes must be equal. The
+/// two may be the same memory; they must not overlap otherwise.
+pub(super) fn copy(from: &Strided, to: &Strided) {
+    debug_assert_eq!((from.dtype, from.shape()), (to.dtype, to.shape()));
+    if !from.same_memory(to) {
+        CopyPlan::new(&from.axes, &to.axes, from.dtype.size()).run(from.ptr, to.ptr);
+    }
+}
+
+/// A strided copy that is worked out once and run at many places.
+pub(super) struct CopyPlan {
+    axes: SmallVec<[(usize, isize, isize); 6]>,
+    size: usize,
+}
+
+impl CopyPlan {
+    /// Between views of equal extents whose elements have `size` bytes.
+    pub fn new(from: &[Axis], to: &[Axis], size: usize) -> Self {
+        let mut axes: SmallVec<[(usize, isize, isize); 6]> = SmallVec::new();
+        for (f, t) in from.iter().zip(to) {
+            match (f.n, axes.last_mut()) {
+                (1, _) => {}
+                (n, Some(last)) if last.1 == f.stride * n as isize && last.2 == t.stride * n as isize => {
+                    *last = (last.0 * n, f.stride, t.stride);
+                }
+                (n, _) => axes.push((n, f.stride, t.stride)),
+            }
+        }
+        CopyPlan { axes, size }
+    }
+
+    /// Copies from `from` to `to`, whose elements must be readable and writable.
+    pub fn run(&self, from: *const u8, to: *mut u8) {
+        self.level(&self.axes, from, to);
+    }
+
+    fn level(&self, axes: &[(usize, isize, isize)], from: *const u8, to: *mut u8) {
+        let size = self.size as isize;
+        match *axes {
+            // SAFETY: the views that the plan was made for hold these elements; the two do not overlap.
+            [] => unsafe { std::ptr::copy_nonoverlapping(from, to, self.size) },
+            [(n, f, t)] if f == size && t == size => {
+                // SAFETY: as above; both runs are dense.
+                unsafe { std::ptr::copy_nonoverlapping(from, to, n * self.size) }
+            }
+            [(n, f, t)] => match self.size {
+                // SAFETY: as above, with elements of this size and alignment.
+                1 => unsafe { copy_run::<u8>(n, from, f, to, t) },
+                // SAFETY: the same.
+                2 => unsafe { copy_run::<u16>(n, from, f, to, t) },
+                // SAFETY: the same.
+                4 => unsafe { copy_run::<u32>(n, from, f, to, t) },
+                // SAFETY: the same.
+                _ => unsafe { copy_run::<u64>(n, from, f, to, t) },
+            },
+            [(n, f, t), ref rest @ ..] => {
+                for i in 0..n as isize {
+                    self.level(rest, from.wrapping_offset(f * i), to.wrapping_offset(t * i));
+                }
+            }
+        }
+    }
+}
+
+/// # Safety
+/// `n` elements of type `T` must be readable from `from` on and writable from `to` on, at these strides.
+unsafe fn copy_run<T: Copy>(n: usize, from: *const u8, f: isize, to: *mut u8, t: isize) {
+    for i in 0..n as isize {
+        // SAFETY: element `i` of each run.
+        unsafe { to.offset(t * i).cast::<T>().write(from.offset(f * i).cast::<T>().read()) };
+    }
+}

@@ -1,0 +1,102 @@
+//! Strided typed views over raw memory: the operands and results of kernels.
+//!
+//! A view is dtype, shape, strides in elements and a pointer to its first element. Views are raw: operands
+//! and results of one kernel may share bytes, and other ranks may read an operand at the same time, so no
+//! kernel ever forms a reference to a whole operand. Whoever makes a view promises that its elements are
+//! there ([`View::new`]); kernels check everything else.
+
+use std::marker::PhantomData;
+
+use symmc_ir::DType;
+
+/// An operand of a kernel.
+#[derive(Clone, Copy, Debug)]
+pub struct View<'a> {
+    dtype: DType,
+    shape: &'a [usize],
+    strides: &'a [isize],
+    ptr: *const u8,
+    memory: PhantomData<&'a [u8]>,
+}
+
+/// A result of a kernel.
+#[derive(Debug)]
+pub struct ViewMut<'a> {
+    dtype: DType,
+    shape: &'a [usize],
+    strides: &'a [isize],
+    ptr: *mut u8,
+    memory: PhantomData<&'a mut [u8]>,
+}
+
+impl<'a> View<'a> {
+    /// A view of the elements that start at `ptr`; strides count elements, one for each axis.
+    ///
+    /// # Safety
+    /// For `'a`, every element that shape and strides reach from `ptr` must lie in one allocation, be
+    /// aligned to the size of the dtype and hold initialised bytes, and nobody may write it while a kernel
+    /// reads it, but the kernel itself.
+    pub unsafe fn new(dtype: DType, shape: &'a [usize], strides: &'a [isize], ptr: *const u8) -> Self {
+        debug_assert_eq!(shape.len(), strides.len());
+        debug_assert!(aligned(dtype, shape, ptr), "{dtype} view at {ptr:?}");
+        View { dtype, shape, strides, ptr, memory: PhantomData }
+    }
+    /// The dtype.
+    pub fn dtype(&self) -> DType {
+        self.dtype
+    }
+    /// The extent of each axis.
+    pub fn shape(&self) -> &'a [usize] {
+        self.shape
+    }
+    /// The distance between neighbours along each axis, in elements.
+    pub fn strides(&self) -> &'a [isize] {
+        self.strides
+    }
+    /// The first element.
+    pub fn as_ptr(&self) -> *const u8 {
+        self.ptr
+    }
+}
+
+impl<'a> ViewMut<'a> {
+    /// A view of the elements that start at `ptr`; strides count elements, one for each axis.
+    ///
+    /// # Safety
+    /// As [`View::new`]; nobody else may touch the elements while a kernel runs, and no two index tuples may
+    /// reach the same element.
+    pub unsafe fn new(dtype: DType, shape: &'a [usize], strides: &'a [isize], ptr: *mut u8) -> Self {
+        debug_assert_eq!(shape.len(), strides.len());
+        debug_assert!(aligned(dtype, shape, ptr), "{dtype} view at {ptr:?}");
+        ViewMut { dtype, shape, strides, ptr, memory: PhantomData }
+    }
+    /// The dtype.
+    pub fn dtype(&self) -> DType {
+        self.dtype
+    }
+    /// The extent of each axis.
+    pub fn shape(&self) -> &'a [usize] {
+        self.shape
+    }
+    /// The distance between neighbours along each axis, in elements.
+    pub fn strides(&self) -> &'a [isize] {
+        self.strides
+    }
+    /// The first element.
+    pub fn as_mut_ptr(&mut self) -> *mut u8 {
+        self.ptr
+    }
+}
+
+fn aligned(dtype: DType, shape: &[usize], ptr: *const u8) -> bool {
+    shape.contains(&0) || ptr.addr().is_multiple_of(dtype.size())
+}
+
+/// Row-major strides in elements.
+pub fn contiguous_strides(shape: &[usize]) -> Vec<isize> {
+    let mut strides = vec![1; shape.len()];
+    for axis in (1..shape.len()).rev() {
+        strides[axis - 1] = strides[axis] * shape[axis].max(1) as isize;
+    }
+    strides
+}
