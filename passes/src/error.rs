@@ -52,8 +52,11 @@ pub enum PassError {
     },
 }
 
-/// Verifies the graph before or after a pass.
+/// Verifies a graph before or after a pass.
 pub(crate) fn verified(when: &'static str, pass: &'static str, graph: &Graph) -> Result<(), PassError> {
-    let _ = (when, pass, graph);
-    Ok(())
+    symmc_ir::verify::verify(graph).map_err(|violations| PassError::Invalid {
+        when,
+        pass,
+        violations: violations.iter().map(|v| v.to_string()).collect(),
+    })
 }

@@ -15,5 +15,5 @@ pub mod rewrite;
 
 pub use canon::canonicalize;
 pub use error::PassError;
-pub use lower::{Choice, LowerConfig, lower};
+pub use lower::{Alternative, Choice, LowerConfig, lower};
 pub use rewrite::Report;

@@ -35,6 +35,17 @@ impl LowerConfig {
     }
 }
 
+/// A way to run a collective.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Alternative {
+    /// Its name: a variant, or two joined with ` + `.
+    pub name: String,
+    /// Estimated microseconds, copies included.
+    pub us: f64,
+    /// The part of `us` that copies cost.
+    pub copy_us: f64,
+}
+
 /// How a collective was chosen.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Choice {
@@ -46,9 +57,8 @@ pub struct Choice {
     pub chosen: String,
     /// The bytes that the estimates are for (see [`symmc_ir::machine`]).
     pub bytes: u64,
-    /// Every way that was considered, cheapest first: name, estimated microseconds with copies, the
-    /// copies' part.
-    pub alternatives: Vec<(String, f64, f64)>,
+    /// Every way that was considered, cheapest first, the chosen one among them; plain always is.
+    pub alternatives: Vec<Alternative>,
     /// The names of the rules that led to the chosen form.
     pub rules: Vec<String>,
 }
@@ -73,7 +83,7 @@ pub fn lower(graph: &Graph, config: &LowerConfig) -> Result<(Graph, Vec<Choice>)
                 nodes: vec![name],
                 chosen: "plain".into(),
                 bytes: 0,
-                alternatives: vec![("plain".into(), 1.0, 0.0)],
+                alternatives: vec![Alternative { name: "plain".into(), us: 1.0, copy_us: 0.0 }],
                 rules: vec![],
             });
         }
