@@ -8,6 +8,7 @@ use super::error::OpError;
 use super::{elementwise, index, linear, movement, reduce};
 use crate::dim::Bindings;
 use crate::op::Op;
+use crate::text;
 use crate::types::DType;
 
 /// The dtype and shape of a result.
@@ -66,7 +67,9 @@ pub(super) fn compute(
         Op::Copy => x[0].clone(),
         Op::Opaque { name, .. } => return Err(OpError::Opaque { name: name.clone() }),
         // The caller runs these over all ranks of a cell.
-        Op::Collective(_) | Op::Custom(_) => return Err(OpError::Opaque { name: super::error::op_name(op) }),
+        Op::Collective(_) | Op::Custom(_) => {
+            return Err(OpError::Opaque { name: text::op_name(op).to_string() });
+        }
     };
     Ok(vec![out])
 }

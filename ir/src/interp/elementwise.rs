@@ -263,19 +263,13 @@ pub(super) fn select(cond: &Array, x: &Array, y: &Array, shape: &[usize]) -> Res
     }
 }
 
-/// Floats beyond the range of an integer dtype become its nearest end, NaN becomes 0.
+/// Floats beyond the range of i64 become its nearest end, NaN becomes 0; narrower integers wrap.
 pub(super) fn cast(x: &Array, dtype: DType) -> Array {
     let shape = &x.shape;
     match (&*x.data, dtype) {
         (Data::Float(v), DType::Bool) => Array::bools(shape, v.iter().map(|&x| x != 0.0)),
-        (Data::Float(v), DType::U8) => {
-            Array::ints(dtype, shape, v.iter().map(|&x| i64::from(x as u8)).collect())
-        }
-        (Data::Float(v), DType::I32) => {
-            Array::ints(dtype, shape, v.iter().map(|&x| i64::from(x as i32)).collect())
-        }
-        (Data::Float(v), DType::I64) => Array::ints(dtype, shape, v.iter().map(|&x| x as i64).collect()),
-        (Data::Float(v), _) => Array::floats(dtype, shape, v.clone()),
+        (Data::Float(v), _) if dtype.is_float() => Array::floats(dtype, shape, v.clone()),
+        (Data::Float(v), _) => Array::ints(dtype, shape, v.iter().map(|&x| x as i64).collect()),
         // Through f64, an i64 would be rounded twice.
         (Data::Int(v), DType::F32) => {
             Array::floats(dtype, shape, v.iter().map(|&x| f64::from(x as f32)).collect())

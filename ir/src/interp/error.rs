@@ -6,8 +6,6 @@
 
 use thiserror::Error;
 
-use crate::collective::{CollectiveKind, Splits};
-use crate::op::Op;
 use crate::types::DType;
 
 /// A program that cannot be run, or not on these inputs.
@@ -114,7 +112,7 @@ pub enum InterpError {
         /// The node.
         node: String,
         /// Its op.
-        op: String,
+        op: &'static str,
         /// Which rule is broken.
         message: String,
     },
@@ -132,7 +130,7 @@ pub enum InterpError {
         /// The node.
         node: String,
         /// Its op.
-        op: String,
+        op: &'static str,
         /// What it found.
         #[source]
         error: OpError,
@@ -240,47 +238,4 @@ pub enum OpError {
         /// What it says.
         message: String,
     },
-}
-
-/// The name of an op for people, with the function of the families.
-pub(super) fn op_name(op: &Op) -> String {
-    let name = match op {
-        Op::Full(_) => "full",
-        Op::Iota { .. } => "iota",
-        Op::Unary(u) => u.name(),
-        Op::Binary(b) | Op::BinaryScalar { op: b, .. } => b.name(),
-        Op::Select => "select",
-        Op::Cast => "cast",
-        Op::MatMul => "matmul",
-        Op::Reduce { op, .. } => op.name(),
-        Op::ArgReduce { op, .. } => op.name(),
-        Op::CumSum { .. } => "cumsum",
-        Op::Softmax { log: false, .. } => "softmax",
-        Op::Softmax { log: true, .. } => "log_softmax",
-        Op::RmsNorm { .. } => "rms_norm",
-        Op::LayerNorm { .. } => "layer_norm",
-        Op::Attention { .. } => "attention",
-        Op::Take { .. } => "take",
-        Op::Index { .. } => "index",
-        Op::GatherElements { .. } => "gather_elements",
-        Op::ScatterElements { .. } => "scatter_elements",
-        Op::IndexAdd { .. } => "index_add",
-        Op::IndexPut { .. } => "index_put",
-        Op::TopK { .. } => "topk",
-        Op::Sort { .. } => "sort",
-        Op::Concat { .. } => "concat",
-        Op::Pad { .. } => "pad",
-        Op::Reshape => "reshape",
-        Op::Permute { .. } => "permute",
-        Op::Slice { .. } => "slice",
-        Op::Expand => "expand",
-        Op::Copy => "copy",
-        Op::Collective(c) => match c.kind {
-            CollectiveKind::AllToAll(Splits::Device) => "all_to_all with device splits",
-            ref kind => kind.name(),
-        },
-        Op::Opaque { .. } => "opaque",
-        Op::Custom(_) => "custom",
-    };
-    name.to_string()
 }

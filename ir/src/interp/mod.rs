@@ -41,9 +41,9 @@ use crate::graph::{CustomId, Def, GroupId, Members, NodeId, ValueId};
 use crate::infer;
 use crate::op::Op;
 use crate::tensor::Tensor;
+use crate::text::{op_name, with_symbol_names};
 use crate::types::{DType, Type};
 use array::Array;
-use error::op_name;
 
 /// Runs a program without custom kernels. `inputs[rank]` holds all inputs of the rank in the order of the
 /// graph, constants included; the result holds all outputs of each rank in order.
@@ -277,9 +277,9 @@ fn check_groups(graph: &Graph, ranks: u32) -> Result<(), InterpError> {
 /// Every node type-checks.
 fn check_types(graph: &Graph) -> Result<(), InterpError> {
     for (id, node) in graph.nodes.iter() {
-        let error = |message| {
-            let node_name = graph.node_name(id).to_string();
-            InterpError::Type { node: node_name, op: op_name(&node.op), message }
+        let error = |message: String| {
+            let message = with_symbol_names(&message, &graph.symbols);
+            InterpError::Type { node: graph.node_name(id).to_string(), op: op_name(&node.op), message }
         };
         let n = match &node.op {
             Op::Collective(c) if graph.groups.get(c.group).is_none() => {
