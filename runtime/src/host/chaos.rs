@@ -1,0 +1,80 @@
+//! Delays from a seed: what a rank suffers before and after it touches a peer when the run asks for chaos.
+//!
+//! The same seed, rank, run, step and touch always give the same delay. Most touches have none; some spin,
+//! some give up the processor, few sleep for up to two milliseconds.
+
+use std::time::{Duration, Instant};
+
+/// The delays of one rank.
+#[derive(Clone, Copy, Debug)]
+pub struct Chaos {
+    seed: u64,
+}
+
+/// What happens at one touch.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Delay {
+    None,
+    Spin(Duration),
+    Yield(u32),
+    Sleep(Duration),
+}
+
+impl Chaos {
+    /// The delays of `rank` under `seed`.
+    pub fn new(seed: u64, rank: u32) -> Self {
+        Chaos { seed: mix(seed ^ mix(u64::from(rank) + 1)) }
+    }
+
+    /// Delays the `touch`-th touch of a step.
+    pub fn delay(&self, run: u64, step: usize, touch: u32) {
+        match self.choose(run, step, touch) {
+            Delay::None => {}
+            Delay::Spin(time) => {
+                let start = Instant::now();
+                while start.elapsed() < time {
+                    std::hint::spin_loop();
+                }
+            }
+            Delay::Yield(times) => (0..times).for_each(|_| std::thread::yield_now()),
+            Delay::Sleep(time) => std::thread::sleep(time),
+        }
+    }
+
+    fn choose(&self, run: u64, step: usize, touch: u32) -> Delay {
+        let h = mix(self.seed ^ mix(run ^ mix(step as u64 ^ mix(u64::from(touch)))));
+        let amount = h >> 32;
+        match h % 100 {
+            0..70 => Delay::None,
+            70..85 => Delay::Spin(Duration::from_nanos(amount % 5_000)),
+            85..94 => Delay::Yield(1 + (amount % 4) as u32),
+            94..99 => Delay::Sleep(Duration::from_micros(amount % 200)),
+            _ => Delay::Sleep(Duration::from_micros(amount % 2_000)),
+        }
+    }
+}
+
+/// The finaliser of SplitMix64 (Steele, Lea, Flood 2014): a bijection that scatters all bits.
+fn mix(x: u64) -> u64 {
+    let x = x.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    let x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    let x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    x ^ (x >> 31)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn delays_repeat_and_differ_by_rank() {
+        let all = |rank| {
+            let chaos = Chaos::new(7, rank);
+            (0..200).map(|t| chaos.choose(1, 2, t)).collect::<Vec<_>>()
+        };
+        assert_eq!(all(0), all(0));
+        assert_ne!(all(0), all(1));
+        assert!(all(0).iter().filter(|&&d| d == Delay::None).count() > 100);
+        assert!(all(0).iter().any(|d| matches!(d, Delay::Sleep(_))));
+    }
+}

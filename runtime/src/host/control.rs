@@ -1,0 +1,288 @@
+//! The control segment: the words through which the ranks of a run signal each other.
+//!
+//! It holds, each on cache lines of its own:
+//! - the abort word, with who ended the run and why;
+//! - per rank: a doorbell (a futex), the number of its sleepers, and how far it came;
+//! - per group and rank three counters that only that rank advances and its peers wait for: `meet`
+//!   (barriers passed), `filled` and `drained` (chunks of the plain variant written and read).
+//!
+//! Counters wrap around; they are compared by their signed distance. A rank that waits sleeps on its own
+//! doorbell whatever it waits for; a rank that advanced a counter rings the doorbells of those peers that
+//! have sleepers. The protocol of waiting is in [`super::wait`].
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
+
+use super::memory::Segment;
+use crate::error::RunError;
+
+/// Two cache lines: processors fetch them in pairs.
+const LINE: usize = 128;
+const ABORT: usize = LINE;
+const ABORT_TEXT: usize = 2 * LINE;
+const ABORT_TEXT_LEN: usize = 2048;
+const RANKS: usize = 4096;
+const RANK_SIZE: usize = 2 * LINE;
+const FLAGS_SIZE: usize = 3 * LINE;
+
+/// A counter of one rank in one group.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Counter {
+    /// Barriers that the rank has arrived at.
+    Meet = 0,
+    /// Chunks that the rank has written to its staging.
+    Filled = 1,
+    /// Chunks of its peers that the rank has read.
+    Drained = 2,
+}
+
+/// How far a rank came.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Progress {
+    /// The repetition of the plan, from 0.
+    pub run: u64,
+    /// The bucket of that run.
+    pub bucket: u32,
+    /// The step that began last; `None` outside of a run.
+    pub step: Option<u32>,
+    /// A number that changes whenever the rank begins a step.
+    pub beats: u64,
+}
+
+/// The control segment of a run, as one process maps it.
+#[derive(Clone, Debug)]
+pub struct Control {
+    segment: Arc<Segment>,
+    ranks: u32,
+    groups: usize,
+}
+
+impl Control {
+    /// The bytes of a control segment.
+    pub fn size(ranks: u32, groups: usize) -> usize {
+        let ranks = ranks as usize;
+        RANKS + ranks * RANK_SIZE + groups * ranks * FLAGS_SIZE
+    }
+
+    /// The control words in `segment`, for this many ranks and groups.
+    pub fn new(segment: Arc<Segment>, ranks: u32, groups: usize) -> Result<Control, RunError> {
+        let size = Control::size(ranks, groups);
+        if segment.len() < size {
+            let found = segment.len();
+            return Err(RunError::Invalid(format!("control segment: expected {size} bytes, found {found}")));
+        }
+        Ok(Control { segment, ranks, groups })
+    }
+
+    /// Sets every counter of a fresh segment to `first`.
+    pub fn preset(&self, first: u32) {
+        for group in 0..self.groups {
+            for rank in 0..self.ranks {
+                for counter in [Counter::Meet, Counter::Filled, Counter::Drained] {
+                    self.counter(group, rank, counter).store(first, Ordering::Release);
+                }
+            }
+        }
+    }
+
+    /// The number of ranks.
+    pub fn ranks(&self) -> u32 {
+        self.ranks
+    }
+
+    /// The number of groups.
+    pub fn groups(&self) -> usize {
+        self.groups
+    }
+
+    /// The counter of a rank in a group. Both must exist.
+    #[inline]
+    pub fn counter(&self, group: usize, rank: u32, counter: Counter) -> &AtomicU32 {
+        debug_assert!(group < self.groups && rank < self.ranks);
+        let ranks = self.ranks as usize;
+        let flags = RANKS + ranks * RANK_SIZE + (group * ranks + rank as usize) * FLAGS_SIZE;
+        self.word(flags + counter as usize * LINE)
+    }
+
+    /// The doorbell of a rank: a futex word that changes when it rings.
+    #[inline]
+    pub fn bell(&self, rank: u32) -> &AtomicU32 {
+        self.word(self.rank_at(rank))
+    }
+
+    /// The number of threads of a rank that sleep or are about to.
+    #[inline]
+    pub fn sleepers(&self, rank: u32) -> &AtomicU32 {
+        self.word(self.rank_at(rank) + 4)
+    }
+
+    /// Wakes those of `peers` that sleep. What they wait for must be stored before.
+    #[inline]
+    pub fn ring(&self, peers: impl Iterator<Item = u32>) {
+        // Orders the stores before with the loads below, against the sleeper that counts itself and then
+        // looks again at what it waits for.
+        fence(Ordering::SeqCst);
+        for peer in peers {
+            if self.sleepers(peer).load(Ordering::Relaxed) != 0 {
+                self.wake(peer);
+            }
+        }
+    }
+
+    #[cold]
+    fn wake(&self, rank: u32) {
+        let bell = self.bell(rank);
+        bell.fetch_add(1, Ordering::SeqCst);
+        super::wait::futex_wake_all(bell);
+    }
+
+    /// Records that `rank` begins `step` of a run.
+    #[inline]
+    pub fn begin_step(&self, rank: u32, step: u32) {
+        let at = self.rank_at(rank) + LINE;
+        self.word(at).store(step.wrapping_add(1), Ordering::Relaxed);
+        let beats = self.long(at + 16);
+        beats.store(beats.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
+    }
+
+    /// Records that `rank` begins a run, or ends its last when `run` is `None`.
+    pub fn begin_run(&self, rank: u32, run: Option<(u64, u32)>) {
+        let at = self.rank_at(rank) + LINE;
+        self.word(at).store(0, Ordering::Relaxed);
+        if let Some((run, bucket)) = run {
+            self.long(at + 8).store(run, Ordering::Relaxed);
+            self.word(at + 4).store(bucket, Ordering::Relaxed);
+        }
+        self.long(at + 16).fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// How far a rank came.
+    pub fn progress(&self, rank: u32) -> Progress {
+        let at = self.rank_at(rank) + LINE;
+        Progress {
+            run: self.long(at + 8).load(Ordering::Relaxed),
+            bucket: self.word(at + 4).load(Ordering::Relaxed),
+            step: self.word(at).load(Ordering::Relaxed).checked_sub(1),
+            beats: self.long(at + 16).load(Ordering::Relaxed),
+        }
+    }
+
+    /// Ends the run for all ranks. The first caller's reason stays.
+    pub fn abort(&self, rank: u32, reason: &str) {
+        let state = self.word(ABORT);
+        if state.compare_exchange(0, 1, Ordering::SeqCst, Ordering::SeqCst).is_ok() {
+            let mut len = reason.len().min(ABORT_TEXT_LEN);
+            while !reason.is_char_boundary(len) {
+                len -= 1;
+            }
+            // SAFETY: the text lies within the segment, and only the caller that moved the state from 0 to
+            // 1 writes it; readers look at it after they saw state 2.
+            unsafe {
+                let text = self.segment.as_ptr().add(ABORT_TEXT);
+                std::ptr::copy_nonoverlapping(reason.as_ptr(), text, len);
+            }
+            self.word(ABORT + 4).store(rank, Ordering::Relaxed);
+            self.word(ABORT + 8).store(len as u32, Ordering::Relaxed);
+            state.store(2, Ordering::SeqCst);
+        }
+        (0..self.ranks).for_each(|r| self.wake(r));
+    }
+
+    /// Whether the run has ended.
+    #[inline]
+    pub fn aborted(&self) -> bool {
+        self.word(ABORT).load(Ordering::Acquire) != 0
+    }
+
+    /// Who ended the run and why.
+    pub fn abort_reason(&self) -> Option<RunError> {
+        match self.word(ABORT).load(Ordering::Acquire) {
+            0 => None,
+            1 => Some(RunError::Aborted { rank: 0, reason: "the run ends".into() }),
+            _ => {
+                let rank = self.word(ABORT + 4).load(Ordering::Relaxed);
+                let len = self.word(ABORT + 8).load(Ordering::Relaxed) as usize;
+                let mut text = vec![0; len.min(ABORT_TEXT_LEN)];
+                // SAFETY: the text lies within the segment and does not change after state 2.
+                unsafe {
+                    let from = self.segment.as_ptr().add(ABORT_TEXT);
+                    std::ptr::copy_nonoverlapping(from, text.as_mut_ptr(), text.len());
+                }
+                Some(RunError::Aborted { rank, reason: String::from_utf8_lossy(&text).into_owned() })
+            }
+        }
+    }
+
+    fn rank_at(&self, rank: u32) -> usize {
+        debug_assert!(rank < self.ranks);
+        RANKS + rank as usize * RANK_SIZE
+    }
+
+    #[inline]
+    fn word(&self, offset: usize) -> &AtomicU32 {
+        debug_assert!(offset + 4 <= self.segment.len() && offset.is_multiple_of(4));
+        // SAFETY: the offset lies within the segment, is aligned, and these words are only ever accessed
+        // as atomics.
+        unsafe { AtomicU32::from_ptr(self.segment.as_ptr().add(offset).cast()) }
+    }
+
+    #[inline]
+    fn long(&self, offset: usize) -> &AtomicU64 {
+        debug_assert!(offset + 8 <= self.segment.len() && offset.is_multiple_of(8));
+        // SAFETY: as in `word`.
+        unsafe { AtomicU64::from_ptr(self.segment.as_ptr().add(offset).cast()) }
+    }
+}
+
+/// Whether a counter has reached `target`, whichever way both wrapped.
+#[inline]
+pub fn reached(counter: u32, target: u32) -> bool {
+    counter.wrapping_sub(target) as i32 >= 0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn control() -> Control {
+        let segment = Segment::create("test", Control::size(3, 2)).unwrap();
+        Control::new(Arc::new(segment), 3, 2).unwrap()
+    }
+
+    #[test]
+    fn counters_compare_across_the_wrap() {
+        assert!(reached(5, 5) && reached(6, 5) && !reached(4, 5));
+        assert!(reached(1, u32::MAX) && !reached(u32::MAX, 1));
+    }
+
+    #[test]
+    fn words_do_not_overlap() {
+        let c = control();
+        let mut value = 1;
+        for group in 0..2 {
+            for rank in 0..3 {
+                for counter in [Counter::Meet, Counter::Filled, Counter::Drained] {
+                    assert_eq!(c.counter(group, rank, counter).swap(value, Ordering::Relaxed), 0);
+                    value += 1;
+                }
+            }
+        }
+        for rank in 0..3 {
+            assert_eq!(c.bell(rank).load(Ordering::Relaxed), 0);
+            assert_eq!(c.progress(rank).step, None);
+            c.begin_run(rank, Some((9, 1)));
+            c.begin_step(rank, 4);
+            let p = c.progress(rank);
+            assert_eq!((p.run, p.bucket, p.step, p.beats), (9, 1, Some(4), 2));
+        }
+        assert!(!c.aborted());
+    }
+
+    #[test]
+    fn the_first_abort_stays() {
+        let c = control();
+        c.abort(1, "first");
+        c.abort(2, "second");
+        assert_eq!(c.abort_reason(), Some(RunError::Aborted { rank: 1, reason: "first".into() }));
+    }
+}

@@ -1,0 +1,196 @@
+//! Packets: every rank pushes its operand into the peers' landing zones, data and flag in one store, and
+//! reads its own zone. There is no barrier; each packet tells that it arrived.
+//!
+//! The two zones of a group are used in turn, and the flag of a packet is the epoch of its collective, so
+//! what is left over from earlier collectives is never mistaken for this one. Epochs run from 1 to the
+//! largest `u32` and then begin again; before they do, the ranks meet, clear their zones and meet again.
+//!
+//! A zone has one slot for each rank of the cell, its sender; a rank leaves its own empty.
+
+use std::sync::atomic::{Ordering, fence};
+
+use symmc_ir::collective::{CollectiveKind, ReduceOp};
+
+use super::comm::{Turn, copy};
+use super::packets;
+use super::reduce::{Accumulator, BLOCK};
+use crate::error::RunError;
+
+/// The number of epochs.
+const EPOCHS: u64 = u32::MAX as u64;
+
+/// The landing zones of one collective.
+struct Zones {
+    /// The zone of this turn in each arena of the cell, by number.
+    zones: Vec<*mut u8>,
+    epoch: u32,
+    /// Bytes of the message in each slot.
+    message: usize,
+}
+
+impl Zones {
+    /// The slot of sender `from` in the zone of `on`.
+    fn slot(&self, on: usize, from: usize) -> *mut u8 {
+        self.zones[on].wrapping_add(from * packets::count(self.message) * 8)
+    }
+}
+
+pub(super) fn run(turn: &Turn) -> Result<(), RunError> {
+    match turn.call.kind {
+        CollectiveKind::AllReduce(op) => all_reduce(turn, *op),
+        CollectiveKind::AllGather => exchange(turn, turn.bytes, 0),
+        _ => exchange(turn, turn.bytes / turn.n, turn.bytes / turn.n),
+    }
+}
+
+/// Begins a collective with messages of `message` bytes.
+fn begin(turn: &Turn, message: usize) -> Result<Zones, RunError> {
+    let Some(offsets) = turn.call.landing else {
+        return Err(turn.fail("expected landing zones for packets, found none".into()));
+    };
+    let used = turn.n * packets::count(message) * 8;
+    if offsets.iter().any(|o| !o.is_multiple_of(8)) {
+        return Err(turn.fail(format!("expected landing zones at multiples of 8, found {offsets:?}")));
+    }
+    let state = turn.group;
+    let number = state.packets.load(Ordering::Relaxed);
+    if number > 0 && number.is_multiple_of(EPOCHS) {
+        clear(turn, offsets)?;
+    }
+    state.packets.store(number + 1, Ordering::Relaxed);
+    state.landing_used.fetch_max(used, Ordering::Relaxed);
+    let offset = offsets[(number & 1) as usize];
+    let zones = (0..turn.n).map(|p| turn.arena(p, offset, used)).collect::<Result<_, _>>()?;
+    Ok(Zones { zones, epoch: (number % EPOCHS) as u32 + 1, message })
+}
+
+/// Removes all flags from this rank's zones while no peer writes there.
+#[cold]
+fn clear(turn: &Turn, offsets: [usize; 2]) -> Result<(), RunError> {
+    turn.meet()?;
+    let used = turn.group.landing_used.load(Ordering::Relaxed);
+    for offset in offsets {
+        let zone = turn.arena(turn.me, offset, used)?;
+        // SAFETY: the range lies within the arena; between the two barriers no rank sends packets.
+        unsafe { std::ptr::write_bytes(zone, 0, used) };
+    }
+    turn.meet()
+}
+
+fn all_reduce(turn: &Turn, op: ReduceOp) -> Result<(), RunError> {
+    let call = turn.call;
+    let operand = turn.at(&call.operand, turn.bytes)?;
+    let result = turn.at(&call.result, turn.bytes)?;
+    let zones = begin(turn, turn.bytes)?;
+    for p in turn.peers() {
+        send(turn, &zones, p, operand);
+    }
+    turn.ring();
+
+    let size = call.dtype.size();
+    let reducer = turn.reducer(op);
+    let mut acc = Accumulator::new();
+    let mut held = [const { Block::new() }; 2];
+    let mut at = 0;
+    while at < call.elements {
+        let elements = BLOCK.min(call.elements - at);
+        let (from, to) = (at * size, (at + elements) * size);
+        // SAFETY: blocks have room for `BLOCK` elements of any dtype, operand and result for the whole
+        // tensor; a block of the operand is read before that of the result is written. Blocks start at
+        // whole packets, because a block of any dtype is a multiple of four bytes.
+        unsafe {
+            let source = |p: usize, block: &mut Block| -> Result<*const u8, RunError> {
+                if p == turn.me {
+                    return Ok(operand.wrapping_add(from));
+                }
+                receive(turn, &zones, p, block.0.as_mut_ptr(), from, to)?;
+                Ok(block.0.as_ptr())
+            };
+            let [low, high] = &mut held;
+            let (a, b) = (source(0, low)?, source(1, high)?);
+            reducer.start(&mut acc, a, b, elements);
+            for p in 2..turn.n {
+                reducer.combine(&mut acc, source(p, low)?, elements);
+            }
+            reducer.finish(&mut acc, turn.n, &[result.wrapping_add(from)], elements);
+        }
+        at += elements;
+    }
+    Ok(())
+}
+
+/// All-gather and all-to-all: sends `message` bytes to each peer, those for peer `p` at `p * stride` of the
+/// operand.
+fn exchange(turn: &Turn, message: usize, stride: usize) -> Result<(), RunError> {
+    let call = turn.call;
+    let operand = turn.at(&call.operand, turn.bytes)?;
+    let result = turn.at(&call.result, message * turn.n)?;
+    let zones = begin(turn, message)?;
+    for p in turn.peers() {
+        send(turn, &zones, p, operand.wrapping_add(p * stride));
+    }
+    turn.ring();
+
+    // The result is written only after every peer has arrived.
+    for p in turn.peers() {
+        await_packet(turn, &zones, p, 0)?;
+    }
+    for p in turn.peers() {
+        receive(turn, &zones, p, result.wrapping_add(p * message), 0, message)?;
+        turn.touch();
+    }
+    let own = operand.wrapping_add(turn.me * stride);
+    // SAFETY: operand and result hold as much; they are this rank's own.
+    unsafe { copy(result.wrapping_add(turn.me * message), own, message) };
+    Ok(())
+}
+
+fn send(turn: &Turn, zones: &Zones, p: usize, from: *const u8) {
+    turn.touch();
+    // What this rank did before it arrived happens before a peer sees a packet.
+    fence(Ordering::Release);
+    // SAFETY: the zone lies within the peer's arena and holds packets only; the operand holds the message.
+    unsafe { packets::store(zones.slot(p, turn.me), from, zones.message, zones.epoch) };
+}
+
+/// Copies the bytes from `from` to `to` of the message of `p` to `out`, as they arrive. `from` is a multiple
+/// of four.
+fn receive(
+    turn: &Turn,
+    zones: &Zones,
+    p: usize,
+    out: *mut u8,
+    from: usize,
+    to: usize,
+) -> Result<(), RunError> {
+    let slot = zones.slot(turn.me, p).wrapping_add(from * 2);
+    let bytes = to - from;
+    let mut done = 0;
+    loop {
+        // SAFETY: the slot lies within this rank's zone and holds packets only; `out` has room for the bytes.
+        done = unsafe { packets::load(out, slot, bytes, zones.epoch, done) };
+        if done == packets::count(bytes) {
+            fence(Ordering::Acquire);
+            return Ok(());
+        }
+        await_packet(turn, zones, p, from / 4 + done)?;
+    }
+}
+
+/// Waits for packet `i` of peer `p`.
+fn await_packet(turn: &Turn, zones: &Zones, p: usize, i: usize) -> Result<(), RunError> {
+    let slot = zones.slot(turn.me, p);
+    // SAFETY: the slot lies within this rank's zone, holds packets only and has a packet `i`.
+    let ready = || unsafe { packets::arrived(slot, i, zones.epoch) };
+    turn.comm.waiter.until(ready).map_err(|ended| turn.ended(ended, |q| q != p || ready()))
+}
+
+/// Room for a block of any dtype.
+#[repr(C, align(64))]
+struct Block([u8; BLOCK * 8]);
+
+impl Block {
+    const fn new() -> Self {
+        Block([0; BLOCK * 8])
+    }
+}

@@ -1,0 +1,517 @@
+//! Reduction of elements over ranks.
+//!
+//! All variants reduce through this file, so they agree bit for bit: operands combine in ascending order of
+//! rank, floats accumulate in f32 (f64 for f64) and round once at the end, integers wrap, the average of
+//! integers divides their exact i64 sum and truncates. The larger and the smaller of two floats are NaN if
+//! one is. On bool, sum and max are "or", the others "and".
+//!
+//! A reduction works in blocks on an accumulator that stays in the first-level cache. Loops are written to
+//! vectorise; on x86-64 they are also compiled for AVX2 and F16C and the processor chooses.
+
+use symmc_ir::collective::ReduceOp;
+use symmc_ir::types::DType;
+
+/// Elements of one block.
+pub const BLOCK: usize = 1024;
+
+/// An accumulator: room for a block of the widest accumulating type.
+#[repr(C, align(64))]
+pub struct Accumulator([u64; BLOCK]);
+
+impl Accumulator {
+    /// An accumulator; what it holds is meaningless until a block was started.
+    pub fn new() -> Self {
+        Accumulator([0; BLOCK])
+    }
+}
+
+type Start = unsafe fn(&mut Accumulator, *const u8, *const u8, usize);
+type Combine = unsafe fn(&mut Accumulator, *const u8, usize);
+type Finish = unsafe fn(&mut Accumulator, usize, &[*mut u8], usize);
+
+/// The loops for one dtype and operation.
+#[derive(Clone, Copy)]
+pub struct Reducer {
+    size: usize,
+    start: Start,
+    combine: Combine,
+    finish: Finish,
+}
+
+impl Reducer {
+    /// The reduction of this dtype and operation on this processor.
+    pub fn new(dtype: DType, op: ReduceOp) -> Reducer {
+        #[cfg(target_arch = "x86_64")]
+        if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("f16c") {
+            return x86::reducer(dtype, op);
+        }
+        portable(dtype, op)
+    }
+
+    /// Begins a block of at most [`BLOCK`] elements with those of the two lowest ranks.
+    ///
+    /// # Safety
+    /// Both sources hold `elements` elements that nobody writes meanwhile; they need no alignment.
+    #[inline]
+    pub unsafe fn start(&self, acc: &mut Accumulator, a: *const u8, b: *const u8, elements: usize) {
+        debug_assert!(elements <= BLOCK);
+        // SAFETY: by the caller.
+        unsafe { (self.start)(acc, a, b, elements) }
+    }
+
+    /// Adds the elements of the next rank to the block.
+    ///
+    /// # Safety
+    /// As for [`start`](Self::start).
+    #[inline]
+    pub unsafe fn combine(&self, acc: &mut Accumulator, x: *const u8, elements: usize) {
+        debug_assert!(elements <= BLOCK);
+        // SAFETY: by the caller.
+        unsafe { (self.combine)(acc, x, elements) }
+    }
+
+    /// Rounds the block of `ranks` operands and stores it at each of `outs`.
+    ///
+    /// # Safety
+    /// Each of `outs` has room for `elements` elements that nobody else touches meanwhile.
+    #[inline]
+    pub unsafe fn finish(&self, acc: &mut Accumulator, ranks: usize, outs: &[*mut u8], elements: usize) {
+        debug_assert!(elements <= BLOCK);
+        // SAFETY: by the caller.
+        unsafe { (self.finish)(acc, ranks, outs, elements) }
+    }
+
+    /// Reduces `elements` elements of at least two sources, in ascending order of rank, into each of `outs`.
+    ///
+    /// # Safety
+    /// Each source holds as many elements and each of `outs` has room for as many; nobody else writes the
+    /// sources or touches `outs` meanwhile. One of `outs` may be one of the sources; otherwise they do not
+    /// overlap.
+    pub unsafe fn reduce(&self, sources: &[*const u8], outs: &[*mut u8], elements: usize) {
+        let mut acc = Accumulator::new();
+        let mut moved: [*mut u8; 16] = [std::ptr::null_mut(); 16];
+        let mut at = 0;
+        while at < elements {
+            let n = BLOCK.min(elements - at);
+            let byte = at * self.size;
+            // SAFETY: `at + n` is at most `elements`; a block is read from all sources before any is
+            // written.
+            unsafe {
+                self.start(&mut acc, sources[0].add(byte), sources[1].add(byte), n);
+                for source in &sources[2..] {
+                    self.combine(&mut acc, source.add(byte), n);
+                }
+                for outs in outs.chunks(moved.len()) {
+                    for (to, out) in moved.iter_mut().zip(outs) {
+                        *to = out.add(byte);
+                    }
+                    self.finish(&mut acc, sources.len(), &moved[..outs.len()], n);
+                }
+            }
+            at += n;
+        }
+    }
+}
+
+/// An element as it is stored and as it accumulates.
+trait Element: Copy {
+    type Acc: Copy;
+    fn widen(self) -> Self::Acc;
+    fn narrow(acc: Self::Acc) -> Self;
+}
+
+/// How accumulated elements combine.
+trait Operation<A> {
+    fn combine(a: A, b: A) -> A;
+    /// What remains to be done after the last of `n` operands.
+    #[inline(always)]
+    fn finish(a: A, _n: usize) -> A {
+        a
+    }
+}
+
+#[inline(always)]
+unsafe fn start<E: Element, O: Operation<E::Acc>>(
+    acc: &mut Accumulator,
+    a: *const u8,
+    b: *const u8,
+    n: usize,
+) {
+    let (a, b) = (a.cast::<E>(), b.cast::<E>());
+    let acc = acc.0.as_mut_ptr().cast::<E::Acc>();
+    for i in 0..n {
+        // SAFETY: `i` is below `n`, which the caller bounds by the block and the sources.
+        unsafe {
+            acc.add(i)
+                .write(O::combine(a.add(i).read_unaligned().widen(), b.add(i).read_unaligned().widen()));
+        }
+    }
+}
+
+#[inline(always)]
+unsafe fn combine<E: Element, O: Operation<E::Acc>>(acc: &mut Accumulator, x: *const u8, n: usize) {
+    let x = x.cast::<E>();
+    let acc = acc.0.as_mut_ptr().cast::<E::Acc>();
+    for i in 0..n {
+        // SAFETY: as in `start`, which wrote the accumulator's first `n` elements.
+        unsafe { acc.add(i).write(O::combine(acc.add(i).read(), x.add(i).read_unaligned().widen())) };
+    }
+}
+
+#[inline(always)]
+unsafe fn finish<E: Element, O: Operation<E::Acc>>(
+    acc: &mut Accumulator,
+    ranks: usize,
+    outs: &[*mut u8],
+    n: usize,
+) {
+    let from = acc.0.as_mut_ptr().cast::<E::Acc>();
+    let mut rounded = [const { std::mem::MaybeUninit::<E>::uninit() }; BLOCK];
+    for (i, to) in rounded.iter_mut().enumerate().take(n) {
+        // SAFETY: `start` wrote the accumulator's first `n` elements.
+        to.write(E::narrow(O::finish(unsafe { from.add(i).read() }, ranks)));
+    }
+    for out in outs {
+        // SAFETY: the caller gives room for `n` elements; the first `n` of `rounded` are written.
+        unsafe {
+            std::ptr::copy_nonoverlapping(rounded.as_ptr().cast::<u8>(), *out, n * size_of::<E>());
+        }
+    }
+}
+
+macro_rules! plain_element {
+    ($($t:ty),*) => { $(
+        impl Element for $t {
+            type Acc = $t;
+            #[inline(always)]
+            fn widen(self) -> $t { self }
+            #[inline(always)]
+            fn narrow(acc: $t) -> $t { acc }
+        }
+    )* };
+}
+plain_element!(u8, i32, i64, f32, f64);
+
+/// f16 by software.
+#[derive(Clone, Copy)]
+struct F16(u16);
+impl Element for F16 {
+    type Acc = f32;
+    #[inline(always)]
+    fn widen(self) -> f32 {
+        half::f16::from_bits(self.0).to_f32()
+    }
+    #[inline(always)]
+    fn narrow(acc: f32) -> Self {
+        F16(half::f16::from_f32(acc).to_bits())
+    }
+}
+
+/// bf16: the upper half of an f32.
+#[derive(Clone, Copy)]
+struct BF16(u16);
+impl Element for BF16 {
+    type Acc = f32;
+    #[inline(always)]
+    fn widen(self) -> f32 {
+        f32::from_bits(u32::from(self.0) << 16)
+    }
+    #[inline(always)]
+    fn narrow(acc: f32) -> Self {
+        let bits = acc.to_bits();
+        let nan = (bits >> 16) | 0x40;
+        let even = bits.wrapping_add(0x7fff + ((bits >> 16) & 1)) >> 16;
+        BF16(if acc.is_nan() { nan } else { even } as u16)
+    }
+}
+
+/// An integer whose average needs an exact sum.
+#[derive(Clone, Copy)]
+struct Wide<T>(T);
+macro_rules! wide_element {
+    ($($t:ty),*) => { $(
+        impl Element for Wide<$t> {
+            type Acc = i64;
+            #[inline(always)]
+            fn widen(self) -> i64 { self.0 as i64 }
+            #[inline(always)]
+            fn narrow(acc: i64) -> Self { Wide(acc as $t) }
+        }
+    )* };
+}
+wide_element!(u8, i32);
+
+struct Sum;
+struct Prod;
+struct Avg;
+struct Max;
+struct Min;
+struct Or;
+struct And;
+
+macro_rules! float_operations {
+    ($($t:ty),*) => { $(
+        impl Operation<$t> for Sum {
+            #[inline(always)]
+            fn combine(a: $t, b: $t) -> $t { a + b }
+        }
+        impl Operation<$t> for Prod {
+            #[inline(always)]
+            fn combine(a: $t, b: $t) -> $t { a * b }
+        }
+        impl Operation<$t> for Avg {
+            #[inline(always)]
+            fn combine(a: $t, b: $t) -> $t { a + b }
+            #[inline(always)]
+            fn finish(a: $t, n: usize) -> $t { a / n as $t }
+        }
+        impl Operation<$t> for Max {
+            #[inline(always)]
+            fn combine(a: $t, b: $t) -> $t { if a.is_nan() || a >= b { a } else { b } }
+        }
+        impl Operation<$t> for Min {
+            #[inline(always)]
+            fn combine(a: $t, b: $t) -> $t { if a.is_nan() || a <= b { a } else { b } }
+        }
+    )* };
+}
+float_operations!(f32, f64);
+
+macro_rules! integer_operations {
+    ($($t:ty),*) => { $(
+        impl Operation<$t> for Sum {
+            #[inline(always)]
+            fn combine(a: $t, b: $t) -> $t { a.wrapping_add(b) }
+        }
+        impl Operation<$t> for Prod {
+            #[inline(always)]
+            fn combine(a: $t, b: $t) -> $t { a.wrapping_mul(b) }
+        }
+        impl Operation<$t> for Max {
+            #[inline(always)]
+            fn combine(a: $t, b: $t) -> $t { a.max(b) }
+        }
+        impl Operation<$t> for Min {
+            #[inline(always)]
+            fn combine(a: $t, b: $t) -> $t { a.min(b) }
+        }
+    )* };
+}
+integer_operations!(u8, i32, i64);
+
+impl Operation<i64> for Avg {
+    #[inline(always)]
+    fn combine(a: i64, b: i64) -> i64 {
+        a.wrapping_add(b)
+    }
+    #[inline(always)]
+    fn finish(a: i64, n: usize) -> i64 {
+        a / n as i64
+    }
+}
+impl Operation<u8> for Or {
+    #[inline(always)]
+    fn combine(a: u8, b: u8) -> u8 {
+        a | b
+    }
+}
+impl Operation<u8> for And {
+    #[inline(always)]
+    fn combine(a: u8, b: u8) -> u8 {
+        a & b
+    }
+}
+
+/// Chooses among the loops named by `$start`, `$combine`, `$finish` with `$half` for f16.
+macro_rules! choose {
+    ($dtype:expr, $op:expr, $half:ty, $start:ident, $combine:ident, $finish:ident) => {{
+        macro_rules! of {
+            ($e:ty, $o:ty) => {
+                Reducer {
+                    size: size_of::<$e>(),
+                    start: $start::<$e, $o>,
+                    combine: $combine::<$e, $o>,
+                    finish: $finish::<$e, $o>,
+                }
+            };
+        }
+        macro_rules! all {
+            ($e:ty, $average:ty) => {
+                match $op {
+                    ReduceOp::Sum => of!($e, Sum),
+                    ReduceOp::Prod => of!($e, Prod),
+                    ReduceOp::Max => of!($e, Max),
+                    ReduceOp::Min => of!($e, Min),
+                    ReduceOp::Avg => of!($average, Avg),
+                }
+            };
+        }
+        match $dtype {
+            DType::F32 => all!(f32, f32),
+            DType::F64 => all!(f64, f64),
+            DType::F16 => all!($half, $half),
+            DType::BF16 => all!(BF16, BF16),
+            DType::I64 => all!(i64, i64),
+            DType::I32 => all!(i32, Wide<i32>),
+            DType::U8 => all!(u8, Wide<u8>),
+            DType::Bool => match $op {
+                ReduceOp::Sum | ReduceOp::Max => of!(u8, Or),
+                ReduceOp::Prod | ReduceOp::Min | ReduceOp::Avg => of!(u8, And),
+            },
+        }
+    }};
+}
+
+fn portable(dtype: DType, op: ReduceOp) -> Reducer {
+    choose!(dtype, op, F16, start, combine, finish)
+}
+
+#[cfg(target_arch = "x86_64")]
+mod x86 {
+    use std::arch::x86_64::*;
+
+    use super::*;
+
+    /// f16 by the processor.
+    #[derive(Clone, Copy)]
+    struct F16C(u16);
+    impl Element for F16C {
+        type Acc = f32;
+        #[inline(always)]
+        fn widen(self) -> f32 {
+            // SAFETY: `reducer` is only used where the processor has F16C.
+            unsafe { _mm_cvtss_f32(_mm_cvtph_ps(_mm_cvtsi32_si128(i32::from(self.0)))) }
+        }
+        #[inline(always)]
+        fn narrow(acc: f32) -> Self {
+            // SAFETY: as above.
+            unsafe { F16C(_mm_cvtsi128_si32(_mm_cvtps_ph::<0>(_mm_set_ss(acc))) as u16) }
+        }
+    }
+
+    #[target_feature(enable = "avx2,f16c")]
+    unsafe fn start_avx2<E: Element, O: Operation<E::Acc>>(
+        acc: &mut Accumulator,
+        a: *const u8,
+        b: *const u8,
+        n: usize,
+    ) {
+        // SAFETY: by the caller.
+        unsafe { start::<E, O>(acc, a, b, n) }
+    }
+
+    #[target_feature(enable = "avx2,f16c")]
+    unsafe fn combine_avx2<E: Element, O: Operation<E::Acc>>(acc: &mut Accumulator, x: *const u8, n: usize) {
+        // SAFETY: by the caller.
+        unsafe { combine::<E, O>(acc, x, n) }
+    }
+
+    #[target_feature(enable = "avx2,f16c")]
+    unsafe fn finish_avx2<E: Element, O: Operation<E::Acc>>(
+        acc: &mut Accumulator,
+        ranks: usize,
+        outs: &[*mut u8],
+        n: usize,
+    ) {
+        // SAFETY: by the caller.
+        unsafe { finish::<E, O>(acc, ranks, outs, n) }
+    }
+
+    /// The loops for a processor with AVX2 and F16C.
+    pub fn reducer(dtype: DType, op: ReduceOp) -> Reducer {
+        choose!(dtype, op, F16C, start_avx2, combine_avx2, finish_avx2)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use symmc_ir::tensor::{read_f64, write_f64};
+
+    use super::*;
+
+    #[test]
+    fn wide_and_portable_loops_agree_and_are_right() {
+        let n = 2 * BLOCK + 37;
+        for dtype in DType::ALL {
+            for &op in ReduceOp::ALL {
+                for ranks in 2..5 {
+                    let operands: Vec<Vec<u8>> = (0..ranks).map(|r| operand(dtype, r, n)).collect();
+                    let sources: Vec<*const u8> = operands.iter().map(|o| o.as_ptr()).collect();
+                    let run = |reducer: Reducer| {
+                        let mut outs = [vec![0u8; n * dtype.size()], vec![0u8; n * dtype.size()]];
+                        let to: Vec<*mut u8> = outs.iter_mut().map(|o| o.as_mut_ptr()).collect();
+                        // SAFETY: all hold `n` elements.
+                        unsafe { reducer.reduce(&sources, &to, n) };
+                        assert_eq!(outs[0], outs[1]);
+                        outs[0].clone()
+                    };
+                    let out = run(Reducer::new(dtype, op));
+                    assert_eq!(out, run(portable(dtype, op)), "{dtype} {op}");
+                    for i in [0, 1, 500, n - 1] {
+                        let x: Vec<f64> = operands.iter().map(|o| read_f64(dtype, o, i)).collect();
+                        let expected = expected(dtype, op, &x);
+                        assert_eq!(read_f64(dtype, &out, i), expected, "{dtype} {op} {ranks} of {x:?}");
+                    }
+                }
+            }
+        }
+    }
+
+    /// Small values, so that every step is exact but the last.
+    fn operand(dtype: DType, rank: usize, n: usize) -> Vec<u8> {
+        let mut out = vec![0; n * dtype.size()];
+        for i in 0..n {
+            let x = ((i * 7 + rank * 13) % 11) as f64;
+            let x = match dtype {
+                DType::Bool => f64::from(u8::from(x > 2.0)),
+                DType::U8 => x,
+                _ => x - 4.0,
+            };
+            write_f64(dtype, &mut out, i, x);
+        }
+        out
+    }
+
+    fn expected(dtype: DType, op: ReduceOp, x: &[f64]) -> f64 {
+        let n = x.len() as f64;
+        let y = match op {
+            ReduceOp::Sum => x.iter().sum(),
+            ReduceOp::Prod => x.iter().product(),
+            ReduceOp::Max => x.iter().copied().fold(f64::MIN, f64::max),
+            ReduceOp::Min => x.iter().copied().fold(f64::MAX, f64::min),
+            ReduceOp::Avg if dtype.is_float() => x.iter().sum::<f64>() / n,
+            ReduceOp::Avg => (x.iter().sum::<f64>() / n).trunc(),
+        };
+        let y = match dtype {
+            DType::F64 => y,
+            _ => f64::from(y as f32),
+        };
+        let mut out = [0; 8];
+        write_f64(dtype, &mut out, 0, y);
+        read_f64(dtype, &out, 0)
+    }
+
+    #[test]
+    fn nan_wins_wherever_it_stands() {
+        for &op in &[ReduceOp::Max, ReduceOp::Min] {
+            for at in 0..3 {
+                let mut x = [1.0f32, -2.0, 5.0];
+                x[at] = f32::NAN;
+                let sources: Vec<*const u8> = x.iter().map(|x| (x as *const f32).cast()).collect();
+                let mut out = 0.0f32;
+                // SAFETY: one element each.
+                unsafe { Reducer::new(DType::F32, op).reduce(&sources, &[(&raw mut out).cast()], 1) };
+                assert!(out.is_nan());
+            }
+        }
+    }
+
+    #[test]
+    fn bf16_rounds_like_half() {
+        for bits in (0..=u32::MAX).step_by(65_521) {
+            let x = f32::from_bits(bits);
+            let (a, b) = (BF16::narrow(x).0, half::bf16::from_f32(x).to_bits());
+            assert_eq!(a, b, "{x:?}");
+        }
+    }
+}

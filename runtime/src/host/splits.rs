@@ -1,0 +1,122 @@
+//! All-to-all with sizes on the device, through staging.
+//!
+//! Every rank first shows all its split sizes, so every rank knows the whole matrix and all agree on whether
+//! it fits and on the number of chunks. Then each chunk carries, for each peer, its share of the rows.
+//! Last, what no row fills is zeroed and the received sizes are stored.
+
+use super::comm::{Turn, copy};
+use super::staged::{Stage, share};
+use crate::error::RunError;
+
+pub(super) fn run(turn: &Turn) -> Result<(), RunError> {
+    let call = turn.call;
+    let n = turn.n;
+    let Some((splits, received)) = &call.splits else {
+        return Err(turn.fail("expected split sizes, found none".into()));
+    };
+    let row = call.row * call.dtype.size();
+    let capacity = call.elements.checked_div(call.row).unwrap_or(0);
+    if capacity * call.row != call.elements {
+        let (row, elements) = (call.row, call.elements);
+        return Err(turn.fail(format!("expected whole rows of {row} elements, found {elements} elements")));
+    }
+    let (splits, received) = (turn.at(splits, 8 * n)?, turn.at(received, 8 * n)?);
+    let (operand, result) = (turn.at(&call.operand, turn.bytes)?, turn.at(&call.result, turn.bytes)?);
+
+    let mut stage = Stage::new(turn);
+    let sent = matrix(turn, &mut stage, splits, capacity)?;
+    let sources = |p: usize| sent[turn.me][..p].iter().sum::<usize>() * row;
+    let targets = |p: usize| sent[..p].iter().map(|s| s[turn.me]).sum::<usize>() * row;
+    let share = share(turn)?;
+    let longest = sent
+        .iter()
+        .enumerate()
+        .flat_map(|(a, s)| s.iter().enumerate().filter(move |&(b, _)| a != b).map(|(_, &rows)| rows * row));
+    for c in 0..longest.max().unwrap_or(0).div_ceil(share) {
+        let part = |from: usize, to: usize| {
+            let bytes = sent[from][to] * row;
+            (c * share).min(bytes)..((c + 1) * share).min(bytes)
+        };
+        let chunk = stage.next();
+        stage.acquire(chunk)?;
+        for p in turn.peers() {
+            let part = part(turn.me, p);
+            let to = stage.slot(turn.me, chunk).wrapping_add(p * share);
+            // SAFETY: the sums of sizes fit the operand; a part fits the peer's share of the chunk.
+            unsafe { copy(to, operand.wrapping_add(sources(p) + part.start), part.len()) };
+        }
+        stage.publish(chunk);
+        stage.await_all(chunk)?;
+        for p in turn.peers() {
+            let part = part(p, turn.me);
+            let from = stage.slot(p, chunk).wrapping_add(turn.me * share);
+            // SAFETY: the sums of sizes fit the result; the chunk is not written before this rank drained it.
+            unsafe { copy(result.wrapping_add(targets(p) + part.start), from, part.len()) };
+        }
+        stage.drained(chunk);
+    }
+
+    let own = sent[turn.me][turn.me] * row;
+    let filled = targets(n);
+    // SAFETY: the sums of sizes fit operand and result; the sizes have room for `n` numbers.
+    unsafe {
+        copy(result.wrapping_add(targets(turn.me)), operand.wrapping_add(sources(turn.me)), own);
+        std::ptr::write_bytes(result.wrapping_add(filled), 0, turn.bytes - filled);
+        for (p, s) in sent.iter().enumerate() {
+            let count = (s[turn.me] as i64).to_le_bytes();
+            std::ptr::copy_nonoverlapping(count.as_ptr(), received.wrapping_add(8 * p), 8);
+        }
+    }
+    Ok(())
+}
+
+/// The rows that each rank sends to each, after all have shown theirs and all sums fit.
+fn matrix(
+    turn: &Turn,
+    stage: &mut Stage,
+    splits: *const u8,
+    capacity: usize,
+) -> Result<Vec<Vec<usize>>, RunError> {
+    let n = turn.n;
+    let mut shown: Vec<*const u8> = vec![splits; n];
+    let chunk = stage.next();
+    if n > 1 {
+        if 8 * n > Stage::CHUNK {
+            return Err(turn.fail(format!("expected at most {} ranks, found {n}", Stage::CHUNK / 8)));
+        }
+        stage.acquire(chunk)?;
+        // SAFETY: the sizes are `n` numbers and fit a chunk, which is this rank's to write.
+        unsafe { copy(stage.slot(turn.me, chunk), splits, 8 * n) };
+        stage.publish(chunk);
+        stage.await_all(chunk)?;
+        turn.peers().for_each(|p| shown[p] = stage.slot(p, chunk));
+    }
+    let read = |from: *const u8, i: usize| {
+        let mut bytes = [0; 8];
+        // SAFETY: `n` numbers lie there, and `i` is below `n`.
+        unsafe { std::ptr::copy_nonoverlapping(from.wrapping_add(8 * i), bytes.as_mut_ptr(), 8) };
+        i64::from_le_bytes(bytes)
+    };
+    let rows: Vec<Vec<i64>> = shown.iter().map(|&at| (0..n).map(|i| read(at, i)).collect()).collect();
+    if n > 1 {
+        stage.drained(chunk);
+    }
+    for (p, sizes) in rows.iter().enumerate() {
+        let rank = turn.call.cell[p];
+        let received: Vec<i64> = rows.iter().map(|s| s[p]).collect();
+        if !fits(sizes, capacity) {
+            return Err(turn.fail(format!("rank {rank} sends {sizes:?} rows: expected at most {capacity}")));
+        }
+        if !fits(&received, capacity) {
+            let detail = format!("rank {rank} receives {received:?} rows: expected at most {capacity}");
+            return Err(turn.fail(detail));
+        }
+    }
+    Ok(rows.into_iter().map(|sizes| sizes.into_iter().map(|s| s as usize).collect()).collect())
+}
+
+/// Whether no size is negative and their sum is at most `capacity`.
+fn fits(sizes: &[i64], capacity: usize) -> bool {
+    let sum = sizes.iter().try_fold(0usize, |sum, &s| sum.checked_add(usize::try_from(s).ok()?));
+    sum.is_some_and(|sum| sum <= capacity)
+}

@@ -1,0 +1,344 @@
+//! The plain variant: data passes through staging memory of its own, so that operands and results may lie
+//! anywhere. Also the collectives of a cell of one rank.
+//!
+//! Each rank has two chunks of staging for each group. All ranks of a cell count the chunks that they
+//! exchange in the same way; chunk `c` lies in staging `c % 2`. A rank writes a chunk once all peers have
+//! drained the one before the last (`drained` ≥ `c - 1`), then sets `filled` to `c + 1`; a reader waits for
+//! that, and sets `drained` to `c + 1` when it needs nothing of that chunk any more from anybody.
+//!
+//! All kinds but broadcast and permute wait for the first chunk of every peer before they write a result.
+
+use std::sync::atomic::Ordering;
+
+use symmc_ir::collective::{CollectiveKind, ReduceOp, Splits};
+
+use super::comm::{Turn, copy};
+use super::control::Counter;
+use crate::error::RunError;
+
+/// Bytes of one chunk.
+const CHUNK: usize = 256 << 10;
+/// Bytes of staging of one rank in one group.
+pub(super) const PER_RANK: usize = 2 * CHUNK;
+/// All-reduce up to this many bytes from all peers together is reduced by every rank.
+const ONE_PHASE: usize = 64 << 10;
+
+pub(super) fn run(turn: &Turn) -> Result<(), RunError> {
+    match turn.call.kind {
+        CollectiveKind::AllReduce(op) if turn.bytes * (turn.n - 1) <= ONE_PHASE => reduce_small(turn, *op),
+        CollectiveKind::AllReduce(op) => all_reduce(turn, *op),
+        CollectiveKind::AllGather => all_gather(turn),
+        CollectiveKind::ReduceScatter(op) => reduce_scatter(turn, *op),
+        CollectiveKind::AllToAll(Splits::Even) => all_to_all(turn),
+        CollectiveKind::AllToAll(Splits::Device) => super::splits::run(turn),
+        CollectiveKind::Broadcast { root } => broadcast(turn, *root as usize),
+        CollectiveKind::Permute { pairs } => permute(turn, pairs),
+    }
+}
+
+/// The collective of a cell of one rank.
+pub(super) fn alone(turn: &Turn) -> Result<(), RunError> {
+    let call = turn.call;
+    if call.splits.is_some() {
+        return super::splits::run(turn);
+    }
+    let (operand, result) = (turn.at(&call.operand, turn.bytes)?, turn.at(&call.result, turn.bytes)?);
+    let nobody_sends = matches!(call.kind, CollectiveKind::Permute { pairs } if pairs.is_empty());
+    // SAFETY: both hold the bytes of the operand and are this rank's own.
+    unsafe {
+        match nobody_sends {
+            true => std::ptr::write_bytes(result, 0, turn.bytes),
+            false => copy(result, operand, turn.bytes),
+        }
+    }
+    Ok(())
+}
+
+/// The staging of one collective.
+pub(super) struct Stage<'a> {
+    turn: &'a Turn<'a>,
+    next: u32,
+}
+
+impl<'a> Stage<'a> {
+    pub fn new(turn: &'a Turn<'a>) -> Self {
+        Stage { turn, next: turn.group.chunks.load(Ordering::Relaxed) }
+    }
+
+    /// The next chunk.
+    pub fn next(&mut self) -> u32 {
+        let chunk = self.next;
+        self.next = chunk.wrapping_add(1);
+        self.turn.group.chunks.store(self.next, Ordering::Relaxed);
+        chunk
+    }
+
+    /// The memory of a chunk of rank number `p`: [`Stage::CHUNK`] bytes.
+    pub fn slot(&self, p: usize, chunk: u32) -> *mut u8 {
+        let world = &self.turn.comm.world;
+        let rank = self.turn.call.cell[p] as usize;
+        let slot = self.turn.call.group * world.arenas.len() + rank;
+        world.staging.as_ptr().wrapping_add(slot * PER_RANK + (chunk % 2) as usize * CHUNK)
+    }
+
+    /// Waits until this rank may write its memory of a chunk.
+    pub fn acquire(&self, chunk: u32) -> Result<(), RunError> {
+        self.turn.await_peers(Counter::Drained, chunk.wrapping_sub(1))
+    }
+
+    /// Hands this rank's chunk to the peers.
+    pub fn publish(&self, chunk: u32) {
+        self.turn.touch();
+        self.turn.advance(Counter::Filled, chunk.wrapping_add(1));
+    }
+
+    /// Waits for a chunk of every peer.
+    pub fn await_all(&self, chunk: u32) -> Result<(), RunError> {
+        self.turn.await_peers(Counter::Filled, chunk.wrapping_add(1))?;
+        self.turn.touch();
+        Ok(())
+    }
+
+    /// Waits for a chunk of rank number `p`.
+    pub fn await_one(&self, p: usize, chunk: u32) -> Result<(), RunError> {
+        self.turn.await_peer(p, Counter::Filled, chunk.wrapping_add(1))
+    }
+
+    /// Says that this rank needs nothing of a chunk any more.
+    pub fn drained(&self, chunk: u32) {
+        self.turn.touch();
+        self.turn.advance(Counter::Drained, chunk.wrapping_add(1));
+    }
+}
+
+impl Stage<'_> {
+    /// Bytes of one chunk.
+    pub const CHUNK: usize = CHUNK;
+}
+
+/// Element ranges of at most `most` elements that cover `elements`.
+fn ranges(elements: usize, most: usize) -> impl Iterator<Item = (usize, usize)> {
+    (0..elements.div_ceil(most)).map(move |i| (i * most, ((i + 1) * most).min(elements)))
+}
+
+/// One chunk, which every rank reduces as a whole.
+fn reduce_small(turn: &Turn, op: ReduceOp) -> Result<(), RunError> {
+    let call = turn.call;
+    let (operand, result) = (turn.at(&call.operand, turn.bytes)?, turn.at(&call.result, turn.bytes)?);
+    let mut stage = Stage::new(turn);
+    let chunk = stage.next();
+    stage.acquire(chunk)?;
+    // SAFETY: the operand is smaller than a chunk; staging is this rank's to write until it publishes.
+    unsafe { copy(stage.slot(turn.me, chunk), operand, turn.bytes) };
+    stage.publish(chunk);
+    stage.await_all(chunk)?;
+    let sources: Vec<*const u8> = (0..turn.n)
+        .map(|p| if p == turn.me { operand.cast_const() } else { stage.slot(p, chunk).cast_const() })
+        .collect();
+    // SAFETY: all sources hold the operand's elements and are not written until this rank has drained.
+    unsafe { turn.reducer(op).reduce(&sources, &[result], call.elements) };
+    stage.drained(chunk);
+    Ok(())
+}
+
+/// Two chunks at a time: operands, of which each rank reduces one slice, then the reduced slices.
+fn all_reduce(turn: &Turn, op: ReduceOp) -> Result<(), RunError> {
+    let call = turn.call;
+    let size = call.dtype.size();
+    let (operand, result) = (turn.at(&call.operand, turn.bytes)?, turn.at(&call.result, turn.bytes)?);
+    let reducer = turn.reducer(op);
+    let mut stage = Stage::new(turn);
+    for (from, to) in ranges(call.elements, CHUNK / size) {
+        // Byte offsets within the chunk of the slice of number `p`.
+        let slice = |p: usize| ((to - from) * p / turn.n * size, (to - from) * (p + 1) / turn.n * size);
+        let (operand, result) = (operand.wrapping_add(from * size), result.wrapping_add(from * size));
+        let (low, high) = slice(turn.me);
+        let (raw, reduced) = (stage.next(), stage.next());
+
+        stage.acquire(raw)?;
+        for p in turn.peers() {
+            let (low, high) = slice(p);
+            let to = stage.slot(turn.me, raw).wrapping_add(low);
+            // SAFETY: the slice lies within operand and chunk; the chunk is this rank's to write.
+            unsafe { copy(to, operand.wrapping_add(low), high - low) };
+        }
+        stage.publish(raw);
+        stage.await_all(raw)?;
+
+        stage.acquire(reduced)?;
+        let own = stage.slot(turn.me, reduced);
+        let sources: Vec<*const u8> = (0..turn.n)
+            .map(|p| if p == turn.me { operand.cast_const() } else { stage.slot(p, raw).cast_const() })
+            .map(|base| base.wrapping_add(low))
+            .collect();
+        // SAFETY: slices lie within operand, result and chunks; published chunks are not written before
+        // this rank has drained them.
+        unsafe { reducer.reduce(&sources, &[result.wrapping_add(low), own], (high - low) / size) };
+        stage.publish(reduced);
+        for p in turn.peers() {
+            stage.await_one(p, reduced)?;
+            let (low, high) = slice(p);
+            // SAFETY: as above.
+            unsafe { copy(result.wrapping_add(low), stage.slot(p, reduced), high - low) };
+        }
+        stage.drained(reduced);
+    }
+    Ok(())
+}
+
+fn all_gather(turn: &Turn) -> Result<(), RunError> {
+    let call = turn.call;
+    let (operand, result) =
+        (turn.at(&call.operand, turn.bytes)?, turn.at(&call.result, turn.bytes * turn.n)?);
+    let mut stage = Stage::new(turn);
+    for (from, to) in ranges(turn.bytes, CHUNK) {
+        let chunk = stage.next();
+        stage.acquire(chunk)?;
+        // SAFETY: the range lies within operand and chunk; the chunk is this rank's to write.
+        unsafe { copy(stage.slot(turn.me, chunk), operand.wrapping_add(from), to - from) };
+        stage.publish(chunk);
+        stage.await_all(chunk)?;
+        for p in turn.peers().chain([turn.me]) {
+            let source = if p == turn.me { operand.wrapping_add(from) } else { stage.slot(p, chunk) };
+            // SAFETY: the range lies within the piece of the result; the chunk is not written before this
+            // rank has drained it.
+            unsafe { copy(result.wrapping_add(p * turn.bytes + from), source, to - from) };
+        }
+        stage.drained(chunk);
+    }
+    Ok(())
+}
+
+/// Puts a range of every peer's piece of the operand into this rank's chunk at `slot`, `share` bytes
+/// for each.
+fn stage_pieces(
+    turn: &Turn,
+    slot: *mut u8,
+    share: usize,
+    (operand, piece): (*const u8, usize),
+    bytes: usize,
+) {
+    for p in turn.peers() {
+        let to = slot.wrapping_add(p * share);
+        // SAFETY: the range lies within the operand's piece and within the peer's share of the chunk.
+        unsafe { copy(to, operand.wrapping_add(p * piece), bytes) };
+    }
+}
+
+fn reduce_scatter(turn: &Turn, op: ReduceOp) -> Result<(), RunError> {
+    let call = turn.call;
+    let size = call.dtype.size();
+    let (elements, piece) = (call.elements / turn.n, turn.bytes / turn.n);
+    let (operand, result) = (turn.at(&call.operand, turn.bytes)?, turn.at(&call.result, piece)?);
+    let reducer = turn.reducer(op);
+    let share = share(turn)?;
+    let mut stage = Stage::new(turn);
+    for (from, to) in ranges(elements, share / size) {
+        let chunk = stage.next();
+        let operand = operand.wrapping_add(from * size);
+        stage.acquire(chunk)?;
+        stage_pieces(turn, stage.slot(turn.me, chunk), share, (operand, piece), (to - from) * size);
+        stage.publish(chunk);
+        stage.await_all(chunk)?;
+        let sources: Vec<*const u8> = (0..turn.n)
+            .map(|p| match p == turn.me {
+                true => operand.cast_const().wrapping_add(p * piece),
+                false => stage.slot(p, chunk).cast_const().wrapping_add(turn.me * share),
+            })
+            .collect();
+        // SAFETY: ranges lie within their pieces; chunks are not written before this rank has drained them.
+        unsafe { reducer.reduce(&sources, &[result.wrapping_add(from * size)], to - from) };
+        stage.drained(chunk);
+    }
+    Ok(())
+}
+
+fn all_to_all(turn: &Turn) -> Result<(), RunError> {
+    let call = turn.call;
+    let piece = turn.bytes / turn.n;
+    let (operand, result) = (turn.at(&call.operand, turn.bytes)?, turn.at(&call.result, turn.bytes)?);
+    let share = share(turn)?;
+    let mut stage = Stage::new(turn);
+    for (from, to) in ranges(piece, share) {
+        let chunk = stage.next();
+        let operand = operand.wrapping_add(from);
+        stage.acquire(chunk)?;
+        stage_pieces(turn, stage.slot(turn.me, chunk), share, (operand, piece), to - from);
+        stage.publish(chunk);
+        stage.await_all(chunk)?;
+        for p in turn.peers().chain([turn.me]) {
+            let source = match p == turn.me {
+                true => operand.wrapping_add(p * piece),
+                false => stage.slot(p, chunk).wrapping_add(turn.me * share),
+            };
+            // SAFETY: ranges lie within their pieces; chunks are not written before this rank drained them.
+            unsafe { copy(result.wrapping_add(p * piece + from), source, to - from) };
+        }
+        stage.drained(chunk);
+    }
+    Ok(())
+}
+
+/// Bytes that each peer has in a chunk that is divided among the peers, a multiple of 8.
+pub(super) fn share(turn: &Turn) -> Result<usize, RunError> {
+    match CHUNK / turn.n / 8 * 8 {
+        0 => Err(turn.fail(format!("expected at most {} ranks, found {}", CHUNK / 8, turn.n))),
+        share => Ok(share),
+    }
+}
+
+fn broadcast(turn: &Turn, root: usize) -> Result<(), RunError> {
+    let call = turn.call;
+    let (operand, result) = (turn.at(&call.operand, turn.bytes)?, turn.at(&call.result, turn.bytes)?);
+    let mut stage = Stage::new(turn);
+    for (from, to) in ranges(turn.bytes, CHUNK) {
+        let chunk = stage.next();
+        let source = if turn.me == root {
+            stage.acquire(chunk)?;
+            // SAFETY: the range lies within operand and chunk; the chunk is this rank's to write.
+            unsafe { copy(stage.slot(root, chunk), operand.wrapping_add(from), to - from) };
+            operand.wrapping_add(from)
+        } else {
+            stage.await_one(root, chunk)?;
+            stage.slot(root, chunk)
+        };
+        stage.publish(chunk);
+        // SAFETY: the range lies within the result; the chunk is not written before this rank drained it.
+        unsafe { copy(result.wrapping_add(from), source, to - from) };
+        stage.drained(chunk);
+    }
+    Ok(())
+}
+
+fn permute(turn: &Turn, pairs: &[(u32, u32)]) -> Result<(), RunError> {
+    let call = turn.call;
+    let (operand, result) = (turn.at(&call.operand, turn.bytes)?, turn.at(&call.result, turn.bytes)?);
+    let sends = pairs.iter().any(|&(from, _)| from as usize == turn.me);
+    let sender = pairs.iter().find(|&&(_, to)| to as usize == turn.me).map(|&(from, _)| from as usize);
+    let mut stage = Stage::new(turn);
+    for (from, to) in ranges(turn.bytes, CHUNK) {
+        let chunk = stage.next();
+        let operand = operand.wrapping_add(from);
+        if sends {
+            stage.acquire(chunk)?;
+            // SAFETY: the range lies within operand and chunk; the chunk is this rank's to write.
+            unsafe { copy(stage.slot(turn.me, chunk), operand, to - from) };
+        }
+        stage.publish(chunk);
+        let result = result.wrapping_add(from);
+        match sender {
+            Some(p) if p != turn.me => {
+                stage.await_one(p, chunk)?;
+                // SAFETY: the range lies within the result; the chunk is not written before this rank
+                // drained it.
+                unsafe { copy(result, stage.slot(p, chunk), to - from) };
+            }
+            // SAFETY: the range lies within operand and result, which are this rank's own.
+            Some(_) => unsafe { copy(result, operand, to - from) },
+            // SAFETY: the range lies within the result.
+            None => unsafe { std::ptr::write_bytes(result, 0, to - from) },
+        }
+        stage.drained(chunk);
+    }
+    Ok(())
+}

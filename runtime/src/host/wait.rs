@@ -1,0 +1,207 @@
+//! Waiting for peers: spin briefly, then sleep; never without a limit.
+//!
+//! A thread that waits first looks again and again. How long depends on whether that paid off lately, and
+//! on whether there are more ranks than processors: then it soon gives the processor up. After that it
+//! counts itself among its rank's sleepers, looks once more, and sleeps on its rank's doorbell for a slice
+//! of time at most, after which it looks for an abort and at the limit.
+//!
+//! No wake-up is lost: the sleeper counts itself and then looks; the signaller stores and then looks at the
+//! count; both with a full fence between.
+
+use std::sync::atomic::{AtomicU32, Ordering, fence};
+use std::time::{Duration, Instant};
+
+use super::control::Control;
+
+/// The longest sleep without a look at the abort word and the clock.
+const SLICE: Duration = Duration::from_millis(20);
+/// Looks between two readings of the clock.
+const LOOKS: u32 = 64;
+
+/// Why waiting ended before what was waited for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Ended {
+    /// The limit passed.
+    Limit,
+    /// The run was aborted.
+    Aborted,
+}
+
+/// How long to spin.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Spin {
+    /// At least this long, in nanoseconds.
+    pub min_ns: u32,
+    /// At most this long, in nanoseconds.
+    pub max_ns: u32,
+}
+
+impl Spin {
+    /// What suits `threads` busy threads on this machine.
+    pub fn for_threads(threads: usize) -> Spin {
+        let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
+        match threads {
+            n if n <= cores => Spin { min_ns: 20_000, max_ns: 400_000 },
+            _ => Spin { min_ns: 1_000, max_ns: 4_000 },
+        }
+    }
+}
+
+/// The waiting of one rank.
+#[derive(Debug)]
+pub struct Waiter {
+    control: Control,
+    rank: u32,
+    limit: Duration,
+    spin: Spin,
+    /// The spinning time in force, in nanoseconds.
+    budget: AtomicU32,
+}
+
+impl Waiter {
+    /// The waiting of `rank`, each time for at most `limit`.
+    pub fn new(control: Control, rank: u32, limit: Duration, spin: Spin) -> Self {
+        Waiter { control, rank, limit, spin, budget: AtomicU32::new(spin.max_ns) }
+    }
+
+    /// The longest wait.
+    pub fn limit(&self) -> Duration {
+        self.limit
+    }
+
+    /// Waits until `ready`. Everything that the signaller did before it made `ready` true has happened
+    /// before this returns, if `ready` loads with acquire.
+    #[inline]
+    pub fn until(&self, ready: impl Fn() -> bool) -> Result<(), Ended> {
+        for _ in 0..LOOKS {
+            if ready() {
+                return Ok(());
+            }
+            std::hint::spin_loop();
+        }
+        self.until_slow(&ready)
+    }
+
+    #[cold]
+    fn until_slow(&self, ready: &dyn Fn() -> bool) -> Result<(), Ended> {
+        let start = Instant::now();
+        let budget = self.budget.load(Ordering::Relaxed);
+        loop {
+            for _ in 0..LOOKS {
+                if ready() {
+                    self.learn(start.elapsed(), budget);
+                    return Ok(());
+                }
+                std::hint::spin_loop();
+            }
+            if self.control.aborted() {
+                return Err(Ended::Aborted);
+            }
+            if start.elapsed().as_nanos() >= u128::from(budget) {
+                break;
+            }
+        }
+        std::thread::yield_now();
+        while !self.sleep(ready) {
+            if self.control.aborted() {
+                return Err(Ended::Aborted);
+            }
+            if start.elapsed() >= self.limit {
+                return Err(Ended::Limit);
+            }
+        }
+        self.learn(start.elapsed(), budget);
+        Ok(())
+    }
+
+    /// Sleeps until the doorbell rings or the slice ends; whether it is ready.
+    fn sleep(&self, ready: &dyn Fn() -> bool) -> bool {
+        let bell = self.control.bell(self.rank);
+        let sleepers = self.control.sleepers(self.rank);
+        let heard = bell.load(Ordering::Acquire);
+        sleepers.fetch_add(1, Ordering::SeqCst);
+        fence(Ordering::SeqCst);
+        if !ready() && !self.control.aborted() {
+            futex_wait(bell, heard, SLICE.min(self.limit));
+        }
+        sleepers.fetch_sub(1, Ordering::SeqCst);
+        ready()
+    }
+
+    /// Spins longer after waits that were short, shorter after waits that spinning would not have covered.
+    fn learn(&self, waited: Duration, budget: u32) {
+        let waited = u32::try_from(waited.as_nanos()).unwrap_or(u32::MAX);
+        let wanted = if waited <= self.spin.max_ns { waited.saturating_mul(2) } else { self.spin.min_ns };
+        let next = budget - budget / 8 + wanted / 8;
+        self.budget.store(next.clamp(self.spin.min_ns, self.spin.max_ns), Ordering::Relaxed);
+    }
+}
+
+/// Sleeps while `word` is `value`, for at most `time`. May return at any time.
+pub fn futex_wait(word: &AtomicU32, value: u32, time: Duration) {
+    let time = libc::timespec {
+        tv_sec: time.as_secs() as libc::time_t,
+        tv_nsec: time.subsec_nanos() as libc::c_long,
+    };
+    // SAFETY: the word outlives the call and `time` is a valid timespec; the word may be shared between
+    // processes, so the operation is not the private one.
+    unsafe { libc::syscall(libc::SYS_futex, word.as_ptr(), libc::FUTEX_WAIT, value, &time) };
+}
+
+/// Wakes all sleepers on `word`.
+pub fn futex_wake_all(word: &AtomicU32) {
+    // SAFETY: the word outlives the call.
+    unsafe { libc::syscall(libc::SYS_futex, word.as_ptr(), libc::FUTEX_WAKE, i32::MAX) };
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::super::control::Counter;
+    use super::super::memory::Segment;
+    use super::*;
+
+    fn control() -> Control {
+        let segment = Segment::create("test", Control::size(2, 1)).unwrap();
+        Control::new(Arc::new(segment), 2, 1).unwrap()
+    }
+
+    #[test]
+    fn a_signal_wakes_a_sleeper() {
+        let control = control();
+        let waiter =
+            Waiter::new(control.clone(), 0, Duration::from_secs(20), Spin { min_ns: 0, max_ns: 1000 });
+        std::thread::scope(|s| {
+            let signaller = control.clone();
+            s.spawn(move || {
+                for i in 1..=50 {
+                    std::thread::sleep(Duration::from_millis(1));
+                    signaller.counter(0, 1, Counter::Meet).store(i, Ordering::Release);
+                    signaller.ring([0].into_iter());
+                }
+            });
+            for i in 1..=50 {
+                let counter = control.counter(0, 1, Counter::Meet);
+                waiter.until(|| counter.load(Ordering::Acquire) >= i).unwrap();
+            }
+        });
+        assert_eq!(control.sleepers(0).load(Ordering::SeqCst), 0);
+    }
+
+    #[test]
+    fn limit_and_abort_end_a_wait() {
+        let control = control();
+        let spin = Spin { min_ns: 0, max_ns: 1000 };
+        let waiter = Waiter::new(control.clone(), 0, Duration::from_millis(30), spin);
+        assert_eq!(waiter.until(|| false), Err(Ended::Limit));
+        let waiter = Waiter::new(control.clone(), 0, Duration::from_secs(60), spin);
+        std::thread::scope(|s| {
+            s.spawn(|| {
+                std::thread::sleep(Duration::from_millis(5));
+                control.abort(1, "enough");
+            });
+            assert_eq!(waiter.until(|| false), Err(Ended::Aborted));
+        });
+    }
+}

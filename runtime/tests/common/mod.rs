@@ -1,0 +1,288 @@
+//! Runs sequences of collectives on thread ranks and compares with results computed the simple way.
+
+use std::time::Duration;
+
+use symmc_ir::collective::{CollectiveKind, Exit, ReduceOp, Splits, Variant};
+use symmc_ir::tensor::{read_f64, read_i64, write_f64, write_i64};
+use symmc_ir::types::DType;
+use symmc_planner::plan::Barrier;
+use symmc_runtime::call::{CollectiveCall, Region, RegionMemory};
+use symmc_runtime::host::{Comm, CommConfig, World};
+
+/// One collective.
+#[derive(Clone, Debug)]
+pub struct Case {
+    pub kind: CollectiveKind,
+    pub variant: Variant,
+    pub exit: Option<Barrier>,
+    pub dtype: DType,
+    pub elements: usize,
+    /// Elements of a row, for sizes on the device.
+    pub row: usize,
+    pub in_place: bool,
+}
+
+impl Case {
+    pub fn new(kind: CollectiveKind, variant: Variant, dtype: DType, elements: usize) -> Case {
+        let droppable = variant.contract(&kind).is_some_and(|c| c.exit == Exit::Droppable);
+        let exit = droppable.then_some(Barrier::Kept);
+        Case { kind, variant, exit, dtype, elements, row: 1, in_place: false }
+    }
+}
+
+/// Who runs the cases.
+#[derive(Clone, Debug)]
+pub struct Setup {
+    pub ranks: u32,
+    pub cells: Vec<Vec<u32>>,
+    pub chaos: Option<u64>,
+    pub first: u32,
+}
+
+impl Setup {
+    pub fn new(ranks: usize, cells: Vec<Vec<u32>>) -> Setup {
+        Setup { ranks: ranks as u32, cells, chaos: None, first: 0 }
+    }
+}
+
+/// Every kind, operation, variant, exit and placement for cells of `n` ranks and about this many elements.
+pub fn every_way(n: usize, elements: usize, dtypes: &[DType]) -> Vec<Case> {
+    let mut kinds = vec![
+        CollectiveKind::AllGather,
+        CollectiveKind::AllToAll(Splits::Even),
+        CollectiveKind::Broadcast { root: n as u32 - 1 },
+        CollectiveKind::Permute { pairs: (1..n as u32).map(|r| (r - 1, r)).collect() },
+        CollectiveKind::Permute { pairs: (0..n as u32).map(|r| (r, (r + 1) % n as u32)).collect() },
+    ];
+    for &op in ReduceOp::ALL {
+        kinds.extend([CollectiveKind::AllReduce(op), CollectiveKind::ReduceScatter(op)]);
+    }
+    let mut out = Vec::new();
+    for kind in kinds {
+        for &variant in Variant::ALL {
+            let Some(contract) = variant.contract(&kind) else { continue };
+            for &dtype in dtypes {
+                let pieces = matches!(kind, CollectiveKind::ReduceScatter(_) | CollectiveKind::AllToAll(_));
+                let elements = if pieces { elements * n } else { elements };
+                let case = Case::new(kind.clone(), variant, dtype, elements);
+                out.push(case.clone());
+                if contract.exit == Exit::Droppable {
+                    out.push(Case { exit: Some(Barrier::Dropped), ..case.clone() });
+                }
+                if contract.in_place {
+                    out.push(Case { in_place: true, ..case });
+                }
+            }
+        }
+    }
+    out
+}
+
+/// Runs the cases one after another on every rank and compares each result.
+pub fn run_cases(setup: &Setup, cases: &[Case]) {
+    let n = setup.cells[0].len();
+    let most = |f: &dyn Fn(&Case) -> usize| cases.iter().map(f).max().unwrap_or(0).next_multiple_of(64);
+    let bytes = |c: &Case| c.elements * c.dtype.size();
+    let zone = most(&|c| c.variant.landing_bytes(&c.kind, bytes(c) as u64, n as u64) as usize);
+    let whole = most(&|c| bytes(c) * n);
+    let layout = &Layout { zone, whole };
+    let world = World::create(setup.ranks, 2, layout.size(), setup.first).unwrap();
+    std::thread::scope(|s| {
+        for cell in &setup.cells {
+            for (me, &rank) in cell.iter().enumerate() {
+                let world = world.clone();
+                s.spawn(move || {
+                    let config = CommConfig::new(setup.ranks, Duration::from_secs(60));
+                    let config = CommConfig { chaos: setup.chaos, first: setup.first, ..config };
+                    let comm = Comm::new(world, rank, config).unwrap();
+                    for (i, case) in cases.iter().enumerate() {
+                        run_case(&comm, cell, me, i, case, layout);
+                    }
+                });
+            }
+        }
+    });
+}
+
+/// The symmetric arena: two landing zones, two operands in turn, two results in turn.
+struct Layout {
+    zone: usize,
+    whole: usize,
+}
+
+impl Layout {
+    fn size(&self) -> usize {
+        2 * self.zone + 4 * self.whole
+    }
+    fn operand(&self, i: usize) -> usize {
+        2 * self.zone + (i % 2) * self.whole
+    }
+    fn result(&self, i: usize) -> usize {
+        2 * self.zone + (2 + i % 2) * self.whole
+    }
+}
+
+fn run_case(comm: &Comm, cell: &[u32], me: usize, i: usize, case: &Case, layout: &Layout) {
+    let n = cell.len();
+    let operands: Vec<Vec<u8>> = cell.iter().map(|&r| operand(i, r, case)).collect();
+    let splits: Vec<Vec<i64>> = cell.iter().map(|&r| splits(i, r, n, case)).collect();
+    let expected = expected(case, &operands, &splits, me);
+    let bytes = operands[me].len();
+    let symmetric = |offset, by_rank| Region { memory: RegionMemory::Symmetric, offset, by_rank };
+    let mut operand_at = symmetric(layout.operand(i), 0);
+    let mut result_at = symmetric(layout.result(i), 0);
+    if case.in_place {
+        // Both at the operand's place, the shard inside the whole.
+        result_at = operand_at;
+        match case.kind {
+            CollectiveKind::AllGather => operand_at.by_rank = bytes,
+            CollectiveKind::ReduceScatter(_) => result_at.by_rank = bytes / n,
+            _ => {}
+        }
+    }
+    let base = comm.arena().as_ptr();
+    let at = |r: &Region| base.wrapping_add(r.offset + r.by_rank * me);
+    let mut private = operands[me].clone();
+    let contract = case.variant.contract(&case.kind).unwrap();
+    unsafe {
+        if !case.in_place {
+            std::ptr::write_bytes(at(&result_at), 0xaa, expected.len());
+        }
+        std::ptr::copy_nonoverlapping(operands[me].as_ptr(), at(&operand_at), bytes);
+    }
+    if !contract.symmetric_operand && !case.in_place && i % 3 == 0 {
+        operand_at = Region { memory: RegionMemory::Private(private.as_mut_ptr()), offset: 0, by_rank: 0 };
+    }
+    let mut sizes: Vec<u8> = splits[me].iter().flat_map(|s| s.to_le_bytes()).collect();
+    let mut received = vec![0xaau8; 8 * n];
+    let of =
+        |v: &mut Vec<u8>| Region { memory: RegionMemory::Private(v.as_mut_ptr()), offset: 0, by_rank: 0 };
+    let device = matches!(case.kind, CollectiveKind::AllToAll(Splits::Device));
+    let call = CollectiveCall {
+        step: i,
+        name: "x",
+        kind: &case.kind,
+        variant: case.variant,
+        exit: case.exit,
+        cell,
+        group: 1,
+        dtype: case.dtype,
+        elements: case.elements,
+        row: case.row,
+        operand: operand_at,
+        result: result_at,
+        landing: Some([0, layout.zone]),
+        splits: device.then(|| (of(&mut sizes), of(&mut received))),
+    };
+    unsafe { comm.collective(&call) }.unwrap();
+    let mut found = vec![0; expected.len()];
+    unsafe { std::ptr::copy_nonoverlapping(at(&result_at), found.as_mut_ptr(), found.len()) };
+    if found != expected {
+        let at = found.iter().zip(&expected).position(|(a, b)| a != b);
+        panic!("case {i} {case:?} on number {me} of {n}: differs at byte {at:?}");
+    }
+    if device {
+        let counts: Vec<u8> = splits.iter().flat_map(|s| s[me].to_le_bytes()).collect();
+        assert_eq!(received, counts, "case {i}, received sizes");
+    }
+    // Between runs a caller's arguments are met; here the next case may write what peers still read of a
+    // result, never of an operand.
+}
+
+fn hash(parts: [usize; 3]) -> u64 {
+    let mut x = 0x9e37_79b9_7f4a_7c15u64;
+    for p in parts {
+        x = (x ^ p as u64).wrapping_mul(0xff51_afd7_ed55_8ccd);
+        x ^= x >> 33;
+    }
+    x
+}
+
+fn operand(case: usize, rank: u32, c: &Case) -> Vec<u8> {
+    let mut out = vec![0; c.elements * c.dtype.size()];
+    for i in 0..c.elements {
+        let h = hash([case, rank as usize, i]);
+        match c.dtype {
+            DType::Bool => out[i] = (h & 1) as u8,
+            d if d.is_float() => write_f64(d, &mut out, i, (h % 4096) as f64 / 1000.0 - 2.0),
+            d => write_i64(d, &mut out, i, h as i64),
+        }
+    }
+    out
+}
+
+fn splits(case: usize, rank: u32, n: usize, c: &Case) -> Vec<i64> {
+    (0..n)
+        .map(|p| (hash([case, rank as usize, p]) % (c.elements / c.row / n.max(1) + 1).max(1) as u64) as i64)
+        .collect()
+}
+
+fn expected(case: &Case, operands: &[Vec<u8>], splits: &[Vec<i64>], me: usize) -> Vec<u8> {
+    let n = operands.len();
+    let x = &operands[me];
+    let piece = x.len() / n;
+    match &case.kind {
+        CollectiveKind::AllReduce(op) => reduced(*op, case, operands),
+        CollectiveKind::AllGather => operands.concat(),
+        CollectiveKind::ReduceScatter(op) => {
+            reduced(*op, case, operands)[me * piece..(me + 1) * piece].to_vec()
+        }
+        CollectiveKind::AllToAll(Splits::Even) => {
+            operands.iter().flat_map(|o| o[me * piece..(me + 1) * piece].to_vec()).collect()
+        }
+        CollectiveKind::AllToAll(Splits::Device) => {
+            let row = case.row * case.dtype.size();
+            let mut out = Vec::new();
+            for (o, s) in operands.iter().zip(splits) {
+                let start = s[..me].iter().sum::<i64>() as usize * row;
+                out.extend_from_slice(&o[start..start + s[me] as usize * row]);
+            }
+            out.resize(x.len(), 0);
+            out
+        }
+        CollectiveKind::Broadcast { root } => operands[*root as usize].clone(),
+        CollectiveKind::Permute { pairs } => match pairs.iter().find(|p| p.1 as usize == me) {
+            Some((from, _)) => operands[*from as usize].clone(),
+            None => vec![0; x.len()],
+        },
+    }
+}
+
+fn reduced(op: ReduceOp, case: &Case, operands: &[Vec<u8>]) -> Vec<u8> {
+    let mut out = vec![0; operands[0].len()];
+    let d = case.dtype;
+    for i in 0..case.elements {
+        if d.is_float() {
+            let narrow = |x: f64| if d == DType::F64 { x } else { f64::from(x as f32) };
+            let all = operands.iter().map(|o| read_f64(d, o, i));
+            let y = all
+                .reduce(|a, b| {
+                    narrow(match op {
+                        ReduceOp::Sum | ReduceOp::Avg => a + b,
+                        ReduceOp::Prod => a * b,
+                        ReduceOp::Max => a.max(b),
+                        ReduceOp::Min => a.min(b),
+                    })
+                })
+                .unwrap();
+            let y = if op == ReduceOp::Avg { narrow(y / operands.len() as f64) } else { y };
+            write_f64(d, &mut out, i, y);
+        } else {
+            let all = operands.iter().map(|o| read_i64_exact(d, o, i));
+            let y = all
+                .reduce(|a, b| match op {
+                    ReduceOp::Sum | ReduceOp::Avg => a.wrapping_add(b),
+                    ReduceOp::Prod => a.wrapping_mul(b),
+                    ReduceOp::Max => a.max(b),
+                    ReduceOp::Min => a.min(b),
+                })
+                .unwrap();
+            write_i64(d, &mut out, i, if op == ReduceOp::Avg { y / operands.len() as i64 } else { y });
+        }
+    }
+    out
+}
+
+fn read_i64_exact(dtype: DType, data: &[u8], i: usize) -> i64 {
+    read_i64(dtype, data, i)
+}

@@ -1,0 +1,101 @@
+//! Collectives of the host backend on thread ranks: every kind, variant, operation and dtype, in sequences
+//! that mix them on one group, against results computed here, bit for bit.
+
+mod common;
+
+use common::{Case, Setup, every_way, run_cases};
+use symmc_ir::collective::{CollectiveKind, ReduceOp, Splits, Variant};
+use symmc_ir::types::DType;
+use symmc_planner::plan::Barrier;
+
+fn world(n: usize) -> Vec<Vec<u32>> {
+    vec![(0..n as u32).collect()]
+}
+
+#[test]
+fn every_kind_variant_and_operation() {
+    for n in [1, 2, 3, 4, 8] {
+        let mut cases = Vec::new();
+        for elements in [0, 1, 7, 65] {
+            cases.extend(every_way(n, elements, &[DType::F32, DType::BF16, DType::I64]));
+        }
+        run_cases(&Setup::new(n, world(n)), &cases);
+    }
+}
+
+#[test]
+fn every_dtype() {
+    let mut cases = Vec::new();
+    for elements in [3, 1031] {
+        cases.extend(every_way(3, elements, &DType::ALL));
+    }
+    run_cases(&Setup::new(3, world(3)), &cases);
+}
+
+#[test]
+fn more_than_one_chunk() {
+    for n in [2, 3] {
+        let cases = every_way(n, 150_001, &[DType::F32, DType::U8]);
+        let sums = |c: &Case| match &c.kind {
+            CollectiveKind::AllReduce(op) | CollectiveKind::ReduceScatter(op) => *op == ReduceOp::Sum,
+            _ => true,
+        };
+        let cases: Vec<Case> = cases.into_iter().filter(sums).collect();
+        run_cases(&Setup::new(n, world(n)), &cases);
+    }
+}
+
+#[test]
+fn cells_work_side_by_side() {
+    let cases = every_way(2, 100, &[DType::F32]);
+    run_cases(&Setup::new(4, vec![vec![0, 2], vec![1, 3]]), &cases);
+    run_cases(&Setup::new(4, vec![vec![3, 0], vec![2, 1]]), &cases);
+}
+
+#[test]
+fn chaos_changes_no_result() {
+    for seed in 0..6 {
+        for n in [2, 4] {
+            let cases = every_way(n, 33 + seed as usize, &[DType::F32]);
+            run_cases(&Setup { chaos: Some(seed), ..Setup::new(n, world(n)) }, &cases);
+        }
+    }
+}
+
+#[test]
+fn counters_and_epochs_wrap() {
+    for back in [1, 2, 7, 40] {
+        let cases = every_way(3, 50, &[DType::F32]);
+        run_cases(&Setup { first: u32::MAX - back, chaos: Some(1), ..Setup::new(3, world(3)) }, &cases);
+    }
+}
+
+#[test]
+fn dropped_exits_with_buffers_in_turn() {
+    let mut cases = Vec::new();
+    for _ in 0..300 {
+        for (kind, variant) in [
+            (CollectiveKind::AllReduce(ReduceOp::Sum), Variant::OneShot),
+            (CollectiveKind::AllGather, Variant::Pull),
+            (CollectiveKind::AllReduce(ReduceOp::Sum), Variant::Packets),
+            (CollectiveKind::AllToAll(Splits::Even), Variant::Pull),
+        ] {
+            let case = Case::new(kind, variant, DType::F32, 60);
+            cases.push(Case { exit: case.exit.map(|_| Barrier::Dropped), ..case });
+        }
+    }
+    run_cases(&Setup { chaos: Some(3), ..Setup::new(3, world(3)) }, &cases);
+}
+
+#[test]
+fn sizes_on_the_device() {
+    for n in [1, 2, 3, 4] {
+        let mut cases = Vec::new();
+        for row in [1, 5, 40_000] {
+            let kind = CollectiveKind::AllToAll(Splits::Device);
+            let case = Case::new(kind, Variant::Plain, DType::F32, 4 * n * row);
+            cases.extend((0..3).map(|_| Case { row, ..case.clone() }));
+        }
+        run_cases(&Setup { chaos: Some(2), ..Setup::new(n, world(n)) }, &cases);
+    }
+}
