@@ -29,7 +29,7 @@ pub struct Dim(Repr);
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 enum Repr {
     Const(i64),
-    /// At least one term; sorted by product; no zero coefficient.
+    /// At least one term; sorted by product, which is not empty; no zero coefficient.
     Sum(Arc<Sum>),
 }
 
@@ -137,7 +137,13 @@ impl Dim {
         Dim(Repr::Sum(Arc::new(Sum { terms: vec![Term { product: vec![atom], factor: 1 }], constant: 0 })))
     }
 
-    fn from_terms(mut terms: Vec<Term>, constant: i64) -> Self {
+    fn from_terms(mut terms: Vec<Term>, mut constant: i64) -> Self {
+        terms.retain(|t| {
+            if t.product.is_empty() {
+                constant = constant.saturating_add(t.factor);
+            }
+            !t.product.is_empty()
+        });
         terms.sort_by(|a, b| a.product.cmp(&b.product));
         let mut merged: Vec<Term> = Vec::with_capacity(terms.len());
         for term in terms {
@@ -396,9 +402,14 @@ impl Atom {
                 let ends = [a.0, a.1].map(|x| [floor_div(x, b.0), floor_div(x, b.1)]);
                 (ends[0][0].min(ends[0][1]), ends[1][0].max(ends[1][1]))
             }
-            Atom::Mod(_, b) => {
-                let b = b.bounds(symbols);
-                if b.0 <= 0 { (i64::MIN, i64::MAX) } else { (0, b.1 - 1) }
+            Atom::Mod(a, b) => {
+                let (a, b) = (a.bounds(symbols), b.bounds(symbols));
+                match (a.0 >= 0, b.0 > 0) {
+                    (_, false) => (i64::MIN, i64::MAX),
+                    (true, true) if a.1 < b.0 => a,
+                    (true, true) => (0, a.1.min(b.1 - 1)),
+                    (false, true) => (0, b.1 - 1),
+                }
             }
         }
     }

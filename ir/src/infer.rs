@@ -4,8 +4,10 @@
 //! declared result types, the [`Builder`](crate::Builder) with the ones it is about to declare, and
 //! [`infer`] derives result types where the op fixes them.
 
+use std::collections::HashSet;
+
 use crate::collective::{CollectiveKind, Splits};
-use crate::dim::Dim;
+use crate::dim::{Dim, MAX_ATOMS};
 use crate::op::{BinaryOp, Op, Reduction, UnaryOp};
 use crate::types::{DType, Type};
 
@@ -164,6 +166,7 @@ pub fn infer(op: &Op, operands: &[&Type], n: Option<u32>) -> Result<Option<Vec<T
                 for (a, d) in shape.iter_mut().enumerate() {
                     if a == *axis {
                         *d = d.clone() + y.shape[a].clone();
+                        want(d.atoms() <= MAX_ATOMS, || "the extents have too large a sum".into())?;
                     } else {
                         want(*d == y.shape[a], || format!("extents of axis {a} differ: {d:?} and {:?}", y.shape[a]))?;
                     }
@@ -418,7 +421,7 @@ fn attention(operands: &[&Type]) -> Result<Type, String> {
 
 /// The shape of `x` indexed by `indices` from `axis` on.
 fn indexed(x: &Type, indices: &[&Type], axis: usize) -> Result<Vec<Dim>, String> {
-    want(axis + indices.len() <= x.rank(), || {
+    want(axis.saturating_add(indices.len()) <= x.rank(), || {
         format!("{} indices from axis {axis} on an operand with {} axes", indices.len(), x.rank())
     })?;
     for i in indices {
@@ -469,19 +472,26 @@ fn collective(kind: &CollectiveKind, operands: &[&Type], n: Option<u32>) -> Resu
             vec![x.clone(), splits]
         }
         CollectiveKind::Broadcast { root } => {
-            want(n.is_none_or(|n| *root < n), || format!("root {root} is not in a group of {n:?} ranks"))?;
+            in_group("the root", *root, n)?;
             vec![x.clone()]
         }
         CollectiveKind::Permute { pairs } => {
-            for (i, (from, to)) in pairs.iter().enumerate() {
-                want(n.is_none_or(|n| *from < n && *to < n), || {
-                    format!("the pair {from}->{to} is not in a group of {n:?} ranks")
-                })?;
-                want(!pairs[..i].iter().any(|p| p.0 == *from || p.1 == *to), || {
-                    format!("rank {from} sends twice or rank {to} receives twice")
-                })?;
+            let (mut senders, mut receivers) = (HashSet::new(), HashSet::new());
+            for &(from, to) in pairs {
+                in_group("the sender", from, n)?;
+                in_group("the receiver", to, n)?;
+                want(senders.insert(from), || format!("rank {from} sends twice"))?;
+                want(receivers.insert(to), || format!("rank {to} receives twice"))?;
             }
             vec![x.clone()]
         }
     })
+}
+
+/// Checks that a rank is in a group of `n`, unless `n` is open.
+fn in_group(what: &str, rank: u32, n: Option<u32>) -> Result<(), String> {
+    match n {
+        Some(n) if rank >= n => Err(format!("{what} {rank} is not in a group of {n} ranks")),
+        _ => Ok(()),
+    }
 }

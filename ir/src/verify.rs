@@ -25,8 +25,10 @@
 //! - **I12 outputs**: an output that mutates an input has its type; a constant is not mutated, no input twice.
 //! - **I13 variants**: the variant of a collective can run a collective of its kind.
 //! - **I14 custom ops**: the positions that a signature calls symmetric exist at every node of the op.
-//! - **I15 bounds**: no slice is outside of its operand and no `topk` takes more elements than there are, for
-//!   whatever values of the symbols. What only some values break is for those to refuse who know the values.
+//! - **I15 bounds**: no slice reaches outside of its operand, no `topk` takes more elements than there are, and
+//!   the index of `gather_elements` and `scatter_elements` is not longer than `x` along any other axis. A node
+//!   violates this only if interval arithmetic shows that all values of the symbols break it; what some
+//!   values break is for those to refuse who know the values.
 
 use std::collections::HashSet;
 use std::fmt;
@@ -449,14 +451,23 @@ impl Verifier<'_> {
                 }
             }
             Op::TopK { axis, .. } => {
-                let (extent, k) = (&operands[0].shape[*axis], &results[0].shape[*axis]);
-                if (extent.clone() + Dim::from(1)).provably_le(k, symbols) {
-                    let (extent, k) = (extent.display(symbols), k.display(symbols));
-                    let message = format!("expected at most {extent} elements, found {k}");
-                    self.report_node(Invariant::Bounds, id, message);
+                self.at_most(id, &results[0].shape[*axis], &operands[0].shape[*axis]);
+            }
+            Op::GatherElements { axis } | Op::ScatterElements { axis, .. } => {
+                let index = operands[1].shape.iter().enumerate().filter(|(a, _)| a != axis);
+                for (a, extent) in index {
+                    self.at_most(id, extent, &operands[0].shape[a]);
                 }
             }
             _ => {}
+        }
+    }
+
+    fn at_most(&mut self, id: NodeId, found: &Dim, limit: &Dim) {
+        let symbols = &self.graph.symbols;
+        if (limit.clone() + Dim::from(1)).provably_le(found, symbols) {
+            let (limit, found) = (limit.display(symbols), found.display(symbols));
+            self.report_node(Invariant::Bounds, id, format!("expected at most {limit} elements, found {found}"));
         }
     }
 

@@ -1,0 +1,12 @@
+//! The core of the IR: dims, typing rules, layouts of views, the builder and the verifier.
+
+#[path = "core/builder.rs"]
+mod builder;
+#[path = "core/dim.rs"]
+mod dim;
+#[path = "core/infer.rs"]
+mod infer;
+#[path = "core/layout.rs"]
+mod layout;
+#[path = "core/verify.rs"]
+mod verify;

@@ -1,0 +1,260 @@
+//! Dims against a direct evaluation of the expressions that they were built from.
+
+use proptest::prelude::*;
+use symmc_ir::entity::Entity;
+use symmc_ir::graph::Symbol;
+use symmc_ir::text::parse_dim;
+use symmc_ir::{Bindings, Dim, SymbolId, Table};
+
+/// An expression before it is brought into normal form.
+#[derive(Clone, Debug)]
+enum Expr {
+    Const(i64),
+    Symbol(usize),
+    Apply(Function, Box<Expr>, Box<Expr>),
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Function {
+    Add,
+    Sub,
+    Mul,
+    Div,
+    Mod,
+    Max,
+    Min,
+}
+
+impl Expr {
+    fn dim(&self) -> Dim {
+        match self {
+            Expr::Const(c) => Dim::from(*c),
+            Expr::Symbol(s) => Dim::from(SymbolId::new(*s)),
+            Expr::Apply(f, a, b) => {
+                let (a, b) = (a.dim(), b.dim());
+                match f {
+                    Function::Add => a + b,
+                    Function::Sub => a - b,
+                    Function::Mul => a * b,
+                    Function::Div => a.floor_div(&b),
+                    Function::Mod => a.modulo(&b),
+                    Function::Max => a.max_with(&b),
+                    Function::Min => a.min_with(&b),
+                }
+            }
+        }
+    }
+
+    fn eval(&self, symbols: &[i64]) -> Option<i128> {
+        Some(match self {
+            Expr::Const(c) => i128::from(*c),
+            Expr::Symbol(s) => i128::from(symbols[*s]),
+            Expr::Apply(f, a, b) => {
+                let (a, b) = (a.eval(symbols)?, b.eval(symbols)?);
+                match f {
+                    Function::Add => a + b,
+                    Function::Sub => a - b,
+                    Function::Mul => a * b,
+                    Function::Div => floor_div(a, b)?,
+                    Function::Mod => a - b * floor_div(a, b)?,
+                    Function::Max => a.max(b),
+                    Function::Min => a.min(b),
+                }
+            }
+        })
+    }
+}
+
+fn floor_div(a: i128, b: i128) -> Option<i128> {
+    let q = a.checked_div(b)?;
+    Some(if q * b != a && (a < 0) != (b < 0) { q - 1 } else { q })
+}
+
+const RANGES: [(i64, i64); 3] = [(0, 3), (1, 4), (5, 5)];
+
+fn symbols() -> Table<SymbolId, Symbol> {
+    let symbol = |(i, &(min, max)): (usize, &(i64, i64))| Symbol { name: format!("s{i}"), min, max, alias: None };
+    RANGES.iter().enumerate().map(symbol).collect()
+}
+
+fn all_bindings() -> Vec<Vec<i64>> {
+    let mut out = vec![vec![]];
+    for (min, max) in RANGES {
+        out = out.iter().flat_map(|b| (min..=max).map(move |v| [b.as_slice(), &[v]].concat())).collect();
+    }
+    out
+}
+
+fn bind(values: &[i64]) -> Bindings {
+    let mut out = Bindings::new();
+    values.iter().enumerate().for_each(|(i, &v)| out.set(SymbolId::new(i), v));
+    out
+}
+
+fn expr() -> impl Strategy<Value = Expr> {
+    let leaf = prop_oneof![(-6i64..=6).prop_map(Expr::Const), (0usize..3).prop_map(Expr::Symbol)];
+    leaf.prop_recursive(4, 16, 2, |inner| {
+        let function = prop_oneof![
+            3 => Just(Function::Add),
+            2 => Just(Function::Sub),
+            3 => Just(Function::Mul),
+            2 => Just(Function::Div),
+            2 => Just(Function::Mod),
+            1 => Just(Function::Max),
+            1 => Just(Function::Min),
+        ];
+        (function, inner.clone(), inner).prop_map(|(f, a, b)| Expr::Apply(f, a.into(), b.into()))
+    })
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 2000, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn evaluates_as_written_and_within_its_bounds(expr in expr()) {
+        let (dim, symbols) = (expr.dim(), symbols());
+        let (low, high) = dim.bounds(&symbols);
+        for values in all_bindings() {
+            if let Some(expected) = expr.eval(&values) {
+                let found = dim.eval(&bind(&values));
+                prop_assert_eq!(found.map(i128::from), Some(expected), "{:?} at {:?}", dim, values);
+                prop_assert!(i128::from(low) <= expected && expected <= i128::from(high), "{dim:?}: {low}..{high}");
+            }
+        }
+    }
+
+    #[test]
+    fn polynomial_laws_hold_as_equality(a in expr(), b in expr(), c in expr()) {
+        let (a, b, c) = (a.dim(), b.dim(), c.dim());
+        prop_assume!(a.atoms() * b.atoms() * c.atoms() < 1000);
+        prop_assert_eq!(a.clone() + b.clone(), b.clone() + a.clone());
+        prop_assert_eq!(a.clone() * b.clone(), b.clone() * a.clone());
+        prop_assert_eq!(a.clone() * (b.clone() + c.clone()), a.clone() * b.clone() + a.clone() * c.clone());
+        prop_assert_eq!((a.clone() * b.clone()) * c.clone(), a.clone() * (b.clone() * c.clone()));
+        prop_assert_eq!(a.clone() - a.clone(), Dim::from(0));
+        prop_assert_eq!(a.max_with(&b), b.max_with(&a));
+        prop_assert_eq!(a.min_with(&b), b.min_with(&a));
+    }
+
+    #[test]
+    fn exact_division_is_exact(a in expr(), b in expr()) {
+        let (a, b) = (a.dim(), b.dim());
+        if let Some(quotient) = a.exact_div(&b) {
+            prop_assert_eq!(quotient * b.clone(), a.clone());
+        }
+        if b.terms() == 1 && b.as_const() != Some(0) {
+            prop_assert_eq!((a.clone() * b.clone()).exact_div(&b), Some(a));
+        }
+    }
+
+    #[test]
+    fn prints_as_it_parses(expr in expr()) {
+        let (dim, symbols) = (expr.dim(), symbols());
+        let text = dim.display(&symbols).to_string();
+        prop_assert_eq!(parse_dim(&text, &symbols), Ok(dim));
+    }
+
+    #[test]
+    fn substitution_commutes_with_evaluation(expr in expr(), by in expr()) {
+        let (dim, by) = (expr.dim(), by.dim());
+        let substituted = dim.substitute(&|s| if s.index() == 0 { by.clone() } else { Dim::from(s) });
+        for mut values in all_bindings() {
+            let found = substituted.eval(&bind(&values));
+            let Some(value) = by.eval(&bind(&values)) else { continue };
+            values[0] = value;
+            if let (Some(expected), Some(found)) = (dim.eval(&bind(&values)), found) {
+                prop_assert_eq!(found, expected);
+            }
+        }
+    }
+}
+
+fn s(index: usize) -> Dim {
+    Dim::from(SymbolId::new(index))
+}
+
+fn c(value: i64) -> Dim {
+    Dim::from(value)
+}
+
+#[test]
+fn normal_form() {
+    let symbols = symbols();
+    let shown = |dim: Dim| dim.display(&symbols).to_string();
+    assert_eq!(shown(s(1) * c(4) + c(1) - s(1)), "3*s1 + 1");
+    assert_eq!(shown(s(1) * s(0) - s(0) * s(1)), "0");
+    assert_eq!(shown((s(0) + c(1)) * (s(0) - c(1))), "s0*s0 - 1");
+    assert_eq!(shown(c(-1) * s(0)), "-s0");
+    assert_eq!(shown(c(0) - s(0) * c(2) - c(3)), "-2*s0 - 3");
+    assert_eq!(shown((s(0) * c(4)).floor_div(&c(2))), "2*s0");
+    assert_eq!(shown((s(0) * c(4) + c(1)).floor_div(&c(2))), "div(4*s0 + 1, 2)");
+    assert_eq!(shown((s(0) * s(1)).floor_div(&s(1))), "s0");
+    assert_eq!(shown((s(0) * s(1)).modulo(&s(0))), "0");
+    assert_eq!(shown(s(0).floor_div(&c(0))), "div(s0, 0)");
+    assert_eq!(shown((s(0) + c(1)).max_with(&s(0))), "s0 + 1");
+    assert_eq!(shown((s(0) + c(1)).min_with(&s(0))), "s0");
+    assert_eq!((s(0).max_with(&s(1))).as_symbol(), None);
+    assert_eq!((s(2) * c(1)).as_symbol(), Some(SymbolId::new(2)));
+    assert_eq!((s(2) * c(2)).as_symbol(), None);
+}
+
+#[test]
+fn division_rounds_down_and_remainder_has_the_sign_of_the_divisor() {
+    for (a, b, quotient, rest) in [(7, 2, 3, 1), (-7, 2, -4, 1), (7, -2, -4, -1), (-7, -2, 3, -1), (6, -3, -2, 0)] {
+        assert_eq!(c(a).floor_div(&c(b)), c(quotient), "{a} // {b}");
+        assert_eq!(c(a).modulo(&c(b)), c(rest), "{a} % {b}");
+        let symbolic = (s(0) + s(1)).floor_div(&(s(1) * s(1)));
+        assert_eq!(symbolic.eval(&bind(&[a - b, b])), Some(floor_div(a.into(), (b * b).into()).unwrap() as i64));
+    }
+    assert_eq!(c(1).floor_div(&c(0)).eval(&Bindings::new()), None);
+    assert_eq!(s(0).modulo(&s(1)).eval(&bind(&[1, 0])), None);
+}
+
+#[test]
+fn arithmetic_saturates() {
+    let (min, max) = (c(i64::MIN), c(i64::MAX));
+    assert_eq!(max.clone() + c(1), max);
+    assert_eq!(min.clone() - c(1), min);
+    assert_eq!(max.clone() * c(-2), min);
+    assert_eq!(min.clone() * c(-1), max);
+    assert_eq!(min.floor_div(&c(-1)), max);
+    assert_eq!(min.modulo(&c(-1)), c(0));
+    let big = s(0) * max.clone();
+    assert_eq!(big.clone() + big.clone(), big);
+    assert_eq!(big.bounds(&symbols()), (0, i64::MAX));
+    assert_eq!(big.eval(&bind(&[2])), None);
+    assert_eq!((s(0) * min).exact_div(&c(-1)), None);
+    assert_eq!((big - c(5)).upper(&symbols()), i64::MAX - 5);
+}
+
+#[test]
+fn bounds() {
+    let symbols = symbols();
+    assert_eq!((s(0) * c(-2) + c(1)).bounds(&symbols), (-5, 1));
+    assert_eq!(s(1).floor_div(&c(2)).bounds(&symbols), (0, 2));
+    assert_eq!((s(0) - c(4)).floor_div(&s(1)).bounds(&symbols), (-4, -1));
+    assert_eq!((s(1) + c(2)).modulo(&c(4)).bounds(&symbols), (0, 3));
+    assert_eq!(s(1).modulo(&c(64)).bounds(&symbols), (1, 4));
+    assert_eq!(s(0).max_with(&s(1)).bounds(&symbols), (1, 4));
+    assert_eq!(s(0).min_with(&s(2)).bounds(&symbols), (0, 3));
+    assert_eq!(s(0).floor_div(&s(0)).bounds(&symbols), (1, 1));
+    assert_eq!(s(1).floor_div(&s(0)).bounds(&symbols), (i64::MIN, i64::MAX));
+    assert!(s(0).provably_le(&s(2), &symbols));
+    assert!(!s(1).provably_le(&s(0), &symbols));
+}
+
+#[test]
+fn divisibility() {
+    assert!((s(0) * c(8) + c(4)).divisible_by(4));
+    assert!(!(s(0) * c(8) + c(2)).divisible_by(4));
+    assert!(!s(0).divisible_by(0));
+    assert_eq!((s(0) * s(1) * c(6)).exact_div(&(s(1) * c(3))), Some(s(0) * c(2)));
+    assert_eq!((s(0) * s(1) + c(1)).exact_div(&s(1)), None);
+    assert_eq!(c(0).exact_div(&c(0)), None);
+}
+
+#[test]
+fn symbols_of_a_dim_ascend_once() {
+    let dim = s(2).floor_div(&(s(0) + c(3))) * s(2) + s(0);
+    assert_eq!(dim.symbols(), [0, 2].map(SymbolId::new));
+}
