@@ -3,9 +3,21 @@
 //! The crate orders the nodes, decides where each value lies, packs both arenas and writes the [`plan`];
 //! [`check`] proves a plan safe from the graph and the plan alone and shares no code with the rest.
 
+mod bucket;
+pub mod check;
+mod error;
+mod liveness;
 pub mod pack;
+mod pipeline;
+mod place;
 pub mod plan;
 mod plan_io;
+mod prepare;
+mod steps;
+mod waits;
 
+pub use error::PlanError;
+pub use pipeline::{BucketInput, PlanConfig, plan};
 pub use plan::Plan;
 pub use plan_io::PlanReadError;
+pub use prepare::Bind;

@@ -1,0 +1,382 @@
+//! One bucket: sizes at its upper bounds, packing, waits, and all of it written down.
+
+use std::collections::BTreeSet;
+use std::collections::HashMap;
+
+use indexmap::IndexMap;
+use symmc_ir::entity::Entity;
+use symmc_ir::{Dim, Graph, Op, Symbol, SymbolId, Table, ValueId};
+
+use crate::error::PlanError;
+use crate::liveness::{ExitChoice, Liveness, Meeting};
+use crate::pack::{self, Block, Packing};
+use crate::place::{Class, Classes, Home, Member, Shares};
+use crate::plan::{
+    ALIGN, ArenaKind, Barrier, Bucket, Buffer, ByRank, CopyReason, Decision, ForcedCopy, Memory, Place, Reach, Step,
+    Totals,
+};
+use crate::prepare::Prepared;
+use crate::steps::Steps;
+use crate::waits::{Extent, waits};
+
+/// The symbols of a bucket, narrowed to its ranges.
+pub type Symbols = Table<SymbolId, Symbol>;
+
+/// A program that is ordered and placed; buckets that share it differ in sizes alone.
+pub struct Program {
+    pub prepared: Prepared,
+    pub steps: Steps,
+    pub live: Liveness,
+    pub classes: Classes,
+}
+
+/// Memory that is the same for all buckets.
+#[derive(Default)]
+pub struct FixedMemory {
+    /// The bytes of the symmetric arena that it takes.
+    pub end: u64,
+    /// The fixed memory of each bound input, by index of the input.
+    pub bound: IndexMap<usize, usize>,
+}
+
+/// The size of a dim in bytes at the upper bounds of `symbols`, rounded up.
+pub fn size(dim: &Dim, symbols: &Symbols, value: &str) -> Result<u64, PlanError> {
+    let bytes = dim.upper(symbols);
+    match u64::try_from(bytes) {
+        Ok(size) if size <= 1 << 52 => Ok(size.next_multiple_of(ALIGN)),
+        _ => Err(PlanError::TooLarge { value: value.to_string(), bytes }),
+    }
+}
+
+/// The lifetime of each class with arena memory as a block without a size.
+fn lifetime(class: &Class, live: &Liveness, wraps: Option<u32>) -> Block {
+    let (first, release) = (class.first, class.release(live).max(class.first + 1));
+    let end = match wraps {
+        // It is freed by the meeting's own results at the earliest, and before it is written again.
+        Some(y) => match live.meeting_release(y).min(first) {
+            0 => release,
+            end => end,
+        },
+        None => release,
+    };
+    Block { align: ALIGN, ..Block::new(first as usize, end as usize, 0) }
+}
+
+/// A class in an arena with its lifetime and size.
+pub struct Sized {
+    pub class: usize,
+    pub arena: ArenaKind,
+    pub block: Block,
+    pub wraps: Option<u32>,
+}
+
+/// The classes that lie in an arena, with their lifetimes and their sizes at the upper bounds of `symbols`.
+pub fn sized(program: &Program, symbols: &Symbols) -> Result<Vec<Sized>, PlanError> {
+    let mut wraps = vec![None; program.classes.list.len()];
+    for (s, exit) in program.live.exits.iter().enumerate() {
+        if let (ExitChoice::Dropped(Meeting::NextRun(y)), Some(&v)) = (exit, program.steps.list[s].reads.first()) {
+            if let Some(c) = program.classes.of[v] {
+                wraps[c as usize] = Some(wraps[c as usize].map_or(*y, |w: u32| w.max(*y)));
+            }
+        }
+    }
+    let arenas = program.classes.iter().filter_map(|(c, class)| match class.home {
+        Home::Arena(arena) => Some((c, class, arena)),
+        Home::Output(_) => None,
+    });
+    arenas
+        .map(|(c, class, arena)| {
+            let bytes = size(&class.size, symbols, program.prepared.graph.name_of(class.top))?;
+            let block = Block { size: bytes, ..lifetime(class, &program.live, wraps[c]) };
+            Ok(Sized { class: c, arena, block, wraps: wraps[c] })
+        })
+        .collect()
+}
+
+impl Program {
+    /// Keeps or drops the exit barriers that were left open, now that the classes are known.
+    pub fn settle(&mut self) {
+        for (s, exit) in self.live.exits.iter_mut().enumerate() {
+            if let ExitChoice::Pending(y) = *exit {
+                let operand = self.steps.list[s].reads.first();
+                let class = operand.and_then(|&v| self.classes.of[v]).map(|c| &self.classes.list[c as usize]);
+                *exit = match class {
+                    Some(c) if c.first > y => ExitChoice::Dropped(Meeting::NextRun(y)),
+                    _ => ExitChoice::Kept,
+                };
+            }
+        }
+    }
+}
+
+/// Packs and writes down one bucket of a program.
+pub fn bucket(
+    program: &Program,
+    index: usize,
+    symbols: &Symbols,
+    fixed: &FixedMemory,
+    decisions: &[Decision],
+    config: &pack::Config,
+) -> Result<Bucket, PlanError> {
+    let sized = sized(program, symbols)?;
+    let ordinary = pack_arena(&sized, ArenaKind::Ordinary, 0, config)?;
+    let symmetric = pack_arena(&sized, ArenaKind::Symmetric, fixed.end, config)?;
+    let mut writer = Writer {
+        program,
+        symbols,
+        fixed,
+        reach: reach(program),
+        buffer_of: vec![usize::MAX; program.classes.list.len()],
+    };
+    let mut offsets = [ordinary.offsets.iter(), symmetric.offsets.iter()];
+    let mut order: Vec<(&Sized, u64)> =
+        sized.iter().map(|s| (s, offsets[s.arena as usize].next().copied().unwrap_or(0))).collect();
+    order.sort_by_key(|(s, _)| (s.block.start, s.class));
+    let buffers: Vec<Buffer> = order.iter().map(|(s, offset)| writer.buffer(s, *offset)).collect();
+    for (b, (s, _)) in order.iter().enumerate() {
+        writer.buffer_of[s.class] = b;
+    }
+    let extents: Vec<Extent> = order
+        .iter()
+        .map(|(s, offset)| Extent {
+            class: s.class,
+            arena: s.arena,
+            start: *offset,
+            end: offset + s.block.size,
+            wraps: s.wraps,
+        })
+        .collect();
+    let steps = writer.steps(waits(&program.steps, &program.live, &program.classes, &extents));
+    let copies = writer.copies()?;
+    let mut totals = Totals {
+        ordinary_peak: ordinary.peak,
+        ordinary_bound: ordinary.bound,
+        symmetric_peak: symmetric.peak,
+        symmetric_bound: symmetric.bound,
+        copies: copies.len() as u64,
+        copied: copies.iter().map(|c| c.bytes).sum(),
+        ..Totals::default()
+    };
+    for step in &steps {
+        match step.exit {
+            Some(Barrier::Dropped) => totals.barriers_dropped += 1,
+            Some(Barrier::Kept) => totals.barriers_kept += 1,
+            None => {}
+        }
+    }
+    let ranges = symbols.values().map(|s| (s.name.clone(), [s.min, s.max])).collect();
+    Ok(Bucket {
+        symbols: ranges,
+        program: index,
+        buffers,
+        places: writer.places(),
+        decisions: writer.decisions(decisions),
+        steps,
+        copies,
+        totals,
+    })
+}
+
+fn pack_arena(sized: &[Sized], arena: ArenaKind, fixed: u64, config: &pack::Config) -> Result<Packing, PlanError> {
+    let mut blocks: Vec<Block> = sized.iter().filter(|s| s.arena == arena).map(|s| s.block).collect();
+    blocks.push(Block { start: 0, end: 0, size: fixed, align: ALIGN, offset: Some(0) });
+    pack::pack(&blocks, config).map_err(|error| PlanError::Pack {
+        arena: if arena == ArenaKind::Ordinary { "ordinary" } else { "symmetric" },
+        error,
+    })
+}
+
+/// What peers do to each class.
+fn reach(program: &Program) -> Vec<Reach> {
+    let mut reach = vec![Reach::Local; program.classes.list.len()];
+    for step in &program.steps.list {
+        let Some(peers) = step.peers else { continue };
+        let mut raise = |values: &[ValueId], to: Reach| {
+            for c in values.iter().filter_map(|&v| program.classes.of[v]) {
+                let symmetric = program.classes.list[c as usize].home == Home::Arena(ArenaKind::Symmetric);
+                let known = &mut reach[c as usize];
+                if symmetric && (*known == Reach::Local || to == Reach::Written) {
+                    *known = to;
+                }
+            }
+        };
+        if peers.contract.touch.reads_operand() {
+            raise(&step.reads, Reach::Read);
+        }
+        if peers.contract.touch.writes_result() {
+            raise(&step.writes, Reach::Written);
+        }
+    }
+    reach
+}
+
+struct Writer<'a> {
+    program: &'a Program,
+    symbols: &'a Symbols,
+    fixed: &'a FixedMemory,
+    reach: Vec<Reach>,
+    buffer_of: Vec<usize>,
+}
+
+impl Writer<'_> {
+    fn graph(&self) -> &Graph {
+        &self.program.prepared.graph
+    }
+
+    fn buffer(&self, s: &Sized, offset: u64) -> Buffer {
+        let end = self.program.steps.list.len();
+        let last = if s.block.end == 0 { end } else { s.block.end } - 1;
+        Buffer {
+            arena: s.arena,
+            offset,
+            size: s.block.size,
+            first: s.block.start,
+            last,
+            reach: self.reach[s.class],
+        }
+    }
+
+    fn steps(&self, waits: Vec<Vec<usize>>) -> Vec<Step> {
+        let list = self.program.steps.list.iter().zip(waits).zip(&self.program.live.exits);
+        list.map(|((step, waits), exit)| Step {
+            node: self.graph().node_name(step.node).to_string(),
+            lane: step.lane,
+            waits,
+            exit: match exit {
+                ExitChoice::None => None,
+                ExitChoice::Dropped(_) => Some(Barrier::Dropped),
+                ExitChoice::Kept | ExitChoice::Pending(_) => Some(Barrier::Kept),
+            },
+        })
+        .collect()
+    }
+
+    fn places(&self) -> IndexMap<String, Place> {
+        let graph = self.graph();
+        let needs = self.needs();
+        let mut places = IndexMap::with_capacity(graph.values.len());
+        for (i, input) in graph.inputs.iter() {
+            let (memory, why) = match self.fixed.bound.get(&i.index()) {
+                Some(&f) => (Memory::Fixed(f), "an input that the caller writes in the symmetric arena".to_string()),
+                None => (Memory::Input(i.index()), "an input".to_string()),
+            };
+            let place = Place { memory, offset: "0".to_string(), by_rank: None, why };
+            places.insert(graph.name_of(input.value).to_string(), place);
+        }
+        let mut member_of: Table<ValueId, Option<(usize, usize)>> = Table::filled(None, graph.values.len());
+        for (c, class) in self.program.classes.iter() {
+            for (m, member) in class.members.iter().enumerate() {
+                member_of[member.value] = Some((c, m));
+            }
+        }
+        for step in &self.program.steps.list {
+            for &v in &step.writes {
+                if let Some((c, m)) = member_of[v] {
+                    let class = &self.program.classes.list[c];
+                    let place = self.place(c, class, &class.members[m], needs.get(&v));
+                    places.insert(graph.name_of(v).to_string(), place);
+                }
+            }
+        }
+        places
+    }
+
+    fn place(&self, c: usize, class: &Class, member: &Member, need: Option<&String>) -> Place {
+        let graph = self.graph();
+        let memory = match class.home {
+            Home::Arena(_) => Memory::Buffer(self.buffer_of[c]),
+            Home::Output(k) => Memory::Output(k),
+        };
+        let mut why = match (member.shares, class.home) {
+            (Shares::Over(v), _) => format!("over %{}, which nothing needs any more", graph.name_of(v)),
+            (Shares::Shard(v), _) => format!("this rank's piece of %{}", graph.name_of(v)),
+            (Shares::Piece(v), _) => format!("a piece of %{}", graph.name_of(v)),
+            (Shares::Nothing, Home::Output(k)) => match class.top == member.value {
+                true => format!("output {k}"),
+                false => format!("in output {k}, which %{} becomes", graph.name_of(class.top)),
+            },
+            (Shares::Nothing, Home::Arena(ArenaKind::Symmetric)) => String::new(),
+            (Shares::Nothing, Home::Arena(ArenaKind::Ordinary)) => "an intermediate value".to_string(),
+        };
+        if let Some(need) = need {
+            why = if why.is_empty() { need.clone() } else { format!("{why}; {need}") };
+        } else if why.is_empty() {
+            why = format!("in the symmetric arena with %{}", graph.name_of(class.top));
+        }
+        let by_rank = member.by_rank.as_ref().map(|(group, stride)| ByRank {
+            group: graph.groups[*group].name.clone(),
+            stride: stride.display(self.symbols).to_string(),
+        });
+        Place { memory, offset: member.offset.display(self.symbols).to_string(), by_rank, why }
+    }
+
+    /// Why bases must be symmetric, for people: the first node that needs each.
+    fn needs(&self) -> HashMap<ValueId, String> {
+        let (graph, layouts) = (self.graph(), &self.program.prepared.layouts);
+        let mut needs = HashMap::new();
+        for step in &self.program.steps.list {
+            let (operands, results) =
+                crate::steps::symmetric_positions(graph, step.node, step.peers.as_ref());
+            let node = &graph.nodes[step.node];
+            let how = match &node.op {
+                Op::Collective(c) => c.variant.map_or("", |v| v.name()),
+                _ => "a custom op",
+            };
+            for v in operands.iter().filter_map(|&i| node.inputs.get(i)) {
+                let of = graph.node_name(step.node);
+                needs.entry(layouts[*v].base).or_insert_with(|| format!("symmetric as an operand of %{of} ({how})"));
+            }
+            for v in results.iter().filter_map(|&i| node.outputs.get(i)) {
+                needs.entry(*v).or_insert_with(|| format!("symmetric as a result of {how}"));
+            }
+        }
+        needs
+    }
+
+    /// The inserted copies that move something.
+    fn copies(&self) -> Result<Vec<ForcedCopy>, PlanError> {
+        let (graph, classes) = (self.graph(), &self.program.classes);
+        let idle: BTreeSet<ValueId> = classes
+            .iter()
+            .flat_map(|(_, c)| &c.members)
+            .filter(|m| matches!(m.shares, Shares::Over(_)))
+            .map(|m| m.value)
+            .collect();
+        let mut copies: Vec<(u32, ForcedCopy)> = Vec::new();
+        for c in &self.program.prepared.copies {
+            if c.reason == CopyReason::Output && idle.contains(&c.value) {
+                continue;
+            }
+            let name = graph.name_of(c.value).to_string();
+            let bytes = graph.ty(c.value).bytes().upper(self.symbols).max(0) as u64;
+            let copy = ForcedCopy {
+                of: graph.name_of(c.of).to_string(),
+                node: name,
+                bytes,
+                reason: c.reason,
+                bind: c.bind,
+            };
+            copies.push((self.program.steps.def[c.value].unwrap_or(0), copy));
+        }
+        copies.sort_by_key(|(step, _)| *step);
+        Ok(copies.into_iter().map(|(_, copy)| copy).collect())
+    }
+
+    /// The decisions in order of the steps. Estimates are kept to the nanosecond.
+    fn decisions(&self, decisions: &[Decision]) -> Vec<Decision> {
+        let graph = self.graph();
+        let list = self.program.steps.list.iter().enumerate();
+        let step_of: HashMap<&str, usize> = list.map(|(s, step)| (graph.node_name(step.node), s)).collect();
+        let first = |d: &Decision| {
+            let steps = d.nodes.iter().filter_map(|n| step_of.get(n.as_str()));
+            steps.min().copied().unwrap_or(usize::MAX)
+        };
+        let nanoseconds = |us: f64| (us * 1000.0).round() / 1000.0;
+        let mut out: Vec<Decision> = decisions.to_vec();
+        for a in out.iter_mut().flat_map(|d| &mut d.alternatives) {
+            (a.us, a.copy_us) = (nanoseconds(a.us), nanoseconds(a.copy_us));
+        }
+        out.sort_by_cached_key(first);
+        out
+    }
+}

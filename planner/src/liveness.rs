@@ -1,0 +1,241 @@
+//! When memory that a step touched may be written again, on this rank and with regard to its peers.
+//!
+//! Everything here follows from the order of the steps and the contracts; it knows no buffers. A *release* is
+//! the first step, in the order of the list, that may write bytes which an access used:
+//! - A compute step releases what it read one step later.
+//! - A collective may be in flight until a compute step waits for it. What it read or wrote is released at
+//!   that step, its *join*, so that reuse does not force a wait of its own.
+//! - An operand that peers read, with its exit barrier dropped, is released by the next collective in the
+//!   order of the communication lane that meets the same peers: by the time that it has met, every peer has
+//!   left the earlier one. If its join is the very next step, its own results may already take the bytes;
+//!   its operands, which are written before it, may not.
+//!
+//! The next meeting may be that of the next run. Then the operand stays occupied through the end of the run
+//! and on to that meeting, which must come before the operand is written again.
+
+use std::collections::BTreeSet;
+
+use symmc_ir::collective::Exit;
+use symmc_ir::entity::Entity;
+use symmc_ir::{Graph, GroupId, InputKind, OutputKind, ValueId};
+
+use crate::plan::Lane;
+use crate::steps::{Readers, Steps, input_of};
+
+/// The next collective that meets all peers of another.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Meeting {
+    /// At this later step of the run.
+    Later(u32),
+    /// At this step of the next run, possibly the same step.
+    NextRun(u32),
+    /// There is none.
+    Never,
+}
+
+/// What is decided about an exit barrier that can be dropped.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum ExitChoice {
+    /// The step has none that can be dropped.
+    None,
+    /// It runs.
+    Kept,
+    /// Dropped; the operand is occupied until the meeting.
+    Dropped(Meeting),
+    /// Dropped if the operand's memory turns out to be free until this step of the next run.
+    Pending(u32),
+}
+
+/// See the [module](self).
+#[derive(Clone, Debug)]
+pub struct Liveness {
+    /// For a collective: the first compute step that runs after it has completed, or the number of steps.
+    /// For a compute step: the next step.
+    pub joined: Vec<u32>,
+    pub exits: Vec<ExitChoice>,
+    pub readers: Readers,
+    outputs: Vec<bool>,
+}
+
+/// Whether a dropped exit may rely on a meeting of the next run. With several buckets it may not, because
+/// the next run may be of another bucket, whose steps know nothing of this operand.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum NextRun {
+    /// The next run has the same steps.
+    Same,
+    /// The next run may have others.
+    Unknown,
+}
+
+impl Liveness {
+    /// Analyses `steps`, with these inputs bound.
+    pub fn new(graph: &Graph, steps: &Steps, bound: &BTreeSet<usize>, next_run: NextRun) -> Liveness {
+        let meetings = meetings(graph, steps);
+        let mutated: BTreeSet<usize> = graph
+            .outputs
+            .iter()
+            .filter_map(|o| match o.kind {
+                OutputKind::Mutates(input) => Some(input.index()),
+                OutputKind::Returned => None,
+            })
+            .collect();
+        let exits = steps.list.iter().zip(&meetings).map(|(step, &meeting)| {
+            let droppable = step.peers.is_some_and(|p| p.contract.exit == Exit::Droppable);
+            let Some(&operand) = step.reads.first().filter(|_| droppable) else { return ExitChoice::None };
+            // An input that is given once is never written again.
+            let constant = input_of(graph, operand).is_some_and(|i| {
+                graph.inputs[i].kind != InputKind::Argument && !mutated.contains(&i.index())
+            });
+            let input = input_of(graph, operand).is_some_and(|i| bound.contains(&i.index()));
+            match meeting {
+                Meeting::Later(_) => ExitChoice::Dropped(meeting),
+                _ if constant => ExitChoice::Dropped(Meeting::Never),
+                Meeting::NextRun(y)
+                    if next_run == NextRun::Same && !input && steps.def[operand].is_some_and(|d| d > y) =>
+                {
+                    ExitChoice::Pending(y)
+                }
+                _ => ExitChoice::Kept,
+            }
+        });
+        let exits = exits.collect();
+        let mut outputs = vec![false; graph.values.len()];
+        for o in &graph.outputs {
+            outputs[o.value.index()] = true;
+        }
+        Liveness { joined: joins(steps), exits, readers: steps.readers(), outputs }
+    }
+
+    /// The number of steps, which stands for the end of the run.
+    pub fn end(&self) -> u32 {
+        self.joined.len() as u32
+    }
+
+    /// The release of an operand that a step read.
+    pub fn read_release(&self, step: u32) -> u32 {
+        let own = self.joined[step as usize];
+        match self.exits[step as usize] {
+            ExitChoice::Dropped(Meeting::Later(y)) => self.meeting_release(y).max(own.min(y)),
+            ExitChoice::Dropped(Meeting::NextRun(_)) | ExitChoice::Pending(_) => self.end(),
+            _ => own,
+        }
+    }
+
+    /// The release of bytes that peers stop reading when `meeting` has met.
+    pub fn meeting_release(&self, meeting: u32) -> u32 {
+        match self.joined[meeting as usize] {
+            join if join == meeting + 1 => meeting,
+            join => join,
+        }
+    }
+
+    /// The release of a base that the step `def` writes: the end of the run for outputs.
+    pub fn release(&self, base: ValueId, def: u32) -> u32 {
+        if self.outputs[base.index()] {
+            return self.end();
+        }
+        let reads = self.readers.of(base).iter().map(|&s| self.read_release(s));
+        reads.max().unwrap_or(0).max(self.joined[def as usize])
+    }
+
+    /// Whether `step` is the last to need a base: every other access releases it by then.
+    pub fn dies_at(&self, base: ValueId, step: u32) -> bool {
+        let readers = self.readers.of(base);
+        readers.last() == Some(&step)
+            && !self.outputs[base.index()]
+            && readers.iter().all(|&s| s == step || self.read_release(s) <= step)
+    }
+}
+
+/// For each step when it is joined (see [`Liveness::joined`]).
+fn joins(steps: &Steps) -> Vec<u32> {
+    let end = steps.list.len() as u32;
+    let mut joined: Vec<u32> = (1..=end).collect();
+    // Collectives that no compute step has waited for yet, in order.
+    let mut open = std::collections::VecDeque::new();
+    for (s, step) in steps.list.iter().enumerate() {
+        match step.lane {
+            Lane::Comm => open.push_back(s as u32),
+            Lane::Compute => {
+                let awaited = step.reads.iter().filter_map(|&v| steps.def[v]);
+                let awaited = awaited.filter(|&d| steps.list[d as usize].lane == Lane::Comm).max();
+                while let Some(&first) = open.front().filter(|&&c| Some(c) <= awaited) {
+                    joined[first as usize] = s as u32;
+                    open.pop_front();
+                }
+            }
+        }
+    }
+    for c in open {
+        joined[c as usize] = end;
+    }
+    joined
+}
+
+/// For each collective the next one that meets all its peers.
+fn meetings(graph: &Graph, steps: &Steps) -> Vec<Meeting> {
+    let covers = Covers::new(graph);
+    let mut next = vec![Meeting::Never; graph.groups.len()];
+    let mut out = vec![Meeting::Never; steps.list.len()];
+    let collectives =
+        || steps.list.iter().enumerate().rev().filter_map(|(s, step)| Some((s, step.peers.as_ref()?)));
+    let met = |next: &mut Vec<Meeting>, group: GroupId, meeting| {
+        for (g, known) in next.iter_mut().enumerate() {
+            if covers.has(group, g) {
+                *known = meeting;
+            }
+        }
+    };
+    for (s, peers) in collectives() {
+        if peers.contract.entry || peers.contract.meets {
+            met(&mut next, peers.group, Meeting::NextRun(s as u32));
+        }
+    }
+    for (s, peers) in collectives() {
+        out[s] = next[peers.group.index()];
+        if peers.contract.entry || peers.contract.meets {
+            met(&mut next, peers.group, Meeting::Later(s as u32));
+        }
+    }
+    out
+}
+
+/// Which groups meet all peers of which other groups.
+struct Covers(Vec<Vec<bool>>);
+
+impl Covers {
+    fn new(graph: &Graph) -> Covers {
+        // The cell of each rank, by group.
+        let cell_of: Vec<Vec<usize>> = graph
+            .groups
+            .keys()
+            .map(|g| {
+                let mut cell_of = Vec::new();
+                for (c, cell) in graph.cells(g).unwrap_or_default().iter().enumerate() {
+                    for &rank in cell {
+                        let rank = rank as usize;
+                        if cell_of.len() <= rank {
+                            cell_of.resize(rank + 1, usize::MAX);
+                        }
+                        cell_of[rank] = c;
+                    }
+                }
+                cell_of
+            })
+            .collect();
+        let within = |large: &Vec<usize>, cells: &[Vec<u32>]| {
+            let of = |rank: &u32| large.get(*rank as usize);
+            cells.iter().all(|cell| cell.iter().all(|r| of(r).is_some() && of(r) == of(&cell[0])))
+        };
+        let rows = cell_of.iter().map(|large| {
+            let small = graph.groups.keys().map(|g| within(large, &graph.cells(g).unwrap_or_default()));
+            small.collect()
+        });
+        Covers(rows.collect())
+    }
+
+    /// Whether a meeting of `group` is a meeting of all cells of the group with index `other`.
+    fn has(&self, group: GroupId, other: usize) -> bool {
+        self.0[group.index()][other]
+    }
+}

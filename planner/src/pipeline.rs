@@ -1,0 +1,221 @@
+//! From lowered graphs to the plan: prepare, order, place, pack, write down.
+//!
+//! Buckets whose planned programs are equal share one entry of [`Plan::programs`], one order and one
+//! placement; they differ in sizes, offsets and waits.
+
+use std::collections::BTreeSet;
+
+use indexmap::IndexMap;
+use symmc_ir::entity::Entity;
+use symmc_ir::{Graph, Op, text};
+
+use crate::bucket::{FixedMemory, Program, Symbols, bucket, size};
+use crate::error::PlanError;
+use crate::liveness::{Liveness, NextRun};
+use crate::pack;
+use crate::place::{Classes, Parts};
+use crate::plan::{Arenas, Bucket, Decision, Fixed, PAGE, Plan, Role, Source, VERSION};
+use crate::plan_io::sha256;
+use crate::prepare::{Bind, Prepared, bound_inputs, prepare};
+use crate::steps::Steps;
+
+/// A program for one range of the symbols.
+#[derive(Clone, Debug)]
+pub struct BucketInput {
+    /// The lowered program: every collective has a variant, the symbols have the ranges of the bucket.
+    pub graph: Graph,
+    /// How its collectives were chosen, in any order.
+    pub decisions: Vec<Decision>,
+}
+
+/// How to plan.
+#[derive(Clone, PartialEq, Debug)]
+pub struct PlanConfig {
+    /// The name of the machine profile that the choices were made with.
+    pub machine: String,
+    /// The inputs that callers write in place.
+    pub bind: Bind,
+    /// How much more memory than the leanest order an order may take to overlap communication with
+    /// computation, as a fraction.
+    pub slack: f64,
+    /// How hard to pack.
+    pub pack: pack::Config,
+}
+
+impl Default for PlanConfig {
+    fn default() -> Self {
+        PlanConfig {
+            machine: "host".to_string(),
+            bind: Bind::Parameters,
+            slack: 0.05,
+            pack: pack::Config { work: 60_000, enough: 0.001 },
+        }
+    }
+}
+
+/// Plans the program `source` for the buckets `lowered`, which stand for it over disjoint ranges of its
+/// symbols.
+///
+/// # Errors
+/// The lowered programs do not stand for the source, are not lowered, or need more memory than can be
+/// addressed.
+pub fn plan(source: &Graph, lowered: &[BucketInput], config: &PlanConfig) -> Result<Plan, PlanError> {
+    let ranks = source.ranks.ok_or_else(|| PlanError::OpenRanks { program: source.name.clone() })?;
+    check_buckets(source, lowered)?;
+    let mut bound = BTreeSet::new();
+    for b in lowered {
+        bound.extend(bound_inputs(&b.graph, &config.bind)?);
+    }
+    let (prepared, program_of) = distinct(lowered, &bound)?;
+    let next_run = if lowered.len() == 1 { NextRun::Same } else { NextRun::Unknown };
+    let mut programs = Vec::with_capacity(prepared.len());
+    for p in prepared {
+        programs.push(schedule(p, &bound, next_run)?);
+    }
+    let (fixed, memory) = fixed_memory(lowered, &bound)?;
+    let mut buckets = Vec::with_capacity(lowered.len());
+    for (b, &p) in lowered.iter().zip(&program_of) {
+        buckets.push(bucket(&programs[p], p, &b.graph.symbols, &memory, &b.decisions, &config.pack)?);
+    }
+    let text = text::print(source);
+    Ok(Plan {
+        version: VERSION,
+        source: Source { name: source.name.clone(), hash: sha256(text.as_bytes()), text },
+        machine: config.machine.clone(),
+        ranks,
+        programs: programs.iter().map(|p| text::print(&p.prepared.graph)).collect(),
+        arenas: arenas(&buckets),
+        fixed,
+        buckets,
+    })
+}
+
+/// The lowered programs have the inputs, outputs, groups and symbols of the source, and disjoint ranges.
+fn check_buckets(source: &Graph, lowered: &[BucketInput]) -> Result<(), PlanError> {
+    if lowered.is_empty() {
+        return Err(PlanError::NoBucket);
+    }
+    for (bucket, b) in lowered.iter().enumerate() {
+        let counts = [
+            ("inputs", source.inputs.len(), b.graph.inputs.len()),
+            ("outputs", source.outputs.len(), b.graph.outputs.len()),
+            ("symbols", source.symbols.len(), b.graph.symbols.len()),
+            ("ranks", source.ranks.unwrap_or(0) as usize, b.graph.ranks.unwrap_or(0) as usize),
+        ];
+        for (what, expected, found) in counts {
+            if expected != found {
+                return Err(PlanError::Mismatch { bucket, what, expected, found });
+            }
+        }
+    }
+    for (second, b) in lowered.iter().enumerate() {
+        for (first, a) in lowered[..second].iter().enumerate() {
+            let pairs = || a.graph.symbols.values().zip(b.graph.symbols.values());
+            if pairs().all(|(x, y)| x.min <= y.max && y.min <= x.max) {
+                let example: Vec<String> =
+                    pairs().map(|(x, y)| format!("{}={}", x.name, x.min.max(y.min))).collect();
+                return Err(PlanError::Overlap { first, second, example: example.join(", ") });
+            }
+        }
+    }
+    Ok(())
+}
+
+/// The distinct planned programs and the index of each bucket's. Equal ones have the smallest ranges of the
+/// symbols that hold those of their buckets.
+fn distinct(
+    lowered: &[BucketInput],
+    bound: &BTreeSet<usize>,
+) -> Result<(Vec<Prepared>, Vec<usize>), PlanError> {
+    let mut programs: Vec<Prepared> = Vec::new();
+    let mut of = Vec::with_capacity(lowered.len());
+    for b in lowered {
+        let mut p = prepare(&b.graph, bound)?;
+        let own = p.graph.symbols.clone();
+        let same = programs.iter().position(|q| {
+            p.graph.symbols.clone_from(&q.graph.symbols);
+            p == *q
+        });
+        match same {
+            Some(i) => {
+                for (s, range) in own.iter() {
+                    let hull = &mut programs[i].graph.symbols[s];
+                    (hull.min, hull.max) = (hull.min.min(range.min), hull.max.max(range.max));
+                }
+                of.push(i);
+            }
+            None => {
+                p.graph.symbols = own;
+                of.push(programs.len());
+                programs.push(p);
+            }
+        }
+    }
+    Ok((programs, of))
+}
+
+/// Orders and places a program.
+fn schedule(prepared: Prepared, bound: &BTreeSet<usize>, next_run: NextRun) -> Result<Program, PlanError> {
+    let steps = Steps::new(&prepared.graph, &prepared.layouts)?;
+    let live = Liveness::new(&prepared.graph, &steps, bound, next_run);
+    let classes = Classes::new(&prepared, &steps, &live, Parts::Inside);
+    let mut program = Program { prepared, steps, live, classes };
+    program.settle();
+    Ok(program)
+}
+
+/// Landing zones for all groups with packet collectives, then bound inputs.
+fn fixed_memory(lowered: &[BucketInput], bound: &BTreeSet<usize>) -> Result<(Vec<Fixed>, FixedMemory), PlanError> {
+    let mut zones: IndexMap<String, u64> = IndexMap::new();
+    for b in lowered {
+        let graph = &b.graph;
+        for (_, node) in graph.nodes.iter() {
+            let Op::Collective(c) = &node.op else { continue };
+            let (Some(variant), Some(&operand)) = (c.variant, node.inputs.first()) else { continue };
+            let bytes = graph.ty(operand).bytes().upper(&graph.symbols).max(0) as u64;
+            let ranks = u64::from(graph.group_size(c.group).unwrap_or(1));
+            let zone = variant.landing_bytes(&c.kind, bytes.min(1 << 52), ranks);
+            if zone > 0 {
+                let known = zones.entry(graph.groups[c.group].name.clone()).or_insert(0);
+                *known = (*known).max(zone);
+            }
+        }
+    }
+    zones.sort_unstable_keys();
+    let mut fixed = Vec::new();
+    let mut memory = FixedMemory::default();
+    let mut add = |role, size: u64, end: &mut u64| {
+        fixed.push(Fixed { role, offset: *end, size });
+        *end += size;
+    };
+    for (group, size) in zones {
+        for zone in 0..2 {
+            let role = Role::Landing { group: group.clone(), zone };
+            add(role, size.next_multiple_of(crate::plan::ALIGN), &mut memory.end);
+        }
+    }
+    for &input in bound {
+        let mut bytes = 0;
+        for b in lowered {
+            let value = b.graph.inputs[<symmc_ir::InputId as Entity>::new(input)].value;
+            let (ty, name) = (b.graph.ty(value), b.graph.name_of(value));
+            bytes = bytes.max(size(&ty.bytes(), bucket_symbols(b), name)?);
+        }
+        memory.bound.insert(input, memory.bound.len());
+        add(Role::Bound { input }, bytes, &mut memory.end);
+    }
+    let zones = fixed.iter().filter(|f| matches!(f.role, Role::Landing { .. })).count();
+    for index in memory.bound.values_mut() {
+        *index += zones;
+    }
+    Ok((fixed, memory))
+}
+
+fn bucket_symbols(b: &BucketInput) -> &Symbols {
+    &b.graph.symbols
+}
+
+fn arenas(buckets: &[Bucket]) -> Arenas {
+    let most = |f: fn(&Bucket) -> u64| buckets.iter().map(f).max().unwrap_or(0).next_multiple_of(PAGE);
+    Arenas { ordinary: most(|b| b.totals.ordinary_peak), symmetric: most(|b| b.totals.symmetric_peak) }
+}

@@ -1,0 +1,303 @@
+//! Which values share memory, and which memory that is.
+//!
+//! Every base that a node defines starts in a [`Class`] of its own. Classes merge where a result may lie on or
+//! around an operand that its node reads last (the cases are listed at [`crate::plan`]). A class becomes one
+//! buffer, or lies in the caller's memory of an output.
+//!
+//! A class has a *top*: the value that fills all of it and is the last to be written. Only a top that fills
+//! its class can be written over, so a class is always a chain of values at one place, with the parts of a
+//! gathered or concatenated value below it.
+
+use symmc_ir::entity::Entity;
+use symmc_ir::{CollectiveKind, Dim, GroupId, Op, Table, ValueId};
+
+use crate::liveness::Liveness;
+use crate::plan::ArenaKind;
+use crate::prepare::Prepared;
+use crate::steps::Steps;
+
+/// The memory of a class.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Home {
+    Arena(ArenaKind),
+    Output(usize),
+}
+
+/// Values that share memory.
+#[derive(Clone, Debug)]
+pub struct Class {
+    pub home: Home,
+    /// Bytes.
+    pub size: Dim,
+    pub top: ValueId,
+    pub members: Vec<Member>,
+    /// The first step that writes it.
+    pub first: u32,
+    /// The step that writes the top.
+    top_step: u32,
+    /// The release of all members but the top.
+    others: u32,
+}
+
+/// A value within its class.
+#[derive(Clone, Debug)]
+pub struct Member {
+    pub value: ValueId,
+    /// Bytes from the start of the class.
+    pub offset: Dim,
+    /// Bytes to add for each rank before this one in its cell of the group.
+    pub by_rank: Option<(GroupId, Dim)>,
+    /// What it lies on or in: the result that it is a part of, or the operand that it overwrites.
+    pub shares: Shares,
+}
+
+/// Why a value lies where others lie.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Shares {
+    /// It has the memory from its start on.
+    Nothing,
+    /// It is written over this operand.
+    Over(ValueId),
+    /// It is this rank's piece of a gathered result.
+    Shard(ValueId),
+    /// It is a piece of a concatenation.
+    Piece(ValueId),
+}
+
+/// Whether operands are produced inside the larger results that they are parts of.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Parts {
+    /// Yes: saves the copy and the operand's own bytes.
+    Inside,
+    /// No: the larger result is not occupied before it is written.
+    Apart,
+}
+
+/// The classes of a program.
+#[derive(Clone, Debug)]
+pub struct Classes {
+    /// Merged classes are empty.
+    pub list: Vec<Class>,
+    pub of: Table<ValueId, Option<u32>>,
+}
+
+impl Classes {
+    /// Places every base that a node defines.
+    pub fn new(program: &Prepared, steps: &Steps, live: &Liveness, parts: Parts) -> Classes {
+        let mut placing = Placing { program, steps, live, classes: singles(program, steps) };
+        if parts == Parts::Inside {
+            for s in 0..steps.list.len() {
+                placing.gather(s);
+                placing.concat(s);
+            }
+        }
+        for s in 0..steps.list.len() {
+            placing.overwrite(s);
+        }
+        placing.classes
+    }
+
+    /// The classes that have members.
+    pub fn iter(&self) -> impl Iterator<Item = (usize, &Class)> {
+        self.list.iter().enumerate().filter(|(_, c)| !c.members.is_empty())
+    }
+}
+
+impl Class {
+    /// The first step that may write other values into its bytes.
+    pub fn release(&self, live: &Liveness) -> u32 {
+        live.release(self.top, self.top_step).max(self.others)
+    }
+}
+
+fn singles(program: &Prepared, steps: &Steps) -> Classes {
+    let graph = &program.graph;
+    let mut output = vec![None; graph.values.len()];
+    for (k, o) in graph.outputs.iter().enumerate() {
+        output[o.value.index()] = Some(k);
+    }
+    let mut list = Vec::with_capacity(steps.list.len());
+    let mut of = Table::filled(None, graph.values.len());
+    for (s, step) in steps.list.iter().enumerate() {
+        for &value in &step.writes {
+            let home = match (output[value.index()], program.symmetric[value]) {
+                (Some(k), _) => Home::Output(k),
+                (None, true) => Home::Arena(ArenaKind::Symmetric),
+                (None, false) => Home::Arena(ArenaKind::Ordinary),
+            };
+            of[value] = Some(list.len() as u32);
+            let member = Member { value, offset: Dim::from(0), by_rank: None, shares: Shares::Nothing };
+            let (size, members, first) = (graph.ty(value).bytes(), vec![member], s as u32);
+            list.push(Class { home, size, top: value, members, first, top_step: first, others: 0 });
+        }
+    }
+    Classes { list, of }
+}
+
+struct Placing<'a> {
+    program: &'a Prepared,
+    steps: &'a Steps,
+    live: &'a Liveness,
+    classes: Classes,
+}
+
+impl Placing<'_> {
+    /// The base of `operand`, if the operand is all of it in row-major order, the base fills its class and
+    /// nothing needs it after step `s`.
+    fn dying_whole(&self, operand: ValueId, s: usize) -> Option<ValueId> {
+        let (graph, layout) = (&self.program.graph, &self.program.layouts[operand]);
+        let base = layout.base;
+        let class = &self.classes.list[self.classes.of[base]? as usize];
+        let whole = class.top == base
+            && layout.offset == Dim::from(0)
+            && layout.is_contiguous(graph.ty(operand))
+            && (base == operand || graph.ty(operand).numel() == graph.ty(base).numel());
+        (whole && self.live.dies_at(base, s as u32)).then_some(base)
+    }
+
+    /// An all-gather's operand at its piece of the result.
+    fn gather(&mut self, s: usize) {
+        let step = &self.steps.list[s];
+        let Op::Collective(c) = &self.program.graph.nodes[step.node].op else { return };
+        let in_place = step.peers.is_some_and(|p| p.contract.in_place);
+        if c.kind != CollectiveKind::AllGather || !in_place {
+            return;
+        }
+        let node = &self.program.graph.nodes[step.node];
+        let (operand, result) = (node.inputs[0], node.outputs[0]);
+        let Some(base) = self.dying_whole(operand, s) else { return };
+        let symmetric = self.program.symmetric[base];
+        let stride = self.program.graph.ty(base).bytes();
+        self.put_inside(base, result, Dim::from(0), Some((c.group, stride)), symmetric);
+    }
+
+    /// The operands of a concatenation at their pieces of the result.
+    fn concat(&mut self, s: usize) {
+        let graph = &self.program.graph;
+        let node = &graph.nodes[self.steps.list[s].node];
+        let Op::Concat { axis } = node.op else { return };
+        let result = node.outputs[0];
+        if graph.ty(result).shape[..axis].iter().any(|d| d.as_const() != Some(1)) {
+            return;
+        }
+        let mut offset = Dim::from(0);
+        for &operand in &node.inputs {
+            if let Some(base) = self.dying_whole(operand, s) {
+                // A piece that peers touch stays in an arena that they reach.
+                self.put_inside(base, result, offset.clone(), None, false);
+            }
+            offset = offset + graph.ty(operand).bytes();
+        }
+    }
+
+    /// Moves the class of `part` into the class of `whole`, which becomes symmetric if `raise`.
+    fn put_inside(
+        &mut self,
+        part: ValueId,
+        whole: ValueId,
+        offset: Dim,
+        by_rank: Option<(GroupId, Dim)>,
+        raise: bool,
+    ) {
+        let (Some(p), Some(w)) = (self.classes.of[part], self.classes.of[whole]) else { return };
+        let (p, w) = (p as usize, w as usize);
+        let (from, into) = (&self.classes.list[p], &self.classes.list[w]);
+        let symmetric = Home::Arena(ArenaKind::Symmetric);
+        let fits = match (from.home, into.home) {
+            (Home::Output(_), _) => false,
+            (Home::Arena(ArenaKind::Ordinary), _) => true,
+            (Home::Arena(ArenaKind::Symmetric), Home::Output(_)) => false,
+            (Home::Arena(ArenaKind::Symmetric), home) => home == symmetric || raise,
+        };
+        let nested = by_rank.is_some() && from.members.iter().any(|m| m.by_rank.is_some());
+        if p == w || !fits || nested || into.top != whole {
+            return;
+        }
+        let release = from.release(self.live);
+        let moved = std::mem::take(&mut self.classes.list[p].members);
+        let first = self.classes.list[p].first;
+        let shares = if by_rank.is_some() { Shares::Shard(whole) } else { Shares::Piece(whole) };
+        let into = &mut self.classes.list[w];
+        if raise {
+            into.home = symmetric;
+        }
+        into.first = into.first.min(first);
+        into.others = into.others.max(release);
+        for mut m in moved {
+            self.classes.of[m.value] = Some(w as u32);
+            m.offset = m.offset + offset.clone();
+            m.by_rank = by_rank.clone().or(m.by_rank);
+            if m.value == part {
+                m.shares = shares;
+            }
+            into.members.push(m);
+        }
+    }
+
+    /// The result of an element-wise node or an in-place all-reduce over an operand that it reads last.
+    fn overwrite(&mut self, s: usize) {
+        let graph = &self.program.graph;
+        let step = &self.steps.list[s];
+        let node = &graph.nodes[step.node];
+        let elementwise = matches!(
+            node.op,
+            Op::Unary(_) | Op::Binary(_) | Op::BinaryScalar { .. } | Op::Select | Op::Cast | Op::Copy
+        );
+        let reduces = matches!(&node.op, Op::Collective(c) if matches!(c.kind, CollectiveKind::AllReduce(_)))
+            && step.peers.is_some_and(|p| p.contract.in_place);
+        if !(elementwise || reduces) {
+            return;
+        }
+        let result = node.outputs[0];
+        let (ty, Some(r)) = (graph.ty(result), self.classes.of[result]) else { return };
+        let single = self.classes.list[r as usize].members.len() == 1;
+        let over = node.inputs.iter().find_map(|&operand| {
+            let same = |v: ValueId| {
+                let (t, layout) = (graph.ty(v), &self.program.layouts[v]);
+                t.shape == ty.shape && layout.offset == Dim::from(0) && layout.is_contiguous(t)
+            };
+            let base = self.dying_whole(operand, s)?;
+            let class = self.classes.of[base];
+            // Every operand that shares bytes with the result must have exactly its elements.
+            let clean = node.inputs.iter().all(|&v| {
+                let b = self.program.layouts[v].base;
+                if b == base { same(v) } else { self.classes.of[b] != class || class.is_none() }
+            });
+            let fits = same(operand) && graph.ty(operand).dtype.size() == ty.dtype.size();
+            (clean && fits && self.mergeable(class?, r)).then_some(base)
+        });
+        if let (Some(base), true) = (over, single) {
+            self.write_over(base, result);
+        }
+    }
+
+    /// Whether the class `r` of a result may take over the class `x` of an operand: both in one arena, or the
+    /// result in its output.
+    fn mergeable(&self, x: u32, r: u32) -> bool {
+        let (x, r) = (&self.classes.list[x as usize], &self.classes.list[r as usize]);
+        let sizes = x.size == r.size;
+        sizes
+            && match (x.home, r.home) {
+                (Home::Output(_), _) => false,
+                (home, Home::Output(_)) => home == Home::Arena(ArenaKind::Ordinary),
+                (a, b) => a == b,
+            }
+    }
+
+    fn write_over(&mut self, base: ValueId, result: ValueId) {
+        let (Some(x), Some(r)) = (self.classes.of[base], self.classes.of[result]) else { return };
+        let (x, r) = (x as usize, r as usize);
+        let (home, step) = (self.classes.list[r].home, self.classes.list[r].top_step);
+        let mut moved = std::mem::take(&mut self.classes.list[r].members);
+        if let Some(m) = moved.first_mut() {
+            m.shares = Shares::Over(base);
+        }
+        let class = &mut self.classes.list[x];
+        class.home = home;
+        (class.top, class.top_step) = (result, step);
+        // The operand has no later use, so what it occupied is released with this step.
+        class.others = class.others.max(self.live.joined[step as usize]);
+        class.members.append(&mut moved);
+        self.classes.of[result] = Some(x as u32);
+    }
+}

@@ -1,0 +1,350 @@
+//! The planned program: the lowered one with the copies that placement forces.
+//!
+//! A value that must be symmetric is one that a collective's variant says so of. It is produced there when
+//! a node defines it. A copy stands in where nothing else serves:
+//! - a symmetric operand that is an argument (or a view of one) and is not bound,
+//! - a symmetric operand that is a part of an output,
+//! - an operand of a collective that is not contiguous in its base,
+//! - an output that is an input, a view, a value returned before, or a value in the symmetric arena.
+//!
+//! One value is copied once however many collectives need the copy.
+
+use std::collections::{BTreeSet, HashMap, HashSet};
+
+use symmc_ir::entity::Entity;
+use symmc_ir::layout::Layout;
+use symmc_ir::{Dim, Graph, InputKind, Node, NodeId, Op, Output, Table, Type, Value, ValueId};
+
+use crate::error::PlanError;
+use crate::plan::CopyReason;
+use crate::steps::{input_of, layouts_of, peers, symmetric_positions};
+
+/// Which inputs a caller writes into the symmetric arena when a collective needs them there. Parameters and
+/// constants always are.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub enum Bind {
+    /// Only parameters and constants.
+    #[default]
+    Parameters,
+    /// The inputs of these indices too.
+    Also(BTreeSet<usize>),
+    /// All inputs.
+    All,
+}
+
+impl Bind {
+    fn allows(&self, index: usize, kind: InputKind) -> bool {
+        kind != InputKind::Argument
+            || match self {
+                Bind::Parameters => false,
+                Bind::Also(inputs) => inputs.contains(&index),
+                Bind::All => true,
+            }
+    }
+}
+
+/// A planned program before it is ordered.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Prepared {
+    pub graph: Graph,
+    pub layouts: Table<ValueId, Layout>,
+    /// The bases that must lie in the symmetric arena, bound inputs among them.
+    pub symmetric: Table<ValueId, bool>,
+    pub copies: Vec<Copied>,
+}
+
+/// A copy that was inserted.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Copied {
+    /// The result of the copy node.
+    pub value: ValueId,
+    /// What it copies.
+    pub of: ValueId,
+    pub reason: CopyReason,
+    /// The input that could be bound instead.
+    pub bind: Option<usize>,
+}
+
+/// The indices of the inputs that some collective needs in the symmetric arena and that `bind` allows
+/// there.
+pub fn bound_inputs(graph: &Graph, bind: &Bind) -> Result<BTreeSet<usize>, PlanError> {
+    let layouts = layouts_of(graph);
+    let mut bound = BTreeSet::new();
+    for (id, node) in graph.nodes.iter() {
+        let peers = peers(graph, id)?;
+        for at in symmetric_positions(graph, id, peers.as_ref()).0 {
+            let Some(&v) = node.inputs.get(at) else { continue };
+            let Some(input) = input_of(graph, layouts[v].base) else { continue };
+            if !layouts[v].is_contiguous(graph.ty(v)) && peers.is_some() {
+                continue;
+            }
+            if bind.allows(input.index(), graph.inputs[input].kind) {
+                bound.insert(input.index());
+            }
+        }
+    }
+    Ok(bound)
+}
+
+/// Inserts the copies and marks what must be symmetric.
+pub fn prepare(graph: &Graph, bound: &BTreeSet<usize>) -> Result<Prepared, PlanError> {
+    let layouts = layouts_of(graph);
+    let mut work = Preparation {
+        graph,
+        bound,
+        outputs: graph.outputs.iter().map(|o| o.value).collect(),
+        symmetric: Table::filled(false, graph.values.len()),
+        operand_copies: Vec::new(),
+        layouts,
+    };
+    for (id, node) in graph.nodes.iter() {
+        work.require(id, node)?;
+    }
+    Ok(work.build())
+}
+
+struct Preparation<'a> {
+    graph: &'a Graph,
+    bound: &'a BTreeSet<usize>,
+    outputs: HashSet<ValueId>,
+    layouts: Table<ValueId, Layout>,
+    symmetric: Table<ValueId, bool>,
+    /// Operands to copy, in order of node and position.
+    operand_copies: Vec<OperandCopy>,
+}
+
+struct OperandCopy {
+    node: NodeId,
+    position: usize,
+    symmetric: bool,
+    reason: CopyReason,
+    bind: Option<usize>,
+}
+
+impl Preparation<'_> {
+    /// Decides for each operand and result of a node that talks to peers.
+    fn require(&mut self, id: NodeId, node: &Node) -> Result<(), PlanError> {
+        let peers = peers(self.graph, id)?;
+        let (operands, results) = symmetric_positions(self.graph, id, peers.as_ref());
+        for at in results {
+            if let Some(&v) = node.outputs.get(at) {
+                self.symmetric[v] = true;
+            }
+        }
+        for (position, &v) in node.inputs.iter().enumerate() {
+            let symmetric = operands.contains(&position);
+            let contiguous = peers.is_none() || self.layouts[v].is_contiguous(self.graph.ty(v));
+            let copy = |reason, bind| OperandCopy { node: id, position, symmetric, reason, bind };
+            let base = self.layouts[v].base;
+            let input = input_of(self.graph, base).map(|i| i.index());
+            if !contiguous {
+                self.operand_copies.push(copy(CopyReason::Contiguous, None));
+            } else if let (true, Some(i)) = (symmetric, input) {
+                match self.bound.contains(&i) {
+                    true => self.symmetric[base] = true,
+                    false => self.operand_copies.push(copy(CopyReason::SymmetricInput, Some(i))),
+                }
+            } else if symmetric {
+                let part = self.graph.ty(v).numel() != self.graph.ty(base).numel();
+                if part && self.outputs.contains(&base) && !self.symmetric[base] {
+                    self.operand_copies.push(copy(CopyReason::SymmetricOutput, None));
+                } else {
+                    self.symmetric[base] = true;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether the value can be an output as it stands, apart from having been returned before.
+    fn returnable(&self, v: ValueId) -> bool {
+        self.layouts[v].base == v && !self.symmetric[v] && input_of(self.graph, v).is_none()
+    }
+
+    fn build(self) -> Prepared {
+        let graph = self.graph;
+        let mut out = Rebuild::new(graph);
+        let mut returned = HashSet::new();
+        // Output copies by the value that they copy: early ones free symmetric memory, late ones let a view
+        // die in its output.
+        let mut early: HashMap<ValueId, Vec<usize>> = HashMap::new();
+        let mut late = Vec::new();
+        for (k, output) in graph.outputs.iter().enumerate() {
+            let v = output.value;
+            if self.returnable(v) && returned.insert(v) {
+                continue;
+            }
+            match self.symmetric[self.layouts[v].base] && graph.def_node(v).is_some() {
+                true => early.entry(v).or_default().push(k),
+                false => late.push(k),
+            }
+        }
+        let mut wanted = self.operand_copies.iter().peekable();
+        let mut made: HashMap<(ValueId, bool), ValueId> = HashMap::new();
+        let mut copies: Vec<Copied> = Vec::new();
+        let mut results: Vec<Option<ValueId>> = vec![None; graph.outputs.len()];
+        for (id, node) in graph.nodes.iter() {
+            let mut operands: Vec<ValueId> = node.inputs.iter().map(|&v| out.map[v]).collect();
+            while let Some(c) = wanted.next_if(|c| c.node == id) {
+                let v = node.inputs[c.position];
+                operands[c.position] = *made.entry((v, c.symmetric)).or_insert_with(|| {
+                    let value = out.copy(v, if c.symmetric { "symmetric" } else { "dense" });
+                    copies.push(Copied { value, of: out.map[v], reason: c.reason, bind: c.bind });
+                    value
+                });
+            }
+            out.node(id, operands);
+            for &v in &node.outputs {
+                for &k in early.get(&v).into_iter().flatten() {
+                    results[k] = Some(out.output_copy(v, &mut copies));
+                }
+            }
+        }
+        for k in late {
+            results[k] = Some(out.output_copy(graph.outputs[k].value, &mut copies));
+        }
+        let mut symmetric = Table::filled(false, out.graph.values.len());
+        for (v, &s) in self.symmetric.iter() {
+            symmetric[out.map[v]] = s;
+        }
+        for (&(_, s), &value) in &made {
+            symmetric[value] = s;
+        }
+        let outputs = graph.outputs.iter().zip(results);
+        out.graph.outputs = outputs
+            .map(|(o, copy)| Output { value: copy.unwrap_or(out.map[o.value]), kind: o.kind })
+            .collect();
+        let layouts = out.layouts(&self.layouts);
+        Prepared { graph: out.graph, layouts, symmetric, copies }
+    }
+}
+
+/// A graph that is rebuilt node by node.
+struct Rebuild<'a> {
+    old: &'a Graph,
+    graph: Graph,
+    /// The new value of each old one that is built already.
+    map: Table<ValueId, ValueId>,
+    names: HashSet<String>,
+}
+
+impl<'a> Rebuild<'a> {
+    fn new(old: &'a Graph) -> Self {
+        let mut graph = skeleton(old);
+        let mut map = Table::filled(<ValueId as Entity>::new(0), old.values.len());
+        for (_, input) in old.inputs.iter() {
+            let value = &old.values[input.value];
+            let (name, source) = (value.name.clone(), input.source.clone());
+            map[input.value] = graph.add_input(input.kind, name, source, value.ty.clone(), input.data.clone());
+        }
+        Rebuild { old, graph, map, names: HashSet::new() }
+    }
+
+    fn node(&mut self, id: NodeId, operands: Vec<ValueId>) {
+        let node = &self.old.nodes[id];
+        let results = node.outputs.iter().map(|&v| {
+            let Value { name, ty, .. } = &self.old.values[v];
+            (name.clone(), ty.clone())
+        });
+        let new = self.graph.add_node(node.op.clone(), operands, results.collect());
+        for (&v, &w) in node.outputs.iter().zip(&self.graph.nodes[new].outputs) {
+            self.map[v] = w;
+        }
+    }
+
+    /// A copy of an old value, named after it.
+    fn copy(&mut self, of: ValueId, suffix: &str) -> ValueId {
+        if self.names.is_empty() {
+            self.names = self.old.values.values().map(|v| v.name.clone()).collect();
+        }
+        let mut name = format!("{}.{suffix}", self.old.name_of(of));
+        let mut count = 1;
+        while !self.names.insert(name.clone()) {
+            count += 1;
+            name = format!("{}.{suffix}.{count}", self.old.name_of(of));
+        }
+        let ty: Type = self.old.ty(of).clone();
+        let node = self.graph.add_node(Op::Copy, vec![self.map[of]], vec![(name, ty)]);
+        self.graph.nodes[node].outputs[0]
+    }
+
+    fn output_copy(&mut self, of: ValueId, copies: &mut Vec<Copied>) -> ValueId {
+        let value = self.copy(of, "out");
+        copies.push(Copied { value, of: self.map[of], reason: CopyReason::Output, bind: None });
+        value
+    }
+
+    fn layouts(&self, old: &Table<ValueId, Layout>) -> Table<ValueId, Layout> {
+        let mut from = vec![None; self.graph.values.len()];
+        for (v, &w) in self.map.iter() {
+            from[w.index()] = Some(v);
+        }
+        self.graph
+            .values
+            .iter()
+            .map(|(id, value)| match from[id.index()] {
+                Some(v) => Layout { base: self.map[old[v].base], ..old[v].clone() },
+                None => dense(id, &value.ty),
+            })
+            .collect()
+    }
+}
+
+fn dense(id: ValueId, ty: &Type) -> Layout {
+    Layout { base: id, offset: Dim::from(0), strides: ty.contiguous_strides() }
+}
+
+/// The tables of a graph that no pass changes.
+fn skeleton(old: &Graph) -> Graph {
+    Graph {
+        name: old.name.clone(),
+        ranks: old.ranks,
+        symbols: old.symbols.clone(),
+        groups: old.groups.clone(),
+        customs: old.customs.clone(),
+        ..Graph::default()
+    }
+}
+
+impl Prepared {
+    /// The same program with its steps in this order; each view stands before its first user.
+    pub fn reordered(&self, order: &[NodeId]) -> Prepared {
+        let mut out = Rebuild::new(&self.graph);
+        let mut done = vec![false; self.graph.nodes.len()];
+        let all: Vec<NodeId> = self.graph.nodes.keys().collect();
+        // Views that nothing uses come last.
+        let mut stack = Vec::new();
+        for &root in order.iter().chain(&all) {
+            stack.push(root);
+            while let Some(&id) = stack.last() {
+                if done[id.index()] {
+                    stack.pop();
+                    continue;
+                }
+                let node = &self.graph.nodes[id];
+                let missing = node.inputs.iter().filter_map(|&v| self.graph.def_node(v));
+                let before = stack.len();
+                stack.extend(missing.filter(|n| !done[n.index()]));
+                if stack.len() == before {
+                    out.node(id, node.inputs.iter().map(|&v| out.map[v]).collect());
+                    done[id.index()] = true;
+                    stack.pop();
+                }
+            }
+        }
+        let outputs = self.graph.outputs.iter();
+        out.graph.outputs = outputs.map(|o| Output { value: out.map[o.value], kind: o.kind }).collect();
+        let mut symmetric = Table::filled(false, out.graph.values.len());
+        for (v, &s) in self.symmetric.iter() {
+            symmetric[out.map[v]] = s;
+        }
+        let copies = self.copies.iter().map(|c| Copied {
+            value: out.map[c.value],
+            of: out.map[c.of],
+            ..c.clone()
+        });
+        let copies = copies.collect();
+        let layouts = out.layouts(&self.layouts);
+        Prepared { graph: out.graph, layouts, symmetric, copies }
+    }
+}

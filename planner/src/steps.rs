@@ -1,0 +1,169 @@
+//! The steps of a program: its nodes without the views, with the base values that each reads and writes.
+
+use symmc_ir::entity::Entity;
+use symmc_ir::layout::{Layout, layouts};
+use symmc_ir::{Contract, Def, Graph, GroupId, InputId, NodeId, Op, Table, ValueId};
+
+use crate::error::PlanError;
+use crate::plan::Lane;
+
+/// A node that runs.
+#[derive(Clone, Debug)]
+pub struct StepInfo {
+    pub node: NodeId,
+    pub lane: Lane,
+    /// The bases whose memory it reads, each once, in order of its operands.
+    pub reads: Vec<ValueId>,
+    /// The values that it defines, all of them bases.
+    pub writes: Vec<ValueId>,
+    /// What it promises to peers, if it touches any or meets them.
+    pub peers: Option<Peers>,
+}
+
+/// The cross-rank side of a step.
+#[derive(Clone, Copy, Debug)]
+pub struct Peers {
+    pub group: GroupId,
+    pub contract: Contract,
+}
+
+/// A program as a list of steps.
+#[derive(Clone, Debug)]
+pub struct Steps {
+    pub list: Vec<StepInfo>,
+    /// The step that defines each base; `None` for inputs and views.
+    pub def: Table<ValueId, Option<u32>>,
+}
+
+impl Steps {
+    /// The steps of `graph` in the order of its nodes.
+    pub fn new(graph: &Graph, layouts: &Table<ValueId, Layout>) -> Result<Steps, PlanError> {
+        let mut list = Vec::with_capacity(graph.nodes.len());
+        let mut def = Table::filled(None, graph.values.len());
+        for (id, node) in graph.nodes.iter() {
+            if is_view(graph, layouts, id) {
+                continue;
+            }
+            let mut reads: Vec<ValueId> = Vec::with_capacity(node.inputs.len());
+            for &v in &node.inputs {
+                let base = layouts[v].base;
+                if !reads.contains(&base) {
+                    reads.push(base);
+                }
+            }
+            for &v in &node.outputs {
+                def[v] = Some(list.len() as u32);
+            }
+            let peers = peers(graph, id)?;
+            let lane = if peers.is_some() { Lane::Comm } else { Lane::Compute };
+            list.push(StepInfo { node: id, lane, reads, writes: node.outputs.clone(), peers });
+        }
+        Ok(Steps { list, def })
+    }
+
+    /// For each base the steps that read it, ascending.
+    pub fn readers(&self) -> Readers {
+        let mut start = vec![0u32; self.def.len() + 1];
+        for step in &self.list {
+            for v in &step.reads {
+                start[v.index() + 1] += 1;
+            }
+        }
+        for i in 1..start.len() {
+            start[i] += start[i - 1];
+        }
+        let mut next = start.clone();
+        let mut steps = vec![0; start.last().map_or(0, |&n| n as usize)];
+        for (s, step) in self.list.iter().enumerate() {
+            for v in &step.reads {
+                steps[next[v.index()] as usize] = s as u32;
+                next[v.index()] += 1;
+            }
+        }
+        Readers { start, steps }
+    }
+}
+
+/// The steps that read each base.
+#[derive(Clone, Debug)]
+pub struct Readers {
+    start: Vec<u32>,
+    steps: Vec<u32>,
+}
+
+impl Readers {
+    /// The steps that read this base, ascending.
+    pub fn of(&self, base: ValueId) -> &[u32] {
+        &self.steps[self.start[base.index()] as usize..self.start[base.index() + 1] as usize]
+    }
+}
+
+/// Whether the node only gives another view of memory that its operand already has.
+pub fn is_view(graph: &Graph, layouts: &Table<ValueId, Layout>, node: NodeId) -> bool {
+    graph.nodes[node].outputs.iter().all(|&v| layouts[v].base != v)
+}
+
+/// The group and contract of a collective, or of a custom op that touches peers.
+pub fn peers(graph: &Graph, node: NodeId) -> Result<Option<Peers>, PlanError> {
+    match &graph.nodes[node].op {
+        Op::Collective(c) => {
+            let name = || graph.node_name(node).to_string();
+            let op = c.kind.name();
+            let variant = c.variant.ok_or_else(|| PlanError::NoVariant { node: name(), op })?;
+            let contract = variant.contract(&c.kind).ok_or_else(|| PlanError::WrongVariant {
+                node: name(),
+                op,
+                variant: variant.name(),
+            })?;
+            if contract.touch.writes_result() && !contract.entry {
+                return Err(PlanError::EntrylessPush { node: name(), op, variant: variant.name() });
+            }
+            Ok(Some(Peers { group: c.group, contract }))
+        }
+        Op::Custom(id) => Ok(graph.customs.get(*id).and_then(|c| {
+            let group = c.group?;
+            // A custom op that touches peers keeps every barrier; what it touches is in its signature.
+            let touch = symmc_ir::collective::Touch::ReadOperandWriteResult;
+            let contract = Contract {
+                entry: true,
+                meets: true,
+                exit: symmc_ir::collective::Exit::Always,
+                touch,
+                symmetric_operand: false,
+                symmetric_result: false,
+                in_place: false,
+            };
+            Some(Peers { group, contract })
+        })),
+        _ => Ok(None),
+    }
+}
+
+/// The positions of the operands and results of a node that must lie in the symmetric arena.
+pub fn symmetric_positions(graph: &Graph, node: NodeId, peers: Option<&Peers>) -> (Vec<usize>, Vec<usize>) {
+    let it = &graph.nodes[node];
+    match (&it.op, peers) {
+        (Op::Collective(_), Some(p)) => (
+            if p.contract.symmetric_operand { (0..it.inputs.len()).collect() } else { Vec::new() },
+            if p.contract.symmetric_result { (0..it.outputs.len()).collect() } else { Vec::new() },
+        ),
+        (Op::Custom(id), _) => match graph.customs.get(*id) {
+            Some(c) => (c.symmetric_operands.clone(), c.symmetric_results.clone()),
+            None => Default::default(),
+        },
+        _ => Default::default(),
+    }
+}
+
+/// The input whose memory a base is.
+pub fn input_of(graph: &Graph, base: ValueId) -> Option<InputId> {
+    match graph.values[base].def {
+        Def::Input(i) => Some(i),
+        Def::Node(..) => None,
+    }
+}
+
+/// The layouts of all values.
+pub fn layouts_of(graph: &Graph) -> Table<ValueId, Layout> {
+    layouts(graph)
+}

@@ -1,0 +1,148 @@
+//! The waits between lanes.
+//!
+//! Lanes run at the same time, so the order of the list alone orders nothing between them. A step waits for the
+//! latest step of the other lane that
+//! - defines one of its operands,
+//! - touched bytes that it writes, as a value of the same class or of a class that had the bytes before, or
+//! - is the meeting that tells that peers have left bytes that it writes.
+//!
+//! A lane runs in order, so waiting for the latest covers all earlier ones, and a wait that an earlier step of
+//! the lane already made is left out. What remains is the smallest set.
+
+use std::collections::{BTreeMap, HashSet};
+
+use symmc_ir::ValueId;
+
+use crate::liveness::{ExitChoice, Liveness, Meeting};
+use crate::place::{Classes, Home, Shares};
+use crate::plan::{ArenaKind, Lane};
+use crate::steps::Steps;
+
+/// The latest step of each lane, as `step + 1`; 0 is none.
+type Touches = [u32; 2];
+
+/// Where a class lies in an arena: class, start, end.
+pub struct Extent {
+    pub class: usize,
+    pub arena: ArenaKind,
+    pub start: u64,
+    pub end: u64,
+    /// The meeting of the next run that frees it, if its lifetime wraps.
+    pub wraps: Option<u32>,
+}
+
+/// The waits of each step.
+pub fn waits(steps: &Steps, live: &Liveness, classes: &Classes, extents: &[Extent]) -> Vec<Vec<usize>> {
+    let followed = predecessors(extents, classes, &last_touches(steps, live, classes));
+    let containers: HashSet<ValueId> = classes
+        .iter()
+        .flat_map(|(_, c)| &c.members)
+        .filter_map(|m| match m.shares {
+            Shares::Piece(whole) | Shares::Shard(whole) => Some(whole),
+            _ => None,
+        })
+        .collect();
+    let leaves: HashSet<ValueId> = classes
+        .iter()
+        .flat_map(|(_, c)| &c.members)
+        .filter(|m| matches!(m.shares, Shares::Piece(_) | Shares::Shard(_)) && !containers.contains(&m.value))
+        .map(|m| m.value)
+        .collect();
+    let mut so_far: Vec<Touches> = vec![[0; 2]; classes.list.len()];
+    let mut known: Touches = [0; 2];
+    let mut out = Vec::with_capacity(steps.list.len());
+    for (s, step) in steps.list.iter().enumerate() {
+        let (own, other) = (step.lane as usize, 1 - step.lane as usize);
+        let mut need = 0;
+        let produced = |v: &ValueId| {
+            let def = steps.def[*v].filter(|&d| steps.list[d as usize].lane as usize == other);
+            def.map_or(0, |d| d + 1)
+        };
+        need = step.reads.iter().map(produced).fold(need, u32::max);
+        for &v in &step.writes {
+            let Some(c) = classes.of[v].map(|c| c as usize) else { continue };
+            need = need.max(followed[c][other]);
+            if !leaves.contains(&v) {
+                need = need.max(so_far[c][other]);
+            }
+        }
+        touch(steps, live, classes, s, &mut so_far);
+        debug_assert!(need as usize <= s, "step {s} would wait for step {need}");
+        let new = need > known[own];
+        known[own] = known[own].max(need);
+        out.push(if new { vec![need as usize - 1] } else { Vec::new() });
+    }
+    out
+}
+
+/// Notes what step `s` touches, for each class.
+fn touch(steps: &Steps, live: &Liveness, classes: &Classes, s: usize, touches: &mut [Touches]) {
+    let step = &steps.list[s];
+    for &v in step.reads.iter().chain(&step.writes) {
+        if let Some(c) = classes.of[v] {
+            let lane = &mut touches[c as usize][step.lane as usize];
+            *lane = (*lane).max(s as u32 + 1);
+        }
+    }
+    if let (ExitChoice::Dropped(Meeting::Later(y)), Some(&v)) = (live.exits[s], step.reads.first()) {
+        if let Some(c) = classes.of[v] {
+            let lane = &mut touches[c as usize][Lane::Comm as usize];
+            *lane = (*lane).max(y + 1);
+        }
+    }
+}
+
+fn last_touches(steps: &Steps, live: &Liveness, classes: &Classes) -> Vec<Touches> {
+    let mut touches = vec![[0; 2]; classes.list.len()];
+    for s in 0..steps.list.len() {
+        touch(steps, live, classes, s, &mut touches);
+    }
+    touches
+}
+
+/// For each class the last touches of those that had its bytes before. A class that follows another comes
+/// after all of its touches, so only the latest owner of each byte counts.
+fn predecessors(extents: &[Extent], classes: &Classes, last: &[Touches]) -> Vec<Touches> {
+    let mut owners = [Owners::default(), Owners::default()];
+    let mut out = vec![[0; 2]; last.len()];
+    for e in extents {
+        if let Some(y) = e.wraps {
+            let mut met = [0; 2];
+            met[Lane::Comm as usize] = y + 1;
+            owners[e.arena as usize].assign(e.start, e.end, met);
+        }
+    }
+    let mut by_birth: Vec<&Extent> = extents.iter().filter(|e| e.start < e.end).collect();
+    by_birth.sort_by_key(|e| (classes.list[e.class].first, e.class));
+    for e in by_birth {
+        debug_assert!(matches!(classes.list[e.class].home, Home::Arena(_)));
+        out[e.class] = owners[e.arena as usize].assign(e.start, e.end, last[e.class]);
+    }
+    out
+}
+
+/// The latest owner of each byte of an arena.
+#[derive(Default)]
+struct Owners(BTreeMap<u64, (u64, Touches)>);
+
+impl Owners {
+    /// Gives `start..end` to an owner with these touches; returns the latest touches of the owners before.
+    fn assign(&mut self, start: u64, end: u64, touches: Touches) -> Touches {
+        let mut before = [0; 2];
+        let first = self.0.range(..=start).next_back().map_or(start, |(&s, _)| s);
+        let hit: Vec<(u64, u64, Touches)> =
+            self.0.range(first..end).filter(|(_, r)| r.0 > start).map(|(&s, &(e, t))| (s, e, t)).collect();
+        for (s, e, t) in hit {
+            before = [before[0].max(t[0]), before[1].max(t[1])];
+            self.0.remove(&s);
+            if s < start {
+                self.0.insert(s, (start, t));
+            }
+            if e > end {
+                self.0.insert(end, (e, t));
+            }
+        }
+        self.0.insert(start, (end, touches));
+        before
+    }
+}
