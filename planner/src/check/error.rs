@@ -138,7 +138,9 @@ pub enum CheckError {
     FixedTwice { first: usize, second: usize },
     #[error("fixed memory {fixed} is for input {found}, the program has {expected}")]
     FixedInput { fixed: usize, expected: usize, found: usize },
-    #[error("fixed memory {fixed} is a landing zone of {found}, expected zone 0 or 1 of a group of the programs")]
+    #[error(
+        "fixed memory {fixed} is a landing zone of {found}, expected zone 0 or 1 of a group of the programs"
+    )]
     FixedZone { fixed: usize, found: String },
 
     // Buckets.
@@ -152,7 +154,9 @@ pub enum CheckError {
     BucketsOverlap { first: usize, second: usize },
 
     // Buffers.
-    #[error("bucket {bucket}: buffer {buffer} ends at byte {found} of an {arena:?} arena of {expected} bytes")]
+    #[error(
+        "bucket {bucket}: buffer {buffer} ends at byte {found} of an {arena:?} arena of {expected} bytes"
+    )]
     BufferOutside { bucket: usize, buffer: usize, arena: ArenaKind, expected: u64, found: u64 },
     #[error("bucket {bucket}: buffer {buffer} starts at byte {found}, expected a multiple of {expected}")]
     BufferMisaligned { bucket: usize, buffer: usize, expected: u64, found: u64 },
@@ -230,9 +234,13 @@ pub enum CheckError {
     InPlace { at: At, operand: String, result: String },
     #[error("{at}: the results %{first} and %{second} overlap")]
     ResultsOverlap { at: At, first: String, second: String },
-    #[error("bucket {bucket}: the decision for %{collective} names %{found}, which the program does not have")]
+    #[error(
+        "bucket {bucket}: the decision for %{collective} names %{found}, which the program does not have"
+    )]
     DecisionNode { bucket: usize, collective: String, found: String },
-    #[error("bucket {bucket}: the decision for %{collective} chose {found}, which is none of its alternatives")]
+    #[error(
+        "bucket {bucket}: the decision for %{collective} chose {found}, which is none of its alternatives"
+    )]
     DecisionChosen { bucket: usize, collective: String, found: String },
     #[error("{at}: the collective belongs to {found} decisions, expected 1")]
     DecisionCount { at: At, found: usize },
@@ -241,7 +249,7 @@ pub enum CheckError {
     #[error("nothing orders {second} after {first}, and they share bytes")]
     Race { first: Access, second: Access },
     #[error("{at}: landing zone of group {group} is written before {earlier} has read it on every rank")]
-    LandingRace { at: At, group: String, earlier: Moment },
+    LandingRace { at: At, group: String, earlier: At },
     #[error("{at}: nothing orders it after {earlier}, which runs on the same group {group}")]
     Unordered { at: At, group: String, earlier: At },
     #[error("{reader} reads %{value}, which {lost} wrote over")]

@@ -1,0 +1,233 @@
+//! The buffers of a bucket: bounds, lifetimes, reach, and the sums of the bucket.
+
+use std::collections::BTreeMap;
+
+use symmc_ir::{Op, ValueId};
+
+use super::error::CheckError;
+use super::program::ALIGNMENT;
+use super::step::Schedule;
+use crate::plan::{ArenaKind, Barrier, Bucket, Buffer, Memory, Plan, Reach, Totals};
+
+/// Checks the buffers of a bucket as they are declared: within their arena, aligned, apart while alive
+/// together, and apart from fixed memory.
+pub fn declared(plan: &Plan, index: usize, bucket: &Bucket, errors: &mut Vec<CheckError>) {
+    let steps = bucket.steps.len();
+    for (i, b) in bucket.buffers.iter().enumerate() {
+        let expected = size_of(plan, b.arena);
+        let end = b.offset.saturating_add(b.size);
+        if end > expected {
+            let arena = b.arena;
+            errors.push(CheckError::BufferOutside { bucket: index, buffer: i, arena, expected, found: end });
+        }
+        if b.offset % ALIGNMENT != 0 {
+            let (expected, found) = (ALIGNMENT, b.offset);
+            errors.push(CheckError::BufferMisaligned { bucket: index, buffer: i, expected, found });
+        }
+        if b.first >= steps || b.last >= steps {
+            let (bucket, first, last) = (index, b.first, b.last);
+            errors.push(CheckError::BufferSteps { bucket, buffer: i, first, last, steps });
+        }
+        if b.arena == ArenaKind::Symmetric {
+            let meets = |f: &crate::plan::Fixed| f.offset < end && b.offset < f.offset.saturating_add(f.size);
+            if let Some(fixed) = plan.fixed.iter().position(meets).filter(|_| b.size > 0) {
+                errors.push(CheckError::BufferFixedOverlap { bucket: index, buffer: i, fixed });
+            }
+        }
+    }
+    for arena in [ArenaKind::Ordinary, ArenaKind::Symmetric] {
+        alive_together(index, bucket, arena, errors);
+    }
+}
+
+fn size_of(plan: &Plan, arena: ArenaKind) -> u64 {
+    match arena {
+        ArenaKind::Ordinary => plan.arenas.ordinary,
+        ArenaKind::Symmetric => plan.arenas.symmetric,
+    }
+}
+
+/// Whether a buffer is occupied at a step.
+fn alive_at(b: &Buffer, step: usize) -> bool {
+    if b.first <= b.last { (b.first..=b.last).contains(&step) } else { step >= b.first || step <= b.last }
+}
+
+/// When buffers of an arena begin and end to be occupied, by step: `(step, ends, buffer)`, ends behind
+/// begins of the same step.
+fn turns(bucket: &Bucket, arena: ArenaKind) -> Vec<(usize, bool, usize)> {
+    let mut turns = Vec::new();
+    let mut add = |from: usize, to: usize, i: usize| turns.extend([(from, false, i), (to, true, i)]);
+    for (i, b) in bucket.buffers.iter().enumerate().filter(|(_, b)| b.arena == arena) {
+        if b.first <= b.last {
+            add(b.first, b.last, i);
+        } else {
+            add(0, b.last, i);
+            add(b.first, bucket.steps.len().max(b.first + 1) - 1, i);
+        }
+    }
+    turns.sort_unstable();
+    turns
+}
+
+/// Sweeps over the steps with the buffers that are alive, by offset.
+fn alive_together(index: usize, bucket: &Bucket, arena: ArenaKind, errors: &mut Vec<CheckError>) {
+    let mut alive: BTreeMap<u64, usize> = BTreeMap::new();
+    let end = |i: usize| bucket.buffers[i].offset.saturating_add(bucket.buffers[i].size);
+    for (_, ends, i) in turns(bucket, arena) {
+        let b = &bucket.buffers[i];
+        if b.size == 0 {
+            continue;
+        }
+        if ends {
+            if alive.get(&b.offset) == Some(&i) {
+                alive.remove(&b.offset);
+            }
+            continue;
+        }
+        let below = alive.range(..=b.offset).next_back().map(|(_, &j)| j).filter(|&j| end(j) > b.offset);
+        let above = alive.range(b.offset..).next().filter(|&(&offset, _)| offset < end(i)).map(|(_, &j)| j);
+        match below.or(above) {
+            Some(j) if j != i => {
+                let (first, second) = (i.min(j), i.max(j));
+                let error = CheckError::BuffersOverlap { bucket: index, first, second };
+                if !errors.contains(&error) {
+                    errors.push(error);
+                }
+            }
+            _ => {
+                alive.insert(b.offset, i);
+            }
+        }
+    }
+}
+
+/// Checks what the steps do to the buffers: within their lifetime, and as their reach says.
+pub fn used(schedule: &Schedule<'_>, errors: &mut Vec<CheckError>) {
+    let bucket = schedule.bucket;
+    let mut reach = vec![Reach::Local; bucket.buffers.len()];
+    let buffer_of = |v: ValueId| match schedule.homes[v].as_ref().map(|h| h.range.memory) {
+        Some(Memory::Buffer(b)) => Some(b),
+        _ => None,
+    };
+    for (s, step) in schedule.steps.iter().enumerate() {
+        for &v in step.reads.iter().chain(&step.writes) {
+            let Some(i) = buffer_of(v) else { continue };
+            let b = &bucket.buffers[i];
+            if !alive_at(b, s) {
+                errors.push(CheckError::Lifetime {
+                    at: schedule.at(s),
+                    value: schedule.program.graph.name_of(v).to_string(),
+                    buffer: i,
+                    first: b.first,
+                    last: b.last,
+                });
+            }
+        }
+        for b in step.peer_reads.iter().filter_map(|&v| buffer_of(v)) {
+            if reach[b] == Reach::Local {
+                reach[b] = Reach::Read;
+            }
+        }
+        for b in step.peer_writes.iter().filter_map(|&v| buffer_of(v)) {
+            reach[b] = Reach::Written;
+        }
+    }
+    for (buffer, (&expected, b)) in reach.iter().zip(&bucket.buffers).enumerate() {
+        if expected != b.reach {
+            let (bucket, found) = (schedule.index, b.reach);
+            errors.push(CheckError::BufferReach { bucket, buffer, expected, found });
+        }
+    }
+}
+
+/// Checks the sums of a bucket.
+pub fn totals(plan: &Plan, schedule: &Schedule<'_>, errors: &mut Vec<CheckError>) {
+    let bucket = schedule.bucket;
+    let (ordinary_peak, ordinary_bound) = sums(bucket, ArenaKind::Ordinary);
+    let (symmetric_peak, symmetric_bound) = sums(bucket, ArenaKind::Symmetric);
+    let fixed_end = plan.fixed.iter().map(|f| f.offset.saturating_add(f.size)).max().unwrap_or(0);
+    let fixed_sum = plan.fixed.iter().fold(0u64, |n, f| n.saturating_add(f.size));
+    let graph = &schedule.program.graph;
+    let copies = graph.nodes.values().filter(|n| n.op == Op::Copy);
+    let copied = copies.clone().filter_map(|n| n.outputs.first()).fold(0u64, |n, &v| {
+        n.saturating_add(u64::try_from(graph.ty(v).bytes().upper(&schedule.symbols)).unwrap_or(0))
+    });
+    let exits = |which: Barrier| bucket.steps.iter().filter(|s| s.exit == Some(which)).count() as u64;
+    let expected = Totals {
+        ordinary_peak,
+        ordinary_bound,
+        symmetric_peak: symmetric_peak.max(fixed_end),
+        symmetric_bound: symmetric_bound.saturating_add(fixed_sum),
+        copies: copies.count() as u64,
+        copied,
+        barriers_dropped: exits(Barrier::Dropped),
+        barriers_kept: exits(Barrier::Kept),
+    };
+    let found = &bucket.totals;
+    for (total, expected, found) in [
+        ("ordinary_peak", expected.ordinary_peak, found.ordinary_peak),
+        ("ordinary_bound", expected.ordinary_bound, found.ordinary_bound),
+        ("symmetric_peak", expected.symmetric_peak, found.symmetric_peak),
+        ("symmetric_bound", expected.symmetric_bound, found.symmetric_bound),
+        ("copies", expected.copies, found.copies),
+        ("copied", expected.copied, found.copied),
+        ("barriers_dropped", expected.barriers_dropped, found.barriers_dropped),
+        ("barriers_kept", expected.barriers_kept, found.barriers_kept),
+    ] {
+        if expected != found {
+            errors.push(CheckError::Total { bucket: schedule.index, total, expected, found });
+        }
+    }
+}
+
+/// The highest end of a buffer, and the largest sum of buffers that are alive together.
+fn sums(bucket: &Bucket, arena: ArenaKind) -> (u64, u64) {
+    let of_arena = bucket.buffers.iter().filter(|b| b.arena == arena);
+    let peak = of_arena.map(|b| b.offset.saturating_add(b.size)).max().unwrap_or(0);
+    let (mut alive, mut bound) = (0u64, 0u64);
+    for (_, ends, i) in turns(bucket, arena) {
+        let size = bucket.buffers[i].size;
+        if ends {
+            alive = alive.saturating_sub(size);
+        } else {
+            alive = alive.saturating_add(size);
+            bound = bound.max(alive);
+        }
+    }
+    (peak, bound)
+}
+
+/// Checks that decisions speak of the program: each collective that runs belongs to exactly one.
+pub fn decisions(schedule: &Schedule<'_>, source: &symmc_ir::Graph, errors: &mut Vec<CheckError>) {
+    let bucket = schedule.index;
+    let graph = &schedule.program.graph;
+    let sources = source.values_by_name();
+    let mut count: BTreeMap<&str, usize> = BTreeMap::new();
+    for d in &schedule.bucket.decisions {
+        let mut unknown = |found: &String| {
+            let (collective, found) = (d.collective.clone(), found.clone());
+            errors.push(CheckError::DecisionNode { bucket, collective, found });
+        };
+        if !sources.contains_key(d.collective.as_str()) {
+            unknown(&d.collective);
+        }
+        for node in &d.nodes {
+            match schedule.program.names.get(node) {
+                Some(_) => *count.entry(node.as_str()).or_default() += 1,
+                None => unknown(node),
+            }
+        }
+        if d.alternatives.iter().all(|a| a.name != d.chosen) {
+            let (collective, found) = (d.collective.clone(), d.chosen.clone());
+            errors.push(CheckError::DecisionChosen { bucket, collective, found });
+        }
+    }
+    for (s, step) in schedule.bucket.steps.iter().enumerate() {
+        let node = schedule.program.names.get(&step.node).and_then(|&v| graph.def_node(v));
+        let collective = node.is_some_and(|n| graph.nodes[n].op.as_collective().is_some());
+        let found = count.get(step.node.as_str()).copied().unwrap_or(0);
+        if collective && found != 1 {
+            errors.push(CheckError::DecisionCount { at: schedule.at(s), found });
+        }
+    }
+}

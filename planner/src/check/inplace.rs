@@ -1,0 +1,100 @@
+//! When a result may lie on bytes of an operand of the same step.
+//!
+//! - Element-wise ops, casts and copies: each element of the result lies exactly on the element of the
+//!   operand that it is computed from, and no other.
+//! - Concatenation: the operand lies where it ends up, as one run.
+//! - Collectives whose contract allows it: exactly on the operand; for all-gather the operand is this
+//!   rank's piece of the result, for reduce-scatter the result is this rank's piece of the operand.
+//! - Any op: the elements that it reads of the shared base are disjoint from the result.
+//!
+//! Everything else reads elements after others were written, in an order that this module does not know.
+
+use symmc_ir::{CollectiveKind, Contract, Dim, NodeId, Op, Type, ValueId};
+
+use super::place::{Home, Numbered, Range, apart};
+use super::step::Context;
+
+/// What a result does to an operand whose base it overlaps.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Overlay {
+    /// The op would read what it has written.
+    Illegal,
+    /// The bytes of the operand's base hold other values afterwards.
+    Replaces,
+    /// The bytes that are written hold the same values as before.
+    Keeps,
+}
+
+/// What result `result` of a node does to its operand number `operand`, whose base it overlaps.
+pub fn overlay(
+    ctx: &Context<'_>,
+    node: NodeId,
+    operand: usize,
+    result: ValueId,
+    contract: Option<&Contract>,
+) -> Overlay {
+    let graph = &ctx.program.graph;
+    let node = &graph.nodes[node];
+    let x = node.inputs[operand];
+    let layout = &ctx.program.layouts[x];
+    let (Some(base), Some(home)) = (&ctx.homes[layout.base], &ctx.homes[result]) else {
+        return Overlay::Illegal;
+    };
+    let (tx, tr) = (graph.ty(x), graph.ty(result));
+    let element = Dim::from(tx.dtype.size() as i64);
+    let start = base.range.start.clone() + layout.offset.clone() * element.clone();
+    let extent = tx
+        .shape
+        .iter()
+        .zip(&layout.strides)
+        .fold(Dim::from(1), |sum, (n, stride)| sum + (n.clone() - Dim::from(1)) * stride.clone());
+    let read = Range { start: start.clone(), end: start.clone() + extent * element, ..base.range.clone() };
+    if apart(&read, &home.range, ctx.symbols) {
+        return Overlay::Replaces;
+    }
+    if base.range.memory != home.range.memory || !layout.is_contiguous(tx) {
+        return Overlay::Illegal;
+    }
+    let shift = start - home.range.start.clone();
+    match &node.op {
+        Op::Unary(_) | Op::Binary(_) | Op::BinaryScalar { .. } | Op::Select | Op::Cast | Op::Copy => {
+            let same_map = tx.shape == tr.shape && tx.dtype.size() == tr.dtype.size();
+            let legal = same_map && shift == Dim::from(0) && base.range.rank == home.range.rank;
+            match (legal, &node.op) {
+                (false, _) => Overlay::Illegal,
+                (true, Op::Copy) => Overlay::Keeps,
+                (true, _) => Overlay::Replaces,
+            }
+        }
+        Op::Concat { axis } => {
+            let outer_is_one = tr.shape[..*axis].iter().all(|d| d.as_const() == Some(1));
+            let before = node.inputs[..operand].iter().fold(Dim::from(0), |n, &v| n + graph.ty(v).bytes());
+            let legal = outer_is_one && shift == before && base.range.rank == home.range.rank;
+            if legal { Overlay::Keeps } else { Overlay::Illegal }
+        }
+        Op::Collective(c) => match contract {
+            Some(contract) if contract.in_place && shift == Dim::from(0) => {
+                let group = ctx.program.group(c.group);
+                collective(&c.kind, group, (base, tx), (home, tr))
+            }
+            _ => Overlay::Illegal,
+        },
+        _ => Overlay::Illegal,
+    }
+}
+
+/// The rule for a collective whose operand starts where its result does on rank 0 of the group.
+fn collective(kind: &CollectiveKind, group: usize, x: (&Home, &Type), r: (&Home, &Type)) -> Overlay {
+    let piece = |whole: &Home, part: &Home, ty: &Type| {
+        let by_rank = |n: &Numbered| n.group == group && n.stride == ty.bytes();
+        whole.range.rank.is_none() && part.range.rank.as_ref().is_some_and(by_rank)
+    };
+    match kind {
+        CollectiveKind::AllGather if piece(r.0, x.0, x.1) => Overlay::Keeps,
+        CollectiveKind::ReduceScatter(_) if piece(x.0, r.0, r.1) => Overlay::Replaces,
+        CollectiveKind::AllGather | CollectiveKind::ReduceScatter(_) => Overlay::Illegal,
+        CollectiveKind::AllToAll(_) => Overlay::Illegal,
+        _ if x.0.range.rank == r.0.range.rank => Overlay::Replaces,
+        _ => Overlay::Illegal,
+    }
+}

@@ -1,0 +1,184 @@
+//! The memory of one rank over time: who touched each byte last, and which values its bytes hold.
+//!
+//! Spaces are cut into pieces of bytes with one history. A piece keeps the accesses that later ones may have
+//! to be compared with: an access is forgotten when another one stands in for it, because whatever
+//! conflicts with the one conflicts with the other and comes after it only by coming after the other.
+
+use std::collections::BTreeMap;
+
+use smallvec::SmallVec;
+use symmc_ir::ValueId;
+
+use super::error::Who;
+use super::place::Space;
+
+/// The step number of what the caller writes at the start of a run.
+pub const START: u32 = u32::MAX;
+
+/// A past access to the memory of this rank.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Record {
+    /// The base value that it touched.
+    pub value: ValueId,
+    /// The step, or [`START`].
+    pub step: u32,
+    /// The tick at which it ended, on every rank that made it.
+    pub end: u32,
+    /// The lane.
+    pub lane: u8,
+    /// Whether it wrote.
+    pub write: bool,
+    /// Who touched.
+    pub who: Who,
+    /// The group whose peers touched.
+    pub group: u16,
+}
+
+impl Record {
+    /// Whether both were made by the same lanes of the same ranks.
+    fn same_makers(&self, other: &Record) -> bool {
+        self.lane == other.lane
+            && self.who == other.who
+            && (self.who != Who::Peers || self.group == other.group)
+    }
+}
+
+/// What an access finds about an earlier one.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Order {
+    /// It ended before this one starts.
+    Before,
+    /// Nothing is known, and nothing needs to be.
+    Exempt,
+    /// Nothing orders them although they share bytes.
+    Race,
+}
+
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+struct Piece {
+    end: u64,
+    records: SmallVec<[Record; 3]>,
+    holds: SmallVec<[ValueId; 2]>,
+}
+
+/// Bytes that an access touches.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Span {
+    /// In which space.
+    pub space: Space,
+    /// The first byte.
+    pub low: u64,
+    /// The byte behind the last.
+    pub high: u64,
+    /// Whether all values that share the memory with the touched one share bytes with it wherever their
+    /// spans meet. Only then does the access stand in for others.
+    pub simple: bool,
+}
+
+/// See the [module](self).
+#[derive(Clone, Debug, Default)]
+pub struct MemoryOfRank {
+    spaces: BTreeMap<Space, BTreeMap<u64, Piece>>,
+}
+
+impl MemoryOfRank {
+    /// Makes accesses of one step to one value, all reads or all writes. `judge` gives for an earlier access
+    /// that conflicts its order against all of these. For a write, `replaces` tells for each other value
+    /// that the bytes hold whether it is lost.
+    pub fn touch(
+        &mut self,
+        span: Span,
+        accesses: &[Record],
+        judge: &mut dyn FnMut(&Record) -> Order,
+        replaces: &mut dyn FnMut(ValueId) -> bool,
+    ) {
+        let Some(&first) = accesses.first() else { return };
+        if span.low >= span.high {
+            return;
+        }
+        let space = self.spaces.entry(span.space).or_default();
+        cut(space, span.low);
+        cut(space, span.high);
+        fill(space, span.low, span.high);
+        for (_, piece) in space.range_mut(span.low..span.high) {
+            piece.records.retain(|old| {
+                if old.write || first.write {
+                    let order = judge(old);
+                    !(first.write && span.simple && order == Order::Before)
+                } else {
+                    let same = |new: &Record| new.same_makers(old);
+                    !(span.simple && accesses.iter().any(same))
+                }
+            });
+            piece.records.extend(accesses.iter().copied());
+            if first.write {
+                piece.holds.retain(|v| !replaces(*v));
+                piece.holds.push(first.value);
+            }
+        }
+        if first.write {
+            merge(space, span.low, span.high);
+        }
+    }
+
+    /// Compares accesses with all earlier ones, and leaves no trace.
+    pub fn compare(&self, span: Span, write: bool, judge: &mut dyn FnMut(&Record) -> Order) {
+        let Some(space) = self.spaces.get(&span.space).filter(|_| span.low < span.high) else { return };
+        let before = space.range(..span.low).next_back().filter(|(_, p)| p.end > span.low);
+        for (_, piece) in before.into_iter().chain(space.range(span.low..span.high)) {
+            piece.records.iter().filter(|old| old.write || write).for_each(|old| {
+                judge(old);
+            });
+        }
+    }
+}
+
+/// Divides the piece that `at` lies in, if it lies within one.
+fn cut(space: &mut BTreeMap<u64, Piece>, at: u64) {
+    let Some((_, piece)) = space.range_mut(..at).next_back().filter(|(_, p)| p.end > at) else { return };
+    let behind = piece.clone();
+    piece.end = at;
+    space.insert(at, behind);
+}
+
+/// Makes pieces without a history of the bytes that have none yet.
+fn fill(space: &mut BTreeMap<u64, Piece>, low: u64, high: u64) {
+    let mut at = low;
+    let mut gaps: SmallVec<[(u64, u64); 4]> = SmallVec::new();
+    for (&start, piece) in space.range(low..high) {
+        if start > at {
+            gaps.push((at, start));
+        }
+        at = piece.end;
+    }
+    if at < high {
+        gaps.push((at, high));
+    }
+    for (start, end) in gaps {
+        space.insert(start, Piece { end, ..Piece::default() });
+    }
+}
+
+/// Joins neighbours of equal history.
+fn merge(space: &mut BTreeMap<u64, Piece>, low: u64, high: u64) {
+    let mut gone: SmallVec<[u64; 8]> = SmallVec::new();
+    let mut last: Option<(u64, &Piece)> = None;
+    let mut ends: SmallVec<[(u64, u64); 8]> = SmallVec::new();
+    for (&start, piece) in space.range(low..high) {
+        match last {
+            Some((kept, p)) if p.records == piece.records && p.holds == piece.holds => {
+                gone.push(start);
+                ends.push((kept, piece.end));
+            }
+            _ => last = Some((start, piece)),
+        }
+    }
+    for start in gone {
+        space.remove(&start);
+    }
+    for (kept, end) in ends {
+        if let Some(piece) = space.get_mut(&kept) {
+            piece.end = end;
+        }
+    }
+}

@@ -1,0 +1,201 @@
+//! The check: a proof that a plan is safe, from the plan alone.
+//!
+//! [`check`] reads the programs that the plan carries, and shares no code with what made it. It is a race
+//! detector over the plan, with the contracts of `symmc_ir::collective` as its only knowledge of variants.
+//!
+//! # State
+//! A rank has an ordinary arena, a symmetric arena, and memory that its caller gives for inputs and outputs.
+//! At every point of a run each base value (`symmc_ir::layout`) of the planned program is unwritten,
+//! *intact*, or lost. It is intact from the completion of its step until a step writes bytes that it
+//! occupies, unless that step leaves them as they are (a concatenation over its pieces, an all-gather over
+//! this rank's shard). Inputs are intact from the start of the run.
+//!
+//! # Points and their order
+//! `→` (happens before) is the least transitive order over the points of all ranks and runs with
+//! - the start of a run → each of its steps; the completion of each step of a run → the start of the next run
+//!   of the same rank;
+//! - completion of a step → arrival of every later step in its lane, and of every step that waits for it;
+//! - within a step on one rank: arrival → pre → meeting → post → last touch → exit → completion;
+//! - between ranks `p`, `q` of one cell of the group of a collective: arrival on `p` → meeting on `q`, if the
+//!   contract says `entry` or `meets`; last touch on `p` → completion on `q`, if the exit barrier runs.
+//!
+//! # Transfer
+//! A step touches whole base values: a view is read through its base.
+//! - The rank itself reads the operands from arrival to completion, and writes the results from arrival, or
+//!   from the meeting if there is one, to completion.
+//! - Peers read the operand and write the result, as the contract says, from their meeting (with `entry`) or
+//!   their arrival to their last touch.
+//! - Packets write the landing zone whose turn it is from the sender's arrival; the receiver has read it at
+//!   completion. A packet and its own receipt are ordered by the flag.
+//! - The caller writes bound arguments, and bound inputs that an output replaces, at the start of each run;
+//!   other bound inputs before the first. It reads the outputs at the end.
+//!
+//! # What is proven
+//! For every number of runs, every sequence of buckets, every binding within their ranges, every rank, and
+//! every timing of the ranks:
+//! 1. Two accesses to overlapping bytes of one rank's memory, one of them a write, are ordered by `→`. Exempt
+//!    are a packet and its receipt, and the accesses of one step, where the rules of [`inplace`] hold instead.
+//! 2. A step finds its operands intact, the caller finds the outputs intact, and the next run finds bound
+//!    parameters intact. With 1, the order of the list decides what is intact.
+//! 3. Collectives of one group run in one order on all ranks.
+//! 4. Every touch stays within its memory; starts are aligned; what peers reach lies in the symmetric arena;
+//!    landing zones are there and large enough; every node is a step exactly once, after its operands.
+//! 5. No rank waits for ever while all ranks proceed: the list is one order that every wait, lane and
+//!    collective follows on all ranks.
+//!
+//! Buffers, lifetimes, reach and totals are compared with what the steps do. Lifetimes are not what safety
+//! rests on: 1 is proven from accesses alone.
+//!
+//! # How
+//! Sizes and positions are dims. A value's *span* holds all bytes that it can occupy on any rank under any
+//! binding; values whose spans meet share bytes unless the dims prove them apart ([`place`]). The order is
+//! decided with vector clocks ([`clock`]) and the last accesses of each byte ([`memory`]), in one pass over
+//! the list per bucket and a short one per sequence of buckets ([`time`]). Time is near linear in the number
+//! of steps.
+//!
+//! # What is not proven
+//! That the planned programs compute what the source computes (only their signatures are compared), that a
+//! variant's implementation keeps its contract, that kernels write what they should, and that estimates are
+//! right.
+
+mod buffer;
+mod clock;
+mod error;
+mod inplace;
+mod memory;
+mod place;
+mod program;
+mod step;
+mod time;
+
+use symmc_ir::Table;
+
+pub use error::{Access, At, CheckError, Moment, ProgramId, Side, Who};
+
+use crate::plan::{Bucket, Plan};
+use place::Symbols;
+use program::{Program, Programs};
+use step::{Context, Schedule};
+
+/// What a proof looked at.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Report {
+    /// The number of buckets.
+    pub buckets: usize,
+    /// The number of steps of all buckets.
+    pub steps: usize,
+    /// The number of base values with a place, over all buckets.
+    pub values: usize,
+    /// The number of ranks that were simulated; symmetry covers the others.
+    pub simulated: usize,
+    /// The number of ranks whose memory was examined.
+    pub examined: usize,
+    /// The number of accesses to memory.
+    pub accesses: u64,
+    /// The number of pairs of accesses to shared bytes that were compared.
+    pub compared: u64,
+    /// The number of clocks that meetings joined.
+    pub joins: u64,
+    /// The number of runs followed after another.
+    pub sequences: usize,
+}
+
+/// Proves a plan safe (see the [module](self)).
+///
+/// # Errors
+/// What the plan breaks. Rules about texts come first; places, buffers and steps are looked at when the texts
+/// are right, and time when everything else is.
+pub fn check(plan: &Plan) -> Result<Report, Vec<CheckError>> {
+    let programs = program::read(plan)?;
+    let mut errors = Vec::new();
+    let mut report = Report { buckets: plan.buckets.len(), ..Report::default() };
+    program::fixed(plan, &programs, &mut errors);
+    let schedules: Vec<Schedule<'_>> = plan
+        .buckets
+        .iter()
+        .enumerate()
+        .filter_map(|(i, bucket)| schedule(plan, &programs, i, bucket, &mut errors))
+        .collect();
+    ranges_overlap(plan, &mut errors);
+    for schedule in &schedules {
+        report.steps += schedule.steps.len();
+        report.values += schedule.homes.values().flatten().count();
+        if schedule.steps.len() == schedule.bucket.steps.len() {
+            buffer::used(schedule, &mut errors);
+        }
+        buffer::totals(plan, schedule, &mut errors);
+        buffer::decisions(schedule, &programs.source, &mut errors);
+    }
+    if errors.is_empty() {
+        errors = time::check(&programs, &schedules, plan.ranks, &mut report);
+    }
+    if errors.is_empty() { Ok(report) } else { Err(errors) }
+}
+
+/// Resolves a bucket; `None` if it does not say which program it schedules, or for which sizes.
+fn schedule<'a>(
+    plan: &Plan,
+    programs: &'a Programs,
+    index: usize,
+    bucket: &'a Bucket,
+    errors: &mut Vec<CheckError>,
+) -> Option<Schedule<'a>> {
+    let Some(program) = programs.planned.get(bucket.program) else {
+        let (expected, found) = (programs.planned.len(), bucket.program);
+        errors.push(CheckError::BucketProgram { bucket: index, expected, found });
+        return None;
+    };
+    let symbols = symbols(programs, program, index, bucket, errors)?;
+    buffer::declared(plan, index, bucket, errors);
+    let homes = place::homes((plan, programs), (index, bucket), program, &symbols, errors);
+    let ctx = Context { plan, programs, index, bucket, program, symbols: &symbols, homes: &homes };
+    let steps = step::steps(&ctx, errors);
+    let bound = step::bound_inputs(program, &homes);
+    Some(Schedule { index, bucket, program, symbols, homes, steps, bound })
+}
+
+/// The symbols of a program with the ranges of a bucket, which must be those of the program or narrower.
+fn symbols(
+    programs: &Programs,
+    program: &Program,
+    index: usize,
+    bucket: &Bucket,
+    errors: &mut Vec<CheckError>,
+) -> Option<Symbols> {
+    let expected: Vec<String> = program.graph.symbols.values().map(|s| s.name.clone()).collect();
+    let found: Vec<String> = bucket.symbols.keys().cloned().collect();
+    let same = expected.len() == found.len() && expected.iter().all(|s| bucket.symbols.contains_key(s));
+    if !same {
+        errors.push(CheckError::BucketSymbols { bucket: index, expected, found });
+        return None;
+    }
+    let mut symbols: Symbols = Table::new();
+    for symbol in program.graph.symbols.values() {
+        let found = bucket.symbols[&symbol.name];
+        let source = programs.source.symbols.values().find(|s| s.name == symbol.name);
+        let (min, max) =
+            source.map_or((symbol.min, symbol.max), |s| (s.min.max(symbol.min), s.max.min(symbol.max)));
+        if found[0] > found[1] || found[0] < min || found[1] > max {
+            let (symbol, expected) = (symbol.name.clone(), [min, max]);
+            errors.push(CheckError::BucketRange { bucket: index, symbol, expected, found });
+            return None;
+        }
+        symbols.push(symmc_ir::Symbol { min: found[0], max: found[1], ..symbol.clone() });
+    }
+    Some(symbols)
+}
+
+/// Each size must have at most one bucket.
+fn ranges_overlap(plan: &Plan, errors: &mut Vec<CheckError>) {
+    for (second, b) in plan.buckets.iter().enumerate() {
+        for (first, a) in plan.buckets[..second].iter().enumerate() {
+            let apart = a
+                .symbols
+                .iter()
+                .any(|(name, x)| b.symbols.get(name).is_some_and(|y| x[1] < y[0] || y[1] < x[0]));
+            if !apart {
+                errors.push(CheckError::BucketsOverlap { first, second });
+            }
+        }
+    }
+}

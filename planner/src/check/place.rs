@@ -1,0 +1,352 @@
+//! Where base values lie: places resolved to bytes, and which of them can share bytes.
+//!
+//! A [`Home`] is resolved for every rank and every binding at once. Its *span* holds all bytes that the
+//! value can occupy on any rank under any binding of the bucket; two values whose spans meet are taken to
+//! share bytes, unless [`apart`] proves them disjoint for every rank and binding.
+
+use symmc_ir::entity::Entity;
+use symmc_ir::{Def, Dim, InputKind, OutputKind, SymbolId, Table, Type, ValueId, text};
+
+use super::error::CheckError;
+use super::program::{Program, Programs};
+use crate::plan::{ArenaKind, Bucket, Memory, Place, Plan, Role};
+
+/// The symbols of a program with the ranges of a bucket.
+pub type Symbols = Table<SymbolId, symmc_ir::Symbol>;
+
+/// Memory that steps write, numbered: the two arenas, then one for each output.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub struct Space(pub usize);
+
+impl Space {
+    const ORDINARY: Space = Space(0);
+    const SYMMETRIC: Space = Space(1);
+    fn output(k: usize) -> Space {
+        Space(2 + k)
+    }
+}
+
+/// The part of a start that depends on the rank: `stride` times the number within the group, which is
+/// less than `size`.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Numbered {
+    /// The group, an index of [`Programs::groups`].
+    pub group: usize,
+    /// The number of ranks in a cell.
+    pub size: u32,
+    /// Bytes per rank.
+    pub stride: Dim,
+}
+
+/// Bytes of a memory, by rank and binding.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Range {
+    /// The memory.
+    pub memory: Memory,
+    /// The first byte on rank 0 of the group that `rank` names.
+    pub start: Dim,
+    /// The byte behind the last, on the same rank.
+    pub end: Dim,
+    /// What other ranks add to both.
+    pub rank: Option<Numbered>,
+}
+
+/// Where a base value lies.
+#[derive(Clone, Debug)]
+pub struct Home {
+    /// Its bytes.
+    pub range: Range,
+    /// The memory that steps write, if it is not the caller's memory of an input.
+    pub space: Option<Space>,
+    /// The span: the first byte that it can occupy in the space.
+    pub low: u64,
+    /// The span: the byte behind the last that it can occupy in the space.
+    pub high: u64,
+    /// Whether it starts at the same byte on every rank under every binding.
+    pub rigid: bool,
+    /// Whether it lies in the symmetric arena.
+    pub symmetric: bool,
+}
+
+impl Home {
+    /// Whether the spans of two values meet.
+    pub fn meets(&self, other: &Home) -> bool {
+        self.space.is_some() && self.space == other.space && self.low < other.high && other.low < self.high
+    }
+    /// Whether two values share bytes on some rank under some binding, as far as is known.
+    pub fn overlaps(&self, other: &Home, symbols: &Symbols) -> bool {
+        self.meets(other) && !((!self.rigid || !other.rigid) && apart(&self.range, &other.range, symbols))
+    }
+}
+
+/// Whether two ranges of one memory are disjoint on every rank under every binding, as far as bounds of
+/// dims show. Both ends of the numbers of the ranks are tried; between them both ranges move linearly.
+pub fn apart(a: &Range, b: &Range, symbols: &Symbols) -> bool {
+    if a.memory != b.memory {
+        return false;
+    }
+    let together = match (&a.rank, &b.rank) {
+        (Some(x), Some(y)) => x.group == y.group,
+        _ => false,
+    };
+    let ends = |n: &Option<Numbered>| match n {
+        Some(n) => vec![0, i64::from(n.size) - 1],
+        None => vec![0],
+    };
+    let mut corners: Vec<(i64, i64)> = Vec::with_capacity(4);
+    for i in ends(&a.rank) {
+        corners.extend(ends(&b.rank).into_iter().filter(|&j| !together || i == j).map(|j| (i, j)));
+    }
+    let shift = |n: &Option<Numbered>, i: i64| match n {
+        Some(n) if i != 0 => n.stride.clone() * Dim::from(i),
+        _ => Dim::from(0),
+    };
+    let below = |x: &Range, y: &Range, swap: bool| {
+        corners.iter().all(|&(i, j)| {
+            let (i, j) = if swap { (j, i) } else { (i, j) };
+            let (end, start) = (x.end.clone() + shift(&x.rank, i), y.start.clone() + shift(&y.rank, j));
+            end.provably_le(&start, symbols)
+        })
+    };
+    below(a, b, false) || below(b, a, true)
+}
+
+/// Resolves the places of a bucket. Values whose place is wrong have none.
+pub fn homes(
+    (plan, programs): (&Plan, &Programs),
+    (index, bucket): (usize, &Bucket),
+    program: &Program,
+    symbols: &Symbols,
+    errors: &mut Vec<CheckError>,
+) -> Table<ValueId, Option<Home>> {
+    let mut homes: Table<ValueId, Option<Home>> = Table::filled(None, program.graph.values.len());
+    let resolver = Resolver { plan, programs, index, bucket, program, symbols };
+    for (name, place) in &bucket.places {
+        match program.names.get(name) {
+            Some(&value) if program.base(value) == value => {
+                homes[value] = resolver.home(value, place, errors)
+            }
+            _ => errors.push(CheckError::PlaceUnknown { bucket: index, value: name.clone() }),
+        }
+    }
+    for (id, value) in program.graph.values.iter() {
+        if program.base(id) == id && !bucket.places.contains_key(&value.name) {
+            errors.push(CheckError::PlaceMissing { bucket: index, value: value.name.clone() });
+        }
+    }
+    resolver.ends(&homes, errors);
+    homes
+}
+
+/// An upper bound of the bytes of a value of this type. Both ways to bound are sound; the first is cheap.
+fn bytes_at_most(ty: &Type, limit: i64, symbols: &Symbols) -> i64 {
+    let by_axis =
+        ty.shape.iter().fold(ty.dtype.size() as i64, |n, d| n.saturating_mul(d.bounds(symbols).1.max(0)));
+    if by_axis <= limit { by_axis } else { by_axis.min(ty.bytes().upper(symbols)) }
+}
+
+struct Resolver<'a> {
+    plan: &'a Plan,
+    programs: &'a Programs,
+    index: usize,
+    bucket: &'a Bucket,
+    program: &'a Program,
+    symbols: &'a Symbols,
+}
+
+impl Resolver<'_> {
+    fn home(&self, value: ValueId, place: &Place, errors: &mut Vec<CheckError>) -> Option<Home> {
+        let graph = &self.program.graph;
+        let (name, ty) = (graph.name_of(value).to_string(), graph.ty(value));
+        let (space, origin, size) = self.memory(value, &name, place.memory, errors)?;
+        let start = self.dim(&name, &place.offset, errors)?;
+        let rank = match &place.by_rank {
+            Some(by) => Some(self.numbered(&name, &by.group, &by.stride, errors)?),
+            None => None,
+        };
+        let mut low = start.bounds(self.symbols).0;
+        let limit = i64::try_from(size).unwrap_or(i64::MAX);
+        let mut high = match start.as_const() {
+            Some(c) => c.saturating_add(bytes_at_most(ty, limit.saturating_sub(c), self.symbols)),
+            None => (start.clone() + ty.bytes()).upper(self.symbols),
+        };
+        if let Some(n) = &rank {
+            let last = n.stride.clone() * Dim::from(i64::from(n.size) - 1);
+            let (a, b) = last.bounds(self.symbols);
+            low = low.saturating_add(a.min(0));
+            high = if start.as_const().is_some() && last.as_const().is_some() {
+                high.saturating_add(b.max(0))
+            } else {
+                high.max((start.clone() + ty.bytes() + last).upper(self.symbols))
+            };
+        }
+        let memory = place.memory;
+        if low < 0 || high > limit || !self.within_output(value, memory, &start, &rank) {
+            let bucket = self.index;
+            errors.push(CheckError::PlaceOutside { bucket, value: name, memory, low, high, size });
+            return None;
+        }
+        let element = ty.dtype.size() as i64;
+        for found in [Some(&start), rank.as_ref().map(|n| &n.stride)].into_iter().flatten() {
+            if !found.divisible_by(element) {
+                errors.push(CheckError::PlaceMisaligned {
+                    bucket: self.index,
+                    value: name.clone(),
+                    expected: element as u64,
+                    found: found.display(self.symbols).to_string(),
+                });
+                return None;
+            }
+        }
+        let rigid = start.as_const().is_some() && rank.is_none();
+        let end = start.clone() + ty.bytes();
+        Some(Home {
+            range: Range { memory, start, end, rank },
+            space,
+            low: origin.saturating_add(low as u64),
+            high: origin.saturating_add(high as u64),
+            rigid,
+            symmetric: space == Some(Space::SYMMETRIC),
+        })
+    }
+
+    /// Whether a value that is not the output itself lies within its output under every binding. The memory
+    /// of an output is exactly as large as the output is in that run.
+    fn within_output(&self, value: ValueId, memory: Memory, start: &Dim, rank: &Option<Numbered>) -> bool {
+        let graph = &self.program.graph;
+        let Memory::Output(k) = memory else { return true };
+        let Some(output) = graph.outputs.get(k).filter(|o| o.value != value) else { return true };
+        let mut end = start.clone() + graph.ty(value).bytes();
+        if let Some(n) = rank {
+            end = end + n.stride.clone() * Dim::from(i64::from(n.size) - 1);
+        }
+        end.provably_le(&graph.ty(output.value).bytes(), self.symbols)
+    }
+
+    /// The space of a memory, where it starts there, and its size.
+    fn memory(
+        &self,
+        value: ValueId,
+        name: &str,
+        memory: Memory,
+        errors: &mut Vec<CheckError>,
+    ) -> Option<(Option<Space>, u64, u64)> {
+        let graph = &self.program.graph;
+        let bucket = self.index;
+        let unknown = CheckError::PlaceMemory { bucket, value: name.to_string(), found: memory };
+        let whole = |value| {
+            let ty = graph.ty(value);
+            u64::try_from(bytes_at_most(ty, 0, self.symbols)).unwrap_or(0)
+        };
+        let found = match memory {
+            Memory::Buffer(b) => self.bucket.buffers.get(b).map(|b| match b.arena {
+                ArenaKind::Ordinary => (Some(Space::ORDINARY), b.offset, b.size),
+                ArenaKind::Symmetric => (Some(Space::SYMMETRIC), b.offset, b.size),
+            }),
+            Memory::Fixed(f) => self.plan.fixed.get(f).map(|f| (Some(Space::SYMMETRIC), f.offset, f.size)),
+            Memory::Input(i) => graph.inputs.values().nth(i).map(|i| (None, 0, whole(i.value))),
+            Memory::Output(k) => graph.outputs.get(k).map(|o| (Some(Space::output(k)), 0, whole(o.value))),
+        };
+        if found.is_none() {
+            errors.push(unknown);
+            return None;
+        }
+        let written = matches!(graph.values[value].def, Def::Node(..));
+        let landing =
+            matches!(memory, Memory::Fixed(f) if matches!(self.plan.fixed[f].role, Role::Landing { .. }));
+        if written && (landing || matches!(memory, Memory::Input(_))) {
+            errors.push(CheckError::PlaceReadOnly { bucket, value: name.to_string(), found: memory });
+            return None;
+        }
+        found
+    }
+
+    fn dim(&self, name: &str, text: &str, errors: &mut Vec<CheckError>) -> Option<Dim> {
+        if !text.is_empty() && text.len() < 18 && text.bytes().all(|b| b.is_ascii_digit()) {
+            return text.parse().ok().map(|n: i64| Dim::from(n));
+        }
+        match text::parse_dim(text, self.symbols) {
+            Ok(dim) => Some(dim),
+            Err(error) => {
+                let (value, text, error) = (name.to_string(), text.to_string(), error.to_string());
+                errors.push(CheckError::PlaceDim { bucket: self.index, value, text, error });
+                None
+            }
+        }
+    }
+
+    fn numbered(
+        &self,
+        name: &str,
+        group: &str,
+        stride: &str,
+        errors: &mut Vec<CheckError>,
+    ) -> Option<Numbered> {
+        let stride = self.dim(name, stride, errors)?;
+        match self.program.graph.groups.iter().find(|(_, g)| g.name == group) {
+            Some((id, _)) => {
+                let group = self.program.group(id);
+                Some(Numbered { group, size: self.programs.groups[group].size.max(1), stride })
+            }
+            None => {
+                let (value, group) = (name.to_string(), group.to_string());
+                errors.push(CheckError::PlaceGroup { bucket: self.index, value, group });
+                None
+            }
+        }
+    }
+
+    /// Inputs and outputs must lie where the caller puts and finds them.
+    fn ends(&self, homes: &Table<ValueId, Option<Home>>, errors: &mut Vec<CheckError>) {
+        let (graph, bucket) = (&self.program.graph, self.index);
+        let at_zero = |home: &Home| home.range.start.as_const() == Some(0) && home.range.rank.is_none();
+        for (id, input) in graph.inputs.iter() {
+            let Some(home) = &homes[input.value] else { continue };
+            let expected = bound(self.plan, id.index()).map_or(Memory::Input(id.index()), Memory::Fixed);
+            if home.range.memory != expected || !at_zero(home) {
+                errors.push(CheckError::PlaceOfInput {
+                    bucket,
+                    value: graph.name_of(input.value).to_string(),
+                    input: id.index(),
+                    expected,
+                    found: home.range.memory,
+                });
+            }
+        }
+        for (k, output) in graph.outputs.iter().enumerate() {
+            let value = graph.name_of(output.value).to_string();
+            let is_input = matches!(graph.values[output.value].def, Def::Input(_));
+            if is_input || self.program.base(output.value) != output.value {
+                errors.push(CheckError::OutputNotBase { bucket, value, output: k });
+                continue;
+            }
+            if let Some(first) = graph.outputs[..k].iter().position(|o| o.value == output.value) {
+                errors.push(CheckError::OutputTwice { bucket, value, first, second: k });
+                continue;
+            }
+            let Some(home) = &homes[output.value] else { continue };
+            let expected = Memory::Output(k);
+            if home.range.memory != expected || !at_zero(home) {
+                let found = home.range.memory;
+                errors.push(CheckError::PlaceOfOutput { bucket, value, output: k, expected, found });
+            }
+        }
+    }
+}
+
+/// The fixed memory that an input is bound to.
+pub fn bound(plan: &Plan, input: usize) -> Option<usize> {
+    plan.fixed.iter().position(|f| f.role == Role::Bound { input })
+}
+
+/// Whether the caller writes a bound input at the start of each run, not only before the first: it is an
+/// argument, or an output replaces it between runs.
+pub fn written_each_run(program: &Program, input: usize) -> bool {
+    let graph = &program.graph;
+    let argument = graph.inputs.values().nth(input).is_some_and(|i| i.kind == InputKind::Argument);
+    argument
+        || graph.outputs.iter().any(|o| match o.kind {
+            OutputKind::Mutates(i) => i.index() == input,
+            OutputKind::Returned => false,
+        })
+}

@@ -1,0 +1,248 @@
+//! The plan as a whole: its programs, their ranks, groups and signatures, and its fixed memory.
+
+use std::collections::{BTreeMap, HashMap};
+
+use sha2::{Digest, Sha256};
+use symmc_ir::layout::{Layout, layouts};
+use symmc_ir::{Dim, Graph, GroupId, Members, SymbolId, Table, Type, ValueId, text, verify};
+
+use super::error::{CheckError, ProgramId};
+use crate::plan::{Fixed, Plan, Role, VERSION};
+
+/// The most ranks that the check simulates.
+const MAX_RANKS: u32 = 1024;
+
+/// What starts of buffers and fixed memory are multiples of.
+pub const ALIGNMENT: u64 = 64;
+
+/// A planned program with what follows from its text alone.
+pub struct Program {
+    /// The program.
+    pub graph: Graph,
+    /// Where each value lies within its base.
+    pub layouts: Table<ValueId, Layout>,
+    /// The value of each name.
+    pub names: HashMap<String, ValueId>,
+    /// The index of each of its groups in [`Programs::groups`].
+    pub groups: Vec<usize>,
+}
+
+impl Program {
+    /// The base of a value.
+    pub fn base(&self, value: ValueId) -> ValueId {
+        self.layouts[value].base
+    }
+    /// The index of a group in [`Programs::groups`].
+    pub fn group(&self, group: GroupId) -> usize {
+        self.groups.get(symmc_ir::entity::Entity::index(group)).copied().unwrap_or(0)
+    }
+}
+
+/// A group of ranks, the same in all programs that have one of this name.
+pub struct Group {
+    /// Its name.
+    pub name: String,
+    /// Its members.
+    pub members: Members,
+    /// The number of ranks in each cell.
+    pub size: u32,
+}
+
+/// The programs of a plan.
+pub struct Programs {
+    /// The imported program.
+    pub source: Graph,
+    /// The planned ones.
+    pub planned: Vec<Program>,
+    /// All groups of the planned programs, each name once.
+    pub groups: Vec<Group>,
+}
+
+/// Reads the programs of a plan.
+///
+/// # Errors
+/// What is wrong with the version, the number of ranks, a text or its signature. Nothing else of the plan
+/// has a meaning then.
+pub fn read(plan: &Plan) -> Result<Programs, Vec<CheckError>> {
+    if plan.version != VERSION {
+        return Err(vec![CheckError::Version { expected: VERSION, found: plan.version }]);
+    }
+    if !(1..=MAX_RANKS).contains(&plan.ranks) {
+        return Err(vec![CheckError::Ranks { expected: MAX_RANKS, found: plan.ranks }]);
+    }
+    let mut errors = Vec::new();
+    let hash = hex(&Sha256::digest(plan.source.text.as_bytes()));
+    if hash != plan.source.hash {
+        errors.push(CheckError::SourceHash { expected: plan.source.hash.clone(), found: hash });
+    }
+    let source = graph(&plan.source.text, ProgramId::Source, &mut errors);
+    let planned: Vec<Option<Graph>> = plan
+        .programs
+        .iter()
+        .enumerate()
+        .map(|(p, text)| graph(text, ProgramId::Planned(p), &mut errors))
+        .collect();
+    let (Some(source), Some(planned)) = (source, planned.into_iter().collect::<Option<Vec<_>>>()) else {
+        return Err(errors);
+    };
+    if source.ranks.is_some_and(|r| r != plan.ranks) {
+        let (program, found) = (ProgramId::Source, source.ranks);
+        errors.push(CheckError::ProgramRanks { program, expected: plan.ranks, found });
+    }
+    for (p, graph) in planned.iter().enumerate() {
+        let program = ProgramId::Planned(p);
+        if graph.ranks != Some(plan.ranks) {
+            errors.push(CheckError::ProgramRanks { program, expected: plan.ranks, found: graph.ranks });
+        }
+        signature(&source, graph, program, &mut errors);
+    }
+    let (groups, of_program) = groups(&planned, plan.ranks, &mut errors);
+    if !errors.is_empty() {
+        return Err(errors);
+    }
+    let planned = planned.into_iter().zip(of_program).map(|(graph, groups)| prepare(graph, groups)).collect();
+    Ok(Programs { source, planned, groups })
+}
+
+fn graph(text: &str, program: ProgramId, errors: &mut Vec<CheckError>) -> Option<Graph> {
+    let graph = match text::parse(text) {
+        Ok(graph) => graph,
+        Err(error) => {
+            errors.push(CheckError::Text { program, error: error.to_string() });
+            return None;
+        }
+    };
+    if let Err(violations) = verify::verify(&graph) {
+        let all = violations.iter().map(|v| CheckError::Invalid { program, violation: v.to_string() });
+        errors.extend(all);
+        return None;
+    }
+    Some(graph)
+}
+
+fn prepare(graph: Graph, groups: Vec<usize>) -> Program {
+    let layouts = layouts(&graph);
+    let names = graph.values.iter().map(|(id, v)| (v.name.clone(), id)).collect();
+    Program { graph, layouts, names, groups }
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|b| format!("{b:02x}")).collect()
+}
+
+/// The groups of all programs by name, and for each program the index of each of its groups.
+fn groups(planned: &[Graph], ranks: u32, errors: &mut Vec<CheckError>) -> (Vec<Group>, Vec<Vec<usize>>) {
+    let mut all: Vec<Group> = Vec::new();
+    let mut first: BTreeMap<String, (usize, usize)> = BTreeMap::new();
+    let mut of_program = Vec::with_capacity(planned.len());
+    for (p, graph) in planned.iter().enumerate() {
+        let mut of_group = Vec::with_capacity(graph.groups.len());
+        for (id, group) in graph.groups.iter() {
+            let size = graph.group_size(id).unwrap_or(ranks);
+            let &mut (at, other) = first.entry(group.name.clone()).or_insert((all.len(), p));
+            match all.get(at) {
+                None => {
+                    all.push(Group { name: group.name.clone(), members: group.members.clone(), size });
+                }
+                Some(known) if known.members != group.members => {
+                    let (group, other) = (group.name.clone(), ProgramId::Planned(other));
+                    errors.push(CheckError::GroupMembers { program: ProgramId::Planned(p), group, other });
+                }
+                Some(_) => {}
+            }
+            of_group.push(at);
+        }
+        of_program.push(of_group);
+    }
+    (all, of_program)
+}
+
+/// Compares inputs and outputs of a planned program with those of the source.
+fn signature(source: &Graph, planned: &Graph, program: ProgramId, errors: &mut Vec<CheckError>) {
+    let mut differ = |what: String, expected: String, found: String| {
+        if expected != found {
+            errors.push(CheckError::Signature { program, what, expected, found });
+        }
+    };
+    let count = |n: usize| n.to_string();
+    differ("the number of inputs".into(), count(source.inputs.len()), count(planned.inputs.len()));
+    differ("the number of outputs".into(), count(source.outputs.len()), count(planned.outputs.len()));
+    let narrowed = narrowed(source, planned);
+    for (i, (s, p)) in source.inputs.values().zip(planned.inputs.values()).enumerate() {
+        differ(format!("the kind of input {i}"), format!("{:?}", s.kind), format!("{:?}", p.kind));
+        differ(format!("the source of input {i}"), format!("{:?}", s.source), format!("{:?}", p.source));
+        let [expected, found] = types(source.ty(s.value), planned.ty(p.value), &narrowed, planned);
+        differ(format!("the type of input {i}"), expected, found);
+        if s.data != p.data {
+            differ(format!("the data of input {i}"), "as there".into(), "other".into());
+        }
+    }
+    for (k, (s, p)) in source.outputs.iter().zip(&planned.outputs).enumerate() {
+        differ(format!("the kind of output {k}"), format!("{:?}", s.kind), format!("{:?}", p.kind));
+        let [expected, found] = types(source.ty(s.value), planned.ty(p.value), &narrowed, planned);
+        differ(format!("the type of output {k}"), expected, found);
+    }
+}
+
+type Symbols = Table<SymbolId, symmc_ir::Symbol>;
+
+/// The symbols of the source, with the ranges of the planned program.
+fn narrowed(source: &Graph, planned: &Graph) -> Symbols {
+    let mut symbols = source.symbols.clone();
+    for symbol in symbols.values_mut() {
+        if let Some(p) = planned.symbols.values().find(|p| p.name == symbol.name) {
+            (symbol.min, symbol.max) = (p.min, p.max);
+        }
+    }
+    symbols
+}
+
+/// Both types in words; a dim that has one value within the range of the planned program is that value.
+fn types(source: &Type, planned: &Type, narrowed: &Symbols, graph: &Graph) -> [String; 2] {
+    let words = |ty: &Type, symbols: &Symbols| {
+        let dim = |d: &Dim| match d.bounds(symbols) {
+            (low, high) if low == high => low.to_string(),
+            _ => d.display(symbols).to_string(),
+        };
+        format!("{}[{}]", ty.dtype, ty.shape.iter().map(dim).collect::<Vec<_>>().join(", "))
+    };
+    [words(source, narrowed), words(planned, &graph.symbols)]
+}
+
+/// Checks the fixed memory.
+pub fn fixed(plan: &Plan, programs: &Programs, errors: &mut Vec<CheckError>) {
+    for (i, f) in plan.fixed.iter().enumerate() {
+        let end = f.offset.saturating_add(f.size);
+        if end > plan.arenas.symmetric {
+            let expected = plan.arenas.symmetric;
+            errors.push(CheckError::FixedOutside { fixed: i, expected, found: end });
+        }
+        if f.offset % ALIGNMENT != 0 {
+            errors.push(CheckError::FixedMisaligned { fixed: i, expected: ALIGNMENT, found: f.offset });
+        }
+        match &f.role {
+            Role::Bound { input } if *input >= programs.source.inputs.len() => {
+                let expected = programs.source.inputs.len();
+                errors.push(CheckError::FixedInput { fixed: i, expected, found: *input });
+            }
+            Role::Landing { group, zone }
+                if *zone > 1 || programs.groups.iter().all(|g| g.name != *group) =>
+            {
+                errors.push(CheckError::FixedZone { fixed: i, found: format!("{group}, zone {zone}") });
+            }
+            _ => {}
+        }
+        if let Some(first) = plan.fixed[..i].iter().position(|other| other.role == f.role) {
+            errors.push(CheckError::FixedTwice { first, second: i });
+        }
+    }
+    let mut by_offset: Vec<(usize, &Fixed)> =
+        plan.fixed.iter().enumerate().filter(|(_, f)| f.size > 0).collect();
+    by_offset.sort_by_key(|(i, f)| (f.offset, *i));
+    for pair in by_offset.windows(2) {
+        let ((first, a), (second, b)) = (pair[0], pair[1]);
+        if b.offset < a.offset.saturating_add(a.size) {
+            errors.push(CheckError::FixedOverlap { first, second });
+        }
+    }
+}

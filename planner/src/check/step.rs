@@ -1,0 +1,379 @@
+//! The steps of a bucket, resolved: which values each touches, by whom, and how it orders ranks.
+
+use std::collections::HashMap;
+
+use symmc_ir::collective::Exit;
+use symmc_ir::entity::Entity;
+use symmc_ir::{Contract, Dim, Node, NodeId, Op, Table, ValueId, Variant};
+
+use super::error::{At, CheckError, Side};
+use super::inplace::{Overlay, overlay};
+use super::place::{Home, Symbols, written_each_run};
+use super::program::{Program, Programs};
+use crate::plan::{Barrier, Bucket, Lane, Memory, Plan, Role};
+
+/// The alignment of what peers reach.
+const PEER_ALIGNMENT: i64 = 16;
+
+/// A bucket, resolved.
+pub struct Schedule<'a> {
+    /// The index of the bucket.
+    pub index: usize,
+    /// The bucket.
+    pub bucket: &'a Bucket,
+    /// Its program.
+    pub program: &'a Program,
+    /// The symbols of the program with the ranges of the bucket.
+    pub symbols: Symbols,
+    /// Where each base value lies.
+    pub homes: Table<ValueId, Option<Home>>,
+    /// The steps, in order.
+    pub steps: Vec<Step>,
+    /// The inputs that lie in fixed memory, and whether the caller writes them before each run.
+    pub bound: Vec<(ValueId, bool)>,
+}
+
+impl Schedule<'_> {
+    /// A step, for people.
+    pub fn at(&self, step: usize) -> At {
+        let node = self.bucket.steps.get(step).map(|s| s.node.clone()).unwrap_or_default();
+        At { bucket: self.index, step, node }
+    }
+}
+
+/// A step, resolved. All values are bases.
+#[derive(Clone, Debug)]
+pub struct Step {
+    /// The number of its lane.
+    pub lane: usize,
+    /// The steps that it waits for.
+    pub waits: Vec<usize>,
+    /// What the rank itself reads.
+    pub reads: Vec<ValueId>,
+    /// What the rank itself writes.
+    pub writes: Vec<ValueId>,
+    /// What peers read, all of it among `reads`.
+    pub peer_reads: Vec<ValueId>,
+    /// What peers write, all of it among `writes`.
+    pub peer_writes: Vec<ValueId>,
+    /// Operands that a result lies on and that hold the same bytes afterwards.
+    pub keeps: Vec<ValueId>,
+    /// How it orders ranks, if it is a collective or touches peers.
+    pub sync: Option<Sync>,
+}
+
+/// How a step orders the ranks of a group.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Sync {
+    /// The group, an index of [`Programs::groups`].
+    pub group: usize,
+    /// Whether it touches no peer before every peer has arrived.
+    pub entry: bool,
+    /// Whether it completes on no rank before every peer has arrived.
+    pub meets: bool,
+    /// Whether it completes on no rank before all peers have stopped touching this rank.
+    pub exit: bool,
+    /// Whether it writes the peers' landing zones.
+    pub landing: bool,
+}
+
+/// What the rules for one step need.
+pub struct Context<'a> {
+    /// The plan.
+    pub plan: &'a Plan,
+    /// All programs.
+    pub programs: &'a Programs,
+    /// The index of the bucket.
+    pub index: usize,
+    /// The bucket.
+    pub bucket: &'a Bucket,
+    /// Its program.
+    pub program: &'a Program,
+    /// The symbols of the program with the ranges of the bucket.
+    pub symbols: &'a Symbols,
+    /// Where each base value lies.
+    pub homes: &'a Table<ValueId, Option<Home>>,
+}
+
+/// Resolves the steps of a bucket.
+pub fn steps(ctx: &Context<'_>, errors: &mut Vec<CheckError>) -> Vec<Step> {
+    let graph = &ctx.program.graph;
+    let mut step_of: HashMap<NodeId, usize> = HashMap::with_capacity(ctx.bucket.steps.len());
+    let mut nodes = Vec::with_capacity(ctx.bucket.steps.len());
+    for (s, step) in ctx.bucket.steps.iter().enumerate() {
+        let node = ctx.program.names.get(&step.node).and_then(|&v| graph.def_node(v));
+        let node = node.filter(|&n| graph.node_name(n) == step.node && !is_view(ctx.program, n));
+        let Some(node) = node else {
+            errors.push(CheckError::StepUnknown { bucket: ctx.index, step: s, found: step.node.clone() });
+            nodes.push(None);
+            continue;
+        };
+        nodes.push(Some(node));
+        if let Some(first) = step_of.insert(node, s) {
+            errors.push(CheckError::StepTwice { at: ctx.at(s), first });
+            step_of.insert(node, first);
+        }
+    }
+    for id in graph.nodes.keys().filter(|&n| !is_view(ctx.program, n) && !step_of.contains_key(&n)) {
+        errors.push(CheckError::StepMissing { bucket: ctx.index, node: graph.node_name(id).to_string() });
+    }
+    let resolved = nodes.iter().enumerate().filter_map(|(s, node)| {
+        let node = (*node)?;
+        order(ctx, s, node, &step_of, errors);
+        Some(resolve(ctx, s, node, errors))
+    });
+    resolved.collect()
+}
+
+/// The inputs of a program that lie in fixed memory, and whether the caller writes them before each run.
+pub fn bound_inputs(program: &Program, homes: &Table<ValueId, Option<Home>>) -> Vec<(ValueId, bool)> {
+    let in_fixed = |v: ValueId| homes[v].as_ref().is_some_and(|h| matches!(h.range.memory, Memory::Fixed(_)));
+    let inputs = program.graph.inputs.iter().filter(|(_, i)| in_fixed(i.value));
+    inputs.map(|(id, i)| (i.value, written_each_run(program, id.index()))).collect()
+}
+
+fn is_view(program: &Program, node: NodeId) -> bool {
+    let node = &program.graph.nodes[node];
+    node.op.is_view() && node.outputs.first().is_some_and(|&v| program.base(v) != v)
+}
+
+/// Whether a contiguous value is all of its base.
+fn is_whole(program: &Program, x: ValueId) -> bool {
+    let (graph, base) = (&program.graph, program.base(x));
+    base == x || graph.ty(base).numel() == graph.ty(x).numel()
+}
+
+/// Checks that operands are defined and waits point at earlier steps.
+fn order(
+    ctx: &Context<'_>,
+    s: usize,
+    node: NodeId,
+    step_of: &HashMap<NodeId, usize>,
+    errors: &mut Vec<CheckError>,
+) {
+    let graph = &ctx.program.graph;
+    for &x in &graph.nodes[node].inputs {
+        let def = graph.def_node(ctx.program.base(x)).and_then(|n| step_of.get(&n));
+        if let Some(&defined) = def.filter(|&&d| d >= s) {
+            let operand = graph.name_of(x).to_string();
+            errors.push(CheckError::StepOrder { at: ctx.at(s), operand, defined });
+        }
+    }
+    let step = &ctx.bucket.steps[s];
+    for &found in &step.waits {
+        if found >= s {
+            errors.push(CheckError::WaitNotEarlier { at: ctx.at(s), found });
+        } else if ctx.bucket.steps[found].lane == step.lane {
+            errors.push(CheckError::WaitOwnLane { at: ctx.at(s), found });
+        }
+    }
+}
+
+fn resolve(ctx: &Context<'_>, s: usize, id: NodeId, errors: &mut Vec<CheckError>) -> Step {
+    let program = ctx.program;
+    let node = &program.graph.nodes[id];
+    let step = &ctx.bucket.steps[s];
+    let mut out = Step {
+        lane: match step.lane {
+            Lane::Compute => 0,
+            Lane::Comm => 1,
+        },
+        waits: step.waits.clone(),
+        reads: Vec::with_capacity(node.inputs.len()),
+        writes: node.outputs.clone(),
+        peer_reads: Vec::new(),
+        peer_writes: Vec::new(),
+        keeps: Vec::new(),
+        sync: None,
+    };
+    for &x in &node.inputs {
+        let base = program.base(x);
+        if !out.reads.contains(&base) {
+            out.reads.push(base);
+        }
+    }
+    let contract = match &node.op {
+        Op::Collective(_) => collective(ctx, s, node, &mut out, errors),
+        Op::Custom(_) => {
+            custom(ctx, s, node, &mut out, errors);
+            None
+        }
+        _ => None,
+    };
+    if out.sync.is_none() && step.exit.is_some() && node.op.as_collective().is_none() {
+        errors.push(CheckError::ExitUnexpected { at: ctx.at(s) });
+    }
+    shared_bytes(ctx, s, id, contract.as_ref(), &mut out, errors);
+    out
+}
+
+/// Results must not lie on each other, and on operands only where the op allows it.
+fn shared_bytes(
+    ctx: &Context<'_>,
+    s: usize,
+    id: NodeId,
+    contract: Option<&Contract>,
+    out: &mut Step,
+    errors: &mut Vec<CheckError>,
+) {
+    let graph = &ctx.program.graph;
+    let node = &graph.nodes[id];
+    for (i, &r) in node.outputs.iter().enumerate() {
+        let Some(home) = &ctx.homes[r] else { continue };
+        for &other in &node.outputs[..i] {
+            if ctx.homes[other].as_ref().is_some_and(|o| o.overlaps(home, ctx.symbols)) {
+                let (first, second) = (graph.name_of(other).to_string(), graph.name_of(r).to_string());
+                errors.push(CheckError::ResultsOverlap { at: ctx.at(s), first, second });
+            }
+        }
+        for (k, &x) in node.inputs.iter().enumerate() {
+            let base = ctx.program.base(x);
+            if !ctx.homes[base].as_ref().is_some_and(|b| b.overlaps(home, ctx.symbols)) {
+                continue;
+            }
+            match overlay(ctx, id, k, r, contract) {
+                Overlay::Replaces => {}
+                Overlay::Keeps if is_whole(ctx.program, x) => out.keeps.push(base),
+                Overlay::Keeps => {}
+                Overlay::Illegal => {
+                    let (operand, result) = (graph.name_of(x).to_string(), graph.name_of(r).to_string());
+                    errors.push(CheckError::InPlace { at: ctx.at(s), operand, result });
+                }
+            }
+        }
+    }
+}
+
+fn collective(
+    ctx: &Context<'_>,
+    s: usize,
+    node: &Node,
+    out: &mut Step,
+    errors: &mut Vec<CheckError>,
+) -> Option<Contract> {
+    let c = node.op.as_collective()?;
+    let at = || ctx.at(s);
+    let Some(variant) = c.variant else {
+        errors.push(CheckError::VariantMissing { at: at() });
+        return None;
+    };
+    let Some(contract) = variant.contract(&c.kind) else {
+        let (variant, collective) = (variant.to_string(), c.kind.name());
+        errors.push(CheckError::VariantUnsupported { at: at(), variant, collective });
+        return None;
+    };
+    let exit = match (contract.exit, ctx.bucket.steps[s].exit) {
+        (Exit::Droppable, None) => {
+            errors.push(CheckError::ExitMissing { at: at(), variant: variant.to_string() });
+            return None;
+        }
+        (Exit::Always | Exit::Never, Some(_)) => {
+            errors.push(CheckError::ExitUnexpected { at: at() });
+            return None;
+        }
+        (Exit::Droppable, Some(barrier)) => barrier == Barrier::Kept,
+        (kind, None) => kind == Exit::Always,
+    };
+    for &x in &node.inputs {
+        let graph = &ctx.program.graph;
+        if !ctx.program.layouts[x].is_contiguous(graph.ty(x)) {
+            errors.push(CheckError::NotContiguous { at: at(), value: graph.name_of(x).to_string() });
+        }
+        if contract.symmetric_operand {
+            symmetric(ctx, s, x, Side::Operand, errors);
+        }
+    }
+    if contract.symmetric_result {
+        node.outputs.iter().for_each(|&r| symmetric(ctx, s, r, Side::Result, errors));
+    }
+    if contract.touch.reads_operand() {
+        out.peer_reads.clone_from(&out.reads);
+    }
+    if contract.touch.writes_result() {
+        out.peer_writes.clone_from(&out.writes);
+    }
+    let group = ctx.program.group(c.group);
+    let landing = landing(ctx, s, node, variant, errors);
+    out.sync = Some(Sync { group, entry: contract.entry, meets: contract.meets, exit, landing });
+    Some(contract)
+}
+
+/// Checks the two landing zones of a variant that uses them; whether it does.
+fn landing(ctx: &Context<'_>, s: usize, node: &Node, variant: Variant, errors: &mut Vec<CheckError>) -> bool {
+    let Some(c) = node.op.as_collective() else { return false };
+    let uses =
+        variant.contract(&c.kind).is_some_and(|c| c.touch == symmc_ir::collective::Touch::WriteLanding);
+    if !uses {
+        return false;
+    }
+    let group = &ctx.programs.groups[ctx.program.group(c.group)];
+    let bytes = node.inputs.first().map_or(0, |&x| ctx.program.graph.ty(x).bytes().upper(ctx.symbols));
+    let expected = variant.landing_bytes(&c.kind, u64::try_from(bytes).unwrap_or(0), u64::from(group.size));
+    for zone in 0..2 {
+        let role = Role::Landing { group: group.name.clone(), zone };
+        let (at, group) = (ctx.at(s), group.name.clone());
+        match ctx.plan.fixed.iter().find(|f| f.role == role).map(|f| f.size) {
+            None => errors.push(CheckError::LandingMissing { at, group, zone }),
+            Some(found) if found < expected => {
+                errors.push(CheckError::LandingTooSmall { at, group, zone, expected, found });
+            }
+            Some(_) => {}
+        }
+    }
+    true
+}
+
+/// A custom op touches the symmetric operands and results of its peers between entry and exit.
+fn custom(ctx: &Context<'_>, s: usize, node: &Node, out: &mut Step, errors: &mut Vec<CheckError>) {
+    let Op::Custom(id) = node.op else { return };
+    let op = &ctx.program.graph.customs[id];
+    let operands: Vec<ValueId> =
+        op.symmetric_operands.iter().filter_map(|&k| node.inputs.get(k)).copied().collect();
+    let results: Vec<ValueId> =
+        op.symmetric_results.iter().filter_map(|&k| node.outputs.get(k)).copied().collect();
+    operands.iter().for_each(|&x| symmetric(ctx, s, x, Side::Operand, errors));
+    results.iter().for_each(|&r| symmetric(ctx, s, r, Side::Result, errors));
+    let Some(group) = op.group else { return };
+    if ctx.bucket.steps[s].exit.is_some() {
+        errors.push(CheckError::ExitUnexpected { at: ctx.at(s) });
+    }
+    for x in operands {
+        let base = ctx.program.base(x);
+        if !out.peer_reads.contains(&base) {
+            out.peer_reads.push(base);
+        }
+    }
+    out.peer_writes = results;
+    let group = ctx.program.group(group);
+    out.sync = Some(Sync { group, entry: true, meets: true, exit: true, landing: false });
+}
+
+/// Checks that peers can reach a value: it lies in the symmetric arena, aligned.
+fn symmetric(ctx: &Context<'_>, s: usize, value: ValueId, side: Side, errors: &mut Vec<CheckError>) {
+    let (graph, layout) = (&ctx.program.graph, &ctx.program.layouts[value]);
+    let Some(home) = &ctx.homes[layout.base] else { return };
+    let name = graph.name_of(value).to_string();
+    if !home.symmetric {
+        let found = home.range.memory;
+        errors.push(CheckError::NotSymmetric { at: ctx.at(s), side, value: name, found });
+        return;
+    }
+    let element = Dim::from(graph.ty(value).dtype.size() as i64);
+    let start = home.range.start.clone() + layout.offset.clone() * element;
+    let stride = home.range.rank.as_ref().map(|n| &n.stride);
+    for found in [Some(&start), stride].into_iter().flatten() {
+        if !found.divisible_by(PEER_ALIGNMENT) {
+            let expected = PEER_ALIGNMENT as u64;
+            let found = found.display(ctx.symbols).to_string();
+            errors.push(CheckError::Misaligned { at: ctx.at(s), side, value: name, expected, found });
+            return;
+        }
+    }
+}
+
+impl Context<'_> {
+    fn at(&self, step: usize) -> At {
+        let node = self.bucket.steps.get(step).map(|s| s.node.clone()).unwrap_or_default();
+        At { bucket: self.index, step, node }
+    }
+}

@@ -1,0 +1,406 @@
+//! The proof over time: races and lost values within a run, and races between a run and those after it.
+//!
+//! Each bucket is run once from nothing, with every access recorded on the examined ranks. What a later run
+//! does is the same in every run of its bucket, so that only its accesses have to be compared with those
+//! of the first run: from the end of the first run every sequence of buckets is followed until every rank
+//! knows that all others have left the first run, or nothing new can be learnt. Two runs are enough where
+//! every run meets; where one does not, longer sequences are followed.
+
+use std::collections::{BTreeSet, HashMap};
+
+use symmc_ir::ValueId;
+
+use super::Report;
+use super::clock::{Clocks, Fault, LANES, Past, Ranks};
+use super::error::{Access, CheckError, Moment, Who};
+use super::memory::{MemoryOfRank, Order, Record, START, Span};
+use super::place::Home;
+use super::program::Programs;
+use super::step::{Schedule, Step};
+use crate::plan::Memory;
+
+/// After this many errors no more are looked for.
+const ENOUGH: usize = 100;
+
+/// Proves the schedules safe over time.
+pub fn check(
+    programs: &Programs,
+    schedules: &[Schedule<'_>],
+    ranks: u32,
+    report: &mut Report,
+) -> Vec<CheckError> {
+    let mut used = vec![false; programs.groups.len()];
+    for sync in schedules.iter().flat_map(|s| &s.steps).filter_map(|s| s.sync) {
+        used[sync.group] = true;
+    }
+    let ranks = Ranks::new(ranks as usize, &programs.groups, &used);
+    (report.simulated, report.examined) = (ranks.count, ranks.examined.len());
+    let facts: Vec<Facts> = schedules.iter().map(Facts::new).collect();
+    let peers = |&r: &usize| (0..ranks.cells.len()).map(|g| ranks.peers(g, r)).collect();
+    let mut proof = Proof {
+        programs,
+        schedules,
+        facts: &facts,
+        peers: ranks.examined.iter().map(peers).collect(),
+        ranks: &ranks,
+        errors: Vec::new(),
+        seen: BTreeSet::new(),
+        report,
+    };
+    for bucket in 0..schedules.len() {
+        let (clocks, memories) = proof.first_run(bucket);
+        proof.follow(bucket, &clocks, &memories);
+        if proof.errors.len() >= ENOUGH {
+            break;
+        }
+    }
+    proof.errors
+}
+
+/// What does not change while a bucket runs.
+struct Facts {
+    /// For each memory that a value lies in, whether all its values are rigid.
+    simple: HashMap<Memory, bool>,
+    /// Whether other steps wait for a step.
+    waited_for: Vec<bool>,
+}
+
+impl Facts {
+    fn new(schedule: &Schedule<'_>) -> Self {
+        let mut simple = HashMap::new();
+        for home in schedule.homes.values().flatten() {
+            *simple.entry(home.range.memory).or_insert(true) &= home.rigid;
+        }
+        let mut waited_for = vec![false; schedule.steps.len()];
+        for &w in schedule.steps.iter().flat_map(|s| &s.waits) {
+            if let Some(flag) = waited_for.get_mut(w) {
+                *flag = true;
+            }
+        }
+        Facts { simple, waited_for }
+    }
+
+    fn span(&self, home: &Home) -> Option<Span> {
+        let simple = self.simple.get(&home.range.memory).copied().unwrap_or(false);
+        Some(Span { space: home.space?, low: home.low, high: home.high, simple })
+    }
+}
+
+/// What the bytes of a value hold.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Content {
+    Intact,
+    /// Nothing yet.
+    Unwritten,
+    /// What this step wrote over it.
+    Lost(u32),
+}
+
+/// Accesses of one step to one value of one examined rank, all reads or all writes.
+struct Touch<'a> {
+    /// The bucket that runs.
+    bucket: usize,
+    /// The position of the rank among those examined.
+    examined: usize,
+    /// The accesses, each with the clock under which it starts.
+    accesses: Vec<(Record, &'a [u32])>,
+    /// The bucket of the earlier accesses that these are compared with.
+    earlier: usize,
+    /// Whether those are of the same run.
+    same_run: bool,
+}
+
+struct Proof<'a> {
+    programs: &'a Programs,
+    schedules: &'a [Schedule<'a>],
+    facts: &'a [Facts],
+    ranks: &'a Ranks,
+    /// For each examined rank and each group, its peers.
+    peers: Vec<Vec<Vec<usize>>>,
+    errors: Vec<CheckError>,
+    /// The races among the errors.
+    seen: BTreeSet<(Access, Access)>,
+    report: &'a mut Report,
+}
+
+/// Where the accesses of a run go.
+enum Against<'m> {
+    /// They are recorded, and compared with the earlier ones of the same run.
+    Own(&'m mut [MemoryOfRank], &'m mut Vec<Content>),
+    /// They are compared with those of the last run of this bucket.
+    Run(usize, &'m [MemoryOfRank]),
+}
+
+impl Proof<'_> {
+    /// Runs a bucket from nothing.
+    fn first_run(&mut self, bucket: usize) -> (Clocks, Vec<MemoryOfRank>) {
+        let schedule = &self.schedules[bucket];
+        let mut clocks = Clocks::new(self.ranks);
+        let mut memories = vec![MemoryOfRank::default(); self.ranks.examined.len()];
+        let content = |h: &Option<Home>| match h {
+            Some(Home { space: None, .. }) => Content::Intact,
+            _ => Content::Unwritten,
+        };
+        let mut contents: Vec<Content> = schedule.homes.values().map(content).collect();
+        self.run(bucket, &mut clocks, Against::Own(&mut memories, &mut contents), |_| false);
+        self.at_end(bucket, &contents);
+        self.report.joins += clocks.joins;
+        (clocks, memories)
+    }
+
+    /// The caller reads all outputs, and bound parameters serve the next run.
+    fn at_end(&mut self, bucket: usize, contents: &[Content]) {
+        let schedule = &self.schedules[bucket];
+        let outputs = schedule.program.graph.outputs.iter().map(|o| o.value);
+        let lasting = schedule.bound.iter().filter(|(_, each_run)| !each_run).map(|(v, _)| *v);
+        for v in outputs.chain(lasting) {
+            self.intact(bucket, Moment::End { bucket }, v, contents);
+        }
+    }
+
+    fn intact(&mut self, bucket: usize, reader: Moment, value: ValueId, contents: &[Content]) {
+        let schedule = &self.schedules[bucket];
+        if let Content::Lost(step) = contents[symmc_ir::entity::Entity::index(value)] {
+            let value = schedule.program.graph.name_of(value).to_string();
+            self.errors.push(CheckError::Lost { reader, value, lost: self.moment(bucket, step) });
+        }
+    }
+
+    /// Follows every sequence of runs after one of `bucket`, until no rank can meet what that one left.
+    fn follow(&mut self, bucket: usize, after: &Clocks, memories: &[MemoryOfRank]) {
+        let tick = after.next_start();
+        let around: Vec<Vec<usize>> = self
+            .ranks
+            .examined
+            .iter()
+            .zip(&self.peers)
+            .map(|(&r, peers)| {
+                let all: BTreeSet<usize> = peers.iter().flatten().copied().chain([r]).collect();
+                all.into_iter().collect()
+            })
+            .collect();
+        let over = |clocks: &Clocks| around.iter().all(|ranks| clocks.all_know(ranks, tick));
+        let mut known: BTreeSet<Vec<u32>> = BTreeSet::new();
+        let mut open = vec![after.clone()];
+        while let Some(before) = open.pop() {
+            for next in 0..self.schedules.len() {
+                let mut clocks = before.clone();
+                self.report.sequences += 1;
+                let done = self.run(next, &mut clocks, Against::Run(bucket, memories), over);
+                if !done && known.insert(clocks.summary(tick)) {
+                    open.push(clocks);
+                }
+                if self.errors.len() >= ENOUGH {
+                    return;
+                }
+            }
+        }
+    }
+
+    /// Runs a bucket until `over`; whether that came.
+    fn run(
+        &mut self,
+        bucket: usize,
+        clocks: &mut Clocks,
+        mut against: Against<'_>,
+        over: impl Fn(&Clocks) -> bool,
+    ) -> bool {
+        let (schedules, facts) = (self.schedules, self.facts);
+        let schedule = &schedules[bucket];
+        clocks.start(schedule.steps.len());
+        self.bound_inputs(bucket, clocks, &mut against);
+        let mut faults = Vec::new();
+        for (index, step) in schedule.steps.iter().enumerate() {
+            if (index == 0 || step.sync.is_some() || !step.waits.is_empty()) && over(clocks) {
+                return true;
+            }
+            clocks.arrive(step, (bucket, index), self.ranks, &mut faults);
+            for fault in faults.drain(..) {
+                self.fault(bucket, index, fault);
+            }
+            self.step(bucket, index, clocks, &mut against);
+            clocks.complete(step, index, self.ranks, facts[bucket].waited_for[index]);
+            if self.errors.len() >= ENOUGH {
+                return true;
+            }
+        }
+        over(clocks)
+    }
+
+    fn fault(&mut self, bucket: usize, step: usize, fault: Fault) {
+        let at = self.schedules[bucket].at(step);
+        let sync = self.schedules[bucket].steps[step].sync;
+        let group = sync.map(|s| self.programs.groups[s.group].name.clone()).unwrap_or_default();
+        let then = |p: &Past| self.schedules[p.bucket].at(p.step);
+        let error = match fault {
+            Fault::Unordered(p) => CheckError::Unordered { earlier: then(&p), at, group },
+            Fault::Landing(p) => CheckError::LandingRace { earlier: then(&p), at, group },
+        };
+        if !self.errors.contains(&error) {
+            self.errors.push(error);
+        }
+    }
+
+    /// The caller writes bound inputs: parameters before the first run, the others before each.
+    fn bound_inputs(&mut self, bucket: usize, clocks: &Clocks, against: &mut Against<'_>) {
+        let schedules = self.schedules;
+        for &(value, each_run) in &schedules[bucket].bound {
+            if !each_run && matches!(against, Against::Run(..)) {
+                continue;
+            }
+            for examined in 0..self.ranks.examined.len() {
+                let start = clocks.now(self.ranks.examined[examined], 0);
+                let record = Record {
+                    value,
+                    step: START,
+                    end: clocks.base(),
+                    lane: 0,
+                    write: true,
+                    who: Who::Caller,
+                    group: 0,
+                };
+                self.touch(bucket, examined, vec![(record, start)], &[], against);
+            }
+        }
+    }
+
+    /// All accesses of a step, reads before writes.
+    fn step(&mut self, bucket: usize, index: usize, clocks: &Clocks, against: &mut Against<'_>) {
+        let (schedules, ranks) = (self.schedules, self.ranks);
+        let step = &schedules[bucket].steps[index];
+        if let Against::Own(_, contents) = against {
+            for &v in &step.reads {
+                self.intact(bucket, Moment::Step(schedules[bucket].at(index)), v, contents);
+            }
+        }
+        let group = step.sync.map_or(0, |s| s.group);
+        let mut of_peers = Vec::new();
+        for (examined, &rank) in ranks.examined.iter().enumerate() {
+            let has_peers = step.sync.is_some() && !self.peers[examined][group].is_empty();
+            if has_peers {
+                clocks.of_peers(rank, step, ranks, &mut of_peers);
+            }
+            let (arrival, met) = (clocks.now(rank, step.lane), clocks.after_meeting(rank, step, ranks));
+            for (value, write) in step.touches() {
+                let (own_start, by_peers) = match write {
+                    false => (arrival, step.peer_reads.contains(&value)),
+                    true => (met, step.peer_writes.contains(&value)),
+                };
+                let (end, lane) = (clocks.completion(index), step.lane as u8);
+                let own = Record {
+                    value,
+                    step: index as u32,
+                    end,
+                    lane,
+                    write,
+                    who: Who::Own,
+                    group: group as u16,
+                };
+                let mut accesses = vec![(own, own_start)];
+                if by_peers && has_peers {
+                    let peers = Record { who: Who::Peers, end: clocks.last_touch(index), ..own };
+                    accesses.push((peers, &of_peers));
+                }
+                self.touch(bucket, examined, accesses, &step.keeps, against);
+            }
+        }
+    }
+
+    fn touch(
+        &mut self,
+        bucket: usize,
+        examined: usize,
+        accesses: Vec<(Record, &[u32])>,
+        keeps: &[ValueId],
+        against: &mut Against<'_>,
+    ) {
+        let (schedules, facts) = (self.schedules, self.facts);
+        let schedule = &schedules[bucket];
+        let first = accesses[0].0;
+        let home = schedule.homes[first.value].as_ref();
+        let Some(span) = home.and_then(|h| facts[bucket].span(h)) else { return };
+        self.report.accesses += accesses.len() as u64;
+        match against {
+            Against::Run(earlier, memories) => {
+                let touch = Touch { bucket, examined, accesses, earlier: *earlier, same_run: false };
+                memories[examined].compare(span, first.write, &mut |old| self.judge(&touch, old));
+            }
+            Against::Own(memories, contents) => {
+                let records: Vec<Record> = accesses.iter().map(|a| a.0).collect();
+                let touch = Touch { bucket, examined, accesses, earlier: bucket, same_run: true };
+                let replaces = &mut |other: ValueId| {
+                    if other == first.value
+                        || keeps.contains(&other)
+                        || !overlap(schedule, first.value, other)
+                    {
+                        return false;
+                    }
+                    contents[symmc_ir::entity::Entity::index(other)] = Content::Lost(first.step);
+                    true
+                };
+                memories[examined].touch(span, &records, &mut |old| self.judge(&touch, old), replaces);
+                if first.write {
+                    contents[symmc_ir::entity::Entity::index(first.value)] = Content::Intact;
+                }
+            }
+        }
+    }
+
+    /// The order of an earlier access that conflicts with these.
+    fn judge(&mut self, touch: &Touch<'_>, old: &Record) -> Order {
+        self.report.compared += 1;
+        if touch.same_run && touch.accesses[0].0.step == old.step {
+            return Order::Exempt;
+        }
+        let rank = self.ranks.examined[touch.examined];
+        let before = |start: &[u32]| {
+            let ended = |r: usize| start[r * LANES + old.lane as usize] >= old.end;
+            match old.who {
+                Who::Peers => self.peers[touch.examined][old.group as usize].iter().all(|&p| ended(p)),
+                Who::Own | Who::Caller => ended(rank),
+            }
+        };
+        let Some(&(new, _)) = touch.accesses.iter().find(|(_, start)| !before(start)) else {
+            return Order::Before;
+        };
+        if touch.bucket == touch.earlier && !overlap(&self.schedules[touch.bucket], old.value, new.value) {
+            return Order::Exempt;
+        }
+        let pair = (self.access(touch.earlier, old), self.access(touch.bucket, &new));
+        if self.seen.insert(pair.clone()) {
+            self.errors.push(CheckError::Race { first: pair.0, second: pair.1 });
+        }
+        Order::Race
+    }
+
+    fn access(&self, bucket: usize, record: &Record) -> Access {
+        Access {
+            moment: self.moment(bucket, record.step),
+            who: record.who,
+            write: record.write,
+            value: self.schedules[bucket].program.graph.name_of(record.value).to_string(),
+        }
+    }
+
+    fn moment(&self, bucket: usize, step: u32) -> Moment {
+        match step {
+            START => Moment::Start { bucket },
+            step => Moment::Step(self.schedules[bucket].at(step as usize)),
+        }
+    }
+}
+
+/// Whether two values of a bucket share bytes, as far as is known.
+fn overlap(schedule: &Schedule<'_>, a: ValueId, b: ValueId) -> bool {
+    match (&schedule.homes[a], &schedule.homes[b]) {
+        (Some(x), Some(y)) => a == b || x.overlaps(y, &schedule.symbols),
+        _ => false,
+    }
+}
+
+impl Step {
+    /// Each value that the step touches and whether it writes it, reads first.
+    fn touches(&self) -> impl Iterator<Item = (ValueId, bool)> {
+        self.reads.iter().map(|&v| (v, false)).chain(self.writes.iter().map(|&v| (v, true)))
+    }
+}
