@@ -12,7 +12,7 @@ use symmc_ir::interp::{
 use symmc_ir::types::Float;
 use symmc_ir::{
     BinaryOp, Bindings, Builder, Collective, CollectiveKind, CustomOp, DType, Dim, Graph, InputKind, Members,
-    Op, ReduceOp, Splits, SymbolId, Tensor, Type, UnaryOp, ValueId,
+    Op, ReduceOp, Scalar, Splits, SymbolId, Tensor, Type, UnaryOp, ValueId,
 };
 
 /// Runs a collective on as many ranks as there are operands.
@@ -230,6 +230,35 @@ fn runs_check_their_inputs() {
     assert_eq!(error(&graph, &bind(2, 1), &swapped), "rank 0, input %z: expected i64, found f32");
     let open = Graph { ranks: None, ..graph };
     assert!(matches!(run(&open, &bind(2, 1), &inputs), Err(InterpError::OpenRanks)));
+}
+
+#[test]
+fn sizes_that_do_not_fit_are_errors() {
+    for (extents, message) in [
+        ([1 << 30, 1 << 28], "%big: 288230376151711744 elements of 8 bytes do not fit into memory"),
+        (
+            [1 << 40, 1 << 40],
+            "%big: the shape [1099511627776, 1099511627776] has no size under the bindings \
+             (negative, division by zero or overflow)",
+        ),
+        (
+            [-1, 1],
+            "%big: the shape [-1, 1] has no size under the bindings (negative, division by zero or overflow)",
+        ),
+    ] {
+        let mut b = Builder::new("big", Some(1));
+        let ty = Type::new(DType::Bool, extents.map(Dim::from).to_vec());
+        let big = b.op_as("big", Op::Full(Scalar::Int(0)), &[], ty).unwrap();
+        b.output(big);
+        let found = run(&b.finish(), &Bindings::new(), &[vec![]]).unwrap_err();
+        assert_eq!(found.to_string(), message);
+    }
+    // No ranks, nothing to do.
+    let mut b = Builder::new("nobody", Some(0));
+    let group = b.group("g", Members::World);
+    let x = b.input(InputKind::Argument, "x", "", ty(DType::F32, &[2]), None);
+    b.collective("y", CollectiveKind::AllReduce(ReduceOp::Sum), group, &[x]).unwrap();
+    assert_eq!(run(&b.finish(), &Bindings::new(), &[]), Ok(vec![]));
 }
 
 #[test]

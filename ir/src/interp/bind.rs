@@ -122,12 +122,18 @@ pub(super) fn check_input(
     Err(InterpError::InputShape { rank, input: input(), expected, dims, found })
 }
 
-/// The shape of a value under the bindings.
+/// Values of more elements are allocated on trial before a run.
+const LARGE: usize = 1 << 27;
+
+/// The shape of a value under the bindings. Its elements, held wide, fit into memory.
 pub(super) fn extents(graph: &Graph, bindings: &Bindings, value: ValueId) -> Result<Vec<usize>, InterpError> {
-    let fits = |shape: &Vec<usize>| {
-        shape.iter().try_fold(8usize, |n, &d| n.checked_mul(d)).is_some_and(|n| n <= isize::MAX as usize)
-    };
-    graph.ty(value).concrete(bindings).filter(fits).ok_or_else(|| no_extent(graph, bindings, value))
+    let shape = graph.ty(value).concrete(bindings).ok_or_else(|| no_extent(graph, bindings, value))?;
+    let numel = shape.iter().try_fold(1usize, |n, &d| n.checked_mul(d));
+    let elements = numel.ok_or_else(|| no_extent(graph, bindings, value))?;
+    if elements > LARGE && Vec::<f64>::new().try_reserve_exact(elements).is_err() {
+        return Err(InterpError::TooLarge { value: graph.name_of(value).to_string(), elements });
+    }
+    Ok(shape)
 }
 
 /// Why a value has no shape under the bindings.

@@ -106,6 +106,14 @@ pub enum InterpError {
         /// Its dims.
         dims: String,
     },
+    /// A value does not fit into memory.
+    #[error("%{value}: {elements} elements of 8 bytes do not fit into memory")]
+    TooLarge {
+        /// The value.
+        value: String,
+        /// Its number of elements.
+        elements: usize,
+    },
     /// A node does not type-check.
     #[error("%{node} ({op}): {message}")]
     Type {
@@ -132,7 +140,6 @@ pub enum InterpError {
         /// Its op.
         op: &'static str,
         /// What it found.
-        #[source]
         error: OpError,
     },
 }

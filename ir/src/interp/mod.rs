@@ -10,7 +10,7 @@
 //! bindings and on data is checked here, and nodes are type-checked again.
 //!
 //! Beside [`run`] stand [`bindings_from`], which solves the symbols from the shapes of inputs,
-//! [`seeded_inputs`], which draws inputs, and [`compare`], which compares results.
+//! [`seeded_inputs`], which draws inputs, and [`compare()`], which compares results.
 
 mod array;
 mod bind;
@@ -165,7 +165,7 @@ impl<'a> Run<'a> {
             Some(group) => self.graph.cells(group).ok_or(InterpError::OpenRanks)?,
             None => alone(),
         };
-        for cell in cells {
+        for cell in cells.into_iter().filter(|c| !c.is_empty()) {
             let operands: Vec<Vec<Array>> =
                 cell.iter().map(|&r| self.operands(r as usize, node)).collect::<Result<_, _>>()?;
             let results = exchange(&cell, &operands)
