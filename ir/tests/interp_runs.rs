@@ -421,8 +421,8 @@ fn a_divided_product_is_the_whole_product() {
     found.iter().for_each(|found| assert_same("rank", found, &expected, 0.0));
 }
 
-#[test]
-fn seeds_draw_fitting_inputs() {
+/// Inputs of every kind and use that seeds tell apart.
+fn inputs_of_all_kinds() -> Graph {
     let mut b = Builder::new("seeds", Some(2));
     let world = b.group("ep", Members::World);
     let input = |b: &mut Builder, kind, name: &str, dtype, shape: &[usize]| {
@@ -450,7 +450,12 @@ fn seeds_draw_fitting_inputs() {
     for v in [rows, bias, free, flags, sent[0], constant] {
         b.output(v);
     }
-    let graph = b.finish();
+    b.finish()
+}
+
+#[test]
+fn seeds_draw_fitting_inputs() {
+    let graph = inputs_of_all_kinds();
     let draw = |seed, rank| seeded_inputs(&graph, &Bindings::new(), seed, rank).unwrap();
     let range = |x: &Tensor| {
         x.to_f64().iter().fold((f64::INFINITY, f64::NEG_INFINITY), |(a, b), &x| (a.min(x), b.max(x)))
@@ -469,7 +474,11 @@ fn seeds_draw_fitting_inputs() {
     // Arguments are shared, parameters are not; another seed gives others.
     let other = draw(1, 1);
     for i in 0..8 {
-        assert_eq!(inputs[i] == other[i], graph.inputs.values().nth(i).unwrap().kind == arg, "input {i}");
+        assert_eq!(
+            inputs[i] == other[i],
+            graph.inputs.values().nth(i).unwrap().kind == InputKind::Argument,
+            "input {i}"
+        );
     }
     assert_eq!(inputs, draw(1, 0));
     assert_ne!(inputs[2], draw(2, 0)[2]);
