@@ -266,9 +266,12 @@ fn reduced(op: ReduceOp, case: &Case, operands: &[Vec<u8>]) -> Vec<u8> {
                 })
                 .unwrap();
             let y = if op == ReduceOp::Avg { narrow(y / operands.len() as f64) } else { y };
-            write_f64(d, &mut out, i, y);
+            match d {
+                DType::F64 => write_f64(d, &mut out, i, y),
+                _ => store_f32(d, &mut out, i, y as f32),
+            }
         } else {
-            let all = operands.iter().map(|o| read_i64_exact(d, o, i));
+            let all = operands.iter().map(|o| read_i64(d, o, i));
             let y = all
                 .reduce(|a, b| match op {
                     ReduceOp::Sum | ReduceOp::Avg => a.wrapping_add(b),
@@ -283,6 +286,10 @@ fn reduced(op: ReduceOp, case: &Case, operands: &[Vec<u8>]) -> Vec<u8> {
     out
 }
 
-fn read_i64_exact(dtype: DType, data: &[u8], i: usize) -> i64 {
-    read_i64(dtype, data, i)
+fn store_f32(dtype: DType, out: &mut [u8], i: usize, x: f32) {
+    match dtype {
+        DType::F16 => out[2 * i..2 * i + 2].copy_from_slice(&half::f16::from_f32(x).to_le_bytes()),
+        DType::BF16 => out[2 * i..2 * i + 2].copy_from_slice(&half::bf16::from_f32(x).to_le_bytes()),
+        _ => out[4 * i..4 * i + 4].copy_from_slice(&x.to_le_bytes()),
+    }
 }
