@@ -17,15 +17,23 @@ use crate::tensor::Tensor;
 /// the shapes mention and do not fix.
 pub fn bindings_from(graph: &Graph, inputs: &[&Tensor]) -> Result<Bindings, InterpError> {
     check_count(graph, 0, inputs.len())?;
+    let values = graph.inputs.values().map(|i| i.value);
+    solve_bindings(graph, &values.zip(inputs.iter().copied()).collect::<Vec<_>>())
+}
+
+/// [`bindings_from`] for some of the inputs, each named by its value.
+///
+/// # Errors
+/// As [`bindings_from`].
+pub fn solve_bindings(graph: &Graph, inputs: &[(ValueId, &Tensor)]) -> Result<Bindings, InterpError> {
     let mut bindings = Bindings::new();
     for (id, symbol) in graph.symbols.iter().filter(|(_, s)| s.min == s.max) {
         bindings.set(id, symbol.min);
     }
     let mut open: Vec<(&Dim, i64, ValueId)> = Vec::new();
-    for (input, tensor) in graph.inputs.values().zip(inputs) {
-        let ty = graph.ty(input.value);
-        for (dim, &extent) in ty.shape.iter().zip(tensor.shape()) {
-            open.push((dim, extent as i64, input.value));
+    for &(value, tensor) in inputs {
+        for (dim, &extent) in graph.ty(value).shape.iter().zip(tensor.shape()) {
+            open.push((dim, extent as i64, value));
         }
     }
     for (dim, extent, _) in &open {
@@ -49,8 +57,8 @@ pub fn bindings_from(graph: &Graph, inputs: &[&Tensor]) -> Result<Bindings, Inte
         }
     }
     // The shapes first: a wrong extent explains a symbol that it left open or put out of bounds.
-    for (input, tensor) in graph.inputs.values().zip(inputs) {
-        check_input(graph, &bindings, 0, input.value, tensor)?;
+    for &(value, tensor) in inputs {
+        check_input(graph, &bindings, 0, value, tensor)?;
     }
     check_bindings(graph, &bindings)?;
     Ok(bindings)

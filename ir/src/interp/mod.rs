@@ -9,7 +9,7 @@
 //! The graph satisfies the verifier's rules about ids and names ([`crate::verify`]); what depends on the
 //! bindings and on data is checked here, and nodes are type-checked again.
 //!
-//! Beside [`run`] stand [`bindings_from`], which solves the symbols from the shapes of inputs,
+//! Beside [`run`] stand [`bindings_from, solve_bindings`], which solves the symbols from the shapes of inputs,
 //! [`seeded_inputs`], which draws inputs, and [`compare()`], which compares results.
 
 mod array;
@@ -28,7 +28,7 @@ mod seed;
 
 use std::sync::Arc;
 
-pub use bind::bindings_from;
+pub use bind::{bindings_from, solve_bindings};
 pub use compare::{Comparison, Difference, compare};
 pub use error::{InterpError, OpError};
 pub use registry::{CustomCall, Registry};
