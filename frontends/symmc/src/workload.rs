@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use indexmap::IndexMap;
 use symmc_ir::dim::SymbolId;
-use symmc_ir::interp::{self, DrawOptions};
-use symmc_ir::{Bindings, Graph, Input, InputKind, OutputKind, Tensor, Type};
+use symmc_ir::interp::{self, InterpError, SeedConfig};
+use symmc_ir::{Bindings, Graph, Input, InputKind, OutputKind, Tensor, ValueId};
 
 use crate::error::Error;
 use crate::program::Program;
@@ -159,13 +159,13 @@ fn solve(
     set: &[(SymbolId, i64)],
     file: Option<&TensorFile>,
 ) -> Result<Option<Bindings>, Error> {
-    let types: Vec<&Type> = arguments(graph).map(|i| graph.ty(i.value)).collect();
+    let values: Vec<ValueId> = arguments(graph).map(|i| i.value).collect();
     let mut solved: Option<Bindings> = None;
     for (rank, tensors) in recorded.iter().enumerate() {
-        let pairs: Vec<(&Type, &Tensor)> = types.iter().copied().zip(tensors.iter().map(|t| t.as_ref())).collect();
+        let pairs: Vec<(ValueId, &Tensor)> = values.iter().copied().zip(tensors.iter().map(Arc::as_ref)).collect();
         let bindings = interp::solve_bindings(graph, &pairs).map_err(|e| {
             let path = file.map_or_else(String::new, |f| format!("{}: ", f.path().display()));
-            Error::Request(format!("{path}rank{rank}.in: {e}"))
+            Error::Request(format!("{path}{}", argument_error(graph, rank, e)))
         })?;
         if let Some(first) = solved.as_ref().filter(|&b| *b != bindings) {
             return Err(Error::Request(format!(
@@ -187,6 +187,17 @@ fn solve(
         }
     }
     Ok(Some(bindings))
+}
+
+/// What is wrong with a recorded argument, by the name it has in the file.
+fn argument_error(graph: &Graph, rank: usize, error: InterpError) -> String {
+    let (input, expected, found) = match error {
+        InterpError::InputDType { input, expected, found, .. } => (input, expected.to_string(), found.to_string()),
+        InterpError::InputShape { input, dims, found, .. } => (input, dims, format!("{found:?}")),
+        other => return format!("rank{rank}.in: {other}"),
+    };
+    let index = arguments(graph).position(|i| graph.name_of(i.value) == input).unwrap_or_default();
+    format!("rank{rank}.in.{index} (%{input}): expected {expected}, found {found}")
 }
 
 /// Bindings where no recorded argument decides: what the caller set, else a default.
@@ -218,21 +229,23 @@ impl Sources<'_> {
     fn of_rank(&self, rank: u32, seed: u64, notes: &mut Vec<String>) -> Result<Vec<Arc<Tensor>>, Error> {
         let mut drawn: Option<Vec<Arc<Tensor>>> = None;
         let mut draw = |index: usize| {
-            let all = drawn.get_or_insert_with(|| {
-                interp::seeded_inputs(self.graph, self.bindings, &DrawOptions { seed, ..DrawOptions::default() }, rank)
-            });
-            all[index].clone()
+            if drawn.is_none() {
+                let all = interp::seeded_inputs_with(self.graph, self.bindings, &SeedConfig::new(seed), rank);
+                drawn = Some(all.map_err(|e| Error::Request(e.to_string()))?);
+            }
+            let tensor = drawn.as_ref().and_then(|all| all.get(index)).cloned();
+            tensor.ok_or_else(|| Error::Request(format!("input {index} cannot be drawn")))
         };
         let mut out = Vec::new();
         let mut argument = 0;
         for (index, input) in self.graph.inputs.values().enumerate() {
             let tensor = match input.kind {
-                InputKind::Constant => input.data.clone().unwrap_or_else(|| draw(index)),
+                InputKind::Constant => input.data.clone().map_or_else(|| draw(index), Ok)?,
                 InputKind::Argument => {
                     argument += 1;
                     match self.recorded {
                         Some(recorded) => recorded[rank as usize][argument - 1].clone(),
-                        None => draw(index),
+                        None => draw(index)?,
                     }
                 }
                 InputKind::Parameter => match self.parameter(rank, input)? {
@@ -241,7 +254,7 @@ impl Sources<'_> {
                         if rank == 0 {
                             notes.push("weights drawn from the seed".to_string());
                         }
-                        draw(index)
+                        draw(index)?
                     }
                 },
             };

@@ -1,1 +1,148 @@
-//! Placeholder page; replaced as the crate is written.
+//! Reads `torch.export` programs (`.pt2`) into symmc graphs.
+//!
+//! ```text
+//! archive (zip) ──► schema (JSON) ──► symbols, groups ──► signature ──► lower, by ops/ ──► Graph
+//! ```
+//!
+//! What an import does beyond translating ops:
+//! - **Symbols.** PyTorch keeps only generated names such as `s23`. The only symbol of a program is called
+//!   `tokens`; with several, the symbol of the last axis of the first integer argument is `tokens` and that
+//!   of its axis 0, if another, `batch`. Others keep their names. PyTorch's name stays as the symbol's
+//!   alias. A symbol without an upper bound gets [`ImportOptions::max_extent`], with a note.
+//! - **Ranks.** A `.pt2` does not say how many ranks run it. Collectives that state a group size fix it,
+//!   [`ImportOptions::ranks`] gives it otherwise; it stays open if neither does.
+//! - **Types.** Implicit conversions become casts, and every result is held against the type that the
+//!   program declares for it.
+//! - **Assertions** that can be decided are checked; all vanish.
+//! - **Unknown ops** become opaque, with a note.
+//!
+//! An archive is untrusted data: no input makes an import panic, pickles are refused by name, and what is
+//! unpacked is bounded by the size of the file. Sample inputs and traces are not read.
+
+mod archive;
+mod call;
+mod dtype;
+mod emit;
+mod error;
+mod groups;
+mod lower;
+mod ops;
+mod schema;
+mod signature;
+mod symbols;
+mod sympy;
+
+use std::path::Path;
+use std::sync::Arc;
+
+use indexmap::IndexMap;
+use symmc_ir::{Builder, Graph, Tensor};
+
+pub use error::ImportError;
+
+use archive::{Archive, Store};
+use lower::Lowering;
+use schema::{Program, VersionOnly};
+use signature::Stores;
+use symbols::Symbols;
+
+/// What the file leaves open.
+#[derive(Clone, Debug)]
+pub struct ImportOptions {
+    /// The name of the graph. In an archive of several programs, also which one to read.
+    pub name: String,
+    /// The number of ranks, if it is known otherwise than from the program.
+    pub ranks: Option<u32>,
+    /// The members of groups by PyTorch's names: lists of ranks that partition all ranks. A group without
+    /// an entry is the world.
+    pub groups: IndexMap<String, Vec<Vec<u32>>>,
+    /// The upper bound of symbols to which the program gives none.
+    pub max_extent: i64,
+}
+
+impl Default for ImportOptions {
+    fn default() -> Self {
+        ImportOptions { name: "model".into(), ranks: None, groups: IndexMap::new(), max_extent: 1 << 20 }
+    }
+}
+
+/// An imported program.
+#[derive(Clone, Debug)]
+pub struct Imported {
+    /// The program.
+    pub graph: Graph,
+    /// The data of its parameters by their source names, as far as the archive holds it: that of the rank
+    /// that exported it.
+    pub weights: IndexMap<String, Arc<Tensor>>,
+    /// What a user should know about the import, in sentences.
+    pub notes: Vec<String>,
+}
+
+/// Imports a program from the bytes of a `.pt2` file.
+///
+/// # Errors
+/// See [`ImportError`].
+pub fn import(bytes: &[u8], options: &ImportOptions) -> Result<Imported, ImportError> {
+    let mut archive = Archive::open(bytes)?;
+    let (model, text) = archive.program(&options.name)?;
+    let program = parse(&format!("models/{model}.json"), &text)?;
+    let weights = Store::new("weights", archive.config("weights", &model)?);
+    let constants = Store::new("constants", archive.config("constants", &model)?);
+    convert(&program, &mut Stores { archive: &mut archive, weights, constants }, options)
+}
+
+/// Imports a program from a `.pt2` file.
+///
+/// # Errors
+/// See [`ImportError`].
+pub fn import_file(path: &Path, options: &ImportOptions) -> Result<Imported, ImportError> {
+    let bytes =
+        std::fs::read(path).map_err(|source| ImportError::Io { path: path.display().to_string(), source })?;
+    import(&bytes, options)
+}
+
+/// Every PyTorch op that is imported as more than an opaque one: its target (`aten.add`, which stands for
+/// all its overloads, or one overload such as `aten.max.dim`) and what it becomes.
+pub fn supported_ops() -> Vec<(&'static str, &'static str)> {
+    ops::supported()
+}
+
+fn parse<'t>(entry: &str, text: &'t str) -> Result<Program<'t>, ImportError> {
+    let schema = |v: schema::SchemaVersion| ImportError::Schema {
+        entry: entry.to_string(),
+        found: format!("{}.{}", v.major, v.minor),
+    };
+    match serde_json::from_str::<Program<'t>>(text) {
+        Ok(program) if program.schema_version.major == 8 => Ok(program),
+        Ok(program) => Err(schema(program.schema_version)),
+        // Another version may have another structure; its number says more than where they differ.
+        Err(e) => match serde_json::from_str::<VersionOnly>(text) {
+            Ok(v) if v.schema_version.major != 8 => Err(schema(v.schema_version)),
+            _ => Err(ImportError::Entry { entry: entry.to_string(), message: e.to_string() }),
+        },
+    }
+}
+
+fn convert(
+    program: &Program<'_>,
+    stores: &mut Stores<'_, '_>,
+    options: &ImportOptions,
+) -> Result<Imported, ImportError> {
+    let mut notes = Vec::new();
+    let ranks = groups::settle(program, options)?;
+    let range = |name: &str| program.range_constraints.get(name).copied();
+    let symbols = Symbols::new(&signature::sizes(program), &range, options.max_extent, &mut notes)?;
+    let mut builder = Builder::new(options.name.clone(), ranks.ranks);
+    builder.graph_mut().symbols = symbols.table.clone();
+    let mut lowering = Lowering::new(builder, &program.graph_module.graph, symbols);
+    lowering.notes = notes;
+    for (name, members) in ranks.groups {
+        let id = lowering.builder.group(&name, members);
+        lowering.groups.insert(name, id);
+    }
+    signature::mark_outputs(&mut lowering, program);
+    let inputs = signature::inputs(&mut lowering, program, stores)?;
+    lowering.run()?;
+    signature::outputs(&mut lowering, program, &inputs)?;
+    Ok(Imported { graph: lowering.builder.finish(), weights: inputs.weights, notes: lowering.notes })
+}

@@ -125,7 +125,7 @@ fn report(graph: &Graph, what: &str, outputs: &[Vec<Tensor>], expected: &Expecte
             };
             let c = interp::compare(found, expected);
             let allowed = tolerance.unwrap_or_else(|| default_tolerance(expected, &c));
-            let ok = c.max_abs <= allowed && c.matches_shape;
+            let ok = c.within(allowed);
             failed |= !ok;
             println!(
                 "  rank {rank} output {index}: largest absolute difference {:.3e} (allowed {allowed:.1e}){}",
