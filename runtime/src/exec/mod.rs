@@ -1,1 +1,226 @@
-//! Executes the steps of a plan on one rank.
+//! Executes the steps of a checked plan on one rank.
+//!
+//! An [`Executor`] holds a plan for one rank. [`Executor::run`] picks the bucket that serves the bindings,
+//! resolves every operand to an address and every extent to a number ([`Bound`], once for each binding),
+//! and walks the steps: kernels run here, collectives go to a [`Communicator`].
+//!
+//! ```text
+//! Plan ──► Program (one bucket: graph, layouts, places) ──bind──► Bound (numbers) ──► run (addresses)
+//! ```
+//!
+//! The plan has been checked; what memory safety needs is checked again where it is cheap: every view lies
+//! within its base, every base within its buffer, every buffer within its arena, and the caller's memory is
+//! as large as the program says.
+//!
+//! Not here: how ranks reach each other, processes, and the choice of a plan.
+
+mod bind;
+mod custom;
+mod memory;
+mod program;
+mod run;
+
+use std::sync::Arc;
+
+use indexmap::IndexMap;
+use symmc_ir::{Bindings, text};
+use symmc_planner::plan::Plan;
+
+use crate::call::CollectiveCall;
+use crate::error::RunError;
+use crate::kernels::Scratch;
+
+pub use bind::Bound;
+pub use custom::{CustomCall, Registry};
+pub use memory::{RankMemory, Span};
+pub use program::Program;
+
+/// How many bindings an executor keeps resolved.
+const KEPT: usize = 64;
+
+/// How steps are walked.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct ExecConfig {
+    /// Which threads run them.
+    pub lanes: Lanes,
+    /// What is measured.
+    pub timing: Timing,
+}
+
+/// Which threads run the steps.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Lanes {
+    /// The caller's thread runs all steps in the order of the plan.
+    #[default]
+    Inline,
+    /// One thread for each lane; only lanes and waits order the steps, as far as the plan allows.
+    Threads,
+}
+
+/// What is measured while steps run.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Timing {
+    /// Nothing.
+    #[default]
+    Off,
+    /// The time of each step.
+    Steps,
+}
+
+/// What a run reports.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct RunReport {
+    /// The index of the bucket that served the run.
+    pub bucket: usize,
+    /// Nanoseconds of each step, waits for other lanes not included, if they were measured.
+    pub step_ns: Option<Vec<u64>>,
+}
+
+/// Moves data between ranks, for one rank.
+pub trait Communicator: Sync {
+    /// Notes that this rank begins a step.
+    fn begin(&self, step: usize) {
+        let _ = step;
+    }
+
+    /// Runs one collective to its completion on this rank.
+    ///
+    /// # Errors
+    /// A peer failed, hung or left, or the call does not fit the communicator.
+    ///
+    /// # Safety
+    /// `Private` regions point to memory of this rank as large as the call says. Nobody else touches the
+    /// call's memory in ways that the contract of its variant does not order.
+    unsafe fn collective(&self, call: &CollectiveCall<'_>) -> Result<(), RunError>;
+
+    /// Tells the peers, and another thread of this rank that is inside
+    /// [`collective`](Self::collective), that this rank ends with `error`.
+    fn abort(&self, error: &RunError) {
+        let _ = error;
+    }
+}
+
+/// A plan on one rank, ready to run again and again.
+#[derive(Debug)]
+pub struct Executor<'p> {
+    plan: &'p Plan,
+    rank: u32,
+    registry: &'p Registry,
+    config: ExecConfig,
+    /// The names of the imported program's symbols, by id.
+    symbols: Vec<String>,
+    /// Each bucket's program, once it is needed.
+    programs: Vec<Option<Program>>,
+    /// Resolved bindings, oldest first.
+    bound: Vec<(Bindings, Arc<Bound>)>,
+    scratch: [Scratch; 2],
+}
+
+impl<'p> Executor<'p> {
+    /// A plan on rank `rank`. The plan must have been checked.
+    ///
+    /// # Errors
+    /// The text of the imported program does not parse, or the plan has no such rank.
+    pub fn new(
+        plan: &'p Plan,
+        rank: u32,
+        registry: &'p Registry,
+        config: ExecConfig,
+    ) -> Result<Self, RunError> {
+        if rank >= plan.ranks {
+            return Err(RunError::Invalid(format!(
+                "the plan is for {} ranks, this is rank {rank}",
+                plan.ranks
+            )));
+        }
+        let source = text::parse(&plan.source.text)
+            .map_err(|e| RunError::Invalid(format!("the imported program of the plan: {e}")))?;
+        let symbols = source.symbols.values().map(|s| s.name.clone()).collect();
+        let programs = plan.buckets.iter().map(|_| None).collect();
+        let bound = Vec::new();
+        Ok(Executor { plan, rank, registry, config, symbols, programs, bound, scratch: Default::default() })
+    }
+
+    /// The index of the bucket that serves these values of the imported program's symbols.
+    ///
+    /// # Errors
+    /// None serves them.
+    pub fn bucket(&self, bindings: &Bindings) -> Result<usize, RunError> {
+        bucket_of(self.plan, &self.by_name(bindings))
+    }
+
+    /// The values of the symbols by name.
+    fn by_name(&self, bindings: &Bindings) -> IndexMap<String, i64> {
+        use symmc_ir::entity::Entity;
+        let ids = (0..self.symbols.len()).map(symmc_ir::SymbolId::new);
+        let named = ids.zip(&self.symbols).filter_map(|(id, name)| Some((name.clone(), bindings.get(id)?)));
+        named.collect()
+    }
+
+    /// Everything resolved for these values of the imported program's symbols.
+    ///
+    /// # Errors
+    /// No bucket serves them, the bucket cannot run (it holds an op without a kernel), or its memory does
+    /// not hold its values.
+    pub fn bind(&mut self, bindings: &Bindings) -> Result<Arc<Bound>, RunError> {
+        if let Some((_, bound)) = self.bound.iter().find(|(known, _)| known == bindings) {
+            return Ok(bound.clone());
+        }
+        let named = self.by_name(bindings);
+        let bucket = bucket_of(self.plan, &named)?;
+        let program = match &mut self.programs[bucket] {
+            Some(program) => program,
+            empty => empty.insert(Program::new(self.plan, bucket, self.rank, self.registry)?),
+        };
+        let bound = Arc::new(program.bind(&named)?);
+        if self.bound.len() == KEPT {
+            self.bound.remove(0);
+        }
+        self.bound.push((bindings.clone(), bound.clone()));
+        Ok(bound)
+    }
+
+    /// Writes parameters and constants that the plan holds in fixed memory there. Called once, before the
+    /// first run.
+    ///
+    /// # Errors
+    /// As [`bind`](Self::bind), or the caller's memory does not fit.
+    ///
+    /// # Safety
+    /// As [`Bound::run`].
+    pub unsafe fn load(&mut self, bindings: &Bindings, memory: &RankMemory) -> Result<(), RunError> {
+        let bound = self.bind(bindings)?;
+        // SAFETY: the caller's promise.
+        unsafe { bound.load(memory) }
+    }
+
+    /// Runs the plan once.
+    ///
+    /// # Errors
+    /// As [`bind`](Self::bind); the caller's memory does not fit; a kernel or a collective failed, which
+    /// [`Communicator::abort`] has been told.
+    ///
+    /// # Safety
+    /// As [`Bound::run`].
+    pub unsafe fn run(
+        &mut self,
+        bindings: &Bindings,
+        memory: &RankMemory,
+        comm: &dyn Communicator,
+    ) -> Result<RunReport, RunError> {
+        let bound = self.bind(bindings)?;
+        // SAFETY: the caller's promise.
+        unsafe { bound.run(memory, comm, &self.config, &mut self.scratch) }
+    }
+}
+
+/// The bucket whose ranges hold these values.
+fn bucket_of(plan: &Plan, named: &IndexMap<String, i64>) -> Result<usize, RunError> {
+    let serves = |ranges: &IndexMap<String, [i64; 2]>| {
+        ranges.iter().all(|(name, &[low, high])| named.get(name).is_some_and(|v| (low..=high).contains(v)))
+    };
+    plan.buckets.iter().position(|b| serves(&b.symbols)).ok_or_else(|| {
+        let values: Vec<_> = named.iter().map(|(name, value)| format!("{name} = {value}")).collect();
+        RunError::Invalid(format!("no bucket of the plan serves {}", values.join(", ")))
+    })
+}

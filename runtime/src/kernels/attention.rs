@@ -92,7 +92,11 @@ fn check(causal: bool, scale: f64, o: &Operands<'_>, result: &Strided) -> Result
         found: format!("{q:?}, {k:?}, {v:?} for {:?}", result.shape()),
     };
     let r = q.len();
-    if r < 3 || k.len() != r || v.len() != r || [o.k.dtype, o.v.dtype, result.dtype].iter().any(|&d| d != o.q.dtype) {
+    if r < 3
+        || k.len() != r
+        || v.len() != r
+        || [o.k.dtype, o.v.dtype, result.dtype].iter().any(|&d| d != o.q.dtype)
+    {
         return Err(misfit());
     }
     let head = Head { l: q[r - 2], s: k[r - 2], e: q[r - 1], f: v[r - 1], causal, scale };

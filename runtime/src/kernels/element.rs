@@ -183,14 +183,38 @@ number! {
 macro_rules! for_element {
     ($dtype:expr, $e:ident => $body:expr) => {
         match $dtype {
-            symmc_ir::DType::Bool => { type $e = $crate::kernels::element::Bool; $body }
-            symmc_ir::DType::U8 => { type $e = u8; $body }
-            symmc_ir::DType::I32 => { type $e = i32; $body }
-            symmc_ir::DType::I64 => { type $e = i64; $body }
-            symmc_ir::DType::F16 => { type $e = half::f16; $body }
-            symmc_ir::DType::BF16 => { type $e = half::bf16; $body }
-            symmc_ir::DType::F32 => { type $e = f32; $body }
-            symmc_ir::DType::F64 => { type $e = f64; $body }
+            symmc_ir::DType::Bool => {
+                type $e = $crate::kernels::element::Bool;
+                $body
+            }
+            symmc_ir::DType::U8 => {
+                type $e = u8;
+                $body
+            }
+            symmc_ir::DType::I32 => {
+                type $e = i32;
+                $body
+            }
+            symmc_ir::DType::I64 => {
+                type $e = i64;
+                $body
+            }
+            symmc_ir::DType::F16 => {
+                type $e = half::f16;
+                $body
+            }
+            symmc_ir::DType::BF16 => {
+                type $e = half::bf16;
+                $body
+            }
+            symmc_ir::DType::F32 => {
+                type $e = f32;
+                $body
+            }
+            symmc_ir::DType::F64 => {
+                type $e = f64;
+                $body
+            }
         }
     };
 }
@@ -200,9 +224,18 @@ pub(super) use for_element;
 macro_rules! for_number {
     ($dtype:expr, $c:ident => $body:expr) => {
         match $dtype {
-            symmc_ir::DType::F16 | symmc_ir::DType::BF16 | symmc_ir::DType::F32 => { type $c = f32; $body }
-            symmc_ir::DType::F64 => { type $c = f64; $body }
-            _ => { type $c = i64; $body }
+            symmc_ir::DType::F16 | symmc_ir::DType::BF16 | symmc_ir::DType::F32 => {
+                type $c = f32;
+                $body
+            }
+            symmc_ir::DType::F64 => {
+                type $c = f64;
+                $body
+            }
+            _ => {
+                type $c = i64;
+                $body
+            }
         }
     };
 }

@@ -77,7 +77,14 @@ fn few_rows<C>(m: usize, a: Matrix<C>, b: Matrix<C>, c: Matrix<C>) -> bool {
 ///
 /// # Safety
 /// As [`Gemm::gemm`], where `a` and `c` have dense rows and `b` has dense rows or columns.
-unsafe fn rows_times_matrix<C: Gemm>(e: Extents, alpha: C, a: Matrix<C>, b: Matrix<C>, beta: C, c: Matrix<C>) {
+unsafe fn rows_times_matrix<C: Gemm>(
+    e: Extents,
+    alpha: C,
+    a: Matrix<C>,
+    b: Matrix<C>,
+    beta: C,
+    c: Matrix<C>,
+) {
     for i in 0..e.m {
         // SAFETY: row `i` of `a` and of `c`, which do not overlap.
         let (x, y) = unsafe {

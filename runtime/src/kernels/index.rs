@@ -31,10 +31,11 @@ fn offsets(
 /// The position that an index means on an axis of this extent.
 fn position(index: i64, axis: usize, extent: usize) -> Result<usize, KernelError> {
     let from_start = if index < 0 { index.checked_add(extent as i64) } else { Some(index) };
-    from_start
-        .and_then(|i| usize::try_from(i).ok())
-        .filter(|&i| i < extent)
-        .ok_or(KernelError::Index { index, axis, extent })
+    from_start.and_then(|i| usize::try_from(i).ok()).filter(|&i| i < extent).ok_or(KernelError::Index {
+        index,
+        axis,
+        extent,
+    })
 }
 
 /// The sums of the offsets of several index tensors on neighbouring axes, over their common shape.
@@ -98,7 +99,8 @@ fn indexed(axis: usize, x: &Strided, indices: &[Strided]) -> Result<Indexed, Ker
     }
     let before = x.axes[..axis].to_vec();
     let rest = x.axes[axis + indices.len()..].to_vec();
-    let shape = before.iter().map(|a| a.n).chain(at.iter().copied()).chain(rest.iter().map(|a| a.n)).collect();
+    let shape =
+        before.iter().map(|a| a.n).chain(at.iter().copied()).chain(rest.iter().map(|a| a.n)).collect();
     Ok(Indexed { at, before, rest, shape })
 }
 
@@ -123,7 +125,10 @@ pub(super) fn index(
             let mut places = Odometer::new([positions]);
             for &offset in &at {
                 let [place] = places.next().unwrap_or([0]);
-                plan.run(x.ptr.wrapping_offset(from + offset as isize), result.ptr.wrapping_offset(to + place));
+                plan.run(
+                    x.ptr.wrapping_offset(from + offset as isize),
+                    result.ptr.wrapping_offset(to + place),
+                );
             }
         }
     }
@@ -344,8 +349,20 @@ impl Merge for f64 {
         match op {
             Reduction::Sum | Reduction::Mean => self + x,
             Reduction::Prod => self * x,
-            Reduction::Max => if x > self || x.is_nan() { x } else { self },
-            Reduction::Min => if x < self || x.is_nan() { x } else { self },
+            Reduction::Max => {
+                if x > self || x.is_nan() {
+                    x
+                } else {
+                    self
+                }
+            }
+            Reduction::Min => {
+                if x < self || x.is_nan() {
+                    x
+                } else {
+                    self
+                }
+            }
             Reduction::Any => f64::from(u8::from(self != 0.0 || x != 0.0)),
             Reduction::All => f64::from(u8::from(self != 0.0 && x != 0.0)),
         }
@@ -367,11 +384,17 @@ impl Merge for i64 {
         }
     }
     fn divide(self, count: i64) -> i64 {
-        self.wrapping_div(count)
+        // Towards minus infinity: counts are positive.
+        self.div_euclid(count)
     }
 }
 
 /// `x` with `src` added at the rows `indices` along `axis`.
-pub(super) fn index_add(axis: usize, s: &Scatter<'_>, result: &Strided, scratch: &mut Scratch) -> Result<(), KernelError> {
+pub(super) fn index_add(
+    axis: usize,
+    s: &Scatter<'_>,
+    result: &Strided,
+    scratch: &mut Scratch,
+) -> Result<(), KernelError> {
     index_put(axis, Combine::ADD, s.x, s.src, std::slice::from_ref(s.index), result, scratch)
 }

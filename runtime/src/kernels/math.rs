@@ -5,14 +5,20 @@ use std::sync::OnceLock;
 use super::element::Number;
 
 /// What element-wise functions and normalisations need of a floating-point type.
-pub(super) trait Real: Number + std::ops::Add<Output = Self> + std::ops::Sub<Output = Self>
-    + std::ops::Mul<Output = Self> + std::ops::Div<Output = Self> + std::ops::Neg<Output = Self>
-    + std::ops::Rem<Output = Self> + std::ops::AddAssign + std::ops::MulAssign
+pub(super) trait Real:
+    Number
+    + std::ops::Add<Output = Self>
+    + std::ops::Sub<Output = Self>
+    + std::ops::Mul<Output = Self>
+    + std::ops::Div<Output = Self>
+    + std::ops::Neg<Output = Self>
+    + std::ops::Rem<Output = Self>
+    + std::ops::AddAssign
+    + std::ops::MulAssign
 {
     const ZERO: Self;
     const ONE: Self;
     const NEG_INFINITY: Self;
-    const NAN: Self;
     fn of(x: f64) -> Self;
     fn wide(self) -> f64;
     fn abs(self) -> Self;
@@ -67,7 +73,11 @@ pub(super) trait Real: Number + std::ops::Add<Output = Self> + std::ops::Sub<Out
     }
     /// The quotient rounded down; by zero as the true quotient.
     fn div_floor(self, divisor: Self) -> Self {
-        if divisor == Self::ZERO { self / divisor } else { ((self - self.rem_floor(divisor)) / divisor).round_even() }
+        if divisor == Self::ZERO {
+            self / divisor
+        } else {
+            ((self - self.rem_floor(divisor)) / divisor).round_even()
+        }
     }
 }
 
@@ -79,7 +89,6 @@ macro_rules! real {
             const ZERO: Self = 0.0;
             const ONE: Self = 1.0;
             const NEG_INFINITY: Self = $t::NEG_INFINITY;
-            const NAN: Self = $t::NAN;
             #[inline(always)]
             fn of(x: f64) -> Self { x as $t }
             #[inline(always)]
@@ -122,7 +131,7 @@ pub(super) fn exp_f32(x: f32) -> f32 {
     const LN2_LOW: f32 = -2.121_944_4e-4;
     // Adding and subtracting 1.5 * 2^23 rounds to the nearest integer.
     const ROUND: f32 = 12_582_912.0;
-    let bounded = if x > 89.0 { 89.0 } else if x < -104.0 { -104.0 } else { x };
+    let bounded = x.clamp(-104.0, 89.0);
     let shifted = bounded * std::f32::consts::LOG2_E + ROUND;
     let n = shifted - ROUND;
     let r = (bounded - n * LN2_HIGH) - n * LN2_LOW;

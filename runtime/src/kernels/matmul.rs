@@ -15,7 +15,12 @@ use super::strided::{Odometer, Reader, Strided, Writer};
 /// The most f32 numbers of the right operand that are converted at once.
 const BLOCK_NUMBERS: usize = 1 << 19;
 
-pub(super) fn matmul(x: &Strided, y: &Strided, result: &Strided, scratch: &mut Scratch) -> Result<(), KernelError> {
+pub(super) fn matmul(
+    x: &Strided,
+    y: &Strided,
+    result: &Strided,
+    scratch: &mut Scratch,
+) -> Result<(), KernelError> {
     let (rank, e) = extents(x, y, result)?;
     let batch = &result.shape()[..rank - 2];
     let matrix = |v: &Strided| v.with_axes(v.axes[v.rank() - 2..].iter().copied());

@@ -29,6 +29,7 @@ mod strided;
 mod view;
 
 use smallvec::SmallVec;
+use symmc_ir::text::op_name;
 use symmc_ir::{DType, Op};
 use thiserror::Error;
 
@@ -103,7 +104,11 @@ pub enum KernelError {
 
 impl KernelError {
     fn shape(what: &str, expected: &[usize], found: &[usize]) -> Self {
-        KernelError::Shape { what: what.into(), expected: format!("{expected:?}"), found: format!("{found:?}") }
+        KernelError::Shape {
+            what: what.into(),
+            expected: format!("{expected:?}"),
+            found: format!("{found:?}"),
+        }
     }
 }
 
@@ -173,8 +178,13 @@ pub fn compute_with(
         Op::Concat { axis } => shape::concat(*axis, &x, &r[0])?,
         Op::Pad { low, value } => shape::pad(low, *value, &x[0], &r[0])?,
         Op::Reshape | Op::Copy => shape::reshape(&x[0], &r[0], scratch)?,
-        Op::Permute { .. } | Op::Slice { .. } | Op::Expand | Op::Collective(_) | Op::Opaque { .. } | Op::Custom(_) => {
-            return Err(KernelError::NoKernel { op: op_name(op) });
+        Op::Permute { .. }
+        | Op::Slice { .. }
+        | Op::Expand
+        | Op::Collective(_)
+        | Op::Opaque { .. }
+        | Op::Custom(_) => {
+            return Err(KernelError::NoKernel { op: op_name(op).into() });
         }
     }
     Ok(())
@@ -206,32 +216,8 @@ fn arity(op: &Op, operands: usize, results: usize) -> Result<(), KernelError> {
         return Ok(());
     }
     Err(KernelError::Arity {
-        op: op_name(op),
+        op: op_name(op).into(),
         expected: format!("{min} to {max} operands and {results_expected} results"),
         found: format!("{operands} and {results}"),
     })
-}
-
-/// The name of an op, for errors and reports.
-pub fn op_name(op: &Op) -> String {
-    match op {
-        Op::Unary(u) => u.name().into(),
-        Op::Binary(b) | Op::BinaryScalar { op: b, .. } => b.name().into(),
-        Op::Reduce { op, .. } => op.name().into(),
-        Op::ArgReduce { op, .. } => op.name().into(),
-        Op::Collective(c) => c.kind.name().into(),
-        Op::Opaque { name, .. } => format!("opaque \"{name}\""),
-        _ => {
-            let text = format!("{op:?}");
-            let name = text.split(|c: char| !c.is_ascii_alphanumeric()).next().unwrap_or_default();
-            let mut out = String::new();
-            for (i, c) in name.chars().enumerate() {
-                if c.is_ascii_uppercase() && i > 0 {
-                    out.push('_');
-                }
-                out.push(c.to_ascii_lowercase());
-            }
-            out
-        }
-    }
 }

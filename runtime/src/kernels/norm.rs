@@ -50,7 +50,13 @@ fn softmax_row<R: Real>(log: bool, row: &mut [R]) {
 }
 
 /// Reads `x` in rows of `n`, applies `f` to each row and stores it.
-fn rows<R: Real>(x: &Strided, result: &Strided, n: usize, scratch: &mut Scratch, mut f: impl FnMut(&mut [R])) {
+fn rows<R: Real>(
+    x: &Strided,
+    result: &Strided,
+    n: usize,
+    scratch: &mut Scratch,
+    mut f: impl FnMut(&mut [R]),
+) {
     let (mut xs, mut out) = (Reader::<R>::new(x), Writer::<R>::new(result));
     let mut row = scratch.take::<R>(n);
     for _ in 0..x.numel().checked_div(n).unwrap_or(0) {

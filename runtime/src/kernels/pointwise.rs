@@ -6,7 +6,7 @@
 use symmc_ir::{BinaryOp, DType, Scalar, UnaryOp};
 
 use super::KernelError;
-use super::element::{Number, for_number};
+use super::element::{Number, for_element, for_number};
 use super::math::Real;
 use super::strided::{BLOCK, Reader, Strided, Writer};
 
@@ -40,6 +40,7 @@ pub(super) fn binary(op: BinaryOp, x: &Strided, y: &Strided, result: &Strided) -
     Ok(())
 }
 
+/// `x op scalar`, or `scalar op x`. For comparisons the scalar has the dtype of `x`.
 pub(super) fn binary_scalar(
     op: BinaryOp,
     scalar: Scalar,
@@ -49,7 +50,11 @@ pub(super) fn binary_scalar(
 ) -> Result<(), KernelError> {
     for_number!(x.dtype, C => {
         let (mut xs, mut out) = (Reader::<C>::new(x), Writer::<C>::new(result));
-        let scalars = [C::from_scalar(scalar); BLOCK];
+        let scalar = match op.is_comparison() {
+            true => for_element!(x.dtype, E => C::from_element(C::from_scalar(scalar).to_element::<E>())),
+            false => C::from_scalar(scalar),
+        };
+        let scalars = [scalar; BLOCK];
         let mut a = [C::default(); BLOCK];
         for n in blocks(result.numel()) {
             xs.fill(&mut a[..n]);
@@ -158,7 +163,8 @@ fn unary_block<R: Real>(op: UnaryOp, b: &mut [R]) {
     match op {
         UnaryOp::Neg => each(b, |x| -x),
         UnaryOp::Abs => each(b, R::abs),
-        UnaryOp::Sign => each(b, |x| if x.is_nan() { x } else { truth(x > R::ZERO) - truth(x < R::ZERO) }),
+        // Zero for NaN too, as in PyTorch.
+        UnaryOp::Sign => each(b, |x| truth(x > R::ZERO) - truth(x < R::ZERO)),
         UnaryOp::Not => each(b, |x| truth(x == R::ZERO)),
         UnaryOp::Exp => each(b, R::exp),
         UnaryOp::Log => each(b, R::ln),
@@ -173,7 +179,7 @@ fn unary_block<R: Real>(op: UnaryOp, b: &mut [R]) {
         UnaryOp::Ceil => each(b, R::ceil),
         UnaryOp::Round => each(b, R::round_even),
         UnaryOp::Trunc => each(b, R::trunc),
-        UnaryOp::Relu => each(b, |x| if x < R::ZERO { R::ZERO } else { x }),
+        UnaryOp::Relu => each(b, |x| if x <= R::ZERO { R::ZERO } else { x }),
         UnaryOp::Sigmoid => each(b, R::sigmoid),
         UnaryOp::Silu => each(b, |x| x / (R::ONE + (-x).exp())),
         UnaryOp::Gelu => each(b, R::gelu),

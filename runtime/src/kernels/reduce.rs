@@ -61,10 +61,34 @@ impl Accumulate for f64 {
         match fold {
             Fold::Sum => acc + x,
             Fold::Prod => acc * x,
-            Fold::Max => if x > acc || x.is_nan() { x } else { acc },
-            Fold::Min => if x < acc || x.is_nan() { x } else { acc },
-            Fold::Any => if x != 0.0 { 1.0 } else { acc },
-            Fold::All => if x == 0.0 { 0.0 } else { acc },
+            Fold::Max => {
+                if x > acc || x.is_nan() {
+                    x
+                } else {
+                    acc
+                }
+            }
+            Fold::Min => {
+                if x < acc || x.is_nan() {
+                    x
+                } else {
+                    acc
+                }
+            }
+            Fold::Any => {
+                if x != 0.0 {
+                    1.0
+                } else {
+                    acc
+                }
+            }
+            Fold::All => {
+                if x == 0.0 {
+                    0.0
+                } else {
+                    acc
+                }
+            }
         }
     }
     fn run(fold: Fold, acc: Self, xs: &[Self]) -> Self {
@@ -231,7 +255,12 @@ fn extreme<C: Number>(op: ArgOp, row: &[C]) -> usize {
     best
 }
 
-pub(super) fn cumsum(axis: usize, x: &Strided, result: &Strided, scratch: &mut Scratch) -> Result<(), KernelError> {
+pub(super) fn cumsum(
+    axis: usize,
+    x: &Strided,
+    result: &Strided,
+    scratch: &mut Scratch,
+) -> Result<(), KernelError> {
     if axis >= x.rank() || x.shape() != result.shape() {
         return Err(KernelError::shape("the result of cumsum", &x.shape(), &result.shape()));
     }

@@ -1,7 +1,7 @@
 //! Ops that move elements without computing: concat, pad, and reshapes and copies into memory of their own.
 
-use symmc_ir::{Dim, Scalar};
 use smallvec::SmallVec;
+use symmc_ir::{Dim, Scalar};
 
 use super::KernelError;
 use super::pointwise::full;

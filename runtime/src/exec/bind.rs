@@ -1,0 +1,400 @@
+//! A program under one binding of its symbols: every extent, stride and offset a number.
+//!
+//! Resolving checks what memory safety rests on: every view lies within its base, every base within the
+//! memory that its place names, every collective's operand and result is one dense run. Only the start
+//! addresses of the arenas and of the caller's memory are left for the run.
+
+use std::sync::Arc;
+
+use indexmap::IndexMap;
+use smallvec::SmallVec;
+use symmc_ir::entity::Entity;
+use symmc_ir::text::op_name;
+use symmc_ir::{
+    Bindings, Collective, CollectiveKind, DType, Dim, Graph, InputId, InputKind, NodeId, Op, ValueId, Variant,
+};
+use symmc_planner::plan::{Barrier, Lane};
+
+use super::program::{BasePlace, ByRank, CustomKernel, Home, PreparedStep, Program, Words};
+use crate::error::RunError;
+
+/// A program resolved for one binding, ready to run.
+#[derive(Debug)]
+pub struct Bound {
+    pub(super) bucket: usize,
+    pub(super) rank: u32,
+    pub(super) steps: Vec<BoundStep>,
+    pub(super) inputs: Vec<BoundInput>,
+    pub(super) outputs: Vec<BoundOutput>,
+    pub(super) ordinary: usize,
+    pub(super) symmetric: usize,
+    pub(super) constants: Arc<[Option<Words>]>,
+}
+
+/// A value where it lies.
+#[derive(Clone, Debug)]
+pub(super) struct Located {
+    pub home: Home,
+    /// Bytes from the start of the home.
+    pub offset: usize,
+    pub dtype: DType,
+    pub shape: Box<[usize]>,
+    /// In elements.
+    pub strides: Box<[isize]>,
+}
+
+/// An input as its caller gives it, and where the plan wants it.
+#[derive(Clone, Debug)]
+pub(super) struct BoundInput {
+    pub name: String,
+    pub kind: InputKind,
+    pub dtype: DType,
+    pub bytes: usize,
+    /// The offset in the symmetric arena of an input that is held in fixed memory.
+    pub fixed: Option<usize>,
+    /// Whether a step or an output reads the caller's memory during the run.
+    pub direct: bool,
+}
+
+/// An output's memory.
+#[derive(Clone, Debug)]
+pub(super) struct BoundOutput {
+    pub name: String,
+    pub dtype: DType,
+    pub bytes: usize,
+    /// The input that it is written back to at the end of the run.
+    pub mutates: Option<usize>,
+}
+
+/// A step with everything resolved.
+#[derive(Debug)]
+pub(super) struct BoundStep {
+    pub index: usize,
+    pub lane: Lane,
+    pub waits: Vec<usize>,
+    pub node: String,
+    pub op_name: &'static str,
+    pub work: Work,
+}
+
+/// What a step does.
+#[derive(Debug)]
+pub(super) enum Work {
+    Kernel { op: Op, operands: Vec<Located>, results: Vec<Located> },
+    Custom { name: String, kernel: CustomKernel, operands: Vec<Located>, results: Vec<Located> },
+    Collective(BoundCollective),
+}
+
+/// A collective with everything resolved but addresses.
+#[derive(Debug)]
+pub(super) struct BoundCollective {
+    pub kind: CollectiveKind,
+    pub variant: Variant,
+    pub exit: Option<Barrier>,
+    pub cell: Vec<u32>,
+    pub group: usize,
+    pub dtype: DType,
+    pub elements: usize,
+    pub row: usize,
+    pub operand: BoundRegion,
+    pub result: BoundRegion,
+    pub landing: Option<[usize; 2]>,
+    pub splits: Option<(BoundRegion, BoundRegion)>,
+}
+
+/// Dense bytes; `offset` excludes `by_rank`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct BoundRegion {
+    pub home: Home,
+    pub offset: usize,
+    pub by_rank: usize,
+}
+
+impl Program {
+    /// Resolves the program for these values of its symbols, by name.
+    ///
+    /// # Errors
+    /// A symbol has no value in the bucket's range, or a value does not fit its memory.
+    pub fn bind(&self, symbols: &IndexMap<String, i64>) -> Result<Bound, RunError> {
+        let mut bindings = Bindings::new();
+        for (id, symbol) in self.graph.symbols.iter() {
+            let value = symbols.get(&symbol.name).copied();
+            let value = value.filter(|v| (symbol.min..=symbol.max).contains(v)).ok_or_else(|| {
+                let (name, min, max) = (&symbol.name, symbol.min, symbol.max);
+                RunError::Invalid(format!("symbol {name}: expected {min} to {max}, found {value:?}"))
+            })?;
+            bindings.set(id, value);
+        }
+        let binder = Binder { program: self, graph: &self.graph, bindings };
+        let steps = self.steps.iter().enumerate();
+        let steps = steps.map(|(i, s)| binder.step(i, s)).collect::<Result<Vec<_>, _>>()?;
+        Ok(Bound {
+            bucket: self.bucket,
+            rank: self.rank,
+            inputs: binder.inputs()?,
+            outputs: binder.outputs()?,
+            ordinary: self.arenas.ordinary as usize,
+            symmetric: self.arenas.symmetric as usize,
+            constants: self.constants.clone(),
+            steps,
+        })
+    }
+}
+
+struct Binder<'a> {
+    program: &'a Program,
+    graph: &'a Graph,
+    bindings: Bindings,
+}
+
+impl Binder<'_> {
+    fn invalid(&self, value: ValueId, message: impl std::fmt::Display) -> RunError {
+        RunError::Invalid(format!("the plan cannot run: %{}: {message}", self.graph.name_of(value)))
+    }
+
+    fn number(&self, value: ValueId, dim: &Dim) -> Result<i64, RunError> {
+        let error = || self.invalid(value, format!("{} has no value", dim.display(&self.graph.symbols)));
+        dim.eval(&self.bindings).ok_or_else(error)
+    }
+
+    fn size(&self, value: ValueId, dim: &Dim) -> Result<usize, RunError> {
+        let n = self.number(value, dim)?;
+        usize::try_from(n)
+            .map_err(|_| self.invalid(value, format!("{} is {n}", dim.display(&self.graph.symbols))))
+    }
+
+    fn shape(&self, value: ValueId) -> Result<Box<[usize]>, RunError> {
+        self.graph.ty(value).shape.iter().map(|d| self.size(value, d)).collect()
+    }
+
+    /// The bytes of a value stored contiguously.
+    fn bytes(&self, value: ValueId) -> Result<usize, RunError> {
+        let dtype = self.graph.ty(value).dtype;
+        let product = self.shape(value)?.iter().try_fold(dtype.size(), |n, &d| n.checked_mul(d));
+        product
+            .filter(|&n| isize::try_from(n).is_ok())
+            .ok_or_else(|| self.invalid(value, "its size overflows"))
+    }
+
+    /// The place of a base, with its offset behind the start of its home (without the part that depends on
+    /// the rank) and that part.
+    fn base(&self, base: ValueId) -> Result<(&BasePlace, usize, usize), RunError> {
+        let place = self.program.places[base].as_ref();
+        let place = place.ok_or_else(|| self.invalid(base, "it has no place"))?;
+        let offset = self.size(base, &place.offset)?;
+        let by_rank = match &place.by_rank {
+            Some(by_rank) => self.size(base, &by_rank.stride)?,
+            None => 0,
+        };
+        let number = place.by_rank.as_ref().map_or(0, |b| b.number);
+        let bytes = self.bytes(base)?;
+        let inner = by_rank.checked_mul(number).and_then(|r| r.checked_add(offset));
+        let end = inner.and_then(|i| i.checked_add(bytes));
+        let overflow = || self.invalid(base, "its offset overflows");
+        let (inner, end) = (inner.ok_or_else(overflow)?, end.ok_or_else(overflow)?);
+        let room = match (place.room, place.home) {
+            (Some(room), _) => room,
+            (None, Home::Output(k)) => self.bytes(self.graph.outputs[k].value)?,
+            (None, Home::Input(i)) => self.bytes(self.graph.inputs[InputId::new(i)].value)?,
+            (None, _) => 0,
+        };
+        if end > room {
+            return Err(self.invalid(base, format!("{bytes} bytes at {inner} exceed memory of {room} bytes")));
+        }
+        let size = self.graph.ty(base).dtype.size();
+        if !(place.start + inner).is_multiple_of(size) {
+            return Err(
+                self.invalid(base, format!("offset {} is not a multiple of {size}", place.start + inner))
+            );
+        }
+        Ok((place, place.start + offset, by_rank))
+    }
+
+    /// Where a value lies; it lies within its base.
+    fn located(&self, value: ValueId) -> Result<Located, RunError> {
+        let layout = &self.program.layouts[value];
+        let (place, offset, by_rank) = self.base(layout.base)?;
+        let number = place.by_rank.as_ref().map_or(0, |b| b.number);
+        let shape = self.shape(value)?;
+        let dtype = self.graph.ty(value).dtype;
+        let strides = layout.strides.iter().map(|s| self.number(value, s).map(|s| s as isize));
+        let strides: Box<[isize]> = strides.collect::<Result<_, _>>()?;
+        let mut first = self.number(value, &layout.offset)?;
+        let elements = (self.bytes(layout.base)? / dtype.size()) as i64;
+        if shape.contains(&0) {
+            first = 0;
+        } else {
+            let reach = |sign: i64| {
+                let mut steps = shape.iter().zip(&strides).filter(|(_, s)| (**s as i64).signum() == sign);
+                steps.try_fold(first, |at, (&n, &s)| at.checked_add((n as i64 - 1).checked_mul(s as i64)?))
+            };
+            let inside = |at: Option<i64>| at.is_some_and(|at| (0..elements).contains(&at));
+            if !inside(reach(1)) || !inside(reach(-1)) {
+                let base = self.graph.name_of(layout.base);
+                return Err(
+                    self.invalid(value, format!("it reaches beyond the {elements} elements of %{base}"))
+                );
+            }
+        }
+        let offset = offset + by_rank * number + first as usize * dtype.size();
+        Ok(Located { home: place.home, offset, dtype, shape, strides })
+    }
+
+    fn all(&self, values: &[ValueId]) -> Result<Vec<Located>, RunError> {
+        values.iter().map(|&v| self.located(v)).collect()
+    }
+
+    fn step(&self, index: usize, step: &PreparedStep) -> Result<BoundStep, RunError> {
+        let node = &self.graph.nodes[step.node];
+        let name = self.graph.node_name(step.node).to_string();
+        let work = match (&node.op, &step.custom) {
+            (Op::Collective(c), _) => Work::Collective(self.collective(step, c)?),
+            (Op::Custom(id), Some(kernel)) => Work::Custom {
+                name: self.graph.customs[*id].name.clone(),
+                kernel: kernel.clone(),
+                operands: self.all(&node.inputs)?,
+                results: self.all(&node.outputs)?,
+            },
+            (op, _) => Work::Kernel {
+                op: self.concrete(step.node, op)?,
+                operands: self.all(&node.inputs)?,
+                results: self.all(&node.outputs)?,
+            },
+        };
+        let (lane, waits) = (step.lane, step.waits.clone());
+        Ok(BoundStep { index, lane, waits, node: name, op_name: op_name(&node.op), work })
+    }
+
+    /// The op with the dims of its attributes replaced by their values.
+    fn concrete(&self, node: NodeId, op: &Op) -> Result<Op, RunError> {
+        let result = self.graph.nodes[node].outputs[0];
+        let value = |d: &Dim| self.number(result, d).map(Dim::from);
+        Ok(match op {
+            Op::Pad { low, value: fill } => {
+                Op::Pad { low: low.iter().map(value).collect::<Result<_, _>>()?, value: *fill }
+            }
+            _ => op.clone(),
+        })
+    }
+
+    fn collective(&self, step: &PreparedStep, c: &Collective) -> Result<BoundCollective, RunError> {
+        let node = &self.graph.nodes[step.node];
+        let (x, y) = (node.inputs[0], node.outputs[0]);
+        let missing = || self.invalid(y, "it names no variant that runs it");
+        let variant = c.variant.ok_or_else(missing)?;
+        let contract = variant.contract(&c.kind).ok_or_else(missing)?;
+        let cells = self.graph.cells(c.group).unwrap_or_default();
+        let cell = cells.iter().find(|cell| cell.contains(&self.program.rank)).cloned();
+        let cell = cell.ok_or_else(|| self.invalid(y, "this rank is not in its group"))?;
+        let region = |v, peers| self.region(v, &cells, peers);
+        let operand = region(x, contract.touch.reads_operand())?;
+        let result = region(y, contract.touch.writes_result())?;
+        let splits = match (node.inputs.get(1), node.outputs.get(1)) {
+            (Some(&sizes), Some(&received)) => Some((region(sizes, false)?, region(received, false)?)),
+            _ => None,
+        };
+        let landing = match self.program.landing[c.group] {
+            [Some(a), Some(b)] => Some([a, b]),
+            _ => None,
+        };
+        let shape = self.shape(x)?;
+        Ok(BoundCollective {
+            kind: c.kind.clone(),
+            variant,
+            exit: step.exit,
+            cell,
+            group: c.group.index(),
+            dtype: self.graph.ty(x).dtype,
+            elements: shape.iter().product(),
+            row: shape.iter().skip(1).product(),
+            operand,
+            result,
+            landing: landing.filter(|_| variant == Variant::Packets),
+            splits,
+        })
+    }
+
+    /// The region of an operand or result of a collective on a group with these cells, which peers touch
+    /// or not.
+    fn region(&self, value: ValueId, cells: &[Vec<u32>], peers: bool) -> Result<BoundRegion, RunError> {
+        let at = self.located(value)?;
+        if !dense(&at.shape, &at.strides) {
+            return Err(self.invalid(value, "a collective needs its elements in one dense run"));
+        }
+        if peers && at.home != Home::Symmetric {
+            return Err(self.invalid(value, "peers touch it, but it does not lie in the symmetric arena"));
+        }
+        let (place, _, by_rank) = self.base(self.program.layouts[value].base)?;
+        let whole = BoundRegion { home: at.home, offset: at.offset, by_rank: 0 };
+        match &place.by_rank {
+            None => Ok(whole),
+            Some(ByRank { cells: own, number, .. }) if own == cells => {
+                Ok(BoundRegion { offset: at.offset - by_rank * number, by_rank, ..whole })
+            }
+            Some(_) if peers => {
+                Err(self.invalid(value, "peers touch it, but it lies by rank in another group"))
+            }
+            Some(_) => Ok(whole),
+        }
+    }
+
+    fn inputs(&self) -> Result<Vec<BoundInput>, RunError> {
+        let mut out = Vec::with_capacity(self.graph.inputs.len());
+        let mut direct = vec![false; self.graph.inputs.len()];
+        for place in self.program.places.values().flatten() {
+            if let Home::Input(i) = place.home {
+                direct[i] = true;
+            }
+        }
+        for (index, input) in self.graph.inputs.values().enumerate() {
+            let (name, dtype) =
+                (self.graph.name_of(input.value).to_string(), self.graph.ty(input.value).dtype);
+            let bytes = self.bytes(input.value)?;
+            // An input that nothing uses may have no place.
+            let fixed = match &self.program.places[input.value] {
+                None => None,
+                Some(_) => {
+                    let (place, offset, by_rank) = self.base(input.value)?;
+                    let number = place.by_rank.as_ref().map_or(0, |b| b.number);
+                    (place.home == Home::Symmetric).then_some(offset + by_rank * number)
+                }
+            };
+            out.push(BoundInput { name, kind: input.kind, dtype, bytes, fixed, direct: direct[index] });
+        }
+        Ok(out)
+    }
+
+    fn outputs(&self) -> Result<Vec<BoundOutput>, RunError> {
+        let mut mutates = vec![None; self.graph.outputs.len()];
+        for (output, input) in self.program.mutations() {
+            mutates[output] = Some(input.index());
+        }
+        let outputs = self.graph.outputs.iter().zip(mutates).enumerate();
+        outputs
+            .map(|(index, (output, mutates))| {
+                let at = self.located(output.value)?;
+                if at.home != Home::Output(index) {
+                    return Err(
+                        self.invalid(output.value, format!("it is output {index}, but does not lie there"))
+                    );
+                }
+                let (name, dtype) = (self.graph.name_of(output.value).to_string(), at.dtype);
+                Ok(BoundOutput { name, dtype, bytes: self.bytes(output.value)?, mutates })
+            })
+            .collect()
+    }
+}
+
+/// Whether the elements are one run in row-major order.
+fn dense(shape: &[usize], strides: &[isize]) -> bool {
+    let mut expected = 1;
+    let mut axes: SmallVec<[(usize, isize); 6]> =
+        shape.iter().copied().zip(strides.iter().copied()).collect();
+    axes.retain(|a| a.0 != 1);
+    shape.contains(&0)
+        || axes.iter().rev().all(|&(n, stride)| {
+            let fits = stride == expected;
+            expected *= n as isize;
+            fits
+        })
+}

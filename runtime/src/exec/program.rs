@@ -1,0 +1,311 @@
+//! One bucket of a plan on one rank: what does not depend on the bindings of a run.
+
+use std::sync::Arc;
+
+use indexmap::IndexMap;
+use symmc_ir::layout::{Layout, layouts};
+use symmc_ir::{Dim, Graph, GroupId, InputId, NodeId, Op, OutputKind, Table, Tensor, ValueId, text, verify};
+use symmc_planner::plan::{self, ArenaKind, Barrier, Bucket, Lane, Memory, Plan, Role};
+
+use super::custom::{Kernel, Registry};
+use crate::error::RunError;
+
+/// Memory that a base value lies in, as a run addresses it.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub(super) enum Home {
+    /// The ordinary arena.
+    Ordinary,
+    /// The symmetric arena.
+    Symmetric,
+    /// The caller's memory of an input.
+    Input(usize),
+    /// The caller's memory of an output.
+    Output(usize),
+}
+
+/// Where a base value lies.
+#[derive(Clone, Debug)]
+pub(super) struct BasePlace {
+    pub home: Home,
+    /// Where the buffer starts in its arena.
+    pub start: usize,
+    /// The bytes from there that the value may use; `None` for the caller's memory.
+    pub room: Option<usize>,
+    /// Bytes behind `start`.
+    pub offset: Dim,
+    pub by_rank: Option<ByRank>,
+}
+
+/// The part of an offset that depends on the rank.
+#[derive(Clone, Debug)]
+pub(super) struct ByRank {
+    pub stride: Dim,
+    pub cells: Vec<Vec<u32>>,
+    /// This rank's number within its cell.
+    pub number: usize,
+}
+
+/// A step of the schedule.
+#[derive(Clone, Debug)]
+pub(super) struct PreparedStep {
+    pub node: NodeId,
+    pub lane: Lane,
+    pub waits: Vec<usize>,
+    pub exit: Option<Barrier>,
+    pub custom: Option<CustomKernel>,
+}
+
+/// The kernel of a custom op.
+#[derive(Clone)]
+pub(super) struct CustomKernel(pub Arc<Kernel>);
+
+impl std::fmt::Debug for CustomKernel {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("kernel")
+    }
+}
+
+/// One bucket of a plan on one rank.
+#[derive(Debug)]
+pub struct Program {
+    pub(super) bucket: usize,
+    pub(super) rank: u32,
+    pub(super) graph: Graph,
+    pub(super) layouts: Table<ValueId, Layout>,
+    pub(super) places: Table<ValueId, Option<BasePlace>>,
+    pub(super) steps: Vec<PreparedStep>,
+    /// Bytes of the two arenas.
+    pub(super) arenas: plan::Arenas,
+    /// The offsets of each group's landing zones.
+    pub(super) landing: Table<GroupId, [Option<usize>; 2]>,
+    /// The data of each constant input, aligned.
+    pub(super) constants: Arc<[Option<Words>]>,
+}
+
+/// Bytes at an address that is aligned for every dtype.
+#[derive(Debug)]
+pub(super) struct Words {
+    words: Vec<u64>,
+    len: usize,
+}
+
+impl Words {
+    fn new(tensor: &Tensor) -> Self {
+        let data = tensor.data();
+        let words = data
+            .chunks(8)
+            .map(|c| {
+                let mut word = [0; 8];
+                word[..c.len()].copy_from_slice(c);
+                u64::from_ne_bytes(word)
+            })
+            .collect();
+        Words { words, len: data.len() }
+    }
+    pub fn as_ptr(&self) -> *const u8 {
+        self.words.as_ptr().cast()
+    }
+    pub fn len(&self) -> usize {
+        self.len
+    }
+}
+
+impl Program {
+    /// Bucket `bucket` of a checked plan on rank `rank`.
+    ///
+    /// # Errors
+    /// The bucket names something that it does not have, or holds an op that has no kernel here.
+    pub fn new(plan: &Plan, bucket: usize, rank: u32, registry: &Registry) -> Result<Self, RunError> {
+        let index = bucket;
+        let bucket = plan.buckets.get(index).ok_or_else(|| invalid(format!("there is no bucket {index}")))?;
+        let program = plan.programs.get(bucket.program);
+        let program = program.ok_or_else(|| invalid(format!("there is no program {}", bucket.program)))?;
+        let mut graph =
+            text::parse(program).map_err(|e| invalid(format!("program {}: {e}", bucket.program)))?;
+        if let Some(violation) = verify::verify(&graph).err().and_then(|v| v.into_iter().next()) {
+            return Err(invalid(format!("program {}: {violation}", bucket.program)));
+        }
+        if graph.ranks != Some(plan.ranks) {
+            return Err(invalid(format!("program {} is not for {} ranks", bucket.program, plan.ranks)));
+        }
+        narrow(&mut graph, bucket)?;
+        let layouts = layouts(&graph);
+        let context = Context { plan, bucket, graph: &graph, rank };
+        let places = context.places()?;
+        let steps = context.steps(&layouts, registry)?;
+        let landing = context.landing();
+        let constants = graph.inputs.values().map(|i| i.data.as_ref().map(|t| Words::new(t))).collect();
+        Ok(Program {
+            bucket: index,
+            rank,
+            layouts,
+            places,
+            steps,
+            arenas: plan.arenas,
+            landing,
+            constants,
+            graph,
+        })
+    }
+
+    /// The program, with its symbols narrowed to the bucket.
+    pub fn graph(&self) -> &Graph {
+        &self.graph
+    }
+
+    /// The number of steps.
+    pub fn steps(&self) -> usize {
+        self.steps.len()
+    }
+
+    /// The input that an output writes into.
+    pub(super) fn mutations(&self) -> impl Iterator<Item = (usize, InputId)> {
+        self.graph.outputs.iter().enumerate().filter_map(|(k, o)| match o.kind {
+            OutputKind::Mutates(input) => Some((k, input)),
+            OutputKind::Returned => None,
+        })
+    }
+}
+
+fn invalid(message: String) -> RunError {
+    RunError::Invalid(format!("the plan cannot run: {message}"))
+}
+
+/// Narrows the symbols of a program to the ranges of its bucket.
+fn narrow(graph: &mut Graph, bucket: &Bucket) -> Result<(), RunError> {
+    for symbol in graph.symbols.values_mut() {
+        let range = bucket.symbols.get(&symbol.name);
+        let &[min, max] = range.ok_or_else(|| invalid(format!("symbol {} has no range", symbol.name)))?;
+        (symbol.min, symbol.max) = (min, max);
+    }
+    Ok(())
+}
+
+/// What the parts of a program are resolved against.
+struct Context<'a> {
+    plan: &'a Plan,
+    bucket: &'a Bucket,
+    graph: &'a Graph,
+    rank: u32,
+}
+
+impl Context<'_> {
+    fn places(&self) -> Result<Table<ValueId, Option<BasePlace>>, RunError> {
+        let names = self.graph.values_by_name();
+        let mut out = Table::filled(None, self.graph.values.len());
+        for (name, place) in &self.bucket.places {
+            let value =
+                names.get(name.as_str()).ok_or_else(|| invalid(format!("no value is called %{name}")))?;
+            let place = self.place(place).map_err(|e| invalid(format!("the place of %{name}: {e}")))?;
+            out[*value] = Some(place);
+        }
+        Ok(out)
+    }
+
+    fn place(&self, place: &plan::Place) -> Result<BasePlace, String> {
+        let dim = |text: &str| text::parse_dim(text, &self.graph.symbols).map_err(|e| e.to_string());
+        let (home, start, room) = match place.memory {
+            Memory::Buffer(b) => {
+                let b = self.bucket.buffers.get(b).ok_or_else(|| format!("there is no buffer {b}"))?;
+                let (home, arena) = match b.arena {
+                    ArenaKind::Ordinary => (Home::Ordinary, self.plan.arenas.ordinary),
+                    ArenaKind::Symmetric => (Home::Symmetric, self.plan.arenas.symmetric),
+                };
+                (home, b.offset, Some(within(b.offset, b.size, arena)?))
+            }
+            Memory::Fixed(f) => {
+                let f = self.plan.fixed.get(f).ok_or_else(|| format!("there is no fixed memory {f}"))?;
+                (Home::Symmetric, f.offset, Some(within(f.offset, f.size, self.plan.arenas.symmetric)?))
+            }
+            Memory::Input(i) if i < self.graph.inputs.len() => (Home::Input(i), 0, None),
+            Memory::Output(o) if o < self.graph.outputs.len() => (Home::Output(o), 0, None),
+            Memory::Input(i) => return Err(format!("there is no input {i}")),
+            Memory::Output(o) => return Err(format!("there is no output {o}")),
+        };
+        let by_rank = match &place.by_rank {
+            None => None,
+            Some(by_rank) => Some(self.by_rank(&by_rank.group, dim(&by_rank.stride)?)?),
+        };
+        Ok(BasePlace { home, start: start as usize, room, offset: dim(&place.offset)?, by_rank })
+    }
+
+    fn by_rank(&self, group: &str, stride: Dim) -> Result<ByRank, String> {
+        let found = self.graph.groups.iter().find(|(_, g)| g.name == group);
+        let (id, _) = found.ok_or_else(|| format!("there is no group @{group}"))?;
+        let cells = self.graph.cells(id).unwrap_or_default();
+        let number = cells.iter().find_map(|c| c.iter().position(|&r| r == self.rank));
+        let number = number.ok_or_else(|| format!("rank {} is not in group @{group}", self.rank))?;
+        Ok(ByRank { stride, cells, number })
+    }
+
+    fn steps(
+        &self,
+        layouts: &Table<ValueId, Layout>,
+        registry: &Registry,
+    ) -> Result<Vec<PreparedStep>, RunError> {
+        let names: IndexMap<&str, NodeId> =
+            self.graph.nodes.keys().map(|n| (self.graph.node_name(n), n)).collect();
+        let mut out = Vec::with_capacity(self.bucket.steps.len());
+        for (index, step) in self.bucket.steps.iter().enumerate() {
+            let node = names.get(step.node.as_str());
+            let &node =
+                node.ok_or_else(|| invalid(format!("step {index}: no node is called %{}", step.node)))?;
+            let data = &self.graph.nodes[node];
+            let is_view = data.op.is_view() && data.outputs.first().is_some_and(|&r| layouts[r].base != r);
+            let forward = step.waits.iter().any(|&w| w >= index);
+            if is_view || forward {
+                let why = if is_view { "is a view" } else { "waits for a later step" };
+                return Err(invalid(format!("step {index}, %{}, {why}", step.node)));
+            }
+            let custom = self.kernel_of(&data.op, &step.node, registry)?;
+            let (lane, waits, exit) = (step.lane, step.waits.clone(), step.exit);
+            out.push(PreparedStep { node, lane, waits, exit, custom });
+        }
+        Ok(out)
+    }
+
+    /// The registered kernel of a custom op; an error for an op that cannot run.
+    fn kernel_of(&self, op: &Op, node: &str, registry: &Registry) -> Result<Option<CustomKernel>, RunError> {
+        match op {
+            Op::Opaque { name, .. } => Err(RunError::Invalid(format!(
+                "%{node}: the op \"{name}\" is opaque: it can be planned, not run"
+            ))),
+            Op::Custom(id) => {
+                let op = &self.graph.customs[*id];
+                let kernel = registry.get(&op.name).cloned();
+                if kernel.is_some() && op.group.is_some() {
+                    let name = &op.name;
+                    let why = "it touches peers, which kernels registered with this backend cannot";
+                    return Err(RunError::Invalid(format!(
+                        "%{node}: the custom op {name} cannot run: {why}"
+                    )));
+                }
+                let missing =
+                    || RunError::Invalid(format!("%{node}: no kernel is registered for {}", op.name));
+                kernel.map(|k| Some(CustomKernel(k))).ok_or_else(missing)
+            }
+            Op::Collective(c) if c.variant.and_then(|v| v.contract(&c.kind)).is_none() => {
+                Err(invalid(format!("%{node}: it names no variant that runs {}", c.kind.name())))
+            }
+            _ => Ok(None),
+        }
+    }
+
+    fn landing(&self) -> Table<GroupId, [Option<usize>; 2]> {
+        let zone = |name: &str, zone: u32| {
+            self.plan.fixed.iter().find_map(|f| match &f.role {
+                Role::Landing { group, zone: z } if group == name && *z == zone => Some(f.offset as usize),
+                _ => None,
+            })
+        };
+        self.graph.groups.values().map(|g| [zone(&g.name, 0), zone(&g.name, 1)]).collect()
+    }
+}
+
+/// Checks that `size` bytes from `offset` lie within an arena; gives the size.
+fn within(offset: u64, size: u64, arena: u64) -> Result<usize, String> {
+    match offset.checked_add(size) {
+        Some(end) if end <= arena => Ok(size as usize),
+        _ => Err(format!("{size} bytes at {offset} exceed an arena of {arena} bytes")),
+    }
+}

@@ -1,0 +1,360 @@
+//! Walks resolved steps: addresses are formed here, kernels and collectives called.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use smallvec::SmallVec;
+use symmc_ir::InputKind;
+use symmc_planner::plan::Lane;
+
+use super::bind::{Bound, BoundCollective, BoundInput, BoundRegion, BoundStep, Located, Work};
+use super::custom::CustomCall;
+use super::memory::{RankMemory, Span};
+use super::program::Home;
+use super::{Communicator, ExecConfig, Lanes, RunReport, Timing};
+use crate::call::{CollectiveCall, Region, RegionMemory};
+use crate::error::RunError;
+use crate::kernels::{Scratch, View, ViewMut, compute_with};
+
+/// How long a lane sleeps at most before it looks again; a wake-up normally comes first.
+const NAP: Duration = Duration::from_millis(50);
+
+/// The start addresses of a run.
+struct Bases {
+    ordinary: *mut u8,
+    symmetric: *mut u8,
+    inputs: Vec<*mut u8>,
+    outputs: Vec<*mut u8>,
+}
+
+// SAFETY: the pointers are only used to form views of steps, whose accesses the plan orders between lanes.
+unsafe impl Sync for Bases {}
+
+impl Bases {
+    fn of(&self, home: Home) -> *mut u8 {
+        match home {
+            Home::Ordinary => self.ordinary,
+            Home::Symmetric => self.symmetric,
+            Home::Input(i) => self.inputs[i],
+            Home::Output(o) => self.outputs[o],
+        }
+    }
+
+    fn at(&self, value: &Located) -> *mut u8 {
+        self.of(value.home).wrapping_add(value.offset)
+    }
+
+    fn region(&self, region: &BoundRegion) -> Region {
+        let memory = match region.home {
+            Home::Symmetric => RegionMemory::Symmetric,
+            home => RegionMemory::Private(self.of(home)),
+        };
+        Region { memory, offset: region.offset, by_rank: region.by_rank }
+    }
+}
+
+impl Bound {
+    /// Writes parameters and constants that the plan holds in fixed memory there. An input without caller's
+    /// memory is left as it is, unless it is a constant.
+    ///
+    /// # Errors
+    /// The caller's memory does not fit the program.
+    ///
+    /// # Safety
+    /// As [`run`](Self::run).
+    pub unsafe fn load(&self, memory: &RankMemory) -> Result<(), RunError> {
+        self.check(memory)?;
+        // SAFETY: the caller's promise; `check` saw that the memory is large enough.
+        unsafe { self.write_fixed(memory, |kind| kind != InputKind::Argument) };
+        Ok(())
+    }
+
+    /// Runs the program once.
+    ///
+    /// # Errors
+    /// The caller's memory does not fit the program, a kernel refused its operands, or a collective failed.
+    ///
+    /// # Safety
+    /// The spans of `memory` must be valid for reads and writes (inputs that no output mutates: for reads)
+    /// until this returns. Nobody else may use them meanwhile, but the peers the symmetric arena as the
+    /// checked plan says. Inputs and outputs overlap neither each other nor the arenas.
+    pub unsafe fn run(
+        &self,
+        memory: &RankMemory,
+        comm: &dyn Communicator,
+        config: &ExecConfig,
+        scratch: &mut [Scratch; 2],
+    ) -> Result<RunReport, RunError> {
+        self.check(memory)?;
+        // SAFETY: the caller's promise; `check` saw that the memory is large enough.
+        unsafe { self.write_fixed(memory, |kind| kind == InputKind::Argument) };
+        let bases = self.bases(memory);
+        let timed = if config.timing == Timing::Steps { self.steps.len() } else { 0 };
+        let walk = Walk {
+            bound: self,
+            bases: &bases,
+            comm,
+            times: (0..timed).map(|_| AtomicU64::new(0)).collect(),
+            done: self.steps.iter().map(|_| AtomicBool::new(false)).collect(),
+            failure: Mutex::new(None),
+            changed: Condvar::new(),
+        };
+        match config.lanes {
+            Lanes::Inline => walk.inline(&mut scratch[0])?,
+            Lanes::Threads => walk.threads(scratch)?,
+        }
+        // SAFETY: the caller's promise; all steps have ended.
+        unsafe { self.write_back(memory) };
+        let times = walk.times.into_iter().map(AtomicU64::into_inner).collect();
+        Ok(RunReport { bucket: self.bucket, step_ns: (timed > 0).then_some(times) })
+    }
+
+    /// Checks that the memory is there, large enough and aligned.
+    fn check(&self, memory: &RankMemory) -> Result<(), RunError> {
+        let fits = |what: &str, span: &Span, bytes: usize, align: usize| {
+            let aligned = span.ptr.addr().is_multiple_of(align);
+            if bytes == 0 || (!span.ptr.is_null() && span.len >= bytes && aligned) {
+                return Ok(());
+            }
+            let found =
+                if !aligned { "memory without this alignment".into() } else { format!("{} bytes", span.len) };
+            Err(RunError::Invalid(format!(
+                "{what}: expected {bytes} bytes aligned to {align}, found {found}"
+            )))
+        };
+        fits("the ordinary arena", &memory.ordinary, self.ordinary, 64)?;
+        fits("the symmetric arena", &memory.symmetric, self.symmetric, 64)?;
+        let count = |what: &str, expected: usize, found: usize| match expected == found {
+            true => Ok(()),
+            false => Err(RunError::Invalid(format!("expected {expected} {what}, found {found}"))),
+        };
+        count("inputs", self.inputs.len(), memory.inputs.len())?;
+        count("outputs", self.outputs.len(), memory.outputs.len())?;
+        for (i, (input, span)) in self.inputs.iter().zip(&memory.inputs).enumerate() {
+            let given = !span.ptr.is_null();
+            if given || (input.direct && self.constants[i].is_none()) {
+                fits(&format!("input {i} (%{})", input.name), span, input.bytes, input.dtype.size())?;
+            }
+        }
+        for (k, (output, span)) in self.outputs.iter().zip(&memory.outputs).enumerate() {
+            fits(&format!("output {k} (%{})", output.name), span, output.bytes, output.dtype.size())?;
+        }
+        Ok(())
+    }
+
+    /// The data of an input: the caller's, else that of a constant.
+    fn data(&self, memory: &RankMemory, input: usize) -> *mut u8 {
+        match (memory.inputs[input].ptr, &self.constants[input]) {
+            (ptr, Some(constant)) if ptr.is_null() && constant.len() > 0 => constant.as_ptr().cast_mut(),
+            (ptr, _) => ptr,
+        }
+    }
+
+    fn bases(&self, memory: &RankMemory) -> Bases {
+        Bases {
+            ordinary: memory.ordinary.ptr,
+            symmetric: memory.symmetric.ptr,
+            inputs: (0..self.inputs.len()).map(|i| self.data(memory, i)).collect(),
+            outputs: memory.outputs.iter().map(|s| s.ptr).collect(),
+        }
+    }
+
+    /// Copies inputs of some kinds to the fixed memory that holds them.
+    ///
+    /// # Safety
+    /// As [`run`](Self::run), after [`check`](Self::check).
+    unsafe fn write_fixed(&self, memory: &RankMemory, which: impl Fn(InputKind) -> bool) {
+        for (i, input) in self.inputs.iter().enumerate().filter(|(_, input)| which(input.kind)) {
+            let (Some(offset), from) = (input.fixed, self.data(memory, i)) else { continue };
+            let to = memory.symmetric.ptr.wrapping_add(offset);
+            if !from.is_null() && from != to {
+                // SAFETY: both hold the bytes of the input: `check` and the resolution of its place saw it.
+                unsafe { std::ptr::copy(from, to, input.bytes) };
+            }
+        }
+    }
+
+    /// Copies outputs that mutate inputs to them: where the plan holds them, and where the caller does.
+    ///
+    /// # Safety
+    /// As [`run`](Self::run), after all steps.
+    unsafe fn write_back(&self, memory: &RankMemory) {
+        for (output, span) in self.outputs.iter().zip(&memory.outputs) {
+            let Some(i) = output.mutates else { continue };
+            let BoundInput { fixed, bytes, .. } = self.inputs[i];
+            let held = fixed.map(|offset| memory.symmetric.ptr.wrapping_add(offset));
+            let given = Some(memory.inputs[i].ptr).filter(|p| !p.is_null());
+            for to in [held, given].into_iter().flatten() {
+                if bytes == output.bytes && to != span.ptr {
+                    // SAFETY: both hold the bytes of the output, which is typed as the input.
+                    unsafe { std::ptr::copy(span.ptr, to, bytes) };
+                }
+            }
+        }
+    }
+}
+
+/// A run in progress.
+struct Walk<'a> {
+    bound: &'a Bound,
+    bases: &'a Bases,
+    comm: &'a dyn Communicator,
+    /// Nanoseconds of each step; empty when nothing is measured.
+    times: Vec<AtomicU64>,
+    /// Which steps have completed.
+    done: Vec<AtomicBool>,
+    /// The error that ended the run.
+    failure: Mutex<Option<RunError>>,
+    /// A step completed, or the run failed.
+    changed: Condvar,
+}
+
+impl Walk<'_> {
+    /// All steps in the order of the plan.
+    fn inline(&self, scratch: &mut Scratch) -> Result<(), RunError> {
+        for step in &self.bound.steps {
+            self.timed(step, scratch).inspect_err(|error| self.tell(error))?;
+        }
+        Ok(())
+    }
+
+    /// One thread for each lane.
+    fn threads(&self, scratch: &mut [Scratch; 2]) -> Result<(), RunError> {
+        let [compute, comm] = scratch;
+        thread::scope(|scope| {
+            scope.spawn(|| self.lane(Lane::Compute, compute));
+            self.lane(Lane::Comm, comm);
+        });
+        match self.failed().take() {
+            Some(error) => Err(error),
+            None => Ok(()),
+        }
+    }
+
+    /// Tells the peers of an error that began here.
+    fn tell(&self, error: &RunError) {
+        if !error.is_consequence() {
+            self.comm.abort(error);
+        }
+    }
+
+    fn failed(&self) -> MutexGuard<'_, Option<RunError>> {
+        self.failure.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The steps of one lane, in order. Ends early when another lane failed.
+    fn lane(&self, lane: Lane, scratch: &mut Scratch) {
+        for step in self.bound.steps.iter().filter(|s| s.lane == lane) {
+            if !self.await_steps(&step.waits) {
+                return;
+            }
+            let result = self.timed(step, scratch);
+            let mut failure = self.failed();
+            match result {
+                Ok(()) => self.done[step.index].store(true, Ordering::Release),
+                Err(error) => {
+                    self.tell(&error);
+                    failure.get_or_insert(error);
+                }
+            }
+            let ended = failure.is_some();
+            drop(failure);
+            self.changed.notify_all();
+            if ended {
+                return;
+            }
+        }
+    }
+
+    /// Waits until these steps have completed; false when the run failed.
+    fn await_steps(&self, waits: &[usize]) -> bool {
+        let done = || waits.iter().all(|&w| self.done[w].load(Ordering::Acquire));
+        if done() {
+            return true;
+        }
+        let mut failure = self.failed();
+        loop {
+            if failure.is_some() {
+                return false;
+            }
+            if done() {
+                return true;
+            }
+            failure = match self.changed.wait_timeout(failure, NAP) {
+                Ok((guard, _)) => guard,
+                Err(poisoned) => poisoned.into_inner().0,
+            };
+        }
+    }
+
+    fn timed(&self, step: &BoundStep, scratch: &mut Scratch) -> Result<(), RunError> {
+        self.comm.begin(step.index);
+        let Some(time) = self.times.get(step.index) else { return self.step(step, scratch) };
+        let start = Instant::now();
+        let result = self.step(step, scratch);
+        time.store(start.elapsed().as_nanos() as u64, Ordering::Relaxed);
+        result
+    }
+
+    fn step(&self, step: &BoundStep, scratch: &mut Scratch) -> Result<(), RunError> {
+        let failed = |detail: String| RunError::Step {
+            rank: self.bound.rank,
+            step: step.index,
+            node: step.node.clone(),
+            op: step.op_name.into(),
+            detail,
+        };
+        match &step.work {
+            Work::Kernel { op, operands, results } => {
+                let operands: SmallVec<[View<'_>; 4]> = operands.iter().map(|x| self.view(x)).collect();
+                let mut results: SmallVec<[ViewMut<'_>; 2]> =
+                    results.iter().map(|y| self.view_mut(y)).collect();
+                compute_with(op, &operands, &mut results, scratch).map_err(|e| failed(e.to_string()))
+            }
+            Work::Custom { name, kernel, operands, results } => {
+                let operands: Vec<View<'_>> = operands.iter().map(|x| self.view(x)).collect();
+                let mut results: Vec<ViewMut<'_>> = results.iter().map(|y| self.view_mut(y)).collect();
+                let rank = self.bound.rank;
+                let mut call = CustomCall { name, rank, operands: &operands, results: &mut results };
+                kernel.0(&mut call).map_err(failed)
+            }
+            Work::Collective(c) => self.collective(step, c),
+        }
+    }
+
+    fn view<'v>(&self, x: &'v Located) -> View<'v> {
+        // SAFETY: resolving the value saw that it lies within its memory and is aligned there; the checked
+        // plan orders this step before and after all others that touch the bytes.
+        unsafe { View::new(x.dtype, &x.shape, &x.strides, self.bases.at(x)) }
+    }
+
+    fn view_mut<'v>(&self, y: &'v Located) -> ViewMut<'v> {
+        // SAFETY: as above; a result is a base, so no two of its elements share bytes.
+        unsafe { ViewMut::new(y.dtype, &y.shape, &y.strides, self.bases.at(y)) }
+    }
+
+    fn collective(&self, step: &BoundStep, c: &BoundCollective) -> Result<(), RunError> {
+        let region = |r: &BoundRegion| self.bases.region(r);
+        let call = CollectiveCall {
+            step: step.index,
+            name: &step.node,
+            kind: &c.kind,
+            variant: c.variant,
+            exit: c.exit,
+            cell: &c.cell,
+            group: c.group,
+            dtype: c.dtype,
+            elements: c.elements,
+            row: c.row,
+            operand: region(&c.operand),
+            result: region(&c.result),
+            landing: c.landing,
+            splits: c.splits.as_ref().map(|(a, b)| (region(a), region(b))),
+        };
+        // SAFETY: the regions were resolved against memory that `check` saw to be large enough, and the plan
+        // orders the step.
+        unsafe { self.comm.collective(&call) }
+    }
+}
