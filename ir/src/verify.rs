@@ -144,7 +144,7 @@ impl Verifier<'_> {
                 Def::Node(node, k) => g.nodes.get(node).is_some_and(|n| k < n.outputs.len()),
             };
             if !known {
-                let message = format!("expected a definition in the graph, found {:?}", value.def);
+                let message = format!("expected a definition in the graph, found {}", shown(value.def));
                 self.report(Invariant::Ids, self.value_at(id), message);
             }
             if let Some(s) = value.ty.shape.iter().find_map(symbols) {
@@ -230,7 +230,7 @@ impl Verifier<'_> {
         for (id, input) in g.inputs.iter() {
             let def = g.values[input.value].def;
             if def != Def::Input(id) {
-                let message = format!("expected a value that {id} defines, found one that {def:?} defines");
+                let message = format!("expected its definition to be {id}, found {}", shown(def));
                 self.report(Invariant::Definitions, self.value_at(input.value), message);
             }
         }
@@ -242,7 +242,7 @@ impl Verifier<'_> {
                 let def = g.values[v].def;
                 if def != Def::Node(id, k) {
                     let message =
-                        format!("expected {} to be its result {k}, found {def:?}", self.value_at(v));
+                        format!("expected {} to be its result {k}, found {}", self.value_at(v), shown(def));
                     self.report_node(Invariant::Definitions, id, message);
                 }
             }
@@ -280,7 +280,7 @@ impl Verifier<'_> {
                 Def::Node(..) => false,
             };
             if !fits {
-                let message = format!("expected the next definition in order, found {:?}", value.def);
+                let message = format!("expected the next definition in order, found {}", shown(value.def));
                 self.report(Invariant::Definitions, self.value_at(id), message);
                 return;
             }
@@ -397,7 +397,11 @@ impl Verifier<'_> {
                 let found = format!("found {} from {low} to {high}", dim.display(&g.symbols));
                 let message = format!("expected a dim of magnitude at most {MAX_EXTENT}, {found}");
                 self.report_node(Invariant::Dims, id, message);
+                return;
             }
+        }
+        if node.outputs.is_empty() {
+            return;
         }
         let operands: Vec<&Type> = node.inputs.iter().map(|&v| g.ty(v)).collect();
         let results: Vec<&Type> = node.outputs.iter().map(|&v| g.ty(v)).collect();
@@ -467,7 +471,11 @@ impl Verifier<'_> {
         let symbols = &self.graph.symbols;
         if (limit.clone() + Dim::from(1)).provably_le(found, symbols) {
             let (limit, found) = (limit.display(symbols), found.display(symbols));
-            self.report_node(Invariant::Bounds, id, format!("expected at most {limit} elements, found {found}"));
+            self.report_node(
+                Invariant::Bounds,
+                id,
+                format!("expected at most {limit} elements, found {found}"),
+            );
         }
     }
 
@@ -508,6 +516,13 @@ fn dims_of(op: &Op) -> &[Dim] {
         Op::Slice { start, .. } => std::slice::from_ref(start),
         Op::Pad { low, .. } => low,
         _ => &[],
+    }
+}
+
+fn shown(def: Def) -> String {
+    match def {
+        Def::Input(input) => input.to_string(),
+        Def::Node(node, k) => format!("result {k} of {node}"),
     }
 }
 

@@ -1,5 +1,8 @@
 //! The text form over the corpus: what is written reads back as it was.
 
+#[path = "text/errors.rs"]
+mod errors;
+
 use std::fs;
 use std::path::PathBuf;
 

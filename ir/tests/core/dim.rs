@@ -73,7 +73,8 @@ fn floor_div(a: i128, b: i128) -> Option<i128> {
 const RANGES: [(i64, i64); 3] = [(0, 3), (1, 4), (5, 5)];
 
 fn symbols() -> Table<SymbolId, Symbol> {
-    let symbol = |(i, &(min, max)): (usize, &(i64, i64))| Symbol { name: format!("s{i}"), min, max, alias: None };
+    let symbol =
+        |(i, &(min, max)): (usize, &(i64, i64))| Symbol { name: format!("s{i}"), min, max, alias: None };
     RANGES.iter().enumerate().map(symbol).collect()
 }
 
@@ -200,11 +201,16 @@ fn normal_form() {
 
 #[test]
 fn division_rounds_down_and_remainder_has_the_sign_of_the_divisor() {
-    for (a, b, quotient, rest) in [(7, 2, 3, 1), (-7, 2, -4, 1), (7, -2, -4, -1), (-7, -2, 3, -1), (6, -3, -2, 0)] {
+    for (a, b, quotient, rest) in
+        [(7, 2, 3, 1), (-7, 2, -4, 1), (7, -2, -4, -1), (-7, -2, 3, -1), (6, -3, -2, 0)]
+    {
         assert_eq!(c(a).floor_div(&c(b)), c(quotient), "{a} // {b}");
         assert_eq!(c(a).modulo(&c(b)), c(rest), "{a} % {b}");
         let symbolic = (s(0) + s(1)).floor_div(&(s(1) * s(1)));
-        assert_eq!(symbolic.eval(&bind(&[a - b, b])), Some(floor_div(a.into(), (b * b).into()).unwrap() as i64));
+        assert_eq!(
+            symbolic.eval(&bind(&[a - b, b])),
+            Some(floor_div(a.into(), (b * b).into()).unwrap() as i64)
+        );
     }
     assert_eq!(c(1).floor_div(&c(0)).eval(&Bindings::new()), None);
     assert_eq!(s(0).modulo(&s(1)).eval(&bind(&[1, 0])), None);

@@ -126,11 +126,17 @@ fn refused() {
     }
     for (node, message) in [
         ("%o: f32[n, 4] = slice %x axis=1 start=0 step=0", "slice: the step must be at least 1, found 0"),
-        ("%o: f32[m, 4] = slice %x axis=1 start=0 step=1", "slice: the extent of axis 0 must stay n, found m"),
+        (
+            "%o: f32[m, 4] = slice %x axis=1 start=0 step=1",
+            "slice: the extent of axis 0 must stay n, found m",
+        ),
         ("%o: f32[n] = pad %v low=[] value=0.0", "pad: it pads 0 axes of 1"),
         ("%o: bool[n] = iota start=0 step=1", "iota: the result must have one axis and a number type"),
         ("%o: i64[n, 8] = reshape %x", "reshape: the result must be f32, found i64"),
-        ("%o: f32[n, 1], %p: i32[n, 1] = topk %x axis=1 largest=true", "topk: the positions must be i64[n, 1], found i32[n, 1]"),
+        (
+            "%o: f32[n, 1], %p: i32[n, 1] = topk %x axis=1 largest=true",
+            "topk: the positions must be i64[n, 1], found i32[n, 1]",
+        ),
     ] {
         assert_eq!(read(node), Err(format!("%o: {message}")), "{node}");
     }

@@ -15,7 +15,8 @@ fn positions(graph: &Graph, value: ValueId, bindings: &Bindings) -> Option<Vec<u
     let from = positions(graph, node.inputs[0], bindings)?;
     let from_shape = graph.ty(node.inputs[0]).concrete(bindings)?;
     let at = |index: &[usize]| from[index.iter().zip(&from_shape).fold(0, |n, (i, d)| n * d + i)];
-    let each = |map: &dyn Fn(&[usize]) -> Vec<usize>| Some(indices(&shape).iter().map(|i| at(&map(i))).collect());
+    let each =
+        |map: &dyn Fn(&[usize]) -> Vec<usize>| Some(indices(&shape).iter().map(|i| at(&map(i))).collect());
     match &node.op {
         Op::Reshape => Some(from),
         Op::Permute { perm } => each(&|index| {
@@ -62,7 +63,8 @@ fn is_strided(positions: &[usize], shape: &[usize]) -> bool {
     let strides: Vec<i64> = (0..shape.len())
         .map(|a| if shape[a] > 1 { positions[dense[a]] as i64 - first as i64 } else { 0 })
         .collect();
-    let expected = |i: &Vec<usize>| first as i64 + i.iter().zip(&strides).map(|(&i, s)| i as i64 * s).sum::<i64>();
+    let expected =
+        |i: &Vec<usize>| first as i64 + i.iter().zip(&strides).map(|(&i, s)| i as i64 * s).sum::<i64>();
     indices(shape).iter().zip(positions).all(|(i, &p)| expected(i) == p as i64)
 }
 
@@ -104,7 +106,9 @@ fn chain(choices: &mut Choices, with_symbols: bool) -> Graph {
             }
             2 => {
                 let mut to: Vec<Dim> = shape;
-                to.iter_mut().filter(|d| d.as_const() == Some(1)).for_each(|d| *d = extents[choices.below(kinds)].clone());
+                to.iter_mut()
+                    .filter(|d| d.as_const() == Some(1))
+                    .for_each(|d| *d = extents[choices.below(kinds)].clone());
                 to.insert(0, extents[choices.below(3)].clone());
                 b.op_as("expand", Op::Expand, &[x], Type::new(DType::F32, to)).unwrap()
             }
@@ -190,8 +194,14 @@ fn symbolic_views() {
         ("arg %x: f32[n*m]\n%v: f32[n, m] = reshape %x", "%x + 0 [m, 1]"),
         ("arg %x: f32[4*n, m]\n%v: f32[2, n, 2, m] = reshape %x", "%x + 0 [2*n*m, 2*m, m, 1]"),
         ("arg %x: f32[n, 8]\n%v: f32[1, 8] = slice %x axis=0 start=n - 1 step=1", "%x + 8*n - 8 [8, 1]"),
-        ("arg %x: f32[n, 8]\n%s: f32[n, 2] = slice %x axis=1 start=1 step=4\n%v: f32[2*n] = reshape %s", "%x + 1 [4]"),
-        ("arg %x: f32[n, 8]\n%s: f32[n, 2] = slice %x axis=1 start=1 step=3\n%v: f32[2*n] = reshape %s", "base"),
+        (
+            "arg %x: f32[n, 8]\n%s: f32[n, 2] = slice %x axis=1 start=1 step=4\n%v: f32[2*n] = reshape %s",
+            "%x + 1 [4]",
+        ),
+        (
+            "arg %x: f32[n, 8]\n%s: f32[n, 2] = slice %x axis=1 start=1 step=3\n%v: f32[2*n] = reshape %s",
+            "base",
+        ),
         ("arg %x: f32[n, m]\n%t: f32[m, n] = permute %x perm=[1, 0]\n%v: f32[n*m] = reshape %t", "base"),
         ("arg %x: f32[n]\n%e: f32[m, n] = expand %x\n%v: f32[m*n] = reshape %e", "base"),
         ("arg %x: f32[1]\n%e: f32[m, n] = expand %x\n%v: f32[m*n] = reshape %e", "%x + 0 [0]"),

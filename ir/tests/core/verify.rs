@@ -1,1 +1,341 @@
-//! Later.
+//! One mutation of a valid graph for each way to break an invariant yields exactly that violation.
+
+use std::sync::Arc;
+
+use symmc_ir::entity::Entity;
+use symmc_ir::graph::{CustomId, Def, GroupId, InputId, Members, NodeId, OutputKind, ValueId};
+use symmc_ir::text::parse;
+use symmc_ir::verify::{Invariant, verify};
+use symmc_ir::{DType, Dim, Graph, Op, SymbolId, Tensor, Type, Variant};
+
+const BASE: &str = r#"program "base" ranks 4
+symbol n in 2..=64
+group @pairs [[0, 1], [2, 3]]
+custom "c" symmetric operands [1] results [0] group @pairs
+
+arg %x: f32[n, 8]
+param %w: f32[n, 8] source "w"
+const %c: bool[2] = hex"0100"
+%relu: f32[n, 8] = relu %x
+%sort: f32[n, 8], %positions: i64[n, 8] = sort %relu axis=1 descending=true
+%slice: f32[n - 1, 8] = slice %sort axis=0 start=1 step=1
+%reduce: f32[n, 8] = all_reduce %relu op=sum group=@pairs via=one_shot
+%narrow: f32[n, 1] = full value=0.0
+%topk: f32[n, 2], %topk.1: i64[n, 2] = topk %x axis=1 largest=true
+%index: i64[n, 3] = full value=0
+%gather: f32[n, 3] = gather_elements %x, %index axis=1
+%custom: f32[8] = custom "c" %x, %w
+
+return %slice
+mutate %w = %reduce
+"#;
+
+fn base() -> Graph {
+    let graph = parse(BASE).unwrap();
+    assert_eq!(verify(&graph), Ok(()));
+    graph
+}
+
+fn value(graph: &Graph, name: &str) -> ValueId {
+    graph.values_by_name()[name]
+}
+
+fn node(graph: &Graph, name: &str) -> NodeId {
+    graph.def_node(value(graph, name)).unwrap()
+}
+
+/// Applies a mutation and expects one violation that displays like this.
+fn one(expected: &str, mutate: impl FnOnce(&mut Graph)) {
+    let mut graph = base();
+    mutate(&mut graph);
+    let found: Vec<String> = match verify(&graph) {
+        Ok(()) => vec![],
+        Err(violations) => violations.iter().map(|v| v.to_string()).collect(),
+    };
+    assert_eq!(found, [expected]);
+}
+
+fn set_type(graph: &mut Graph, name: &str, ty: &str) {
+    let header = "program \"t\" ranks 1\nsymbol n in 1..=2\narg %x: ";
+    let parsed = parse(&format!("{header}{ty}\n")).unwrap();
+    let id = value(graph, name);
+    graph.values[id].ty = parsed.values[ValueId::new(0)].ty.clone();
+}
+
+#[test]
+fn ids() {
+    one("I1 %relu (relu): expected one of 14 values, found value %v99", |g| {
+        let n = node(g, "relu");
+        g.nodes[n].inputs[0] = ValueId::new(99);
+    });
+    one("I1 %relu: expected a definition in the graph, found result 1 of n0", |g| {
+        let v = value(g, "relu");
+        g.values[v].def = Def::Node(NodeId::new(0), 1);
+    });
+    one("I1 %x: expected one of 1 symbols, found symbol sym7", |g| {
+        let v = value(g, "x");
+        g.values[v].ty.shape[0] = Dim::from(SymbolId::new(7));
+    });
+    one("I1 in1: expected one of 14 values, found value %v99", |g| {
+        g.inputs[InputId::new(1)].value = ValueId::new(99);
+    });
+    one("I1 custom \"c\": expected one of 1 groups, found group @g1", |g| {
+        g.customs[CustomId::new(0)].group = Some(GroupId::new(1));
+    });
+    one("I1 %reduce (all_reduce): expected one of 1 groups, found group @g1", |g| {
+        let n = node(g, "reduce");
+        let Op::Collective(c) = &mut g.nodes[n].op else { panic!() };
+        c.group = GroupId::new(1);
+    });
+    one("I1 %custom (custom): expected one of 1 custom ops, found custom op custom3", |g| {
+        let n = node(g, "custom");
+        g.nodes[n].op = Op::Custom(CustomId::new(3));
+    });
+    one("I1 %slice (slice): expected one of 1 symbols, found symbol sym2", |g| {
+        let n = node(g, "slice");
+        g.nodes[n].op = Op::Slice { axis: 0, start: Dim::from(SymbolId::new(2)), step: 1 };
+    });
+    one("I1 output 0: expected one of 14 values, found value %v14", |g| {
+        g.outputs[0].value = ValueId::new(14)
+    });
+    one("I1 output 1: expected one of 3 inputs, found input in3", |g| {
+        g.outputs[1].kind = OutputKind::Mutates(InputId::new(3));
+    });
+}
+
+#[test]
+fn definitions() {
+    one("I2 %x: expected its definition to be in1, found in0", |g| {
+        g.inputs[InputId::new(1)].value = value(g, "x");
+    });
+    one("I2 %sort (sort): expected %positions to be its result 1, found result 0 of n1", |g| {
+        let v = value(g, "positions");
+        g.values[v].def = Def::Node(NodeId::new(1), 0);
+    });
+    one("I2 %w: expected the next definition in order, found in1", |g| {
+        let (x, w) = (value(g, "x"), value(g, "w"));
+        let (a, b) = (g.values[x].clone(), g.values[w].clone());
+        (g.values[x], g.values[w]) = (b, a);
+        g.inputs[InputId::new(0)].value = w;
+        g.inputs[InputId::new(1)].value = x;
+    });
+    one("I2 n9 (opaque): expected a result, found none", |g| {
+        let opaque = Op::Opaque { name: String::new(), attributes: String::new() };
+        g.add_node(opaque, vec![], vec![]);
+    });
+}
+
+#[test]
+fn order() {
+    one("I3 %relu (relu): expected operands that are defined earlier, found %reduce", |g| {
+        let n = node(g, "relu");
+        g.nodes[n].inputs[0] = value(g, "reduce");
+    });
+    one("I3 %relu (relu): expected operands that are defined earlier, found %relu", |g| {
+        let n = node(g, "relu");
+        g.nodes[n].inputs[0] = value(g, "relu");
+    });
+}
+
+#[test]
+fn names() {
+    let rename = |old: &'static str, new: &'static str| {
+        move |g: &mut Graph| {
+            let v = value(g, old);
+            g.values[v].name = new.into();
+        }
+    };
+    one("I4 %x: expected one of this name, found another", rename("relu", "x"));
+    one("I4 %a b: expected an identifier, found \"a b\"", rename("relu", "a b"));
+    one("I4 %: expected an identifier, found \"\"", rename("relu", ""));
+    one("I4 %0: expected an identifier, found \"0\"", rename("relu", "0"));
+    one("I4 symbol é: expected an identifier, found \"é\"", |g| {
+        g.symbols[SymbolId::new(0)].name = "é".into()
+    });
+    one("I4 @: expected a name, found \"\"", |g| g.groups[GroupId::new(0)].name = String::new());
+    one("I4 @pairs: expected one of this name, found another", |g| {
+        let group = g.groups[GroupId::new(0)].clone();
+        g.groups.push(group);
+    });
+    one("I4 custom c: expected one of this name, found another", |g| {
+        let custom = g.customs[CustomId::new(0)].clone();
+        g.customs.push(custom);
+    });
+}
+
+#[test]
+fn program() {
+    let world = |g: &mut Graph| g.groups[GroupId::new(0)].members = Members::World;
+    one("I5 ranks: expected 1 to 65536, found 0", |g| {
+        world(g);
+        g.ranks = Some(0);
+    });
+    one("I5 ranks: expected 1 to 65536, found 70000", |g| {
+        world(g);
+        g.ranks = Some(70_000);
+    });
+    let cells = |cells: &[&[u32]]| {
+        let cells: Vec<Vec<u32>> = cells.iter().map(|c| c.to_vec()).collect();
+        move |g: &mut Graph| g.groups[GroupId::new(0)].members = Members::Cells(cells)
+    };
+    one("I6 @pairs: expected cells of 1 ranks, found [1, 2, 3]", cells(&[&[0], &[1, 2, 3]]));
+    one("I6 @pairs: expected cells of all 4 ranks, found 2 ranks", cells(&[&[0, 1]]));
+    one("I6 @pairs: expected cells of all 4 ranks, found 0 ranks", cells(&[]));
+    one("I6 @pairs: expected cells of 1 ranks, found []", cells(&[&[], &[]]));
+    one("I6 @pairs: expected each rank once, found rank 1 twice", cells(&[&[0, 1], &[1, 2]]));
+    one("I6 @pairs: expected ranks below 4, found rank 4", cells(&[&[0, 1], &[2, 4]]));
+    let range = |min, max| {
+        move |g: &mut Graph| {
+            let n = &mut g.symbols[SymbolId::new(0)];
+            (n.min, n.max) = (min, max);
+        }
+    };
+    let expected = "I7 symbol n: expected a range within 0..=1099511627776 that is not empty, found";
+    one(&format!("{expected} 9..=8"), range(9, 8));
+}
+
+#[test]
+fn symbols_within_limits() {
+    for (min, max) in [(-1, 8), (1, (1 << 40) + 1)] {
+        let mut g = parse("program \"s\" ranks 1\nsymbol n in 0..=1\n").unwrap();
+        (g.symbols[SymbolId::new(0)].min, g.symbols[SymbolId::new(0)].max) = (min, max);
+        let found = verify(&g).unwrap_err();
+        assert!(found.len() == 1 && found[0].invariant == Invariant::Symbols, "{found:?}");
+    }
+}
+
+#[test]
+fn dims_and_sizes() {
+    let add = |ty: &'static str| {
+        move |g: &mut Graph| {
+            g.add_input(symmc_ir::InputKind::Argument, "new", "", Type::new(DType::F32, vec![]), None);
+            set_type(g, "new", ty);
+        }
+    };
+    let extent = |axis| format!("I8 %new: expected an extent of axis {axis} from 0 to 1099511627776, found");
+    one(&format!("{} n - 3 from -1 to 61", extent(0)), add("u8[n - 3]"));
+    one(
+        &format!("{} 1099511627777 from 1099511627777 to 1099511627777", extent(1)),
+        add("u8[0, 1099511627777]"),
+    );
+    one(
+        "I9 %new: expected at most 70368744177664 bytes, found up to 79164837199872",
+        add("f64[9, 1099511627776]"),
+    );
+    one("I8 %new: expected at most 64 axes, found 65", |g| {
+        g.add_input(
+            symmc_ir::InputKind::Argument,
+            "new",
+            "",
+            Type::new(DType::F32, vec![Dim::from(1); 65]),
+            None,
+        );
+    });
+    one("I8 %new: expected a number of elements of at most 1024 terms, found up to 2048", |g| {
+        let dim = Dim::from(SymbolId::new(0)) + Dim::from(1);
+        g.add_input(symmc_ir::InputKind::Argument, "new", "", Type::new(DType::F32, vec![dim; 11]), None);
+    });
+    let deep = (0..33).fold(Dim::from(SymbolId::new(0)), |d, _| (d + Dim::from(1)).floor_div(&Dim::from(2)));
+    one("I8 %new: expected an extent of at most 32 nested functions, found 33", |g| {
+        g.add_input(symmc_ir::InputKind::Argument, "new", "", Type::new(DType::F32, vec![deep]), None);
+    });
+    let large = (0..257).fold(Dim::from(1), |d, _| d * Dim::from(SymbolId::new(0)));
+    one("I8 %slice (slice): expected an extent of at most 256 factors, found 257", |g| {
+        let n = node(g, "slice");
+        g.nodes[n].op = Op::Slice { axis: 0, start: large, step: 1 };
+    });
+    one(
+        "I8 %slice (slice): expected a dim of magnitude at most 1099511627776, found 1099511627777*n from 2199023255554 to 70368744177728",
+        |g| {
+            let n = node(g, "slice");
+            g.nodes[n].op =
+                Op::Slice { axis: 0, start: Dim::from(SymbolId::new(0)) * Dim::from((1 << 40) + 1), step: 1 };
+        },
+    );
+}
+
+#[test]
+fn typing() {
+    one("I10 %relu (relu): the result must be f32[n, 8], found bf16[n, 8]", |g| {
+        set_type(g, "relu", "bf16[n, 8]");
+        let users: Vec<NodeId> = g.users()[value(g, "relu")].clone();
+        for user in users {
+            let x = value(g, "x");
+            g.nodes[user].inputs[0] = x;
+        }
+    });
+}
+
+#[test]
+fn constants() {
+    let data =
+        |data: Option<Tensor>| move |g: &mut Graph| g.inputs[InputId::new(2)].data = data.map(Arc::new);
+    one("I11 %c: expected data of a constant, found none", data(None));
+    one("I11 %c: expected data of type bool[2], found u8[2]", data(Tensor::zeros(DType::U8, [2])));
+    one("I11 %c: expected data of type bool[2], found bool[1, 2]", data(Tensor::zeros(DType::Bool, [1, 2])));
+    one("I11 %c: expected bools stored as 0 or 1, found 2", data(Tensor::new(DType::Bool, [2], vec![1, 2])));
+    one("I11 %c: expected data of type bool[n], found bool[2]", |g| set_type(g, "c", "bool[n]"));
+    one("I11 %w: expected data of constants only, found some of in1", |g| {
+        g.inputs[InputId::new(1)].data = Tensor::zeros(DType::F32, [2, 8]).map(Arc::new);
+    });
+}
+
+#[test]
+fn outputs() {
+    one("I12 output 1: expected f32[n, 8] of %w, found f32[n - 1, 8]", |g| {
+        g.outputs[1].value = value(g, "slice")
+    });
+    one("I12 output 1: expected an argument or a parameter to mutate, found constant %c", |g| {
+        g.outputs[1].kind = OutputKind::Mutates(InputId::new(2));
+        g.outputs[1].value = value(g, "c");
+    });
+    one("I12 output 2: expected one mutation of %w, found two", |g| {
+        let again = g.outputs[1].clone();
+        g.outputs.push(again);
+    });
+}
+
+#[test]
+fn variants_and_custom_ops() {
+    one("I13 %reduce (all_reduce): expected a variant that can run it, found push", |g| {
+        let n = node(g, "reduce");
+        let Op::Collective(c) = &mut g.nodes[n].op else { panic!() };
+        c.variant = Some(Variant::Push);
+    });
+    one("I14 %custom (custom): expected the symmetric operand 2 of \"c\", found none", |g| {
+        g.customs[CustomId::new(0)].symmetric_operands = vec![0, 2];
+    });
+    one("I14 %custom (custom): expected the symmetric result 1 of \"c\", found none", |g| {
+        g.customs[CustomId::new(0)].symmetric_results = vec![1];
+    });
+}
+
+#[test]
+fn bounds() {
+    let slice = |start: i64, step: i64| {
+        move |g: &mut Graph| {
+            let n = node(g, "slice");
+            g.nodes[n].op = Op::Slice { axis: 0, start: Dim::from(start), step };
+        }
+    };
+    let expected = "I15 %slice (slice): expected positions from 0 to below n, found";
+    one(&format!("{expected} 2 to n"), slice(2, 1));
+    one(&format!("{expected} -1 to n - 3"), slice(-1, 1));
+    one("I15 %topk (topk): expected at most 1 elements, found 2", |g| {
+        let n = node(g, "topk");
+        g.nodes[n].inputs[0] = value(g, "narrow");
+    });
+    one("I15 %gather (gather_elements): expected at most n elements, found n + 1", |g| {
+        set_type(g, "index", "i64[n + 1, 3]");
+        set_type(g, "gather", "f32[n + 1, 3]");
+    });
+}
+
+#[test]
+fn all_violations_are_reported() {
+    let mut g = base();
+    g.symbols[SymbolId::new(0)].min = 65;
+    g.outputs[1].value = value(&g, "slice");
+    let found: Vec<Invariant> = verify(&g).unwrap_err().iter().map(|v| v.invariant).collect();
+    assert_eq!(found, [Invariant::Symbols, Invariant::Outputs]);
+}
