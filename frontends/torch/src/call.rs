@@ -1,0 +1,377 @@
+//! One node while its rule runs: access to its arguments by the names of PyTorch's op schemas.
+//!
+//! The program leaves out arguments that have their default value, so every accessor of an optional
+//! argument answers `None` both for a missing one and for an explicit none; rules supply the default.
+
+use symmc_ir::{DType, Dim, Scalar, ValueId};
+
+use crate::dtype;
+use crate::lower::{Binding, Lowered, Lowering, Stop};
+use crate::schema::{Argument, Node, SymArgument};
+
+/// An operand that may be a tensor or a number.
+#[derive(Clone, Debug)]
+pub(crate) enum Operand {
+    Tensor(ValueId),
+    Scalar(Scalar),
+    /// An integer that is an expression of the program's symbols.
+    Dim(Dim),
+}
+
+/// A node while its rule runs.
+pub(crate) struct Call<'c, 'p> {
+    pub lowering: &'c mut Lowering<'p>,
+    pub node: &'p Node<'p>,
+    pub name: &'p str,
+    results: Vec<Option<&'p str>>,
+    bound: Vec<Option<ValueId>>,
+    /// Values from here on were emitted by this call.
+    first_new: usize,
+}
+
+fn broken<T>(message: String) -> Lowered<T> {
+    Err(Stop::Broken(message))
+}
+
+impl<'c, 'p> Call<'c, 'p> {
+    pub fn new(lowering: &'c mut Lowering<'p>, node: &'p Node<'p>) -> Self {
+        let results = node.results();
+        let first_new = lowering.builder.graph().values.len();
+        Call { bound: vec![None; results.len()], results, name: node.name(), first_new, lowering, node }
+    }
+
+    // Arguments.
+
+    /// The argument of this name, or at this position if the program leaves names out.
+    pub fn get(&self, name: &str) -> Option<&'p Argument<'p>> {
+        let node = self.node;
+        let named = node.inputs.iter().find(|i| &*i.name == name).map(|i| &i.arg);
+        named.filter(|a| !matches!(a, Argument::None))
+    }
+
+    /// The argument at a position, for targets whose arguments have no names.
+    pub fn at(&self, index: usize) -> Option<&'p Argument<'p>> {
+        let node = self.node;
+        node.inputs.get(index).map(|i| &i.arg)
+    }
+
+    fn need(&self, name: &str) -> Lowered<&'p Argument<'p>> {
+        match self.get(name) {
+            Some(a) => Ok(a),
+            None => broken(format!("expected an argument `{name}`, found none")),
+        }
+    }
+
+    fn wrong<T>(&self, name: &str, expected: &str, found: &Argument<'_>) -> Lowered<T> {
+        broken(format!("expected {expected} as `{name}`, found {}", found.describe()))
+    }
+
+    fn value(&self, name: &str) -> Lowered<ValueId> {
+        self.lowering.value(name).map_err(Stop::Broken)
+    }
+
+    pub fn opt_tensor(&self, name: &str) -> Lowered<Option<ValueId>> {
+        match self.get(name) {
+            None => Ok(None),
+            Some(Argument::Tensor(t)) => self.value(t).map(Some),
+            Some(other) => self.wrong(name, "a tensor", other),
+        }
+    }
+
+    pub fn tensor(&self, name: &str) -> Lowered<ValueId> {
+        match self.need(name)? {
+            Argument::Tensor(t) => self.value(t),
+            other => self.wrong(name, "a tensor", other),
+        }
+    }
+
+    /// The first argument, a tensor, whatever its name is.
+    pub fn first(&self) -> Lowered<ValueId> {
+        match self.at(0) {
+            Some(Argument::Tensor(t)) => self.value(t),
+            Some(other) => self.wrong("argument 0", "a tensor", other),
+            None => broken("expected a tensor as first argument, found none".into()),
+        }
+    }
+
+    pub fn tensors(&self, name: &str) -> Lowered<Vec<ValueId>> {
+        match self.need(name)? {
+            Argument::Tensors(list) => list.iter().map(|t| self.value(t)).collect(),
+            Argument::Ints(v) if v.is_empty() => Ok(Vec::new()),
+            other => self.wrong(name, "a list of tensors", other),
+        }
+    }
+
+    pub fn opt_tensors(&self, name: &str) -> Lowered<Vec<Option<ValueId>>> {
+        match self.need(name)? {
+            Argument::Tensors(list) => list.iter().map(|t| self.value(t).map(Some)).collect(),
+            Argument::OptionalTensors(list) => {
+                list.iter().map(|t| t.as_ref().map(|t| self.value(t)).transpose()).collect()
+            }
+            other => self.wrong(name, "a list of tensors", other),
+        }
+    }
+
+    /// A tensor or a number.
+    pub fn operand(&self, name: &str) -> Lowered<Operand> {
+        match self.opt_operand(name)? {
+            Some(o) => Ok(o),
+            None => broken(format!("expected an argument `{name}`, found none")),
+        }
+    }
+
+    pub fn opt_operand(&self, name: &str) -> Lowered<Option<Operand>> {
+        let Some(arg) = self.get(name) else { return Ok(None) };
+        Ok(Some(match arg {
+            Argument::Tensor(t) => Operand::Tensor(self.value(t)?),
+            Argument::SymInt(s) => match self.sym_int(s)? {
+                d if d.as_const().is_some() => Operand::Scalar(Scalar::Int(d.as_const().unwrap_or(0))),
+                d => Operand::Dim(d),
+            },
+            other => Operand::Scalar(self.scalar_of(name, other)?),
+        }))
+    }
+
+    fn scalar_of(&self, name: &str, arg: &Argument<'_>) -> Lowered<Scalar> {
+        Ok(match arg {
+            Argument::Int(i) => Scalar::Int(*i),
+            Argument::Float(x) => Scalar::Float(symmc_ir::Float(*x)),
+            Argument::Bool(b) => Scalar::Bool(*b),
+            Argument::SymFloat(s) => Scalar::Float(symmc_ir::Float(self.sym_float(s)?)),
+            Argument::SymInt(s) => match self.sym_int(s)?.as_const() {
+                Some(i) => Scalar::Int(i),
+                None => return Err(Stop::Opaque(format!("`{name}` is a symbolic number"))),
+            },
+            other => return self.wrong(name, "a number", other),
+        })
+    }
+
+    pub fn opt_scalar(&self, name: &str) -> Lowered<Option<Scalar>> {
+        self.get(name).map(|a| self.scalar_of(name, a)).transpose()
+    }
+
+    pub fn scalar(&self, name: &str) -> Lowered<Scalar> {
+        self.scalar_of(name, self.need(name)?)
+    }
+
+    pub fn float_or(&self, name: &str, default: f64) -> Lowered<f64> {
+        Ok(self.opt_scalar(name)?.map_or(default, Scalar::as_f64))
+    }
+
+    pub fn bool_or(&self, name: &str, default: bool) -> Lowered<bool> {
+        match self.get(name) {
+            None => Ok(default),
+            Some(Argument::Bool(b)) => Ok(*b),
+            Some(Argument::Int(i)) => Ok(*i != 0),
+            Some(other) => self.wrong(name, "a bool", other),
+        }
+    }
+
+    pub fn opt_string(&self, name: &str) -> Lowered<Option<&'p str>> {
+        match self.get(name) {
+            None => Ok(None),
+            Some(Argument::String(s)) => Ok(Some(s)),
+            Some(other) => self.wrong(name, "a string", other),
+        }
+    }
+
+    pub fn opt_dtype(&self, name: &str) -> Lowered<Option<DType>> {
+        match self.get(name) {
+            None => Ok(None),
+            Some(Argument::ScalarType(code)) => match dtype::from_schema(*code) {
+                Ok(d) => Ok(Some(d)),
+                Err(found) => broken(format!("expected a dtype that the IR has as `{name}`, found {found}")),
+            },
+            Some(other) => self.wrong(name, "a dtype", other),
+        }
+    }
+
+    /// An integer that may be symbolic.
+    pub fn opt_dim(&self, name: &str) -> Lowered<Option<Dim>> {
+        self.get(name).map(|a| self.dim_of(name, a)).transpose()
+    }
+
+    pub fn dim(&self, name: &str) -> Lowered<Dim> {
+        self.dim_of(name, self.need(name)?)
+    }
+
+    pub fn dim_of(&self, name: &str, arg: &Argument<'_>) -> Lowered<Dim> {
+        match arg {
+            Argument::Int(i) => Ok(Dim::from(*i)),
+            Argument::Bool(b) => Ok(Dim::from(i64::from(*b))),
+            Argument::SymInt(s) => self.sym_int(s),
+            other => self.wrong(name, "an integer", other),
+        }
+    }
+
+    pub fn opt_dims(&self, name: &str) -> Lowered<Option<Vec<Dim>>> {
+        Ok(Some(match self.get(name) {
+            None => return Ok(None),
+            Some(Argument::Int(i)) => vec![Dim::from(*i)],
+            Some(Argument::SymInt(s)) => vec![self.sym_int(s)?],
+            Some(Argument::Ints(v)) => v.iter().map(|&i| Dim::from(i)).collect(),
+            Some(Argument::SymInts(v)) => v.iter().map(|s| self.sym_int(s)).collect::<Lowered<_>>()?,
+            Some(Argument::Tensors(v)) if v.is_empty() => Vec::new(),
+            Some(other) => return self.wrong(name, "integers", other),
+        }))
+    }
+
+    pub fn dims(&self, name: &str) -> Lowered<Vec<Dim>> {
+        match self.opt_dims(name)? {
+            Some(d) => Ok(d),
+            None => broken(format!("expected an argument `{name}`, found none")),
+        }
+    }
+
+    /// An integer that must be known.
+    pub fn opt_int(&self, name: &str) -> Lowered<Option<i64>> {
+        match self.opt_dim(name)? {
+            None => Ok(None),
+            Some(d) => match d.as_const() {
+                Some(i) => Ok(Some(i)),
+                None => Err(Stop::Opaque(format!("`{name}` is symbolic"))),
+            },
+        }
+    }
+
+    pub fn int_or(&self, name: &str, default: i64) -> Lowered<i64> {
+        Ok(self.opt_int(name)?.unwrap_or(default))
+    }
+
+    pub fn int(&self, name: &str) -> Lowered<i64> {
+        match self.opt_int(name)? {
+            Some(i) => Ok(i),
+            None => broken(format!("expected an argument `{name}`, found none")),
+        }
+    }
+
+    pub fn opt_ints(&self, name: &str) -> Lowered<Option<Vec<i64>>> {
+        let Some(dims) = self.opt_dims(name)? else { return Ok(None) };
+        let known = dims.iter().map(Dim::as_const).collect::<Option<Vec<_>>>();
+        known.map(Some).ok_or_else(|| Stop::Opaque(format!("`{name}` is symbolic")))
+    }
+
+    fn sym_int(&self, s: &SymArgument<'_>) -> Lowered<Dim> {
+        match (&s.as_name, s.as_int) {
+            (Some(name), _) => match self.lowering.graph.sym_int_values.get(&**name) {
+                Some(value) => Ok(self.lowering.symbols.dim(value)?),
+                None => broken(format!("expected an entry in sym_int_values for `{}`, found none", &**name)),
+            },
+            (None, Some(i)) => Ok(Dim::from(i)),
+            (None, None) => {
+                broken("expected `as_name` or `as_int` in a symbolic integer, found neither".into())
+            }
+        }
+    }
+
+    fn sym_float(&self, s: &SymArgument<'_>) -> Lowered<f64> {
+        let value = match &s.as_name {
+            Some(name) => self.lowering.graph.sym_float_values.get(&**name).and_then(|v| v.as_float),
+            None => s.as_float,
+        };
+        value.map(|x| x.0).ok_or_else(|| Stop::Opaque("an operand is a symbolic float".into()))
+    }
+
+    /// An axis counted from 0, given that negative ones count from the end of `rank` axes.
+    pub fn axis_of(&self, axis: i64, rank: usize) -> Lowered<usize> {
+        // PyTorch lets a tensor without axes be addressed as if it had one.
+        let n = rank.max(1) as i64;
+        if (-n..n).contains(&axis) {
+            Ok(axis.rem_euclid(n) as usize)
+        } else {
+            broken(format!("expected an axis from {} to {}, found {axis}", -n, n - 1))
+        }
+    }
+
+    pub fn axis_or(&self, name: &str, default: i64, rank: usize) -> Lowered<usize> {
+        self.axis_of(self.int_or(name, default)?, rank)
+    }
+
+    pub fn axis(&self, name: &str, rank: usize) -> Lowered<usize> {
+        self.axis_of(self.int(name)?, rank)
+    }
+
+    /// Axes of a reduction, ascending; no list or an empty one means all.
+    pub fn axes(&self, name: &str, rank: usize) -> Lowered<Vec<usize>> {
+        let mut axes = match self.opt_ints(name)? {
+            Some(list) if !list.is_empty() => {
+                list.into_iter().map(|a| self.axis_of(a, rank)).collect::<Lowered<Vec<_>>>()?
+            }
+            _ => (0..rank).collect(),
+        };
+        axes.sort_unstable();
+        if axes.windows(2).any(|w| w[0] == w[1]) {
+            return broken(format!("expected distinct axes, found {axes:?}"));
+        }
+        axes.retain(|&a| a < rank);
+        Ok(axes)
+    }
+
+    // Results.
+
+    /// How many results the program names, lists flattened.
+    pub fn result_count(&self) -> usize {
+        self.results.len()
+    }
+
+    /// Whether anything reads a result.
+    pub fn wants(&self, result: usize) -> bool {
+        self.results.get(result).copied().flatten().is_some_and(|n| self.lowering.is_used(n))
+    }
+
+    /// Fails as opaque if anything reads a result after the first `known` ones.
+    pub fn only(&self, known: usize) -> Lowered {
+        match (known..self.results.len()).find(|&i| self.wants(i)) {
+            None => Ok(()),
+            Some(i) => Err(Stop::Opaque(format!("its result {i} is used"))),
+        }
+    }
+
+    /// The declared shape of a result.
+    pub fn declared(&self, result: usize) -> Lowered<symmc_ir::Type> {
+        match self.results.get(result).copied().flatten() {
+            Some(name) => Ok(self.lowering.declared(name)?),
+            None => broken(format!("expected a result {result}, found none")),
+        }
+    }
+
+    /// States which value a result is.
+    pub fn set(&mut self, result: usize, value: ValueId) {
+        if let Some(slot) = self.bound.get_mut(result) {
+            *slot = Some(value);
+        }
+    }
+
+    /// States the value of the only result.
+    pub fn done(&mut self, value: ValueId) -> Lowered {
+        self.set(0, value);
+        Ok(())
+    }
+
+    /// Checks the results against their declarations and binds their names.
+    pub fn finish(self) -> Lowered {
+        let Call { lowering, node, results, bound, first_new, .. } = self;
+        for (name, value) in results.into_iter().zip(bound) {
+            let Some(name) = name else { continue };
+            if !lowering.graph.tensor_values.contains_key(name) {
+                if value.is_some() {
+                    return broken(format!("expected an entry in tensor_values for `{name}`, found none"));
+                }
+                continue;
+            }
+            let Some(value) = value else {
+                let why = format!("a result of {} that has no counterpart", &*node.target);
+                lowering.bind(name, Binding::Nothing(why)).map_err(Stop::Broken)?;
+                continue;
+            };
+            lowering.check_declared(node, name, value)?;
+            lowering.bind(name, Binding::Value(value)).map_err(Stop::Broken)?;
+            let entry = &mut lowering.builder.graph_mut().values[value];
+            // Emitted helpers have a dot in their names; names of the program do not.
+            if symmc_ir::entity::Entity::index(value) >= first_new && entry.name.contains('.') {
+                entry.name = name.to_string();
+            }
+        }
+        Ok(())
+    }
+}

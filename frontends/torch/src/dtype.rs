@@ -1,0 +1,145 @@
+//! PyTorch's dtypes and its promotion rules.
+//!
+//! PyTorch lets operands of different dtypes meet; the IR does not. [`result_type`] is PyTorch's rule for
+//! the common dtype: among operands of one category (bool, integer, floating-point) tensors with axes
+//! outrank tensors without, which outrank Python scalars; a higher category outranks all.
+
+use symmc_ir::{DType, Scalar};
+
+/// PyTorch's default floating-point dtype: what a Python float becomes beside integers.
+pub(crate) const DEFAULT_FLOAT: DType = DType::F32;
+
+/// The dtype of a `ScalarType` of the schema.
+///
+/// # Errors
+/// The name of a dtype that the IR does not have.
+pub(crate) fn from_schema(code: u32) -> Result<DType, String> {
+    Ok(match code {
+        1 => DType::U8,
+        4 => DType::I32,
+        5 => DType::I64,
+        6 => DType::F16,
+        7 => DType::F32,
+        8 => DType::F64,
+        12 => DType::Bool,
+        13 => DType::BF16,
+        _ => return Err(unsupported(code)),
+    })
+}
+
+fn unsupported(code: u32) -> String {
+    let name = match code {
+        0 => "unknown",
+        2 => "int8",
+        3 => "int16",
+        9 => "complex32",
+        10 => "complex64",
+        11 => "complex128",
+        28 => "uint16",
+        29 => "float8_e4m3fn",
+        30 => "float8_e5m2",
+        31 => "float8_e4m3fnuz",
+        32 => "float8_e5m2fnuz",
+        _ => return format!("a dtype of number {code}"),
+    };
+    format!("dtype {name}")
+}
+
+/// How an operand takes part in promotion.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub(crate) enum Weight {
+    /// A Python scalar.
+    Scalar,
+    /// A tensor without axes.
+    NoAxes,
+    /// A tensor with axes.
+    Tensor,
+}
+
+fn category(d: DType) -> u8 {
+    match d {
+        DType::Bool => 0,
+        DType::U8 | DType::I32 | DType::I64 => 1,
+        _ => 2,
+    }
+}
+
+/// The smallest dtype that both convert to.
+pub(crate) fn promote(a: DType, b: DType) -> DType {
+    use DType::*;
+    if a == b {
+        return a;
+    }
+    match (category(a), category(b)) {
+        (x, y) if x < y => b,
+        (x, y) if x > y => a,
+        (1, _) => {
+            if a == I64 || b == I64 {
+                I64
+            } else {
+                I32
+            }
+        }
+        _ if a == F64 || b == F64 => F64,
+        // f16 with bf16 gives f32, as f32 with either does.
+        _ => F32,
+    }
+}
+
+/// The common dtype of these operands; `None` without operands.
+pub(crate) fn result_type(operands: &[(Weight, DType)]) -> Option<DType> {
+    let of = |w: Weight| operands.iter().filter(|o| o.0 == w).map(|o| o.1).reduce(promote);
+    let combine = |higher: Option<DType>, lower: Option<DType>| match (higher, lower) {
+        (Some(h), Some(l)) if category(l) > category(h) => Some(promote(h, l)),
+        (Some(h), _) => Some(h),
+        (None, l) => l,
+    };
+    combine(of(Weight::Tensor), combine(of(Weight::NoAxes), of(Weight::Scalar)))
+}
+
+/// The dtype that a Python scalar has in promotion.
+pub(crate) fn of_scalar(s: Scalar) -> DType {
+    match s {
+        Scalar::Bool(_) => DType::Bool,
+        Scalar::Int(_) => DType::I64,
+        Scalar::Float(_) => DEFAULT_FLOAT,
+    }
+}
+
+/// The scalar as a value of this dtype.
+pub(crate) fn convert(s: Scalar, dtype: DType) -> Scalar {
+    match dtype {
+        DType::Bool => Scalar::Bool(s.as_f64() != 0.0),
+        d if d.is_float() => Scalar::Float(symmc_ir::Float(s.as_f64())),
+        _ => Scalar::Int(s.as_i64()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use DType::*;
+
+    #[test]
+    fn promotion_follows_pytorch() {
+        let t = |d| (Weight::Tensor, d);
+        let z = |d| (Weight::NoAxes, d);
+        let s = |d| (Weight::Scalar, d);
+        for (operands, expected) in [
+            (vec![t(I64), s(F32)], F32),
+            (vec![t(BF16), s(F32)], BF16),
+            (vec![t(BF16), z(F32)], BF16),
+            (vec![t(BF16), t(F32)], F32),
+            (vec![t(BF16), t(F16)], F32),
+            (vec![t(I32), z(I64)], I32),
+            (vec![t(I32), z(F64)], F64),
+            (vec![t(Bool), s(I64)], I64),
+            (vec![t(Bool), t(U8)], U8),
+            (vec![t(U8), t(I32)], I32),
+            (vec![z(I32), s(F32)], F32),
+            (vec![z(F64), t(F16)], F16),
+        ] {
+            assert_eq!(result_type(&operands), Some(expected), "{operands:?}");
+        }
+    }
+}

@@ -1,0 +1,156 @@
+//! Why a program could not be imported. Every message names the entry, symbol or node at fault, what was
+//! expected and what was found.
+
+use thiserror::Error;
+
+/// A program that cannot be imported.
+#[derive(Debug, Error)]
+pub enum ImportError {
+    /// The file cannot be read.
+    #[error("{path}: {source}")]
+    Io {
+        /// The file.
+        path: String,
+        /// What the system says.
+        source: std::io::Error,
+    },
+    /// The bytes are no zip archive, or a damaged one.
+    #[error("not a readable zip archive: {0}")]
+    Zip(String),
+    /// The zip archive is no `.pt2`, or it lacks a part.
+    #[error("the archive has no entry `{entry}`{hint}")]
+    MissingEntry {
+        /// The entry, without the root folder.
+        entry: String,
+        /// What may have happened; empty or starting with a separator.
+        hint: String,
+    },
+    /// An entry cannot be read or decoded.
+    #[error("entry `{entry}`: {message}")]
+    Entry {
+        /// The entry.
+        entry: String,
+        /// What is wrong with it.
+        message: String,
+    },
+    /// An entry has another content than a program of this kind.
+    #[error("entry `{entry}`: expected {expected}, found {found}")]
+    Content {
+        /// The entry.
+        entry: String,
+        /// What a readable program has there.
+        expected: String,
+        /// What stands there.
+        found: String,
+    },
+    /// The archive unpacks to more than a program of its size can need.
+    #[error("entry `{entry}`: {found} bytes unpacked are more than the limit of {limit}")]
+    TooLarge {
+        /// The entry.
+        entry: String,
+        /// Its size, or the size of all that was read so far.
+        found: u64,
+        /// The limit.
+        limit: u64,
+    },
+    /// The program is written in another version of the schema.
+    #[error("entry `{entry}`: expected schema version 8, found {found}")]
+    Schema {
+        /// The entry of the program.
+        entry: String,
+        /// Its version.
+        found: String,
+    },
+    /// A tensor is stored as a pickle, which is never executed.
+    #[error("`{tensor}` is stored as a pickle in `{entry}`: expected a raw storage")]
+    Pickled {
+        /// The name of the tensor.
+        tensor: String,
+        /// Where it is stored.
+        entry: String,
+    },
+    /// A stored tensor does not fit its storage or its declaration.
+    #[error("stored tensor `{tensor}`: expected {expected}, found {found}")]
+    Stored {
+        /// The name of the tensor.
+        tensor: String,
+        /// What it needs.
+        expected: String,
+        /// What there is.
+        found: String,
+    },
+    /// A symbolic extent cannot be represented.
+    #[error("the expression `{expression}`: {message}")]
+    Expression {
+        /// The sympy expression.
+        expression: String,
+        /// Which part of it is not supported.
+        message: String,
+    },
+    /// The range of a symbol is empty or unusable.
+    #[error("symbol `{symbol}`: expected {expected}, found {found}")]
+    Symbol {
+        /// The name of the symbol.
+        symbol: String,
+        /// What a range must be.
+        expected: String,
+        /// What it is.
+        found: String,
+    },
+    /// A part of the signature does not fit the graph.
+    #[error("`{name}` in the signature: {message}")]
+    Signature {
+        /// The value, parameter or buffer.
+        name: String,
+        /// What is wrong with it.
+        message: String,
+    },
+    /// The number of ranks, or of a group, is contradictory.
+    #[error("{what}: {first} says {first_ranks} ranks, {second} says {second_ranks}{hint}")]
+    Ranks {
+        /// The program or a group.
+        what: String,
+        /// Who says the first number.
+        first: String,
+        /// The first number.
+        first_ranks: u32,
+        /// Who says the second number.
+        second: String,
+        /// The second number.
+        second_ranks: u32,
+        /// What helps; empty or starting with a separator.
+        hint: String,
+    },
+    /// The members given for a group are no partition of the ranks.
+    #[error("group `{group}`: {message}")]
+    Group {
+        /// The name of the group.
+        group: String,
+        /// What is wrong with its members.
+        message: String,
+    },
+    /// A node cannot be represented.
+    #[error("node `{node}` ({op}): {message}")]
+    Node {
+        /// The name of the node.
+        node: String,
+        /// Its target.
+        op: String,
+        /// What was expected and found.
+        message: String,
+    },
+    /// A value has another type than the program declares for it.
+    #[error("node `{node}` ({op}): the program declares {expected} for `{value}`, found {found}")]
+    Type {
+        /// The name of the node.
+        node: String,
+        /// Its target.
+        op: String,
+        /// The result.
+        value: String,
+        /// The declared type.
+        expected: String,
+        /// The type that the operands give.
+        found: String,
+    },
+}

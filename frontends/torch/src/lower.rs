@@ -1,0 +1,252 @@
+//! Turns the nodes of a program into nodes of a graph, one after another.
+//!
+//! Each target has a rule ([`crate::ops`]) that emits nodes for it. Around the rules, this module resolves
+//! names, keeps PyTorch's names for results, and holds each result against the type that the program
+//! declares for it: where the two only look different (`2*(s0//2)` for a known even `s0`), the type that
+//! the operands give stands; a real difference is an error. A target without a rule becomes an opaque op.
+
+use std::collections::{HashMap, HashSet};
+
+use indexmap::IndexMap;
+use symmc_ir::builder::BuildError;
+use symmc_ir::{Builder, Dim, GroupId, Op, Type, ValueId};
+
+use crate::call::Call;
+use crate::dtype;
+use crate::error::ImportError;
+use crate::ops;
+use crate::schema::{self, Argument, Node, STRIDED};
+use crate::symbols::Symbols;
+
+/// Why a rule does not lower a node.
+#[derive(Debug)]
+pub(crate) enum Stop {
+    /// The node is a valid use of the target that the rule does not cover: it becomes opaque.
+    Opaque(String),
+    /// The node is broken: one sentence with what was expected and found.
+    Broken(String),
+    /// The program is broken elsewhere.
+    Error(ImportError),
+}
+
+impl From<BuildError> for Stop {
+    fn from(e: BuildError) -> Self {
+        Stop::Broken(e.message)
+    }
+}
+
+impl From<ImportError> for Stop {
+    fn from(e: ImportError) -> Self {
+        Stop::Error(e)
+    }
+}
+
+/// The result of a rule, and of what rules call.
+pub(crate) type Lowered<T = ()> = Result<T, Stop>;
+
+/// What a name of the program stands for.
+#[derive(Clone, Debug)]
+pub(crate) enum Binding {
+    Value(ValueId),
+    /// Not a tensor of the graph: why.
+    Nothing(String),
+}
+
+/// A program on its way to a graph.
+pub(crate) struct Lowering<'p> {
+    pub builder: Builder,
+    pub graph: &'p schema::Graph<'p>,
+    pub symbols: Symbols<'p>,
+    pub groups: IndexMap<String, GroupId>,
+    values: HashMap<&'p str, Binding>,
+    /// Names that a node or an output reads.
+    used: HashSet<&'p str>,
+    /// Opaque ops with why and how often.
+    opaque: IndexMap<String, (String, usize)>,
+    pub notes: Vec<String>,
+}
+
+impl<'p> Lowering<'p> {
+    pub fn new(builder: Builder, graph: &'p schema::Graph<'p>, symbols: Symbols<'p>) -> Self {
+        let used = graph.nodes.iter().flat_map(|n| &n.inputs).flat_map(|i| tensor_names(&i.arg)).collect();
+        Lowering {
+            builder,
+            graph,
+            symbols,
+            groups: IndexMap::new(),
+            values: HashMap::with_capacity(graph.tensor_values.len()),
+            used,
+            opaque: IndexMap::new(),
+            notes: Vec::new(),
+        }
+    }
+
+    /// Marks a name as read by the program's outputs.
+    pub fn use_name(&mut self, name: &'p str) {
+        self.used.insert(name);
+    }
+
+    pub fn is_used(&self, name: &str) -> bool {
+        self.used.contains(name)
+    }
+
+    /// Binds a name.
+    ///
+    /// # Errors
+    /// The name is bound already, or is no identifier.
+    pub fn bind(&mut self, name: &'p str, binding: Binding) -> Result<(), String> {
+        let fits = |c: char| c.is_ascii_alphanumeric() || c == '_';
+        if name.is_empty() || !name.chars().all(fits) {
+            return Err(format!("expected an identifier as the name of a value, found `{name}`"));
+        }
+        match self.values.insert(name, binding) {
+            None => Ok(()),
+            Some(_) => Err(format!("expected one definition of `{name}`, found two")),
+        }
+    }
+
+    /// Lets a name stand for another value from now on (an in-place op wrote it).
+    pub fn rebind(&mut self, name: &'p str, value: ValueId) {
+        self.values.insert(name, Binding::Value(value));
+    }
+
+    /// The value of a name.
+    ///
+    /// # Errors
+    /// Nothing before this node defines it, or it is no tensor.
+    pub fn value(&self, name: &str) -> Result<ValueId, String> {
+        match self.values.get(name) {
+            Some(Binding::Value(v)) => Ok(*v),
+            Some(Binding::Nothing(why)) => Err(format!("`{name}` is {why}")),
+            None => Err(format!("expected a value that is defined before, found `{name}`")),
+        }
+    }
+
+    /// The type that the program declares for a value.
+    pub fn declared(&self, name: &str) -> Result<Type, ImportError> {
+        let error = |message: String| ImportError::Signature { name: name.into(), message };
+        let meta = self.graph.tensor_values.get(name);
+        let meta = meta.ok_or_else(|| error("expected an entry in tensor_values, found none".into()))?;
+        if meta.layout != STRIDED {
+            return Err(error(format!("expected the strided layout, found layout {}", meta.layout)));
+        }
+        let dtype = dtype::from_schema(meta.dtype)
+            .map_err(|found| error(format!("expected a dtype that the IR has, found {found}")))?;
+        let shape = meta.sizes.iter().map(|s| self.symbols.dim(s)).collect::<Result<Vec<Dim>, _>>()?;
+        Ok(Type::new(dtype, shape))
+    }
+
+    /// Lowers all nodes.
+    pub fn run(&mut self) -> Result<(), ImportError> {
+        let graph = self.graph;
+        for node in &graph.nodes {
+            self.node(node)?;
+        }
+        for (target, (why, count)) in std::mem::take(&mut self.opaque) {
+            self.notes.push(format!("{target} stays opaque ({count} nodes): {why}"));
+        }
+        Ok(())
+    }
+
+    fn node(&mut self, node: &'p Node<'p>) -> Result<(), ImportError> {
+        let error = |message: String| ImportError::Node {
+            node: node.name().into(),
+            op: node.target.to_string(),
+            message,
+        };
+        let mut call = Call::new(self, node);
+        let lowered = match ops::find(&node.target) {
+            Some(rule) => rule(&mut call).and_then(|()| call.finish()),
+            None => Err(Stop::Opaque("no rule for it".into())),
+        };
+        match lowered {
+            Ok(()) => Ok(()),
+            Err(Stop::Error(e)) => Err(e),
+            Err(Stop::Broken(message)) => Err(error(message)),
+            Err(Stop::Opaque(why)) => match self.opaque(node, &why) {
+                Ok(()) => Ok(()),
+                Err(Stop::Error(e)) => Err(e),
+                Err(Stop::Broken(message) | Stop::Opaque(message)) => Err(error(message)),
+            },
+        }
+    }
+
+    /// Represents a node as an opaque op with its declared results.
+    fn opaque(&mut self, node: &'p Node<'p>, why: &str) -> Lowered {
+        let target = node.target.strip_prefix("torch.ops.").unwrap_or(&node.target).to_string();
+        let mut operands = Vec::new();
+        let mut attributes = Vec::new();
+        for input in &node.inputs {
+            let names = tensor_names(&input.arg);
+            for name in &names {
+                operands.push(self.value(name).map_err(Stop::Broken)?);
+            }
+            if names.is_empty() && !matches!(&input.arg, Argument::None | Argument::Other(_)) {
+                attributes.push(format!("{}={}", &*input.name, input.arg.describe()));
+            }
+        }
+        let tensors: Vec<&'p str> = node
+            .results()
+            .into_iter()
+            .flatten()
+            .filter(|n| self.graph.tensor_values.contains_key(*n))
+            .collect();
+        self.opaque.entry(target.clone()).or_insert((why.to_string(), 0)).1 += 1;
+        if tensors.is_empty() {
+            // Without a tensor result nothing in a functional graph depends on it; integer results have
+            // their expressions in the program.
+            return Ok(());
+        }
+        let types = tensors.iter().map(|n| self.declared(n)).collect::<Result<Vec<_>, _>>()?;
+        let op = Op::Opaque { name: target, attributes: attributes.join(", ") };
+        let results = self.builder.node_as(&format!("{}.opaque", node.name()), op, &operands, types)?;
+        for (name, value) in tensors.into_iter().zip(results) {
+            self.builder.graph_mut().values[value].name = name.to_string();
+            self.bind(name, Binding::Value(value)).map_err(Stop::Broken)?;
+        }
+        Ok(())
+    }
+
+    /// Holds a value against the type declared for a name.
+    pub fn check_declared(&self, node: &Node<'_>, name: &str, value: ValueId) -> Result<(), ImportError> {
+        let declared = self.declared(name)?;
+        let found = self.builder.graph().ty(value);
+        if *found == declared {
+            return Ok(());
+        }
+        let symbols = &self.symbols.table;
+        let may_agree = |a: &Dim, b: &Dim| {
+            let (low, high) = (a.clone() - b.clone()).bounds(symbols);
+            low <= 0 && high >= 0
+        };
+        let agree = found.dtype == declared.dtype
+            && found.rank() == declared.rank()
+            && found.shape.iter().zip(&declared.shape).all(|(a, b)| may_agree(a, b));
+        if agree {
+            return Ok(());
+        }
+        Err(ImportError::Type {
+            node: node.name().into(),
+            op: node.target.to_string(),
+            value: name.into(),
+            expected: self.show(&declared),
+            found: self.show(found),
+        })
+    }
+
+    /// A type for messages, with the names of the symbols.
+    pub fn show(&self, ty: &Type) -> String {
+        let dims: Vec<String> = ty.shape.iter().map(|d| d.display(&self.symbols.table).to_string()).collect();
+        format!("{}[{}]", ty.dtype, dims.join(", "))
+    }
+}
+
+/// The names of the tensors in an argument.
+pub(crate) fn tensor_names<'a>(arg: &'a Argument<'_>) -> Vec<&'a str> {
+    match arg {
+        Argument::Tensor(n) => vec![n],
+        Argument::Tensors(list) => list.iter().map(|n| &**n).collect(),
+        Argument::OptionalTensors(list) => list.iter().flatten().map(|n| &**n).collect(),
+        _ => Vec::new(),
+    }
+}

@@ -1,0 +1,72 @@
+//! Scaled dot-product attention, whole and in the forms that PyTorch decomposes it to for its kernels.
+//!
+//! Only the first result is computed. The others (log-sum-exp, random state) serve PyTorch's own backward
+//! kernels; a call of which they are used stays opaque.
+
+use symmc_ir::{DType, Float, Op, ValueId};
+
+use super::{Row, row};
+use crate::call::Call;
+use crate::lower::{Lowered, Stop};
+
+pub(super) const ROWS: &[Row] = &[
+    row("aten.scaled_dot_product_attention", "attention", |c| attention(c, Some("attn_mask"))),
+    row("aten._scaled_dot_product_attention_math", "attention", |c| attention(c, Some("attn_mask"))),
+    row("aten._scaled_dot_product_flash_attention", "attention", |c| attention(c, None)),
+    row("aten._scaled_dot_product_flash_attention_for_cpu", "attention", |c| attention(c, Some("attn_mask"))),
+    row("aten._scaled_dot_product_efficient_attention", "attention", |c| attention(c, Some("attn_bias"))),
+    row("aten._scaled_dot_product_cudnn_attention", "attention", |c| attention(c, Some("attn_bias"))),
+    row("aten._scaled_dot_product_fused_attention_overrideable", "attention", |c| {
+        attention(c, Some("attn_bias"))
+    }),
+];
+
+fn attention(c: &mut Call<'_, '_>, mask: Option<&str>) -> Lowered {
+    c.only(1)?;
+    if c.float_or("dropout_p", 0.0)? != 0.0 {
+        return Err(Stop::Opaque("it draws random numbers".into()));
+    }
+    let (q, k, v) = (c.tensor("query")?, c.tensor("key")?, c.tensor("value")?);
+    let mask = mask.map(|name| c.opt_tensor(name)).transpose()?.flatten();
+    let causal = c.bool_or("is_causal", false)?;
+    let rank = c.rank(q);
+    if rank < 2 {
+        return Err(Stop::Broken(format!("expected a query of two axes or more, found {rank}")));
+    }
+    let scale = match c.opt_scalar("scale")? {
+        Some(s) => s.as_f64(),
+        None => match c.ty(q).shape[rank - 1].as_const() {
+            Some(e) if e > 0 => 1.0 / (e as f64).sqrt(),
+            _ => return Err(Stop::Opaque("its head size is symbolic".into())),
+        },
+    };
+    let mut operands = Vec::with_capacity(4);
+    for x in [q, k, v] {
+        operands.push(heads(c, x, q, rank)?);
+    }
+    if let Some(mask) = mask {
+        let mask = if c.dtype(mask).is_float() { mask } else { c.cast(mask, DType::Bool)? };
+        operands.push(mask);
+    }
+    let y = c.emit("attention", Op::Attention { causal, scale: Float(scale) }, &operands)?;
+    let y = if rank == 2 { c.drop_axis(y, 0)? } else { y };
+    c.done(y)
+}
+
+/// An operand with a heads axis, and with the batch extents of the query where it broadcasts.
+fn heads(c: &mut Call<'_, '_>, x: ValueId, q: ValueId, rank: usize) -> Lowered<ValueId> {
+    if rank == 2 {
+        return c.unsqueeze(x, 0);
+    }
+    let (own, mut shape) = (c.shape(x), c.shape(q));
+    if own.len() > rank {
+        return Err(Stop::Opaque("key or value has more axes than the query".into()));
+    }
+    let new = rank - own.len();
+    for (axis, d) in own.iter().enumerate() {
+        if axis + new + 3 >= rank || d.as_const() != Some(1) {
+            shape[axis + new] = d.clone();
+        }
+    }
+    c.expand(x, shape)
+}

@@ -1,0 +1,178 @@
+//! The backward ops that stand in traced training graphs, in terms of forward ones.
+
+use symmc_ir::{BinaryOp, DType, Reduction, Scalar, UnaryOp, ValueId};
+
+use super::{Row, row};
+use crate::call::Call;
+use crate::lower::{Lowered, Stop};
+
+pub(super) const ROWS: &[Row] = &[
+    row("aten.threshold_backward", "le, select", |c| {
+        let (gradient, x) = (c.tensor("grad_output")?, c.tensor("self")?);
+        let threshold = c.opt_scalar("threshold")?.unwrap_or(Scalar::Int(0));
+        let below = c.with_scalar(BinaryOp::Le, x, threshold)?;
+        let zero = c.full(Scalar::Int(0), c.dtype(gradient), vec![])?;
+        let y = c.select(below, zero, gradient)?;
+        c.done(y)
+    }),
+    row("aten.sigmoid_backward", "g * (y - y * y)", |c| {
+        let (gradient, y) = (c.tensor("grad_output")?, c.tensor("output")?);
+        let slope = one_minus(c, y)?;
+        let slope = c.binary(BinaryOp::Mul, y, slope)?;
+        let x = c.binary(BinaryOp::Mul, gradient, slope)?;
+        c.done(x)
+    }),
+    row("aten.tanh_backward", "g * (1 - y * y)", |c| {
+        let (gradient, y) = (c.tensor("grad_output")?, c.tensor("output")?);
+        let square = c.binary(BinaryOp::Mul, y, y)?;
+        let slope = one_minus(c, square)?;
+        let x = c.binary(BinaryOp::Mul, gradient, slope)?;
+        c.done(x)
+    }),
+    row("aten.silu_backward", "g * s * (1 + x * (1 - s))", silu_backward),
+    row("aten._softmax_backward_data", "(g - sum(g * y)) * y", |c| {
+        let (gradient, y) = (c.tensor("grad_output")?, c.tensor("output")?);
+        let axis = c.axis("dim", c.rank(y))?;
+        let product = c.binary(BinaryOp::Mul, gradient, y)?;
+        let sum = c.reduce(Reduction::Sum, product.to_owned(), vec![axis], true)?;
+        let scaled = c.binary(BinaryOp::Mul, y, sum)?;
+        let x = c.binary(BinaryOp::Sub, product, scaled)?;
+        as_input(c, x)
+    }),
+    row("aten._log_softmax_backward_data", "g - exp(y) * sum(g)", |c| {
+        let (gradient, y) = (c.tensor("grad_output")?, c.tensor("output")?);
+        let axis = c.axis("dim", c.rank(y))?;
+        let sum = c.reduce(Reduction::Sum, gradient, vec![axis], true)?;
+        let e = c.unary(UnaryOp::Exp, y)?;
+        let scaled = c.binary(BinaryOp::Mul, e, sum)?;
+        let x = c.binary(BinaryOp::Sub, gradient, scaled)?;
+        as_input(c, x)
+    }),
+    row("aten.gelu_backward", "g * (cdf + x * pdf)", gelu_backward),
+    row("aten.native_dropout_backward", "g * mask * scale", |c| {
+        let (gradient, mask) = (c.tensor("grad_output")?, c.tensor("mask")?);
+        let scale = c.float_or("scale", 1.0)?;
+        let mask = c.cast(mask, c.dtype(gradient))?;
+        let y = c.binary(BinaryOp::Mul, gradient, mask)?;
+        let y = c.with_float(BinaryOp::Mul, y, scale)?;
+        c.done(y)
+    }),
+    row("aten.native_layer_norm_backward", "mul, mean, sum", layer_norm_backward),
+];
+
+fn one_minus(c: &mut Call<'_, '_>, x: ValueId) -> Lowered<ValueId> {
+    c.scalar_with(BinaryOp::Sub, Scalar::Int(1), x)
+}
+
+/// The result in the dtype of the forward op's operand.
+fn as_input(c: &mut Call<'_, '_>, x: ValueId) -> Lowered {
+    let x = match c.opt_dtype("input_dtype")? {
+        Some(dtype) => c.cast(x, dtype)?,
+        None => x,
+    };
+    c.done(x)
+}
+
+fn silu_backward(c: &mut Call<'_, '_>) -> Lowered {
+    let (gradient, x) = (c.tensor("grad_output")?, c.tensor("self")?);
+    let s = c.unary(UnaryOp::Sigmoid, x)?;
+    let rest = one_minus(c, s)?;
+    let rest = c.binary(BinaryOp::Mul, x, rest)?;
+    let rest = c.with_float(BinaryOp::Add, rest, 1.0)?;
+    let slope = c.binary(BinaryOp::Mul, s, rest)?;
+    let y = c.binary(BinaryOp::Mul, gradient, slope)?;
+    c.done(y)
+}
+
+fn gelu_backward(c: &mut Call<'_, '_>) -> Lowered {
+    let (gradient, x) = (c.tensor("grad_output")?, c.tensor("self")?);
+    let square = c.binary(BinaryOp::Mul, x, x)?;
+    let slope = match c.opt_string("approximate")? {
+        None | Some("none") => {
+            let z = c.with_float(BinaryOp::Mul, x, std::f64::consts::FRAC_1_SQRT_2)?;
+            let cdf = c.unary(UnaryOp::Erf, z)?;
+            let cdf = c.with_float(BinaryOp::Add, cdf, 1.0)?;
+            let cdf = c.with_float(BinaryOp::Mul, cdf, 0.5)?;
+            let e = c.with_float(BinaryOp::Mul, square, -0.5)?;
+            let e = c.unary(UnaryOp::Exp, e)?;
+            let pdf = c.with_float(
+                BinaryOp::Mul,
+                e,
+                0.5 * std::f64::consts::FRAC_2_SQRT_PI * std::f64::consts::FRAC_1_SQRT_2,
+            )?;
+            let tail = c.binary(BinaryOp::Mul, x, pdf)?;
+            c.binary(BinaryOp::Add, cdf, tail)?
+        }
+        Some("tanh") => {
+            // With u = k * (x + a * x³): 0.5 * (1 + tanh u) + 0.5 * x * (1 - tanh² u) * k * (1 + 3a * x²).
+            let k = std::f64::consts::FRAC_2_SQRT_PI * std::f64::consts::FRAC_1_SQRT_2;
+            let a = 0.044715;
+            let cube = c.binary(BinaryOp::Mul, square, x)?;
+            let cube = c.with_float(BinaryOp::Mul, cube, a)?;
+            let u = c.binary(BinaryOp::Add, x, cube)?;
+            let u = c.with_float(BinaryOp::Mul, u, k)?;
+            let t = c.unary(UnaryOp::Tanh, u)?;
+            let left = c.with_float(BinaryOp::Add, t, 1.0)?;
+            let left = c.with_float(BinaryOp::Mul, left, 0.5)?;
+            let tt = c.binary(BinaryOp::Mul, t, t)?;
+            let bell = one_minus(c, tt)?;
+            let inner = c.with_float(BinaryOp::Mul, square, 3.0 * a)?;
+            let inner = c.with_float(BinaryOp::Add, inner, 1.0)?;
+            let right = c.binary(BinaryOp::Mul, bell, inner)?;
+            let right = c.binary(BinaryOp::Mul, x, right)?;
+            let right = c.with_float(BinaryOp::Mul, right, 0.5 * k)?;
+            c.binary(BinaryOp::Add, left, right)?
+        }
+        Some(other) => {
+            return Err(Stop::Broken(format!("expected approximate none or tanh, found `{other}`")));
+        }
+    };
+    let y = c.binary(BinaryOp::Mul, gradient, slope)?;
+    c.done(y)
+}
+
+/// With `x̂ = (x - mean) * rstd` and `ĝ = g * weight`: the gradient of `x` is
+/// `rstd * (ĝ - mean(ĝ) - x̂ * mean(ĝ * x̂))`, of the weight `sum(g * x̂)`, of the bias `sum(g)`.
+fn layer_norm_backward(c: &mut Call<'_, '_>) -> Lowered {
+    let (gradient, x) = (c.tensor("grad_out")?, c.tensor("input")?);
+    let (mean, rstd) = (c.tensor("mean")?, c.tensor("rstd")?);
+    let weight = c.opt_tensor("weight")?;
+    let dtype = c.dtype(x);
+    let wide = if dtype == DType::F64 { DType::F64 } else { DType::F32 };
+    let rank = c.rank(x);
+    let axes = c.dims("normalized_shape")?.len();
+    if axes > rank {
+        return Err(Stop::Broken(format!("expected {rank} normalised axes at most, found {axes}")));
+    }
+    let (outer, inner): (Vec<usize>, Vec<usize>) =
+        ((0..rank - axes).collect(), (rank - axes..rank).collect());
+    let (g, x) = (c.cast(gradient, wide)?, c.cast(x, wide)?);
+    let (mean, rstd) = (c.cast(mean, wide)?, c.cast(rstd, wide)?);
+    let centred = c.binary(BinaryOp::Sub, x, mean)?;
+    let normal = c.binary(BinaryOp::Mul, centred, rstd)?;
+    let weighted = match weight {
+        Some(w) => {
+            let w = c.cast(w, wide)?;
+            c.binary(BinaryOp::Mul, g, w)?
+        }
+        None => g,
+    };
+    let m = c.reduce(Reduction::Mean, weighted, inner.clone(), true)?;
+    let product = c.binary(BinaryOp::Mul, weighted, normal)?;
+    let p = c.reduce(Reduction::Mean, product, inner, true)?;
+    let shift = c.binary(BinaryOp::Mul, normal, p)?;
+    let y = c.binary(BinaryOp::Sub, weighted, m)?;
+    let y = c.binary(BinaryOp::Sub, y, shift)?;
+    let y = c.binary(BinaryOp::Mul, y, rstd)?;
+    for (result, wanted) in [(1, normal), (2, g)] {
+        if c.wants(result) {
+            let term = if result == 1 { c.binary(BinaryOp::Mul, g, wanted)? } else { g };
+            let sum =
+                if outer.is_empty() { term } else { c.reduce(Reduction::Sum, term, outer.clone(), false)? };
+            let sum = c.cast(sum, dtype)?;
+            c.set(result, sum);
+        }
+    }
+    let y = c.cast(y, dtype)?;
+    c.done(y)
+}

@@ -1,0 +1,201 @@
+//! Tensors from nothing or from the shape of another: fills, ranges, triangles.
+
+use symmc_ir::{BinaryOp, DType, Dim, Scalar, ValueId};
+
+use super::{Row, row};
+use crate::call::{Call, Operand};
+use crate::dtype;
+use crate::lower::{Lowered, Stop};
+
+pub(super) const ROWS: &[Row] = &[
+    row("aten.full", "full", |c| filled(c, Like::Size, None)),
+    row("aten.zeros", "full", |c| filled(c, Like::Size, Some(0))),
+    row("aten.ones", "full", |c| filled(c, Like::Size, Some(1))),
+    row("aten.empty", "full of 0", |c| filled(c, Like::Size, Some(0))),
+    row("aten.empty_permuted", "full of 0", |c| filled(c, Like::Size, Some(0))),
+    row("aten.empty_strided", "full of 0", |c| filled(c, Like::Size, Some(0))),
+    row("aten.full_like", "full", |c| filled(c, Like::Operand, None)),
+    row("aten.zeros_like", "full", |c| filled(c, Like::Operand, Some(0))),
+    row("aten.ones_like", "full", |c| filled(c, Like::Operand, Some(1))),
+    row("aten.empty_like", "full of 0", |c| filled(c, Like::Operand, Some(0))),
+    row("aten.new_full", "full", |c| filled(c, Like::Both, None)),
+    row("aten.new_zeros", "full", |c| filled(c, Like::Both, Some(0))),
+    row("aten.new_ones", "full", |c| filled(c, Like::Both, Some(1))),
+    row("aten.new_empty", "full of 0", |c| filled(c, Like::Both, Some(0))),
+    row("aten.new_empty_strided", "full of 0", |c| filled(c, Like::Both, Some(0))),
+    row("aten.fill", "full", |c| {
+        let x = c.first()?;
+        let value = c.operand("value")?;
+        let value = c.as_tensor(&value, c.dtype(x))?;
+        let y = c.expand(value, c.shape(x))?;
+        c.done(y)
+    }),
+    row("aten.zero", "full", |c| {
+        let x = c.first()?;
+        let y = c.full(Scalar::Int(0), c.dtype(x), c.shape(x))?;
+        c.done(y)
+    }),
+    row("aten.scalar_tensor", "full", |c| {
+        let value = c.operand("s")?;
+        let dtype = c.opt_dtype("dtype")?.unwrap_or(dtype::DEFAULT_FLOAT);
+        let y = c.as_tensor(&value, dtype)?;
+        c.done(y)
+    }),
+    row("aten.arange", "iota", arange),
+    row("prims.iota", "iota", |c| {
+        let (start, step) = (c.int_or("start", 0)?, c.int_or("step", 1)?);
+        let len = c.dim("length")?;
+        let dtype = c.opt_dtype("dtype")?.unwrap_or(DType::I64);
+        let y = c.iota(len, start, step, dtype)?;
+        c.done(y)
+    }),
+    row("aten.linspace", "iota, mul, add", linspace),
+    row("aten.eye", "eq of iotas", eye),
+    row("aten.tril", "select", |c| triangle(c, BinaryOp::Le)),
+    row("aten.triu", "select", |c| triangle(c, BinaryOp::Ge)),
+];
+
+/// Where shape and dtype of a new tensor come from.
+#[derive(Clone, Copy, PartialEq)]
+enum Like {
+    /// The argument `size`.
+    Size,
+    /// The first operand.
+    Operand,
+    /// The shape from `size`, the dtype from the first operand.
+    Both,
+}
+
+fn filled(c: &mut Call<'_, '_>, like: Like, value: Option<i64>) -> Lowered {
+    let value = match value {
+        Some(i) => Operand::Scalar(Scalar::Int(i)),
+        None => c.operand("fill_value")?,
+    };
+    let (shape, default) = match like {
+        Like::Size => {
+            let default = match (&value, c.get("fill_value").is_some()) {
+                (Operand::Scalar(s), true) => dtype::of_scalar(*s),
+                (Operand::Dim(_), true) => DType::I64,
+                _ => dtype::DEFAULT_FLOAT,
+            };
+            (c.dims("size")?, default)
+        }
+        Like::Operand => {
+            let x = c.first()?;
+            (c.shape(x), c.dtype(x))
+        }
+        Like::Both => {
+            let x = c.first()?;
+            (c.dims("size")?, c.dtype(x))
+        }
+    };
+    let dtype = c.opt_dtype("dtype")?.unwrap_or(default);
+    let y = match value {
+        Operand::Scalar(s) => c.full(s, dtype, shape)?,
+        other => {
+            let one = c.as_tensor(&other, dtype)?;
+            c.expand(one, shape)?
+        }
+    };
+    c.done(y)
+}
+
+/// `start + i * step` below `end`, or above it for a negative step.
+fn arange(c: &mut Call<'_, '_>) -> Lowered {
+    let start = c.opt_operand("start")?.unwrap_or(Operand::Scalar(Scalar::Int(0)));
+    let step = c.opt_operand("step")?.unwrap_or(Operand::Scalar(Scalar::Int(1)));
+    let end = c.operand("end")?;
+    let whole = |o: &Operand| match o {
+        Operand::Scalar(Scalar::Int(i)) => Some(Dim::from(*i)),
+        Operand::Dim(d) => Some(d.clone()),
+        _ => None,
+    };
+    let (Some(first), Some(last), Some(by)) = (whole(&start), whole(&end), whole(&step)) else {
+        return float_range(c, &start, &step);
+    };
+    let dtype = c.opt_dtype("dtype")?.unwrap_or(DType::I64);
+    let Some(by) = by.as_const().filter(|s| *s != 0) else {
+        return Err(Stop::Opaque("its step is symbolic or zero".into()));
+    };
+    let difference = last - first.clone();
+    // The number of steps, rounded up.
+    let len = if by > 0 {
+        (difference + Dim::from(by - 1)).floor_div(&by.into())
+    } else {
+        (Dim::from(-1) * difference + Dim::from(-by - 1)).floor_div(&(-by).into())
+    };
+    let len = if c.bounds(&len).0 < 0 { len.max_with(&0.into()) } else { len };
+    let y = match first.as_const() {
+        Some(start) => c.iota(len, start, by, dtype)?,
+        None => {
+            let iota = c.iota(len, 0, by, dtype)?;
+            let first = c.dim_tensor(&first, dtype)?;
+            c.binary(BinaryOp::Add, iota, first)?
+        }
+    };
+    c.done(y)
+}
+
+/// A range of floats has as many elements as the program declares.
+fn float_range(c: &mut Call<'_, '_>, start: &Operand, step: &Operand) -> Lowered {
+    let declared = c.declared(0)?;
+    let (Operand::Scalar(start), Operand::Scalar(step), [len]) = (start, step, declared.shape.as_slice())
+    else {
+        return Err(Stop::Opaque("its bounds are symbolic floats".into()));
+    };
+    let dtype = c.opt_dtype("dtype")?.unwrap_or(dtype::DEFAULT_FLOAT);
+    let y = affine(c, len.clone(), start.as_f64(), step.as_f64(), dtype)?;
+    c.done(y)
+}
+
+/// `start + i * step` of a float dtype, computed in f64.
+fn affine(c: &mut Call<'_, '_>, len: Dim, start: f64, step: f64, dtype: DType) -> Lowered<ValueId> {
+    let y = c.iota(len, 0, 1, DType::F64)?;
+    let y = c.with_float(BinaryOp::Mul, y, step)?;
+    let y = c.with_float(BinaryOp::Add, y, start)?;
+    c.cast(y, dtype)
+}
+
+fn linspace(c: &mut Call<'_, '_>) -> Lowered {
+    let steps = c.int("steps")?;
+    let (start, end) = (c.scalar("start")?.as_f64(), c.scalar("end")?.as_f64());
+    let dtype = c.opt_dtype("dtype")?.unwrap_or(dtype::DEFAULT_FLOAT);
+    let step = if steps > 1 { (end - start) / (steps - 1) as f64 } else { 0.0 };
+    let y = affine(c, steps.into(), start, step, dtype)?;
+    c.done(y)
+}
+
+/// `row op column` for a matrix of this many rows and columns, the column shifted by `offset`.
+fn compare_positions(
+    c: &mut Call<'_, '_>,
+    (rows, columns): (Dim, Dim),
+    op: BinaryOp,
+    offset: i64,
+) -> Lowered<ValueId> {
+    let row = c.iota(rows, 0, 1, DType::I64)?;
+    let row = c.unsqueeze(row, 1)?;
+    let column = c.iota(columns, -offset, 1, DType::I64)?;
+    c.binary(op, column, row)
+}
+
+fn eye(c: &mut Call<'_, '_>) -> Lowered {
+    let n = c.dim("n")?;
+    let m = c.opt_dim("m")?.unwrap_or(n.clone());
+    let dtype = c.opt_dtype("dtype")?.unwrap_or(dtype::DEFAULT_FLOAT);
+    let y = compare_positions(c, (n, m), BinaryOp::Eq, 0)?;
+    let y = c.cast(y, dtype)?;
+    c.done(y)
+}
+
+fn triangle(c: &mut Call<'_, '_>, op: BinaryOp) -> Lowered {
+    let x = c.first()?;
+    let shape = c.shape(x);
+    let [.., rows, columns] = shape.as_slice() else {
+        return Err(Stop::Broken(format!("expected two axes or more, found {}", shape.len())));
+    };
+    let diagonal = c.int_or("diagonal", 0)?;
+    let keep = compare_positions(c, (rows.clone(), columns.clone()), op, diagonal)?;
+    let zero = c.full(Scalar::Int(0), c.dtype(x), vec![])?;
+    let y = c.select(keep, x, zero)?;
+    c.done(y)
+}

@@ -1,0 +1,496 @@
+//! Element-wise ops: arithmetic, comparisons, logic, activations, conversions.
+//!
+//! Operands are converted to PyTorch's common dtype first. Functions that PyTorch computes in floating
+//! point convert integers to its default float dtype.
+
+use symmc_ir::{BinaryOp, DType, Float, Scalar, UnaryOp, ValueId};
+
+use super::{Row, row};
+use crate::call::{Call, Operand};
+use crate::dtype;
+use crate::lower::{Lowered, Stop};
+
+pub(super) const ROWS: &[Row] = &[
+    row("aten.add", "add", |c| scaled(c, BinaryOp::Add)),
+    row("aten.sub", "sub", |c| scaled(c, BinaryOp::Sub)),
+    row("aten.subtract", "sub", |c| scaled(c, BinaryOp::Sub)),
+    row("aten.rsub", "sub", rsub),
+    row("aten.mul", "mul", |c| binary(c, BinaryOp::Mul)),
+    row("aten.multiply", "mul", |c| binary(c, BinaryOp::Mul)),
+    row("aten.div", "div; floor_div, trunc", divide),
+    row("aten.divide", "div; floor_div, trunc", divide),
+    row("aten.true_divide", "div", divide),
+    row("aten.floor_divide", "floor_div", |c| binary(c, BinaryOp::FloorDiv)),
+    row("aten.remainder", "rem", |c| binary(c, BinaryOp::Rem)),
+    row("aten.fmod", "sign * rem(abs, abs)", fmod),
+    row("aten.pow", "pow", pow),
+    row("aten.maximum", "max", |c| binary(c, BinaryOp::Max)),
+    row("aten.minimum", "min", |c| binary(c, BinaryOp::Min)),
+    row("aten.max.other", "max", |c| binary(c, BinaryOp::Max)),
+    row("aten.min.other", "min", |c| binary(c, BinaryOp::Min)),
+    row("aten.eq", "eq", |c| binary(c, BinaryOp::Eq)),
+    row("aten.ne", "ne", |c| binary(c, BinaryOp::Ne)),
+    row("aten.lt", "lt", |c| binary(c, BinaryOp::Lt)),
+    row("aten.le", "le", |c| binary(c, BinaryOp::Le)),
+    row("aten.gt", "gt", |c| binary(c, BinaryOp::Gt)),
+    row("aten.ge", "ge", |c| binary(c, BinaryOp::Ge)),
+    row("aten.greater", "gt", |c| binary(c, BinaryOp::Gt)),
+    row("aten.greater_equal", "ge", |c| binary(c, BinaryOp::Ge)),
+    row("aten.less", "lt", |c| binary(c, BinaryOp::Lt)),
+    row("aten.less_equal", "le", |c| binary(c, BinaryOp::Le)),
+    row("aten.not_equal", "ne", |c| binary(c, BinaryOp::Ne)),
+    row("aten.__and__", "and", |c| binary(c, BinaryOp::And)),
+    row("aten.__or__", "or", |c| binary(c, BinaryOp::Or)),
+    row("aten.__xor__", "xor", |c| binary(c, BinaryOp::Xor)),
+    row("aten.bitwise_and", "and", |c| binary(c, BinaryOp::And)),
+    row("aten.bitwise_or", "or", |c| binary(c, BinaryOp::Or)),
+    row("aten.bitwise_xor", "xor", |c| binary(c, BinaryOp::Xor)),
+    row("aten.logical_and", "and of bools", |c| logical(c, BinaryOp::And)),
+    row("aten.logical_or", "or of bools", |c| logical(c, BinaryOp::Or)),
+    row("aten.logical_xor", "xor of bools", |c| logical(c, BinaryOp::Xor)),
+    row("aten.logical_not", "not of a bool", |c| {
+        let x = c.first()?;
+        let x = truth(c, x)?;
+        let y = c.unary(UnaryOp::Not, x)?;
+        c.done(y)
+    }),
+    row("aten.bitwise_not", "not", |c| unary(c, UnaryOp::Not)),
+    row("aten.neg", "neg", |c| unary(c, UnaryOp::Neg)),
+    row("aten.abs", "abs", |c| unary(c, UnaryOp::Abs)),
+    row("aten.sign", "sign", |c| unary(c, UnaryOp::Sign)),
+    row("aten.sgn", "sign", |c| unary(c, UnaryOp::Sign)),
+    row("aten.relu", "relu", |c| unary(c, UnaryOp::Relu)),
+    row("aten.floor", "floor", |c| rounding(c, UnaryOp::Floor)),
+    row("aten.ceil", "ceil", |c| rounding(c, UnaryOp::Ceil)),
+    row("aten.round.default", "round", |c| rounding(c, UnaryOp::Round)),
+    row("aten.trunc", "trunc", |c| rounding(c, UnaryOp::Trunc)),
+    row("aten.exp", "exp", |c| float_unary(c, UnaryOp::Exp)),
+    row("aten.log", "log", |c| float_unary(c, UnaryOp::Log)),
+    row("aten.sqrt", "sqrt", |c| float_unary(c, UnaryOp::Sqrt)),
+    row("aten.rsqrt", "rsqrt", |c| float_unary(c, UnaryOp::Rsqrt)),
+    row("aten.reciprocal", "reciprocal", |c| float_unary(c, UnaryOp::Reciprocal)),
+    row("aten.sin", "sin", |c| float_unary(c, UnaryOp::Sin)),
+    row("aten.cos", "cos", |c| float_unary(c, UnaryOp::Cos)),
+    row("aten.tanh", "tanh", |c| float_unary(c, UnaryOp::Tanh)),
+    row("aten.erf", "erf", |c| float_unary(c, UnaryOp::Erf)),
+    row("aten.sigmoid", "sigmoid", |c| float_unary(c, UnaryOp::Sigmoid)),
+    row("aten.silu", "silu", |c| float_unary(c, UnaryOp::Silu)),
+    row("aten.gelu", "gelu, gelu_tanh", gelu),
+    row("aten.exp2", "pow(2, x)", |c| {
+        let x = floating_first(c)?;
+        let y = c.scalar_with(BinaryOp::Pow, Scalar::Int(2), x)?;
+        c.done(y)
+    }),
+    row("aten.log2", "log * 1/ln 2", |c| scaled_log(c, std::f64::consts::LOG2_E)),
+    row("aten.log10", "log * 1/ln 10", |c| scaled_log(c, std::f64::consts::LOG10_E)),
+    row("aten.square", "mul", |c| {
+        let x = c.first()?;
+        let y = c.binary(BinaryOp::Mul, x, x)?;
+        c.done(y)
+    }),
+    row("aten.tan", "sin / cos", |c| {
+        let x = floating_first(c)?;
+        let (s, k) = (c.unary(UnaryOp::Sin, x)?, c.unary(UnaryOp::Cos, x)?);
+        let y = c.binary(BinaryOp::Div, s, k)?;
+        c.done(y)
+    }),
+    row("aten.isnan", "is_nan", |c| float_unary(c, UnaryOp::IsNan)),
+    row("aten.isfinite", "is_finite", |c| float_unary(c, UnaryOp::IsFinite)),
+    row("aten.isinf", "eq of abs with infinity", |c| {
+        let x = floating_first(c)?;
+        let x = c.unary(UnaryOp::Abs, x)?;
+        let y = c.with_float(BinaryOp::Eq, x, f64::INFINITY)?;
+        c.done(y)
+    }),
+    row("aten.clamp", "max, min", clamp),
+    row("aten.clip", "max, min", clamp),
+    row("aten.clamp_min", "max", clamp),
+    row("aten.clamp_max", "min", clamp),
+    row("aten.relu6", "max, min", |c| clamped(c, 0.0, 6.0)),
+    row("aten.hardtanh", "max, min", |c| {
+        let (low, high) = (c.float_or("min_val", -1.0)?, c.float_or("max_val", 1.0)?);
+        clamped(c, low, high)
+    }),
+    row("aten.hardsigmoid", "add, max, min, mul", |c| {
+        let x = c.first()?;
+        let y = hard_sigmoid(c, x)?;
+        c.done(y)
+    }),
+    row("aten.hardswish", "x * hardsigmoid(x)", |c| {
+        let x = c.first()?;
+        let gate = hard_sigmoid(c, x)?;
+        let y = c.binary(BinaryOp::Mul, x, gate)?;
+        c.done(y)
+    }),
+    row("aten.leaky_relu", "select", |c| {
+        let x = c.first()?;
+        let slope = c.float_or("negative_slope", 0.01)?;
+        let positive = c.with_float(BinaryOp::Gt, x, 0.0)?;
+        let scaled = c.with_float(BinaryOp::Mul, x, slope)?;
+        let y = c.select(positive, x, scaled)?;
+        c.done(y)
+    }),
+    row("aten.elu", "select of exp", elu),
+    row("aten.softplus", "select of log(exp)", softplus),
+    row("aten.mish", "x * tanh(softplus(x))", |c| {
+        let x = c.first()?;
+        let s = softplus_of(c, x, 1.0, 20.0)?;
+        let t = c.unary(UnaryOp::Tanh, s)?;
+        let y = c.binary(BinaryOp::Mul, x, t)?;
+        c.done(y)
+    }),
+    row("aten.log_sigmoid", "neg(softplus(neg))", |c| {
+        let x = c.first()?;
+        let n = c.unary(UnaryOp::Neg, x)?;
+        let s = softplus_of(c, n, 1.0, 20.0)?;
+        let y = c.unary(UnaryOp::Neg, s)?;
+        c.done(y)
+    }),
+    row("aten.glu", "slice, sigmoid, mul", glu),
+    row("aten.where", "select", select),
+    row("aten.masked_fill", "select", masked_fill),
+    row("aten.threshold", "select", |c| {
+        let x = c.first()?;
+        let (threshold, value) = (c.scalar("threshold")?, c.scalar("value")?);
+        let above = c.with_scalar(BinaryOp::Gt, x, threshold)?;
+        let fill = c.full(value, c.dtype(x), vec![])?;
+        let y = c.select(above, x, fill)?;
+        c.done(y)
+    }),
+    row("aten.lerp", "x + weight * (y - x)", lerp),
+    row("aten.addcmul", "x + value * y * z", |c| add_combined(c, BinaryOp::Mul)),
+    row("aten.addcdiv", "x + value * y / z", |c| add_combined(c, BinaryOp::Div)),
+    row("aten.nan_to_num", "select", nan_to_num),
+    row("aten.to", "cast", convert),
+    row("aten._to_copy", "cast", convert),
+    row("aten.type_as", "cast", convert),
+    row("prims.convert_element_type", "cast", convert),
+    row("prims.device_put", "(identity)", identity),
+    row("aten.clone", "(identity)", identity),
+    row("aten.contiguous", "(identity)", identity),
+    row("aten.alias", "(identity)", identity),
+    row("aten.detach", "(identity)", identity),
+    row("aten.lift", "(identity)", identity),
+    row("aten.lift_fresh", "(identity)", identity),
+    row("aten.lift_fresh_copy", "(identity)", identity),
+    row("aten.positive", "(identity)", identity),
+    row("aten.view_as_real_copy", "(identity)", |_| Err(Stop::Opaque("complex numbers".into()))),
+    row("aten.copy", "cast, expand", |c| {
+        let (x, source) = (c.first()?, c.tensor("src")?);
+        let source = c.cast(source, c.dtype(x))?;
+        let y = c.expand(source, c.shape(x))?;
+        c.done(y)
+    }),
+    row("aten.dropout", "(identity), where nothing is dropped", dropout),
+    row("aten.feature_dropout", "(identity), where nothing is dropped", dropout),
+    row("aten.native_dropout", "(identity), where nothing is dropped", |c| {
+        c.only(1)?;
+        dropout(c)
+    }),
+];
+
+/// The result is the first operand.
+pub(super) fn identity(c: &mut Call<'_, '_>) -> Lowered {
+    let x = c.first()?;
+    c.done(x)
+}
+
+fn operands(c: &Call<'_, '_>) -> Lowered<(Operand, Operand)> {
+    let self_name = if c.get("self").is_some() { "self" } else { "input" };
+    Ok((c.operand(self_name)?, c.operand("other")?))
+}
+
+fn unary(c: &mut Call<'_, '_>, op: UnaryOp) -> Lowered {
+    let x = c.first()?;
+    let y = c.unary(op, x)?;
+    c.done(y)
+}
+
+fn float_unary(c: &mut Call<'_, '_>, op: UnaryOp) -> Lowered {
+    let x = floating_first(c)?;
+    let y = c.unary(op, x)?;
+    c.done(y)
+}
+
+/// Rounding leaves integers as they are.
+fn rounding(c: &mut Call<'_, '_>, op: UnaryOp) -> Lowered {
+    let x = c.first()?;
+    let y = if c.dtype(x).is_float() { c.unary(op, x)? } else { x };
+    c.done(y)
+}
+
+fn floating_first(c: &mut Call<'_, '_>) -> Lowered<ValueId> {
+    let x = c.first()?;
+    c.floating(x)
+}
+
+fn scaled_log(c: &mut Call<'_, '_>, factor: f64) -> Lowered {
+    let x = floating_first(c)?;
+    let l = c.unary(UnaryOp::Log, x)?;
+    let y = c.with_float(BinaryOp::Mul, l, factor)?;
+    c.done(y)
+}
+
+fn binary(c: &mut Call<'_, '_>, op: BinaryOp) -> Lowered {
+    let (a, b) = operands(c)?;
+    let dtype = c.common(&[&a, &b]);
+    let y = c.apply(op, &a, &b, dtype)?;
+    c.done(y)
+}
+
+/// `a op alpha * b`.
+fn scaled(c: &mut Call<'_, '_>, op: BinaryOp) -> Lowered {
+    let (a, b) = operands(c)?;
+    let y = combine_scaled(c, op, a, b)?;
+    c.done(y)
+}
+
+fn rsub(c: &mut Call<'_, '_>) -> Lowered {
+    let (a, b) = operands(c)?;
+    let y = combine_scaled(c, BinaryOp::Sub, b, a)?;
+    c.done(y)
+}
+
+fn combine_scaled(c: &mut Call<'_, '_>, op: BinaryOp, a: Operand, b: Operand) -> Lowered<ValueId> {
+    let dtype = c.common(&[&a, &b]);
+    let b = match (c.opt_scalar("alpha")?, b) {
+        (Some(alpha), b) if alpha.as_f64() != 1.0 => {
+            let factor = Operand::Scalar(dtype::convert(alpha, dtype));
+            match b {
+                Operand::Scalar(s) if dtype.is_float() => {
+                    Operand::Scalar(Scalar::Float(Float(s.as_f64() * alpha.as_f64())))
+                }
+                Operand::Scalar(s) => Operand::Scalar(Scalar::Int(s.as_i64().wrapping_mul(alpha.as_i64()))),
+                b => Operand::Tensor(c.apply(BinaryOp::Mul, &b, &factor, dtype)?),
+            }
+        }
+        (_, b) => b,
+    };
+    c.apply(op, &a, &b, dtype)
+}
+
+fn divide(c: &mut Call<'_, '_>) -> Lowered {
+    let (a, b) = operands(c)?;
+    let common = c.common(&[&a, &b]);
+    let y = match c.opt_string("rounding_mode")? {
+        None => {
+            let dtype = if common.is_float() { common } else { dtype::DEFAULT_FLOAT };
+            c.apply(BinaryOp::Div, &a, &b, dtype)?
+        }
+        Some("floor") => c.apply(BinaryOp::FloorDiv, &a, &b, common)?,
+        Some("trunc") if common.is_float() => {
+            let q = c.apply(BinaryOp::Div, &a, &b, common)?;
+            c.unary(UnaryOp::Trunc, q)?
+        }
+        Some("trunc") => {
+            let (x, y) = (c.as_tensor(&a, common)?, c.as_tensor(&b, common)?);
+            let (ax, ay) = (c.unary(UnaryOp::Abs, x)?, c.unary(UnaryOp::Abs, y)?);
+            let q = c.binary(BinaryOp::FloorDiv, ax, ay)?;
+            let (sx, sy) = (c.unary(UnaryOp::Sign, x)?, c.unary(UnaryOp::Sign, y)?);
+            let sign = c.binary(BinaryOp::Mul, sx, sy)?;
+            c.binary(BinaryOp::Mul, q, sign)?
+        }
+        Some(other) => {
+            return Err(Stop::Broken(format!("expected rounding_mode floor or trunc, found `{other}`")));
+        }
+    };
+    c.done(y)
+}
+
+fn fmod(c: &mut Call<'_, '_>) -> Lowered {
+    let (a, b) = operands(c)?;
+    let dtype = c.common(&[&a, &b]);
+    let (x, y) = (c.as_tensor(&a, dtype)?, c.as_tensor(&b, dtype)?);
+    let (ax, ay) = (c.unary(UnaryOp::Abs, x)?, c.unary(UnaryOp::Abs, y)?);
+    let r = c.binary(BinaryOp::Rem, ax, ay)?;
+    let s = c.unary(UnaryOp::Sign, x)?;
+    let y = c.binary(BinaryOp::Mul, r, s)?;
+    c.done(y)
+}
+
+fn pow(c: &mut Call<'_, '_>) -> Lowered {
+    let (a, b) = (c.operand("self")?, c.operand("exponent")?);
+    let dtype = c.common(&[&a, &b]);
+    let y = c.apply(BinaryOp::Pow, &a, &b, dtype)?;
+    c.done(y)
+}
+
+/// `x != 0`, as bool.
+pub(super) fn truth(c: &mut Call<'_, '_>, x: ValueId) -> Lowered<ValueId> {
+    c.cast(x, DType::Bool)
+}
+
+fn logical(c: &mut Call<'_, '_>, op: BinaryOp) -> Lowered {
+    let (x, y) = (c.tensor("self")?, c.tensor("other")?);
+    let (x, y) = (truth(c, x)?, truth(c, y)?);
+    let z = c.binary(op, x, y)?;
+    c.done(z)
+}
+
+fn gelu(c: &mut Call<'_, '_>) -> Lowered {
+    match c.opt_string("approximate")? {
+        None | Some("none") => unary(c, UnaryOp::Gelu),
+        Some("tanh") => unary(c, UnaryOp::GeluTanh),
+        Some(other) => Err(Stop::Broken(format!("expected approximate none or tanh, found `{other}`"))),
+    }
+}
+
+fn clamp(c: &mut Call<'_, '_>) -> Lowered {
+    let x = Operand::Tensor(c.first()?);
+    let (low, high) = (c.opt_operand("min")?, c.opt_operand("max")?);
+    let all: Vec<&Operand> = [Some(&x), low.as_ref(), high.as_ref()].into_iter().flatten().collect();
+    let dtype = c.common(&all);
+    let mut y = c.as_tensor(&x, dtype)?;
+    for (op, bound) in [(BinaryOp::Max, low), (BinaryOp::Min, high)] {
+        if let Some(bound) = bound {
+            y = c.apply(op, &Operand::Tensor(y), &bound, dtype)?;
+        }
+    }
+    c.done(y)
+}
+
+fn clamped(c: &mut Call<'_, '_>, low: f64, high: f64) -> Lowered {
+    let x = c.first()?;
+    let y = c.with_float(BinaryOp::Max, x, low)?;
+    let y = c.with_float(BinaryOp::Min, y, high)?;
+    c.done(y)
+}
+
+fn hard_sigmoid(c: &mut Call<'_, '_>, x: ValueId) -> Lowered<ValueId> {
+    let y = c.with_float(BinaryOp::Add, x, 3.0)?;
+    let y = c.with_float(BinaryOp::Max, y, 0.0)?;
+    let y = c.with_float(BinaryOp::Min, y, 6.0)?;
+    c.with_float(BinaryOp::Mul, y, 1.0 / 6.0)
+}
+
+/// `x > 0 ? scale * x : scale * alpha * (exp(input_scale * x) - 1)`.
+fn elu(c: &mut Call<'_, '_>) -> Lowered {
+    let x = c.first()?;
+    let (alpha, scale) = (c.float_or("alpha", 1.0)?, c.float_or("scale", 1.0)?);
+    let input_scale = c.float_or("input_scale", 1.0)?;
+    let positive = c.with_float(BinaryOp::Gt, x, 0.0)?;
+    let linear = c.with_float(BinaryOp::Mul, x, scale)?;
+    let e = c.with_float(BinaryOp::Mul, x, input_scale)?;
+    let e = c.unary(UnaryOp::Exp, e)?;
+    let e = c.with_float(BinaryOp::Sub, e, 1.0)?;
+    let e = c.with_float(BinaryOp::Mul, e, alpha * scale)?;
+    let y = c.select(positive, linear, e)?;
+    c.done(y)
+}
+
+fn softplus(c: &mut Call<'_, '_>) -> Lowered {
+    let x = c.first()?;
+    let (beta, threshold) = (c.float_or("beta", 1.0)?, c.float_or("threshold", 20.0)?);
+    let y = softplus_of(c, x, beta, threshold)?;
+    c.done(y)
+}
+
+/// `log(1 + exp(beta * x)) / beta`, and `x` where `beta * x` exceeds the threshold.
+fn softplus_of(c: &mut Call<'_, '_>, x: ValueId, beta: f64, threshold: f64) -> Lowered<ValueId> {
+    let z = c.with_float(BinaryOp::Mul, x, beta)?;
+    let linear = c.with_float(BinaryOp::Gt, z, threshold)?;
+    let e = c.unary(UnaryOp::Exp, z)?;
+    let e = c.with_float(BinaryOp::Add, e, 1.0)?;
+    let l = c.unary(UnaryOp::Log, e)?;
+    let l = c.with_float(BinaryOp::Mul, l, 1.0 / beta)?;
+    c.select(linear, x, l)
+}
+
+fn glu(c: &mut Call<'_, '_>) -> Lowered {
+    let x = c.first()?;
+    let axis = c.axis_or("dim", -1, c.rank(x))?;
+    let n = c.shape(x).get(axis).cloned().unwrap_or(1.into());
+    let half = n.exact_div(&2.into()).ok_or_else(|| Stop::Broken("expected an even extent".into()))?;
+    let a = c.slice(x, axis, 0.into(), half.clone(), 1)?;
+    let b = c.slice(x, axis, half.clone(), half, 1)?;
+    let gate = c.unary(UnaryOp::Sigmoid, b)?;
+    let y = c.binary(BinaryOp::Mul, a, gate)?;
+    c.done(y)
+}
+
+fn select(c: &mut Call<'_, '_>) -> Lowered {
+    let (Some(a), Some(b)) = (c.opt_operand("self")?, c.opt_operand("other")?) else {
+        return Err(Stop::Opaque("its result has as many elements as the condition has true ones".into()));
+    };
+    let condition = c.tensor("condition")?;
+    let condition = truth(c, condition)?;
+    let dtype = c.common(&[&a, &b]);
+    let (x, y) = (c.as_tensor(&a, dtype)?, c.as_tensor(&b, dtype)?);
+    let y = c.select(condition, x, y)?;
+    c.done(y)
+}
+
+fn masked_fill(c: &mut Call<'_, '_>) -> Lowered {
+    let (x, mask) = (c.first()?, c.tensor("mask")?);
+    let value = c.operand("value")?;
+    let mask = truth(c, mask)?;
+    let fill = c.as_tensor(&value, c.dtype(x))?;
+    let y = c.select(mask, fill, x)?;
+    c.done(y)
+}
+
+fn lerp(c: &mut Call<'_, '_>) -> Lowered {
+    let (x, end) = (c.first()?, c.tensor("end")?);
+    let weight = c.operand("weight")?;
+    let difference = c.binary(BinaryOp::Sub, end, x)?;
+    let step = c.apply(BinaryOp::Mul, &Operand::Tensor(difference), &weight, c.dtype(x))?;
+    let y = c.binary(BinaryOp::Add, x, step)?;
+    c.done(y)
+}
+
+fn add_combined(c: &mut Call<'_, '_>, op: BinaryOp) -> Lowered {
+    let x = Operand::Tensor(c.first()?);
+    let (a, b) = (Operand::Tensor(c.tensor("tensor1")?), Operand::Tensor(c.tensor("tensor2")?));
+    let value = c.float_or("value", 1.0)?;
+    let dtype = c.common(&[&x, &a, &b]);
+    let mut y = c.apply(op, &a, &b, dtype)?;
+    if value != 1.0 {
+        y = c.with_float(BinaryOp::Mul, y, value)?;
+    }
+    let y = c.apply(BinaryOp::Add, &x, &Operand::Tensor(y), dtype)?;
+    c.done(y)
+}
+
+fn nan_to_num(c: &mut Call<'_, '_>) -> Lowered {
+    let x = c.first()?;
+    let dtype = c.dtype(x);
+    let largest = match dtype {
+        DType::F16 => 65504.0,
+        DType::BF16 => f64::from(f32::from_bits(0x7F7F_0000)),
+        DType::F32 => f64::from(f32::MAX),
+        DType::F64 => f64::MAX,
+        _ => return c.done(x),
+    };
+    let nan = c.float_or("nan", 0.0)?;
+    let (high, low) = (c.float_or("posinf", largest)?, c.float_or("neginf", -largest)?);
+    let mut y = x;
+    let is_nan = c.unary(UnaryOp::IsNan, x)?;
+    for (condition, value) in [(None, nan), (Some(f64::INFINITY), high), (Some(f64::NEG_INFINITY), low)] {
+        let condition = match condition {
+            None => is_nan,
+            Some(infinity) => c.with_float(BinaryOp::Eq, x, infinity)?,
+        };
+        let fill = c.full(Scalar::Float(Float(value)), dtype, vec![])?;
+        y = c.select(condition, fill, y)?;
+    }
+    c.done(y)
+}
+
+/// Conversions of dtype; device, layout and memory format do not matter to the program.
+fn convert(c: &mut Call<'_, '_>) -> Lowered {
+    let x = c.first()?;
+    let dtype = match (c.opt_dtype("dtype")?, c.opt_tensor("other")?) {
+        (Some(dtype), _) => dtype,
+        (None, Some(other)) => c.dtype(other),
+        (None, None) => c.dtype(x),
+    };
+    let y = c.cast(x, dtype)?;
+    c.done(y)
+}
+
+fn dropout(c: &mut Call<'_, '_>) -> Lowered {
+    if c.bool_or("train", true)? && c.float_or("p", 0.5)? != 0.0 {
+        return Err(Stop::Opaque("it draws random numbers".into()));
+    }
+    identity(c)
+}

@@ -1,0 +1,138 @@
+//! Ops that state facts about shapes and dtypes, and integer arithmetic on extents.
+//!
+//! Integers have their expressions in the program, so the ops that compute them vanish. Assertions vanish
+//! too; one that what is known contradicts is an error.
+
+use symmc_ir::DType;
+
+use super::{Row, row};
+use crate::call::Call;
+use crate::dtype;
+use crate::lower::{Lowered, Stop};
+use crate::schema::Argument;
+
+pub(super) const ROWS: &[Row] = &[
+    row("aten.sym_size", "(an extent)", sym_size),
+    row("aten.sym_numel", "(an extent)", nothing),
+    row("aten.sym_stride", "(an integer)", nothing),
+    row("aten.sym_storage_offset", "(an integer)", nothing),
+    row("aten._assert_tensor_metadata", "(checked)", assert_metadata),
+    row("aten._assert_scalar", "(checked)", assert_scalar),
+    row("aten._assert_async", "(nothing)", nothing),
+    row("aten._functional_assert_scalar", "(checked)", assert_scalar),
+    row("aten._functional_assert_async", "(nothing)", nothing),
+    row("aten.sym_constrain_range", "(checked)", constrain),
+    row("aten.sym_constrain_range_for_size", "(checked)", constrain),
+    row("aten._functional_sym_constrain_range", "(nothing)", nothing),
+    row("aten._make_dep_token", "(nothing)", nothing),
+    row("_operator.add", "(an integer)", nothing),
+    row("_operator.sub", "(an integer)", nothing),
+    row("_operator.mul", "(an integer)", nothing),
+    row("_operator.floordiv", "(an integer)", nothing),
+    row("_operator.mod", "(an integer)", nothing),
+    row("_operator.neg", "(an integer)", nothing),
+    row("_operator.pow", "(an integer)", nothing),
+    row("_operator.truediv", "(a number)", nothing),
+    row("_operator.eq", "(a fact)", nothing),
+    row("_operator.ne", "(a fact)", nothing),
+    row("_operator.lt", "(a fact)", nothing),
+    row("_operator.le", "(a fact)", nothing),
+    row("_operator.gt", "(a fact)", nothing),
+    row("_operator.ge", "(a fact)", nothing),
+    row("_operator.and_", "(a fact)", nothing),
+    row("_operator.or_", "(a fact)", nothing),
+    row("_operator.not_", "(a fact)", nothing),
+    row("torch.sym_max", "(an integer)", nothing),
+    row("torch.sym_min", "(an integer)", nothing),
+    row("torch.sym_not", "(a fact)", nothing),
+    row("torch.sym_int", "(an integer)", nothing),
+    row("torch.sym_float", "(a number)", nothing),
+    row("torch.sym_ite", "(a number)", nothing),
+    row("torch.sym_sum", "(an integer)", nothing),
+    row("torch.sym_sqrt", "(a number)", nothing),
+    row("math.ceil", "(an integer)", nothing),
+    row("math.floor", "(an integer)", nothing),
+    row("math.trunc", "(an integer)", nothing),
+];
+
+fn nothing(_: &mut Call<'_, '_>) -> Lowered {
+    Ok(())
+}
+
+/// The extent that the program declares for the result must be that of the operand.
+fn sym_size(c: &mut Call<'_, '_>) -> Lowered {
+    let x = c.first()?;
+    let Some(Argument::SymInt(result)) = c.node.outputs.first() else { return Ok(()) };
+    let (Some(name), Some(_)) = (&result.as_name, c.get("dim")) else { return Ok(()) };
+    let axis = c.axis("dim", c.rank(x))?;
+    let found = c.ty(x).shape.get(axis).cloned().unwrap_or(1.into());
+    let Some(value) = c.lowering.graph.sym_int_values.get(&**name) else {
+        return Err(Stop::Broken(format!(
+            "expected an entry in sym_int_values for `{}`, found none",
+            &**name
+        )));
+    };
+    let declared = c.lowering.symbols.dim(value)?;
+    let (low, high) = c.bounds(&(found.clone() - declared.clone()));
+    if low > 0 || high < 0 {
+        return Err(Stop::Broken(format!("expected an extent of {declared:?}, found {found:?}")));
+    }
+    Ok(())
+}
+
+fn assert_metadata(c: &mut Call<'_, '_>) -> Lowered {
+    let x = c.first()?;
+    let found = c.ty(x).clone();
+    if let Some(Argument::ScalarType(code)) = c.get("dtype") {
+        let fits = dtype::from_schema(*code).is_ok_and(|d: DType| d == found.dtype);
+        if !fits {
+            let expected = dtype::from_schema(*code).map_or_else(|name| name, |d| d.to_string());
+            return Err(Stop::Broken(format!("it asserts a dtype of {expected}, found {}", found.dtype)));
+        }
+    }
+    let Some(size) = c.opt_dims("size")? else { return Ok(()) };
+    let agree = size.len() == found.rank()
+        && size.iter().zip(&found.shape).all(|(a, b)| {
+            let (low, high) = c.bounds(&(a.clone() - b.clone()));
+            low <= 0 && high >= 0
+        });
+    if agree {
+        return Ok(());
+    }
+    Err(Stop::Broken(format!("it asserts a size of {size:?}, found {:?}", found.shape)))
+}
+
+fn assert_scalar(c: &mut Call<'_, '_>) -> Lowered {
+    let truth =
+        match c.at(0) {
+            Some(Argument::Bool(b)) => Some(*b),
+            Some(Argument::SymBool(s)) => match (&s.as_name, s.as_bool) {
+                (Some(name), _) => c.lowering.graph.sym_bool_values.get(&**name).and_then(|v| {
+                    v.as_bool.or_else(|| c.lowering.symbols.decide(&v.as_expr.as_ref()?.expr_str))
+                }),
+                (None, literal) => literal,
+            },
+            _ => None,
+        };
+    if truth == Some(false) {
+        let message = c.opt_string("assert_msg").ok().flatten().unwrap_or("its condition");
+        return Err(Stop::Broken(format!("it asserts what never holds: {message}")));
+    }
+    Ok(())
+}
+
+fn constrain(c: &mut Call<'_, '_>) -> Lowered {
+    let Some(arg) = c.at(0) else { return Ok(()) };
+    // A size that depends on data has no dim; where it is used is where it is refused.
+    let Ok(size) = c.dim_of("size", arg) else { return Ok(()) };
+    let (low, high) = c.bounds(&size);
+    let (min, max) = (c.opt_int("min")?, c.opt_int("max")?);
+    if min.is_some_and(|m| high < m) || max.is_some_and(|m| low > m) {
+        return Err(Stop::Broken(format!(
+            "it asserts a size from {} to {}, found one from {low} to {high}",
+            min.map_or("any".into(), |m| m.to_string()),
+            max.map_or("any".into(), |m| m.to_string()),
+        )));
+    }
+    Ok(())
+}

@@ -1,0 +1,134 @@
+//! Reading by index: `index`, `embedding`, `gather` and their like.
+//!
+//! PyTorch's advanced indexing lets indices count from the end; the IR's does not. Where the way an index
+//! is computed does not show that it is never negative, it is wrapped.
+
+use symmc_ir::{BinaryOp, DType, Dim, Op, Scalar, ValueId};
+
+use super::{Row, row};
+use crate::call::Call;
+use crate::lower::{Lowered, Stop};
+
+pub(super) const ROWS: &[Row] = &[
+    row("aten.embedding", "take", |c| {
+        let (w, ids) = (c.tensor("weight")?, c.tensor("indices")?);
+        let y = c.emit("take", Op::Take { axis: 0 }, &[w, ids])?;
+        c.done(y)
+    }),
+    row("aten.index_select", "take", |c| {
+        let (x, index) = (c.first()?, c.tensor("index")?);
+        let axis = c.axis("dim", c.rank(x))?;
+        let index = as_row(c, index)?;
+        let y = c.emit("take", Op::Take { axis }, &[x, index])?;
+        c.done(y)
+    }),
+    row("aten.gather", "gather", |c| {
+        let (x, index) = (c.first()?, c.tensor("index")?);
+        let axis = c.axis("dim", c.rank(x))?;
+        let y = c.emit("gather", Op::GatherElements { axis }, &[x, index])?;
+        c.done(y)
+    }),
+    row("aten.take_along_dim", "gather", |c| {
+        let (x, index) = (c.first()?, c.tensor("indices")?);
+        if c.get("dim").is_none() || c.rank(x) != c.rank(index) {
+            return Err(Stop::Opaque("it flattens its operand".into()));
+        }
+        let axis = c.axis("dim", c.rank(x))?;
+        let y = c.emit("gather", Op::GatherElements { axis }, &[x, index])?;
+        c.done(y)
+    }),
+    row("aten.take", "reshape, take", |c| {
+        let (x, index) = (c.first()?, c.tensor("index")?);
+        let flat = c.reshape(x, vec![c.ty(x).numel()])?;
+        let index = wrapped(c, index, &c.ty(x).numel())?;
+        let y = c.emit("take", Op::Take { axis: 0 }, &[flat, index])?;
+        c.done(y)
+    }),
+    row("aten.index.Tensor", "take, index", index),
+    row("aten._unsafe_index", "take, index", index),
+    row("aten.one_hot", "eq with an iota", |c| {
+        let x = c.first()?;
+        let classes = c.int_or("num_classes", -1)?;
+        if classes < 0 {
+            return Err(Stop::Opaque("the number of classes depends on data".into()));
+        }
+        let x = c.unsqueeze(x, c.rank(x))?;
+        let all = c.iota(classes.into(), 0, 1, c.dtype(x))?;
+        let y = c.binary(BinaryOp::Eq, x, all)?;
+        let y = c.cast(y, DType::I64)?;
+        c.done(y)
+    }),
+];
+
+/// An index without axes as one of one element.
+pub(super) fn as_row(c: &mut Call<'_, '_>, index: ValueId) -> Lowered<ValueId> {
+    if c.rank(index) == 0 { c.reshape(index, vec![1.into()]) } else { Ok(index) }
+}
+
+/// An index whose negative elements count from the end of `n` elements.
+pub(super) fn wrapped(c: &mut Call<'_, '_>, index: ValueId, n: &Dim) -> Lowered<ValueId> {
+    if c.is_non_negative(index) {
+        return Ok(index);
+    }
+    let from_end = match n.as_const() {
+        Some(n) => c.with_scalar(BinaryOp::Add, index, Scalar::Int(n))?,
+        None => {
+            let n = c.dim_tensor(n, c.dtype(index))?;
+            c.binary(BinaryOp::Add, index, n)?
+        }
+    };
+    let negative = c.with_scalar(BinaryOp::Lt, index, Scalar::Int(0))?;
+    c.select(negative, from_end, index)
+}
+
+/// Where advanced indexing applies: `x` with the indexed axes next to each other, the first of them, the
+/// indices, and the permutation that was applied to `x`.
+pub(super) struct Indexing {
+    pub x: ValueId,
+    pub axis: usize,
+    pub indices: Vec<ValueId>,
+    pub perm: Vec<usize>,
+}
+
+/// Resolves the list of optional indices. Indexed axes that do not stand together move to the front, as
+/// PyTorch's result has them.
+pub(super) fn indexing(c: &mut Call<'_, '_>, x: ValueId) -> Lowered<Indexing> {
+    let list = c.opt_tensors("indices")?;
+    if list.len() > c.rank(x) {
+        return Err(Stop::Broken(format!("expected {} indices at most, found {}", c.rank(x), list.len())));
+    }
+    let mut axes = Vec::new();
+    let mut indices = Vec::new();
+    for (axis, index) in list.into_iter().enumerate() {
+        let Some(index) = index else { continue };
+        if c.dtype(index) == DType::Bool {
+            return Err(Stop::Opaque(
+                "an index is a mask, so the extent of its result depends on data".into(),
+            ));
+        }
+        let n = c.ty(x).shape[axis].clone();
+        indices.push(wrapped(c, index, &n)?);
+        axes.push(axis);
+    }
+    let together = axes.windows(2).all(|w| w[0] + 1 == w[1]);
+    let rest = (0..c.rank(x)).filter(|a| !axes.contains(a));
+    let perm: Vec<usize> =
+        if together { (0..c.rank(x)).collect() } else { axes.iter().copied().chain(rest).collect() };
+    let axis = if together { axes.first().copied().unwrap_or(0) } else { 0 };
+    let x = c.permute(x, perm.clone())?;
+    Ok(Indexing { x, axis, indices, perm })
+}
+
+fn index(c: &mut Call<'_, '_>) -> Lowered {
+    let x = c.first()?;
+    let Indexing { x, axis, indices, .. } = indexing(c, x)?;
+    let y = match indices.as_slice() {
+        [] => x,
+        [one] => c.emit("take", Op::Take { axis }, &[x, *one])?,
+        many => {
+            let operands: Vec<ValueId> = [&[x], many].concat();
+            c.emit("index", Op::Index { axis }, &operands)?
+        }
+    };
+    c.done(y)
+}

@@ -1,0 +1,235 @@
+//! Softmax and the norms, which stay whole where the IR has them.
+
+use symmc_ir::{BinaryOp, DType, Dim, Float, Op, Reduction, Scalar, UnaryOp, ValueId};
+
+use super::{Row, row};
+use crate::call::{Call, Operand};
+use crate::lower::{Lowered, Stop};
+
+pub(super) const ROWS: &[Row] = &[
+    row("aten.softmax", "softmax", |c| softmax(c, false)),
+    row("aten._softmax", "softmax", |c| softmax(c, false)),
+    row("aten._safe_softmax", "softmax, 0 where all is -infinity", safe_softmax),
+    row("aten.log_softmax", "log_softmax", |c| softmax(c, true)),
+    row("aten._log_softmax", "log_softmax", |c| softmax(c, true)),
+    row("aten.rms_norm", "rms_norm", rms_norm),
+    row("aten._fused_rms_norm", "rms_norm", rms_norm),
+    row("aten.layer_norm", "layer_norm", layer_norm),
+    row("aten.native_layer_norm", "layer_norm", layer_norm),
+    row("aten.group_norm", "layer_norm of groups, mul, add", group_norm),
+    row("aten.native_group_norm", "layer_norm of groups, mul, add", |c| {
+        c.only(1)?;
+        group_norm(c)
+    }),
+    row("aten._native_batch_norm_legit_no_training", "sub, mul, add", batch_norm),
+    row("aten.linalg_vector_norm", "sqrt of sum of squares", vector_norm),
+];
+
+fn softmax(c: &mut Call<'_, '_>, log: bool) -> Lowered {
+    let x = c.first()?;
+    let x = match c.opt_dtype("dtype")? {
+        Some(dtype) => c.cast(x, dtype)?,
+        None if c.bool_or("half_to_float", false)? => c.cast(x, DType::F32)?,
+        None => c.floating(x)?,
+    };
+    let y = softmax_of(c, x, log)?;
+    c.done(y)
+}
+
+fn softmax_of(c: &mut Call<'_, '_>, x: ValueId, log: bool) -> Lowered<ValueId> {
+    let shape = c.shape(x);
+    let axis = c.axis("dim", shape.len())?;
+    if shape.is_empty() {
+        let one = c.reshape(x, vec![1.into()])?;
+        let y = c.emit("softmax", Op::Softmax { axis: 0, log }, &[one])?;
+        return c.reshape(y, shape);
+    }
+    c.emit("softmax", Op::Softmax { axis, log }, &[x])
+}
+
+fn safe_softmax(c: &mut Call<'_, '_>) -> Lowered {
+    let x = c.first()?;
+    let x = match c.opt_dtype("dtype")? {
+        Some(dtype) => c.cast(x, dtype)?,
+        None => c.floating(x)?,
+    };
+    let axis = c.axis("dim", c.rank(x))?;
+    let y = softmax_of(c, x, false)?;
+    let low = c.with_float(BinaryOp::Eq, x, f64::NEG_INFINITY)?;
+    let nothing = c.reduce(Reduction::All, low, vec![axis], true)?;
+    let zero = c.full(Scalar::Int(0), c.dtype(y), vec![])?;
+    let y = c.select(nothing, zero, y)?;
+    c.done(y)
+}
+
+/// The number of trailing axes that `normalized_shape` names.
+fn normalized_axes(c: &Call<'_, '_>, x: ValueId) -> Lowered<usize> {
+    let shape = c.dims("normalized_shape")?;
+    let own = &c.ty(x).shape;
+    let fits = !shape.is_empty() && shape.len() <= own.len() && own[own.len() - shape.len()..] == shape;
+    if fits {
+        Ok(shape.len())
+    } else {
+        Err(Stop::Broken(format!("expected normalized_shape to end {own:?}, found {shape:?}")))
+    }
+}
+
+/// The epsilon that PyTorch takes for `rms_norm` if none is given: the spacing of floats at 1.
+fn default_eps(dtype: DType) -> f64 {
+    match dtype {
+        DType::F16 => 9.765625e-4,
+        DType::BF16 => 7.8125e-3,
+        DType::F64 => f64::EPSILON,
+        _ => f64::from(f32::EPSILON),
+    }
+}
+
+fn rms_norm(c: &mut Call<'_, '_>) -> Lowered {
+    let x = c.first()?;
+    let axes = normalized_axes(c, x)?;
+    let weight = c.opt_tensor("weight")?;
+    let eps = c.float_or("eps", default_eps(c.dtype(x)))?;
+    let op = Op::RmsNorm { axes, eps: Float(eps), round_first: false };
+    let y = match weight {
+        Some(w) if c.dtype(w) == c.dtype(x) => c.emit("rms_norm", op, &[x, w])?,
+        Some(w) => {
+            let y = c.emit("rms_norm", op, &[x])?;
+            let (y, w) = (Operand::Tensor(y), Operand::Tensor(w));
+            let dtype = c.common(&[&y, &w]);
+            c.apply(BinaryOp::Mul, &y, &w, dtype)?
+        }
+        None => c.emit("rms_norm", op, &[x])?,
+    };
+    if c.wants(1) {
+        // The second result of the fused form: 1 / sqrt(mean(x²) + eps).
+        let wide = if c.dtype(x) == DType::F64 { DType::F64 } else { DType::F32 };
+        let x = c.cast(x, wide)?;
+        let squares = c.binary(BinaryOp::Mul, x, x)?;
+        let rank = c.rank(x);
+        let mean = c.reduce(Reduction::Mean, squares, (rank - axes..rank).collect(), true)?;
+        let shifted = c.with_float(BinaryOp::Add, mean, eps)?;
+        let scale = c.unary(UnaryOp::Rsqrt, shifted)?;
+        c.set(1, scale);
+    }
+    c.done(y)
+}
+
+fn layer_norm(c: &mut Call<'_, '_>) -> Lowered {
+    let x = c.first()?;
+    let axes = normalized_axes(c, x)?;
+    let eps = c.float_or("eps", 1e-5)?;
+    let (weight, bias) = (c.opt_tensor("weight")?, c.opt_tensor("bias")?);
+    let dtype = c.dtype(x);
+    let mut operands = vec![x];
+    if let Some(w) = weight {
+        operands.push(c.cast(w, dtype)?);
+    } else if bias.is_some() {
+        let tail = c.shape(x).split_off(c.rank(x) - axes);
+        operands.push(c.full(Scalar::Int(1), dtype, tail)?);
+    }
+    if let Some(b) = bias {
+        operands.push(c.cast(b, dtype)?);
+    }
+    let y = c.emit("layer_norm", Op::LayerNorm { axes, eps: Float(eps) }, &operands)?;
+    if c.wants(1) || c.wants(2) {
+        let wide = if dtype == DType::F64 { DType::F64 } else { DType::F32 };
+        let x = c.cast(x, wide)?;
+        let all: Vec<usize> = (c.rank(x) - axes..c.rank(x)).collect();
+        let (mean, scale) = moments(c, x, all, eps)?;
+        c.set(1, mean);
+        c.set(2, scale);
+    }
+    c.done(y)
+}
+
+/// The mean over `axes`, and `1 / sqrt(variance + eps)`, both with those axes kept.
+fn moments(c: &mut Call<'_, '_>, x: ValueId, axes: Vec<usize>, eps: f64) -> Lowered<(ValueId, ValueId)> {
+    let mean = c.reduce(Reduction::Mean, x, axes.clone(), true)?;
+    let centred = c.binary(BinaryOp::Sub, x, mean)?;
+    let squares = c.binary(BinaryOp::Mul, centred, centred)?;
+    let variance = c.reduce(Reduction::Mean, squares, axes, true)?;
+    let shifted = c.with_float(BinaryOp::Add, variance, eps)?;
+    Ok((mean, c.unary(UnaryOp::Rsqrt, shifted)?))
+}
+
+/// `[n, c, …]` is normalised within each of the groups of channels as one axis.
+fn group_norm(c: &mut Call<'_, '_>) -> Lowered {
+    let x = c.first()?;
+    let shape = c.shape(x);
+    let (Some(n), Some(channels)) = (shape.first().cloned(), shape.get(1).cloned()) else {
+        return Err(Stop::Broken(format!("expected two axes or more, found {}", shape.len())));
+    };
+    let groups = if c.get("group").is_some() { c.int("group")? } else { c.int("num_groups")? };
+    let eps = c.float_or("eps", 1e-5)?;
+    let numel = shape.iter().skip(1).cloned().fold(Dim::from(1), |a, b| a * b);
+    let per_group = numel
+        .exact_div(&groups.into())
+        .ok_or_else(|| Stop::Broken(format!("expected {groups} groups to divide {channels:?} channels")))?;
+    let flat = c.reshape(x, vec![n, groups.into(), per_group])?;
+    let y = c.emit("layer_norm", Op::LayerNorm { axes: 1, eps: Float(eps) }, &[flat])?;
+    let mut y = c.reshape(y, shape.clone())?;
+    for (op, name) in [(BinaryOp::Mul, "weight"), (BinaryOp::Add, "bias")] {
+        if let Some(w) = c.opt_tensor(name)? {
+            let w = per_channel(c, w, &shape, channels.clone())?;
+            y = c.binary(op, y, w)?;
+        }
+    }
+    c.done(y)
+}
+
+/// A vector over the channels, broadcastable to `shape`.
+fn per_channel(c: &mut Call<'_, '_>, w: ValueId, shape: &[Dim], channels: Dim) -> Lowered<ValueId> {
+    let mut axes = vec![Dim::from(1); shape.len().saturating_sub(1)];
+    if let Some(first) = axes.first_mut() {
+        *first = channels;
+    }
+    c.reshape(w, axes)
+}
+
+fn batch_norm(c: &mut Call<'_, '_>) -> Lowered {
+    c.only(1)?;
+    let x = c.first()?;
+    let shape = c.shape(x);
+    let Some(channels) = shape.get(1).cloned() else {
+        return Err(Stop::Broken(format!("expected two axes or more, found {}", shape.len())));
+    };
+    let eps = c.float_or("eps", 1e-5)?;
+    let (mean, variance) = (c.tensor("running_mean")?, c.tensor("running_var")?);
+    let shifted = c.with_float(BinaryOp::Add, variance, eps)?;
+    let scale = c.unary(UnaryOp::Rsqrt, shifted)?;
+    let mut steps = vec![(BinaryOp::Sub, Some(mean)), (BinaryOp::Mul, Some(scale))];
+    steps.push((BinaryOp::Mul, c.opt_tensor("weight")?));
+    steps.push((BinaryOp::Add, c.opt_tensor("bias")?));
+    let mut y = x;
+    for (op, w) in steps {
+        if let Some(w) = w {
+            let w = c.cast(w, c.dtype(x))?;
+            let w = per_channel(c, w, &shape, channels.clone())?;
+            y = c.binary(op, y, w)?;
+        }
+    }
+    c.done(y)
+}
+
+fn vector_norm(c: &mut Call<'_, '_>) -> Lowered {
+    let x = c.first()?;
+    let x = match c.opt_dtype("dtype")? {
+        Some(dtype) => c.cast(x, dtype)?,
+        None => x,
+    };
+    let axes = c.axes("dim", c.rank(x))?;
+    let keep = c.bool_or("keepdim", false)?;
+    let order = c.float_or("ord", 2.0)?;
+    let y = if order == 2.0 {
+        let squares = c.binary(BinaryOp::Mul, x, x)?;
+        let sum = c.reduce(Reduction::Sum, squares, axes, keep)?;
+        c.unary(UnaryOp::Sqrt, sum)?
+    } else if order == 1.0 || order == f64::INFINITY {
+        let absolute = c.unary(UnaryOp::Abs, x)?;
+        let op = if order == 1.0 { Reduction::Sum } else { Reduction::Max };
+        c.reduce(op, absolute, axes, keep)?
+    } else {
+        return Err(Stop::Opaque(format!("the norm of order {order}")));
+    };
+    c.done(y)
+}

@@ -1,0 +1,226 @@
+//! Reductions, cumulative sums and orderings.
+
+use symmc_ir::{ArgOp, BinaryOp, DType, Dim, Op, Reduction, Scalar, Type, UnaryOp, ValueId};
+
+use super::elementwise::truth;
+use super::{Row, row};
+use crate::call::Call;
+use crate::lower::{Lowered, Stop};
+
+pub(super) const ROWS: &[Row] = &[
+    row("aten.sum", "sum", |c| reduce(c, Reduction::Sum)),
+    row("aten.mean", "mean", |c| reduce(c, Reduction::Mean)),
+    row("aten.prod", "prod", |c| reduce(c, Reduction::Prod)),
+    row("aten.amax", "max", |c| reduce(c, Reduction::Max)),
+    row("aten.amin", "min", |c| reduce(c, Reduction::Min)),
+    row("aten.max.default", "max", |c| reduce(c, Reduction::Max)),
+    row("aten.min.default", "min", |c| reduce(c, Reduction::Min)),
+    row("aten.max.dim", "max, argmax", |c| extreme(c, Reduction::Max, ArgOp::Max)),
+    row("aten.min.dim", "min, argmin", |c| extreme(c, Reduction::Min, ArgOp::Min)),
+    row("aten.any", "any", |c| reduce(c, Reduction::Any)),
+    row("aten.all", "all", |c| reduce(c, Reduction::All)),
+    row("aten.argmax", "argmax", |c| arg_reduce(c, ArgOp::Max)),
+    row("aten.argmin", "argmin", |c| arg_reduce(c, ArgOp::Min)),
+    row("aten.count_nonzero", "cast, sum", |c| {
+        let x = c.first()?;
+        let x = truth(c, x)?;
+        let axes = c.axes("dim", c.rank(x))?;
+        let y = reduced(c, Reduction::Sum, x, axes, false)?;
+        c.done(y)
+    }),
+    row("aten.var", "mean of squares", |c| variance(c, false)),
+    row("aten.std", "sqrt of mean of squares", |c| variance(c, true)),
+    row("aten.var_mean", "mean of squares, mean", |c| variance(c, false)),
+    row("aten.logsumexp", "max, exp, sum, log", log_sum_exp),
+    row("aten.cumsum", "cumsum", |c| {
+        let x = c.first()?;
+        let x = match c.opt_dtype("dtype")? {
+            Some(dtype) => c.cast(x, dtype)?,
+            None => x,
+        };
+        if c.rank(x) == 0 {
+            return c.done(x);
+        }
+        let axis = c.axis("dim", c.rank(x))?;
+        let y = c.emit("cumsum", Op::CumSum { axis }, &[x])?;
+        let y = as_asked(c, y)?;
+        c.done(y)
+    }),
+    row("aten.topk", "topk", top_k),
+    row("aten.sort", "sort", sort),
+    row("aten.argsort", "sort", |c| {
+        let x = c.first()?;
+        let axis = c.axis_or("dim", -1, c.rank(x))?;
+        let descending = c.bool_or("descending", false)?;
+        let both = c.emit_all("sort", Op::Sort { axis, descending }, &[x])?;
+        c.done(both[1])
+    }),
+];
+
+/// The reduction over `axes`; without axes there is one element, which stays.
+fn reduced(
+    c: &mut Call<'_, '_>,
+    op: Reduction,
+    x: ValueId,
+    axes: Vec<usize>,
+    keep: bool,
+) -> Lowered<ValueId> {
+    if !axes.is_empty() {
+        return c.reduce(op, x, axes, keep);
+    }
+    match op {
+        Reduction::Any | Reduction::All => truth(c, x),
+        Reduction::Sum | Reduction::Prod if !c.dtype(x).is_float() => c.cast(x, DType::I64),
+        _ => Ok(x),
+    }
+}
+
+fn reduce(c: &mut Call<'_, '_>, op: Reduction) -> Lowered {
+    let x = c.first()?;
+    let x = match c.opt_dtype("dtype")? {
+        Some(dtype) => c.cast(x, dtype)?,
+        None => x,
+    };
+    let axes = c.axes("dim", c.rank(x))?;
+    let keep = c.bool_or("keepdim", false)?;
+    let y = reduced(c, op, x, axes, keep)?;
+    // PyTorch keeps u8 in `any` and `all`.
+    let y = match op {
+        Reduction::Any | Reduction::All if c.dtype(x) == DType::U8 => c.cast(y, DType::U8)?,
+        _ => as_asked(c, y)?,
+    };
+    c.done(y)
+}
+
+/// A sum in the dtype that the call asks for; sums of small integers are i64 otherwise.
+fn as_asked(c: &mut Call<'_, '_>, y: ValueId) -> Lowered<ValueId> {
+    match c.opt_dtype("dtype")? {
+        Some(dtype) => c.cast(y, dtype),
+        None => Ok(y),
+    }
+}
+
+fn extreme(c: &mut Call<'_, '_>, op: Reduction, arg: ArgOp) -> Lowered {
+    let x = c.first()?;
+    let rank = c.rank(x);
+    let axis = c.axis("dim", rank)?;
+    let keep = c.bool_or("keepdim", false)?;
+    if rank == 0 {
+        let zero = c.full(Scalar::Int(0), DType::I64, vec![])?;
+        c.set(1, zero);
+        return c.done(x);
+    }
+    let y = c.reduce(op, x, vec![axis], keep)?;
+    if c.wants(1) {
+        let at = c.arg_reduce(arg, x, axis, keep)?;
+        c.set(1, at);
+    }
+    c.done(y)
+}
+
+fn arg_reduce(c: &mut Call<'_, '_>, op: ArgOp) -> Lowered {
+    let x = c.first()?;
+    let rank = c.rank(x);
+    let keep = c.bool_or("keepdim", false)?;
+    let y = match c.opt_int("dim")? {
+        Some(_) if rank == 0 => c.full(Scalar::Int(0), DType::I64, vec![])?,
+        Some(axis) => {
+            let axis = c.axis_of(axis, rank)?;
+            c.arg_reduce(op, x, axis, keep)?
+        }
+        None => {
+            let flat = c.reshape(x, vec![c.ty(x).numel()])?;
+            let y = c.arg_reduce(op, flat, 0, false)?;
+            let shape = if keep { vec![Dim::from(1); rank] } else { vec![] };
+            c.reshape(y, shape)?
+        }
+    };
+    c.done(y)
+}
+
+/// `sum((x - mean)²) / (n - correction)`, its root for the standard deviation, and the mean as a second
+/// result where there is one.
+fn variance(c: &mut Call<'_, '_>, root: bool) -> Lowered {
+    let x = c.first()?;
+    let axes = c.axes("dim", c.rank(x))?;
+    let keep = c.bool_or("keepdim", false)?;
+    let correction = match c.get("unbiased") {
+        Some(_) => f64::from(u8::from(c.bool_or("unbiased", true)?)),
+        None => c.float_or("correction", 1.0)?,
+    };
+    let n = axes.iter().map(|&a| c.ty(x).shape[a].clone()).fold(Dim::from(1), |a, b| a * b);
+    let n = n.as_const().filter(|n| *n > 0 && *n as f64 > correction);
+    let n = n.ok_or_else(|| Stop::Opaque("its number of elements is symbolic or too small".into()))? as f64;
+    let mean = c.reduce(Reduction::Mean, x, axes.clone(), true)?;
+    let centred = c.binary(BinaryOp::Sub, x, mean)?;
+    let squares = c.binary(BinaryOp::Mul, centred, centred)?;
+    let mut y = c.reduce(Reduction::Mean, squares, axes.clone(), keep)?;
+    if correction != 0.0 {
+        y = c.with_float(BinaryOp::Mul, y, n / (n - correction))?;
+    }
+    if root {
+        y = c.unary(UnaryOp::Sqrt, y)?;
+    }
+    if c.wants(1) {
+        let mean = if keep { mean } else { c.reduce(Reduction::Mean, x, axes, false)? };
+        c.set(1, mean);
+    }
+    c.done(y)
+}
+
+fn log_sum_exp(c: &mut Call<'_, '_>) -> Lowered {
+    let x = c.first()?;
+    let x = c.floating(x)?;
+    let axes = c.axes("dim", c.rank(x))?;
+    if axes.is_empty() {
+        return c.done(x);
+    }
+    let keep = c.bool_or("keepdim", false)?;
+    let max = c.reduce(Reduction::Max, x, axes.clone(), true)?;
+    // Where all is minus infinity the shift must stay finite.
+    let finite = c.unary(UnaryOp::IsFinite, max)?;
+    let zero = c.full(Scalar::Int(0), c.dtype(x), vec![])?;
+    let shift = c.select(finite, max, zero)?;
+    let e = c.binary(BinaryOp::Sub, x, shift)?;
+    let e = c.unary(UnaryOp::Exp, e)?;
+    let sum = c.reduce(Reduction::Sum, e, axes.clone(), true)?;
+    let l = c.unary(UnaryOp::Log, sum)?;
+    let y = c.binary(BinaryOp::Add, l, shift)?;
+    let y = if keep {
+        y
+    } else {
+        let shape = c.shape(y);
+        let left = shape.into_iter().enumerate().filter(|(a, _)| !axes.contains(a)).map(|(_, d)| d).collect();
+        c.reshape(y, left)?
+    };
+    c.done(y)
+}
+
+fn top_k(c: &mut Call<'_, '_>) -> Lowered {
+    let x = c.first()?;
+    let rank = c.rank(x);
+    if rank == 0 {
+        return Err(Stop::Opaque("its operand has no axis".into()));
+    }
+    let axis = c.axis_or("dim", -1, rank)?;
+    let largest = c.bool_or("largest", true)?;
+    let mut shape = c.shape(x);
+    shape[axis] = c.dim("k")?;
+    let types = vec![Type::new(c.dtype(x), shape.clone()), Type::new(DType::I64, shape)];
+    let name = format!("{}.topk", c.name);
+    let both = c.lowering.builder.node_as(&name, Op::TopK { axis, largest }, &[x], types)?;
+    c.set(1, both[1]);
+    c.done(both[0])
+}
+
+fn sort(c: &mut Call<'_, '_>) -> Lowered {
+    let x = c.first()?;
+    if c.rank(x) == 0 {
+        return Err(Stop::Opaque("its operand has no axis".into()));
+    }
+    let axis = c.axis_or("dim", -1, c.rank(x))?;
+    let descending = c.bool_or("descending", false)?;
+    let both = c.emit_all("sort", Op::Sort { axis, descending }, &[x])?;
+    c.set(1, both[1]);
+    c.done(both[0])
+}

@@ -1,0 +1,154 @@
+//! Writing by index: `index_put`, `index_add`, `scatter` and their like, as functional ops.
+
+use symmc_ir::{BinaryOp, DType, Dim, Op, Reduction, Scalar, Type, ValueId};
+
+use super::index::{Indexing, as_row, indexing};
+use super::{Row, row};
+use crate::call::{Call, Operand};
+use crate::lower::{Lowered, Stop};
+
+pub(super) const ROWS: &[Row] = &[
+    row("aten.index_put", "index_put; select for a mask", index_put),
+    row("aten._unsafe_index_put", "index_put; select for a mask", index_put),
+    row("aten._index_put_impl", "index_put; select for a mask", index_put),
+    row("aten.index_add", "index_add", index_add),
+    row("aten.index_copy", "index_put", |c| {
+        let (x, index, source) = (c.first()?, c.tensor("index")?, c.tensor("source")?);
+        let axis = c.axis("dim", c.rank(x))?;
+        let index = as_row(c, index)?;
+        let y = c.emit("index_put", Op::IndexPut { axis, accumulate: false }, &[x, source, index])?;
+        c.done(y)
+    }),
+    row("aten.index_fill", "index_put", |c| {
+        let (x, index) = (c.first()?, c.tensor("index")?);
+        let axis = c.axis("dim", c.rank(x))?;
+        let value = c.operand("value")?;
+        let index = as_row(c, index)?;
+        let source = c.as_tensor(&value, c.dtype(x))?;
+        let y = c.emit("index_put", Op::IndexPut { axis, accumulate: false }, &[x, source, index])?;
+        c.done(y)
+    }),
+    row("aten.scatter", "scatter", |c| {
+        let combine = match c.opt_string("reduce")? {
+            None => None,
+            Some("add") => Some(Reduction::Sum),
+            Some("multiply") => Some(Reduction::Prod),
+            Some(other) => {
+                return Err(Stop::Broken(format!("expected reduce add or multiply, found `{other}`")));
+            }
+        };
+        scatter(c, combine)
+    }),
+    row("aten.scatter_add", "scatter", |c| scatter(c, Some(Reduction::Sum))),
+    row("aten.scatter_reduce", "scatter", |c| {
+        if !c.bool_or("include_self", true)? {
+            return Err(Stop::Opaque("it leaves out the elements of its operand".into()));
+        }
+        let combine = match c.opt_string("reduce")? {
+            Some("sum") => Reduction::Sum,
+            Some("prod") => Reduction::Prod,
+            Some("amax") => Reduction::Max,
+            Some("amin") => Reduction::Min,
+            other => return Err(Stop::Opaque(format!("it combines by {}", other.unwrap_or("nothing")))),
+        };
+        scatter(c, Some(combine))
+    }),
+    row("aten.embedding_dense_backward", "index_put", |c| {
+        let (gradient, index) = (c.tensor("grad_output")?, c.tensor("indices")?);
+        if c.bool_or("scale_grad_by_freq", false)? {
+            return Err(Stop::Opaque("it scales by frequency".into()));
+        }
+        let rows = c.dim("num_weights")?;
+        let width = c.shape(gradient).last().cloned().unwrap_or(1.into());
+        let mut gradient = gradient;
+        let padding = c.int_or("padding_idx", -1)?;
+        let zero = c.full(Scalar::Int(0), c.dtype(gradient), vec![])?;
+        if padding >= 0 {
+            let mask = c.with_scalar(BinaryOp::Eq, index, Scalar::Int(padding))?;
+            let mask = c.unsqueeze(mask, c.rank(index))?;
+            gradient = c.select(mask, zero, gradient)?;
+        }
+        let table = c.full(Scalar::Int(0), c.dtype(gradient), vec![rows, width])?;
+        let op = Op::IndexPut { axis: 0, accumulate: true };
+        let y = c.emit("index_put", op, &[table, gradient, index])?;
+        c.done(y)
+    }),
+];
+
+fn index_put(c: &mut Call<'_, '_>) -> Lowered {
+    let x = c.first()?;
+    let values = c.tensor("values")?;
+    let accumulate = c.bool_or("accumulate", false)?;
+    let values = c.cast(values, c.dtype(x))?;
+    if let [Some(mask)] = c.opt_tensors("indices")?.as_slice() {
+        if c.dtype(*mask) == DType::Bool {
+            return masked_put(c, x, *mask, values, accumulate);
+        }
+    }
+    let Indexing { x, axis, indices, perm } = indexing(c, x)?;
+    if indices.is_empty() {
+        return Err(Stop::Broken("expected an index, found none".into()));
+    }
+    let operands: Vec<ValueId> = [&[x, values], indices.as_slice()].concat();
+    let y = c.emit("index_put", Op::IndexPut { axis, accumulate }, &operands)?;
+    let mut back = vec![0; perm.len()];
+    for (to, &from) in perm.iter().enumerate() {
+        back[from] = to;
+    }
+    let y = c.permute(y, back)?;
+    c.done(y)
+}
+
+/// One value stored wherever a mask over the leading axes is true.
+fn masked_put(c: &mut Call<'_, '_>, x: ValueId, mask: ValueId, value: ValueId, accumulate: bool) -> Lowered {
+    if c.ty(value).numel().as_const() != Some(1) || c.rank(mask) > c.rank(x) {
+        return Err(Stop::Opaque("it stores as many values as a mask has true elements".into()));
+    }
+    let mut shape = c.shape(mask);
+    shape.resize(c.rank(x), Dim::from(1));
+    let mask = c.reshape(mask, shape)?;
+    let value = c.reshape(value, vec![])?;
+    let value = if accumulate { c.binary(BinaryOp::Add, x, value)? } else { value };
+    let y = c.select(mask, value, x)?;
+    c.done(y)
+}
+
+fn index_add(c: &mut Call<'_, '_>) -> Lowered {
+    let (x, index, mut source) = (c.first()?, c.tensor("index")?, c.tensor("source")?);
+    let axis = c.axis("dim", c.rank(x))?;
+    let index = as_row(c, index)?;
+    match c.opt_scalar("alpha")? {
+        Some(alpha) if alpha.as_f64() != 1.0 => {
+            let dtype = c.dtype(source);
+            source = c.apply(BinaryOp::Mul, &Operand::Tensor(source), &Operand::Scalar(alpha), dtype)?;
+        }
+        _ => {}
+    }
+    let source = c.cast(source, c.dtype(x))?;
+    let y = c.emit("index_add", Op::IndexAdd { axis }, &[x, index, source])?;
+    c.done(y)
+}
+
+fn scatter(c: &mut Call<'_, '_>, combine: Option<Reduction>) -> Lowered {
+    let (x, index) = (c.first()?, c.tensor("index")?);
+    let axis = c.axis("dim", c.rank(x))?;
+    let dtype = c.dtype(x);
+    let shape = c.shape(index);
+    let source = match (c.opt_operand("src")?, c.opt_operand("value")?) {
+        (Some(Operand::Tensor(source)), _) => {
+            let mut source = c.cast(source, dtype)?;
+            for (a, n) in shape.iter().enumerate() {
+                source = c.slice(source, a, 0.into(), n.clone(), 1)?;
+            }
+            source
+        }
+        (Some(value), _) | (None, Some(value)) => {
+            let value = c.as_tensor(&value, dtype)?;
+            c.expand(value, shape)?
+        }
+        (None, None) => return Err(Stop::Broken("expected `src` or `value`, found neither".into())),
+    };
+    let ty = Type::new(dtype, c.shape(x));
+    let y = c.emit_as("scatter", Op::ScatterElements { axis, combine }, &[x, index, source], ty)?;
+    c.done(y)
+}

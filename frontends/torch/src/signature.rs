@@ -1,0 +1,301 @@
+//! The inputs and outputs of a program.
+//!
+//! - User inputs become arguments, parameters and persistent buffers become parameters: those are in a
+//!   model's state and may differ between ranks.
+//! - Non-persistent buffers and tensor constants whose data the archive holds become constants, if nothing
+//!   writes them and they are small enough to be part of the program's text; else parameters.
+//! - An integer argument is a symbol; strings, numbers and tokens among the arguments are already part of
+//!   the program and vanish.
+//! - Outputs that are no tensors vanish. A mutation is an output that goes into an input.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use indexmap::{IndexMap, IndexSet};
+use symmc_ir::{DType, InputId, InputKind, Output, OutputKind, Tensor, Type, ValueId};
+
+use crate::archive::{Archive, Store};
+use crate::dtype;
+use crate::error::ImportError;
+use crate::lower::{Binding, Lowering};
+use crate::schema::{Argument, InputSpec, OutputSpec, Program};
+use crate::symbols::ArgumentSizes;
+
+/// The largest constant that becomes part of the program, in bytes.
+const MAX_CONSTANT: usize = 1 << 20;
+
+fn error(name: &str, message: impl Into<String>) -> ImportError {
+    ImportError::Signature { name: name.into(), message: message.into() }
+}
+
+/// What the inputs tell about symbols.
+pub(crate) fn sizes<'p>(program: &'p Program<'p>) -> Vec<ArgumentSizes<'p>> {
+    let graph = &program.graph_module.graph;
+    let mut out = Vec::new();
+    for spec in &program.graph_module.signature.input_specs {
+        match &spec.user_input {
+            Some(user) => match &user.arg {
+                Argument::Tensor(name) => {
+                    if let Some(meta) = graph.tensor_values.get(&**name) {
+                        let integer = dtype::from_schema(meta.dtype)
+                            .is_ok_and(|d| matches!(d, DType::I32 | DType::I64 | DType::U8));
+                        out.push(ArgumentSizes { sizes: meta.sizes.iter().collect(), names_axes: integer });
+                    }
+                }
+                Argument::SymInt(s) => {
+                    let value = s.as_name.as_ref().and_then(|n| graph.sym_int_values.get(&**n));
+                    out.push(ArgumentSizes { sizes: value.into_iter().collect(), names_axes: false });
+                }
+                _ => {}
+            },
+            None => {
+                let meta = stored_name(spec).and_then(|name| graph.tensor_values.get(name));
+                if let Some(meta) = meta {
+                    out.push(ArgumentSizes { sizes: meta.sizes.iter().collect(), names_axes: false });
+                }
+            }
+        }
+    }
+    out
+}
+
+/// The value of an input that is stored with the program.
+fn stored_name<'p>(spec: &'p InputSpec<'p>) -> Option<&'p str> {
+    let parameter = spec.parameter.as_ref().map(|p| &*p.arg.name);
+    let buffer = spec.buffer.as_ref().map(|b| &*b.arg.name);
+    parameter.or(buffer).or(spec.tensor_constant.as_ref().map(|t| &*t.arg.name))
+}
+
+/// The inputs that outputs write, by the names that output specs use.
+pub(crate) struct Inputs {
+    by_source: HashMap<String, InputId>,
+    by_argument: HashMap<String, InputId>,
+    pub weights: IndexMap<String, Arc<Tensor>>,
+}
+
+/// The stored tensors of an archive.
+pub(crate) struct Stores<'s, 'a> {
+    pub archive: &'s mut Archive<'a>,
+    pub weights: Store,
+    pub constants: Store,
+}
+
+impl Stores<'_, '_> {
+    /// The data of a stored input; it must have the declared type.
+    fn load(&mut self, name: &str, ty: &Type) -> Result<Option<Tensor>, ImportError> {
+        let tensor = match self.weights.load(self.archive, name)? {
+            Some(t) => t,
+            None => match self.constants.load(self.archive, name)? {
+                Some(t) => t,
+                None => return Ok(None),
+            },
+        };
+        let declared: Vec<Option<i64>> = ty.shape.iter().map(|d| d.as_const()).collect();
+        let found: Vec<Option<i64>> = tensor.shape().iter().map(|&d| i64::try_from(d).ok()).collect();
+        if tensor.dtype() != ty.dtype || declared != found {
+            return Err(ImportError::Stored {
+                tensor: name.into(),
+                expected: format!("{}{:?}", ty.dtype, ty.shape),
+                found: format!("{}{:?}", tensor.dtype(), tensor.shape()),
+            });
+        }
+        Ok(Some(tensor))
+    }
+}
+
+/// Adds the inputs in the order of the signature.
+pub(crate) fn inputs<'p>(
+    lowering: &mut Lowering<'p>,
+    program: &'p Program<'p>,
+    stores: &mut Stores<'_, '_>,
+) -> Result<Inputs, ImportError> {
+    let signature = &program.graph_module.signature;
+    let mutated: IndexSet<&str> = signature
+        .output_specs
+        .iter()
+        .filter_map(|s| {
+            let buffer = s.buffer_mutation.as_ref().map(|b| &*b.buffer_name);
+            buffer.or(s.parameter_mutation.as_ref().map(|p| &*p.parameter_name))
+        })
+        .collect();
+    let mut inputs =
+        Inputs { by_source: HashMap::new(), by_argument: HashMap::new(), weights: IndexMap::new() };
+    let mut absent = 0;
+    for spec in &signature.input_specs {
+        if let Some(user) = &spec.user_input {
+            user_input(lowering, &mut inputs, &user.arg)?;
+            continue;
+        }
+        if let Some(custom) = &spec.custom_obj {
+            let why = "a custom object, which has no counterpart".to_string();
+            bind(lowering, &custom.arg.name, Binding::Nothing(why))?;
+            continue;
+        }
+        let Some((name, source, may_be_constant)) = stored(spec) else {
+            if spec.constant_input.is_none() && spec.token.is_none() {
+                return Err(error("input_specs", "expected a known kind of input, found another"));
+            }
+            continue;
+        };
+        let ty = lowering.declared(name)?;
+        let data = stores.load(source, &ty)?.map(Arc::new);
+        let small = data.as_ref().is_some_and(|t| t.data().len() <= MAX_CONSTANT);
+        let constant = may_be_constant && small && !mutated.contains(source);
+        let (kind, held) = match (constant, data) {
+            (true, data) => (InputKind::Constant, data),
+            (false, Some(data)) => {
+                inputs.weights.insert(source.to_string(), data);
+                (InputKind::Parameter, None)
+            }
+            (false, None) => {
+                absent += 1;
+                (InputKind::Parameter, None)
+            }
+        };
+        let value = lowering.builder.input(kind, name, source, ty, held);
+        inputs.by_source.insert(source.to_string(), last_input(lowering));
+        bind(lowering, name, Binding::Value(value))?;
+    }
+    if absent > 0 {
+        lowering.notes.push(format!("{absent} parameters have no data in the archive"));
+    }
+    Ok(inputs)
+}
+
+fn last_input(lowering: &Lowering<'_>) -> InputId {
+    <InputId as symmc_ir::entity::Entity>::new(lowering.builder.graph().inputs.len() - 1)
+}
+
+fn bind<'p>(lowering: &mut Lowering<'p>, name: &'p str, binding: Binding) -> Result<(), ImportError> {
+    lowering.bind(name, binding).map_err(|message| error(name, message))
+}
+
+/// The value, the stored name, and whether the input may become a constant.
+fn stored<'p>(spec: &'p InputSpec<'p>) -> Option<(&'p str, &'p str, bool)> {
+    if let Some(p) = &spec.parameter {
+        return Some((&p.arg.name, &p.parameter_name, false));
+    }
+    if let Some(b) = &spec.buffer {
+        return Some((&b.arg.name, &b.buffer_name, !b.persistent));
+    }
+    spec.tensor_constant.as_ref().map(|t| (&*t.arg.name, &*t.tensor_constant_name, true))
+}
+
+fn user_input<'p>(
+    lowering: &mut Lowering<'p>,
+    inputs: &mut Inputs,
+    arg: &'p Argument<'p>,
+) -> Result<(), ImportError> {
+    match arg {
+        Argument::Tensor(name) => {
+            let ty = lowering.declared(name)?;
+            let value = lowering.builder.input(InputKind::Argument, name, name, ty, None);
+            inputs.by_argument.insert(name.to_string(), last_input(lowering));
+            bind(lowering, name, Binding::Value(value))
+        }
+        Argument::SymInt(s) => {
+            if let Some(name) = &s.as_name {
+                let dim = lowering.graph.sym_int_values.get(&**name).map(|v| lowering.symbols.dim(v));
+                let dim =
+                    dim.ok_or_else(|| error(name, "expected an entry in sym_int_values, found none"))??;
+                let shown = dim.display(&lowering.symbols.table).to_string();
+                lowering.notes.push(format!("the integer argument {} is the symbol {shown}", &**name));
+            }
+            Ok(())
+        }
+        Argument::CustomObj(name) => {
+            bind(lowering, name, Binding::Nothing("a custom object, which has no counterpart".into()))
+        }
+        Argument::Tensors(_) | Argument::OptionalTensors(_) => {
+            Err(error("user_input", format!("expected a tensor or a number, found {}", arg.describe())))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Marks what the outputs read, so that rules know which results are wanted.
+pub(crate) fn mark_outputs<'p>(lowering: &mut Lowering<'p>, program: &'p Program<'p>) {
+    for spec in &program.graph_module.signature.output_specs {
+        if let Some((name, _)) = output(spec) {
+            lowering.use_name(name);
+        }
+    }
+}
+
+/// The tensor of an output, and what it writes.
+fn output<'p>(spec: &'p OutputSpec<'p>) -> Option<(&'p str, Target<'p>)> {
+    if let Some(user) = &spec.user_output {
+        return match &user.arg {
+            Argument::Tensor(name) => Some((name, Target::Caller)),
+            _ => None,
+        };
+    }
+    if let Some(b) = &spec.buffer_mutation {
+        return Some((&b.arg.name, Target::Stored(&b.buffer_name)));
+    }
+    if let Some(p) = &spec.parameter_mutation {
+        return Some((&p.arg.name, Target::Stored(&p.parameter_name)));
+    }
+    if let Some(u) = &spec.user_input_mutation {
+        return Some((&u.arg.name, Target::Argument(&u.user_input_name)));
+    }
+    let plain = [&spec.loss_output, &spec.gradient_to_parameter, &spec.gradient_to_user_input];
+    plain.into_iter().flatten().next().map(|n| (&*n.arg.name, Target::Caller))
+}
+
+enum Target<'p> {
+    Caller,
+    Stored(&'p str),
+    Argument(&'p str),
+}
+
+/// Adds the outputs in the order of the signature.
+pub(crate) fn outputs<'p>(
+    lowering: &mut Lowering<'p>,
+    program: &'p Program<'p>,
+    inputs: &Inputs,
+) -> Result<(), ImportError> {
+    for (i, spec) in program.graph_module.signature.output_specs.iter().enumerate() {
+        let Some((name, target)) = output(spec) else {
+            match &spec.user_output {
+                Some(user) => {
+                    lowering.notes.push(format!("output {i} is {} and is left out", user.arg.describe()));
+                }
+                None if spec.token.is_some() => {}
+                None => return Err(error("output_specs", "expected a known kind of output, found another")),
+            }
+            continue;
+        };
+        let value = lowering.value(name).map_err(|message| error(name, message))?;
+        let kind = match target {
+            Target::Caller => OutputKind::Returned,
+            Target::Stored(source) => {
+                OutputKind::Mutates(written(lowering, &inputs.by_source, source, value)?)
+            }
+            Target::Argument(name) => {
+                OutputKind::Mutates(written(lowering, &inputs.by_argument, name, value)?)
+            }
+        };
+        lowering.builder.graph_mut().outputs.push(Output { value, kind });
+    }
+    Ok(())
+}
+
+/// The input that a mutation writes; it must have the type of what is written.
+fn written(
+    lowering: &Lowering<'_>,
+    by_name: &HashMap<String, InputId>,
+    name: &str,
+    value: ValueId,
+) -> Result<InputId, ImportError> {
+    let graph = lowering.builder.graph();
+    let input = by_name.get(name).copied();
+    let input =
+        input.ok_or_else(|| error(name, "expected an input of this name to be written, found none"))?;
+    let (expected, found) = (graph.ty(graph.inputs[input].value), graph.ty(value));
+    if expected != found {
+        let (expected, found) = (lowering.show(expected), lowering.show(found));
+        return Err(error(name, format!("expected {expected} to be written, found {found}")));
+    }
+    Ok(input)
+}

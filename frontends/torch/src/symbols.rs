@@ -1,0 +1,166 @@
+//! The symbols of a program and the dims of its expressions.
+//!
+//! A symbol belongs to a program if it is an extent of an argument or an integer argument: those a caller
+//! fixes for a run. Any other symbol depends on data and cannot be an extent.
+//!
+//! PyTorch keeps only generated names (`s23`). The only symbol of a program is therefore called `tokens`;
+//! with several, the one that is the last axis of the first integer tensor argument is `tokens` and the
+//! one that is its axis 0, if another, `batch`. Other symbols keep their names, and a renamed one keeps
+//! PyTorch's as its alias.
+
+use std::cell::RefCell;
+use std::collections::HashMap;
+
+use symmc_ir::{Dim, Symbol, SymbolId, Table};
+
+use crate::error::ImportError;
+use crate::schema::{Range, SymInt};
+use crate::sympy::{self, Expr};
+
+/// Upper bounds from here on mean "no bound" (PyTorch writes such for open ends).
+const OPEN: i64 = 1 << 40;
+
+/// The symbols of a program, by PyTorch's names.
+pub(crate) struct Symbols<'p> {
+    pub table: Table<SymbolId, Symbol>,
+    ids: HashMap<String, SymbolId>,
+    dims: RefCell<HashMap<&'p str, Dim>>,
+}
+
+/// What an argument of the program tells about symbols, in the order of the signature.
+pub(crate) struct ArgumentSizes<'p> {
+    pub sizes: Vec<&'p SymInt<'p>>,
+    /// Whether it is an integer tensor of the caller, whose axes name symbols.
+    pub names_axes: bool,
+}
+
+impl<'p> Symbols<'p> {
+    /// Collects, bounds and names the symbols of the arguments. `max_extent` bounds those without an upper
+    /// bound; a note says so.
+    pub fn new(
+        arguments: &[ArgumentSizes<'p>],
+        ranges: &dyn Fn(&str) -> Option<Range>,
+        max_extent: i64,
+        notes: &mut Vec<String>,
+    ) -> Result<Self, ImportError> {
+        let mut order: Vec<&str> = Vec::new();
+        let mut bare: Vec<Vec<Option<&str>>> = Vec::new();
+        for argument in arguments {
+            let mut axes = Vec::new();
+            for size in &argument.sizes {
+                let Some(e) = &size.as_expr else {
+                    axes.push(None);
+                    continue;
+                };
+                let parsed = sympy::parse(&e.expr_str).map_err(|m| expression(&e.expr_str, m))?;
+                sympy::symbols(&parsed, &mut order);
+                axes.push(if let Expr::Symbol(s) = parsed { Some(s) } else { None });
+            }
+            bare.push(axes);
+        }
+        let named = arguments.iter().zip(&bare).find(|(a, axes)| a.names_axes && !axes.is_empty());
+        let renamed = rename(&order, named.map_or(&[], |(_, axes)| axes));
+        let mut table = Table::new();
+        let mut ids = HashMap::new();
+        for (torch, name) in order.iter().zip(renamed) {
+            let (min, max) = bounds(torch, &name, ranges(torch), max_extent, notes)?;
+            let alias = (name != *torch).then(|| torch.to_string());
+            ids.insert(torch.to_string(), table.push(Symbol { name, min, max, alias }));
+        }
+        Ok(Symbols { table, ids, dims: RefCell::default() })
+    }
+
+    /// The dim of an extent.
+    pub fn dim(&self, size: &'p SymInt<'p>) -> Result<Dim, ImportError> {
+        match (&size.as_expr, size.as_int) {
+            (Some(e), _) => self.expression(&e.expr_str),
+            (None, Some(i)) => Ok(Dim::from(i)),
+            (None, None) => Err(expression("", "an integer is neither `as_int` nor `as_expr`".into())),
+        }
+    }
+
+    /// The dim of an expression. Expressions repeat, so their dims are kept.
+    pub fn expression(&self, text: &'p str) -> Result<Dim, ImportError> {
+        if let Some(dim) = self.dims.borrow().get(text) {
+            return Ok(dim.clone());
+        }
+        let dim = sympy::parse(text)
+            .and_then(|e| sympy::to_dim(&e, &|s| self.resolve(s)))
+            .map_err(|m| expression(text, m))?;
+        self.dims.borrow_mut().insert(text, dim.clone());
+        Ok(dim)
+    }
+
+    /// The truth of a symbolic relation, where the bounds of the symbols decide it.
+    pub fn decide(&self, text: &str) -> Option<bool> {
+        let e = sympy::parse(text).ok()?;
+        sympy::decide(&e, &|s| self.resolve(s), &|d| d.bounds(&self.table))
+    }
+
+    fn resolve(&self, symbol: &str) -> Result<Dim, String> {
+        let id = self.ids.get(symbol);
+        id.map(|&id| Dim::from(id))
+            .ok_or_else(|| format!("`{symbol}` is no extent of an argument: it depends on data"))
+    }
+}
+
+fn expression(text: &str, message: String) -> ImportError {
+    ImportError::Expression { expression: text.into(), message }
+}
+
+/// The new name of each symbol; `axes` are the symbols of the argument that names them.
+fn rename(order: &[&str], axes: &[Option<&str>]) -> Vec<String> {
+    let mut names: Vec<String> = order.iter().map(|s| identifier(s)).collect();
+    let mut give = |symbol: Option<&str>, name: &str| {
+        let at = symbol.and_then(|s| order.iter().position(|o| *o == s));
+        if let Some(at) = at.filter(|_| !names.iter().any(|n| n == name)) {
+            names[at] = name.to_string();
+        }
+    };
+    if let [only] = order {
+        give(Some(only), "tokens");
+    } else {
+        let last = axes.last().copied().flatten();
+        give(last, "tokens");
+        if let Some(&Some(first)) = axes.first().filter(|f| **f != last) {
+            give(Some(first), "batch");
+        }
+    }
+    names
+}
+
+/// A symbol's name as an identifier of the text form.
+fn identifier(name: &str) -> String {
+    let fits = |c: char| c.is_ascii_alphanumeric() || c == '_';
+    let mut out: String = name.chars().map(|c| if fits(c) { c } else { '_' }).collect();
+    if out.starts_with(|c: char| c.is_ascii_digit()) {
+        out.insert(0, '_');
+    }
+    out
+}
+
+fn bounds(
+    torch: &str,
+    name: &str,
+    range: Option<Range>,
+    max_extent: i64,
+    notes: &mut Vec<String>,
+) -> Result<(i64, i64), ImportError> {
+    let min = range.and_then(|r| r.min_val).unwrap_or(0).max(0);
+    let max = match range.and_then(|r| r.max_val).filter(|m| *m < OPEN) {
+        Some(max) => max,
+        None => {
+            let max = max_extent.max(min);
+            notes.push(format!("symbol {name} ({torch}) has no upper bound in the program; {max} is taken"));
+            max
+        }
+    };
+    if min > max || min >= OPEN {
+        return Err(ImportError::Symbol {
+            symbol: torch.into(),
+            expected: format!("a range that is not empty and starts below {OPEN}"),
+            found: format!("{min}..={max}"),
+        });
+    }
+    Ok((min, max))
+}
