@@ -2,6 +2,8 @@
 
 #[path = "text/errors.rs"]
 mod errors;
+#[path = "text/random.rs"]
+mod random;
 
 use std::fs;
 use std::path::PathBuf;
