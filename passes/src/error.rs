@@ -50,6 +50,9 @@ pub enum PassError {
         /// The profile.
         profile: String,
     },
+    /// The pass contradicts itself; a mistake of this crate, whatever the program.
+    #[error("internal error: {0}")]
+    Internal(String),
 }
 
 /// Verifies a graph before or after a pass.

@@ -1,29 +1,66 @@
-//! stub
-use std::collections::BTreeSet;
+//! Lowering: how each collective runs.
+//!
+//! The program is cut into [`region`]s around its collectives. For each region that differs from all others
+//! an e-graph over a small [`language`] is saturated with the [`rules`] and the cheapest program is
+//! [`extract`]ed, by the times of the machine profile and the copies that a placement would force. Equal
+//! regions, as the layers of a model have them, are solved once. The lowered program is then
+//! [`build`] from the solutions.
+//!
+//! Invariants: every collective of the result has a variant. No region costs more than plain everywhere, by
+//! the profile. The work is bounded by nodes and iterations, never by the clock, and nothing depends on the
+//! order of a hash map: the same program and profile give the same result on every machine.
+
+mod build;
+mod context;
+mod extract;
+mod imported;
+mod language;
+mod region;
+pub mod rules;
+mod solve;
+
+use std::collections::{BTreeSet, HashMap};
+use std::sync::Arc;
 
 use indexmap::IndexMap;
 use symmc_ir::machine::Profile;
 use symmc_ir::{Graph, InputId, Op, SymbolId, Variant};
 
-use crate::error::PassError;
+use crate::error::{PassError, verified};
+use context::Context;
+use extract::Cost;
+use region::{Key, Region};
+use solve::{Decision, Solution, solve};
 
-/// How to lower.
+/// How to lower a program for one bucket.
 #[derive(Clone, Debug)]
 pub struct LowerConfig {
-    /// The machine.
+    /// The times of the machine.
     pub profile: Profile,
     /// The inclusive range of each symbol in this bucket; a symbol that is missing keeps its own.
     pub symbols: IndexMap<SymbolId, (i64, i64)>,
-    /// Inputs that the caller writes into the symmetric arena.
+    /// The inputs that the caller writes into the symmetric arena.
     pub bound: BTreeSet<InputId>,
-    /// The variants that the backend runs; `None` for all that have a contract and a curve.
+    /// The variants that the backend runs; `None` for all that have a contract and a curve. Plain is always
+    /// among them.
     pub variants: Option<Vec<Variant>>,
-    /// Whether rules that change rounding are used.
+    /// Whether rules whose two sides round differently are used.
     pub allow_rounding_changes: bool,
+    /// Where the e-graph of one region stops growing.
+    pub limits: Limits,
+}
+
+/// Where the e-graph of one region stops growing.
+#[derive(Clone, Copy, Debug)]
+pub struct Limits {
+    /// Nodes.
+    pub nodes: usize,
+    /// Iterations of all rules.
+    pub iterations: usize,
 }
 
 impl LowerConfig {
-    /// For the whole range of all symbols, nothing bound.
+    /// For the whole range of all symbols, with nothing bound.
     pub fn new(profile: Profile) -> Self {
         LowerConfig {
             profile,
@@ -31,6 +68,7 @@ impl LowerConfig {
             bound: BTreeSet::new(),
             variants: None,
             allow_rounding_changes: false,
+            limits: Limits { nodes: 10_000, iterations: 16 },
         }
     }
 }
@@ -38,7 +76,7 @@ impl LowerConfig {
 /// A way to run a collective.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Alternative {
-    /// Its name: a variant, or two joined with ` + `.
+    /// Its name: a variant, or collectives with their variants joined with ` + `.
     pub name: String,
     /// Estimated microseconds, copies included.
     pub us: f64,
@@ -51,11 +89,12 @@ pub struct Alternative {
 pub struct Choice {
     /// The collective of the program before: the name of its first result.
     pub collective: String,
-    /// The nodes of the lowered program that run it.
+    /// The nodes of the lowered program that run it, by the names of their first results; none if it is
+    /// absorbed by others.
     pub nodes: Vec<String>,
     /// The name of what was chosen, as in `alternatives`.
     pub chosen: String,
-    /// The bytes that the estimates are for (see [`symmc_ir::machine`]).
+    /// The bytes that the estimates are for (see [`symmc_ir::machine`]), at the upper end of the bucket.
     pub bytes: u64,
     /// Every way that was considered, cheapest first, the chosen one among them; plain always is.
     pub alternatives: Vec<Alternative>,
@@ -63,30 +102,114 @@ pub struct Choice {
     pub rules: Vec<String>,
 }
 
-/// Chooses how each collective runs.
+/// Chooses how each collective of a program runs, for one bucket. Variants that the collectives have already
+/// are chosen anew. The symbols of the result have the ranges of the bucket.
 ///
 /// # Errors
-/// See [`PassError`].
+/// The number of ranks is open, a range does not fit its symbol, or the profile has no curve for plain.
 pub fn lower(graph: &Graph, config: &LowerConfig) -> Result<(Graph, Vec<Choice>), PassError> {
-    let mut out = graph.clone();
-    for (&s, &(min, max)) in &config.symbols {
-        out.symbols[s].min = min;
-        out.symbols[s].max = max;
+    if graph.ranks.is_none() {
+        return Err(PassError::OpenRanks { pass: "lower", program: graph.name.clone() });
     }
-    let mut choices = Vec::new();
+    let graph = narrowed(graph, config)?;
+    let context = context(&graph, config)?;
+    let regions = region::cut(&graph, &config.bound, config.allow_rounding_changes);
+    let rules = rules::compiled(config.allow_rounding_changes).map_err(PassError::Internal)?;
+    let mut known: HashMap<&Key, usize> = HashMap::new();
+    let mut solutions: Vec<Solution> = Vec::new();
+    let mut solved = Vec::with_capacity(regions.len());
+    for region in &regions {
+        let at = match known.get(&region.key) {
+            Some(&at) => at,
+            None => {
+                let solution = solve(&region.key, &context, &rules, &config.limits)
+                    .ok_or_else(|| unsolved(&graph, region))?;
+                known.insert(&region.key, solutions.len());
+                solutions.push(solution);
+                solutions.len() - 1
+            }
+        };
+        solved.push(at);
+    }
+    let solved: Vec<build::Solved> = regions
+        .iter()
+        .zip(solved)
+        .map(|(region, at)| build::Solved { region, solution: &solutions[at] })
+        .collect();
+    let (out, names) = build::build(&graph, &solved)
+        .ok_or_else(|| PassError::Internal("a solution does not fit its region".into()))?;
+    if cfg!(debug_assertions) {
+        verified("after", "lower", &out)?;
+    }
+    let mut choices: Vec<(symmc_ir::NodeId, Choice)> = Vec::new();
+    for (s, names) in solved.iter().zip(&names) {
+        for decision in &s.solution.decisions {
+            let node = s.region.nodes[decision.node];
+            choices.push((node, choice(graph.node_name(node), decision, names)));
+        }
+    }
+    choices.sort_by_key(|(node, _)| *node);
+    Ok((out, choices.into_iter().map(|(_, c)| c).collect()))
+}
+
+/// The graph with the ranges of the bucket, and without variants.
+fn narrowed(graph: &Graph, config: &LowerConfig) -> Result<Graph, PassError> {
+    let mut out = graph.clone();
+    for (&id, &(min, max)) in &config.symbols {
+        let Some(own) = graph.symbols.get(id) else { continue };
+        if min > max || min < own.min || max > own.max {
+            let symbol = own.name.clone();
+            return Err(PassError::Range { symbol, min, max, own_min: own.min, own_max: own.max });
+        }
+        (out.symbols[id].min, out.symbols[id].max) = (min, max);
+    }
     for node in out.nodes.values_mut() {
         if let Op::Collective(c) = &mut node.op {
-            c.variant = Some(Variant::Plain);
-            let name = graph.name_of(node.outputs[0]).to_string();
-            choices.push(Choice {
-                collective: name.clone(),
-                nodes: vec![name],
-                chosen: "plain".into(),
-                bytes: 0,
-                alternatives: vec![Alternative { name: "plain".into(), us: 1.0, copy_us: 0.0 }],
-                rules: vec![],
+            c.variant = None;
+        }
+    }
+    Ok(out)
+}
+
+fn context(graph: &Graph, config: &LowerConfig) -> Result<Arc<Context>, PassError> {
+    for (n, node) in graph.nodes.iter() {
+        let Op::Collective(c) = &node.op else { continue };
+        if config.profile.curve(&c.kind, Variant::Plain, None, 2).is_none() {
+            return Err(PassError::NoPlain {
+                node: graph.node_name(n).to_string(),
+                collective: c.kind.name().to_string(),
+                profile: config.profile.name.clone(),
             });
         }
     }
-    Ok((out, choices))
+    Ok(Arc::new(Context {
+        profile: config.profile.clone(),
+        sizes: graph.groups.keys().map(|g| graph.group_size(g).unwrap_or(1)).collect(),
+        symbols: graph.symbols.clone(),
+        variants: config.variants.clone(),
+        rounding: config.allow_rounding_changes,
+    }))
+}
+
+fn unsolved(graph: &Graph, region: &Region) -> PassError {
+    let name = region.nodes.first().map_or("", |&n| graph.node_name(n));
+    PassError::Internal(format!("no way was found to run the region of %{name}"))
+}
+
+fn choice(collective: &str, decision: &Decision, names: &[String]) -> Choice {
+    // Estimates are meant for people and for files; a nanosecond is finer than any of them.
+    let round = |us: f64| (us * 1000.0).round() / 1000.0;
+    let alternative = |(name, Cost { us, copy_us }): &(String, Cost)| Alternative {
+        name: name.clone(),
+        us: round(*us),
+        copy_us: round(*copy_us),
+    };
+    Choice {
+        collective: collective.to_string(),
+        nodes: decision.steps.iter().map(|&s| names[s].clone()).collect(),
+        chosen: decision.chosen.clone(),
+        bytes: decision.bytes,
+        alternatives: decision.alternatives.iter().map(alternative).collect(),
+        rules: decision.rules.clone(),
+    }
 }

@@ -65,6 +65,12 @@ pub struct Names {
 }
 
 impl Names {
+    /// Keeps [`unique`](Self::unique) from handing out this name.
+    pub fn reserve(&mut self, name: &str) {
+        self.taken.insert(name.to_string());
+    }
+
+
     /// `wanted`, or `wanted` with the smallest free number from 1 behind it.
     pub fn unique(&mut self, wanted: &str) -> String {
         if self.taken.insert(wanted.to_string()) {

@@ -25,7 +25,7 @@ use symmc_ir::graph::{Def, Graph, Output, Symbol, ValueId};
 use symmc_ir::{Dim, NodeId, Op, Table, Type};
 
 use crate::canon::known::Known;
-pub use compact::compact;
+pub use compact::{Names, compact};
 
 /// An equation and when it holds.
 pub struct Rule {

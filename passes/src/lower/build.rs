@@ -1,0 +1,140 @@
+//! The lowered program: solutions put in the place of their regions.
+
+use std::collections::BTreeMap;
+
+use symmc_ir::graph::{Graph, Output, ValueId};
+use symmc_ir::{NodeId, Table, Type};
+
+use super::region::Region;
+use super::solve::{Solution, Source};
+use crate::rewrite::Names;
+
+/// A region with how it is run.
+pub struct Solved<'a> {
+    /// The region.
+    pub region: &'a Region,
+    /// Its solution.
+    pub solution: &'a Solution,
+}
+
+/// The program with its regions replaced, and for each region the names of its steps, empty for those that
+/// nothing needed. Inputs and symbols are those of `graph`.
+pub fn build(graph: &Graph, solved: &[Solved]) -> Option<(Graph, Vec<Vec<String>>)> {
+    let mut to = Graph::new(graph.name.clone());
+    to.ranks = graph.ranks;
+    to.symbols = graph.symbols.clone();
+    to.groups = graph.groups.clone();
+    to.customs = graph.customs.clone();
+    let mut builder = Builder {
+        from: graph,
+        to,
+        names: Names::default(),
+        map: Table::filled(None, graph.values.len()),
+        done: solved.iter().map(|s| vec![None; s.solution.steps.len()]).collect(),
+    };
+    // Names that stay are taken first, so that new nodes cannot have them.
+    for input in graph.inputs.values() {
+        let value = &graph.values[input.value];
+        let name = builder.names.unique(&value.name);
+        let (source, ty) = (input.source.clone(), value.ty.clone());
+        let new = builder.to.add_input(input.kind, name, source, ty, input.data.clone());
+        builder.map[input.value] = Some(new);
+    }
+    for value in graph.values.values() {
+        builder.names.reserve(&value.name);
+    }
+    let mut place: BTreeMap<NodeId, (usize, usize)> = BTreeMap::new();
+    for (r, s) in solved.iter().enumerate() {
+        place.extend(s.region.nodes.iter().enumerate().map(|(i, &n)| (n, (r, i))));
+    }
+    for (n, node) in graph.nodes.iter() {
+        match place.get(&n) {
+            Some(&(r, i)) => builder.region_node(solved, r, i)?,
+            None => {
+                let inputs = node.inputs.iter().map(|&v| builder.map[v]).collect::<Option<Vec<_>>>()?;
+                let results = node.outputs.iter().map(|&v| graph.values[v].clone());
+                let results = results.map(|v| (v.name, v.ty)).collect();
+                let new = builder.to.add_node(node.op.clone(), inputs, results);
+                for (&old, &new) in node.outputs.iter().zip(&builder.to.nodes[new].outputs) {
+                    builder.map[old] = Some(new);
+                }
+            }
+        }
+    }
+    for output in &graph.outputs {
+        let value = builder.map[output.value]?;
+        builder.to.outputs.push(Output { value, kind: output.kind });
+    }
+    let names = builder.done.iter().map(|steps| {
+        steps.iter().map(|s| s.map_or(String::new(), |n| builder.to.node_name(n).to_string())).collect()
+    });
+    let names = names.collect();
+    Some((builder.to, names))
+}
+
+struct Builder<'a> {
+    from: &'a Graph,
+    to: Graph,
+    names: Names,
+    map: Table<ValueId, Option<ValueId>>,
+    /// For each region, the node that each of its steps became.
+    done: Vec<Vec<Option<NodeId>>>,
+}
+
+impl Builder<'_> {
+    /// Adds what a node of a region needs, if anything outside of the region uses it.
+    fn region_node(&mut self, solved: &[Solved], r: usize, i: usize) -> Option<()> {
+        let Solved { region, solution } = &solved[r];
+        let old = &self.from.nodes[region.nodes[i]].outputs;
+        for (k, &old) in old.iter().enumerate() {
+            if !region.key.nodes[i].uses[k].outside {
+                continue;
+            }
+            let source = solution.results.get(i)?.get(k).copied()??;
+            self.map[old] = Some(self.value(solved, r, i, source)?);
+        }
+        Some(())
+    }
+
+    fn value(&mut self, solved: &[Solved], r: usize, near: usize, source: Source) -> Option<ValueId> {
+        let Solved { region, solution } = &solved[r];
+        match source {
+            Source::Leaf(i) => self.map[*region.leaves.get(i)?],
+            Source::Step(step, result) => {
+                let node = match self.done[r][step] {
+                    Some(node) => node,
+                    None => {
+                        let operands = solution.steps[step].operands.iter();
+                        let inputs = operands.map(|&o| self.value(solved, r, near, o)).collect::<Option<Vec<_>>>()?;
+                        let results = self.results(region, solution, near, step);
+                        let node = self.to.add_node(solution.steps[step].op.clone(), inputs, results);
+                        self.done[r][step] = Some(node);
+                        node
+                    }
+                };
+                self.to.nodes[node].outputs.get(result).copied()
+            }
+        }
+    }
+
+    /// Names and types of the results of a step: the names of the node that it stands for, else names made
+    /// from that of the node `near` which it helps to compute.
+    fn results(&mut self, region: &Region, solution: &Solution, near: usize, step: usize) -> Vec<(String, Type)> {
+        let from = &solution.steps[step];
+        let old = |i: usize| &self.from.nodes[region.nodes[i]].outputs;
+        let name = |k: usize| match from.stands_for {
+            Some(i) if old(i).len() == from.types.len() => (true, self.from.name_of(old(i)[k]).to_string()),
+            _ => {
+                let near = self.from.name_of(old(near)[0]);
+                let op = symmc_ir::text::op_name(&from.op);
+                (false, if k == 0 { format!("{near}.{op}") } else { format!("{near}.{op}.{k}") })
+            }
+        };
+        let names: Vec<(bool, String)> = (0..from.types.len()).map(name).collect();
+        names
+            .into_iter()
+            .zip(&from.types)
+            .map(|((kept, name), ty)| (if kept { name } else { self.names.unique(&name) }, ty.clone()))
+            .collect()
+    }
+}

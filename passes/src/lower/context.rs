@@ -1,0 +1,67 @@
+//! What a lowering knows beside the program: the profile, the ranges of the bucket, what may be used.
+
+use symmc_ir::dim::SymbolId;
+use symmc_ir::graph::{GroupId, Symbol};
+use symmc_ir::machine::Profile;
+use symmc_ir::{CollectiveKind, Dim, Exit, Table, Type, Variant};
+
+/// See the [module](self).
+pub struct Context {
+    /// The times of the machine.
+    pub profile: Profile,
+    /// The number of ranks of each group.
+    pub sizes: Table<GroupId, u32>,
+    /// The symbols within the bucket.
+    pub symbols: Table<SymbolId, Symbol>,
+    /// The variants that may be chosen; `None` for all.
+    pub variants: Option<Vec<Variant>>,
+    /// Whether rules that change rounding are used.
+    pub rounding: bool,
+}
+
+impl Context {
+    /// The number of ranks of a group.
+    pub fn ranks(&self, group: GroupId) -> u32 {
+        self.sizes.get(group).copied().unwrap_or(1)
+    }
+
+    /// The bytes of a value at the upper end of the bucket.
+    pub fn bytes(&self, ty: &Type) -> u64 {
+        self.upper(&ty.bytes())
+    }
+
+    fn upper(&self, dim: &Dim) -> u64 {
+        u64::try_from(dim.upper(&self.symbols)).unwrap_or(0)
+    }
+
+    /// The time of copying a value within a rank.
+    pub fn copy_us(&self, ty: &Type) -> f64 {
+        self.profile.copy_us(self.bytes(ty))
+    }
+
+    /// The bytes that estimates of a collective are for (see [`symmc_ir::machine`]).
+    pub fn collective_bytes(&self, kind: &CollectiveKind, operand: &Type, result: &Type) -> u64 {
+        self.bytes(if matches!(kind, CollectiveKind::AllGather) { result } else { operand })
+    }
+
+    /// The time of a collective, if this variant may run it. A droppable exit barrier counts as dropped where
+    /// even keeping it is no slower than plain, else as kept: whatever becomes of it, the choice never
+    /// loses to plain.
+    pub fn estimate(
+        &self,
+        kind: &CollectiveKind,
+        group: GroupId,
+        variant: Variant,
+        bytes: u64,
+        copy_us: f64,
+    ) -> Option<f64> {
+        let allowed = variant == Variant::Plain || self.variants.as_ref().is_none_or(|v| v.contains(&variant));
+        let contract = variant.contract(kind).filter(|_| allowed)?;
+        let n = self.ranks(group);
+        let time = |variant, exit| self.profile.estimate(kind, variant, exit, bytes, n);
+        let kept = time(variant, Some(true))?;
+        let plain = time(Variant::Plain, None)?;
+        let droppable = contract.exit == Exit::Droppable && kept + copy_us <= plain;
+        if droppable { time(variant, Some(false)).or(Some(kept)) } else { Some(kept) }
+    }
+}

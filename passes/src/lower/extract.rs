@@ -1,0 +1,155 @@
+//! Costs, and the cheapest way through an e-graph.
+//!
+//! The cost of a program is the sum over its nodes, each counted once. The cheapest is searched greedily:
+//! for each class the set of classes that its best node needs is carried along, so that a part that two
+//! nodes share is not paid twice; roots are taken one after another, and what earlier ones took is free for
+//! later ones. This is exact for the tree-like regions that programs have; the caller compares the result
+//! with plain everywhere.
+//!
+//! All orders are those of ids and nodes, and of two equal costs the first is kept, with plain before all
+//! others: equal inputs give equal results on every machine.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use egg::{Id, Language};
+use symmc_ir::Variant;
+
+use super::language::{self, Graph, Lang};
+
+/// The cost of one node.
+#[derive(Clone, Copy, PartialEq, Debug, Default)]
+pub struct Cost {
+    /// Microseconds, copies included.
+    pub us: f64,
+    /// The part of `us` that copies cost.
+    pub copy_us: f64,
+}
+
+/// The nodes taken, by class.
+pub type Taken = BTreeMap<Id, Lang>;
+
+/// Rounds of the search; regions need about as many as they are deep.
+const MAX_ROUNDS: usize = 64;
+/// Differences of times below this, in microseconds, are none.
+const EPSILON: f64 = 1e-9;
+
+/// The cost of a node of a class, without what it uses; `None` if it cannot be run. `outputs` are the
+/// classes of values that the program returns.
+pub fn cost(graph: &Graph, class: Id, node: &Lang, outputs: &BTreeSet<Id>) -> Option<Cost> {
+    let context = &graph.analysis.context;
+    let copy = |id: Id| Some(context.copy_us(language::value(graph, id)?.ty()?));
+    let us = |us: f64| Some(Cost { us, copy_us: 0.0 });
+    match node {
+        Lang::Leaf(_) | Lang::Attr(_) | Lang::Result(..) => Some(Cost::default()),
+        Lang::Reshape([_, x]) if language::value(graph, *x)?.contiguous => Some(Cost::default()),
+        Lang::Reshape(_) | Lang::Cast(_) => us(copy(class)?),
+        // One more operand to read.
+        Lang::Add(_) => us(1.5 * copy(class)?),
+        Lang::Collective(..) => {
+            let (collective, operands) = language::as_collective(graph, node)?;
+            let contract = collective.variant?.contract(&collective.kind)?;
+            let &x = operands.first()?;
+            let (operand, result) = (language::value(graph, x)?, language::value(graph, class)?.ty()?);
+            let fixed = !operand.placeable || outputs.contains(&graph.find(x));
+            // Variants that need no symmetric operand pay for a strided one alike.
+            let packing = if operand.contiguous { 0.0 } else { copy(x)? };
+            let moving = if contract.symmetric_operand && operand.contiguous && fixed { copy(x)? } else { 0.0 };
+            let out = contract.symmetric_result && outputs.contains(&class);
+            let out = if out { context.copy_us(result) } else { 0.0 };
+            let bytes = context.collective_bytes(&collective.kind, operand.ty()?, result);
+            let (kind, variant) = (&collective.kind, collective.variant?);
+            let run = context.estimate(kind, collective.group, variant, bytes, moving + out)?;
+            let copy_us = packing + moving + out;
+            Some(Cost { us: run + copy_us, copy_us })
+        }
+    }
+}
+
+/// The cheapest nodes for some roots, and for every class the cheapest by itself given those.
+pub fn cheapest(graph: &Graph, roots: &[Id], outputs: &BTreeSet<Id>) -> Option<(Taken, Taken)> {
+    let mut taken = Taken::new();
+    for &root in roots {
+        let best = search(graph, outputs, &taken);
+        collect(graph, graph.find(root), &best, &mut taken)?;
+    }
+    let all = search(graph, outputs, &taken);
+    Some((taken, all.into_iter().map(|(id, b)| (id, b.node)).collect()))
+}
+
+/// The cost of taken nodes together.
+pub fn total(graph: &Graph, taken: &Taken, outputs: &BTreeSet<Id>) -> Option<f64> {
+    taken.iter().try_fold(0.0, |sum, (&class, node)| Some(sum + cost(graph, class, node, outputs)?.us))
+}
+
+/// The best node found for a class.
+struct Best {
+    node: Lang,
+    own: f64,
+    total: f64,
+    needs: BTreeSet<Id>,
+}
+
+fn search(graph: &Graph, outputs: &BTreeSet<Id>, taken: &Taken) -> BTreeMap<Id, Best> {
+    let mut classes: Vec<Id> = graph.classes().map(|c| c.id).collect();
+    classes.sort_unstable();
+    // The runnable nodes of each class with their costs, plain first.
+    let nodes: Vec<Vec<(Lang, f64)>> = classes
+        .iter()
+        .map(|&id| match taken.get(&id) {
+            Some(node) => vec![(node.clone(), 0.0)],
+            None => {
+                let mut nodes: Vec<&Lang> = graph[id].nodes.iter().collect();
+                nodes.sort_by_key(|n| (!is_plain(n), *n));
+                nodes.iter().filter_map(|n| Some(((*n).clone(), cost(graph, id, n, outputs)?.us))).collect()
+            }
+        })
+        .collect();
+    let mut best: BTreeMap<Id, Best> = BTreeMap::new();
+    for _ in 0..MAX_ROUNDS {
+        let mut changed = false;
+        for (&id, nodes) in classes.iter().zip(&nodes) {
+            for (node, own) in nodes {
+                let Some(found) = assemble(graph, id, node, *own, &best) else { continue };
+                if best.get(&id).is_none_or(|b| found.total < b.total - EPSILON) {
+                    best.insert(id, found);
+                    changed = true;
+                }
+            }
+        }
+        if !changed {
+            break;
+        }
+    }
+    best
+}
+
+/// A node with all that it needs; `None` while a child has no best node or needs this class itself.
+fn assemble(graph: &Graph, id: Id, node: &Lang, own: f64, best: &BTreeMap<Id, Best>) -> Option<Best> {
+    let mut needs = BTreeSet::new();
+    for &child in node.children() {
+        needs.extend(&best.get(&graph.find(child))?.needs);
+    }
+    if needs.contains(&id) {
+        return None;
+    }
+    let total = needs.iter().try_fold(own, |sum, c| Some(sum + best.get(c)?.own))?;
+    needs.insert(id);
+    Some(Best { node: node.clone(), own, total, needs })
+}
+
+fn is_plain(node: &Lang) -> bool {
+    matches!(node, Lang::Collective(_, Some(Variant::Plain), _))
+}
+
+/// Takes the best node of a class and of all that it needs.
+fn collect(graph: &Graph, class: Id, best: &BTreeMap<Id, Best>, taken: &mut Taken) -> Option<()> {
+    if taken.contains_key(&class) {
+        return Some(());
+    }
+    let node = best.get(&class)?.node.clone();
+    for &child in node.children() {
+        collect(graph, graph.find(child), best, taken)?;
+    }
+    taken.insert(class, node);
+    Some(())
+}

@@ -1,0 +1,139 @@
+//! The nodes of a region within the e-graph.
+
+use std::collections::BTreeMap;
+
+use egg::{Id, Language, RecExpr};
+use symmc_ir::{Op, Type, Variant};
+
+use super::extract::Taken;
+use super::language::{self, Attr, Graph, Lang, Name};
+use super::region::{Key, KeyNode, Operand, Use};
+
+/// See the [module](self).
+#[derive(Default)]
+pub struct Imported {
+    /// In the order of the region.
+    pub nodes: Vec<ImportedNode>,
+    /// How each class was written that the import added, by the id that it had then.
+    written: BTreeMap<Id, RecExpr<Lang>>,
+}
+
+/// A node of the region.
+pub struct ImportedNode {
+    /// Its class: that of the tuple if it has several results.
+    pub class: Id,
+    /// The classes of its results.
+    pub results: Vec<Id>,
+    /// The node itself.
+    pub node: Lang,
+    /// The node with all that it uses.
+    pub expression: RecExpr<Lang>,
+}
+
+impl Imported {
+    /// Adds all nodes of a region to an e-graph; `None` for an op that has no place in a region.
+    pub fn new(graph: &mut Graph, key: &Key) -> Option<Imported> {
+        let mut imported = Imported::default();
+        for node in &key.nodes {
+            imported.add(graph, node)?;
+        }
+        Some(imported)
+    }
+
+    fn add(&mut self, graph: &mut Graph, from: &KeyNode) -> Option<()> {
+        let mut operands = Vec::with_capacity(from.operands.len());
+        for operand in &from.operands {
+            operands.push(match *operand {
+                Operand::Leaf(i) => self.write(graph, Lang::Leaf(i))?,
+                Operand::Inner(node, result) => *self.nodes.get(node)?.results.get(result)?,
+            });
+        }
+        let node = match (&from.op, &operands[..]) {
+            (Op::Collective(c), _) => {
+                let attributes = language::attributes(&c.kind, c.group).into_iter();
+                let mut children =
+                    attributes.map(|a| self.write(graph, Lang::Attr(a))).collect::<Option<Vec<Id>>>()?;
+                children.extend(&operands);
+                Lang::Collective(Name::of(&c.kind), None, children)
+            }
+            (Op::Cast, &[x]) => {
+                let dtype = from.types.first().map(|ty: &Type| ty.dtype)?;
+                Lang::Cast([self.write(graph, Lang::Attr(Attr::DType(dtype)))?, x])
+            }
+            (Op::Binary(symmc_ir::BinaryOp::Add), &[x, y]) => Lang::Add([x, y]),
+            _ => return None,
+        };
+        let class = self.write(graph, node.clone())?;
+        let results = match from.types.len() {
+            1 => vec![class],
+            n => (0..n).map(|i| self.write(graph, Lang::Result(i, [class]))).collect::<Option<_>>()?,
+        };
+        let expression = self.written.get(&class)?.clone();
+        self.nodes.push(ImportedNode { class, results, node, expression });
+        Some(())
+    }
+
+    fn write(&mut self, graph: &mut Graph, node: Lang) -> Option<Id> {
+        let children = node.children().iter().map(|c| self.written.get(c)).collect::<Option<Vec<_>>>()?;
+        let parts: BTreeMap<Id, &RecExpr<Lang>> = node.children().iter().copied().zip(children).collect();
+        let expression = node.join_recexprs(|child| parts[&child].clone());
+        let id = graph.add(node);
+        self.written.entry(id).or_insert(expression);
+        Some(id)
+    }
+
+    /// The node of the region that has this class or whose first result has it.
+    pub fn find(&self, graph: &Graph, class: Id) -> Option<usize> {
+        let of = |id: &Id| graph.find(*id) == class;
+        self.nodes.iter().position(|n| of(&n.class) || n.results.first().is_some_and(of))
+    }
+
+    /// The classes of the results that are used in some way, in program order.
+    pub fn classes(&self, graph: &Graph, key: &Key, is: fn(&Use) -> bool) -> Vec<Id> {
+        let nodes = self.nodes.iter().zip(&key.nodes);
+        let used = nodes.flat_map(|(n, k)| n.results.iter().zip(&k.uses).filter(|(_, u)| is(u)));
+        used.map(|(&id, _)| graph.find(id)).collect()
+    }
+
+    /// The region as it was imported, every collective run by plain.
+    pub fn plain(&self, graph: &Graph) -> Taken {
+        let mut taken = Taken::new();
+        for node in &self.nodes {
+            let mut plain = node.node.clone().map_children(|c| graph.find(c));
+            if let Lang::Collective(_, variant, _) = &mut plain {
+                *variant = Some(Variant::Plain);
+            }
+            for &child in plain.children() {
+                let leaf = graph[child].nodes.iter().find(|n| n.is_leaf());
+                leaf.into_iter().for_each(|leaf| {
+                    taken.entry(child).or_insert_with(|| leaf.clone());
+                });
+            }
+            let class = graph.find(node.class);
+            taken.entry(class).or_insert(plain);
+            for (i, &result) in node.results.iter().enumerate().filter(|(_, r)| graph.find(**r) != class) {
+                taken.entry(graph.find(result)).or_insert(Lang::Result(i, [class]));
+            }
+        }
+        taken
+    }
+
+    /// What was taken for a class, written with the other nodes of the region as they were imported.
+    pub fn expression(&self, graph: &Graph, class: Id, taken: &Taken) -> Option<RecExpr<Lang>> {
+        let node = taken.get(&class)?;
+        let mut parts: BTreeMap<Id, RecExpr<Lang>> = BTreeMap::new();
+        for &child in node.children() {
+            let id = graph.find(child);
+            let part = match self.find(graph, id) {
+                Some(n) if graph.find(self.nodes[n].class) != class => {
+                    // A result of a tuple is written as such.
+                    let result = self.nodes[n].results.iter().find(|&&r| graph.find(r) == id);
+                    self.written.get(result.unwrap_or(&self.nodes[n].class))?.clone()
+                }
+                _ => self.expression(graph, id, taken)?,
+            };
+            parts.insert(child, part);
+        }
+        Some(node.join_recexprs(|child| parts[&child].clone()))
+    }
+}

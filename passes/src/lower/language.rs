@@ -1,0 +1,342 @@
+//! The language of the e-graph: collectives, what connects them, and leaves for everything else.
+//!
+//! A collective is `(all_reduce op group x)`: attributes first, then operands; `(all_reduce.one_shot op group x)`
+//! is a way to run it. Attributes are nodes of their own, so that rules can name them.
+//!
+//! The analysis of a class is the type of its value and what is known of where it may lie. Invariant: all
+//! nodes of a class have the same types, because rules only equate equal values.
+
+use std::fmt;
+use std::sync::Arc;
+
+use egg::{Analysis, DidMerge, EGraph, FromOp, FromOpError, Id, Language};
+use symmc_ir::{
+    BinaryOp, Collective, CollectiveKind, DType, Dim, GroupId, Op, ReduceOp, Splits, Type, Variant, infer,
+};
+
+use super::context::Context;
+
+/// A node of the e-graph.
+#[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
+pub enum Lang {
+    /// A value from outside of the region.
+    Leaf(usize),
+    /// An attribute of another node.
+    Attr(Attr),
+    /// A collective, or a way to run it.
+    Collective(Name, Option<Variant>, Vec<Id>),
+    /// `(reshape shape x)`.
+    Reshape([Id; 2]),
+    /// `(cast dtype x)`.
+    Cast([Id; 2]),
+    /// `(add x y)`, of one shape.
+    Add([Id; 2]),
+    /// One of the results of a collective that has several.
+    Result(usize, [Id; 1]),
+}
+
+/// An attribute.
+#[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
+pub enum Attr {
+    /// How elements combine.
+    Reduce(ReduceOp),
+    /// Between whom.
+    Group(GroupId),
+    /// Even splits of an all-to-all.
+    Even,
+    /// Splits of an all-to-all that the device knows.
+    Device,
+    /// The root of a broadcast.
+    Root(u32),
+    /// The pairs of a permute.
+    Pairs(Vec<(u32, u32)>),
+    /// The shape of a reshape.
+    Shape(Vec<Dim>),
+    /// The dtype of a cast.
+    DType(DType),
+}
+
+/// The kind of a collective, without its attributes.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
+pub enum Name {
+    /// `(all_reduce op group x)`
+    AllReduce,
+    /// `(all_gather group x)`
+    AllGather,
+    /// `(reduce_scatter op group x)`
+    ReduceScatter,
+    /// `(all_to_all splits group x)`, `(all_to_all device group x sizes)`
+    AllToAll,
+    /// `(broadcast root group x)`
+    Broadcast,
+    /// `(permute_ranks pairs group x)`
+    Permute,
+}
+
+impl Name {
+    const ALL: [Name; 6] =
+        [Name::AllReduce, Name::AllGather, Name::ReduceScatter, Name::AllToAll, Name::Broadcast, Name::Permute];
+
+    /// As in the text form.
+    pub fn text(self) -> &'static str {
+        match self {
+            Name::AllReduce => "all_reduce",
+            Name::AllGather => "all_gather",
+            Name::ReduceScatter => "reduce_scatter",
+            Name::AllToAll => "all_to_all",
+            Name::Broadcast => "broadcast",
+            Name::Permute => "permute_ranks",
+        }
+    }
+
+    /// Of a collective.
+    pub fn of(kind: &CollectiveKind) -> Name {
+        match kind {
+            CollectiveKind::AllReduce(_) => Name::AllReduce,
+            CollectiveKind::AllGather => Name::AllGather,
+            CollectiveKind::ReduceScatter(_) => Name::ReduceScatter,
+            CollectiveKind::AllToAll(_) => Name::AllToAll,
+            CollectiveKind::Broadcast { .. } => Name::Broadcast,
+            CollectiveKind::Permute { .. } => Name::Permute,
+        }
+    }
+
+    /// The number of attributes before the operands.
+    pub fn attributes(self) -> usize {
+        if self == Name::AllGather { 1 } else { 2 }
+    }
+}
+
+/// The attributes of a collective, in order.
+pub fn attributes(kind: &CollectiveKind, group: GroupId) -> Vec<Attr> {
+    let own = match kind {
+        CollectiveKind::AllReduce(op) | CollectiveKind::ReduceScatter(op) => Some(Attr::Reduce(*op)),
+        CollectiveKind::AllGather => None,
+        CollectiveKind::AllToAll(Splits::Even) => Some(Attr::Even),
+        CollectiveKind::AllToAll(Splits::Device) => Some(Attr::Device),
+        CollectiveKind::Broadcast { root } => Some(Attr::Root(*root)),
+        CollectiveKind::Permute { pairs } => Some(Attr::Pairs(pairs.clone())),
+    };
+    own.into_iter().chain([Attr::Group(group)]).collect()
+}
+
+/// The collective of a kind with these attributes.
+pub fn collective(name: Name, variant: Option<Variant>, attributes: &[&Attr]) -> Option<Collective> {
+    let (group, own) = attributes.split_last()?;
+    let Attr::Group(group) = group else { return None };
+    let kind = match (name, own) {
+        (Name::AllReduce, [Attr::Reduce(op)]) => CollectiveKind::AllReduce(*op),
+        (Name::ReduceScatter, [Attr::Reduce(op)]) => CollectiveKind::ReduceScatter(*op),
+        (Name::AllGather, []) => CollectiveKind::AllGather,
+        (Name::AllToAll, [Attr::Even]) => CollectiveKind::AllToAll(Splits::Even),
+        (Name::AllToAll, [Attr::Device]) => CollectiveKind::AllToAll(Splits::Device),
+        (Name::Broadcast, [Attr::Root(root)]) => CollectiveKind::Broadcast { root: *root },
+        (Name::Permute, [Attr::Pairs(pairs)]) => CollectiveKind::Permute { pairs: pairs.clone() },
+        _ => return None,
+    };
+    Some(Collective { kind, group: *group, variant })
+}
+
+impl Language for Lang {
+    type Discriminant = (std::mem::Discriminant<Lang>, Option<Name>, Option<Variant>);
+
+    fn discriminant(&self) -> Self::Discriminant {
+        let (name, variant) = match self {
+            Lang::Collective(name, variant, _) => (Some(*name), *variant),
+            _ => (None, None),
+        };
+        (std::mem::discriminant(self), name, variant)
+    }
+
+    fn matches(&self, other: &Self) -> bool {
+        match (self, other) {
+            (Lang::Leaf(a), Lang::Leaf(b)) => a == b,
+            (Lang::Attr(a), Lang::Attr(b)) => a == b,
+            (Lang::Collective(a, v, x), Lang::Collective(b, w, y)) => (a, v, x.len()) == (b, w, y.len()),
+            (Lang::Result(a, _), Lang::Result(b, _)) => a == b,
+            _ => std::mem::discriminant(self) == std::mem::discriminant(other),
+        }
+    }
+
+    fn children(&self) -> &[Id] {
+        match self {
+            Lang::Leaf(_) | Lang::Attr(_) => &[],
+            Lang::Collective(_, _, x) => x,
+            Lang::Reshape(x) | Lang::Cast(x) | Lang::Add(x) => x,
+            Lang::Result(_, x) => x,
+        }
+    }
+
+    fn children_mut(&mut self) -> &mut [Id] {
+        match self {
+            Lang::Leaf(_) | Lang::Attr(_) => &mut [],
+            Lang::Collective(_, _, x) => x,
+            Lang::Reshape(x) | Lang::Cast(x) | Lang::Add(x) => x,
+            Lang::Result(_, x) => x,
+        }
+    }
+}
+
+/// The operator, without children, as rules write it.
+impl fmt::Display for Lang {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Lang::Leaf(i) => write!(f, "leaf{i}"),
+            Lang::Attr(Attr::Reduce(op)) => write!(f, "{op}"),
+            Lang::Attr(a) => write!(f, "{a:?}"),
+            Lang::Collective(name, None, _) => f.write_str(name.text()),
+            Lang::Collective(name, Some(v), _) => write!(f, "{}.{v}", name.text()),
+            Lang::Reshape(_) => f.write_str("reshape"),
+            Lang::Cast(_) => f.write_str("cast"),
+            Lang::Add(_) => f.write_str("add"),
+            Lang::Result(i, _) => write!(f, "result{i}"),
+        }
+    }
+}
+
+/// What rules can write: everything but leaves and most attributes, which they bind.
+impl FromOp for Lang {
+    type Error = FromOpError;
+
+    fn from_op(op: &str, children: Vec<Id>) -> Result<Self, Self::Error> {
+        let pair = <[Id; 2]>::try_from(&children[..]);
+        let (name, variant) = op.split_once('.').map_or((op, None), |(n, v)| (n, Some(v)));
+        let known = match variant {
+            Some(v) => Variant::from_name(v).map(Some),
+            None => Some(None),
+        };
+        if let Some(variant) = known
+            && let Some(name) = Name::ALL.into_iter().find(|n| n.text() == name)
+        {
+            return Ok(Lang::Collective(name, variant, children));
+        }
+        match (op, pair) {
+            ("reshape", Ok(x)) => Ok(Lang::Reshape(x)),
+            ("cast", Ok(x)) => Ok(Lang::Cast(x)),
+            ("add", Ok(x)) => Ok(Lang::Add(x)),
+            _ => match ReduceOp::from_name(op).filter(|_| children.is_empty()) {
+                Some(op) => Ok(Lang::Attr(Attr::Reduce(op))),
+                None => Err(FromOpError::new(op, children)),
+            },
+        }
+    }
+}
+
+/// What the e-graph knows of a class.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Fact {
+    /// An attribute.
+    Attr(Attr),
+    /// A value.
+    Value(Value),
+}
+
+/// What the e-graph knows of a value.
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+pub struct Value {
+    /// Its types: one, or those of all results of a collective.
+    pub types: Vec<Type>,
+    /// Its elements lie contiguously.
+    pub contiguous: bool,
+    /// It may be placed in the symmetric arena, or lies there.
+    pub placeable: bool,
+}
+
+impl Value {
+    /// The type of a value that is no tuple.
+    pub fn ty(&self) -> Option<&Type> {
+        self.types.first()
+    }
+}
+
+/// The analysis: the surroundings and the leaves of the region.
+pub struct Facts {
+    /// The surroundings.
+    pub context: Arc<Context>,
+    /// The leaves.
+    pub leaves: Vec<Value>,
+}
+
+/// The e-graph of one region.
+pub type Graph = EGraph<Lang, Facts>;
+
+/// The attribute of a class, if it is one.
+pub fn attr(graph: &Graph, id: Id) -> Option<&Attr> {
+    match &graph[id].data {
+        Fact::Attr(a) => Some(a),
+        Fact::Value(_) => None,
+    }
+}
+
+/// The value of a class, if it is one.
+pub fn value(graph: &Graph, id: Id) -> Option<&Value> {
+    match &graph[id].data {
+        Fact::Attr(_) => None,
+        Fact::Value(v) => Some(v),
+    }
+}
+
+/// The collective that a node is, and its operands.
+pub fn as_collective<'a>(graph: &Graph, node: &'a Lang) -> Option<(Collective, &'a [Id])> {
+    let Lang::Collective(name, variant, children) = node else { return None };
+    let (attributes, operands) = children.split_at_checked(name.attributes())?;
+    let attributes = attributes.iter().map(|&a| attr(graph, a)).collect::<Option<Vec<_>>>()?;
+    Some((collective(*name, *variant, &attributes)?, operands))
+}
+
+/// The value of a node; `None` if its children do not fit, which rules exclude.
+fn computed(graph: &Graph, node: &Lang) -> Option<Value> {
+    let fresh = |types: Vec<Type>| Value { types, contiguous: true, placeable: true };
+    let infer = |op: &Op, operands: &[Id], n: Option<u32>| {
+        let types = operands.iter().map(|&x| value(graph, x)?.ty()).collect::<Option<Vec<_>>>()?;
+        infer::infer(op, &types, n).ok()?
+    };
+    match node {
+        Lang::Leaf(i) => graph.analysis.leaves.get(*i).cloned(),
+        Lang::Attr(_) => None,
+        Lang::Collective(..) => {
+            let (collective, operands) = as_collective(graph, node)?;
+            let n = graph.analysis.context.ranks(collective.group);
+            infer(&Op::Collective(collective), operands, Some(n)).map(fresh)
+        }
+        Lang::Reshape([shape, x]) => {
+            let (Some(Attr::Shape(shape)), x) = (attr(graph, *shape), value(graph, *x)?) else { return None };
+            let types = vec![Type::new(x.ty()?.dtype, shape.clone())];
+            // A reshape of what is contiguous is a view; any other is stored anew.
+            Some(Value { types, contiguous: true, placeable: x.placeable || !x.contiguous })
+        }
+        Lang::Cast([dtype, x]) => {
+            let (Some(Attr::DType(dtype)), x) = (attr(graph, *dtype), value(graph, *x)?) else { return None };
+            Some(fresh(vec![Type::new(*dtype, x.ty()?.shape.clone())]))
+        }
+        Lang::Add(operands) => infer(&Op::Binary(BinaryOp::Add), operands, None).map(fresh),
+        Lang::Result(i, [x]) => {
+            let x = value(graph, *x)?;
+            Some(Value { types: vec![x.types.get(*i)?.clone()], ..x.clone() })
+        }
+    }
+}
+
+impl Analysis<Lang> for Facts {
+    type Data = Fact;
+
+    fn make(graph: &mut Graph, node: &Lang, _: Id) -> Fact {
+        if let Lang::Attr(a) = node {
+            return Fact::Attr(a.clone());
+        }
+        let unknown = || Value { types: Vec::new(), contiguous: false, placeable: false };
+        Fact::Value(computed(graph, node).unwrap_or_else(unknown))
+    }
+
+    /// A class is as well placed as its worst node: the one that is taken is not known yet.
+    fn merge(&mut self, a: &mut Fact, b: Fact) -> DidMerge {
+        let (Fact::Value(x), Fact::Value(y)) = (&mut *a, &b) else { return DidMerge(false, false) };
+        let merged = (x.contiguous && y.contiguous, x.placeable && y.placeable);
+        let changed = DidMerge(
+            merged != (x.contiguous, x.placeable),
+            merged != (y.contiguous, y.placeable),
+        );
+        (x.contiguous, x.placeable) = merged;
+        changed
+    }
+}

@@ -1,0 +1,174 @@
+//! Regions: the parts of a program that the e-graph looks at.
+//!
+//! A region holds collectives that feed one another and, when rules that change rounding are used, the sums
+//! and casts next to them. Everything else is a leaf. Regions that are equal up to the names of their values
+//! have equal [`Key`]s: the key holds all that a choice depends on, so that it is made once for all of them.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use symmc_ir::graph::{Def, Graph, ValueId};
+use symmc_ir::layout::{Layout, view_of};
+use symmc_ir::{BinaryOp, CollectiveKind, Dim, InputId, NodeId, Op, Type};
+
+use super::language::Value;
+
+/// A region of a program.
+pub struct Region {
+    /// Its nodes, in program order.
+    pub nodes: Vec<NodeId>,
+    /// The values that it uses but does not define, in order of first use.
+    pub leaves: Vec<ValueId>,
+    /// What a choice depends on.
+    pub key: Key,
+}
+
+/// What a choice depends on.
+#[derive(PartialEq, Eq, Hash, Debug)]
+pub struct Key {
+    /// The nodes.
+    pub nodes: Vec<KeyNode>,
+    /// What is known of the leaves.
+    pub leaves: Vec<Value>,
+}
+
+/// A node of a region.
+#[derive(PartialEq, Eq, Hash, Debug)]
+pub struct KeyNode {
+    /// Its op.
+    pub op: Op,
+    /// Its operands.
+    pub operands: Vec<Operand>,
+    /// Its result types.
+    pub types: Vec<Type>,
+    /// How its results are used.
+    pub uses: Vec<Use>,
+}
+
+/// An operand of a node of a region.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Operand {
+    /// A leaf.
+    Leaf(usize),
+    /// A result of an earlier node of the region.
+    Inner(usize, usize),
+}
+
+/// How a value of a region is used.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct Use {
+    /// By a node that is not in the region, or as an output.
+    pub outside: bool,
+    /// As an output of the program.
+    pub output: bool,
+}
+
+/// The regions of a program, in order of their first node.
+pub fn cut(graph: &Graph, bound: &BTreeSet<InputId>, rounding: bool) -> Vec<Region> {
+    let members = members(graph, rounding);
+    let outputs: BTreeSet<ValueId> = graph.outputs.iter().map(|o| o.value).collect();
+    // Each node's region by its first node.
+    let mut first: BTreeMap<NodeId, NodeId> = BTreeMap::new();
+    for &n in &members {
+        first.insert(n, n);
+        for d in graph.nodes[n].inputs.iter().filter_map(|&v| graph.def_node(v)) {
+            let (Some(&a), Some(&b)) = (first.get(&n), first.get(&d)) else { continue };
+            let (low, high) = (a.min(b), a.max(b));
+            first.values_mut().filter(|f| **f == high).for_each(|f| *f = low);
+        }
+    }
+    let mut grouped: BTreeMap<NodeId, Vec<NodeId>> = BTreeMap::new();
+    for (&n, &f) in &first {
+        grouped.entry(f).or_default().push(n);
+    }
+    let outside = used_outside(graph, &members, &outputs);
+    grouped.into_values().map(|nodes| region(graph, nodes, bound, &outputs, &outside)).collect()
+}
+
+/// The nodes that belong to regions, in program order.
+fn members(graph: &Graph, rounding: bool) -> BTreeSet<NodeId> {
+    let all_reduce = |v: ValueId| {
+        let op = graph.def_node(v).map(|n| &graph.nodes[n].op);
+        op.and_then(Op::as_collective).is_some_and(|c| matches!(c.kind, CollectiveKind::AllReduce(_)))
+    };
+    let mut out = BTreeSet::new();
+    for (n, node) in graph.nodes.iter() {
+        let same_shape = node.inputs.iter().all(|&v| graph.ty(v).shape == graph.ty(node.outputs[0]).shape);
+        let near = match &node.op {
+            Op::Collective(_) => true,
+            Op::Binary(BinaryOp::Add) if rounding => same_shape && node.inputs.iter().all(|&v| all_reduce(v)),
+            Op::Cast if rounding => all_reduce(node.inputs[0]),
+            _ => false,
+        };
+        if near {
+            out.insert(n);
+        }
+        // A cast that feeds an all-reduce.
+        if rounding && matches!(node.op, Op::Collective(_)) {
+            let casts = node.inputs.iter().filter_map(|&v| graph.def_node(v));
+            out.extend(casts.filter(|&d| graph.nodes[d].op == Op::Cast));
+        }
+    }
+    out
+}
+
+/// The values that nodes outside of all regions use, or nodes of another region do through none of its own.
+fn used_outside(graph: &Graph, members: &BTreeSet<NodeId>, outputs: &BTreeSet<ValueId>) -> BTreeSet<ValueId> {
+    let others = graph.nodes.iter().filter(|(n, _)| !members.contains(n));
+    others.flat_map(|(_, node)| node.inputs.iter().copied()).chain(outputs.iter().copied()).collect()
+}
+
+fn region(
+    graph: &Graph,
+    nodes: Vec<NodeId>,
+    bound: &BTreeSet<InputId>,
+    outputs: &BTreeSet<ValueId>,
+    outside: &BTreeSet<ValueId>,
+) -> Region {
+    let place: BTreeMap<NodeId, usize> = nodes.iter().enumerate().map(|(i, &n)| (n, i)).collect();
+    let mut leaves: Vec<ValueId> = Vec::new();
+    let mut keys = Vec::with_capacity(nodes.len());
+    for &n in &nodes {
+        let node = &graph.nodes[n];
+        let mut operands = Vec::with_capacity(node.inputs.len());
+        for &v in &node.inputs {
+            let inner = match graph.values[v].def {
+                Def::Node(d, i) => place.get(&d).map(|&at| Operand::Inner(at, i)),
+                Def::Input(_) => None,
+            };
+            operands.push(inner.unwrap_or_else(|| {
+                let at = leaves.iter().position(|&l| l == v).unwrap_or_else(|| {
+                    leaves.push(v);
+                    leaves.len() - 1
+                });
+                Operand::Leaf(at)
+            }));
+        }
+        let uses = node.outputs.iter();
+        let uses = uses.map(|v| Use { outside: outside.contains(v), output: outputs.contains(v) }).collect();
+        let types = node.outputs.iter().map(|&v| graph.ty(v).clone()).collect();
+        keys.push(KeyNode { op: node.op.clone(), operands, types, uses });
+    }
+    let facts = leaves.iter().map(|&v| leaf(graph, v, bound, outputs)).collect();
+    Region { nodes, leaves, key: Key { nodes: keys, leaves: facts } }
+}
+
+/// What is known of a leaf. An output lies where its caller wants it and an input where its caller put it,
+/// which is the symmetric arena only for bound inputs.
+fn leaf(graph: &Graph, v: ValueId, bound: &BTreeSet<InputId>, outputs: &BTreeSet<ValueId>) -> Value {
+    let layout = layout(graph, v);
+    let placeable = match graph.values[layout.base].def {
+        Def::Input(input) => bound.contains(&input),
+        Def::Node(..) => !outputs.contains(&layout.base),
+    };
+    let ty = graph.ty(v).clone();
+    Value { contiguous: layout.is_contiguous(&ty), placeable, types: vec![ty] }
+}
+
+/// The layout of one value.
+fn layout(graph: &Graph, v: ValueId) -> Layout {
+    let ty = graph.ty(v);
+    let base = || Layout { base: v, offset: Dim::from(0), strides: ty.contiguous_strides() };
+    let Some(node) = graph.def_node(v).map(|n| &graph.nodes[n]).filter(|n| n.op.is_view()) else { return base() };
+    let Some(&x) = node.inputs.first() else { return base() };
+    view_of(&node.op, &layout(graph, x), graph.ty(x), ty).unwrap_or_else(base)
+}

@@ -1,0 +1,307 @@
+//! The choice for one region: saturate, extract, explain.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use egg::{FlatTerm, Id, Language, RecExpr, Rewrite, Runner, SimpleScheduler};
+use symmc_ir::{BinaryOp, Op, Type};
+
+use super::Limits;
+use super::context::Context;
+use super::extract::{self, Cost, Taken};
+use super::imported::Imported;
+use super::language::{self, Facts, Graph, Lang};
+use super::region::Key;
+
+/// How a region is run.
+pub struct Solution {
+    /// The nodes, each after those that it uses.
+    pub steps: Vec<Step>,
+    /// For each result of each node of the region, the value that stands for it, if it is needed.
+    pub results: Vec<Vec<Option<Source>>>,
+    /// For each collective of the region, how it was chosen.
+    pub decisions: Vec<Decision>,
+}
+
+/// A node of a solution.
+pub struct Step {
+    /// What it computes.
+    pub op: Op,
+    /// Its operands.
+    pub operands: Vec<Source>,
+    /// Its result types.
+    pub types: Vec<Type>,
+    /// The node of the region whose value it gives, if it gives one.
+    pub stands_for: Option<usize>,
+}
+
+/// A value of a solution.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Source {
+    /// A leaf of the region.
+    Leaf(usize),
+    /// A result of an earlier step.
+    Step(usize, usize),
+}
+
+/// How one collective was chosen.
+pub struct Decision {
+    /// The node of the region.
+    pub node: usize,
+    /// The steps that run it: none if others make it unnecessary.
+    pub steps: Vec<usize>,
+    /// The name of the way taken.
+    pub chosen: String,
+    /// The bytes of the estimates.
+    pub bytes: u64,
+    /// The name and cost of every way, cheapest first.
+    pub alternatives: Vec<(String, Cost)>,
+    /// The names of the rules on the way.
+    pub rules: Vec<String>,
+}
+
+/// The way of a collective whose value nothing needs any more.
+const ABSORBED: &str = "absorbed";
+/// Nodes between a collective and the parts that it was taken apart into.
+const MAX_DEPTH: usize = 16;
+
+/// Chooses how a region is run; `None` if a collective has no way at all, which a profile with plain
+/// excludes.
+pub fn solve(
+    key: &Key,
+    context: &Arc<Context>,
+    rules: &[Rewrite<Lang, Facts>],
+    limits: &Limits,
+) -> Option<Solution> {
+    let facts = |leaves| Facts { context: context.clone(), leaves };
+    let mut graph = Graph::new(facts(key.leaves.clone())).with_explanations_enabled();
+    let imported = Imported::new(&mut graph, key)?;
+    graph.rebuild();
+    let runner: Runner<Lang, Facts> = Runner::new(facts(Vec::new()))
+        .with_egraph(graph)
+        .with_scheduler(SimpleScheduler)
+        .with_iter_limit(limits.iterations)
+        .with_node_limit(limits.nodes)
+        .with_time_limit(Duration::MAX)
+        .run(rules);
+    let mut graph = runner.egraph;
+    let outputs: BTreeSet<Id> = imported.classes(&graph, key, |u| u.output).into_iter().collect();
+    let roots = imported.classes(&graph, key, |u| u.outside);
+    let plain = imported.plain(&graph);
+    let (mut taken, mut best) = extract::cheapest(&graph, &roots, &outputs)?;
+    if extract::total(&graph, &taken, &outputs)? > extract::total(&graph, &plain, &outputs)? {
+        best.extend(plain.clone());
+        taken = plain;
+    }
+    let chooser = Chooser { graph: &graph, imported: &imported, outputs: &outputs, taken: &taken, best: &best };
+    let plan = chooser.plan(&roots)?;
+    let results = chooser.results(&plan);
+    let mut decisions = chooser.decisions(key, &plan)?;
+    let steps = plan.steps;
+    for decision in &mut decisions {
+        let from = &imported.nodes[decision.node];
+        if let Some(to) = imported.expression(&graph, graph.find(from.class), &taken) {
+            decision.rules = explain(&mut graph, &from.expression, &to);
+        }
+    }
+    Some(Solution { steps, results, decisions })
+}
+
+/// The steps of a region, and the values that stand for its classes.
+#[derive(Default)]
+struct Plan {
+    steps: Vec<Step>,
+    at: BTreeMap<Id, Source>,
+}
+
+/// What decides about one region.
+struct Chooser<'a> {
+    graph: &'a Graph,
+    imported: &'a Imported,
+    outputs: &'a BTreeSet<Id>,
+    taken: &'a Taken,
+    best: &'a Taken,
+}
+
+impl Chooser<'_> {
+    fn plan(&self, roots: &[Id]) -> Option<Plan> {
+        let mut plan = Plan::default();
+        for &root in roots {
+            self.place(self.graph.find(root), &mut plan)?;
+        }
+        Some(plan)
+    }
+
+    /// The value of a class, computed by steps that are added if they are missing.
+    fn place(&self, class: Id, plan: &mut Plan) -> Option<Source> {
+        if let Some(&at) = plan.at.get(&class) {
+            return Some(at);
+        }
+        let node = self.taken.get(&class)?;
+        let source = match node {
+            Lang::Leaf(i) => Source::Leaf(*i),
+            Lang::Attr(_) => return None,
+            Lang::Result(i, [x]) => match self.place(self.graph.find(*x), plan)? {
+                Source::Step(step, 0) => Source::Step(step, *i),
+                _ => return None,
+            },
+            _ => {
+                let (op, children) = match node {
+                    Lang::Collective(..) => {
+                        let (collective, operands) = language::as_collective(self.graph, node)?;
+                        (Op::Collective(collective), operands)
+                    }
+                    Lang::Reshape(x) => (Op::Reshape, &x[1..]),
+                    Lang::Cast(x) => (Op::Cast, &x[1..]),
+                    _ => (Op::Binary(BinaryOp::Add), node.children()),
+                };
+                let operands = children.iter().map(|&c| self.place(self.graph.find(c), plan));
+                let operands = operands.collect::<Option<Vec<_>>>()?;
+                let types = language::value(self.graph, class)?.types.clone();
+                let stands_for = self.imported.find(self.graph, class);
+                plan.steps.push(Step { op, operands, types, stands_for });
+                Source::Step(plan.steps.len() - 1, 0)
+            }
+        };
+        plan.at.insert(class, source);
+        Some(source)
+    }
+
+    fn results(&self, plan: &Plan) -> Vec<Vec<Option<Source>>> {
+        let of = |&id: &Id| plan.at.get(&self.graph.find(id)).copied();
+        self.imported.nodes.iter().map(|n| n.results.iter().map(of).collect()).collect()
+    }
+
+    fn decisions(&self, key: &Key, plan: &Plan) -> Option<Vec<Decision>> {
+        let mut out = Vec::new();
+        let mut claimed: BTreeSet<usize> = BTreeSet::new();
+        for (i, node) in key.nodes.iter().enumerate() {
+            let Op::Collective(collective) = &node.op else { continue };
+            let class = self.graph.find(self.imported.nodes[i].class);
+            let x = self.imported.nodes[i].node.children().get(self.attributes(i))?;
+            let operand = language::value(self.graph, *x)?.ty()?.clone();
+            let result = node.types.first()?;
+            let bytes = self.graph.analysis.context.collective_bytes(&collective.kind, &operand, result);
+            let (name, steps) = match (plan.at.get(&class), self.taken.get(&class)) {
+                (Some(_), Some(taken)) => {
+                    let mut steps = Vec::new();
+                    self.steps_of(class, plan, &mut steps);
+                    (self.way(i, class, taken)?.0, steps)
+                }
+                _ => (ABSORBED.to_string(), Vec::new()),
+            };
+            claimed.extend(&steps);
+            let alternatives = self.alternatives(i, class, &name)?;
+            out.push(Decision { node: i, steps, chosen: name, bytes, alternatives, rules: Vec::new() });
+        }
+        // A collective of several absorbed ones, as of their sum, counts with the first of them.
+        let all = plan.steps.iter().enumerate().filter(|(_, s)| s.op.as_collective().is_some());
+        let unclaimed: Vec<usize> = all.map(|(i, _)| i).filter(|i| !claimed.contains(i)).collect();
+        if let Some(first) = out.iter_mut().find(|d| d.chosen == ABSORBED) {
+            first.steps = unclaimed;
+        }
+        Some(out)
+    }
+
+    fn attributes(&self, node: usize) -> usize {
+        match &self.imported.nodes[node].node {
+            Lang::Collective(name, ..) => name.attributes(),
+            _ => 0,
+        }
+    }
+
+    /// The collective steps that run a class, up to other nodes of the region.
+    fn steps_of(&self, class: Id, plan: &Plan, out: &mut Vec<usize>) {
+        let Some(node) = self.taken.get(&class) else { return };
+        for child in node.children().iter().map(|&c| self.graph.find(c)) {
+            if self.imported.find(self.graph, child).is_none() {
+                self.steps_of(child, plan, out);
+            }
+        }
+        if let (Lang::Collective(..), Some(Source::Step(step, 0))) = (node, plan.at.get(&class))
+            && !out.contains(step)
+        {
+            out.push(*step);
+        }
+    }
+
+    /// The ways to run a collective of the region, cheapest first.
+    fn alternatives(&self, node: usize, class: Id, chosen: &str) -> Option<Vec<(String, Cost)>> {
+        let mut out: Vec<(String, Cost)> = Vec::new();
+        if chosen == ABSORBED {
+            out.push((ABSORBED.to_string(), Cost::default()));
+        }
+        let mut nodes: Vec<&Lang> = self.graph[class].nodes.iter().collect();
+        nodes.sort_unstable();
+        out.extend(nodes.into_iter().filter_map(|n| self.way(node, class, n)));
+        out.sort_by(|a, b| a.1.us.total_cmp(&b.1.us));
+        let mut names = BTreeSet::new();
+        out.retain(|(name, _)| names.insert(name.clone()));
+        out.iter().any(|(name, _)| name == chosen).then_some(out)
+    }
+
+    /// The name and the cost of running a collective of the region by a node of its class, and what only that
+    /// needs. `None` if the node cannot be run.
+    fn way(&self, imported: usize, class: Id, node: &Lang) -> Option<(String, Cost)> {
+        let mut parts = Vec::new();
+        let mut sum = Cost::default();
+        self.walk(class, node, 0, &mut parts, &mut sum)?;
+        let own = &self.imported.nodes[imported].node;
+        let same = match (own, node) {
+            (Lang::Collective(a, _, x), Lang::Collective(b, _, y)) => {
+                a == b && x.iter().map(|&c| self.graph.find(c)).eq(y.iter().map(|&c| self.graph.find(c)))
+            }
+            _ => false,
+        };
+        let name = match (&parts[..], same) {
+            ([], _) => return None,
+            ([(_, variant)], true) => variant.to_string(),
+            _ => parts.iter().map(|(n, v)| format!("{n}.{v}")).collect::<Vec<_>>().join(" + "),
+        };
+        Some((name, sum))
+    }
+
+    fn walk(
+        &self,
+        class: Id,
+        node: &Lang,
+        depth: usize,
+        parts: &mut Vec<(&'static str, &'static str)>,
+        sum: &mut Cost,
+    ) -> Option<()> {
+        if depth > MAX_DEPTH {
+            return None;
+        }
+        for child in node.children().iter().map(|&c| self.graph.find(c)) {
+            if self.imported.find(self.graph, child).is_none() {
+                let below = self.taken.get(&child).or(self.best.get(&child))?;
+                self.walk(child, below, depth + 1, parts, sum)?;
+            }
+        }
+        if let Lang::Collective(name, Some(variant), _) = node {
+            parts.push((name.text(), variant.name()));
+        }
+        let own = extract::cost(self.graph, class, node, self.outputs)?;
+        sum.us += own.us;
+        sum.copy_us += own.copy_us;
+        Some(())
+    }
+}
+
+/// The names of the rules on the way from one expression to an equal one, in order.
+fn explain(graph: &mut Graph, from: &RecExpr<Lang>, to: &RecExpr<Lang>) -> Vec<String> {
+    if graph.lookup_expr(from).is_none() || graph.lookup_expr(from) != graph.lookup_expr(to) {
+        return Vec::new();
+    }
+    let mut rules = Vec::new();
+    for term in graph.explain_equivalence(from, to).make_flat_explanation() {
+        collect_rules(term, &mut rules);
+    }
+    rules
+}
+
+fn collect_rules(term: &FlatTerm<Lang>, out: &mut Vec<String>) {
+    out.extend([term.forward_rule, term.backward_rule].into_iter().flatten().map(|r| r.to_string()));
+    term.children.iter().for_each(|child| collect_rules(child, out));
+}
