@@ -190,21 +190,14 @@ fn pack_arena(sized: &[Sized], arena: ArenaKind, fixed: u64, config: &pack::Conf
 fn reach(program: &Program) -> Vec<Reach> {
     let mut reach = vec![Reach::Local; program.classes.list.len()];
     for step in &program.steps.list {
-        let Some(peers) = step.peers else { continue };
-        let mut raise = |values: &[ValueId], to: Reach| {
+        let (read, written) = step.touched(&program.prepared.graph, &program.prepared.layouts);
+        for (values, to) in [(read, Reach::Read), (written, Reach::Written)] {
             for c in values.iter().filter_map(|&v| program.classes.of[v]) {
-                let symmetric = program.classes.list[c as usize].home == Home::Arena(ArenaKind::Symmetric);
                 let known = &mut reach[c as usize];
-                if symmetric && (*known == Reach::Local || to == Reach::Written) {
+                if *known == Reach::Local || to == Reach::Written {
                     *known = to;
                 }
             }
-        };
-        if peers.contract.touch.reads_operand() {
-            raise(&step.reads, Reach::Read);
-        }
-        if peers.contract.touch.writes_result() {
-            raise(&step.writes, Reach::Written);
         }
     }
     reach

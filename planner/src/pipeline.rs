@@ -7,16 +7,18 @@ use std::collections::BTreeSet;
 
 use indexmap::IndexMap;
 use symmc_ir::entity::Entity;
-use symmc_ir::{Graph, Op, text};
+use symmc_ir::machine::Profile;
+use symmc_ir::{Graph, InputId, NodeId, Op, text};
 
-use crate::bucket::{FixedMemory, Program, Symbols, bucket, size};
+use crate::bucket::{FixedMemory, Program, Symbols, bucket, size, sized};
 use crate::error::PlanError;
 use crate::liveness::{Liveness, NextRun};
+use crate::order::Tasks;
 use crate::pack;
 use crate::place::{Classes, Parts};
-use crate::plan::{Arenas, Bucket, Decision, Fixed, PAGE, Plan, Role, Source, VERSION};
+use crate::plan::{ArenaKind, Arenas, Bucket, Decision, Fixed, PAGE, Plan, Role, Source, VERSION};
 use crate::plan_io::sha256;
-use crate::prepare::{Bind, Prepared, bound_inputs, prepare};
+use crate::prepare::{Prepared, bound_inputs, prepare};
 use crate::steps::Steps;
 
 /// A program for one range of the symbols.
@@ -33,8 +35,12 @@ pub struct BucketInput {
 pub struct PlanConfig {
     /// The name of the machine profile that the choices were made with.
     pub machine: String,
-    /// The inputs that callers write in place.
-    pub bind: Bind,
+    /// The arguments that callers write into the symmetric arena where a collective needs them there. Parameters
+    /// and constants always are.
+    pub bind: BTreeSet<InputId>,
+    /// The profile that estimates the time of steps, which their order depends on; `None` takes the built-in
+    /// one of the name `machine`, and constants if there is none.
+    pub profile: Option<Profile>,
     /// How much more memory than the leanest order an order may take to overlap communication with
     /// computation, as a fraction.
     pub slack: f64,
@@ -46,7 +52,8 @@ impl Default for PlanConfig {
     fn default() -> Self {
         PlanConfig {
             machine: "host".to_string(),
-            bind: Bind::Parameters,
+            bind: BTreeSet::new(),
+            profile: None,
             slack: 0.05,
             pack: pack::Config { work: 60_000, enough: 0.001 },
         }
@@ -68,9 +75,10 @@ pub fn plan(source: &Graph, lowered: &[BucketInput], config: &PlanConfig) -> Res
     }
     let (prepared, program_of) = distinct(lowered, &bound)?;
     let next_run = if lowered.len() == 1 { NextRun::Same } else { NextRun::Unknown };
+    let profile = config.profile.clone().or_else(|| Profile::builtin(&config.machine));
     let mut programs = Vec::with_capacity(prepared.len());
     for p in prepared {
-        programs.push(schedule(p, &bound, next_run)?);
+        programs.push(schedule(p, &bound, next_run, config.slack, profile.as_ref())?);
     }
     let (fixed, memory) = fixed_memory(lowered, &bound)?;
     let mut buckets = Vec::with_capacity(lowered.len());
@@ -155,13 +163,69 @@ fn distinct(
 }
 
 /// Orders and places a program.
-fn schedule(prepared: Prepared, bound: &BTreeSet<usize>, next_run: NextRun) -> Result<Program, PlanError> {
+fn schedule(
+    prepared: Prepared,
+    bound: &BTreeSet<usize>,
+    next_run: NextRun,
+    slack: f64,
+    profile: Option<&Profile>,
+) -> Result<Program, PlanError> {
+    let mut program = place(prepared, bound, next_run, Parts::Inside)?;
+    let symbols = program.prepared.graph.symbols.clone();
+    let tasks = Tasks::new(&program.prepared.graph, &program.steps, &symbols, profile);
+    let base: Vec<u32> = (0..program.steps.list.len() as u32).collect();
+    let late = tasks.late();
+    let budget = |order: &[u32]| {
+        let peak = tasks.peak(order);
+        peak + (peak as f64 * slack) as u64
+    };
+    let orders = [
+        tasks.overlap(&base, budget(&base)),
+        tasks.overlap(&late, budget(&late)),
+        base,
+        late,
+    ];
+    let mut candidates: Vec<(u64, u64, Program)> = Vec::new();
+    for order in orders {
+        let nodes: Vec<NodeId> = order.iter().map(|&s| program.steps.list[s as usize].node).collect();
+        let time = tasks.makespan(&order);
+        let candidate = place(program.prepared.reordered(&nodes), bound, next_run, Parts::Inside)?;
+        candidates.push((demand(&candidate, &symbols)?, time, candidate));
+    }
+    let leanest = candidates.iter().map(|c| c.0).min().unwrap_or(0);
+    let limit = leanest + (leanest as f64 * slack) as u64;
+    // The first of equals in time and memory.
+    candidates.retain(|c| c.0 <= limit);
+    candidates.sort_by_key(|c| (c.1, c.0));
+    if let Some((.., best)) = candidates.into_iter().next() {
+        program = best;
+    }
+    Ok(program)
+}
+
+/// Places a program in the order of its nodes.
+fn place(
+    prepared: Prepared,
+    bound: &BTreeSet<usize>,
+    next_run: NextRun,
+    parts: Parts,
+) -> Result<Program, PlanError> {
     let steps = Steps::new(&prepared.graph, &prepared.layouts)?;
     let live = Liveness::new(&prepared.graph, &steps, bound, next_run);
-    let classes = Classes::new(&prepared, &steps, &live, Parts::Inside);
+    let classes = Classes::new(&prepared, &steps, &live, parts);
     let mut program = Program { prepared, steps, live, classes };
     program.settle();
     Ok(program)
+}
+
+/// The bound of both arenas together.
+fn demand(program: &Program, symbols: &Symbols) -> Result<u64, PlanError> {
+    let sized = sized(program, symbols)?;
+    let of = |arena| {
+        let blocks: Vec<pack::Block> = sized.iter().filter(|s| s.arena == arena).map(|s| s.block).collect();
+        pack::bound(&blocks)
+    };
+    Ok(of(ArenaKind::Ordinary) + of(ArenaKind::Symmetric))
 }
 
 /// Landing zones for all groups with packet collectives, then bound inputs.

@@ -12,7 +12,7 @@ use symmc_ir::entity::Entity;
 use symmc_ir::{CollectiveKind, Dim, GroupId, Op, Table, ValueId};
 
 use crate::liveness::Liveness;
-use crate::plan::ArenaKind;
+use crate::plan::{ArenaKind, PEER_ALIGN};
 use crate::prepare::Prepared;
 use crate::steps::Steps;
 
@@ -210,7 +210,10 @@ impl Placing<'_> {
             (Home::Arena(ArenaKind::Symmetric), home) => home == symmetric || raise,
         };
         let nested = by_rank.is_some() && from.members.iter().any(|m| m.by_rank.is_some());
-        if p == w || !fits || nested || into.top != whole {
+        // Peers touch aligned bytes only.
+        let step = by_rank.as_ref().map_or(&offset, |(_, stride)| stride);
+        let aligned = step.divisible_by(PEER_ALIGN) || from.home != symmetric;
+        if p == w || !fits || nested || !aligned || into.top != whole {
             return;
         }
         let release = from.release(self.live);

@@ -41,6 +41,9 @@ pub const VERSION: u32 = 1;
 /// Buffers and fixed memory start at multiples of this many bytes.
 pub const ALIGN: u64 = 64;
 
+/// What peers touch starts at multiples of this many bytes.
+pub const PEER_ALIGN: i64 = 16;
+
 /// The sizes of the arenas are multiples of this many bytes.
 pub const PAGE: u64 = 4096;
 
@@ -144,7 +147,8 @@ pub struct Bucket {
     pub steps: Vec<Step>,
     /// How each collective was chosen, in order of the steps.
     pub decisions: Vec<Decision>,
-    /// The copies that placement forced, in order of the steps.
+    /// The copies that placement forced, in order of the steps. A `copy` whose result lies on its operand moves
+    /// nothing and is not listed.
     pub copies: Vec<ForcedCopy>,
     /// Sums.
     pub totals: Totals,
@@ -175,7 +179,7 @@ pub enum CopyReason {
     SymmetricInput,
     /// A collective needs a part of an output in the symmetric arena.
     SymmetricOutput,
-    /// A collective needs its operand contiguous.
+    /// A collective needs its operand contiguous, and aligned where peers touch it.
     Contiguous,
     /// An output is an input, a view, a value that is returned twice, or a value that lies in the symmetric
     /// arena.
@@ -332,9 +336,9 @@ pub struct Totals {
     pub symmetric_peak: u64,
     /// The largest sum of buffers of the symmetric arena that are alive together, fixed memory included.
     pub symmetric_bound: u64,
-    /// The number of copies that placement forced.
+    /// The number of copies that placement forced: the entries of [`Bucket::copies`].
     pub copies: u64,
-    /// What they move.
+    /// What they move: the sum of their bytes.
     pub copied: u64,
     /// The number of exit barriers dropped.
     pub barriers_dropped: u64,

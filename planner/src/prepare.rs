@@ -4,7 +4,7 @@
 //! a node defines it. A copy stands in where nothing else serves:
 //! - a symmetric operand that is an argument (or a view of one) and is not bound,
 //! - a symmetric operand that is a part of an output,
-//! - an operand of a collective that is not contiguous in its base,
+//! - an operand of a collective that is not contiguous in its base, or not aligned where peers touch it,
 //! - an output that is an input, a view, a value returned before, or a value in the symmetric arena.
 //!
 //! One value is copied once however many collectives need the copy.
@@ -13,35 +13,11 @@ use std::collections::{BTreeSet, HashMap, HashSet};
 
 use symmc_ir::entity::Entity;
 use symmc_ir::layout::Layout;
-use symmc_ir::{Dim, Graph, InputKind, Node, NodeId, Op, Output, Table, Type, Value, ValueId};
+use symmc_ir::{Dim, Graph, InputId, InputKind, Node, NodeId, Op, Output, Table, Type, Value, ValueId};
 
 use crate::error::PlanError;
-use crate::plan::CopyReason;
+use crate::plan::{CopyReason, PEER_ALIGN};
 use crate::steps::{input_of, layouts_of, peers, symmetric_positions};
-
-/// Which inputs a caller writes into the symmetric arena when a collective needs them there. Parameters and
-/// constants always are.
-#[derive(Clone, PartialEq, Eq, Debug, Default)]
-pub enum Bind {
-    /// Only parameters and constants.
-    #[default]
-    Parameters,
-    /// The inputs of these indices too.
-    Also(BTreeSet<usize>),
-    /// All inputs.
-    All,
-}
-
-impl Bind {
-    fn allows(&self, index: usize, kind: InputKind) -> bool {
-        kind != InputKind::Argument
-            || match self {
-                Bind::Parameters => false,
-                Bind::Also(inputs) => inputs.contains(&index),
-                Bind::All => true,
-            }
-    }
-}
 
 /// A planned program before it is ordered.
 #[derive(Clone, PartialEq, Debug)]
@@ -65,9 +41,9 @@ pub struct Copied {
     pub bind: Option<usize>,
 }
 
-/// The indices of the inputs that some collective needs in the symmetric arena and that `bind` allows
-/// there.
-pub fn bound_inputs(graph: &Graph, bind: &Bind) -> Result<BTreeSet<usize>, PlanError> {
+/// The indices of the inputs that some collective needs in the symmetric arena and that may lie there:
+/// parameters, constants, and the arguments in `bind`.
+pub fn bound_inputs(graph: &Graph, bind: &BTreeSet<InputId>) -> Result<BTreeSet<usize>, PlanError> {
     let layouts = layouts_of(graph);
     let mut bound = BTreeSet::new();
     for (id, node) in graph.nodes.iter() {
@@ -75,10 +51,10 @@ pub fn bound_inputs(graph: &Graph, bind: &Bind) -> Result<BTreeSet<usize>, PlanE
         for at in symmetric_positions(graph, id, peers.as_ref()).0 {
             let Some(&v) = node.inputs.get(at) else { continue };
             let Some(input) = input_of(graph, layouts[v].base) else { continue };
-            if !layouts[v].is_contiguous(graph.ty(v)) && peers.is_some() {
+            if !reachable(graph.ty(v), &layouts[v]) && peers.is_some() {
                 continue;
             }
-            if bind.allows(input.index(), graph.inputs[input].kind) {
+            if graph.inputs[input].kind != InputKind::Argument || bind.contains(&input) {
                 bound.insert(input.index());
             }
         }
@@ -101,6 +77,12 @@ pub fn prepare(graph: &Graph, bound: &BTreeSet<usize>) -> Result<Prepared, PlanE
         work.require(id, node)?;
     }
     Ok(work.build())
+}
+
+/// Whether peers can reach a view: it is contiguous and starts at a multiple of [`PEER_ALIGN`] bytes of its base.
+fn reachable(ty: &Type, layout: &Layout) -> bool {
+    let start = layout.offset.clone() * Dim::from(ty.dtype.size() as i64);
+    layout.is_contiguous(ty) && start.divisible_by(PEER_ALIGN)
 }
 
 struct Preparation<'a> {
@@ -133,7 +115,12 @@ impl Preparation<'_> {
         }
         for (position, &v) in node.inputs.iter().enumerate() {
             let symmetric = operands.contains(&position);
-            let contiguous = peers.is_none() || self.layouts[v].is_contiguous(self.graph.ty(v));
+            let ty = self.graph.ty(v);
+            let contiguous = match symmetric {
+                true => reachable(ty, &self.layouts[v]),
+                false => self.layouts[v].is_contiguous(ty),
+            };
+            let contiguous = peers.is_none() || contiguous;
             let copy = |reason, bind| OperandCopy { node: id, position, symmetric, reason, bind };
             let base = self.layouts[v].base;
             let input = input_of(self.graph, base).map(|i| i.index());

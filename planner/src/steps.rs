@@ -20,6 +20,23 @@ pub struct StepInfo {
     pub peers: Option<Peers>,
 }
 
+impl StepInfo {
+    /// The bases that peers read and write during this step.
+    pub fn touched(&self, graph: &Graph, layouts: &Table<ValueId, Layout>) -> (Vec<ValueId>, Vec<ValueId>) {
+        let Some(peers) = &self.peers else { return Default::default() };
+        let node = &graph.nodes[self.node];
+        if let Op::Custom(_) = node.op {
+            let (operands, results) = symmetric_positions(graph, self.node, Some(peers));
+            let operands = operands.iter().filter_map(|&i| node.inputs.get(i)).map(|&v| layouts[v].base);
+            let results = results.iter().filter_map(|&i| node.outputs.get(i)).copied();
+            return (operands.collect(), results.collect());
+        }
+        let touch = peers.contract.touch;
+        let all = |on: bool, values: &Vec<ValueId>| if on { values.clone() } else { Vec::new() };
+        (all(touch.reads_operand(), &self.reads), all(touch.writes_result(), &self.writes))
+    }
+}
+
 /// The cross-rank side of a step.
 #[derive(Clone, Copy, Debug)]
 pub struct Peers {

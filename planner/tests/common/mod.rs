@@ -1,0 +1,255 @@
+//! Random programs with collectives, planned; shared by the tests of the planner and its check.
+//!
+//! Programs are small and typical of what the planner sees: element-wise chains, views, concatenations and
+//! collectives over one or two groups, with constant or symbolic extents. Everything follows from a seed.
+
+#![allow(dead_code)]
+
+pub mod explore;
+
+use symmc_ir::entity::Entity;
+use symmc_ir::{
+    BinaryOp, Builder, CollectiveKind, DType, Dim, Graph, InputKind, Members, NodeId, Op, Output, OutputKind,
+    ReduceOp, Scalar, Splits, Type, UnaryOp, ValueId, Variant,
+};
+use symmc_planner::plan::Plan;
+use symmc_planner::{BucketInput, PlanConfig, plan};
+
+/// A small deterministic generator (splitmix64).
+#[derive(Clone, Debug)]
+pub struct Rng(pub u64);
+
+impl Rng {
+    /// The next number.
+    pub fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+    /// A number below `n`.
+    pub fn below(&mut self, n: usize) -> usize {
+        (self.next() % n.max(1) as u64) as usize
+    }
+    /// True once in `n` times.
+    pub fn one_in(&mut self, n: usize) -> bool {
+        self.below(n) == 0
+    }
+    /// One of these.
+    pub fn pick<'a, T>(&mut self, of: &'a [T]) -> &'a T {
+        &of[self.below(of.len())]
+    }
+}
+
+/// What random programs look like.
+#[derive(Clone, Copy, Debug)]
+pub struct Config {
+    /// The number of ranks.
+    pub ranks: u32,
+    /// Whether there are groups of half the ranks; the number of ranks is even then.
+    pub cells: bool,
+    /// Whether the leading extents depend on a symbol.
+    pub symbolic: bool,
+    /// The number of nodes, roughly.
+    pub nodes: usize,
+    /// Whether all-gathers may occur, whose operands can lie at places that depend on the rank.
+    pub gathers: bool,
+}
+
+/// A random program without variants. Extents are small; all rows have 16 bytes or 8.
+pub fn program(rng: &mut Rng, config: &Config) -> Graph {
+    let mut make = Maker::new(config);
+    for i in 0..1 + rng.below(3) {
+        let kind = *rng.pick(&[InputKind::Argument, InputKind::Argument, InputKind::Parameter]);
+        let rows = make.unit.clone() * Dim::from(1 + rng.below(2) as i64);
+        let ty = Type::new(DType::F32, vec![rows, Dim::from(4)]);
+        let value = make.b.input(kind, &format!("in{i}"), "", ty, None);
+        make.values.push(value);
+    }
+    while make.b.graph().nodes.len() < config.nodes {
+        make.grow(rng);
+    }
+    make.outputs(rng);
+    make.b.finish()
+}
+
+struct Maker {
+    b: Builder,
+    groups: Vec<symmc_ir::GroupId>,
+    /// Extents of leading axes are multiples of this.
+    unit: Dim,
+    /// Values of shape `[k*unit, 4]`.
+    values: Vec<ValueId>,
+    config: Config,
+}
+
+impl Maker {
+    fn new(config: &Config) -> Self {
+        let mut b = Builder::new("random", Some(config.ranks));
+        let n = config.ranks;
+        let unit = match config.symbolic {
+            true => Dim::from(b.symbol("rows", 1, 5)) * Dim::from(i64::from(n)),
+            false => Dim::from(i64::from(n)),
+        };
+        let mut groups = vec![b.group("world", Members::World)];
+        if config.cells {
+            let half = n / 2;
+            groups.push(b.group("near", Members::Cells(vec![(0..half).collect(), (half..n).collect()])));
+            let far = (0..half).map(|r| vec![r, r + half]).collect();
+            groups.push(b.group("far", Members::Cells(far)));
+        }
+        Maker { b, groups, unit, values: Vec::new(), config: *config }
+    }
+
+    fn rows(&self, v: ValueId) -> Dim {
+        self.b.graph().ty(v).shape[0].clone()
+    }
+
+    /// A recent value, most of the time.
+    fn recent(&self, rng: &mut Rng) -> ValueId {
+        let n = self.values.len();
+        if rng.one_in(3) { self.values[rng.below(n)] } else { self.values[n - 1 - rng.below(n.min(3))] }
+    }
+
+    fn push(&mut self, name: &str, op: Op, inputs: &[ValueId]) {
+        if let Ok(results) = self.b.node(name, op, inputs) {
+            self.values.push(results[0]);
+        }
+    }
+
+    /// Adds a node or two.
+    fn grow(&mut self, rng: &mut Rng) {
+        let x = self.recent(rng);
+        let rows = self.rows(x);
+        let large = rows.exact_div(&self.unit).and_then(|k| k.as_const()).is_some_and(|k| k > 6);
+        match rng.below(12) {
+            0 => self.push("u", Op::Unary(*rng.pick(&[UnaryOp::Neg, UnaryOp::Exp])), &[x]),
+            1 => {
+                let scalar = Scalar::Int(2);
+                self.push("s", Op::BinaryScalar { op: BinaryOp::Mul, scalar, scalar_left: false }, &[x]);
+            }
+            2 | 3 => {
+                let peers: Vec<ValueId> = self.values.iter().copied().filter(|&y| self.rows(y) == rows).collect();
+                let y = *rng.pick(&peers);
+                self.push("b", Op::Binary(*rng.pick(&[BinaryOp::Add, BinaryOp::Mul])), &[x, y]);
+            }
+            4 if !large => {
+                let y = self.recent(rng);
+                self.push("c", Op::Concat { axis: 0 }, &[x, y]);
+            }
+            5 => self.view(rng, x),
+            6 if rng.one_in(3) => self.push("k", Op::Copy, &[x]),
+            _ => self.collective(rng, x, large),
+        }
+    }
+
+    /// Half of the rows or of the columns of a value, used at once.
+    fn view(&mut self, rng: &mut Rng, x: ValueId) {
+        let rows = self.rows(x);
+        let half = rows.exact_div(&(self.unit.clone() * Dim::from(2))).map(|h| h * self.unit.clone());
+        match half {
+            Some(half) if !rng.one_in(3) => {
+                let start = if rng.one_in(2) { half.clone() } else { Dim::from(0) };
+                let ty = Type::new(DType::F32, vec![half, Dim::from(4)]);
+                if let Ok(v) = self.b.op_as("v", Op::Slice { axis: 0, start, step: 1 }, &[x], ty) {
+                    self.values.push(v);
+                }
+            }
+            _ => {
+                let ty = Type::new(DType::F32, vec![Dim::from(4), rows.clone()]);
+                let op = Op::Permute { perm: vec![1, 0] };
+                let Ok(t) = self.b.op_as("t", op, &[x], ty) else { return };
+                if let Ok(v) = self.b.reshape("r", t, vec![rows, Dim::from(4)]) {
+                    self.values.push(v);
+                }
+            }
+        }
+    }
+
+    fn collective(&mut self, rng: &mut Rng, x: ValueId, large: bool) {
+        let group = *rng.pick(&self.groups);
+        let n = self.b.graph().group_size(group).unwrap_or(1);
+        let kind = match rng.below(8) {
+            0 | 1 | 2 => CollectiveKind::AllReduce(ReduceOp::Sum),
+            3 if self.config.gathers && !large => CollectiveKind::AllGather,
+            4 if self.rows(x).exact_div(&(self.unit.clone() * Dim::from(i64::from(n)))).is_some() => {
+                CollectiveKind::ReduceScatter(ReduceOp::Sum)
+            }
+            5 | 6 => CollectiveKind::AllToAll(Splits::Even),
+            7 if rng.one_in(2) => CollectiveKind::Broadcast { root: 0 },
+            _ => CollectiveKind::AllReduce(ReduceOp::Max),
+        };
+        let name = kind.name();
+        if let Ok(results) = self.b.collective(name, kind, group, &[x]) {
+            self.values.push(results[0]);
+        }
+    }
+
+    fn outputs(&mut self, rng: &mut Rng) {
+        let nodes: Vec<ValueId> = self.values.clone();
+        let last = *nodes.last().expect("there is an input");
+        let mut chosen = vec![last];
+        for _ in 0..rng.below(3) {
+            let v = *rng.pick(&nodes);
+            if !chosen.contains(&v) {
+                chosen.push(v);
+            }
+        }
+        let graph = self.b.graph_mut();
+        let mutated = graph.inputs.iter().find(|(_, i)| {
+            i.kind == InputKind::Parameter && graph.ty(i.value) == graph.ty(last) && i.value != last
+        });
+        let kind = match mutated {
+            Some((id, _)) if rng.one_in(2) => OutputKind::Mutates(id),
+            _ => OutputKind::Returned,
+        };
+        graph.outputs.push(Output { value: last, kind });
+        for &v in &chosen[1..] {
+            graph.outputs.push(Output { value: v, kind: OutputKind::Returned });
+        }
+    }
+}
+
+/// The program with a variant chosen at random for each collective.
+pub fn with_variants(graph: &Graph, rng: &mut Rng) -> Graph {
+    let mut graph = graph.clone();
+    for node in graph.nodes.values_mut() {
+        if let Op::Collective(c) = &mut node.op {
+            let able: Vec<Variant> =
+                Variant::ALL.iter().copied().filter(|v| v.contract(&c.kind).is_some()).collect();
+            c.variant = Some(*rng.pick(&able));
+        }
+    }
+    graph
+}
+
+/// A plan of the program: one bucket, or two with variants of their own if it has a symbol.
+pub fn planned(graph: &Graph, rng: &mut Rng) -> Plan {
+    let ranges: Vec<[i64; 2]> = match graph.symbols.is_empty() {
+        true => vec![[0, 0]],
+        false if rng.one_in(2) => vec![[1, 5]],
+        false => vec![[1, 2], [3, 5]],
+    };
+    let buckets: Vec<BucketInput> = ranges
+        .iter()
+        .map(|[min, max]| {
+            let mut graph = with_variants(graph, rng);
+            for symbol in graph.symbols.values_mut() {
+                (symbol.min, symbol.max) = (*min, *max);
+            }
+            BucketInput { graph, decisions: Vec::new() }
+        })
+        .collect();
+    let bind = match rng.below(3) {
+        0 => Default::default(),
+        1 => graph.inputs.keys().collect(),
+        _ => graph.inputs.keys().take(1).collect(),
+    };
+    plan(graph, &buckets, &PlanConfig { bind, ..PlanConfig::default() }).expect("plans")
+}
+
+/// The first node of the graph whose op satisfies the predicate.
+pub fn find(graph: &Graph, predicate: impl Fn(&Op) -> bool) -> Option<NodeId> {
+    (0..graph.nodes.len()).map(NodeId::new).find(|&n| predicate(&graph.nodes[n].op))
+}

@@ -1,0 +1,166 @@
+//! Random lowered programs.
+
+use symmc_ir::collective::{Collective, Splits};
+use symmc_ir::entity::Entity;
+use symmc_ir::{
+    BinaryOp, Builder, CollectiveKind, DType, Dim, Float, Graph, GroupId, InputId, InputKind, Members, Op, Output,
+    OutputKind, ReduceOp, Scalar, SymbolId, Type, UnaryOp, ValueId, Variant,
+};
+
+/// A small generator of numbers (xorshift64*); equal seeds give equal programs.
+pub struct Random(u64);
+
+impl Random {
+    pub fn new(seed: u64) -> Self {
+        Random(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1)
+    }
+
+    pub fn below(&mut self, n: usize) -> usize {
+        self.0 ^= self.0 >> 12;
+        self.0 ^= self.0 << 25;
+        self.0 ^= self.0 >> 27;
+        ((self.0.wrapping_mul(0x2545_F491_4F6C_DD1D) >> 33) as usize) % n.max(1)
+    }
+
+    pub fn chance(&mut self, percent: usize) -> bool {
+        self.below(100) < percent
+    }
+
+    fn pick<T: Copy>(&mut self, from: &[T]) -> T {
+        from[self.below(from.len())]
+    }
+}
+
+/// A random program on four ranks with `size` nodes; all values are `f32 [4*t, 8]` or views and parts of that.
+pub fn program(seed: u64, size: usize) -> Graph {
+    let mut r = Random::new(seed);
+    let mut b = Builder::new(format!("random {seed}"), Some(4));
+    let t = b.symbol("t", 1, 64);
+    let groups = [
+        b.group("all", Members::World),
+        b.group("pairs", Members::Cells(vec![vec![0, 1], vec![2, 3]])),
+        b.group("cross", Members::Cells(vec![vec![0, 2], vec![3, 1]])),
+        b.group("single", Members::Cells((0..4).map(|r| vec![r]).collect())),
+    ];
+    let shape = [Dim::from(t) * Dim::from(4), Dim::from(8)];
+    let ty = Type::new(DType::F32, shape.clone());
+    let mut values: Vec<ValueId> = Vec::new();
+    for i in 0..1 + r.below(3) {
+        let kind = r.pick(&[InputKind::Argument, InputKind::Parameter]);
+        values.push(b.input(kind, &format!("in{i}"), "", ty.clone(), None));
+    }
+    let square = Type::new(DType::F32, [Dim::from(8), Dim::from(8)]);
+    let w = b.input(InputKind::Parameter, "w", "w", square, None);
+    for i in 0..size {
+        let x = values[values.len() - 1 - r.below(values.len().min(6))];
+        let y = values[r.below(values.len())];
+        let group = r.pick(&groups);
+        if let Some(v) = node(&mut b, &mut r, &format!("v{i}"), (x, y, w), group, t) {
+            values.push(v);
+        }
+    }
+    let outputs = 1 + r.below(3);
+    for _ in 0..outputs {
+        let v = values[values.len() - 1 - r.below(values.len().min(5))];
+        b.output(v);
+    }
+    if r.chance(30) {
+        let value = r.pick(&values);
+        b.graph_mut().outputs.push(Output { value, kind: OutputKind::Mutates(InputId::new(0)) });
+    }
+    b.finish()
+}
+
+/// Adds a random node whose result has the type of `x`, possibly over a few others.
+fn node(
+    b: &mut Builder,
+    r: &mut Random,
+    name: &str,
+    (x, y, w): (ValueId, ValueId, ValueId),
+    group: GroupId,
+    t: SymbolId,
+) -> Option<ValueId> {
+    let ty = b.graph().ty(x).clone();
+    let ranks = Dim::from(i64::from(b.graph().group_size(group)?));
+    let four = Dim::from(t) * Dim::from(4);
+    match r.below(14) {
+        0 => b.op(name, Op::Unary(UnaryOp::Relu), &[x]).ok(),
+        1 | 2 => b.op(name, Op::Binary(BinaryOp::Add), &[x, y]).ok(),
+        3 | 4 => b.op(name, Op::MatMul, &[x, w]).ok(),
+        5 => {
+            // A square over axes in reverse is stored with other strides.
+            let flat = b.reshape(&format!("{name}.flat"), x, vec![four.clone(), Dim::from(2), Dim::from(4)]).ok()?;
+            let turned = b.op(&format!("{name}.turned"), Op::Permute { perm: vec![0, 2, 1] }, &[flat]).ok()?;
+            b.reshape(name, turned, ty.shape).ok()
+        }
+        6 => {
+            let scalar = Scalar::Float(Float(2.0));
+            b.op(name, Op::BinaryScalar { op: BinaryOp::Mul, scalar, scalar_left: false }, &[x]).ok()
+        }
+        7 => collective(b, r, name, CollectiveKind::AllReduce(ReduceOp::Sum), group, x),
+        8 => {
+            // A piece, gathered.
+            let part = Type::new(DType::F32, [four.exact_div(&ranks)?, Dim::from(8)]);
+            let step = Op::Slice { axis: 0, start: if r.chance(50) { Dim::from(0) } else { Dim::from(t) }, step: 1 };
+            let mut piece = b.op_as(&format!("{name}.piece"), step, &[x], part.clone()).ok()?;
+            if ranks == Dim::from(1) {
+                return None;
+            }
+            if r.chance(60) {
+                piece = b.op(&format!("{name}.part"), Op::Unary(UnaryOp::Neg), &[piece]).ok()?;
+            }
+            collective(b, r, name, CollectiveKind::AllGather, group, piece)
+        }
+        9 => {
+            let reduced = collective(b, r, &format!("{name}.rs"), CollectiveKind::ReduceScatter(ReduceOp::Sum), group, x)?;
+            let n = b.graph().group_size(group)? as usize;
+            let parts: Vec<ValueId> = vec![reduced; n];
+            b.op(name, Op::Concat { axis: 0 }, &parts).ok()
+        }
+        10 => collective(b, r, name, CollectiveKind::AllToAll(Splits::Even), group, x),
+        11 => collective(b, r, name, CollectiveKind::Broadcast { root: 0 }, group, x),
+        12 => {
+            let half = Type::new(DType::F32, [four.clone(), Dim::from(4)]);
+            let piece = |b: &mut Builder, i: i64, of: ValueId| {
+                let slice = Op::Slice { axis: 1, start: Dim::from(4 * i), step: 1 };
+                b.op_as(&format!("{name}.half{i}"), slice, &[of], half.clone()).ok()
+            };
+            let (low, high) = (piece(b, 0, x)?, piece(b, 1, y)?);
+            b.op(name, Op::Concat { axis: 1 }, &[low, high]).ok()
+        }
+        _ => {
+            let two = Type::new(DType::F32, [four.exact_div(&Dim::from(2))?, Dim::from(8)]);
+            let piece = |b: &mut Builder, i: i64, of: ValueId| {
+                let start = Dim::from(t) * Dim::from(2 * i);
+                let slice = b.op_as(&format!("{name}.s{i}"), Op::Slice { axis: 0, start, step: 1 }, &[of], two.clone());
+                b.op(&format!("{name}.p{i}"), Op::Unary(UnaryOp::Abs), &[slice.ok()?]).ok()
+            };
+            let (low, high) = (piece(b, 0, x)?, piece(b, 1, y)?);
+            b.op(name, Op::Concat { axis: 0 }, &[low, high]).ok()
+        }
+    }
+}
+
+fn collective(
+    b: &mut Builder,
+    r: &mut Random,
+    name: &str,
+    kind: CollectiveKind,
+    group: GroupId,
+    x: ValueId,
+) -> Option<ValueId> {
+    let fits: Vec<Variant> = Variant::ALL.iter().copied().filter(|v| v.contract(&kind).is_some()).collect();
+    let variant = Some(r.pick(&fits));
+    b.op(name, Op::Collective(Collective { kind, group, variant }), &[x]).ok()
+}
+
+/// The program for each of these inclusive ranges of its first symbol.
+pub fn narrowed(graph: &Graph, ranges: &[(i64, i64)]) -> Vec<Graph> {
+    let narrow = |&(min, max): &(i64, i64)| {
+        let mut g = graph.clone();
+        let symbol = &mut g.symbols[SymbolId::new(0)];
+        (symbol.min, symbol.max) = (min, max);
+        g
+    };
+    ranges.iter().map(narrow).collect()
+}

@@ -1,0 +1,77 @@
+//! Random programs: every plan passes the check, is the same twice, and survives its file.
+
+mod plan_common;
+
+use plan_common::{Random, narrowed, program};
+use symmc_ir::entity::Entity;
+use symmc_ir::{Graph, InputId};
+use symmc_planner::check::check;
+use symmc_planner::plan::Plan;
+use symmc_planner::{BucketInput, PlanConfig, plan};
+
+/// Plans a random program with random bindings and buckets.
+fn planned(seed: u64, size: usize) -> (Graph, Plan) {
+    let graph = program(seed, size);
+    let mut r = Random::new(seed ^ 0xABCD);
+    let ranges: &[(i64, i64)] = match r.below(3) {
+        0 => &[(1, 64)],
+        1 => &[(1, 8), (9, 64)],
+        _ => &[(1, 1), (2, 16), (40, 64)],
+    };
+    let lowered: Vec<BucketInput> = narrowed(&graph, ranges)
+        .into_iter()
+        .map(|graph| BucketInput { graph, decisions: Vec::new() })
+        .collect();
+    let bind = graph.inputs.keys().filter(|_| r.chance(50)).collect();
+    let config = PlanConfig { bind, ..PlanConfig::default() };
+    let plan = plan(&graph, &lowered, &config).expect("plans");
+    (graph, plan)
+}
+
+#[test]
+fn random_programs_pass_the_check() {
+    for seed in 0..400 {
+        let size = 2 + (seed as usize * 7) % 40;
+        let (_, plan) = planned(seed, size);
+        if let Err(errors) = check(&plan) {
+            let errors: Vec<String> = errors.iter().map(ToString::to_string).collect();
+            panic!("seed {seed}, size {size}:\n{}\n{}\n{}", errors.join("\n"), plan.programs[0], plan.to_json());
+        }
+    }
+}
+
+#[test]
+fn planning_twice_gives_the_same_bytes() {
+    for seed in 0..20 {
+        assert_eq!(planned(seed, 30).1.to_json(), planned(seed, 30).1.to_json());
+    }
+}
+
+#[test]
+fn a_plan_survives_its_file() {
+    for seed in 0..40 {
+        let (_, plan) = planned(seed, 20);
+        let read = Plan::from_json(&plan.to_json()).expect("reads");
+        assert_eq!((&read, read.hash()), (&plan, plan.hash()));
+    }
+}
+
+#[test]
+fn packing_stays_close_to_the_bound() {
+    let mut sums = (0, 0);
+    for seed in 0..60 {
+        for bucket in planned(seed, 60).1.buckets {
+            let t = bucket.totals;
+            sums = (sums.0 + t.ordinary_peak + t.symmetric_peak, sums.1 + t.ordinary_bound + t.symmetric_bound);
+        }
+    }
+    assert!(sums.0 as f64 <= sums.1 as f64 * 1.01, "peaks add up to {}, bounds to {}", sums.0, sums.1);
+}
+
+#[test]
+fn inputs_are_bound_only_where_a_collective_needs_them() {
+    let (graph, plan) = planned(3, 1);
+    let bound = plan.fixed.len();
+    assert!(bound <= graph.inputs.len());
+    assert!(graph.inputs.get(InputId::new(0)).is_some());
+}
