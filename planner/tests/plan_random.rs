@@ -3,8 +3,7 @@
 mod plan_common;
 
 use plan_common::{Random, narrowed, program};
-use symmc_ir::entity::Entity;
-use symmc_ir::{Graph, InputId};
+use symmc_ir::Graph;
 use symmc_planner::check::check;
 use symmc_planner::plan::Plan;
 use symmc_planner::{BucketInput, PlanConfig, plan};
@@ -30,14 +29,15 @@ fn planned(seed: u64, size: usize) -> (Graph, Plan) {
 
 #[test]
 fn random_programs_pass_the_check() {
-    for seed in 0..400 {
+    let mut failed = Vec::new();
+    for seed in 0..300 {
         let size = 2 + (seed as usize * 7) % 40;
-        let (_, plan) = planned(seed, size);
-        if let Err(errors) = check(&plan) {
-            let errors: Vec<String> = errors.iter().map(ToString::to_string).collect();
-            panic!("seed {seed}, size {size}:\n{}\n{}\n{}", errors.join("\n"), plan.programs[0], plan.to_json());
+        if let Err(errors) = check(&planned(seed, size).1) {
+            let errors: Vec<String> = errors.iter().take(3).map(ToString::to_string).collect();
+            failed.push(format!("seed {seed}, size {size}: {}", errors.join("; ")));
         }
     }
+    assert!(failed.is_empty(), "{} plans fail:\n{}", failed.len(), failed.join("\n"));
 }
 
 #[test]
@@ -66,12 +66,4 @@ fn packing_stays_close_to_the_bound() {
         }
     }
     assert!(sums.0 as f64 <= sums.1 as f64 * 1.01, "peaks add up to {}, bounds to {}", sums.0, sums.1);
-}
-
-#[test]
-fn inputs_are_bound_only_where_a_collective_needs_them() {
-    let (graph, plan) = planned(3, 1);
-    let bound = plan.fixed.len();
-    assert!(bound <= graph.inputs.len());
-    assert!(graph.inputs.get(InputId::new(0)).is_some());
 }

@@ -100,12 +100,12 @@ fn node(
         7 => collective(b, r, name, CollectiveKind::AllReduce(ReduceOp::Sum), group, x),
         8 => {
             // A piece, gathered.
-            let part = Type::new(DType::F32, [four.exact_div(&ranks)?, Dim::from(8)]);
-            let step = Op::Slice { axis: 0, start: if r.chance(50) { Dim::from(0) } else { Dim::from(t) }, step: 1 };
-            let mut piece = b.op_as(&format!("{name}.piece"), step, &[x], part.clone()).ok()?;
             if ranks == Dim::from(1) {
                 return None;
             }
+            let part = Type::new(DType::F32, [four.exact_div(&ranks)?, Dim::from(8)]);
+            let step = Op::Slice { axis: 0, start: if r.chance(50) { Dim::from(0) } else { Dim::from(t) }, step: 1 };
+            let mut piece = b.op_as(&format!("{name}.piece"), step, &[x], part.clone()).ok()?;
             if r.chance(60) {
                 piece = b.op(&format!("{name}.part"), Op::Unary(UnaryOp::Neg), &[piece]).ok()?;
             }
