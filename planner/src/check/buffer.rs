@@ -1,6 +1,6 @@
 //! The buffers of a bucket: bounds, lifetimes, reach, and the sums of the bucket.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use symmc_ir::{Op, ValueId};
 
@@ -147,19 +147,14 @@ pub fn totals(plan: &Plan, schedule: &Schedule<'_>, errors: &mut Vec<CheckError>
     let (symmetric_peak, symmetric_bound) = sums(bucket, ArenaKind::Symmetric);
     let fixed_end = plan.fixed.iter().map(|f| f.offset.saturating_add(f.size)).max().unwrap_or(0);
     let fixed_sum = plan.fixed.iter().fold(0u64, |n, f| n.saturating_add(f.size));
-    let graph = &schedule.program.graph;
-    let copies = graph.nodes.values().filter(|n| n.op == Op::Copy);
-    let copied = copies.clone().filter_map(|n| n.outputs.first()).fold(0u64, |n, &v| {
-        n.saturating_add(u64::try_from(graph.ty(v).bytes().upper(&schedule.symbols)).unwrap_or(0))
-    });
     let exits = |which: Barrier| bucket.steps.iter().filter(|s| s.exit == Some(which)).count() as u64;
     let expected = Totals {
         ordinary_peak,
         ordinary_bound,
         symmetric_peak: symmetric_peak.max(fixed_end),
         symmetric_bound: symmetric_bound.saturating_add(fixed_sum),
-        copies: copies.count() as u64,
-        copied,
+        copies: bucket.copies.len() as u64,
+        copied: bucket.copies.iter().fold(0, |n: u64, c| n.saturating_add(c.bytes)),
         barriers_dropped: exits(Barrier::Dropped),
         barriers_kept: exits(Barrier::Kept),
     };
@@ -197,10 +192,9 @@ fn sums(bucket: &Bucket, arena: ArenaKind) -> (u64, u64) {
     (peak, bound)
 }
 
-/// Checks that decisions speak of the program: each collective that runs belongs to exactly one.
+/// Checks that decisions speak of the program, and that each node belongs to at most one.
 pub fn decisions(schedule: &Schedule<'_>, source: &symmc_ir::Graph, errors: &mut Vec<CheckError>) {
     let bucket = schedule.index;
-    let graph = &schedule.program.graph;
     let sources = source.values_by_name();
     let mut count: BTreeMap<&str, usize> = BTreeMap::new();
     for d in &schedule.bucket.decisions {
@@ -222,12 +216,38 @@ pub fn decisions(schedule: &Schedule<'_>, source: &symmc_ir::Graph, errors: &mut
             errors.push(CheckError::DecisionChosen { bucket, collective, found });
         }
     }
-    for (s, step) in schedule.bucket.steps.iter().enumerate() {
-        let node = schedule.program.names.get(&step.node).and_then(|&v| graph.def_node(v));
-        let collective = node.is_some_and(|n| graph.nodes[n].op.as_collective().is_some());
-        let found = count.get(step.node.as_str()).copied().unwrap_or(0);
-        if collective && found != 1 {
-            errors.push(CheckError::DecisionCount { at: schedule.at(s), found });
+    for (node, found) in count.into_iter().filter(|(_, n)| *n > 1) {
+        errors.push(CheckError::DecisionTwice { bucket, node: node.to_string(), found });
+    }
+}
+
+/// Checks that the copies that the plan lists are copies of the program.
+pub fn copies(schedule: &Schedule<'_>, errors: &mut Vec<CheckError>) {
+    let (program, graph) = (schedule.program, &schedule.program.graph);
+    let mut seen = BTreeSet::new();
+    for copy in &schedule.bucket.copies {
+        let mut differs = |what: &'static str, expected: String, found: String| {
+            if expected != found {
+                let (bucket, node) = (schedule.index, copy.node.clone());
+                errors.push(CheckError::Copy { bucket, node, what, expected, found });
+            }
+        };
+        let value = program.names.get(&copy.node).copied();
+        let node =
+            value.and_then(|v| graph.def_node(v)).map(|n| &graph.nodes[n]).filter(|n| n.op == Op::Copy);
+        let (Some(value), Some(node)) = (value, node) else {
+            differs("the op", "copy".into(), "no copy".into());
+            continue;
+        };
+        if !seen.insert(value) {
+            differs("the number of entries", "1".into(), "2".into());
+        }
+        let of = node.inputs.first().map_or("", |&v| graph.name_of(v));
+        differs("the operand", of.to_string(), copy.of.clone());
+        let bytes = graph.ty(value).bytes().upper(&schedule.symbols);
+        differs("the number of bytes", bytes.to_string(), copy.bytes.to_string());
+        if let Some(bind) = copy.bind.filter(|&b| b >= graph.inputs.len()) {
+            differs("the input to bind", format!("less than {}", graph.inputs.len()), bind.to_string());
         }
     }
 }

@@ -212,10 +212,8 @@ pub enum CheckError {
     WaitNotEarlier { at: At, found: usize },
     #[error("{at}: it waits for step {found} of its own lane")]
     WaitOwnLane { at: At, found: usize },
-    #[error("{at}: the collective has no variant")]
+    #[error("{at}: the collective has no variant that runs it")]
     VariantMissing { at: At },
-    #[error("{at}: the variant {variant} does not run {collective}")]
-    VariantUnsupported { at: At, variant: String, collective: &'static str },
     #[error("{at}: the plan does not say whether the exit barrier of {variant} stays")]
     ExitMissing { at: At, variant: String },
     #[error("{at}: the plan speaks of an exit barrier, which the step does not have or cannot drop")]
@@ -242,8 +240,10 @@ pub enum CheckError {
         "bucket {bucket}: the decision for %{collective} chose {found}, which is none of its alternatives"
     )]
     DecisionChosen { bucket: usize, collective: String, found: String },
-    #[error("{at}: the collective belongs to {found} decisions, expected 1")]
-    DecisionCount { at: At, found: usize },
+    #[error("bucket {bucket}: %{node} belongs to {found} decisions, expected at most 1")]
+    DecisionTwice { bucket: usize, node: String, found: usize },
+    #[error("bucket {bucket}: {what} of the copy %{node} is {expected}, the plan says {found}")]
+    Copy { bucket: usize, node: String, what: &'static str, expected: String, found: String },
 
     // Time.
     #[error("nothing orders {second} after {first}, and they share bytes")]

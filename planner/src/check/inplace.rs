@@ -2,7 +2,8 @@
 //!
 //! - Element-wise ops, casts and copies: each element of the result lies exactly on the element of the
 //!   operand that it is computed from, and no other.
-//! - Concatenation: the operand lies where it ends up, as one run.
+//! - Concatenation: the operand lies where it ends up, as one run; when it ends up in several places, in one
+//!   of them.
 //! - Collectives whose contract allows it: exactly on the operand; for all-gather the operand is this
 //!   rank's piece of the result, for reduce-scatter the result is this rank's piece of the operand.
 //! - Any op: the elements that it reads of the shared base are disjoint from the result.
@@ -68,8 +69,13 @@ pub fn overlay(
         }
         Op::Concat { axis } => {
             let outer_is_one = tr.shape[..*axis].iter().all(|d| d.as_const() == Some(1));
-            let before = node.inputs[..operand].iter().fold(Dim::from(0), |n, &v| n + graph.ty(v).bytes());
-            let legal = outer_is_one && shift == before && base.range.rank == home.range.rank;
+            let mut before = Dim::from(0);
+            let mut at_piece = false;
+            for &v in &node.inputs {
+                at_piece |= v == x && shift == before;
+                before = before + graph.ty(v).bytes();
+            }
+            let legal = outer_is_one && at_piece && base.range.rank == home.range.rank;
             if legal { Overlay::Keeps } else { Overlay::Illegal }
         }
         Op::Collective(c) => match contract {

@@ -125,6 +125,7 @@ pub fn check(plan: &Plan) -> Result<Report, Vec<CheckError>> {
         }
         buffer::totals(plan, schedule, &mut errors);
         buffer::decisions(schedule, &programs.source, &mut errors);
+        buffer::copies(schedule, &mut errors);
     }
     if errors.is_empty() {
         errors = time::check(&programs, &schedules, plan.ranks, &mut report);

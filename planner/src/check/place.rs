@@ -340,11 +340,13 @@ pub fn bound(plan: &Plan, input: usize) -> Option<usize> {
 }
 
 /// Whether the caller writes a bound input at the start of each run, not only before the first: it is an
-/// argument, or an output replaces it between runs.
+/// argument, its size differs between runs, or an output replaces it between them.
 pub fn written_each_run(program: &Program, input: usize) -> bool {
     let graph = &program.graph;
-    let argument = graph.inputs.values().nth(input).is_some_and(|i| i.kind == InputKind::Argument);
-    argument
+    let varies = |i: &symmc_ir::Input| {
+        i.kind == InputKind::Argument || graph.ty(i.value).shape.iter().any(|d| d.as_const().is_none())
+    };
+    graph.inputs.values().nth(input).is_some_and(varies)
         || graph.outputs.iter().any(|o| match o.kind {
             OutputKind::Mutates(i) => i.index() == input,
             OutputKind::Returned => false,

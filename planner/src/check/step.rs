@@ -253,13 +253,9 @@ fn collective(
 ) -> Option<Contract> {
     let c = node.op.as_collective()?;
     let at = || ctx.at(s);
-    let Some(variant) = c.variant else {
+    let runs = c.variant.and_then(|v| Some((v, v.contract(&c.kind)?)));
+    let Some((variant, contract)) = runs else {
         errors.push(CheckError::VariantMissing { at: at() });
-        return None;
-    };
-    let Some(contract) = variant.contract(&c.kind) else {
-        let (variant, collective) = (variant.to_string(), c.kind.name());
-        errors.push(CheckError::VariantUnsupported { at: at(), variant, collective });
         return None;
     };
     let exit = match (contract.exit, ctx.bucket.steps[s].exit) {

@@ -1,0 +1,645 @@
+//! A second opinion on plans, by brute force and written apart from the check.
+//!
+//! A sequence of runs under one binding is unrolled on all ranks into explicit events with explicit edges.
+//! Every pair of accesses to shared bytes is looked up in the transitive closure of the edges. Memory is then
+//! played in the order of the list with a tag on every byte that says what it holds, so that every read can
+//! be compared with what the graph says.
+//!
+//! Small plans only: time and memory are quadratic in the number of events.
+
+use std::cell::RefCell;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::rc::Rc;
+
+use symmc_ir::collective::{Exit, Touch};
+use symmc_ir::entity::Entity;
+use symmc_ir::layout::{Layout, layouts};
+use symmc_ir::{
+    Bindings, CollectiveKind, Def, Graph, GroupId, InputKind, NodeId, Op, OutputKind, Table, ValueId, text,
+};
+use symmc_planner::plan::{ArenaKind, Barrier, Bucket, Lane, Memory, Place, Plan, Role};
+
+/// One run of a sequence: a bucket and the value of each symbol by name.
+#[derive(Clone, Debug)]
+pub struct Run {
+    /// The index of the bucket.
+    pub bucket: usize,
+    /// The binding.
+    pub symbols: BTreeMap<String, i64>,
+}
+
+/// What is wrong with a plan in this sequence of runs: one line for each finding, sorted.
+pub fn explore(plan: &Plan, runs: &[Run]) -> BTreeSet<String> {
+    let programs: Vec<(Graph, Table<ValueId, Layout>)> = plan
+        .programs
+        .iter()
+        .map(|t| {
+            let graph = text::parse(t).expect("a planned program parses");
+            let layouts = layouts(&graph);
+            (graph, layouts)
+        })
+        .collect();
+    let mut world = World::new(plan);
+    for (r, run) in runs.iter().enumerate() {
+        let bucket = &plan.buckets[run.bucket];
+        let (graph, layouts) = &programs[bucket.program];
+        let mut bindings = Bindings::new();
+        for (id, s) in graph.symbols.iter() {
+            bindings.set(id, run.symbols[&s.name]);
+        }
+        let stage = Stage { run: r, plan, bucket, graph, layouts, bindings };
+        world.unroll(&stage);
+        world.play(&stage);
+    }
+    world.races();
+    world.findings
+}
+
+/// Every sequence of `length` buckets at this point of their ranges (0 is the lower end, 1 the upper).
+pub fn sequences(plan: &Plan, length: usize, at: f64) -> Vec<Vec<Run>> {
+    let run = |b: usize| {
+        let ranges = plan.buckets[b].symbols.iter();
+        let value = |r: &[i64; 2]| r[0] + ((r[1] - r[0]) as f64 * at).round() as i64;
+        Run { bucket: b, symbols: ranges.map(|(s, r)| (s.clone(), value(r))).collect() }
+    };
+    let mut all: Vec<Vec<Run>> = vec![Vec::new()];
+    for _ in 0..length {
+        all = all
+            .iter()
+            .flat_map(|s| {
+                (0..plan.buckets.len())
+                    .map(|b| s.iter().cloned().chain([run(b)]).collect())
+                    .collect::<Vec<_>>()
+            })
+            .collect();
+    }
+    all
+}
+
+struct Stage<'a> {
+    run: usize,
+    plan: &'a Plan,
+    bucket: &'a Bucket,
+    graph: &'a Graph,
+    layouts: &'a Table<ValueId, Layout>,
+    bindings: Bindings,
+}
+
+type Event = usize;
+
+/// Memory of a rank: an arena, or the caller's memory of an output or input.
+type Region = (usize, Memory2);
+
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Hash)]
+enum Memory2 {
+    Ordinary,
+    Symmetric,
+    Output(usize),
+    Input(usize),
+}
+
+struct Access {
+    region: Region,
+    bytes: (usize, usize),
+    begin: Event,
+    end: Event,
+    write: bool,
+    /// Equal for accesses that are exempt from each other.
+    step: (usize, usize),
+    text: String,
+}
+
+#[derive(Default)]
+struct World {
+    ranks: usize,
+    /// For each event, the events that happen before it, as bits.
+    before: Vec<Vec<u64>>,
+    accesses: Vec<Access>,
+    /// What each rank has last done, per lane.
+    last: Vec<[Event; 2]>,
+    /// By name of the group: the number of packet collectives so far.
+    epochs: HashMap<String, usize>,
+    /// By name of the group: the last collective and its completion on each rank.
+    last_on: HashMap<String, (String, Vec<Event>)>,
+    memory: HashMap<Region, Vec<u64>>,
+    findings: BTreeSet<String>,
+}
+
+impl World {
+    fn new(plan: &Plan) -> Self {
+        let ranks = plan.ranks as usize;
+        let mut world = World { ranks, ..World::default() };
+        let launch = world.event(&[]);
+        world.last = vec![[launch; 2]; ranks];
+        world
+    }
+
+    fn event(&mut self, after: &[Event]) -> Event {
+        let id = self.before.len();
+        let mut bits = vec![0u64; id / 64 + 1];
+        for &e in after {
+            for (b, &x) in bits.iter_mut().zip(&self.before[e]) {
+                *b |= x;
+            }
+            bits[e / 64] |= 1 << (e % 64);
+        }
+        self.before.push(bits);
+        id
+    }
+
+    fn happens_before(&self, a: Event, b: Event) -> bool {
+        self.before[b].get(a / 64).is_some_and(|w| w >> (a % 64) & 1 == 1)
+    }
+
+    fn races(&mut self) {
+        let mut found = BTreeSet::new();
+        for (i, a) in self.accesses.iter().enumerate() {
+            for b in &self.accesses[i + 1..] {
+                let shared = a.region == b.region && a.bytes.0 < b.bytes.1 && b.bytes.0 < a.bytes.1;
+                if !shared || !(a.write || b.write) || a.step == b.step {
+                    continue;
+                }
+                if !self.happens_before(a.end, b.begin) && !self.happens_before(b.end, a.begin) {
+                    found.insert(format!("race: {} | {}", a.text, b.text));
+                }
+            }
+        }
+        self.findings.extend(found);
+    }
+
+    /// Adds the events and accesses of a run.
+    fn unroll(&mut self, stage: &Stage<'_>) {
+        for rank in 0..self.ranks {
+            let ends = self.last[rank];
+            let start = self.event(&ends);
+            let written = self.event(&[start]);
+            self.last[rank] = [written; 2];
+            for (id, input) in stage.graph.inputs.iter() {
+                let replaced = |k: &OutputKind| *k == OutputKind::Mutates(id);
+                let each = input.kind == InputKind::Argument
+                    || stage.graph.outputs.iter().any(|o| replaced(&o.kind));
+                if each {
+                    self.access(stage, rank, input.value, start, written, true, usize::MAX, "caller");
+                }
+            }
+        }
+        let mut done: Vec<Vec<Event>> = Vec::new();
+        for s in 0..stage.bucket.steps.len() {
+            let events = self.step(stage, s, &done);
+            done.push(events);
+        }
+    }
+
+    /// Adds the events of one step on all ranks; the completions.
+    fn step(&mut self, stage: &Stage<'_>, s: usize, done: &[Vec<Event>]) -> Vec<Event> {
+        let step = &stage.bucket.steps[s];
+        let lane = usize::from(step.lane == Lane::Comm);
+        let node = &stage.graph.nodes[stage.node(s)];
+        let arrive: Vec<Event> = (0..self.ranks)
+            .map(|r| {
+                let mut after = vec![self.last[r][lane]];
+                after.extend(step.waits.iter().map(|&w| done[w][r]));
+                self.event(&after)
+            })
+            .collect();
+        let (group, contract) = match &node.op {
+            Op::Collective(c) => (Some(c.group), c.variant.and_then(|v| v.contract(&c.kind))),
+            _ => (None, None),
+        };
+        let Some((group, contract)) = group.zip(contract) else {
+            let completed: Vec<Event> = (0..self.ranks).map(|r| self.event(&[arrive[r]])).collect();
+            for r in 0..self.ranks {
+                self.last[r][lane] = completed[r];
+                for &x in &node.inputs {
+                    self.access(stage, r, stage.base(x), arrive[r], completed[r], false, s, "own");
+                }
+                for &y in &node.outputs {
+                    self.access(stage, r, y, arrive[r], completed[r], true, s, "own");
+                }
+            }
+            return completed;
+        };
+        let exits = match contract.exit {
+            Exit::Never => false,
+            Exit::Always => true,
+            Exit::Droppable => step.exit == Some(Barrier::Kept),
+        };
+        let joins = contract.entry || contract.meets;
+        let packets = contract.touch == Touch::WriteLanding;
+        self.same_group(stage, group, s, &arrive);
+        // received[r]: the packets that rank r waits for, with the rank that sent each.
+        let mut received: Vec<Vec<(usize, Event)>> = vec![Vec::new(); self.ranks];
+        if packets {
+            for r in 0..self.ranks {
+                for q in stage.cell(group, r) {
+                    let event = self.event(&[arrive[q]]);
+                    received[r].push((q, event));
+                }
+            }
+        }
+        let met: Vec<Event> = (0..self.ranks)
+            .map(|r| {
+                let mut after = vec![arrive[r]];
+                if joins {
+                    after.extend(stage.cell(group, r).iter().map(|&q| arrive[q]));
+                }
+                after.extend(received[r].iter().map(|p| p.1));
+                self.event(&after)
+            })
+            .collect();
+        let touched: Vec<Event> = (0..self.ranks).map(|r| self.event(&[met[r]])).collect();
+        let completed: Vec<Event> = (0..self.ranks)
+            .map(|r| {
+                let mut after = vec![touched[r]];
+                if exits {
+                    after.extend(stage.cell(group, r).iter().map(|&q| touched[q]));
+                }
+                self.event(&after)
+            })
+            .collect();
+        let done_now = (format!("step {s} of run {}", stage.run), completed.clone());
+        self.last_on.insert(stage.graph.groups[group].name.clone(), done_now);
+        for r in 0..self.ranks {
+            self.last[r][lane] = completed[r];
+            let peers: Vec<usize> = stage.cell(group, r).into_iter().filter(|&q| q != r).collect();
+            let begin = |q: usize| if contract.entry { met[q] } else { arrive[q] };
+            for &x in &node.inputs {
+                let x = stage.base(x);
+                self.access(stage, r, x, arrive[r], completed[r], false, s, "own");
+                if contract.touch.reads_operand() {
+                    for &q in &peers {
+                        self.access(stage, r, x, begin(q), touched[q], false, s, "peer");
+                    }
+                }
+            }
+            for &y in &node.outputs {
+                self.access(
+                    stage,
+                    r,
+                    y,
+                    if joins { met[r] } else { arrive[r] },
+                    completed[r],
+                    true,
+                    s,
+                    "own",
+                );
+                if contract.touch.writes_result() {
+                    for &q in &peers {
+                        self.access(stage, r, y, begin(q), touched[q], true, s, "peer");
+                    }
+                }
+            }
+        }
+        if packets {
+            self.landing(stage, group, s, &arrive, &received, &met, &completed);
+        }
+        completed
+    }
+
+    /// Collectives on one group must run in one order.
+    fn same_group(&mut self, stage: &Stage<'_>, group: GroupId, s: usize, arrive: &[Event]) {
+        let name = &stage.graph.groups[group].name;
+        let Some((then, last)) = self.last_on.get(name) else { return };
+        if (0..self.ranks).any(|r| !self.happens_before(last[r], arrive[r])) {
+            self.findings.insert(format!("unordered on {name}: {then} | step {s} of run {}", stage.run));
+        }
+    }
+
+    #[allow(clippy::too_many_arguments)]
+    fn landing(
+        &mut self,
+        stage: &Stage<'_>,
+        group: GroupId,
+        s: usize,
+        arrive: &[Event],
+        received: &[Vec<(usize, Event)>],
+        met: &[Event],
+        completed: &[Event],
+    ) {
+        let name = stage.graph.groups[group].name.clone();
+        let epoch = self.epochs.entry(name.clone()).or_default();
+        let zone = *epoch as u32 % 2;
+        *epoch += 1;
+        let role = Role::Landing { group: name, zone };
+        let Some(fixed) = stage.plan.fixed.iter().find(|f| f.role == role) else {
+            self.findings.insert(format!("step {s} has no landing zone {zone}"));
+            return;
+        };
+        let node = &stage.graph.nodes[stage.node(s)];
+        let Op::Collective(c) = &node.op else { return };
+        let n = stage.cell(group, 0).len() as u64;
+        let bytes = stage.eval(&stage.graph.ty(node.inputs[0]).bytes()) as u64;
+        let variant = c.variant.expect("it has one");
+        let zone_bytes = variant.landing_bytes(&c.kind, bytes, n);
+        if zone_bytes > fixed.size {
+            self.findings.insert(format!("step {s} needs {zone_bytes} bytes in its landing zone"));
+        }
+        let slot = (zone_bytes / n) as usize;
+        for r in 0..self.ranks {
+            let at = |i: usize| fixed.offset as usize + i * slot;
+            for &(q, receipt) in &received[r] {
+                let i = stage.cell(group, r).iter().position(|&x| x == q).unwrap_or(0);
+                self.accesses.push(Access {
+                    region: (r, Memory2::Symmetric),
+                    bytes: (at(i), at(i + 1)),
+                    begin: arrive[q],
+                    end: receipt,
+                    write: true,
+                    step: (stage.run, s),
+                    text: format!("packet of rank {q} for step {s} of run {}", stage.run),
+                });
+            }
+            self.accesses.push(Access {
+                region: (r, Memory2::Symmetric),
+                bytes: (at(0), at(n as usize)),
+                begin: met[r],
+                end: completed[r],
+                write: false,
+                step: (stage.run, s),
+                text: format!("receipt of step {s} of run {} on rank {r}", stage.run),
+            });
+        }
+    }
+
+    #[allow(clippy::too_many_arguments)]
+    fn access(
+        &mut self,
+        stage: &Stage<'_>,
+        rank: usize,
+        value: ValueId,
+        begin: Event,
+        end: Event,
+        write: bool,
+        step: usize,
+        who: &str,
+    ) {
+        let (memory, low, high) = stage.bytes(value, rank);
+        let verb = if write { "write" } else { "read" };
+        let text =
+            format!("{who} {verb} of %{} at step {step} of run {}", stage.graph.name_of(value), stage.run);
+        let step = (stage.run, step);
+        self.accesses.push(Access {
+            region: (rank, memory),
+            bytes: (low, high),
+            begin,
+            end,
+            write,
+            step,
+            text,
+        });
+    }
+
+    /// Plays a run in the order of the list.
+    fn play(&mut self, stage: &Stage<'_>) {
+        let tags = Tags { stage, known: RefCell::default() };
+        for rank in 0..self.ranks {
+            for (id, input) in stage.graph.inputs.iter() {
+                let lasting = input.kind != InputKind::Argument
+                    && !stage.graph.outputs.iter().any(|o| o.kind == OutputKind::Mutates(id));
+                if !lasting || stage.run == 0 || !stage.is_bound(id.index()) {
+                    self.store(stage, &tags, input.value, rank);
+                }
+            }
+        }
+        for s in 0..stage.bucket.steps.len() {
+            let id = stage.node(s);
+            let node = &stage.graph.nodes[id];
+            for rank in 0..self.ranks {
+                for &x in &node.inputs {
+                    self.load(stage, &tags, stage.base(x), rank, &format!("step {s}"));
+                }
+                self.over_operands(stage, &tags, s, id, rank);
+            }
+            for rank in 0..self.ranks {
+                for &y in &node.outputs {
+                    self.store(stage, &tags, y, rank);
+                }
+            }
+        }
+        for rank in 0..self.ranks {
+            for o in &stage.graph.outputs {
+                self.load(stage, &tags, o.value, rank, "the end");
+            }
+        }
+    }
+
+    fn store(&mut self, stage: &Stage<'_>, tags: &Tags<'_>, value: ValueId, rank: usize) {
+        let (memory, low, high) = stage.bytes(value, rank);
+        let bytes = self.memory.entry((rank, memory)).or_default();
+        if bytes.len() < high {
+            bytes.resize(high, 0);
+        }
+        bytes[low..high].copy_from_slice(&tags.of(value, rank));
+    }
+
+    fn load(&mut self, stage: &Stage<'_>, tags: &Tags<'_>, value: ValueId, rank: usize, reader: &str) {
+        let (memory, low, high) = stage.bytes(value, rank);
+        let bytes = self.memory.entry((rank, memory)).or_default();
+        if bytes.get(low..high) != Some(&tags.of(value, rank)[..]) {
+            let name = stage.graph.name_of(value);
+            self.findings.insert(format!("wrong: {reader} of run {} does not find %{name}", stage.run));
+        }
+    }
+
+    /// Finds results on bytes that their step still reads.
+    fn over_operands(&mut self, stage: &Stage<'_>, tags: &Tags<'_>, s: usize, id: NodeId, rank: usize) {
+        let node = &stage.graph.nodes[id];
+        for (i, &r) in node.outputs.iter().enumerate() {
+            let (memory, low, high) = stage.bytes(r, rank);
+            for &other in &node.outputs[..i] {
+                let (m, l, h) = stage.bytes(other, rank);
+                if m == memory && l < high && low < h {
+                    self.findings.insert(format!("overlay: two results of step {s} overlap"));
+                }
+            }
+            for &x in &node.inputs {
+                if !stage.element_bytes(x, rank).iter().all(|&(m, at, element)| {
+                    m != memory
+                        || at + stage.size(x) <= low
+                        || at >= high
+                        || self.harmless(stage, tags, (id, x, r), rank, (at, element), low)
+                }) {
+                    let name = stage.graph.name_of(x);
+                    self.findings.insert(format!("overlay: step {s} writes over its operand %{name}"));
+                }
+            }
+        }
+    }
+
+    /// Whether writing the result at `low` leaves the element of `x` at `at` readable for as long as needed.
+    fn harmless(
+        &self,
+        stage: &Stage<'_>,
+        tags: &Tags<'_>,
+        (id, x, r): (NodeId, ValueId, ValueId),
+        rank: usize,
+        (at, element): (usize, usize),
+        low: usize,
+    ) -> bool {
+        let (tx, tr) = (stage.graph.ty(x), stage.graph.ty(r));
+        let size = tx.dtype.size();
+        let len = stage.eval(&tr.bytes()) as usize;
+        // A write of what is there already.
+        let (bytes, held) = (&self.memory[&(rank, stage.bytes(r, rank).0)], tags.of(r, rank));
+        if (at..at + size).all(|b| b >= low && b < low + len && bytes[b] == held[b - low]) {
+            return true;
+        }
+        let same_element = at == low + element * size && size == tr.dtype.size();
+        match &stage.graph.nodes[id].op {
+            Op::Unary(_) | Op::Binary(_) | Op::BinaryScalar { .. } | Op::Select | Op::Cast | Op::Copy => {
+                same_element && tx.shape == tr.shape
+            }
+            Op::Collective(c) => {
+                let in_place = c.variant.and_then(|v| v.contract(&c.kind)).is_some_and(|c| c.in_place);
+                let number = stage.cell(c.group, rank).iter().position(|&q| q == rank).unwrap_or(0);
+                let own_piece =
+                    element >= number * (len / size) && at == low + (element - number * (len / size)) * size;
+                in_place
+                    && match c.kind {
+                        CollectiveKind::ReduceScatter(_) => own_piece,
+                        CollectiveKind::AllGather => false,
+                        _ => same_element,
+                    }
+            }
+            _ => false,
+        }
+    }
+}
+
+impl Stage<'_> {
+    fn node(&self, s: usize) -> NodeId {
+        let name = &self.bucket.steps[s].node;
+        let value = self.graph.values.iter().find(|(_, v)| v.name == *name).map(|(id, _)| id);
+        value.and_then(|v| self.graph.def_node(v)).expect("a step names a node")
+    }
+
+    fn base(&self, v: ValueId) -> ValueId {
+        self.layouts[v].base
+    }
+
+    fn eval(&self, dim: &symmc_ir::Dim) -> i64 {
+        dim.eval(&self.bindings).expect("symbols are bound")
+    }
+
+    fn size(&self, v: ValueId) -> usize {
+        self.graph.ty(v).dtype.size()
+    }
+
+    fn cell(&self, group: GroupId, rank: usize) -> Vec<usize> {
+        let cells = self.graph.cells(group).expect("ranks are closed");
+        let cell = cells.into_iter().find(|c| c.contains(&(rank as u32))).expect("each rank is in a cell");
+        cell.into_iter().map(|r| r as usize).collect()
+    }
+
+    fn is_bound(&self, input: usize) -> bool {
+        self.plan.fixed.iter().any(|f| f.role == Role::Bound { input })
+    }
+
+    /// The bytes of a base on a rank.
+    fn bytes(&self, base: ValueId, rank: usize) -> (Memory2, usize, usize) {
+        let place: &Place = &self.bucket.places[self.graph.name_of(base)];
+        let dim =
+            |text: &str| self.eval(&text::parse_dim(text, &self.graph.symbols).expect("a dim")) as usize;
+        let mut at = dim(&place.offset);
+        if let Some(by) = &place.by_rank {
+            let group = self.graph.groups.iter().find(|(_, g)| g.name == by.group).expect("a group").0;
+            let number = self.cell(group, rank).iter().position(|&q| q == rank).expect("in the cell");
+            at += number * dim(&by.stride);
+        }
+        let memory = match place.memory {
+            Memory::Buffer(b) => {
+                let buffer = &self.bucket.buffers[b];
+                at += buffer.offset as usize;
+                match buffer.arena {
+                    ArenaKind::Ordinary => Memory2::Ordinary,
+                    ArenaKind::Symmetric => Memory2::Symmetric,
+                }
+            }
+            Memory::Fixed(f) => {
+                at += self.plan.fixed[f].offset as usize;
+                Memory2::Symmetric
+            }
+            Memory::Output(k) => Memory2::Output(k),
+            Memory::Input(i) => Memory2::Input(i),
+        };
+        (memory, at, at + self.eval(&self.graph.ty(base).bytes()) as usize)
+    }
+
+    /// For each element of a value in row-major order: its first byte and its number.
+    fn element_bytes(&self, v: ValueId, rank: usize) -> Vec<(Memory2, usize, usize)> {
+        let (memory, low, _) = self.bytes(self.base(v), rank);
+        let (ty, layout) = (self.graph.ty(v), &self.layouts[v]);
+        let shape: Vec<i64> = ty.shape.iter().map(|d| self.eval(d)).collect();
+        let strides: Vec<i64> = layout.strides.iter().map(|d| self.eval(d)).collect();
+        let offset = self.eval(&layout.offset);
+        let count: i64 = shape.iter().product();
+        (0..count)
+            .map(|element| {
+                let (mut rest, mut at) = (element, offset);
+                for (n, stride) in shape.iter().zip(&strides).rev() {
+                    at += rest % n * stride;
+                    rest /= n;
+                }
+                (memory, low + at as usize * ty.dtype.size(), element as usize)
+            })
+            .collect()
+    }
+}
+
+/// What the bytes of a value hold, as numbers: equal numbers are equal bytes. Values that are put together
+/// from bytes of others have the bytes of those.
+struct Tags<'a> {
+    stage: &'a Stage<'a>,
+    known: RefCell<HashMap<(ValueId, usize), Rc<Vec<u64>>>>,
+}
+
+impl Tags<'_> {
+    /// All bytes of a value on a rank.
+    fn of(&self, value: ValueId, rank: usize) -> Rc<Vec<u64>> {
+        if let Some(known) = self.known.borrow().get(&(value, rank)) {
+            return known.clone();
+        }
+        let tags = Rc::new(self.make(value, rank));
+        self.known.borrow_mut().insert((value, rank), tags.clone());
+        tags
+    }
+
+    fn make(&self, value: ValueId, rank: usize) -> Vec<u64> {
+        let (stage, graph) = (self.stage, self.stage.graph);
+        let base = stage.base(value);
+        if base != value {
+            let (of, low, size) = (self.of(base, rank), stage.bytes(base, rank).1, stage.size(value));
+            let elements = stage.element_bytes(value, rank);
+            return elements.iter().flat_map(|&(_, at, _)| of[at - low..at - low + size].to_vec()).collect();
+        }
+        let Def::Node(id, _) = graph.values[value].def else { return self.fresh(value, rank) };
+        let node = &graph.nodes[id];
+        let all = |parts: Vec<Rc<Vec<u64>>>| parts.iter().flat_map(|p| p.iter().copied()).collect();
+        match &node.op {
+            Op::Concat { axis } if graph.ty(value).shape[..*axis].iter().all(|d| d.as_const() == Some(1)) => {
+                all(node.inputs.iter().map(|&x| self.of(x, rank)).collect())
+            }
+            Op::Copy => self.of(node.inputs[0], rank).to_vec(),
+            Op::Collective(c) if c.kind == CollectiveKind::AllGather => {
+                all(stage.cell(c.group, rank).into_iter().map(|q| self.of(node.inputs[0], q)).collect())
+            }
+            _ => self.fresh(value, rank),
+        }
+    }
+
+    fn fresh(&self, value: ValueId, rank: usize) -> Vec<u64> {
+        let graph = self.stage.graph;
+        // Inputs are the same in all planned programs; other values are told apart by their run.
+        let (run, id) = match graph.values[value].def {
+            Def::Input(i) => {
+                let mutated = graph.outputs.iter().any(|o| o.kind == OutputKind::Mutates(i));
+                let lasting = graph.inputs[i].kind != InputKind::Argument && !mutated;
+                (if lasting { 0 } else { self.stage.run as u64 + 1 }, i.index())
+            }
+            Def::Node(..) => (self.stage.run as u64 + 1, graph.inputs.len() + value.index()),
+        };
+        let len = self.stage.eval(&graph.ty(value).bytes()) as u64;
+        let first = ((run * 64 + rank as u64) * 4096 + id as u64) * (1 << 20) + 1;
+        (first..first + len).collect()
+    }
+}

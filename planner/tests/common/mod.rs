@@ -62,7 +62,10 @@ pub fn program(rng: &mut Rng, config: &Config) -> Graph {
     let mut make = Maker::new(config);
     for i in 0..1 + rng.below(3) {
         let kind = *rng.pick(&[InputKind::Argument, InputKind::Argument, InputKind::Parameter]);
-        let rows = make.unit.clone() * Dim::from(1 + rng.below(2) as i64);
+        // What is given once has one size.
+        let unit =
+            if kind == InputKind::Argument { make.unit.clone() } else { Dim::from(i64::from(config.ranks)) };
+        let rows = unit * Dim::from(1 + rng.below(2) as i64);
         let ty = Type::new(DType::F32, vec![rows, Dim::from(4)]);
         let value = make.b.input(kind, &format!("in{i}"), "", ty, None);
         make.values.push(value);
@@ -130,7 +133,8 @@ impl Maker {
                 self.push("s", Op::BinaryScalar { op: BinaryOp::Mul, scalar, scalar_left: false }, &[x]);
             }
             2 | 3 => {
-                let peers: Vec<ValueId> = self.values.iter().copied().filter(|&y| self.rows(y) == rows).collect();
+                let peers: Vec<ValueId> =
+                    self.values.iter().copied().filter(|&y| self.rows(y) == rows).collect();
                 let y = *rng.pick(&peers);
                 self.push("b", Op::Binary(*rng.pick(&[BinaryOp::Add, BinaryOp::Mul])), &[x, y]);
             }
