@@ -216,9 +216,10 @@ impl<'c, 'p> Call<'c, 'p> {
         }))
     }
 
+    /// A shape, within the limits of [`symmc_ir::dim`].
     pub fn dims(&self, name: &str) -> Lowered<Vec<Dim>> {
         match self.opt_dims(name)? {
-            Some(d) => Ok(d),
+            Some(d) => symmc_ir::dim::check_size(&d).map(|()| d).map_err(Stop::Broken),
             None => broken(format!("expected an argument `{name}`, found none")),
         }
     }

@@ -2,6 +2,7 @@
 //! handling that PyTorch does implicitly.
 
 use symmc_ir::collective::Collective;
+use symmc_ir::dim::check_size;
 use symmc_ir::{
     ArgOp, BinaryOp, CollectiveKind, DType, Dim, Float, GroupId, Op, Reduction, Scalar, Type, UnaryOp,
     ValueId,
@@ -36,7 +37,11 @@ impl Call<'_, '_> {
     /// A node whose op fixes its result types.
     pub fn emit_all(&mut self, hint: &str, op: Op, inputs: &[ValueId]) -> Lowered<Vec<ValueId>> {
         let name = format!("{}.{hint}", self.name);
-        Ok(self.lowering.builder.node(&name, op, inputs)?)
+        let results = self.lowering.builder.node(&name, op, inputs)?;
+        for &r in &results {
+            check_size(&self.ty(r).shape).map_err(Stop::Broken)?;
+        }
+        Ok(results)
     }
 
     pub fn emit(&mut self, hint: &str, op: Op, inputs: &[ValueId]) -> Lowered<ValueId> {
@@ -45,6 +50,7 @@ impl Call<'_, '_> {
 
     /// A node with declared result types.
     pub fn emit_as(&mut self, hint: &str, op: Op, inputs: &[ValueId], ty: Type) -> Lowered<ValueId> {
+        check_size(&ty.shape).map_err(Stop::Broken)?;
         let name = format!("{}.{hint}", self.name);
         Ok(self.lowering.builder.op_as(&name, op, inputs, ty)?)
     }
@@ -216,6 +222,7 @@ impl Call<'_, '_> {
                 return Err(Stop::Broken(format!("expected an axis below {}, found {axis}", shape.len())));
             }
         }
+        check_size(std::slice::from_ref(&start)).map_err(Stop::Broken)?;
         let ty = Type::new(self.dtype(x), shape);
         self.emit_as("slice", Op::Slice { axis, start, step }, &[x], ty)
     }

@@ -139,6 +139,9 @@ pub enum ImportError {
         /// What was expected and found.
         message: String,
     },
+    /// The graph breaks an invariant of the IR, such as the limits of extents.
+    #[error("the program cannot be represented: {0}")]
+    Graph(String),
     /// A value has another type than the program declares for it.
     #[error("node `{node}` ({op}): the program declares {expected} for `{value}`, found {found}")]
     Type {

@@ -144,5 +144,10 @@ fn convert(
     let inputs = signature::inputs(&mut lowering, program, stores)?;
     lowering.run()?;
     signature::outputs(&mut lowering, program, &inputs)?;
-    Ok(Imported { graph: lowering.builder.finish(), weights: inputs.weights, notes: lowering.notes })
+    let graph = lowering.builder.finish();
+    symmc_ir::verify::verify(&graph).map_err(|violations| {
+        let shown: Vec<String> = violations.iter().take(3).map(ToString::to_string).collect();
+        ImportError::Graph(shown.join("; "))
+    })?;
+    Ok(Imported { graph, weights: inputs.weights, notes: lowering.notes })
 }

@@ -105,11 +105,6 @@ impl<'p> Lowering<'p> {
         }
     }
 
-    /// Lets a name stand for another value from now on (an in-place op wrote it).
-    pub fn rebind(&mut self, name: &'p str, value: ValueId) {
-        self.values.insert(name, Binding::Value(value));
-    }
-
     /// The value of a name.
     ///
     /// # Errors
@@ -133,6 +128,7 @@ impl<'p> Lowering<'p> {
         let dtype = dtype::from_schema(meta.dtype)
             .map_err(|found| error(format!("expected a dtype that the IR has, found {found}")))?;
         let shape = meta.sizes.iter().map(|s| self.symbols.dim(s)).collect::<Result<Vec<Dim>, _>>()?;
+        symmc_ir::dim::check_size(&shape).map_err(error)?;
         Ok(Type::new(dtype, shape))
     }
 

@@ -131,7 +131,7 @@ pub(crate) struct Graph<'a> {
     #[serde(borrow, default)]
     pub sym_bool_values: HashMap<Str<'a>, SymBool<'a>>,
     #[serde(borrow, default)]
-    pub sym_float_values: HashMap<Str<'a>, SymFloat<'a>>,
+    pub sym_float_values: HashMap<Str<'a>, SymFloat>,
 }
 
 #[derive(Deserialize)]
@@ -216,9 +216,7 @@ pub(crate) struct SymBool<'a> {
 }
 
 #[derive(Deserialize)]
-pub(crate) struct SymFloat<'a> {
-    #[serde(borrow)]
-    pub as_expr: Option<SymExpr<'a>>,
+pub(crate) struct SymFloat {
     pub as_float: Option<Real>,
 }
 

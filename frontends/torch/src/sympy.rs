@@ -45,7 +45,8 @@ pub(crate) fn symbols<'a>(e: &Expr<'a>, out: &mut Vec<&'a str>) {
     }
 }
 
-/// The expression as a dim; `resolve` gives the dim of a symbol.
+/// The expression as a dim; `resolve` gives the dim of a symbol. What grows beyond the limits of
+/// [`symmc_ir::dim`] is refused.
 ///
 /// # Errors
 /// One sentence that names the part that is no integer expression.
@@ -59,16 +60,18 @@ pub(crate) fn to_dim(e: &Expr<'_>, resolve: &dyn Fn(&str) -> Result<Dim, String>
         return match args.as_slice() {
             [base, Expr::Int(e @ 0..=8)] => {
                 let base = to_dim(base, resolve)?;
-                Ok((0..*e).fold(Dim::from(1), |p, _| p * base.clone()))
+                (0..*e).try_fold(Dim::from(1), |p, _| limited(p * base.clone()))
             }
             _ => Err("a power needs a constant exponent from 0 to 8".into()),
         };
     }
     let args = args.iter().map(|a| to_dim(a, resolve)).collect::<Result<Vec<_>, _>>()?;
     let fold = |f: &dyn Fn(Dim, Dim) -> Dim| {
-        args.iter().cloned().reduce(f).ok_or_else(|| format!("`{name}` without operands"))
+        let mut rest = args.iter().cloned();
+        let first = rest.next().ok_or_else(|| format!("`{name}` without operands"))?;
+        rest.try_fold(first, |a, b| limited(f(a, b)))
     };
-    match (name, args.as_slice()) {
+    let dim = match (name, args.as_slice()) {
         ("Add", _) => fold(&|a, b| a + b),
         ("Mul", _) => fold(&|a, b| a * b),
         ("Max", _) => fold(&|a, b| a.max_with(&b)),
@@ -79,7 +82,12 @@ pub(crate) fn to_dim(e: &Expr<'_>, resolve: &dyn Fn(&str) -> Result<Dim, String>
         ("ModularIndexing", [a, b, c]) => Ok(a.floor_div(b).modulo(c)),
         ("Identity", [a]) => Ok(a.clone()),
         _ => Err(format!("`{name}` of {} operands is no supported integer function", args.len())),
-    }
+    };
+    dim.and_then(limited)
+}
+
+fn limited(d: Dim) -> Result<Dim, String> {
+    symmc_ir::dim::check_size(std::slice::from_ref(&d)).map(|()| d)
 }
 
 /// The truth of a relation between dims, given the bounds of the difference of two dims; `None` if the

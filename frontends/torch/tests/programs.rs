@@ -7,7 +7,8 @@ use symmc_ir::{CollectiveKind, Graph, InputKind, Op};
 use symmc_torch::{ImportOptions, Imported, import_file};
 
 fn program(name: &str, ranks: Option<u32>) -> Imported {
-    let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../tests/programs").join(format!("{name}.pt2"));
+    let path =
+        PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../tests/programs").join(format!("{name}.pt2"));
     let options = ImportOptions { name: name.into(), ranks, ..ImportOptions::default() };
     import_file(&path, &options).unwrap_or_else(|e| panic!("{name}: {e}"))
 }
@@ -70,5 +71,8 @@ fn ranks_that_contradict_the_program_are_refused() {
     let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../tests/programs/moe_ep4.pt2");
     let options = ImportOptions { ranks: Some(3), ..ImportOptions::default() };
     let error = import_file(&path, &options).unwrap_err().to_string();
-    assert!(error.contains("the caller says 3 ranks") && error.contains("`all_to_all_single` says 4"), "{error}");
+    assert!(
+        error.contains("the caller says 3 ranks") && error.contains("`all_to_all_single` says 4"),
+        "{error}"
+    );
 }
