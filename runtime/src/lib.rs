@@ -7,6 +7,7 @@
 pub mod call;
 pub mod error;
 pub mod exec;
+pub mod host;
 pub mod kernels;
 
 pub use call::{CollectiveCall, Region, RegionMemory};
