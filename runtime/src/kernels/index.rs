@@ -5,7 +5,7 @@
 //! equal indices wins. Accumulation happens in f64 or i64 over a copy of the operand, so that the result is
 //! rounded once.
 
-use symmc_ir::Reduction;
+use symmc_ir::{DType, Reduction};
 
 use super::KernelError;
 use super::element::Number;
@@ -38,6 +38,25 @@ fn position(index: i64, axis: usize, extent: usize) -> Result<usize, KernelError
     })
 }
 
+/// [`offsets`] broadcast to a shape.
+fn broadcast_offsets(
+    indices: &Strided,
+    axis: usize,
+    along: Axis,
+    shape: &[usize],
+    scratch: &mut Scratch,
+) -> Result<Vec<i64>, KernelError> {
+    let mut own = offsets(indices, axis, along.n, along.stride, scratch)?;
+    if indices.shape()[..] == *shape {
+        return Ok(own);
+    }
+    let mut out = scratch.take::<i64>(shape.iter().product());
+    let view = Strided::contiguous(DType::I64, &indices.shape(), own.as_mut_ptr().cast());
+    Reader::new(&view.broadcast(shape)?).fill(&mut out);
+    scratch.give(own);
+    Ok(out)
+}
+
 /// The sums of the offsets of several index tensors on neighbouring axes, over their common shape.
 fn joint_offsets(
     indices: &[Strided],
@@ -49,8 +68,7 @@ fn joint_offsets(
     let mut sum = scratch.take::<i64>(shape.iter().product());
     sum.fill(0);
     for (i, indices) in indices.iter().enumerate() {
-        let Axis { n, stride } = x.axes[axis + i];
-        let one = offsets(&indices.broadcast(shape)?, axis + i, n, stride, scratch)?;
+        let one = broadcast_offsets(indices, axis + i, x.axes[axis + i], shape, scratch)?;
         sum.iter_mut().zip(&one).for_each(|(s, o)| *s += o);
         scratch.give(one);
     }
@@ -257,7 +275,8 @@ pub(super) fn index_put(
     // Positions along each indexed axis, before the memory of the target is known.
     let mut along = Vec::with_capacity(indices.len());
     for (k, t) in indices.iter().enumerate() {
-        along.push(offsets(&t.broadcast(&i.at)?, axis + k, x.n(axis + k), 1, scratch)?);
+        let positions = Axis { n: x.n(axis + k), stride: 1 };
+        along.push(broadcast_offsets(t, axis + k, positions, &i.at, scratch)?);
     }
     let (src_before, src_at, src_rest) = parts(&src, axis, i.at.len());
     scattered(combine, x, src_rest, result, scratch, &|target, put| {

@@ -39,12 +39,29 @@ impl Fold {
 /// A type that reductions accumulate in: f64 or i64.
 trait Accumulate: Number {
     fn start(fold: Fold) -> Self;
-    fn step(fold: Fold, acc: Self, x: Self) -> Self;
-    /// The accumulation of a whole run onto `acc`.
-    fn run(fold: Fold, acc: Self, xs: &[Self]) -> Self {
-        xs.iter().fold(acc, |acc, &x| Self::step(fold, acc, x))
-    }
+    /// The accumulation of a run onto `acc`.
+    fn run(fold: Fold, acc: Self, xs: &[Self]) -> Self;
+    /// The accumulation of each element of `xs` onto its own accumulator.
+    fn beside(fold: Fold, accs: &mut [Self], xs: &[Self]);
+    fn add(self, x: Self) -> Self;
     fn divide(self, count: usize) -> Self;
+}
+
+#[inline(always)]
+fn zip<A: Copy>(accs: &mut [A], xs: &[A], f: impl Fn(A, A) -> A) {
+    for (acc, &x) in accs.iter_mut().zip(xs) {
+        *acc = f(*acc, x);
+    }
+}
+
+#[inline(always)]
+fn max_nan(acc: f64, x: f64) -> f64 {
+    if x > acc || x.is_nan() { x } else { acc }
+}
+
+#[inline(always)]
+fn min_nan(acc: f64, x: f64) -> f64 {
+    if x < acc || x.is_nan() { x } else { acc }
 }
 
 impl Accumulate for f64 {
@@ -56,48 +73,30 @@ impl Accumulate for f64 {
             Fold::Min => f64::INFINITY,
         }
     }
-    #[inline(always)]
-    fn step(fold: Fold, acc: Self, x: Self) -> Self {
-        match fold {
-            Fold::Sum => acc + x,
-            Fold::Prod => acc * x,
-            Fold::Max => {
-                if x > acc || x.is_nan() {
-                    x
-                } else {
-                    acc
-                }
-            }
-            Fold::Min => {
-                if x < acc || x.is_nan() {
-                    x
-                } else {
-                    acc
-                }
-            }
-            Fold::Any => {
-                if x != 0.0 {
-                    1.0
-                } else {
-                    acc
-                }
-            }
-            Fold::All => {
-                if x == 0.0 {
-                    0.0
-                } else {
-                    acc
-                }
-            }
-        }
-    }
-    fn run(fold: Fold, acc: Self, xs: &[Self]) -> Self {
+    fn run(fold: Fold, acc: f64, xs: &[f64]) -> f64 {
         match fold {
             Fold::Sum => acc + sum_by(xs, |x| x),
-            _ => xs.iter().fold(acc, |acc, &x| Self::step(fold, acc, x)),
+            Fold::Prod => xs.iter().fold(acc, |acc, x| acc * x),
+            Fold::Max => xs.iter().copied().fold(acc, max_nan),
+            Fold::Min => xs.iter().copied().fold(acc, min_nan),
+            Fold::Any => f64::from(u8::from(acc != 0.0 || xs.iter().any(|&x| x != 0.0))),
+            Fold::All => f64::from(u8::from(acc != 0.0 && xs.iter().all(|&x| x != 0.0))),
         }
     }
-    fn divide(self, count: usize) -> Self {
+    fn beside(fold: Fold, accs: &mut [f64], xs: &[f64]) {
+        match fold {
+            Fold::Sum => zip(accs, xs, |acc, x| acc + x),
+            Fold::Prod => zip(accs, xs, |acc, x| acc * x),
+            Fold::Max => zip(accs, xs, max_nan),
+            Fold::Min => zip(accs, xs, min_nan),
+            Fold::Any => zip(accs, xs, |acc, x| if x != 0.0 { 1.0 } else { acc }),
+            Fold::All => zip(accs, xs, |acc, x| if x == 0.0 { 0.0 } else { acc }),
+        }
+    }
+    fn add(self, x: f64) -> f64 {
+        self + x
+    }
+    fn divide(self, count: usize) -> f64 {
         self / count as f64
     }
 }
@@ -111,18 +110,30 @@ impl Accumulate for i64 {
             Fold::Min => i64::MAX,
         }
     }
-    #[inline(always)]
-    fn step(fold: Fold, acc: Self, x: Self) -> Self {
+    fn run(fold: Fold, acc: i64, xs: &[i64]) -> i64 {
         match fold {
-            Fold::Sum => acc.wrapping_add(x),
-            Fold::Prod => acc.wrapping_mul(x),
-            Fold::Max => acc.max(x),
-            Fold::Min => acc.min(x),
-            Fold::Any => acc | i64::from(x != 0),
-            Fold::All => acc & i64::from(x != 0),
+            Fold::Sum => xs.iter().fold(acc, |acc, &x| acc.wrapping_add(x)),
+            Fold::Prod => xs.iter().fold(acc, |acc, &x| acc.wrapping_mul(x)),
+            Fold::Max => xs.iter().fold(acc, |acc, &x| acc.max(x)),
+            Fold::Min => xs.iter().fold(acc, |acc, &x| acc.min(x)),
+            Fold::Any => i64::from(acc != 0 || xs.iter().any(|&x| x != 0)),
+            Fold::All => i64::from(acc != 0 && xs.iter().all(|&x| x != 0)),
         }
     }
-    fn divide(self, count: usize) -> Self {
+    fn beside(fold: Fold, accs: &mut [i64], xs: &[i64]) {
+        match fold {
+            Fold::Sum => zip(accs, xs, i64::wrapping_add),
+            Fold::Prod => zip(accs, xs, i64::wrapping_mul),
+            Fold::Max => zip(accs, xs, i64::max),
+            Fold::Min => zip(accs, xs, i64::min),
+            Fold::Any => zip(accs, xs, |acc, x| acc | i64::from(x != 0)),
+            Fold::All => zip(accs, xs, |acc, x| acc & i64::from(x != 0)),
+        }
+    }
+    fn add(self, x: i64) -> i64 {
+        self.wrapping_add(x)
+    }
+    fn divide(self, count: usize) -> i64 {
         self.checked_div(count as i64).unwrap_or(0)
     }
 }
@@ -199,9 +210,7 @@ fn accumulate<A: Accumulate>(
         accs.fill(A::start(fold));
         for _ in 0..count {
             xs.fill(&mut line);
-            for (acc, &x) in accs.iter_mut().zip(&line) {
-                *acc = A::step(fold, *acc, x);
-            }
+            A::beside(fold, &mut accs, &line);
         }
         accs.iter_mut().for_each(|acc| *acc = finish(*acc));
         out.put(&accs);
@@ -280,7 +289,7 @@ fn running<A: Accumulate>(axis: usize, x: &Strided, result: &Strided, scratch: &
         xs.fill(&mut row);
         let mut acc = A::start(Fold::Sum);
         for x in &mut row {
-            acc = A::step(Fold::Sum, acc, *x);
+            acc = acc.add(*x);
             *x = acc;
         }
         out.put(&row);

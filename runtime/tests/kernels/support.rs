@@ -1,0 +1,210 @@
+//! Tensors in arbitrary layouts, the call of a kernel on them, and comparison.
+
+use symmc_ir::{DType, Op, Tensor};
+use symmc_runtime::kernels::{KernelError, View, ViewMut, compute, contiguous_strides};
+
+/// A small generator of random numbers (SplitMix64, Steele et al., 2014).
+pub struct Random(pub u64);
+
+impl Random {
+    pub fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+    /// Below `n`.
+    pub fn below(&mut self, n: usize) -> usize {
+        (self.next() % n.max(1) as u64) as usize
+    }
+    pub fn chance(&mut self, one_in: usize) -> bool {
+        self.below(one_in) == 0
+    }
+    /// In `-1..1`.
+    pub fn unit(&mut self) -> f64 {
+        (self.next() >> 11) as f64 / (1u64 << 52) as f64 - 1.0
+    }
+    pub fn pick<T: Clone>(&mut self, from: &[T]) -> T {
+        from[self.below(from.len())].clone()
+    }
+}
+
+/// What the bytes around a placed tensor hold.
+const CANARY: u8 = 0xa5;
+
+/// A tensor that lies somewhere in memory under some strides.
+#[derive(Clone)]
+pub struct Placed {
+    pub dtype: DType,
+    pub shape: Vec<usize>,
+    /// In elements.
+    pub strides: Vec<isize>,
+    words: Vec<u64>,
+    /// In elements.
+    offset: usize,
+}
+
+impl Placed {
+    /// Room for a tensor with its axes in some order in memory, gaps between them and bytes before it.
+    pub fn room(dtype: DType, shape: &[usize], random: &mut Random) -> Self {
+        let mut order: Vec<usize> = (0..shape.len()).collect();
+        if random.chance(2) {
+            for i in (1..order.len()).rev() {
+                order.swap(i, random.below(i + 1));
+            }
+        }
+        let mut strides = vec![0; shape.len()];
+        let mut stride = if random.chance(3) { 1 + random.below(3) } else { 1 };
+        for &axis in order.iter().rev() {
+            strides[axis] = stride as isize;
+            let gap = if random.chance(3) { random.below(3) } else { 0 };
+            stride *= shape[axis] + gap;
+        }
+        let offset = random.below(5);
+        Self::with(dtype, shape, strides, offset)
+    }
+
+    fn with(dtype: DType, shape: &[usize], strides: Vec<isize>, offset: usize) -> Self {
+        let last: usize = shape.iter().zip(&strides).map(|(&n, &s)| n.saturating_sub(1) * s as usize).sum();
+        let bytes = (offset + last + 1 + 4) * dtype.size();
+        let words = vec![u64::from_ne_bytes([CANARY; 8]); bytes.div_ceil(8)];
+        Placed { dtype, shape: shape.to_vec(), strides, words, offset }
+    }
+
+    /// Dense room, filled with the tensor.
+    pub fn dense(tensor: &Tensor) -> Self {
+        let strides = contiguous_strides(tensor.shape());
+        let mut out = Self::with(tensor.dtype(), tensor.shape(), strides, 0);
+        out.store(tensor);
+        out
+    }
+
+    /// A tensor in a random layout.
+    pub fn scattered(tensor: &Tensor, random: &mut Random) -> Self {
+        let mut out = Self::room(tensor.dtype(), tensor.shape(), random);
+        out.store(tensor);
+        out
+    }
+
+    /// The byte offsets of all elements in row-major order.
+    fn places(&self) -> Vec<usize> {
+        let n: usize = self.shape.iter().product();
+        let at = |mut i: usize| {
+            let mut element = self.offset as isize;
+            for (&extent, &stride) in self.shape.iter().zip(&self.strides).rev() {
+                element += (i % extent) as isize * stride;
+                i /= extent;
+            }
+            element as usize * self.dtype.size()
+        };
+        (0..n).map(at).collect()
+    }
+
+    fn bytes(&self) -> Vec<u8> {
+        self.words.iter().flat_map(|w| w.to_ne_bytes()).collect()
+    }
+
+    pub fn store(&mut self, tensor: &Tensor) {
+        let (size, mut bytes) = (self.dtype.size(), self.bytes());
+        for (i, at) in self.places().into_iter().enumerate() {
+            bytes[at..at + size].copy_from_slice(&tensor.data()[i * size..(i + 1) * size]);
+        }
+        self.words =
+            bytes.chunks(8).map(|c| u64::from_ne_bytes(c.try_into().expect("whole words"))).collect();
+    }
+
+    pub fn tensor(&self) -> Tensor {
+        let (size, bytes) = (self.dtype.size(), self.bytes());
+        let data = self.places().into_iter().flat_map(|at| bytes[at..at + size].to_vec()).collect();
+        Tensor::new(self.dtype, self.shape.clone(), data).expect("as long as the shape says")
+    }
+
+    /// Whether no byte but those of the elements was written.
+    pub fn surroundings_are_untouched(&self) -> bool {
+        let mut own = vec![false; self.words.len() * 8];
+        for at in self.places() {
+            own[at..at + self.dtype.size()].fill(true);
+        }
+        self.bytes().iter().zip(own).all(|(&b, own)| own || b == CANARY)
+    }
+
+    pub fn view(&self) -> View<'_> {
+        let ptr = self.words.as_ptr().cast::<u8>().wrapping_add(self.offset * self.dtype.size());
+        // SAFETY: `with` made room for every element; the words are aligned for every dtype.
+        unsafe { View::new(self.dtype, &self.shape, &self.strides, ptr) }
+    }
+
+    pub fn view_mut(&mut self) -> ViewMut<'_> {
+        let ptr = self.words.as_mut_ptr().cast::<u8>().wrapping_add(self.offset * self.dtype.size());
+        // SAFETY: as above; `room` gives strides under which no two elements meet.
+        unsafe { ViewMut::new(self.dtype, &self.shape, &self.strides, ptr) }
+    }
+
+    /// The memory as operand and result at once.
+    pub fn in_place(&mut self, op: &Op) -> Result<(), KernelError> {
+        let ptr = self.words.as_mut_ptr().cast::<u8>().wrapping_add(self.offset * self.dtype.size());
+        // SAFETY: as above; the kernel itself is the only one to write.
+        let (x, y) = unsafe {
+            let x = View::new(self.dtype, &self.shape, &self.strides, ptr);
+            (x, ViewMut::new(self.dtype, &self.shape, &self.strides, ptr))
+        };
+        compute(op, &[x], &mut [y])
+    }
+}
+
+/// Runs a kernel on placed operands.
+pub fn call(op: &Op, operands: &[Placed], results: &mut [Placed]) -> Result<(), KernelError> {
+    let operands: Vec<View<'_>> = operands.iter().map(Placed::view).collect();
+    let mut results: Vec<ViewMut<'_>> = results.iter_mut().map(Placed::view_mut).collect();
+    compute(op, &operands, &mut results)
+}
+
+/// Runs a kernel on dense operands; gives its results.
+pub fn run(op: &Op, operands: &[Tensor], results: &[(DType, &[usize])]) -> Result<Vec<Tensor>, KernelError> {
+    let operands: Vec<Placed> = operands.iter().map(Placed::dense).collect();
+    let room = |(dtype, shape): &(DType, &[usize])| Tensor::zeros(*dtype, *shape).expect("small");
+    let mut results: Vec<Placed> = results.iter().map(|r| Placed::dense(&room(r))).collect();
+    call(op, &operands, &mut results)?;
+    Ok(results.iter().map(Placed::tensor).collect())
+}
+
+/// The relative error that a result of this dtype may have.
+pub fn tolerance(dtype: DType) -> f64 {
+    match dtype {
+        DType::F64 => 1e-12,
+        DType::F32 => 1e-5,
+        DType::F16 => 1.0 / 1024.0,
+        DType::BF16 => 1.0 / 128.0,
+        _ => 0.0,
+    }
+}
+
+/// Checks two tensors for agreement: integers exactly, floats within the tolerance of the dtype, relative to
+/// the value or to `scale`, whichever is larger.
+pub fn agree(found: &Tensor, expected: &Tensor, scale: f64) -> Result<(), String> {
+    if (found.dtype(), found.shape()) != (expected.dtype(), expected.shape()) {
+        return Err(format!("found {found:?}, expected {expected:?}"));
+    }
+    if !found.dtype().is_float() {
+        let at = found.to_i64().iter().zip(expected.to_i64()).position(|(a, b)| *a != b);
+        return at.map_or(Ok(()), |i| {
+            Err(format!("element {i}: {:?}, not {:?}", found.to_i64(), expected.to_i64()))
+        });
+    }
+    for (i, (a, b)) in found.to_f64().into_iter().zip(expected.to_f64()).enumerate() {
+        let close = (a - b).abs() <= tolerance(found.dtype()) * b.abs().max(scale);
+        if !(close || a == b || a.is_nan() && b.is_nan()) {
+            return Err(format!("element {i}: found {a:e}, expected {b:e}"));
+        }
+    }
+    Ok(())
+}
+
+pub fn floats(dtype: DType, shape: &[usize], elements: &[f64]) -> Tensor {
+    Tensor::from_f64(dtype, shape, elements).expect("as many elements as the shape says")
+}
+
+pub fn ints(dtype: DType, shape: &[usize], elements: &[i64]) -> Tensor {
+    Tensor::from_i64(dtype, shape, elements).expect("as many elements as the shape says")
+}
