@@ -151,6 +151,11 @@ impl Comm {
         self.world.control.begin_run(self.rank, Some((run, bucket as u32)));
     }
 
+    /// Records that this rank has ended its last run.
+    pub fn end_runs(&self) {
+        self.world.control.begin_run(self.rank, None);
+    }
+
     /// Records that this rank begins a step. Collectives record themselves.
     pub fn begin_step(&self, step: usize) {
         self.world.control.begin_step(self.rank, step as u32);

@@ -85,6 +85,11 @@ impl Control {
         }
     }
 
+    /// The segment that holds the words.
+    pub(super) fn segment(&self) -> &Segment {
+        &self.segment
+    }
+
     /// The number of ranks.
     pub fn ranks(&self) -> u32 {
         self.ranks

@@ -1,23 +1,49 @@
-//! The host backend: ranks are processes (or, in tests, threads) that communicate through shared memory.
+//! The host backend: ranks are processes, or threads of one, that communicate through shared memory.
 //!
-//! From the bottom up: [`memory`] maps segments, `control` holds the words through which ranks signal each
-//! other, `wait` bounds every wait, `reduce` and `packets` move elements, [`comm`] runs collectives.
+//! - [`launch`] starts one process for each rank of a [`Job`]; each of them calls [`rank_main`].
+//! - [`run_rank`] runs the rank that another launcher gave this process ([`Membership::from_env`]).
+//! - [`run_threads`] runs all ranks as threads.
+//!
+//! From the bottom up: `memory` maps segments, `control` holds the words through which ranks signal each
+//! other, `wait` bounds every wait, `reduce` and `packets` move elements, [`Comm`] runs collectives
+//! (`direct`, `landing`, `staged` and `splits` are its variants), `channel` and `coordinator` are the
+//! protocol that starts, watches and ends a run.
 //!
 //! Nothing here has a name in a file system, so nothing is left behind, however a run ends.
 
-pub mod comm;
-pub mod memory;
-
+mod channel;
 mod chaos;
+mod comm;
 mod control;
+mod coordinator;
 mod direct;
+mod job;
+mod join;
 mod landing;
+mod launch;
+mod memory;
 mod packets;
+mod rank;
 mod reduce;
 mod splits;
 mod staged;
+mod threads;
 mod wait;
+mod walk;
 
 pub use comm::{Comm, CommConfig, World};
 pub use control::{Control, Progress};
+pub use job::{HostConfig, Job, LaneThreads, RankCommand};
+pub use join::{Membership, RankJob, run_rank};
+pub use launch::launch;
+pub use memory::{Access, Segment};
+pub use rank::rank_main;
+pub use threads::run_threads;
 pub use wait::Spin;
+
+/// Gives `SIGPIPE` its default effect back, which the Rust runtime suppresses: a command whose reader goes
+/// away ends quietly. Control sockets never raise it.
+pub fn restore_default_sigpipe() {
+    // SAFETY: sets the disposition of one signal to the default; no handler is installed.
+    unsafe { libc::signal(libc::SIGPIPE, libc::SIG_DFL) };
+}

@@ -1,0 +1,256 @@
+//! Control sockets: messages between the coordinator of a run and its ranks.
+//!
+//! A message is one packet of a Unix `SOCK_SEQPACKET` socket, a value as JSON. Descriptors of shared memory
+//! travel with packets of their own behind the message that announces them.
+
+use std::io::{IoSlice, IoSliceMut};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::time::Instant;
+
+use nix::errno::Errno;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::socket::{ControlMessage, ControlMessageOwned, MsgFlags, recvmsg, sendmsg};
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+
+use crate::error::RunError;
+
+/// The version of the messages.
+pub(super) const PROTOCOL: u32 = 1;
+/// The largest message in bytes.
+const LARGEST: usize = 128 << 10;
+/// Descriptors in one packet; the system allows 253.
+const BATCH: usize = 64;
+
+/// What the coordinator tells a rank.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub(super) enum ToRank {
+    /// The run, and the sizes of the segments whose descriptors follow.
+    Welcome(Welcome),
+    /// All ranks run this plan and version.
+    Proceed,
+    /// All ranks are ready.
+    Start,
+    /// The run has ended for all: as it should, or with this error.
+    Verdict(Option<RunError>),
+}
+
+/// The shared memory of a run.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub(super) struct Welcome {
+    pub rank: u32,
+    pub ranks: u32,
+    pub groups: usize,
+    /// Bytes of each symmetric arena.
+    pub arena: usize,
+    /// Where counters start.
+    pub first: u32,
+    /// Bytes of the job and of all inputs and of this rank's outputs, for a rank that the launcher started.
+    pub job: Option<[usize; 3]>,
+}
+
+/// What a rank tells the coordinator.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub(super) enum FromRank {
+    /// The first message of a rank that joins by itself.
+    Join { rank: u32, ranks: u32, run: String },
+    /// What the rank runs.
+    Hello { protocol: u32, version: String, plan: String },
+    /// The rank's memory is loaded.
+    Ready,
+    /// The rank has run the plan as often as wanted.
+    Done,
+    /// The rank failed.
+    Failed(RunError),
+}
+
+/// One end of a control socket.
+#[derive(Debug)]
+pub(super) struct Channel {
+    fd: OwnedFd,
+    /// The rank at the other end, for messages.
+    peer: u32,
+}
+
+/// A message with the descriptors of its packet.
+struct Packet {
+    bytes: Vec<u8>,
+    fds: Vec<OwnedFd>,
+}
+
+impl Channel {
+    /// A channel on a connected socket.
+    pub fn new(fd: OwnedFd, peer: u32) -> Self {
+        Channel { fd, peer }
+    }
+
+    /// Names the rank at the other end.
+    pub fn set_peer(&mut self, peer: u32) {
+        self.peer = peer;
+    }
+
+    /// The descriptor, to wait for messages.
+    pub fn fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+
+    /// Sends a message. That the other end is gone is not an error here; receiving will tell.
+    pub fn send(&self, message: &impl Serialize) -> Result<(), RunError> {
+        let bytes = serde_json::to_vec(message).map_err(|e| self.broken(e))?;
+        if bytes.len() > LARGEST {
+            return Err(self.broken(format!("a message of {} bytes is too long", bytes.len())));
+        }
+        self.send_packet(&bytes, &[])
+    }
+
+    /// Sends descriptors, behind a message that says how many.
+    pub fn send_fds(&self, fds: &[BorrowedFd<'_>]) -> Result<(), RunError> {
+        let raw: Vec<RawFd> = fds.iter().map(|fd| fd.as_raw_fd()).collect();
+        raw.chunks(BATCH).try_for_each(|batch| self.send_packet(b"fds", batch))
+    }
+
+    fn send_packet(&self, bytes: &[u8], fds: &[RawFd]) -> Result<(), RunError> {
+        let rights = [ControlMessage::ScmRights(fds)];
+        let control = if fds.is_empty() { &[][..] } else { &rights[..] };
+        loop {
+            let data = [IoSlice::new(bytes)];
+            match sendmsg::<()>(self.fd.as_raw_fd(), &data, control, MsgFlags::MSG_NOSIGNAL, None) {
+                Ok(_) | Err(Errno::EPIPE | Errno::ECONNRESET) => return Ok(()),
+                Err(Errno::EINTR) => {}
+                Err(e) => return Err(self.broken(e)),
+            }
+        }
+    }
+
+    /// The next message; `None` when the other end is gone.
+    ///
+    /// # Errors
+    /// Nothing came before `deadline`, or something that is not a message.
+    pub fn receive<T: DeserializeOwned>(&self, deadline: Option<Instant>) -> Result<Option<T>, RunError> {
+        let Some(packet) = self.receive_packet(deadline)? else { return Ok(None) };
+        let message = serde_json::from_slice(&packet.bytes).map_err(|e| self.broken(e))?;
+        Ok(Some(message))
+    }
+
+    /// `count` descriptors that were sent behind the last message.
+    pub fn receive_fds(&self, count: usize, deadline: Instant) -> Result<Vec<OwnedFd>, RunError> {
+        let mut fds = Vec::with_capacity(count);
+        while fds.len() < count {
+            let packet = self.receive_packet(Some(deadline))?;
+            let packet = packet.ok_or_else(|| self.broken("the other end is gone"))?;
+            if packet.fds.is_empty() {
+                return Err(self.broken("expected descriptors of shared memory, found a message"));
+            }
+            fds.extend(packet.fds);
+        }
+        Ok(fds)
+    }
+
+    fn receive_packet(&self, deadline: Option<Instant>) -> Result<Option<Packet>, RunError> {
+        loop {
+            if !self.readable(deadline)? {
+                return Err(self.broken("no message within the limit"));
+            }
+            let mut bytes = vec![0; LARGEST];
+            let mut data = [IoSliceMut::new(&mut bytes)];
+            let mut space = nix::cmsg_space!([RawFd; BATCH]);
+            let flags = MsgFlags::MSG_CMSG_CLOEXEC;
+            let got = match recvmsg::<()>(self.fd.as_raw_fd(), &mut data, Some(&mut space), flags) {
+                Ok(got) => got,
+                Err(Errno::EINTR) => continue,
+                Err(Errno::ECONNRESET) => return Ok(None),
+                Err(e) => return Err(self.broken(e)),
+            };
+            let mut fds = Vec::new();
+            for message in got.cmsgs().map_err(|e| self.broken(e))? {
+                if let ControlMessageOwned::ScmRights(raw) = message {
+                    // SAFETY: the kernel made these descriptors for this process; nobody else owns them.
+                    fds.extend(raw.into_iter().map(|fd| unsafe { OwnedFd::from_raw_fd(fd) }));
+                }
+            }
+            let (len, truncated) = (got.bytes, got.flags.contains(MsgFlags::MSG_TRUNC));
+            if truncated {
+                return Err(self.broken("a message is too long"));
+            }
+            if len == 0 {
+                return Ok(None);
+            }
+            bytes.truncate(len);
+            return Ok(Some(Packet { bytes, fds }));
+        }
+    }
+
+    /// Waits for a message or the end; whether one came before `deadline`.
+    pub fn readable(&self, deadline: Option<Instant>) -> Result<bool, RunError> {
+        loop {
+            let timeout = match deadline {
+                None => PollTimeout::NONE,
+                Some(deadline) => {
+                    let left = deadline.saturating_duration_since(Instant::now());
+                    PollTimeout::try_from(left.as_millis().min(1 << 30) + 1).unwrap_or(PollTimeout::MAX)
+                }
+            };
+            let mut fds = [PollFd::new(self.fd.as_fd(), PollFlags::POLLIN)];
+            match poll(&mut fds, timeout) {
+                Ok(0) if deadline.is_some_and(|d| Instant::now() >= d) => return Ok(false),
+                Ok(0) | Err(Errno::EINTR) => {}
+                Ok(_) => return Ok(true),
+                Err(e) => return Err(self.broken(e)),
+            }
+        }
+    }
+
+    fn broken(&self, detail: impl std::fmt::Display) -> RunError {
+        RunError::Protocol { rank: self.peer, detail: detail.to_string() }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use nix::sys::socket::{AddressFamily, SockFlag, SockType, socketpair};
+
+    use super::*;
+    use crate::host::memory::{Access, Segment};
+
+    fn pair() -> (Channel, Channel) {
+        let flags = SockFlag::SOCK_CLOEXEC;
+        let (a, b) = socketpair(AddressFamily::Unix, SockType::SeqPacket, None, flags).unwrap();
+        (Channel::new(a, 0), Channel::new(b, 1))
+    }
+
+    fn soon() -> Instant {
+        Instant::now() + Duration::from_millis(50)
+    }
+
+    #[test]
+    fn messages_and_memory_arrive() {
+        let (a, b) = pair();
+        a.send(&FromRank::Ready).unwrap();
+        assert_eq!(b.receive::<FromRank>(Some(soon())).unwrap(), Some(FromRank::Ready));
+        let segments: Vec<Segment> = (0..70).map(|_| Segment::create("test", 8).unwrap()).collect();
+        let fds: Vec<BorrowedFd> = segments.iter().filter_map(Segment::fd).collect();
+        a.send_fds(&fds).unwrap();
+        let got = b.receive_fds(70, soon()).unwrap();
+        for (i, fd) in got.into_iter().enumerate() {
+            let mapped = Segment::map(fd, 8, Access::ReadWrite).unwrap();
+            // SAFETY: both mappings hold 8 bytes.
+            unsafe {
+                *mapped.as_ptr() = i as u8;
+                assert_eq!(*segments[i].as_ptr(), i as u8);
+            }
+        }
+    }
+
+    #[test]
+    fn silence_rubbish_and_the_end() {
+        let (a, b) = pair();
+        assert!(b.receive::<FromRank>(Some(soon())).is_err());
+        a.send(&"rubbish").unwrap();
+        assert!(b.receive::<FromRank>(Some(soon())).is_err());
+        drop(a);
+        assert_eq!(b.receive::<FromRank>(None).unwrap(), None);
+        b.send(&FromRank::Ready).unwrap();
+    }
+}

@@ -1,0 +1,307 @@
+//! The coordinator of a run: compares what the ranks run, starts them together, watches them, and decides
+//! why a run ended.
+//!
+//! It talks to every rank over a control socket and reads how far each came from the control segment. When
+//! something ends the run it sets the abort word, so that every wait ends, listens a moment longer for a
+//! better explanation (a rank that died explains why another one waited too long), and tells every rank.
+
+use std::time::{Duration, Instant};
+
+use nix::errno::Errno;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use symmc_planner::plan::Plan;
+
+use super::channel::{Channel, FromRank, PROTOCOL, ToRank};
+use super::control::Control;
+use super::job::locate;
+use crate::error::RunError;
+
+/// How often the clock and the ranks' progress are looked at.
+const TICK: Duration = Duration::from_millis(50);
+/// How long after the first failure others are listened to.
+const GRACE: Duration = Duration::from_millis(150);
+/// Ranks have at least this long to start.
+const STARTING: Duration = Duration::from_secs(10);
+/// A rank that hangs is noticed this much later than its peers' waits end, because they know more.
+const PATIENCE: Duration = Duration::from_secs(1);
+
+/// The name and version that ranks compare.
+pub(super) fn version() -> String {
+    format!("symmc {}", env!("CARGO_PKG_VERSION"))
+}
+
+/// What a rank says about itself.
+pub(super) fn hello(plan: &Plan) -> FromRank {
+    FromRank::Hello { protocol: PROTOCOL, version: version(), plan: plan.hash() }
+}
+
+/// How far a rank is in the protocol.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Phase {
+    /// Nothing was heard of it.
+    New,
+    /// It said what it runs.
+    Known,
+    /// Its memory is loaded.
+    Ready,
+    /// It has run the plan.
+    Done,
+    /// It failed, or is gone.
+    Gone,
+}
+
+/// A rank as the coordinator sees it.
+#[derive(Debug)]
+pub(super) struct Member {
+    channel: Channel,
+    phase: Phase,
+    identity: Option<(u32, String, String)>,
+    /// Its progress when it last changed, and when that was.
+    beats: u64,
+    since: Instant,
+}
+
+impl Member {
+    /// A rank behind this channel.
+    pub fn new(channel: Channel) -> Self {
+        Member { channel, phase: Phase::New, identity: None, beats: 0, since: Instant::now() }
+    }
+}
+
+/// Watches the ranks of one run.
+pub(super) struct Coordinator<'a> {
+    pub plan: &'a Plan,
+    pub control: &'a Control,
+    /// The limit of every wait.
+    pub limit: Duration,
+    /// The ranks in order.
+    pub members: Vec<Member>,
+    /// Tells how the process of a rank ended, if it has.
+    pub ended: &'a mut dyn FnMut(u32) -> Option<String>,
+}
+
+impl Coordinator<'_> {
+    /// Takes the run from the first message of every rank to the end, and tells every rank how it ended.
+    ///
+    /// # Errors
+    /// The cause.
+    pub fn run(&mut self) -> Result<(), RunError> {
+        let result = self.watch();
+        let verdict = ToRank::Verdict(result.as_ref().err().cloned());
+        for member in &self.members {
+            // A rank that cannot be told is gone.
+            let _ = member.channel.send(&verdict);
+        }
+        result
+    }
+
+    fn watch(&mut self) -> Result<(), RunError> {
+        let started = Instant::now();
+        let mut errors: Vec<RunError> = Vec::new();
+        let mut last = None;
+        loop {
+            if let Err(error) = self.step(started) {
+                if errors.is_empty() {
+                    self.control.abort(rank_of(&error), &error.to_string());
+                    last = Some(Instant::now() + GRACE);
+                }
+                errors.push(error);
+            }
+            let gone = self.members.iter().all(|m| m.phase == Phase::Gone);
+            if last.is_some_and(|last| gone || Instant::now() >= last) {
+                return Err(cause(errors));
+            }
+            if errors.is_empty() && self.members.iter().all(|m| m.phase == Phase::Done) {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Waits for the next event and handles it.
+    fn step(&mut self, started: Instant) -> Result<(), RunError> {
+        for rank in self.poll()? {
+            self.hear(rank)?;
+        }
+        let late = started.elapsed() > self.limit.max(STARTING);
+        let silent = self.members.iter().position(|m| matches!(m.phase, Phase::New | Phase::Known));
+        if let (true, Some(rank)) = (late, silent) {
+            self.members[rank].phase = Phase::Gone;
+            return Err(self.stuck(rank as u32));
+        }
+        if silent.is_none() {
+            for rank in 0..self.members.len() {
+                self.check_progress(rank)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The ranks that have something to say.
+    fn poll(&self) -> Result<Vec<usize>, RunError> {
+        let listening = |m: &Member| m.phase != Phase::Gone && m.phase != Phase::Done;
+        let ranks: Vec<usize> = (0..self.members.len()).filter(|&r| listening(&self.members[r])).collect();
+        let fd = |&r: &usize| PollFd::new(self.members[r].channel.fd(), PollFlags::POLLIN);
+        let mut fds: Vec<PollFd> = ranks.iter().map(fd).collect();
+        let tick = PollTimeout::try_from(TICK).unwrap_or(PollTimeout::ZERO);
+        match poll(&mut fds, tick) {
+            Ok(_) | Err(Errno::EINTR) => {}
+            Err(e) => return Err(RunError::system("waiting for the ranks", e)),
+        }
+        let speaks = |fd: &PollFd| fd.revents().is_some_and(|e| !e.is_empty());
+        Ok(ranks.into_iter().zip(&fds).filter(|(_, fd)| speaks(fd)).map(|(r, _)| r).collect())
+    }
+
+    /// Handles the next message of a rank.
+    fn hear(&mut self, rank: usize) -> Result<(), RunError> {
+        let member = &mut self.members[rank];
+        member.since = Instant::now();
+        let message = member.channel.receive(Some(Instant::now() + self.limit));
+        match message.inspect_err(|_| member.phase = Phase::Gone)? {
+            Some(FromRank::Hello { protocol, version, plan }) if member.phase == Phase::New => {
+                member.phase = Phase::Known;
+                member.identity = Some((protocol, version, plan));
+                if self.all(Phase::Known) {
+                    self.compare()?;
+                    self.tell(&ToRank::Proceed)?;
+                }
+                Ok(())
+            }
+            Some(FromRank::Ready) if member.phase == Phase::Known => {
+                member.phase = Phase::Ready;
+                match self.all(Phase::Ready) {
+                    true => self.tell(&ToRank::Start),
+                    false => Ok(()),
+                }
+            }
+            Some(FromRank::Done) if member.phase == Phase::Ready => {
+                member.phase = Phase::Done;
+                Ok(())
+            }
+            Some(FromRank::Failed(error)) => {
+                member.phase = Phase::Gone;
+                Err(error)
+            }
+            Some(other) => {
+                let detail = format!("unexpected {other:?} in phase {:?}", member.phase);
+                member.phase = Phase::Gone;
+                Err(RunError::Protocol { rank: rank as u32, detail })
+            }
+            None => {
+                member.phase = Phase::Gone;
+                Err(self.died(rank as u32))
+            }
+        }
+    }
+
+    fn all(&self, phase: Phase) -> bool {
+        self.members.iter().all(|m| m.phase == phase)
+    }
+
+    fn tell(&mut self, message: &ToRank) -> Result<(), RunError> {
+        let now = Instant::now();
+        self.members.iter_mut().for_each(|m| m.since = now);
+        self.members.iter().try_for_each(|m| m.channel.send(message))
+    }
+
+    /// Whether all ranks run the same version and plan.
+    fn compare(&self) -> Result<(), RunError> {
+        let identities = self.members.iter().filter_map(|m| m.identity.as_ref());
+        let mut identities = (0..).zip(identities);
+        let Some((_, first)) = identities.next() else { return Ok(()) };
+        let name = |(protocol, version, _): &(u32, String, String)| format!("{version}, protocol {protocol}");
+        for (rank, other) in identities {
+            if (other.0, &other.1) != (first.0, &first.1) {
+                return Err(RunError::VersionDiffers { rank, expected: name(first), found: name(other) });
+            }
+            if other.2 != first.2 {
+                return Err(RunError::PlanDiffers {
+                    rank,
+                    expected: first.2.clone(),
+                    found: other.2.clone(),
+                });
+            }
+        }
+        Ok(())
+    }
+
+    /// Notices a rank that begins no step for longer than the limit.
+    fn check_progress(&mut self, rank: usize) -> Result<(), RunError> {
+        let progress = self.control.progress(rank as u32);
+        let member = &mut self.members[rank];
+        if progress.beats != member.beats || member.phase != Phase::Ready {
+            member.beats = progress.beats;
+            member.since = Instant::now();
+            return Ok(());
+        }
+        if member.since.elapsed() > self.limit + PATIENCE {
+            member.phase = Phase::Gone;
+            return Err(self.stuck(rank as u32));
+        }
+        Ok(())
+    }
+
+    fn stuck(&self, rank: u32) -> RunError {
+        let progress = self.control.progress(rank);
+        let at = match locate(self.plan, &progress) {
+            Some((step, node, op)) => format!("at step {step} ({op} %{node}), run {}", progress.run),
+            None => "before the first step".into(),
+        };
+        RunError::Stuck { rank, at, limit_ms: self.limit.as_millis() as u64 }
+    }
+
+    /// The error of a rank whose socket closed.
+    fn died(&mut self, rank: u32) -> RunError {
+        let mut how = (self.ended)(rank);
+        let until = Instant::now() + GRACE;
+        while how.is_none() && Instant::now() < until {
+            // The socket closes a moment before the process can be reaped.
+            std::thread::sleep(Duration::from_millis(1));
+            how = (self.ended)(rank);
+        }
+        death(self.plan, self.control, rank, how)
+    }
+}
+
+/// The error of a rank that is gone, and how if that is known.
+pub(super) fn death(plan: &Plan, control: &Control, rank: u32, how: Option<String>) -> RunError {
+    let how = how.unwrap_or_else(|| "its process is gone".into());
+    let progress = control.progress(rank);
+    match locate(plan, &progress) {
+        Some((step, node, op)) => RunError::Died { rank, how, step, node, op, run: progress.run },
+        None if progress.beats == 0 => {
+            RunError::DiedOutside { rank, how, when: "before the first step".into() }
+        }
+        None => RunError::DiedOutside { rank, how, when: "between steps".into() },
+    }
+}
+
+/// The error that explains the others.
+pub(super) fn cause(errors: Vec<RunError>) -> RunError {
+    let weight = |e: &RunError| match e {
+        RunError::Died { .. } | RunError::DiedOutside { .. } => 0,
+        RunError::PlanDiffers { .. } | RunError::VersionDiffers { .. } | RunError::Invalid(_) => 1,
+        RunError::Step { .. } | RunError::System { .. } => 2,
+        RunError::Protocol { .. } => 3,
+        RunError::Limit { .. } => 4,
+        RunError::Stuck { .. } => 5,
+        RunError::Aborted { .. } => 6,
+    };
+    let none = || RunError::system("the run", "failed without an error");
+    errors.into_iter().min_by_key(weight).unwrap_or_else(none)
+}
+
+/// The rank that an error is about.
+fn rank_of(error: &RunError) -> u32 {
+    match error {
+        RunError::Step { rank, .. }
+        | RunError::Limit { rank, .. }
+        | RunError::Died { rank, .. }
+        | RunError::DiedOutside { rank, .. }
+        | RunError::Stuck { rank, .. }
+        | RunError::PlanDiffers { rank, .. }
+        | RunError::VersionDiffers { rank, .. }
+        | RunError::Aborted { rank, .. }
+        | RunError::Protocol { rank, .. } => *rank,
+        RunError::Invalid(_) | RunError::System { .. } => 0,
+    }
+}

@@ -1,0 +1,194 @@
+//! What is run: a plan, the values of its symbols, every rank's inputs, and how.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+use symmc_ir::{Bindings, Graph, OutputKind, Tensor, text};
+use symmc_planner::plan::Plan;
+
+use super::comm::CommConfig;
+use super::control::Progress;
+use super::wait::Spin;
+use crate::error::RunError;
+use crate::exec::{ExecConfig, Lanes, Timing};
+
+/// A run of a checked plan on all its ranks.
+#[derive(Clone, Debug)]
+pub struct Job<'a> {
+    /// The plan, checked.
+    pub plan: &'a Plan,
+    /// The values of the imported program's symbols.
+    pub bindings: Bindings,
+    /// One tensor for each rank and input of the program, constants included.
+    pub inputs: &'a [Vec<Arc<Tensor>>],
+    /// How often the plan runs, at least once. An input that an output mutates keeps its new value.
+    pub repeats: u32,
+    /// How it runs.
+    pub config: HostConfig,
+}
+
+/// How a plan runs on host ranks.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct HostConfig {
+    /// No wait takes longer. A rank that makes no progress for this long ends the run.
+    pub limit: Duration,
+    /// Delays ranks at random around every touch of a peer, from this seed.
+    pub chaos: Option<u64>,
+    /// Whether a rank runs its lanes on one thread or on one each.
+    pub threads: LaneThreads,
+    /// Where counters and packet epochs start. 0 but in tests of their wrap-around.
+    pub first: u32,
+}
+
+/// Which threads of a rank run its lanes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+pub enum LaneThreads {
+    /// One runs all steps in the order of the plan.
+    #[default]
+    One,
+    /// One for each lane.
+    Each,
+}
+
+impl Default for HostConfig {
+    fn default() -> Self {
+        HostConfig { limit: Duration::from_secs(30), chaos: None, threads: LaneThreads::One, first: 0 }
+    }
+}
+
+impl HostConfig {
+    /// How a communicator among `ranks` ranks works.
+    pub(super) fn comm(&self, ranks: u32) -> CommConfig {
+        let lanes = if self.threads == LaneThreads::Each { 2 } else { 1 };
+        let spin = Spin::for_threads(ranks as usize * lanes);
+        CommConfig { limit: self.limit, chaos: self.chaos, spin, first: self.first }
+    }
+
+    /// How a rank walks its steps.
+    pub(super) fn exec(&self) -> ExecConfig {
+        let lanes = match self.threads {
+            LaneThreads::One => Lanes::Inline,
+            LaneThreads::Each => Lanes::Threads,
+        };
+        ExecConfig { lanes, timing: Timing::Off }
+    }
+}
+
+/// The command that runs one rank: a program that calls [`rank_main`](super::rank_main) with the number that
+/// follows its last argument.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct RankCommand {
+    /// The program.
+    pub program: PathBuf,
+    /// Its arguments. The number of the control socket's descriptor is appended as one more.
+    pub args: Vec<String>,
+}
+
+/// Memory for one tensor.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(super) struct Slot {
+    pub dtype: symmc_ir::DType,
+    pub shape: Vec<usize>,
+    pub bytes: usize,
+}
+
+/// What a job needs, after its inputs were found to fit.
+#[derive(Clone, Debug)]
+pub(super) struct Needs {
+    /// The outputs of each rank.
+    pub outputs: Vec<Slot>,
+    /// For each input, whether an output mutates it.
+    pub mutated: Vec<bool>,
+    /// The number of groups.
+    pub groups: usize,
+    /// The number of symbols of the imported program.
+    pub symbols: usize,
+}
+
+impl Needs {
+    /// Checks that `inputs` fit the plan's program for these bindings; `first` is the rank of the first list.
+    pub fn of(
+        plan: &Plan,
+        bindings: &Bindings,
+        inputs: &[Vec<Arc<Tensor>>],
+        first: u32,
+    ) -> Result<Needs, RunError> {
+        let graph = parse(&plan.source.text, "the imported program")?;
+        for (rank, inputs) in (first..).zip(inputs) {
+            check_inputs(&graph, bindings, inputs, rank)?;
+        }
+        let mut mutated = vec![false; graph.inputs.len()];
+        let mut outputs = Vec::with_capacity(graph.outputs.len());
+        for output in &graph.outputs {
+            let name = graph.name_of(output.value);
+            outputs.push(slot(&graph, output.value, bindings, &format!("output %{name}"))?);
+            if let OutputKind::Mutates(input) = output.kind {
+                use symmc_ir::entity::Entity;
+                mutated[input.index()] = true;
+            }
+        }
+        let mut groups = graph.groups.len();
+        for text in &plan.programs {
+            groups = groups.max(parse(text, "a planned program")?.groups.len());
+        }
+        Ok(Needs { outputs, mutated, groups, symbols: graph.symbols.len() })
+    }
+}
+
+fn parse(program: &str, what: &str) -> Result<Graph, RunError> {
+    text::parse(program).map_err(|e| RunError::Invalid(format!("{what} of the plan: {e}")))
+}
+
+fn slot(graph: &Graph, value: symmc_ir::ValueId, bindings: &Bindings, what: &str) -> Result<Slot, RunError> {
+    let ty = graph.ty(value);
+    let bytes = |shape: &[usize]| shape.iter().try_fold(ty.dtype.size(), |n, &d| n.checked_mul(d));
+    let sized = ty.concrete(bindings).and_then(|shape| Some((bytes(&shape)?, shape)));
+    let none = || RunError::Invalid(format!("{what} has no size under the given symbols"));
+    let (bytes, shape) = sized.ok_or_else(none)?;
+    Ok(Slot { dtype: ty.dtype, shape, bytes })
+}
+
+fn check_inputs(
+    graph: &Graph,
+    bindings: &Bindings,
+    inputs: &[Arc<Tensor>],
+    rank: u32,
+) -> Result<(), RunError> {
+    if inputs.len() != graph.inputs.len() {
+        let (expected, found) = (graph.inputs.len(), inputs.len());
+        return Err(RunError::Invalid(format!("rank {rank}: expected {expected} inputs, found {found}")));
+    }
+    for (input, tensor) in graph.inputs.values().zip(inputs) {
+        let what = format!("input %{} on rank {rank}", graph.name_of(input.value));
+        let slot = slot(graph, input.value, bindings, &what)?;
+        if slot.dtype != tensor.dtype() || slot.shape != tensor.shape() {
+            return Err(RunError::Invalid(format!(
+                "{what}: expected {}{:?}, found {}{:?}",
+                slot.dtype,
+                slot.shape,
+                tensor.dtype(),
+                tensor.shape()
+            )));
+        }
+    }
+    Ok(())
+}
+
+/// The step that a rank had begun: its index, the name of its node and its op. `None` outside of a run.
+pub(super) fn locate(plan: &Plan, progress: &Progress) -> Option<(usize, String, String)> {
+    let step = progress.step? as usize;
+    let bucket = plan.buckets.get(progress.bucket as usize)?;
+    let node = bucket.steps.get(step)?.node.clone();
+    let graph = plan.programs.get(bucket.program).and_then(|p| text::parse(p).ok());
+    let op = graph.and_then(|graph| {
+        let (_, found) = graph.nodes.iter().find(|(id, _)| graph.node_name(*id) == node)?;
+        let name = match found.op.as_collective() {
+            Some(collective) => collective.kind.name().to_string(),
+            None => text::op_name(&found.op).to_string(),
+        };
+        Some(name)
+    });
+    Some((step, node, op.unwrap_or_else(|| "step".into())))
+}

@@ -1,0 +1,264 @@
+//! The launcher: one process for each rank, started by this one.
+//!
+//! A rank inherits one control socket and is handed the shared memory over it. Ranks die with the launcher
+//! (`PR_SET_PDEATHSIG`), and the launcher kills and reaps every rank before it returns, whatever happened.
+
+use std::collections::BTreeMap;
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use nix::sys::signal::Signal;
+use nix::sys::socket::{AddressFamily, SockFlag, SockType, socketpair};
+use serde::{Deserialize, Serialize};
+use symmc_ir::Tensor;
+use symmc_ir::dim::SymbolId;
+use symmc_ir::entity::Entity;
+
+use super::channel::{Channel, ToRank, Welcome};
+use super::comm::World;
+use super::coordinator::{Coordinator, Member};
+use super::job::{HostConfig, Job, Needs, RankCommand};
+use super::memory::Segment;
+use super::threads::expect_ranks;
+use super::walk::{arena_size, lay_out, read_tensor};
+use crate::error::RunError;
+
+/// How long ranks have to end by themselves after a run.
+const FAREWELL: Duration = Duration::from_secs(2);
+/// How long reaping killed ranks may take.
+const REAPING: Duration = Duration::from_secs(5);
+
+/// The job as ranks read it from shared memory.
+#[derive(Serialize, Deserialize)]
+pub(super) struct JobText {
+    /// The plan as JSON.
+    pub plan: String,
+    /// The value of each symbol of the imported program, by id.
+    pub bindings: Vec<Option<i64>>,
+    pub repeats: u32,
+    pub config: HostConfig,
+    /// For each rank and input the offset and size of its data in the segment of all inputs.
+    pub inputs: Vec<Vec<[usize; 2]>>,
+    /// For each input that an output mutates, its offset in the rank's own segment.
+    pub mutated: Vec<Option<usize>>,
+    /// The offset and size of each output in the rank's own segment.
+    pub outputs: Vec<[usize; 2]>,
+}
+
+/// Runs a job on one process for each rank; the outputs of each rank.
+///
+/// # Errors
+/// The inputs do not fit the plan, a process cannot be started, or a rank failed, died or hung.
+pub fn launch(job: &Job, command: &RankCommand) -> Result<Vec<Vec<Tensor>>, RunError> {
+    let ranks = expect_ranks(job)?;
+    let needs = Needs::of(job.plan, &job.bindings, job.inputs, 0)?;
+    let memory = JobMemory::new(job, &needs)?;
+    let arena = arena_size(job.plan.arenas.symmetric)?;
+    let world = World::create(ranks, needs.groups, arena, job.config.first)?;
+
+    let mut processes = Processes::default();
+    let mut members = Vec::new();
+    for rank in 0..ranks {
+        let channel = processes.spawn(command, rank)?;
+        let welcome = Welcome {
+            rank,
+            ranks,
+            groups: needs.groups,
+            arena,
+            first: job.config.first,
+            job: Some([memory.text.len(), memory.inputs.len(), memory.own[rank as usize].len()]),
+        };
+        channel.send(&ToRank::Welcome(welcome))?;
+        let mut fds = world.fds();
+        fds.extend([&memory.text, &memory.inputs, &memory.own[rank as usize]].map(Segment::fd));
+        channel.send_fds(&fds.into_iter().flatten().collect::<Vec<BorrowedFd>>())?;
+        members.push(Member::new(channel));
+    }
+    let mut ended = |rank| processes.ended(rank);
+    let mut coordinator = Coordinator {
+        plan: job.plan,
+        control: &world.control,
+        limit: job.config.limit,
+        members,
+        ended: &mut ended,
+    };
+    coordinator.run()?;
+    drop(coordinator);
+    processes.farewell();
+    memory.outputs(&needs)
+}
+
+impl World {
+    /// The descriptors of all segments: control, staging, then the arenas.
+    pub(super) fn fds(&self) -> Vec<Option<BorrowedFd<'_>>> {
+        let first = [self.control.segment().fd(), self.staging.fd()];
+        first.into_iter().chain(self.arenas.iter().map(|a| a.fd())).collect()
+    }
+}
+
+/// The shared memory through which ranks get their job and give their outputs.
+struct JobMemory {
+    text: Segment,
+    /// The data of all inputs of all ranks; equal tensors lie there once.
+    inputs: Segment,
+    /// For each rank its outputs and the inputs that they mutate.
+    own: Vec<Segment>,
+    outputs: Vec<[usize; 2]>,
+}
+
+impl JobMemory {
+    fn new(job: &Job, needs: &Needs) -> Result<JobMemory, RunError> {
+        let mut known: BTreeMap<*const Tensor, usize> = BTreeMap::new();
+        let mut tensors: Vec<&Arc<Tensor>> = Vec::new();
+        for tensor in job.inputs.iter().flatten() {
+            known.entry(Arc::as_ptr(tensor)).or_insert_with(|| {
+                tensors.push(tensor);
+                tensors.len() - 1
+            });
+        }
+        let (starts, end) = lay_out(tensors.iter().map(|t| t.data().len()))?;
+        let inputs = Segment::create("inputs", end)?;
+        for (tensor, &start) in tensors.iter().zip(&starts) {
+            store(&inputs, start, tensor.data());
+        }
+        let place = |t: &Arc<Tensor>| {
+            let start = known.get(&Arc::as_ptr(t)).map_or(0, |&i| starts[i]);
+            [start, t.data().len()]
+        };
+        let places = job.inputs.iter().map(|inputs| inputs.iter().map(place).collect()).collect();
+
+        let mutated: Vec<usize> = (0..needs.mutated.len()).filter(|&i| needs.mutated[i]).collect();
+        let first = job.inputs.first().map_or(&[][..], |inputs| &inputs[..]);
+        let sizes = needs.outputs.iter().map(|o| o.bytes);
+        let (starts, end) = lay_out(sizes.chain(mutated.iter().map(|&i| first[i].data().len())))?;
+        let (outputs, copies) = starts.split_at(needs.outputs.len());
+        let outputs: Vec<[usize; 2]> =
+            outputs.iter().zip(&needs.outputs).map(|(&s, o)| [s, o.bytes]).collect();
+        let mut own = Vec::new();
+        for inputs in job.inputs {
+            let segment = Segment::create("own", end)?;
+            mutated.iter().zip(copies).for_each(|(&i, &at)| store(&segment, at, inputs[i].data()));
+            own.push(segment);
+        }
+        let mut at = vec![None; needs.mutated.len()];
+        mutated.iter().zip(copies).for_each(|(&i, &offset)| at[i] = Some(offset));
+
+        let text = JobText {
+            plan: job.plan.to_json(),
+            bindings: (0..needs.symbols).map(|i| job.bindings.get(SymbolId::new(i))).collect(),
+            repeats: job.repeats,
+            config: job.config.clone(),
+            inputs: places,
+            mutated: at,
+            outputs: outputs.clone(),
+        };
+        let text = serde_json::to_vec(&text).map_err(|e| RunError::system("writing the job", e))?;
+        let segment = Segment::create("job", text.len())?;
+        store(&segment, 0, &text);
+        Ok(JobMemory { text: segment, inputs, own, outputs })
+    }
+
+    /// The outputs of all ranks, after all have ended.
+    fn outputs(&self, needs: &Needs) -> Result<Vec<Vec<Tensor>>, RunError> {
+        let of_rank = |own: &Segment| {
+            let at = |[offset, _]: &[usize; 2]| own.as_ptr().wrapping_add(*offset);
+            // SAFETY: the places were laid out within the segment; the ranks have ended.
+            let read = |(place, slot)| unsafe { read_tensor(at(place), slot) };
+            self.outputs.iter().zip(&needs.outputs).map(read).collect()
+        };
+        self.own.iter().map(of_rank).collect()
+    }
+}
+
+/// Writes `data` at `start` of a segment that was laid out for it.
+fn store(segment: &Segment, start: usize, data: &[u8]) {
+    assert!(start + data.len() <= segment.len(), "tensors lie within the segment laid out for them");
+    // SAFETY: the range lies within the segment, which no other process has yet.
+    unsafe { std::ptr::copy_nonoverlapping(data.as_ptr(), segment.as_ptr().add(start), data.len()) };
+}
+
+/// The processes of the ranks. None outlives this value.
+#[derive(Default)]
+struct Processes {
+    children: Vec<Child>,
+}
+
+impl Processes {
+    /// Starts the process of a rank; the launcher's end of its control socket.
+    fn spawn(&mut self, command: &RankCommand, rank: u32) -> Result<Channel, RunError> {
+        let failed = |e: &dyn std::fmt::Display| {
+            RunError::system(format!("starting rank {rank} ({})", command.program.display()), e)
+        };
+        let pair = socketpair(AddressFamily::Unix, SockType::SeqPacket, None, SockFlag::SOCK_CLOEXEC);
+        let (ours, theirs): (OwnedFd, OwnedFd) = pair.map_err(|e| failed(&e))?;
+        let inherited = theirs.as_raw_fd();
+        let launcher = std::process::id();
+        let mut child = Command::new(&command.program);
+        child.args(&command.args).arg(inherited.to_string()).stdin(Stdio::null()).stdout(Stdio::null());
+        // SAFETY: the closure only makes system calls that are safe between fork and exec.
+        unsafe {
+            child.pre_exec(move || {
+                // The rank dies with the launcher, also if that died before this call.
+                if libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) != 0
+                    || libc::getppid() as u32 != launcher
+                    || libc::fcntl(inherited, libc::F_SETFD, 0) != 0
+                {
+                    return Err(std::io::Error::last_os_error());
+                }
+                Ok(())
+            })
+        };
+        self.children.push(child.spawn().map_err(|e| failed(&e))?);
+        Ok(Channel::new(ours, rank))
+    }
+
+    /// How the process of a rank ended, if it has.
+    fn ended(&mut self, rank: u32) -> Option<String> {
+        let status = self.children.get_mut(rank as usize)?.try_wait().ok().flatten()?;
+        Some(how(status))
+    }
+
+    /// Lets the ranks end by themselves.
+    fn farewell(&mut self) {
+        self.reap(Instant::now() + FAREWELL);
+    }
+
+    /// Waits until all have ended; whether they have.
+    fn reap(&mut self, until: Instant) -> bool {
+        let mut pause = Duration::from_micros(50);
+        loop {
+            if self.children.iter_mut().all(|c| !matches!(c.try_wait(), Ok(None))) {
+                return true;
+            }
+            if Instant::now() >= until {
+                return false;
+            }
+            std::thread::sleep(pause);
+            pause = (pause * 2).min(Duration::from_millis(5));
+        }
+    }
+}
+
+impl Drop for Processes {
+    fn drop(&mut self) {
+        for child in &mut self.children {
+            // Killing a process that has ended is refused; nothing else can be done.
+            let _ = child.kill();
+        }
+        self.reap(Instant::now() + REAPING);
+    }
+}
+
+fn how(status: ExitStatus) -> String {
+    match (status.signal(), status.code()) {
+        (Some(number), _) => match Signal::try_from(number) {
+            Ok(signal) => format!("signal {number}, {signal}"),
+            Err(_) => format!("signal {number}"),
+        },
+        (None, Some(code)) => format!("exit code {code}"),
+        (None, None) => "unknown status".into(),
+    }
+}

@@ -1,0 +1,151 @@
+//! One rank runs its plan: what process ranks, thread ranks and joined ranks have in common.
+
+use std::sync::Arc;
+
+use symmc_ir::{Bindings, Tensor};
+use symmc_planner::plan::Plan;
+
+use super::comm::Comm;
+use super::job::{HostConfig, Slot};
+use super::memory::Segment;
+use crate::call::CollectiveCall;
+use crate::error::RunError;
+use crate::exec::{Communicator, Executor, RankMemory, Registry, Span};
+
+impl Communicator for Comm {
+    fn begin(&self, step: usize) {
+        self.begin_step(step);
+    }
+
+    unsafe fn collective(&self, call: &CollectiveCall<'_>) -> Result<(), RunError> {
+        // SAFETY: the caller's promise.
+        unsafe { Comm::collective(self, call) }
+    }
+
+    fn abort(&self, error: &RunError) {
+        if !error.is_consequence() {
+            Comm::abort(self, error);
+        }
+    }
+}
+
+/// What one rank runs.
+pub(super) struct Walk<'a> {
+    pub plan: &'a Plan,
+    pub bindings: &'a Bindings,
+    pub repeats: u32,
+    pub config: &'a HostConfig,
+}
+
+impl Walk<'_> {
+    /// Loads the rank's fixed memory, calls `ready`, which returns once all ranks are, and runs the plan as
+    /// often as wanted.
+    ///
+    /// # Safety
+    /// As [`Executor::run`] for `memory`.
+    pub unsafe fn run(
+        &self,
+        comm: &Comm,
+        memory: &RankMemory,
+        ready: impl FnOnce() -> Result<(), RunError>,
+    ) -> Result<(), RunError> {
+        let registry = Registry::new();
+        let mut executor = Executor::new(self.plan, comm.rank(), &registry, self.config.exec())?;
+        let bucket = executor.bucket(self.bindings)?;
+        // SAFETY: the caller's promise.
+        unsafe { executor.load(self.bindings, memory)? };
+        ready()?;
+        for run in 0..u64::from(self.repeats.max(1)) {
+            comm.begin_run(run, bucket);
+            // SAFETY: the caller's promise.
+            unsafe { executor.run(self.bindings, memory, comm)? };
+        }
+        comm.end_runs();
+        Ok(())
+    }
+}
+
+/// The start of each of these sizes when they lie one after another, aligned for every dtype, and the end.
+pub(super) fn lay_out(sizes: impl Iterator<Item = usize>) -> Result<(Vec<usize>, usize), RunError> {
+    let mut starts = Vec::new();
+    let mut end = 0usize;
+    for size in sizes {
+        starts.push(end);
+        let next = end.checked_add(size).and_then(|e| e.checked_next_multiple_of(64));
+        end = next.ok_or_else(|| RunError::system("laying out tensors", "their size overflows"))?;
+    }
+    Ok((starts, end))
+}
+
+/// The memory of a rank whose inputs are tensors of this process.
+pub(super) struct LocalMemory {
+    ordinary: Segment,
+    /// Outputs, then copies of inputs that are mutated or not aligned.
+    io: Segment,
+    outputs: Vec<Span>,
+    inputs: Vec<Span>,
+}
+
+impl LocalMemory {
+    /// Memory for `outputs`, reading `inputs` where they are.
+    pub fn new(
+        ordinary: u64,
+        inputs: &[Arc<Tensor>],
+        mutated: &[bool],
+        outputs: &[Slot],
+    ) -> Result<LocalMemory, RunError> {
+        let copied = |i: usize| mutated[i] || !inputs[i].data().as_ptr().addr().is_multiple_of(8);
+        let copies: Vec<usize> = (0..inputs.len()).filter(|&i| copied(i)).collect();
+        let sizes = outputs.iter().map(|o| o.bytes).chain(copies.iter().map(|&i| inputs[i].data().len()));
+        let (starts, end) = lay_out(sizes)?;
+        let io = Segment::private(end)?;
+        let at = |start: usize, len: usize| Span { ptr: io.as_ptr().wrapping_add(start), len };
+        let output_spans = starts.iter().zip(outputs).map(|(&s, o)| at(s, o.bytes)).collect();
+        let mut input_spans: Vec<Span> = inputs.iter().map(|t| Span::of_const(t.data())).collect();
+        for (&i, &start) in copies.iter().zip(&starts[outputs.len()..]) {
+            let data = inputs[i].data();
+            let span = at(start, data.len());
+            // SAFETY: the span lies within the fresh segment and is as long as the data.
+            unsafe { std::ptr::copy_nonoverlapping(data.as_ptr(), span.ptr, data.len()) };
+            input_spans[i] = span;
+        }
+        let ordinary = Segment::private(arena_size(ordinary)?)?;
+        Ok(LocalMemory { ordinary, io, outputs: output_spans, inputs: input_spans })
+    }
+
+    /// As the executor takes it, with the symmetric arena of `comm`.
+    pub fn rank(&self, comm: &Comm) -> RankMemory {
+        let arena = comm.arena();
+        RankMemory {
+            ordinary: Span { ptr: self.ordinary.as_ptr(), len: self.ordinary.len() },
+            symmetric: Span { ptr: arena.as_ptr(), len: arena.len() },
+            inputs: self.inputs.clone(),
+            outputs: self.outputs.clone(),
+        }
+    }
+
+    /// The outputs.
+    pub fn outputs(&self, slots: &[Slot]) -> Result<Vec<Tensor>, RunError> {
+        debug_assert!(self.outputs.iter().map(|s| s.len).sum::<usize>() <= self.io.len());
+        // SAFETY: the spans lie within this rank's own segment, and its run has ended.
+        let read = |(span, slot): (&Span, &Slot)| unsafe { read_tensor(span.ptr, slot) };
+        self.outputs.iter().zip(slots).map(read).collect()
+    }
+}
+
+/// The tensor of `slot` whose bytes lie at `from`.
+///
+/// # Safety
+/// As many bytes as the slot says lie there, and nobody writes them meanwhile.
+pub(super) unsafe fn read_tensor(from: *const u8, slot: &Slot) -> Result<Tensor, RunError> {
+    let mut data = vec![0; slot.bytes];
+    // SAFETY: by the caller.
+    unsafe { std::ptr::copy_nonoverlapping(from, data.as_mut_ptr(), slot.bytes) };
+    Tensor::new(slot.dtype, slot.shape.clone(), data)
+        .ok_or_else(|| RunError::system("reading an output", "its size does not fit its shape"))
+}
+
+/// The size of an arena of a plan on this machine.
+pub(super) fn arena_size(bytes: u64) -> Result<usize, RunError> {
+    usize::try_from(bytes).map_err(|e| RunError::system(format!("an arena of {bytes} bytes"), e))
+}
