@@ -85,7 +85,9 @@ pub fn check_size(shape: &[Dim]) -> Result<(), String> {
         terms = terms.saturating_mul(dim.terms());
     }
     if terms > MAX_TERMS {
-        return Err(format!("expected a number of elements of at most {MAX_TERMS} terms, found up to {terms}"));
+        return Err(format!(
+            "expected a number of elements of at most {MAX_TERMS} terms, found up to {terms}"
+        ));
     }
     Ok(())
 }
@@ -257,7 +259,13 @@ impl Dim {
     /// The larger of two expressions.
     pub fn max_with(&self, other: &Dim) -> Dim {
         match ((self.clone() - other.clone()).as_const(), self <= other) {
-            (Some(d), _) => if d >= 0 { self.clone() } else { other.clone() },
+            (Some(d), _) => {
+                if d >= 0 {
+                    self.clone()
+                } else {
+                    other.clone()
+                }
+            }
             (None, true) => Dim::atom(Atom::Max(self.clone(), other.clone())),
             (None, false) => Dim::atom(Atom::Max(other.clone(), self.clone())),
         }
@@ -266,7 +274,13 @@ impl Dim {
     /// The smaller of two expressions.
     pub fn min_with(&self, other: &Dim) -> Dim {
         match ((self.clone() - other.clone()).as_const(), self <= other) {
-            (Some(d), _) => if d <= 0 { self.clone() } else { other.clone() },
+            (Some(d), _) => {
+                if d <= 0 {
+                    self.clone()
+                } else {
+                    other.clone()
+                }
+            }
             (None, true) => Dim::atom(Atom::Min(self.clone(), other.clone())),
             (None, false) => Dim::atom(Atom::Min(other.clone(), self.clone())),
         }
@@ -287,8 +301,18 @@ impl Dim {
     }
 
     /// Inclusive bounds over all values of the symbols within their own bounds, by interval arithmetic:
-    /// never too narrow, possibly too wide.
+    /// never too narrow, possibly too wide. That `k*div(a, k)` lies within `k - 1` below `a` is known for
+    /// sums `a` of symbols.
     pub fn bounds(&self, symbols: &Table<SymbolId, Symbol>) -> (i64, i64) {
+        let plain = self.interval(symbols);
+        match self.div_as_mod(symbols).map(|other| other.bounds(symbols)) {
+            Some(other) => (plain.0.max(other.0), plain.1.min(other.1)),
+            None => plain,
+        }
+    }
+
+    /// The bounds of the terms, summed.
+    fn interval(&self, symbols: &Table<SymbolId, Symbol>) -> (i64, i64) {
         let (terms, constant) = self.parts();
         let mut sum = (constant, constant);
         for t in terms {
@@ -299,6 +323,36 @@ impl Dim {
             sum = (sum.0.saturating_add(range.0), sum.1.saturating_add(range.1));
         }
         sum
+    }
+
+    /// The same value with the first term `c*k*div(a, k)` written as `c*a - c*mod(a, k)`. Only where `a` is a
+    /// short sum of symbols, small enough that nothing saturates.
+    fn div_as_mod(&self, symbols: &Table<SymbolId, Symbol>) -> Option<Dim> {
+        const SMALL: i64 = 1 << 20;
+        let (terms, constant) = self.parts();
+        let within = |x: i64, limit: i64| (-limit..=limit).contains(&x);
+        if !terms.iter().map(|t| t.factor).chain([constant]).all(|x| within(x, SMALL * SMALL)) {
+            return None;
+        }
+        let small = |x: i64| within(x, SMALL);
+        let is_simple = |a: &Dim| {
+            let (terms, constant) = a.parts();
+            let simple = |t: &Term| match t.product.as_slice() {
+                [Atom::Symbol(s)] => symbols.get(*s).is_some_and(|s| s.min >= 0 && s.max <= SMALL * SMALL),
+                _ => false,
+            };
+            terms.len() <= 4 && small(constant) && terms.iter().all(|t| small(t.factor) && simple(t))
+        };
+        terms.iter().enumerate().find_map(|(i, term)| {
+            let [Atom::FloorDiv(a, k)] = term.product.as_slice() else { return None };
+            let k_value = k.as_const().filter(|&k| k > 0)?;
+            let times =
+                term.factor.checked_rem(k_value).filter(|&r| r == 0).map(|_| term.factor / k_value)?;
+            (small(times) && is_simple(a)).then_some(())?;
+            let mut rest = terms.to_vec();
+            rest.remove(i);
+            Some(Dim::from_terms(rest, constant) + (a.clone() - a.modulo(k)) * Dim::from(times))
+        })
     }
 
     /// The largest value over all values of the symbols (see [`bounds`](Self::bounds)).
@@ -434,12 +488,8 @@ fn checked_floor_mod(a: i64, b: i64) -> Option<i64> {
 }
 
 fn mul_range(a: (i64, i64), b: (i64, i64)) -> (i64, i64) {
-    let ends = [
-        a.0.saturating_mul(b.0),
-        a.0.saturating_mul(b.1),
-        a.1.saturating_mul(b.0),
-        a.1.saturating_mul(b.1),
-    ];
+    let ends =
+        [a.0.saturating_mul(b.0), a.0.saturating_mul(b.1), a.1.saturating_mul(b.0), a.1.saturating_mul(b.1)];
     (ends.into_iter().min().unwrap_or(0), ends.into_iter().max().unwrap_or(0))
 }
 

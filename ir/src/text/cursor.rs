@@ -250,7 +250,8 @@ impl<'a> Cursor<'a> {
         // The sign belongs to a leading integer, so that the smallest integer can be read.
         let mut product = match self.token {
             Token::Integer(_) => Dim::from(self.digits(negative, at)?),
-            _ => self.factor(depth)? * Dim::from(if negative { -1 } else { 1 }),
+            _ if negative => self.factor(depth)? * Dim::from(-1),
+            _ => self.factor(depth)?,
         };
         while self.eat("*")? {
             let factor = self.factor(depth)?;

@@ -245,6 +245,10 @@ fn bounds() {
     assert_eq!(s(0).min_with(&s(2)).bounds(&symbols), (0, 3));
     assert_eq!(s(0).floor_div(&s(0)).bounds(&symbols), (1, 1));
     assert_eq!(s(1).floor_div(&s(0)).bounds(&symbols), (i64::MIN, i64::MAX));
+    let rounded_up = (s(1) + c(3)).floor_div(&c(4)) * c(4);
+    assert_eq!((rounded_up.clone() - s(1)).bounds(&symbols), (0, 3));
+    assert_eq!((s(1) - rounded_up.clone() * c(2)).bounds(&symbols), (-7, -4));
+    assert_eq!(rounded_up.bounds(&symbols), (4, 4));
     assert!(s(0).provably_le(&s(2), &symbols));
     assert!(!s(1).provably_le(&s(0), &symbols));
 }
