@@ -3,17 +3,17 @@
 //! - Element-wise ops, casts and copies: each element of the result lies exactly on the element of the
 //!   operand that it is computed from, and no other.
 //! - Concatenation: the operand lies where it ends up, as one run; when it ends up in several places, in one
-//!   of them.
+//!   of them. Or all of its base is an operand that does.
 //! - Collectives whose contract allows it: exactly on the operand; for all-gather the operand is this
 //!   rank's piece of the result, for reduce-scatter the result is this rank's piece of the operand.
 //! - Any op: the elements that it reads of the shared base are disjoint from the result.
 //!
 //! Everything else reads elements after others were written, in an order that this module does not know.
 
-use symmc_ir::{CollectiveKind, Contract, Dim, NodeId, Op, Type, ValueId};
+use symmc_ir::{CollectiveKind, Contract, Dim, Node, NodeId, Op, Type, ValueId};
 
 use super::place::{Home, Numbered, Range, apart};
-use super::step::Context;
+use super::step::{Context, is_whole};
 
 /// What a result does to an operand whose base it overlaps.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -53,7 +53,13 @@ pub fn overlay(
     if apart(&read, &home.range, ctx.symbols) {
         return Overlay::Replaces;
     }
-    if base.range.memory != home.range.memory || !layout.is_contiguous(tx) {
+    if base.range.memory != home.range.memory {
+        return Overlay::Illegal;
+    }
+    if let Op::Concat { axis } = node.op {
+        return concat(ctx, node, axis, x, (base, home));
+    }
+    if !layout.is_contiguous(tx) {
         return Overlay::Illegal;
     }
     let shift = start - home.range.start.clone();
@@ -67,17 +73,6 @@ pub fn overlay(
                 (true, _) => Overlay::Replaces,
             }
         }
-        Op::Concat { axis } => {
-            let outer_is_one = tr.shape[..*axis].iter().all(|d| d.as_const() == Some(1));
-            let mut before = Dim::from(0);
-            let mut at_piece = false;
-            for &v in &node.inputs {
-                at_piece |= v == x && shift == before;
-                before = before + graph.ty(v).bytes();
-            }
-            let legal = outer_is_one && at_piece && base.range.rank == home.range.rank;
-            if legal { Overlay::Keeps } else { Overlay::Illegal }
-        }
         Op::Collective(c) => match contract {
             Some(contract) if contract.in_place && shift == Dim::from(0) => {
                 let group = ctx.program.group(c.group);
@@ -86,6 +81,28 @@ pub fn overlay(
             _ => Overlay::Illegal,
         },
         _ => Overlay::Illegal,
+    }
+}
+
+/// The rule for an operand `x` of a concatenation whose base and result have these homes.
+fn concat(ctx: &Context<'_>, node: &Node, axis: usize, x: ValueId, (base, home): (&Home, &Home)) -> Overlay {
+    let graph = &ctx.program.graph;
+    let outer_is_one = graph.ty(node.outputs[0]).shape[..axis].iter().all(|d| d.as_const() == Some(1));
+    let start = |v: ValueId| {
+        let element = Dim::from(graph.ty(v).dtype.size() as i64);
+        base.range.start.clone() + ctx.program.layouts[v].offset.clone() * element
+    };
+    let mut piece = home.range.start.clone();
+    let mut stays = false;
+    for &v in &node.inputs {
+        let holds_x = v == x || (ctx.program.base(v) == ctx.program.base(x) && is_whole(ctx.program, v));
+        let as_one_run = ctx.program.layouts[v].is_contiguous(graph.ty(v));
+        stays |= holds_x && as_one_run && start(v) == piece;
+        piece = piece + graph.ty(v).bytes();
+    }
+    match outer_is_one && stays && base.range.rank == home.range.rank {
+        true => Overlay::Keeps,
+        false => Overlay::Illegal,
     }
 }
 

@@ -137,8 +137,8 @@ fn is_view(program: &Program, node: NodeId) -> bool {
     node.op.is_view() && node.outputs.first().is_some_and(|&v| program.base(v) != v)
 }
 
-/// Whether a contiguous value is all of its base.
-fn is_whole(program: &Program, x: ValueId) -> bool {
+/// Whether a value has as many elements as its base.
+pub fn is_whole(program: &Program, x: ValueId) -> bool {
     let (graph, base) = (&program.graph, program.base(x));
     base == x || graph.ty(base).numel() == graph.ty(x).numel()
 }

@@ -5,6 +5,7 @@
 
 #![allow(dead_code)]
 
+pub mod corrupt;
 pub mod explore;
 
 use symmc_ir::entity::Entity;

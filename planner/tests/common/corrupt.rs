@@ -1,0 +1,231 @@
+//! Random damage to plans.
+//!
+//! A plan is first brought into a form in which nothing but places, waits, order, variants and barriers
+//! decides about its safety: one buffer for each arena, alive all the time. Then damage cannot be told from
+//! lifetimes or overlapping buffers, and only the proof over time can find it.
+
+use std::collections::BTreeSet;
+
+use symmc_ir::{Op, Variant, text};
+use symmc_planner::check::{CheckError, check};
+use symmc_planner::plan::{ArenaKind, Barrier, Buffer, Lane, Memory, Plan, Reach, Role};
+
+use super::Rng;
+
+/// The same places, in one buffer for each arena with some room; fixed memory lies behind it, with two landing
+/// zones of `zone` bytes for every group.
+pub fn flatten(plan: &Plan, zone: u64) -> Plan {
+    let mut plan = plan.clone();
+    plan.arenas.ordinary += 256;
+    plan.arenas.symmetric += 256;
+    let (ordinary, symmetric) = (plan.arenas.ordinary, plan.arenas.symmetric);
+    add_zones(&mut plan, zone);
+    for bucket in &mut plan.buckets {
+        let last = bucket.steps.len().saturating_sub(1);
+        for place in bucket.places.values_mut() {
+            let Memory::Buffer(b) = place.memory else { continue };
+            let old = &bucket.buffers[b];
+            place.memory = Memory::Buffer(usize::from(old.arena == ArenaKind::Symmetric));
+            place.offset = match place.offset.parse::<u64>() {
+                Ok(offset) => (offset + old.offset).to_string(),
+                Err(_) => format!("{} + {}", place.offset, old.offset),
+            };
+        }
+        let buffer = |arena, size| Buffer { arena, offset: 0, size, first: 0, last, reach: Reach::Local };
+        bucket.buffers = vec![buffer(ArenaKind::Ordinary, ordinary), buffer(ArenaKind::Symmetric, symmetric)];
+    }
+    plan
+}
+
+/// Makes sums, reach, landing zones and the presence of barriers fit the rest of the plan.
+pub fn mend(plan: &mut Plan) {
+    for _ in 0..64 {
+        let Err(errors) = check(plan) else { return };
+        let mut changed = false;
+        for error in errors {
+            changed |= mend_one(plan, &error);
+        }
+        if !changed {
+            return;
+        }
+    }
+}
+
+fn mend_one(plan: &mut Plan, error: &CheckError) -> bool {
+    match error {
+        CheckError::Total { bucket, total, expected, .. } => {
+            let t = &mut plan.buckets[*bucket].totals;
+            let field = match *total {
+                "ordinary_peak" => &mut t.ordinary_peak,
+                "ordinary_bound" => &mut t.ordinary_bound,
+                "symmetric_peak" => &mut t.symmetric_peak,
+                "symmetric_bound" => &mut t.symmetric_bound,
+                "copies" => &mut t.copies,
+                "copied" => &mut t.copied,
+                "barriers_dropped" => &mut t.barriers_dropped,
+                _ => &mut t.barriers_kept,
+            };
+            *field = *expected;
+        }
+        CheckError::BufferReach { bucket, buffer, expected, .. } => {
+            plan.buckets[*bucket].buffers[*buffer].reach = *expected;
+        }
+        CheckError::ExitMissing { at, .. } => {
+            plan.buckets[at.bucket].steps[at.step].exit = Some(Barrier::Dropped);
+        }
+        CheckError::ExitUnexpected { at } => plan.buckets[at.bucket].steps[at.step].exit = None,
+        _ => return false,
+    }
+    true
+}
+
+/// Moves fixed memory behind everything else, and gives every group two landing zones of `size` bytes, so that
+/// variants can be exchanged.
+fn add_zones(plan: &mut Plan, size: u64) {
+    let groups: BTreeSet<String> = plan
+        .programs
+        .iter()
+        .flat_map(|t| {
+            text::parse(t).expect("parses").groups.values().map(|g| g.name.clone()).collect::<Vec<_>>()
+        })
+        .collect();
+    plan.fixed.retain(|f| !matches!(f.role, Role::Landing { .. }));
+    // What stays is renumbered.
+    let bound: Vec<usize> = plan
+        .fixed
+        .iter()
+        .filter_map(|f| match f.role {
+            Role::Bound { input } => Some(input),
+            Role::Landing { .. } => None,
+        })
+        .collect();
+    let base = plan.arenas.symmetric;
+    let mut end = base;
+    for f in &mut plan.fixed {
+        f.offset = end;
+        end += f.size.next_multiple_of(64);
+    }
+    for group in groups {
+        for zone in 0..2 {
+            let role = Role::Landing { group: group.clone(), zone };
+            plan.fixed.push(symmc_planner::plan::Fixed { role, offset: end, size });
+            end += size;
+        }
+    }
+    plan.arenas.symmetric = end;
+    let programs: Vec<_> = plan.programs.iter().map(|t| text::parse(t).expect("parses")).collect();
+    for bucket in &mut plan.buckets {
+        let graph = &programs[bucket.program];
+        for (i, &input) in bound.iter().enumerate() {
+            let value = graph.inputs.values().nth(input).expect("the input exists").value;
+            bucket.places[graph.name_of(value)].memory = Memory::Fixed(i);
+        }
+    }
+}
+
+/// Damages a flattened plan in one way; what was done, or `None` if that was not possible.
+pub fn damage(plan: &mut Plan, rng: &mut Rng) -> Option<String> {
+    let b = rng.below(plan.buckets.len());
+    let steps = plan.buckets[b].steps.len();
+    match rng.below(7) {
+        0 | 1 => move_value(plan, b, rng),
+        2 => {
+            let s = rng.below(steps);
+            let waits = &mut plan.buckets[b].steps[s].waits;
+            (!waits.is_empty()).then(|| {
+                let w = waits.remove(rng.below(waits.len()));
+                format!("step {s} of bucket {b} does not wait for {w}")
+            })
+        }
+        3 => {
+            let s = rng.below(steps);
+            let step = &mut plan.buckets[b].steps[s];
+            step.exit = match step.exit? {
+                Barrier::Kept => Some(Barrier::Dropped),
+                Barrier::Dropped => Some(Barrier::Kept),
+            };
+            Some(format!("step {s} of bucket {b} has exit {:?}", step.exit))
+        }
+        4 => change_variant(plan, b, rng),
+        5 => {
+            let s = rng.below(steps.max(2) - 1);
+            let list = &mut plan.buckets[b].steps;
+            if s + 1 >= list.len() {
+                return None;
+            }
+            list.swap(s, s + 1);
+            for w in list.iter_mut().flat_map(|step| &mut step.waits) {
+                *w = match *w {
+                    w if w == s => s + 1,
+                    w if w == s + 1 => s,
+                    w => w,
+                };
+            }
+            Some(format!("steps {s} and {} of bucket {b} are exchanged", s + 1))
+        }
+        _ => {
+            let s = rng.below(steps);
+            let step = &mut plan.buckets[b].steps[s];
+            step.lane = if step.lane == Lane::Comm { Lane::Compute } else { Lane::Comm };
+            let list = &mut plan.buckets[b].steps;
+            let lanes: Vec<Lane> = list.iter().map(|s| s.lane).collect();
+            for (s, step) in list.iter_mut().enumerate() {
+                step.waits.retain(|&w| lanes[w] != lanes[s]);
+            }
+            Some(format!("step {s} of bucket {b} changes its lane"))
+        }
+    }
+}
+
+/// Moves a value within its arena, onto another value more often than not.
+fn move_value(plan: &mut Plan, b: usize, rng: &mut Rng) -> Option<String> {
+    let bucket = &mut plan.buckets[b];
+    let in_buffer: Vec<String> = bucket
+        .places
+        .iter()
+        .filter(|(_, p)| matches!(p.memory, Memory::Buffer(_)))
+        .map(|(name, _)| name.clone())
+        .collect();
+    if in_buffer.is_empty() {
+        return None;
+    }
+    let name = rng.pick(&in_buffer).clone();
+    let other = bucket.places[rng.pick(&in_buffer)].clone();
+    let size = match bucket.places[&name].memory {
+        Memory::Buffer(m) => bucket.buffers[m].size,
+        _ => return None,
+    };
+    let place = &mut bucket.places[&name];
+    if other.memory == place.memory && rng.one_in(2) {
+        place.offset = other.offset;
+        place.by_rank = None;
+    } else {
+        place.offset = (rng.below(size as usize / 16) * 16).to_string();
+        place.by_rank = None;
+    }
+    Some(format!("%{name} of bucket {b} lies at {}", place.offset))
+}
+
+fn change_variant(plan: &mut Plan, b: usize, rng: &mut Rng) -> Option<String> {
+    let p = plan.buckets[b].program;
+    let mut graph = text::parse(&plan.programs[p]).expect("parses");
+    let nodes: Vec<_> = graph.nodes.keys().filter(|&n| graph.nodes[n].op.as_collective().is_some()).collect();
+    if nodes.is_empty() {
+        return None;
+    }
+    let n = *rng.pick(&nodes);
+    let name = graph.node_name(n).to_string();
+    let Op::Collective(c) = &mut graph.nodes[n].op else { return None };
+    let able: Vec<Variant> = Variant::ALL
+        .iter()
+        .copied()
+        .filter(|v| v.contract(&c.kind).is_some() && Some(*v) != c.variant)
+        .collect();
+    if able.is_empty() {
+        return None;
+    }
+    let variant = *rng.pick(&able);
+    c.variant = Some(variant);
+    plan.programs[p] = text::print(&graph);
+    Some(format!("%{name} of program {p} runs as {variant}"))
+}
