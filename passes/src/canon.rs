@@ -8,6 +8,7 @@
 //! - products keep the axes of their operand instead of flattening them ([`products`]),
 //! - `rms_norm`, `softmax` and `silu` are whole again ([`norms`], [`activations`]), and attention knows that
 //!   it is causal and that its heads are grouped ([`attention`]),
+//! - collectives between one rank are gone ([`collectives`]),
 //! - equal nodes exist once.
 //!
 //! No rule changes a result by more than the rounding of intermediate values that a fused op avoids; all but the
@@ -16,6 +17,7 @@
 pub mod activations;
 pub mod attention;
 pub mod broadcasts;
+pub mod collectives;
 pub mod constants;
 pub mod identities;
 pub mod known;
@@ -38,6 +40,7 @@ pub const RULES: &[&[Rule]] = &[
     norms::RULES,
     activations::RULES,
     attention::RULES,
+    collectives::RULES,
 ];
 
 /// The canonical form of a program.

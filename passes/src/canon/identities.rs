@@ -35,12 +35,12 @@ pub const RULES: &[Rule] = &[
 ];
 
 fn copy(_: &mut Rewriter, node: &Candidate) -> Option<Rewrite> {
-    (node.op == Op::Copy).then_some(Rewrite::Value(node.inputs[0]))
+    (node.op == Op::Copy).then(|| Rewrite::Value(node.inputs[0]))
 }
 
 fn cast_to_same(cx: &mut Rewriter, node: &Candidate) -> Option<Rewrite> {
     let same = node.op == Op::Cast && *cx.ty(node.inputs[0]) == node.ty;
-    same.then_some(Rewrite::Value(node.inputs[0]))
+    same.then(|| Rewrite::Value(node.inputs[0]))
 }
 
 fn cast_of_widening(cx: &mut Rewriter, node: &Candidate) -> Option<Rewrite> {

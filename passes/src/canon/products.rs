@@ -14,9 +14,8 @@ pub const RULES: &[Rule] = &[Rule {
 /// The operand must be a reshape already: another one in its place costs nothing then, while the reshape of
 /// a strided view would be a copy.
 fn matmul_of_flattened(cx: &mut Rewriter, node: &Candidate) -> Option<Rewrite> {
-    let (Op::Reshape, Some((Op::MatMul, &[flat, w]))) = (&node.op, cx.def(node.inputs[0])) else {
-        return None;
-    };
+    let product = cx.def(*node.inputs.first()?);
+    let (Op::Reshape, Some((Op::MatMul, &[flat, w]))) = (&node.op, product) else { return None };
     let Some((Op::Reshape, _)) = cx.def(flat) else { return None };
     let [inner, columns] = cx.shape(w) else { return None };
     let (last, leading) = node.ty.shape.split_last()?;

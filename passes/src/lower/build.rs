@@ -105,7 +105,8 @@ impl Builder<'_> {
                     Some(node) => node,
                     None => {
                         let operands = solution.steps[step].operands.iter();
-                        let inputs = operands.map(|&o| self.value(solved, r, near, o)).collect::<Option<Vec<_>>>()?;
+                        let inputs =
+                            operands.map(|&o| self.value(solved, r, near, o)).collect::<Option<Vec<_>>>()?;
                         let results = self.results(region, solution, near, step);
                         let node = self.to.add_node(solution.steps[step].op.clone(), inputs, results);
                         self.done[r][step] = Some(node);
@@ -119,7 +120,13 @@ impl Builder<'_> {
 
     /// Names and types of the results of a step: the names of the node that it stands for, else names made
     /// from that of the node `near` which it helps to compute.
-    fn results(&mut self, region: &Region, solution: &Solution, near: usize, step: usize) -> Vec<(String, Type)> {
+    fn results(
+        &mut self,
+        region: &Region,
+        solution: &Solution,
+        near: usize,
+        step: usize,
+    ) -> Vec<(String, Type)> {
         let from = &solution.steps[step];
         let old = |i: usize| &self.from.nodes[region.nodes[i]].outputs;
         let name = |k: usize| match from.stands_for {

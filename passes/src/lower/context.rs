@@ -55,7 +55,8 @@ impl Context {
         bytes: u64,
         copy_us: f64,
     ) -> Option<f64> {
-        let allowed = variant == Variant::Plain || self.variants.as_ref().is_none_or(|v| v.contains(&variant));
+        let allowed =
+            variant == Variant::Plain || self.variants.as_ref().is_none_or(|v| v.contains(&variant));
         let contract = variant.contract(kind).filter(|_| allowed)?;
         let n = self.ranks(group);
         let time = |variant, exit| self.profile.estimate(kind, variant, exit, bytes, n);

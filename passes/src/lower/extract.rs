@@ -53,7 +53,8 @@ pub fn cost(graph: &Graph, class: Id, node: &Lang, outputs: &BTreeSet<Id>) -> Op
             let fixed = !operand.placeable || outputs.contains(&graph.find(x));
             // Variants that need no symmetric operand pay for a strided one alike.
             let packing = if operand.contiguous { 0.0 } else { copy(x)? };
-            let moving = if contract.symmetric_operand && operand.contiguous && fixed { copy(x)? } else { 0.0 };
+            let moving =
+                if contract.symmetric_operand && operand.contiguous && fixed { copy(x)? } else { 0.0 };
             let out = contract.symmetric_result && outputs.contains(&class);
             let out = if out { context.copy_us(result) } else { 0.0 };
             let bytes = context.collective_bytes(&collective.kind, operand.ty()?, result);

@@ -74,8 +74,14 @@ pub enum Name {
 }
 
 impl Name {
-    const ALL: [Name; 6] =
-        [Name::AllReduce, Name::AllGather, Name::ReduceScatter, Name::AllToAll, Name::Broadcast, Name::Permute];
+    const ALL: [Name; 6] = [
+        Name::AllReduce,
+        Name::AllGather,
+        Name::ReduceScatter,
+        Name::AllToAll,
+        Name::Broadcast,
+        Name::Permute,
+    ];
 
     /// As in the text form.
     pub fn text(self) -> &'static str {
@@ -332,10 +338,7 @@ impl Analysis<Lang> for Facts {
     fn merge(&mut self, a: &mut Fact, b: Fact) -> DidMerge {
         let (Fact::Value(x), Fact::Value(y)) = (&mut *a, &b) else { return DidMerge(false, false) };
         let merged = (x.contiguous && y.contiguous, x.placeable && y.placeable);
-        let changed = DidMerge(
-            merged != (x.contiguous, x.placeable),
-            merged != (y.contiguous, y.placeable),
-        );
+        let changed = DidMerge(merged != (x.contiguous, x.placeable), merged != (y.contiguous, y.placeable));
         (x.contiguous, x.placeable) = merged;
         changed
     }

@@ -168,7 +168,9 @@ fn leaf(graph: &Graph, v: ValueId, bound: &BTreeSet<InputId>, outputs: &BTreeSet
 fn layout(graph: &Graph, v: ValueId) -> Layout {
     let ty = graph.ty(v);
     let base = || Layout { base: v, offset: Dim::from(0), strides: ty.contiguous_strides() };
-    let Some(node) = graph.def_node(v).map(|n| &graph.nodes[n]).filter(|n| n.op.is_view()) else { return base() };
+    let Some(node) = graph.def_node(v).map(|n| &graph.nodes[n]).filter(|n| n.op.is_view()) else {
+        return base();
+    };
     let Some(&x) = node.inputs.first() else { return base() };
     view_of(&node.op, &layout(graph, x), graph.ty(x), ty).unwrap_or_else(base)
 }

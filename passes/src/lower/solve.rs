@@ -94,7 +94,8 @@ pub fn solve(
         best.extend(plain.clone());
         taken = plain;
     }
-    let chooser = Chooser { graph: &graph, imported: &imported, outputs: &outputs, taken: &taken, best: &best };
+    let chooser =
+        Chooser { graph: &graph, imported: &imported, outputs: &outputs, taken: &taken, best: &best };
     let plan = chooser.plan(&roots)?;
     let results = chooser.results(&plan);
     let mut decisions = chooser.decisions(key, &plan)?;

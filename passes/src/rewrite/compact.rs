@@ -70,7 +70,6 @@ impl Names {
         self.taken.insert(name.to_string());
     }
 
-
     /// `wanted`, or `wanted` with the smallest free number from 1 behind it.
     pub fn unique(&mut self, wanted: &str) -> String {
         if self.taken.insert(wanted.to_string()) {

@@ -148,6 +148,11 @@ impl<'r> Rewriter<'r> {
         &self.graph.ty(value).shape
     }
 
+    /// The graph under construction.
+    pub fn graph(&self) -> &Graph {
+        &self.graph
+    }
+
     /// The symbols of the graph.
     pub fn symbols(&self) -> &Table<SymbolId, Symbol> {
         &self.graph.symbols

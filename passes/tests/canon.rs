@@ -1,0 +1,51 @@
+//! The canonical form on small programs: `tests/canon/*.symm`.
+//!
+//! The words behind a case's name are the rules that must fire; a rule with `!` in front must not. Every rule has a
+//! case of either kind. Whatever fires, the program computes the same.
+
+mod common;
+
+use std::cell::RefCell;
+use std::collections::BTreeSet;
+
+use common::{Case, bindings, check, difference};
+use symmc_ir::text;
+use symmc_passes::canon::{RULES, canonicalize_with_report};
+
+#[test]
+fn cases() {
+    let seen: RefCell<BTreeSet<String>> = RefCell::default();
+    check("canon", |case: &Case| {
+        let (out, report) = canonicalize_with_report(&case.program).unwrap();
+        for word in &case.words {
+            let (rule, wanted) = word.strip_prefix('!').map_or((word.as_str(), true), |w| (w, false));
+            let known = RULES.iter().copied().flatten().any(|r| r.name == rule);
+            assert!(known, "{}: there is no rule {rule}", case.at);
+            let fired = report.fired.contains_key(rule);
+            assert_eq!(
+                fired,
+                wanted,
+                "{}: {rule}; fired: {:?}\n{}",
+                case.at,
+                report.fired,
+                text::print(&out)
+            );
+            seen.borrow_mut().insert(word.clone());
+        }
+        let (again, report) = canonicalize_with_report(&out).unwrap();
+        let printed = text::print(&out);
+        assert_eq!(printed, text::print(&again), "{}: a second time {:?} fired", case.at, report.fired);
+        for which in [0, 1, 5] {
+            let bindings = bindings(&case.program, which);
+            let worst = difference(&case.program, &out, &bindings, 7);
+            assert!(worst <= 1e-6, "{}: differs by {worst}", case.at);
+        }
+        printed
+    });
+    let seen = seen.into_inner();
+    for rule in RULES.iter().copied().flatten() {
+        for word in [rule.name.to_string(), format!("!{}", rule.name)] {
+            assert!(seen.contains(&word), "no case for {word}");
+        }
+    }
+}
