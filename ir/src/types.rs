@@ -3,7 +3,9 @@
 use std::fmt;
 use std::hash::{Hash, Hasher};
 
-use crate::dim::{Bindings, Dim};
+use crate::dim::{Bindings, Dim, SymbolId};
+use crate::entity::Table;
+use crate::graph::Symbol;
 
 /// The type of one element.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
@@ -175,6 +177,10 @@ impl Type {
     pub fn concrete(&self, bindings: &Bindings) -> Option<Vec<usize>> {
         self.shape.iter().map(|d| d.eval(bindings).and_then(|v| usize::try_from(v).ok())).collect()
     }
+    /// Displays the type with the names of its symbols: `f32[tokens, 64]`.
+    pub fn display<'a>(&'a self, symbols: &'a Table<SymbolId, Symbol>) -> DisplayType<'a> {
+        DisplayType { ty: self, symbols }
+    }
     /// Row-major strides in elements.
     pub fn contiguous_strides(&self) -> Vec<Dim> {
         let mut strides = vec![Dim::from(1); self.rank()];
@@ -182,5 +188,22 @@ impl Type {
             strides[axis - 1] = strides[axis].clone() * self.shape[axis].clone();
         }
         strides
+    }
+}
+
+/// See [`Type::display`].
+pub struct DisplayType<'a> {
+    ty: &'a Type,
+    symbols: &'a Table<SymbolId, Symbol>,
+}
+
+impl fmt::Display for DisplayType<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}[", self.ty.dtype)?;
+        for (i, dim) in self.ty.shape.iter().enumerate() {
+            let comma = if i > 0 { ", " } else { "" };
+            write!(f, "{comma}{}", dim.display(self.symbols))?;
+        }
+        f.write_str("]")
     }
 }

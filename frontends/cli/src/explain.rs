@@ -96,11 +96,11 @@ pub fn explain(plan: &Plan, value: &str) -> Result<String> {
 fn one(plan: &Plan, bucket: &Bucket, planned: &Planned<'_>, id: ValueId) -> Result<String> {
     let graph = &planned.graph;
     let mut out = String::new();
-    let ty = text::print_type(graph.ty(id), &graph.symbols);
+    let ty = graph.ty(id).display(&graph.symbols);
     writeln!(out, "%{}: {ty}", graph.name_of(id))?;
     if let Some(node) = graph.def_node(id) {
         let step = planned.step_of(id).map_or_else(|| "a view, no step".into(), |s| format!("step {s}"));
-        writeln!(out, "  made by {} ({step})", text::op_name(&graph.nodes[node].op, graph))?;
+        writeln!(out, "  made by {} ({step})", text::op_name(&graph.nodes[node].op))?;
     }
     let base = planned.layouts[id].base;
     if base != id {

@@ -63,5 +63,5 @@ pub fn is_plan(path: &Path) -> bool {
 
 /// A plan from its file.
 pub fn plan(path: &Path) -> Result<Plan> {
-    Ok(symmc::check_json(path)?)
+    Ok(symmc::read_plan(path)?)
 }

@@ -1,6 +1,8 @@
 //! From a program to a checked plan: the pipeline of passes and planner, bucket by bucket.
 
+use std::collections::BTreeSet;
 use std::path::Path;
+use std::time::{Duration, Instant};
 
 use indexmap::IndexMap;
 use symmc_ir::dim::SymbolId;
@@ -53,24 +55,47 @@ pub enum Bind {
     Named(Vec<String>),
 }
 
+/// The stages of a compilation with the time that each took.
+pub type Stages = Vec<(&'static str, Duration)>;
+
 /// Compiles a program into a plan that has been checked.
 ///
 /// # Errors
 /// The number of ranks is open, a request does not fit the program, the program cannot be planned, or the
 /// check finds the plan unsafe (a defect of symmc).
 pub fn compile(program: &Program, config: &Config) -> Result<Plan, Error> {
+    compile_timed(program, config).map(|(plan, _)| plan)
+}
+
+/// [`compile`], and how long each stage took.
+///
+/// # Errors
+/// As [`compile`].
+pub fn compile_timed(program: &Program, config: &Config) -> Result<(Plan, Stages), Error> {
+    let mut clock = Instant::now();
+    let mut times = Stages::new();
+    let mut lap = |stage| times.push((stage, std::mem::replace(&mut clock, Instant::now()).elapsed()));
     let fail = |message: String| Error::Compile { program: program.graph.name.clone(), message };
     let canonical = canonical(program)?;
+    lap("canonicalise");
     let bound = bound_inputs(&program.graph, &config.bind)?;
     let mut inputs = Vec::new();
     for symbols in bucket_ranges(&program.graph, &config.buckets)? {
         let (graph, choices) = lower(&canonical, config, &symbols, &bound).map_err(fail)?;
         inputs.push(BucketInput { graph, decisions: choices.into_iter().map(decision).collect() });
     }
-    let plan_config = PlanConfig { machine: config.profile.name.clone(), bind: bound, ..PlanConfig::default() };
+    lap("choose");
+    let plan_config = PlanConfig {
+        machine: config.profile.name.clone(),
+        bind: bound,
+        profile: Some(config.profile.clone()),
+        ..PlanConfig::default()
+    };
     let plan = symmc_planner::plan(&program.graph, &inputs, &plan_config).map_err(|e| fail(e.to_string()))?;
+    lap("plan");
     check(&plan)?;
-    Ok(plan)
+    lap("check");
+    Ok((plan, times))
 }
 
 /// Proves a plan safe.
@@ -85,7 +110,7 @@ pub fn check(plan: &Plan) -> Result<Report, Error> {
 ///
 /// # Errors
 /// The file cannot be read or is no plan of this version.
-pub fn check_json(path: &Path) -> Result<Plan, Error> {
+pub fn read_plan(path: &Path) -> Result<Plan, Error> {
     let text = std::fs::read_to_string(path).map_err(|e| Error::io(path, e))?;
     Plan::from_json(&text).map_err(|e| Error::format(path, e))
 }
@@ -116,11 +141,11 @@ fn lower(
     canonical: &Graph,
     config: &Config,
     symbols: &IndexMap<SymbolId, (i64, i64)>,
-    bound: &[InputId],
+    bound: &BTreeSet<InputId>,
 ) -> Result<(Graph, Vec<Choice>), String> {
     let lower = LowerConfig {
         symbols: symbols.clone(),
-        bound: bound.iter().copied().collect(),
+        bound: bound.clone(),
         ..LowerConfig::new(config.profile.clone())
     };
     symmc_passes::lower(canonical, &lower).map_err(|e| e.to_string())
@@ -143,18 +168,18 @@ fn decision(choice: Choice) -> Decision {
 }
 
 /// The arguments that are bound, by their position.
-fn bound_inputs(graph: &Graph, bind: &Bind) -> Result<Vec<InputId>, Error> {
-    let arguments = graph.inputs.iter().filter(|(_, i)| i.kind == symmc_ir::InputKind::Argument);
+fn bound_inputs(graph: &Graph, bind: &Bind) -> Result<BTreeSet<InputId>, Error> {
+    let arguments = || graph.inputs.iter().filter(|(_, i)| i.kind == symmc_ir::InputKind::Argument);
     match bind {
-        Bind::None => Ok(Vec::new()),
-        Bind::All => Ok(arguments.map(|(id, _)| id).collect()),
+        Bind::None => Ok(BTreeSet::new()),
+        Bind::All => Ok(arguments().map(|(id, _)| id).collect()),
         Bind::Named(names) => names
             .iter()
             .map(|name| {
                 let wanted = name.trim_start_matches('%');
                 let found = graph.inputs.iter().find(|(_, i)| graph.name_of(i.value) == wanted);
                 found.map(|(id, _)| id).ok_or_else(|| {
-                    let known: Vec<&str> = arguments.clone().map(|(_, i)| graph.name_of(i.value)).collect();
+                    let known: Vec<&str> = arguments().map(|(_, i)| graph.name_of(i.value)).collect();
                     Error::Request(format!("the program has no argument {name}; it has: {}", known.join(", ")))
                 })
             })

@@ -27,10 +27,10 @@ mod run;
 mod tensors;
 mod workload;
 
-pub use compile::{Bind, BucketSpec, Config, check, check_json, compile, stages};
+pub use compile::{Bind, BucketSpec, Config, check, compile, compile_timed, read_plan, stages};
 pub use error::Error;
 pub use program::{OpenOptions, Program};
-pub use run::{Backend, RunConfig, run};
+pub use run::{Backend, RunConfig, run, run_joined};
 pub use tensors::TensorFile;
 pub use workload::{Draw, Workload};
 

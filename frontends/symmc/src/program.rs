@@ -43,7 +43,7 @@ impl Program {
         let stem = path.file_stem().map_or_else(|| "program".into(), |s| s.to_string_lossy().into_owned());
         let is_archive = bytes.starts_with(b"PK") || path.extension().is_some_and(|e| e == "pt2");
         let (graph, weights, notes) = if is_archive {
-            let options = ImportOptions { name: stem, ranks: options.ranks, groups: options.groups.clone() };
+            let options = ImportOptions { name: stem, ranks: options.ranks, groups: options.groups.clone(), ..ImportOptions::default() };
             let imported = symmc_torch::import(&bytes, &options).map_err(|e| Error::format(path, e))?;
             (imported.graph, imported.weights, imported.notes)
         } else {

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use symmc_ir::{Tensor, interp, text};
 use symmc_planner::plan::Plan;
-use symmc_runtime::host::{self, HostConfig, Job, RankCommand};
+use symmc_runtime::host::{self, HostConfig, Job, LaneThreads, Membership, RankCommand, RankJob};
 
 use crate::error::Error;
 use crate::workload::Workload;
@@ -37,6 +37,14 @@ impl Default for RunConfig {
     }
 }
 
+impl RunConfig {
+    /// Under chaos the lanes of a rank run at the same time, so that every order the plan allows can occur.
+    fn host(&self) -> HostConfig {
+        let threads = if self.chaos.is_some() { LaneThreads::Each } else { LaneThreads::One };
+        HostConfig { limit: self.limit, chaos: self.chaos, threads, ..HostConfig::default() }
+    }
+}
+
 /// Runs a plan; gives the outputs of each rank.
 ///
 /// # Errors
@@ -47,16 +55,40 @@ pub fn run(plan: &Plan, work: &Workload, backend: &Backend, config: &RunConfig) 
         return interp::run(&graph, &work.bindings, &work.inputs).map_err(|e| Error::Interpreter(e.to_string()));
     }
     crate::compile::check(plan)?;
-    let host = HostConfig { limit: config.limit, chaos: config.chaos, ..HostConfig::default() };
     let job = Job {
         plan,
         bindings: work.bindings.clone(),
         inputs: &work.inputs,
         repeats: config.repeats.max(1),
-        config: host,
+        config: config.host(),
     };
     Ok(match backend {
         Backend::Processes(command) => host::launch(&job, command)?,
         _ => host::run_threads(&job)?,
     })
+}
+
+/// Runs this process's rank of a plan together with the ranks that another launcher (torchrun, MPI, Slurm)
+/// started; gives this rank's outputs.
+///
+/// # Errors
+/// The workload does not fit the plan, the other ranks do not come or run another plan, or a rank failed.
+pub fn run_joined(
+    plan: &Plan,
+    work: &Workload,
+    place: &Membership,
+    config: &RunConfig,
+) -> Result<Vec<Tensor>, Error> {
+    crate::compile::check(plan)?;
+    let inputs = work.inputs.get(place.rank as usize).ok_or_else(|| {
+        Error::Request(format!("rank {} of {}: the plan is for {} ranks", place.rank, place.ranks, plan.ranks))
+    })?;
+    let job = RankJob {
+        plan,
+        bindings: work.bindings.clone(),
+        inputs,
+        repeats: config.repeats.max(1),
+        config: config.host(),
+    };
+    Ok(host::run_rank(place, &job)?)
 }

@@ -100,6 +100,16 @@ pub struct Report {
     pub sequences: usize,
 }
 
+impl std::fmt::Display for Report {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(
+            f,
+            "{} bucket(s), {} steps, {} values; {} accesses, {} conflicting pairs ordered, {} pairs of runs",
+            self.buckets, self.steps, self.values, self.accesses, self.compared, self.sequences
+        )
+    }
+}
+
 /// Proves a plan safe (see the [module](self)).
 ///
 /// # Errors
