@@ -50,11 +50,13 @@ pub(super) trait Real:
         let x = self.wide();
         Self::of(0.5 * x * (1.0 + erf(x * std::f64::consts::FRAC_1_SQRT_2)))
     }
-    /// The approximation of [`gelu`](Self::gelu) by tanh.
+    /// The approximation of [`gelu`](Self::gelu) by tanh. Since `(1 + tanh u) / 2` is the logistic function
+    /// of `2 u`, nothing cancels.
+    #[inline(always)]
     fn gelu_tanh(self) -> Self {
         let x = self;
-        let inner = Self::of(SQRT_2_OVER_PI) * (x + Self::of(0.044715) * x * x * x);
-        Self::of(0.5) * x * (Self::ONE + inner.tanh())
+        let u = Self::of(SQRT_2_OVER_PI) * (x + Self::of(0.044715) * x * x * x);
+        x * (u + u).sigmoid()
     }
     /// The larger; NaN if either is.
     #[inline(always)]

@@ -1,0 +1,6 @@
+//! The executor on planned programs: results against the interpreter ([`results`]), and what it refuses
+//! ([`refusals`]).
+
+mod refusals;
+mod results;
+mod support;

@@ -1,0 +1,190 @@
+//! Planned programs give what the interpreter gives, inline and with a thread for each lane.
+
+use symmc_ir::{DType, Tensor, interp};
+use symmc_runtime::exec::{ExecConfig, Lanes, Registry, Timing};
+
+use crate::support::{Alone, Rank, bindings, check_against_interpreter, inputs, planned, run_once};
+
+/// Checks a program in both modes for several values of its symbols.
+fn agrees(program: &str, values: &[&[(&str, i64)]]) {
+    let planned = planned(program);
+    let none = (&Registry::new(), &interp::Registry::new());
+    for lanes in [Lanes::Inline, Lanes::Threads] {
+        for values in values {
+            let config = ExecConfig { lanes, ..ExecConfig::default() };
+            check_against_interpreter(&planned, none, config, values, 3);
+        }
+    }
+}
+
+#[test]
+fn views_of_all_kinds() {
+    agrees(
+        r#"program "views" ranks 1
+symbol n in 1..=40
+
+arg %x: f32[n, 6, 4]
+param %w: f32[8, 6]
+%t: f32[6, n, 4] = permute %x perm=[1, 0, 2]
+%half: f32[3, n, 4] = slice %t axis=0 start=1 step=2
+%flat: f32[3, 4*n] = reshape %half
+%wide: f32[2, 3, 4*n] = expand %flat
+%twice: f32[2, 3, 4*n] = add %wide, %wide
+%wt: f32[6, 8] = permute %w perm=[1, 0]
+%rows: f32[n, 4, 6] = permute %x perm=[0, 2, 1]
+%y: f32[n, 4, 8] = matmul %rows, %wt
+%z: f32[n, 32] = reshape %y
+%cut: f32[n, 5] = slice %z axis=1 start=27 step=1
+%gelu: f32[n, 5] = gelu %cut
+return %twice
+return %gelu
+"#,
+        &[&[("n", 1)], &[("n", 7)], &[("n", 40)]],
+    );
+}
+
+#[test]
+fn a_sharded_layer_with_overlapping_collectives() {
+    let layer = |via: [&str; 3]| {
+        format!(
+            r#"program "layer" ranks 2
+symbol n in 1..=24
+group @tp world
+
+arg %x: f32[2*n, 8]
+param %w1: f32[8, 16]
+param %w2: f32[16, 8]
+param %gain: f32[8]
+%h: f32[2*n, 16] = matmul %x, %w1
+%a: f32[2*n, 16] = silu %h
+%p: f32[2*n, 8] = matmul %a, %w2
+%s: f32[2*n, 8] = all_reduce %p op=sum group=@tp via={}
+%q: f32[2*n, 16] = mul %h, %a
+%r: f32[2*n, 8] = matmul %q, %w2
+%own: f32[n, 8] = reduce_scatter %r op=sum group=@tp via={}
+%norm: f32[n, 8] = rms_norm %own, %gain axes=1 eps=1e-5 round_first=true
+%all: f32[2*n, 8] = all_gather %norm group=@tp via={}
+%y: f32[2*n, 8] = add %s, %all
+%out: f32[2*n, 8] = softmax %y axis=1 log=false
+return %out
+return %s
+"#,
+            via[0], via[1], via[2]
+        )
+    };
+    for via in [["plain", "plain", "plain"], ["one_shot", "pull", "packets"], ["two_shot", "pull", "push"]] {
+        agrees(&layer(via), &[&[("n", 1)], &[("n", 5)], &[("n", 24)]]);
+    }
+}
+
+#[test]
+fn exchange_with_sizes_on_the_device() {
+    agrees(
+        r#"program "exchange" ranks 2
+symbol n in 2..=9
+group @ep world
+
+arg %x: f32[n, 3]
+const %one: i64[2] = hex"01000000000000000100000000000000"
+%y: f32[n, 3], %received: i64[2] = all_to_all %x, %one splits=device group=@ep via=plain
+return %y
+return %received
+"#,
+        &[&[("n", 2)], &[("n", 9)]],
+    );
+}
+
+#[test]
+fn attention_over_a_mask_from_positions() {
+    agrees(
+        r#"program "attention" ranks 1
+symbol n in 1..=90
+
+arg %q: bf16[4, n, 8]
+arg %k: bf16[2, n, 8]
+arg %ids: i64[n]
+param %e: bf16[32, 8]
+%rows: bf16[n, 8] = take %e, %ids axis=0
+%v1: bf16[1, n, 8] = reshape %rows
+%v: bf16[2, n, 8] = concat %v1, %v1 axis=0
+%i: i64[n] = iota start=0 step=1
+%c: i64[n, 1] = reshape %i
+%seen: bool[n, n] = ge %c, %i
+%o: bf16[4, n, 8] = attention %q, %k, %v, %seen causal=false scale=0.3
+%m: bf16[n, 4, 8] = permute %o perm=[1, 0, 2]
+%y: bf16[n, 32] = reshape %m
+%f: f32[n, 32] = cast %y
+return %f
+"#,
+        &[&[("n", 1)], &[("n", 90)]],
+    );
+}
+
+#[test]
+fn inputs_are_mutated_from_run_to_run() {
+    let program = |via: &str| {
+        format!(
+            r#"program "state" ranks 2
+group @tp world
+
+arg %x: f32[4]
+param %state: f32[4]
+param %log: f32[4]
+%sum: f32[4] = all_reduce %state op=avg group=@tp via={via}
+%next: f32[4] = add %sum, %x
+%longer: f32[4] = mul %log, %x
+return %sum
+mutate %state = %next
+mutate %log = %longer
+"#
+        )
+    };
+    agrees(&program("plain"), &[&[]]);
+    // The one-shot variant needs its operand in the symmetric arena: the parameter is held there.
+    agrees(&program("one_shot"), &[&[]]);
+}
+
+#[test]
+fn custom_ops_run_registered_kernels() {
+    let planned = planned(
+        r#"program "custom" ranks 1
+custom "my::twice" symmetric operands [] results []
+
+arg %x: f32[6]
+%y: f32[6] = custom "my::twice" %x
+return %y
+"#,
+    );
+    let mut kernels = Registry::new();
+    kernels.register("my::twice", |call| {
+        let x = call.operands[0].as_ptr().cast::<f32>();
+        let y = call.results[0].as_mut_ptr().cast::<f32>();
+        for i in 0..call.operands[0].shape()[0] {
+            // SAFETY: both views are dense f32 vectors of this length.
+            unsafe { y.add(i).write(2.0 * x.add(i).read()) };
+        }
+        Ok(())
+    });
+    let mut oracle = interp::Registry::new();
+    oracle.register("my::twice", |call| {
+        let twice = |x: &Tensor| x.to_f64().iter().map(|x| 2.0 * x).collect::<Vec<_>>();
+        let result =
+            |x: &Tensor| Tensor::from_f64(DType::F32, x.shape(), &twice(x)).ok_or("too large".to_string());
+        call.operands.iter().map(|x| Ok(vec![result(&x[0])?])).collect()
+    });
+    check_against_interpreter(&planned, (&kernels, &oracle), ExecConfig::default(), &[], 1);
+}
+
+#[test]
+fn steps_are_timed_where_asked() {
+    let planned = planned("program \"p\" ranks 1\narg %x: f32[4]\n%y: f32[4] = exp %x\nreturn %y\n");
+    let none = bindings(&planned.graph, &[]);
+    let mut rank = Rank::new(&planned, &none, &inputs(&planned.graph, &none, 1)[0]);
+    let (memory, registry) = (rank.memory(), Registry::new());
+    let timed = ExecConfig { timing: Timing::Steps, ..ExecConfig::default() };
+    let report = run_once(&planned.plan, &registry, timed, &none, &memory, &Alone).expect("runs");
+    assert_eq!(report.step_ns.map(|ns| ns.len()), Some(planned.plan.buckets[0].steps.len()));
+    let report =
+        run_once(&planned.plan, &registry, ExecConfig::default(), &none, &memory, &Alone).expect("runs");
+    assert_eq!(report.step_ns, None);
+}

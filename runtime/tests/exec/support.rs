@@ -1,0 +1,216 @@
+//! Plans of small programs, memory for a rank, and runs of all ranks as threads.
+
+use std::sync::Arc;
+use std::thread;
+use std::time::Duration;
+
+use symmc_ir::{Bindings, Graph, InputKind, Tensor, interp, text};
+use symmc_planner::check::check;
+use symmc_planner::{BucketInput, Plan, PlanConfig, plan};
+use symmc_runtime::RunError;
+use symmc_runtime::exec::{Communicator, ExecConfig, Executor, RankMemory, Registry, RunReport, Span};
+use symmc_runtime::host::{Comm, CommConfig, World};
+
+/// A program with its checked plan.
+pub struct Planned {
+    pub graph: Graph,
+    pub plan: Plan,
+}
+
+pub fn planned(program: &str) -> Planned {
+    let graph = text::parse(program).unwrap_or_else(|e| panic!("{e}"));
+    let lowered = BucketInput { graph: graph.clone(), decisions: Vec::new() };
+    let plan = plan(&graph, &[lowered], &PlanConfig::default()).unwrap_or_else(|e| panic!("{e}"));
+    check(&plan).unwrap_or_else(|e| panic!("{e:?}"));
+    Planned { graph, plan }
+}
+
+/// Values of symbols by name.
+pub fn bindings(graph: &Graph, values: &[(&str, i64)]) -> Bindings {
+    let mut out = Bindings::new();
+    for &(name, value) in values {
+        let (id, _) = graph.symbols.iter().find(|(_, s)| s.name == name).expect("a symbol of the program");
+        out.set(id, value);
+    }
+    out
+}
+
+/// Inputs of all ranks, drawn from a seed.
+pub fn inputs(graph: &Graph, bindings: &Bindings, seed: u64) -> Vec<Vec<Arc<Tensor>>> {
+    let ranks = graph.ranks.expect("closed");
+    (0..ranks)
+        .map(|r| interp::seeded_inputs(graph, bindings, seed, r).expect("inputs can be drawn"))
+        .collect()
+}
+
+/// 64 bytes at a multiple of 64.
+#[derive(Clone)]
+#[repr(align(64))]
+struct Line([u8; 64]);
+
+/// Bytes at a multiple of 64.
+pub struct Block {
+    lines: Vec<Line>,
+    len: usize,
+}
+
+impl Block {
+    /// Memory that holds no zeros, as memory that was used before.
+    pub fn new(len: usize) -> Self {
+        Block { lines: vec![Line([0xa5; 64]); len.div_ceil(64)], len }
+    }
+    pub fn of(tensor: &Tensor) -> Self {
+        let mut out = Block::new(tensor.data().len());
+        let bytes = out.lines.iter_mut().flat_map(|l| &mut l.0);
+        bytes.zip(tensor.data()).for_each(|(to, &from)| *to = from);
+        out
+    }
+    pub fn span(&mut self) -> Span {
+        Span { ptr: self.lines.as_mut_ptr().cast(), len: self.len }
+    }
+    pub fn bytes(&self) -> Vec<u8> {
+        self.lines.iter().flat_map(|l| l.0).take(self.len).collect()
+    }
+}
+
+/// What a rank runs with.
+pub struct Rank {
+    pub ordinary: Block,
+    pub symmetric: Block,
+    pub inputs: Vec<Block>,
+    pub outputs: Vec<Block>,
+}
+
+impl Rank {
+    /// Memory for a rank, with its inputs.
+    pub fn new(planned: &Planned, bindings: &Bindings, inputs: &[Arc<Tensor>]) -> Self {
+        let graph = &planned.graph;
+        let size = |v| graph.ty(v).bytes().eval(bindings).expect("bound") as usize;
+        Rank {
+            ordinary: Block::new(planned.plan.arenas.ordinary as usize),
+            symmetric: Block::new(planned.plan.arenas.symmetric as usize),
+            inputs: inputs.iter().map(|t| Block::of(t)).collect(),
+            outputs: graph.outputs.iter().map(|o| Block::new(size(o.value))).collect(),
+        }
+    }
+
+    pub fn memory(&mut self) -> RankMemory {
+        RankMemory {
+            ordinary: self.ordinary.span(),
+            symmetric: self.symmetric.span(),
+            inputs: self.inputs.iter_mut().map(Block::span).collect(),
+            outputs: self.outputs.iter_mut().map(Block::span).collect(),
+        }
+    }
+
+    pub fn outputs(&self, graph: &Graph, bindings: &Bindings) -> Vec<Tensor> {
+        let read = |(o, block): (&symmc_ir::Output, &Block)| {
+            let ty = graph.ty(o.value);
+            Tensor::new(ty.dtype, ty.concrete(bindings).expect("bound"), block.bytes())
+                .expect("as long as its type")
+        };
+        graph.outputs.iter().zip(&self.outputs).map(read).collect()
+    }
+}
+
+/// A communicator of a program without collectives.
+pub struct Alone;
+
+impl Communicator for Alone {
+    unsafe fn collective(&self, call: &symmc_runtime::CollectiveCall<'_>) -> Result<(), RunError> {
+        Err(RunError::Invalid(format!("%{} is a collective", call.name)))
+    }
+}
+
+/// Loads and runs a plan once on one rank.
+pub fn run_once(
+    plan: &Plan,
+    registry: &Registry,
+    config: ExecConfig,
+    bindings: &Bindings,
+    memory: &RankMemory,
+    comm: &dyn Communicator,
+) -> Result<RunReport, RunError> {
+    let mut executor = Executor::new(plan, 0, registry, config)?;
+    // SAFETY: the spans are blocks that the caller holds, and no other rank exists.
+    unsafe {
+        executor.load(bindings, memory)?;
+        executor.run(bindings, memory, comm)
+    }
+}
+
+/// Runs all ranks as threads, `repeats` times, and checks the outputs of each run against the interpreter,
+/// which sees what earlier runs wrote into inputs.
+pub fn check_against_interpreter(
+    planned: &Planned,
+    registry: (&Registry, &interp::Registry),
+    config: ExecConfig,
+    values: &[(&str, i64)],
+    repeats: u64,
+) {
+    let graph = &planned.graph;
+    let bindings = &bindings(graph, values);
+    let given = inputs(graph, bindings, 7);
+    let mut state = given.clone();
+    let mut expected = Vec::new();
+    for run in 0..repeats {
+        let fresh = inputs(graph, bindings, 7 + run);
+        for (old, new) in state.iter_mut().zip(fresh) {
+            for ((input, old), new) in graph.inputs.values().zip(old).zip(new) {
+                if input.kind == InputKind::Argument {
+                    *old = new;
+                }
+            }
+        }
+        let out = interp::run_with(graph, bindings, &state, registry.1).expect("the interpreter runs it");
+        for (rank, out) in out.iter().enumerate() {
+            for (o, tensor) in graph.outputs.iter().zip(out) {
+                if let symmc_ir::OutputKind::Mutates(i) = o.kind {
+                    use symmc_ir::entity::Entity;
+                    state[rank][i.index()] = Arc::new(tensor.clone());
+                }
+            }
+        }
+        expected.push(out);
+    }
+    let ranks = graph.ranks.expect("closed");
+    let world = World::create(ranks, graph.groups.len().max(1), planned.plan.arenas.symmetric as usize, 0);
+    let world = world.expect("shared memory");
+    thread::scope(|scope| {
+        for rank in 0..ranks {
+            let (world, given, expected) = (world.clone(), &given, &expected);
+            scope.spawn(move || {
+                let comm = CommConfig::new(ranks, Duration::from_secs(20));
+                let comm = Comm::new(world, rank, comm).expect("a communicator");
+                let mut executor = Executor::new(&planned.plan, rank, registry.0, config).expect("a plan");
+                let mut own = Rank::new(planned, bindings, &given[rank as usize]);
+                for run in 0..repeats {
+                    let fresh = interp::seeded_inputs(graph, bindings, 7 + run, rank).expect("drawn");
+                    for ((input, block), tensor) in graph.inputs.values().zip(&mut own.inputs).zip(fresh) {
+                        if input.kind == InputKind::Argument {
+                            *block = Block::of(&tensor);
+                        }
+                    }
+                    let memory = own.memory();
+                    let memory = RankMemory {
+                        symmetric: Span { ptr: comm.arena().as_ptr(), len: comm.arena().len() },
+                        ..memory
+                    };
+                    // SAFETY: the spans outlive the run; all ranks run the same checked plan.
+                    unsafe {
+                        if run == 0 {
+                            executor.load(bindings, &memory).expect("loads");
+                        }
+                        executor.run(bindings, &memory, &comm).expect("runs");
+                    }
+                    let found = own.outputs(graph, bindings);
+                    for (found, expected) in found.iter().zip(&expected[run as usize][rank as usize]) {
+                        let (a, b) = (found.to_f64(), expected.to_f64());
+                        let close = a.iter().zip(&b).all(|(a, b)| (a - b).abs() <= 2e-5 * b.abs().max(1.0));
+                        assert!(close, "{config:?}, rank {rank}, run {run}: {a:?}, expected {b:?}");
+                    }
+                }
+            });
+        }
+    });
+}
