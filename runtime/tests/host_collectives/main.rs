@@ -1,9 +1,9 @@
 //! Collectives of the host backend on thread ranks: every kind, variant, operation and dtype, in sequences
 //! that mix them on one group, against results computed here, bit for bit.
 
-mod common;
+mod cases;
 
-use common::{Case, Setup, every_way, run_cases};
+use cases::{Case, Setup, every_way, run_cases};
 use symmc_ir::collective::{CollectiveKind, ReduceOp, Splits, Variant};
 use symmc_ir::types::DType;
 use symmc_planner::plan::Barrier;

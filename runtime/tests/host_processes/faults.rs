@@ -1,0 +1,169 @@
+//! Ranks that die, stop, or never were: every run ends in time, with its reason, and leaves nothing.
+
+use std::path::PathBuf;
+use std::process::{Command, ExitCode, Stdio};
+use std::time::{Duration, Instant};
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use symmc_runtime::RunError;
+use symmc_runtime::host::{RankCommand, launch, run_threads};
+
+use crate::Test;
+use crate::programs::{Owned, command};
+
+pub const TESTS: &[Test] = &[
+    ("a_killed_rank_ends_the_run", a_killed_rank_ends_the_run),
+    ("a_stopped_rank_ends_the_run", a_stopped_rank_ends_the_run),
+    ("ranks_die_with_the_launcher", ranks_die_with_the_launcher),
+    ("programs_that_are_no_ranks", programs_that_are_no_ranks),
+    ("a_failing_step_ends_the_run", a_failing_step_ends_the_run),
+];
+
+/// A run that takes much longer than any test.
+fn endless() -> Owned {
+    let mut owned = Owned::mixed(8);
+    owned.repeats = u32::MAX;
+    owned
+}
+
+/// Runs the endless job and sends a signal to a rank after a delay; the error and the time since.
+fn disturb(owned: &Owned, rank: usize, delay: Duration, signal: Signal) -> (RunError, Duration) {
+    let (result, time) = std::thread::scope(|scope| {
+        let run = scope.spawn(|| launch(&owned.job(), &command()));
+        let ranks = loop {
+            let children = children(std::process::id());
+            if children.len() == 4 {
+                break children;
+            }
+            assert!(!run.is_finished(), "the run starts");
+            std::thread::sleep(Duration::from_millis(1));
+        };
+        std::thread::sleep(delay);
+        kill(ranks[rank], signal).expect("the rank lives");
+        let start = Instant::now();
+        let result = run.join().expect("the launcher returns");
+        assert!(ranks.iter().all(|&r| gone(r)), "no rank is left");
+        (result, start.elapsed())
+    });
+    let left = std::fs::read_to_string("/proc/self/maps").expect("the map of this process");
+    assert!(!left.contains("symmc-"), "no shared memory is left");
+    (result.expect_err("the run fails"), time)
+}
+
+fn a_killed_rank_ends_the_run() {
+    let owned = endless();
+    let mut steps = 0;
+    for i in 0..20 {
+        let delay = Duration::from_millis(i * 37 % 150);
+        let rank = i as usize % 4;
+        let (error, time) = disturb(&owned, rank, delay, Signal::SIGKILL);
+        assert!(time < Duration::from_secs(5), "{time:?}");
+        match &error {
+            RunError::Died { rank: r, how, step, node, op, .. } => {
+                assert_eq!((*r as usize, how.as_str()), (rank, "signal 9, SIGKILL"));
+                assert!(*step < 10 && !node.is_empty() && op != "step", "{error}");
+                steps += 1;
+            }
+            RunError::DiedOutside { rank: r, how, .. } => {
+                assert_eq!((*r as usize, how.as_str()), (rank, "signal 9, SIGKILL"));
+            }
+            other => panic!("{other}"),
+        }
+    }
+    assert!(steps > 5, "some ranks died in a step");
+}
+
+fn a_stopped_rank_ends_the_run() {
+    let mut owned = endless();
+    owned.config.limit = Duration::from_secs(1);
+    for rank in 0..3 {
+        let (error, time) = disturb(&owned, rank, Duration::from_millis(300), Signal::SIGSTOP);
+        assert!(time > Duration::from_millis(900) && time < Duration::from_secs(4), "{time:?}");
+        match &error {
+            // A rank may wait for one that itself waits for the stopped one.
+            RunError::Limit { rank: waiting, peers, op, .. } => {
+                assert!(*waiting as usize != rank && !peers.is_empty() && !op.is_empty(), "{error}");
+            }
+            other => panic!("{other}"),
+        }
+    }
+}
+
+/// Started as a process of its own, to be killed.
+pub fn launcher() -> ExitCode {
+    let result = launch(&endless().job(), &command());
+    eprintln!("{result:?}");
+    ExitCode::FAILURE
+}
+
+fn ranks_die_with_the_launcher() {
+    let this = std::env::current_exe().expect("this binary has a path");
+    let mut process = Command::new(this).arg("launcher").stderr(Stdio::null()).spawn().expect("it starts");
+    let ranks = loop {
+        let ranks = children(process.id());
+        if ranks.len() == 4 {
+            break ranks;
+        }
+        std::thread::sleep(Duration::from_millis(2));
+    };
+    std::thread::sleep(Duration::from_millis(100));
+    process.kill().expect("it is killed");
+    process.wait().expect("it is reaped");
+    let until = Instant::now() + Duration::from_secs(5);
+    while !ranks.iter().all(|&r| gone(r)) {
+        assert!(Instant::now() < until, "ranks die with their launcher");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+fn programs_that_are_no_ranks() {
+    let owned = Owned::mixed(1);
+    let run = |program: &str| {
+        let program = PathBuf::from(program);
+        launch(&owned.job(), &RankCommand { program, args: Vec::new() }).expect_err("the run fails")
+    };
+    assert!(matches!(run("/nonexistent"), RunError::System { .. }));
+    match run("/bin/false") {
+        RunError::DiedOutside { how, .. } => assert_eq!(how, "exit code 1"),
+        other => panic!("{other}"),
+    }
+    let this = std::env::current_exe().expect("this binary has a path");
+    let out = Command::new(this).args(["rank", "77"]).output().expect("it starts");
+    assert_eq!(out.status.code(), Some(2));
+    assert!(String::from_utf8_lossy(&out.stderr).contains("descriptor 77 is no control socket"));
+}
+
+fn a_failing_step_ends_the_run() {
+    let mut owned = Owned::mixed(2);
+    // The plan is edited so that no bucket serves the size; every rank finds out by itself.
+    for bucket in &mut owned.plan.buckets {
+        bucket.symbols.values_mut().for_each(|range| *range = [60, 64]);
+    }
+    for result in [run_threads(&owned.job()), launch(&owned.job(), &command())] {
+        match result {
+            Err(RunError::Invalid(text)) => assert!(text.contains("no bucket"), "{text}"),
+            other => panic!("expected a refusal, found {other:?}"),
+        }
+    }
+}
+
+/// The children of a process, oldest first.
+fn children(pid: u32) -> Vec<Pid> {
+    let mut out: Vec<i32> = Vec::new();
+    let Ok(tasks) = std::fs::read_dir(format!("/proc/{pid}/task")) else { return Vec::new() };
+    for task in tasks.flatten() {
+        let text = std::fs::read_to_string(task.path().join("children")).unwrap_or_default();
+        out.extend(text.split_whitespace().filter_map(|p| p.parse::<i32>().ok()));
+    }
+    out.sort();
+    out.into_iter().map(Pid::from_raw).collect()
+}
+
+/// Whether a process has ended; one that nobody reaped yet has.
+pub fn gone(pid: Pid) -> bool {
+    match std::fs::read_to_string(format!("/proc/{pid}/stat")) {
+        Ok(stat) => stat.rsplit(')').next().is_some_and(|rest| rest.trim_start().starts_with('Z')),
+        Err(_) => true,
+    }
+}

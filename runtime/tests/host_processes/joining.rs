@@ -1,0 +1,123 @@
+//! Ranks that join by the environment, as torchrun starts them.
+
+use std::process::{Child, Command, ExitCode, Output, Stdio};
+use std::time::{Duration, Instant};
+
+use symmc_runtime::host::{Membership, RankJob, run_rank};
+
+use crate::Test;
+use crate::programs::Owned;
+
+pub const TESTS: &[Test] = &[
+    ("joined_ranks_give_the_numbers", joined_ranks_give_the_numbers),
+    ("another_plan_is_refused_on_every_rank", another_plan_is_refused_on_every_rank),
+    ("a_joined_rank_that_dies_ends_the_run", a_joined_rank_that_dies_ends_the_run),
+    ("the_same_rank_twice_is_refused", the_same_rank_twice_is_refused),
+];
+
+/// Started as a process of its own: joins, runs, compares with the interpreter.
+pub fn member() -> ExitCode {
+    let variable = |name: &str| std::env::var(name).unwrap_or_default();
+    let mut owned = Owned::mixed(4);
+    owned.repeats = variable("TEST_REPEATS").parse().unwrap_or(1);
+    owned.plan.machine = variable("TEST_MACHINE");
+    let result = Membership::from_env().and_then(|place| {
+        let place = place.expect("the environment names a rank");
+        let inputs = &owned.inputs[place.rank as usize];
+        let job = RankJob {
+            plan: &owned.plan,
+            bindings: owned.bindings.clone(),
+            inputs,
+            repeats: owned.repeats,
+            config: owned.config.clone(),
+        };
+        run_rank(&place, &job).map(|outputs| (place.rank, outputs))
+    });
+    match result {
+        Ok((rank, outputs)) if outputs == owned.expected()[rank as usize] => ExitCode::SUCCESS,
+        Ok(_) => ExitCode::from(3),
+        Err(error) => {
+            eprint!("{error}");
+            ExitCode::from(1)
+        }
+    }
+}
+
+/// Starts the ranks in this order; each with a machine name and a number of repeats.
+fn start(ranks: &[u32], port: u16, machine: impl Fn(u32) -> String, repeats: u32) -> Vec<Child> {
+    let this = std::env::current_exe().expect("this binary has a path");
+    let spawn = |&rank: &u32| {
+        Command::new(&this)
+            .arg("join")
+            .envs([("RANK", rank.to_string()), ("WORLD_SIZE", "4".into()), ("LOCAL_WORLD_SIZE", "4".into())])
+            .envs([("MASTER_ADDR", "localhost".to_string()), ("MASTER_PORT", port.to_string())])
+            .envs([("TORCHELASTIC_RUN_ID", std::process::id().to_string())])
+            .envs([("TEST_MACHINE", machine(rank)), ("TEST_REPEATS", repeats.to_string())])
+            .stderr(Stdio::piped())
+            .spawn()
+            .expect("a rank starts")
+    };
+    ranks.iter().map(spawn).collect()
+}
+
+fn ends(ranks: Vec<Child>) -> Vec<Output> {
+    ranks.into_iter().map(|r| r.wait_with_output().expect("a rank ends")).collect()
+}
+
+fn said(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+fn joined_ranks_give_the_numbers() {
+    for order in [[0, 1, 2, 3], [3, 2, 1, 0]] {
+        for output in ends(start(&order, 1, |_| "host".into(), 3)) {
+            assert_eq!(output.status.code(), Some(0), "{}", said(&output));
+        }
+    }
+}
+
+fn another_plan_is_refused_on_every_rank() {
+    let machine = |rank| if rank == 2 { "another".to_string() } else { "host".to_string() };
+    let mut texts: Vec<String> = Vec::new();
+    for output in ends(start(&[0, 1, 2, 3], 2, machine, 1)) {
+        assert_eq!(output.status.code(), Some(1));
+        texts.push(said(&output));
+    }
+    let [hash, other] = ["host", "another"].map(|machine| {
+        let mut owned = Owned::mixed(4);
+        owned.plan.machine = machine.into();
+        owned.plan.hash()
+    });
+    for text in &texts {
+        assert!(
+            text.starts_with("rank 2 has the plan") && text.contains(&hash) && text.contains(&other),
+            "{text}"
+        );
+    }
+}
+
+fn a_joined_rank_that_dies_ends_the_run() {
+    for victim in [2, 0] {
+        let mut ranks = start(&[0, 1, 2, 3], 3 + victim as u16, |_| "host".into(), u32::MAX);
+        std::thread::sleep(Duration::from_millis(400));
+        assert!(ranks.iter_mut().all(|r| matches!(r.try_wait(), Ok(None))), "the run is under way");
+        ranks[victim].kill().expect("the rank is killed");
+        let start = Instant::now();
+        let outputs = ends(ranks);
+        assert!(start.elapsed() < Duration::from_secs(5), "{:?}", start.elapsed());
+        for (rank, output) in outputs.iter().enumerate().filter(|(rank, _)| *rank != victim) {
+            assert_eq!(output.status.code(), Some(1));
+            let text = said(output);
+            let expected = if victim == 0 { "coordinator" } else { "rank 2 died" };
+            assert!(text.contains(expected), "rank {rank}: {text}");
+        }
+    }
+}
+
+fn the_same_rank_twice_is_refused() {
+    let outputs = ends(start(&[0, 1, 1, 2], 7, |_| "host".into(), 1));
+    for output in &outputs {
+        assert_eq!(output.status.code(), Some(1));
+    }
+    assert!(said(&outputs[0]).contains("two processes say that they are rank 1"), "{}", said(&outputs[0]));
+}

@@ -1,0 +1,46 @@
+//! Ranks as processes: results, and how runs end when ranks die, hang or differ.
+//!
+//! This binary is its own rank: `rank <fd>` runs the rank behind a control socket, `join` joins by the
+//! environment, `launcher` starts a run that does not end. Otherwise it runs the tests whose names contain
+//! the first argument. Tests run one after another, so that the children of this process are the ranks of
+//! the test.
+
+mod faults;
+mod joining;
+mod programs;
+mod results;
+
+use std::process::ExitCode;
+
+type Test = (&'static str, fn());
+
+fn main() -> ExitCode {
+    let args: Vec<String> = std::env::args().skip(1).collect();
+    match args.first().map(String::as_str) {
+        Some("rank") => return rank(&args),
+        Some("join") => return joining::member(),
+        Some("launcher") => return faults::launcher(),
+        Some("--list") => return ExitCode::SUCCESS,
+        _ => {}
+    }
+    let filter = args.iter().find(|a| !a.starts_with('-'));
+    let tests: Vec<Test> = [results::TESTS, faults::TESTS, joining::TESTS].concat();
+    let mut failed = 0;
+    for (name, test) in tests.iter().filter(|(name, _)| filter.is_none_or(|f| name.contains(f.as_str()))) {
+        let ok = std::panic::catch_unwind(test).is_ok();
+        println!("test {name} ... {}", if ok { "ok" } else { "FAILED" });
+        failed += usize::from(!ok);
+    }
+    if failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+fn rank(args: &[String]) -> ExitCode {
+    let fd = args.get(1).and_then(|fd| fd.parse().ok()).unwrap_or(-1);
+    match symmc_runtime::host::rank_main(fd) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("{error}");
+            ExitCode::from(2)
+        }
+    }
+}

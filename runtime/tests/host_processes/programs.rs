@@ -1,0 +1,111 @@
+//! Small planned programs and their inputs.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use symmc_ir::{Bindings, DType, Graph, InputKind, SymbolId, Tensor, entity::Entity, interp, text};
+use symmc_planner::plan::Plan;
+use symmc_planner::{BucketInput, PlanConfig};
+use symmc_runtime::host::{HostConfig, Job, RankCommand};
+
+/// Most variants, two groups, a symbol, and a state that outputs mutate.
+const MIXED: &str = r#"
+program "mixed" ranks 4
+symbol n in 1..=64
+group @world world
+group @pairs [[0, 2], [1, 3]]
+arg %x: f32[4*n, 8]
+arg %state: f32[4*n, 8]
+param %w: f32[8, 8] source "w"
+%y: f32[4*n, 8] = matmul %x, %w
+%a: f32[4*n, 8] = all_reduce %y op=sum group=@world via=packets
+%b: f32[4*n, 8] = all_reduce %a op=max group=@pairs via=one_shot
+%c: f32[4*n, 8] = all_to_all %b splits=even group=@world via=push
+%d: f32[4*n, 8] = all_reduce %c op=avg group=@world via=two_shot
+%k: f32[4*n, 8] = neg %d
+%e: f32[8*n, 8] = all_gather %k group=@pairs via=pull
+%f: f32[4*n, 8] = reduce_scatter %e op=sum group=@pairs via=plain
+%g: f32[4*n, 8] = permute_ranks %f pairs=[0->1, 1->2, 3->0] group=@world via=plain
+%h: f32[4*n, 8] = add %g, %x
+%next: f32[4*n, 8] = add %state, %h
+return %h
+mutate %state = %next
+"#;
+
+/// A job with what it borrows.
+pub struct Owned {
+    pub plan: Plan,
+    pub bindings: Bindings,
+    pub inputs: Vec<Vec<Arc<Tensor>>>,
+    pub config: HostConfig,
+    pub repeats: u32,
+}
+
+impl Owned {
+    /// The mixed program with `n` bound to this.
+    pub fn mixed(n: i64) -> Owned {
+        let graph = text::parse(MIXED).expect("the program parses");
+        let mut bindings = Bindings::new();
+        bindings.set(SymbolId::new(0), n);
+        let draw = |rank, i| {
+            let ty = graph.ty(graph.inputs.values().nth(i).expect("an input").value);
+            let shape = ty.concrete(&bindings).expect("a shape");
+            let seed = if graph.inputs.values().nth(i).map(|i| i.kind) == Some(InputKind::Parameter) {
+                9
+            } else {
+                rank
+            };
+            Arc::new(numbers(shape, seed as u64 + 10 * i as u64))
+        };
+        let inputs = (0..4).map(|rank| (0..graph.inputs.len()).map(|i| draw(rank, i)).collect()).collect();
+        let plan = plan(&graph, "host");
+        let config = HostConfig { limit: Duration::from_secs(20), ..HostConfig::default() };
+        Owned { plan, bindings, inputs, config, repeats: 1 }
+    }
+
+    /// The job.
+    pub fn job(&self) -> Job<'_> {
+        Job {
+            plan: &self.plan,
+            bindings: self.bindings.clone(),
+            inputs: &self.inputs,
+            repeats: self.repeats,
+            config: self.config.clone(),
+        }
+    }
+
+    /// What the interpreter gives; it runs again with the state that it left, as often as the job.
+    pub fn expected(&self) -> Vec<Vec<Tensor>> {
+        let graph = text::parse(&self.plan.source.text).expect("the program parses");
+        let mut inputs = self.inputs.clone();
+        let mut outputs = Vec::new();
+        for _ in 0..self.repeats {
+            outputs = interp::run(&graph, &self.bindings, &inputs).expect("the interpreter runs");
+            for (inputs, outputs) in inputs.iter_mut().zip(&outputs) {
+                inputs[1] = Arc::new(outputs[1].clone());
+            }
+        }
+        outputs
+    }
+}
+
+/// The plan of a lowered program.
+pub fn plan(graph: &Graph, machine: &str) -> Plan {
+    let bucket = BucketInput { graph: graph.clone(), decisions: Vec::new() };
+    let config = PlanConfig { machine: machine.into(), ..PlanConfig::default() };
+    symmc_planner::plan(graph, &[bucket], &config).expect("the program plans")
+}
+
+/// Small whole numbers, so that sums are exact in any order.
+fn numbers(shape: Vec<usize>, seed: u64) -> Tensor {
+    let count = shape.iter().product::<usize>() as u64;
+    let number = |i: u64| ((i * 7 + seed * 31) % 9) as f64 - 4.0;
+    let numbers: Vec<f64> = (0..count).map(number).collect();
+    Tensor::from_f64(DType::F32, shape, &numbers).expect("the numbers fill the shape")
+}
+
+/// This binary as a rank.
+pub fn command() -> RankCommand {
+    let program = std::env::current_exe().expect("this binary has a path");
+    RankCommand { program, args: vec!["rank".into()] }
+}
