@@ -346,3 +346,78 @@ impl Clocks {
 fn join(into: &mut [u32], from: &[u32]) {
     into.iter_mut().zip(from).for_each(|(a, &b)| *a = (*a).max(b));
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn group(members: Members, size: u32) -> Group {
+        Group { name: "g".into(), members, size }
+    }
+
+    fn step(lane: usize, waits: &[usize], sync: Option<Sync>) -> Step {
+        Step {
+            lane,
+            waits: waits.to_vec(),
+            reads: Vec::new(),
+            writes: Vec::new(),
+            peer_reads: Vec::new(),
+            peer_writes: Vec::new(),
+            keeps: Vec::new(),
+            sync,
+        }
+    }
+
+    fn faults(steps: &[Step], runs: usize, ranks: &Ranks) -> Vec<Fault> {
+        let mut clocks = Clocks::new(ranks);
+        let mut faults = Vec::new();
+        for _ in 0..runs {
+            clocks.start(steps.len());
+            for (i, s) in steps.iter().enumerate() {
+                clocks.arrive(s, (0, i), ranks, &mut faults);
+                clocks.complete(s, i, ranks, true);
+            }
+        }
+        faults
+    }
+
+    const PACKETS: Sync = Sync { group: 0, entry: false, meets: true, exit: false, landing: true };
+
+    #[test]
+    fn zones_in_turn_need_a_meeting_between_uses_of_one() {
+        let ranks = Ranks::new(3, &[group(Members::World, 3)], &[true]);
+        let packets = [step(1, &[], Some(PACKETS))];
+        assert_eq!(faults(&packets, 5, &ranks).len(), 0);
+        // A variant that pushes into landing zones and does not meet.
+        let silent = [step(1, &[], Some(Sync { meets: false, ..PACKETS }))];
+        assert_eq!(faults(&silent, 2, &ranks).len(), 0);
+        let found = faults(&silent, 3, &ranks);
+        assert!(matches!(found[..], [Fault::Landing(Past { step: 0, .. })]));
+        // In one run, with a meeting in between.
+        let meeting = step(1, &[], Some(Sync { landing: false, ..PACKETS }));
+        let mixed = [silent[0].clone(), silent[0].clone(), meeting];
+        assert_eq!(faults(&mixed, 4, &ranks).len(), 0);
+    }
+
+    #[test]
+    fn collectives_of_a_group_need_one_order() {
+        let ranks = Ranks::new(2, &[group(Members::World, 2)], &[true]);
+        let one = step(1, &[], Some(PACKETS));
+        let other = |waits: &[usize]| step(0, waits, Some(PACKETS));
+        assert!(matches!(faults(&[one.clone(), other(&[])], 1, &ranks)[..], [Fault::Unordered(_)]));
+        assert_eq!(faults(&[one, other(&[0])], 3, &ranks).len(), 0);
+    }
+
+    #[test]
+    fn ranks_that_symmetry_exchanges_are_examined_once() {
+        let pairs = |c: &[[u32; 2]]| Members::Cells(c.iter().map(|c| c.to_vec()).collect());
+        let mesh = [group(pairs(&[[0, 1], [2, 3]]), 2), group(pairs(&[[0, 2], [1, 3]]), 2)];
+        let ranks = Ranks::new(4, &mesh, &[true, true]);
+        assert_eq!((ranks.count, ranks.examined.as_slice()), (4, &[0][..]));
+        assert_eq!(ranks.peers(1, 0), [2]);
+        let odd =
+            [group(pairs(&[[0, 1], [2, 3]]), 2), group(Members::Cells(vec![vec![0, 1, 2], vec![3]]), 3)];
+        assert!(Ranks::new(4, &odd, &[true, true]).examined.len() > 1);
+        assert_eq!(Ranks::new(8, &[group(Members::World, 8)], &[true]).count, 3);
+    }
+}

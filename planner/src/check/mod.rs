@@ -200,10 +200,9 @@ fn symbols(
 fn ranges_overlap(plan: &Plan, errors: &mut Vec<CheckError>) {
     for (second, b) in plan.buckets.iter().enumerate() {
         for (first, a) in plan.buckets[..second].iter().enumerate() {
-            let apart = a
-                .symbols
-                .iter()
-                .any(|(name, x)| b.symbols.get(name).is_some_and(|y| x[1] < y[0] || y[1] < x[0]));
+            // A bucket without the symbols of the others is reported for that.
+            let pairs: Option<Vec<_>> = a.symbols.iter().map(|(s, x)| Some((x, b.symbols.get(s)?))).collect();
+            let apart = pairs.is_none_or(|p| p.iter().any(|(x, y)| x[1] < y[0] || y[1] < x[0]));
             if !apart {
                 errors.push(CheckError::BucketsOverlap { first, second });
             }

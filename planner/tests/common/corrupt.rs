@@ -37,21 +37,35 @@ pub fn flatten(plan: &Plan, zone: u64) -> Plan {
     plan
 }
 
-/// Makes sums, reach, landing zones and the presence of barriers fit the rest of the plan.
+/// Makes sums and reach fit the rest of the plan.
+pub fn sums(plan: &mut Plan) {
+    repeat(plan, mend_sum);
+}
+
+/// Makes sums, reach and the presence of barriers fit the rest of the plan.
 pub fn mend(plan: &mut Plan) {
-    for _ in 0..64 {
-        let Err(errors) = check(plan) else { return };
-        let mut changed = false;
-        for error in errors {
-            changed |= mend_one(plan, &error);
+    repeat(plan, |plan, error| {
+        match error {
+            CheckError::ExitMissing { at, .. } => {
+                plan.buckets[at.bucket].steps[at.step].exit = Some(Barrier::Dropped);
+            }
+            CheckError::ExitUnexpected { at } => plan.buckets[at.bucket].steps[at.step].exit = None,
+            _ => return mend_sum(plan, error),
         }
-        if !changed {
+        true
+    });
+}
+
+fn repeat(plan: &mut Plan, mend: impl Fn(&mut Plan, &CheckError) -> bool) {
+    for _ in 0..8 {
+        let errors = check(plan).err().unwrap_or_default();
+        if errors.iter().filter(|e| mend(plan, e)).count() == 0 {
             return;
         }
     }
 }
 
-fn mend_one(plan: &mut Plan, error: &CheckError) -> bool {
+fn mend_sum(plan: &mut Plan, error: &CheckError) -> bool {
     match error {
         CheckError::Total { bucket, total, expected, .. } => {
             let t = &mut plan.buckets[*bucket].totals;
@@ -70,10 +84,6 @@ fn mend_one(plan: &mut Plan, error: &CheckError) -> bool {
         CheckError::BufferReach { bucket, buffer, expected, .. } => {
             plan.buckets[*bucket].buffers[*buffer].reach = *expected;
         }
-        CheckError::ExitMissing { at, .. } => {
-            plan.buckets[at.bucket].steps[at.step].exit = Some(Barrier::Dropped);
-        }
-        CheckError::ExitUnexpected { at } => plan.buckets[at.bucket].steps[at.step].exit = None,
         _ => return false,
     }
     true
