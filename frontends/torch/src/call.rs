@@ -6,8 +6,10 @@
 use symmc_ir::{DType, Dim, Scalar, ValueId};
 
 use crate::dtype;
-use crate::lower::{Binding, Lowered, Lowering, Stop};
+use crate::inplace;
+use crate::lower::{Lowered, Lowering, Stop};
 use crate::schema::{Argument, Node, SymArgument};
+use crate::scope::Binding;
 
 /// An operand that may be a tensor or a number.
 #[derive(Clone, Debug)]
@@ -22,7 +24,8 @@ pub(crate) enum Operand {
 pub(crate) struct Call<'c, 'p> {
     pub lowering: &'c mut Lowering<'p>,
     pub node: &'p Node<'p>,
-    pub name: &'p str,
+    /// What the names of emitted values start with.
+    pub label: String,
     results: Vec<Option<&'p str>>,
     bound: Vec<Option<ValueId>>,
     /// Values from here on were emitted by this call.
@@ -37,7 +40,8 @@ impl<'c, 'p> Call<'c, 'p> {
     pub fn new(lowering: &'c mut Lowering<'p>, node: &'p Node<'p>) -> Self {
         let results = node.results();
         let first_new = lowering.builder.graph().values.len();
-        Call { bound: vec![None; results.len()], results, name: node.name(), first_new, lowering, node }
+        let label = format!("{}{}", lowering.scope.prefix, node.name());
+        Call { bound: vec![None; results.len()], results, label, first_new, lowering, node }
     }
 
     // Arguments.
@@ -67,7 +71,7 @@ impl<'c, 'p> Call<'c, 'p> {
     }
 
     fn value(&self, name: &str) -> Lowered<ValueId> {
-        self.lowering.value(name).map_err(Stop::Broken)
+        self.lowering.scope.value(name).map_err(Stop::Broken)
     }
 
     pub fn opt_tensor(&self, name: &str) -> Lowered<Option<ValueId>> {
@@ -254,7 +258,7 @@ impl<'c, 'p> Call<'c, 'p> {
 
     fn sym_int(&self, s: &SymArgument<'_>) -> Lowered<Dim> {
         match (&s.as_name, s.as_int) {
-            (Some(name), _) => match self.lowering.graph.sym_int_values.get(&**name) {
+            (Some(name), _) => match self.lowering.scope.graph.sym_int_values.get(&**name) {
                 Some(value) => Ok(self.lowering.symbols.dim(value)?),
                 None => broken(format!("expected an entry in sym_int_values for `{}`, found none", &**name)),
             },
@@ -267,7 +271,7 @@ impl<'c, 'p> Call<'c, 'p> {
 
     fn sym_float(&self, s: &SymArgument<'_>) -> Lowered<f64> {
         let value = match &s.as_name {
-            Some(name) => self.lowering.graph.sym_float_values.get(&**name).and_then(|v| v.as_float),
+            Some(name) => self.lowering.scope.graph.sym_float_values.get(&**name).and_then(|v| v.as_float),
             None => s.as_float,
         };
         value.map(|x| x.0).ok_or_else(|| Stop::Opaque("an operand is a symbolic float".into()))
@@ -317,7 +321,7 @@ impl<'c, 'p> Call<'c, 'p> {
 
     /// Whether anything reads a result.
     pub fn wants(&self, result: usize) -> bool {
-        self.results.get(result).copied().flatten().is_some_and(|n| self.lowering.is_used(n))
+        self.results.get(result).copied().flatten().is_some_and(|n| self.lowering.scope.is_read(n))
     }
 
     /// Fails as opaque if anything reads a result after the first `known` ones.
@@ -343,9 +347,31 @@ impl<'c, 'p> Call<'c, 'p> {
         }
     }
 
+    /// The value that was stated for a result.
+    pub fn result(&self, result: usize) -> Option<ValueId> {
+        self.bound.get(result).copied().flatten()
+    }
+
     /// States the value of the only result.
     pub fn done(&mut self, value: ValueId) -> Lowered {
         self.set(0, value);
+        Ok(())
+    }
+
+    /// Whether a value was there before this call.
+    pub fn is_older(&self, value: ValueId) -> bool {
+        symmc_ir::entity::Entity::index(value) < self.first_new
+    }
+
+    /// In a program with in-place ops, gives results memory of their own where PyTorch does.
+    pub fn separate_results(&mut self) -> Lowered {
+        if self.lowering.in_place {
+            for i in 0..self.bound.len() {
+                if let Some(value) = self.bound[i] {
+                    self.bound[i] = Some(inplace::separate(self, value)?);
+                }
+            }
+        }
         Ok(())
     }
 
@@ -354,7 +380,7 @@ impl<'c, 'p> Call<'c, 'p> {
         let Call { lowering, node, results, bound, first_new, .. } = self;
         for (name, value) in results.into_iter().zip(bound) {
             let Some(name) = name else { continue };
-            if !lowering.graph.tensor_values.contains_key(name) {
+            if !lowering.scope.graph.tensor_values.contains_key(name) {
                 if value.is_some() {
                     return broken(format!("expected an entry in tensor_values for `{name}`, found none"));
                 }
@@ -362,15 +388,16 @@ impl<'c, 'p> Call<'c, 'p> {
             }
             let Some(value) = value else {
                 let why = format!("a result of {} that has no counterpart", &*node.target);
-                lowering.bind(name, Binding::Nothing(why)).map_err(Stop::Broken)?;
+                lowering.scope.bind(name, Binding::Nothing(why)).map_err(Stop::Broken)?;
                 continue;
             };
             lowering.check_declared(node, name, value)?;
-            lowering.bind(name, Binding::Value(value)).map_err(Stop::Broken)?;
+            lowering.scope.bind(name, Binding::Value(value)).map_err(Stop::Broken)?;
             let entry = &mut lowering.builder.graph_mut().values[value];
-            // Emitted helpers have a dot in their names; names of the program do not.
-            if symmc_ir::entity::Entity::index(value) >= first_new && entry.name.contains('.') {
-                entry.name = name.to_string();
+            // Emitted helpers have a dot after the label; names of the program do not.
+            let helper = entry.name.get(lowering.scope.prefix.len()..).is_some_and(|n| n.contains('.'));
+            if symmc_ir::entity::Entity::index(value) >= first_new && helper {
+                entry.name = format!("{}{name}", lowering.scope.prefix);
             }
         }
         Ok(())

@@ -36,7 +36,7 @@ impl Call<'_, '_> {
 
     /// A node whose op fixes its result types.
     pub fn emit_all(&mut self, hint: &str, op: Op, inputs: &[ValueId]) -> Lowered<Vec<ValueId>> {
-        let name = format!("{}.{hint}", self.name);
+        let name = format!("{}.{hint}", self.label);
         let results = self.lowering.builder.node(&name, op, inputs)?;
         for &r in &results {
             check_size(&self.ty(r).shape).map_err(Stop::Broken)?;
@@ -51,7 +51,7 @@ impl Call<'_, '_> {
     /// A node with declared result types.
     pub fn emit_as(&mut self, hint: &str, op: Op, inputs: &[ValueId], ty: Type) -> Lowered<ValueId> {
         check_size(&ty.shape).map_err(Stop::Broken)?;
-        let name = format!("{}.{hint}", self.name);
+        let name = format!("{}.{hint}", self.label);
         Ok(self.lowering.builder.op_as(&name, op, inputs, ty)?)
     }
 
@@ -174,6 +174,16 @@ impl Call<'_, '_> {
 
     pub fn iota(&mut self, len: Dim, start: i64, step: i64, dtype: DType) -> Lowered<ValueId> {
         self.emit_as("iota", Op::Iota { start, step }, &[], Type::new(dtype, vec![len]))
+    }
+
+    /// The positions `start`, `start + step`, … as many as `len`.
+    pub fn positions(&mut self, start: &Dim, step: i64, len: Dim) -> Lowered<ValueId> {
+        if let Some(start) = start.as_const() {
+            return self.iota(len, start, step, DType::I64);
+        }
+        let iota = self.iota(len, 0, step, DType::I64)?;
+        let start = self.dim_tensor(start, DType::I64)?;
+        self.binary(BinaryOp::Add, iota, start)
     }
 
     // Views.

@@ -13,6 +13,7 @@
 //!   [`ImportOptions::ranks`] gives it otherwise; it stays open if neither does.
 //! - **Types.** Implicit conversions become casts, and every result is held against the type that the
 //!   program declares for it.
+//! - **In-place ops** become functional ones; writing an input becomes an output that mutates it.
 //! - **Assertions** that can be decided are checked; all vanish.
 //! - **Unknown ops** become opaque, with a note.
 //!
@@ -24,10 +25,14 @@ mod call;
 mod dtype;
 mod emit;
 mod error;
+pub mod fuzz;
 mod groups;
+mod inline;
+mod inplace;
 mod lower;
 mod ops;
 mod schema;
+mod scope;
 mod signature;
 mod symbols;
 mod sympy;
@@ -144,10 +149,11 @@ fn convert(
     let inputs = signature::inputs(&mut lowering, program, stores)?;
     lowering.run()?;
     signature::outputs(&mut lowering, program, &inputs)?;
-    let graph = lowering.builder.finish();
+    let Lowering { builder, weights, notes, .. } = lowering;
+    let graph = builder.finish();
     symmc_ir::verify::verify(&graph).map_err(|violations| {
         let shown: Vec<String> = violations.iter().take(3).map(ToString::to_string).collect();
         ImportError::Graph(shown.join("; "))
     })?;
-    Ok(Imported { graph, weights: inputs.weights, notes: lowering.notes })
+    Ok(Imported { graph, weights, notes })
 }

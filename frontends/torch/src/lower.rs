@@ -5,17 +5,20 @@
 //! declares for it: where the two only look different (`2*(s0//2)` for a known even `s0`), the type that
 //! the operands give stands; a real difference is an error. A target without a rule becomes an opaque op.
 
-use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
 
 use indexmap::IndexMap;
 use symmc_ir::builder::BuildError;
-use symmc_ir::{Builder, Dim, GroupId, Op, Type, ValueId};
+use symmc_ir::{Builder, Dim, GroupId, InputId, Op, Tensor, Type, ValueId};
 
 use crate::call::Call;
 use crate::dtype;
 use crate::error::ImportError;
+use crate::inline;
+use crate::inplace;
 use crate::ops;
 use crate::schema::{self, Argument, Node, STRIDED};
+use crate::scope::{Binding, Scope, tensor_names};
 use crate::symbols::Symbols;
 
 /// Why a rule does not lower a node.
@@ -44,23 +47,17 @@ impl From<ImportError> for Stop {
 /// The result of a rule, and of what rules call.
 pub(crate) type Lowered<T = ()> = Result<T, Stop>;
 
-/// What a name of the program stands for.
-#[derive(Clone, Debug)]
-pub(crate) enum Binding {
-    Value(ValueId),
-    /// Not a tensor of the graph: why.
-    Nothing(String),
-}
-
 /// A program on its way to a graph.
 pub(crate) struct Lowering<'p> {
     pub builder: Builder,
-    pub graph: &'p schema::Graph<'p>,
+    pub scope: Scope<'p>,
     pub symbols: Symbols<'p>,
     pub groups: IndexMap<String, GroupId>,
-    values: HashMap<&'p str, Binding>,
-    /// Names that a node or an output reads.
-    used: HashSet<&'p str>,
+    pub weights: IndexMap<String, Arc<Tensor>>,
+    /// Inputs that in-place ops wrote, with their current values.
+    pub written: IndexMap<InputId, ValueId>,
+    /// Whether the program has in-place ops; copies matter then.
+    pub in_place: bool,
     /// Opaque ops with why and how often.
     opaque: IndexMap<String, (String, usize)>,
     pub notes: Vec<String>,
@@ -68,59 +65,23 @@ pub(crate) struct Lowering<'p> {
 
 impl<'p> Lowering<'p> {
     pub fn new(builder: Builder, graph: &'p schema::Graph<'p>, symbols: Symbols<'p>) -> Self {
-        let used = graph.nodes.iter().flat_map(|n| &n.inputs).flat_map(|i| tensor_names(&i.arg)).collect();
         Lowering {
             builder,
-            graph,
+            scope: Scope::new(graph, String::new(), 0),
             symbols,
             groups: IndexMap::new(),
-            values: HashMap::with_capacity(graph.tensor_values.len()),
-            used,
+            weights: IndexMap::new(),
+            written: IndexMap::new(),
+            in_place: inplace::occurs_in(graph),
             opaque: IndexMap::new(),
             notes: Vec::new(),
-        }
-    }
-
-    /// Marks a name as read by the program's outputs.
-    pub fn use_name(&mut self, name: &'p str) {
-        self.used.insert(name);
-    }
-
-    pub fn is_used(&self, name: &str) -> bool {
-        self.used.contains(name)
-    }
-
-    /// Binds a name.
-    ///
-    /// # Errors
-    /// The name is bound already, or is no identifier.
-    pub fn bind(&mut self, name: &'p str, binding: Binding) -> Result<(), String> {
-        let fits = |c: char| c.is_ascii_alphanumeric() || c == '_';
-        if name.is_empty() || !name.chars().all(fits) {
-            return Err(format!("expected an identifier as the name of a value, found `{name}`"));
-        }
-        match self.values.insert(name, binding) {
-            None => Ok(()),
-            Some(_) => Err(format!("expected one definition of `{name}`, found two")),
-        }
-    }
-
-    /// The value of a name.
-    ///
-    /// # Errors
-    /// Nothing before this node defines it, or it is no tensor.
-    pub fn value(&self, name: &str) -> Result<ValueId, String> {
-        match self.values.get(name) {
-            Some(Binding::Value(v)) => Ok(*v),
-            Some(Binding::Nothing(why)) => Err(format!("`{name}` is {why}")),
-            None => Err(format!("expected a value that is defined before, found `{name}`")),
         }
     }
 
     /// The type that the program declares for a value.
     pub fn declared(&self, name: &str) -> Result<Type, ImportError> {
         let error = |message: String| ImportError::Signature { name: name.into(), message };
-        let meta = self.graph.tensor_values.get(name);
+        let meta = self.scope.graph.tensor_values.get(name);
         let meta = meta.ok_or_else(|| error("expected an entry in tensor_values, found none".into()))?;
         if meta.layout != STRIDED {
             return Err(error(format!("expected the strided layout, found layout {}", meta.layout)));
@@ -132,12 +93,19 @@ impl<'p> Lowering<'p> {
         Ok(Type::new(dtype, shape))
     }
 
-    /// Lowers all nodes.
-    pub fn run(&mut self) -> Result<(), ImportError> {
-        let graph = self.graph;
-        for node in &graph.nodes {
+    /// Lowers the nodes of the current scope.
+    pub fn run_scope(&mut self) -> Result<(), ImportError> {
+        let graph = self.scope.graph;
+        for (position, node) in graph.nodes.iter().enumerate() {
+            self.scope.position = position;
             self.node(node)?;
         }
+        Ok(())
+    }
+
+    /// Lowers all nodes.
+    pub fn run(&mut self) -> Result<(), ImportError> {
+        self.run_scope()?;
         for (target, (why, count)) in std::mem::take(&mut self.opaque) {
             self.notes.push(format!("{target} stays opaque ({count} nodes): {why}"));
         }
@@ -151,14 +119,26 @@ impl<'p> Lowering<'p> {
             message,
         };
         let mut call = Call::new(self, node);
-        let lowered = match ops::find(&node.target) {
-            Some(rule) => rule(&mut call).and_then(|()| call.finish()),
-            None => Err(Stop::Opaque("no rule for it".into())),
+        let lowered = if let Some(rule) = ops::find(&node.target) {
+            rule(&mut call).and_then(|()| call.separate_results())
+        } else if inplace::is_in_place(&node.target) {
+            match ops::find_functional(&node.target) {
+                Some(rule) => inplace::lower(&mut call, rule),
+                None => Err(Stop::Broken("it writes its operand, and there is no rule for it".into())),
+            }
+        } else if let Some(graph) = inline::body(node) {
+            inline::lower(&mut call, graph)
+        } else {
+            Err(Stop::Opaque("no rule for it".into()))
         };
+        let lowered = lowered.and_then(|()| call.finish());
         match lowered {
             Ok(()) => Ok(()),
             Err(Stop::Error(e)) => Err(e),
             Err(Stop::Broken(message)) => Err(error(message)),
+            Err(Stop::Opaque(why)) if inplace::is_in_place(&node.target) => {
+                Err(error(format!("it writes its operand and cannot be opaque: {why}")))
+            }
             Err(Stop::Opaque(why)) => match self.opaque(node, &why) {
                 Ok(()) => Ok(()),
                 Err(Stop::Error(e)) => Err(e),
@@ -175,17 +155,17 @@ impl<'p> Lowering<'p> {
         for input in &node.inputs {
             let names = tensor_names(&input.arg);
             for name in &names {
-                operands.push(self.value(name).map_err(Stop::Broken)?);
+                operands.push(self.scope.value(name).map_err(Stop::Broken)?);
             }
             if names.is_empty() && !matches!(&input.arg, Argument::None | Argument::Other(_)) {
-                attributes.push(format!("{}={}", &*input.name, input.arg.describe()));
+                attributes.push(format!("{}={}", &*input.name, input.arg));
             }
         }
         let tensors: Vec<&'p str> = node
             .results()
             .into_iter()
             .flatten()
-            .filter(|n| self.graph.tensor_values.contains_key(*n))
+            .filter(|n| self.scope.graph.tensor_values.contains_key(*n))
             .collect();
         self.opaque.entry(target.clone()).or_insert((why.to_string(), 0)).1 += 1;
         if tensors.is_empty() {
@@ -195,10 +175,11 @@ impl<'p> Lowering<'p> {
         }
         let types = tensors.iter().map(|n| self.declared(n)).collect::<Result<Vec<_>, _>>()?;
         let op = Op::Opaque { name: target, attributes: attributes.join(", ") };
-        let results = self.builder.node_as(&format!("{}.opaque", node.name()), op, &operands, types)?;
+        let label = format!("{}{}.opaque", self.scope.prefix, node.name());
+        let results = self.builder.node_as(&label, op, &operands, types)?;
         for (name, value) in tensors.into_iter().zip(results) {
-            self.builder.graph_mut().values[value].name = name.to_string();
-            self.bind(name, Binding::Value(value)).map_err(Stop::Broken)?;
+            self.builder.graph_mut().values[value].name = format!("{}{name}", self.scope.prefix);
+            self.scope.bind(name, Binding::Value(value)).map_err(Stop::Broken)?;
         }
         Ok(())
     }
@@ -234,15 +215,5 @@ impl<'p> Lowering<'p> {
     pub fn show(&self, ty: &Type) -> String {
         let dims: Vec<String> = ty.shape.iter().map(|d| d.display(&self.symbols.table).to_string()).collect();
         format!("{}[{}]", ty.dtype, dims.join(", "))
-    }
-}
-
-/// The names of the tensors in an argument.
-pub(crate) fn tensor_names<'a>(arg: &'a Argument<'_>) -> Vec<&'a str> {
-    match arg {
-        Argument::Tensor(n) => vec![n],
-        Argument::Tensors(list) => list.iter().map(|n| &**n).collect(),
-        Argument::OptionalTensors(list) => list.iter().flatten().map(|n| &**n).collect(),
-        _ => Vec::new(),
     }
 }

@@ -122,6 +122,10 @@ pub(crate) struct GraphModule<'a> {
 
 #[derive(Deserialize)]
 pub(crate) struct Graph<'a> {
+    #[serde(borrow, default)]
+    pub inputs: Vec<Argument<'a>>,
+    #[serde(borrow, default)]
+    pub outputs: Vec<Argument<'a>>,
     #[serde(borrow)]
     pub nodes: Vec<Node<'a>>,
     #[serde(borrow)]
@@ -221,7 +225,7 @@ pub(crate) struct SymFloat {
 }
 
 /// A reference by name or a literal, within arguments.
-#[derive(Deserialize, Debug)]
+#[derive(Deserialize)]
 pub(crate) struct SymArgument<'a> {
     #[serde(borrow)]
     pub as_name: Option<Str<'a>>,
@@ -237,13 +241,18 @@ pub(crate) struct Named<'a> {
 }
 
 #[derive(Deserialize)]
+struct GraphArgument<'a> {
+    #[serde(borrow)]
+    graph: Graph<'a>,
+}
+
+#[derive(Deserialize)]
 struct OptionalTensor<'a> {
     #[serde(borrow)]
     as_tensor: Option<Named<'a>>,
 }
 
 /// An argument or a result of a node.
-#[derive(Debug)]
 pub(crate) enum Argument<'a> {
     None,
     Tensor(Str<'a>),
@@ -262,7 +271,9 @@ pub(crate) enum Argument<'a> {
     SymFloat(SymArgument<'a>),
     ScalarType(u32),
     CustomObj(Str<'a>),
-    /// An alternative that no op here reads (device, layout, graph, …): its name.
+    /// The body of a wrapper.
+    Graph(Box<Graph<'a>>),
+    /// An alternative that no op here reads (device, layout, …): its name.
     Other(Str<'a>),
 }
 
@@ -286,7 +297,43 @@ impl Argument<'_> {
             Argument::SymFloat(_) => "a symbolic number".into(),
             Argument::ScalarType(_) => "a dtype".into(),
             Argument::CustomObj(n) => format!("the custom object `{}`", &**n),
+            Argument::Graph(_) => "a graph".into(),
             Argument::Other(kind) => format!("`{}`", &**kind),
+        }
+    }
+}
+
+/// The argument as it would stand in a call, for the attributes of opaque ops.
+impl fmt::Display for Argument<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Argument::Int(i) => write!(f, "{i}"),
+            Argument::Ints(i) => write!(f, "{i:?}"),
+            Argument::Float(x) => write!(f, "{x:?}"),
+            Argument::Floats(x) => write!(f, "{x:?}"),
+            Argument::SymInt(s) => write!(f, "{s}"),
+            Argument::SymInts(list) => {
+                f.write_str("[")?;
+                for (i, s) in list.iter().enumerate() {
+                    write!(f, "{}{s}", if i > 0 { ", " } else { "" })?;
+                }
+                f.write_str("]")
+            }
+            Argument::ScalarType(code) => match crate::dtype::from_schema(*code) {
+                Ok(dtype) => write!(f, "{dtype}"),
+                Err(name) => f.write_str(&name),
+            },
+            other => f.write_str(&other.describe()),
+        }
+    }
+}
+
+impl fmt::Display for SymArgument<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match (&self.as_name, self.as_int) {
+            (Some(name), _) => f.write_str(name),
+            (None, Some(i)) => write!(f, "{i}"),
+            (None, None) => f.write_str("?"),
         }
     }
 }
@@ -345,6 +392,9 @@ fn alternative<'de, A: MapAccess<'de>>(
         "as_sym_float" => map.next_value::<Option<SymArgument<'de>>>()?.map(Argument::SymFloat),
         "as_scalar_type" => map.next_value::<Option<u32>>()?.map(Argument::ScalarType),
         "as_custom_obj" => map.next_value::<Option<Named<'de>>>()?.map(|c| Argument::CustomObj(c.name)),
+        "as_graph" => {
+            map.next_value::<Option<GraphArgument<'de>>>()?.map(|g| Argument::Graph(Box::new(g.graph)))
+        }
         _ => map.next_value::<Option<IgnoredAny>>()?.map(|_| Argument::Other(key.clone())),
     })
 }

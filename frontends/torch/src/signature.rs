@@ -11,14 +11,15 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use indexmap::{IndexMap, IndexSet};
+use indexmap::IndexSet;
 use symmc_ir::{DType, InputId, InputKind, Output, OutputKind, Tensor, Type, ValueId};
 
 use crate::archive::{Archive, Store};
 use crate::dtype;
 use crate::error::ImportError;
-use crate::lower::{Binding, Lowering};
+use crate::lower::Lowering;
 use crate::schema::{Argument, InputSpec, OutputSpec, Program};
+use crate::scope::Binding;
 use crate::symbols::ArgumentSizes;
 
 /// The largest constant that becomes part of the program, in bytes.
@@ -70,7 +71,6 @@ fn stored_name<'p>(spec: &'p InputSpec<'p>) -> Option<&'p str> {
 pub(crate) struct Inputs {
     by_source: HashMap<String, InputId>,
     by_argument: HashMap<String, InputId>,
-    pub weights: IndexMap<String, Arc<Tensor>>,
 }
 
 /// The stored tensors of an archive.
@@ -118,8 +118,7 @@ pub(crate) fn inputs<'p>(
             buffer.or(s.parameter_mutation.as_ref().map(|p| &*p.parameter_name))
         })
         .collect();
-    let mut inputs =
-        Inputs { by_source: HashMap::new(), by_argument: HashMap::new(), weights: IndexMap::new() };
+    let mut inputs = Inputs { by_source: HashMap::new(), by_argument: HashMap::new() };
     let mut absent = 0;
     for spec in &signature.input_specs {
         if let Some(user) = &spec.user_input {
@@ -144,7 +143,7 @@ pub(crate) fn inputs<'p>(
         let (kind, held) = match (constant, data) {
             (true, data) => (InputKind::Constant, data),
             (false, Some(data)) => {
-                inputs.weights.insert(source.to_string(), data);
+                lowering.weights.insert(source.to_string(), data);
                 (InputKind::Parameter, None)
             }
             (false, None) => {
@@ -167,7 +166,7 @@ fn last_input(lowering: &Lowering<'_>) -> InputId {
 }
 
 fn bind<'p>(lowering: &mut Lowering<'p>, name: &'p str, binding: Binding) -> Result<(), ImportError> {
-    lowering.bind(name, binding).map_err(|message| error(name, message))
+    lowering.scope.bind(name, binding).map_err(|message| error(name, message))
 }
 
 /// The value, the stored name, and whether the input may become a constant.
@@ -195,7 +194,7 @@ fn user_input<'p>(
         }
         Argument::SymInt(s) => {
             if let Some(name) = &s.as_name {
-                let dim = lowering.graph.sym_int_values.get(&**name).map(|v| lowering.symbols.dim(v));
+                let dim = lowering.scope.graph.sym_int_values.get(&**name).map(|v| lowering.symbols.dim(v));
                 let dim =
                     dim.ok_or_else(|| error(name, "expected an entry in sym_int_values, found none"))??;
                 let shown = dim.display(&lowering.symbols.table).to_string();
@@ -217,7 +216,7 @@ fn user_input<'p>(
 pub(crate) fn mark_outputs<'p>(lowering: &mut Lowering<'p>, program: &'p Program<'p>) {
     for spec in &program.graph_module.signature.output_specs {
         if let Some((name, _)) = output(spec) {
-            lowering.use_name(name);
+            lowering.scope.read_at_end(name);
         }
     }
 }
@@ -266,7 +265,7 @@ pub(crate) fn outputs<'p>(
             }
             continue;
         };
-        let value = lowering.value(name).map_err(|message| error(name, message))?;
+        let value = lowering.scope.value(name).map_err(|message| error(name, message))?;
         let kind = match target {
             Target::Caller => OutputKind::Returned,
             Target::Stored(source) => {
@@ -277,6 +276,12 @@ pub(crate) fn outputs<'p>(
             }
         };
         lowering.builder.graph_mut().outputs.push(Output { value, kind });
+    }
+    for (input, value) in std::mem::take(&mut lowering.written) {
+        let outputs = &mut lowering.builder.graph_mut().outputs;
+        if !outputs.iter().any(|o| o.kind == OutputKind::Mutates(input)) {
+            outputs.push(Output { value, kind: OutputKind::Mutates(input) });
+        }
     }
     Ok(())
 }

@@ -51,6 +51,12 @@ fn every_program_imports() {
         assert_eq!(imported.weights.len(), weights, "{name}");
         let opaque = graph.nodes.values().filter(|n| matches!(n.op, Op::Opaque { .. })).count();
         assert_eq!(opaque, 0, "{name}: {:?}", imported.notes);
+        assert_eq!(symmc_ir::verify::verify(graph), Ok(()), "{name}");
+        let text = symmc_ir::text::print(graph);
+        assert!(
+            symmc_ir::text::parse(&text).as_ref() == Ok(graph),
+            "{name} differs after printing and parsing"
+        );
     }
 }
 

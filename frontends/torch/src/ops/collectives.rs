@@ -12,9 +12,7 @@ use crate::lower::{Lowered, Stop};
 
 pub(super) const ROWS: &[Row] = &[
     row("_c10d_functional.all_reduce", "all_reduce", |c| each(c, all_reduce)),
-    row("_c10d_functional.all_reduce_", "all_reduce", |c| each(c, all_reduce)),
     row("_c10d_functional.all_reduce_coalesced", "all_reduce", |c| each(c, all_reduce)),
-    row("_c10d_functional.all_reduce_coalesced_", "all_reduce", |c| each(c, all_reduce)),
     row("_c10d_functional.all_gather_into_tensor", "all_gather", |c| each(c, all_gather)),
     row("_c10d_functional.all_gather_into_tensor_out", "all_gather", |c| each(c, all_gather)),
     row("_c10d_functional.all_gather_into_tensor_coalesced", "all_gather", |c| each(c, all_gather)),
@@ -22,16 +20,15 @@ pub(super) const ROWS: &[Row] = &[
     row("_c10d_functional.reduce_scatter_tensor_coalesced", "reduce_scatter", |c| each(c, reduce_scatter)),
     row("_c10d_functional.all_to_all_single", "all_to_all", |c| each(c, all_to_all)),
     row("_c10d_functional.broadcast", "broadcast", |c| each(c, broadcast)),
-    row("_c10d_functional.broadcast_", "broadcast", |c| each(c, broadcast)),
     row("_c10d_functional.wait_tensor", "(identity)", identity),
     row("_c10d_functional_autograd.all_reduce", "all_reduce", |c| each(c, all_reduce)),
     row("_c10d_functional_autograd.all_gather_into_tensor", "all_gather", |c| each(c, all_gather)),
     row("_c10d_functional_autograd.reduce_scatter_tensor", "reduce_scatter", |c| each(c, reduce_scatter)),
     row("_c10d_functional_autograd.all_to_all_single", "all_to_all", |c| each(c, all_to_all)),
     row("symm_mem.one_shot_all_reduce", "all_reduce", |c| each(c, all_reduce)),
-    row("symm_mem.two_shot_all_reduce_", "all_reduce", |c| each(c, all_reduce)),
-    row("symm_mem.multimem_all_reduce_", "all_reduce", |c| each(c, all_reduce)),
     row("symm_mem.multimem_one_shot_all_reduce", "all_reduce", |c| each(c, all_reduce)),
+    row("symm_mem.two_shot_all_reduce", "all_reduce", |c| each(c, all_reduce)),
+    row("symm_mem.multimem_all_reduce", "all_reduce", |c| each(c, all_reduce)),
     row("symm_mem._low_contention_all_gather", "all_gather", |c| each(c, all_gather)),
     row("symm_mem._low_contention_reduce_scatter", "reduce_scatter", |c| each(c, reduce_scatter)),
 ];

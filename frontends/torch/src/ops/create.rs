@@ -128,9 +128,8 @@ fn arange(c: &mut Call<'_, '_>) -> Lowered {
     let y = match first.as_const() {
         Some(start) => c.iota(len, start, by, dtype)?,
         None => {
-            let iota = c.iota(len, 0, by, dtype)?;
-            let first = c.dim_tensor(&first, dtype)?;
-            c.binary(BinaryOp::Add, iota, first)?
+            let y = c.positions(&first, by, len)?;
+            c.cast(y, dtype)?
         }
     };
     c.done(y)

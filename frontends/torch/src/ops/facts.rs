@@ -50,6 +50,7 @@ pub(super) const ROWS: &[Row] = &[
     row("torch.sym_ite", "(a number)", nothing),
     row("torch.sym_sum", "(an integer)", nothing),
     row("torch.sym_sqrt", "(a number)", nothing),
+    row("torch._C._set_grad_enabled", "(nothing)", nothing),
     row("math.ceil", "(an integer)", nothing),
     row("math.floor", "(an integer)", nothing),
     row("math.trunc", "(an integer)", nothing),
@@ -66,7 +67,7 @@ fn sym_size(c: &mut Call<'_, '_>) -> Lowered {
     let (Some(name), Some(_)) = (&result.as_name, c.get("dim")) else { return Ok(()) };
     let axis = c.axis("dim", c.rank(x))?;
     let found = c.ty(x).shape.get(axis).cloned().unwrap_or(1.into());
-    let Some(value) = c.lowering.graph.sym_int_values.get(&**name) else {
+    let Some(value) = c.lowering.scope.graph.sym_int_values.get(&**name) else {
         return Err(Stop::Broken(format!(
             "expected an entry in sym_int_values for `{}`, found none",
             &**name
@@ -107,7 +108,7 @@ fn assert_scalar(c: &mut Call<'_, '_>) -> Lowered {
         match c.at(0) {
             Some(Argument::Bool(b)) => Some(*b),
             Some(Argument::SymBool(s)) => match (&s.as_name, s.as_bool) {
-                (Some(name), _) => c.lowering.graph.sym_bool_values.get(&**name).and_then(|v| {
+                (Some(name), _) => c.lowering.scope.graph.sym_bool_values.get(&**name).and_then(|v| {
                     v.as_bool.or_else(|| c.lowering.symbols.decide(&v.as_expr.as_ref()?.expr_str))
                 }),
                 (None, literal) => literal,

@@ -1,7 +1,8 @@
 //! The rules, by target. One table per theme; [`supported`] prints the tables that [`find`] searches.
 //!
 //! A row names an op (`aten.add`), which covers all its overloads, or one overload (`aten.max.dim`), which
-//! takes precedence. Overloads that write into an `out` argument are not covered.
+//! takes precedence. In-place ops (`aten.add_`) go by the row of their functional counterpart
+//! ([`crate::inplace`]). Overloads that write into an `out` argument are not covered.
 
 mod attention;
 mod backward;
@@ -68,6 +69,12 @@ pub(crate) fn find(target: &str) -> Option<Rule> {
         return None;
     }
     rules.get(op).copied()
+}
+
+/// The rule of the functional counterpart of an in-place op (`aten.add.Tensor` for `aten.add_.Tensor`).
+pub(crate) fn find_functional(target: &str) -> Option<Rule> {
+    let (op, overload) = target.rsplit_once('.')?;
+    find(&format!("{}.{overload}", op.strip_suffix('_')?))
 }
 
 /// Every target with what it becomes, in the order of the themes.

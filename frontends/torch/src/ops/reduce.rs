@@ -207,7 +207,7 @@ fn top_k(c: &mut Call<'_, '_>) -> Lowered {
     let mut shape = c.shape(x);
     shape[axis] = c.dim("k")?;
     let types = vec![Type::new(c.dtype(x), shape.clone()), Type::new(DType::I64, shape)];
-    let name = format!("{}.topk", c.name);
+    let name = format!("{}.topk", c.label);
     let both = c.lowering.builder.node_as(&name, Op::TopK { axis, largest }, &[x], types)?;
     c.set(1, both[1]);
     c.done(both[0])

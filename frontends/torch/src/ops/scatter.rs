@@ -80,10 +80,10 @@ fn index_put(c: &mut Call<'_, '_>) -> Lowered {
     let values = c.tensor("values")?;
     let accumulate = c.bool_or("accumulate", false)?;
     let values = c.cast(values, c.dtype(x))?;
-    if let [Some(mask)] = c.opt_tensors("indices")?.as_slice() {
-        if c.dtype(*mask) == DType::Bool {
-            return masked_put(c, x, *mask, values, accumulate);
-        }
+    if let [Some(mask)] = c.opt_tensors("indices")?.as_slice()
+        && c.dtype(*mask) == DType::Bool
+    {
+        return masked_put(c, x, *mask, values, accumulate);
     }
     let Indexing { x, axis, indices, perm } = indexing(c, x)?;
     if indices.is_empty() {

@@ -571,14 +571,12 @@ fn slice_scatter(c: &mut Call<'_, '_>) -> Lowered {
         *d = len.clone();
     }
     let source = c.expand(source, shape)?;
-    let y = match (step, start.as_const()) {
-        (1, _) => replace(c, x, source, axis, start)?,
-        (_, Some(first)) => {
-            let index = c.iota(len, first, step, DType::I64)?;
-            let source = c.cast(source, c.dtype(x))?;
-            c.emit("index_put", Op::IndexPut { axis, accumulate: false }, &[x, source, index])?
-        }
-        _ => return Err(Stop::Opaque("its start is symbolic and its step is not 1".into())),
+    let y = if step == 1 {
+        replace(c, x, source, axis, start)?
+    } else {
+        let index = c.positions(&start, step, len)?;
+        let source = c.cast(source, c.dtype(x))?;
+        c.emit("index_put", Op::IndexPut { axis, accumulate: false }, &[x, source, index])?
     };
     c.done(y)
 }

@@ -1,0 +1,68 @@
+//! Ops that wrap a graph of their own and change nothing about its values: the graph takes their place.
+
+use crate::call::Call;
+use crate::lower::{Lowered, Stop};
+use crate::schema::{self, Argument, Node};
+use crate::scope::{Binding, Scope, tensor_names};
+
+/// The wrappers, without `torch.ops.higher_order.`; each runs its graph on the tensors that follow it.
+const WRAPPERS: [&str; 6] = [
+    "wrap_with_set_grad_enabled",
+    "wrap_with_autocast",
+    "wrap_activation_checkpoint",
+    "tag_activation_checkpoint",
+    "invoke_subgraph",
+    "wrap",
+];
+
+/// The graph that a node wraps.
+pub(crate) fn body<'p>(node: &'p Node<'p>) -> Option<&'p schema::Graph<'p>> {
+    let name = node.target.strip_prefix("torch.ops.higher_order.")?;
+    if !WRAPPERS.contains(&name.split('.').next()?) {
+        return None;
+    }
+    node.inputs.iter().find_map(|i| match &i.arg {
+        Argument::Graph(g) => Some(&**g),
+        _ => None,
+    })
+}
+
+/// Lowers the nodes of a wrapped graph in place of the call.
+pub(crate) fn lower<'p>(c: &mut Call<'_, 'p>, graph: &'p schema::Graph<'p>) -> Lowered {
+    let node = c.node;
+    let autocast = node.target.contains("autocast");
+    if autocast
+        && !node.inputs.iter().any(|i| &*i.name == "enabled" && matches!(i.arg, Argument::Bool(false)))
+    {
+        return Err(Stop::Opaque("it converts the operands of the ops within".into()));
+    }
+    let operands: Vec<&str> = node
+        .inputs
+        .iter()
+        .skip_while(|i| !matches!(i.arg, Argument::Graph(_)))
+        .flat_map(|i| tensor_names(&i.arg))
+        .collect();
+    let parameters: Vec<&'p str> = graph.inputs.iter().flat_map(tensor_names).collect();
+    if operands.len() != parameters.len() {
+        return Err(Stop::Broken(format!(
+            "expected {} tensors for the graph it wraps, found {}",
+            parameters.len(),
+            operands.len()
+        )));
+    }
+    let first_value = c.lowering.builder.graph().values.len();
+    let mut inner = Scope::new(graph, format!("{}.", c.label), first_value);
+    for (parameter, operand) in parameters.into_iter().zip(operands) {
+        let value = c.lowering.scope.value(operand).map_err(Stop::Broken)?;
+        inner.bind(parameter, Binding::Value(value)).map_err(Stop::Broken)?;
+    }
+    let outer = std::mem::replace(&mut c.lowering.scope, inner);
+    let ran = c.lowering.run_scope();
+    let inner = std::mem::replace(&mut c.lowering.scope, outer);
+    ran?;
+    for (i, name) in graph.outputs.iter().flat_map(tensor_names).enumerate() {
+        let value = inner.value(name).map_err(Stop::Broken)?;
+        c.set(i, value);
+    }
+    Ok(())
+}

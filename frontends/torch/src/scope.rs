@@ -1,0 +1,121 @@
+//! The names of one graph of the program: what they stand for and where they are last read.
+//!
+//! The program is one graph; the body of a wrapper such as `wrap_with_set_grad_enabled` is another, with
+//! names of its own.
+
+use std::collections::HashMap;
+
+use symmc_ir::ValueId;
+
+use crate::schema::{self, Argument};
+
+/// What a name of the program stands for.
+#[derive(Clone, Debug)]
+pub(crate) enum Binding {
+    Value(ValueId),
+    /// Not a tensor of the graph: why.
+    Nothing(String),
+}
+
+/// The names of one graph.
+pub(crate) struct Scope<'p> {
+    pub graph: &'p schema::Graph<'p>,
+    /// What the names of values start with, so that they are unique among all graphs.
+    pub prefix: String,
+    /// The number of values before this graph: those from here on are its own.
+    pub first_value: usize,
+    /// The position of the node that is being lowered.
+    pub position: usize,
+    values: HashMap<&'p str, Binding>,
+    /// The position of the last node that reads a name; outputs come after all nodes.
+    last_read: HashMap<&'p str, usize>,
+}
+
+impl<'p> Scope<'p> {
+    pub fn new(graph: &'p schema::Graph<'p>, prefix: String, first_value: usize) -> Self {
+        let mut last_read = HashMap::with_capacity(graph.tensor_values.len());
+        for (position, node) in graph.nodes.iter().enumerate() {
+            for name in node.inputs.iter().flat_map(|i| tensor_names(&i.arg)) {
+                last_read.insert(name, position);
+            }
+        }
+        for name in graph.outputs.iter().flat_map(tensor_names) {
+            last_read.insert(name, usize::MAX);
+        }
+        let values = HashMap::with_capacity(graph.tensor_values.len());
+        Scope { graph, prefix, first_value, position: 0, values, last_read }
+    }
+
+    /// Marks a name as read by the program's outputs.
+    pub fn read_at_end(&mut self, name: &'p str) {
+        self.last_read.insert(name, usize::MAX);
+    }
+
+    /// Whether any node or output reads a name.
+    pub fn is_read(&self, name: &str) -> bool {
+        self.last_read.contains_key(name)
+    }
+
+    /// Whether anything after the current node reads a name.
+    pub fn is_read_later(&self, name: &str) -> bool {
+        self.last_read.get(name).is_some_and(|&at| at > self.position)
+    }
+
+    /// Binds a name.
+    ///
+    /// # Errors
+    /// The name is bound already, or is no identifier.
+    pub fn bind(&mut self, name: &'p str, binding: Binding) -> Result<(), String> {
+        let fits = |c: char| c.is_ascii_alphanumeric() || c == '_';
+        if name.is_empty() || !name.chars().all(fits) || name.starts_with(|c: char| c.is_ascii_digit()) {
+            return Err(format!("expected an identifier as the name of a value, found `{name}`"));
+        }
+        match self.values.insert(name, binding) {
+            None => Ok(()),
+            Some(_) => Err(format!("expected one definition of `{name}`, found two")),
+        }
+    }
+
+    /// Lets every name of one value stand for another from now on.
+    pub fn replace(&mut self, old: ValueId, new: ValueId) {
+        for binding in self.values.values_mut() {
+            match binding {
+                Binding::Value(v) if *v == old => *v = new,
+                _ => {}
+            }
+        }
+    }
+
+    /// All names that stand for tensors, sorted.
+    pub fn tensors(&self) -> Vec<(&'p str, ValueId)> {
+        let value = |b: &Binding| match b {
+            Binding::Value(v) => Some(*v),
+            Binding::Nothing(_) => None,
+        };
+        let mut all: Vec<_> = self.values.iter().filter_map(|(n, b)| Some((*n, value(b)?))).collect();
+        all.sort_unstable();
+        all
+    }
+
+    /// The value of a name.
+    ///
+    /// # Errors
+    /// Nothing before this node defines it, or it is no tensor.
+    pub fn value(&self, name: &str) -> Result<ValueId, String> {
+        match self.values.get(name) {
+            Some(Binding::Value(v)) => Ok(*v),
+            Some(Binding::Nothing(why)) => Err(format!("`{name}` is {why}")),
+            None => Err(format!("expected a value that is defined before, found `{name}`")),
+        }
+    }
+}
+
+/// The names of the tensors in an argument.
+pub(crate) fn tensor_names<'a>(arg: &'a Argument<'_>) -> Vec<&'a str> {
+    match arg {
+        Argument::Tensor(n) => vec![n],
+        Argument::Tensors(list) => list.iter().map(|n| &**n).collect(),
+        Argument::OptionalTensors(list) => list.iter().flatten().map(|n| &**n).collect(),
+        _ => Vec::new(),
+    }
+}

@@ -1,0 +1,312 @@
+//! Small `.pt2` archives for tests, written from text.
+//!
+//! A type is `f32[2, s0, 2*s0]`. Arguments are `name=value` separated by blanks, where a value is `%x` (a tensor),
+//! `[%a,%b]`, `[%a,none]`, `3`, `[1,-1]`, `[$n,2]` (`$n` names a symbolic integer), `1.5`, `inf`, `true`,
+//! `'text'`, `:f32` (a dtype), `none`, or `<obj>` (a custom object).
+
+#![allow(dead_code)]
+
+use std::io::{Cursor, Write};
+
+use serde_json::{Map, Value, json};
+use symmc_torch::{ImportError, ImportOptions, Imported};
+use zip::write::SimpleFileOptions;
+
+pub const DTYPES: [(&str, u32); 12] = [
+    ("u8", 1),
+    ("i8", 2),
+    ("i32", 4),
+    ("i64", 5),
+    ("f16", 6),
+    ("f32", 7),
+    ("f64", 8),
+    ("bool", 12),
+    ("bf16", 13),
+    ("f8", 29),
+    ("i16", 3),
+    ("c64", 10),
+];
+
+pub fn dtype_code(name: &str) -> u32 {
+    DTYPES.iter().find(|d| d.0 == name).unwrap_or_else(|| panic!("no dtype {name}")).1
+}
+
+/// A symbol as PyTorch prints it; any other expression as it is.
+fn expression(text: &str) -> String {
+    if text.chars().all(|c| c.is_ascii_alphanumeric()) {
+        format!("Symbol('{text}', positive=True, integer=True)")
+    } else {
+        text.to_string()
+    }
+}
+
+/// The meta of `f32[2, s0]`.
+pub fn meta(ty: &str) -> Value {
+    let (dtype, dims) = ty.trim().strip_suffix(']').and_then(|t| t.split_once('[')).expect("a type");
+    let sizes: Vec<Value> = dims
+        .split(',')
+        .map(str::trim)
+        .filter(|d| !d.is_empty())
+        .map(|d| match d.parse::<i64>() {
+            Ok(i) => json!({"as_int": i}),
+            Err(_) => json!({"as_expr": {"expr_str": expression(d), "hint": {"as_int": 8}}}),
+        })
+        .collect();
+    let mut strides = Vec::new();
+    let mut stride = 1i64;
+    for s in sizes.iter().rev() {
+        strides.insert(0, json!({"as_int": stride}));
+        stride *= s["as_int"].as_i64().unwrap_or(1).max(1);
+    }
+    json!({
+        "dtype": dtype_code(dtype), "sizes": sizes, "strides": strides, "storage_offset": {"as_int": 0},
+        "requires_grad": false, "device": {"type": "cuda", "index": 0}, "layout": 7, "a_newer_field": [1, {}],
+    })
+}
+
+fn int(text: &str) -> Option<Value> {
+    text.parse::<i64>().ok().map(|i| json!(i))
+}
+
+fn argument(text: &str) -> Value {
+    if let Some(name) = text.strip_prefix('%') {
+        return json!({"as_tensor": {"name": name}});
+    }
+    if let Some(name) = text.strip_prefix('$') {
+        return json!({"as_sym_int": {"as_name": name}});
+    }
+    if let Some(name) = text.strip_prefix('?') {
+        return json!({"as_sym_bool": {"as_name": name}});
+    }
+    if let Some(dtype) = text.strip_prefix(':') {
+        return json!({"as_scalar_type": dtype_code(dtype)});
+    }
+    if let Some(list) = text.strip_prefix('[').and_then(|t| t.strip_suffix(']')) {
+        let items: Vec<&str> = list.split(',').filter(|i| !i.is_empty()).collect();
+        let tensor = |i: &str| json!({"name": i.trim_start_matches('%')});
+        return if items.iter().any(|i| i.starts_with('%')) {
+            if items.contains(&"none") {
+                let optional = |i: &&str| match *i {
+                    "none" => json!({"as_none": true}),
+                    i => json!({"as_tensor": tensor(i)}),
+                };
+                json!({"as_optional_tensors": items.iter().map(optional).collect::<Vec<_>>()})
+            } else {
+                json!({"as_tensors": items.iter().map(|i| tensor(i)).collect::<Vec<_>>()})
+            }
+        } else if items.iter().any(|i| i.starts_with('$')) {
+            let sym = |i: &&str| match i.strip_prefix('$') {
+                Some(name) => json!({"as_name": name}),
+                None => json!({"as_int": int(i)}),
+            };
+            json!({"as_sym_ints": items.iter().map(sym).collect::<Vec<_>>()})
+        } else {
+            json!({"as_ints": items.iter().map(|i| int(i)).collect::<Vec<_>>()})
+        };
+    }
+    match text {
+        "none" => json!({"as_none": true}),
+        "true" | "false" => json!({"as_bool": text == "true"}),
+        "<obj>" => json!({"as_custom_obj": {"name": "obj", "class_fqn": "__torch__.Group"}}),
+        "inf" => json!({"as_float": "Infinity"}),
+        "-inf" => json!({"as_float": "-Infinity"}),
+        _ if text.starts_with('\'') => json!({"as_string": text.trim_matches('\'')}),
+        _ => match int(text) {
+            Some(i) => json!({"as_int": i}),
+            None => json!({"as_float": text.parse::<f64>().unwrap_or_else(|_| panic!("argument {text}"))}),
+        },
+    }
+}
+
+/// A program under construction.
+#[derive(Clone)]
+pub struct Fake {
+    pub inputs: Vec<Value>,
+    pub input_specs: Vec<Value>,
+    pub output_specs: Vec<Value>,
+    pub nodes: Vec<Value>,
+    pub values: Map<String, Value>,
+    pub sym_ints: Map<String, Value>,
+    pub sym_bools: Map<String, Value>,
+    pub ranges: Map<String, Value>,
+    pub schema: (i64, i64),
+    pub files: Vec<(String, Vec<u8>)>,
+    pub weights: Map<String, Value>,
+    pub constants: Map<String, Value>,
+}
+
+impl Fake {
+    pub fn new() -> Self {
+        Fake {
+            inputs: vec![],
+            input_specs: vec![],
+            output_specs: vec![],
+            nodes: vec![],
+            values: Map::new(),
+            sym_ints: Map::new(),
+            sym_bools: Map::new(),
+            ranges: Map::new(),
+            schema: (8, 17),
+            files: vec![("archive_format".into(), b"pt2".to_vec()), ("byteorder".into(), b"little".to_vec())],
+            weights: Map::new(),
+            constants: Map::new(),
+        }
+    }
+
+    pub fn value(&mut self, name: &str, ty: &str) {
+        self.values.insert(name.into(), meta(ty));
+    }
+
+    fn input_value(&mut self, name: &str, ty: &str) {
+        self.value(name, ty);
+        self.inputs.push(json!({"as_tensor": {"name": name}}));
+    }
+
+    /// A user input.
+    pub fn input(mut self, name: &str, ty: &str) -> Self {
+        self.input_value(name, ty);
+        self.input_specs.push(json!({"user_input": {"arg": {"as_tensor": {"name": name}}}}));
+        self
+    }
+
+    /// A parameter `name` of the same stored name, with raw data.
+    pub fn parameter(mut self, name: &str, ty: &str, data: Option<&[u8]>) -> Self {
+        self.input_value(name, ty);
+        self.input_specs.push(json!({"parameter": {"arg": {"name": name}, "parameter_name": name}}));
+        self.stored("weights", name, ty, data);
+        self
+    }
+
+    pub fn buffer(mut self, name: &str, ty: &str, persistent: bool, data: Option<&[u8]>) -> Self {
+        self.input_value(name, ty);
+        let spec = json!({"arg": {"name": name}, "buffer_name": name, "persistent": persistent});
+        self.input_specs.push(json!({ "buffer": spec }));
+        self.stored(if persistent { "weights" } else { "constants" }, name, ty, data);
+        self
+    }
+
+    pub fn stored(&mut self, kind: &str, name: &str, ty: &str, data: Option<&[u8]>) {
+        let path = format!("{}_{name}", &kind[..1]);
+        let payload =
+            json!({"path_name": path, "is_param": true, "use_pickle": false, "tensor_meta": meta(ty)});
+        if kind == "weights" { &mut self.weights } else { &mut self.constants }.insert(name.into(), payload);
+        if let Some(data) = data {
+            self.files.push((format!("data/{kind}/{path}"), data.to_vec()));
+        }
+    }
+
+    /// A node with results `y: f32[2]`, `_` for none, `[a: f32[1]; b: f32[1]]` for a list.
+    pub fn node(mut self, target: &str, arguments: &str, results: &[(&str, &str)]) -> Self {
+        self.push_node(target, arguments, results, false);
+        self
+    }
+
+    /// A node whose results are one list.
+    pub fn list_node(mut self, target: &str, arguments: &str, results: &[(&str, &str)]) -> Self {
+        self.push_node(target, arguments, results, true);
+        self
+    }
+
+    fn push_node(&mut self, target: &str, arguments: &str, results: &[(&str, &str)], list: bool) {
+        let inputs: Vec<Value> = arguments
+            .split_whitespace()
+            .map(|a| {
+                let (name, value) = a.split_once('=').expect("name=value");
+                json!({"name": name, "arg": argument(value), "kind": 1})
+            })
+            .collect();
+        for (name, ty) in results.iter().filter(|r| !r.0.starts_with('$')) {
+            self.value(name, ty);
+        }
+        let names: Vec<Value> = results.iter().map(|r| json!({"name": r.0})).collect();
+        let outputs = if list {
+            vec![json!({ "as_tensors": names })]
+        } else {
+            let one = |r: &(&str, &str)| match r.0.strip_prefix('$') {
+                Some(name) => json!({"as_sym_int": {"as_name": name}}),
+                None => json!({"as_tensor": {"name": r.0}}),
+            };
+            results.iter().map(one).collect()
+        };
+        let target =
+            if target.contains("operator") { target.to_string() } else { format!("torch.ops.{target}") };
+        self.nodes.push(json!({
+            "target": target, "inputs": inputs, "outputs": outputs,
+            "metadata": {"stack_trace": "a \"quoted\" trace\n"}, "name": results.first().map(|r| r.0),
+        }));
+    }
+
+    /// A symbolic integer of this sympy expression.
+    pub fn sym_int(mut self, name: &str, expression_text: &str) -> Self {
+        let value = json!({"as_expr": {"expr_str": expression(expression_text), "hint": {"as_int": 8}}});
+        self.sym_ints.insert(name.into(), value);
+        self
+    }
+
+    pub fn range(mut self, symbol: &str, min: Option<i64>, max: Option<i64>) -> Self {
+        self.ranges.insert(symbol.into(), json!({"min_val": min, "max_val": max}));
+        self
+    }
+
+    pub fn output(mut self, name: &str) -> Self {
+        self.output_specs.push(json!({"user_output": {"arg": {"as_tensor": {"name": name}}}}));
+        self
+    }
+
+    pub fn program(&self) -> Value {
+        let outputs: Vec<Value> = self.output_specs.iter().map(|_| json!({"as_none": true})).collect();
+        json!({
+            "graph_module": {
+                "graph": {
+                    "inputs": self.inputs, "outputs": outputs, "nodes": self.nodes,
+                    "tensor_values": self.values, "sym_int_values": self.sym_ints,
+                    "sym_bool_values": self.sym_bools, "is_single_tensor_return": false,
+                },
+                "signature": {"input_specs": self.input_specs, "output_specs": self.output_specs},
+                "module_call_graph": [{"fqn": "", "signature": null}],
+            },
+            "opset_version": {"aten": 10},
+            "range_constraints": self.ranges,
+            "schema_version": {"major": self.schema.0, "minor": self.schema.1},
+        })
+    }
+
+    /// The entries of the archive.
+    pub fn entries(&self) -> Vec<(String, Vec<u8>)> {
+        let mut files = self.files.clone();
+        files.push(("models/model.json".into(), self.program().to_string().into_bytes()));
+        for (kind, config) in [("weights", &self.weights), ("constants", &self.constants)] {
+            let text = json!({ "config": config }).to_string();
+            files.push((format!("data/{kind}/model_{kind}_config.json"), text.into_bytes()));
+        }
+        files
+    }
+
+    pub fn bytes(&self) -> Vec<u8> {
+        zipped("some_name/", &self.entries())
+    }
+
+    pub fn import(&self) -> Result<Imported, ImportError> {
+        symmc_torch::import(&self.bytes(), &ImportOptions::default())
+    }
+
+    /// The message of the error that importing gives.
+    pub fn error(&self) -> String {
+        match self.import() {
+            Ok(_) => panic!("it imports"),
+            Err(e) => e.to_string(),
+        }
+    }
+}
+
+pub fn zipped(root: &str, entries: &[(String, Vec<u8>)]) -> Vec<u8> {
+    let mut zip = zip::ZipWriter::new(Cursor::new(Vec::new()));
+    for (i, (name, data)) in entries.iter().enumerate() {
+        let method =
+            if i % 2 == 0 { zip::CompressionMethod::Stored } else { zip::CompressionMethod::Deflated };
+        let options = SimpleFileOptions::default().compression_method(method);
+        zip.start_file(format!("{root}{name}"), options).unwrap();
+        zip.write_all(data).unwrap();
+    }
+    zip.finish().unwrap().into_inner()
+}

@@ -1,0 +1,517 @@
+//! What an import makes of symbols, signatures, groups, collectives, in-place ops and unknown ops, and how
+//! it refuses what it cannot represent.
+
+mod common;
+
+use std::sync::Arc;
+
+use common::Fake;
+use indexmap::IndexMap;
+use serde_json::json;
+use symmc_ir::{
+    Bindings, CollectiveKind, DType, Graph, InputKind, Members, Op, OutputKind, ReduceOp, Splits, Tensor,
+};
+use symmc_torch::{ImportOptions, import};
+
+fn symbols(graph: &Graph) -> Vec<(&str, i64, i64, Option<&str>)> {
+    graph.symbols.values().map(|s| (s.name.as_str(), s.min, s.max, s.alias.as_deref())).collect()
+}
+
+fn ops(graph: &Graph) -> Vec<&Op> {
+    graph.nodes.values().map(|n| &n.op).collect()
+}
+
+/// Runs a program of one rank on f32 vectors; the results as numbers.
+fn run(fake: &Fake, inputs: &[&[f64]]) -> Vec<Vec<f64>> {
+    let options = ImportOptions { ranks: Some(1), ..ImportOptions::default() };
+    let imported = import(&fake.bytes(), &options).unwrap();
+    let graph = imported.graph;
+    let inputs: Vec<Arc<Tensor>> = graph
+        .inputs
+        .values()
+        .zip(inputs)
+        .map(|(input, data)| {
+            let ty = graph.ty(input.value);
+            let shape = ty.concrete(&Bindings::new()).unwrap();
+            Arc::new(Tensor::from_f64(ty.dtype, shape, data).unwrap())
+        })
+        .collect();
+    let out = symmc_ir::interp::run(&graph, &Bindings::new(), &[inputs]).unwrap();
+    out[0].iter().map(Tensor::to_f64).collect()
+}
+
+// Symbols.
+
+#[test]
+fn the_only_symbol_is_tokens() {
+    let fake = Fake::new().range("s77", Some(2), Some(9)).input("x", "f32[2*s77,4]").output("x");
+    assert_eq!(symbols(&fake.import().unwrap().graph), [("tokens", 2, 9, Some("s77"))]);
+}
+
+#[test]
+fn with_several_symbols_the_first_integer_argument_names_them() {
+    let fake = Fake::new()
+        .range("s1", Some(2), Some(4))
+        .range("s2", Some(1), Some(128))
+        .range("s9", Some(3), Some(5))
+        .input("h", "f32[s9,4]")
+        .input("ids", "i64[s1,s2]")
+        .output("h");
+    assert_eq!(
+        symbols(&fake.import().unwrap().graph),
+        [("s9", 3, 5, None), ("batch", 2, 4, Some("s1")), ("tokens", 1, 128, Some("s2")),]
+    );
+}
+
+#[test]
+fn open_ranges_get_a_limit_and_a_note() {
+    let fake = Fake::new().range("s0", Some(2), None).input("x", "f32[s0]").output("x");
+    let imported = fake.import().unwrap();
+    assert_eq!(symbols(&imported.graph), [("tokens", 2, 1 << 20, Some("s0"))]);
+    assert!(imported.notes[0].contains("tokens (s0) has no upper bound"), "{:?}", imported.notes);
+    let options = ImportOptions { max_extent: 64, ..ImportOptions::default() };
+    assert_eq!(import(&fake.bytes(), &options).unwrap().graph.symbols.values().next().unwrap().max, 64);
+}
+
+#[test]
+fn unusable_symbols_are_refused() {
+    let x = |ty| Fake::new().input("x", ty).output("x");
+    assert!(x("f32[s0]").range("s0", Some(9), Some(3)).error().contains("symbol `s0`: expected a range"));
+    let fake = x("f32[Mul(Rational(1@ 2)@Symbol('s0'))]");
+    let text = fake.program().to_string().replace('@', ",");
+    let mut entries = fake.entries();
+    entries.iter_mut().find(|e| e.0.starts_with("models")).unwrap().1 = text.into_bytes();
+    let error = import(&common::zipped("", &entries), &ImportOptions::default()).unwrap_err().to_string();
+    assert!(error.contains("`Rational` is no integer"), "{error}");
+    let data = x("f32[2]").node("aten.nonzero.default", "self=%x", &[("y", "i64[u0,1]")]).output("y");
+    assert!(
+        data.error().contains("`u0` is no extent of an argument: it depends on data"),
+        "{}",
+        data.error()
+    );
+}
+
+#[test]
+fn symbolic_integers_are_extents() {
+    let fake = Fake::new()
+        .range("s0", Some(2), Some(64))
+        .sym_int("n", "s0")
+        .sym_int("m", "s0*4")
+        .input("x", "f32[s0,4]")
+        .node("aten.sym_size.int", "self=%x dim=0", &[("$n", "")])
+        .node("_operator.mul", "a=$n b=4", &[("$m", "")])
+        .node("aten.view.default", "self=%x size=[$m]", &[("y", "f32[4*s0]")])
+        .node("aten.mul.Tensor", "self=%y other=$n", &[("z", "f32[4*s0]")])
+        .output("z");
+    let graph = fake.import().unwrap().graph;
+    let mut bindings = Bindings::new();
+    bindings.set(symmc_ir::entity::Entity::new(0), 3);
+    let mut graph = graph;
+    graph.ranks = Some(1);
+    let x = Arc::new(Tensor::from_f64(DType::F32, [3, 4], &[1.0; 12]).unwrap());
+    let out = symmc_ir::interp::run(&graph, &bindings, &[vec![x]]).unwrap();
+    assert_eq!(out[0][0].to_f64(), [3.0; 12]);
+}
+
+#[test]
+fn an_integer_argument_is_a_symbol() {
+    let mut fake =
+        Fake::new().range("s5", Some(0), Some(7)).sym_int("k", "s5").input("x", "f32[8]").output("y");
+    fake.input_specs.push(json!({"user_input": {"arg": {"as_sym_int": {"as_name": "k"}}}}));
+    let fake = fake.node("aten.slice.Tensor", "self=%x dim=0 start=0 end=$k", &[("y", "f32[s5]")]);
+    let imported = fake.import().unwrap();
+    assert_eq!(symbols(&imported.graph), [("tokens", 0, 7, Some("s5"))]);
+    assert!(imported.notes.iter().any(|n| n.contains("integer argument k")), "{:?}", imported.notes);
+}
+
+// Signature.
+
+#[test]
+fn inputs_are_arguments_parameters_and_constants() {
+    let data = [0u8; 8];
+    let fake = Fake::new()
+        .parameter("w", "f32[2]", Some(&data))
+        .buffer("state", "f32[2]", true, Some(&data))
+        .buffer("table", "f32[2]", false, Some(&data))
+        .buffer("written", "f32[2]", false, Some(&data))
+        .input("x", "f32[2]")
+        .node("aten.add.Tensor", "self=%written other=%x", &[("y", "f32[2]")]);
+    let mut fake = fake;
+    fake.input_specs.push(json!({"constant_input": {"name": "flag", "value": {"as_bool": true}}}));
+    fake.input_specs.push(json!({"token": {"arg": {"name": "token"}}}));
+    fake.output_specs.push(json!({"buffer_mutation": {"arg": {"name": "y"}, "buffer_name": "written"}}));
+    fake.output_specs.push(json!({"user_output": {"arg": {"as_tensor": {"name": "x"}}}}));
+    fake.output_specs.push(json!({"user_output": {"arg": {"as_none": true}}}));
+    fake.output_specs.push(json!({"user_output": {"arg": {"as_int": 3}}}));
+    let imported = fake.import().unwrap();
+    let kinds: Vec<_> = imported.graph.inputs.values().map(|i| (i.source.as_str(), i.kind)).collect();
+    use InputKind::*;
+    assert_eq!(
+        kinds,
+        [
+            ("w", Parameter),
+            ("state", Parameter),
+            ("table", Constant),
+            ("written", Parameter),
+            ("x", Argument)
+        ]
+    );
+    assert_eq!(imported.weights.keys().collect::<Vec<_>>(), ["w", "state", "written"]);
+    let written = imported.graph.inputs.keys().nth(3).unwrap();
+    let outputs: Vec<_> = imported.graph.outputs.iter().map(|o| o.kind).collect();
+    assert_eq!(outputs, [OutputKind::Mutates(written), OutputKind::Returned]);
+    assert_eq!(
+        imported.notes,
+        ["output 2 is none and is left out", "output 3 is the integer 3 and is left out"]
+    );
+}
+
+#[test]
+fn broken_signatures_are_refused_by_name() {
+    let base = || Fake::new().input("x", "f32[2]");
+    assert!(
+        base().output("y").error().contains("`y` in the signature: expected a value that is defined before")
+    );
+    assert!(base().input("x", "f32[2]").error().contains("expected one definition of `x`"));
+    let mut fake = base();
+    fake.output_specs.push(json!({"buffer_mutation": {"arg": {"name": "x"}, "buffer_name": "b"}}));
+    assert!(fake.error().contains("`b` in the signature: expected an input of this name"));
+    let mut fake = base().buffer("b", "f32[3]", true, None);
+    fake.output_specs.push(json!({"buffer_mutation": {"arg": {"name": "x"}, "buffer_name": "b"}}));
+    assert!(fake.error().contains("expected f32[3] to be written, found f32[2]"));
+    assert!(
+        Fake::new()
+            .input("x", "i8[2]")
+            .error()
+            .contains("`x` in the signature: expected a dtype that the IR")
+    );
+    let mut fake = base();
+    fake.input_specs
+        .push(json!({"custom_obj": {"arg": {"name": "obj", "class_fqn": "C"}, "custom_obj_name": "o"}}));
+    fake.import().expect("a custom object that nothing uses does not matter");
+    let fake = fake.node("aten.add.Tensor", "self=%x other=%obj", &[("y", "f32[2]")]);
+    assert!(fake.error().contains("`obj` is a custom object"), "{}", fake.error());
+}
+
+// Nodes.
+
+#[test]
+fn an_unknown_op_is_opaque_with_its_declared_results() {
+    let fake = Fake::new()
+        .input("x", "f32[2]")
+        .node("mylib.mystery.default", "x=%x k=3 s='how'", &[("y", "f32[5]"), ("z", "i64[1]")])
+        .node("aten.relu.default", "self=%y", &[("r", "f32[5]")])
+        .output("r")
+        .output("z");
+    let imported = fake.import().unwrap();
+    let node = imported.graph.nodes.values().next().unwrap();
+    let expected = Op::Opaque { name: "mylib.mystery.default".into(), attributes: "k=3, s=\"how\"".into() };
+    assert_eq!((&node.op, node.outputs.len()), (&expected, 2));
+    assert_eq!(imported.notes, ["mylib.mystery.default stays opaque (1 nodes): no rule for it"]);
+}
+
+#[test]
+fn a_use_of_a_known_op_that_has_no_counterpart_is_opaque() {
+    for (target, arguments, result) in [
+        ("aten.dropout.default", "input=%x p=0.5 train=true", "f32[2]"),
+        ("aten.where.default", "condition=%x", "i64[2]"),
+        ("aten.linalg_vector_norm.default", "self=%x ord=3", "f32[]"),
+    ] {
+        let imported = Fake::new().input("x", "f32[2]").node(target, arguments, &[("y", result)]).output("y");
+        let imported = imported.import().unwrap();
+        assert!(matches!(ops(&imported.graph)[0], Op::Opaque { .. }), "{target}");
+        assert_eq!(imported.notes.len(), 1, "{target}");
+    }
+}
+
+#[test]
+fn broken_nodes_are_refused_by_name() {
+    let node = |target, arguments, ty| {
+        let fake = Fake::new().input("x", "f32[2,3]").input("i", "i64[4]");
+        fake.node(target, arguments, &[("y", ty)]).output("y").error()
+    };
+    for (target, arguments, ty, expected) in [
+        ("aten.relu.default", "self=%x", "f32[2,4]", "declares f32[2, 4] for `y`, found f32[2, 3]"),
+        ("aten.relu.default", "self=%x", "bf16[2,3]", "declares bf16[2, 3] for `y`, found f32[2, 3]"),
+        ("aten.relu.default", "self=%z", "f32[2,3]", "expected a value that is defined before, found `z`"),
+        ("aten.relu.default", "self=3", "f32[2,3]", "expected a tensor as `argument 0`, found the integer 3"),
+        ("aten.permute.default", "self=%x dims=[0,0]", "f32[2,2]", "is no permutation"),
+        ("aten.sum.dim_IntList", "self=%x dim=[2]", "f32[2]", "expected an axis from -2 to 1, found 2"),
+        ("aten.sum.dim_IntList", "self=%x dim=[0,-2]", "f32[3]", "expected distinct axes"),
+        ("aten.view.default", "self=%x size=[4,-1]", "f32[4,1]", "expected a shape of 6 elements"),
+        ("aten.view.default", "self=%x size=[-1,-1]", "f32[2,3]", "expected one open extent"),
+        ("aten.mm.default", "self=%x mat2=%x", "f32[2,3]", "the inner extents differ"),
+        ("aten.gelu.default", "self=%x approximate='no'", "f32[2,3]", "expected approximate none or tanh"),
+        ("aten.select.int", "self=%x dim=0 index=5", "f32[3]", "expected an index within 2, found 5"),
+        ("aten.slice.Tensor", "self=%x step=0", "f32[2,3]", "expected a step of at least 1, found 0"),
+        (
+            "aten.to.dtype",
+            "self=%x dtype=:i8",
+            "f32[2,3]",
+            "expected a dtype that the IR has as `dtype`, found dtype int8",
+        ),
+        ("aten.gather.default", "self=%x dim=0 index=%i", "f32[4]", "expected 2 axes, found 1"),
+        ("aten.mystery_.default", "self=%x", "f32[2,3]", "it writes its operand, and there is no rule"),
+        ("aten.relu.out", "self=%x out=%x", "f32[2,3]", "it writes its operand, and there is no rule"),
+    ] {
+        let found = node(target, arguments, ty);
+        assert!(found.contains(expected) && found.contains("node `y`"), "expected {expected}, found {found}");
+    }
+}
+
+#[test]
+fn assertions_vanish_or_fail() {
+    let x = || Fake::new().range("s0", Some(2), Some(9)).sym_int("n", "s0").input("x", "f32[s0]").output("x");
+    let holds = x()
+        .node("aten._assert_tensor_metadata.default", "a=%x size=[$n] dtype=:f32", &[])
+        .node("aten.sym_constrain_range_for_size.default", "size=$n min=2 max=9", &[])
+        .node("aten._assert_async.msg", "self=%x assert_msg='no'", &[]);
+    assert_eq!(holds.import().unwrap().graph.nodes.len(), 0);
+    let dtype = x().node("aten._assert_tensor_metadata.default", "a=%x dtype=:bf16", &[]);
+    assert!(dtype.error().contains("it asserts a dtype of bf16, found f32"));
+    let size = x().node("aten._assert_tensor_metadata.default", "a=%x size=[12]", &[]);
+    assert!(size.error().contains("it asserts a size of [12]"));
+    let range = x().node("aten.sym_constrain_range_for_size.default", "size=$n min=10", &[]);
+    assert!(range.error().contains("a size from 10 to any, found one from 2 to 9"));
+    let relation = |text: &str| {
+        let mut fake = x().node("aten._assert_scalar.default", "self=?b assert_msg='n>1'", &[]);
+        fake.sym_bools.insert("b".into(), json!({"as_expr": {"expr_str": text}}));
+        fake
+    };
+    relation("StrictGreaterThan(Symbol('s0'), Integer(1))").import().unwrap();
+    relation("StrictGreaterThan(Symbol('s0'), Integer(5))").import().unwrap();
+    let error = relation("StrictLessThan(Symbol('s0'), Integer(2))").error();
+    assert!(error.contains("it asserts what never holds: n>1"), "{error}");
+}
+
+#[test]
+fn wrapped_graphs_take_the_place_of_their_wrapper() {
+    let body = Fake::new()
+        .input("a", "f32[2]")
+        .node("aten.mul.Tensor", "self=%a other=2.0", &[("y", "f32[2]")])
+        .node("aten.add.Tensor", "self=%y other=1.0", &[("add", "f32[2]")]);
+    let mut graph = body.program()["graph_module"]["graph"].clone();
+    graph["outputs"] = json!([{"as_tensor": {"name": "add"}}]);
+    let mut fake = Fake::new()
+        .input("x", "f32[2]")
+        .node("higher_order.wrap_with_set_grad_enabled", "enable_grad=false", &[("y", "f32[2]")])
+        .output("y");
+    let inputs = fake.nodes[0]["inputs"].as_array_mut().unwrap();
+    inputs.push(json!({"name": "wrapped_func", "arg": {"as_graph": {"name": "g", "graph": graph}}}));
+    inputs.push(json!({"name": "", "arg": {"as_tensor": {"name": "x"}}}));
+    assert_eq!(run(&fake, &[&[1.0, 2.0]]), [[3.0, 5.0]]);
+}
+
+// Groups and collectives.
+
+fn collective(op: &str, arguments: &str, operand: &str, result: &str) -> Fake {
+    Fake::new()
+        .input("x", operand)
+        .node(&format!("_c10d_functional.{op}.default"), arguments, &[("y", result)])
+        .node("_c10d_functional.wait_tensor.default", "tensor=%y", &[("z", result)])
+        .output("z")
+}
+
+#[test]
+fn every_collective_has_its_counterpart() {
+    use CollectiveKind as K;
+    for (op, arguments, operand, result, kind, ranks) in [
+        (
+            "all_reduce",
+            "input=%x reduce_op='avg' group='tp'",
+            "f32[4]",
+            "f32[4]",
+            K::AllReduce(ReduceOp::Avg),
+            None,
+        ),
+        (
+            "all_reduce_",
+            "input=%x reduce_op='product' group_name='tp'",
+            "f32[4]",
+            "f32[4]",
+            K::AllReduce(ReduceOp::Prod),
+            None,
+        ),
+        (
+            "all_gather_into_tensor",
+            "input=%x group_size=4 group_name='tp'",
+            "f32[2]",
+            "f32[8]",
+            K::AllGather,
+            Some(4),
+        ),
+        (
+            "reduce_scatter_tensor",
+            "input=%x reduce_op='sum' group_size=2 group_name='tp'",
+            "f32[8]",
+            "f32[4]",
+            K::ReduceScatter(ReduceOp::Sum),
+            Some(2),
+        ),
+        (
+            "all_to_all_single",
+            "input=%x output_split_sizes=[2,2] input_split_sizes=[2,2] group_name='tp'",
+            "f32[4]",
+            "f32[4]",
+            K::AllToAll(Splits::Even),
+            Some(2),
+        ),
+        ("broadcast", "input=%x src=0 group_name='tp'", "f32[4]", "f32[4]", K::Broadcast { root: 0 }, None),
+    ] {
+        let graph = collective(op, arguments, operand, result).import().unwrap().graph;
+        assert_eq!((graph.ranks, graph.nodes.len()), (ranks, 1), "{op}");
+        assert_eq!(ops(&graph)[0].as_collective().map(|c| &c.kind), Some(&kind), "{op}");
+        assert_eq!(graph.groups.values().next().map(|g| g.name.as_str()), Some("tp"));
+    }
+}
+
+#[test]
+fn a_coalesced_collective_is_one_for_each_tensor() {
+    let fake = Fake::new().input("a", "f32[2]").input("b", "f32[4]").list_node(
+        "_c10d_functional.all_gather_into_tensor_coalesced.default",
+        "inputs=[%a,%b] group_size=2 group_name='0'",
+        &[("p", "f32[4]"), ("q", "f32[8]")],
+    );
+    let graph = fake.output("p").output("q").import().unwrap().graph;
+    assert_eq!(ops(&graph).iter().filter(|o| o.as_collective().is_some()).count(), 2);
+}
+
+#[test]
+fn collectives_that_ranks_would_not_share_are_refused() {
+    let error = |op, arguments| collective(op, arguments, "f32[4]", "f32[4]").error();
+    let uneven = error(
+        "all_to_all_single",
+        "input=%x output_split_sizes=[2,2] input_split_sizes=[1,3] group_name='0'",
+    );
+    assert!(uneven.contains("expected equal input_split_sizes, found [1, 3]"), "{uneven}");
+    assert!(uneven.contains("all ranks must run the same program"), "{uneven}");
+    let object = error("all_reduce", "input=%x reduce_op='sum' group=<obj>");
+    assert!(
+        object.contains("the group must be a name") && object.contains("custom object `obj`"),
+        "{object}"
+    );
+    let value = error("all_reduce", "input=%x reduce_op='sum' group=%x");
+    assert!(value.contains("the group must be a name") && value.contains("the tensor `x`"), "{value}");
+    let op = error("all_reduce", "input=%x reduce_op='premul_sum' group='0'");
+    assert!(op.contains("found `premul_sum`"), "{op}");
+}
+
+#[test]
+fn groups_are_the_world_unless_their_members_are_given() {
+    let gather = |group: &str, size: u32, x: &str, y: &str| {
+        (format!("input=%{x} group_size={size} group_name='{group}'"), y.to_string())
+    };
+    let (tp, p) = gather("tp", 2, "x", "p");
+    let (dp, q) = gather("dp", 4, "p", "q");
+    let fake = Fake::new()
+        .input("x", "f32[1]")
+        .node("_c10d_functional.all_gather_into_tensor.default", &tp, &[(&p, "f32[2]")])
+        .node("_c10d_functional.all_gather_into_tensor.default", &dp, &[(&q, "f32[8]")])
+        .output("q");
+    let error = fake.error();
+    assert!(
+        error.contains("node `p` says 2 ranks, node `q` says 4; group `dp` is taken for all ranks"),
+        "{error}"
+    );
+    let cells = |cells: &[&[u32]]| cells.iter().map(|c| c.to_vec()).collect::<Vec<_>>();
+    let with = |tp: &[&[u32]], ranks| {
+        let groups = IndexMap::from([("tp".to_string(), cells(tp))]);
+        import(&fake.bytes(), &ImportOptions { groups, ranks, ..ImportOptions::default() })
+    };
+    let graph = with(&[&[0, 1], &[2, 3]], None).unwrap().graph;
+    assert_eq!(graph.ranks, Some(4));
+    let members: Vec<_> = graph.groups.values().map(|g| &g.members).collect();
+    assert_eq!(members, [&Members::Cells(cells(&[&[0, 1], &[2, 3]])), &Members::World]);
+    for (tp, ranks, expected) in [
+        (&[&[0u32, 1][..], &[2]][..], None, "group `tp`: expected lists of ranks of one length"),
+        (&[&[0, 1], &[2, 2]], None, "group `tp`: expected every rank from 0 to 3 once"),
+        (&[&[0, 1], &[2, 3]], Some(8), "the caller says 8 ranks, the members of group `tp` says 4"),
+        (&[&[0, 1, 2], &[3, 4, 5]], None, "group `tp`: its members says 3 ranks, node `p` says 2"),
+    ] {
+        let found = with(tp, ranks).unwrap_err().to_string();
+        assert!(found.contains(expected), "expected {expected}, found {found}");
+    }
+}
+
+// In-place ops.
+
+#[test]
+fn in_place_ops_rebind_every_name_of_what_they_write() {
+    let fake = Fake::new()
+        .input("x", "f32[2]")
+        .node("aten.clone.default", "self=%x", &[("c", "f32[2]")])
+        .node("aten.add_.Tensor", "self=%c other=1.0", &[("a", "f32[2]")])
+        .node("aten.mul_.Tensor", "self=%a other=3.0", &[("m", "f32[2]")])
+        .output("c")
+        .output("x");
+    assert_eq!(run(&fake, &[&[1.0, 2.0]]), [[6.0, 9.0], [1.0, 2.0]]);
+}
+
+#[test]
+fn writing_a_view_writes_its_base() {
+    let fake = Fake::new()
+        .input("x", "f32[2,3]")
+        .input("v", "f32[2]")
+        .node("aten.mul.Tensor", "self=%x other=1.0", &[("b", "f32[2,3]")])
+        .node("aten.select.int", "self=%b dim=1 index=2", &[("s", "f32[2]")])
+        .node("aten.copy_.default", "self=%s src=%v", &[("w", "f32[2]")])
+        .node("aten.add_.Tensor", "self=%s other=1.0", &[("a", "f32[2]")])
+        .node("aten.t.default", "self=%b", &[("t", "f32[3,2]")])
+        .node("aten.zero_.default", "self=%t", &[("z", "f32[3,2]")])
+        .node("aten.sum.default", "self=%v", &[("sum", "f32[]")]);
+    let before = fake.clone().output("v").output("sum");
+    assert_eq!(run(&before, &[&[0.0; 6], &[7.0, 8.0]]), [vec![7.0, 8.0], vec![15.0]]);
+    let whole = fake.output("b");
+    assert_eq!(run(&whole, &[&[0.0; 6], &[7.0, 8.0]]), [vec![0.0; 6]]);
+    let mut earlier = whole.clone();
+    earlier.nodes.truncate(4);
+    earlier.output_specs.clear();
+    let earlier = earlier.output("b");
+    assert_eq!(run(&earlier, &[&[0.0; 6], &[7.0, 8.0]]), [vec![0.0, 0.0, 8.0, 0.0, 0.0, 9.0]]);
+}
+
+#[test]
+fn writing_an_input_mutates_it() {
+    let fake = Fake::new()
+        .buffer("cache", "f32[4]", false, Some(&[0; 16]))
+        .input("x", "f32[2]")
+        .node("aten.slice.Tensor", "self=%cache dim=0 start=1 end=3", &[("s", "f32[2]")])
+        .node("aten.copy_.default", "self=%s src=%x", &[("w", "f32[2]")])
+        .node("aten.sum.default", "self=%cache", &[("y", "f32[]")])
+        .output("y");
+    let imported = fake.import().unwrap();
+    let input = imported.graph.inputs.keys().next().unwrap();
+    assert_eq!(imported.graph.inputs[input].kind, InputKind::Parameter);
+    assert!(imported.weights.contains_key("cache"));
+    let kinds: Vec<_> = imported.graph.outputs.iter().map(|o| o.kind).collect();
+    assert_eq!(kinds, [OutputKind::Returned, OutputKind::Mutates(input)]);
+    assert_eq!(run(&fake, &[&[1.0; 4], &[5.0, 6.0]]), [vec![13.0], vec![1.0, 5.0, 6.0, 1.0]]);
+}
+
+#[test]
+fn writing_what_another_view_shows_is_refused() {
+    let fake = Fake::new()
+        .input("x", "f32[4]")
+        .node("aten.slice.Tensor", "self=%x dim=0 start=0 end=2", &[("a", "f32[2]")])
+        .node("aten.slice.Tensor", "self=%x dim=0 start=1 end=3", &[("b", "f32[2]")])
+        .node("aten.zero_.default", "self=%a", &[("z", "f32[2]")]);
+    let error = fake.clone().output("b").error();
+    assert!(error.contains("it writes `a`, which shares memory with `b`, and that is read later"), "{error}");
+    fake.output("z").import().expect("b is not read after the write");
+    let expanded = Fake::new()
+        .input("x", "f32[1]")
+        .node("aten.expand.default", "self=%x size=[3]", &[("e", "f32[3]")])
+        .node("aten.zero_.default", "self=%e", &[("z", "f32[3]")]);
+    assert!(expanded.output("z").error().contains("a view that does not show which elements"));
+}
+
+#[test]
+fn the_table_of_supported_ops_is_the_one_that_is_searched() {
+    let ops = symmc_torch::supported_ops();
+    assert!(ops.len() > 250, "{}", ops.len());
+    assert!(ops.contains(&("aten.add", "add")));
+    let mut names: Vec<_> = ops.iter().map(|o| o.0).collect();
+    names.sort_unstable();
+    names.dedup();
+    assert_eq!(names.len(), ops.len());
+}

@@ -1,0 +1,131 @@
+//! Every line of `ops.txt` is one op: operands with data, the call, and the results that PyTorch gives.
+//! The call is imported as a program of one node and run by the reference interpreter.
+
+mod common;
+
+use std::sync::Arc;
+
+use common::Fake;
+use symmc_ir::{Bindings, DType, Op, Tensor};
+
+struct Case<'t> {
+    operands: Vec<(&'t str, &'t str, Vec<f64>)>,
+    target: &'t str,
+    arguments: &'t str,
+    results: Vec<(&'t str, Vec<f64>)>,
+    /// The result is a list of tensors.
+    list: bool,
+}
+
+fn numbers(text: &str) -> Vec<f64> {
+    let mut out = Vec::new();
+    for word in text.split_whitespace() {
+        match word.split_once("..") {
+            Some((a, b)) => {
+                let (a, b): (i64, i64) = (a.parse().unwrap(), b.parse().unwrap());
+                out.extend((a..b).map(|i| i as f64));
+            }
+            None => out.push(match word {
+                "true" => 1.0,
+                "false" => 0.0,
+                _ => word.parse().unwrap_or_else(|_| panic!("number {word}")),
+            }),
+        }
+    }
+    out
+}
+
+fn typed(text: &str) -> (&str, Vec<f64>) {
+    let (ty, data) = text.split_once(':').unwrap_or((text, ""));
+    (ty.trim(), numbers(data))
+}
+
+fn case(line: &str) -> Case<'_> {
+    let parts: Vec<&str> = line.split('|').map(str::trim).collect();
+    let [operands, call, results] = parts.as_slice() else { panic!("three parts: {line}") };
+    let operand = |text| {
+        let text: &str = text;
+        let (name, rest) = text.trim().split_once('=').expect("name=type");
+        let (ty, data) = typed(rest);
+        (name, ty, data)
+    };
+    let (target, arguments) = call.split_once(' ').unwrap_or((call, ""));
+    let (list, results) = match results.strip_prefix("list ") {
+        Some(rest) => (true, rest),
+        None => (false, *results),
+    };
+    Case {
+        operands: operands.split(';').filter(|t| !t.trim().is_empty()).map(operand).collect(),
+        target,
+        arguments,
+        results: results.split(';').map(typed).collect(),
+        list,
+    }
+}
+
+fn tensor(ty: &str, data: &[f64]) -> Tensor {
+    let (dtype, dims) = ty.strip_suffix(']').and_then(|t| t.split_once('[')).unwrap();
+    let shape: Vec<usize> =
+        dims.split(',').filter(|d| !d.trim().is_empty()).map(|d| d.trim().parse().unwrap()).collect();
+    let dtype = DType::from_name(dtype).unwrap_or_else(|| panic!("dtype {dtype}"));
+    Tensor::from_f64(dtype, shape, data).unwrap_or_else(|| panic!("{} numbers for {ty}", data.len()))
+}
+
+fn check(line: &str) -> Result<(), String> {
+    let case = case(line);
+    let mut fake = Fake::new();
+    for (name, ty, _) in &case.operands {
+        fake = fake.input(name, ty);
+    }
+    let names: Vec<String> = (0..case.results.len()).map(|i| format!("r{i}")).collect();
+    let results: Vec<(&str, &str)> =
+        names.iter().zip(&case.results).map(|(n, r)| (n.as_str(), r.0)).collect();
+    fake = match case.list {
+        true => fake.list_node(case.target, case.arguments, &results),
+        false => fake.node(case.target, case.arguments, &results),
+    };
+    for (name, result) in names.iter().zip(&case.results) {
+        // A result without data is declared and not read.
+        if !result.1.is_empty() || result.0.contains("[0") {
+            fake = fake.output(name);
+        }
+    }
+    let options = symmc_torch::ImportOptions { ranks: Some(1), ..Default::default() };
+    let graph = symmc_torch::import(&fake.bytes(), &options).map_err(|e| e.to_string())?.graph;
+    if let Some(op) = graph.nodes.values().find(|n| matches!(n.op, Op::Opaque { .. })) {
+        return Err(format!("it stays opaque: {:?}", op.op));
+    }
+    let inputs: Vec<Arc<Tensor>> = case.operands.iter().map(|o| Arc::new(tensor(o.1, &o.2))).collect();
+    let found = symmc_ir::interp::run(&graph, &Bindings::new(), &[inputs]).map_err(|e| e.to_string())?;
+    let expected = case.results.iter().filter(|r| !r.1.is_empty() || r.0.contains("[0"));
+    for (found, (ty, data)) in found[0].iter().zip(expected) {
+        let expected = tensor(ty, data);
+        if (found.dtype(), found.shape()) != (expected.dtype(), expected.shape()) {
+            return Err(format!("expected {expected:?}, found {found:?}"));
+        }
+        let (f, e) = (found.to_f64(), expected.to_f64());
+        let close =
+            |a: f64, b: f64| a == b || (a.is_nan() && b.is_nan()) || (a - b).abs() <= 1e-4 * (1.0 + b.abs());
+        if !f.iter().zip(&e).all(|(a, b)| close(*a, *b)) {
+            return Err(format!("expected {e:?}, found {f:?}"));
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn every_op_gives_what_pytorch_gives() {
+    let mut count = 0;
+    let mut failures = Vec::new();
+    for (i, line) in include_str!("ops.txt").lines().enumerate() {
+        let line = line.trim();
+        if line.is_empty() || line.starts_with('#') {
+            continue;
+        }
+        count += 1;
+        if let Err(e) = check(line) {
+            failures.push(format!("line {}: {line}\n    {e}", i + 1));
+        }
+    }
+    assert!(failures.is_empty(), "{} of {count} fail:\n{}", failures.len(), failures.join("\n"));
+}
