@@ -102,12 +102,34 @@ pub struct Choice {
     pub rules: Vec<String>,
 }
 
+/// What a lowering did.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Report {
+    /// The number of regions.
+    pub regions: usize,
+    /// The number of regions that differ from all others, for which an e-graph was built.
+    pub distinct: usize,
+    /// How often each rule changed one of these e-graphs.
+    pub fired: IndexMap<String, usize>,
+}
+
 /// Chooses how each collective of a program runs, for one bucket. Variants that the collectives have already
 /// are chosen anew. The symbols of the result have the ranges of the bucket.
 ///
 /// # Errors
 /// The number of ranks is open, a range does not fit its symbol, or the profile has no curve for plain.
 pub fn lower(graph: &Graph, config: &LowerConfig) -> Result<(Graph, Vec<Choice>), PassError> {
+    lower_with_report(graph, config).map(|(graph, choices, _)| (graph, choices))
+}
+
+/// [`lower`], with what it did.
+///
+/// # Errors
+/// As [`lower`].
+pub fn lower_with_report(
+    graph: &Graph,
+    config: &LowerConfig,
+) -> Result<(Graph, Vec<Choice>, Report), PassError> {
     if graph.ranks.is_none() {
         return Err(PassError::OpenRanks { pass: "lower", program: graph.name.clone() });
     }
@@ -149,7 +171,11 @@ pub fn lower(graph: &Graph, config: &LowerConfig) -> Result<(Graph, Vec<Choice>)
         }
     }
     choices.sort_by_key(|(node, _)| *node);
-    Ok((out, choices.into_iter().map(|(_, c)| c).collect()))
+    let mut report = Report { regions: regions.len(), distinct: solutions.len(), fired: IndexMap::new() };
+    for (rule, times) in solutions.iter().flat_map(|s| &s.fired) {
+        *report.fired.entry(rule.clone()).or_default() += times;
+    }
+    Ok((out, choices.into_iter().map(|(_, c)| c).collect(), report))
 }
 
 /// The graph with the ranges of the bucket, and without variants.

@@ -22,6 +22,8 @@ pub struct Solution {
     pub results: Vec<Vec<Option<Source>>>,
     /// For each collective of the region, how it was chosen.
     pub decisions: Vec<Decision>,
+    /// The rules that changed the e-graph, and how often.
+    pub fired: Vec<(String, usize)>,
 }
 
 /// A node of a solution.
@@ -63,6 +65,8 @@ pub struct Decision {
 
 /// The way of a collective whose value nothing needs any more.
 const ABSORBED: &str = "absorbed";
+/// The way that every collective has.
+const PLAIN: &str = "plain";
 /// Nodes between a collective and the parts that it was taken apart into.
 const MAX_DEPTH: usize = 16;
 
@@ -85,6 +89,8 @@ pub fn solve(
         .with_node_limit(limits.nodes)
         .with_time_limit(Duration::MAX)
         .run(rules);
+    let applied = runner.iterations.iter().flat_map(|i| &i.applied);
+    let fired = applied.map(|(rule, &times)| (rule.to_string(), times)).collect();
     let mut graph = runner.egraph;
     let outputs: BTreeSet<Id> = imported.classes(&graph, key, |u| u.output).into_iter().collect();
     let roots = imported.classes(&graph, key, |u| u.outside);
@@ -94,8 +100,15 @@ pub fn solve(
         best.extend(plain.clone());
         taken = plain;
     }
-    let chooser =
-        Chooser { graph: &graph, imported: &imported, outputs: &outputs, taken: &taken, best: &best };
+    let unchanged = imported.plain(&graph);
+    let chooser = Chooser {
+        graph: &graph,
+        imported: &imported,
+        outputs: &outputs,
+        taken: &taken,
+        best: &best,
+        plain: &unchanged,
+    };
     let plan = chooser.plan(&roots)?;
     let results = chooser.results(&plan);
     let mut decisions = chooser.decisions(key, &plan)?;
@@ -106,7 +119,7 @@ pub fn solve(
             decision.rules = explain(&mut graph, &from.expression, &to);
         }
     }
-    Some(Solution { steps, results, decisions })
+    Some(Solution { steps, results, decisions, fired })
 }
 
 /// The steps of a region, and the values that stand for its classes.
@@ -121,8 +134,12 @@ struct Chooser<'a> {
     graph: &'a Graph,
     imported: &'a Imported,
     outputs: &'a BTreeSet<Id>,
+    /// The nodes that are run.
     taken: &'a Taken,
+    /// For every class the cheapest node.
     best: &'a Taken,
+    /// The region as it was imported, run by plain.
+    plain: &'a Taken,
 }
 
 impl Chooser<'_> {
@@ -196,13 +213,34 @@ impl Chooser<'_> {
             let alternatives = self.alternatives(i, class, &name)?;
             out.push(Decision { node: i, steps, chosen: name, bytes, alternatives, rules: Vec::new() });
         }
-        // A collective of several absorbed ones, as of their sum, counts with the first of them.
-        let all = plan.steps.iter().enumerate().filter(|(_, s)| s.op.as_collective().is_some());
-        let unclaimed: Vec<usize> = all.map(|(i, _)| i).filter(|i| !claimed.contains(i)).collect();
-        if let Some(first) = out.iter_mut().find(|d| d.chosen == ABSORBED) {
-            first.steps = unclaimed;
-        }
+        self.claim(plan, &claimed, &mut out)?;
         Some(out)
+    }
+
+    /// Collectives that run several absorbed ones, as one of their sum does, count with the first of these.
+    fn claim(&self, plan: &Plan, claimed: &BTreeSet<usize>, decisions: &mut [Decision]) -> Option<()> {
+        let mut names = Vec::new();
+        let mut sum = Cost::default();
+        let mut steps = Vec::new();
+        for (&class, &source) in &plan.at {
+            let (Source::Step(step, 0), Some(node)) = (source, self.taken.get(&class)) else { continue };
+            let Lang::Collective(name, Some(variant), _) = node else { continue };
+            if !claimed.contains(&step) {
+                let own = extract::cost(self.graph, class, node, self.outputs)?;
+                (sum.us, sum.copy_us) = (sum.us + own.us, sum.copy_us + own.copy_us);
+                names.push(format!("{}.{variant}", name.text()));
+                steps.push(step);
+            }
+        }
+        let Some(first) = decisions.iter_mut().find(|d| d.chosen == ABSORBED) else { return Some(()) };
+        if !steps.is_empty() {
+            first.steps = steps;
+            first.chosen = names.join(" + ");
+            first.alternatives.retain(|(name, _)| name != ABSORBED);
+            first.alternatives.push((first.chosen.clone(), sum));
+            first.alternatives.sort_by(|a, b| a.1.us.total_cmp(&b.1.us));
+        }
+        Some(())
     }
 
     fn attributes(&self, node: usize) -> usize {
@@ -235,11 +273,46 @@ impl Chooser<'_> {
         }
         let mut nodes: Vec<&Lang> = self.graph[class].nodes.iter().collect();
         nodes.sort_unstable();
-        out.extend(nodes.into_iter().filter_map(|n| self.way(node, class, n)));
+        for n in nodes {
+            self.ways(node, class, n, &mut out);
+        }
+        out.retain(|(name, _)| name != PLAIN);
+        out.push((PLAIN.to_string(), self.as_imported(class)?));
         out.sort_by(|a, b| a.1.us.total_cmp(&b.1.us));
         let mut names = BTreeSet::new();
         out.retain(|(name, _)| names.insert(name.clone()));
         out.iter().any(|(name, _)| name == chosen).then_some(out)
+    }
+
+    /// The cost of a collective of the region as it was imported, run by plain, with the collectives that it
+    /// needs and nothing else does.
+    fn as_imported(&self, class: Id) -> Option<Cost> {
+        let node = self.plain.get(&class)?;
+        let mut sum = extract::cost(self.graph, class, node, self.outputs)?;
+        for child in node.children().iter().map(|&c| self.graph.find(c)) {
+            if !self.taken.contains_key(&child) {
+                let below = self.as_imported(child)?;
+                (sum.us, sum.copy_us) = (sum.us + below.us, sum.copy_us + below.copy_us);
+            }
+        }
+        Some(sum)
+    }
+
+    /// The ways that begin with a node of a class: one for a collective, for others one for each node of what
+    /// they are computed from.
+    fn ways(&self, imported: usize, class: Id, node: &Lang, out: &mut Vec<(String, Cost)>) {
+        let Some((name, cost)) = self.way(imported, class, node) else { return };
+        out.push((name, cost));
+        let (Lang::Reshape([_, x]) | Lang::Cast([_, x])) = node else { return };
+        let below = self.graph.find(*x);
+        let Some(own) = extract::cost(self.graph, class, node, self.outputs) else { return };
+        let mut nodes: Vec<&Lang> = self.graph[below].nodes.iter().collect();
+        nodes.sort_unstable();
+        for n in nodes.into_iter().filter(|n| matches!(n, Lang::Collective(..))) {
+            if let Some((name, cost)) = self.way(imported, below, n) {
+                out.push((name, Cost { us: cost.us + own.us, copy_us: cost.copy_us + own.copy_us }));
+            }
+        }
     }
 
     /// The name and the cost of running a collective of the region by a node of its class, and what only that
@@ -248,16 +321,13 @@ impl Chooser<'_> {
         let mut parts = Vec::new();
         let mut sum = Cost::default();
         self.walk(class, node, 0, &mut parts, &mut sum)?;
-        let own = &self.imported.nodes[imported].node;
-        let same = match (own, node) {
-            (Lang::Collective(a, _, x), Lang::Collective(b, _, y)) => {
-                a == b && x.iter().map(|&c| self.graph.find(c)).eq(y.iter().map(|&c| self.graph.find(c)))
-            }
-            _ => false,
+        let own = match &self.imported.nodes[imported].node {
+            Lang::Collective(name, ..) => name.text(),
+            _ => "",
         };
-        let name = match (&parts[..], same) {
-            ([], _) => return None,
-            ([(_, variant)], true) => variant.to_string(),
+        let name = match &parts[..] {
+            [] => return None,
+            [(kind, variant)] if *kind == own => variant.to_string(),
             _ => parts.iter().map(|(n, v)| format!("{n}.{v}")).collect::<Vec<_>>().join(" + "),
         };
         Some((name, sum))
@@ -275,7 +345,9 @@ impl Chooser<'_> {
             return None;
         }
         for child in node.children().iter().map(|&c| self.graph.find(c)) {
-            if self.imported.find(self.graph, child).is_none() {
+            let elsewhere =
+                self.imported.find(self.graph, child).is_some() && self.taken.contains_key(&child);
+            if !elsewhere {
                 let below = self.taken.get(&child).or(self.best.get(&child))?;
                 self.walk(child, below, depth + 1, parts, sum)?;
             }

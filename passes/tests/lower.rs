@@ -1,0 +1,152 @@
+//! Lowering on small programs: `tests/lower/*.symm`.
+//!
+//! The words behind a case's name: `machine=NAME`, `SYMBOL=MIN..MAX` for the bucket, `bind=INPUT`,
+//! `only=VARIANT`, `rounding`; the rules that must fire, and with `!` those that must not. The output is the lowered program and, as comments, how each collective was chosen.
+
+mod common;
+
+use std::cell::RefCell;
+use std::collections::BTreeSet;
+use std::fmt::Write as _;
+
+use common::{Case, bindings, check, difference};
+use symmc_ir::machine::Profile;
+use symmc_ir::{CollectiveKind, InputId};
+use symmc_ir::{Contract, Exit, Graph, Op, ReduceOp, Splits, Variant, text};
+use symmc_passes::lower::lower_with_report;
+use symmc_passes::lower::rules::RULES;
+use symmc_passes::{Choice, LowerConfig, lower};
+
+fn config(case: &Case) -> (LowerConfig, Vec<String>) {
+    let mut config = LowerConfig::new(Profile::builtin("h200x4").unwrap());
+    let mut rules = Vec::new();
+    let mut only = Vec::new();
+    for word in &case.words {
+        match word.split_once('=') {
+            Some(("machine", name)) => config.profile = Profile::builtin(name).unwrap(),
+            Some(("bind", name)) => {
+                config.bound.insert(input(&case.program, name));
+            }
+            Some(("only", name)) => only.push(Variant::from_name(name).unwrap()),
+            Some((symbol, range)) => {
+                let (min, max) = range.split_once("..").unwrap();
+                let id = case.program.symbols.iter().find(|(_, s)| s.name == symbol).unwrap().0;
+                config.symbols.insert(id, (min.parse().unwrap(), max.parse().unwrap()));
+            }
+            None if word == "rounding" => config.allow_rounding_changes = true,
+            None => rules.push(word.clone()),
+        }
+    }
+    config.variants = (!only.is_empty()).then_some(only);
+    (config, rules)
+}
+
+fn input(graph: &Graph, name: &str) -> InputId {
+    graph.inputs.iter().find(|(_, i)| graph.name_of(i.value) == name).unwrap().0
+}
+
+fn print(graph: &Graph, choices: &[Choice]) -> String {
+    let mut out = text::print(graph);
+    for c in choices {
+        write!(
+            out,
+            "\n// %{}: {}, {} bytes, by {:?}, rules {:?}",
+            c.collective, c.chosen, c.bytes, c.nodes, c.rules
+        )
+        .unwrap();
+        for a in &c.alternatives {
+            write!(out, "\n//   {:.2} µs", a.us).unwrap();
+            if a.copy_us > 0.0 {
+                write!(out, " ({:.2} of it copies)", a.copy_us).unwrap();
+            }
+            write!(out, " {}", a.name).unwrap();
+        }
+    }
+    out
+}
+
+/// What must hold of every lowering.
+fn sound(case: &Case, out: &Graph, choices: &[Choice]) {
+    for node in out.nodes.values() {
+        let Op::Collective(c) = &node.op else { continue };
+        assert!(c.variant.is_some_and(|v| v.contract(&c.kind).is_some()), "{}: {c:?}", case.at);
+        let name = out.name_of(node.outputs[0]);
+        let by = choices.iter().any(|c| c.nodes.iter().any(|n| n == name));
+        assert!(by, "{}: %{name} belongs to no choice", case.at);
+    }
+    let collectives = case.program.nodes.values().filter(|n| n.op.as_collective().is_some());
+    assert_eq!(choices.len(), collectives.count(), "{}", case.at);
+    for choice in choices {
+        let us = |name: &str| choice.alternatives.iter().find(|a| a.name == name).map(|a| a.us);
+        assert!(us("plain").is_some() && us(&choice.chosen).is_some(), "{}: {choice:?}", case.at);
+        assert!(choice.alternatives.is_sorted_by(|a, b| a.us <= b.us), "{}: {choice:?}", case.at);
+        assert!(us(&choice.chosen) <= us("plain"), "{}: {choice:?}", case.at);
+        for name in &choice.nodes {
+            assert!(out.values.values().any(|v| v.name == *name), "{}: no %{name}", case.at);
+        }
+    }
+}
+
+#[test]
+fn cases() {
+    let seen: RefCell<BTreeSet<String>> = RefCell::default();
+    check("lower", |case: &Case| {
+        let (config, rules) = config(case);
+        let (out, choices, report) = lower_with_report(&case.program, &config).unwrap();
+        sound(case, &out, &choices);
+        for word in rules {
+            let (rule, wanted) = word.strip_prefix('!').map_or((word.as_str(), true), |w| (w, false));
+            assert!(RULES.iter().any(|r| r.name == rule), "{}: there is no rule {rule}", case.at);
+            assert_eq!(
+                report.fired.contains_key(rule),
+                wanted,
+                "{}: {rule}\n{}",
+                case.at,
+                print(&out, &choices)
+            );
+            seen.borrow_mut().insert(word);
+        }
+        for which in [0, 1] {
+            let bindings = bindings(&out, which);
+            let worst = difference(&case.program, &out, &bindings, 3);
+            assert!(
+                worst <= if config.allow_rounding_changes { 1e-2 } else { 0.0 },
+                "{}: differs by {worst}",
+                case.at
+            );
+        }
+        let again = lower(&case.program, &config).unwrap();
+        assert!(again == (out.clone(), choices.clone()), "{}: another result the second time", case.at);
+        print(&out, &choices)
+    });
+    let seen = seen.into_inner();
+    for rule in RULES {
+        let name = rule.name;
+        // No variant has this contract yet.
+        let waits = ["broadcast_put", "permute_put"].contains(&name);
+        assert!(waits || seen.contains(name), "no case fires {name}");
+        assert!(seen.contains(&format!("!{name}")), "no case for !{name}");
+    }
+}
+
+/// Every variant with a contract has a rule that runs it.
+#[test]
+fn rules_cover_the_contracts() {
+    let kinds = [
+        CollectiveKind::AllReduce(ReduceOp::Sum),
+        CollectiveKind::AllGather,
+        CollectiveKind::ReduceScatter(ReduceOp::Sum),
+        CollectiveKind::AllToAll(Splits::Even),
+        CollectiveKind::AllToAll(Splits::Device),
+        CollectiveKind::Broadcast { root: 0 },
+        CollectiveKind::Permute { pairs: vec![] },
+    ];
+    for kind in &kinds {
+        for variant in Variant::ALL.iter().filter(|v| v.contract(kind).is_some()) {
+            let to = format!("({}.{variant} ", kind.name());
+            assert!(RULES.iter().any(|r| r.to.starts_with(&to)), "no rule gives {to}");
+        }
+    }
+    let droppable = |c: Contract| c.exit == Exit::Droppable;
+    assert!(Variant::OneShot.contract(&kinds[0]).is_some_and(droppable));
+}
