@@ -5,6 +5,7 @@ mod args;
 mod commands;
 mod explain;
 mod load;
+mod progress;
 mod report;
 mod units;
 

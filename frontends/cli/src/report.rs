@@ -14,8 +14,10 @@ use crate::units::{bytes, gap, micros, table};
 pub fn report(plan: &Plan) -> Result<String> {
     let mut out = String::new();
     let buckets = plan.buckets.len();
-    let plural = if buckets == 1 { "" } else { "s" };
-    writeln!(out, "{}: {} ranks, machine {}, {buckets} bucket{plural}", plan.source.name, plan.ranks, plan.machine)?;
+    let s = |n: usize| if n == 1 { "" } else { "s" };
+    let ranks = plan.ranks;
+    write!(out, "{}: {ranks} rank{}, machine {}, ", plan.source.name, s(ranks as usize), plan.machine)?;
+    writeln!(out, "{buckets} bucket{}", s(buckets))?;
     for bucket in &plan.buckets {
         let planned = Planned::new(plan, bucket)?;
         writeln!(out, "\n{}", range(bucket))?;

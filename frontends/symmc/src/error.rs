@@ -7,12 +7,12 @@ use thiserror::Error as ThisError;
 #[non_exhaustive]
 pub enum Error {
     /// A file could not be read or written.
-    #[error("{path}: {source}")]
+    #[error("{path}: {cause}")]
     Io {
         /// The file.
         path: String,
         /// Why.
-        source: std::io::Error,
+        cause: std::io::Error,
     },
     /// A file is not what it should be.
     #[error("{path}: {message}")]
@@ -38,10 +38,16 @@ pub enum Error {
     Check(Vec<String>),
     /// A run failed on some rank.
     #[error("{0}")]
-    Run(#[from] symmc_runtime::RunError),
+    Run(symmc_runtime::RunError),
     /// The reference interpreter failed.
     #[error("interpreter: {0}")]
     Interpreter(String),
+}
+
+impl From<symmc_runtime::RunError> for Error {
+    fn from(error: symmc_runtime::RunError) -> Self {
+        Error::Run(error)
+    }
 }
 
 impl Error {
@@ -54,8 +60,9 @@ impl Error {
         }
     }
 
-    pub(crate) fn io(path: &std::path::Path, source: std::io::Error) -> Self {
-        Error::Io { path: path.display().to_string(), source }
+    /// A file that could not be read or written.
+    pub fn io(path: &std::path::Path, cause: std::io::Error) -> Self {
+        Error::Io { path: path.display().to_string(), cause }
     }
 
     pub(crate) fn format(path: &std::path::Path, message: impl ToString) -> Self {

@@ -22,6 +22,7 @@
 
 mod compile;
 mod error;
+mod memory;
 mod program;
 mod run;
 mod tensors;

@@ -9,6 +9,7 @@ use symmc_ir::interp::{self, InterpError, SeedConfig};
 use symmc_ir::{Bindings, Graph, Input, InputKind, OutputKind, Tensor, ValueId};
 
 use crate::error::Error;
+use crate::memory;
 use crate::program::Program;
 use crate::tensors::TensorFile;
 
@@ -81,6 +82,9 @@ impl Workload {
         };
         if recorded.is_none() && arguments(graph).next().is_some() {
             notes.push(format!("arguments drawn from seed {}", draw.seed));
+        }
+        if tensors.is_none() || recorded.is_none() {
+            memory::check_room(graph, &bindings)?;
         }
         let mut inputs = Vec::new();
         for rank in 0..ranks {

@@ -6,6 +6,7 @@ use std::time::Instant;
 use anyhow::Result;
 
 use crate::args::{PlanArgs, PlanFormat};
+use crate::progress::spin;
 use crate::{explain, load, report};
 
 /// Plans a program, writes the plan where asked, and prints.
@@ -15,10 +16,9 @@ pub fn plan(args: &PlanArgs) -> Result<ExitCode> {
     load::close_ranks(&mut program)?;
     let config = load::config(&args.compile)?;
     let imported = start.elapsed();
-    let (plan, stages) = symmc::compile_timed(&program, &config)?;
+    let (plan, stages) = spin("planning", || symmc::compile_timed(&program, &config))?;
     if let Some(path) = &args.output {
-        std::fs::write(path, plan.to_json())
-            .map_err(|source| symmc::Error::Io { path: path.display().to_string(), source })?;
+        std::fs::write(path, plan.to_json()).map_err(|e| symmc::Error::io(path, e))?;
     }
     match (&args.explain, args.format) {
         (Some(value), _) => print!("{}", explain::explain(&plan, value)?),

@@ -14,18 +14,20 @@ use symmc::{Backend, Draw, Graph, Plan, RunConfig, Tensor, TensorFile, Workload}
 
 use crate::args::{BackendArg, Compare, ProgramArgs, RunArgs};
 use crate::load;
+use crate::progress::spin;
 
 /// Runs a program or a plan and compares the results.
 pub fn run(args: &RunArgs) -> Result<ExitCode> {
     let tensors = args.tensors.as_deref().map(TensorFile::open).transpose()?;
     let Subject { plan, source, weights } = subject(args, tensors.as_ref())?;
     let draw = Draw { seed: args.seed.unwrap_or(0), arguments: args.seed.is_some(), symbols: args.set.clone() };
-    let work = Workload::gather(&source, &weights, tensors.as_ref(), &draw)?;
+    let gather = || Workload::gather(&source, &weights, tensors.as_ref(), &draw);
+    let work = spin("reading and drawing inputs", gather)?;
     for note in &work.notes {
         eprintln!("note: {note}");
     }
     let expected = expected(args, &plan, &work)?;
-    let (ranks, outputs) = execute(args, &plan, &work)?;
+    let (ranks, outputs) = spin("running", || execute(args, &plan, &work))?;
     Ok(match expected {
         Some((what, expected)) => report(&source, what, ranks, &outputs, &expected, args.tolerance),
         None => {
@@ -121,7 +123,8 @@ fn expected(args: &RunArgs, plan: &Plan, work: &Workload) -> Result<Option<(&'st
             ),
         },
         Compare::Interpreter => {
-            let outputs = symmc::run(plan, work, &Backend::Interpreter, &run_config(args, None))?;
+            let interpret = || symmc::run(plan, work, &Backend::Interpreter, &run_config(args, None));
+            let outputs = spin("interpreting", interpret)?;
             let outputs = outputs.into_iter().map(|r| r.into_iter().map(|t| Some(Arc::new(t))).collect());
             Ok(Some(("the interpreter", outputs.collect())))
         }

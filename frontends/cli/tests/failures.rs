@@ -1,0 +1,87 @@
+//! Ranks that die or stop while a program runs: every process ends soon, the message names rank and step.
+
+mod common;
+
+use std::process::{Child, Stdio};
+use std::time::{Duration, Instant};
+
+use common::symmc;
+
+const FOREVER: &str =
+    "run megatron_tp4_f32.pt2 --tensors megatron_tp4_f32.safetensors --repeat 100000000";
+
+/// The processes that a process started.
+fn children(of: u32) -> Vec<i32> {
+    let list = std::fs::read_to_string(format!("/proc/{of}/task/{of}/children")).unwrap_or_default();
+    list.split_whitespace().filter_map(|p| p.parse().ok()).collect()
+}
+
+fn alive(pid: i32) -> bool {
+    let state = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    state.rsplit(") ").next().is_some_and(|rest| !rest.is_empty() && !rest.starts_with('Z'))
+}
+
+/// Starts a run that does not end by itself, once its four ranks are under way.
+fn start(line: &str) -> (Child, Vec<i32>) {
+    let launcher = symmc(line).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().expect("symmc starts");
+    let begun = Instant::now();
+    loop {
+        let ranks = children(launcher.id());
+        if ranks.len() == 4 {
+            return (launcher, ranks);
+        }
+        assert!(begun.elapsed() < Duration::from_secs(60), "the ranks did not start: {ranks:?}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+fn signal(pid: i32, name: &str) {
+    let sent = std::process::Command::new("kill").args([name, &pid.to_string()]).status().expect("kill runs");
+    assert!(sent.success());
+}
+
+/// Waits for the launcher and gives its message; nothing it started may be left.
+fn end(launcher: Child, ranks: &[i32], within: Duration) -> String {
+    let begun = Instant::now();
+    let out = launcher.wait_with_output().expect("it ends");
+    let took = begun.elapsed();
+    let text = String::from_utf8_lossy(&out.stderr).into_owned();
+    assert_eq!(out.status.code(), Some(1), "{text}");
+    assert!(took < within, "{took:?}: {text}");
+    let left: Vec<&i32> = ranks.iter().filter(|&&p| alive(p)).collect();
+    assert!(left.is_empty(), "left behind: {left:?}");
+    text
+}
+
+#[test]
+fn a_killed_rank_ends_the_run() {
+    for (i, pause) in [0, 3, 40, 150].into_iter().enumerate() {
+        let (launcher, ranks) = start(FOREVER);
+        std::thread::sleep(Duration::from_millis(pause));
+        signal(ranks[i], "-KILL");
+        let text = end(launcher, &ranks, Duration::from_secs(20));
+        assert!(text.contains("died (signal 9, SIGKILL)"), "{text}");
+        assert!(text.contains("rank "), "{text}");
+    }
+}
+
+#[test]
+fn a_stopped_rank_ends_the_run_at_the_limit() {
+    let (launcher, ranks) = start(&format!("{FOREVER} --timeout 1"));
+    std::thread::sleep(Duration::from_millis(300));
+    signal(ranks[2], "-STOP");
+    let text = end(launcher, &ranks, Duration::from_secs(30));
+    assert!(text.contains("rank") && text.contains("step"), "{text}");
+}
+
+#[test]
+fn ranks_end_with_their_launcher() {
+    let (mut launcher, ranks) = start(FOREVER);
+    launcher.kill().expect("killed");
+    launcher.wait().expect("reaped");
+    let begun = Instant::now();
+    while ranks.iter().any(|&p| alive(p)) {
+        assert!(begun.elapsed() < Duration::from_secs(20), "ranks outlive their launcher");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
