@@ -25,6 +25,11 @@ pub type Symbols = Table<SymbolId, Symbol>;
 /// A program that is ordered and placed; buckets that share it differ in sizes alone.
 pub struct Program {
     pub prepared: Prepared,
+    pub placed: Placed,
+}
+
+/// An order of the steps of a program with what follows from it.
+pub struct Placed {
     pub steps: Steps,
     pub live: Liveness,
     pub classes: Classes,
@@ -71,29 +76,29 @@ pub struct Sized {
 }
 
 /// The classes that lie in an arena, with their lifetimes and their sizes at the upper bounds of `symbols`.
-pub fn sized(program: &Program, symbols: &Symbols) -> Result<Vec<Sized>, PlanError> {
-    let mut wraps = vec![None; program.classes.list.len()];
-    for (s, exit) in program.live.exits.iter().enumerate() {
-        if let (ExitChoice::Dropped(Meeting::NextRun(y)), Some(&v)) = (exit, program.steps.list[s].reads.first()) {
-            if let Some(c) = program.classes.of[v] {
+pub fn sized(prepared: &Prepared, placed: &Placed, symbols: &Symbols) -> Result<Vec<Sized>, PlanError> {
+    let mut wraps = vec![None; placed.classes.list.len()];
+    for (s, exit) in placed.live.exits.iter().enumerate() {
+        if let (ExitChoice::Dropped(Meeting::NextRun(y)), Some(&v)) = (exit, placed.steps.list[s].reads.first()) {
+            if let Some(c) = placed.classes.of[v] {
                 wraps[c as usize] = Some(wraps[c as usize].map_or(*y, |w: u32| w.max(*y)));
             }
         }
     }
-    let arenas = program.classes.iter().filter_map(|(c, class)| match class.home {
+    let arenas = placed.classes.iter().filter_map(|(c, class)| match class.home {
         Home::Arena(arena) => Some((c, class, arena)),
         Home::Output(_) => None,
     });
     arenas
         .map(|(c, class, arena)| {
-            let bytes = size(&class.size, symbols, program.prepared.graph.name_of(class.top))?;
-            let block = Block { size: bytes, ..lifetime(class, &program.live, wraps[c]) };
+            let bytes = size(&class.size, symbols, prepared.graph.name_of(class.top))?;
+            let block = Block { size: bytes, ..lifetime(class, &placed.live, wraps[c]) };
             Ok(Sized { class: c, arena, block, wraps: wraps[c] })
         })
         .collect()
 }
 
-impl Program {
+impl Placed {
     /// Keeps or drops the exit barriers that were left open, now that the classes are known.
     pub fn settle(&mut self) {
         for (s, exit) in self.live.exits.iter_mut().enumerate() {
@@ -118,7 +123,7 @@ pub fn bucket(
     decisions: &[Decision],
     config: &pack::Config,
 ) -> Result<Bucket, PlanError> {
-    let sized = sized(program, symbols)?;
+    let sized = sized(&program.prepared, &program.placed, symbols)?;
     let ordinary = pack_arena(&sized, ArenaKind::Ordinary, 0, config)?;
     let symmetric = pack_arena(&sized, ArenaKind::Symmetric, fixed.end, config)?;
     let mut writer = Writer {
@@ -126,7 +131,7 @@ pub fn bucket(
         symbols,
         fixed,
         reach: reach(program),
-        buffer_of: vec![usize::MAX; program.classes.list.len()],
+        buffer_of: vec![usize::MAX; program.placed.classes.list.len()],
     };
     let mut offsets = [ordinary.offsets.iter(), symmetric.offsets.iter()];
     let mut order: Vec<(&Sized, u64)> =
@@ -146,7 +151,7 @@ pub fn bucket(
             wraps: s.wraps,
         })
         .collect();
-    let steps = writer.steps(waits(&program.steps, &program.live, &program.classes, &extents));
+    let steps = writer.steps(waits(&program.placed.steps, &program.placed.live, &program.placed.classes, &extents));
     let copies = writer.copies()?;
     let mut totals = Totals {
         ordinary_peak: ordinary.peak,
@@ -188,11 +193,11 @@ fn pack_arena(sized: &[Sized], arena: ArenaKind, fixed: u64, config: &pack::Conf
 
 /// What peers do to each class.
 fn reach(program: &Program) -> Vec<Reach> {
-    let mut reach = vec![Reach::Local; program.classes.list.len()];
-    for step in &program.steps.list {
-        let (read, written) = step.touched(&program.prepared.graph, &program.prepared.layouts);
+    let mut reach = vec![Reach::Local; program.placed.classes.list.len()];
+    for step in &program.placed.steps.list {
+        let (read, written) = step.touched(&program.prepared.graph, &program.prepared.base);
         for (values, to) in [(read, Reach::Read), (written, Reach::Written)] {
-            for c in values.iter().filter_map(|&v| program.classes.of[v]) {
+            for c in values.iter().filter_map(|&v| program.placed.classes.of[v]) {
                 let known = &mut reach[c as usize];
                 if *known == Reach::Local || to == Reach::Written {
                     *known = to;
@@ -217,7 +222,7 @@ impl Writer<'_> {
     }
 
     fn buffer(&self, s: &Sized, offset: u64) -> Buffer {
-        let end = self.program.steps.list.len();
+        let end = self.program.placed.steps.list.len();
         let last = if s.block.end == 0 { end } else { s.block.end } - 1;
         Buffer {
             arena: s.arena,
@@ -230,7 +235,7 @@ impl Writer<'_> {
     }
 
     fn steps(&self, waits: Vec<Vec<usize>>) -> Vec<Step> {
-        let list = self.program.steps.list.iter().zip(waits).zip(&self.program.live.exits);
+        let list = self.program.placed.steps.list.iter().zip(waits).zip(&self.program.placed.live.exits);
         list.map(|((step, waits), exit)| Step {
             node: self.graph().node_name(step.node).to_string(),
             lane: step.lane,
@@ -257,15 +262,15 @@ impl Writer<'_> {
             places.insert(graph.name_of(input.value).to_string(), place);
         }
         let mut member_of: Table<ValueId, Option<(usize, usize)>> = Table::filled(None, graph.values.len());
-        for (c, class) in self.program.classes.iter() {
+        for (c, class) in self.program.placed.classes.iter() {
             for (m, member) in class.members.iter().enumerate() {
                 member_of[member.value] = Some((c, m));
             }
         }
-        for step in &self.program.steps.list {
+        for step in &self.program.placed.steps.list {
             for &v in &step.writes {
                 if let Some((c, m)) = member_of[v] {
-                    let class = &self.program.classes.list[c];
+                    let class = &self.program.placed.classes.list[c];
                     let place = self.place(c, class, &class.members[m], needs.get(&v));
                     places.insert(graph.name_of(v).to_string(), place);
                 }
@@ -305,9 +310,9 @@ impl Writer<'_> {
 
     /// Why bases must be symmetric, for people: the first node that needs each.
     fn needs(&self) -> HashMap<ValueId, String> {
-        let (graph, layouts) = (self.graph(), &self.program.prepared.layouts);
+        let (graph, base) = (self.graph(), &self.program.prepared.base);
         let mut needs = HashMap::new();
-        for step in &self.program.steps.list {
+        for step in &self.program.placed.steps.list {
             let (operands, results) =
                 crate::steps::symmetric_positions(graph, step.node, step.peers.as_ref());
             let node = &graph.nodes[step.node];
@@ -317,7 +322,7 @@ impl Writer<'_> {
             };
             for v in operands.iter().filter_map(|&i| node.inputs.get(i)) {
                 let of = graph.node_name(step.node);
-                needs.entry(layouts[*v].base).or_insert_with(|| format!("symmetric as an operand of %{of} ({how})"));
+                needs.entry(base[*v]).or_insert_with(|| format!("symmetric as an operand of %{of} ({how})"));
             }
             for v in results.iter().filter_map(|&i| node.outputs.get(i)) {
                 needs.entry(*v).or_insert_with(|| format!("symmetric as a result of {how}"));
@@ -328,7 +333,7 @@ impl Writer<'_> {
 
     /// The inserted copies that move something.
     fn copies(&self) -> Result<Vec<ForcedCopy>, PlanError> {
-        let (graph, classes) = (self.graph(), &self.program.classes);
+        let (graph, classes) = (self.graph(), &self.program.placed.classes);
         let idle: BTreeSet<ValueId> = classes
             .iter()
             .flat_map(|(_, c)| &c.members)
@@ -349,7 +354,7 @@ impl Writer<'_> {
                 reason: c.reason,
                 bind: c.bind,
             };
-            copies.push((self.program.steps.def[c.value].unwrap_or(0), copy));
+            copies.push((self.program.placed.steps.def[c.value].unwrap_or(0), copy));
         }
         copies.sort_by_key(|(step, _)| *step);
         Ok(copies.into_iter().map(|(_, copy)| copy).collect())
@@ -358,7 +363,7 @@ impl Writer<'_> {
     /// The decisions in order of the steps. Estimates are kept to the nanosecond.
     fn decisions(&self, decisions: &[Decision]) -> Vec<Decision> {
         let graph = self.graph();
-        let list = self.program.steps.list.iter().enumerate();
+        let list = self.program.placed.steps.list.iter().enumerate();
         let step_of: HashMap<&str, usize> = list.map(|(s, step)| (graph.node_name(step.node), s)).collect();
         let first = |d: &Decision| {
             let steps = d.nodes.iter().filter_map(|n| step_of.get(n.as_str()));

@@ -82,9 +82,10 @@ impl Liveness {
         let exits = steps.list.iter().zip(&meetings).map(|(step, &meeting)| {
             let droppable = step.peers.is_some_and(|p| p.contract.exit == Exit::Droppable);
             let Some(&operand) = step.reads.first().filter(|_| droppable) else { return ExitChoice::None };
-            // An input that is given once is never written again.
+            // An input that is given once is never written again, unless its size changes between runs.
             let constant = input_of(graph, operand).is_some_and(|i| {
-                graph.inputs[i].kind != InputKind::Argument && !mutated.contains(&i.index())
+                let fixed_size = graph.ty(operand).shape.iter().all(|d| d.as_const().is_some());
+                graph.inputs[i].kind != InputKind::Argument && !mutated.contains(&i.index()) && fixed_size
             });
             let input = input_of(graph, operand).is_some_and(|i| bound.contains(&i.index()));
             match meeting {

@@ -18,11 +18,12 @@ use std::collections::BinaryHeap;
 
 use symmc_ir::entity::Entity;
 use symmc_ir::machine::Profile;
-use symmc_ir::{Graph, Op, Table, ValueId};
+use symmc_ir::{Op, Table, ValueId};
 
 use crate::bucket::Symbols;
 use crate::plan::Lane;
-use crate::steps::Steps;
+use crate::prepare::Prepared;
+use crate::steps::{StepInfo, Steps};
 
 /// How many collectives may be started before a step that uses the first of them.
 const IN_FLIGHT: usize = 4;
@@ -79,15 +80,13 @@ impl Lists {
 
 impl Tasks {
     /// The tasks of `steps` with sizes at the upper bounds of `symbols` and times from `profile`.
-    pub fn new(graph: &Graph, steps: &Steps, symbols: &Symbols, profile: Option<&Profile>) -> Tasks {
-        let mut bytes: Vec<u64> = graph
-            .values
-            .iter()
-            .map(|(v, value)| match steps.def[v] {
-                Some(_) => value.ty.bytes().upper(symbols).clamp(0, 1 << 52) as u64,
-                None => 0,
-            })
-            .collect();
+    pub fn new(program: &Prepared, steps: &Steps, symbols: &Symbols, profile: Option<&Profile>) -> Tasks {
+        let graph = &program.graph;
+        let sizes: Vec<u64> =
+            program.bytes.values().map(|d| d.upper(symbols).clamp(0, 1 << 52) as u64).collect();
+        // Inputs take no arena memory, outputs none either.
+        let mut bytes: Vec<u64> =
+            steps.def.iter().map(|(v, def)| if def.is_some() { sizes[v.index()] } else { 0 }).collect();
         for o in &graph.outputs {
             bytes[o.value.index()] = 0;
         }
@@ -103,7 +102,7 @@ impl Tasks {
             row
         }));
         let writes = steps.list.iter().map(|s| s.writes.iter().map(|v| bytes[v.index()]).sum()).collect();
-        let time = steps.list.iter().map(|s| time(graph, s, symbols, profile)).collect();
+        let time = steps.list.iter().map(|s| time(program, &sizes, s, symbols, profile)).collect();
         Tasks {
             lane: steps.list.iter().map(|s| s.lane).collect(),
             after: before.transposed(steps.list.len()),
@@ -178,13 +177,20 @@ impl Tasks {
     }
 }
 
-/// The estimated time of a step: what it moves at the speed of a copy, arithmetic at 256 operations for each
+/// The estimated time of a step: what it moves (views count as their bases) at the speed of a copy, arithmetic at 256 operations for each
 /// byte of that, a collective as its profile says.
-fn time(graph: &Graph, step: &crate::steps::StepInfo, symbols: &Symbols, profile: Option<&Profile>) -> u64 {
+fn time(
+    program: &Prepared,
+    sizes: &[u64],
+    step: &StepInfo,
+    symbols: &Symbols,
+    profile: Option<&Profile>,
+) -> u64 {
+    let graph = &program.graph;
     let node = &graph.nodes[step.node];
-    let size = |v: &ValueId| graph.ty(*v).bytes().upper(symbols).clamp(0, 1 << 52) as u64;
+    let size = |v: &ValueId| sizes[v.index()];
     let (read, written): (u64, u64) =
-        (node.inputs.iter().map(size).sum(), node.outputs.iter().map(size).sum());
+        (step.reads.iter().map(size).sum(), step.writes.iter().map(size).sum());
     let nanoseconds = |us: f64| (us * 1000.0).clamp(0.0, 1e15) as u64;
     let copy = |bytes: u64| match profile {
         Some(p) => nanoseconds(p.copy_us(bytes)),

@@ -4,13 +4,14 @@
 //! placement; they differ in sizes, offsets and waits.
 
 use std::collections::BTreeSet;
+use std::rc::Rc;
 
 use indexmap::IndexMap;
 use symmc_ir::entity::Entity;
 use symmc_ir::machine::Profile;
-use symmc_ir::{Graph, InputId, NodeId, Op, text};
+use symmc_ir::{Graph, InputId, Node, NodeId, Op, text};
 
-use crate::bucket::{FixedMemory, Program, Symbols, bucket, size, sized};
+use crate::bucket::{FixedMemory, Placed, Program, Symbols, bucket, size, sized};
 use crate::error::PlanError;
 use crate::liveness::{Liveness, NextRun};
 use crate::order::Tasks;
@@ -20,6 +21,7 @@ use crate::plan::{ArenaKind, Arenas, Bucket, Decision, Fixed, PAGE, Plan, Role, 
 use crate::plan_io::sha256;
 use crate::prepare::{Prepared, bound_inputs, prepare};
 use crate::steps::Steps;
+use crate::views::Views;
 
 /// A program for one range of the symbols.
 #[derive(Clone, Debug)]
@@ -70,10 +72,11 @@ pub fn plan(source: &Graph, lowered: &[BucketInput], config: &PlanConfig) -> Res
     let ranks = source.ranks.ok_or_else(|| PlanError::OpenRanks { program: source.name.clone() })?;
     check_buckets(source, lowered)?;
     let mut bound = BTreeSet::new();
-    for b in lowered {
-        bound.extend(bound_inputs(&b.graph, &config.bind)?);
+    let views = views(lowered);
+    for (b, views) in lowered.iter().zip(&views) {
+        bound.extend(bound_inputs(&b.graph, views, &config.bind)?);
     }
-    let (prepared, program_of) = distinct(lowered, &bound)?;
+    let (prepared, program_of) = distinct(lowered, &views, &bound)?;
     let next_run = if lowered.len() == 1 { NextRun::Same } else { NextRun::Unknown };
     let profile = config.profile.clone().or_else(|| Profile::builtin(&config.machine));
     let mut programs = Vec::with_capacity(prepared.len());
@@ -129,16 +132,40 @@ fn check_buckets(source: &Graph, lowered: &[BucketInput]) -> Result<(), PlanErro
     Ok(())
 }
 
+/// The views of each lowered program. Programs that differ in nothing but variants have the same ones.
+fn views(lowered: &[BucketInput]) -> Vec<Rc<Views>> {
+    let mut out: Vec<Rc<Views>> = Vec::with_capacity(lowered.len());
+    for b in lowered {
+        let known = lowered.iter().zip(&out).find(|(a, _)| same_memory(&a.graph, &b.graph));
+        let views = known.map_or_else(|| Rc::new(Views::new(&b.graph)), |(_, views)| views.clone());
+        out.push(views);
+    }
+    out
+}
+
+/// Whether two graphs have the same values and the same nodes but for collectives.
+fn same_memory(a: &Graph, b: &Graph) -> bool {
+    let same = |x: &Node, y: &Node| {
+        x.inputs == y.inputs
+            && x.outputs == y.outputs
+            && (x.op == y.op || matches!((&x.op, &y.op), (Op::Collective(_), Op::Collective(_))))
+    };
+    a.nodes.len() == b.nodes.len()
+        && a.values == b.values
+        && a.nodes.values().zip(b.nodes.values()).all(|(x, y)| same(x, y))
+}
+
 /// The distinct planned programs and the index of each bucket's. Equal ones have the smallest ranges of the
 /// symbols that hold those of their buckets.
 fn distinct(
     lowered: &[BucketInput],
+    views: &[Rc<Views>],
     bound: &BTreeSet<usize>,
 ) -> Result<(Vec<Prepared>, Vec<usize>), PlanError> {
     let mut programs: Vec<Prepared> = Vec::new();
     let mut of = Vec::with_capacity(lowered.len());
-    for b in lowered {
-        let mut p = prepare(&b.graph, bound)?;
+    for (b, views) in lowered.iter().zip(views) {
+        let mut p = prepare(&b.graph, views, bound)?;
         let own = p.graph.symbols.clone();
         let same = programs.iter().position(|q| {
             p.graph.symbols.clone_from(&q.graph.symbols);
@@ -170,57 +197,55 @@ fn schedule(
     slack: f64,
     profile: Option<&Profile>,
 ) -> Result<Program, PlanError> {
-    let mut program = place(prepared, bound, next_run, Parts::Inside)?;
-    let symbols = program.prepared.graph.symbols.clone();
-    let tasks = Tasks::new(&program.prepared.graph, &program.steps, &symbols, profile);
-    let base: Vec<u32> = (0..program.steps.list.len() as u32).collect();
+    let symbols = prepared.graph.symbols.clone();
+    let steps = Steps::new(&prepared.graph, &prepared.base)?;
+    let tasks = Tasks::new(&prepared, &steps, &symbols, profile);
+    let base: Vec<u32> = (0..steps.list.len() as u32).collect();
     let late = tasks.late();
     let budget = |order: &[u32]| {
         let peak = tasks.peak(order);
         peak + (peak as f64 * slack) as u64
     };
-    let orders = [
-        tasks.overlap(&base, budget(&base)),
-        tasks.overlap(&late, budget(&late)),
-        base,
-        late,
-    ];
-    let mut candidates: Vec<(u64, u64, Program)> = Vec::new();
+    let mut orders = vec![base.clone()];
+    for order in [tasks.overlap(&base, budget(&base)), tasks.overlap(&late, budget(&late)), late] {
+        if !orders.contains(&order) {
+            orders.push(order);
+        }
+    }
+    let mut candidates = Vec::with_capacity(orders.len());
     for order in orders {
-        let nodes: Vec<NodeId> = order.iter().map(|&s| program.steps.list[s as usize].node).collect();
-        let time = tasks.makespan(&order);
-        let candidate = place(program.prepared.reordered(&nodes), bound, next_run, Parts::Inside)?;
-        candidates.push((demand(&candidate, &symbols)?, time, candidate));
+        let placed = place(&prepared, steps.permuted(&order), bound, next_run, Parts::Inside);
+        candidates.push((demand(&prepared, &placed, &symbols)?, tasks.makespan(&order), order));
     }
     let leanest = candidates.iter().map(|c| c.0).min().unwrap_or(0);
     let limit = leanest + (leanest as f64 * slack) as u64;
     // The first of equals in time and memory.
-    candidates.retain(|c| c.0 <= limit);
-    candidates.sort_by_key(|c| (c.1, c.0));
-    if let Some((.., best)) = candidates.into_iter().next() {
-        program = best;
-    }
-    Ok(program)
+    let best = candidates.into_iter().filter(|c| c.0 <= limit).min_by_key(|c| (c.1, c.0));
+    let order = best.map_or_else(|| base.clone(), |c| c.2);
+    let prepared = match order == base {
+        true => prepared,
+        false => {
+            let nodes: Vec<NodeId> = order.iter().map(|&s| steps.list[s as usize].node).collect();
+            prepared.reordered(&nodes)
+        }
+    };
+    let steps = Steps::new(&prepared.graph, &prepared.base)?;
+    let placed = place(&prepared, steps, bound, next_run, Parts::Inside);
+    Ok(Program { prepared, placed })
 }
 
-/// Places a program in the order of its nodes.
-fn place(
-    prepared: Prepared,
-    bound: &BTreeSet<usize>,
-    next_run: NextRun,
-    parts: Parts,
-) -> Result<Program, PlanError> {
-    let steps = Steps::new(&prepared.graph, &prepared.layouts)?;
-    let live = Liveness::new(&prepared.graph, &steps, bound, next_run);
-    let classes = Classes::new(&prepared, &steps, &live, parts);
-    let mut program = Program { prepared, steps, live, classes };
-    program.settle();
-    Ok(program)
+/// Places a program with its steps in this order.
+fn place(program: &Prepared, steps: Steps, bound: &BTreeSet<usize>, next_run: NextRun, parts: Parts) -> Placed {
+    let live = Liveness::new(&program.graph, &steps, bound, next_run);
+    let classes = Classes::new(program, &steps, &live, parts);
+    let mut placed = Placed { steps, live, classes };
+    placed.settle();
+    placed
 }
 
 /// The bound of both arenas together.
-fn demand(program: &Program, symbols: &Symbols) -> Result<u64, PlanError> {
-    let sized = sized(program, symbols)?;
+fn demand(program: &Prepared, placed: &Placed, symbols: &Symbols) -> Result<u64, PlanError> {
+    let sized = sized(program, placed, symbols)?;
     let of = |arena| {
         let blocks: Vec<pack::Block> = sized.iter().filter(|s| s.arena == arena).map(|s| s.block).collect();
         pack::bound(&blocks)

@@ -127,7 +127,7 @@ fn singles(program: &Prepared, steps: &Steps) -> Classes {
             };
             of[value] = Some(list.len() as u32);
             let member = Member { value, offset: Dim::from(0), by_rank: None, shares: Shares::Nothing };
-            let (size, members, first) = (graph.ty(value).bytes(), vec![member], s as u32);
+            let (size, members, first) = (program.bytes[value].clone(), vec![member], s as u32);
             list.push(Class { home, size, top: value, members, first, top_step: first, others: 0 });
         }
     }
@@ -145,13 +145,9 @@ impl Placing<'_> {
     /// The base of `operand`, if the operand is all of it in row-major order, the base fills its class and
     /// nothing needs it after step `s`.
     fn dying_whole(&self, operand: ValueId, s: usize) -> Option<ValueId> {
-        let (graph, layout) = (&self.program.graph, &self.program.layouts[operand]);
-        let base = layout.base;
+        let base = self.program.base[operand];
         let class = &self.classes.list[self.classes.of[base]? as usize];
-        let whole = class.top == base
-            && layout.offset == Dim::from(0)
-            && layout.is_contiguous(graph.ty(operand))
-            && (base == operand || graph.ty(operand).numel() == graph.ty(base).numel());
+        let whole = class.top == base && self.program.whole[operand];
         (whole && self.live.dies_at(base, s as u32)).then_some(base)
     }
 
@@ -167,7 +163,7 @@ impl Placing<'_> {
         let (operand, result) = (node.inputs[0], node.outputs[0]);
         let Some(base) = self.dying_whole(operand, s) else { return };
         let symmetric = self.program.symmetric[base];
-        let stride = self.program.graph.ty(base).bytes();
+        let stride = self.program.bytes[base].clone();
         self.put_inside(base, result, Dim::from(0), Some((c.group, stride)), symmetric);
     }
 
@@ -255,15 +251,12 @@ impl Placing<'_> {
         let (ty, Some(r)) = (graph.ty(result), self.classes.of[result]) else { return };
         let single = self.classes.list[r as usize].members.len() == 1;
         let over = node.inputs.iter().find_map(|&operand| {
-            let same = |v: ValueId| {
-                let (t, layout) = (graph.ty(v), &self.program.layouts[v]);
-                t.shape == ty.shape && layout.offset == Dim::from(0) && layout.is_contiguous(t)
-            };
+            let same = |v: ValueId| self.program.whole[v] && graph.ty(v).shape == ty.shape;
             let base = self.dying_whole(operand, s)?;
             let class = self.classes.of[base];
             // Every operand that shares bytes with the result must have exactly its elements.
             let clean = node.inputs.iter().all(|&v| {
-                let b = self.program.layouts[v].base;
+                let b = self.program.base[v];
                 if b == base { same(v) } else { self.classes.of[b] != class || class.is_none() }
             });
             let fits = same(operand) && graph.ty(operand).dtype.size() == ty.dtype.size();

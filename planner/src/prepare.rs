@@ -12,18 +12,23 @@
 use std::collections::{BTreeSet, HashMap, HashSet};
 
 use symmc_ir::entity::Entity;
-use symmc_ir::layout::Layout;
 use symmc_ir::{Dim, Graph, InputId, InputKind, Node, NodeId, Op, Output, Table, Type, Value, ValueId};
 
 use crate::error::PlanError;
 use crate::plan::{CopyReason, PEER_ALIGN};
-use crate::steps::{input_of, layouts_of, peers, symmetric_positions};
+use crate::steps::{input_of, peers, symmetric_positions};
+use crate::views::Views;
 
 /// A planned program before it is ordered.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Prepared {
     pub graph: Graph,
-    pub layouts: Table<ValueId, Layout>,
+    /// The value whose memory each value uses.
+    pub base: Table<ValueId, ValueId>,
+    /// Whether a value is all of its base in row-major order.
+    pub whole: Table<ValueId, bool>,
+    /// The bytes of each base; 0 for views.
+    pub bytes: Table<ValueId, Dim>,
     /// The bases that must lie in the symmetric arena, bound inputs among them.
     pub symmetric: Table<ValueId, bool>,
     pub copies: Vec<Copied>,
@@ -43,15 +48,18 @@ pub struct Copied {
 
 /// The indices of the inputs that some collective needs in the symmetric arena and that may lie there:
 /// parameters, constants, and the arguments in `bind`.
-pub fn bound_inputs(graph: &Graph, bind: &BTreeSet<InputId>) -> Result<BTreeSet<usize>, PlanError> {
-    let layouts = layouts_of(graph);
+pub fn bound_inputs(
+    graph: &Graph,
+    views: &Views,
+    bind: &BTreeSet<InputId>,
+) -> Result<BTreeSet<usize>, PlanError> {
     let mut bound = BTreeSet::new();
     for (id, node) in graph.nodes.iter() {
         let peers = peers(graph, id)?;
         for at in symmetric_positions(graph, id, peers.as_ref()).0 {
             let Some(&v) = node.inputs.get(at) else { continue };
-            let Some(input) = input_of(graph, layouts[v].base) else { continue };
-            if !reachable(graph.ty(v), &layouts[v]) && peers.is_some() {
+            let Some(input) = input_of(graph, views.base(v)) else { continue };
+            if !reachable(graph, views, v) && peers.is_some() {
                 continue;
             }
             if graph.inputs[input].kind != InputKind::Argument || bind.contains(&input) {
@@ -63,15 +71,14 @@ pub fn bound_inputs(graph: &Graph, bind: &BTreeSet<InputId>) -> Result<BTreeSet<
 }
 
 /// Inserts the copies and marks what must be symmetric.
-pub fn prepare(graph: &Graph, bound: &BTreeSet<usize>) -> Result<Prepared, PlanError> {
-    let layouts = layouts_of(graph);
+pub fn prepare(graph: &Graph, views: &Views, bound: &BTreeSet<usize>) -> Result<Prepared, PlanError> {
     let mut work = Preparation {
         graph,
         bound,
         outputs: graph.outputs.iter().map(|o| o.value).collect(),
         symmetric: Table::filled(false, graph.values.len()),
         operand_copies: Vec::new(),
-        layouts,
+        views,
     };
     for (id, node) in graph.nodes.iter() {
         work.require(id, node)?;
@@ -80,16 +87,16 @@ pub fn prepare(graph: &Graph, bound: &BTreeSet<usize>) -> Result<Prepared, PlanE
 }
 
 /// Whether peers can reach a view: it is contiguous and starts at a multiple of [`PEER_ALIGN`] bytes of its base.
-fn reachable(ty: &Type, layout: &Layout) -> bool {
-    let start = layout.offset.clone() * Dim::from(ty.dtype.size() as i64);
-    layout.is_contiguous(ty) && start.divisible_by(PEER_ALIGN)
+fn reachable(graph: &Graph, views: &Views, value: ValueId) -> bool {
+    let start = views.offset(value) * Dim::from(graph.ty(value).dtype.size() as i64);
+    views.contiguous(graph, value) && start.divisible_by(PEER_ALIGN)
 }
 
 struct Preparation<'a> {
     graph: &'a Graph,
     bound: &'a BTreeSet<usize>,
     outputs: HashSet<ValueId>,
-    layouts: Table<ValueId, Layout>,
+    views: &'a Views,
     symmetric: Table<ValueId, bool>,
     /// Operands to copy, in order of node and position.
     operand_copies: Vec<OperandCopy>,
@@ -115,14 +122,13 @@ impl Preparation<'_> {
         }
         for (position, &v) in node.inputs.iter().enumerate() {
             let symmetric = operands.contains(&position);
-            let ty = self.graph.ty(v);
-            let contiguous = match symmetric {
-                true => reachable(ty, &self.layouts[v]),
-                false => self.layouts[v].is_contiguous(ty),
-            };
-            let contiguous = peers.is_none() || contiguous;
+            let contiguous = peers.is_none()
+                || match symmetric {
+                    true => reachable(self.graph, self.views, v),
+                    false => self.views.contiguous(self.graph, v),
+                };
             let copy = |reason, bind| OperandCopy { node: id, position, symmetric, reason, bind };
-            let base = self.layouts[v].base;
+            let base = self.views.base(v);
             let input = input_of(self.graph, base).map(|i| i.index());
             if !contiguous {
                 self.operand_copies.push(copy(CopyReason::Contiguous, None));
@@ -145,7 +151,7 @@ impl Preparation<'_> {
 
     /// Whether the value can be an output as it stands, apart from having been returned before.
     fn returnable(&self, v: ValueId) -> bool {
-        self.layouts[v].base == v && !self.symmetric[v] && input_of(self.graph, v).is_none()
+        self.views.base(v) == v && !self.symmetric[v] && input_of(self.graph, v).is_none()
     }
 
     fn build(self) -> Prepared {
@@ -161,7 +167,7 @@ impl Preparation<'_> {
             if self.returnable(v) && returned.insert(v) {
                 continue;
             }
-            match self.symmetric[self.layouts[v].base] && graph.def_node(v).is_some() {
+            match self.symmetric[self.views.base(v)] && graph.def_node(v).is_some() {
                 true => early.entry(v).or_default().push(k),
                 false => late.push(k),
             }
@@ -201,8 +207,19 @@ impl Preparation<'_> {
         out.graph.outputs = outputs
             .map(|(o, copy)| Output { value: copy.unwrap_or(out.map[o.value]), kind: o.kind })
             .collect();
-        let layouts = out.layouts(&self.layouts);
-        Prepared { graph: out.graph, layouts, symmetric, copies }
+        // Copies are bases, whole by themselves.
+        let mut base: Table<ValueId, ValueId> = out.graph.values.keys().collect();
+        let mut whole = Table::filled(true, base.len());
+        for v in graph.values.keys() {
+            base[out.map[v]] = out.map[self.views.base(v)];
+            whole[out.map[v]] = self.views.whole(graph, v);
+        }
+        let bytes = out.graph.values.iter().map(|(v, value)| match base[v] == v {
+            true => value.ty.bytes(),
+            false => Dim::from(0),
+        });
+        let bytes = bytes.collect();
+        Prepared { graph: out.graph, base, whole, bytes, symmetric, copies }
     }
 }
 
@@ -260,25 +277,6 @@ impl<'a> Rebuild<'a> {
         copies.push(Copied { value, of: self.map[of], reason: CopyReason::Output, bind: None });
         value
     }
-
-    fn layouts(&self, old: &Table<ValueId, Layout>) -> Table<ValueId, Layout> {
-        let mut from = vec![None; self.graph.values.len()];
-        for (v, &w) in self.map.iter() {
-            from[w.index()] = Some(v);
-        }
-        self.graph
-            .values
-            .iter()
-            .map(|(id, value)| match from[id.index()] {
-                Some(v) => Layout { base: self.map[old[v].base], ..old[v].clone() },
-                None => dense(id, &value.ty),
-            })
-            .collect()
-    }
-}
-
-fn dense(id: ValueId, ty: &Type) -> Layout {
-    Layout { base: id, offset: Dim::from(0), strides: ty.contiguous_strides() }
 }
 
 /// The tables of a graph that no pass changes.
@@ -321,9 +319,15 @@ impl Prepared {
         }
         let outputs = self.graph.outputs.iter();
         out.graph.outputs = outputs.map(|o| Output { value: out.map[o.value], kind: o.kind }).collect();
-        let mut symmetric = Table::filled(false, out.graph.values.len());
-        for (v, &s) in self.symmetric.iter() {
-            symmetric[out.map[v]] = s;
+        let len = out.graph.values.len();
+        let mut base: Table<ValueId, ValueId> = out.graph.values.keys().collect();
+        let (mut whole, mut symmetric) = (Table::filled(false, len), Table::filled(false, len));
+        let mut bytes = Table::filled(Dim::from(0), len);
+        for (old, &new) in out.map.iter() {
+            base[new] = out.map[self.base[old]];
+            whole[new] = self.whole[old];
+            symmetric[new] = self.symmetric[old];
+            bytes[new] = self.bytes[old].clone();
         }
         let copies = self.copies.iter().map(|c| Copied {
             value: out.map[c.value],
@@ -331,7 +335,6 @@ impl Prepared {
             ..c.clone()
         });
         let copies = copies.collect();
-        let layouts = out.layouts(&self.layouts);
-        Prepared { graph: out.graph, layouts, symmetric, copies }
+        Prepared { graph: out.graph, base, whole, bytes, symmetric, copies }
     }
 }

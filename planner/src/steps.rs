@@ -1,7 +1,6 @@
 //! The steps of a program: its nodes without the views, with the base values that each reads and writes.
 
 use symmc_ir::entity::Entity;
-use symmc_ir::layout::{Layout, layouts};
 use symmc_ir::{Contract, Def, Graph, GroupId, InputId, NodeId, Op, Table, ValueId};
 
 use crate::error::PlanError;
@@ -22,12 +21,12 @@ pub struct StepInfo {
 
 impl StepInfo {
     /// The bases that peers read and write during this step.
-    pub fn touched(&self, graph: &Graph, layouts: &Table<ValueId, Layout>) -> (Vec<ValueId>, Vec<ValueId>) {
+    pub fn touched(&self, graph: &Graph, base: &Table<ValueId, ValueId>) -> (Vec<ValueId>, Vec<ValueId>) {
         let Some(peers) = &self.peers else { return Default::default() };
         let node = &graph.nodes[self.node];
         if let Op::Custom(_) = node.op {
             let (operands, results) = symmetric_positions(graph, self.node, Some(peers));
-            let operands = operands.iter().filter_map(|&i| node.inputs.get(i)).map(|&v| layouts[v].base);
+            let operands = operands.iter().filter_map(|&i| node.inputs.get(i)).map(|&v| base[v]);
             let results = results.iter().filter_map(|&i| node.outputs.get(i)).copied();
             return (operands.collect(), results.collect());
         }
@@ -54,18 +53,17 @@ pub struct Steps {
 
 impl Steps {
     /// The steps of `graph` in the order of its nodes.
-    pub fn new(graph: &Graph, layouts: &Table<ValueId, Layout>) -> Result<Steps, PlanError> {
+    pub fn new(graph: &Graph, base: &Table<ValueId, ValueId>) -> Result<Steps, PlanError> {
         let mut list = Vec::with_capacity(graph.nodes.len());
         let mut def = Table::filled(None, graph.values.len());
         for (id, node) in graph.nodes.iter() {
-            if is_view(graph, layouts, id) {
+            if is_view(graph, base, id) {
                 continue;
             }
             let mut reads: Vec<ValueId> = Vec::with_capacity(node.inputs.len());
             for &v in &node.inputs {
-                let base = layouts[v].base;
-                if !reads.contains(&base) {
-                    reads.push(base);
+                if !reads.contains(&base[v]) {
+                    reads.push(base[v]);
                 }
             }
             for &v in &node.outputs {
@@ -76,6 +74,18 @@ impl Steps {
             list.push(StepInfo { node: id, lane, reads, writes: node.outputs.clone(), peers });
         }
         Ok(Steps { list, def })
+    }
+
+    /// The same steps in this order.
+    pub fn permuted(&self, order: &[u32]) -> Steps {
+        let list: Vec<StepInfo> = order.iter().map(|&s| self.list[s as usize].clone()).collect();
+        let mut def = self.def.clone();
+        for (s, step) in list.iter().enumerate() {
+            for &v in &step.writes {
+                def[v] = Some(s as u32);
+            }
+        }
+        Steps { list, def }
     }
 
     /// For each base the steps that read it, ascending.
@@ -116,8 +126,8 @@ impl Readers {
 }
 
 /// Whether the node only gives another view of memory that its operand already has.
-pub fn is_view(graph: &Graph, layouts: &Table<ValueId, Layout>, node: NodeId) -> bool {
-    graph.nodes[node].outputs.iter().all(|&v| layouts[v].base != v)
+pub fn is_view(graph: &Graph, base: &Table<ValueId, ValueId>, node: NodeId) -> bool {
+    graph.nodes[node].outputs.iter().all(|&v| base[v] != v)
 }
 
 /// The group and contract of a collective, or of a custom op that touches peers.
@@ -178,9 +188,4 @@ pub fn input_of(graph: &Graph, base: ValueId) -> Option<InputId> {
         Def::Input(i) => Some(i),
         Def::Node(..) => None,
     }
-}
-
-/// The layouts of all values.
-pub fn layouts_of(graph: &Graph) -> Table<ValueId, Layout> {
-    layouts(graph)
 }
