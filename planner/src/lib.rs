@@ -15,6 +15,7 @@ pub mod plan;
 mod plan_io;
 mod prepare;
 mod steps;
+mod views;
 mod waits;
 
 pub use error::PlanError;
