@@ -13,6 +13,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
+use smallvec::SmallVec;
 use symmc_ir::collective::{CollectiveKind, Exit, ReduceOp, Variant};
 use symmc_planner::plan::Barrier;
 
@@ -188,6 +189,9 @@ impl Comm {
     }
 }
 
+/// One thing for each rank of a cell.
+pub(super) type PerRank<T> = SmallVec<[T; 8]>;
+
 /// One collective in progress on one rank.
 pub(super) struct Turn<'a> {
     pub comm: &'a Comm,
@@ -284,8 +288,14 @@ impl<'a> Turn<'a> {
         self.touch();
         let target = self.group.meets.load(Ordering::Relaxed).wrapping_add(1);
         self.group.meets.store(target, Ordering::Relaxed);
-        self.advance(Counter::Meet, target);
-        self.await_peers(Counter::Meet, target)?;
+        self.set(Counter::Meet, target);
+        // Most often the peers are here or about to come. To ring only after a look saves the time of a
+        // fence where it counts, and no peer sleeps longer than this rank looks.
+        let here = self.comm.waiter.look(|| self.peers().all(|p| self.has_reached(p, Counter::Meet, target)));
+        self.ring();
+        if !here {
+            self.await_peers(Counter::Meet, target)?;
+        }
         self.touch();
         Ok(())
     }
@@ -311,9 +321,15 @@ impl<'a> Turn<'a> {
     /// Sets a counter of this rank and wakes peers that sleep.
     #[inline]
     pub fn advance(&self, counter: Counter, value: u32) {
+        self.set(counter, value);
+        self.ring();
+    }
+
+    /// Sets a counter of this rank. Peers that sleep are not woken.
+    #[inline]
+    fn set(&self, counter: Counter, value: u32) {
         let control = &self.comm.world.control;
         control.counter(self.call.group, self.comm.rank, counter).store(value, Ordering::Release);
-        self.ring();
     }
 
     /// Wakes peers that sleep.
@@ -415,17 +431,5 @@ fn step_error(comm: &Comm, call: &CollectiveCall, detail: String) -> RunError {
         node: call.name.into(),
         op: call.kind.name().into(),
         detail,
-    }
-}
-
-/// Copies `bytes` bytes; nothing where source and destination are one.
-///
-/// # Safety
-/// Both hold `bytes` bytes; nobody writes the source or touches the destination meanwhile.
-#[inline]
-pub(super) unsafe fn copy(to: *mut u8, from: *const u8, bytes: usize) {
-    if !std::ptr::eq(to, from) {
-        // SAFETY: by the caller; the ranges may overlap.
-        unsafe { std::ptr::copy(from, to, bytes) };
     }
 }

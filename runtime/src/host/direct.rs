@@ -6,7 +6,8 @@
 
 use symmc_ir::collective::{CollectiveKind, ReduceOp, Splits, Variant};
 
-use super::comm::{Turn, copy};
+use super::comm::{PerRank, Turn};
+use super::copy::{Stores, copy};
 use crate::error::RunError;
 
 /// Bytes of one slice: between slices a rank may be delayed.
@@ -45,7 +46,7 @@ fn two_shot(turn: &Turn, op: ReduceOp) -> Result<(), RunError> {
     let call = turn.call;
     let operands = operands(turn, turn.bytes)?;
     let order = std::iter::once(turn.me).chain(turn.peers());
-    let results = order.map(|p| turn.on(&call.result, p, turn.bytes)).collect::<Result<Vec<_>, _>>()?;
+    let results = order.map(|p| turn.on(&call.result, p, turn.bytes)).collect::<Result<PerRank<_>, _>>()?;
     turn.meet()?;
     let (from, to) = slice(turn, turn.me);
     reduce_range(turn, op, &operands, &results, from, to);
@@ -105,7 +106,7 @@ fn push(turn: &Turn, pieces: Pieces) -> Result<(), RunError> {
     };
     let operand = turn.at(&call.operand, turn.bytes)?;
     let results =
-        (0..turn.n).map(|p| turn.on(&call.result, p, total)).collect::<Result<Vec<_>, RunError>>()?;
+        (0..turn.n).map(|p| turn.on(&call.result, p, total)).collect::<Result<PerRank<_>, RunError>>()?;
     turn.meet()?;
     for p in turn.peers().chain([turn.me]) {
         let from = match pieces {
@@ -118,7 +119,7 @@ fn push(turn: &Turn, pieces: Pieces) -> Result<(), RunError> {
 }
 
 /// The operands of all ranks of the cell, by number.
-fn operands(turn: &Turn, bytes: usize) -> Result<Vec<*const u8>, RunError> {
+fn operands(turn: &Turn, bytes: usize) -> Result<PerRank<*const u8>, RunError> {
     (0..turn.n).map(|p| turn.on(&turn.call.operand, p, bytes).map(|a| a.cast_const())).collect()
 }
 
@@ -134,27 +135,31 @@ fn slice(turn: &Turn, p: usize) -> (usize, usize) {
 fn reduce_range(turn: &Turn, op: ReduceOp, operands: &[*const u8], outs: &[*mut u8], from: usize, to: usize) {
     let size = turn.call.dtype.size();
     let reducer = turn.reducer(op);
+    let stores = Stores::of(turn.bytes);
     let mut at = from;
     while at < to {
         let elements = (SLICE / size).min(to - at);
-        let sources: Vec<*const u8> = operands.iter().map(|o| o.wrapping_add(at * size)).collect();
-        let outs: Vec<*mut u8> = outs.iter().map(|o| o.wrapping_add(at * size)).collect();
+        let sources: PerRank<*const u8> = operands.iter().map(|o| o.wrapping_add(at * size)).collect();
+        let outs: PerRank<*mut u8> = outs.iter().map(|o| o.wrapping_add(at * size)).collect();
         // SAFETY: the ranges were checked against their arenas when their addresses were taken; the entry
         // barrier has passed, so peers have arrived and the contract lets this rank touch them.
-        unsafe { reducer.reduce(&sources, &outs, elements) };
+        unsafe { reducer.reduce(&sources, &outs, elements, stores) };
         at += elements;
         turn.touch();
     }
+    stores.settle();
 }
 
 /// Copies in slices.
 fn copy_slices(turn: &Turn, to: *mut u8, from: *const u8, bytes: usize) {
+    let stores = Stores::of(bytes * turn.n);
     let mut at = 0;
     while at < bytes {
         let n = SLICE.min(bytes - at);
         // SAFETY: as in `reduce_range`.
-        unsafe { copy(to.wrapping_add(at), from.wrapping_add(at), n) };
+        unsafe { copy(to.wrapping_add(at), from.wrapping_add(at), n, stores) };
         at += n;
         turn.touch();
     }
+    stores.settle();
 }

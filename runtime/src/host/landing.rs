@@ -7,13 +7,15 @@
 //!
 //! A zone has one slot for each rank of the cell, its sender; a rank leaves its own empty.
 
+use std::cell::Cell;
 use std::sync::atomic::{Ordering, fence};
 
 use symmc_ir::collective::{CollectiveKind, ReduceOp};
 
-use super::comm::{Turn, copy};
+use super::comm::{PerRank, Turn};
+use super::copy::{Stores, copy};
 use super::packets;
-use super::reduce::{Accumulator, BLOCK};
+use super::reduce::{BLOCK, Room};
 use crate::error::RunError;
 
 /// The number of epochs.
@@ -22,16 +24,26 @@ const EPOCHS: u64 = u32::MAX as u64;
 /// The landing zones of one collective.
 struct Zones {
     /// The zone of this turn in each arena of the cell, by number.
-    zones: Vec<*mut u8>,
+    zones: PerRank<*mut u8>,
     epoch: u32,
     /// Bytes of the message in each slot.
     message: usize,
+    /// Whether the peers were told that packets are there. That takes a fence, for which a rank only has
+    /// time when it waits or has all it needs.
+    rung: Cell<bool>,
 }
 
 impl Zones {
     /// The slot of sender `from` in the zone of `on`.
     fn slot(&self, on: usize, from: usize) -> *mut u8 {
         self.zones[on].wrapping_add(from * packets::count(self.message) * 8)
+    }
+
+    /// Wakes peers that sleep, once, after all packets are sent.
+    fn ring(&self, turn: &Turn) {
+        if !self.rung.replace(true) {
+            turn.ring();
+        }
     }
 }
 
@@ -61,7 +73,7 @@ fn begin(turn: &Turn, message: usize) -> Result<Zones, RunError> {
     state.landing_used.fetch_max(used, Ordering::Relaxed);
     let offset = offsets[(number & 1) as usize];
     let zones = (0..turn.n).map(|p| turn.arena(p, offset, used)).collect::<Result<_, _>>()?;
-    Ok(Zones { zones, epoch: (number % EPOCHS) as u32 + 1, message })
+    Ok(Zones { zones, epoch: (number % EPOCHS) as u32 + 1, message, rung: Cell::new(false) })
 }
 
 /// Removes all flags from this rank's zones while no peer writes there.
@@ -85,37 +97,37 @@ fn all_reduce(turn: &Turn, op: ReduceOp) -> Result<(), RunError> {
     for p in turn.peers() {
         send(turn, &zones, p, operand);
     }
-    turn.ring();
 
     let size = call.dtype.size();
     let reducer = turn.reducer(op);
-    let mut acc = Accumulator::new();
-    let mut held = [const { Block::new() }; 2];
+    let mut acc = Room::new();
+    let (mut low, mut high) = (Room::new(), Room::new());
     let mut at = 0;
     while at < call.elements {
         let elements = BLOCK.min(call.elements - at);
         let (from, to) = (at * size, (at + elements) * size);
-        // SAFETY: blocks have room for `BLOCK` elements of any dtype, operand and result for the whole
+        // SAFETY: rooms hold `BLOCK` elements of any dtype, operand and result for the whole
         // tensor; a block of the operand is read before that of the result is written. Blocks start at
         // whole packets, because a block of any dtype is a multiple of four bytes.
         unsafe {
-            let source = |p: usize, block: &mut Block| -> Result<*const u8, RunError> {
+            let source = |p: usize, room: &mut Room| -> Result<*const u8, RunError> {
                 if p == turn.me {
                     return Ok(operand.wrapping_add(from));
                 }
-                receive(turn, &zones, p, block.0.as_mut_ptr(), from, to)?;
-                Ok(block.0.as_ptr())
+                receive(turn, &zones, p, room.as_mut_ptr(), from, to)?;
+                Ok(room.as_mut_ptr())
             };
-            let [low, high] = &mut held;
-            let (a, b) = (source(0, low)?, source(1, high)?);
+            let (a, b) = (source(0, &mut low)?, source(1, &mut high)?);
             reducer.start(&mut acc, a, b, elements);
             for p in 2..turn.n {
-                reducer.combine(&mut acc, source(p, low)?, elements);
+                reducer.combine(&mut acc, source(p, &mut low)?, elements);
             }
-            reducer.finish(&mut acc, turn.n, &[result.wrapping_add(from)], elements);
+            let out = result.wrapping_add(from);
+            reducer.finish(&mut acc, turn.n, &[out], elements, Stores::Cached);
         }
         at += elements;
     }
+    zones.ring(turn);
     Ok(())
 }
 
@@ -129,7 +141,6 @@ fn exchange(turn: &Turn, message: usize, stride: usize) -> Result<(), RunError> 
     for p in turn.peers() {
         send(turn, &zones, p, operand.wrapping_add(p * stride));
     }
-    turn.ring();
 
     // The result is written only after every peer has arrived.
     for p in turn.peers() {
@@ -139,9 +150,10 @@ fn exchange(turn: &Turn, message: usize, stride: usize) -> Result<(), RunError> 
         receive(turn, &zones, p, result.wrapping_add(p * message), 0, message)?;
         turn.touch();
     }
+    zones.ring(turn);
     let own = operand.wrapping_add(turn.me * stride);
     // SAFETY: operand and result hold as much; they are this rank's own.
-    unsafe { copy(result.wrapping_add(turn.me * message), own, message) };
+    unsafe { copy(result.wrapping_add(turn.me * message), own, message, Stores::Cached) };
     Ok(())
 }
 
@@ -166,6 +178,8 @@ fn receive(
     let slot = zones.slot(turn.me, p).wrapping_add(from * 2);
     let bytes = to - from;
     let mut done = 0;
+    // A look at the last packet first: to look at each as it comes slows the sender down.
+    await_packet(turn, zones, p, packets::count(to) - 1)?;
     loop {
         // SAFETY: the slot lies within this rank's zone and holds packets only; `out` has room for the bytes.
         done = unsafe { packets::load(out, slot, bytes, zones.epoch, done) };
@@ -182,15 +196,9 @@ fn await_packet(turn: &Turn, zones: &Zones, p: usize, i: usize) -> Result<(), Ru
     let slot = zones.slot(turn.me, p);
     // SAFETY: the slot lies within this rank's zone, holds packets only and has a packet `i`.
     let ready = || unsafe { packets::arrived(slot, i, zones.epoch) };
-    turn.comm.waiter.until(ready).map_err(|ended| turn.ended(ended, |q| q != p || ready()))
-}
-
-/// Room for a block of any dtype.
-#[repr(C, align(64))]
-struct Block([u8; BLOCK * 8]);
-
-impl Block {
-    const fn new() -> Self {
-        Block([0; BLOCK * 8])
+    if turn.comm.waiter.look(ready) {
+        return Ok(());
     }
+    zones.ring(turn);
+    turn.comm.waiter.until(ready).map_err(|ended| turn.ended(ended, |q| q != p || ready()))
 }

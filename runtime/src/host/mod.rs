@@ -16,6 +16,7 @@ mod chaos;
 mod comm;
 mod control;
 mod coordinator;
+mod copy;
 mod direct;
 mod job;
 mod join;

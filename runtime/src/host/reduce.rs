@@ -8,26 +8,37 @@
 //! A reduction works in blocks on an accumulator that stays in the first-level cache. Loops are written to
 //! vectorise; on x86-64 they are also compiled for AVX2 and F16C and the processor chooses.
 
+use std::mem::MaybeUninit;
+
 use symmc_ir::collective::ReduceOp;
 use symmc_ir::types::DType;
+
+use super::copy::{Stores, copy};
 
 /// Elements of one block.
 pub const BLOCK: usize = 1024;
 
-/// An accumulator: room for a block of the widest accumulating type.
+/// Room for a block of any dtype or accumulating type. What it holds is meaningless until it is written.
 #[repr(C, align(64))]
-pub struct Accumulator([u64; BLOCK]);
+pub struct Room([MaybeUninit<u64>; BLOCK]);
 
-impl Accumulator {
-    /// An accumulator; what it holds is meaningless until a block was started.
+impl Room {
+    /// Fresh room.
+    #[inline]
     pub fn new() -> Self {
-        Accumulator([0; BLOCK])
+        Room([MaybeUninit::uninit(); BLOCK])
+    }
+
+    /// The address of its first byte.
+    #[inline]
+    pub fn as_mut_ptr(&mut self) -> *mut u8 {
+        self.0.as_mut_ptr().cast()
     }
 }
 
-type Start = unsafe fn(&mut Accumulator, *const u8, *const u8, usize);
-type Combine = unsafe fn(&mut Accumulator, *const u8, usize);
-type Finish = unsafe fn(&mut Accumulator, usize, &[*mut u8], usize);
+type Start = unsafe fn(&mut Room, *const u8, *const u8, usize);
+type Combine = unsafe fn(&mut Room, *const u8, usize);
+type Finish = unsafe fn(&mut Room, usize, &[*mut u8], usize, Stores);
 
 /// The loops for one dtype and operation.
 #[derive(Clone, Copy)]
@@ -53,7 +64,7 @@ impl Reducer {
     /// # Safety
     /// Both sources hold `elements` elements that nobody writes meanwhile; they need no alignment.
     #[inline]
-    pub unsafe fn start(&self, acc: &mut Accumulator, a: *const u8, b: *const u8, elements: usize) {
+    pub unsafe fn start(&self, acc: &mut Room, a: *const u8, b: *const u8, elements: usize) {
         debug_assert!(elements <= BLOCK);
         // SAFETY: by the caller.
         unsafe { (self.start)(acc, a, b, elements) }
@@ -64,7 +75,7 @@ impl Reducer {
     /// # Safety
     /// As for [`start`](Self::start).
     #[inline]
-    pub unsafe fn combine(&self, acc: &mut Accumulator, x: *const u8, elements: usize) {
+    pub unsafe fn combine(&self, acc: &mut Room, x: *const u8, elements: usize) {
         debug_assert!(elements <= BLOCK);
         // SAFETY: by the caller.
         unsafe { (self.combine)(acc, x, elements) }
@@ -75,10 +86,17 @@ impl Reducer {
     /// # Safety
     /// Each of `outs` has room for `elements` elements that nobody else touches meanwhile.
     #[inline]
-    pub unsafe fn finish(&self, acc: &mut Accumulator, ranks: usize, outs: &[*mut u8], elements: usize) {
+    pub unsafe fn finish(
+        &self,
+        acc: &mut Room,
+        ranks: usize,
+        outs: &[*mut u8],
+        elements: usize,
+        stores: Stores,
+    ) {
         debug_assert!(elements <= BLOCK);
         // SAFETY: by the caller.
-        unsafe { (self.finish)(acc, ranks, outs, elements) }
+        unsafe { (self.finish)(acc, ranks, outs, elements, stores) }
     }
 
     /// Reduces `elements` elements of at least two sources, in ascending order of rank, into each of `outs`.
@@ -87,8 +105,8 @@ impl Reducer {
     /// Each source holds as many elements and each of `outs` has room for as many; nobody else writes the
     /// sources or touches `outs` meanwhile. One of `outs` may be one of the sources; otherwise they do not
     /// overlap.
-    pub unsafe fn reduce(&self, sources: &[*const u8], outs: &[*mut u8], elements: usize) {
-        let mut acc = Accumulator::new();
+    pub unsafe fn reduce(&self, sources: &[*const u8], outs: &[*mut u8], elements: usize, stores: Stores) {
+        let mut acc = Room::new();
         let mut moved: [*mut u8; 16] = [std::ptr::null_mut(); 16];
         let mut at = 0;
         while at < elements {
@@ -105,7 +123,7 @@ impl Reducer {
                     for (to, out) in moved.iter_mut().zip(outs) {
                         *to = out.add(byte);
                     }
-                    self.finish(&mut acc, sources.len(), &moved[..outs.len()], n);
+                    self.finish(&mut acc, sources.len(), &moved[..outs.len()], n, stores);
                 }
             }
             at += n;
@@ -116,12 +134,16 @@ impl Reducer {
 /// An element as it is stored and as it accumulates.
 trait Element: Copy {
     type Acc: Copy;
+    /// Whether an accumulated element has the form of a stored one.
+    const AS_STORED: bool = false;
     fn widen(self) -> Self::Acc;
     fn narrow(acc: Self::Acc) -> Self;
 }
 
 /// How accumulated elements combine.
 trait Operation<A> {
+    /// Whether [`finish`](Self::finish) does anything.
+    const FINISHES: bool = false;
     fn combine(a: A, b: A) -> A;
     /// What remains to be done after the last of `n` operands.
     #[inline(always)]
@@ -131,14 +153,9 @@ trait Operation<A> {
 }
 
 #[inline(always)]
-unsafe fn start<E: Element, O: Operation<E::Acc>>(
-    acc: &mut Accumulator,
-    a: *const u8,
-    b: *const u8,
-    n: usize,
-) {
+unsafe fn start<E: Element, O: Operation<E::Acc>>(acc: &mut Room, a: *const u8, b: *const u8, n: usize) {
     let (a, b) = (a.cast::<E>(), b.cast::<E>());
-    let acc = acc.0.as_mut_ptr().cast::<E::Acc>();
+    let acc = acc.as_mut_ptr().cast::<E::Acc>();
     for i in 0..n {
         // SAFETY: `i` is below `n`, which the caller bounds by the block and the sources.
         unsafe {
@@ -149,9 +166,9 @@ unsafe fn start<E: Element, O: Operation<E::Acc>>(
 }
 
 #[inline(always)]
-unsafe fn combine<E: Element, O: Operation<E::Acc>>(acc: &mut Accumulator, x: *const u8, n: usize) {
+unsafe fn combine<E: Element, O: Operation<E::Acc>>(acc: &mut Room, x: *const u8, n: usize) {
     let x = x.cast::<E>();
-    let acc = acc.0.as_mut_ptr().cast::<E::Acc>();
+    let acc = acc.as_mut_ptr().cast::<E::Acc>();
     for i in 0..n {
         // SAFETY: as in `start`, which wrote the accumulator's first `n` elements.
         unsafe { acc.add(i).write(O::combine(acc.add(i).read(), x.add(i).read_unaligned().widen())) };
@@ -160,22 +177,26 @@ unsafe fn combine<E: Element, O: Operation<E::Acc>>(acc: &mut Accumulator, x: *c
 
 #[inline(always)]
 unsafe fn finish<E: Element, O: Operation<E::Acc>>(
-    acc: &mut Accumulator,
+    acc: &mut Room,
     ranks: usize,
     outs: &[*mut u8],
     n: usize,
+    stores: Stores,
 ) {
-    let from = acc.0.as_mut_ptr().cast::<E::Acc>();
-    let mut rounded = [const { std::mem::MaybeUninit::<E>::uninit() }; BLOCK];
-    for (i, to) in rounded.iter_mut().enumerate().take(n) {
-        // SAFETY: `start` wrote the accumulator's first `n` elements.
-        to.write(E::narrow(O::finish(unsafe { from.add(i).read() }, ranks)));
-    }
-    for out in outs {
-        // SAFETY: the caller gives room for `n` elements; the first `n` of `rounded` are written.
-        unsafe {
-            std::ptr::copy_nonoverlapping(rounded.as_ptr().cast::<u8>(), *out, n * size_of::<E>());
+    let mut rounded = Room::new();
+    let from = if E::AS_STORED && !O::FINISHES {
+        acc.as_mut_ptr()
+    } else {
+        let (from, to) = (acc.as_mut_ptr().cast::<E::Acc>(), rounded.as_mut_ptr().cast::<E>());
+        for i in 0..n {
+            // SAFETY: `start` wrote the accumulator's first `n` elements; there is room for as many.
+            unsafe { to.add(i).write(E::narrow(O::finish(from.add(i).read(), ranks))) };
         }
+        to.cast()
+    };
+    for out in outs {
+        // SAFETY: the caller gives room for `n` elements, of which `from` holds as many.
+        unsafe { copy(*out, from, n * size_of::<E>(), stores) };
     }
 }
 
@@ -183,6 +204,7 @@ macro_rules! plain_element {
     ($($t:ty),*) => { $(
         impl Element for $t {
             type Acc = $t;
+            const AS_STORED: bool = true;
             #[inline(always)]
             fn widen(self) -> $t { self }
             #[inline(always)]
@@ -260,6 +282,7 @@ macro_rules! float_operations {
             fn combine(a: $t, b: $t) -> $t { a * b }
         }
         impl Operation<$t> for Avg {
+            const FINISHES: bool = true;
             #[inline(always)]
             fn combine(a: $t, b: $t) -> $t { a + b }
             #[inline(always)]
@@ -300,6 +323,7 @@ macro_rules! integer_operations {
 integer_operations!(u8, i32, i64);
 
 impl Operation<i64> for Avg {
+    const FINISHES: bool = true;
     #[inline(always)]
     fn combine(a: i64, b: i64) -> i64 {
         a.wrapping_add(b)
@@ -391,7 +415,7 @@ mod x86 {
 
     #[target_feature(enable = "avx2,f16c")]
     unsafe fn start_avx2<E: Element, O: Operation<E::Acc>>(
-        acc: &mut Accumulator,
+        acc: &mut Room,
         a: *const u8,
         b: *const u8,
         n: usize,
@@ -401,20 +425,21 @@ mod x86 {
     }
 
     #[target_feature(enable = "avx2,f16c")]
-    unsafe fn combine_avx2<E: Element, O: Operation<E::Acc>>(acc: &mut Accumulator, x: *const u8, n: usize) {
+    unsafe fn combine_avx2<E: Element, O: Operation<E::Acc>>(acc: &mut Room, x: *const u8, n: usize) {
         // SAFETY: by the caller.
         unsafe { combine::<E, O>(acc, x, n) }
     }
 
     #[target_feature(enable = "avx2,f16c")]
     unsafe fn finish_avx2<E: Element, O: Operation<E::Acc>>(
-        acc: &mut Accumulator,
+        acc: &mut Room,
         ranks: usize,
         outs: &[*mut u8],
         n: usize,
+        stores: Stores,
     ) {
         // SAFETY: by the caller.
-        unsafe { finish::<E, O>(acc, ranks, outs, n) }
+        unsafe { finish::<E, O>(acc, ranks, outs, n, stores) }
     }
 
     /// The loops for a processor with AVX2 and F16C.
@@ -441,7 +466,7 @@ mod tests {
                         let mut outs = [vec![0u8; n * dtype.size()], vec![0u8; n * dtype.size()]];
                         let to: Vec<*mut u8> = outs.iter_mut().map(|o| o.as_mut_ptr()).collect();
                         // SAFETY: all hold `n` elements.
-                        unsafe { reducer.reduce(&sources, &to, n) };
+                        unsafe { reducer.reduce(&sources, &to, n, Stores::Cached) };
                         assert_eq!(outs[0], outs[1]);
                         outs[0].clone()
                     };
@@ -500,7 +525,10 @@ mod tests {
                 let sources: Vec<*const u8> = x.iter().map(|x| (x as *const f32).cast()).collect();
                 let mut out = 0.0f32;
                 // SAFETY: one element each.
-                unsafe { Reducer::new(DType::F32, op).reduce(&sources, &[(&raw mut out).cast()], 1) };
+                unsafe {
+                    let out = (&raw mut out).cast();
+                    Reducer::new(DType::F32, op).reduce(&sources, &[out], 1, Stores::Cached);
+                }
                 assert!(out.is_nan());
             }
         }

@@ -4,7 +4,8 @@
 //! it fits and on the number of chunks. Then each chunk carries, for each peer, its share of the rows.
 //! Last, what no row fills is zeroed and the received sizes are stored.
 
-use super::comm::{Turn, copy};
+use super::comm::Turn;
+use super::copy::{Stores, copy};
 use super::staged::{Stage, share};
 use crate::error::RunError;
 
@@ -43,7 +44,7 @@ pub(super) fn run(turn: &Turn) -> Result<(), RunError> {
             let part = part(turn.me, p);
             let to = stage.slot(turn.me, chunk).wrapping_add(p * share);
             // SAFETY: the sums of sizes fit the operand; a part fits the peer's share of the chunk.
-            unsafe { copy(to, operand.wrapping_add(sources(p) + part.start), part.len()) };
+            unsafe { copy(to, operand.wrapping_add(sources(p) + part.start), part.len(), Stores::Cached) };
         }
         stage.publish(chunk);
         stage.await_all(chunk)?;
@@ -51,7 +52,7 @@ pub(super) fn run(turn: &Turn) -> Result<(), RunError> {
             let part = part(p, turn.me);
             let from = stage.slot(p, chunk).wrapping_add(turn.me * share);
             // SAFETY: the sums of sizes fit the result; the chunk is not written before this rank drained it.
-            unsafe { copy(result.wrapping_add(targets(p) + part.start), from, part.len()) };
+            unsafe { copy(result.wrapping_add(targets(p) + part.start), from, part.len(), Stores::Cached) };
         }
         stage.drained(chunk);
     }
@@ -60,7 +61,12 @@ pub(super) fn run(turn: &Turn) -> Result<(), RunError> {
     let filled = targets(n);
     // SAFETY: the sums of sizes fit operand and result; the sizes have room for `n` numbers.
     unsafe {
-        copy(result.wrapping_add(targets(turn.me)), operand.wrapping_add(sources(turn.me)), own);
+        copy(
+            result.wrapping_add(targets(turn.me)),
+            operand.wrapping_add(sources(turn.me)),
+            own,
+            Stores::Cached,
+        );
         std::ptr::write_bytes(result.wrapping_add(filled), 0, turn.bytes - filled);
         for (p, s) in sent.iter().enumerate() {
             let count = (s[turn.me] as i64).to_le_bytes();
@@ -86,7 +92,7 @@ fn matrix(
         }
         stage.acquire(chunk)?;
         // SAFETY: the sizes are `n` numbers and fit a chunk, which is this rank's to write.
-        unsafe { copy(stage.slot(turn.me, chunk), splits, 8 * n) };
+        unsafe { copy(stage.slot(turn.me, chunk), splits, 8 * n, Stores::Cached) };
         stage.publish(chunk);
         stage.await_all(chunk)?;
         turn.peers().for_each(|p| shown[p] = stage.slot(p, chunk));

@@ -12,8 +12,9 @@ use std::sync::atomic::Ordering;
 
 use symmc_ir::collective::{CollectiveKind, ReduceOp, Splits};
 
-use super::comm::{Turn, copy};
+use super::comm::{PerRank, Turn};
 use super::control::Counter;
+use super::copy::{Stores, copy};
 use crate::error::RunError;
 
 /// Bytes of one chunk.
@@ -48,7 +49,7 @@ pub(super) fn alone(turn: &Turn) -> Result<(), RunError> {
     unsafe {
         match nobody_sends {
             true => std::ptr::write_bytes(result, 0, turn.bytes),
-            false => copy(result, operand, turn.bytes),
+            false => copy(result, operand, turn.bytes, Stores::Cached),
         }
     }
     Ok(())
@@ -129,14 +130,14 @@ fn reduce_small(turn: &Turn, op: ReduceOp) -> Result<(), RunError> {
     let chunk = stage.next();
     stage.acquire(chunk)?;
     // SAFETY: the operand is smaller than a chunk; staging is this rank's to write until it publishes.
-    unsafe { copy(stage.slot(turn.me, chunk), operand, turn.bytes) };
+    unsafe { copy(stage.slot(turn.me, chunk), operand, turn.bytes, Stores::Cached) };
     stage.publish(chunk);
     stage.await_all(chunk)?;
-    let sources: Vec<*const u8> = (0..turn.n)
+    let sources: PerRank<*const u8> = (0..turn.n)
         .map(|p| if p == turn.me { operand.cast_const() } else { stage.slot(p, chunk).cast_const() })
         .collect();
     // SAFETY: all sources hold the operand's elements and are not written until this rank has drained.
-    unsafe { turn.reducer(op).reduce(&sources, &[result], call.elements) };
+    unsafe { turn.reducer(op).reduce(&sources, &[result], call.elements, Stores::Cached) };
     stage.drained(chunk);
     Ok(())
 }
@@ -160,26 +161,28 @@ fn all_reduce(turn: &Turn, op: ReduceOp) -> Result<(), RunError> {
             let (low, high) = slice(p);
             let to = stage.slot(turn.me, raw).wrapping_add(low);
             // SAFETY: the slice lies within operand and chunk; the chunk is this rank's to write.
-            unsafe { copy(to, operand.wrapping_add(low), high - low) };
+            unsafe { copy(to, operand.wrapping_add(low), high - low, Stores::Cached) };
         }
         stage.publish(raw);
         stage.await_all(raw)?;
 
         stage.acquire(reduced)?;
         let own = stage.slot(turn.me, reduced);
-        let sources: Vec<*const u8> = (0..turn.n)
+        let sources: PerRank<*const u8> = (0..turn.n)
             .map(|p| if p == turn.me { operand.cast_const() } else { stage.slot(p, raw).cast_const() })
             .map(|base| base.wrapping_add(low))
             .collect();
         // SAFETY: slices lie within operand, result and chunks; published chunks are not written before
         // this rank has drained them.
-        unsafe { reducer.reduce(&sources, &[result.wrapping_add(low), own], (high - low) / size) };
+        unsafe {
+            reducer.reduce(&sources, &[result.wrapping_add(low), own], (high - low) / size, Stores::Cached)
+        };
         stage.publish(reduced);
         for p in turn.peers() {
             stage.await_one(p, reduced)?;
             let (low, high) = slice(p);
             // SAFETY: as above.
-            unsafe { copy(result.wrapping_add(low), stage.slot(p, reduced), high - low) };
+            unsafe { copy(result.wrapping_add(low), stage.slot(p, reduced), high - low, Stores::Cached) };
         }
         stage.drained(reduced);
     }
@@ -195,14 +198,14 @@ fn all_gather(turn: &Turn) -> Result<(), RunError> {
         let chunk = stage.next();
         stage.acquire(chunk)?;
         // SAFETY: the range lies within operand and chunk; the chunk is this rank's to write.
-        unsafe { copy(stage.slot(turn.me, chunk), operand.wrapping_add(from), to - from) };
+        unsafe { copy(stage.slot(turn.me, chunk), operand.wrapping_add(from), to - from, Stores::Cached) };
         stage.publish(chunk);
         stage.await_all(chunk)?;
         for p in turn.peers().chain([turn.me]) {
             let source = if p == turn.me { operand.wrapping_add(from) } else { stage.slot(p, chunk) };
             // SAFETY: the range lies within the piece of the result; the chunk is not written before this
             // rank has drained it.
-            unsafe { copy(result.wrapping_add(p * turn.bytes + from), source, to - from) };
+            unsafe { copy(result.wrapping_add(p * turn.bytes + from), source, to - from, Stores::Cached) };
         }
         stage.drained(chunk);
     }
@@ -221,7 +224,7 @@ fn stage_pieces(
     for p in turn.peers() {
         let to = slot.wrapping_add(p * share);
         // SAFETY: the range lies within the operand's piece and within the peer's share of the chunk.
-        unsafe { copy(to, operand.wrapping_add(p * piece), bytes) };
+        unsafe { copy(to, operand.wrapping_add(p * piece), bytes, Stores::Cached) };
     }
 }
 
@@ -240,14 +243,14 @@ fn reduce_scatter(turn: &Turn, op: ReduceOp) -> Result<(), RunError> {
         stage_pieces(turn, stage.slot(turn.me, chunk), share, (operand, piece), (to - from) * size);
         stage.publish(chunk);
         stage.await_all(chunk)?;
-        let sources: Vec<*const u8> = (0..turn.n)
+        let sources: PerRank<*const u8> = (0..turn.n)
             .map(|p| match p == turn.me {
                 true => operand.cast_const().wrapping_add(p * piece),
                 false => stage.slot(p, chunk).cast_const().wrapping_add(turn.me * share),
             })
             .collect();
         // SAFETY: ranges lie within their pieces; chunks are not written before this rank has drained them.
-        unsafe { reducer.reduce(&sources, &[result.wrapping_add(from * size)], to - from) };
+        unsafe { reducer.reduce(&sources, &[result.wrapping_add(from * size)], to - from, Stores::Cached) };
         stage.drained(chunk);
     }
     Ok(())
@@ -272,7 +275,7 @@ fn all_to_all(turn: &Turn) -> Result<(), RunError> {
                 false => stage.slot(p, chunk).wrapping_add(turn.me * share),
             };
             // SAFETY: ranges lie within their pieces; chunks are not written before this rank drained them.
-            unsafe { copy(result.wrapping_add(p * piece + from), source, to - from) };
+            unsafe { copy(result.wrapping_add(p * piece + from), source, to - from, Stores::Cached) };
         }
         stage.drained(chunk);
     }
@@ -296,7 +299,7 @@ fn broadcast(turn: &Turn, root: usize) -> Result<(), RunError> {
         let source = if turn.me == root {
             stage.acquire(chunk)?;
             // SAFETY: the range lies within operand and chunk; the chunk is this rank's to write.
-            unsafe { copy(stage.slot(root, chunk), operand.wrapping_add(from), to - from) };
+            unsafe { copy(stage.slot(root, chunk), operand.wrapping_add(from), to - from, Stores::Cached) };
             operand.wrapping_add(from)
         } else {
             stage.await_one(root, chunk)?;
@@ -304,7 +307,7 @@ fn broadcast(turn: &Turn, root: usize) -> Result<(), RunError> {
         };
         stage.publish(chunk);
         // SAFETY: the range lies within the result; the chunk is not written before this rank drained it.
-        unsafe { copy(result.wrapping_add(from), source, to - from) };
+        unsafe { copy(result.wrapping_add(from), source, to - from, Stores::Cached) };
         stage.drained(chunk);
     }
     Ok(())
@@ -322,7 +325,7 @@ fn permute(turn: &Turn, pairs: &[(u32, u32)]) -> Result<(), RunError> {
         if sends {
             stage.acquire(chunk)?;
             // SAFETY: the range lies within operand and chunk; the chunk is this rank's to write.
-            unsafe { copy(stage.slot(turn.me, chunk), operand, to - from) };
+            unsafe { copy(stage.slot(turn.me, chunk), operand, to - from, Stores::Cached) };
         }
         stage.publish(chunk);
         let result = result.wrapping_add(from);
@@ -331,10 +334,10 @@ fn permute(turn: &Turn, pairs: &[(u32, u32)]) -> Result<(), RunError> {
                 stage.await_one(p, chunk)?;
                 // SAFETY: the range lies within the result; the chunk is not written before this rank
                 // drained it.
-                unsafe { copy(result, stage.slot(p, chunk), to - from) };
+                unsafe { copy(result, stage.slot(p, chunk), to - from, Stores::Cached) };
             }
             // SAFETY: the range lies within operand and result, which are this rank's own.
-            Some(_) => unsafe { copy(result, operand, to - from) },
+            Some(_) => unsafe { copy(result, operand, to - from, Stores::Cached) },
             // SAFETY: the range lies within the result.
             None => unsafe { std::ptr::write_bytes(result, 0, to - from) },
         }

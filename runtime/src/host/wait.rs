@@ -73,13 +73,19 @@ impl Waiter {
     /// before this returns, if `ready` loads with acquire.
     #[inline]
     pub fn until(&self, ready: impl Fn() -> bool) -> Result<(), Ended> {
+        if self.look(&ready) { Ok(()) } else { self.until_slow(&ready) }
+    }
+
+    /// Looks for a moment, without sleep or limit; whether it is ready.
+    #[inline]
+    pub fn look(&self, ready: impl Fn() -> bool) -> bool {
         for _ in 0..LOOKS {
             if ready() {
-                return Ok(());
+                return true;
             }
             std::hint::spin_loop();
         }
-        self.until_slow(&ready)
+        false
     }
 
     #[cold]

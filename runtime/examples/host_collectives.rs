@@ -1,0 +1,247 @@
+//! Measures the collectives of the host backend between processes.
+//!
+//! ```text
+//! host_collectives measure [ranks] [largest KiB]    lines: kind, bytes, ranks, variant, microseconds
+//! host_collectives table FILE                       compares such lines of variants and of `openmpi`
+//! host_collectives profile FILE                     such lines as JSON curves
+//! ```
+//!
+//! Bytes are those of the tensor (all-reduce, all-to-all, broadcast, permute), of the result (all-gather) or
+//! of the operand (reduce-scatter). A measurement is the median over calls on each rank, and of these the
+//! largest; the operand is written anew before each call, outside of the measured time. Where a file holds
+//! several measurements of the same thing, their median counts.
+
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+use nix::sys::wait::{WaitStatus, waitpid};
+use nix::unistd::{ForkResult, fork};
+use symmc_ir::collective::{CollectiveKind, Exit, ReduceOp, Splits, Variant};
+use symmc_ir::types::DType;
+use symmc_planner::plan::Barrier;
+use symmc_runtime::call::{CollectiveCall, Region, RegionMemory};
+use symmc_runtime::host::{Comm, CommConfig, Segment, World};
+
+type Failure = Box<dyn std::error::Error>;
+
+fn main() -> Result<(), Failure> {
+    let args: Vec<String> = std::env::args().skip(1).collect();
+    let argument = |i: usize| args.get(i).map(String::as_str);
+    match argument(0) {
+        Some("measure") => {
+            let ranks = argument(1).map_or(Ok(2), str::parse)?;
+            let largest: usize = argument(2).map_or(Ok(16 << 10), str::parse)?;
+            measure(ranks, largest << 10)
+        }
+        Some("table") => table(&read(argument(1).ok_or("which file?")?)?),
+        Some("profile") => profile(&read(argument(1).ok_or("which file?")?)?),
+        _ => Err("expected measure, table or profile".into()),
+    }
+}
+
+/// A way to run a collective of so many bytes.
+struct Trial {
+    kind: CollectiveKind,
+    variant: Variant,
+    exit: Option<Barrier>,
+    bytes: usize,
+}
+
+impl Trial {
+    fn name(&self) -> String {
+        match self.exit {
+            Some(Barrier::Kept) => format!("{}+exit", self.variant),
+            _ => self.variant.to_string(),
+        }
+    }
+    /// Bytes of operand and result.
+    fn sizes(&self, n: usize) -> (usize, usize) {
+        match self.kind {
+            CollectiveKind::AllGather => (self.bytes / n, self.bytes),
+            CollectiveKind::ReduceScatter(_) => (self.bytes, self.bytes / n),
+            _ => (self.bytes, self.bytes),
+        }
+    }
+    /// Bytes of a landing zone.
+    fn zone(&self, n: usize) -> usize {
+        self.variant.landing_bytes(&self.kind, self.sizes(n).0 as u64, n as u64) as usize
+    }
+}
+
+fn trials(n: usize, largest: usize) -> Vec<Trial> {
+    let kinds = [
+        CollectiveKind::AllReduce(ReduceOp::Sum),
+        CollectiveKind::AllGather,
+        CollectiveKind::AllToAll(Splits::Even),
+        CollectiveKind::ReduceScatter(ReduceOp::Sum),
+        CollectiveKind::Broadcast { root: 0 },
+        CollectiveKind::Permute { pairs: (0..n as u32).map(|r| (r, (r + 1) % n as u32)).collect() },
+    ];
+    let mut out = Vec::new();
+    for bytes in (10..).map(|p| 1usize << p).take_while(|&b| b <= largest) {
+        for kind in &kinds {
+            for &variant in Variant::ALL {
+                let Some(contract) = variant.contract(kind) else { continue };
+                let exits = match contract.exit {
+                    Exit::Droppable => vec![Some(Barrier::Dropped), Some(Barrier::Kept)],
+                    _ => vec![None],
+                };
+                for exit in exits {
+                    out.push(Trial { kind: kind.clone(), variant, exit, bytes });
+                }
+            }
+        }
+    }
+    out
+}
+
+fn measure(ranks: u32, largest: usize) -> Result<(), Failure> {
+    let n = ranks as usize;
+    let trials = trials(n, largest);
+    let zone = trials.iter().map(|t| t.zone(n)).max().unwrap_or(0).next_multiple_of(4096);
+    let world = World::create(ranks, 1, 2 * zone + 4 * largest, 0)?;
+    let times = Segment::create("times", 8 * n * trials.len())?;
+    let children = (0..ranks).map(|rank| {
+        // SAFETY: this process has one thread.
+        match unsafe { fork() }? {
+            ForkResult::Parent { child } => Ok(child),
+            ForkResult::Child => {
+                let done = run_rank(world.clone(), rank, &trials, zone, largest, &times);
+                std::process::exit(i32::from(done.is_err()));
+            }
+        }
+    });
+    for child in children.collect::<Result<Vec<_>, nix::Error>>()? {
+        if !matches!(waitpid(child, None)?, WaitStatus::Exited(_, 0)) {
+            return Err("a rank failed".into());
+        }
+    }
+    for (i, trial) in trials.iter().enumerate() {
+        // SAFETY: every rank wrote one number for each trial and has ended.
+        let time = |rank: usize| unsafe { *times.as_ptr().cast::<f64>().add(rank * trials.len() + i) };
+        let time = (0..n).map(time).fold(0.0, f64::max);
+        println!("{} {} {ranks} {} {time:.3}", trial.kind.name(), trial.bytes, trial.name());
+    }
+    Ok(())
+}
+
+fn run_rank(
+    world: World,
+    rank: u32,
+    trials: &[Trial],
+    zone: usize,
+    largest: usize,
+    times: &Segment,
+) -> Result<(), Failure> {
+    let ranks = world.arenas.len() as u32;
+    let comm = Comm::new(world, rank, CommConfig::new(ranks, Duration::from_secs(60)))?;
+    for (i, trial) in trials.iter().enumerate() {
+        let time = run_trial(&comm, trial, zone, largest)?;
+        // SAFETY: the segment has room for one number for each rank and trial.
+        unsafe { *times.as_ptr().cast::<f64>().add(rank as usize * trials.len() + i) = time };
+    }
+    Ok(())
+}
+
+/// The median time of a call in microseconds.
+fn run_trial(comm: &Comm, trial: &Trial, zone: usize, largest: usize) -> Result<f64, Failure> {
+    let n = comm.ranks() as usize;
+    let cell: Vec<u32> = (0..n as u32).collect();
+    let operand = trial.sizes(n).0;
+    let calls = (400_000_000 / (trial.bytes * n + 40_000)).clamp(15, 3000);
+    let mut times = Vec::with_capacity(calls);
+    for i in 0..calls + calls / 4 + 2 {
+        let at = |slot: usize| {
+            let offset = 2 * zone + (2 * slot + i % 2) * largest;
+            Region { memory: RegionMemory::Symmetric, offset, by_rank: 0 }
+        };
+        let (x, y) = (at(0), at(1));
+        // SAFETY: the operand lies within this rank's arena; peers have left it since the call before the
+        // last, because the last met.
+        unsafe {
+            let to = comm.arena().as_ptr().add(x.offset).cast::<f32>();
+            (0..operand / 4).for_each(|k| to.add(k).write((i + k) as f32));
+        }
+        let call = CollectiveCall {
+            step: 0,
+            name: "x",
+            kind: &trial.kind,
+            variant: trial.variant,
+            exit: trial.exit,
+            cell: &cell,
+            group: 0,
+            dtype: DType::F32,
+            elements: operand / 4,
+            row: 1,
+            operand: x,
+            result: y,
+            landing: Some([0, zone]),
+            splits: None,
+        };
+        let start = Instant::now();
+        // SAFETY: all regions lie within the arena.
+        unsafe { comm.collective(&call)? };
+        if i >= calls / 4 + 2 {
+            times.push(start.elapsed().as_nanos() as f64 / 1000.0);
+        }
+    }
+    Ok(median(&mut times))
+}
+
+fn median(times: &mut [f64]) -> f64 {
+    times.sort_by(f64::total_cmp);
+    times.get(times.len() / 2).copied().unwrap_or(0.0)
+}
+
+/// Measurements by kind, bytes, ranks and name.
+type Measured = BTreeMap<(String, usize, u32), BTreeMap<String, f64>>;
+
+fn read(path: &str) -> Result<Measured, Failure> {
+    let mut all: BTreeMap<(String, usize, u32), BTreeMap<String, Vec<f64>>> = BTreeMap::new();
+    for line in std::fs::read_to_string(path)?.lines() {
+        let words: Vec<&str> = line.split_whitespace().collect();
+        let [kind, bytes, ranks, name, time] = words[..] else {
+            return Err(format!("expected five words, found {line:?}").into());
+        };
+        let key = (kind.to_string(), bytes.parse()?, ranks.parse()?);
+        all.entry(key).or_default().entry(name.to_string()).or_default().push(time.parse()?);
+    }
+    let medians = |times: BTreeMap<String, Vec<f64>>| {
+        times.into_iter().map(|(name, mut times)| (name, median(&mut times))).collect()
+    };
+    Ok(all.into_iter().map(|(key, times)| (key, medians(times))).collect())
+}
+
+/// Prints the best variant beside Open MPI for all that both measured.
+fn table(measured: &Measured) -> Result<(), Failure> {
+    println!("kind                bytes ranks  openmpi us     symmc us  ratio  variant");
+    for ((kind, bytes, ranks), times) in measured {
+        let Some(peer) = times.get("openmpi") else { continue };
+        let ours = times.iter().filter(|(name, _)| *name != "openmpi");
+        let Some((name, time)) = ours.min_by(|a, b| a.1.total_cmp(b.1)) else { continue };
+        let ratio = peer / time;
+        println!("{kind:<14} {bytes:>10} {ranks:>5} {peer:>11.2} {time:>12.2} {ratio:>6.2}  {name}");
+    }
+    Ok(())
+}
+
+/// Prints the curves of each kind and variant as JSON.
+fn profile(measured: &Measured) -> Result<(), Failure> {
+    let mut curves: BTreeMap<(&str, &str, u32), Vec<(usize, f64)>> = BTreeMap::new();
+    for ((kind, bytes, ranks), times) in measured {
+        for (name, &time) in times {
+            curves.entry((kind, name, *ranks)).or_default().push((*bytes, time));
+        }
+    }
+    let lines = curves.into_iter().map(|((kind, name, ranks), points)| {
+        let (variant, exit) = match name.strip_suffix("+exit") {
+            Some(variant) => (variant, Some("kept")),
+            None if matches!(name, "one_shot" | "pull") => (name, Some("dropped")),
+            None => (name, None),
+        };
+        serde_json::json!({ "kind": kind, "variant": variant, "exit": exit, "ranks": ranks, "points": points })
+            .to_string()
+    });
+    println!("[\n{}\n]", lines.collect::<Vec<_>>().join(",\n"));
+    Ok(())
+}

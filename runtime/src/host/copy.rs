@@ -1,0 +1,98 @@
+//! Copies between ranks' memory.
+//!
+//! Results that are too large for the caches are stored around them (non-temporal stores): the processor
+//! then does not read the destination first.
+
+/// How a result is stored.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Stores {
+    /// Through the caches.
+    Cached,
+    /// Around them.
+    Streamed,
+}
+
+/// Tensors of this many bytes and more do not stay in the caches until they are used.
+const LARGE: usize = 4 << 20;
+
+impl Stores {
+    /// What suits a result of `bytes` bytes.
+    pub fn of(bytes: usize) -> Stores {
+        #[cfg(target_arch = "x86_64")]
+        if bytes >= LARGE && is_x86_feature_detected!("avx2") {
+            return Stores::Streamed;
+        }
+        let _ = bytes;
+        Stores::Cached
+    }
+
+    /// Orders streamed stores before all later ones.
+    #[inline]
+    pub fn settle(self) {
+        #[cfg(target_arch = "x86_64")]
+        if self == Stores::Streamed {
+            // SAFETY: every x86-64 processor has this instruction.
+            unsafe { std::arch::x86_64::_mm_sfence() };
+        }
+    }
+}
+
+/// Copies `bytes` bytes; nothing where source and destination are one. After streamed stores
+/// [`Stores::settle`] must run before the result is shown to anybody.
+///
+/// # Safety
+/// Both hold `bytes` bytes and are the same or do not overlap; nobody writes the source or touches the
+/// destination meanwhile. `Streamed` comes from [`Stores::of`].
+#[inline]
+pub unsafe fn copy(to: *mut u8, from: *const u8, bytes: usize, stores: Stores) {
+    if std::ptr::eq(to, from) {
+        return;
+    }
+    #[cfg(target_arch = "x86_64")]
+    if stores == Stores::Streamed {
+        // SAFETY: by the caller; `Stores::of` saw that the processor has AVX2.
+        return unsafe { stream(to, from, bytes) };
+    }
+    let _ = stores;
+    // SAFETY: by the caller.
+    unsafe { std::ptr::copy_nonoverlapping(from, to, bytes) }
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2")]
+unsafe fn stream(to: *mut u8, from: *const u8, bytes: usize) {
+    use std::arch::x86_64::*;
+    let head = to.align_offset(32).min(bytes);
+    let vectors = (bytes - head) / 128;
+    let tail = head + vectors * 128;
+    // SAFETY: by the caller; head, vectors and tail cover the bytes once, and the vectors are aligned.
+    unsafe {
+        std::ptr::copy_nonoverlapping(from, to, head);
+        let (from_mid, to_mid) = (from.add(head), to.add(head));
+        for i in 0..vectors {
+            let (from, to) = (from_mid.add(128 * i).cast::<__m256i>(), to_mid.add(128 * i).cast::<__m256i>());
+            let x = [0, 1, 2, 3].map(|k| _mm256_loadu_si256(from.add(k)));
+            (0..4).for_each(|k| _mm256_stream_si256(to.add(k), x[k]));
+        }
+        std::ptr::copy_nonoverlapping(from.add(tail), to.add(tail), bytes - tail);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn streamed_copies_are_copies() {
+        let from: Vec<u8> = (0..5000u32).map(|i| (i * 7 % 253) as u8).collect();
+        for (at, bytes) in [(0, 0), (1, 10), (3, 127), (0, 128), (5, 160), (31, 4000), (7, 4993)] {
+            let mut to = vec![0; 5100];
+            let stores = Stores::of(LARGE);
+            // SAFETY: both hold the range.
+            unsafe { copy(to.as_mut_ptr().add(at), from.as_ptr().add(7), bytes, stores) };
+            stores.settle();
+            assert_eq!(to[at..at + bytes], from[7..7 + bytes]);
+            assert!(to[..at].iter().chain(&to[at + bytes..]).all(|&b| b == 0));
+        }
+    }
+}
