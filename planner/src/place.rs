@@ -147,7 +147,8 @@ impl Placing<'_> {
     fn dying_whole(&self, operand: ValueId, s: usize) -> Option<ValueId> {
         let base = self.program.base[operand];
         let class = &self.classes.list[self.classes.of[base]? as usize];
-        let whole = class.top == base && self.program.whole[operand];
+        // Peers may still read a piece of a gathered value when the rank itself is done with all of it.
+        let whole = class.top == base && self.program.whole[operand] && class.others <= s as u32;
         (whole && self.live.dies_at(base, s as u32)).then_some(base)
     }
 

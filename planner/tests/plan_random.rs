@@ -30,7 +30,7 @@ fn planned(seed: u64, size: usize) -> (Graph, Plan) {
 #[test]
 fn random_programs_pass_the_check() {
     let mut failed = Vec::new();
-    for seed in 0..300 {
+    for seed in 0..3000 {
         let size = 2 + (seed as usize * 7) % 40;
         if let Err(errors) = check(&planned(seed, size).1) {
             let errors: Vec<String> = errors.iter().take(3).map(ToString::to_string).collect();
