@@ -8,10 +8,10 @@
 use symmc_ir::DType;
 
 use super::KernelError;
-use super::gemm::{Extents, Gemm, Matrix, sum_by};
+use super::gemm::{Extents, Gemm, Matrix};
 use super::matmul::{elements, read_matrix};
-use super::norm::for_real;
-use super::scratch::Scratch;
+use super::norm::{exp_row, for_real, max_of};
+use super::scratch::{Buffer, Scratch};
 use super::strided::{Odometer, Reader, Strided, Writer};
 
 /// Rows of `q` in a block.
@@ -116,7 +116,7 @@ fn check(causal: bool, scale: f64, o: &Operands<'_>, result: &Strided) -> Result
 }
 
 /// A view as a matrix of `R`: where it lies, or converted into a buffer.
-fn as_matrix<R: Gemm>(v: &Strided, scratch: &mut Scratch) -> (Matrix<R>, Option<Vec<R>>) {
+fn as_matrix<R: Gemm>(v: &Strided, scratch: &mut Scratch) -> (Matrix<R>, Option<Buffer<R>>) {
     if v.dtype == R::DTYPE {
         return (elements(v), None);
     }
@@ -164,10 +164,10 @@ struct Rows<R> {
     head: Head,
     keys: Matrix<R>,
     values: Matrix<R>,
-    scores: Vec<R>,
-    mask: Vec<R>,
+    scores: Buffer<R>,
+    mask: Buffer<R>,
     /// The weighted sums of the rows of `v`, scaled for the maximum so far.
-    sums: Vec<R>,
+    sums: Buffer<R>,
     max: [R; ROWS],
     /// The sums of the weights, scaled likewise.
     total: [f64; ROWS],
@@ -222,17 +222,17 @@ impl<R: Gemm> Rows<R> {
         let f = self.head.f;
         let (row, hidden) = self.scores[i * n..(i + 1) * n].split_at_mut(visible);
         hidden.fill(R::ZERO);
-        let max = row.iter().fold(self.max[i], |m, &x| x.max_nan(m));
+        let max = max_of::<R>(row).max_nan(self.max[i]);
         if max == R::NEG_INFINITY {
             row.fill(R::ZERO);
             return;
         }
-        row.iter_mut().for_each(|x| *x = (*x - max).exp());
+        let sum = exp_row::<R>(row, max);
         let shrink = (self.max[i] - max).exp();
         if shrink != R::ONE {
             self.sums[i * f..(i + 1) * f].iter_mut().for_each(|x| *x *= shrink);
         }
-        self.total[i] = self.total[i] * shrink.wide() + sum_by(row, |x| x);
+        self.total[i] = self.total[i] * shrink.wide() + sum;
         self.max[i] = max;
     }
 }

@@ -109,26 +109,44 @@ impl Element for bf16 {
     }
 }
 
+/// The difference of the exponent biases of f32 and f16, in the place of an f32's exponent.
+const F16_BIAS: u32 = 112 << 23;
+
 impl Element for f16 {
     #[inline(always)]
     fn to_f32(self) -> f32 {
-        f16::to_f32(self)
+        let magnitude = u32::from(self.to_bits() & 0x7fff);
+        let sign = u32::from(self.to_bits() & 0x8000) << 16;
+        // The largest exponent of each type stands for infinity and NaN, so it moves by twice the bias.
+        let special = if magnitude >= 0x7c00 { F16_BIAS } else { 0 };
+        let normal = (magnitude << 13) + F16_BIAS + special;
+        let subnormal = (magnitude as f32 * 2f32.powi(-24)).to_bits();
+        f32::from_bits(sign | if magnitude < 0x400 { subnormal } else { normal })
     }
     #[inline(always)]
     fn to_f64(self) -> f64 {
-        f64::from(f16::to_f32(self))
+        f64::from(<Self as Element>::to_f32(self))
     }
     #[inline(always)]
     fn to_i64(self) -> i64 {
-        f16::to_f32(self) as i64
+        <Self as Element>::to_f32(self) as i64
     }
     #[inline(always)]
     fn from_f32(x: f32) -> Self {
-        f16::from_f32(x)
+        let bits = x.to_bits();
+        let (magnitude, sign) = (bits & 0x7fff_ffff, (bits >> 16) & 0x8000);
+        // As for bf16; what rounds up beyond the largest number, or is larger, becomes infinity.
+        let rebiased = magnitude.wrapping_sub(F16_BIAS);
+        let normal = (rebiased.wrapping_add(0xfff + ((rebiased >> 13) & 1)) >> 13).min(0x7c00);
+        // The last place of an f32 between 1/2 and 1 is that of a subnormal f16.
+        let subnormal = (f32::from_bits(magnitude) + 0.5).to_bits().wrapping_sub(0.5f32.to_bits());
+        let nan = 0x7e00 | (magnitude >> 13) & 0x3ff;
+        let finite = if magnitude < 0x3880_0000 { subnormal } else { normal };
+        f16::from_bits((sign | if magnitude > 0x7f80_0000 { nan } else { finite }) as u16)
     }
     #[inline(always)]
     fn from_f64(x: f64) -> Self {
-        f16::from_f32(round_to_odd(x))
+        <Self as Element>::from_f32(round_to_odd(x))
     }
     #[inline(always)]
     fn from_i64(x: i64) -> Self {
@@ -246,11 +264,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn bf16_rounds_as_the_half_crate_does() {
+    fn half_types_convert_as_the_half_crate_does() {
         for i in 0..=u16::MAX {
-            for low in [0u32, 1, 0x7fff, 0x8000, 0x8001, 0xffff] {
+            let (h, b) = (f16::from_bits(i), bf16::from_bits(i));
+            let same = |x: f32, y: f32| x.to_bits() == y.to_bits() || x.is_nan() && y.is_nan();
+            assert!(same(<f16 as Element>::to_f32(h), h.to_f32()), "{i:x}");
+            assert!(same(<bf16 as Element>::to_f32(b), b.to_f32()), "{i:x}");
+            for low in [0u32, 1, 0x0fff, 0x1000, 0x1001, 0x7fff, 0x8000, 0x8001, 0xf000, 0xffff] {
                 let x = f32::from_bits(u32::from(i) << 16 | low);
                 let (ours, theirs) = (<bf16 as Element>::from_f32(x), bf16::from_f32(x));
+                assert!(ours.to_bits() == theirs.to_bits() || x.is_nan() && ours.is_nan(), "{x:e}");
+                let (ours, theirs) = (<f16 as Element>::from_f32(x), f16::from_f32(x));
                 assert!(ours.to_bits() == theirs.to_bits() || x.is_nan() && ours.is_nan(), "{x:e}");
             }
         }

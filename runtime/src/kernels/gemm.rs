@@ -135,6 +135,7 @@ unsafe fn add_rows<C: Gemm>(alpha: C, x: &[C], b: Matrix<C>, y: &mut [C]) {
 }
 
 /// The dot product, in eight lanes over chunks whose sums are added in f64.
+#[inline(always)]
 pub(super) fn dot<C: Real>(x: &[C], y: &[C]) -> C {
     const LANES: usize = 8;
     const CHUNK: usize = 512;
@@ -154,6 +155,7 @@ pub(super) fn dot<C: Real>(x: &[C], y: &[C]) -> C {
 }
 
 /// The sum, in eight lanes over chunks whose sums are added in f64.
+#[inline(always)]
 pub(super) fn sum_by<C: Number, R: Real>(x: &[C], f: impl Fn(C) -> R) -> f64 {
     const LANES: usize = 8;
     const CHUNK: usize = 256;

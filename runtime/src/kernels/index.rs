@@ -9,7 +9,7 @@ use symmc_ir::{DType, Reduction};
 
 use super::KernelError;
 use super::element::Number;
-use super::scratch::Scratch;
+use super::scratch::{Buffer, Scratch};
 use super::strided::{Axis, CopyPlan, Odometer, Reader, Strided, Writer, copy};
 
 /// Reads indices as offsets along an axis: checked against its extent and multiplied by `stride`.
@@ -19,10 +19,10 @@ fn offsets(
     extent: usize,
     stride: isize,
     scratch: &mut Scratch,
-) -> Result<Vec<i64>, KernelError> {
+) -> Result<Buffer<i64>, KernelError> {
     let mut out = scratch.take::<i64>(indices.numel());
     Reader::new(indices).fill(&mut out);
-    for i in &mut out {
+    for i in out.iter_mut() {
         *i = position(*i, axis, extent)? as i64 * stride as i64;
     }
     Ok(out)
@@ -45,7 +45,7 @@ fn broadcast_offsets(
     along: Axis,
     shape: &[usize],
     scratch: &mut Scratch,
-) -> Result<Vec<i64>, KernelError> {
+) -> Result<Buffer<i64>, KernelError> {
     let mut own = offsets(indices, axis, along.n, along.stride, scratch)?;
     if indices.shape()[..] == *shape {
         return Ok(own);
@@ -64,12 +64,12 @@ fn joint_offsets(
     x: &Strided,
     shape: &[usize],
     scratch: &mut Scratch,
-) -> Result<Vec<i64>, KernelError> {
+) -> Result<Buffer<i64>, KernelError> {
     let mut sum = scratch.take::<i64>(shape.iter().product());
     sum.fill(0);
     for (i, indices) in indices.iter().enumerate() {
         let one = broadcast_offsets(indices, axis + i, x.axes[axis + i], shape, scratch)?;
-        sum.iter_mut().zip(&one).for_each(|(s, o)| *s += o);
+        sum.iter_mut().zip(one.iter()).for_each(|(s, o)| *s += o);
         scratch.give(one);
     }
     Ok(sum)
@@ -141,7 +141,7 @@ pub(super) fn index(
         let mut outer = Odometer::new([&i.before, before]);
         while let Some([from, to]) = outer.next() {
             let mut places = Odometer::new([positions]);
-            for &offset in &at {
+            for &offset in at.iter() {
                 let [place] = places.next().unwrap_or([0]);
                 plan.run(
                     x.ptr.wrapping_offset(from + offset as isize),
@@ -178,7 +178,7 @@ pub(super) fn gather(
     clip(&mut from, indices);
     let element = CopyPlan::new(&[], &[], x.dtype.size());
     let mut positions = Odometer::new([&from, &result.axes]);
-    for &along in &at {
+    for &along in at.iter() {
         let Some([from, to]) = positions.next() else { break };
         element.run(x.ptr.wrapping_offset(from + along as isize), result.ptr.wrapping_offset(to));
     }
@@ -341,7 +341,7 @@ fn combined<A: Merge>(
         Reader::new(&Strided { ptr: from.cast_mut(), ..piece.clone() }).fill(&mut values);
         // The pieces are the last axes of dense memory: they are dense.
         let first = to as usize / size_of::<A>();
-        for (i, &value) in (first..).zip(&values) {
+        for (i, &value) in (first..).zip(values.iter()) {
             sums[i] = sums[i].merge(op, value);
             if let Some(count) = counts.get_mut(i) {
                 *count += 1;
@@ -349,7 +349,7 @@ fn combined<A: Merge>(
         }
     });
     if op == Reduction::Mean {
-        sums.iter_mut().zip(&counts).for_each(|(sum, &count)| *sum = sum.divide(count));
+        sums.iter_mut().zip(counts.iter()).for_each(|(sum, &count)| *sum = sum.divide(count));
     }
     Writer::new(result).put(&sums);
     scratch.give(values);

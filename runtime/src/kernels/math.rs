@@ -1,6 +1,6 @@
 //! Scalar functions in f32 and f64 that std lacks or that must be fast over blocks.
 
-use std::sync::OnceLock;
+use std::sync::LazyLock;
 
 use super::element::Number;
 
@@ -36,9 +36,12 @@ pub(super) trait Real:
     fn is_nan(self) -> bool;
     fn is_finite(self) -> bool;
 
+    /// The error function, in f64 with the precision that this type needs.
+    fn erf_wide(x: f64) -> f64;
+
     /// The error function.
     fn erf(self) -> Self {
-        Self::of(erf(self.wide()))
+        Self::of(Self::erf_wide(self.wide()))
     }
     /// `1 / (1 + e^-x)`.
     #[inline(always)]
@@ -48,7 +51,7 @@ pub(super) trait Real:
     /// `x` times the normal distribution function.
     fn gelu(self) -> Self {
         let x = self.wide();
-        Self::of(0.5 * x * (1.0 + erf(x * std::f64::consts::FRAC_1_SQRT_2)))
+        Self::of(0.5 * x * (1.0 + Self::erf_wide(x * std::f64::consts::FRAC_1_SQRT_2)))
     }
     /// The approximation of [`gelu`](Self::gelu) by tanh. Since `(1 + tanh u) / 2` is the logistic function
     /// of `2 u`, nothing cancels.
@@ -86,7 +89,7 @@ pub(super) trait Real:
 const SQRT_2_OVER_PI: f64 = std::f64::consts::FRAC_2_SQRT_PI * std::f64::consts::FRAC_1_SQRT_2;
 
 macro_rules! real {
-    ($($t:ident, $exp:expr;)*) => { $(
+    ($($t:ident, $exp:expr, $erf:expr;)*) => { $(
         impl Real for $t {
             const ZERO: Self = 0.0;
             const ONE: Self = 1.0;
@@ -98,16 +101,23 @@ macro_rules! real {
             #[inline(always)]
             fn abs(self) -> Self { $t::abs(self) }
             #[inline(always)]
+            fn erf_wide(x: f64) -> f64 { $erf(x) }
+            #[inline(always)]
             fn exp(self) -> Self { $exp(self) }
+            #[inline(always)]
             fn ln(self) -> Self { $t::ln(self) }
             #[inline(always)]
             fn sqrt(self) -> Self { $t::sqrt(self) }
             fn sin(self) -> Self { $t::sin(self) }
             fn cos(self) -> Self { $t::cos(self) }
             fn tanh(self) -> Self { $t::tanh(self) }
+            #[inline(always)]
             fn floor(self) -> Self { $t::floor(self) }
+            #[inline(always)]
             fn ceil(self) -> Self { $t::ceil(self) }
+            #[inline(always)]
             fn round_even(self) -> Self { $t::round_ties_even(self) }
+            #[inline(always)]
             fn trunc(self) -> Self { $t::trunc(self) }
             fn powf(self, e: Self) -> Self { $t::powf(self, e) }
             #[inline(always)]
@@ -119,8 +129,8 @@ macro_rules! real {
 }
 
 real! {
-    f32, exp_f32;
-    f64, f64::exp;
+    f32, exp_f32, erf_terms::<ERF_TERMS_F32>;
+    f64, f64::exp, erf;
 }
 
 /// `e^x` without branches, so that loops over it vectorise: `x = n ln 2 + r` with `|r| <= ln 2 / 2`, the
@@ -153,26 +163,28 @@ const ERF_STEP: f64 = 0.125;
 /// From here on `erf` is 1 in f64.
 const ERF_END: f64 = 6.0;
 const ERF_TERMS: usize = 12;
+/// The terms that f32 needs.
+const ERF_TERMS_F32: usize = 8;
 
-/// The error function, to within a few units in the last place of f64: Taylor polynomials around the
-/// multiples of 1/8. The derivatives of erf are `2/√π e^(-c²)` times Hermite polynomials
-/// (Abramowitz and Stegun, 7.1.19).
+/// The error function, to within a few units in the last place of f64.
 pub(super) fn erf(x: f64) -> f64 {
-    static TABLE: OnceLock<Vec<[f64; ERF_TERMS]>> = OnceLock::new();
-    if x.is_nan() {
-        return x;
-    }
-    let a = x.abs();
-    if a >= ERF_END {
-        return 1f64.copysign(x);
-    }
-    let table = TABLE.get_or_init(|| {
+    erf_terms::<ERF_TERMS>(x)
+}
+
+/// The error function from Taylor polynomials of `N` terms around the multiples of 1/8. The derivatives of
+/// erf are `2/√π e^(-c²)` times Hermite polynomials (Abramowitz and Stegun, 7.1.19).
+#[inline]
+fn erf_terms<const N: usize>(x: f64) -> f64 {
+    static TABLE: LazyLock<Vec<[f64; ERF_TERMS]>> = LazyLock::new(|| {
         (0..=(ERF_END / ERF_STEP) as usize).map(|i| erf_expansion(i as f64 * ERF_STEP)).collect()
     });
-    let near = (a / ERF_STEP).round();
-    let h = a - near * ERF_STEP;
-    let y = table[near as usize].iter().rev().fold(0.0, |y, c| y * h + c);
-    y.copysign(x)
+    let a = x.abs().min(ERF_END);
+    let near = (a / ERF_STEP + 0.5) as usize;
+    let h = a - near as f64 * ERF_STEP;
+    let y = TABLE[near][..N].iter().rev().fold(0.0, |y, c| y * h + c);
+    let y = if a >= ERF_END { 1.0 } else { y };
+    // The minimum above drops NaN.
+    if x.is_nan() { x } else { y.copysign(x) }
 }
 
 /// The Taylor coefficients of erf around `c`.

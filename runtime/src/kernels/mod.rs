@@ -24,6 +24,7 @@ mod pointwise;
 mod reduce;
 mod scratch;
 mod shape;
+mod simd;
 mod sort;
 mod strided;
 mod view;

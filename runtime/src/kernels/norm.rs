@@ -3,7 +3,8 @@
 use super::KernelError;
 use super::gemm::sum_by;
 use super::math::Real;
-use super::scratch::Scratch;
+use super::scratch::{Buffer, Scratch};
+use super::simd::widened;
 use super::strided::{Reader, Strided, Writer};
 
 /// Calls a generic function for the real type that a float dtype is computed in.
@@ -37,14 +38,34 @@ pub(super) fn softmax(
     Ok(())
 }
 
+widened! {
+    /// The largest element; NaN if there is one, minus infinity if there is none.
+    pub(super) fn max_of<R: Real>(row: &[R]) -> R {
+        let mut lanes = [R::NEG_INFINITY; 16];
+        for chunk in row.chunks(16) {
+            for (lane, &x) in lanes.iter_mut().zip(chunk) {
+                *lane = x.max_nan(*lane);
+            }
+        }
+        lanes.iter().fold(R::NEG_INFINITY, |m, &x| x.max_nan(m))
+    }
+}
+
+widened! {
+    /// Replaces each element by `e^(x - max)`; gives their sum.
+    pub(super) fn exp_row<R: Real>(row: &mut [R], max: R) -> f64 {
+        row.iter_mut().for_each(|x| *x = (*x - max).exp());
+        sum_by(row, |x| x)
+    }
+}
+
 fn softmax_row<R: Real>(log: bool, row: &mut [R]) {
-    let max = row.iter().fold(R::NEG_INFINITY, |m, &x| x.max_nan(m));
+    let max = max_of::<R>(row);
     if log {
         let sum = R::of(sum_by(row, |x| (x - max).exp()).ln());
         row.iter_mut().for_each(|x| *x = *x - max - sum);
     } else {
-        row.iter_mut().for_each(|x| *x = (*x - max).exp());
-        let scale = R::of(1.0 / sum_by(row, |x| x));
+        let scale = R::of(1.0 / exp_row::<R>(row, max));
         row.iter_mut().for_each(|x| *x *= scale);
     }
 }
@@ -68,7 +89,7 @@ fn rows<R: Real>(
 }
 
 /// Reads a weight or bias of the normalised axes as one row.
-fn parameter<R: Real>(v: &Strided, n: usize, scratch: &mut Scratch) -> Result<Vec<R>, KernelError> {
+fn parameter<R: Real>(v: &Strided, n: usize, scratch: &mut Scratch) -> Result<Buffer<R>, KernelError> {
     if v.numel() != n {
         return Err(KernelError::shape("the weight or bias of a norm", &[n], &v.shape()));
     }
@@ -112,7 +133,7 @@ pub(super) fn rms_norm(
                 round_to(x.dtype, row);
             }
             if let Some(w) = &weight {
-                row.iter_mut().zip(w).for_each(|(x, &w)| *x *= w);
+                row.iter_mut().zip(w.iter()).for_each(|(x, &w)| *x *= w);
             }
         });
         if let Some(w) = weight {
@@ -154,10 +175,10 @@ pub(super) fn layer_norm(
             let scale = R::of(1.0 / (variance + eps).sqrt());
             row.iter_mut().for_each(|x| *x *= scale);
             if let Some(w) = &weight {
-                row.iter_mut().zip(w).for_each(|(x, &w)| *x *= w);
+                row.iter_mut().zip(w.iter()).for_each(|(x, &w)| *x *= w);
             }
             if let Some(b) = &bias {
-                row.iter_mut().zip(b).for_each(|(x, &b)| *x += b);
+                row.iter_mut().zip(b.iter()).for_each(|(x, &b)| *x += b);
             }
         });
         for p in [weight, bias].into_iter().flatten() {

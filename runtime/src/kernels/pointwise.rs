@@ -8,6 +8,7 @@ use symmc_ir::{BinaryOp, DType, Scalar, UnaryOp};
 use super::KernelError;
 use super::element::{Number, for_element, for_number};
 use super::math::Real;
+use super::simd::widened;
 use super::strided::{BLOCK, Reader, Strided, Writer};
 
 pub(super) fn unary(op: UnaryOp, x: &Strided, result: &Strided) -> Result<(), KernelError> {
@@ -158,6 +159,7 @@ fn each<C: Copy>(block: &mut [C], f: impl Fn(C) -> C) {
     }
 }
 
+widened! {
 fn unary_block<R: Real>(op: UnaryOp, b: &mut [R]) {
     let truth = |t: bool| if t { R::ONE } else { R::ZERO };
     match op {
@@ -188,6 +190,7 @@ fn unary_block<R: Real>(op: UnaryOp, b: &mut [R]) {
         UnaryOp::IsFinite => each(b, |x| truth(x.is_finite())),
     }
 }
+}
 
 fn unary_int_block(op: UnaryOp, dtype: DType, b: &mut [i64]) {
     match op {
@@ -213,6 +216,7 @@ fn zip<C: Copy>(a: &mut [C], b: &[C], f: impl Fn(C, C) -> C) {
     }
 }
 
+widened! {
 fn combine_real<R: Real>(op: BinaryOp, a: &mut [R], b: &[R]) {
     let truth = |t: bool| if t { R::ONE } else { R::ZERO };
     match op {
@@ -235,6 +239,7 @@ fn combine_real<R: Real>(op: BinaryOp, a: &mut [R], b: &[R]) {
         BinaryOp::Gt => zip(a, b, |x, y| truth(x > y)),
         BinaryOp::Ge => zip(a, b, |x, y| truth(x >= y)),
     }
+}
 }
 
 impl Combine for f32 {

@@ -288,7 +288,7 @@ fn running<A: Accumulate>(axis: usize, x: &Strided, result: &Strided, scratch: &
     for _ in 0..x.numel().checked_div(n).unwrap_or(0) {
         xs.fill(&mut row);
         let mut acc = A::start(Fold::Sum);
-        for x in &mut row {
+        for x in row.iter_mut() {
             acc = acc.add(*x);
             *x = acc;
         }

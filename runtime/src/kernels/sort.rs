@@ -44,7 +44,7 @@ pub(super) fn sorted(
                 let by_value = if descending { compare(y, x) } else { compare(x, y) };
                 by_value.then(a.cmp(&b))
             });
-            best.iter_mut().zip(&order).for_each(|(b, &i)| *b = row[i as usize]);
+            best.iter_mut().zip(order.iter()).for_each(|(b, &i)| *b = row[i as usize]);
             out.put(&best);
             out_positions.put(&order[..k]);
         }

@@ -8,7 +8,6 @@
 
 use std::marker::PhantomData;
 
-use half::slice::HalfFloatSliceExt;
 use smallvec::SmallVec;
 use symmc_ir::DType;
 
@@ -291,15 +290,6 @@ unsafe fn load<C: Number>(dtype: DType, ptr: *const u8, stride: isize, out: &mut
         // SAFETY: `C` is the stored type; the elements are dense, and `out` is memory of this thread alone.
         return unsafe { std::ptr::copy_nonoverlapping(ptr.cast::<C>(), out.as_mut_ptr(), out.len()) };
     }
-    if dtype == DType::F16 && C::DTYPE == DType::F32 && stride == 2 {
-        // SAFETY: as above; `C` is `f32`, and nobody writes the operand while the slice exists.
-        unsafe {
-            let from = std::slice::from_raw_parts(ptr.cast::<half::f16>(), out.len());
-            let to = std::slice::from_raw_parts_mut(out.as_mut_ptr().cast::<f32>(), out.len());
-            from.convert_to_f32_slice(to);
-        }
-        return;
-    }
     for_element!(dtype, E => {
         // SAFETY: the caller's promise, with `E` the stored type of `dtype`.
         unsafe { load_elements::<E, C>(ptr, stride, out) }
@@ -402,21 +392,40 @@ impl CopyPlan {
                 // SAFETY: as above; both runs are dense.
                 unsafe { std::ptr::copy_nonoverlapping(from, to, n * self.size) }
             }
-            [(n, f, t)] => match self.size {
-                // SAFETY: as above, with elements of this size and alignment.
-                1 => unsafe { copy_run::<u8>(n, from, f, to, t) },
-                // SAFETY: the same.
-                2 => unsafe { copy_run::<u16>(n, from, f, to, t) },
-                // SAFETY: the same.
-                4 => unsafe { copy_run::<u32>(n, from, f, to, t) },
-                // SAFETY: the same.
-                _ => unsafe { copy_run::<u64>(n, from, f, to, t) },
-            },
+            [(n, f, t)] => self.run_of(n, from, f, to, t),
+            // Rows of one side are columns of the other: tiles keep the lines of both in the cache.
+            [outer, inner] if outer.1.abs() < inner.1.abs() && inner.2.abs() < outer.2.abs() => {
+                const TILE: usize = 32;
+                for i in (0..outer.0).step_by(TILE) {
+                    for j in (0..inner.0).step_by(TILE) {
+                        for i in i..outer.0.min(i + TILE) {
+                            let at = |o: isize, n: isize| o * i as isize + n * j as isize;
+                            let from = from.wrapping_offset(at(outer.1, inner.1));
+                            let to = to.wrapping_offset(at(outer.2, inner.2));
+                            self.run_of(TILE.min(inner.0 - j), from, inner.1, to, inner.2);
+                        }
+                    }
+                }
+            }
             [(n, f, t), ref rest @ ..] => {
                 for i in 0..n as isize {
                     self.level(rest, from.wrapping_offset(f * i), to.wrapping_offset(t * i));
                 }
             }
+        }
+    }
+
+    /// Copies `n` elements at these strides.
+    fn run_of(&self, n: usize, from: *const u8, f: isize, to: *mut u8, t: isize) {
+        match self.size {
+            // SAFETY: the views that the plan was made for hold these elements, of this size and alignment.
+            1 => unsafe { copy_run::<u8>(n, from, f, to, t) },
+            // SAFETY: the same.
+            2 => unsafe { copy_run::<u16>(n, from, f, to, t) },
+            // SAFETY: the same.
+            4 => unsafe { copy_run::<u32>(n, from, f, to, t) },
+            // SAFETY: the same.
+            _ => unsafe { copy_run::<u64>(n, from, f, to, t) },
         }
     }
 }
