@@ -99,7 +99,9 @@ fn partition(group: &str, cells: &[Vec<u32>]) -> Result<u32, ImportError> {
 
 /// Whether a target communicates.
 pub(crate) fn is_collective(target: &str) -> bool {
-    ["torch.ops._c10d_functional", "torch.ops.symm_mem."].iter().any(|p| target.starts_with(p))
+    ["torch.ops._c10d_functional", "torch.ops.symm_mem.", "torch.ops._dtensor."]
+        .iter()
+        .any(|p| target.starts_with(p))
 }
 
 fn argument<'n, 'p>(node: &'n Node<'p>, names: &[&str]) -> Option<&'n Argument<'p>> {

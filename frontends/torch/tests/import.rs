@@ -366,6 +366,23 @@ fn every_collective_has_its_counterpart() {
 }
 
 #[test]
+fn resharding_is_an_all_to_all_with_views() {
+    let arguments = "input=%x gather_dim=0 shard_dim=1 group_name='0'";
+    let fake = Fake::new()
+        .input("x", "f32[1,4]")
+        .node("_dtensor.shard_dim_alltoall.default", arguments, &[("y", "f32[2,2]")])
+        .output("y");
+    assert!(fake.error().contains("expected a known number of ranks"), "{}", fake.error());
+    let options = ImportOptions { ranks: Some(2), ..ImportOptions::default() };
+    let graph = import(&fake.bytes(), &options).unwrap().graph;
+    let shard = |data: &[f64]| vec![Arc::new(Tensor::from_f64(DType::F32, [1, 4], data).unwrap())];
+    let inputs = [shard(&[0.0, 1.0, 2.0, 3.0]), shard(&[4.0, 5.0, 6.0, 7.0])];
+    let out = symmc_ir::interp::run(&graph, &Bindings::new(), &inputs).unwrap();
+    assert_eq!(out[0][0].to_f64(), [0.0, 1.0, 4.0, 5.0]);
+    assert_eq!(out[1][0].to_f64(), [2.0, 3.0, 6.0, 7.0]);
+}
+
+#[test]
 fn a_coalesced_collective_is_one_for_each_tensor() {
     let fake = Fake::new().input("a", "f32[2]").input("b", "f32[4]").list_node(
         "_c10d_functional.all_gather_into_tensor_coalesced.default",

@@ -2,6 +2,8 @@
 
 use symmc_ir::{BinaryOp, DType, Reduction, Scalar, UnaryOp, ValueId};
 
+use super::pieces::{from_end, put_slice, replace};
+use super::views::extent;
 use super::{Row, row};
 use crate::call::Call;
 use crate::lower::{Lowered, Stop};
@@ -34,7 +36,7 @@ pub(super) const ROWS: &[Row] = &[
         let (gradient, y) = (c.tensor("grad_output")?, c.tensor("output")?);
         let axis = c.axis("dim", c.rank(y))?;
         let product = c.binary(BinaryOp::Mul, gradient, y)?;
-        let sum = c.reduce(Reduction::Sum, product.to_owned(), vec![axis], true)?;
+        let sum = c.reduce(Reduction::Sum, product, vec![axis], true)?;
         let scaled = c.binary(BinaryOp::Mul, y, sum)?;
         let x = c.binary(BinaryOp::Sub, product, scaled)?;
         as_input(c, x)
@@ -57,6 +59,27 @@ pub(super) const ROWS: &[Row] = &[
         let y = c.with_float(BinaryOp::Mul, y, scale)?;
         c.done(y)
     }),
+    row("aten.slice_backward", "slice_scatter into 0", |c| {
+        let gradient = c.first()?;
+        let sizes = c.dims("input_sizes")?;
+        let zero = c.full(Scalar::Int(0), c.dtype(gradient), sizes)?;
+        let axis = c.axis("dim", c.rank(zero))?;
+        let step = c.int_or("step", 1)?;
+        let y = put_slice(c, zero, gradient, axis, step)?;
+        c.done(y)
+    }),
+    row("aten.select_backward", "concat with 0", |c| {
+        let gradient = c.first()?;
+        let sizes = c.dims("input_sizes")?;
+        let zero = c.full(Scalar::Int(0), c.dtype(gradient), sizes)?;
+        let axis = c.axis("dim", c.rank(zero))?;
+        let index = c.dim("index")?;
+        let start = from_end(c, index, &extent(c, zero, axis));
+        let gradient = c.unsqueeze(gradient, axis)?;
+        let y = replace(c, zero, gradient, axis, start)?;
+        c.done(y)
+    }),
+    row("aten._fused_rms_norm_backward", "mul, mean, sum", rms_norm_backward),
     row("aten.native_layer_norm_backward", "mul, mean, sum", layer_norm_backward),
 ];
 
@@ -172,6 +195,43 @@ fn layer_norm_backward(c: &mut Call<'_, '_>) -> Lowered {
             let sum = c.cast(sum, dtype)?;
             c.set(result, sum);
         }
+    }
+    let y = c.cast(y, dtype)?;
+    c.done(y)
+}
+
+/// With `x̂ = x * rstd` and `ĝ = g * weight`: the gradient of `x` is `rstd * (ĝ - x̂ * mean(ĝ * x̂))`, of the
+/// weight `sum(g * x̂)`.
+fn rms_norm_backward(c: &mut Call<'_, '_>) -> Lowered {
+    let (gradient, x, rstd) = (c.tensor("grad_out")?, c.tensor("input")?, c.tensor("rstd")?);
+    let weight = c.opt_tensor("weight")?;
+    let dtype = c.dtype(x);
+    let wide = if dtype == DType::F64 { DType::F64 } else { DType::F32 };
+    let rank = c.rank(x);
+    let axes = c.dims("normalized_shape")?.len();
+    if axes > rank {
+        return Err(Stop::Broken(format!("expected {rank} normalised axes at most, found {axes}")));
+    }
+    let (g, x, rstd) = (c.cast(gradient, wide)?, c.cast(x, wide)?, c.cast(rstd, wide)?);
+    let normal = c.binary(BinaryOp::Mul, x, rstd)?;
+    let weighted = match weight {
+        Some(w) => {
+            let w = c.cast(w, wide)?;
+            c.binary(BinaryOp::Mul, g, w)?
+        }
+        None => g,
+    };
+    let product = c.binary(BinaryOp::Mul, weighted, normal)?;
+    let p = c.reduce(Reduction::Mean, product, (rank - axes..rank).collect(), true)?;
+    let shift = c.binary(BinaryOp::Mul, normal, p)?;
+    let y = c.binary(BinaryOp::Sub, weighted, shift)?;
+    let y = c.binary(BinaryOp::Mul, y, rstd)?;
+    if c.wants(1) {
+        let term = c.binary(BinaryOp::Mul, g, normal)?;
+        let outer: Vec<usize> = (0..rank - axes).collect();
+        let sum = if outer.is_empty() { term } else { c.reduce(Reduction::Sum, term, outer, false)? };
+        let sum = c.cast(sum, dtype)?;
+        c.set(1, sum);
     }
     let y = c.cast(y, dtype)?;
     c.done(y)

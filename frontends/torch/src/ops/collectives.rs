@@ -3,7 +3,7 @@
 //! `wait_tensor` vanishes: the schedule decides when to wait. A coalesced call is one collective for each
 //! of its tensors. Groups are named by strings; see [`crate::groups`] for their members.
 
-use symmc_ir::{CollectiveKind, ReduceOp, Splits, ValueId};
+use symmc_ir::{CollectiveKind, Dim, ReduceOp, Splits, ValueId};
 
 use super::elementwise::identity;
 use super::{Row, row};
@@ -25,6 +25,7 @@ pub(super) const ROWS: &[Row] = &[
     row("_c10d_functional_autograd.all_gather_into_tensor", "all_gather", |c| each(c, all_gather)),
     row("_c10d_functional_autograd.reduce_scatter_tensor", "reduce_scatter", |c| each(c, reduce_scatter)),
     row("_c10d_functional_autograd.all_to_all_single", "all_to_all", |c| each(c, all_to_all)),
+    row("_dtensor.shard_dim_alltoall", "reshape, permute, all_to_all", |c| each(c, shard_another_axis)),
     row("symm_mem.one_shot_all_reduce", "all_reduce", |c| each(c, all_reduce)),
     row("symm_mem.multimem_one_shot_all_reduce", "all_reduce", |c| each(c, all_reduce)),
     row("symm_mem.two_shot_all_reduce", "all_reduce", |c| each(c, all_reduce)),
@@ -103,4 +104,33 @@ fn broadcast(c: &mut Call<'_, '_>, x: ValueId) -> Lowered<ValueId> {
     let root = u32::try_from(source)
         .map_err(|_| Stop::Broken(format!("expected a rank as `src`, found {source}")))?;
     c.collective(CollectiveKind::Broadcast { root }, group, x)
+}
+
+/// From a tensor that is sharded along `gather_dim` to one that is sharded along `shard_dim`.
+fn shard_another_axis(c: &mut Call<'_, '_>, x: ValueId) -> Lowered<ValueId> {
+    let group = c.group()?;
+    let rank = c.rank(x);
+    let (from, to) = (c.axis("gather_dim", rank)?, c.axis("shard_dim", rank)?);
+    let n = c.lowering.builder.graph().group_size(group);
+    let n = n.ok_or_else(|| Stop::Broken("expected a known number of ranks, found an open one".into()))?;
+    let n = Dim::from(i64::from(n));
+    let mut shape = c.shape(x);
+    if shape.is_empty() {
+        return Err(Stop::Broken("expected an operand with an axis, found none".into()));
+    }
+    let piece = shape[to].exact_div(&n);
+    shape[to] =
+        piece.ok_or_else(|| Stop::Broken(format!("expected {n:?} ranks to divide {:?}", shape[to])))?;
+    // The pieces come to the front, one for each rank.
+    let mut split = shape.clone();
+    split.insert(to, n.clone());
+    let y = c.reshape(x, split)?;
+    let front: Vec<usize> = std::iter::once(to).chain((0..=rank).filter(|a| *a != to)).collect();
+    let y = c.permute(y, front)?;
+    let y = c.collective(CollectiveKind::AllToAll(Splits::Even), group, y)?;
+    // The received pieces follow each other along the axis that was sharded.
+    let back: Vec<usize> = (1..=from).chain(std::iter::once(0)).chain(from + 1..=rank).collect();
+    let y = c.permute(y, back)?;
+    shape[from] = shape[from].clone() * n;
+    c.reshape(y, shape)
 }

@@ -83,6 +83,30 @@ pub(super) const ROWS: &[Row] = &[
     }),
     row("aten.log2", "log * 1/ln 2", |c| scaled_log(c, std::f64::consts::LOG2_E)),
     row("aten.log10", "log * 1/ln 10", |c| scaled_log(c, std::f64::consts::LOG10_E)),
+    row("aten.log1p", "log(1 + x), in f64", |c| {
+        through_f64(c, |c, x| {
+            let x = c.with_float(BinaryOp::Add, x, 1.0)?;
+            c.unary(UnaryOp::Log, x)
+        })
+    }),
+    row("aten.expm1", "exp(x) - 1, in f64", |c| {
+        through_f64(c, |c, x| {
+            let x = c.unary(UnaryOp::Exp, x)?;
+            c.with_float(BinaryOp::Sub, x, 1.0)
+        })
+    }),
+    row("aten.erfc", "1 - erf(x), in f64", |c| {
+        through_f64(c, |c, x| {
+            let x = c.unary(UnaryOp::Erf, x)?;
+            c.scalar_with(BinaryOp::Sub, Scalar::Int(1), x)
+        })
+    }),
+    row("aten.sinh", "(exp(x) - exp(-x)) / 2, in f64", |c| {
+        through_f64(c, |c, x| hyperbolic(c, BinaryOp::Sub, x))
+    }),
+    row("aten.cosh", "(exp(x) + exp(-x)) / 2, in f64", |c| {
+        through_f64(c, |c, x| hyperbolic(c, BinaryOp::Add, x))
+    }),
     row("aten.square", "mul", |c| {
         let x = c.first()?;
         let y = c.binary(BinaryOp::Mul, x, x)?;
@@ -222,6 +246,23 @@ fn rounding(c: &mut Call<'_, '_>, op: UnaryOp) -> Lowered {
 fn floating_first(c: &mut Call<'_, '_>) -> Lowered<ValueId> {
     let x = c.first()?;
     c.floating(x)
+}
+
+/// A function that cancels in narrow floats, computed in f64.
+fn through_f64(c: &mut Call<'_, '_>, f: fn(&mut Call<'_, '_>, ValueId) -> Lowered<ValueId>) -> Lowered {
+    let x = floating_first(c)?;
+    let dtype = c.dtype(x);
+    let wide = c.cast(x, DType::F64)?;
+    let y = f(c, wide)?;
+    let y = c.cast(y, dtype)?;
+    c.done(y)
+}
+
+fn hyperbolic(c: &mut Call<'_, '_>, op: BinaryOp, x: ValueId) -> Lowered<ValueId> {
+    let n = c.unary(UnaryOp::Neg, x)?;
+    let (a, b) = (c.unary(UnaryOp::Exp, x)?, c.unary(UnaryOp::Exp, n)?);
+    let y = c.binary(op, a, b)?;
+    c.with_float(BinaryOp::Mul, y, 0.5)
 }
 
 fn scaled_log(c: &mut Call<'_, '_>, factor: f64) -> Lowered {

@@ -12,7 +12,9 @@ mod elementwise;
 mod facts;
 mod index;
 mod linear;
+mod loss;
 mod normalize;
+mod pieces;
 mod reduce;
 mod scatter;
 mod views;
@@ -39,7 +41,7 @@ pub(crate) const fn row(target: &'static str, becomes: &'static str, rule: Rule)
     Row { target, becomes, rule }
 }
 
-fn tables() -> [&'static [Row]; 12] {
+fn tables() -> [&'static [Row]; 14] {
     [
         elementwise::ROWS,
         linear::ROWS,
@@ -47,9 +49,11 @@ fn tables() -> [&'static [Row]; 12] {
         attention::ROWS,
         reduce::ROWS,
         views::ROWS,
+        pieces::ROWS,
         index::ROWS,
         scatter::ROWS,
         create::ROWS,
+        loss::ROWS,
         backward::ROWS,
         collectives::ROWS,
         facts::ROWS,

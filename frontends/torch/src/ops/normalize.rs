@@ -22,6 +22,7 @@ pub(super) const ROWS: &[Row] = &[
         group_norm(c)
     }),
     row("aten._native_batch_norm_legit_no_training", "sub, mul, add", batch_norm),
+    row("aten.norm", "sqrt of sum of squares", vector_norm),
     row("aten.linalg_vector_norm", "sqrt of sum of squares", vector_norm),
 ];
 
@@ -219,7 +220,7 @@ fn vector_norm(c: &mut Call<'_, '_>) -> Lowered {
     };
     let axes = c.axes("dim", c.rank(x))?;
     let keep = c.bool_or("keepdim", false)?;
-    let order = c.float_or("ord", 2.0)?;
+    let order = c.float_or(if c.get("p").is_some() { "p" } else { "ord" }, 2.0)?;
     let y = if order == 2.0 {
         let squares = c.binary(BinaryOp::Mul, x, x)?;
         let sum = c.reduce(Reduction::Sum, squares, axes, keep)?;

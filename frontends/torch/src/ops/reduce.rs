@@ -46,6 +46,7 @@ pub(super) const ROWS: &[Row] = &[
         let y = as_asked(c, y)?;
         c.done(y)
     }),
+    row("aten.histc", "eq with an iota, sum", histogram),
     row("aten.topk", "topk", top_k),
     row("aten.sort", "sort", sort),
     row("aten.argsort", "sort", |c| {
@@ -223,4 +224,28 @@ fn sort(c: &mut Call<'_, '_>) -> Lowered {
     let both = c.emit_all("sort", Op::Sort { axis, descending }, &[x])?;
     c.set(1, both[1]);
     c.done(both[0])
+}
+
+/// How many elements fall into each of `bins` equal intervals of `min..=max`; the last one includes `max`.
+fn histogram(c: &mut Call<'_, '_>) -> Lowered {
+    let x = c.first()?;
+    let bins = c.int_or("bins", 100)?;
+    let (low, high) = (c.float_or("min", 0.0)?, c.float_or("max", 0.0)?);
+    // Without bounds they are the extremes of the data.
+    if low >= high || bins < 1 {
+        return Err(Stop::Opaque("its bounds depend on data".into()));
+    }
+    let wide = c.cast(x, DType::F64)?;
+    let column = c.reshape(wide, vec![c.ty(x).numel(), 1.into()])?;
+    let bin = c.with_float(BinaryOp::Sub, column, low)?;
+    let bin = c.with_float(BinaryOp::Mul, bin, bins as f64 / (high - low))?;
+    let bin = c.unary(UnaryOp::Floor, bin)?;
+    let at_end = c.with_float(BinaryOp::Eq, column, high)?;
+    let last = c.full(Scalar::Int(bins - 1), DType::F64, vec![])?;
+    let bin = c.select(at_end, last, bin)?;
+    let all = c.iota(bins.into(), 0, 1, DType::F64)?;
+    let hit = c.binary(BinaryOp::Eq, bin, all)?;
+    let count = c.reduce(Reduction::Sum, hit, vec![0], false)?;
+    let y = c.cast(count, c.dtype(x))?;
+    c.done(y)
 }

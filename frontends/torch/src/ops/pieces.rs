@@ -1,0 +1,382 @@
+//! Parts of tensors and tensors from parts: slices, splits, concatenation, repetition, padding.
+
+use symmc_ir::{BinaryOp, DType, Dim, Op, Scalar, Type, ValueId};
+
+use super::views::extent;
+use super::{Row, row};
+use crate::call::{Call, Operand};
+use crate::lower::{Lowered, Stop};
+
+pub(super) const ROWS: &[Row] = &[
+    row("aten.slice.Tensor", "slice", slice),
+    row("aten.slice_copy", "slice", slice),
+    row("aten.narrow", "slice", |c| {
+        let x = c.first()?;
+        let axis = c.axis("dim", c.rank(x))?;
+        let n = extent(c, x, axis);
+        let start = c.dim("start")?;
+        let start = from_end(c, start, &n);
+        let len = c.dim("length")?;
+        let y = c.slice(x, axis, start, len, 1)?;
+        c.done(y)
+    }),
+    row("aten.select.int", "slice, reshape", |c| {
+        let x = c.first()?;
+        let axis = c.axis("dim", c.rank(x))?;
+        let index = c.dim("index")?;
+        let y = select(c, x, axis, index)?;
+        c.done(y)
+    }),
+    row("aten.select_copy", "slice, reshape", |c| {
+        let x = c.first()?;
+        let axis = c.axis("dim", c.rank(x))?;
+        let index = c.dim("index")?;
+        let y = select(c, x, axis, index)?;
+        c.done(y)
+    }),
+    row("aten.split", "slice", split),
+    row("aten.split_copy", "slice", split),
+    row("aten.split_with_sizes", "slice", split),
+    row("aten.split_with_sizes_copy", "slice", split),
+    row("aten.chunk", "slice", split),
+    row("aten.unsafe_chunk", "slice", split),
+    row("aten.unsafe_split", "slice", split),
+    row("aten.tensor_split", "slice", split),
+    row("aten.unbind", "slice, reshape", unbind),
+    row("aten.unbind_copy", "slice, reshape", unbind),
+    row("aten.cat", "concat", concat),
+    row("aten.concat", "concat", concat),
+    row("aten.concatenate", "concat", concat),
+    row("aten.stack", "reshape, concat", stack),
+    row("aten.repeat", "reshape, expand, reshape", |c| repeat(c, "repeats")),
+    row("aten.tile", "reshape, expand, reshape", |c| repeat(c, "dims")),
+    row("aten.repeat_interleave.self_int", "reshape, expand, reshape", repeat_interleave),
+    row("aten.flip", "take", flip),
+    row("aten.roll", "slice, concat", roll),
+    row("aten.constant_pad_nd", "pad", pad),
+    row("aten.pad", "pad, where it is constant", |c| match c.opt_string("mode")? {
+        None | Some("constant") => pad(c),
+        Some(other) => Err(Stop::Opaque(format!("the mode {other}"))),
+    }),
+    row("aten.diff", "slice, sub", diff),
+    row("aten.select_scatter", "slice, concat", |c| {
+        let (x, source) = (c.first()?, c.tensor("src")?);
+        let axis = c.axis("dim", c.rank(x))?;
+        let n = extent(c, x, axis);
+        let index = c.dim("index")?;
+        let start = from_end(c, index, &n);
+        let source = c.unsqueeze(source, axis)?;
+        let y = replace(c, x, source, axis, start)?;
+        c.done(y)
+    }),
+    row("aten.slice_scatter", "slice, concat", slice_scatter),
+];
+
+/// A position that may count from the end of an axis of extent `n`.
+pub(super) fn from_end(c: &Call<'_, '_>, position: Dim, n: &Dim) -> Dim {
+    if c.bounds(&position).1 < 0 { n.clone() + position } else { position }
+}
+
+/// A position of a slice: counted from the end if negative, then limited to the axis.
+fn clamped(c: &Call<'_, '_>, position: Dim, n: &Dim) -> Dim {
+    let p = from_end(c, position, n);
+    let p = if c.bounds(&p).0 < 0 { p.max_with(&0.into()) } else { p };
+    match c.bounds(&(n.clone() - p.clone())) {
+        (low, _) if low >= 0 => p,
+        (_, high) if high <= 0 => n.clone(),
+        _ => p.min_with(n),
+    }
+}
+
+/// Start and length of the slice that the arguments describe.
+fn slice_range(c: &Call<'_, '_>, n: &Dim, step: i64) -> Lowered<(Dim, Dim)> {
+    if step < 1 {
+        return Err(Stop::Broken(format!("expected a step of at least 1, found {step}")));
+    }
+    let start = clamped(c, c.opt_dim("start")?.unwrap_or(0.into()), n);
+    let end = match c.opt_dim("end")? {
+        Some(end) if end.as_const() != Some(i64::MAX) => clamped(c, end, n),
+        _ => n.clone(),
+    };
+    let mut len = end - start.clone();
+    if c.bounds(&len).0 < 0 {
+        len = len.max_with(&0.into());
+    }
+    if step > 1 {
+        len = (len + Dim::from(step - 1)).floor_div(&step.into());
+    }
+    Ok((start, len))
+}
+
+fn slice(c: &mut Call<'_, '_>) -> Lowered {
+    let x = c.first()?;
+    let axis = c.axis_or("dim", 0, c.rank(x))?;
+    let step = c.int_or("step", 1)?;
+    let (start, len) = slice_range(c, &extent(c, x, axis), step)?;
+    let y = c.slice(x, axis, start, len, step)?;
+    c.done(y)
+}
+
+fn select(c: &mut Call<'_, '_>, x: ValueId, axis: usize, index: Dim) -> Lowered<ValueId> {
+    let n = extent(c, x, axis);
+    let start = from_end(c, index, &n);
+    let (low, high) = (c.bounds(&start).0, c.bounds(&(n.clone() - start.clone())).1);
+    if low < 0 && c.bounds(&start).1 < 0 || high <= 0 {
+        return Err(Stop::Broken(format!("expected an index within {n:?}, found {start:?}")));
+    }
+    let one = c.slice(x, axis, start, 1.into(), 1)?;
+    c.drop_axis(one, axis)
+}
+
+/// The pieces are as long as the program declares; they must add up to the axis.
+fn split(c: &mut Call<'_, '_>) -> Lowered {
+    let x = c.first()?;
+    let axis = c.axis_or("dim", 0, c.rank(x))?;
+    let n = extent(c, x, axis);
+    let mut start = Dim::from(0);
+    for i in 0..c.result_count() {
+        let shape = c.declared(i)?.shape;
+        let len = shape.get(axis).cloned().unwrap_or(1.into());
+        let piece = c.slice(x, axis, start.clone(), len.clone(), 1)?;
+        c.set(i, piece);
+        start = start + len;
+    }
+    let (low, high) = c.bounds(&(n.clone() - start.clone()));
+    if low > 0 || high < 0 {
+        return Err(Stop::Broken(format!("expected pieces of {n:?} together, found {start:?}")));
+    }
+    Ok(())
+}
+
+fn unbind(c: &mut Call<'_, '_>) -> Lowered {
+    let x = c.first()?;
+    let axis = c.axis_or("dim", 0, c.rank(x))?;
+    let (n, count) = (extent(c, x, axis), c.result_count());
+    if n.as_const() != Some(count as i64) {
+        return Err(Stop::Broken(format!("expected {n:?} results, found {count}")));
+    }
+    for i in 0..count {
+        let y = select(c, x, axis, Dim::from(i as i64))?;
+        c.set(i, y);
+    }
+    Ok(())
+}
+
+/// The operands in their common dtype.
+fn unified(c: &mut Call<'_, '_>, parts: Vec<ValueId>) -> Lowered<Vec<ValueId>> {
+    let operands: Vec<Operand> = parts.iter().map(|&p| Operand::Tensor(p)).collect();
+    let dtype = c.common(&operands.iter().collect::<Vec<_>>());
+    parts.into_iter().map(|p| c.cast(p, dtype)).collect()
+}
+
+fn concat(c: &mut Call<'_, '_>) -> Lowered {
+    let parts = c.tensors("tensors")?;
+    let parts = unified(c, parts)?;
+    // PyTorch lets empty tensors of one axis take part with any shape.
+    let empty = |c: &Call<'_, '_>, p: ValueId| c.rank(p) == 1 && c.ty(p).shape[0].as_const() == Some(0);
+    let some: Vec<ValueId> = parts.iter().copied().filter(|&p| !empty(c, p)).collect();
+    let parts = if some.is_empty() { parts } else { some };
+    let Some(&first) = parts.first() else {
+        return Err(Stop::Broken("expected at least one tensor, found none".into()));
+    };
+    let axis = c.axis_or("dim", 0, c.rank(first))?;
+    let y = c.concat(&parts, axis)?;
+    c.done(y)
+}
+
+fn stack(c: &mut Call<'_, '_>) -> Lowered {
+    let parts = c.tensors("tensors")?;
+    let parts = unified(c, parts)?;
+    let Some(&first) = parts.first() else {
+        return Err(Stop::Broken("expected at least one tensor, found none".into()));
+    };
+    let axis = c.axis_or("dim", 0, c.rank(first) + 1)?;
+    let parts = parts.into_iter().map(|p| c.unsqueeze(p, axis)).collect::<Lowered<Vec<_>>>()?;
+    let y = c.concat(&parts, axis)?;
+    c.done(y)
+}
+
+fn repeat(c: &mut Call<'_, '_>, name: &str) -> Lowered {
+    let x = c.first()?;
+    let mut repeats = c.dims(name)?;
+    let mut own = c.shape(x);
+    while repeats.len() < own.len() && name == "dims" {
+        repeats.insert(0, 1.into());
+    }
+    if repeats.len() < own.len() {
+        return Err(Stop::Broken(format!("expected {} repeats or more, found {}", own.len(), repeats.len())));
+    }
+    while own.len() < repeats.len() {
+        own.insert(0, 1.into());
+    }
+    let once: Vec<Dim> = own.iter().flat_map(|d| [Dim::from(1), d.clone()]).collect();
+    let all: Vec<Dim> = repeats.iter().zip(&own).flat_map(|(r, d)| [r.clone(), d.clone()]).collect();
+    let joined: Vec<Dim> = repeats.iter().zip(&own).map(|(r, d)| r.clone() * d.clone()).collect();
+    let y = if repeats.iter().all(|r| r.as_const() == Some(1)) {
+        c.reshape(x, own)?
+    } else {
+        let y = c.reshape(x, once)?;
+        let y = c.expand(y, all)?;
+        c.reshape(y, joined)?
+    };
+    c.done(y)
+}
+
+fn repeat_interleave(c: &mut Call<'_, '_>) -> Lowered {
+    let x = c.first()?;
+    let n = c.dim("repeats")?;
+    let x = match c.opt_int("dim")? {
+        Some(_) => x,
+        None => c.reshape(x, vec![c.ty(x).numel()])?,
+    };
+    let mut shape = c.shape(x);
+    let axis = c.axis_or("dim", 0, shape.len())?;
+    if shape.is_empty() {
+        return Err(Stop::Opaque("its operand has no axis".into()));
+    }
+    let y = c.unsqueeze(x, axis + 1)?;
+    let mut all = c.shape(y);
+    all[axis + 1] = n.clone();
+    let y = c.expand(y, all)?;
+    shape[axis] = shape[axis].clone() * n;
+    let y = c.reshape(y, shape)?;
+    c.done(y)
+}
+
+fn flip(c: &mut Call<'_, '_>) -> Lowered {
+    let mut y = c.first()?;
+    for axis in c.opt_ints("dims")?.unwrap_or_default() {
+        let axis = c.axis_of(axis, c.rank(y))?;
+        let n = extent(c, y, axis);
+        let from_last = match n.as_const() {
+            Some(n) => c.iota(n.into(), n - 1, -1, DType::I64)?,
+            None => {
+                let last = c.dim_tensor(&(n.clone() - Dim::from(1)), DType::I64)?;
+                let iota = c.iota(n, 0, 1, DType::I64)?;
+                c.binary(BinaryOp::Sub, last, iota)?
+            }
+        };
+        y = c.emit("take", Op::Take { axis }, &[y, from_last])?;
+    }
+    c.done(y)
+}
+
+fn roll(c: &mut Call<'_, '_>) -> Lowered {
+    let x = c.first()?;
+    let shifts = c.opt_ints("shifts")?.unwrap_or_default();
+    let axes = c.opt_ints("dims")?.unwrap_or_default();
+    let shape = c.shape(x);
+    let mut y = if axes.is_empty() { c.reshape(x, vec![c.ty(x).numel()])? } else { x };
+    let axes = if axes.is_empty() { vec![0] } else { axes };
+    for (shift, axis) in shifts.into_iter().zip(axes) {
+        let axis = c.axis_of(axis, c.rank(y))?;
+        let n = extent(c, y, axis);
+        let shift = match n.as_const() {
+            Some(n) => Dim::from(shift.checked_rem_euclid(n).unwrap_or(0)),
+            None => Dim::from(shift).modulo(&n),
+        };
+        let rest = n - shift.clone();
+        let tail = c.slice(y, axis, rest.clone(), shift.clone(), 1)?;
+        if shift.as_const() != Some(0) {
+            let head = c.slice(y, axis, 0.into(), rest, 1)?;
+            y = c.concat(&[tail, head], axis)?;
+        }
+    }
+    let y = c.reshape(y, shape)?;
+    c.done(y)
+}
+
+/// `pad` lists (before, after) from the last axis on; negative numbers crop.
+fn pad(c: &mut Call<'_, '_>) -> Lowered {
+    let x = c.first()?;
+    let pads = c.dims("pad")?;
+    let mut shape = c.shape(x);
+    let mut low = vec![Dim::from(0); shape.len()];
+    if pads.len() % 2 != 0 || pads.len() / 2 > shape.len() {
+        return Err(Stop::Broken(format!("expected pairs for {} axes at most, found {pads:?}", shape.len())));
+    }
+    for (pair, axis) in pads.chunks(2).zip((0..shape.len()).rev()) {
+        low[axis] = pair[0].clone();
+        shape[axis] = shape[axis].clone() + pair[0].clone() + pair[1].clone();
+    }
+    if pads.iter().all(|p| p.as_const() == Some(0)) {
+        return c.done(x);
+    }
+    let dtype = c.dtype(x);
+    let value = crate::dtype::convert(c.opt_scalar("value")?.unwrap_or(Scalar::Int(0)), dtype);
+    let y = c.emit_as("pad", Op::Pad { low, value }, &[x], Type::new(dtype, shape))?;
+    c.done(y)
+}
+
+fn diff(c: &mut Call<'_, '_>) -> Lowered {
+    let mut x = c.first()?;
+    let axis = c.axis_or("dim", -1, c.rank(x))?;
+    let parts = [c.opt_tensor("prepend")?, Some(x), c.opt_tensor("append")?];
+    let parts: Vec<ValueId> = parts.into_iter().flatten().collect();
+    if parts.len() > 1 {
+        let parts = unified(c, parts)?;
+        x = c.concat(&parts, axis)?;
+    }
+    for _ in 0..c.int_or("n", 1)?.clamp(0, 64) {
+        let len = extent(c, x, axis) - Dim::from(1);
+        let after = c.slice(x, axis, 1.into(), len.clone(), 1)?;
+        let before = c.slice(x, axis, 0.into(), len, 1)?;
+        let op = if c.dtype(x) == DType::Bool { BinaryOp::Xor } else { BinaryOp::Sub };
+        x = c.binary(op, after, before)?;
+    }
+    c.done(x)
+}
+
+/// `x` with the elements of an axis from `start` on replaced by `source`.
+pub(super) fn replace(
+    c: &mut Call<'_, '_>,
+    x: ValueId,
+    source: ValueId,
+    axis: usize,
+    start: Dim,
+) -> Lowered<ValueId> {
+    let source = c.cast(source, c.dtype(x))?;
+    let len = extent(c, source, axis);
+    let n = extent(c, x, axis);
+    let end = start.clone() + len;
+    let mut parts = Vec::with_capacity(3);
+    if start.as_const() != Some(0) {
+        parts.push(c.slice(x, axis, 0.into(), start, 1)?);
+    }
+    parts.push(source);
+    let rest = n - end.clone();
+    if rest.as_const() != Some(0) {
+        parts.push(c.slice(x, axis, end, rest, 1)?);
+    }
+    c.concat(&parts, axis)
+}
+
+fn slice_scatter(c: &mut Call<'_, '_>) -> Lowered {
+    let (x, source) = (c.first()?, c.tensor("src")?);
+    let axis = c.axis_or("dim", 0, c.rank(x))?;
+    let step = c.int_or("step", 1)?;
+    let y = put_slice(c, x, source, axis, step)?;
+    c.done(y)
+}
+
+/// `x` with `source` in place of the slice that the arguments describe.
+pub(super) fn put_slice(
+    c: &mut Call<'_, '_>,
+    x: ValueId,
+    source: ValueId,
+    axis: usize,
+    step: i64,
+) -> Lowered<ValueId> {
+    let (start, len) = slice_range(c, &extent(c, x, axis), step)?;
+    let mut shape = c.shape(x);
+    if let Some(d) = shape.get_mut(axis) {
+        *d = len.clone();
+    }
+    let source = c.cast(source, c.dtype(x))?;
+    let source = c.expand(source, shape)?;
+    if step == 1 {
+        return replace(c, x, source, axis, start);
+    }
+    let index = c.positions(&start, step, len)?;
+    c.emit("index_put", Op::IndexPut { axis, accumulate: false }, &[x, source, index])
+}
