@@ -7,6 +7,7 @@ mod common;
 use std::collections::BTreeSet;
 
 use common::corrupt::sums;
+use indexmap::IndexMap;
 use sha2::{Digest, Sha256};
 use symmc_planner::check::{CheckError, check};
 use symmc_planner::plan::{
@@ -51,11 +52,8 @@ fn step(node: &str, lane: Lane, waits: &[usize], exit: Option<Barrier>) -> Step 
     Step { node: node.into(), lane, waits: waits.to_vec(), exit }
 }
 
-fn bucket(range: [i64; 2]) -> Bucket {
-    use ArenaKind::{Ordinary, Symmetric};
-    use Lane::{Comm, Compute};
+fn places() -> IndexMap<String, Place> {
     use Memory::{Buffer as B, Fixed as F, Input, Output};
-    let dropped = Some(Barrier::Dropped);
     let by_rank = Some(ByRank { group: "world".into(), stride: "256*tokens".into() });
     let places = [
         ("x", place(Input(0), "0")),
@@ -75,8 +73,15 @@ fn bucket(range: [i64; 2]) -> Bucket {
         ("z", place(Output(0), "0")),
         ("o2", place(Output(1), "0")),
     ];
+    places.into_iter().map(|(name, p)| (name.to_string(), p)).collect()
+}
+
+fn bucket(range: [i64; 2]) -> Bucket {
+    use ArenaKind::{Ordinary, Symmetric};
+    use Lane::{Comm, Compute};
+    let dropped = Some(Barrier::Dropped);
     Bucket {
-        symbols: [("tokens".to_string(), range)].into_iter().collect(),
+        symbols: [("tokens".to_string(), range)].into(),
         program: 0,
         buffers: vec![
             buffer(Symmetric, 20480, 2112, 0, 2, Reach::Read),
@@ -88,7 +93,7 @@ fn bucket(range: [i64; 2]) -> Bucket {
             buffer(Ordinary, 12288, 4096, 9, 10, Reach::Local),
             buffer(Ordinary, 16384, 8192, 9, 10, Reach::Local),
         ],
-        places: places.into_iter().map(|(name, p)| (name.to_string(), p)).collect(),
+        places: places(),
         steps: vec![
             step("h", Compute, &[], None),
             step("r", Comm, &[0], dropped),
@@ -193,7 +198,7 @@ fn the_plan_as_a_whole() {
     breaks("Ranks", |p| p.ranks = u32::MAX);
     breaks("Text", |p| p.programs[0] = "program".into());
     breaks("Text", |p| {
-        p.source.text.push_str("%");
+        p.source.text.push('%');
         p.source.hash = hash(&p.source.text);
     });
     breaks("Invalid", |p| edit(p, "group @world world", "group @world world\ngroup @odd [[0, 0]]"));
@@ -254,7 +259,7 @@ fn buffers() {
 }
 
 #[test]
-fn places() {
+fn places_of_values() {
     breaks("PlaceMissing", |p| drop(p.buckets[0].places.shift_remove("m")));
     breaks("PlaceUnknown", |p| {
         drop(p.buckets[0].places.insert("nothing".into(), place(Memory::Buffer(0), "0")))

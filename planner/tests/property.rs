@@ -8,6 +8,8 @@ use std::collections::BTreeSet;
 use common::corrupt::{damage, flatten, mend};
 use common::explore::{explore, sequences};
 use common::{Config, Rng, planned, program};
+use symmc_ir::{Op, text};
+use symmc_planner::Plan;
 use symmc_planner::check::{CheckError, check};
 
 fn config(rng: &mut Rng) -> Config {
@@ -23,7 +25,7 @@ fn config(rng: &mut Rng) -> Config {
 
 #[test]
 fn planned_programs_pass() {
-    for seed in 0..300 {
+    for seed in 0..160 {
         let mut rng = Rng(seed);
         let config = config(&mut rng);
         let graph = program(&mut rng, &config);
@@ -58,6 +60,12 @@ fn over_time(error: &CheckError) -> bool {
     )
 }
 
+/// Whether a planned program copies or concatenates values.
+fn copies(plan: &Plan) -> bool {
+    let copies = |op: &Op| matches!(op, Op::Copy | Op::Concat { .. });
+    plan.programs.iter().any(|t| text::parse(t).expect("parses").nodes.values().any(|n| copies(&n.op)))
+}
+
 /// What became of damaged plans.
 #[derive(Default, Debug)]
 struct Tally {
@@ -67,6 +75,8 @@ struct Tally {
     rejected: usize,
     /// They are broken in a way that the explorer does not look for.
     other: usize,
+    /// The rules that rejected plans break.
+    kinds: BTreeSet<String>,
 }
 
 /// Damages one random plan and compares what check and explorer say. The check must be right whenever it
@@ -97,25 +107,84 @@ fn compare(seed: u64, tally: &mut Tally) {
             findings.extend(all.flat_map(|runs| explore(&plan, &runs)));
         }
     }
-    let agree = errors.is_empty() == findings.is_empty();
+    // The explorer also knows values by the values that they are copies of.
+    let about_bytes = |e: &CheckError| matches!(e, CheckError::Lost { .. } | CheckError::InPlace { .. });
+    let same_bytes = findings.is_empty() && errors.iter().all(about_bytes);
+    let agree = errors.is_empty() == findings.is_empty() || (same_bytes && copies(&plan));
     assert!(agree, "seed {seed}, {config:?}:\n{story:#?}\n{findings:#?}\n{}", plan.to_json());
     match errors.is_empty() {
         true => tally.accepted += 1,
         false => tally.rejected += 1,
     }
+    tally.kinds.extend(errors.iter().map(CheckError::kind));
 }
 
 #[test]
 fn check_and_explorer_agree_on_damaged_plans() {
     let mut tally = Tally::default();
-    (0..500).for_each(|seed| compare(seed, &mut tally));
-    assert!(tally.accepted > 50 && tally.rejected > 50, "{tally:?}");
+    (0..300).for_each(|seed| compare(seed, &mut tally));
+    assert!(tally.accepted > 50 && tally.rejected > 30, "{tally:?}");
+    let expected = ["InPlace", "Lost", "Race", "Unordered"];
+    assert!(expected.iter().all(|&k| tally.kinds.contains(k)), "{tally:?}");
 }
 
 #[test]
 #[ignore = "minutes"]
 fn check_and_explorer_agree_on_many_damaged_plans() {
     let mut tally = Tally::default();
-    (500..50_000).for_each(|seed| compare(seed, &mut tally));
+    (300..50_000).for_each(|seed| compare(seed, &mut tally));
     println!("{tally:?}");
+}
+
+/// Replaces one number or text of a JSON value by another; false if there is none.
+fn replace_leaf(value: &mut serde_json::Value, rng: &mut Rng) -> bool {
+    use serde_json::Value;
+    match value {
+        Value::Array(list) if !list.is_empty() => {
+            let at = rng.below(list.len());
+            match rng.below(12) {
+                0 => drop(list.remove(at)),
+                1 => list.push(list[at].clone()),
+                _ => return replace_leaf(&mut list[at], rng),
+            }
+            true
+        }
+        Value::Object(map) if !map.is_empty() => {
+            let key = map.keys().nth(rng.below(map.len())).cloned().unwrap_or_default();
+            map.get_mut(&key).is_some_and(|v| replace_leaf(v, rng))
+        }
+        Value::Number(_) => {
+            let extremes = [0, 1, 2, 3, 7, 64, 4096, 1 << 32, i64::MAX as u64, u64::MAX - 63, u64::MAX];
+            *value = (*rng.pick(&extremes)).into();
+            true
+        }
+        Value::String(_) => {
+            let texts =
+                ["", "0", "-64", "rows", "64*rows", "9223372036854775807", "div(rows, 0)", "in0", "world"];
+            *value = (*rng.pick(&texts)).into();
+            true
+        }
+        _ => false,
+    }
+}
+
+#[test]
+fn no_plan_makes_the_check_panic() {
+    let mut read = 0;
+    for seed in 0..1500 {
+        let mut rng = Rng(seed % 60);
+        let config = config(&mut rng);
+        let graph = program(&mut rng, &config);
+        let plan = planned(&graph, &mut rng);
+        let mut rng = Rng(seed ^ 0xfeed);
+        let mut json: serde_json::Value = serde_json::from_str(&plan.to_json()).expect("JSON");
+        for _ in 0..1 + rng.below(3) {
+            replace_leaf(&mut json, &mut rng);
+        }
+        if let Ok(plan) = Plan::from_json(&json.to_string()) {
+            let _ = check(&plan);
+            read += 1;
+        }
+    }
+    assert!(read > 500, "{read} of the plans could be read");
 }

@@ -5,9 +5,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use symmc_ir::{Op, ValueId};
 
 use super::error::CheckError;
-use super::program::ALIGNMENT;
 use super::step::Schedule;
-use crate::plan::{ArenaKind, Barrier, Bucket, Buffer, Memory, Plan, Reach, Totals};
+use crate::plan::{ALIGN, ArenaKind, Barrier, Bucket, Buffer, Memory, Plan, Reach, Totals};
 
 /// Checks the buffers of a bucket as they are declared: within their arena, aligned, apart while alive
 /// together, and apart from fixed memory.
@@ -20,8 +19,8 @@ pub fn declared(plan: &Plan, index: usize, bucket: &Bucket, errors: &mut Vec<Che
             let arena = b.arena;
             errors.push(CheckError::BufferOutside { bucket: index, buffer: i, arena, expected, found: end });
         }
-        if b.offset % ALIGNMENT != 0 {
-            let (expected, found) = (ALIGNMENT, b.offset);
+        if b.offset % ALIGN != 0 {
+            let (expected, found) = (ALIGN, b.offset);
             errors.push(CheckError::BufferMisaligned { bucket: index, buffer: i, expected, found });
         }
         if b.first >= steps || b.last >= steps {
@@ -62,7 +61,7 @@ fn turns(bucket: &Bucket, arena: ArenaKind) -> Vec<(usize, bool, usize)> {
             add(b.first, b.last, i);
         } else {
             add(0, b.last, i);
-            add(b.first, bucket.steps.len().max(b.first + 1) - 1, i);
+            add(b.first, b.first.max(bucket.steps.len().saturating_sub(1)), i);
         }
     }
     turns.sort_unstable();

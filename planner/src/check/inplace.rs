@@ -44,42 +44,35 @@ pub fn overlay(
     let (tx, tr) = (graph.ty(x), graph.ty(result));
     let element = Dim::from(tx.dtype.size() as i64);
     let start = base.range.start.clone() + layout.offset.clone() * element.clone();
+    let same_memory = base.range.memory == home.range.memory;
+    let rule = match &node.op {
+        _ if !same_memory => Overlay::Illegal,
+        Op::Concat { axis } => concat(ctx, node, *axis, x, (base, home)),
+        _ if start != home.range.start || !layout.is_contiguous(tx) => Overlay::Illegal,
+        Op::Collective(c) if contract.is_some_and(|c| c.in_place) => {
+            collective(&c.kind, ctx.program.group(c.group), (base, tx), (home, tr))
+        }
+        op => element_wise(op, (base, tx), (home, tr)),
+    };
+    if rule != Overlay::Illegal {
+        return rule;
+    }
     let extent = tx
         .shape
         .iter()
         .zip(&layout.strides)
         .fold(Dim::from(1), |sum, (n, stride)| sum + (n.clone() - Dim::from(1)) * stride.clone());
-    let read = Range { start: start.clone(), end: start.clone() + extent * element, ..base.range.clone() };
-    if apart(&read, &home.range, ctx.symbols) {
-        return Overlay::Replaces;
-    }
-    if base.range.memory != home.range.memory {
-        return Overlay::Illegal;
-    }
-    if let Op::Concat { axis } = node.op {
-        return concat(ctx, node, axis, x, (base, home));
-    }
-    if !layout.is_contiguous(tx) {
-        return Overlay::Illegal;
-    }
-    let shift = start - home.range.start.clone();
-    match &node.op {
-        Op::Unary(_) | Op::Binary(_) | Op::BinaryScalar { .. } | Op::Select | Op::Cast | Op::Copy => {
-            let same_map = tx.shape == tr.shape && tx.dtype.size() == tr.dtype.size();
-            let legal = same_map && shift == Dim::from(0) && base.range.rank == home.range.rank;
-            match (legal, &node.op) {
-                (false, _) => Overlay::Illegal,
-                (true, Op::Copy) => Overlay::Keeps,
-                (true, _) => Overlay::Replaces,
-            }
-        }
-        Op::Collective(c) => match contract {
-            Some(contract) if contract.in_place && shift == Dim::from(0) => {
-                let group = ctx.program.group(c.group);
-                collective(&c.kind, group, (base, tx), (home, tr))
-            }
-            _ => Overlay::Illegal,
-        },
+    let read = Range { start: start.clone(), end: start + extent * element, ..base.range.clone() };
+    if apart(&read, &home.range, ctx.symbols) { Overlay::Replaces } else { Overlay::Illegal }
+}
+
+/// The rule for a contiguous operand that starts where its result does.
+fn element_wise(op: &Op, x: (&Home, &Type), r: (&Home, &Type)) -> Overlay {
+    let same_elements = x.1.shape == r.1.shape && x.1.dtype.size() == r.1.dtype.size();
+    match op {
+        _ if !same_elements || x.0.range.rank != r.0.range.rank => Overlay::Illegal,
+        Op::Copy => Overlay::Keeps,
+        Op::Unary(_) | Op::Binary(_) | Op::BinaryScalar { .. } | Op::Select | Op::Cast => Overlay::Replaces,
         _ => Overlay::Illegal,
     }
 }

@@ -7,13 +7,10 @@ use symmc_ir::layout::{Layout, layouts};
 use symmc_ir::{Dim, Graph, GroupId, Members, SymbolId, Table, Type, ValueId, text, verify};
 
 use super::error::{CheckError, ProgramId};
-use crate::plan::{Fixed, Plan, Role, VERSION};
+use crate::plan::{ALIGN, Fixed, Plan, Role, VERSION};
 
 /// The most ranks that the check simulates.
 const MAX_RANKS: u32 = 1024;
-
-/// What starts of buffers and fixed memory are multiples of.
-pub const ALIGNMENT: u64 = 64;
 
 /// A planned program with what follows from its text alone.
 pub struct Program {
@@ -217,8 +214,8 @@ pub fn fixed(plan: &Plan, programs: &Programs, errors: &mut Vec<CheckError>) {
             let expected = plan.arenas.symmetric;
             errors.push(CheckError::FixedOutside { fixed: i, expected, found: end });
         }
-        if f.offset % ALIGNMENT != 0 {
-            errors.push(CheckError::FixedMisaligned { fixed: i, expected: ALIGNMENT, found: f.offset });
+        if f.offset % ALIGN != 0 {
+            errors.push(CheckError::FixedMisaligned { fixed: i, expected: ALIGN, found: f.offset });
         }
         match &f.role {
             Role::Bound { input } if *input >= programs.source.inputs.len() => {

@@ -200,7 +200,12 @@ fn move_value(plan: &mut Plan, b: usize, rng: &mut Rng) -> Option<String> {
         return None;
     }
     let name = rng.pick(&in_buffer).clone();
-    let other = bucket.places[rng.pick(&in_buffer)].clone();
+    let graph = text::parse(&plan.programs[bucket.program]).expect("parses");
+    let node = graph.values_by_name().get(name.as_str()).and_then(|&v| graph.def_node(v));
+    let operands = node.iter().flat_map(|&n| &graph.nodes[n].inputs).map(|&x| graph.name_of(x).to_string());
+    let operands: Vec<String> = operands.filter(|x| in_buffer.contains(x)).collect();
+    let others = if operands.is_empty() || rng.one_in(2) { &in_buffer } else { &operands };
+    let other = bucket.places[rng.pick(others)].clone();
     let size = match bucket.places[&name].memory {
         Memory::Buffer(m) => bucket.buffers[m].size,
         _ => return None,

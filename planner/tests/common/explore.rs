@@ -15,7 +15,8 @@ use symmc_ir::collective::{Exit, Touch};
 use symmc_ir::entity::Entity;
 use symmc_ir::layout::{Layout, layouts};
 use symmc_ir::{
-    Bindings, CollectiveKind, Def, Graph, GroupId, InputKind, NodeId, Op, OutputKind, Table, ValueId, text,
+    Bindings, CollectiveKind, Contract, Def, Graph, GroupId, InputKind, NodeId, Op, OutputKind, Table,
+    ValueId, text,
 };
 use symmc_planner::plan::{ArenaKind, Barrier, Bucket, Lane, Memory, Place, Plan, Role};
 
@@ -109,6 +110,14 @@ struct Access {
     text: String,
 }
 
+/// The points of a collective on each rank.
+struct Points<'a> {
+    arrive: &'a [Event],
+    met: &'a [Event],
+    touched: &'a [Event],
+    completed: &'a [Event],
+}
+
 #[derive(Default)]
 struct World {
     ranks: usize,
@@ -194,106 +203,115 @@ impl World {
     fn step(&mut self, stage: &Stage<'_>, s: usize, done: &[Vec<Event>]) -> Vec<Event> {
         let step = &stage.bucket.steps[s];
         let lane = usize::from(step.lane == Lane::Comm);
-        let node = &stage.graph.nodes[stage.node(s)];
         let arrive: Vec<Event> = (0..self.ranks)
             .map(|r| {
-                let mut after = vec![self.last[r][lane]];
-                after.extend(step.waits.iter().map(|&w| done[w][r]));
+                let waits = step.waits.iter().map(|&w| done[w][r]);
+                let after: Vec<Event> = [self.last[r][lane]].into_iter().chain(waits).collect();
                 self.event(&after)
             })
             .collect();
-        let (group, contract) = match &node.op {
-            Op::Collective(c) => (Some(c.group), c.variant.and_then(|v| v.contract(&c.kind))),
-            _ => (None, None),
-        };
-        let Some((group, contract)) = group.zip(contract) else {
-            let completed: Vec<Event> = (0..self.ranks).map(|r| self.event(&[arrive[r]])).collect();
-            for r in 0..self.ranks {
-                self.last[r][lane] = completed[r];
-                for &x in &node.inputs {
-                    self.access(stage, r, stage.base(x), arrive[r], completed[r], false, s, "own");
-                }
-                for &y in &node.outputs {
-                    self.access(stage, r, y, arrive[r], completed[r], true, s, "own");
-                }
+        let of_group = match &stage.graph.nodes[stage.node(s)].op {
+            Op::Collective(c) => {
+                c.variant.and_then(|v| v.contract(&c.kind)).map(|contract| (c.group, contract))
             }
-            return completed;
+            _ => None,
         };
+        let completed = match of_group {
+            Some((group, contract)) => self.collective(stage, s, group, &contract, &arrive),
+            None => self.alone(stage, s, &arrive),
+        };
+        for (last, &event) in self.last.iter_mut().zip(&completed) {
+            last[lane] = event;
+        }
+        completed
+    }
+
+    /// A step that touches nothing but its own rank.
+    fn alone(&mut self, stage: &Stage<'_>, s: usize, arrive: &[Event]) -> Vec<Event> {
+        let node = &stage.graph.nodes[stage.node(s)];
+        let completed: Vec<Event> = arrive.iter().map(|&a| self.event(&[a])).collect();
+        for r in 0..self.ranks {
+            for &x in &node.inputs {
+                self.access(stage, r, stage.base(x), arrive[r], completed[r], false, s, "own");
+            }
+            for &y in &node.outputs {
+                self.access(stage, r, y, arrive[r], completed[r], true, s, "own");
+            }
+        }
+        completed
+    }
+
+    fn collective(
+        &mut self,
+        stage: &Stage<'_>,
+        s: usize,
+        group: GroupId,
+        contract: &Contract,
+        arrive: &[Event],
+    ) -> Vec<Event> {
+        self.same_group(stage, group, s, arrive);
+        let packets = contract.touch == Touch::WriteLanding;
+        // The packets that each rank waits for, with the rank that sent each.
+        let mut received: Vec<Vec<(usize, Event)>> = vec![Vec::new(); self.ranks];
+        for (r, packets_to_r) in received.iter_mut().enumerate().filter(|_| packets) {
+            let from = stage.cell(group, r).into_iter();
+            packets_to_r.extend(from.map(|q| (q, self.event(&[arrive[q]]))));
+        }
         let exits = match contract.exit {
             Exit::Never => false,
             Exit::Always => true,
-            Exit::Droppable => step.exit == Some(Barrier::Kept),
+            Exit::Droppable => stage.bucket.steps[s].exit == Some(Barrier::Kept),
+        };
+        let with = |all: &[Event], r: usize, join: bool| -> Vec<Event> {
+            let others = stage.cell(group, r).into_iter().filter(|_| join).map(|q| all[q]);
+            [all[r]].into_iter().chain(others).collect()
         };
         let joins = contract.entry || contract.meets;
-        let packets = contract.touch == Touch::WriteLanding;
-        self.same_group(stage, group, s, &arrive);
-        // received[r]: the packets that rank r waits for, with the rank that sent each.
-        let mut received: Vec<Vec<(usize, Event)>> = vec![Vec::new(); self.ranks];
-        if packets {
-            for r in 0..self.ranks {
-                for q in stage.cell(group, r) {
-                    let event = self.event(&[arrive[q]]);
-                    received[r].push((q, event));
-                }
-            }
+        let mut met = Vec::new();
+        for (r, packets_to_r) in received.iter().enumerate() {
+            let mut after = with(arrive, r, joins);
+            after.extend(packets_to_r.iter().map(|p| p.1));
+            met.push(self.event(&after));
         }
-        let met: Vec<Event> = (0..self.ranks)
-            .map(|r| {
-                let mut after = vec![arrive[r]];
-                if joins {
-                    after.extend(stage.cell(group, r).iter().map(|&q| arrive[q]));
-                }
-                after.extend(received[r].iter().map(|p| p.1));
-                self.event(&after)
-            })
-            .collect();
-        let touched: Vec<Event> = (0..self.ranks).map(|r| self.event(&[met[r]])).collect();
-        let completed: Vec<Event> = (0..self.ranks)
-            .map(|r| {
-                let mut after = vec![touched[r]];
-                if exits {
-                    after.extend(stage.cell(group, r).iter().map(|&q| touched[q]));
-                }
-                self.event(&after)
-            })
-            .collect();
-        let done_now = (format!("step {s} of run {}", stage.run), completed.clone());
-        self.last_on.insert(stage.graph.groups[group].name.clone(), done_now);
-        for r in 0..self.ranks {
-            self.last[r][lane] = completed[r];
-            let peers: Vec<usize> = stage.cell(group, r).into_iter().filter(|&q| q != r).collect();
-            let begin = |q: usize| if contract.entry { met[q] } else { arrive[q] };
-            for &x in &node.inputs {
-                let x = stage.base(x);
-                self.access(stage, r, x, arrive[r], completed[r], false, s, "own");
-                if contract.touch.reads_operand() {
-                    for &q in &peers {
-                        self.access(stage, r, x, begin(q), touched[q], false, s, "peer");
-                    }
-                }
-            }
-            for &y in &node.outputs {
-                self.access(
-                    stage,
-                    r,
-                    y,
-                    if joins { met[r] } else { arrive[r] },
-                    completed[r],
-                    true,
-                    s,
-                    "own",
-                );
-                if contract.touch.writes_result() {
-                    for &q in &peers {
-                        self.access(stage, r, y, begin(q), touched[q], true, s, "peer");
-                    }
-                }
-            }
-        }
+        let touched: Vec<Event> = met.iter().map(|&m| self.event(&[m])).collect();
+        let completed: Vec<Event> = (0..self.ranks).map(|r| self.event(&with(&touched, r, exits))).collect();
+        let now = (format!("step {s} of run {}", stage.run), completed.clone());
+        self.last_on.insert(stage.graph.groups[group].name.clone(), now);
+        let points = Points { arrive, met: &met, touched: &touched, completed: &completed };
+        (0..self.ranks).for_each(|r| self.touches(stage, s, group, contract, r, &points));
         if packets {
-            self.landing(stage, group, s, &arrive, &received, &met, &completed);
+            self.landing(stage, group, s, arrive, &received, &met, &completed);
         }
         completed
+    }
+
+    /// The accesses of a collective to the memory of rank `r`.
+    fn touches(
+        &mut self,
+        stage: &Stage<'_>,
+        s: usize,
+        group: GroupId,
+        contract: &Contract,
+        r: usize,
+        at: &Points<'_>,
+    ) {
+        let node = &stage.graph.nodes[stage.node(s)];
+        let peers: Vec<usize> = stage.cell(group, r).into_iter().filter(|&q| q != r).collect();
+        let begin = |q: usize| if contract.entry { at.met[q] } else { at.arrive[q] };
+        for &x in &node.inputs {
+            let x = stage.base(x);
+            self.access(stage, r, x, at.arrive[r], at.completed[r], false, s, "own");
+            for &q in peers.iter().filter(|_| contract.touch.reads_operand()) {
+                self.access(stage, r, x, begin(q), at.touched[q], false, s, "peer");
+            }
+        }
+        let own_begin = if contract.entry || contract.meets { at.met[r] } else { at.arrive[r] };
+        for &y in &node.outputs {
+            self.access(stage, r, y, own_begin, at.completed[r], true, s, "own");
+            for &q in peers.iter().filter(|_| contract.touch.writes_result()) {
+                self.access(stage, r, y, begin(q), at.touched[q], true, s, "peer");
+            }
+        }
     }
 
     /// Collectives on one group must run in one order.

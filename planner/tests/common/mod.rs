@@ -176,7 +176,7 @@ impl Maker {
         let group = *rng.pick(&self.groups);
         let n = self.b.graph().group_size(group).unwrap_or(1);
         let kind = match rng.below(8) {
-            0 | 1 | 2 => CollectiveKind::AllReduce(ReduceOp::Sum),
+            0..=2 => CollectiveKind::AllReduce(ReduceOp::Sum),
             3 if self.config.gathers && !large => CollectiveKind::AllGather,
             4 if self.rows(x).exact_div(&(self.unit.clone() * Dim::from(i64::from(n)))).is_some() => {
                 CollectiveKind::ReduceScatter(ReduceOp::Sum)
