@@ -2,9 +2,8 @@
 //!
 //! [`canonicalize`] brings a program into the one form that later stages expect and recognises composite
 //! ops; [`lower`] chooses how each collective runs. Every pass is a function from graph to graph with a
-//! config and a report; it keeps the inputs as they are, in number and order (constants may be appended
-//! behind them), and the outputs in number and order. The verifier runs before the first pass and, in
-//! debug builds, after each.
+//! config and a report; it keeps inputs and outputs as they are, in number and order. The verifier runs before
+//! the first pass and, in debug builds, after each.
 //!
 //! Deliberately not here: order, placement and memory, which the planner decides.
 

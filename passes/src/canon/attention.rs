@@ -1,12 +1,18 @@
-//! Attention whose mask is known and whose heads are repeated.
+//! Attention that was written out, whose mask is known, or whose heads are repeated.
 
-use symmc_ir::{BinaryOp, Dim, Op, Scalar, ValueId};
+use symmc_ir::{BinaryOp, DType, Dim, Float, Op, Scalar, ValueId, infer};
 
 use super::known::Known;
 use crate::rewrite::{Candidate, Rewrite, Rewriter, Rule};
 
 /// The rules of this theme.
 pub const RULES: &[Rule] = &[
+    Rule {
+        name: "attention",
+        equation: "matmul(softmax(matmul(q * s, transpose(k) * t) * r), v) = attention(q, k, v) with scale s*t*r, and \
+                   with an added causal mask causal attention, for f32 and f64",
+        apply: written_out,
+    },
     Rule {
         name: "full_mask",
         equation: "attention(q, k, v, full(true)) = attention(q, k, v, full(0.0)) = attention(q, k, v)",
@@ -23,6 +29,49 @@ pub const RULES: &[Rule] = &[
         apply: grouped_heads,
     },
 ];
+
+fn written_out(cx: &mut Rewriter, node: &Candidate) -> Option<Rewrite> {
+    let (Op::MatMul, &[weights, v]) = (&node.op, &node.inputs[..]) else { return None };
+    let (Op::Softmax { axis, log: false }, &[scores]) = cx.def(weights)? else { return None };
+    if *axis + 1 != node.ty.rank() || !matches!(node.ty.dtype, DType::F32 | DType::F64) {
+        return None;
+    }
+    let (scores, causal) = unmasked(cx, scores);
+    let (scores, outer) = unscaled(cx, scores);
+    let (Op::MatMul, &[q, k]) = cx.def(scores)? else { return None };
+    let ((q, of_q), (k, of_k)) = (unscaled(cx, q), unscaled(cx, k));
+    let (Op::Permute { perm }, &[k]) = cx.def(k)? else { return None };
+    let (k, inner) = unscaled(cx, k);
+    let swapped = perm.len().checked_sub(2)?;
+    let transposes = perm[..swapped].iter().copied().eq(0..swapped) && perm[swapped..] == [swapped + 1, swapped];
+    let op = Op::Attention { causal, scale: Float(outer * of_q * of_k * inner) };
+    let types = [q, k, v].map(|x| cx.ty(x));
+    let fits = infer::infer(&op, &types, None).is_ok_and(|t| t.as_deref() == Some(std::slice::from_ref(&node.ty)));
+    (transposes && fits).then(|| Rewrite::Node(op, vec![q, k, v]))
+}
+
+/// `x` and `c`, if the value is `x * c` or `x / (1/c)`, else the value and 1.
+fn unscaled(cx: &Rewriter, value: ValueId) -> (ValueId, f64) {
+    match cx.def(value) {
+        Some((Op::BinaryScalar { op: BinaryOp::Mul, scalar, .. }, &[x])) => (x, scalar.as_f64()),
+        Some((Op::BinaryScalar { op: BinaryOp::Div, scalar, scalar_left: false }, &[x])) => (x, 1.0 / scalar.as_f64()),
+        _ => (value, 1.0),
+    }
+}
+
+/// Scores without the causal mask that is added to them, and whether there was one. Another mask may hide all
+/// of a row, which attention defines and softmax does not.
+fn unmasked(cx: &Rewriter, scores: ValueId) -> (ValueId, bool) {
+    if let Some((Op::Binary(BinaryOp::Add), &[a, b])) = cx.def(scores) {
+        for (x, mask) in [(a, b), (b, a)] {
+            let added = cx.shape(x) == cx.shape(scores) && cx.def(mask).is_some();
+            if added && bool_mask(cx, mask).is_some_and(|m| is_causal(cx, m)) {
+                return (x, true);
+            }
+        }
+    }
+    (scores, false)
+}
 
 fn full_mask(cx: &mut Rewriter, node: &Candidate) -> Option<Rewrite> {
     let (Op::Attention { .. }, &[q, k, v, mask]) = (&node.op, &node.inputs[..]) else { return None };

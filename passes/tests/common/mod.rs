@@ -11,6 +11,9 @@
 //!
 //! `UPDATE_EXPECT=1 cargo test` writes what was found in the place of what was expected.
 
+// Each suite uses a part.
+#![allow(dead_code)]
+
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
