@@ -34,7 +34,7 @@
 //! For every number of runs, every sequence of buckets, every binding within their ranges, every rank, and
 //! every timing of the ranks:
 //! 1. Two accesses to overlapping bytes of one rank's memory, one of them a write, are ordered by `→`. Exempt
-//!    are a packet and its receipt, and the accesses of one step, where the rules of [`inplace`] hold instead.
+//!    are a packet and its receipt, and the accesses of one step, where the rules of `inplace` hold instead.
 //! 2. A step finds its operands intact, the caller finds the outputs intact, and the next run finds bound
 //!    parameters intact. With 1, the order of the list decides what is intact.
 //! 3. Collectives of one group run in one order on all ranks.
@@ -48,15 +48,16 @@
 //!
 //! # How
 //! Sizes and positions are dims. A value's *span* holds all bytes that it can occupy on any rank under any
-//! binding; values whose spans meet share bytes unless the dims prove them apart ([`place`]). The order is
-//! decided with vector clocks ([`clock`]) and the last accesses of each byte ([`memory`]), in one pass over
-//! the list per bucket and a short one per sequence of buckets ([`time`]). Time is near linear in the number
+//! binding; values whose spans meet share bytes unless the dims prove them apart (`place`). The order is
+//! decided with vector clocks (`clock`) and the last accesses of each byte (`memory`), in one pass over
+//! the list per bucket and a short one per sequence of buckets (`time`). Time is near linear in the number
 //! of steps.
 //!
 //! # What is not proven
 //! That the planned programs compute what the source computes (only their signatures are compared), that a
-//! variant's implementation keeps its contract, that kernels write what they should, and that estimates are
-//! right.
+//! variant's implementation keeps its contract, that kernels write what they should, that estimates are right,
+//! and that a slice stays within its operand for sizes for which the verifier cannot tell: whoever runs a plan
+//! knows the sizes and refuses those.
 
 mod buffer;
 mod clock;
