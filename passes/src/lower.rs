@@ -1,10 +1,10 @@
 //! Lowering: how each collective runs.
 //!
-//! The program is cut into [`region`]s around its collectives. For each region that differs from all others
-//! an e-graph over a small [`language`] is saturated with the [`rules`] and the cheapest program is
-//! [`extract`]ed, by the times of the machine profile and the copies that a placement would force. Equal
+//! The program is cut into `region`s around its collectives. For each region that differs from all others
+//! an e-graph over a small `language` is saturated with the [`rules`] and the cheapest program is
+//! `extract`ed, by the times of the machine profile and the copies that a placement would force. Equal
 //! regions, as the layers of a model have them, are solved once. The lowered program is then
-//! [`build`] from the solutions.
+//! `build` from the solutions.
 //!
 //! Invariants: every collective of the result has a variant. No region costs more than plain everywhere, by
 //! the profile. The work is bounded by nodes and iterations, never by the clock, and nothing depends on the
@@ -114,7 +114,8 @@ pub struct Report {
 }
 
 /// Chooses how each collective of a program runs, for one bucket. Variants that the collectives have already
-/// are chosen anew. The symbols of the result have the ranges of the bucket.
+/// are chosen anew. The symbols of the result have the ranges of the bucket. The graph must satisfy the
+/// verifier, as what [`crate::canonicalize`] gives does.
 ///
 /// # Errors
 /// The number of ranks is open, a range does not fit its symbol, or the profile has no curve for plain.
@@ -122,10 +123,10 @@ pub fn lower(graph: &Graph, config: &LowerConfig) -> Result<(Graph, Vec<Choice>)
     lower_with_report(graph, config).map(|(graph, choices, _)| (graph, choices))
 }
 
-/// [`lower`], with what it did.
+/// [`lower()`], with what it did.
 ///
 /// # Errors
-/// As [`lower`].
+/// As [`lower()`].
 pub fn lower_with_report(
     graph: &Graph,
     config: &LowerConfig,

@@ -106,7 +106,8 @@ fn cases() {
             );
             seen.borrow_mut().insert(word);
         }
-        for which in [0, 1] {
+        // Without symbols all bindings are alike.
+        for which in 0..=i64::from(!out.symbols.is_empty()) {
             let bindings = bindings(&out, which);
             let worst = difference(&case.program, &out, &bindings, 3);
             assert!(

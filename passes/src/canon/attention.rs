@@ -43,10 +43,12 @@ fn written_out(cx: &mut Rewriter, node: &Candidate) -> Option<Rewrite> {
     let (Op::Permute { perm }, &[k]) = cx.def(k)? else { return None };
     let (k, inner) = unscaled(cx, k);
     let swapped = perm.len().checked_sub(2)?;
-    let transposes = perm[..swapped].iter().copied().eq(0..swapped) && perm[swapped..] == [swapped + 1, swapped];
+    let transposes =
+        perm[..swapped].iter().copied().eq(0..swapped) && perm[swapped..] == [swapped + 1, swapped];
     let op = Op::Attention { causal, scale: Float(outer * of_q * of_k * inner) };
     let types = [q, k, v].map(|x| cx.ty(x));
-    let fits = infer::infer(&op, &types, None).is_ok_and(|t| t.as_deref() == Some(std::slice::from_ref(&node.ty)));
+    let fits =
+        infer::infer(&op, &types, None).is_ok_and(|t| t.as_deref() == Some(std::slice::from_ref(&node.ty)));
     (transposes && fits).then(|| Rewrite::Node(op, vec![q, k, v]))
 }
 
@@ -54,7 +56,9 @@ fn written_out(cx: &mut Rewriter, node: &Candidate) -> Option<Rewrite> {
 fn unscaled(cx: &Rewriter, value: ValueId) -> (ValueId, f64) {
     match cx.def(value) {
         Some((Op::BinaryScalar { op: BinaryOp::Mul, scalar, .. }, &[x])) => (x, scalar.as_f64()),
-        Some((Op::BinaryScalar { op: BinaryOp::Div, scalar, scalar_left: false }, &[x])) => (x, 1.0 / scalar.as_f64()),
+        Some((Op::BinaryScalar { op: BinaryOp::Div, scalar, scalar_left: false }, &[x])) => {
+            (x, 1.0 / scalar.as_f64())
+        }
         _ => (value, 1.0),
     }
 }

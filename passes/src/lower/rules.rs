@@ -212,7 +212,7 @@ pub const RULES: &[Rule] = &[
 ///
 /// # Errors
 /// The name of a rule whose patterns do not parse, which the tests exclude.
-pub fn compiled(rounding: bool) -> Result<Vec<Rewrite<Lang, Facts>>, String> {
+pub(super) fn compiled(rounding: bool) -> Result<Vec<Rewrite<Lang, Facts>>, String> {
     let usable = RULES.iter().filter(|r| rounding || !r.rounds);
     usable
         .map(|rule| {
