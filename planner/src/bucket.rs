@@ -12,8 +12,8 @@ use crate::liveness::{ExitChoice, Liveness, Meeting};
 use crate::pack::{self, Block, Packing};
 use crate::place::{Class, Classes, Home, Member, Shares};
 use crate::plan::{
-    ALIGN, ArenaKind, Barrier, Bucket, Buffer, ByRank, CopyReason, Decision, ForcedCopy, Memory, Place, Reach, Step,
-    Totals,
+    ALIGN, ArenaKind, Barrier, Bucket, Buffer, ByRank, CopyReason, Decision, ForcedCopy, Memory, Place,
+    Reach, Step, Totals,
 };
 use crate::prepare::Prepared;
 use crate::steps::Steps;
@@ -79,11 +79,11 @@ pub struct Sized {
 pub fn sized(prepared: &Prepared, placed: &Placed, symbols: &Symbols) -> Result<Vec<Sized>, PlanError> {
     let mut wraps = vec![None; placed.classes.list.len()];
     for (s, exit) in placed.live.exits.iter().enumerate() {
-        if let (ExitChoice::Dropped(Meeting::NextRun(y)), Some(&v)) = (exit, placed.steps.list[s].reads.first()) {
-            if let Some(c) = placed.classes.of[v] {
+        if let (ExitChoice::Dropped(Meeting::NextRun(y)), Some(&v)) =
+            (exit, placed.steps.list[s].reads.first())
+            && let Some(c) = placed.classes.of[v] {
                 wraps[c as usize] = Some(wraps[c as usize].map_or(*y, |w: u32| w.max(*y)));
             }
-        }
     }
     let arenas = placed.classes.iter().filter_map(|(c, class)| match class.home {
         Home::Arena(arena) => Some((c, class, arena)),
@@ -151,7 +151,8 @@ pub fn bucket(
             wraps: s.wraps,
         })
         .collect();
-    let steps = writer.steps(waits(&program.placed.steps, &program.placed.live, &program.placed.classes, &extents));
+    let steps =
+        writer.steps(waits(&program.placed.steps, &program.placed.live, &program.placed.classes, &extents));
     let copies = writer.copies()?;
     let mut totals = Totals {
         ordinary_peak: ordinary.peak,
@@ -182,7 +183,12 @@ pub fn bucket(
     })
 }
 
-fn pack_arena(sized: &[Sized], arena: ArenaKind, fixed: u64, config: &pack::Config) -> Result<Packing, PlanError> {
+fn pack_arena(
+    sized: &[Sized],
+    arena: ArenaKind,
+    fixed: u64,
+    config: &pack::Config,
+) -> Result<Packing, PlanError> {
     let mut blocks: Vec<Block> = sized.iter().filter(|s| s.arena == arena).map(|s| s.block).collect();
     blocks.push(Block { start: 0, end: 0, size: fixed, align: ALIGN, offset: Some(0) });
     pack::pack(&blocks, config).map_err(|error| PlanError::Pack {
@@ -255,7 +261,9 @@ impl Writer<'_> {
         let mut places = IndexMap::with_capacity(graph.values.len());
         for (i, input) in graph.inputs.iter() {
             let (memory, why) = match self.fixed.bound.get(&i.index()) {
-                Some(&f) => (Memory::Fixed(f), "an input that the caller writes in the symmetric arena".to_string()),
+                Some(&f) => {
+                    (Memory::Fixed(f), "an input that the caller writes in the symmetric arena".to_string())
+                }
                 None => (Memory::Input(i.index()), "an input".to_string()),
             };
             let place = Place { memory, offset: "0".to_string(), by_rank: None, why };

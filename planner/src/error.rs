@@ -57,7 +57,9 @@ pub enum PlanError {
         variant: &'static str,
     },
     /// A contract that the planner has no rule for.
-    #[error("%{node}: {op} with the variant {variant} writes the results of peers before they arrive, which is not planned yet")]
+    #[error(
+        "%{node}: {op} with the variant {variant} writes the results of peers before they arrive, which is not planned yet"
+    )]
     EntrylessPush {
         /// The node.
         node: String,
@@ -67,7 +69,9 @@ pub enum PlanError {
         variant: &'static str,
     },
     /// A value has no size that memory can hold.
-    #[error("%{value}: its size at the upper bound of its symbols is {bytes} bytes; at most 2^52 can be planned")]
+    #[error(
+        "%{value}: its size at the upper bound of its symbols is {bytes} bytes; at most 2^52 can be planned"
+    )]
     TooLarge {
         /// The value.
         value: String,

@@ -12,6 +12,8 @@ pub mod pack;
 mod pipeline;
 mod place;
 pub mod plan;
+#[doc(hidden)]
+pub mod plan_fuzz;
 mod plan_io;
 mod prepare;
 mod steps;

@@ -21,7 +21,7 @@ use symmc_ir::machine::Profile;
 use symmc_ir::{Op, Table, ValueId};
 
 use crate::bucket::Symbols;
-use crate::plan::Lane;
+use crate::plan::{CopyReason, Lane};
 use crate::prepare::Prepared;
 use crate::steps::{StepInfo, Steps};
 
@@ -95,12 +95,14 @@ impl Tasks {
             readers[v.index()] += 1;
         }
         let indices = |values: &[ValueId]| values.iter().map(|v| v.index() as u32).collect::<Vec<_>>();
-        let before = Lists::from_rows(steps.list.iter().map(|s| {
-            let mut row: Vec<u32> = s.reads.iter().filter_map(|&v| steps.def[v]).collect();
+        let mut before: Vec<Vec<u32>> =
+            steps.list.iter().map(|s| s.reads.iter().filter_map(|&v| steps.def[v]).collect()).collect();
+        returns_last(program, steps, &mut before);
+        for row in &mut before {
             row.sort_unstable();
             row.dedup();
-            row
-        }));
+        }
+        let before = Lists::from_rows(before.into_iter());
         let writes = steps.list.iter().map(|s| s.writes.iter().map(|v| bytes[v.index()]).sum()).collect();
         let time = steps.list.iter().map(|s| time(program, &sizes, s, symbols, profile)).collect();
         Tasks {
@@ -177,6 +179,25 @@ impl Tasks {
     }
 }
 
+/// Lets a copy into an output follow the other readers of what it copies: their memory can then be the output's,
+/// and the copy moves nothing.
+fn returns_last(program: &Prepared, steps: &Steps, before: &mut [Vec<u32>]) {
+    let returns = program.copies.iter().filter(|c| c.reason == CopyReason::Output);
+    let returns: Vec<(ValueId, u32)> = returns
+        .filter(|c| program.whole[c.of])
+        .filter_map(|c| Some((program.base[c.of], steps.def[c.value]?)))
+        .collect();
+    if returns.is_empty() {
+        return;
+    }
+    let readers = steps.readers();
+    for (base, copy) in returns {
+        if steps.def[base].is_some() && !program.symmetric[base] {
+            before[copy as usize].extend(readers.of(base).iter().filter(|&&s| s < copy));
+        }
+    }
+}
+
 /// The estimated time of a step: what it moves (views count as their bases) at the speed of a copy, arithmetic at 256 operations for each
 /// byte of that, a collective as its profile says.
 fn time(
@@ -189,8 +210,7 @@ fn time(
     let graph = &program.graph;
     let node = &graph.nodes[step.node];
     let size = |v: &ValueId| sizes[v.index()];
-    let (read, written): (u64, u64) =
-        (step.reads.iter().map(size).sum(), step.writes.iter().map(size).sum());
+    let (read, written): (u64, u64) = (step.reads.iter().map(size).sum(), step.writes.iter().map(size).sum());
     let nanoseconds = |us: f64| (us * 1000.0).clamp(0.0, 1e15) as u64;
     let copy = |bytes: u64| match profile {
         Some(p) => nanoseconds(p.copy_us(bytes)),
@@ -379,7 +399,9 @@ impl<'a> Scheduler<'a> {
         self.memory.start(self.tasks, s);
         self.memory.end(self.tasks, s);
         for &b in self.tasks.before.of(s) {
-            if self.tasks.lane[b as usize] == Lane::Comm && !std::mem::replace(&mut self.used[b as usize], true) {
+            if self.tasks.lane[b as usize] == Lane::Comm
+                && !std::mem::replace(&mut self.used[b as usize], true)
+            {
                 self.in_flight -= 1;
             }
         }

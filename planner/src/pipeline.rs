@@ -9,6 +9,7 @@ use std::rc::Rc;
 use indexmap::IndexMap;
 use symmc_ir::entity::Entity;
 use symmc_ir::machine::Profile;
+use symmc_ir::verify::verify;
 use symmc_ir::{Graph, InputId, Node, NodeId, Op, text};
 
 use crate::bucket::{FixedMemory, Placed, Program, Symbols, bucket, size, sized};
@@ -57,7 +58,7 @@ impl Default for PlanConfig {
             bind: BTreeSet::new(),
             profile: None,
             slack: 0.05,
-            pack: pack::Config { work: 60_000, enough: 0.001 },
+            pack: pack::Config { work: 60_000, rounds: 32, enough: 0.001 },
         }
     }
 }
@@ -77,17 +78,35 @@ pub fn plan(source: &Graph, lowered: &[BucketInput], config: &PlanConfig) -> Res
         bound.extend(bound_inputs(&b.graph, views, &config.bind)?);
     }
     let (prepared, program_of) = distinct(lowered, &views, &bound)?;
-    let next_run = if lowered.len() == 1 { NextRun::Same } else { NextRun::Unknown };
     let profile = config.profile.clone().or_else(|| Profile::builtin(&config.machine));
-    let mut programs = Vec::with_capacity(prepared.len());
-    for p in prepared {
-        programs.push(schedule(p, &bound, next_run, config.slack, profile.as_ref())?);
-    }
     let (fixed, memory) = fixed_memory(lowered, &bound)?;
-    let mut buckets = Vec::with_capacity(lowered.len());
-    for (b, &p) in lowered.iter().zip(&program_of) {
-        buckets.push(bucket(&programs[p], p, &b.graph.symbols, &memory, &b.decisions, &config.pack)?);
-    }
+    let make = |prepared: Vec<Prepared>, next_run: NextRun| {
+        let mut programs = Vec::with_capacity(prepared.len());
+        for p in prepared {
+            programs.push(schedule(p, &bound, next_run, config.slack, profile.as_ref())?);
+        }
+        let mut buckets = Vec::with_capacity(lowered.len());
+        for (b, &p) in lowered.iter().zip(&program_of) {
+            buckets.push(bucket(&programs[p], p, &b.graph.symbols, &memory, &b.decisions, &config.pack)?);
+        }
+        Ok((programs, buckets))
+    };
+    let (programs, buckets) = match lowered.len() {
+        1 => {
+            let once = make(prepared.clone(), NextRun::Same)?;
+            match reach_around(&once.1[0]) {
+                // Lifetimes on a circle may need more than their bound. Without a dropped exit that reaches into
+                // the next run they lie on a line.
+                true => {
+                    let kept = make(prepared, NextRun::Unknown)?;
+                    let peak = |b: &[Bucket]| b[0].totals.symmetric_peak;
+                    if peak(&kept.1) < peak(&once.1) { kept } else { once }
+                }
+                false => once,
+            }
+        }
+        _ => make(prepared, NextRun::Unknown)?,
+    };
     let text = text::print(source);
     Ok(Plan {
         version: VERSION,
@@ -99,6 +118,12 @@ pub fn plan(source: &Graph, lowered: &[BucketInput], config: &PlanConfig) -> Res
         fixed,
         buckets,
     })
+}
+
+/// Whether memory that is occupied from one run to the next may be what lifts the peak above the bound.
+fn reach_around(b: &Bucket) -> bool {
+    let above = b.totals.symmetric_peak - b.totals.symmetric_bound;
+    above * 100 > b.totals.symmetric_bound && b.buffers.iter().any(|b| b.last < b.first)
 }
 
 /// The lowered programs have the inputs, outputs, groups and symbols of the source, and disjoint ranges.
@@ -156,7 +181,7 @@ fn same_memory(a: &Graph, b: &Graph) -> bool {
 }
 
 /// The distinct planned programs and the index of each bucket's. Equal ones have the smallest ranges of the
-/// symbols that hold those of their buckets.
+/// symbols that hold those of their buckets; they stay apart if they are only valid over ranges of their own.
 fn distinct(
     lowered: &[BucketInput],
     views: &[Rc<Views>],
@@ -171,12 +196,13 @@ fn distinct(
             p.graph.symbols.clone_from(&q.graph.symbols);
             p == *q
         });
-        match same {
+        for (s, range) in own.iter() {
+            let hull = &mut p.graph.symbols[s];
+            (hull.min, hull.max) = (hull.min.min(range.min), hull.max.max(range.max));
+        }
+        match same.filter(|_| verify(&p.graph).is_ok()) {
             Some(i) => {
-                for (s, range) in own.iter() {
-                    let hull = &mut programs[i].graph.symbols[s];
-                    (hull.min, hull.max) = (hull.min.min(range.min), hull.max.max(range.max));
-                }
+                programs[i].graph.symbols = p.graph.symbols;
                 of.push(i);
             }
             None => {
@@ -230,12 +256,24 @@ fn schedule(
         }
     };
     let steps = Steps::new(&prepared.graph, &prepared.base)?;
-    let placed = place(&prepared, steps, bound, next_run, Parts::Inside);
+    let mut placed = place(&prepared, steps, bound, next_run, Parts::Inside);
+    if placed.classes.has_parts() {
+        let apart = place(&prepared, placed.steps.clone(), bound, next_run, Parts::Apart);
+        if demand(&prepared, &apart, &symbols)? < demand(&prepared, &placed, &symbols)? {
+            placed = apart;
+        }
+    }
     Ok(Program { prepared, placed })
 }
 
 /// Places a program with its steps in this order.
-fn place(program: &Prepared, steps: Steps, bound: &BTreeSet<usize>, next_run: NextRun, parts: Parts) -> Placed {
+fn place(
+    program: &Prepared,
+    steps: Steps,
+    bound: &BTreeSet<usize>,
+    next_run: NextRun,
+    parts: Parts,
+) -> Placed {
     let live = Liveness::new(&program.graph, &steps, bound, next_run);
     let classes = Classes::new(program, &steps, &live, parts);
     let mut placed = Placed { steps, live, classes };
@@ -254,7 +292,10 @@ fn demand(program: &Prepared, placed: &Placed, symbols: &Symbols) -> Result<u64,
 }
 
 /// Landing zones for all groups with packet collectives, then bound inputs.
-fn fixed_memory(lowered: &[BucketInput], bound: &BTreeSet<usize>) -> Result<(Vec<Fixed>, FixedMemory), PlanError> {
+fn fixed_memory(
+    lowered: &[BucketInput],
+    bound: &BTreeSet<usize>,
+) -> Result<(Vec<Fixed>, FixedMemory), PlanError> {
     let mut zones: IndexMap<String, u64> = IndexMap::new();
     for b in lowered {
         let graph = &b.graph;

@@ -64,12 +64,12 @@ pub enum Shares {
     Piece(ValueId),
 }
 
-/// Whether operands are produced inside the larger results that they are parts of.
+/// Whether operands are produced inside the larger results that they are parts of. Parts of outputs always are.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Parts {
     /// Yes: saves the copy and the operand's own bytes.
     Inside,
-    /// No: the larger result is not occupied before it is written.
+    /// Not in an arena: the larger result is not occupied before it is written.
     Apart,
 }
 
@@ -84,17 +84,22 @@ pub struct Classes {
 impl Classes {
     /// Places every base that a node defines.
     pub fn new(program: &Prepared, steps: &Steps, live: &Liveness, parts: Parts) -> Classes {
-        let mut placing = Placing { program, steps, live, classes: singles(program, steps) };
-        if parts == Parts::Inside {
-            for s in 0..steps.list.len() {
-                placing.gather(s);
-                placing.concat(s);
-            }
+        let mut placing = Placing { program, steps, live, parts, classes: singles(program, steps) };
+        for s in 0..steps.list.len() {
+            placing.gather(s);
+            placing.concat(s);
         }
         for s in 0..steps.list.len() {
             placing.overwrite(s);
         }
         placing.classes
+    }
+
+    /// Whether any value lies inside a larger result in an arena.
+    pub fn has_parts(&self) -> bool {
+        let arenas = self.list.iter().filter(|c| matches!(c.home, Home::Arena(_)));
+        let mut members = arenas.flat_map(|c| &c.members);
+        members.any(|m| matches!(m.shares, Shares::Shard(_) | Shares::Piece(_)))
     }
 
     /// The classes that have members.
@@ -138,6 +143,7 @@ struct Placing<'a> {
     program: &'a Prepared,
     steps: &'a Steps,
     live: &'a Liveness,
+    parts: Parts,
     classes: Classes,
 }
 
@@ -163,9 +169,8 @@ impl Placing<'_> {
         let node = &self.program.graph.nodes[step.node];
         let (operand, result) = (node.inputs[0], node.outputs[0]);
         let Some(base) = self.dying_whole(operand, s) else { return };
-        let symmetric = self.program.symmetric[base];
         let stride = self.program.bytes[base].clone();
-        self.put_inside(base, result, Dim::from(0), Some((c.group, stride)), symmetric);
+        self.put_inside(base, result, Dim::from(0), Some((c.group, stride)));
     }
 
     /// The operands of a concatenation at their pieces of the result.
@@ -180,31 +185,25 @@ impl Placing<'_> {
         let mut offset = Dim::from(0);
         for &operand in &node.inputs {
             if let Some(base) = self.dying_whole(operand, s) {
-                // A piece that peers touch stays in an arena that they reach.
-                self.put_inside(base, result, offset.clone(), None, false);
+                self.put_inside(base, result, offset.clone(), None);
             }
             offset = offset + graph.ty(operand).bytes();
         }
     }
 
-    /// Moves the class of `part` into the class of `whole`, which becomes symmetric if `raise`.
-    fn put_inside(
-        &mut self,
-        part: ValueId,
-        whole: ValueId,
-        offset: Dim,
-        by_rank: Option<(GroupId, Dim)>,
-        raise: bool,
-    ) {
+    /// Moves the class of `part` into the class of `whole`. A part that peers touch only goes where they reach;
+    /// the whole does not move for it.
+    fn put_inside(&mut self, part: ValueId, whole: ValueId, offset: Dim, by_rank: Option<(GroupId, Dim)>) {
         let (Some(p), Some(w)) = (self.classes.of[part], self.classes.of[whole]) else { return };
         let (p, w) = (p as usize, w as usize);
         let (from, into) = (&self.classes.list[p], &self.classes.list[w]);
         let symmetric = Home::Arena(ArenaKind::Symmetric);
         let fits = match (from.home, into.home) {
             (Home::Output(_), _) => false,
-            (Home::Arena(ArenaKind::Ordinary), _) => true,
-            (Home::Arena(ArenaKind::Symmetric), Home::Output(_)) => false,
-            (Home::Arena(ArenaKind::Symmetric), home) => home == symmetric || raise,
+            (Home::Arena(_), Home::Output(_)) => from.home != symmetric,
+            (Home::Arena(_), home) => {
+                self.parts == Parts::Inside && (from.home != symmetric || home == symmetric)
+            }
         };
         let nested = by_rank.is_some() && from.members.iter().any(|m| m.by_rank.is_some());
         // Peers touch aligned bytes only.
@@ -218,9 +217,6 @@ impl Placing<'_> {
         let first = self.classes.list[p].first;
         let shares = if by_rank.is_some() { Shares::Shard(whole) } else { Shares::Piece(whole) };
         let into = &mut self.classes.list[w];
-        if raise {
-            into.home = symmetric;
-        }
         into.first = into.first.min(first);
         into.others = into.others.max(release);
         for mut m in moved {

@@ -239,7 +239,8 @@ impl<'a> Rebuild<'a> {
         for (_, input) in old.inputs.iter() {
             let value = &old.values[input.value];
             let (name, source) = (value.name.clone(), input.source.clone());
-            map[input.value] = graph.add_input(input.kind, name, source, value.ty.clone(), input.data.clone());
+            map[input.value] =
+                graph.add_input(input.kind, name, source, value.ty.clone(), input.data.clone());
         }
         Rebuild { old, graph, map, names: HashSet::new() }
     }
@@ -329,11 +330,8 @@ impl Prepared {
             symmetric[new] = self.symmetric[old];
             bytes[new] = self.bytes[old].clone();
         }
-        let copies = self.copies.iter().map(|c| Copied {
-            value: out.map[c.value],
-            of: out.map[c.of],
-            ..c.clone()
-        });
+        let copies =
+            self.copies.iter().map(|c| Copied { value: out.map[c.value], of: out.map[c.of], ..c.clone() });
         let copies = copies.collect();
         Prepared { graph: out.graph, base, whole, bytes, symmetric, copies }
     }

@@ -84,12 +84,11 @@ fn touch(steps: &Steps, live: &Liveness, classes: &Classes, s: usize, touches: &
             *lane = (*lane).max(s as u32 + 1);
         }
     }
-    if let (ExitChoice::Dropped(Meeting::Later(y)), Some(&v)) = (live.exits[s], step.reads.first()) {
-        if let Some(c) = classes.of[v] {
+    if let (ExitChoice::Dropped(Meeting::Later(y)), Some(&v)) = (live.exits[s], step.reads.first())
+        && let Some(c) = classes.of[v] {
             let lane = &mut touches[c as usize][Lane::Comm as usize];
             *lane = (*lane).max(y + 1);
         }
-    }
 }
 
 fn last_touches(steps: &Steps, live: &Liveness, classes: &Classes) -> Vec<Touches> {
@@ -144,5 +143,86 @@ impl Owners {
         }
         self.0.insert(start, (end, touches));
         before
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use symmc_ir::text;
+
+    use super::*;
+    use crate::liveness::NextRun;
+    use crate::place::Parts;
+    use crate::prepare::{Prepared, prepare};
+    use crate::views::Views;
+
+    /// Waits of a program whose classes lie at these offsets: `value offset end`, one a word triple. A class that
+    /// is not listed shares nothing.
+    fn waits_of(program: &str, layout: &str) -> Vec<Vec<usize>> {
+        let head = "program \"w\" ranks 2\ngroup @g world\narg %x: f32[16, 16]\nparam %w: f32[16, 16]\n";
+        let graph = text::parse(&format!("{head}{program}")).unwrap_or_else(|e| panic!("{e}"));
+        let none = BTreeSet::new();
+        let p: Prepared = prepare(&graph, &Views::new(&graph), &none).expect("prepares");
+        let steps = Steps::new(&p.graph, &p.base).expect("steps");
+        let live = Liveness::new(&p.graph, &steps, &none, NextRun::Unknown);
+        let classes = Classes::new(&p, &steps, &live, Parts::Inside);
+        let words: Vec<&str> = layout.split_whitespace().collect();
+        let extents: Vec<Extent> = words
+            .chunks(3)
+            .map(|c| {
+                let value =
+                    p.graph.values.iter().find(|(_, v)| v.name == c[0]).map(|(id, _)| id).expect(c[0]);
+                let class = classes.of[value].expect("a class") as usize;
+                let number = |s: &str| s.parse().expect("a number");
+                let (start, end) = (number(c[1]), number(c[2]));
+                Extent { class, arena: ArenaKind::Ordinary, start, end, wraps: None }
+            })
+            .collect();
+        waits(&steps, &live, &classes, &extents)
+    }
+
+    const PROGRAM: &str = "%a: f32[16, 16] = matmul %x, %w\n%b: f32[16, 16] = matmul %a, %w\n\
+        %c: f32[16, 16] = all_reduce %x op=sum group=@g via=plain\n%d: f32[16, 16] = matmul %b, %w\n\
+        %e: f32[16, 16] = matmul %c, %d\nreturn %e\n";
+
+    #[test]
+    fn lanes_wait_for_operands_alone_when_nothing_shares_bytes() {
+        assert_eq!(
+            waits_of(PROGRAM, "a 0 9 b 10 19 c 20 29 d 30 39"),
+            [vec![], vec![], vec![], vec![], vec![2]]
+        );
+    }
+
+    #[test]
+    fn a_result_waits_for_the_last_access_to_its_bytes_in_the_other_lane() {
+        // c takes the bytes of a, which b read last.
+        assert_eq!(
+            waits_of(PROGRAM, "a 0 9 b 10 19 c 0 9 d 30 39"),
+            [vec![], vec![], vec![1], vec![], vec![2]]
+        );
+        // One byte is enough.
+        assert_eq!(waits_of(PROGRAM, "a 0 9 b 10 19 c 8 10 d 30 39")[2], [1]);
+        assert_eq!(waits_of(PROGRAM, "a 0 9 b 10 19 c 9 10 d 30 39")[2], [0usize; 0]);
+    }
+
+    #[test]
+    fn bytes_reach_back_to_every_owner_that_is_still_the_latest() {
+        // d takes a part of a and a part of c; c is the communication lane's.
+        let program = "%a: f32[16, 16] = matmul %x, %w\n%b: f32[16, 16] = matmul %a, %w\n\
+            %c: f32[16, 16] = all_reduce %b op=sum group=@g via=plain\n%d: f32[16, 16] = matmul %w, %w\n\
+            %z: f32[16, 16] = matmul %d, %d\nreturn %z\n";
+        assert_eq!(waits_of(program, "a 0 9 b 50 60 c 10 19 d 5 15")[3], [2]);
+        assert_eq!(waits_of(program, "a 0 9 b 50 60 c 10 19 d 5 10")[3], [0usize; 0]);
+    }
+
+    #[test]
+    fn a_wait_that_the_lane_has_made_is_not_repeated() {
+        let program = "%a: f32[16, 16] = all_reduce %x op=sum group=@g via=plain\n\
+            %b: f32[16, 16] = matmul %a, %w\n%c: f32[16, 16] = matmul %a, %b\n\
+            %d: f32[16, 16] = all_reduce %c op=sum group=@g via=plain\n\
+            %e: f32[16, 16] = all_reduce %b op=sum group=@g via=plain\n%f: f32[16, 16] = matmul %d, %e\nreturn %f\n";
+        assert_eq!(waits_of(program, ""), [vec![], vec![0], vec![], vec![2], vec![], vec![4]]);
     }
 }

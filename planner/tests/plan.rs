@@ -1,18 +1,548 @@
-//! Small programs and the plans that they must give.
+//! Small programs and what their plans must say.
+//!
+//! A plan is written as one line a step: its number, `-` or `~` for the lanes of computation and communication,
+//! the node, what it waits for, the fate of a droppable exit barrier, and where its results lie with the steps
+//! at which that memory is occupied: `o` for the ordinary and `s` for the symmetric arena with an offset, `out`,
+//! `in` and `fixed` with an index.
 
-use symmc_ir::text;
-use symmc_planner::plan::Plan;
-use symmc_planner::{BucketInput, PlanConfig, plan};
+use std::fmt::Write;
 
-fn planned(program: &str) -> Plan {
-    let graph = text::parse(program).expect("parses");
-    let bucket = BucketInput { graph: graph.clone(), decisions: Vec::new() };
-    plan(&graph, &[bucket], &PlanConfig::default()).expect("plans")
+use symmc_ir::entity::Entity;
+use symmc_ir::{Graph, InputId, SymbolId, text};
+use symmc_planner::check::check;
+use symmc_planner::plan::{ArenaKind, Barrier, Bucket, CopyReason, Lane, Memory, Place, Plan, Reach, Role};
+use symmc_planner::{BucketInput, PlanConfig, PlanError, plan};
+
+const HEAD: &str = "program \"p\" ranks 4\ngroup @all world\ngroup @pairs [[0, 1], [2, 3]]\n\
+                    group @cross [[0, 2], [1, 3]]\n";
+
+fn graph(body: &str) -> Graph {
+    text::parse(&format!("{HEAD}{body}")).unwrap_or_else(|e| panic!("{e}"))
+}
+
+/// Plans buckets; the source has the range of all of them together.
+fn try_plan(graphs: Vec<Graph>, config: &PlanConfig) -> Result<Plan, PlanError> {
+    let mut source = graphs[0].clone();
+    for (s, symbol) in graphs.iter().flat_map(|g| g.symbols.iter()) {
+        let all = &mut source.symbols[s];
+        (all.min, all.max) = (all.min.min(symbol.min), all.max.max(symbol.max));
+    }
+    let buckets: Vec<BucketInput> =
+        graphs.into_iter().map(|graph| BucketInput { graph, decisions: Vec::new() }).collect();
+    plan(&source, &buckets, config)
+}
+
+/// Plans a program in the order of its nodes as far as that is the best one, and checks the plan.
+fn planned(body: &str) -> Plan {
+    planned_with(vec![graph(body)], &PlanConfig::default())
+}
+
+fn planned_with(graphs: Vec<Graph>, config: &PlanConfig) -> Plan {
+    let plan = try_plan(graphs, config).unwrap_or_else(|e| panic!("{e}"));
+    let errors = check(&plan).err().unwrap_or_default();
+    assert!(errors.is_empty(), "{errors:#?}\n{}", plan.to_json());
+    plan
+}
+
+fn place_text(bucket: &Bucket, place: &Place) -> String {
+    let mut out = match place.memory {
+        Memory::Buffer(b) => {
+            let b = &bucket.buffers[b];
+            let arena = if b.arena == ArenaKind::Ordinary { "o" } else { "s" };
+            format!("{arena}{} [{}..{}]", b.offset, b.first, b.last)
+        }
+        Memory::Fixed(f) => format!("fixed{f}"),
+        Memory::Input(i) => format!("in{i}"),
+        Memory::Output(k) => format!("out{k}"),
+    };
+    if place.offset != "0" {
+        let _ = write!(out, " +{}", place.offset);
+    }
+    if let Some(by) = &place.by_rank {
+        let _ = write!(out, " +{} by rank of {}", by.stride, by.group);
+    }
+    out
+}
+
+/// The steps of the first bucket.
+fn steps(plan: &Plan) -> String {
+    let bucket = &plan.buckets[0];
+    let program = text::parse(&plan.programs[bucket.program]).expect("a planned program parses");
+    let names = program.values_by_name();
+    let mut out = String::new();
+    for (s, step) in bucket.steps.iter().enumerate() {
+        let lane = if step.lane == Lane::Compute { "-" } else { "~" };
+        let _ = write!(out, "{s} {lane} {}", step.node);
+        for w in &step.waits {
+            let _ = write!(out, " after {w}");
+        }
+        match step.exit {
+            Some(Barrier::Dropped) => out.push_str(" dropped"),
+            Some(Barrier::Kept) => out.push_str(" kept"),
+            None => {}
+        }
+        let node = program.def_node(names[step.node.as_str()]).expect("a node");
+        for &v in &program.nodes[node].outputs {
+            let _ = write!(out, " = {}", place_text(bucket, &bucket.places[program.name_of(v)]));
+        }
+        out.push('\n');
+    }
+    out
+}
+
+#[track_caller]
+fn expect(plan: &Plan, expected: &str) {
+    let lines =
+        |text: &str| text.lines().map(|l| l.trim().to_string()).filter(|l| !l.is_empty()).collect::<Vec<_>>();
+    assert_eq!(lines(&steps(plan)), lines(expected), "{}", steps(plan));
+}
+
+fn place_of<'a>(plan: &'a Plan, value: &str) -> &'a Place {
+    &plan.buckets[0].places[value]
+}
+
+/// All-reduces of one size, one after another, each with a product before it.
+fn chain(variants: &[&str]) -> String {
+    let mut body = String::from("arg %x: f32[16, 16]\nparam %w: f32[16, 16]\n");
+    let mut last = "x".to_string();
+    for (i, variant) in variants.iter().enumerate() {
+        let _ = writeln!(body, "%a{i}: f32[16, 16] = matmul %{last}, %w");
+        let _ = writeln!(body, "%r{i}: f32[16, 16] = all_reduce %a{i} op=sum group={variant}");
+        last = format!("r{i}");
+    }
+    body + &format!("return %{last}\n")
 }
 
 #[test]
-fn scratch() {
-    let p = planned(&std::fs::read_to_string("/tmp/t/a.symm").unwrap());
-    println!("{}\n{}", p.programs[0], p.to_json());
-    println!("{:?}", symmc_planner::check::check(&p));
+fn a_dropped_operand_outlives_the_next_operand() {
+    // One-shot operands take two places in turn: a1 may not lie where a0 is read until r1 has met. a1 is read
+    // until r0 of the next run has met, which comes before a1 is written again.
+    let p = planned(&chain(&["@all via=one_shot", "@all via=one_shot"]));
+    expect(
+        &p,
+        "0 - a0 = s0 [0..2]
+         1 ~ r0 after 0 dropped = o0 [1..2]
+         2 - a1 after 1 = s1024 [2..0]
+         3 ~ r1 after 2 dropped = out0",
+    );
+    let reach: Vec<Reach> = p.buckets[0].buffers.iter().map(|b| b.reach).collect();
+    assert_eq!(reach, [Reach::Read, Reach::Local, Reach::Read]);
+    assert_eq!(p.buckets[0].totals.barriers_dropped, 2);
+}
+
+#[test]
+fn an_odd_number_of_turns_keeps_one_barrier() {
+    // Three operands, each alive with both others, would need three places on the circle.
+    let p = planned(&chain(&["@all via=one_shot", "@all via=one_shot", "@all via=one_shot"]));
+    let t = p.buckets[0].totals;
+    assert_eq!((t.barriers_dropped, t.barriers_kept), (2, 1));
+    assert_eq!((t.symmetric_peak, t.symmetric_bound), (2048, 2048));
+}
+
+#[test]
+fn results_of_the_meeting_may_take_the_bytes() {
+    // r1 is written after its meeting, when all peers have left r0, so it lies where a0 was read.
+    let p = planned(
+        "arg %x: f32[16, 16]\nparam %w: f32[16, 16]\n\
+         %a0: f32[16, 16] = matmul %x, %w\n\
+         %r0: f32[16, 16] = all_reduce %a0 op=sum group=@all via=one_shot\n\
+         %a1: f32[16, 16] = matmul %r0, %w\n\
+         %r1: f32[16, 16] = all_to_all %a1 splits=even group=@all via=push\n\
+         %z: f32[16, 16] = matmul %r1, %w\nreturn %z\n",
+    );
+    expect(
+        &p,
+        "0 - a0 = s0 [0..2]
+         1 ~ r0 after 0 dropped = o0 [1..2]
+         2 - a1 after 1 = o1024 [2..3]
+         3 ~ r1 after 2 = s0 [3..4]
+         4 - z after 3 = out0",
+    );
+}
+
+#[test]
+fn a_lone_collective_keeps_its_barrier() {
+    // It meets itself only after its operand is written again.
+    expect(
+        &planned(&chain(&["@all via=one_shot"])),
+        "0 - a0 = s0 [0..1]
+         1 ~ r0 after 0 kept = out0",
+    );
+}
+
+#[test]
+fn only_a_meeting_of_all_peers_counts() {
+    // A group of pairs does not meet the whole world; the world meets the pairs.
+    let small_then_large = planned(&chain(&["@pairs via=one_shot", "@all via=plain", "@pairs via=plain"]));
+    let exit = |p: &Plan, s: usize| p.buckets[0].steps[s].exit;
+    assert_eq!(exit(&small_then_large, 1), Some(Barrier::Dropped));
+    let large_then_small = planned(&chain(&["@all via=one_shot", "@pairs via=plain"]));
+    assert_eq!(exit(&large_then_small, 1), Some(Barrier::Kept));
+    let crossed = planned(&chain(&["@pairs via=one_shot", "@cross via=plain"]));
+    assert_eq!(exit(&crossed, 1), Some(Barrier::Kept));
+}
+
+#[test]
+fn a_broadcast_does_not_meet() {
+    let p = planned(
+        "arg %x: f32[16, 16]\nparam %w: f32[16, 16]\n\
+         %a: f32[16, 16] = matmul %x, %w\n\
+         %r: f32[16, 16] = all_reduce %a op=sum group=@all via=one_shot\n\
+         %b: f32[16, 16] = broadcast %r root=0 group=@all via=plain\n\
+         return %b\n",
+    );
+    assert_eq!(p.buckets[0].steps[1].exit, Some(Barrier::Kept));
+}
+
+#[test]
+fn with_several_buckets_the_last_barrier_stays() {
+    let mut body = chain(&["@all via=one_shot", "@all via=one_shot"]);
+    body = body.replace("arg %x: f32[16, 16]", "symbol t in 1..=64\narg %x: f32[t, 16]");
+    for i in 0..2 {
+        body = body.replace(&format!("%a{i}: f32[16, 16]"), &format!("%a{i}: f32[t, 16]"));
+        body = body.replace(&format!("%r{i}: f32[16, 16]"), &format!("%r{i}: f32[t, 16]"));
+    }
+    let p = planned_with(narrowed(&graph(&body), &[(1, 16), (17, 64)]), &PlanConfig::default());
+    assert_eq!(p.programs.len(), 1, "equal programs are kept once");
+    for bucket in &p.buckets {
+        let exits: Vec<Option<Barrier>> = bucket.steps.iter().map(|s| s.exit).collect();
+        assert_eq!(exits, [None, Some(Barrier::Dropped), None, Some(Barrier::Kept)]);
+    }
+    // Sizes are those of each bucket's upper bound, the arenas those of the larger one.
+    let sizes: Vec<u64> = p.buckets.iter().map(|b| b.buffers[0].size).collect();
+    assert_eq!(sizes, [16 * 16 * 4, 64 * 16 * 4]);
+    assert_eq!((p.arenas.symmetric, p.arenas.ordinary), (8192, 4096));
+    assert!(p.programs[0].contains("symbol t in 1..=64"), "{}", p.programs[0]);
+}
+
+fn narrowed(graph: &Graph, ranges: &[(i64, i64)]) -> Vec<Graph> {
+    let narrow = |&(min, max): &(i64, i64)| {
+        let mut g = graph.clone();
+        let symbol = &mut g.symbols[SymbolId::new(0)];
+        (symbol.min, symbol.max) = (min, max);
+        g
+    };
+    ranges.iter().map(narrow).collect()
+}
+
+#[test]
+fn packets_share_two_landing_zones_of_the_largest_size() {
+    let p = planned(
+        "arg %x: f32[16, 16]\n\
+         %s: f32[4, 16] = slice %x axis=0 start=0 step=1\n\
+         %n: f32[4, 16] = neg %s\n\
+         %a: f32[4, 16] = all_reduce %n op=sum group=@all via=packets\n\
+         %r: f32[16, 16] = all_reduce %x op=sum group=@all via=packets\n\
+         %q: f32[4, 16] = all_reduce %a op=sum group=@pairs via=packets\n\
+         return %q\nreturn %r\n",
+    );
+    let fixed: Vec<(Role, u64, u64)> = p.fixed.iter().map(|f| (f.role.clone(), f.offset, f.size)).collect();
+    let zone = |group: &str, zone| Role::Landing { group: group.into(), zone };
+    // Eight bytes carry four; every rank has a slot: 1024 bytes from four ranks, 256 from two.
+    assert_eq!(
+        fixed,
+        [
+            (zone("all", 0), 0, 8192),
+            (zone("all", 1), 8192, 8192),
+            (zone("pairs", 0), 16384, 1024),
+            (zone("pairs", 1), 17408, 1024)
+        ]
+    );
+    assert_eq!(p.arenas.symmetric, 20480);
+    assert_eq!(p.buckets[0].totals.symmetric_bound, 18432);
+}
+
+const PULLED_INPUTS: &str = "param %w: f32[16, 16] source \"w\"\narg %x: f32[16, 16]\n\
+    %v: f32[8, 32] = reshape %x\n\
+    %a: f32[16, 16] = all_reduce %w op=sum group=@all via=one_shot\n\
+    %b: f32[8, 32] = all_reduce %v op=sum group=@all via=one_shot\n\
+    %c: f32[32, 32] = all_gather %v group=@all via=pull\n\
+    return %a\nreturn %b\nreturn %c\n";
+
+#[test]
+fn parameters_are_bound_and_arguments_copied() {
+    let p = planned(PULLED_INPUTS);
+    assert_eq!(p.fixed.iter().map(|f| f.role.clone()).collect::<Vec<_>>(), [Role::Bound { input: 0 }]);
+    assert_eq!(place_of(&p, "w").memory, Memory::Fixed(0));
+    assert_eq!(place_of(&p, "x").memory, Memory::Input(1));
+    let copies = &p.buckets[0].copies;
+    assert_eq!(copies.len(), 1, "one copy serves both collectives: {copies:?}");
+    assert_eq!(
+        (copies[0].reason, copies[0].bytes, copies[0].bind),
+        (CopyReason::SymmetricInput, 1024, Some(1))
+    );
+    assert_eq!((copies[0].node.as_str(), copies[0].of.as_str()), ("v.symmetric", "v"));
+    assert_eq!(p.buckets[0].avoidable().into_iter().collect::<Vec<_>>(), [(1, 1024)]);
+    let t = p.buckets[0].totals;
+    assert_eq!((t.copies, t.copied), (1, 1024));
+}
+
+#[test]
+fn a_bound_argument_needs_no_copy_but_its_last_barrier() {
+    let bind = [InputId::new(1)].into_iter().collect();
+    let p = planned_with(vec![graph(PULLED_INPUTS)], &PlanConfig { bind, ..PlanConfig::default() });
+    assert!(p.buckets[0].copies.is_empty());
+    assert_eq!(place_of(&p, "x").memory, Memory::Fixed(1));
+    let exits: Vec<Option<Barrier>> = p.buckets[0].steps.iter().map(|s| s.exit).collect();
+    // The parameter is never written again and the argument's first reader is met by its second; peers must
+    // have left the second before the caller writes the argument anew.
+    assert_eq!(exits, [Some(Barrier::Dropped), Some(Barrier::Dropped), Some(Barrier::Kept)]);
+}
+
+#[test]
+fn operands_that_peers_cannot_read_in_one_run_are_copied() {
+    let p = planned(
+        "arg %x: f32[16, 16]\nparam %w: f32[16, 16]\n\
+         %h: f32[16, 16] = matmul %x, %w\n\
+         %t: f32[16, 16] = permute %h perm=[1, 0]\n\
+         %a: f32[16, 16] = all_reduce %t op=sum group=@all via=plain\n\
+         %f: f32[256] = reshape %h\n\
+         %s: f32[64] = slice %f axis=0 start=1 step=1\n\
+         %b: f32[64] = all_reduce %s op=sum group=@all via=one_shot\n\
+         %u: f32[64] = slice %f axis=0 start=4 step=1\n\
+         %c: f32[64] = all_reduce %u op=sum group=@all via=one_shot\n\
+         return %a\nreturn %b\nreturn %c\n",
+    );
+    let copies: Vec<(&str, CopyReason)> =
+        p.buckets[0].copies.iter().map(|c| (c.of.as_str(), c.reason)).collect();
+    assert_eq!(copies, [("t", CopyReason::Contiguous), ("s", CopyReason::Contiguous)]);
+    // u is aligned, so all of h lies where peers read it.
+    let Memory::Buffer(h) = place_of(&p, "h").memory else { panic!() };
+    assert_eq!(p.buckets[0].buffers[h].arena, ArenaKind::Symmetric);
+}
+
+#[test]
+fn an_operand_is_gathered_where_it_is_produced() {
+    let p = planned(
+        "arg %x: f32[4, 16]\n%n: f32[4, 16] = neg %x\n\
+         %g: f32[16, 16] = all_gather %n group=@all via=push\n%e: f32[16, 16] = exp %g\n\
+         %h: f32[4, 16] = relu %x\n%f: f32[8, 16] = all_gather %h group=@pairs via=plain\n\
+         return %e\nreturn %f\n",
+    );
+    assert_eq!(place_text(&p.buckets[0], place_of(&p, "n")), "s0 [0..4] +256 by rank of all");
+    assert_eq!(place_text(&p.buckets[0], place_of(&p, "g")), "s0 [0..4]");
+    assert_eq!(place_text(&p.buckets[0], place_of(&p, "h")), "out1 +256 by rank of pairs");
+    assert_eq!(place_of(&p, "h").why, "this rank's piece of %f");
+}
+
+#[test]
+fn a_result_does_not_become_symmetric_for_its_piece() {
+    let p = planned(
+        "arg %x: f32[4, 16]\n%n: f32[4, 16] = neg %x\n\
+         %g: f32[16, 16] = all_gather %n group=@all via=pull\n%e: f32[16, 16] = exp %g\nreturn %e\n",
+    );
+    expect(
+        &p,
+        "0 - n = s0 [0..1]
+         1 ~ g after 0 kept = out0
+         2 - e after 1 = out0",
+    );
+}
+
+#[test]
+fn what_is_needed_later_is_not_gathered_in_place() {
+    let p = planned(
+        "arg %x: f32[4, 16]\n%n: f32[4, 16] = neg %x\n\
+         %g: f32[16, 16] = all_gather %n group=@all via=plain\n\
+         %s: f32[4, 16] = slice %g axis=0 start=0 step=1\n\
+         %m: f32[4, 16] = add %n, %s\n\
+         %i: f32[16, 16] = all_gather %x group=@all via=plain\n\
+         return %m\nreturn %i\n",
+    );
+    assert!(p.buckets[0].places.values().all(|p| p.by_rank.is_none()), "{}", steps(&p));
+}
+
+#[test]
+fn pieces_lie_inside_their_concatenation() {
+    let p = planned(
+        "symbol t in 1..=8\narg %x: f32[t, 16]\n%a: f32[t, 16] = neg %x\n%b: f32[t, 16] = exp %x\n\
+         %c: f32[3*t, 16] = concat %a, %x, %b axis=0\n\
+         %d: f32[t, 16] = exp %b\n\
+         %e: f32[2*t, 16] = concat %d, %d axis=0\n\
+         %f: f32[t, 16] = tanh %x\n%g: f32[t, 32] = concat %f, %f axis=1\n\
+         return %c\nreturn %e\nreturn %g\n",
+    );
+    assert_eq!(place_text(&p.buckets[0], place_of(&p, "a")), "out0");
+    assert_eq!(place_of(&p, "a").why, "a piece of %c");
+    // b is read after c; d can lie at one of its two places; f is strided inside g.
+    assert!(matches!(place_of(&p, "b").memory, Memory::Buffer(_)));
+    assert_eq!(place_text(&p.buckets[0], place_of(&p, "d")), "out1");
+    assert!(matches!(place_of(&p, "f").memory, Memory::Buffer(_)));
+    let late = planned(
+        "symbol t in 1..=8\narg %x: f32[t, 16]\n%a: f32[t, 16] = neg %x\n%b: f32[t, 16] = exp %a\n\
+         %c: f32[2*t, 16] = concat %x, %b axis=0\nreturn %c\n",
+    );
+    assert_eq!(place_text(&late.buckets[0], place_of(&late, "b")), "out0 +64*t");
+}
+
+#[test]
+fn element_wise_results_overwrite_operands_that_die() {
+    let p = planned(
+        "arg %x: f32[16, 16]\nparam %w: f32[16, 16]\n%h: f32[16, 16] = matmul %x, %w\n\
+         %a: f32[16, 16] = relu %h\n%f: f32[256] = reshape %a\n%b: f32[256] = exp %f\n\
+         %i: i32[256] = cast %b\n%m: bool[256] = gt %i, 0\n\
+         return %m\n",
+    );
+    expect(
+        &p,
+        "0 - h = o0 [0..4]
+         1 - a = o0 [0..4]
+         2 - b = o0 [0..4]
+         3 - i = o0 [0..4]
+         4 - m = out0",
+    );
+    assert_eq!(place_of(&p, "b").why, "over %a, which nothing needs any more");
+}
+
+#[test]
+fn an_operand_that_is_read_otherwise_is_not_overwritten() {
+    let p = planned(
+        "arg %x: f32[16, 16]\nparam %w: f32[16, 16]\n%h: f32[16, 16] = matmul %x, %w\n\
+         %t: f32[16, 16] = permute %h perm=[1, 0]\n\
+         %a: f32[16, 16] = add %h, %t\n\
+         %r: f32[1, 16] = slice %a axis=0 start=0 step=1\n\
+         %b: f32[16, 16] = add %a, %r\n\
+         %k: f32[16, 16] = relu %b\n\
+         %l: f32[16, 16] = add %k, %b\n\
+         %z: f32[16, 16] = matmul %l, %w\nreturn %z\n",
+    );
+    let of = |v: &str| place_of(&p, v).memory;
+    assert_ne!(of("h"), of("a"), "its transpose is an operand too");
+    assert_ne!(of("a"), of("b"), "its first row is an operand too");
+    assert_ne!(of("b"), of("k"), "it is read later");
+    assert!(of("k") == of("l") || of("b") == of("l"));
+}
+
+#[test]
+fn an_operand_that_peers_still_read_is_not_overwritten() {
+    let p = planned(
+        "arg %x: f32[16, 16]\nparam %w: f32[16, 16]\n%h: f32[16, 16] = matmul %x, %w\n\
+         %r: f32[16, 16] = all_reduce %h op=sum group=@all via=one_shot\n\
+         %a: f32[16, 16] = add %r, %h\n\
+         %s: f32[16, 16] = all_reduce %a op=sum group=@all via=one_shot\n\
+         %c: f32[16, 16] = add %s, %a\nreturn %c\n",
+    );
+    assert_ne!(place_of(&p, "h").memory, place_of(&p, "a").memory);
+    assert_eq!(p.buckets[0].steps[1].exit, Some(Barrier::Dropped));
+}
+
+#[test]
+fn an_all_reduce_lies_on_its_operand_where_the_variant_allows_it() {
+    let two_shot = planned(&chain(&["@all via=two_shot", "@all via=two_shot", "@all via=plain"]));
+    expect(
+        &two_shot,
+        "0 - a0 = s0 [0..2]
+         1 ~ r0 after 0 = s0 [0..2]
+         2 - a1 after 1 = s1024 [2..4]
+         3 ~ r1 after 2 = s1024 [2..4]
+         4 - a2 after 3 = out0
+         5 ~ r2 after 4 = out0",
+    );
+}
+
+#[test]
+fn outputs_are_written_in_place_or_copied() {
+    let p = planned(
+        "arg %x: f32[16, 16]\nparam %w: f32[16, 16]\n%h: f32[16, 16] = matmul %x, %w\n\
+         %v: f32[256] = reshape %h\n%k: f32[16, 16] = matmul %h, %w\n\
+         %g: f32[16, 16] = all_reduce %k op=sum group=@all via=two_shot\n\
+         %q: f32[16, 16] = relu %x\n\
+         return %x\nreturn %v\nreturn %g\nreturn %q\nreturn %q\n",
+    );
+    let copies: Vec<&str> = p.buckets[0].copies.iter().map(|c| c.of.as_str()).collect();
+    // h is produced in output 1, so returning its view moves nothing.
+    assert_eq!(place_text(&p.buckets[0], place_of(&p, "h")), "out1");
+    assert_eq!(place_text(&p.buckets[0], place_of(&p, "v.out")), "out1");
+    assert_eq!(place_text(&p.buckets[0], place_of(&p, "q")), "out3");
+    let mut copies = copies;
+    copies.sort_unstable();
+    assert_eq!(copies, ["g", "q", "x"]);
+}
+
+#[test]
+fn a_part_of_an_output_is_copied_where_peers_read_it() {
+    let p = planned(
+        "arg %x: f32[16, 16]\nparam %w: f32[16, 16]\n%h: f32[16, 16] = matmul %x, %w\n\
+         %s: f32[4, 16] = slice %h axis=0 start=4 step=1\n\
+         %a: f32[4, 16] = all_reduce %s op=sum group=@all via=one_shot\nreturn %h\nreturn %a\n",
+    );
+    assert_eq!(place_text(&p.buckets[0], place_of(&p, "h")), "out0");
+    let copies = &p.buckets[0].copies;
+    assert_eq!((copies.len(), copies[0].reason, copies[0].bytes), (1, CopyReason::SymmetricOutput, 256));
+}
+
+const INDEPENDENT: &str = "arg %x: f32[64, 64]\nparam %w: f32[64, 64]\n\
+    %a: f32[64, 64] = matmul %x, %w\n\
+    %r: f32[64, 64] = all_reduce %a op=sum group=@all via=plain\n\
+    %u: f32[64, 64] = matmul %r, %w\n\
+    %i: f32[64, 64] = matmul %x, %w\n\
+    %j: f32[64, 64] = matmul %i, %w\n\
+    %z: f32[64, 64] = add %u, %j\nreturn %z\n";
+
+#[test]
+fn overlap_stays_within_the_budget() {
+    let p = planned(INDEPENDENT);
+    let order: Vec<&str> = p.buckets[0].steps.iter().map(|s| s.node.as_str()).collect();
+    assert_eq!(order, ["a", "r", "u", "i", "j", "z"], "overlap needs a third more memory");
+}
+
+#[test]
+fn independent_work_runs_between_a_collective_and_its_user() {
+    let p = planned_with(vec![graph(INDEPENDENT)], &PlanConfig { slack: 1.0, ..PlanConfig::default() });
+    let order: Vec<&str> = p.buckets[0].steps.iter().map(|s| s.node.as_str()).collect();
+    let at = |n: &str| order.iter().position(|s| *s == n).expect(n);
+    assert!(at("r") < at("i") && at("i") < at("u"), "{order:?}");
+    // The user of the collective waits, the work between does not.
+    for (s, step) in p.buckets[0].steps.iter().enumerate() {
+        let expected = match order[s] {
+            "r" => vec![at("a")],
+            "u" => vec![at("r")],
+            _ => vec![],
+        };
+        assert_eq!(step.waits, expected, "{}", steps(&p));
+    }
+    // What the collective reads and writes stays occupied while it may be in flight.
+    let Memory::Buffer(b) = place_of(&p, "a").memory else { panic!() };
+    assert!(p.buckets[0].buffers[b].last + 1 >= at("u"), "{}", steps(&p));
+}
+
+#[test]
+fn decisions_stand_in_order_of_the_steps() {
+    use symmc_planner::plan::{Alternative, Decision};
+    let decision = |node: &str| Decision {
+        collective: node.into(),
+        nodes: vec![node.into()],
+        chosen: "plain".into(),
+        bytes: 1024,
+        alternatives: vec![Alternative { name: "plain".into(), us: 1.000_049_9, copy_us: 0.0 }],
+        rules: vec![],
+    };
+    let g = graph(&chain(&["@all via=plain", "@all via=plain"]));
+    let input = BucketInput { graph: g.clone(), decisions: vec![decision("r1"), decision("r0")] };
+    let p = plan(&g, &[input], &PlanConfig::default()).expect("plans");
+    let order: Vec<&str> = p.buckets[0].decisions.iter().map(|d| d.collective.as_str()).collect();
+    assert_eq!(order, ["r0", "r1"]);
+    assert_eq!(p.buckets[0].decisions[0].alternatives[0].us, 1.0, "kept to the nanosecond");
+}
+
+#[test]
+fn what_cannot_be_planned_is_refused_by_name() {
+    let error =
+        |graphs: Vec<Graph>| try_plan(graphs, &PlanConfig::default()).expect_err("refused").to_string();
+    let no_variant = graph("arg %x: f32[4]\n%r: f32[4] = all_reduce %x op=sum group=@all\nreturn %r\n");
+    assert_eq!(error(vec![no_variant]), "%r: all_reduce has no variant; lower the program first");
+    let wrong = graph("arg %x: f32[4]\n%r: f32[4] = all_reduce %x op=sum group=@all via=push\nreturn %r\n");
+    assert_eq!(error(vec![wrong]), "%r: the variant push cannot run all_reduce");
+    let mut open = graph("arg %x: f32[4]\n%r: f32[4] = relu %x\nreturn %r\n");
+    open.ranks = None;
+    assert_eq!(error(vec![open]), "p: the number of ranks is open; a plan needs it");
+    let body = "symbol n in 1..=9007199254740992\narg %x: f32[n]\n%h: f32[n] = relu %x\n%r: f32[n] = cumsum %h axis=0\n\
+                return %r\n";
+    assert!(
+        error(vec![graph(body)])
+            .starts_with("%h: its size at the upper bound of its symbols is 36028797018963968")
+    );
+    let two = graph("symbol n in 1..=8\narg %x: f32[n]\n%h: f32[n] = relu %x\nreturn %h\n");
+    let overlapping = narrowed(&two, &[(1, 4), (4, 8)]);
+    assert_eq!(error(overlapping), "buckets 0 and 1 overlap: both serve n=4");
 }

@@ -58,13 +58,15 @@ impl Block {
 pub struct Config {
     /// The number of block placements after which no further order is tried.
     pub work: u64,
+    /// The number of orders that are tried at most.
+    pub rounds: u64,
     /// A peak at most this fraction above the bound ends the search.
     pub enough: f64,
 }
 
 impl Default for Config {
     fn default() -> Self {
-        Config { work: 100_000, enough: 0.0 }
+        Config { work: 100_000, rounds: 64, enough: 0.0 }
     }
 }
 
@@ -126,6 +128,7 @@ pub fn pack(blocks: &[Block], config: &Config) -> Result<Packing, PackError> {
     let spans = Spans::new(blocks);
     let loads = spans.loads(blocks);
     let (bound, instant) = highest(&loads);
+    let budget = config.work.min(config.rounds.saturating_mul(blocks.len() as u64));
     let mut search = Search { blocks, spans: &spans, occupancy: Occupancy::new(spans.instants), work: 0 };
     search.check_given()?;
     let at_bound: Vec<usize> = match instant {
@@ -135,7 +138,7 @@ pub fn pack(blocks: &[Block], config: &Config) -> Result<Packing, PackError> {
     let goal = bound + (bound as f64 * config.enough) as u64;
     let mut best: Option<(u64, Vec<u64>, &'static str)> = None;
     for order in orders::portfolio(blocks, &spans, &loads, &at_bound) {
-        if best.is_some() && search.work + blocks.len() as u64 > config.work {
+        if best.is_some() && search.work + blocks.len() as u64 > budget {
             break;
         }
         let sequence = order.sequence();
@@ -147,7 +150,7 @@ pub fn pack(blocks: &[Block], config: &Config) -> Result<Packing, PackError> {
             break;
         }
     }
-    let (peak, offsets, order) = search.promote(best.unwrap_or_default(), goal, config.work);
+    let (peak, offsets, order) = search.promote(best.unwrap_or_default(), goal, budget);
     Ok(Packing { offsets, peak, bound, at_bound, order, work: search.work })
 }
 

@@ -119,7 +119,7 @@ fn arbitrary_block() -> impl Strategy<Value = Block> {
 proptest! {
     #[test]
     fn a_packing_is_a_packing(blocks in prop::collection::vec(arbitrary_block(), 0..40), work in 0u64..400) {
-        let p = pack(&blocks, &Config { work, enough: 0.0 }).expect("packs");
+        let p = pack(&blocks, &Config { work, ..Config::default() }).expect("packs");
         let alive = |b: &Block, t: usize| match b.start < b.end {
             true => (b.start..b.end).contains(&t),
             false => t >= b.start || t < b.end,

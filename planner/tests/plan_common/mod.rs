@@ -3,8 +3,8 @@
 use symmc_ir::collective::{Collective, Splits};
 use symmc_ir::entity::Entity;
 use symmc_ir::{
-    BinaryOp, Builder, CollectiveKind, DType, Dim, Float, Graph, GroupId, InputId, InputKind, Members, Op, Output,
-    OutputKind, ReduceOp, Scalar, SymbolId, Type, UnaryOp, ValueId, Variant,
+    BinaryOp, Builder, CollectiveKind, DType, Dim, Float, Graph, GroupId, InputId, InputKind, Members, Op,
+    Output, OutputKind, ReduceOp, Scalar, SymbolId, Type, UnaryOp, ValueId, Variant,
 };
 
 /// A small generator of numbers (xorshift64*); equal seeds give equal programs.
@@ -89,8 +89,10 @@ fn node(
         3 | 4 => b.op(name, Op::MatMul, &[x, w]).ok(),
         5 => {
             // A square over axes in reverse is stored with other strides.
-            let flat = b.reshape(&format!("{name}.flat"), x, vec![four.clone(), Dim::from(2), Dim::from(4)]).ok()?;
-            let turned = b.op(&format!("{name}.turned"), Op::Permute { perm: vec![0, 2, 1] }, &[flat]).ok()?;
+            let flat =
+                b.reshape(&format!("{name}.flat"), x, vec![four.clone(), Dim::from(2), Dim::from(4)]).ok()?;
+            let turned =
+                b.op(&format!("{name}.turned"), Op::Permute { perm: vec![0, 2, 1] }, &[flat]).ok()?;
             b.reshape(name, turned, ty.shape).ok()
         }
         6 => {
@@ -104,7 +106,8 @@ fn node(
                 return None;
             }
             let part = Type::new(DType::F32, [four.exact_div(&ranks)?, Dim::from(8)]);
-            let step = Op::Slice { axis: 0, start: if r.chance(50) { Dim::from(0) } else { Dim::from(t) }, step: 1 };
+            let step =
+                Op::Slice { axis: 0, start: if r.chance(50) { Dim::from(0) } else { Dim::from(t) }, step: 1 };
             let mut piece = b.op_as(&format!("{name}.piece"), step, &[x], part.clone()).ok()?;
             if r.chance(60) {
                 piece = b.op(&format!("{name}.part"), Op::Unary(UnaryOp::Neg), &[piece]).ok()?;
@@ -112,7 +115,14 @@ fn node(
             collective(b, r, name, CollectiveKind::AllGather, group, piece)
         }
         9 => {
-            let reduced = collective(b, r, &format!("{name}.rs"), CollectiveKind::ReduceScatter(ReduceOp::Sum), group, x)?;
+            let reduced = collective(
+                b,
+                r,
+                &format!("{name}.rs"),
+                CollectiveKind::ReduceScatter(ReduceOp::Sum),
+                group,
+                x,
+            )?;
             let n = b.graph().group_size(group)? as usize;
             let parts: Vec<ValueId> = vec![reduced; n];
             b.op(name, Op::Concat { axis: 0 }, &parts).ok()
@@ -132,7 +142,12 @@ fn node(
             let two = Type::new(DType::F32, [four.exact_div(&Dim::from(2))?, Dim::from(8)]);
             let piece = |b: &mut Builder, i: i64, of: ValueId| {
                 let start = Dim::from(t) * Dim::from(2 * i);
-                let slice = b.op_as(&format!("{name}.s{i}"), Op::Slice { axis: 0, start, step: 1 }, &[of], two.clone());
+                let slice = b.op_as(
+                    &format!("{name}.s{i}"),
+                    Op::Slice { axis: 0, start, step: 1 },
+                    &[of],
+                    two.clone(),
+                );
                 b.op(&format!("{name}.p{i}"), Op::Unary(UnaryOp::Abs), &[slice.ok()?]).ok()
             };
             let (low, high) = (piece(b, 0, x)?, piece(b, 1, y)?);
@@ -152,15 +167,4 @@ fn collective(
     let fits: Vec<Variant> = Variant::ALL.iter().copied().filter(|v| v.contract(&kind).is_some()).collect();
     let variant = Some(r.pick(&fits));
     b.op(name, Op::Collective(Collective { kind, group, variant }), &[x]).ok()
-}
-
-/// The program for each of these inclusive ranges of its first symbol.
-pub fn narrowed(graph: &Graph, ranges: &[(i64, i64)]) -> Vec<Graph> {
-    let narrow = |&(min, max): &(i64, i64)| {
-        let mut g = graph.clone();
-        let symbol = &mut g.symbols[SymbolId::new(0)];
-        (symbol.min, symbol.max) = (min, max);
-        g
-    };
-    ranges.iter().map(narrow).collect()
 }

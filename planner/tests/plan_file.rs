@@ -1,0 +1,85 @@
+//! The plan as a file: canonical, refused by name when it is not one, and robust against any bytes.
+
+mod plan_common;
+
+use std::time::{Duration, Instant};
+
+use plan_common::{Random, program};
+use symmc_planner::plan::Plan;
+use symmc_planner::{BucketInput, PlanConfig, PlanReadError, plan, plan_fuzz};
+
+fn planned(seed: u64) -> Plan {
+    let graph = program(seed, 12);
+    let bucket = BucketInput { graph: graph.clone(), decisions: Vec::new() };
+    plan(&graph, &[bucket], &PlanConfig::default()).expect("plans")
+}
+
+#[test]
+fn other_versions_are_refused() {
+    let text = planned(1).to_json().replacen("\"version\": 1", "\"version\": 2, \"news\": []", 1);
+    assert_eq!(Plan::from_json(&text), Err(PlanReadError::Version { found: 2 }));
+    let message = PlanReadError::Version { found: 2 }.to_string();
+    assert_eq!(message, "the plan has version 2; this program reads version 1");
+}
+
+#[test]
+fn unknown_and_missing_fields_are_named() {
+    let text = planned(1).to_json();
+    let error = |text: String| Plan::from_json(&text).expect_err("refused").to_string();
+    let unknown = error(text.replacen("\"lane\"", "\"colour\"", 1));
+    assert!(unknown.contains("unknown field `colour`"), "{unknown}");
+    assert!(unknown.starts_with("line "), "{unknown}");
+    let missing = error(text.replacen("\"machine\": \"host\",", "", 1));
+    assert!(missing.contains("missing field `machine`"), "{missing}");
+    let kind = error(text.replacen("\"arena\": \"ordinary\"", "\"arena\": \"distant\"", 1));
+    assert!(kind.contains("unknown variant `distant`"), "{kind}");
+    let version = error(text.replacen("\"version\": 1,", "", 1));
+    assert!(version.contains("missing field `version`"), "{version}");
+    assert!(error(String::new()).starts_with("line 1, column 0"), "{}", error(String::new()));
+}
+
+#[test]
+fn a_step_a_buffer_and_a_place_are_lines() {
+    let plan = planned(4);
+    let text = plan.to_json();
+    let bucket = &plan.buckets[0];
+    let count = |prefix: &str| text.lines().filter(|l| l.trim_start().starts_with(prefix)).count();
+    assert_eq!(count("{\"node\": "), bucket.steps.len() + bucket.copies.len());
+    assert_eq!(count("{\"arena\": "), bucket.buffers.len());
+    assert!(text.ends_with("}\n"));
+}
+
+/// Half of the damage cuts, copies or overwrites bytes; the other half replaces one number by another.
+fn damage(r: &mut Random, text: &mut Vec<u8>) {
+    let (from, len) = (r.below(text.len()), r.below(40));
+    let to = (from + len).min(text.len());
+    match r.below(6) {
+        0 => drop(text.drain(from..to)),
+        1 => {
+            let part = text[from..to].to_vec();
+            let at = r.below(text.len());
+            text.splice(at..at, part);
+        }
+        2 => text[from] = r.below(256) as u8,
+        _ => {
+            let digits: Vec<usize> = (0..text.len()).filter(|&i| text[i].is_ascii_digit()).collect();
+            if !digits.is_empty() {
+                text[digits[r.below(digits.len())]] = b'0' + r.below(10) as u8;
+            }
+        }
+    }
+}
+
+#[test]
+fn damaged_files_do_not_panic() {
+    let plans: Vec<Vec<u8>> = (0..8).map(|seed| planned(seed).to_json().into_bytes()).collect();
+    let mut r = Random::new(7);
+    let start = Instant::now();
+    while start.elapsed() < Duration::from_secs(1) {
+        let mut text = plans[r.below(plans.len())].clone();
+        for _ in 0..1 + r.below(3) {
+            damage(&mut r, &mut text);
+        }
+        plan_fuzz::check(&text);
+    }
+}

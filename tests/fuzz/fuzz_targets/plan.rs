@@ -1,0 +1,5 @@
+//! Reads any bytes as a plan, and checks it.
+
+#![no_main]
+
+libfuzzer_sys::fuzz_target!(|data: &[u8]| symmc_planner::plan_fuzz::check(data));
