@@ -227,7 +227,7 @@ fn table(measured: &Measured) -> Result<(), Failure> {
 
 /// Prints the curves of each kind and variant as JSON.
 fn profile(measured: &Measured) -> Result<(), Failure> {
-    let mut curves: BTreeMap<(&str, &str, u32), Vec<(usize, f64)>> = BTreeMap::new();
+    let mut curves = BTreeMap::<(&str, &str, u32), Vec<(usize, f64)>>::new();
     for ((kind, bytes, ranks), times) in measured {
         for (name, &time) in times {
             curves.entry((kind, name, *ranks)).or_default().push((*bytes, time));

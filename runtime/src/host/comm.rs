@@ -175,12 +175,11 @@ impl Comm {
     pub unsafe fn collective(&self, call: &CollectiveCall) -> Result<(), RunError> {
         self.world.control.begin_step(self.rank, call.step as u32);
         let result = Turn::new(self, call).and_then(|turn| turn.run());
-        if let Err(error) = &result {
+        result.inspect_err(|error| {
             if !error.is_consequence() {
                 self.abort(error);
             }
-        }
-        result
+        })
     }
 
     /// Ends the run on all ranks for this reason.
@@ -211,7 +210,7 @@ impl<'a> Turn<'a> {
         let n = call.cell.len();
         let me = call.cell.iter().position(|&r| r == comm.rank);
         let group = comm.groups.get(call.group);
-        let bytes = call.elements.checked_mul(call.dtype.size()).unwrap_or(usize::MAX);
+        let bytes = call.elements.saturating_mul(call.dtype.size());
         let (Some(me), Some(group)) = (me, group) else {
             let found = format!("cell {:?} of group {} on rank {}", call.cell, call.group, comm.rank);
             return Err(step_error(comm, call, format!("expected a cell with this rank, found {found}")));

@@ -40,7 +40,7 @@ pub use launch::launch;
 pub use memory::{Access, Segment};
 pub use rank::rank_main;
 pub use threads::run_threads;
-pub use wait::Spin;
+pub use wait::{Spin, Yields};
 
 /// Gives `SIGPIPE` its default effect back, which the Rust runtime suppresses: a command whose reader goes
 /// away ends quietly. Control sockets never raise it.

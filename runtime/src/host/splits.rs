@@ -25,17 +25,64 @@ pub(super) fn run(turn: &Turn) -> Result<(), RunError> {
     let (operand, result) = (turn.at(&call.operand, turn.bytes)?, turn.at(&call.result, turn.bytes)?);
 
     let mut stage = Stage::new(turn);
-    let sent = matrix(turn, &mut stage, splits, capacity)?;
-    let sources = |p: usize| sent[turn.me][..p].iter().sum::<usize>() * row;
-    let targets = |p: usize| sent[..p].iter().map(|s| s[turn.me]).sum::<usize>() * row;
+    let rows = Rows { sent: matrix(turn, &mut stage, splits, capacity)?, me: turn.me, row };
+    exchange(turn, &mut stage, &rows, operand, result)?;
+    let filled = rows.target(n);
+    // SAFETY: the sums of sizes fit operand and result; the sizes have room for `n` numbers.
+    unsafe {
+        let own = (result.wrapping_add(rows.target(turn.me)), operand.wrapping_add(rows.source(turn.me)));
+        copy(own.0, own.1, rows.bytes(turn.me, turn.me), Stores::Cached);
+        std::ptr::write_bytes(result.wrapping_add(filled), 0, turn.bytes - filled);
+        for (p, sizes) in rows.sent.iter().enumerate() {
+            let count = (sizes[turn.me] as i64).to_le_bytes();
+            std::ptr::copy_nonoverlapping(count.as_ptr(), received.wrapping_add(8 * p), 8);
+        }
+    }
+    Ok(())
+}
+
+/// Who sends how many rows to whom, and where they lie on this rank.
+struct Rows {
+    /// The rows that each rank sends to each.
+    sent: Vec<Vec<usize>>,
+    me: usize,
+    /// Bytes of one row.
+    row: usize,
+}
+
+impl Rows {
+    /// Bytes that one rank sends to another.
+    fn bytes(&self, from: usize, to: usize) -> usize {
+        self.sent[from][to] * self.row
+    }
+    /// Where in the operand the rows for rank `p` begin, in bytes.
+    fn source(&self, p: usize) -> usize {
+        self.sent[self.me][..p].iter().sum::<usize>() * self.row
+    }
+    /// Where in the result the rows of rank `p` begin, in bytes.
+    fn target(&self, p: usize) -> usize {
+        self.sent[..p].iter().map(|sizes| sizes[self.me]).sum::<usize>() * self.row
+    }
+    /// The most that a rank sends to a peer, in bytes.
+    fn longest(&self) -> usize {
+        let n = self.sent.len();
+        let pairs = (0..n).flat_map(|a| (0..n).filter(move |&b| a != b).map(move |b| (a, b)));
+        pairs.map(|(a, b)| self.bytes(a, b)).max().unwrap_or(0)
+    }
+}
+
+/// Moves the rows between peers, chunk by chunk.
+fn exchange(
+    turn: &Turn,
+    stage: &mut Stage,
+    rows: &Rows,
+    operand: *const u8,
+    result: *mut u8,
+) -> Result<(), RunError> {
     let share = share(turn)?;
-    let longest = sent
-        .iter()
-        .enumerate()
-        .flat_map(|(a, s)| s.iter().enumerate().filter(move |&(b, _)| a != b).map(|(_, &rows)| rows * row));
-    for c in 0..longest.max().unwrap_or(0).div_ceil(share) {
+    for c in 0..rows.longest().div_ceil(share) {
         let part = |from: usize, to: usize| {
-            let bytes = sent[from][to] * row;
+            let bytes = rows.bytes(from, to);
             (c * share).min(bytes)..((c + 1) * share).min(bytes)
         };
         let chunk = stage.next();
@@ -43,35 +90,20 @@ pub(super) fn run(turn: &Turn) -> Result<(), RunError> {
         for p in turn.peers() {
             let part = part(turn.me, p);
             let to = stage.slot(turn.me, chunk).wrapping_add(p * share);
+            let from = operand.wrapping_add(rows.source(p) + part.start);
             // SAFETY: the sums of sizes fit the operand; a part fits the peer's share of the chunk.
-            unsafe { copy(to, operand.wrapping_add(sources(p) + part.start), part.len(), Stores::Cached) };
+            unsafe { copy(to, from, part.len(), Stores::Cached) };
         }
         stage.publish(chunk);
         stage.await_all(chunk)?;
         for p in turn.peers() {
             let part = part(p, turn.me);
             let from = stage.slot(p, chunk).wrapping_add(turn.me * share);
+            let to = result.wrapping_add(rows.target(p) + part.start);
             // SAFETY: the sums of sizes fit the result; the chunk is not written before this rank drained it.
-            unsafe { copy(result.wrapping_add(targets(p) + part.start), from, part.len(), Stores::Cached) };
+            unsafe { copy(to, from, part.len(), Stores::Cached) };
         }
         stage.drained(chunk);
-    }
-
-    let own = sent[turn.me][turn.me] * row;
-    let filled = targets(n);
-    // SAFETY: the sums of sizes fit operand and result; the sizes have room for `n` numbers.
-    unsafe {
-        copy(
-            result.wrapping_add(targets(turn.me)),
-            operand.wrapping_add(sources(turn.me)),
-            own,
-            Stores::Cached,
-        );
-        std::ptr::write_bytes(result.wrapping_add(filled), 0, turn.bytes - filled);
-        for (p, s) in sent.iter().enumerate() {
-            let count = (s[turn.me] as i64).to_le_bytes();
-            std::ptr::copy_nonoverlapping(count.as_ptr(), received.wrapping_add(8 * p), 8);
-        }
     }
     Ok(())
 }

@@ -1,7 +1,7 @@
 //! Waiting for peers: spin briefly, then sleep; never without a limit.
 //!
-//! A thread that waits first looks again and again. How long depends on whether that paid off lately, and
-//! on whether there are more ranks than processors: then it soon gives the processor up. After that it
+//! A thread that waits first looks again and again. How long depends on whether that paid off lately; where
+//! there are more ranks than processors it gives the processor up between looks. After that it
 //! counts itself among its rank's sleepers, looks once more, and sleeps on its rank's doorbell for a slice
 //! of time at most, after which it looks for an abort and at the limit.
 //!
@@ -15,8 +15,6 @@ use super::control::Control;
 
 /// The longest sleep without a look at the abort word and the clock.
 const SLICE: Duration = Duration::from_millis(20);
-/// Looks between two readings of the clock.
-const LOOKS: u32 = 64;
 
 /// Why waiting ended before what was waited for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -27,13 +25,26 @@ pub enum Ended {
     Aborted,
 }
 
-/// How long to spin.
+/// How to wait before sleeping.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Spin {
+    /// Looks before the clock is read for the first time.
+    pub looks: u32,
+    /// Whether the processor is given up between later looks.
+    pub yields: Yields,
     /// At least this long, in nanoseconds.
     pub min_ns: u32,
     /// At most this long, in nanoseconds.
     pub max_ns: u32,
+}
+
+/// Whether a waiting thread gives up the processor.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Yields {
+    /// Others have processors of their own.
+    Never,
+    /// Others need it, perhaps to bring what is waited for.
+    Always,
 }
 
 impl Spin {
@@ -41,8 +52,8 @@ impl Spin {
     pub fn for_threads(threads: usize) -> Spin {
         let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
         match threads {
-            n if n <= cores => Spin { min_ns: 20_000, max_ns: 400_000 },
-            _ => Spin { min_ns: 1_000, max_ns: 4_000 },
+            n if n <= cores => Spin { looks: 64, yields: Yields::Never, min_ns: 20_000, max_ns: 400_000 },
+            _ => Spin { looks: 4, yields: Yields::Always, min_ns: 10_000, max_ns: 200_000 },
         }
     }
 }
@@ -79,7 +90,7 @@ impl Waiter {
     /// Looks for a moment, without sleep or limit; whether it is ready.
     #[inline]
     pub fn look(&self, ready: impl Fn() -> bool) -> bool {
-        for _ in 0..LOOKS {
+        for _ in 0..self.spin.looks {
             if ready() {
                 return true;
             }
@@ -93,12 +104,12 @@ impl Waiter {
         let start = Instant::now();
         let budget = self.budget.load(Ordering::Relaxed);
         loop {
-            for _ in 0..LOOKS {
-                if ready() {
-                    self.learn(start.elapsed(), budget);
-                    return Ok(());
-                }
-                std::hint::spin_loop();
+            if self.look(ready) {
+                self.learn(start.elapsed(), budget);
+                return Ok(());
+            }
+            if self.spin.yields == Yields::Always {
+                std::thread::yield_now();
             }
             if self.control.aborted() {
                 return Err(Ended::Aborted);
@@ -107,7 +118,6 @@ impl Waiter {
                 break;
             }
         }
-        std::thread::yield_now();
         while !self.sleep(ready) {
             if self.control.aborted() {
                 return Err(Ended::Aborted);
@@ -168,6 +178,8 @@ mod tests {
     use super::super::memory::Segment;
     use super::*;
 
+    const SHORT: Spin = Spin { looks: 4, yields: Yields::Never, min_ns: 0, max_ns: 1000 };
+
     fn control() -> Control {
         let segment = Segment::create("test", Control::size(2, 1)).unwrap();
         Control::new(Arc::new(segment), 2, 1).unwrap()
@@ -176,8 +188,7 @@ mod tests {
     #[test]
     fn a_signal_wakes_a_sleeper() {
         let control = control();
-        let waiter =
-            Waiter::new(control.clone(), 0, Duration::from_secs(20), Spin { min_ns: 0, max_ns: 1000 });
+        let waiter = Waiter::new(control.clone(), 0, Duration::from_secs(20), SHORT);
         std::thread::scope(|s| {
             let signaller = control.clone();
             s.spawn(move || {
@@ -198,10 +209,9 @@ mod tests {
     #[test]
     fn limit_and_abort_end_a_wait() {
         let control = control();
-        let spin = Spin { min_ns: 0, max_ns: 1000 };
-        let waiter = Waiter::new(control.clone(), 0, Duration::from_millis(30), spin);
+        let waiter = Waiter::new(control.clone(), 0, Duration::from_millis(30), SHORT);
         assert_eq!(waiter.until(|| false), Err(Ended::Limit));
-        let waiter = Waiter::new(control.clone(), 0, Duration::from_secs(60), spin);
+        let waiter = Waiter::new(control.clone(), 0, Duration::from_secs(60), SHORT);
         std::thread::scope(|s| {
             s.spawn(|| {
                 std::thread::sleep(Duration::from_millis(5));

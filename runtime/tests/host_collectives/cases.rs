@@ -127,36 +127,16 @@ fn run_case(comm: &Comm, cell: &[u32], me: usize, i: usize, case: &Case, layout:
     let operands: Vec<Vec<u8>> = cell.iter().map(|&r| operand(i, r, case)).collect();
     let splits: Vec<Vec<i64>> = cell.iter().map(|&r| splits(i, r, n, case)).collect();
     let expected = expected(case, &operands, &splits, me);
-    let bytes = operands[me].len();
-    let symmetric = |offset, by_rank| Region { memory: RegionMemory::Symmetric, offset, by_rank };
-    let mut operand_at = symmetric(layout.operand(i), 0);
-    let mut result_at = symmetric(layout.result(i), 0);
-    if case.in_place {
-        // Both at the operand's place, the shard inside the whole.
-        result_at = operand_at;
-        match case.kind {
-            CollectiveKind::AllGather => operand_at.by_rank = bytes,
-            CollectiveKind::ReduceScatter(_) => result_at.by_rank = bytes / n,
-            _ => {}
-        }
-    }
-    let base = comm.arena().as_ptr();
-    let at = |r: &Region| base.wrapping_add(r.offset + r.by_rank * me);
+    let (mut operand_at, result_at) = regions(case, layout, i, n);
+    write_arena(comm, me, &result_at, &vec![0xaa; expected.len()]);
+    write_arena(comm, me, &operand_at, &operands[me]);
     let mut private = operands[me].clone();
-    let contract = case.variant.contract(&case.kind).unwrap();
-    unsafe {
-        if !case.in_place {
-            std::ptr::write_bytes(at(&result_at), 0xaa, expected.len());
-        }
-        std::ptr::copy_nonoverlapping(operands[me].as_ptr(), at(&operand_at), bytes);
-    }
-    if !contract.symmetric_operand && !case.in_place && i % 3 == 0 {
-        operand_at = Region { memory: RegionMemory::Private(private.as_mut_ptr()), offset: 0, by_rank: 0 };
+    let contract = case.variant.contract(&case.kind).expect("the variant runs the kind");
+    if !contract.symmetric_operand && !case.in_place && i.is_multiple_of(3) {
+        operand_at = own(&mut private);
     }
     let mut sizes: Vec<u8> = splits[me].iter().flat_map(|s| s.to_le_bytes()).collect();
     let mut received = vec![0xaau8; 8 * n];
-    let of =
-        |v: &mut Vec<u8>| Region { memory: RegionMemory::Private(v.as_mut_ptr()), offset: 0, by_rank: 0 };
     let device = matches!(case.kind, CollectiveKind::AllToAll(Splits::Device));
     let call = CollectiveCall {
         step: i,
@@ -172,11 +152,11 @@ fn run_case(comm: &Comm, cell: &[u32], me: usize, i: usize, case: &Case, layout:
         operand: operand_at,
         result: result_at,
         landing: Some([0, layout.zone]),
-        splits: device.then(|| (of(&mut sizes), of(&mut received))),
+        splits: device.then(|| (own(&mut sizes), own(&mut received))),
     };
-    unsafe { comm.collective(&call) }.unwrap();
-    let mut found = vec![0; expected.len()];
-    unsafe { std::ptr::copy_nonoverlapping(at(&result_at), found.as_mut_ptr(), found.len()) };
+    // SAFETY: all regions are as large as the call says, and no case writes what an earlier one still needs.
+    unsafe { comm.collective(&call) }.expect("the collective runs");
+    let found = read_arena(comm, me, &result_at, expected.len());
     if found != expected {
         let at = found.iter().zip(&expected).position(|(a, b)| a != b);
         panic!("case {i} {case:?} on number {me} of {n}: differs at byte {at:?}");
@@ -185,8 +165,46 @@ fn run_case(comm: &Comm, cell: &[u32], me: usize, i: usize, case: &Case, layout:
         let counts: Vec<u8> = splits.iter().flat_map(|s| s[me].to_le_bytes()).collect();
         assert_eq!(received, counts, "case {i}, received sizes");
     }
-    // Between runs a caller's arguments are met; here the next case may write what peers still read of a
-    // result, never of an operand.
+}
+
+/// Where operand and result of case `i` lie; in place, the shard inside the whole.
+fn regions(case: &Case, layout: &Layout, i: usize, n: usize) -> (Region, Region) {
+    let symmetric = |offset| Region { memory: RegionMemory::Symmetric, offset, by_rank: 0 };
+    let mut operand = symmetric(layout.operand(i));
+    if !case.in_place {
+        return (operand, symmetric(layout.result(i)));
+    }
+    let mut result = operand;
+    let bytes = case.elements * case.dtype.size();
+    match case.kind {
+        CollectiveKind::AllGather => operand.by_rank = bytes,
+        CollectiveKind::ReduceScatter(_) => result.by_rank = bytes / n,
+        _ => {}
+    }
+    (operand, result)
+}
+
+/// Memory of this rank alone.
+fn own(bytes: &mut [u8]) -> Region {
+    Region { memory: RegionMemory::Private(bytes.as_mut_ptr()), offset: 0, by_rank: 0 }
+}
+
+fn write_arena(comm: &Comm, me: usize, region: &Region, bytes: &[u8]) {
+    let at = region.offset + region.by_rank * me;
+    assert!(at + bytes.len() <= comm.arena().len());
+    // SAFETY: the range lies within this rank's arena, and no peer touches it before this rank arrives.
+    unsafe {
+        std::ptr::copy_nonoverlapping(bytes.as_ptr(), comm.arena().as_ptr().add(at), bytes.len());
+    }
+}
+
+fn read_arena(comm: &Comm, me: usize, region: &Region, len: usize) -> Vec<u8> {
+    let at = region.offset + region.by_rank * me;
+    let mut out = vec![0; len];
+    assert!(at + len <= comm.arena().len());
+    // SAFETY: the range lies within this rank's arena, and the collective has completed.
+    unsafe { std::ptr::copy_nonoverlapping(comm.arena().as_ptr().add(at), out.as_mut_ptr(), len) };
+    out
 }
 
 fn hash(parts: [usize; 3]) -> u64 {
