@@ -21,6 +21,7 @@
 //! unpacked is bounded by the size of the file. Sample inputs and traces are not read.
 
 mod archive;
+mod argument;
 mod call;
 mod dtype;
 mod emit;

@@ -1,8 +1,7 @@
 //! The part of the program JSON (schema 8) that an import reads, borrowed from the text.
 //!
-//! Unknown fields are skipped without being built, stack traces and other metadata among them. One-of
-//! objects become enums; an alternative that no op here needs is [`Argument::Other`] with its name, so a
-//! newer minor version of the schema stays readable.
+//! Unknown fields are skipped without being built, stack traces and other metadata among them, so a newer
+//! minor version of the schema stays readable. Arguments of nodes are in [`crate::argument`].
 
 use std::borrow::{Borrow, Cow};
 use std::collections::HashMap;
@@ -11,7 +10,9 @@ use std::ops::Deref;
 
 use indexmap::IndexMap;
 use serde::Deserialize;
-use serde::de::{Deserializer, IgnoredAny, MapAccess, Visitor};
+use serde::de::{Deserializer, IgnoredAny, Visitor};
+
+pub(crate) use crate::argument::{Argument, SymArgument};
 
 /// A string that borrows from the JSON text unless it has escapes.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
@@ -224,179 +225,10 @@ pub(crate) struct SymFloat {
     pub as_float: Option<Real>,
 }
 
-/// A reference by name or a literal, within arguments.
-#[derive(Deserialize)]
-pub(crate) struct SymArgument<'a> {
-    #[serde(borrow)]
-    pub as_name: Option<Str<'a>>,
-    pub as_int: Option<i64>,
-    pub as_float: Option<Real>,
-    pub as_bool: Option<bool>,
-}
-
 #[derive(Deserialize)]
 pub(crate) struct Named<'a> {
     #[serde(borrow)]
     pub name: Str<'a>,
-}
-
-#[derive(Deserialize)]
-struct GraphArgument<'a> {
-    #[serde(borrow)]
-    graph: Graph<'a>,
-}
-
-#[derive(Deserialize)]
-struct OptionalTensor<'a> {
-    #[serde(borrow)]
-    as_tensor: Option<Named<'a>>,
-}
-
-/// An argument or a result of a node.
-pub(crate) enum Argument<'a> {
-    None,
-    Tensor(Str<'a>),
-    Tensors(Vec<Str<'a>>),
-    OptionalTensors(Vec<Option<Str<'a>>>),
-    Int(i64),
-    Ints(Vec<i64>),
-    Float(f64),
-    Floats(Vec<f64>),
-    Bool(bool),
-    Bools(Vec<bool>),
-    String(Str<'a>),
-    SymInt(SymArgument<'a>),
-    SymInts(Vec<SymArgument<'a>>),
-    SymBool(SymArgument<'a>),
-    SymFloat(SymArgument<'a>),
-    ScalarType(u32),
-    CustomObj(Str<'a>),
-    /// The body of a wrapper.
-    Graph(Box<Graph<'a>>),
-    /// An alternative that no op here reads (device, layout, …): its name.
-    Other(Str<'a>),
-}
-
-impl Argument<'_> {
-    /// What the argument is, for messages.
-    pub fn describe(&self) -> String {
-        match self {
-            Argument::None => "none".into(),
-            Argument::Tensor(n) => format!("the tensor `{}`", &**n),
-            Argument::Tensors(_) | Argument::OptionalTensors(_) => "a list of tensors".into(),
-            Argument::Int(i) => format!("the integer {i}"),
-            Argument::Ints(i) => format!("the integers {i:?}"),
-            Argument::Float(x) => format!("the number {x:?}"),
-            Argument::Floats(x) => format!("the numbers {x:?}"),
-            Argument::Bool(b) => format!("{b}"),
-            Argument::Bools(b) => format!("{b:?}"),
-            Argument::String(s) => format!("\"{}\"", &**s),
-            Argument::SymInt(_) => "a symbolic integer".into(),
-            Argument::SymInts(_) => "symbolic integers".into(),
-            Argument::SymBool(_) => "a symbolic bool".into(),
-            Argument::SymFloat(_) => "a symbolic number".into(),
-            Argument::ScalarType(_) => "a dtype".into(),
-            Argument::CustomObj(n) => format!("the custom object `{}`", &**n),
-            Argument::Graph(_) => "a graph".into(),
-            Argument::Other(kind) => format!("`{}`", &**kind),
-        }
-    }
-}
-
-/// The argument as it would stand in a call, for the attributes of opaque ops.
-impl fmt::Display for Argument<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Argument::Int(i) => write!(f, "{i}"),
-            Argument::Ints(i) => write!(f, "{i:?}"),
-            Argument::Float(x) => write!(f, "{x:?}"),
-            Argument::Floats(x) => write!(f, "{x:?}"),
-            Argument::SymInt(s) => write!(f, "{s}"),
-            Argument::SymInts(list) => {
-                f.write_str("[")?;
-                for (i, s) in list.iter().enumerate() {
-                    write!(f, "{}{s}", if i > 0 { ", " } else { "" })?;
-                }
-                f.write_str("]")
-            }
-            Argument::ScalarType(code) => match crate::dtype::from_schema(*code) {
-                Ok(dtype) => write!(f, "{dtype}"),
-                Err(name) => f.write_str(&name),
-            },
-            other => f.write_str(&other.describe()),
-        }
-    }
-}
-
-impl fmt::Display for SymArgument<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match (&self.as_name, self.as_int) {
-            (Some(name), _) => f.write_str(name),
-            (None, Some(i)) => write!(f, "{i}"),
-            (None, None) => f.write_str("?"),
-        }
-    }
-}
-
-impl<'de: 'a, 'a> Deserialize<'de> for Argument<'a> {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct V;
-        impl<'de> Visitor<'de> for V {
-            type Value = Argument<'de>;
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("an argument, an object with one `as_…` field")
-            }
-            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Argument<'de>, A::Error> {
-                let mut out = None;
-                while let Some(key) = map.next_key::<Str<'de>>()? {
-                    let value = alternative(&key, &mut map)?;
-                    out = out.or(value);
-                }
-                Ok(out.unwrap_or(Argument::None))
-            }
-        }
-        deserializer.deserialize_map(V)
-    }
-}
-
-/// The alternative `key` of an argument; `None` if it is null.
-fn alternative<'de, A: MapAccess<'de>>(
-    key: &Str<'de>,
-    map: &mut A,
-) -> Result<Option<Argument<'de>>, A::Error> {
-    Ok(match &**key {
-        "as_none" => map.next_value::<Option<IgnoredAny>>()?.map(|_| Argument::None),
-        "as_tensor" => map.next_value::<Option<Named<'de>>>()?.map(|t| Argument::Tensor(t.name)),
-        "as_tensors" => map
-            .next_value::<Option<Vec<Named<'de>>>>()?
-            .map(|t| Argument::Tensors(t.into_iter().map(|t| t.name).collect())),
-        "as_optional_tensor" => map.next_value::<Option<OptionalTensor<'de>>>()?.map(|t| match t.as_tensor {
-            Some(t) => Argument::Tensor(t.name),
-            None => Argument::None,
-        }),
-        "as_optional_tensors" => map
-            .next_value::<Option<Vec<OptionalTensor<'de>>>>()?
-            .map(|t| Argument::OptionalTensors(t.into_iter().map(|t| t.as_tensor.map(|t| t.name)).collect())),
-        "as_int" => map.next_value::<Option<i64>>()?.map(Argument::Int),
-        "as_ints" => map.next_value::<Option<Vec<i64>>>()?.map(Argument::Ints),
-        "as_float" => map.next_value::<Option<Real>>()?.map(|x| Argument::Float(x.0)),
-        "as_floats" => map
-            .next_value::<Option<Vec<Real>>>()?
-            .map(|x| Argument::Floats(x.into_iter().map(|x| x.0).collect())),
-        "as_bool" => map.next_value::<Option<bool>>()?.map(Argument::Bool),
-        "as_bools" => map.next_value::<Option<Vec<bool>>>()?.map(Argument::Bools),
-        "as_string" => map.next_value::<Option<Str<'de>>>()?.map(Argument::String),
-        "as_sym_int" => map.next_value::<Option<SymArgument<'de>>>()?.map(Argument::SymInt),
-        "as_sym_ints" => map.next_value::<Option<Vec<SymArgument<'de>>>>()?.map(Argument::SymInts),
-        "as_sym_bool" => map.next_value::<Option<SymArgument<'de>>>()?.map(Argument::SymBool),
-        "as_sym_float" => map.next_value::<Option<SymArgument<'de>>>()?.map(Argument::SymFloat),
-        "as_scalar_type" => map.next_value::<Option<u32>>()?.map(Argument::ScalarType),
-        "as_custom_obj" => map.next_value::<Option<Named<'de>>>()?.map(|c| Argument::CustomObj(c.name)),
-        "as_graph" => {
-            map.next_value::<Option<GraphArgument<'de>>>()?.map(|g| Argument::Graph(Box::new(g.graph)))
-        }
-        _ => map.next_value::<Option<IgnoredAny>>()?.map(|_| Argument::Other(key.clone())),
-    })
 }
 
 #[derive(Deserialize)]

@@ -104,6 +104,8 @@ fn damaged_programs_and_archives_never_panic() {
     while started.elapsed() < Duration::from_secs(1) {
         let damaged = if runs % 4 == 0 {
             damaged(&bytes, &mut random)
+        } else if runs % 4 == 1 {
+            damaged(fake.program().to_string().as_bytes(), &mut random)
         } else {
             let mut entries = entries.clone();
             let json: Vec<usize> = (0..entries.len()).filter(|&i| entries[i].0.ends_with("json")).collect();

@@ -4,6 +4,7 @@
 //! takes precedence. In-place ops (`aten.add_`) go by the row of their functional counterpart
 //! ([`crate::inplace`]). Overloads that write into an `out` argument are not covered.
 
+mod activations;
 mod attention;
 mod backward;
 mod collectives;
@@ -41,9 +42,10 @@ pub(crate) const fn row(target: &'static str, becomes: &'static str, rule: Rule)
     Row { target, becomes, rule }
 }
 
-fn tables() -> [&'static [Row]; 14] {
+fn tables() -> [&'static [Row]; 15] {
     [
         elementwise::ROWS,
+        activations::ROWS,
         linear::ROWS,
         normalize::ROWS,
         attention::ROWS,

@@ -1,0 +1,145 @@
+//! Activation functions, and dropout where it drops nothing.
+
+use symmc_ir::{BinaryOp, UnaryOp, ValueId};
+
+use super::elementwise::{float_unary, identity, unary};
+use super::{Row, row};
+use crate::call::Call;
+use crate::lower::{Lowered, Stop};
+
+pub(super) const ROWS: &[Row] = &[
+    row("aten.relu", "relu", |c| unary(c, UnaryOp::Relu)),
+    row("aten.tanh", "tanh", |c| float_unary(c, UnaryOp::Tanh)),
+    row("aten.sigmoid", "sigmoid", |c| float_unary(c, UnaryOp::Sigmoid)),
+    row("aten.silu", "silu", |c| float_unary(c, UnaryOp::Silu)),
+    row("aten.gelu", "gelu, gelu_tanh", gelu),
+    row("aten.relu6", "max, min", |c| clamped(c, 0.0, 6.0)),
+    row("aten.hardtanh", "max, min", |c| {
+        let (low, high) = (c.float_or("min_val", -1.0)?, c.float_or("max_val", 1.0)?);
+        clamped(c, low, high)
+    }),
+    row("aten.hardsigmoid", "add, max, min, mul", |c| {
+        let x = c.first()?;
+        let y = hard_sigmoid(c, x)?;
+        c.done(y)
+    }),
+    row("aten.hardswish", "x * hardsigmoid(x)", |c| {
+        let x = c.first()?;
+        let gate = hard_sigmoid(c, x)?;
+        let y = c.binary(BinaryOp::Mul, x, gate)?;
+        c.done(y)
+    }),
+    row("aten.leaky_relu", "select", |c| {
+        let x = c.first()?;
+        let slope = c.float_or("negative_slope", 0.01)?;
+        let positive = c.with_float(BinaryOp::Gt, x, 0.0)?;
+        let scaled = c.with_float(BinaryOp::Mul, x, slope)?;
+        let y = c.select(positive, x, scaled)?;
+        c.done(y)
+    }),
+    row("aten.elu", "select of exp", elu),
+    row("aten.softplus", "select of log(exp)", softplus),
+    row("aten.mish", "x * tanh(softplus(x))", |c| {
+        let x = c.first()?;
+        let s = softplus_of(c, x, 1.0, 20.0)?;
+        let t = c.unary(UnaryOp::Tanh, s)?;
+        let y = c.binary(BinaryOp::Mul, x, t)?;
+        c.done(y)
+    }),
+    row("aten.log_sigmoid", "neg(softplus(neg))", |c| {
+        let x = c.first()?;
+        let n = c.unary(UnaryOp::Neg, x)?;
+        let s = softplus_of(c, n, 1.0, 20.0)?;
+        let y = c.unary(UnaryOp::Neg, s)?;
+        c.done(y)
+    }),
+    row("aten.glu", "slice, sigmoid, mul", glu),
+    row("aten.threshold", "select", |c| {
+        let x = c.first()?;
+        let (threshold, value) = (c.scalar("threshold")?, c.scalar("value")?);
+        let above = c.with_scalar(BinaryOp::Gt, x, threshold)?;
+        let fill = c.full(value, c.dtype(x), vec![])?;
+        let y = c.select(above, x, fill)?;
+        c.done(y)
+    }),
+    row("aten.dropout", "(identity), where nothing is dropped", dropout),
+    row("aten.feature_dropout", "(identity), where nothing is dropped", dropout),
+    row("aten.native_dropout", "(identity), where nothing is dropped", |c| {
+        c.only(1)?;
+        dropout(c)
+    }),
+];
+
+fn gelu(c: &mut Call<'_, '_>) -> Lowered {
+    match c.opt_string("approximate")? {
+        None | Some("none") => unary(c, UnaryOp::Gelu),
+        Some("tanh") => unary(c, UnaryOp::GeluTanh),
+        Some(other) => Err(Stop::Broken(format!("expected approximate none or tanh, found `{other}`"))),
+    }
+}
+
+fn clamped(c: &mut Call<'_, '_>, low: f64, high: f64) -> Lowered {
+    let x = c.first()?;
+    let y = c.with_float(BinaryOp::Max, x, low)?;
+    let y = c.with_float(BinaryOp::Min, y, high)?;
+    c.done(y)
+}
+
+fn hard_sigmoid(c: &mut Call<'_, '_>, x: ValueId) -> Lowered<ValueId> {
+    let y = c.with_float(BinaryOp::Add, x, 3.0)?;
+    let y = c.with_float(BinaryOp::Max, y, 0.0)?;
+    let y = c.with_float(BinaryOp::Min, y, 6.0)?;
+    c.with_float(BinaryOp::Mul, y, 1.0 / 6.0)
+}
+
+/// `x > 0 ? scale * x : scale * alpha * (exp(input_scale * x) - 1)`.
+fn elu(c: &mut Call<'_, '_>) -> Lowered {
+    let x = c.first()?;
+    let (alpha, scale) = (c.float_or("alpha", 1.0)?, c.float_or("scale", 1.0)?);
+    let input_scale = c.float_or("input_scale", 1.0)?;
+    let positive = c.with_float(BinaryOp::Gt, x, 0.0)?;
+    let linear = c.with_float(BinaryOp::Mul, x, scale)?;
+    let e = c.with_float(BinaryOp::Mul, x, input_scale)?;
+    let e = c.unary(UnaryOp::Exp, e)?;
+    let e = c.with_float(BinaryOp::Sub, e, 1.0)?;
+    let e = c.with_float(BinaryOp::Mul, e, alpha * scale)?;
+    let y = c.select(positive, linear, e)?;
+    c.done(y)
+}
+
+fn softplus(c: &mut Call<'_, '_>) -> Lowered {
+    let x = c.first()?;
+    let (beta, threshold) = (c.float_or("beta", 1.0)?, c.float_or("threshold", 20.0)?);
+    let y = softplus_of(c, x, beta, threshold)?;
+    c.done(y)
+}
+
+/// `log(1 + exp(beta * x)) / beta`, and `x` where `beta * x` exceeds the threshold.
+fn softplus_of(c: &mut Call<'_, '_>, x: ValueId, beta: f64, threshold: f64) -> Lowered<ValueId> {
+    let z = c.with_float(BinaryOp::Mul, x, beta)?;
+    let linear = c.with_float(BinaryOp::Gt, z, threshold)?;
+    let e = c.unary(UnaryOp::Exp, z)?;
+    let e = c.with_float(BinaryOp::Add, e, 1.0)?;
+    let l = c.unary(UnaryOp::Log, e)?;
+    let l = c.with_float(BinaryOp::Mul, l, 1.0 / beta)?;
+    c.select(linear, x, l)
+}
+
+fn glu(c: &mut Call<'_, '_>) -> Lowered {
+    let x = c.first()?;
+    let axis = c.axis_or("dim", -1, c.rank(x))?;
+    let n = c.shape(x).get(axis).cloned().unwrap_or(1.into());
+    let half = n.exact_div(&2.into()).ok_or_else(|| Stop::Broken("expected an even extent".into()))?;
+    let a = c.slice(x, axis, 0.into(), half.clone(), 1)?;
+    let b = c.slice(x, axis, half.clone(), half, 1)?;
+    let gate = c.unary(UnaryOp::Sigmoid, b)?;
+    let y = c.binary(BinaryOp::Mul, a, gate)?;
+    c.done(y)
+}
+
+fn dropout(c: &mut Call<'_, '_>) -> Lowered {
+    if c.bool_or("train", true)? && c.float_or("p", 0.5)? != 0.0 {
+        return Err(Stop::Opaque("it draws random numbers".into()));
+    }
+    identity(c)
+}
