@@ -81,9 +81,10 @@ pub fn sized(prepared: &Prepared, placed: &Placed, symbols: &Symbols) -> Result<
     for (s, exit) in placed.live.exits.iter().enumerate() {
         if let (ExitChoice::Dropped(Meeting::NextRun(y)), Some(&v)) =
             (exit, placed.steps.list[s].reads.first())
-            && let Some(c) = placed.classes.of[v] {
-                wraps[c as usize] = Some(wraps[c as usize].map_or(*y, |w: u32| w.max(*y)));
-            }
+            && let Some(c) = placed.classes.of[v]
+        {
+            wraps[c as usize] = Some(wraps[c as usize].map_or(*y, |w: u32| w.max(*y)));
+        }
     }
     let arenas = placed.classes.iter().filter_map(|(c, class)| match class.home {
         Home::Arena(arena) => Some((c, class, arena)),
@@ -154,22 +155,7 @@ pub fn bucket(
     let steps =
         writer.steps(waits(&program.placed.steps, &program.placed.live, &program.placed.classes, &extents));
     let copies = writer.copies()?;
-    let mut totals = Totals {
-        ordinary_peak: ordinary.peak,
-        ordinary_bound: ordinary.bound,
-        symmetric_peak: symmetric.peak,
-        symmetric_bound: symmetric.bound,
-        copies: copies.len() as u64,
-        copied: copies.iter().map(|c| c.bytes).sum(),
-        ..Totals::default()
-    };
-    for step in &steps {
-        match step.exit {
-            Some(Barrier::Dropped) => totals.barriers_dropped += 1,
-            Some(Barrier::Kept) => totals.barriers_kept += 1,
-            None => {}
-        }
-    }
+    let totals = totals(&ordinary, &symmetric, &steps, &copies);
     let ranges = symbols.values().map(|s| (s.name.clone(), [s.min, s.max])).collect();
     Ok(Bucket {
         symbols: ranges,
@@ -181,6 +167,20 @@ pub fn bucket(
         copies,
         totals,
     })
+}
+
+fn totals(ordinary: &Packing, symmetric: &Packing, steps: &[Step], copies: &[ForcedCopy]) -> Totals {
+    let exits = |which| steps.iter().filter(|s| s.exit == Some(which)).count() as u64;
+    Totals {
+        ordinary_peak: ordinary.peak,
+        ordinary_bound: ordinary.bound,
+        symmetric_peak: symmetric.peak,
+        symmetric_bound: symmetric.bound,
+        copies: copies.len() as u64,
+        copied: copies.iter().map(|c| c.bytes).sum(),
+        barriers_dropped: exits(Barrier::Dropped),
+        barriers_kept: exits(Barrier::Kept),
+    }
 }
 
 fn pack_arena(

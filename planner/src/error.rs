@@ -58,7 +58,7 @@ pub enum PlanError {
     },
     /// A contract that the planner has no rule for.
     #[error(
-        "%{node}: {op} with the variant {variant} writes the results of peers before they arrive, which is not planned yet"
+        "%{node}: {op} via {variant} writes the results of peers that have not arrived; no rule plans that"
     )]
     EntrylessPush {
         /// The node.

@@ -1,7 +1,12 @@
 //! From a lowered graph to a plan.
 //!
-//! The crate orders the nodes, decides where each value lies, packs both arenas and writes the [`plan`];
-//! [`check`] proves a plan safe from the graph and the plan alone and shares no code with the rest.
+//! [`plan()`] orders the steps, decides where each value lies, packs both arenas and writes a [`Plan`], whose
+//! format is in [`mod@plan`]. [`mod@check`] proves a plan safe from the plan alone and shares no code with the rest.
+//!
+//! The way through: `prepare` inserts the copies that placement forces; `order` makes candidates; `liveness`
+//! says when memory may be written again, with regard to peers; `place` merges values that share memory;
+//! [`pack`] finds offsets; `waits` orders the two lanes; `bucket` and `pipeline` write it all down. Each is a
+//! page of its own.
 
 mod bucket;
 pub mod check;

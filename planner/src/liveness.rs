@@ -1,7 +1,7 @@
 //! When memory that a step touched may be written again, on this rank and with regard to its peers.
 //!
-//! Everything here follows from the order of the steps and the contracts; it knows no buffers. A *release* is
-//! the first step, in the order of the list, that may write bytes which an access used:
+//! Everything here follows from the order of the steps and the contracts; it knows no buffers. A *release*
+//! is the first step, in the order of the list, that may write bytes which an access used:
 //! - A compute step releases what it read one step later.
 //! - A collective may be in flight until a compute step waits for it. What it read or wrote is released at
 //!   that step, its *join*, so that reuse does not force a wait of its own.

@@ -1,8 +1,8 @@
 //! The order of the steps.
 //!
-//! Memory and overlap pull apart: a collective that starts early and is waited for late keeps its operand and
-//! its result for longer. So candidates are made, each a topological order, and the caller keeps the one
-//! with the least estimated time among those that need little more memory than the leanest:
+//! Memory and overlap pull apart: a collective that starts early and is waited for late keeps its operand
+//! and its result for longer. So candidates are made, each a topological order, and the caller keeps the
+//! one with the least estimated time among those that need little more memory than the leanest:
 //! - *program*: the order of the nodes;
 //! - *late*: each step directly before its first user;
 //! - *overlap* of each: list scheduling on two lanes in estimated time. The compute lane takes the first
@@ -179,8 +179,8 @@ impl Tasks {
     }
 }
 
-/// Lets a copy into an output follow the other readers of what it copies: their memory can then be the output's,
-/// and the copy moves nothing.
+/// Lets a copy into an output follow the other readers of what it copies: their memory can then be the
+/// output's, and the copy moves nothing.
 fn returns_last(program: &Prepared, steps: &Steps, before: &mut [Vec<u32>]) {
     let returns = program.copies.iter().filter(|c| c.reason == CopyReason::Output);
     let returns: Vec<(ValueId, u32)> = returns
@@ -198,8 +198,8 @@ fn returns_last(program: &Prepared, steps: &Steps, before: &mut [Vec<u32>]) {
     }
 }
 
-/// The estimated time of a step: what it moves (views count as their bases) at the speed of a copy, arithmetic at 256 operations for each
-/// byte of that, a collective as its profile says.
+/// The estimated time of a step: what it moves (views count as their bases) at the speed of a copy,
+/// arithmetic at 256 operations for each byte of that, a collective as its profile says.
 fn time(
     program: &Prepared,
     sizes: &[u64],

@@ -38,11 +38,11 @@ pub struct BucketInput {
 pub struct PlanConfig {
     /// The name of the machine profile that the choices were made with.
     pub machine: String,
-    /// The arguments that callers write into the symmetric arena where a collective needs them there. Parameters
-    /// and constants always are.
+    /// The arguments that callers write into the symmetric arena where a collective needs them there.
+    /// Parameters and constants always are.
     pub bind: BTreeSet<InputId>,
-    /// The profile that estimates the time of steps, which their order depends on; `None` takes the built-in
-    /// one of the name `machine`, and constants if there is none.
+    /// The profile that estimates the time of steps, which their order depends on; `None` takes the
+    /// built-in one of the name `machine`, and constants if there is none.
     pub profile: Option<Profile>,
     /// How much more memory than the leanest order an order may take to overlap communication with
     /// computation, as a fraction.
@@ -95,8 +95,8 @@ pub fn plan(source: &Graph, lowered: &[BucketInput], config: &PlanConfig) -> Res
         1 => {
             let once = make(prepared.clone(), NextRun::Same)?;
             match reach_around(&once.1[0]) {
-                // Lifetimes on a circle may need more than their bound. Without a dropped exit that reaches into
-                // the next run they lie on a line.
+                // Lifetimes on a circle may need more than their bound. Without a dropped exit that reaches
+                // into the next run they lie on a line.
                 true => {
                     let kept = make(prepared, NextRun::Unknown)?;
                     let peak = |b: &[Bucket]| b[0].totals.symmetric_peak;
@@ -181,7 +181,8 @@ fn same_memory(a: &Graph, b: &Graph) -> bool {
 }
 
 /// The distinct planned programs and the index of each bucket's. Equal ones have the smallest ranges of the
-/// symbols that hold those of their buckets; they stay apart if they are only valid over ranges of their own.
+/// symbols that hold those of their buckets; they stay apart if they are only valid over ranges of their
+/// own.
 fn distinct(
     lowered: &[BucketInput],
     views: &[Rc<Views>],

@@ -1,8 +1,8 @@
 //! Which values share memory, and which memory that is.
 //!
-//! Every base that a node defines starts in a [`Class`] of its own. Classes merge where a result may lie on or
-//! around an operand that its node reads last (the cases are listed at [`crate::plan`]). A class becomes one
-//! buffer, or lies in the caller's memory of an output.
+//! Every base that a node defines starts in a [`Class`] of its own. Classes merge where a result may lie on
+//! or around an operand that its node reads last (the cases are listed at [`crate::plan`]). A class becomes
+//! one buffer, or lies in the caller's memory of an output.
 //!
 //! A class has a *top*: the value that fills all of it and is the last to be written. Only a top that fills
 //! its class can be written over, so a class is always a chain of values at one place, with the parts of a
@@ -64,7 +64,8 @@ pub enum Shares {
     Piece(ValueId),
 }
 
-/// Whether operands are produced inside the larger results that they are parts of. Parts of outputs always are.
+/// Whether operands are produced inside the larger results that they are parts of. Parts of outputs always
+/// are.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Parts {
     /// Yes: saves the copy and the operand's own bytes.
@@ -191,8 +192,8 @@ impl Placing<'_> {
         }
     }
 
-    /// Moves the class of `part` into the class of `whole`. A part that peers touch only goes where they reach;
-    /// the whole does not move for it.
+    /// Moves the class of `part` into the class of `whole`. A part that peers touch only goes where they
+    /// reach; the whole does not move for it.
     fn put_inside(&mut self, part: ValueId, whole: ValueId, offset: Dim, by_rank: Option<(GroupId, Dim)>) {
         let (Some(p), Some(w)) = (self.classes.of[part], self.classes.of[whole]) else { return };
         let (p, w) = (p as usize, w as usize);
@@ -264,8 +265,8 @@ impl Placing<'_> {
         }
     }
 
-    /// Whether the class `r` of a result may take over the class `x` of an operand: both in one arena, or the
-    /// result in its output.
+    /// Whether the class `r` of a result may take over the class `x` of an operand: both in one arena, or
+    /// the result in its output.
     fn mergeable(&self, x: u32, r: u32) -> bool {
         let (x, r) = (&self.classes.list[x as usize], &self.classes.list[r as usize]);
         let sizes = x.size == r.size;

@@ -8,7 +8,8 @@
 //! # What a planned program looks like
 //! - Its inputs and outputs are those of the imported program, in the same order.
 //! - Every collective carries its variant. Every copy is a `copy` node.
-//! - Every value is a *base* (see [`symmc_ir::layout`]) with a [`Place`], or a view of one. Bases are stored
+//! - Every value is a *base* (see [`symmc_ir::layout`]) with a [`Place`], or a view of one. Bases are
+//!   stored
 //!   contiguously.
 //! - Output `k` is a base at [`Memory::Output`]`(k)`, and no two outputs are the same value.
 //! - Every node but the views is exactly one [`Step`].
@@ -149,15 +150,16 @@ pub struct Bucket {
     pub steps: Vec<Step>,
     /// How each collective was chosen, in order of the steps.
     pub decisions: Vec<Decision>,
-    /// The copies that placement forced, in order of the steps. A `copy` whose result lies on its operand moves
-    /// nothing and is not listed.
+    /// The copies that placement forced, in order of the steps. A `copy` whose result lies on its operand
+    /// moves nothing and is not listed.
     pub copies: Vec<ForcedCopy>,
     /// Sums.
     pub totals: Totals,
 }
 
 impl Bucket {
-    /// The inputs that a caller can bind to avoid copies, by index, with the bytes that this saves in each run.
+    /// The inputs that a caller can bind to avoid copies, by index, with the bytes that this saves in each
+    /// run.
     pub fn avoidable(&self) -> BTreeMap<usize, u64> {
         let mut out = BTreeMap::new();
         for c in &self.copies {

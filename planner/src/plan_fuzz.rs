@@ -3,8 +3,8 @@
 use crate::check;
 use crate::plan::Plan;
 
-/// Panics if these bytes break a promise of the reader: whatever reads is written as a text that reads as the
-/// same plan, errors say where, and the check answers for any plan.
+/// Panics if these bytes break a promise of the reader: whatever reads is written as a text that reads as
+/// the same plan, errors say where, and the check answers for any plan.
 pub fn check(data: &[u8]) {
     let Ok(text) = std::str::from_utf8(data) else { return };
     match Plan::from_json(text) {

@@ -4,8 +4,8 @@
 //! down to the entries of a bucket's tables, one step, buffer or place a line, so that plans can be
 //! compared with line tools.
 //!
-//! Reading refuses other versions, unknown fields and missing fields by name. It checks the form alone; that
-//! indices exist and memory is safe is the business of [`crate::check`].
+//! Reading refuses other versions, unknown fields and missing fields by name. It checks the form alone;
+//! that indices exist and memory is safe is the business of [`crate::check`].
 
 use std::io;
 

@@ -86,7 +86,8 @@ pub fn prepare(graph: &Graph, views: &Views, bound: &BTreeSet<usize>) -> Result<
     Ok(work.build())
 }
 
-/// Whether peers can reach a view: it is contiguous and starts at a multiple of [`PEER_ALIGN`] bytes of its base.
+/// Whether peers can reach a view: it is contiguous and starts at a multiple of [`PEER_ALIGN`] bytes of its
+/// base.
 fn reachable(graph: &Graph, views: &Views, value: ValueId) -> bool {
     let start = views.offset(value) * Dim::from(graph.ty(value).dtype.size() as i64);
     views.contiguous(graph, value) && start.divisible_by(PEER_ALIGN)
@@ -196,30 +197,35 @@ impl Preparation<'_> {
         for k in late {
             results[k] = Some(out.output_copy(graph.outputs[k].value, &mut copies));
         }
-        let mut symmetric = Table::filled(false, out.graph.values.len());
-        for (v, &s) in self.symmetric.iter() {
-            symmetric[out.map[v]] = s;
-        }
-        for (&(_, s), &value) in &made {
-            symmetric[value] = s;
-        }
         let outputs = graph.outputs.iter().zip(results);
         out.graph.outputs = outputs
             .map(|(o, copy)| Output { value: copy.unwrap_or(out.map[o.value]), kind: o.kind })
             .collect();
-        // Copies are bases, whole by themselves.
-        let mut base: Table<ValueId, ValueId> = out.graph.values.keys().collect();
+        let symmetric = made.iter().filter(|((_, s), _)| *s).map(|(_, &value)| value).collect();
+        self.finish(out, copies, symmetric)
+    }
+
+    /// Carries what is known of the old values over to the new graph. Copies are bases, whole by themselves;
+    /// those in `symmetric` lie in the symmetric arena.
+    fn finish(&self, out: Rebuild<'_>, copies: Vec<Copied>, symmetric_copies: Vec<ValueId>) -> Prepared {
+        let Rebuild { graph, map, .. } = out;
+        let mut symmetric = Table::filled(false, graph.values.len());
+        let mut base: Table<ValueId, ValueId> = graph.values.keys().collect();
         let mut whole = Table::filled(true, base.len());
-        for v in graph.values.keys() {
-            base[out.map[v]] = out.map[self.views.base(v)];
-            whole[out.map[v]] = self.views.whole(graph, v);
+        for (v, &w) in map.iter() {
+            symmetric[w] = self.symmetric[v];
+            base[w] = map[self.views.base(v)];
+            whole[w] = self.views.whole(self.graph, v);
         }
-        let bytes = out.graph.values.iter().map(|(v, value)| match base[v] == v {
+        for v in symmetric_copies {
+            symmetric[v] = true;
+        }
+        let bytes = graph.values.iter().map(|(v, value)| match base[v] == v {
             true => value.ty.bytes(),
             false => Dim::from(0),
         });
         let bytes = bytes.collect();
-        Prepared { graph: out.graph, base, whole, bytes, symmetric, copies }
+        Prepared { graph, base, whole, bytes, symmetric, copies }
     }
 }
 

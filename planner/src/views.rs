@@ -1,6 +1,7 @@
 //! The memory that each value uses: its own, or as a view that of a base.
 //!
-//! The rules are those of [`symmc_ir::layout`]; the layout of a base is only worked out when a view needs it.
+//! The rules are those of [`symmc_ir::layout`]; the layout of a base is only worked out when a view needs
+//! it.
 
 use symmc_ir::layout::{Layout, view_of};
 use symmc_ir::{Def, Dim, Graph, Table, ValueId};

@@ -1,13 +1,13 @@
 //! The waits between lanes.
 //!
-//! Lanes run at the same time, so the order of the list alone orders nothing between them. A step waits for the
-//! latest step of the other lane that
+//! Lanes run at the same time, so the order of the list alone orders nothing between them. A step waits for
+//! the latest step of the other lane that
 //! - defines one of its operands,
 //! - touched bytes that it writes, as a value of the same class or of a class that had the bytes before, or
 //! - is the meeting that tells that peers have left bytes that it writes.
 //!
-//! A lane runs in order, so waiting for the latest covers all earlier ones, and a wait that an earlier step of
-//! the lane already made is left out. What remains is the smallest set.
+//! A lane runs in order, so waiting for the latest covers all earlier ones, and a wait that an earlier step
+//! of the lane already made is left out. What remains is the smallest set.
 
 use std::collections::{BTreeMap, HashSet};
 
@@ -85,10 +85,11 @@ fn touch(steps: &Steps, live: &Liveness, classes: &Classes, s: usize, touches: &
         }
     }
     if let (ExitChoice::Dropped(Meeting::Later(y)), Some(&v)) = (live.exits[s], step.reads.first())
-        && let Some(c) = classes.of[v] {
-            let lane = &mut touches[c as usize][Lane::Comm as usize];
-            *lane = (*lane).max(y + 1);
-        }
+        && let Some(c) = classes.of[v]
+    {
+        let lane = &mut touches[c as usize][Lane::Comm as usize];
+        *lane = (*lane).max(y + 1);
+    }
 }
 
 fn last_touches(steps: &Steps, live: &Liveness, classes: &Classes) -> Vec<Touches> {
@@ -158,8 +159,8 @@ mod tests {
     use crate::prepare::{Prepared, prepare};
     use crate::views::Views;
 
-    /// Waits of a program whose classes lie at these offsets: `value offset end`, one a word triple. A class that
-    /// is not listed shares nothing.
+    /// Waits of a program whose classes lie at these offsets: `value offset end`, one a word triple. A
+    /// class that is not listed shares nothing.
     fn waits_of(program: &str, layout: &str) -> Vec<Vec<usize>> {
         let head = "program \"w\" ranks 2\ngroup @g world\narg %x: f32[16, 16]\nparam %w: f32[16, 16]\n";
         let graph = text::parse(&format!("{head}{program}")).unwrap_or_else(|e| panic!("{e}"));
@@ -222,7 +223,8 @@ mod tests {
         let program = "%a: f32[16, 16] = all_reduce %x op=sum group=@g via=plain\n\
             %b: f32[16, 16] = matmul %a, %w\n%c: f32[16, 16] = matmul %a, %b\n\
             %d: f32[16, 16] = all_reduce %c op=sum group=@g via=plain\n\
-            %e: f32[16, 16] = all_reduce %b op=sum group=@g via=plain\n%f: f32[16, 16] = matmul %d, %e\nreturn %f\n";
+            %e: f32[16, 16] = all_reduce %b op=sum group=@g via=plain\n\
+            %f: f32[16, 16] = matmul %d, %e\nreturn %f\n";
         assert_eq!(waits_of(program, ""), [vec![], vec![0], vec![], vec![2], vec![], vec![4]]);
     }
 }

@@ -1,9 +1,9 @@
 //! Small programs and what their plans must say.
 //!
-//! A plan is written as one line a step: its number, `-` or `~` for the lanes of computation and communication,
-//! the node, what it waits for, the fate of a droppable exit barrier, and where its results lie with the steps
-//! at which that memory is occupied: `o` for the ordinary and `s` for the symmetric arena with an offset, `out`,
-//! `in` and `fixed` with an index.
+//! A plan is written as one line a step: its number, `-` or `~` for the lanes of computation and
+//! communication, the node, what it waits for, the fate of a droppable exit barrier, and where its results
+//! lie with the steps at which that memory is occupied: `o` for the ordinary and `s` for the symmetric
+//! arena with an offset, `out`, `in` and `fixed` with an index.
 
 use std::fmt::Write;
 
@@ -115,8 +115,8 @@ fn chain(variants: &[&str]) -> String {
 
 #[test]
 fn a_dropped_operand_outlives_the_next_operand() {
-    // One-shot operands take two places in turn: a1 may not lie where a0 is read until r1 has met. a1 is read
-    // until r0 of the next run has met, which comes before a1 is written again.
+    // One-shot operands take two places in turn: a1 may not lie where a0 is read until r1 has met. a1 is
+    // read until r0 of the next run has met, which comes before a1 is written again.
     let p = planned(&chain(&["@all via=one_shot", "@all via=one_shot"]));
     expect(
         &p,

@@ -17,7 +17,7 @@
 //! that instant. Rounds that promote the blocks that stuck out follow. The search ends at the bound or when
 //! its budget of work is spent; it never looks at a clock, so equal problems give equal offsets.
 //!
-//! Free gaps come from [`occupancy`]: a segment tree over time whose nodes hold unions of offset ranges.
+//! Free gaps come from a segment tree over time whose nodes hold unions of offset ranges.
 //! There are no lists of overlapping pairs, so time and memory stay near `n log n`.
 //!
 //! Not here: exact solving, and the choice of an order of operators.

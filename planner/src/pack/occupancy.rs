@@ -168,8 +168,8 @@ impl Taken<'_> {
         }
     }
 
-    /// The start of the smallest gap that holds `size` bytes at a multiple of `align`, the lowest of equals.
-    /// The open space above everything counts as the largest gap.
+    /// The start of the smallest gap that holds `size` bytes at a multiple of `align`, the lowest of
+    /// equals. The open space above everything counts as the largest gap.
     pub fn tightest(&self, size: u64, align: u64) -> u64 {
         let mut best: Option<(u64, u64)> = None;
         let mut offset = self.free_from(0, size, align);

@@ -31,7 +31,8 @@ impl Random {
     }
 }
 
-/// A random program on four ranks with `size` nodes; all values are `f32 [4*t, 8]` or views and parts of that.
+/// A random program on four ranks with `size` nodes; all values are `f32 [4*t, 8]` or views and parts of
+/// that.
 pub fn program(seed: u64, size: usize) -> Graph {
     let mut r = Random::new(seed);
     let mut b = Builder::new(format!("random {seed}"), Some(4));
@@ -80,21 +81,13 @@ fn node(
     group: GroupId,
     t: SymbolId,
 ) -> Option<ValueId> {
-    let ty = b.graph().ty(x).clone();
     let ranks = Dim::from(i64::from(b.graph().group_size(group)?));
     let four = Dim::from(t) * Dim::from(4);
     match r.below(14) {
         0 => b.op(name, Op::Unary(UnaryOp::Relu), &[x]).ok(),
         1 | 2 => b.op(name, Op::Binary(BinaryOp::Add), &[x, y]).ok(),
         3 | 4 => b.op(name, Op::MatMul, &[x, w]).ok(),
-        5 => {
-            // A square over axes in reverse is stored with other strides.
-            let flat =
-                b.reshape(&format!("{name}.flat"), x, vec![four.clone(), Dim::from(2), Dim::from(4)]).ok()?;
-            let turned =
-                b.op(&format!("{name}.turned"), Op::Permute { perm: vec![0, 2, 1] }, &[flat]).ok()?;
-            b.reshape(name, turned, ty.shape).ok()
-        }
+        5 => turned(b, name, x, four),
         6 => {
             let scalar = Scalar::Float(Float(2.0));
             b.op(name, Op::BinaryScalar { op: BinaryOp::Mul, scalar, scalar_left: false }, &[x]).ok()
@@ -129,31 +122,41 @@ fn node(
         }
         10 => collective(b, r, name, CollectiveKind::AllToAll(Splits::Even), group, x),
         11 => collective(b, r, name, CollectiveKind::Broadcast { root: 0 }, group, x),
-        12 => {
-            let half = Type::new(DType::F32, [four.clone(), Dim::from(4)]);
-            let piece = |b: &mut Builder, i: i64, of: ValueId| {
-                let slice = Op::Slice { axis: 1, start: Dim::from(4 * i), step: 1 };
-                b.op_as(&format!("{name}.half{i}"), slice, &[of], half.clone()).ok()
-            };
-            let (low, high) = (piece(b, 0, x)?, piece(b, 1, y)?);
-            b.op(name, Op::Concat { axis: 1 }, &[low, high]).ok()
-        }
-        _ => {
-            let two = Type::new(DType::F32, [four.exact_div(&Dim::from(2))?, Dim::from(8)]);
-            let piece = |b: &mut Builder, i: i64, of: ValueId| {
-                let start = Dim::from(t) * Dim::from(2 * i);
-                let slice = b.op_as(
-                    &format!("{name}.s{i}"),
-                    Op::Slice { axis: 0, start, step: 1 },
-                    &[of],
-                    two.clone(),
-                );
-                b.op(&format!("{name}.p{i}"), Op::Unary(UnaryOp::Abs), &[slice.ok()?]).ok()
-            };
-            let (low, high) = (piece(b, 0, x)?, piece(b, 1, y)?);
-            b.op(name, Op::Concat { axis: 0 }, &[low, high]).ok()
-        }
+        12 => side_by_side(b, name, (x, y), four),
+        _ => on_top(b, name, (x, y), t),
     }
+}
+
+/// Axes in another order, which a reshape then has to move.
+fn turned(b: &mut Builder, name: &str, x: ValueId, four: Dim) -> Option<ValueId> {
+    let shape = b.graph().ty(x).shape.clone();
+    let flat = b.reshape(&format!("{name}.flat"), x, vec![four, Dim::from(2), Dim::from(4)]).ok()?;
+    let turned = b.op(&format!("{name}.turned"), Op::Permute { perm: vec![0, 2, 1] }, &[flat]).ok()?;
+    b.reshape(name, turned, shape).ok()
+}
+
+/// Halves of the rows of two values, side by side.
+fn side_by_side(b: &mut Builder, name: &str, (x, y): (ValueId, ValueId), four: Dim) -> Option<ValueId> {
+    let half = Type::new(DType::F32, [four, Dim::from(4)]);
+    let mut piece = |i: i64, of: ValueId| {
+        let slice = Op::Slice { axis: 1, start: Dim::from(4 * i), step: 1 };
+        b.op_as(&format!("{name}.half{i}"), slice, &[of], half.clone()).ok()
+    };
+    let (low, high) = (piece(0, x)?, piece(1, y)?);
+    b.op(name, Op::Concat { axis: 1 }, &[low, high]).ok()
+}
+
+/// Halves of two values, computed apart, one on top of the other.
+fn on_top(b: &mut Builder, name: &str, (x, y): (ValueId, ValueId), t: SymbolId) -> Option<ValueId> {
+    let two = Type::new(DType::F32, [Dim::from(t) * Dim::from(2), Dim::from(8)]);
+    let mut piece = |i: i64, of: ValueId| {
+        let start = Dim::from(t) * Dim::from(2 * i);
+        let slice =
+            b.op_as(&format!("{name}.s{i}"), Op::Slice { axis: 0, start, step: 1 }, &[of], two.clone());
+        b.op(&format!("{name}.p{i}"), Op::Unary(UnaryOp::Abs), &[slice.ok()?]).ok()
+    };
+    let (low, high) = (piece(0, x)?, piece(1, y)?);
+    b.op(name, Op::Concat { axis: 0 }, &[low, high]).ok()
 }
 
 fn collective(
