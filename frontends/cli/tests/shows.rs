@@ -83,5 +83,5 @@ fn a_buckets_schedule_serves_its_sizes() {
 #[test]
 fn ops_lists_what_the_importer_knows() {
     let text = stdout("ops");
-    assert!(text.contains("aten.linear.default") && text.contains("_c10d_functional.all_reduce.default"), "{text}");
+    assert!(text.contains("aten.linear ") && text.contains("_c10d_functional.all_reduce "), "{text}");
 }
