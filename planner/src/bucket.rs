@@ -8,6 +8,7 @@ use symmc_ir::entity::Entity;
 use symmc_ir::{Dim, Graph, Op, Symbol, SymbolId, Table, ValueId};
 
 use crate::error::PlanError;
+use crate::fixed::FixedMemory;
 use crate::liveness::{ExitChoice, Liveness, Meeting};
 use crate::pack::{self, Block, Packing};
 use crate::place::{Class, Classes, Home, Member, Shares};
@@ -35,20 +36,14 @@ pub struct Placed {
     pub classes: Classes,
 }
 
-/// Memory that is the same for all buckets.
-#[derive(Default)]
-pub struct FixedMemory {
-    /// The bytes of the symmetric arena that it takes.
-    pub end: u64,
-    /// The fixed memory of each bound input, by index of the input.
-    pub bound: IndexMap<usize, usize>,
-}
+/// The most bytes that a value, and fixed memory together, may have.
+pub const MAX_SIZE: u64 = 1 << 52;
 
 /// The size of a dim in bytes at the upper bounds of `symbols`, rounded up.
 pub fn size(dim: &Dim, symbols: &Symbols, value: &str) -> Result<u64, PlanError> {
     let bytes = dim.upper(symbols);
     match u64::try_from(bytes) {
-        Ok(size) if size <= 1 << 52 => Ok(size.next_multiple_of(ALIGN)),
+        Ok(size) if size <= MAX_SIZE => Ok(size.next_multiple_of(ALIGN)),
         _ => Err(PlanError::TooLarge { value: value.to_string(), bytes }),
     }
 }

@@ -78,6 +78,24 @@ pub enum PlanError {
         /// The upper bound of its size, possibly saturated.
         bytes: i64,
     },
+    /// A landing zone has no size that memory can hold.
+    #[error(
+        "%{node}: a landing zone for {bytes} bytes from each of {ranks} ranks is too large; at most 2^52 fit"
+    )]
+    LandingTooLarge {
+        /// The collective that needs it.
+        node: String,
+        /// The upper bound of the size of its operand.
+        bytes: u64,
+        /// The ranks of its group.
+        ranks: u64,
+    },
+    /// Landing zones and bound inputs together are too large.
+    #[error("landing zones and bound inputs take {bytes} bytes; at most 2^52 can be planned")]
+    FixedTooLarge {
+        /// The sum of their sizes.
+        bytes: u64,
+    },
     /// Memory could not be packed.
     #[error("packing the {arena} arena: {error}")]
     Pack {

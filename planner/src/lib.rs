@@ -11,6 +11,7 @@
 mod bucket;
 pub mod check;
 mod error;
+mod fixed;
 mod liveness;
 mod order;
 pub mod pack;

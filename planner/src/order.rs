@@ -103,7 +103,8 @@ impl Tasks {
             row.dedup();
         }
         let before = Lists::from_rows(before.into_iter());
-        let writes = steps.list.iter().map(|s| s.writes.iter().map(|v| bytes[v.index()]).sum()).collect();
+        let written = |s: &StepInfo| s.writes.iter().map(|v| bytes[v.index()]).fold(0, u64::saturating_add);
+        let writes = steps.list.iter().map(written).collect();
         let time = steps.list.iter().map(|s| time(program, &sizes, s, symbols, profile)).collect();
         Tasks {
             lane: steps.list.iter().map(|s| s.lane).collect(),
@@ -154,7 +155,7 @@ impl Tasks {
             let s = s as usize;
             let ready = self.before.of(s).iter().map(|&b| end[b as usize]).max().unwrap_or(0);
             let lane = &mut lanes[self.lane[s] as usize];
-            *lane = (*lane).max(ready) + self.time[s];
+            *lane = (*lane).max(ready).saturating_add(self.time[s]);
             end[s] = *lane;
         }
         lanes[0].max(lanes[1])
@@ -211,7 +212,7 @@ fn time(
     let node = &graph.nodes[step.node];
     let size = |v: &ValueId| sizes[v.index()];
     let (read, written): (u64, u64) = (step.reads.iter().map(size).sum(), step.writes.iter().map(size).sum());
-    let nanoseconds = |us: f64| (us * 1000.0).clamp(0.0, 1e15) as u64;
+    let nanoseconds = |us: f64| (us * 1000.0).clamp(0.0, 1e12) as u64;
     let copy = |bytes: u64| match profile {
         Some(p) => nanoseconds(p.copy_us(bytes)),
         None => 1000 + bytes / 1000,
@@ -228,7 +229,7 @@ fn time(
             let work = (written / 2).saturating_mul(inner.unwrap_or(1).max(1) as u64) / 256;
             copy(read.saturating_add(written).max(work.min(1 << 52)))
         }
-        _ => copy((read + written) / 2),
+        _ => copy(read.saturating_add(written) / 2),
     }
 }
 
@@ -244,7 +245,7 @@ impl Memory {
     }
 
     fn start(&mut self, tasks: &Tasks, s: usize) {
-        self.live += tasks.writes[s];
+        self.live = self.live.saturating_add(tasks.writes[s]);
     }
 
     fn end(&mut self, tasks: &Tasks, s: usize) {
@@ -252,12 +253,12 @@ impl Memory {
             let left = &mut self.left[v as usize];
             *left -= 1;
             if *left == 0 {
-                self.live -= tasks.bytes[v as usize];
+                self.live = self.live.saturating_sub(tasks.bytes[v as usize]);
             }
         }
         for &v in tasks.defines.of(s) {
             if tasks.readers[v as usize] == 0 {
-                self.live -= tasks.bytes[v as usize];
+                self.live = self.live.saturating_sub(tasks.bytes[v as usize]);
             }
         }
     }
@@ -337,7 +338,7 @@ impl<'a> Scheduler<'a> {
     /// Starts the first collective if it fits.
     fn communicate(&mut self) -> bool {
         let Some(&Reverse((_, s))) = self.collectives.peek() else { return false };
-        let fits = self.memory.live + self.tasks.writes[s as usize] <= self.budget;
+        let fits = self.memory.live.saturating_add(self.tasks.writes[s as usize]) <= self.budget;
         if !fits || self.in_flight >= IN_FLIGHT {
             return false;
         }
@@ -356,7 +357,7 @@ impl<'a> Scheduler<'a> {
             self.arrive();
         }
         let Reverse((rank, s)) = self.ready.pop()?;
-        if self.memory.live + self.tasks.writes[s as usize] <= self.budget {
+        if self.memory.live.saturating_add(self.tasks.writes[s as usize]) <= self.budget {
             return Some(s as usize);
         }
         match self.later.iter().map(|Reverse((_, rank, s))| (*rank, *s)).min() {
@@ -394,7 +395,7 @@ impl<'a> Scheduler<'a> {
     fn schedule(&mut self, s: usize) {
         let ready = self.tasks.before.of(s).iter().map(|&b| self.end[b as usize]).max().unwrap_or(0);
         let lane = &mut self.now[self.tasks.lane[s] as usize];
-        *lane = (*lane).max(ready) + self.tasks.time[s];
+        *lane = (*lane).max(ready).saturating_add(self.tasks.time[s]);
         self.end[s] = *lane;
         self.memory.start(self.tasks, s);
         self.memory.end(self.tasks, s);

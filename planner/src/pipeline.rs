@@ -6,19 +6,18 @@
 use std::collections::BTreeSet;
 use std::rc::Rc;
 
-use indexmap::IndexMap;
-use symmc_ir::entity::Entity;
 use symmc_ir::machine::Profile;
 use symmc_ir::verify::verify;
 use symmc_ir::{Graph, InputId, Node, NodeId, Op, text};
 
-use crate::bucket::{FixedMemory, Placed, Program, Symbols, bucket, size, sized};
+use crate::bucket::{Placed, Program, Symbols, bucket, sized};
 use crate::error::PlanError;
+use crate::fixed::fixed_memory;
 use crate::liveness::{Liveness, NextRun};
 use crate::order::Tasks;
 use crate::pack;
 use crate::place::{Classes, Parts};
-use crate::plan::{ArenaKind, Arenas, Bucket, Decision, Fixed, PAGE, Plan, Role, Source, VERSION};
+use crate::plan::{ArenaKind, Arenas, Bucket, Decision, PAGE, Plan, Source, VERSION};
 use crate::plan_io::sha256;
 use crate::prepare::{Prepared, bound_inputs, prepare};
 use crate::steps::Steps;
@@ -79,7 +78,7 @@ pub fn plan(source: &Graph, lowered: &[BucketInput], config: &PlanConfig) -> Res
     }
     let (prepared, program_of) = distinct(lowered, &views, &bound)?;
     let profile = config.profile.clone().or_else(|| Profile::builtin(&config.machine));
-    let (fixed, memory) = fixed_memory(lowered, &bound)?;
+    let (fixed, memory) = fixed_memory(lowered.iter().map(|b| &b.graph), &bound)?;
     let make = |prepared: Vec<Prepared>, next_run: NextRun| {
         let mut programs = Vec::with_capacity(prepared.len());
         for p in prepared {
@@ -231,7 +230,7 @@ fn schedule(
     let late = tasks.late();
     let budget = |order: &[u32]| {
         let peak = tasks.peak(order);
-        peak + (peak as f64 * slack) as u64
+        peak.saturating_add((peak as f64 * slack) as u64)
     };
     let mut orders = vec![base.clone()];
     for order in [tasks.overlap(&base, budget(&base)), tasks.overlap(&late, budget(&late)), late] {
@@ -245,7 +244,7 @@ fn schedule(
         candidates.push((demand(&prepared, &placed, &symbols)?, tasks.makespan(&order), order));
     }
     let leanest = candidates.iter().map(|c| c.0).min().unwrap_or(0);
-    let limit = leanest + (leanest as f64 * slack) as u64;
+    let limit = leanest.saturating_add((leanest as f64 * slack) as u64);
     // The first of equals in time and memory.
     let best = candidates.into_iter().filter(|c| c.0 <= limit).min_by_key(|c| (c.1, c.0));
     let order = best.map_or_else(|| base.clone(), |c| c.2);
@@ -289,61 +288,7 @@ fn demand(program: &Prepared, placed: &Placed, symbols: &Symbols) -> Result<u64,
         let blocks: Vec<pack::Block> = sized.iter().filter(|s| s.arena == arena).map(|s| s.block).collect();
         pack::bound(&blocks)
     };
-    Ok(of(ArenaKind::Ordinary) + of(ArenaKind::Symmetric))
-}
-
-/// Landing zones for all groups with packet collectives, then bound inputs.
-fn fixed_memory(
-    lowered: &[BucketInput],
-    bound: &BTreeSet<usize>,
-) -> Result<(Vec<Fixed>, FixedMemory), PlanError> {
-    let mut zones: IndexMap<String, u64> = IndexMap::new();
-    for b in lowered {
-        let graph = &b.graph;
-        for (_, node) in graph.nodes.iter() {
-            let Op::Collective(c) = &node.op else { continue };
-            let (Some(variant), Some(&operand)) = (c.variant, node.inputs.first()) else { continue };
-            let bytes = graph.ty(operand).bytes().upper(&graph.symbols).max(0) as u64;
-            let ranks = u64::from(graph.group_size(c.group).unwrap_or(1));
-            let zone = variant.landing_bytes(&c.kind, bytes.min(1 << 52), ranks);
-            if zone > 0 {
-                let known = zones.entry(graph.groups[c.group].name.clone()).or_insert(0);
-                *known = (*known).max(zone);
-            }
-        }
-    }
-    zones.sort_unstable_keys();
-    let mut fixed = Vec::new();
-    let mut memory = FixedMemory::default();
-    let mut add = |role, size: u64, end: &mut u64| {
-        fixed.push(Fixed { role, offset: *end, size });
-        *end += size;
-    };
-    for (group, size) in zones {
-        for zone in 0..2 {
-            let role = Role::Landing { group: group.clone(), zone };
-            add(role, size.next_multiple_of(crate::plan::ALIGN), &mut memory.end);
-        }
-    }
-    for &input in bound {
-        let mut bytes = 0;
-        for b in lowered {
-            let value = b.graph.inputs[<symmc_ir::InputId as Entity>::new(input)].value;
-            let (ty, name) = (b.graph.ty(value), b.graph.name_of(value));
-            bytes = bytes.max(size(&ty.bytes(), bucket_symbols(b), name)?);
-        }
-        memory.bound.insert(input, memory.bound.len());
-        add(Role::Bound { input }, bytes, &mut memory.end);
-    }
-    let zones = fixed.iter().filter(|f| matches!(f.role, Role::Landing { .. })).count();
-    for index in memory.bound.values_mut() {
-        *index += zones;
-    }
-    Ok((fixed, memory))
-}
-
-fn bucket_symbols(b: &BucketInput) -> &Symbols {
-    &b.graph.symbols
+    Ok(of(ArenaKind::Ordinary).saturating_add(of(ArenaKind::Symmetric)))
 }
 
 fn arenas(buckets: &[Bucket]) -> Arenas {

@@ -542,6 +542,11 @@ fn what_cannot_be_planned_is_refused_by_name() {
         error(vec![graph(body)])
             .starts_with("%h: its size at the upper bound of its symbols is 36028797018963968")
     );
+    let body = "symbol n in 1..=1099511627776\narg %x: f32[n, 4096]\n\
+                %r: f32[n, 4096] = all_reduce %x op=sum group=@all via=packets\nreturn %r\n";
+    let landing =
+        "%r: a landing zone for 18014398509481984 bytes from each of 4 ranks is too large; at most 2^52 fit";
+    assert_eq!(error(vec![graph(body)]), landing);
     let two = graph("symbol n in 1..=8\narg %x: f32[n]\n%h: f32[n] = relu %x\nreturn %h\n");
     let overlapping = narrowed(&two, &[(1, 4), (4, 8)]);
     assert_eq!(error(overlapping), "buckets 0 and 1 overlap: both serve n=4");

@@ -1,0 +1,80 @@
+//! Memory of the symmetric arena that has one place in all buckets: landing zones and bound inputs.
+//!
+//! All packet collectives of a group share two zones, each as large as the largest of them needs in any bucket.
+//! A bound input has the size of its largest bucket. Zones stand first, in order of the groups' names, then
+//! inputs in order of their index.
+
+use std::collections::BTreeSet;
+
+use indexmap::IndexMap;
+use symmc_ir::collective::Touch;
+use symmc_ir::entity::Entity;
+use symmc_ir::{Graph, InputId, Op};
+
+use crate::bucket::{MAX_SIZE, size};
+use crate::error::PlanError;
+use crate::plan::{ALIGN, Fixed, Role};
+
+/// Where fixed memory ends and inputs are bound.
+#[derive(Default)]
+pub struct FixedMemory {
+    /// The bytes of the symmetric arena that it takes.
+    pub end: u64,
+    /// The fixed memory of each bound input, by index of the input.
+    pub bound: IndexMap<usize, usize>,
+}
+
+/// The fixed memory of these lowered programs.
+pub fn fixed_memory<'a>(
+    lowered: impl Iterator<Item = &'a Graph> + Clone,
+    bound: &BTreeSet<usize>,
+) -> Result<(Vec<Fixed>, FixedMemory), PlanError> {
+    let mut fixed = Vec::new();
+    let mut memory = FixedMemory::default();
+    let mut add = |role, size: u64| {
+        fixed.push(Fixed { role, offset: memory.end, size });
+        memory.end = memory.end.saturating_add(size);
+        fixed.len() - 1
+    };
+    for (group, size) in zones(lowered.clone())? {
+        for zone in 0..2 {
+            add(Role::Landing { group: group.clone(), zone }, size.next_multiple_of(ALIGN));
+        }
+    }
+    for &input in bound {
+        let mut bytes = 0;
+        for graph in lowered.clone() {
+            let value = graph.inputs[InputId::new(input)].value;
+            bytes = bytes.max(size(&graph.ty(value).bytes(), &graph.symbols, graph.name_of(value))?);
+        }
+        memory.bound.insert(input, add(Role::Bound { input }, bytes));
+    }
+    match memory.end {
+        end if end > MAX_SIZE => Err(PlanError::FixedTooLarge { bytes: end }),
+        _ => Ok((fixed, memory)),
+    }
+}
+
+/// The size of a landing zone of each group with packet collectives, in order of their names.
+fn zones<'a>(lowered: impl Iterator<Item = &'a Graph>) -> Result<IndexMap<String, u64>, PlanError> {
+    let mut zones: IndexMap<String, u64> = IndexMap::new();
+    for graph in lowered {
+        for (id, node) in graph.nodes.iter() {
+            let Op::Collective(c) = &node.op else { continue };
+            let (Some(variant), Some(&operand)) = (c.variant, node.inputs.first()) else { continue };
+            if variant.contract(&c.kind).is_none_or(|c| c.touch != Touch::WriteLanding) {
+                continue;
+            }
+            let bytes = graph.ty(operand).bytes().upper(&graph.symbols).max(0) as u64;
+            let ranks = u64::from(graph.group_size(c.group).unwrap_or(1));
+            if bytes.checked_mul(ranks).is_none_or(|all| all > MAX_SIZE) {
+                let node = graph.node_name(id).to_string();
+                return Err(PlanError::LandingTooLarge { node, bytes, ranks });
+            }
+            let known = zones.entry(graph.groups[c.group].name.clone()).or_insert(0);
+            *known = (*known).max(variant.landing_bytes(&c.kind, bytes, ranks));
+        }
+    }
+    zones.sort_unstable_keys();
+    Ok(zones)
+}
