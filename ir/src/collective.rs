@@ -216,14 +216,15 @@ impl Variant {
         })
     }
 
-    /// The size in bytes of one landing zone on a group of `n` ranks for an operand of `bytes` bytes. Each
-    /// 8-byte word carries 4 bytes of data and a 4-byte flag; every rank, this one included, has a slot.
+    /// The size in bytes of one landing zone on a group of `n` ranks for an operand of `bytes` bytes. Every
+    /// rank, this one included, has a slot. It holds its packets in either form: words of 8 bytes with 4 bytes
+    /// of data and a 4-byte flag, or lines of 64 bytes with 60 bytes of data and such a flag.
     pub fn landing_bytes(self, kind: &CollectiveKind, bytes: u64, n: u64) -> u64 {
         let slot = match (self, kind) {
             (Variant::Packets, CollectiveKind::AllToAll(_)) => bytes.div_ceil(n.max(1)),
             (Variant::Packets, _) => bytes,
             _ => return 0,
         };
-        n * slot.div_ceil(4) * 8
+        if slot == 0 { 0 } else { n * (slot.div_ceil(4) * 8).max(64) }
     }
 }

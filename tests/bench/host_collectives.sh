@@ -1,9 +1,9 @@
 #!/bin/sh
 # Compares the host collectives with Open MPI (Debian: openmpi-bin, libopenmpi-dev), both measured in turn on
-# this machine. Arguments: ranks (2), largest size in KiB (16384), rounds (3). Prints a table of medians; the
+# this machine. Arguments: ranks (2), largest size in KiB (16384), rounds (5). Prints a table of medians; the
 # measurements stay in the file that $KEEP names, if it is set.
 set -eu
-ranks=${1:-2} largest=${2:-16384} rounds=${3:-3}
+ranks=${1:-2} largest=${2:-16384} rounds=${3:-5}
 root=$(cd "$(dirname "$0")/../.." && pwd)
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT

@@ -127,18 +127,23 @@ pub fn run_rank(place: &Membership, job: &RankJob) -> Result<Vec<Tensor>, RunErr
     }
     let inputs = [job.inputs.to_vec()];
     let needs = Needs::of(job.plan, &job.bindings, &inputs, place.rank)?;
-    let until = Instant::now() + job.config.limit.max(JOINING);
+    let until = Instant::now() + joining(job);
     if place.rank != 0 {
         return run_joined(place, job, &needs, until);
     }
     let listener = meeting_point(place)?;
     std::thread::scope(|scope| {
-        let coordinator = scope.spawn(|| coordinate(place, job, &needs, &listener, until));
+        let coordinator = scope.spawn(|| coordinate(place, job, &needs, &listener));
         let result = run_joined(place, job, &needs, until);
         let verdict =
             coordinator.join().unwrap_or_else(|_| Err(RunError::system("the coordinator", "panicked")));
         verdict.and(result)
     })
+}
+
+/// How long ranks may take to find each other.
+fn joining(job: &RankJob) -> Duration {
+    job.config.limit.max(JOINING)
 }
 
 /// Joins as this rank and runs.
@@ -216,15 +221,9 @@ fn same_user(fd: &OwnedFd) -> bool {
 }
 
 /// Collects all ranks, then coordinates them.
-fn coordinate(
-    place: &Membership,
-    job: &RankJob,
-    needs: &Needs,
-    listener: &OwnedFd,
-    until: Instant,
-) -> Result<(), RunError> {
+fn coordinate(place: &Membership, job: &RankJob, needs: &Needs, listener: &OwnedFd) -> Result<(), RunError> {
     let mut channels: Vec<Option<Channel>> = (0..place.ranks).map(|_| None).collect();
-    let result = collect(place, listener, until, &mut channels).and_then(|()| {
+    let result = collect(place, listener, joining(job), &mut channels).and_then(|()| {
         let arena = arena_size(job.plan.arenas.symmetric)?;
         World::create(place.ranks, needs.groups, arena, job.config.first)
     });
@@ -256,15 +255,15 @@ fn coordinate(
 fn collect(
     place: &Membership,
     listener: &OwnedFd,
-    until: Instant,
+    limit: Duration,
     channels: &mut [Option<Channel>],
 ) -> Result<(), RunError> {
+    let until = Instant::now() + limit;
     while let Some(missing) = channels.iter().position(Option::is_none) {
         let Some(fd) = accept(listener, until)? else {
-            let missing = missing as u32;
-            let at = "to join the run".into();
-            let limit = until.saturating_duration_since(Instant::now()).max(JOINING);
-            return Err(RunError::Stuck { rank: missing, at, limit_ms: limit.as_millis() as u64 });
+            let at = "before joining the run".into();
+            let limit_ms = limit.as_millis() as u64;
+            return Err(RunError::Stuck { rank: missing as u32, at, limit_ms });
         };
         if !same_user(&fd) {
             continue;

@@ -20,11 +20,18 @@ use crate::error::RunError;
 
 /// The number of epochs.
 const EPOCHS: u64 = u32::MAX as u64;
+/// Elements that are reduced together. Such a block of any dtype fills whole packets.
+const PIECE: usize = BLOCK / packets::DATA * packets::DATA;
+
+/// Bytes of the next turn that a rank prepares for.
+const AHEAD: usize = 4096;
 
 /// The landing zones of one collective.
 struct Zones {
     /// The zone of this turn in each arena of the cell, by number.
     zones: PerRank<*mut u8>,
+    /// From these zones to those of the next turn, in bytes.
+    other: isize,
     epoch: u32,
     /// Bytes of the message in each slot.
     message: usize,
@@ -36,7 +43,23 @@ struct Zones {
 impl Zones {
     /// The slot of sender `from` in the zone of `on`.
     fn slot(&self, on: usize, from: usize) -> *mut u8 {
-        self.zones[on].wrapping_add(from * packets::count(self.message) * 8)
+        self.zones[on].wrapping_add(self.start(from))
+    }
+
+    /// Where in a zone the slot of a sender starts.
+    fn start(&self, from: usize) -> usize {
+        from * packets::count(self.message) * packets::LINE
+    }
+
+    /// After all packets were received: the next message most likely has this size and goes to the other
+    /// zones, which the peers have left, since they have sent packets for these.
+    fn end(&self, turn: &Turn) {
+        self.ring(turn);
+        let most = AHEAD / turn.n.saturating_sub(1).max(1);
+        for p in turn.peers() {
+            let slot = self.zones[p].wrapping_offset(self.other).wrapping_add(self.start(turn.me));
+            packets::expect_stores(slot, self.start(1).min(most));
+        }
     }
 
     /// Wakes peers that sleep, once, after all packets are sent.
@@ -60,9 +83,9 @@ fn begin(turn: &Turn, message: usize) -> Result<Zones, RunError> {
     let Some(offsets) = turn.call.landing else {
         return Err(turn.fail("expected landing zones for packets, found none".into()));
     };
-    let used = turn.n * packets::count(message) * 8;
-    if offsets.iter().any(|o| !o.is_multiple_of(8)) {
-        return Err(turn.fail(format!("expected landing zones at multiples of 8, found {offsets:?}")));
+    let used = turn.n * packets::count(message) * packets::LINE;
+    if offsets.iter().any(|o| !o.is_multiple_of(packets::LINE)) {
+        return Err(turn.fail(format!("expected landing zones at multiples of 64, found {offsets:?}")));
     }
     let state = turn.group;
     let number = state.packets.load(Ordering::Relaxed);
@@ -71,9 +94,12 @@ fn begin(turn: &Turn, message: usize) -> Result<Zones, RunError> {
     }
     state.packets.store(number + 1, Ordering::Relaxed);
     state.landing_used.fetch_max(used, Ordering::Relaxed);
-    let offset = offsets[(number & 1) as usize];
+    let (offset, next) = (offsets[(number & 1) as usize], offsets[(number & 1 ^ 1) as usize]);
+    turn.arena(turn.me, next, used)?;
     let zones = (0..turn.n).map(|p| turn.arena(p, offset, used)).collect::<Result<_, _>>()?;
-    Ok(Zones { zones, epoch: (number % EPOCHS) as u32 + 1, message, rung: Cell::new(false) })
+    let epoch = (number % EPOCHS) as u32 + 1;
+    let other = next as isize - offset as isize;
+    Ok(Zones { zones, other, epoch, message, rung: Cell::new(false) })
 }
 
 /// Removes all flags from this rank's zones while no peer writes there.
@@ -104,11 +130,10 @@ fn all_reduce(turn: &Turn, op: ReduceOp) -> Result<(), RunError> {
     let (mut low, mut high) = (Room::new(), Room::new());
     let mut at = 0;
     while at < call.elements {
-        let elements = BLOCK.min(call.elements - at);
+        let elements = PIECE.min(call.elements - at);
         let (from, to) = (at * size, (at + elements) * size);
-        // SAFETY: rooms hold `BLOCK` elements of any dtype, operand and result for the whole
-        // tensor; a block of the operand is read before that of the result is written. Blocks start at
-        // whole packets, because a block of any dtype is a multiple of four bytes.
+        // SAFETY: rooms hold a block of any dtype, operand and result the whole tensor; a block of the operand
+        // is read before that of the result is written.
         unsafe {
             let source = |p: usize, room: &mut Room| -> Result<*const u8, RunError> {
                 if p == turn.me {
@@ -127,7 +152,7 @@ fn all_reduce(turn: &Turn, op: ReduceOp) -> Result<(), RunError> {
         }
         at += elements;
     }
-    zones.ring(turn);
+    zones.end(turn);
     Ok(())
 }
 
@@ -150,7 +175,7 @@ fn exchange(turn: &Turn, message: usize, stride: usize) -> Result<(), RunError> 
         receive(turn, &zones, p, result.wrapping_add(p * message), 0, message)?;
         turn.touch();
     }
-    zones.ring(turn);
+    zones.end(turn);
     let own = operand.wrapping_add(turn.me * stride);
     // SAFETY: operand and result hold as much; they are this rank's own.
     unsafe { copy(result.wrapping_add(turn.me * message), own, message, Stores::Cached) };
@@ -165,8 +190,8 @@ fn send(turn: &Turn, zones: &Zones, p: usize, from: *const u8) {
     unsafe { packets::store(zones.slot(p, turn.me), from, zones.message, zones.epoch) };
 }
 
-/// Copies the bytes from `from` to `to` of the message of `p` to `out`, as they arrive. `from` is a multiple
-/// of four.
+/// Copies the bytes from `from` to `to` of the message of `p` to `out`, as they arrive. A packet begins at
+/// `from`.
 fn receive(
     turn: &Turn,
     zones: &Zones,
@@ -175,7 +200,8 @@ fn receive(
     from: usize,
     to: usize,
 ) -> Result<(), RunError> {
-    let slot = zones.slot(turn.me, p).wrapping_add(from * 2);
+    let first = from / packets::DATA;
+    let slot = zones.slot(turn.me, p).wrapping_add(first * packets::LINE);
     let bytes = to - from;
     let mut done = 0;
     // A look at the last packet first: to look at each as it comes slows the sender down.
@@ -187,7 +213,7 @@ fn receive(
             fence(Ordering::Acquire);
             return Ok(());
         }
-        await_packet(turn, zones, p, from / 4 + done)?;
+        await_packet(turn, zones, p, first + done)?;
     }
 }
 
