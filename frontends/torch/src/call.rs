@@ -46,7 +46,7 @@ impl<'c, 'p> Call<'c, 'p> {
 
     // Arguments.
 
-    /// The argument of this name, or at this position if the program leaves names out.
+    /// The argument of this name; nothing if it is absent or none.
     pub fn get(&self, name: &str) -> Option<&'p Argument<'p>> {
         let node = self.node;
         let named = node.inputs.iter().find(|i| &*i.name == name).map(|i| &i.arg);

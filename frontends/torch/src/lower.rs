@@ -107,7 +107,8 @@ impl<'p> Lowering<'p> {
     pub fn run(&mut self) -> Result<(), ImportError> {
         self.run_scope()?;
         for (target, (why, count)) in std::mem::take(&mut self.opaque) {
-            self.notes.push(format!("{target} stays opaque ({count} nodes): {why}"));
+            let nodes = if count == 1 { "node" } else { "nodes" };
+            self.notes.push(format!("{target} stays opaque ({count} {nodes}): {why}"));
         }
         Ok(())
     }

@@ -156,7 +156,7 @@ pub(crate) fn inputs<'p>(
         bind(lowering, name, Binding::Value(value))?;
     }
     if absent > 0 {
-        lowering.notes.push(format!("{absent} parameters have no data in the archive"));
+        lowering.notes.push(format!("parameters without data in the archive: {absent}"));
     }
     Ok(inputs)
 }

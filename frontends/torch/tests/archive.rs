@@ -135,7 +135,7 @@ fn aliases_share_a_storage_and_strides_are_resolved() {
 fn parameters_without_data_are_left_out() {
     let imported = simple().parameter("w", "f32[2]", None).import().unwrap();
     assert!(imported.weights.is_empty());
-    assert_eq!(imported.notes, ["1 parameters have no data in the archive"]);
+    assert_eq!(imported.notes, ["parameters without data in the archive: 1"]);
 }
 
 #[test]

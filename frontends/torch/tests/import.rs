@@ -207,7 +207,7 @@ fn an_unknown_op_is_opaque_with_its_declared_results() {
     let node = imported.graph.nodes.values().next().unwrap();
     let expected = Op::Opaque { name: "mylib.mystery.default".into(), attributes: "k=3, s=\"how\"".into() };
     assert_eq!((&node.op, node.outputs.len()), (&expected, 2));
-    assert_eq!(imported.notes, ["mylib.mystery.default stays opaque (1 nodes): no rule for it"]);
+    assert_eq!(imported.notes, ["mylib.mystery.default stays opaque (1 node): no rule for it"]);
 }
 
 #[test]

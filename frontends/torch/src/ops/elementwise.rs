@@ -144,7 +144,6 @@ pub(super) const ROWS: &[Row] = &[
     row("aten.lift_fresh", "(identity)", identity),
     row("aten.lift_fresh_copy", "(identity)", identity),
     row("aten.positive", "(identity)", identity),
-    row("aten.view_as_real_copy", "(identity)", |_| Err(Stop::Opaque("complex numbers".into()))),
     row("aten.copy", "cast, expand", |c| {
         let (x, source) = (c.first()?, c.tensor("src")?);
         let source = c.cast(source, c.dtype(x))?;
