@@ -68,11 +68,14 @@ fn any_number_of_tokens_in_range_runs() {
         let plan = symmc::compile(&program, &Config::default()).expect("a plan");
         for tokens in [2, 7, 130] {
             let draw = Draw { seed: 5, arguments: true, symbols: vec![("tokens".into(), tokens)] };
-            let work = Workload::gather(&program.graph, &program.weights, Some(&tensors(stem)), &draw).expect("inputs");
+            let work = Workload::gather(&program.graph, &program.weights, Some(&tensors(stem)), &draw)
+                .expect("inputs");
             let run = |backend| symmc::run(&plan, &work, &backend, &RunConfig::default()).expect("a run");
             let expected = run(Backend::Interpreter);
-            let expected: Vec<_> =
-                expected.into_iter().map(|r| r.into_iter().map(|t| Some(std::sync::Arc::new(t))).collect()).collect();
+            let expected: Vec<_> = expected
+                .into_iter()
+                .map(|r| r.into_iter().map(|t| Some(std::sync::Arc::new(t))).collect())
+                .collect();
             let off = worst(&run(Backend::Threads), &expected);
             assert!(off <= 1.0, "{stem} with {tokens} tokens: {off}");
         }
@@ -103,7 +106,8 @@ fn graph_only_programs_run_on_drawn_weights() {
     for (stem, ranks) in GRAPHS.into_iter().filter(|(s, _)| !s.starts_with("llama70b")) {
         let program = open(stem, ranks);
         let plan = symmc::compile(&program, &Config::default()).expect("a plan");
-        let work = Workload::gather(&program.graph, &program.weights, None, &Draw::default()).expect("inputs");
+        let work =
+            Workload::gather(&program.graph, &program.weights, None, &Draw::default()).expect("inputs");
         let run = |backend| symmc::run(&plan, &work, &backend, &RunConfig::default()).expect("a run");
         let (found, expected) = (run(Backend::Threads), run(Backend::Interpreter));
         for (f, e) in found.iter().flatten().zip(expected.iter().flatten()) {

@@ -43,8 +43,15 @@ fn sources() -> BTreeMap<String, String> {
 fn dependencies_follow_the_arrows() {
     for (dir, allowed) in ARROWS {
         let manifest = std::fs::read_to_string(root().join(dir).join("Cargo.toml")).expect("a manifest");
-        let normal = manifest.split("[dependencies]").nth(1).unwrap_or_default().split("\n[").next().unwrap_or_default();
-        let ours = normal.lines().filter_map(|l| l.split(['.', ' ', '=']).next()).filter(|n| n.starts_with("symmc"));
+        let normal = manifest
+            .split("[dependencies]")
+            .nth(1)
+            .unwrap_or_default()
+            .split("\n[")
+            .next()
+            .unwrap_or_default();
+        let ours =
+            normal.lines().filter_map(|l| l.split(['.', ' ', '=']).next()).filter(|n| n.starts_with("symmc"));
         for used in ours {
             assert!(allowed.contains(&used), "{dir} depends on {used}; allowed are {allowed:?}");
         }
@@ -60,8 +67,11 @@ fn every_source_file_has_a_page() {
 
 #[test]
 fn files_stay_below_800_lines() {
-    let long: Vec<(String, usize)> =
-        sources().into_iter().map(|(name, text)| (name, text.lines().count())).filter(|(_, n)| *n > 800).collect();
+    let long: Vec<(String, usize)> = sources()
+        .into_iter()
+        .map(|(name, text)| (name, text.lines().count()))
+        .filter(|(_, n)| *n > 800)
+        .collect();
     assert!(long.is_empty(), "one idea a file: {long:#?}");
 }
 

@@ -57,7 +57,11 @@ fn dot(graph: &Graph) -> String {
     let dependence = graph.dependence();
     let label = |node| {
         let node: &symmc::ir::Node = &graph.nodes[node];
-        let ty = node.outputs.first().map(|&v| graph.ty(v).display(&graph.symbols).to_string()).unwrap_or_default();
+        let ty = node
+            .outputs
+            .first()
+            .map(|&v| graph.ty(v).display(&graph.symbols).to_string())
+            .unwrap_or_default();
         let fill = if node.op.as_collective().is_some() { ", style=filled, fillcolor=lightblue" } else { "" };
         let op = text::op_name(&node.op);
         let name = node.outputs.first().map_or("", |&v| graph.name_of(v));

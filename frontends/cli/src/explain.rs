@@ -4,10 +4,10 @@
 use std::fmt::Write;
 
 use anyhow::{Result, anyhow, bail};
+use symmc::Plan;
 use symmc::ir::layout::{Layout, layouts};
 use symmc::ir::{Graph, Op, Table, ValueId, text};
 use symmc::plan::{ArenaKind, Barrier, Bucket, Decision, Memory, Place, Reach};
-use symmc::Plan;
 
 use crate::report;
 use crate::units::{bytes, micros};
@@ -22,7 +22,10 @@ pub struct Planned<'a> {
 impl<'a> Planned<'a> {
     /// Parses the planned program of a bucket.
     pub fn new(plan: &'a Plan, bucket: &'a Bucket) -> Result<Self> {
-        let text = plan.programs.get(bucket.program).ok_or_else(|| anyhow!("the plan has no program {}", bucket.program))?;
+        let text = plan
+            .programs
+            .get(bucket.program)
+            .ok_or_else(|| anyhow!("the plan has no program {}", bucket.program))?;
         let graph = text::parse(text).map_err(|e| anyhow!("planned program: {e}"))?;
         let layouts = layouts(&graph);
         Ok(Planned { bucket, graph, layouts })
@@ -30,7 +33,9 @@ impl<'a> Planned<'a> {
 
     /// The first operand and the first result of what runs a collective.
     pub fn ends(&self, decision: &Decision) -> (Option<ValueId>, Option<ValueId>) {
-        let node = |name: &String| self.graph.nodes.iter().find(|(id, _)| self.graph.node_name(*id) == name).map(|(_, n)| n);
+        let node = |name: &String| {
+            self.graph.nodes.iter().find(|(id, _)| self.graph.node_name(*id) == name).map(|(_, n)| n)
+        };
         let first = decision.nodes.first().and_then(node);
         let last = decision.nodes.last().and_then(node);
         (first.and_then(|n| n.inputs.first().copied()), last.and_then(|n| n.outputs.first().copied()))
@@ -79,10 +84,13 @@ pub fn explain(plan: &Plan, value: &str) -> Result<String> {
     let mut known = false;
     for bucket in &plan.buckets {
         let planned = Planned::new(plan, bucket)?;
-        let Some(id) = planned.graph.values.iter().find(|(_, v)| v.name == name).map(|(id, _)| id) else { continue };
+        let Some(id) = planned.graph.values.iter().find(|(_, v)| v.name == name).map(|(id, _)| id) else {
+            continue;
+        };
         known = true;
         if plan.buckets.len() > 1 {
-            let symbols: Vec<String> = bucket.symbols.iter().map(|(s, [a, b])| format!("{s}={a}..={b}")).collect();
+            let symbols: Vec<String> =
+                bucket.symbols.iter().map(|(s, [a, b])| format!("{s}={a}..={b}")).collect();
             writeln!(out, "{}:", symbols.join(", "))?;
         }
         out.push_str(&one(plan, bucket, &planned, id)?);
@@ -125,12 +133,17 @@ fn place_text(plan: &Plan, bucket: &Bucket, place: &Place) -> String {
         let _ = writeln!(out, "  {text}");
     };
     let inner = if place.offset == "0" { String::new() } else { format!(" + {}", place.offset) };
-    let by_rank = place.by_rank.as_ref().map_or_else(String::new, |b| format!(" + {} × rank in {}", b.stride, b.group));
+    let by_rank =
+        place.by_rank.as_ref().map_or_else(String::new, |b| format!(" + {} × rank in {}", b.stride, b.group));
     match place.memory {
         Memory::Buffer(i) => {
             let Some(b) = bucket.buffers.get(i) else { return out };
             let arena = if b.arena == ArenaKind::Symmetric { "symmetric" } else { "ordinary" };
-            line(format!("lives in the {arena} arena at {}{inner}{by_rank}, in a buffer of {}", b.offset, bytes(b.size)));
+            line(format!(
+                "lives in the {arena} arena at {}{inner}{by_rank}, in a buffer of {}",
+                b.offset,
+                bytes(b.size)
+            ));
             line(lifetime(bucket, b.first, b.last));
             line(match b.reach {
                 Reach::Local => "peers do not touch it".into(),
@@ -152,10 +165,17 @@ fn lifetime(bucket: &Bucket, first: usize, last: usize) -> String {
 
 fn decision_text(bucket: &Bucket, decision: &Decision) -> String {
     let mut out = String::new();
-    let _ = writeln!(out, "  chosen for %{} of {}: {}", decision.collective, bytes(decision.bytes), decision.chosen);
+    let _ = writeln!(
+        out,
+        "  chosen for %{} of {}: {}",
+        decision.collective,
+        bytes(decision.bytes),
+        decision.chosen
+    );
     for a in &decision.alternatives {
         let mark = if a.name == decision.chosen { "→" } else { " " };
-        let copies = if a.copy_us > 0.0 { format!(", {} of it copies", micros(a.copy_us)) } else { String::new() };
+        let copies =
+            if a.copy_us > 0.0 { format!(", {} of it copies", micros(a.copy_us)) } else { String::new() };
         let _ = writeln!(out, "    {mark} {} {}{copies}", a.name, micros(a.us));
     }
     let _ = writeln!(out, "  rules: {}", decision.rules.join(" → "));
@@ -174,7 +194,9 @@ fn decision_text(bucket: &Bucket, decision: &Decision) -> String {
 fn unknown(plan: &Plan, name: &str) -> Result<String> {
     let source = text::parse(&plan.source.text).map_err(|e| anyhow!("source program: {e}"))?;
     if source.values.values().any(|v| v.name == name) {
-        return Ok(format!("%{name} was simplified away; `symmc print --stage canonical` shows what remains"));
+        return Ok(format!(
+            "%{name} was simplified away; `symmc print --stage canonical` shows what remains"
+        ));
     }
     Ok(format!("the program has no value %{name}; `symmc print` lists them"))
 }

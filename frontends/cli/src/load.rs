@@ -35,7 +35,10 @@ pub fn config(args: &CompileArgs) -> Result<Config> {
         Some(profile) => profile,
         None => profile_file(&args.machine)?,
     };
-    let buckets = args.buckets.iter().map(|(symbol, upper)| BucketSpec { symbol: symbol.clone(), upper: upper.clone() });
+    let buckets = args
+        .buckets
+        .iter()
+        .map(|(symbol, upper)| BucketSpec { symbol: symbol.clone(), upper: upper.clone() });
     let bind = match args.bind.as_slice() {
         [] => Bind::None,
         names if names.iter().any(|n| n == "all") => Bind::All,
@@ -47,7 +50,10 @@ pub fn config(args: &CompileArgs) -> Result<Config> {
 fn profile_file(name: &str) -> Result<Profile> {
     let path = Path::new(name);
     if !path.is_file() {
-        bail!("there is no machine {name}; expected one of {} or a profile file", Profile::builtin_names().join(", "));
+        bail!(
+            "there is no machine {name}; expected one of {} or a profile file",
+            Profile::builtin_names().join(", ")
+        );
     }
     let text = std::fs::read_to_string(path).with_context(|| name.to_string())?;
     Profile::from_json(&text).with_context(|| name.to_string())

@@ -33,7 +33,11 @@ fn range(bucket: &Bucket) -> String {
     let symbols: Vec<String> = bucket
         .symbols
         .iter()
-        .map(|(name, [low, high])| if low == high { format!("{name}={low}") } else { format!("{name}={low}..={high}") })
+        .map(
+            |(name, [low, high])| {
+                if low == high { format!("{name}={low}") } else { format!("{name}={low}..={high}") }
+            },
+        )
         .collect();
     if symbols.is_empty() { "all sizes fixed".into() } else { symbols.join(", ") }
 }
@@ -90,7 +94,12 @@ fn totals(plan: &Plan, bucket: &Bucket) -> String {
     let t = &bucket.totals;
     let rows = [
         ["arena", "peak", "max-live bound", "gap"].map(str::to_string).to_vec(),
-        vec!["ordinary".into(), bytes(t.ordinary_peak), bytes(t.ordinary_bound), gap(t.ordinary_peak, t.ordinary_bound)],
+        vec![
+            "ordinary".into(),
+            bytes(t.ordinary_peak),
+            bytes(t.ordinary_bound),
+            gap(t.ordinary_peak, t.ordinary_bound),
+        ],
         vec![
             "symmetric".into(),
             bytes(t.symmetric_peak),

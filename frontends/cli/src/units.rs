@@ -46,7 +46,11 @@ pub fn table(rows: &[Vec<String>]) -> String {
             let pad = " ".repeat(widths[c] - cell.chars().count());
             let is_text = cell.chars().next().is_some_and(|ch| !ch.is_ascii_digit());
             line.push(' ');
-            if c == 0 || is_text { line.extend([cell.as_str(), &pad]) } else { line.extend([&pad, cell.as_str()]) }
+            if c == 0 || is_text {
+                line.extend([cell.as_str(), &pad])
+            } else {
+                line.extend([&pad, cell.as_str()])
+            }
             line.push(' ');
         }
         out.push_str(line.trim_end());

@@ -52,7 +52,10 @@ fn sizes_that_do_not_fit() {
     says("run megatron_tp4_f32.pt2 --set batch=2", &["no symbol batch", "tokens"]);
     says("plan megatron_tp4_f32.pt2 --bucket tokens=9000", &["9000", "4096"]);
     says("plan megatron_tp4_f32.pt2 --bucket tokens=64,8", &["ascend"]);
-    says("run megatron_tp4_f32.pt2 --bucket tokens=8,64 --set tokens=65 --compare interpreter", &["tokens", "65"]);
+    says(
+        "run megatron_tp4_f32.pt2 --bucket tokens=8,64 --set tokens=65 --compare interpreter",
+        &["tokens", "65"],
+    );
 }
 
 #[test]
@@ -86,7 +89,10 @@ fn tensors_that_do_not_fit() {
     let file = renamed("rank2.w.l.0.o.weight", "rank2.w.other");
     says(&format!("run megatron_tp4_f32.pt2 --tensors {file}"), &["rank2.w.l.0.o.weight", "missing"]);
     let file = edited(dir.path(), name, |h| h["rank1.w.l.0.o.weight"]["shape"] = serde_json::json!([16, 64]));
-    says(&format!("run megatron_tp4_f32.pt2 --tensors {file}"), &["rank1.w.l.0.o.weight", "[64, 16]", "[16, 64]"]);
+    says(
+        &format!("run megatron_tp4_f32.pt2 --tensors {file}"),
+        &["rank1.w.l.0.o.weight", "[64, 16]", "[16, 64]"],
+    );
     let file = edited(dir.path(), name, |h| h["rank1.in.0"]["dtype"] = serde_json::json!("F64"));
     says(&format!("run megatron_tp4_f32.pt2 --tensors {file}"), &["rank1.in.0", "i64", "f64"]);
 }
@@ -97,10 +103,19 @@ fn plans_that_do_not_fit() {
     let file = dir.path().join("p.json").display().to_string();
     stdout(&format!("plan megatron_tp4_f32.pt2 -o {file}"));
     says(&format!("run hf_llama_tp2.pt2 --ranks 2 --plan {file}"), &["another program"]);
-    says(&format!("run {file} --tensors moe_ep4.safetensors"), &["moe_ep4.safetensors", "rank0.in.0", "i64", "f32"]);
+    says(
+        &format!("run {file} --tensors moe_ep4.safetensors"),
+        &["moe_ep4.safetensors", "rank0.in.0", "i64", "f32"],
+    );
     says(&format!("run {file} --ranks 2"), &["4", "2"]);
     let text = std::fs::read_to_string(&file).expect("the plan");
-    let newer = write(dir.path(), "newer.json", text.replacen("\"version\": 1", "\"version\": 99", 1).replacen("\"version\":1", "\"version\":99", 1).as_bytes());
+    let newer = write(
+        dir.path(),
+        "newer.json",
+        text.replacen("\"version\": 1", "\"version\": 99", 1)
+            .replacen("\"version\":1", "\"version\":99", 1)
+            .as_bytes(),
+    );
     says(&format!("check {newer}"), &["99"]);
     let cut = write(dir.path(), "cut.json", &text.as_bytes()[..text.len() / 2]);
     says(&format!("check {cut}"), &["cut.json"]);

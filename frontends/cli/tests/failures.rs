@@ -7,8 +7,7 @@ use std::time::{Duration, Instant};
 
 use common::symmc;
 
-const FOREVER: &str =
-    "run megatron_tp4_f32.pt2 --tensors megatron_tp4_f32.safetensors --repeat 100000000";
+const FOREVER: &str = "run megatron_tp4_f32.pt2 --tensors megatron_tp4_f32.safetensors --repeat 100000000";
 
 /// The processes that a process started.
 fn children(of: u32) -> Vec<i32> {

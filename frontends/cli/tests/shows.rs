@@ -6,7 +6,9 @@ use common::{output, stdout, symmc};
 
 #[test]
 fn run_compares_every_rank_with_the_recorded_outputs() {
-    for (stem, ranks) in [("megatron_tp4_f32", 4), ("megatron_tp4_bf16", 4), ("hf_llama_tp2", 2), ("moe_ep4", 4)] {
+    for (stem, ranks) in
+        [("megatron_tp4_f32", 4), ("megatron_tp4_bf16", 4), ("hf_llama_tp2", 2), ("moe_ep4", 4)]
+    {
         let text = stdout(&format!("run {stem}.pt2 --ranks {ranks} --tensors {stem}.safetensors"));
         for rank in 0..ranks {
             assert!(text.contains(&format!("rank {rank} output 0: largest absolute difference")), "{text}");
@@ -40,7 +42,10 @@ fn a_plan_is_a_file_that_checks_and_runs() {
     stdout(&format!("run {file} --tensors hf_llama_tp2.safetensors"));
     stdout(&format!("run hf_llama_tp2.pt2 --plan {file} --tensors hf_llama_tp2.safetensors"));
     let json = stdout("plan hf_llama_tp2.pt2 --format json");
-    assert_eq!(json.trim_end(), std::fs::read_to_string(dir.path().join("p.json")).expect("the plan").trim_end());
+    assert_eq!(
+        json.trim_end(),
+        std::fs::read_to_string(dir.path().join("p.json")).expect("the plan").trim_end()
+    );
 }
 
 #[test]
@@ -65,9 +70,7 @@ fn plan_explains_itself() {
     for part in ["made by all_reduce", "why:", "rules:", "occupied from step"] {
         assert!(text.contains(part) || part == "occupied from step", "{part}:\n{text}");
     }
-    let text = stdout(
-        "plan llama70b_tp8_graph.pt2 --ranks 8 --machine h200x8 --bucket tokens=2,64,512,8192",
-    );
+    let text = stdout("plan llama70b_tp8_graph.pt2 --ranks 8 --machine h200x8 --bucket tokens=2,64,512,8192");
     assert_eq!(text.matches("max-live bound").count(), 4, "{text}");
 }
 

@@ -180,7 +180,10 @@ fn bound_inputs(graph: &Graph, bind: &Bind) -> Result<BTreeSet<InputId>, Error> 
                 let found = graph.inputs.iter().find(|(_, i)| graph.name_of(i.value) == wanted);
                 found.map(|(id, _)| id).ok_or_else(|| {
                     let known: Vec<&str> = arguments().map(|(_, i)| graph.name_of(i.value)).collect();
-                    Error::Request(format!("the program has no argument {name}; it has: {}", known.join(", ")))
+                    Error::Request(format!(
+                        "the program has no argument {name}; it has: {}",
+                        known.join(", ")
+                    ))
                 })
             })
             .collect(),
@@ -189,7 +192,8 @@ fn bound_inputs(graph: &Graph, bind: &Bind) -> Result<BTreeSet<InputId>, Error> 
 
 /// The inclusive range of each symbol in each bucket: all combinations of the divided symbols.
 fn bucket_ranges(graph: &Graph, specs: &[BucketSpec]) -> Result<Vec<IndexMap<SymbolId, (i64, i64)>>, Error> {
-    let full: IndexMap<SymbolId, (i64, i64)> = graph.symbols.iter().map(|(id, s)| (id, (s.min, s.max))).collect();
+    let full: IndexMap<SymbolId, (i64, i64)> =
+        graph.symbols.iter().map(|(id, s)| (id, (s.min, s.max))).collect();
     let mut all = vec![full];
     for spec in specs {
         let id = find_symbol(graph, &spec.symbol)?;
@@ -214,7 +218,9 @@ fn split_range(spec: &BucketSpec, min: i64, max: i64) -> Result<Vec<(i64, i64)>,
     let mut ranges = Vec::new();
     for &high in &spec.upper {
         if !(min..=max).contains(&high) {
-            return Err(Error::Request(format!("bucket {name}={high} is out of range: expected {min} to {max}")));
+            return Err(Error::Request(format!(
+                "bucket {name}={high} is out of range: expected {min} to {max}"
+            )));
         }
         if high < low {
             return Err(Error::Request(format!("the buckets of {name} must ascend: {:?}", spec.upper)));

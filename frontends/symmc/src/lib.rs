@@ -30,7 +30,7 @@ mod workload;
 
 pub use compile::{Bind, BucketSpec, Config, check, compile, compile_timed, read_plan, stages};
 pub use error::Error;
-pub use program::{OpenOptions, Program};
+pub use program::{OpenOptions, Program, Weights};
 pub use run::{Backend, RunConfig, run, run_joined};
 pub use tensors::TensorFile;
 pub use workload::{Draw, Workload};

@@ -11,7 +11,8 @@ use crate::error::Error;
 /// They do not fit; the message gives both sizes.
 pub fn check_room(graph: &Graph, bindings: &Bindings) -> Result<(), Error> {
     let given = graph.inputs.values().filter(|i| i.kind != InputKind::Constant);
-    let of_rank: u128 = given.map(|i| graph.ty(i.value).bytes().eval(bindings).unwrap_or(i64::MAX) as u128).sum();
+    let of_rank: u128 =
+        given.map(|i| graph.ty(i.value).bytes().eval(bindings).unwrap_or(i64::MAX) as u128).sum();
     let ranks = graph.ranks.unwrap_or(1);
     let needed = of_rank * u128::from(ranks);
     match available() {

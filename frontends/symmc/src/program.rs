@@ -19,6 +19,15 @@ pub struct OpenOptions {
     pub groups: IndexMap<String, Vec<Vec<u32>>>,
 }
 
+/// Weights that came with a program: those of the rank that exported it.
+#[derive(Clone, Debug, Default)]
+pub struct Weights {
+    /// Their data by source name.
+    pub tensors: IndexMap<String, Arc<Tensor>>,
+    /// Those of them that PyTorch calls buffers. Every rank has the same where no file says otherwise.
+    pub buffers: Vec<String>,
+}
+
 /// An opened program.
 #[derive(Clone, Debug)]
 pub struct Program {
@@ -26,8 +35,8 @@ pub struct Program {
     pub path: PathBuf,
     /// The graph as it was imported; the number of ranks may be open.
     pub graph: Graph,
-    /// Weights of rank 0 that came with the program, by source name.
-    pub weights: IndexMap<String, Arc<Tensor>>,
+    /// What came with the program besides the graph.
+    pub weights: Weights,
     /// What the importer wants people to know.
     pub notes: Vec<String>,
 }
@@ -43,11 +52,16 @@ impl Program {
         let stem = path.file_stem().map_or_else(|| "program".into(), |s| s.to_string_lossy().into_owned());
         let is_archive = bytes.starts_with(b"PK") || path.extension().is_some_and(|e| e == "pt2");
         let (graph, weights, notes) = if is_archive {
-            let options = ImportOptions { name: stem, ranks: options.ranks, groups: options.groups.clone(), ..ImportOptions::default() };
+            let options = ImportOptions {
+                name: stem,
+                ranks: options.ranks,
+                groups: options.groups.clone(),
+                ..ImportOptions::default()
+            };
             let imported = symmc_torch::import(&bytes, &options).map_err(|e| Error::format(path, e))?;
-            (imported.graph, imported.weights, imported.notes)
+            (imported.graph, Weights { tensors: imported.weights, buffers: imported.buffers }, imported.notes)
         } else {
-            (parse(path, bytes, options)?, IndexMap::new(), Vec::new())
+            (parse(path, bytes, options)?, Weights::default(), Vec::new())
         };
         let program = Program { path: path.to_path_buf(), graph, weights, notes };
         program.verify()?;
@@ -60,7 +74,7 @@ impl Program {
     /// The graph breaks an invariant of the IR.
     pub fn from_graph(graph: Graph) -> Result<Self, Error> {
         let path = PathBuf::from(&graph.name);
-        let program = Program { path, graph, weights: IndexMap::new(), notes: Vec::new() };
+        let program = Program { path, graph, weights: Weights::default(), notes: Vec::new() };
         program.verify()?;
         Ok(program)
     }
@@ -120,7 +134,8 @@ fn parse(path: &Path, bytes: Vec<u8>, options: &OpenOptions) -> Result<Graph, Er
     let mut graph = text::parse(&text).map_err(|e| Error::format(path, e))?;
     for (name, cells) in &options.groups {
         let group = graph.groups.values_mut().find(|g| g.name == *name);
-        let group = group.ok_or_else(|| Error::Request(format!("{}: there is no group {name}", path.display())))?;
+        let group =
+            group.ok_or_else(|| Error::Request(format!("{}: there is no group {name}", path.display())))?;
         group.members = Members::Cells(cells.clone());
     }
     match (graph.ranks, options.ranks) {

@@ -49,10 +49,16 @@ impl RunConfig {
 ///
 /// # Errors
 /// The workload does not fit the plan, or a rank failed.
-pub fn run(plan: &Plan, work: &Workload, backend: &Backend, config: &RunConfig) -> Result<Vec<Vec<Tensor>>, Error> {
+pub fn run(
+    plan: &Plan,
+    work: &Workload,
+    backend: &Backend,
+    config: &RunConfig,
+) -> Result<Vec<Vec<Tensor>>, Error> {
     if let Backend::Interpreter = backend {
         let graph = text::parse(&plan.source.text).map_err(|e| Error::Interpreter(e.to_string()))?;
-        return interp::run(&graph, &work.bindings, &work.inputs).map_err(|e| Error::Interpreter(e.to_string()));
+        return interp::run(&graph, &work.bindings, &work.inputs)
+            .map_err(|e| Error::Interpreter(e.to_string()));
     }
     crate::compile::check(plan)?;
     let job = Job {
@@ -81,7 +87,10 @@ pub fn run_joined(
 ) -> Result<Vec<Tensor>, Error> {
     crate::compile::check(plan)?;
     let inputs = work.inputs.get(place.rank as usize).ok_or_else(|| {
-        Error::Request(format!("rank {} of {}: the plan is for {} ranks", place.rank, place.ranks, plan.ranks))
+        Error::Request(format!(
+            "rank {} of {}: the plan is for {} ranks",
+            place.rank, place.ranks, plan.ranks
+        ))
     })?;
     let job = RankJob {
         plan,

@@ -44,7 +44,10 @@ impl TensorFile {
             }
         }
         if ranks == 0 {
-            return Err(Error::format(path, "no tensor is named rank<r>.w.<name>, rank<r>.in.<i> or rank<r>.out.<i>"));
+            return Err(Error::format(
+                path,
+                "no tensor is named rank<r>.w.<name>, rank<r>.in.<i> or rank<r>.out.<i>",
+            ));
         }
         Ok(TensorFile { path: path.to_path_buf(), map, header, start, ranks, outputs })
     }
@@ -104,7 +107,10 @@ impl TensorFile {
             Dtype::F32 => DType::F32,
             Dtype::F64 => DType::F64,
             other => {
-                return Err(Error::format(&self.path, format!("{name}: the dtype {other:?} is not supported")));
+                return Err(Error::format(
+                    &self.path,
+                    format!("{name}: the dtype {other:?} is not supported"),
+                ));
             }
         };
         let (from, to) = info.data_offsets;

@@ -3,14 +3,13 @@
 
 use std::sync::Arc;
 
-use indexmap::IndexMap;
 use symmc_ir::dim::SymbolId;
 use symmc_ir::interp::{self, InterpError, SeedConfig};
 use symmc_ir::{Bindings, Graph, Input, InputKind, OutputKind, Tensor, ValueId};
 
 use crate::error::Error;
 use crate::memory;
-use crate::program::Program;
+use crate::program::{Program, Weights};
 use crate::tensors::TensorFile;
 
 /// The inputs of one run on all ranks.
@@ -50,7 +49,7 @@ impl Workload {
     }
 
     /// Collects the inputs of every rank of `graph`: constants from the program; parameters from `tensors`
-    /// where it is given, else from `weights` for a single rank, else drawn; arguments from `tensors` where
+    /// where it is given (buffers that it lacks from `weights`), else from `weights` for a single rank, else drawn; arguments from `tensors` where
     /// it records them and nothing asks for other ones, else drawn.
     ///
     /// # Errors
@@ -58,14 +57,17 @@ impl Workload {
     /// range, or the file is for another number of ranks.
     pub fn gather(
         graph: &Graph,
-        weights: &IndexMap<String, Arc<Tensor>>,
+        weights: &Weights,
         tensors: Option<&TensorFile>,
         draw: &Draw,
     ) -> Result<Self, Error> {
         let ranks = graph.ranks.ok_or_else(|| Error::Request("the number of ranks is open".into()))?;
         if let Some(file) = tensors.filter(|f| f.ranks() != ranks) {
             let found = file.ranks();
-            return Err(Error::format(file.path(), format!("the program runs on {ranks} ranks, the file is for {found}")));
+            return Err(Error::format(
+                file.path(),
+                format!("the program runs on {ranks} ranks, the file is for {found}"),
+            ));
         }
         let mut notes = Vec::new();
         let set = requested(graph, &draw.symbols)?;
@@ -88,7 +90,8 @@ impl Workload {
         }
         let mut inputs = Vec::new();
         for rank in 0..ranks {
-            let sources = Sources { graph, weights, tensors, recorded: recorded.as_deref(), bindings: &bindings };
+            let sources =
+                Sources { graph, weights, tensors, recorded: recorded.as_deref(), bindings: &bindings };
             inputs.push(sources.of_rank(rank, draw.seed, &mut notes)?);
         }
         notes.dedup();
@@ -138,7 +141,11 @@ pub(crate) fn find_symbol(graph: &Graph, name: &str) -> Result<SymbolId, Error> 
 }
 
 /// Recorded arguments of all ranks; `None` if the file records none.
-fn recorded_arguments(graph: &Graph, file: &TensorFile, ranks: u32) -> Result<Option<Vec<Vec<Arc<Tensor>>>>, Error> {
+fn recorded_arguments(
+    graph: &Graph,
+    file: &TensorFile,
+    ranks: u32,
+) -> Result<Option<Vec<Vec<Arc<Tensor>>>>, Error> {
     let count = arguments(graph).count();
     if count == 0 || file.input(0, 0)?.is_none() {
         return Ok(None);
@@ -148,7 +155,10 @@ fn recorded_arguments(graph: &Graph, file: &TensorFile, ranks: u32) -> Result<Op
         let mut one = Vec::new();
         for index in 0..count {
             one.push(file.input(rank, index)?.ok_or_else(|| {
-                Error::format(file.path(), format!("rank{rank}.in.{index} is missing; the program has {count} argument(s)"))
+                Error::format(
+                    file.path(),
+                    format!("rank{rank}.in.{index} is missing; the program has {count} argument(s)"),
+                )
             })?);
         }
         all.push(one);
@@ -166,7 +176,8 @@ fn solve(
     let values: Vec<ValueId> = arguments(graph).map(|i| i.value).collect();
     let mut solved: Option<Bindings> = None;
     for (rank, tensors) in recorded.iter().enumerate() {
-        let pairs: Vec<(ValueId, &Tensor)> = values.iter().copied().zip(tensors.iter().map(Arc::as_ref)).collect();
+        let pairs: Vec<(ValueId, &Tensor)> =
+            values.iter().copied().zip(tensors.iter().map(Arc::as_ref)).collect();
         let bindings = interp::solve_bindings(graph, &pairs).map_err(|e| {
             let path = file.map_or_else(String::new, |f| format!("{}: ", f.path().display()));
             Error::Request(format!("{path}{}", argument_error(graph, rank, e)))
@@ -196,7 +207,9 @@ fn solve(
 /// What is wrong with a recorded argument, by the name it has in the file.
 fn argument_error(graph: &Graph, rank: usize, error: InterpError) -> String {
     let (input, expected, found) = match error {
-        InterpError::InputDType { input, expected, found, .. } => (input, expected.to_string(), found.to_string()),
+        InterpError::InputDType { input, expected, found, .. } => {
+            (input, expected.to_string(), found.to_string())
+        }
         InterpError::InputShape { input, dims, found, .. } => (input, dims, format!("{found:?}")),
         other => return format!("rank{rank}.in: {other}"),
     };
@@ -223,7 +236,7 @@ fn chosen(graph: &Graph, set: &[(SymbolId, i64)], notes: &mut Vec<String>) -> Bi
 
 struct Sources<'a> {
     graph: &'a Graph,
-    weights: &'a IndexMap<String, Arc<Tensor>>,
+    weights: &'a Weights,
     tensors: Option<&'a TensorFile>,
     recorded: Option<&'a [Vec<Arc<Tensor>>]>,
     bindings: &'a Bindings,
@@ -273,12 +286,15 @@ impl Sources<'_> {
         match self.tensors {
             Some(file) => match file.weight(rank, source)? {
                 Some(tensor) => Ok(Some(tensor)),
+                None if self.weights.buffers.contains(source) => {
+                    Ok(self.weights.tensors.get(source).cloned())
+                }
                 None => Err(Error::format(
                     file.path(),
                     format!("the weight rank{rank}.w.{source} is missing; expected {}", self.describe(input)),
                 )),
             },
-            None if self.graph.ranks == Some(1) => Ok(self.weights.get(source).cloned()),
+            None if self.graph.ranks == Some(1) => Ok(self.weights.tensors.get(source).cloned()),
             None => Ok(None),
         }
     }

@@ -224,6 +224,7 @@ fn record_input(c: &mut Call<'_, '_>, name: &str, base: ValueId, new_base: Value
         input.kind = InputKind::Parameter;
         if let Some(data) = input.data.take() {
             lowering.weights.insert(input.source.clone(), data);
+            lowering.buffers.push(input.source.clone());
         }
         lowering.notes.push(format!("`{name}` is written and therefore a parameter"));
     }

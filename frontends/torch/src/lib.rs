@@ -80,6 +80,8 @@ pub struct Imported {
     /// The data of its parameters by their source names, as far as the archive holds it: that of the rank
     /// that exported it.
     pub weights: IndexMap<String, Arc<Tensor>>,
+    /// Those of them that PyTorch calls buffers: state that is no parameter.
+    pub buffers: Vec<String>,
     /// What a user should know about the import, in sentences.
     pub notes: Vec<String>,
 }
@@ -150,11 +152,11 @@ fn convert(
     let inputs = signature::inputs(&mut lowering, program, stores)?;
     lowering.run()?;
     signature::outputs(&mut lowering, program, &inputs)?;
-    let Lowering { builder, weights, notes, .. } = lowering;
+    let Lowering { builder, weights, buffers, notes, .. } = lowering;
     let graph = builder.finish();
     symmc_ir::verify::verify(&graph).map_err(|violations| {
         let shown: Vec<String> = violations.iter().take(3).map(ToString::to_string).collect();
         ImportError::Graph(shown.join("; "))
     })?;
-    Ok(Imported { graph, weights, notes })
+    Ok(Imported { graph, weights, buffers, notes })
 }

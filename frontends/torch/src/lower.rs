@@ -54,6 +54,8 @@ pub(crate) struct Lowering<'p> {
     pub symbols: Symbols<'p>,
     pub groups: IndexMap<String, GroupId>,
     pub weights: IndexMap<String, Arc<Tensor>>,
+    /// The names of the weights that are buffers.
+    pub buffers: Vec<String>,
     /// Inputs that in-place ops wrote, with their current values.
     pub written: IndexMap<InputId, ValueId>,
     /// Whether the program has in-place ops; copies matter then.
@@ -71,6 +73,7 @@ impl<'p> Lowering<'p> {
             symbols,
             groups: IndexMap::new(),
             weights: IndexMap::new(),
+            buffers: Vec::new(),
             written: IndexMap::new(),
             in_place: inplace::occurs_in(graph),
             opaque: IndexMap::new(),

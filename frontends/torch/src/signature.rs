@@ -143,6 +143,9 @@ pub(crate) fn inputs<'p>(
         let (kind, held) = match (constant, data) {
             (true, data) => (InputKind::Constant, data),
             (false, Some(data)) => {
+                if spec.parameter.is_none() {
+                    lowering.buffers.push(source.to_string());
+                }
                 lowering.weights.insert(source.to_string(), data);
                 (InputKind::Parameter, None)
             }

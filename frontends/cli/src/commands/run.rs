@@ -6,11 +6,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Result, bail};
-use indexmap::IndexMap;
 use symmc::host::{Membership, RankCommand};
 use symmc::ir::interp::{self, Comparison};
 use symmc::ir::text;
-use symmc::{Backend, Draw, Graph, Plan, RunConfig, Tensor, TensorFile, Workload};
+use symmc::{Backend, Draw, Graph, Plan, RunConfig, Tensor, TensorFile, Weights, Workload};
 
 use crate::args::{BackendArg, Compare, ProgramArgs, RunArgs};
 use crate::load;
@@ -20,7 +19,8 @@ use crate::progress::spin;
 pub fn run(args: &RunArgs) -> Result<ExitCode> {
     let tensors = args.tensors.as_deref().map(TensorFile::open).transpose()?;
     let Subject { plan, source, weights } = subject(args, tensors.as_ref())?;
-    let draw = Draw { seed: args.seed.unwrap_or(0), arguments: args.seed.is_some(), symbols: args.set.clone() };
+    let draw =
+        Draw { seed: args.seed.unwrap_or(0), arguments: args.seed.is_some(), symbols: args.set.clone() };
     let gather = || Workload::gather(&source, &weights, tensors.as_ref(), &draw);
     let work = spin("reading and drawing inputs", gather)?;
     for note in &work.notes {
@@ -54,7 +54,7 @@ fn execute(args: &RunArgs, plan: &Plan, work: &Workload) -> Result<(Range<usize>
 struct Subject {
     plan: Plan,
     source: Graph,
-    weights: IndexMap<String, Arc<Tensor>>,
+    weights: Weights,
 }
 
 fn subject(args: &RunArgs, tensors: Option<&TensorFile>) -> Result<Subject> {
@@ -63,8 +63,9 @@ fn subject(args: &RunArgs, tensors: Option<&TensorFile>) -> Result<Subject> {
         if let Some(ranks) = args.ranks.filter(|&r| r != plan.ranks) {
             bail!("{}: the plan is for {} ranks, found {ranks}", args.program.display(), plan.ranks);
         }
-        let source = text::parse(&plan.source.text).map_err(|e| anyhow::anyhow!("{}: {e}", args.program.display()))?;
-        return Ok(Subject { plan, source, weights: IndexMap::new() });
+        let source =
+            text::parse(&plan.source.text).map_err(|e| anyhow::anyhow!("{}: {e}", args.program.display()))?;
+        return Ok(Subject { plan, source, weights: Weights::default() });
     }
     let program =
         ProgramArgs { program: args.program.clone(), ranks: args.ranks, groups: args.groups.clone() };
@@ -76,7 +77,8 @@ fn subject(args: &RunArgs, tensors: Option<&TensorFile>) -> Result<Subject> {
     let plan = match &args.plan {
         Some(path) => {
             let plan = load::plan(path)?;
-            let mut planned = text::parse(&plan.source.text).map_err(|e| anyhow::anyhow!("{}: {e}", path.display()))?;
+            let mut planned =
+                text::parse(&plan.source.text).map_err(|e| anyhow::anyhow!("{}: {e}", path.display()))?;
             planned.name.clone_from(&program.graph.name);
             if planned != program.graph {
                 bail!(
@@ -113,7 +115,8 @@ type Expected = Vec<Vec<Option<Arc<Tensor>>>>;
 
 /// What the results are compared with, and what to call it.
 fn expected(args: &RunArgs, plan: &Plan, work: &Workload) -> Result<Option<(&'static str, Expected)>> {
-    let compare = args.compare.unwrap_or(if work.expected.is_some() { Compare::Recorded } else { Compare::None });
+    let compare =
+        args.compare.unwrap_or(if work.expected.is_some() { Compare::Recorded } else { Compare::None });
     match compare {
         Compare::None => Ok(None),
         Compare::Recorded => match &work.expected {
