@@ -212,7 +212,9 @@ impl Preparation<'_> {
         let mut symmetric = Table::filled(false, graph.values.len());
         let mut base: Table<ValueId, ValueId> = graph.values.keys().collect();
         let mut whole = Table::filled(true, base.len());
+        let mut bytes = Table::filled(Dim::from(0), base.len());
         for (v, &w) in map.iter() {
+            bytes[w] = self.views.bytes(v).clone();
             symmetric[w] = self.symmetric[v];
             base[w] = map[self.views.base(v)];
             whole[w] = self.views.whole(self.graph, v);
@@ -220,11 +222,9 @@ impl Preparation<'_> {
         for v in symmetric_copies {
             symmetric[v] = true;
         }
-        let bytes = graph.values.iter().map(|(v, value)| match base[v] == v {
-            true => value.ty.bytes(),
-            false => Dim::from(0),
-        });
-        let bytes = bytes.collect();
+        for c in &copies {
+            bytes[c.value] = graph.ty(c.value).bytes();
+        }
         Prepared { graph, base, whole, bytes, symmetric, copies }
     }
 }

@@ -11,6 +11,8 @@ use symmc_ir::{Def, Dim, Graph, Table, ValueId};
 pub struct Views {
     /// The layout of each view; `None` for a base.
     layouts: Table<ValueId, Option<Layout>>,
+    /// Bytes of each base, and 0 for views.
+    bytes: Table<ValueId, Dim>,
 }
 
 impl Views {
@@ -33,12 +35,21 @@ impl Views {
             };
             layouts.push(view);
         }
-        Views { layouts }
+        let bytes = layouts.iter().map(|(v, view)| match view {
+            Some(_) => Dim::from(0),
+            None => graph.ty(v).bytes(),
+        });
+        Views { bytes: bytes.collect(), layouts }
     }
 
     /// The value whose memory `value` uses.
     pub fn base(&self, value: ValueId) -> ValueId {
         self.layouts[value].as_ref().map_or(value, |l| l.base)
+    }
+
+    /// The size of a base in bytes; 0 for a view.
+    pub fn bytes(&self, value: ValueId) -> &Dim {
+        &self.bytes[value]
     }
 
     /// Whether a value is a contiguous part of its base.
