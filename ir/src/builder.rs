@@ -180,8 +180,10 @@ impl Builder {
     /// A name that no value has yet: `wanted` with everything but letters, digits, `_` and `.` replaced,
     /// and a number behind it if it is taken.
     fn fresh(&mut self, wanted: &str) -> String {
-        let mut base: String =
-            wanted.chars().map(|c| if c.is_ascii_alphanumeric() || c == '_' || c == '.' { c } else { '_' }).collect();
+        let mut base: String = wanted
+            .chars()
+            .map(|c| if c.is_ascii_alphanumeric() || c == '_' || c == '.' { c } else { '_' })
+            .collect();
         if base.is_empty() || base.starts_with(|c: char| c.is_ascii_digit() || c == '.') {
             base.insert(0, '_');
         }

@@ -22,8 +22,16 @@ pub fn infer(op: &Op, operands: &[&Type], n: Option<u32>) -> Result<Option<Vec<T
     let x = operands.first().copied();
     let first = || x.cloned().ok_or_else(|| "it needs an operand".to_string());
     match op {
-        Op::Full(_) | Op::Iota { .. } | Op::Reshape | Op::Expand | Op::Slice { .. } | Op::Pad { .. }
-        | Op::TopK { .. } | Op::Cast | Op::Opaque { .. } | Op::Custom(_) => Ok(None),
+        Op::Full(_)
+        | Op::Iota { .. }
+        | Op::Reshape
+        | Op::Expand
+        | Op::Slice { .. }
+        | Op::Pad { .. }
+        | Op::TopK { .. }
+        | Op::Cast
+        | Op::Opaque { .. }
+        | Op::Custom(_) => Ok(None),
         Op::Unary(u) => {
             let mut ty = first()?;
             unary_operand(*u, ty.dtype)?;
@@ -126,7 +134,10 @@ pub fn infer(op: &Op, operands: &[&Type], n: Option<u32>) -> Result<Option<Vec<T
             integer(operands[1])?;
             same_rank(&x, operands[1])?;
             want(operands[2].shape == operands[1].shape && operands[2].dtype == x.dtype, || {
-                format!("src must be {}{:?}, found {}{:?}", x.dtype, operands[1].shape, operands[2].dtype, operands[2].shape)
+                format!(
+                    "src must be {}{:?}, found {}{:?}",
+                    x.dtype, operands[1].shape, operands[2].dtype, operands[2].shape
+                )
             })?;
             one(x)
         }
@@ -146,7 +157,10 @@ pub fn infer(op: &Op, operands: &[&Type], n: Option<u32>) -> Result<Option<Vec<T
             let x = first()?;
             let at = indexed(&x, &operands[2..], *axis)?;
             want(operands[1].dtype == x.dtype && broadcast(&[&operands[1].shape, &at])? == at, || {
-                format!("src must broadcast to {}{at:?}, found {}{:?}", x.dtype, operands[1].dtype, operands[1].shape)
+                format!(
+                    "src must broadcast to {}{at:?}, found {}{:?}",
+                    x.dtype, operands[1].dtype, operands[1].shape
+                )
             })?;
             one(x)
         }
@@ -168,7 +182,9 @@ pub fn infer(op: &Op, operands: &[&Type], n: Option<u32>) -> Result<Option<Vec<T
                         *d = d.clone() + y.shape[a].clone();
                         want(d.atoms() <= MAX_ATOMS, || "the extents have too large a sum".into())?;
                     } else {
-                        want(*d == y.shape[a], || format!("extents of axis {a} differ: {d:?} and {:?}", y.shape[a]))?;
+                        want(*d == y.shape[a], || {
+                            format!("extents of axis {a} differ: {d:?} and {:?}", y.shape[a])
+                        })?;
                     }
                 }
             }
@@ -198,7 +214,9 @@ pub fn check(op: &Op, operands: &[&Type], results: &[&Type], n: Option<u32>) -> 
             format!("it gives {} results, found {}", expected.len(), results.len())
         })?;
         for (e, r) in expected.iter().zip(results) {
-            want(e == *r, || format!("the result must be {}{:?}, found {}{:?}", e.dtype, e.shape, r.dtype, r.shape))?;
+            want(e == *r, || {
+                format!("the result must be {}{:?}, found {}{:?}", e.dtype, e.shape, r.dtype, r.shape)
+            })?;
         }
         return Ok(());
     }
@@ -208,9 +226,8 @@ pub fn check(op: &Op, operands: &[&Type], results: &[&Type], n: Option<u32>) -> 
     let count = if matches!(op, Op::TopK { .. }) { 2 } else { 1 };
     want(results.len() == count, || format!("it gives {count} results, found {}", results.len()))?;
     let r = results[0];
-    let same = |x: &Type| {
-        want(x.dtype == r.dtype, || format!("the result must be {}, found {}", x.dtype, r.dtype))
-    };
+    let same =
+        |x: &Type| want(x.dtype == r.dtype, || format!("the result must be {}, found {}", x.dtype, r.dtype));
     match op {
         Op::Full(_) => Ok(()),
         Op::Iota { .. } => want(r.rank() == 1 && r.dtype != DType::Bool, || {
@@ -249,7 +266,10 @@ pub fn check(op: &Op, operands: &[&Type], results: &[&Type], n: Option<u32>) -> 
             same_rank(operands[0], r)?;
             same_but(operands[0], r, *axis)?;
             want(results[1].dtype == DType::I64 && results[1].shape == r.shape, || {
-                format!("the positions must be i64{:?}, found {}{:?}", r.shape, results[1].dtype, results[1].shape)
+                format!(
+                    "the positions must be i64{:?}, found {}{:?}",
+                    r.shape, results[1].dtype, results[1].shape
+                )
             })
         }
         _ => Ok(()),
@@ -436,9 +456,8 @@ fn indexed(x: &Type, indices: &[&Type], axis: usize) -> Result<Vec<Dim>, String>
 
 fn collective(kind: &CollectiveKind, operands: &[&Type], n: Option<u32>) -> Result<Vec<Type>, String> {
     let x = operands[0];
-    let leading = |what: &str| {
-        x.shape.first().cloned().ok_or_else(|| format!("{what} needs an operand with an axis"))
-    };
+    let leading =
+        |what: &str| x.shape.first().cloned().ok_or_else(|| format!("{what} needs an operand with an axis"));
     let ranks = || n.map(|n| Dim::from(i64::from(n))).ok_or("the number of ranks is open".to_string());
     let with_leading = |d: Dim| {
         let mut ty = x.clone();
@@ -467,7 +486,10 @@ fn collective(kind: &CollectiveKind, operands: &[&Type], n: Option<u32>) -> Resu
             leading("all_to_all")?;
             let splits = Type::new(DType::I64, vec![ranks()?]);
             want(*operands[1] == splits, || {
-                format!("the split sizes must be i64{:?}, found {}{:?}", splits.shape, operands[1].dtype, operands[1].shape)
+                format!(
+                    "the split sizes must be i64{:?}, found {}{:?}",
+                    splits.shape, operands[1].dtype, operands[1].shape
+                )
             })?;
             vec![x.clone(), splits]
         }

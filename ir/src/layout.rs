@@ -37,9 +37,7 @@ pub fn layouts(graph: &Graph) -> Table<ValueId, Layout> {
         let view = match value.def {
             Def::Node(n, 0) => {
                 let node = &graph.nodes[n];
-                node.inputs.first().and_then(|&x| {
-                    view_of(&node.op, out.get(x)?, graph.ty(x), &value.ty)
-                })
+                node.inputs.first().and_then(|&x| view_of(&node.op, out.get(x)?, graph.ty(x), &value.ty))
             }
             _ => None,
         };

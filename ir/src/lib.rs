@@ -28,8 +28,8 @@ pub use collective::{Collective, CollectiveKind, Contract, Exit, ReduceOp, Split
 pub use dim::{Bindings, Dim, SymbolId};
 pub use entity::Table;
 pub use graph::{
-    CustomOp, CustomId, Def, Graph, Group, GroupId, Input, InputId, InputKind, Members, Node, NodeId,
-    Output, OutputKind, Symbol, Value, ValueId,
+    CustomId, CustomOp, Def, Graph, Group, GroupId, Input, InputId, InputKind, Members, Node, NodeId, Output,
+    OutputKind, Symbol, Value, ValueId,
 };
 pub use op::{ArgOp, BinaryOp, Op, Reduction, UnaryOp};
 pub use tensor::Tensor;

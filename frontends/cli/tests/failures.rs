@@ -22,16 +22,20 @@ fn alive(pid: i32) -> bool {
 
 /// Starts a run that does not end by itself, once its four ranks are under way.
 fn start(line: &str) -> (Child, Vec<i32>) {
-    let launcher = symmc(line).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().expect("symmc starts");
+    let mut launcher =
+        symmc(line).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().expect("symmc starts");
     let begun = Instant::now();
-    loop {
-        let ranks = children(launcher.id());
-        if ranks.len() == 4 {
-            return (launcher, ranks);
-        }
-        assert!(begun.elapsed() < Duration::from_secs(60), "the ranks did not start: {ranks:?}");
+    let mut ranks = children(launcher.id());
+    while ranks.len() != 4 && begun.elapsed() < Duration::from_secs(60) {
         std::thread::sleep(Duration::from_millis(5));
+        ranks = children(launcher.id());
     }
+    if ranks.len() != 4 {
+        launcher.kill().expect("killed");
+        let out = launcher.wait_with_output().expect("reaped");
+        panic!("the ranks did not start: {ranks:?} {}", String::from_utf8_lossy(&out.stderr));
+    }
+    (launcher, ranks)
 }
 
 fn signal(pid: i32, name: &str) {

@@ -302,7 +302,7 @@ fn movement(r: &mut Random) -> Case {
         }
         4 => {
             let n: usize = s.iter().product();
-            let divisor = (1..=n).rev().filter(|d| n % d == 0).nth(r.below(4)).unwrap_or(1);
+            let divisor = (1..=n).rev().filter(|d| n.is_multiple_of(*d)).nth(r.below(4)).unwrap_or(1);
             let to = if n == 0 { vec![0, 3] } else { vec![divisor, n / divisor] };
             case(Op::Reshape, vec![x]).giving(dtype, &to)
         }
