@@ -1,7 +1,7 @@
 //! Runs plans: host ranks over shared memory.
 //!
 //! [`exec`] walks the steps of a checked plan on one rank, [`kernels`] are the ops on the CPU, and [`call`]
-//! is the seam behind which a backend moves data between ranks. The crate trusts a plan only as far as memory
+//! is the seam behind which [`host`] moves data between ranks. The crate trusts a plan only as far as memory
 //! safety does not depend on it: every region is bounds-checked when it is resolved for a run.
 
 pub mod call;

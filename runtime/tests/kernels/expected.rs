@@ -132,6 +132,21 @@ fn matmul_broadcasts_leading_axes() {
 }
 
 #[test]
+fn large_half_products_are_rounded_once() {
+    // More numbers than are converted at once, in rows and in columns; sums of 1 and -1 are exact in f32.
+    let (m, k, n) = (70, 9000, 80);
+    let sign = |i: usize, j: usize| if (i * 7 + j * 3) % 5 < 2 { -1.0 } else { 1.0 };
+    let grid = |rows: usize, columns: usize| -> Vec<f64> {
+        (0..rows * columns).map(|i| sign(i / columns, i % columns)).collect()
+    };
+    let (x, y) = (grid(m, k), grid(k, n));
+    let product = |i: usize| (0..k).map(|t| x[i / n * k + t] * y[t * n + i % n]).sum();
+    let expected = floats(DType::BF16, &[m, n], &(0..m * n).map(product).collect::<Vec<f64>>());
+    let operands = [floats(DType::BF16, &[m, k], &x), floats(DType::BF16, &[k, n], &y)];
+    assert_eq!(one(&Op::MatMul, &operands, DType::BF16, &[m, n]), expected);
+}
+
+#[test]
 fn reductions() {
     let x = floats(DType::F32, &[2, 3], &[1.0, 2.0, 3.0, 4.0, 5.0, 6.0]);
     let f = |op, axes: &[usize], shape: &[usize]| {
