@@ -1,9 +1,10 @@
 //! Measures the collectives of the host backend between processes.
 //!
 //! ```text
-//! host_collectives measure [ranks] [largest KiB]    lines: kind, bytes, ranks, variant, microseconds
-//! host_collectives table FILE                       compares such lines of variants and of `openmpi`
-//! host_collectives profile FILE                     such lines as JSON curves
+//! host_collectives measure RANKS KIB        lines: kind, bytes, ranks, variant, microseconds
+//! host_collectives measure-all RANKS KIB    the same of all kinds, not only those that are compared
+//! host_collectives table FILE               compares such lines of variants and of `openmpi`
+//! host_collectives profile FILE             such lines as JSON curves
 //! ```
 //!
 //! Bytes are those of the tensor (all-reduce, all-to-all, broadcast, permute), of the result (all-gather) or
@@ -28,10 +29,14 @@ fn main() -> Result<(), Failure> {
     let args: Vec<String> = std::env::args().skip(1).collect();
     let argument = |i: usize| args.get(i).map(String::as_str);
     match argument(0) {
-        Some("measure") => {
-            let ranks = argument(1).map_or(Ok(2), str::parse)?;
-            let largest: usize = argument(2).map_or(Ok(16 << 10), str::parse)?;
-            measure(ranks, largest << 10)
+        Some(what @ ("measure" | "measure-all")) => {
+            let ranks: u32 = argument(1).ok_or("how many ranks?")?.parse()?;
+            let largest = argument(2).ok_or("up to how many KiB?")?.parse::<usize>()? << 10;
+            let mut kinds = kinds(ranks);
+            if what == "measure" {
+                kinds.truncate(COMPARED);
+            }
+            measure(ranks, largest, &trials(&kinds, largest))
         }
         Some("table") => table(&read(argument(1).ok_or("which file?")?)?),
         Some("profile") => profile(&read(argument(1).ok_or("which file?")?)?),
@@ -68,18 +73,25 @@ impl Trial {
     }
 }
 
-fn trials(n: usize, largest: usize) -> Vec<Trial> {
-    let kinds = [
+/// The number of kinds that are compared with Open MPI.
+const COMPARED: usize = 3;
+
+/// All kinds, those that are compared first.
+fn kinds(n: u32) -> Vec<CollectiveKind> {
+    vec![
         CollectiveKind::AllReduce(ReduceOp::Sum),
         CollectiveKind::AllGather,
         CollectiveKind::AllToAll(Splits::Even),
         CollectiveKind::ReduceScatter(ReduceOp::Sum),
         CollectiveKind::Broadcast { root: 0 },
-        CollectiveKind::Permute { pairs: (0..n as u32).map(|r| (r, (r + 1) % n as u32)).collect() },
-    ];
+        CollectiveKind::Permute { pairs: (0..n).map(|r| (r, (r + 1) % n)).collect() },
+    ]
+}
+
+fn trials(kinds: &[CollectiveKind], largest: usize) -> Vec<Trial> {
     let mut out = Vec::new();
     for bytes in (10..).map(|p| 1usize << p).take_while(|&b| b <= largest) {
-        for kind in &kinds {
+        for kind in kinds {
             for &variant in Variant::ALL {
                 let Some(contract) = variant.contract(kind) else { continue };
                 let exits = match contract.exit {
@@ -95,9 +107,8 @@ fn trials(n: usize, largest: usize) -> Vec<Trial> {
     out
 }
 
-fn measure(ranks: u32, largest: usize) -> Result<(), Failure> {
+fn measure(ranks: u32, largest: usize, trials: &[Trial]) -> Result<(), Failure> {
     let n = ranks as usize;
-    let trials = trials(n, largest);
     let zone = trials.iter().map(|t| t.zone(n)).max().unwrap_or(0).next_multiple_of(4096);
     let world = World::create(ranks, 1, 2 * zone + 4 * largest, 0)?;
     let times = Segment::create("times", 8 * n * trials.len())?;
@@ -106,7 +117,7 @@ fn measure(ranks: u32, largest: usize) -> Result<(), Failure> {
         match unsafe { fork() }? {
             ForkResult::Parent { child } => Ok(child),
             ForkResult::Child => {
-                let done = run_rank(world.clone(), rank, &trials, zone, largest, &times);
+                let done = run_rank(world.clone(), rank, trials, zone, largest, &times);
                 std::process::exit(i32::from(done.is_err()));
             }
         }
@@ -148,7 +159,7 @@ fn run_trial(comm: &Comm, trial: &Trial, zone: usize, largest: usize) -> Result<
     let n = comm.ranks() as usize;
     let cell: Vec<u32> = (0..n as u32).collect();
     let operand = trial.sizes(n).0;
-    let calls = (400_000_000 / (trial.bytes * n + 40_000)).clamp(15, 3000);
+    let calls = (100_000_000 / (trial.bytes * n + 40_000)).clamp(9, 1000);
     let mut times = Vec::with_capacity(calls);
     for i in 0..calls + calls / 4 + 2 {
         let at = |slot: usize| {

@@ -1,9 +1,10 @@
 #!/bin/sh
 # Compares the host collectives with Open MPI (Debian: openmpi-bin, libopenmpi-dev), both measured in turn on
-# this machine. Arguments: ranks (2), largest size in KiB (16384), rounds (5). Prints a table of medians; the
-# measurements stay in the file that $KEEP names, if it is set.
+# this machine, in many short rounds, because virtual processors move.
+# Arguments: ranks (2), largest size in KiB (16384), rounds (15).
+# Prints a table of medians; $KEEP, if set, names a file for the measurements.
 set -eu
-ranks=${1:-2} largest=${2:-16384} rounds=${3:-5}
+ranks=${1:-2} largest=${2:-16384} rounds=${3:-15}
 root=$(cd "$(dirname "$0")/../.." && pwd)
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT

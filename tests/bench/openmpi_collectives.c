@@ -23,8 +23,8 @@ int main(int argc, char **argv) {
     for (size_t bytes = 1024; bytes <= largest; bytes *= 2) {
         for (int kind = 0; kind < 3; kind++) {
             size_t operand = kind == 1 ? bytes / n : bytes, count = operand / 4;
-            size_t calls = 400000000 / (bytes * n + 40000);
-            calls = calls < 15 ? 15 : calls > 3000 ? 3000 : calls;
+            size_t calls = 100000000 / (bytes * n + 40000);
+            calls = calls < 9 ? 9 : calls > 1000 ? 1000 : calls;
             size_t warm = calls / 4 + 2;
             for (size_t i = 0; i < calls + warm; i++) {
                 float *x = operands + i % 2 * largest / 4, *y = results + i % 2 * largest / 4;

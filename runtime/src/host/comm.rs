@@ -287,14 +287,8 @@ impl<'a> Turn<'a> {
         self.touch();
         let target = self.group.meets.load(Ordering::Relaxed).wrapping_add(1);
         self.group.meets.store(target, Ordering::Relaxed);
-        self.set(Counter::Meet, target);
-        // Most often the peers are here or about to come. To ring only after a look saves the time of a
-        // fence where it counts, and no peer sleeps longer than this rank looks.
-        let here = self.comm.waiter.look(|| self.peers().all(|p| self.has_reached(p, Counter::Meet, target)));
-        self.ring();
-        if !here {
-            self.await_peers(Counter::Meet, target)?;
-        }
+        self.advance(Counter::Meet, target);
+        self.await_peers(Counter::Meet, target)?;
         self.touch();
         Ok(())
     }
@@ -320,15 +314,9 @@ impl<'a> Turn<'a> {
     /// Sets a counter of this rank and wakes peers that sleep.
     #[inline]
     pub fn advance(&self, counter: Counter, value: u32) {
-        self.set(counter, value);
-        self.ring();
-    }
-
-    /// Sets a counter of this rank. Peers that sleep are not woken.
-    #[inline]
-    fn set(&self, counter: Counter, value: u32) {
         let control = &self.comm.world.control;
         control.counter(self.call.group, self.comm.rank, counter).store(value, Ordering::Release);
+        self.ring();
     }
 
     /// Wakes peers that sleep.

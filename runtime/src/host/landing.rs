@@ -7,7 +7,6 @@
 //!
 //! A zone has one slot for each rank of the cell, its sender; a rank leaves its own empty.
 
-use std::cell::Cell;
 use std::sync::atomic::{Ordering, fence};
 
 use symmc_ir::collective::{CollectiveKind, ReduceOp};
@@ -35,9 +34,6 @@ struct Zones {
     epoch: u32,
     /// Bytes of the message in each slot.
     message: usize,
-    /// Whether the peers were told that packets are there. That takes a fence, for which a rank only has
-    /// time when it waits or has all it needs.
-    rung: Cell<bool>,
 }
 
 impl Zones {
@@ -53,19 +49,11 @@ impl Zones {
 
     /// After all packets were received: the next message most likely has this size and goes to the other
     /// zones, which the peers have left, since they have sent packets for these.
-    fn end(&self, turn: &Turn) {
-        self.ring(turn);
+    fn prepare(&self, turn: &Turn) {
         let most = AHEAD / turn.n.saturating_sub(1).max(1);
         for p in turn.peers() {
             let slot = self.zones[p].wrapping_offset(self.other).wrapping_add(self.start(turn.me));
             packets::expect_stores(slot, self.start(1).min(most));
-        }
-    }
-
-    /// Wakes peers that sleep, once, after all packets are sent.
-    fn ring(&self, turn: &Turn) {
-        if !self.rung.replace(true) {
-            turn.ring();
         }
     }
 }
@@ -99,7 +87,7 @@ fn begin(turn: &Turn, message: usize) -> Result<Zones, RunError> {
     let zones = (0..turn.n).map(|p| turn.arena(p, offset, used)).collect::<Result<_, _>>()?;
     let epoch = (number % EPOCHS) as u32 + 1;
     let other = next as isize - offset as isize;
-    Ok(Zones { zones, other, epoch, message, rung: Cell::new(false) })
+    Ok(Zones { zones, other, epoch, message })
 }
 
 /// Removes all flags from this rank's zones while no peer writes there.
@@ -123,6 +111,7 @@ fn all_reduce(turn: &Turn, op: ReduceOp) -> Result<(), RunError> {
     for p in turn.peers() {
         send(turn, &zones, p, operand);
     }
+    turn.ring();
 
     let size = call.dtype.size();
     let reducer = turn.reducer(op);
@@ -152,7 +141,7 @@ fn all_reduce(turn: &Turn, op: ReduceOp) -> Result<(), RunError> {
         }
         at += elements;
     }
-    zones.end(turn);
+    zones.prepare(turn);
     Ok(())
 }
 
@@ -166,6 +155,7 @@ fn exchange(turn: &Turn, message: usize, stride: usize) -> Result<(), RunError> 
     for p in turn.peers() {
         send(turn, &zones, p, operand.wrapping_add(p * stride));
     }
+    turn.ring();
 
     // The result is written only after every peer has arrived.
     for p in turn.peers() {
@@ -175,7 +165,7 @@ fn exchange(turn: &Turn, message: usize, stride: usize) -> Result<(), RunError> 
         receive(turn, &zones, p, result.wrapping_add(p * message), 0, message)?;
         turn.touch();
     }
-    zones.end(turn);
+    zones.prepare(turn);
     let own = operand.wrapping_add(turn.me * stride);
     // SAFETY: operand and result hold as much; they are this rank's own.
     unsafe { copy(result.wrapping_add(turn.me * message), own, message, Stores::Cached) };
@@ -222,9 +212,5 @@ fn await_packet(turn: &Turn, zones: &Zones, p: usize, i: usize) -> Result<(), Ru
     let slot = zones.slot(turn.me, p);
     // SAFETY: the slot lies within this rank's zone, holds packets only and has a packet `i`.
     let ready = || unsafe { packets::arrived(slot, i, zones.epoch) };
-    if turn.comm.waiter.look(ready) {
-        return Ok(());
-    }
-    zones.ring(turn);
     turn.comm.waiter.until(ready).map_err(|ended| turn.ended(ended, |q| q != p || ready()))
 }

@@ -89,7 +89,7 @@ impl Waiter {
 
     /// Looks for a moment, without sleep or limit; whether it is ready.
     #[inline]
-    pub fn look(&self, ready: impl Fn() -> bool) -> bool {
+    fn look(&self, ready: impl Fn() -> bool) -> bool {
         for _ in 0..self.spin.looks {
             if ready() {
                 return true;
