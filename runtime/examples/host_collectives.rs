@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! host_collectives measure RANKS KIB        lines: kind, bytes, ranks, variant, microseconds
-//! host_collectives measure-all RANKS KIB    the same of all kinds, not only those that are compared
+//! host_collectives measure-all RANKS KIB    the same of all kinds, and of local copies
 //! host_collectives table FILE               compares such lines of variants and of `openmpi`
 //! host_collectives profile FILE             such lines as JSON curves
 //! ```
@@ -36,7 +36,8 @@ fn main() -> Result<(), Failure> {
             if what == "measure" {
                 kinds.truncate(COMPARED);
             }
-            measure(ranks, largest, &trials(&kinds, largest))
+            measure(ranks, largest, &trials(&kinds, largest))?;
+            if what == "measure-all" { copies(largest) } else { Ok(()) }
         }
         Some("table") => table(&read(argument(1).ok_or("which file?")?)?),
         Some("profile") => profile(&read(argument(1).ok_or("which file?")?)?),
@@ -90,7 +91,7 @@ fn kinds(n: u32) -> Vec<CollectiveKind> {
 
 fn trials(kinds: &[CollectiveKind], largest: usize) -> Vec<Trial> {
     let mut out = Vec::new();
-    for bytes in (10..).map(|p| 1usize << p).take_while(|&b| b <= largest) {
+    for bytes in sizes(largest) {
         for kind in kinds {
             for &variant in Variant::ALL {
                 let Some(contract) = variant.contract(kind) else { continue };
@@ -152,6 +153,32 @@ fn run_rank(
         unsafe { *times.as_ptr().cast::<f64>().add(rank as usize * trials.len() + i) = time };
     }
     Ok(())
+}
+
+/// Measures copies within one rank.
+fn copies(largest: usize) -> Result<(), Failure> {
+    let memory = Segment::private(2 * largest)?;
+    for bytes in sizes(largest) {
+        let calls = (100_000_000 / (bytes + 40_000)).clamp(9, 1000);
+        let copy = |i: usize| {
+            let start = Instant::now();
+            // SAFETY: both halves of the segment hold as many bytes.
+            unsafe {
+                memory.as_ptr().write(i as u8);
+                let to = memory.as_ptr().add(largest);
+                std::ptr::copy_nonoverlapping(memory.as_ptr(), to, bytes);
+            }
+            start.elapsed().as_nanos() as f64 / 1000.0
+        };
+        let mut times: Vec<f64> = (0..calls).map(copy).collect();
+        println!("copy {bytes} 1 plain {:.3}", median(&mut times));
+    }
+    Ok(())
+}
+
+/// The measured sizes in bytes.
+fn sizes(largest: usize) -> impl Iterator<Item = usize> {
+    (10..).map(|p| 1usize << p).take_while(move |&b| b <= largest)
 }
 
 /// The median time of a call in microseconds.
