@@ -15,9 +15,13 @@ pub fn bytes(n: u64) -> String {
     format!("{} {}", digits(value), UNITS[unit])
 }
 
-/// Microseconds with three significant digits.
+/// Microseconds with three significant digits, in ms or s where they are many.
 pub fn micros(us: f64) -> String {
-    format!("{} µs", digits(us))
+    match us {
+        us if us < 1e4 => format!("{} µs", digits(us)),
+        us if us < 1e7 => format!("{} ms", digits(us / 1e3)),
+        us => format!("{} s", digits(us / 1e6)),
+    }
 }
 
 fn digits(value: f64) -> String {

@@ -157,6 +157,7 @@ fn inputs_are_arguments_parameters_and_constants() {
         ]
     );
     assert_eq!(imported.weights.keys().collect::<Vec<_>>(), ["w", "state", "written"]);
+    assert_eq!(imported.buffers, ["state", "written"]);
     let written = imported.graph.inputs.keys().nth(3).unwrap();
     let outputs: Vec<_> = imported.graph.outputs.iter().map(|o| o.kind).collect();
     assert_eq!(outputs, [OutputKind::Mutates(written), OutputKind::Returned]);

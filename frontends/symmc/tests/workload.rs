@@ -1,0 +1,97 @@
+//! Where the inputs of a run come from.
+
+use std::sync::Arc;
+
+use safetensors::tensor::{Dtype, TensorView, serialize_to_file};
+use symmc::{Draw, Tensor, TensorFile, Weights, Workload};
+use symmc_ir::{DType, Graph, text};
+
+const PROGRAM: &str = r#"program "p" ranks 2
+symbol n in 1..=8
+param %w: f32[2] source "w"
+param %state: f32[2] source "state"
+arg %x: f32[n, 2]
+%y: f32[n, 2] = mul %x, %w
+%z: f32[n, 2] = add %y, %state
+return %z
+"#;
+
+fn graph() -> Graph {
+    text::parse(PROGRAM).expect("a program")
+}
+
+/// A file with these tensors of f32, each given by name, shape and first element.
+fn file(dir: &tempfile::TempDir, tensors: &[(&str, &[usize], f32)]) -> TensorFile {
+    let data: Vec<Vec<u8>> = tensors
+        .iter()
+        .map(|(_, shape, first)| {
+            let count: usize = shape.iter().product();
+            (0..count).flat_map(|i| (first + i as f32).to_le_bytes()).collect()
+        })
+        .collect();
+    let views = tensors.iter().zip(&data).map(|((name, shape, _), data)| {
+        (*name, TensorView::new(Dtype::F32, shape.to_vec(), data).expect("a tensor"))
+    });
+    let path = dir.path().join("t.safetensors");
+    serialize_to_file(views, None, &path).expect("written");
+    TensorFile::open(&path).expect("a file of tensors")
+}
+
+fn weights(buffers: &[&str]) -> Weights {
+    let tensor = |x| Arc::new(Tensor::from_f64(DType::F32, [2], &[x, x]).expect("two elements"));
+    Weights {
+        tensors: [("w".to_string(), tensor(7.0)), ("state".to_string(), tensor(9.0))].into_iter().collect(),
+        buffers: buffers.iter().map(|b| b.to_string()).collect(),
+    }
+}
+
+const RECORDED: [(&str, &[usize], f32); 4] = [
+    ("rank0.w.w", &[2], 1.0),
+    ("rank1.w.w", &[2], 2.0),
+    ("rank0.in.0", &[3, 2], 0.0),
+    ("rank1.in.0", &[3, 2], 0.0),
+];
+
+#[test]
+fn a_buffer_that_the_file_lacks_is_the_archives() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let file = file(&dir, &RECORDED);
+    let work =
+        Workload::gather(&graph(), &weights(&["state"]), Some(&file), &Draw::default()).expect("inputs");
+    for rank in 0..2 {
+        assert_eq!(work.inputs[rank][0].to_f64()[0], rank as f64 + 1.0);
+        assert_eq!(work.inputs[rank][1].to_f64(), [9.0, 9.0]);
+    }
+}
+
+#[test]
+fn a_parameter_that_the_file_lacks_is_an_error() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let file = file(&dir, &RECORDED);
+    let error =
+        Workload::gather(&graph(), &weights(&[]), Some(&file), &Draw::default()).expect_err("no weight");
+    assert!(error.to_string().contains("rank0.w.state is missing; expected f32[2]"), "{error}");
+}
+
+#[test]
+fn extents_of_ranks_must_agree() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let mut tensors = RECORDED.to_vec();
+    tensors[3].1 = &[4, 2];
+    let file = file(&dir, &tensors);
+    let error = Workload::gather(&graph(), &weights(&["state"]), Some(&file), &Draw::default());
+    assert!(error.expect_err("two extents").to_string().contains("rank 1"));
+}
+
+#[test]
+fn a_size_that_is_set_draws_the_arguments() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let file = file(&dir, &RECORDED);
+    let draw = Draw { symbols: vec![("n".into(), 5)], ..Draw::default() };
+    let work = Workload::gather(&graph(), &weights(&["state"]), Some(&file), &draw).expect("inputs");
+    assert_eq!(work.inputs[0][2].shape(), [5, 2]);
+    assert!(work.expected.is_none());
+    let draw = Draw { symbols: vec![("n".into(), 3)], ..Draw::default() };
+    let work = Workload::gather(&graph(), &weights(&["state"]), Some(&file), &draw).expect("inputs");
+    assert_eq!(work.inputs[0][2].to_f64()[5], 5.0);
+}
