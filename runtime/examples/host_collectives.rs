@@ -4,7 +4,7 @@
 //! host_collectives measure RANKS KIB        lines: kind, bytes, ranks, variant, microseconds
 //! host_collectives measure-all RANKS KIB    the same of all kinds, and of local copies
 //! host_collectives table FILE               compares such lines of variants and of `openmpi`
-//! host_collectives profile FILE             such lines as JSON curves
+//! host_collectives profile FILE             such lines as a machine profile
 //! ```
 //!
 //! Bytes are those of the tensor (all-reduce, all-to-all, broadcast, permute), of the result (all-gather) or
@@ -18,6 +18,7 @@ use std::time::{Duration, Instant};
 use nix::sys::wait::{WaitStatus, waitpid};
 use nix::unistd::{ForkResult, fork};
 use symmc_ir::collective::{CollectiveKind, Exit, ReduceOp, Splits, Variant};
+use symmc_ir::machine::{Copying, Curve, ExitBarrier, Profile, Source};
 use symmc_ir::types::DType;
 use symmc_planner::plan::Barrier;
 use symmc_runtime::call::{CollectiveCall, Region, RegionMemory};
@@ -263,23 +264,45 @@ fn table(measured: &Measured) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Prints the curves of each kind and variant as JSON.
+/// Prints a machine profile. A larger message never takes less time in it, and an exit barrier costs.
 fn profile(measured: &Measured) -> Result<(), Failure> {
-    let mut curves = BTreeMap::<(&str, &str, u32), Vec<(usize, f64)>>::new();
+    let mut series = BTreeMap::<(&str, &str, u32), Vec<(u64, f64)>>::new();
     for ((kind, bytes, ranks), times) in measured {
-        for (name, &time) in times {
-            curves.entry((kind, name, *ranks)).or_default().push((*bytes, time));
+        for (name, &time) in times.iter().filter(|(name, _)| *name != "openmpi") {
+            series.entry((kind, name, *ranks)).or_default().push((*bytes as u64, time));
         }
     }
-    let lines = curves.into_iter().map(|((kind, name, ranks), points)| {
-        let (variant, exit) = match name.strip_suffix("+exit") {
-            Some(variant) => (variant, Some("kept")),
-            None if matches!(name, "one_shot" | "pull") => (name, Some("dropped")),
-            None => (name, None),
+    for points in series.values_mut() {
+        (1..points.len()).rev().for_each(|i| points[i - 1].1 = points[i - 1].1.min(points[i].1));
+    }
+    let copy = series.remove(&("copy", "plain", 1)).ok_or("no copies: was it measure-all?")?;
+    let curve = |(&(kind, name, ranks), points): (&(&str, &str, u32), &Vec<(u64, f64)>)| {
+        let kept = name.strip_suffix("+exit");
+        let without = kept.and_then(|variant| series.get(&(kind, variant, ranks)));
+        let floor = |i: usize| without.and_then(|w| w.get(i)).map_or(0.0, |p| p.1);
+        let exit = match kept {
+            Some(_) => Some(ExitBarrier::Kept),
+            None if matches!(name, "one_shot" | "pull") => Some(ExitBarrier::Dropped),
+            None => None,
         };
-        serde_json::json!({ "kind": kind, "variant": variant, "exit": exit, "ranks": ranks, "points": points })
-            .to_string()
-    });
-    println!("[\n{}\n]", lines.collect::<Vec<_>>().join(",\n"));
+        Curve {
+            collective: kind.into(),
+            variant: kept.unwrap_or(name).into(),
+            exit,
+            ranks,
+            source: Source::Measured,
+            note: String::new(),
+            points: points.iter().enumerate().map(|(i, p)| (p.0, p.1.max(floor(i)))).collect(),
+        }
+    };
+    let cores = std::thread::available_parallelism()?;
+    let profile = Profile {
+        version: symmc_ir::machine::VERSION,
+        name: "host".into(),
+        about: format!("Processes of one machine with {cores} processors, over shared memory."),
+        copy: Copying { source: Source::Measured, note: String::new(), points: copy },
+        curves: series.iter().map(curve).collect(),
+    };
+    print!("{}", Profile::from_json(&profile.to_json())?.to_json());
     Ok(())
 }
