@@ -159,6 +159,9 @@ pub struct RunArgs {
     /// No wait of a rank takes longer
     #[arg(long, default_value_t = 30.0, value_name = "SECONDS", value_parser = parse_seconds)]
     pub timeout: f64,
+    /// Print how long the runs took, starting the ranks included
+    #[arg(long)]
+    pub timing: bool,
     /// What runs it
     #[arg(long, value_enum, default_value_t = BackendArg::Host)]
     pub backend: BackendArg,

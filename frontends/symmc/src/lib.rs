@@ -33,7 +33,7 @@ pub use error::Error;
 pub use program::{OpenOptions, Program, Weights};
 pub use run::{Backend, RunConfig, run, run_joined};
 pub use tensors::TensorFile;
-pub use workload::{Draw, Workload};
+pub use workload::{Draw, Expected, Workload};
 
 pub use symmc_ir as ir;
 pub use symmc_ir::machine::Profile;

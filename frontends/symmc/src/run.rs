@@ -1,8 +1,10 @@
 //! Runs a plan on a backend.
 
+use std::sync::Arc;
 use std::time::Duration;
 
-use symmc_ir::{Tensor, interp, text};
+use symmc_ir::entity::Entity;
+use symmc_ir::{OutputKind, Tensor, interp, text};
 use symmc_planner::plan::Plan;
 use symmc_runtime::host::{self, HostConfig, Job, LaneThreads, Membership, RankCommand, RankJob};
 
@@ -56,9 +58,7 @@ pub fn run(
     config: &RunConfig,
 ) -> Result<Vec<Vec<Tensor>>, Error> {
     if let Backend::Interpreter = backend {
-        let graph = text::parse(&plan.source.text).map_err(|e| Error::Interpreter(e.to_string()))?;
-        return interp::run(&graph, &work.bindings, &work.inputs)
-            .map_err(|e| Error::Interpreter(e.to_string()));
+        return interpret(plan, work, config.repeats.max(1));
     }
     crate::compile::check(plan)?;
     let job = Job {
@@ -72,6 +72,26 @@ pub fn run(
         Backend::Processes(command) => host::launch(&job, command)?,
         _ => host::run_threads(&job)?,
     })
+}
+
+/// Interprets the imported program as often as asked; inputs that an output mutates keep their new value.
+fn interpret(plan: &Plan, work: &Workload, repeats: u32) -> Result<Vec<Vec<Tensor>>, Error> {
+    let fail = |e: &dyn std::fmt::Display| Error::Interpreter(e.to_string());
+    let graph = text::parse(&plan.source.text).map_err(|e| fail(&e))?;
+    let mut inputs = work.inputs.clone();
+    let run = |inputs: &[Vec<Arc<Tensor>>]| interp::run(&graph, &work.bindings, inputs).map_err(|e| fail(&e));
+    let mut outputs = run(&inputs)?;
+    for _ in 1..repeats {
+        for (inputs, outputs) in inputs.iter_mut().zip(&outputs) {
+            for (output, value) in graph.outputs.iter().zip(outputs) {
+                if let OutputKind::Mutates(input) = output.kind {
+                    inputs[input.index()] = Arc::new(value.clone());
+                }
+            }
+        }
+        outputs = run(&inputs)?;
+    }
+    Ok(outputs)
 }
 
 /// Runs this process's rank of a plan together with the ranks that another launcher (torchrun, MPI, Slurm)

@@ -19,11 +19,14 @@ pub struct Workload {
     pub bindings: Bindings,
     /// One tensor for each rank and input.
     pub inputs: Vec<Vec<Arc<Tensor>>>,
-    /// The expected value of each rank's returned outputs, where it is recorded.
-    pub expected: Option<Vec<Vec<Option<Arc<Tensor>>>>>,
+    /// The expected outputs, if a file records them.
+    pub expected: Option<Expected>,
     /// What was drawn or assumed, for people.
     pub notes: Vec<String>,
 }
+
+/// The expected value of each rank's outputs, where it is known.
+pub type Expected = Vec<Vec<Option<Arc<Tensor>>>>;
 
 /// How inputs that no file gives are made.
 #[derive(Clone, Debug, Default)]
@@ -325,7 +328,15 @@ impl Sources<'_> {
     }
 }
 
-fn expected(graph: &Graph, file: &TensorFile, ranks: u32) -> Result<Vec<Vec<Option<Arc<Tensor>>>>, Error> {
-    let count = graph.outputs.iter().filter(|o| o.kind == OutputKind::Returned).count();
-    (0..ranks).map(|rank| (0..count).map(|i| file.output(rank, i)).collect()).collect()
+/// What the file records of each output; it counts the returned ones alone.
+fn expected(graph: &Graph, file: &TensorFile, ranks: u32) -> Result<Expected, Error> {
+    let of_rank = |rank| {
+        let mut returned = 0..;
+        let recorded = graph.outputs.iter().map(|output| match (output.kind, &mut returned) {
+            (OutputKind::Returned, indices) => indices.next().map_or(Ok(None), |i| file.output(rank, i)),
+            (OutputKind::Mutates(_), _) => Ok(None),
+        });
+        recorded.collect()
+    };
+    (0..ranks).map(of_rank).collect()
 }

@@ -95,3 +95,44 @@ fn a_size_that_is_set_draws_the_arguments() {
     let work = Workload::gather(&graph(), &weights(&["state"]), Some(&file), &draw).expect("inputs");
     assert_eq!(work.inputs[0][2].to_f64()[5], 5.0);
 }
+
+const COUNTER: &str = r#"program "counter" ranks 2
+group @w world
+arg %x: f32[2]
+param %state: f32[2] source "state"
+%sum: f32[2] = all_reduce %x op=sum group=@w
+%next: f32[2] = add %state, %sum
+%twice: f32[2] = add %next, %next
+mutate %state = %next
+return %twice
+"#;
+
+#[test]
+fn state_lives_on_from_run_to_run_and_is_not_a_recorded_output() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let tensors: [(&str, &[usize], f32); 6] = [
+        ("rank0.w.state", &[2], 10.0),
+        ("rank1.w.state", &[2], 20.0),
+        ("rank0.in.0", &[2], 1.0),
+        ("rank1.in.0", &[2], 3.0),
+        ("rank0.out.0", &[2], 28.0),
+        ("rank1.out.0", &[2], 48.0),
+    ];
+    let file = file(&dir, &tensors);
+    let program = symmc::Program::from_graph(text::parse(COUNTER).expect("a program")).expect("valid");
+    let plan = symmc::compile(&program, &symmc::Config::default()).expect("a plan");
+    let work = Workload::recorded(&program, &file).expect("inputs");
+    let expected = work.expected.as_ref().expect("recorded");
+    assert!(expected[0][0].is_none());
+    assert_eq!(expected[0][1].as_ref().map(|t| t.get_f64(0)), Some(28.0));
+    for backend in [symmc::Backend::Interpreter, symmc::Backend::Threads] {
+        for (repeats, state) in [(1, [14.0, 24.0]), (3, [22.0, 32.0])] {
+            let config = symmc::RunConfig { repeats, ..symmc::RunConfig::default() };
+            let found = symmc::run(&plan, &work, &backend, &config).expect("a run");
+            for (rank, outputs) in found.iter().enumerate() {
+                assert_eq!(outputs[0].get_f64(0), state[rank], "{backend:?} {repeats}");
+                assert_eq!(outputs[1].get_f64(0), 2.0 * state[rank], "{backend:?} {repeats}");
+            }
+        }
+    }
+}

@@ -3,13 +3,13 @@
 use std::ops::Range;
 use std::process::ExitCode;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
 use symmc::host::{Membership, RankCommand};
 use symmc::ir::interp::{self, Comparison};
 use symmc::ir::text;
-use symmc::{Backend, Draw, Graph, Plan, RunConfig, Tensor, TensorFile, Weights, Workload};
+use symmc::{Backend, Draw, Expected, Graph, Plan, RunConfig, Tensor, TensorFile, Weights, Workload};
 
 use crate::args::{BackendArg, Compare, ProgramArgs, RunArgs};
 use crate::load;
@@ -27,7 +27,11 @@ pub fn run(args: &RunArgs) -> Result<ExitCode> {
         eprintln!("note: {note}");
     }
     let expected = expected(args, &plan, &work)?;
+    let start = Instant::now();
     let (ranks, outputs) = spin("running", || execute(args, &plan, &work))?;
+    if args.timing {
+        eprintln!("{} run(s) in {:.2} ms", args.repeat, start.elapsed().as_secs_f64() * 1e3);
+    }
     Ok(match expected {
         Some((what, expected)) => report(&source, what, ranks, &outputs, &expected, args.tolerance),
         None => {
@@ -111,8 +115,6 @@ fn run_config(args: &RunArgs, chaos: Option<u64>) -> RunConfig {
     RunConfig { limit: Duration::from_secs_f64(args.timeout), chaos, repeats: args.repeat }
 }
 
-type Expected = Vec<Vec<Option<Arc<Tensor>>>>;
-
 /// What the results are compared with, and what to call it.
 fn expected(args: &RunArgs, plan: &Plan, work: &Workload) -> Result<Option<(&'static str, Expected)>> {
     let compare =
@@ -149,7 +151,7 @@ fn report(
         let Some(expected) = expected.get(rank) else { continue };
         for (index, expected) in expected.iter().enumerate() {
             let (Some(found), Some(expected)) = (found.get(index), expected) else {
-                println!("  rank {rank} output {index}: nothing recorded");
+                println!("  rank {rank} output {index}: not compared, nothing is recorded");
                 continue;
             };
             let c = interp::compare(found, expected);
