@@ -264,9 +264,14 @@ fn table(measured: &Measured) -> Result<(), Failure> {
     Ok(())
 }
 
+/// Kind, name and ranks of a series of measurements.
+type Key<'a> = (&'a str, &'a str, u32);
+/// Bytes and microseconds.
+type Points = Vec<(u64, f64)>;
+
 /// Prints a machine profile. A larger message never takes less time in it, and an exit barrier costs.
 fn profile(measured: &Measured) -> Result<(), Failure> {
-    let mut series = BTreeMap::<(&str, &str, u32), Vec<(u64, f64)>>::new();
+    let mut series = BTreeMap::<Key, Points>::new();
     for ((kind, bytes, ranks), times) in measured {
         for (name, &time) in times.iter().filter(|(name, _)| *name != "openmpi") {
             series.entry((kind, name, *ranks)).or_default().push((*bytes as u64, time));
@@ -276,7 +281,7 @@ fn profile(measured: &Measured) -> Result<(), Failure> {
         (1..points.len()).rev().for_each(|i| points[i - 1].1 = points[i - 1].1.min(points[i].1));
     }
     let copy = series.remove(&("copy", "plain", 1)).ok_or("no copies: was it measure-all?")?;
-    let curve = |(&(kind, name, ranks), points): (&(&str, &str, u32), &Vec<(u64, f64)>)| {
+    let curve = |(&(kind, name, ranks), points): (&Key, &Points)| {
         let kept = name.strip_suffix("+exit");
         let without = kept.and_then(|variant| series.get(&(kind, variant, ranks)));
         let floor = |i: usize| without.and_then(|w| w.get(i)).map_or(0.0, |p| p.1);
