@@ -37,11 +37,13 @@ pub struct Setup {
     pub cells: Vec<Vec<u32>>,
     pub chaos: Option<u64>,
     pub first: u32,
+    /// What the landing zones are filled with before the first case.
+    pub stale: u32,
 }
 
 impl Setup {
     pub fn new(ranks: usize, cells: Vec<Vec<u32>>) -> Setup {
-        Setup { ranks: ranks as u32, cells, chaos: None, first: 0 }
+        Setup { ranks: ranks as u32, cells, chaos: None, first: 0, stale: 0 }
     }
 }
 
@@ -87,6 +89,10 @@ pub fn run_cases(setup: &Setup, cases: &[Case]) {
     let whole = most(&|c| bytes(c) * n);
     let layout = &Layout { zone, whole };
     let world = World::create(setup.ranks, 2, layout.size(), setup.first).unwrap();
+    for arena in &world.arenas {
+        // SAFETY: the zones lie at the front of the arena, and no rank runs yet.
+        (0..2 * zone / 4).for_each(|i| unsafe { arena.as_ptr().cast::<u32>().add(i).write(setup.stale) });
+    }
     std::thread::scope(|s| {
         for cell in &setup.cells {
             for (me, &rank) in cell.iter().enumerate() {

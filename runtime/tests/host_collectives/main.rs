@@ -71,6 +71,16 @@ fn counters_and_epochs_wrap() {
 }
 
 #[test]
+fn flags_of_the_last_turn_of_epochs_are_cleared() {
+    let kind = CollectiveKind::AllReduce(ReduceOp::Sum);
+    let cases = vec![Case::new(kind, Variant::Packets, DType::F32, 200); 12];
+    for stale in [1, 2] {
+        let setup = Setup { first: u32::MAX - 4, stale, chaos: Some(5), ..Setup::new(3, world(3)) };
+        run_cases(&setup, &cases);
+    }
+}
+
+#[test]
 fn dropped_exits_with_buffers_in_turn() {
     let mut cases = Vec::new();
     for _ in 0..300 {
