@@ -37,13 +37,14 @@ pub struct Setup {
     pub cells: Vec<Vec<u32>>,
     pub chaos: Option<u64>,
     pub first: u32,
-    /// What the landing zones are filled with before the first case.
-    pub stale: u32,
+    /// Before this case every rank fills its landing zones from this byte on with ones, as if flags of the
+    /// first epoch were left there.
+    pub stale: Option<(usize, usize)>,
 }
 
 impl Setup {
     pub fn new(ranks: usize, cells: Vec<Vec<u32>>) -> Setup {
-        Setup { ranks: ranks as u32, cells, chaos: None, first: 0, stale: 0 }
+        Setup { ranks: ranks as u32, cells, chaos: None, first: 0, stale: None }
     }
 }
 
@@ -89,10 +90,6 @@ pub fn run_cases(setup: &Setup, cases: &[Case]) {
     let whole = most(&|c| bytes(c) * n);
     let layout = &Layout { zone, whole };
     let world = World::create(setup.ranks, 2, layout.size(), setup.first).unwrap();
-    for arena in &world.arenas {
-        // SAFETY: the zones lie at the front of the arena, and no rank runs yet.
-        (0..2 * zone / 4).for_each(|i| unsafe { arena.as_ptr().cast::<u32>().add(i).write(setup.stale) });
-    }
     std::thread::scope(|s| {
         for cell in &setup.cells {
             for (me, &rank) in cell.iter().enumerate() {
@@ -102,6 +99,11 @@ pub fn run_cases(setup: &Setup, cases: &[Case]) {
                     let config = CommConfig { chaos: setup.chaos, first: setup.first, ..config };
                     let comm = Comm::new(world, rank, config).unwrap();
                     for (i, case) in cases.iter().enumerate() {
+                        if let Some((_, from)) = setup.stale.filter(|s| s.0 == i) {
+                            let ones: Vec<u8> = 1u32.to_le_bytes().repeat((layout.zone - from) / 4);
+                            write_own(&comm, from, &ones);
+                            write_own(&comm, layout.zone + from, &ones);
+                        }
                         run_case(&comm, cell, me, i, case, layout);
                     }
                 });
@@ -196,7 +198,10 @@ fn own(bytes: &mut [u8]) -> Region {
 }
 
 fn write_arena(comm: &Comm, me: usize, region: &Region, bytes: &[u8]) {
-    let at = region.offset + region.by_rank * me;
+    write_own(comm, region.offset + region.by_rank * me, bytes);
+}
+
+fn write_own(comm: &Comm, at: usize, bytes: &[u8]) {
     assert!(at + bytes.len() <= comm.arena().len());
     // SAFETY: the range lies within this rank's arena, and no peer touches it before this rank arrives.
     unsafe {

@@ -72,11 +72,14 @@ fn counters_and_epochs_wrap() {
 
 #[test]
 fn flags_of_the_last_turn_of_epochs_are_cleared() {
-    let kind = CollectiveKind::AllReduce(ReduceOp::Sum);
-    let cases = vec![Case::new(kind, Variant::Packets, DType::F32, 200); 12];
-    for stale in [1, 2] {
-        let setup = Setup { first: u32::MAX - 4, stale, chaos: Some(5), ..Setup::new(3, world(3)) };
-        run_cases(&setup, &cases);
+    // Large messages, then small ones, and the first of the epochs again for the next large one.
+    let case = |elements| {
+        Case::new(CollectiveKind::AllReduce(ReduceOp::Sum), Variant::Packets, DType::F32, elements)
+    };
+    let cases = [500, 500, 10, 10, 10, 10, 500, 500].map(case);
+    let setup = Setup { first: u32::MAX - 6, stale: Some((2, 3 * 64)), ..Setup::new(3, world(3)) };
+    for seed in 0..4 {
+        run_cases(&Setup { chaos: Some(seed), ..setup.clone() }, &cases);
     }
 }
 
