@@ -72,7 +72,8 @@ fn zones<'a>(lowered: impl Iterator<Item = &'a Graph>) -> Result<IndexMap<String
                 return Err(PlanError::LandingTooLarge { node, bytes, ranks });
             }
             let known = zones.entry(graph.groups[c.group].name.clone()).or_insert(0);
-            *known = (*known).max(variant.landing_bytes(&c.kind, bytes, ranks));
+            // An empty operand sends no packet, but its step names the zones.
+            *known = (*known).max(variant.landing_bytes(&c.kind, bytes, ranks)).max(1);
         }
     }
     zones.sort_unstable_keys();

@@ -146,9 +146,9 @@ pub struct RunArgs {
     /// What to compare the results with; by default what --tensors records
     #[arg(long, value_enum)]
     pub compare: Option<Compare>,
-    /// The largest absolute difference allowed; by default 1e-4, and for bf16 and f16 2e-2 of the largest
-    /// output
-    #[arg(long, value_name = "X")]
+    /// The largest absolute difference allowed; by default 1e-4 (of the largest output where that is above 1),
+    /// and for bf16 and f16 2e-2 of the largest output
+    #[arg(long, value_name = "X", value_parser = parse_tolerance)]
     pub tolerance: Option<f64>,
     /// Delay ranks at random before and after every touch of a peer
     #[arg(long, value_name = "SEED")]
@@ -256,6 +256,13 @@ fn parse_group(text: &str) -> Result<(String, Vec<Vec<u32>>), String> {
     let rank = |r: &str| r.trim().parse().map_err(|_| format!("expected a rank, found {r:?}"));
     let cells = cells.split(';').map(|c| c.split(',').map(rank).collect()).collect::<Result<_, _>>()?;
     Ok((name.to_string(), cells))
+}
+
+fn parse_tolerance(text: &str) -> Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(x) if x >= 0.0 => Ok(x),
+        _ => Err(format!("expected a number of 0 or more, found {text:?}")),
+    }
 }
 
 fn parse_seconds(text: &str) -> Result<f64, String> {

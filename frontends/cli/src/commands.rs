@@ -11,6 +11,7 @@ use symmc::{Graph, stages};
 
 use crate::args::{Args, CheckArgs, Command, OpsArgs, PrintArgs, PrintFormat, RankArgs, Stage};
 use crate::load;
+use crate::out::put;
 
 /// Runs the command.
 pub fn dispatch(args: Args) -> Result<ExitCode> {
@@ -19,7 +20,7 @@ pub fn dispatch(args: Args) -> Result<ExitCode> {
         Command::Check(args) => check(&args),
         Command::Run(args) => run::run(&args),
         Command::Print(args) => print(&args),
-        Command::Ops(args) => Ok(ops(&args)),
+        Command::Ops(args) => ops(&args),
         Command::Rank(args) => rank(&args),
     }
 }
@@ -30,7 +31,7 @@ fn check(args: &CheckArgs) -> Result<ExitCode> {
     }
     let plan = load::plan(&args.plan)?;
     let report = symmc::check(&plan)?;
-    println!("{}: safe on {} ranks. {report}", args.plan.display(), plan.ranks);
+    put(&format!("{}: safe on {} ranks. {report}\n", args.plan.display(), plan.ranks))?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -48,7 +49,7 @@ fn print(args: &PrintArgs) -> Result<ExitCode> {
         PrintFormat::Symm => text::print(&graph),
         PrintFormat::Dot => dot(&graph),
     };
-    print!("{text}");
+    put(&text)?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -73,17 +74,20 @@ fn dot(graph: &Graph) -> String {
     format!("{:?}", petgraph::dot::Dot::with_attr_getters(&dependence, &config, &edges, &nodes))
 }
 
-fn ops(args: &OpsArgs) -> ExitCode {
+fn ops(args: &OpsArgs) -> Result<ExitCode> {
     let wanted = |name: &str| args.filter.as_deref().is_none_or(|f| name.contains(f));
     let rows: Vec<Vec<String>> = symmc::supported_ops()
         .into_iter()
         .filter(|(name, _)| wanted(name))
         .map(|(name, becomes)| vec![name.to_string(), becomes.to_string()])
         .collect();
-    println!("torch (.pt2): {} operators", rows.len());
-    print!("{}", crate::units::table(&rows));
-    println!("Any other operator is imported as opaque: it is planned, and running it fails with its name.");
-    ExitCode::SUCCESS
+    put(&format!(
+        "torch (.pt2): {} operators\n{}Any other operator is imported as opaque: it is planned, and running it \
+         fails with its name.\n",
+        rows.len(),
+        crate::units::table(&rows)
+    ))?;
+    Ok(ExitCode::SUCCESS)
 }
 
 fn rank(args: &RankArgs) -> Result<ExitCode> {

@@ -5,6 +5,7 @@ mod args;
 mod commands;
 mod explain;
 mod load;
+mod out;
 mod progress;
 mod report;
 mod units;

@@ -146,3 +146,41 @@ fn help_teaches() {
     let out = output(&mut symmc("run --help"));
     assert!(String::from_utf8_lossy(&out.stdout).contains("symmc run model.pt2 --ranks 4"));
 }
+
+#[test]
+fn recordings_that_miss_a_part() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let name = "megatron_tp4_f32.safetensors";
+    for (from, to) in [("rank0.in.0", "rank0.in.7"), ("rank2.out.0", "rank2.out.7")] {
+        let file = edited(dir.path(), name, |h| {
+            let tensor = h.remove(from).expect("the tensor");
+            h.insert(to.into(), tensor);
+        });
+        says(&format!("run megatron_tp4_f32.pt2 --tensors {file}"), &[from, "missing"]);
+    }
+    let file = write(dir.path(), "junk.safetensors", b"junk junk junk junk");
+    says(
+        &format!("run megatron_tp4_f32.pt2 --tensors {file}"),
+        &["junk.safetensors", "not a safetensors file"],
+    );
+}
+
+#[test]
+fn options_that_contradict_or_do_nothing() {
+    says("run megatron_tp4_f32.pt2 --set tokens=2 --set tokens=7", &["tokens", "2", "7"]);
+    let dir = tempfile::tempdir().expect("a folder");
+    let file = dir.path().join("p.json").display().to_string();
+    stdout(&format!("plan megatron_tp4_f32.pt2 -o {file}"));
+    says(&format!("run {file} --bucket tokens=8"), &["--bucket"]);
+    let out = output(&mut symmc("run megatron_tp4_f32.pt2 --tolerance nan"));
+    assert_eq!(out.status.code(), Some(2));
+}
+
+#[test]
+fn output_that_cannot_be_written() {
+    for line in ["print megatron_tp4_f32.pt2", "ops", "plan megatron_tp4_f32.pt2", "run hf_llama_tp2.pt2"] {
+        let full = std::fs::OpenOptions::new().write(true).open("/dev/full").expect("the full device");
+        let text = failure(symmc(line).stdout(full), 2);
+        assert!(text.contains("standard output"), "{text}");
+    }
+}

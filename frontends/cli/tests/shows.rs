@@ -88,3 +88,53 @@ fn ops_lists_what_the_importer_knows() {
     let text = stdout("ops");
     assert!(text.contains("aten.linear ") && text.contains("_c10d_functional.all_reduce "), "{text}");
 }
+
+#[test]
+fn empty_tensors_communicate() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let file = dir.path().join("zero.symm");
+    let text = "program \"zero\" ranks 2\ngroup @g world\narg %a: f32[0]\n\
+                %b: f32[0] = all_reduce %a op=sum group=@g\nreturn %b\n";
+    std::fs::write(&file, text).expect("written");
+    stdout(&format!("run {} --compare interpreter", file.display()));
+    stdout(&format!("plan {} --machine h200x4", file.display()));
+}
+
+#[test]
+fn large_values_are_compared_by_their_size() {
+    stdout("run fsdp4_fw_graph.pt2 --seed 1 --compare interpreter");
+}
+
+/// Starts one symmc as this rank of a run that another launcher started.
+fn joined(line: &str, rank: u32, port: &str) -> std::process::Child {
+    let mut command = symmc(line);
+    command.envs([
+        ("RANK", rank.to_string().as_str()),
+        ("WORLD_SIZE", "4"),
+        ("MASTER_ADDR", "x"),
+        ("MASTER_PORT", port),
+    ]);
+    command.stdout(std::process::Stdio::piped()).stderr(std::process::Stdio::piped());
+    command.spawn().expect("symmc starts")
+}
+
+#[test]
+fn ranks_that_another_launcher_started_join_and_must_agree() {
+    let port = std::process::id().to_string();
+    let same = "run megatron_tp4_f32.pt2 --tensors megatron_tp4_f32.safetensors";
+    let ranks: Vec<_> = (0..4).map(|r| joined(same, r, &port)).collect();
+    for (rank, child) in ranks.into_iter().enumerate() {
+        let out = child.wait_with_output().expect("it ends");
+        let text = String::from_utf8_lossy(&out.stdout).into_owned();
+        assert!(out.status.success(), "{text}{}", String::from_utf8_lossy(&out.stderr));
+        assert!(text.contains(&format!("rank {rank} output 0: largest absolute difference")), "{text}");
+    }
+    let sizes = [64, 64, 64, 7].map(|t| format!("run megatron_tp4_f32.pt2 --seed 1 --set tokens={t}"));
+    let ranks: Vec<_> = (0..).zip(&sizes).map(|(r, line)| joined(line, r, &format!("{port}0"))).collect();
+    for child in ranks {
+        let out = child.wait_with_output().expect("it ends");
+        let text = String::from_utf8_lossy(&out.stderr).into_owned();
+        assert_eq!(out.status.code(), Some(2), "{text}");
+        assert!(text.contains("rank 3 runs tokens=7") && text.contains("tokens=64"), "{text}");
+    }
+}

@@ -20,6 +20,7 @@ pub struct TensorFile {
     /// Where the data starts in the file.
     start: usize,
     ranks: u32,
+    inputs: bool,
     outputs: bool,
 }
 
@@ -33,13 +34,16 @@ impl TensorFile {
         // SAFETY: the map is only read. A file that another process shortens while it is mapped raises
         // SIGBUS, as for every program that maps its input; model files are not changed while in use.
         let map = unsafe { Mmap::map(&file) }.map_err(|e| Error::io(path, e))?;
-        let (length, header) = SafeTensors::read_metadata(&map).map_err(|e| Error::format(path, e))?;
+        let (length, header) = SafeTensors::read_metadata(&map)
+            .map_err(|e| Error::format(path, format!("not a safetensors file: {e}")))?;
         let start = length + 8;
         let mut ranks = 0;
+        let mut inputs = false;
         let mut outputs = false;
         for name in header.tensors().keys() {
             if let Some((rank, rest)) = split(name) {
                 ranks = ranks.max(rank + 1);
+                inputs |= rest.starts_with("in.");
                 outputs |= rest.starts_with("out.");
             }
         }
@@ -49,7 +53,7 @@ impl TensorFile {
                 "no tensor is named rank<r>.w.<name>, rank<r>.in.<i> or rank<r>.out.<i>",
             ));
         }
-        Ok(TensorFile { path: path.to_path_buf(), map, header, start, ranks, outputs })
+        Ok(TensorFile { path: path.to_path_buf(), map, header, start, ranks, inputs, outputs })
     }
 
     /// The file.
@@ -60,6 +64,11 @@ impl TensorFile {
     /// The number of ranks that the file has tensors for.
     pub fn ranks(&self) -> u32 {
         self.ranks
+    }
+
+    /// Whether the file holds arguments.
+    pub fn has_inputs(&self) -> bool {
+        self.inputs
     }
 
     /// Whether the file holds expected outputs.
@@ -81,14 +90,6 @@ impl TensorFile {
     /// See [`get`](Self::get).
     pub fn input(&self, rank: u32, index: usize) -> Result<Option<Arc<Tensor>>, Error> {
         self.get(&format!("rank{rank}.in.{index}"))
-    }
-
-    /// The expected output of a rank.
-    ///
-    /// # Errors
-    /// See [`get`](Self::get).
-    pub fn output(&self, rank: u32, index: usize) -> Result<Option<Arc<Tensor>>, Error> {
-        self.get(&format!("rank{rank}.out.{index}"))
     }
 
     /// The tensor of this name, `None` if the file has none.

@@ -116,6 +116,11 @@ fn requested(graph: &Graph, set: &[(String, i64)]) -> Result<Vec<(SymbolId, i64)
         .map(|(name, value)| {
             let id = find_symbol(graph, name)?;
             let symbol = &graph.symbols[id];
+            if let Some((_, other)) =
+                set.iter().find(|(n, v)| v != value && find_symbol(graph, n).is_ok_and(|o| o == id))
+            {
+                return Err(Error::Request(format!("{name} is set to both {value} and {other}")));
+            }
             if (symbol.min..=symbol.max).contains(value) {
                 Ok((id, *value))
             } else {
@@ -150,7 +155,7 @@ fn recorded_arguments(
     ranks: u32,
 ) -> Result<Option<Vec<Vec<Arc<Tensor>>>>, Error> {
     let count = arguments(graph).count();
-    if count == 0 || file.input(0, 0)?.is_none() {
+    if count == 0 || !file.has_inputs() {
         return Ok(None);
     }
     let mut all = Vec::new();
@@ -333,7 +338,12 @@ fn expected(graph: &Graph, file: &TensorFile, ranks: u32) -> Result<Expected, Er
     let of_rank = |rank| {
         let mut returned = 0..;
         let recorded = graph.outputs.iter().map(|output| match (output.kind, &mut returned) {
-            (OutputKind::Returned, indices) => indices.next().map_or(Ok(None), |i| file.output(rank, i)),
+            (OutputKind::Returned, indices) => {
+                let name = format!("rank{rank}.out.{}", indices.next().unwrap_or_default());
+                let missing =
+                    || Error::format(file.path(), format!("{name} is missing; the file has other outputs"));
+                file.get(&name)?.map(Some).ok_or_else(missing)
+            }
             (OutputKind::Mutates(_), _) => Ok(None),
         });
         recorded.collect()

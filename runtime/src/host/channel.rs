@@ -55,7 +55,7 @@ pub(super) enum FromRank {
     /// The first message of a rank that joins by itself.
     Join { rank: u32, ranks: u32, run: String },
     /// What the rank runs.
-    Hello { protocol: u32, version: String, plan: String },
+    Hello { protocol: u32, version: String, plan: String, terms: String },
     /// The rank's memory is loaded.
     Ready,
     /// The rank has run the plan as often as wanted.

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use symmc_ir::{Bindings, text};
 use symmc_planner::plan::Plan;
 
 use super::channel::{Channel, FromRank, PROTOCOL, ToRank};
@@ -30,9 +31,21 @@ pub(super) fn version() -> String {
     format!("symmc {}", env!("CARGO_PKG_VERSION"))
 }
 
-/// What a rank says about itself.
-pub(super) fn hello(plan: &Plan) -> FromRank {
-    FromRank::Hello { protocol: PROTOCOL, version: version(), plan: plan.hash() }
+/// What a rank says about itself: what it runs, under which sizes and how often.
+pub(super) fn hello(plan: &Plan, bindings: &Bindings, repeats: u32) -> FromRank {
+    let symbols = text::parse(&plan.source.text).map(|g| g.symbols).unwrap_or_default();
+    let sizes = symbols.iter().filter_map(|(id, s)| Some(format!("{}={}, ", s.name, bindings.get(id)?)));
+    let terms = format!("{}{repeats} run(s)", sizes.collect::<String>());
+    FromRank::Hello { protocol: PROTOCOL, version: version(), plan: plan.hash(), terms }
+}
+
+/// What must agree on all ranks.
+#[derive(Debug)]
+struct Identity {
+    protocol: u32,
+    version: String,
+    plan: String,
+    terms: String,
 }
 
 /// How far a rank is in the protocol.
@@ -55,7 +68,7 @@ enum Phase {
 pub(super) struct Member {
     channel: Channel,
     phase: Phase,
-    identity: Option<(u32, String, String)>,
+    identity: Option<Identity>,
     /// Its progress when it last changed, and when that was.
     beats: u64,
     since: Instant,
@@ -157,9 +170,9 @@ impl Coordinator<'_> {
         member.since = Instant::now();
         let message = member.channel.receive(Some(Instant::now() + self.limit));
         match message.inspect_err(|_| member.phase = Phase::Gone)? {
-            Some(FromRank::Hello { protocol, version, plan }) if member.phase == Phase::New => {
+            Some(FromRank::Hello { protocol, version, plan, terms }) if member.phase == Phase::New => {
                 member.phase = Phase::Known;
-                member.identity = Some((protocol, version, plan));
+                member.identity = Some(Identity { protocol, version, plan, terms });
                 if self.all(Phase::Known) {
                     self.compare()?;
                     self.tell(&ToRank::Proceed)?;
@@ -208,17 +221,18 @@ impl Coordinator<'_> {
         let identities = self.members.iter().filter_map(|m| m.identity.as_ref());
         let mut identities = (0..).zip(identities);
         let Some((_, first)) = identities.next() else { return Ok(()) };
-        let name = |(protocol, version, _): &(u32, String, String)| format!("{version}, protocol {protocol}");
+        let name = |i: &Identity| format!("{}, protocol {}", i.version, i.protocol);
         for (rank, other) in identities {
-            if (other.0, &other.1) != (first.0, &first.1) {
+            if (other.protocol, &other.version) != (first.protocol, &first.version) {
                 return Err(RunError::VersionDiffers { rank, expected: name(first), found: name(other) });
             }
-            if other.2 != first.2 {
-                return Err(RunError::PlanDiffers {
-                    rank,
-                    expected: first.2.clone(),
-                    found: other.2.clone(),
-                });
+            if other.plan != first.plan {
+                let (expected, found) = (first.plan.clone(), other.plan.clone());
+                return Err(RunError::PlanDiffers { rank, expected, found });
+            }
+            if other.terms != first.terms {
+                let (expected, found) = (&first.terms, &other.terms);
+                return Err(RunError::Invalid(format!("rank {rank} runs {found}; rank 0 runs {expected}")));
             }
         }
         Ok(())

@@ -199,7 +199,7 @@ impl Protocol<'_> {
 
     /// Says what this rank runs; returns when all ranks run the same.
     pub fn agree(&self) -> Result<(), RunError> {
-        self.channel.send(&hello(self.walk.plan))?;
+        self.channel.send(&hello(self.walk.plan, self.walk.bindings, self.walk.repeats))?;
         self.expect(&ToRank::Proceed)
     }
 

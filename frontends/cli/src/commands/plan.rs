@@ -6,6 +6,7 @@ use std::time::Instant;
 use anyhow::Result;
 
 use crate::args::{PlanArgs, PlanFormat};
+use crate::out::put;
 use crate::progress::spin;
 use crate::{explain, load, report};
 
@@ -21,9 +22,9 @@ pub fn plan(args: &PlanArgs) -> Result<ExitCode> {
         std::fs::write(path, plan.to_json()).map_err(|e| symmc::Error::io(path, e))?;
     }
     match (&args.explain, args.format) {
-        (Some(value), _) => print!("{}", explain::explain(&plan, value)?),
-        (None, PlanFormat::Json) => println!("{}", plan.to_json()),
-        (None, PlanFormat::Text) => print!("{}", report::report(&plan)?),
+        (Some(value), _) => put(&explain::explain(&plan, value)?)?,
+        (None, PlanFormat::Json) => put(&format!("{}\n", plan.to_json()))?,
+        (None, PlanFormat::Text) => put(&report::report(&plan)?)?,
     }
     if args.timing {
         eprintln!("import {:.1} ms", imported.as_secs_f64() * 1e3);

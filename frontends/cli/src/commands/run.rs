@@ -13,6 +13,7 @@ use symmc::{Backend, Draw, Expected, Graph, Plan, RunConfig, Tensor, TensorFile,
 
 use crate::args::{BackendArg, Compare, ProgramArgs, RunArgs};
 use crate::load;
+use crate::out::put;
 use crate::progress::spin;
 
 /// Runs a program or a plan and compares the results.
@@ -33,9 +34,9 @@ pub fn run(args: &RunArgs) -> Result<ExitCode> {
         eprintln!("{} run(s) in {:.2} ms", args.repeat, start.elapsed().as_secs_f64() * 1e3);
     }
     Ok(match expected {
-        Some((what, expected)) => report(&source, what, ranks, &outputs, &expected, args.tolerance),
+        Some((what, expected)) => report(&source, what, ranks, &outputs, &expected, args.tolerance)?,
         None => {
-            println!("{}: {} ranks ran; nothing to compare with", source.name, plan.ranks);
+            put(&format!("{}: {} rank(s) ran; nothing to compare with\n", source.name, plan.ranks))?;
             ExitCode::SUCCESS
         }
     })
@@ -63,6 +64,7 @@ struct Subject {
 
 fn subject(args: &RunArgs, tensors: Option<&TensorFile>) -> Result<Subject> {
     if load::is_plan(&args.program) {
+        refuse_compile_options(args)?;
         let plan = load::plan(&args.program)?;
         if let Some(ranks) = args.ranks.filter(|&r| r != plan.ranks) {
             bail!("{}: the plan is for {} ranks, found {ranks}", args.program.display(), plan.ranks);
@@ -98,6 +100,21 @@ fn subject(args: &RunArgs, tensors: Option<&TensorFile>) -> Result<Subject> {
         None => symmc::compile(&program, &load::config(&args.compile)?)?,
     };
     Ok(Subject { plan, source: program.graph, weights: program.weights })
+}
+
+/// A plan is compiled already: what would compile it otherwise is refused rather than ignored.
+fn refuse_compile_options(args: &RunArgs) -> Result<()> {
+    let c = &args.compile;
+    let given = [
+        ("--plan", args.plan.is_some()),
+        ("--group", !args.groups.is_empty()),
+        ("--bucket", !c.buckets.is_empty()),
+        ("--bind", !c.bind.is_empty()),
+    ];
+    match given.iter().find(|(_, given)| *given) {
+        Some((option, _)) => bail!("{}: this is a plan; {option} is for programs", args.program.display()),
+        None => Ok(()),
+    }
 }
 
 fn backend(args: &RunArgs) -> Result<Backend> {
@@ -144,35 +161,39 @@ fn report(
     outputs: &[Vec<Tensor>],
     expected: &Expected,
     tolerance: Option<f64>,
-) -> ExitCode {
-    println!("{}: compared with {what}", graph.name);
+) -> Result<ExitCode> {
+    let mut text = format!("{}: compared with {what}\n", graph.name);
     let mut failed = false;
     for (rank, found) in ranks.zip(outputs) {
         let Some(expected) = expected.get(rank) else { continue };
-        for (index, expected) in expected.iter().enumerate() {
-            let (Some(found), Some(expected)) = (found.get(index), expected) else {
-                println!("  rank {rank} output {index}: not compared, nothing is recorded");
-                continue;
-            };
+        for (index, (found, expected)) in found.iter().zip(expected).enumerate() {
+            // A state that an output replaces is not recorded.
+            let Some(expected) = expected else { continue };
             let c = interp::compare(found, expected);
             let allowed = tolerance.unwrap_or_else(|| default_tolerance(expected, &c));
             let ok = c.within(allowed);
             failed |= !ok;
-            println!(
-                "  rank {rank} output {index}: largest absolute difference {:.3e} (allowed {allowed:.1e}){}",
-                c.max_abs,
-                if ok { String::new() } else { format!("  FAILED: {c}") }
-            );
+            text.push_str(&match (ok, &c.type_mismatch) {
+                (false, Some(what)) => format!("  rank {rank} output {index}: FAILED: {what}\n"),
+                _ => {
+                    let end = if ok { String::new() } else { format!("  FAILED: {c}") };
+                    format!(
+                        "  rank {rank} output {index}: largest absolute difference {:.3e} (allowed {allowed:.1e}){end}\n",
+                        c.max_abs
+                    )
+                }
+            });
         }
     }
-    ExitCode::from(u8::from(failed))
+    put(&text)?;
+    Ok(ExitCode::from(u8::from(failed)))
 }
 
-/// 1e-4; for two-byte floats 2e-2 of the largest expected output.
+/// 1e-4, of the largest expected output where that is above 1; for two-byte floats 2e-2 of the largest.
 fn default_tolerance(expected: &Tensor, comparison: &Comparison) -> f64 {
     if expected.dtype().is_float() && expected.dtype().size() == 2 {
         2e-2 * comparison.largest_expected
     } else {
-        1e-4
+        1e-4 * comparison.largest_expected.max(1.0)
     }
 }

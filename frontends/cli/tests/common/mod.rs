@@ -33,7 +33,8 @@ pub fn stdout(line: &str) -> String {
 
 /// The message of a command that must end with this exit code: one error, no panic.
 pub fn failure(command: &mut Command, code: i32) -> String {
-    let out = output(command);
+    let out =
+        command.stderr(Stdio::piped()).spawn().and_then(|c| c.wait_with_output()).expect("symmc starts");
     let text = String::from_utf8_lossy(&out.stderr).into_owned();
     assert_eq!(out.status.code(), Some(code), "{command:?}\n{text}");
     assert!(!text.contains("panicked"), "{command:?}\n{text}");
