@@ -95,10 +95,7 @@ pub fn explain(plan: &Plan, value: &str) -> Result<String> {
         }
         out.push_str(&one(plan, bucket, &planned, id)?);
     }
-    if !known {
-        bail!(unknown(plan, name)?);
-    }
-    Ok(out)
+    if known { Ok(out) } else { unknown(plan, name) }
 }
 
 fn one(plan: &Plan, bucket: &Bucket, planned: &Planned<'_>, id: ValueId) -> Result<String> {
@@ -191,12 +188,15 @@ fn decision_text(bucket: &Bucket, decision: &Decision) -> String {
 }
 
 /// What to say of a value that the planned programs do not have.
+///
+/// # Errors
+/// The imported program does not have it either.
 fn unknown(plan: &Plan, name: &str) -> Result<String> {
     let source = text::parse(&plan.source.text).map_err(|e| anyhow!("source program: {e}"))?;
     if source.values.values().any(|v| v.name == name) {
         return Ok(format!(
-            "%{name} was simplified away; `symmc print --stage canonical` shows what remains"
+            "%{name} was simplified away; `symmc print --stage canonical` shows what remains\n"
         ));
     }
-    Ok(format!("the program has no value %{name}; `symmc print` lists them"))
+    bail!("the program has no value %{name}; `symmc print` lists them")
 }

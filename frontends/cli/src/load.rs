@@ -2,12 +2,12 @@
 
 use std::path::Path;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, anyhow, bail};
 use symmc::{Bind, BucketSpec, Config, OpenOptions, Plan, Profile, Program};
 
 use crate::args::{CompileArgs, ProgramArgs};
 
-/// A program with its number of ranks fixed, or open if `open` is allowed.
+/// A program; its number of ranks may be open.
 pub fn program(args: &ProgramArgs) -> Result<Program> {
     if is_plan(&args.program) {
         bail!("{}: this is a plan; expected a program (.pt2 or .symm)", args.program.display());
@@ -56,7 +56,7 @@ fn profile_file(name: &str) -> Result<Profile> {
         );
     }
     let text = std::fs::read_to_string(path).with_context(|| name.to_string())?;
-    Profile::from_json(&text).with_context(|| name.to_string())
+    Profile::from_json(&text).map_err(|e| anyhow!("{name}: {e}"))
 }
 
 /// Whether a file is a plan: JSON, where programs are zip archives or text that starts otherwise.
@@ -69,5 +69,8 @@ pub fn is_plan(path: &Path) -> bool {
 
 /// A plan from its file.
 pub fn plan(path: &Path) -> Result<Plan> {
+    if path.is_file() && !is_plan(path) {
+        bail!("{}: expected a plan (JSON); make one with symmc plan PROGRAM -o FILE", path.display());
+    }
     Ok(symmc::read_plan(path)?)
 }

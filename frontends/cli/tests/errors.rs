@@ -177,6 +177,17 @@ fn options_that_contradict_or_do_nothing() {
 }
 
 #[test]
+fn buckets_and_files_of_the_wrong_kind() {
+    says("plan megatron_tp4_f32.pt2 --bucket tokens=2,8 --bucket tokens=16,32", &["tokens", "twice"]);
+    says("run megatron_tp4_f32.pt2 --plan megatron_tp4_f32.pt2", &["expected a plan"]);
+    let dir = tempfile::tempdir().expect("a folder");
+    let file = write(dir.path(), "machine.json", b"{}");
+    let text = failure(&mut symmc(&format!("plan megatron_tp4_f32.pt2 --machine {file}")), 2);
+    assert_eq!(text.matches("missing field").count(), 1, "{text}");
+    assert!(stdout("plan hf_llama_tp2.pt2 --explain %pow_1").contains("simplified away"));
+}
+
+#[test]
 fn output_that_cannot_be_written() {
     for line in ["print megatron_tp4_f32.pt2", "ops", "plan megatron_tp4_f32.pt2", "run hf_llama_tp2.pt2"] {
         let full = std::fs::OpenOptions::new().write(true).open("/dev/full").expect("the full device");

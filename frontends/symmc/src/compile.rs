@@ -195,8 +195,12 @@ fn bucket_ranges(graph: &Graph, specs: &[BucketSpec]) -> Result<Vec<IndexMap<Sym
     let full: IndexMap<SymbolId, (i64, i64)> =
         graph.symbols.iter().map(|(id, s)| (id, (s.min, s.max))).collect();
     let mut all = vec![full];
+    let mut divided = BTreeSet::new();
     for spec in specs {
         let id = find_symbol(graph, &spec.symbol)?;
+        if !divided.insert(id) {
+            return Err(Error::Request(format!("the buckets of {} are given twice", spec.symbol)));
+        }
         let ranges = split_range(spec, graph.symbols[id].min, graph.symbols[id].max)?;
         all = all
             .into_iter()
