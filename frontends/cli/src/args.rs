@@ -146,8 +146,8 @@ pub struct RunArgs {
     /// What to compare the results with; by default what --tensors records
     #[arg(long, value_enum)]
     pub compare: Option<Compare>,
-    /// The largest absolute difference allowed; by default 1e-4 (of the largest output where that is above 1),
-    /// and for bf16 and f16 2e-2 of the largest output
+    /// The largest absolute difference allowed; by default 1e-4 (against the interpreter, of the largest output
+    /// where that is above 1), and for bf16 and f16 2e-2 of the largest output
     #[arg(long, value_name = "X", value_parser = parse_tolerance)]
     pub tolerance: Option<f64>,
     /// Delay ranks at random before and after every touch of a peer

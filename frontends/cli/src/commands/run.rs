@@ -132,14 +132,14 @@ fn run_config(args: &RunArgs, chaos: Option<u64>) -> RunConfig {
     RunConfig { limit: Duration::from_secs_f64(args.timeout), chaos, repeats: args.repeat }
 }
 
-/// What the results are compared with, and what to call it.
-fn expected(args: &RunArgs, plan: &Plan, work: &Workload) -> Result<Option<(&'static str, Expected)>> {
+/// What the results are compared with.
+fn expected(args: &RunArgs, plan: &Plan, work: &Workload) -> Result<Option<(Compare, Expected)>> {
     let compare =
         args.compare.unwrap_or(if work.expected.is_some() { Compare::Recorded } else { Compare::None });
     match compare {
         Compare::None => Ok(None),
         Compare::Recorded => match &work.expected {
-            Some(expected) => Ok(Some(("the recorded outputs", expected.clone()))),
+            Some(expected) => Ok(Some((Compare::Recorded, expected.clone()))),
             None => bail!(
                 "--compare recorded needs --tensors with rank<r>.in.<i> and rank<r>.out.<i>, and no --seed or --set that asks for other arguments"
             ),
@@ -148,7 +148,7 @@ fn expected(args: &RunArgs, plan: &Plan, work: &Workload) -> Result<Option<(&'st
             let interpret = || symmc::run(plan, work, &Backend::Interpreter, &run_config(args, None));
             let outputs = spin("interpreting", interpret)?;
             let outputs = outputs.into_iter().map(|r| r.into_iter().map(|t| Some(Arc::new(t))).collect());
-            Ok(Some(("the interpreter", outputs.collect())))
+            Ok(Some((Compare::Interpreter, outputs.collect())))
         }
     }
 }
@@ -156,12 +156,13 @@ fn expected(args: &RunArgs, plan: &Plan, work: &Workload) -> Result<Option<(&'st
 /// Prints one line for each rank; fails if a difference is too large.
 fn report(
     graph: &Graph,
-    what: &str,
+    with: Compare,
     ranks: Range<usize>,
     outputs: &[Vec<Tensor>],
     expected: &Expected,
     tolerance: Option<f64>,
 ) -> Result<ExitCode> {
+    let what = if with == Compare::Interpreter { "the interpreter" } else { "the recorded outputs" };
     let mut text = format!("{}: compared with {what}\n", graph.name);
     let mut failed = false;
     for (rank, found) in ranks.zip(outputs) {
@@ -170,7 +171,7 @@ fn report(
             // A state that an output replaces is not recorded.
             let Some(expected) = expected else { continue };
             let c = interp::compare(found, expected);
-            let allowed = tolerance.unwrap_or_else(|| default_tolerance(expected, &c));
+            let allowed = tolerance.unwrap_or_else(|| default_tolerance(with, expected, &c));
             let ok = c.within(allowed);
             failed |= !ok;
             text.push_str(&match (ok, &c.type_mismatch) {
@@ -189,11 +190,13 @@ fn report(
     Ok(ExitCode::from(u8::from(failed)))
 }
 
-/// 1e-4, of the largest expected output where that is above 1; for two-byte floats 2e-2 of the largest.
-fn default_tolerance(expected: &Tensor, comparison: &Comparison) -> f64 {
+/// 1e-4; against the interpreter, which takes any input, of the largest expected output where that is above 1.
+/// For two-byte floats 2e-2 of the largest.
+fn default_tolerance(with: Compare, expected: &Tensor, comparison: &Comparison) -> f64 {
     if expected.dtype().is_float() && expected.dtype().size() == 2 {
         2e-2 * comparison.largest_expected
     } else {
-        1e-4 * comparison.largest_expected.max(1.0)
+        let scale = if with == Compare::Interpreter { comparison.largest_expected.max(1.0) } else { 1.0 };
+        1e-4 * scale
     }
 }
