@@ -9,7 +9,8 @@ use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use symmc_ir::{Bindings, text};
+use symmc_ir::entity::Entity;
+use symmc_ir::{Bindings, SymbolId};
 use symmc_planner::plan::Plan;
 
 use super::channel::{Channel, FromRank, PROTOCOL, ToRank};
@@ -33,8 +34,8 @@ pub(super) fn version() -> String {
 
 /// What a rank says about itself: what it runs, under which sizes and how often.
 pub(super) fn hello(plan: &Plan, bindings: &Bindings, repeats: u32) -> FromRank {
-    let symbols = text::parse(&plan.source.text).map(|g| g.symbols).unwrap_or_default();
-    let sizes = symbols.iter().filter_map(|(id, s)| Some(format!("{}={}, ", s.name, bindings.get(id)?)));
+    let names = plan.buckets.first().into_iter().flat_map(|b| b.symbols.keys()).enumerate();
+    let sizes = names.filter_map(|(i, name)| Some(format!("{name}={}, ", bindings.get(SymbolId::new(i))?)));
     let terms = format!("{}{repeats} run(s)", sizes.collect::<String>());
     FromRank::Hello { protocol: PROTOCOL, version: version(), plan: plan.hash(), terms }
 }
