@@ -23,32 +23,44 @@ use crate::error::RunError;
 pub struct Bound {
     pub(super) bucket: usize,
     pub(super) rank: u32,
-    pub(super) steps: Vec<BoundStep>,
-    pub(super) inputs: Vec<BoundInput>,
-    pub(super) outputs: Vec<BoundOutput>,
-    pub(super) ordinary: usize,
-    pub(super) symmetric: usize,
+    /// The steps, in the order of the plan.
+    pub steps: Vec<BoundStep>,
+    /// The inputs of the program, in order.
+    pub inputs: Vec<BoundInput>,
+    /// The outputs of the program, in order.
+    pub outputs: Vec<BoundOutput>,
+    /// Bytes of the ordinary arena.
+    pub ordinary: usize,
+    /// Bytes of the symmetric arena.
+    pub symmetric: usize,
     pub(super) constants: Arc<[Option<Words>]>,
 }
 
 /// A value where it lies.
 #[derive(Clone, Debug)]
-pub(super) struct Located {
+pub struct Located {
+    /// The memory that its first byte is counted from.
     pub home: Home,
     /// Bytes from the start of the home.
     pub offset: usize,
+    /// The type of its elements.
     pub dtype: DType,
+    /// The extent of each axis.
     pub shape: Box<[usize]>,
-    /// In elements.
+    /// The distance of neighbours along each axis, in elements.
     pub strides: Box<[isize]>,
 }
 
 /// An input as its caller gives it, and where the plan wants it.
 #[derive(Clone, Debug)]
-pub(super) struct BoundInput {
+pub struct BoundInput {
+    /// Its name.
     pub name: String,
+    /// What it is to the program.
     pub kind: InputKind,
+    /// The type of its elements.
     pub dtype: DType,
+    /// Its size.
     pub bytes: usize,
     /// The offset in the symmetric arena of an input that is held in fixed memory.
     pub fixed: Option<usize>,
@@ -58,9 +70,12 @@ pub(super) struct BoundInput {
 
 /// An output's memory.
 #[derive(Clone, Debug)]
-pub(super) struct BoundOutput {
+pub struct BoundOutput {
+    /// Its name.
     pub name: String,
+    /// The type of its elements.
     pub dtype: DType,
+    /// Its size.
     pub bytes: usize,
     /// The input that it is written back to at the end of the run.
     pub mutates: Option<usize>,
@@ -68,46 +83,89 @@ pub(super) struct BoundOutput {
 
 /// A step with everything resolved.
 #[derive(Debug)]
-pub(super) struct BoundStep {
+pub struct BoundStep {
+    /// Its number in the list.
     pub index: usize,
+    /// The lane that runs it.
     pub lane: Lane,
+    /// Earlier steps of other lanes that must have completed before it starts.
     pub waits: Vec<usize>,
+    /// The name of its first result.
     pub node: String,
+    /// The name of its op.
     pub op_name: &'static str,
+    /// What it does.
     pub work: Work,
 }
 
 /// What a step does.
 #[derive(Debug)]
-pub(super) enum Work {
+pub enum Work {
+    /// An op of the closed set. The dims of its attributes are numbers.
+    #[allow(missing_docs)]
     Kernel { op: Op, operands: Vec<Located>, results: Vec<Located> },
+    /// A custom op.
+    #[allow(missing_docs)]
     Custom { name: String, kernel: CustomKernel, operands: Vec<Located>, results: Vec<Located> },
+    /// A collective.
     Collective(BoundCollective),
 }
 
 /// A collective with everything resolved but addresses.
 #[derive(Debug)]
-pub(super) struct BoundCollective {
+pub struct BoundCollective {
+    /// What is communicated.
     pub kind: CollectiveKind,
+    /// How.
     pub variant: Variant,
+    /// Whether a droppable exit barrier runs.
     pub exit: Option<Barrier>,
+    /// The ranks of this rank's cell, in the order of the group.
     pub cell: Vec<u32>,
+    /// The index of the group.
     pub group: usize,
+    /// The type of the elements.
     pub dtype: DType,
+    /// The number of elements of the operand.
     pub elements: usize,
+    /// The number of elements of one row of the operand's leading axis.
     pub row: usize,
+    /// Where the operand lies.
     pub operand: BoundRegion,
+    /// Where the result lies.
     pub result: BoundRegion,
+    /// The offsets of the two landing zones in the symmetric arena, for packets.
     pub landing: Option<[usize; 2]>,
+    /// The split sizes and the received sizes of an all-to-all with sizes on the device.
     pub splits: Option<(BoundRegion, BoundRegion)>,
 }
 
 /// Dense bytes; `offset` excludes `by_rank`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct BoundRegion {
+pub struct BoundRegion {
+    /// The memory that its first byte is counted from.
     pub home: Home,
+    /// Bytes from the start of the home on the rank that is number 0 of its cell.
     pub offset: usize,
+    /// Bytes added for each number within the cell.
     pub by_rank: usize,
+}
+
+impl Bound {
+    /// The index of the bucket that it belongs to.
+    pub fn bucket(&self) -> usize {
+        self.bucket
+    }
+
+    /// The rank that it is resolved for.
+    pub fn rank(&self) -> u32 {
+        self.rank
+    }
+
+    /// The data of a constant input, which the program carries.
+    pub fn constant(&self, input: usize) -> Option<&[u8]> {
+        self.constants.get(input)?.as_ref().map(Words::bytes)
+    }
 }
 
 impl Program {

@@ -30,10 +30,10 @@ use crate::call::CollectiveCall;
 use crate::error::RunError;
 use crate::kernels::Scratch;
 
-pub use bind::Bound;
+pub use bind::{Bound, BoundCollective, BoundInput, BoundOutput, BoundRegion, BoundStep, Located, Work};
 pub use custom::{CustomCall, Registry};
 pub use memory::{RankMemory, Span};
-pub use program::Program;
+pub use program::{CustomKernel, Home, Program};
 
 /// How many bindings an executor keeps resolved.
 const KEPT: usize = 64;

@@ -12,7 +12,7 @@ use crate::error::RunError;
 
 /// Memory that a base value lies in, as a run addresses it.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub(super) enum Home {
+pub enum Home {
     /// The ordinary arena.
     Ordinary,
     /// The symmetric arena.
@@ -57,7 +57,7 @@ pub(super) struct PreparedStep {
 
 /// The kernel of a custom op.
 #[derive(Clone)]
-pub(super) struct CustomKernel(pub Arc<Kernel>);
+pub struct CustomKernel(pub(super) Arc<Kernel>);
 
 impl std::fmt::Debug for CustomKernel {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -107,6 +107,10 @@ impl Words {
     }
     pub fn len(&self) -> usize {
         self.len
+    }
+    pub fn bytes(&self) -> &[u8] {
+        // SAFETY: the words hold at least `len` bytes, and plain bytes have every alignment.
+        unsafe { std::slice::from_raw_parts(self.as_ptr(), self.len) }
     }
 }
 

@@ -1,0 +1,178 @@
+//! CUDA C to machine code: NVRTC, with a cache on disk.
+//!
+//! A [`Source`] gathers functions; equal ones are kept once. The cache holds one file for each source,
+//! architecture and compiler version, written by rename, readable by the user alone. A file that cannot be
+//! read or written is the same as none.
+
+use std::ffi::CString;
+use std::fmt::Write as _;
+use std::fs;
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::path::PathBuf;
+
+use cudarc::nvrtc::{result, sys};
+use indexmap::IndexMap;
+use sha2::{Digest, Sha256};
+
+use crate::error::CudaError;
+
+/// CUDA C to be compiled together.
+#[derive(Clone, Default, Debug)]
+pub struct Source {
+    /// What stands before the functions, each text once.
+    preludes: Vec<&'static str>,
+    /// Functions by name.
+    functions: IndexMap<String, String>,
+    /// The name of each text, with `@` for its own name.
+    known: IndexMap<String, String>,
+}
+
+impl Source {
+    /// No code.
+    pub fn new() -> Source {
+        Source::default()
+    }
+
+    /// Puts declarations before all functions.
+    pub fn prelude(&mut self, text: &'static str) {
+        if !self.preludes.contains(&text) {
+            self.preludes.push(text);
+        }
+    }
+
+    /// Adds a function whose own name is written `@` in `text`; gives its name. A text that is there already
+    /// gives the name it has. `what` begins the name, so that profilers show what runs.
+    pub fn function(&mut self, what: &str, text: String) -> String {
+        if let Some(name) = self.known.get(&text) {
+            return name.clone();
+        }
+        let name = format!("{what}_{}", self.known.len());
+        self.functions.insert(name.clone(), text.replace('@', &name));
+        self.known.insert(text, name.clone());
+        name
+    }
+
+    /// Whether there is no function.
+    pub fn is_empty(&self) -> bool {
+        self.functions.is_empty()
+    }
+
+    /// The names of the functions.
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        self.functions.keys().map(String::as_str)
+    }
+
+    /// The text that is compiled.
+    pub fn text(&self) -> String {
+        let mut out = String::new();
+        self.preludes.iter().for_each(|p| out.push_str(p));
+        self.functions.values().for_each(|f| {
+            out.push_str(f);
+            out.push('\n');
+        });
+        out
+    }
+}
+
+/// Compiles `source` for compute capability `major.minor`, or finds the result of an earlier time.
+///
+/// # Errors
+/// NVRTC is not there, or refuses the code.
+pub fn compile(source: &Source, [major, minor]: [u32; 2]) -> Result<Vec<u8>, CudaError> {
+    let version = version()?;
+    let text = source.text();
+    let target = format!("sm_{major}{minor}");
+    let mut hash = Sha256::new();
+    for part in ["symmc 1", &version, &target, &text] {
+        hash.update((part.len() as u64).to_le_bytes());
+        hash.update(part);
+    }
+    let key = hash.finalize().iter().fold(String::new(), |mut s, b| {
+        let _ = write!(s, "{b:02x}");
+        s
+    });
+    let cached = cache_folder().map(|f| f.join(format!("{key}.cubin")));
+    if let Some(code) = cached.as_ref().and_then(|path| fs::read(path).ok()).filter(|c| !c.is_empty()) {
+        return Ok(code);
+    }
+    let code = translate(&text, &target)?;
+    if let Some(path) = &cached {
+        // A cache that cannot be written is no cache.
+        let _ = store(path, &code);
+    }
+    Ok(code)
+}
+
+/// Whether NVRTC can be used, and its version.
+fn version() -> Result<String, CudaError> {
+    // SAFETY: tries to load the library; nothing else.
+    if !unsafe { sys::is_culib_present() } {
+        return Err(CudaError::Missing {
+            library: "NVRTC (libnvrtc.so)",
+            install: "install the CUDA toolkit, or `pip install nvidia-cuda-nvrtc` and put its folder into LD_LIBRARY_PATH",
+        });
+    }
+    let (mut major, mut minor) = (0, 0);
+    // SAFETY: the library is there, and writes two integers.
+    let code = unsafe { sys::nvrtcVersion(&mut major, &mut minor) };
+    code.result().map_err(|e| library("nvrtcVersion", &e))?;
+    Ok(format!("{major}.{minor}"))
+}
+
+fn library(call: &str, error: &result::NvrtcError) -> CudaError {
+    CudaError::Library { call: call.into(), detail: format!("{:?}", error.0) }
+}
+
+fn translate(text: &str, target: &str) -> Result<Vec<u8>, CudaError> {
+    let text = CString::new(text).map_err(|e| CudaError::Compile { detail: e.to_string() })?;
+    let program = result::create_program(&text, None).map_err(|e| library("nvrtcCreateProgram", &e))?;
+    let options = [format!("--gpu-architecture={target}"), "--std=c++17".into(), "--fmad=true".into()];
+    // SAFETY: the program lives until it is destroyed below.
+    let compiled = unsafe { result::compile_program(program, &options) };
+    let out = match compiled {
+        Err(_) => Err(CudaError::Compile { detail: log(program) }),
+        Ok(()) => machine_code(program),
+    };
+    // SAFETY: the program is not used any more.
+    let _ = unsafe { result::destroy_program(program) };
+    out
+}
+
+fn log(program: sys::nvrtcProgram) -> String {
+    // SAFETY: the program exists.
+    let log = unsafe { result::get_program_log(program) }.unwrap_or_default();
+    let bytes: Vec<u8> = log.iter().map(|&c| c as u8).take_while(|&c| c != 0).collect();
+    String::from_utf8_lossy(&bytes).trim().to_string()
+}
+
+fn machine_code(program: sys::nvrtcProgram) -> Result<Vec<u8>, CudaError> {
+    let mut size = 0;
+    // SAFETY: the program exists and has been compiled; the size is written.
+    unsafe { sys::nvrtcGetCUBINSize(program, &mut size) }
+        .result()
+        .map_err(|e| library("nvrtcGetCUBINSize", &e))?;
+    let mut code = vec![0u8; size];
+    // SAFETY: the buffer is as large as the library said.
+    unsafe { sys::nvrtcGetCUBIN(program, code.as_mut_ptr().cast()) }
+        .result()
+        .map_err(|e| library("nvrtcGetCUBIN", &e))?;
+    Ok(code)
+}
+
+/// `$XDG_CACHE_HOME/symmc`, else `~/.cache/symmc`.
+fn cache_folder() -> Option<PathBuf> {
+    let absolute = |name: &str| std::env::var_os(name).map(PathBuf::from).filter(|p| p.is_absolute());
+    let base = absolute("XDG_CACHE_HOME").or_else(|| absolute("HOME").map(|h| h.join(".cache")))?;
+    Some(base.join("symmc"))
+}
+
+fn store(path: &std::path::Path, code: &[u8]) -> std::io::Result<()> {
+    if let Some(folder) = path.parent() {
+        fs::DirBuilder::new().recursive(true).mode(0o700).create(folder)?;
+    }
+    let draft = path.with_extension(format!("{}.tmp", std::process::id()));
+    let mut options = fs::OpenOptions::new();
+    let mut file = options.write(true).create(true).truncate(true).mode(0o600).open(&draft)?;
+    std::io::Write::write_all(&mut file, code)?;
+    fs::rename(&draft, path)
+}

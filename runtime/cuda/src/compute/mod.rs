@@ -1,0 +1,3 @@
+//! Compute steps on a device.
+
+pub mod gemm;

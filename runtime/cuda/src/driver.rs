@@ -1,0 +1,507 @@
+//! What the CUDA driver owns, as Rust values: contexts, memory, pinned memory, streams, events, modules,
+//! graphs.
+//!
+//! Each value frees what it holds when it is dropped. A failure to free is not reported: the context is
+//! broken then, and the call that broke it has said so. All values belong to the primary context of one
+//! [`Device`], which is current on every thread that [`Device::enter`] was called on.
+//!
+//! Deliberately not here: memory that peers map ([`crate::arena`]).
+
+use std::ffi::{CString, c_void};
+use std::ptr;
+use std::sync::Arc;
+
+use cudarc::driver::{result, sys};
+
+use crate::error::CudaError;
+use crate::launch::{Address, Kernel};
+
+/// The result of a driver call, with what was attempted.
+pub(crate) fn checked<T>(
+    what: impl FnOnce() -> String,
+    result: Result<T, result::DriverError>,
+) -> Result<T, CudaError> {
+    result.map_err(|error| {
+        let text = |t: Result<&std::ffi::CStr, _>| {
+            t.map_or_else(|_: result::DriverError| "unknown".into(), |t| t.to_string_lossy().into_owned())
+        };
+        CudaError::Driver { call: what(), name: text(error.error_name()), text: text(error.error_string()) }
+    })
+}
+
+/// A GPU and its primary context.
+#[derive(Debug)]
+pub struct Device {
+    ordinal: u32,
+    handle: sys::CUdevice,
+    context: sys::CUcontext,
+    capability: [u32; 2],
+    multiprocessors: u32,
+    name: String,
+}
+
+// SAFETY: contexts may be used from any thread.
+unsafe impl Send for Device {}
+// SAFETY: as above; the driver locks what it shares.
+unsafe impl Sync for Device {}
+
+/// The number of GPUs that this process sees.
+///
+/// # Errors
+/// There is no driver, or it does not start.
+pub fn count() -> Result<u32, CudaError> {
+    // SAFETY: tries to load the library; nothing else.
+    if !unsafe { sys::is_culib_present() } {
+        return Err(CudaError::Missing {
+            library: "the CUDA driver (libcuda.so.1)",
+            install: "this machine has no NVIDIA driver; plans run on the host backend without one",
+        });
+    }
+    checked(|| "starting the CUDA driver".into(), result::init())?;
+    let count = checked(|| "counting GPUs".into(), result::device::get_count())?;
+    Ok(u32::try_from(count).unwrap_or(0))
+}
+
+impl Device {
+    /// Opens GPU `ordinal` and makes its context current on this thread.
+    ///
+    /// # Errors
+    /// There is no driver, or fewer GPUs.
+    pub fn open(ordinal: u32) -> Result<Arc<Device>, CudaError> {
+        let found = count()?;
+        if ordinal >= found {
+            let text = format!("GPU {ordinal}: this process sees {found} GPUs, numbered from 0");
+            return Err(CudaError::Unsupported(text));
+        }
+        let what = || format!("opening GPU {ordinal}");
+        let handle = checked(what, result::device::get(ordinal as i32))?;
+        // SAFETY: the device exists.
+        let context = checked(what, unsafe { result::primary_ctx::retain(handle) })?;
+        // SAFETY: as above.
+        let attribute = |a| checked(what, unsafe { result::device::get_attribute(handle, a) });
+        use sys::CUdevice_attribute as A;
+        let capability = [
+            attribute(A::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)? as u32,
+            attribute(A::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)? as u32,
+        ];
+        let multiprocessors = attribute(A::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)? as u32;
+        let name = checked(what, result::device::get_name(handle))?;
+        let device = Device { ordinal, handle, context, capability, multiprocessors, name };
+        device.enter()?;
+        Ok(Arc::new(device))
+    }
+
+    /// Makes the context current on this thread.
+    pub fn enter(&self) -> Result<(), CudaError> {
+        // SAFETY: the context is retained as long as this value lives.
+        checked(|| "entering a context".into(), unsafe { result::ctx::set_current(self.context) })
+    }
+
+    /// Its number among the GPUs that this process sees.
+    pub fn ordinal(&self) -> u32 {
+        self.ordinal
+    }
+
+    /// Its product name.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// The compute capability, major and minor.
+    pub fn capability(&self) -> [u32; 2] {
+        self.capability
+    }
+
+    /// The number of streaming multiprocessors.
+    pub fn multiprocessors(&self) -> u32 {
+        self.multiprocessors
+    }
+
+    /// Waits until everything on the device has ended.
+    pub fn synchronize(&self) -> Result<(), CudaError> {
+        checked(|| "waiting for the GPU".into(), result::ctx::synchronize())
+    }
+}
+
+impl Drop for Device {
+    fn drop(&mut self) {
+        // SAFETY: retained once by `open`.
+        let _ = unsafe { result::primary_ctx::release(self.handle) };
+    }
+}
+
+/// Device memory that only this process reaches.
+#[derive(Debug)]
+pub struct Memory {
+    device: Arc<Device>,
+    at: Address,
+    len: usize,
+}
+
+impl Memory {
+    /// `len` bytes for `what`, aligned to 256. Their contents are arbitrary.
+    ///
+    /// # Errors
+    /// The device has not as many.
+    pub fn new(device: &Arc<Device>, what: &str, len: usize) -> Result<Memory, CudaError> {
+        let call = || format!("allocating {len} bytes for {what} on GPU {}", device.ordinal());
+        // SAFETY: the context is current; no size of 0 is asked for.
+        let at = checked(call, unsafe { result::malloc_sync(len.max(1)) })?;
+        Ok(Memory { device: device.clone(), at, len })
+    }
+
+    /// The first byte.
+    pub fn address(&self) -> Address {
+        self.at
+    }
+
+    /// The number of bytes.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether it has no bytes.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+}
+
+impl Drop for Memory {
+    fn drop(&mut self) {
+        let _ = self.device.enter();
+        // SAFETY: allocated by `new`; graphs that use it are dropped or not launched any more.
+        let _ = unsafe { result::free_sync(self.at) };
+    }
+}
+
+/// Host memory that the device reads and writes at the same time as the host.
+#[derive(Debug)]
+pub struct Pinned {
+    device: Arc<Device>,
+    at: *mut c_void,
+    len: usize,
+}
+
+// SAFETY: plain memory; who shares it orders the accesses.
+unsafe impl Send for Pinned {}
+// SAFETY: as above.
+unsafe impl Sync for Pinned {}
+
+impl Pinned {
+    /// `len` zero bytes.
+    ///
+    /// # Errors
+    /// The system refuses as many.
+    pub fn new(device: &Arc<Device>, len: usize) -> Result<Pinned, CudaError> {
+        let call = || format!("allocating {len} bytes of pinned host memory");
+        // SAFETY: the context is current.
+        let at = checked(call, unsafe {
+            result::malloc_host(len.max(1), sys::CU_MEMHOSTALLOC_DEVICEMAP | sys::CU_MEMHOSTALLOC_PORTABLE)
+        })?;
+        // SAFETY: as many bytes were allocated.
+        unsafe { ptr::write_bytes(at.cast::<u8>(), 0, len) };
+        Ok(Pinned { device: device.clone(), at, len })
+    }
+
+    /// The first byte, for the host. With unified addressing it is the device's address, too.
+    pub fn as_ptr(&self) -> *mut u8 {
+        self.at.cast()
+    }
+
+    /// The first byte, for the device.
+    pub fn address(&self) -> Address {
+        self.at.addr() as Address
+    }
+
+    /// The number of bytes.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether it has no bytes.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+}
+
+impl Drop for Pinned {
+    fn drop(&mut self) {
+        let _ = self.device.enter();
+        // SAFETY: allocated by `new`.
+        let _ = unsafe { result::free_host(self.at) };
+    }
+}
+
+/// A sequence of device work.
+#[derive(Debug)]
+pub struct Stream {
+    device: Arc<Device>,
+    handle: sys::CUstream,
+}
+
+// SAFETY: streams may be used from any thread.
+unsafe impl Send for Stream {}
+// SAFETY: as above; the driver locks.
+unsafe impl Sync for Stream {}
+
+impl Stream {
+    /// A new stream that does not wait for the default stream.
+    pub fn new(device: &Arc<Device>) -> Result<Stream, CudaError> {
+        let made = result::stream::create(result::stream::StreamKind::NonBlocking);
+        Ok(Stream { device: device.clone(), handle: checked(|| "creating a stream".into(), made)? })
+    }
+
+    /// The driver's handle.
+    pub fn handle(&self) -> sys::CUstream {
+        self.handle
+    }
+
+    /// Whether everything recorded so far has ended.
+    ///
+    /// # Errors
+    /// Something recorded earlier failed.
+    pub fn idle(&self) -> Result<bool, CudaError> {
+        // SAFETY: the stream exists.
+        match unsafe { sys::cuStreamQuery(self.handle) } {
+            sys::CUresult::CUDA_ERROR_NOT_READY => Ok(false),
+            other => checked(|| "running the program on the GPU".into(), other.result()).map(|()| true),
+        }
+    }
+
+    /// Waits until everything recorded so far has ended.
+    ///
+    /// # Errors
+    /// Something recorded earlier failed.
+    pub fn synchronize(&self) -> Result<(), CudaError> {
+        // SAFETY: the stream exists.
+        let ended = unsafe { result::stream::synchronize(self.handle) };
+        checked(|| "running the program on the GPU".into(), ended)
+    }
+
+    /// Makes work recorded from now on wait for `event`.
+    pub fn wait(&self, event: &Event) -> Result<(), CudaError> {
+        let flags = sys::CUevent_wait_flags::CU_EVENT_WAIT_DEFAULT;
+        // SAFETY: both exist.
+        let waiting = unsafe { result::stream::wait_event(self.handle, event.handle, flags) };
+        checked(|| "waiting for an event".into(), waiting)
+    }
+
+    /// Copies to the device. Returns when the host's memory may be changed.
+    ///
+    /// # Safety
+    /// `to` has as many bytes, and nothing else uses them meanwhile.
+    pub unsafe fn upload(&self, to: Address, from: &[u8]) -> Result<(), CudaError> {
+        let call = || format!("copying {} bytes to GPU {}", from.len(), self.device.ordinal());
+        // SAFETY: the slice outlives the copy, which the next call waits for; the rest by the caller.
+        checked(call, unsafe { result::memcpy_htod_async(to, from, self.handle) })?;
+        self.synchronize()
+    }
+
+    /// Copies from the device, after all that was recorded before.
+    ///
+    /// # Safety
+    /// `from` has as many bytes.
+    pub unsafe fn download(&self, to: &mut [u8], from: Address) -> Result<(), CudaError> {
+        let (at, len) = (to.as_mut_ptr(), to.len());
+        let call = || format!("copying {len} bytes from GPU {}", self.device.ordinal());
+        // SAFETY: the slice outlives the copy, which the next call waits for; the rest by the caller.
+        let copied =
+            unsafe { result::memcpy_dtoh_async(std::slice::from_raw_parts_mut(at, len), from, self.handle) };
+        checked(call, copied)?;
+        self.synchronize()
+    }
+
+    /// Copies on the device.
+    ///
+    /// # Safety
+    /// Both ranges exist and do not overlap.
+    pub unsafe fn copy(&self, to: Address, from: Address, bytes: usize) -> Result<(), CudaError> {
+        // SAFETY: by the caller.
+        let copied = unsafe { result::memcpy_dtod_async(to, from, bytes, self.handle) };
+        checked(|| format!("copying {bytes} bytes on GPU {}", self.device.ordinal()), copied)
+    }
+
+    /// Sets bytes.
+    ///
+    /// # Safety
+    /// The range exists.
+    pub unsafe fn fill(&self, at: Address, byte: u8, bytes: usize) -> Result<(), CudaError> {
+        // SAFETY: by the caller.
+        let filled = unsafe { result::memset_d8_async(at, byte, bytes, self.handle) };
+        checked(|| format!("setting {bytes} bytes on GPU {}", self.device.ordinal()), filled)
+    }
+
+    /// Launches a kernel.
+    ///
+    /// # Safety
+    /// The function takes these parameters and touches only memory that exists.
+    pub unsafe fn launch(&self, function: Function, kernel: &Kernel) -> Result<(), CudaError> {
+        let mut params: Vec<*mut c_void> =
+            kernel.params.iter().map(|p| p.as_ptr().cast_mut().cast()).collect();
+        let [gx, gy, gz] = kernel.grid;
+        let [bx, by, bz] = kernel.block;
+        // SAFETY: by the caller; the driver copies the parameters before it returns.
+        let launched = unsafe {
+            result::launch_kernel(
+                function.0,
+                (gx, gy, gz),
+                (bx, by, bz),
+                kernel.shared,
+                self.handle,
+                &mut params,
+            )
+        };
+        checked(|| format!("launching {} on {:?} × {:?}", kernel.entry, kernel.grid, kernel.block), launched)
+    }
+
+    /// Records what `record` does on this stream, and on streams that wait for events of it, into a graph
+    /// instead of running it.
+    pub fn capture(&self, record: impl FnOnce() -> Result<(), CudaError>) -> Result<Graph, CudaError> {
+        let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
+        // SAFETY: the stream exists and is not capturing.
+        let begun = unsafe { result::stream::begin_capture(self.handle, mode) };
+        checked(|| "beginning to record a graph".into(), begun)?;
+        let recorded = record();
+        // SAFETY: the capture was begun above; ending it also ends a failed one.
+        let ended = unsafe { result::stream::end_capture(self.handle) };
+        recorded?;
+        let graph = checked(|| "recording a graph".into(), ended)?;
+        // SAFETY: the graph was just made.
+        let made = unsafe { result::graph::instantiate(graph, sys::CUgraphInstantiate_flags_enum(0)) };
+        // SAFETY: the executable graph does not need it.
+        let _ = unsafe { result::graph::destroy(graph) };
+        let exec = checked(|| "instantiating a graph".into(), made)?;
+        Ok(Graph { _device: self.device.clone(), exec })
+    }
+
+    /// Replays a graph.
+    ///
+    /// # Safety
+    /// Everything it uses still exists.
+    pub unsafe fn replay(&self, graph: &Graph) -> Result<(), CudaError> {
+        // SAFETY: the graph exists; the rest by the caller.
+        checked(|| "replaying a graph".into(), unsafe { result::graph::launch(graph.exec, self.handle) })
+    }
+}
+
+impl Drop for Stream {
+    fn drop(&mut self) {
+        let _ = self.device.enter();
+        // SAFETY: created by `new`; the driver lets pending work end.
+        let _ = unsafe { result::stream::destroy(self.handle) };
+    }
+}
+
+/// A point in a stream.
+#[derive(Debug)]
+pub struct Event {
+    handle: sys::CUevent,
+}
+
+// SAFETY: events may be used from any thread.
+unsafe impl Send for Event {}
+
+impl Event {
+    /// An event that orders streams.
+    pub fn new() -> Result<Event, CudaError> {
+        Event::with(sys::CUevent_flags::CU_EVENT_DISABLE_TIMING)
+    }
+
+    /// An event that also takes the time.
+    pub fn timed() -> Result<Event, CudaError> {
+        Event::with(sys::CUevent_flags::CU_EVENT_DEFAULT)
+    }
+
+    fn with(flags: sys::CUevent_flags) -> Result<Event, CudaError> {
+        let handle = checked(|| "creating an event".into(), result::event::create(flags))?;
+        Ok(Event { handle })
+    }
+
+    /// Marks the present end of `stream`.
+    pub fn record(&self, stream: &Stream) -> Result<(), CudaError> {
+        // SAFETY: both exist.
+        checked(|| "recording an event".into(), unsafe { result::event::record(self.handle, stream.handle) })
+    }
+
+    /// Microseconds from this event to `later`; both must have been reached.
+    pub fn microseconds_to(&self, later: &Event) -> Result<f64, CudaError> {
+        // SAFETY: both exist.
+        let ms = checked(|| "reading a time".into(), unsafe {
+            result::event::elapsed(self.handle, later.handle)
+        })?;
+        Ok(f64::from(ms) * 1e3)
+    }
+}
+
+impl Drop for Event {
+    fn drop(&mut self) {
+        // SAFETY: created by `with`.
+        let _ = unsafe { result::event::destroy(self.handle) };
+    }
+}
+
+/// Loaded machine code.
+#[derive(Debug)]
+pub struct Module {
+    device: Arc<Device>,
+    handle: sys::CUmodule,
+}
+
+// SAFETY: modules may be used from any thread.
+unsafe impl Send for Module {}
+// SAFETY: as above.
+unsafe impl Sync for Module {}
+
+/// A kernel of a module that is loaded.
+#[derive(Clone, Copy, Debug)]
+pub struct Function(sys::CUfunction);
+
+impl Module {
+    /// Loads what [`crate::compile::compile`] gave.
+    pub fn load(device: &Arc<Device>, code: &[u8]) -> Result<Module, CudaError> {
+        // SAFETY: the code is a whole image, which carries its own size.
+        let loaded = unsafe { result::module::load_data(code.as_ptr().cast()) };
+        let handle = checked(|| format!("loading {} bytes of machine code", code.len()), loaded)?;
+        Ok(Module { device: device.clone(), handle })
+    }
+
+    /// The kernel of this name, allowed to use `shared` bytes of dynamic shared memory.
+    pub fn function(&self, name: &str, shared: u32) -> Result<Function, CudaError> {
+        let text = CString::new(name).unwrap_or_default();
+        // SAFETY: the module is loaded.
+        let found = unsafe { result::module::get_function(self.handle, text) };
+        let function = checked(|| format!("looking up kernel {name}"), found)?;
+        if shared > 48 << 10 {
+            let attribute = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+            // SAFETY: the function belongs to the module.
+            let set = unsafe { result::function::set_function_attribute(function, attribute, shared as i32) };
+            checked(|| format!("allowing {shared} bytes of shared memory to kernel {name}"), set)?;
+        }
+        Ok(Function(function))
+    }
+}
+
+impl Drop for Module {
+    fn drop(&mut self) {
+        let _ = self.device.enter();
+        // SAFETY: loaded by `load`; graphs that use it are not launched any more.
+        let _ = unsafe { result::module::unload(self.handle) };
+    }
+}
+
+/// A recorded graph, ready to be replayed.
+#[derive(Debug)]
+pub struct Graph {
+    _device: Arc<Device>,
+    exec: sys::CUgraphExec,
+}
+
+// SAFETY: graphs may be used from any thread.
+unsafe impl Send for Graph {}
+
+impl Drop for Graph {
+    fn drop(&mut self) {
+        // SAFETY: instantiated by `capture`.
+        let _ = unsafe { result::graph::exec_destroy(self.exec) };
+    }
+}

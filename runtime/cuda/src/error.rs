@@ -1,0 +1,59 @@
+//! What goes wrong on a device.
+
+use symmc_runtime::RunError;
+use thiserror::Error;
+
+/// Why something on a GPU failed.
+#[derive(Clone, PartialEq, Debug, Error)]
+pub enum CudaError {
+    /// A library that the GPU backend needs is not on this machine.
+    #[error("{library} was not found: {install}")]
+    Missing {
+        /// The library.
+        library: &'static str,
+        /// How to get it.
+        install: &'static str,
+    },
+    /// The driver refused a call.
+    #[error("{call}: {name} ({text})")]
+    Driver {
+        /// What was attempted, with sizes and names.
+        call: String,
+        /// The name of the code, `CUDA_ERROR_OUT_OF_MEMORY`.
+        name: String,
+        /// The driver's description of it.
+        text: String,
+    },
+    /// Generated code did not compile, which is a defect of symmc.
+    #[error("generated code did not compile ({detail}); this is a defect of symmc")]
+    Compile {
+        /// The compiler's log.
+        detail: String,
+    },
+    /// A library other than the driver refused a call.
+    #[error("{call}: {detail}")]
+    Library {
+        /// What was attempted.
+        call: String,
+        /// The library's answer.
+        detail: String,
+    },
+    /// The machine or the program does not allow what is asked. The text names the thing, what was found and
+    /// what was expected.
+    #[error("{0}")]
+    Unsupported(String),
+    /// A rank that this one needs failed or left.
+    #[error(transparent)]
+    Run(#[from] RunError),
+}
+
+impl From<CudaError> for RunError {
+    fn from(error: CudaError) -> RunError {
+        match error {
+            CudaError::Run(error) => error,
+            CudaError::Unsupported(text) => RunError::Invalid(text),
+            error @ CudaError::Missing { .. } => RunError::Invalid(error.to_string()),
+            other => RunError::system("CUDA", other),
+        }
+    }
+}
