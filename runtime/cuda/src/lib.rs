@@ -5,12 +5,14 @@
 //! ```
 //!
 //! From the bottom up: [`driver`] owns what the CUDA driver gives (contexts, memory, streams, modules,
-//! graphs), [`compile`] turns CUDA C into loaded modules, [`launch`] is what a step becomes on a device,
+//! graphs), [`arena`] is symmetric
+//! memory, [`compile`] turns CUDA C into loaded modules, [`launch`] is what a step becomes on a device,
 //! [`compute`] and [`collective`] translate steps into that.
 //!
 //! CUDA is found at run time. Without it everything here builds, and using it is an error that says what is
 //! missing. No panic of a loader reaches a caller: every library is asked for before it is used.
 
+pub mod arena;
 pub mod collective;
 pub mod compile;
 pub mod compute;

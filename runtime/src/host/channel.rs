@@ -9,7 +9,10 @@ use std::time::Instant;
 
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use nix::sys::socket::{ControlMessage, ControlMessageOwned, MsgFlags, recvmsg, sendmsg};
+use nix::sys::socket::{
+    ControlMessage, ControlMessageOwned, MsgFlags, SockFlag, accept4, getsockopt, recvmsg, sendmsg, sockopt,
+};
+use nix::unistd::getuid;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
@@ -66,7 +69,7 @@ pub(super) enum FromRank {
 
 /// One end of a control socket.
 #[derive(Debug)]
-pub(super) struct Channel {
+pub struct Channel {
     fd: OwnedFd,
     /// The rank at the other end, for messages.
     peer: u32,
@@ -202,6 +205,34 @@ impl Channel {
 
     fn broken(&self, detail: impl std::fmt::Display) -> RunError {
         RunError::Protocol { rank: self.peer, detail: detail.to_string() }
+    }
+}
+
+/// Whether the process at the other end belongs to this user.
+pub fn same_user(fd: &OwnedFd) -> bool {
+    getsockopt(fd, sockopt::PeerCredentials).is_ok_and(|peer| peer.uid() == getuid().as_raw())
+}
+
+/// The next connection to `listener`; `None` when there is none before `until`.
+///
+/// # Errors
+/// The system refuses to wait or to accept.
+pub fn accept(listener: &OwnedFd, until: Instant) -> Result<Option<OwnedFd>, RunError> {
+    loop {
+        let left = until.saturating_duration_since(Instant::now()).as_millis().min(1 << 30);
+        let mut fds = [PollFd::new(listener.as_fd(), PollFlags::POLLIN)];
+        match poll(&mut fds, PollTimeout::try_from(left).unwrap_or(PollTimeout::MAX)) {
+            Ok(0) if left == 0 => return Ok(None),
+            Ok(0) | Err(Errno::EINTR) => continue,
+            Ok(_) => {}
+            Err(e) => return Err(RunError::system("waiting for ranks", e)),
+        }
+        match accept4(listener.as_raw_fd(), SockFlag::SOCK_CLOEXEC) {
+            // SAFETY: the kernel made this descriptor for this process; nobody else owns it.
+            Ok(fd) => return Ok(Some(unsafe { OwnedFd::from_raw_fd(fd) })),
+            Err(Errno::EINTR | Errno::ECONNABORTED) => {}
+            Err(e) => return Err(RunError::system("accepting a rank", e)),
+        }
     }
 }
 

@@ -5,21 +5,17 @@
 //! do not meet each other; an abstract name vanishes with its process. Both sides accept only processes of
 //! the same user, by the kernel's word. All ranks are on one host.
 
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
-use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use nix::sys::socket::{
-    AddressFamily, Backlog, SockFlag, SockType, UnixAddr, accept4, bind, connect, getsockopt, listen, socket,
-    sockopt,
-};
+use nix::sys::socket::{AddressFamily, Backlog, SockFlag, SockType, UnixAddr, bind, connect, listen, socket};
 use nix::unistd::getuid;
 use symmc_ir::{Bindings, Tensor};
 use symmc_planner::plan::Plan;
 
-use super::channel::{Channel, FromRank, ToRank, Welcome};
+use super::channel::{Channel, FromRank, ToRank, Welcome, accept, same_user};
 use super::comm::{Comm, World};
 use super::coordinator::{Coordinator, Member};
 use super::job::{HostConfig, Needs};
@@ -215,11 +211,6 @@ fn connect_to(place: &Membership, until: Instant) -> Result<Channel, RunError> {
     }
 }
 
-/// Whether the process at the other end belongs to this user.
-fn same_user(fd: &OwnedFd) -> bool {
-    getsockopt(fd, sockopt::PeerCredentials).is_ok_and(|peer| peer.uid() == getuid().as_raw())
-}
-
 /// Collects all ranks, then coordinates them.
 fn coordinate(place: &Membership, job: &RankJob, needs: &Needs, listener: &OwnedFd) -> Result<(), RunError> {
     let mut channels: Vec<Option<Channel>> = (0..place.ranks).map(|_| None).collect();
@@ -289,27 +280,6 @@ fn collect(
         channels[rank as usize] = Some(channel);
     }
     Ok(())
-}
-
-/// The next connection; `None` when there is none before `until`.
-fn accept(listener: &OwnedFd, until: Instant) -> Result<Option<OwnedFd>, RunError> {
-    use std::os::fd::AsFd;
-    loop {
-        let left = until.saturating_duration_since(Instant::now()).as_millis().min(1 << 30);
-        let mut fds = [PollFd::new(listener.as_fd(), PollFlags::POLLIN)];
-        match poll(&mut fds, PollTimeout::try_from(left).unwrap_or(PollTimeout::MAX)) {
-            Ok(0) if left == 0 => return Ok(None),
-            Ok(0) | Err(Errno::EINTR) => continue,
-            Ok(_) => {}
-            Err(e) => return Err(RunError::system("waiting for ranks", e)),
-        }
-        match accept4(listener.as_raw_fd(), SockFlag::SOCK_CLOEXEC) {
-            // SAFETY: the kernel made this descriptor for this process; nobody else owns it.
-            Ok(fd) => return Ok(Some(unsafe { OwnedFd::from_raw_fd(fd) })),
-            Err(Errno::EINTR | Errno::ECONNABORTED) => {}
-            Err(e) => return Err(RunError::system("accepting a rank", e)),
-        }
-    }
 }
 
 /// FNV-1a (Fowler, Noll, Vo), 64 bits.

@@ -32,6 +32,7 @@ mod threads;
 mod wait;
 mod walk;
 
+pub use channel::{Channel, accept, same_user};
 pub use comm::{Comm, CommConfig, World};
 pub use control::{Control, Progress};
 pub use job::{HostConfig, Job, LaneThreads, RankCommand};
