@@ -1,0 +1,226 @@
+//! A loaded library: opening it, its version, and the calls that need no handle.
+
+use std::ffi::{c_char, c_int, c_void};
+use std::mem::ManuallyDrop;
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
+
+use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
+
+use crate::config::Config;
+use crate::error::{Attempt, Error, LoadError, Missing, Refusal};
+use crate::functions::{Functions, later};
+use crate::search::Search;
+use crate::types::{Comm, ResultCode, Stream, UniqueId, Window, result_code};
+use crate::version::Version;
+
+/// The longest text that is read from NCCL, which keeps its last message in 1024 bytes.
+const TEXT: usize = 1024;
+
+/// A loaded NCCL library.
+#[derive(Debug)]
+pub struct Nccl {
+    path: PathBuf,
+    version: Version,
+    functions: Functions,
+}
+
+/// The library of this process, once one was loaded.
+static LOADED: Mutex<Option<&'static Nccl>> = Mutex::new(None);
+
+impl Nccl {
+    /// The library of this process. The first call that succeeds decides which; one that failed may be repeated.
+    ///
+    /// # Errors
+    /// No usable library: what was tried, and what the loader said.
+    pub fn load() -> Result<&'static Nccl, LoadError> {
+        let mut loaded = LOADED.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(nccl) = *loaded {
+            return Ok(nccl);
+        }
+        let nccl: &'static Nccl = Box::leak(Box::new(Nccl::find(&Search::from_env())?));
+        Ok(*loaded.insert(nccl))
+    }
+
+    /// The first usable library of a search. Its symbols stay its own: another NCCL that the process loaded in
+    /// the same way is neither used nor disturbed. (A bare name, though, is a library already loaded under that
+    /// name, and symbols that the process made global come first for every library.)
+    ///
+    /// # Errors
+    /// No candidate is usable.
+    pub fn find(search: &Search) -> Result<Nccl, LoadError> {
+        let mut attempts = Vec::new();
+        for path in search.candidates() {
+            match Nccl::open(&path) {
+                Ok(nccl) => return Ok(nccl),
+                Err(refusal) => attempts.push(Attempt { path, refusal }),
+            }
+        }
+        Err(LoadError { attempts })
+    }
+
+    fn open(path: &Path) -> Result<Nccl, Refusal> {
+        if path.is_absolute() && !path.exists() {
+            return Err(Refusal::Absent);
+        }
+        // SAFETY: the file is NCCL by its name or by the user's word, and NCCL's initialisers may run at any
+        // time.
+        let library = unsafe { Library::open(Some(path), RTLD_NOW | RTLD_LOCAL) };
+        // NCCL keeps threads and exit handlers, so that a library that was opened is never closed.
+        let library = ManuallyDrop::new(library.map_err(|e| Refusal::Loader(loader_text(&e)))?);
+        let version = version_of(&library)?;
+        if version < Version::OLDEST {
+            return Err(Refusal::Old { found: version });
+        }
+        // SAFETY: the library calls itself NCCL of an accepted version, and stays open.
+        let functions = unsafe { Functions::of(&library) }?;
+        Ok(Nccl { path: path.to_path_buf(), version, functions })
+    }
+
+    /// The file that was opened, or the name that the system's loader resolved.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The version that the library says it is.
+    pub fn version(&self) -> Version {
+        self.version
+    }
+
+    /// All functions, as they are in C.
+    pub fn functions(&self) -> &Functions {
+        &self.functions
+    }
+
+    /// `ncclAlltoAll`.
+    ///
+    /// # Errors
+    /// The library is older than 2.28.
+    pub fn all_to_all(
+        &self,
+    ) -> Result<
+        unsafe extern "C" fn(*const c_void, *mut c_void, usize, c_int, Comm, Stream) -> ResultCode,
+        Missing,
+    > {
+        self.since(self.functions.all_to_all, later::all_to_all)
+    }
+
+    /// `ncclGetLsaDevicePointer`: window, offset in bytes, rank within the window's NVLink domain, the address.
+    ///
+    /// # Errors
+    /// The library is older than 2.29.2.
+    pub fn get_lsa_device_pointer(
+        &self,
+    ) -> Result<unsafe extern "C" fn(Window, usize, c_int, *mut *mut c_void) -> ResultCode, Missing> {
+        self.since(self.functions.get_lsa_device_pointer, later::get_lsa_device_pointer)
+    }
+
+    fn since<F>(&self, function: Option<F>, (symbol, since): (&'static str, Version)) -> Result<F, Missing> {
+        function.ok_or(Missing { symbol, since, found: self.version })
+    }
+
+    /// Turns the answer of `call` into a result. Only success is one: on a communicator that does not block, look
+    /// for [`IN_PROGRESS`](result_code::IN_PROGRESS) first.
+    ///
+    /// # Errors
+    /// The code is not success.
+    pub fn check(&self, call: &'static str, code: ResultCode) -> Result<(), Error> {
+        if code == result_code::SUCCESS { Ok(()) } else { Err(self.error(call, code)) }
+    }
+
+    fn error(&self, call: &'static str, code: ResultCode) -> Error {
+        // SAFETY: the function takes any code and answers a constant string.
+        let mut text = unsafe { text_at((self.functions.get_error_string)(code)) };
+        // SAFETY: the function takes no communicator as well as any, and answers a static buffer of `TEXT` bytes
+        // that always ends with a zero.
+        let last = unsafe { text_at((self.functions.get_last_error)(Comm::NULL)) };
+        if !last.is_empty() {
+            text = format!("{text}; last message: {last}");
+        }
+        Error { call, code, text }
+    }
+
+    /// A new id, for one rank to make and all ranks to get.
+    ///
+    /// # Errors
+    /// NCCL found no network interface, or its environment is broken.
+    pub fn unique_id(&self) -> Result<UniqueId, Error> {
+        let mut id = UniqueId::from_bytes([0; UniqueId::BYTES]);
+        // SAFETY: the function writes one id.
+        let code = unsafe { (self.functions.get_unique_id)(&mut id) };
+        self.check("ncclGetUniqueId", code).map(|()| id)
+    }
+
+    /// Joins `ranks` ranks that all hold `id`, with the current CUDA device, as `rank`. Waits for all of them
+    /// unless the config says not to block; then the communicator is still in the making. Not for use within a
+    /// group, where NCCL would come back to the arguments when it ends.
+    ///
+    /// # Errors
+    /// NCCL could not make it.
+    pub fn comm_init_rank(
+        &self,
+        ranks: u32,
+        id: UniqueId,
+        rank: u32,
+        config: &Config,
+    ) -> Result<Comm, Error> {
+        const CALL: &str = "ncclCommInitRankConfig";
+        let (Ok(ranks), Ok(rank)) = (c_int::try_from(ranks), c_int::try_from(rank)) else {
+            let text = format!("rank {rank} of {ranks}: expected numbers up to {}", c_int::MAX);
+            return Err(Error { call: CALL, code: result_code::INVALID_ARGUMENT, text });
+        };
+        let (mut comm, mut config) = (Comm::NULL, config.clone());
+        // SAFETY: the function writes one handle, and reads the config, whose size the config states, during
+        // the call.
+        let code = unsafe { (self.functions.comm_init_rank_config)(&mut comm, ranks, id, rank, &mut config) };
+        if code == result_code::IN_PROGRESS { Ok(comm) } else { self.check(CALL, code).map(|()| comm) }
+    }
+
+    /// Allocates `size` bytes on the current CUDA device that can be registered as a window. They are given back
+    /// with `ncclMemFree`.
+    ///
+    /// # Errors
+    /// The device has not enough memory.
+    pub fn mem_alloc(&self, size: usize) -> Result<*mut c_void, Error> {
+        let mut address = std::ptr::null_mut();
+        // SAFETY: the function writes one address.
+        let code = unsafe { (self.functions.mem_alloc)(&mut address, size) };
+        self.check("ncclMemAlloc", code).map(|()| address)
+    }
+}
+
+/// Asks an opened library for its version, before anything else is looked up.
+fn version_of(library: &Library) -> Result<Version, Refusal> {
+    const CALL: &str = "ncclGetVersion";
+    // SAFETY: the function has had this type since NCCL 2.0.
+    let function = unsafe { library.get::<unsafe extern "C" fn(*mut c_int) -> ResultCode>(CALL) };
+    let function = function.map_err(|_| Refusal::NoSymbol(CALL))?;
+    let mut code = 0;
+    // SAFETY: the function writes one integer.
+    match unsafe { function(&mut code) } {
+        result_code::SUCCESS => Ok(Version::from_code(code)),
+        code => Err(Error { call: CALL, code, text: "the library does not say its version".into() }.into()),
+    }
+}
+
+/// What the system's loader said: the source, because the error itself names only the call.
+fn loader_text(error: &libloading::Error) -> String {
+    std::error::Error::source(error).map_or_else(|| error.to_string(), |source| source.to_string())
+}
+
+/// The text at an address, up to its zero or `TEXT` bytes.
+///
+/// # Safety
+/// The address is null, or that of a string or of a buffer of `TEXT` bytes. The buffer may change meanwhile.
+unsafe fn text_at(address: *const c_char) -> String {
+    let mut bytes = Vec::new();
+    while !address.is_null() && bytes.len() < TEXT {
+        // SAFETY: the caller's promise; volatile, because another thread of NCCL may write a message just now.
+        let byte = unsafe { address.add(bytes.len()).read_volatile() } as u8;
+        if byte == 0 {
+            break;
+        }
+        bytes.push(byte);
+    }
+    String::from_utf8_lossy(&bytes).trim_end().to_string()
+}

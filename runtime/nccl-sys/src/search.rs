@@ -1,0 +1,161 @@
+//! Where the library is looked for.
+//!
+//! With `SYMMC_NCCL_PATH` set, only there. Otherwise the names that the system's loader knows, then the wheels
+//! that `pip install nvidia-nccl-cu13` leaves below a Python installation. No Python is run: its folders follow
+//! from where `python3` lies on the `PATH`.
+
+use std::collections::HashSet;
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+
+/// The environment variable that names the library: a file, or the folder that holds `libnccl.so.2`.
+pub const PATH_VARIABLE: &str = "SYMMC_NCCL_PATH";
+
+/// The library's names, the one with the interface's version first.
+const NAMES: [&str; 2] = ["libnccl.so.2", "libnccl.so"];
+/// The library's place below a folder of Python packages.
+const IN_WHEEL: &str = "nvidia/nccl/lib/libnccl.so.2";
+
+/// What the search depends on.
+#[derive(Clone, PartialEq, Eq, Default, Debug)]
+pub struct Search {
+    /// A file or a folder; if there is one, nothing else is tried.
+    pub only: Option<PathBuf>,
+    /// The root of a Python virtual environment.
+    pub virtual_env: Option<PathBuf>,
+    /// The folders of the `PATH`.
+    pub path: Vec<PathBuf>,
+    /// The user's home, where `pip install --user` puts packages.
+    pub home: Option<PathBuf>,
+}
+
+impl Search {
+    /// The search that this process's environment asks for: `SYMMC_NCCL_PATH`, `VIRTUAL_ENV`, `PATH` and `HOME`.
+    /// An empty variable counts as unset.
+    pub fn from_env() -> Search {
+        Search::from_variables(&|name| std::env::var_os(name))
+    }
+
+    fn from_variables(get: &dyn Fn(&str) -> Option<OsString>) -> Search {
+        let value = |name| get(name).filter(|v| !v.is_empty());
+        Search {
+            only: value(PATH_VARIABLE).map(PathBuf::from),
+            virtual_env: value("VIRTUAL_ENV").map(PathBuf::from),
+            path: value("PATH").map(|p| std::env::split_paths(&p).collect()).unwrap_or_default(),
+            home: value("HOME").map(PathBuf::from),
+        }
+    }
+
+    /// What to open, in order. A path with a slash is a file, which may not exist; a bare name is for the
+    /// system's loader.
+    pub fn candidates(&self) -> Vec<PathBuf> {
+        if let Some(path) = &self.only {
+            let path = std::path::absolute(path).unwrap_or_else(|_| path.clone());
+            return if path.is_dir() { NAMES.map(|name| path.join(name)).into() } else { vec![path] };
+        }
+        let wheels = self.package_folders().into_iter().map(|folder| folder.join(IN_WHEEL));
+        NAMES.iter().map(PathBuf::from).chain(wheels).collect()
+    }
+
+    /// The folders of Python packages that exist: those of the virtual environment, then those of every
+    /// `python3` on the `PATH` (where it lies, and where it really is if that is a link), then the user's own. None
+    /// comes twice, by whatever name.
+    fn package_folders(&self) -> Vec<PathBuf> {
+        let mut prefixes: Vec<PathBuf> = self.virtual_env.iter().cloned().collect();
+        for python in self.path.iter().map(|folder| folder.join("python3")).filter(|python| python.is_file())
+        {
+            let real = std::fs::canonicalize(&python).ok();
+            let programs = std::iter::once(python).chain(real);
+            prefixes.extend(programs.filter_map(|p| Some(p.parent()?.parent()?.to_path_buf())));
+        }
+        prefixes.extend(self.home.iter().map(|home| home.join(".local")));
+        let mut seen = HashSet::new();
+        let folders = prefixes.iter().flat_map(|prefix| below(prefix));
+        folders.filter(|f| seen.insert(std::fs::canonicalize(f).unwrap_or_else(|_| f.clone()))).collect()
+    }
+}
+
+/// The folders of Python packages below one prefix: `lib/python3.X/site-packages`, the newest Python first, and
+/// `dist-packages`, where Debian puts them (also below `local`).
+fn below(prefix: &Path) -> Vec<PathBuf> {
+    let libs = ["lib", "lib64", "local/lib"].map(|lib| prefix.join(lib));
+    let mut pythons: Vec<(u32, PathBuf)> = Vec::new();
+    for entry in libs.iter().filter_map(|lib| std::fs::read_dir(lib).ok()).flatten().flatten() {
+        let name = entry.file_name();
+        let minor = match name.to_str().and_then(|n| n.strip_prefix("python3")) {
+            Some("") => Some(0),
+            Some(rest) => rest.strip_prefix('.').and_then(|n| n.parse().ok()),
+            None => None,
+        };
+        pythons.extend(minor.map(|minor| (minor, entry.path())));
+    }
+    pythons.sort_by(|a, b| b.0.cmp(&a.0).then_with(|| a.1.cmp(&b.1)));
+    let folders =
+        pythons.iter().flat_map(|(_, python)| ["site-packages", "dist-packages"].map(|d| python.join(d)));
+    folders.filter(|folder| folder.is_dir()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn folder(root: &Path, path: &str) -> PathBuf {
+        let folder = root.join(path);
+        std::fs::create_dir_all(&folder).expect("a new folder");
+        folder
+    }
+
+    #[test]
+    fn the_variable_rules_out_all_else() {
+        let root = tempfile::tempdir().expect("a folder");
+        folder(root.path(), "venv/lib/python3.12/site-packages");
+        let variables = |named: &Path| {
+            let (named, venv) = (named.as_os_str().to_owned(), root.path().join("venv").into_os_string());
+            Search::from_variables(&move |name| match name {
+                PATH_VARIABLE => Some(named.clone()),
+                "VIRTUAL_ENV" => Some(venv.clone()),
+                _ => None,
+            })
+        };
+        let file = root.path().join("my_nccl.so");
+        assert_eq!(variables(&file).candidates(), std::slice::from_ref(&file));
+        let both = [root.path().join("libnccl.so.2"), root.path().join("libnccl.so")];
+        assert_eq!(variables(root.path()).candidates(), both);
+        assert!(
+            variables(Path::new("libx.so")).candidates()[0].is_absolute(),
+            "a file, not a name for the loader"
+        );
+        assert_eq!(variables(Path::new("")).candidates().len(), 3, "empty is unset");
+    }
+
+    #[test]
+    fn names_then_wheels_of_every_python() {
+        let root = tempfile::tempdir().expect("a folder");
+        let root = std::fs::canonicalize(root.path()).expect("a real path");
+        let expected = [
+            folder(&root, "venv/lib/python3.13/site-packages"),
+            folder(&root, "conda/lib/python3.11/site-packages"),
+            folder(&root, "conda/lib/python3.9/site-packages"),
+            folder(&root, "usr/local/lib/python3.12/dist-packages"),
+            folder(&root, "usr/lib/python3/dist-packages"),
+            folder(&root, "home/.local/lib/python3.12/site-packages"),
+        ];
+        folder(&root, "conda/lib/perl5/site-packages");
+        folder(&root, "opt/lib/python3.8/site-packages");
+        let path = ["conda/bin", "opt/bin", "links"].map(|bin| folder(&root, bin));
+        std::os::unix::fs::symlink("conda", root.join("alias")).expect("a link");
+        std::fs::write(path[0].join("python3"), "").expect("a file");
+        std::fs::write(folder(&root, "usr/bin").join("python3.12"), "").expect("a file");
+        std::os::unix::fs::symlink("../usr/bin/python3.12", path[2].join("python3")).expect("a link");
+
+        let search = Search {
+            only: None,
+            virtual_env: Some(root.join("venv")),
+            path: [&path[..], &[root.join("alias/bin")]].concat(),
+            home: Some(root.join("home")),
+        };
+        let names = ["libnccl.so.2", "libnccl.so"].map(PathBuf::from);
+        let wheels = expected.map(|packages| packages.join("nvidia/nccl/lib/libnccl.so.2"));
+        assert_eq!(search.candidates(), [&names[..], &wheels[..]].concat());
+    }
+}
