@@ -10,6 +10,7 @@
 
 mod bucket;
 pub mod check;
+mod checked;
 mod error;
 mod fixed;
 mod liveness;
@@ -26,6 +27,7 @@ mod steps;
 mod views;
 mod waits;
 
+pub use checked::CheckedPlan;
 pub use error::PlanError;
 pub use pipeline::{BucketInput, PlanConfig, plan};
 pub use plan::Plan;

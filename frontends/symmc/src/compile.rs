@@ -9,9 +9,9 @@ use symmc_ir::dim::SymbolId;
 use symmc_ir::machine::Profile;
 use symmc_ir::{Graph, InputId};
 use symmc_passes::{Choice, LowerConfig};
-use symmc_planner::check::Report;
+use symmc_planner::check::{CheckError, Report};
 use symmc_planner::plan::{Alternative, Decision, Plan};
-use symmc_planner::{BucketInput, PlanConfig};
+use symmc_planner::{BucketInput, CheckedPlan, PlanConfig};
 
 use crate::error::Error;
 use crate::program::Program;
@@ -58,12 +58,12 @@ pub enum Bind {
 /// The stages of a compilation with the time that each took.
 pub type Stages = Vec<(&'static str, Duration)>;
 
-/// Compiles a program into a plan that has been checked.
+/// Compiles a program into a plan, and checks that.
 ///
 /// # Errors
 /// The number of ranks is open, a request does not fit the program, the program cannot be planned, or the
 /// check finds the plan unsafe (a defect of symmc).
-pub fn compile(program: &Program, config: &Config) -> Result<Plan, Error> {
+pub fn compile(program: &Program, config: &Config) -> Result<CheckedPlan, Error> {
     compile_timed(program, config).map(|(plan, _)| plan)
 }
 
@@ -71,7 +71,7 @@ pub fn compile(program: &Program, config: &Config) -> Result<Plan, Error> {
 ///
 /// # Errors
 /// As [`compile`].
-pub fn compile_timed(program: &Program, config: &Config) -> Result<(Plan, Stages), Error> {
+pub fn compile_timed(program: &Program, config: &Config) -> Result<(CheckedPlan, Stages), Error> {
     let mut clock = Instant::now();
     let mut times = Stages::new();
     let mut lap = |stage| times.push((stage, std::mem::replace(&mut clock, Instant::now()).elapsed()));
@@ -93,7 +93,7 @@ pub fn compile_timed(program: &Program, config: &Config) -> Result<(Plan, Stages
     };
     let plan = symmc_planner::plan(&program.graph, &inputs, &plan_config).map_err(|e| fail(e.to_string()))?;
     lap("plan");
-    check(&plan)?;
+    let plan = checked(plan)?;
     lap("check");
     Ok((plan, times))
 }
@@ -103,10 +103,22 @@ pub fn compile_timed(program: &Program, config: &Config) -> Result<(Plan, Stages
 /// # Errors
 /// Every finding.
 pub fn check(plan: &Plan) -> Result<Report, Error> {
-    symmc_planner::check::check(plan).map_err(|e| Error::Check(e.iter().map(ToString::to_string).collect()))
+    symmc_planner::check::check(plan).map_err(|e| findings(&e))
 }
 
-/// Reads a plan from a file.
+/// Proves a plan safe, so that it can run.
+///
+/// # Errors
+/// Every finding.
+pub fn checked(plan: Plan) -> Result<CheckedPlan, Error> {
+    CheckedPlan::new(plan).map_err(|e| findings(&e))
+}
+
+fn findings(errors: &[CheckError]) -> Error {
+    Error::Check(errors.iter().map(ToString::to_string).collect())
+}
+
+/// Reads a plan from a file; [`checked`] makes it one that can run.
 ///
 /// # Errors
 /// The file cannot be read or is no plan of this version.

@@ -6,8 +6,7 @@
 //! # fn main() -> Result<(), symmc::Error> {
 //! let program = Program::open("model.pt2".as_ref(), &OpenOptions { ranks: Some(4), ..OpenOptions::default() })?;
 //! let plan = symmc::compile(&program, &Config::default())?;
-//! let report = symmc::check(&plan)?;
-//! println!("{report}");
+//! println!("{}", plan.report());
 //! let tensors = TensorFile::open("model.safetensors".as_ref())?;
 //! let work = Workload::recorded(&program, &tensors)?;
 //! let backend = Backend::Threads;
@@ -15,8 +14,8 @@
 //! # let _ = outputs; Ok(()) }
 //! ```
 //!
-//! A [`Program`] is opened from a `.pt2` or `.symm` file, [`compile`] makes a [`Plan`] of it, [`check`]
-//! proves the plan safe, and [`run`] executes it on a [`Backend`]. A [`Workload`] is what a run needs
+//! A [`Program`] is opened from a `.pt2` or `.symm` file, [`compile`] makes a [`Plan`] of it and proves
+//! that safe, and [`run`] executes the [`CheckedPlan`] on a [`Backend`]. [`checked`] proves a plan from a file safe. A [`Workload`] is what a run needs
 //! besides: the values of the symbols and the inputs of every rank. Errors say whether the input was bad
 //! ([`Error::is_bad_input`]) or a run failed.
 
@@ -28,7 +27,7 @@ mod run;
 mod tensors;
 mod workload;
 
-pub use compile::{Bind, BucketSpec, Config, check, compile, compile_timed, read_plan, stages};
+pub use compile::{Bind, BucketSpec, Config, check, checked, compile, compile_timed, read_plan, stages};
 pub use error::Error;
 pub use program::{OpenOptions, Program, Weights};
 pub use run::{Backend, RunConfig, run, run_joined};
@@ -38,6 +37,7 @@ pub use workload::{Draw, Expected, Workload};
 pub use symmc_ir as ir;
 pub use symmc_ir::machine::Profile;
 pub use symmc_ir::{Bindings, Graph, Tensor};
+pub use symmc_planner::CheckedPlan;
 pub use symmc_planner::check::Report;
 pub use symmc_planner::plan::{self, Plan};
 pub use symmc_runtime::host;

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use symmc_ir::entity::Entity;
 use symmc_ir::{OutputKind, Tensor, interp, text};
+use symmc_planner::CheckedPlan;
 use symmc_planner::plan::Plan;
 use symmc_runtime::host::{self, HostConfig, Job, LaneThreads, Membership, RankCommand, RankJob};
 
@@ -52,7 +53,7 @@ impl RunConfig {
 /// # Errors
 /// The workload does not fit the plan, or a rank failed.
 pub fn run(
-    plan: &Plan,
+    plan: &CheckedPlan,
     work: &Workload,
     backend: &Backend,
     config: &RunConfig,
@@ -60,7 +61,6 @@ pub fn run(
     if let Backend::Interpreter = backend {
         return interpret(plan, work, config.repeats.max(1));
     }
-    crate::compile::check(plan)?;
     let job = Job {
         plan,
         bindings: work.bindings.clone(),
@@ -100,12 +100,11 @@ fn interpret(plan: &Plan, work: &Workload, repeats: u32) -> Result<Vec<Vec<Tenso
 /// # Errors
 /// The workload does not fit the plan, the other ranks do not come or run another plan, or a rank failed.
 pub fn run_joined(
-    plan: &Plan,
+    plan: &CheckedPlan,
     work: &Workload,
     place: &Membership,
     config: &RunConfig,
 ) -> Result<Vec<Tensor>, Error> {
-    crate::compile::check(plan)?;
     let inputs = work.inputs.get(place.rank as usize).ok_or_else(|| {
         Error::Request(format!(
             "rank {} of {}: the plan is for {} ranks",

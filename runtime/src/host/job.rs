@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use symmc_ir::{Bindings, Graph, OutputKind, Tensor, text};
+use symmc_planner::CheckedPlan;
 use symmc_planner::plan::Plan;
 
 use super::comm::CommConfig;
@@ -14,11 +15,11 @@ use super::wait::Spin;
 use crate::error::RunError;
 use crate::exec::{ExecConfig, Lanes, Timing};
 
-/// A run of a checked plan on all its ranks.
+/// A run of a plan on all its ranks.
 #[derive(Clone, Debug)]
 pub struct Job<'a> {
-    /// The plan, checked.
-    pub plan: &'a Plan,
+    /// The plan.
+    pub plan: &'a CheckedPlan,
     /// The values of the imported program's symbols.
     pub bindings: Bindings,
     /// One tensor for each rank and input of the program, constants included.

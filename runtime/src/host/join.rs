@@ -13,7 +13,7 @@ use nix::errno::Errno;
 use nix::sys::socket::{AddressFamily, Backlog, SockFlag, SockType, UnixAddr, bind, connect, listen, socket};
 use nix::unistd::getuid;
 use symmc_ir::{Bindings, Tensor};
-use symmc_planner::plan::Plan;
+use symmc_planner::CheckedPlan;
 
 use super::channel::{Channel, FromRank, ToRank, Welcome, accept, same_user};
 use super::comm::{Comm, World};
@@ -100,8 +100,8 @@ impl Membership {
 /// What one rank of such a run brings along.
 #[derive(Clone, Debug)]
 pub struct RankJob<'a> {
-    /// The plan, checked; the same on all ranks.
-    pub plan: &'a Plan,
+    /// The plan; the same on all ranks.
+    pub plan: &'a CheckedPlan,
     /// The values of the imported program's symbols; the same on all ranks.
     pub bindings: Bindings,
     /// This rank's tensor for each input of the program, constants included.

@@ -137,9 +137,11 @@ fn programs_that_are_no_ranks() {
 fn a_failing_step_ends_the_run() {
     let mut owned = Owned::mixed(2);
     // The plan is edited so that no bucket serves the size; every rank finds out by itself.
-    for bucket in &mut owned.plan.buckets {
-        bucket.symbols.values_mut().for_each(|range| *range = [60, 64]);
-    }
+    owned.edit(|plan| {
+        for bucket in &mut plan.buckets {
+            bucket.symbols.values_mut().for_each(|range| *range = [60, 64]);
+        }
+    });
     for result in [run_threads(&owned.job()), launch(&owned.job(), &command())] {
         match result {
             Err(RunError::Invalid(text)) => assert!(text.contains("no bucket"), "{text}"),

@@ -20,7 +20,7 @@ pub fn member() -> ExitCode {
     let variable = |name: &str| std::env::var(name).unwrap_or_default();
     let mut owned = Owned::mixed(4);
     owned.repeats = variable("TEST_REPEATS").parse().unwrap_or(1);
-    owned.plan.machine = variable("TEST_MACHINE");
+    owned.edit(|plan| plan.machine = variable("TEST_MACHINE"));
     let result = Membership::from_env().and_then(|place| {
         let place = place.expect("the environment names a rank");
         let inputs = &owned.inputs[place.rank as usize];
@@ -85,7 +85,7 @@ fn another_plan_is_refused_on_every_rank() {
     }
     let [hash, other] = ["host", "another"].map(|machine| {
         let mut owned = Owned::mixed(4);
-        owned.plan.machine = machine.into();
+        owned.edit(|plan| plan.machine = machine.into());
         owned.plan.hash()
     });
     for text in &texts {

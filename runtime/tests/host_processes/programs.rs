@@ -4,8 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use symmc_ir::{Bindings, DType, Graph, InputKind, SymbolId, Tensor, entity::Entity, interp, text};
-use symmc_planner::plan::Plan;
-use symmc_planner::{BucketInput, PlanConfig};
+use symmc_planner::{BucketInput, CheckedPlan, Plan, PlanConfig};
 use symmc_runtime::host::{HostConfig, Job, RankCommand};
 
 /// Most variants, two groups, a symbol, and a state that outputs mutate.
@@ -34,7 +33,7 @@ mutate %state = %next
 
 /// A job with what it borrows.
 pub struct Owned {
-    pub plan: Plan,
+    pub plan: CheckedPlan,
     pub bindings: Bindings,
     pub inputs: Vec<Vec<Arc<Tensor>>>,
     pub config: HostConfig,
@@ -61,6 +60,13 @@ impl Owned {
         let plan = plan(&graph, "host");
         let config = HostConfig { limit: Duration::from_secs(20), ..HostConfig::default() };
         Owned { plan, bindings, inputs, config, repeats: 1 }
+    }
+
+    /// Changes the plan, which still checks.
+    pub fn edit(&mut self, change: impl FnOnce(&mut Plan)) {
+        let mut plan = self.plan.clone().into_plan();
+        change(&mut plan);
+        self.plan = CheckedPlan::new(plan).expect("the plan checks");
     }
 
     /// The job.
@@ -90,10 +96,11 @@ impl Owned {
 }
 
 /// The plan of a lowered program.
-pub fn plan(graph: &Graph, machine: &str) -> Plan {
+pub fn plan(graph: &Graph, machine: &str) -> CheckedPlan {
     let bucket = BucketInput { graph: graph.clone(), decisions: Vec::new() };
     let config = PlanConfig { machine: machine.into(), ..PlanConfig::default() };
-    symmc_planner::plan(graph, &[bucket], &config).expect("the program plans")
+    let plan = symmc_planner::plan(graph, &[bucket], &config).expect("the program plans");
+    CheckedPlan::new(plan).expect("the plan checks")
 }
 
 /// Small whole numbers, so that sums are exact in any order.

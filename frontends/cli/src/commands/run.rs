@@ -9,7 +9,7 @@ use anyhow::{Result, bail};
 use symmc::host::{Membership, RankCommand};
 use symmc::ir::interp::{self, Comparison};
 use symmc::ir::text;
-use symmc::{Backend, Draw, Expected, Graph, Plan, RunConfig, Tensor, TensorFile, Weights, Workload};
+use symmc::{Backend, CheckedPlan, Draw, Expected, Graph, RunConfig, Tensor, TensorFile, Weights, Workload};
 
 use crate::args::{BackendArg, Compare, ProgramArgs, RunArgs};
 use crate::load;
@@ -43,7 +43,7 @@ pub fn run(args: &RunArgs) -> Result<ExitCode> {
 }
 
 /// The outputs of all ranks, or of the one that this process is when another launcher started it.
-fn execute(args: &RunArgs, plan: &Plan, work: &Workload) -> Result<(Range<usize>, Vec<Vec<Tensor>>)> {
+fn execute(args: &RunArgs, plan: &CheckedPlan, work: &Workload) -> Result<(Range<usize>, Vec<Vec<Tensor>>)> {
     let config = run_config(args, args.chaos);
     if args.backend == BackendArg::Host
         && let Some(place) = Membership::from_env().map_err(symmc::Error::from)?
@@ -57,7 +57,7 @@ fn execute(args: &RunArgs, plan: &Plan, work: &Workload) -> Result<(Range<usize>
 
 /// A plan, the program it is for, and weights that came with that.
 struct Subject {
-    plan: Plan,
+    plan: CheckedPlan,
     source: Graph,
     weights: Weights,
 }
@@ -71,7 +71,7 @@ fn subject(args: &RunArgs, tensors: Option<&TensorFile>) -> Result<Subject> {
         }
         let source =
             text::parse(&plan.source.text).map_err(|e| anyhow::anyhow!("{}: {e}", args.program.display()))?;
-        return Ok(Subject { plan, source, weights: Weights::default() });
+        return Ok(Subject { plan: symmc::checked(plan)?, source, weights: Weights::default() });
     }
     let program =
         ProgramArgs { program: args.program.clone(), ranks: args.ranks, groups: args.groups.clone() };
@@ -95,7 +95,7 @@ fn subject(args: &RunArgs, tensors: Option<&TensorFile>) -> Result<Subject> {
                     args.program.display()
                 );
             }
-            plan
+            symmc::checked(plan)?
         }
         None => symmc::compile(&program, &load::config(&args.compile)?)?,
     };
@@ -133,7 +133,7 @@ fn run_config(args: &RunArgs, chaos: Option<u64>) -> RunConfig {
 }
 
 /// What the results are compared with.
-fn expected(args: &RunArgs, plan: &Plan, work: &Workload) -> Result<Option<(Compare, Expected)>> {
+fn expected(args: &RunArgs, plan: &CheckedPlan, work: &Workload) -> Result<Option<(Compare, Expected)>> {
     let compare =
         args.compare.unwrap_or(if work.expected.is_some() { Compare::Recorded } else { Compare::None });
     match compare {
