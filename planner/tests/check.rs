@@ -466,6 +466,43 @@ fn a_pulled_operand_stays_until_peers_have_met_again() {
     breaks_as_it_is("Race", &pulled(DROPPED, 1));
 }
 
+/// A custom op whose peers read `%a` and write `%b`; the bytes of `%a` are written again after a wait for step
+/// `wait`.
+fn custom(wait: usize, a: &str, b: &str) -> Plan {
+    let text = "program \"custom\" ranks 3\ngroup @world world\n\
+        custom \"my::op\" symmetric operands [0] results [0] group @world\n\narg %x: f32[4, 4]\n\
+        %a: f32[4, 4] = neg %x\n\
+        %b: f32[4, 4] = custom \"my::op\" %a, %x\n\
+        %d: f32[4, 4] = exp %x\n\
+        %e: f32[4, 4] = add %b, %d\n\nreturn %e\n";
+    let steps = [
+        step("a", Lane::Compute, &[], None),
+        step("b", Lane::Comm, &[0], None),
+        step("d", Lane::Compute, &[wait], None),
+        step("e", Lane::Compute, &[1], None),
+    ];
+    small(text, &[("a", a), ("d", "sym:0"), ("b", b)], &[&steps])
+}
+
+#[test]
+fn what_peers_touch_in_a_custom_op_is_ordered() {
+    let good = custom(1, "sym:0", "sym:64");
+    assert_eq!(kinds(&good), BTreeSet::new());
+    let buffer = &good.buckets[0].buffers[1];
+    assert_eq!(buffer.reach, Reach::Written);
+    let mut early = good.clone();
+    early.buckets[0].steps[2].waits.clear();
+    breaks_as_it_is("Race", &early);
+    let mut exit = good;
+    exit.buckets[0].steps[1].exit = KEPT;
+    sums(&mut exit);
+    breaks_as_it_is("ExitUnexpected", &exit);
+    breaks_as_it_is("NotSymmetric", &custom(1, "ord:0", "sym:64"));
+    breaks_as_it_is("NotSymmetric", &custom(1, "sym:0", "ord:64"));
+    breaks_as_it_is("Misaligned", &custom(1, "sym:0", "sym:72"));
+    breaks_as_it_is("InPlace", &custom(1, "sym:0", "sym:0"));
+}
+
 /// One pull per run, whose operand is written at the start of each.
 fn repeated(exit: Option<Barrier>, x: &str) -> Plan {
     let text = "program \"repeated\" ranks 2\nsymbol n in 1..=2\ngroup @world world\n\narg %x: f32[4, 4]\n\

@@ -20,6 +20,17 @@ use symmc_ir::{
 };
 use symmc_planner::plan::{ArenaKind, Barrier, Bucket, Lane, Memory, Place, Plan, Role};
 
+/// What a custom op with a group promises.
+const CUSTOM: Contract = Contract {
+    entry: true,
+    meets: true,
+    exit: Exit::Always,
+    touch: Touch::ReadOperandWriteResult,
+    symmetric_operand: false,
+    symmetric_result: false,
+    in_place: false,
+};
+
 /// One run of a sequence: a bucket and the value of each symbol by name.
 #[derive(Clone, Debug)]
 pub struct Run {
@@ -214,6 +225,7 @@ impl World {
             Op::Collective(c) => {
                 c.variant.and_then(|v| v.contract(&c.kind)).map(|contract| (c.group, contract))
             }
+            Op::Custom(id) => stage.graph.customs[*id].group.map(|group| (group, CUSTOM)),
             _ => None,
         };
         let completed = match of_group {
@@ -298,17 +310,30 @@ impl World {
         let node = &stage.graph.nodes[stage.node(s)];
         let peers: Vec<usize> = stage.cell(group, r).into_iter().filter(|&q| q != r).collect();
         let begin = |q: usize| if contract.entry { at.met[q] } else { at.arrive[q] };
-        for &x in &node.inputs {
+        // Peers reach what the signature of a custom op names, and all that the contract of a variant says.
+        let (operands, results) = match &node.op {
+            Op::Custom(id) => {
+                let op = &stage.graph.customs[*id];
+                (op.symmetric_operands.clone(), op.symmetric_results.clone())
+            }
+            _ => {
+                let all = |on: bool, n: usize| if on { (0..n).collect() } else { Vec::new() };
+                let (operands, results) = (node.inputs.len(), node.outputs.len());
+                let touch = contract.touch;
+                (all(touch.reads_operand(), operands), all(touch.writes_result(), results))
+            }
+        };
+        for (i, &x) in node.inputs.iter().enumerate() {
             let x = stage.base(x);
             self.access(stage, r, x, at.arrive[r], at.completed[r], false, s, "own");
-            for &q in peers.iter().filter(|_| contract.touch.reads_operand()) {
+            for &q in peers.iter().filter(|_| operands.contains(&i)) {
                 self.access(stage, r, x, begin(q), at.touched[q], false, s, "peer");
             }
         }
         let own_begin = if contract.entry || contract.meets { at.met[r] } else { at.arrive[r] };
-        for &y in &node.outputs {
+        for (i, &y) in node.outputs.iter().enumerate() {
             self.access(stage, r, y, own_begin, at.completed[r], true, s, "own");
-            for &q in peers.iter().filter(|_| contract.touch.writes_result()) {
+            for &q in peers.iter().filter(|_| results.contains(&i)) {
                 self.access(stage, r, y, begin(q), at.touched[q], true, s, "peer");
             }
         }

@@ -10,8 +10,8 @@ pub mod explore;
 
 use symmc_ir::entity::Entity;
 use symmc_ir::{
-    BinaryOp, Builder, CollectiveKind, DType, Dim, Graph, InputKind, Members, NodeId, Op, Output, OutputKind,
-    ReduceOp, Scalar, Splits, Type, UnaryOp, ValueId, Variant,
+    BinaryOp, Builder, CollectiveKind, CustomOp, DType, Dim, Graph, InputKind, Members, NodeId, Op, Output,
+    OutputKind, ReduceOp, Scalar, Splits, Type, UnaryOp, ValueId, Variant,
 };
 use symmc_planner::plan::Plan;
 use symmc_planner::{BucketInput, PlanConfig, plan};
@@ -145,6 +145,7 @@ impl Maker {
             }
             5 => self.view(rng, x),
             6 if rng.one_in(3) => self.push("k", Op::Copy, &[x]),
+            7 if rng.one_in(2) => self.custom(rng, x),
             _ => self.collective(rng, x, large),
         }
     }
@@ -169,6 +170,25 @@ impl Maker {
                     self.values.push(v);
                 }
             }
+        }
+    }
+
+    /// A custom op of one or two operands, with a signature of its own.
+    fn custom(&mut self, rng: &mut Rng, x: ValueId) {
+        let inputs = if rng.one_in(2) { vec![x] } else { vec![x, self.recent(rng)] };
+        let some = |rng: &mut Rng, n: usize| (0..n).filter(|_| rng.one_in(2)).collect();
+        let group = (!rng.one_in(4)).then(|| *rng.pick(&self.groups));
+        let graph = self.b.graph_mut();
+        let op = CustomOp {
+            name: format!("test::op{}", graph.customs.len()),
+            symmetric_operands: some(rng, inputs.len()),
+            symmetric_results: some(rng, 1),
+            group,
+        };
+        let ty = graph.ty(x).clone();
+        let op = Op::Custom(graph.customs.push(op));
+        if let Ok(y) = self.b.op_as("m", op, &inputs, ty) {
+            self.values.push(y);
         }
     }
 
