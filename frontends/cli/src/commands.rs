@@ -88,5 +88,7 @@ fn ops(args: &OpsArgs) -> Result<ExitCode> {
 }
 
 fn rank(args: &RankArgs) -> Result<ExitCode> {
-    Ok(symmc::host::rank_main(args.fd).map(|()| ExitCode::SUCCESS).map_err(symmc::Error::from)?)
+    Ok(symmc::host::rank_main(args.fd, &symmc::host::Engines::default())
+        .map(|()| ExitCode::SUCCESS)
+        .map_err(symmc::Error::from)?)
 }

@@ -7,7 +7,7 @@ use symmc_ir::entity::Entity;
 use symmc_ir::{OutputKind, Tensor, interp, text};
 use symmc_planner::CheckedPlan;
 use symmc_planner::plan::Plan;
-use symmc_runtime::host::{self, HostConfig, Job, LaneThreads, Membership, RankCommand, RankJob};
+use symmc_runtime::host::{self, Engines, HostConfig, Job, LaneThreads, Membership, RankCommand, RankJob};
 
 use crate::error::Error;
 use crate::workload::Workload;
@@ -118,5 +118,5 @@ pub fn run_joined(
         repeats: config.repeats.max(1),
         config: config.host(),
     };
-    Ok(host::run_rank(place, &job)?)
+    Ok(host::run_rank(place, &job, &Engines::default())?)
 }

@@ -11,6 +11,7 @@ use symmc_planner::plan::Plan;
 
 use super::comm::CommConfig;
 use super::control::Progress;
+use super::engine::EngineChoice;
 use super::wait::Spin;
 use crate::error::RunError;
 use crate::exec::{ExecConfig, Lanes, Timing};
@@ -30,7 +31,7 @@ pub struct Job<'a> {
     pub config: HostConfig,
 }
 
-/// How a plan runs on host ranks.
+/// How a plan runs on the ranks of this machine.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct HostConfig {
     /// No wait takes longer. A rank that makes no progress for this long ends the run.
@@ -39,6 +40,8 @@ pub struct HostConfig {
     pub chaos: Option<u64>,
     /// Whether a rank runs its lanes on one thread or on one each.
     pub threads: LaneThreads,
+    /// What runs it.
+    pub engine: EngineChoice,
     /// Where counters and packet epochs start. 0 but in tests of their wrap-around.
     pub first: u32,
 }
@@ -55,7 +58,13 @@ pub enum LaneThreads {
 
 impl Default for HostConfig {
     fn default() -> Self {
-        HostConfig { limit: Duration::from_secs(30), chaos: None, threads: LaneThreads::One, first: 0 }
+        HostConfig {
+            limit: Duration::from_secs(30),
+            chaos: None,
+            threads: LaneThreads::One,
+            engine: EngineChoice::Host,
+            first: 0,
+        }
     }
 }
 
@@ -134,6 +143,8 @@ impl Needs {
         for text in &plan.programs {
             groups = groups.max(parse(text, "a planned program")?.groups.len());
         }
+        // One more for what engines tell their peers.
+        let groups = groups + 1;
         Ok(Needs { outputs, mutated, groups, symbols: graph.symbols.len() })
     }
 }

@@ -18,9 +18,10 @@ use symmc_planner::CheckedPlan;
 use super::channel::{Channel, FromRank, ToRank, Welcome, accept, same_user};
 use super::comm::{Comm, World};
 use super::coordinator::{Coordinator, Member};
+use super::engine::{Engines, RankRun};
 use super::job::{HostConfig, Needs};
-use super::rank::{Protocol, map_world, receive_welcome};
-use super::walk::{LocalMemory, Walk, arena_size};
+use super::rank::{Protocol, agree, map_world, receive_welcome};
+use super::walk::{LocalMemory, arena_size};
 use crate::error::RunError;
 
 /// Ranks have at least this long to find each other.
@@ -112,11 +113,11 @@ pub struct RankJob<'a> {
     pub config: HostConfig,
 }
 
-/// Runs this process's rank together with the others; its outputs.
+/// Runs this process's rank together with the others on the engine that the job chooses; its outputs.
 ///
 /// # Errors
 /// The inputs do not fit the plan, the other ranks do not come or run something else, or a rank failed.
-pub fn run_rank(place: &Membership, job: &RankJob) -> Result<Vec<Tensor>, RunError> {
+pub fn run_rank(place: &Membership, job: &RankJob, engines: &Engines<'_>) -> Result<Vec<Tensor>, RunError> {
     if job.plan.ranks != place.ranks {
         let (expected, found) = (job.plan.ranks, place.ranks);
         return Err(RunError::Invalid(format!("the plan is for {expected} ranks, the run has {found}")));
@@ -125,12 +126,12 @@ pub fn run_rank(place: &Membership, job: &RankJob) -> Result<Vec<Tensor>, RunErr
     let needs = Needs::of(job.plan, &job.bindings, &inputs, place.rank)?;
     let until = Instant::now() + joining(job);
     if place.rank != 0 {
-        return run_joined(place, job, &needs, until);
+        return run_joined(place, job, engines, &needs, until);
     }
     let listener = meeting_point(place)?;
     std::thread::scope(|scope| {
         let coordinator = scope.spawn(|| coordinate(place, job, &needs, &listener));
-        let result = run_joined(place, job, &needs, until);
+        let result = run_joined(place, job, engines, &needs, until);
         let verdict =
             coordinator.join().unwrap_or_else(|_| Err(RunError::system("the coordinator", "panicked")));
         verdict.and(result)
@@ -146,6 +147,7 @@ fn joining(job: &RankJob) -> Duration {
 fn run_joined(
     place: &Membership,
     job: &RankJob,
+    engines: &Engines<'_>,
     needs: &Needs,
     until: Instant,
 ) -> Result<Vec<Tensor>, RunError> {
@@ -153,18 +155,24 @@ fn run_joined(
     let (rank, ranks, run) = (place.rank, place.ranks, place.run.clone());
     channel.send(&FromRank::Join { rank, ranks, run })?;
     let (welcome, fds) = receive_welcome(&channel, until)?;
-    let walk = Walk { plan: job.plan, bindings: &job.bindings, repeats: job.repeats, config: &job.config };
-    let protocol = Protocol { channel: &channel, welcome: &welcome, walk: &walk };
     if welcome.arena != arena_size(job.plan.arenas.symmetric)? {
         // The plans differ; comparing their hashes names the ranks.
-        protocol.agree()?;
+        agree(&channel, rank, job.plan, &job.bindings, job.repeats)?;
         return Err(RunError::system("the symmetric arena", "has another size than the plan says"));
     }
     let world = map_world(&welcome, &mut fds.into_iter())?;
     let comm = Comm::new(world, rank, job.config.comm(ranks))?;
     let memory = LocalMemory::new(job.plan.arenas.ordinary, job.inputs, &needs.mutated, &needs.outputs)?;
+    let run = RankRun {
+        plan: job.plan,
+        bindings: &job.bindings,
+        repeats: job.repeats,
+        config: &job.config,
+        comm: &comm,
+    };
+    let protocol = Protocol { channel: &channel, welcome: &welcome, run: &run, engines };
     // SAFETY: the memory is this rank's own and as large as the program says; the inputs live in the job.
-    unsafe { protocol.run(&comm, &memory.rank(&comm))? };
+    unsafe { protocol.start(&memory.rank(&comm))? };
     memory.outputs(&needs.outputs)
 }
 

@@ -16,9 +16,10 @@ use super::channel::{Channel, FromRank, ToRank, Welcome};
 use super::comm::{Comm, World};
 use super::control::Control;
 use super::coordinator::hello;
+use super::engine::{Engines, RankRun};
 use super::launch::JobText;
 use super::memory::{Access, Segment};
-use super::walk::{Walk, arena_size};
+use super::walk::arena_size;
 use crate::error::RunError;
 use crate::exec::{RankMemory, Span};
 
@@ -27,12 +28,12 @@ const WELCOME: Duration = Duration::from_secs(30);
 /// How often a listening rank looks whether it is still to listen.
 const TICK: Duration = Duration::from_millis(50);
 
-/// Runs the rank behind the control socket `fd`, which a launcher passed to this process, and returns when
-/// the run has ended. Failures of the run are reported to the launcher and are not errors here.
+/// Runs the rank behind the control socket `fd`, which a launcher passed to this process, on the engine that
+/// the job chooses, and returns when the run has ended. Failures of the run are reported to the launcher and are not errors here.
 ///
 /// # Errors
 /// `fd` is no control socket, or the launcher cannot be understood.
-pub fn rank_main(fd: RawFd) -> Result<(), RunError> {
+pub fn rank_main(fd: RawFd, engines: &Engines<'_>) -> Result<(), RunError> {
     let invalid = |detail: &dyn std::fmt::Display| {
         let what = format!("descriptor {fd} is no control socket ({detail})");
         RunError::Invalid(format!("{what}: ranks are started by a launcher"))
@@ -48,7 +49,7 @@ pub fn rank_main(fd: RawFd) -> Result<(), RunError> {
     let (welcome, fds) = receive_welcome(&channel, Instant::now() + WELCOME)?;
     match Launched::new(&welcome, fds) {
         // A failure of the run has been reported.
-        Ok(rank) => rank.run(&channel, &welcome).or(Ok(())),
+        Ok(rank) => rank.run(&channel, &welcome, engines).or(Ok(())),
         Err(error) => channel.send(&FromRank::Failed(error)),
     }
 }
@@ -133,11 +134,12 @@ impl Launched {
         Ok(Launched { plan, bindings, job, comm, memory, _segments: segments })
     }
 
-    fn run(&self, channel: &Channel, welcome: &Welcome) -> Result<(), RunError> {
+    fn run(&self, channel: &Channel, welcome: &Welcome, engines: &Engines<'_>) -> Result<(), RunError> {
         let (repeats, config) = (self.job.repeats, &self.job.config);
-        let walk = Walk { plan: &self.plan, bindings: &self.bindings, repeats, config };
+        let comm = &self.comm;
+        let run = RankRun { plan: &self.plan, bindings: &self.bindings, repeats, config, comm };
         // SAFETY: the launcher laid the spans out for the program; `within` saw that they exist.
-        unsafe { Protocol { channel, welcome, walk: &walk }.run(&self.comm, &self.memory) }
+        unsafe { Protocol { channel, welcome, run: &run, engines }.start(&self.memory) }
     }
 }
 
@@ -153,7 +155,8 @@ fn within(segment: &Segment, offset: usize, len: usize) -> Result<Span, RunError
 pub(super) struct Protocol<'a> {
     pub channel: &'a Channel,
     pub welcome: &'a Welcome,
-    pub walk: &'a Walk<'a>,
+    pub run: &'a RankRun<'a>,
+    pub engines: &'a Engines<'a>,
 }
 
 type Verdict = Result<(), RunError>;
@@ -162,20 +165,26 @@ impl Protocol<'_> {
     /// From the comparison of plans to the verdict. A failure of this rank has been reported on return.
     ///
     /// # Safety
-    /// As [`Walk::run`].
-    pub unsafe fn run(&self, comm: &Comm, memory: &RankMemory) -> Verdict {
+    /// As [`Engine::run`](super::Engine::run).
+    pub unsafe fn start(&self, memory: &RankMemory) -> Verdict {
+        let comm = self.run.comm;
         let (verdicts, verdict) = mpsc::channel();
         let ended = AtomicBool::new(false);
         std::thread::scope(|scope| {
             let ended = &ended;
-            let start = || {
+            let mut verdicts = Some(verdicts);
+            let mut start = || {
                 self.channel.send(&FromRank::Ready)?;
                 self.expect(&ToRank::Start)?;
-                scope.spawn(move || self.listen(comm, ended, &verdicts));
+                if let Some(verdicts) = verdicts.take() {
+                    scope.spawn(move || self.listen(comm, ended, &verdicts));
+                }
                 Ok(())
             };
             // SAFETY: by the caller.
-            let ran = self.agree().and_then(|()| unsafe { self.walk.run(comm, memory, start) });
+            let ran =
+                agree(self.channel, self.welcome.rank, self.run.plan, self.run.bindings, self.run.repeats)
+                    .and_then(|()| unsafe { self.engines.run(self.run, memory, &mut start) });
             let result = match ran {
                 Ok(()) => {
                     self.channel.send(&FromRank::Done).and_then(|()| self.await_verdict(&verdict, comm))
@@ -197,20 +206,9 @@ impl Protocol<'_> {
         }
     }
 
-    /// Says what this rank runs; returns when all ranks run the same.
-    pub fn agree(&self) -> Result<(), RunError> {
-        self.channel.send(&hello(self.walk.plan, self.walk.bindings, self.walk.repeats))?;
-        self.expect(&ToRank::Proceed)
-    }
-
     /// Waits for one message. The coordinator's limits bound the wait.
     fn expect(&self, expected: &ToRank) -> Result<(), RunError> {
-        match self.channel.receive::<ToRank>(None)? {
-            Some(message) if message == *expected => Ok(()),
-            Some(ToRank::Verdict(Some(error))) => Err(error),
-            None => Err(self.coordinator_gone()),
-            other => Err(unexpected(&format!("{expected:?}"), &other)),
-        }
+        expect(self.channel, self.welcome.rank, expected)
     }
 
     /// Waits for the verdict while the rank runs; ends the run if it is bad or cannot come any more.
@@ -243,7 +241,7 @@ impl Protocol<'_> {
     fn await_verdict(&self, verdict: &mpsc::Receiver<Verdict>, comm: &Comm) -> Verdict {
         let ranks = self.welcome.ranks;
         let beats = || (0..ranks).map(|r| comm.control().progress(r).beats).collect::<Vec<_>>();
-        let limit = self.walk.config.limit;
+        let limit = self.run.config.limit;
         let (mut last, mut since) = (beats(), Instant::now());
         loop {
             match verdict.recv_timeout(TICK) {
@@ -266,9 +264,34 @@ impl Protocol<'_> {
     }
 
     fn coordinator_gone(&self) -> RunError {
-        let reason = "the coordinator of the run is gone".into();
-        RunError::Aborted { rank: self.welcome.rank, reason }
+        coordinator_gone(self.welcome.rank)
     }
+}
+
+/// Says what this rank runs; returns when all ranks run the same.
+pub(super) fn agree(
+    channel: &Channel,
+    rank: u32,
+    plan: &Plan,
+    bindings: &Bindings,
+    repeats: u32,
+) -> Result<(), RunError> {
+    channel.send(&hello(plan, bindings, repeats))?;
+    expect(channel, rank, &ToRank::Proceed)
+}
+
+/// Waits for one message.
+fn expect(channel: &Channel, rank: u32, expected: &ToRank) -> Result<(), RunError> {
+    match channel.receive::<ToRank>(None)? {
+        Some(message) if message == *expected => Ok(()),
+        Some(ToRank::Verdict(Some(error))) => Err(error),
+        None => Err(coordinator_gone(rank)),
+        other => Err(unexpected(&format!("{expected:?}"), &other)),
+    }
+}
+
+fn coordinator_gone(rank: u32) -> RunError {
+    RunError::Aborted { rank, reason: "the coordinator of the run is gone".into() }
 }
 
 fn unexpected(expected: &str, found: &Option<ToRank>) -> RunError {

@@ -8,8 +8,9 @@ use symmc_ir::Tensor;
 
 use super::comm::{Comm, World};
 use super::coordinator::cause;
+use super::engine::{Engines, RankRun};
 use super::job::{Job, Needs};
-use super::walk::{LocalMemory, Walk, arena_size};
+use super::walk::{LocalMemory, arena_size};
 use crate::error::RunError;
 
 /// Runs a job on one thread for each rank; the outputs of each rank.
@@ -81,14 +82,20 @@ fn run_rank(
     rank: u32,
     world: World,
     needs: &Needs,
-    ready: impl FnOnce() -> Result<(), RunError>,
+    mut ready: impl FnMut() -> Result<(), RunError>,
 ) -> Result<Vec<Tensor>, RunError> {
     let inputs = &job.inputs[rank as usize];
     let comm = Comm::new(world, rank, job.config.comm(job.plan.ranks))?;
     let memory = LocalMemory::new(job.plan.arenas.ordinary, inputs, &needs.mutated, &needs.outputs)?;
-    let walk = Walk { plan: job.plan, bindings: &job.bindings, repeats: job.repeats, config: &job.config };
+    let run = RankRun {
+        plan: job.plan,
+        bindings: &job.bindings,
+        repeats: job.repeats,
+        config: &job.config,
+        comm: &comm,
+    };
     // SAFETY: the memory is this rank's own and as large as the program says; the inputs live in the job.
-    unsafe { walk.run(&comm, &memory.rank(&comm), ready)? };
+    unsafe { Engines::default().run(&run, &memory.rank(&comm), &mut ready)? };
     memory.outputs(&needs.outputs)
 }
 

@@ -1,16 +1,15 @@
-//! One rank runs its plan: what process ranks, thread ranks and joined ranks have in common.
+//! The memory of a rank: what process ranks, thread ranks and joined ranks have in common.
 
 use std::sync::Arc;
 
-use symmc_ir::{Bindings, Tensor};
-use symmc_planner::plan::Plan;
+use symmc_ir::Tensor;
 
 use super::comm::Comm;
-use super::job::{HostConfig, Slot};
+use super::job::Slot;
 use super::memory::Segment;
 use crate::call::CollectiveCall;
 use crate::error::RunError;
-use crate::exec::{Communicator, Executor, RankMemory, Registry, Span};
+use crate::exec::{Communicator, RankMemory, Span};
 
 impl Communicator for Comm {
     fn begin(&self, step: usize) {
@@ -26,42 +25,6 @@ impl Communicator for Comm {
         if !error.is_consequence() {
             Comm::abort(self, error);
         }
-    }
-}
-
-/// What one rank runs.
-pub(super) struct Walk<'a> {
-    pub plan: &'a Plan,
-    pub bindings: &'a Bindings,
-    pub repeats: u32,
-    pub config: &'a HostConfig,
-}
-
-impl Walk<'_> {
-    /// Loads the rank's fixed memory, calls `ready`, which returns once all ranks are, and runs the plan as
-    /// often as wanted.
-    ///
-    /// # Safety
-    /// As [`Executor::run`] for `memory`.
-    pub unsafe fn run(
-        &self,
-        comm: &Comm,
-        memory: &RankMemory,
-        ready: impl FnOnce() -> Result<(), RunError>,
-    ) -> Result<(), RunError> {
-        let registry = Registry::new();
-        let mut executor = Executor::new(self.plan, comm.rank(), &registry, self.config.exec())?;
-        let bucket = executor.bucket(self.bindings)?;
-        // SAFETY: the caller's promise.
-        unsafe { executor.load(self.bindings, memory)? };
-        ready()?;
-        for run in 0..u64::from(self.repeats.max(1)) {
-            comm.begin_run(run, bucket);
-            // SAFETY: the caller's promise.
-            unsafe { executor.run(self.bindings, memory, comm)? };
-        }
-        comm.end_runs();
-        Ok(())
     }
 }
 

@@ -3,7 +3,7 @@
 use std::process::{Child, Command, ExitCode, Output, Stdio};
 use std::time::{Duration, Instant};
 
-use symmc_runtime::host::{Membership, RankJob, run_rank};
+use symmc_runtime::host::{Engines, Membership, RankJob, run_rank};
 
 use crate::Test;
 use crate::programs::Owned;
@@ -31,7 +31,7 @@ pub fn member() -> ExitCode {
             repeats: owned.repeats,
             config: owned.config.clone(),
         };
-        run_rank(&place, &job).map(|outputs| (place.rank, outputs))
+        run_rank(&place, &job, &Engines::default()).map(|outputs| (place.rank, outputs))
     });
     match result {
         Ok((rank, outputs)) if outputs == owned.expected()[rank as usize] => ExitCode::SUCCESS,

@@ -5,12 +5,15 @@
 //! the first argument. Tests run one after another, so that the children of this process are the ranks of
 //! the test.
 
+mod engines;
 mod faults;
 mod joining;
 mod programs;
 mod results;
 
 use std::process::ExitCode;
+
+use symmc_runtime::host::Engines;
 
 type Test = (&'static str, fn());
 
@@ -24,7 +27,7 @@ fn main() -> ExitCode {
         _ => {}
     }
     let filter = args.iter().find(|a| !a.starts_with('-'));
-    let tests: Vec<Test> = [results::TESTS, faults::TESTS, joining::TESTS].concat();
+    let tests: Vec<Test> = [results::TESTS, faults::TESTS, joining::TESTS, engines::TESTS].concat();
     let mut failed = 0;
     for (name, test) in tests.iter().filter(|(name, _)| filter.is_none_or(|f| name.contains(f.as_str()))) {
         let ok = std::panic::catch_unwind(test).is_ok();
@@ -36,7 +39,7 @@ fn main() -> ExitCode {
 
 fn rank(args: &[String]) -> ExitCode {
     let fd = args.get(1).and_then(|fd| fd.parse().ok()).unwrap_or(-1);
-    match symmc_runtime::host::rank_main(fd) {
+    match symmc_runtime::host::rank_main(fd, &Engines { others: &[&engines::Roll] }) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("{error}");

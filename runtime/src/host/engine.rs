@@ -1,0 +1,178 @@
+//! What runs a rank's plan: the seam behind which processors of other kinds stand.
+//!
+//! A rank process gets its job, agrees with the others on it, and hands it to an engine. The [`HostEngine`]
+//! walks the steps on this machine's CPU. Another engine is named by the job ([`Engine::name`]) and given by
+//! the program that the rank process runs; it uses the host's [`Comm`] to meet its peers, to tell how far it
+//! came, and to learn that the run has ended.
+
+use serde::{Deserialize, Serialize};
+use symmc_ir::{Bindings, CollectiveKind, DType, Variant};
+use symmc_planner::plan::Plan;
+
+use super::comm::Comm;
+use super::job::HostConfig;
+use crate::call::{CollectiveCall, Region, RegionMemory};
+use crate::error::RunError;
+use crate::exec::{Executor, RankMemory, Registry};
+
+/// Which engine runs a job.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+pub enum EngineChoice {
+    /// The CPU.
+    #[default]
+    Host,
+    /// The engine of this name.
+    Named {
+        /// Its [`Engine::name`].
+        name: String,
+        /// What it is told, in a form of its own.
+        options: String,
+    },
+}
+
+/// What one rank runs.
+#[derive(Clone, Copy, Debug)]
+pub struct RankRun<'a> {
+    /// The plan, checked and the same on all ranks.
+    pub plan: &'a Plan,
+    /// The values of the imported program's symbols.
+    pub bindings: &'a Bindings,
+    /// How often the plan runs, at least once.
+    pub repeats: u32,
+    /// How it runs.
+    pub config: &'a HostConfig,
+    /// The rank's means to reach its peers.
+    pub comm: &'a Comm,
+}
+
+impl RankRun<'_> {
+    /// Every rank's bytes, by rank. All ranks call this at the same point with equally many; not while the
+    /// plan runs on the host.
+    ///
+    /// # Errors
+    /// A peer failed, or did not come within the limit.
+    pub fn exchange(&self, mine: &[u8]) -> Result<Vec<Vec<u8>>, RunError> {
+        let ranks = self.comm.ranks() as usize;
+        let cell: Vec<u32> = (0..self.comm.ranks()).collect();
+        let mut operand = mine.to_vec();
+        let mut all = vec![0u8; operand.len() * ranks];
+        let private = |bytes: &mut [u8]| Region {
+            memory: RegionMemory::Private(bytes.as_mut_ptr()),
+            offset: 0,
+            by_rank: 0,
+        };
+        let call = CollectiveCall {
+            step: 0,
+            name: "exchange",
+            kind: &CollectiveKind::AllGather,
+            variant: Variant::Plain,
+            exit: None,
+            cell: &cell,
+            // The last group is no group of the plan.
+            group: self.comm.control().groups().saturating_sub(1),
+            dtype: DType::U8,
+            elements: operand.len(),
+            row: 1,
+            operand: private(&mut operand),
+            result: private(&mut all),
+            landing: None,
+            splits: None,
+        };
+        // SAFETY: both regions are buffers of this call, as large as it says.
+        unsafe { self.comm.collective(&call)? };
+        Ok(all.chunks(operand.len().max(1)).map(<[u8]>::to_vec).collect())
+    }
+}
+
+/// Runs plans on one rank.
+pub trait Engine: Sync {
+    /// The name by which jobs choose it.
+    fn name(&self) -> &'static str;
+
+    /// Loads the rank's memory, calls `ready`, which returns once all ranks are, and runs the plan as often as
+    /// wanted. The outputs are those of the last run. `options` is what the job tells the engine.
+    ///
+    /// # Errors
+    /// The plan cannot run here, or the run failed.
+    ///
+    /// # Safety
+    /// As [`Executor::run`] for `memory`.
+    unsafe fn run(
+        &self,
+        options: &str,
+        run: &RankRun<'_>,
+        memory: &RankMemory,
+        ready: &mut dyn FnMut() -> Result<(), RunError>,
+    ) -> Result<(), RunError>;
+}
+
+/// The engines of a rank process.
+#[derive(Clone, Copy, Default)]
+pub struct Engines<'a> {
+    /// Engines besides the host's.
+    pub others: &'a [&'a dyn Engine],
+}
+
+impl Engines<'_> {
+    /// Runs a rank on the engine that its job chooses.
+    ///
+    /// # Errors
+    /// There is no such engine, or as [`Engine::run`].
+    ///
+    /// # Safety
+    /// As [`Engine::run`].
+    pub(super) unsafe fn run(
+        &self,
+        run: &RankRun<'_>,
+        memory: &RankMemory,
+        ready: &mut dyn FnMut() -> Result<(), RunError>,
+    ) -> Result<(), RunError> {
+        match &run.config.engine {
+            // SAFETY: the caller's promise.
+            EngineChoice::Host => unsafe { HostEngine.run("", run, memory, ready) },
+            EngineChoice::Named { name, options } => {
+                let known = self.others.iter().find(|e| e.name() == name);
+                let unknown = || {
+                    RunError::Invalid(format!(
+                        "this program has no engine called {name}: it was built without"
+                    ))
+                };
+                // SAFETY: the caller's promise.
+                unsafe { known.ok_or_else(unknown)?.run(options, run, memory, ready) }
+            }
+        }
+    }
+}
+
+/// The CPU of this machine.
+#[derive(Clone, Copy, Debug)]
+pub struct HostEngine;
+
+impl Engine for HostEngine {
+    fn name(&self) -> &'static str {
+        "host"
+    }
+
+    unsafe fn run(
+        &self,
+        _options: &str,
+        run: &RankRun<'_>,
+        memory: &RankMemory,
+        ready: &mut dyn FnMut() -> Result<(), RunError>,
+    ) -> Result<(), RunError> {
+        let RankRun { plan, bindings, repeats, config, comm } = *run;
+        let registry = Registry::new();
+        let mut executor = Executor::new(plan, comm.rank(), &registry, config.exec())?;
+        let bucket = executor.bucket(bindings)?;
+        // SAFETY: the caller's promise.
+        unsafe { executor.load(bindings, memory)? };
+        ready()?;
+        for run in 0..u64::from(repeats.max(1)) {
+            comm.begin_run(run, bucket);
+            // SAFETY: the caller's promise.
+            unsafe { executor.run(bindings, memory, comm)? };
+        }
+        comm.end_runs();
+        Ok(())
+    }
+}
