@@ -1,5 +1,5 @@
-//! One collective as the executor hands it to a communicator: the seam between a plan's steps and the
-//! backend that runs them.
+//! One collective, or one custom op that touches peers, as the executor hands it to a communicator: the seam
+//! between a plan's steps and the backend that runs them.
 //!
 //! All sizes and offsets are concrete: the bindings of the run are already applied. Ranks of a cell call
 //! with equal values, but for `Private` addresses and the contents of memory.
@@ -7,6 +7,8 @@
 use symmc_ir::collective::{CollectiveKind, Variant};
 use symmc_ir::types::DType;
 use symmc_planner::plan::Barrier;
+
+use crate::error::RunError;
 
 /// One collective step of one rank.
 #[derive(Clone, Copy, Debug)]
@@ -61,4 +63,31 @@ pub enum RegionMemory {
     Symmetric,
     /// Memory that only this rank reaches; the address of its first byte.
     Private(*mut u8),
+}
+
+/// A custom op that touches peers, on one rank.
+#[derive(Clone, Copy, Debug)]
+pub struct PeerCall<'a> {
+    /// The index of the step in its bucket.
+    pub step: usize,
+    /// The node that the step runs: the name of its first result.
+    pub name: &'a str,
+    /// The op, for people.
+    pub op: &'a str,
+    /// The ranks of this rank's cell, in the order of the group.
+    pub cell: &'a [u32],
+    /// The index of the group.
+    pub group: usize,
+}
+
+/// The symmetric arenas of a cell while a custom op touches them.
+pub trait PeerMemory {
+    /// The address of `bytes` bytes at `offset` in the symmetric arena of the rank of this number.
+    ///
+    /// # Errors
+    /// They do not lie in the arena.
+    fn at(&self, number: usize, offset: usize, bytes: usize) -> Result<*mut u8, RunError>;
+
+    /// Comes before or after a touch of a peer.
+    fn touch(&self) {}
 }

@@ -6,6 +6,8 @@
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
+use crate::custom::Mismatch;
+
 /// Why a run failed, with the rank, step and node as far as they are known.
 #[derive(Clone, PartialEq, Debug, Error, Serialize, Deserialize)]
 pub enum RunError {
@@ -13,6 +15,18 @@ pub enum RunError {
     /// was expected and what was found.
     #[error("{0}")]
     Invalid(String),
+    /// The program has an op that cannot run.
+    #[error("{}%{node} ({op}): {why}", rank_text(*rank))]
+    CannotRun {
+        /// The rank that found out, if it was one.
+        rank: Option<u32>,
+        /// The node: the name of its first result.
+        node: String,
+        /// The op of the node, with the name of a custom or opaque one.
+        op: String,
+        /// Why.
+        why: Mismatch,
+    },
     /// A step failed on a rank.
     #[error("rank {rank}, step {step} ({op} %{node}): {detail}")]
     Step {
@@ -136,10 +150,19 @@ impl RunError {
         RunError::System { what: what.into(), error: error.to_string() }
     }
 
+    /// Whether what was asked for cannot run, in contrast to a run that failed.
+    pub fn is_bad_input(&self) -> bool {
+        matches!(self, RunError::Invalid(_) | RunError::CannotRun { .. })
+    }
+
     /// Whether this only repeats that the run ended elsewhere.
     pub fn is_consequence(&self) -> bool {
         matches!(self, RunError::Aborted { .. })
     }
+}
+
+fn rank_text(rank: Option<u32>) -> String {
+    rank.map_or_else(String::new, |rank| format!("rank {rank}: "))
 }
 
 fn peers_text(peers: &[u32]) -> String {

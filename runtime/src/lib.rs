@@ -1,14 +1,16 @@
 //! Runs plans: host ranks over shared memory.
 //!
-//! [`exec`] walks the steps of a checked plan on one rank, [`kernels`] are the ops on the CPU, and [`call`]
-//! is the seam behind which [`host`] moves data between ranks. The crate trusts a plan only as far as memory
+//! [`exec`] walks the steps of a checked plan on one rank, [`kernels`] are the ops on the CPU, [`custom`] holds
+//! the kernels of custom ops, and [`call`] is the seam behind which [`host`] moves data between ranks. The crate trusts a plan only as far as memory
 //! safety does not depend on it: every region is bounds-checked when it is resolved for a run.
 
 pub mod call;
+pub mod custom;
 pub mod error;
 pub mod exec;
 pub mod host;
 pub mod kernels;
 
-pub use call::{CollectiveCall, Region, RegionMemory};
+pub use call::{CollectiveCall, PeerCall, PeerMemory, Region, RegionMemory};
+pub use custom::Registry;
 pub use error::RunError;

@@ -80,6 +80,18 @@ fn files_stay_below_800_lines() {
 }
 
 #[test]
+fn the_readme_quotes_the_example_of_custom_ops() {
+    let read = |name: &str| std::fs::read_to_string(root().join(name)).expect("UTF-8 text");
+    let (readme, example) = (read("README.md"), read("examples/custom_op.rs"));
+    let quote = readme.split("<!-- custom ops -->\n```rust\n").nth(1).expect("the quote");
+    let quote = quote.split("```").next().unwrap_or_default();
+    assert!(quote.lines().count() > 3 && example.contains(quote), "not in the example:\n{quote}");
+    let declared = readme.split("```text\n").filter_map(|b| b.split("```").next());
+    let declared = declared.filter(|b| b.starts_with("custom ")).flat_map(str::lines);
+    assert!(declared.map(|line| assert!(example.contains(line), "{line}")).count() == 2);
+}
+
+#[test]
 fn nothing_is_stubbed() {
     let words = [["to", "do!("].concat(), ["unimpl", "emented!("].concat(), ["#[ig", "nore"].concat()];
     for (name, text) in sources() {

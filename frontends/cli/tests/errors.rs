@@ -195,3 +195,23 @@ fn output_that_cannot_be_written() {
         assert!(text.contains("standard output"), "{text}");
     }
 }
+
+#[test]
+fn ops_without_a_kernel_do_not_run() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let custom = "program \"p\" ranks 2\ngroup @g world\ncustom \"my::op\" symmetric operands [0] results [] group @g\n\
+                  arg %x: f32[8, 4]\n%y: f32[8, 4] = custom \"my::op\" %x\nreturn %y\n";
+    let opaque = "program \"p\" ranks 2\narg %x: f32[4]\n%y: f32[4] = opaque \"aten.foo\" %x attributes=\"\"\nreturn %y\n";
+    for (name, text, op) in
+        [("custom", custom, "custom \"my::op\""), ("opaque", opaque, "opaque \"aten.foo\"")]
+    {
+        let file = write(dir.path(), &format!("{name}.symm"), text.as_bytes());
+        let plan = dir.path().join(format!("{name}.json")).display().to_string();
+        stdout(&format!("plan {file} -o {plan}"));
+        stdout(&format!("check {plan}"));
+        for line in [format!("run {file} --seed 1"), format!("run {plan} --backend threads")] {
+            says(&line, &[&format!("%y ({op})"), "\"Custom ops\" in the README"]);
+        }
+        says(&format!("run {file} --backend interpreter"), &[op]);
+    }
+}

@@ -55,7 +55,7 @@ impl Error {
     pub fn is_bad_input(&self) -> bool {
         match self {
             Error::Check(_) => false,
-            Error::Run(e) => matches!(e, symmc_runtime::RunError::Invalid(_)),
+            Error::Run(e) => e.is_bad_input(),
             _ => true,
         }
     }

@@ -16,10 +16,12 @@
 //!
 //! A [`Program`] is opened from a `.pt2` or `.symm` file, [`compile`] makes a [`Plan`] of it and proves
 //! that safe, and [`run`] executes the [`CheckedPlan`] on a [`Backend`]. [`checked`] proves a plan from a file safe. A [`Workload`] is what a run needs
-//! besides: the values of the symbols and the inputs of every rank. Errors say whether the input was bad
+//! besides: the values of the symbols and the inputs of every rank. Kernels of [`mod@custom`] ops are registered
+//! and given with the [`RunConfig`]. Errors say whether the input was bad
 //! ([`Error::is_bad_input`]) or a run failed.
 
 mod compile;
+pub mod custom;
 mod error;
 mod memory;
 mod program;
@@ -28,6 +30,7 @@ mod tensors;
 mod workload;
 
 pub use compile::{Bind, BucketSpec, Config, check, checked, compile, compile_timed, read_plan, stages};
+pub use custom::{Registry, Signature, check_kernels, rank_main};
 pub use error::Error;
 pub use program::{OpenOptions, Program, Weights};
 pub use run::{Backend, RunConfig, run, run_joined};

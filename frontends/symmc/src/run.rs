@@ -7,6 +7,7 @@ use symmc_ir::entity::Entity;
 use symmc_ir::{OutputKind, Tensor, interp, text};
 use symmc_planner::CheckedPlan;
 use symmc_planner::plan::Plan;
+use symmc_runtime::custom::Registry;
 use symmc_runtime::host::{self, Engines, HostConfig, Job, LaneThreads, Membership, RankCommand, RankJob};
 
 use crate::error::Error;
@@ -19,7 +20,8 @@ pub enum Backend {
     Interpreter,
     /// The ranks are threads of this process.
     Threads,
-    /// One process per rank, started by this one with this command.
+    /// One process per rank, started by this one with this command. Kernels of custom ops are those of the
+    /// command.
     Processes(RankCommand),
 }
 
@@ -32,11 +34,13 @@ pub struct RunConfig {
     pub chaos: Option<u64>,
     /// How often the plan runs, at least once; the outputs are those of the last run.
     pub repeats: u32,
+    /// The kernels of custom ops.
+    pub kernels: Registry,
 }
 
 impl Default for RunConfig {
     fn default() -> Self {
-        RunConfig { limit: Duration::from_secs(30), chaos: None, repeats: 1 }
+        RunConfig { limit: Duration::from_secs(30), chaos: None, repeats: 1, kernels: Registry::new() }
     }
 }
 
@@ -51,7 +55,7 @@ impl RunConfig {
 /// Runs a plan; gives the outputs of each rank.
 ///
 /// # Errors
-/// The workload does not fit the plan, or a rank failed.
+/// The workload does not fit the plan, an op has no kernel, or a rank failed.
 pub fn run(
     plan: &CheckedPlan,
     work: &Workload,
@@ -59,7 +63,7 @@ pub fn run(
     config: &RunConfig,
 ) -> Result<Vec<Vec<Tensor>>, Error> {
     if let Backend::Interpreter = backend {
-        return interpret(plan, work, config.repeats.max(1));
+        return interpret(plan, work, config);
     }
     let job = Job {
         plan,
@@ -70,18 +74,22 @@ pub fn run(
     };
     Ok(match backend {
         Backend::Processes(command) => host::launch(&job, command)?,
-        _ => host::run_threads(&job)?,
+        _ => host::run_threads(&job, &config.kernels)?,
     })
 }
 
 /// Interprets the imported program as often as asked; inputs that an output mutates keep their new value.
-fn interpret(plan: &Plan, work: &Workload, repeats: u32) -> Result<Vec<Vec<Tensor>>, Error> {
+fn interpret(plan: &Plan, work: &Workload, config: &RunConfig) -> Result<Vec<Vec<Tensor>>, Error> {
     let fail = |e: &dyn std::fmt::Display| Error::Interpreter(e.to_string());
     let graph = text::parse(&plan.source.text).map_err(|e| fail(&e))?;
+    config.kernels.check(&graph)?;
+    let kernels = config.kernels.interpreted();
     let mut inputs = work.inputs.clone();
-    let run = |inputs: &[Vec<Arc<Tensor>>]| interp::run(&graph, &work.bindings, inputs).map_err(|e| fail(&e));
+    let run = |inputs: &[Vec<Arc<Tensor>>]| {
+        interp::run_with(&graph, &work.bindings, inputs, &kernels).map_err(|e| fail(&e))
+    };
     let mut outputs = run(&inputs)?;
-    for _ in 1..repeats {
+    for _ in 1..config.repeats.max(1) {
         for (inputs, outputs) in inputs.iter_mut().zip(&outputs) {
             for (output, value) in graph.outputs.iter().zip(outputs) {
                 if let OutputKind::Mutates(input) = output.kind {
@@ -118,5 +126,5 @@ pub fn run_joined(
         repeats: config.repeats.max(1),
         config: config.host(),
     };
-    Ok(host::run_rank(place, &job, &Engines::default())?)
+    Ok(host::run_rank(place, &job, &Engines::host(&config.kernels))?)
 }

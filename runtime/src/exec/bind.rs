@@ -7,16 +7,17 @@
 use std::sync::Arc;
 
 use indexmap::IndexMap;
-use smallvec::SmallVec;
 use symmc_ir::entity::Entity;
-use symmc_ir::text::op_name;
 use symmc_ir::{
     Bindings, Collective, CollectiveKind, DType, Dim, Graph, InputId, InputKind, NodeId, Op, ValueId, Variant,
 };
 use symmc_planner::plan::{Barrier, Lane};
 
+use super::peers::BoundPeers;
 use super::program::{BasePlace, ByRank, CustomKernel, Home, PreparedStep, Program, Words};
+use crate::custom::op_text;
 use crate::error::RunError;
+use crate::kernels::is_dense;
 
 /// A program resolved for one binding, ready to run.
 #[derive(Debug)]
@@ -92,8 +93,8 @@ pub struct BoundStep {
     pub waits: Vec<usize>,
     /// The name of its first result.
     pub node: String,
-    /// The name of its op.
-    pub op_name: &'static str,
+    /// Its op, with the name of a custom one.
+    pub op_name: String,
     /// What it does.
     pub work: Work,
 }
@@ -104,9 +105,15 @@ pub enum Work {
     /// An op of the closed set. The dims of its attributes are numbers.
     #[allow(missing_docs)]
     Kernel { op: Op, operands: Vec<Located>, results: Vec<Located> },
-    /// A custom op.
+    /// A custom op, and its peers if it touches any.
     #[allow(missing_docs)]
-    Custom { name: String, kernel: CustomKernel, operands: Vec<Located>, results: Vec<Located> },
+    Custom {
+        name: String,
+        kernel: CustomKernel,
+        operands: Vec<Located>,
+        results: Vec<Located>,
+        peers: Option<BoundPeers>,
+    },
     /// A collective.
     Collective(BoundCollective),
 }
@@ -199,14 +206,14 @@ impl Program {
     }
 }
 
-struct Binder<'a> {
-    program: &'a Program,
-    graph: &'a Graph,
+pub(super) struct Binder<'a> {
+    pub(super) program: &'a Program,
+    pub(super) graph: &'a Graph,
     bindings: Bindings,
 }
 
 impl Binder<'_> {
-    fn invalid(&self, value: ValueId, message: impl std::fmt::Display) -> RunError {
+    pub(super) fn invalid(&self, value: ValueId, message: impl std::fmt::Display) -> RunError {
         RunError::Invalid(format!("the plan cannot run: %{}: {message}", self.graph.name_of(value)))
     }
 
@@ -226,7 +233,7 @@ impl Binder<'_> {
     }
 
     /// The bytes of a value stored contiguously.
-    fn bytes(&self, value: ValueId) -> Result<usize, RunError> {
+    pub(super) fn bytes(&self, value: ValueId) -> Result<usize, RunError> {
         let dtype = self.graph.ty(value).dtype;
         let product = self.shape(value)?.iter().try_fold(dtype.size(), |n, &d| n.checked_mul(d));
         product
@@ -236,7 +243,7 @@ impl Binder<'_> {
 
     /// The place of a base, with its offset behind the start of its home (without the part that depends on
     /// the rank) and that part.
-    fn base(&self, base: ValueId) -> Result<(&BasePlace, usize, usize), RunError> {
+    pub(super) fn base(&self, base: ValueId) -> Result<(&BasePlace, usize, usize), RunError> {
         let place = self.program.places[base].as_ref();
         let place = place.ok_or_else(|| self.invalid(base, "it has no place"))?;
         let offset = self.size(base, &place.offset)?;
@@ -269,7 +276,7 @@ impl Binder<'_> {
     }
 
     /// Where a value lies; it lies within its base.
-    fn located(&self, value: ValueId) -> Result<Located, RunError> {
+    pub(super) fn located(&self, value: ValueId) -> Result<Located, RunError> {
         let layout = &self.program.layouts[value];
         let (place, offset, by_rank) = self.base(layout.base)?;
         let number = place.by_rank.as_ref().map_or(0, |b| b.number);
@@ -312,6 +319,7 @@ impl Binder<'_> {
                 kernel: kernel.clone(),
                 operands: self.all(&node.inputs)?,
                 results: self.all(&node.outputs)?,
+                peers: self.peers(step.node, *id)?,
             },
             (op, _) => Work::Kernel {
                 op: self.concrete(step.node, op)?,
@@ -320,7 +328,7 @@ impl Binder<'_> {
             },
         };
         let (lane, waits) = (step.lane, step.waits.clone());
-        Ok(BoundStep { index, lane, waits, node: name, op_name: op_name(&node.op), work })
+        Ok(BoundStep { index, lane, waits, node: name, op_name: op_text(self.graph, &node.op), work })
     }
 
     /// The op with the dims of its attributes replaced by their values.
@@ -376,7 +384,7 @@ impl Binder<'_> {
     /// or not.
     fn region(&self, value: ValueId, cells: &[Vec<u32>], peers: bool) -> Result<BoundRegion, RunError> {
         let at = self.located(value)?;
-        if !dense(&at.shape, &at.strides) {
+        if !is_dense(&at.shape, &at.strides) {
             return Err(self.invalid(value, "a collective needs its elements in one dense run"));
         }
         if peers && at.home != Home::Symmetric {
@@ -441,18 +449,4 @@ impl Binder<'_> {
             })
             .collect()
     }
-}
-
-/// Whether the elements are one run in row-major order.
-fn dense(shape: &[usize], strides: &[isize]) -> bool {
-    let mut expected = 1;
-    let mut axes: SmallVec<[(usize, isize); 6]> =
-        shape.iter().copied().zip(strides.iter().copied()).collect();
-    axes.retain(|a| a.0 != 1);
-    shape.contains(&0)
-        || axes.iter().rev().all(|&(n, stride)| {
-            let fits = stride == expected;
-            expected *= n as isize;
-            fits
-        })
 }

@@ -15,8 +15,8 @@
 //! Not here: how ranks reach each other, processes, and the choice of a plan.
 
 mod bind;
-mod custom;
 mod memory;
+mod peers;
 mod program;
 mod run;
 
@@ -26,13 +26,14 @@ use indexmap::IndexMap;
 use symmc_ir::{Bindings, text};
 use symmc_planner::plan::Plan;
 
-use crate::call::CollectiveCall;
+use crate::call::{CollectiveCall, PeerCall, PeerMemory};
+pub use crate::custom::Registry;
 use crate::error::RunError;
 use crate::kernels::Scratch;
 
 pub use bind::{Bound, BoundCollective, BoundInput, BoundOutput, BoundRegion, BoundStep, Located, Work};
-pub use custom::{CustomCall, Registry};
 pub use memory::{RankMemory, Span};
+pub use peers::{BoundPeers, PeerRegion};
 pub use program::{CustomKernel, Home, Program};
 
 /// How many bindings an executor keeps resolved.
@@ -92,6 +93,23 @@ pub trait Communicator: Sync {
     /// `Private` regions point to memory of this rank as large as the call says. Nobody else touches the
     /// call's memory in ways that the contract of its variant does not order.
     unsafe fn collective(&self, call: &CollectiveCall<'_>) -> Result<(), RunError>;
+
+    /// Runs `kernel`, that of a custom op, between an entry and an exit barrier of its cell.
+    ///
+    /// # Errors
+    /// As [`collective`](Self::collective), the error of the kernel, or this communicator cannot.
+    ///
+    /// # Safety
+    /// Nobody touches what the kernel touches in ways that the two barriers do not order.
+    unsafe fn custom(
+        &self,
+        call: &PeerCall<'_>,
+        kernel: &mut dyn FnMut(&dyn PeerMemory) -> Result<(), RunError>,
+    ) -> Result<(), RunError> {
+        let _ = kernel;
+        let PeerCall { name, op, .. } = call;
+        Err(RunError::Invalid(format!("%{name} ({op}): it touches peers, which this backend cannot")))
+    }
 
     /// Tells the peers, and another thread of this rank that is inside
     /// [`collective`](Self::collective), that this rank ends with `error`.

@@ -7,7 +7,7 @@ use symmc_ir::layout::{Layout, layouts};
 use symmc_ir::{Dim, Graph, GroupId, InputId, NodeId, Op, OutputKind, Table, Tensor, ValueId, text, verify};
 use symmc_planner::plan::{self, ArenaKind, Barrier, Bucket, Lane, Memory, Plan, Role};
 
-use super::custom::{Kernel, Registry};
+use crate::custom::{Entry, Registry};
 use crate::error::RunError;
 
 /// Memory that a base value lies in, as a run addresses it.
@@ -57,7 +57,7 @@ pub(super) struct PreparedStep {
 
 /// The kernel of a custom op.
 #[derive(Clone)]
-pub struct CustomKernel(pub(super) Arc<Kernel>);
+pub struct CustomKernel(pub(super) Entry);
 
 impl std::fmt::Debug for CustomKernel {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -261,37 +261,21 @@ impl Context<'_> {
                 let why = if is_view { "is a view" } else { "waits for a later step" };
                 return Err(invalid(format!("step {index}, %{}, {why}", step.node)));
             }
-            let custom = self.kernel_of(&data.op, &step.node, registry)?;
+            let custom = registry.entry(self.graph, node, Some(self.rank))?.map(CustomKernel);
+            self.expect_variant(&data.op, &step.node)?;
             let (lane, waits, exit) = (step.lane, step.waits.clone(), step.exit);
             out.push(PreparedStep { node, lane, waits, exit, custom });
         }
         Ok(out)
     }
 
-    /// The registered kernel of a custom op; an error for an op that cannot run.
-    fn kernel_of(&self, op: &Op, node: &str, registry: &Registry) -> Result<Option<CustomKernel>, RunError> {
-        match op {
-            Op::Opaque { name, .. } => Err(RunError::Invalid(format!(
-                "%{node}: the op \"{name}\" is opaque: it can be planned, not run"
-            ))),
-            Op::Custom(id) => {
-                let op = &self.graph.customs[*id];
-                let kernel = registry.get(&op.name).cloned();
-                if kernel.is_some() && op.group.is_some() {
-                    let name = &op.name;
-                    let why = "it touches peers, which kernels registered with this backend cannot";
-                    return Err(RunError::Invalid(format!(
-                        "%{node}: the custom op {name} cannot run: {why}"
-                    )));
-                }
-                let missing =
-                    || RunError::Invalid(format!("%{node}: no kernel is registered for {}", op.name));
-                kernel.map(|k| Some(CustomKernel(k))).ok_or_else(missing)
-            }
-            Op::Collective(c) if c.variant.and_then(|v| v.contract(&c.kind)).is_none() => {
+    /// Refuses a collective that names no variant.
+    fn expect_variant(&self, op: &Op, node: &str) -> Result<(), RunError> {
+        match op.as_collective() {
+            Some(c) if c.variant.and_then(|v| v.contract(&c.kind)).is_none() => {
                 Err(invalid(format!("%{node}: it names no variant that runs {}", c.kind.name())))
             }
-            _ => Ok(None),
+            _ => Ok(()),
         }
     }
 

@@ -10,8 +10,8 @@ use symmc_ir::InputKind;
 use symmc_planner::plan::Lane;
 
 use super::bind::{Bound, BoundCollective, BoundInput, BoundRegion, BoundStep, Located, Work};
-use super::custom::CustomCall;
 use super::memory::{RankMemory, Span};
+use super::peers::CustomStep;
 use super::program::Home;
 use super::{Communicator, ExecConfig, Lanes, RunReport, Timing};
 use crate::call::{CollectiveCall, Region, RegionMemory};
@@ -299,47 +299,75 @@ impl Walk<'_> {
     }
 
     fn step(&self, step: &BoundStep, scratch: &mut Scratch) -> Result<(), RunError> {
-        let failed = |detail: String| RunError::Step {
-            rank: self.bound.rank,
-            step: step.index,
-            node: step.node.clone(),
-            op: step.op_name.into(),
-            detail,
-        };
+        let run = StepRun { walk: self, step };
         match &step.work {
             Work::Kernel { op, operands, results } => {
-                let operands: SmallVec<[View<'_>; 4]> = operands.iter().map(|x| self.view(x)).collect();
+                let operands: SmallVec<[View<'_>; 4]> = operands.iter().map(|x| run.view(x)).collect();
                 let mut results: SmallVec<[ViewMut<'_>; 2]> =
-                    results.iter().map(|y| self.view_mut(y)).collect();
-                compute_with(op, &operands, &mut results, scratch).map_err(|e| failed(e.to_string()))
+                    results.iter().map(|y| run.view_mut(y)).collect();
+                compute_with(op, &operands, &mut results, scratch).map_err(|e| run.failed(e.to_string()))
             }
-            Work::Custom { name, kernel, operands, results } => {
-                let operands: Vec<View<'_>> = operands.iter().map(|x| self.view(x)).collect();
-                let mut results: Vec<ViewMut<'_>> = results.iter().map(|y| self.view_mut(y)).collect();
-                let rank = self.bound.rank;
-                let mut call = CustomCall { name, rank, operands: &operands, results: &mut results };
-                kernel.0(&mut call).map_err(failed)
+            Work::Custom { name, kernel, operands, results, peers } => {
+                let (op, peers) = (step.op_name.as_str(), peers.as_ref());
+                let custom = CustomStep { name, op, kernel: &kernel.0, operands, results, peers };
+                // SAFETY: as for a collective.
+                unsafe { custom.run(&run) }
             }
-            Work::Collective(c) => self.collective(step, c),
+            Work::Collective(c) => run.collective(c),
         }
     }
+}
 
-    fn view<'v>(&self, x: &'v Located) -> View<'v> {
+/// One step of a run.
+pub(super) struct StepRun<'a> {
+    walk: &'a Walk<'a>,
+    step: &'a BoundStep,
+}
+
+impl StepRun<'_> {
+    pub fn rank(&self) -> u32 {
+        self.walk.bound.rank
+    }
+
+    pub fn index(&self) -> usize {
+        self.step.index
+    }
+
+    pub fn node(&self) -> &str {
+        &self.step.node
+    }
+
+    pub fn communicator(&self) -> &dyn Communicator {
+        self.walk.comm
+    }
+
+    /// The error of this step.
+    pub fn failed(&self, detail: String) -> RunError {
+        let (step, node, op) = (self.step.index, self.step.node.clone(), self.step.op_name.clone());
+        RunError::Step { rank: self.walk.bound.rank, step, node, op, detail }
+    }
+
+    /// The first element of a value of this rank.
+    pub fn address(&self, value: &Located) -> *mut u8 {
+        self.walk.bases.at(value)
+    }
+
+    pub fn view<'v>(&self, x: &'v Located) -> View<'v> {
         // SAFETY: resolving the value saw that it lies within its memory and is aligned there; the checked
         // plan orders this step before and after all others that touch the bytes.
-        unsafe { View::new(x.dtype, &x.shape, &x.strides, self.bases.at(x)) }
+        unsafe { View::new(x.dtype, &x.shape, &x.strides, self.address(x)) }
     }
 
     fn view_mut<'v>(&self, y: &'v Located) -> ViewMut<'v> {
         // SAFETY: as above; a result is a base, so no two of its elements share bytes.
-        unsafe { ViewMut::new(y.dtype, &y.shape, &y.strides, self.bases.at(y)) }
+        unsafe { ViewMut::new(y.dtype, &y.shape, &y.strides, self.address(y)) }
     }
 
-    fn collective(&self, step: &BoundStep, c: &BoundCollective) -> Result<(), RunError> {
-        let region = |r: &BoundRegion| self.bases.region(r);
+    fn collective(&self, c: &BoundCollective) -> Result<(), RunError> {
+        let region = |r: &BoundRegion| self.walk.bases.region(r);
         let call = CollectiveCall {
-            step: step.index,
-            name: &step.node,
+            step: self.step.index,
+            name: &self.step.node,
             kind: &c.kind,
             variant: c.variant,
             exit: c.exit,
@@ -355,6 +383,6 @@ impl Walk<'_> {
         };
         // SAFETY: the regions were resolved against memory that `check` saw to be large enough, and the plan
         // orders the step.
-        unsafe { self.comm.collective(&call) }
+        unsafe { self.walk.comm.collective(&call) }
     }
 }

@@ -1,14 +1,14 @@
 //! The communicator of one rank: runs collectives under the contracts of their variants.
 //!
 //! Every collective passes the points that ARCHITECTURE.md lists: arrival, pre, meeting, post, exit,
-//! completion. This file holds what all variants share: the state of each group, barriers, waits for
-//! peers, addresses and their bounds, errors. The variants are in [`super::direct`] (pull, push, one- and
+//! completion. This file holds what all variants share: the state of each group, the regions of a call and
+//! what no variant can serve; barriers, waits and errors are in [`super::meeting`]. The variants are in [`super::direct`] (pull, push, one- and
 //! two-shot), [`super::landing`] (packets) and [`super::staged`] (plain).
 //!
 //! The collectives of one group are issued in one order, the same on every rank of a cell; different groups
 //! may be driven by different threads. What fails on one rank aborts the run on all.
 
-use std::cell::Cell;
+use std::ops::Deref;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
@@ -18,12 +18,13 @@ use symmc_ir::collective::{CollectiveKind, Exit, ReduceOp, Variant};
 use symmc_planner::plan::Barrier;
 
 use super::chaos::Chaos;
-use super::control::{Control, Counter, reached};
+use super::control::Control;
+use super::meeting::{Meeting, Site};
 use super::memory::Segment;
 use super::reduce::Reducer;
 use super::staged;
-use super::wait::{Ended, Spin, Waiter};
-use crate::call::{CollectiveCall, Region, RegionMemory};
+use super::wait::{Spin, Waiter};
+use crate::call::{CollectiveCall, PeerCall, PeerMemory, Region, RegionMemory};
 use crate::error::RunError;
 
 /// The shared memory of a run, as one process maps it.
@@ -84,16 +85,16 @@ pub struct Comm {
     pub(super) world: World,
     pub(super) rank: u32,
     pub(super) waiter: Waiter,
-    chaos: Option<Chaos>,
-    groups: Vec<GroupState>,
-    run: AtomicU64,
+    pub(super) chaos: Option<Chaos>,
+    pub(super) groups: Vec<GroupState>,
+    pub(super) run: AtomicU64,
 }
 
 /// What a rank remembers of a group. All ranks of a cell hold the same values between collectives.
 #[derive(Debug)]
 pub(super) struct GroupState {
     /// Barriers passed.
-    meets: AtomicU32,
+    pub meets: AtomicU32,
     /// Chunks of the plain variant exchanged.
     pub chunks: AtomicU32,
     /// Collectives with packets done.
@@ -173,13 +174,40 @@ impl Comm {
     /// `Private` regions point to memory of this rank as large as the call says. Nobody else touches the
     /// call's memory in ways that the contract of its variant does not order.
     pub unsafe fn collective(&self, call: &CollectiveCall) -> Result<(), RunError> {
-        self.world.control.begin_step(self.rank, call.step as u32);
+        self.begin_step(call.step);
         let result = Turn::new(self, call).and_then(|turn| turn.run());
-        result.inspect_err(|error| {
-            if !error.is_consequence() {
-                self.abort(error);
-            }
-        })
+        result.inspect_err(|error| self.tell(error))
+    }
+
+    /// Runs `kernel` on this rank between the two barriers of a custom op that touches peers: every peer has
+    /// arrived before it starts, and this returns when the kernels of all peers have ended. The kernel is given
+    /// the peers' memory.
+    ///
+    /// # Errors
+    /// As [`collective`](Self::collective), and the error of the kernel, which ends the run on all ranks too.
+    ///
+    /// # Safety
+    /// Nobody touches what the kernel touches in ways that an entry and an exit barrier do not order.
+    pub unsafe fn custom(
+        &self,
+        call: &PeerCall<'_>,
+        kernel: &mut dyn FnMut(&dyn PeerMemory) -> Result<(), RunError>,
+    ) -> Result<(), RunError> {
+        self.begin_step(call.step);
+        let PeerCall { step, name: node, op, cell, group } = *call;
+        let result = Meeting::new(self, Site { step, node, op, cell, group }).and_then(|meeting| {
+            meeting.meet()?;
+            kernel(&meeting)?;
+            meeting.meet()
+        });
+        result.inspect_err(|error| self.tell(error))
+    }
+
+    /// Tells the peers of an error that began here.
+    fn tell(&self, error: &RunError) {
+        if !error.is_consequence() {
+            self.abort(error);
+        }
     }
 
     /// Ends the run on all ranks for this reason.
@@ -188,37 +216,41 @@ impl Comm {
     }
 }
 
+impl PeerMemory for Meeting<'_> {
+    fn at(&self, number: usize, offset: usize, bytes: usize) -> Result<*mut u8, RunError> {
+        self.arena(number, offset, bytes)
+    }
+
+    fn touch(&self) {
+        Meeting::touch(self);
+    }
+}
+
 /// One thing for each rank of a cell.
 pub(super) type PerRank<T> = SmallVec<[T; 8]>;
 
 /// One collective in progress on one rank.
 pub(super) struct Turn<'a> {
-    pub comm: &'a Comm,
+    meeting: Meeting<'a>,
     pub call: &'a CollectiveCall<'a>,
-    pub group: &'a GroupState,
-    /// This rank's number in its cell.
-    pub me: usize,
-    /// The number of ranks in the cell.
-    pub n: usize,
     /// Bytes of the operand.
     pub bytes: usize,
-    touches: Cell<u32>,
+}
+
+impl<'a> Deref for Turn<'a> {
+    type Target = Meeting<'a>;
+
+    fn deref(&self) -> &Meeting<'a> {
+        &self.meeting
+    }
 }
 
 impl<'a> Turn<'a> {
     fn new(comm: &'a Comm, call: &'a CollectiveCall<'a>) -> Result<Self, RunError> {
-        let n = call.cell.len();
-        let me = call.cell.iter().position(|&r| r == comm.rank);
-        let group = comm.groups.get(call.group);
+        let op = call.kind.name();
+        let site = Site { step: call.step, node: call.name, op, cell: call.cell, group: call.group };
         let bytes = call.elements.saturating_mul(call.dtype.size());
-        let (Some(me), Some(group)) = (me, group) else {
-            let found = format!("cell {:?} of group {} on rank {}", call.cell, call.group, comm.rank);
-            return Err(step_error(comm, call, format!("expected a cell with this rank, found {found}")));
-        };
-        let turn = Turn { comm, call, group, me, n, bytes, touches: Cell::new(0) };
-        if call.cell.iter().any(|&r| r >= comm.ranks()) {
-            return Err(turn.fail(format!("expected ranks below {}, found {:?}", comm.ranks(), call.cell)));
-        }
+        let turn = Turn { meeting: Meeting::new(comm, site)?, call, bytes };
         turn.check()?;
         Ok(turn)
     }
@@ -272,27 +304,6 @@ impl<'a> Turn<'a> {
         Ok(())
     }
 
-    /// Before or after a touch of a peer: delays the rank where the run asks for chaos.
-    #[inline]
-    pub fn touch(&self) {
-        if let Some(chaos) = &self.comm.chaos {
-            let touch = self.touches.get();
-            self.touches.set(touch + 1);
-            chaos.delay(self.comm.run.load(Ordering::Relaxed), self.call.step, touch);
-        }
-    }
-
-    /// A barrier: returns when every peer has arrived at it.
-    pub fn meet(&self) -> Result<(), RunError> {
-        self.touch();
-        let target = self.group.meets.load(Ordering::Relaxed).wrapping_add(1);
-        self.group.meets.store(target, Ordering::Relaxed);
-        self.advance(Counter::Meet, target);
-        self.await_peers(Counter::Meet, target)?;
-        self.touch();
-        Ok(())
-    }
-
     /// The exit barrier, unless the variant or the plan does without.
     pub fn exit(&self) -> Result<(), RunError> {
         let exit = self.call.variant.contract(self.call.kind).map(|c| c.exit);
@@ -301,71 +312,6 @@ impl<'a> Turn<'a> {
             Some(Exit::Always) => self.meet(),
             Some(Exit::Droppable) if !dropped => self.meet(),
             _ => Ok(()),
-        }
-    }
-
-    /// The peers in the cell: their numbers, beginning after this rank's.
-    #[inline]
-    pub fn peers(&self) -> impl Iterator<Item = usize> + use<> {
-        let (me, n) = (self.me, self.n);
-        (1..n).map(move |i| if me + i < n { me + i } else { me + i - n })
-    }
-
-    /// Sets a counter of this rank and wakes peers that sleep.
-    #[inline]
-    pub fn advance(&self, counter: Counter, value: u32) {
-        let control = &self.comm.world.control;
-        control.counter(self.call.group, self.comm.rank, counter).store(value, Ordering::Release);
-        self.ring();
-    }
-
-    /// Wakes peers that sleep.
-    #[inline]
-    pub fn ring(&self) {
-        self.comm.world.control.ring(self.peers().map(|p| self.call.cell[p]));
-    }
-
-    /// Waits until the counters of all peers have reached `target`.
-    #[inline]
-    pub fn await_peers(&self, counter: Counter, target: u32) -> Result<(), RunError> {
-        let ready = |p: usize| self.has_reached(p, counter, target);
-        match self.comm.waiter.until(|| self.peers().all(ready)) {
-            Ok(()) => Ok(()),
-            Err(ended) => Err(self.ended(ended, ready)),
-        }
-    }
-
-    /// Waits until the counter of peer `p` has reached `target`.
-    pub fn await_peer(&self, p: usize, counter: Counter, target: u32) -> Result<(), RunError> {
-        let ready = |q: usize| q != p || self.has_reached(q, counter, target);
-        match self.comm.waiter.until(|| ready(p)) {
-            Ok(()) => Ok(()),
-            Err(ended) => Err(self.ended(ended, ready)),
-        }
-    }
-
-    #[inline]
-    fn has_reached(&self, p: usize, counter: Counter, target: u32) -> bool {
-        let control = &self.comm.world.control;
-        let word = control.counter(self.call.group, self.call.cell[p], counter);
-        reached(word.load(Ordering::Acquire), target)
-    }
-
-    /// The error of a wait that ended early; `ready` tells which peers had come.
-    #[cold]
-    pub fn ended(&self, ended: Ended, ready: impl Fn(usize) -> bool) -> RunError {
-        let aborted = self.comm.world.control.abort_reason();
-        if let (Ended::Aborted, Some(reason)) = (ended, aborted) {
-            return reason;
-        }
-        RunError::Limit {
-            rank: self.comm.rank,
-            peers: self.peers().filter(|&p| !ready(p)).map(|p| self.call.cell[p]).collect(),
-            step: self.call.step,
-            node: self.call.name.into(),
-            op: self.call.kind.name().into(),
-            run: self.comm.run.load(Ordering::Relaxed),
-            limit_ms: self.comm.waiter.limit().as_millis() as u64,
         }
     }
 
@@ -385,38 +331,8 @@ impl<'a> Turn<'a> {
         self.arena(p, offset.unwrap_or(usize::MAX), bytes)
     }
 
-    /// The address of `bytes` bytes at `offset` in the symmetric arena of the rank of number `p`.
-    pub fn arena(&self, p: usize, offset: usize, bytes: usize) -> Result<*mut u8, RunError> {
-        let arena = &self.comm.world.arenas[self.call.cell[p] as usize];
-        if offset.checked_add(bytes).is_none_or(|end| end > arena.len()) {
-            let size = arena.len();
-            return Err(self.fail(format!(
-                "expected memory within the {size} bytes of the symmetric arena, found {bytes} bytes at {offset}"
-            )));
-        }
-        // SAFETY: the offset lies within the arena.
-        Ok(unsafe { arena.as_ptr().add(offset) })
-    }
-
     /// The reduction of the call.
     pub fn reducer(&self, op: ReduceOp) -> Reducer {
         Reducer::new(self.call.dtype, op)
-    }
-
-    /// An error of this step.
-    #[cold]
-    pub fn fail(&self, detail: String) -> RunError {
-        step_error(self.comm, self.call, detail)
-    }
-}
-
-#[cold]
-fn step_error(comm: &Comm, call: &CollectiveCall, detail: String) -> RunError {
-    RunError::Step {
-        rank: comm.rank,
-        step: call.step,
-        node: call.name.into(),
-        op: call.kind.name().into(),
-        detail,
     }
 }

@@ -294,7 +294,8 @@ pub(super) fn death(plan: &Plan, control: &Control, rank: u32, how: Option<Strin
 pub(super) fn cause(errors: Vec<RunError>) -> RunError {
     let weight = |e: &RunError| match e {
         RunError::Died { .. } | RunError::DiedOutside { .. } => 0,
-        RunError::PlanDiffers { .. } | RunError::VersionDiffers { .. } | RunError::Invalid(_) => 1,
+        RunError::PlanDiffers { .. } | RunError::VersionDiffers { .. } => 1,
+        RunError::Invalid(_) | RunError::CannotRun { .. } => 1,
         RunError::Step { .. } | RunError::System { .. } => 2,
         RunError::Protocol { .. } => 3,
         RunError::Limit { .. } => 4,
@@ -317,6 +318,7 @@ fn rank_of(error: &RunError) -> u32 {
         | RunError::VersionDiffers { rank, .. }
         | RunError::Aborted { rank, .. }
         | RunError::Protocol { rank, .. } => *rank,
+        RunError::CannotRun { rank, .. } => rank.unwrap_or(0),
         RunError::Invalid(_) | RunError::System { .. } => 0,
     }
 }

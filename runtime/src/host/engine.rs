@@ -12,8 +12,9 @@ use symmc_planner::plan::Plan;
 use super::comm::Comm;
 use super::job::HostConfig;
 use crate::call::{CollectiveCall, Region, RegionMemory};
+use crate::custom::Registry;
 use crate::error::RunError;
-use crate::exec::{Executor, RankMemory, Registry};
+use crate::exec::{Executor, RankMemory};
 
 /// Which engine runs a job.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
@@ -107,13 +108,29 @@ pub trait Engine: Sync {
 }
 
 /// The engines of a rank process.
-#[derive(Clone, Copy, Default)]
+#[derive(Clone, Copy)]
 pub struct Engines<'a> {
+    /// The kernels of custom ops on the host.
+    pub kernels: &'a Registry,
     /// Engines besides the host's.
     pub others: &'a [&'a dyn Engine],
 }
 
-impl Engines<'_> {
+/// Kernels of no custom op.
+static NO_KERNELS: Registry = Registry::new();
+
+impl Default for Engines<'_> {
+    fn default() -> Self {
+        Engines { kernels: &NO_KERNELS, others: &[] }
+    }
+}
+
+impl<'a> Engines<'a> {
+    /// The host's alone, with these kernels for custom ops.
+    pub fn host(kernels: &'a Registry) -> Self {
+        Engines { kernels, others: &[] }
+    }
+
     /// Runs a rank on the engine that its job chooses.
     ///
     /// # Errors
@@ -129,7 +146,7 @@ impl Engines<'_> {
     ) -> Result<(), RunError> {
         match &run.config.engine {
             // SAFETY: the caller's promise.
-            EngineChoice::Host => unsafe { HostEngine.run("", run, memory, ready) },
+            EngineChoice::Host => unsafe { HostEngine { kernels: self.kernels }.run("", run, memory, ready) },
             EngineChoice::Named { name, options } => {
                 let known = self.others.iter().find(|e| e.name() == name);
                 let unknown = || {
@@ -146,9 +163,12 @@ impl Engines<'_> {
 
 /// The CPU of this machine.
 #[derive(Clone, Copy, Debug)]
-pub struct HostEngine;
+pub struct HostEngine<'a> {
+    /// The kernels of custom ops.
+    pub kernels: &'a Registry,
+}
 
-impl Engine for HostEngine {
+impl Engine for HostEngine<'_> {
     fn name(&self) -> &'static str {
         "host"
     }
@@ -161,8 +181,7 @@ impl Engine for HostEngine {
         ready: &mut dyn FnMut() -> Result<(), RunError>,
     ) -> Result<(), RunError> {
         let RankRun { plan, bindings, repeats, config, comm } = *run;
-        let registry = Registry::new();
-        let mut executor = Executor::new(plan, comm.rank(), &registry, config.exec())?;
+        let mut executor = Executor::new(plan, comm.rank(), self.kernels, config.exec())?;
         let bucket = executor.bucket(bindings)?;
         // SAFETY: the caller's promise.
         unsafe { executor.load(bindings, memory)? };

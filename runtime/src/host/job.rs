@@ -13,6 +13,7 @@ use super::comm::CommConfig;
 use super::control::Progress;
 use super::engine::EngineChoice;
 use super::wait::Spin;
+use crate::custom::op_text;
 use crate::error::RunError;
 use crate::exec::{ExecConfig, Lanes, Timing};
 
@@ -196,11 +197,10 @@ pub(super) fn locate(plan: &Plan, progress: &Progress) -> Option<(usize, String,
     let graph = plan.programs.get(bucket.program).and_then(|p| text::parse(p).ok());
     let op = graph.and_then(|graph| {
         let (_, found) = graph.nodes.iter().find(|(id, _)| graph.node_name(*id) == node)?;
-        let name = match found.op.as_collective() {
+        Some(match found.op.as_collective() {
             Some(collective) => collective.kind.name().to_string(),
-            None => text::op_name(&found.op).to_string(),
-        };
-        Some(name)
+            None => op_text(&graph, &found.op),
+        })
     });
     Some((step, node, op.unwrap_or_else(|| "step".into())))
 }

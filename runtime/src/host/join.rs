@@ -116,7 +116,7 @@ pub struct RankJob<'a> {
 /// Runs this process's rank together with the others on the engine that the job chooses; its outputs.
 ///
 /// # Errors
-/// The inputs do not fit the plan, the other ranks do not come or run something else, or a rank failed.
+/// The inputs do not fit the plan, an op has no kernel, the other ranks do not come or run something else, or a rank failed.
 pub fn run_rank(place: &Membership, job: &RankJob, engines: &Engines<'_>) -> Result<Vec<Tensor>, RunError> {
     if job.plan.ranks != place.ranks {
         let (expected, found) = (job.plan.ranks, place.ranks);

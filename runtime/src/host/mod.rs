@@ -23,6 +23,7 @@ mod job;
 mod join;
 mod landing;
 mod launch;
+mod meeting;
 mod memory;
 mod packets;
 mod rank;

@@ -29,7 +29,8 @@ const WELCOME: Duration = Duration::from_secs(30);
 const TICK: Duration = Duration::from_millis(50);
 
 /// Runs the rank behind the control socket `fd`, which a launcher passed to this process, on the engine that
-/// the job chooses, and returns when the run has ended. Failures of the run are reported to the launcher and are not errors here.
+/// the job chooses, and returns when the run has ended. Failures of the run are reported to the launcher and are
+/// not errors here.
 ///
 /// # Errors
 /// `fd` is no control socket, or the launcher cannot be understood.

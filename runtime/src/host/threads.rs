@@ -11,13 +11,14 @@ use super::coordinator::cause;
 use super::engine::{Engines, RankRun};
 use super::job::{Job, Needs};
 use super::walk::{LocalMemory, arena_size};
+use crate::custom::{Registry, panic_text};
 use crate::error::RunError;
 
-/// Runs a job on one thread for each rank; the outputs of each rank.
+/// Runs a job on one thread for each rank, with these kernels for custom ops; the outputs of each rank.
 ///
 /// # Errors
-/// The inputs do not fit the plan, or a rank failed.
-pub fn run_threads(job: &Job) -> Result<Vec<Vec<Tensor>>, RunError> {
+/// The inputs do not fit the plan, an op has no kernel, or a rank failed.
+pub fn run_threads(job: &Job, registry: &Registry) -> Result<Vec<Vec<Tensor>>, RunError> {
     let ranks = expect_ranks(job)?;
     let needs = Needs::of(job.plan, &job.bindings, job.inputs, 0)?;
     let arena = arena_size(job.plan.arenas.symmetric)?;
@@ -28,10 +29,9 @@ pub fn run_threads(job: &Job) -> Result<Vec<Vec<Tensor>>, RunError> {
             let (world, needs, start) = (world.clone(), &needs, &start);
             scope.spawn(move || {
                 let passed = AtomicBool::new(false);
-                let run = || run_rank(job, rank, world.clone(), needs, || start.ready(&passed));
+                let run = || run_rank((job, registry), rank, world.clone(), needs, || start.ready(&passed));
                 let result = catch_unwind(AssertUnwindSafe(run)).unwrap_or_else(|panic| {
-                    let text = panic.downcast_ref::<String>().map(String::as_str);
-                    let text = text.or(panic.downcast_ref::<&str>().copied()).unwrap_or("no message");
+                    let text = panic_text(&*panic);
                     Err(RunError::system(format!("rank {rank}"), format!("panicked: {text}")))
                 });
                 if let Err(error) = &result {
@@ -78,7 +78,7 @@ impl Start {
 }
 
 fn run_rank(
-    job: &Job,
+    (job, registry): (&Job, &Registry),
     rank: u32,
     world: World,
     needs: &Needs,
@@ -95,7 +95,7 @@ fn run_rank(
         comm: &comm,
     };
     // SAFETY: the memory is this rank's own and as large as the program says; the inputs live in the job.
-    unsafe { Engines::default().run(&run, &memory.rank(&comm), &mut ready)? };
+    unsafe { Engines::host(registry).run(&run, &memory.rank(&comm), &mut ready)? };
     memory.outputs(&needs.outputs)
 }
 

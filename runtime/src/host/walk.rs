@@ -7,7 +7,7 @@ use symmc_ir::Tensor;
 use super::comm::Comm;
 use super::job::Slot;
 use super::memory::Segment;
-use crate::call::CollectiveCall;
+use crate::call::{CollectiveCall, PeerCall, PeerMemory};
 use crate::error::RunError;
 use crate::exec::{Communicator, RankMemory, Span};
 
@@ -19,6 +19,15 @@ impl Communicator for Comm {
     unsafe fn collective(&self, call: &CollectiveCall<'_>) -> Result<(), RunError> {
         // SAFETY: the caller's promise.
         unsafe { Comm::collective(self, call) }
+    }
+
+    unsafe fn custom(
+        &self,
+        call: &PeerCall<'_>,
+        kernel: &mut dyn FnMut(&dyn PeerMemory) -> Result<(), RunError>,
+    ) -> Result<(), RunError> {
+        // SAFETY: the caller's promise.
+        unsafe { Comm::custom(self, call, kernel) }
     }
 
     fn abort(&self, error: &RunError) {

@@ -35,6 +35,7 @@ use symmc_ir::{DType, Op};
 use thiserror::Error;
 
 pub use scratch::Scratch;
+pub(crate) use view::is_dense;
 pub use view::{View, ViewMut, contiguous_strides};
 
 use strided::Strided;

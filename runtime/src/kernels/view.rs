@@ -7,6 +7,7 @@
 
 use std::marker::PhantomData;
 
+use smallvec::SmallVec;
 use symmc_ir::DType;
 
 /// An operand of a kernel.
@@ -99,4 +100,18 @@ pub fn contiguous_strides(shape: &[usize]) -> Vec<isize> {
         strides[axis - 1] = strides[axis] * shape[axis].max(1) as isize;
     }
     strides
+}
+
+/// Whether the elements are one run in row-major order.
+pub(crate) fn is_dense(shape: &[usize], strides: &[isize]) -> bool {
+    let mut expected = 1;
+    let mut axes: SmallVec<[(usize, isize); 6]> =
+        shape.iter().copied().zip(strides.iter().copied()).collect();
+    axes.retain(|a| a.0 != 1);
+    shape.contains(&0)
+        || axes.iter().rev().all(|&(n, stride)| {
+            let fits = stride == expected;
+            expected *= n as isize;
+            fits
+        })
 }

@@ -1,6 +1,7 @@
 //! Planned programs give what the interpreter gives, inline and with a thread for each lane.
 
 use symmc_ir::{DType, Tensor, interp};
+use symmc_runtime::custom::Signature;
 use symmc_runtime::exec::{ExecConfig, Lanes, Registry, Timing};
 
 use crate::support::{Alone, Rank, bindings, check_against_interpreter, inputs, planned, run_once};
@@ -156,13 +157,9 @@ return %y
 "#,
     );
     let mut kernels = Registry::new();
-    kernels.register("my::twice", |call| {
-        let x = call.operands[0].as_ptr().cast::<f32>();
-        let y = call.results[0].as_mut_ptr().cast::<f32>();
-        for i in 0..call.operands[0].shape()[0] {
-            // SAFETY: both views are dense f32 vectors of this length.
-            unsafe { y.add(i).write(2.0 * x.add(i).read()) };
-        }
+    kernels.register("my::twice", Signature::new(&[DType::F32], &[DType::F32]), |call| {
+        let x = call.operand::<f32>(0)?;
+        call.result::<f32>(0)?.iter_mut().zip(x.iter()).for_each(|(y, x)| *y = 2.0 * x);
         Ok(())
     });
     let mut oracle = interp::Registry::new();

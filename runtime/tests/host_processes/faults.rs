@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
+use symmc_runtime::Registry;
 use symmc_runtime::RunError;
 use symmc_runtime::host::{RankCommand, launch, run_threads};
 
@@ -142,7 +143,7 @@ fn a_failing_step_ends_the_run() {
             bucket.symbols.values_mut().for_each(|range| *range = [60, 64]);
         }
     });
-    for result in [run_threads(&owned.job()), launch(&owned.job(), &command())] {
+    for result in [run_threads(&owned.job(), &Registry::new()), launch(&owned.job(), &command())] {
         match result {
             Err(RunError::Invalid(text)) => assert!(text.contains("no bucket"), "{text}"),
             other => panic!("expected a refusal, found {other:?}"),

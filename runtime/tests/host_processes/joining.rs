@@ -5,11 +5,12 @@ use std::time::{Duration, Instant};
 
 use symmc_runtime::host::{Engines, Membership, RankJob, run_rank};
 
-use crate::Test;
 use crate::programs::Owned;
+use crate::{Test, custom};
 
 pub const TESTS: &[Test] = &[
     ("joined_ranks_give_the_numbers", joined_ranks_give_the_numbers),
+    ("joined_ranks_run_custom_ops", joined_ranks_run_custom_ops),
     ("another_plan_is_refused_on_every_rank", another_plan_is_refused_on_every_rank),
     ("a_joined_rank_that_dies_ends_the_run", a_joined_rank_that_dies_ends_the_run),
     ("the_same_rank_twice_is_refused", the_same_rank_twice_is_refused),
@@ -18,7 +19,10 @@ pub const TESTS: &[Test] = &[
 /// Started as a process of its own: joins, runs, compares with the interpreter.
 pub fn member() -> ExitCode {
     let variable = |name: &str| std::env::var(name).unwrap_or_default();
-    let mut owned = Owned::mixed(4);
+    let mut owned = match variable("WORLD_SIZE").as_str() {
+        "4" => Owned::mixed(4),
+        _ => custom::joined(),
+    };
     owned.repeats = variable("TEST_REPEATS").parse().unwrap_or(1);
     owned.edit(|plan| plan.machine = variable("TEST_MACHINE"));
     let result = Membership::from_env().and_then(|place| {
@@ -31,7 +35,7 @@ pub fn member() -> ExitCode {
             repeats: owned.repeats,
             config: owned.config.clone(),
         };
-        run_rank(&place, &job, &Engines::default()).map(|outputs| (place.rank, outputs))
+        run_rank(&place, &job, &Engines::host(&custom::kernels())).map(|outputs| (place.rank, outputs))
     });
     match result {
         Ok((rank, outputs)) if outputs == owned.expected()[rank as usize] => ExitCode::SUCCESS,
@@ -46,10 +50,11 @@ pub fn member() -> ExitCode {
 /// Starts the ranks in this order; each with a machine name and a number of repeats.
 fn start(ranks: &[u32], port: u16, machine: impl Fn(u32) -> String, repeats: u32) -> Vec<Child> {
     let this = std::env::current_exe().expect("this binary has a path");
+    let size = || ranks.len().to_string();
     let spawn = |&rank: &u32| {
         Command::new(&this)
             .arg("join")
-            .envs([("RANK", rank.to_string()), ("WORLD_SIZE", "4".into()), ("LOCAL_WORLD_SIZE", "4".into())])
+            .envs([("RANK", rank.to_string()), ("WORLD_SIZE", size()), ("LOCAL_WORLD_SIZE", size())])
             .envs([("MASTER_ADDR", "localhost".to_string()), ("MASTER_PORT", port.to_string())])
             .envs([("TORCHELASTIC_RUN_ID", std::process::id().to_string())])
             .envs([("TEST_MACHINE", machine(rank)), ("TEST_REPEATS", repeats.to_string())])
@@ -73,6 +78,12 @@ fn joined_ranks_give_the_numbers() {
         for output in ends(start(&order, 1, |_| "host".into(), 3)) {
             assert_eq!(output.status.code(), Some(0), "{}", said(&output));
         }
+    }
+}
+
+fn joined_ranks_run_custom_ops() {
+    for output in ends(start(&[2, 0, 1], 8, |_| "host".into(), 3)) {
+        assert_eq!(output.status.code(), Some(0), "{}", said(&output));
     }
 }
 

@@ -1,10 +1,11 @@
 //! Ranks as processes: results, and how runs end when ranks die, hang or differ.
 //!
-//! This binary is its own rank: `rank <fd>` runs the rank behind a control socket, `join` joins by the
-//! environment, `launcher` starts a run that does not end. Otherwise it runs the tests whose names contain
-//! the first argument. Tests run one after another, so that the children of this process are the ranks of
-//! the test.
+//! This binary is its own rank: `rank <fd>` runs the rank behind a control socket, `rank-with <kernels> <fd>` does
+//! so with other kernels of custom ops, `join` joins by the environment, `launcher` starts a run that does not
+//! end. Otherwise it runs the tests whose names contain the first argument. Tests run one after another, so that
+//! the children of this process are the ranks of the test.
 
+mod custom;
 mod engines;
 mod faults;
 mod joining;
@@ -13,6 +14,7 @@ mod results;
 
 use std::process::ExitCode;
 
+use symmc_runtime::Registry;
 use symmc_runtime::host::Engines;
 
 type Test = (&'static str, fn());
@@ -20,14 +22,18 @@ type Test = (&'static str, fn());
 fn main() -> ExitCode {
     let args: Vec<String> = std::env::args().skip(1).collect();
     match args.first().map(String::as_str) {
-        Some("rank") => return rank(&args),
+        Some("rank") => return rank(args.get(1), &custom::kernels()),
+        Some("rank-with") => {
+            return rank(args.get(2), &custom::kernels_of(args.get(1).map_or("", String::as_str)));
+        }
         Some("join") => return joining::member(),
         Some("launcher") => return faults::launcher(),
         Some("--list") => return ExitCode::SUCCESS,
         _ => {}
     }
     let filter = args.iter().find(|a| !a.starts_with('-'));
-    let tests: Vec<Test> = [results::TESTS, faults::TESTS, joining::TESTS, engines::TESTS].concat();
+    let tests: Vec<Test> =
+        [results::TESTS, custom::TESTS, faults::TESTS, joining::TESTS, engines::TESTS].concat();
     let mut failed = 0;
     for (name, test) in tests.iter().filter(|(name, _)| filter.is_none_or(|f| name.contains(f.as_str()))) {
         let ok = std::panic::catch_unwind(test).is_ok();
@@ -37,9 +43,9 @@ fn main() -> ExitCode {
     if failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
-fn rank(args: &[String]) -> ExitCode {
-    let fd = args.get(1).and_then(|fd| fd.parse().ok()).unwrap_or(-1);
-    match symmc_runtime::host::rank_main(fd, &Engines { others: &[&engines::Roll] }) {
+fn rank(fd: Option<&String>, kernels: &Registry) -> ExitCode {
+    let fd = fd.and_then(|fd| fd.parse().ok()).unwrap_or(-1);
+    match symmc_runtime::host::rank_main(fd, &Engines { kernels, others: &[&engines::Roll] }) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("{error}");

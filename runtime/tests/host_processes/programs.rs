@@ -43,7 +43,13 @@ pub struct Owned {
 impl Owned {
     /// The mixed program with `n` bound to this.
     pub fn mixed(n: i64) -> Owned {
-        let graph = text::parse(MIXED).expect("the program parses");
+        Owned::new(MIXED, n)
+    }
+
+    /// A program whose only symbol is bound to this; its second input is the state that its second output
+    /// replaces.
+    pub fn new(program: &str, n: i64) -> Owned {
+        let graph = text::parse(program).expect("the program parses");
         let mut bindings = Bindings::new();
         bindings.set(SymbolId::new(0), n);
         let draw = |rank, i| {
@@ -56,7 +62,9 @@ impl Owned {
             };
             Arc::new(numbers(shape, seed as u64 + 10 * i as u64))
         };
-        let inputs = (0..4).map(|rank| (0..graph.inputs.len()).map(|i| draw(rank, i)).collect()).collect();
+        let ranks = graph.ranks.expect("closed") as usize;
+        let inputs =
+            (0..ranks).map(|rank| (0..graph.inputs.len()).map(|i| draw(rank, i)).collect()).collect();
         let plan = plan(&graph, "host");
         let config = HostConfig { limit: Duration::from_secs(20), ..HostConfig::default() };
         Owned { plan, bindings, inputs, config, repeats: 1 }
@@ -83,10 +91,11 @@ impl Owned {
     /// What the interpreter gives; it runs again with the state that it left, as often as the job.
     pub fn expected(&self) -> Vec<Vec<Tensor>> {
         let graph = text::parse(&self.plan.source.text).expect("the program parses");
+        let kernels = crate::custom::kernels().interpreted();
         let mut inputs = self.inputs.clone();
         let mut outputs = Vec::new();
         for _ in 0..self.repeats {
-            outputs = interp::run(&graph, &self.bindings, &inputs).expect("the interpreter runs");
+            outputs = interp::run_with(&graph, &self.bindings, &inputs, &kernels).expect("it runs");
             for (inputs, outputs) in inputs.iter_mut().zip(&outputs) {
                 inputs[1] = Arc::new(outputs[1].clone());
             }

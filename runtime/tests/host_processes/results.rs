@@ -1,5 +1,6 @@
 //! Runs that end well give the interpreter's numbers.
 
+use symmc_runtime::Registry;
 use symmc_runtime::RunError;
 use symmc_runtime::host::{HostConfig, LaneThreads, launch, run_threads};
 
@@ -24,9 +25,9 @@ fn processes_give_the_numbers() {
 fn threads_give_the_numbers() {
     for n in [1, 64] {
         let mut owned = Owned::mixed(n);
-        assert_eq!(run_threads(&owned.job()).unwrap(), owned.expected());
+        assert_eq!(run_threads(&owned.job(), &Registry::new()).unwrap(), owned.expected());
         owned.config.threads = LaneThreads::Each;
-        assert_eq!(run_threads(&owned.job()).unwrap(), owned.expected());
+        assert_eq!(run_threads(&owned.job(), &Registry::new()).unwrap(), owned.expected());
     }
 }
 
@@ -36,7 +37,7 @@ fn chaos_changes_no_number() {
     let expected = owned.expected();
     for seed in 0..12 {
         owned.config = HostConfig { chaos: Some(seed), ..owned.config };
-        assert_eq!(run_threads(&owned.job()).unwrap(), expected, "threads, seed {seed}");
+        assert_eq!(run_threads(&owned.job(), &Registry::new()).unwrap(), expected, "threads, seed {seed}");
         if seed < 4 {
             assert_eq!(launch(&owned.job(), &command()).unwrap(), expected, "processes, seed {seed}");
         }
@@ -48,13 +49,14 @@ fn a_state_lives_through_repeats() {
     owned.repeats = 7;
     // Counters wrap on the way.
     owned.config.first = u32::MAX - 9;
-    assert_eq!(run_threads(&owned.job()).unwrap(), owned.expected());
+    assert_eq!(run_threads(&owned.job(), &Registry::new()).unwrap(), owned.expected());
     assert_eq!(launch(&owned.job(), &command()).unwrap(), owned.expected());
 }
 
 fn inputs_that_do_not_fit_are_named() {
     let refused = |owned: &Owned| {
-        let (threads, processes) = (run_threads(&owned.job()), launch(&owned.job(), &command()));
+        let (threads, processes) =
+            (run_threads(&owned.job(), &Registry::new()), launch(&owned.job(), &command()));
         assert_eq!(threads, processes);
         match threads {
             Err(RunError::Invalid(text)) => text,

@@ -9,7 +9,9 @@ use anyhow::{Result, bail};
 use symmc::host::{Membership, RankCommand};
 use symmc::ir::interp::{self, Comparison};
 use symmc::ir::text;
-use symmc::{Backend, CheckedPlan, Draw, Expected, Graph, RunConfig, Tensor, TensorFile, Weights, Workload};
+use symmc::{
+    Backend, CheckedPlan, Draw, Expected, Graph, Registry, RunConfig, Tensor, TensorFile, Weights, Workload,
+};
 
 use crate::args::{BackendArg, Compare, ProgramArgs, RunArgs};
 use crate::load;
@@ -20,6 +22,7 @@ use crate::progress::spin;
 pub fn run(args: &RunArgs) -> Result<ExitCode> {
     let tensors = args.tensors.as_deref().map(TensorFile::open).transpose()?;
     let Subject { plan, source, weights } = subject(args, tensors.as_ref())?;
+    refuse_what_has_no_kernel(args, &plan)?;
     let draw =
         Draw { seed: args.seed.unwrap_or(0), arguments: args.seed.is_some(), symbols: args.set.clone() };
     let gather = || Workload::gather(&source, &weights, tensors.as_ref(), &draw);
@@ -102,6 +105,16 @@ fn subject(args: &RunArgs, tensors: Option<&TensorFile>) -> Result<Subject> {
     Ok(Subject { plan, source: program.graph, weights: program.weights })
 }
 
+/// This command has no kernels for custom ops.
+fn refuse_what_has_no_kernel(args: &RunArgs, plan: &CheckedPlan) -> Result<()> {
+    symmc::check_kernels(plan, &Registry::new()).map_err(|error| {
+        let program = args.program.display();
+        anyhow::anyhow!(
+            "{program}: {error}; a custom op runs where symmc is embedded and its kernel is registered: see \"Custom ops\" in the README"
+        )
+    })
+}
+
 /// A plan is compiled already: what would compile it otherwise is refused rather than ignored.
 fn refuse_compile_options(args: &RunArgs) -> Result<()> {
     let c = &args.compile;
@@ -129,7 +142,12 @@ fn backend(args: &RunArgs) -> Result<Backend> {
 }
 
 fn run_config(args: &RunArgs, chaos: Option<u64>) -> RunConfig {
-    RunConfig { limit: Duration::from_secs_f64(args.timeout), chaos, repeats: args.repeat }
+    RunConfig {
+        limit: Duration::from_secs_f64(args.timeout),
+        chaos,
+        repeats: args.repeat,
+        ..RunConfig::default()
+    }
 }
 
 /// What the results are compared with.

@@ -1,0 +1,80 @@
+//! Custom ops: a fused op of one rank, and one that reads its peers' operand, on threads, on processes of this
+//! program, and in the interpreter.
+//!
+//! `cargo run --release -p symmc --example custom_op`
+
+use std::process::ExitCode;
+
+use symmc::custom::{CustomCall, CustomError};
+use symmc::ir::{DType, text};
+use symmc::{Backend, Config, Draw, Program, Registry, RunConfig, Signature, Workload};
+
+/// `my::neighbour` reads operand 0 of its peers; the group says who they are.
+const PROGRAM: &str = r#"program "custom" ranks 3
+symbol tokens in 1..=64
+group @ring world
+custom "my::gate" symmetric operands [] results []
+custom "my::neighbour" symmetric operands [0] results [] group @ring
+arg %x: f32[tokens, 8]
+arg %y: f32[tokens, 8]
+%g: f32[tokens, 8] = custom "my::gate" %x, %y
+%n: f32[tokens, 8] = custom "my::neighbour" %g
+%s: f32[tokens, 8] = all_reduce %n op=max group=@ring
+return %n
+return %s
+"#;
+
+/// `silu(x) * y`, in one pass.
+fn gate(call: &mut CustomCall<'_>) -> Result<(), CustomError> {
+    let (x, y) = (call.operand::<f32>(0)?, call.operand::<f32>(1)?);
+    for (i, z) in call.result::<f32>(0)?.iter_mut().enumerate() {
+        *z = x[i] / (1.0 + (-x[i]).exp()) * y[i];
+    }
+    Ok(())
+}
+
+/// The operand of the next rank of the group: every peer has arrived, and none goes on before all have read.
+fn neighbour(call: &mut CustomCall<'_>) -> Result<(), CustomError> {
+    let next = (call.number() + 1) % call.cell().len();
+    let x = call.peer_operand::<f32>(next, 0)?;
+    call.result::<f32>(0)?.copy_from_slice(&x);
+    Ok(())
+}
+
+fn kernels() -> Registry {
+    let mut kernels = Registry::new();
+    kernels.register("my::gate", Signature::new(&[DType::F32; 2], &[DType::F32]), gate);
+    let signature = Signature::new(&[DType::F32], &[DType::F32]).reading_peers(&[0]);
+    kernels.register("my::neighbour", signature, neighbour);
+    kernels
+}
+
+fn main() -> ExitCode {
+    // As the process of a rank, this program runs that rank and nothing else.
+    if let Some(code) = symmc::rank_main(&kernels()) {
+        return code;
+    }
+    match run() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run() -> Result<(), Box<dyn std::error::Error>> {
+    let program = Program::from_graph(text::parse(PROGRAM)?)?;
+    let plan = symmc::compile(&program, &Config::default())?;
+    let work = Workload::gather(&program.graph, &program.weights, None, &Draw::default())?;
+    let config = RunConfig { kernels: kernels(), repeats: 3, ..RunConfig::default() };
+    let expected = symmc::run(&plan, &work, &Backend::Interpreter, &config)?;
+    for backend in [Backend::Threads, Backend::this_program()?] {
+        let found = symmc::run(&plan, &work, &backend, &config)?;
+        if found != expected {
+            return Err(format!("{backend:?} does not give what the interpreter gives").into());
+        }
+    }
+    println!("{} ranks give what the interpreter gives, as threads and as processes", plan.ranks);
+    Ok(())
+}

@@ -1,0 +1,76 @@
+//! Kernels of custom ops, as an embedder registers them, and this program as the command of rank processes.
+//!
+//! ```no_run
+//! use symmc::custom::{CustomError, Registry, Signature};
+//! use symmc::ir::DType;
+//!
+//! let mut kernels = Registry::new();
+//! let signature = Signature::new(&[DType::F32], &[DType::F32]);
+//! kernels.register("my::twice", signature, |call| {
+//!     let x = call.operand::<f32>(0)?;
+//!     for (y, x) in call.result::<f32>(0)?.iter_mut().zip(x.iter()) {
+//!         *y = 2.0 * x;
+//!     }
+//!     Ok(())
+//! });
+//! ```
+
+use std::process::ExitCode;
+
+use symmc_ir::text;
+use symmc_planner::plan::Plan;
+use symmc_runtime::host::{self, Engines, RankCommand};
+
+pub use symmc_runtime::custom::{
+    CustomCall, CustomError, Element, Mismatch, PeerResult, Registry, Signature, bf16, f16,
+};
+
+use crate::error::Error;
+use crate::run::Backend;
+
+/// The argument that makes a program that calls [`rank_main`] a rank.
+const RANK: &str = "--symmc-rank";
+
+/// Whether every op of a plan has a kernel.
+///
+/// # Errors
+/// The first that has none, or one of another signature.
+pub fn check_kernels(plan: &Plan, kernels: &Registry) -> Result<(), Error> {
+    for program in &plan.programs {
+        let graph = text::parse(program).map_err(|e| Error::Request(format!("the plan: {e}")))?;
+        kernels.check(&graph)?;
+    }
+    Ok(())
+}
+
+impl Backend {
+    /// One process per rank, each of them this program, whose `main` begins with [`rank_main`].
+    ///
+    /// # Errors
+    /// The system does not say where this program is.
+    pub fn this_program() -> Result<Backend, Error> {
+        let program = std::env::current_exe().map_err(|e| Error::io("this program".as_ref(), e))?;
+        Ok(Backend::Processes(RankCommand { program, args: vec![RANK.into()] }))
+    }
+}
+
+/// Runs a rank, with these kernels for custom ops, if this process was started as one by
+/// [`Backend::this_program`]: the code to exit with, when the run has ended. `None` in any other process.
+///
+/// A program that runs plans on processes of its own calls this first in its `main`, before it writes, reads or
+/// starts anything: the process of a rank exists for its rank only.
+#[must_use = "the process of a rank ends with this code"]
+pub fn rank_main(kernels: &Registry) -> Option<ExitCode> {
+    let mut args = std::env::args_os().skip(1);
+    if args.next()? != RANK {
+        return None;
+    }
+    let fd = args.next().and_then(|fd| fd.to_str()?.parse().ok()).unwrap_or(-1);
+    Some(match host::rank_main(fd, &Engines::host(kernels)) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error}");
+            ExitCode::from(2)
+        }
+    })
+}

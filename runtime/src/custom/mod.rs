@@ -1,0 +1,26 @@
+//! Kernels of custom ops: what an embedder registers, and what a kernel is called with.
+//!
+//! A [`Registry`] holds a [`Signature`] and a kernel for each custom op by its name. The same kernel runs on
+//! host ranks, where operands and results lie as the plan says, and in the interpreter
+//! ([`Registry::interpreted`]), where every rank has tensors of its own.
+//!
+//! An op that touches peers runs between two barriers: every peer has arrived before the kernel starts, and
+//! no peer goes on before all kernels have ended. Meanwhile a kernel may read the operands of peers and write
+//! the results of peers that its signature names, and nothing else; there is no barrier within a kernel.
+//!
+//! A kernel that fails or panics ends the run on every rank. One that never returns does so too where ranks are
+//! processes, after the limit of the run.
+
+mod call;
+mod element;
+mod error;
+mod interpret;
+mod registry;
+
+pub use call::{CustomCall, PeerResult};
+pub use element::{Element, bf16, f16};
+pub use error::CustomError;
+pub use registry::{Mismatch, Registry, Signature};
+
+pub(crate) use call::{Side, Written};
+pub(crate) use registry::{Entry, invoke, op_text, panic_text};

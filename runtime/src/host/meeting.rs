@@ -1,0 +1,167 @@
+//! One step of one rank that meets its peers: barriers, waits, addresses in the peers' arenas, errors. What
+//! collectives and custom ops that touch peers have in common.
+
+use std::cell::Cell;
+use std::sync::atomic::Ordering;
+
+use super::comm::{Comm, GroupState};
+use super::control::{Counter, reached};
+use super::wait::Ended;
+use crate::error::RunError;
+
+/// The step that a rank meets its peers for.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Site<'a> {
+    /// The index of the step in its bucket.
+    pub step: usize,
+    /// The name of its node.
+    pub node: &'a str,
+    /// Its op, for people.
+    pub op: &'a str,
+    /// The ranks of this rank's cell, in the order of the group.
+    pub cell: &'a [u32],
+    /// The index of the group.
+    pub group: usize,
+}
+
+/// A rank among the peers of one step.
+pub(super) struct Meeting<'a> {
+    pub comm: &'a Comm,
+    pub site: Site<'a>,
+    pub group: &'a GroupState,
+    /// This rank's number in its cell.
+    pub me: usize,
+    /// The number of ranks in the cell.
+    pub n: usize,
+    touches: Cell<u32>,
+}
+
+impl<'a> Meeting<'a> {
+    /// The rank of `comm` at this step.
+    ///
+    /// # Errors
+    /// The cell is none of this rank in this run.
+    pub fn new(comm: &'a Comm, site: Site<'a>) -> Result<Self, RunError> {
+        let me = site.cell.iter().position(|&r| r == comm.rank);
+        let (Some(me), Some(group)) = (me, comm.groups.get(site.group)) else {
+            let found = format!("cell {:?} of group {} on rank {}", site.cell, site.group, comm.rank);
+            return Err(step_error(comm, &site, format!("expected a cell with this rank, found {found}")));
+        };
+        let meeting = Meeting { comm, site, group, me, n: site.cell.len(), touches: Cell::new(0) };
+        if site.cell.iter().any(|&r| r >= comm.ranks()) {
+            let ranks = comm.ranks();
+            return Err(meeting.fail(format!("expected ranks below {ranks}, found {:?}", site.cell)));
+        }
+        Ok(meeting)
+    }
+
+    /// Before or after a touch of a peer: delays the rank where the run asks for chaos.
+    #[inline]
+    pub fn touch(&self) {
+        if let Some(chaos) = &self.comm.chaos {
+            let touch = self.touches.get();
+            self.touches.set(touch + 1);
+            chaos.delay(self.comm.run.load(Ordering::Relaxed), self.site.step, touch);
+        }
+    }
+
+    /// A barrier: returns when every peer has arrived at it.
+    pub fn meet(&self) -> Result<(), RunError> {
+        self.touch();
+        let target = self.group.meets.load(Ordering::Relaxed).wrapping_add(1);
+        self.group.meets.store(target, Ordering::Relaxed);
+        self.advance(Counter::Meet, target);
+        self.await_peers(Counter::Meet, target)?;
+        self.touch();
+        Ok(())
+    }
+
+    /// The peers in the cell: their numbers, beginning after this rank's.
+    #[inline]
+    pub fn peers(&self) -> impl Iterator<Item = usize> + use<> {
+        let (me, n) = (self.me, self.n);
+        (1..n).map(move |i| if me + i < n { me + i } else { me + i - n })
+    }
+
+    /// Sets a counter of this rank and wakes peers that sleep.
+    #[inline]
+    pub fn advance(&self, counter: Counter, value: u32) {
+        let control = &self.comm.world.control;
+        control.counter(self.site.group, self.comm.rank, counter).store(value, Ordering::Release);
+        self.ring();
+    }
+
+    /// Wakes peers that sleep.
+    #[inline]
+    pub fn ring(&self) {
+        self.comm.world.control.ring(self.peers().map(|p| self.site.cell[p]));
+    }
+
+    /// Waits until the counters of all peers have reached `target`.
+    #[inline]
+    pub fn await_peers(&self, counter: Counter, target: u32) -> Result<(), RunError> {
+        let ready = |p: usize| self.has_reached(p, counter, target);
+        match self.comm.waiter.until(|| self.peers().all(ready)) {
+            Ok(()) => Ok(()),
+            Err(ended) => Err(self.ended(ended, ready)),
+        }
+    }
+
+    /// Waits until the counter of peer `p` has reached `target`.
+    pub fn await_peer(&self, p: usize, counter: Counter, target: u32) -> Result<(), RunError> {
+        let ready = |q: usize| q != p || self.has_reached(q, counter, target);
+        match self.comm.waiter.until(|| ready(p)) {
+            Ok(()) => Ok(()),
+            Err(ended) => Err(self.ended(ended, ready)),
+        }
+    }
+
+    #[inline]
+    fn has_reached(&self, p: usize, counter: Counter, target: u32) -> bool {
+        let control = &self.comm.world.control;
+        let word = control.counter(self.site.group, self.site.cell[p], counter);
+        reached(word.load(Ordering::Acquire), target)
+    }
+
+    /// The error of a wait that ended early; `ready` tells which peers had come.
+    #[cold]
+    pub fn ended(&self, ended: Ended, ready: impl Fn(usize) -> bool) -> RunError {
+        let aborted = self.comm.world.control.abort_reason();
+        if let (Ended::Aborted, Some(reason)) = (ended, aborted) {
+            return reason;
+        }
+        RunError::Limit {
+            rank: self.comm.rank,
+            peers: self.peers().filter(|&p| !ready(p)).map(|p| self.site.cell[p]).collect(),
+            step: self.site.step,
+            node: self.site.node.into(),
+            op: self.site.op.into(),
+            run: self.comm.run.load(Ordering::Relaxed),
+            limit_ms: self.comm.waiter.limit().as_millis() as u64,
+        }
+    }
+
+    /// The address of `bytes` bytes at `offset` in the symmetric arena of the rank of number `p`.
+    pub fn arena(&self, p: usize, offset: usize, bytes: usize) -> Result<*mut u8, RunError> {
+        let arena = &self.comm.world.arenas[self.site.cell[p] as usize];
+        if offset.checked_add(bytes).is_none_or(|end| end > arena.len()) {
+            let size = arena.len();
+            return Err(self.fail(format!(
+                "expected memory within the {size} bytes of the symmetric arena, found {bytes} bytes at {offset}"
+            )));
+        }
+        // SAFETY: the offset lies within the arena.
+        Ok(unsafe { arena.as_ptr().add(offset) })
+    }
+
+    /// An error of this step.
+    #[cold]
+    pub fn fail(&self, detail: String) -> RunError {
+        step_error(self.comm, &self.site, detail)
+    }
+}
+
+#[cold]
+fn step_error(comm: &Comm, site: &Site<'_>, detail: String) -> RunError {
+    RunError::Step { rank: comm.rank, step: site.step, node: site.node.into(), op: site.op.into(), detail }
+}
