@@ -12,6 +12,8 @@ use std::fmt;
 use std::ops::{Add, Mul, Sub};
 use std::sync::Arc;
 
+use smallvec::{SmallVec, smallvec};
+
 use crate::entity::{Entity, Table};
 use crate::graph::Symbol;
 use crate::text::{is_identifier, write_string};
@@ -35,14 +37,18 @@ enum Repr {
 
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 struct Sum {
-    terms: Vec<Term>,
+    terms: Terms,
     constant: i64,
 }
+
+/// Nearly all sums have one term, and nearly all terms one atom.
+type Terms = SmallVec<[Term; 1]>;
+type Product = SmallVec<[Atom; 1]>;
 
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 struct Term {
     /// Sorted; an atom to the k-th power stands k times.
-    product: Vec<Atom>,
+    product: Product,
     factor: i64,
 }
 
@@ -136,10 +142,16 @@ impl From<SymbolId> for Dim {
 
 impl Dim {
     fn atom(atom: Atom) -> Self {
-        Dim(Repr::Sum(Arc::new(Sum { terms: vec![Term { product: vec![atom], factor: 1 }], constant: 0 })))
+        Dim::sum(smallvec![Term { product: smallvec![atom], factor: 1 }], 0)
     }
 
-    fn from_terms(mut terms: Vec<Term>, mut constant: i64) -> Self {
+    /// A sum of terms that are in normal form, at least one.
+    fn sum(terms: Terms, constant: i64) -> Self {
+        Dim(Repr::Sum(Arc::new(Sum { terms, constant })))
+    }
+
+    /// A sum of any terms.
+    fn from_terms(mut terms: Terms, mut constant: i64) -> Self {
         terms.retain(|t| {
             if t.product.is_empty() {
                 constant = constant.saturating_add(t.factor);
@@ -147,7 +159,7 @@ impl Dim {
             !t.product.is_empty()
         });
         terms.sort_by(|a, b| a.product.cmp(&b.product));
-        let mut merged: Vec<Term> = Vec::with_capacity(terms.len());
+        let mut merged = Terms::new();
         for term in terms {
             match merged.last_mut() {
                 Some(last) if last.product == term.product => {
@@ -157,10 +169,29 @@ impl Dim {
             }
         }
         merged.retain(|t| t.factor != 0);
-        if merged.is_empty() {
-            Dim(Repr::Const(constant))
-        } else {
-            Dim(Repr::Sum(Arc::new(Sum { terms: merged, constant })))
+        if merged.is_empty() { Dim(Repr::Const(constant)) } else { Dim::sum(merged, constant) }
+    }
+
+    /// The expression times a constant. Factors that are not 0 keep the normal form.
+    fn scaled(&self, by: i64) -> Self {
+        match (&self.0, by) {
+            (_, 1) => self.clone(),
+            (_, 0) => Dim::from(0),
+            (Repr::Const(c), _) => Dim::from(c.saturating_mul(by)),
+            (Repr::Sum(sum), _) => {
+                let mut terms = sum.terms.clone();
+                terms.iter_mut().for_each(|t| t.factor = t.factor.saturating_mul(by));
+                Dim::sum(terms, sum.constant.saturating_mul(by))
+            }
+        }
+    }
+
+    /// The expression plus a constant.
+    fn plus(&self, constant: i64) -> Self {
+        match (&self.0, constant) {
+            (_, 0) => self.clone(),
+            (Repr::Const(c), _) => Dim::from(c.saturating_add(constant)),
+            (Repr::Sum(sum), _) => Dim::sum(sum.terms.clone(), sum.constant.saturating_add(constant)),
         }
     }
 
@@ -224,7 +255,7 @@ impl Dim {
         if factor == 0 || constant.checked_rem(factor)? != 0 || (constant != 0 && !product.is_empty()) {
             return None;
         }
-        let mut out = Vec::with_capacity(terms.len());
+        let mut out = Terms::new();
         for t in terms {
             if t.factor.checked_rem(factor)? != 0 {
                 return None;
@@ -349,7 +380,7 @@ impl Dim {
             let times =
                 term.factor.checked_rem(k_value).filter(|&r| r == 0).map(|_| term.factor / k_value)?;
             (small(times) && is_simple(a)).then_some(())?;
-            let mut rest = terms.to_vec();
+            let mut rest = Terms::from(terms);
             rest.remove(i);
             Some(Dim::from_terms(rest, constant) + (a.clone() - a.modulo(k)) * Dim::from(times))
         })
@@ -494,8 +525,8 @@ fn mul_range(a: (i64, i64), b: (i64, i64)) -> (i64, i64) {
 }
 
 /// `from` without one occurrence of each atom in `what`; `None` if one is missing. Both are sorted.
-fn remove_all(from: &[Atom], what: &[Atom]) -> Option<Vec<Atom>> {
-    let mut rest = from.to_vec();
+fn remove_all(from: &[Atom], what: &[Atom]) -> Option<Product> {
+    let mut rest = Product::from(from);
     for atom in what {
         let at = rest.binary_search(atom).ok()?;
         rest.remove(at);
@@ -506,43 +537,48 @@ fn remove_all(from: &[Atom], what: &[Atom]) -> Option<Vec<Atom>> {
 impl Add for Dim {
     type Output = Dim;
     fn add(self, other: Dim) -> Dim {
-        if let (Some(a), Some(b)) = (self.as_const(), other.as_const()) {
-            return Dim::from(a.saturating_add(b));
+        match (&self.0, &other.0) {
+            (Repr::Const(c), _) => other.plus(*c),
+            (_, Repr::Const(c)) => self.plus(*c),
+            (Repr::Sum(a), Repr::Sum(b)) => Dim::from_terms(
+                a.terms.iter().chain(&b.terms).cloned().collect(),
+                a.constant.saturating_add(b.constant),
+            ),
         }
-        let (a, b) = (self.parts(), other.parts());
-        Dim::from_terms([a.0, b.0].concat(), a.1.saturating_add(b.1))
     }
 }
 
 impl Sub for Dim {
     type Output = Dim;
     fn sub(self, other: Dim) -> Dim {
-        self + other * Dim::from(-1)
+        self + other.scaled(-1)
     }
 }
 
 impl Mul for Dim {
     type Output = Dim;
     fn mul(self, other: Dim) -> Dim {
-        if let (Some(a), Some(b)) = (self.as_const(), other.as_const()) {
-            return Dim::from(a.saturating_mul(b));
-        }
-        let (a, b) = (self.parts(), other.parts());
-        let scaled = |terms: &[Term], by: i64| -> Vec<Term> {
+        let (a, b) = match (&self.0, &other.0) {
+            (Repr::Const(c), _) => return other.scaled(*c),
+            (_, Repr::Const(c)) => return self.scaled(*c),
+            (Repr::Sum(a), Repr::Sum(b)) => (a, b),
+        };
+        let scaled = |terms: &Terms, by: i64| -> Terms {
             terms
                 .iter()
                 .map(|t| Term { product: t.product.clone(), factor: t.factor.saturating_mul(by) })
                 .collect()
         };
-        let mut terms = [scaled(a.0, b.1), scaled(b.0, a.1)].concat();
-        for x in a.0 {
-            for y in b.0 {
-                let mut product = [x.product.as_slice(), y.product.as_slice()].concat();
+        let mut terms = scaled(&a.terms, b.constant);
+        terms.extend(scaled(&b.terms, a.constant));
+        for x in &a.terms {
+            for y in &b.terms {
+                let mut product: Product = x.product.iter().chain(&y.product).cloned().collect();
                 product.sort();
                 terms.push(Term { product, factor: x.factor.saturating_mul(y.factor) });
             }
         }
-        Dim::from_terms(terms, a.1.saturating_mul(b.1))
+        Dim::from_terms(terms, a.constant.saturating_mul(b.constant))
     }
 }
 
