@@ -18,6 +18,7 @@ pub mod interp;
 pub mod layout;
 pub mod machine;
 pub mod op;
+pub mod parallel;
 pub mod tensor;
 pub mod text;
 pub mod types;

@@ -5,14 +5,14 @@
 
 use std::ops::Deref;
 
-use crate::check::{CheckError, Report, check};
+use crate::check::{CheckError, PlannedProgram, Proof, Report, prove};
 use crate::plan::Plan;
 
-/// A plan that [`check`] has proved safe.
+/// A plan that the [check](mod@crate::check) has proved safe.
 #[derive(Clone, Debug)]
 pub struct CheckedPlan {
     plan: Plan,
-    report: Report,
+    proof: Proof,
 }
 
 impl CheckedPlan {
@@ -21,13 +21,18 @@ impl CheckedPlan {
     /// # Errors
     /// Every finding.
     pub fn new(plan: Plan) -> Result<Self, Vec<CheckError>> {
-        let report = check(&plan)?;
-        Ok(CheckedPlan { plan, report })
+        let proof = prove(&plan)?;
+        Ok(CheckedPlan { plan, proof })
     }
 
     /// What the proof looked at.
     pub fn report(&self) -> &Report {
-        &self.report
+        &self.proof.report
+    }
+
+    /// The planned programs, as the check read them.
+    pub fn programs(&self) -> &[PlannedProgram] {
+        &self.proof.programs
     }
 
     /// The plan, to be changed; it counts as unchecked then.

@@ -4,11 +4,11 @@
 //! placement; they differ in sizes, offsets and waits.
 
 use std::collections::BTreeSet;
-use std::rc::Rc;
+use std::sync::Arc;
 
 use symmc_ir::machine::Profile;
 use symmc_ir::verify::verify;
-use symmc_ir::{Graph, InputId, Node, NodeId, Op, text};
+use symmc_ir::{Graph, InputId, Node, NodeId, Op, parallel, text};
 
 use crate::bucket::{Placed, Program, Symbols, bucket, sized};
 use crate::error::PlanError;
@@ -73,22 +73,29 @@ pub fn plan(source: &Graph, lowered: &[BucketInput], config: &PlanConfig) -> Res
     check_buckets(source, lowered)?;
     let mut bound = BTreeSet::new();
     let views = views(lowered);
+    let nodes = lowered.iter().map(|b| b.graph.nodes.len()).sum();
     for (b, views) in lowered.iter().zip(&views) {
         bound.extend(bound_inputs(&b.graph, views, &config.bind)?);
     }
-    let (prepared, program_of) = distinct(lowered, &views, &bound)?;
+    let prepared = parallel::map(lowered.iter().zip(&views).collect(), nodes, |(b, views)| {
+        prepare(&b.graph, views, &bound)
+    });
+    let (prepared, program_of) = distinct(prepared)?;
     let profile = config.profile.clone().or_else(|| Profile::builtin(&config.machine));
     let (fixed, memory) = fixed_memory(lowered.iter().map(|b| &b.graph), &bound)?;
     let make = |prepared: Vec<Prepared>, next_run: NextRun| {
-        let mut programs = Vec::with_capacity(prepared.len());
-        for p in prepared {
-            programs.push(schedule(p, &bound, next_run, config.slack, profile.as_ref())?);
-        }
-        let mut buckets = Vec::with_capacity(lowered.len());
-        for (b, &p) in lowered.iter().zip(&program_of) {
-            buckets.push(bucket(&programs[p], p, &b.graph.symbols, &memory, &b.decisions, &config.pack)?);
-        }
-        Ok((programs, buckets))
+        let programs: Result<Vec<Program>, PlanError> =
+            parallel::map(prepared, nodes, |p| schedule(p, &bound, next_run, config.slack, profile.as_ref()))
+                .into_iter()
+                .collect();
+        let programs = programs?;
+        let buckets: Result<Vec<Bucket>, PlanError> =
+            parallel::map(lowered.iter().zip(&program_of).collect(), nodes, |(b, &p)| {
+                bucket(&programs[p], p, &b.graph.symbols, &memory, &b.decisions, &config.pack)
+            })
+            .into_iter()
+            .collect();
+        Ok((programs, buckets?))
     };
     let (programs, buckets) = match lowered.len() {
         1 => {
@@ -106,13 +113,15 @@ pub fn plan(source: &Graph, lowered: &[BucketInput], config: &PlanConfig) -> Res
         }
         _ => make(prepared, NextRun::Unknown)?,
     };
-    let text = text::print(source);
+    let graphs = [source].into_iter().chain(programs.iter().map(|p| &p.prepared.graph)).collect();
+    let mut texts = parallel::map(graphs, nodes, text::print);
+    let text = texts.remove(0);
     Ok(Plan {
         version: VERSION,
         source: Source { name: source.name.clone(), hash: sha256(text.as_bytes()), text },
         machine: config.machine.clone(),
         ranks,
-        programs: programs.iter().map(|p| text::print(&p.prepared.graph)).collect(),
+        programs: texts,
         arenas: arenas(&buckets),
         fixed,
         buckets,
@@ -157,11 +166,11 @@ fn check_buckets(source: &Graph, lowered: &[BucketInput]) -> Result<(), PlanErro
 }
 
 /// The views of each lowered program. Programs that differ in nothing but variants have the same ones.
-fn views(lowered: &[BucketInput]) -> Vec<Rc<Views>> {
-    let mut out: Vec<Rc<Views>> = Vec::with_capacity(lowered.len());
+fn views(lowered: &[BucketInput]) -> Vec<Arc<Views>> {
+    let mut out: Vec<Arc<Views>> = Vec::with_capacity(lowered.len());
     for b in lowered {
         let known = lowered.iter().zip(&out).find(|(a, _)| same_memory(&a.graph, &b.graph));
-        let views = known.map_or_else(|| Rc::new(Views::new(&b.graph)), |(_, views)| views.clone());
+        let views = known.map_or_else(|| Arc::new(Views::new(&b.graph)), |(_, views)| views.clone());
         out.push(views);
     }
     out
@@ -182,15 +191,11 @@ fn same_memory(a: &Graph, b: &Graph) -> bool {
 /// The distinct planned programs and the index of each bucket's. Equal ones have the smallest ranges of the
 /// symbols that hold those of their buckets; they stay apart if they are only valid over ranges of their
 /// own.
-fn distinct(
-    lowered: &[BucketInput],
-    views: &[Rc<Views>],
-    bound: &BTreeSet<usize>,
-) -> Result<(Vec<Prepared>, Vec<usize>), PlanError> {
+fn distinct(prepared: Vec<Result<Prepared, PlanError>>) -> Result<(Vec<Prepared>, Vec<usize>), PlanError> {
     let mut programs: Vec<Prepared> = Vec::new();
-    let mut of = Vec::with_capacity(lowered.len());
-    for (b, views) in lowered.iter().zip(views) {
-        let mut p = prepare(&b.graph, views, bound)?;
+    let mut of = Vec::with_capacity(prepared.len());
+    for p in prepared {
+        let mut p = p?;
         let own = p.graph.symbols.clone();
         let same = programs.iter().position(|q| {
             p.graph.symbols.clone_from(&q.graph.symbols);

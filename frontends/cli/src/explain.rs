@@ -1,41 +1,50 @@
 //! `symmc plan --explain %value`: where a value lives, until when, who may touch it, and how its collective
 //! was chosen.
 
+use std::collections::HashMap;
 use std::fmt::Write;
 
 use anyhow::{Result, anyhow, bail};
-use symmc::Plan;
-use symmc::ir::layout::{Layout, layouts};
-use symmc::ir::{Graph, Op, Table, ValueId, text};
-use symmc::plan::{ArenaKind, Barrier, Bucket, Decision, Memory, Place, Reach};
+use symmc::ir::layout::Layout;
+use symmc::ir::{Graph, Node, Op, Table, ValueId, text};
+use symmc::plan::{ArenaKind, Barrier, Bucket, Decision, Memory, Place, Reach, Step};
+use symmc::{CheckedPlan, Plan};
 
 use crate::report;
 use crate::units::{bytes, micros};
 
-/// A bucket with its planned program parsed.
+/// A bucket with its planned program.
 pub struct Planned<'a> {
     bucket: &'a Bucket,
-    graph: Graph,
-    layouts: Table<ValueId, Layout>,
+    graph: &'a Graph,
+    layouts: &'a Table<ValueId, Layout>,
+    nodes: HashMap<&'a str, &'a Node>,
+    /// The position of the step of each node that is one.
+    steps: HashMap<&'a str, usize>,
 }
 
 impl<'a> Planned<'a> {
-    /// Parses the planned program of a bucket.
-    pub fn new(plan: &'a Plan, bucket: &'a Bucket) -> Result<Self> {
-        let text = plan
-            .programs
-            .get(bucket.program)
-            .ok_or_else(|| anyhow!("the plan has no program {}", bucket.program))?;
-        let graph = text::parse(text).map_err(|e| anyhow!("planned program: {e}"))?;
-        let layouts = layouts(&graph);
-        Ok(Planned { bucket, graph, layouts })
+    /// A bucket of a plan.
+    pub fn new(plan: &'a CheckedPlan, bucket: &'a Bucket) -> Result<Self> {
+        let program = plan.programs().get(bucket.program);
+        let program = program.ok_or_else(|| anyhow!("the plan has no program {}", bucket.program))?;
+        let (graph, layouts) = (&program.graph, &program.layouts);
+        let nodes = graph.nodes.iter().map(|(id, n)| (graph.node_name(id), n)).collect();
+        let steps = bucket.steps.iter().enumerate().map(|(i, s)| (s.node.as_str(), i)).collect();
+        Ok(Planned { bucket, graph, layouts, nodes, steps })
+    }
+
+    /// The steps that run a collective, in their order.
+    pub fn steps_of(&self, decision: &Decision) -> Vec<&'a Step> {
+        let mut steps: Vec<usize> =
+            decision.nodes.iter().filter_map(|n| self.steps.get(n.as_str()).copied()).collect();
+        steps.sort_unstable();
+        steps.into_iter().map(|s| &self.bucket.steps[s]).collect()
     }
 
     /// The first operand and the first result of what runs a collective.
     pub fn ends(&self, decision: &Decision) -> (Option<ValueId>, Option<ValueId>) {
-        let node = |name: &String| {
-            self.graph.nodes.iter().find(|(id, _)| self.graph.node_name(*id) == name).map(|(_, n)| n)
-        };
+        let node = |name: &String| self.nodes.get(name.as_str());
         let first = decision.nodes.first().and_then(node);
         let last = decision.nodes.last().and_then(node);
         (first.and_then(|n| n.inputs.first().copied()), last.and_then(|n| n.outputs.first().copied()))
@@ -72,13 +81,12 @@ impl<'a> Planned<'a> {
 
     fn step_of(&self, value: ValueId) -> Option<usize> {
         let node = self.graph.def_node(value)?;
-        let name = self.graph.node_name(node);
-        self.bucket.steps.iter().position(|s| s.node == name)
+        self.steps.get(self.graph.node_name(node)).copied()
     }
 }
 
 /// The explanation of a value in every bucket.
-pub fn explain(plan: &Plan, value: &str) -> Result<String> {
+pub fn explain(plan: &CheckedPlan, value: &str) -> Result<String> {
     let name = value.trim_start_matches('%');
     let mut out = String::new();
     let mut known = false;
@@ -99,7 +107,7 @@ pub fn explain(plan: &Plan, value: &str) -> Result<String> {
 }
 
 fn one(plan: &Plan, bucket: &Bucket, planned: &Planned<'_>, id: ValueId) -> Result<String> {
-    let graph = &planned.graph;
+    let graph = planned.graph;
     let mut out = String::new();
     let ty = graph.ty(id).display(&graph.symbols);
     writeln!(out, "%{}: {ty}", graph.name_of(id))?;
@@ -115,7 +123,7 @@ fn one(plan: &Plan, bucket: &Bucket, planned: &Planned<'_>, id: ValueId) -> Resu
         out.push_str(&place_text(plan, bucket, place));
     }
     for decision in bucket.decisions.iter().filter(|d| about(d, graph.name_of(id))) {
-        out.push_str(&decision_text(bucket, decision));
+        out.push_str(&decision_text(planned, decision));
     }
     Ok(out)
 }
@@ -160,7 +168,7 @@ fn lifetime(bucket: &Bucket, first: usize, last: usize) -> String {
     format!("occupied from step {first}{} to step {last}{}{wraps}", name(first), name(last))
 }
 
-fn decision_text(bucket: &Bucket, decision: &Decision) -> String {
+fn decision_text(planned: &Planned<'_>, decision: &Decision) -> String {
     let mut out = String::new();
     let _ = writeln!(
         out,
@@ -176,7 +184,7 @@ fn decision_text(bucket: &Bucket, decision: &Decision) -> String {
         let _ = writeln!(out, "    {mark} {} {}{copies}", a.name, micros(a.us));
     }
     let _ = writeln!(out, "  rules: {}", decision.rules.join(" → "));
-    for step in bucket.steps.iter().filter(|s| decision.nodes.contains(&s.node)) {
+    for step in planned.steps_of(decision) {
         let barrier = match step.exit {
             Some(Barrier::Dropped) => "dropped: lifetimes stand in for it",
             Some(Barrier::Kept) => "kept",

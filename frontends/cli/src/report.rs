@@ -4,14 +4,14 @@ use std::fmt::Write;
 
 use anyhow::Result;
 use indexmap::IndexMap;
-use symmc::Plan;
 use symmc::plan::{ArenaKind, Barrier, Bucket, Decision, Memory, Role};
+use symmc::{CheckedPlan, Plan};
 
 use crate::explain::Planned;
 use crate::units::{bytes, gap, micros, table};
 
 /// The whole report.
-pub fn report(plan: &Plan) -> Result<String> {
+pub fn report(plan: &CheckedPlan) -> Result<String> {
     let mut out = String::new();
     let buckets = plan.buckets.len();
     let s = |n: usize| if n == 1 { "" } else { "s" };
@@ -46,7 +46,7 @@ fn range(bucket: &Bucket) -> String {
 fn collectives(plan: &Plan, bucket: &Bucket, planned: &Planned<'_>) -> String {
     let mut rows: IndexMap<Vec<String>, Vec<&str>> = IndexMap::new();
     for decision in &bucket.decisions {
-        rows.entry(row(plan, bucket, planned, decision)).or_default().push(&decision.collective);
+        rows.entry(row(plan, planned, decision)).or_default().push(&decision.collective);
     }
     if rows.is_empty() {
         return "  no collectives\n".into();
@@ -64,12 +64,11 @@ fn collectives(plan: &Plan, bucket: &Bucket, planned: &Planned<'_>) -> String {
     table(&cells)
 }
 
-fn row(plan: &Plan, bucket: &Bucket, planned: &Planned<'_>, decision: &Decision) -> Vec<String> {
+fn row(plan: &Plan, planned: &Planned<'_>, decision: &Decision) -> Vec<String> {
     let estimate = |name: &str| decision.alternatives.iter().find(|a| a.name == name).map(|a| micros(a.us));
     let runner_up = decision.alternatives.iter().find(|a| a.name != decision.chosen);
     let mut chosen = decision.chosen.clone();
-    let steps = bucket.steps.iter().filter(|s| decision.nodes.contains(&s.node));
-    for step in steps {
+    for step in planned.steps_of(decision) {
         match step.exit {
             Some(Barrier::Dropped) => chosen.push_str(", no exit barrier"),
             Some(Barrier::Kept) => chosen.push_str(", exit barrier"),

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use indexmap::IndexMap;
 use symmc_ir::dim::SymbolId;
 use symmc_ir::machine::Profile;
-use symmc_ir::{Graph, InputId};
+use symmc_ir::{Graph, InputId, parallel};
 use symmc_passes::{Choice, LowerConfig};
 use symmc_planner::check::{CheckError, Report};
 use symmc_planner::plan::{Alternative, Decision, Plan};
@@ -79,11 +79,15 @@ pub fn compile_timed(program: &Program, config: &Config) -> Result<(CheckedPlan,
     let canonical = canonical(program)?;
     lap("canonicalise");
     let bound = bound_inputs(&program.graph, &config.bind)?;
-    let mut inputs = Vec::new();
-    for symbols in bucket_ranges(&program.graph, &config.buckets)? {
-        let (graph, choices) = lower(&canonical, config, &symbols, &bound).map_err(fail)?;
-        inputs.push(BucketInput { graph, decisions: choices.into_iter().map(decision).collect() });
-    }
+    let ranges = bucket_ranges(&program.graph, &config.buckets)?;
+    let nodes = ranges.len() * canonical.nodes.len();
+    let inputs: Result<Vec<BucketInput>, String> = parallel::map(ranges, nodes, |symbols| {
+        let (graph, choices) = lower(&canonical, config, &symbols, &bound)?;
+        Ok(BucketInput { graph, decisions: choices.into_iter().map(decision).collect() })
+    })
+    .into_iter()
+    .collect();
+    let inputs = inputs.map_err(fail)?;
     lap("choose");
     let plan_config = PlanConfig {
         machine: config.profile.name.clone(),

@@ -69,7 +69,8 @@ mod program;
 mod step;
 mod time;
 
-use symmc_ir::Table;
+use symmc_ir::layout::Layout;
+use symmc_ir::{Graph, Table, ValueId, parallel};
 
 pub use error::{Access, At, CheckError, Moment, ProgramId, Side, Who};
 
@@ -111,37 +112,82 @@ impl std::fmt::Display for Report {
     }
 }
 
+/// What a proof leaves behind.
+#[derive(Clone, Debug)]
+pub struct Proof {
+    /// What it looked at.
+    pub report: Report,
+    /// The planned programs of the plan as it read them.
+    pub programs: Vec<PlannedProgram>,
+}
+
+/// A planned program, read from its text.
+#[derive(Clone, Debug)]
+pub struct PlannedProgram {
+    /// The program.
+    pub graph: Graph,
+    /// Where each value lies within its base.
+    pub layouts: Table<ValueId, Layout>,
+}
+
 /// Proves a plan safe (see the [module](self)).
+///
+/// # Errors
+/// As [`prove`].
+pub fn check(plan: &Plan) -> Result<Report, Vec<CheckError>> {
+    prove(plan).map(|proof| proof.report)
+}
+
+/// [`check`] that gives the programs it read as well, so that nobody has to read them again.
 ///
 /// # Errors
 /// What the plan breaks. Rules about texts come first; places, buffers and steps are looked at when the texts
 /// are right, and time when everything else is.
-pub fn check(plan: &Plan) -> Result<Report, Vec<CheckError>> {
+pub fn prove(plan: &Plan) -> Result<Proof, Vec<CheckError>> {
     let programs = program::read(plan)?;
     let mut errors = Vec::new();
     let mut report = Report { buckets: plan.buckets.len(), ..Report::default() };
     program::fixed(plan, &programs, &mut errors);
-    let schedules: Vec<Schedule<'_>> = plan
-        .buckets
-        .iter()
-        .enumerate()
-        .filter_map(|(i, bucket)| schedule(plan, &programs, i, bucket, &mut errors))
-        .collect();
+    let (mut schedules, mut uses) = (Vec::new(), Vec::new());
+    for (schedule, misplaced, misused) in of_buckets(plan, &programs) {
+        schedules.extend(schedule);
+        errors.extend(misplaced);
+        uses.extend(misused);
+    }
     ranges_overlap(plan, &mut errors);
+    errors.extend(uses);
     for schedule in &schedules {
         report.steps += schedule.steps.len();
         report.values += schedule.homes.values().flatten().count();
-        if schedule.steps.len() == schedule.bucket.steps.len() {
-            buffer::used(schedule, &mut errors);
-        }
-        buffer::totals(plan, schedule, &mut errors);
-        buffer::decisions(schedule, &programs.source, &mut errors);
-        buffer::copies(schedule, &mut errors);
     }
     if errors.is_empty() {
         errors = time::check(&programs, &schedules, plan.ranks, &mut report);
     }
-    if errors.is_empty() { Ok(report) } else { Err(errors) }
+    drop(schedules);
+    let programs =
+        || programs.planned.into_iter().map(|p| PlannedProgram { graph: p.graph, layouts: p.layouts });
+    if errors.is_empty() { Ok(Proof { report, programs: programs().collect() }) } else { Err(errors) }
+}
+
+/// Each bucket resolved, what is wrong with its places and steps, and what is wrong with the rest of it.
+fn of_buckets<'a>(
+    plan: &'a Plan,
+    programs: &'a Programs,
+) -> Vec<(Option<Schedule<'a>>, Vec<CheckError>, Vec<CheckError>)> {
+    let steps = plan.buckets.iter().map(|b| b.steps.len()).sum();
+    parallel::map(plan.buckets.iter().enumerate().collect(), steps, |(i, bucket)| {
+        let (mut misplaced, mut misused) = (Vec::new(), Vec::new());
+        let schedule = schedule(plan, programs, i, bucket, &mut misplaced);
+        if let Some(schedule) = &schedule {
+            if schedule.steps.len() == schedule.bucket.steps.len() {
+                buffer::used(schedule, &mut misused);
+            }
+            buffer::totals(plan, schedule, &mut misused);
+            buffer::decisions(schedule, &programs.source, &mut misused);
+            buffer::copies(schedule, &mut misused);
+        }
+        (schedule, misplaced, misused)
+    })
 }
 
 /// Resolves a bucket; `None` if it does not say which program it schedules, or for which sizes.

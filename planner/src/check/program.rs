@@ -4,13 +4,15 @@ use std::collections::{BTreeMap, HashMap};
 
 use sha2::{Digest, Sha256};
 use symmc_ir::layout::{Layout, layouts};
-use symmc_ir::{Dim, Graph, GroupId, Members, SymbolId, Table, Type, ValueId, text, verify};
+use symmc_ir::{Dim, Graph, GroupId, Members, SymbolId, Table, Type, ValueId, parallel, text, verify};
 
 use super::error::{CheckError, ProgramId};
 use crate::plan::{ALIGN, Fixed, Plan, Role, VERSION};
 
 /// The most ranks that the check simulates.
 const MAX_RANKS: u32 = 1024;
+/// About the bytes of a line of a program's text.
+const BYTES_OF_LINE: usize = 64;
 
 /// A planned program with what follows from its text alone.
 pub struct Program {
@@ -25,6 +27,19 @@ pub struct Program {
 }
 
 impl Program {
+    /// Reads a program, without its groups.
+    fn read(text: &str, program: ProgramId) -> Result<Program, Vec<CheckError>> {
+        let graph = text::parse(text)
+            .map_err(|error| vec![CheckError::Text { program, error: error.to_string() }])?;
+        verify::verify(&graph).map_err(|violations| {
+            let all = violations.iter().map(|v| CheckError::Invalid { program, violation: v.to_string() });
+            all.collect::<Vec<_>>()
+        })?;
+        let layouts = layouts(&graph);
+        let names = graph.values.iter().map(|(id, v)| (v.name.clone(), id)).collect();
+        Ok(Program { graph, layouts, names, groups: Vec::new() })
+    }
+
     /// The base of a value.
     pub fn base(&self, value: ValueId) -> ValueId {
         self.layouts[value].base
@@ -72,21 +87,26 @@ pub fn read(plan: &Plan) -> Result<Programs, Vec<CheckError>> {
     if hash != plan.source.hash {
         errors.push(CheckError::SourceHash { expected: plan.source.hash.clone(), found: hash });
     }
-    let source = graph(&plan.source.text, ProgramId::Source, &mut errors);
-    let planned: Vec<Option<Graph>> = plan
-        .programs
-        .iter()
-        .enumerate()
-        .map(|(p, text)| graph(text, ProgramId::Planned(p), &mut errors))
-        .collect();
-    let (Some(source), Some(planned)) = (source, planned.into_iter().collect::<Option<Vec<_>>>()) else {
+    let planned = plan.programs.iter().enumerate().map(|(p, text)| (ProgramId::Planned(p), text));
+    let texts: Vec<_> = [(ProgramId::Source, &plan.source.text)].into_iter().chain(planned).collect();
+    let lines = texts.iter().map(|(_, text)| text.len() / BYTES_OF_LINE).sum();
+    let mut read = Vec::with_capacity(texts.len());
+    for result in parallel::map(texts, lines, |(program, text)| Program::read(text, program)) {
+        match result {
+            Ok(program) => read.push(program),
+            Err(found) => errors.extend(found),
+        }
+    }
+    if read.len() <= plan.programs.len() {
         return Err(errors);
-    };
+    }
+    let mut planned = read.split_off(1);
+    let Some(source) = read.pop().map(|p| p.graph) else { return Err(errors) };
     if source.ranks.is_some_and(|r| r != plan.ranks) {
         let (program, found) = (ProgramId::Source, source.ranks);
         errors.push(CheckError::ProgramRanks { program, expected: plan.ranks, found });
     }
-    for (p, graph) in planned.iter().enumerate() {
+    for (p, Program { graph, .. }) in planned.iter().enumerate() {
         let program = ProgramId::Planned(p);
         if graph.ranks != Some(plan.ranks) {
             errors.push(CheckError::ProgramRanks { program, expected: plan.ranks, found: graph.ranks });
@@ -97,30 +117,10 @@ pub fn read(plan: &Plan) -> Result<Programs, Vec<CheckError>> {
     if !errors.is_empty() {
         return Err(errors);
     }
-    let planned = planned.into_iter().zip(of_program).map(|(graph, groups)| prepare(graph, groups)).collect();
-    Ok(Programs { source, planned, groups })
-}
-
-fn graph(text: &str, program: ProgramId, errors: &mut Vec<CheckError>) -> Option<Graph> {
-    let graph = match text::parse(text) {
-        Ok(graph) => graph,
-        Err(error) => {
-            errors.push(CheckError::Text { program, error: error.to_string() });
-            return None;
-        }
-    };
-    if let Err(violations) = verify::verify(&graph) {
-        let all = violations.iter().map(|v| CheckError::Invalid { program, violation: v.to_string() });
-        errors.extend(all);
-        return None;
+    for (program, groups) in planned.iter_mut().zip(of_program) {
+        program.groups = groups;
     }
-    Some(graph)
-}
-
-fn prepare(graph: Graph, groups: Vec<usize>) -> Program {
-    let layouts = layouts(&graph);
-    let names = graph.values.iter().map(|(id, v)| (v.name.clone(), id)).collect();
-    Program { graph, layouts, names, groups }
+    Ok(Programs { source, planned, groups })
 }
 
 fn hex(bytes: &[u8]) -> String {
@@ -128,11 +128,11 @@ fn hex(bytes: &[u8]) -> String {
 }
 
 /// The groups of all programs by name, and for each program the index of each of its groups.
-fn groups(planned: &[Graph], ranks: u32, errors: &mut Vec<CheckError>) -> (Vec<Group>, Vec<Vec<usize>>) {
+fn groups(planned: &[Program], ranks: u32, errors: &mut Vec<CheckError>) -> (Vec<Group>, Vec<Vec<usize>>) {
     let mut all: Vec<Group> = Vec::new();
     let mut first: BTreeMap<String, (usize, usize)> = BTreeMap::new();
     let mut of_program = Vec::with_capacity(planned.len());
-    for (p, graph) in planned.iter().enumerate() {
+    for (p, Program { graph, .. }) in planned.iter().enumerate() {
         let mut of_group = Vec::with_capacity(graph.groups.len());
         for (id, group) in graph.groups.iter() {
             let size = graph.group_size(id).unwrap_or(ranks);

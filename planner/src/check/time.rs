@@ -8,7 +8,7 @@
 
 use std::collections::{BTreeSet, HashMap};
 
-use symmc_ir::ValueId;
+use symmc_ir::{ValueId, parallel};
 
 use super::Report;
 use super::clock::{Clocks, Fault, LANES, Past, Ranks};
@@ -37,24 +37,30 @@ pub fn check(
     (report.simulated, report.examined) = (ranks.count, ranks.examined.len());
     let facts: Vec<Facts> = schedules.iter().map(Facts::new).collect();
     let peers = |&r: &usize| (0..ranks.cells.len()).map(|g| ranks.peers(g, r)).collect();
-    let mut proof = Proof {
-        programs,
-        schedules,
-        facts: &facts,
-        peers: ranks.examined.iter().map(peers).collect(),
-        ranks: &ranks,
-        errors: Vec::new(),
-        seen: BTreeSet::new(),
-        report,
-    };
-    for bucket in 0..schedules.len() {
+    let peers: Vec<Vec<Vec<usize>>> = ranks.examined.iter().map(peers).collect();
+    let steps = schedules.iter().map(|s| s.steps.len()).sum();
+    let proofs = parallel::map((0..schedules.len()).collect(), steps, |bucket| {
+        let (ranks, facts, peers) = (&ranks, &facts, &peers);
+        let (errors, seen, report) = (Vec::new(), BTreeSet::new(), Report::default());
+        let mut proof = Proof { programs, schedules, facts, peers, ranks, errors, seen, report };
         let (clocks, memories) = proof.first_run(bucket);
         proof.follow(bucket, &clocks, &memories);
-        if proof.errors.len() >= ENOUGH {
+        (proof.errors, proof.report)
+    });
+    let mut errors: Vec<CheckError> = Vec::new();
+    for (found, of_bucket) in proofs {
+        report.accesses += of_bucket.accesses;
+        report.compared += of_bucket.compared;
+        report.joins += of_bucket.joins;
+        report.sequences += of_bucket.sequences;
+        // The runs after those of two buckets may show the same.
+        let new: Vec<CheckError> = found.into_iter().filter(|e| !errors.contains(e)).collect();
+        errors.extend(new);
+        if errors.len() >= ENOUGH {
             break;
         }
     }
-    proof.errors
+    errors
 }
 
 /// What does not change while a bucket runs.
@@ -116,11 +122,11 @@ struct Proof<'a> {
     facts: &'a [Facts],
     ranks: &'a Ranks,
     /// For each examined rank and each group, its peers.
-    peers: Vec<Vec<Vec<usize>>>,
+    peers: &'a [Vec<Vec<usize>>],
     errors: Vec<CheckError>,
     /// The races among the errors.
     seen: BTreeSet<(Access, Access)>,
-    report: &'a mut Report,
+    report: Report,
 }
 
 /// Where the accesses of a run go.
@@ -173,7 +179,7 @@ impl Proof<'_> {
             .ranks
             .examined
             .iter()
-            .zip(&self.peers)
+            .zip(self.peers)
             .map(|(&r, peers)| {
                 let all: BTreeSet<usize> = peers.iter().flatten().copied().chain([r]).collect();
                 all.into_iter().collect()

@@ -1,0 +1,67 @@
+//! Independent work on several threads, with results in the order of the items.
+//!
+//! What is computed does not depend on the number of threads. Threads live no longer than a call, so that a
+//! process has one thread again when it forks.
+
+use std::panic::resume_unwind;
+use std::sync::{Mutex, PoisonError};
+use std::thread;
+
+/// Nodes of graphs, below which starting threads costs more than it saves.
+const ENOUGH: usize = 1000;
+
+/// The results of `work` for each item. `nodes` says how large the items are together, in nodes of graphs:
+/// little work stays on this thread.
+pub fn map<T: Send, R: Send>(items: Vec<T>, nodes: usize, work: impl Fn(T) -> R + Sync) -> Vec<R> {
+    let cores = if nodes < ENOUGH { 1 } else { thread::available_parallelism().map_or(1, usize::from) };
+    let helpers = cores.min(items.len()).saturating_sub(1);
+    if helpers == 0 {
+        return items.into_iter().map(work).collect();
+    }
+    let queue = Mutex::new(items.into_iter().enumerate());
+    let next = || queue.lock().unwrap_or_else(PoisonError::into_inner).next();
+    let run = || {
+        let mut done = Vec::new();
+        while let Some((i, item)) = next() {
+            done.push((i, work(item)));
+        }
+        done
+    };
+    let mut done = thread::scope(|scope| {
+        let helpers: Vec<_> = (0..helpers).map(|_| scope.spawn(run)).collect();
+        let mut done = run();
+        for helper in helpers {
+            done.extend(helper.join().unwrap_or_else(|panic| resume_unwind(panic)));
+        }
+        done
+    });
+    done.sort_unstable_by_key(|(i, _)| *i);
+    done.into_iter().map(|(_, result)| result).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn results_stand_in_the_order_of_the_items() {
+        for nodes in [0, ENOUGH] {
+            let slow_first = |i: u64| {
+                thread::sleep(Duration::from_micros(500 - 10 * i));
+                i * i
+            };
+            let expected: Vec<u64> = (0..50).map(|i| i * i).collect();
+            assert_eq!(map((0..50).collect(), nodes, slow_first), expected);
+        }
+        assert!(map(Vec::<u8>::new(), ENOUGH, |x| x).is_empty());
+    }
+
+    #[test]
+    fn a_panic_of_an_item_is_that_of_the_call() {
+        let call = || map(vec![1, 2, 3, 4], ENOUGH, |x| assert!(x < 3, "item {x}"));
+        let panic = std::panic::catch_unwind(call).expect_err("an item panics");
+        assert!(panic.downcast_ref::<String>().is_some_and(|m| m.starts_with("item ")));
+    }
+}
