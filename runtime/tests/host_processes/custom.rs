@@ -1,6 +1,8 @@
 //! Custom ops on ranks: the numbers of the collectives that they stand for, and how runs end when kernels fail,
 //! lack, or are made for another signature.
 
+use std::time::Duration;
+
 use symmc_ir::{DType, interp, text};
 use symmc_runtime::RunError;
 use symmc_runtime::custom::{CustomCall, CustomError, Mismatch, Registry, Signature};
@@ -19,10 +21,11 @@ pub const TESTS: &[Test] = &[
     ("a_kernel_gets_what_it_declares", a_kernel_gets_what_it_declares),
 ];
 
-/// A fused op, one that reads its peers and one that writes them, among collectives and with a state.
+/// A fused op, one that reads its peers and one that writes them, among collectives. The state gives each run other values, so
+/// that what an earlier run left behind is wrong.
 const CUSTOM: &str = r#"
 %t: f32[8, n] = permute %y perm=[1, 0]
-%a: f32[n, 8] = custom "my::fused" %t, %x
+%a: f32[n, 8] = custom "my::fused" %t, %state
 %b: f32[n, 8] = custom "my::sum" %a, %x
 %s: f32[n, 8] = all_reduce %b op=sum group=@g via=one_shot
 %c: f32[SIZE*n, 8] = custom "my::spread" %s
@@ -31,7 +34,7 @@ const CUSTOM: &str = r#"
 
 /// The same with ops that every backend knows.
 const KNOWN: &str = r#"
-%f: f32[n, 8] = mul %x, 2.0
+%f: f32[n, 8] = mul %state, 2.0
 %a: f32[n, 8] = add %y, %f
 %r: f32[n, 8] = all_reduce %a op=sum group=@g via=plain
 %b: f32[n, 8] = add %r, %x
@@ -42,7 +45,7 @@ const KNOWN: &str = r#"
 "#;
 
 fn program(ranks: u32, group: &str, size: u32, body: &str) -> String {
-    format!(
+    let text = format!(
         r#"program "custom" ranks {ranks}
 symbol n in 1..=64
 group @g {group}
@@ -53,13 +56,15 @@ arg %x: f32[n, 8]
 arg %state: f32[n, 8]
 param %w: f32[8, 8] source "w"
 %y: f32[n, 8] = matmul %x, %w
-{}
-%next: f32[n, 8] = add %state, %d
-return %c
+{body}
+%v: f32[SIZE*n, 8] = neg %c
+%next: f32[n, 8] = neg %state
+return %v
 mutate %state = %next
-"#,
-        body.replace("SIZE", &size.to_string())
-    )
+return %d
+"#
+    );
+    text.replace("SIZE", &size.to_string())
 }
 
 /// `a[i, j] = t[j, i] + 2 x[i, j]`.
@@ -75,8 +80,16 @@ fn fused(call: &mut CustomCall<'_>) -> Result<(), CustomError> {
     Ok(())
 }
 
+/// Delays the first rank of a cell, so that the kernels of its peers end while it still touches them.
+fn come_late(call: &CustomCall<'_>) {
+    if call.number() == 0 {
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
+
 /// The sum of the first operands of all ranks, and the own second one.
 fn sum(call: &mut CustomCall<'_>) -> Result<(), CustomError> {
+    come_late(call);
     let y = call.result::<f32>(0)?;
     y.copy_from_slice(&call.operand::<f32>(1)?);
     for number in 0..call.cell().len() {
@@ -88,6 +101,7 @@ fn sum(call: &mut CustomCall<'_>) -> Result<(), CustomError> {
 
 /// Every rank's operand, one after another: each rank writes its own into all results.
 fn spread(call: &mut CustomCall<'_>) -> Result<(), CustomError> {
+    come_late(call);
     let x = call.operand::<f32>(0)?;
     let (mine, half) = (call.number() * x.len(), x.len() / 2);
     for number in 0..call.cell().len() {
