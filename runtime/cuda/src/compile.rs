@@ -126,7 +126,9 @@ fn library(call: &str, error: &result::NvrtcError) -> CudaError {
 fn translate(text: &str, target: &str) -> Result<Vec<u8>, CudaError> {
     let text = CString::new(text).map_err(|e| CudaError::Compile { detail: e.to_string() })?;
     let program = result::create_program(&text, None).map_err(|e| library("nvrtcCreateProgram", &e))?;
-    let options = [format!("--gpu-architecture={target}"), "--std=c++17".into(), "--fmad=true".into()];
+    let architecture = format!("--gpu-architecture={target}");
+    let options =
+        [architecture.as_str(), "--std=c++17", "--fmad=true", "--disable-warnings"].map(String::from);
     // SAFETY: the program lives until it is destroyed below.
     let compiled = unsafe { result::compile_program(program, &options) };
     let out = match compiled {

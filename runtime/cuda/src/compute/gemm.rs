@@ -1,5 +1,341 @@
 //! Matrix products by cuBLASLt.
+//!
+//! A [`Gemm`] is data. A [`GemmPlanner`] prepares it: descriptors and an algorithm, here the first that the
+//! library's heuristic names. A [`Prepared`] product only enqueues, so that it can be recorded into a
+//! graph. A measured choice of the algorithm belongs into [`GemmPlanner::prepare`].
+//!
+//! The library counts columns first. A row-major matrix is the transpose of a column-major one, so
+//! `C = A B` is computed as `Cᵀ = Bᵀ Aᵀ`.
 
-/// A matrix product.
-#[derive(Clone, PartialEq, Debug)]
-pub struct Gemm {}
+use std::ffi::c_void;
+use std::ptr;
+use std::sync::Arc;
+
+use cudarc::cublaslt::{result, sys};
+use symmc_ir::DType;
+
+use crate::driver::{Device, Stream};
+use crate::error::CudaError;
+use crate::launch::Address;
+
+/// A matrix of a product: `[rows, columns]` with one unit stride.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Matrix {
+    /// The first element.
+    pub at: Address,
+    /// Elements between neighbours along the axis without unit stride.
+    pub step: usize,
+    /// Which axis has unit stride.
+    pub order: Order,
+    /// Elements between the matrices of a batch; 0 where all share one.
+    pub batch: isize,
+}
+
+/// Which axis of a matrix has unit stride.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Order {
+    /// Elements of a row are neighbours.
+    Rows,
+    /// Elements of a column are neighbours.
+    Columns,
+}
+
+/// A matrix product `c = a b` with `a [m, k]`, `b [k, n]` and `c [m, n]`, for each of a batch. Sums are in
+/// f32 (f64 for f64), without TF32.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Gemm {
+    /// The dtype of all three.
+    pub dtype: DType,
+    /// Rows of the result.
+    pub m: usize,
+    /// Columns of the result.
+    pub n: usize,
+    /// Terms of each sum; at least 1.
+    pub k: usize,
+    /// The number of products.
+    pub batch: usize,
+    /// The left operand.
+    pub a: Matrix,
+    /// The right operand.
+    pub b: Matrix,
+    /// The result; its rows are contiguous.
+    pub c: Matrix,
+}
+
+fn failed(call: &str, error: &result::CublasError) -> CudaError {
+    CudaError::Library { call: call.into(), detail: format!("{:?}", error.0) }
+}
+
+struct Handle {
+    handle: sys::cublasLtHandle_t,
+    _device: Arc<Device>,
+}
+
+// SAFETY: the library's handles may be used from any thread.
+unsafe impl Send for Handle {}
+// SAFETY: as above; it holds no state that calls change.
+unsafe impl Sync for Handle {}
+
+impl Drop for Handle {
+    fn drop(&mut self) {
+        // SAFETY: created by `GemmPlanner::new`.
+        let _ = unsafe { result::destroy_handle(self.handle) };
+    }
+}
+
+/// Prepares matrix products on one device.
+#[derive(Clone)]
+pub struct GemmPlanner {
+    handle: Arc<Handle>,
+}
+
+impl GemmPlanner {
+    /// A planner for the device, whose context is current.
+    ///
+    /// # Errors
+    /// cuBLASLt is not there, or does not start.
+    pub fn new(device: &Arc<Device>) -> Result<GemmPlanner, CudaError> {
+        // SAFETY: tries to load the library; nothing else.
+        if !unsafe { sys::is_culib_present() } {
+            return Err(CudaError::Missing {
+                library: "cuBLASLt (libcublasLt.so)",
+                install: "install the CUDA toolkit, or `pip install nvidia-cublas` and put its folder into LD_LIBRARY_PATH",
+            });
+        }
+        let handle = result::create_handle().map_err(|e| failed("cublasLtCreate", &e))?;
+        Ok(GemmPlanner { handle: Arc::new(Handle { handle, _device: device.clone() }) })
+    }
+
+    /// Chooses how to run a product with `workspace` bytes of memory beside it.
+    ///
+    /// # Errors
+    /// The library has no algorithm for it.
+    pub fn prepare(&self, gemm: &Gemm, workspace: usize) -> Result<Prepared, CudaError> {
+        let descriptors = Descriptors::new(gemm)?;
+        let preference = Preference::new(gemm, workspace)?;
+        // SAFETY: all descriptors exist.
+        let found = unsafe {
+            result::get_matmul_algo_heuristic(
+                self.handle.handle,
+                descriptors.product,
+                descriptors.layouts[0],
+                descriptors.layouts[1],
+                descriptors.layouts[2],
+                descriptors.layouts[2],
+                preference.0,
+            )
+        };
+        let what = || format!("choosing an algorithm for the matrix product {gemm:?}");
+        let found = found.map_err(|e| failed(&what(), &e))?;
+        let needed = found.workspaceSize;
+        Ok(Prepared { handle: self.handle.clone(), descriptors, algorithm: found.algo, gemm: *gemm, needed })
+    }
+}
+
+/// A product with its algorithm.
+pub struct Prepared {
+    handle: Arc<Handle>,
+    descriptors: Descriptors,
+    algorithm: sys::cublasLtMatmulAlgo_t,
+    gemm: Gemm,
+    needed: usize,
+}
+
+impl Prepared {
+    /// The bytes of workspace that it uses.
+    pub fn workspace(&self) -> usize {
+        self.needed
+    }
+
+    /// Enqueues the product.
+    ///
+    /// # Errors
+    /// The library refuses.
+    ///
+    /// # Safety
+    /// The operands, the result and [`workspace`](Self::workspace) bytes at `workspace` exist until the
+    /// stream has done it, and nothing else uses the workspace meanwhile.
+    pub unsafe fn run(&self, stream: &Stream, workspace: Address) -> Result<(), CudaError> {
+        // One and zero of the type that sums are scaled in.
+        let (one, zero) = match self.gemm.dtype {
+            DType::F64 => (1f64.to_bits(), 0),
+            _ => (u64::from(1f32.to_bits()), 0u64),
+        };
+        let Gemm { a, b, c, .. } = self.gemm;
+        let d = &self.descriptors;
+        // SAFETY: the descriptors exist; the scalars are read before the call returns; the rest by the caller.
+        let ran = unsafe {
+            result::matmul(
+                self.handle.handle,
+                d.product,
+                ptr::from_ref(&one).cast(),
+                ptr::from_ref(&zero).cast(),
+                b.at as *const c_void,
+                d.layouts[0],
+                a.at as *const c_void,
+                d.layouts[1],
+                c.at as *const c_void,
+                d.layouts[2],
+                c.at as *mut c_void,
+                d.layouts[2],
+                &self.algorithm,
+                workspace as *mut c_void,
+                self.needed,
+                stream.handle().cast(),
+            )
+        };
+        ran.map_err(|e| failed(&format!("the matrix product {:?}", self.gemm), &e))
+    }
+}
+
+/// The library's description of a product: of `Bᵀ`, `Aᵀ` and `Cᵀ`.
+struct Descriptors {
+    product: sys::cublasLtMatmulDesc_t,
+    layouts: [sys::cublasLtMatrixLayout_t; 3],
+}
+
+// SAFETY: descriptors are plain memory of the library.
+unsafe impl Send for Descriptors {}
+// SAFETY: as above; calls only read them.
+unsafe impl Sync for Descriptors {}
+
+impl Descriptors {
+    fn new(gemm: &Gemm) -> Result<Descriptors, CudaError> {
+        use sys::cublasComputeType_t as Compute;
+        use sys::cublasLtMatmulDescAttributes_t as Attribute;
+        let (compute, scale) = match gemm.dtype {
+            DType::F64 => (Compute::CUBLAS_COMPUTE_64F, sys::cudaDataType_t::CUDA_R_64F),
+            _ => (Compute::CUBLAS_COMPUTE_32F, sys::cudaDataType_t::CUDA_R_32F),
+        };
+        let made = result::create_matmul_desc(compute, scale);
+        let product = made.map_err(|e| failed("cublasLtMatmulDescCreate", &e))?;
+        let mut out = Descriptors { product, layouts: [ptr::null_mut(); 3] };
+        let sides = [
+            (gemm.b, gemm.k, gemm.n, Some(Attribute::CUBLASLT_MATMUL_DESC_TRANSA)),
+            (gemm.a, gemm.m, gemm.k, Some(Attribute::CUBLASLT_MATMUL_DESC_TRANSB)),
+            (gemm.c, gemm.m, gemm.n, None),
+        ];
+        for (i, (matrix, rows, columns, transposed)) in sides.into_iter().enumerate() {
+            out.layouts[i] = layout(gemm, &matrix, rows, columns)?;
+            if let (Some(attribute), Order::Columns) = (transposed, matrix.order) {
+                // CUBLAS_OP_T, of an enumeration that the bindings leave out.
+                let op = 1i32;
+                // SAFETY: the descriptor exists; the attribute is a 32-bit integer.
+                let set = unsafe {
+                    result::set_matmul_desc_attribute(product, attribute, ptr::from_ref(&op).cast(), 4)
+                };
+                set.map_err(|e| failed("cublasLtMatmulDescSetAttribute", &e))?;
+            }
+        }
+        Ok(out)
+    }
+}
+
+impl Drop for Descriptors {
+    fn drop(&mut self) {
+        // SAFETY: created by `new`; null where it failed before.
+        unsafe {
+            for layout in self.layouts.into_iter().filter(|l| !l.is_null()) {
+                let _ = result::destroy_matrix_layout(layout);
+            }
+            let _ = result::destroy_matmul_desc(self.product);
+        }
+    }
+}
+
+/// A row-major `[rows, columns]` matrix as the column-major `[columns, rows]` that it is; a column-major
+/// one as it is.
+fn layout(
+    gemm: &Gemm,
+    matrix: &Matrix,
+    rows: usize,
+    columns: usize,
+) -> Result<sys::cublasLtMatrixLayout_t, CudaError> {
+    use sys::cublasLtMatrixLayoutAttribute_t as Attribute;
+    let dtype = match gemm.dtype {
+        DType::F16 => sys::cudaDataType_t::CUDA_R_16F,
+        DType::BF16 => sys::cudaDataType_t::CUDA_R_16BF,
+        DType::F32 => sys::cudaDataType_t::CUDA_R_32F,
+        DType::F64 => sys::cudaDataType_t::CUDA_R_64F,
+        other => return Err(CudaError::Unsupported(format!("cuBLASLt does not multiply {other}"))),
+    };
+    let (fast, slow) = match matrix.order {
+        Order::Rows => (columns, rows),
+        Order::Columns => (rows, columns),
+    };
+    let step = matrix.step.max(fast) as i64;
+    let made = result::create_matrix_layout(dtype, fast as u64, slow as u64, step);
+    let layout = made.map_err(|e| failed("cublasLtMatrixLayoutCreate", &e))?;
+    let (count, stride) = (gemm.batch as i32, matrix.batch as i64);
+    // SAFETY: the layout exists; the attributes are a 32-bit and a 64-bit integer.
+    let set = unsafe {
+        result::set_matrix_layout_attribute(
+            layout,
+            Attribute::CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT,
+            ptr::from_ref(&count).cast(),
+            4,
+        )
+        .and_then(|()| {
+            result::set_matrix_layout_attribute(
+                layout,
+                Attribute::CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET,
+                ptr::from_ref(&stride).cast(),
+                8,
+            )
+        })
+    };
+    match set {
+        Ok(()) => Ok(layout),
+        Err(error) => {
+            // SAFETY: created above and given to nobody.
+            let _ = unsafe { result::destroy_matrix_layout(layout) };
+            Err(failed("cublasLtMatrixLayoutSetAttribute", &error))
+        }
+    }
+}
+
+/// What the choice of an algorithm has to respect.
+struct Preference(sys::cublasLtMatmulPreference_t);
+
+impl Preference {
+    fn new(gemm: &Gemm, workspace: usize) -> Result<Preference, CudaError> {
+        use sys::cublasLtMatmulPreferenceAttributes_t as Attribute;
+        let made = result::create_matmul_pref().map_err(|e| failed("cublasLtMatmulPreferenceCreate", &e))?;
+        let out = Preference(made);
+        let fail = |e| failed("cublasLtMatmulPreferenceSetAttribute", &e);
+        let bytes = workspace as u64;
+        // SAFETY: the preference exists; the attribute is a 64-bit integer.
+        unsafe {
+            result::set_matmul_pref_attribute(
+                out.0,
+                Attribute::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
+                ptr::from_ref(&bytes).cast(),
+                8,
+            )
+        }
+        .map_err(fail)?;
+        let size = gemm.dtype.size() as u64;
+        for (attribute, matrix) in [
+            (Attribute::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, gemm.b),
+            (Attribute::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, gemm.a),
+            (Attribute::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, gemm.c),
+            (Attribute::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, gemm.c),
+        ] {
+            let every = matrix.at | (matrix.batch as i64 as u64).wrapping_mul(size);
+            let alignment = 1u32 << every.trailing_zeros().min(8);
+            // SAFETY: as above, a 32-bit integer.
+            unsafe {
+                result::set_matmul_pref_attribute(out.0, attribute, ptr::from_ref(&alignment).cast(), 4)
+            }
+            .map_err(fail)?;
+        }
+        Ok(out)
+    }
+}
+
+impl Drop for Preference {
+    fn drop(&mut self) {
+        // SAFETY: created by `new`.
+        let _ = unsafe { result::destroy_matmul_pref(self.0) };
+    }
+}

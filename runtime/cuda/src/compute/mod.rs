@@ -1,3 +1,259 @@
 //! Compute steps on a device.
+//!
+//! ```text
+//! Op, Located ──lower──► Work: launches of generated kernels, matrix products, copies
+//! ```
+//!
+//! Semantics are those of [`symmc_ir::Op`], as on the host: floats are computed in f32 (f64 for f64) and
+//! rounded once. Extents, strides and constants stand in the generated text; addresses are parameters, so
+//! equal steps share a function. Where a result may lie on an operand is as in
+//! [`symmc_runtime::kernels`]: exactly on it, for element-wise ops, softmax, norms and running sums, and on
+//! the first operand of a scatter.
+//!
+//! Data that is out of range touches no foreign memory. A kernel that meets such data writes the number of
+//! a [`Site`] to the status word; [`Sites::failure`] turns it into the error of the host's kernels.
+//!
+//! Not here: collectives, custom and opaque ops.
 
+mod attention;
+pub mod check;
+mod element;
 pub mod gemm;
+mod map;
+mod matmul;
+mod movement;
+mod rows;
+mod scatter;
+mod sort;
+mod space;
+mod text;
+
+use symmc_ir::Op;
+use symmc_ir::text::op_name;
+use symmc_runtime::exec::Located;
+use symmc_runtime::kernels::KernelError;
+
+use crate::compile::Source;
+use crate::error::CudaError;
+use crate::launch::{Address, Work};
+
+/// Bytes of the status word.
+pub const STATUS_BYTES: usize = 16;
+
+/// Bytes of workspace that matrix products want; other steps say what they need ([`workspace`]).
+pub const GEMM_WORKSPACE: usize = 32 << 20;
+
+/// What compute steps are lowered for.
+#[derive(Clone, Copy, Debug)]
+pub struct Machine {
+    /// The number of streaming multiprocessors.
+    pub multiprocessors: u32,
+    /// A status word that the host reads: [`STATUS_BYTES`] of zeros at a multiple of 16.
+    pub status: Address,
+    /// Memory that one step at a time uses, at a multiple of 256.
+    pub workspace: Address,
+    /// Its size: at least [`GEMM_WORKSPACE`] and [`workspace`] of every step.
+    pub workspace_bytes: usize,
+}
+
+/// A place in the program where data can be out of range.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Site {
+    /// The step.
+    pub step: usize,
+    /// What is indexed there; `None` is a division of integers.
+    pub indexed: Option<Indexed>,
+}
+
+/// An axis that data indexes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Indexed {
+    /// The axis of the first operand.
+    pub axis: usize,
+    /// Its extent.
+    pub extent: usize,
+}
+
+/// All sites of a program.
+#[derive(Clone, Default, Debug)]
+pub struct Sites {
+    list: Vec<Site>,
+}
+
+impl Sites {
+    /// No sites.
+    pub fn new() -> Sites {
+        Sites::default()
+    }
+
+    fn add(&mut self, site: Site) -> u32 {
+        // 0 in the status word means that nothing was reported.
+        self.list.push(site);
+        self.list.len() as u32
+    }
+
+    /// The step and the error that a status word reports.
+    pub fn failure(&self, status: [u64; 2]) -> Option<(usize, KernelError)> {
+        let site = self.list.get((status[1] as usize).checked_sub(1)?)?;
+        let error = match site.indexed {
+            Some(Indexed { axis, extent }) => KernelError::Index { index: status[0] as i64, axis, extent },
+            None => KernelError::ZeroDivisor,
+        };
+        Some((site.step, error))
+    }
+}
+
+/// What lowering one step needs and adds to.
+pub(super) struct Lowering<'a> {
+    at: &'a dyn Fn(&Located) -> Address,
+    source: &'a mut Source,
+    sites: &'a mut Sites,
+    step: usize,
+    status: Address,
+    workspace: Address,
+    workspace_bytes: usize,
+    multiprocessors: u32,
+}
+
+impl Lowering<'_> {
+    fn at(&self, value: &Located) -> Address {
+        (self.at)(value)
+    }
+
+    fn index_site(&mut self, axis: usize, extent: usize) -> u32 {
+        self.sites.add(Site { step: self.step, indexed: Some(Indexed { axis, extent }) })
+    }
+
+    fn divisor_site(&mut self) -> u32 {
+        self.sites.add(Site { step: self.step, indexed: None })
+    }
+
+    /// The workspace, if it has this many bytes.
+    fn room(&self, what: &str, bytes: usize) -> Result<Address, CudaError> {
+        if bytes <= self.workspace_bytes {
+            return Ok(self.workspace);
+        }
+        Err(CudaError::Unsupported(format!(
+            "{what} needs {bytes} bytes of workspace, found {}",
+            self.workspace_bytes
+        )))
+    }
+}
+
+/// A step to be lowered.
+#[derive(Clone, Copy, Debug)]
+pub struct Step<'a> {
+    /// Its number in the list of steps.
+    pub index: usize,
+    /// The op; the dims of its attributes are numbers.
+    pub op: &'a Op,
+    /// Its operands.
+    pub operands: &'a [Located],
+    /// Its results.
+    pub results: &'a [Located],
+}
+
+/// What a step does on the device. `at` gives addresses; functions are added to `source`, and places where
+/// data can be out of range to `sites`.
+///
+/// # Errors
+/// The op has no kernel, or its operands do not fit it.
+pub fn lower(
+    step: &Step<'_>,
+    at: &dyn Fn(&Located) -> Address,
+    machine: &Machine,
+    source: &mut Source,
+    sites: &mut Sites,
+) -> Result<Vec<Work>, CudaError> {
+    let Step { op, operands: x, results: r, index } = *step;
+    let mut lowering = Lowering {
+        at,
+        source,
+        sites,
+        step: index,
+        status: machine.status,
+        workspace: machine.workspace,
+        workspace_bytes: machine.workspace_bytes,
+        multiprocessors: machine.multiprocessors,
+    };
+    let l = &mut lowering;
+    arity(op, x.len(), r.len())?;
+    match op {
+        Op::Full(_) | Op::Iota { .. } | Op::Unary(_) | Op::Binary(_) | Op::BinaryScalar { .. } => {
+            element::lower(op, x, &r[0], l)
+        }
+        Op::Select | Op::Cast => element::lower(op, x, &r[0], l),
+        Op::Reshape | Op::Copy => movement::copy(&x[0], &r[0], l),
+        Op::Permute { .. } | Op::Slice { .. } | Op::Expand => Err(no_kernel(op)),
+        Op::Concat { axis } => movement::concat(*axis, x, &r[0], l),
+        Op::Pad { low, value } => movement::pad(low, *value, &x[0], &r[0], l),
+        Op::Take { axis } | Op::Index { axis } => movement::index(*axis, x, &r[0], l),
+        Op::GatherElements { axis } => movement::gather(*axis, x, &r[0], l),
+        Op::MatMul => matmul::lower(&x[0], &x[1], &r[0], l),
+        Op::Reduce { op, axes, .. } => rows::reduce(*op, axes, &x[0], &r[0], l),
+        Op::ArgReduce { op, axis, .. } => rows::arg_reduce(*op, *axis, &x[0], &r[0], l),
+        Op::CumSum { axis } => rows::cumsum(*axis, &x[0], &r[0], l),
+        Op::Softmax { axis, log } => rows::softmax(*axis, *log, &x[0], &r[0], l),
+        Op::RmsNorm { axes, eps, round_first } => {
+            let round = if *round_first { rows::Rounding::BeforeWeight } else { rows::Rounding::AtTheEnd };
+            rows::rms_norm(*axes, eps.0, round, x, &r[0], l)
+        }
+        Op::LayerNorm { axes, eps } => rows::layer_norm(*axes, eps.0, x, &r[0], l),
+        Op::Attention { causal, scale } => attention::lower(*causal, scale.0, x, &r[0], l),
+        Op::ScatterElements { axis, combine } => scatter::elements(*axis, *combine, x, &r[0], l),
+        Op::IndexAdd { axis } => {
+            let add = Some(symmc_ir::Reduction::Sum);
+            scatter::put(*axis, add, &x[0], &x[2], &x[1..2], &r[0], l)
+        }
+        Op::IndexPut { axis, accumulate } => {
+            let add = accumulate.then_some(symmc_ir::Reduction::Sum);
+            scatter::put(*axis, add, &x[0], &x[1], &x[2..], &r[0], l)
+        }
+        Op::TopK { axis, largest } => sort::lower(*axis, *largest, &x[0], r, l),
+        Op::Sort { axis, descending } => sort::lower(*axis, *descending, &x[0], r, l),
+        Op::Collective(_) | Op::Opaque { .. } | Op::Custom(_) => Err(no_kernel(op)),
+    }
+}
+
+/// The bytes of workspace that a step uses.
+pub fn workspace(op: &Op, operands: &[Located], results: &[Located], multiprocessors: u32) -> usize {
+    match (op, operands) {
+        (Op::MatMul, _) => GEMM_WORKSPACE,
+        (Op::TopK { axis, .. } | Op::Sort { axis, .. }, [x]) => sort::workspace(*axis, x),
+        (Op::Attention { causal, scale }, [_, _, _, ..]) if !results.is_empty() => {
+            attention::workspace(*causal, scale.0, operands, &results[0], multiprocessors)
+        }
+        (Op::Reshape | Op::Copy, [x]) => x.shape.iter().product::<usize>() * x.dtype.size(),
+        _ => 0,
+    }
+}
+
+fn no_kernel(op: &Op) -> CudaError {
+    CudaError::Unsupported(format!("there is no GPU kernel for {}", op_name(op)))
+}
+
+fn misfit(what: &str, expected: impl std::fmt::Debug, found: impl std::fmt::Debug) -> CudaError {
+    CudaError::Unsupported(format!("{what}: expected {expected:?}, found {found:?}"))
+}
+
+/// Checks that the slices that [`lower`] takes apart are long enough.
+fn arity(op: &Op, operands: usize, results: usize) -> Result<(), CudaError> {
+    let (min, max) = match op {
+        Op::Full(_) | Op::Iota { .. } => (0, 0),
+        Op::Binary(_) | Op::MatMul | Op::Take { .. } | Op::GatherElements { .. } => (2, 2),
+        Op::Select | Op::ScatterElements { .. } | Op::IndexAdd { .. } => (3, 3),
+        Op::RmsNorm { .. } => (1, 2),
+        Op::LayerNorm { .. } => (1, 3),
+        Op::Attention { .. } => (3, 4),
+        Op::Index { .. } => (2, usize::MAX),
+        Op::IndexPut { .. } => (3, usize::MAX),
+        Op::Concat { .. } | Op::Opaque { .. } | Op::Custom(_) | Op::Collective(_) => (0, usize::MAX),
+        _ => (1, 1),
+    };
+    let expected = if matches!(op, Op::TopK { .. } | Op::Sort { .. }) { 2 } else { 1 };
+    if (min..=max).contains(&operands) && results >= expected {
+        return Ok(());
+    }
+    let found = format!("{operands} operands and {results} results");
+    Err(misfit(op_name(op), format!("{min} to {max} operands and {expected} results"), found))
+}

@@ -1,0 +1,36 @@
+//! Runs all cases of the compute steps on GPU 0 and prints those that fail.
+//!
+//! ```text
+//! check_compute [words]    only cases whose names contain all words
+//! ```
+
+use std::process::ExitCode;
+use std::time::Instant;
+
+use symmc_cuda::CudaError;
+use symmc_cuda::compute::check;
+use symmc_cuda::driver::Device;
+
+fn run(words: &[String]) -> Result<usize, CudaError> {
+    let device = Device::open(0)?;
+    let mut cases = check::corpus();
+    cases.retain(|c| words.iter().all(|w| c.name.contains(w.as_str())));
+    let started = Instant::now();
+    let failures = check::run(&device, &cases)?;
+    failures.iter().for_each(|f| println!("{f}"));
+    let (n, failed) = (cases.len(), failures.len());
+    println!("{}: {n} cases, {failed} failed, {:.1} s", device.name(), started.elapsed().as_secs_f64());
+    Ok(failed)
+}
+
+fn main() -> ExitCode {
+    let words: Vec<String> = std::env::args().skip(1).collect();
+    match run(&words) {
+        Ok(0) => ExitCode::SUCCESS,
+        Ok(_) => ExitCode::from(1),
+        Err(error) => {
+            eprintln!("error: {error}");
+            ExitCode::from(2)
+        }
+    }
+}

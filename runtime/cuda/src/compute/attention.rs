@@ -1,0 +1,263 @@
+//! Scaled dot-product attention: the geometry of its kernels.
+//!
+//! Query heads that share a head of keys form its rows, so that few queries still fill a block, and each
+//! key is read once for all of them. Where there are fewer blocks than the machine holds, the keys are
+//! split, and a second kernel combines the parts in a fixed order.
+
+use std::fmt::Write as _;
+
+use symmc_ir::DType;
+use symmc_runtime::exec::Located;
+
+use super::space::{Axis, broadcast};
+use super::text::{self, offset, real, stored};
+use super::{Lowering, misfit};
+use crate::error::CudaError;
+use crate::launch::{Address, Kernel, Work};
+
+/// Warps of a block.
+const WARPS: usize = 4;
+/// Keys of a tile.
+const KEYS: usize = 32;
+/// Dynamic shared memory that a block may have.
+const MOST_SHARED: usize = 160 << 10;
+
+/// The extents of one attention.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Extents {
+    /// Heads of keys over the batch.
+    heads: usize,
+    /// Query heads for each of them.
+    group: usize,
+    queries: usize,
+    keys: usize,
+    e: usize,
+    f: usize,
+}
+
+/// How the work is cut.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Cut {
+    /// Rows that one warp works on.
+    rows: usize,
+    splits: usize,
+    /// Keys of a split.
+    chunk: usize,
+}
+
+fn extents(x: &[Located], result: &Located) -> Result<Extents, CudaError> {
+    let (q, k, v) = (&x[0].shape, &x[1].shape, &x[2].shape);
+    let r = q.len();
+    let bad = || {
+        let found = (q.clone(), k.clone(), v.clone(), result.shape.clone());
+        misfit("attention", "q [.., h, l, e], k [.., g, s, e], v [.., g, s, f] for [.., h, l, f]", found)
+    };
+    let same = |d: DType| d == x[0].dtype && d.is_float();
+    if r < 3 || k.len() != r || v.len() != r || result.shape.len() != r {
+        return Err(bad());
+    }
+    if ![x[1].dtype, x[2].dtype, result.dtype].into_iter().all(same) {
+        return Err(bad());
+    }
+    let (h, g) = (q[r - 3], k[r - 3]);
+    let fits = q[..r - 3] == k[..r - 3]
+        && q[..r - 3] == v[..r - 3]
+        && v[r - 3] == g
+        && k[r - 1] == q[r - 1]
+        && v[r - 2] == k[r - 2]
+        && result.shape[..r - 1] == q[..r - 1]
+        && result.shape[r - 1] == v[r - 1];
+    if !fits || (h != 0 && h.checked_rem(g) != Some(0)) {
+        return Err(bad());
+    }
+    let heads = q[..r - 3].iter().product::<usize>() * g;
+    let group = h.checked_div(g).unwrap_or(0);
+    Ok(Extents { heads, group, queries: q[r - 2], keys: k[r - 2], e: q[r - 1], f: v[r - 1] })
+}
+
+fn cut(x: &Extents, multiprocessors: usize) -> Cut {
+    let rows_of_head = x.group * x.queries;
+    let rows = match rows_of_head {
+        0..=4 => 1,
+        5..=8 => 2,
+        9..=64 => 4,
+        _ => 8,
+    };
+    let blocks = x.heads * rows_of_head.div_ceil(rows * WARPS);
+    let tiles = x.keys.div_ceil(KEYS).max(1);
+    let wanted = (2 * multiprocessors).div_ceil(blocks.max(1));
+    // A part is worth a block from a few tiles on.
+    let splits = wanted.min(tiles.div_ceil(4)).clamp(1, 64);
+    let chunk = tiles.div_ceil(splits) * KEYS;
+    Cut { rows, splits: x.keys.div_ceil(chunk).max(1), chunk }
+}
+
+/// The bytes of an element as it is computed.
+fn wide(dtype: DType) -> usize {
+    if dtype == DType::F64 { 8 } else { 4 }
+}
+
+pub(super) fn workspace(
+    _causal: bool,
+    _scale: f64,
+    operands: &[Located],
+    result: &Located,
+    multiprocessors: u32,
+) -> usize {
+    let Ok(x) = extents(operands, result) else { return 0 };
+    parts_bytes(&x, &cut(&x, multiprocessors as usize), operands[0].dtype)
+}
+
+fn parts_bytes(x: &Extents, cut: &Cut, dtype: DType) -> usize {
+    if cut.splits == 1 {
+        return 0;
+    }
+    x.heads * x.group * x.queries * cut.splits * (x.f + 2) * wide(dtype)
+}
+
+/// One operand: where its heads and rows lie.
+struct Rows {
+    at: Address,
+    head: Vec<Axis>,
+    row: Vec<Axis>,
+    step: isize,
+}
+
+/// Splits `[.., heads, rows, columns]`; `group` heads in a run share a head of keys.
+fn rows(at: Address, shape: &[usize], strides: &[isize], group: usize) -> Rows {
+    let r = shape.len();
+    let axis = |a: usize| Axis { n: shape[a], stride: strides[a] };
+    let heads = axis(r - 3);
+    let mut head: Vec<Axis> = (0..r - 3).map(axis).collect();
+    head.push(Axis { n: heads.n / group, stride: heads.stride * group as isize });
+    let row = vec![Axis { n: group, stride: heads.stride }, axis(r - 2)];
+    Rows { at, head, row, step: strides[r - 1] }
+}
+
+/// The width of an access to rows of `n` elements.
+fn width(rows: &Rows, n: usize, dtype: DType) -> usize {
+    let mut width = 16 / dtype.size();
+    let fits = |w: usize| {
+        let whole = |a: &Axis| a.stride.unsigned_abs().is_multiple_of(w);
+        rows.step == 1
+            && n.is_multiple_of(w)
+            && rows.at.is_multiple_of((w * dtype.size()) as u64)
+            && rows.head.iter().chain(&rows.row).all(whole)
+    };
+    while width > 1 && !fits(width) {
+        width /= 2;
+    }
+    width
+}
+
+pub(super) fn lower(
+    causal: bool,
+    scale: f64,
+    operands: &[Located],
+    result: &Located,
+    l: &mut Lowering<'_>,
+) -> Result<Vec<Work>, CudaError> {
+    let x = extents(operands, result)?;
+    if result.shape.contains(&0) {
+        return Ok(Vec::new());
+    }
+    let dtype = result.dtype;
+    let cut = cut(&x, l.multiprocessors as usize);
+    let pitch = if x.e.is_multiple_of(4) && wide(dtype) == 4 { x.e + 4 } else { x.e + 1 };
+    let shared = (cut.rows * WARPS * x.e + KEYS * pitch + KEYS * x.f) * wide(dtype);
+    if shared > MOST_SHARED {
+        let text = format!("attention in {dtype} over heads of {} and {} elements on a GPU", x.e, x.f);
+        return Err(CudaError::Unsupported(text));
+    }
+    let partial = l.room("attention", parts_bytes(&x, &cut, dtype))?;
+    let (layout, addresses) = layout(&x, &cut, scale, operands, result, l)?;
+    let mask = match operands.get(3).map(|m| m.dtype) {
+        None => 0,
+        Some(DType::Bool) => 1,
+        Some(_) => 2,
+    };
+    l.source.prelude(text::BASE);
+    l.source.prelude(text::ATTENTION);
+    let Cut { rows, splits, .. } = cut;
+    let attend = format!(
+        "{layout}extern \"C\" __global__ void __launch_bounds__(128) @(const void *q, const void *k, const void *v, const void *m, void *r, void *partial) {{\n    \
+         sc::attend<sc::@_L, {rows}, {splits}, {causal}, {mask}>(q, k, v, m, r, partial);\n}}\n"
+    );
+    let rows_of_head = x.group * x.queries;
+    let blocks = x.heads * rows_of_head.div_ceil(rows * WARPS) * splits;
+    let [q, k, v, m, r] = addresses;
+    let mut out = vec![Work::Kernel(Kernel {
+        entry: l.source.function("attention", attend),
+        grid: [blocks as u32, 1, 1],
+        block: [128, 1, 1],
+        shared: shared as u32,
+        params: [q, k, v, m, r, partial].map(Into::into).to_vec(),
+    })];
+    if splits > 1 {
+        let combine = format!(
+            "{layout}extern \"C\" __global__ void __launch_bounds__(128) @(const void *partial, void *r) {{\n    \
+             sc::combine<sc::@_L, {splits}>(partial, r);\n}}\n"
+        );
+        out.push(Work::Kernel(Kernel {
+            entry: l.source.function("attention_combine", combine),
+            grid: [(x.heads * rows_of_head).div_ceil(4) as u32, 1, 1],
+            block: [128, 1, 1],
+            shared: 0,
+            params: [partial, r].map(Into::into).to_vec(),
+        }));
+    }
+    Ok(out)
+}
+
+/// The layout struct of the kernels, and the addresses of q, k, v, the mask and the result.
+fn layout(
+    x: &Extents,
+    cut: &Cut,
+    scale: f64,
+    operands: &[Located],
+    result: &Located,
+    l: &Lowering<'_>,
+) -> Result<(String, [Address; 5]), CudaError> {
+    let place = |v: &Located, group| rows(l.at(v), &v.shape, &v.strides, group);
+    let (q, k, v) = (place(&operands[0], x.group), place(&operands[1], 1), place(&operands[2], 1));
+    let r = place(result, x.group);
+    let dtype = result.dtype;
+    let mut scores = operands[0].shape.to_vec();
+    let last = scores.len() - 1;
+    scores[last] = x.keys;
+    let mask = match operands.get(3) {
+        None => Rows { at: 0, head: Vec::new(), row: Vec::new(), step: 0 },
+        Some(m) => {
+            let skip = scores.len().checked_sub(m.shape.len());
+            let fits = skip.is_some_and(|s| m.shape.iter().zip(&scores[s..]).all(|(a, b)| a == b || *a == 1));
+            if !fits {
+                return Err(misfit("the mask of attention", &scores, &m.shape));
+            }
+            rows(l.at(m), &scores, &broadcast(&scores, &m.shape, &m.strides), x.group)
+        }
+    };
+    let mask_type = operands.get(3).map_or("boolean", |m| stored(m.dtype));
+    let mut out = format!(
+        "namespace sc {{ struct @_L {{\ntypedef {} T; typedef {mask_type} M;\nstatic const i64 HEADS = {}, ROWS = {}, Q = {}, S = {}, CHUNK = {};\nstatic const int E = {}, F = {}, KW = {}, VW = {};\n",
+        stored(dtype),
+        x.heads,
+        x.group * x.queries,
+        x.queries,
+        x.keys,
+        cut.chunk,
+        x.e,
+        x.f,
+        width(&k, x.e, dtype),
+        width(&v, x.f, dtype),
+    );
+    for (name, rows) in [("q", &q), ("k", &k), ("v", &v), ("m", &mask), ("r", &r)] {
+        out.push_str(&offset(&format!("{name}_head"), &rows.head));
+        out.push_str(&offset(&format!("{name}_row"), &rows.row));
+        let row_step = rows.row.last().map_or(0, |a| a.stride);
+        let _ =
+            writeln!(out, "static const i64 {name}_step = {}ll, {name}_row_step = {row_step}ll;", rows.step);
+    }
+    let number = if dtype == DType::F64 { "double" } else { "float" };
+    let _ = writeln!(out, "SC_FN {number} scale() {{ return {}; }}\n}}; }}", real(dtype, scale));
+    Ok((out, [q.at, k.at, v.at, mask.at, r.at]))
+}

@@ -1,0 +1,253 @@
+//! Cases of the size of real layers, against the CPU kernels.
+
+use symmc_ir::{ArgOp, BinaryOp, DType, Float, Op, Reduction, Tensor, UnaryOp};
+use symmc_runtime::kernels::{View, ViewMut, compute, contiguous_strides};
+
+use super::random::{Random, dense, indices, of, tensor};
+use super::{Case, Placed};
+
+/// Swaps the last two axes of how a tensor lies: its columns are contiguous then.
+fn columns_first(tensor: Tensor) -> Placed {
+    let mut out = dense(tensor);
+    let rank = out.strides.len();
+    let rows = out.tensor.shape()[rank - 2] as isize;
+    out.strides[rank - 1] = rows;
+    out.strides[rank - 2] = 1;
+    out
+}
+
+fn view<'a>(t: &'a Tensor, strides: &'a [isize], words: &'a [u64]) -> View<'a> {
+    // SAFETY: the words hold the tensor's bytes, row-major.
+    unsafe { View::new(t.dtype(), t.shape(), strides, words.as_ptr().cast()) }
+}
+
+fn words(bytes: &[u8]) -> Vec<u64> {
+    let word = |c: &[u8]| c.iter().enumerate().fold(0u64, |w, (i, &b)| w | u64::from(b) << (8 * i));
+    bytes.chunks(8).map(word).chain([0]).collect()
+}
+
+/// A case whose results the CPU kernels compute.
+fn case(name: &str, op: Op, operands: Vec<Placed>, results: &[(DType, &[usize])], scale: f64) -> Case {
+    let data: Vec<Vec<u64>> = operands.iter().map(|p| words(p.tensor.data())).collect();
+    let strides: Vec<Vec<isize>> = operands.iter().map(|p| contiguous_strides(p.tensor.shape())).collect();
+    let views: Vec<View<'_>> =
+        operands.iter().zip(&strides).zip(&data).map(|((p, s), d)| view(&p.tensor, s, d)).collect();
+    let mut rooms: Vec<Vec<u64>> = results
+        .iter()
+        .map(|(d, s)| vec![0u64; (s.iter().product::<usize>() * d.size()).div_ceil(8) + 1])
+        .collect();
+    let room_strides: Vec<Vec<isize>> = results.iter().map(|(_, s)| contiguous_strides(s)).collect();
+    let mut outs: Vec<ViewMut<'_>> = Vec::new();
+    for (((dtype, shape), strides), room) in results.iter().zip(&room_strides).zip(&mut rooms) {
+        // SAFETY: the room has as many elements.
+        outs.push(unsafe { ViewMut::new(*dtype, shape, strides, room.as_mut_ptr().cast()) });
+    }
+    let computed = compute(&op, &views, &mut outs);
+    let tensors = results.iter().zip(&rooms).map(|((dtype, shape), room)| {
+        let bytes = shape.iter().product::<usize>() * dtype.size();
+        let data = room.iter().flat_map(|w| w.to_le_bytes()).take(bytes).collect();
+        dense(of(Tensor::new(*dtype, *shape, data)))
+    });
+    let expected = computed.map(|()| tensors.collect());
+    Case { name: format!("large: {name}"), op, operands, expected, scale }
+}
+
+pub(super) fn list() -> Vec<Case> {
+    let r = &mut Random(7);
+    let mut out = Vec::new();
+    products(r, &mut out);
+    attentions(r, &mut out);
+    rows(r, &mut out);
+    others(r, &mut out);
+    out
+}
+
+fn products(r: &mut Random, out: &mut Vec<Case>) {
+    for dtype in [DType::BF16, DType::F16, DType::F32, DType::F64] {
+        for m in [1, 3, 8, 16, 40, 200] {
+            let (k, n) = (512, 384);
+            let (x, y) = (tensor(r, dtype, &[m, k]), tensor(r, dtype, &[k, n]));
+            let scale = 9.0 * (k as f64).sqrt();
+            let name = |what: &str| format!("matmul {dtype} [{m}, {k}] by {what} [{k}, {n}]");
+            let rows = vec![dense(x.clone()), dense(y.clone())];
+            out.push(case(&name("row-major"), Op::MatMul, rows, &[(dtype, &[m, n])], scale));
+            let columns = vec![dense(x), columns_first(y)];
+            out.push(case(&name("column-major"), Op::MatMul, columns, &[(dtype, &[m, n])], scale));
+        }
+    }
+    let dtype = DType::BF16;
+    for (m, k, n) in [(1, 4096, 1000), (8, 1032, 200), (5, 257, 130)] {
+        let operands = vec![dense(tensor(r, dtype, &[m, k])), columns_first(tensor(r, dtype, &[k, n]))];
+        let name = format!("matmul {dtype} [{m}, {k}] by column-major [{k}, {n}]");
+        out.push(case(&name, Op::MatMul, operands, &[(dtype, &[m, n])], 9.0 * (k as f64).sqrt()));
+    }
+    let operands = vec![dense(tensor(r, dtype, &[4, 30, 64])), dense(tensor(r, dtype, &[4, 64, 96]))];
+    out.push(case("batched matmul", Op::MatMul, operands, &[(dtype, &[4, 30, 96])], 72.0));
+}
+
+fn attentions(r: &mut Random, out: &mut Vec<Case>) {
+    // Heads of q and of k, queries, keys, elements of q and k and of v.
+    let shapes: [[usize; 6]; 9] = [
+        [8, 8, 128, 128, 64, 64],
+        [8, 2, 130, 130, 128, 128],
+        [8, 1, 1, 700, 128, 128],
+        [32, 8, 1, 2000, 128, 128],
+        [4, 4, 3, 300, 64, 64],
+        [2, 2, 65, 65, 256, 256],
+        [2, 1, 70, 200, 80, 96],
+        [2, 2, 33, 100, 40, 24],
+        [6, 3, 17, 17, 16, 16],
+    ];
+    let kinds = [(false, 0), (true, 0), (false, 1), (true, 2)];
+    for (d, dtype) in [DType::BF16, DType::F16, DType::F32, DType::F64].into_iter().enumerate() {
+        for (i, [h, g, l, s, e, f]) in shapes.into_iter().enumerate() {
+            if dtype == DType::F64 && e > 128 {
+                continue;
+            }
+            // Two kinds of each, other ones of each dtype.
+            for (causal, masked) in [kinds[(i + d) % 4], kinds[(i + d + 1) % 4]] {
+                let q = tensor(r, dtype, &[1, h, l, e]);
+                let mut operands = vec![
+                    dense(q),
+                    dense(tensor(r, dtype, &[1, g, s, e])),
+                    dense(tensor(r, dtype, &[1, g, s, f])),
+                ];
+                match masked {
+                    1 => operands.push(dense(tensor(r, DType::Bool, &[1, 1, l, s]))),
+                    2 => operands.push(dense(tensor(r, dtype, &[h, 1, s]))),
+                    _ => {}
+                }
+                let op = Op::Attention { causal, scale: Float(0.1) };
+                let shape = [h, g, l, s, e, f];
+                let name = format!("attention {dtype} {shape:?} causal={causal} mask={masked}");
+                out.push(case(&name, op, operands, &[(dtype, &[1, h, l, f])], 3.0));
+            }
+        }
+    }
+}
+
+fn rows(r: &mut Random, out: &mut Vec<Case>) {
+    for dtype in [DType::BF16, DType::F32] {
+        for shape in [[3, 4096], [200, 128], [2, 16384], [2, 40000], [5, 1000], [700, 33], [1, 8192]] {
+            let tail = &shape[1..];
+            let x = || dense(tensor(&mut Random(3), dtype, &shape));
+            let w = dense(tensor(r, dtype, tail));
+            let b = dense(tensor(r, dtype, tail));
+            let same: &[(DType, &[usize])] = &[(dtype, &shape)];
+            let rms = |round_first| Op::RmsNorm { axes: 1, eps: Float(1e-5), round_first };
+            out.push(case(
+                &format!("rms_norm {dtype} {shape:?}"),
+                rms(false),
+                vec![x(), w.clone()],
+                same,
+                4.0,
+            ));
+            out.push(case(
+                &format!("rms_norm {dtype} {shape:?} rounded first"),
+                rms(true),
+                vec![x(), w.clone()],
+                same,
+                8.0,
+            ));
+            let layer = Op::LayerNorm { axes: 1, eps: Float(1e-5) };
+            out.push(case(&format!("layer_norm {dtype} {shape:?}"), layer, vec![x(), w, b], same, 4.0));
+            for axis in [0, 1] {
+                let op = Op::Softmax { axis, log: axis == 0 };
+                out.push(case(&format!("softmax {dtype} {shape:?} axis {axis}"), op, vec![x()], same, 1.0));
+                let kept = [shape[1 - axis]];
+                for op in [Reduction::Sum, Reduction::Max, Reduction::Mean] {
+                    let name = format!("{op} {dtype} {shape:?} axis {axis}");
+                    let reduce = Op::Reduce { op, axes: vec![axis], keep: false };
+                    out.push(case(&name, reduce, vec![x()], &[(dtype, &kept)], shape[axis] as f64));
+                }
+                let arg = Op::ArgReduce { op: ArgOp::Max, axis, keep: false };
+                out.push(case(
+                    &format!("argmax {dtype} {shape:?} axis {axis}"),
+                    arg,
+                    vec![x()],
+                    &[(DType::I64, &kept)],
+                    1.0,
+                ));
+                let name = format!("cumsum {dtype} {shape:?} axis {axis}");
+                let scale = shape[axis] as f64;
+                out.push(case(&name, Op::CumSum { axis }, vec![x()], same, scale));
+            }
+        }
+    }
+}
+
+fn others(r: &mut Random, out: &mut Vec<Case>) {
+    for dtype in [DType::BF16, DType::F32, DType::I64] {
+        for n in [64, 1000, 4096, 5000, 20_000] {
+            let x = dense(tensor(r, dtype, &[3, n]));
+            let both: &[(DType, &[usize])] = &[(dtype, &[3, n]), (DType::I64, &[3, n])];
+            let sort = Op::Sort { axis: 1, descending: n % 3 == 0 };
+            out.push(case(&format!("sort {dtype} {n}"), sort, vec![x.clone()], both, 1.0));
+            let few: &[(DType, &[usize])] = &[(dtype, &[3, 8]), (DType::I64, &[3, 8])];
+            out.push(case(
+                &format!("topk {dtype} {n}"),
+                Op::TopK { axis: 1, largest: true },
+                vec![x],
+                few,
+                1.0,
+            ));
+        }
+        let x = tensor(r, dtype, &[300, 1500]);
+        let y = tensor(r, dtype, &[300, 1500]);
+        let same: &[(DType, &[usize])] = &[(dtype, &[300, 1500])];
+        let add = Op::Binary(BinaryOp::Add);
+        out.push(case(
+            &format!("add {dtype}"),
+            add.clone(),
+            vec![dense(x.clone()), dense(y.clone())],
+            same,
+            1.0,
+        ));
+        out.push(case(
+            &format!("transposed add {dtype}"),
+            add.clone(),
+            vec![dense(x.clone()), columns_first(y)],
+            same,
+            1.0,
+        ));
+        out.push(case(
+            &format!("transposed copy {dtype}"),
+            Op::Copy,
+            vec![columns_first(x.clone())],
+            same,
+            1.0,
+        ));
+        let row = dense(tensor(r, dtype, &[1500]));
+        out.push(case(&format!("add a row {dtype}"), add, vec![dense(x.clone()), row], same, 1.0));
+        let at = dense(indices(r, &[70], 300));
+        let taken: &[(DType, &[usize])] = &[(dtype, &[70, 1500])];
+        out.push(case(
+            &format!("take {dtype}"),
+            Op::Take { axis: 0 },
+            vec![dense(x.clone()), at.clone()],
+            taken,
+            1.0,
+        ));
+        let src = dense(tensor(r, dtype, &[70, 1500]));
+        let add = Op::IndexAdd { axis: 0 };
+        out.push(case(
+            &format!("index_add {dtype}"),
+            add,
+            vec![dense(x.clone()), at.clone(), src.clone()],
+            same,
+            20.0,
+        ));
+        let put = Op::IndexPut { axis: 0, accumulate: false };
+        out.push(case(&format!("index_put {dtype}"), put, vec![dense(x), src, at], same, 1.0));
+    }
+    let x = dense(tensor(r, DType::F32, &[100_003]));
+    for op in [UnaryOp::Silu, UnaryOp::Gelu, UnaryOp::Exp, UnaryOp::Sin] {
+        out.push(case(
+            &format!("{op} of 100003"),
+            Op::Unary(op),
+            vec![x.clone()],
+            &[(DType::F32, &[100_003])],
+            1e-2,
+        ));
+    }
+}

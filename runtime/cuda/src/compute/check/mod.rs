@@ -1,0 +1,382 @@
+//! Compute steps against their definition: cases of every op, dtype and layout, and a run of all of them on
+//! a device.
+//!
+//! The expected results are the interpreter's, those of large cases the CPU kernels'. Cases are compiled in
+//! parts, side by side.
+
+mod cases;
+mod large;
+mod random;
+
+use std::fmt;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
+
+use symmc_ir::{DType, Op, Tensor};
+use symmc_runtime::exec::{Home, Located};
+use symmc_runtime::kernels::KernelError;
+
+use super::gemm::GemmPlanner;
+use super::{GEMM_WORKSPACE, Machine, STATUS_BYTES, Sites, Step, lower, workspace};
+use crate::compile::{Source, compile};
+use crate::driver::{Device, Memory, Module, Pinned, Stream};
+use crate::error::CudaError;
+use crate::launch::Work;
+
+/// What the bytes around operands and results hold.
+const CANARY: u8 = 0xa5;
+
+/// A tensor and how it lies in memory.
+#[derive(Clone, Debug)]
+pub struct Placed {
+    /// Its elements.
+    pub tensor: Tensor,
+    /// The distance of neighbours along each axis, in elements.
+    pub strides: Vec<isize>,
+    /// Elements before the first.
+    pub offset: usize,
+}
+
+/// One op with operands and what it must give.
+#[derive(Clone, Debug)]
+pub struct Case {
+    /// What it is.
+    pub name: String,
+    /// The op.
+    pub op: Op,
+    /// Its operands.
+    pub operands: Vec<Placed>,
+    /// Its results, or the error that its data cause.
+    pub expected: Result<Vec<Placed>, KernelError>,
+    /// The size of values that results are sums of.
+    pub scale: f64,
+}
+
+/// All cases; equal ones each time.
+pub fn corpus() -> Vec<Case> {
+    let mut out = cases::list();
+    out.extend(large::list());
+    out
+}
+
+impl Placed {
+    /// The bytes of memory that it takes.
+    fn bytes(&self) -> usize {
+        let last: usize = self
+            .tensor
+            .shape()
+            .iter()
+            .zip(&self.strides)
+            .map(|(&n, &s)| n.saturating_sub(1) * s as usize)
+            .sum();
+        (self.offset + last + 1) * self.tensor.dtype().size()
+    }
+
+    /// The byte offsets of all elements in row-major order.
+    fn places(&self) -> Vec<usize> {
+        let at = |mut i: usize| {
+            let mut element = self.offset;
+            for (&extent, &stride) in self.tensor.shape().iter().zip(&self.strides).rev() {
+                element += i % extent * stride as usize;
+                i /= extent;
+            }
+            element * self.tensor.dtype().size()
+        };
+        (0..self.tensor.numel()).map(at).collect()
+    }
+
+    fn located(&self, start: usize) -> Located {
+        Located {
+            home: Home::Ordinary,
+            offset: start + self.offset * self.tensor.dtype().size(),
+            dtype: self.tensor.dtype(),
+            shape: self.tensor.shape().into(),
+            strides: self.strides.clone().into(),
+        }
+    }
+
+    /// Its memory, with the canary around it.
+    fn image(&self) -> Vec<u8> {
+        let mut out = vec![CANARY; self.bytes()];
+        let size = self.tensor.dtype().size();
+        for (i, at) in self.places().into_iter().enumerate() {
+            out[at..at + size].copy_from_slice(&self.tensor.data()[i * size..][..size]);
+        }
+        out
+    }
+
+    /// The tensor that lies in `memory` as this one does, if nothing else was written there.
+    fn read(&self, memory: &[u8]) -> Result<Tensor, String> {
+        let size = self.tensor.dtype().size();
+        let mut data = Vec::with_capacity(self.tensor.data().len());
+        let mut own = vec![false; memory.len()];
+        for at in self.places() {
+            data.extend_from_slice(&memory[at..at + size]);
+            own[at..at + size].fill(true);
+        }
+        if let Some(at) = memory.iter().zip(own).position(|(&b, own)| !own && b != CANARY) {
+            return Err(format!("it wrote at byte {at}, beside its result"));
+        }
+        Tensor::new(self.tensor.dtype(), self.tensor.shape(), data).ok_or_else(|| "no tensor".into())
+    }
+}
+
+/// The relative error that a result of this dtype may have.
+fn tolerance(dtype: DType) -> f64 {
+    match dtype {
+        DType::F64 => 1e-12,
+        DType::F32 => 1e-5,
+        DType::F16 => 1.0 / 1024.0,
+        DType::BF16 => 1.0 / 128.0,
+        _ => 0.0,
+    }
+}
+
+/// Integers must agree exactly, floats within the tolerance of the dtype, relative to the value or to
+/// `scale`, whichever is larger.
+pub fn agree(found: &Tensor, expected: &Tensor, scale: f64) -> Result<(), String> {
+    if !found.dtype().is_float() {
+        let (a, b) = (found.to_i64(), expected.to_i64());
+        let at = a.iter().zip(&b).position(|(a, b)| a != b);
+        return at.map_or(Ok(()), |i| Err(format!("element {i}: found {}, expected {}", a[i], b[i])));
+    }
+    let differs = |a: f64, b: f64| {
+        let close = (a - b).abs() <= tolerance(found.dtype()) * b.abs().max(scale);
+        !(close || a == b || a.is_nan() && b.is_nan())
+    };
+    let pairs: Vec<(f64, f64)> = found.to_f64().into_iter().zip(expected.to_f64()).collect();
+    let wrong = pairs.iter().filter(|(a, b)| differs(*a, *b)).count();
+    match pairs.iter().position(|(a, b)| differs(*a, *b)) {
+        None => Ok(()),
+        Some(i) => {
+            let (a, b) = pairs[i];
+            Err(format!("{wrong} of {} elements, first {i}: found {a:e}, expected {b:e}", pairs.len()))
+        }
+    }
+}
+
+/// A case that failed.
+#[derive(Clone, Debug)]
+pub struct Failure {
+    /// Its name.
+    pub case: String,
+    /// What is wrong.
+    pub what: String,
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.case, self.what)
+    }
+}
+
+/// A case where it lies on the device.
+struct Laid<'a> {
+    case: &'a Case,
+    operands: Vec<Located>,
+    results: Vec<Located>,
+    /// The first byte of each result.
+    starts: Vec<usize>,
+    image: Vec<(usize, Vec<u8>)>,
+}
+
+/// Results of a case that must fail: of the shape that its op gives where that is known.
+fn results(case: &Case) -> Vec<Placed> {
+    match &case.expected {
+        Ok(results) => results.clone(),
+        Err(_) => cases::rooms(case),
+    }
+}
+
+/// Puts cases one behind another; gives the bytes of all.
+fn lay(cases: &[Case]) -> (Vec<Laid<'_>>, usize) {
+    let mut end = 0;
+    let mut place = |bytes: usize| {
+        let start = end;
+        // Room behind each, so that what is written beyond it is seen.
+        end = (end + bytes + 64usize).next_multiple_of(256);
+        start
+    };
+    let mut out = Vec::with_capacity(cases.len());
+    for case in cases {
+        let mut laid =
+            Laid { case, operands: Vec::new(), results: Vec::new(), starts: Vec::new(), image: Vec::new() };
+        for x in &case.operands {
+            let start = place(x.bytes());
+            laid.operands.push(x.located(start));
+            laid.image.push((start, x.image()));
+        }
+        for r in results(case) {
+            let start = place(r.bytes());
+            laid.results.push(r.located(start));
+            laid.starts.push(start);
+        }
+        out.push(laid);
+    }
+    (out, end)
+}
+
+/// All cases lowered.
+pub struct Lowered {
+    /// The functions of all cases.
+    pub source: Source,
+    /// Where data can be out of range; the step is the number of the case.
+    pub sites: Sites,
+    /// The work of each case, or why there is none.
+    pub works: Vec<Result<Vec<Work>, CudaError>>,
+}
+
+/// Lowers cases as if they lay at `base`.
+pub fn lowered(cases: &[Case], machine: &Machine, base: u64) -> Lowered {
+    lower_all(&lay(cases).0, machine, base)
+}
+
+fn lower_all(laid: &[Laid<'_>], machine: &Machine, base: u64) -> Lowered {
+    let (mut source, mut sites) = (Source::new(), Sites::new());
+    let at = |v: &Located| base + v.offset as u64;
+    let mut works = Vec::with_capacity(laid.len());
+    for (index, c) in laid.iter().enumerate() {
+        let step = Step { index, op: &c.case.op, operands: &c.operands, results: &c.results };
+        works.push(lower(&step, &at, machine, &mut source, &mut sites));
+    }
+    Lowered { source, sites, works }
+}
+
+/// The workspace that all cases do with.
+pub fn workspace_bytes(cases: &[Case], multiprocessors: u32) -> usize {
+    let (laid, _) = lay(cases);
+    let needed = laid.iter().map(|c| workspace(&c.case.op, &c.operands, &c.results, multiprocessors));
+    needed.max().unwrap_or(0).max(GEMM_WORKSPACE)
+}
+
+/// Runs cases on a device; gives those that failed.
+///
+/// # Errors
+/// The device cannot be used, or the code of the cases does not compile.
+pub fn run(device: &Arc<Device>, cases: &[Case]) -> Result<Vec<Failure>, CudaError> {
+    let (laid, bytes) = lay(cases);
+    let stream = Stream::new(device)?;
+    let memory = Memory::new(device, "the cases", bytes)?;
+    let status = Pinned::new(device, STATUS_BYTES)?;
+    let room = workspace_bytes(cases, device.multiprocessors());
+    let scratch = Memory::new(device, "the workspace", room)?;
+    let machine = Machine {
+        multiprocessors: device.multiprocessors(),
+        status: status.address(),
+        workspace: scratch.address(),
+        workspace_bytes: room,
+    };
+    let planner = GemmPlanner::new(device)?;
+    let parts: Vec<&[Laid<'_>]> = laid.chunks(CHUNK).collect();
+    let lowered: Vec<Lowered> = parts.iter().map(|p| lower_all(p, &machine, memory.address())).collect();
+    let mut out = Vec::new();
+    for ((part, lowered), code) in parts.iter().zip(&lowered).zip(compile_all(&lowered, device.capability()))
+    {
+        let runner = Runner {
+            stream: &stream,
+            module: Module::load(device, &code?)?,
+            planner: &planner,
+            memory: &memory,
+            status: &status,
+            workspace: scratch.address(),
+        };
+        for (c, works) in part.iter().zip(&lowered.works) {
+            let found = match works {
+                Ok(works) => runner.case(c, works, &lowered.sites),
+                Err(error) => Err(error.to_string()),
+            };
+            out.extend(found.err().map(|what| Failure { case: c.case.name.clone(), what }));
+        }
+    }
+    Ok(out)
+}
+
+/// The cases of one module.
+const CHUNK: usize = 24;
+
+/// Compiles the parts side by side.
+fn compile_all(parts: &[Lowered], capability: [u32; 2]) -> Vec<Result<Vec<u8>, CudaError>> {
+    let next = AtomicUsize::new(0);
+    let done: Vec<_> = parts.iter().map(|_| OnceLock::new()).collect();
+    let threads = std::thread::available_parallelism().map_or(1, |n| n.get());
+    std::thread::scope(|scope| {
+        for _ in 0..threads {
+            scope.spawn(|| {
+                loop {
+                    let own = next.fetch_add(1, Ordering::Relaxed);
+                    let (Some(part), Some(slot)) = (parts.get(own), done.get(own)) else { break };
+                    let _ = slot.set(compile(&part.source, capability));
+                }
+            });
+        }
+    });
+    let missing = || Err(CudaError::Unsupported("a part was not compiled".into()));
+    done.into_iter().map(|d| d.into_inner().unwrap_or_else(missing)).collect()
+}
+
+struct Runner<'a> {
+    stream: &'a Stream,
+    module: Module,
+    planner: &'a GemmPlanner,
+    memory: &'a Memory,
+    status: &'a Pinned,
+    workspace: u64,
+}
+
+impl Runner<'_> {
+    fn case(&self, c: &Laid<'_>, works: &[Work], sites: &Sites) -> Result<(), String> {
+        let base = self.memory.address();
+        let text = |e: CudaError| e.to_string();
+        for (start, image) in &c.image {
+            // SAFETY: the place was laid out for it; nothing else runs.
+            unsafe { self.stream.upload(base + *start as u64, image) }.map_err(text)?;
+        }
+        let rooms = results(c.case);
+        for (start, r) in c.starts.iter().zip(&rooms) {
+            // SAFETY: as above; behind each place there are 64 bytes.
+            unsafe { self.stream.fill(base + *start as u64, CANARY, r.bytes() + 64) }.map_err(text)?;
+        }
+        // SAFETY: the status word is pinned memory, and nothing runs.
+        unsafe { std::ptr::write_bytes(self.status.as_ptr(), 0, STATUS_BYTES) };
+        for work in works {
+            self.work(work).map_err(text)?;
+        }
+        self.stream.synchronize().map_err(text)?;
+        // SAFETY: as above; the device has ended.
+        let status = unsafe { std::ptr::read_volatile(self.status.as_ptr().cast::<[u64; 2]>()) };
+        match (&c.case.expected, sites.failure(status)) {
+            (Err(expected), Some((_, found))) if *expected == found => return Ok(()),
+            (Err(expected), found) => return Err(format!("expected {expected:?}, found {found:?}")),
+            (Ok(_), Some((_, found))) => return Err(found.to_string()),
+            (Ok(_), None) => {}
+        }
+        for (start, expected) in c.starts.iter().zip(&rooms) {
+            let mut bytes = vec![0; expected.bytes() + 64];
+            // SAFETY: as above.
+            unsafe { self.stream.download(&mut bytes, base + *start as u64) }.map_err(text)?;
+            let found = expected.read(&bytes)?;
+            agree(&found, &expected.tensor, c.case.scale)?;
+        }
+        Ok(())
+    }
+
+    fn work(&self, work: &Work) -> Result<(), CudaError> {
+        match work {
+            Work::Kernel(kernel) => {
+                let function = self.module.function(&kernel.entry, kernel.shared)?;
+                // SAFETY: the kernel was generated for these parameters; all its memory exists.
+                unsafe { self.stream.launch(function, kernel) }
+            }
+            Work::Gemm(gemm) => {
+                let prepared = self.planner.prepare(gemm, GEMM_WORKSPACE)?;
+                // SAFETY: as above; the workspace has that many bytes.
+                unsafe { prepared.run(self.stream, self.workspace) }?;
+                self.stream.synchronize()
+            }
+            // SAFETY: as above.
+            Work::Copy { to, from, bytes } => unsafe { self.stream.copy(*to, *from, *bytes) },
+            // SAFETY: as above.
+            Work::Zero { at, bytes } => unsafe { self.stream.fill(*at, 0, *bytes) },
+        }
+    }
+}

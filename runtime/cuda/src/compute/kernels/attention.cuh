@@ -1,0 +1,197 @@
+// Scaled dot-product attention without the matrix of scores.
+//
+// A block takes BQ rows of one head of k and v: a row is a query of one of the query heads that share it.
+// Keys pass in tiles of 32 through shared memory; lane j of a warp scores key j. The running maximum and sum
+// of a row rescale what it accumulated before (online softmax). With several splits each takes a part of the
+// keys and leaves maximum, sum and accumulated values, which `combine` puts together.
+//
+// A layout `L` gives the types T and M (mask), the extents HEADS (of k and v, over the batch), ROWS (of one of
+// them), Q (queries of one query head), S (keys), E and F, the strides of keys and values, the widths KW
+// and VW of an access, and the offsets of heads and rows.
+
+namespace sc {
+
+SC_FN float minus_infinity(float) { return __uint_as_float(0xff800000u); }
+SC_FN double minus_infinity(double) { return __longlong_as_double((i64)0xfff0000000000000ull); }
+
+template <class L> struct Attention {
+    typedef typename L::T T;
+    typedef typename Computed<T>::C C;
+    static const int E = L::E, F = L::F, KEYS = 32;
+    static const bool FOUR = E % 4 == 0 && sizeof(C) == 4;
+    // Rows of keys are padded so that the lanes of a warp reach different banks.
+    static const int PITCH = FOUR ? E + 4 : E + 1;
+    static const int COLUMNS = (F + 31) / 32;
+    static const int RECORD = F + 2;
+};
+
+template <class L, int W, class C>
+SC_FN void load_tile(C *to, int pitch, const typename L::T *from, i64 row_step, i64 step, int n, int width, int threads) {
+    const int per_row = width / W;
+    for (int e = threadIdx.x; e < 32 * per_row; e += threads) {
+        int row = e / per_row, column = e % per_row * W;
+        if (row < n) {
+            Few<typename L::T, W> few;
+            read<typename L::T, W>(few, from + row * row_step + column * step);
+#pragma unroll
+            for (int j = 0; j < W; j++) to[row * pitch + column + j] = get(few.e[j]);
+        } else {
+#pragma unroll
+            for (int j = 0; j < W; j++) to[row * pitch + column + j] = 0;
+        }
+    }
+}
+
+template <class L, int R, int SPLITS, bool CAUSAL, int MASK>
+SC_FN void attend(const void *pq, const void *pk, const void *pv, const void *pm, void *pr, void *partial) {
+    typedef Attention<L> Q;
+    typedef typename Q::T T;
+    typedef typename Q::C C;
+    const int BQ = 4 * R, THREADS = 128;
+    extern __shared__ double shared[];
+    C *qs = (C *)shared, *ks = qs + BQ * Q::E, *vs = ks + 32 * Q::PITCH;
+    const u32 tiles = (L::ROWS + BQ - 1) / BQ;
+    u32 b = blockIdx.x;
+    const u32 split = b % SPLITS;
+    b /= SPLITS;
+    // Later rows see more keys: they start first.
+    const u32 tile = tiles - 1 - b % tiles, head = b / tiles;
+    const i64 row0 = (i64)tile * BQ;
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    const T *q = (const T *)pq + L::q_head(head), *k = (const T *)pk + L::k_head(head), *v = (const T *)pv + L::v_head(head);
+    for (int e = threadIdx.x; e < BQ * Q::E; e += THREADS) {
+        i64 row = row0 + e / Q::E;
+        qs[e] = row < L::ROWS ? get(q[L::q_row(row) + (e % Q::E) * L::q_step]) : (C)0;
+    }
+    i64 first = (i64)split * L::CHUNK, end = first + L::CHUNK < L::S ? first + L::CHUNK : L::S;
+    if (CAUSAL) {
+        i64 top = row0 + BQ < L::ROWS ? row0 + BQ - 1 : L::ROWS - 1;
+        i64 seen = row0 / L::Q == top / L::Q ? top % L::Q + 1 : L::Q;
+        if (seen < end) end = seen;
+    }
+    C max[R], sum[R], acc[R][Q::COLUMNS];
+#pragma unroll
+    for (int r = 0; r < R; r++) {
+        max[r] = minus_infinity((C)0);
+        sum[r] = 0;
+#pragma unroll
+        for (int c = 0; c < Q::COLUMNS; c++) acc[r][c] = 0;
+    }
+    for (i64 t = first; t < end; t += 32) {
+        const int n = end - t < 32 ? (int)(end - t) : 32;
+        __syncthreads();
+        load_tile<L, L::KW>(ks, Q::PITCH, k + t * L::k_row_step, L::k_row_step, L::k_step, n, Q::E, THREADS);
+        load_tile<L, L::VW>(vs, Q::F, v + t * L::v_row_step, L::v_row_step, L::v_step, n, Q::F, THREADS);
+        __syncthreads();
+        C s[R];
+#pragma unroll
+        for (int r = 0; r < R; r++) s[r] = 0;
+        if (Q::FOUR) {
+            for (int e = 0; e < Q::E; e += 4) {
+                float4 y = *(const float4 *)(ks + lane * Q::PITCH + e);
+#pragma unroll
+                for (int r = 0; r < R; r++) {
+                    float4 x = *(const float4 *)(qs + (warp * R + r) * Q::E + e);
+                    s[r] += x.x * y.x;
+                    s[r] += x.y * y.y;
+                    s[r] += x.z * y.z;
+                    s[r] += x.w * y.w;
+                }
+            }
+        } else {
+            for (int e = 0; e < Q::E; e++) {
+                C y = ks[lane * Q::PITCH + e];
+#pragma unroll
+                for (int r = 0; r < R; r++) s[r] += qs[(warp * R + r) * Q::E + e] * y;
+            }
+        }
+#pragma unroll
+        for (int r = 0; r < R; r++) {
+            const i64 row = row0 + warp * R + r, key = t + lane;
+            bool seen = lane < n && row < L::ROWS && (!CAUSAL || key <= row % L::Q);
+            C x = s[r] * (C)L::scale();
+            if (MASK != 0 && seen) {
+                auto m = get(((const typename L::M *)pm)[L::m_head(head) + L::m_row(row) + key * L::m_step]);
+                if (MASK == 1) seen = m != 0;
+                if (MASK == 2) x = x + (C)m;
+            }
+            if (!seen) x = minus_infinity((C)0);
+            C top = x;
+#pragma unroll
+            for (int d = 16; d > 0; d >>= 1) top = b_max(top, __shfl_xor_sync(0xffffffffu, top, d));
+            top = b_max(max[r], top);
+            if (top == minus_infinity((C)0)) {
+                s[r] = 0;
+                continue;
+            }
+            C p = seen ? u_exp(x - top) : (C)0, shrink = u_exp(max[r] - top);
+            max[r] = top;
+            C total = p;
+#pragma unroll
+            for (int d = 16; d > 0; d >>= 1) total += __shfl_xor_sync(0xffffffffu, total, d);
+            sum[r] = sum[r] * shrink + total;
+#pragma unroll
+            for (int c = 0; c < Q::COLUMNS; c++) acc[r][c] *= shrink;
+            s[r] = p;
+        }
+#pragma unroll 4
+        for (int j = 0; j < n; j++) {
+            C y[Q::COLUMNS];
+#pragma unroll
+            for (int c = 0; c < Q::COLUMNS; c++) y[c] = c * 32 + lane < Q::F ? vs[j * Q::F + c * 32 + lane] : (C)0;
+#pragma unroll
+            for (int r = 0; r < R; r++) {
+                C p = __shfl_sync(0xffffffffu, s[r], j);
+                // What is not seen counts for nothing, whatever it is.
+                if (p != 0)
+#pragma unroll
+                    for (int c = 0; c < Q::COLUMNS; c++) acc[r][c] += p * y[c];
+            }
+        }
+    }
+#pragma unroll
+    for (int r = 0; r < R; r++) {
+        const i64 row = row0 + warp * R + r;
+        if (row >= L::ROWS) continue;
+        if (SPLITS == 1) {
+            C scale = sum[r] == 0 ? (C)0 : 1 / sum[r];
+            T *to = (T *)pr + L::r_head(head) + L::r_row(row);
+#pragma unroll
+            for (int c = 0; c < Q::COLUMNS; c++)
+                if (c * 32 + lane < Q::F) to[(c * 32 + lane) * L::r_step] = Put<T>::of(acc[r][c] * scale);
+        } else {
+            C *to = (C *)partial + (((i64)head * L::ROWS + row) * SPLITS + split) * Q::RECORD;
+#pragma unroll
+            for (int c = 0; c < Q::COLUMNS; c++)
+                if (c * 32 + lane < Q::F) to[c * 32 + lane] = acc[r][c];
+            if (lane == 0) to[Q::F] = max[r], to[Q::F + 1] = sum[r];
+        }
+    }
+}
+
+// One warp for each row puts the parts of its splits together, in their order.
+template <class L, int SPLITS> SC_FN void combine(const void *partial, void *pr) {
+    typedef Attention<L> Q;
+    typedef typename Q::T T;
+    typedef typename Q::C C;
+    const i64 at = (i64)blockIdx.x * 4 + threadIdx.x / 32;
+    const int lane = threadIdx.x % 32;
+    if (at >= (i64)L::HEADS * L::ROWS) return;
+    const C *from = (const C *)partial + at * SPLITS * Q::RECORD;
+    C max = minus_infinity((C)0), sum = 0;
+    for (int s = 0; s < SPLITS; s++) max = b_max(max, from[s * Q::RECORD + Q::F]);
+    if (max != minus_infinity((C)0))
+        for (int s = 0; s < SPLITS; s++) sum += from[s * Q::RECORD + Q::F + 1] * u_exp(from[s * Q::RECORD + Q::F] - max);
+    const C scale = sum == 0 ? (C)0 : 1 / sum;
+    T *to = (T *)pr + L::r_head(at / L::ROWS) + L::r_row(at % L::ROWS);
+    for (int f = lane; f < Q::F; f += 32) {
+        C acc = 0;
+        for (int s = 0; s < SPLITS; s++) {
+            C part = from[s * Q::RECORD + Q::F + 1];
+            if (part != 0) acc += from[s * Q::RECORD + f] * u_exp(from[s * Q::RECORD + Q::F] - max);
+        }
+        to[f * L::r_step] = Put<T>::of(acc * scale);
+    }
+}
+
+} // namespace sc

@@ -1,0 +1,243 @@
+// Element types, conversions, element-wise functions and reports of bad data: the ground of all kernels.
+//
+// A stored element is read as the type it is computed in (`get`): float for f16, bf16 and f32, double for
+// f64, i64 for integers and bool. It is written with one rounding to nearest even (`Put`); integers wrap.
+// No CUDA header is included. Arithmetic is written with `_rn` intrinsics where contraction of two ops into
+// one would skip the rounding between them.
+
+namespace sc {
+
+typedef unsigned char u8;
+typedef unsigned short u16;
+typedef unsigned int u32;
+typedef unsigned long long u64;
+typedef long long i64;
+
+#define SC_FN static __device__ __forceinline__
+
+struct bf16 { u16 v; };
+struct f16 { u16 v; };
+struct boolean { u8 v; };
+
+SC_FN float get(bf16 x) { return __uint_as_float((u32)x.v << 16); }
+SC_FN float get(f16 x) {
+    float r;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(r) : "h"(x.v));
+    return r;
+}
+SC_FN float get(float x) { return x; }
+SC_FN double get(double x) { return x; }
+SC_FN i64 get(int x) { return x; }
+SC_FN i64 get(i64 x) { return x; }
+SC_FN i64 get(u8 x) { return x; }
+SC_FN i64 get(boolean x) { return x.v != 0; }
+
+// The type that an element is computed in.
+template <class T> struct Computed { typedef i64 C; };
+template <> struct Computed<bf16> { typedef float C; };
+template <> struct Computed<f16> { typedef float C; };
+template <> struct Computed<float> { typedef float C; };
+template <> struct Computed<double> { typedef double C; };
+
+// x as float, where an inexact value becomes its neighbour with an odd last bit, so that a second rounding
+// to a narrower type gives what one rounding of x gives (Boldo and Melquiond, 2008).
+SC_FN float to_odd(double x) {
+    float near = __double2float_rn(x);
+    double back = near;
+    u32 bits = __float_as_uint(near);
+    if (back == x || x != x || (bits & 1)) return near;
+    return __uint_as_float(fabs(back) > fabs(x) ? bits - 1 : bits + 1);
+}
+
+// Towards zero, at the nearest end of i64 beyond its range, 0 for NaN.
+SC_FN i64 to_int(float x) { return x != x ? 0 : __float2ll_rz(x); }
+SC_FN i64 to_int(double x) { return x != x ? 0 : __double2ll_rz(x); }
+SC_FN i64 to_int(i64 x) { return x; }
+
+template <class T> struct Put;
+template <> struct Put<bf16> {
+    SC_FN bf16 of(float x) {
+        bf16 r;
+        asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(r.v) : "f"(x));
+        return r;
+    }
+    SC_FN bf16 of(double x) { return of(to_odd(x)); }
+    SC_FN bf16 of(i64 x) { return of((double)x); }
+};
+template <> struct Put<f16> {
+    SC_FN f16 of(float x) {
+        f16 r;
+        asm("cvt.rn.f16.f32 %0, %1;" : "=h"(r.v) : "f"(x));
+        return r;
+    }
+    SC_FN f16 of(double x) { return of(to_odd(x)); }
+    SC_FN f16 of(i64 x) { return of((double)x); }
+};
+template <> struct Put<float> {
+    SC_FN float of(float x) { return x; }
+    SC_FN float of(double x) { return __double2float_rn(x); }
+    SC_FN float of(i64 x) { return __ll2float_rn(x); }
+};
+template <> struct Put<double> {
+    SC_FN double of(float x) { return x; }
+    SC_FN double of(double x) { return x; }
+    SC_FN double of(i64 x) { return __ll2double_rn(x); }
+};
+template <> struct Put<int> {
+    template <class C> SC_FN int of(C x) { return (int)to_int(x); }
+};
+template <> struct Put<i64> {
+    template <class C> SC_FN i64 of(C x) { return to_int(x); }
+};
+template <> struct Put<u8> {
+    template <class C> SC_FN u8 of(C x) { return (u8)to_int(x); }
+};
+template <> struct Put<boolean> {
+    template <class C> SC_FN boolean of(C x) {
+        boolean r;
+        r.v = x != 0;
+        return r;
+    }
+};
+
+// An element of the given bits.
+template <class T> SC_FN T raw(u64 bits) {
+    union { u64 bits; T x; } u;
+    u.bits = bits;
+    return u.x;
+}
+
+// V neighbours, moved in one access.
+template <int BYTES> struct Wide;
+template <> struct Wide<1> { typedef u8 W; };
+template <> struct Wide<2> { typedef u16 W; };
+template <> struct Wide<4> { typedef u32 W; };
+template <> struct Wide<8> { typedef uint2 W; };
+template <> struct Wide<16> { typedef uint4 W; };
+
+template <class T, int V> union Few {
+    typename Wide<sizeof(T) * V>::W w;
+    T e[V];
+    __device__ Few() {}
+};
+template <class T, int V> SC_FN void read(Few<T, V> &out, const T *p) {
+    out.w = *(const typename Wide<sizeof(T) * V>::W *)p;
+}
+template <class T, int V> SC_FN void write(T *p, const Few<T, V> &x) {
+    *(typename Wide<sizeof(T) * V>::W *)p = x.w;
+}
+
+// Says that data was bad: what is wrong is known to the host by the number of the site. The first report is
+// kept, at least among those that do not meet in time; the two words are stored together.
+SC_FN void report(void *status, u32 site, i64 index) {
+    if (((volatile u64 *)status)[1] != 0) return;
+    asm volatile("st.global.v2.u64 [%0], {%1, %2};" ::"l"(status), "l"(index), "l"((u64)site) : "memory");
+}
+
+// The position that an index means on an axis, or -1.
+SC_FN i64 position(i64 index, i64 extent) {
+    i64 p = index < 0 ? index + extent : index;
+    return p < 0 || p >= extent ? -1 : p;
+}
+
+#define SC_REAL(F, S)                                                                                       \
+    SC_FN F u_neg(F x) { return -x; }                                                                       \
+    SC_FN F u_abs(F x) { return fabs##S(x); }                                                               \
+    SC_FN F u_sign(F x) { return (F)((x > 0) - (x < 0)); }                                                  \
+    SC_FN F u_exp(F x) { return exp##S(x); }                                                                \
+    SC_FN F u_log(F x) { return log##S(x); }                                                                \
+    SC_FN F u_sqrt(F x) { return sqrt##S(x); }                                                              \
+    SC_FN F u_rsqrt(F x) { return 1 / sqrt##S(x); }                                                         \
+    SC_FN F u_reciprocal(F x) { return 1 / x; }                                                             \
+    SC_FN F u_sin(F x) { return sin##S(x); }                                                                \
+    SC_FN F u_cos(F x) { return cos##S(x); }                                                                \
+    SC_FN F u_tanh(F x) { return tanh##S(x); }                                                              \
+    SC_FN F u_erf(F x) { return erf##S(x); }                                                                \
+    SC_FN F u_floor(F x) { return floor##S(x); }                                                            \
+    SC_FN F u_ceil(F x) { return ceil##S(x); }                                                              \
+    SC_FN F u_round(F x) { return rint##S(x); }                                                             \
+    SC_FN F u_trunc(F x) { return trunc##S(x); }                                                            \
+    SC_FN F u_relu(F x) { return x <= 0 ? 0 : x; }                                                          \
+    SC_FN F u_sigmoid(F x) { return 1 / (1 + exp##S(-x)); }                                                 \
+    SC_FN F u_silu(F x) { return x / (1 + exp##S(-x)); }                                                    \
+    SC_FN F u_gelu(F x) { return (F)0.5 * x * erfc##S(x * (F)-0.70710678118654752440); }                    \
+    SC_FN F u_gelu_tanh(F x) {                                                                              \
+        F u = (F)0.79788456080286535588 * (x + (F)0.044715 * x * x * x);                                    \
+        return x / (1 + exp##S(-2 * u));                                                                    \
+    }                                                                                                       \
+    SC_FN i64 u_is_nan(F x) { return x != x; }                                                              \
+    SC_FN i64 u_is_finite(F x) { return x - x == 0; }                                                       \
+    SC_FN F b_rem(F x, F y) {                                                                               \
+        F r = fmod##S(x, y);                                                                                \
+        return r != 0 && (r < 0) != (y < 0) ? r + y : r;                                                    \
+    }                                                                                                       \
+    SC_FN F b_floor_div(F x, F y) {                                                                         \
+        if (y == 0) return x / y;                                                                           \
+        F r = fmod##S(x, y);                                                                                \
+        F q = (x - r) / y;                                                                                  \
+        if (r != 0 && (y < 0) != (r < 0)) q -= 1;                                                           \
+        if (q == 0) return copysign##S((F)0, x / y);                                                        \
+        F f = floor##S(q);                                                                                  \
+        return q - f > (F)0.5 ? f + 1 : f;                                                                  \
+    }                                                                                                       \
+    SC_FN F b_pow(F x, F y) { return y == 2 ? x * x : pow##S(x, y); }                                       \
+    SC_FN F b_max(F x, F y) { return x > y || x != x ? x : y; }                                             \
+    SC_FN F b_min(F x, F y) { return x < y || x != x ? x : y; }
+
+SC_REAL(float, f)
+SC_REAL(double, )
+
+SC_FN float b_add(float x, float y) { return __fadd_rn(x, y); }
+SC_FN float b_sub(float x, float y) { return __fadd_rn(x, -y); }
+SC_FN float b_mul(float x, float y) { return __fmul_rn(x, y); }
+SC_FN float b_div(float x, float y) { return __fdiv_rn(x, y); }
+SC_FN double b_add(double x, double y) { return __dadd_rn(x, y); }
+SC_FN double b_sub(double x, double y) { return __dadd_rn(x, -y); }
+SC_FN double b_mul(double x, double y) { return __dmul_rn(x, y); }
+SC_FN double b_div(double x, double y) { return __ddiv_rn(x, y); }
+
+SC_FN i64 u_neg(i64 x) { return (i64)(0 - (u64)x); }
+SC_FN i64 u_abs(i64 x) { return x < 0 ? u_neg(x) : x; }
+SC_FN i64 u_sign(i64 x) { return (x > 0) - (x < 0); }
+SC_FN i64 u_relu(i64 x) { return x > 0 ? x : 0; }
+SC_FN i64 u_not(i64 x) { return ~x; }
+SC_FN i64 u_not_bool(i64 x) { return x == 0; }
+SC_FN i64 b_add(i64 x, i64 y) { return (i64)((u64)x + (u64)y); }
+SC_FN i64 b_sub(i64 x, i64 y) { return (i64)((u64)x - (u64)y); }
+SC_FN i64 b_mul(i64 x, i64 y) { return (i64)((u64)x * (u64)y); }
+SC_FN i64 b_max(i64 x, i64 y) { return x > y ? x : y; }
+SC_FN i64 b_min(i64 x, i64 y) { return x < y ? x : y; }
+SC_FN i64 b_and(i64 x, i64 y) { return x & y; }
+SC_FN i64 b_or(i64 x, i64 y) { return x | y; }
+SC_FN i64 b_xor(i64 x, i64 y) { return x ^ y; }
+// Division by -1 is negation, which wraps; the machine's division would trap on some machines. By zero the
+// result is 0, and `bad` is set.
+SC_FN i64 b_floor_div(i64 x, i64 y, bool &bad) {
+    if (y == 0) { bad = true; return 0; }
+    if (y == -1) return u_neg(x);
+    i64 q = x / y, r = x % y;
+    return r != 0 && (r < 0) != (y < 0) ? q - 1 : q;
+}
+SC_FN i64 b_rem(i64 x, i64 y, bool &bad) {
+    if (y == 0) { bad = true; return 0; }
+    if (y == -1) return 0;
+    i64 r = x % y;
+    return r != 0 && (r < 0) != (y < 0) ? r + y : r;
+}
+SC_FN i64 b_pow(i64 x, i64 e) {
+    if (e < 0) return x == 1 ? 1 : x == -1 ? 1 - 2 * (e & 1) : 0;
+    u64 power = 1, base = (u64)x;
+    for (u64 left = (u64)e; left; left >>= 1) {
+        if (left & 1) power *= base;
+        base *= base;
+    }
+    return (i64)power;
+}
+template <class C> SC_FN i64 b_eq(C x, C y) { return x == y; }
+template <class C> SC_FN i64 b_ne(C x, C y) { return x != y; }
+template <class C> SC_FN i64 b_lt(C x, C y) { return x < y; }
+template <class C> SC_FN i64 b_le(C x, C y) { return x <= y; }
+template <class C> SC_FN i64 b_gt(C x, C y) { return x > y; }
+template <class C> SC_FN i64 b_ge(C x, C y) { return x >= y; }
+
+} // namespace sc

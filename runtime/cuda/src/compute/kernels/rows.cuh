@@ -1,0 +1,277 @@
+// Ops on rows: reductions, extremes' positions, running sums, softmax, norms.
+//
+// A layout `L` gives the types X and R of elements, the extents ROWS and N, the width V of an access, and
+// the offsets of a row and of element k of a row. Threads work on a row in groups of G: one thread alone
+// (rows that are neighbours in memory), a warp, or the whole block. A result may lie on its operand: all of
+// a row is read before any of it is written, or each element by the thread that writes it.
+
+namespace sc {
+
+template <class A> SC_FN A warp_shuffle(A x, int mask) { return __shfl_xor_sync(0xffffffffu, x, mask); }
+
+struct Sum {
+    template <class A> SC_FN A start() { return 0; }
+    template <class A> SC_FN A join(A a, A b) { return a + b; }
+};
+struct Prod {
+    template <class A> SC_FN A start() { return 1; }
+    template <class A> SC_FN A join(A a, A b) { return a * b; }
+};
+struct Max {
+    template <class A> SC_FN A start() { return lowest((A)0); }
+    template <class A> SC_FN A join(A a, A b) { return b_max(a, b); }
+    SC_FN float lowest(float) { return __uint_as_float(0xff800000u); }
+    SC_FN double lowest(double) { return __longlong_as_double((i64)0xfff0000000000000ull); }
+    SC_FN i64 lowest(i64) { return (i64)0x8000000000000000ull; }
+};
+struct Min {
+    template <class A> SC_FN A start() { return highest((A)0); }
+    template <class A> SC_FN A join(A a, A b) { return b_min(a, b); }
+    SC_FN float highest(float) { return __uint_as_float(0x7f800000u); }
+    SC_FN double highest(double) { return __longlong_as_double((i64)0x7ff0000000000000ull); }
+    SC_FN i64 highest(i64) { return (i64)0x7fffffffffffffffull; }
+};
+struct Any {
+    template <class A> SC_FN A start() { return 0; }
+    template <class A> SC_FN A join(A a, A b) { return (A)(a != 0 || b != 0); }
+};
+struct All {
+    template <class A> SC_FN A start() { return 1; }
+    template <class A> SC_FN A join(A a, A b) { return (A)(a != 0 && b != 0); }
+};
+
+// The join of the values of all threads of a group, for all of them.
+template <class Op, int G, class A> SC_FN A group_join(A x) {
+    if (G == 1) return x;
+    for (int m = (G < 32 ? G : 32) / 2; m > 0; m >>= 1) x = Op::join(x, warp_shuffle(x, m));
+    if (G <= 32) return x;
+    __shared__ A parts[32];
+    __syncthreads();
+    if (threadIdx.x % 32 == 0) parts[threadIdx.x / 32] = x;
+    __syncthreads();
+    x = parts[0];
+    for (int w = 1; w < G / 32; w++) x = Op::join(x, parts[w]);
+    return x;
+}
+
+// The row of this thread's group; the lane within the group.
+template <int G, int THREADS> SC_FN u32 group_row() { return blockIdx.x * (THREADS / G) + threadIdx.x / G; }
+
+// The elements of a row that one thread holds: in registers, or read anew each time where ITEMS is 0.
+template <class L, int G, int ITEMS> struct Row {
+    typedef typename L::X X;
+    typedef typename Computed<X>::C C;
+    static const int V = L::V;
+    const X *from;
+    u32 lane;
+    C v[ITEMS > 0 ? ITEMS : 1];
+
+    __device__ __forceinline__ Row(const void *x, u32 row, u32 lane) : from((const X *)x + L::x_row(row)), lane(lane) {
+        if (ITEMS > 0) {
+#pragma unroll
+            for (int i = 0; i < ITEMS / V; i++) {
+                i64 k = ((i64)i * G + lane) * V;
+                if (k < L::N) {
+                    Few<X, V> few;
+                    read<X, V>(few, from + L::x_in(k));
+#pragma unroll
+                    for (int j = 0; j < V; j++) v[(i * V + j) % (ITEMS > 0 ? ITEMS : 1)] = get(few.e[j]);
+                }
+            }
+        }
+    }
+    // Calls f(k, values) for each run of V elements.
+    template <class F> __device__ __forceinline__ void each(F f) {
+        if (ITEMS > 0) {
+#pragma unroll
+            for (int i = 0; i < ITEMS / V; i++) {
+                i64 k = ((i64)i * G + lane) * V;
+                if (k < L::N) f(k, &v[i * V]);
+            }
+        } else {
+            for (i64 k = (i64)lane * V; k < L::N; k += (i64)G * V) {
+                Few<X, V> few;
+                read<X, V>(few, from + L::x_in(k));
+                C c[V];
+#pragma unroll
+                for (int j = 0; j < V; j++) c[j] = get(few.e[j]);
+                f(k, c);
+            }
+        }
+    }
+    template <class Op, class F> __device__ __forceinline__ C join(F f) {
+        C acc = Op::template start<C>();
+        each([&](i64, const C *c) {
+#pragma unroll
+            for (int j = 0; j < V; j++) acc = Op::join(acc, f(c[j]));
+        });
+        return group_join<Op, G>(acc);
+    }
+    // Stores f(k, x) for each element.
+    template <class F> __device__ __forceinline__ void store(void *r, u32 row, F f) {
+        typedef typename L::R R;
+        R *to = (R *)r + L::r_row(row);
+        each([&](i64 k, const C *c) {
+            Few<R, V> few;
+#pragma unroll
+            for (int j = 0; j < V; j++) few.e[j] = Put<R>::of(f(k + j, c[j]));
+            write<R, V>(to + L::r_in(k), few);
+        });
+    }
+};
+
+// Joins each row; A is the type of the accumulation.
+template <class L, class Op, class A, bool MEAN, int G, int THREADS> SC_FN void reduce_rows(const void *x, void *r) {
+    u32 row = group_row<G, THREADS>(), lane = threadIdx.x % G;
+    if (row >= L::ROWS) return;
+    const typename L::X *from = (const typename L::X *)x + L::x_row(row);
+    A acc = Op::template start<A>();
+    for (i64 k = (i64)lane * L::V; k < L::N; k += (i64)G * L::V) {
+        Few<typename L::X, L::V> few;
+        read<typename L::X, L::V>(few, from + L::x_in(k));
+#pragma unroll
+        for (int j = 0; j < L::V; j++) acc = Op::join(acc, (A)get(few.e[j]));
+    }
+    acc = group_join<Op, G>(acc);
+    if (MEAN) acc = acc / (A)L::N;
+    if (lane == 0) ((typename L::R *)r)[L::r_row(row)] = Put<typename L::R>::of(acc);
+}
+
+// As above for rows that are neighbours in memory: 32 rows by 8 parts of each.
+template <class L, class Op, class A, bool MEAN> SC_FN void reduce_columns(const void *x, void *r) {
+    __shared__ A parts[8][33];
+    u32 row = blockIdx.x * 32 + threadIdx.x % 32, part = threadIdx.x / 32;
+    A acc = Op::template start<A>();
+    if (row < L::ROWS) {
+        const typename L::X *from = (const typename L::X *)x + L::x_row(row);
+        for (i64 k = part; k < L::N; k += 8) acc = Op::join(acc, (A)get(from[L::x_in(k)]));
+    }
+    parts[part][threadIdx.x % 32] = acc;
+    __syncthreads();
+    if (part != 0 || row >= L::ROWS) return;
+    for (int p = 1; p < 8; p++) acc = Op::join(acc, parts[p][threadIdx.x]);
+    if (MEAN) acc = acc / (A)L::N;
+    ((typename L::R *)r)[L::r_row(row)] = Put<typename L::R>::of(acc);
+}
+
+// Whether x at i comes before y at j as the extreme: the first of equals, NaN before all numbers.
+template <bool LARGEST, class C> SC_FN bool before(C x, i64 i, C y, i64 j) {
+    bool nx = x != x, ny = y != y;
+    if (nx || ny) return nx && (!ny || i < j);
+    if (x == y) return i < j;
+    return LARGEST ? x > y : x < y;
+}
+
+template <class L, bool LARGEST, int G, int THREADS> SC_FN void arg_rows(const void *x, void *r) {
+    typedef typename Computed<typename L::X>::C C;
+    u32 row = group_row<G, THREADS>(), lane = threadIdx.x % G;
+    if (row >= L::ROWS) return;
+    const typename L::X *from = (const typename L::X *)x + L::x_row(row);
+    C best = 0;
+    i64 at = -1;
+    for (i64 k = lane; k < L::N; k += G) {
+        C c = get(from[L::x_in(k)]);
+        if (at < 0 || before<LARGEST>(c, k, best, at)) best = c, at = k;
+    }
+    if (G > 1) {
+        for (int m = 16; m > 0; m >>= 1) {
+            C c = warp_shuffle(best, m);
+            i64 k = warp_shuffle(at, m);
+            if (k >= 0 && (at < 0 || before<LARGEST>(c, k, best, at))) best = c, at = k;
+        }
+    }
+    if (G > 32) {
+        __shared__ C values[32];
+        __shared__ i64 places[32];
+        if (threadIdx.x % 32 == 0) values[threadIdx.x / 32] = best, places[threadIdx.x / 32] = at;
+        __syncthreads();
+        for (int w = 0; w < G / 32; w++) {
+            C c = values[w];
+            i64 k = places[w];
+            if (k >= 0 && (at < 0 || before<LARGEST>(c, k, best, at))) best = c, at = k;
+        }
+    }
+    if (lane == 0) ((i64 *)r)[L::r_row(row)] = at;
+}
+
+// Running sums: each warp scans 32 elements at a time and carries the sum on.
+template <class L, class A, int G, int THREADS> SC_FN void cumsum_rows(const void *x, void *r) {
+    u32 row = group_row<G, THREADS>(), lane = threadIdx.x % G;
+    if (row >= L::ROWS) return;
+    const typename L::X *from = (const typename L::X *)x + L::x_row(row);
+    typename L::R *to = (typename L::R *)r + L::r_row(row);
+    A carry = 0;
+    if (G == 1) {
+        for (i64 k = 0; k < L::N; k++) {
+            carry = carry + (A)get(from[L::x_in(k)]);
+            to[L::r_in(k)] = Put<typename L::R>::of(carry);
+        }
+        return;
+    }
+    for (i64 first = 0; first < L::N; first += 32) {
+        i64 k = first + lane;
+        A sum = k < L::N ? (A)get(from[L::x_in(k)]) : (A)0;
+        for (int d = 1; d < 32; d <<= 1) {
+            A other = __shfl_up_sync(0xffffffffu, sum, d);
+            if (lane >= d) sum = sum + other;
+        }
+        sum = sum + carry;
+        if (k < L::N) to[L::r_in(k)] = Put<typename L::R>::of(sum);
+        carry = __shfl_sync(0xffffffffu, sum, 31);
+    }
+}
+
+template <class L, bool LOG, int G, int THREADS, int ITEMS> SC_FN void softmax_rows(const void *x, void *r) {
+    typedef typename Computed<typename L::X>::C C;
+    u32 at = group_row<G, THREADS>();
+    if (at >= L::ROWS) return;
+    Row<L, G, ITEMS> row(x, at, threadIdx.x % G);
+    C max = row.template join<Max>([](C c) { return c; });
+    C sum = row.template join<Sum>([=](C c) { return u_exp(c - max); });
+    if (LOG) {
+        C shift = u_log(sum);
+        row.store(r, at, [=](i64, C c) { return c - max - shift; });
+    } else {
+        C scale = 1 / sum;
+        row.store(r, at, [=](i64, C c) { return u_exp(c - max) * scale; });
+    }
+}
+
+// The weight or the bias of a norm at element k of a row.
+template <class T> SC_FN typename Computed<T>::C parameter(const void *p, i64 offset) { return get(((const T *)p)[offset]); }
+
+// `ROUND` rounds to the type of the result before the weight multiplies.
+template <class L, bool WEIGHT, bool ROUND, int G, int THREADS, int ITEMS>
+SC_FN void rms_rows(const void *x, const void *w, void *r) {
+    typedef typename L::X X;
+    typedef typename Computed<X>::C C;
+    u32 at = group_row<G, THREADS>();
+    if (at >= L::ROWS) return;
+    Row<L, G, ITEMS> row(x, at, threadIdx.x % G);
+    C sum = row.template join<Sum>([](C c) { return c * c; });
+    C scale = 1 / u_sqrt(sum / (C)L::N + (C)L::eps());
+    row.store(r, at, [=](i64 k, C c) {
+        C y = c * scale;
+        if (ROUND) y = get(Put<X>::of(y));
+        return WEIGHT ? y * parameter<X>(w, L::w_in(k)) : y;
+    });
+}
+
+template <class L, bool WEIGHT, bool BIAS, int G, int THREADS, int ITEMS>
+SC_FN void layer_rows(const void *x, const void *w, const void *b, void *r) {
+    typedef typename L::X X;
+    typedef typename Computed<X>::C C;
+    u32 at = group_row<G, THREADS>();
+    if (at >= L::ROWS) return;
+    Row<L, G, ITEMS> row(x, at, threadIdx.x % G);
+    C mean = row.template join<Sum>([](C c) { return c; }) / (C)L::N;
+    C variance = row.template join<Sum>([=](C c) { return (c - mean) * (c - mean); }) / (C)L::N;
+    C scale = 1 / u_sqrt(variance + (C)L::eps());
+    row.store(r, at, [=](i64 k, C c) {
+        C y = (c - mean) * scale;
+        if (WEIGHT) y = y * parameter<X>(w, L::w_in(k));
+        return BIAS ? y + parameter<X>(b, L::b_in(k)) : y;
+    });
+}
+
+} // namespace sc

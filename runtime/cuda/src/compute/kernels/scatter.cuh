@@ -1,0 +1,135 @@
+// Stores at positions that are data. The destination holds the first operand already.
+//
+// Sources that meet at one destination are joined in their order, so that every run gives the same bits: the
+// first of them does the work for all, a store is done by the last.
+
+namespace sc {
+
+enum { STORE, SUM, MEAN, PROD, MAX, MIN, ANY, ALL };
+
+template <int HOW, class A> SC_FN A merge(A a, A b) {
+    if (HOW == SUM || HOW == MEAN) return b_add(a, b);
+    if (HOW == PROD) return b_mul(a, b);
+    if (HOW == MAX) return b_max(b, a);
+    if (HOW == MIN) return b_min(b, a);
+    if (HOW == ANY) return (A)(a != 0 || b != 0);
+    if (HOW == ALL) return (A)(a != 0 && b != 0);
+    return b;
+}
+SC_FN float divide(float sum, i64 n) { return sum / n; }
+SC_FN double divide(double sum, i64 n) { return sum / n; }
+SC_FN i64 divide(i64 sum, i64 n) { return sum / n - (sum % n < 0); }
+
+// One thread for each element of the source. `L`: types T and I (index), N elements, ALONG of them along the
+// axis, EXTENT of the destination there; offsets at position i with coordinate 0 along the axis.
+template <class L, int HOW> SC_FN void scatter_elements(const void *pi, const void *ps, void *pd, void *status, u32 site) {
+    typedef typename L::T T;
+    typedef typename Computed<T>::C A;
+    const i64 at = (i64)blockIdx.x * blockDim.x + threadIdx.x;
+    if (at >= L::N) return;
+    // Neighbouring threads differ in the lines across the axis.
+    const i64 line = at % L::LINES, own = at / L::LINES;
+    const typename L::I *index = (const typename L::I *)pi + L::i_line(line);
+    const T *src = (const T *)ps + L::s_line(line);
+    const i64 given = get(index[own * L::i_step]), place = position(given, L::EXTENT);
+    if (place < 0) {
+        report(status, site, given);
+        return;
+    }
+    if (HOW == STORE) {
+        for (i64 j = own + 1; j < L::ALONG; j++)
+            if (position(get(index[j * L::i_step]), L::EXTENT) == place) return;
+        ((T *)pd)[L::d_line(line) + place * L::d_step] = src[own * L::s_step];
+        return;
+    }
+    for (i64 j = 0; j < own; j++)
+        if (position(get(index[j * L::i_step]), L::EXTENT) == place) return;
+    T *to = (T *)pd + L::d_line(line) + place * L::d_step;
+    A acc = merge<HOW>((A)get(*to), (A)get(src[own * L::s_step]));
+    i64 count = 2;
+    for (i64 j = own + 1; j < L::ALONG; j++)
+        if (position(get(index[j * L::i_step]), L::EXTENT) == place) {
+            acc = merge<HOW>(acc, (A)get(src[j * L::s_step]));
+            count++;
+        }
+    if (HOW == MEAN) acc = divide(acc, count);
+    *to = Put<T>::of(acc);
+}
+
+// One block for each place that the indices name, and each tile of the pieces stored there. `L`: types T and
+// I, N places, BEFORE outer positions, PIECE elements of a piece; `place(indices, j, status, sites)` gives the number
+// of the destination of place j, or -1.
+template <class L, int HOW> SC_FN void scatter_pieces(const typename L::Indices &indices, const void *ps, void *pd) {
+    typedef typename L::T T;
+    typedef typename Computed<T>::C A;
+    const int ITEMS = 4, THREADS = 256;
+    __shared__ int found;
+    __shared__ int count;
+    __shared__ int matches[THREADS];
+    __shared__ int warps[THREADS / 32];
+    const i64 tiles = (L::PIECE + ITEMS * THREADS - 1) / (ITEMS * THREADS);
+    i64 b = blockIdx.x;
+    const i64 own = b % L::N;
+    b /= L::N;
+    const i64 tile = b % tiles, before = b / tiles;
+    const i64 place = L::place(indices, own, true);
+    if (place < 0) return;
+    if (threadIdx.x == 0) found = 0;
+    __syncthreads();
+    // Someone else does the work of this place: the first of equals, for a store the last.
+    const i64 from = HOW == STORE ? own + 1 : 0, to = HOW == STORE ? L::N : own;
+    bool other = false;
+    for (i64 j = from + threadIdx.x; j < to && !other; j += THREADS) other = L::place(indices, j, false) == place;
+    if (other) found = 1;
+    __syncthreads();
+    if (found) return;
+    const T *src = (const T *)ps + L::s_before(before);
+    T *dst = (T *)pd + L::d_before(before) + L::d_place(place);
+    const i64 e0 = tile * ITEMS * THREADS + threadIdx.x;
+    if (HOW == STORE) {
+        for (int i = 0; i < ITEMS; i++) {
+            i64 e = e0 + i * THREADS;
+            if (e < L::PIECE) dst[L::d_piece(e)] = src[L::s_at(own) + L::s_piece(e)];
+        }
+        return;
+    }
+    A acc[ITEMS];
+#pragma unroll
+    for (int i = 0; i < ITEMS; i++) {
+        i64 e = e0 + i * THREADS;
+        acc[i] = e < L::PIECE ? (A)get(dst[L::d_piece(e)]) : (A)0;
+    }
+    i64 joined = 1;
+    for (i64 first = own; first < L::N; first += THREADS) {
+        const i64 j = first + threadIdx.x;
+        const bool match = j < L::N && L::place(indices, j, false) == place;
+        // The matches of these places, in order.
+        const u32 ballot = __ballot_sync(0xffffffffu, match);
+        const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+        if (lane == 0) warps[warp] = __popc(ballot);
+        __syncthreads();
+        int start = 0;
+        for (int w = 0; w < warp; w++) start += warps[w];
+        if (match) matches[start + __popc(ballot & ((1u << lane) - 1))] = threadIdx.x;
+        if (threadIdx.x == THREADS - 1) count = start + warps[warp];
+        __syncthreads();
+        for (int m = 0; m < count; m++) {
+            const T *s = src + L::s_at(first + matches[m]);
+#pragma unroll
+            for (int i = 0; i < ITEMS; i++) {
+                i64 e = e0 + i * THREADS;
+                if (e < L::PIECE) acc[i] = merge<HOW>(acc[i], (A)get(s[L::s_piece(e)]));
+            }
+        }
+        joined += count;
+        __syncthreads();
+    }
+#pragma unroll
+    for (int i = 0; i < ITEMS; i++) {
+        i64 e = e0 + i * THREADS;
+        if (HOW == MEAN) acc[i] = divide(acc[i], joined);
+        if (e < L::PIECE) dst[L::d_piece(e)] = Put<T>::of(acc[i]);
+    }
+}
+
+} // namespace sc

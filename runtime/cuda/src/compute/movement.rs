@@ -1,0 +1,225 @@
+//! Ops that move elements: copies, concat, pad, and gathers at positions that are data.
+
+use symmc_ir::{Dim, Op, Scalar};
+use symmc_runtime::exec::Located;
+
+use super::map::{Map, Val};
+use super::space::{Strides, axes, broadcast, dense};
+use super::text::{moved, stored};
+use super::{Lowering, element, misfit};
+use crate::error::CudaError;
+use crate::launch::{Address, Work};
+
+/// Part of a value: an address and strides over a shape.
+#[derive(Clone)]
+struct Part {
+    at: Address,
+    shape: Vec<usize>,
+    strides: Strides,
+}
+
+impl Part {
+    fn of(value: &Located, l: &Lowering<'_>) -> Part {
+        Part { at: l.at(value), shape: value.shape.to_vec(), strides: Strides::from_slice(&value.strides) }
+    }
+
+    fn dense(at: Address, shape: &[usize]) -> Part {
+        Part { at, shape: shape.to_vec(), strides: dense(shape) }
+    }
+
+    /// `n` positions from `start` on along an axis.
+    fn cut(&mut self, axis: usize, start: usize, n: usize, size: usize) {
+        self.shape[axis] = n;
+        self.at = self.at.wrapping_add_signed((self.strides[axis] * start as isize * size as isize) as i64);
+    }
+
+    /// Whether the elements are one run in row-major order.
+    fn is_dense(&self) -> bool {
+        matches!(axes(&self.shape, &self.strides)[..], [] | [super::space::Axis { stride: 1, .. }])
+    }
+}
+
+/// The elements of one part, in row-major order, to another of the same shape; nothing where they lie
+/// there already.
+fn transfer(from: &Part, to: &Part, kind: &'static str, size: usize, l: &mut Lowering<'_>) -> Option<Work> {
+    let n: usize = to.shape.iter().product();
+    let still =
+        from.at == to.at && (0..to.shape.len()).all(|a| to.shape[a] == 1 || from.strides[a] == to.strides[a]);
+    if n == 0 || still {
+        return None;
+    }
+    if from.is_dense() && to.is_dense() && n * size >= 1 << 20 {
+        return Some(Work::Copy { to: to.at, from: from.at, bytes: n * size });
+    }
+    let mut map = Map::over(&to.shape);
+    let value = map.load(from.at, kind, from.strides.clone());
+    map.store(to.at, to.strides.clone(), value);
+    map.finish("copy", l)
+}
+
+/// The elements of `x` in row-major order under the shape of the result.
+pub(super) fn copy(x: &Located, result: &Located, l: &mut Lowering<'_>) -> Result<Vec<Work>, CudaError> {
+    let n: usize = x.shape.iter().product();
+    if n != result.shape.iter().product::<usize>() || x.dtype != result.dtype {
+        return Err(misfit("the result of a copy", &x.shape, &result.shape));
+    }
+    let (from, to) = (Part::of(x, l), Part::of(result, l));
+    let (kind, size) = (moved(x.dtype), x.dtype.size());
+    let work = if x.shape == result.shape {
+        vec![transfer(&from, &to, kind, size, l)]
+    } else if to.is_dense() {
+        vec![transfer(&from, &Part::dense(to.at, &from.shape), kind, size, l)]
+    } else if from.is_dense() {
+        vec![transfer(&Part::dense(from.at, &to.shape), &to, kind, size, l)]
+    } else {
+        let room = l.room("a reshape between two strided layouts", n * size)?;
+        let first = transfer(&from, &Part::dense(room, &from.shape), kind, size, l);
+        vec![first, transfer(&Part::dense(room, &to.shape), &to, kind, size, l)]
+    };
+    Ok(work.into_iter().flatten().collect())
+}
+
+/// All operands one after another along `axis`. One that lies in its place already is not moved.
+pub(super) fn concat(
+    axis: usize,
+    operands: &[Located],
+    result: &Located,
+    l: &mut Lowering<'_>,
+) -> Result<Vec<Work>, CudaError> {
+    let whole = Part::of(result, l);
+    let (mut start, mut out) = (0, Vec::new());
+    for x in operands {
+        let rank = result.shape.len();
+        let fits = axis < rank
+            && x.shape.len() == rank
+            && x.dtype == result.dtype
+            && start + x.shape[axis] <= result.shape[axis]
+            && (0..rank).all(|a| a == axis || x.shape[a] == result.shape[a]);
+        if !fits {
+            return Err(misfit("an operand of concat", &result.shape, &x.shape));
+        }
+        let mut to = whole.clone();
+        to.cut(axis, start, x.shape[axis], x.dtype.size());
+        out.extend(transfer(&Part::of(x, l), &to, moved(x.dtype), x.dtype.size(), l));
+        start += x.shape[axis];
+    }
+    Ok(out)
+}
+
+/// `x` between elements of `value`.
+pub(super) fn pad(
+    low: &[Dim],
+    value: Scalar,
+    x: &Located,
+    result: &Located,
+    l: &mut Lowering<'_>,
+) -> Result<Vec<Work>, CudaError> {
+    let rank = result.shape.len();
+    if low.len() != rank || x.shape.len() != rank || x.dtype != result.dtype {
+        return Err(misfit("the result of pad", &x.shape, &result.shape));
+    }
+    let (mut from, mut to) = (Part::of(x, l), Part::of(result, l));
+    for (axis, low) in low.iter().enumerate() {
+        let unknown = || CudaError::Unsupported("a padding has no concrete value".into());
+        let low = low.as_const().ok_or_else(unknown)?;
+        let skip = usize::try_from(low.saturating_neg()).unwrap_or(0).min(x.shape[axis]);
+        let start = usize::try_from(low).unwrap_or(0).min(result.shape[axis]);
+        let n = (x.shape[axis] - skip).min(result.shape[axis] - start);
+        from.cut(axis, skip, n, x.dtype.size());
+        to.cut(axis, start, n, x.dtype.size());
+    }
+    let mut out = Vec::new();
+    if to.shape[..] != result.shape[..] {
+        out = element::lower(&Op::Full(value), &[], result, l)?;
+    }
+    out.extend(transfer(&from, &to, moved(x.dtype), x.dtype.size(), l));
+    Ok(out)
+}
+
+/// The shape that the index tensors broadcast to.
+pub(super) fn common_shape(indices: &[Located]) -> Vec<usize> {
+    let rank = indices.iter().map(|i| i.shape.len()).max().unwrap_or(0);
+    let mut out = vec![1; rank];
+    for index in indices {
+        for (&n, o) in index.shape.iter().rev().zip(out.iter_mut().rev()) {
+            if *o == 1 {
+                *o = n;
+            }
+        }
+    }
+    out
+}
+
+/// Strides over `[before, at, rest]`, zero elsewhere than on `at`.
+fn within(strides: Strides, before: usize, rest: usize) -> Strides {
+    let zeros = |n| std::iter::repeat_n(0, n);
+    zeros(before).chain(strides).chain(zeros(rest)).collect()
+}
+
+/// `x` at the indices, which stand for its axes from `axis` on. Operands: `x`, then the indices.
+pub(super) fn index(
+    axis: usize,
+    operands: &[Located],
+    result: &Located,
+    l: &mut Lowering<'_>,
+) -> Result<Vec<Work>, CudaError> {
+    let (x, indices) = (&operands[0], &operands[1..]);
+    let end = axis + indices.len();
+    if end > x.shape.len() {
+        return Err(misfit("indexing", format!("an operand with at least {end} axes"), &x.shape));
+    }
+    let at = common_shape(indices);
+    let shape = [&x.shape[..axis], &at, &x.shape[end..]].concat();
+    if result.shape[..] != shape[..] || result.dtype != x.dtype {
+        return Err(misfit("the result of indexing", &shape, &result.shape));
+    }
+    let mut map = Map::over(&shape);
+    let mut terms = Vec::with_capacity(indices.len());
+    for (k, index) in indices.iter().enumerate() {
+        let strides = within(broadcast(&at, &index.shape, &index.strides), axis, x.shape.len() - end);
+        let value = map.load(l.at(index), stored(index.dtype), strides);
+        let extent = x.shape[axis + k];
+        terms.push((value, extent, x.strides[axis + k], l.index_site(axis + k, extent)));
+    }
+    let zeros = std::iter::repeat_n(0, at.len());
+    let own =
+        x.strides[..axis].iter().copied().chain(zeros).chain(x.strides[end..].iter().copied()).collect();
+    finish(map, x, own, terms, result, l)
+}
+
+/// `x` with the coordinate on `axis` replaced by the index. Operands: `x`, the index.
+pub(super) fn gather(
+    axis: usize,
+    operands: &[Located],
+    result: &Located,
+    l: &mut Lowering<'_>,
+) -> Result<Vec<Work>, CudaError> {
+    let (x, index) = (&operands[0], &operands[1]);
+    let fits = axis < x.shape.len()
+        && index.shape.len() == x.shape.len()
+        && result.shape == index.shape
+        && result.dtype == x.dtype
+        && (0..x.shape.len()).all(|a| a == axis || index.shape[a] <= x.shape[a]);
+    if !fits {
+        return Err(misfit("the index of gather", &x.shape, &index.shape));
+    }
+    let mut map = Map::over(&result.shape);
+    let value = map.load(l.at(index), stored(index.dtype), Strides::from_slice(&index.strides));
+    let site = l.index_site(axis, x.shape[axis]);
+    let mut own = Strides::from_slice(&x.strides);
+    let along = std::mem::take(&mut own[axis]);
+    finish(map, x, own, vec![(value, x.shape[axis], along, site)], result, l)
+}
+
+fn finish(
+    mut map: Map,
+    x: &Located,
+    own: Strides,
+    terms: Vec<(Val, usize, isize, u32)>,
+    result: &Located,
+    l: &mut Lowering<'_>,
+) -> Result<Vec<Work>, CudaError> {
+    let value = map.gather(l.at(x), moved(x.dtype), own, terms);
+    map.store(l.at(result), Strides::from_slice(&result.strides), value);
+    Ok(map.finish("gather", l).into_iter().collect())
+}

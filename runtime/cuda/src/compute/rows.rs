@@ -1,0 +1,373 @@
+//! Ops on rows: reductions, extremes' positions, running sums, softmax and norms.
+//!
+//! The axes of the operand fall into those that number the rows and those within a row. How many threads
+//! share a row follows from its length and from where its elements lie ([`Group`]).
+
+use std::fmt::Write as _;
+
+use symmc_ir::{ArgOp, DType, Reduction};
+use symmc_runtime::exec::Located;
+
+use super::space::{Axis, axes};
+use super::text::{self, computed, offset, real, stored};
+use super::{Lowering, misfit};
+use crate::error::CudaError;
+use crate::launch::{Address, Kernel, Param, Work};
+
+/// The most elements of a row that one thread keeps in registers.
+const KEPT: usize = 32;
+/// The longest row, in accesses, that a warp works on alone.
+const WARP_ACCESSES: usize = 128;
+
+/// An operand split into rows.
+struct Split {
+    at: Address,
+    dtype: DType,
+    row: Vec<Axis>,
+    within: Vec<Axis>,
+}
+
+impl Split {
+    /// The axes `inner` of `value` are within a row.
+    fn new(value: &Located, inner: &[usize], l: &Lowering<'_>) -> Split {
+        let pick = |want: bool| {
+            let list = (0..value.shape.len()).filter(|a| inner.contains(a) == want);
+            let (n, s): (Vec<usize>, Vec<isize>) = list.map(|a| (value.shape[a], value.strides[a])).unzip();
+            axes(&n, &s)
+        };
+        Split { at: l.at(value), dtype: value.dtype, row: pick(false), within: pick(true) }
+    }
+
+    /// Whether accesses to `width` neighbours within a row are aligned.
+    fn allows(&self, width: usize) -> bool {
+        let Some((last, outer)) = self.within.split_last() else { return width == 1 };
+        let aligned = |a: &Axis| a.stride.unsigned_abs().is_multiple_of(width);
+        width == 1
+            || last.stride == 1
+                && last.n.is_multiple_of(width)
+                && self.at.is_multiple_of((width * self.dtype.size()) as u64)
+                && outer.iter().chain(&self.row).all(aligned)
+    }
+
+    /// The largest stride that neighbours within a row have.
+    fn step(&self) -> usize {
+        self.within.last().map_or(1, |a| a.stride.unsigned_abs())
+    }
+}
+
+/// How threads share rows.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Group {
+    /// Threads of a row: 1, 32 or all of a block.
+    threads: usize,
+    /// Threads of a block.
+    block: usize,
+    /// Elements of one access.
+    width: usize,
+    /// Elements of a row that a thread keeps; 0 if it reads them anew.
+    items: usize,
+}
+
+impl Group {
+    /// For rows of `n` elements of the operands `all`, of which the first is read most.
+    fn of(rows: usize, n: usize, all: &[&Split]) -> Group {
+        let size = all.iter().map(|s| s.dtype.size()).max().unwrap_or(8);
+        let mut width = (16 / size).max(1);
+        while !all.iter().all(|s| s.allows(width)) {
+            width /= 2;
+        }
+        let beside = all[0].row.last().is_some_and(|a| a.stride.unsigned_abs() < all[0].step());
+        if n == 1 || (beside && rows >= 512) {
+            return Group { threads: 1, block: 128, width: 1, items: 0 };
+        }
+        let accesses = n.div_ceil(width);
+        let (threads, block) = if accesses <= WARP_ACCESSES && (rows >= 8 || accesses <= 64) {
+            (32, 128)
+        } else {
+            let most = if accesses > 4096 { 1024 } else { 512 };
+            let threads = accesses.next_power_of_two().clamp(64, most);
+            (threads, threads)
+        };
+        let items = accesses.div_ceil(threads) * width;
+        Group { threads, block, width, items: if items <= KEPT { items } else { 0 } }
+    }
+
+    fn blocks(&self, rows: usize) -> usize {
+        rows.div_ceil(self.block / self.threads)
+    }
+
+    /// The template arguments of how threads share rows.
+    fn args(&self) -> String {
+        format!("{}, {}", self.threads, self.block)
+    }
+}
+
+/// The layout struct of a kernel, under the name `@_L`.
+fn layout(rows: usize, n: usize, width: usize, x: &Split, r: &Split, more: &str) -> String {
+    let mut out = format!(
+        "namespace sc {{ struct @_L {{\ntypedef {} X; typedef {} R;\nstatic const i64 ROWS = {rows}, N = {n}; static const int V = {width};\n",
+        stored(x.dtype),
+        stored(r.dtype)
+    );
+    for (name, axes) in [("x_row", &x.row), ("x_in", &x.within), ("r_row", &r.row), ("r_in", &r.within)] {
+        out.push_str(&offset(name, axes));
+    }
+    let _ = writeln!(out, "{more}}}; }}");
+    out
+}
+
+/// The function of `call` in its layout, launched.
+fn launch(
+    what: &str,
+    layout: &str,
+    params: &[(&str, Address)],
+    call: &str,
+    blocks: usize,
+    block: usize,
+    l: &mut Lowering<'_>,
+) -> Vec<Work> {
+    l.source.prelude(text::BASE);
+    l.source.prelude(text::ROWS);
+    let names: Vec<String> = params.iter().map(|(n, _)| format!("void *{n}")).collect();
+    let list: Vec<&str> = params.iter().map(|p| p.0).collect();
+    let function = format!(
+        "{layout}extern \"C\" __global__ void __launch_bounds__({block}) @({}) {{\n    using namespace sc;\n    {call}({});\n}}\n",
+        names.join(", "),
+        list.join(", ")
+    );
+    let entry = l.source.function(what, function);
+    let params = params.iter().map(|p| Param::from(p.1)).collect();
+    vec![Work::Kernel(Kernel {
+        entry,
+        grid: [blocks as u32, 1, 1],
+        block: [block as u32, 1, 1],
+        shared: 0,
+        params,
+    })]
+}
+
+fn fold(op: Reduction) -> &'static str {
+    match op {
+        Reduction::Sum | Reduction::Mean => "Sum",
+        Reduction::Prod => "Prod",
+        Reduction::Max => "Max",
+        Reduction::Min => "Min",
+        Reduction::Any => "Any",
+        Reduction::All => "All",
+    }
+}
+
+/// The shape of the result without the axes of a row: what is left numbers the rows.
+fn reduced(x: &Located, axes: &[usize], result: &Located) -> Result<Vec<usize>, CudaError> {
+    let kept: Vec<usize> = (0..x.shape.len()).filter(|a| !axes.contains(a)).collect();
+    let rows: Vec<usize> = kept.iter().map(|&a| x.shape[a]).collect();
+    let all: Vec<usize> =
+        (0..x.shape.len()).map(|a| if axes.contains(&a) { 1 } else { x.shape[a] }).collect();
+    let fits = axes.iter().all(|&a| a < x.shape.len());
+    if !fits || (result.shape[..] != rows[..] && result.shape[..] != all[..]) {
+        return Err(misfit("the result of a reduction", rows, &result.shape));
+    }
+    Ok(kept)
+}
+
+fn empty(op: impl std::fmt::Display) -> CudaError {
+    CudaError::Unsupported(format!("{op} of no elements"))
+}
+
+/// A result with one element for each row.
+fn per_row(result: &Located, l: &Lowering<'_>) -> Split {
+    Split {
+        at: l.at(result),
+        dtype: result.dtype,
+        row: axes(&result.shape, &result.strides),
+        within: Vec::new(),
+    }
+}
+
+pub(super) fn reduce(
+    op: Reduction,
+    inner: &[usize],
+    x: &Located,
+    result: &Located,
+    l: &mut Lowering<'_>,
+) -> Result<Vec<Work>, CudaError> {
+    reduced(x, inner, result)?;
+    let rows: usize = result.shape.iter().product();
+    let n: usize = inner.iter().map(|&a| x.shape[a]).product();
+    if rows == 0 {
+        return Ok(Vec::new());
+    }
+    if n == 0 && matches!(op, Reduction::Max | Reduction::Min) {
+        return Err(empty(op));
+    }
+    let (xs, rs) = (Split::new(x, inner, l), per_row(result, l));
+    let accumulated = computed(x.dtype);
+    let mean = op == Reduction::Mean;
+    let params = [("x", xs.at), ("r", rs.at)];
+    let beside = xs.row.last().is_some_and(|a| a.stride.unsigned_abs() < xs.step());
+    if beside && n >= 16 && rows >= 32 {
+        let call = format!("reduce_columns<@_L, {}, {accumulated}, {mean}>", fold(op));
+        let layout = layout(rows, n, 1, &xs, &rs, "");
+        return Ok(launch("reduce", &layout, &params, &call, rows.div_ceil(32), 256, l));
+    }
+    let group = Group::of(rows, n.max(1), &[&xs]);
+    let call = format!("reduce_rows<@_L, {}, {accumulated}, {mean}, {}>", fold(op), group.args());
+    let layout = layout(rows, n, group.width, &xs, &rs, "");
+    Ok(launch("reduce", &layout, &params, &call, group.blocks(rows), group.block, l))
+}
+
+pub(super) fn arg_reduce(
+    op: ArgOp,
+    axis: usize,
+    x: &Located,
+    result: &Located,
+    l: &mut Lowering<'_>,
+) -> Result<Vec<Work>, CudaError> {
+    reduced(x, &[axis], result)?;
+    let (rows, n) = (result.shape.iter().product::<usize>(), x.shape[axis]);
+    if rows == 0 {
+        return Ok(Vec::new());
+    }
+    if n == 0 {
+        return Err(empty(op));
+    }
+    let (xs, rs) = (Split::new(x, &[axis], l), per_row(result, l));
+    let group = Group::of(rows, n, &[&xs]);
+    let call = format!("arg_rows<@_L, {}, {}>", op == ArgOp::Max, group.args());
+    let layout = layout(rows, n, 1, &xs, &rs, "");
+    let params = [("x", xs.at), ("r", rs.at)];
+    Ok(launch("arg_reduce", &layout, &params, &call, group.blocks(rows), group.block, l))
+}
+
+pub(super) fn cumsum(
+    axis: usize,
+    x: &Located,
+    result: &Located,
+    l: &mut Lowering<'_>,
+) -> Result<Vec<Work>, CudaError> {
+    let Some((rows, n)) = row_extents(&[axis], x, result)? else { return Ok(Vec::new()) };
+    let (xs, rs) = (Split::new(x, &[axis], l), Split::new(result, &[axis], l));
+    let threads = if Group::of(rows, n, &[&xs, &rs]).threads == 1 { 1 } else { 32 };
+    // The error of a long sum of floats would show: they are added in double.
+    let sum = if result.dtype.is_float() { "double" } else { "i64" };
+    let call = format!("cumsum_rows<@_L, {sum}, {threads}, 128>");
+    let layout = layout(rows, n, 1, &xs, &rs, "");
+    let params = [("x", xs.at), ("r", rs.at)];
+    Ok(launch("cumsum", &layout, &params, &call, rows.div_ceil(128 / threads), 128, l))
+}
+
+/// The number of rows and their length; none without elements.
+fn row_extents(inner: &[usize], x: &Located, result: &Located) -> Result<Option<(usize, usize)>, CudaError> {
+    if x.shape != result.shape || inner.iter().any(|&a| a >= x.shape.len()) {
+        return Err(misfit("the result of an op on rows", &x.shape, &result.shape));
+    }
+    let n: usize = inner.iter().map(|&a| x.shape[a]).product();
+    let all: usize = x.shape.iter().product();
+    Ok((all > 0).then(|| (all / n, n)))
+}
+
+pub(super) fn softmax(
+    axis: usize,
+    log: bool,
+    x: &Located,
+    result: &Located,
+    l: &mut Lowering<'_>,
+) -> Result<Vec<Work>, CudaError> {
+    let Some((rows, n)) = row_extents(&[axis], x, result)? else { return Ok(Vec::new()) };
+    let (xs, rs) = (Split::new(x, &[axis], l), Split::new(result, &[axis], l));
+    let group = Group::of(rows, n, &[&xs, &rs]);
+    let call = format!("softmax_rows<@_L, {log}, {}, {}>", group.args(), group.items);
+    let layout = layout(rows, n, group.width, &xs, &rs, "");
+    let params = [("x", xs.at), ("r", rs.at)];
+    Ok(launch("softmax", &layout, &params, &call, group.blocks(rows), group.block, l))
+}
+
+/// When the normalised value is rounded to the dtype of the result.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Rounding {
+    BeforeWeight,
+    AtTheEnd,
+}
+
+/// A norm over the last axes: its rows, how threads share them, and its layout with its parameters.
+struct Norm {
+    rows: usize,
+    group: Group,
+    layout: String,
+    params: Vec<(&'static str, Address)>,
+}
+
+fn norm(
+    axes: usize,
+    eps: f64,
+    operands: &[Located],
+    result: &Located,
+    l: &Lowering<'_>,
+) -> Result<Option<Norm>, CudaError> {
+    let x = &operands[0];
+    let first = x.shape.len().checked_sub(axes).ok_or_else(|| misfit("a norm", axes, &x.shape))?;
+    let inner: Vec<usize> = (first..x.shape.len()).collect();
+    let Some((rows, n)) = row_extents(&inner, x, result)? else { return Ok(None) };
+    let (xs, rs) = (Split::new(x, &inner, l), Split::new(result, &inner, l));
+    let group = Group::of(rows, n, &[&xs, &rs]);
+    let mut more = format!("SC_FN {} eps() {{ return {}; }}\n", computed(x.dtype), real(x.dtype, eps));
+    let mut params = vec![("x", xs.at)];
+    for (p, (name, place)) in operands[1..].iter().zip([("w", "w_in"), ("b", "b_in")]) {
+        if p.shape[..] != x.shape[first..] || p.dtype != x.dtype {
+            return Err(misfit("the weight or bias of a norm", &x.shape[first..], &p.shape));
+        }
+        more.push_str(&offset(place, &super::space::axes(&p.shape, &p.strides)));
+        params.push((name, l.at(p)));
+    }
+    params.push(("r", rs.at));
+    let layout = layout(rows, n, group.width, &xs, &rs, &more);
+    Ok(Some(Norm { rows, group, layout, params }))
+}
+
+pub(super) fn rms_norm(
+    axes: usize,
+    eps: f64,
+    rounding: Rounding,
+    operands: &[Located],
+    result: &Located,
+    l: &mut Lowering<'_>,
+) -> Result<Vec<Work>, CudaError> {
+    let Some(mut norm) = norm(axes, eps, operands, result, l)? else { return Ok(Vec::new()) };
+    let weight = operands.len() > 1;
+    let round = weight && rounding == Rounding::BeforeWeight;
+    if !weight {
+        norm.layout = with_offset(&norm.layout, "w_in");
+        norm.params.insert(1, ("w", 0));
+    }
+    let group = norm.group;
+    let call = format!("rms_rows<@_L, {weight}, {round}, {}, {}>", group.args(), group.items);
+    let blocks = group.blocks(norm.rows);
+    Ok(launch("rms_norm", &norm.layout, &norm.params, &call, blocks, group.block, l))
+}
+
+pub(super) fn layer_norm(
+    axes: usize,
+    eps: f64,
+    operands: &[Located],
+    result: &Located,
+    l: &mut Lowering<'_>,
+) -> Result<Vec<Work>, CudaError> {
+    let Some(mut norm) = norm(axes, eps, operands, result, l)? else { return Ok(Vec::new()) };
+    let (weight, bias) = (operands.len() > 1, operands.len() > 2);
+    for (has, at, name, place) in [(weight, 1, "w", "w_in"), (bias, 2, "b", "b_in")] {
+        if !has {
+            norm.layout = with_offset(&norm.layout, place);
+            norm.params.insert(at, (name, 0));
+        }
+    }
+    let group = norm.group;
+    let call = format!("layer_rows<@_L, {weight}, {bias}, {}, {}>", group.args(), group.items);
+    let blocks = group.blocks(norm.rows);
+    Ok(launch("layer_norm", &norm.layout, &norm.params, &call, blocks, group.block, l))
+}
+
+/// A layout with the offset of a parameter that is not there: templates name it.
+fn with_offset(layout: &str, name: &str) -> String {
+    let end = layout.rfind("}; }").unwrap_or(layout.len());
+    format!("{}{}{}", &layout[..end], offset(name, &[]), &layout[end..])
+}

@@ -1,0 +1,204 @@
+//! Stores at positions that are data: scatter, index-add and index-put.
+//!
+//! The first operand is copied where it does not lie in the result's place already; then the sources are
+//! stored, or joined, in the order of their positions.
+
+use std::fmt::Write as _;
+
+use symmc_ir::Reduction;
+use symmc_runtime::exec::Located;
+
+use super::movement::{common_shape, copy};
+use super::space::{Axis, axes, broadcast};
+use super::text::{self, offset, stored};
+use super::{Lowering, misfit};
+use crate::error::CudaError;
+use crate::launch::{Kernel, Param, Work};
+
+/// The name of a combination in the kernels.
+fn how(combine: Option<Reduction>) -> &'static str {
+    match combine {
+        None => "STORE",
+        Some(Reduction::Sum) => "SUM",
+        Some(Reduction::Mean) => "MEAN",
+        Some(Reduction::Prod) => "PROD",
+        Some(Reduction::Max) => "MAX",
+        Some(Reduction::Min) => "MIN",
+        Some(Reduction::Any) => "ANY",
+        Some(Reduction::All) => "ALL",
+    }
+}
+
+/// Operands: `x`, the index, the source.
+pub(super) fn elements(
+    axis: usize,
+    combine: Option<Reduction>,
+    operands: &[Located],
+    result: &Located,
+    l: &mut Lowering<'_>,
+) -> Result<Vec<Work>, CudaError> {
+    let (x, index, src) = (&operands[0], &operands[1], &operands[2]);
+    let fits = axis < x.shape.len()
+        && x.shape == result.shape
+        && index.shape == src.shape
+        && index.shape.len() == x.shape.len()
+        && x.dtype == src.dtype
+        && (0..x.shape.len()).all(|a| a == axis || index.shape[a] <= x.shape[a]);
+    if !fits {
+        return Err(misfit("the index of scatter", &x.shape, &index.shape));
+    }
+    let mut out = copy(x, result, l)?;
+    let n: usize = index.shape.iter().product();
+    if n == 0 {
+        return Ok(out);
+    }
+    let along = index.shape[axis];
+    let mut layout = format!(
+        "namespace sc {{ struct @_L {{\ntypedef {} T; typedef {} I;\nstatic const i64 N = {n}, ALONG = {along}, LINES = {}, EXTENT = {};\n",
+        stored(x.dtype),
+        stored(index.dtype),
+        n / along,
+        x.shape[axis]
+    );
+    for (name, value) in [("i", index), ("s", src), ("d", result)] {
+        let line: Vec<Axis> = (0..x.shape.len())
+            .filter(|&a| a != axis)
+            .map(|a| Axis { n: index.shape[a], stride: value.strides[a] })
+            .collect();
+        layout.push_str(&offset(&format!("{name}_line"), &line));
+        let _ = writeln!(layout, "static const i64 {name}_step = {}ll;", value.strides[axis]);
+    }
+    let _ = writeln!(
+        layout,
+        "}}; }}\nextern \"C\" __global__ void __launch_bounds__(256) @(const void *i, const void *s, void *d, void *status, unsigned site) {{\n    \
+         sc::scatter_elements<sc::@_L, sc::{}>(i, s, d, status, site);\n}}",
+        how(combine)
+    );
+    l.source.prelude(text::BASE);
+    l.source.prelude(text::SCATTER);
+    let site = l.index_site(axis, x.shape[axis]);
+    let entry = l.source.function("scatter", layout);
+    let mut params: Vec<Param> = [l.at(index), l.at(src), l.at(result), l.status].map(Param::from).to_vec();
+    params.push(site.into());
+    let grid = [n.div_ceil(256) as u32, 1, 1];
+    out.push(Work::Kernel(Kernel { entry, grid, block: [256, 1, 1], shared: 0, params }));
+    Ok(out)
+}
+
+/// `x` with pieces of `src` at the places that the indices name on its axes from `axis` on.
+pub(super) fn put(
+    axis: usize,
+    combine: Option<Reduction>,
+    x: &Located,
+    src: &Located,
+    indices: &[Located],
+    result: &Located,
+    l: &mut Lowering<'_>,
+) -> Result<Vec<Work>, CudaError> {
+    let end = axis + indices.len();
+    if end > x.shape.len() || x.shape != result.shape || x.dtype != src.dtype {
+        return Err(misfit("the result of an indexed store", &x.shape, &result.shape));
+    }
+    let at = common_shape(indices);
+    let shape = [&x.shape[..axis], &at, &x.shape[end..]].concat();
+    let skip = shape.len().checked_sub(src.shape.len());
+    if !skip.is_some_and(|s| src.shape.iter().zip(&shape[s..]).all(|(a, b)| a == b || *a == 1)) {
+        return Err(misfit("the source of an indexed store", &shape, &src.shape));
+    }
+    let mut out = copy(x, result, l)?;
+    let (places, piece): (usize, usize) = (at.iter().product(), x.shape[end..].iter().product());
+    let before: usize = x.shape[..axis].iter().product();
+    if places * piece * before == 0 {
+        return Ok(out);
+    }
+    let from = broadcast(&shape, &src.shape, &src.strides);
+    let mut layout = format!(
+        "namespace sc {{ struct @_L {{\ntypedef {} T;\nstatic const i64 N = {places}, BEFORE = {before}, PIECE = {piece};\n",
+        stored(x.dtype)
+    );
+    let parts = [
+        ("s_before", axes(&shape[..axis], &from[..axis])),
+        ("s_at", axes(&at, &from[axis..axis + at.len()])),
+        ("s_piece", axes(&x.shape[end..], &from[axis + at.len()..])),
+        ("d_before", axes(&x.shape[..axis], &result.strides[..axis])),
+        ("d_piece", axes(&x.shape[end..], &result.strides[end..])),
+    ];
+    parts.iter().for_each(|(name, axes)| layout.push_str(&offset(name, axes)));
+    places_text(&mut layout, axis, x, indices, &at, result);
+    let _ = writeln!(
+        layout,
+        "}}; }}\nextern \"C\" __global__ void __launch_bounds__(256) @(sc::@_L::Indices indices, const void *s, void *d) {{\n    \
+         sc::scatter_pieces<sc::@_L, sc::{}>(indices, s, d);\n}}",
+        how(combine)
+    );
+    l.source.prelude(text::BASE);
+    l.source.prelude(text::SCATTER);
+    let entry = l.source.function("index_put", layout);
+    let blocks = places * piece.div_ceil(1024) * before;
+    let params = vec![indices_param(axis, x, indices, l)?, l.at(src).into(), l.at(result).into()];
+    let grid = [blocks as u32, 1, 1];
+    out.push(Work::Kernel(Kernel { entry, grid, block: [256, 1, 1], shared: 0, params }));
+    Ok(out)
+}
+
+/// The most index tensors of one step.
+const MOST_INDICES: usize = 6;
+
+/// What a kernel knows of the indices; the first words are used.
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct IndicesParam {
+    status: u64,
+    at: [u64; MOST_INDICES],
+    sites: [u64; MOST_INDICES],
+}
+
+fn indices_param(
+    axis: usize,
+    x: &Located,
+    indices: &[Located],
+    l: &mut Lowering<'_>,
+) -> Result<Param, CudaError> {
+    if indices.len() > MOST_INDICES {
+        return Err(misfit("an indexed store", format!("at most {MOST_INDICES} indices"), indices.len()));
+    }
+    let mut out = IndicesParam { status: l.status, at: [0; MOST_INDICES], sites: [0; MOST_INDICES] };
+    for (k, index) in indices.iter().enumerate() {
+        out.at[k] = l.at(index);
+        out.sites[k] = u64::from(l.index_site(axis + k, x.shape[axis + k]));
+    }
+    Ok(Param::of(&out))
+}
+
+/// Where place j of the indices lies: its number among the positions of the indexed axes, and the offset of
+/// such a number.
+fn places_text(
+    out: &mut String,
+    axis: usize,
+    x: &Located,
+    indices: &[Located],
+    at: &[usize],
+    result: &Located,
+) {
+    let _ = writeln!(
+        out,
+        "struct Indices {{ void *status; u64 at[{MOST_INDICES}]; u64 sites[{MOST_INDICES}]; }};"
+    );
+    for (k, index) in indices.iter().enumerate() {
+        out.push_str(&offset(&format!("i_{k}"), &axes(at, &broadcast(at, &index.shape, &index.strides))));
+    }
+    out.push_str("SC_FN i64 place(const Indices &indices, i64 j, bool say) { i64 place = 0;\n");
+    for (k, index) in indices.iter().enumerate() {
+        let (kind, extent) = (stored(index.dtype), x.shape[axis + k]);
+        let _ = writeln!(
+            out,
+            "{{ i64 given = get(((const {kind} *)indices.at[{k}])[i_{k}(j)]), p = position(given, {extent}ll);\n\
+             if (p < 0) {{ if (say && threadIdx.x == 0) report(indices.status, (u32)indices.sites[{k}], given); return -1; }}\n\
+             place = place * {extent}ll + p; }}"
+        );
+    }
+    out.push_str("return place; }\n");
+    let end = axis + indices.len();
+    let own: Vec<Axis> = (axis..end).map(|a| Axis { n: x.shape[a], stride: result.strides[a] }).collect();
+    out.push_str(&offset("d_place", &own));
+}

@@ -1,0 +1,103 @@
+//! Pieces of CUDA C: type names, literals, offsets of multi-dimensional positions.
+
+use std::fmt::Write as _;
+
+use symmc_ir::tensor::{write_f64, write_i64};
+use symmc_ir::{DType, Scalar};
+
+use super::space::Axis;
+
+/// What all kernels rest on.
+pub(super) const BASE: &str = include_str!("kernels/base.cuh");
+/// Reductions, softmax and norms.
+pub(super) const ROWS: &str = include_str!("kernels/rows.cuh");
+
+/// Matrix products of any layout.
+pub(super) const PRODUCT: &str = include_str!("kernels/product.cuh");
+/// Attention.
+pub(super) const ATTENTION: &str = include_str!("kernels/attention.cuh");
+/// Stores at positions that are data.
+pub(super) const SCATTER: &str = include_str!("kernels/scatter.cuh");
+/// Sorting.
+pub(super) const SORT: &str = include_str!("kernels/sort.cuh");
+
+/// The type of a stored element.
+pub(super) fn stored(dtype: DType) -> &'static str {
+    match dtype {
+        DType::Bool => "boolean",
+        DType::U8 => "u8",
+        DType::I32 => "int",
+        DType::I64 => "i64",
+        DType::F16 => "f16",
+        DType::BF16 => "bf16",
+        DType::F32 => "float",
+        DType::F64 => "double",
+    }
+}
+
+/// The type of an element that is only moved.
+pub(super) fn moved(dtype: DType) -> &'static str {
+    match dtype.size() {
+        1 => "u8",
+        2 => "u16",
+        4 => "u32",
+        _ => "u64",
+    }
+}
+
+/// The type that an element is computed in.
+pub(super) fn computed(dtype: DType) -> &'static str {
+    match dtype {
+        DType::F64 => "double",
+        DType::F16 | DType::BF16 | DType::F32 => "float",
+        _ => "i64",
+    }
+}
+
+/// The bits of a scalar as an element of a dtype.
+pub(super) fn bits(dtype: DType, scalar: Scalar) -> u64 {
+    let mut bytes = [0u8; 8];
+    match scalar {
+        Scalar::Float(x) if dtype.is_float() || dtype == DType::Bool => write_f64(dtype, &mut bytes, 0, x.0),
+        _ if dtype.is_float() => write_f64(dtype, &mut bytes, 0, scalar.as_f64()),
+        _ => write_i64(dtype, &mut bytes, 0, scalar.as_i64()),
+    }
+    u64::from_le_bytes(bytes)
+}
+
+/// A float of the type that a dtype is computed in.
+pub(super) fn real(dtype: DType, x: f64) -> String {
+    match dtype {
+        DType::F64 => format!("__longlong_as_double((i64)0x{:x}ull)", x.to_bits()),
+        _ => format!("__uint_as_float(0x{:x}u)", (x as f32).to_bits()),
+    }
+}
+
+/// An integer.
+pub(super) fn int(x: i64) -> String {
+    match x {
+        i64::MIN => "(i64)0x8000000000000000ull".into(),
+        _ => format!("{x}ll"),
+    }
+}
+
+/// A function of this name that gives the offset of position `at` in row-major order along the axes.
+pub(super) fn offset(name: &str, axes: &[Axis]) -> String {
+    let axes: Vec<_> = axes.iter().filter(|a| a.n != 1).collect();
+    let mut out = format!("SC_FN i64 {name}(i64 at) {{ ");
+    // A position that fits 32 bits is divided as such: that is a multiplication and a shift.
+    let small = axes.iter().map(|a| a.n).product::<usize>() <= u32::MAX as usize;
+    out.push_str(if small { "u32 i = (u32)at; " } else { "u64 i = (u64)at; " });
+    out.push_str("i64 o = 0; ");
+    for (place, axis) in axes.iter().enumerate().rev() {
+        if axis.stride != 0 {
+            let index = if place == 0 { "i".to_string() } else { format!("(i % {}u)", axis.n) };
+            let _ = write!(out, "o += (i64){index} * {}; ", int(axis.stride as i64));
+        }
+        if place > 0 {
+            let _ = write!(out, "i /= {}u; ", axis.n);
+        }
+    }
+    out.push_str("return o; }\n");
+    out
+}
