@@ -1,1 +1,405 @@
-//! Collectives on peer pointers.
+//! Collectives as kernels on peer pointers: every variant that does not leave the work to a library.
+//!
+//! [`lower`] turns one collective of one rank into launches. A kernel takes the addresses of this rank and of
+//! its peers as parameters and finds its turn in memory, so a graph that holds it is replayed without work of
+//! the host. `kernels.cu` holds the kernels as templates; what is generated is one small function for each
+//! combination of variant, dtype, ranks and operation that a program uses.
+//!
+//! # Flags
+//! Each rank's arena ends in a control region: for each group, block and rank a flag that this rank's peers
+//! set. Block `b` of a kernel meets block `b` of the same kernel on the peers; all ranks launch equal grids.
+//! A barrier is one number, the *epoch*, that a block stores into the peers' flags and waits for in its own;
+//! epochs are 64 bits wide and never wrap around in practice. What the group has counted lies in private
+//! memory, one copy for each block: a block reads its own copy, and writes it and those of blocks that this
+//! grid lacks, so all copies are equal between kernels and no block waits for another of its grid.
+//!
+//! Why these flags hold what the contracts in `symmc_ir::collective` promise:
+//! - *arrival*: a kernel starts after the steps before it have completed, and completion of a kernel makes its
+//!   writes visible to all kernels after it, and through this device's cache, which serves peers too, to
+//!   whoever acquired a flag that such a kernel set. So any block's first flag tells of the whole rank's
+//!   arrival, and needs no fence.
+//! - *entry, meets*: a block touches a peer, and writes the result, only after it has seen the flag of one
+//!   block of every peer.
+//! - *exit*: threads of a block synchronise, then a release orders all that they read and wrote before its
+//!   flag. A kernel completes when all its blocks have seen the flags of all blocks of all peers, which is
+//!   when every peer has stopped touching this rank; what peers wrote here is then in this device's memory and
+//!   visible to later kernels, which start with empty first-level caches.
+//! - *packets*: eight bytes in one store, four of data and a flag that no earlier packet at that place has.
+//!   A packet is sent after arrival, and each thread waits for its packets of all peers before it writes their
+//!   part of the result. Nothing but a packet's own data has to be visible to who reads it, so there is no
+//!   fence: what ranks read before they sent has been read. Zones alternate with each collective; before the
+//!   flag wraps around, ranks meet, clear their zones and meet again.
+//! - *pairs*: a receiver's first flag goes to its sender alone, which writes after it and then sets the second.
+//!
+//! A block waits for blocks of the same number on peers and for no other, so a grid need not be resident as a
+//! whole, but its first unfinished block must get to run on every rank. Grids have at most [`MAX_BLOCKS`]
+//! blocks of 512 threads, so that two collectives at a time are resident on a device of 128 multiprocessors at
+//! one block each; compute kernels end by themselves and make room.
+//!
+//! # Waits
+//! No wait is without a limit. A wait that reaches it reports once to the pinned status words ([`missed`]) and
+//! stops all waits of this rank, as does the host by [`end`]; kernels that follow go through without waiting
+//! for long, and what they leave in memory is meaningless.
+//!
+//! Before the first run control region, landing zones and private words are zero on all ranks.
+
+mod blocks;
+mod call;
+mod control;
+#[cfg(test)]
+mod tests;
+
+use symmc_ir::DType;
+use symmc_ir::collective::{CollectiveKind as Kind, ReduceOp, Splits, Variant};
+use symmc_planner::plan::Barrier;
+use symmc_runtime::exec::BoundCollective;
+
+pub use self::blocks::{BlockCounts, Blocks};
+use self::call::{Call, Turn};
+pub use self::control::{
+    MAX_BLOCKS, MAX_RANKS, Missed, STATUS_BYTES, control_bytes, end, local_bytes, missed,
+};
+use crate::compile::Source;
+use crate::error::CudaError;
+use crate::launch::{Address, Kernel, Param, Work};
+
+/// Operations that reach peers.
+const DEVICE: &str = include_str!("device.cu");
+/// The kernels.
+const KERNELS: &str = include_str!("kernels.cu");
+/// What stands before them for delays around every touch of a peer.
+const CHAOS: &str = "#define SYMMC_CHAOS\n";
+
+/// What a rank's kernels know of the run.
+#[derive(Clone, PartialEq, Debug, Default)]
+pub struct Peers {
+    /// This rank.
+    pub rank: u32,
+    /// Where the symmetric arena of each rank is mapped in this rank's context; this rank's is among them.
+    pub arenas: Vec<Address>,
+    /// The bytes of the plan's symmetric arena. The control region begins there, rounded up to 4096, and has
+    /// [`control_bytes`] bytes.
+    pub arena: usize,
+    /// [`local_bytes`] bytes of device memory of this rank alone, at a multiple of 16.
+    pub local: Address,
+    /// [`STATUS_BYTES`] bytes of pinned memory, as the device sees them.
+    pub status: Address,
+    /// The longest wait for a peer, in nanoseconds.
+    pub limit_ns: u64,
+    /// The seed of random delays around every touch of a peer, if wanted.
+    pub chaos: Option<u64>,
+    /// The grids; equal on all ranks.
+    pub blocks: BlockCounts,
+}
+
+/// The launches that run `call` on this rank, whose own operand and result lie at these addresses; `None` for
+/// what the library runs. `step` is for reports.
+///
+/// # Errors
+/// The group has more ranks than kernels are made for, or the call does not fit its memory.
+pub fn lower(
+    step: usize,
+    call: &BoundCollective,
+    operand: Address,
+    result: Address,
+    peers: &Peers,
+    source: &mut Source,
+) -> Result<Option<Vec<Work>>, CudaError> {
+    let by_library = matches!(call.variant, Variant::NcclWindow | Variant::CopyEngine)
+        || matches!(call.kind, Kind::AllToAll(Splits::Device))
+        || (call.variant == Variant::Plain && call.cell.len() > 1);
+    if by_library {
+        return Ok(None);
+    }
+    let turn = Turn::new(step, call, [operand, result], peers)?;
+    if turn.n == 1 {
+        return Ok(Some(alone(&turn)));
+    }
+    let exit = call.exit != Some(Barrier::Dropped);
+    let kernel = match (call.variant, &call.kind) {
+        (Variant::Put, Kind::Broadcast { .. } | Kind::Permute { .. }) => put(&turn)?,
+        _ if turn.bytes == 0 => movement(&turn, turn.call(), Moves { same: false, exit: false, bytes: 0 }),
+        (Variant::OneShot, Kind::AllReduce(op)) => one_shot(&turn, *op, exit)?,
+        (Variant::TwoShot, Kind::AllReduce(op)) => two_shot(&turn, *op)?,
+        (Variant::Pull, Kind::ReduceScatter(op)) => reduce_scatter(&turn, *op, exit)?,
+        (Variant::Pull, Kind::AllGather | Kind::AllToAll(_)) => pull(&turn, exit)?,
+        (Variant::Push, Kind::AllGather | Kind::AllToAll(_)) => push(&turn)?,
+        (Variant::Packets, Kind::AllReduce(op)) => packets_reduce(&turn, *op)?,
+        (Variant::Packets, Kind::AllGather | Kind::AllToAll(_)) => packets_move(&turn)?,
+        (variant, kind) => {
+            let text = format!("{} as {variant}: GPUs have no kernel for it", kind.name());
+            return Err(CudaError::Unsupported(text));
+        }
+    };
+    Ok(Some(vec![Work::Kernel(kernel.launch(peers, source))]))
+}
+
+/// A kernel to be launched.
+struct Prepared {
+    /// What it does, for profilers.
+    what: String,
+    /// Its body, without namespace.
+    body: String,
+    call: Call,
+    blocks: [u32; 2],
+}
+
+impl Prepared {
+    fn launch(self, peers: &Peers, source: &mut Source) -> Kernel {
+        if peers.chaos.is_some() {
+            source.prelude(CHAOS);
+        }
+        source.prelude(DEVICE);
+        source.prelude(KERNELS);
+        // In the namespace of the kernels, so that other code in the program may use the same names.
+        let text = format!(
+            "namespace symmc_peer {{\nextern \"C\" __global__ void __launch_bounds__(512) \
+             @(const __grid_constant__ Call call) {{\n    {}(call);\n}}\n}}\n",
+            self.body
+        );
+        let [blocks, threads] = self.blocks;
+        Kernel {
+            entry: source.function(&self.what, text),
+            grid: [blocks, 1, 1],
+            block: [threads, 1, 1],
+            shared: 0,
+            params: vec![Param::of(&self.call)],
+        }
+    }
+}
+
+/// A cell of one rank: the operand is the result.
+fn alone(turn: &Turn) -> Vec<Work> {
+    let [from, to] = [turn.operand, turn.result];
+    let nothing_sent = matches!(&turn.bound.kind, Kind::Permute { pairs } if pairs.is_empty());
+    match (nothing_sent, turn.bytes) {
+        (_, 0) => vec![],
+        (true, bytes) => vec![Work::Zero { at: to, bytes }],
+        (false, _) if from == to => vec![],
+        (false, bytes) => vec![Work::Copy { to, from, bytes }],
+    }
+}
+
+/// The types of the kernels' elements and operation.
+fn reduction(dtype: DType, op: ReduceOp) -> (&'static str, &'static str) {
+    let average = op == ReduceOp::Avg;
+    let element = match dtype {
+        DType::F32 => "F32",
+        DType::F64 => "F64",
+        DType::F16 => "F16",
+        DType::BF16 => "BF16",
+        DType::I64 => "I64",
+        DType::I32 if average => "WideI32",
+        DType::I32 => "I32",
+        DType::U8 if average => "WideU8",
+        DType::U8 | DType::Bool => "U8",
+    };
+    let operation = match (dtype, op) {
+        (DType::Bool, ReduceOp::Sum | ReduceOp::Max) => "Or",
+        (DType::Bool, ReduceOp::Prod | ReduceOp::Min | ReduceOp::Avg) => "And",
+        (_, ReduceOp::Sum) => "Sum",
+        (_, ReduceOp::Avg) => "Avg",
+        (_, ReduceOp::Max) => "Max",
+        (_, ReduceOp::Min) => "Min",
+        (_, ReduceOp::Prod) => "Prod",
+    };
+    (element, operation)
+}
+
+/// A reduction behind a barrier: of `elements` elements at `from` into the first `outs` of `to`.
+struct Reduction {
+    op: ReduceOp,
+    outs: usize,
+    elements: usize,
+    exit: bool,
+}
+
+fn reduce(turn: &Turn, mut call: Call, how: Reduction, blocks: [u32; 2], what: &str) -> Prepared {
+    let (element, operation) = reduction(turn.bound.dtype, how.op);
+    let Reduction { outs, exit, .. } = how;
+    let addresses = call.from[..turn.n].iter().chain(&call.to[..outs]);
+    let vector = addresses.fold(0, |all, a| all | a).is_multiple_of(16);
+    call.count = how.elements as u64;
+    let n = turn.n;
+    Prepared {
+        what: format!("{what}_{}", turn.bound.dtype),
+        body: format!("reduce<{element}, {operation}, {n}, {outs}, {exit}, {vector}>"),
+        call,
+        blocks,
+    }
+}
+
+fn one_shot(turn: &Turn, op: ReduceOp, exit: bool) -> Result<Prepared, CudaError> {
+    let mut call = turn.call();
+    for p in 0..turn.n {
+        call.from[p] = turn.operand_of(p, turn.bytes)?;
+    }
+    call.to[0] = turn.result;
+    let how = Reduction { op, outs: 1, elements: turn.bound.elements, exit };
+    Ok(reduce(turn, call, how, turn.blocks().one_shot.grid(turn.units(turn.bytes)), "one_shot"))
+}
+
+fn two_shot(turn: &Turn, op: ReduceOp) -> Result<Prepared, CudaError> {
+    let (size, elements) = (turn.bound.dtype.size(), turn.bound.elements);
+    let (units, unit) = (turn.units(turn.bytes), 16 / size);
+    let start = |p: usize| (units * p / turn.n * unit).min(elements);
+    let (from, to) = (start(turn.me), start(turn.me + 1));
+    let offset = (from * size) as Address;
+    let mut call = turn.call();
+    for p in 0..turn.n {
+        call.from[p] = turn.operand_of(p, turn.bytes)? + offset;
+    }
+    for (slot, p) in call.to.iter_mut().zip(turn.rotated()) {
+        *slot = turn.result_of(p, turn.bytes)? + offset;
+    }
+    let how = Reduction { op, outs: turn.n, elements: to - from, exit: true };
+    // Slices differ by a unit at most; grids are equal.
+    let blocks = turn.blocks().two_shot.grid(units.div_ceil(turn.n));
+    Ok(reduce(turn, call, how, blocks, "two_shot"))
+}
+
+fn reduce_scatter(turn: &Turn, op: ReduceOp, exit: bool) -> Result<Prepared, CudaError> {
+    let piece = turn.piece()?;
+    let mut call = turn.call();
+    for p in 0..turn.n {
+        call.from[p] = turn.operand_of(p, turn.bytes)? + (turn.me * piece) as Address;
+    }
+    call.to[0] = turn.result;
+    let how = Reduction { op, outs: 1, elements: turn.bound.elements / turn.n, exit };
+    Ok(reduce(turn, call, how, turn.blocks().reduce_scatter.grid(turn.units(piece)), "reduce_scatter"))
+}
+
+/// How bytes move behind a barrier.
+struct Moves {
+    /// Whether all come from one place.
+    same: bool,
+    exit: bool,
+    bytes: usize,
+}
+
+/// The unit in which bytes move between these addresses.
+fn unit(addresses: impl Iterator<Item = Address>, bytes: usize) -> &'static str {
+    let all = addresses.fold(0, |all, a| all | a);
+    match all {
+        a if a.is_multiple_of(16) => "Sixteens",
+        a if a.is_multiple_of(4) && bytes.is_multiple_of(4) => "Fours",
+        _ => "Bytes",
+    }
+}
+
+fn movement(turn: &Turn, mut call: Call, how: Moves) -> Prepared {
+    let Moves { same, exit, bytes } = how;
+    let n = turn.n;
+    let unit = unit(call.from[..n].iter().chain(&call.to[..n]).copied(), bytes);
+    call.count = bytes as u64;
+    let blocks = if same { &turn.blocks().push } else { &turn.blocks().pull };
+    Prepared {
+        what: turn.bound.kind.name().into(),
+        body: format!("move<{unit}, {n}, {same}, {exit}>"),
+        call,
+        blocks: blocks.grid(turn.units(bytes)),
+    }
+}
+
+/// The bytes that each rank gets of each, and from where in a sender's operand the receiver of this number
+/// takes them.
+fn pieces(turn: &Turn) -> Result<(usize, impl Fn(usize) -> Address + use<>), CudaError> {
+    let whole = matches!(turn.bound.kind, Kind::AllGather);
+    let piece = if whole { turn.bytes } else { turn.piece()? };
+    Ok((piece, move |receiver| if whole { 0 } else { (receiver * piece) as Address }))
+}
+
+fn pull(turn: &Turn, exit: bool) -> Result<Prepared, CudaError> {
+    let (piece, source) = pieces(turn)?;
+    let mut call = turn.call();
+    for (i, p) in turn.rotated().enumerate() {
+        call.from[i] = turn.operand_of(p, turn.bytes)? + source(turn.me);
+        call.to[i] = turn.result + (p * piece) as Address;
+    }
+    Ok(movement(turn, call, Moves { same: false, exit, bytes: piece }))
+}
+
+fn push(turn: &Turn) -> Result<Prepared, CudaError> {
+    let (piece, source) = pieces(turn)?;
+    let mut call = turn.call();
+    for (i, p) in turn.rotated().enumerate() {
+        call.from[i] = turn.operand + source(p);
+        call.to[i] = turn.result_of(p, turn.n * piece)? + (turn.me * piece) as Address;
+    }
+    let same = matches!(turn.bound.kind, Kind::AllGather);
+    Ok(movement(turn, call, Moves { same, exit: true, bytes: piece }))
+}
+
+fn put(turn: &Turn) -> Result<Prepared, CudaError> {
+    let (me, n) = (turn.me as u32, turn.n as u32);
+    let pairs: Vec<(u32, u32)> = match &turn.bound.kind {
+        Kind::Permute { pairs } => pairs.clone(),
+        Kind::Broadcast { root } => (0..n).map(|to| (*root, to)).collect(),
+        _ => vec![],
+    };
+    if let Some(pair) = pairs.iter().find(|(from, to)| *from >= n || *to >= n) {
+        return Err(turn.unfit(format!("expected pairs of ranks below {n}, found {pair:?}")));
+    }
+    let sender = pairs.iter().find(|pair| pair.1 == me).map(|pair| pair.0);
+    let mut call = turn.call();
+    call.sender = sender.filter(|&s| s != me).unwrap_or(MAX_RANKS as u32);
+    call.zero = u32::from(sender.is_none());
+    call.from[0] = turn.operand;
+    call.to[0] = turn.result;
+    call.count = turn.bytes as u64;
+    let mut count = 0;
+    for p in turn.rotated().filter(|&p| pairs.contains(&(me, p as u32))) {
+        let to = turn.result_of(p, turn.bytes)?;
+        if to != turn.operand {
+            (call.out[count], call.receiver[count]) = (to, p as u32);
+            count += 1;
+        }
+    }
+    call.receivers = count as u32;
+    let addresses = call.out[..count].iter().chain([&call.from[0], &call.to[0]]);
+    let unit = unit(addresses.copied(), turn.bytes);
+    Ok(Prepared {
+        what: turn.bound.kind.name().into(),
+        body: format!("put<{unit}, {n}>"),
+        call,
+        blocks: turn.blocks().put.grid(turn.units(turn.bytes)),
+    })
+}
+
+fn packets_reduce(turn: &Turn, op: ReduceOp) -> Result<Prepared, CudaError> {
+    let mut call = turn.packets(turn.bytes)?;
+    call.from[0] = turn.operand;
+    call.out[0] = turn.result;
+    let (element, operation) = reduction(turn.bound.dtype, op);
+    let vector = (turn.operand | turn.result).is_multiple_of(8);
+    Ok(Prepared {
+        what: format!("packets_{}", turn.bound.dtype),
+        body: format!("packets_reduce<{element}, {operation}, {}, {vector}>", turn.n),
+        call,
+        blocks: turn.blocks().packets.grid(turn.bytes.div_ceil(8)),
+    })
+}
+
+fn packets_move(turn: &Turn) -> Result<Prepared, CudaError> {
+    let (piece, source) = pieces(turn)?;
+    let mut call = turn.packets(piece)?;
+    for (i, p) in turn.rotated().enumerate() {
+        call.from[i] = turn.operand + source(p);
+        call.out[i] = turn.result + (i * piece) as Address;
+    }
+    let n = turn.n;
+    let vector = call.from[..n].iter().chain(&call.out[..n]).fold(0, |all, a| all | a).is_multiple_of(8);
+    let element = match turn.bound.dtype.size() {
+        1 => "u8",
+        2 => "u16",
+        4 => "u32",
+        _ => "u64",
+    };
+    let same = matches!(turn.bound.kind, Kind::AllGather);
+    Ok(Prepared {
+        what: format!("packets_{}", turn.bound.kind.name()),
+        body: format!("packets_move<{element}, {n}, {same}, {vector}>"),
+        call,
+        blocks: turn.blocks().packets.grid(piece.div_ceil(8)),
+    })
+}

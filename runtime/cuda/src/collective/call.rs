@@ -1,0 +1,201 @@
+//! The parameters of a kernel, and the addresses that go into them.
+//!
+//! Every address of a peer is checked here against the arena before a kernel gets it.
+
+use symmc_runtime::exec::{BoundCollective, BoundRegion, Home};
+
+use super::control::{self, MAX_RANKS};
+use super::{BlockCounts, Peers};
+use crate::error::CudaError;
+use crate::launch::Address;
+
+/// The parameters, as `kernels.cu` declares them. No padding.
+#[repr(C)]
+#[derive(Clone, Copy, PartialEq, Default, Debug)]
+pub(super) struct Call {
+    pub flags: [Address; MAX_RANKS],
+    pub from: [Address; MAX_RANKS],
+    pub to: [Address; MAX_RANKS],
+    pub out: [Address; MAX_RANKS],
+    pub slots: [Address; MAX_RANKS],
+    pub ranks: [u32; MAX_RANKS],
+    pub words: Address,
+    pub shared: Address,
+    pub status: Address,
+    pub limit: u64,
+    pub seed: u64,
+    pub count: u64,
+    pub other: u64,
+    pub zone: Address,
+    pub me: u32,
+    pub step: u32,
+    pub group: u32,
+    pub receivers: u32,
+    pub receiver: [u32; MAX_RANKS],
+    pub sender: u32,
+    pub zero: u32,
+}
+
+/// One collective of one rank.
+pub(super) struct Turn<'a> {
+    pub bound: &'a BoundCollective,
+    peers: &'a Peers,
+    step: usize,
+    /// This rank's number in its cell.
+    pub me: usize,
+    /// The ranks of the cell.
+    pub n: usize,
+    /// Bytes of the operand.
+    pub bytes: usize,
+    /// This rank's own operand and result.
+    pub operand: Address,
+    pub result: Address,
+}
+
+impl<'a> Turn<'a> {
+    pub fn new(
+        step: usize,
+        bound: &'a BoundCollective,
+        [operand, result]: [Address; 2],
+        peers: &'a Peers,
+    ) -> Result<Turn<'a>, CudaError> {
+        let n = bound.cell.len();
+        let me = bound.cell.iter().position(|&r| r == peers.rank);
+        let bytes = bound.elements.checked_mul(bound.dtype.size());
+        let turn = Turn { bound, peers, step, me: 0, n, bytes: bytes.unwrap_or(0), operand, result };
+        let Some(me) = me.filter(|_| bound.cell.iter().all(|&r| (r as usize) < peers.arenas.len())) else {
+            let ranks = peers.arenas.len();
+            return Err(turn.unfit(format!(
+                "expected a cell of the {ranks} ranks with rank {}, found {:?}",
+                peers.rank, bound.cell
+            )));
+        };
+        if n > MAX_RANKS {
+            return Err(turn.unfit(format!("expected at most {MAX_RANKS} ranks in a cell, found {n}")));
+        }
+        if bytes.is_none() {
+            return Err(turn.unfit(format!("{} elements have no size", bound.elements)));
+        }
+        Ok(Turn { me, ..turn })
+    }
+
+    /// The parameters that all kernels share.
+    pub fn call(&self) -> Call {
+        let peers = self.peers;
+        let control = peers.arena.next_multiple_of(control::PAGE) + control::flags_at(self.bound.group);
+        let mut call = Call {
+            words: peers.local + control::words_at(self.bound.group) as Address,
+            shared: peers.local,
+            status: peers.status,
+            limit: peers.limit_ns,
+            seed: peers.chaos.unwrap_or(0) ^ u64::from(peers.rank).wrapping_mul(0xd134_2543_de82_ef95),
+            me: self.me as u32,
+            step: self.step as u32,
+            group: self.bound.group as u32,
+            ..Call::default()
+        };
+        for (p, &rank) in self.bound.cell.iter().enumerate() {
+            call.flags[p] = peers.arenas[rank as usize] + control as Address;
+            call.ranks[p] = rank;
+        }
+        call
+    }
+
+    /// The parameters for packets of messages of `message` bytes: also the slots.
+    pub fn packets(&self, message: usize) -> Result<Call, CudaError> {
+        let Some([first, second]) = self.bound.landing else {
+            return Err(self.unfit("expected landing zones for packets, found none".into()));
+        };
+        let slot = message.div_ceil(8) * 16;
+        let used = slot * (self.n - 1);
+        for zone in [first, second] {
+            if !zone.is_multiple_of(16) || zone.checked_add(used).is_none_or(|end| end > self.peers.arena) {
+                let arena = self.peers.arena;
+                return Err(self.unfit(format!(
+                    "expected a landing zone of {used} bytes in an arena of {arena}, found it at {zone}"
+                )));
+            }
+        }
+        let mut call = self.call();
+        // A zone has a slot for each peer of its owner.
+        let at = |owner: usize, sender: usize| {
+            let index = if sender < owner { sender } else { sender - 1 };
+            self.arena_of(owner) + (first + index * slot) as Address
+        };
+        let senders = (0..self.n).filter(|&p| p != self.me);
+        senders.for_each(|p| call.slots[p] = at(self.me, p));
+        for (i, p) in self.rotated().filter(|&p| p != self.me).enumerate() {
+            call.to[i] = at(p, self.me);
+        }
+        call.zone = self.arena_of(self.me) + first as Address;
+        call.other = (second as u64).wrapping_sub(first as u64);
+        call.count = message as u64;
+        Ok(call)
+    }
+
+    /// The numbers of the cell, beginning with the one after this rank and ending with this rank, so that not
+    /// all begin with the same.
+    pub fn rotated(&self) -> impl Iterator<Item = usize> + use<> {
+        let (me, n) = (self.me, self.n);
+        (1..=n).map(move |i| if me + i < n { me + i } else { me + i - n })
+    }
+
+    /// The operand of number `p`, which has `bytes` bytes.
+    pub fn operand_of(&self, p: usize, bytes: usize) -> Result<Address, CudaError> {
+        if p == self.me { Ok(self.operand) } else { self.region_of("operand", &self.bound.operand, p, bytes) }
+    }
+
+    /// The result of number `p`, which has `bytes` bytes.
+    pub fn result_of(&self, p: usize, bytes: usize) -> Result<Address, CudaError> {
+        if p == self.me { Ok(self.result) } else { self.region_of("result", &self.bound.result, p, bytes) }
+    }
+
+    fn region_of(&self, what: &str, at: &BoundRegion, p: usize, bytes: usize) -> Result<Address, CudaError> {
+        let offset = at.by_rank.checked_mul(p).and_then(|o| o.checked_add(at.offset));
+        let inside = offset.filter(|o| o.checked_add(bytes).is_some_and(|end| end <= self.peers.arena));
+        match inside.filter(|_| at.home == Home::Symmetric) {
+            Some(offset) => Ok(self.arena_of(p) + offset as Address),
+            None => {
+                let arena = self.peers.arena;
+                Err(self.unfit(format!(
+                    "expected the {what} within the {arena} bytes of the symmetric arena, found {bytes} bytes at {at:?}"
+                )))
+            }
+        }
+    }
+
+    fn arena_of(&self, p: usize) -> Address {
+        self.peers.arenas[self.bound.cell[p] as usize]
+    }
+
+    /// The bytes of one of `n` equal pieces of the operand.
+    pub fn piece(&self) -> Result<usize, CudaError> {
+        match self.bound.elements.is_multiple_of(self.n) {
+            true => Ok(self.bytes / self.n),
+            false => {
+                let (n, elements) = (self.n, self.bound.elements);
+                Err(self.unfit(format!("expected a multiple of {n} elements, found {elements}")))
+            }
+        }
+    }
+
+    /// Units of 16 bytes.
+    pub fn units(&self, bytes: usize) -> usize {
+        bytes.div_ceil(16)
+    }
+
+    pub fn blocks(&self) -> &BlockCounts {
+        &self.peers.blocks
+    }
+
+    /// The error of a call that cannot be served.
+    #[cold]
+    pub fn unfit(&self, detail: String) -> CudaError {
+        CudaError::Unsupported(format!(
+            "step {} ({} as {}): {detail}",
+            self.step,
+            self.bound.kind.name(),
+            self.bound.variant
+        ))
+    }
+}

@@ -1,0 +1,124 @@
+// What collectives need of the device beyond CUDA C: memory operations that reach peers, clocks, conversions.
+// A test replaces this file by one for threads of the host, so kernels.cu holds no assembly.
+
+namespace symmc_peer {
+
+typedef unsigned char u8;
+typedef unsigned short u16;
+typedef unsigned int u32;
+typedef int i32;
+typedef unsigned long long u64;
+typedef long long i64;
+
+/// 16 bytes that move in one instruction.
+struct alignas(16) Wide {
+    u64 low, high;
+};
+
+__device__ __forceinline__ u64 load_acquire(const u64* at) {
+    u64 value;
+    asm volatile("ld.acquire.sys.global.u64 %0, [%1];" : "=l"(value) : "l"(at) : "memory");
+    return value;
+}
+
+__device__ __forceinline__ void store_release(u64* at, u64 value) {
+    asm volatile("st.release.sys.global.u64 [%0], %1;" ::"l"(at), "l"(value) : "memory");
+}
+
+__device__ __forceinline__ void store_relaxed(u64* at, u64 value) {
+    asm volatile("st.relaxed.sys.global.u64 [%0], %1;" ::"l"(at), "l"(value) : "memory");
+}
+
+__device__ __forceinline__ u32 look(const u32* at) {
+    u32 value;
+    asm volatile("ld.relaxed.sys.global.u32 %0, [%1];" : "=r"(value) : "l"(at) : "memory");
+    return value;
+}
+
+__device__ __forceinline__ void mark(u32* at, u32 value) {
+    asm volatile("st.relaxed.sys.global.u32 [%0], %1;" ::"l"(at), "r"(value) : "memory");
+}
+
+/// Whether the caller is the first to claim the word.
+__device__ __forceinline__ bool claim(u32* at) {
+    return atomicCAS(at, 0u, 1u) == 0u;
+}
+
+/// Two packets of 8 bytes in one instruction. Each is one access; the two need not be.
+__device__ __forceinline__ void store_packets(u64 at, Wide value) {
+    asm volatile("st.relaxed.sys.global.v2.u64 [%0], {%1, %2};" ::"l"(at), "l"(value.low), "l"(value.high)
+                 : "memory");
+}
+
+__device__ __forceinline__ Wide load_packets(u64 at) {
+    Wide value;
+    asm volatile("ld.relaxed.sys.global.v2.u64 {%0, %1}, [%2];"
+                 : "=l"(value.low), "=l"(value.high)
+                 : "l"(at)
+                 : "memory");
+    return value;
+}
+
+/// 16 bytes that are used once.
+__device__ __forceinline__ Wide load_wide(u64 at) {
+    Wide value;
+    asm volatile("ld.global.L1::no_allocate.v2.u64 {%0, %1}, [%2];"
+                 : "=l"(value.low), "=l"(value.high)
+                 : "l"(at)
+                 : "memory");
+    return value;
+}
+
+__device__ __forceinline__ void store_wide(u64 at, Wide value) {
+    asm volatile("st.global.v2.u64 [%0], {%1, %2};" ::"l"(at), "l"(value.low), "l"(value.high) : "memory");
+}
+
+__device__ __forceinline__ u64 nanoseconds() {
+    u64 time;
+    asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(time));
+    return time;
+}
+
+__device__ __forceinline__ void sleep_ns(u32 time) {
+    __nanosleep(time);
+}
+
+/// Between two looks at a word that somebody else changes.
+__device__ __forceinline__ void pause() {}
+
+__device__ __forceinline__ float of_bits(u32 bits) {
+    return __uint_as_float(bits);
+}
+
+__device__ __forceinline__ float of_half(u16 bits) {
+    float value;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(bits));
+    return value;
+}
+
+__device__ __forceinline__ u16 to_half(float x) {
+    u16 bits;
+    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits) : "f"(x));
+    return bits;
+}
+
+__device__ __forceinline__ u16 to_bfloat(float x) {
+    u16 bits;
+    asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(bits) : "f"(x));
+    return bits;
+}
+
+/// Two elements in one word, the first in the lower half.
+__device__ __forceinline__ u32 to_halves(float first, float second) {
+    u32 bits;
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(bits) : "f"(second), "f"(first));
+    return bits;
+}
+
+__device__ __forceinline__ u32 to_bfloats(float first, float second) {
+    u32 bits;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(bits) : "f"(second), "f"(first));
+    return bits;
+}
+
+}  // namespace symmc_peer

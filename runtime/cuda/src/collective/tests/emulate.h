@@ -1,0 +1,122 @@
+// Stands in for device.cu and CUDA C: one thread of the host for each thread of a kernel, with real atomics.
+
+#include <atomic>
+#include <barrier>
+#include <chrono>
+#include <cstdint>
+#include <cstring>
+#include <thread>
+#include <vector>
+
+#define __device__
+#define __global__
+#define __forceinline__ inline
+#define __noinline__
+#define __grid_constant__
+#define __launch_bounds__(threads)
+
+struct Dim {
+    unsigned x;
+};
+static thread_local Dim threadIdx, blockIdx, gridDim, blockDim;
+
+struct Block {
+    std::barrier<> here;
+    std::atomic<bool> all{true};
+};
+static thread_local Block* block;
+
+static void __syncthreads() {
+    block->here.arrive_and_wait();
+}
+static bool __syncthreads_and(bool value) {
+    if (!value) block->all = false;
+    __syncthreads();
+    const bool all = block->all;
+    __syncthreads();
+    return all;
+}
+static void __threadfence_system() {
+    std::atomic_thread_fence(std::memory_order_seq_cst);
+}
+
+namespace symmc_peer {
+
+typedef uint8_t u8;
+typedef uint16_t u16;
+typedef uint32_t u32;
+typedef int32_t i32;
+typedef unsigned long long u64;
+typedef long long i64;
+
+struct alignas(16) Wide {
+    u64 low, high;
+};
+
+inline u64 load_acquire(const u64* at) { return __atomic_load_n(at, __ATOMIC_ACQUIRE); }
+inline void store_release(u64* at, u64 value) { __atomic_store_n(at, value, __ATOMIC_RELEASE); }
+// A kernel boundary orders what came before the kernel; for threads of the host the store must.
+inline void store_relaxed(u64* at, u64 value) { __atomic_store_n(at, value, __ATOMIC_RELEASE); }
+inline u32 look(const u32* at) { return __atomic_load_n(at, __ATOMIC_RELAXED); }
+inline void mark(u32* at, u32 value) { __atomic_store_n(at, value, __ATOMIC_RELEASE); }
+inline bool claim(u32* at) {
+    u32 none = 0;
+    return __atomic_compare_exchange_n(at, &none, 1, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED);
+}
+inline void store_packets(u64 at, Wide value) {
+    __atomic_store_n((u64*)at + 1, value.high, __ATOMIC_RELEASE);
+    __atomic_store_n((u64*)at, value.low, __ATOMIC_RELEASE);
+}
+inline Wide load_packets(u64 at) {
+    const u64 low = __atomic_load_n((const u64*)at, __ATOMIC_ACQUIRE);
+    return Wide{low, __atomic_load_n((const u64*)at + 1, __ATOMIC_ACQUIRE)};
+}
+inline Wide load_wide(u64 at) { return *(const Wide*)at; }
+inline void store_wide(u64 at, Wide value) { *(Wide*)at = value; }
+inline u64 nanoseconds() {
+    return std::chrono::duration_cast<std::chrono::nanoseconds>(
+               std::chrono::steady_clock::now().time_since_epoch())
+        .count();
+}
+inline void sleep_ns(u32 time) { std::this_thread::sleep_for(std::chrono::nanoseconds(time)); }
+inline void pause() { std::this_thread::yield(); }
+
+template <class To, class From>
+inline To bits_as(From x) {
+    To out;
+    std::memcpy(&out, &x, sizeof(To));
+    return out;
+}
+inline float of_bits(u32 bits) { return bits_as<float>(bits); }
+inline float of_half(u16 bits) { return (float)bits_as<_Float16>(bits); }
+inline u16 to_half(float x) { return bits_as<u16>((_Float16)x); }
+inline u16 to_bfloat(float x) {
+    const u32 bits = bits_as<u32>(x);
+    return x != x ? 0x7fff : (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
+}
+inline u32 to_halves(float a, float b) { return to_half(a) | (u32)to_half(b) << 16; }
+inline u32 to_bfloats(float a, float b) { return to_bfloat(a) | (u32)to_bfloat(b) << 16; }
+
+}  // namespace symmc_peer
+
+// ---------------------------------------------------------------- after the kernels
+
+/// Runs a kernel as so many blocks of so many threads.
+extern "C" void emulate(void (*kernel)(symmc_peer::Call), const symmc_peer::Call* call, unsigned blocks,
+                        unsigned threads) {
+    std::vector<Block*> all;
+    std::vector<std::thread> running;
+    for (unsigned b = 0; b < blocks; b++) all.push_back(new Block{std::barrier<>(threads)});
+    for (unsigned i = 0; i < blocks * threads; i++) {
+        running.emplace_back([=] {
+            threadIdx.x = i % threads;
+            blockIdx.x = i / threads;
+            gridDim.x = blocks;
+            blockDim.x = threads;
+            block = all[i / threads];
+            kernel(*call);
+        });
+    }
+    for (auto& thread : running) thread.join();
+    for (Block* b : all) delete b;
+}

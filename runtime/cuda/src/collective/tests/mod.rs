@@ -1,0 +1,232 @@
+//! Collectives without a GPU: what is launched, that it compiles, and, on threads of the host, what it does.
+
+mod emulate;
+
+use std::collections::BTreeSet;
+
+use symmc_ir::DType;
+use symmc_ir::collective::{CollectiveKind as Kind, ReduceOp, Splits, Variant};
+use symmc_planner::plan::Barrier;
+use symmc_runtime::exec::{BoundCollective, BoundRegion, Home};
+
+use super::*;
+use crate::compile::compile;
+
+const ARENA: usize = 16 << 20;
+
+/// A collective of `elements` elements among `n` ranks, with operand and result at these offsets.
+fn collective(kind: Kind, variant: Variant, n: u32, dtype: DType, elements: usize) -> BoundCollective {
+    let region = |offset| BoundRegion { home: Home::Symmetric, offset, by_rank: 0 };
+    BoundCollective {
+        kind,
+        variant,
+        exit: Some(Barrier::Kept),
+        cell: (0..n).collect(),
+        group: 1,
+        dtype,
+        elements,
+        row: 1,
+        operand: region(0),
+        result: region(ARENA / 2),
+        landing: Some([ARENA / 4, ARENA * 3 / 4]),
+        splits: None,
+    }
+}
+
+/// The kinds and variants that have kernels.
+fn all(n: u32) -> Vec<(Kind, Variant)> {
+    let mut out = vec![
+        (Kind::AllGather, Variant::Packets),
+        (Kind::AllToAll(Splits::Even), Variant::Packets),
+        (Kind::AllGather, Variant::Pull),
+        (Kind::AllToAll(Splits::Even), Variant::Pull),
+        (Kind::AllGather, Variant::Push),
+        (Kind::AllToAll(Splits::Even), Variant::Push),
+        (Kind::Broadcast { root: n - 1 }, Variant::Put),
+        (Kind::Permute { pairs: (0..n).map(|r| (r, (r + 1) % n)).collect() }, Variant::Put),
+    ];
+    for &op in ReduceOp::ALL {
+        out.push((Kind::AllReduce(op), Variant::OneShot));
+        out.push((Kind::AllReduce(op), Variant::TwoShot));
+        out.push((Kind::AllReduce(op), Variant::Packets));
+        out.push((Kind::ReduceScatter(op), Variant::Pull));
+    }
+    out
+}
+
+fn peers(rank: u32, n: u32) -> Peers {
+    let arenas = (0..n).map(|r| Address::from(r + 1) << 32).collect();
+    Peers { rank, arenas, arena: ARENA, local: 1 << 20, status: 1 << 16, ..Peers::default() }
+}
+
+fn kernel(call: &BoundCollective, peers: &Peers, source: &mut Source) -> Kernel {
+    let at = |region: &BoundRegion| {
+        let number = call.cell.iter().position(|&r| r == peers.rank).expect("a rank of the cell");
+        peers.arenas[peers.rank as usize] + (region.offset + region.by_rank * number) as Address
+    };
+    let works = lower(7, call, at(&call.operand), at(&call.result), peers, source).expect("it fits");
+    match works.expect("it has a kernel").as_slice() {
+        [Work::Kernel(kernel)] => kernel.clone(),
+        other => panic!("expected one kernel, found {other:?}"),
+    }
+}
+
+#[test]
+fn grids_are_equal_on_all_ranks_and_small_for_little_work() {
+    for n in [2, 3, 8] {
+        for (kind, variant) in all(n) {
+            let mut last = 0;
+            for elements in [24, 24 * 7, 24 * 1000, 24 * 5000] {
+                let call = collective(kind.clone(), variant, n, DType::BF16, elements);
+                let mut source = Source::new();
+                let shapes: BTreeSet<[u32; 2]> = (0..n)
+                    .map(|r| kernel(&call, &peers(r, n), &mut source))
+                    .map(|k| [k.grid[0], k.block[0]])
+                    .collect();
+                assert_eq!(shapes.len(), 1, "{} {variant} on {n} ranks: {shapes:?}", kind.name());
+                let [blocks, threads] = shapes.into_iter().next().unwrap_or_default();
+                assert!((1..=MAX_BLOCKS as u32).contains(&blocks) && blocks * threads >= last);
+                assert!((MAX_RANKS as u32..=512).contains(&threads));
+                last = blocks * threads;
+            }
+            assert!(last > 512, "{} {variant}: {last} threads", kind.name());
+        }
+    }
+}
+
+#[test]
+fn grids_grow_by_blocks_then_threads() {
+    let blocks = Blocks { threads: 64, most_threads: 256, blocks: 4 };
+    assert_eq!(blocks.grid(0), [1, 64]);
+    assert_eq!(blocks.grid(65), [2, 64]);
+    assert_eq!(blocks.grid(256), [4, 64]);
+    assert_eq!(blocks.grid(300), [4, 96]);
+    assert_eq!(blocks.grid(1 << 40), [4, 256]);
+    let wild = Blocks { threads: 0, most_threads: 4096, blocks: 4096 };
+    assert_eq!(wild.grid(1), [1, MAX_RANKS as u32]);
+    assert_eq!(wild.grid(1 << 40), [MAX_BLOCKS as u32, 512]);
+}
+
+#[test]
+fn packets_stay_within_the_zone_that_the_contract_gives() {
+    for n in 2..=MAX_RANKS {
+        for message in (1..400).chain([1 << 12, (1 << 12) + 1, (1 << 16) + 5]) {
+            for (kind, bytes) in [(Kind::AllGather, message), (Kind::AllToAll(Splits::Even), message * n)] {
+                let room = Variant::Packets.landing_bytes(&kind, bytes as u64, n as u64) as usize;
+                let used = message.div_ceil(8) * 16 * (n - 1);
+                assert!(used <= room, "{n} ranks, {message} bytes: {used} of {room}");
+            }
+        }
+    }
+}
+
+#[test]
+fn slots_of_a_zone_have_one_sender_each() {
+    let n = 4;
+    let call = collective(Kind::AllReduce(ReduceOp::Sum), Variant::Packets, n, DType::F32, 10);
+    let bound = |r: u32, peers: &Peers| {
+        Turn::new(0, &call, [0, 0], peers).and_then(|t| t.packets(40)).map_err(|e| format!("rank {r}: {e}"))
+    };
+    let calls: Vec<Call> = (0..n).map(|r| bound(r, &peers(r, n)).expect("it fits")).collect();
+    let sent: BTreeSet<Address> = calls.iter().flat_map(|c| c.to).filter(|&a| a != 0).collect();
+    assert_eq!(sent.len(), (n * (n - 1)) as usize);
+    let received: BTreeSet<Address> = calls.iter().flat_map(|c| c.slots).filter(|&a| a != 0).collect();
+    assert_eq!(sent, received);
+    for (me, call) in calls.iter().enumerate() {
+        assert_eq!(call.slots[me], 0);
+        for (i, &to) in call.to[..3].iter().enumerate() {
+            let receiver = (me + 1 + i) % n as usize;
+            assert_eq!(to, calls[receiver].slots[me]);
+        }
+    }
+}
+
+#[test]
+fn what_does_not_fit_is_an_error_with_the_step() {
+    let mut source = Source::new();
+    let fails = |call: &BoundCollective, peers: &Peers, source: &mut Source| {
+        lower(7, call, 0, 0, peers, source).expect_err("it does not fit").to_string()
+    };
+    let mut call = collective(Kind::AllReduce(ReduceOp::Sum), Variant::OneShot, 2, DType::F32, ARENA);
+    let error = fails(&call, &peers(0, 2), &mut source);
+    assert!(error.contains("step 7 (all_reduce as one_shot)") && error.contains("operand"), "{error}");
+    call.elements = 4;
+    call.operand.home = Home::Ordinary;
+    assert!(fails(&call, &peers(0, 2), &mut source).contains("Ordinary"));
+    let call = collective(Kind::AllGather, Variant::Push, 9, DType::F32, 4);
+    assert!(fails(&call, &peers(0, 9), &mut source).contains("at most 8 ranks"));
+    assert!(fails(&call, &peers(0, 4), &mut source).contains("of the 4 ranks"));
+    let mut call = collective(Kind::AllGather, Variant::Packets, 2, DType::F32, 4);
+    call.landing = None;
+    assert!(fails(&call, &peers(0, 2), &mut source).contains("landing zones"));
+    let call = collective(Kind::ReduceScatter(ReduceOp::Sum), Variant::Pull, 2, DType::F32, 5);
+    assert!(fails(&call, &peers(0, 2), &mut source).contains("multiple of 2"));
+}
+
+#[test]
+fn the_library_keeps_what_is_its_own_and_one_rank_needs_nobody() {
+    let mut source = Source::new();
+    let sum = Kind::AllReduce(ReduceOp::Sum);
+    let call = collective(sum.clone(), Variant::Plain, 2, DType::F32, 4);
+    assert_eq!(lower(0, &call, 0, 0, &peers(0, 2), &mut source), Ok(None));
+    let call = collective(sum, Variant::Plain, 1, DType::F32, 4);
+    let copy = vec![Work::Copy { to: 512, from: 256, bytes: 16 }];
+    assert_eq!(lower(0, &call, 256, 512, &peers(0, 1), &mut source), Ok(Some(copy)));
+    assert_eq!(lower(0, &call, 256, 256, &peers(0, 1), &mut source), Ok(Some(vec![])));
+    let call = collective(Kind::Permute { pairs: vec![] }, Variant::Put, 1, DType::F32, 4);
+    let zero = vec![Work::Zero { at: 512, bytes: 16 }];
+    assert_eq!(lower(0, &call, 256, 512, &peers(0, 1), &mut source), Ok(Some(zero)));
+    assert!(source.is_empty());
+}
+
+#[test]
+fn equal_collectives_share_a_function() {
+    let mut source = Source::new();
+    let small = collective(Kind::AllReduce(ReduceOp::Sum), Variant::OneShot, 2, DType::F32, 64);
+    let large = BoundCollective {
+        elements: 4096,
+        group: 0,
+        ..collective(Kind::AllReduce(ReduceOp::Sum), Variant::OneShot, 2, DType::F32, 64)
+    };
+    let (a, b) = (kernel(&small, &peers(0, 2), &mut source), kernel(&large, &peers(0, 2), &mut source));
+    assert_eq!(a.entry, b.entry);
+    assert_ne!(a.params, b.params);
+    assert_eq!(source.names().count(), 1);
+}
+
+/// Compiles each kernel for GPUs where NVRTC is: all dtypes for four ranks, and all numbers of ranks.
+#[test]
+fn every_kernel_compiles() {
+    let mut source = Source::new();
+    for n in [2, 3, 4, 8] {
+        for dtype in DType::ALL.into_iter().filter(|&d| n == 4 || d == DType::BF16) {
+            let whole = n == 4 && dtype == DType::BF16;
+            let slow = [ReduceOp::Avg, ReduceOp::Prod, ReduceOp::Min];
+            let wanted = |kind: &Kind| match kind {
+                Kind::AllReduce(op) | Kind::ReduceScatter(op) => whole || !slow.contains(op),
+                _ => whole || dtype == DType::BF16,
+            };
+            for (kind, variant) in all(n).into_iter().filter(|(kind, _)| wanted(kind)) {
+                for (shift, exit) in [(0, Barrier::Kept), (dtype.size(), Barrier::Dropped)] {
+                    let mut call = collective(kind.clone(), variant, n, dtype, 24);
+                    call.exit = Some(exit);
+                    call.operand.offset += shift * usize::from(whole);
+                    kernel(&call, &Peers { chaos: whole.then_some(1), ..peers(0, n) }, &mut source);
+                }
+            }
+        }
+    }
+    let names: BTreeSet<&str> = source.names().collect();
+    assert!(names.iter().all(|n| n.chars().all(|c| c.is_ascii_alphanumeric() || c == '_')));
+    let mut small = Source::new();
+    for (kind, variant) in all(4) {
+        kernel(&collective(kind, variant, 4, DType::F16, 24), &peers(0, 4), &mut small);
+    }
+    for (source, capability) in [(&small, [8, 0]), (&source, [9, 0])] {
+        match compile(source, capability) {
+            Ok(code) => assert!(!code.is_empty()),
+            Err(CudaError::Missing { library, .. }) => return eprintln!("skipped: no {library}"),
+            Err(error) => panic!("{error}"),
+        }
+    }
+}
