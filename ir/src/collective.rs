@@ -56,6 +56,21 @@ impl CollectiveKind {
             CollectiveKind::Permute { .. } => "permute_ranks",
         }
     }
+
+    /// The pairs `(from, to)` of different ranks of which `from` sends its operand to `to`, in a cell of `n`
+    /// ranks: those of a permute without ranks that send to themselves, and for a broadcast the root with
+    /// every other rank. `None` for collectives that take from every rank. No rank receives twice.
+    pub fn pairs(&self, n: u32) -> Option<Vec<(u32, u32)>> {
+        match self {
+            CollectiveKind::Permute { pairs } => {
+                Some(pairs.iter().copied().filter(|(from, to)| from != to).collect())
+            }
+            CollectiveKind::Broadcast { root } => {
+                Some((0..n).filter(|to| to != root).map(|to| (*root, to)).collect())
+            }
+            _ => None,
+        }
+    }
 }
 
 /// How an all-to-all divides the leading axis.
@@ -91,7 +106,9 @@ named_enum! {
         Pull = "pull",
         /// All-gather, all-to-all: every rank writes into its peers' results.
         Push = "push",
-        /// Broadcast, permute: the sender writes into the receiver's result, then sets a flag there.
+        /// Broadcast, permute: the sender writes into the receiver's result, then sets a flag there. It waits
+        /// for the receiver's word that the result is free, and reads its own operand wherever that lies;
+        /// NCCL's put would want that in a window too.
         Put = "put",
         /// NCCL's own kernels on a registered window.
         NcclWindow = "nccl_window",
@@ -107,7 +124,7 @@ pub enum Touch {
     Nothing,
     /// Reads the peers' operand.
     ReadOperand,
-    /// Writes into the peers' result.
+    /// Writes into the peers' result; where pairs meet, into that of the receiver alone.
     WriteResult,
     /// Reads the peers' operand, then writes into the peers' result.
     ReadOperandWriteResult,
@@ -126,6 +143,20 @@ impl Touch {
     }
 }
 
+/// Whose arrival the completion of a variant tells of.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Meets {
+    /// Nobody's.
+    Nobody,
+    /// For each pair of the collective ([`CollectiveKind::pairs`]) a rendezvous of its two ranks: the sender
+    /// touches the receiver after both have arrived, and neither completes before that touch is over. Ranks
+    /// that form no pair learn nothing of each other, and a rank without a pair waits for nobody.
+    Pairs,
+    /// Every peer's: it completes on no rank before every peer has arrived, and the result is written only
+    /// after that.
+    Group,
+}
+
 /// Whether a variant ends with a barrier.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Exit {
@@ -140,10 +171,10 @@ pub enum Exit {
 /// The promises of a variant (DESIGN of cross-rank liveness in ARCHITECTURE.md).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Contract {
-    /// Touches no peer before every peer has arrived.
+    /// Touches no peer before every peer has arrived; then [`meets`](Self::meets) is the group.
     pub entry: bool,
-    /// Completes on no rank before every peer has arrived; the result is written only after that.
-    pub meets: bool,
+    /// Whose arrival its completion tells of.
+    pub meets: Meets,
     /// Completes on no rank before all peers have stopped touching this rank.
     pub exit: Exit,
     /// What it touches on peers.
@@ -163,7 +194,7 @@ impl Variant {
         use CollectiveKind as K;
         let pull = Contract {
             entry: true,
-            meets: true,
+            meets: Meets::Group,
             exit: Exit::Droppable,
             touch: Touch::ReadOperand,
             symmetric_operand: true,
@@ -172,7 +203,7 @@ impl Variant {
         };
         let push = Contract {
             entry: true,
-            meets: true,
+            meets: Meets::Group,
             exit: Exit::Always,
             touch: Touch::WriteResult,
             symmetric_operand: false,
@@ -182,7 +213,10 @@ impl Variant {
         Some(match (self, kind) {
             (Variant::Plain, _) => Contract {
                 entry: false,
-                meets: !matches!(kind, K::Broadcast { .. } | K::Permute { .. }),
+                meets: match kind {
+                    K::Broadcast { .. } | K::Permute { .. } => Meets::Nobody,
+                    _ => Meets::Group,
+                },
                 exit: Exit::Never,
                 touch: Touch::Nothing,
                 symmetric_operand: false,
@@ -194,7 +228,7 @@ impl Variant {
             (Variant::Pull, K::ReduceScatter(_) | K::AllToAll(Splits::Even)) => pull,
             (Variant::Packets, K::AllReduce(_) | K::AllGather | K::AllToAll(Splits::Even)) => Contract {
                 entry: false,
-                meets: true,
+                meets: Meets::Group,
                 exit: Exit::Never,
                 touch: Touch::WriteLanding,
                 symmetric_operand: false,
@@ -203,7 +237,7 @@ impl Variant {
             },
             (Variant::TwoShot, K::AllReduce(_)) => Contract {
                 entry: true,
-                meets: true,
+                meets: Meets::Group,
                 exit: Exit::Always,
                 touch: Touch::ReadOperandWriteResult,
                 symmetric_operand: true,
@@ -212,6 +246,14 @@ impl Variant {
             },
             (Variant::Push, K::AllGather) => Contract { in_place: true, ..push },
             (Variant::Push, K::AllToAll(Splits::Even)) => push,
+            (Variant::Put, K::Broadcast { .. } | K::Permute { .. }) => Contract {
+                entry: false,
+                meets: Meets::Pairs,
+                exit: Exit::Never,
+                // The root reads its operand alone; a rank of a permute may read while it is written to.
+                in_place: matches!(kind, K::Broadcast { .. }),
+                ..push
+            },
             _ => return None,
         })
     }
@@ -226,5 +268,44 @@ impl Variant {
             _ => return 0,
         };
         if slot == 0 { 0 } else { n * (slot.div_ceil(4) * 8).max(64) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pairs_leave_out_who_sends_to_itself() {
+        let permute = CollectiveKind::Permute { pairs: vec![(2, 0), (1, 1), (0, 2)] };
+        assert_eq!(permute.pairs(3), Some(vec![(2, 0), (0, 2)]));
+        assert_eq!(CollectiveKind::Permute { pairs: vec![] }.pairs(3), Some(vec![]));
+        assert_eq!(CollectiveKind::Broadcast { root: 1 }.pairs(3), Some(vec![(1, 0), (1, 2)]));
+        assert_eq!(CollectiveKind::Broadcast { root: 0 }.pairs(1), Some(vec![]));
+        assert_eq!(CollectiveKind::AllGather.pairs(3), None);
+    }
+
+    #[test]
+    fn contracts_hold_together() {
+        let kinds = [
+            CollectiveKind::AllReduce(ReduceOp::Sum),
+            CollectiveKind::AllGather,
+            CollectiveKind::ReduceScatter(ReduceOp::Sum),
+            CollectiveKind::AllToAll(Splits::Even),
+            CollectiveKind::AllToAll(Splits::Device),
+            CollectiveKind::Broadcast { root: 0 },
+            CollectiveKind::Permute { pairs: vec![(0, 1)] },
+        ];
+        for kind in &kinds {
+            for &variant in Variant::ALL {
+                let Some(c) = variant.contract(kind) else { continue };
+                let what = format!("{} {variant}", kind.name());
+                assert!(!c.entry || c.meets == Meets::Group, "{what}");
+                assert_eq!(c.meets == Meets::Pairs, variant == Variant::Put, "{what}");
+                assert!(c.meets != Meets::Pairs || kind.pairs(2).is_some(), "{what}");
+                assert!(!c.touch.reads_operand() || c.symmetric_operand, "{what}");
+                assert!(!c.touch.writes_result() || c.symmetric_result, "{what}");
+            }
+        }
     }
 }

@@ -25,7 +25,7 @@ pub mod types;
 pub mod verify;
 
 pub use builder::Builder;
-pub use collective::{Collective, CollectiveKind, Contract, Exit, ReduceOp, Splits, Variant};
+pub use collective::{Collective, CollectiveKind, Contract, Exit, Meets, ReduceOp, Splits, Variant};
 pub use dim::{Bindings, Dim, SymbolId};
 pub use entity::Table;
 pub use graph::{

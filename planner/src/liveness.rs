@@ -5,17 +5,19 @@
 //! - A compute step releases what it read one step later.
 //! - A collective may be in flight until a compute step waits for it. What it read or wrote is released at
 //!   that step, its *join*, so that reuse does not force a wait of its own.
+//! - What a sender writes into its receiver needs no more than that: it comes after the receiver's arrival
+//!   and before its completion.
 //! - An operand that peers read, with its exit barrier dropped, is released by the next collective in the
 //!   order of the communication lane that meets the same peers: by the time that it has met, every peer has
-//!   left the earlier one. If its join is the very next step, its own results may already take the bytes;
-//!   its operands, which are written before it, may not.
+//!   left the earlier one. A collective whose pairs meet is none that does. If its join is the very next
+//!   step, its own results may already take the bytes; its operands, which are written before it, may not.
 //!
 //! The next meeting may be that of the next run. Then the operand stays occupied through the end of the run
 //! and on to that meeting, which must come before the operand is written again.
 
 use std::collections::BTreeSet;
 
-use symmc_ir::collective::Exit;
+use symmc_ir::collective::{Exit, Meets};
 use symmc_ir::entity::Entity;
 use symmc_ir::{Graph, GroupId, InputKind, OutputKind, ValueId};
 
@@ -188,13 +190,13 @@ fn meetings(graph: &Graph, steps: &Steps) -> Vec<Meeting> {
         }
     };
     for (s, peers) in collectives() {
-        if peers.contract.entry || peers.contract.meets {
+        if peers.contract.meets == Meets::Group {
             met(&mut next, peers.group, Meeting::NextRun(s as u32));
         }
     }
     for (s, peers) in collectives() {
         out[s] = next[peers.group.index()];
-        if peers.contract.entry || peers.contract.meets {
+        if peers.contract.meets == Meets::Group {
             met(&mut next, peers.group, Meeting::Later(s as u32));
         }
     }

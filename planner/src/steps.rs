@@ -1,5 +1,6 @@
 //! The steps of a program: its nodes without the views, with the base values that each reads and writes.
 
+use symmc_ir::collective::Meets;
 use symmc_ir::entity::Entity;
 use symmc_ir::{Contract, Def, Graph, GroupId, InputId, NodeId, Op, Table, ValueId};
 
@@ -142,7 +143,7 @@ pub fn peers(graph: &Graph, node: NodeId) -> Result<Option<Peers>, PlanError> {
                 op,
                 variant: variant.name(),
             })?;
-            if contract.touch.writes_result() && !contract.entry {
+            if contract.touch.writes_result() && !contract.entry && contract.meets != Meets::Pairs {
                 return Err(PlanError::EntrylessPush { node: name(), op, variant: variant.name() });
             }
             Ok(Some(Peers { group: c.group, contract }))
@@ -153,7 +154,7 @@ pub fn peers(graph: &Graph, node: NodeId) -> Result<Option<Peers>, PlanError> {
             let touch = symmc_ir::collective::Touch::ReadOperandWriteResult;
             let contract = Contract {
                 entry: true,
-                meets: true,
+                meets: Meets::Group,
                 exit: symmc_ir::collective::Exit::Always,
                 touch,
                 symmetric_operand: false,

@@ -599,3 +599,88 @@ fn packets_take_turns_across_runs() {
         assert_eq!(kinds(&plan), BTreeSet::new());
     }
 }
+
+/// An operand is pulled without exit barrier; its bytes are written again after a permute of these pairs.
+fn put_after_pull(ranks: u32, pairs: &str) -> Plan {
+    let text = format!(
+        "program \"put\" ranks {ranks}\ngroup @world world\n\narg %x: f32[4, 4]\n\
+        %a: f32[4, 4] = neg %x\n\
+        %b: f32[4, 4] = all_reduce %a op=sum group=@world via=one_shot\n\
+        %c: f32[4, 4] = permute_ranks %x pairs=[{pairs}] group=@world via=put\n\
+        %d: f32[4, 4] = exp %x\n\
+        %e: f32[4, 4] = add %b, %c\n\nreturn %e\n"
+    );
+    let steps = [
+        step("a", Lane::Compute, &[], None),
+        step("b", Lane::Comm, &[0], DROPPED),
+        step("c", Lane::Comm, &[], None),
+        step("d", Lane::Compute, &[2], None),
+        step("e", Lane::Compute, &[], None),
+    ];
+    small(&text, &[("a", "sym:0"), ("d", "sym:0"), ("b", "ord:0"), ("c", "sym:64")], &[&steps])
+}
+
+#[test]
+fn pairs_order_the_ranks_that_form_them_and_no_others() {
+    assert_eq!(kinds(&put_after_pull(2, "0->1, 1->0")), BTreeSet::new());
+    // Sender and receiver both know that the other has arrived.
+    assert_eq!(kinds(&put_after_pull(2, "0->1")), BTreeSet::new());
+    assert_eq!(kinds(&put_after_pull(3, "0->1, 1->2, 2->0")), BTreeSet::new());
+    // Rank 2 may still read the operands of the others; over a ring of four, that of the rank opposite.
+    breaks_as_it_is("Race", &put_after_pull(3, "0->1, 1->0"));
+    breaks_as_it_is("Race", &put_after_pull(4, "0->1, 1->2, 2->3, 3->0"));
+    breaks_as_it_is("Race", &put_after_pull(2, "0->0, 1->1"));
+    breaks_as_it_is("Race", &put_after_pull(2, ""));
+}
+
+/// Two results are put one after the other into the bytes that a step of the other lane reads or writes.
+fn put_twice(bytes: &str, wait: &[usize], kind: &str) -> Plan {
+    let text = format!(
+        "program \"twice\" ranks 3\ngroup @world world\n\narg %x: f32[4, 4]\n\
+        %a: f32[4, 4] = {kind} group=@world via=put\n\
+        %b: f32[4, 4] = neg %a\n\
+        %c: f32[4, 4] = {kind} group=@world via=put\n\
+        %d: f32[4, 4] = add %b, %c\n\nreturn %d\n"
+    );
+    let steps = [
+        step("a", Lane::Comm, &[], None),
+        step("b", Lane::Compute, &[0], None),
+        step("c", Lane::Comm, wait, None),
+        step("d", Lane::Compute, &[2], None),
+    ];
+    small(&text, &[("a", "sym:0"), ("b", "ord:0"), ("c", bytes)], &[&steps])
+}
+
+#[test]
+fn a_receiver_announces_that_its_result_is_free() {
+    for kind in
+        ["permute_ranks %x pairs=[0->1, 1->2, 2->0]", "permute_ranks %x pairs=[0->1]", "broadcast %x root=2"]
+    {
+        assert_eq!(kinds(&put_twice("sym:0", &[1], kind)), BTreeSet::new());
+        assert_eq!(kinds(&put_twice("sym:64", &[], kind)), BTreeSet::new());
+        breaks_as_it_is("Race", &put_twice("sym:0", &[], kind));
+        breaks_as_it_is("NotSymmetric", &put_twice("ord:64", &[1], kind));
+        let mut plan = put_twice("sym:0", &[1], kind);
+        plan.buckets[0].steps[2].exit = DROPPED;
+        sums(&mut plan);
+        breaks_as_it_is("ExitUnexpected", &plan);
+        let mut plan = put_twice("sym:0", &[1], kind);
+        plan.buckets[0].steps[3].waits.clear();
+        breaks_as_it_is("Race", &plan);
+    }
+    // A root may put into its operand's bytes, which only it reads; a rank of a permute may not.
+    let over = |kind: &str| {
+        let text = format!(
+            "program \"over\" ranks 2\ngroup @world world\n\narg %x: f32[4, 4]\n%a: f32[4, 4] = neg %x\n\
+            %b: f32[4, 4] = {kind} group=@world via=put\n%c: f32[4, 4] = neg %b\n\nreturn %c\n"
+        );
+        let steps = [
+            step("a", Lane::Compute, &[], None),
+            step("b", Lane::Comm, &[0], None),
+            step("c", Lane::Compute, &[1], None),
+        ];
+        small(&text, &[("a", "sym:0"), ("b", "sym:0")], &[&steps])
+    };
+    assert_eq!(kinds(&over("broadcast %a root=1")), BTreeSet::new());
+    breaks_as_it_is("InPlace", &over("permute_ranks %a pairs=[0->1]"));
+}

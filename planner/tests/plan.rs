@@ -195,6 +195,36 @@ fn a_broadcast_does_not_meet() {
 }
 
 #[test]
+fn a_put_writes_the_symmetric_arena_and_does_not_meet() {
+    // The operand stays where it is; of a returned result only the copy leaves the arena.
+    let p = planned(
+        "arg %x: f32[16, 16]\nparam %w: f32[16, 16]\n\
+         %a: f32[16, 16] = matmul %x, %w\n\
+         %r: f32[16, 16] = all_reduce %a op=sum group=@all via=one_shot\n\
+         %b: f32[16, 16] = broadcast %r root=0 group=@all via=put\n\
+         %c: f32[16, 16] = matmul %b, %w\n\
+         %d: f32[16, 16] = permute_ranks %c pairs=[0->1, 1->2] group=@all via=put\n\
+         return %d\n",
+    );
+    expect(
+        &p,
+        "0 - a = s0 [0..2]
+         1 ~ r after 0 kept = o0 [1..2]
+         2 ~ b = s1024 [2..3]
+         3 - c after 2 = o0 [3..4]
+         4 ~ d after 3 = s0 [4..5]
+         5 - d.out after 4 = out0",
+    );
+    let reach: Vec<Reach> = p.buckets[0].buffers.iter().map(|b| b.reach).collect();
+    assert_eq!(reach, [Reach::Read, Reach::Local, Reach::Written, Reach::Local, Reach::Written]);
+    // An input is sent from where it lies.
+    let p = planned(
+        "arg %x: f32[16, 16]\n%y: f32[16, 16] = broadcast %x root=1 group=@pairs via=put\nreturn %y\n",
+    );
+    expect(&p, "0 ~ y = s0 [0..1]\n1 - y.out after 0 = out0");
+}
+
+#[test]
 fn with_several_buckets_the_last_barrier_stays() {
     let mut body = chain(&["@all via=one_shot", "@all via=one_shot"]);
     body = body.replace("arg %x: f32[16, 16]", "symbol t in 1..=64\narg %x: f32[t, 16]");

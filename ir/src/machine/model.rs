@@ -11,12 +11,13 @@ use super::curve::Curve;
 ///
 /// All-reduces that read or write everything (`one_shot`, `packets`) carry `n - 1`, those in two phases
 /// `2(n-1)/n`; all-gather, reduce-scatter and all-to-all carry `(n-1)/n` of their larger side; broadcast
-/// and permute carry each byte once.
+/// and permute carry each byte once, but a root that puts sends each byte to all others.
 pub fn traffic(collective: &str, variant: &str, ranks: u32) -> f64 {
     let n = f64::from(ranks.max(1));
     match (collective, variant) {
         ("all_reduce", "one_shot" | "packets") => n - 1.0,
         ("all_reduce", _) => 2.0 * (n - 1.0) / n,
+        ("broadcast", "put") => n - 1.0,
         ("broadcast" | "permute_ranks", _) => 1.0,
         _ => (n - 1.0) / n,
     }
@@ -55,5 +56,7 @@ mod tests {
         assert_eq!(scaled(&curve("all_gather", "push"), 2000, 1), 3.0);
         assert_eq!(scaled(&curve("all_gather", "push"), 1, 8), 3.0);
         assert_eq!(scaled(&curve("broadcast", "plain"), 2000, 8), 6.0);
+        assert_eq!(scaled(&curve("broadcast", "put"), 2000, 7), 9.0);
+        assert_eq!(scaled(&curve("permute_ranks", "put"), 2000, 8), 6.0);
     }
 }

@@ -302,6 +302,11 @@ fn variants_and_custom_ops() {
         let Op::Collective(c) = &mut g.nodes[n].op else { panic!() };
         c.variant = Some(Variant::Push);
     });
+    one("I13 %reduce (all_reduce): expected a variant that can run it, found put", |g| {
+        let n = node(g, "reduce");
+        let Op::Collective(c) = &mut g.nodes[n].op else { panic!() };
+        c.variant = Some(Variant::Put);
+    });
     one("I14 %custom (custom): expected the symmetric operand 2 of \"c\", found none", |g| {
         g.customs[CustomId::new(0)].symmetric_operands = vec![0, 2];
     });

@@ -131,7 +131,7 @@ impl Choices {
                 Op::Collective(Collective {
                     kind,
                     group,
-                    variant: self.one(&[None, Some(Variant::Plain), Some(Variant::Pull)]),
+                    variant: self.one(&[None, Some(Variant::Plain), Some(Variant::Pull), Some(Variant::Put)]),
                 })
             }
             32 => Op::Opaque { name: self.name(), attributes: self.name() },

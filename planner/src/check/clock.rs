@@ -11,12 +11,14 @@
 //! # Fewer ranks
 //! A conflict is between two ranks over the memory of a third. When every group that is used holds all ranks
 //! in one cell, the ranks are exchangeable: what a rank knows of another is the same for all pairs, and three
-//! ranks show all there is to see. Elsewhere all ranks are simulated; memory is then examined on one of each
-//! class of ranks that a symmetry of all groups exchanges ([`Ranks::examined`]).
+//! ranks show all there is to see. Elsewhere, and where pairs of ranks meet, all ranks are simulated; memory is
+//! then examined on one of each class of ranks that a symmetry of all groups and pairs exchanges
+//! ([`Ranks::examined`]).
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use symmc_ir::Members;
+use symmc_ir::collective::Meets;
 
 use super::program::Group;
 use super::step::{Step, Sync};
@@ -34,15 +36,38 @@ pub struct Ranks {
     pub examined: Vec<usize>,
 }
 
+/// The pairs of ranks that meet in a step: its group, and their numbers within each cell.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub struct Exchange<'a> {
+    group: usize,
+    pairs: &'a [(u32, u32)],
+}
+
+impl<'a> Exchange<'a> {
+    /// That of a step in which pairs meet.
+    pub fn of(step: &'a Step) -> Option<Self> {
+        let sync = step.sync.filter(|s| s.meets == Meets::Pairs)?;
+        Some(Exchange { group: sync.group, pairs: &step.pairs })
+    }
+
+    /// The ranks of the pairs, sender first.
+    fn ranks(self, cells: &[Vec<Vec<usize>>]) -> impl Iterator<Item = (usize, usize)> {
+        let rank = |cell: &[usize], number: u32| cell.get(number as usize).copied();
+        cells[self.group].iter().flat_map(move |cell| {
+            self.pairs.iter().filter_map(move |&(from, to)| Some((rank(cell, from)?, rank(cell, to)?)))
+        })
+    }
+}
+
 impl Ranks {
-    /// The ranks to simulate for `ranks` ranks of which the groups in `used` order some.
-    pub fn new(ranks: usize, groups: &[Group], used: &[bool]) -> Self {
+    /// The ranks to simulate for `ranks` ranks of which the groups in `used` and `exchanges` order some.
+    pub fn new(ranks: usize, groups: &[Group], used: &[bool], exchanges: &BTreeSet<Exchange<'_>>) -> Self {
         let whole = |g: &Group| match &g.members {
             Members::World => true,
             Members::Cells(cells) => cells.len() == 1,
         };
         let in_use = || groups.iter().zip(used).filter(|(_, used)| **used).map(|(g, _)| g);
-        if in_use().all(whole) {
+        if exchanges.is_empty() && in_use().all(whole) {
             let count = ranks.min(3);
             let cells =
                 used.iter().map(|&u| if u { vec![(0..count).collect()] } else { Vec::new() }).collect();
@@ -50,9 +75,11 @@ impl Ranks {
         }
         let cells: Vec<Vec<Vec<usize>>> =
             groups.iter().zip(used).map(|(g, &u)| cells_of(g, u, ranks)).collect();
+        let pairs: Vec<BTreeSet<(usize, usize)>> =
+            exchanges.iter().map(|e| e.ranks(&cells).collect()).collect();
         let mut examined: Vec<usize> = Vec::new();
         for r in 0..ranks {
-            if !examined.iter().any(|&e| exchangeable(e, r, ranks, &cells)) {
+            if !examined.iter().any(|&e| exchangeable(e, r, ranks, (&cells, &pairs))) {
                 examined.push(r);
             }
         }
@@ -76,12 +103,25 @@ fn cells_of(group: &Group, used: bool, ranks: usize) -> Vec<Vec<usize>> {
     }
 }
 
-/// Whether one of two simple permutations takes rank `a` to rank `b` and every cell of every group to a cell
-/// of that group.
-fn exchangeable(a: usize, b: usize, ranks: usize, cells: &[Vec<Vec<usize>>]) -> bool {
-    let rotate = |r: usize| (r + ranks + b - a) % ranks;
-    let flip = |r: usize| r ^ (a ^ b);
-    keeps_cells(ranks, cells, &rotate) || (ranks.is_power_of_two() && keeps_cells(ranks, cells, &flip))
+/// The cells of each group, and the pairs that meet in each exchange.
+type Structure<'a> = (&'a [Vec<Vec<usize>>], &'a [BTreeSet<(usize, usize)>]);
+
+/// Whether one of three simple permutations takes rank `a` to rank `b`, every cell of every group to a cell
+/// of that group and every pair of every exchange to a pair of that exchange.
+fn exchangeable(a: usize, b: usize, ranks: usize, (cells, pairs): Structure<'_>) -> bool {
+    let keeps = |map: &dyn Fn(usize) -> usize| keeps_pairs(pairs, map) && keeps_cells(ranks, cells, map);
+    let swap = |r: usize| match r {
+        r if r == a => b,
+        r if r == b => a,
+        r => r,
+    };
+    keeps(&|r| (r + ranks + b - a) % ranks)
+        || (ranks.is_power_of_two() && keeps(&|r| r ^ (a ^ b)))
+        || keeps(&swap)
+}
+
+fn keeps_pairs(pairs: &[BTreeSet<(usize, usize)>], map: &dyn Fn(usize) -> usize) -> bool {
+    pairs.iter().all(|of| of.iter().all(|&(from, to)| of.contains(&(map(from), map(to)))))
 }
 
 fn keeps_cells(ranks: usize, cells: &[Vec<Vec<usize>>], map: &dyn Fn(usize) -> usize) -> bool {
@@ -141,7 +181,8 @@ pub struct Clocks {
     /// The clocks of all ranks at the completion of steps that are waited for.
     kept: BTreeMap<usize, Vec<u32>>,
     groups: Vec<GroupPast>,
-    /// One clock for each cell of the group of the step that is at its meeting.
+    /// One clock for each cell of the group of the step that is at its meeting; where pairs meet, one for each
+    /// rank at its completion.
     meeting: Vec<u32>,
     /// The number of clocks joined across ranks.
     pub joins: u64,
@@ -224,6 +265,10 @@ impl Clocks {
         }
         let Some(sync) = step.sync else { return };
         self.meeting.clear();
+        if let Some(exchange) = Exchange::of(step) {
+            self.meet_in_pairs(exchange, step.lane, ranks);
+            return self.remember(step, sync, (bucket, index), ranks, faults);
+        }
         for cell in &ranks.cells[sync.group] {
             let from = self.meeting.len();
             self.meeting.resize(from + self.width, 0);
@@ -234,6 +279,22 @@ impl Clocks {
             self.joins += cell.len() as u64;
         }
         self.remember(step, sync, (bucket, index), ranks, faults);
+    }
+
+    /// What each rank knows when it has met those with which it forms pairs.
+    fn meet_in_pairs(&mut self, exchange: Exchange<'_>, lane: usize, ranks: &Ranks) {
+        let width = self.width;
+        let arrival = |rank: usize| (rank * LANES + lane) * width;
+        for rank in 0..ranks.count {
+            self.meeting.extend_from_slice(&self.now[arrival(rank)..arrival(rank) + width]);
+        }
+        for (from, to) in exchange.ranks(&ranks.cells) {
+            for (rank, other) in [(from, to), (to, from)] {
+                let other = &self.now[arrival(other)..arrival(other) + width];
+                join(&mut self.meeting[rank * width..(rank + 1) * width], other);
+                self.joins += 1;
+            }
+        }
     }
 
     /// Compares a step with the earlier ones of its group.
@@ -272,7 +333,7 @@ impl Clocks {
     /// The clock under which a rank goes on after the meeting of a step.
     pub fn after_meeting(&self, rank: usize, step: &Step, ranks: &Ranks) -> &[u32] {
         match step.sync {
-            Some(sync) if sync.entry || sync.meets => self.met(rank, sync, ranks),
+            Some(sync) if sync.meets == Meets::Group => self.met(rank, sync, ranks),
             _ => self.now(rank, step.lane),
         }
     }
@@ -299,12 +360,18 @@ impl Clocks {
     /// Brings every rank to the completion of a step.
     pub fn complete(&mut self, step: &Step, index: usize, ranks: &Ranks, waited_for: bool) {
         let (last_touch, completion) = (self.last_touch(index), self.completion(index));
-        if let Some(sync) = step.sync {
+        if Exchange::of(step).is_some() {
+            for rank in 0..ranks.count {
+                let at = (rank * LANES + step.lane) * self.width;
+                let met = &self.meeting[rank * self.width..(rank + 1) * self.width];
+                self.now[at..at + self.width].copy_from_slice(met);
+            }
+        } else if let Some(sync) = step.sync {
             for (c, cell) in ranks.cells[sync.group].iter().enumerate() {
                 for &rank in cell {
                     let at = (rank * LANES + step.lane) * self.width;
                     let now = &mut self.now[at..at + self.width];
-                    if sync.entry || sync.meets || sync.exit {
+                    if sync.meets == Meets::Group || sync.exit {
                         now.copy_from_slice(&self.meeting[c * self.width..(c + 1) * self.width]);
                     }
                     if sync.exit {
@@ -365,7 +432,18 @@ mod tests {
             peer_writes: Vec::new(),
             keeps: Vec::new(),
             sync,
+            pairs: Vec::new(),
         }
+    }
+
+    fn put(pairs: &[(u32, u32)]) -> Step {
+        let sync = Sync { meets: Meets::Pairs, landing: false, ..PACKETS };
+        Step { pairs: pairs.to_vec(), ..step(1, &[], Some(sync)) }
+    }
+
+    fn ranks(count: usize, groups: &[Group], steps: &[Step]) -> Ranks {
+        let exchanges = steps.iter().filter_map(Exchange::of).collect();
+        Ranks::new(count, groups, &vec![true; groups.len()], &exchanges)
     }
 
     fn faults(steps: &[Step], runs: usize, ranks: &Ranks) -> Vec<Fault> {
@@ -381,15 +459,15 @@ mod tests {
         faults
     }
 
-    const PACKETS: Sync = Sync { group: 0, entry: false, meets: true, exit: false, landing: true };
+    const PACKETS: Sync = Sync { group: 0, entry: false, meets: Meets::Group, exit: false, landing: true };
 
     #[test]
     fn zones_in_turn_need_a_meeting_between_uses_of_one() {
-        let ranks = Ranks::new(3, &[group(Members::World, 3)], &[true]);
+        let ranks = ranks(3, &[group(Members::World, 3)], &[]);
         let packets = [step(1, &[], Some(PACKETS))];
         assert_eq!(faults(&packets, 5, &ranks).len(), 0);
         // A variant that pushes into landing zones and does not meet.
-        let silent = [step(1, &[], Some(Sync { meets: false, ..PACKETS }))];
+        let silent = [step(1, &[], Some(Sync { meets: Meets::Nobody, ..PACKETS }))];
         assert_eq!(faults(&silent, 2, &ranks).len(), 0);
         let found = faults(&silent, 3, &ranks);
         assert!(matches!(found[..], [Fault::Landing(Past { step: 0, .. })]));
@@ -401,7 +479,7 @@ mod tests {
 
     #[test]
     fn collectives_of_a_group_need_one_order() {
-        let ranks = Ranks::new(2, &[group(Members::World, 2)], &[true]);
+        let ranks = ranks(2, &[group(Members::World, 2)], &[]);
         let one = step(1, &[], Some(PACKETS));
         let other = |waits: &[usize]| step(0, waits, Some(PACKETS));
         assert!(matches!(faults(&[one.clone(), other(&[])], 1, &ranks)[..], [Fault::Unordered(_)]));
@@ -412,12 +490,46 @@ mod tests {
     fn ranks_that_symmetry_exchanges_are_examined_once() {
         let pairs = |c: &[[u32; 2]]| Members::Cells(c.iter().map(|c| c.to_vec()).collect());
         let mesh = [group(pairs(&[[0, 1], [2, 3]]), 2), group(pairs(&[[0, 2], [1, 3]]), 2)];
-        let ranks = Ranks::new(4, &mesh, &[true, true]);
-        assert_eq!((ranks.count, ranks.examined.as_slice()), (4, &[0][..]));
-        assert_eq!(ranks.peers(1, 0), [2]);
+        let found = ranks(4, &mesh, &[]);
+        assert_eq!((found.count, found.examined.as_slice()), (4, &[0][..]));
+        assert_eq!(found.peers(1, 0), [2]);
         let odd =
             [group(pairs(&[[0, 1], [2, 3]]), 2), group(Members::Cells(vec![vec![0, 1, 2], vec![3]]), 3)];
-        assert!(Ranks::new(4, &odd, &[true, true]).examined.len() > 1);
-        assert_eq!(Ranks::new(8, &[group(Members::World, 8)], &[true]).count, 3);
+        assert!(ranks(4, &odd, &[]).examined.len() > 1);
+        let world = [group(Members::World, 8)];
+        assert_eq!(ranks(8, &world, &[]).count, 3);
+        let of = |pairs: &[(u32, u32)]| {
+            let found = ranks(8, &world, &[put(pairs)]);
+            assert_eq!(found.count, 8);
+            found.examined
+        };
+        let to_all: Vec<(u32, u32)> = [0, 1, 2, 4, 5, 6, 7].map(|r| (3, r)).to_vec();
+        assert_eq!(of(&to_all), [0, 3]);
+        assert_eq!(of(&(0..8).map(|r| (r, (r + 1) % 8)).collect::<Vec<_>>()), [0]);
+        assert_eq!(of(&[(0, 1), (1, 2)]), [0, 1, 2, 3]);
+        assert_eq!(of(&[]), [0]);
+    }
+
+    #[test]
+    fn pairs_know_of_each_other_and_nobody_else() {
+        let world = [group(Members::World, 4)];
+        let steps = [put(&[(0, 1)]), put(&[(1, 2)])];
+        let ranks = ranks(4, &world, &steps);
+        let mut clocks = Clocks::new(&ranks);
+        let mut faults = Vec::new();
+        clocks.start(steps.len());
+        let start = clocks.base();
+        let mut knows = Vec::new();
+        for (i, s) in steps.iter().enumerate() {
+            clocks.arrive(s, (0, i), &ranks, &mut faults);
+            clocks.complete(s, i, &ranks, false);
+            let arrived = |r: usize, of: usize| clocks.now(r, 1)[of * LANES + 1] >= start;
+            let of = |r| (0..4).filter(|&of| arrived(r, of)).collect::<Vec<usize>>();
+            knows.push((0..4).map(of).collect::<Vec<_>>());
+        }
+        assert_eq!(knows[0], [vec![0, 1], vec![0, 1], vec![2], vec![3]]);
+        // Rank 2 learns of rank 0 through rank 1; rank 0 does not learn of rank 2.
+        assert_eq!(knows[1], [vec![0, 1], vec![0, 1, 2], vec![0, 1, 2], vec![3]]);
+        assert!(faults.is_empty());
     }
 }

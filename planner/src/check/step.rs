@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use symmc_ir::collective::Exit;
+use symmc_ir::collective::{Exit, Meets};
 use symmc_ir::entity::Entity;
 use symmc_ir::{Contract, Dim, Node, NodeId, Op, Table, ValueId, Variant};
 
@@ -60,6 +60,8 @@ pub struct Step {
     pub keeps: Vec<ValueId>,
     /// How it orders ranks, if it is a collective or touches peers.
     pub sync: Option<Sync>,
+    /// The pairs of ranks that meet, as numbers within a cell of the group, sender first.
+    pub pairs: Vec<(u32, u32)>,
 }
 
 /// How a step orders the ranks of a group.
@@ -69,8 +71,8 @@ pub struct Sync {
     pub group: usize,
     /// Whether it touches no peer before every peer has arrived.
     pub entry: bool,
-    /// Whether it completes on no rank before every peer has arrived.
-    pub meets: bool,
+    /// Whose arrival its completion tells of.
+    pub meets: Meets,
     /// Whether it completes on no rank before all peers have stopped touching this rank.
     pub exit: bool,
     /// Whether it writes the peers' landing zones.
@@ -185,6 +187,7 @@ fn resolve(ctx: &Context<'_>, s: usize, id: NodeId, errors: &mut Vec<CheckError>
         peer_writes: Vec::new(),
         keeps: Vec::new(),
         sync: None,
+        pairs: Vec::new(),
     };
     for &x in &node.inputs {
         let base = program.base(x);
@@ -290,6 +293,9 @@ fn collective(
     }
     let group = ctx.program.group(c.group);
     let landing = landing(ctx, s, node, variant, errors);
+    if contract.meets == Meets::Pairs {
+        out.pairs = c.kind.pairs(ctx.programs.groups[group].size).unwrap_or_default();
+    }
     out.sync = Some(Sync { group, entry: contract.entry, meets: contract.meets, exit, landing });
     Some(contract)
 }
@@ -341,7 +347,7 @@ fn custom(ctx: &Context<'_>, s: usize, node: &Node, out: &mut Step, errors: &mut
     }
     out.peer_writes = results;
     let group = ctx.program.group(group);
-    out.sync = Some(Sync { group, entry: true, meets: true, exit: true, landing: false });
+    out.sync = Some(Sync { group, entry: true, meets: Meets::Group, exit: true, landing: false });
 }
 
 /// Checks that peers can reach a value: it lies in the symmetric arena, aligned.

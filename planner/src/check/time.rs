@@ -8,10 +8,11 @@
 
 use std::collections::{BTreeSet, HashMap};
 
+use symmc_ir::collective::Meets;
 use symmc_ir::{ValueId, parallel};
 
 use super::Report;
-use super::clock::{Clocks, Fault, LANES, Past, Ranks};
+use super::clock::{Clocks, Exchange, Fault, LANES, Past, Ranks};
 use super::error::{Access, CheckError, Moment, Who};
 use super::memory::{MemoryOfRank, Order, Record, START, Span};
 use super::place::Home;
@@ -33,7 +34,9 @@ pub fn check(
     for sync in schedules.iter().flat_map(|s| &s.steps).filter_map(|s| s.sync) {
         used[sync.group] = true;
     }
-    let ranks = Ranks::new(ranks as usize, &programs.groups, &used);
+    let exchanges: BTreeSet<Exchange<'_>> =
+        schedules.iter().flat_map(|s| &s.steps).filter_map(Exchange::of).collect();
+    let ranks = Ranks::new(ranks as usize, &programs.groups, &used, &exchanges);
     (report.simulated, report.examined) = (ranks.count, ranks.examined.len());
     let facts: Vec<Facts> = schedules.iter().map(Facts::new).collect();
     let peers = |&r: &usize| (0..ranks.cells.len()).map(|g| ranks.peers(g, r)).collect();
@@ -303,7 +306,10 @@ impl Proof<'_> {
                     group: group as u16,
                 };
                 let mut accesses = vec![(own, own_start)];
-                if by_peers && has_peers {
+                // What a sender writes lies within what its receiver writes: after its arrival, before its
+                // completion.
+                let within_own = step.sync.is_some_and(|s| s.meets == Meets::Pairs);
+                if by_peers && has_peers && !within_own {
                     let peers = Record { who: Who::Peers, end: clocks.last_touch(index), ..own };
                     accesses.push((peers, &of_peers));
                 }

@@ -11,7 +11,7 @@ use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::rc::Rc;
 
-use symmc_ir::collective::{Exit, Touch};
+use symmc_ir::collective::{Exit, Meets, Touch};
 use symmc_ir::entity::Entity;
 use symmc_ir::layout::{Layout, layouts};
 use symmc_ir::{
@@ -23,7 +23,7 @@ use symmc_planner::plan::{ArenaKind, Barrier, Bucket, Lane, Memory, Place, Plan,
 /// What a custom op with a group promises.
 const CUSTOM: Contract = Contract {
     entry: true,
-    meets: true,
+    meets: Meets::Group,
     exit: Exit::Always,
     touch: Touch::ReadOperandWriteResult,
     symmetric_operand: false,
@@ -127,6 +127,8 @@ struct Points<'a> {
     met: &'a [Event],
     touched: &'a [Event],
     completed: &'a [Event],
+    /// Where pairs meet: sender, receiver, and between which events the sender writes.
+    puts: &'a [(usize, usize, Event, Event)],
 }
 
 #[derive(Default)]
@@ -278,7 +280,12 @@ impl World {
             let others = stage.cell(group, r).into_iter().filter(|_| join).map(|q| all[q]);
             [all[r]].into_iter().chain(others).collect()
         };
-        let joins = contract.entry || contract.meets;
+        let joins = contract.meets == Meets::Group;
+        let mut puts = Vec::new();
+        for (from, to) in stage.pairs(s, group, contract) {
+            let begin = self.event(&[arrive[from], arrive[to]]);
+            puts.push((from, to, begin, self.event(&[begin])));
+        }
         let mut met = Vec::new();
         for (r, packets_to_r) in received.iter().enumerate() {
             let mut after = with(arrive, r, joins);
@@ -286,10 +293,15 @@ impl World {
             met.push(self.event(&after));
         }
         let touched: Vec<Event> = met.iter().map(|&m| self.event(&[m])).collect();
-        let completed: Vec<Event> = (0..self.ranks).map(|r| self.event(&with(&touched, r, exits))).collect();
+        let completed: Vec<Event> = (0..self.ranks)
+            .map(|r| {
+                let own = puts.iter().filter(|&&(from, to, ..)| from == r || to == r).map(|put| put.3);
+                self.event(&with(&touched, r, exits).into_iter().chain(own).collect::<Vec<_>>())
+            })
+            .collect();
         let now = (format!("step {s} of run {}", stage.run), completed.clone());
         self.last_on.insert(stage.graph.groups[group].name.clone(), now);
-        let points = Points { arrive, met: &met, touched: &touched, completed: &completed };
+        let points = Points { arrive, met: &met, touched: &touched, completed: &completed, puts: &puts };
         (0..self.ranks).for_each(|r| self.touches(stage, s, group, contract, r, &points));
         if packets {
             self.landing(stage, group, s, arrive, &received, &met, &completed);
@@ -330,10 +342,14 @@ impl World {
                 self.access(stage, r, x, begin(q), at.touched[q], false, s, "peer");
             }
         }
-        let own_begin = if contract.entry || contract.meets { at.met[r] } else { at.arrive[r] };
+        let own_begin = if contract.meets == Meets::Group { at.met[r] } else { at.arrive[r] };
+        let pairs = contract.meets == Meets::Pairs;
         for (i, &y) in node.outputs.iter().enumerate() {
             self.access(stage, r, y, own_begin, at.completed[r], true, s, "own");
-            for &q in peers.iter().filter(|_| results.contains(&i)) {
+            for &(_, _, begin, end) in at.puts.iter().filter(|&&(_, to, ..)| to == r) {
+                self.access(stage, r, y, begin, end, true, s, "sender's");
+            }
+            for &q in peers.iter().filter(|_| results.contains(&i) && !pairs) {
                 self.access(stage, r, y, begin(q), at.touched[q], true, s, "peer");
             }
         }
@@ -572,6 +588,22 @@ impl Stage<'_> {
         let cells = self.graph.cells(group).expect("ranks are closed");
         let cell = cells.into_iter().find(|c| c.contains(&(rank as u32))).expect("each rank is in a cell");
         cell.into_iter().map(|r| r as usize).collect()
+    }
+
+    /// The ranks of each pair that meets in a step, sender first.
+    fn pairs(&self, s: usize, group: GroupId, contract: &Contract) -> Vec<(usize, usize)> {
+        let Op::Collective(c) = &self.graph.nodes[self.node(s)].op else { return Vec::new() };
+        let cells = self.graph.cells(group).expect("ranks are closed");
+        let in_cell = |cell: &Vec<u32>| {
+            let number = |i: u32| cell[i as usize] as usize;
+            let pairs: Vec<(u32, u32)> = match &c.kind {
+                CollectiveKind::Broadcast { root } => (0..cell.len() as u32).map(|to| (*root, to)).collect(),
+                CollectiveKind::Permute { pairs } => pairs.clone(),
+                _ => Vec::new(),
+            };
+            pairs.iter().filter(|p| p.0 != p.1).map(|p| (number(p.0), number(p.1))).collect::<Vec<_>>()
+        };
+        cells.iter().filter(|_| contract.meets == Meets::Pairs).flat_map(in_cell).collect()
     }
 
     fn is_bound(&self, input: usize) -> bool {

@@ -195,14 +195,15 @@ impl Maker {
     fn collective(&mut self, rng: &mut Rng, x: ValueId, large: bool) {
         let group = *rng.pick(&self.groups);
         let n = self.b.graph().group_size(group).unwrap_or(1);
-        let kind = match rng.below(8) {
+        let kind = match rng.below(10) {
             0..=2 => CollectiveKind::AllReduce(ReduceOp::Sum),
             3 if self.config.gathers && !large => CollectiveKind::AllGather,
             4 if self.rows(x).exact_div(&(self.unit.clone() * Dim::from(i64::from(n)))).is_some() => {
                 CollectiveKind::ReduceScatter(ReduceOp::Sum)
             }
             5 | 6 => CollectiveKind::AllToAll(Splits::Even),
-            7 if rng.one_in(2) => CollectiveKind::Broadcast { root: 0 },
+            7 => CollectiveKind::Broadcast { root: rng.below(n as usize) as u32 },
+            8 | 9 => CollectiveKind::Permute { pairs: pairs(rng, n) },
             _ => CollectiveKind::AllReduce(ReduceOp::Max),
         };
         let name = kind.name();
@@ -234,6 +235,14 @@ impl Maker {
             graph.outputs.push(Output { value: v, kind: OutputKind::Returned });
         }
     }
+}
+
+/// A ring, or some ranks that send to some others or to themselves.
+fn pairs(rng: &mut Rng, n: u32) -> Vec<(u32, u32)> {
+    let shift = rng.below(n as usize) as u32;
+    let all = (0..n).map(|r| (r, (r + shift) % n));
+    let whole = rng.one_in(2);
+    all.filter(|_| whole || rng.one_in(2)).collect()
 }
 
 /// The program with a variant chosen at random for each collective.

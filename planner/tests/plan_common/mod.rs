@@ -83,7 +83,7 @@ fn node(
 ) -> Option<ValueId> {
     let ranks = Dim::from(i64::from(b.graph().group_size(group)?));
     let four = Dim::from(t) * Dim::from(4);
-    match r.below(14) {
+    match r.below(15) {
         0 => b.op(name, Op::Unary(UnaryOp::Relu), &[x]).ok(),
         1 | 2 => b.op(name, Op::Binary(BinaryOp::Add), &[x, y]).ok(),
         3 | 4 => b.op(name, Op::MatMul, &[x, w]).ok(),
@@ -122,7 +122,14 @@ fn node(
         }
         10 => collective(b, r, name, CollectiveKind::AllToAll(Splits::Even), group, x),
         11 => collective(b, r, name, CollectiveKind::Broadcast { root: 0 }, group, x),
-        12 => side_by_side(b, name, (x, y), four),
+        12 => {
+            let n = b.graph().group_size(group)?;
+            let shift = r.below(n as usize) as u32;
+            let mut pairs: Vec<(u32, u32)> = (0..n).map(|r| (r, (r + shift) % n)).collect();
+            pairs.truncate(1 + r.below(n as usize));
+            collective(b, r, name, CollectiveKind::Permute { pairs }, group, x)
+        }
+        13 => side_by_side(b, name, (x, y), four),
         _ => on_top(b, name, (x, y), t),
     }
 }

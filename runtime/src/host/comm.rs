@@ -2,8 +2,9 @@
 //!
 //! Every collective passes the points that ARCHITECTURE.md lists: arrival, pre, meeting, post, exit,
 //! completion. This file holds what all variants share: the state of each group, the regions of a call and
-//! what no variant can serve; barriers, waits and errors are in [`super::meeting`]. The variants are in [`super::direct`] (pull, push, one- and
-//! two-shot), [`super::landing`] (packets) and [`super::staged`] (plain).
+//! what no variant can serve; barriers, waits and errors are in [`super::meeting`]. The variants are in
+//! [`super::direct`] (pull, push, one- and two-shot), [`super::put`], [`super::landing`] (packets) and
+//! [`super::staged`] (plain).
 //!
 //! The collectives of one group are issued in one order, the same on every rank of a cell; different groups
 //! may be driven by different threads. What fails on one rank aborts the run on all.
@@ -14,7 +15,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use smallvec::SmallVec;
-use symmc_ir::collective::{CollectiveKind, Exit, ReduceOp, Variant};
+use symmc_ir::collective::{CollectiveKind, Exit, Meets, ReduceOp, Variant};
 use symmc_planner::plan::Barrier;
 
 use super::chaos::Chaos;
@@ -99,6 +100,8 @@ pub(super) struct GroupState {
     pub chunks: AtomicU32,
     /// Collectives with packets done.
     pub packets: AtomicU64,
+    /// Collectives with puts begun.
+    pub puts: AtomicU64,
     /// The bytes that packets ever used of a landing zone.
     pub landing_used: AtomicUsize,
 }
@@ -115,6 +118,7 @@ impl Comm {
             meets: AtomicU32::new(config.first),
             chunks: AtomicU32::new(config.first),
             packets: AtomicU64::new(u64::from(config.first)),
+            puts: AtomicU64::new(0),
             landing_used: AtomicUsize::new(0),
         };
         Ok(Comm {
@@ -291,13 +295,17 @@ impl<'a> Turn<'a> {
         }
         if self.bytes == 0 && self.call.splits.is_none() {
             // Nothing to move; what meets still meets.
-            let contract = self.call.variant.contract(self.call.kind);
-            return if contract.is_some_and(|c| c.meets) { self.meet() } else { Ok(()) };
+            return match self.call.variant.contract(self.call.kind).map(|c| c.meets) {
+                Some(Meets::Group) => self.meet(),
+                Some(Meets::Pairs) => super::put::run(self),
+                Some(Meets::Nobody) | None => Ok(()),
+            };
         }
         self.touch();
         match self.call.variant {
             Variant::Plain => staged::run(self)?,
             Variant::Packets => super::landing::run(self)?,
+            Variant::Put => super::put::run(self)?,
             _ => super::direct::run(self)?,
         }
         self.touch();

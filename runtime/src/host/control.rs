@@ -4,7 +4,8 @@
 //! - the abort word, with who ended the run and why;
 //! - per rank: a doorbell (a futex), the number of its sleepers, and how far it came;
 //! - per group and rank three counters that only that rank advances and its peers wait for: `meet`
-//!   (barriers passed), `filled` and `drained` (chunks of the plain variant written and read).
+//!   (barriers passed), `filled` and `drained` (chunks of the plain variant written and read);
+//! - per group and rank two signals of puts into that rank, `free` and `landed`.
 //!
 //! Counters wrap around; they are compared by their signed distance. A rank that waits sleeps on its own
 //! doorbell whatever it waits for; a rank that advanced a counter rings the doorbells of those peers that
@@ -23,7 +24,7 @@ const ABORT_TEXT: usize = 2 * LINE;
 const ABORT_TEXT_LEN: usize = 2048;
 const RANKS: usize = 4096;
 const RANK_SIZE: usize = 2 * LINE;
-const FLAGS_SIZE: usize = 3 * LINE;
+const FLAGS_SIZE: usize = 5 * LINE;
 
 /// A counter of one rank in one group.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -34,6 +35,15 @@ pub enum Counter {
     Filled = 1,
     /// Chunks of its peers that the rank has read.
     Drained = 2,
+}
+
+/// A signal between the sender and the receiver of a put: the largest number of a put for which it was given.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Signal {
+    /// The receiver's result may be written. The receiver gives it.
+    Free = 3,
+    /// It has been written. The sender gives it.
+    Landed = 4,
 }
 
 /// How far a rank came.
@@ -103,10 +113,13 @@ impl Control {
     /// The counter of a rank in a group. Both must exist.
     #[inline]
     pub fn counter(&self, group: usize, rank: u32, counter: Counter) -> &AtomicU32 {
-        debug_assert!(group < self.groups && rank < self.ranks);
-        let ranks = self.ranks as usize;
-        let flags = RANKS + ranks * RANK_SIZE + (group * ranks + rank as usize) * FLAGS_SIZE;
-        self.word(flags + counter as usize * LINE)
+        self.word(self.flags_at(group, rank) + counter as usize * LINE)
+    }
+
+    /// A signal of the puts into a rank in a group. Both must exist.
+    #[inline]
+    pub fn signal(&self, group: usize, receiver: u32, signal: Signal) -> &AtomicU64 {
+        self.long(self.flags_at(group, receiver) + signal as usize * LINE)
     }
 
     /// The doorbell of a rank: a futex word that changes when it rings.
@@ -218,6 +231,13 @@ impl Control {
         }
     }
 
+    #[inline]
+    fn flags_at(&self, group: usize, rank: u32) -> usize {
+        debug_assert!(group < self.groups && rank < self.ranks);
+        let ranks = self.ranks as usize;
+        RANKS + ranks * RANK_SIZE + (group * ranks + rank as usize) * FLAGS_SIZE
+    }
+
     fn rank_at(&self, rank: u32) -> usize {
         debug_assert!(rank < self.ranks);
         RANKS + rank as usize * RANK_SIZE
@@ -268,6 +288,11 @@ mod tests {
             for rank in 0..3 {
                 for counter in [Counter::Meet, Counter::Filled, Counter::Drained] {
                     assert_eq!(c.counter(group, rank, counter).swap(value, Ordering::Relaxed), 0);
+                    value += 1;
+                }
+                for signal in [Signal::Free, Signal::Landed] {
+                    let word = c.signal(group, rank, signal);
+                    assert_eq!(word.swap(u64::from(value) << 32 | 1, Ordering::Relaxed), 0);
                     value += 1;
                 }
             }

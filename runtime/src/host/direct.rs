@@ -150,13 +150,14 @@ fn reduce_range(turn: &Turn, op: ReduceOp, operands: &[*const u8], outs: &[*mut 
     stores.settle();
 }
 
-/// Copies in slices.
-fn copy_slices(turn: &Turn, to: *mut u8, from: *const u8, bytes: usize) {
+/// Copies in slices; this rank may touch both at this time.
+pub(super) fn copy_slices(turn: &Turn, to: *mut u8, from: *const u8, bytes: usize) {
     let stores = Stores::of(bytes * turn.n);
     let mut at = 0;
     while at < bytes {
         let n = SLICE.min(bytes - at);
-        // SAFETY: as in `reduce_range`.
+        // SAFETY: the ranges were checked against their arenas when their addresses were taken, or are this
+        // rank's own; the contract lets this rank touch them now.
         unsafe { copy(to.wrapping_add(at), from.wrapping_add(at), n, stores) };
         at += n;
         turn.touch();

@@ -6,7 +6,7 @@
 //!
 //! From the bottom up: `memory` maps segments, `control` holds the words through which ranks signal each
 //! other, `wait` bounds every wait, `reduce` and `packets` move elements, [`Comm`] runs collectives
-//! (`direct`, `landing`, `staged` and `splits` are its variants), `channel` and `coordinator` are the
+//! (`direct`, `put`, `landing`, `staged` and `splits` are its variants), `channel` and `coordinator` are the
 //! protocol that starts, watches and ends a run.
 //!
 //! Nothing here has a name in a file system, so nothing is left behind, however a run ends.
@@ -26,6 +26,7 @@ mod launch;
 mod meeting;
 mod memory;
 mod packets;
+mod put;
 mod rank;
 mod reduce;
 mod splits;

@@ -79,6 +79,39 @@ return %s
 }
 
 #[test]
+fn puts_follow_changing_inputs_for_thousands_of_runs() {
+    let exchange = |how: &str| {
+        format!(
+            r#"program "exchange" ranks 3
+symbol n in 0..=9
+group @all world
+
+arg %x: f32[n, 4]
+%h: f32[n, 4] = neg %x
+%y: f32[n, 4] = {how} group=@all via=put
+%z: f32[n, 4] = add %y, %x
+%a: f32[n, 4] = {how} group=@all via=put
+return %z
+return %a
+"#
+        )
+    };
+    let none = (&Registry::new(), &interp::Registry::new());
+    for (how, n) in [
+        ("permute_ranks %h pairs=[0->1, 1->2, 2->0]", 2),
+        ("permute_ranks %h pairs=[0->1, 2->2]", 9),
+        ("broadcast %h root=2", 1),
+        ("broadcast %h root=0", 0),
+    ] {
+        let planned = planned(&exchange(how));
+        for lanes in [Lanes::Inline, Lanes::Threads] {
+            let config = ExecConfig { lanes, ..ExecConfig::default() };
+            check_against_interpreter(&planned, none, config, &[("n", n)], 2000);
+        }
+    }
+}
+
+#[test]
 fn exchange_with_sizes_on_the_device() {
     agrees(
         r#"program "exchange" ranks 2

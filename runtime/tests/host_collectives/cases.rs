@@ -56,6 +56,9 @@ pub fn every_way(n: usize, elements: usize, dtypes: &[DType]) -> Vec<Case> {
         CollectiveKind::Broadcast { root: n as u32 - 1 },
         CollectiveKind::Permute { pairs: (1..n as u32).map(|r| (r - 1, r)).collect() },
         CollectiveKind::Permute { pairs: (0..n as u32).map(|r| (r, (r + 1) % n as u32)).collect() },
+        // The first to itself, the last to the second.
+        CollectiveKind::Permute { pairs: (0..n as u32).step_by(n.max(3) - 1).zip(0..n as u32).collect() },
+        CollectiveKind::Permute { pairs: vec![] },
     ];
     for &op in ReduceOp::ALL {
         kinds.extend([CollectiveKind::AllReduce(op), CollectiveKind::ReduceScatter(op)]);

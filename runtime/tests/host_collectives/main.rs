@@ -100,6 +100,32 @@ fn dropped_exits_with_buffers_in_turn() {
     run_cases(&Setup { chaos: Some(3), ..Setup::new(3, world(3)) }, &cases);
 }
 
+/// No barrier holds back a rank that is ahead: only the rank that it sends to, or that sends to it.
+#[test]
+fn puts_alone_keep_pairs_in_step() {
+    let kinds = |n: u32| {
+        let ring: Vec<(u32, u32)> = (0..n).map(|r| (r, (r + 1) % n)).collect();
+        let back: Vec<(u32, u32)> = ring.iter().map(|&(a, b)| (b, a)).collect();
+        [
+            CollectiveKind::Permute { pairs: ring },
+            CollectiveKind::Permute { pairs: vec![(0, 1)] },
+            CollectiveKind::Permute { pairs: vec![(0, n - 1), (n - 1, 1)] },
+            CollectiveKind::Permute { pairs: back },
+            CollectiveKind::Permute { pairs: vec![(1, 1)] },
+            CollectiveKind::Broadcast { root: 1 },
+        ]
+    };
+    for (n, mixed) in [(2, 1), (3, 1), (3, 6), (4, 6)] {
+        let kinds = &kinds(n as u32)[..mixed];
+        let case = |i: usize| {
+            let elements = [20, 1, 0, 300][i / 7 % 4];
+            Case::new(kinds[i % kinds.len()].clone(), Variant::Put, DType::F32, elements)
+        };
+        let cases: Vec<Case> = (0..3000).map(case).collect();
+        run_cases(&Setup { chaos: Some(n as u64), ..Setup::new(n, world(n)) }, &cases);
+    }
+}
+
 #[test]
 fn sizes_on_the_device() {
     for n in [1, 2, 3, 4] {

@@ -25,7 +25,9 @@ param %w: f32[8, 8] source "w"
 %e: f32[8*n, 8] = all_gather %k group=@pairs via=pull
 %f: f32[4*n, 8] = reduce_scatter %e op=sum group=@pairs via=plain
 %g: f32[4*n, 8] = permute_ranks %f pairs=[0->1, 1->2, 3->0] group=@world via=plain
-%h: f32[4*n, 8] = add %g, %x
+%p: f32[4*n, 8] = permute_ranks %g pairs=[0->1, 1->0] group=@pairs via=put
+%q: f32[4*n, 8] = broadcast %p root=2 group=@world via=put
+%h: f32[4*n, 8] = add %q, %x
 %next: f32[4*n, 8] = add %state, %h
 return %h
 mutate %state = %next

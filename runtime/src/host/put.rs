@@ -1,0 +1,71 @@
+//! Puts: the sender of a pair writes into the receiver's result and says so; broadcast and permute.
+//!
+//! Two signals lie with each receiver in each group. Both hold the number of a put, which all ranks of the cell
+//! count alike, those without a pair too: `free` says that the receiver has arrived, so that its result may be
+//! written, `landed` that its sender has written it. A rank gives its own `free` before it waits for anything,
+//! so no circle of ranks waits for itself. Numbers have 64 bits and never wrap.
+//!
+//! Ranks that form no pair do not wait for each other: nothing here is a barrier.
+
+use std::sync::atomic::Ordering;
+
+use symmc_ir::collective::CollectiveKind;
+
+use super::comm::Turn;
+use super::control::Signal;
+use super::direct::copy_slices;
+use crate::error::RunError;
+
+pub(super) fn run(turn: &Turn) -> Result<(), RunError> {
+    let (call, me) = (turn.call, turn.me as u32);
+    let pairs = call.kind.pairs(turn.n as u32).unwrap_or_default();
+    let operand = turn.at(&call.operand, turn.bytes)?;
+    let result = turn.at(&call.result, turn.bytes)?;
+    let number = turn.group.puts.load(Ordering::Relaxed) + 1;
+    turn.group.puts.store(number, Ordering::Relaxed);
+
+    let sender = pairs.iter().find(|(_, to)| *to == me).map(|(from, _)| *from as usize);
+    if let Some(from) = sender {
+        give(turn, turn.me, Signal::Free, number, from);
+    }
+    for to in pairs.iter().filter(|(from, _)| *from == me).map(|(_, to)| *to as usize) {
+        let there = turn.on(&call.result, to, turn.bytes)?;
+        wait(turn, to, Signal::Free, number, to)?;
+        copy_slices(turn, there, operand, turn.bytes);
+        give(turn, to, Signal::Landed, number, to);
+    }
+    match sender {
+        Some(from) => wait(turn, turn.me, Signal::Landed, number, from)?,
+        None if keeps(call.kind, me) => copy_slices(turn, result, operand, turn.bytes),
+        // SAFETY: the result holds the bytes, and no peer writes it.
+        None => unsafe { std::ptr::write_bytes(result, 0, turn.bytes) },
+    }
+    Ok(())
+}
+
+/// Whether a rank that nobody else sends to has its own operand as the result.
+fn keeps(kind: &CollectiveKind, me: u32) -> bool {
+    match kind {
+        CollectiveKind::Broadcast { root } => *root == me,
+        CollectiveKind::Permute { pairs } => pairs.contains(&(me, me)),
+        _ => false,
+    }
+}
+
+/// Gives a signal of the receiver of number `receiver`, for which number `peer` may be waiting.
+fn give(turn: &Turn, receiver: usize, signal: Signal, number: u64, peer: usize) {
+    turn.touch();
+    let control = turn.comm.control();
+    let word = control.signal(turn.call.group, turn.call.cell[receiver], signal);
+    word.store(number, Ordering::Release);
+    control.ring(std::iter::once(turn.call.cell[peer]));
+}
+
+/// Waits for a signal of the receiver of number `receiver`, which number `peer` gives.
+fn wait(turn: &Turn, receiver: usize, signal: Signal, number: u64, peer: usize) -> Result<(), RunError> {
+    let word = turn.comm.control().signal(turn.call.group, turn.call.cell[receiver], signal);
+    let given = || word.load(Ordering::Acquire) >= number;
+    turn.comm.waiter.until(given).map_err(|ended| turn.ended(ended, |q| q != peer || given()))?;
+    turn.touch();
+    Ok(())
+}
