@@ -14,7 +14,10 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("runtime/nccl-sys", &[]),
     ("frontends/torch", &["symmc-ir"]),
     ("runtime/cuda", &["symmc-ir", "symmc-planner", "symmc-runtime", "nccl-sys"]),
-    ("frontends/symmc", &["symmc-ir", "symmc-passes", "symmc-planner", "symmc-runtime", "symmc-torch"]),
+    (
+        "frontends/symmc",
+        &["symmc-ir", "symmc-passes", "symmc-planner", "symmc-runtime", "symmc-cuda", "symmc-torch"],
+    ),
     ("frontends/cli", &["symmc"]),
     ("tests", &["symmc", "symmc-ir"]),
 ];

@@ -35,6 +35,9 @@ pub enum Command {
     Run(RunArgs),
     /// Print a program as text
     Print(PrintArgs),
+    /// Measure what this machine's GPUs do
+    #[command(subcommand)]
+    Bench(Bench),
     /// List the operators that each frontend supports
     Ops(OpsArgs),
     /// One rank of a run that another symmc started
@@ -165,12 +168,17 @@ pub struct RunArgs {
     /// What runs it
     #[arg(long, value_enum, default_value_t = BackendArg::Host)]
     pub backend: BackendArg,
+    /// With --backend cuda, the GPU of each rank [default: rank r takes GPU r]
+    #[arg(long, value_name = "N,N,…", value_delimiter = ',')]
+    pub gpus: Vec<u32>,
 }
 
 #[derive(ValueEnum, Debug, Clone, Copy, PartialEq, Eq)]
 pub enum BackendArg {
     /// One process per rank over shared memory
     Host,
+    /// One process per rank, each with a GPU
+    Cuda,
     /// One thread per rank in this process
     Threads,
     /// The reference interpreter, without a plan
@@ -270,4 +278,79 @@ fn parse_seconds(text: &str) -> Result<f64, String> {
         Ok(s) if s > 0.0 && s <= 86_400.0 => Ok(s),
         _ => Err(format!("expected seconds between 0 and 86400, found {text:?}")),
     }
+}
+
+/// What is measured.
+#[derive(Subcommand, Debug)]
+pub enum Bench {
+    /// Every variant of the collectives, with the vendor's own beside them
+    #[command(after_help = BENCH_EXAMPLES)]
+    Collectives(BenchArgs),
+    /// A program or a plan, on numbers drawn on the GPUs
+    #[command(after_help = BENCH_PROGRAM_EXAMPLES)]
+    Program(BenchProgramArgs),
+}
+
+const BENCH_PROGRAM_EXAMPLES: &str = "\
+Examples:
+  symmc bench program model.pt2 --ranks 4 --machine h200x4 --set tokens=16
+  symmc bench program model.plan.json --set tokens=16";
+
+/// How a program is measured.
+#[derive(ClapArgs, Debug)]
+pub struct BenchProgramArgs {
+    #[command(flatten)]
+    pub program: ProgramArgs,
+    #[command(flatten)]
+    pub compile: CompileArgs,
+    /// The value of a symbol; all need one
+    #[arg(long = "set", value_name = "SYMBOL=N", value_parser = parse_setting)]
+    pub set: Vec<(String, i64)>,
+    /// The GPU of each rank [default: rank r takes GPU r]
+    #[arg(long, value_name = "N,N,…", value_delimiter = ',')]
+    pub gpus: Vec<u32>,
+    /// Replays of the graph that count
+    #[arg(long, default_value_t = 20, value_name = "N")]
+    pub replays: u32,
+    /// Runs in one graph
+    #[arg(long, default_value_t = 3, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=100))]
+    pub runs: u32,
+}
+
+const BENCH_EXAMPLES: &str = "\
+Examples:
+  symmc bench collectives --ranks 4
+  symmc bench collectives --ranks 2 --gpus 0,1 --bytes 4096,65536,1048576 --format json";
+
+/// How collectives are measured.
+#[derive(ClapArgs, Debug)]
+pub struct BenchArgs {
+    /// The number of ranks, each with a GPU
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(2..=8))]
+    pub ranks: u32,
+    /// The GPU of each rank [default: rank r takes GPU r]
+    #[arg(long, value_name = "N,N,…", value_delimiter = ',')]
+    pub gpus: Vec<u32>,
+    /// Sizes in bytes: the tensor, or the larger side of an all-gather or reduce-scatter
+    #[arg(long, value_name = "BYTES,…", value_delimiter = ',', default_values_t = [
+        4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20, 256 << 20,
+    ])]
+    pub bytes: Vec<usize>,
+    /// The type of the elements
+    #[arg(long, default_value = "bf16")]
+    pub dtype: String,
+    /// How often each case is replayed, ten calls at a time
+    #[arg(long, default_value_t = 20, value_name = "N")]
+    pub replays: usize,
+    /// The form of the answer
+    #[arg(long, value_enum, default_value_t = BenchFormat::Text)]
+    pub format: BenchFormat,
+}
+
+#[derive(ValueEnum, Debug, Clone, Copy, PartialEq, Eq)]
+pub enum BenchFormat {
+    /// Tables of medians
+    Text,
+    /// Least, median and most of each case
+    Json,
 }

@@ -1,5 +1,6 @@
 //! The commands, one function each.
 
+mod bench;
 mod plan;
 mod run;
 
@@ -9,7 +10,7 @@ use anyhow::Result;
 use symmc::ir::text;
 use symmc::{Graph, stages};
 
-use crate::args::{Args, CheckArgs, Command, OpsArgs, PrintArgs, PrintFormat, RankArgs, Stage};
+use crate::args::{Args, Bench, CheckArgs, Command, OpsArgs, PrintArgs, PrintFormat, RankArgs, Stage};
 use crate::load;
 use crate::out::put;
 
@@ -20,6 +21,8 @@ pub fn dispatch(args: Args) -> Result<ExitCode> {
         Command::Check(args) => check(&args),
         Command::Run(args) => run::run(&args),
         Command::Print(args) => print(&args),
+        Command::Bench(Bench::Collectives(args)) => bench::collectives(&args),
+        Command::Bench(Bench::Program(args)) => bench::program(&args),
         Command::Ops(args) => ops(&args),
         Command::Rank(args) => rank(&args),
     }
@@ -88,7 +91,7 @@ fn ops(args: &OpsArgs) -> Result<ExitCode> {
 }
 
 fn rank(args: &RankArgs) -> Result<ExitCode> {
-    Ok(symmc::host::rank_main(args.fd, &symmc::host::Engines::default())
+    Ok(symmc::host::rank_main(args.fd, &symmc::engines(&symmc::Registry::new()))
         .map(|()| ExitCode::SUCCESS)
         .map_err(symmc::Error::from)?)
 }

@@ -215,3 +215,15 @@ fn ops_without_a_kernel_do_not_run() {
         says(&format!("run {file} --backend interpreter"), &[op]);
     }
 }
+
+/// GPUs that are not there, on a machine with and without a driver.
+#[test]
+fn gpus_that_are_missing() {
+    let absent = [&["the CUDA driver"][..], &["GPU", "900"][..]];
+    let text = failure(
+        &mut symmc("run hf_llama_tp2.pt2 --tensors hf_llama_tp2.safetensors --backend cuda --gpus 900,901"),
+        2,
+    );
+    assert!(absent.iter().any(|parts| parts.iter().all(|p| text.contains(p))), "{text}");
+    says("bench program megatron_tp4_f32.pt2 --ranks 4", &["tokens", "no value"]);
+}

@@ -19,7 +19,9 @@ use std::process::ExitCode;
 
 use symmc_ir::text;
 use symmc_planner::plan::Plan;
-use symmc_runtime::host::{self, Engines, RankCommand};
+use symmc_runtime::host::{self, RankCommand};
+
+use crate::run::engines;
 
 pub use symmc_runtime::custom::{
     CustomCall, CustomError, Element, Mismatch, PeerResult, Registry, Signature, bf16, f16,
@@ -66,7 +68,7 @@ pub fn rank_main(kernels: &Registry) -> Option<ExitCode> {
         return None;
     }
     let fd = args.next().and_then(|fd| fd.to_str()?.parse().ok()).unwrap_or(-1);
-    Some(match host::rank_main(fd, &Engines::host(kernels)) {
+    Some(match host::rank_main(fd, &engines(kernels)) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("error: {error}");

@@ -20,6 +20,7 @@
 //! and given with the [`RunConfig`]. Errors say whether the input was bad
 //! ([`Error::is_bad_input`]) or a run failed.
 
+pub mod bench;
 mod compile;
 pub mod custom;
 mod error;
@@ -33,10 +34,11 @@ pub use compile::{Bind, BucketSpec, Config, check, checked, compile, compile_tim
 pub use custom::{Registry, Signature, check_kernels, rank_main};
 pub use error::Error;
 pub use program::{OpenOptions, Program, Weights};
-pub use run::{Backend, RunConfig, run, run_joined};
+pub use run::{Backend, RunConfig, engines, run, run_joined};
 pub use tensors::TensorFile;
-pub use workload::{Draw, Expected, Workload};
+pub use workload::{Draw, Expected, Workload, bindings};
 
+pub use symmc_cuda as cuda;
 pub use symmc_ir as ir;
 pub use symmc_ir::machine::Profile;
 pub use symmc_ir::{Bindings, Graph, Tensor};

@@ -8,7 +8,9 @@ use symmc_ir::{OutputKind, Tensor, interp, text};
 use symmc_planner::CheckedPlan;
 use symmc_planner::plan::Plan;
 use symmc_runtime::custom::Registry;
-use symmc_runtime::host::{self, Engines, HostConfig, Job, LaneThreads, Membership, RankCommand, RankJob};
+use symmc_runtime::host::{
+    self, EngineChoice, Engines, HostConfig, Job, LaneThreads, Membership, RankCommand, RankJob,
+};
 
 use crate::error::Error;
 use crate::workload::Workload;
@@ -25,6 +27,11 @@ pub enum Backend {
     Processes(RankCommand),
 }
 
+/// The engines of a rank process: the host's with these kernels of custom ops, and GPUs.
+pub fn engines(kernels: &Registry) -> Engines<'_> {
+    Engines { kernels, others: &[&symmc_cuda::CudaEngine] }
+}
+
 /// How to run.
 #[derive(Clone, Debug)]
 pub struct RunConfig {
@@ -36,11 +43,20 @@ pub struct RunConfig {
     pub repeats: u32,
     /// The kernels of custom ops.
     pub kernels: Registry,
+    /// What runs it on each rank: the CPU, or GPUs ([`CudaConfig::choice`](crate::cuda::CudaConfig::choice)),
+    /// for ranks that are processes.
+    pub engine: EngineChoice,
 }
 
 impl Default for RunConfig {
     fn default() -> Self {
-        RunConfig { limit: Duration::from_secs(30), chaos: None, repeats: 1, kernels: Registry::new() }
+        RunConfig {
+            limit: Duration::from_secs(30),
+            chaos: None,
+            repeats: 1,
+            kernels: Registry::new(),
+            engine: EngineChoice::Host,
+        }
     }
 }
 
@@ -48,7 +64,8 @@ impl RunConfig {
     /// Under chaos the lanes of a rank run at the same time, so that every order the plan allows can occur.
     fn host(&self) -> HostConfig {
         let threads = if self.chaos.is_some() { LaneThreads::Each } else { LaneThreads::One };
-        HostConfig { limit: self.limit, chaos: self.chaos, threads, ..HostConfig::default() }
+        let engine = self.engine.clone();
+        HostConfig { limit: self.limit, chaos: self.chaos, threads, engine, ..HostConfig::default() }
     }
 }
 
@@ -126,5 +143,5 @@ pub fn run_joined(
         repeats: config.repeats.max(1),
         config: config.host(),
     };
-    Ok(host::run_rank(place, &job, &Engines::host(&config.kernels))?)
+    Ok(host::run_rank(place, &job, &engines(&config.kernels))?)
 }

@@ -110,6 +110,19 @@ fn arguments(graph: &Graph) -> impl Iterator<Item = &Input> {
     graph.inputs.values().filter(|i| i.kind == InputKind::Argument)
 }
 
+/// The values of all symbols of a program, from those that are set by name.
+///
+/// # Errors
+/// A name is unknown, a value is out of range, or a symbol has none.
+pub fn bindings(graph: &Graph, set: &[(String, i64)]) -> Result<Bindings, Error> {
+    let mut bindings = Bindings::new();
+    requested(graph, set)?.into_iter().for_each(|(id, value)| bindings.set(id, value));
+    match graph.symbols.iter().find(|(id, _)| bindings.get(*id).is_none()) {
+        Some((_, symbol)) => Err(Error::Request(format!("the symbol {} has no value: set one", symbol.name))),
+        None => Ok(bindings),
+    }
+}
+
 /// The symbols that the caller set, with their values in range.
 fn requested(graph: &Graph, set: &[(String, i64)]) -> Result<Vec<(SymbolId, i64)>, Error> {
     set.iter()

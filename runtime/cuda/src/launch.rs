@@ -6,6 +6,7 @@
 use smallvec::SmallVec;
 
 use crate::compute::gemm::Gemm;
+use crate::nccl::NcclCall;
 
 /// An address in the device memory of a context.
 pub type Address = u64;
@@ -17,6 +18,8 @@ pub enum Work {
     Kernel(Kernel),
     /// A matrix product by the vendor's library.
     Gemm(Gemm),
+    /// A collective by the vendor's library.
+    Nccl(NcclCall),
     /// Copies bytes; the two ranges do not overlap.
     Copy {
         /// Where to.

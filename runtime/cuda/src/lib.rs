@@ -7,17 +7,26 @@
 //! From the bottom up: [`driver`] owns what the CUDA driver gives (contexts, memory, streams, modules,
 //! graphs), [`arena`] is symmetric
 //! memory, [`compile`] turns CUDA C into loaded modules, [`launch`] is what a step becomes on a device,
-//! [`compute`] and [`collective`] translate steps into that.
+//! [`compute`], [`collective`] and [`nccl`] translate
+//! steps into that, [`program`] records them, [`session`] is one rank's program in its memory, and [`engine`] is
+//! what a rank process runs.
 //!
 //! CUDA is found at run time. Without it everything here builds, and using it is an error that says what is
 //! missing. No panic of a loader reaches a caller: every library is asked for before it is used.
 
 pub mod arena;
+pub mod bench;
 pub mod collective;
 pub mod compile;
 pub mod compute;
 pub mod driver;
+pub mod engine;
 pub mod error;
+pub mod homes;
 pub mod launch;
+pub mod nccl;
+pub mod program;
+pub mod session;
 
+pub use engine::{Bench, CudaConfig, CudaEngine};
 pub use error::CudaError;

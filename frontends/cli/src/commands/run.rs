@@ -6,7 +6,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
-use symmc::host::{Membership, RankCommand};
+use symmc::cuda::CudaConfig;
+use symmc::host::{EngineChoice, Membership, RankCommand};
 use symmc::ir::interp::{self, Comparison};
 use symmc::ir::text;
 use symmc::{
@@ -48,7 +49,7 @@ pub fn run(args: &RunArgs) -> Result<ExitCode> {
 /// The outputs of all ranks, or of the one that this process is when another launcher started it.
 fn execute(args: &RunArgs, plan: &CheckedPlan, work: &Workload) -> Result<(Range<usize>, Vec<Vec<Tensor>>)> {
     let config = run_config(args, args.chaos);
-    if args.backend == BackendArg::Host
+    if matches!(args.backend, BackendArg::Host | BackendArg::Cuda)
         && let Some(place) = Membership::from_env().map_err(symmc::Error::from)?
     {
         let rank = place.rank as usize;
@@ -134,7 +135,7 @@ fn backend(args: &RunArgs) -> Result<Backend> {
     Ok(match args.backend {
         BackendArg::Interpreter => Backend::Interpreter,
         BackendArg::Threads => Backend::Threads,
-        BackendArg::Host => Backend::Processes(RankCommand {
+        BackendArg::Host | BackendArg::Cuda => Backend::Processes(RankCommand {
             program: std::env::current_exe()?,
             args: vec!["rank".into(), "--fd".into()],
         }),
@@ -142,10 +143,15 @@ fn backend(args: &RunArgs) -> Result<Backend> {
 }
 
 fn run_config(args: &RunArgs, chaos: Option<u64>) -> RunConfig {
+    let engine = match args.backend {
+        BackendArg::Cuda => CudaConfig { gpus: args.gpus.clone(), ..CudaConfig::default() }.choice(),
+        _ => EngineChoice::Host,
+    };
     RunConfig {
         limit: Duration::from_secs_f64(args.timeout),
         chaos,
         repeats: args.repeat,
+        engine,
         ..RunConfig::default()
     }
 }

@@ -377,6 +377,7 @@ impl Runner<'_> {
             Work::Copy { to, from, bytes } => unsafe { self.stream.copy(*to, *from, *bytes) },
             // SAFETY: as above.
             Work::Zero { at, bytes } => unsafe { self.stream.fill(*at, 0, *bytes) },
+            Work::Nccl(_) => Err(CudaError::Unsupported("a compute step that communicates".into())),
         }
     }
 }

@@ -1,0 +1,119 @@
+//! `symmc bench`.
+
+use std::collections::BTreeMap;
+use std::process::ExitCode;
+
+use anyhow::{Result, bail};
+use symmc::cuda::bench::{BenchConfig, Measured};
+use symmc::host::RankCommand;
+use symmc::ir::text;
+
+use crate::args::{BenchArgs, BenchFormat, BenchProgramArgs};
+use crate::load;
+use crate::out::put;
+use crate::progress::spin;
+use crate::units;
+
+/// Measures collectives on GPUs and prints every variant beside the vendor's own.
+pub fn collectives(args: &BenchArgs) -> Result<ExitCode> {
+    let config = BenchConfig { bytes: args.bytes.clone(), dtype: args.dtype.clone(), replays: args.replays };
+    let command = RankCommand { program: std::env::current_exe()?, args: vec!["rank".into(), "--fd".into()] };
+    let measure = || symmc::bench::collectives(args.ranks, &args.gpus, &config, &command);
+    let measured = spin("measuring", measure)?;
+    let Some(first) = measured.first() else { bail!("no rank answered") };
+    match args.format {
+        BenchFormat::Text => put(&tables(first))?,
+        BenchFormat::Json => put(&(serde_json::to_string_pretty(first)? + "\n"))?,
+    }
+    let wrong = measured.iter().flatten().filter(|m| m.failed.is_some() && m.us.is_some());
+    let mut ok = true;
+    for m in wrong {
+        ok = false;
+        eprintln!(
+            "{} {} of {} bytes: {}",
+            m.collective,
+            m.variant,
+            m.bytes,
+            m.failed.as_deref().unwrap_or("")
+        );
+    }
+    Ok(ExitCode::from(u8::from(!ok)))
+}
+
+/// Measures a program or a plan and prints the time of one run, the slowest rank's.
+pub fn program(args: &BenchProgramArgs) -> Result<ExitCode> {
+    let path = &args.program.program;
+    let plan = match load::is_plan(path) {
+        true => symmc::checked(load::plan(path)?)?,
+        false => {
+            let mut program = load::program(&args.program)?;
+            load::close_ranks(&mut program)?;
+            symmc::compile(&program, &load::config(&args.compile)?)?
+        }
+    };
+    let source = text::parse(&plan.source.text)?;
+    let bindings = symmc::bindings(&source, &args.set)?;
+    let command = rank_command()?;
+    let measure = || symmc::bench::program(&plan, &bindings, &args.gpus, [args.replays, args.runs], &command);
+    let times = spin("measuring", measure)?;
+    let slowest = |of: &dyn Fn(&Vec<f64>) -> Option<f64>| times.iter().filter_map(of).fold(0.0, f64::max);
+    put(&format!(
+        "{}: {:.1} µs (median of {} replays; least {:.1}, most {:.1}; {} runs in a graph, {} ranks)\n",
+        source.name,
+        slowest(&|t| t.get(t.len() / 2).copied()),
+        args.replays,
+        slowest(&|t| t.first().copied()),
+        slowest(&|t| t.last().copied()),
+        args.runs,
+        times.len()
+    ))?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// This program as a rank.
+fn rank_command() -> Result<RankCommand> {
+    Ok(RankCommand { program: std::env::current_exe()?, args: vec!["rank".into(), "--fd".into()] })
+}
+
+/// A table for each collective: a row for each size, a column for each variant, medians in microseconds, and
+/// the ratio of the best to plain.
+fn tables(measured: &[Measured]) -> String {
+    let mut kinds: Vec<&str> = Vec::new();
+    measured.iter().for_each(|m| {
+        if !kinds.contains(&m.collective.as_str()) {
+            kinds.push(&m.collective);
+        }
+    });
+    let mut out = String::new();
+    for kind in kinds {
+        let of_kind = || measured.iter().filter(|m| m.collective == kind);
+        let mut columns: Vec<String> = Vec::new();
+        let mut rows: BTreeMap<usize, BTreeMap<String, f64>> = BTreeMap::new();
+        for m in of_kind() {
+            let exit = if m.exit == Some(false) { " (no exit)" } else { "" };
+            let name = format!("{}{exit}", m.variant);
+            if !columns.contains(&name) {
+                columns.push(name.clone());
+            }
+            let row = rows.entry(m.bytes).or_default();
+            if let Some([_, median, _]) = m.us {
+                row.insert(name, median);
+            }
+        }
+        let mut table: Vec<Vec<String>> = vec![
+            std::iter::once("bytes".into())
+                .chain(columns.iter().cloned())
+                .chain(["best / plain".into()])
+                .collect(),
+        ];
+        for (bytes, row) in rows {
+            let cell = |name: &String| row.get(name).map_or("–".into(), |us| format!("{us:.2}"));
+            let best = row.values().copied().fold(f64::INFINITY, f64::min);
+            let ratio = row.get("plain").map_or("–".into(), |plain| format!("{:.2}", best / plain));
+            let cells = columns.iter().map(cell);
+            table.push(std::iter::once(units::bytes(bytes as u64)).chain(cells).chain([ratio]).collect());
+        }
+        out.push_str(&format!("{kind}, µs (median)\n{}\n", units::table(&table)));
+    }
+    out
+}

@@ -1,0 +1,359 @@
+//! Times of collectives on the GPUs at hand, every variant beside the vendor's own.
+//!
+//! A case is recorded [`CALLS`] times in a row into one graph, on two pairs of operands and results in turn, and
+//! the graph is replayed; what counts is the median of the replays over the number of calls. Ranks meet on the
+//! host before each replay. The first replay's result is compared with what the collective must give.
+
+use serde::{Deserialize, Serialize};
+use symmc_ir::collective::{Exit, Variant};
+use symmc_ir::{CollectiveKind, DType, ReduceOp, Tensor};
+use symmc_planner::plan::{Barrier, Lane};
+use symmc_runtime::RunError;
+use symmc_runtime::exec::{BoundCollective, BoundRegion, BoundStep, Home, Work as StepWork};
+
+use crate::arena::{Exchange, SymmetricArena};
+use crate::collective::{self, BlockCounts, Peers};
+use crate::compute::Machine;
+use crate::driver::{Device, Event, Memory, Pinned};
+use crate::error::CudaError;
+use crate::homes::Homes;
+use crate::launch::Address;
+use crate::nccl::Communicators;
+use crate::program::{Parts, Program, Streams};
+use std::time::{Duration, Instant};
+
+/// Calls in one graph.
+const CALLS: usize = 10;
+/// Bytes up to which results are compared.
+const COMPARED: usize = 4 << 20;
+
+/// What is measured.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct BenchConfig {
+    /// The larger side of each collective, in bytes.
+    pub bytes: Vec<usize>,
+    /// The type of the elements.
+    pub dtype: String,
+    /// Replays of each graph that count.
+    pub replays: usize,
+}
+
+/// One measured case.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct Measured {
+    /// The collective's name.
+    pub collective: String,
+    /// The variant's name.
+    pub variant: String,
+    /// Of a variant whose exit barrier can be dropped: whether it was kept.
+    pub exit: Option<bool>,
+    /// The larger side in bytes.
+    pub bytes: usize,
+    /// Microseconds: least, median, most. `None` if it cannot run.
+    pub us: Option<[f64; 3]>,
+    /// What is wrong with its result, or why it cannot run.
+    pub failed: Option<String>,
+}
+
+/// Cases by collective, in the order in which they are measured: for each size the plain variant first.
+pub fn cases(config: &BenchConfig) -> Vec<(CollectiveKind, usize, Variant, Option<bool>)> {
+    let kinds = [
+        CollectiveKind::AllReduce(ReduceOp::Sum),
+        CollectiveKind::AllGather,
+        CollectiveKind::ReduceScatter(ReduceOp::Sum),
+        CollectiveKind::AllToAll(symmc_ir::collective::Splits::Even),
+    ];
+    let mut out = Vec::new();
+    for kind in kinds {
+        for &bytes in &config.bytes {
+            for &variant in Variant::ALL {
+                let Some(contract) = variant.contract(&kind) else { continue };
+                // Far beyond where they are of use, with zones of twice the bytes for every peer.
+                if variant == Variant::Packets && bytes > 4 << 20 {
+                    continue;
+                }
+                match contract.exit {
+                    Exit::Droppable => {
+                        out.push((kind.clone(), bytes, variant, Some(false)));
+                        out.push((kind.clone(), bytes, variant, Some(true)));
+                    }
+                    _ => out.push((kind.clone(), bytes, variant, None)),
+                }
+            }
+        }
+    }
+    out
+}
+
+/// Measures all cases on this rank, together with its peers.
+///
+/// # Errors
+/// The machine lacks something that every case needs, or a peer failed.
+pub fn run(
+    gpu: u32,
+    limit: Duration,
+    config: &BenchConfig,
+    exchange: &dyn Exchange,
+    alive: &dyn Fn() -> Result<(), RunError>,
+) -> Result<Vec<Measured>, CudaError> {
+    let dtype = DType::from_name(&config.dtype)
+        .ok_or_else(|| CudaError::Unsupported(format!("unknown dtype {}", config.dtype)))?;
+    let bench = Bench::new(gpu, limit, config, dtype, exchange)?;
+    let mut out = Vec::new();
+    for (kind, bytes, variant, exit) in cases(config) {
+        let measured = bench.case(&kind, bytes, variant, exit, config.replays, alive);
+        let failed = |e: &CudaError| matches!(e, CudaError::Unsupported(_) | CudaError::Library { .. });
+        let (us, failed) = match measured {
+            Ok((us, failed)) => (Some(us), failed),
+            Err(e) if failed(&e) => (None, Some(e.to_string())),
+            Err(e) => return Err(e),
+        };
+        let (collective, variant) = (kind.name().to_string(), variant.name().to_string());
+        out.push(Measured { collective, variant, exit, bytes, us, failed });
+    }
+    Ok(out)
+}
+
+struct Bench<'a> {
+    exchange: &'a dyn Exchange,
+    dtype: DType,
+    device: std::sync::Arc<Device>,
+    streams: Streams,
+    status: Pinned,
+    peers: Peers,
+    homes: Homes,
+    nccl: Communicators,
+    /// Bytes of each of the regions: two operands, two results, two landing zones.
+    region: usize,
+    zone: usize,
+    _memory: Memory,
+    _arena: SymmetricArena,
+}
+
+impl<'a> Bench<'a> {
+    fn new(
+        gpu: u32,
+        limit: Duration,
+        config: &BenchConfig,
+        dtype: DType,
+        exchange: &'a dyn Exchange,
+    ) -> Result<Bench<'a>, CudaError> {
+        let device = Device::open(gpu)?;
+        let n = exchange.ranks() as usize;
+        let largest = config.bytes.iter().copied().max().unwrap_or(0).next_multiple_of(4096);
+        let zone = (2 * n * largest.min(4 << 20)).next_multiple_of(4096);
+        let symmetric = 4 * largest + 2 * zone;
+        let arena = SymmetricArena::new(&device, exchange, symmetric + collective::control_bytes(1))?;
+        let local = collective::local_bytes(1).next_multiple_of(256);
+        let memory = Memory::new(&device, "operands of plain collectives", local + 4 * largest)?;
+        let status = Pinned::new(&device, 4096)?;
+        let streams = Streams::new(&device)?;
+        // SAFETY: the memory was just allocated.
+        unsafe { streams.compute.fill(memory.address(), 0, local)? };
+        streams.compute.synchronize()?;
+        let peers = Peers {
+            rank: exchange.rank(),
+            arenas: arena.addresses(),
+            arena: symmetric,
+            local: memory.address(),
+            status: status.address(),
+            limit_ns: u64::try_from(limit.as_nanos()).unwrap_or(u64::MAX),
+            chaos: None,
+            blocks: BlockCounts::default(),
+        };
+        let homes = Homes {
+            ordinary: memory.address() + local as Address,
+            symmetric: arena.address(),
+            inputs: vec![],
+            outputs: vec![],
+        };
+        let mut bench = Bench {
+            exchange,
+            dtype,
+            device,
+            streams,
+            status,
+            peers,
+            homes,
+            nccl: Communicators::default(),
+            region: largest,
+            zone,
+            _memory: memory,
+            _arena: arena,
+        };
+        let plain = bench.steps(&CollectiveKind::AllGather, 0, Variant::Plain, None);
+        bench.nccl = Communicators::new(&plain, exchange)?;
+        Ok(bench)
+    }
+
+    /// The calls of a case.
+    fn steps(
+        &self,
+        kind: &CollectiveKind,
+        bytes: usize,
+        variant: Variant,
+        exit: Option<bool>,
+    ) -> Vec<BoundStep> {
+        let n = self.exchange.ranks() as usize;
+        let home = if variant == Variant::Plain { Home::Ordinary } else { Home::Symmetric };
+        let elements = bytes / self.dtype.size() / n * n;
+        let operand_elements = if *kind == CollectiveKind::AllGather { elements / n } else { elements };
+        let zones = 4 * self.region;
+        let step = |index: usize| {
+            let turn = index % 2;
+            let at = |i: usize| BoundRegion { home, offset: i * self.region, by_rank: 0 };
+            BoundStep {
+                index,
+                lane: Lane::Comm,
+                waits: vec![],
+                node: format!("call{index}"),
+                op_name: kind.name().to_string(),
+                work: StepWork::Collective(BoundCollective {
+                    kind: kind.clone(),
+                    variant,
+                    exit: exit.map(|kept| if kept { Barrier::Kept } else { Barrier::Dropped }),
+                    cell: (0..self.exchange.ranks()).collect(),
+                    group: 0,
+                    dtype: self.dtype,
+                    elements: operand_elements,
+                    row: 1,
+                    operand: at(turn),
+                    result: at(2 + turn),
+                    landing: (variant == Variant::Packets).then_some([zones, zones + self.zone]),
+                    splits: None,
+                }),
+            }
+        };
+        (0..CALLS).map(step).collect()
+    }
+
+    /// Times of a case, and what is wrong with its result.
+    fn case(
+        &self,
+        kind: &CollectiveKind,
+        bytes: usize,
+        variant: Variant,
+        exit: Option<bool>,
+        replays: usize,
+        alive: &dyn Fn() -> Result<(), RunError>,
+    ) -> Result<([f64; 3], Option<String>), CudaError> {
+        let steps = self.steps(kind, bytes, variant, exit);
+        let machine = Machine {
+            multiprocessors: self.device.multiprocessors(),
+            status: 0,
+            workspace: 0,
+            workspace_bytes: 0,
+        };
+        let parts = Parts {
+            device: &self.device,
+            homes: &self.homes,
+            peers: &self.peers,
+            machine: &machine,
+            nccl: &self.nccl,
+        };
+        let program = Program::new(self.exchange.rank(), &steps, &parts)?;
+        let graph = program.record(&self.streams, &self.nccl, 1)?;
+        let base = if variant == Variant::Plain { self.homes.ordinary } else { self.homes.symmetric };
+        let n = self.exchange.ranks() as usize;
+        let elements = bytes / self.dtype.size() / n * n;
+        let compared = elements > 0 && bytes <= COMPARED;
+        if compared {
+            let operand = numbers(self.dtype, elements, self.exchange.rank())?;
+            for turn in 0..2 {
+                let at = base + (turn * self.region) as Address;
+                let poison = vec![0x7f; bytes];
+                // SAFETY: the regions exist; nothing runs.
+                unsafe {
+                    self.streams.compute.upload(at, operand.data())?;
+                    self.streams.compute.upload(at + 2 * self.region as Address, &poison)?;
+                }
+            }
+        }
+        let mut times = Vec::with_capacity(replays);
+        let mut wrong = None;
+        for replay in 0..replays + 3 {
+            self.exchange.all_gather(&[0])?;
+            let (begin, end) = (Event::timed()?, Event::timed()?);
+            begin.record(&self.streams.compute)?;
+            // SAFETY: the graph's memory exists as long as the bench.
+            unsafe { self.streams.compute.replay(&graph)? };
+            end.record(&self.streams.compute)?;
+            self.wait(alive)?;
+            if replay >= 3 {
+                times.push(begin.microseconds_to(&end)? / CALLS as f64);
+            } else if replay == 0 && compared {
+                wrong = self.compare(kind, base, elements)?;
+            }
+        }
+        times.sort_by(f64::total_cmp);
+        let median = times.get(times.len() / 2).copied().unwrap_or(f64::NAN);
+        let (least, most) = (times.first().copied(), times.last().copied());
+        Ok(([least.unwrap_or(f64::NAN), median, most.unwrap_or(f64::NAN)], wrong))
+    }
+
+    fn wait(&self, alive: &dyn Fn() -> Result<(), RunError>) -> Result<(), CudaError> {
+        let start = Instant::now();
+        let mut told = false;
+        while !self.streams.compute.idle()? {
+            if !told && start.elapsed() > Duration::from_millis(50) && alive().is_err() {
+                collective::end(&self.status);
+                told = true;
+            }
+            std::hint::spin_loop();
+        }
+        alive()?;
+        match collective::missed(&self.status) {
+            Some(m) => Err(CudaError::Run(RunError::system(
+                "a collective",
+                format!("rank {} did not come to call {}", m.peer, m.step),
+            ))),
+            None => Ok(()),
+        }
+    }
+
+    /// The first element of either result that is not what the collective gives.
+    fn compare(
+        &self,
+        kind: &CollectiveKind,
+        base: Address,
+        elements: usize,
+    ) -> Result<Option<String>, CudaError> {
+        let n = self.exchange.ranks() as usize;
+        let me = self.exchange.rank() as usize;
+        let all: Vec<Vec<f64>> = (0..n)
+            .map(|r| numbers(self.dtype, elements, r as u32).map(|t| t.to_f64()))
+            .collect::<Result<_, _>>()?;
+        let sum = |i: usize| all.iter().map(|x| x[i]).sum::<f64>();
+        let piece = elements / n;
+        let expected: Vec<f64> = match kind {
+            CollectiveKind::AllReduce(_) => (0..elements).map(sum).collect(),
+            CollectiveKind::AllGather => (0..elements).map(|i| all[i / piece][i % piece]).collect(),
+            CollectiveKind::ReduceScatter(_) => (0..piece).map(|i| sum(me * piece + i)).collect(),
+            _ => (0..elements).map(|i| all[i / piece][me * piece + i % piece]).collect(),
+        };
+        for turn in 0..2 {
+            let mut bytes = vec![0; expected.len() * self.dtype.size()];
+            let at = base + ((2 + turn) * self.region) as Address;
+            // SAFETY: the region exists; nothing runs.
+            unsafe { self.streams.compute.download(&mut bytes, at)? };
+            let found = Tensor::new(self.dtype, vec![expected.len()], bytes);
+            let found = found.map(|t| t.to_f64()).unwrap_or_default();
+            let differs = |(i, (f, e)): (usize, (&f64, &f64))| {
+                (f != e).then(|| format!("result {turn}, element {i}: expected {e}, found {f}"))
+            };
+            if let Some(text) = found.iter().zip(&expected).enumerate().find_map(differs) {
+                return Ok(Some(text));
+            }
+        }
+        Ok(None)
+    }
+}
+
+/// Small whole numbers, whose sums are exact in every dtype.
+fn numbers(dtype: DType, elements: usize, rank: u32) -> Result<Tensor, CudaError> {
+    let number = |i: usize| ((i * 7 + i / 11 + rank as usize * 5) % 13) as f64 - 6.0;
+    let numbers: Vec<f64> = (0..elements).map(number).collect();
+    Tensor::from_f64(dtype, vec![elements], &numbers)
+        .ok_or_else(|| CudaError::Unsupported(format!("no numbers of dtype {dtype}")))
+}

@@ -1,0 +1,205 @@
+//! Ranks on GPUs: the engine that a rank process hands its job to.
+
+use serde::{Deserialize, Serialize};
+use symmc_ir::InputKind;
+use symmc_runtime::RunError;
+use symmc_runtime::exec::{ExecConfig, Executor, RankMemory, Registry, Span};
+use symmc_runtime::host::{Engine, EngineChoice, RankRun};
+
+use crate::arena::Exchange;
+use crate::bench::{self, BenchConfig};
+use crate::driver::{self, Graph};
+use crate::error::CudaError;
+use crate::session::{Session, SessionConfig};
+
+/// How a job runs on GPUs.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct CudaConfig {
+    /// The GPU of each rank, by its number among those that the rank's process sees. Empty: rank `r` takes
+    /// GPU `r`.
+    pub gpus: Vec<u32>,
+    /// Measure instead of running the plan for its outputs. The answer is JSON at the start of the job's first
+    /// output, with a zero behind it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub bench: Option<Bench>,
+}
+
+/// What is measured.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", deny_unknown_fields)]
+pub enum Bench {
+    /// Collectives, whatever the plan is. The answer is a list of [`Measured`](crate::bench::Measured).
+    Collectives(BenchConfig),
+    /// The plan, on numbers drawn on the device. The answer is the microseconds of one run in each replay.
+    Program {
+        /// Replays that count.
+        replays: usize,
+        /// Runs in one graph.
+        runs: u32,
+    },
+}
+
+impl CudaConfig {
+    /// The choice of this engine for a job.
+    pub fn choice(&self) -> EngineChoice {
+        let options = serde_json::to_string(self).unwrap_or_default();
+        EngineChoice::Named { name: CudaEngine.name().into(), options }
+    }
+
+    /// The GPU of a rank, which the process sees.
+    fn gpu(&self, rank: u32, ranks: u32) -> Result<u32, CudaError> {
+        let found = driver::count()?;
+        let gpu = match self.gpus.get(rank as usize) {
+            Some(&gpu) => gpu,
+            None if self.gpus.is_empty() => rank,
+            None => {
+                let given = self.gpus.len();
+                return Err(CudaError::Unsupported(format!("{ranks} ranks, but GPUs for {given} are named")));
+            }
+        };
+        if gpu < found {
+            return Ok(gpu);
+        }
+        Err(CudaError::Unsupported(match self.gpus.is_empty() {
+            true => format!("{ranks} ranks need {ranks} GPUs, one each; this process sees {found}"),
+            false => format!("rank {rank} is to run on GPU {gpu}; this process sees {found}, from 0"),
+        }))
+    }
+}
+
+/// GPUs through CUDA.
+#[derive(Clone, Copy, Debug)]
+pub struct CudaEngine;
+
+impl Engine for CudaEngine {
+    fn name(&self) -> &'static str {
+        "cuda"
+    }
+
+    unsafe fn run(
+        &self,
+        options: &str,
+        run: &RankRun<'_>,
+        memory: &RankMemory,
+        ready: &mut dyn FnMut() -> Result<(), RunError>,
+    ) -> Result<(), RunError> {
+        let config: CudaConfig =
+            serde_json::from_str(options).map_err(|e| RunError::Invalid(format!("options for GPUs: {e}")))?;
+        let rank = run.comm.rank();
+        let gpu = config.gpu(rank, run.comm.ranks())?;
+        if let Some(Bench::Collectives(config)) = &config.bench {
+            ready()?;
+            let measured = bench::run(gpu, run.config.limit, config, &Peers(run), &|| alive(run))?;
+            let text =
+                serde_json::to_vec(&measured).map_err(|e| RunError::system("writing the answer", e))?;
+            return answer(&text, memory);
+        }
+        let registry = Registry::new();
+        let mut executor = Executor::new(run.plan, rank, &registry, ExecConfig::default())?;
+        let bucket = executor.bucket(run.bindings)?;
+        let bound = executor.bind(run.bindings)?;
+        let session = SessionConfig { gpu, limit: run.config.limit, chaos: run.config.chaos };
+        let session = Session::new(bound.clone(), &Peers(run), &session)?;
+        if let Some(Bench::Program { replays, runs }) = config.bench {
+            session.draw_inputs()?;
+            let graph = session.record(runs)?;
+            ready()?;
+            let times = measure(&session, &graph, run, bucket, [replays, runs as usize])?;
+            let text = serde_json::to_vec(&times).map_err(|e| RunError::system("writing the answer", e))?;
+            return answer(&text, memory);
+        }
+        // SAFETY: the caller's promise.
+        let data = |i: usize| unsafe { bytes(memory.inputs.get(i)?) };
+        session.write_inputs(data, |_| true)?;
+        let graph = session.record(1)?;
+        ready()?;
+        let mutated: Vec<Option<usize>> = bound.outputs.iter().map(|o| o.mutates).collect();
+        let rewritten = |i: usize| {
+            let input = &bound.inputs[i];
+            input.kind == InputKind::Argument && input.fixed.is_some() && !mutated.contains(&Some(i))
+        };
+        for repeat in 0..u64::from(run.repeats.max(1)) {
+            run.comm.begin_run(repeat, bucket);
+            if repeat > 0 {
+                session.write_inputs(data, rewritten)?;
+            }
+            session.replay(&graph, &|| alive(run))?;
+            session.write_back()?;
+        }
+        run.comm.end_runs();
+        for (index, span) in memory.outputs.iter().enumerate() {
+            // SAFETY: the caller's promise.
+            let to = unsafe { std::slice::from_raw_parts_mut(span.ptr, span.len) };
+            session.read_output(index, to)?;
+        }
+        Ok(())
+    }
+}
+
+/// Microseconds of one run in each replay, in order of size. Ranks meet before each.
+fn measure(
+    session: &Session,
+    graph: &Graph,
+    run: &RankRun<'_>,
+    bucket: usize,
+    [replays, runs]: [usize; 2],
+) -> Result<Vec<f64>, RunError> {
+    const WARM: usize = 3;
+    let mut times = Vec::with_capacity(replays);
+    for replay in 0..WARM + replays {
+        run.exchange(&[0])?;
+        run.comm.begin_run(replay as u64, bucket);
+        let time = session.replay(graph, &|| alive(run))?;
+        if replay >= WARM {
+            times.push(time / runs.max(1) as f64);
+        }
+    }
+    run.comm.end_runs();
+    times.sort_by(f64::total_cmp);
+    Ok(times)
+}
+
+/// The ranks of a run, as sessions meet.
+struct Peers<'a>(&'a RankRun<'a>);
+
+impl Exchange for Peers<'_> {
+    fn rank(&self) -> u32 {
+        self.0.comm.rank()
+    }
+
+    fn ranks(&self) -> u32 {
+        self.0.comm.ranks()
+    }
+
+    fn all_gather(&self, mine: &[u8]) -> Result<Vec<Vec<u8>>, RunError> {
+        self.0.exchange(mine)
+    }
+}
+
+/// Writes bytes to the first output.
+fn answer(text: &[u8], memory: &RankMemory) -> Result<(), RunError> {
+    let room = memory.outputs.first().filter(|span| span.len > text.len());
+    let room =
+        room.ok_or_else(|| RunError::Invalid(format!("the job has no room for {} bytes", text.len())))?;
+    // SAFETY: the output is memory of this rank, and large enough.
+    unsafe {
+        std::ptr::copy_nonoverlapping(text.as_ptr(), room.ptr, text.len());
+        room.ptr.add(text.len()).write(0);
+    }
+    Ok(())
+}
+
+/// Whether the run goes on.
+fn alive(run: &RankRun<'_>) -> Result<(), RunError> {
+    run.comm.control().abort_reason().map_or(Ok(()), Err)
+}
+
+/// The bytes of a span; `None` when it has no memory.
+///
+/// # Safety
+/// The memory is valid and nobody writes it while the slice lives.
+unsafe fn bytes(span: &Span) -> Option<&[u8]> {
+    // SAFETY: by the caller.
+    (!span.ptr.is_null()).then(|| unsafe { std::slice::from_raw_parts(span.ptr, span.len) })
+}

@@ -1,0 +1,250 @@
+//! A program on one device: from resolved steps to a graph that replays with no work of the host.
+//!
+//! The lanes of the plan are streams; a step that another lane waits for is an event. Steps of one lane
+//! follow each other in their stream, so the graph has exactly the order that the plan was checked under.
+
+use std::sync::Arc;
+
+use indexmap::IndexMap;
+use symmc_planner::plan::Lane;
+use symmc_runtime::RunError;
+use symmc_runtime::exec::{BoundStep, Work as StepWork};
+
+use crate::collective::{self, Peers};
+use crate::compile::{Source, compile};
+use crate::compute::gemm::{GemmPlanner, Prepared};
+use crate::compute::{self, Machine, Sites};
+use crate::driver::{Device, Event, Function, Graph, Module, Stream};
+use crate::error::CudaError;
+use crate::homes::Homes;
+use crate::launch::{Address, Kernel, Work};
+use crate::nccl::{Communicators, NcclCall};
+
+/// What a program runs with on its rank.
+#[derive(Debug)]
+pub struct Parts<'a> {
+    /// The GPU.
+    pub device: &'a Arc<Device>,
+    /// Where everything lies.
+    pub homes: &'a Homes,
+    /// The peers' memory.
+    pub peers: &'a Peers,
+    /// What compute steps are lowered for.
+    pub machine: &'a Machine,
+    /// The communicators of the library's own collectives.
+    pub nccl: &'a Communicators,
+}
+
+/// A program that is compiled and loaded.
+pub struct Program {
+    steps: Vec<Step>,
+    /// Where data can be out of range.
+    sites: Sites,
+    /// Memory for one matrix product at a time.
+    workspace: Address,
+    /// What the functions of the steps belong to.
+    _module: Option<Module>,
+}
+
+/// A step with everything looked up.
+struct Step {
+    lane: Lane,
+    waits: Vec<usize>,
+    /// Whether a step of another lane waits for it.
+    awaited: bool,
+    work: Vec<Ready>,
+}
+
+enum Ready {
+    Kernel(Function, Kernel),
+    Gemm(Prepared),
+    Copy { to: u64, from: u64, bytes: usize },
+    Zero { at: u64, bytes: usize },
+    Nccl(NcclCall),
+}
+
+impl Program {
+    /// Compiles and loads the steps of a rank.
+    ///
+    /// # Errors
+    /// A step has no form on a GPU, or a library that it needs is missing.
+    pub fn new(rank: u32, list: &[BoundStep], parts: &Parts<'_>) -> Result<Program, CudaError> {
+        let (mut source, mut sites) = (Source::new(), Sites::new());
+        let mut lowered = Vec::with_capacity(list.len());
+        for step in list {
+            lowered.push(lower(rank, step, parts, &mut source, &mut sites)?);
+        }
+        let module = match source.is_empty() {
+            true => None,
+            false => Some(Module::load(parts.device, &compile(&source, parts.device.capability())?)?),
+        };
+        let mut loader = Loader { parts, module: module.as_ref(), functions: IndexMap::new(), gemms: None };
+        let mut steps = Vec::with_capacity(lowered.len());
+        for (step, work) in list.iter().zip(lowered) {
+            let work = work.into_iter().map(|w| loader.ready(w)).collect::<Result<_, _>>()?;
+            let awaited = list.iter().any(|s| s.lane != step.lane && s.waits.contains(&step.index));
+            steps.push(Step { lane: step.lane, waits: step.waits.clone(), awaited, work });
+        }
+        let workspace = parts.machine.workspace;
+        Ok(Program { steps, sites, workspace, _module: module })
+    }
+
+    /// Records `runs` runs, one after another, into one graph.
+    ///
+    /// # Errors
+    /// The driver refuses a launch.
+    pub fn record(&self, lanes: &Streams, nccl: &Communicators, runs: u32) -> Result<Graph, CudaError> {
+        lanes.compute.capture(|| (0..runs).try_for_each(|_| self.enqueue(lanes, nccl)))
+    }
+
+    /// Where data can be out of range.
+    pub fn sites(&self) -> &Sites {
+        &self.sites
+    }
+
+    /// Puts one run on the streams. It begins after what the compute stream holds, and what is put there next
+    /// begins after it.
+    fn enqueue(&self, lanes: &Streams, nccl: &Communicators) -> Result<(), CudaError> {
+        let both = self.steps.iter().any(|s| s.lane == Lane::Comm);
+        if both {
+            let start = Event::new()?;
+            start.record(&lanes.compute)?;
+            lanes.comm.wait(&start)?;
+        }
+        let mut ends: Vec<Option<Event>> = self.steps.iter().map(|_| None).collect();
+        for (index, step) in self.steps.iter().enumerate() {
+            let stream = lanes.of(step.lane);
+            for event in step.waits.iter().filter_map(|&w| ends[w].as_ref()) {
+                stream.wait(event)?;
+            }
+            for work in &step.work {
+                self.put(work, stream, nccl)?;
+            }
+            if step.awaited {
+                let end = Event::new()?;
+                end.record(stream)?;
+                ends[index] = Some(end);
+            }
+        }
+        if both {
+            let end = Event::new()?;
+            end.record(&lanes.comm)?;
+            lanes.compute.wait(&end)?;
+        }
+        Ok(())
+    }
+
+    fn put(&self, work: &Ready, stream: &Stream, nccl: &Communicators) -> Result<(), CudaError> {
+        match work {
+            // SAFETY: the work was made for memory that the checked plan lays out.
+            Ready::Kernel(function, kernel) => unsafe { stream.launch(*function, kernel) },
+            // SAFETY: as above.
+            Ready::Copy { to, from, bytes } => unsafe { stream.copy(*to, *from, *bytes) },
+            // SAFETY: as above.
+            Ready::Zero { at, bytes } => unsafe { stream.fill(*at, 0, *bytes) },
+            // SAFETY: as above.
+            Ready::Gemm(gemm) => unsafe { gemm.run(stream, self.workspace) },
+            // SAFETY: as above.
+            Ready::Nccl(call) => unsafe { nccl.run(call, stream) },
+        }
+    }
+}
+
+/// What a step becomes.
+fn lower(
+    rank: u32,
+    step: &BoundStep,
+    parts: &Parts<'_>,
+    source: &mut Source,
+    sites: &mut Sites,
+) -> Result<Vec<Work>, CudaError> {
+    let failed = |error| match error {
+        CudaError::Unsupported(detail) => CudaError::Run(RunError::Step {
+            rank,
+            step: step.index,
+            node: step.node.clone(),
+            op: step.op_name.clone(),
+            detail,
+        }),
+        error => error,
+    };
+    match &step.work {
+        StepWork::Kernel { op, operands, results } => {
+            let at = |value: &_| parts.homes.at(value);
+            let step = compute::Step { index: step.index, op, operands, results };
+            compute::lower(&step, &at, parts.machine, source, sites).map_err(failed)
+        }
+        StepWork::Collective(call) => {
+            let number = call.cell.iter().position(|&r| r == rank).unwrap_or(0);
+            let (operand, result) =
+                (parts.homes.region(&call.operand, number), parts.homes.region(&call.result, number));
+            match collective::lower(step.index, call, operand, result, parts.peers, source).map_err(failed)? {
+                Some(work) => Ok(work),
+                None => parts.nccl.lower(call, number, operand, result).map_err(failed),
+            }
+        }
+        StepWork::Custom { name, .. } => {
+            Err(failed(CudaError::Unsupported(format!("the custom op {name} has no kernel for GPUs"))))
+        }
+    }
+}
+
+/// Looks up what launches name.
+struct Loader<'a> {
+    parts: &'a Parts<'a>,
+    module: Option<&'a Module>,
+    functions: IndexMap<(String, u32), Function>,
+    gemms: Option<GemmPlanner>,
+}
+
+impl Loader<'_> {
+    fn ready(&mut self, work: Work) -> Result<Ready, CudaError> {
+        Ok(match work {
+            Work::Kernel(kernel) => Ready::Kernel(self.function(&kernel)?, kernel),
+            Work::Gemm(gemm) => {
+                let planner = match &self.gemms {
+                    Some(planner) => planner.clone(),
+                    None => self.gemms.insert(GemmPlanner::new(self.parts.device)?).clone(),
+                };
+                Ready::Gemm(planner.prepare(&gemm, self.parts.machine.workspace_bytes)?)
+            }
+            Work::Copy { to, from, bytes } => Ready::Copy { to, from, bytes },
+            Work::Zero { at, bytes } => Ready::Zero { at, bytes },
+            Work::Nccl(call) => Ready::Nccl(call),
+        })
+    }
+
+    fn function(&mut self, kernel: &Kernel) -> Result<Function, CudaError> {
+        let key = (kernel.entry.clone(), kernel.shared);
+        if let Some(function) = self.functions.get(&key) {
+            return Ok(*function);
+        }
+        let missing = || CudaError::Compile { detail: format!("kernel {} was not generated", kernel.entry) };
+        let function = self.module.ok_or_else(missing)?.function(&kernel.entry, kernel.shared)?;
+        self.functions.insert(key, function);
+        Ok(function)
+    }
+}
+
+/// The streams of a rank.
+#[derive(Debug)]
+pub struct Streams {
+    /// The compute lane; runs begin and end here.
+    pub compute: Stream,
+    /// The communication lane.
+    pub comm: Stream,
+}
+
+impl Streams {
+    /// One stream for each lane.
+    pub fn new(device: &Arc<Device>) -> Result<Streams, CudaError> {
+        Ok(Streams { compute: Stream::new(device)?, comm: Stream::new(device)? })
+    }
+
+    fn of(&self, lane: Lane) -> &Stream {
+        match lane {
+            Lane::Compute => &self.compute,
+            Lane::Comm => &self.comm,
+        }
+    }
+}
