@@ -20,6 +20,7 @@ fn config(rng: &mut Rng) -> Config {
         symbolic: rng.one_in(2),
         nodes: 4 + rng.below(16),
         gathers: rng.one_in(2),
+        exchanges: rng.one_in(3),
     }
 }
 

@@ -56,6 +56,8 @@ pub struct Config {
     pub nodes: usize,
     /// Whether all-gathers may occur, whose operands can lie at places that depend on the rank.
     pub gathers: bool,
+    /// Whether most collectives are exchanges between pairs of ranks.
+    pub exchanges: bool,
 }
 
 /// A random program without variants. Extents are small; all rows have 16 bytes or 8.
@@ -195,7 +197,8 @@ impl Maker {
     fn collective(&mut self, rng: &mut Rng, x: ValueId, large: bool) {
         let group = *rng.pick(&self.groups);
         let n = self.b.graph().group_size(group).unwrap_or(1);
-        let kind = match rng.below(10) {
+        let which = if self.config.exchanges { 6 + rng.below(5) } else { rng.below(10) };
+        let kind = match which {
             0..=2 => CollectiveKind::AllReduce(ReduceOp::Sum),
             3 if self.config.gathers && !large => CollectiveKind::AllGather,
             4 if self.rows(x).exact_div(&(self.unit.clone() * Dim::from(i64::from(n)))).is_some() => {
