@@ -74,6 +74,11 @@ impl Param {
         Param(words)
     }
 
+    /// Its bytes, in words of 8.
+    pub fn words(&self) -> &[u64] {
+        &self.0
+    }
+
     /// The first byte.
     pub(crate) fn as_ptr(&self) -> *const u64 {
         self.0.as_ptr()

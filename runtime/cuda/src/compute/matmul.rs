@@ -1,7 +1,7 @@
 //! Matrix products: which way each takes.
 //!
 //! Floats whose matrices have a unit stride go to cuBLASLt ([`Gemm`]), as one product where the leading
-//! axes join into one stride. Integers and other layouts go to a generated kernel that reads any strides.
+//! axes join into one stride; few rows go to a kernel that reads the right matrix once. Integers and other layouts go to a generated kernel that reads any strides.
 
 use smallvec::SmallVec;
 use symmc_ir::DType;
@@ -56,6 +56,11 @@ pub(super) fn lower(
     if p.dtype.is_float()
         && let Some(products) = products(&p)
     {
+        if let [one] = products[..]
+            && let Some(work) = super::skinny::lower(&one, l)
+        {
+            return Ok(vec![work]);
+        }
         return Ok(products.into_iter().map(Work::Gemm).collect());
     }
     Ok(vec![tiled(&p, l)])

@@ -24,6 +24,7 @@ mod matmul;
 mod movement;
 mod rows;
 mod scatter;
+mod skinny;
 mod sort;
 mod space;
 mod text;

@@ -14,6 +14,8 @@ pub(super) const ROWS: &str = include_str!("kernels/rows.cuh");
 
 /// Matrix products of any layout.
 pub(super) const PRODUCT: &str = include_str!("kernels/product.cuh");
+/// Products of few rows.
+pub(super) const SKINNY: &str = include_str!("kernels/skinny.cuh");
 /// Attention.
 pub(super) const ATTENTION: &str = include_str!("kernels/attention.cuh");
 /// Stores at positions that are data.

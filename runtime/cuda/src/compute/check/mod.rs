@@ -170,15 +170,50 @@ impl fmt::Display for Failure {
     }
 }
 
-/// A case where it lies on the device.
-struct Laid<'a> {
+/// A case and where it lies.
+pub struct Laid<'a> {
     case: &'a Case,
     operands: Vec<Located>,
     results: Vec<Located>,
+    /// What the results must be, or room for those of a case that must fail.
+    rooms: Vec<Placed>,
     /// The first byte of each result.
     starts: Vec<usize>,
+    /// What the memory holds at first, by its first byte.
     image: Vec<(usize, Vec<u8>)>,
 }
+
+impl Laid<'_> {
+    /// What the memory holds before the case runs: first bytes and bytes.
+    pub fn image(&self) -> &[(usize, Vec<u8>)] {
+        &self.image
+    }
+
+    /// Compares what the case left with what it must give. `read` gives bytes from a first one on.
+    ///
+    /// # Errors
+    /// A sentence that says what is wrong.
+    pub fn verify(
+        &self,
+        failure: Option<KernelError>,
+        mut read: impl FnMut(usize, usize) -> Result<Vec<u8>, String>,
+    ) -> Result<(), String> {
+        match (&self.case.expected, failure) {
+            (Err(expected), Some(found)) if *expected == found => return Ok(()),
+            (Err(expected), found) => return Err(format!("expected {expected:?}, found {found:?}")),
+            (Ok(_), Some(found)) => return Err(found.to_string()),
+            (Ok(_), None) => {}
+        }
+        for (&start, expected) in self.starts.iter().zip(&self.rooms) {
+            let found = expected.read(&read(start, expected.bytes() + BEHIND)?)?;
+            agree(&found, &expected.tensor, self.case.scale)?;
+        }
+        Ok(())
+    }
+}
+
+/// Bytes behind each operand and result that nothing may write.
+const BEHIND: usize = 64;
 
 /// Results of a case that must fail: of the shape that its op gives where that is known.
 fn results(case: &Case) -> Vec<Placed> {
@@ -189,29 +224,29 @@ fn results(case: &Case) -> Vec<Placed> {
 }
 
 /// Puts cases one behind another; gives the bytes of all.
-fn lay(cases: &[Case]) -> (Vec<Laid<'_>>, usize) {
+pub fn lay(cases: &[Case]) -> (Vec<Laid<'_>>, usize) {
     let mut end = 0;
     let mut place = |bytes: usize| {
         let start = end;
-        // Room behind each, so that what is written beyond it is seen.
-        end = (end + bytes + 64usize).next_multiple_of(256);
+        end = (end + bytes + BEHIND).next_multiple_of(256);
         start
     };
     let mut out = Vec::with_capacity(cases.len());
     for case in cases {
-        let mut laid =
-            Laid { case, operands: Vec::new(), results: Vec::new(), starts: Vec::new(), image: Vec::new() };
+        let (mut operands, mut results, mut starts, mut image) = (vec![], vec![], vec![], vec![]);
+        let rooms = self::results(case);
         for x in &case.operands {
             let start = place(x.bytes());
-            laid.operands.push(x.located(start));
-            laid.image.push((start, x.image()));
+            operands.push(x.located(start));
+            image.push((start, x.image()));
         }
-        for r in results(case) {
+        for r in &rooms {
             let start = place(r.bytes());
-            laid.results.push(r.located(start));
-            laid.starts.push(start);
+            results.push(r.located(start));
+            starts.push(start);
+            image.push((start, vec![CANARY; r.bytes() + BEHIND]));
         }
-        out.push(laid);
+        out.push(Laid { case, operands, results, rooms, starts, image });
     }
     (out, end)
 }
@@ -331,11 +366,6 @@ impl Runner<'_> {
             // SAFETY: the place was laid out for it; nothing else runs.
             unsafe { self.stream.upload(base + *start as u64, image) }.map_err(text)?;
         }
-        let rooms = results(c.case);
-        for (start, r) in c.starts.iter().zip(&rooms) {
-            // SAFETY: as above; behind each place there are 64 bytes.
-            unsafe { self.stream.fill(base + *start as u64, CANARY, r.bytes() + 64) }.map_err(text)?;
-        }
         // SAFETY: the status word is pinned memory, and nothing runs.
         unsafe { std::ptr::write_bytes(self.status.as_ptr(), 0, STATUS_BYTES) };
         for work in works {
@@ -344,20 +374,12 @@ impl Runner<'_> {
         self.stream.synchronize().map_err(text)?;
         // SAFETY: as above; the device has ended.
         let status = unsafe { std::ptr::read_volatile(self.status.as_ptr().cast::<[u64; 2]>()) };
-        match (&c.case.expected, sites.failure(status)) {
-            (Err(expected), Some((_, found))) if *expected == found => return Ok(()),
-            (Err(expected), found) => return Err(format!("expected {expected:?}, found {found:?}")),
-            (Ok(_), Some((_, found))) => return Err(found.to_string()),
-            (Ok(_), None) => {}
-        }
-        for (start, expected) in c.starts.iter().zip(&rooms) {
-            let mut bytes = vec![0; expected.bytes() + 64];
+        c.verify(sites.failure(status).map(|f| f.1), |start, len| {
+            let mut bytes = vec![0; len];
             // SAFETY: as above.
-            unsafe { self.stream.download(&mut bytes, base + *start as u64) }.map_err(text)?;
-            let found = expected.read(&bytes)?;
-            agree(&found, &expected.tensor, c.case.scale)?;
-        }
-        Ok(())
+            unsafe { self.stream.download(&mut bytes, base + start as u64) }.map_err(text)?;
+            Ok(bytes)
+        })
     }
 
     fn work(&self, work: &Work) -> Result<(), CudaError> {

@@ -1,0 +1,59 @@
+//! Products of few rows, bound by reading the right matrix once.
+
+use super::Lowering;
+use super::gemm::{Gemm, Order};
+use super::text::{self, stored};
+use crate::launch::{Kernel, Work};
+
+/// The most rows where the right matrix lies along the summed axis, and where it lies along the columns:
+/// more would not leave each thread its sums in registers.
+const MOST_ROWS: [usize; 2] = [16, 8];
+/// Columns that a block computes, in the same two cases.
+const COLUMNS: [usize; 2] = [4, 32];
+
+/// The launch, if this is a product of few rows in a layout that is read in accesses of 16 bytes.
+pub(super) fn lower(gemm: &Gemm, l: &mut Lowering<'_>) -> Option<Work> {
+    let size = gemm.dtype.size();
+    let width = 16 / size;
+    let along = usize::from(gemm.b.order == Order::Rows);
+    let aligned = |at: u64, step: usize| at.is_multiple_of(16) && step.is_multiple_of(width);
+    let fits = gemm.dtype.is_float()
+        && size < 8
+        && gemm.batch == 1
+        && gemm.m <= MOST_ROWS[along]
+        && gemm.a.order == Order::Rows
+        && gemm.k >= 64
+        && gemm.n >= 32
+        && aligned(gemm.b.at, gemm.b.step);
+    let whole = match gemm.b.order {
+        Order::Columns => gemm.k.is_multiple_of(width) && aligned(gemm.a.at, gemm.a.step),
+        Order::Rows => gemm.n.is_multiple_of(width),
+    };
+    if !fits || !whole {
+        return None;
+    }
+    let (call, threads) = match gemm.b.order {
+        Order::Columns => ("skinny_lines<sc::@_L, 4, 4>", 128),
+        Order::Rows => ("skinny_columns<sc::@_L, 16>", 512),
+    };
+    let text = format!(
+        "namespace sc {{ struct @_L {{\ntypedef {} T;\nstatic const int M = {}, V = {width};\nstatic const i64 N = {}, K = {}, a_step = {}, b_step = {}, c_step = {};\n}}; }}\n\
+         extern \"C\" __global__ void __launch_bounds__({threads}) @(const void *a, const void *b, void *c) {{\n    sc::{call}(a, b, c);\n}}\n",
+        stored(gemm.dtype),
+        gemm.m,
+        gemm.n,
+        gemm.k,
+        gemm.a.step,
+        gemm.b.step,
+        gemm.c.step,
+    );
+    l.source.prelude(text::BASE);
+    l.source.prelude(text::SKINNY);
+    Some(Work::Kernel(Kernel {
+        entry: l.source.function("skinny", text),
+        grid: [gemm.n.div_ceil(COLUMNS[along]) as u32, 1, 1],
+        block: [threads, 1, 1],
+        shared: 0,
+        params: vec![gemm.a.at.into(), gemm.b.at.into(), gemm.c.at.into()],
+    }))
+}
