@@ -6,6 +6,8 @@ use super::control::{MAX_BLOCKS, MAX_RANKS};
 
 /// The most threads of a block, which kernels are compiled for.
 const MAX_THREADS: u32 = 512;
+/// The same for all-reduce with a norm.
+pub(super) const MAX_NORM_THREADS: u32 = 1024;
 
 /// The grids of one variant.
 ///
@@ -33,6 +35,16 @@ impl Blocks {
         let threads = units.div_ceil(blocks).min(most).next_multiple_of(least.min(32));
         [blocks, threads.clamp(least, most)]
     }
+
+    /// Blocks and threads of a block for `rows` rows of `units` units of work, a row to a block.
+    pub(super) fn rows(&self, rows: usize, units: usize) -> [u32; 2] {
+        let least = self.threads.clamp(MAX_RANKS as u32, MAX_NORM_THREADS);
+        let most = self.most_threads.clamp(least, MAX_NORM_THREADS);
+        let blocks =
+            u32::try_from(rows).unwrap_or(u32::MAX).clamp(1, self.blocks.clamp(1, MAX_BLOCKS as u32));
+        let threads = u32::try_from(units).unwrap_or(u32::MAX).min(most).next_multiple_of(least.min(32));
+        [blocks, threads.clamp(least, most)]
+    }
 }
 
 /// The grids of all variants. A unit of work is 16 bytes of what one rank reduces or gets of each peer; for
@@ -50,6 +62,8 @@ pub struct BlockCounts {
     pub pull: Blocks,
     pub push: Blocks,
     pub put: Blocks,
+    /// All-reduce with residual and norm, up to 1024 threads: a block has whole rows.
+    pub norm: Blocks,
 }
 
 impl Default for BlockCounts {
@@ -63,6 +77,7 @@ impl Default for BlockCounts {
             pull: blocks(256, 48),
             push: blocks(256, 48),
             put: blocks(256, 32),
+            norm: Blocks { threads: 128, most_threads: MAX_NORM_THREADS, blocks: MAX_BLOCKS as u32 },
         }
     }
 }

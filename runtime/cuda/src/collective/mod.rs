@@ -41,11 +41,14 @@
 //! stops all waits of this rank, as does the host by [`end`]; kernels that follow go through without waiting
 //! for long, and what they leave in memory is meaningless.
 //!
+//! [`lower_norm`] is the packets all-reduce with what often follows it in a model.
+//!
 //! Before the first run control region, landing zones and private words are zero on all ranks.
 
 mod blocks;
 mod call;
 mod control;
+mod norm;
 #[cfg(test)]
 mod tests;
 
@@ -59,6 +62,7 @@ use self::call::{Call, Turn};
 pub use self::control::{
     MAX_BLOCKS, MAX_RANKS, Missed, STATUS_BYTES, control_bytes, end, local_bytes, missed,
 };
+pub use self::norm::{FusedNorm, lower_norm};
 use crate::compile::Source;
 use crate::error::CudaError;
 use crate::launch::{Address, Kernel, Param, Work};
@@ -141,6 +145,8 @@ struct Prepared {
     /// Its body, without namespace.
     body: String,
     call: Call,
+    /// A second parameter and its type.
+    beside: Option<(&'static str, Param)>,
     blocks: [u32; 2],
 }
 
@@ -151,19 +157,25 @@ impl Prepared {
         }
         source.prelude(DEVICE);
         source.prelude(KERNELS);
+        let [blocks, threads] = self.blocks;
+        let (declared, passed) = match &self.beside {
+            Some((ty, _)) => (format!(", const __grid_constant__ {ty} beside"), ", beside"),
+            None => (String::new(), ""),
+        };
         // In the namespace of the kernels, so that other code in the program may use the same names.
         let text = format!(
-            "namespace symmc_peer {{\nextern \"C\" __global__ void __launch_bounds__(512) \
-             @(const __grid_constant__ Call call) {{\n    {}(call);\n}}\n}}\n",
+            "namespace symmc_peer {{\nextern \"C\" __global__ void __launch_bounds__({}) \
+             @(const __grid_constant__ Call call{declared}) {{\n    {}(call{passed});\n}}\n}}\n",
+            threads.max(512),
             self.body
         );
-        let [blocks, threads] = self.blocks;
+        let beside = self.beside.map(|(_, param)| param);
         Kernel {
             entry: source.function(&self.what, text),
             grid: [blocks, 1, 1],
             block: [threads, 1, 1],
             shared: 0,
-            params: vec![Param::of(&self.call)],
+            params: [Param::of(&self.call)].into_iter().chain(beside).collect(),
         }
     }
 }
@@ -225,6 +237,7 @@ fn reduce(turn: &Turn, mut call: Call, how: Reduction, blocks: [u32; 2], what: &
         what: format!("{what}_{}", turn.bound.dtype),
         body: format!("reduce<{element}, {operation}, {n}, {outs}, {exit}, {vector}>"),
         call,
+        beside: None,
         blocks,
     }
 }
@@ -297,6 +310,7 @@ fn movement(turn: &Turn, mut call: Call, how: Moves) -> Prepared {
         what: turn.bound.kind.name().into(),
         body: format!("move<{unit}, {n}, {same}, {exit}>"),
         call,
+        beside: None,
         blocks: blocks.grid(turn.units(bytes)),
     }
 }
@@ -362,6 +376,7 @@ fn put(turn: &Turn) -> Result<Prepared, CudaError> {
         what: turn.bound.kind.name().into(),
         body: format!("put<{unit}, {n}>"),
         call,
+        beside: None,
         blocks: turn.blocks().put.grid(turn.units(turn.bytes)),
     })
 }
@@ -376,6 +391,7 @@ fn packets_reduce(turn: &Turn, op: ReduceOp) -> Result<Prepared, CudaError> {
         what: format!("packets_{}", turn.bound.dtype),
         body: format!("packets_reduce<{element}, {operation}, {}, {vector}>", turn.n),
         call,
+        beside: None,
         blocks: turn.blocks().packets.grid(turn.bytes.div_ceil(8)),
     })
 }
@@ -400,6 +416,7 @@ fn packets_move(turn: &Turn) -> Result<Prepared, CudaError> {
         what: format!("packets_{}", turn.bound.kind.name()),
         body: format!("packets_move<{element}, {n}, {same}, {vector}>"),
         call,
+        beside: None,
         blocks: turn.blocks().packets.grid(piece.div_ceil(8)),
     })
 }

@@ -3,6 +3,7 @@
 #include <atomic>
 #include <barrier>
 #include <chrono>
+#include <cmath>
 #include <cstdint>
 #include <cstring>
 #include <thread>
@@ -22,7 +23,8 @@ static thread_local Dim threadIdx, blockIdx, gridDim, blockDim;
 
 struct Block {
     std::barrier<> here;
-    std::atomic<bool> all{true};
+    std::atomic<bool> all;
+    std::vector<float> parts;
 };
 static thread_local Block* block;
 
@@ -97,16 +99,25 @@ inline u16 to_bfloat(float x) {
 inline u32 to_halves(float a, float b) { return to_half(a) | (u32)to_half(b) << 16; }
 inline u32 to_bfloats(float a, float b) { return to_bfloat(a) | (u32)to_bfloat(b) << 16; }
 
+inline float block_sum(float x, u32) {
+    block->parts[threadIdx.x] = x;
+    __syncthreads();
+    float sum = 0;
+    for (float part : block->parts) sum += part;
+    __syncthreads();
+    return sum;
+}
+
 }  // namespace symmc_peer
 
 // ---------------------------------------------------------------- after the kernels
 
 /// Runs a kernel as so many blocks of so many threads.
-extern "C" void emulate(void (*kernel)(symmc_peer::Call), const symmc_peer::Call* call, unsigned blocks,
-                        unsigned threads) {
+extern "C" void emulate(void (*kernel)(symmc_peer::Call), const symmc_peer::Call* call,
+                        const symmc_peer::Norm* norm, unsigned blocks, unsigned threads) {
     std::vector<Block*> all;
     std::vector<std::thread> running;
-    for (unsigned b = 0; b < blocks; b++) all.push_back(new Block{std::barrier<>(threads)});
+    for (unsigned b = 0; b < blocks; b++) all.push_back(new Block{std::barrier<>(threads), true, std::vector<float>(threads)});
     for (unsigned i = 0; i < blocks * threads; i++) {
         running.emplace_back([=] {
             threadIdx.x = i % threads;
@@ -114,7 +125,11 @@ extern "C" void emulate(void (*kernel)(symmc_peer::Call), const symmc_peer::Call
             gridDim.x = blocks;
             blockDim.x = threads;
             block = all[i / threads];
-            kernel(*call);
+            if (norm == nullptr) {
+                kernel(*call);
+            } else {
+                ((void (*)(symmc_peer::Call, symmc_peer::Norm))kernel)(*call, *norm);
+            }
         });
     }
     for (auto& thread : running) thread.join();

@@ -81,6 +81,7 @@ impl World {
             pull: GRID,
             push: GRID,
             put: GRID,
+            norm: GRID,
         };
         let peers = ranks.iter().zip(0..).map(|(r, rank)| Peers {
             rank,
@@ -212,7 +213,7 @@ struct Library(*mut c_void);
 // SAFETY: the handle may be used from any thread.
 unsafe impl Sync for Library {}
 
-type Emulate = unsafe extern "C" fn(*const c_void, *const Call, u32, u32);
+type Emulate = unsafe extern "C" fn(*const c_void, *const Call, *const c_void, u32, u32);
 
 impl Library {
     /// Compiles what `source` holds for threads of the host; `None` without a compiler.
@@ -261,15 +262,11 @@ impl Library {
     fn run(&self, kernel: &Kernel) {
         // SAFETY: the library defines it so.
         let emulate: Emulate = unsafe { std::mem::transmute(self.symbol("emulate")) };
-        // SAFETY: the parameter is a call; its addresses are of memory that the world holds.
-        unsafe {
-            emulate(
-                self.symbol(&kernel.entry),
-                kernel.params[0].as_ptr().cast(),
-                kernel.grid[0],
-                kernel.block[0],
-            );
-        }
+        let param = |i: usize| kernel.params.get(i).map_or(std::ptr::null(), |p| p.as_ptr().cast::<c_void>());
+        let ([blocks, ..], [threads, ..]) = (kernel.grid, kernel.block);
+        // SAFETY: the parameters are a call and what stands beside it; their addresses are of memory that the
+        // world holds.
+        unsafe { emulate(self.symbol(&kernel.entry), param(0).cast(), param(1), blocks, threads) };
     }
 }
 
@@ -361,4 +358,93 @@ fn a_rank_that_does_not_come_is_reported() {
         assert_eq!(missed, Some(Missed { step: 7, peer: 1, group: 1, block: 0, epoch: 1 }), "rank {rank}");
     }
     assert_eq!(control::missed_at(address(&world.ranks[1].status) as usize), None);
+}
+
+/// All-reduce, residual and norm of `rows` rows of `hidden` elements on one rank, in bytes of the dtype.
+struct Layer {
+    operand: Vec<u8>,
+    residual: Vec<u8>,
+    weight: Vec<u8>,
+    added: Vec<u8>,
+    normed: Vec<u8>,
+}
+
+fn layer(dtype: DType, rank: usize, rows: usize, hidden: usize) -> Layer {
+    let fill = |elements: usize, f: &dyn Fn(usize) -> f64| {
+        let mut out = vec![0u8; elements * dtype.size()];
+        (0..elements).for_each(|i| write_f64(dtype, &mut out, i, f(i)));
+        out
+    };
+    let elements = rows * hidden;
+    Layer {
+        operand: fill(elements, &|i| ((i * 7 + rank * 13) % 11) as f64 * 0.25 - 1.0),
+        residual: fill(elements, &|i| ((i * 5) % 7) as f64 * 0.5 - 1.5),
+        weight: fill(hidden, &|i| 0.5 + (i % 4) as f64),
+        added: fill(elements, &|_| 0.0),
+        normed: fill(elements, &|_| 0.0),
+    }
+}
+
+/// Compares one rank's results; `layers` are of all ranks.
+fn compare_norm(dtype: DType, layers: &[Layer], me: usize, hidden: usize, eps: f64) {
+    let rows = layers[0].operand.len() / dtype.size() / hidden;
+    let of = |data: &[u8], i: usize| read_f64(dtype, data, i);
+    let added = |i: usize| layers.iter().map(|l| of(&l.operand, i)).sum::<f64>() + of(&layers[0].residual, i);
+    for row in 0..rows {
+        let x: Vec<f64> = (0..hidden).map(|j| added(row * hidden + j)).collect();
+        let scale = 1.0 / (x.iter().map(|x| x * x).sum::<f64>() / hidden as f64 + eps).sqrt();
+        for (j, &x) in x.iter().enumerate() {
+            let i = row * hidden + j;
+            assert_eq!(of(&layers[me].added, i), x, "{dtype} {hidden}: row {row}, element {j}");
+            let (found, expected) = (of(&layers[me].normed, i), x * scale * of(&layers[me].weight, j));
+            let tolerance = if dtype == DType::F32 { 1e-5 } else { 1e-2 };
+            let close = (found - expected).abs() <= tolerance * expected.abs();
+            assert!(close, "{dtype} {hidden}: row {row}, element {j}: {found} for {expected}");
+        }
+    }
+}
+
+#[test]
+fn residual_and_norm_follow_the_reduction() {
+    let (n, eps) = (3u32, 1e-3);
+    let world = World::new(n, (0, 0), 20_000_000_000, None);
+    let shapes = [(DType::F32, 5, 24), (DType::BF16, 4, 100), (DType::F16, 1, 8)];
+    let mut source = Source::new();
+    // For each shape, the memory and the kernel of each rank.
+    let mut all: Vec<(Vec<Layer>, Vec<Kernel>)> = Vec::new();
+    for (dtype, rows, hidden) in shapes {
+        let mut layers: Vec<Layer> = (0..n as usize).map(|r| layer(dtype, r, rows, hidden)).collect();
+        let mut call = collective(Kind::AllReduce(ReduceOp::Sum), Variant::Packets, n, dtype, rows * hidden);
+        call.landing = Some([0, ZONE]);
+        let kernels = layers.iter_mut().zip(&world.peers).map(|(l, peers)| {
+            let address = |data: &mut Vec<u8>| data.as_mut_ptr().expose_provenance() as Address;
+            let norm = FusedNorm {
+                operand: address(&mut l.operand),
+                residual: address(&mut l.residual),
+                weight: Some(address(&mut l.weight)),
+                reduced: None,
+                added: address(&mut l.added),
+                normed: address(&mut l.normed),
+                hidden,
+                eps,
+                round_first: dtype == DType::BF16,
+            };
+            match lower_norm(3, &call, &norm, peers, &mut source) {
+                Ok(Some(Work::Kernel(kernel))) => kernel,
+                other => panic!("expected a kernel, found {other:?}"),
+            }
+        });
+        let kernels = kernels.collect();
+        all.push((layers, kernels));
+    }
+    let Some(library) = Library::new(&source, "norm") else { return };
+    std::thread::scope(|scope| {
+        for rank in 0..n as usize {
+            let (library, all) = (&library, &all);
+            scope.spawn(move || (0..3).for_each(|_| all.iter().for_each(|(_, k)| library.run(&k[rank]))));
+        }
+    });
+    for ((layers, _), (dtype, _, hidden)) in all.iter().zip(shapes) {
+        (0..n as usize).for_each(|me| compare_norm(dtype, layers, me, hidden, eps));
+    }
 }

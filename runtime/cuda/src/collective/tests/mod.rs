@@ -12,7 +12,7 @@ use symmc_runtime::exec::{BoundCollective, BoundRegion, Home};
 use super::*;
 use crate::compile::compile;
 
-const ARENA: usize = 16 << 20;
+const ARENA: usize = 64 << 20;
 
 /// A collective of `elements` elements among `n` ranks, with operand and result at these offsets.
 fn collective(kind: Kind, variant: Variant, n: u32, dtype: DType, elements: usize) -> BoundCollective {
@@ -218,7 +218,13 @@ fn every_kernel_compiles() {
     }
     let names: BTreeSet<&str> = source.names().collect();
     assert!(names.iter().all(|n| n.chars().all(|c| c.is_ascii_alphanumeric() || c == '_')));
+    for (dtype, hidden) in [(DType::BF16, 4096), (DType::BF16, 8192), (DType::F32, 1024), (DType::F16, 64)] {
+        for n in [2, 4, 8] {
+            fused(n, dtype, hidden, &mut source);
+        }
+    }
     let mut small = Source::new();
+    fused(4, DType::F16, 2048, &mut small);
     for (kind, variant) in all(4) {
         kernel(&collective(kind, variant, 4, DType::F16, 24), &peers(0, 4), &mut small);
     }
@@ -229,4 +235,34 @@ fn every_kernel_compiles() {
             Err(error) => panic!("{error}"),
         }
     }
+}
+
+/// All-reduce with a norm of 70 rows.
+fn fused(n: u32, dtype: DType, hidden: usize, source: &mut Source) -> Option<Work> {
+    let call = collective(Kind::AllReduce(ReduceOp::Sum), Variant::Packets, n, dtype, 70 * hidden);
+    let norm = FusedNorm {
+        operand: 1 << 12,
+        residual: 1 << 24,
+        weight: Some(1 << 25),
+        reduced: None,
+        added: 1 << 26,
+        normed: 1 << 27,
+        hidden,
+        eps: 1e-6,
+        round_first: hidden > 4096,
+    };
+    lower_norm(1, &call, &norm, &peers(0, n), source).expect("it fits")
+}
+
+#[test]
+fn a_norm_is_fused_where_a_block_holds_a_row() {
+    let mut source = Source::new();
+    let Some(Work::Kernel(kernel)) = fused(4, DType::BF16, 8192, &mut source) else { panic!("no kernel") };
+    assert_eq!((kernel.grid, kernel.block), ([64, 1, 1], [1024, 1, 1]));
+    assert!(source.text().contains("packets_norm<BF16, Sum, 4, 2, true>"), "two packets for each thread");
+    assert_eq!(fused(4, DType::BF16, 32768, &mut source), None);
+    assert_eq!(fused(4, DType::BF16, 30, &mut source), None);
+    assert_eq!(fused(4, DType::I64, 32, &mut source), None);
+    let whole = fused(8, DType::F32, 40, &mut source);
+    assert!(matches!(whole, Some(Work::Kernel(k)) if k.block == [128, 1, 1]));
 }
