@@ -298,6 +298,7 @@ fn profile(measured: &Measured) -> Result<(), Failure> {
             source: Source::Measured,
             note: String::new(),
             points: points.iter().enumerate().map(|(i, p)| (p.0, p.1.max(floor(i)))).collect(),
+            spread: Vec::new(),
         }
     };
     let cores = std::thread::available_parallelism()?;

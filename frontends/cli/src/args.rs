@@ -35,6 +35,9 @@ pub enum Command {
     Run(RunArgs),
     /// Print a program as text
     Print(PrintArgs),
+    /// Measure this machine's GPUs into a profile that --machine reads
+    #[command(after_help = TUNE_EXAMPLES)]
+    Tune(TuneArgs),
     /// Measure what this machine's GPUs do
     #[command(subcommand)]
     Bench(Bench),
@@ -280,6 +283,42 @@ fn parse_seconds(text: &str) -> Result<f64, String> {
     }
 }
 
+const TUNE_EXAMPLES: &str = "\
+Examples:
+  symmc tune --ranks 4 -o machine.json && symmc plan model.pt2 --machine machine.json";
+
+/// How a machine is measured.
+#[derive(ClapArgs, Debug)]
+pub struct TuneArgs {
+    /// The number of ranks, each with a GPU
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(2..=8))]
+    pub ranks: u32,
+    /// The GPU of each rank [default: rank r takes GPU r]
+    #[arg(long, value_name = "N,N,…", value_delimiter = ',')]
+    pub gpus: Vec<u32>,
+    /// The name that plans record
+    #[arg(long, default_value = "tuned")]
+    pub name: String,
+    /// Sizes in bytes [default: powers of two from 1 KiB to 256 MiB]
+    #[arg(long, value_name = "BYTES,…", value_delimiter = ',', value_parser = parse_bytes)]
+    pub bytes: Vec<usize>,
+    /// How often each case is replayed, ten calls at a time
+    #[arg(long, default_value_t = 20, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    pub replays: u32,
+    /// Where the profile goes
+    #[arg(short, long, value_name = "FILE")]
+    pub output: PathBuf,
+}
+
+/// A size of a collective: at least a few elements for each rank, and what a GPU can hold several times.
+fn parse_bytes(text: &str) -> Result<usize, String> {
+    let bytes: usize = text.parse().map_err(|_| format!("expected a number of bytes, found {text:?}"))?;
+    match bytes {
+        64..=0x1_0000_0000 => Ok(bytes),
+        _ => Err(format!("expected 64 bytes to 4 GiB, found {bytes}")),
+    }
+}
+
 /// What is measured.
 #[derive(Subcommand, Debug)]
 pub enum Bench {
@@ -310,7 +349,7 @@ pub struct BenchProgramArgs {
     #[arg(long, value_name = "N,N,…", value_delimiter = ',')]
     pub gpus: Vec<u32>,
     /// Replays of the graph that count
-    #[arg(long, default_value_t = 20, value_name = "N")]
+    #[arg(long, default_value_t = 20, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=10_000))]
     pub replays: u32,
     /// Runs in one graph
     #[arg(long, default_value_t = 3, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=100))]
@@ -332,7 +371,7 @@ pub struct BenchArgs {
     #[arg(long, value_name = "N,N,…", value_delimiter = ',')]
     pub gpus: Vec<u32>,
     /// Sizes in bytes: the tensor, or the larger side of an all-gather or reduce-scatter
-    #[arg(long, value_name = "BYTES,…", value_delimiter = ',', default_values_t = [
+    #[arg(long, value_name = "BYTES,…", value_delimiter = ',', value_parser = parse_bytes, default_values_t = [
         4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20, 256 << 20,
     ])]
     pub bytes: Vec<usize>,
@@ -340,8 +379,8 @@ pub struct BenchArgs {
     #[arg(long, default_value = "bf16")]
     pub dtype: String,
     /// How often each case is replayed, ten calls at a time
-    #[arg(long, default_value_t = 20, value_name = "N")]
-    pub replays: usize,
+    #[arg(long, default_value_t = 20, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    pub replays: u32,
     /// The form of the answer
     #[arg(long, value_enum, default_value_t = BenchFormat::Text)]
     pub format: BenchFormat,

@@ -21,6 +21,7 @@ pub fn dispatch(args: Args) -> Result<ExitCode> {
         Command::Check(args) => check(&args),
         Command::Run(args) => run::run(&args),
         Command::Print(args) => print(&args),
+        Command::Tune(args) => bench::tune(&args),
         Command::Bench(Bench::Collectives(args)) => bench::collectives(&args),
         Command::Bench(Bench::Program(args)) => bench::program(&args),
         Command::Ops(args) => ops(&args),

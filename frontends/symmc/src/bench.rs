@@ -1,11 +1,13 @@
-//! Measures collectives on GPUs, every variant beside the vendor's own.
+//! Measures collectives and programs on GPUs, and makes machine profiles of it.
 
 use std::sync::Arc;
 use std::time::Duration;
 
+use indexmap::IndexMap;
 use serde::de::DeserializeOwned;
-use symmc_cuda::bench::{BenchConfig, Measured};
+use symmc_cuda::bench::{BenchConfig, Measurements};
 use symmc_cuda::{Bench, CudaConfig};
+use symmc_ir::machine::{self, Copying, Curve, ExitBarrier, Profile, Source};
 use symmc_ir::{Bindings, Tensor, text};
 use symmc_planner::{BucketInput, CheckedPlan, PlanConfig};
 use symmc_runtime::host::{self, HostConfig, Job, RankCommand};
@@ -25,7 +27,7 @@ pub fn collectives(
     gpus: &[u32],
     config: &BenchConfig,
     command: &RankCommand,
-) -> Result<Vec<Vec<Measured>>, Error> {
+) -> Result<Vec<Measurements>, Error> {
     // A program without work, whose output is where ranks leave their answer.
     let program =
         format!("program \"bench\" ranks {ranks}\n%answer: u8[{ANSWER}] = full value=0\nreturn %answer\n");
@@ -39,6 +41,78 @@ pub fn collectives(
     let config = HostConfig { engine, limit: Duration::from_secs(600), ..HostConfig::default() };
     let job = Job { plan: &plan, bindings: Bindings::new(), inputs: &inputs, repeats: 1, config };
     answers(&host::launch(&job, command)?)
+}
+
+/// The profile of a machine from what its ranks measured; a point is the slowest rank's median.
+///
+/// Times never fall with the size, and dropping an exit barrier never costs: where measurements say otherwise,
+/// which is noise, the larger size's time holds for the smaller, and the barrier costs nothing.
+///
+/// # Errors
+/// Nothing was measured.
+pub fn profile(name: &str, measured: &[Measurements], date: &str) -> Result<Profile, Error> {
+    let ranks = measured.len() as u32;
+    let Some(first) = measured.first() else {
+        return Err(Error::Request("no rank measured anything".into()));
+    };
+    let mut copies = Points::default();
+    for (i, (bytes, _)) in first.copies.iter().enumerate() {
+        copies.push(*bytes, measured.iter().filter_map(|m| m.copies.get(i).map(|c| c.1)));
+    }
+    let mut series: IndexMap<(&str, &str, Option<bool>), Points> = IndexMap::new();
+    for (i, m) in first.collectives.iter().enumerate().filter(|(_, m)| m.us.is_some()) {
+        let points = series.entry((m.collective.as_str(), m.variant.as_str(), m.exit)).or_default();
+        points.push(m.bytes, measured.iter().filter_map(|m| m.collectives.get(i).and_then(|c| c.us)));
+    }
+    copies.settle();
+    series.values_mut().for_each(Points::settle);
+    let dropped: IndexMap<(&str, &str), Points> =
+        series.iter().filter(|(k, _)| k.2 == Some(false)).map(|(k, p)| ((k.0, k.1), p.clone())).collect();
+    let curves = series.into_iter().map(|((collective, variant, exit), mut points)| {
+        if let (Some(true), Some(floor)) = (exit, dropped.get(&(collective, variant))) {
+            points.list.iter_mut().zip(&floor.list).for_each(|(p, f)| p.1 = p.1.max(f.1));
+        }
+        Curve {
+            collective: collective.into(),
+            variant: variant.into(),
+            exit: exit.map(|kept| if kept { ExitBarrier::Kept } else { ExitBarrier::Dropped }),
+            ranks,
+            source: Source::Measured,
+            note: String::new(),
+            points: points.list,
+            spread: points.spread,
+        }
+    });
+    let about = format!(
+        "{ranks} × {}, {date}. Medians of replays of a CUDA graph of ten calls, the slowest rank's.",
+        first.machine
+    );
+    let copy = Copying { source: Source::Measured, note: String::new(), points: copies.list };
+    Ok(Profile { version: machine::VERSION, name: name.into(), about, copy, curves: curves.collect() })
+}
+
+/// Points of a curve with their spread.
+#[derive(Clone, Default)]
+struct Points {
+    list: Vec<(u64, f64)>,
+    spread: Vec<f64>,
+}
+
+impl Points {
+    /// The slowest of the ranks' least, median and most times.
+    fn push(&mut self, bytes: usize, times: impl Iterator<Item = [f64; 3]>) {
+        let Some([least, median, most]) = times.max_by(|a, b| a[1].total_cmp(&b[1])) else { return };
+        let round = |x: f64, digits: f64| (x * digits).round() / digits;
+        self.list.push((bytes as u64, round(median, 1e3)));
+        self.spread.push(round((most - least) / median, 1e3));
+    }
+
+    /// Takes a larger size's time where it is lower.
+    fn settle(&mut self) {
+        for i in (1..self.list.len()).rev() {
+            self.list[i - 1].1 = self.list[i - 1].1.min(self.list[i].1);
+        }
+    }
 }
 
 /// Measures a plan on GPUs, on numbers drawn there; for each rank the microseconds of one run in each of

@@ -24,6 +24,10 @@ pub struct Curve {
     pub note: String,
     /// Bytes and microseconds, by ascending bytes.
     pub points: Vec<(u64, f64)>,
+    /// Of each point, how far the least and the most of its measurements lie apart, as a part of the time, if that
+    /// is known.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub spread: Vec<f64>,
 }
 
 /// The time of a copy within the memory of one rank by its size.

@@ -179,6 +179,10 @@ fn check_curve(curve: &Curve) -> Result<(), String> {
     if curve.ranks < 2 {
         return Err(format!("{} ranks, expected at least 2", curve.ranks));
     }
+    if !curve.spread.is_empty() && curve.spread.len() != curve.points.len() {
+        let (points, spread) = (curve.points.len(), curve.spread.len());
+        return Err(format!("{spread} spreads for {points} points, expected one each or none"));
+    }
     curve::check_points(&curve.points)
 }
 
@@ -266,6 +270,7 @@ mod tests {
         refused(&|p| p.curves[0].ranks = 1, "1 ranks, expected at least 2");
         refused(&|p| p.curves.push(p.curves[3].clone()), "it is given twice");
         refused(&|p| p.curves[0].points.clear(), "it has no points");
+        refused(&|p| p.curves[0].spread = vec![0.5], "1 spreads for ");
         refused(&|p| p.copy.points.reverse(), "curve copy: the bytes");
         refused(&|p| p.curves[0].points[0].1 = -1.0, "-1 µs at");
         let unknown = good.to_json().replacen("\"about\"", "\"abuot\"", 1);

@@ -4,12 +4,14 @@
 //! the graph is replayed; what counts is the median of the replays over the number of calls. Ranks meet on the
 //! host before each replay. The first replay's result is compared with what the collective must give.
 
+use std::time::{Duration, Instant};
+
 use serde::{Deserialize, Serialize};
-use symmc_ir::collective::{Exit, Variant};
-use symmc_ir::{CollectiveKind, DType, ReduceOp, Tensor};
+use symmc_ir::collective::{Exit, Splits, Variant};
+use symmc_ir::{CollectiveKind, DType, Op, ReduceOp, Tensor};
 use symmc_planner::plan::{Barrier, Lane};
 use symmc_runtime::RunError;
-use symmc_runtime::exec::{BoundCollective, BoundRegion, BoundStep, Home, Work as StepWork};
+use symmc_runtime::exec::{BoundCollective, BoundRegion, BoundStep, Home, Located, Work as StepWork};
 
 use crate::arena::{Exchange, SymmetricArena};
 use crate::collective::{self, BlockCounts, Peers};
@@ -20,10 +22,11 @@ use crate::homes::Homes;
 use crate::launch::Address;
 use crate::nccl::Communicators;
 use crate::program::{Parts, Program, Streams};
-use std::time::{Duration, Instant};
 
 /// Calls in one graph.
 const CALLS: usize = 10;
+/// Replays that do not count.
+const WARM: usize = 3;
 /// Bytes up to which results are compared.
 const COMPARED: usize = 4 << 20;
 
@@ -56,13 +59,29 @@ pub struct Measured {
     pub failed: Option<String>,
 }
 
+/// What a machine measured.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct Measurements {
+    /// The GPU, the driver and NCCL, with their versions.
+    pub machine: String,
+    /// Copies within the memory of one rank: bytes, and the least, median and most microseconds.
+    pub copies: Vec<(usize, [f64; 3])>,
+    /// Collectives.
+    pub collectives: Vec<Measured>,
+}
+
+/// A case: what, of how many bytes, how, and whether a droppable exit barrier is kept.
+type Case = (CollectiveKind, usize, Variant, Option<bool>);
+
 /// Cases by collective, in the order in which they are measured: for each size the plain variant first.
-pub fn cases(config: &BenchConfig) -> Vec<(CollectiveKind, usize, Variant, Option<bool>)> {
+fn cases(config: &BenchConfig, ranks: u32) -> Vec<Case> {
     let kinds = [
         CollectiveKind::AllReduce(ReduceOp::Sum),
         CollectiveKind::AllGather,
         CollectiveKind::ReduceScatter(ReduceOp::Sum),
-        CollectiveKind::AllToAll(symmc_ir::collective::Splits::Even),
+        CollectiveKind::AllToAll(Splits::Even),
+        CollectiveKind::Broadcast { root: 0 },
+        CollectiveKind::Permute { pairs: (0..ranks).map(|r| (r, (r + 1) % ranks)).collect() },
     ];
     let mut out = Vec::new();
     for kind in kinds {
@@ -86,7 +105,7 @@ pub fn cases(config: &BenchConfig) -> Vec<(CollectiveKind, usize, Variant, Optio
     out
 }
 
-/// Measures all cases on this rank, together with its peers.
+/// Measures all cases on this rank, together with its peers, and copies on the way.
 ///
 /// # Errors
 /// The machine lacks something that every case needs, or a peer failed.
@@ -96,12 +115,16 @@ pub fn run(
     config: &BenchConfig,
     exchange: &dyn Exchange,
     alive: &dyn Fn() -> Result<(), RunError>,
-) -> Result<Vec<Measured>, CudaError> {
+) -> Result<Measurements, CudaError> {
     let dtype = DType::from_name(&config.dtype)
         .ok_or_else(|| CudaError::Unsupported(format!("unknown dtype {}", config.dtype)))?;
     let bench = Bench::new(gpu, limit, config, dtype, exchange)?;
-    let mut out = Vec::new();
-    for (kind, bytes, variant, exit) in cases(config) {
+    let mut copies = Vec::new();
+    for &bytes in &config.bytes {
+        copies.push((bytes, bench.copies(bytes, config.replays, alive)?));
+    }
+    let mut collectives = Vec::new();
+    for (kind, bytes, variant, exit) in cases(config, exchange.ranks()) {
         let measured = bench.case(&kind, bytes, variant, exit, config.replays, alive);
         let failed = |e: &CudaError| matches!(e, CudaError::Unsupported(_) | CudaError::Library { .. });
         let (us, failed) = match measured {
@@ -110,9 +133,12 @@ pub fn run(
             Err(e) => return Err(e),
         };
         let (collective, variant) = (kind.name().to_string(), variant.name().to_string());
-        out.push(Measured { collective, variant, exit, bytes, us, failed });
+        collectives.push(Measured { collective, variant, exit, bytes, us, failed });
     }
-    Ok(out)
+    let nccl = bench.nccl.version().map_or("no NCCL".into(), |v| format!("NCCL {v}"));
+    let [major, minor] = crate::driver::version()?;
+    let machine = format!("{}, CUDA {major}.{minor}, {nccl}", bench.device.name());
+    Ok(Measurements { machine, copies, collectives })
 }
 
 struct Bench<'a> {
@@ -228,6 +254,37 @@ impl<'a> Bench<'a> {
         (0..CALLS).map(step).collect()
     }
 
+    /// Times of copies of so many bytes between two buffers.
+    fn copies(
+        &self,
+        bytes: usize,
+        replays: usize,
+        alive: &dyn Fn() -> Result<(), RunError>,
+    ) -> Result<[f64; 3], CudaError> {
+        let elements = bytes / self.dtype.size();
+        let at = |i: usize| Located {
+            home: Home::Ordinary,
+            offset: i * self.region,
+            dtype: self.dtype,
+            shape: [elements].into(),
+            strides: [1].into(),
+        };
+        let step = |index: usize| BoundStep {
+            index,
+            lane: Lane::Compute,
+            waits: vec![],
+            node: format!("copy{index}"),
+            op_name: "copy".into(),
+            work: StepWork::Kernel {
+                op: Op::Copy,
+                operands: vec![at(index % 2)],
+                results: vec![at(2 + index % 2)],
+            },
+        };
+        let steps: Vec<BoundStep> = (0..CALLS).map(step).collect();
+        self.times(&steps, replays, alive, &mut || Ok(()))
+    }
+
     /// Times of a case, and what is wrong with its result.
     fn case(
         &self,
@@ -239,9 +296,43 @@ impl<'a> Bench<'a> {
         alive: &dyn Fn() -> Result<(), RunError>,
     ) -> Result<([f64; 3], Option<String>), CudaError> {
         let steps = self.steps(kind, bytes, variant, exit);
+        let base = if variant == Variant::Plain { self.homes.ordinary } else { self.homes.symmetric };
+        let n = self.exchange.ranks() as usize;
+        let elements = bytes / self.dtype.size() / n * n;
+        let mut wrong = None;
+        if elements == 0 || bytes > COMPARED {
+            return Ok((self.times(&steps, replays, alive, &mut || Ok(()))?, wrong));
+        }
+        let operand = numbers(self.dtype, elements, self.exchange.rank())?;
+        let poison = vec![0x7f; bytes];
+        for turn in 0..2 {
+            let at = base + (turn * self.region) as Address;
+            // SAFETY: the regions exist; nothing runs.
+            unsafe {
+                self.streams.compute.upload(at, operand.data())?;
+                self.streams.compute.upload(at + 2 * self.region as Address, &poison)?;
+            }
+        }
+        let mut compare = || {
+            wrong = self.compare(kind, base, elements)?;
+            Ok(())
+        };
+        let times = self.times(&steps, replays, alive, &mut compare)?;
+        Ok((times, wrong))
+    }
+
+    /// Least, median and most microseconds of one of these calls over the replays; `first` is called after the
+    /// first replay.
+    fn times(
+        &self,
+        steps: &[BoundStep],
+        replays: usize,
+        alive: &dyn Fn() -> Result<(), RunError>,
+        first: &mut dyn FnMut() -> Result<(), CudaError>,
+    ) -> Result<[f64; 3], CudaError> {
         let machine = Machine {
             multiprocessors: self.device.multiprocessors(),
-            status: 0,
+            status: self.status.address() + 2048,
             workspace: 0,
             workspace_bytes: 0,
         };
@@ -252,27 +343,10 @@ impl<'a> Bench<'a> {
             machine: &machine,
             nccl: &self.nccl,
         };
-        let program = Program::new(self.exchange.rank(), &steps, &parts)?;
+        let program = Program::new(self.exchange.rank(), steps, &parts)?;
         let graph = program.record(&self.streams, &self.nccl, 1)?;
-        let base = if variant == Variant::Plain { self.homes.ordinary } else { self.homes.symmetric };
-        let n = self.exchange.ranks() as usize;
-        let elements = bytes / self.dtype.size() / n * n;
-        let compared = elements > 0 && bytes <= COMPARED;
-        if compared {
-            let operand = numbers(self.dtype, elements, self.exchange.rank())?;
-            for turn in 0..2 {
-                let at = base + (turn * self.region) as Address;
-                let poison = vec![0x7f; bytes];
-                // SAFETY: the regions exist; nothing runs.
-                unsafe {
-                    self.streams.compute.upload(at, operand.data())?;
-                    self.streams.compute.upload(at + 2 * self.region as Address, &poison)?;
-                }
-            }
-        }
         let mut times = Vec::with_capacity(replays);
-        let mut wrong = None;
-        for replay in 0..replays + 3 {
+        for replay in 0..replays + WARM {
             self.exchange.all_gather(&[0])?;
             let (begin, end) = (Event::timed()?, Event::timed()?);
             begin.record(&self.streams.compute)?;
@@ -280,16 +354,16 @@ impl<'a> Bench<'a> {
             unsafe { self.streams.compute.replay(&graph)? };
             end.record(&self.streams.compute)?;
             self.wait(alive)?;
-            if replay >= 3 {
+            if replay == 0 {
+                first()?;
+            }
+            if replay >= WARM {
                 times.push(begin.microseconds_to(&end)? / CALLS as f64);
-            } else if replay == 0 && compared {
-                wrong = self.compare(kind, base, elements)?;
             }
         }
         times.sort_by(f64::total_cmp);
-        let median = times.get(times.len() / 2).copied().unwrap_or(f64::NAN);
-        let (least, most) = (times.first().copied(), times.last().copied());
-        Ok(([least.unwrap_or(f64::NAN), median, most.unwrap_or(f64::NAN)], wrong))
+        let at = |i: usize| times.get(i).copied().unwrap_or(f64::NAN);
+        Ok([at(0), at(times.len() / 2), at(times.len().saturating_sub(1))])
     }
 
     fn wait(&self, alive: &dyn Fn() -> Result<(), RunError>) -> Result<(), CudaError> {
@@ -330,7 +404,11 @@ impl<'a> Bench<'a> {
             CollectiveKind::AllReduce(_) => (0..elements).map(sum).collect(),
             CollectiveKind::AllGather => (0..elements).map(|i| all[i / piece][i % piece]).collect(),
             CollectiveKind::ReduceScatter(_) => (0..piece).map(|i| sum(me * piece + i)).collect(),
-            _ => (0..elements).map(|i| all[i / piece][me * piece + i % piece]).collect(),
+            CollectiveKind::Broadcast { root } => all[*root as usize].clone(),
+            CollectiveKind::Permute { .. } => all[(me + n - 1) % n].clone(),
+            CollectiveKind::AllToAll(_) => {
+                (0..elements).map(|i| all[i / piece][me * piece + i % piece]).collect()
+            }
         };
         for turn in 0..2 {
             let mut bytes = vec![0; expected.len() * self.dtype.size()];

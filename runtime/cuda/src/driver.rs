@@ -62,6 +62,19 @@ pub fn count() -> Result<u32, CudaError> {
     Ok(u32::try_from(count).unwrap_or(0))
 }
 
+/// The version of CUDA that the driver offers, major and minor.
+///
+/// # Errors
+/// There is no driver.
+pub fn version() -> Result<[u32; 2], CudaError> {
+    count()?;
+    let mut version = 0;
+    // SAFETY: the library is there, and writes one integer.
+    let asked = unsafe { sys::cuDriverGetVersion(&mut version) };
+    checked(|| "asking for the driver's version".into(), asked.result())?;
+    Ok([version as u32 / 1000, version as u32 % 1000 / 10])
+}
+
 impl Device {
     /// Opens GPU `ordinal` and makes its context current on this thread.
     ///

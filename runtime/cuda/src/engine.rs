@@ -29,7 +29,7 @@ pub struct CudaConfig {
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum Bench {
-    /// Collectives, whatever the plan is. The answer is a list of [`Measured`](crate::bench::Measured).
+    /// Collectives, whatever the plan is. The answer is [`Measurements`](crate::bench::Measurements).
     Collectives(BenchConfig),
     /// The plan, on numbers drawn on the device. The answer is the microseconds of one run in each replay.
     Program {

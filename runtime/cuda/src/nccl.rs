@@ -90,6 +90,11 @@ impl Communicators {
         Ok(out)
     }
 
+    /// The version of the library, if it is used.
+    pub fn version(&self) -> Option<nccl_sys::Version> {
+        self.library.map(Nccl::version)
+    }
+
     /// Ends all communicators at once, whatever runs on them. For a run that failed.
     pub fn abort(&mut self) {
         let Some(library) = self.library else { return };

@@ -1,14 +1,15 @@
-//! `symmc bench`.
+//! `symmc bench` and `symmc tune`.
 
 use std::collections::BTreeMap;
 use std::process::ExitCode;
+use std::time::{SystemTime, UNIX_EPOCH};
 
-use anyhow::{Result, bail};
-use symmc::cuda::bench::{BenchConfig, Measured};
+use anyhow::{Context, Result, bail};
+use symmc::cuda::bench::{BenchConfig, Measured, Measurements};
 use symmc::host::RankCommand;
 use symmc::ir::text;
 
-use crate::args::{BenchArgs, BenchFormat, BenchProgramArgs};
+use crate::args::{BenchArgs, BenchFormat, BenchProgramArgs, TuneArgs};
 use crate::load;
 use crate::out::put;
 use crate::progress::spin;
@@ -16,19 +17,24 @@ use crate::units;
 
 /// Measures collectives on GPUs and prints every variant beside the vendor's own.
 pub fn collectives(args: &BenchArgs) -> Result<ExitCode> {
-    let config = BenchConfig { bytes: args.bytes.clone(), dtype: args.dtype.clone(), replays: args.replays };
+    let config = BenchConfig { bytes: args.bytes.clone(), dtype: args.dtype.clone(), replays: args.replays as usize };
     let command = RankCommand { program: std::env::current_exe()?, args: vec!["rank".into(), "--fd".into()] };
     let measure = || symmc::bench::collectives(args.ranks, &args.gpus, &config, &command);
     let measured = spin("measuring", measure)?;
     let Some(first) = measured.first() else { bail!("no rank answered") };
     match args.format {
-        BenchFormat::Text => put(&tables(first))?,
+        BenchFormat::Text => put(&format!("{}\n\n{}", first.machine, tables(&first.collectives)))?,
         BenchFormat::Json => put(&(serde_json::to_string_pretty(first)? + "\n"))?,
     }
-    let wrong = measured.iter().flatten().filter(|m| m.failed.is_some() && m.us.is_some());
+    Ok(ExitCode::from(u8::from(!all_right(&measured))))
+}
+
+/// Whether no result was wrong; says which were.
+fn all_right(measured: &[Measurements]) -> bool {
+    let all = measured.iter().flat_map(|m| &m.collectives);
     let mut ok = true;
-    for m in wrong {
-        ok = false;
+    for m in all.filter(|m| m.failed.is_some()) {
+        ok &= m.us.is_none();
         eprintln!(
             "{} {} of {} bytes: {}",
             m.collective,
@@ -37,7 +43,51 @@ pub fn collectives(args: &BenchArgs) -> Result<ExitCode> {
             m.failed.as_deref().unwrap_or("")
         );
     }
-    Ok(ExitCode::from(u8::from(!ok)))
+    ok
+}
+
+/// Measures this machine's GPUs into a profile.
+pub fn tune(args: &TuneArgs) -> Result<ExitCode> {
+    let sizes = || (10..=28).map(|k| 1usize << k).collect();
+    let bytes = if args.bytes.is_empty() { sizes() } else { args.bytes.clone() };
+    let mut config = BenchConfig { bytes, dtype: "bf16".into(), replays: args.replays as usize };
+    config.bytes.sort_unstable();
+    config.bytes.dedup();
+    let command = rank_command()?;
+    let measure = || symmc::bench::collectives(args.ranks, &args.gpus, &config, &command);
+    let measured = spin("measuring", measure)?;
+    if !all_right(&measured) {
+        return Ok(ExitCode::FAILURE);
+    }
+    let profile = symmc::bench::profile(&args.name, &measured, &today())?;
+    let path = args.output.display();
+    std::fs::write(&args.output, profile.to_json()).with_context(|| format!("writing {path}"))?;
+    put(&format!(
+        "{path}: {} curves of {} sizes. {}\n",
+        profile.curves.len(),
+        config.bytes.len(),
+        profile.about
+    ))?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// The date in UTC, `2026-11-21`: days since 1970 to year, month and day (Howard Hinnant, "chrono-compatible
+/// low-level date algorithms").
+fn today() -> String {
+    let seconds = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs());
+    date((seconds / 86_400) as i64)
+}
+
+fn date(days: i64) -> String {
+    let days = days + 719_468;
+    let (era, day_of_era) = (days.div_euclid(146_097), days.rem_euclid(146_097));
+    let year = (day_of_era - day_of_era / 1460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
+    let day_of_year = day_of_era - (365 * year + year / 4 - year / 100);
+    let month = (5 * day_of_year + 2) / 153;
+    let day = day_of_year - (153 * month + 2) / 5 + 1;
+    let month = if month < 10 { month + 3 } else { month - 9 };
+    let year = year + era * 400 + i64::from(month <= 2);
+    format!("{year:04}-{month:02}-{day:02}")
 }
 
 /// Measures a program or a plan and prints the time of one run, the slowest rank's.
@@ -116,4 +166,17 @@ fn tables(measured: &[Measured]) -> String {
         out.push_str(&format!("{kind}, µs (median)\n{}\n", units::table(&table)));
     }
     out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::date;
+
+    #[test]
+    fn days_are_dates() {
+        let known = [(0, "1970-01-01"), (59, "1970-03-01"), (11_016, "2000-02-29"), (20_778, "2026-11-21")];
+        for (days, text) in known {
+            assert_eq!(date(days), text);
+        }
+    }
 }

@@ -1,0 +1,143 @@
+"""PyTorch's side of the comparison, on the GPUs of one machine.
+
+    torchrun --nproc-per-node RANKS peers.py mlp TOKENS...
+    torchrun --nproc-per-node RANKS peers.py collectives BYTES...
+
+Every line of output is JSON: what was measured, and the median, least and most microseconds of one call over
+replays of a CUDA graph that holds several. `mlp` runs the layers of export_mlp.py eagerly, compiled, and compiled
+with collectives placed in symmetric memory; `collectives` runs NCCL as it is, NCCL on registered windows, and
+PyTorch's symmetric-memory kernels.
+"""
+
+import json
+import os
+import sys
+
+import torch
+import torch.distributed as dist
+import torch.distributed._functional_collectives as collectives
+import torch.distributed._symmetric_memory as symmetric
+
+RANK, RANKS = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+REPLAYS = 20
+
+
+def say(**what):
+    if RANK == 0:
+        print(json.dumps(what), flush=True)
+
+
+def measure(call, calls):
+    """Median, least and most microseconds of one call."""
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        for _ in range(5):
+            call()
+        torch.cuda.synchronize()
+        dist.barrier()
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=stream):
+            for _ in range(calls):
+                call()
+        times = []
+        for replay in range(REPLAYS + 3):
+            dist.barrier()
+            torch.cuda.synchronize()
+            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            begin.record(stream)
+            graph.replay()
+            end.record(stream)
+            torch.cuda.synchronize()
+            if replay >= 3:
+                times.append(begin.elapsed_time(end) * 1e3 / calls)
+    times.sort()
+    return {"us": times[len(times) // 2], "least": times[0], "most": times[-1]}
+
+
+def attempt(call, calls, **what):
+    try:
+        say(**what, **measure(call, calls))
+    except Exception as error:  # what a peer cannot do is part of the comparison
+        torch.cuda.synchronize()
+        say(**what, failed=f"{type(error).__name__}: {str(error).splitlines()[0][:160]}")
+
+
+class Layer(torch.nn.Module):
+    def __init__(self, hidden, piece):
+        super().__init__()
+        self.gate = torch.nn.Linear(hidden, piece, bias=False)
+        self.up = torch.nn.Linear(hidden, piece, bias=False)
+        self.down = torch.nn.Linear(piece, hidden, bias=False)
+
+    def forward(self, x):
+        y = self.down(torch.nn.functional.silu(self.gate(x)) * self.up(x))
+        return x + collectives.all_reduce(y, "sum", dist.group.WORLD)
+
+
+def mlp(device, tokens):
+    hidden, piece, layers = 4096, 14336 // RANKS, 4
+    model = torch.nn.Sequential(*[Layer(hidden, piece) for _ in range(layers)]).to(device, torch.bfloat16)
+    for count in tokens:
+        x = torch.randn(count, hidden, device=device, dtype=torch.bfloat16)
+        with torch.no_grad():
+            attempt(lambda: model(x), 3, what="mlp", tokens=count, how="eager")
+            torch._dynamo.reset()
+            compiled = torch.compile(model)
+            attempt(lambda: compiled(x), 3, what="mlp", tokens=count, how="compiled")
+            torch._dynamo.reset()
+            symmetric.enable_symm_mem_for_group(dist.group.WORLD.group_name)
+            torch._inductor.config._collective.auto_select = True
+            placed = torch.compile(model)
+            attempt(lambda: placed(x), 3, what="mlp", tokens=count, how="placed")
+            torch._inductor.config._collective.auto_select = False
+
+
+def collective(device, sizes):
+    group = dist.group.WORLD.group_name
+    for size in sizes:
+        count = size // 2
+
+        def plain(n):
+            return torch.randn(n, device=device).to(torch.bfloat16)
+
+        whole, result, piece = plain(count), plain(count), plain(count // RANKS)
+        rows = [
+            ("all_reduce", lambda a, b, c: dist.all_reduce(a)),
+            ("all_gather", lambda a, b, c: dist.all_gather_into_tensor(b, c)),
+            ("reduce_scatter", lambda a, b, c: dist.reduce_scatter_tensor(c, b)),
+            ("all_to_all", lambda a, b, c: dist.all_to_all_single(b, a)),
+        ]
+        for name, call in rows:
+            attempt(lambda: call(whole, result, piece), 10, what=name, bytes=size, how="nccl")
+
+        def window(n):
+            tensor = symmetric.empty(n, device=device, dtype=torch.bfloat16)
+            symmetric.rendezvous(tensor, group)
+            return tensor.normal_()
+
+        whole, result, piece = window(count), window(count), window(count // RANKS)
+        for name, call in rows:
+            attempt(lambda: call(whole, result, piece), 10, what=name, bytes=size, how="nccl window")
+        if size <= 16 << 20:
+            one = lambda: torch.ops.symm_mem.one_shot_all_reduce(whole, "sum", group)
+            attempt(one, 10, what="all_reduce", bytes=size, how="torch one_shot")
+        two = lambda: torch.ops.symm_mem.two_shot_all_reduce_(whole, "sum", group)
+        attempt(two, 10, what="all_reduce", bytes=size, how="torch two_shot")
+
+
+def main():
+    torch.cuda.set_device(RANK)
+    device = torch.device("cuda", RANK)
+    dist.init_process_group("nccl", device_id=device)
+    part, numbers = sys.argv[1], [int(a) for a in sys.argv[2:]]
+    if part == "collectives":
+        symmetric.set_backend("NCCL")
+        collective(device, numbers)
+    else:
+        mlp(device, numbers)
+    torch.cuda.synchronize()
+    dist.destroy_process_group()
+
+
+main()
