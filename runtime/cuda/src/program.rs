@@ -70,9 +70,13 @@ impl Program {
     /// A step has no form on a GPU, or a library that it needs is missing.
     pub fn new(rank: u32, list: &[BoundStep], parts: &Parts<'_>) -> Result<Program, CudaError> {
         let (mut source, mut sites) = (Source::new(), Sites::new());
+        let mut fused = fuse(list, parts, &mut source, &mut sites);
         let mut lowered = Vec::with_capacity(list.len());
-        for step in list {
-            lowered.push(lower(rank, step, parts, &mut source, &mut sites)?);
+        for (step, fused) in list.iter().zip(&mut fused) {
+            lowered.push(match fused.take() {
+                Some(work) => work,
+                None => lower(rank, step, parts, &mut source, &mut sites)?,
+            });
         }
         let module = match source.is_empty() {
             true => None,
@@ -148,6 +152,35 @@ impl Program {
             Ready::Nccl(call) => unsafe { nccl.run(call, stream) },
         }
     }
+}
+
+/// The work of the steps that are done several in one kernel, in place of the last of each such group: the
+/// others have none. `None` for steps that are done by themselves.
+fn fuse(
+    list: &[BoundStep],
+    parts: &Parts<'_>,
+    source: &mut Source,
+    sites: &mut Sites,
+) -> Vec<Option<Vec<Work>>> {
+    let mut out: Vec<Option<Vec<Work>>> = list.iter().map(|_| None).collect();
+    let at = |value: &_| parts.homes.at(value);
+    for group in compute::fuse::groups(list) {
+        let member = |(&place, &stored): (&usize, &bool)| match &list[place].work {
+            StepWork::Kernel { op, operands, results } => {
+                let step = compute::Step { index: list[place].index, op, operands, results };
+                Some(compute::fuse::Member { step, stored })
+            }
+            _ => None,
+        };
+        let members: Vec<_> = group.steps.iter().zip(&group.stored).filter_map(member).collect();
+        // What does not fit together is done, or refused with its name, step by step.
+        let work = compute::fuse::lower_fused(&members, &at, parts.machine, source, sites);
+        if let (Ok(Some(work)), Some(&last)) = (work, group.steps.last()) {
+            group.steps.iter().for_each(|&place| out[place] = Some(Vec::new()));
+            out[last] = Some(work);
+        }
+    }
+    out
 }
 
 /// What a step becomes.

@@ -1,10 +1,16 @@
 //! Lowering of every op: what does not need a GPU. Where NVRTC is present, some of the code is compiled.
 
 use symmc_cuda::CudaError;
+use symmc_cuda::compile::Source;
 use symmc_cuda::compile::compile;
 use symmc_cuda::compute::check::{corpus, lowered, workspace_bytes};
+use symmc_cuda::compute::fuse::{Group, Member, groups, lower_fused};
 use symmc_cuda::compute::{GEMM_WORKSPACE, Machine};
+use symmc_cuda::compute::{Sites, Step};
 use symmc_cuda::launch::Work;
+use symmc_ir::{BinaryOp, DType, Op, Scalar, UnaryOp};
+use symmc_planner::plan::Lane;
+use symmc_runtime::exec::{BoundStep, Home, Located, Work as StepWork};
 
 fn machine(workspace_bytes: usize) -> Machine {
     Machine { multiprocessors: 132, status: 0x1000, workspace: 0x10_0000, workspace_bytes }
@@ -34,4 +40,80 @@ fn every_case_is_lowered_and_compiles() {
             Err(error) => panic!("{error}"),
         }
     }
+}
+
+fn at(home: Home, offset: usize) -> Located {
+    Located { home, offset, dtype: DType::F32, shape: [8, 32].into(), strides: [32, 1].into() }
+}
+
+fn step(index: usize, op: Op, operands: Vec<Located>, result: Located) -> BoundStep {
+    let work = StepWork::Kernel { op, operands, results: vec![result] };
+    BoundStep {
+        index,
+        lane: Lane::Compute,
+        waits: vec![],
+        node: format!("n{index}"),
+        op_name: "op".into(),
+        work,
+    }
+}
+
+/// The kernels of a group, or none if its memory does not allow one.
+fn fused(list: &[BoundStep], group: &Group) -> Option<Vec<Work>> {
+    let members = group.steps.iter().zip(&group.stored).map(|(&place, &stored)| match &list[place].work {
+        StepWork::Kernel { op, operands, results } => {
+            Member { step: Step { index: list[place].index, op, operands, results }, stored }
+        }
+        other => panic!("{other:?}"),
+    });
+    let members: Vec<_> = members.collect();
+    let address = |v: &Located| (v.offset + 0x10_0000 * (1 + usize::from(v.home == Home::Ordinary))) as u64;
+    lower_fused(&members, &address, &machine(0), &mut Source::new(), &mut Sites::new()).expect("fits")
+}
+
+/// `(x + 1)` to the arena, `relu` in place, times `x` to `out`.
+fn chain(out: Located) -> Vec<BoundStep> {
+    let (x, t) = (at(Home::Input(0), 0), at(Home::Ordinary, 0));
+    let add = Op::BinaryScalar { op: BinaryOp::Add, scalar: Scalar::Int(1), scalar_left: false };
+    vec![
+        step(0, add, vec![x.clone()], t.clone()),
+        step(1, Op::Unary(UnaryOp::Relu), vec![t.clone()], t.clone()),
+        step(2, Op::Binary(BinaryOp::Mul), vec![t, x], out),
+    ]
+}
+
+#[test]
+fn a_chain_is_one_kernel_that_stores_what_is_read() {
+    let mut list = chain(at(Home::Output(0), 0));
+    let group = Group { steps: vec![0, 1, 2], stored: vec![false, false, true] };
+    assert_eq!(groups(&list), [group.clone()]);
+    let parameters = |list: &[BoundStep], group: &Group| match &fused(list, group).expect("one kernel")[..] {
+        [Work::Kernel(kernel)] => kernel.params.len(),
+        other => panic!("{other:?}"),
+    };
+    assert_eq!(parameters(&list, &group), 2);
+    // A step of another shape that reads the middle: it is stored, once for both steps that wrote there.
+    let row = Located { shape: [32].into(), strides: [1].into(), ..at(Home::Ordinary, 64) };
+    let last = Located { shape: [32].into(), strides: [1].into(), ..at(Home::Output(1), 0) };
+    list.push(step(3, Op::Unary(UnaryOp::Exp), vec![row], last));
+    let group = Group { stored: vec![true, true, true], ..group };
+    assert_eq!(groups(&list), [group.clone()]);
+    assert_eq!(parameters(&list, &group), 3);
+}
+
+#[test]
+fn steps_stay_single_where_memory_is_reused_across_positions() {
+    // The last result lies on its operand, one row further on.
+    let list = chain(at(Home::Ordinary, 128));
+    let [group] = &groups(&list)[..] else { panic!("one group") };
+    assert_eq!(fused(&list, group), None);
+}
+
+#[test]
+fn a_step_that_the_other_lane_awaits_ends_its_group() {
+    let mut list = chain(at(Home::Output(0), 0));
+    let copy = step(3, Op::Copy, vec![at(Home::Ordinary, 0)], at(Home::Output(1), 0));
+    list.push(BoundStep { lane: Lane::Comm, waits: vec![1], ..copy });
+    let group = Group { steps: vec![0, 1], stored: vec![true, true] };
+    assert_eq!(groups(&list), [group]);
 }

@@ -18,6 +18,7 @@
 mod attention;
 pub mod check;
 mod element;
+pub mod fuse;
 pub mod gemm;
 mod map;
 mod matmul;
@@ -116,7 +117,18 @@ pub(super) struct Lowering<'a> {
     multiprocessors: u32,
 }
 
-impl Lowering<'_> {
+impl<'a> Lowering<'a> {
+    /// For the steps of one program; the number of the step is set for each.
+    fn new(
+        at: &'a dyn Fn(&Located) -> Address,
+        machine: &Machine,
+        source: &'a mut Source,
+        sites: &'a mut Sites,
+    ) -> Lowering<'a> {
+        let Machine { multiprocessors, status, workspace, workspace_bytes } = *machine;
+        Lowering { at, source, sites, step: 0, status, workspace, workspace_bytes, multiprocessors }
+    }
+
     fn at(&self, value: &Located) -> Address {
         (self.at)(value)
     }
@@ -167,16 +179,8 @@ pub fn lower(
     sites: &mut Sites,
 ) -> Result<Vec<Work>, CudaError> {
     let Step { op, operands: x, results: r, index } = *step;
-    let mut lowering = Lowering {
-        at,
-        source,
-        sites,
-        step: index,
-        status: machine.status,
-        workspace: machine.workspace,
-        workspace_bytes: machine.workspace_bytes,
-        multiprocessors: machine.multiprocessors,
-    };
+    let mut lowering = Lowering::new(at, machine, source, sites);
+    lowering.step = index;
     let l = &mut lowering;
     arity(op, x.len(), r.len())?;
     match op {

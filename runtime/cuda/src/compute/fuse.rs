@@ -1,0 +1,237 @@
+//! Several element-wise steps as one kernel.
+//!
+//! [`groups`] finds steps that follow each other in the compute lane over one iteration space, and which of
+//! their results somebody else reads. [`lower_fused`] makes one kernel of such a group: a value passes from step to
+//! step in a register, rounded to its dtype as if it had been stored, so the bits are those of the single
+//! steps.
+//!
+//! A group must not tell from single steps: what one step stores and another reads lies exactly in the same
+//! places, or apart. Where memory was reused otherwise, the steps stay single.
+
+use std::ops::Range;
+
+use smallvec::SmallVec;
+use symmc_ir::Op;
+use symmc_planner::plan::Lane;
+use symmc_runtime::exec::{BoundCollective, BoundRegion, BoundStep, Home, Located, Work as StepWork};
+
+use super::map::{Map, Val};
+use super::space::Strides;
+use super::{Lowering, Machine, Sites, Step, element};
+use crate::compile::Source;
+use crate::error::CudaError;
+use crate::launch::{Address, Work};
+
+/// The most steps of a group: its operands are parameters of one kernel.
+const MOST_STEPS: usize = 16;
+
+/// Steps that become one kernel, by their places in the list.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Group {
+    /// The steps, ascending; at least one. The work of all is done in place of the last.
+    pub steps: Vec<usize>,
+    /// Whether each one's result is read by somebody else.
+    pub stored: Vec<bool>,
+}
+
+/// A step of a group, and whether its result must be stored.
+#[derive(Clone, Copy, Debug)]
+pub struct Member<'a> {
+    /// The step.
+    pub step: Step<'a>,
+    /// Whether its result is read by somebody else.
+    pub stored: bool,
+}
+
+fn is_element_wise(op: &Op) -> bool {
+    matches!(op, Op::Unary(_) | Op::Binary(_) | Op::BinaryScalar { .. } | Op::Select | Op::Cast | Op::Full(_))
+}
+
+/// Bytes of a home, from the first that strides reach to behind the last.
+#[derive(Clone, PartialEq, Eq, Debug)]
+struct Span {
+    home: Home,
+    bytes: Range<usize>,
+}
+
+impl Span {
+    fn of(value: &Located) -> Span {
+        let size = value.dtype.size();
+        let (mut low, mut high) = (0isize, 0isize);
+        for (&n, &s) in value.shape.iter().zip(&value.strides) {
+            let reach = (n.max(1) - 1) as isize * s;
+            if reach < 0 { low += reach } else { high += reach }
+        }
+        let start = value.offset.wrapping_add_signed(low * size as isize);
+        let end = value.offset.wrapping_add_signed(high * size as isize) + size;
+        let empty = value.shape.contains(&0);
+        Span { home: value.home, bytes: if empty { 0..0 } else { start..end } }
+    }
+
+    /// All bytes that a region has on any rank of its cell, and more.
+    fn around(region: &BoundRegion, call: &BoundCollective) -> Span {
+        let n = call.cell.len().max(1);
+        let own = call.elements.max(1) * call.dtype.size() * n;
+        Span { home: region.home, bytes: region.offset..region.offset + own + region.by_rank * n }
+    }
+
+    fn overlaps(&self, other: &Span) -> bool {
+        self.home == other.home && self.bytes.start < other.bytes.end && other.bytes.start < self.bytes.end
+    }
+
+    fn covers(&self, other: &Span) -> bool {
+        self.home == other.home && self.bytes.start <= other.bytes.start && other.bytes.end <= self.bytes.end
+    }
+}
+
+/// Whether the elements are one run, so that a span that covers it writes all of it.
+fn is_run(value: &Located) -> bool {
+    super::space::axes(&value.shape, &value.strides).iter().all(|a| a.stride == 1)
+}
+
+/// The groups of all element-wise steps of a list that may be fused with another one.
+pub fn groups(list: &[BoundStep]) -> Vec<Group> {
+    let awaited = |index: usize, lane| list.iter().any(|s| s.lane != lane && s.waits.contains(&index));
+    let mut out = Vec::new();
+    let mut now: Vec<usize> = Vec::new();
+    for (place, step) in list.iter().enumerate().filter(|(_, s)| s.lane == Lane::Compute) {
+        let joins = fusible(step).is_some_and(|shape| {
+            now.last().is_none_or(|&l| fusible(&list[l]) == Some(shape)) && now.len() < MOST_STEPS
+        });
+        if !joins {
+            close(list, &mut now, &mut out);
+        }
+        if fusible(step).is_some() {
+            now.push(place);
+            // Another lane waits for exactly this step: the work may not be done later.
+            if awaited(step.index, step.lane) {
+                close(list, &mut now, &mut out);
+            }
+        }
+    }
+    close(list, &mut now, &mut out);
+    out
+}
+
+/// The iteration space of a step that can be part of a group.
+fn fusible(step: &BoundStep) -> Option<&[usize]> {
+    match &step.work {
+        StepWork::Kernel { op, results, .. } if is_element_wise(op) => Some(&results.first()?.shape),
+        _ => None,
+    }
+}
+
+fn close(list: &[BoundStep], now: &mut Vec<usize>, out: &mut Vec<Group>) {
+    let steps = std::mem::take(now);
+    if steps.len() > 1 {
+        let stored = steps.iter().map(|&s| is_read(list, s, &steps)).collect();
+        out.push(Group { steps, stored });
+    }
+}
+
+/// Whether a step that is not of the group may read the result of `place`.
+fn is_read(list: &[BoundStep], place: usize, group: &[usize]) -> bool {
+    let StepWork::Kernel { results, .. } = &list[place].work else { return true };
+    let own = Span::of(&results[0]);
+    // Only the ordinary arena is nobody else's business.
+    if own.home != Home::Ordinary {
+        return true;
+    }
+    let mut overwritten = false;
+    for (other, step) in list.iter().enumerate().skip(place + 1) {
+        if overwritten {
+            return false;
+        }
+        if group.contains(&other) {
+            continue;
+        }
+        match &step.work {
+            StepWork::Kernel { operands, results, .. } | StepWork::Custom { operands, results, .. } => {
+                if operands.iter().any(|x| Span::of(x).overlaps(&own)) {
+                    return true;
+                }
+                overwritten = step.lane == Lane::Compute
+                    && results.iter().any(|r| is_run(r) && Span::of(r).covers(&own));
+            }
+            StepWork::Collective(call) => {
+                let splits = call.splits.iter().flat_map(|(a, b)| [a, b]);
+                let regions = [&call.operand, &call.result].into_iter().chain(splits);
+                if regions.into_iter().any(|r| Span::around(r, call).overlaps(&own)) {
+                    return true;
+                }
+            }
+        }
+    }
+    false
+}
+
+/// What a group of steps does on the device, as one kernel; `None` where their memory or their shapes do not
+/// allow it.
+///
+/// # Errors
+/// As [`super::lower`].
+pub fn lower_fused(
+    members: &[Member<'_>],
+    at: &dyn Fn(&Located) -> Address,
+    machine: &Machine,
+    source: &mut Source,
+    sites: &mut Sites,
+) -> Result<Option<Vec<Work>>, CudaError> {
+    let Some(first) = members.first() else { return Ok(Some(Vec::new())) };
+    let Some(shape) = first.step.results.first().map(|r| &r.shape) else { return Ok(None) };
+    let fits = |m: &Member<'_>| {
+        is_element_wise(m.step.op) && m.step.results.first().is_some_and(|r| r.shape == *shape)
+    };
+    if !members.iter().all(fits) || !apart(members, shape) {
+        return Ok(None);
+    }
+    let mut lowering = Lowering::new(at, machine, source, sites);
+    let l = &mut lowering;
+    let mut map = Map::over(shape);
+    let mut known: Vec<(&Located, Val)> = Vec::with_capacity(members.len());
+    for member in members {
+        let Step { index, op, operands, results } = member.step;
+        super::arity(op, operands.len(), results.len())?;
+        l.step = index;
+        let mut values: SmallVec<[_; 3]> = SmallVec::new();
+        for x in operands {
+            let passed = known.iter().rev().find(|(r, _)| same_places(r, x, shape));
+            let value = match passed {
+                Some((_, value)) => *value,
+                None => element::load(&mut map, x, shape, l)?,
+            };
+            values.push((value, x.dtype));
+        }
+        let value = element::value(&mut map, op, &values, results[0].dtype, l)?;
+        known.push((&results[0], value));
+    }
+    for (k, (member, (result, value))) in members.iter().zip(&known).enumerate() {
+        let again = known[k + 1..].iter().any(|(r, _)| same_places(r, result, shape));
+        if member.stored && !again {
+            map.store(l.at(result), Strides::from_slice(&result.strides), *value);
+        }
+    }
+    Ok(Some(map.finish("fused", l).into_iter().collect()))
+}
+
+/// Whether `x`, broadcast over the space, is the elements of the result `r` at the same positions.
+fn same_places(r: &Located, x: &Located, shape: &[usize]) -> bool {
+    let strides = |v: &Located| super::space::broadcast(shape, &v.shape, &v.strides);
+    r.home == x.home
+        && r.offset == x.offset
+        && r.dtype == x.dtype
+        && strides(r) == strides(x)
+        && x.shape.iter().product::<usize>() == r.shape.iter().product::<usize>()
+}
+
+/// Whether what one member stores and what another reads or stores is the same places, or apart.
+fn apart(members: &[Member<'_>], shape: &[usize]) -> bool {
+    members.iter().enumerate().all(|(i, m)| {
+        let result = &m.step.results[0];
+        let own = Span::of(result);
+        let clean = |v: &Located| !Span::of(v).overlaps(&own) || same_places(result, v, shape);
+        let others = members.iter().enumerate().filter(|(j, _)| *j != i);
+        members.iter().flat_map(|o| o.step.operands).all(clean)
+            && others.map(|(_, o)| &o.step.results[0]).all(clean)
+    })
+}
