@@ -120,6 +120,22 @@ pub fn read_i64(dtype: DType, data: &[u8], i: usize) -> i64 {
     }
 }
 
+/// `x` as f32, where an inexact value becomes its neighbour with an odd last bit. Rounding that again to a
+/// format with at least two bits less (f16, bf16) gives what rounding `x` once gives (Boldo and Melquiond,
+/// "Emulation of FMA and correctly rounded sums: proved algorithms using rounding to odd", 2008). The `half`
+/// crate's own conversions from f64 round twice.
+#[inline(always)]
+pub fn round_to_odd(x: f64) -> f32 {
+    let near = x as f32;
+    let back = f64::from(near);
+    if back == x || x.is_nan() {
+        return near;
+    }
+    // The bits of a float count up with its magnitude.
+    let away = back.abs() > x.abs();
+    f32::from_bits((near.to_bits() - u32::from(away)) | 1)
+}
+
 /// Stores `x` as element `i` of `data`, rounded to nearest even (f16 and bf16 from f64 in one step), or
 /// truncated for integers.
 pub fn write_f64(dtype: DType, data: &mut [u8], i: usize, x: f64) {
@@ -129,8 +145,8 @@ pub fn write_f64(dtype: DType, data: &mut [u8], i: usize, x: f64) {
         DType::U8 => data[at] = x as i64 as u8,
         DType::I32 => data[at..at + 4].copy_from_slice(&(x as i64 as i32).to_le_bytes()),
         DType::I64 => data[at..at + 8].copy_from_slice(&(x as i64).to_le_bytes()),
-        DType::F16 => data[at..at + 2].copy_from_slice(&half::f16::from_f64(x).to_le_bytes()),
-        DType::BF16 => data[at..at + 2].copy_from_slice(&half::bf16::from_f64(x).to_le_bytes()),
+        DType::F16 => data[at..at + 2].copy_from_slice(&half::f16::from_f32(round_to_odd(x)).to_le_bytes()),
+        DType::BF16 => data[at..at + 2].copy_from_slice(&half::bf16::from_f32(round_to_odd(x)).to_le_bytes()),
         DType::F32 => data[at..at + 4].copy_from_slice(&(x as f32).to_le_bytes()),
         DType::F64 => data[at..at + 8].copy_from_slice(&x.to_le_bytes()),
     }
@@ -145,5 +161,22 @@ pub fn write_i64(dtype: DType, data: &mut [u8], i: usize, x: i64) {
         DType::I32 => data[at..at + 4].copy_from_slice(&(x as i32).to_le_bytes()),
         DType::I64 => data[at..at + 8].copy_from_slice(&x.to_le_bytes()),
         _ => write_f64(dtype, data, i, x as f64),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn halves_are_rounded_once() {
+        // Above the midpoint of 1 and its successor by less than an f32 can tell, and that midpoint itself.
+        for (dtype, last_place) in [(DType::F16, -10), (DType::BF16, -7)] {
+            let half = 2f64.powi(last_place - 1);
+            let elements = [1.0 + half + 2f64.powi(-40), 1.0 + half, -1.0 - half - 2f64.powi(-40), 1e300];
+            let expected = [1.0 + 2.0 * half, 1.0, -1.0 - 2.0 * half, f64::INFINITY];
+            let tensor = Tensor::from_f64(dtype, [4], &elements).expect("four elements");
+            assert_eq!(tensor.to_f64(), expected, "{dtype}");
+        }
     }
 }

@@ -8,7 +8,7 @@
 use std::rc::Rc;
 
 use super::error::OpError;
-use crate::tensor::Tensor;
+use crate::tensor::{Tensor, round_to_odd};
 use crate::types::DType;
 
 /// A dense row-major tensor of wide elements. Cloning shares the elements.
@@ -174,22 +174,10 @@ pub(super) fn walk<const N: usize>(
 pub(super) fn round(dtype: DType, x: f64) -> f64 {
     match dtype {
         DType::F32 => f64::from(x as f32),
-        DType::F16 => f64::from(half::f16::from_f32(to_odd(x)).to_f32()),
-        DType::BF16 => f64::from(half::bf16::from_f32(to_odd(x)).to_f32()),
+        DType::F16 => f64::from(half::f16::from_f32(round_to_odd(x)).to_f32()),
+        DType::BF16 => f64::from(half::bf16::from_f32(round_to_odd(x)).to_f32()),
         _ => x,
     }
-}
-
-/// `x` as f32 with ties and all other inexact values moved to the odd neighbour. Rounding that again to a
-/// format with at least two bits less gives what rounding `x` once gives (Boldo and Melquiond, "Emulation
-/// of FMA and correctly rounded sums: proved algorithms using rounding to odd", 2008).
-fn to_odd(x: f64) -> f32 {
-    let nearest = x as f32;
-    if nearest.is_nan() || f64::from(nearest) == x {
-        return nearest;
-    }
-    let away = f64::from(nearest.abs()) > x.abs();
-    f32::from_bits((nearest.to_bits() - u32::from(away)) | 1)
 }
 
 /// `x` wrapped to an integer dtype; for bool whether it is not 0.

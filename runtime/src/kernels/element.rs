@@ -5,6 +5,7 @@
 //! once, to nearest even; integers wrap.
 
 use half::{bf16, f16};
+use symmc_ir::tensor::round_to_odd;
 use symmc_ir::{DType, Scalar};
 
 use super::scratch::Scratch;
@@ -152,19 +153,6 @@ impl Element for f16 {
     fn from_i64(x: i64) -> Self {
         <Self as Element>::from_f64(x as f64)
     }
-}
-
-/// `x` as f32, where an inexact value becomes its neighbour with an odd last bit. A second rounding to a
-/// type with at least two bits less then gives what one rounding of `x` gives (Boldo and Melquiond, 2008).
-fn round_to_odd(x: f64) -> f32 {
-    let near = x as f32;
-    let back = f64::from(near);
-    if back == x || x.is_nan() || near.to_bits() & 1 == 1 {
-        return near;
-    }
-    // The bits of a float count up with its magnitude.
-    let bits = near.to_bits();
-    f32::from_bits(if back.abs() > x.abs() { bits - 1 } else { bits + 1 })
 }
 
 /// A type that kernels compute in.
