@@ -49,31 +49,9 @@ pub fn infer(op: &Op, operands: &[&Type], n: Option<u32>) -> Result<Option<Vec<T
             let ty = first()?;
             one(Type::new(binary_result(*op, ty.dtype)?, ty.shape))
         }
-        Op::Select => {
-            want(operands[0].dtype == DType::Bool, || {
-                format!("the condition must be bool, found {}", operands[0].dtype)
-            })?;
-            same_dtype(&operands[1..])?;
-            let shapes: Vec<&[Dim]> = operands.iter().map(|t| t.shape.as_slice()).collect();
-            one(Type::new(operands[1].dtype, broadcast(&shapes)?))
-        }
+        Op::Select => one(select(operands)?),
         Op::MatMul => one(matmul(operands[0], operands[1])?),
-        Op::Reduce { op, axes, keep } => {
-            let x = first()?;
-            for (i, &a) in axes.iter().enumerate() {
-                axis_in(a, &x)?;
-                want(i == 0 || axes[i - 1] < a, || "the axes must ascend".into())?;
-            }
-            let dtype = match op {
-                Reduction::Any | Reduction::All => DType::Bool,
-                Reduction::Sum | Reduction::Prod if !x.dtype.is_float() => DType::I64,
-                Reduction::Mean if !x.dtype.is_float() => {
-                    return Err(format!("mean needs a floating-point operand, found {}", x.dtype));
-                }
-                _ => x.dtype,
-            };
-            one(Type::new(dtype, reduced(&x.shape, axes, *keep)))
-        }
+        Op::Reduce { op, axes, keep } => one(reduce(*op, axes, *keep, operands[0])?),
         Op::ArgReduce { axis, keep, .. } => {
             let x = first()?;
             axis_in(*axis, &x)?;
@@ -94,29 +72,11 @@ pub fn infer(op: &Op, operands: &[&Type], n: Option<u32>) -> Result<Option<Vec<T
             one(x)
         }
         Op::RmsNorm { axes, .. } | Op::LayerNorm { axes, .. } => {
-            let x = first()?;
-            float(&x)?;
-            want(*axes >= 1 && *axes <= x.rank(), || {
-                format!("it normalises {axes} axes of an operand with {}", x.rank())
-            })?;
-            let tail = &x.shape[x.rank() - axes..];
-            for w in &operands[1..] {
-                want(w.shape == tail && w.dtype == x.dtype, || {
-                    format!("weight and bias must be {}{tail:?}, found {}{:?}", x.dtype, w.dtype, w.shape)
-                })?;
-            }
-            one(x)
+            normalised(operands, *axes)?;
+            one(first()?)
         }
         Op::Attention { .. } => one(attention(operands)?),
-        Op::Take { axis } => {
-            let x = first()?;
-            axis_in(*axis, &x)?;
-            integer(operands[1])?;
-            let mut shape = x.shape[..*axis].to_vec();
-            shape.extend(operands[1].shape.iter().cloned());
-            shape.extend(x.shape[axis + 1..].iter().cloned());
-            one(Type::new(x.dtype, shape))
-        }
+        Op::Take { axis } => one(take(operands, *axis)?),
         Op::Index { axis } => {
             let x = first()?;
             one(Type::new(x.dtype, indexed(&x, &operands[1..], *axis)?))
@@ -129,40 +89,16 @@ pub fn infer(op: &Op, operands: &[&Type], n: Option<u32>) -> Result<Option<Vec<T
             one(Type::new(x.dtype, operands[1].shape.clone()))
         }
         Op::ScatterElements { axis, .. } => {
-            let x = first()?;
-            axis_in(*axis, &x)?;
-            integer(operands[1])?;
-            same_rank(&x, operands[1])?;
-            want(operands[2].shape == operands[1].shape && operands[2].dtype == x.dtype, || {
-                format!(
-                    "src must be {}{:?}, found {}{:?}",
-                    x.dtype, operands[1].shape, operands[2].dtype, operands[2].shape
-                )
-            })?;
-            one(x)
+            scattered(operands, *axis)?;
+            one(first()?)
         }
         Op::IndexAdd { axis } => {
-            let x = first()?;
-            axis_in(*axis, &x)?;
-            integer(operands[1])?;
-            want(operands[1].rank() == 1, || "the index must have one axis".into())?;
-            let mut src = x.shape.clone();
-            src[*axis] = operands[1].shape[0].clone();
-            want(operands[2].shape == src && operands[2].dtype == x.dtype, || {
-                format!("src must be {}{src:?}, found {}{:?}", x.dtype, operands[2].dtype, operands[2].shape)
-            })?;
-            one(x)
+            added(operands, *axis)?;
+            one(first()?)
         }
         Op::IndexPut { axis, .. } => {
-            let x = first()?;
-            let at = indexed(&x, &operands[2..], *axis)?;
-            want(operands[1].dtype == x.dtype && broadcast(&[&operands[1].shape, &at])? == at, || {
-                format!(
-                    "src must broadcast to {}{at:?}, found {}{:?}",
-                    x.dtype, operands[1].dtype, operands[1].shape
-                )
-            })?;
-            one(x)
+            put(operands, *axis)?;
+            one(first()?)
         }
         Op::Sort { axis, .. } => {
             let x = first()?;
@@ -170,35 +106,8 @@ pub fn infer(op: &Op, operands: &[&Type], n: Option<u32>) -> Result<Option<Vec<T
             let positions = Type::new(DType::I64, x.shape.clone());
             Ok(Some(vec![x, positions]))
         }
-        Op::Concat { axis } => {
-            let x = first()?;
-            axis_in(*axis, &x)?;
-            same_dtype(operands)?;
-            let mut shape = x.shape.clone();
-            for y in &operands[1..] {
-                same_rank(&x, y)?;
-                for (a, d) in shape.iter_mut().enumerate() {
-                    if a == *axis {
-                        *d = d.clone() + y.shape[a].clone();
-                        want(d.atoms() <= MAX_ATOMS, || "the extents have too large a sum".into())?;
-                    } else {
-                        want(*d == y.shape[a], || {
-                            format!("extents of axis {a} differ: {d:?} and {:?}", y.shape[a])
-                        })?;
-                    }
-                }
-            }
-            one(Type::new(x.dtype, shape))
-        }
-        Op::Permute { perm } => {
-            let x = first()?;
-            let mut seen = perm.clone();
-            seen.sort_unstable();
-            want(seen.iter().copied().eq(0..x.rank()), || {
-                format!("{perm:?} is no permutation of {} axes", x.rank())
-            })?;
-            one(Type::new(x.dtype, perm.iter().map(|&p| x.shape[p].clone()).collect::<Vec<_>>()))
-        }
+        Op::Concat { axis } => one(concat(operands, *axis)?),
+        Op::Permute { perm } => one(permute(operands[0], perm)?),
         Op::Copy => one(first()?),
         Op::Collective(c) => collective(&c.kind, operands, n).map(Some),
     }
@@ -299,8 +208,9 @@ fn want(holds: bool, message: impl FnOnce() -> String) -> Result<(), String> {
     if holds { Ok(()) } else { Err(message()) }
 }
 
-fn arity(op: &Op, found: usize) -> Result<(), String> {
-    let (min, max) = match op {
+/// The least and the largest number of operands of an op.
+pub fn operand_counts(op: &Op) -> (usize, usize) {
+    match op {
         Op::Full(_) | Op::Iota { .. } => (0, 0),
         Op::Binary(_) | Op::MatMul | Op::Take { .. } | Op::GatherElements { .. } => (2, 2),
         Op::Select | Op::ScatterElements { .. } | Op::IndexAdd { .. } => (3, 3),
@@ -313,7 +223,11 @@ fn arity(op: &Op, found: usize) -> Result<(), String> {
         Op::Opaque { .. } | Op::Custom(_) => (0, usize::MAX),
         Op::Collective(c) if c.kind == CollectiveKind::AllToAll(Splits::Device) => (2, 2),
         _ => (1, 1),
-    };
+    }
+}
+
+fn arity(op: &Op, found: usize) -> Result<(), String> {
+    let (min, max) = operand_counts(op);
     want((min..=max).contains(&found), || match (min == max, max) {
         (true, _) => format!("it takes {min} operands, found {found}"),
         (false, usize::MAX) => format!("it takes at least {min} operands, found {found}"),
@@ -437,6 +351,121 @@ fn attention(operands: &[&Type]) -> Result<Type, String> {
     let mut shape = q.shape.clone();
     shape[r - 1] = v.shape[r - 1].clone();
     Ok(Type::new(q.dtype, shape))
+}
+
+fn select(operands: &[&Type]) -> Result<Type, String> {
+    want(operands[0].dtype == DType::Bool, || {
+        format!("the condition must be bool, found {}", operands[0].dtype)
+    })?;
+    same_dtype(&operands[1..])?;
+    let shapes: Vec<&[Dim]> = operands.iter().map(|t| t.shape.as_slice()).collect();
+    Ok(Type::new(operands[1].dtype, broadcast(&shapes)?))
+}
+
+fn reduce(op: Reduction, axes: &[usize], keep: bool, x: &Type) -> Result<Type, String> {
+    for (i, &a) in axes.iter().enumerate() {
+        axis_in(a, x)?;
+        want(i == 0 || axes[i - 1] < a, || "the axes must ascend".into())?;
+    }
+    let dtype = match op {
+        Reduction::Any | Reduction::All => DType::Bool,
+        Reduction::Sum | Reduction::Prod if !x.dtype.is_float() => DType::I64,
+        Reduction::Mean if !x.dtype.is_float() => {
+            return Err(format!("mean needs a floating-point operand, found {}", x.dtype));
+        }
+        _ => x.dtype,
+    };
+    Ok(Type::new(dtype, reduced(&x.shape, axes, keep)))
+}
+
+/// Checks the operands of a norm over the last `axes` axes.
+fn normalised(operands: &[&Type], axes: usize) -> Result<(), String> {
+    let x = operands[0];
+    float(x)?;
+    want(axes >= 1 && axes <= x.rank(), || {
+        format!("it normalises {axes} axes of an operand with {}", x.rank())
+    })?;
+    let tail = &x.shape[x.rank() - axes..];
+    for w in &operands[1..] {
+        want(w.shape == tail && w.dtype == x.dtype, || {
+            format!("weight and bias must be {}{tail:?}, found {}{:?}", x.dtype, w.dtype, w.shape)
+        })?;
+    }
+    Ok(())
+}
+
+fn take(operands: &[&Type], axis: usize) -> Result<Type, String> {
+    let (x, index) = (operands[0], operands[1]);
+    axis_in(axis, x)?;
+    integer(index)?;
+    let mut shape = x.shape[..axis].to_vec();
+    shape.extend(index.shape.iter().cloned());
+    shape.extend(x.shape[axis + 1..].iter().cloned());
+    Ok(Type::new(x.dtype, shape))
+}
+
+/// Checks the operands of a scatter of elements.
+fn scattered(operands: &[&Type], axis: usize) -> Result<(), String> {
+    let (x, index) = (operands[0], operands[1]);
+    axis_in(axis, x)?;
+    integer(index)?;
+    same_rank(x, index)?;
+    source(x.dtype, &index.shape, operands[2])
+}
+
+/// Checks the operands of an addition at indices.
+fn added(operands: &[&Type], axis: usize) -> Result<(), String> {
+    let (x, index) = (operands[0], operands[1]);
+    axis_in(axis, x)?;
+    integer(index)?;
+    want(index.rank() == 1, || "the index must have one axis".into())?;
+    let mut shape = x.shape.clone();
+    shape[axis] = index.shape[0].clone();
+    source(x.dtype, &shape, operands[2])
+}
+
+/// Checks that `src` has this dtype and shape.
+fn source(dtype: DType, shape: &[Dim], src: &Type) -> Result<(), String> {
+    want(src.shape == shape && src.dtype == dtype, || {
+        format!("src must be {dtype}{shape:?}, found {}{:?}", src.dtype, src.shape)
+    })
+}
+
+/// Checks the operands of a store at indices.
+fn put(operands: &[&Type], axis: usize) -> Result<(), String> {
+    let (x, src) = (operands[0], operands[1]);
+    let at = indexed(x, &operands[2..], axis)?;
+    want(src.dtype == x.dtype && broadcast(&[&src.shape, &at])? == at, || {
+        format!("src must broadcast to {}{at:?}, found {}{:?}", x.dtype, src.dtype, src.shape)
+    })
+}
+
+fn concat(operands: &[&Type], axis: usize) -> Result<Type, String> {
+    let x = operands[0];
+    axis_in(axis, x)?;
+    same_dtype(operands)?;
+    let mut shape = x.shape.clone();
+    for y in &operands[1..] {
+        same_rank(x, y)?;
+        for (a, d) in shape.iter_mut().enumerate() {
+            if a == axis {
+                *d = d.clone() + y.shape[a].clone();
+                want(d.atoms() <= MAX_ATOMS, || "the extents have too large a sum".into())?;
+            } else {
+                want(*d == y.shape[a], || format!("extents of axis {a} differ: {d:?} and {:?}", y.shape[a]))?;
+            }
+        }
+    }
+    Ok(Type::new(x.dtype, shape))
+}
+
+fn permute(x: &Type, perm: &[usize]) -> Result<Type, String> {
+    let mut seen = perm.to_vec();
+    seen.sort_unstable();
+    want(seen.iter().copied().eq(0..x.rank()), || {
+        format!("{perm:?} is no permutation of {} axes", x.rank())
+    })?;
+    Ok(Type::new(x.dtype, perm.iter().map(|&p| x.shape[p].clone()).collect::<Vec<_>>()))
 }
 
 /// The shape of `x` indexed by `indices` from `axis` on.

@@ -19,6 +19,7 @@ pub mod layout;
 pub mod machine;
 pub mod op;
 pub mod parallel;
+pub mod random;
 pub mod tensor;
 pub mod text;
 pub mod types;

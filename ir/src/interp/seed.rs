@@ -1,8 +1,7 @@
 //! Inputs drawn from a seed, fit to be run: indices within the axes they index, norms near 1.
 //!
 //! Every input has a generator of its own, so that its elements depend on nothing but the seed, its
-//! position, its type and its uses. The generator is splitmix64 (Steele, Lea and Flood, "Fast splittable
-//! pseudorandom number generators", 2014).
+//! position, its type and its uses.
 
 use std::sync::Arc;
 
@@ -14,6 +13,7 @@ use crate::dim::Bindings;
 use crate::entity::{Entity, Table};
 use crate::graph::{Graph, InputKind, NodeId, ValueId};
 use crate::op::{BinaryOp, Op};
+use crate::random::SplitMix;
 use crate::tensor::Tensor;
 use crate::types::DType;
 
@@ -93,7 +93,7 @@ pub fn seeded_inputs_with(
             DType::Bool => ints(DType::Bool, &shape, 2, &mut random),
             dtype if !dtype.is_float() => {
                 let end = index_limit(graph, bindings, &users, input.value)?.unwrap_or(8);
-                ints(dtype, &shape, end.max(1), &mut random)
+                ints(dtype, &shape, end.max(1) as usize, &mut random)
             }
             dtype => {
                 let (center, spread) = match (input.kind, shape.as_slice()) {
@@ -113,7 +113,7 @@ pub fn seeded_inputs_with(
     Ok(out)
 }
 
-fn ints(dtype: DType, shape: &[usize], end: u64, random: &mut SplitMix) -> Option<Tensor> {
+fn ints(dtype: DType, shape: &[usize], end: usize, random: &mut SplitMix) -> Option<Tensor> {
     let elements: Vec<i64> = (0..numel(shape)).map(|_| random.below(end) as i64).collect();
     Tensor::from_i64(dtype, shape, &elements)
 }
@@ -198,24 +198,4 @@ fn multiplies(graph: &Graph, users: &Table<ValueId, Vec<NodeId>>, value: ValueId
             }
         })
     })
-}
-
-struct SplitMix(u64);
-
-impl SplitMix {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    }
-    /// Uniform in [-1, 1).
-    fn symmetric(&mut self) -> f64 {
-        (self.next() >> 11) as f64 / (1u64 << 52) as f64 - 1.0
-    }
-    /// Uniform in `0..end`, up to a bias of `end / 2^64`.
-    fn below(&mut self, end: u64) -> u64 {
-        ((u128::from(self.next()) * u128::from(end)) >> 64) as u64
-    }
 }

@@ -48,71 +48,71 @@ fn long_lines_are_cut() {
     assert_eq!(lines[1].chars().nth(caret), Some('?'));
 }
 
+/// Lines behind the head, with the column and the message of their failure.
+const STATEMENTS: &[(&str, &str)] = &[
+    (
+        "relu %x",
+        "1: expected one of the statements symbol, group, custom, arg, param, const, return, mutate or a node (`%name: …`), found `relu`",
+    ),
+    ("= %x", "1: expected a statement, found `=`"),
+    ("arg %x: f32[]", "5: the value `%x` is already defined"),
+    ("%x: f32[n, 8] = relu %x", "1: the value `%x` is already defined"),
+    (
+        "%a: f32[8], %a: i64[8] = sort %x axis=0 descending=true",
+        "26: %a: sort: the result must be f32[n, 8], found f32[8]",
+    ),
+    (
+        "%a: f32[n, 8], %a: i64[n, 8] = sort %x axis=0 descending=true",
+        "16: the value `%a` is already defined",
+    ),
+    ("symbol n in 1..=2", "8: the symbol `n` is already defined"),
+    ("group @all world", "7: the group `@all` is already defined"),
+    ("group @new", "11: expected `world` or the lists of ranks, found the end of the line"),
+    ("group @new [[0, -1]]", "17: expected an integer from 0 to 2^32 - 1, found -1"),
+    ("symbol m in 1..8", "14: no statement has the character '.' here"),
+    ("symbol m in 1..=99999999999999999999", "17: the integer `99999999999999999999` does not fit 64 bits"),
+    (
+        "custom \"c\" symmetric operands [4294967296] results []",
+        "32: expected an integer from 0 to 2^32 - 1, found 4294967296",
+    ),
+    ("arg %y: f33[]", "9: expected a dtype (bool, u8, i32, i64, f16, bf16, f32, f64), found `f33`"),
+    ("arg %y: f32", "12: expected `[`, found the end of the line"),
+    ("arg %y: f32[8 8]", "15: expected `,` or `]`, found `8`"),
+    ("arg %y: f32[8,]", "15: expected a dim, found `]`"),
+    ("arg %y: f32[k]", "13: no symbol has the name `k`"),
+    ("arg %: f32[]", "5: expected a name behind `%`"),
+    ("arg %y: f32[] source x", "22: expected the name in the weights as a string, found `x`"),
+    ("arg %y: f32[] = hex\"00\"", "15: expected the end of the line, found `=`"),
+    ("const %y: f32[]", "16: expected `=`, found the end of the line"),
+    ("const %y: f32[1] = hex\"0000\"", "23: expected 4 bytes of data, found 2"),
+    ("const %y: f32[1] = hex\"0000 000\"", "23: expected two hexadecimal digits for each byte"),
+    ("const %y: u8[1] = hex\"0\"", "22: expected two hexadecimal digits for each byte"),
+    ("const %y: u8[n] = hex\"00\"", "17: a constant needs extents that are numbers"),
+    ("const %y: u8[-1] = hex\"00\"", "18: a constant needs extents that are numbers"),
+    (
+        "const %y: u8[9223372036854775807, 9223372036854775807] = hex\"\"",
+        "61: expected 9223372036854775807 bytes of data, found 0",
+    ),
+    ("return %y", "8: no earlier line defines `%y`"),
+    ("return", "7: expected a value (`%name`), found the end of the line"),
+    ("mutate %y = %x", "8: no earlier line defines `%y`"),
+    ("return %x %x", "11: expected the end of the line, found `%x`"),
+    (
+        "arg %y: f32[] source \"a\\q\"",
+        "24: expected one of the escapes \\\", \\\\, \\n, \\r, \\t and \\u{hex}",
+    ),
+    ("arg %y: f32[] source \"a", "22: the string does not end on its line"),
+    (
+        "arg %y: f32[] source \"a\\u{d800}\"",
+        "24: expected one of the escapes \\\", \\\\, \\n, \\r, \\t and \\u{hex}",
+    ),
+    ("é", "1: no statement has the character 'é' here"),
+];
+
 #[test]
 fn statements() {
     let mut wrong = String::new();
-    for (text, expected) in [
-        (
-            "relu %x",
-            "1: expected one of the statements symbol, group, custom, arg, param, const, return, mutate or a node (`%name: …`), found `relu`",
-        ),
-        ("= %x", "1: expected a statement, found `=`"),
-        ("arg %x: f32[]", "5: the value `%x` is already defined"),
-        ("%x: f32[n, 8] = relu %x", "1: the value `%x` is already defined"),
-        (
-            "%a: f32[8], %a: i64[8] = sort %x axis=0 descending=true",
-            "26: %a: sort: the result must be f32[n, 8], found f32[8]",
-        ),
-        (
-            "%a: f32[n, 8], %a: i64[n, 8] = sort %x axis=0 descending=true",
-            "16: the value `%a` is already defined",
-        ),
-        ("symbol n in 1..=2", "8: the symbol `n` is already defined"),
-        ("group @all world", "7: the group `@all` is already defined"),
-        ("group @new", "11: expected `world` or the lists of ranks, found the end of the line"),
-        ("group @new [[0, -1]]", "17: expected an integer from 0 to 2^32 - 1, found -1"),
-        ("symbol m in 1..8", "14: no statement has the character '.' here"),
-        (
-            "symbol m in 1..=99999999999999999999",
-            "17: the integer `99999999999999999999` does not fit 64 bits",
-        ),
-        (
-            "custom \"c\" symmetric operands [4294967296] results []",
-            "32: expected an integer from 0 to 2^32 - 1, found 4294967296",
-        ),
-        ("arg %y: f33[]", "9: expected a dtype (bool, u8, i32, i64, f16, bf16, f32, f64), found `f33`"),
-        ("arg %y: f32", "12: expected `[`, found the end of the line"),
-        ("arg %y: f32[8 8]", "15: expected `,` or `]`, found `8`"),
-        ("arg %y: f32[8,]", "15: expected a dim, found `]`"),
-        ("arg %y: f32[k]", "13: no symbol has the name `k`"),
-        ("arg %: f32[]", "5: expected a name behind `%`"),
-        ("arg %y: f32[] source x", "22: expected the name in the weights as a string, found `x`"),
-        ("arg %y: f32[] = hex\"00\"", "15: expected the end of the line, found `=`"),
-        ("const %y: f32[]", "16: expected `=`, found the end of the line"),
-        ("const %y: f32[1] = hex\"0000\"", "23: expected 4 bytes of data, found 2"),
-        ("const %y: f32[1] = hex\"0000 000\"", "23: expected two hexadecimal digits for each byte"),
-        ("const %y: u8[1] = hex\"0\"", "22: expected two hexadecimal digits for each byte"),
-        ("const %y: u8[n] = hex\"00\"", "17: a constant needs extents that are numbers"),
-        ("const %y: u8[-1] = hex\"00\"", "18: a constant needs extents that are numbers"),
-        (
-            "const %y: u8[9223372036854775807, 9223372036854775807] = hex\"\"",
-            "61: expected 9223372036854775807 bytes of data, found 0",
-        ),
-        ("return %y", "8: no earlier line defines `%y`"),
-        ("return", "7: expected a value (`%name`), found the end of the line"),
-        ("mutate %y = %x", "8: no earlier line defines `%y`"),
-        ("return %x %x", "11: expected the end of the line, found `%x`"),
-        (
-            "arg %y: f32[] source \"a\\q\"",
-            "24: expected one of the escapes \\\", \\\\, \\n, \\r, \\t and \\u{hex}",
-        ),
-        ("arg %y: f32[] source \"a", "22: the string does not end on its line"),
-        (
-            "arg %y: f32[] source \"a\\u{d800}\"",
-            "24: expected one of the escapes \\\", \\\\, \\n, \\r, \\t and \\u{hex}",
-        ),
-        ("é", "1: no statement has the character 'é' here"),
-    ] {
+    for &(text, expected) in STATEMENTS {
         let found = line(text);
         if found != expected {
             wrong += &format!("{text}\n  found {found}\n  not   {expected}\n");

@@ -5,6 +5,8 @@
 
 use std::time::{Duration, Instant};
 
+use symmc_ir::random::SplitMix;
+
 /// The delays of one rank.
 #[derive(Clone, Copy, Debug)]
 pub struct Chaos {
@@ -54,12 +56,9 @@ impl Chaos {
     }
 }
 
-/// The finaliser of SplitMix64 (Steele, Lea, Flood 2014): a bijection that scatters all bits.
+/// A bijection that scatters all bits.
 fn mix(x: u64) -> u64 {
-    let x = x.wrapping_add(0x9e37_79b9_7f4a_7c15);
-    let x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    let x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    x ^ (x >> 31)
+    SplitMix(x).next()
 }
 
 #[cfg(test)]

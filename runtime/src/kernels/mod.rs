@@ -201,18 +201,7 @@ fn same(x: &Strided, result: &Strided) -> Result<(), KernelError> {
 
 /// Checks that the slices that [`compute_with`] takes apart are long enough.
 fn arity(op: &Op, operands: usize, results: usize) -> Result<(), KernelError> {
-    let (min, max) = match op {
-        Op::Full(_) | Op::Iota { .. } => (0, 0),
-        Op::Binary(_) | Op::MatMul | Op::Take { .. } | Op::GatherElements { .. } => (2, 2),
-        Op::Select | Op::ScatterElements { .. } | Op::IndexAdd { .. } => (3, 3),
-        Op::RmsNorm { .. } => (1, 2),
-        Op::LayerNorm { .. } => (1, 3),
-        Op::Attention { .. } => (3, 4),
-        Op::Index { .. } => (2, usize::MAX),
-        Op::IndexPut { .. } => (3, usize::MAX),
-        Op::Concat { .. } | Op::Opaque { .. } | Op::Custom(_) | Op::Collective(_) => (0, usize::MAX),
-        _ => (1, 1),
-    };
+    let (min, max) = symmc_ir::infer::operand_counts(op);
     let results_expected = if matches!(op, Op::TopK { .. } | Op::Sort { .. }) { 2 } else { 1 };
     if (min..=max).contains(&operands) && results >= results_expected {
         return Ok(());

@@ -4,7 +4,8 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
-use symmc_ir::{Bindings, Graph, InputKind, Tensor, interp, text};
+use symmc_ir::entity::Entity;
+use symmc_ir::{Bindings, Graph, InputKind, OutputKind, Tensor, interp, text};
 use symmc_planner::check::check;
 use symmc_planner::{BucketInput, Plan, PlanConfig, plan};
 use symmc_runtime::RunError;
@@ -103,6 +104,32 @@ impl Rank {
         }
     }
 
+    /// Runs a plan with arguments that are drawn anew for each run.
+    fn run(
+        &mut self,
+        executor: &mut Executor<'_>,
+        graph: &Graph,
+        bindings: &Bindings,
+        comm: &Comm,
+        (run, rank): (u64, u32),
+    ) {
+        let fresh = interp::seeded_inputs(graph, bindings, 7 + run, rank).expect("drawn");
+        for ((input, block), tensor) in graph.inputs.values().zip(&mut self.inputs).zip(fresh) {
+            if input.kind == InputKind::Argument {
+                *block = Block::of(&tensor);
+            }
+        }
+        let symmetric = Span { ptr: comm.arena().as_ptr(), len: comm.arena().len() };
+        let memory = RankMemory { symmetric, ..self.memory() };
+        // SAFETY: the spans outlive the run; all ranks run the same checked plan.
+        unsafe {
+            if run == 0 {
+                executor.load(bindings, &memory).expect("loads");
+            }
+            executor.run(bindings, &memory, comm).expect("runs");
+        }
+    }
+
     pub fn outputs(&self, graph: &Graph, bindings: &Bindings) -> Vec<Tensor> {
         let read = |(o, block): (&symmc_ir::Output, &Block)| {
             let ty = graph.ty(o.value);
@@ -151,28 +178,7 @@ pub fn check_against_interpreter(
     let graph = &planned.graph;
     let bindings = &bindings(graph, values);
     let given = inputs(graph, bindings, 7);
-    let mut state = given.clone();
-    let mut expected = Vec::new();
-    for run in 0..repeats {
-        let fresh = inputs(graph, bindings, 7 + run);
-        for (old, new) in state.iter_mut().zip(fresh) {
-            for ((input, old), new) in graph.inputs.values().zip(old).zip(new) {
-                if input.kind == InputKind::Argument {
-                    *old = new;
-                }
-            }
-        }
-        let out = interp::run_with(graph, bindings, &state, registry.1).expect("the interpreter runs it");
-        for (rank, out) in out.iter().enumerate() {
-            for (o, tensor) in graph.outputs.iter().zip(out) {
-                if let symmc_ir::OutputKind::Mutates(i) = o.kind {
-                    use symmc_ir::entity::Entity;
-                    state[rank][i.index()] = Arc::new(tensor.clone());
-                }
-            }
-        }
-        expected.push(out);
-    }
+    let expected = interpreted(graph, registry.1, bindings, &given, repeats);
     let ranks = graph.ranks.expect("closed");
     let world = World::create(ranks, graph.groups.len().max(1), planned.plan.arenas.symmetric as usize, 0);
     let world = world.expect("shared memory");
@@ -185,24 +191,7 @@ pub fn check_against_interpreter(
                 let mut executor = Executor::new(&planned.plan, rank, registry.0, config).expect("a plan");
                 let mut own = Rank::new(planned, bindings, &given[rank as usize]);
                 for run in 0..repeats {
-                    let fresh = interp::seeded_inputs(graph, bindings, 7 + run, rank).expect("drawn");
-                    for ((input, block), tensor) in graph.inputs.values().zip(&mut own.inputs).zip(fresh) {
-                        if input.kind == InputKind::Argument {
-                            *block = Block::of(&tensor);
-                        }
-                    }
-                    let memory = own.memory();
-                    let memory = RankMemory {
-                        symmetric: Span { ptr: comm.arena().as_ptr(), len: comm.arena().len() },
-                        ..memory
-                    };
-                    // SAFETY: the spans outlive the run; all ranks run the same checked plan.
-                    unsafe {
-                        if run == 0 {
-                            executor.load(bindings, &memory).expect("loads");
-                        }
-                        executor.run(bindings, &memory, &comm).expect("runs");
-                    }
+                    own.run(&mut executor, graph, bindings, &comm, (run, rank));
                     let found = own.outputs(graph, bindings);
                     for (found, expected) in found.iter().zip(&expected[run as usize][rank as usize]) {
                         let (a, b) = (found.to_f64(), expected.to_f64());
@@ -213,4 +202,36 @@ pub fn check_against_interpreter(
             });
         }
     });
+}
+
+/// The outputs of each run and rank by the interpreter. Arguments are new in each run.
+fn interpreted(
+    graph: &Graph,
+    registry: &interp::Registry,
+    bindings: &Bindings,
+    given: &[Vec<Arc<Tensor>>],
+    repeats: u64,
+) -> Vec<Vec<Vec<Tensor>>> {
+    let mut state = given.to_vec();
+    let mut expected = Vec::new();
+    for run in 0..repeats {
+        let fresh = inputs(graph, bindings, 7 + run);
+        for (old, new) in state.iter_mut().zip(fresh) {
+            for ((input, old), new) in graph.inputs.values().zip(old).zip(new) {
+                if input.kind == InputKind::Argument {
+                    *old = new;
+                }
+            }
+        }
+        let out = interp::run_with(graph, bindings, &state, registry).expect("the interpreter runs it");
+        for (rank, out) in out.iter().enumerate() {
+            for (o, tensor) in graph.outputs.iter().zip(out) {
+                if let OutputKind::Mutates(i) = o.kind {
+                    state[rank][i.index()] = Arc::new(tensor.clone());
+                }
+            }
+        }
+        expected.push(out);
+    }
+    expected
 }

@@ -3,12 +3,13 @@
 use std::sync::Arc;
 
 use proptest::prelude::*;
+use symmc_ir::random::SplitMix;
 use symmc_ir::{
     ArgOp, BinaryOp, Bindings, DType, Dim, Float, Graph, InputKind, Op, Output, OutputKind, Reduction,
     Scalar, Tensor, Type, UnaryOp, infer, interp,
 };
 
-use crate::support::{Placed, Random, agree, call};
+use crate::support::{Placed, agree, call};
 
 /// An op with operands that fit it.
 struct Case {
@@ -42,9 +43,9 @@ fn ty(dtype: DType, shape: &[usize]) -> Type {
 const FLOATS: [DType; 4] = [DType::F16, DType::BF16, DType::F32, DType::F64];
 const INTS: [DType; 3] = [DType::U8, DType::I32, DType::I64];
 
-fn shape(r: &mut Random, min: usize, max: usize) -> Vec<usize> {
+fn shape(r: &mut SplitMix, min: usize, max: usize) -> Vec<usize> {
     let rank = min + r.below(max + 1 - min);
-    let extent = |r: &mut Random| match r.below(12) {
+    let extent = |r: &mut SplitMix| match r.below(12) {
         0 => 0,
         1 | 2 => 1 + r.below(40),
         _ => 1 + r.below(5),
@@ -52,34 +53,34 @@ fn shape(r: &mut Random, min: usize, max: usize) -> Vec<usize> {
     (0..rank).map(|_| extent(r)).collect()
 }
 
-fn tensor(r: &mut Random, dtype: DType, shape: &[usize]) -> Tensor {
+fn tensor(r: &mut SplitMix, dtype: DType, shape: &[usize]) -> Tensor {
     let n = shape.iter().product();
-    let element = |r: &mut Random| match dtype {
+    let element = |r: &mut SplitMix| match dtype {
         DType::Bool => r.below(2) as f64,
         DType::U8 => r.below(256) as f64,
         DType::I32 | DType::I64 => r.below(21) as f64 - 10.0,
         // Halves, so that equal elements and whole numbers occur.
-        _ if r.chance(4) => (r.unit() * 6.0).round() / 2.0,
-        _ => r.unit() * 3.0,
+        _ if r.one_in(4) => (r.symmetric() * 6.0).round() / 2.0,
+        _ => r.symmetric() * 3.0,
     };
     let elements: Vec<f64> = (0..n).map(|_| element(r)).collect();
     Tensor::from_f64(dtype, shape, &elements).expect("as many as the shape says")
 }
 
 /// A shape that broadcasts to `shape`.
-fn narrower(r: &mut Random, shape: &[usize]) -> Vec<usize> {
-    let skip = if r.chance(3) { r.below(shape.len() + 1) } else { 0 };
-    shape[skip..].iter().map(|&n| if r.chance(4) { 1 } else { n }).collect()
+fn narrower(r: &mut SplitMix, shape: &[usize]) -> Vec<usize> {
+    let skip = if r.one_in(3) { r.below(shape.len() + 1) } else { 0 };
+    shape[skip..].iter().map(|&n| if r.one_in(4) { 1 } else { n }).collect()
 }
 
-fn indices(r: &mut Random, shape: &[usize], extent: usize) -> Tensor {
+fn indices(r: &mut SplitMix, shape: &[usize], extent: usize) -> Tensor {
     let n = shape.iter().product();
     let dtype = r.pick(&[DType::I64, DType::I32]);
     let elements: Vec<i64> = (0..n).map(|_| r.below(2 * extent) as i64 - extent as i64).collect();
     Tensor::from_i64(dtype, shape, &elements).expect("as many as the shape says")
 }
 
-fn elementwise(r: &mut Random) -> Case {
+fn elementwise(r: &mut SplitMix) -> Case {
     let s = shape(r, 0, 4);
     match r.below(5) {
         0 => {
@@ -95,17 +96,17 @@ fn elementwise(r: &mut Random) -> Case {
             let op = r.pick(BinaryOp::ALL);
             let dtype = binary_dtype(r, op);
             let (mut a, mut b) = (s.clone(), narrower(r, &s));
-            if r.chance(2) {
+            if r.one_in(2) {
                 std::mem::swap(&mut a, &mut b);
             }
-            if r.chance(3) {
+            if r.one_in(3) {
                 let scalar = if dtype == DType::Bool {
                     Scalar::Bool(true)
                 } else {
                     Scalar::Int(1 + r.below(4) as i64)
                 };
                 return case(
-                    Op::BinaryScalar { op, scalar, scalar_left: r.chance(2) },
+                    Op::BinaryScalar { op, scalar, scalar_left: r.one_in(2) },
                     vec![tensor(r, dtype, &a)],
                 );
             }
@@ -123,7 +124,7 @@ fn elementwise(r: &mut Random) -> Case {
     }
 }
 
-fn binary_dtype(r: &mut Random, op: BinaryOp) -> DType {
+fn binary_dtype(r: &mut SplitMix, op: BinaryOp) -> DType {
     match op {
         BinaryOp::And | BinaryOp::Or | BinaryOp::Xor => {
             r.pick(&[DType::Bool, DType::U8, DType::I32, DType::I64])
@@ -135,13 +136,13 @@ fn binary_dtype(r: &mut Random, op: BinaryOp) -> DType {
     }
 }
 
-fn matmul(r: &mut Random) -> Case {
-    let dtype = if r.chance(6) { r.pick(&INTS) } else { r.pick(&FLOATS) };
+fn matmul(r: &mut SplitMix) -> Case {
+    let dtype = if r.one_in(6) { r.pick(&INTS) } else { r.pick(&FLOATS) };
     let batch = shape(r, 0, 2);
-    let size = |r: &mut Random| if r.chance(5) { r.below(150) } else { 1 + r.below(6) };
+    let size = |r: &mut SplitMix| if r.one_in(5) { r.below(150) } else { 1 + r.below(6) };
     let (m, k, n) = (size(r), size(r), size(r));
     let (mut x, mut y) = (narrower(r, &batch), batch);
-    if r.chance(2) {
+    if r.one_in(2) {
         std::mem::swap(&mut x, &mut y);
     }
     x.extend([m, k]);
@@ -149,7 +150,7 @@ fn matmul(r: &mut Random) -> Case {
     case(Op::MatMul, vec![tensor(r, dtype, &x), tensor(r, dtype, &y)]).scaled(k as f64)
 }
 
-fn reduction(r: &mut Random) -> Case {
+fn reduction(r: &mut SplitMix) -> Case {
     let s = shape(r, 1, 4);
     let axis = r.below(s.len());
     let n = s.iter().product::<usize>() as f64;
@@ -157,13 +158,13 @@ fn reduction(r: &mut Random) -> Case {
         0 | 1 => {
             let op = r.pick(Reduction::ALL);
             let dtype = if op == Reduction::Mean { r.pick(&FLOATS) } else { r.pick(&DType::ALL) };
-            let axes = (0..s.len()).filter(|_| r.chance(2)).collect();
-            case(Op::Reduce { op, axes, keep: r.chance(2) }, vec![tensor(r, dtype, &s)]).scaled(n)
+            let axes = (0..s.len()).filter(|_| r.one_in(2)).collect();
+            case(Op::Reduce { op, axes, keep: r.one_in(2) }, vec![tensor(r, dtype, &s)]).scaled(n)
         }
         2 => {
             let op = r.pick(ArgOp::ALL);
             let dtype = r.pick(&DType::ALL);
-            case(Op::ArgReduce { op, axis, keep: r.chance(2) }, vec![tensor(r, dtype, &s)])
+            case(Op::ArgReduce { op, axis, keep: r.one_in(2) }, vec![tensor(r, dtype, &s)])
         }
         _ => {
             let dtype = r.pick(&DType::ALL);
@@ -172,16 +173,16 @@ fn reduction(r: &mut Random) -> Case {
     }
 }
 
-fn normalisation(r: &mut Random) -> Case {
+fn normalisation(r: &mut SplitMix) -> Case {
     let (s, dtype) = (shape(r, 1, 3), r.pick(&FLOATS));
     let axes = 1 + r.below(s.len());
     let tail = &s[s.len() - axes..];
     let x = tensor(r, dtype, &s);
     match r.below(3) {
-        0 => case(Op::Softmax { axis: r.below(s.len()), log: r.chance(2) }, vec![x]),
+        0 => case(Op::Softmax { axis: r.below(s.len()), log: r.one_in(2) }, vec![x]),
         1 => {
-            let op = Op::RmsNorm { axes, eps: Float(1e-5), round_first: r.chance(2) };
-            let weight = r.chance(2).then(|| tensor(r, dtype, tail));
+            let op = Op::RmsNorm { axes, eps: Float(1e-5), round_first: r.one_in(2) };
+            let weight = r.one_in(2).then(|| tensor(r, dtype, tail));
             case(op, std::iter::once(x).chain(weight).collect()).scaled(4.0)
         }
         _ => {
@@ -192,9 +193,9 @@ fn normalisation(r: &mut Random) -> Case {
     }
 }
 
-fn attention(r: &mut Random) -> Case {
+fn attention(r: &mut SplitMix) -> Case {
     let (batch, dtype) = (shape(r, 0, 2), r.pick(&FLOATS));
-    let length = |r: &mut Random| if r.chance(4) { 1 + r.below(600) } else { 1 + r.below(9) };
+    let length = |r: &mut SplitMix| if r.one_in(4) { 1 + r.below(600) } else { 1 + r.below(9) };
     let (g, group, l, s) = (1 + r.below(3), 1 + r.below(3), length(r).min(150), length(r));
     let (e, f) = (1 + r.below(9), 1 + r.below(9));
     let with = |tail: &[usize]| [&batch[..], tail].concat();
@@ -203,15 +204,15 @@ fn attention(r: &mut Random) -> Case {
         tensor(r, dtype, &with(&[g, s, e])),
         tensor(r, dtype, &with(&[g, s, f])),
     ];
-    if r.chance(2) {
+    if r.one_in(2) {
         let mask = narrower(r, &with(&[g * group, l, s]));
-        let mask_dtype = if r.chance(2) { DType::Bool } else { r.pick(&FLOATS) };
+        let mask_dtype = if r.one_in(2) { DType::Bool } else { r.pick(&FLOATS) };
         operands.push(tensor(r, mask_dtype, &mask));
     }
-    case(Op::Attention { causal: r.chance(2), scale: Float(0.3) }, operands).scaled(3.0)
+    case(Op::Attention { causal: r.one_in(2), scale: Float(0.3) }, operands).scaled(3.0)
 }
 
-fn indexing(r: &mut Random) -> Case {
+fn indexing(r: &mut SplitMix) -> Case {
     let s = shape(r, 1, 4);
     let dtype = r.pick(&DType::ALL);
     let axis = r.below(s.len());
@@ -232,13 +233,13 @@ fn indexing(r: &mut Random) -> Case {
                     indices(r, &narrow, s[axis + i])
                 })
                 .collect();
-            if r.chance(2) {
+            if r.one_in(2) {
                 return case(Op::Index { axis }, std::iter::once(x).chain(list).collect());
             }
             let full = [&s[..axis], &at, &s[axis + axes..]].concat();
             let src = narrower(r, &full);
             let src = tensor(r, dtype, &src);
-            let op = Op::IndexPut { axis, accumulate: dtype != DType::Bool && r.chance(2) };
+            let op = Op::IndexPut { axis, accumulate: dtype != DType::Bool && r.one_in(2) };
             case(op, [x, src].into_iter().chain(list).collect()).scaled(20.0)
         }
         3 => {
@@ -248,7 +249,7 @@ fn indexing(r: &mut Random) -> Case {
         4 => {
             let at = smaller(r, &s, axis);
             let index = indices(r, &at, n);
-            let mut combine = r.chance(2).then(|| r.pick(Reduction::ALL));
+            let mut combine = r.one_in(2).then(|| r.pick(Reduction::ALL));
             if dtype == DType::Bool {
                 combine = None;
             }
@@ -264,8 +265,8 @@ fn indexing(r: &mut Random) -> Case {
 }
 
 /// A shape of an index that is no larger than `s` along the axes but `axis`.
-fn smaller(r: &mut Random, s: &[usize], axis: usize) -> Vec<usize> {
-    let extent = |r: &mut Random, a: usize, n: usize| match a == axis {
+fn smaller(r: &mut SplitMix, s: &[usize], axis: usize) -> Vec<usize> {
+    let extent = |r: &mut SplitMix, a: usize, n: usize| match a == axis {
         true if n == 0 => 0,
         true => r.below(5),
         false => n - r.below(2).min(n),
@@ -273,7 +274,7 @@ fn smaller(r: &mut Random, s: &[usize], axis: usize) -> Vec<usize> {
     s.iter().enumerate().map(|(a, &n)| extent(r, a, n)).collect()
 }
 
-fn movement(r: &mut Random) -> Case {
+fn movement(r: &mut SplitMix) -> Case {
     let (s, dtype) = (shape(r, 1, 4), r.pick(&DType::ALL));
     let axis = r.below(s.len());
     let x = tensor(r, dtype, &s);
@@ -281,9 +282,9 @@ fn movement(r: &mut Random) -> Case {
         0 => {
             let mut k = s.clone();
             k[axis] = r.below(s[axis] + 1);
-            case(Op::TopK { axis, largest: r.chance(2) }, vec![x]).giving(dtype, &k).giving(DType::I64, &k)
+            case(Op::TopK { axis, largest: r.one_in(2) }, vec![x]).giving(dtype, &k).giving(DType::I64, &k)
         }
-        1 => case(Op::Sort { axis, descending: r.chance(2) }, vec![x]),
+        1 => case(Op::Sort { axis, descending: r.one_in(2) }, vec![x]),
         2 => {
             let mut operands = vec![x];
             for _ in 0..r.below(3) {
@@ -344,8 +345,8 @@ fn program(case: &Case) -> (Graph, Vec<Type>) {
     (graph, types)
 }
 
-fn check(make: fn(&mut Random) -> Case, seed: u64) -> Result<(), TestCaseError> {
-    let random = &mut Random(seed);
+fn check(make: fn(&mut SplitMix) -> Case, seed: u64) -> Result<(), TestCaseError> {
+    let random = &mut SplitMix(seed);
     let case = make(random);
     let (graph, types) = program(&case);
     let inputs = case.operands.iter().cloned().map(Arc::new).collect();

@@ -1,34 +1,8 @@
 //! Tensors in arbitrary layouts, the call of a kernel on them, and comparison.
 
+use symmc_ir::random::SplitMix;
 use symmc_ir::{DType, Op, Tensor};
 use symmc_runtime::kernels::{KernelError, View, ViewMut, compute, contiguous_strides};
-
-/// A small generator of random numbers (SplitMix64, Steele et al., 2014).
-pub struct Random(pub u64);
-
-impl Random {
-    pub fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    }
-    /// Below `n`.
-    pub fn below(&mut self, n: usize) -> usize {
-        (self.next() % n.max(1) as u64) as usize
-    }
-    pub fn chance(&mut self, one_in: usize) -> bool {
-        self.below(one_in) == 0
-    }
-    /// In `-1..1`.
-    pub fn unit(&mut self) -> f64 {
-        (self.next() >> 11) as f64 / (1u64 << 52) as f64 - 1.0
-    }
-    pub fn pick<T: Clone>(&mut self, from: &[T]) -> T {
-        from[self.below(from.len())].clone()
-    }
-}
 
 /// What the bytes around a placed tensor hold.
 const CANARY: u8 = 0xa5;
@@ -47,18 +21,18 @@ pub struct Placed {
 
 impl Placed {
     /// Room for a tensor with its axes in some order in memory, gaps between them and bytes before it.
-    pub fn room(dtype: DType, shape: &[usize], random: &mut Random) -> Self {
+    pub fn room(dtype: DType, shape: &[usize], random: &mut SplitMix) -> Self {
         let mut order: Vec<usize> = (0..shape.len()).collect();
-        if random.chance(2) {
+        if random.one_in(2) {
             for i in (1..order.len()).rev() {
                 order.swap(i, random.below(i + 1));
             }
         }
         let mut strides = vec![0; shape.len()];
-        let mut stride = if random.chance(3) { 1 + random.below(3) } else { 1 };
+        let mut stride = if random.one_in(3) { 1 + random.below(3) } else { 1 };
         for &axis in order.iter().rev() {
             strides[axis] = stride as isize;
-            let gap = if random.chance(3) { random.below(3) } else { 0 };
+            let gap = if random.one_in(3) { random.below(3) } else { 0 };
             stride *= shape[axis] + gap;
         }
         let offset = random.below(5);
@@ -81,7 +55,7 @@ impl Placed {
     }
 
     /// A tensor in a random layout.
-    pub fn scattered(tensor: &Tensor, random: &mut Random) -> Self {
+    pub fn scattered(tensor: &Tensor, random: &mut SplitMix) -> Self {
         let mut out = Self::room(tensor.dtype(), tensor.shape(), random);
         out.store(tensor);
         out

@@ -192,53 +192,7 @@ fn others(r: &mut Random, out: &mut Vec<Case>) {
                 1.0,
             ));
         }
-        let x = tensor(r, dtype, &[300, 1500]);
-        let y = tensor(r, dtype, &[300, 1500]);
-        let same: &[(DType, &[usize])] = &[(dtype, &[300, 1500])];
-        let add = Op::Binary(BinaryOp::Add);
-        out.push(case(
-            &format!("add {dtype}"),
-            add.clone(),
-            vec![dense(x.clone()), dense(y.clone())],
-            same,
-            1.0,
-        ));
-        out.push(case(
-            &format!("transposed add {dtype}"),
-            add.clone(),
-            vec![dense(x.clone()), columns_first(y)],
-            same,
-            1.0,
-        ));
-        out.push(case(
-            &format!("transposed copy {dtype}"),
-            Op::Copy,
-            vec![columns_first(x.clone())],
-            same,
-            1.0,
-        ));
-        let row = dense(tensor(r, dtype, &[1500]));
-        out.push(case(&format!("add a row {dtype}"), add, vec![dense(x.clone()), row], same, 1.0));
-        let at = dense(indices(r, &[70], 300));
-        let taken: &[(DType, &[usize])] = &[(dtype, &[70, 1500])];
-        out.push(case(
-            &format!("take {dtype}"),
-            Op::Take { axis: 0 },
-            vec![dense(x.clone()), at.clone()],
-            taken,
-            1.0,
-        ));
-        let src = dense(tensor(r, dtype, &[70, 1500]));
-        let add = Op::IndexAdd { axis: 0 };
-        out.push(case(
-            &format!("index_add {dtype}"),
-            add,
-            vec![dense(x.clone()), at.clone(), src.clone()],
-            same,
-            20.0,
-        ));
-        let put = Op::IndexPut { axis: 0, accumulate: false };
-        out.push(case(&format!("index_put {dtype}"), put, vec![dense(x), src, at], same, 1.0));
+        moved(r, dtype, out);
     }
     let x = dense(tensor(r, DType::F32, &[100_003]));
     for op in [UnaryOp::Silu, UnaryOp::Gelu, UnaryOp::Exp, UnaryOp::Sin] {
@@ -250,4 +204,43 @@ fn others(r: &mut Random, out: &mut Vec<Case>) {
             1e-2,
         ));
     }
+}
+
+/// Sums, copies and indexing of a matrix in both orders of its axes.
+fn moved(r: &mut Random, dtype: DType, out: &mut Vec<Case>) {
+    let x = tensor(r, dtype, &[300, 1500]);
+    let y = tensor(r, dtype, &[300, 1500]);
+    let same: &[(DType, &[usize])] = &[(dtype, &[300, 1500])];
+    let add = Op::Binary(BinaryOp::Add);
+    out.push(case(&format!("add {dtype}"), add.clone(), vec![dense(x.clone()), dense(y.clone())], same, 1.0));
+    out.push(case(
+        &format!("transposed add {dtype}"),
+        add.clone(),
+        vec![dense(x.clone()), columns_first(y)],
+        same,
+        1.0,
+    ));
+    out.push(case(&format!("transposed copy {dtype}"), Op::Copy, vec![columns_first(x.clone())], same, 1.0));
+    let row = dense(tensor(r, dtype, &[1500]));
+    out.push(case(&format!("add a row {dtype}"), add, vec![dense(x.clone()), row], same, 1.0));
+    let at = dense(indices(r, &[70], 300));
+    let taken: &[(DType, &[usize])] = &[(dtype, &[70, 1500])];
+    out.push(case(
+        &format!("take {dtype}"),
+        Op::Take { axis: 0 },
+        vec![dense(x.clone()), at.clone()],
+        taken,
+        1.0,
+    ));
+    let src = dense(tensor(r, dtype, &[70, 1500]));
+    let add = Op::IndexAdd { axis: 0 };
+    out.push(case(
+        &format!("index_add {dtype}"),
+        add,
+        vec![dense(x.clone()), at.clone(), src.clone()],
+        same,
+        20.0,
+    ));
+    let put = Op::IndexPut { axis: 0, accumulate: false };
+    out.push(case(&format!("index_put {dtype}"), put, vec![dense(x), src, at], same, 1.0));
 }

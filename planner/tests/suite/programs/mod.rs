@@ -2,39 +2,27 @@
 
 use symmc_ir::collective::{Collective, Splits};
 use symmc_ir::entity::Entity;
+use symmc_ir::random::SplitMix;
 use symmc_ir::{
     BinaryOp, Builder, CollectiveKind, DType, Dim, Float, Graph, GroupId, InputId, InputKind, Members, Op,
     Output, OutputKind, ReduceOp, Scalar, SymbolId, Type, UnaryOp, ValueId, Variant,
 };
 
-/// A small generator of numbers (xorshift64*); equal seeds give equal programs.
-pub struct Random(u64);
-
-impl Random {
-    pub fn new(seed: u64) -> Self {
-        Random(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1)
-    }
-
-    pub fn below(&mut self, n: usize) -> usize {
-        self.0 ^= self.0 >> 12;
-        self.0 ^= self.0 << 25;
-        self.0 ^= self.0 >> 27;
-        ((self.0.wrapping_mul(0x2545_F491_4F6C_DD1D) >> 33) as usize) % n.max(1)
-    }
-
-    pub fn chance(&mut self, percent: usize) -> bool {
-        self.below(100) < percent
-    }
-
-    fn pick<T: Copy>(&mut self, from: &[T]) -> T {
-        from[self.below(from.len())]
-    }
+/// The program for each of these inclusive ranges of its first symbol.
+pub fn narrowed(graph: &Graph, ranges: &[(i64, i64)]) -> Vec<Graph> {
+    let narrow = |&(min, max): &(i64, i64)| {
+        let mut g = graph.clone();
+        let symbol = &mut g.symbols[SymbolId::new(0)];
+        (symbol.min, symbol.max) = (min, max);
+        g
+    };
+    ranges.iter().map(narrow).collect()
 }
 
 /// A random program on four ranks with `size` nodes; all values are `f32 [4*t, 8]` or views and parts of
 /// that.
 pub fn program(seed: u64, size: usize) -> Graph {
-    let mut r = Random::new(seed);
+    let mut r = SplitMix(seed);
     let mut b = Builder::new(format!("random {seed}"), Some(4));
     let t = b.symbol("t", 1, 64);
     let groups = [
@@ -65,7 +53,7 @@ pub fn program(seed: u64, size: usize) -> Graph {
         let v = values[values.len() - 1 - r.below(values.len().min(5))];
         b.output(v);
     }
-    if r.chance(30) {
+    if r.below(100) < 30 {
         let value = r.pick(&values);
         b.graph_mut().outputs.push(Output { value, kind: OutputKind::Mutates(InputId::new(0)) });
     }
@@ -75,7 +63,7 @@ pub fn program(seed: u64, size: usize) -> Graph {
 /// Adds a random node whose result has the type of `x`, possibly over a few others.
 fn node(
     b: &mut Builder,
-    r: &mut Random,
+    r: &mut SplitMix,
     name: &str,
     (x, y, w): (ValueId, ValueId, ValueId),
     group: GroupId,
@@ -100,9 +88,9 @@ fn node(
             }
             let part = Type::new(DType::F32, [four.exact_div(&ranks)?, Dim::from(8)]);
             let step =
-                Op::Slice { axis: 0, start: if r.chance(50) { Dim::from(0) } else { Dim::from(t) }, step: 1 };
+                Op::Slice { axis: 0, start: if r.one_in(2) { Dim::from(0) } else { Dim::from(t) }, step: 1 };
             let mut piece = b.op_as(&format!("{name}.piece"), step, &[x], part.clone()).ok()?;
-            if r.chance(60) {
+            if r.below(100) < 60 {
                 piece = b.op(&format!("{name}.part"), Op::Unary(UnaryOp::Neg), &[piece]).ok()?;
             }
             collective(b, r, name, CollectiveKind::AllGather, group, piece)
@@ -168,7 +156,7 @@ fn on_top(b: &mut Builder, name: &str, (x, y): (ValueId, ValueId), t: SymbolId) 
 
 fn collective(
     b: &mut Builder,
-    r: &mut Random,
+    r: &mut SplitMix,
     name: &str,
     kind: CollectiveKind,
     group: GroupId,

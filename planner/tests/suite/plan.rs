@@ -8,10 +8,12 @@
 use std::fmt::Write;
 
 use symmc_ir::entity::Entity;
-use symmc_ir::{Graph, InputId, SymbolId, text};
+use symmc_ir::{Graph, InputId, text};
 use symmc_planner::check::check;
 use symmc_planner::plan::{ArenaKind, Barrier, Bucket, CopyReason, Lane, Memory, Place, Plan, Reach, Role};
 use symmc_planner::{BucketInput, PlanConfig, PlanError, plan};
+
+use crate::programs::narrowed;
 
 const HEAD: &str = "program \"p\" ranks 4\ngroup @all world\ngroup @pairs [[0, 1], [2, 3]]\n\
                     group @cross [[0, 2], [1, 3]]\n";
@@ -243,16 +245,6 @@ fn with_several_buckets_the_last_barrier_stays() {
     assert_eq!(sizes, [16 * 16 * 4, 64 * 16 * 4]);
     assert_eq!((p.arenas.symmetric, p.arenas.ordinary), (8192, 4096));
     assert!(p.programs[0].contains("symbol t in 1..=64"), "{}", p.programs[0]);
-}
-
-fn narrowed(graph: &Graph, ranges: &[(i64, i64)]) -> Vec<Graph> {
-    let narrow = |&(min, max): &(i64, i64)| {
-        let mut g = graph.clone();
-        let symbol = &mut g.symbols[SymbolId::new(0)];
-        (symbol.min, symbol.max) = (min, max);
-        g
-    };
-    ranges.iter().map(narrow).collect()
 }
 
 #[test]

@@ -1,12 +1,11 @@
 //! The container: what is refused, and by which name; aliases and strides of stored tensors; and a second
 //! of random damage.
 
-mod common;
-
-use common::{Fake, meta, zipped};
 use serde_json::json;
 use symmc_ir::Tensor;
 use symmc_torch::{ImportOptions, import};
+
+use crate::common::{Fake, meta, zipped};
 
 fn simple() -> Fake {
     Fake::new().input("x", "f32[2]").node("aten.relu.default", "self=%x", &[("y", "f32[2]")]).output("y")

@@ -1,12 +1,11 @@
 //! Every line of `ops.txt` is one op: operands with data, the call, and the results that PyTorch gives.
 //! The call is imported as a program of one node and run by the reference interpreter.
 
-mod common;
-
 use std::sync::Arc;
 
-use common::Fake;
 use symmc_ir::{Bindings, DType, Op, Tensor};
+
+use crate::common::Fake;
 
 struct Case<'t> {
     operands: Vec<(&'t str, &'t str, Vec<f64>)>,

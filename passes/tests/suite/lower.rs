@@ -3,19 +3,18 @@
 //! The words behind a case's name: `machine=NAME`, `SYMBOL=MIN..MAX` for the bucket, `bind=INPUT`,
 //! `only=VARIANT`, `rounding`; the rules that must fire, and with `!` those that must not. The output is the lowered program and, as comments, how each collective was chosen.
 
-mod common;
-
 use std::cell::RefCell;
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
 
-use common::{Case, bindings, check, difference};
 use symmc_ir::machine::Profile;
 use symmc_ir::{CollectiveKind, InputId};
 use symmc_ir::{Contract, Exit, Graph, Op, ReduceOp, Splits, Variant, text};
 use symmc_passes::lower::lower_with_report;
 use symmc_passes::lower::rules::RULES;
 use symmc_passes::{Choice, LowerConfig, lower};
+
+use crate::common::{Case, bindings, check, difference};
 
 fn config(case: &Case) -> (LowerConfig, Vec<String>) {
     let mut config = LowerConfig::new(Profile::builtin("h200x4").unwrap());

@@ -1,14 +1,13 @@
 //! The passes on real programs: what they recognise, and that the programs compute the same.
 
-mod common;
-
-use common::{bindings, difference};
 use symmc_ir::machine::Profile;
 use symmc_ir::text::op_name;
 use symmc_ir::{Graph, Op};
 use symmc_passes::lower::lower_with_report;
 use symmc_passes::{LowerConfig, canonicalize};
 use symmc_torch::{ImportOptions, import_file};
+
+use crate::common::{bindings, difference};
 
 fn program(name: &str, ranks: u32) -> Graph {
     let path = format!("{}/../tests/programs/{name}.pt2", env!("CARGO_MANIFEST_DIR"));

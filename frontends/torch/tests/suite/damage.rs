@@ -1,27 +1,11 @@
 //! A second of random damage to archives and programs: an import gives a program that verifies, or an
 //! error, and never panics. The fuzz target `pt2` shares [`symmc_torch::fuzz::check`].
 
-mod common;
-
 use std::time::{Duration, Instant};
 
-use common::{Fake, zipped};
+use symmc_ir::random::SplitMix;
 
-/// A small generator (SplitMix64), so that a failure names its seed.
-struct Random(u64);
-
-impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-        z ^ (z >> 31)
-    }
-    fn below(&mut self, n: usize) -> usize {
-        (self.next() % n.max(1) as u64) as usize
-    }
-}
+use crate::common::{Fake, zipped};
 
 fn program() -> Fake {
     Fake::new()
@@ -49,7 +33,7 @@ fn program() -> Fake {
 }
 
 /// The text with one word or character replaced, removed or doubled.
-fn damaged(text: &[u8], random: &mut Random) -> Vec<u8> {
+fn damaged(text: &[u8], random: &mut SplitMix) -> Vec<u8> {
     const WORDS: [&str; 14] = [
         "0",
         "-1",
@@ -98,7 +82,7 @@ fn damaged_programs_and_archives_never_panic() {
     let fake = program();
     fake.import().expect("the program is sound");
     let (entries, bytes) = (fake.entries(), fake.bytes());
-    let mut random = Random(7);
+    let mut random = SplitMix(7);
     let started = Instant::now();
     let (mut runs, mut imported) = (0u32, 0u32);
     while started.elapsed() < Duration::from_secs(1) {

@@ -1,12 +1,12 @@
 //! The plan as a file: canonical, refused by name when it is not one, and robust against any bytes.
 
-mod plan_common;
-
 use std::time::{Duration, Instant};
 
-use plan_common::{Random, program};
+use symmc_ir::random::SplitMix;
 use symmc_planner::plan::Plan;
 use symmc_planner::{BucketInput, PlanConfig, PlanReadError, plan, plan_fuzz};
+
+use crate::programs::program;
 
 fn planned(seed: u64) -> Plan {
     let graph = program(seed, 12);
@@ -50,7 +50,7 @@ fn a_step_a_buffer_and_a_place_are_lines() {
 }
 
 /// Half of the damage cuts, copies or overwrites bytes; the other half replaces one number by another.
-fn damage(r: &mut Random, text: &mut Vec<u8>) {
+fn damage(r: &mut SplitMix, text: &mut Vec<u8>) {
     let (from, len) = (r.below(text.len()), r.below(40));
     let to = (from + len).min(text.len());
     match r.below(6) {
@@ -73,7 +73,7 @@ fn damage(r: &mut Random, text: &mut Vec<u8>) {
 #[test]
 fn damaged_files_do_not_panic() {
     let plans: Vec<Vec<u8>> = (0..8).map(|seed| planned(seed).to_json().into_bytes()).collect();
-    let mut r = Random::new(7);
+    let mut r = SplitMix(7);
     let start = Instant::now();
     while start.elapsed() < Duration::from_secs(1) {
         let mut text = plans[r.below(plans.len())].clone();

@@ -2,11 +2,9 @@
 
 #![allow(clippy::cloned_ref_to_slice_refs)] // `&[x.clone()]` reads as the list of operands that it is.
 
-mod interp_common;
-
 use std::f64::consts::LN_2;
 
-use interp_common::*;
+use crate::common::*;
 use symmc_ir::types::Float;
 use symmc_ir::{DType, Dim, Op, Reduction, Scalar};
 

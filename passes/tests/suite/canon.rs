@@ -3,14 +3,13 @@
 //! The words behind a case's name are the rules that must fire; a rule with `!` in front must not. Every rule has a
 //! case of either kind. Whatever fires, the program computes the same.
 
-mod common;
-
 use std::cell::RefCell;
 use std::collections::BTreeSet;
 
-use common::{Case, bindings, check, difference};
 use symmc_ir::text;
 use symmc_passes::canon::{RULES, canonicalize_with_report};
+
+use crate::common::{Case, bindings, check, difference};
 
 #[test]
 fn cases() {

@@ -6,11 +6,10 @@
 
 use std::collections::BTreeSet;
 
+use symmc_ir::random::SplitMix;
 use symmc_ir::{Op, Variant, text};
 use symmc_planner::check::{CheckError, check};
 use symmc_planner::plan::{ArenaKind, Barrier, Buffer, Lane, Memory, Plan, Reach, Role};
-
-use super::Rng;
 
 /// The same places, in one buffer for each arena with some room; fixed memory lies behind it, with two landing
 /// zones of `zone` bytes for every group.
@@ -134,7 +133,7 @@ fn add_zones(plan: &mut Plan, size: u64) {
 }
 
 /// Damages a flattened plan in one way; what was done, or `None` if that was not possible.
-pub fn damage(plan: &mut Plan, rng: &mut Rng) -> Option<String> {
+pub fn damage(plan: &mut Plan, rng: &mut SplitMix) -> Option<String> {
     let b = rng.below(plan.buckets.len());
     let steps = plan.buckets[b].steps.len();
     match rng.below(7) {
@@ -188,7 +187,7 @@ pub fn damage(plan: &mut Plan, rng: &mut Rng) -> Option<String> {
 }
 
 /// Moves a value within its arena, onto another value more often than not.
-fn move_value(plan: &mut Plan, b: usize, rng: &mut Rng) -> Option<String> {
+fn move_value(plan: &mut Plan, b: usize, rng: &mut SplitMix) -> Option<String> {
     let bucket = &mut plan.buckets[b];
     let in_buffer: Vec<String> = bucket
         .places
@@ -199,13 +198,13 @@ fn move_value(plan: &mut Plan, b: usize, rng: &mut Rng) -> Option<String> {
     if in_buffer.is_empty() {
         return None;
     }
-    let name = rng.pick(&in_buffer).clone();
+    let name = rng.pick(&in_buffer);
     let graph = text::parse(&plan.programs[bucket.program]).expect("parses");
     let node = graph.values_by_name().get(name.as_str()).and_then(|&v| graph.def_node(v));
     let operands = node.iter().flat_map(|&n| &graph.nodes[n].inputs).map(|&x| graph.name_of(x).to_string());
     let operands: Vec<String> = operands.filter(|x| in_buffer.contains(x)).collect();
     let others = if operands.is_empty() || rng.one_in(2) { &in_buffer } else { &operands };
-    let other = bucket.places[rng.pick(others)].clone();
+    let other = bucket.places[&rng.pick(others)].clone();
     let size = match bucket.places[&name].memory {
         Memory::Buffer(m) => bucket.buffers[m].size,
         _ => return None,
@@ -221,14 +220,14 @@ fn move_value(plan: &mut Plan, b: usize, rng: &mut Rng) -> Option<String> {
     Some(format!("%{name} of bucket {b} lies at {}", place.offset))
 }
 
-fn change_variant(plan: &mut Plan, b: usize, rng: &mut Rng) -> Option<String> {
+fn change_variant(plan: &mut Plan, b: usize, rng: &mut SplitMix) -> Option<String> {
     let p = plan.buckets[b].program;
     let mut graph = text::parse(&plan.programs[p]).expect("parses");
     let nodes: Vec<_> = graph.nodes.keys().filter(|&n| graph.nodes[n].op.as_collective().is_some()).collect();
     if nodes.is_empty() {
         return None;
     }
-    let n = *rng.pick(&nodes);
+    let n = rng.pick(&nodes);
     let name = graph.node_name(n).to_string();
     let Op::Collective(c) = &mut graph.nodes[n].op else { return None };
     let able: Vec<Variant> = Variant::ALL
@@ -239,7 +238,7 @@ fn change_variant(plan: &mut Plan, b: usize, rng: &mut Rng) -> Option<String> {
     if able.is_empty() {
         return None;
     }
-    let variant = *rng.pick(&able);
+    let variant = rng.pick(&able);
     c.variant = Some(variant);
     plan.programs[p] = text::print(&graph);
     Some(format!("%{name} of program {p} runs as {variant}"))

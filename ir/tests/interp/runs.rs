@@ -1,10 +1,8 @@
 //! Whole runs of the interpreter: collectives over cells, inputs and symbols, seeds, custom ops.
 
-mod interp_common;
-
 use std::sync::Arc;
 
-use interp_common::*;
+use crate::common::*;
 use symmc_ir::interp::{
     Draw, InterpError, OpError, Registry, SeedConfig, bindings_from, run, run_with, seeded_inputs,
     seeded_inputs_with,

@@ -2,11 +2,8 @@
 //!
 //! The good plan is written by hand, so that these tests depend on the check alone.
 
-mod common;
-
 use std::collections::BTreeSet;
 
-use common::corrupt::sums;
 use indexmap::IndexMap;
 use sha2::{Digest, Sha256};
 use symmc_planner::check::{CheckError, check};
@@ -14,6 +11,8 @@ use symmc_planner::plan::{
     Alternative, ArenaKind, Arenas, Barrier, Bucket, Buffer, ByRank, CopyReason, Decision, Fixed, ForcedCopy,
     Lane, Memory, Place, Plan, Reach, Role, Source, Step, Totals, VERSION,
 };
+
+use crate::common::corrupt::sums;
 
 const SOURCE: &str = r#"program "good" ranks 2
 symbol tokens in 1..=16
@@ -171,7 +170,7 @@ fn each(plan: &mut Plan, change: impl Fn(&mut Bucket)) {
 fn every_rule_has_a_test() {
     let here = include_str!("check.rs");
     let rules =
-        include_str!("../src/check/error.rs").split("pub enum CheckError {").nth(1).expect("the enum");
+        include_str!("../../src/check/error.rs").split("pub enum CheckError {").nth(1).expect("the enum");
     let rules = rules.split("\n}").next().unwrap_or_default().lines();
     let names = rules.filter_map(|l| l.trim().split_once(" {")).map(|(name, _)| name);
     let names = names.filter(|n| n.chars().all(char::is_alphanumeric));

@@ -1,17 +1,16 @@
 //! What an import makes of symbols, signatures, groups, collectives, in-place ops and unknown ops, and how
 //! it refuses what it cannot represent.
 
-mod common;
-
 use std::sync::Arc;
 
-use common::Fake;
 use indexmap::IndexMap;
 use serde_json::json;
 use symmc_ir::{
     Bindings, CollectiveKind, DType, Graph, InputKind, Members, Op, OutputKind, ReduceOp, Splits, Tensor,
 };
 use symmc_torch::{ImportOptions, import};
+
+use crate::common::Fake;
 
 fn symbols(graph: &Graph) -> Vec<(&str, i64, i64, Option<&str>)> {
     graph.symbols.values().map(|s| (s.name.as_str(), s.min, s.max, s.alias.as_deref())).collect()
@@ -81,7 +80,8 @@ fn unusable_symbols_are_refused() {
     let text = fake.program().to_string().replace('@', ",");
     let mut entries = fake.entries();
     entries.iter_mut().find(|e| e.0.starts_with("models")).unwrap().1 = text.into_bytes();
-    let error = import(&common::zipped("", &entries), &ImportOptions::default()).unwrap_err().to_string();
+    let error =
+        import(&crate::common::zipped("", &entries), &ImportOptions::default()).unwrap_err().to_string();
     assert!(error.contains("`Rational` is no integer"), "{error}");
     let data = x("f32[2]").node("aten.nonzero.default", "self=%x", &[("y", "i64[u0,1]")]).output("y");
     assert!(

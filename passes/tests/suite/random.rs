@@ -3,15 +3,14 @@
 //! A program is grown from a stream of choices: a node of a random op on random values, kept if it types. The
 //! ops lean towards those that rules look at: views over views, known values, casts, broadcasts, collectives.
 
-mod common;
-
-use common::{bindings, difference};
 use proptest::prelude::*;
 use symmc_ir::dim::SymbolId;
 use symmc_ir::machine::Profile;
 use symmc_ir::*;
 use symmc_passes::canon::canonicalize_with_report;
 use symmc_passes::{LowerConfig, lower};
+
+use crate::common::{bindings, difference};
 
 /// The choices that grow a program; past their end every choice is 0.
 struct Choices<'a>(std::slice::Iter<'a, u16>);

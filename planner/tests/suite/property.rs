@@ -1,21 +1,21 @@
 //! Random programs through the planner: plans pass the check, and the explorer, which decides by brute force,
 //! finds nothing in them.
 
-mod common;
-
 use std::collections::BTreeSet;
 
-use common::corrupt::{damage, flatten, mend};
-use common::explore::{explore, sequences};
-use common::{Config, Rng, planned, program};
+use symmc_ir::random::SplitMix;
 use symmc_ir::{Op, text};
 use symmc_planner::Plan;
 use symmc_planner::check::{CheckError, check};
 
-fn config(rng: &mut Rng) -> Config {
+use crate::common::corrupt::{damage, flatten, mend};
+use crate::common::explore::{explore, sequences};
+use crate::common::{Config, planned, program};
+
+fn config(rng: &mut SplitMix) -> Config {
     let cells = rng.one_in(3);
     Config {
-        ranks: if cells { 4 } else { *rng.pick(&[2, 3]) },
+        ranks: if cells { 4 } else { rng.pick(&[2, 3]) },
         cells,
         symbolic: rng.one_in(2),
         nodes: 4 + rng.below(16),
@@ -27,7 +27,7 @@ fn config(rng: &mut Rng) -> Config {
 #[test]
 fn planned_programs_pass() {
     for seed in 0..160 {
-        let mut rng = Rng(seed);
+        let mut rng = SplitMix(seed);
         let config = config(&mut rng);
         let graph = program(&mut rng, &config);
         let plan = planned(&graph, &mut rng);
@@ -84,7 +84,7 @@ struct Tally {
 /// passes a plan. Where extents are constant and no place depends on the rank it must also be right when it
 /// does not: there it knows all bytes exactly.
 fn compare(seed: u64, tally: &mut Tally) {
-    let mut rng = Rng(seed ^ 0xdead);
+    let mut rng = SplitMix(seed ^ 0xdead);
     let config = config(&mut rng);
     let exact = rng.one_in(2);
     let config = Config { nodes: config.nodes.min(12), symbolic: !exact, gathers: !exact, ..config };
@@ -136,7 +136,7 @@ fn check_and_explorer_agree_on_damaged_plans() {
 }
 
 /// Replaces one number or text of a JSON value by another; false if there is none.
-fn replace_leaf(value: &mut serde_json::Value, rng: &mut Rng) -> bool {
+fn replace_leaf(value: &mut serde_json::Value, rng: &mut SplitMix) -> bool {
     use serde_json::Value;
     match value {
         Value::Array(list) if !list.is_empty() => {
@@ -154,13 +154,13 @@ fn replace_leaf(value: &mut serde_json::Value, rng: &mut Rng) -> bool {
         }
         Value::Number(_) => {
             let extremes = [0, 1, 2, 3, 7, 64, 4096, 1 << 32, i64::MAX as u64, u64::MAX - 63, u64::MAX];
-            *value = (*rng.pick(&extremes)).into();
+            *value = rng.pick(&extremes).into();
             true
         }
         Value::String(_) => {
             let texts =
                 ["", "0", "-64", "rows", "64*rows", "9223372036854775807", "div(rows, 0)", "in0", "world"];
-            *value = (*rng.pick(&texts)).into();
+            *value = rng.pick(&texts).into();
             true
         }
         _ => false,
@@ -171,11 +171,11 @@ fn replace_leaf(value: &mut serde_json::Value, rng: &mut Rng) -> bool {
 fn no_plan_makes_the_check_panic() {
     let mut read = 0;
     for seed in 0..1500 {
-        let mut rng = Rng(seed % 60);
+        let mut rng = SplitMix(seed % 60);
         let config = config(&mut rng);
         let graph = program(&mut rng, &config);
         let plan = planned(&graph, &mut rng);
-        let mut rng = Rng(seed ^ 0xfeed);
+        let mut rng = SplitMix(seed ^ 0xfeed);
         let mut json: serde_json::Value = serde_json::from_str(&plan.to_json()).expect("JSON");
         for _ in 0..1 + rng.below(3) {
             replace_leaf(&mut json, &mut rng);

@@ -2,9 +2,7 @@
 
 #![allow(clippy::cloned_ref_to_slice_refs)] // `&[x.clone()]` reads as the list of operands that it is.
 
-mod interp_common;
-
-use interp_common::*;
+use crate::common::*;
 use symmc_ir::types::Float;
 use symmc_ir::{ArgOp, BinaryOp, DType, Op, Reduction, Scalar, UnaryOp};
 

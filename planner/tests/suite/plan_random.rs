@@ -1,18 +1,17 @@
 //! Random programs: every plan passes the check, is the same twice, and survives its file.
 
-mod plan_common;
-
-use plan_common::{Random, program};
-use symmc_ir::entity::Entity;
-use symmc_ir::{Graph, SymbolId};
+use symmc_ir::Graph;
+use symmc_ir::random::SplitMix;
 use symmc_planner::check::check;
 use symmc_planner::plan::Plan;
 use symmc_planner::{BucketInput, PlanConfig, plan};
 
+use crate::programs::{narrowed, program};
+
 /// Plans a random program with random bindings and buckets.
 fn planned(seed: u64, size: usize) -> (Graph, Plan) {
     let graph = program(seed, size);
-    let mut r = Random::new(seed ^ 0xABCD);
+    let mut r = SplitMix(seed ^ 0xABCD);
     let ranges: &[(i64, i64)] = match r.below(3) {
         0 => &[(1, 64)],
         1 => &[(1, 8), (9, 64)],
@@ -22,21 +21,10 @@ fn planned(seed: u64, size: usize) -> (Graph, Plan) {
         .into_iter()
         .map(|graph| BucketInput { graph, decisions: Vec::new() })
         .collect();
-    let bind = graph.inputs.keys().filter(|_| r.chance(50)).collect();
+    let bind = graph.inputs.keys().filter(|_| r.one_in(2)).collect();
     let config = PlanConfig { bind, ..PlanConfig::default() };
     let plan = plan(&graph, &lowered, &config).expect("plans");
     (graph, plan)
-}
-
-/// The program for each of these inclusive ranges of its first symbol.
-fn narrowed(graph: &Graph, ranges: &[(i64, i64)]) -> Vec<Graph> {
-    let narrow = |&(min, max): &(i64, i64)| {
-        let mut g = graph.clone();
-        let symbol = &mut g.symbols[SymbolId::new(0)];
-        (symbol.min, symbol.max) = (min, max);
-        g
-    };
-    ranges.iter().map(narrow).collect()
 }
 
 #[test]

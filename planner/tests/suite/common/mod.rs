@@ -9,39 +9,13 @@ pub mod corrupt;
 pub mod explore;
 
 use symmc_ir::entity::Entity;
+use symmc_ir::random::SplitMix;
 use symmc_ir::{
     BinaryOp, Builder, CollectiveKind, CustomOp, DType, Dim, Graph, InputKind, Members, NodeId, Op, Output,
     OutputKind, ReduceOp, Scalar, Splits, Type, UnaryOp, ValueId, Variant,
 };
 use symmc_planner::plan::Plan;
 use symmc_planner::{BucketInput, PlanConfig, plan};
-
-/// A small deterministic generator (splitmix64).
-#[derive(Clone, Debug)]
-pub struct Rng(pub u64);
-
-impl Rng {
-    /// The next number.
-    pub fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    }
-    /// A number below `n`.
-    pub fn below(&mut self, n: usize) -> usize {
-        (self.next() % n.max(1) as u64) as usize
-    }
-    /// True once in `n` times.
-    pub fn one_in(&mut self, n: usize) -> bool {
-        self.below(n) == 0
-    }
-    /// One of these.
-    pub fn pick<'a, T>(&mut self, of: &'a [T]) -> &'a T {
-        &of[self.below(of.len())]
-    }
-}
 
 /// What random programs look like.
 #[derive(Clone, Copy, Debug)]
@@ -61,10 +35,10 @@ pub struct Config {
 }
 
 /// A random program without variants. Extents are small; all rows have 16 bytes or 8.
-pub fn program(rng: &mut Rng, config: &Config) -> Graph {
+pub fn program(rng: &mut SplitMix, config: &Config) -> Graph {
     let mut make = Maker::new(config);
     for i in 0..1 + rng.below(3) {
-        let kind = *rng.pick(&[InputKind::Argument, InputKind::Argument, InputKind::Parameter]);
+        let kind = rng.pick(&[InputKind::Argument, InputKind::Argument, InputKind::Parameter]);
         // What is given once has one size.
         let unit =
             if kind == InputKind::Argument { make.unit.clone() } else { Dim::from(i64::from(config.ranks)) };
@@ -113,7 +87,7 @@ impl Maker {
     }
 
     /// A recent value, most of the time.
-    fn recent(&self, rng: &mut Rng) -> ValueId {
+    fn recent(&self, rng: &mut SplitMix) -> ValueId {
         let n = self.values.len();
         if rng.one_in(3) { self.values[rng.below(n)] } else { self.values[n - 1 - rng.below(n.min(3))] }
     }
@@ -125,12 +99,12 @@ impl Maker {
     }
 
     /// Adds a node or two.
-    fn grow(&mut self, rng: &mut Rng) {
+    fn grow(&mut self, rng: &mut SplitMix) {
         let x = self.recent(rng);
         let rows = self.rows(x);
         let large = rows.exact_div(&self.unit).and_then(|k| k.as_const()).is_some_and(|k| k > 6);
         match rng.below(12) {
-            0 => self.push("u", Op::Unary(*rng.pick(&[UnaryOp::Neg, UnaryOp::Exp])), &[x]),
+            0 => self.push("u", Op::Unary(rng.pick(&[UnaryOp::Neg, UnaryOp::Exp])), &[x]),
             1 => {
                 let scalar = Scalar::Int(2);
                 self.push("s", Op::BinaryScalar { op: BinaryOp::Mul, scalar, scalar_left: false }, &[x]);
@@ -138,8 +112,8 @@ impl Maker {
             2 | 3 => {
                 let peers: Vec<ValueId> =
                     self.values.iter().copied().filter(|&y| self.rows(y) == rows).collect();
-                let y = *rng.pick(&peers);
-                self.push("b", Op::Binary(*rng.pick(&[BinaryOp::Add, BinaryOp::Mul])), &[x, y]);
+                let y = rng.pick(&peers);
+                self.push("b", Op::Binary(rng.pick(&[BinaryOp::Add, BinaryOp::Mul])), &[x, y]);
             }
             4 if !large => {
                 let y = self.recent(rng);
@@ -153,7 +127,7 @@ impl Maker {
     }
 
     /// Half of the rows or of the columns of a value, used at once.
-    fn view(&mut self, rng: &mut Rng, x: ValueId) {
+    fn view(&mut self, rng: &mut SplitMix, x: ValueId) {
         let rows = self.rows(x);
         let half = rows.exact_div(&(self.unit.clone() * Dim::from(2))).map(|h| h * self.unit.clone());
         match half {
@@ -176,10 +150,10 @@ impl Maker {
     }
 
     /// A custom op of one or two operands, with a signature of its own.
-    fn custom(&mut self, rng: &mut Rng, x: ValueId) {
+    fn custom(&mut self, rng: &mut SplitMix, x: ValueId) {
         let inputs = if rng.one_in(2) { vec![x] } else { vec![x, self.recent(rng)] };
-        let some = |rng: &mut Rng, n: usize| (0..n).filter(|_| rng.one_in(2)).collect();
-        let group = (!rng.one_in(4)).then(|| *rng.pick(&self.groups));
+        let some = |rng: &mut SplitMix, n: usize| (0..n).filter(|_| rng.one_in(2)).collect();
+        let group = (!rng.one_in(4)).then(|| rng.pick(&self.groups));
         let graph = self.b.graph_mut();
         let op = CustomOp {
             name: format!("test::op{}", graph.customs.len()),
@@ -194,8 +168,8 @@ impl Maker {
         }
     }
 
-    fn collective(&mut self, rng: &mut Rng, x: ValueId, large: bool) {
-        let group = *rng.pick(&self.groups);
+    fn collective(&mut self, rng: &mut SplitMix, x: ValueId, large: bool) {
+        let group = rng.pick(&self.groups);
         let n = self.b.graph().group_size(group).unwrap_or(1);
         let which = if self.config.exchanges { 6 + rng.below(5) } else { rng.below(10) };
         let kind = match which {
@@ -215,12 +189,12 @@ impl Maker {
         }
     }
 
-    fn outputs(&mut self, rng: &mut Rng) {
+    fn outputs(&mut self, rng: &mut SplitMix) {
         let nodes: Vec<ValueId> = self.values.clone();
         let last = *nodes.last().expect("there is an input");
         let mut chosen = vec![last];
         for _ in 0..rng.below(3) {
-            let v = *rng.pick(&nodes);
+            let v = rng.pick(&nodes);
             if !chosen.contains(&v) {
                 chosen.push(v);
             }
@@ -241,7 +215,7 @@ impl Maker {
 }
 
 /// A ring, or some ranks that send to some others or to themselves.
-fn pairs(rng: &mut Rng, n: u32) -> Vec<(u32, u32)> {
+fn pairs(rng: &mut SplitMix, n: u32) -> Vec<(u32, u32)> {
     let shift = rng.below(n as usize) as u32;
     let all = (0..n).map(|r| (r, (r + shift) % n));
     let whole = rng.one_in(2);
@@ -249,20 +223,20 @@ fn pairs(rng: &mut Rng, n: u32) -> Vec<(u32, u32)> {
 }
 
 /// The program with a variant chosen at random for each collective.
-pub fn with_variants(graph: &Graph, rng: &mut Rng) -> Graph {
+pub fn with_variants(graph: &Graph, rng: &mut SplitMix) -> Graph {
     let mut graph = graph.clone();
     for node in graph.nodes.values_mut() {
         if let Op::Collective(c) = &mut node.op {
             let able: Vec<Variant> =
                 Variant::ALL.iter().copied().filter(|v| v.contract(&c.kind).is_some()).collect();
-            c.variant = Some(*rng.pick(&able));
+            c.variant = Some(rng.pick(&able));
         }
     }
     graph
 }
 
 /// A plan of the program: one bucket, or two with variants of their own if it has a symbol.
-pub fn planned(graph: &Graph, rng: &mut Rng) -> Plan {
+pub fn planned(graph: &Graph, rng: &mut SplitMix) -> Plan {
     let ranges: Vec<[i64; 2]> = match graph.symbols.is_empty() {
         true => vec![[0, 0]],
         false if rng.one_in(2) => vec![[1, 5]],

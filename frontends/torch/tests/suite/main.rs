@@ -1,0 +1,9 @@
+//! The importer, in one binary, because each takes seconds to link.
+
+mod archive;
+mod common;
+mod damage;
+mod import;
+mod ops;
+mod programs;
+mod reference;

@@ -1,0 +1,6 @@
+//! The reference interpreter: each op, whole programs and collectives.
+
+mod common;
+mod elementwise;
+mod runs;
+mod structured;

@@ -1,0 +1,8 @@
+//! The passes, in one binary, because each takes seconds to link.
+
+mod canon;
+mod common;
+mod errors;
+mod lower;
+mod programs;
+mod random;

@@ -1,0 +1,9 @@
+//! What the planner makes and what the check proves, in one binary, because each takes seconds to link.
+
+mod check;
+mod common;
+mod plan;
+mod plan_file;
+mod plan_random;
+mod programs;
+mod property;
