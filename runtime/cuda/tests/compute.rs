@@ -86,7 +86,7 @@ fn chain(out: Located) -> Vec<BoundStep> {
 fn a_chain_is_one_kernel_that_stores_what_is_read() {
     let mut list = chain(at(Home::Output(0), 0));
     let group = Group { steps: vec![0, 1, 2], stored: vec![false, false, true] };
-    assert_eq!(groups(&list), [group.clone()]);
+    assert_eq!(groups(&list), std::slice::from_ref(&group));
     let parameters = |list: &[BoundStep], group: &Group| match &fused(list, group).expect("one kernel")[..] {
         [Work::Kernel(kernel)] => kernel.params.len(),
         other => panic!("{other:?}"),
@@ -97,7 +97,7 @@ fn a_chain_is_one_kernel_that_stores_what_is_read() {
     let last = Located { shape: [32].into(), strides: [1].into(), ..at(Home::Output(1), 0) };
     list.push(step(3, Op::Unary(UnaryOp::Exp), vec![row], last));
     let group = Group { stored: vec![true, true, true], ..group };
-    assert_eq!(groups(&list), [group.clone()]);
+    assert_eq!(groups(&list), std::slice::from_ref(&group));
     assert_eq!(parameters(&list, &group), 3);
 }
 

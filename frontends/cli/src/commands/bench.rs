@@ -17,7 +17,8 @@ use crate::units;
 
 /// Measures collectives on GPUs and prints every variant beside the vendor's own.
 pub fn collectives(args: &BenchArgs) -> Result<ExitCode> {
-    let config = BenchConfig { bytes: args.bytes.clone(), dtype: args.dtype.clone(), replays: args.replays as usize };
+    let config =
+        BenchConfig { bytes: args.bytes.clone(), dtype: args.dtype.clone(), replays: args.replays as usize };
     let command = RankCommand { program: std::env::current_exe()?, args: vec!["rank".into(), "--fd".into()] };
     let measure = || symmc::bench::collectives(args.ranks, &args.gpus, &config, &command);
     let measured = spin("measuring", measure)?;
