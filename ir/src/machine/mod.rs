@@ -179,11 +179,12 @@ fn check_curve(curve: &Curve) -> Result<(), String> {
     if curve.ranks < 2 {
         return Err(format!("{} ranks, expected at least 2", curve.ranks));
     }
+    curve::check_points(&curve.points)?;
     if !curve.spread.is_empty() && curve.spread.len() != curve.points.len() {
         let (points, spread) = (curve.points.len(), curve.spread.len());
         return Err(format!("{spread} spreads for {points} points, expected one each or none"));
     }
-    curve::check_points(&curve.points)
+    Ok(())
 }
 
 #[cfg(test)]

@@ -1,0 +1,78 @@
+#!/usr/bin/env bash
+# Everything that must hold on a machine with GPUs: the real programs against the values that PyTorch recorded and
+# against the interpreter, chaos, many replays, and ranks that die or stop.
+#
+#   tests/gpu/run.sh SYMMC OUT [GPUS]
+#
+# SYMMC is the binary, OUT a folder for the logs, GPUS how many to use (2 by default). Programs for more ranks than
+# there are GPUs run with several ranks on each, as long as their plans leave NCCL out, which refuses that.
+set -u
+symmc=$(realpath "$1") out=$(realpath "$2") gpus=${3:-2}
+programs=$(realpath "$(dirname "$0")/../programs")
+export LD_LIBRARY_PATH=/usr/local/cuda/lib64:${LD_LIBRARY_PATH:-}
+count=0 failed=0
+
+say() { printf '%s\n' "$*" | tee -a "$out/table"; }
+
+# check NAME EXPECTED COMMAND...: runs within a minute and a half and compares the exit code.
+check() {
+  local name=$1 expected=$2 start=$SECONDS code
+  shift 2
+  count=$((count + 1))
+  timeout 90 "$@" >"$out/$count.log" 2>&1
+  code=$?
+  local verdict=ok
+  if [ "$code" != "$expected" ]; then
+    verdict="FAILED: exit code $code, expected $expected: $(tail -1 "$out/$count.log")"
+    failed=$((failed + 1))
+  fi
+  say "$(printf '%-44s %3d s  %s' "$name" $((SECONDS - start)) "$verdict")"
+}
+
+# The GPU of each of so many ranks.
+places() {
+  local list=() rank
+  for ((rank = 0; rank < $1; rank++)); do list+=($((rank * gpus / $1))); done
+  (IFS=,; echo "${list[*]}")
+}
+
+run() { "$symmc" run "$@" --backend cuda; }
+say "$(nvidia-smi -L)"
+say "$("$symmc" --version)"
+
+for case in "hf_llama_tp2 2" "megatron_tp4_f32 4" "megatron_tp4_bf16 4" "moe_ep4 4"; do
+  read -r name ranks <<<"$case"
+  on=(--tensors "$programs/$name.safetensors" --machine "h200x$ranks" --gpus "$(places "$ranks")")
+  check "$name" 0 "$symmc" run "$programs/$name.pt2" --backend cuda "${on[@]}"
+  for seed in 1 2 3 4 5; do
+    check "$name, chaos $seed" 0 "$symmc" run "$programs/$name.pt2" --backend cuda "${on[@]}" --chaos "$seed" --repeat 5
+  done
+done
+llama=("$programs/hf_llama_tp2.pt2" --tensors "$programs/hf_llama_tp2.safetensors" --machine h200x2)
+check "hf_llama_tp2, 10000 replays" 0 "$symmc" run "${llama[@]}" --backend cuda --repeat 10000
+for tokens in 2 7 1000; do
+  check "megatron_tp4_f32, $tokens tokens" 0 "$symmc" run "$programs/megatron_tp4_f32.pt2" --backend cuda \
+    --machine h200x4 --gpus "$(places 4)" --set tokens=$tokens --compare interpreter
+done
+for name in fsdp4_fw_graph fsdp4_bw_graph; do
+  check "$name" 0 "$symmc" run "$programs/$name.pt2" --backend cuda --machine h200x4 --gpus "$(places 4)" \
+    --seed 1 --compare interpreter
+done
+check "more ranks than GPUs" 2 "$symmc" run "${llama[@]}" --backend cuda --gpus 0,99
+
+# A rank that is killed or stopped ends the run everywhere, and leaves nothing.
+for signal in KILL STOP; do
+  "$symmc" run "${llama[@]}" --backend cuda --repeat 100000000 --timeout 5 >"$out/$signal.log" 2>&1 &
+  launcher=$!
+  sleep 6
+  victim=$(pgrep -P $launcher | tail -1) start=$(date +%s%N)
+  kill -$signal "$victim"
+  wait $launcher
+  code=$? took=$((($(date +%s%N) - start) / 1000000))
+  left=$(pgrep -x symmc | wc -l)
+  verdict=ok
+  if [ $code != 1 ] || [ $took -gt 10000 ] || [ "$left" != 0 ]; then verdict=FAILED failed=$((failed + 1)); fi
+  say "SIG$signal of a rank: $verdict after $took ms: $(tail -1 "$out/$signal.log")"
+done
+say "$count checks, $failed failed; processes on the GPUs: $(nvidia-smi --query-compute-apps=pid --format=csv,noheader | wc -l)"
+[ $failed = 0 ]

@@ -1,0 +1,77 @@
+"""Puts what compare.sh measured side by side, as Markdown.
+
+    python3 table.py FOLDER
+
+Medians in microseconds; a ratio is symmc's best over the best peer's.
+"""
+
+import json
+import re
+import sys
+from pathlib import Path
+
+
+def lines(path):
+    """The lines of a file that are JSON objects."""
+    text = path.read_text().splitlines() if path.exists() else []
+    return [json.loads(line) for line in text if line.startswith("{")]
+
+
+def size(count):
+    for unit, name in ((1 << 20, "MiB"), (1 << 10, "KiB")):
+        if count >= unit:
+            return f"{count // unit} {name}"
+    return f"{count} B"
+
+
+def table(heads, rows):
+    print("| " + " | ".join(heads) + " |")
+    print("|" + "---|" * len(heads))
+    for row in rows:
+        print("| " + " | ".join(row) + " |")
+    print()
+
+
+def number(value):
+    return "–" if value is None else f"{value:.2f}" if value < 100 else f"{value:.0f}"
+
+
+def collectives(folder):
+    ours = json.loads((folder / "symmc-collectives.json").read_text())
+    peers = lines(folder / "peers-collectives.jsonl")
+    print(f"{ours['machine']}\n")
+    for kind in ("all_reduce", "all_gather", "reduce_scatter", "all_to_all"):
+        hows = list(dict.fromkeys(p["how"] for p in peers if p["what"] == kind))
+        rows = []
+        for count in sorted({c["bytes"] for c in ours["collectives"]}):
+            mine = [c for c in ours["collectives"] if c["collective"] == kind and c["bytes"] == count]
+            # symmc's own run of NCCL is a peer as well.
+            times = {p["how"]: p.get("us") for p in peers if p["what"] == kind and p["bytes"] == count}
+            plain = [c["us"][1] for c in mine if c["variant"] == "plain" and c["us"]]
+            own = [(c["us"][1], c) for c in mine if c["variant"] != "plain" and c["us"]]
+            best, case = min(own, key=lambda pair: pair[0])
+            name = case["variant"] + (", no exit" if case["exit"] is False else "")
+            known = [t for t in list(times.values()) + plain if t is not None]
+            cells = [number(times.get(how)) for how in hows]
+            rows.append([size(count), number(best), name, *cells, number(min(plain, default=None)), f"{best / min(known):.2f}"])
+        print(f"{kind}, bf16\n")
+        table(["bytes", "symmc", "variant", *(f"{how} (PyTorch)" for how in hows), "NCCL from symmc", "ratio"], rows)
+
+
+def mlp(folder):
+    ours = [float(m) for m in re.findall(r"mlp: ([0-9.]+) µs", (folder / "symmc-mlp.txt").read_text())]
+    peers = lines(folder / "peers-mlp.jsonl")
+    tokens = list(dict.fromkeys(p["tokens"] for p in peers))
+    rows = []
+    for count, mine in zip(tokens, ours):
+        times = {p["how"]: p.get("us") for p in peers if p["tokens"] == count}
+        known = [t for t in times.values() if t is not None]
+        cells = [number(times.get(how)) for how in ("eager", "compiled", "placed")]
+        rows.append([str(count), number(mine), *cells, f"{mine / min(known):.2f}"])
+    print("four tensor-parallel MLP layers, hidden 4096, intermediate 14336, bf16\n")
+    table(["tokens", "symmc", "eager", "torch.compile", "torch.compile, collectives placed", "ratio"], rows)
+
+
+folder = Path(sys.argv[1])
+collectives(folder)
+mlp(folder)
