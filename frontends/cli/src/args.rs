@@ -174,6 +174,9 @@ pub struct RunArgs {
     /// With --backend cuda, the GPU of each rank [default: rank r takes GPU r]
     #[arg(long, value_name = "N,N,…", value_delimiter = ',')]
     pub gpus: Vec<u32>,
+    /// With --backend cuda, write the device times of the last run's steps, for Perfetto or chrome://tracing
+    #[arg(long, value_name = "FILE")]
+    pub profile_trace: Option<PathBuf>,
 }
 
 #[derive(ValueEnum, Debug, Clone, Copy, PartialEq, Eq)]
@@ -354,6 +357,9 @@ pub struct BenchProgramArgs {
     /// Runs in one graph
     #[arg(long, default_value_t = 3, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=100))]
     pub runs: u32,
+    /// Write the device times of one more run's steps, for Perfetto or chrome://tracing
+    #[arg(long, value_name = "FILE")]
+    pub profile_trace: Option<PathBuf>,
 }
 
 const BENCH_EXAMPLES: &str = "\

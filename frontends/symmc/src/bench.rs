@@ -1,5 +1,6 @@
 //! Measures collectives and programs on GPUs, and makes machine profiles of it.
 
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -37,7 +38,12 @@ pub fn collectives(
     let plan = symmc_planner::plan(&graph, &[bucket], &PlanConfig::default()).map_err(|e| fail(&e))?;
     let plan = CheckedPlan::new(plan).map_err(|e| fail(&format!("{e:?}")))?;
     let inputs: Vec<Vec<Arc<Tensor>>> = (0..ranks).map(|_| vec![]).collect();
-    let engine = CudaConfig { gpus: gpus.to_vec(), bench: Some(Bench::Collectives(config.clone())) }.choice();
+    let engine = CudaConfig {
+        gpus: gpus.to_vec(),
+        bench: Some(Bench::Collectives(config.clone())),
+        ..CudaConfig::default()
+    }
+    .choice();
     let config = HostConfig { engine, limit: Duration::from_secs(600), ..HostConfig::default() };
     let job = Job { plan: &plan, bindings: Bindings::new(), inputs: &inputs, repeats: 1, config };
     answers(&host::launch(&job, command)?)
@@ -116,7 +122,8 @@ impl Points {
 }
 
 /// Measures a plan on GPUs, on numbers drawn there; for each rank the microseconds of one run in each of
-/// `replays` replays of a graph that holds `runs` runs, in order of size.
+/// `replays` replays of a graph that holds `runs` runs, in order of size. With `trace`, the times of the
+/// steps of one more run go to that file.
 ///
 /// # Errors
 /// There are too few GPUs, a library is missing, an op has no kernel for GPUs, or a rank failed.
@@ -125,6 +132,7 @@ pub fn program(
     bindings: &Bindings,
     gpus: &[u32],
     [replays, runs]: [u32; 2],
+    trace: Option<&Path>,
     command: &RankCommand,
 ) -> Result<Vec<Vec<f64>>, Error> {
     let graph = text::parse(&plan.source.text).map_err(|e| Error::Request(e.to_string()))?;
@@ -138,7 +146,8 @@ pub fn program(
     let inputs: Vec<Arc<Tensor>> = graph.inputs.values().map(blank).collect::<Result<_, Error>>()?;
     let inputs: Vec<_> = (0..plan.ranks).map(|_| inputs.clone()).collect();
     let bench = Bench::Program { replays: replays as usize, runs };
-    let engine = CudaConfig { gpus: gpus.to_vec(), bench: Some(bench) }.choice();
+    let engine =
+        CudaConfig { gpus: gpus.to_vec(), bench: Some(bench), trace: trace.map(Path::to_path_buf) }.choice();
     let config = HostConfig { engine, limit: Duration::from_secs(120), ..HostConfig::default() };
     let job = Job { plan, bindings: bindings.clone(), inputs: &inputs, repeats: 1, config };
     answers(&host::launch(&job, command)?)

@@ -1,5 +1,7 @@
 //! Ranks on GPUs: the engine that a rank process hands its job to.
 
+use std::path::PathBuf;
+
 use serde::{Deserialize, Serialize};
 use symmc_ir::InputKind;
 use symmc_runtime::RunError;
@@ -11,6 +13,7 @@ use crate::bench::{self, BenchConfig};
 use crate::driver::{self, Graph};
 use crate::error::CudaError;
 use crate::session::{Session, SessionConfig};
+use crate::trace;
 
 /// How a job runs on GPUs.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
@@ -19,6 +22,9 @@ pub struct CudaConfig {
     /// The GPU of each rank, by its number among those that the rank's process sees. Empty: rank `r` takes
     /// GPU `r`.
     pub gpus: Vec<u32>,
+    /// Run the last time step by step, and write the times of the steps on all ranks to this file.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub trace: Option<PathBuf>,
     /// Measure instead of running the plan for its outputs. The answer is JSON at the start of the job's first
     /// output, with a zero behind it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -106,6 +112,9 @@ impl Engine for CudaEngine {
             let graph = session.record(runs)?;
             ready()?;
             let times = measure(&session, &graph, run, bucket, [replays, runs as usize])?;
+            if let Some(path) = &config.trace {
+                trace::write(path, &session.trace(&|| alive(run))?, &Peers(run))?;
+            }
             let text = serde_json::to_vec(&times).map_err(|e| RunError::system("writing the answer", e))?;
             return answer(&text, memory);
         }
@@ -119,13 +128,22 @@ impl Engine for CudaEngine {
             let input = &bound.inputs[i];
             input.kind == InputKind::Argument && input.fixed.is_some() && !mutated.contains(&Some(i))
         };
-        for repeat in 0..u64::from(run.repeats.max(1)) {
+        let repeats = u64::from(run.repeats.max(1));
+        let mut traced = None;
+        for repeat in 0..repeats {
             run.comm.begin_run(repeat, bucket);
             if repeat > 0 {
                 session.write_inputs(data, rewritten)?;
             }
-            session.replay(&graph, &|| alive(run))?;
+            if config.trace.is_some() && repeat + 1 == repeats {
+                traced = Some(session.trace(&|| alive(run))?);
+            } else {
+                session.replay(&graph, &|| alive(run))?;
+            }
             session.write_back()?;
+        }
+        if let (Some(path), Some(steps)) = (&config.trace, traced) {
+            trace::write(path, &steps, &Peers(run))?;
         }
         run.comm.end_runs();
         for (index, span) in memory.outputs.iter().enumerate() {

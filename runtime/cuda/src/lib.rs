@@ -27,6 +27,7 @@ pub mod launch;
 pub mod nccl;
 pub mod program;
 pub mod session;
+mod trace;
 
 pub use engine::{Bench, CudaConfig, CudaEngine};
 pub use error::CudaError;

@@ -138,6 +138,33 @@ impl Program {
         Ok(())
     }
 
+    /// Puts one run on the streams, not as a graph, with an event before and after each step. What lies between
+    /// the two events of a step is its time on the device; steps begin later than in a graph, because the host
+    /// launches them one by one.
+    ///
+    /// # Errors
+    /// The driver refuses a launch.
+    pub fn enqueue_timed(&self, lanes: &Streams, nccl: &Communicators) -> Result<Vec<[Event; 2]>, CudaError> {
+        let mut events: Vec<[Event; 2]> = Vec::with_capacity(self.steps.len());
+        for step in &self.steps {
+            let stream = lanes.of(step.lane);
+            for &wait in &step.waits {
+                stream.wait(&events[wait][1])?;
+            }
+            let pair = [Event::timed()?, Event::timed()?];
+            pair[0].record(stream)?;
+            for work in &step.work {
+                self.put(work, stream, nccl)?;
+            }
+            pair[1].record(stream)?;
+            events.push(pair);
+        }
+        if let Some(last) = self.steps.iter().rposition(|s| s.lane == Lane::Comm) {
+            lanes.compute.wait(&events[last][1])?;
+        }
+        Ok(events)
+    }
+
     fn put(&self, work: &Ready, stream: &Stream, nccl: &Communicators) -> Result<(), CudaError> {
         match work {
             // SAFETY: the work was made for memory that the checked plan lays out.

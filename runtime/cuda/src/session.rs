@@ -8,7 +8,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use serde::{Deserialize, Serialize};
 use symmc_ir::Tensor;
+use symmc_planner::plan::Lane;
 use symmc_runtime::RunError;
 use symmc_runtime::exec::{Bound, BoundInput, BoundStep, Work as StepWork};
 
@@ -31,6 +33,21 @@ pub struct SessionConfig {
     pub limit: Duration,
     /// Delays ranks at random around every touch of a peer, from this seed.
     pub chaos: Option<u64>,
+}
+
+/// A step as it ran.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct TracedStep {
+    /// The name of its first result.
+    pub node: String,
+    /// Its op.
+    pub op: String,
+    /// The lane that ran it.
+    pub lane: Lane,
+    /// When it began, in microseconds from the start of the run.
+    pub start_us: f64,
+    /// How long it took.
+    pub us: f64,
 }
 
 /// One rank's program, ready to run.
@@ -213,6 +230,28 @@ impl Session {
         self.wait(alive)?;
         self.runs.fetch_add(1, Ordering::Relaxed);
         begin.microseconds_to(&end)
+    }
+
+    /// Runs once, step by step, and takes the time of each; `alive` as for [`replay`](Self::replay).
+    ///
+    /// # Errors
+    /// As [`replay`](Self::replay).
+    pub fn trace(&self, alive: &dyn Fn() -> Result<(), RunError>) -> Result<Vec<TracedStep>, CudaError> {
+        let start = Event::timed()?;
+        start.record(&self.streams.compute)?;
+        let events = self.program.enqueue_timed(&self.streams, &self.nccl)?;
+        self.wait(alive)?;
+        self.runs.fetch_add(1, Ordering::Relaxed);
+        let traced = |(step, [begin, end]): (&BoundStep, &[Event; 2])| {
+            Ok(TracedStep {
+                node: step.node.clone(),
+                op: step.op_name.clone(),
+                lane: step.lane,
+                start_us: start.microseconds_to(begin)?,
+                us: begin.microseconds_to(end)?,
+            })
+        };
+        self.bound.steps.iter().zip(&events).map(traced).collect()
     }
 
     /// Waits for the streams.

@@ -105,7 +105,9 @@ pub fn program(args: &BenchProgramArgs) -> Result<ExitCode> {
     let source = text::parse(&plan.source.text)?;
     let bindings = symmc::bindings(&source, &args.set)?;
     let command = rank_command()?;
-    let measure = || symmc::bench::program(&plan, &bindings, &args.gpus, [args.replays, args.runs], &command);
+    let trace = args.profile_trace.as_deref();
+    let counts = [args.replays, args.runs];
+    let measure = || symmc::bench::program(&plan, &bindings, &args.gpus, counts, trace, &command);
     let times = spin("measuring", measure)?;
     let slowest = |of: &dyn Fn(&Vec<f64>) -> Option<f64>| times.iter().filter_map(of).fold(0.0, f64::max);
     put(&format!(

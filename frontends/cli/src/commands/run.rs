@@ -144,7 +144,10 @@ fn backend(args: &RunArgs) -> Result<Backend> {
 
 fn run_config(args: &RunArgs, chaos: Option<u64>) -> RunConfig {
     let engine = match args.backend {
-        BackendArg::Cuda => CudaConfig { gpus: args.gpus.clone(), ..CudaConfig::default() }.choice(),
+        BackendArg::Cuda => {
+            let (gpus, trace) = (args.gpus.clone(), args.profile_trace.clone());
+            CudaConfig { gpus, trace, ..CudaConfig::default() }.choice()
+        }
         _ => EngineChoice::Host,
     };
     RunConfig {

@@ -1,0 +1,102 @@
+//! Traces of runs in the form that Chrome's tracing page and Perfetto read.
+//!
+//! One file for a run: a process for each rank, a thread for each lane, a complete event for each step, with
+//! times of the device. Ranks have no common clock; each rank's times begin with its own run.
+
+use std::path::Path;
+
+use serde_json::{Value, json};
+use symmc_planner::plan::Lane;
+use symmc_runtime::RunError;
+
+use crate::arena::Exchange;
+use crate::session::TracedStep;
+
+/// Gathers what all ranks traced; rank 0 writes it to `path`.
+///
+/// # Errors
+/// A peer failed, or the file cannot be written.
+pub fn write(path: &Path, steps: &[TracedStep], exchange: &dyn Exchange) -> Result<(), RunError> {
+    let broken = |e: serde_json::Error| RunError::system("gathering traces", e);
+    let mine = serde_json::to_vec(steps).map_err(broken)?;
+    // All ranks give equally many bytes: first the number, then as many as the longest.
+    let lengths = exchange.all_gather(&(mine.len() as u64).to_le_bytes())?;
+    let length = |bytes: &Vec<u8>| {
+        <[u8; 8]>::try_from(&bytes[..]).map_or(0, |b| usize::try_from(u64::from_le_bytes(b)).unwrap_or(0))
+    };
+    let longest = lengths.iter().map(length).max().unwrap_or(0);
+    let mut padded = mine;
+    padded.resize(longest, b' ');
+    let all = exchange.all_gather(&padded)?;
+    if exchange.rank() != 0 {
+        return Ok(());
+    }
+    let all: Vec<Vec<TracedStep>> =
+        all.iter().map(|bytes| serde_json::from_slice(bytes)).collect::<Result<_, _>>().map_err(broken)?;
+    let text = serde_json::to_vec(&chrome(&all)).map_err(broken)?;
+    std::fs::write(path, text).map_err(|e| RunError::system(format!("writing {}", path.display()), e))
+}
+
+/// The events of all ranks.
+fn chrome(ranks: &[Vec<TracedStep>]) -> Value {
+    let mut events = Vec::new();
+    for (rank, steps) in ranks.iter().enumerate() {
+        events.push(
+            json!({"ph": "M", "name": "process_name", "pid": rank, "args": {"name": format!("rank {rank}")}}),
+        );
+        for (lane, name) in [(Lane::Compute, "compute"), (Lane::Comm, "communication")] {
+            events.push(json!({"ph": "M", "name": "thread_name", "pid": rank, "tid": lane as u32, "args": {"name": name}}));
+        }
+        for step in steps {
+            events.push(json!({
+                "ph": "X", "name": format!("{} %{}", step.op, step.node), "cat": step.op,
+                "pid": rank, "tid": step.lane as u32, "ts": step.start_us, "dur": step.us,
+            }));
+        }
+    }
+    json!({"traceEvents": events, "displayTimeUnit": "ns"})
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Ranks of one process, all with the same steps.
+    struct Alone(u32);
+
+    impl Exchange for Alone {
+        fn rank(&self) -> u32 {
+            0
+        }
+        fn ranks(&self) -> u32 {
+            self.0
+        }
+        fn all_gather(&self, mine: &[u8]) -> Result<Vec<Vec<u8>>, RunError> {
+            Ok(vec![mine.to_vec(); self.0 as usize])
+        }
+    }
+
+    #[test]
+    fn a_trace_has_every_step_of_every_rank() {
+        let step = |node: &str, lane, start_us| TracedStep {
+            node: node.into(),
+            op: "matmul".into(),
+            lane,
+            start_us,
+            us: 2.5,
+        };
+        let steps = [step("a", Lane::Compute, 0.5), step("b", Lane::Comm, 3.0)];
+        let path = std::env::temp_dir().join(format!("symmc-trace-{}.json", std::process::id()));
+        write(&path, &steps, &Alone(2)).unwrap();
+        let trace: Value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
+        std::fs::remove_file(&path).unwrap();
+        let events = trace["traceEvents"].as_array().unwrap();
+        let ran: Vec<_> = events.iter().filter(|e| e["ph"] == "X").collect();
+        assert_eq!(ran.len(), 4);
+        assert_eq!(
+            (&ran[3]["name"], &ran[3]["pid"], &ran[3]["tid"]),
+            (&json!("matmul %b"), &json!(1), &json!(1))
+        );
+        assert_eq!((&ran[0]["ts"], &ran[0]["dur"]), (&json!(0.5), &json!(2.5)));
+    }
+}
