@@ -3,6 +3,9 @@
 //! Query heads that share a head of keys form its rows, so that few queries still fill a block, and each
 //! key is read once for all of them. Where there are fewer blocks than the machine holds, the keys are
 //! split, and a second kernel combines the parts in a fixed order.
+//!
+//! Many queries in bf16 and f16 go to matrix instructions ([`Way::Tensor`]), which round the weights to the
+//! type of the values; all else is computed in f32 or f64 by the lanes of warps.
 
 use std::fmt::Write as _;
 
@@ -35,11 +38,48 @@ struct Extents {
     f: usize,
 }
 
+/// Which kernel does the work.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Way {
+    /// A lane scores a key; a warp works on this many rows.
+    Lanes(usize),
+    /// Matrix instructions.
+    Tensor,
+}
+
+impl Way {
+    /// Rows of a block.
+    fn rows(self) -> usize {
+        match self {
+            Way::Lanes(rows) => rows * WARPS,
+            Way::Tensor => 64,
+        }
+    }
+
+    /// Keys of a tile.
+    fn keys(self) -> usize {
+        match self {
+            Way::Lanes(_) => KEYS,
+            Way::Tensor => 64,
+        }
+    }
+
+    /// Bytes of shared memory of a block.
+    fn shared(self, x: &Extents, dtype: DType) -> usize {
+        match self {
+            Way::Lanes(_) => {
+                let pitch = if x.e.is_multiple_of(4) && wide(dtype) == 4 { x.e + 4 } else { x.e + 1 };
+                (self.rows() * x.e + KEYS * pitch + KEYS * x.f) * wide(dtype)
+            }
+            Way::Tensor => 64 * (x.e + 8 + x.f + 8) * dtype.size(),
+        }
+    }
+}
+
 /// How the work is cut.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Cut {
-    /// Rows that one warp works on.
-    rows: usize,
+    way: Way,
     splits: usize,
     /// Keys of a split.
     chunk: usize,
@@ -75,21 +115,34 @@ fn extents(x: &[Located], result: &Located) -> Result<Extents, CudaError> {
     Ok(Extents { heads, group, queries: q[r - 2], keys: k[r - 2], e: q[r - 1], f: v[r - 1] })
 }
 
-fn cut(x: &Extents, multiprocessors: usize) -> Cut {
-    let rows_of_head = x.group * x.queries;
-    let rows = match rows_of_head {
+/// The kernel for rows of an attention whose keys and values lie so.
+fn way(x: &Extents, dtype: DType, k: &Rows, v: &Rows) -> Way {
+    let rows = x.group * x.queries;
+    let short = |n: usize| n.is_multiple_of(16) && (16..=128).contains(&n);
+    let whole = width(k, x.e, dtype) == 8 && width(v, x.f, dtype) == 8;
+    if matches!(dtype, DType::BF16 | DType::F16) && rows >= 32 && short(x.e) && short(x.f) && whole {
+        return Way::Tensor;
+    }
+    lanes(rows)
+}
+
+fn lanes(rows: usize) -> Way {
+    Way::Lanes(match rows {
         0..=4 => 1,
         5..=8 => 2,
         9..=64 => 4,
         _ => 8,
-    };
-    let blocks = x.heads * rows_of_head.div_ceil(rows * WARPS);
-    let tiles = x.keys.div_ceil(KEYS).max(1);
+    })
+}
+
+fn cut(x: &Extents, way: Way, multiprocessors: usize) -> Cut {
+    let blocks = x.heads * (x.group * x.queries).div_ceil(way.rows());
+    let tiles = x.keys.div_ceil(way.keys()).max(1);
     let wanted = (2 * multiprocessors).div_ceil(blocks.max(1));
     // A part is worth a block from a few tiles on.
     let splits = wanted.min(tiles.div_ceil(4)).clamp(1, 64);
-    let chunk = tiles.div_ceil(splits) * KEYS;
-    Cut { rows, splits: x.keys.div_ceil(chunk).max(1), chunk }
+    let chunk = tiles.div_ceil(splits) * way.keys();
+    Cut { way, splits: x.keys.div_ceil(chunk).max(1), chunk }
 }
 
 /// The bytes of an element as it is computed.
@@ -105,7 +158,10 @@ pub(super) fn workspace(
     multiprocessors: u32,
 ) -> usize {
     let Ok(x) = extents(operands, result) else { return 0 };
-    parts_bytes(&x, &cut(&x, multiprocessors as usize), operands[0].dtype)
+    // Which way it is depends on addresses, which are not known yet.
+    let ways = [lanes(x.group * x.queries), Way::Tensor];
+    let bytes = |way| parts_bytes(&x, &cut(&x, way, multiprocessors as usize), operands[0].dtype);
+    ways.into_iter().map(bytes).max().unwrap_or(0)
 }
 
 fn parts_bytes(x: &Extents, cut: &Cut, dtype: DType) -> usize {
@@ -162,15 +218,16 @@ pub(super) fn lower(
         return Ok(Vec::new());
     }
     let dtype = result.dtype;
-    let cut = cut(&x, l.multiprocessors as usize);
-    let pitch = if x.e.is_multiple_of(4) && wide(dtype) == 4 { x.e + 4 } else { x.e + 1 };
-    let shared = (cut.rows * WARPS * x.e + KEYS * pitch + KEYS * x.f) * wide(dtype);
+    let places = places(&x, operands, result, l)?;
+    let way = way(&x, dtype, &places[1], &places[2]);
+    let cut = cut(&x, way, l.multiprocessors as usize);
+    let shared = way.shared(&x, dtype);
     if shared > MOST_SHARED {
         let text = format!("attention in {dtype} over heads of {} and {} elements on a GPU", x.e, x.f);
         return Err(CudaError::Unsupported(text));
     }
     let partial = l.room("attention", parts_bytes(&x, &cut, dtype))?;
-    let (layout, addresses) = layout(&x, &cut, scale, operands, result, l)?;
+    let layout = layout(&x, &cut, scale, operands.get(3), dtype, &places);
     let mask = match operands.get(3).map(|m| m.dtype) {
         None => 0,
         Some(DType::Bool) => 1,
@@ -178,50 +235,56 @@ pub(super) fn lower(
     };
     l.source.prelude(text::BASE);
     l.source.prelude(text::ATTENTION);
-    let Cut { rows, splits, .. } = cut;
+    let splits = cut.splits;
+    let call = match way {
+        Way::Lanes(rows) => format!("attend<sc::@_L, {rows}, {splits}, {causal}, {mask}>"),
+        Way::Tensor => {
+            l.source.prelude(text::TENSOR);
+            format!("attend_tensor<sc::@_L, {splits}, {causal}, {mask}>")
+        }
+    };
     let attend = format!(
         "{layout}extern \"C\" __global__ void __launch_bounds__(128) @(const void *q, const void *k, const void *v, const void *m, void *r, void *partial) {{\n    \
-         sc::attend<sc::@_L, {rows}, {splits}, {causal}, {mask}>(q, k, v, m, r, partial);\n}}\n"
+         sc::{call}(q, k, v, m, r, partial);\n}}\n"
     );
-    let rows_of_head = x.group * x.queries;
-    let blocks = x.heads * rows_of_head.div_ceil(rows * WARPS) * splits;
-    let [q, k, v, m, r] = addresses;
+    let rows = x.group * x.queries;
+    let [q, k, v, m, r] = places.map(|p| p.at);
     let mut out = vec![Work::Kernel(Kernel {
         entry: l.source.function("attention", attend),
-        grid: [blocks as u32, 1, 1],
+        grid: [(x.heads * rows.div_ceil(way.rows()) * splits) as u32, 1, 1],
         block: [128, 1, 1],
         shared: shared as u32,
         params: [q, k, v, m, r, partial].map(Into::into).to_vec(),
     })];
     if splits > 1 {
-        let combine = format!(
-            "{layout}extern \"C\" __global__ void __launch_bounds__(128) @(const void *partial, void *r) {{\n    \
-             sc::combine<sc::@_L, {splits}>(partial, r);\n}}\n"
-        );
-        out.push(Work::Kernel(Kernel {
-            entry: l.source.function("attention_combine", combine),
-            grid: [(x.heads * rows_of_head).div_ceil(4) as u32, 1, 1],
-            block: [128, 1, 1],
-            shared: 0,
-            params: [partial, r].map(Into::into).to_vec(),
-        }));
+        out.push(combine(&layout, splits, x.heads * rows, [partial, r], l));
     }
     Ok(out)
 }
 
-/// The layout struct of the kernels, and the addresses of q, k, v, the mask and the result.
-fn layout(
+/// The kernel that puts the parts of the splits of each row together.
+fn combine(layout: &str, splits: usize, rows: usize, addresses: [Address; 2], l: &mut Lowering<'_>) -> Work {
+    let text = format!(
+        "{layout}extern \"C\" __global__ void __launch_bounds__(128) @(const void *partial, void *r) {{\n    \
+         sc::combine<sc::@_L, {splits}>(partial, r);\n}}\n"
+    );
+    Work::Kernel(Kernel {
+        entry: l.source.function("attention_combine", text),
+        grid: [rows.div_ceil(4) as u32, 1, 1],
+        block: [128, 1, 1],
+        shared: 0,
+        params: addresses.map(Into::into).to_vec(),
+    })
+}
+
+/// Where q, k, v, the mask and the result lie.
+fn places(
     x: &Extents,
-    cut: &Cut,
-    scale: f64,
     operands: &[Located],
     result: &Located,
     l: &Lowering<'_>,
-) -> Result<(String, [Address; 5]), CudaError> {
+) -> Result<[Rows; 5], CudaError> {
     let place = |v: &Located, group| rows(l.at(v), &v.shape, &v.strides, group);
-    let (q, k, v) = (place(&operands[0], x.group), place(&operands[1], 1), place(&operands[2], 1));
-    let r = place(result, x.group);
-    let dtype = result.dtype;
     let mut scores = operands[0].shape.to_vec();
     let last = scores.len() - 1;
     scores[last] = x.keys;
@@ -236,7 +299,21 @@ fn layout(
             rows(l.at(m), &scores, &broadcast(&scores, &m.shape, &m.strides), x.group)
         }
     };
-    let mask_type = operands.get(3).map_or("boolean", |m| stored(m.dtype));
+    let [q, k, v] = [(0, x.group), (1, 1), (2, 1)].map(|(i, group)| place(&operands[i], group));
+    Ok([q, k, v, mask, place(result, x.group)])
+}
+
+/// The layout struct of the kernels.
+fn layout(
+    x: &Extents,
+    cut: &Cut,
+    scale: f64,
+    mask: Option<&Located>,
+    dtype: DType,
+    places: &[Rows; 5],
+) -> String {
+    let [_, k, v, _, _] = places;
+    let mask_type = mask.map_or("boolean", |m| stored(m.dtype));
     let mut out = format!(
         "namespace sc {{ struct @_L {{\ntypedef {} T; typedef {mask_type} M;\nstatic const i64 HEADS = {}, ROWS = {}, Q = {}, S = {}, CHUNK = {};\nstatic const int E = {}, F = {}, KW = {}, VW = {};\n",
         stored(dtype),
@@ -247,10 +324,10 @@ fn layout(
         cut.chunk,
         x.e,
         x.f,
-        width(&k, x.e, dtype),
-        width(&v, x.f, dtype),
+        width(k, x.e, dtype),
+        width(v, x.f, dtype),
     );
-    for (name, rows) in [("q", &q), ("k", &k), ("v", &v), ("m", &mask), ("r", &r)] {
+    for (name, rows) in ["q", "k", "v", "m", "r"].into_iter().zip(places) {
         out.push_str(&offset(&format!("{name}_head"), &rows.head));
         out.push_str(&offset(&format!("{name}_row"), &rows.row));
         let row_step = rows.row.last().map_or(0, |a| a.stride);
@@ -259,5 +336,5 @@ fn layout(
     }
     let number = if dtype == DType::F64 { "double" } else { "float" };
     let _ = writeln!(out, "SC_FN {number} scale() {{ return {}; }}\n}}; }}", real(dtype, scale));
-    Ok((out, [q.at, k.at, v.at, mask.at, r.at]))
+    out
 }

@@ -18,6 +18,8 @@ pub(super) const PRODUCT: &str = include_str!("kernels/product.cuh");
 pub(super) const SKINNY: &str = include_str!("kernels/skinny.cuh");
 /// Attention.
 pub(super) const ATTENTION: &str = include_str!("kernels/attention.cuh");
+/// Attention by matrix instructions.
+pub(super) const TENSOR: &str = include_str!("kernels/tensor.cuh");
 /// Stores at positions that are data.
 pub(super) const SCATTER: &str = include_str!("kernels/scatter.cuh");
 /// Sorting.
