@@ -54,7 +54,9 @@ pub enum Op {
     /// sees nothing is zero.
     Attention { causal: bool, scale: Float },
 
-    /// `x` indexed along `axis` by an integer tensor of any rank, whose axes replace that axis.
+    /// `x` indexed along `axis` by an integer tensor of any rank, whose axes replace that axis. Here and in
+    /// the ops below, an index that is negative or beyond its axis is an error of the run; where a framework
+    /// lets indices count from the end, its frontend adds the extent to them.
     Take { axis: usize },
     /// `x` indexed by several integer tensors that broadcast together, at `axis`, `axis + 1`, …; their
     /// broadcast axes replace those. Operands: `x`, then the indices.

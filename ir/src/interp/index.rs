@@ -1,6 +1,6 @@
 //! Reading and writing at positions that are data.
 //!
-//! An index counts from the end when it is negative, as in PyTorch; one outside its axis is an error.
+//! An index outside its axis is an error; a negative one is outside.
 
 use super::array::{Array, Data, around, broadcast_strides, numel, strides, walk};
 use super::error::OpError;
@@ -11,13 +11,8 @@ use crate::types::Scalar;
 /// The indices as positions along `axis` of extent `extent`.
 fn resolve(indices: &Array, axis: usize, extent: usize) -> Result<Vec<usize>, OpError> {
     let resolve = |(position, &index): (usize, &i64)| {
-        let from_start = if index < 0 { index.checked_add_unsigned(extent as u64) } else { Some(index) };
-        from_start.and_then(|i| usize::try_from(i).ok()).filter(|&i| i < extent).ok_or(OpError::Index {
-            index,
-            position,
-            axis,
-            extent,
-        })
+        let within = usize::try_from(index).ok().filter(|&i| i < extent);
+        within.ok_or(OpError::Index { index, position, axis, extent })
     };
     indices.as_ints()?.iter().enumerate().map(resolve).collect()
 }

@@ -1,7 +1,7 @@
 //! Gathering and scattering: take, index, gather, scatter, index-add and index-put.
 //!
-//! Indices are read and checked before anything moves: a negative one counts from the end, one that is out
-//! of range is an error that names it. Stores happen in row-major order of the indices, so that the last of
+//! Indices are read and checked before anything moves: one that is negative or beyond its axis is an error
+//! that names it. Stores happen in row-major order of the indices, so that the last of
 //! equal indices wins. Accumulation happens in f64 or i64 over a copy of the operand, so that the result is
 //! rounded once.
 
@@ -30,12 +30,8 @@ fn offsets(
 
 /// The position that an index means on an axis of this extent.
 fn position(index: i64, axis: usize, extent: usize) -> Result<usize, KernelError> {
-    let from_start = if index < 0 { index.checked_add(extent as i64) } else { Some(index) };
-    from_start.and_then(|i| usize::try_from(i).ok()).filter(|&i| i < extent).ok_or(KernelError::Index {
-        index,
-        axis,
-        extent,
-    })
+    let within = usize::try_from(index).ok().filter(|&i| i < extent);
+    within.ok_or(KernelError::Index { index, axis, extent })
 }
 
 /// [`offsets`] broadcast to a shape.

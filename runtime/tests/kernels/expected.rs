@@ -234,16 +234,16 @@ fn attention_rows_that_see_nothing_are_zero() {
 }
 
 #[test]
-fn indices_count_from_the_end_and_stay_in_range() {
+fn indices_stay_in_range() {
     let x = floats(DType::F32, &[3, 2], &[0.0, 1.0, 2.0, 3.0, 4.0, 5.0]);
     let take = Op::Take { axis: 0 };
-    assert_floats(&one(&take, &[x.clone(), i64s(&[-1, 0])], DType::F32, &[2, 2]), &[4.0, 5.0, 0.0, 1.0]);
-    for bad in [3, -4, i64::MIN, i64::MAX] {
+    assert_floats(&one(&take, &[x.clone(), i64s(&[2, 0])], DType::F32, &[2, 2]), &[4.0, 5.0, 0.0, 1.0]);
+    for bad in [3, -1, i64::MIN, i64::MAX] {
         let refused = run(&take, &[x.clone(), i64s(&[bad])], &[(DType::F32, &[1, 2])]);
         assert_eq!(refused, Err(KernelError::Index { index: bad, axis: 0, extent: 3 }));
     }
     let pairs = Op::Index { axis: 0 };
-    let at = [ints(DType::I64, &[2, 1], &[0, 2]), ints(DType::I32, &[2], &[1, -2])];
+    let at = [ints(DType::I64, &[2, 1], &[0, 2]), ints(DType::I32, &[2], &[1, 0])];
     let picked = one(&pairs, &[x.clone(), at[0].clone(), at[1].clone()], DType::F32, &[2, 2]);
     assert_floats(&picked, &[1.0, 0.0, 5.0, 4.0]);
     let gather = Op::GatherElements { axis: 1 };
@@ -259,7 +259,7 @@ fn scatters() {
     };
     assert_floats(&scatter(None, &[0, 0], &[8.0, 9.0]), &[9.0, 2.0, 3.0]);
     assert_floats(&scatter(Some(Reduction::Sum), &[0, 0], &[8.0, 9.0]), &[18.0, 2.0, 3.0]);
-    assert_floats(&scatter(Some(Reduction::Mean), &[-1, 2], &[6.0, 0.0]), &[1.0, 2.0, 3.0]);
+    assert_floats(&scatter(Some(Reduction::Mean), &[2, 2], &[6.0, 0.0]), &[1.0, 2.0, 3.0]);
     assert_floats(&scatter(Some(Reduction::Max), &[1], &[-5.0]), &[1.0, 2.0, 3.0]);
     let add = Op::IndexAdd { axis: 0 };
     let y = floats(DType::BF16, &[2, 1], &[256.0, 0.0]);

@@ -2,7 +2,7 @@
 
 use symmc_ir::{BinaryOp, DType, Dim, Op, Reduction, Scalar, Type, ValueId};
 
-use super::index::{Indexing, as_row, indexing};
+use super::index::{Indexing, as_row, indexing, wrapped};
 use super::{Row, row};
 use crate::call::{Call, Operand};
 use crate::lower::{Lowered, Stop};
@@ -23,6 +23,9 @@ pub(super) const ROWS: &[Row] = &[
         let (x, index) = (c.first()?, c.tensor("index")?);
         let axis = c.axis("dim", c.rank(x))?;
         let value = c.operand("value")?;
+        // Alone among its kind, PyTorch's index_fill lets indices count from the end.
+        let n = c.ty(x).shape[axis].clone();
+        let index = wrapped(c, index, &n)?;
         let index = as_row(c, index)?;
         let source = c.as_tensor(&value, c.dtype(x))?;
         let y = c.emit("index_put", Op::IndexPut { axis, accumulate: false }, &[x, source, index])?;
