@@ -54,7 +54,9 @@ pub struct Liveness {
     /// For a collective: the first compute step that runs after it has completed, or the number of steps.
     /// For a compute step: the next step.
     pub joined: Vec<u32>,
+    /// For each step, what is decided about its exit barrier.
     pub exits: Vec<ExitChoice>,
+    /// The steps that read each base.
     pub readers: Readers,
     outputs: Vec<bool>,
 }

@@ -19,17 +19,22 @@ use crate::steps::Steps;
 /// The memory of a class.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Home {
+    /// A buffer in this arena.
     Arena(ArenaKind),
+    /// The caller's memory of the output with this index.
     Output(usize),
 }
 
 /// Values that share memory.
 #[derive(Clone, Debug)]
 pub struct Class {
+    /// The memory.
     pub home: Home,
     /// Bytes.
     pub size: Dim,
+    /// The value that fills all of it and is written last.
     pub top: ValueId,
+    /// Its values, the top among them; none in a class that was merged into another.
     pub members: Vec<Member>,
     /// The first step that writes it.
     pub first: u32,
@@ -42,6 +47,7 @@ pub struct Class {
 /// A value within its class.
 #[derive(Clone, Debug)]
 pub struct Member {
+    /// The value, a base.
     pub value: ValueId,
     /// Bytes from the start of the class.
     pub offset: Dim,
@@ -79,6 +85,7 @@ pub enum Parts {
 pub struct Classes {
     /// Merged classes are empty.
     pub list: Vec<Class>,
+    /// The index of the class of each value; none for views and for inputs.
     pub of: Table<ValueId, Option<u32>>,
 }
 

@@ -22,6 +22,7 @@ use crate::views::Views;
 /// A planned program before it is ordered.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Prepared {
+    /// The program with its copies.
     pub graph: Graph,
     /// The value whose memory each value uses.
     pub base: Table<ValueId, ValueId>,
@@ -31,6 +32,7 @@ pub struct Prepared {
     pub bytes: Table<ValueId, Dim>,
     /// The bases that must lie in the symmetric arena, bound inputs among them.
     pub symmetric: Table<ValueId, bool>,
+    /// The copies that placement forced.
     pub copies: Vec<Copied>,
 }
 
@@ -41,6 +43,7 @@ pub struct Copied {
     pub value: ValueId,
     /// What it copies.
     pub of: ValueId,
+    /// Why it is needed.
     pub reason: CopyReason,
     /// The input that could be bound instead.
     pub bind: Option<usize>,

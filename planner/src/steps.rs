@@ -10,7 +10,9 @@ use crate::plan::Lane;
 /// A node that runs.
 #[derive(Clone, Debug)]
 pub struct StepInfo {
+    /// The node that it runs.
     pub node: NodeId,
+    /// The lane that runs it.
     pub lane: Lane,
     /// The bases whose memory it reads, each once, in order of its operands.
     pub reads: Vec<ValueId>,
@@ -40,13 +42,16 @@ impl StepInfo {
 /// The cross-rank side of a step.
 #[derive(Clone, Copy, Debug)]
 pub struct Peers {
+    /// The group that communicates.
     pub group: GroupId,
+    /// What its variant touches on peers, and when.
     pub contract: Contract,
 }
 
 /// A program as a list of steps.
 #[derive(Clone, Debug)]
 pub struct Steps {
+    /// In the order in which they run.
     pub list: Vec<StepInfo>,
     /// The step that defines each base; `None` for inputs and views.
     pub def: Table<ValueId, Option<u32>>,

@@ -23,9 +23,13 @@ type Touches = [u32; 2];
 
 /// Where a class lies in an arena: class, start, end.
 pub struct Extent {
+    /// The index of the class in [`Classes::list`].
     pub class: usize,
+    /// The arena that holds it.
     pub arena: ArenaKind,
+    /// Its first byte.
     pub start: u64,
+    /// The byte behind its last.
     pub end: u64,
     /// The meeting of the next run that frees it, if its lifetime wraps.
     pub wraps: Option<u32>,
