@@ -43,8 +43,8 @@ use crate::op::Op;
 use crate::text::{is_identifier, op_name, with_symbol_names};
 use crate::types::{DType, Type};
 
-/// The most ranks that a program can have.
-pub const MAX_RANKS: u32 = 1 << 16;
+/// The most ranks that a program, a plan or a file of tensors can have.
+pub const MAX_RANKS: u32 = 1024;
 /// The largest extent of an axis.
 pub const MAX_EXTENT: i64 = 1 << 40;
 /// The largest size of a value in bytes.

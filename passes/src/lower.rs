@@ -98,8 +98,18 @@ pub struct Choice {
     pub bytes: u64,
     /// Every way that was considered, cheapest first, the chosen one among them; plain always is.
     pub alternatives: Vec<Alternative>,
-    /// The names of the rules that led to the chosen form.
-    pub rules: Vec<String>,
+    /// The rules that led to the chosen form, in order.
+    pub rules: Vec<AppliedRule>,
+}
+
+/// A rule on the way to the chosen form.
+#[derive(Clone, PartialEq, Debug)]
+pub struct AppliedRule {
+    /// Its name, as in [`rules::RULES`].
+    pub name: String,
+    /// Estimated microseconds of what it put in place, copies included; `None` while that is a form that does
+    /// not say how it is run.
+    pub us: Option<f64>,
 }
 
 /// What a lowering did.
@@ -237,6 +247,10 @@ fn choice(collective: &str, decision: &Decision, names: &[String]) -> Choice {
         chosen: decision.chosen.clone(),
         bytes: decision.bytes,
         alternatives: decision.alternatives.iter().map(alternative).collect(),
-        rules: decision.rules.clone(),
+        rules: decision
+            .rules
+            .iter()
+            .map(|(name, us)| AppliedRule { name: name.clone(), us: us.map(round) })
+            .collect(),
     }
 }

@@ -13,8 +13,8 @@ use crate::liveness::{ExitChoice, Liveness, Meeting};
 use crate::pack::{self, Block, Packing};
 use crate::place::{Class, Classes, Home, Member, Shares};
 use crate::plan::{
-    ALIGN, ArenaKind, Barrier, Bucket, Buffer, ByRank, CopyReason, Decision, ForcedCopy, Memory, Place,
-    Reach, Step, Totals,
+    ALIGN, ArenaKind, Barrier, Bucket, Buffer, ByRank, CopyReason, Decision, ForcedCopy, MAX_SIZE, Memory,
+    Place, Reach, Step, Totals,
 };
 use crate::prepare::Prepared;
 use crate::steps::Steps;
@@ -25,19 +25,21 @@ pub type Symbols = Table<SymbolId, Symbol>;
 
 /// A program that is ordered and placed; buckets that share it differ in sizes alone.
 pub struct Program {
+    /// The program with its copies.
     pub prepared: Prepared,
+    /// Its order, and where its values lie.
     pub placed: Placed,
 }
 
 /// An order of the steps of a program with what follows from it.
 pub struct Placed {
+    /// The steps in order.
     pub steps: Steps,
+    /// When memory may be written again.
     pub live: Liveness,
+    /// Which values share memory.
     pub classes: Classes,
 }
-
-/// The most bytes that a value, and fixed memory together, may have.
-pub const MAX_SIZE: u64 = 1 << 52;
 
 /// The size of a dim in bytes at the upper bounds of `symbols`, rounded up.
 pub fn size(dim: &Dim, symbols: &Symbols, value: &str) -> Result<u64, PlanError> {
@@ -64,9 +66,13 @@ fn lifetime(class: &Class, live: &Liveness, wraps: Option<u32>) -> Block {
 
 /// A class in an arena with its lifetime and size.
 pub struct Sized {
+    /// The index of the class in [`Classes::list`].
     pub class: usize,
+    /// The arena that holds it.
     pub arena: ArenaKind,
+    /// Its lifetime and size, as they are packed.
     pub block: Block,
+    /// The meeting of the next run that frees it, if its lifetime wraps.
     pub wraps: Option<u32>,
 }
 

@@ -1,6 +1,6 @@
 //! A plan together with its proof: what runs.
 //!
-//! [`CheckedPlan::new`] is the only way to make one, and nothing changes a plan inside of one, so whoever takes
+//! Checking is the only way to make one, and nothing changes a plan inside of one, so whoever takes
 //! a [`CheckedPlan`] need not check it again. A plan from a file is a plain [`Plan`].
 
 use std::ops::Deref;
@@ -21,8 +21,18 @@ impl CheckedPlan {
     /// # Errors
     /// Every finding.
     pub fn new(plan: Plan) -> Result<Self, Vec<CheckError>> {
-        let proof = prove(&plan)?;
-        Ok(CheckedPlan { plan, proof })
+        CheckedPlan::or_back(plan).map_err(|refused| refused.1)
+    }
+
+    /// Checks a plan; gives it back if it does not check.
+    ///
+    /// # Errors
+    /// The plan and every finding.
+    pub fn or_back(plan: Plan) -> Result<Self, Box<(Plan, Vec<CheckError>)>> {
+        match prove(&plan) {
+            Ok(proof) => Ok(CheckedPlan { plan, proof }),
+            Err(findings) => Err(Box::new((plan, findings))),
+        }
     }
 
     /// What the proof looked at.

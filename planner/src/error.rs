@@ -96,6 +96,14 @@ pub enum PlanError {
         /// The sum of their sizes.
         bytes: u64,
     },
+    /// An arena has no size that memory can hold.
+    #[error("the {arena} arena takes {bytes} bytes; at most 2^52 can be planned")]
+    ArenaTooLarge {
+        /// `ordinary` or `symmetric`.
+        arena: &'static str,
+        /// What the bucket that needs most of it takes.
+        bytes: u64,
+    },
     /// Memory could not be packed.
     #[error("packing the {arena} arena: {error}")]
     Pack {

@@ -11,9 +11,9 @@ use symmc_ir::collective::Touch;
 use symmc_ir::entity::Entity;
 use symmc_ir::{Graph, InputId, Op};
 
-use crate::bucket::{MAX_SIZE, size};
+use crate::bucket::size;
 use crate::error::PlanError;
-use crate::plan::{ALIGN, Fixed, Role};
+use crate::plan::{ALIGN, Fixed, MAX_SIZE, Role};
 
 /// Where fixed memory ends and inputs are bound.
 #[derive(Default)]

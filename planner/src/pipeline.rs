@@ -17,7 +17,7 @@ use crate::liveness::{Liveness, NextRun};
 use crate::order::Tasks;
 use crate::pack;
 use crate::place::{Classes, Parts};
-use crate::plan::{ArenaKind, Arenas, Bucket, Decision, PAGE, Plan, Source, VERSION};
+use crate::plan::{ArenaKind, Arenas, Bucket, Decision, MAX_SIZE, PAGE, Plan, Source, VERSION};
 use crate::plan_io::sha256;
 use crate::prepare::{Prepared, bound_inputs, prepare};
 use crate::steps::Steps;
@@ -122,7 +122,7 @@ pub fn plan(source: &Graph, lowered: &[BucketInput], config: &PlanConfig) -> Res
         machine: config.machine.clone(),
         ranks,
         programs: texts,
-        arenas: arenas(&buckets),
+        arenas: arenas(&buckets)?,
         fixed,
         buckets,
     })
@@ -296,7 +296,16 @@ fn demand(program: &Prepared, placed: &Placed, symbols: &Symbols) -> Result<u64,
     Ok(of(ArenaKind::Ordinary).saturating_add(of(ArenaKind::Symmetric)))
 }
 
-fn arenas(buckets: &[Bucket]) -> Arenas {
-    let most = |f: fn(&Bucket) -> u64| buckets.iter().map(f).max().unwrap_or(0).next_multiple_of(PAGE);
-    Arenas { ordinary: most(|b| b.totals.ordinary_peak), symmetric: most(|b| b.totals.symmetric_peak) }
+fn arenas(buckets: &[Bucket]) -> Result<Arenas, PlanError> {
+    let most = |arena: &'static str, f: fn(&Bucket) -> u64| {
+        let bytes = buckets.iter().map(f).max().unwrap_or(0);
+        match bytes <= MAX_SIZE {
+            true => Ok(bytes.next_multiple_of(PAGE)),
+            false => Err(PlanError::ArenaTooLarge { arena, bytes }),
+        }
+    };
+    Ok(Arenas {
+        ordinary: most("ordinary", |b| b.totals.ordinary_peak)?,
+        symmetric: most("symmetric", |b| b.totals.symmetric_peak)?,
+    })
 }

@@ -37,6 +37,7 @@ use std::collections::BTreeMap;
 
 use indexmap::IndexMap;
 use serde::{Deserialize, Serialize};
+use thiserror::Error;
 
 /// The version of the artifact that this crate reads and writes.
 pub const VERSION: u32 = 1;
@@ -49,6 +50,9 @@ pub const PEER_ALIGN: i64 = 16;
 
 /// The sizes of the arenas are multiples of this many bytes.
 pub const PAGE: u64 = 4096;
+
+/// The most bytes that a value, or an arena, can have.
+pub const MAX_SIZE: u64 = 1 << 52;
 
 /// A plan for all ranks and all buckets.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
@@ -70,6 +74,36 @@ pub struct Plan {
     pub fixed: Vec<Fixed>,
     /// One schedule for each range of the symbols; their ranges are disjoint.
     pub buckets: Vec<Bucket>,
+}
+
+impl Plan {
+    /// The index of the bucket that serves these values of the symbols, by name.
+    ///
+    /// # Errors
+    /// None serves them.
+    pub fn serving(&self, sizes: &IndexMap<String, i64>) -> Result<usize, Unserved> {
+        let serves = |b: &Bucket| {
+            b.symbols.iter().all(|(s, &[low, high])| sizes.get(s).is_some_and(|v| (low..=high).contains(v)))
+        };
+        self.buckets.iter().position(serves).ok_or_else(|| {
+            let sizes = sizes.iter().map(|(name, value)| format!("{name}={value}")).collect();
+            Unserved { sizes, served: self.buckets.iter().map(Bucket::range).collect() }
+        })
+    }
+}
+
+/// Sizes that no bucket of a plan serves.
+#[derive(Clone, PartialEq, Eq, Debug, Error)]
+#[error("no bucket of the plan serves {}; its buckets serve {}", list(sizes), list(served))]
+pub struct Unserved {
+    /// The value of each symbol: `tokens=65`.
+    pub sizes: Vec<String>,
+    /// What each bucket serves, as [`Bucket::range`] says it.
+    pub served: Vec<String>,
+}
+
+fn list(items: &[String]) -> String {
+    if items.is_empty() { "nothing".into() } else { items.join("; ") }
 }
 
 /// The program as it was imported.
@@ -158,6 +192,16 @@ pub struct Bucket {
 }
 
 impl Bucket {
+    /// The sizes that it serves, for people: `batch=1, tokens=2..=8`.
+    pub fn range(&self) -> String {
+        let symbol = |(name, &[low, high]): (&String, &[i64; 2])| match low == high {
+            true => format!("{name}={low}"),
+            false => format!("{name}={low}..={high}"),
+        };
+        let symbols: Vec<String> = self.symbols.iter().map(symbol).collect();
+        if symbols.is_empty() { "all sizes fixed".into() } else { symbols.join(", ") }
+    }
+
     /// The inputs that a caller can bind to avoid copies, by index, with the bytes that this saves in each
     /// run.
     pub fn avoidable(&self) -> BTreeMap<usize, u64> {
@@ -325,8 +369,20 @@ pub struct Decision {
     pub bytes: u64,
     /// Every way that was considered, cheapest first, the chosen one among them; plain always is.
     pub alternatives: Vec<Alternative>,
-    /// The names of the rules that led from the imported collective to the chosen form.
-    pub rules: Vec<String>,
+    /// The rules that led from the imported collective to the chosen form, in order.
+    pub rules: Vec<AppliedRule>,
+}
+
+/// A rule on the way from an imported collective to the form that was chosen.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct AppliedRule {
+    /// Its name.
+    pub name: String,
+    /// Estimated microseconds of what it put in place, copies included; none while that is a form that does
+    /// not say how it is run.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub us: Option<f64>,
 }
 
 /// A way to run a collective.

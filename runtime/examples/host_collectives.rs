@@ -158,7 +158,7 @@ fn run_rank(
 
 /// Measures copies within one rank.
 fn copies(largest: usize) -> Result<(), Failure> {
-    let memory = Segment::private(2 * largest)?;
+    let memory = Segment::private("the buffers", 2 * largest)?;
     for bytes in sizes(largest) {
         let calls = (100_000_000 / (bytes + 40_000)).clamp(9, 1000);
         let copy = |i: usize| {

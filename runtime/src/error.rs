@@ -41,6 +41,30 @@ pub enum RunError {
         /// What is wrong, with expected and found.
         detail: String,
     },
+    /// A step met data that its op does not take: an index outside its axis, rows that do not fit.
+    #[error("rank {rank}, step {step} ({op} %{node}): {detail}")]
+    Data {
+        /// The rank.
+        rank: u32,
+        /// The index of the step in its bucket.
+        step: usize,
+        /// The node: the name of its first result.
+        node: String,
+        /// The op of the node.
+        op: String,
+        /// What is wrong, with expected and found.
+        detail: String,
+    },
+    /// There is no memory of this size.
+    #[error("{what} of {bytes} bytes cannot be allocated: {error}")]
+    Memory {
+        /// What it is for: `the symmetric arena`.
+        what: String,
+        /// Its size.
+        bytes: usize,
+        /// The system's answer.
+        error: String,
+    },
     /// A rank waited for its peers as long as the limit allows.
     #[error(
         "rank {rank} waited {limit_ms} ms for {missing} at step {step} ({op} %{node}), run {run}: the limit",
@@ -150,9 +174,10 @@ impl RunError {
         RunError::System { what: what.into(), error: error.to_string() }
     }
 
-    /// Whether what was asked for cannot run, in contrast to a run that failed.
+    /// Whether what was asked for cannot run, its ops, its data or its size, in contrast to a run that failed.
     pub fn is_bad_input(&self) -> bool {
-        matches!(self, RunError::Invalid(_) | RunError::CannotRun { .. })
+        let unfit = matches!(self, RunError::Data { .. } | RunError::Memory { .. });
+        unfit || matches!(self, RunError::Invalid(_) | RunError::CannotRun { .. })
     }
 
     /// Whether this only repeats that the run ended elsewhere.

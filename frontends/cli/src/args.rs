@@ -4,11 +4,15 @@ use std::path::PathBuf;
 
 use clap::{Args as ClapArgs, Parser, Subcommand, ValueEnum};
 
+/// The most ranks that `--ranks` takes, as clap wants it.
+const MAX_RANKS: i64 = symmc::ir::verify::MAX_RANKS as i64;
+
 /// Places communication buffers of tensor programs in symmetric memory, proves the layout safe on every
 /// rank, and runs it.
 #[derive(Parser, Debug)]
 #[command(name = "symmc", version, about, max_term_width = 100, after_help = EXAMPLES)]
 pub struct Args {
+    /// What to do.
     #[command(subcommand)]
     pub command: Command,
 }
@@ -23,17 +27,20 @@ Examples:
 
 Exit codes: 0 success; 1 a comparison or check failed, or a rank died; 2 bad input.";
 
+/// What to do.
 #[derive(Subcommand, Debug)]
 pub enum Command {
     /// Plan a program and say what was chosen, where every operand lives, and why
     #[command(after_help = PLAN_EXAMPLES)]
     Plan(PlanArgs),
     /// Prove a plan safe: no read of a wrong value, no race, for any timing of the ranks
+    #[command(after_help = CHECK_EXAMPLES)]
     Check(CheckArgs),
     /// Run a program or a plan, one process per rank, and compare the results
-    #[command(after_help = RUN_EXAMPLES)]
+    #[command(after_help = RUN_EXAMPLES, mut_arg("program", |a| a.help(RUN_PROGRAM)))]
     Run(RunArgs),
     /// Print a program as text
+    #[command(after_help = PRINT_EXAMPLES)]
     Print(PrintArgs),
     /// Measure this machine's GPUs into a profile that --machine reads
     #[command(after_help = TUNE_EXAMPLES)]
@@ -56,6 +63,23 @@ Examples:
   symmc plan model.pt2 --format json
   symmc plan model.pt2 --explain %all_reduce";
 
+const CHECK_EXAMPLES: &str = "\
+Examples:
+  symmc plan model.pt2 -o model.plan.json && symmc check model.plan.json
+
+Exit codes: 0 safe; 1 unsafe, with every finding; 2 not a plan.";
+
+const PRINT_EXAMPLES: &str = "\
+Examples:
+  symmc print model.pt2 > model.symm
+  symmc print model.pt2 --stage lowered --machine h200x8
+  symmc print model.pt2 --stage planned --bucket tokens=1,64
+  symmc print model.pt2 --format dot | dot -Tsvg > model.svg
+
+With several buckets, lowered and planned print one program for each, under a comment that names it.";
+
+const RUN_PROGRAM: &str = "The program (.pt2, .symm), or a plan (.json)";
+
 const RUN_EXAMPLES: &str = "\
 Examples:
   symmc run model.pt2 --ranks 4 --tensors model.safetensors
@@ -70,7 +94,7 @@ pub struct ProgramArgs {
     /// The program: a .pt2 archive of torch.export, or .symm text
     pub program: PathBuf,
     /// The number of ranks, where the program leaves it open
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=MAX_RANKS))]
     pub ranks: Option<u32>,
     /// The members of a named process group, cells separated by ';' (0,1;2,3); others are the world
     #[arg(long = "group", value_name = "NAME=CELLS", value_parser = parse_group)]
@@ -80,21 +104,37 @@ pub struct ProgramArgs {
 /// What compiles a program.
 #[derive(ClapArgs, Debug, Clone)]
 pub struct CompileArgs {
-    /// The machine to choose for: a built-in profile (host, h200x2, h200x4, h200x8) or a profile file
-    #[arg(long, default_value = "host", value_name = "NAME|FILE")]
-    pub machine: String,
+    /// The machine to choose for: a built-in profile (host, h200x2, h200x4, h200x8; host unless given) or a
+    /// profile file
+    #[arg(long, value_name = "NAME|FILE", value_parser = parse_name)]
+    pub machine: Option<String>,
     /// Divide the range of a symbol: one schedule for each upper bound, all in the same arenas
     #[arg(long = "bucket", value_name = "SYMBOL=A,B,…", value_parser = parse_bucket)]
     pub buckets: Vec<(String, Vec<i64>)>,
     /// An argument that the caller writes straight into the symmetric arena (its name, or 'all')
-    #[arg(long = "bind", value_name = "NAME|all")]
+    #[arg(long = "bind", value_name = "NAME|all", value_parser = parse_name)]
     pub bind: Vec<String>,
 }
 
+impl CompileArgs {
+    /// The options that are given, for commands that have no use for them.
+    pub fn given(&self) -> impl Iterator<Item = &'static str> {
+        let given = [
+            ("--machine", self.machine.is_some()),
+            ("--bucket", !self.buckets.is_empty()),
+            ("--bind", !self.bind.is_empty()),
+        ];
+        given.into_iter().filter(|(_, given)| *given).map(|(option, _)| option)
+    }
+}
+
+/// Arguments of `symmc plan`.
 #[derive(ClapArgs, Debug)]
 pub struct PlanArgs {
+    /// The program.
     #[command(flatten)]
     pub program: ProgramArgs,
+    /// How it is compiled.
     #[command(flatten)]
     pub compile: CompileArgs,
     /// Write the plan to a file
@@ -104,13 +144,14 @@ pub struct PlanArgs {
     #[arg(long, value_enum, default_value_t = PlanFormat::Text)]
     pub format: PlanFormat,
     /// Tell where a value lives, until when, who may touch it, and how its collective was chosen
-    #[arg(long, value_name = "%VALUE")]
+    #[arg(long, value_name = "%VALUE", value_parser = parse_name, conflicts_with = "format")]
     pub explain: Option<String>,
     /// Print how long each stage took
     #[arg(long)]
     pub timing: bool,
 }
 
+/// What `symmc plan` prints.
 #[derive(ValueEnum, Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PlanFormat {
     /// For people
@@ -119,22 +160,20 @@ pub enum PlanFormat {
     Json,
 }
 
+/// Arguments of `symmc check`.
 #[derive(ClapArgs, Debug)]
 pub struct CheckArgs {
     /// The plan
     pub plan: PathBuf,
 }
 
+/// Arguments of `symmc run`.
 #[derive(ClapArgs, Debug)]
 pub struct RunArgs {
-    /// The program (.pt2, .symm), or a plan (.json)
-    pub program: PathBuf,
-    /// The number of ranks, where the program leaves it open
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
-    pub ranks: Option<u32>,
-    /// The members of a named process group, cells separated by ';' (0,1;2,3)
-    #[arg(long = "group", value_name = "NAME=CELLS", value_parser = parse_group)]
-    pub groups: Vec<(String, Vec<Vec<u32>>)>,
+    /// The program.
+    #[command(flatten)]
+    pub program: ProgramArgs,
+    /// How it is compiled.
     #[command(flatten)]
     pub compile: CompileArgs,
     /// Run this plan of the program instead of planning it
@@ -179,6 +218,7 @@ pub struct RunArgs {
     pub profile_trace: Option<PathBuf>,
 }
 
+/// What runs a program.
 #[derive(ValueEnum, Debug, Clone, Copy, PartialEq, Eq)]
 pub enum BackendArg {
     /// One process per rank over shared memory
@@ -191,6 +231,7 @@ pub enum BackendArg {
     Interpreter,
 }
 
+/// What results are compared with.
 #[derive(ValueEnum, Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Compare {
     /// The reference interpreter on the imported program
@@ -201,10 +242,13 @@ pub enum Compare {
     None,
 }
 
+/// Arguments of `symmc print`.
 #[derive(ClapArgs, Debug)]
 pub struct PrintArgs {
+    /// The program.
     #[command(flatten)]
     pub program: ProgramArgs,
+    /// How it is compiled.
     #[command(flatten)]
     pub compile: CompileArgs,
     /// symm: text that every command reads; dot: the dependence graph for Graphviz
@@ -215,6 +259,7 @@ pub struct PrintArgs {
     pub stage: Stage,
 }
 
+/// The form of a printed program.
 #[derive(ValueEnum, Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PrintFormat {
     /// The text form
@@ -223,22 +268,27 @@ pub enum PrintFormat {
     Dot,
 }
 
+/// The stages of a program on its way to the plan.
 #[derive(ValueEnum, Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Stage {
     /// As it was read
     Imported,
     /// After canonicalisation and recognition
     Canonical,
-    /// With a variant for each collective
+    /// With a variant for each collective, for each bucket
     Lowered,
+    /// With copies and in the order of its steps, for each bucket
+    Planned,
 }
 
+/// Arguments of `symmc ops`.
 #[derive(ClapArgs, Debug)]
 pub struct OpsArgs {
     /// Only operators whose name contains this
     pub filter: Option<String>,
 }
 
+/// Arguments of `symmc rank`.
 #[derive(ClapArgs, Debug)]
 pub struct RankArgs {
     /// The control socket
@@ -249,6 +299,10 @@ pub struct RankArgs {
 fn parse_assignment(text: &str) -> Result<(&str, &str), String> {
     let (name, value) = text.split_once('=').ok_or_else(|| format!("expected NAME=VALUE, found {text}"))?;
     if name.is_empty() { Err(format!("expected NAME=VALUE, found {text}")) } else { Ok((name, value)) }
+}
+
+fn parse_name(text: &str) -> Result<String, String> {
+    if text.trim_start_matches('%').is_empty() { Err("expected a name".into()) } else { Ok(text.to_string()) }
 }
 
 fn parse_integer(text: &str) -> Result<i64, String> {
@@ -281,8 +335,8 @@ fn parse_tolerance(text: &str) -> Result<f64, String> {
 
 fn parse_seconds(text: &str) -> Result<f64, String> {
     match text.parse::<f64>() {
-        Ok(s) if s > 0.0 && s <= 86_400.0 => Ok(s),
-        _ => Err(format!("expected seconds between 0 and 86400, found {text:?}")),
+        Ok(s) if (0.001..=86_400.0).contains(&s) => Ok(s),
+        _ => Err(format!("expected seconds between 0.001 and 86400, found {text:?}")),
     }
 }
 

@@ -97,9 +97,7 @@ pub fn explain(plan: &CheckedPlan, value: &str) -> Result<String> {
         };
         known = true;
         if plan.buckets.len() > 1 {
-            let symbols: Vec<String> =
-                bucket.symbols.iter().map(|(s, [a, b])| format!("{s}={a}..={b}")).collect();
-            writeln!(out, "{}:", symbols.join(", "))?;
+            writeln!(out, "{}:", bucket.range())?;
         }
         out.push_str(&one(plan, bucket, &planned, id)?);
     }
@@ -183,7 +181,11 @@ fn decision_text(planned: &Planned<'_>, decision: &Decision) -> String {
             if a.copy_us > 0.0 { format!(", {} of it copies", micros(a.copy_us)) } else { String::new() };
         let _ = writeln!(out, "    {mark} {} {}{copies}", a.name, micros(a.us));
     }
-    let _ = writeln!(out, "  rules: {}", decision.rules.join(" → "));
+    let _ = writeln!(out, "  rules that led there:");
+    for rule in &decision.rules {
+        let us = rule.us.map_or_else(String::new, |us| format!(" {}", micros(us)));
+        let _ = writeln!(out, "    {}{us}", rule.name);
+    }
     for step in planned.steps_of(decision) {
         let barrier = match step.exit {
             Some(Barrier::Dropped) => "dropped: lifetimes stand in for it",

@@ -6,11 +6,17 @@ use anyhow::{Context, Result, anyhow, bail};
 use symmc::{Bind, BucketSpec, Config, OpenOptions, Plan, Profile, Program};
 
 use crate::args::{CompileArgs, ProgramArgs};
+use crate::units::count;
 
 /// A program; its number of ranks may be open.
 pub fn program(args: &ProgramArgs) -> Result<Program> {
     if is_plan(&args.program) {
         bail!("{}: this is a plan; expected a program (.pt2 or .symm)", args.program.display());
+    }
+    for (i, (name, _)) in args.groups.iter().enumerate() {
+        if args.groups[..i].iter().any(|(other, _)| other == name) {
+            bail!("the members of group {name} are given twice");
+        }
     }
     let options = OpenOptions { ranks: args.ranks, groups: args.groups.iter().cloned().collect() };
     let program = Program::open(&args.program, &options)?;
@@ -24,16 +30,17 @@ pub fn program(args: &ProgramArgs) -> Result<Program> {
 pub fn close_ranks(program: &mut Program) -> Result<()> {
     if let Some(file) = program.close_ranks()? {
         let ranks = program.graph.ranks.unwrap_or_default();
-        eprintln!("note: {ranks} ranks, as {} has tensors for", file.display());
+        eprintln!("note: {}, as {} has tensors for", count(ranks, "rank"), file.display());
     }
     Ok(())
 }
 
 /// How to compile.
 pub fn config(args: &CompileArgs) -> Result<Config> {
-    let profile = match Profile::builtin(&args.machine) {
+    let machine = args.machine.as_deref().unwrap_or("host");
+    let profile = match Profile::builtin(machine) {
         Some(profile) => profile,
-        None => profile_file(&args.machine)?,
+        None => profile_file(machine)?,
     };
     let buckets = args
         .buckets
@@ -41,7 +48,8 @@ pub fn config(args: &CompileArgs) -> Result<Config> {
         .map(|(symbol, upper)| BucketSpec { symbol: symbol.clone(), upper: upper.clone() });
     let bind = match args.bind.as_slice() {
         [] => Bind::None,
-        names if names.iter().any(|n| n == "all") => Bind::All,
+        [all] if all == "all" => Bind::All,
+        names if names.iter().any(|n| n == "all") => bail!("--bind all leaves no other argument to bind"),
         names => Bind::Named(names.to_vec()),
     };
     Ok(Config { profile, buckets: buckets.collect(), bind })
@@ -49,22 +57,30 @@ pub fn config(args: &CompileArgs) -> Result<Config> {
 
 fn profile_file(name: &str) -> Result<Profile> {
     let path = Path::new(name);
-    if !path.is_file() {
+    if path.is_dir() {
+        bail!("{name}: this is a folder; expected a machine or a profile file");
+    }
+    if !path.exists() {
         bail!(
             "there is no machine {name}; expected one of {} or a profile file",
             Profile::builtin_names().join(", ")
         );
     }
     let text = std::fs::read_to_string(path).with_context(|| name.to_string())?;
-    Profile::from_json(&text).map_err(|e| anyhow!("{name}: {e}"))
+    Profile::from_json(text.trim_start_matches(BOM)).map_err(|e| anyhow!("{name}: {e}"))
 }
+
+/// The mark that some editors put in front of UTF-8.
+const BOM: char = '\u{feff}';
 
 /// Whether a file is a plan: JSON, where programs are zip archives or text that starts otherwise.
 pub fn is_plan(path: &Path) -> bool {
     use std::io::Read;
     let mut head = [0; 64];
     let read = std::fs::File::open(path).and_then(|mut f| f.read(&mut head)).unwrap_or(0);
-    head[..read].iter().find(|b| !b.is_ascii_whitespace()) == Some(&b'{')
+    let head = &head[..read];
+    let head = head.strip_prefix(BOM.to_string().as_bytes()).unwrap_or(head);
+    head.iter().find(|b| !b.is_ascii_whitespace()) == Some(&b'{')
 }
 
 /// A plan from its file.

@@ -1,5 +1,5 @@
 //! The `symmc` command. Exit codes: 0 success, 1 a comparison or a check failed or a run broke down, 2 bad
-//! input.
+//! input. A plan of symmc's own that does not check is a failed check.
 
 mod args;
 mod commands;
@@ -22,6 +22,9 @@ fn main() -> ExitCode {
         Ok(code) => code,
         Err(error) => {
             eprintln!("error: {error:#}");
+            if let Some(symmc::Error::Defect { .. }) = error.downcast_ref() {
+                eprintln!("note: symmc plan with -o FILE keeps the plan, for the report");
+            }
             let bad_input = error.downcast_ref::<symmc::Error>().is_none_or(symmc::Error::is_bad_input);
             ExitCode::from(if bad_input { 2 } else { 1 })
         }

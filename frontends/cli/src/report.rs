@@ -2,44 +2,43 @@
 
 use std::fmt::Write;
 
-use anyhow::Result;
+use anyhow::{Result, anyhow};
 use indexmap::IndexMap;
+use symmc::ir::text;
 use symmc::plan::{ArenaKind, Barrier, Bucket, Decision, Memory, Role};
 use symmc::{CheckedPlan, Plan};
 
 use crate::explain::Planned;
-use crate::units::{bytes, gap, micros, table};
+use crate::units::{bytes, count, gap, micros, table};
 
 /// The whole report.
 pub fn report(plan: &CheckedPlan) -> Result<String> {
     let mut out = String::new();
-    let buckets = plan.buckets.len();
-    let s = |n: usize| if n == 1 { "" } else { "s" };
-    let ranks = plan.ranks;
-    write!(out, "{}: {ranks} rank{}, machine {}, ", plan.source.name, s(ranks as usize), plan.machine)?;
-    writeln!(out, "{buckets} bucket{}", s(buckets))?;
+    let (ranks, buckets) = (count(plan.ranks, "rank"), count(plan.buckets.len() as u64, "bucket"));
+    writeln!(out, "{}: {ranks}, machine {}, {buckets}", plan.source.name, plan.machine)?;
     for bucket in &plan.buckets {
         let planned = Planned::new(plan, bucket)?;
-        writeln!(out, "\n{}", range(bucket))?;
+        writeln!(out, "\n{}", bucket.range())?;
         out.push_str(&collectives(plan, bucket, &planned));
         out.push_str(&totals(plan, bucket));
         out.push_str(&copies(bucket, &planned));
     }
     out.push_str(&fixed(plan));
+    out.push_str(&unserved(plan)?);
     Ok(out)
 }
 
-fn range(bucket: &Bucket) -> String {
-    let symbols: Vec<String> = bucket
-        .symbols
-        .iter()
-        .map(
-            |(name, [low, high])| {
-                if low == high { format!("{name}={low}") } else { format!("{name}={low}..={high}") }
-            },
-        )
-        .collect();
-    if symbols.is_empty() { "all sizes fixed".into() } else { symbols.join(", ") }
+/// One line for each symbol whose largest values no bucket serves.
+fn unserved(plan: &Plan) -> Result<String> {
+    let source = text::parse(&plan.source.text).map_err(|e| anyhow!("source program: {e}"))?;
+    let mut out = String::new();
+    for symbol in source.symbols.values() {
+        let served = plan.buckets.iter().filter_map(|b| Some(b.symbols.get(&symbol.name)?[1])).max();
+        if let Some(high) = served.filter(|&high| high < symbol.max) {
+            let _ = writeln!(out, "\n{} above {high} is served by no bucket", symbol.name);
+        }
+    }
+    Ok(out)
 }
 
 /// One row for each collective; equal ones share a row.
@@ -110,8 +109,8 @@ fn totals(plan: &Plan, bucket: &Bucket) -> String {
     let buffers = |kind| bucket.buffers.iter().filter(|b| b.arena == kind).count();
     let _ = writeln!(
         out,
-        "  {} steps; {} ordinary and {} symmetric buffers; arenas of {} and {} serve all buckets",
-        bucket.steps.len(),
+        "  {}; {} ordinary and {} symmetric buffers; arenas of {} and {} serve all buckets",
+        count(bucket.steps.len() as u64, "step"),
         buffers(ArenaKind::Ordinary),
         buffers(ArenaKind::Symmetric),
         bytes(plan.arenas.ordinary),

@@ -15,6 +15,14 @@ pub fn bytes(n: u64) -> String {
     format!("{} {}", digits(value), UNITS[unit])
 }
 
+/// A number of things: `1 rank`, `4 ranks`.
+pub fn count(n: impl Into<u64>, thing: &str) -> String {
+    match n.into() {
+        1 => format!("1 {thing}"),
+        n => format!("{n} {thing}s"),
+    }
+}
+
 /// Microseconds with three significant digits, in ms or s where they are many.
 pub fn micros(us: f64) -> String {
     match us {

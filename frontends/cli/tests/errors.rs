@@ -4,7 +4,7 @@ mod common;
 
 use std::path::Path;
 
-use common::{failure, output, programs, stdout, symmc};
+use common::{failure, programs, stdout, symmc};
 
 fn says(line: &str, parts: &[&str]) {
     let text = failure(&mut symmc(line), 2);
@@ -54,14 +54,18 @@ fn sizes_that_do_not_fit() {
     says("plan megatron_tp4_f32.pt2 --bucket tokens=64,8", &["ascend"]);
     says(
         "run megatron_tp4_f32.pt2 --bucket tokens=8,64 --set tokens=65 --compare interpreter",
-        &["tokens", "65"],
+        &["no bucket", "tokens=65", "tokens=2..=8; tokens=9..=64"],
     );
+    says("plan hf_llama_tp2_core.pt2 --ranks 1025", &["1025", "1024"]);
 }
 
 #[test]
 fn names_that_do_not_exist() {
     says("plan megatron_tp4_f32.pt2 --machine gpu9000", &["gpu9000", "h200x4"]);
     says("plan megatron_tp4_f32.pt2 --bind foo", &["foo", "ids"]);
+    says("plan megatron_tp4_f32.pt2 --bind p_e_weight", &["p_e_weight is no argument", "ids"]);
+    says("plan megatron_tp4_f32.pt2 --group tp=0,1,2,3", &["`tp`", "no such group", "it has: 0"]);
+    says("ops nosuch", &["no operator's name contains nosuch", "aten.linear", "_c10d_functional.all_reduce"]);
     says("plan megatron_tp4_f32.pt2 --explain %nothing", &["nothing"]);
 }
 
@@ -143,8 +147,13 @@ fn an_unsafe_plan_fails_with_1() {
 
 #[test]
 fn help_teaches() {
-    let out = output(&mut symmc("run --help"));
-    assert!(String::from_utf8_lossy(&out.stdout).contains("symmc run model.pt2 --ranks 4"));
+    for command in ["plan", "check", "run", "print"] {
+        let text = stdout(&format!("{command} --help"));
+        assert!(
+            text.contains("Examples:\n  symmc ") && text.contains(&format!("symmc {command} model.p")),
+            "{text}"
+        );
+    }
 }
 
 #[test]
@@ -171,9 +180,81 @@ fn options_that_contradict_or_do_nothing() {
     let dir = tempfile::tempdir().expect("a folder");
     let file = dir.path().join("p.json").display().to_string();
     stdout(&format!("plan megatron_tp4_f32.pt2 -o {file}"));
-    says(&format!("run {file} --bucket tokens=8"), &["--bucket"]);
-    let out = output(&mut symmc("run megatron_tp4_f32.pt2 --tolerance nan"));
-    assert_eq!(out.status.code(), Some(2));
+    for option in ["--bucket tokens=8", "--machine host", "--bind all", "--group 0=0,1,2,3"] {
+        let name = option.split(' ').next().unwrap_or_default();
+        says(&format!("run {file} {option}"), &[name]);
+    }
+    says(&format!("run megatron_tp4_f32.pt2 --plan {file} --machine host"), &["--machine", "--plan"]);
+    says("run megatron_tp4_f32.pt2 --tolerance nan", &["nan"]);
+    says("run megatron_tp4_f32.pt2 --timeout 1e-6", &["0.001", "1e-6"]);
+    says("run megatron_tp4_f32.pt2 --compare recorded", &["--compare recorded needs --tensors"]);
+    let recorded = "run megatron_tp4_f32.pt2 --tensors megatron_tp4_f32.safetensors --compare recorded";
+    says(&format!("{recorded} --seed 1"), &["contradicts --seed"]);
+    says("plan megatron_tp4_f32.pt2 --format json --explain %linear", &["--format", "--explain"]);
+    says("plan megatron_tp4_f32.pt2 --bind all --bind ids", &["--bind all"]);
+    let text = failure(symmc("plan megatron_tp4_f32.pt2").args(["--bind", ""]), 2);
+    assert!(text.contains("--bind") && text.contains("expected a name"), "{text}");
+    let group = "plan megatron_tp4_f32.pt2 --group 0=0,1,2,3 --group 0=3,2,1,0";
+    says(group, &["group 0", "twice"]);
+    says("print megatron_tp4_f32.pt2 --machine h200x4", &["--machine", "--stage lowered"]);
+    says("print megatron_tp4_f32.pt2 --stage canonical --bucket tokens=2", &["--bucket", "--stage lowered"]);
+}
+
+#[test]
+fn indices_outside_their_axis() {
+    let dir = tempfile::tempdir().expect("a folder");
+    for (index, hex) in [(8, "0800000000000000"), (-1, "ffffffffffffffff")] {
+        let text = format!(
+            "program \"t\" ranks 2\ngroup @g world\narg %t: f32[8, 4]\nconst %i: i64[1] = hex\"{hex}\"\n\
+             %y: f32[1, 4] = take %t, %i axis=0\n%z: f32[1, 4] = all_reduce %y op=sum group=@g\nreturn %z\n"
+        );
+        let file = write(dir.path(), "t.symm", text.as_bytes());
+        for backend in ["host", "threads", "interpreter"] {
+            let parts = ["rank ", "take", "%y", &format!("the index {index}"), "axis 0", "extent 8"];
+            says(&format!("run {file} --backend {backend}"), &parts);
+        }
+    }
+}
+
+#[test]
+fn plans_that_no_machine_can_hold() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let file = dir.path().join("p.json").display().to_string();
+    stdout(&format!("plan hf_llama_tp2.pt2 -o {file}"));
+    let text = std::fs::read_to_string(&file).expect("the plan");
+    let plan: serde_json::Value = serde_json::from_str(&text).expect("JSON");
+    let edited = |edit: &dyn Fn(&mut serde_json::Value)| {
+        let mut plan = plan.clone();
+        edit(&mut plan);
+        write(dir.path(), "edited.json", plan.to_string().as_bytes())
+    };
+    let unsafe_plan = |file: &str, part: &str| {
+        for command in ["check", "run"] {
+            let text = failure(&mut symmc(&format!("{command} {file}")), 1);
+            assert!(text.contains("does not check") && text.contains(part), "{text}");
+        }
+    };
+    unsafe_plan(&edited(&|p| p["buckets"] = serde_json::json!([])), "0 buckets");
+    unsafe_plan(&edited(&|p| p["arenas"]["ordinary"] = u64::MAX.into()), "18446744073709551615 bytes");
+    for arena in ["ordinary", "symmetric"] {
+        let file = edited(&|p| p["arenas"][arena] = (1u64 << 50).into());
+        says(&format!("run {file}"), &[&format!("the {arena} arena of 1125899906842624 bytes"), "allocated"]);
+    }
+}
+
+#[test]
+fn folders_and_marked_text() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let folder = dir.path().display();
+    says(&format!("plan {folder}"), &["this is a folder", ".pt2"]);
+    says(&format!("check {folder}"), &["this is a folder", "plan"]);
+    says(&format!("run megatron_tp4_f32.pt2 --tensors {folder}"), &["this is a folder", "safetensors"]);
+    says(&format!("plan megatron_tp4_f32.pt2 --machine {folder}"), &["this is a folder", "profile"]);
+    let marked = |name: &str, text: &str| write(dir.path(), name, format!("\u{feff}{text}").as_bytes());
+    let file = marked("p.symm", &stdout("print megatron_tp4_f32.pt2"));
+    stdout(&format!("plan {file} -o {folder}/p.json"));
+    let plan = std::fs::read_to_string(dir.path().join("p.json")).expect("the plan");
+    stdout(&format!("check {}", marked("marked.json", &plan)));
 }
 
 #[test]

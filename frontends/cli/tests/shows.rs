@@ -57,7 +57,50 @@ fn printed_text_prints_itself_and_runs() {
     assert_eq!(stdout(&format!("print {}", file.display())), text);
     stdout(&format!("run {} --tensors hf_llama_tp2.safetensors", file.display()));
     assert!(stdout("print moe_ep4.pt2 --format dot").starts_with("digraph"));
-    assert!(stdout("print moe_ep4.pt2 --stage lowered").contains("via="));
+}
+
+#[test]
+fn every_buckets_program_is_printed() {
+    let dir = tempfile::tempdir().expect("a folder");
+    for stage in ["lowered", "planned"] {
+        let one = stdout(&format!("print megatron_tp4_f32.pt2 --stage {stage} --machine h200x4"));
+        assert!(one.starts_with("// bucket 1 of 1: tokens=2..=4096\n") && one.contains("via="), "{one}");
+        let file = dir.path().join("one.symm");
+        std::fs::write(&file, &one).expect("written");
+        let again = stdout(&format!("print {}", file.display()));
+        assert_eq!(one.lines().skip(1).collect::<Vec<_>>(), again.lines().collect::<Vec<_>>());
+        let all = stdout(&format!("print megatron_tp4_f32.pt2 --stage {stage} --bucket tokens=2,64"));
+        let heads: Vec<&str> = all.lines().filter(|l| l.starts_with("//")).collect();
+        assert_eq!(heads, ["// bucket 1 of 2: tokens=2", "// bucket 2 of 2: tokens=3..=64"]);
+        assert_eq!(all.matches("program \"").count(), 2, "{all}");
+    }
+}
+
+#[test]
+fn what_no_bucket_serves_is_said() {
+    let line = "tokens above 512 is served by no bucket";
+    assert!(stdout("plan megatron_tp4_f32.pt2 --bucket tokens=8,512").contains(line));
+    for all in ["plan megatron_tp4_f32.pt2 --bucket tokens=8,4096", "plan megatron_tp4_f32.pt2"] {
+        assert!(!stdout(all).contains("no bucket"), "{all}");
+    }
+}
+
+#[test]
+fn the_chain_of_rules_has_its_costs() {
+    let line =
+        "plan llama70b_tp8_graph.pt2 --ranks 8 --machine h200x8 --bucket tokens=1024 --explain %all_reduce";
+    let text = stdout(line);
+    let rules: Vec<&str> = text
+        .lines()
+        .skip_while(|l| !l.contains("rules that led there"))
+        .skip(1)
+        .take(3)
+        .map(str::trim)
+        .collect();
+    assert_eq!(rules[0], "all_reduce_in_flat_pieces", "{text}");
+    for (rule, name) in rules[1..].iter().zip(["all_gather_p", "reduce_scatter_pull "]) {
+        assert!(rule.starts_with(name) && rule.ends_with('s'), "{text}");
+    }
 }
 
 #[test]
@@ -67,7 +110,7 @@ fn plan_explains_itself() {
         assert!(text.contains(part), "{part}:\n{text}");
     }
     let text = stdout("plan megatron_tp4_f32.pt2 --explain %all_reduce");
-    for part in ["made by all_reduce", "why:", "rules:", "occupied from step"] {
+    for part in ["made by all_reduce", "why:", "rules that led there:", "occupied from step"] {
         assert!(text.contains(part) || part == "occupied from step", "{part}:\n{text}");
     }
     let text = stdout("plan llama70b_tp8_graph.pt2 --ranks 8 --machine h200x8 --bucket tokens=2,64,512,8192");
@@ -129,12 +172,24 @@ fn ranks_that_another_launcher_started_join_and_must_agree() {
         assert!(out.status.success(), "{text}{}", String::from_utf8_lossy(&out.stderr));
         assert!(text.contains(&format!("rank {rank} output 0: largest absolute difference")), "{text}");
     }
-    let sizes = [64, 64, 64, 7].map(|t| format!("run megatron_tp4_f32.pt2 --seed 1 --set tokens={t}"));
-    let ranks: Vec<_> = (0..).zip(&sizes).map(|(r, line)| joined(line, r, &format!("{port}0"))).collect();
-    for child in ranks {
-        let out = child.wait_with_output().expect("it ends");
-        let text = String::from_utf8_lossy(&out.stderr).into_owned();
-        assert_eq!(out.status.code(), Some(2), "{text}");
-        assert!(text.contains("rank 3 runs tokens=7") && text.contains("tokens=64"), "{text}");
+    let seeded = "run megatron_tp4_f32.pt2 --seed 1 --set tokens=64";
+    let file = "run megatron_tp4_f32.pt2 --tensors megatron_tp4_f32.safetensors";
+    let differ = [
+        (seeded, "run megatron_tp4_f32.pt2 --seed 1 --set tokens=7", "tokens=7", "tokens=64"),
+        (seeded, "run megatron_tp4_f32.pt2 --seed 2 --set tokens=64", "seed=2", "seed=1"),
+        (seeded, "run megatron_tp4_f32.pt2 --seed 1 --set tokens=64 --repeat 2", "runs=2", "runs=1"),
+        (file, "run megatron_tp4_f32.pt2 --seed 5 --set tokens=64", "seed=5", "tensors="),
+    ];
+    for (i, (line, other, found, expected)) in differ.into_iter().enumerate() {
+        let lines = [line, line, line, other];
+        let ranks: Vec<_> =
+            (0..).zip(lines).map(|(r, line)| joined(line, r, &format!("{port}{i}"))).collect();
+        for child in ranks {
+            let out = child.wait_with_output().expect("it ends");
+            let text = String::from_utf8_lossy(&out.stderr).into_owned();
+            assert_eq!(out.status.code(), Some(2), "{text}");
+            assert!(text.contains("rank 3 runs with") && text.contains(found), "{text}");
+            assert!(text.contains(expected), "{text}");
+        }
     }
 }

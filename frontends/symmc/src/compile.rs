@@ -7,13 +7,13 @@ use std::time::{Duration, Instant};
 use indexmap::IndexMap;
 use symmc_ir::dim::SymbolId;
 use symmc_ir::machine::Profile;
-use symmc_ir::{Graph, InputId, parallel};
+use symmc_ir::{Graph, InputId, InputKind, parallel};
 use symmc_passes::{Choice, LowerConfig};
 use symmc_planner::check::{CheckError, Report};
-use symmc_planner::plan::{Alternative, Decision, Plan};
+use symmc_planner::plan::{Alternative, AppliedRule, Decision, Plan};
 use symmc_planner::{BucketInput, CheckedPlan, PlanConfig};
 
-use crate::error::Error;
+use crate::error::{Error, read, utf8};
 use crate::program::Program;
 use crate::workload::find_symbol;
 
@@ -62,7 +62,7 @@ pub type Stages = Vec<(&'static str, Duration)>;
 ///
 /// # Errors
 /// The number of ranks is open, a request does not fit the program, the program cannot be planned, or the
-/// check finds the plan unsafe (a defect of symmc).
+/// check finds the plan unsafe ([`Error::Defect`]).
 pub fn compile(program: &Program, config: &Config) -> Result<CheckedPlan, Error> {
     compile_timed(program, config).map(|(plan, _)| plan)
 }
@@ -97,9 +97,18 @@ pub fn compile_timed(program: &Program, config: &Config) -> Result<(CheckedPlan,
     };
     let plan = symmc_planner::plan(&program.graph, &inputs, &plan_config).map_err(|e| fail(e.to_string()))?;
     lap("plan");
-    let plan = checked(plan)?;
+    let plan = proven(plan, &program.graph.name)?;
     lap("check");
     Ok((plan, times))
+}
+
+/// A plan that was just made, if it checks.
+fn proven(plan: Plan, program: &str) -> Result<CheckedPlan, Error> {
+    CheckedPlan::or_back(plan).map_err(|refused| {
+        let (plan, findings) = *refused;
+        let findings = findings.iter().map(ToString::to_string).collect();
+        Error::Defect { program: program.to_string(), findings, plan: Box::new(plan) }
+    })
 }
 
 /// Proves a plan safe.
@@ -122,30 +131,37 @@ fn findings(errors: &[CheckError]) -> Error {
     Error::Check(errors.iter().map(ToString::to_string).collect())
 }
 
+/// What a file with a plan holds.
+const PLAN: &str = "a plan (JSON)";
+
 /// Reads a plan from a file; [`checked`] makes it one that can run.
 ///
 /// # Errors
 /// The file cannot be read or is no plan of this version.
 pub fn read_plan(path: &Path) -> Result<Plan, Error> {
-    let text = std::fs::read_to_string(path).map_err(|e| Error::io(path, e))?;
+    let text = utf8(path, read(path, PLAN)?, PLAN)?;
     Plan::from_json(&text).map_err(|e| Error::format(path, e))
 }
 
-/// The graphs on the way to the plan: canonical, then lowered for the first bucket.
+/// The program with a variant for each collective: one graph for each bucket, with the ranges of its symbols.
 ///
 /// # Errors
 /// As [`compile`].
-pub fn stages(program: &Program, config: &Config) -> Result<(Graph, Graph), Error> {
+pub fn lowered(program: &Program, config: &Config) -> Result<Vec<Graph>, Error> {
     let canonical = canonical(program)?;
     let bound = bound_inputs(&program.graph, &config.bind)?;
+    let fail = |message| Error::Compile { program: program.graph.name.clone(), message };
     let ranges = bucket_ranges(&program.graph, &config.buckets)?;
-    let first = ranges.into_iter().next().unwrap_or_default();
-    let (lowered, _) = lower(&canonical, config, &first, &bound)
-        .map_err(|message| Error::Compile { program: program.graph.name.clone(), message })?;
-    Ok((canonical, lowered))
+    let lowered =
+        ranges.iter().map(|symbols| lower(&canonical, config, symbols, &bound).map(|(graph, _)| graph));
+    lowered.collect::<Result<_, _>>().map_err(fail)
 }
 
-fn canonical(program: &Program) -> Result<Graph, Error> {
+/// The program in canonical form, with decomposed ops recognised.
+///
+/// # Errors
+/// As [`compile`].
+pub fn canonical(program: &Program) -> Result<Graph, Error> {
     if program.graph.ranks.is_none() {
         return Err(Error::Request("the number of ranks is open; fix it before compiling".into()));
     }
@@ -159,9 +175,11 @@ fn lower(
     symbols: &IndexMap<SymbolId, (i64, i64)>,
     bound: &BTreeSet<InputId>,
 ) -> Result<(Graph, Vec<Choice>), String> {
+    // The planner puts parameters and constants where collectives need them.
+    let held = canonical.inputs.iter().filter(|(_, i)| i.kind != InputKind::Argument).map(|(id, _)| id);
     let lower = LowerConfig {
         symbols: symbols.clone(),
-        bound: bound.clone(),
+        bound: held.chain(bound.iter().copied()).collect(),
         ..LowerConfig::new(config.profile.clone())
     };
     symmc_passes::lower(canonical, &lower).map_err(|e| e.to_string())
@@ -179,13 +197,13 @@ fn decision(choice: Choice) -> Decision {
         chosen: choice.chosen,
         bytes: choice.bytes,
         alternatives,
-        rules: choice.rules,
+        rules: choice.rules.into_iter().map(|r| AppliedRule { name: r.name, us: r.us }).collect(),
     }
 }
 
 /// The arguments that are bound, by their position.
 fn bound_inputs(graph: &Graph, bind: &Bind) -> Result<BTreeSet<InputId>, Error> {
-    let arguments = || graph.inputs.iter().filter(|(_, i)| i.kind == symmc_ir::InputKind::Argument);
+    let arguments = || graph.inputs.iter().filter(|(_, i)| i.kind == InputKind::Argument);
     match bind {
         Bind::None => Ok(BTreeSet::new()),
         Bind::All => Ok(arguments().map(|(id, _)| id).collect()),
@@ -194,13 +212,18 @@ fn bound_inputs(graph: &Graph, bind: &Bind) -> Result<BTreeSet<InputId>, Error> 
             .map(|name| {
                 let wanted = name.trim_start_matches('%');
                 let found = graph.inputs.iter().find(|(_, i)| graph.name_of(i.value) == wanted);
-                found.map(|(id, _)| id).ok_or_else(|| {
-                    let known: Vec<&str> = arguments().map(|(_, i)| graph.name_of(i.value)).collect();
-                    Error::Request(format!(
-                        "the program has no argument {name}; it has: {}",
-                        known.join(", ")
-                    ))
-                })
+                let known: Vec<&str> = arguments().map(|(_, i)| graph.name_of(i.value)).collect();
+                let known = if known.is_empty() { "none".into() } else { known.join(", ") };
+                match found {
+                    Some((id, input)) if input.kind == InputKind::Argument => Ok(id),
+                    Some(_) => Err(Error::Request(format!(
+                        "{name} is no argument: what is not written between runs lies in symmetric memory \
+                         wherever a collective needs it there; the program has the arguments: {known}"
+                    ))),
+                    None => {
+                        Err(Error::Request(format!("the program has no argument {name}; it has: {known}")))
+                    }
+                }
             })
             .collect(),
     }
@@ -252,4 +275,25 @@ fn split_range(spec: &BucketSpec, min: i64, max: i64) -> Result<Vec<(i64, i64)>,
         return Err(Error::Request(format!("the buckets of {name} are empty")));
     }
     Ok(ranges)
+}
+
+#[cfg(test)]
+mod tests {
+    use symmc_ir::text;
+
+    use super::*;
+
+    #[test]
+    fn a_plan_of_ours_that_does_not_check_is_a_defect_of_ours() {
+        let graph = text::parse("program \"p\" ranks 1\narg %x: f32[4]\n%y: f32[4] = exp %x\nreturn %y\n");
+        let program = Program::from_graph(graph.expect("a graph")).expect("a program");
+        let mut plan = compile(&program, &Config::default()).expect("a plan").into_plan();
+        plan.buckets[0].steps.clear();
+        let error = proven(plan.clone(), "p").expect_err("no step computes %y");
+        assert!(
+            !error.is_bad_input() && error.to_string().contains("p: the plan that symmc made"),
+            "{error}"
+        );
+        assert!(matches!(error, Error::Defect { plan: kept, .. } if *kept == plan));
+    }
 }

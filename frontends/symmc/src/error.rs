@@ -1,5 +1,6 @@
 //! The one error type of the API.
 
+use symmc_planner::plan::Plan;
 use thiserror::Error as ThisError;
 
 /// What went wrong. The message names the thing, what was found and what was expected.
@@ -34,14 +35,58 @@ pub enum Error {
         message: String,
     },
     /// The check found the plan unsafe.
-    #[error("the plan does not check: {} finding(s)\n{}", .0.len(), .0.iter().map(|e| format!("  - {e}")).collect::<Vec<_>>().join("\n"))]
+    #[error("the plan does not check: {} finding(s)\n{}", .0.len(), list(.0))]
     Check(Vec<String>),
+    /// The plan that symmc made for a program does not check.
+    #[error(
+        "{program}: the plan that symmc made does not check. This is a defect of symmc, not of the program; \
+         please report it with the program, the command and these {} finding(s):\n{}",
+        .findings.len(), list(.findings)
+    )]
+    Defect {
+        /// The name of the program.
+        program: String,
+        /// What the check found.
+        findings: Vec<String>,
+        /// The plan, which must not be run.
+        plan: Box<Plan>,
+    },
     /// A run failed on some rank.
     #[error("{0}")]
     Run(symmc_runtime::RunError),
     /// The reference interpreter failed.
     #[error("interpreter: {0}")]
     Interpreter(String),
+}
+
+fn list(findings: &[String]) -> String {
+    findings.iter().map(|e| format!("  - {e}")).collect::<Vec<_>>().join("\n")
+}
+
+/// The bytes of a file that should be `expected`.
+///
+/// # Errors
+/// It cannot be read, or is a folder.
+pub(crate) fn read(path: &std::path::Path, expected: &str) -> Result<Vec<u8>, Error> {
+    if path.is_dir() {
+        return Err(Error::format(path, format!("this is a folder; expected {expected}")));
+    }
+    std::fs::read(path).map_err(|e| Error::io(path, e))
+}
+
+/// The text of a file that should be `expected`, without the mark that some editors put in front of UTF-8.
+///
+/// # Errors
+/// It is not UTF-8.
+pub(crate) fn utf8(path: &std::path::Path, bytes: Vec<u8>, expected: &str) -> Result<String, Error> {
+    let text = String::from_utf8(bytes)
+        .map_err(|_| Error::format(path, format!("the file is not UTF-8 text; expected {expected}")))?;
+    Ok(text.strip_prefix('\u{feff}').map(str::to_string).unwrap_or(text))
+}
+
+/// A number of ranks in words.
+pub(crate) fn ranks(n: u32) -> String {
+    if n == 1 { "1 rank".into() } else { format!("{n} ranks") }
 }
 
 impl From<symmc_runtime::RunError> for Error {
@@ -54,7 +99,7 @@ impl Error {
     /// Whether the caller's input is to blame, in contrast to a check or a run that failed.
     pub fn is_bad_input(&self) -> bool {
         match self {
-            Error::Check(_) => false,
+            Error::Check(_) | Error::Defect { .. } => false,
             Error::Run(e) => e.is_bad_input(),
             _ => true,
         }

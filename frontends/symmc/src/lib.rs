@@ -30,7 +30,9 @@ mod run;
 mod tensors;
 mod workload;
 
-pub use compile::{Bind, BucketSpec, Config, check, checked, compile, compile_timed, read_plan, stages};
+pub use compile::{
+    Bind, BucketSpec, Config, canonical, check, checked, compile, compile_timed, lowered, read_plan,
+};
 pub use custom::{Registry, Signature, check_kernels, rank_main};
 pub use error::Error;
 pub use program::{OpenOptions, Program, Weights};

@@ -1,23 +1,24 @@
-//! Whether the inputs of all ranks fit into this machine's memory, asked before they are made.
+//! Whether the inputs and outputs of all ranks fit into this machine's memory, asked before they are made.
 
 use symmc_ir::{Bindings, Graph, InputKind};
 
 use crate::error::Error;
 
-/// Refuses inputs that do not fit: all arguments and parameters of all ranks, against what the system says is
-/// available. Says nothing on a system that does not tell.
+/// Refuses inputs and outputs that do not fit: all arguments, parameters and outputs of all ranks, which a run
+/// holds at least once, against what the system says is available. Says nothing on a system that does not tell.
 ///
 /// # Errors
 /// They do not fit; the message gives both sizes.
 pub fn check_room(graph: &Graph, bindings: &Bindings) -> Result<(), Error> {
     let given = graph.inputs.values().filter(|i| i.kind != InputKind::Constant);
-    let of_rank: u128 =
-        given.map(|i| graph.ty(i.value).bytes().eval(bindings).unwrap_or(i64::MAX) as u128).sum();
+    let values = given.map(|i| i.value).chain(graph.outputs.iter().map(|o| o.value));
+    let of_rank: u128 = values.map(|v| graph.ty(v).bytes().eval(bindings).unwrap_or(i64::MAX) as u128).sum();
     let ranks = graph.ranks.unwrap_or(1);
     let needed = of_rank * u128::from(ranks);
     match available() {
         Some(available) if needed > u128::from(available) => Err(Error::Request(format!(
-            "the inputs of {ranks} rank(s) of {} need {} MiB; {} MiB of memory are available",
+            "the inputs and outputs of {} of {} need {} MiB; {} MiB of memory are available",
+            crate::error::ranks(ranks),
             graph.name,
             needed >> 20,
             available >> 20

@@ -7,8 +7,11 @@ use indexmap::IndexMap;
 use symmc_ir::{Graph, Members, Tensor, text, verify};
 use symmc_torch::ImportOptions;
 
-use crate::error::Error;
+use crate::error::{Error, ranks as ranks_text, read, utf8};
 use crate::tensors::TensorFile;
+
+/// What a file with a program holds.
+const PROGRAM: &str = "a .pt2 archive or a program as .symm text";
 
 /// How to open a program.
 #[derive(Clone, Debug, Default)]
@@ -48,7 +51,7 @@ impl Program {
     /// The file cannot be read, is neither, is broken, breaks an invariant of the IR, or fixes another
     /// number of ranks than `options` asks for.
     pub fn open(path: &Path, options: &OpenOptions) -> Result<Self, Error> {
-        let bytes = std::fs::read(path).map_err(|e| Error::io(path, e))?;
+        let bytes = read(path, PROGRAM)?;
         let stem = path.file_stem().map_or_else(|| "program".into(), |s| s.to_string_lossy().into_owned());
         let is_archive = bytes.starts_with(b"PK") || path.extension().is_some_and(|e| e == "pt2");
         let (graph, weights, notes) = if is_archive {
@@ -112,8 +115,9 @@ impl Program {
     pub fn set_ranks(&mut self, ranks: u32) -> Result<(), Error> {
         match self.graph.ranks {
             Some(fixed) if fixed != ranks => Err(Error::Request(format!(
-                "{}: the program is for {fixed} ranks, found {ranks}",
-                self.path.display()
+                "{}: the program is for {}, found {ranks}",
+                self.path.display(),
+                ranks_text(fixed)
             ))),
             Some(_) => Ok(()),
             None => {
@@ -132,18 +136,18 @@ impl Program {
 }
 
 fn parse(path: &Path, bytes: Vec<u8>, options: &OpenOptions) -> Result<Graph, Error> {
-    let text = String::from_utf8(bytes)
-        .map_err(|_| Error::format(path, "neither a .pt2 archive nor UTF-8 text in .symm form"))?;
+    let text = utf8(path, bytes, PROGRAM)?;
     let mut graph = text::parse(&text).map_err(|e| Error::format(path, e))?;
     for (name, cells) in &options.groups {
-        let group = graph.groups.values_mut().find(|g| g.name == *name);
-        let group =
-            group.ok_or_else(|| Error::Request(format!("{}: there is no group {name}", path.display())))?;
+        let known: Vec<&str> = graph.groups.values().map(|g| g.name.as_str()).collect();
+        let known = if known.is_empty() { "none".into() } else { known.join(", ") };
+        let none = || Error::format(path, format!("the program has no group {name}; it has: {known}"));
+        let group = graph.groups.values_mut().find(|g| g.name == *name).ok_or_else(none)?;
         group.members = Members::Cells(cells.clone());
     }
     match (graph.ranks, options.ranks) {
         (Some(fixed), Some(ranks)) if fixed != ranks => {
-            Err(Error::format(path, format!("the program is for {fixed} ranks, found {ranks}")))
+            Err(Error::format(path, format!("the program is for {}, found {ranks}", ranks_text(fixed))))
         }
         (None, Some(ranks)) => {
             graph.ranks = Some(ranks);

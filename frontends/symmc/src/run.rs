@@ -132,8 +132,10 @@ pub fn run_joined(
 ) -> Result<Vec<Tensor>, Error> {
     let inputs = work.inputs.get(place.rank as usize).ok_or_else(|| {
         Error::Request(format!(
-            "rank {} of {}: the plan is for {} ranks",
-            place.rank, place.ranks, plan.ranks
+            "rank {} of {}: the plan is for {}",
+            place.rank,
+            place.ranks,
+            crate::error::ranks(plan.ranks)
         ))
     })?;
     let job = RankJob {
@@ -141,6 +143,7 @@ pub fn run_joined(
         bindings: work.bindings.clone(),
         inputs,
         repeats: config.repeats.max(1),
+        settings: &work.settings,
         config: config.host(),
     };
     Ok(host::run_rank(place, &job, &engines(&config.kernels))?)

@@ -3,11 +3,13 @@
 //! Names: `rank{r}.w.<source>` is a weight, `rank{r}.in.<i>` the i-th argument, `rank{r}.out.<i>` the i-th
 //! returned output of rank `r`. The file is mapped, not read whole.
 
+use std::hash::{Hash, Hasher};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use memmap2::Mmap;
 use safetensors::tensor::{Dtype, Metadata, SafeTensors};
+use symmc_ir::verify::MAX_RANKS;
 use symmc_ir::{DType, Tensor};
 
 use crate::error::Error;
@@ -30,6 +32,9 @@ impl TensorFile {
     /// # Errors
     /// The file cannot be read or is not in safetensors form.
     pub fn open(path: &Path) -> Result<Self, Error> {
+        if path.is_dir() {
+            return Err(Error::format(path, "this is a folder; expected a safetensors file"));
+        }
         let file = std::fs::File::open(path).map_err(|e| Error::io(path, e))?;
         // SAFETY: the map is only read. A file that another process shortens while it is mapped raises
         // SIGBUS, as for every program that maps its input; model files are not changed while in use.
@@ -64,6 +69,22 @@ impl TensorFile {
     /// The number of ranks that the file has tensors for.
     pub fn ranks(&self) -> u32 {
         self.ranks
+    }
+
+    /// What tells files apart: a hash of the header, the length, and samples of the data all over the file.
+    pub fn fingerprint(&self) -> String {
+        const SAMPLES: usize = 256;
+        const SAMPLE: usize = 4096;
+        let mut hash = std::hash::DefaultHasher::new();
+        let header = self.start.min(self.map.len());
+        self.map[..header].hash(&mut hash);
+        self.map.len().hash(&mut hash);
+        let data = &self.map[header..];
+        for i in 0..SAMPLES {
+            let from = (data.len() as u128 * i as u128 / SAMPLES as u128) as usize;
+            data[from..data.len().min(from + SAMPLE)].hash(&mut hash);
+        }
+        format!("{:016x}", hash.finish())
     }
 
     /// Whether the file holds arguments.
@@ -127,6 +148,6 @@ impl TensorFile {
 fn split(name: &str) -> Option<(u32, &str)> {
     let (rank, rest) = name.strip_prefix("rank")?.split_once('.')?;
     let known = ["w.", "in.", "out."].iter().any(|p| rest.starts_with(p));
-    let rank = rank.parse().ok().filter(|&r: &u32| r < 1 << 16)?;
+    let rank = rank.parse().ok().filter(|&r: &u32| r < MAX_RANKS)?;
     known.then_some((rank, rest))
 }

@@ -7,7 +7,7 @@ use symmc_ir::dim::SymbolId;
 use symmc_ir::interp::{self, InterpError, SeedConfig};
 use symmc_ir::{Bindings, Graph, Input, InputKind, OutputKind, Tensor, ValueId};
 
-use crate::error::Error;
+use crate::error::{Error, ranks as ranks_text};
 use crate::memory;
 use crate::program::{Program, Weights};
 use crate::tensors::TensorFile;
@@ -23,6 +23,8 @@ pub struct Workload {
     pub expected: Option<Expected>,
     /// What was drawn or assumed, for people.
     pub notes: Vec<String>,
+    /// Where the inputs come from, by name: what ranks of one run must have alike.
+    pub settings: Vec<(String, String)>,
 }
 
 /// The expected value of each rank's outputs, where it is known.
@@ -69,7 +71,7 @@ impl Workload {
             let found = file.ranks();
             return Err(Error::format(
                 file.path(),
-                format!("the program runs on {ranks} ranks, the file is for {found}"),
+                format!("the program runs on {}, the file is for {found}", ranks_text(ranks)),
             ));
         }
         let mut notes = Vec::new();
@@ -102,9 +104,26 @@ impl Workload {
             (Some(file), Some(_)) if file.has_outputs() => Some(expected(graph, file, ranks)?),
             _ => None,
         };
-        Ok(Workload { bindings, inputs, expected, notes })
+        let settings =
+            settings(tensors, draw, recorded.is_none() && arguments(graph).next().is_some(), &notes);
+        Ok(Workload { bindings, inputs, expected, notes, settings })
     }
 }
+
+/// The names of the tensor file and of the seed, as far as inputs come from there.
+fn settings(
+    tensors: Option<&TensorFile>,
+    draw: &Draw,
+    arguments_drawn: bool,
+    notes: &[String],
+) -> Vec<(String, String)> {
+    let file = tensors.map(|file| ("tensors".into(), file.fingerprint()));
+    let drawn = arguments_drawn || notes.iter().any(|n| n == WEIGHTS_DRAWN);
+    file.into_iter().chain(drawn.then(|| ("seed".into(), draw.seed.to_string()))).collect()
+}
+
+/// Noted where a parameter is drawn.
+const WEIGHTS_DRAWN: &str = "weights drawn from the seed";
 
 fn arguments(graph: &Graph) -> impl Iterator<Item = &Input> {
     graph.inputs.values().filter(|i| i.kind == InputKind::Argument)
@@ -290,7 +309,7 @@ impl Sources<'_> {
                     Some(tensor) => tensor,
                     None => {
                         if rank == 0 {
-                            notes.push("weights drawn from the seed".to_string());
+                            notes.push(WEIGHTS_DRAWN.to_string());
                         }
                         draw(index)?
                     }

@@ -61,6 +61,14 @@ pub(crate) fn settle(program: &Program<'_>, options: &ImportOptions) -> Result<R
             }
         }
     }
+    if let Some(name) = options.groups.keys().find(|name| !groups.contains_key(*name)) {
+        let known: Vec<&str> = groups.keys().map(String::as_str).collect();
+        let known = if known.is_empty() { "none".into() } else { known.join(", ") };
+        return Err(ImportError::Group {
+            group: name.clone(),
+            message: format!("the program has no such group; it has: {known}"),
+        });
+    }
     Ok(Ranks { ranks: world.map(|s| s.ranks), groups })
 }
 

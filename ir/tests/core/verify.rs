@@ -166,13 +166,13 @@ fn names() {
 #[test]
 fn program() {
     let world = |g: &mut Graph| g.groups[GroupId::new(0)].members = Members::World;
-    one("I5 ranks: expected 1 to 65536, found 0", |g| {
+    one("I5 ranks: expected 1 to 1024, found 0", |g| {
         world(g);
         g.ranks = Some(0);
     });
-    one("I5 ranks: expected 1 to 65536, found 70000", |g| {
+    one("I5 ranks: expected 1 to 1024, found 1025", |g| {
         world(g);
-        g.ranks = Some(70_000);
+        g.ranks = Some(1025);
     });
     let cells = |cells: &[&[u32]]| {
         let cells: Vec<Vec<u32>> = cells.iter().map(|c| c.to_vec()).collect();

@@ -59,8 +59,9 @@ pub struct Decision {
     pub bytes: u64,
     /// The name and cost of every way, cheapest first.
     pub alternatives: Vec<(String, Cost)>,
-    /// The names of the rules on the way.
-    pub rules: Vec<String>,
+    /// The names of the rules on the way, each with the microseconds of what it put in place, if that can be
+    /// run.
+    pub rules: Vec<(String, Option<f64>)>,
 }
 
 /// The way of a collective whose value nothing needs any more.
@@ -116,7 +117,7 @@ pub fn solve(
     for decision in &mut decisions {
         let from = &imported.nodes[decision.node];
         if let Some(to) = imported.expression(&graph, graph.find(from.class), &taken) {
-            decision.rules = explain(&mut graph, &from.expression, &to);
+            decision.rules = explain(&mut graph, &from.expression, &to, &outputs);
         }
     }
     Some(Solution { steps, results, decisions, fired })
@@ -362,19 +363,46 @@ impl Chooser<'_> {
     }
 }
 
-/// The names of the rules on the way from one expression to an equal one, in order.
-fn explain(graph: &mut Graph, from: &RecExpr<Lang>, to: &RecExpr<Lang>) -> Vec<String> {
+/// The rules on the way from one expression to an equal one, in order, with the time of what each put in place.
+fn explain(
+    graph: &mut Graph,
+    from: &RecExpr<Lang>,
+    to: &RecExpr<Lang>,
+    outputs: &BTreeSet<Id>,
+) -> Vec<(String, Option<f64>)> {
     if graph.lookup_expr(from).is_none() || graph.lookup_expr(from) != graph.lookup_expr(to) {
         return Vec::new();
     }
     let mut rules = Vec::new();
     for term in graph.explain_equivalence(from, to).make_flat_explanation() {
-        collect_rules(term, &mut rules);
+        collect_rules(graph, term, outputs, &mut rules);
     }
     rules
 }
 
-fn collect_rules(term: &FlatTerm<Lang>, out: &mut Vec<String>) {
-    out.extend([term.forward_rule, term.backward_rule].into_iter().flatten().map(|r| r.to_string()));
-    term.children.iter().for_each(|child| collect_rules(child, out));
+fn collect_rules(
+    graph: &Graph,
+    term: &FlatTerm<Lang>,
+    outputs: &BTreeSet<Id>,
+    out: &mut Vec<(String, Option<f64>)>,
+) {
+    for rule in [term.forward_rule, term.backward_rule].into_iter().flatten() {
+        out.push((rule.to_string(), time_of(graph, term, outputs)));
+    }
+    term.children.iter().for_each(|child| collect_rules(graph, child, outputs, out));
+}
+
+/// The estimate of the collective at the top of a term; `None` if there is none, or no variant runs it yet.
+fn time_of(graph: &Graph, term: &FlatTerm<Lang>, outputs: &BTreeSet<Id>) -> Option<f64> {
+    let Lang::Collective(..) = term.node else { return None };
+    let (class, node) = node_of(graph, term)?;
+    extract::cost(graph, class, &node, outputs).map(|cost| cost.us)
+}
+
+/// The node at the top of a term, over the classes of what is below it, and its class.
+fn node_of(graph: &Graph, term: &FlatTerm<Lang>) -> Option<(Id, Lang)> {
+    let below = term.children.iter().map(|child| node_of(graph, child).map(|(class, _)| class));
+    let mut below = below.collect::<Option<Vec<Id>>>()?.into_iter();
+    let node = term.node.clone().map_children(|id| below.next().unwrap_or(id));
+    Some((graph.lookup(node.clone())?, node))
 }

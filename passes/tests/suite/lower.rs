@@ -11,7 +11,7 @@ use symmc_ir::machine::Profile;
 use symmc_ir::{CollectiveKind, InputId};
 use symmc_ir::{Contract, Exit, Graph, Op, ReduceOp, Splits, Variant, text};
 use symmc_passes::lower::lower_with_report;
-use symmc_passes::lower::rules::RULES;
+use symmc_passes::lower::rules::{RULES, When};
 use symmc_passes::{Choice, LowerConfig, lower};
 
 use crate::common::{Case, bindings, check, difference};
@@ -50,7 +50,11 @@ fn print(graph: &Graph, choices: &[Choice]) -> String {
         write!(
             out,
             "\n// %{}: {}, {} bytes, by {:?}, rules {:?}",
-            c.collective, c.chosen, c.bytes, c.nodes, c.rules
+            c.collective,
+            c.chosen,
+            c.bytes,
+            c.nodes,
+            c.rules.iter().map(|r| &r.name).collect::<Vec<_>>()
         )
         .unwrap();
         for a in &c.alternatives {
@@ -80,6 +84,15 @@ fn sound(case: &Case, out: &Graph, choices: &[Choice]) {
         assert!(us("plain").is_some() && us(&choice.chosen).is_some(), "{}: {choice:?}", case.at);
         assert!(choice.alternatives.is_sorted_by(|a, b| a.us <= b.us), "{}: {choice:?}", case.at);
         assert!(us(&choice.chosen) <= us("plain"), "{}: {choice:?}", case.at);
+        for rule in &choice.rules {
+            let known = RULES.iter().find(|r| r.name == rule.name).expect("a rule of this name");
+            // Only what says how it is run takes time.
+            let runs = matches!(known.when, When::VariantRuns);
+            assert_eq!(rule.us.is_some(), runs, "{}: {choice:?}", case.at);
+        }
+        if let [rule] = &choice.rules[..] {
+            assert_eq!(rule.us, us(&choice.chosen), "{}: {choice:?}", case.at);
+        }
         for name in &choice.nodes {
             assert!(out.values.values().any(|v| v.name == *name), "{}: no %{name}", case.at);
         }

@@ -127,6 +127,11 @@ pub enum CheckError {
     #[error("{program}: group {group} has other members than in {other}")]
     GroupMembers { program: ProgramId, group: String, other: ProgramId },
 
+    #[error("the plan has {found} buckets, expected at least {expected}: it serves no sizes")]
+    BucketsMissing { expected: usize, found: usize },
+    #[error("the {arena:?} arena has {found} bytes, expected at most {expected}")]
+    ArenaTooLarge { arena: ArenaKind, expected: u64, found: u64 },
+
     // Fixed memory.
     #[error("fixed memory {fixed} ends at byte {found} of a symmetric arena of {expected} bytes")]
     FixedOutside { fixed: usize, expected: u64, found: u64 },

@@ -150,6 +150,7 @@ pub fn prove(plan: &Plan) -> Result<Proof, Vec<CheckError>> {
     let programs = program::read(plan)?;
     let mut errors = Vec::new();
     let mut report = Report { buckets: plan.buckets.len(), ..Report::default() };
+    program::whole(plan, &mut errors);
     program::fixed(plan, &programs, &mut errors);
     let (mut schedules, mut uses) = (Vec::new(), Vec::new());
     for (schedule, misplaced, misused) in of_buckets(plan, &programs) {

@@ -4,13 +4,12 @@ use std::collections::{BTreeMap, HashMap};
 
 use sha2::{Digest, Sha256};
 use symmc_ir::layout::{Layout, layouts};
+use symmc_ir::verify::MAX_RANKS;
 use symmc_ir::{Dim, Graph, GroupId, Members, SymbolId, Table, Type, ValueId, parallel, text, verify};
 
 use super::error::{CheckError, ProgramId};
-use crate::plan::{ALIGN, Fixed, Plan, Role, VERSION};
+use crate::plan::{ALIGN, ArenaKind, Arenas, Fixed, MAX_SIZE, Plan, Role, VERSION};
 
-/// The most ranks that the check simulates.
-const MAX_RANKS: u32 = 1024;
 /// About the bytes of a line of a program's text.
 const BYTES_OF_LINE: usize = 64;
 
@@ -204,6 +203,19 @@ fn types(source: &Type, planned: &Type, narrowed: &Symbols, graph: &Graph) -> [S
         format!("{}[{}]", ty.dtype, ty.shape.iter().map(dim).collect::<Vec<_>>().join(", "))
     };
     [words(source, narrowed), words(planned, &graph.symbols)]
+}
+
+/// Checks that there is a bucket, and that the arenas have sizes that memory can hold.
+pub fn whole(plan: &Plan, errors: &mut Vec<CheckError>) {
+    if plan.buckets.is_empty() {
+        errors.push(CheckError::BucketsMissing { expected: 1, found: 0 });
+    }
+    let Arenas { ordinary, symmetric } = plan.arenas;
+    for (arena, found) in [(ArenaKind::Ordinary, ordinary), (ArenaKind::Symmetric, symmetric)] {
+        if found > MAX_SIZE {
+            errors.push(CheckError::ArenaTooLarge { arena, expected: MAX_SIZE, found });
+        }
+    }
 }
 
 /// Checks the fixed memory.

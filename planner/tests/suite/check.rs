@@ -202,6 +202,10 @@ fn the_plan_as_a_whole() {
     });
     breaks("Invalid", |p| edit(p, "group @world world", "group @world world\ngroup @odd [[0, 0]]"));
     breaks("SourceHash", |p| p.source.hash = hash("another"));
+    breaks("BucketsMissing", |p| p.buckets.clear());
+    breaks("ArenaTooLarge", |p| p.arenas.ordinary = u64::MAX);
+    breaks("ArenaTooLarge", |p| p.arenas.symmetric = (1 << 52) + 4096);
+    breaks("BufferOutside", |p| p.buckets[0].buffers[7].offset = u64::MAX - 63);
     breaks("ProgramRanks", |p| p.ranks = 3);
     breaks("Signature", |p| edit(p, "source \"w\"", "source \"v\""));
     breaks("Signature", |p| edit(p, "return %z\nreturn %o2", "return %z"));

@@ -234,11 +234,5 @@ impl<'p> Executor<'p> {
 
 /// The bucket whose ranges hold these values.
 fn bucket_of(plan: &Plan, named: &IndexMap<String, i64>) -> Result<usize, RunError> {
-    let serves = |ranges: &IndexMap<String, [i64; 2]>| {
-        ranges.iter().all(|(name, &[low, high])| named.get(name).is_some_and(|v| (low..=high).contains(v)))
-    };
-    plan.buckets.iter().position(|b| serves(&b.symbols)).ok_or_else(|| {
-        let values: Vec<_> = named.iter().map(|(name, value)| format!("{name} = {value}")).collect();
-        RunError::Invalid(format!("no bucket of the plan serves {}", values.join(", ")))
-    })
+    plan.serving(named).map_err(|e| RunError::Invalid(e.to_string()))
 }

@@ -305,7 +305,10 @@ impl Walk<'_> {
                 let operands: SmallVec<[View<'_>; 4]> = operands.iter().map(|x| run.view(x)).collect();
                 let mut results: SmallVec<[ViewMut<'_>; 2]> =
                     results.iter().map(|y| run.view_mut(y)).collect();
-                compute_with(op, &operands, &mut results, scratch).map_err(|e| run.failed(e.to_string()))
+                compute_with(op, &operands, &mut results, scratch).map_err(|e| match e.is_about_data() {
+                    true => run.unfit(e.to_string()),
+                    false => run.failed(e.to_string()),
+                })
             }
             Work::Custom { name, kernel, operands, results, peers } => {
                 let (op, peers) = (step.op_name.as_str(), peers.as_ref());
@@ -345,6 +348,12 @@ impl StepRun<'_> {
     pub fn failed(&self, detail: String) -> RunError {
         let (step, node, op) = (self.step.index, self.step.node.clone(), self.step.op_name.clone());
         RunError::Step { rank: self.walk.bound.rank, step, node, op, detail }
+    }
+
+    /// The error of the data that this step is given.
+    fn unfit(&self, detail: String) -> RunError {
+        let (step, node, op) = (self.step.index, self.step.node.clone(), self.step.op_name.clone());
+        RunError::Data { rank: self.walk.bound.rank, step, node, op, detail }
     }
 
     /// The first element of a value of this rank.

@@ -19,7 +19,7 @@ use serde::{Deserialize, Serialize};
 use crate::error::RunError;
 
 /// The version of the messages.
-pub(super) const PROTOCOL: u32 = 1;
+pub(super) const PROTOCOL: u32 = 2;
 /// The largest message in bytes.
 const LARGEST: usize = 128 << 10;
 /// Descriptors in one packet; the system allows 253.
@@ -58,7 +58,7 @@ pub(super) enum FromRank {
     /// The first message of a rank that joins by itself.
     Join { rank: u32, ranks: u32, run: String },
     /// What the rank runs.
-    Hello { protocol: u32, version: String, plan: String, terms: String },
+    Hello { protocol: u32, version: String, plan: String, terms: Vec<(String, String)> },
     /// The rank's memory is loaded.
     Ready,
     /// The rank has run the plan as often as wanted.
@@ -265,7 +265,7 @@ mod tests {
         a.send_fds(&fds).unwrap();
         let got = b.receive_fds(70, soon()).unwrap();
         for (i, fd) in got.into_iter().enumerate() {
-            let mapped = Segment::map(fd, 8, Access::ReadWrite).unwrap();
+            let mapped = Segment::map("test", fd, 8, Access::ReadWrite).unwrap();
             // SAFETY: both mappings hold 8 bytes.
             unsafe {
                 *mapped.as_ptr() = i as u8;

@@ -48,14 +48,14 @@ impl World {
     /// Fresh memory for `ranks` ranks with symmetric arenas of `arena` bytes. Counters and packet epochs
     /// start at `first`, anything but [`CommConfig::first`] of the communicators is an error.
     pub fn create(ranks: u32, groups: usize, arena: usize, first: u32) -> Result<World, RunError> {
-        let control = Arc::new(Segment::create("control", Control::size(ranks, groups))?);
+        let control = Arc::new(Segment::create("the control segment", Control::size(ranks, groups))?);
         let control = Control::new(control, ranks, groups)?;
         control.preset(first);
-        let arenas = (0..ranks).map(|_| Segment::create("arena", arena).map(Arc::new));
+        let arenas = (0..ranks).map(|_| Segment::create("the symmetric arena", arena).map(Arc::new));
         Ok(World {
             arenas: arenas.collect::<Result<_, _>>()?,
             control,
-            staging: Arc::new(Segment::create("staging", World::staging_size(ranks, groups))?),
+            staging: Arc::new(Segment::create("the staging memory", World::staging_size(ranks, groups))?),
         })
     }
 }

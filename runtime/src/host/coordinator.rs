@@ -32,12 +32,27 @@ pub(super) fn version() -> String {
     format!("symmc {}", env!("CARGO_PKG_VERSION"))
 }
 
-/// What a rank says about itself: what it runs, under which sizes and how often.
-pub(super) fn hello(plan: &Plan, bindings: &Bindings, repeats: u32) -> FromRank {
+/// What a rank says about itself: what it runs, under which sizes, how often and under which other settings.
+pub(super) fn hello(
+    plan: &Plan,
+    bindings: &Bindings,
+    repeats: u32,
+    settings: &[(String, String)],
+) -> FromRank {
     let names = plan.buckets.first().into_iter().flat_map(|b| b.symbols.keys()).enumerate();
-    let sizes = names.filter_map(|(i, name)| Some(format!("{name}={}, ", bindings.get(SymbolId::new(i))?)));
-    let terms = format!("{}{repeats} run(s)", sizes.collect::<String>());
+    let size =
+        |(i, name): (usize, &String)| Some((name.clone(), bindings.get(SymbolId::new(i))?.to_string()));
+    let mut terms: Vec<(String, String)> = names.filter_map(size).collect();
+    terms.push(("runs".into(), repeats.to_string()));
+    terms.extend_from_slice(settings);
     FromRank::Hello { protocol: PROTOCOL, version: version(), plan: plan.hash(), terms }
+}
+
+/// The terms of `a` that `b` does not have alike: `tokens=7, seed=1`.
+fn unlike(a: &[(String, String)], b: &[(String, String)]) -> String {
+    let differ: Vec<String> =
+        a.iter().filter(|t| !b.contains(t)).map(|(name, value)| format!("{name}={value}")).collect();
+    if differ.is_empty() { "without".into() } else { format!("with {}", differ.join(", ")) }
 }
 
 /// What must agree on all ranks.
@@ -46,7 +61,7 @@ struct Identity {
     protocol: u32,
     version: String,
     plan: String,
-    terms: String,
+    terms: Vec<(String, String)>,
 }
 
 /// How far a rank is in the protocol.
@@ -232,8 +247,11 @@ impl Coordinator<'_> {
                 return Err(RunError::PlanDiffers { rank, expected, found });
             }
             if other.terms != first.terms {
-                let (expected, found) = (&first.terms, &other.terms);
-                return Err(RunError::Invalid(format!("rank {rank} runs {found}; rank 0 runs {expected}")));
+                let (found, expected) =
+                    (unlike(&other.terms, &first.terms), unlike(&first.terms, &other.terms));
+                return Err(RunError::Invalid(format!(
+                    "rank {rank} runs {found}, rank 0 {expected}: all ranks must run alike"
+                )));
             }
         }
         Ok(())
@@ -296,7 +314,8 @@ pub(super) fn cause(errors: Vec<RunError>) -> RunError {
         RunError::Died { .. } | RunError::DiedOutside { .. } => 0,
         RunError::PlanDiffers { .. } | RunError::VersionDiffers { .. } => 1,
         RunError::Invalid(_) | RunError::CannotRun { .. } => 1,
-        RunError::Step { .. } | RunError::System { .. } => 2,
+        RunError::Step { .. } | RunError::Data { .. } => 2,
+        RunError::Memory { .. } | RunError::System { .. } => 2,
         RunError::Protocol { .. } => 3,
         RunError::Limit { .. } => 4,
         RunError::Stuck { .. } => 5,
@@ -310,6 +329,7 @@ pub(super) fn cause(errors: Vec<RunError>) -> RunError {
 fn rank_of(error: &RunError) -> u32 {
     match error {
         RunError::Step { rank, .. }
+        | RunError::Data { rank, .. }
         | RunError::Limit { rank, .. }
         | RunError::Died { rank, .. }
         | RunError::DiedOutside { rank, .. }
@@ -319,6 +339,6 @@ fn rank_of(error: &RunError) -> u32 {
         | RunError::Aborted { rank, .. }
         | RunError::Protocol { rank, .. } => *rank,
         RunError::CannotRun { rank, .. } => rank.unwrap_or(0),
-        RunError::Invalid(_) | RunError::System { .. } => 0,
+        RunError::Invalid(_) | RunError::Memory { .. } | RunError::System { .. } => 0,
     }
 }

@@ -69,6 +69,9 @@ impl Membership {
             text.trim().parse().map_err(invalid)
         };
         let (me, ranks) = (number(rank)?, number(size)?);
+        if ranks == 0 {
+            return Err(RunError::Invalid(format!("{size}: expected at least 1 rank, found 0")));
+        }
         if me >= ranks {
             return Err(RunError::Invalid(format!("{rank}: expected a number below {ranks}, found {me}")));
         }
@@ -109,6 +112,8 @@ pub struct RankJob<'a> {
     pub inputs: &'a [Arc<Tensor>],
     /// How often the plan runs, at least once; the same on all ranks.
     pub repeats: u32,
+    /// What else must be the same on all ranks, by name: the seed of drawn inputs, the file of recorded ones.
+    pub settings: &'a [(String, String)],
     /// How it runs.
     pub config: HostConfig,
 }
@@ -157,7 +162,7 @@ fn run_joined(
     let (welcome, fds) = receive_welcome(&channel, until)?;
     if welcome.arena != arena_size(job.plan.arenas.symmetric)? {
         // The plans differ; comparing their hashes names the ranks.
-        agree(&channel, rank, job.plan, &job.bindings, job.repeats)?;
+        agree(&channel, rank, job.plan, &job.bindings, job.repeats, job.settings)?;
         return Err(RunError::system("the symmetric arena", "has another size than the plan says"));
     }
     let world = map_world(&welcome, &mut fds.into_iter())?;
@@ -170,7 +175,8 @@ fn run_joined(
         config: &job.config,
         comm: &comm,
     };
-    let protocol = Protocol { channel: &channel, welcome: &welcome, run: &run, engines };
+    let protocol =
+        Protocol { channel: &channel, welcome: &welcome, run: &run, settings: job.settings, engines };
     // SAFETY: the memory is this rank's own and as large as the program says; the inputs live in the job.
     unsafe { protocol.start(&memory.rank(&comm))? };
     memory.outputs(&needs.outputs)

@@ -120,7 +120,7 @@ impl JobMemory {
             });
         }
         let (starts, end) = lay_out(tensors.iter().map(|t| t.data().len()))?;
-        let inputs = Segment::create("inputs", end)?;
+        let inputs = Segment::create("the inputs", end)?;
         for (tensor, &start) in tensors.iter().zip(&starts) {
             store(&inputs, start, tensor.data());
         }
@@ -139,7 +139,7 @@ impl JobMemory {
             outputs.iter().zip(&needs.outputs).map(|(&s, o)| [s, o.bytes]).collect();
         let mut own = Vec::new();
         for inputs in job.inputs {
-            let segment = Segment::create("own", end)?;
+            let segment = Segment::create("the outputs of a rank", end)?;
             mutated.iter().zip(copies).for_each(|(&i, &at)| store(&segment, at, inputs[i].data()));
             own.push(segment);
         }
@@ -156,7 +156,7 @@ impl JobMemory {
             outputs: outputs.clone(),
         };
         let text = serde_json::to_vec(&text).map_err(|e| RunError::system("writing the job", e))?;
-        let segment = Segment::create("job", text.len())?;
+        let segment = Segment::create("the job", text.len())?;
         store(&segment, 0, &text);
         Ok(JobMemory { text: segment, inputs, own, outputs })
     }

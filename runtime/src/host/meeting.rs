@@ -159,6 +159,13 @@ impl<'a> Meeting<'a> {
     pub fn fail(&self, detail: String) -> RunError {
         step_error(self.comm, &self.site, detail)
     }
+
+    /// An error of the data that this step is given.
+    #[cold]
+    pub fn unfit(&self, detail: String) -> RunError {
+        let Site { step, node, op, .. } = self.site;
+        RunError::Data { rank: self.comm.rank, step, node: node.into(), op: op.into(), detail }
+    }
 }
 
 #[cold]

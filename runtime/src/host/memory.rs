@@ -48,23 +48,23 @@ unsafe impl Send for Segment {}
 unsafe impl Sync for Segment {}
 
 impl Segment {
-    /// A new shared segment of `len` bytes of zeros, mapped for reading and writing. `name` is for
-    /// `/proc/<pid>/maps` only.
-    pub fn create(name: &str, len: usize) -> Result<Segment, RunError> {
-        let failed = |e| RunError::system(format!("creating {len} bytes of shared memory ({name})"), e);
-        let label = CString::new(format!("symmc-{name}")).unwrap_or_default();
+    /// A new shared segment of `len` bytes of zeros, mapped for reading and writing. `what` it is for is said in
+    /// errors and in `/proc/<pid>/maps`.
+    pub fn create(what: &str, len: usize) -> Result<Segment, RunError> {
+        let failed = |e| no_memory(what, len, e);
+        let label = CString::new(format!("symmc {what}")).unwrap_or_default();
         let fd = memfd_create(label.as_c_str(), MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING)
             .map_err(failed)?;
         let size = i64::try_from(len.max(1)).map_err(|_| failed(nix::errno::Errno::EFBIG))?;
         ftruncate(&fd, size).map_err(failed)?;
         let seals = SealFlag::F_SEAL_SHRINK | SealFlag::F_SEAL_GROW | SealFlag::F_SEAL_SEAL;
         fcntl(&fd, FcntlArg::F_ADD_SEALS(seals)).map_err(failed)?;
-        Segment::map(fd, len, Access::ReadWrite)
+        Segment::map(what, fd, len, Access::ReadWrite)
     }
 
     /// Maps the shared segment behind `fd`, which must have sealed size and at least `len` bytes.
-    pub fn map(fd: OwnedFd, len: usize, access: Access) -> Result<Segment, RunError> {
-        let failed = |e| RunError::system(format!("mapping {len} bytes of shared memory"), e);
+    pub fn map(what: &str, fd: OwnedFd, len: usize, access: Access) -> Result<Segment, RunError> {
+        let failed = |e| no_memory(what, len, e);
         let seals = fcntl(&fd, FcntlArg::F_GET_SEALS).map_err(failed)?;
         let size = usize::try_from(fstat(&fd).map_err(failed)?.st_size).unwrap_or(0);
         if seals & SealFlag::F_SEAL_SHRINK.bits() == 0 || size < len.max(1) {
@@ -81,14 +81,14 @@ impl Segment {
     }
 
     /// Memory of `len` bytes of zeros that only this process reaches.
-    pub fn private(len: usize) -> Result<Segment, RunError> {
+    pub fn private(what: &str, len: usize) -> Result<Segment, RunError> {
         let mapped = len.max(1);
-        let failed = |e| RunError::system(format!("allocating {len} bytes"), e);
         let size = NonZeroUsize::new(mapped).unwrap_or(NonZeroUsize::MIN);
         let protection = ProtFlags::PROT_READ | ProtFlags::PROT_WRITE;
         let flags = MapFlags::MAP_PRIVATE | MapFlags::MAP_NORESERVE;
         // SAFETY: a fresh anonymous mapping at an address of the kernel's choice overlaps nothing.
-        let address = unsafe { mmap_anonymous(None, size, protection, flags) }.map_err(failed)?.cast();
+        let address = unsafe { mmap_anonymous(None, size, protection, flags) };
+        let address = address.map_err(|e| no_memory(what, len, e))?.cast();
         let segment = Segment { address, len, mapped, fd: None };
         if mapped >= HUGE {
             // SAFETY: the range is the mapping just made. Advice only; its failure changes nothing.
@@ -123,6 +123,10 @@ impl Drop for Segment {
         // SAFETY: the range is this segment's own mapping, and nobody may use its addresses any more.
         let _ = unsafe { munmap(self.address.cast(), self.mapped) };
     }
+}
+
+fn no_memory(what: &str, bytes: usize, error: nix::errno::Errno) -> RunError {
+    RunError::Memory { what: what.into(), bytes, error: error.to_string() }
 }
 
 /// Maps `fd`; a large mapping starts at a multiple of the huge page size.
@@ -167,7 +171,7 @@ mod tests {
             let a = Segment::create("test", len).unwrap();
             let fd = a.fd().unwrap().try_clone_to_owned().unwrap();
             assert!(ftruncate(&fd, 1 << 30).is_err(), "the size is sealed");
-            let b = Segment::map(fd, len, Access::Read).unwrap();
+            let b = Segment::map("test", fd, len, Access::Read).unwrap();
             if len > 0 {
                 // SAFETY: both mappings hold `len` bytes.
                 unsafe {
@@ -183,6 +187,6 @@ mod tests {
     fn a_segment_that_is_too_short_is_refused() {
         let a = Segment::create("test", 100).unwrap();
         let fd = a.fd().unwrap().try_clone_to_owned().unwrap();
-        assert!(Segment::map(fd, 101, Access::Read).is_err());
+        assert!(Segment::map("test", fd, 101, Access::Read).is_err());
     }
 }

@@ -77,13 +77,13 @@ pub(super) fn map_world(
     fds: &mut impl Iterator<Item = OwnedFd>,
 ) -> Result<World, RunError> {
     let Welcome { ranks, groups, arena, .. } = *welcome;
-    let mut map = |len| {
+    let mut map = |what, len| {
         let fd = fds.next().ok_or_else(|| RunError::system("mapping shared memory", "it was not sent"))?;
-        Segment::map(fd, len, Access::ReadWrite).map(Arc::new)
+        Segment::map(what, fd, len, Access::ReadWrite).map(Arc::new)
     };
-    let control = Control::new(map(Control::size(ranks, groups))?, ranks, groups)?;
-    let staging = map(World::staging_size(ranks, groups))?;
-    let arenas = (0..ranks).map(|_| map(arena)).collect::<Result<_, _>>()?;
+    let control = Control::new(map("the control segment", Control::size(ranks, groups))?, ranks, groups)?;
+    let staging = map("the staging memory", World::staging_size(ranks, groups))?;
+    let arenas = (0..ranks).map(|_| map("the symmetric arena", arena)).collect::<Result<_, _>>()?;
     Ok(World { arenas, control, staging })
 }
 
@@ -104,7 +104,7 @@ impl Launched {
         let world = map_world(welcome, &mut fds)?;
         let lens = welcome.job.unwrap_or_default();
         let access = [Access::Read, Access::Read, Access::ReadWrite];
-        let map = |((fd, len), access)| Segment::map(fd, len, access);
+        let map = |((fd, len), access)| Segment::map("the job with its inputs and outputs", fd, len, access);
         let mut segments: Vec<Segment> = fds.zip(lens).zip(access).map(map).collect::<Result<_, _>>()?;
         let [text, inputs, own] = &segments[..] else {
             return Err(RunError::system("mapping the job", "it was not sent"));
@@ -119,7 +119,7 @@ impl Launched {
             value.iter().for_each(|&v| bindings.set(SymbolId::new(id), v));
         }
         let comm = Comm::new(world, welcome.rank, job.config.comm(welcome.ranks))?;
-        let ordinary = Segment::private(arena_size(plan.arenas.ordinary)?)?;
+        let ordinary = Segment::private("the ordinary arena", arena_size(plan.arenas.ordinary)?)?;
         let places = job.inputs.get(welcome.rank as usize).map_or(&[][..], |p| &p[..]);
         let input = |(&[offset, len], copy): (&[usize; 2], &Option<usize>)| match copy {
             Some(at) => within(own, *at, len),
@@ -140,7 +140,7 @@ impl Launched {
         let comm = &self.comm;
         let run = RankRun { plan: &self.plan, bindings: &self.bindings, repeats, config, comm };
         // SAFETY: the launcher laid the spans out for the program; `within` saw that they exist.
-        unsafe { Protocol { channel, welcome, run: &run, engines }.start(&self.memory) }
+        unsafe { Protocol { channel, welcome, run: &run, settings: &[], engines }.start(&self.memory) }
     }
 }
 
@@ -157,6 +157,8 @@ pub(super) struct Protocol<'a> {
     pub channel: &'a Channel,
     pub welcome: &'a Welcome,
     pub run: &'a RankRun<'a>,
+    /// What else must be alike on all ranks, by name.
+    pub settings: &'a [(String, String)],
     pub engines: &'a Engines<'a>,
 }
 
@@ -182,10 +184,10 @@ impl Protocol<'_> {
                 }
                 Ok(())
             };
+            let RankRun { plan, bindings, repeats, .. } = *self.run;
+            let agreed = agree(self.channel, self.welcome.rank, plan, bindings, repeats, self.settings);
             // SAFETY: by the caller.
-            let ran =
-                agree(self.channel, self.welcome.rank, self.run.plan, self.run.bindings, self.run.repeats)
-                    .and_then(|()| unsafe { self.engines.run(self.run, memory, &mut start) });
+            let ran = agreed.and_then(|()| unsafe { self.engines.run(self.run, memory, &mut start) });
             let result = match ran {
                 Ok(()) => {
                     self.channel.send(&FromRank::Done).and_then(|()| self.await_verdict(&verdict, comm))
@@ -276,8 +278,9 @@ pub(super) fn agree(
     plan: &Plan,
     bindings: &Bindings,
     repeats: u32,
+    settings: &[(String, String)],
 ) -> Result<(), RunError> {
-    channel.send(&hello(plan, bindings, repeats))?;
+    channel.send(&hello(plan, bindings, repeats, settings))?;
     expect(channel, rank, &ToRank::Proceed)
 }
 

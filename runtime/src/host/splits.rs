@@ -143,11 +143,11 @@ fn matrix(
         let rank = turn.call.cell[p];
         let received: Vec<i64> = rows.iter().map(|s| s[p]).collect();
         if !fits(sizes, capacity) {
-            return Err(turn.fail(format!("rank {rank} sends {sizes:?} rows: expected at most {capacity}")));
+            return Err(turn.unfit(format!("rank {rank} sends {sizes:?} rows: expected at most {capacity}")));
         }
         if !fits(&received, capacity) {
             let detail = format!("rank {rank} receives {received:?} rows: expected at most {capacity}");
-            return Err(turn.fail(detail));
+            return Err(turn.unfit(detail));
         }
     }
     Ok(rows.into_iter().map(|sizes| sizes.into_iter().map(|s| s as usize).collect()).collect())

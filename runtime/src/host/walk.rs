@@ -70,7 +70,7 @@ impl LocalMemory {
         let copies: Vec<usize> = (0..inputs.len()).filter(|&i| copied(i)).collect();
         let sizes = outputs.iter().map(|o| o.bytes).chain(copies.iter().map(|&i| inputs[i].data().len()));
         let (starts, end) = lay_out(sizes)?;
-        let io = Segment::private(end)?;
+        let io = Segment::private("the outputs", end)?;
         let at = |start: usize, len: usize| Span { ptr: io.as_ptr().wrapping_add(start), len };
         let output_spans = starts.iter().zip(outputs).map(|(&s, o)| at(s, o.bytes)).collect();
         let mut input_spans: Vec<Span> = inputs.iter().map(|t| Span::of_const(t.data())).collect();
@@ -81,7 +81,7 @@ impl LocalMemory {
             unsafe { std::ptr::copy_nonoverlapping(data.as_ptr(), span.ptr, data.len()) };
             input_spans[i] = span;
         }
-        let ordinary = Segment::private(arena_size(ordinary)?)?;
+        let ordinary = Segment::private("the ordinary arena", arena_size(ordinary)?)?;
         Ok(LocalMemory { ordinary, io, outputs: output_spans, inputs: input_spans })
     }
 

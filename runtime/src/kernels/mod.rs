@@ -44,7 +44,7 @@ use strided::Strided;
 #[derive(Clone, PartialEq, Eq, Debug, Error)]
 pub enum KernelError {
     /// An index points outside its axis.
-    #[error("index {index} is out of range for axis {axis} with extent {extent}")]
+    #[error("the index {index} is outside axis {axis}, which has extent {extent}")]
     Index {
         /// The index as it was given.
         index: i64,
@@ -105,6 +105,11 @@ pub enum KernelError {
 }
 
 impl KernelError {
+    /// Whether the data of the operands are to blame, in contrast to a step that does not fit its op.
+    pub fn is_about_data(&self) -> bool {
+        matches!(self, KernelError::Index { .. } | KernelError::ZeroDivisor | KernelError::Empty { .. })
+    }
+
     fn shape(what: &str, expected: &[usize], found: &[usize]) -> Self {
         KernelError::Shape {
             what: what.into(),

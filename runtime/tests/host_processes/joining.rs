@@ -33,6 +33,7 @@ pub fn member() -> ExitCode {
             bindings: owned.bindings.clone(),
             inputs,
             repeats: owned.repeats,
+            settings: &[],
             config: owned.config.clone(),
         };
         run_rank(&place, &job, &Engines::host(&custom::kernels())).map(|outputs| (place.rank, outputs))

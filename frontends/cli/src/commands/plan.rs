@@ -1,9 +1,11 @@
 //! `symmc plan`.
 
+use std::path::Path;
 use std::process::ExitCode;
 use std::time::Instant;
 
 use anyhow::Result;
+use symmc::Plan;
 
 use crate::args::{PlanArgs, PlanFormat};
 use crate::out::put;
@@ -17,9 +19,14 @@ pub fn plan(args: &PlanArgs) -> Result<ExitCode> {
     load::close_ranks(&mut program)?;
     let config = load::config(&args.compile)?;
     let imported = start.elapsed();
-    let (plan, stages) = spin("planning", || symmc::compile_timed(&program, &config))?;
+    let made = spin("planning", || symmc::compile_timed(&program, &config));
+    if let (Err(symmc::Error::Defect { plan, .. }), Some(path)) = (&made, &args.output) {
+        // For the report of the defect.
+        write(plan, path)?;
+    }
+    let (plan, stages) = made?;
     if let Some(path) = &args.output {
-        std::fs::write(path, plan.to_json()).map_err(|e| symmc::Error::io(path, e))?;
+        write(&plan, path)?;
     }
     match (&args.explain, args.format) {
         (Some(value), _) => put(&explain::explain(&plan, value)?)?,
@@ -34,4 +41,8 @@ pub fn plan(args: &PlanArgs) -> Result<ExitCode> {
         eprintln!("total {:.1} ms", start.elapsed().as_secs_f64() * 1e3);
     }
     Ok(ExitCode::SUCCESS)
+}
+
+fn write(plan: &Plan, path: &Path) -> Result<()> {
+    Ok(std::fs::write(path, plan.to_json()).map_err(|e| symmc::Error::io(path, e))?)
 }

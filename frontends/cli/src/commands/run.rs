@@ -14,13 +14,15 @@ use symmc::{
     Backend, CheckedPlan, Draw, Expected, Graph, Registry, RunConfig, Tensor, TensorFile, Weights, Workload,
 };
 
-use crate::args::{BackendArg, Compare, ProgramArgs, RunArgs};
+use crate::args::{BackendArg, Compare, RunArgs};
 use crate::load;
 use crate::out::put;
 use crate::progress::spin;
+use crate::units::count;
 
 /// Runs a program or a plan and compares the results.
 pub fn run(args: &RunArgs) -> Result<ExitCode> {
+    refuse_idle(args)?;
     let tensors = args.tensors.as_deref().map(TensorFile::open).transpose()?;
     let Subject { plan, source, weights } = subject(args, tensors.as_ref())?;
     refuse_what_has_no_kernel(args, &plan)?;
@@ -31,16 +33,19 @@ pub fn run(args: &RunArgs) -> Result<ExitCode> {
     for note in &work.notes {
         eprintln!("note: {note}");
     }
+    if args.backend != BackendArg::Interpreter {
+        serving(&plan, &source, &work)?;
+    }
     let expected = expected(args, &plan, &work)?;
     let start = Instant::now();
     let (ranks, outputs) = spin("running", || execute(args, &plan, &work))?;
     if args.timing {
-        eprintln!("{} run(s) in {:.2} ms", args.repeat, start.elapsed().as_secs_f64() * 1e3);
+        eprintln!("{} in {:.2} ms", count(args.repeat, "run"), start.elapsed().as_secs_f64() * 1e3);
     }
     Ok(match expected {
         Some((what, expected)) => report(&source, what, ranks, &outputs, &expected, args.tolerance)?,
         None => {
-            put(&format!("{}: {} rank(s) ran; nothing to compare with\n", source.name, plan.ranks))?;
+            put(&format!("{}: {} ran; nothing to compare with\n", source.name, count(plan.ranks, "rank")))?;
             ExitCode::SUCCESS
         }
     })
@@ -67,19 +72,18 @@ struct Subject {
 }
 
 fn subject(args: &RunArgs, tensors: Option<&TensorFile>) -> Result<Subject> {
-    if load::is_plan(&args.program) {
+    let path = &args.program.program;
+    if load::is_plan(path) {
         refuse_compile_options(args)?;
-        let plan = load::plan(&args.program)?;
-        if let Some(ranks) = args.ranks.filter(|&r| r != plan.ranks) {
-            bail!("{}: the plan is for {} ranks, found {ranks}", args.program.display(), plan.ranks);
+        let plan = load::plan(path)?;
+        if let Some(ranks) = args.program.ranks.filter(|&r| r != plan.ranks) {
+            bail!("{}: the plan is for {}, found {ranks}", path.display(), count(plan.ranks, "rank"));
         }
         let source =
-            text::parse(&plan.source.text).map_err(|e| anyhow::anyhow!("{}: {e}", args.program.display()))?;
+            text::parse(&plan.source.text).map_err(|e| anyhow::anyhow!("{}: {e}", path.display()))?;
         return Ok(Subject { plan: symmc::checked(plan)?, source, weights: Weights::default() });
     }
-    let program =
-        ProgramArgs { program: args.program.clone(), ranks: args.ranks, groups: args.groups.clone() };
-    let mut program = load::program(&program)?;
+    let mut program = load::program(&args.program)?;
     match tensors {
         Some(file) if program.graph.ranks.is_none() => program.set_ranks(file.ranks())?,
         _ => load::close_ranks(&mut program)?,
@@ -92,11 +96,11 @@ fn subject(args: &RunArgs, tensors: Option<&TensorFile>) -> Result<Subject> {
             planned.name.clone_from(&program.graph.name);
             if planned != program.graph {
                 bail!(
-                    "{}: the plan was made for another program, {} with {} ranks; expected one for {}",
+                    "{}: the plan was made for another program, {} on {}; expected one for {}",
                     path.display(),
                     plan.source.name,
-                    plan.ranks,
-                    args.program.display()
+                    count(plan.ranks, "rank"),
+                    args.program.program.display()
                 );
             }
             symmc::checked(plan)?
@@ -109,7 +113,7 @@ fn subject(args: &RunArgs, tensors: Option<&TensorFile>) -> Result<Subject> {
 /// This command has no kernels for custom ops.
 fn refuse_what_has_no_kernel(args: &RunArgs, plan: &CheckedPlan) -> Result<()> {
     symmc::check_kernels(plan, &Registry::new()).map_err(|error| {
-        let program = args.program.display();
+        let program = args.program.program.display();
         anyhow::anyhow!(
             "{program}: {error}; a custom op runs where symmc is embedded and its kernel is registered: see \"Custom ops\" in the README"
         )
@@ -118,17 +122,31 @@ fn refuse_what_has_no_kernel(args: &RunArgs, plan: &CheckedPlan) -> Result<()> {
 
 /// A plan is compiled already: what would compile it otherwise is refused rather than ignored.
 fn refuse_compile_options(args: &RunArgs) -> Result<()> {
-    let c = &args.compile;
-    let given = [
-        ("--plan", args.plan.is_some()),
-        ("--group", !args.groups.is_empty()),
-        ("--bucket", !c.buckets.is_empty()),
-        ("--bind", !c.bind.is_empty()),
-    ];
-    match given.iter().find(|(_, given)| *given) {
-        Some((option, _)) => bail!("{}: this is a plan; {option} is for programs", args.program.display()),
+    let plan = args.plan.as_ref().map(|_| "--plan");
+    let group = args.program.groups.first().map(|_| "--group");
+    match plan.into_iter().chain(group).chain(args.compile.given()).next() {
+        Some(option) => bail!("{}: this is a plan; {option} is for programs", args.program.program.display()),
         None => Ok(()),
     }
+}
+
+/// Refuses, before any work, what cannot come to an end as asked.
+fn refuse_idle(args: &RunArgs) -> Result<()> {
+    let drawn = args.seed.is_some().then_some("--seed, which draws the arguments");
+    match (args.compare, &args.tensors, drawn, args.compile.given().next(), &args.plan) {
+        (Some(Compare::Recorded), None, ..) => bail!("--compare recorded needs --tensors"),
+        (Some(Compare::Recorded), _, Some(why), ..) => bail!("--compare recorded contradicts {why}"),
+        (.., Some(option), Some(_)) => bail!("{option} has no effect on the plan that --plan names"),
+        _ => Ok(()),
+    }
+}
+
+/// Whether a bucket of the plan serves the sizes.
+fn serving(plan: &CheckedPlan, source: &Graph, work: &Workload) -> Result<()> {
+    let sizes = source.symbols.iter();
+    let sizes = sizes.filter_map(|(id, s)| Some((s.name.clone(), work.bindings.get(id)?))).collect();
+    plan.serving(&sizes).map_err(|e| symmc::Error::Request(e.to_string()))?;
+    Ok(())
 }
 
 fn backend(args: &RunArgs) -> Result<Backend> {

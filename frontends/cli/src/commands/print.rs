@@ -1,0 +1,102 @@
+//! `symmc print`: a program at a stage of its way to the plan, as text or as a graph.
+
+use std::fmt::Write;
+use std::process::ExitCode;
+
+use anyhow::{Result, anyhow, bail};
+use symmc::ir::text;
+use symmc::{Graph, Program};
+
+use crate::args::{PrintArgs, PrintFormat, Stage};
+use crate::load;
+use crate::out::put;
+
+/// Prints a program; one for each bucket where they have programs of their own, each under a comment.
+pub fn print(args: &PrintArgs) -> Result<ExitCode> {
+    if let (Stage::Imported | Stage::Canonical, Some(option)) = (args.stage, args.compile.given().next()) {
+        bail!("{option} has no effect before --stage lowered");
+    }
+    let mut out = String::new();
+    for (i, (comment, graph)) in stage(args)?.iter().enumerate() {
+        if i > 0 {
+            out.push('\n');
+        }
+        if let Some(comment) = comment {
+            writeln!(out, "// {comment}")?;
+        }
+        out.push_str(&match args.format {
+            PrintFormat::Symm => text::print(graph),
+            PrintFormat::Dot => dot(graph),
+        });
+    }
+    put(&out)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// The programs of a stage, each with what tells it from the others.
+fn stage(args: &PrintArgs) -> Result<Vec<(Option<String>, Graph)>> {
+    let mut program = load::program(&args.program)?;
+    if args.stage != Stage::Imported {
+        load::close_ranks(&mut program)?;
+    }
+    Ok(match args.stage {
+        Stage::Imported => vec![(None, program.graph)],
+        Stage::Canonical => vec![(None, symmc::canonical(&program)?)],
+        Stage::Lowered => {
+            let graphs = symmc::lowered(&program, &load::config(&args.compile)?)?;
+            let count = graphs.len();
+            graphs.into_iter().enumerate().map(|(i, g)| (Some(bucket(i, count, &range(&g))), g)).collect()
+        }
+        Stage::Planned => planned(args, &program)?,
+    })
+}
+
+/// The planned program of each bucket. Buckets may share one.
+fn planned(args: &PrintArgs, program: &Program) -> Result<Vec<(Option<String>, Graph)>> {
+    let plan = symmc::compile(program, &load::config(&args.compile)?)?;
+    let mut out = Vec::new();
+    for (i, b) in plan.buckets.iter().enumerate() {
+        let text = plan.programs.get(b.program).map_or("", String::as_str);
+        let graph = text::parse(text).map_err(|e| anyhow!("planned program: {e}"))?;
+        out.push((Some(bucket(i, plan.buckets.len(), &b.range())), graph));
+    }
+    Ok(out)
+}
+
+fn bucket(index: usize, count: usize, range: &str) -> String {
+    format!("bucket {} of {count}: {range}", index + 1)
+}
+
+/// The ranges of a graph's symbols.
+fn range(graph: &Graph) -> String {
+    let symbols: Vec<String> = graph
+        .symbols
+        .values()
+        .map(|s| match s.min == s.max {
+            true => format!("{}={}", s.name, s.min),
+            false => format!("{}={}..={}", s.name, s.min, s.max),
+        })
+        .collect();
+    if symbols.is_empty() { "all sizes fixed".into() } else { symbols.join(", ") }
+}
+
+/// The dependence graph in Graphviz form: one box for each node, collectives filled, one edge for each use.
+fn dot(graph: &Graph) -> String {
+    let dependence = graph.dependence();
+    let label = |node| {
+        let node: &symmc::ir::Node = &graph.nodes[node];
+        let ty = node
+            .outputs
+            .first()
+            .map(|&v| graph.ty(v).display(&graph.symbols).to_string())
+            .unwrap_or_default();
+        let fill = if node.op.as_collective().is_some() { ", style=filled, fillcolor=lightblue" } else { "" };
+        let op = text::op_name(&node.op);
+        let name = node.outputs.first().map_or("", |&v| graph.name_of(v));
+        format!("label=\"{op}\\n%{name}: {ty}\", shape=box{fill}")
+    };
+    let nodes = |_, (_, &node): (_, &symmc::ir::NodeId)| label(node);
+    let edges = |_, _| String::new();
+    let config = [petgraph::dot::Config::NodeNoLabel, petgraph::dot::Config::EdgeNoLabel];
+    format!("{:?}", petgraph::dot::Dot::with_attr_getters(&dependence, &config, &edges, &nodes))
+}
