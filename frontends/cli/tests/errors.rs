@@ -146,6 +146,23 @@ fn an_unsafe_plan_fails_with_1() {
 }
 
 #[test]
+fn environments_that_do_not_fit() {
+    for (rank, size, parts) in [
+        ("0", "0", ["WORLD_SIZE", "at least 1 rank"]),
+        ("x", "4", ["RANK", "\"x\""]),
+        ("4", "4", ["RANK", "below 4"]),
+        ("0", "3", ["4 ranks", "3 ranks"]),
+    ] {
+        let mut command = symmc("run megatron_tp4_f32.pt2");
+        command.envs([("RANK", rank), ("WORLD_SIZE", size), ("MASTER_ADDR", "x"), ("MASTER_PORT", "1")]);
+        let text = failure(&mut command, 2);
+        assert!(parts.iter().all(|p| text.contains(p)), "{text}");
+        // Said before inputs are drawn.
+        assert!(!text.contains("note:"), "{text}");
+    }
+}
+
+#[test]
 fn help_teaches() {
     for command in ["plan", "check", "run", "print"] {
         let text = stdout(&format!("{command} --help"));
@@ -185,6 +202,8 @@ fn options_that_contradict_or_do_nothing() {
         says(&format!("run {file} {option}"), &[name]);
     }
     says(&format!("run megatron_tp4_f32.pt2 --plan {file} --machine host"), &["--machine", "--plan"]);
+    says(&format!("bench program {file} --machine host"), &["--machine"]);
+    says("run megatron_tp4_f32.pt2 --gpus 0,1,2,3", &["--gpus", "--backend cuda"]);
     says("run megatron_tp4_f32.pt2 --tolerance nan", &["nan"]);
     says("run megatron_tp4_f32.pt2 --timeout 1e-6", &["0.001", "1e-6"]);
     says("run megatron_tp4_f32.pt2 --compare recorded", &["--compare recorded needs --tensors"]);

@@ -94,6 +94,9 @@ fn date(days: i64) -> String {
 /// Measures a program or a plan and prints the time of one run, the slowest rank's.
 pub fn program(args: &BenchProgramArgs) -> Result<ExitCode> {
     let path = &args.program.program;
+    if let (true, Some(option)) = (load::is_plan(path), args.compile.given().next()) {
+        bail!("{}: this is a plan; {option} is for programs", path.display());
+    }
     let plan = match load::is_plan(path) {
         true => symmc::checked(load::plan(path)?)?,
         false => {

@@ -23,9 +23,14 @@ use crate::units::count;
 /// Runs a program or a plan and compares the results.
 pub fn run(args: &RunArgs) -> Result<ExitCode> {
     refuse_idle(args)?;
+    let place = place(args)?;
     let tensors = args.tensors.as_deref().map(TensorFile::open).transpose()?;
     let Subject { plan, source, weights } = subject(args, tensors.as_ref())?;
     refuse_what_has_no_kernel(args, &plan)?;
+    if let Some(place) = place.as_ref().filter(|p| p.ranks != plan.ranks) {
+        let found = count(place.ranks, "rank");
+        bail!("{}: {} expected, the environment gives {found}", source.name, count(plan.ranks, "rank"));
+    }
     let draw =
         Draw { seed: args.seed.unwrap_or(0), arguments: args.seed.is_some(), symbols: args.set.clone() };
     let gather = || Workload::gather(&source, &weights, tensors.as_ref(), &draw);
@@ -33,12 +38,13 @@ pub fn run(args: &RunArgs) -> Result<ExitCode> {
     for note in &work.notes {
         eprintln!("note: {note}");
     }
-    if args.backend != BackendArg::Interpreter {
+    // Ranks that joined find out together, so that none waits for one that has left.
+    if args.backend != BackendArg::Interpreter && place.is_none() {
         serving(&plan, &source, &work)?;
     }
     let expected = expected(args, &plan, &work)?;
     let start = Instant::now();
-    let (ranks, outputs) = spin("running", || execute(args, &plan, &work))?;
+    let (ranks, outputs) = spin("running", || execute(args, place, &plan, &work))?;
     if args.timing {
         eprintln!("{} in {:.2} ms", count(args.repeat, "run"), start.elapsed().as_secs_f64() * 1e3);
     }
@@ -51,12 +57,23 @@ pub fn run(args: &RunArgs) -> Result<ExitCode> {
     })
 }
 
+/// The place of this process among ranks that another launcher started, if one did.
+fn place(args: &RunArgs) -> Result<Option<Membership>> {
+    match args.backend {
+        BackendArg::Host | BackendArg::Cuda => Ok(Membership::from_env().map_err(symmc::Error::from)?),
+        BackendArg::Threads | BackendArg::Interpreter => Ok(None),
+    }
+}
+
 /// The outputs of all ranks, or of the one that this process is when another launcher started it.
-fn execute(args: &RunArgs, plan: &CheckedPlan, work: &Workload) -> Result<(Range<usize>, Vec<Vec<Tensor>>)> {
+fn execute(
+    args: &RunArgs,
+    place: Option<Membership>,
+    plan: &CheckedPlan,
+    work: &Workload,
+) -> Result<(Range<usize>, Vec<Vec<Tensor>>)> {
     let config = run_config(args, args.chaos);
-    if matches!(args.backend, BackendArg::Host | BackendArg::Cuda)
-        && let Some(place) = Membership::from_env().map_err(symmc::Error::from)?
-    {
+    if let Some(place) = place {
         let rank = place.rank as usize;
         return Ok((rank..rank + 1, vec![symmc::run_joined(plan, work, &place, &config)?]));
     }
@@ -79,9 +96,10 @@ fn subject(args: &RunArgs, tensors: Option<&TensorFile>) -> Result<Subject> {
         if let Some(ranks) = args.program.ranks.filter(|&r| r != plan.ranks) {
             bail!("{}: the plan is for {}, found {ranks}", path.display(), count(plan.ranks, "rank"));
         }
+        let plan = symmc::checked(plan)?;
         let source =
             text::parse(&plan.source.text).map_err(|e| anyhow::anyhow!("{}: {e}", path.display()))?;
-        return Ok(Subject { plan: symmc::checked(plan)?, source, weights: Weights::default() });
+        return Ok(Subject { plan, source, weights: Weights::default() });
     }
     let mut program = load::program(&args.program)?;
     match tensors {
@@ -90,7 +108,7 @@ fn subject(args: &RunArgs, tensors: Option<&TensorFile>) -> Result<Subject> {
     }
     let plan = match &args.plan {
         Some(path) => {
-            let plan = load::plan(path)?;
+            let plan = symmc::checked(load::plan(path)?)?;
             let mut planned =
                 text::parse(&plan.source.text).map_err(|e| anyhow::anyhow!("{}: {e}", path.display()))?;
             planned.name.clone_from(&program.graph.name);
@@ -103,7 +121,7 @@ fn subject(args: &RunArgs, tensors: Option<&TensorFile>) -> Result<Subject> {
                     args.program.program.display()
                 );
             }
-            symmc::checked(plan)?
+            plan
         }
         None => symmc::compile(&program, &load::config(&args.compile)?)?,
     };
@@ -132,6 +150,9 @@ fn refuse_compile_options(args: &RunArgs) -> Result<()> {
 
 /// Refuses, before any work, what cannot come to an end as asked.
 fn refuse_idle(args: &RunArgs) -> Result<()> {
+    if !args.gpus.is_empty() && args.backend != BackendArg::Cuda {
+        bail!("--gpus has no effect without --backend cuda");
+    }
     let drawn = args.seed.is_some().then_some("--seed, which draws the arguments");
     match (args.compare, &args.tensors, drawn, args.compile.given().next(), &args.plan) {
         (Some(Compare::Recorded), None, ..) => bail!("--compare recorded needs --tensors"),
