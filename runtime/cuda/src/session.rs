@@ -293,7 +293,7 @@ impl Session {
             self.status.as_ptr().add(COMPUTE_STATUS).cast::<u64>().add(i).read_volatile()
         };
         match self.program.sites().failure([word(0), word(1)]) {
-            Some((step, error)) => Err(self.at_step(step, error.to_string()).into()),
+            Some((step, error)) => Err(self.unfit(step, error.to_string()).into()),
             None => Ok(()),
         }
     }
@@ -312,9 +312,10 @@ impl Session {
         }
     }
 
-    fn at_step(&self, step: usize, detail: String) -> RunError {
+    /// Data that a step does not take.
+    fn unfit(&self, step: usize, detail: String) -> RunError {
         let (node, op) = self.name_of(step);
-        RunError::Step { rank: self.bound.rank(), step, node, op, detail }
+        RunError::Data { rank: self.bound.rank(), step, node, op, detail }
     }
 
     fn name_of(&self, step: usize) -> (String, String) {

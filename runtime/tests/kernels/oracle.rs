@@ -76,7 +76,7 @@ fn narrower(r: &mut SplitMix, shape: &[usize]) -> Vec<usize> {
 fn indices(r: &mut SplitMix, shape: &[usize], extent: usize) -> Tensor {
     let n = shape.iter().product();
     let dtype = r.pick(&[DType::I64, DType::I32]);
-    let elements: Vec<i64> = (0..n).map(|_| r.below(2 * extent) as i64 - extent as i64).collect();
+    let elements: Vec<i64> = (0..n).map(|_| r.below(extent) as i64).collect();
     Tensor::from_i64(dtype, shape, &elements).expect("as many as the shape says")
 }
 

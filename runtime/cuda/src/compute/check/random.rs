@@ -45,11 +45,11 @@ pub(super) fn tensor(r: &mut Random, dtype: DType, shape: &[usize]) -> Tensor {
     of(Tensor::from_f64(dtype, shape, &elements))
 }
 
-/// Indices in range, half of them counted from the end.
+/// Indices in range.
 pub(super) fn indices(r: &mut Random, shape: &[usize], extent: usize) -> Tensor {
     let n = shape.iter().product();
     let dtype = r.pick(&[DType::I64, DType::I32]);
-    let elements: Vec<i64> = (0..n).map(|_| r.below(2 * extent) as i64 - extent as i64).collect();
+    let elements: Vec<i64> = (0..n).map(|_| r.below(extent) as i64).collect();
     of(Tensor::from_i64(dtype, shape, &elements))
 }
 

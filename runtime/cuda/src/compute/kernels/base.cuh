@@ -136,8 +136,7 @@ SC_FN void report(void *status, u32 site, i64 index) {
 
 // The position that an index means on an axis, or -1.
 SC_FN i64 position(i64 index, i64 extent) {
-    i64 p = index < 0 ? index + extent : index;
-    return p < 0 || p >= extent ? -1 : p;
+    return index < 0 || index >= extent ? -1 : index;
 }
 
 #define SC_REAL(F, S)                                                                                       \
