@@ -233,7 +233,7 @@ pub(super) fn lower(
         Some(DType::Bool) => 1,
         Some(_) => 2,
     };
-    l.source.prelude(text::BASE);
+    l.preludes();
     l.source.prelude(text::ATTENTION);
     let splits = cut.splits;
     let call = match way {

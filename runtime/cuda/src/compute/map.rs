@@ -10,8 +10,8 @@ use std::fmt::Write as _;
 
 use smallvec::SmallVec;
 
+use super::Lowering;
 use super::space::{Strides, by_stride, collapse, reach};
-use super::{Lowering, text};
 use crate::launch::{Address, Kernel, Param, Work};
 
 /// Threads of a block.
@@ -214,7 +214,7 @@ impl Map {
         let total: usize = self.shape.iter().product();
         let vectors = total / width;
         let text = self.text(width, vectors, total - vectors * width);
-        lowering.source.prelude(text::BASE);
+        lowering.preludes();
         let entry = lowering.source.function(what, text);
         let blocks = vectors.div_ceil(THREADS).clamp(1, lowering.multiprocessors as usize * 16);
         let mut params: Vec<Param> = self.loads().map(|(_, l)| l.at.into()).collect();

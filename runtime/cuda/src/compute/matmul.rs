@@ -205,7 +205,7 @@ fn tiled(p: &Product, l: &mut Lowering<'_>) -> Work {
         "}}; }}\nextern \"C\" __global__ void __launch_bounds__(256) @(const void *a, const void *b, void *c) {{\n    \
          sc::product<sc::@_L, {tiles}>(a, b, c);\n}}\n"
     ));
-    l.source.prelude(text::BASE);
+    l.preludes();
     l.source.prelude(text::PRODUCT);
     let entry = l.source.function("product", out);
     // The batch is in x, where a grid has the most blocks.

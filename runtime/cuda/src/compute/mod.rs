@@ -28,6 +28,8 @@ mod scatter;
 mod skinny;
 mod sort;
 mod space;
+#[cfg(test)]
+mod tests;
 mod text;
 
 use symmc_ir::Op;
@@ -127,6 +129,12 @@ impl<'a> Lowering<'a> {
     ) -> Lowering<'a> {
         let Machine { multiprocessors, status, workspace, workspace_bytes } = *machine;
         Lowering { at, source, sites, step: 0, status, workspace, workspace_bytes, multiprocessors }
+    }
+
+    /// Puts what all kernels rest on before them.
+    fn preludes(&mut self) {
+        self.source.prelude(text::PTX);
+        self.source.prelude(text::BASE);
     }
 
     fn at(&self, value: &Located) -> Address {

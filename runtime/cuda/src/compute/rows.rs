@@ -126,7 +126,7 @@ fn launch(
     block: usize,
     l: &mut Lowering<'_>,
 ) -> Vec<Work> {
-    l.source.prelude(text::BASE);
+    l.preludes();
     l.source.prelude(text::ROWS);
     let names: Vec<String> = params.iter().map(|(n, _)| format!("void *{n}")).collect();
     let list: Vec<&str> = params.iter().map(|p| p.0).collect();

@@ -74,7 +74,7 @@ pub(super) fn elements(
          sc::scatter_elements<sc::@_L, sc::{}>(i, s, d, status, site);\n}}",
         how(combine)
     );
-    l.source.prelude(text::BASE);
+    l.preludes();
     l.source.prelude(text::SCATTER);
     let site = l.index_site(axis, x.shape[axis]);
     let entry = l.source.function("scatter", layout);
@@ -131,7 +131,7 @@ pub(super) fn put(
          sc::scatter_pieces<sc::@_L, sc::{}>(indices, s, d);\n}}",
         how(combine)
     );
-    l.source.prelude(text::BASE);
+    l.preludes();
     l.source.prelude(text::SCATTER);
     let entry = l.source.function("index_put", layout);
     let blocks = places * piece.div_ceil(1024) * before;

@@ -47,7 +47,7 @@ pub(super) fn lower(gemm: &Gemm, l: &mut Lowering<'_>) -> Option<Work> {
         gemm.b.step,
         gemm.c.step,
     );
-    l.source.prelude(text::BASE);
+    l.preludes();
     l.source.prelude(text::SKINNY);
     Some(Work::Kernel(Kernel {
         entry: l.source.function("skinny", text),

@@ -73,7 +73,7 @@ pub(super) fn lower(
         let _ = writeln!(layout, "static const i64 {name}_step = {}ll;", value.strides[axis]);
     }
     layout.push_str("}; }\n");
-    l.source.prelude(text::BASE);
+    l.preludes();
     l.source.prelude(text::SORT);
     let [from, to, places] = [x, values, positions].map(|v| l.at(v));
     let job = Job { layout, lines, n, count };

@@ -7,6 +7,8 @@ use symmc_ir::{DType, Scalar};
 
 use super::space::Axis;
 
+/// Machine instructions.
+pub(super) const PTX: &str = include_str!("kernels/ptx.cuh");
 /// What all kernels rest on.
 pub(super) const BASE: &str = include_str!("kernels/base.cuh");
 /// Reductions, softmax and norms.

@@ -48,8 +48,7 @@ SC_FN void attend(const void *pq, const void *pk, const void *pv, const void *pm
     typedef typename Q::T T;
     typedef typename Q::C C;
     const int BQ = 4 * R, THREADS = 128;
-    extern __shared__ double shared[];
-    C *qs = (C *)shared, *ks = qs + BQ * Q::E, *vs = ks + 32 * Q::PITCH;
+    C *qs = (C *)dynamic_shared(), *ks = qs + BQ * Q::E, *vs = ks + 32 * Q::PITCH;
     const u32 tiles = (L::ROWS + BQ - 1) / BQ;
     u32 b = blockIdx.x;
     const u32 split = b % SPLITS;

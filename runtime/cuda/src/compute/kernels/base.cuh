@@ -7,24 +7,12 @@
 
 namespace sc {
 
-typedef unsigned char u8;
-typedef unsigned short u16;
-typedef unsigned int u32;
-typedef unsigned long long u64;
-typedef long long i64;
-
-#define SC_FN static __device__ __forceinline__
-
 struct bf16 { u16 v; };
 struct f16 { u16 v; };
 struct boolean { u8 v; };
 
 SC_FN float get(bf16 x) { return __uint_as_float((u32)x.v << 16); }
-SC_FN float get(f16 x) {
-    float r;
-    asm("cvt.f32.f16 %0, %1;" : "=f"(r) : "h"(x.v));
-    return r;
-}
+SC_FN float get(f16 x) { return f16_to_float(x.v); }
 SC_FN float get(float x) { return x; }
 SC_FN double get(double x) { return x; }
 SC_FN i64 get(int x) { return x; }
@@ -58,7 +46,7 @@ template <class T> struct Put;
 template <> struct Put<bf16> {
     SC_FN bf16 of(float x) {
         bf16 r;
-        asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(r.v) : "f"(x));
+        r.v = float_to_bf16(x);
         return r;
     }
     SC_FN bf16 of(double x) { return of(to_odd(x)); }
@@ -67,7 +55,7 @@ template <> struct Put<bf16> {
 template <> struct Put<f16> {
     SC_FN f16 of(float x) {
         f16 r;
-        asm("cvt.rn.f16.f32 %0, %1;" : "=h"(r.v) : "f"(x));
+        r.v = float_to_f16(x);
         return r;
     }
     SC_FN f16 of(double x) { return of(to_odd(x)); }
@@ -131,7 +119,7 @@ template <class T, int V> SC_FN void write(T *p, const Few<T, V> &x) {
 // kept, at least among those that do not meet in time; the two words are stored together.
 SC_FN void report(void *status, u32 site, i64 index) {
     if (((volatile u64 *)status)[1] != 0) return;
-    asm volatile("st.global.v2.u64 [%0], {%1, %2};" ::"l"(status), "l"(index), "l"((u64)site) : "memory");
+    store_pair(status, (u64)index, site);
 }
 
 // The position that an index means on an axis, or -1.

@@ -7,21 +7,8 @@
 
 namespace sc {
 
-SC_FN void multiply(bf16, float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
-    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-}
-SC_FN void multiply(f16, float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
-    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-}
-// Four matrices of 8 by 8, transposed; lane 8i + j names row j of matrix i in shared memory.
-SC_FN void load_transposed(u32 (&out)[4], const u16 *row) {
-    asm volatile("{ .reg .u64 a; cvta.to.shared.u64 a, %4; ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [a]; }"
-                 : "=r"(out[0]), "=r"(out[1]), "=r"(out[2]), "=r"(out[3]) : "l"(row) : "memory");
-}
+SC_FN void multiply(bf16, float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) { multiply_bf16(c, a, b0, b1); }
+SC_FN void multiply(f16, float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) { multiply_f16(c, a, b0, b1); }
 
 template <class T> SC_FN u32 pack(float low, float high) {
     return (u32)Put<T>::of(low).v | (u32)Put<T>::of(high).v << 16;
@@ -45,8 +32,7 @@ SC_FN void attend_tensor(const void *pq, const void *pk, const void *pv, const v
     typedef typename L::T T;
     const int E = L::E, F = L::F, EP = E + 8, FP = F + 8, RECORD = F + 2;
     const float LOG2E = 1.44269504088896340736f;
-    extern __shared__ double shared[];
-    u16 *ks = (u16 *)shared, *vs = ks + 64 * EP;
+    u16 *ks = (u16 *)dynamic_shared(), *vs = ks + 64 * EP;
     const u32 tiles = (L::ROWS + 63) / 64;
     u32 b = blockIdx.x;
     const u32 split = b % SPLITS;

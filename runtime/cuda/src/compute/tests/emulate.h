@@ -1,0 +1,243 @@
+// Stands in for ptx.cuh and CUDA C: the threads of a block are contexts of one thread of the host, which run
+// in turn and wait for each other at barriers and at exchanges within a warp. Blocks run one after another.
+
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <functional>
+#include <memory>
+#include <tuple>
+#include <ucontext.h>
+#include <utility>
+#include <vector>
+
+#define __device__
+#define __global__
+#define __forceinline__ inline
+#define __launch_bounds__(threads)
+#define __shared__ static
+#define volatile
+
+struct uint2 { unsigned x, y; };
+struct uint4 { unsigned x, y, z, w; };
+struct float4 { float x, y, z, w; };
+struct Dim { unsigned x; };
+static Dim threadIdx, blockIdx, blockDim, gridDim;
+
+namespace emulate {
+
+enum Waits { RUNS, WARP, BLOCK, ENDED };
+struct Thread {
+    ucontext_t context;
+    std::vector<char> stack;
+    Waits waits;
+};
+static std::vector<std::unique_ptr<Thread>> threads;
+static ucontext_t scheduler;
+static unsigned own;
+static std::function<void()> body;
+
+inline void wait(Waits what) {
+    threads[own]->waits = what;
+    swapcontext(&threads[own]->context, &scheduler);
+}
+inline void start() {
+    body();
+    wait(ENDED);
+}
+
+// Lets threads go on whose warp, or whose block, has arrived as a whole.
+inline void release(unsigned first, unsigned end, Waits what) {
+    for (unsigned i = first; i < end; i++)
+        if (threads[i]->waits != what && threads[i]->waits != ENDED) return;
+    for (unsigned i = first; i < end; i++)
+        if (threads[i]->waits == what) threads[i]->waits = RUNS;
+}
+
+inline void block(unsigned count) {
+    while (threads.size() < count) {
+        threads.push_back(std::make_unique<Thread>());
+        threads.back()->stack.resize(64 << 10);
+    }
+    for (unsigned i = 0; i < count; i++) {
+        Thread &t = *threads[i];
+        getcontext(&t.context);
+        t.context.uc_stack.ss_sp = t.stack.data();
+        t.context.uc_stack.ss_size = t.stack.size();
+        t.context.uc_link = nullptr;
+        makecontext(&t.context, start, 0);
+        t.waits = RUNS;
+    }
+    for (;;) {
+        bool ran = false, live = false;
+        for (unsigned i = 0; i < count; i++)
+            if (threads[i]->waits == RUNS) {
+                ran = true;
+                own = threadIdx.x = i;
+                swapcontext(&scheduler, &threads[i]->context);
+            }
+        for (unsigned w = 0; w < count; w += 32) release(w, w + 32 < count ? w + 32 : count, WARP);
+        release(0, count, BLOCK);
+        for (unsigned i = 0; i < count; i++) live = live || threads[i]->waits != ENDED;
+        if (!live) return;
+        if (!ran) {
+            fprintf(stderr, "the threads of a block wait for each other\n");
+            abort();
+        }
+    }
+}
+
+template <class... P, size_t... I>
+void launch(void (*kernel)(P...), const unsigned long long *const *params, unsigned grid, unsigned threads, std::index_sequence<I...>) {
+    std::tuple<P...> args;
+    (memcpy(&std::get<I>(args), params[I], sizeof(P)), ...);
+    body = [&] { std::apply(kernel, args); };
+    gridDim.x = grid, blockDim.x = threads;
+    for (unsigned b = 0; b < grid; b++) {
+        blockIdx.x = b;
+        block(threads);
+    }
+}
+template <class... P> void launch(void (*kernel)(P...), const unsigned long long *const *params, unsigned grid, unsigned threads) {
+    launch(kernel, params, grid, threads, std::make_index_sequence<sizeof...(P)>());
+}
+
+// What each thread of a block shows to its warp.
+struct Shown { unsigned long long words[4]; };
+static Shown shown[1024];
+template <class A> A at_lane(A value, unsigned thread) {
+    memcpy(&shown[own], &value, sizeof(A));
+    wait(WARP);
+    A other;
+    memcpy(&other, &shown[thread], sizeof(A));
+    wait(WARP);
+    return other;
+}
+template <class To, class From> To bits(From x) {
+    To y;
+    memcpy(&y, &x, sizeof(To));
+    return y;
+}
+inline long long to_int(double x) {
+    if (x != x) return 0;
+    if (x >= 9223372036854775808.0) return 0x7fffffffffffffffll;
+    return x < -9223372036854775808.0 ? -0x7fffffffffffffffll - 1 : (long long)x;
+}
+
+} // namespace emulate
+
+inline void __syncthreads() { emulate::wait(emulate::BLOCK); }
+template <class A> A __shfl_xor_sync(unsigned, A x, int mask) { return emulate::at_lane(x, emulate::own ^ mask); }
+template <class A> A __shfl_sync(unsigned, A x, int lane) { return emulate::at_lane(x, emulate::own / 32 * 32 + lane % 32); }
+template <class A> A __shfl_up_sync(unsigned, A x, unsigned by) {
+    return emulate::at_lane(x, emulate::own % 32 >= by ? emulate::own - by : emulate::own);
+}
+inline unsigned __ballot_sync(unsigned, bool x) {
+    emulate::shown[emulate::own].words[0] = x;
+    emulate::wait(emulate::WARP);
+    unsigned all = 0;
+    for (unsigned i = 0; i < 32; i++) all |= (unsigned)emulate::shown[emulate::own / 32 * 32 + i].words[0] << i;
+    emulate::wait(emulate::WARP);
+    return all;
+}
+inline int __popc(unsigned x) { return __builtin_popcount(x); }
+inline float __uint_as_float(unsigned x) { return emulate::bits<float>(x); }
+inline unsigned __float_as_uint(float x) { return emulate::bits<unsigned>(x); }
+inline double __longlong_as_double(long long x) { return emulate::bits<double>(x); }
+inline long long __double_as_longlong(double x) { return emulate::bits<long long>(x); }
+inline float __double2float_rn(double x) { return (float)x; }
+inline long long __float2ll_rz(float x) { return emulate::to_int(x); }
+inline long long __double2ll_rz(double x) { return emulate::to_int(x); }
+inline float __ll2float_rn(long long x) { return (float)x; }
+inline double __ll2double_rn(long long x) { return (double)x; }
+inline float __fadd_rn(float a, float b) { return a + b; }
+inline float __fmul_rn(float a, float b) { return a * b; }
+inline float __fdiv_rn(float a, float b) { return a / b; }
+inline double __dadd_rn(double a, double b) { return a + b; }
+inline double __dmul_rn(double a, double b) { return a * b; }
+inline double __ddiv_rn(double a, double b) { return a / b; }
+
+namespace sc {
+
+typedef unsigned char u8;
+typedef unsigned short u16;
+typedef unsigned int u32;
+typedef unsigned long long u64;
+typedef long long i64;
+
+#define SC_FN static inline
+
+SC_FN float f16_to_float(u16 x) {
+    const int exponent = x >> 10 & 31, mantissa = x & 1023;
+    const float magnitude = exponent == 31 ? (mantissa ? NAN : INFINITY)
+                            : exponent ? ldexpf(1024 + mantissa, exponent - 25) : ldexpf(mantissa, -24);
+    return x >> 15 ? -magnitude : magnitude;
+}
+SC_FN u16 float_to_f16(float x) {
+    const u16 sign = __float_as_uint(x) >> 16 & 0x8000;
+    const float a = fabsf(x);
+    if (x != x) return 0x7fff;
+    if (a >= 65520) return sign | 0x7c00;
+    if (a < ldexpf(1, -14)) return sign | (u16)rintf(ldexpf(a, 24));
+    int exponent;
+    const float mantissa = rintf(ldexpf(frexpf(a, &exponent), 11));
+    // A mantissa that rounds up to the next power of two carries into the exponent.
+    return sign | (u16)(((exponent + 13) << 10) + (int)mantissa);
+}
+SC_FN u16 float_to_bf16(float x) {
+    const u32 bits = __float_as_uint(x);
+    return x != x ? 0x7fff : (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
+}
+SC_FN void store_pair(void *to, u64 low, u64 high) {
+    ((u64 *)to)[0] = low;
+    ((u64 *)to)[1] = high;
+}
+SC_FN double *dynamic_shared() {
+    static double shared[20 << 10];
+    return shared;
+}
+
+SC_FN float bf16_to_float(u16 x) { return __uint_as_float((u32)x << 16); }
+
+// With g = lane / 4 and t = lane % 4: a holds columns 2t, 2t + 1 of rows g and g + 8, then columns 8 further on; b
+// rows 2t, 2t + 1, and 8 further on, of column g; c columns 2t, 2t + 1 of rows g and g + 8.
+template <float (*VALUE)(u16)> void multiply(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+    struct Fragments { u32 a[4], b[2]; } mine = {{a[0], a[1], a[2], a[3]}, {b0, b1}};
+    const u32 lane = emulate::own % 32, warp = emulate::own - lane;
+    Fragments all[32];
+    memcpy(&emulate::shown[emulate::own], &mine, sizeof mine);
+    emulate::wait(emulate::WARP);
+    for (u32 i = 0; i < 32; i++) memcpy(&all[i], &emulate::shown[warp + i], sizeof mine);
+    emulate::wait(emulate::WARP);
+    const auto half = [](u32 word, u32 high) { return VALUE((u16)(high ? word >> 16 : word)); };
+    for (u32 e = 0; e < 4; e++) {
+        const u32 row = lane / 4 + e / 2 * 8, column = lane % 4 * 2 + e % 2;
+        double sum = 0;
+        for (u32 k = 0; k < 16; k++) {
+            const u32 x = all[row % 8 * 4 + k % 8 / 2].a[row / 8 + k / 8 * 2];
+            const u32 y = all[column * 4 + k % 8 / 2].b[k / 8];
+            sum += (double)half(x, k % 2) * half(y, k % 2);
+        }
+        c[e] += (float)sum;
+    }
+}
+SC_FN void multiply_bf16(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) { multiply<bf16_to_float>(c, a, b0, b1); }
+SC_FN void multiply_f16(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) { multiply<f16_to_float>(c, a, b0, b1); }
+
+SC_FN void load_transposed(u32 (&out)[4], const u16 *row) {
+    if ((u64)row % 16) {
+        fprintf(stderr, "a row of a matrix is not aligned to 16 bytes\n");
+        abort();
+    }
+    const u32 lane = emulate::own % 32, warp = emulate::own - lane;
+    const u16 *rows[32];
+    memcpy(&emulate::shown[emulate::own], &row, sizeof row);
+    emulate::wait(emulate::WARP);
+    for (u32 i = 0; i < 32; i++) memcpy(&rows[i], &emulate::shown[warp + i], sizeof row);
+    emulate::wait(emulate::WARP);
+    for (u32 m = 0; m < 4; m++)
+        out[m] = rows[m * 8 + lane % 4 * 2][lane / 4] | (u32)rows[m * 8 + lane % 4 * 2 + 1][lane / 4] << 16;
+}
+
+} // namespace sc

@@ -1,0 +1,149 @@
+//! Kernels as they are, compiled for the host, against the interpreter. Skipped where there is no C++
+//! compiler.
+
+use std::ffi::{CString, c_void};
+use std::fmt::Write as _;
+use std::process::Command;
+
+use super::check::{Case, corpus, lay, lowered};
+use super::{GEMM_WORKSPACE, Machine, text};
+use crate::launch::{Kernel, Work};
+
+/// Bytes behind the cases: the status word and the workspace.
+const BEHIND: usize = GEMM_WORKSPACE + 4096;
+
+/// Generated code as a library of the host.
+struct Library(*mut c_void);
+
+impl Drop for Library {
+    fn drop(&mut self) {
+        // SAFETY: opened by `build`; none of its functions runs.
+        unsafe { libc::dlclose(self.0) };
+    }
+}
+
+/// What a kernel became: parameters, blocks, threads of a block.
+type Launch = unsafe extern "C" fn(*const *const u64, u32, u32);
+
+impl Library {
+    /// Compiles `text`, whose kernels have these names; none where there is no compiler.
+    fn build<'a>(text: &str, names: impl Iterator<Item = &'a str>) -> Option<Library> {
+        let host = include_str!("emulate.h");
+        assert!(text.contains(text::PTX));
+        let mut code = format!("{host}{}", text.replace(text::PTX, ""));
+        for name in names {
+            let _ = writeln!(
+                code,
+                "extern \"C\" void emulate_{name}(const unsigned long long *const *p, unsigned g, unsigned t) \
+                 {{ emulate::launch({name}, p, g, t); }}"
+            );
+        }
+        let folder = std::env::temp_dir().join(format!("symmc-compute-{}", std::process::id()));
+        std::fs::create_dir_all(&folder).expect("a folder for the code");
+        let (source, library) = (folder.join("kernels.cpp"), folder.join("kernels.so"));
+        std::fs::write(&source, code).expect("the code is written");
+        let flags =
+            ["-std=c++17", "-O1", "-fno-strict-aliasing", "-ffp-contract=off", "-w", "-shared", "-fPIC"];
+        let built = Command::new("g++").args(flags).arg("-o").arg(&library).arg(&source).output();
+        let Ok(built) = built else {
+            eprintln!("skipped: no g++");
+            return None;
+        };
+        assert!(built.status.success(), "{}", String::from_utf8_lossy(&built.stderr));
+        let path = CString::new(library.as_os_str().as_encoded_bytes()).expect("a path");
+        // SAFETY: the library was just built; loading it runs nothing but constructors of the C++ runtime.
+        let handle = unsafe { libc::dlopen(path.as_ptr(), libc::RTLD_NOW) };
+        assert!(!handle.is_null(), "{} loads", library.display());
+        let _ = std::fs::remove_dir_all(folder);
+        Some(Library(handle))
+    }
+
+    /// Runs a kernel.
+    ///
+    /// # Safety
+    /// The memory that its parameters name exists.
+    unsafe fn run(&self, kernel: &Kernel) {
+        let name = CString::new(format!("emulate_{}", kernel.entry)).expect("a name");
+        // SAFETY: the library stays loaded.
+        let found = unsafe { libc::dlsym(self.0, name.as_ptr()) };
+        assert!(!found.is_null(), "{name:?} is there");
+        // SAFETY: `build` gave all functions of this name this type.
+        let launch: Launch = unsafe { std::mem::transmute(found) };
+        let params: Vec<*const u64> = kernel.params.iter().map(|p| p.words().as_ptr()).collect();
+        // SAFETY: the kernel was generated for these parameters; the rest by the caller.
+        unsafe { launch(params.as_ptr(), kernel.grid[0], kernel.block[0]) };
+    }
+}
+
+/// Some small cases of every op, and of the large ones those that take other ways.
+fn sample() -> Vec<Case> {
+    let ways = [
+        "failing",
+        "attention bf16 [8, 2, 130,",
+        "attention f16 [2, 2, 33,",
+        "attention f32 [8, 1, 1, 700,",
+        "matmul bf16 [3, 512]",
+        "matmul f16 [8, 512]",
+        "topk f32 5000",
+        "index_add bf16",
+        "rms_norm bf16 [2, 40000]",
+        "argmax f32 [5, 1000] axis 0",
+    ];
+    let mut small = 0;
+    let mut takes = |name: &str| {
+        if name.starts_with("large") {
+            return ways.iter().any(|w| name.contains(w));
+        }
+        small += 1;
+        name.starts_with("failing") || small % 9 == 0
+    };
+    let mut out = corpus();
+    out.retain(|c| takes(&c.name));
+    out
+}
+
+#[test]
+fn kernels_give_what_the_interpreter_gives() {
+    let cases = sample();
+    let (laid, bytes) = lay(&cases);
+    let mut memory = vec![0u128; (bytes + BEHIND).div_ceil(16) + 16];
+    let base = (memory.as_mut_ptr().expose_provenance() as u64).next_multiple_of(256);
+    let (status, workspace) = (base + bytes as u64, base + bytes as u64 + 256);
+    let machine = Machine { multiprocessors: 132, status, workspace, workspace_bytes: GEMM_WORKSPACE };
+    let all = lowered(&cases, &machine, base);
+    let Some(library) = Library::build(&all.source.text(), all.source.names()) else { return };
+    let pointer = |at: u64| std::ptr::with_exposed_provenance_mut::<u8>(at as usize);
+    let mut ran = 0;
+    for ((case, laid), works) in cases.iter().zip(&laid).zip(&all.works) {
+        let works = works.as_ref().unwrap_or_else(|e| panic!("{}: {e}", case.name));
+        // The library's products are not ours to emulate.
+        if works.iter().any(|w| matches!(w, Work::Gemm(_))) {
+            continue;
+        }
+        // SAFETY: all addresses lie in `memory`, as it was laid out; nothing else touches it meanwhile.
+        let word = unsafe {
+            for (start, bytes) in laid.image() {
+                pointer(base + *start as u64).copy_from(bytes.as_ptr(), bytes.len());
+            }
+            pointer(status).write_bytes(0, 16);
+            for work in works {
+                match work {
+                    Work::Kernel(kernel) => library.run(kernel),
+                    Work::Copy { to, from, bytes } => pointer(*to).copy_from(pointer(*from), *bytes),
+                    Work::Zero { at, bytes } => pointer(*at).write_bytes(0, *bytes),
+                    other => panic!("{other:?}"),
+                }
+            }
+            pointer(status).cast::<[u64; 2]>().read()
+        };
+        let failure = all.sites.failure(word).map(|f| f.1);
+        let read = |start: usize, len| {
+            // SAFETY: as above.
+            let bytes = unsafe { std::slice::from_raw_parts(pointer(base + start as u64), len) };
+            Ok(bytes.to_vec())
+        };
+        laid.verify(failure, read).unwrap_or_else(|what| panic!("{}: {what}", case.name));
+        ran += 1;
+    }
+    assert!(ran > cases.len() / 2, "{ran} of {} cases", cases.len());
+}
