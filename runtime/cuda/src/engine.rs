@@ -1,16 +1,16 @@
 //! Ranks on GPUs: the engine that a rank process hands its job to.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 use symmc_ir::InputKind;
 use symmc_runtime::RunError;
-use symmc_runtime::exec::{ExecConfig, Executor, RankMemory, Registry, Span};
+use symmc_runtime::exec::{Bound, ExecConfig, Executor, RankMemory, Registry, Span};
 use symmc_runtime::host::{Engine, EngineChoice, RankRun};
 
 use crate::arena::Exchange;
 use crate::bench::{self, BenchConfig};
-use crate::driver::{self, Graph};
+use crate::driver;
 use crate::error::CudaError;
 use crate::session::{Session, SessionConfig};
 use crate::trace;
@@ -97,9 +97,7 @@ impl Engine for CudaEngine {
         if let Some(Bench::Collectives(config)) = &config.bench {
             ready()?;
             let measured = bench::run(gpu, run.config.limit, config, &Peers(run), &|| alive(run))?;
-            let text =
-                serde_json::to_vec(&measured).map_err(|e| RunError::system("writing the answer", e))?;
-            return answer(&text, memory);
+            return answer(&measured, memory);
         }
         let registry = Registry::new();
         let mut executor = Executor::new(run.plan, rank, &registry, ExecConfig::default())?;
@@ -107,75 +105,102 @@ impl Engine for CudaEngine {
         let bound = executor.bind(run.bindings)?;
         let session = SessionConfig { gpu, limit: run.config.limit, chaos: run.config.chaos };
         let session = Session::new(bound.clone(), &Peers(run), &session)?;
+        let turn = Turn { run, session: &session, bound: &bound, bucket, trace: config.trace.as_deref() };
         if let Some(Bench::Program { replays, runs }) = config.bench {
-            session.draw_inputs()?;
-            let graph = session.record(runs)?;
-            ready()?;
-            let times = measure(&session, &graph, run, bucket, [replays, runs as usize])?;
-            if let Some(path) = &config.trace {
-                trace::write(path, &session.trace(&|| alive(run))?, &Peers(run))?;
-            }
-            let text = serde_json::to_vec(&times).map_err(|e| RunError::system("writing the answer", e))?;
-            return answer(&text, memory);
+            return answer(&turn.measure([replays, runs as usize], ready)?, memory);
         }
+        // SAFETY: the caller's promise.
+        unsafe { turn.run(memory, ready) }
+    }
+}
+
+/// A session on its rank, with what the run wants of it.
+struct Turn<'a> {
+    run: &'a RankRun<'a>,
+    session: &'a Session,
+    bound: &'a Bound,
+    bucket: usize,
+    trace: Option<&'a Path>,
+}
+
+impl Turn<'_> {
+    /// Runs the plan as often as wanted.
+    ///
+    /// # Safety
+    /// As [`Engine::run`].
+    unsafe fn run(
+        &self,
+        memory: &RankMemory,
+        ready: &mut dyn FnMut() -> Result<(), RunError>,
+    ) -> Result<(), RunError> {
+        let (run, session) = (self.run, self.session);
         // SAFETY: the caller's promise.
         let data = |i: usize| unsafe { bytes(memory.inputs.get(i)?) };
         session.write_inputs(data, |_| true)?;
         let graph = session.record(1)?;
         ready()?;
-        let mutated: Vec<Option<usize>> = bound.outputs.iter().map(|o| o.mutates).collect();
-        let rewritten = |i: usize| {
-            let input = &bound.inputs[i];
-            input.kind == InputKind::Argument && input.fixed.is_some() && !mutated.contains(&Some(i))
-        };
         let repeats = u64::from(run.repeats.max(1));
-        let mut traced = None;
         for repeat in 0..repeats {
-            run.comm.begin_run(repeat, bucket);
+            run.comm.begin_run(repeat, self.bucket);
             if repeat > 0 {
-                session.write_inputs(data, rewritten)?;
+                session.write_inputs(data, |i| self.is_written_again(i))?;
             }
-            if config.trace.is_some() && repeat + 1 == repeats {
-                traced = Some(session.trace(&|| alive(run))?);
-            } else {
-                session.replay(&graph, &|| alive(run))?;
+            match self.trace {
+                Some(path) if repeat + 1 == repeats => self.write_trace(path)?,
+                _ => session.replay(&graph, &|| alive(run)).map(|_| ())?,
             }
             session.write_back()?;
         }
-        if let (Some(path), Some(steps)) = (&config.trace, traced) {
-            trace::write(path, &steps, &Peers(run))?;
-        }
         run.comm.end_runs();
-        for (index, span) in memory.outputs.iter().enumerate() {
+        for (index, span) in memory.outputs.iter().enumerate().filter(|(_, span)| span.len > 0) {
             // SAFETY: the caller's promise.
             let to = unsafe { std::slice::from_raw_parts_mut(span.ptr, span.len) };
             session.read_output(index, to)?;
         }
         Ok(())
     }
-}
 
-/// Microseconds of one run in each replay, in order of size. Ranks meet before each.
-fn measure(
-    session: &Session,
-    graph: &Graph,
-    run: &RankRun<'_>,
-    bucket: usize,
-    [replays, runs]: [usize; 2],
-) -> Result<Vec<f64>, RunError> {
-    const WARM: usize = 3;
-    let mut times = Vec::with_capacity(replays);
-    for replay in 0..WARM + replays {
-        run.exchange(&[0])?;
-        run.comm.begin_run(replay as u64, bucket);
-        let time = session.replay(graph, &|| alive(run))?;
-        if replay >= WARM {
-            times.push(time / runs.max(1) as f64);
-        }
+    /// Whether an input's memory may hold something else after a run: an argument in fixed memory, which its
+    /// caller writes before each run, unless an output replaces it.
+    fn is_written_again(&self, index: usize) -> bool {
+        let input = &self.bound.inputs[index];
+        let replaced = self.bound.outputs.iter().any(|o| o.mutates == Some(index));
+        input.kind == InputKind::Argument && input.fixed.is_some() && !replaced
     }
-    run.comm.end_runs();
-    times.sort_by(f64::total_cmp);
-    Ok(times)
+
+    fn write_trace(&self, path: &Path) -> Result<(), RunError> {
+        let steps = self.session.trace(&|| alive(self.run))?;
+        trace::write(path, &steps, &Peers(self.run))
+    }
+
+    /// Microseconds of one run in each replay of so many runs, in order of size, on numbers drawn on the device.
+    /// Ranks meet before each.
+    fn measure(
+        &self,
+        [replays, runs]: [usize; 2],
+        ready: &mut dyn FnMut() -> Result<(), RunError>,
+    ) -> Result<Vec<f64>, RunError> {
+        const WARM: usize = 3;
+        let (run, session) = (self.run, self.session);
+        session.draw_inputs()?;
+        let graph = session.record(runs as u32)?;
+        ready()?;
+        let mut times = Vec::with_capacity(replays);
+        for replay in 0..WARM + replays {
+            run.exchange(&[0])?;
+            run.comm.begin_run(replay as u64, self.bucket);
+            let time = session.replay(&graph, &|| alive(run))?;
+            if replay >= WARM {
+                times.push(time / runs.max(1) as f64);
+            }
+        }
+        if let Some(path) = self.trace {
+            self.write_trace(path)?;
+        }
+        run.comm.end_runs();
+        times.sort_by(f64::total_cmp);
+        Ok(times)
+    }
 }
 
 /// The ranks of a run, as sessions meet.
@@ -195,8 +220,9 @@ impl Exchange for Peers<'_> {
     }
 }
 
-/// Writes bytes to the first output.
-fn answer(text: &[u8], memory: &RankMemory) -> Result<(), RunError> {
+/// Writes a value as JSON, with a zero behind it, to the first output.
+fn answer(value: &impl Serialize, memory: &RankMemory) -> Result<(), RunError> {
+    let text = serde_json::to_vec(value).map_err(|e| RunError::system("writing the answer", e))?;
     let room = memory.outputs.first().filter(|span| span.len > text.len());
     let room =
         room.ok_or_else(|| RunError::Invalid(format!("the job has no room for {} bytes", text.len())))?;

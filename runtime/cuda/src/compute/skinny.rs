@@ -5,9 +5,9 @@ use super::gemm::{Gemm, Order};
 use super::text::{self, stored};
 use crate::launch::{Kernel, Work};
 
-/// The most rows where the right matrix lies along the summed axis, and where it lies along the columns:
-/// more would not leave each thread its sums in registers.
-const MOST_ROWS: [usize; 2] = [16, 8];
+/// The most rows where the right matrix lies along the summed axis, and where it lies along the columns. On an
+/// H200, 1 row of a 4096 × 7168 matrix takes 16 µs this way and about 19 in the library, 16 rows take 40 and 19.
+const MOST_ROWS: [usize; 2] = [4, 4];
 /// Columns that a block computes, in the same two cases.
 const COLUMNS: [usize; 2] = [4, 32];
 
