@@ -1,6 +1,6 @@
 //! Times of collectives on the GPUs at hand, every variant beside the vendor's own.
 //!
-//! A case is recorded [`CALLS`] times in a row into one graph, on two pairs of operands and results in turn, and
+//! A case is recorded ten times in a row into one graph, on two pairs of operands and results in turn, and
 //! the graph is replayed; what counts is the median of the replays over the number of calls. Ranks meet on the
 //! host before each replay. The first replay's result is compared with what the collective must give.
 
