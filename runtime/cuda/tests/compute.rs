@@ -117,3 +117,25 @@ fn a_step_that_the_other_lane_awaits_ends_its_group() {
     let group = Group { steps: vec![0, 1], stored: vec![true, true] };
     assert_eq!(groups(&list), [group]);
 }
+
+#[test]
+fn a_group_spans_steps_that_do_not_touch_it() {
+    let between = |operand: Located, result: Located| {
+        let mut list = chain(at(Home::Output(0), 0));
+        list.insert(1, step(1, Op::Softmax { axis: 1, log: false }, vec![operand], result));
+        list.iter_mut().enumerate().for_each(|(index, step)| step.index = index);
+        list
+    };
+    let steps = |list: &[BoundStep]| groups(list).into_iter().map(|g| g.steps).collect::<Vec<_>>();
+    let apart = between(at(Home::Input(1), 0), at(Home::Output(1), 0));
+    assert_eq!(steps(&apart), [vec![0, 2, 3]]);
+    let reads_the_result = between(at(Home::Ordinary, 0), at(Home::Output(1), 0));
+    assert_eq!(steps(&reads_the_result), [vec![2, 3]]);
+    let writes_the_operand = between(at(Home::Input(1), 0), at(Home::Input(0), 0));
+    assert_eq!(steps(&writes_the_operand), [vec![2, 3]]);
+    // Another lane takes it as a sign that all before it is done.
+    let mut awaited = apart;
+    let copy = step(4, Op::Copy, vec![at(Home::Output(1), 0)], at(Home::Output(2), 0));
+    awaited.push(BoundStep { lane: Lane::Comm, waits: vec![1], ..copy });
+    assert_eq!(steps(&awaited), [vec![2, 3]]);
+}

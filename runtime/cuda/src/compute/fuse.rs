@@ -1,7 +1,7 @@
 //! Several element-wise steps as one kernel.
 //!
-//! [`groups`] finds steps that follow each other in the compute lane over one iteration space, and which of
-//! their results somebody else reads. [`lower_fused`] makes one kernel of such a group: a value passes from step to
+//! [`groups`] finds steps of the compute lane over one iteration space, and which of their results somebody else
+//! reads. Other steps may stand between them if they neither touch what the group writes nor write what it reads. [`lower_fused`] makes one kernel of such a group: a value passes from step to
 //! step in a register, rounded to its dtype as if it had been stored, so the bits are those of the single
 //! steps.
 //!
@@ -98,10 +98,10 @@ pub fn groups(list: &[BoundStep]) -> Vec<Group> {
         let joins = fusible(step).is_some_and(|shape| {
             now.last().is_none_or(|&l| fusible(&list[l]) == Some(shape)) && now.len() < MOST_STEPS
         });
-        if !joins {
+        if !joins && !passes(list, &now, step, awaited(step.index, step.lane)) {
             close(list, &mut now, &mut out);
         }
-        if fusible(step).is_some() {
+        if fusible(step).is_some() && (joins || now.is_empty()) {
             now.push(place);
             // Another lane waits for exactly this step: the work may not be done later.
             if awaited(step.index, step.lane) {
@@ -111,6 +111,31 @@ pub fn groups(list: &[BoundStep]) -> Vec<Group> {
     }
     close(list, &mut now, &mut out);
     out
+}
+
+/// Whether the steps of an open group may be done after this one, which is not of the group: it touches nothing
+/// that they write, writes nothing that they read, and no other lane takes it as a sign that they are done.
+fn passes(list: &[BoundStep], group: &[usize], step: &BoundStep, awaited: bool) -> bool {
+    let StepWork::Kernel { operands, results, .. } = &step.work else { return false };
+    if awaited || fusible(step).is_some() {
+        return false;
+    }
+    let (reads, writes): (Vec<Span>, Vec<Span>) =
+        (operands.iter().map(Span::of).collect(), results.iter().map(Span::of).collect());
+    group.iter().all(|&member| match &list[member].work {
+        StepWork::Kernel { operands, results, .. } => {
+            let written = |r: &Located| {
+                let span = Span::of(r);
+                !reads.iter().chain(&writes).any(|other| other.overlaps(&span))
+            };
+            let read = |x: &Located| {
+                let span = Span::of(x);
+                !writes.iter().any(|other| other.overlaps(&span))
+            };
+            results.iter().all(written) && operands.iter().all(read)
+        }
+        _ => false,
+    })
 }
 
 /// The iteration space of a step that can be part of a group.
