@@ -104,7 +104,8 @@ pub struct ProgramArgs {
 /// What compiles a program.
 #[derive(ClapArgs, Debug, Clone)]
 pub struct CompileArgs {
-    /// The machine to choose for: a built-in profile (host, h200x2, h200x4, h200x8; host unless given) or a
+    /// The machine to choose for: a built-in profile (host, h200x2, h200x4, h200x8; host unless given,
+    /// or the nearest of the others for GPUs) or a
     /// profile file
     #[arg(long, value_name = "NAME|FILE", value_parser = parse_name)]
     pub machine: Option<String>,

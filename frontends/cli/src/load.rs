@@ -35,9 +35,26 @@ pub fn close_ranks(program: &mut Program) -> Result<()> {
     Ok(())
 }
 
-/// How to compile.
+/// How to compile for this machine's CPU, unless another machine is named.
 pub fn config(args: &CompileArgs) -> Result<Config> {
-    let machine = args.machine.as_deref().unwrap_or("host");
+    config_for(args, "host")
+}
+
+/// How to compile for so many GPUs, unless a machine is named.
+pub fn gpu_config(args: &CompileArgs, ranks: u32) -> Result<Config> {
+    let nearest = match ranks {
+        0..=2 => "h200x2",
+        3..=4 => "h200x4",
+        _ => "h200x8",
+    };
+    if args.machine.is_none() {
+        eprintln!("note: chosen for {nearest}; --machine names another, and symmc tune measures this one");
+    }
+    config_for(args, nearest)
+}
+
+fn config_for(args: &CompileArgs, machine: &str) -> Result<Config> {
+    let machine = args.machine.as_deref().unwrap_or(machine);
     let profile = match Profile::builtin(machine) {
         Some(profile) => profile,
         None => profile_file(machine)?,

@@ -102,7 +102,7 @@ pub fn program(args: &BenchProgramArgs) -> Result<ExitCode> {
         false => {
             let mut program = load::program(&args.program)?;
             load::close_ranks(&mut program)?;
-            symmc::compile(&program, &load::config(&args.compile)?)?
+            symmc::compile(&program, &load::gpu_config(&args.compile, program.graph.ranks.unwrap_or(0))?)?
         }
     };
     let source = text::parse(&plan.source.text)?;

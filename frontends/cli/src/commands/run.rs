@@ -11,7 +11,8 @@ use symmc::host::{EngineChoice, Membership, RankCommand};
 use symmc::ir::interp::{self, Comparison};
 use symmc::ir::text;
 use symmc::{
-    Backend, CheckedPlan, Draw, Expected, Graph, Registry, RunConfig, Tensor, TensorFile, Weights, Workload,
+    Backend, CheckedPlan, Config, Draw, Expected, Graph, Registry, RunConfig, Tensor, TensorFile, Weights,
+    Workload,
 };
 
 use crate::args::{BackendArg, Compare, RunArgs};
@@ -123,9 +124,17 @@ fn subject(args: &RunArgs, tensors: Option<&TensorFile>) -> Result<Subject> {
             }
             plan
         }
-        None => symmc::compile(&program, &load::config(&args.compile)?)?,
+        None => symmc::compile(&program, &compile_config(args, program.graph.ranks.unwrap_or(0))?)?,
     };
     Ok(Subject { plan, source: program.graph, weights: program.weights })
+}
+
+/// How the program is compiled for what runs it.
+fn compile_config(args: &RunArgs, ranks: u32) -> Result<Config> {
+    match args.backend {
+        BackendArg::Cuda => load::gpu_config(&args.compile, ranks),
+        _ => load::config(&args.compile),
+    }
 }
 
 /// This command has no kernels for custom ops.
