@@ -349,6 +349,26 @@ __device__ __forceinline__ void reduce_one(const Call& call, u64 i) {
     for (u32 p = 0; p < OUTS; p++) ((Stored*)call.to[p])[i] = out;
 }
 
+/// Reduces 16 bytes at each of `TIMES` places, `apart` bytes from each other, of all ranks into all outputs. All
+/// loads come first.
+template <class T, class O, u32 N, u32 OUTS, u32 TIMES>
+__device__ __forceinline__ void reduce_wide(const Call& call, u64 at, u64 apart) {
+    Run<T, 2> runs[TIMES][N];
+#pragma unroll
+    for (u32 t = 0; t < TIMES; t++) {
+#pragma unroll
+        for (u32 p = 0; p < N; p++) runs[t][p] = load_run<T>(call.from[p] + at + t * apart);
+    }
+#pragma unroll
+    for (u32 t = 0; t < TIMES; t++) {
+        const Run<T, 2> out = reduce_runs<T, O, N, 2>(runs[t]);
+#pragma unroll
+        for (u32 p = 0; p < OUTS; p++) {
+            store_wide(call.to[p] + at + t * apart, Wide{out.words[0], out.words[1]});
+        }
+    }
+}
+
 /// One-shot and two-shot all-reduce, pull reduce-scatter: reduces `count` elements at `from[rank]` into each of
 /// `to`. `VECTOR`: all addresses are multiples of 16.
 template <class T, class O, u32 N, u32 OUTS, bool EXIT, bool VECTOR>
@@ -362,19 +382,41 @@ __device__ __forceinline__ void reduce(const Call& call) {
         constexpr u32 COUNT = Run<T, 2>::COUNT;
         const u64 bytes = call.count / COUNT * 16;
         done = call.count / COUNT * COUNT;
-        for (u64 at = first * 16; at < bytes; at += step * 16) {
-            Run<T, 2> runs[N];
-#pragma unroll
-            for (u32 p = 0; p < N; p++) runs[p] = load_run<T>(call.from[p] + at);
-            const Run<T, 2> out = reduce_runs<T, O, N, 2>(runs);
-#pragma unroll
-            for (u32 p = 0; p < OUTS; p++) store_wide(call.to[p] + at, Wide{out.words[0], out.words[1]});
+        u64 at = first * 16;
+        // Large tensors are bound by the accesses in flight.
+        if constexpr (N <= 4) {
+            for (; at + step * 16 < bytes; at += step * 32) reduce_wide<T, O, N, OUTS, 2>(call, at, step * 16);
         }
+        for (; at < bytes; at += step * 16) reduce_wide<T, O, N, OUTS, 1>(call, at, 0);
     }
     for (u64 i = done + first; i < call.count; i += step) reduce_one<T, O, N, OUTS>(call, i);
     words.epoch += 1 + EXIT;
     leave(call, words);
     if constexpr (EXIT) meet<Depart, N>(call, words.epoch);
+}
+
+/// Moves 16 bytes at each of `TIMES` places, `apart` bytes from each other. All loads come first.
+template <u32 N, bool SAME, u32 TIMES>
+__device__ __forceinline__ void move_wide(const Call& call, const bool (&moves)[N], u64 at, u64 apart) {
+    Wide wide[TIMES][N];
+#pragma unroll
+    for (u32 t = 0; t < TIMES; t++) {
+#pragma unroll
+        for (u32 p = 0; p < N; p++) {
+            if (SAME && p > 0) {
+                wide[t][p] = wide[t][0];
+            } else {
+                wide[t][p] = load_wide(call.from[p] + at + t * apart);
+            }
+        }
+    }
+#pragma unroll
+    for (u32 t = 0; t < TIMES; t++) {
+#pragma unroll
+        for (u32 p = 0; p < N; p++) {
+            if (moves[p]) store_wide(call.to[p] + at + t * apart, wide[t][p]);
+        }
+    }
 }
 
 /// Pull and push all-gather and all-to-all: moves `count` bytes at each `from` to the `to` of the same index.
@@ -392,21 +434,11 @@ __device__ __forceinline__ void move(const Call& call) {
     for (u32 p = 0; p < N; p++) moves[p] = call.from[p] != call.to[p];
     if constexpr (sizeof(U) == 16) {
         done = call.count / 16 * 16;
-        for (u64 at = first * 16; at < done; at += step * 16) {
-            Wide wide[N];
-#pragma unroll
-            for (u32 p = 0; p < N; p++) {
-                if (SAME && p > 0) {
-                    wide[p] = wide[0];
-                } else {
-                    wide[p] = load_wide(call.from[p] + at);
-                }
-            }
-#pragma unroll
-            for (u32 p = 0; p < N; p++) {
-                if (moves[p]) store_wide(call.to[p] + at, wide[p]);
-            }
+        u64 at = first * 16;
+        if constexpr (N <= 4) {
+            for (; at + step * 48 < done; at += step * 64) move_wide<N, SAME, 4>(call, moves, at, step * 16);
         }
+        for (; at < done; at += step * 16) move_wide<N, SAME, 1>(call, moves, at, 0);
     }
     typedef typename U::Unit Unit;
     for (u64 at = done + first * sizeof(Unit); at < call.count; at += step * sizeof(Unit)) {
