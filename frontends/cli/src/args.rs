@@ -368,6 +368,14 @@ pub struct TuneArgs {
     pub output: PathBuf,
 }
 
+fn parse_dtype(text: &str) -> Result<String, String> {
+    let names = || symmc::ir::DType::ALL.map(|d| d.name()).join(", ");
+    match symmc::ir::DType::from_name(text) {
+        Some(dtype) => Ok(dtype.name().into()),
+        None => Err(format!("there is no dtype {text}; expected one of {}", names())),
+    }
+}
+
 /// A size of a collective: at least a few elements for each rank, and what a GPU can hold several times.
 fn parse_bytes(text: &str) -> Result<usize, String> {
     let bytes: usize = text.parse().map_err(|_| format!("expected a number of bytes, found {text:?}"))?;
@@ -437,7 +445,7 @@ pub struct BenchArgs {
     ])]
     pub bytes: Vec<usize>,
     /// The type of the elements
-    #[arg(long, default_value = "bf16")]
+    #[arg(long, default_value = "bf16", value_parser = parse_dtype)]
     pub dtype: String,
     /// How often each case is replayed, ten calls at a time
     #[arg(long, default_value_t = 20, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=10_000))]

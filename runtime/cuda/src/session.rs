@@ -5,7 +5,7 @@
 //! ends them, and report there what they missed; no wait is without a limit.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
@@ -65,6 +65,17 @@ pub struct Session {
     limit: Duration,
     /// Runs begun, for reports.
     runs: AtomicU64,
+    /// Whether a run failed: then nothing on the device is waited for.
+    failed: AtomicBool,
+}
+
+impl Drop for Session {
+    fn drop(&mut self) {
+        if self.failed.load(Ordering::Relaxed) {
+            // The library's kernels may wait for a peer that has left; nothing can be freed before they end.
+            self.nccl.abort();
+        }
+    }
 }
 
 /// The words of pinned memory: first the collectives', then those of compute kernels.
@@ -126,6 +137,7 @@ impl Session {
             _private: memory,
             limit,
             runs: AtomicU64::new(0),
+            failed: AtomicBool::new(false),
         })
     }
 
@@ -254,8 +266,12 @@ impl Session {
         self.bound.steps.iter().zip(&events).map(traced).collect()
     }
 
-    /// Waits for the streams.
+    /// Waits for the streams, and looks for what kernels reported.
     fn wait(&self, alive: &dyn Fn() -> Result<(), RunError>) -> Result<(), CudaError> {
+        self.wait_for_all(alive).inspect_err(|_| self.failed.store(true, Ordering::Relaxed))
+    }
+
+    fn wait_for_all(&self, alive: &dyn Fn() -> Result<(), RunError>) -> Result<(), CudaError> {
         let start = Instant::now();
         let mut ended_by = None;
         let mut pause = Duration::from_micros(1);

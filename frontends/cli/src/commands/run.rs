@@ -159,8 +159,9 @@ fn refuse_compile_options(args: &RunArgs) -> Result<()> {
 
 /// Refuses, before any work, what cannot come to an end as asked.
 fn refuse_idle(args: &RunArgs) -> Result<()> {
-    if !args.gpus.is_empty() && args.backend != BackendArg::Cuda {
-        bail!("--gpus has no effect without --backend cuda");
+    let of_gpus = [("--gpus", !args.gpus.is_empty()), ("--profile-trace", args.profile_trace.is_some())];
+    if let Some((option, _)) = of_gpus.iter().find(|o| o.1 && args.backend != BackendArg::Cuda) {
+        bail!("{option} has no effect without --backend cuda");
     }
     let drawn = args.seed.is_some().then_some("--seed, which draws the arguments");
     match (args.compare, &args.tensors, drawn, args.compile.given().next(), &args.plan) {
