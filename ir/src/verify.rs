@@ -536,20 +536,20 @@ fn unknown(what: &str, id: impl Entity + fmt::Display, len: usize) -> String {
 
 /// Reports names that are not valid or stand twice.
 fn unique<'a>(
-    names: impl Iterator<Item = &'a str>,
+    names: impl ExactSizeIterator<Item = &'a str>,
     prefix: &str,
     valid: impl Fn(&str) -> bool,
     expected: &str,
     found: &mut Vec<(String, String)>,
 ) {
-    let mut seen = HashSet::new();
+    let mut seen = HashSet::with_capacity(names.len());
     for name in names {
-        let at = format!("{prefix}{name}");
+        let at = || format!("{prefix}{name}");
         if !valid(name) {
-            found.push((at.clone(), format!("expected {expected}, found {name:?}")));
+            found.push((at(), format!("expected {expected}, found {name:?}")));
         }
         if !seen.insert(name) {
-            found.push((at, "expected one of this name, found another".to_string()));
+            found.push((at(), "expected one of this name, found another".to_string()));
         }
     }
 }

@@ -143,6 +143,9 @@ impl<'a> Cursor<'a> {
     fn digits(&mut self, negative: bool, at: usize) -> Read<i64> {
         let Token::Integer(digits) = self.token else { return Err(self.unexpected("an integer")) };
         self.take()?;
+        if let Ok(magnitude) = digits.parse::<i64>() {
+            return Ok(if negative { -magnitude } else { magnitude });
+        }
         let magnitude: i128 = digits.parse().unwrap_or(i128::MAX);
         i64::try_from(if negative { -magnitude } else { magnitude })
             .map_err(|_| Failure::new(at, format!("the integer {} does not fit 64 bits", quote(digits))))

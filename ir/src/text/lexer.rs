@@ -45,7 +45,25 @@ impl Token<'_> {
     }
 }
 
-const MARKS: [&str; 13] = ["..=", "->", "[", "]", "(", ")", ",", ":", "=", "+", "-", "*", "?"];
+/// The punctuation that this text starts with.
+fn mark(text: &[u8]) -> Option<&'static str> {
+    Some(match text {
+        [b'[', ..] => "[",
+        [b']', ..] => "]",
+        [b'(', ..] => "(",
+        [b')', ..] => ")",
+        [b',', ..] => ",",
+        [b':', ..] => ":",
+        [b'=', ..] => "=",
+        [b'+', ..] => "+",
+        [b'*', ..] => "*",
+        [b'?', ..] => "?",
+        [b'-', b'>', ..] => "->",
+        [b'-', ..] => "-",
+        [b'.', b'.', b'=', ..] => "..=",
+        _ => return None,
+    })
+}
 
 /// A position in the text and what decides whether a line end counts.
 pub(super) struct Lexer<'a> {
@@ -102,19 +120,16 @@ impl<'a> Lexer<'a> {
             b'"' => self.string().map(Token::String),
             b'0'..=b'9' => Ok(self.number()),
             c if c.is_ascii_alphabetic() || c == b'_' => Ok(Token::Ident(self.word())),
-            _ => {
-                let rest = &self.text[start..];
-                match MARKS.iter().find(|mark| rest.starts_with(**mark)) {
-                    Some(mark) => {
-                        self.at += mark.len();
-                        Ok(Token::Mark(mark))
-                    }
-                    None => {
-                        let found = rest.chars().next().unwrap_or_default();
-                        Err(Failure::new(start, format!("no statement has the character {found:?} here")))
-                    }
+            _ => match mark(&self.text.as_bytes()[start..]) {
+                Some(mark) => {
+                    self.at += mark.len();
+                    Ok(Token::Mark(mark))
                 }
-            }
+                None => {
+                    let found = self.text[start..].chars().next().unwrap_or_default();
+                    Err(Failure::new(start, format!("no statement has the character {found:?} here")))
+                }
+            },
         }
     }
 

@@ -43,6 +43,9 @@ pub fn parse_dim(text: &str, symbols: &Table<SymbolId, Symbol>) -> Result<Dim, P
     read().map_err(|failure: Failure| failure.locate(text))
 }
 
+/// More than the bytes of a line as a rule.
+const BYTES_OF_LINE: usize = 128;
+
 /// The graph so far and what its names mean.
 pub(super) struct Parser<'a> {
     pub cursor: Cursor<'a>,
@@ -57,7 +60,7 @@ impl<'a> Parser<'a> {
         Ok(Parser {
             cursor: Cursor::new(text)?,
             graph: Graph::default(),
-            values: HashMap::new(),
+            values: HashMap::with_capacity(text.len() / BYTES_OF_LINE),
             groups: HashMap::new(),
             customs: HashMap::new(),
         })

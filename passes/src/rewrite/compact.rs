@@ -15,7 +15,7 @@ pub fn compact(graph: &Graph) -> Graph {
     out.symbols = graph.symbols.clone();
     out.groups = graph.groups.clone();
     out.customs = graph.customs.clone();
-    let mut names = Names::default();
+    let mut names = Names { taken: HashSet::with_capacity(graph.values.len()), ..Names::default() };
     let mut map: Table<ValueId, Option<ValueId>> = Table::filled(None, graph.values.len());
     for input in graph.inputs.values() {
         let value = &graph.values[input.value];
@@ -72,7 +72,8 @@ impl Names {
 
     /// `wanted`, or `wanted` with the smallest free number from 1 behind it.
     pub fn unique(&mut self, wanted: &str) -> String {
-        if self.taken.insert(wanted.to_string()) {
+        if !self.taken.contains(wanted) {
+            self.taken.insert(wanted.to_string());
             return wanted.to_string();
         }
         let next = self.next.entry(wanted.to_string()).or_insert(0);

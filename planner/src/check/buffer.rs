@@ -1,6 +1,6 @@
 //! The buffers of a bucket: bounds, lifetimes, reach, and the sums of the bucket.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 
 use symmc_ir::{Op, ValueId};
 
@@ -192,16 +192,15 @@ fn sums(bucket: &Bucket, arena: ArenaKind) -> (u64, u64) {
 }
 
 /// Checks that decisions speak of the program, and that each node belongs to at most one.
-pub fn decisions(schedule: &Schedule<'_>, source: &symmc_ir::Graph, errors: &mut Vec<CheckError>) {
+pub fn decisions(schedule: &Schedule<'_>, sources: &HashSet<&str>, errors: &mut Vec<CheckError>) {
     let bucket = schedule.index;
-    let sources = source.values_by_name();
     let mut count: BTreeMap<&str, usize> = BTreeMap::new();
     for d in &schedule.bucket.decisions {
         let mut unknown = |found: &String| {
             let (collective, found) = (d.collective.clone(), found.clone());
             errors.push(CheckError::DecisionNode { bucket, collective, found });
         };
-        if !sources.contains_key(d.collective.as_str()) {
+        if !sources.contains(d.collective.as_str()) {
             unknown(&d.collective);
         }
         for node in &d.nodes {

@@ -72,6 +72,8 @@ mod program;
 mod step;
 mod time;
 
+use std::collections::HashSet;
+
 use symmc_ir::layout::Layout;
 use symmc_ir::{Graph, Table, ValueId, parallel};
 
@@ -179,6 +181,7 @@ fn of_buckets<'a>(
     programs: &'a Programs,
 ) -> Vec<(Option<Schedule<'a>>, Vec<CheckError>, Vec<CheckError>)> {
     let steps = plan.buckets.iter().map(|b| b.steps.len()).sum();
+    let sources: HashSet<&str> = programs.source.values.values().map(|v| v.name.as_str()).collect();
     parallel::map(plan.buckets.iter().enumerate().collect(), steps, |(i, bucket)| {
         let (mut misplaced, mut misused) = (Vec::new(), Vec::new());
         let schedule = schedule(plan, programs, i, bucket, &mut misplaced);
@@ -187,7 +190,7 @@ fn of_buckets<'a>(
                 buffer::used(schedule, &mut misused);
             }
             buffer::totals(plan, schedule, &mut misused);
-            buffer::decisions(schedule, &programs.source, &mut misused);
+            buffer::decisions(schedule, &sources, &mut misused);
             buffer::copies(schedule, &mut misused);
         }
         (schedule, misplaced, misused)

@@ -9,7 +9,7 @@
 use std::collections::{BTreeSet, HashMap};
 
 use symmc_ir::collective::Meets;
-use symmc_ir::{ValueId, parallel};
+use symmc_ir::{Table, ValueId, parallel};
 
 use super::Report;
 use super::clock::{Clocks, Exchange, Fault, LANES, Past, Ranks};
@@ -68,30 +68,31 @@ pub fn check(
 
 /// What does not change while a bucket runs.
 struct Facts {
-    /// For each memory that a value lies in, whether all its values are rigid.
-    simple: HashMap<Memory, bool>,
+    /// What each value occupies, if it lies in memory that steps write.
+    spans: Table<ValueId, Option<Span>>,
     /// Whether other steps wait for a step.
     waited_for: Vec<bool>,
 }
 
 impl Facts {
     fn new(schedule: &Schedule<'_>) -> Self {
-        let mut simple = HashMap::new();
+        // For each memory, whether all its values are rigid.
+        let mut simple: HashMap<Memory, bool> = HashMap::new();
         for home in schedule.homes.values().flatten() {
             *simple.entry(home.range.memory).or_insert(true) &= home.rigid;
         }
+        let span = |home: &Home| {
+            let simple = simple.get(&home.range.memory).copied().unwrap_or(false);
+            Some(Span { space: home.space?, low: home.low, high: home.high, simple })
+        };
+        let spans = schedule.homes.values().map(|home| home.as_ref().and_then(span)).collect();
         let mut waited_for = vec![false; schedule.steps.len()];
         for &w in schedule.steps.iter().flat_map(|s| &s.waits) {
             if let Some(flag) = waited_for.get_mut(w) {
                 *flag = true;
             }
         }
-        Facts { simple, waited_for }
-    }
-
-    fn span(&self, home: &Home) -> Option<Span> {
-        let simple = self.simple.get(&home.range.memory).copied().unwrap_or(false);
-        Some(Span { space: home.space?, low: home.low, high: home.high, simple })
+        Facts { spans, waited_for }
     }
 }
 
@@ -329,8 +330,7 @@ impl Proof<'_> {
         let (schedules, facts) = (self.schedules, self.facts);
         let schedule = &schedules[bucket];
         let first = accesses[0].0;
-        let home = schedule.homes[first.value].as_ref();
-        let Some(span) = home.and_then(|h| facts[bucket].span(h)) else { return };
+        let Some(span) = facts[bucket].spans[first.value] else { return };
         self.report.accesses += accesses.len() as u64;
         match against {
             Against::Run(earlier, memories) => {

@@ -1,5 +1,6 @@
 //! `symmc plan`.
 
+use std::mem::ManuallyDrop;
 use std::path::Path;
 use std::process::ExitCode;
 use std::time::Instant;
@@ -25,6 +26,8 @@ pub fn plan(args: &PlanArgs) -> Result<ExitCode> {
         write(plan, path)?;
     }
     let (plan, stages) = made?;
+    // The process ends with this command, and its memory with it.
+    let (plan, _program) = (ManuallyDrop::new(plan), ManuallyDrop::new(program));
     if let Some(path) = &args.output {
         write(&plan, path)?;
     }
