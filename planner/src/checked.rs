@@ -5,6 +5,8 @@
 
 use std::ops::Deref;
 
+use symmc_ir::Graph;
+
 use crate::check::{CheckError, PlannedProgram, Proof, Report, prove};
 use crate::plan::Plan;
 
@@ -38,6 +40,11 @@ impl CheckedPlan {
     /// What the proof looked at.
     pub fn report(&self) -> &Report {
         &self.proof.report
+    }
+
+    /// The imported program, as the check read it.
+    pub fn source_program(&self) -> &Graph {
+        &self.proof.source
     }
 
     /// The planned programs, as the check read them.

@@ -201,9 +201,8 @@ fn decision_text(planned: &Planned<'_>, decision: &Decision) -> String {
 ///
 /// # Errors
 /// The imported program does not have it either.
-fn unknown(plan: &Plan, name: &str) -> Result<String> {
-    let source = text::parse(&plan.source.text).map_err(|e| anyhow!("source program: {e}"))?;
-    if source.values.values().any(|v| v.name == name) {
+fn unknown(plan: &CheckedPlan, name: &str) -> Result<String> {
+    if plan.source_program().values.values().any(|v| v.name == name) {
         return Ok(format!(
             "%{name} was simplified away; `symmc print --stage canonical` shows what remains\n"
         ));

@@ -2,9 +2,8 @@
 
 use std::fmt::Write;
 
-use anyhow::{Result, anyhow};
+use anyhow::Result;
 use indexmap::IndexMap;
-use symmc::ir::text;
 use symmc::plan::{ArenaKind, Barrier, Bucket, Decision, Memory, Role};
 use symmc::{CheckedPlan, Plan};
 
@@ -24,21 +23,20 @@ pub fn report(plan: &CheckedPlan) -> Result<String> {
         out.push_str(&copies(bucket, &planned));
     }
     out.push_str(&fixed(plan));
-    out.push_str(&unserved(plan)?);
+    out.push_str(&unserved(plan));
     Ok(out)
 }
 
 /// One line for each symbol whose largest values no bucket serves.
-fn unserved(plan: &Plan) -> Result<String> {
-    let source = text::parse(&plan.source.text).map_err(|e| anyhow!("source program: {e}"))?;
+fn unserved(plan: &CheckedPlan) -> String {
     let mut out = String::new();
-    for symbol in source.symbols.values() {
+    for symbol in plan.source_program().symbols.values() {
         let served = plan.buckets.iter().filter_map(|b| Some(b.symbols.get(&symbol.name)?[1])).max();
         if let Some(high) = served.filter(|&high| high < symbol.max) {
             let _ = writeln!(out, "\n{} above {high} is served by no bucket", symbol.name);
         }
     }
-    Ok(out)
+    out
 }
 
 /// One row for each collective; equal ones share a row.

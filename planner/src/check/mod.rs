@@ -122,7 +122,9 @@ impl std::fmt::Display for Report {
 pub struct Proof {
     /// What it looked at.
     pub report: Report,
-    /// The planned programs of the plan as it read them.
+    /// The imported program as it read it.
+    pub source: Graph,
+    /// The planned programs as it read them.
     pub programs: Vec<PlannedProgram>,
 }
 
@@ -170,9 +172,12 @@ pub fn prove(plan: &Plan) -> Result<Proof, Vec<CheckError>> {
         errors = time::check(&programs, &schedules, plan.ranks, &mut report);
     }
     drop(schedules);
-    let programs =
-        || programs.planned.into_iter().map(|p| PlannedProgram { graph: p.graph, layouts: p.layouts });
-    if errors.is_empty() { Ok(Proof { report, programs: programs().collect() }) } else { Err(errors) }
+    if !errors.is_empty() {
+        return Err(errors);
+    }
+    let Programs { source, planned, .. } = programs;
+    let programs = planned.into_iter().map(|p| PlannedProgram { graph: p.graph, layouts: p.layouts });
+    Ok(Proof { report, source, programs: programs.collect() })
 }
 
 /// Each bucket resolved, what is wrong with its places and steps, and what is wrong with the rest of it.
