@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use clap::{Args as ClapArgs, Parser, Subcommand, ValueEnum};
+use symmc::ir::DType;
 
 /// The most ranks that `--ranks` takes, as clap wants it.
 const MAX_RANKS: i64 = symmc::ir::verify::MAX_RANKS as i64;
@@ -369,10 +370,12 @@ pub struct TuneArgs {
 }
 
 fn parse_dtype(text: &str) -> Result<String, String> {
-    let names = || symmc::ir::DType::ALL.map(|d| d.name()).join(", ");
-    match symmc::ir::DType::from_name(text) {
+    // What is summed is compared with the sum of numbers, which bool has not.
+    let numbers = || DType::ALL.into_iter().filter(|&d| d != DType::Bool);
+    let names = || numbers().map(DType::name).collect::<Vec<_>>().join(", ");
+    match numbers().find(|d| d.name() == text) {
         Some(dtype) => Ok(dtype.name().into()),
-        None => Err(format!("there is no dtype {text}; expected one of {}", names())),
+        None => Err(format!("no numbers of dtype {text}; expected one of {}", names())),
     }
 }
 

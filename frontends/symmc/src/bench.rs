@@ -121,8 +121,8 @@ impl Points {
     }
 }
 
-/// Measures a plan on GPUs, on numbers drawn there; for each rank the microseconds of one run in each of
-/// `replays` replays of a graph that holds `runs` runs, in order of size. With `trace`, the times of the
+/// Measures a plan on GPUs, on numbers drawn there; for each rank the least, median and most microseconds
+/// of one run over `replays` replays of a graph that holds `runs` runs. With `trace`, the times of the
 /// steps of one more run go to that file.
 ///
 /// # Errors
@@ -134,7 +134,7 @@ pub fn program(
     [replays, runs]: [u32; 2],
     trace: Option<&Path>,
     command: &RankCommand,
-) -> Result<Vec<Vec<f64>>, Error> {
+) -> Result<Vec<[f64; 3]>, Error> {
     let graph = text::parse(&plan.source.text).map_err(|e| Error::Request(e.to_string()))?;
     let blank = |input: &symmc_ir::Input| {
         let ty = graph.ty(input.value);
@@ -153,10 +153,10 @@ pub fn program(
     answers(&host::launch(&job, command)?)
 }
 
-/// The answer of each rank: JSON at the start of its first output.
+/// The answer of each rank: JSON at the start of its largest output.
 fn answers<T: DeserializeOwned>(outputs: &[Vec<Tensor>]) -> Result<Vec<T>, Error> {
     let read = |outputs: &Vec<Tensor>| {
-        let data = outputs.first().map_or(&[][..], |t| t.data());
+        let data = outputs.iter().map(Tensor::data).max_by_key(|data| data.len()).unwrap_or_default();
         let end = data.iter().position(|&b| b == 0).unwrap_or(data.len());
         serde_json::from_slice(&data[..end])
             .map_err(|e| Error::Request(format!("a rank's answer is not understood: {e}")))

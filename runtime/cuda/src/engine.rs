@@ -25,8 +25,8 @@ pub struct CudaConfig {
     /// Run the last time step by step, and write the times of the steps on all ranks to this file.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub trace: Option<PathBuf>,
-    /// Measure instead of running the plan for its outputs. The answer is JSON at the start of the job's first
-    /// output, with a zero behind it.
+    /// Measure instead of running the plan for its outputs. The answer is JSON at the start of the job's largest
+    /// output (the last of several), with a zero behind it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bench: Option<Bench>,
 }
@@ -37,7 +37,7 @@ pub struct CudaConfig {
 pub enum Bench {
     /// Collectives, whatever the plan is. The answer is [`Measurements`](crate::bench::Measurements).
     Collectives(BenchConfig),
-    /// The plan, on numbers drawn on the device. The answer is the microseconds of one run in each replay.
+    /// The plan, on numbers drawn on the device. The answer is the least, median and most microseconds of one run.
     Program {
         /// Replays that count.
         replays: usize,
@@ -173,13 +173,13 @@ impl Turn<'_> {
         trace::write(path, &steps, &Peers(self.run))
     }
 
-    /// Microseconds of one run in each replay of so many runs, in order of size, on numbers drawn on the device.
-    /// Ranks meet before each.
+    /// Least, median and most microseconds of one run over replays of so many runs, on numbers drawn on the device.
+    /// Ranks meet before each replay.
     fn measure(
         &self,
         [replays, runs]: [usize; 2],
         ready: &mut dyn FnMut() -> Result<(), RunError>,
-    ) -> Result<Vec<f64>, RunError> {
+    ) -> Result<[f64; 3], RunError> {
         const WARM: usize = 3;
         let (run, session) = (self.run, self.session);
         session.draw_inputs()?;
@@ -199,7 +199,8 @@ impl Turn<'_> {
         }
         run.comm.end_runs();
         times.sort_by(f64::total_cmp);
-        Ok(times)
+        let at = |i: usize| times.get(i).copied().unwrap_or_default();
+        Ok([at(0), at(times.len() / 2), at(times.len().saturating_sub(1))])
     }
 }
 
@@ -220,10 +221,10 @@ impl Exchange for Peers<'_> {
     }
 }
 
-/// Writes a value as JSON, with a zero behind it, to the first output.
+/// Writes a value as JSON, with a zero behind it, to the largest output.
 fn answer(value: &impl Serialize, memory: &RankMemory) -> Result<(), RunError> {
     let text = serde_json::to_vec(value).map_err(|e| RunError::system("writing the answer", e))?;
-    let room = memory.outputs.first().filter(|span| span.len > text.len());
+    let room = memory.outputs.iter().max_by_key(|span| span.len).filter(|span| span.len > text.len());
     let room =
         room.ok_or_else(|| RunError::Invalid(format!("the job has no room for {} bytes", text.len())))?;
     // SAFETY: the output is memory of this rank, and large enough.

@@ -61,6 +61,7 @@ impl Communicators {
         for step in steps {
             if let StepWork::Collective(call) = &step.work
                 && call.variant == Variant::Plain
+                && call.cell.len() > 1
             {
                 cells.insert(call.group, &call.cell);
             }

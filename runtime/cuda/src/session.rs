@@ -235,11 +235,13 @@ impl Session {
     /// `alive` failed, a kernel reported something, or the device failed.
     pub fn replay(&self, graph: &Graph, alive: &dyn Fn() -> Result<(), RunError>) -> Result<f64, CudaError> {
         let (begin, end) = (Event::timed()?, Event::timed()?);
-        begin.record(&self.streams.compute)?;
-        // SAFETY: the session holds everything that its graphs use.
-        unsafe { self.streams.compute.replay(graph)? };
-        end.record(&self.streams.compute)?;
-        self.wait(alive)?;
+        self.noting_failure(|| {
+            begin.record(&self.streams.compute)?;
+            // SAFETY: the session holds everything that its graphs use.
+            unsafe { self.streams.compute.replay(graph)? };
+            end.record(&self.streams.compute)?;
+            self.wait(alive)
+        })?;
         self.runs.fetch_add(1, Ordering::Relaxed);
         begin.microseconds_to(&end)
     }
@@ -251,8 +253,10 @@ impl Session {
     pub fn trace(&self, alive: &dyn Fn() -> Result<(), RunError>) -> Result<Vec<TracedStep>, CudaError> {
         let start = Event::timed()?;
         start.record(&self.streams.compute)?;
-        let events = self.program.enqueue_timed(&self.streams, &self.nccl)?;
-        self.wait(alive)?;
+        let events = self.noting_failure(|| {
+            let events = self.program.enqueue_timed(&self.streams, &self.nccl)?;
+            self.wait(alive).map(|()| events)
+        })?;
         self.runs.fetch_add(1, Ordering::Relaxed);
         let traced = |(step, [begin, end]): (&BoundStep, &[Event; 2])| {
             Ok(TracedStep {
@@ -266,12 +270,13 @@ impl Session {
         self.bound.steps.iter().zip(&events).map(traced).collect()
     }
 
-    /// Waits for the streams, and looks for what kernels reported.
-    fn wait(&self, alive: &dyn Fn() -> Result<(), RunError>) -> Result<(), CudaError> {
-        self.wait_for_all(alive).inspect_err(|_| self.failed.store(true, Ordering::Relaxed))
+    /// Does something that leaves work on the device; remembers if that fails.
+    fn noting_failure<T>(&self, work: impl FnOnce() -> Result<T, CudaError>) -> Result<T, CudaError> {
+        work().inspect_err(|_| self.failed.store(true, Ordering::Relaxed))
     }
 
-    fn wait_for_all(&self, alive: &dyn Fn() -> Result<(), RunError>) -> Result<(), CudaError> {
+    /// Waits for the streams, and looks for what kernels reported.
+    fn wait(&self, alive: &dyn Fn() -> Result<(), RunError>) -> Result<(), CudaError> {
         let start = Instant::now();
         let mut ended_by = None;
         let mut pause = Duration::from_micros(1);

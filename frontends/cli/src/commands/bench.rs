@@ -112,14 +112,14 @@ pub fn program(args: &BenchProgramArgs) -> Result<ExitCode> {
     let counts = [args.replays, args.runs];
     let measure = || symmc::bench::program(&plan, &bindings, &args.gpus, counts, trace, &command);
     let times = spin("measuring", measure)?;
-    let slowest = |of: &dyn Fn(&Vec<f64>) -> Option<f64>| times.iter().filter_map(of).fold(0.0, f64::max);
+    let slowest = |which: usize| times.iter().map(|t| t[which]).fold(0.0, f64::max);
     put(&format!(
         "{}: {:.1} µs (median of {} replays; least {:.1}, most {:.1}; {} runs in a graph, {} ranks)\n",
         source.name,
-        slowest(&|t| t.get(t.len() / 2).copied()),
+        slowest(1),
         args.replays,
-        slowest(&|t| t.first().copied()),
-        slowest(&|t| t.last().copied()),
+        slowest(0),
+        slowest(2),
         args.runs,
         times.len()
     ))?;
