@@ -8,6 +8,7 @@ mod run;
 use std::process::ExitCode;
 
 use anyhow::{Result, bail};
+use symmc::host::RankCommand;
 
 use crate::args::{Args, Bench, CheckArgs, Command, OpsArgs, RankArgs};
 use crate::load;
@@ -55,6 +56,11 @@ fn ops(args: &OpsArgs) -> Result<ExitCode> {
         table(&rows)
     ))?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// This program as a rank of a run that it starts.
+fn rank_command() -> Result<RankCommand> {
+    Ok(RankCommand { program: std::env::current_exe()?, args: vec!["rank".into(), "--fd".into()] })
 }
 
 fn rank(args: &RankArgs) -> Result<ExitCode> {

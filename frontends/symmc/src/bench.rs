@@ -135,7 +135,7 @@ pub fn program(
     trace: Option<&Path>,
     command: &RankCommand,
 ) -> Result<Vec<[f64; 3]>, Error> {
-    let graph = text::parse(&plan.source.text).map_err(|e| Error::Request(e.to_string()))?;
+    let graph = plan.source_program();
     let blank = |input: &symmc_ir::Input| {
         let ty = graph.ty(input.value);
         let zeros = ty.concrete(bindings).and_then(|shape| Tensor::zeros(ty.dtype, shape));

@@ -4,9 +4,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use symmc_ir::entity::Entity;
-use symmc_ir::{OutputKind, Tensor, interp, text};
+use symmc_ir::{OutputKind, Tensor, interp};
 use symmc_planner::CheckedPlan;
-use symmc_planner::plan::Plan;
 use symmc_runtime::custom::Registry;
 use symmc_runtime::host::{
     self, EngineChoice, Engines, HostConfig, Job, LaneThreads, Membership, RankCommand, RankJob,
@@ -96,14 +95,14 @@ pub fn run(
 }
 
 /// Interprets the imported program as often as asked; inputs that an output mutates keep their new value.
-fn interpret(plan: &Plan, work: &Workload, config: &RunConfig) -> Result<Vec<Vec<Tensor>>, Error> {
+fn interpret(plan: &CheckedPlan, work: &Workload, config: &RunConfig) -> Result<Vec<Vec<Tensor>>, Error> {
     let fail = |e: &dyn std::fmt::Display| Error::Interpreter(e.to_string());
-    let graph = text::parse(&plan.source.text).map_err(|e| fail(&e))?;
-    config.kernels.check(&graph)?;
+    let graph = plan.source_program();
+    config.kernels.check(graph)?;
     let kernels = config.kernels.interpreted();
     let mut inputs = work.inputs.clone();
     let run = |inputs: &[Vec<Arc<Tensor>>]| {
-        interp::run_with(&graph, &work.bindings, inputs, &kernels).map_err(|e| fail(&e))
+        interp::run_with(graph, &work.bindings, inputs, &kernels).map_err(|e| fail(&e))
     };
     let mut outputs = run(&inputs)?;
     for _ in 1..config.repeats.max(1) {

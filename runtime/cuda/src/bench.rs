@@ -4,7 +4,7 @@
 //! the graph is replayed; what counts is the median of the replays over the number of calls. Ranks meet on the
 //! host before each replay. The first replay's result is compared with what the collective must give.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use symmc_ir::collective::{Exit, Splits, Variant};
@@ -16,12 +16,13 @@ use symmc_runtime::exec::{BoundCollective, BoundRegion, BoundStep, Home, Located
 use crate::arena::{Exchange, SymmetricArena};
 use crate::collective::{self, BlockCounts, Peers};
 use crate::compute::Machine;
-use crate::driver::{Device, Event, Memory, Pinned};
+use crate::driver::{Device, Memory, Pinned};
 use crate::error::CudaError;
 use crate::homes::Homes;
 use crate::launch::Address;
 use crate::nccl::Communicators;
 use crate::program::{Parts, Program, Streams};
+use crate::watch;
 
 /// Calls in one graph.
 const CALLS: usize = 10;
@@ -348,35 +349,21 @@ impl<'a> Bench<'a> {
         let mut times = Vec::with_capacity(replays);
         for replay in 0..replays + WARM {
             self.exchange.all_gather(&[0])?;
-            let (begin, end) = (Event::timed()?, Event::timed()?);
-            begin.record(&self.streams.compute)?;
             // SAFETY: the graph's memory exists as long as the bench.
-            unsafe { self.streams.compute.replay(&graph)? };
-            end.record(&self.streams.compute)?;
-            self.wait(alive)?;
+            let time = unsafe { watch::replay(&self.streams.compute, &graph, &self.status, alive)? };
+            self.reported()?;
             if replay == 0 {
                 first()?;
             }
             if replay >= WARM {
-                times.push(begin.microseconds_to(&end)? / CALLS as f64);
+                times.push(time / CALLS as f64);
             }
         }
-        times.sort_by(f64::total_cmp);
-        let at = |i: usize| times.get(i).copied().unwrap_or(f64::NAN);
-        Ok([at(0), at(times.len() / 2), at(times.len().saturating_sub(1))])
+        Ok(watch::spread(times))
     }
 
-    fn wait(&self, alive: &dyn Fn() -> Result<(), RunError>) -> Result<(), CudaError> {
-        let start = Instant::now();
-        let mut told = false;
-        while !self.streams.compute.idle()? {
-            if !told && start.elapsed() > Duration::from_millis(50) && alive().is_err() {
-                collective::end(&self.status);
-                told = true;
-            }
-            std::hint::spin_loop();
-        }
-        alive()?;
+    /// What kernels reported.
+    fn reported(&self) -> Result<(), CudaError> {
         match collective::missed(&self.status) {
             Some(m) => Err(CudaError::Run(RunError::system(
                 "a collective",

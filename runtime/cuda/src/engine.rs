@@ -14,6 +14,7 @@ use crate::driver;
 use crate::error::CudaError;
 use crate::session::{Session, SessionConfig};
 use crate::trace;
+use crate::watch;
 
 /// How a job runs on GPUs.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
@@ -198,9 +199,7 @@ impl Turn<'_> {
             self.write_trace(path)?;
         }
         run.comm.end_runs();
-        times.sort_by(f64::total_cmp);
-        let at = |i: usize| times.get(i).copied().unwrap_or_default();
-        Ok([at(0), at(times.len() / 2), at(times.len().saturating_sub(1))])
+        Ok(watch::spread(times))
     }
 }
 

@@ -28,6 +28,7 @@ pub mod nccl;
 pub mod program;
 pub mod session;
 mod trace;
+mod watch;
 
 pub use engine::{Bench, CudaConfig, CudaEngine};
 pub use error::CudaError;

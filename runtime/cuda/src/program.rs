@@ -84,9 +84,8 @@ impl Program {
         };
         let mut loader = Loader { parts, module: module.as_ref(), functions: IndexMap::new(), gemms: None };
         let mut steps = Vec::with_capacity(lowered.len());
-        for (step, work) in list.iter().zip(lowered) {
+        for ((step, work), awaited) in list.iter().zip(lowered).zip(compute::fuse::awaited(list)) {
             let work = work.into_iter().map(|w| loader.ready(w)).collect::<Result<_, _>>()?;
-            let awaited = list.iter().any(|s| s.lane != step.lane && s.waits.contains(&step.index));
             steps.push(Step { lane: step.lane, waits: step.waits.clone(), awaited, work });
         }
         let workspace = parts.machine.workspace;

@@ -6,7 +6,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use symmc_ir::Tensor;
@@ -23,6 +23,7 @@ use crate::homes::Homes;
 use crate::launch::Address;
 use crate::nccl::Communicators;
 use crate::program::{Parts, Program, Streams};
+use crate::watch;
 
 /// How a session runs.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -234,16 +235,13 @@ impl Session {
     /// # Errors
     /// `alive` failed, a kernel reported something, or the device failed.
     pub fn replay(&self, graph: &Graph, alive: &dyn Fn() -> Result<(), RunError>) -> Result<f64, CudaError> {
-        let (begin, end) = (Event::timed()?, Event::timed()?);
-        self.noting_failure(|| {
-            begin.record(&self.streams.compute)?;
+        let time = self.noting_failure(|| {
             // SAFETY: the session holds everything that its graphs use.
-            unsafe { self.streams.compute.replay(graph)? };
-            end.record(&self.streams.compute)?;
-            self.wait(alive)
+            let time = unsafe { watch::replay(&self.streams.compute, graph, &self.status, alive)? };
+            self.reported().map(|()| time)
         })?;
         self.runs.fetch_add(1, Ordering::Relaxed);
-        begin.microseconds_to(&end)
+        Ok(time)
     }
 
     /// Runs once, step by step, and takes the time of each; `alive` as for [`replay`](Self::replay).
@@ -255,7 +253,8 @@ impl Session {
         start.record(&self.streams.compute)?;
         let events = self.noting_failure(|| {
             let events = self.program.enqueue_timed(&self.streams, &self.nccl)?;
-            self.wait(alive).map(|()| events)
+            watch::until_idle(&self.streams.compute, &self.status, alive)?;
+            self.reported().map(|()| events)
         })?;
         self.runs.fetch_add(1, Ordering::Relaxed);
         let traced = |(step, [begin, end]): (&BoundStep, &[Event; 2])| {
@@ -273,35 +272,6 @@ impl Session {
     /// Does something that leaves work on the device; remembers if that fails.
     fn noting_failure<T>(&self, work: impl FnOnce() -> Result<T, CudaError>) -> Result<T, CudaError> {
         work().inspect_err(|_| self.failed.store(true, Ordering::Relaxed))
-    }
-
-    /// Waits for the streams, and looks for what kernels reported.
-    fn wait(&self, alive: &dyn Fn() -> Result<(), RunError>) -> Result<(), CudaError> {
-        let start = Instant::now();
-        let mut ended_by = None;
-        let mut pause = Duration::from_micros(1);
-        while !self.streams.compute.idle()? {
-            if let (None, Err(error)) = (&ended_by, alive()) {
-                collective::end(&self.status);
-                ended_by = Some((error, Instant::now()));
-            }
-            // What does not end when told to is left to the end of the process.
-            if let Some((error, since)) = &ended_by
-                && since.elapsed() > ENDING
-            {
-                return Err(error.clone().into());
-            }
-            if start.elapsed() > Duration::from_millis(2) {
-                std::thread::sleep(pause);
-                pause = (pause * 2).min(Duration::from_millis(1));
-            } else {
-                std::hint::spin_loop();
-            }
-        }
-        if let Some((error, _)) = ended_by {
-            return Err(error.into());
-        }
-        self.reported()
     }
 
     /// What kernels reported.
@@ -347,8 +317,6 @@ impl Session {
 
 /// Numbers that are drawn before they repeat.
 const SAMPLE: usize = 8191;
-/// How long kernels have to end after they were told to.
-const ENDING: Duration = Duration::from_secs(3);
 
 /// One more than the highest group that the program communicates on.
 fn groups_of(bound: &Bound) -> usize {

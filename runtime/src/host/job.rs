@@ -121,37 +121,30 @@ pub(super) struct Needs {
 impl Needs {
     /// Checks that `inputs` fit the plan's program for these bindings; `first` is the rank of the first list.
     pub fn of(
-        plan: &Plan,
+        plan: &CheckedPlan,
         bindings: &Bindings,
         inputs: &[Vec<Arc<Tensor>>],
         first: u32,
     ) -> Result<Needs, RunError> {
-        let graph = parse(&plan.source.text, "the imported program")?;
+        let graph = plan.source_program();
         for (rank, inputs) in (first..).zip(inputs) {
-            check_inputs(&graph, bindings, inputs, rank)?;
+            check_inputs(graph, bindings, inputs, rank)?;
         }
         let mut mutated = vec![false; graph.inputs.len()];
         let mut outputs = Vec::with_capacity(graph.outputs.len());
         for output in &graph.outputs {
             let name = graph.name_of(output.value);
-            outputs.push(slot(&graph, output.value, bindings, &format!("output %{name}"))?);
+            outputs.push(slot(graph, output.value, bindings, &format!("output %{name}"))?);
             if let OutputKind::Mutates(input) = output.kind {
                 use symmc_ir::entity::Entity;
                 mutated[input.index()] = true;
             }
         }
-        let mut groups = graph.groups.len();
-        for text in &plan.programs {
-            groups = groups.max(parse(text, "a planned program")?.groups.len());
-        }
+        let planned = plan.programs().iter().map(|p| p.graph.groups.len());
         // One more for what engines tell their peers.
-        let groups = groups + 1;
+        let groups = planned.fold(graph.groups.len(), usize::max) + 1;
         Ok(Needs { outputs, mutated, groups, symbols: graph.symbols.len() })
     }
-}
-
-fn parse(program: &str, what: &str) -> Result<Graph, RunError> {
-    text::parse(program).map_err(|e| RunError::Invalid(format!("{what} of the plan: {e}")))
 }
 
 fn slot(graph: &Graph, value: symmc_ir::ValueId, bindings: &Bindings, what: &str) -> Result<Slot, RunError> {

@@ -6,10 +6,9 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, Result, bail};
 use symmc::cuda::bench::{BenchConfig, Measured, Measurements};
-use symmc::host::RankCommand;
-use symmc::ir::text;
 
 use crate::args::{BenchArgs, BenchFormat, BenchProgramArgs, TuneArgs};
+use crate::commands::rank_command;
 use crate::load;
 use crate::out::put;
 use crate::progress::spin;
@@ -19,7 +18,7 @@ use crate::units;
 pub fn collectives(args: &BenchArgs) -> Result<ExitCode> {
     let config =
         BenchConfig { bytes: args.bytes.clone(), dtype: args.dtype.clone(), replays: args.replays as usize };
-    let command = RankCommand { program: std::env::current_exe()?, args: vec!["rank".into(), "--fd".into()] };
+    let command = rank_command()?;
     let measure = || symmc::bench::collectives(args.ranks, &args.gpus, &config, &command);
     let measured = spin("measuring", measure)?;
     let Some(first) = measured.first() else { bail!("no rank answered") };
@@ -105,8 +104,8 @@ pub fn program(args: &BenchProgramArgs) -> Result<ExitCode> {
             symmc::compile(&program, &load::gpu_config(&args.compile, program.graph.ranks.unwrap_or(0))?)?
         }
     };
-    let source = text::parse(&plan.source.text)?;
-    let bindings = symmc::bindings(&source, &args.set)?;
+    let source = plan.source_program();
+    let bindings = symmc::bindings(source, &args.set)?;
     let command = rank_command()?;
     let trace = args.profile_trace.as_deref();
     let counts = [args.replays, args.runs];
@@ -124,11 +123,6 @@ pub fn program(args: &BenchProgramArgs) -> Result<ExitCode> {
         times.len()
     ))?;
     Ok(ExitCode::SUCCESS)
-}
-
-/// This program as a rank.
-fn rank_command() -> Result<RankCommand> {
-    Ok(RankCommand { program: std::env::current_exe()?, args: vec!["rank".into(), "--fd".into()] })
 }
 
 /// A table for each collective: a row for each size, a column for each variant, medians in microseconds, and

@@ -7,15 +7,15 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
 use symmc::cuda::CudaConfig;
-use symmc::host::{EngineChoice, Membership, RankCommand};
+use symmc::host::{EngineChoice, Membership};
 use symmc::ir::interp::{self, Comparison};
-use symmc::ir::text;
 use symmc::{
     Backend, CheckedPlan, Config, Draw, Expected, Graph, Registry, RunConfig, Tensor, TensorFile, Weights,
     Workload,
 };
 
 use crate::args::{BackendArg, Compare, RunArgs};
+use crate::commands::rank_command;
 use crate::load;
 use crate::out::put;
 use crate::progress::spin;
@@ -98,8 +98,7 @@ fn subject(args: &RunArgs, tensors: Option<&TensorFile>) -> Result<Subject> {
             bail!("{}: the plan is for {}, found {ranks}", path.display(), count(plan.ranks, "rank"));
         }
         let plan = symmc::checked(plan)?;
-        let source =
-            text::parse(&plan.source.text).map_err(|e| anyhow::anyhow!("{}: {e}", path.display()))?;
+        let source = plan.source_program().clone();
         return Ok(Subject { plan, source, weights: Weights::default() });
     }
     let mut program = load::program(&args.program)?;
@@ -110,8 +109,7 @@ fn subject(args: &RunArgs, tensors: Option<&TensorFile>) -> Result<Subject> {
     let plan = match &args.plan {
         Some(path) => {
             let plan = symmc::checked(load::plan(path)?)?;
-            let mut planned =
-                text::parse(&plan.source.text).map_err(|e| anyhow::anyhow!("{}: {e}", path.display()))?;
+            let mut planned = plan.source_program().clone();
             planned.name.clone_from(&program.graph.name);
             if planned != program.graph {
                 bail!(
@@ -184,10 +182,7 @@ fn backend(args: &RunArgs) -> Result<Backend> {
     Ok(match args.backend {
         BackendArg::Interpreter => Backend::Interpreter,
         BackendArg::Threads => Backend::Threads,
-        BackendArg::Host | BackendArg::Cuda => Backend::Processes(RankCommand {
-            program: std::env::current_exe()?,
-            args: vec!["rank".into(), "--fd".into()],
-        }),
+        BackendArg::Host | BackendArg::Cuda => Backend::Processes(rank_command()?),
     })
 }
 

@@ -28,7 +28,7 @@ const MOST_STEPS: usize = 16;
 /// Steps that become one kernel, by their places in the list.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Group {
-    /// The steps, ascending; at least one. The work of all is done in place of the last.
+    /// The steps, ascending; at least two. The work of all is done in place of the last.
     pub steps: Vec<usize>,
     /// Whether each one's result is read by somebody else.
     pub stored: Vec<bool>,
@@ -91,20 +91,20 @@ fn is_run(value: &Located) -> bool {
 
 /// The groups of all element-wise steps of a list that may be fused with another one.
 pub fn groups(list: &[BoundStep]) -> Vec<Group> {
-    let awaited = |index: usize, lane| list.iter().any(|s| s.lane != lane && s.waits.contains(&index));
+    let awaited = awaited(list);
     let mut out = Vec::new();
     let mut now: Vec<usize> = Vec::new();
     for (place, step) in list.iter().enumerate().filter(|(_, s)| s.lane == Lane::Compute) {
         let joins = fusible(step).is_some_and(|shape| {
             now.last().is_none_or(|&l| fusible(&list[l]) == Some(shape)) && now.len() < MOST_STEPS
         });
-        if !joins && !passes(list, &now, step, awaited(step.index, step.lane)) {
+        if !joins && (awaited[place] || !passes(list, &now, step)) {
             close(list, &mut now, &mut out);
         }
         if fusible(step).is_some() && (joins || now.is_empty()) {
             now.push(place);
             // Another lane waits for exactly this step: the work may not be done later.
-            if awaited(step.index, step.lane) {
+            if awaited[place] {
                 close(list, &mut now, &mut out);
             }
         }
@@ -113,11 +113,22 @@ pub fn groups(list: &[BoundStep]) -> Vec<Group> {
     out
 }
 
-/// Whether the steps of an open group may be done after this one, which is not of the group: it touches nothing
-/// that they write, writes nothing that they read, and no other lane takes it as a sign that they are done.
-fn passes(list: &[BoundStep], group: &[usize], step: &BoundStep, awaited: bool) -> bool {
+/// For each step of a list, whether a step of another lane waits for it.
+pub fn awaited(list: &[BoundStep]) -> Vec<bool> {
+    let mut out = vec![false; list.len()];
+    for step in list {
+        for &wait in &step.waits {
+            out[wait] |= list[wait].lane != step.lane;
+        }
+    }
+    out
+}
+
+/// Whether the steps of an open group may be done after this one, which is not of the group and which no other
+/// lane takes as a sign that they are done: it touches nothing that they write, and writes nothing that they read.
+fn passes(list: &[BoundStep], group: &[usize], step: &BoundStep) -> bool {
     let StepWork::Kernel { operands, results, .. } = &step.work else { return false };
-    if awaited || fusible(step).is_some() {
+    if fusible(step).is_some() {
         return false;
     }
     let (reads, writes): (Vec<Span>, Vec<Span>) =

@@ -1,0 +1,90 @@
+//! Waiting for the device while peers may fail, and the times of what was waited for.
+
+use std::time::{Duration, Instant};
+
+use symmc_runtime::RunError;
+
+use crate::collective;
+use crate::driver::{Event, Graph, Pinned, Stream};
+use crate::error::CudaError;
+
+/// How long kernels have to end after they were told to.
+const ENDING: Duration = Duration::from_secs(3);
+
+/// Replays a graph and waits as [`until_idle`]; its time on the device in microseconds.
+///
+/// # Errors
+/// The driver refuses, or as [`until_idle`].
+///
+/// # Safety
+/// Everything that the graph uses exists.
+pub(crate) unsafe fn replay(
+    stream: &Stream,
+    graph: &Graph,
+    status: &Pinned,
+    alive: &dyn Fn() -> Result<(), RunError>,
+) -> Result<f64, CudaError> {
+    let (begin, end) = (Event::timed()?, Event::timed()?);
+    begin.record(stream)?;
+    // SAFETY: by the caller.
+    unsafe { stream.replay(graph)? };
+    end.record(stream)?;
+    until_idle(stream, status, alive)?;
+    begin.microseconds_to(&end)
+}
+
+/// Waits for a stream. `alive` is asked now and then; when it fails the kernels that wait for peers are told to
+/// end through the status words.
+///
+/// # Errors
+/// `alive` failed, or the device did.
+pub(crate) fn until_idle(
+    stream: &Stream,
+    status: &Pinned,
+    alive: &dyn Fn() -> Result<(), RunError>,
+) -> Result<(), CudaError> {
+    let start = Instant::now();
+    let mut ended_by = None;
+    let mut pause = Duration::from_micros(1);
+    while !stream.idle()? {
+        if let (None, Err(error)) = (&ended_by, alive()) {
+            collective::end(status);
+            ended_by = Some((error, Instant::now()));
+        }
+        // What does not end when told to is left to the end of the process.
+        if let Some((error, since)) = &ended_by
+            && since.elapsed() > ENDING
+        {
+            return Err(error.clone().into());
+        }
+        if start.elapsed() > Duration::from_millis(2) {
+            std::thread::sleep(pause);
+            pause = (pause * 2).min(Duration::from_millis(1));
+        } else {
+            std::hint::spin_loop();
+        }
+    }
+    match ended_by {
+        Some((error, _)) => Err(error.into()),
+        None => Ok(()),
+    }
+}
+
+/// The least, the median and the most of some times; zeros if there are none.
+pub(crate) fn spread(mut times: Vec<f64>) -> [f64; 3] {
+    times.sort_by(f64::total_cmp);
+    let at = |i: usize| times.get(i).copied().unwrap_or_default();
+    [at(0), at(times.len() / 2), at(times.len().saturating_sub(1))]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::spread;
+
+    #[test]
+    fn times_are_put_in_order() {
+        assert_eq!(spread(vec![3.0, 1.0, 2.0]), [1.0, 2.0, 3.0]);
+        assert_eq!(spread(vec![4.0]), [4.0; 3]);
+        assert_eq!(spread(vec![]), [0.0; 3]);
+    }
+}
