@@ -119,10 +119,12 @@ pub fn lower(
     if turn.n == 1 {
         return Ok(Some(alone(&turn)));
     }
-    let exit = call.exit != Some(Barrier::Dropped);
+    let exit = call.exit.unwrap_or(Barrier::Kept);
     let kernel = match (call.variant, &call.kind) {
         (Variant::Put, Kind::Broadcast { .. } | Kind::Permute { .. }) => put(&turn)?,
-        _ if turn.bytes == 0 => movement(&turn, turn.call(), Moves { same: false, exit: false, bytes: 0 }),
+        _ if turn.bytes == 0 => {
+            movement(&turn, turn.call(), Moves { sends: Sends::Each, exit: Barrier::Dropped, bytes: 0 })
+        }
         (Variant::OneShot, Kind::AllReduce(op)) => one_shot(&turn, *op, exit)?,
         (Variant::TwoShot, Kind::AllReduce(op)) => two_shot(&turn, *op)?,
         (Variant::Pull, Kind::ReduceScatter(op)) => reduce_scatter(&turn, *op, exit)?,
@@ -223,12 +225,12 @@ struct Reduction {
     op: ReduceOp,
     outs: usize,
     elements: usize,
-    exit: bool,
+    exit: Barrier,
 }
 
 fn reduce(turn: &Turn, mut call: Call, how: Reduction, blocks: [u32; 2], what: &str) -> Prepared {
     let (element, operation) = reduction(turn.bound.dtype, how.op);
-    let Reduction { outs, exit, .. } = how;
+    let (outs, exit) = (how.outs, how.exit == Barrier::Kept);
     let addresses = call.from[..turn.n].iter().chain(&call.to[..outs]);
     let vector = addresses.fold(0, |all, a| all | a).is_multiple_of(16);
     call.count = how.elements as u64;
@@ -242,7 +244,7 @@ fn reduce(turn: &Turn, mut call: Call, how: Reduction, blocks: [u32; 2], what: &
     }
 }
 
-fn one_shot(turn: &Turn, op: ReduceOp, exit: bool) -> Result<Prepared, CudaError> {
+fn one_shot(turn: &Turn, op: ReduceOp, exit: Barrier) -> Result<Prepared, CudaError> {
     let mut call = turn.call();
     for p in 0..turn.n {
         call.from[p] = turn.operand_of(p, turn.bytes)?;
@@ -265,13 +267,13 @@ fn two_shot(turn: &Turn, op: ReduceOp) -> Result<Prepared, CudaError> {
     for (slot, p) in call.to.iter_mut().zip(turn.rotated()) {
         *slot = turn.result_of(p, turn.bytes)? + offset;
     }
-    let how = Reduction { op, outs: turn.n, elements: to - from, exit: true };
+    let how = Reduction { op, outs: turn.n, elements: to - from, exit: Barrier::Kept };
     // Slices differ by a unit at most; grids are equal.
     let blocks = turn.blocks().two_shot.grid(units.div_ceil(turn.n));
     Ok(reduce(turn, call, how, blocks, "two_shot"))
 }
 
-fn reduce_scatter(turn: &Turn, op: ReduceOp, exit: bool) -> Result<Prepared, CudaError> {
+fn reduce_scatter(turn: &Turn, op: ReduceOp, exit: Barrier) -> Result<Prepared, CudaError> {
     let piece = turn.piece()?;
     let mut call = turn.call();
     for p in 0..turn.n {
@@ -282,11 +284,25 @@ fn reduce_scatter(turn: &Turn, op: ReduceOp, exit: bool) -> Result<Prepared, Cud
     Ok(reduce(turn, call, how, turn.blocks().reduce_scatter.grid(turn.units(piece)), "reduce_scatter"))
 }
 
+/// What a rank sends to its peers.
+#[derive(Clone, Copy, PartialEq)]
+enum Sends {
+    /// The same bytes to all.
+    One,
+    /// To each its own.
+    Each,
+}
+
+impl Sends {
+    fn of(kind: &Kind) -> Sends {
+        if matches!(kind, Kind::AllGather) { Sends::One } else { Sends::Each }
+    }
+}
+
 /// How bytes move behind a barrier.
 struct Moves {
-    /// Whether all come from one place.
-    same: bool,
-    exit: bool,
+    sends: Sends,
+    exit: Barrier,
     bytes: usize,
 }
 
@@ -301,7 +317,8 @@ fn unit(addresses: impl Iterator<Item = Address>, bytes: usize) -> &'static str 
 }
 
 fn movement(turn: &Turn, mut call: Call, how: Moves) -> Prepared {
-    let Moves { same, exit, bytes } = how;
+    let bytes = how.bytes;
+    let (same, exit) = (how.sends == Sends::One, how.exit == Barrier::Kept);
     let n = turn.n;
     let unit = unit(call.from[..n].iter().chain(&call.to[..n]).copied(), bytes);
     call.count = bytes as u64;
@@ -318,19 +335,19 @@ fn movement(turn: &Turn, mut call: Call, how: Moves) -> Prepared {
 /// The bytes that each rank gets of each, and from where in a sender's operand the receiver of this number
 /// takes them.
 fn pieces(turn: &Turn) -> Result<(usize, impl Fn(usize) -> Address + use<>), CudaError> {
-    let whole = matches!(turn.bound.kind, Kind::AllGather);
+    let whole = Sends::of(&turn.bound.kind) == Sends::One;
     let piece = if whole { turn.bytes } else { turn.piece()? };
     Ok((piece, move |receiver| if whole { 0 } else { (receiver * piece) as Address }))
 }
 
-fn pull(turn: &Turn, exit: bool) -> Result<Prepared, CudaError> {
+fn pull(turn: &Turn, exit: Barrier) -> Result<Prepared, CudaError> {
     let (piece, source) = pieces(turn)?;
     let mut call = turn.call();
     for (i, p) in turn.rotated().enumerate() {
         call.from[i] = turn.operand_of(p, turn.bytes)? + source(turn.me);
         call.to[i] = turn.result + (p * piece) as Address;
     }
-    Ok(movement(turn, call, Moves { same: false, exit, bytes: piece }))
+    Ok(movement(turn, call, Moves { sends: Sends::Each, exit, bytes: piece }))
 }
 
 fn push(turn: &Turn) -> Result<Prepared, CudaError> {
@@ -340,8 +357,8 @@ fn push(turn: &Turn) -> Result<Prepared, CudaError> {
         call.from[i] = turn.operand + source(p);
         call.to[i] = turn.result_of(p, turn.n * piece)? + (turn.me * piece) as Address;
     }
-    let same = matches!(turn.bound.kind, Kind::AllGather);
-    Ok(movement(turn, call, Moves { same, exit: true, bytes: piece }))
+    let sends = Sends::of(&turn.bound.kind);
+    Ok(movement(turn, call, Moves { sends, exit: Barrier::Kept, bytes: piece }))
 }
 
 fn put(turn: &Turn) -> Result<Prepared, CudaError> {
@@ -411,7 +428,7 @@ fn packets_move(turn: &Turn) -> Result<Prepared, CudaError> {
         4 => "u32",
         _ => "u64",
     };
-    let same = matches!(turn.bound.kind, Kind::AllGather);
+    let same = Sends::of(&turn.bound.kind) == Sends::One;
     Ok(Prepared {
         what: format!("packets_{}", turn.bound.kind.name()),
         body: format!("packets_move<{element}, {n}, {same}, {vector}>"),
