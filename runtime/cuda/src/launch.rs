@@ -53,17 +53,47 @@ pub struct Kernel {
     pub params: Vec<Param>,
 }
 
+/// Values whose bytes are all written: numbers, arrays of them, and structs without padding.
+///
+/// # Safety
+/// No byte of a value is padding, and the alignment is at most 8.
+pub(crate) unsafe trait Plain: Copy {}
+
+// SAFETY: a number.
+unsafe impl Plain for u32 {}
+// SAFETY: a number.
+unsafe impl Plain for u64 {}
+// SAFETY: a number.
+unsafe impl Plain for f32 {}
+// SAFETY: elements of an array have nothing between them.
+unsafe impl<T: Plain, const N: usize> Plain for [T; N] {}
+
+/// Declares a `repr(C)` struct that is [`Plain`]; does not compile if there are bytes between or behind its fields.
+macro_rules! plain {
+    ($(#[$meta:meta])* $vis:vis struct $name:ident { $($of:vis $field:ident: $ty:ty),* $(,)? }) => {
+        $(#[$meta])*
+        #[repr(C)]
+        #[derive(Clone, Copy)]
+        $vis struct $name { $($of $field: $ty),* }
+        const _: () = {
+            assert!(size_of::<$name>() == 0 $(+ size_of::<$ty>())*, "bytes between or behind the fields");
+            assert!(align_of::<$name>() <= 8, "kernel parameters are aligned to 8 bytes at most");
+        };
+        // SAFETY: the fields, which are plain, are as many bytes as the struct.
+        unsafe impl $crate::launch::Plain for $name where $($ty: $crate::launch::Plain),* {}
+    };
+}
+pub(crate) use plain;
+
 /// A kernel parameter: its bytes, at an address aligned to 8 bytes.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Param(SmallVec<[u64; 1]>);
 
 impl Param {
-    /// A struct passed by value. It must be `repr(C)`, without padding that is not written, and laid out as
-    /// the kernel declares it.
-    pub fn of<T: Copy>(value: &T) -> Param {
+    /// A struct passed by value, laid out as the kernel declares it.
+    pub(crate) fn of<T: Plain>(value: &T) -> Param {
         let mut words: SmallVec<[u64; 1]> = SmallVec::from_elem(0u64, size_of::<T>().div_ceil(8));
-        assert!(align_of::<T>() <= 8, "kernel parameters are aligned to 8 bytes at most");
-        // SAFETY: the words are at least as many bytes as the value, which is plain data.
+        // SAFETY: the words are at least as many bytes as the value, all of which are written.
         unsafe {
             std::ptr::copy_nonoverlapping(
                 std::ptr::from_ref(value).cast::<u8>(),

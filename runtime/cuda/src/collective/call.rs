@@ -7,33 +7,34 @@ use symmc_runtime::exec::{BoundCollective, BoundRegion, Home};
 use super::control::{self, MAX_RANKS};
 use super::{BlockCounts, Peers};
 use crate::error::CudaError;
-use crate::launch::Address;
+use crate::launch::{Address, plain};
 
-/// The parameters, as `kernels.cu` declares them. No padding.
-#[repr(C)]
-#[derive(Clone, Copy, PartialEq, Default, Debug)]
-pub(super) struct Call {
-    pub flags: [Address; MAX_RANKS],
-    pub from: [Address; MAX_RANKS],
-    pub to: [Address; MAX_RANKS],
-    pub out: [Address; MAX_RANKS],
-    pub slots: [Address; MAX_RANKS],
-    pub ranks: [u32; MAX_RANKS],
-    pub words: Address,
-    pub shared: Address,
-    pub status: Address,
-    pub limit: u64,
-    pub seed: u64,
-    pub count: u64,
-    pub other: u64,
-    pub zone: Address,
-    pub me: u32,
-    pub step: u32,
-    pub group: u32,
-    pub receivers: u32,
-    pub receiver: [u32; MAX_RANKS],
-    pub sender: u32,
-    pub zero: u32,
+plain! {
+    /// The parameters, as `kernels.cu` declares them.
+    #[derive(PartialEq, Default, Debug)]
+    pub(super) struct Call {
+        pub flags: [Address; MAX_RANKS],
+        pub from: [Address; MAX_RANKS],
+        pub to: [Address; MAX_RANKS],
+        pub out: [Address; MAX_RANKS],
+        pub slots: [Address; MAX_RANKS],
+        pub ranks: [u32; MAX_RANKS],
+        pub words: Address,
+        pub shared: Address,
+        pub status: Address,
+        pub limit: u64,
+        pub seed: u64,
+        pub count: u64,
+        pub other: u64,
+        pub zone: Address,
+        pub me: u32,
+        pub step: u32,
+        pub group: u32,
+        pub receivers: u32,
+        pub receiver: [u32; MAX_RANKS],
+        pub sender: u32,
+        pub zero: u32,
+    }
 }
 
 /// One collective of one rank.

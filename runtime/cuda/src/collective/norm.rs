@@ -11,7 +11,7 @@ use super::call::Turn;
 use super::{Peers, Prepared, reduction};
 use crate::compile::Source;
 use crate::error::CudaError;
-use crate::launch::{Address, Param, Work};
+use crate::launch::{Address, Param, Work, plain};
 
 /// The most packets of a row that one thread has.
 const MOST: usize = 4;
@@ -40,17 +40,17 @@ pub struct FusedNorm {
     pub round_first: bool,
 }
 
-/// The parameters beside the call, as `kernels.cu` declares them. No padding.
-#[repr(C)]
-#[derive(Clone, Copy)]
-struct Norm {
-    residual: Address,
-    weight: Address,
-    reduced: Address,
-    added: Address,
-    normed: Address,
-    row: u32,
-    eps: f32,
+plain! {
+    /// The parameters beside the call, as `kernels.cu` declares them.
+    struct Norm {
+        residual: Address,
+        weight: Address,
+        reduced: Address,
+        added: Address,
+        normed: Address,
+        row: u32,
+        eps: f32,
+    }
 }
 
 /// The launch that runs `call` and what follows it; `None` if they do not fit one kernel.

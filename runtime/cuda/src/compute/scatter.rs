@@ -13,7 +13,7 @@ use super::space::{Axis, axes, broadcast};
 use super::text::{self, offset, stored};
 use super::{Lowering, misfit};
 use crate::error::CudaError;
-use crate::launch::{Kernel, Param, Work};
+use crate::launch::{Kernel, Param, Work, plain};
 
 /// The name of a combination in the kernels.
 fn how(combine: Option<Reduction>) -> &'static str {
@@ -144,13 +144,13 @@ pub(super) fn put(
 /// The most index tensors of one step.
 const MOST_INDICES: usize = 6;
 
-/// What a kernel knows of the indices; the first words are used.
-#[derive(Clone, Copy)]
-#[repr(C)]
-struct IndicesParam {
-    status: u64,
-    at: [u64; MOST_INDICES],
-    sites: [u64; MOST_INDICES],
+plain! {
+    /// What a kernel knows of the indices; the first words are used.
+    struct IndicesParam {
+        status: u64,
+        at: [u64; MOST_INDICES],
+        sites: [u64; MOST_INDICES],
+    }
 }
 
 fn indices_param(
