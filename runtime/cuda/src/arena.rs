@@ -255,7 +255,7 @@ fn pass(exchange: &dyn Exchange, mine: OwnedFd) -> Result<Vec<Option<OwnedFd>>, 
 }
 
 /// 32 characters that nobody guesses.
-fn random_name() -> Result<Vec<u8>, CudaError> {
+pub(crate) fn random_name() -> Result<Vec<u8>, CudaError> {
     let mut bytes = [0u8; 16];
     let read = File::open("/dev/urandom").and_then(|mut f| f.read_exact(&mut bytes));
     read.map_err(|e| RunError::system("reading /dev/urandom", e))?;

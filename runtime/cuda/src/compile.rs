@@ -1,19 +1,14 @@
 //! CUDA C to machine code: NVRTC, with a cache on disk.
 //!
 //! A [`Source`] gathers functions; equal ones are kept once. The cache holds one file for each source,
-//! architecture and compiler version, written by rename, readable by the user alone. A file that cannot be
-//! read or written is the same as none.
+//! architecture and compiler version.
 
 use std::ffi::CString;
-use std::fmt::Write as _;
-use std::fs;
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
-use std::path::PathBuf;
 
 use cudarc::nvrtc::{result, sys};
 use indexmap::IndexMap;
-use sha2::{Digest, Sha256};
 
+use crate::cache::{Cache, name_of};
 use crate::error::CudaError;
 
 /// CUDA C to be compiled together.
@@ -82,24 +77,13 @@ pub fn compile(source: &Source, [major, minor]: [u32; 2]) -> Result<Vec<u8>, Cud
     let version = version()?;
     let text = source.text();
     let target = format!("sm_{major}{minor}");
-    let mut hash = Sha256::new();
-    for part in ["symmc 1", &version, &target, &text] {
-        hash.update((part.len() as u64).to_le_bytes());
-        hash.update(part);
-    }
-    let key = hash.finalize().iter().fold(String::new(), |mut s, b| {
-        let _ = write!(s, "{b:02x}");
-        s
-    });
-    let cached = cache_folder().map(|f| f.join(format!("{key}.cubin")));
-    if let Some(code) = cached.as_ref().and_then(|path| fs::read(path).ok()).filter(|c| !c.is_empty()) {
+    let cache = Cache::of_user();
+    let name = name_of(&["symmc 2", &version, &target, &text], "cubin");
+    if let Some(code) = cache.read(&name) {
         return Ok(code);
     }
     let code = translate(&text, &target)?;
-    if let Some(path) = &cached {
-        // A cache that cannot be written is no cache.
-        let _ = store(path, &code);
-    }
+    cache.write(&name, &code);
     Ok(code)
 }
 
@@ -159,22 +143,4 @@ fn machine_code(program: sys::nvrtcProgram) -> Result<Vec<u8>, CudaError> {
         .result()
         .map_err(|e| library("nvrtcGetCUBIN", &e))?;
     Ok(code)
-}
-
-/// `$XDG_CACHE_HOME/symmc`, else `~/.cache/symmc`.
-fn cache_folder() -> Option<PathBuf> {
-    let absolute = |name: &str| std::env::var_os(name).map(PathBuf::from).filter(|p| p.is_absolute());
-    let base = absolute("XDG_CACHE_HOME").or_else(|| absolute("HOME").map(|h| h.join(".cache")))?;
-    Some(base.join("symmc"))
-}
-
-fn store(path: &std::path::Path, code: &[u8]) -> std::io::Result<()> {
-    if let Some(folder) = path.parent() {
-        fs::DirBuilder::new().recursive(true).mode(0o700).create(folder)?;
-    }
-    let draft = path.with_extension(format!("{}.tmp", std::process::id()));
-    let mut options = fs::OpenOptions::new();
-    let mut file = options.write(true).create(true).truncate(true).mode(0o600).open(&draft)?;
-    std::io::Write::write_all(&mut file, code)?;
-    fs::rename(&draft, path)
 }

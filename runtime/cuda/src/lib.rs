@@ -16,6 +16,7 @@
 
 pub mod arena;
 pub mod bench;
+mod cache;
 pub mod collective;
 pub mod compile;
 pub mod compute;

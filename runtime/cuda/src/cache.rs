@@ -1,0 +1,126 @@
+//! Files of what was computed once for a machine: machine code, chosen algorithms.
+//!
+//! A file begins with the SHA-256 of its name and of what follows. One that is damaged, or cannot be read or
+//! written, is the same as none: what it would hold is computed again. Files are written under a name drawn at
+//! random and then renamed, so that processes, also of several hosts on one home, never see half of one. They
+//! belong to the user alone.
+
+use std::fs;
+use std::io::Write as _;
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::path::PathBuf;
+
+use sha2::{Digest, Sha256};
+
+use crate::arena::random_name;
+
+/// The bytes of the hash that a file begins with.
+const HASH: usize = 32;
+
+/// A folder of such files, if there is one.
+#[derive(Clone, Debug)]
+pub(crate) struct Cache {
+    folder: Option<PathBuf>,
+}
+
+impl Cache {
+    /// `$XDG_CACHE_HOME/symmc`, else `~/.cache/symmc`.
+    pub fn of_user() -> Cache {
+        let absolute = |name: &str| std::env::var_os(name).map(PathBuf::from).filter(|p| p.is_absolute());
+        let base = absolute("XDG_CACHE_HOME").or_else(|| absolute("HOME").map(|h| h.join(".cache")));
+        Cache { folder: base.map(|base| base.join("symmc")) }
+    }
+
+    /// What was written under this name, undamaged.
+    pub fn read(&self, name: &str) -> Option<Vec<u8>> {
+        let mut file = fs::read(self.folder.as_ref()?.join(name)).ok()?;
+        if file.len() < HASH {
+            return None;
+        }
+        let data = file.split_off(HASH);
+        (file == hash(name, &data)).then_some(data)
+    }
+
+    /// Keeps `data` under this name. A cache that cannot be written is no cache.
+    pub fn write(&self, name: &str, data: &[u8]) {
+        let _ = self.try_write(name, data);
+    }
+
+    fn try_write(&self, name: &str, data: &[u8]) -> std::io::Result<()> {
+        let Some(folder) = &self.folder else { return Ok(()) };
+        fs::DirBuilder::new().recursive(true).mode(0o700).create(folder)?;
+        let random = random_name().map_err(std::io::Error::other)?;
+        let draft = folder.join(format!("{}.draft", String::from_utf8_lossy(&random)));
+        let mut options = fs::OpenOptions::new();
+        let mut file = options.write(true).create_new(true).mode(0o600).open(&draft)?;
+        let written = file.write_all(&hash(name, data)).and_then(|()| file.write_all(data));
+        let kept = written.and_then(|()| fs::rename(&draft, folder.join(name)));
+        if kept.is_err() {
+            let _ = fs::remove_file(&draft);
+        }
+        kept
+    }
+}
+
+/// The hash of a file of this name that holds these bytes.
+fn hash(name: &str, data: &[u8]) -> [u8; HASH] {
+    let mut hash = Sha256::new();
+    hash.update((name.len() as u64).to_le_bytes());
+    hash.update(name);
+    hash.update(data);
+    hash.finalize().into()
+}
+
+/// The name of the file for a key of these parts.
+pub(crate) fn name_of(parts: &[&str], extension: &str) -> String {
+    let mut hash = Sha256::new();
+    for part in parts {
+        hash.update((part.len() as u64).to_le_bytes());
+        hash.update(part);
+    }
+    let digits = hash.finalize().iter().map(|b| format!("{b:02x}")).collect::<String>();
+    format!("{digits}.{extension}")
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
+    use super::*;
+
+    #[test]
+    fn a_damaged_file_is_none_and_is_replaced() {
+        let folder = std::env::temp_dir().join(format!("symmc-cache-{}", std::process::id()));
+        let cache = Cache { folder: Some(folder.join("symmc")) };
+        let (name, path) = (name_of(&["a", "b"], "cubin"), |name: &str| folder.join("symmc").join(name));
+        assert_eq!(cache.read(&name), None);
+        cache.write(&name, b"code");
+        assert_eq!(cache.read(&name).as_deref(), Some(&b"code"[..]));
+        assert_eq!(fs::metadata(path(&name)).unwrap().permissions().mode() & 0o777, 0o600);
+
+        let whole = fs::read(path(&name)).unwrap();
+        let mut flipped = whole.clone();
+        *flipped.last_mut().unwrap() ^= 1;
+        for damaged in [&flipped[..], &whole[..whole.len() - 1], &whole[..HASH - 1], b""] {
+            fs::write(path(&name), damaged).unwrap();
+            assert_eq!(cache.read(&name), None, "{damaged:?}");
+        }
+        cache.write(&name, b"code");
+        assert_eq!(cache.read(&name).as_deref(), Some(&b"code"[..]));
+
+        // A file under another file's name, and what is no file.
+        fs::copy(path(&name), path("other.cubin")).unwrap();
+        assert_eq!(cache.read("other.cubin"), None);
+        fs::create_dir(path("folder.cubin")).unwrap();
+        cache.write("folder.cubin", b"code");
+        assert_eq!(cache.read("folder.cubin"), None);
+        let drafts = fs::read_dir(folder.join("symmc")).unwrap().flatten();
+        assert_eq!(drafts.filter(|f| f.path().extension().is_some_and(|e| e == "draft")).count(), 0);
+        fs::remove_dir_all(&folder).unwrap();
+    }
+
+    #[test]
+    fn keys_with_the_same_letters_differ() {
+        assert_ne!(name_of(&["ab", "c"], "x"), name_of(&["a", "bc"], "x"));
+    }
+}
