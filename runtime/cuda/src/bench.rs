@@ -1,8 +1,8 @@
 //! Times of collectives on the GPUs at hand, every variant beside the vendor's own.
 //!
 //! A case is recorded ten times in a row into one graph, on two pairs of operands and results in turn, and
-//! the graph is replayed; what counts is the median of the replays over the number of calls. Ranks meet on the
-//! host before each replay. The first replay's result is compared with what the collective must give.
+//! the graph is replayed; what counts is the median of the replays over the number of calls. Ranks agree on the
+//! host that all of them can run a case, and meet there before each replay. The first replay's result is compared with what the collective must give.
 
 use std::time::Duration;
 
@@ -16,12 +16,13 @@ use symmc_runtime::exec::{BoundCollective, BoundRegion, BoundStep, Home, Located
 use crate::arena::{Exchange, SymmetricArena};
 use crate::collective::{self, BlockCounts, Peers};
 use crate::compute::Machine;
-use crate::driver::{Device, Memory, Pinned};
+use crate::driver::{Device, Graph, Memory, Pinned};
 use crate::error::CudaError;
 use crate::homes::Homes;
 use crate::launch::Address;
 use crate::nccl::Communicators;
 use crate::program::{Parts, Program, Streams};
+use crate::rig::{self, Rig};
 use crate::watch;
 
 /// Calls in one graph.
@@ -119,43 +120,42 @@ pub fn run(
 ) -> Result<Measurements, CudaError> {
     let dtype = DType::from_name(&config.dtype)
         .ok_or_else(|| CudaError::Unsupported(format!("unknown dtype {}", config.dtype)))?;
-    let bench = Bench::new(gpu, limit, config, dtype, exchange)?;
-    let mut copies = Vec::new();
-    for &bytes in &config.bytes {
-        copies.push((bytes, bench.copies(bytes, config.replays, alive)?));
-    }
-    let mut collectives = Vec::new();
-    for (kind, bytes, variant, exit) in cases(config, exchange.ranks()) {
-        let measured = bench.case(&kind, bytes, variant, exit, config.replays, alive);
-        let failed = |e: &CudaError| matches!(e, CudaError::Unsupported(_) | CudaError::Library { .. });
-        let (us, failed) = match measured {
-            Ok((us, failed)) => (Some(us), failed),
-            Err(e) if failed(&e) => (None, Some(e.to_string())),
-            Err(e) => return Err(e),
-        };
-        let (collective, variant) = (kind.name().to_string(), variant.name().to_string());
-        collectives.push(Measured { collective, variant, exit, bytes, us, failed });
-    }
-    let nccl = bench.nccl.version().map_or("no NCCL".into(), |v| format!("NCCL {v}"));
-    let [major, minor] = crate::driver::version()?;
-    let machine = format!("{}, CUDA {major}.{minor}, {nccl}", bench.device.name());
-    Ok(Measurements { machine, copies, collectives })
+    let mut bench = Bench::new(gpu, limit, config, dtype, exchange)?;
+    let measured = bench.all(config, alive);
+    // Peers learn of a failure and leave.
+    measured.inspect_err(|_| bench.rig.fail())
+}
+
+/// What a rank prepared, if every rank could; else why this one could not, or which other.
+///
+/// # Errors
+/// What no other case can do without, or a peer failed.
+fn agreed<T>(mine: Result<T, CudaError>, exchange: &dyn Exchange) -> Result<Result<T, String>, CudaError> {
+    let mine = match mine {
+        Ok(value) => Ok(value),
+        Err(e @ (CudaError::Unsupported(_) | CudaError::Library { .. })) => Err(e.to_string()),
+        Err(e) => return Err(e),
+    };
+    let all = exchange.all_gather(&[u8::from(mine.is_ok())])?;
+    let value = match mine {
+        Ok(value) => value,
+        Err(text) => return Ok(Err(text)),
+    };
+    Ok(match all.iter().position(|said| said[..] != [1]) {
+        None => Ok(value),
+        Some(rank) => Err(format!("rank {rank} cannot run it")),
+    })
 }
 
 struct Bench<'a> {
     exchange: &'a dyn Exchange,
     dtype: DType,
-    device: std::sync::Arc<Device>,
-    streams: Streams,
-    status: Pinned,
+    rig: Rig,
     peers: Peers,
     homes: Homes,
-    nccl: Communicators,
     /// Bytes of each of the regions: two operands, two results, two landing zones.
     region: usize,
     zone: usize,
-    _memory: Memory,
-    _arena: SymmetricArena,
 }
 
 impl<'a> Bench<'a> {
@@ -195,23 +195,47 @@ impl<'a> Bench<'a> {
             inputs: vec![],
             outputs: vec![],
         };
-        let mut bench = Bench {
-            exchange,
-            dtype,
-            device,
-            streams,
-            status,
-            peers,
-            homes,
-            nccl: Communicators::default(),
-            region: largest,
-            zone,
-            _memory: memory,
-            _arena: arena,
-        };
+        let (nccl, _arena, _memory) = (Communicators::default(), arena, memory);
+        let rig = rig::Parts { programs: vec![], streams, nccl, _arena, status, _memory, device };
+        let rig = Rig::new(rig);
+        let mut bench = Bench { exchange, dtype, rig, peers, homes, region: largest, zone };
         let plain = bench.steps(&CollectiveKind::AllGather, 0, Variant::Plain, None);
-        bench.nccl = Communicators::new(&plain, exchange)?;
+        bench.rig.nccl = Communicators::new(&plain, exchange)?;
         Ok(bench)
+    }
+
+    /// All copies and cases.
+    fn all(
+        &mut self,
+        config: &BenchConfig,
+        alive: &dyn Fn() -> Result<(), RunError>,
+    ) -> Result<Measurements, CudaError> {
+        let mut copies = Vec::new();
+        for &bytes in &config.bytes {
+            copies.push((bytes, self.copies(bytes, config.replays, alive)?));
+        }
+        let mut collectives = Vec::new();
+        for (kind, bytes, variant, exit) in cases(config, self.exchange.ranks()) {
+            // The library may connect ranks while its calls are recorded, so all record or none does.
+            let prepared = self.prepare(&self.steps(&kind, bytes, variant, exit));
+            let recorded = match agreed(prepared, self.exchange)? {
+                Ok(()) => agreed(self.record(), self.exchange)?,
+                Err(text) => Err(text),
+            };
+            let (us, failed) = match recorded {
+                Ok(graph) => {
+                    let (us, failed) = self.case(&graph, &kind, bytes, variant, config.replays, alive)?;
+                    (Some(us), failed)
+                }
+                Err(text) => (None, Some(text)),
+            };
+            let (collective, variant) = (kind.name().to_string(), variant.name().to_string());
+            collectives.push(Measured { collective, variant, exit, bytes, us, failed });
+        }
+        let nccl = self.rig.nccl.version().map_or("no NCCL".into(), |v| format!("NCCL {v}"));
+        let [major, minor] = crate::driver::version()?;
+        let machine = format!("{}, CUDA {major}.{minor}, {nccl}", self.rig.device.name());
+        Ok(Measurements { machine, copies, collectives })
     }
 
     /// The calls of a case.
@@ -257,7 +281,7 @@ impl<'a> Bench<'a> {
 
     /// Times of copies of so many bytes between two buffers.
     fn copies(
-        &self,
+        &mut self,
         bytes: usize,
         replays: usize,
         alive: &dyn Fn() -> Result<(), RunError>,
@@ -283,26 +307,28 @@ impl<'a> Bench<'a> {
             },
         };
         let steps: Vec<BoundStep> = (0..CALLS).map(step).collect();
-        self.times(&steps, replays, alive, &mut || Ok(()))
+        self.prepare(&steps)?;
+        let graph = self.record()?;
+        let times = self.times(&graph, replays, alive, &mut || Ok(()))?;
+        Ok(times)
     }
 
-    /// Times of a case, and what is wrong with its result.
+    /// Times of a case whose calls were recorded, and what is wrong with its result.
     fn case(
         &self,
+        graph: &Graph,
         kind: &CollectiveKind,
         bytes: usize,
         variant: Variant,
-        exit: Option<bool>,
         replays: usize,
         alive: &dyn Fn() -> Result<(), RunError>,
     ) -> Result<([f64; 3], Option<String>), CudaError> {
-        let steps = self.steps(kind, bytes, variant, exit);
         let base = if variant == Variant::Plain { self.homes.ordinary } else { self.homes.symmetric };
         let n = self.exchange.ranks() as usize;
         let elements = bytes / self.dtype.size() / n * n;
         let mut wrong = None;
         if elements == 0 || bytes > COMPARED {
-            return Ok((self.times(&steps, replays, alive, &mut || Ok(()))?, wrong));
+            return Ok((self.times(graph, replays, alive, &mut || Ok(()))?, wrong));
         }
         let operand = numbers(self.dtype, elements, self.exchange.rank())?;
         let poison = vec![0x7f; bytes];
@@ -310,47 +336,59 @@ impl<'a> Bench<'a> {
             let at = base + (turn * self.region) as Address;
             // SAFETY: the regions exist; nothing runs.
             unsafe {
-                self.streams.compute.upload(at, operand.data())?;
-                self.streams.compute.upload(at + 2 * self.region as Address, &poison)?;
+                self.rig.streams.compute.upload(at, operand.data())?;
+                self.rig.streams.compute.upload(at + 2 * self.region as Address, &poison)?;
             }
         }
         let mut compare = || {
             wrong = self.compare(kind, base, elements)?;
             Ok(())
         };
-        let times = self.times(&steps, replays, alive, &mut compare)?;
+        let times = self.times(graph, replays, alive, &mut compare)?;
         Ok((times, wrong))
     }
 
-    /// Least, median and most microseconds of one of these calls over the replays; `first` is called after the
-    /// first replay.
-    fn times(
-        &self,
-        steps: &[BoundStep],
-        replays: usize,
-        alive: &dyn Fn() -> Result<(), RunError>,
-        first: &mut dyn FnMut() -> Result<(), CudaError>,
-    ) -> Result<[f64; 3], CudaError> {
+    /// Compiles these calls, which are the only program then.
+    fn prepare(&mut self, steps: &[BoundStep]) -> Result<(), CudaError> {
         let machine = Machine {
-            multiprocessors: self.device.multiprocessors(),
-            status: self.status.address() + 2048,
+            multiprocessors: self.rig.device.multiprocessors(),
+            status: self.rig.status.address() + 2048,
             workspace: 0,
             workspace_bytes: 0,
         };
         let parts = Parts {
-            device: &self.device,
+            device: &self.rig.device,
             homes: &self.homes,
             peers: &self.peers,
             machine: &machine,
-            nccl: &self.nccl,
+            nccl: &self.rig.nccl,
         };
         let program = Program::new(self.exchange.rank(), steps, &parts)?;
-        let graph = program.record(&self.streams, &self.nccl, 1)?;
+        self.rig.programs = vec![program];
+        Ok(())
+    }
+
+    /// Records what was prepared.
+    fn record(&self) -> Result<Graph, CudaError> {
+        let missing = || CudaError::Unsupported("nothing was prepared".into());
+        let program = self.rig.programs.last().ok_or_else(missing)?;
+        program.record(&self.rig.streams, &self.rig.nccl, 1)
+    }
+
+    /// Least, median and most microseconds of one of the recorded calls over the replays; `first` is called after
+    /// the first replay.
+    fn times(
+        &self,
+        graph: &Graph,
+        replays: usize,
+        alive: &dyn Fn() -> Result<(), RunError>,
+        first: &mut dyn FnMut() -> Result<(), CudaError>,
+    ) -> Result<[f64; 3], CudaError> {
         let mut times = Vec::with_capacity(replays);
         for replay in 0..replays + WARM {
             self.exchange.all_gather(&[0])?;
-            // SAFETY: the graph's memory exists as long as the bench.
-            let time = unsafe { watch::replay(&self.streams.compute, &graph, &self.status, alive)? };
+            // SAFETY: the graph was recorded from a program of the rig.
+            let time = unsafe { self.rig.replay(graph, alive)? };
             self.reported()?;
             if replay == 0 {
                 first()?;
@@ -364,7 +402,7 @@ impl<'a> Bench<'a> {
 
     /// What kernels reported.
     fn reported(&self) -> Result<(), CudaError> {
-        match collective::missed(&self.status) {
+        match collective::missed(&self.rig.status) {
             Some(m) => Err(CudaError::Run(RunError::system(
                 "a collective",
                 format!("rank {} did not come to call {}", m.peer, m.step),
@@ -401,7 +439,7 @@ impl<'a> Bench<'a> {
             let mut bytes = vec![0; expected.len() * self.dtype.size()];
             let at = base + ((2 + turn) * self.region) as Address;
             // SAFETY: the region exists; nothing runs.
-            unsafe { self.streams.compute.download(&mut bytes, at)? };
+            unsafe { self.rig.streams.compute.download(&mut bytes, at)? };
             let found = Tensor::new(self.dtype, vec![expected.len()], bytes);
             let found = found.map(|t| t.to_f64()).unwrap_or_default();
             let differs = |(i, (f, e)): (usize, (&f64, &f64))| {
@@ -421,4 +459,34 @@ fn numbers(dtype: DType, elements: usize, rank: u32) -> Result<Tensor, CudaError
     let numbers: Vec<f64> = (0..elements).map(number).collect();
     Tensor::from_f64(dtype, vec![elements], &numbers)
         .ok_or_else(|| CudaError::Unsupported(format!("no numbers of dtype {dtype}")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Rank 0 of three, whose peers say this.
+    struct Peers([u8; 2]);
+
+    impl Exchange for Peers {
+        fn rank(&self) -> u32 {
+            0
+        }
+        fn ranks(&self) -> u32 {
+            3
+        }
+        fn all_gather(&self, mine: &[u8]) -> Result<Vec<Vec<u8>>, RunError> {
+            Ok([mine[0], self.0[0], self.0[1]].map(|b| vec![b]).to_vec())
+        }
+    }
+
+    #[test]
+    fn a_case_runs_only_if_every_rank_can_run_it() {
+        let unable = || CudaError::Unsupported("no such kernel".into());
+        assert_eq!(agreed(Ok(7), &Peers([1, 1])), Ok(Ok(7)));
+        assert_eq!(agreed(Ok(7), &Peers([1, 0])), Ok(Err("rank 2 cannot run it".into())));
+        assert_eq!(agreed::<u8>(Err(unable()), &Peers([1, 1])), Ok(Err("no such kernel".into())));
+        let broken = CudaError::Compile { detail: "nothing runs".into() };
+        assert_eq!(agreed::<u8>(Err(broken.clone()), &Peers([1, 1])), Err(broken));
+    }
 }

@@ -3,11 +3,13 @@
 //!
 //! Each value frees what it holds when it is dropped. A failure to free is not reported: the context is
 //! broken then, and the call that broke it has said so. All values belong to the primary context of one
-//! [`Device`], which is current on every thread that [`Device::enter`] was called on.
+//! [`Device`], which is current on every thread that [`Device::enter`] was called on. Who runs on a thread of
+//! somebody else keeps [`CallersContext`].
 //!
 //! Deliberately not here: memory that peers map ([`crate::arena`]).
 
 use std::ffi::{CString, c_void};
+use std::marker::PhantomData;
 use std::ptr;
 use std::sync::Arc;
 
@@ -27,6 +29,33 @@ pub(crate) fn checked<T>(
         };
         CudaError::Driver { call: what(), name: text(error.error_name()), text: text(error.error_string()) }
     })
+}
+
+/// The context that is current on this thread; it is again when this value is dropped.
+#[derive(Debug)]
+pub struct CallersContext {
+    context: sys::CUcontext,
+    /// A context is current on a thread.
+    _of_thread: PhantomData<*mut ()>,
+}
+
+impl CallersContext {
+    /// What is current now, also if that is none.
+    ///
+    /// # Errors
+    /// There is no driver, or it does not start.
+    pub fn keep() -> Result<CallersContext, CudaError> {
+        count()?;
+        let found = checked(|| "asking for the current context".into(), result::ctx::get_current())?;
+        Ok(CallersContext { context: found.unwrap_or(ptr::null_mut()), _of_thread: PhantomData })
+    }
+}
+
+impl Drop for CallersContext {
+    fn drop(&mut self) {
+        // SAFETY: the context was current when this value was made; its owner keeps it meanwhile.
+        let _ = unsafe { result::ctx::set_current(self.context) };
+    }
 }
 
 /// A GPU and its primary context.

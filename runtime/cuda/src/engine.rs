@@ -10,7 +10,7 @@ use symmc_runtime::host::{Engine, EngineChoice, RankRun};
 
 use crate::arena::Exchange;
 use crate::bench::{self, BenchConfig};
-use crate::driver;
+use crate::driver::{self, CallersContext};
 use crate::error::CudaError;
 use crate::session::{Session, SessionConfig};
 use crate::trace;
@@ -95,6 +95,8 @@ impl Engine for CudaEngine {
             serde_json::from_str(options).map_err(|e| RunError::Invalid(format!("options for GPUs: {e}")))?;
         let rank = run.comm.rank();
         let gpu = config.gpu(rank, run.comm.ranks())?;
+        // Dropped after everything below.
+        let _caller = CallersContext::keep()?;
         if let Some(Bench::Collectives(config)) = &config.bench {
             ready()?;
             let measured = bench::run(gpu, run.config.limit, config, &Peers(run), &|| alive(run))?;
@@ -105,15 +107,22 @@ impl Engine for CudaEngine {
         let bucket = executor.bucket(run.bindings)?;
         let bound = executor.bind(run.bindings)?;
         let session = SessionConfig { gpu, limit: run.config.limit, chaos: run.config.chaos };
-        let session = Session::new(bound.clone(), &Peers(run), &session)?;
+        let session = Session::new(std::slice::from_ref(&bound), &Peers(run), &session)?;
         let turn = Turn { run, session: &session, bound: &bound, bucket, trace: config.trace.as_deref() };
-        if let Some(Bench::Program { replays, runs }) = config.bench {
-            return answer(&turn.measure([replays, runs as usize], ready)?, memory);
-        }
-        // SAFETY: the caller's promise.
-        unsafe { turn.run(memory, ready) }
+        let ran = match config.bench {
+            Some(Bench::Program { replays, runs }) => {
+                turn.measure([replays, runs as usize], ready).and_then(|times| answer(&times, memory))
+            }
+            // SAFETY: the caller's promise.
+            _ => unsafe { turn.run(memory, ready) },
+        };
+        // Peers learn of a failure and leave.
+        ran.inspect_err(|_| session.abandon())
     }
 }
+
+/// The binding of a job, of which there is one.
+const ONLY: usize = 0;
 
 /// A session on its rank, with what the run wants of it.
 struct Turn<'a> {
@@ -137,26 +146,26 @@ impl Turn<'_> {
         let (run, session) = (self.run, self.session);
         // SAFETY: the caller's promise.
         let data = |i: usize| unsafe { bytes(memory.inputs.get(i)?) };
-        session.write_inputs(data, |_| true)?;
-        let graph = session.record(1)?;
+        session.write_inputs(ONLY, data, |_| true)?;
+        let graph = session.record(ONLY, 1)?;
         ready()?;
         let repeats = u64::from(run.repeats.max(1));
         for repeat in 0..repeats {
             run.comm.begin_run(repeat, self.bucket);
             if repeat > 0 {
-                session.write_inputs(data, |i| self.is_written_again(i))?;
+                session.write_inputs(ONLY, data, |i| self.is_written_again(i))?;
             }
             match self.trace {
                 Some(path) if repeat + 1 == repeats => self.write_trace(path)?,
-                _ => session.replay(&graph, &|| alive(run)).map(|_| ())?,
+                _ => graph.replay(&|| alive(run)).map(|_| ())?,
             }
-            session.write_back()?;
+            session.write_back(ONLY)?;
         }
         run.comm.end_runs();
         for (index, span) in memory.outputs.iter().enumerate().filter(|(_, span)| span.len > 0) {
             // SAFETY: the caller's promise.
             let to = unsafe { std::slice::from_raw_parts_mut(span.ptr, span.len) };
-            session.read_output(index, to)?;
+            session.read_output(ONLY, index, to)?;
         }
         Ok(())
     }
@@ -170,7 +179,7 @@ impl Turn<'_> {
     }
 
     fn write_trace(&self, path: &Path) -> Result<(), RunError> {
-        let steps = self.session.trace(&|| alive(self.run))?;
+        let steps = self.session.trace(ONLY, &|| alive(self.run))?;
         trace::write(path, &steps, &Peers(self.run))
     }
 
@@ -183,14 +192,14 @@ impl Turn<'_> {
     ) -> Result<[f64; 3], RunError> {
         const WARM: usize = 3;
         let (run, session) = (self.run, self.session);
-        session.draw_inputs()?;
-        let graph = session.record(runs as u32)?;
+        session.draw_inputs(ONLY)?;
+        let graph = session.record(ONLY, runs as u32)?;
         ready()?;
         let mut times = Vec::with_capacity(replays);
         for replay in 0..WARM + replays {
             run.exchange(&[0])?;
             run.comm.begin_run(replay as u64, self.bucket);
-            let time = session.replay(&graph, &|| alive(run))?;
+            let time = graph.replay(&|| alive(run))?;
             if replay >= WARM {
                 times.push(time / runs.max(1) as f64);
             }

@@ -27,6 +27,7 @@ pub mod homes;
 pub mod launch;
 pub mod nccl;
 pub mod program;
+mod rig;
 pub mod session;
 mod trace;
 mod watch;

@@ -56,7 +56,10 @@ impl Communicators {
     ///
     /// # Errors
     /// There is no library, or it cannot make a communicator.
-    pub fn new(steps: &[BoundStep], exchange: &dyn Exchange) -> Result<Communicators, CudaError> {
+    pub fn new<'b>(
+        steps: impl IntoIterator<Item = &'b BoundStep>,
+        exchange: &dyn Exchange,
+    ) -> Result<Communicators, CudaError> {
         let mut cells: IndexMap<usize, &[u32]> = IndexMap::new();
         for step in steps {
             if let StepWork::Collective(call) = &step.work

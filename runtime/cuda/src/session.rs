@@ -1,18 +1,20 @@
 //! One rank's program on its GPU: memory, streams, the compiled program, and the runs.
 //!
-//! A session is made by all ranks together. Between runs the caller writes inputs and reads outputs; a run is
-//! the replay of a graph. Kernels that wait for peers watch a word of pinned memory through which the host
-//! ends them, and report there what they missed; no wait is without a limit.
+//! A session is made by all ranks together, for one or several bindings of the program's symbols: they share the
+//! arenas, the parameters and the memory of inputs and outputs, so a run may have another binding than the one
+//! before it, of the same bucket or of another. Between runs the caller writes inputs and reads outputs; a run is
+//! the replay of a graph that was recorded once. Kernels that wait for peers watch a word of pinned memory through
+//! which the host ends them, and report there what they missed; no wait is without a limit.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use symmc_ir::Tensor;
 use symmc_planner::plan::Lane;
 use symmc_runtime::RunError;
-use symmc_runtime::exec::{Bound, BoundInput, BoundStep, Work as StepWork};
+use symmc_runtime::exec::{Bound, BoundStep, Work as StepWork};
 
 use crate::arena::{Exchange, SymmetricArena};
 use crate::collective::{self, BlockCounts, Peers};
@@ -23,6 +25,7 @@ use crate::homes::Homes;
 use crate::launch::Address;
 use crate::nccl::Communicators;
 use crate::program::{Parts, Program, Streams};
+use crate::rig::{self, Rig};
 use crate::watch;
 
 /// How a session runs.
@@ -53,30 +56,20 @@ pub struct TracedStep {
 
 /// One rank's program, ready to run.
 pub struct Session {
-    // Fields are dropped in this order: first what uses memory, then the memory.
-    program: Program,
-    streams: Streams,
-    nccl: Communicators,
-    bound: Arc<Bound>,
+    rig: Rig,
+    bounds: Vec<Arc<Bound>>,
     homes: Homes,
-    _arena: SymmetricArena,
-    status: Pinned,
-    /// The ordinary arena, the counters, then the memory of inputs and outputs.
-    _private: Memory,
     limit: Duration,
     /// Runs begun, for reports.
     runs: AtomicU64,
-    /// Whether a run failed: then nothing on the device is waited for.
-    failed: AtomicBool,
 }
 
-impl Drop for Session {
-    fn drop(&mut self) {
-        if self.failed.load(Ordering::Relaxed) {
-            // The library's kernels may wait for a peer that has left; nothing can be freed before they end.
-            self.nccl.abort();
-        }
-    }
+/// Runs of one binding of a session, recorded into a graph.
+pub struct Recorded<'s> {
+    session: &'s Session,
+    binding: usize,
+    runs: u32,
+    graph: Graph,
 }
 
 /// The words of pinned memory: first the collectives', then those of compute kernels.
@@ -84,24 +77,26 @@ const STATUS: usize = 4096;
 const COMPUTE_STATUS: usize = 2048;
 
 impl Session {
-    /// Allocates, shares, compiles and loads. All ranks of the plan call this at the same time.
+    /// Allocates, shares, compiles and loads. All ranks of the plan call this at the same time, for the same
+    /// bindings in the same order; in what follows a binding is named by its place in the list.
     ///
     /// # Errors
     /// The machine lacks a library, a GPU, memory, or peer access; an op has no form on a GPU; a peer failed.
     pub fn new(
-        bound: Arc<Bound>,
+        bounds: &[Arc<Bound>],
         exchange: &dyn Exchange,
         config: &SessionConfig,
     ) -> Result<Session, CudaError> {
         let device = Device::open(config.gpu)?;
-        let groups = groups_of(&bound);
-        let symmetric = bound.symmetric.next_multiple_of(4096);
+        let steps = || bounds.iter().flat_map(|b| &b.steps);
+        let groups = groups_of(steps());
+        let symmetric = bounds.iter().map(|b| b.symmetric).max().unwrap_or(0).next_multiple_of(4096);
         let shared = symmetric + collective::control_bytes(groups);
         let arena = SymmetricArena::new(&device, exchange, shared)?;
         let counters = collective::local_bytes(groups);
-        let scratch = scratch_bytes(&bound, &device);
+        let scratch = scratch_bytes(steps(), &device);
         let Private { memory, homes, counters: local, scratch: workspace } =
-            lay_out(&device, &bound, arena.address(), [counters, scratch])?;
+            lay_out(&device, bounds, arena.address(), [counters, scratch])?;
         let status = Pinned::new(&device, STATUS)?;
         let peers = Peers {
             rank: exchange.rank(),
@@ -113,7 +108,7 @@ impl Session {
             chaos: config.chaos,
             blocks: BlockCounts::default(),
         };
-        let nccl = Communicators::new(&bound.steps, exchange)?;
+        let nccl = Communicators::new(steps(), exchange)?;
         let machine = Machine {
             multiprocessors: device.multiprocessors(),
             status: status.address() + COMPUTE_STATUS as Address,
@@ -121,38 +116,37 @@ impl Session {
             workspace_bytes: scratch,
         };
         let parts = Parts { device: &device, homes: &homes, peers: &peers, machine: &machine, nccl: &nccl };
-        let program = Program::new(bound.rank(), &bound.steps, &parts)?;
+        let program = |bound: &Arc<Bound>| Program::new(exchange.rank(), &bound.steps, &parts);
+        let programs = bounds.iter().map(program).collect::<Result<_, _>>()?;
         let streams = Streams::new(&device)?;
         // SAFETY: the range was laid out above; nothing uses it yet.
         unsafe { streams.compute.fill(local, 0, counters)? };
         streams.compute.synchronize()?;
-        let limit = config.limit;
-        Ok(Session {
-            program,
-            streams,
-            nccl,
-            bound,
-            homes,
-            _arena: arena,
-            status,
-            _private: memory,
-            limit,
-            runs: AtomicU64::new(0),
-            failed: AtomicBool::new(false),
-        })
+        let rig =
+            Rig::new(rig::Parts { programs, streams, nccl, _arena: arena, status, _memory: memory, device });
+        let (bounds, limit) = (bounds.to_vec(), config.limit);
+        Ok(Session { rig, bounds, homes, limit, runs: AtomicU64::new(0) })
     }
 
-    /// Writes the data of some inputs: the caller's, else that of a constant.
+    /// Says that the run has failed elsewhere: peers may not come any more.
+    pub fn abandon(&self) {
+        self.rig.fail();
+    }
+
+    /// Writes the data of some inputs of a binding: the caller's, else that of a constant. What has the same size
+    /// in all bindings is written for all.
     ///
     /// # Errors
     /// The data of an input has another size than the program says.
     pub fn write_inputs<'d>(
         &self,
+        binding: usize,
         data: impl Fn(usize) -> Option<&'d [u8]>,
         which: impl Fn(usize) -> bool,
     ) -> Result<(), CudaError> {
-        for (index, input) in self.bound.inputs.iter().enumerate().filter(|(i, _)| which(*i)) {
-            let Some(bytes) = data(index).or_else(|| self.bound.constant(index)) else { continue };
+        let bound = &self.bounds[binding];
+        for (index, input) in bound.inputs.iter().enumerate().filter(|(i, _)| which(*i)) {
+            let Some(bytes) = data(index).or_else(|| bound.constant(index)) else { continue };
             if bytes.len() != input.bytes {
                 return Err(CudaError::Unsupported(format!(
                     "input {index} (%{}): expected {} bytes, found {}",
@@ -162,99 +156,92 @@ impl Session {
                 )));
             }
             // SAFETY: the input's memory was laid out as large; no run is in progress.
-            unsafe { self.streams.compute.upload(self.homes.inputs[index], bytes)? };
+            unsafe { self.rig.streams.compute.upload(self.homes.inputs[index], bytes)? };
         }
         Ok(())
     }
 
-    /// Draws the data of all inputs on the device: floats of a few hundredths on either side of zero, other
+    /// Draws the data of all inputs of a binding on the device: floats of a few hundredths on either side of zero, other
     /// numbers zero, constants as they are.
     ///
     /// # Errors
     /// The device failed.
-    pub fn draw_inputs(&self) -> Result<(), CudaError> {
+    pub fn draw_inputs(&self, binding: usize) -> Result<(), CudaError> {
+        let compute = &self.rig.streams.compute;
         let sample: Vec<f64> = (0..SAMPLE).map(|i| ((i * 7919 % 8191) as f64 - 4095.0) / 1e5).collect();
-        for (index, input) in self.bound.inputs.iter().enumerate() {
+        for (index, input) in self.bounds[binding].inputs.iter().enumerate() {
             let at = self.homes.inputs[index];
             // SAFETY: the input's memory was laid out as large; no run is in progress.
-            unsafe { self.streams.compute.fill(at, 0, input.bytes)? };
+            unsafe { compute.fill(at, 0, input.bytes)? };
             let sample = Tensor::from_f64(input.dtype, vec![SAMPLE], &sample);
             let Some(sample) = sample.filter(|_| input.dtype.is_float()) else { continue };
             let mut done = input.bytes.min(sample.data().len());
             // SAFETY: as above.
-            unsafe { self.streams.compute.upload(at, &sample.data()[..done])? };
+            unsafe { compute.upload(at, &sample.data()[..done])? };
             // What is there doubles until it fills the input.
             while done < input.bytes {
                 let more = done.min(input.bytes - done);
                 // SAFETY: as above; the ranges do not overlap.
-                unsafe { self.streams.compute.copy(at + done as Address, at, more)? };
+                unsafe { compute.copy(at + done as Address, at, more)? };
                 done += more;
             }
         }
-        self.streams.compute.synchronize()?;
-        self.write_inputs(|_| None, |_| true)
+        compute.synchronize()?;
+        self.write_inputs(binding, |_| None, |_| true)
     }
 
-    /// Reads an output.
+    /// Reads an output of a binding.
     ///
     /// # Errors
     /// The copy fails.
-    pub fn read_output(&self, index: usize, to: &mut [u8]) -> Result<(), CudaError> {
-        let len = self.bound.outputs[index].bytes.min(to.len());
+    pub fn read_output(&self, binding: usize, index: usize, to: &mut [u8]) -> Result<(), CudaError> {
+        let len = self.bounds[binding].outputs[index].bytes.min(to.len());
         // SAFETY: the output's memory was laid out as large; no run is in progress.
-        unsafe { self.streams.compute.download(&mut to[..len], self.homes.outputs[index]) }
+        unsafe { self.rig.streams.compute.download(&mut to[..len], self.homes.outputs[index]) }
     }
 
-    /// Copies outputs that mutate inputs to them, after a run.
+    /// Copies outputs that mutate inputs to them, after a run of a binding.
     ///
     /// # Errors
     /// The copy fails.
-    pub fn write_back(&self) -> Result<(), CudaError> {
-        for (index, output) in self.bound.outputs.iter().enumerate() {
+    pub fn write_back(&self, binding: usize) -> Result<(), CudaError> {
+        let (bound, compute) = (&self.bounds[binding], &self.rig.streams.compute);
+        for (index, output) in bound.outputs.iter().enumerate() {
             let Some(input) = output.mutates else { continue };
             let (to, from) = (self.homes.inputs[input], self.homes.outputs[index]);
-            if to != from && self.bound.inputs[input].bytes == output.bytes {
+            if to != from && bound.inputs[input].bytes == output.bytes {
                 // SAFETY: both were laid out as large, and apart; no run is in progress.
-                unsafe { self.streams.compute.copy(to, from, output.bytes)? };
+                unsafe { compute.copy(to, from, output.bytes)? };
             }
         }
-        self.streams.compute.synchronize()
+        compute.synchronize()
     }
 
-    /// Records `runs` runs into one graph.
+    /// Records `runs` runs of a binding into one graph.
     ///
     /// # Errors
     /// The driver refuses a launch.
-    pub fn record(&self, runs: u32) -> Result<Graph, CudaError> {
-        self.program.record(&self.streams, &self.nccl, runs)
+    pub fn record(&self, binding: usize, runs: u32) -> Result<Recorded<'_>, CudaError> {
+        let graph = self.rig.programs[binding].record(&self.rig.streams, &self.rig.nccl, runs)?;
+        Ok(Recorded { session: self, binding, runs, graph })
     }
 
-    /// Replays a graph; returns when it has ended, with its time on the device in microseconds. `alive` is
-    /// asked now and then; when it fails the kernels that wait for peers are told to end.
+    /// Runs a binding once, step by step, and takes the time of each; `alive` as for [`Recorded::replay`].
     ///
     /// # Errors
-    /// `alive` failed, a kernel reported something, or the device failed.
-    pub fn replay(&self, graph: &Graph, alive: &dyn Fn() -> Result<(), RunError>) -> Result<f64, CudaError> {
-        let time = self.noting_failure(|| {
-            // SAFETY: the session holds everything that its graphs use.
-            let time = unsafe { watch::replay(&self.streams.compute, graph, &self.status, alive)? };
-            self.reported().map(|()| time)
-        })?;
-        self.runs.fetch_add(1, Ordering::Relaxed);
-        Ok(time)
-    }
-
-    /// Runs once, step by step, and takes the time of each; `alive` as for [`replay`](Self::replay).
-    ///
-    /// # Errors
-    /// As [`replay`](Self::replay).
-    pub fn trace(&self, alive: &dyn Fn() -> Result<(), RunError>) -> Result<Vec<TracedStep>, CudaError> {
+    /// As [`Recorded::replay`].
+    pub fn trace(
+        &self,
+        binding: usize,
+        alive: &dyn Fn() -> Result<(), RunError>,
+    ) -> Result<Vec<TracedStep>, CudaError> {
+        let rig = &self.rig;
         let start = Event::timed()?;
-        start.record(&self.streams.compute)?;
-        let events = self.noting_failure(|| {
-            let events = self.program.enqueue_timed(&self.streams, &self.nccl)?;
-            watch::until_idle(&self.streams.compute, &self.status, alive)?;
-            self.reported().map(|()| events)
+        start.record(&rig.streams.compute)?;
+        let events = rig.attempt(|| {
+            let events = rig.programs[binding].enqueue_timed(&rig.streams, &rig.nccl)?;
+            watch::until_idle(&rig.streams, &rig.status, alive)?;
+            self.reported(binding).map(|()| events)
         })?;
         self.runs.fetch_add(1, Ordering::Relaxed);
         let traced = |(step, [begin, end]): (&BoundStep, &[Event; 2])| {
@@ -266,34 +253,29 @@ impl Session {
                 us: begin.microseconds_to(end)?,
             })
         };
-        self.bound.steps.iter().zip(&events).map(traced).collect()
+        self.bounds[binding].steps.iter().zip(&events).map(traced).collect()
     }
 
-    /// Does something that leaves work on the device; remembers if that fails.
-    fn noting_failure<T>(&self, work: impl FnOnce() -> Result<T, CudaError>) -> Result<T, CudaError> {
-        work().inspect_err(|_| self.failed.store(true, Ordering::Relaxed))
-    }
-
-    /// What kernels reported.
-    fn reported(&self) -> Result<(), CudaError> {
-        if let Some(missed) = collective::missed(&self.status) {
-            return Err(self.missed(missed).into());
+    /// What kernels of a binding reported.
+    fn reported(&self, binding: usize) -> Result<(), CudaError> {
+        if let Some(missed) = collective::missed(&self.rig.status) {
+            return Err(self.missed(binding, missed).into());
         }
         // SAFETY: the words lie within the pinned memory, aligned; the streams are idle.
         let word = |i: usize| unsafe {
-            self.status.as_ptr().add(COMPUTE_STATUS).cast::<u64>().add(i).read_volatile()
+            self.rig.status.as_ptr().add(COMPUTE_STATUS).cast::<u64>().add(i).read_volatile()
         };
-        match self.program.sites().failure([word(0), word(1)]) {
-            Some((step, error)) => Err(self.unfit(step, error.to_string()).into()),
+        match self.rig.programs[binding].sites().failure([word(0), word(1)]) {
+            Some((step, error)) => Err(self.unfit(binding, step, error.to_string()).into()),
             None => Ok(()),
         }
     }
 
     /// A peer that did not come, as the host's ranks report it.
-    fn missed(&self, missed: collective::Missed) -> RunError {
-        let (node, op) = self.name_of(missed.step);
+    fn missed(&self, binding: usize, missed: collective::Missed) -> RunError {
+        let (node, op) = self.name_of(binding, missed.step);
         RunError::Limit {
-            rank: self.bound.rank(),
+            rank: self.bounds[binding].rank(),
             peers: vec![missed.peer],
             step: missed.step,
             node,
@@ -304,38 +286,54 @@ impl Session {
     }
 
     /// Data that a step does not take.
-    fn unfit(&self, step: usize, detail: String) -> RunError {
-        let (node, op) = self.name_of(step);
-        RunError::Data { rank: self.bound.rank(), step, node, op, detail }
+    fn unfit(&self, binding: usize, step: usize, detail: String) -> RunError {
+        let (node, op) = self.name_of(binding, step);
+        RunError::Data { rank: self.bounds[binding].rank(), step, node, op, detail }
     }
 
-    fn name_of(&self, step: usize) -> (String, String) {
-        let step = self.bound.steps.get(step);
+    fn name_of(&self, binding: usize, step: usize) -> (String, String) {
+        let step = self.bounds[binding].steps.get(step);
         step.map_or_else(Default::default, |s| (s.node.clone(), s.op_name.to_string()))
+    }
+}
+
+impl Recorded<'_> {
+    /// Replays the runs; returns when they have ended, with their time on the device in microseconds. `alive` is
+    /// asked now and then; when it fails the kernels that wait for peers are told to end.
+    ///
+    /// # Errors
+    /// `alive` failed, a kernel reported something, the device failed, or an earlier run of the session did.
+    pub fn replay(&self, alive: &dyn Fn() -> Result<(), RunError>) -> Result<f64, CudaError> {
+        let session = self.session;
+        // SAFETY: the graph was recorded from a program of this session.
+        let time = unsafe { session.rig.replay(&self.graph, alive)? };
+        session.rig.attempt(|| session.reported(self.binding))?;
+        session.runs.fetch_add(u64::from(self.runs), Ordering::Relaxed);
+        Ok(time)
     }
 }
 
 /// Numbers that are drawn before they repeat.
 const SAMPLE: usize = 8191;
 
-/// One more than the highest group that the program communicates on.
-fn groups_of(bound: &Bound) -> usize {
+/// One more than the highest group that these steps communicate on.
+fn groups_of<'b>(steps: impl Iterator<Item = &'b BoundStep>) -> usize {
     let group = |step: &BoundStep| match &step.work {
         StepWork::Collective(call) => call.group + 1,
         _ => 0,
     };
-    bound.steps.iter().map(group).max().unwrap_or(0)
+    steps.map(group).max().unwrap_or(0)
 }
 
-/// The workspace that the program's compute steps share.
-fn scratch_bytes(bound: &Bound, device: &Device) -> usize {
+/// The workspace that these compute steps share.
+fn scratch_bytes<'b>(steps: impl Iterator<Item = &'b BoundStep>, device: &Device) -> usize {
     let step = |step: &BoundStep| match &step.work {
         StepWork::Kernel { op, operands, results } => {
             compute::workspace(op, operands, results, device.multiprocessors())
         }
         _ => 0,
     };
-    bound.steps.iter().map(step).max().unwrap_or(0)
+    steps.map(step).max().unwrap_or(0)
 }
 
 /// What only one rank reaches.
@@ -346,12 +344,19 @@ struct Private {
     scratch: Address,
 }
 
-/// Allocates what only this rank reaches, with so many bytes of counters and scratch. Inputs that the plan
-/// holds in fixed memory lie in the arena; an output that mutates an input has memory of its own, because the
-/// program may read the input after it wrote the output.
+/// Where an input lies: in the arena, or in memory of this rank.
+enum Place {
+    Fixed(usize),
+    Own(Address),
+}
+
+/// Allocates what only this rank reaches, with so many bytes of counters and scratch, and as much for each input
+/// and output as the largest binding needs. Inputs that the plan holds in fixed memory lie in the arena, at the
+/// same place for all bindings; an output that mutates an input has memory of its own, because the program may
+/// read the input after it wrote the output.
 fn lay_out(
     device: &Arc<Device>,
-    bound: &Bound,
+    bounds: &[Arc<Bound>],
     arena: Address,
     [counters, scratch]: [usize; 2],
 ) -> Result<Private, CudaError> {
@@ -362,22 +367,41 @@ fn lay_out(
         end = next.ok_or_else(|| CudaError::Unsupported("the program's memory has no size".into()))?;
         Ok::<Address, CudaError>(at as Address)
     };
-    let ordinary = place(bound.ordinary)?;
+    let ordinary = place(bounds.iter().map(|b| b.ordinary).max().unwrap_or(0))?;
     let counters = place(counters)?;
     let scratch = place(scratch)?;
-    let inputs = bound.inputs.iter().map(|i| if i.fixed.is_some() { Ok(0) } else { place(i.bytes) });
-    let inputs = inputs.collect::<Result<Vec<_>, _>>()?;
-    let outputs = bound.outputs.iter().map(|o| place(o.bytes)).collect::<Result<Vec<_>, _>>()?;
+    let Some(first) = bounds.first() else {
+        return Err(CudaError::Unsupported("a session needs a binding of the program's symbols".into()));
+    };
+    let largest = |bytes: &dyn Fn(&Bound) -> Option<usize>| bounds.iter().filter_map(|b| bytes(b)).max();
+    let counts = |b: &Bound| [b.inputs.len(), b.outputs.len()];
+    if let Some(other) = bounds.iter().find(|b| counts(b) != counts(first)) {
+        let (expected, found) = (counts(first), counts(other));
+        let text = format!("bindings of one program: {expected:?} inputs and outputs, then {found:?}");
+        return Err(CudaError::Unsupported(text));
+    }
+    // A bucket that does not use an input has no place for it.
+    let fixed = |i: usize| bounds.iter().find_map(|b| b.inputs.get(i)?.fixed);
+    let mut inputs = Vec::with_capacity(first.inputs.len());
+    for i in 0..first.inputs.len() {
+        let bytes = largest(&|b| Some(b.inputs.get(i)?.bytes)).unwrap_or(0);
+        inputs.push(match fixed(i) {
+            Some(offset) => Place::Fixed(offset),
+            None => Place::Own(place(bytes)?),
+        });
+    }
+    let output = |k: usize| place(largest(&|b| Some(b.outputs.get(k)?.bytes)).unwrap_or(0));
+    let outputs = (0..first.outputs.len()).map(output).collect::<Result<Vec<_>, _>>()?;
     let memory = Memory::new(device, "the ordinary arena, inputs and outputs", end)?;
     let base = memory.address();
-    let input = |(at, input): (Address, &BoundInput)| match input.fixed {
-        Some(offset) => arena + offset as Address,
-        None => base + at,
+    let input = |place| match place {
+        Place::Fixed(offset) => arena + offset as Address,
+        Place::Own(at) => base + at,
     };
     let homes = Homes {
         ordinary: base + ordinary,
         symmetric: arena,
-        inputs: inputs.into_iter().zip(&bound.inputs).map(input).collect(),
+        inputs: inputs.into_iter().map(input).collect(),
         outputs: outputs.into_iter().map(|at| base + at).collect(),
     };
     Ok(Private { memory, homes, counters: base + counters, scratch: base + scratch })

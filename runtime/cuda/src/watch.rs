@@ -5,10 +5,11 @@ use std::time::{Duration, Instant};
 use symmc_runtime::RunError;
 
 use crate::collective;
-use crate::driver::{Event, Graph, Pinned, Stream};
+use crate::driver::{Event, Graph, Pinned};
 use crate::error::CudaError;
+use crate::program::Streams;
 
-/// How long kernels have to end after they were told to.
+/// How long a failure waits for kernels that were told to end, so that their reports are seen.
 const ENDING: Duration = Duration::from_secs(3);
 
 /// Replays a graph and waits as [`until_idle`]; its time on the device in microseconds.
@@ -19,39 +20,43 @@ const ENDING: Duration = Duration::from_secs(3);
 /// # Safety
 /// Everything that the graph uses exists.
 pub(crate) unsafe fn replay(
-    stream: &Stream,
+    streams: &Streams,
     graph: &Graph,
     status: &Pinned,
     alive: &dyn Fn() -> Result<(), RunError>,
 ) -> Result<f64, CudaError> {
     let (begin, end) = (Event::timed()?, Event::timed()?);
-    begin.record(stream)?;
+    begin.record(&streams.compute)?;
     // SAFETY: by the caller.
-    unsafe { stream.replay(graph)? };
-    end.record(stream)?;
-    until_idle(stream, status, alive)?;
+    unsafe { streams.compute.replay(graph)? };
+    end.record(&streams.compute)?;
+    until_idle(streams, status, alive)?;
     begin.microseconds_to(&end)
 }
 
-/// Waits for a stream. `alive` is asked now and then; when it fails the kernels that wait for peers are told to
-/// end through the status words.
+/// Whether nothing runs on either stream. What failed does not run.
+pub(crate) fn idle(streams: &Streams) -> bool {
+    [&streams.compute, &streams.comm].iter().all(|s| s.idle().unwrap_or(true))
+}
+
+/// Waits for both streams. `alive` is asked now and then; when it fails the kernels that wait for peers are told
+/// to end through the status words. Kernels may still run after a failure.
 ///
 /// # Errors
 /// `alive` failed, or the device did.
 pub(crate) fn until_idle(
-    stream: &Stream,
+    streams: &Streams,
     status: &Pinned,
     alive: &dyn Fn() -> Result<(), RunError>,
 ) -> Result<(), CudaError> {
     let start = Instant::now();
     let mut ended_by = None;
     let mut pause = Duration::from_micros(1);
-    while !stream.idle()? {
+    while !(streams.compute.idle()? && streams.comm.idle()?) {
         if let (None, Err(error)) = (&ended_by, alive()) {
             collective::end(status);
             ended_by = Some((error, Instant::now()));
         }
-        // What does not end when told to is left to the end of the process.
         if let Some((error, since)) = &ended_by
             && since.elapsed() > ENDING
         {
