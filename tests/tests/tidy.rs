@@ -20,6 +20,7 @@ const ARROWS: &[(&str, &[&str])] = &[
     ),
     ("frontends/cli", &["symmc"]),
     ("tests", &["symmc", "symmc-ir"]),
+    ("tests/cases", &["symmc-ir", "symmc-runtime"]),
 ];
 
 fn rust_files(dir: &Path, out: &mut Vec<PathBuf>) {

@@ -7,13 +7,17 @@
 use std::process::ExitCode;
 use std::time::Instant;
 
+// The tests use the rest.
+#[allow(dead_code)]
+#[path = "../tests/compute/check.rs"]
+mod check;
+
 use symmc_cuda::CudaError;
-use symmc_cuda::compute::check;
 use symmc_cuda::driver::Device;
 
 fn run(words: &[String]) -> Result<usize, CudaError> {
     let device = Device::open(0)?;
-    let mut cases = check::corpus();
+    let mut cases = symmc_cases::corpus();
     cases.retain(|c| words.iter().all(|w| c.name.contains(w.as_str())));
     let started = Instant::now();
     let failures = check::run(&device, &cases)?;

@@ -1,369 +1,28 @@
 //! Kernels against the interpreter: random operands of every op, dtype and layout.
 
-use std::sync::Arc;
-
 use proptest::prelude::*;
+use symmc_cases::THEMES;
 use symmc_ir::random::SplitMix;
-use symmc_ir::{
-    ArgOp, BinaryOp, Bindings, DType, Dim, Float, Graph, InputKind, Op, Output, OutputKind, Reduction,
-    Scalar, Tensor, Type, UnaryOp, infer, interp,
-};
 
 use crate::support::{Placed, agree, call};
 
-/// An op with operands that fit it.
-struct Case {
-    op: Op,
-    operands: Vec<Tensor>,
-    /// The results' types where the op leaves them open.
-    results: Option<Vec<Type>>,
-    /// The size of values that results are sums of.
-    scale: f64,
-}
-
-fn case(op: Op, operands: Vec<Tensor>) -> Case {
-    Case { op, operands, results: None, scale: 1.0 }
-}
-
-impl Case {
-    fn giving(mut self, dtype: DType, shape: &[usize]) -> Self {
-        self.results.get_or_insert_default().push(ty(dtype, shape));
-        self
-    }
-    fn scaled(mut self, scale: f64) -> Self {
-        self.scale = scale;
-        self
-    }
-}
-
-fn ty(dtype: DType, shape: &[usize]) -> Type {
-    Type::new(dtype, shape.iter().map(|&n| Dim::from(n as i64)).collect::<Vec<_>>())
-}
-
-const FLOATS: [DType; 4] = [DType::F16, DType::BF16, DType::F32, DType::F64];
-const INTS: [DType; 3] = [DType::U8, DType::I32, DType::I64];
-
-fn shape(r: &mut SplitMix, min: usize, max: usize) -> Vec<usize> {
-    let rank = min + r.below(max + 1 - min);
-    let extent = |r: &mut SplitMix| match r.below(12) {
-        0 => 0,
-        1 | 2 => 1 + r.below(40),
-        _ => 1 + r.below(5),
-    };
-    (0..rank).map(|_| extent(r)).collect()
-}
-
-fn tensor(r: &mut SplitMix, dtype: DType, shape: &[usize]) -> Tensor {
-    let n = shape.iter().product();
-    let element = |r: &mut SplitMix| match dtype {
-        DType::Bool => r.below(2) as f64,
-        DType::U8 => r.below(256) as f64,
-        DType::I32 | DType::I64 => r.below(21) as f64 - 10.0,
-        // Halves, so that equal elements and whole numbers occur.
-        _ if r.one_in(4) => (r.symmetric() * 6.0).round() / 2.0,
-        _ => r.symmetric() * 3.0,
-    };
-    let elements: Vec<f64> = (0..n).map(|_| element(r)).collect();
-    Tensor::from_f64(dtype, shape, &elements).expect("as many as the shape says")
-}
-
-/// A shape that broadcasts to `shape`.
-fn narrower(r: &mut SplitMix, shape: &[usize]) -> Vec<usize> {
-    let skip = if r.one_in(3) { r.below(shape.len() + 1) } else { 0 };
-    shape[skip..].iter().map(|&n| if r.one_in(4) { 1 } else { n }).collect()
-}
-
-fn indices(r: &mut SplitMix, shape: &[usize], extent: usize) -> Tensor {
-    let n = shape.iter().product();
-    let dtype = r.pick(&[DType::I64, DType::I32]);
-    let elements: Vec<i64> = (0..n).map(|_| r.below(extent) as i64).collect();
-    Tensor::from_i64(dtype, shape, &elements).expect("as many as the shape says")
-}
-
-fn elementwise(r: &mut SplitMix) -> Case {
-    let s = shape(r, 0, 4);
-    match r.below(5) {
-        0 => {
-            let op = r.pick(UnaryOp::ALL);
-            let dtype = match op {
-                UnaryOp::Not => r.pick(&[DType::Bool, DType::U8, DType::I64]),
-                UnaryOp::Neg | UnaryOp::Abs | UnaryOp::Sign | UnaryOp::Relu => r.pick(&DType::ALL[1..]),
-                _ => r.pick(&FLOATS),
-            };
-            case(Op::Unary(op), vec![tensor(r, dtype, &s)]).scaled(1e-3)
-        }
-        1 | 2 => {
-            let op = r.pick(BinaryOp::ALL);
-            let dtype = binary_dtype(r, op);
-            let (mut a, mut b) = (s.clone(), narrower(r, &s));
-            if r.one_in(2) {
-                std::mem::swap(&mut a, &mut b);
-            }
-            if r.one_in(3) {
-                let scalar = if dtype == DType::Bool {
-                    Scalar::Bool(true)
-                } else {
-                    Scalar::Int(1 + r.below(4) as i64)
-                };
-                return case(
-                    Op::BinaryScalar { op, scalar, scalar_left: r.one_in(2) },
-                    vec![tensor(r, dtype, &a)],
-                );
-            }
-            case(Op::Binary(op), vec![tensor(r, dtype, &a), tensor(r, dtype, &b)])
-        }
-        3 => {
-            let dtype = r.pick(&DType::ALL);
-            let (c, x) = (narrower(r, &s), narrower(r, &s));
-            case(Op::Select, vec![tensor(r, DType::Bool, &c), tensor(r, dtype, &x), tensor(r, dtype, &s)])
-        }
-        _ => {
-            let (from, to) = (r.pick(&DType::ALL), r.pick(&DType::ALL));
-            case(Op::Cast, vec![tensor(r, from, &s)]).giving(to, &s)
-        }
-    }
-}
-
-fn binary_dtype(r: &mut SplitMix, op: BinaryOp) -> DType {
-    match op {
-        BinaryOp::And | BinaryOp::Or | BinaryOp::Xor => {
-            r.pick(&[DType::Bool, DType::U8, DType::I32, DType::I64])
-        }
-        BinaryOp::Div => r.pick(&FLOATS),
-        _ if op.is_comparison() => r.pick(&DType::ALL),
-        BinaryOp::Max | BinaryOp::Min => r.pick(&DType::ALL),
-        _ => r.pick(&DType::ALL[1..]),
-    }
-}
-
-fn matmul(r: &mut SplitMix) -> Case {
-    let dtype = if r.one_in(6) { r.pick(&INTS) } else { r.pick(&FLOATS) };
-    let batch = shape(r, 0, 2);
-    let size = |r: &mut SplitMix| if r.one_in(5) { r.below(150) } else { 1 + r.below(6) };
-    let (m, k, n) = (size(r), size(r), size(r));
-    let (mut x, mut y) = (narrower(r, &batch), batch);
-    if r.one_in(2) {
-        std::mem::swap(&mut x, &mut y);
-    }
-    x.extend([m, k]);
-    y.extend([k, n]);
-    case(Op::MatMul, vec![tensor(r, dtype, &x), tensor(r, dtype, &y)]).scaled(k as f64)
-}
-
-fn reduction(r: &mut SplitMix) -> Case {
-    let s = shape(r, 1, 4);
-    let axis = r.below(s.len());
-    let n = s.iter().product::<usize>() as f64;
-    match r.below(4) {
-        0 | 1 => {
-            let op = r.pick(Reduction::ALL);
-            let dtype = if op == Reduction::Mean { r.pick(&FLOATS) } else { r.pick(&DType::ALL) };
-            let axes = (0..s.len()).filter(|_| r.one_in(2)).collect();
-            case(Op::Reduce { op, axes, keep: r.one_in(2) }, vec![tensor(r, dtype, &s)]).scaled(n)
-        }
-        2 => {
-            let op = r.pick(ArgOp::ALL);
-            let dtype = r.pick(&DType::ALL);
-            case(Op::ArgReduce { op, axis, keep: r.one_in(2) }, vec![tensor(r, dtype, &s)])
-        }
-        _ => {
-            let dtype = r.pick(&DType::ALL);
-            case(Op::CumSum { axis }, vec![tensor(r, dtype, &s)]).scaled(n)
-        }
-    }
-}
-
-fn normalisation(r: &mut SplitMix) -> Case {
-    let (s, dtype) = (shape(r, 1, 3), r.pick(&FLOATS));
-    let axes = 1 + r.below(s.len());
-    let tail = &s[s.len() - axes..];
-    let x = tensor(r, dtype, &s);
-    match r.below(3) {
-        0 => case(Op::Softmax { axis: r.below(s.len()), log: r.one_in(2) }, vec![x]),
-        1 => {
-            let op = Op::RmsNorm { axes, eps: Float(1e-5), round_first: r.one_in(2) };
-            let weight = r.one_in(2).then(|| tensor(r, dtype, tail));
-            case(op, std::iter::once(x).chain(weight).collect()).scaled(4.0)
-        }
-        _ => {
-            let parameters = (0..r.below(3)).map(|_| tensor(r, dtype, tail)).collect::<Vec<_>>();
-            let op = Op::LayerNorm { axes, eps: Float(1e-2) };
-            case(op, std::iter::once(x).chain(parameters).collect()).scaled(4.0)
-        }
-    }
-}
-
-fn attention(r: &mut SplitMix) -> Case {
-    let (batch, dtype) = (shape(r, 0, 2), r.pick(&FLOATS));
-    let length = |r: &mut SplitMix| if r.one_in(4) { 1 + r.below(600) } else { 1 + r.below(9) };
-    let (g, group, l, s) = (1 + r.below(3), 1 + r.below(3), length(r).min(150), length(r));
-    let (e, f) = (1 + r.below(9), 1 + r.below(9));
-    let with = |tail: &[usize]| [&batch[..], tail].concat();
-    let mut operands = vec![
-        tensor(r, dtype, &with(&[g * group, l, e])),
-        tensor(r, dtype, &with(&[g, s, e])),
-        tensor(r, dtype, &with(&[g, s, f])),
-    ];
-    if r.one_in(2) {
-        let mask = narrower(r, &with(&[g * group, l, s]));
-        let mask_dtype = if r.one_in(2) { DType::Bool } else { r.pick(&FLOATS) };
-        operands.push(tensor(r, mask_dtype, &mask));
-    }
-    case(Op::Attention { causal: r.one_in(2), scale: Float(0.3) }, operands).scaled(3.0)
-}
-
-fn indexing(r: &mut SplitMix) -> Case {
-    let s = shape(r, 1, 4);
-    let dtype = r.pick(&DType::ALL);
-    let axis = r.below(s.len());
-    let x = tensor(r, dtype, &s);
-    let n = s[axis];
-    match r.below(6) {
-        0 => {
-            let at = if n == 0 { vec![0] } else { shape(r, 0, 2) };
-            case(Op::Take { axis }, vec![x, indices(r, &at, n)])
-        }
-        1 | 2 => {
-            let axes = 1 + r.below(s.len() - axis);
-            let none = s[axis..axis + axes].contains(&0);
-            let at = if none { vec![0] } else { shape(r, 0, 2) };
-            let list: Vec<Tensor> = (0..axes)
-                .map(|i| {
-                    let narrow = if i == 0 { at.clone() } else { narrower(r, &at) };
-                    indices(r, &narrow, s[axis + i])
-                })
-                .collect();
-            if r.one_in(2) {
-                return case(Op::Index { axis }, std::iter::once(x).chain(list).collect());
-            }
-            let full = [&s[..axis], &at, &s[axis + axes..]].concat();
-            let src = narrower(r, &full);
-            let src = tensor(r, dtype, &src);
-            let op = Op::IndexPut { axis, accumulate: dtype != DType::Bool && r.one_in(2) };
-            case(op, [x, src].into_iter().chain(list).collect()).scaled(20.0)
-        }
-        3 => {
-            let at = smaller(r, &s, axis);
-            case(Op::GatherElements { axis }, vec![x, indices(r, &at, n)])
-        }
-        4 => {
-            let at = smaller(r, &s, axis);
-            let index = indices(r, &at, n);
-            let mut combine = r.one_in(2).then(|| r.pick(Reduction::ALL));
-            if dtype == DType::Bool {
-                combine = None;
-            }
-            case(Op::ScatterElements { axis, combine }, vec![x, index, tensor(r, dtype, &at)]).scaled(100.0)
-        }
-        _ => {
-            let mut src = s.clone();
-            src[axis] = if n == 0 { 0 } else { r.below(6) };
-            let index = indices(r, &[src[axis]], n);
-            case(Op::IndexAdd { axis }, vec![x, index, tensor(r, dtype, &src)]).scaled(20.0)
-        }
-    }
-}
-
-/// A shape of an index that is no larger than `s` along the axes but `axis`.
-fn smaller(r: &mut SplitMix, s: &[usize], axis: usize) -> Vec<usize> {
-    let extent = |r: &mut SplitMix, a: usize, n: usize| match a == axis {
-        true if n == 0 => 0,
-        true => r.below(5),
-        false => n - r.below(2).min(n),
-    };
-    s.iter().enumerate().map(|(a, &n)| extent(r, a, n)).collect()
-}
-
-fn movement(r: &mut SplitMix) -> Case {
-    let (s, dtype) = (shape(r, 1, 4), r.pick(&DType::ALL));
-    let axis = r.below(s.len());
-    let x = tensor(r, dtype, &s);
-    match r.below(8) {
-        0 => {
-            let mut k = s.clone();
-            k[axis] = r.below(s[axis] + 1);
-            case(Op::TopK { axis, largest: r.one_in(2) }, vec![x]).giving(dtype, &k).giving(DType::I64, &k)
-        }
-        1 => case(Op::Sort { axis, descending: r.one_in(2) }, vec![x]),
-        2 => {
-            let mut operands = vec![x];
-            for _ in 0..r.below(3) {
-                let mut t = s.clone();
-                t[axis] = r.below(4);
-                operands.push(tensor(r, dtype, &t));
-            }
-            case(Op::Concat { axis }, operands)
-        }
-        3 => {
-            let low: Vec<i64> = s.iter().map(|&n| r.below(5) as i64 - 2.min(n as i64)).collect();
-            let to: Vec<usize> =
-                s.iter().zip(&low).map(|(&n, &l)| (n as i64 + l).max(0) as usize + r.below(3)).collect();
-            let op = Op::Pad { low: low.into_iter().map(Dim::from).collect(), value: Scalar::Int(1) };
-            case(op, vec![x]).giving(dtype, &to)
-        }
-        4 => {
-            let n: usize = s.iter().product();
-            let divisor = (1..=n).rev().filter(|d| n.is_multiple_of(*d)).nth(r.below(4)).unwrap_or(1);
-            let to = if n == 0 { vec![0, 3] } else { vec![divisor, n / divisor] };
-            case(Op::Reshape, vec![x]).giving(dtype, &to)
-        }
-        5 => case(Op::Copy, vec![x]),
-        6 => {
-            let dtype = r.pick(&DType::ALL[1..]);
-            let n = r.below(700);
-            case(Op::Iota { start: r.below(9) as i64 - 4, step: r.below(5) as i64 - 2 }, vec![])
-                .giving(dtype, &[n])
-        }
-        _ => case(Op::Full(Scalar::Int(r.below(3) as i64)), vec![]).giving(dtype, &s),
-    }
-}
-
-/// The program of one op.
-fn program(case: &Case) -> (Graph, Vec<Type>) {
-    let mut graph = Graph::new("one");
-    graph.ranks = Some(1);
-    let inputs: Vec<_> = case
-        .operands
-        .iter()
-        .enumerate()
-        .map(|(i, t)| {
-            graph.add_input(InputKind::Argument, format!("x{i}"), "", ty(t.dtype(), t.shape()), None)
-        })
-        .collect();
-    let types: Vec<&Type> = inputs.iter().map(|&v| graph.ty(v)).collect();
-    let types = match &case.results {
-        Some(types) => types.clone(),
-        None => infer::infer(&case.op, &types, None)
-            .expect("the case type-checks")
-            .expect("the op fixes its types"),
-    };
-    let named = types.iter().cloned().enumerate().map(|(i, t)| (format!("y{i}"), t)).collect();
-    let node = graph.add_node(case.op.clone(), inputs, named);
-    for value in graph.nodes[node].outputs.clone() {
-        graph.outputs.push(Output { value, kind: OutputKind::Returned });
-    }
-    (graph, types)
-}
-
-fn check(make: fn(&mut SplitMix) -> Case, seed: u64) -> Result<(), TestCaseError> {
+fn check(theme: &str, seed: u64) -> Result<(), TestCaseError> {
     let random = &mut SplitMix(seed);
+    let make = THEMES.into_iter().find(|t| t.0 == theme).expect("a theme").1;
     let case = make(random);
-    let (graph, types) = program(&case);
-    let inputs = case.operands.iter().cloned().map(Arc::new).collect();
-    let expected = interp::run(&graph, &Bindings::new(), &[inputs]);
+    let (types, expected) = (case.types(), case.expected());
     let operands: Vec<Placed> = case.operands.iter().map(|t| Placed::scattered(t, random)).collect();
-    let bind = |t: &Type| t.concrete(&Bindings::new()).expect("constant dims");
-    let mut results: Vec<Placed> = types.iter().map(|t| Placed::room(t.dtype, &bind(t), random)).collect();
+    let mut results: Vec<Placed> = types.iter().map(|(d, shape)| Placed::room(*d, shape, random)).collect();
     let found = call(&case.op, &operands, &mut results);
     let context = format!("{:?} on {:?} giving {types:?}", case.op, case.operands);
     let expected = match (expected, found) {
-        (Ok(expected), Ok(())) => expected,
-        (Err(_), Err(_)) => return Ok(()),
+        (Some(expected), Ok(())) => expected,
+        (None, Err(_)) => return Ok(()),
         (expected, found) => {
             return Err(TestCaseError::fail(format!("{context}: found {found:?}, expected {expected:?}")));
         }
     };
-    for (found, expected) in results.iter().zip(&expected[0]) {
+    for (found, expected) in results.iter().zip(&expected) {
         let agreed = agree(&found.tensor(), expected, case.scale);
         prop_assert!(agreed.is_ok(), "{}: {}", context, agreed.unwrap_err());
         prop_assert!(found.surroundings_are_untouched(), "{}: wrote beyond its result", context);
@@ -375,17 +34,17 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 400, ..ProptestConfig::default() })]
 
     #[test]
-    fn elementwise_ops(seed: u64) { check(elementwise, seed)?; }
+    fn elementwise_ops(seed: u64) { check("elementwise", seed)?; }
     #[test]
-    fn matrix_products(seed: u64) { check(matmul, seed)?; }
+    fn matrix_products(seed: u64) { check("matmul", seed)?; }
     #[test]
-    fn reductions(seed: u64) { check(reduction, seed)?; }
+    fn reductions(seed: u64) { check("reduction", seed)?; }
     #[test]
-    fn normalisations(seed: u64) { check(normalisation, seed)?; }
+    fn normalisations(seed: u64) { check("normalisation", seed)?; }
     #[test]
-    fn attentions(seed: u64) { check(attention, seed)?; }
+    fn attentions(seed: u64) { check("attention", seed)?; }
     #[test]
-    fn index_ops(seed: u64) { check(indexing, seed)?; }
+    fn index_ops(seed: u64) { check("indexing", seed)?; }
     #[test]
-    fn movement_ops(seed: u64) { check(movement, seed)?; }
+    fn movement_ops(seed: u64) { check("movement", seed)?; }
 }

@@ -1,8 +1,9 @@
 //! Tensors in arbitrary layouts, the call of a kernel on them, and comparison.
 
+use symmc_cases::Layout;
 use symmc_ir::random::SplitMix;
 use symmc_ir::{DType, Op, Tensor};
-use symmc_runtime::kernels::{KernelError, View, ViewMut, compute, contiguous_strides};
+use symmc_runtime::kernels::{KernelError, View, ViewMut, compute};
 
 /// What the bytes around a placed tensor hold.
 const CANARY: u8 = 0xa5;
@@ -12,44 +13,25 @@ const CANARY: u8 = 0xa5;
 pub struct Placed {
     pub dtype: DType,
     pub shape: Vec<usize>,
-    /// In elements.
-    pub strides: Vec<isize>,
+    pub layout: Layout,
     words: Vec<u64>,
-    /// In elements.
-    offset: usize,
 }
 
 impl Placed {
-    /// Room for a tensor with its axes in some order in memory, gaps between them and bytes before it.
+    /// Room for a tensor in a random layout.
     pub fn room(dtype: DType, shape: &[usize], random: &mut SplitMix) -> Self {
-        let mut order: Vec<usize> = (0..shape.len()).collect();
-        if random.one_in(2) {
-            for i in (1..order.len()).rev() {
-                order.swap(i, random.below(i + 1));
-            }
-        }
-        let mut strides = vec![0; shape.len()];
-        let mut stride = if random.one_in(3) { 1 + random.below(3) } else { 1 };
-        for &axis in order.iter().rev() {
-            strides[axis] = stride as isize;
-            let gap = if random.one_in(3) { random.below(3) } else { 0 };
-            stride *= shape[axis] + gap;
-        }
-        let offset = random.below(5);
-        Self::with(dtype, shape, strides, offset)
+        Self::with(dtype, shape, Layout::scattered(shape, random))
     }
 
-    fn with(dtype: DType, shape: &[usize], strides: Vec<isize>, offset: usize) -> Self {
-        let last: usize = shape.iter().zip(&strides).map(|(&n, &s)| n.saturating_sub(1) * s as usize).sum();
-        let bytes = (offset + last + 1 + 4) * dtype.size();
+    fn with(dtype: DType, shape: &[usize], layout: Layout) -> Self {
+        let bytes = (layout.extent(shape) + 4) * dtype.size();
         let words = vec![u64::from_ne_bytes([CANARY; 8]); bytes.div_ceil(8)];
-        Placed { dtype, shape: shape.to_vec(), strides, words, offset }
+        Placed { dtype, shape: shape.to_vec(), layout, words }
     }
 
     /// Dense room, filled with the tensor.
     pub fn dense(tensor: &Tensor) -> Self {
-        let strides = contiguous_strides(tensor.shape());
-        let mut out = Self::with(tensor.dtype(), tensor.shape(), strides, 0);
+        let mut out = Self::with(tensor.dtype(), tensor.shape(), Layout::dense(tensor.shape()));
         out.store(tensor);
         out
     }
@@ -63,16 +45,7 @@ impl Placed {
 
     /// The byte offsets of all elements in row-major order.
     fn places(&self) -> Vec<usize> {
-        let n: usize = self.shape.iter().product();
-        let at = |mut i: usize| {
-            let mut element = self.offset as isize;
-            for (&extent, &stride) in self.shape.iter().zip(&self.strides).rev() {
-                element += (i % extent) as isize * stride;
-                i /= extent;
-            }
-            element as usize * self.dtype.size()
-        };
-        (0..n).map(at).collect()
+        self.layout.places(&self.shape).into_iter().map(|at| at * self.dtype.size()).collect()
     }
 
     fn bytes(&self) -> Vec<u8> {
@@ -104,24 +77,24 @@ impl Placed {
     }
 
     pub fn view(&self) -> View<'_> {
-        let ptr = self.words.as_ptr().cast::<u8>().wrapping_add(self.offset * self.dtype.size());
+        let ptr = self.words.as_ptr().cast::<u8>().wrapping_add(self.layout.offset * self.dtype.size());
         // SAFETY: `with` made room for every element; the words are aligned for every dtype.
-        unsafe { View::new(self.dtype, &self.shape, &self.strides, ptr) }
+        unsafe { View::new(self.dtype, &self.shape, &self.layout.strides, ptr) }
     }
 
     pub fn view_mut(&mut self) -> ViewMut<'_> {
-        let ptr = self.words.as_mut_ptr().cast::<u8>().wrapping_add(self.offset * self.dtype.size());
+        let ptr = self.words.as_mut_ptr().cast::<u8>().wrapping_add(self.layout.offset * self.dtype.size());
         // SAFETY: as above; `room` gives strides under which no two elements meet.
-        unsafe { ViewMut::new(self.dtype, &self.shape, &self.strides, ptr) }
+        unsafe { ViewMut::new(self.dtype, &self.shape, &self.layout.strides, ptr) }
     }
 
     /// The memory as operand and result at once.
     pub fn in_place(&mut self, op: &Op) -> Result<(), KernelError> {
-        let ptr = self.words.as_mut_ptr().cast::<u8>().wrapping_add(self.offset * self.dtype.size());
+        let ptr = self.words.as_mut_ptr().cast::<u8>().wrapping_add(self.layout.offset * self.dtype.size());
         // SAFETY: as above; the kernel itself is the only one to write.
         let (x, y) = unsafe {
-            let x = View::new(self.dtype, &self.shape, &self.strides, ptr);
-            (x, ViewMut::new(self.dtype, &self.shape, &self.strides, ptr))
+            let x = View::new(self.dtype, &self.shape, &self.layout.strides, ptr);
+            (x, ViewMut::new(self.dtype, &self.shape, &self.layout.strides, ptr))
         };
         compute(op, &[x], &mut [y])
     }

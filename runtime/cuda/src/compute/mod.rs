@@ -16,7 +16,6 @@
 //! Not here: collectives, custom and opaque ops.
 
 mod attention;
-pub mod check;
 mod element;
 pub mod fuse;
 pub mod gemm;
@@ -28,8 +27,6 @@ mod scatter;
 mod skinny;
 mod sort;
 mod space;
-#[cfg(test)]
-mod tests;
 mod text;
 
 use symmc_ir::Op;

@@ -1,18 +1,19 @@
 //! Cases of the size of real layers, against the CPU kernels.
 
+use symmc_ir::random::SplitMix;
 use symmc_ir::{ArgOp, BinaryOp, DType, Float, Op, Reduction, Tensor, UnaryOp};
 use symmc_runtime::kernels::{View, ViewMut, compute, contiguous_strides};
 
-use super::random::{Random, dense, indices, of, tensor};
-use super::{Case, Placed};
+use crate::random::{indices, of, tensor};
+use crate::{Case, Placed};
 
 /// Swaps the last two axes of how a tensor lies: its columns are contiguous then.
 fn columns_first(tensor: Tensor) -> Placed {
-    let mut out = dense(tensor);
-    let rank = out.strides.len();
+    let mut out = Placed::dense(tensor);
+    let rank = out.layout.strides.len();
     let rows = out.tensor.shape()[rank - 2] as isize;
-    out.strides[rank - 1] = rows;
-    out.strides[rank - 2] = 1;
+    out.layout.strides[rank - 1] = rows;
+    out.layout.strides[rank - 2] = 1;
     out
 }
 
@@ -46,14 +47,14 @@ fn case(name: &str, op: Op, operands: Vec<Placed>, results: &[(DType, &[usize])]
     let tensors = results.iter().zip(&rooms).map(|((dtype, shape), room)| {
         let bytes = shape.iter().product::<usize>() * dtype.size();
         let data = room.iter().flat_map(|w| w.to_le_bytes()).take(bytes).collect();
-        dense(of(Tensor::new(*dtype, *shape, data)))
+        Placed::dense(of(Tensor::new(*dtype, *shape, data)))
     });
     let expected = computed.map(|()| tensors.collect());
     Case { name: format!("large: {name}"), op, operands, expected, scale }
 }
 
-pub(super) fn list() -> Vec<Case> {
-    let r = &mut Random(7);
+pub(crate) fn list() -> Vec<Case> {
+    let r = &mut SplitMix(7);
     let mut out = Vec::new();
     products(r, &mut out);
     attentions(r, &mut out);
@@ -62,30 +63,32 @@ pub(super) fn list() -> Vec<Case> {
     out
 }
 
-fn products(r: &mut Random, out: &mut Vec<Case>) {
+fn products(r: &mut SplitMix, out: &mut Vec<Case>) {
     for dtype in [DType::BF16, DType::F16, DType::F32, DType::F64] {
         for m in [1, 3, 8, 16, 40, 200] {
             let (k, n) = (512, 384);
             let (x, y) = (tensor(r, dtype, &[m, k]), tensor(r, dtype, &[k, n]));
             let scale = 9.0 * (k as f64).sqrt();
             let name = |what: &str| format!("matmul {dtype} [{m}, {k}] by {what} [{k}, {n}]");
-            let rows = vec![dense(x.clone()), dense(y.clone())];
+            let rows = vec![Placed::dense(x.clone()), Placed::dense(y.clone())];
             out.push(case(&name("row-major"), Op::MatMul, rows, &[(dtype, &[m, n])], scale));
-            let columns = vec![dense(x), columns_first(y)];
+            let columns = vec![Placed::dense(x), columns_first(y)];
             out.push(case(&name("column-major"), Op::MatMul, columns, &[(dtype, &[m, n])], scale));
         }
     }
     let dtype = DType::BF16;
     for (m, k, n) in [(1, 4096, 1000), (8, 1032, 200), (5, 257, 130)] {
-        let operands = vec![dense(tensor(r, dtype, &[m, k])), columns_first(tensor(r, dtype, &[k, n]))];
+        let operands =
+            vec![Placed::dense(tensor(r, dtype, &[m, k])), columns_first(tensor(r, dtype, &[k, n]))];
         let name = format!("matmul {dtype} [{m}, {k}] by column-major [{k}, {n}]");
         out.push(case(&name, Op::MatMul, operands, &[(dtype, &[m, n])], 9.0 * (k as f64).sqrt()));
     }
-    let operands = vec![dense(tensor(r, dtype, &[4, 30, 64])), dense(tensor(r, dtype, &[4, 64, 96]))];
+    let operands =
+        vec![Placed::dense(tensor(r, dtype, &[4, 30, 64])), Placed::dense(tensor(r, dtype, &[4, 64, 96]))];
     out.push(case("batched matmul", Op::MatMul, operands, &[(dtype, &[4, 30, 96])], 72.0));
 }
 
-fn attentions(r: &mut Random, out: &mut Vec<Case>) {
+fn attentions(r: &mut SplitMix, out: &mut Vec<Case>) {
     // Heads of q and of k, queries, keys, elements of q and k and of v.
     let shapes: [[usize; 6]; 9] = [
         [8, 8, 128, 128, 64, 64],
@@ -108,13 +111,13 @@ fn attentions(r: &mut Random, out: &mut Vec<Case>) {
             for (causal, masked) in [kinds[(i + d) % 4], kinds[(i + d + 1) % 4]] {
                 let q = tensor(r, dtype, &[1, h, l, e]);
                 let mut operands = vec![
-                    dense(q),
-                    dense(tensor(r, dtype, &[1, g, s, e])),
-                    dense(tensor(r, dtype, &[1, g, s, f])),
+                    Placed::dense(q),
+                    Placed::dense(tensor(r, dtype, &[1, g, s, e])),
+                    Placed::dense(tensor(r, dtype, &[1, g, s, f])),
                 ];
                 match masked {
-                    1 => operands.push(dense(tensor(r, DType::Bool, &[1, 1, l, s]))),
-                    2 => operands.push(dense(tensor(r, dtype, &[h, 1, s]))),
+                    1 => operands.push(Placed::dense(tensor(r, DType::Bool, &[1, 1, l, s]))),
+                    2 => operands.push(Placed::dense(tensor(r, dtype, &[h, 1, s]))),
                     _ => {}
                 }
                 let op = Op::Attention { causal, scale: Float(0.1) };
@@ -126,13 +129,13 @@ fn attentions(r: &mut Random, out: &mut Vec<Case>) {
     }
 }
 
-fn rows(r: &mut Random, out: &mut Vec<Case>) {
+fn rows(r: &mut SplitMix, out: &mut Vec<Case>) {
     for dtype in [DType::BF16, DType::F32] {
         for shape in [[3, 4096], [200, 128], [2, 16384], [2, 40000], [5, 1000], [700, 33], [1, 8192]] {
             let tail = &shape[1..];
-            let x = || dense(tensor(&mut Random(3), dtype, &shape));
-            let w = dense(tensor(r, dtype, tail));
-            let b = dense(tensor(r, dtype, tail));
+            let x = || Placed::dense(tensor(&mut SplitMix(3), dtype, &shape));
+            let w = Placed::dense(tensor(r, dtype, tail));
+            let b = Placed::dense(tensor(r, dtype, tail));
             let same: &[(DType, &[usize])] = &[(dtype, &shape)];
             let rms = |round_first| Op::RmsNorm { axes: 1, eps: Float(1e-5), round_first };
             out.push(case(
@@ -176,10 +179,10 @@ fn rows(r: &mut Random, out: &mut Vec<Case>) {
     }
 }
 
-fn others(r: &mut Random, out: &mut Vec<Case>) {
+fn others(r: &mut SplitMix, out: &mut Vec<Case>) {
     for dtype in [DType::BF16, DType::F32, DType::I64] {
         for n in [64, 1000, 4096, 5000, 20_000] {
-            let x = dense(tensor(r, dtype, &[3, n]));
+            let x = Placed::dense(tensor(r, dtype, &[3, n]));
             let both: &[(DType, &[usize])] = &[(dtype, &[3, n]), (DType::I64, &[3, n])];
             let sort = Op::Sort { axis: 1, descending: n % 3 == 0 };
             out.push(case(&format!("sort {dtype} {n}"), sort, vec![x.clone()], both, 1.0));
@@ -194,7 +197,7 @@ fn others(r: &mut Random, out: &mut Vec<Case>) {
         }
         moved(r, dtype, out);
     }
-    let x = dense(tensor(r, DType::F32, &[100_003]));
+    let x = Placed::dense(tensor(r, DType::F32, &[100_003]));
     for op in [UnaryOp::Silu, UnaryOp::Gelu, UnaryOp::Exp, UnaryOp::Sin] {
         out.push(case(
             &format!("{op} of 100003"),
@@ -207,40 +210,46 @@ fn others(r: &mut Random, out: &mut Vec<Case>) {
 }
 
 /// Sums, copies and indexing of a matrix in both orders of its axes.
-fn moved(r: &mut Random, dtype: DType, out: &mut Vec<Case>) {
+fn moved(r: &mut SplitMix, dtype: DType, out: &mut Vec<Case>) {
     let x = tensor(r, dtype, &[300, 1500]);
     let y = tensor(r, dtype, &[300, 1500]);
     let same: &[(DType, &[usize])] = &[(dtype, &[300, 1500])];
     let add = Op::Binary(BinaryOp::Add);
-    out.push(case(&format!("add {dtype}"), add.clone(), vec![dense(x.clone()), dense(y.clone())], same, 1.0));
+    out.push(case(
+        &format!("add {dtype}"),
+        add.clone(),
+        vec![Placed::dense(x.clone()), Placed::dense(y.clone())],
+        same,
+        1.0,
+    ));
     out.push(case(
         &format!("transposed add {dtype}"),
         add.clone(),
-        vec![dense(x.clone()), columns_first(y)],
+        vec![Placed::dense(x.clone()), columns_first(y)],
         same,
         1.0,
     ));
     out.push(case(&format!("transposed copy {dtype}"), Op::Copy, vec![columns_first(x.clone())], same, 1.0));
-    let row = dense(tensor(r, dtype, &[1500]));
-    out.push(case(&format!("add a row {dtype}"), add, vec![dense(x.clone()), row], same, 1.0));
-    let at = dense(indices(r, &[70], 300));
+    let row = Placed::dense(tensor(r, dtype, &[1500]));
+    out.push(case(&format!("add a row {dtype}"), add, vec![Placed::dense(x.clone()), row], same, 1.0));
+    let at = Placed::dense(indices(r, &[70], 300));
     let taken: &[(DType, &[usize])] = &[(dtype, &[70, 1500])];
     out.push(case(
         &format!("take {dtype}"),
         Op::Take { axis: 0 },
-        vec![dense(x.clone()), at.clone()],
+        vec![Placed::dense(x.clone()), at.clone()],
         taken,
         1.0,
     ));
-    let src = dense(tensor(r, dtype, &[70, 1500]));
+    let src = Placed::dense(tensor(r, dtype, &[70, 1500]));
     let add = Op::IndexAdd { axis: 0 };
     out.push(case(
         &format!("index_add {dtype}"),
         add,
-        vec![dense(x.clone()), at.clone(), src.clone()],
+        vec![Placed::dense(x.clone()), at.clone(), src.clone()],
         same,
         20.0,
     ));
     let put = Op::IndexPut { axis: 0, accumulate: false };
-    out.push(case(&format!("index_put {dtype}"), put, vec![dense(x), src, at], same, 1.0));
+    out.push(case(&format!("index_put {dtype}"), put, vec![Placed::dense(x), src, at], same, 1.0));
 }

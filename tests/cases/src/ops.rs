@@ -1,38 +1,97 @@
-//! Small random cases of every op, against the interpreter; and cases that must fail.
+//! Random ops with operands that fit them, by theme.
 
 use std::sync::Arc;
 
+use symmc_ir::random::SplitMix;
 use symmc_ir::{
     ArgOp, BinaryOp, Bindings, DType, Dim, Float, Graph, InputKind, Op, Output, OutputKind, Reduction,
     Scalar, Tensor, Type, UnaryOp, infer, interp,
 };
-use symmc_runtime::kernels::KernelError;
 
-use super::random::{Random, dense, indices, of, scattered, tensor};
-use super::{Case, Placed};
+use crate::random::{indices, tensor};
+
+/// A theme of random cases: its name, and who makes one.
+pub type Theme = (&'static str, fn(&mut SplitMix) -> Draft);
+
+/// All themes.
+pub const THEMES: [Theme; 7] = [
+    ("elementwise", elementwise),
+    ("matmul", matmul),
+    ("reduction", reduction),
+    ("normalisation", normalisation),
+    ("attention", attention),
+    ("indexing", indexing),
+    ("movement", movement),
+];
 
 /// An op with operands that fit it.
-struct Draft {
-    op: Op,
-    operands: Vec<Tensor>,
+#[derive(Clone, Debug)]
+pub struct Draft {
+    /// The op.
+    pub op: Op,
+    /// Its operands.
+    pub operands: Vec<Tensor>,
     /// The results' types where the op leaves them open.
     results: Option<Vec<Type>>,
     /// The size of values that results are sums of.
-    scale: f64,
+    pub scale: f64,
 }
 
 fn case(op: Op, operands: Vec<Tensor>) -> Draft {
-    Draft { op, operands, results: None, scale: 1.0 }
+    Draft::new(op, operands)
 }
 
 impl Draft {
+    /// An op that fixes the types of its results.
+    pub fn new(op: Op, operands: Vec<Tensor>) -> Draft {
+        Draft { op, operands, results: None, scale: 1.0 }
+    }
+
     fn giving(mut self, dtype: DType, shape: &[usize]) -> Self {
         self.results.get_or_insert_default().push(ty(dtype, shape));
         self
     }
+
     fn scaled(mut self, scale: f64) -> Self {
         self.scale = scale;
         self
+    }
+
+    /// The dtype and shape of each result.
+    pub fn types(&self) -> Vec<(DType, Vec<usize>)> {
+        let (graph, _) = self.program();
+        let bind = |t: &Type| (t.dtype, t.concrete(&Bindings::new()).expect("constant dims"));
+        graph.outputs.iter().map(|o| bind(graph.ty(o.value))).collect()
+    }
+
+    /// Its results by the interpreter; `None` where that refuses the data.
+    pub fn expected(&self) -> Option<Vec<Tensor>> {
+        let (graph, inputs) = self.program();
+        interp::run(&graph, &Bindings::new(), &[inputs]).ok()?.pop()
+    }
+
+    /// The program of the op alone, and its inputs.
+    fn program(&self) -> (Graph, Vec<Arc<Tensor>>) {
+        let mut graph = Graph::new("one");
+        graph.ranks = Some(1);
+        let mut inputs = Vec::with_capacity(self.operands.len());
+        for (i, t) in self.operands.iter().enumerate() {
+            let ty = ty(t.dtype(), t.shape());
+            inputs.push(graph.add_input(InputKind::Argument, format!("x{i}"), "", ty, None));
+        }
+        let types: Vec<&Type> = inputs.iter().map(|&v| graph.ty(v)).collect();
+        let types = match &self.results {
+            Some(types) => types.clone(),
+            None => infer::infer(&self.op, &types, None)
+                .expect("the case type-checks")
+                .expect("the op fixes its types"),
+        };
+        let named = types.into_iter().enumerate().map(|(i, t)| (format!("y{i}"), t)).collect();
+        let node = graph.add_node(self.op.clone(), inputs, named);
+        for value in graph.nodes[node].outputs.clone() {
+            graph.outputs.push(Output { value, kind: OutputKind::Returned });
+        }
+        (graph, self.operands.iter().cloned().map(Arc::new).collect())
     }
 }
 
@@ -43,9 +102,9 @@ fn ty(dtype: DType, shape: &[usize]) -> Type {
 const FLOATS: [DType; 4] = [DType::F16, DType::BF16, DType::F32, DType::F64];
 const INTS: [DType; 3] = [DType::U8, DType::I32, DType::I64];
 
-fn shape(r: &mut Random, min: usize, max: usize) -> Vec<usize> {
+fn shape(r: &mut SplitMix, min: usize, max: usize) -> Vec<usize> {
     let rank = min + r.below(max + 1 - min);
-    let extent = |r: &mut Random| match r.below(12) {
+    let extent = |r: &mut SplitMix| match r.below(12) {
         0 => 0,
         1 | 2 => 1 + r.below(40),
         _ => 1 + r.below(5),
@@ -54,12 +113,12 @@ fn shape(r: &mut Random, min: usize, max: usize) -> Vec<usize> {
 }
 
 /// A shape that broadcasts to `shape`.
-fn narrower(r: &mut Random, shape: &[usize]) -> Vec<usize> {
-    let skip = if r.chance(3) { r.below(shape.len() + 1) } else { 0 };
-    shape[skip..].iter().map(|&n| if r.chance(4) { 1 } else { n }).collect()
+fn narrower(r: &mut SplitMix, shape: &[usize]) -> Vec<usize> {
+    let skip = if r.one_in(3) { r.below(shape.len() + 1) } else { 0 };
+    shape[skip..].iter().map(|&n| if r.one_in(4) { 1 } else { n }).collect()
 }
 
-fn elementwise(r: &mut Random) -> Draft {
+fn elementwise(r: &mut SplitMix) -> Draft {
     let s = shape(r, 0, 4);
     match r.below(5) {
         0 => {
@@ -75,17 +134,17 @@ fn elementwise(r: &mut Random) -> Draft {
             let op = r.pick(BinaryOp::ALL);
             let dtype = binary_dtype(r, op);
             let (mut a, mut b) = (s.clone(), narrower(r, &s));
-            if r.chance(2) {
+            if r.one_in(2) {
                 std::mem::swap(&mut a, &mut b);
             }
-            if r.chance(3) {
+            if r.one_in(3) {
                 let scalar = if dtype == DType::Bool {
                     Scalar::Bool(true)
                 } else {
                     Scalar::Int(1 + r.below(4) as i64)
                 };
                 return case(
-                    Op::BinaryScalar { op, scalar, scalar_left: r.chance(2) },
+                    Op::BinaryScalar { op, scalar, scalar_left: r.one_in(2) },
                     vec![tensor(r, dtype, &a)],
                 );
             }
@@ -103,7 +162,7 @@ fn elementwise(r: &mut Random) -> Draft {
     }
 }
 
-fn binary_dtype(r: &mut Random, op: BinaryOp) -> DType {
+fn binary_dtype(r: &mut SplitMix, op: BinaryOp) -> DType {
     match op {
         BinaryOp::And | BinaryOp::Or | BinaryOp::Xor => {
             r.pick(&[DType::Bool, DType::U8, DType::I32, DType::I64])
@@ -115,13 +174,13 @@ fn binary_dtype(r: &mut Random, op: BinaryOp) -> DType {
     }
 }
 
-fn matmul(r: &mut Random) -> Draft {
-    let dtype = if r.chance(6) { r.pick(&INTS) } else { r.pick(&FLOATS) };
+fn matmul(r: &mut SplitMix) -> Draft {
+    let dtype = if r.one_in(6) { r.pick(&INTS) } else { r.pick(&FLOATS) };
     let batch = shape(r, 0, 2);
-    let size = |r: &mut Random| if r.chance(5) { r.below(150) } else { 1 + r.below(6) };
+    let size = |r: &mut SplitMix| if r.one_in(5) { r.below(150) } else { 1 + r.below(6) };
     let (m, k, n) = (size(r), size(r), size(r));
     let (mut x, mut y) = (narrower(r, &batch), batch);
-    if r.chance(2) {
+    if r.one_in(2) {
         std::mem::swap(&mut x, &mut y);
     }
     x.extend([m, k]);
@@ -129,7 +188,7 @@ fn matmul(r: &mut Random) -> Draft {
     case(Op::MatMul, vec![tensor(r, dtype, &x), tensor(r, dtype, &y)]).scaled(k as f64)
 }
 
-fn reduction(r: &mut Random) -> Draft {
+fn reduction(r: &mut SplitMix) -> Draft {
     let s = shape(r, 1, 4);
     let axis = r.below(s.len());
     let n = s.iter().product::<usize>() as f64;
@@ -137,13 +196,13 @@ fn reduction(r: &mut Random) -> Draft {
         0 | 1 => {
             let op = r.pick(Reduction::ALL);
             let dtype = if op == Reduction::Mean { r.pick(&FLOATS) } else { r.pick(&DType::ALL) };
-            let axes = (0..s.len()).filter(|_| r.chance(2)).collect();
-            case(Op::Reduce { op, axes, keep: r.chance(2) }, vec![tensor(r, dtype, &s)]).scaled(n)
+            let axes = (0..s.len()).filter(|_| r.one_in(2)).collect();
+            case(Op::Reduce { op, axes, keep: r.one_in(2) }, vec![tensor(r, dtype, &s)]).scaled(n)
         }
         2 => {
             let op = r.pick(ArgOp::ALL);
             let dtype = r.pick(&DType::ALL);
-            case(Op::ArgReduce { op, axis, keep: r.chance(2) }, vec![tensor(r, dtype, &s)])
+            case(Op::ArgReduce { op, axis, keep: r.one_in(2) }, vec![tensor(r, dtype, &s)])
         }
         _ => {
             let dtype = r.pick(&DType::ALL);
@@ -152,16 +211,16 @@ fn reduction(r: &mut Random) -> Draft {
     }
 }
 
-fn normalisation(r: &mut Random) -> Draft {
+fn normalisation(r: &mut SplitMix) -> Draft {
     let (s, dtype) = (shape(r, 1, 3), r.pick(&FLOATS));
     let axes = 1 + r.below(s.len());
     let tail = &s[s.len() - axes..];
     let x = tensor(r, dtype, &s);
     match r.below(3) {
-        0 => case(Op::Softmax { axis: r.below(s.len()), log: r.chance(2) }, vec![x]),
+        0 => case(Op::Softmax { axis: r.below(s.len()), log: r.one_in(2) }, vec![x]),
         1 => {
-            let op = Op::RmsNorm { axes, eps: Float(1e-5), round_first: r.chance(2) };
-            let weight = r.chance(2).then(|| tensor(r, dtype, tail));
+            let op = Op::RmsNorm { axes, eps: Float(1e-5), round_first: r.one_in(2) };
+            let weight = r.one_in(2).then(|| tensor(r, dtype, tail));
             case(op, std::iter::once(x).chain(weight).collect()).scaled(4.0)
         }
         _ => {
@@ -172,9 +231,9 @@ fn normalisation(r: &mut Random) -> Draft {
     }
 }
 
-fn attention(r: &mut Random) -> Draft {
+fn attention(r: &mut SplitMix) -> Draft {
     let (batch, dtype) = (shape(r, 0, 2), r.pick(&FLOATS));
-    let length = |r: &mut Random| if r.chance(4) { 1 + r.below(600) } else { 1 + r.below(9) };
+    let length = |r: &mut SplitMix| if r.one_in(4) { 1 + r.below(600) } else { 1 + r.below(9) };
     let (g, group, l, s) = (1 + r.below(3), 1 + r.below(3), length(r).min(150), length(r));
     let (e, f) = (1 + r.below(9), 1 + r.below(9));
     let with = |tail: &[usize]| [&batch[..], tail].concat();
@@ -183,15 +242,15 @@ fn attention(r: &mut Random) -> Draft {
         tensor(r, dtype, &with(&[g, s, e])),
         tensor(r, dtype, &with(&[g, s, f])),
     ];
-    if r.chance(2) {
+    if r.one_in(2) {
         let mask = narrower(r, &with(&[g * group, l, s]));
-        let mask_dtype = if r.chance(2) { DType::Bool } else { r.pick(&FLOATS) };
+        let mask_dtype = if r.one_in(2) { DType::Bool } else { r.pick(&FLOATS) };
         operands.push(tensor(r, mask_dtype, &mask));
     }
-    case(Op::Attention { causal: r.chance(2), scale: Float(0.3) }, operands).scaled(3.0)
+    case(Op::Attention { causal: r.one_in(2), scale: Float(0.3) }, operands).scaled(3.0)
 }
 
-fn indexing(r: &mut Random) -> Draft {
+fn indexing(r: &mut SplitMix) -> Draft {
     let s = shape(r, 1, 4);
     let dtype = r.pick(&DType::ALL);
     let axis = r.below(s.len());
@@ -212,13 +271,13 @@ fn indexing(r: &mut Random) -> Draft {
                     indices(r, &narrow, s[axis + i])
                 })
                 .collect();
-            if r.chance(2) {
+            if r.one_in(2) {
                 return case(Op::Index { axis }, std::iter::once(x).chain(list).collect());
             }
             let full = [&s[..axis], &at, &s[axis + axes..]].concat();
             let src = narrower(r, &full);
             let src = tensor(r, dtype, &src);
-            let op = Op::IndexPut { axis, accumulate: dtype != DType::Bool && r.chance(2) };
+            let op = Op::IndexPut { axis, accumulate: dtype != DType::Bool && r.one_in(2) };
             case(op, [x, src].into_iter().chain(list).collect()).scaled(20.0)
         }
         3 => {
@@ -228,7 +287,7 @@ fn indexing(r: &mut Random) -> Draft {
         4 => {
             let at = smaller(r, &s, axis);
             let index = indices(r, &at, n);
-            let mut combine = r.chance(2).then(|| r.pick(Reduction::ALL));
+            let mut combine = r.one_in(2).then(|| r.pick(Reduction::ALL));
             if dtype == DType::Bool {
                 combine = None;
             }
@@ -244,8 +303,8 @@ fn indexing(r: &mut Random) -> Draft {
 }
 
 /// A shape of an index that is no larger than `s` along the axes but `axis`.
-fn smaller(r: &mut Random, s: &[usize], axis: usize) -> Vec<usize> {
-    let extent = |r: &mut Random, a: usize, n: usize| match a == axis {
+fn smaller(r: &mut SplitMix, s: &[usize], axis: usize) -> Vec<usize> {
+    let extent = |r: &mut SplitMix, a: usize, n: usize| match a == axis {
         true if n == 0 => 0,
         true => r.below(5),
         false => n - r.below(2).min(n),
@@ -253,7 +312,7 @@ fn smaller(r: &mut Random, s: &[usize], axis: usize) -> Vec<usize> {
     s.iter().enumerate().map(|(a, &n)| extent(r, a, n)).collect()
 }
 
-fn movement(r: &mut Random) -> Draft {
+fn movement(r: &mut SplitMix) -> Draft {
     let (s, dtype) = (shape(r, 1, 4), r.pick(&DType::ALL));
     let axis = r.below(s.len());
     let x = tensor(r, dtype, &s);
@@ -261,9 +320,9 @@ fn movement(r: &mut Random) -> Draft {
         0 => {
             let mut k = s.clone();
             k[axis] = r.below(s[axis] + 1);
-            case(Op::TopK { axis, largest: r.chance(2) }, vec![x]).giving(dtype, &k).giving(DType::I64, &k)
+            case(Op::TopK { axis, largest: r.one_in(2) }, vec![x]).giving(dtype, &k).giving(DType::I64, &k)
         }
-        1 => case(Op::Sort { axis, descending: r.chance(2) }, vec![x]),
+        1 => case(Op::Sort { axis, descending: r.one_in(2) }, vec![x]),
         2 => {
             let mut operands = vec![x];
             for _ in 0..r.below(3) {
@@ -295,96 +354,4 @@ fn movement(r: &mut Random) -> Draft {
         }
         _ => case(Op::Full(Scalar::Int(r.below(3) as i64)), vec![]).giving(dtype, &s),
     }
-}
-
-/// The results of an op on operands: their types and, where its data allow it, what they are.
-fn interpreted(draft: &Draft) -> (Vec<Type>, Option<Vec<Tensor>>) {
-    let mut graph = Graph::new("one");
-    graph.ranks = Some(1);
-    let mut inputs = Vec::with_capacity(draft.operands.len());
-    for (i, t) in draft.operands.iter().enumerate() {
-        let ty = ty(t.dtype(), t.shape());
-        inputs.push(graph.add_input(InputKind::Argument, format!("x{i}"), "", ty, None));
-    }
-    let types: Vec<&Type> = inputs.iter().map(|&v| graph.ty(v)).collect();
-    let types = match &draft.results {
-        Some(types) => types.clone(),
-        None => infer::infer(&draft.op, &types, None).ok().flatten().unwrap_or_default(),
-    };
-    let named = types.iter().cloned().enumerate().map(|(i, t)| (format!("y{i}"), t)).collect();
-    let node = graph.add_node(draft.op.clone(), inputs, named);
-    for value in graph.nodes[node].outputs.clone() {
-        graph.outputs.push(Output { value, kind: OutputKind::Returned });
-    }
-    let inputs = draft.operands.iter().cloned().map(Arc::new).collect();
-    let found = interp::run(&graph, &Bindings::new(), &[inputs]);
-    (types, found.ok().and_then(|mut ranks| ranks.pop()))
-}
-
-/// Results of the right shape without contents, for a case that must fail.
-pub(super) fn rooms(case: &Case) -> Vec<Placed> {
-    let operands = case.operands.iter().map(|p| p.tensor.clone()).collect();
-    let types = interpreted(&self::case(case.op.clone(), operands)).0;
-    let shape = |t: &Type| t.concrete(&Bindings::new()).unwrap_or_default();
-    types.iter().map(|t| dense(of(Tensor::zeros(t.dtype, shape(t))))).collect()
-}
-
-/// The name of a kind of random cases, their number, and their maker.
-type Kind = (&'static str, u64, fn(&mut Random) -> Draft);
-
-/// All small cases.
-pub(super) fn list() -> Vec<Case> {
-    let kinds: [Kind; 7] = [
-        ("elementwise", 100, elementwise),
-        ("matmul", 40, matmul),
-        ("reduction", 60, reduction),
-        ("normalisation", 40, normalisation),
-        ("attention", 24, attention),
-        ("indexing", 60, indexing),
-        ("movement", 60, movement),
-    ];
-    let mut out = Vec::new();
-    for (kind, count, make) in kinds {
-        for seed in 0..count {
-            let r = &mut Random(seed);
-            let draft = make(r);
-            // A draft that the interpreter refuses for its data has no expected result.
-            let (_, Some(expected)) = interpreted(&draft) else { continue };
-            let operands = draft.operands.into_iter().map(|t| scattered(t, r)).collect();
-            let expected = expected.into_iter().map(|t| scattered(t, r)).collect();
-            let name = format!("{kind} {seed}: {:?}", draft.op);
-            out.push(Case { name, op: draft.op, operands, expected: Ok(expected), scale: draft.scale });
-        }
-    }
-    out.extend(failing());
-    out
-}
-
-/// Data that are out of range.
-fn failing() -> Vec<Case> {
-    let x = || dense(of(Tensor::from_f64(DType::F32, [3, 2], &[0.0, 1.0, 2.0, 3.0, 4.0, 5.0])));
-    let ints = |shape: &[usize], v: &[i64]| dense(of(Tensor::from_i64(DType::I64, shape, v)));
-    let index = |index| KernelError::Index { index, axis: 0, extent: 3 };
-    let src = || dense(of(Tensor::from_f64(DType::F32, [1, 2], &[7.0, 8.0])));
-    let make = |name: &str, op: Op, operands: Vec<Placed>, error: KernelError| Case {
-        name: format!("failing: {name}"),
-        op,
-        operands,
-        expected: Err(error),
-        scale: 1.0,
-    };
-    let mut out = Vec::new();
-    for bad in [3, -4, i64::MIN, i64::MAX] {
-        out.push(make("take", Op::Take { axis: 0 }, vec![x(), ints(&[1], &[bad])], index(bad)));
-    }
-    let two = || ints(&[1, 2], &[1, -9]);
-    out.push(make("gather", Op::GatherElements { axis: 0 }, vec![x(), two()], index(-9)));
-    let scatter = Op::ScatterElements { axis: 0, combine: None };
-    out.push(make("scatter", scatter, vec![x(), two(), src()], index(-9)));
-    out.push(make("index_add", Op::IndexAdd { axis: 0 }, vec![x(), ints(&[1], &[5]), src()], index(5)));
-    let put = Op::IndexPut { axis: 0, accumulate: false };
-    out.push(make("index_put", put, vec![x(), src(), ints(&[1], &[-5])], index(-5)));
-    let divided = vec![ints(&[2], &[1, 2]), ints(&[2], &[1, 0])];
-    out.push(make("division", Op::Binary(BinaryOp::FloorDiv), divided, KernelError::ZeroDivisor));
-    out
 }

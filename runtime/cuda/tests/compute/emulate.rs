@@ -5,9 +5,14 @@ use std::ffi::{CString, c_void};
 use std::fmt::Write as _;
 use std::process::Command;
 
-use super::check::{Case, corpus, lay, lowered};
-use super::{GEMM_WORKSPACE, Machine, text};
-use crate::launch::{Kernel, Work};
+use symmc_cases::{Case, corpus};
+use symmc_cuda::compute::{GEMM_WORKSPACE, Machine};
+use symmc_cuda::launch::{Kernel, Work};
+
+use crate::check::{lay, lowered};
+
+/// Machine instructions, which `emulate.h` has other means for.
+const PTX: &str = include_str!("../../src/compute/kernels/ptx.cuh");
 
 /// Bytes behind the cases: the status word and the workspace.
 const BEHIND: usize = GEMM_WORKSPACE + 4096;
@@ -29,8 +34,8 @@ impl Library {
     /// Compiles `text`, whose kernels have these names; none where there is no compiler.
     fn build<'a>(text: &str, names: impl Iterator<Item = &'a str>) -> Option<Library> {
         let host = include_str!("emulate.h");
-        assert!(text.contains(text::PTX));
-        let mut code = format!("{host}{}", text.replace(text::PTX, ""));
+        assert!(text.contains(PTX));
+        let mut code = format!("{host}{}", text.replace(PTX, ""));
         for name in names {
             let _ = writeln!(
                 code,

@@ -1,124 +1,69 @@
-//! Compute steps against their definition: cases of every op, dtype and layout, and a run of all of them on
-//! a device.
+//! Cases of every op on a device: how they lie in its memory, what they become, and a run of all of them.
 //!
-//! The expected results are the interpreter's, those of large cases the CPU kernels'. Cases are compiled in
-//! parts, side by side.
-
-mod cases;
-mod large;
-mod random;
+//! Cases are compiled in parts, side by side.
 
 use std::fmt;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 
-use symmc_ir::{DType, Op, Tensor};
+use symmc_cases::{Case, Placed};
+use symmc_cuda::CudaError;
+use symmc_cuda::compile::{Source, compile};
+use symmc_cuda::compute::gemm::GemmPlanner;
+use symmc_cuda::compute::{GEMM_WORKSPACE, Machine, STATUS_BYTES, Sites, Step, lower, workspace};
+use symmc_cuda::driver::{Device, Memory, Module, Pinned, Stream};
+use symmc_cuda::launch::Work;
+use symmc_ir::{DType, Tensor};
 use symmc_runtime::exec::{Home, Located};
 use symmc_runtime::kernels::KernelError;
-
-use super::gemm::GemmPlanner;
-use super::{GEMM_WORKSPACE, Machine, STATUS_BYTES, Sites, Step, lower, workspace};
-use crate::compile::{Source, compile};
-use crate::driver::{Device, Memory, Module, Pinned, Stream};
-use crate::error::CudaError;
-use crate::launch::Work;
 
 /// What the bytes around operands and results hold.
 const CANARY: u8 = 0xa5;
 
-/// A tensor and how it lies in memory.
-#[derive(Clone, Debug)]
-pub struct Placed {
-    /// Its elements.
-    pub tensor: Tensor,
-    /// The distance of neighbours along each axis, in elements.
-    pub strides: Vec<isize>,
-    /// Elements before the first.
-    pub offset: usize,
+/// The bytes of memory that a tensor takes.
+fn bytes(x: &Placed) -> usize {
+    x.layout.extent(x.tensor.shape()) * x.tensor.dtype().size()
 }
 
-/// One op with operands and what it must give.
-#[derive(Clone, Debug)]
-pub struct Case {
-    /// What it is.
-    pub name: String,
-    /// The op.
-    pub op: Op,
-    /// Its operands.
-    pub operands: Vec<Placed>,
-    /// Its results, or the error that its data cause.
-    pub expected: Result<Vec<Placed>, KernelError>,
-    /// The size of values that results are sums of.
-    pub scale: f64,
+/// The byte offsets of all elements in row-major order.
+fn places(x: &Placed) -> impl Iterator<Item = usize> {
+    let size = x.tensor.dtype().size();
+    x.layout.places(x.tensor.shape()).into_iter().map(move |at| at * size)
 }
 
-/// All cases; equal ones each time.
-pub fn corpus() -> Vec<Case> {
-    let mut out = cases::list();
-    out.extend(large::list());
+fn located(x: &Placed, start: usize) -> Located {
+    Located {
+        home: Home::Ordinary,
+        offset: start + x.layout.offset * x.tensor.dtype().size(),
+        dtype: x.tensor.dtype(),
+        shape: x.tensor.shape().into(),
+        strides: x.layout.strides.clone().into(),
+    }
+}
+
+/// A tensor's memory, with the canary around it.
+fn image(x: &Placed) -> Vec<u8> {
+    let mut out = vec![CANARY; bytes(x)];
+    let size = x.tensor.dtype().size();
+    for (i, at) in places(x).enumerate() {
+        out[at..at + size].copy_from_slice(&x.tensor.data()[i * size..][..size]);
+    }
     out
 }
 
-impl Placed {
-    /// The bytes of memory that it takes.
-    fn bytes(&self) -> usize {
-        let last: usize = self
-            .tensor
-            .shape()
-            .iter()
-            .zip(&self.strides)
-            .map(|(&n, &s)| n.saturating_sub(1) * s as usize)
-            .sum();
-        (self.offset + last + 1) * self.tensor.dtype().size()
+/// The tensor that lies in `memory` as this one does, if nothing else was written there.
+fn read_as(x: &Placed, memory: &[u8]) -> Result<Tensor, String> {
+    let size = x.tensor.dtype().size();
+    let mut data = Vec::with_capacity(x.tensor.data().len());
+    let mut own = vec![false; memory.len()];
+    for at in places(x) {
+        data.extend_from_slice(&memory[at..at + size]);
+        own[at..at + size].fill(true);
     }
-
-    /// The byte offsets of all elements in row-major order.
-    fn places(&self) -> Vec<usize> {
-        let at = |mut i: usize| {
-            let mut element = self.offset;
-            for (&extent, &stride) in self.tensor.shape().iter().zip(&self.strides).rev() {
-                element += i % extent * stride as usize;
-                i /= extent;
-            }
-            element * self.tensor.dtype().size()
-        };
-        (0..self.tensor.numel()).map(at).collect()
+    if let Some(at) = memory.iter().zip(own).position(|(&b, own)| !own && b != CANARY) {
+        return Err(format!("it wrote at byte {at}, beside its result"));
     }
-
-    fn located(&self, start: usize) -> Located {
-        Located {
-            home: Home::Ordinary,
-            offset: start + self.offset * self.tensor.dtype().size(),
-            dtype: self.tensor.dtype(),
-            shape: self.tensor.shape().into(),
-            strides: self.strides.clone().into(),
-        }
-    }
-
-    /// Its memory, with the canary around it.
-    fn image(&self) -> Vec<u8> {
-        let mut out = vec![CANARY; self.bytes()];
-        let size = self.tensor.dtype().size();
-        for (i, at) in self.places().into_iter().enumerate() {
-            out[at..at + size].copy_from_slice(&self.tensor.data()[i * size..][..size]);
-        }
-        out
-    }
-
-    /// The tensor that lies in `memory` as this one does, if nothing else was written there.
-    fn read(&self, memory: &[u8]) -> Result<Tensor, String> {
-        let size = self.tensor.dtype().size();
-        let mut data = Vec::with_capacity(self.tensor.data().len());
-        let mut own = vec![false; memory.len()];
-        for at in self.places() {
-            data.extend_from_slice(&memory[at..at + size]);
-            own[at..at + size].fill(true);
-        }
-        if let Some(at) = memory.iter().zip(own).position(|(&b, own)| !own && b != CANARY) {
-            return Err(format!("it wrote at byte {at}, beside its result"));
-        }
-        Tensor::new(self.tensor.dtype(), self.tensor.shape(), data).ok_or_else(|| "no tensor".into())
-    }
+    Tensor::new(x.tensor.dtype(), x.tensor.shape(), data).ok_or_else(|| "no tensor".into())
 }
 
 /// The relative error that a result of this dtype may have.
@@ -205,7 +150,7 @@ impl Laid<'_> {
             (Ok(_), None) => {}
         }
         for (&start, expected) in self.starts.iter().zip(&self.rooms) {
-            let found = expected.read(&read(start, expected.bytes() + BEHIND)?)?;
+            let found = read_as(expected, &read(start, bytes(expected) + BEHIND)?)?;
             agree(&found, &expected.tensor, self.case.scale)?;
         }
         Ok(())
@@ -214,14 +159,6 @@ impl Laid<'_> {
 
 /// Bytes behind each operand and result that nothing may write.
 const BEHIND: usize = 64;
-
-/// Results of a case that must fail: of the shape that its op gives where that is known.
-fn results(case: &Case) -> Vec<Placed> {
-    match &case.expected {
-        Ok(results) => results.clone(),
-        Err(_) => cases::rooms(case),
-    }
-}
 
 /// Puts cases one behind another; gives the bytes of all.
 pub fn lay(cases: &[Case]) -> (Vec<Laid<'_>>, usize) {
@@ -233,20 +170,20 @@ pub fn lay(cases: &[Case]) -> (Vec<Laid<'_>>, usize) {
     };
     let mut out = Vec::with_capacity(cases.len());
     for case in cases {
-        let (mut operands, mut results, mut starts, mut image) = (vec![], vec![], vec![], vec![]);
-        let rooms = self::results(case);
+        let (mut operands, mut results, mut starts, mut images) = (vec![], vec![], vec![], vec![]);
+        let rooms = case.rooms();
         for x in &case.operands {
-            let start = place(x.bytes());
-            operands.push(x.located(start));
-            image.push((start, x.image()));
+            let start = place(bytes(x));
+            operands.push(located(x, start));
+            images.push((start, image(x)));
         }
         for r in &rooms {
-            let start = place(r.bytes());
-            results.push(r.located(start));
+            let start = place(bytes(r));
+            results.push(located(r, start));
             starts.push(start);
-            image.push((start, vec![CANARY; r.bytes() + BEHIND]));
+            images.push((start, vec![CANARY; bytes(r) + BEHIND]));
         }
-        out.push(Laid { case, operands, results, rooms, starts, image });
+        out.push(Laid { case, operands, results, rooms, starts, image: images });
     }
     (out, end)
 }

@@ -1,9 +1,15 @@
-//! Lowering of every op: what does not need a GPU. Where NVRTC is present, some of the code is compiled.
+//! Compute steps without a GPU: lowering of every op ([`check`]), kernels on the host ([`emulate`]), fusion. Where
+//! NVRTC is present, some of the code is compiled.
 
+// The example `check_compute` uses the rest.
+#[allow(dead_code)]
+mod check;
+mod emulate;
+
+use symmc_cases::corpus;
 use symmc_cuda::CudaError;
 use symmc_cuda::compile::Source;
 use symmc_cuda::compile::compile;
-use symmc_cuda::compute::check::{corpus, lowered, workspace_bytes};
 use symmc_cuda::compute::fuse::{Group, Member, groups, lower_fused};
 use symmc_cuda::compute::{GEMM_WORKSPACE, Machine};
 use symmc_cuda::compute::{Sites, Step};
@@ -11,6 +17,8 @@ use symmc_cuda::launch::Work;
 use symmc_ir::{BinaryOp, DType, Op, Scalar, UnaryOp};
 use symmc_planner::plan::Lane;
 use symmc_runtime::exec::{BoundStep, Home, Located, Work as StepWork};
+
+use crate::check::{lowered, workspace_bytes};
 
 fn machine(workspace_bytes: usize) -> Machine {
     Machine { multiprocessors: 132, status: 0x1000, workspace: 0x10_0000, workspace_bytes }

@@ -1,0 +1,60 @@
+//! Small random cases of every op, against the interpreter; and cases that must fail.
+
+use symmc_ir::random::SplitMix;
+use symmc_ir::{BinaryOp, DType, Op, Tensor};
+use symmc_runtime::kernels::KernelError;
+
+use crate::ops::THEMES;
+use crate::random::of;
+use crate::{Case, Placed};
+
+/// How many cases of each theme.
+const COUNTS: [u64; THEMES.len()] = [100, 40, 60, 40, 24, 60, 60];
+
+/// All small cases.
+pub(crate) fn list() -> Vec<Case> {
+    let mut out = Vec::new();
+    for ((theme, make), count) in THEMES.into_iter().zip(COUNTS) {
+        for seed in 0..count {
+            let r = &mut SplitMix(seed);
+            let draft = make(r);
+            // A draft that the interpreter refuses for its data has no expected result.
+            let Some(expected) = draft.expected() else { continue };
+            let operands = draft.operands.into_iter().map(|t| Placed::scattered(t, r)).collect();
+            let expected = expected.into_iter().map(|t| Placed::scattered(t, r)).collect();
+            let name = format!("{theme} {seed}: {:?}", draft.op);
+            out.push(Case { name, op: draft.op, operands, expected: Ok(expected), scale: draft.scale });
+        }
+    }
+    out.extend(failing());
+    out
+}
+
+/// Data that are out of range.
+fn failing() -> Vec<Case> {
+    let x = || Placed::dense(of(Tensor::from_f64(DType::F32, [3, 2], &[0.0, 1.0, 2.0, 3.0, 4.0, 5.0])));
+    let ints = |shape: &[usize], v: &[i64]| Placed::dense(of(Tensor::from_i64(DType::I64, shape, v)));
+    let index = |index| KernelError::Index { index, axis: 0, extent: 3 };
+    let src = || Placed::dense(of(Tensor::from_f64(DType::F32, [1, 2], &[7.0, 8.0])));
+    let make = |name: &str, op: Op, operands: Vec<Placed>, error: KernelError| Case {
+        name: format!("failing: {name}"),
+        op,
+        operands,
+        expected: Err(error),
+        scale: 1.0,
+    };
+    let mut out = Vec::new();
+    for bad in [3, -4, i64::MIN, i64::MAX] {
+        out.push(make("take", Op::Take { axis: 0 }, vec![x(), ints(&[1], &[bad])], index(bad)));
+    }
+    let two = || ints(&[1, 2], &[1, -9]);
+    out.push(make("gather", Op::GatherElements { axis: 0 }, vec![x(), two()], index(-9)));
+    let scatter = Op::ScatterElements { axis: 0, combine: None };
+    out.push(make("scatter", scatter, vec![x(), two(), src()], index(-9)));
+    out.push(make("index_add", Op::IndexAdd { axis: 0 }, vec![x(), ints(&[1], &[5]), src()], index(5)));
+    let put = Op::IndexPut { axis: 0, accumulate: false };
+    out.push(make("index_put", put, vec![x(), src(), ints(&[1], &[-5])], index(-5)));
+    let divided = vec![ints(&[2], &[1, 2]), ints(&[2], &[1, 0])];
+    out.push(make("division", Op::Binary(BinaryOp::FloorDiv), divided, KernelError::ZeroDivisor));
+    out
+}
