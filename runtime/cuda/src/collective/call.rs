@@ -10,7 +10,7 @@ use crate::error::CudaError;
 use crate::launch::{Address, plain};
 
 plain! {
-    /// The parameters, as `kernels.cu` declares them.
+    /// The parameters, as `kernels/waits.cu` declares them.
     #[derive(PartialEq, Default, Debug)]
     pub(super) struct Call {
         pub flags: [Address; MAX_RANKS],

@@ -4,7 +4,7 @@
 //! - *Private words* of a rank: one shared record of 64 bytes, then `[group][block]` records of 16 bytes.
 //! - *Status words* in pinned memory: the host's order to end, and the report of a wait that ended early.
 //!
-//! `kernels.cu` declares the same layouts.
+//! `kernels/waits.cu` declares the same layouts.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
@@ -46,7 +46,7 @@ pub(super) fn words_at(group: usize) -> usize {
     SHARED + group * WORDS
 }
 
-/// The status words, as `kernels.cu` declares them.
+/// The status words, as `kernels/waits.cu` declares them.
 #[repr(C)]
 struct Status {
     abort: AtomicU32,

@@ -2,7 +2,7 @@
 //!
 //! [`lower`] turns one collective of one rank into launches. A kernel takes the addresses of this rank and of
 //! its peers as parameters and finds its turn in memory, so a graph that holds it is replayed without work of
-//! the host. `kernels.cu` holds the kernels as templates; what is generated is one small function for each
+//! the host. `kernels/` holds the kernels as templates; what is generated is one small function for each
 //! combination of variant, dtype, ranks and operation that a program uses.
 //!
 //! # Flags
@@ -68,9 +68,15 @@ use crate::error::CudaError;
 use crate::launch::{Address, Kernel, Param, Work};
 
 /// Operations that reach peers.
-const DEVICE: &str = include_str!("device.cu");
+const DEVICE: &str = include_str!("kernels/device.cu");
 /// The kernels.
-const KERNELS: &str = include_str!("kernels.cu");
+const KERNELS: &str = concat!(
+    include_str!("kernels/waits.cu"),
+    include_str!("kernels/elements.cu"),
+    include_str!("kernels/barrier.cu"),
+    include_str!("kernels/packets.cu"),
+    include_str!("kernels/norm.cu"),
+);
 /// What stands before them for delays around every touch of a peer.
 const CHAOS: &str = "#define SYMMC_CHAOS\n";
 

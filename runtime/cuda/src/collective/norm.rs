@@ -41,7 +41,7 @@ pub struct FusedNorm {
 }
 
 plain! {
-    /// The parameters beside the call, as `kernels.cu` declares them.
+    /// The parameters beside the call, as `kernels/norm.cu` declares them.
     struct Norm {
         residual: Address,
         weight: Address,

@@ -1,5 +1,5 @@
 // What collectives need of the device beyond CUDA C: memory operations that reach peers, clocks, conversions.
-// A test replaces this file by one for threads of the host, so kernels.cu holds no assembly.
+// A test replaces this file by one for threads of the host, so the kernels hold no assembly.
 
 namespace symmc_peer {
 

@@ -1,0 +1,181 @@
+// Collectives behind a barrier: kernels that read the peers' operands or write their results once all have arrived.
+
+namespace symmc_peer {
+
+/// Reduces one element of all ranks into all outputs.
+template <class T, class O, u32 N, u32 OUTS>
+__device__ __forceinline__ void reduce_one(const Call& call, u64 i) {
+    typedef typename T::Stored Stored;
+    typename T::Acc acc = T::widen(((const Stored*)call.from[0])[i]);
+#pragma unroll
+    for (u32 p = 1; p < N; p++) acc = O::of(acc, T::widen(((const Stored*)call.from[p])[i]));
+    const Stored out = T::narrow(O::template finish<N>(acc));
+#pragma unroll
+    for (u32 p = 0; p < OUTS; p++) ((Stored*)call.to[p])[i] = out;
+}
+
+/// Reduces 16 bytes at each of `TIMES` places, `apart` bytes from each other, of all ranks into all outputs. All
+/// loads come first.
+template <class T, class O, u32 N, u32 OUTS, u32 TIMES>
+__device__ __forceinline__ void reduce_wide(const Call& call, u64 at, u64 apart) {
+    Run<T, 2> runs[TIMES][N];
+#pragma unroll
+    for (u32 t = 0; t < TIMES; t++) {
+#pragma unroll
+        for (u32 p = 0; p < N; p++) runs[t][p] = load_run<T>(call.from[p] + at + t * apart);
+    }
+#pragma unroll
+    for (u32 t = 0; t < TIMES; t++) {
+        const Run<T, 2> out = reduce_runs<T, O, N, 2>(runs[t]);
+#pragma unroll
+        for (u32 p = 0; p < OUTS; p++) {
+            store_wide(call.to[p] + at + t * apart, Wide{out.words[0], out.words[1]});
+        }
+    }
+}
+
+/// One-shot and two-shot all-reduce, pull reduce-scatter: reduces `count` elements at `from[rank]` into each of
+/// `to`. `VECTOR`: all addresses are multiples of 16.
+template <class T, class O, u32 N, u32 OUTS, bool EXIT, bool VECTOR>
+__device__ __forceinline__ void reduce(const Call& call) {
+    Words words = begin(call);
+    if (!meet<Arrive, N>(call, words.epoch + 1)) return;
+    const u64 first = (u64)blockIdx.x * blockDim.x + threadIdx.x;
+    const u64 step = (u64)gridDim.x * blockDim.x;
+    u64 done = 0;
+    if constexpr (VECTOR) {
+        constexpr u32 COUNT = Run<T, 2>::COUNT;
+        const u64 bytes = call.count / COUNT * 16;
+        done = call.count / COUNT * COUNT;
+        u64 at = first * 16;
+        // Large tensors are bound by the accesses in flight.
+        if constexpr (N <= 4) {
+            for (; at + step * 16 < bytes; at += step * 32) reduce_wide<T, O, N, OUTS, 2>(call, at, step * 16);
+        }
+        for (; at < bytes; at += step * 16) reduce_wide<T, O, N, OUTS, 1>(call, at, 0);
+    }
+    for (u64 i = done + first; i < call.count; i += step) reduce_one<T, O, N, OUTS>(call, i);
+    words.epoch += 1 + EXIT;
+    leave(call, words);
+    if constexpr (EXIT) meet<Depart, N>(call, words.epoch);
+}
+
+/// Moves 16 bytes at each of `TIMES` places, `apart` bytes from each other. All loads come first.
+template <u32 N, bool SAME, u32 TIMES>
+__device__ __forceinline__ void move_wide(const Call& call, const bool (&moves)[N], u64 at, u64 apart) {
+    Wide wide[TIMES][N];
+#pragma unroll
+    for (u32 t = 0; t < TIMES; t++) {
+#pragma unroll
+        for (u32 p = 0; p < N; p++) {
+            if (SAME && p > 0) {
+                wide[t][p] = wide[t][0];
+            } else {
+                wide[t][p] = load_wide(call.from[p] + at + t * apart);
+            }
+        }
+    }
+#pragma unroll
+    for (u32 t = 0; t < TIMES; t++) {
+#pragma unroll
+        for (u32 p = 0; p < N; p++) {
+            if (moves[p]) store_wide(call.to[p] + at + t * apart, wide[t][p]);
+        }
+    }
+}
+
+/// Pull and push all-gather and all-to-all: moves `count` bytes at each `from` to the `to` of the same index.
+/// `SAME`: all `from` are one. `U` is what addresses and count are multiples of.
+template <class U, u32 N, bool SAME, bool EXIT>
+__device__ __forceinline__ void move(const Call& call) {
+    Words words = begin(call);
+    if (!meet<Arrive, N>(call, words.epoch + 1)) return;
+    const u64 first = (u64)blockIdx.x * blockDim.x + threadIdx.x;
+    const u64 step = (u64)gridDim.x * blockDim.x;
+    u64 done = 0;
+    // What lies in place already.
+    bool moves[N];
+#pragma unroll
+    for (u32 p = 0; p < N; p++) moves[p] = call.from[p] != call.to[p];
+    if constexpr (sizeof(U) == 16) {
+        done = call.count / 16 * 16;
+        u64 at = first * 16;
+        if constexpr (N <= 4) {
+            for (; at + step * 48 < done; at += step * 64) move_wide<N, SAME, 4>(call, moves, at, step * 16);
+        }
+        for (; at < done; at += step * 16) move_wide<N, SAME, 1>(call, moves, at, 0);
+    }
+    typedef typename U::Unit Unit;
+    for (u64 at = done + first * sizeof(Unit); at < call.count; at += step * sizeof(Unit)) {
+#pragma unroll
+        for (u32 p = 0; p < N; p++) {
+            if (moves[p]) *(Unit*)(call.to[p] + at) = *(const Unit*)(call.from[p] + at);
+        }
+    }
+    words.epoch += 1 + EXIT;
+    leave(call, words);
+    if constexpr (EXIT) meet<Depart, N>(call, words.epoch);
+}
+
+/// Units that [`move`] and [`put`] move: bytes, words, and 16 bytes with what is left over in bytes.
+struct Bytes {
+    typedef u8 Unit;
+    u8 unit;
+};
+struct Fours {
+    typedef u32 Unit;
+    u32 unit;
+};
+struct Sixteens {
+    typedef u8 Unit;
+    Wide unit;
+};
+
+// ---------------------------------------------------------------- pairs
+
+/// Broadcast and permute. Epoch + 1: the receiver has arrived; epoch + 2: its result is written.
+template <class U, u32 N>
+__device__ __forceinline__ void put(const Call& call) {
+    Words words = begin(call);
+    const u64 epoch = words.epoch;
+    const u32 thread = threadIdx.x;
+    const u64 first = (u64)blockIdx.x * blockDim.x + thread;
+    const u64 step = (u64)gridDim.x * blockDim.x;
+    bool met = true;
+    if (thread == 0 && call.sender < N) {
+        touch(call, epoch, 0);
+        store_relaxed(flag(call, call.sender, call.me), epoch + 1);
+    }
+    if (thread < call.receivers && call.receiver[thread] != call.me) {
+        met = await(call, call.receiver[thread], epoch + 1);
+        touch(call, epoch, 8 + thread);
+    }
+    if (!__syncthreads_and(met)) return;
+    u64 done = 0;
+    if constexpr (sizeof(U) == 16) {
+        done = call.count / 16 * 16;
+        for (u64 at = first * 16; at < done; at += step * 16) {
+            if (call.zero) store_wide(call.to[0] + at, Wide{0, 0});
+            if (call.receivers == 0) continue;
+            const Wide wide = load_wide(call.from[0] + at);
+            for (u32 p = 0; p < call.receivers; p++) store_wide(call.out[p] + at, wide);
+        }
+    }
+    typedef typename U::Unit Unit;
+    for (u64 at = done + first * sizeof(Unit); at < call.count; at += step * sizeof(Unit)) {
+        if (call.zero) *(Unit*)(call.to[0] + at) = 0;
+        if (call.receivers == 0) continue;
+        const Unit unit = *(const Unit*)(call.from[0] + at);
+        for (u32 p = 0; p < call.receivers; p++) *(Unit*)(call.out[p] + at) = unit;
+    }
+    words.epoch = epoch + 2;
+    leave(call, words);
+    __syncthreads();
+    if (thread < call.receivers && call.receiver[thread] != call.me) {
+        touch(call, epoch, 16 + thread);
+        store_release(flag(call, call.receiver[thread], call.me), epoch + 2);
+    }
+    if (thread == 0 && call.sender < N) await(call, call.sender, epoch + 2);
+}
+
+}  // namespace symmc_peer

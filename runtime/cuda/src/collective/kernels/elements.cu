@@ -1,0 +1,150 @@
+// Elements: how each dtype is stored and accumulates, what reductions do, and runs of elements in words.
+
+namespace symmc_peer {
+
+/// A dtype: as it is stored, and as it accumulates.
+template <class T>
+struct Plain {
+    typedef T Stored;
+    typedef T Acc;
+    static __device__ __forceinline__ Acc widen(Stored x) { return x; }
+    static __device__ __forceinline__ Stored narrow(Acc x) { return x; }
+};
+struct F32 : Plain<float> {};
+struct F64 : Plain<double> {};
+struct I32 : Plain<i32> {};
+struct I64 : Plain<i64> {};
+struct U8 : Plain<u8> {};
+
+/// Integers whose average needs an exact sum.
+struct WideU8 {
+    typedef u8 Stored;
+    typedef i64 Acc;
+    static __device__ __forceinline__ Acc widen(Stored x) { return x; }
+    static __device__ __forceinline__ Stored narrow(Acc x) { return (Stored)x; }
+};
+struct WideI32 {
+    typedef i32 Stored;
+    typedef i64 Acc;
+    static __device__ __forceinline__ Acc widen(Stored x) { return x; }
+    static __device__ __forceinline__ Stored narrow(Acc x) { return (Stored)x; }
+};
+
+struct F16 {
+    typedef u16 Stored;
+    typedef float Acc;
+    static __device__ __forceinline__ Acc widen(Stored x) { return of_half(x); }
+    static __device__ __forceinline__ Stored narrow(Acc x) { return to_half(x); }
+    static __device__ __forceinline__ u32 narrow(Acc x, Acc y) { return to_halves(x, y); }
+};
+struct BF16 {
+    typedef u16 Stored;
+    typedef float Acc;
+    static __device__ __forceinline__ Acc widen(Stored x) { return of_bits((u32)x << 16); }
+    static __device__ __forceinline__ Stored narrow(Acc x) { return to_bfloat(x); }
+    static __device__ __forceinline__ u32 narrow(Acc x, Acc y) { return to_bfloats(x, y); }
+};
+
+// Integers wrap; the larger and the smaller of two floats are NaN if one is.
+struct Sum {
+    static __device__ __forceinline__ i32 of(i32 a, i32 b) { return (i32)((u32)a + (u32)b); }
+    static __device__ __forceinline__ i64 of(i64 a, i64 b) { return (i64)((u64)a + (u64)b); }
+    static __device__ __forceinline__ u8 of(u8 a, u8 b) { return (u8)(a + b); }
+    static __device__ __forceinline__ float of(float a, float b) { return a + b; }
+    static __device__ __forceinline__ double of(double a, double b) { return a + b; }
+    template <u32 N, class A>
+    static __device__ __forceinline__ A finish(A a) { return a; }
+};
+struct Avg : Sum {
+    template <u32 N, class A>
+    static __device__ __forceinline__ A finish(A a) { return a / (A)N; }
+};
+struct Prod {
+    static __device__ __forceinline__ i32 of(i32 a, i32 b) { return (i32)((u32)a * (u32)b); }
+    static __device__ __forceinline__ i64 of(i64 a, i64 b) { return (i64)((u64)a * (u64)b); }
+    static __device__ __forceinline__ u8 of(u8 a, u8 b) { return (u8)(a * b); }
+    static __device__ __forceinline__ float of(float a, float b) { return a * b; }
+    static __device__ __forceinline__ double of(double a, double b) { return a * b; }
+    template <u32 N, class A>
+    static __device__ __forceinline__ A finish(A a) { return a; }
+};
+struct Max {
+    template <class A>
+    static __device__ __forceinline__ A of(A a, A b) { return a != a || a >= b ? a : b; }
+    template <u32 N, class A>
+    static __device__ __forceinline__ A finish(A a) { return a; }
+};
+struct Min {
+    template <class A>
+    static __device__ __forceinline__ A of(A a, A b) { return a != a || a <= b ? a : b; }
+    template <u32 N, class A>
+    static __device__ __forceinline__ A finish(A a) { return a; }
+};
+struct Or {
+    static __device__ __forceinline__ u8 of(u8 a, u8 b) { return a | b; }
+    template <u32 N, class A>
+    static __device__ __forceinline__ A finish(A a) { return a; }
+};
+struct And {
+    static __device__ __forceinline__ u8 of(u8 a, u8 b) { return a & b; }
+    template <u32 N, class A>
+    static __device__ __forceinline__ A finish(A a) { return a; }
+};
+
+/// `W` words of 8 bytes, as elements.
+template <class T, u32 W>
+struct Run {
+    typedef typename T::Stored Stored;
+    typedef typename T::Acc Acc;
+    static constexpr u32 COUNT = 8 * W / sizeof(Stored);
+    union {
+        u64 words[W];
+        u32 halves[2 * W];
+        Stored items[COUNT];
+    };
+
+    __device__ __forceinline__ void widen(Acc* out) const {
+#pragma unroll
+        for (u32 k = 0; k < COUNT; k++) out[k] = T::widen(items[k]);
+    }
+    __device__ __forceinline__ void narrow(const Acc* x) {
+        if constexpr (sizeof(Stored) == 2) {
+#pragma unroll
+            for (u32 k = 0; k < COUNT / 2; k++) halves[k] = T::narrow(x[2 * k], x[2 * k + 1]);
+        } else {
+#pragma unroll
+            for (u32 k = 0; k < COUNT; k++) items[k] = T::narrow(x[k]);
+        }
+    }
+};
+
+/// Reduces one run of each rank in ascending order of rank.
+template <class T, class O, u32 N, u32 W>
+__device__ __forceinline__ Run<T, W> reduce_runs(const Run<T, W>* runs) {
+    typedef typename T::Acc Acc;
+    constexpr u32 COUNT = Run<T, W>::COUNT;
+    Acc acc[COUNT], next[COUNT];
+    runs[0].widen(acc);
+#pragma unroll
+    for (u32 p = 1; p < N; p++) {
+        runs[p].widen(next);
+#pragma unroll
+        for (u32 k = 0; k < COUNT; k++) acc[k] = O::of(acc[k], next[k]);
+    }
+#pragma unroll
+    for (u32 k = 0; k < COUNT; k++) acc[k] = O::template finish<N>(acc[k]);
+    Run<T, W> out;
+    out.narrow(acc);
+    return out;
+}
+
+template <class T>
+__device__ __forceinline__ Run<T, 2> load_run(u64 at) {
+    const Wide wide = load_wide(at);
+    Run<T, 2> run;
+    run.words[0] = wide.low;
+    run.words[1] = wide.high;
+    return run;
+}
+
+}  // namespace symmc_peer

@@ -1,0 +1,173 @@
+// Collectives as packets: words of eight bytes, four of data and a flag, into landing zones of the peers.
+
+namespace symmc_peer {
+
+/// The flag after `flag`. Zones alternate with its parity, also where it wraps around; 0 is what cleared
+/// zones hold.
+__device__ __forceinline__ u32 following(u32 flag) {
+    return flag == 0xffffffffu ? 2 : flag + 1;
+}
+
+/// Removes all flags from this rank's zones while no peer writes there. Each block clears in this turn's zone
+/// the packets that the same blocks of the peers are about to write; the rest is divided among all.
+template <u32 N>
+__device__ __noinline__ bool clear(const Call& call, u64 epoch, u32 used, u64 packets) {
+    if (!meet<Arrive, N>(call, epoch + 1)) return false;
+    const u64 first = (u64)blockIdx.x * blockDim.x + threadIdx.x;
+    const u64 step = (u64)gridDim.x * blockDim.x;
+    const u64 now = packets * (N - 1);
+    // The flag wraps around to 2: this turn's is the first zone.
+    for (u64 i = first; i < packets; i += step) {
+        for (u32 p = 0; p + 1 < N; p++) store_packets(call.zone + (p * packets + i) * 16, Wide{0, 0});
+    }
+    for (u64 i = now + first; i < used; i += step) store_packets(call.zone + i * 16, Wide{0, 0});
+    for (u64 i = first; i < used; i += step) store_packets(call.zone + call.other + i * 16, Wide{0, 0});
+    return meet<Depart, N>(call, epoch + 2);
+}
+
+/// A packet collective in progress.
+struct Turn {
+    u32 flag;
+    /// From the first landing zone to that of this turn.
+    u64 zone;
+};
+
+/// Begins: the flag of this turn, and its zone.
+template <u32 N>
+__device__ __forceinline__ bool take_turn(const Call& call, Words& words, Turn& turn, u64 packets) {
+    words = begin(call);
+    if (words.packets == 0xffffffffu) {
+        if (!clear<N>(call, words.epoch, words.used, packets)) return false;
+        words.epoch += 2;
+    }
+    words.packets = turn.flag = following(words.packets);
+    turn.zone = turn.flag & 1 ? call.other : 0;
+    const u32 used = (u32)(packets * (N - 1));
+    words.used = words.used < used ? used : words.used;
+    return true;
+}
+
+/// The eight bytes of packet `i` at `from`; what lies beyond `bytes` is zero. `S` is an element; with `VECTOR`,
+/// `from` is a multiple of 8.
+template <class S, bool VECTOR>
+__device__ __forceinline__ u64 message(u64 from, u64 i, u64 bytes) {
+    if (VECTOR && i * 8 + 8 <= bytes) return ((const u64*)from)[i];
+    Run<Plain<S>, 1> run;
+    run.words[0] = 0;
+#pragma unroll
+    for (u32 k = 0; k < 8 / sizeof(S); k++) {
+        if (i * 8 + k * sizeof(S) < bytes) run.items[k] = ((const S*)from)[i * (8 / sizeof(S)) + k];
+    }
+    return run.words[0];
+}
+
+/// Stores what [`message`] gave.
+template <class S, bool VECTOR>
+__device__ __forceinline__ void deliver(u64 to, u64 i, u64 bytes, u64 word) {
+    if (VECTOR && i * 8 + 8 <= bytes) {
+        ((u64*)to)[i] = word;
+        return;
+    }
+    Run<Plain<S>, 1> run;
+    run.words[0] = word;
+#pragma unroll
+    for (u32 k = 0; k < 8 / sizeof(S); k++) {
+        if (i * 8 + k * sizeof(S) < bytes) ((S*)to)[i * (8 / sizeof(S)) + k] = run.items[k];
+    }
+}
+
+__device__ __forceinline__ Wide packed(u64 word, u32 flag) {
+    const u64 high = (u64)flag << 32;
+    return Wide{(word & 0xffffffffull) | high, word >> 32 | high};
+}
+
+__device__ __forceinline__ bool arrived(const Wide& wide, u32 flag) {
+    return (u32)(wide.low >> 32) == flag && (u32)(wide.high >> 32) == flag;
+}
+
+__device__ __forceinline__ u64 unpacked(const Wide& wide) {
+    return (wide.low & 0xffffffffull) | wide.high << 32;
+}
+
+/// Receives packet `i` of every peer; `runs` are by rank and include this rank's own.
+template <class T, u32 N>
+__device__ __forceinline__ bool receive(const Call& call, const Turn& turn, u64 i, u64 own, Run<T, 1>* runs) {
+    const u64 at = turn.zone + i * 16;
+    Watch watch;
+    for (;;) {
+        Wide wide[N];
+        u32 missing = N;
+#pragma unroll
+        for (u32 p = 0; p < N; p++) wide[p] = p == call.me ? packed(own, turn.flag) : load_packets(call.slots[p] + at);
+#pragma unroll
+        for (u32 p = 0; p < N; p++) {
+            runs[p].words[0] = unpacked(wide[p]);
+            if (!arrived(wide[p], turn.flag)) missing = p;
+        }
+        if (missing == N) return true;
+        if (!watch.again(call, missing, turn.flag)) return false;
+    }
+}
+
+/// Packets all-reduce of `count` bytes from `from[0]` to `out[0]`. `to` are this rank's slots in the first zones
+/// of the peers, beginning with the next rank; `slots` those of the peers in this rank's, by rank.
+template <class T, class O, u32 N, bool VECTOR>
+__device__ __forceinline__ void packets_reduce(const Call& call) {
+    typedef typename T::Stored Stored;
+    const u64 packets = (call.count + 7) / 8;
+    const u64 first = (u64)blockIdx.x * blockDim.x + threadIdx.x;
+    const u64 step = (u64)gridDim.x * blockDim.x;
+    Words words;
+    Turn turn;
+    if (!take_turn<N>(call, words, turn, packets)) return;
+    touch(call, turn.flag, 0);
+    for (u64 i = first; i < packets; i += step) {
+        const Wide wide = packed(message<Stored, VECTOR>(call.from[0], i, call.count), turn.flag);
+#pragma unroll
+        for (u32 p = 0; p + 1 < N; p++) store_packets(call.to[p] + turn.zone + i * 16, wide);
+    }
+    touch(call, turn.flag, 1);
+    __syncthreads();
+    leave(call, words);
+    for (u64 i = first; i < packets; i += step) {
+        const u64 own = message<Stored, VECTOR>(call.from[0], i, call.count);
+        Run<T, 1> runs[N];
+        if (!receive<T, N>(call, turn, i, own, runs)) return;
+        const Run<T, 1> out = reduce_runs<T, O, N, 1>(runs);
+        deliver<Stored, VECTOR>(call.out[0], i, call.count, out.words[0]);
+    }
+}
+
+/// Packets all-gather and all-to-all of `count` bytes to each. `from` is what goes to the ranks of `to`, and
+/// after them this rank's own; with `SAME` all are one. `out` is where that of each rank goes, by rank.
+template <class S, u32 N, bool SAME, bool VECTOR>
+__device__ __forceinline__ void packets_move(const Call& call) {
+    const u64 packets = (call.count + 7) / 8;
+    const u64 first = (u64)blockIdx.x * blockDim.x + threadIdx.x;
+    const u64 step = (u64)gridDim.x * blockDim.x;
+    Words words;
+    Turn turn;
+    if (!take_turn<N>(call, words, turn, packets)) return;
+    touch(call, turn.flag, 0);
+    for (u64 i = first; i < packets; i += step) {
+        u64 word = 0;
+#pragma unroll
+        for (u32 p = 0; p + 1 < N; p++) {
+            if (!SAME || p == 0) word = message<S, VECTOR>(call.from[p], i, call.count);
+            store_packets(call.to[p] + turn.zone + i * 16, packed(word, turn.flag));
+        }
+    }
+    touch(call, turn.flag, 1);
+    __syncthreads();
+    leave(call, words);
+    for (u64 i = first; i < packets; i += step) {
+        const u64 own = message<S, VECTOR>(call.from[N - 1], i, call.count);
+        Run<Plain<S>, 1> runs[N];
+        // No part of the result is written before every peer has arrived.
+        if (!receive<Plain<S>, N>(call, turn, i, own, runs)) return;
+#pragma unroll
+        for (u32 p = 0; p < N; p++) deliver<S, VECTOR>(call.out[p], i, call.count, runs[p].words[0]);
+    }
+}
+
+}  // namespace symmc_peer

@@ -1,0 +1,191 @@
+// What a kernel knows of its group, and how blocks wait for peers. mod.rs says why their flags hold; it also makes
+// the small functions that instantiate the kernels. Operations that reach peers are in device.cu.
+//
+// All kernels are written for any number of blocks and threads, as long as a block has a thread for each rank and
+// all ranks launch equal grids.
+
+namespace symmc_peer {
+
+constexpr u32 MAX_RANKS = 8;
+constexpr u32 MAX_BLOCKS = 64;
+
+/// What this rank remembers of a group, once for each block; all copies are equal between kernels.
+struct Words {
+    /// Barriers passed.
+    u64 epoch;
+    /// The flag of the last collective with packets.
+    u32 packets;
+    /// The units of 16 bytes that packets ever used of a landing zone.
+    u32 used;
+};
+
+/// Private words of this rank that all groups share.
+struct Shared {
+    /// Not 0 once a wait ended early: nothing waits any more.
+    u32 stop;
+    /// Not 0 once somebody reported.
+    u32 reported;
+};
+
+/// Pinned host memory.
+struct Status {
+    /// Set by the host: the run is over.
+    u32 abort;
+    u32 code;
+    u32 step;
+    u32 peer;
+    u64 epoch;
+    u32 group;
+    u32 block;
+};
+
+/// The parameters of every kernel here; each says what it uses of the addresses. Those of peers are as this
+/// rank maps them.
+struct Call {
+    /// Where each rank's flags of the group lie, `[MAX_BLOCKS][MAX_RANKS]`.
+    u64 flags[MAX_RANKS];
+    u64 from[MAX_RANKS];
+    u64 to[MAX_RANKS];
+    u64 out[MAX_RANKS];
+    /// Where in this rank's first landing zone each rank's packets come.
+    u64 slots[MAX_RANKS];
+    /// The rank that each number of the cell is, for reports.
+    u32 ranks[MAX_RANKS];
+    /// `Words[MAX_BLOCKS]`.
+    u64 words;
+    u64 shared;
+    u64 status;
+    u64 limit;
+    u64 seed;
+    /// Elements, or bytes where kernels only move.
+    u64 count;
+    /// From the first landing zone to the second, in bytes.
+    u64 other;
+    /// This rank's first landing zone.
+    u64 zone;
+    u32 me;
+    u32 step;
+    u32 group;
+    /// Of put: how many ranks are written to, and which.
+    u32 receivers;
+    u32 receiver[MAX_RANKS];
+    /// Of put: the number of the rank that writes here, or `MAX_RANKS`.
+    u32 sender;
+    /// Of put: whether the result is zero, as nobody sends anything.
+    u32 zero;
+};
+
+// ---------------------------------------------------------------- waits
+
+#ifdef SYMMC_CHAOS
+/// Before and after a touch of a peer: a delay from the seed, most often none.
+__device__ __forceinline__ void touch(const Call& call, u64 turn, u32 place) {
+    u64 x = call.seed ^ turn * 0x9e3779b97f4a7c15ull ^ (u64)(call.step * 64 + place) << 32 ^
+            (u64)(blockIdx.x * 64 + threadIdx.x / 32);
+    x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9ull;
+    x = (x ^ x >> 27) * 0x94d049bb133111ebull;
+    x ^= x >> 31;
+    const u32 kind = (u32)x & 15, time = (u32)(x >> 32);
+    if (kind == 0) sleep_ns(time % 200000);
+    if (kind > 0 && kind < 6) sleep_ns(time % 5000);
+}
+#else
+__device__ __forceinline__ void touch(const Call&, u64, u32) {}
+#endif
+
+/// A look at the clock and at what ends waits early. Gives when the wait began, or 0 if it is over.
+__device__ __noinline__ u64 consider(const Call& call, u32 peer, u64 epoch, u32 looks, u64 start) {
+    Shared* shared = (Shared*)call.shared;
+    Status* status = (Status*)call.status;
+    if (look(&shared->stop) != 0) return 0;
+    const u64 now = nanoseconds();
+    if (start == 0) start = now;
+    if ((looks & 4095) == 0 && look(&status->abort) != 0) {
+        mark(&shared->stop, 1);
+        return 0;
+    }
+    if (now - start < call.limit) return start;
+    if (claim(&shared->reported)) {
+        status->step = call.step;
+        status->peer = call.ranks[peer];
+        status->epoch = epoch;
+        status->group = call.group;
+        status->block = blockIdx.x;
+        __threadfence_system();
+        mark(&status->code, 1);
+    }
+    mark(&shared->stop, 1);
+    return 0;
+}
+
+/// A wait that may end early.
+struct Watch {
+    u32 looks = 0;
+    u64 start = 0;
+
+    /// Whether to look again for what `peer` is to send.
+    __device__ __forceinline__ bool again(const Call& call, u32 peer, u64 epoch) {
+        pause();
+        looks++;
+        if ((looks & 255) != 0) return true;
+        start = consider(call, peer, epoch, looks, start);
+        return start != 0;
+    }
+};
+
+/// The flag in `owner`'s memory that the rank of number `sets` sets for this block.
+__device__ __forceinline__ u64* flag(const Call& call, u32 owner, u32 sets) {
+    return (u64*)call.flags[owner] + (blockIdx.x * MAX_RANKS + sets);
+}
+
+/// Waits until `peer` has set its flag here to `target`.
+__device__ __forceinline__ bool await(const Call& call, u32 peer, u64 target) {
+    const u64* at = flag(call, call.me, peer);
+    Watch watch;
+    while ((i64)(load_acquire(at) - target) < 0) {
+        if (!watch.again(call, peer, target)) return false;
+    }
+    return true;
+}
+
+/// What the group's words say at the start of a kernel.
+__device__ __forceinline__ Words begin(const Call& call) {
+    return ((const Words*)call.words)[blockIdx.x];
+}
+
+/// Leaves the words for the group's next kernel, which may have another grid: block `b` of `g` also writes
+/// those of the blocks `b + g`, `b + 2g`, … that this grid lacks. All threads of the block have read theirs.
+__device__ __forceinline__ void leave(const Call& call, const Words& next) {
+    Words* words = (Words*)call.words;
+    const u32 step = gridDim.x * blockDim.x;
+    for (u32 i = blockIdx.x + threadIdx.x * gridDim.x; i < MAX_BLOCKS; i += step) words[i] = next;
+}
+
+/// Before the first touch: no write of this kernel has to be seen by peers, only those of earlier kernels.
+struct Arrive {
+    static __device__ __forceinline__ void sync() {}
+    static __device__ __forceinline__ void set(u64* at, u64 value) { store_relaxed(at, value); }
+};
+
+/// After touches: what the threads of this block read and wrote comes before the flag.
+struct Depart {
+    static __device__ __forceinline__ void sync() { __syncthreads(); }
+    static __device__ __forceinline__ void set(u64* at, u64 value) { store_release(at, value); }
+};
+
+/// A barrier of this block with the blocks of its number on all peers.
+template <class How, u32 N>
+__device__ __forceinline__ bool meet(const Call& call, u64 target) {
+    How::sync();
+    bool met = true;
+    const u32 peer = threadIdx.x;
+    if (peer < N && peer != call.me) {
+        touch(call, target, peer);
+        How::set(flag(call, peer, call.me), target);
+        met = await(call, peer, target);
+        touch(call, target, 8 + peer);
+    }
+    return __syncthreads_and(met);
+}
+
+}  // namespace symmc_peer
