@@ -8,6 +8,7 @@
 //!
 //! It knows no other crate of the workspace.
 
+mod backing;
 pub mod builder;
 pub mod collective;
 pub mod dim;
@@ -25,6 +26,7 @@ pub mod text;
 pub mod types;
 pub mod verify;
 
+pub use backing::{Backing, Part};
 pub use builder::Builder;
 pub use collective::{Collective, CollectiveKind, Contract, Exit, Meets, ReduceOp, Splits, Variant};
 pub use dim::{Bindings, Dim, SymbolId};

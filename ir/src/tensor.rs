@@ -2,27 +2,60 @@
 
 use std::fmt;
 
+use crate::backing::Part;
 use crate::types::DType;
 
 /// A dense row-major tensor; elements are stored little-endian, bool as one byte 0 or 1.
-#[derive(Clone, PartialEq, Eq)]
+#[derive(Clone)]
 pub struct Tensor {
     dtype: DType,
     shape: Vec<usize>,
-    data: Vec<u8>,
+    data: Data,
 }
+
+#[derive(Clone)]
+enum Data {
+    Own(Vec<u8>),
+    Shared(Part),
+}
+
+impl Data {
+    fn bytes(&self) -> &[u8] {
+        match self {
+            Data::Own(bytes) => bytes,
+            Data::Shared(part) => part.bytes(),
+        }
+    }
+}
+
+/// Equal bits, wherever they lie.
+impl PartialEq for Tensor {
+    fn eq(&self, other: &Tensor) -> bool {
+        (self.dtype, &self.shape, self.data()) == (other.dtype, &other.shape, other.data())
+    }
+}
+
+impl Eq for Tensor {}
 
 impl Tensor {
     /// A tensor of this data; `None` if `data` is not exactly as long as dtype and shape say.
     pub fn new(dtype: DType, shape: impl Into<Vec<usize>>, data: Vec<u8>) -> Option<Self> {
         let shape = shape.into();
-        (byte_len(dtype, &shape)? == data.len()).then_some(Tensor { dtype, shape, data })
+        (byte_len(dtype, &shape)? == data.len()).then_some(Tensor { dtype, shape, data: Data::Own(data) })
+    }
+
+    /// A tensor whose data lie in a backing; `None` if they are not exactly as many as dtype and shape say. Writing
+    /// to it copies them first.
+    pub fn shared(dtype: DType, shape: impl Into<Vec<usize>>, data: Part) -> Option<Self> {
+        let shape = shape.into();
+        let fits = byte_len(dtype, &shape)? == data.range().len();
+        fits.then_some(Tensor { dtype, shape, data: Data::Shared(data) })
     }
 
     /// A tensor of zeros; `None` if its size overflows.
     pub fn zeros(dtype: DType, shape: impl Into<Vec<usize>>) -> Option<Self> {
         let shape = shape.into();
-        let data = vec![0; byte_len(dtype, &shape)?];
+        let data = Data::Own(vec![0; byte_len(dtype, &shape)?]);
         Some(Tensor { dtype, shape, data })
     }
 
@@ -36,11 +69,24 @@ impl Tensor {
     }
     /// The bytes of all elements.
     pub fn data(&self) -> &[u8] {
-        &self.data
+        self.data.bytes()
+    }
+    /// Where the bytes lie, if not in memory of the tensor alone.
+    pub fn part(&self) -> Option<&Part> {
+        match &self.data {
+            Data::Own(_) => None,
+            Data::Shared(part) => Some(part),
+        }
     }
     /// The bytes of all elements, mutably.
     pub fn data_mut(&mut self) -> &mut [u8] {
-        &mut self.data
+        if let Data::Shared(part) = &self.data {
+            self.data = Data::Own(part.bytes().to_vec());
+        }
+        match &mut self.data {
+            Data::Own(bytes) => bytes,
+            Data::Shared(_) => &mut [],
+        }
     }
     /// The number of elements.
     pub fn numel(&self) -> usize {
@@ -49,25 +95,28 @@ impl Tensor {
 
     /// Element `i` in row-major order as `f64`.
     pub fn get_f64(&self, i: usize) -> f64 {
-        read_f64(self.dtype, &self.data, i)
+        read_f64(self.dtype, self.data(), i)
     }
 
     /// All elements in row-major order as `f64`.
     pub fn to_f64(&self) -> Vec<f64> {
-        (0..self.numel()).map(|i| self.get_f64(i)).collect()
+        let data = self.data();
+        (0..self.numel()).map(|i| read_f64(self.dtype, data, i)).collect()
     }
 
     /// All elements in row-major order as `i64`; floats truncate.
     pub fn to_i64(&self) -> Vec<i64> {
-        (0..self.numel()).map(|i| read_i64(self.dtype, &self.data, i)).collect()
+        let data = self.data();
+        (0..self.numel()).map(|i| read_i64(self.dtype, data, i)).collect()
     }
 
     /// A tensor from `f64` elements, rounded to the dtype; `None` if their number does not fit the shape.
     pub fn from_f64(dtype: DType, shape: impl Into<Vec<usize>>, elements: &[f64]) -> Option<Self> {
         let mut out = Tensor::zeros(dtype, shape)?;
         (out.numel() == elements.len()).then_some(())?;
+        let data = out.data_mut();
         for (i, &x) in elements.iter().enumerate() {
-            write_f64(dtype, &mut out.data, i, x);
+            write_f64(dtype, data, i, x);
         }
         Some(out)
     }
@@ -76,8 +125,9 @@ impl Tensor {
     pub fn from_i64(dtype: DType, shape: impl Into<Vec<usize>>, elements: &[i64]) -> Option<Self> {
         let mut out = Tensor::zeros(dtype, shape)?;
         (out.numel() == elements.len()).then_some(())?;
+        let data = out.data_mut();
         for (i, &x) in elements.iter().enumerate() {
-            write_i64(dtype, &mut out.data, i, x);
+            write_i64(dtype, data, i, x);
         }
         Some(out)
     }
@@ -166,7 +216,32 @@ pub fn write_i64(dtype: DType, data: &mut [u8], i: usize, x: i64) {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use super::*;
+    use crate::backing::Backing;
+
+    /// Four bytes.
+    struct Four;
+
+    impl Backing for Four {
+        fn bytes(&self) -> &[u8] {
+            &[1, 2, 3, 4]
+        }
+    }
+
+    #[test]
+    fn data_in_a_backing_are_copied_when_written() {
+        let part = |range| Part::new(Arc::new(Four), range);
+        assert!(part(2..5).is_none());
+        let shared = Tensor::shared(DType::U8, [2], part(1..3).expect("in range")).expect("two bytes");
+        assert!(Tensor::shared(DType::I32, [2], part(0..4).expect("in range")).is_none());
+        let mut written = shared.clone();
+        assert_eq!(written.part().map(Part::range), Some(1..3));
+        written.data_mut()[0] = 9;
+        assert_eq!((written.data(), written.part().is_none()), (&[9, 3][..], true));
+        assert_eq!(shared, Tensor::new(DType::U8, [2], vec![2, 3]).expect("two bytes"));
+    }
 
     #[test]
     fn halves_are_rounded_once() {

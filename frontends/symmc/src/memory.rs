@@ -1,16 +1,17 @@
 //! Whether the inputs and outputs of all ranks fit into this machine's memory, asked before they are made.
 
-use symmc_ir::{Bindings, Graph, InputKind};
+use symmc_ir::{Bindings, Graph, Input, InputKind};
 
 use crate::error::Error;
 
-/// Refuses inputs and outputs that do not fit: all arguments, parameters and outputs of all ranks, which a run
-/// holds at least once, against what the system says is available. Says nothing on a system that does not tell.
+/// Refuses inputs and outputs that do not fit: of all ranks the inputs that are held in memory and the outputs, which
+/// a run holds at least once, against what the system says is available. Constants are held already. Says nothing on
+/// a system that does not tell.
 ///
 /// # Errors
 /// They do not fit; the message gives both sizes.
-pub fn check_room(graph: &Graph, bindings: &Bindings) -> Result<(), Error> {
-    let given = graph.inputs.values().filter(|i| i.kind != InputKind::Constant);
+pub fn check_room(graph: &Graph, bindings: &Bindings, held: impl Fn(&Input) -> bool) -> Result<(), Error> {
+    let given = graph.inputs.values().filter(|i| i.kind != InputKind::Constant && held(i));
     let values = given.map(|i| i.value).chain(graph.outputs.iter().map(|o| o.value));
     let of_rank: u128 = values.map(|v| graph.ty(v).bytes().eval(bindings).unwrap_or(i64::MAX) as u128).sum();
     let ranks = graph.ranks.unwrap_or(1);

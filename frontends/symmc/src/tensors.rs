@@ -1,29 +1,47 @@
 //! Files of recorded tensors: weights, inputs and expected outputs of every rank in one safetensors file.
 //!
 //! Names: `rank{r}.w.<source>` is a weight, `rank{r}.in.<i>` the i-th argument, `rank{r}.out.<i>` the i-th
-//! returned output of rank `r`. The file is mapped, not read whole.
+//! returned output of rank `r`. The file is mapped, and tensors are parts of the mapping: their data are read when
+//! they are used, and reach ranks and devices from there.
 
+use std::fs::File;
 use std::hash::{Hash, Hasher};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use memmap2::Mmap;
 use safetensors::tensor::{Dtype, Metadata, SafeTensors};
 use symmc_ir::verify::MAX_RANKS;
-use symmc_ir::{DType, Tensor};
+use symmc_ir::{Backing, DType, Part, Tensor};
 
 use crate::error::Error;
 
 /// An open file of recorded tensors.
 pub struct TensorFile {
     path: PathBuf,
-    map: Mmap,
+    map: Arc<Mapped>,
     header: Metadata,
     /// Where the data starts in the file.
     start: usize,
     ranks: u32,
     inputs: bool,
     outputs: bool,
+}
+
+/// The mapped file.
+struct Mapped {
+    file: File,
+    map: Mmap,
+}
+
+impl Backing for Mapped {
+    fn bytes(&self) -> &[u8] {
+        &self.map
+    }
+    fn file(&self) -> Option<BorrowedFd<'_>> {
+        Some(self.file.as_fd())
+    }
 }
 
 impl TensorFile {
@@ -35,7 +53,7 @@ impl TensorFile {
         if path.is_dir() {
             return Err(Error::format(path, "this is a folder; expected a safetensors file"));
         }
-        let file = std::fs::File::open(path).map_err(|e| Error::io(path, e))?;
+        let file = File::open(path).map_err(|e| Error::io(path, e))?;
         // SAFETY: the map is only read. A file that another process shortens while it is mapped raises
         // SIGBUS, as for every program that maps its input; model files are not changed while in use.
         let map = unsafe { Mmap::map(&file) }.map_err(|e| Error::io(path, e))?;
@@ -58,6 +76,7 @@ impl TensorFile {
                 "no tensor is named rank<r>.w.<name>, rank<r>.in.<i> or rank<r>.out.<i>",
             ));
         }
+        let map = Arc::new(Mapped { file, map });
         Ok(TensorFile { path: path.to_path_buf(), map, header, start, ranks, inputs, outputs })
     }
 
@@ -76,10 +95,11 @@ impl TensorFile {
         const SAMPLES: usize = 256;
         const SAMPLE: usize = 4096;
         let mut hash = std::hash::DefaultHasher::new();
-        let header = self.start.min(self.map.len());
-        self.map[..header].hash(&mut hash);
-        self.map.len().hash(&mut hash);
-        let data = &self.map[header..];
+        let bytes = self.map.bytes();
+        let header = self.start.min(bytes.len());
+        bytes[..header].hash(&mut hash);
+        bytes.len().hash(&mut hash);
+        let data = &bytes[header..];
         for i in 0..SAMPLES {
             let from = (data.len() as u128 * i as u128 / SAMPLES as u128) as usize;
             data[from..data.len().min(from + SAMPLE)].hash(&mut hash);
@@ -136,8 +156,16 @@ impl TensorFile {
             }
         };
         let (from, to) = info.data_offsets;
-        let data = self.map.get(self.start + from..self.start + to);
-        let tensor = data.and_then(|d| Tensor::new(dtype, info.shape.as_slice(), d.to_vec()));
+        let (from, to) = (self.start + from, self.start + to);
+        let tensor = match from.is_multiple_of(dtype.size()) {
+            true => Part::new(self.map.clone(), from..to)
+                .and_then(|part| Tensor::shared(dtype, info.shape.as_slice(), part)),
+            // Elements that lie across their alignment are read from a copy.
+            false => {
+                let data = self.map.bytes().get(from..to);
+                data.and_then(|d| Tensor::new(dtype, info.shape.as_slice(), d.to_vec()))
+            }
+        };
         tensor
             .map(|t| Some(Arc::new(t)))
             .ok_or_else(|| Error::format(&self.path, format!("{name}: the data does not fit its shape")))

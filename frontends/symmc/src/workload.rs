@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use symmc_ir::dim::SymbolId;
-use symmc_ir::interp::{self, InterpError, SeedConfig};
+use symmc_ir::interp::{self, InterpError, SeedConfig, Seeds};
 use symmc_ir::{Bindings, Graph, Input, InputKind, OutputKind, Tensor, ValueId};
 
 use crate::error::{Error, ranks as ranks_text};
@@ -91,13 +91,17 @@ impl Workload {
             notes.push(format!("arguments drawn from seed {}", draw.seed));
         }
         if tensors.is_none() || recorded.is_none() {
-            memory::check_room(graph, &bindings)?;
+            // A file's weights are mapped.
+            let held = |i: &Input| i.kind == InputKind::Argument || tensors.is_none();
+            memory::check_room(graph, &bindings, held)?;
         }
+        let seeds = Seeds::new(graph, &bindings, SeedConfig::new(draw.seed));
+        let recorded_arguments = recorded.as_deref();
+        let sources =
+            Sources { graph, weights, tensors, recorded: recorded_arguments, bindings: &bindings, seeds };
         let mut inputs = Vec::new();
         for rank in 0..ranks {
-            let sources =
-                Sources { graph, weights, tensors, recorded: recorded.as_deref(), bindings: &bindings };
-            inputs.push(sources.of_rank(rank, draw.seed, &mut notes)?);
+            inputs.push(sources.of_rank(rank, &mut notes)?);
         }
         notes.dedup();
         let expected = match (tensors, &recorded) {
@@ -280,24 +284,17 @@ struct Sources<'a> {
     tensors: Option<&'a TensorFile>,
     recorded: Option<&'a [Vec<Arc<Tensor>>]>,
     bindings: &'a Bindings,
+    seeds: Seeds<'a>,
 }
 
 impl Sources<'_> {
-    fn of_rank(&self, rank: u32, seed: u64, notes: &mut Vec<String>) -> Result<Vec<Arc<Tensor>>, Error> {
-        let mut drawn: Option<Vec<Arc<Tensor>>> = None;
-        let mut draw = |index: usize| {
-            if drawn.is_none() {
-                let all = interp::seeded_inputs_with(self.graph, self.bindings, &SeedConfig::new(seed), rank);
-                drawn = Some(all.map_err(|e| Error::Request(e.to_string()))?);
-            }
-            let tensor = drawn.as_ref().and_then(|all| all.get(index)).cloned();
-            tensor.ok_or_else(|| Error::Request(format!("input {index} cannot be drawn")))
-        };
+    fn of_rank(&self, rank: u32, notes: &mut Vec<String>) -> Result<Vec<Arc<Tensor>>, Error> {
+        let draw = |id| self.seeds.input(id, rank).map_err(|e| Error::Request(e.to_string()));
         let mut out = Vec::new();
         let mut argument = 0;
-        for (index, input) in self.graph.inputs.values().enumerate() {
+        for (index, input) in self.graph.inputs.iter() {
             let tensor = match input.kind {
-                InputKind::Constant => input.data.clone().map_or_else(|| draw(index), Ok)?,
+                InputKind::Constant => draw(index)?,
                 InputKind::Argument => {
                     argument += 1;
                     match self.recorded {

@@ -53,6 +53,38 @@ const RECORDED: [(&str, &[usize], f32); 4] = [
 ];
 
 #[test]
+fn tensors_are_parts_of_the_mapped_file_where_their_elements_are_aligned() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let tensor = file(&dir, &RECORDED).weight(1, "w").expect("known dtype").expect("recorded");
+    assert!(tensor.part().is_some());
+    assert_eq!(tensor.to_f64(), [2.0, 3.0]);
+
+    // The same behind a header of odd length.
+    let mut header = r#"{"rank1.w.w":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}}"#.to_string();
+    header.push_str(if header.len().is_multiple_of(2) { " " } else { "" });
+    let mut bytes = (header.len() as u64).to_le_bytes().to_vec();
+    bytes.extend_from_slice(header.as_bytes());
+    bytes.extend([2f32, 3f32].iter().flat_map(|x| x.to_le_bytes()));
+    let path = dir.path().join("odd.safetensors");
+    std::fs::write(&path, bytes).expect("written");
+    let odd = TensorFile::open(&path).expect("a file of tensors");
+    let odd = odd.weight(1, "w").expect("known dtype").expect("recorded");
+    assert!(odd.part().is_none());
+    assert_eq!(odd, tensor);
+}
+
+#[test]
+fn a_weight_of_the_wrong_shape_is_named() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let mut tensors = RECORDED.to_vec();
+    tensors[1].1 = &[1, 2];
+    let file = file(&dir, &tensors);
+    let error = Workload::gather(&graph(), &weights(&["state"]), Some(&file), &Draw::default());
+    let error = error.expect_err("two axes").to_string();
+    assert_eq!(error, "rank1.w.w (%w): expected f32[2], found f32[1, 2]");
+}
+
+#[test]
 fn a_buffer_that_the_file_lacks_is_the_archives() {
     let dir = tempfile::tempdir().expect("a folder");
     let file = file(&dir, &RECORDED);

@@ -32,7 +32,7 @@ pub use bind::{bindings_from, solve_bindings};
 pub use compare::{Comparison, Difference, compare};
 pub use error::{InterpError, OpError};
 pub use registry::{CustomCall, Registry};
-pub use seed::{Draw, SeedConfig, seeded_inputs, seeded_inputs_with};
+pub use seed::{Draw, SeedConfig, Seeds, seeded_inputs, seeded_inputs_with};
 
 use crate::Graph;
 use crate::dim::Bindings;

@@ -11,7 +11,7 @@ use super::error::InterpError;
 use crate::collective::{CollectiveKind, Splits};
 use crate::dim::Bindings;
 use crate::entity::{Entity, Table};
-use crate::graph::{Graph, InputKind, NodeId, ValueId};
+use crate::graph::{Graph, InputId, InputKind, NodeId, ValueId};
 use crate::op::{BinaryOp, Op};
 use crate::random::SplitMix;
 use crate::tensor::Tensor;
@@ -76,13 +76,34 @@ pub fn seeded_inputs_with(
     config: &SeedConfig,
     rank: u32,
 ) -> Result<Vec<Arc<Tensor>>, InterpError> {
-    let users = graph.users();
-    let mut out = Vec::with_capacity(graph.inputs.len());
-    for (id, input) in graph.inputs.iter() {
+    let seeds = Seeds::new(graph, bindings, *config);
+    graph.inputs.keys().map(|id| seeds.input(id, rank)).collect()
+}
+
+/// Inputs of a program, drawn one by one as by [`seeded_inputs_with`].
+pub struct Seeds<'a> {
+    graph: &'a Graph,
+    bindings: &'a Bindings,
+    config: SeedConfig,
+    users: Table<ValueId, Vec<NodeId>>,
+}
+
+impl<'a> Seeds<'a> {
+    /// Inputs of this program for these values of its symbols.
+    pub fn new(graph: &'a Graph, bindings: &'a Bindings, config: SeedConfig) -> Self {
+        Seeds { graph, bindings, config, users: graph.users() }
+    }
+
+    /// An input on a rank.
+    ///
+    /// # Errors
+    /// As [`seeded_inputs_with`].
+    pub fn input(&self, id: InputId, rank: u32) -> Result<Arc<Tensor>, InterpError> {
+        let Seeds { graph, bindings, config, users } = self;
+        let input = &graph.inputs[id];
         if input.kind == InputKind::Constant {
             let no_data = || InterpError::NoData { input: graph.name_of(input.value).to_string() };
-            out.push(input.data.clone().ok_or_else(no_data)?);
-            continue;
+            return input.data.clone().ok_or_else(no_data);
         }
         let draw = if input.kind == InputKind::Argument { config.arguments } else { config.parameters };
         let stream = if draw == Draw::Shared { 0 } else { u64::from(rank) + 1 };
@@ -92,14 +113,14 @@ pub fn seeded_inputs_with(
         let tensor = match graph.ty(input.value).dtype {
             DType::Bool => ints(DType::Bool, &shape, 2, &mut random),
             dtype if !dtype.is_float() => {
-                let end = index_limit(graph, bindings, &users, input.value)?.unwrap_or(8);
+                let end = index_limit(graph, bindings, users, input.value)?.unwrap_or(8);
                 ints(dtype, &shape, end.max(1) as usize, &mut random)
             }
             dtype => {
                 let (center, spread) = match (input.kind, shape.as_slice()) {
                     (InputKind::Argument, _) => (0.0, 1.0),
                     (_, [_, .., last]) => (0.0, 1.0 / (*last as f64).max(1.0).sqrt()),
-                    _ if multiplies(graph, &users, input.value) => (1.0, 0.1),
+                    _ if multiplies(graph, users, input.value) => (1.0, 0.1),
                     _ => (0.0, 0.1),
                 };
                 let element = |_| round(dtype, center + spread * random.symmetric());
@@ -108,9 +129,8 @@ pub fn seeded_inputs_with(
             }
         };
         let name = || graph.name_of(input.value).to_string();
-        out.push(Arc::new(tensor.ok_or_else(|| InterpError::Extent { value: name(), dims: String::new() })?));
+        Ok(Arc::new(tensor.ok_or_else(|| InterpError::Extent { value: name(), dims: String::new() })?))
     }
-    Ok(out)
 }
 
 fn ints(dtype: DType, shape: &[usize], end: usize, random: &mut SplitMix) -> Option<Tensor> {

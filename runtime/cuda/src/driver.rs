@@ -339,6 +339,16 @@ impl Stream {
         self.synchronize()
     }
 
+    /// Copies from pinned memory to the device, after all that was recorded before. Returns at once.
+    ///
+    /// # Safety
+    /// `to` has as many bytes; until the copy is done nobody writes `from` and nothing else uses `to`.
+    pub unsafe fn upload_pinned(&self, to: Address, from: &[u8]) -> Result<(), CudaError> {
+        let call = || format!("copying {} bytes to GPU {}", from.len(), self.device.ordinal());
+        // SAFETY: by the caller.
+        checked(call, unsafe { result::memcpy_htod_async(to, from, self.handle) })
+    }
+
     /// Copies from the device, after all that was recorded before.
     ///
     /// # Safety
@@ -463,6 +473,12 @@ impl Event {
     pub fn record(&self, stream: &Stream) -> Result<(), CudaError> {
         // SAFETY: both exist.
         checked(|| "recording an event".into(), unsafe { result::event::record(self.handle, stream.handle) })
+    }
+
+    /// Waits until it was reached; at once if it marks nothing yet.
+    pub fn synchronize(&self) -> Result<(), CudaError> {
+        // SAFETY: the event exists.
+        checked(|| "waiting for an event".into(), unsafe { result::event::synchronize(self.handle) })
     }
 
     /// Microseconds from this event to `later`; both must have been reached.

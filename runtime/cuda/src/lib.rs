@@ -29,6 +29,7 @@ pub mod nccl;
 pub mod program;
 mod rig;
 pub mod session;
+mod staging;
 mod trace;
 mod watch;
 

@@ -26,6 +26,7 @@ use crate::launch::Address;
 use crate::nccl::Communicators;
 use crate::program::{Parts, Program, Streams};
 use crate::rig::{self, Rig};
+use crate::staging::{LARGE, Staging};
 use crate::watch;
 
 /// How a session runs.
@@ -144,7 +145,8 @@ impl Session {
         data: impl Fn(usize) -> Option<&'d [u8]>,
         which: impl Fn(usize) -> bool,
     ) -> Result<(), CudaError> {
-        let bound = &self.bounds[binding];
+        let (bound, compute) = (&self.bounds[binding], &self.rig.streams.compute);
+        let mut staging = None;
         for (index, input) in bound.inputs.iter().enumerate().filter(|(i, _)| which(*i)) {
             let Some(bytes) = data(index).or_else(|| bound.constant(index)) else { continue };
             if bytes.len() != input.bytes {
@@ -155,10 +157,21 @@ impl Session {
                     bytes.len()
                 )));
             }
-            // SAFETY: the input's memory was laid out as large; no run is in progress.
-            unsafe { self.rig.streams.compute.upload(self.homes.inputs[index], bytes)? };
+            let to = self.homes.inputs[index];
+            if bytes.len() < LARGE {
+                // SAFETY: the input's memory was laid out as large; no run is in progress.
+                unsafe { compute.upload(to, bytes)? };
+                continue;
+            }
+            let staging = match &mut staging {
+                Some(staging) => staging,
+                none => none.insert(Staging::new(&self.rig.device, compute)?),
+            };
+            // SAFETY: as above; the end is waited for below.
+            unsafe { staging.upload(to, bytes)? };
         }
-        Ok(())
+        drop(staging);
+        compute.synchronize()
     }
 
     /// Draws the data of all inputs of a binding on the device: floats of a few hundredths on either side of zero, other

@@ -50,6 +50,8 @@ pub(super) struct Welcome {
     pub first: u32,
     /// Bytes of the job and of all inputs and of this rank's outputs, for a rank that the launcher started.
     pub job: Option<[usize; 3]>,
+    /// Bytes of the files that inputs lie in.
+    pub files: Vec<usize>,
 }
 
 /// What a rank tells the coordinator.

@@ -241,7 +241,8 @@ fn coordinate(place: &Membership, job: &RankJob, needs: &Needs, listener: &Owned
     })?;
     for (rank, channel) in (0..).zip(&channels) {
         let (ranks, groups, arena) = (place.ranks, needs.groups, world.arenas[0].len());
-        let welcome = Welcome { rank, ranks, groups, arena, first: job.config.first, job: None };
+        let welcome =
+            Welcome { rank, ranks, groups, arena, first: job.config.first, job: None, files: vec![] };
         channel.send(&ToRank::Welcome(welcome))?;
         channel.send_fds(&world.fds().into_iter().flatten().collect::<Vec<_>>())?;
     }

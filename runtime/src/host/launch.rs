@@ -13,9 +13,9 @@ use std::time::{Duration, Instant};
 use nix::sys::signal::Signal;
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, socketpair};
 use serde::{Deserialize, Serialize};
-use symmc_ir::Tensor;
 use symmc_ir::dim::SymbolId;
 use symmc_ir::entity::Entity;
+use symmc_ir::{Backing, Tensor};
 
 use super::channel::{Channel, ToRank, Welcome};
 use super::comm::World;
@@ -40,12 +40,21 @@ pub(super) struct JobText {
     pub bindings: Vec<Option<i64>>,
     pub repeats: u32,
     pub config: HostConfig,
-    /// For each rank and input the offset and size of its data in the segment of all inputs.
-    pub inputs: Vec<Vec<[usize; 2]>>,
+    /// For each rank and input where its data lie.
+    pub inputs: Vec<Vec<InputPlace>>,
     /// For each input that an output mutates, its offset in the rank's own segment.
     pub mutated: Vec<Option<usize>>,
     /// The offset and size of each output in the rank's own segment.
     pub outputs: Vec<[usize; 2]>,
+}
+
+/// Where the data of an input lie.
+#[derive(Clone, Copy, Serialize, Deserialize)]
+pub(super) struct InputPlace {
+    /// The file, if not the segment of all inputs.
+    pub file: Option<usize>,
+    pub offset: usize,
+    pub len: usize,
 }
 
 /// Runs a job on one process for each rank; the outputs of each rank.
@@ -70,10 +79,12 @@ pub fn launch(job: &Job, command: &RankCommand) -> Result<Vec<Vec<Tensor>>, RunE
             arena,
             first: job.config.first,
             job: Some([memory.text.len(), memory.inputs.len(), memory.own[rank as usize].len()]),
+            files: memory.files.iter().map(|file| file.bytes().len()).collect(),
         };
         channel.send(&ToRank::Welcome(welcome))?;
         let mut fds = world.fds();
         fds.extend([&memory.text, &memory.inputs, &memory.own[rank as usize]].map(Segment::fd));
+        fds.extend(memory.files.iter().map(|file| file.file()));
         channel.send_fds(&fds.into_iter().flatten().collect::<Vec<BorrowedFd>>())?;
         members.push(Member::new(channel));
     }
@@ -102,8 +113,10 @@ impl World {
 /// The shared memory through which ranks get their job and give their outputs.
 struct JobMemory {
     text: Segment,
-    /// The data of all inputs of all ranks; equal tensors lie there once.
+    /// The data of all inputs of all ranks that do not lie in files; equal tensors lie there once.
     inputs: Segment,
+    /// The files that inputs lie in, which ranks map as well.
+    files: Vec<Arc<dyn Backing>>,
     /// For each rank its outputs and the inputs that they mutate.
     own: Vec<Segment>,
     outputs: Vec<[usize; 2]>,
@@ -111,9 +124,10 @@ struct JobMemory {
 
 impl JobMemory {
     fn new(job: &Job, needs: &Needs) -> Result<JobMemory, RunError> {
+        let files = files_of(job.inputs);
         let mut known: BTreeMap<*const Tensor, usize> = BTreeMap::new();
         let mut tensors: Vec<&Arc<Tensor>> = Vec::new();
-        for tensor in job.inputs.iter().flatten() {
+        for tensor in job.inputs.iter().flatten().filter(|t| in_file(t, &files).is_none()) {
             known.entry(Arc::as_ptr(tensor)).or_insert_with(|| {
                 tensors.push(tensor);
                 tensors.len() - 1
@@ -126,7 +140,8 @@ impl JobMemory {
         }
         let place = |t: &Arc<Tensor>| {
             let start = known.get(&Arc::as_ptr(t)).map_or(0, |&i| starts[i]);
-            [start, t.data().len()]
+            let copied = InputPlace { file: None, offset: start, len: t.data().len() };
+            in_file(t, &files).unwrap_or(copied)
         };
         let places = job.inputs.iter().map(|inputs| inputs.iter().map(place).collect()).collect();
 
@@ -158,7 +173,7 @@ impl JobMemory {
         let text = serde_json::to_vec(&text).map_err(|e| RunError::system("writing the job", e))?;
         let segment = Segment::create("the job", text.len())?;
         store(&segment, 0, &text);
-        Ok(JobMemory { text: segment, inputs, own, outputs })
+        Ok(JobMemory { text: segment, inputs, files, own, outputs })
     }
 
     /// The outputs of all ranks, after all have ended.
@@ -171,6 +186,24 @@ impl JobMemory {
         };
         self.own.iter().map(of_rank).collect()
     }
+}
+
+/// The files that these tensors lie in.
+fn files_of(inputs: &[Vec<Arc<Tensor>>]) -> Vec<Arc<dyn Backing>> {
+    let mut out: Vec<Arc<dyn Backing>> = Vec::new();
+    for part in inputs.iter().flatten().filter_map(|t| t.part()) {
+        if part.backing().file().is_some() && !out.iter().any(|known| Arc::ptr_eq(known, part.backing())) {
+            out.push(part.backing().clone());
+        }
+    }
+    out
+}
+
+/// Where a tensor lies in one of these files.
+fn in_file(tensor: &Tensor, files: &[Arc<dyn Backing>]) -> Option<InputPlace> {
+    let part = tensor.part()?;
+    let file = files.iter().position(|file| Arc::ptr_eq(file, part.backing()))?;
+    Some(InputPlace { file: Some(file), offset: part.range().start, len: part.range().len() })
 }
 
 /// Writes `data` at `start` of a segment that was laid out for it.

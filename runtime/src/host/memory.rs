@@ -4,7 +4,7 @@
 //! that was handed its descriptor. It has no name in any file system: the kernel frees it with the last
 //! process that holds it, however that process ends.
 //!
-//! All bytes start as zero. Segments are page aligned and never empty, so that every address within the
+//! All bytes of both start as zero; a mapped file ([`Segment::of_file`]) has its own. Segments are page aligned and never empty, so that every address within the
 //! asked length is valid.
 
 use std::ffi::CString;
@@ -77,6 +77,19 @@ impl Segment {
         };
         let mapped = len.max(1);
         let address = map_aligned(fd.as_fd(), mapped, protection).map_err(failed)?;
+        Ok(Segment { address, len, mapped, fd: Some(fd) })
+    }
+
+    /// Maps the first `len` bytes of a file, to be read. Who shortens the file meanwhile ends the process.
+    pub fn of_file(what: &str, fd: OwnedFd, len: usize) -> Result<Segment, RunError> {
+        let failed = |e| no_memory(what, len, e);
+        let size = usize::try_from(fstat(&fd).map_err(failed)?.st_size).unwrap_or(0);
+        if size < len {
+            let detail = format!("expected a file of {len} bytes, found {size} bytes");
+            return Err(RunError::system(format!("mapping {what}"), detail));
+        }
+        let mapped = len.max(1);
+        let address = map_aligned(fd.as_fd(), mapped, ProtFlags::PROT_READ).map_err(failed)?;
         Ok(Segment { address, len, mapped, fd: Some(fd) })
     }
 

@@ -17,7 +17,7 @@ use super::comm::{Comm, World};
 use super::control::Control;
 use super::coordinator::hello;
 use super::engine::{Engines, RankRun};
-use super::launch::JobText;
+use super::launch::{InputPlace, JobText};
 use super::memory::{Access, Segment};
 use super::walk::arena_size;
 use crate::error::RunError;
@@ -62,7 +62,7 @@ pub(super) fn receive_welcome(
 ) -> Result<(Welcome, Vec<OwnedFd>), RunError> {
     match channel.receive(Some(until))? {
         Some(ToRank::Welcome(welcome)) => {
-            let count = 2 + welcome.ranks as usize + welcome.job.map_or(0, |j| j.len());
+            let count = 2 + welcome.ranks as usize + welcome.job.map_or(0, |j| j.len()) + welcome.files.len();
             let fds = channel.receive_fds(count, until)?;
             Ok((welcome, fds))
         }
@@ -105,7 +105,10 @@ impl Launched {
         let lens = welcome.job.unwrap_or_default();
         let access = [Access::Read, Access::Read, Access::ReadWrite];
         let map = |((fd, len), access)| Segment::map("the job with its inputs and outputs", fd, len, access);
-        let mut segments: Vec<Segment> = fds.zip(lens).zip(access).map(map).collect::<Result<_, _>>()?;
+        let own = fds.by_ref().take(lens.len()).zip(lens).zip(access).map(map);
+        let mut segments: Vec<Segment> = own.collect::<Result<_, _>>()?;
+        let file = |(fd, &len)| Segment::of_file("a file of inputs", fd, len);
+        let files: Vec<Segment> = fds.zip(&welcome.files).map(file).collect::<Result<_, _>>()?;
         let [text, inputs, own] = &segments[..] else {
             return Err(RunError::system("mapping the job", "it was not sent"));
         };
@@ -121,9 +124,13 @@ impl Launched {
         let comm = Comm::new(world, welcome.rank, job.config.comm(welcome.ranks))?;
         let ordinary = Segment::private("the ordinary arena", arena_size(plan.arenas.ordinary)?)?;
         let places = job.inputs.get(welcome.rank as usize).map_or(&[][..], |p| &p[..]);
-        let input = |(&[offset, len], copy): (&[usize; 2], &Option<usize>)| match copy {
-            Some(at) => within(own, *at, len),
-            None => within(inputs, offset, len),
+        let input = |(place, copy): (&InputPlace, &Option<usize>)| match (copy, place.file) {
+            (Some(at), _) => within(own, *at, place.len),
+            (None, None) => within(inputs, place.offset, place.len),
+            (None, Some(file)) => {
+                let missing = || RunError::system("reading the job", "a file of inputs was not sent");
+                within(files.get(file).ok_or_else(missing)?, place.offset, place.len)
+            }
         };
         let memory = RankMemory {
             ordinary: within(&ordinary, 0, ordinary.len())?,
@@ -132,6 +139,7 @@ impl Launched {
             outputs: job.outputs.iter().map(|&[at, len]| within(own, at, len)).collect::<Result<_, _>>()?,
         };
         segments.push(ordinary);
+        segments.extend(files);
         Ok(Launched { plan, bindings, job, comm, memory, _segments: segments })
     }
 

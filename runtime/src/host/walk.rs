@@ -66,7 +66,8 @@ impl LocalMemory {
         mutated: &[bool],
         outputs: &[Slot],
     ) -> Result<LocalMemory, RunError> {
-        let copied = |i: usize| mutated[i] || !inputs[i].data().as_ptr().addr().is_multiple_of(8);
+        let aligned = |t: &Tensor| t.data().as_ptr().addr().is_multiple_of(t.dtype().size());
+        let copied = |i: usize| mutated[i] || !aligned(&inputs[i]);
         let copies: Vec<usize> = (0..inputs.len()).filter(|&i| copied(i)).collect();
         let sizes = outputs.iter().map(|o| o.bytes).chain(copies.iter().map(|&i| inputs[i].data().len()));
         let (starts, end) = lay_out(sizes)?;

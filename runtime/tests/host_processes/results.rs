@@ -1,5 +1,12 @@
 //! Runs that end well give the interpreter's numbers.
 
+use std::fs::File;
+use std::io::{Seek, Write};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
+
+use nix::sys::memfd::{MFdFlags, memfd_create};
+use symmc_ir::{Backing, Part, Tensor};
 use symmc_runtime::Registry;
 use symmc_runtime::RunError;
 use symmc_runtime::host::{HostConfig, LaneThreads, launch, run_threads};
@@ -12,6 +19,7 @@ pub const TESTS: &[Test] = &[
     ("threads_give_the_numbers", threads_give_the_numbers),
     ("chaos_changes_no_number", chaos_changes_no_number),
     ("a_state_lives_through_repeats", a_state_lives_through_repeats),
+    ("inputs_in_a_file_are_read_from_there", inputs_in_a_file_are_read_from_there),
     ("inputs_that_do_not_fit_are_named", inputs_that_do_not_fit_are_named),
 ];
 
@@ -51,6 +59,53 @@ fn a_state_lives_through_repeats() {
     owned.config.first = u32::MAX - 9;
     assert_eq!(run_threads(&owned.job(), &Registry::new()).unwrap(), owned.expected());
     assert_eq!(launch(&owned.job(), &command()).unwrap(), owned.expected());
+}
+
+/// A file, and bytes of as many that this process has of it.
+struct OfFile {
+    file: File,
+    bytes: Vec<u8>,
+}
+
+impl Backing for OfFile {
+    fn bytes(&self) -> &[u8] {
+        &self.bytes
+    }
+    fn file(&self) -> Option<BorrowedFd<'_>> {
+        Some(self.file.as_fd())
+    }
+}
+
+fn inputs_in_a_file_are_read_from_there() {
+    let mut owned = Owned::mixed(3);
+    owned.repeats = 3;
+    let expected = owned.expected();
+    let mut content = vec![0u8; 20];
+    let mut place = |data: &[u8]| {
+        let start = content.len();
+        content.extend_from_slice(data);
+        start..content.len()
+    };
+    let ranges: Vec<Vec<_>> =
+        owned.inputs.iter().map(|inputs| inputs.iter().map(|t| place(t.data())).collect()).collect();
+    let mut file = File::from(memfd_create(c"inputs", MFdFlags::empty()).unwrap());
+    file.write_all(&content).unwrap();
+    // The launcher looks at the states alone, which it copies because runs replace them.
+    let mut bytes = vec![0; content.len()];
+    ranges.iter().for_each(|r| bytes[r[1].clone()].copy_from_slice(&content[r[1].clone()]));
+    let backing = Arc::new(OfFile { file, bytes });
+    for (inputs, ranges) in owned.inputs.iter_mut().zip(ranges) {
+        for (input, range) in inputs.iter_mut().zip(ranges) {
+            let part = Part::new(backing.clone(), range).unwrap();
+            *input = Arc::new(Tensor::shared(input.dtype(), input.shape(), part).unwrap());
+        }
+    }
+    assert_eq!(launch(&owned.job(), &command()).unwrap(), expected);
+    let mut found = Vec::new();
+    let mut file = backing.file.try_clone().unwrap();
+    file.rewind().unwrap();
+    std::io::Read::read_to_end(&mut file, &mut found).unwrap();
+    assert_eq!(found, content, "nobody writes to the file");
 }
 
 fn inputs_that_do_not_fit_are_named() {

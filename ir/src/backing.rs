@@ -1,0 +1,54 @@
+//! Memory that tensors lie in without owning it alone: a mapped file, from which weights reach a rank or a device
+//! without a copy on the way.
+
+use std::fmt;
+use std::ops::Range;
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
+
+/// Bytes that do not change while this value lives.
+pub trait Backing: Send + Sync {
+    /// The bytes.
+    fn bytes(&self) -> &[u8];
+
+    /// The file whose whole contents they are, for who wants to map it as well.
+    fn file(&self) -> Option<BorrowedFd<'_>> {
+        None
+    }
+}
+
+/// A part of a backing.
+#[derive(Clone)]
+pub struct Part {
+    backing: Arc<dyn Backing>,
+    range: Range<usize>,
+}
+
+impl Part {
+    /// These bytes of a backing; `None` if it has not as many.
+    pub fn new(backing: Arc<dyn Backing>, range: Range<usize>) -> Option<Part> {
+        backing.bytes().get(range.clone())?;
+        Some(Part { backing, range })
+    }
+
+    /// What it is a part of.
+    pub fn backing(&self) -> &Arc<dyn Backing> {
+        &self.backing
+    }
+
+    /// Which bytes of that it is.
+    pub fn range(&self) -> Range<usize> {
+        self.range.clone()
+    }
+
+    /// Its bytes.
+    pub fn bytes(&self) -> &[u8] {
+        self.backing.bytes().get(self.range.clone()).unwrap_or_default()
+    }
+}
+
+impl fmt::Debug for Part {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Part({:?})", self.range)
+    }
+}
