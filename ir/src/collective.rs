@@ -110,9 +110,10 @@ named_enum! {
         /// for the receiver's word that the result is free, and reads its own operand wherever that lies;
         /// NCCL's put would want that in a window too.
         Put = "put",
-        /// NCCL's own kernels on a registered window.
+        /// All-reduce and reduce-scatter that sum, all-gather, all-to-all: the library's own on operands and
+        /// results in a window that is registered with it, where its kernels reach the peers' directly.
         NcclWindow = "nccl_window",
-        /// NCCL's copy engines on a registered window.
+        /// All-gather, all-to-all: the same, with copy engines instead of multiprocessors.
         CopyEngine = "copy_engine",
     }
 }
@@ -120,7 +121,8 @@ named_enum! {
 /// What a peer's memory is touched for.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Touch {
-    /// Nothing in the arenas.
+    /// Nothing in the arenas, or only what the library keeps within the peer's own step: after the peer has
+    /// arrived, and before it completes. There the peer's own accesses stand in for it.
     Nothing,
     /// Reads the peers' operand.
     ReadOperand,
@@ -152,8 +154,7 @@ pub enum Meets {
     /// touches the receiver after both have arrived, and neither completes before that touch is over. Ranks
     /// that form no pair learn nothing of each other, and a rank without a pair waits for nobody.
     Pairs,
-    /// Every peer's: it completes on no rank before every peer has arrived, and the result is written only
-    /// after that.
+    /// Every peer's: it completes on no rank before every peer has arrived.
     Group,
 }
 
@@ -177,6 +178,8 @@ pub struct Contract {
     pub meets: Meets,
     /// Completes on no rank before all peers have stopped touching this rank.
     pub exit: Exit,
+    /// Where the group meets: a rank writes its own result only after that. Without it, from its arrival on.
+    pub result_after_meeting: bool,
     /// What it touches on peers.
     pub touch: Touch,
     /// The operand must lie in the symmetric arena.
@@ -189,6 +192,11 @@ pub struct Contract {
 }
 
 impl Variant {
+    /// Whether the library of the machine runs it, not a kernel of symmc.
+    pub fn is_library(self) -> bool {
+        matches!(self, Variant::Plain | Variant::NcclWindow | Variant::CopyEngine)
+    }
+
     /// The contract under which this variant runs a collective of this kind; `None` if it cannot run it.
     pub fn contract(self, kind: &CollectiveKind) -> Option<Contract> {
         use CollectiveKind as K;
@@ -196,6 +204,7 @@ impl Variant {
             entry: true,
             meets: Meets::Group,
             exit: Exit::Droppable,
+            result_after_meeting: true,
             touch: Touch::ReadOperand,
             symmetric_operand: true,
             symmetric_result: false,
@@ -205,24 +214,39 @@ impl Variant {
             entry: true,
             meets: Meets::Group,
             exit: Exit::Always,
+            result_after_meeting: true,
             touch: Touch::WriteResult,
             symmetric_operand: false,
             symmetric_result: true,
             in_place: false,
         };
-        Some(match (self, kind) {
-            (Variant::Plain, _) => Contract {
-                entry: false,
-                meets: match kind {
-                    K::Broadcast { .. } | K::Permute { .. } => Meets::Nobody,
-                    _ => Meets::Group,
-                },
-                exit: Exit::Never,
-                touch: Touch::Nothing,
-                symmetric_operand: false,
-                symmetric_result: false,
-                in_place: !matches!(kind, K::AllToAll(_)),
+        // NCCL promises a rank that its operand and result are its own again when the call has completed on
+        // that rank, and that nobody touches them before it has arrived. No more holds of every algorithm
+        // that it may choose: some write a peer's piece as soon as that peer has come, and the own one at once.
+        let library = Contract {
+            entry: false,
+            meets: match kind {
+                K::Broadcast { .. } | K::Permute { .. } => Meets::Nobody,
+                _ => Meets::Group,
             },
+            exit: Exit::Never,
+            result_after_meeting: false,
+            touch: Touch::Nothing,
+            symmetric_operand: false,
+            symmetric_result: false,
+            in_place: !matches!(kind, K::AllToAll(_)),
+        };
+        let window = Contract { symmetric_operand: true, symmetric_result: true, ..library };
+        Some(match (self, kind) {
+            (Variant::Plain, _) => library,
+            (
+                Variant::NcclWindow,
+                K::AllReduce(ReduceOp::Sum)
+                | K::ReduceScatter(ReduceOp::Sum)
+                | K::AllGather
+                | K::AllToAll(Splits::Even),
+            ) => window,
+            (Variant::CopyEngine, K::AllGather | K::AllToAll(Splits::Even)) => window,
             (Variant::OneShot, K::AllReduce(_)) => pull,
             (Variant::Pull, K::AllGather) => Contract { in_place: true, ..pull },
             (Variant::Pull, K::ReduceScatter(_) | K::AllToAll(Splits::Even)) => pull,
@@ -230,6 +254,7 @@ impl Variant {
                 entry: false,
                 meets: Meets::Group,
                 exit: Exit::Never,
+                result_after_meeting: true,
                 touch: Touch::WriteLanding,
                 symmetric_operand: false,
                 symmetric_result: false,
@@ -239,6 +264,7 @@ impl Variant {
                 entry: true,
                 meets: Meets::Group,
                 exit: Exit::Always,
+                result_after_meeting: true,
                 touch: Touch::ReadOperandWriteResult,
                 symmetric_operand: true,
                 symmetric_result: true,
@@ -250,6 +276,7 @@ impl Variant {
                 entry: false,
                 meets: Meets::Pairs,
                 exit: Exit::Never,
+                result_after_meeting: false,
                 // The root reads its operand alone; a rank of a permute may read while it is written to.
                 in_place: matches!(kind, K::Broadcast { .. }),
                 ..push
@@ -301,6 +328,9 @@ mod tests {
                 let Some(c) = variant.contract(kind) else { continue };
                 let what = format!("{} {variant}", kind.name());
                 assert!(!c.entry || c.meets == Meets::Group, "{what}");
+                assert!(!c.result_after_meeting || c.meets == Meets::Group, "{what}");
+                // What peers touch before a rank's own step, or after it, the library does not keep apart.
+                assert!(!variant.is_library() || c.touch == Touch::Nothing && !c.result_after_meeting, "{what}");
                 assert_eq!(c.meets == Meets::Pairs, variant == Variant::Put, "{what}");
                 assert!(c.meets != Meets::Pairs || kind.pairs(2).is_some(), "{what}");
                 assert!(!c.touch.reads_operand() || c.symmetric_operand, "{what}");

@@ -10,7 +10,8 @@
 //! - An operand that peers read, with its exit barrier dropped, is released by the next collective in the
 //!   order of the communication lane that meets the same peers: by the time that it has met, every peer has
 //!   left the earlier one. A collective whose pairs meet is none that does. If its join is the very next
-//!   step, its own results may already take the bytes; its operands, which are written before it, may not.
+//!   step, and its contract has it write its results after the meeting, these may already take the bytes; its
+//!   operands, which are written before it, may not.
 //!
 //! The next meeting may be that of the next run. Then the operand stays occupied through the end of the run
 //! and on to that meeting, which must come before the operand is written again.
@@ -54,6 +55,8 @@ pub struct Liveness {
     /// For a collective: the first compute step that runs after it has completed, or the number of steps.
     /// For a compute step: the next step.
     pub joined: Vec<u32>,
+    /// For a collective: whether it writes its results after its meeting.
+    late: Vec<bool>,
     /// For each step, what is decided about its exit barrier.
     pub exits: Vec<ExitChoice>,
     /// The steps that read each base.
@@ -108,7 +111,8 @@ impl Liveness {
         for o in &graph.outputs {
             outputs[o.value.index()] = true;
         }
-        Liveness { joined: joins(steps), exits, readers: steps.readers(), outputs }
+        let late = steps.list.iter().map(|s| s.peers.is_some_and(|p| p.contract.result_after_meeting));
+        Liveness { joined: joins(steps), late: late.collect(), exits, readers: steps.readers(), outputs }
     }
 
     /// The number of steps, which stands for the end of the run.
@@ -129,7 +133,7 @@ impl Liveness {
     /// The release of bytes that peers stop reading when `meeting` has met.
     pub fn meeting_release(&self, meeting: u32) -> u32 {
         match self.joined[meeting as usize] {
-            join if join == meeting + 1 => meeting,
+            join if join == meeting + 1 && self.late[meeting as usize] => meeting,
             join => join,
         }
     }

@@ -68,6 +68,12 @@ pub const RULES: &[Rule] = &[
         "(all_reduce.two_shot ?op ?g ?x)",
     ),
     way(
+        "all_reduce_nccl_window",
+        "all_reduce(x) = the library's all-reduce of x, with x and the result in its window",
+        "(all_reduce ?op ?g ?x)",
+        "(all_reduce.nccl_window ?op ?g ?x)",
+    ),
+    way(
         "all_gather_plain",
         "all_gather(x) = the library's all-gather of x",
         "(all_gather ?g ?x)",
@@ -92,6 +98,18 @@ pub const RULES: &[Rule] = &[
         "(all_gather.packets ?g ?x)",
     ),
     way(
+        "all_gather_nccl_window",
+        "all_gather(x) = the library's all-gather of x, with x and the result in its window",
+        "(all_gather ?g ?x)",
+        "(all_gather.nccl_window ?g ?x)",
+    ),
+    way(
+        "all_gather_copy_engine",
+        "all_gather(x) = the same by copy engines",
+        "(all_gather ?g ?x)",
+        "(all_gather.copy_engine ?g ?x)",
+    ),
+    way(
         "reduce_scatter_plain",
         "reduce_scatter(x) = the library's reduce-scatter of x",
         "(reduce_scatter ?op ?g ?x)",
@@ -102,6 +120,12 @@ pub const RULES: &[Rule] = &[
         "reduce_scatter(x) = every rank reads its piece of x of all ranks and reduces it",
         "(reduce_scatter ?op ?g ?x)",
         "(reduce_scatter.pull ?op ?g ?x)",
+    ),
+    way(
+        "reduce_scatter_nccl_window",
+        "reduce_scatter(x) = the library's reduce-scatter of x, with x and the result in its window",
+        "(reduce_scatter ?op ?g ?x)",
+        "(reduce_scatter.nccl_window ?op ?g ?x)",
     ),
     way(
         "all_to_all_plain",
@@ -132,6 +156,18 @@ pub const RULES: &[Rule] = &[
         "all_to_all(x) = every rank stores its pieces with flags into all landing zones",
         "(all_to_all ?s ?g ?x)",
         "(all_to_all.packets ?s ?g ?x)",
+    ),
+    way(
+        "all_to_all_nccl_window",
+        "all_to_all(x) = the library's all-to-all of x, with x and the result in its window",
+        "(all_to_all ?s ?g ?x)",
+        "(all_to_all.nccl_window ?s ?g ?x)",
+    ),
+    way(
+        "all_to_all_copy_engine",
+        "all_to_all(x) = the same by copy engines",
+        "(all_to_all ?s ?g ?x)",
+        "(all_to_all.copy_engine ?s ?g ?x)",
     ),
     way(
         "broadcast_plain",

@@ -330,10 +330,10 @@ impl Clocks {
         }
     }
 
-    /// The clock under which a rank goes on after the meeting of a step.
-    pub fn after_meeting(&self, rank: usize, step: &Step, ranks: &Ranks) -> &[u32] {
+    /// The clock under which a rank begins to write the results of a step.
+    pub fn of_results(&self, rank: usize, step: &Step, ranks: &Ranks) -> &[u32] {
         match step.sync {
-            Some(sync) if sync.meets == Meets::Group => self.met(rank, sync, ranks),
+            Some(sync) if sync.result_after_meeting => self.met(rank, sync, ranks),
             _ => self.now(rank, step.lane),
         }
     }
@@ -459,7 +459,14 @@ mod tests {
         faults
     }
 
-    const PACKETS: Sync = Sync { group: 0, entry: false, meets: Meets::Group, exit: false, landing: true };
+    const PACKETS: Sync = Sync {
+        group: 0,
+        entry: false,
+        meets: Meets::Group,
+        result_after_meeting: true,
+        exit: false,
+        landing: true,
+    };
 
     #[test]
     fn zones_in_turn_need_a_meeting_between_uses_of_one() {

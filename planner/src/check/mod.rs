@@ -24,7 +24,7 @@
 //! # Transfer
 //! A step touches whole base values: a view is read through its base.
 //! - The rank itself reads the operands from arrival to completion, and writes the results from arrival, or
-//!   from the meeting if there is one, to completion.
+//!   from the meeting if the contract says so, to completion.
 //! - Peers read the operand and write the result, as the contract says, from their meeting (with `entry`) or
 //!   their arrival to their last touch. Where pairs meet, only the sender of a pair does, at the touch. As that
 //!   comes after the receiver's arrival and before its completion, the rank's own write stands in for it.

@@ -73,6 +73,8 @@ pub struct Sync {
     pub entry: bool,
     /// Whose arrival its completion tells of.
     pub meets: Meets,
+    /// Whether a rank writes its own result only after the group has met.
+    pub result_after_meeting: bool,
     /// Whether it completes on no rank before all peers have stopped touching this rank.
     pub exit: bool,
     /// Whether it writes the peers' landing zones.
@@ -296,7 +298,8 @@ fn collective(
     if contract.meets == Meets::Pairs {
         out.pairs = c.kind.pairs(ctx.programs.groups[group].size).unwrap_or_default();
     }
-    out.sync = Some(Sync { group, entry: contract.entry, meets: contract.meets, exit, landing });
+    let Contract { entry, meets, result_after_meeting, .. } = contract;
+    out.sync = Some(Sync { group, entry, meets, result_after_meeting, exit, landing });
     Some(contract)
 }
 
@@ -347,7 +350,14 @@ fn custom(ctx: &Context<'_>, s: usize, node: &Node, out: &mut Step, errors: &mut
     }
     out.peer_writes = results;
     let group = ctx.program.group(group);
-    out.sync = Some(Sync { group, entry: true, meets: Meets::Group, exit: true, landing: false });
+    out.sync = Some(Sync {
+        group,
+        entry: true,
+        meets: Meets::Group,
+        result_after_meeting: true,
+        exit: true,
+        landing: false,
+    });
 }
 
 /// Checks that peers can reach a value: it lies in the symmetric arena, aligned.

@@ -290,11 +290,11 @@ impl Proof<'_> {
             if has_peers {
                 clocks.of_peers(rank, step, ranks, &mut of_peers);
             }
-            let (arrival, met) = (clocks.now(rank, step.lane), clocks.after_meeting(rank, step, ranks));
+            let (arrival, results) = (clocks.now(rank, step.lane), clocks.of_results(rank, step, ranks));
             for (value, write) in step.touches() {
                 let (own_start, by_peers) = match write {
                     false => (arrival, step.peer_reads.contains(&value)),
-                    true => (met, step.peer_writes.contains(&value)),
+                    true => (results, step.peer_writes.contains(&value)),
                 };
                 let (end, lane) = (clocks.completion(index), step.lane as u8);
                 let own = Record {

@@ -9,7 +9,7 @@ use std::fmt::Write;
 
 use symmc_ir::entity::Entity;
 use symmc_ir::{Graph, InputId, text};
-use symmc_planner::check::check;
+use symmc_planner::check::{CheckError, check};
 use symmc_planner::plan::{ArenaKind, Barrier, Bucket, CopyReason, Lane, Memory, Place, Plan, Reach, Role};
 use symmc_planner::{BucketInput, PlanConfig, PlanError, plan};
 
@@ -160,6 +160,39 @@ fn results_of_the_meeting_may_take_the_bytes() {
          3 ~ r1 after 2 = s0 [3..4]
          4 - z after 3 = out0",
     );
+}
+
+/// Two collectives of which the second, run this way, writes an operand of a third.
+fn meeting_through(variant: &str) -> String {
+    format!(
+        "arg %x: f32[16, 16]\nparam %w: f32[16, 16]\n\
+         %a0: f32[16, 16] = matmul %x, %w\n\
+         %r0: f32[16, 16] = all_reduce %a0 op=sum group=@all via=one_shot\n\
+         %a1: f32[16, 16] = matmul %r0, %w\n\
+         %r1: f32[16, 16] = all_to_all %a1 splits=even group=@all via={variant}\n\
+         %z: f32[16, 16] = matmul %r1, %w\n\
+         %r2: f32[16, 16] = all_reduce %r1 op=sum group=@all via=one_shot\nreturn %z, %r2\n"
+    )
+}
+
+#[test]
+fn what_the_library_writes_waits_for_the_whole_meeting() {
+    // The library may write a piece of r1 as soon as one peer has come, while another still reads a0: the bytes
+    // that a push may take are not free for it.
+    let pushed = planned(&meeting_through("push"));
+    let plain = planned(&meeting_through("plain"));
+    let starts = |p: &Plan| ["a0", "r1"].map(|v| place_of(p, v).clone());
+    let [a0, r1] = starts(&pushed);
+    assert_eq!(a0, r1, "after the meeting");
+    let [a0, r1] = starts(&plain);
+    assert_ne!(a0, r1, "from the arrival on");
+    // The check tells the two apart by the variant alone.
+    let mut wrong = pushed.clone();
+    for program in wrong.programs.iter_mut() {
+        *program = program.replace("via=push", "via=plain");
+    }
+    let errors = check(&wrong).expect_err("peers still read a0");
+    assert!(errors.iter().any(|e| matches!(e, CheckError::Race { .. })), "{errors:?}");
 }
 
 #[test]

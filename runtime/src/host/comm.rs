@@ -303,7 +303,7 @@ impl<'a> Turn<'a> {
         }
         self.touch();
         match self.call.variant {
-            Variant::Plain => staged::run(self)?,
+            variant if variant.is_library() => staged::run(self)?,
             Variant::Packets => super::landing::run(self)?,
             Variant::Put => super::put::run(self)?,
             _ => super::direct::run(self)?,

@@ -25,6 +25,7 @@ const CUSTOM: Contract = Contract {
     entry: true,
     meets: Meets::Group,
     exit: Exit::Always,
+    result_after_meeting: true,
     touch: Touch::ReadOperandWriteResult,
     symmetric_operand: false,
     symmetric_result: false,
@@ -342,7 +343,7 @@ impl World {
                 self.access(stage, r, x, begin(q), at.touched[q], false, s, "peer");
             }
         }
-        let own_begin = if contract.meets == Meets::Group { at.met[r] } else { at.arrive[r] };
+        let own_begin = if contract.result_after_meeting { at.met[r] } else { at.arrive[r] };
         let pairs = contract.meets == Meets::Pairs;
         for (i, &y) in node.outputs.iter().enumerate() {
             self.access(stage, r, y, own_begin, at.completed[r], true, s, "own");

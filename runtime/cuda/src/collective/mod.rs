@@ -115,9 +115,8 @@ pub fn lower(
     peers: &Peers,
     source: &mut Source,
 ) -> Result<Option<Vec<Work>>, CudaError> {
-    let by_library = matches!(call.variant, Variant::NcclWindow | Variant::CopyEngine)
-        || matches!(call.kind, Kind::AllToAll(Splits::Device))
-        || (call.variant == Variant::Plain && call.cell.len() > 1);
+    let by_library = matches!(call.kind, Kind::AllToAll(Splits::Device))
+        || (call.variant.is_library() && call.cell.len() > 1);
     if by_library {
         return Ok(None);
     }
