@@ -2,11 +2,14 @@
 
     torchrun --nproc-per-node RANKS peers.py mlp TOKENS...
     torchrun --nproc-per-node RANKS peers.py collectives BYTES...
+    torchrun --nproc-per-node RANKS peers.py beside plain|window|copy_engine
 
 Every line of output is JSON: what was measured, and the median, least and most microseconds of one call over
 replays of a CUDA graph that holds several. `mlp` runs the layers of export_mlp.py eagerly, compiled, and compiled
 with collectives placed in symmetric memory; `collectives` runs NCCL as it is, NCCL on registered windows, and
-PyTorch's symmetric-memory kernels.
+PyTorch's symmetric-memory kernels; `beside` runs an all-gather of 128 MiB beside a product of 8192 x 8192 matrices,
+with NCCL as it is, on registered windows, or there with the policy that takes no multiprocessors, from graphs and
+also without.
 """
 
 import json
@@ -27,8 +30,8 @@ def say(**what):
         print(json.dumps(what), flush=True)
 
 
-def measure(call, calls):
-    """Median, least and most microseconds of one call."""
+def measure(call, calls, recorded=True):
+    """Median, least and most microseconds of one call, of several in a graph or one after another."""
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream):
         for _ in range(5):
@@ -36,17 +39,22 @@ def measure(call, calls):
         torch.cuda.synchronize()
         dist.barrier()
         torch.cuda.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, stream=stream):
-            for _ in range(calls):
-                call()
+        if recorded:
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, stream=stream):
+                for _ in range(calls):
+                    call()
         times = []
         for replay in range(REPLAYS + 3):
             dist.barrier()
             torch.cuda.synchronize()
             begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
             begin.record(stream)
-            graph.replay()
+            if recorded:
+                graph.replay()
+            else:
+                for _ in range(calls):
+                    call()
             end.record(stream)
             torch.cuda.synchronize()
             if replay >= 3:
@@ -55,9 +63,9 @@ def measure(call, calls):
     return {"us": times[len(times) // 2], "least": times[0], "most": times[-1]}
 
 
-def attempt(call, calls, **what):
+def attempt(call, calls, graph=True, **what):
     try:
-        say(**what, **measure(call, calls))
+        say(**what, **measure(call, calls, graph))
     except Exception as error:  # what a peer cannot do is part of the comparison
         torch.cuda.synchronize()
         say(**what, failed=f"{type(error).__name__}: {str(error).splitlines()[0][:160]}")
@@ -91,6 +99,30 @@ def mlp(device, tokens):
             placed = torch.compile(model)
             attempt(lambda: placed(x), 3, what="mlp", tokens=count, how="placed")
             torch._inductor.config._collective.auto_select = False
+
+
+def beside(device, how):
+    side, group = 8192, dist.group.WORLD.group_name
+    dist.all_reduce(torch.ones(1, device=device))
+    a, b, product = (torch.randn(side, side, device=device, dtype=torch.bfloat16) for _ in range(3))
+    if how == "plain":
+        whole, piece = (torch.zeros(side * side // n, device=device, dtype=torch.bfloat16) for n in (1, RANKS))
+    else:
+        whole, piece = (symmetric.empty(side * side // n, device=device, dtype=torch.bfloat16) for n in (1, RANKS))
+        for tensor in (whole, piece):
+            symmetric.rendezvous(tensor, group)
+
+    def multiply():
+        torch.mm(a, b, out=product)
+
+    def both():
+        gathering = dist.all_gather_into_tensor(whole, piece, async_op=True)
+        multiply()
+        gathering.wait()
+
+    for recorded in (False, True):
+        for what, call in (("product", multiply), ("beside", both)):
+            attempt(call, 3, recorded, what=what, how=how, recorded=recorded)
 
 
 def collective(device, sizes):
@@ -129,13 +161,19 @@ def collective(device, sizes):
 def main():
     torch.cuda.set_device(RANK)
     device = torch.device("cuda", RANK)
-    dist.init_process_group("nccl", device_id=device)
-    part, numbers = sys.argv[1], [int(a) for a in sys.argv[2:]]
-    if part == "collectives":
+    part, given = sys.argv[1], sys.argv[2:]
+    options = dist.ProcessGroupNCCL.Options()
+    if given == ["copy_engine"]:
+        options.config.cta_policy = dist.ProcessGroupNCCL.NCCL_CTA_POLICY_ZERO
+    dist.init_process_group("nccl", pg_options=options, device_id=device)
+    if part != "mlp":
         symmetric.set_backend("NCCL")
-        collective(device, numbers)
+    if part == "beside":
+        beside(device, given[0])
+    elif part == "collectives":
+        collective(device, [int(bytes) for bytes in given])
     else:
-        mlp(device, numbers)
+        mlp(device, [int(tokens) for tokens in given])
     torch.cuda.synchronize()
     dist.destroy_process_group()
 

@@ -37,6 +37,13 @@ pub trait Exchange {
     /// # Errors
     /// A peer failed or did not come.
     fn all_gather(&self, mine: &[u8]) -> Result<Vec<Vec<u8>>, RunError>;
+    /// Whether the run goes on. Asked while this rank waits for peers in other ways than through this value.
+    ///
+    /// # Errors
+    /// A peer failed.
+    fn alive(&self) -> Result<(), RunError> {
+        Ok(())
+    }
 }
 
 /// Memory at equal offsets on all ranks.

@@ -6,6 +6,7 @@
 
 use std::time::Duration;
 
+use indexmap::IndexMap;
 use serde::{Deserialize, Serialize};
 use symmc_ir::collective::{Exit, Splits, Variant};
 use symmc_ir::{CollectiveKind, DType, Op, ReduceOp, Tensor};
@@ -20,7 +21,7 @@ use crate::driver::{Device, Graph, Memory, Pinned};
 use crate::error::CudaError;
 use crate::homes::Homes;
 use crate::launch::Address;
-use crate::nccl::Communicators;
+use crate::nccl::{Communicators, Making};
 use crate::program::{Parts, Program, Streams};
 use crate::rig::{self, Rig};
 use crate::watch;
@@ -156,6 +157,8 @@ struct Bench<'a> {
     /// Bytes of each of the regions: two operands, two results, two landing zones.
     region: usize,
     zone: usize,
+    /// Variants of the library that this machine cannot run, and why.
+    off: IndexMap<Variant, String>,
 }
 
 impl<'a> Bench<'a> {
@@ -198,10 +201,29 @@ impl<'a> Bench<'a> {
         let (nccl, _arena, _memory) = (Communicators::default(), arena, memory);
         let rig = rig::Parts { programs: vec![], streams, nccl, _arena, status, _memory, device };
         let rig = Rig::new(rig);
-        let mut bench = Bench { exchange, dtype, rig, peers, homes, region: largest, zone };
-        let plain = bench.steps(&CollectiveKind::AllGather, 0, Variant::Plain, None);
-        bench.rig.nccl = Communicators::new(&plain, exchange)?;
+        let off = IndexMap::new();
+        let mut bench = Bench { exchange, dtype, rig, peers, homes, region: largest, zone, off };
+        for variant in Variant::ALL.iter().copied().filter(|v| v.is_library()) {
+            match bench.communicator(variant, limit)? {
+                Ok(()) => {}
+                Err(text) if variant == Variant::Plain => return Err(CudaError::Unsupported(text)),
+                Err(text) => drop(bench.off.insert(variant, text)),
+            }
+        }
         Ok(bench)
+    }
+
+    /// Makes the communicator of a variant of the library, or says why there is none.
+    fn communicator(
+        &mut self,
+        variant: Variant,
+        limit: Duration,
+    ) -> Result<Result<(), String>, CudaError> {
+        let steps = self.steps(&CollectiveKind::AllGather, 0, variant, None);
+        let (device, exchange) = (self.rig.device.clone(), self.exchange);
+        let arena = (self.rig._arena.address(), self.rig._arena.len());
+        let making = Making { exchange, device: &device, arena, limit, lent: None };
+        agreed(self.rig.nccl.add(&steps, &making), exchange)
     }
 
     /// All copies and cases.
@@ -217,7 +239,10 @@ impl<'a> Bench<'a> {
         let mut collectives = Vec::new();
         for (kind, bytes, variant, exit) in cases(config, self.exchange.ranks()) {
             // The library may connect ranks while its calls are recorded, so all record or none does.
-            let prepared = self.prepare(&self.steps(&kind, bytes, variant, exit));
+            let prepared = match self.off.get(&variant) {
+                Some(text) => Err(CudaError::Unsupported(text.clone())),
+                None => self.prepare(&self.steps(&kind, bytes, variant, exit)),
+            };
             let recorded = match agreed(prepared, self.exchange)? {
                 Ok(()) => agreed(self.record(), self.exchange)?,
                 Err(text) => Err(text),

@@ -227,6 +227,10 @@ impl Exchange for Peers<'_> {
     fn all_gather(&self, mine: &[u8]) -> Result<Vec<Vec<u8>>, RunError> {
         self.0.exchange(mine)
     }
+
+    fn alive(&self) -> Result<(), RunError> {
+        alive(self.0)
+    }
 }
 
 /// Writes a value as JSON, with a zero behind it, to the largest output.

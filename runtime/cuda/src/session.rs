@@ -23,7 +23,7 @@ use crate::driver::{Device, Event, Graph, Memory, Pinned};
 use crate::error::CudaError;
 use crate::homes::Homes;
 use crate::launch::Address;
-use crate::nccl::Communicators;
+use crate::nccl::{Communicators, Making};
 use crate::program::{Parts, Program, Streams};
 use crate::rig::{self, Rig};
 use crate::staging::{LARGE, Staging};
@@ -109,7 +109,9 @@ impl Session {
             chaos: config.chaos,
             blocks: BlockCounts::default(),
         };
-        let nccl = Communicators::new(steps(), exchange)?;
+        let span = (arena.address(), arena.len());
+        let making = Making { exchange, device: &device, arena: span, limit: config.limit, lent: None };
+        let nccl = Communicators::new(steps(), &making)?;
         let machine = Machine {
             multiprocessors: device.multiprocessors(),
             status: status.address() + COMPUTE_STATUS as Address,

@@ -1,17 +1,25 @@
-//! The vendor's own collectives: the plain variant, with operands in ordinary memory.
+//! The vendor's own collectives: with operands in ordinary memory, in a window, and by copy engines.
 //!
-//! One communicator for each group that a program uses this way, made by all ranks of the run in the same
-//! order: every rank offers an id, and the first rank of each cell's counts.
+//! A group has a communicator of its own for each of the three ways that a program uses ([`Communicators`]):
+//! operands of the plain variant are in no window of theirs, so that the library treats them as any memory, and
+//! the policy of no multiprocessors belongs to a whole communicator.
+//!
+//! Deliberately not here: how the library splits a collective among its algorithms. What all of them promise is
+//! in `symmc_ir::collective`.
+
+mod comms;
+mod lent;
+mod wait;
 
 use std::ffi::c_void;
 
-use indexmap::IndexMap;
-use nccl_sys::{Comm, Config, DataType, Nccl, RedOp, UniqueId, data_type, red_op};
+use nccl_sys::{Comm, DataType, RedOp, ResultCode, data_type, red_op, result_code};
 use symmc_ir::collective::{CollectiveKind, ReduceOp, Splits};
 use symmc_ir::{DType, Variant};
-use symmc_runtime::exec::{BoundCollective, BoundStep, Work as StepWork};
+use symmc_runtime::exec::BoundCollective;
 
-use crate::arena::Exchange;
+pub use self::comms::{Communicators, Making};
+pub use self::lent::Lent;
 use crate::driver::Stream;
 use crate::error::CudaError;
 use crate::launch::{Address, Work};
@@ -32,6 +40,7 @@ pub struct NcclCall {
 enum CallKind {
     AllReduce(RedOp),
     AllGather,
+    AllToAll,
     ReduceScatter(RedOp),
     Broadcast {
         root: i32,
@@ -43,72 +52,8 @@ enum CallKind {
     },
 }
 
-/// The communicators of one rank, by group.
-#[derive(Debug, Default)]
-pub struct Communicators {
-    library: Option<&'static Nccl>,
-    of_group: IndexMap<usize, Comm>,
-}
-
 impl Communicators {
-    /// Makes those that these steps need, together with the other ranks. The library is only looked for if
-    /// there are any.
-    ///
-    /// # Errors
-    /// There is no library, or it cannot make a communicator.
-    pub fn new<'b>(
-        steps: impl IntoIterator<Item = &'b BoundStep>,
-        exchange: &dyn Exchange,
-    ) -> Result<Communicators, CudaError> {
-        let mut cells: IndexMap<usize, &[u32]> = IndexMap::new();
-        for step in steps {
-            if let StepWork::Collective(call) = &step.work
-                && call.variant == Variant::Plain
-                && call.cell.len() > 1
-            {
-                cells.insert(call.group, &call.cell);
-            }
-        }
-        cells.sort_unstable_keys();
-        let mut out = Communicators::default();
-        if cells.is_empty() {
-            return Ok(out);
-        }
-        let nccl = Nccl::load().map_err(|e| CudaError::Unsupported(e.to_string()))?;
-        out.library = Some(nccl);
-        for (&group, &cell) in &cells {
-            let id = nccl.unique_id().map_err(failed)?;
-            let ids = exchange.all_gather(&id.to_bytes())?;
-            let first = cell.first().map_or(0, |&r| r as usize);
-            let id = ids.get(first).and_then(|id| <[u8; UniqueId::BYTES]>::try_from(&id[..]).ok());
-            let number = cell.iter().position(|&r| r == exchange.rank());
-            let (Some(id), Some(number)) = (id, number) else {
-                return Err(CudaError::Unsupported(format!("rank {} is not in its group", exchange.rank())));
-            };
-            let config = Config::default();
-            let comm = nccl
-                .comm_init_rank(cell.len() as u32, UniqueId::from_bytes(id), number as u32, &config)
-                .map_err(failed)?;
-            out.of_group.insert(group, comm);
-        }
-        Ok(out)
-    }
-
-    /// The version of the library, if it is used.
-    pub fn version(&self) -> Option<nccl_sys::Version> {
-        self.library.map(Nccl::version)
-    }
-
-    /// Ends all communicators at once, whatever runs on them. For a run that failed.
-    pub fn abort(&mut self) {
-        let Some(library) = self.library else { return };
-        for (_, comm) in self.of_group.drain(..) {
-            // SAFETY: the communicator exists and is not used after this.
-            let _ = unsafe { (library.functions().comm_abort)(comm) };
-        }
-    }
-
-    /// The calls of a plain collective whose operand and result lie at these addresses.
+    /// The calls of a collective of the library whose operand and result lie at these addresses.
     ///
     /// # Errors
     /// The library has no such collective.
@@ -120,8 +65,7 @@ impl Communicators {
         result: Address,
     ) -> Result<Vec<Work>, CudaError> {
         let n = call.cell.len();
-        let comm = self.of_group.get(&call.group).copied();
-        let comm = comm.ok_or_else(|| CudaError::Unsupported("a group without a communicator".into()))?;
+        let comm = self.of(call.group, call.variant)?;
         let size = call.dtype.size();
         let make = |kind, count| NcclCall {
             comm,
@@ -139,6 +83,10 @@ impl Communicators {
             CollectiveKind::AllGather => make(CallKind::AllGather, elements),
             CollectiveKind::ReduceScatter(op) => make(CallKind::ReduceScatter(reduction(*op)?), elements / n),
             CollectiveKind::Broadcast { root } => make(CallKind::Broadcast { root: *root as i32 }, elements),
+            // The plain variant stays with sends and receives, which every version has.
+            CollectiveKind::AllToAll(Splits::Even) if call.variant != Variant::Plain => {
+                make(CallKind::AllToAll, elements / n)
+            }
             CollectiveKind::AllToAll(Splits::Even) => {
                 let piece = elements / n;
                 let all: Vec<_> = (0..n).map(|p| (p as i32, p * piece * size)).collect();
@@ -164,64 +112,81 @@ impl Communicators {
         Ok(work)
     }
 
-    /// Puts a call on a stream.
+    /// Puts a call on a stream. Returns when the library has put all of it there.
+    ///
+    /// # Errors
+    /// The library refuses, or a peer does not come where it connects ranks at the first call.
     ///
     /// # Safety
     /// The memory of the call exists, and all ranks of its group make the same calls in the same order.
     pub unsafe fn run(&self, call: &NcclCall, stream: &Stream) -> Result<(), CudaError> {
-        let Some(nccl) = self.library else { return Ok(()) };
+        // SAFETY: by the caller.
+        let (name, code) = unsafe { self.start(call, stream)? };
+        self.put(call.comm, name, code)
+    }
+
+    /// Makes the call of the library; its name and answer.
+    ///
+    /// # Safety
+    /// As [`run`](Self::run).
+    unsafe fn start(
+        &self,
+        call: &NcclCall,
+        stream: &Stream,
+    ) -> Result<(&'static str, ResultCode), CudaError> {
+        let nccl = self.library()?;
         let (f, stream) = (nccl.functions(), stream.handle().cast::<c_void>());
         let (send, receive) = (call.send as usize as *const c_void, call.receive as usize as *mut c_void);
         let (n, dtype, comm) = (call.count, call.dtype, call.comm);
-        let check = |name, code| nccl.check(name, code).map_err(failed);
-        match &call.kind {
+        Ok(match &call.kind {
             CallKind::AllReduce(op) => {
                 // SAFETY: by the caller.
-                check("ncclAllReduce", unsafe { (f.all_reduce)(send, receive, n, dtype, *op, comm, stream) })
+                ("ncclAllReduce", unsafe { (f.all_reduce)(send, receive, n, dtype, *op, comm, stream) })
             }
             CallKind::AllGather => {
                 // SAFETY: by the caller.
-                check("ncclAllGather", unsafe { (f.all_gather)(send, receive, n, dtype, comm, stream) })
+                ("ncclAllGather", unsafe { (f.all_gather)(send, receive, n, dtype, comm, stream) })
+            }
+            CallKind::AllToAll => {
+                let call = nccl.all_to_all().map_err(|e| CudaError::Unsupported(e.to_string()))?;
+                // SAFETY: by the caller.
+                ("ncclAlltoAll", unsafe { call(send, receive, n, dtype, comm, stream) })
             }
             CallKind::ReduceScatter(op) => {
                 // SAFETY: by the caller.
                 let code = unsafe { (f.reduce_scatter)(send, receive, n, dtype, *op, comm, stream) };
-                check("ncclReduceScatter", code)
+                ("ncclReduceScatter", code)
             }
             CallKind::Broadcast { root } => {
                 // SAFETY: by the caller.
                 let code = unsafe { (f.broadcast)(send, receive, n, dtype, *root, comm, stream) };
-                check("ncclBroadcast", code)
+                ("ncclBroadcast", code)
             }
             CallKind::Exchange { sends, receives } => {
                 // SAFETY: the group is ended below, whatever happens between.
-                check("ncclGroupStart", unsafe { (f.group_start)() })?;
-                let mut first = Ok(());
+                nccl.check("ncclGroupStart", unsafe { (f.group_start)() }).map_err(failed)?;
+                let mut first = ("ncclGroupEnd", result_code::SUCCESS);
+                let mut keep = |name, code| {
+                    if first.1 == result_code::SUCCESS && code != result_code::IN_PROGRESS {
+                        first = (name, code);
+                    }
+                };
                 for &(peer, at) in sends {
                     // SAFETY: by the caller; pieces lie within the operand.
                     let code = unsafe { (f.send)(send.wrapping_byte_add(at), n, dtype, peer, comm, stream) };
-                    first = first.and(check("ncclSend", code));
+                    keep("ncclSend", code);
                 }
                 for &(peer, at) in receives {
                     // SAFETY: by the caller; pieces lie within the result.
                     let code =
                         unsafe { (f.recv)(receive.wrapping_byte_add(at), n, dtype, peer, comm, stream) };
-                    first = first.and(check("ncclRecv", code));
+                    keep("ncclRecv", code);
                 }
                 // SAFETY: ends the group begun above.
-                first.and(check("ncclGroupEnd", unsafe { (f.group_end)() }))
+                let ended = unsafe { (f.group_end)() };
+                if first.1 == result_code::SUCCESS { ("ncclGroupEnd", ended) } else { first }
             }
-        }
-    }
-}
-
-impl Drop for Communicators {
-    fn drop(&mut self) {
-        let Some(library) = self.library else { return };
-        for (_, comm) in self.of_group.drain(..) {
-            // SAFETY: the communicator exists; its work has ended, or the process ends.
-            let _ = unsafe { (library.functions().comm_destroy)(comm) };
-        }
+        })
     }
 }
 

@@ -1,0 +1,346 @@
+//! The communicators of a rank: made with the other ranks, with the symmetric arena as their window where a
+//! variant needs it there, and ended.
+//!
+//! All ranks of a run make the same communicators in the same order: every rank offers an id for each, and the
+//! first rank of each cell's counts. They are made so that calls go on in the background, and waited for with a
+//! limit; a rank that fails meanwhile ends the wait of all. The arena is registered once for each communicator
+//! that needs it, before the first collective on it.
+//!
+//! A communicator of another owner ([`Lent`]) serves the plain variant in place of one of its own. It never gets
+//! a window.
+
+use std::collections::BTreeMap;
+use std::ffi::c_void;
+use std::sync::Arc;
+use std::time::Duration;
+
+use cudarc::driver::sys;
+use indexmap::IndexMap;
+use nccl_sys::{Comm, Config, Nccl, UniqueId, Version, Window, cta_policy, data_type, window};
+use symmc_ir::Variant;
+use symmc_runtime::exec::{BoundStep, Work as StepWork};
+
+use super::failed;
+use super::lent::Lent;
+use super::wait::Patience;
+use crate::arena::Exchange;
+use crate::driver::{self, Device, Stream};
+use crate::error::CudaError;
+use crate::launch::Address;
+
+/// What communicators are made with.
+pub struct Making<'a> {
+    /// The ranks of the run.
+    pub exchange: &'a dyn Exchange,
+    /// The GPU of this rank.
+    pub device: &'a Arc<Device>,
+    /// This rank's symmetric arena: where it starts and its bytes, as many on all ranks. All of them are zero.
+    pub arena: (Address, usize),
+    /// No wait takes longer.
+    pub limit: Duration,
+    /// A communicator that somebody else owns.
+    pub lent: Option<&'a Lent>,
+}
+
+impl Making<'_> {
+    fn patience<'p>(&'p self, alive: &'p dyn Fn() -> Result<(), symmc_runtime::RunError>) -> Patience<'p> {
+        Patience { limit: self.limit, alive }
+    }
+}
+
+/// What a communicator serves.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+enum Way {
+    Plain,
+    Window,
+    CopyEngine,
+}
+
+impl Way {
+    fn of(variant: Variant) -> Option<Way> {
+        match variant {
+            Variant::Plain => Some(Way::Plain),
+            Variant::NcclWindow => Some(Way::Window),
+            Variant::CopyEngine => Some(Way::CopyEngine),
+            _ => None,
+        }
+    }
+
+    fn variant(self) -> Variant {
+        match self {
+            Way::Plain => Variant::Plain,
+            Way::Window => Variant::NcclWindow,
+            Way::CopyEngine => Variant::CopyEngine,
+        }
+    }
+
+    fn config(self) -> Config {
+        let mut config = Config::default();
+        config.blocking = 0;
+        if self == Way::CopyEngine {
+            config.cta_policy = cta_policy::ZERO;
+        }
+        config
+    }
+}
+
+/// A communicator, and the arena's window on it.
+#[derive(Debug)]
+struct Made {
+    comm: Comm,
+    window: Option<Window>,
+    lent: bool,
+}
+
+/// The communicators of one rank, by group and by what they serve.
+#[derive(Debug, Default)]
+pub struct Communicators {
+    library: Option<&'static Nccl>,
+    made: IndexMap<(usize, Way), Made>,
+    limit: Duration,
+}
+
+impl Communicators {
+    /// Makes those that these steps need, together with the other ranks. The library is only looked for if
+    /// there are any.
+    ///
+    /// # Errors
+    /// As [`add`](Self::add).
+    pub fn new<'b>(
+        steps: impl IntoIterator<Item = &'b BoundStep>,
+        making: &Making<'_>,
+    ) -> Result<Communicators, CudaError> {
+        let mut out = Communicators::default();
+        out.add(steps, making)?;
+        Ok(out)
+    }
+
+    /// Makes those that these steps need too.
+    ///
+    /// # Errors
+    /// There is no library, it lacks something, the machine gives no window, a rank fails or does not come.
+    pub fn add<'b>(
+        &mut self,
+        steps: impl IntoIterator<Item = &'b BoundStep>,
+        making: &Making<'_>,
+    ) -> Result<(), CudaError> {
+        let mut wanted: BTreeMap<(usize, Way), &[u32]> = BTreeMap::new();
+        for step in steps {
+            if let StepWork::Collective(call) = &step.work
+                && let Some(way) = Way::of(call.variant)
+                && call.cell.len() > 1
+            {
+                wanted.insert((call.group, way), &call.cell);
+            }
+        }
+        wanted.retain(|key, _| !self.made.contains_key(key));
+        if wanted.is_empty() {
+            return Ok(());
+        }
+        let nccl = Nccl::load().map_err(|e| CudaError::Unsupported(e.to_string()))?;
+        (self.library, self.limit) = (Some(nccl), making.limit);
+        for (&key, &cell) in &wanted {
+            if let Some(lent) = making.lent.filter(|l| key.1 == Way::Plain && l.ranks() == cell) {
+                let comm = lent.checked(nccl, making.exchange.rank())?;
+                self.made.insert(key, Made { comm, window: None, lent: true });
+            } else if let Err(error) = self.make(nccl, key, cell, making) {
+                if let Some(half) = self.made.shift_remove(&key) {
+                    // SAFETY: the communicator exists and is not used after this.
+                    let _ = unsafe { (nccl.functions().comm_abort)(half.comm) };
+                }
+                return Err(error);
+            }
+        }
+        Ok(())
+    }
+
+    /// Makes one communicator. What there is of it after a failure is among those made.
+    fn make(
+        &mut self,
+        nccl: &'static Nccl,
+        key: (usize, Way),
+        cell: &[u32],
+        making: &Making<'_>,
+    ) -> Result<(), CudaError> {
+        let (exchange, way) = (making.exchange, key.1);
+        // A rank that cannot says so, so that none waits for it.
+        let mine = able(nccl, way).and_then(|()| nccl.unique_id().map_err(failed));
+        let bytes = mine.as_ref().map_or([0; UniqueId::BYTES], |id| id.to_bytes());
+        let said = [&[u8::from(mine.is_ok())][..], &bytes].concat();
+        let all = exchange.all_gather(&said)?;
+        mine?;
+        if let Some(rank) = all.iter().position(|s| s.first() != Some(&1)) {
+            let text = format!("rank {rank} has no communicator for the variant {}", way.variant());
+            return Err(CudaError::Unsupported(text));
+        }
+        let id_of = |rank: u32| <[u8; UniqueId::BYTES]>::try_from(all.get(rank as usize)?.get(1..)?).ok();
+        let id = cell.first().and_then(|&first| id_of(first));
+        let number = cell.iter().position(|&r| r == exchange.rank());
+        let (Some(id), Some(number)) = (id, number) else {
+            return Err(CudaError::Unsupported(format!("rank {} is not in its group", exchange.rank())));
+        };
+        let (ranks, id) = (cell.len() as u32, UniqueId::from_bytes(id));
+        let comm = nccl.comm_init_rank(ranks, id, number as u32, &way.config()).map_err(failed)?;
+        self.made.insert(key, Made { comm, window: None, lent: false });
+        let alive = || exchange.alive();
+        let patience = making.patience(&alive);
+        // SAFETY: the communicator was just made.
+        unsafe { patience.settle(nccl, comm, "ncclCommInitRankConfig", 0)? };
+        if way == Way::Plain {
+            return Ok(());
+        }
+        let window = register(nccl, comm, making.arena, &patience)?;
+        self.made.insert(key, Made { comm, window: Some(window), lent: false });
+        if way == Way::CopyEngine {
+            warm(nccl, comm, [number, cell.len()], making, &patience)?;
+        }
+        Ok(())
+    }
+
+    /// The communicator of a group for a variant.
+    pub(super) fn of(&self, group: usize, variant: Variant) -> Result<Comm, CudaError> {
+        let made = Way::of(variant).and_then(|way| self.made.get(&(group, way)));
+        let missing =
+            || CudaError::Unsupported(format!("a group without a communicator for the variant {variant}"));
+        made.map(|m| m.comm).ok_or_else(missing)
+    }
+
+    /// The library, which there is where there are calls.
+    pub(super) fn library(&self) -> Result<&'static Nccl, CudaError> {
+        self.library.ok_or_else(|| CudaError::Unsupported("a call of NCCL without a communicator".into()))
+    }
+
+    /// Waits until the library has put a call, which answered `code`, on its stream.
+    pub(super) fn put(&self, comm: Comm, call: &'static str, code: i32) -> Result<(), CudaError> {
+        let patience = Patience { limit: self.limit, alive: &|| Ok(()) };
+        // SAFETY: calls are made of communicators of this value.
+        unsafe { patience.settle(self.library()?, comm, call, code) }
+    }
+
+    /// The version of the library, if it is used.
+    pub fn version(&self) -> Option<Version> {
+        self.library.map(Nccl::version)
+    }
+
+    /// Ends all communicators at once, whatever runs on them. For a run that failed. What is lent stays its
+    /// owner's to end.
+    pub fn abort(&mut self) {
+        let Some(library) = self.library else { return };
+        for (_, made) in self.made.drain(..).filter(|(_, m)| !m.lent) {
+            // SAFETY: the communicator exists and is not used after this. Its window ends with the process,
+            // because kernels may still use it.
+            let _ = unsafe { (library.functions().comm_abort)(made.comm) };
+        }
+    }
+}
+
+impl Drop for Communicators {
+    fn drop(&mut self) {
+        let Some(library) = self.library else { return };
+        let f = library.functions();
+        for (_, made) in self.made.drain(..).filter(|(_, m)| !m.lent) {
+            if let Some(window) = made.window {
+                // SAFETY: both exist; the work on them has ended.
+                let _ = unsafe { (f.comm_window_deregister)(made.comm, window) };
+            }
+            // SAFETY: the communicator exists; its work has ended, or the process ends.
+            let _ = unsafe { (f.comm_destroy)(made.comm) };
+        }
+    }
+}
+
+/// Whether the library and the driver have what a variant needs.
+fn able(nccl: &Nccl, way: Way) -> Result<(), CudaError> {
+    if way != Way::CopyEngine {
+        return Ok(());
+    }
+    let lacks = |what: String| CudaError::Unsupported(format!("the variant {}: {what}", way.variant()));
+    nccl.all_to_all().map_err(|missing| lacks(missing.to_string()))?;
+    match driver::version()? {
+        found if found < COPY_ENGINES => {
+            let ([major, minor], [least, and]) = (found, COPY_ENGINES);
+            Err(lacks(format!(
+                "copy engines need a driver for CUDA {least}.{and} or newer, found {major}.{minor}"
+            )))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// The CUDA version from which on NCCL uses copy engines; below it takes multiprocessors without a word.
+const COPY_ENGINES: [u32; 2] = [12, 5];
+
+/// The first version whose windows are structs in device memory.
+const DEVICE_WINDOWS: Version = Version::new(2, 28, 0);
+
+/// Makes the arena the window of a communicator.
+fn register(
+    nccl: &Nccl,
+    comm: Comm,
+    (at, bytes): (Address, usize),
+    patience: &Patience<'_>,
+) -> Result<Window, CudaError> {
+    // The library writes the window when it is done, perhaps after this call. After a failure it may still do
+    // so: then these few bytes are left to it.
+    let place = Box::into_raw(Box::new(Window::NULL));
+    let base = at as usize as *mut c_void;
+    // SAFETY: the arena is memory of the driver's virtual memory management, whole, and outlives the window.
+    let code = unsafe {
+        (nccl.functions().comm_window_register)(comm, base, bytes, place, window::COLL_SYMMETRIC)
+    };
+    // SAFETY: the communicator exists.
+    unsafe { patience.settle(nccl, comm, "ncclCommWindowRegister", code)? };
+    // SAFETY: the library is done with it.
+    let window = unsafe { *Box::from_raw(place) };
+    match usable(nccl.version(), window) {
+        true => Ok(window),
+        false => Err(CudaError::Unsupported(format!(
+            "NCCL {} makes no symmetric window of the arena here: expected peer access between all GPUs of the \
+             group, and NCCL_WIN_ENABLE and NCCL_CUMEM_ENABLE unset or 1",
+            nccl.version()
+        ))),
+    }
+}
+
+/// Whether a window is one. Where symmetric memory is not supported, registration succeeds all the same, with
+/// nothing or with a handle in host memory.
+fn usable(version: Version, window: Window) -> bool {
+    if window == Window::NULL {
+        return false;
+    }
+    let mut kind: u32 = 0;
+    let attribute = sys::CUpointer_attribute::CU_POINTER_ATTRIBUTE_MEMORY_TYPE;
+    // SAFETY: the function writes one integer, and takes any address.
+    let asked = unsafe { sys::cuPointerGetAttribute((&raw mut kind).cast(), attribute, window.0 as Address) };
+    let device = sys::CUmemorytype::CU_MEMORYTYPE_DEVICE as u32;
+    version < DEVICE_WINDOWS || (asked == sys::CUresult::CUDA_SUCCESS && kind == device)
+}
+
+/// Runs small all-gathers of the arena's first bytes, which are zero and stay so. The first lets the library make
+/// what it needs, which it cannot while calls are recorded. The second leaves flags that no recorded call waits
+/// for: they count calls from 1, and each recorded one waits for a 1.
+fn warm(
+    nccl: &Nccl,
+    comm: Comm,
+    [number, ranks]: [usize; 2],
+    making: &Making<'_>,
+    patience: &Patience<'_>,
+) -> Result<(), CudaError> {
+    const PIECE: usize = 16;
+    let (at, bytes) = making.arena;
+    if bytes < ranks * PIECE {
+        return Err(CudaError::Unsupported(format!("a symmetric arena of {bytes} bytes for {ranks} ranks")));
+    }
+    let stream = Stream::new(making.device)?;
+    let receive = at as usize as *mut c_void;
+    let send = receive.wrapping_byte_add(number * PIECE).cast_const();
+    for _ in 0..2 {
+        // SAFETY: the arena is as large, and nothing else uses it yet.
+        let code = unsafe {
+            (nccl.functions().all_gather)(send, receive, PIECE, data_type::U8, comm, stream.handle().cast())
+        };
+        // SAFETY: the communicator exists.
+        unsafe { patience.settle(nccl, comm, "ncclAllGather", code)? };
+    }
+    patience.until("the first all-gather by copy engines", || Ok(stream.idle()?.then_some(())))
+}

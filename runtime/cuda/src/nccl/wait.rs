@@ -1,0 +1,104 @@
+//! Waiting for the library, which works in the background: never without a limit, and not for ranks that left.
+
+use std::time::{Duration, Instant};
+
+use nccl_sys::{Comm, Nccl, ResultCode, result_code};
+use symmc_runtime::RunError;
+
+use super::failed;
+use crate::error::CudaError;
+
+/// How long and for whom this rank waits.
+#[derive(Clone, Copy)]
+pub(super) struct Patience<'a> {
+    /// No wait takes longer.
+    pub limit: Duration,
+    /// Fails when the run has ended elsewhere.
+    pub alive: &'a dyn Fn() -> Result<(), RunError>,
+}
+
+impl Patience<'_> {
+    /// Asks until `ask` has an answer.
+    ///
+    /// # Errors
+    /// `ask` failed, the run has ended elsewhere, or `what` took longer than the limit.
+    pub fn until<T>(
+        &self,
+        what: &str,
+        mut ask: impl FnMut() -> Result<Option<T>, CudaError>,
+    ) -> Result<T, CudaError> {
+        let start = Instant::now();
+        let mut pause = Duration::from_micros(5);
+        loop {
+            if let Some(answer) = ask()? {
+                return Ok(answer);
+            }
+            (self.alive)()?;
+            if start.elapsed() > self.limit {
+                let ms = self.limit.as_millis();
+                let detail = format!("not done within {ms} ms: a rank of the group did not come");
+                return Err(CudaError::Library { call: what.into(), detail });
+            }
+            std::thread::sleep(pause);
+            pause = (pause * 2).min(Duration::from_millis(1));
+        }
+    }
+
+    /// Waits until a call on a communicator, which answered `code`, is done.
+    ///
+    /// # Errors
+    /// It failed, or as [`until`](Self::until).
+    ///
+    /// # Safety
+    /// The communicator exists.
+    pub unsafe fn settle(
+        &self,
+        nccl: &Nccl,
+        comm: Comm,
+        call: &'static str,
+        code: ResultCode,
+    ) -> Result<(), CudaError> {
+        if code != result_code::IN_PROGRESS {
+            nccl.check(call, code).map_err(failed)?;
+        }
+        // Some calls say that they are done while their work goes on; the communicator's state does not.
+        self.until(call, || {
+            let mut state = result_code::IN_PROGRESS;
+            // SAFETY: by the caller; the function writes one code.
+            let asked = unsafe { (nccl.functions().comm_get_async_error)(comm, &mut state) };
+            nccl.check("ncclCommGetAsyncError", asked).map_err(failed)?;
+            match state {
+                result_code::IN_PROGRESS => Ok(None),
+                code => nccl.check(call, code).map_err(failed).map(Some),
+            }
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_wait_ends_with_the_answer_the_run_or_the_limit() {
+        let alive = || Ok(());
+        let patience = Patience { limit: Duration::from_secs(60), alive: &alive };
+        let mut asked = 0;
+        let third = || {
+            asked += 1;
+            Ok((asked == 3).then_some(asked))
+        };
+        assert_eq!(patience.until("x", third), Ok(3));
+        let gone = RunError::Aborted { rank: 1, reason: "no library".into() };
+        let left = || Err(gone.clone());
+        let never = || Ok(None::<u8>);
+        let patience = Patience { alive: &left, ..patience };
+        assert_eq!(patience.until("x", never), Err(gone.clone().into()));
+        let patience = Patience { limit: Duration::ZERO, alive: &alive };
+        let error = patience.until("ncclCommInitRankConfig", never).expect_err("no time");
+        assert_eq!(
+            error.to_string(),
+            "ncclCommInitRankConfig: not done within 0 ms: a rank of the group did not come"
+        );
+    }
+}
