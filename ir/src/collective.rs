@@ -330,7 +330,10 @@ mod tests {
                 assert!(!c.entry || c.meets == Meets::Group, "{what}");
                 assert!(!c.result_after_meeting || c.meets == Meets::Group, "{what}");
                 // What peers touch before a rank's own step, or after it, the library does not keep apart.
-                assert!(!variant.is_library() || c.touch == Touch::Nothing && !c.result_after_meeting, "{what}");
+                assert!(
+                    !variant.is_library() || c.touch == Touch::Nothing && !c.result_after_meeting,
+                    "{what}"
+                );
                 assert_eq!(c.meets == Meets::Pairs, variant == Variant::Put, "{what}");
                 assert!(c.meets != Meets::Pairs || kind.pairs(2).is_some(), "{what}");
                 assert!(!c.touch.reads_operand() || c.symmetric_operand, "{what}");

@@ -171,7 +171,7 @@ fn meeting_through(variant: &str) -> String {
          %a1: f32[16, 16] = matmul %r0, %w\n\
          %r1: f32[16, 16] = all_to_all %a1 splits=even group=@all via={variant}\n\
          %z: f32[16, 16] = matmul %r1, %w\n\
-         %r2: f32[16, 16] = all_reduce %r1 op=sum group=@all via=one_shot\nreturn %z, %r2\n"
+         %r2: f32[16, 16] = all_reduce %r1 op=sum group=@all via=two_shot\nreturn %z, %r2\n"
     )
 }
 

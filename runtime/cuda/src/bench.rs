@@ -214,11 +214,7 @@ impl<'a> Bench<'a> {
     }
 
     /// Makes the communicator of a variant of the library, or says why there is none.
-    fn communicator(
-        &mut self,
-        variant: Variant,
-        limit: Duration,
-    ) -> Result<Result<(), String>, CudaError> {
+    fn communicator(&mut self, variant: Variant, limit: Duration) -> Result<Result<(), String>, CudaError> {
         let steps = self.steps(&CollectiveKind::AllGather, 0, variant, None);
         let (device, exchange) = (self.rig.device.clone(), self.exchange);
         let arena = (self.rig._arena.address(), self.rig._arena.len());

@@ -176,6 +176,21 @@ impl Nccl {
         if code == result_code::IN_PROGRESS { Ok(comm) } else { self.check(CALL, code).map(|()| comm) }
     }
 
+    /// What a communicator that does not block is doing: [`IN_PROGRESS`](result_code::IN_PROGRESS) while a call on it
+    /// goes on, success when it is done, else how it failed.
+    ///
+    /// # Errors
+    /// NCCL does not know the communicator.
+    ///
+    /// # Safety
+    /// The communicator exists.
+    pub unsafe fn state(&self, comm: Comm) -> Result<ResultCode, Error> {
+        let mut state = result_code::IN_PROGRESS;
+        // SAFETY: the caller's promise; the function writes one code.
+        let code = unsafe { (self.functions.comm_get_async_error)(comm, &mut state) };
+        self.check("ncclCommGetAsyncError", code).map(|()| state)
+    }
+
     /// Allocates `size` bytes on the current CUDA device that can be registered as a window. They are given back
     /// with `ncclMemFree`.
     ///

@@ -133,6 +133,10 @@ fn configs_and_errors_of_every_layout() {
             said(4, |_| ()),
             "ncclCommInitRankConfig failed with code 99: unknown result code; last message: no such rank"
         );
+        // SAFETY: the fake function takes any handle.
+        let state = |n: usize| unsafe { nccl.state(Comm(n as *mut _)) };
+        assert_eq!([state(1), state(1), state(1), state(2)], [Ok(7), Ok(7), Ok(0), Ok(2)], "{code}");
+        assert!(state(0).expect_err("no communicator").to_string().contains("ncclCommGetAsyncError"));
         let error = init(u32::MAX, |_| ()).expect_err("no such rank");
         assert!(error.text.contains("4294967295"), "{error}");
     }

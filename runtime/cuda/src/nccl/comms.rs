@@ -285,9 +285,8 @@ fn register(
     let place = Box::into_raw(Box::new(Window::NULL));
     let base = at as usize as *mut c_void;
     // SAFETY: the arena is memory of the driver's virtual memory management, whole, and outlives the window.
-    let code = unsafe {
-        (nccl.functions().comm_window_register)(comm, base, bytes, place, window::COLL_SYMMETRIC)
-    };
+    let code =
+        unsafe { (nccl.functions().comm_window_register)(comm, base, bytes, place, window::COLL_SYMMETRIC) };
     // SAFETY: the communicator exists.
     unsafe { patience.settle(nccl, comm, "ncclCommWindowRegister", code)? };
     // SAFETY: the library is done with it.

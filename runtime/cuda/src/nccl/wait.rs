@@ -63,11 +63,8 @@ impl Patience<'_> {
         }
         // Some calls say that they are done while their work goes on; the communicator's state does not.
         self.until(call, || {
-            let mut state = result_code::IN_PROGRESS;
-            // SAFETY: by the caller; the function writes one code.
-            let asked = unsafe { (nccl.functions().comm_get_async_error)(comm, &mut state) };
-            nccl.check("ncclCommGetAsyncError", asked).map_err(failed)?;
-            match state {
+            // SAFETY: by the caller.
+            match unsafe { nccl.state(comm) }.map_err(failed)? {
                 result_code::IN_PROGRESS => Ok(None),
                 code => nccl.check(call, code).map_err(failed).map(Some),
             }
