@@ -285,16 +285,38 @@ impl Variant {
         })
     }
 
-    /// The size in bytes of one landing zone on a group of `n` ranks for an operand of `bytes` bytes. Every
-    /// rank, this one included, has a slot. It holds its packets in either form: words of 8 bytes with 4 bytes
-    /// of data and a 4-byte flag, or lines of 64 bytes with 60 bytes of data and such a flag.
+    /// The size in bytes of one landing zone on a group of `n` ranks for an operand of `bytes` bytes
+    /// ([`packet_zone`]).
     pub fn landing_bytes(self, kind: &CollectiveKind, bytes: u64, n: u64) -> u64 {
-        let slot = match (self, kind) {
-            (Variant::Packets, CollectiveKind::AllToAll(_)) => bytes.div_ceil(n.max(1)),
-            (Variant::Packets, _) => bytes,
-            _ => return 0,
-        };
-        if slot == 0 { 0 } else { n * (slot.div_ceil(4) * 8).max(64) }
+        match (self, kind) {
+            (Variant::Packets, CollectiveKind::AllToAll(_)) => {
+                packet_zone(bytes.div_ceil(n.max(1)), n, PACKET_WORDS)
+            }
+            (Variant::Packets, _) => packet_zone(bytes, n, PACKET_WORDS),
+            _ => 0,
+        }
+    }
+}
+
+/// The bytes up to which the messages of all ranks of a cell together are small. Packets carry small messages as words
+/// of 8 bytes, 4 of them data and 4 a flag, and others as lines of 128 bytes, 120 of them data, in a part of the
+/// landing zone that words never use. The host has one form of its own for all, lines of 64 bytes with 60 of data,
+/// which takes no more room.
+pub const PACKET_WORDS: u64 = 128 << 10;
+
+/// The part of a landing zone that holds messages of up to `bytes` bytes as words. Every rank of the `n`, this one
+/// included, has a slot.
+pub fn packet_words(bytes: u64, n: u64) -> u64 {
+    n * (bytes.div_ceil(4) * 8).max(64)
+}
+
+/// The size in bytes of a landing zone for messages of up to `bytes` bytes among `n` ranks, where those that have
+/// `words` bytes together go as words and larger ones, behind them, as lines.
+pub fn packet_zone(bytes: u64, n: u64, words: u64) -> u64 {
+    match bytes {
+        0 => 0,
+        _ if bytes <= words / n.max(1) => packet_words(bytes, n),
+        _ => packet_words(words / n.max(1), n) + n * bytes.div_ceil(120) * 128,
     }
 }
 

@@ -30,8 +30,9 @@ def say(**what):
         print(json.dumps(what), flush=True)
 
 
-def measure(call, calls, recorded=True):
-    """Median, least and most microseconds of one call, of several in a graph or one after another."""
+def measure(call, calls, recorded=True, captured=None):
+    """Median, least and most microseconds of one call, of several in a graph or one after another; `captured` is called
+    when the graph is there."""
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream):
         for _ in range(5):
@@ -44,6 +45,8 @@ def measure(call, calls, recorded=True):
             with torch.cuda.graph(graph, stream=stream):
                 for _ in range(calls):
                     call()
+            if captured:
+                captured()
         times = []
         for replay in range(REPLAYS + 3):
             dist.barrier()
@@ -63,9 +66,9 @@ def measure(call, calls, recorded=True):
     return {"us": times[len(times) // 2], "least": times[0], "most": times[-1]}
 
 
-def attempt(call, calls, graph=True, **what):
+def attempt(call, calls, graph=True, captured=None, **what):
     try:
-        say(**what, **measure(call, calls, graph))
+        say(**what, **measure(call, calls, graph, captured))
     except Exception as error:  # what a peer cannot do is part of the comparison
         torch.cuda.synchronize()
         say(**what, failed=f"{type(error).__name__}: {str(error).splitlines()[0][:160]}")
@@ -178,4 +181,5 @@ def main():
     dist.destroy_process_group()
 
 
-main()
+if __name__ == "__main__":
+    main()

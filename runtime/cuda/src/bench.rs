@@ -15,7 +15,7 @@ use symmc_runtime::RunError;
 use symmc_runtime::exec::{BoundCollective, BoundRegion, BoundStep, Home, Located, Work as StepWork};
 
 use crate::arena::{Exchange, SymmetricArena};
-use crate::collective::{self, BlockCounts, Peers};
+use crate::collective::{self, BlockCounts, Forms, Peers};
 use crate::compute::Machine;
 use crate::driver::{Device, Graph, Memory, Pinned};
 use crate::error::CudaError;
@@ -32,6 +32,8 @@ const CALLS: usize = 10;
 const WARM: usize = 3;
 /// Bytes up to which results are compared.
 const COMPARED: usize = 4 << 20;
+/// Bytes up to which packets are measured; the landing zones have a slot of as many for every peer.
+const MOST_PACKETS: usize = 4 << 20;
 
 /// What is measured.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
@@ -91,8 +93,8 @@ fn cases(config: &BenchConfig, ranks: u32) -> Vec<Case> {
         for &bytes in &config.bytes {
             for &variant in Variant::ALL {
                 let Some(contract) = variant.contract(&kind) else { continue };
-                // Far beyond where they are of use, with zones of twice the bytes for every peer.
-                if variant == Variant::Packets && bytes > 4 << 20 {
+                // Far beyond where they are of use.
+                if variant == Variant::Packets && bytes > MOST_PACKETS {
                     continue;
                 }
                 match contract.exit {
@@ -172,7 +174,9 @@ impl<'a> Bench<'a> {
         let device = Device::open(gpu)?;
         let n = exchange.ranks() as usize;
         let largest = config.bytes.iter().copied().max().unwrap_or(0).next_multiple_of(4096);
-        let zone = (2 * n * largest.min(4 << 20)).next_multiple_of(4096);
+        let sum = CollectiveKind::AllReduce(ReduceOp::Sum);
+        let zone = Variant::Packets.landing_bytes(&sum, largest.min(MOST_PACKETS) as u64, n as u64);
+        let zone = (zone as usize).next_multiple_of(4096);
         let symmetric = 4 * largest + 2 * zone;
         let arena = SymmetricArena::new(&device, exchange, symmetric + collective::control_bytes(1))?;
         let local = collective::local_bytes(1).next_multiple_of(256);
@@ -191,6 +195,8 @@ impl<'a> Bench<'a> {
             limit_ns: u64::try_from(limit.as_nanos()).unwrap_or(u64::MAX),
             chaos: None,
             blocks: BlockCounts::default(),
+            forms: Forms::default(),
+            links: device.links()?,
         };
         let homes = Homes {
             ordinary: memory.address() + local as Address,

@@ -15,6 +15,7 @@ use std::sync::Arc;
 
 use cudarc::driver::{result, sys};
 
+use crate::collective::Links;
 use crate::error::CudaError;
 use crate::launch::{Address, Kernel};
 
@@ -131,6 +132,26 @@ impl Device {
         let device = Device { ordinal, handle, context, capability, multiprocessors, name };
         device.enter()?;
         Ok(Arc::new(device))
+    }
+
+    /// What the links between this GPU and the others that the process sees promise. GPUs do atomic operations on
+    /// each other's memory over NVLink alone.
+    ///
+    /// # Errors
+    /// The driver does not answer.
+    pub fn links(&self) -> Result<Links, CudaError> {
+        let attribute = sys::CUdevice_P2PAttribute::CU_DEVICE_P2P_ATTRIBUTE_NATIVE_ATOMIC_SUPPORTED;
+        let (mut others, mut all) = (0, true);
+        for ordinal in (0..count()?).filter(|&o| o != self.ordinal) {
+            let what = || format!("asking for the link to GPU {ordinal}");
+            let other = checked(what, result::device::get(ordinal as i32))?;
+            let mut answer = 0;
+            // SAFETY: both devices exist; the call writes one integer.
+            let asked = unsafe { sys::cuDeviceGetP2PAttribute(&mut answer, attribute, self.handle, other) };
+            checked(what, asked.result())?;
+            (others, all) = (others + 1, all && answer != 0);
+        }
+        Ok(if others > 0 && all { Links::Whole } else { Links::MaySplit })
     }
 
     /// Makes the context current on this thread.

@@ -17,7 +17,7 @@ use symmc_runtime::RunError;
 use symmc_runtime::exec::{Bound, BoundStep, Work as StepWork};
 
 use crate::arena::{Exchange, SymmetricArena};
-use crate::collective::{self, BlockCounts, Peers};
+use crate::collective::{self, BlockCounts, Forms, Peers};
 use crate::compute::{self, Machine};
 use crate::driver::{Device, Event, Graph, Memory, Pinned};
 use crate::error::CudaError;
@@ -108,6 +108,8 @@ impl Session {
             limit_ns: u64::try_from(config.limit.as_nanos()).unwrap_or(u64::MAX),
             chaos: config.chaos,
             blocks: BlockCounts::default(),
+            forms: Forms::default(),
+            links: device.links()?,
         };
         let span = (arena.address(), arena.len());
         let making = Making { exchange, device: &device, arena: span, limit: config.limit, lent: None };

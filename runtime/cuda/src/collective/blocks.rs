@@ -2,12 +2,14 @@
 //!
 //! A grid follows from the bytes of the call alone, so that it is the same on all ranks.
 
+use symmc_ir::collective::PACKET_WORDS;
+
 use super::control::{MAX_BLOCKS, MAX_RANKS};
 
 /// The most threads of a block, which kernels are compiled for.
-const MAX_THREADS: u32 = 512;
-/// The same for all-reduce with a norm.
-pub(super) const MAX_NORM_THREADS: u32 = 1024;
+pub(super) const MAX_THREADS: u32 = 640;
+/// The most units of a row that one thread has, in all-reduce with a norm.
+const MOST_PIECES: u32 = 4;
 
 /// The grids of one variant.
 ///
@@ -17,7 +19,7 @@ pub(super) const MAX_NORM_THREADS: u32 = 1024;
 pub struct Blocks {
     /// The threads of a block while blocks can be added.
     pub threads: u32,
-    /// The most threads of a block, up to 512.
+    /// The most threads of a block, up to 640.
     pub most_threads: u32,
     /// The most blocks, up to [`MAX_BLOCKS`].
     pub blocks: u32,
@@ -36,48 +38,86 @@ impl Blocks {
         [blocks, threads.clamp(least, most)]
     }
 
-    /// Blocks and threads of a block for `rows` rows of `units` units of work, a row to a block.
-    pub(super) fn rows(&self, rows: usize, units: usize) -> [u32; 2] {
-        let least = self.threads.clamp(MAX_RANKS as u32, MAX_NORM_THREADS);
-        let most = self.most_threads.clamp(least, MAX_NORM_THREADS);
-        let blocks =
-            u32::try_from(rows).unwrap_or(u32::MAX).clamp(1, self.blocks.clamp(1, MAX_BLOCKS as u32));
-        let threads = u32::try_from(units).unwrap_or(u32::MAX).min(most).next_multiple_of(least.min(32));
-        [blocks, threads.clamp(least, most)]
+    /// The grid for `rows` rows of `units` units of work, a row to a block, and the most units of a row that one
+    /// thread has; `None` if a row is too large.
+    pub(super) fn rows(&self, rows: usize, units: usize) -> Option<([u32; 2], u32)> {
+        let (rows, units) = (u32::try_from(rows).ok()?, u32::try_from(units).ok()?);
+        let blocks = rows.clamp(1, self.blocks.clamp(1, MAX_BLOCKS as u32));
+        let most = self.most_threads.clamp(MAX_RANKS as u32, MAX_THREADS);
+        let least = self.threads.clamp(MAX_RANKS as u32, most);
+        let pieces = units.div_ceil(most).max(1);
+        let threads = units.div_ceil(pieces).next_multiple_of(least.min(32)).clamp(least, most);
+        (pieces <= MOST_PIECES).then_some(([blocks, threads], pieces))
+    }
+}
+
+/// How packets travel.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Form {
+    /// Eight bytes, four of data.
+    Words,
+    /// 128 bytes, 120 of data.
+    Lines,
+}
+
+/// Sizes in bytes from which on a variant takes another form. They follow from the call alone and are equal on all
+/// ranks.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Forms {
+    /// What the messages of all ranks of a cell together may have for packets to carry them as words. Landing zones
+    /// are laid out by it: it is the contract's [`PACKET_WORDS`] wherever a plan runs.
+    pub words: usize,
+    /// What an all-reduce by packets must save on the links of a rank to go in two rounds: one round sends the
+    /// operand to each peer, two send a slice to and from each.
+    pub saved: usize,
+    /// The smallest operand that a two-shot all-reduce sends by stores alone between two ranks; among more it is
+    /// smaller by as much as there are more.
+    pub pushed: usize,
+}
+
+impl Default for Forms {
+    fn default() -> Self {
+        Forms { words: PACKET_WORDS as usize, saved: 512 << 10, pushed: 32 << 20 }
     }
 }
 
 /// The grids of all variants. A unit of work is 16 bytes of what one rank reduces or gets of each peer; for
-/// packets it is 8 bytes of a message.
+/// packets as words it is 8 bytes of a message.
 ///
-/// Packets meet no peer, so more blocks cost nothing and spread the stores; blocks that meet cost two flags
-/// for each peer.
+/// Each multiprocessor sends and asks for only so much at a time, so that from a few hundred KiB on every variant gains
+/// from all of them; small ones do not, and blocks that meet cost two flags for each peer.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[allow(missing_docs)]
 pub struct BlockCounts {
     pub packets: Blocks,
+    /// Packets as lines.
+    pub lines: Blocks,
     pub one_shot: Blocks,
     pub two_shot: Blocks,
+    /// Two-shot by stores alone.
+    pub pushed: Blocks,
     pub reduce_scatter: Blocks,
     pub pull: Blocks,
     pub push: Blocks,
     pub put: Blocks,
-    /// All-reduce with residual and norm, up to 1024 threads: a block has whole rows.
+    /// All-reduce with residual and norm: a block has whole rows.
     pub norm: Blocks,
 }
 
 impl Default for BlockCounts {
     fn default() -> Self {
-        let blocks = |threads, blocks| Blocks { threads, most_threads: MAX_THREADS, blocks };
+        let blocks = |threads, blocks| Blocks { threads, most_threads: 512, blocks };
         BlockCounts {
             packets: blocks(128, 64),
-            one_shot: blocks(256, 48),
-            two_shot: blocks(256, 48),
-            reduce_scatter: blocks(256, 48),
-            pull: blocks(256, 48),
-            push: blocks(256, 48),
-            put: blocks(256, 32),
-            norm: Blocks { threads: 128, most_threads: MAX_NORM_THREADS, blocks: MAX_BLOCKS as u32 },
+            lines: Blocks { threads: 256, most_threads: MAX_THREADS, blocks: 128 },
+            one_shot: blocks(256, 128),
+            two_shot: blocks(256, 128),
+            pushed: blocks(512, 128),
+            reduce_scatter: blocks(256, 128),
+            pull: blocks(256, 128),
+            push: blocks(256, 128),
+            put: blocks(256, 128),
+            norm: Blocks { threads: 128, most_threads: MAX_THREADS, blocks: 128 },
         }
     }
 }

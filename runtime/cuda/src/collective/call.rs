@@ -2,10 +2,11 @@
 //!
 //! Every address of a peer is checked here against the arena before a kernel gets it.
 
+use symmc_ir::collective::{packet_words, packet_zone};
 use symmc_runtime::exec::{BoundCollective, BoundRegion, Home};
 
 use super::control::{self, MAX_RANKS};
-use super::{BlockCounts, Peers};
+use super::{BlockCounts, Form, Forms, Peers};
 use crate::error::CudaError;
 use crate::launch::{Address, plain};
 
@@ -34,6 +35,8 @@ plain! {
         pub receiver: [u32; MAX_RANKS],
         pub sender: u32,
         pub zero: u32,
+        pub slice: u64,
+        pub before: u64,
     }
 }
 
@@ -102,13 +105,27 @@ impl<'a> Turn<'a> {
         call
     }
 
-    /// The parameters for packets of messages of `message` bytes: also the slots.
-    pub fn packets(&self, message: usize) -> Result<Call, CudaError> {
+    /// The parameters for packets: also the slots, `rounds` of them for each peer, with `units` units of 16 bytes
+    /// each. `message` is the bytes that a peer gets.
+    pub fn packets(
+        &self,
+        message: usize,
+        form: Form,
+        units: usize,
+        rounds: usize,
+    ) -> Result<Call, CudaError> {
         let Some([first, second]) = self.bound.landing else {
             return Err(self.unfit("expected landing zones for packets, found none".into()));
         };
-        let slot = message.div_ceil(8) * 16;
-        let used = slot * (self.n - 1);
+        let n = self.n as u64;
+        let words = self.peers.forms.words as u64;
+        // Lines lie behind all words, so that neither ever finds data of the other where it looks for a flag.
+        let before = if form == Form::Lines { packet_words(words / n, n) as usize } else { 0 };
+        let (slot, room) = (units * 16, packet_zone(message as u64, n, words) as usize);
+        let used = before + slot * (self.n - 1) * rounds;
+        if used > room {
+            return Err(self.unfit(format!("expected at most {room} bytes in a landing zone, found {used}")));
+        }
         for zone in [first, second] {
             if !zone.is_multiple_of(16) || zone.checked_add(used).is_none_or(|end| end > self.peers.arena) {
                 let arena = self.peers.arena;
@@ -121,7 +138,7 @@ impl<'a> Turn<'a> {
         // A zone has a slot for each peer of its owner.
         let at = |owner: usize, sender: usize| {
             let index = if sender < owner { sender } else { sender - 1 };
-            self.arena_of(owner) + (first + index * slot) as Address
+            self.arena_of(owner) + (first + before + index * slot) as Address
         };
         let senders = (0..self.n).filter(|&p| p != self.me);
         senders.for_each(|p| call.slots[p] = at(self.me, p));
@@ -130,8 +147,18 @@ impl<'a> Turn<'a> {
         }
         call.zone = self.arena_of(self.me) + first as Address;
         call.other = (second as u64).wrapping_sub(first as u64);
+        call.before = (before / 16) as u64;
         call.count = message as u64;
         Ok(call)
+    }
+
+    /// How messages of so many bytes travel.
+    pub fn form(&self, message: usize) -> Form {
+        if message <= self.peers.forms.words / self.n { Form::Words } else { Form::Lines }
+    }
+
+    pub fn forms(&self) -> &Forms {
+        &self.peers.forms
     }
 
     /// The numbers of the cell, beginning with the one after this rank and ending with this rank, so that not

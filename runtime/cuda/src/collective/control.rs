@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use crate::driver::Pinned;
 
 /// The most blocks of a kernel that meets peers.
-pub const MAX_BLOCKS: usize = 64;
+pub const MAX_BLOCKS: usize = 128;
 /// The most ranks of a cell.
 pub const MAX_RANKS: usize = 8;
 /// The bytes of the status words.

@@ -31,10 +31,17 @@
 //!   flag wraps around, ranks meet, clear their zones and meet again.
 //! - *pairs*: a receiver's first flag goes to its sender alone, which writes after it and then sets the second.
 //!
+//! - *lines*: the same with 120 bytes of data before a flag, which arrive together (`kernels/device.cu`). Words and
+//!   lines have parts of a zone to themselves, so that neither finds the other's data where it looks for a flag.
+//!   A round that sends on what it reduced ends when every peer's part has come, each of which its sender made of
+//!   packets of all ranks: it tells of every arrival as one round does.
+//! - *stores alone*: a two-shot of large tensors stores into the peers' results what they reduce, tells them chunk
+//!   by chunk with the block's flags, and overwrites it with the result (`kernels/pushed.cu`).
+//!
 //! A block waits for blocks of the same number on peers and for no other, so a grid need not be resident as a
-//! whole, but its first unfinished block must get to run on every rank. Grids have at most [`MAX_BLOCKS`]
-//! blocks of 512 threads, so that two collectives at a time are resident on a device of 128 multiprocessors at
-//! one block each; compute kernels end by themselves and make room.
+//! whole, but its first unfinished block must get to run on every rank. The collectives of a rank run in one lane, one
+//! after another, and grids have at most [`MAX_BLOCKS`] blocks, so that the whole grid is resident on a device of as
+//! many multiprocessors; compute kernels beside it end by themselves and make room.
 //!
 //! # Waits
 //! No wait is without a limit. A wait that reaches it reports once to the pinned status words ([`missed`]) and
@@ -49,15 +56,17 @@ mod blocks;
 mod call;
 mod control;
 mod norm;
+mod packets;
 #[cfg(test)]
 mod tests;
 
 use symmc_ir::DType;
 use symmc_ir::collective::{CollectiveKind as Kind, ReduceOp, Splits, Variant};
 use symmc_planner::plan::Barrier;
-use symmc_runtime::exec::BoundCollective;
+use symmc_runtime::exec::{BoundCollective, Home};
 
-pub use self::blocks::{BlockCounts, Blocks};
+pub use self::blocks::{BlockCounts, Blocks, Forms};
+use self::blocks::{Form, MAX_THREADS};
 use self::call::{Call, Turn};
 pub use self::control::{
     MAX_BLOCKS, MAX_RANKS, Missed, STATUS_BYTES, control_bytes, end, local_bytes, missed,
@@ -74,11 +83,15 @@ const KERNELS: &str = concat!(
     include_str!("kernels/waits.cu"),
     include_str!("kernels/elements.cu"),
     include_str!("kernels/barrier.cu"),
+    include_str!("kernels/pushed.cu"),
     include_str!("kernels/packets.cu"),
+    include_str!("kernels/lines.cu"),
     include_str!("kernels/norm.cu"),
 );
 /// What stands before them for delays around every touch of a peer.
 const CHAOS: &str = "#define SYMMC_CHAOS\n";
+/// What stands before them where links may split lines.
+const SPLIT_LINES: &str = "#define SYMMC_SPLIT_LINES\n";
 
 /// What a rank's kernels know of the run.
 #[derive(Clone, PartialEq, Debug, Default)]
@@ -100,6 +113,20 @@ pub struct Peers {
     pub chaos: Option<u64>,
     /// The grids; equal on all ranks.
     pub blocks: BlockCounts,
+    /// Which forms variants take; equal on all ranks.
+    pub forms: Forms,
+    /// What the links to peers promise.
+    pub links: Links,
+}
+
+/// Whether 128 bytes that a warp stores at once arrive at once.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Links {
+    /// They do: NVLink, and ranks on one device.
+    Whole,
+    /// They may not, or nobody knows. Lines then go with a fence before their flag.
+    #[default]
+    MaySplit,
 }
 
 /// The launches that run `call` on this rank, whose own operand and result lie at these addresses; `None` for
@@ -135,8 +162,8 @@ pub fn lower(
         (Variant::Pull, Kind::ReduceScatter(op)) => reduce_scatter(&turn, *op, exit)?,
         (Variant::Pull, Kind::AllGather | Kind::AllToAll(_)) => pull(&turn, exit)?,
         (Variant::Push, Kind::AllGather | Kind::AllToAll(_)) => push(&turn)?,
-        (Variant::Packets, Kind::AllReduce(op)) => packets_reduce(&turn, *op)?,
-        (Variant::Packets, Kind::AllGather | Kind::AllToAll(_)) => packets_move(&turn)?,
+        (Variant::Packets, Kind::AllReduce(op)) => packets::reduce(&turn, *op)?,
+        (Variant::Packets, Kind::AllGather | Kind::AllToAll(_)) => packets::movement(&turn)?,
         (variant, kind) => {
             let text = format!("{} as {variant}: GPUs have no kernel for it", kind.name());
             return Err(CudaError::Unsupported(text));
@@ -162,6 +189,9 @@ impl Prepared {
         if peers.chaos.is_some() {
             source.prelude(CHAOS);
         }
+        if peers.links == Links::MaySplit {
+            source.prelude(SPLIT_LINES);
+        }
         source.prelude(DEVICE);
         source.prelude(KERNELS);
         let [blocks, threads] = self.blocks;
@@ -171,9 +201,8 @@ impl Prepared {
         };
         // In the namespace of the kernels, so that other code in the program may use the same names.
         let text = format!(
-            "namespace symmc_peer {{\nextern \"C\" __global__ void __launch_bounds__({}) \
+            "namespace symmc_peer {{\nextern \"C\" __global__ void __launch_bounds__({MAX_THREADS}) \
              @(const __grid_constant__ Call call{declared}) {{\n    {}(call{passed});\n}}\n}}\n",
-            threads.max(512),
             self.body
         );
         let beside = self.beside.map(|(_, param)| param);
@@ -260,6 +289,9 @@ fn one_shot(turn: &Turn, op: ReduceOp, exit: Barrier) -> Result<Prepared, CudaEr
 }
 
 fn two_shot(turn: &Turn, op: ReduceOp) -> Result<Prepared, CudaError> {
+    if let Some(slice) = pushes(turn) {
+        return pushed(turn, op, slice);
+    }
     let (size, elements) = (turn.bound.dtype.size(), turn.bound.elements);
     let (units, unit) = (turn.units(turn.bytes), 16 / size);
     let start = |p: usize| (units * p / turn.n * unit).min(elements);
@@ -276,6 +308,39 @@ fn two_shot(turn: &Turn, op: ReduceOp) -> Result<Prepared, CudaError> {
     // Slices differ by a unit at most; grids are equal.
     let blocks = turn.blocks().two_shot.grid(units.div_ceil(turn.n));
     Ok(reduce(turn, call, how, blocks, "two_shot"))
+}
+
+/// The bytes of a slice of a two-shot all-reduce by stores alone, if it can be one. All ranks answer alike, for
+/// offsets are equal on all.
+fn pushes(turn: &Turn) -> Option<usize> {
+    let [operand, result] = [&turn.bound.operand, &turn.bound.result];
+    let slice = turn.bytes / turn.n;
+    let fits = turn.bytes * turn.n >= 2 * turn.forms().pushed.max(1)
+        && slice.is_multiple_of(16)
+        && turn.bytes.is_multiple_of(turn.n)
+        && [operand, result].iter().all(|r| r.home == Home::Symmetric && r.by_rank == 0)
+        && (operand.offset | result.offset).is_multiple_of(16)
+        && operand.offset.abs_diff(result.offset) >= turn.bytes;
+    fits.then_some(slice)
+}
+
+fn pushed(turn: &Turn, op: ReduceOp, slice: usize) -> Result<Prepared, CudaError> {
+    let (element, operation) = reduction(turn.bound.dtype, op);
+    let (n, at) = (turn.n, |p: usize| (p * slice) as Address);
+    let mut call = turn.call();
+    for (i, p) in turn.rotated().enumerate() {
+        call.from[i] = turn.operand + at(p);
+        call.to[i] = turn.result_of(p, turn.bytes)? + at(turn.me);
+        call.slots[p] = turn.result + at(p);
+    }
+    call.slice = slice as u64;
+    Ok(Prepared {
+        what: format!("pushed_{}", turn.bound.dtype),
+        body: format!("pushed_reduce<{element}, {operation}, {n}, {}>", (8 / n).max(1)),
+        call,
+        beside: None,
+        blocks: turn.blocks().pushed.grid(turn.units(slice)),
+    })
 }
 
 fn reduce_scatter(turn: &Turn, op: ReduceOp, exit: Barrier) -> Result<Prepared, CudaError> {
@@ -400,45 +465,5 @@ fn put(turn: &Turn) -> Result<Prepared, CudaError> {
         call,
         beside: None,
         blocks: turn.blocks().put.grid(turn.units(turn.bytes)),
-    })
-}
-
-fn packets_reduce(turn: &Turn, op: ReduceOp) -> Result<Prepared, CudaError> {
-    let mut call = turn.packets(turn.bytes)?;
-    call.from[0] = turn.operand;
-    call.out[0] = turn.result;
-    let (element, operation) = reduction(turn.bound.dtype, op);
-    let vector = (turn.operand | turn.result).is_multiple_of(8);
-    Ok(Prepared {
-        what: format!("packets_{}", turn.bound.dtype),
-        body: format!("packets_reduce<{element}, {operation}, {}, {vector}>", turn.n),
-        call,
-        beside: None,
-        blocks: turn.blocks().packets.grid(turn.bytes.div_ceil(8)),
-    })
-}
-
-fn packets_move(turn: &Turn) -> Result<Prepared, CudaError> {
-    let (piece, source) = pieces(turn)?;
-    let mut call = turn.packets(piece)?;
-    for (i, p) in turn.rotated().enumerate() {
-        call.from[i] = turn.operand + source(p);
-        call.out[i] = turn.result + (i * piece) as Address;
-    }
-    let n = turn.n;
-    let vector = call.from[..n].iter().chain(&call.out[..n]).fold(0, |all, a| all | a).is_multiple_of(8);
-    let element = match turn.bound.dtype.size() {
-        1 => "u8",
-        2 => "u16",
-        4 => "u32",
-        _ => "u64",
-    };
-    let same = Sends::of(&turn.bound.kind) == Sends::One;
-    Ok(Prepared {
-        what: format!("packets_{}", turn.bound.kind.name()),
-        body: format!("packets_move<{element}, {n}, {same}, {vector}>"),
-        call,
-        beside: None,
-        blocks: turn.blocks().packets.grid(piece.div_ceil(8)),
     })
 }

@@ -7,14 +7,12 @@ use symmc_ir::DType;
 use symmc_ir::collective::{CollectiveKind as Kind, Variant};
 use symmc_runtime::exec::BoundCollective;
 
+use super::blocks::Form;
 use super::call::Turn;
-use super::{Peers, Prepared, reduction};
+use super::{Peers, Prepared, packets, reduction};
 use crate::compile::Source;
 use crate::error::CudaError;
 use crate::launch::{Address, Param, Work, plain};
-
-/// The most packets of a row that one thread has.
-const MOST: usize = 4;
 
 /// What follows the all-reduce, in its dtype. The operands and results may lie on each other's bytes, element on
 /// element.
@@ -78,13 +76,15 @@ pub fn lower_norm(
     if !fits {
         return Ok(None);
     }
-    let blocks = peers.blocks.norm.rows(call.elements / norm.hidden, row / 8);
-    let each = (row / 8).div_ceil(blocks[1] as usize);
-    if each > MOST {
+    let turn = Turn::new(step, call, [norm.operand, norm.normed], peers)?;
+    let form = turn.form(turn.bytes);
+    let (rows, units) = (call.elements / norm.hidden, packets::units(form, row));
+    let Some((blocks, pieces)) = peers.blocks.norm.rows(rows, units) else { return Ok(None) };
+    // Rows begin with a line, so short ones may need more lines than the zone has.
+    if form == Form::Lines && units * 16 * 15 > row * 17 {
         return Ok(None);
     }
-    let turn = Turn::new(step, call, [norm.operand, norm.normed], peers)?;
-    let mut parameters = turn.packets(turn.bytes)?;
+    let mut parameters = turn.packets(turn.bytes, form, rows * units, 1)?;
     parameters.from[0] = norm.operand;
     let beside = Norm {
         residual: norm.residual,
@@ -96,9 +96,11 @@ pub fn lower_norm(
         eps: norm.eps as f32,
     };
     let (element, operation) = reduction(call.dtype, *op);
+    let as_form = if form == Form::Lines { "InLines" } else { "InWords" };
+    let (n, first) = (turn.n, norm.round_first);
     let prepared = Prepared {
         what: format!("packets_norm_{}", call.dtype),
-        body: format!("packets_norm<{element}, {operation}, {}, {each}, {}>", turn.n, norm.round_first),
+        body: format!("packets_norm<{element}, {operation}, {n}, {as_form}, {pieces}, {first}>"),
         call: parameters,
         beside: Some(("Norm", Param::of(&beside))),
         blocks,

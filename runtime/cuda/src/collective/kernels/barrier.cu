@@ -49,6 +49,10 @@ __device__ __forceinline__ void reduce(const Call& call) {
         done = call.count / COUNT * COUNT;
         u64 at = first * 16;
         // Large tensors are bound by the accesses in flight.
+        constexpr u32 MANY = N <= 4 ? 16 / N : 2;
+        for (; at + step * (MANY - 1) * 16 < bytes; at += step * MANY * 16) {
+            reduce_wide<T, O, N, OUTS, MANY>(call, at, step * 16);
+        }
         if constexpr (N <= 4) {
             for (; at + step * 16 < bytes; at += step * 32) reduce_wide<T, O, N, OUTS, 2>(call, at, step * 16);
         }
@@ -101,7 +105,7 @@ __device__ __forceinline__ void move(const Call& call) {
         done = call.count / 16 * 16;
         u64 at = first * 16;
         if constexpr (N <= 4) {
-            for (; at + step * 48 < done; at += step * 64) move_wide<N, SAME, 4>(call, moves, at, step * 16);
+            for (; at + step * 16 < done; at += step * 32) move_wide<N, SAME, 2>(call, moves, at, step * 16);
         }
         for (; at < done; at += step * 16) move_wide<N, SAME, 1>(call, moves, at, 0);
     }

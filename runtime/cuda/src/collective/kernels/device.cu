@@ -59,6 +59,59 @@ __device__ __forceinline__ Wide load_packets(u64 at) {
     return value;
 }
 
+/// The threads of the caller's line, in its warp.
+__device__ __forceinline__ u32 line_threads() {
+    return 0xffu << (threadIdx.x & 24);
+}
+
+#ifdef SYMMC_SPLIT_LINES
+/// As below where links may split a line: the flag goes after the rest, and is looked for before it.
+__device__ __forceinline__ void store_line(u64 at, Wide value) {
+    const bool last = threadIdx.x % 8 == 7;
+    if (!last) store_packets(at, value);
+    __syncwarp(line_threads());
+    if (!last) return;
+    __threadfence_system();
+    store_packets(at, value);
+}
+
+__device__ __forceinline__ Wide load_line(u64 at) {
+    const bool last = threadIdx.x % 8 == 7;
+    Wide value{0, 0};
+    if (last) {
+        // The flag first, then the word beside it.
+        const u64 flag = load_packets(at).high;
+        __threadfence_system();
+        value = Wide{load_packets(at).low, flag};
+    }
+    __syncwarp(line_threads());
+    return last ? value : load_packets(at);
+}
+#else
+/// 16 bytes of a line of 128 that eight neighbouring threads store in this one instruction. The line leaves the
+/// multiprocessor as one request, travels through NVLink as one packet and is written to the peer's second-level cache
+/// at once, so whoever finds its flag finds the rest. The architecture does not promise that; the devices do it, and
+/// NCCL's protocol of such lines rests on it too.
+__device__ __forceinline__ void store_line(u64 at, Wide value) {
+    store_packets(at, value);
+}
+
+/// This thread's 16 bytes of a line that eight neighbouring threads load in this one instruction.
+__device__ __forceinline__ Wide load_line(u64 at) {
+    return load_packets(at);
+}
+#endif
+
+/// The flag of a line of which each of its threads loaded its 16 bytes.
+__device__ __forceinline__ u32 line_flag(const Wide& value) {
+    return __shfl_sync(line_threads(), (u32)(value.high >> 32), 7, 8);
+}
+
+/// Whether something holds for all threads of the caller's line.
+__device__ __forceinline__ bool line_all(bool holds) {
+    return __all_sync(line_threads(), holds);
+}
+
 /// 16 bytes that are used once.
 __device__ __forceinline__ Wide load_wide(u64 at) {
     Wide value;

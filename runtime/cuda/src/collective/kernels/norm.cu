@@ -10,80 +10,149 @@ struct Norm {
     u64 reduced;
     u64 added;
     u64 normed;
-    /// Packets of a row.
+    /// Words of 8 bytes of a row.
     u32 row;
     float eps;
 };
 
+/// Rows as words: a unit is one.
+struct InWords {
+    static constexpr u32 WORDS = 1;
+    static __device__ __forceinline__ u32 units(u32 row) { return row; }
+    static __device__ __forceinline__ u32 first(u32 j) { return j; }
+    static __device__ __forceinline__ u32 count(u32, u32) { return 1; }
+
+    static __device__ __forceinline__ void send(u64 to, u64, const u64 (&words)[1], u32 flag) {
+        store_packets(to, packed(words[0], flag));
+    }
+    template <class T, u32 N>
+    static __device__ __forceinline__ void take(const Call& call, const Turn& turn, u64 i, const u64 (&own)[1],
+                                                Run<T, 1> (&runs)[N]) {
+        // A wait that ends early leaves what is meaningless: the threads of a block stay together.
+        receive<T, N>(call, turn, i, own[0], runs);
+    }
+};
+
+/// Rows as lines, a row beginning with a line.
+struct InLines {
+    static constexpr u32 WORDS = 2;
+    static __device__ __forceinline__ u32 units(u32 row) { return (row + LINE - 1) / LINE * 8; }
+    static __device__ __forceinline__ u32 first(u32 j) { return j / 8 * LINE + j % 8 * 2; }
+    static __device__ __forceinline__ u32 count(u32 j, u32 row) {
+        const u32 left = first(j) < row ? row - first(j) : 0;
+        return ends_line(j) || left == 1 ? (left == 0 ? 0 : 1) : left == 0 ? 0 : 2;
+    }
+    static __device__ __forceinline__ void send(u64 to, u64 j, const u64 (&words)[2], u32 flag) {
+        store_line(to, flagged(Wide{words[0], words[1]}, j, flag));
+    }
+    template <class T, u32 N>
+    static __device__ __forceinline__ void take(const Call& call, const Turn& turn, u64 i, const u64 (&own)[2],
+                                                Run<T, 2> (&runs)[N]) {
+        Wide wide[N];
+        u64 slots[N];
+        line_slots<N>(call, turn, 0, slots);
+#pragma unroll
+        for (u32 p = 0; p < N; p++) wide[p] = Wide{own[0], own[1]};
+        line_receive<N>(call, slots, i, turn.flag, wide);
+#pragma unroll
+        for (u32 p = 0; p < N; p++) {
+            runs[p].words[0] = wide[p].low;
+            runs[p].words[1] = wide[p].high;
+        }
+    }
+};
+
+/// This thread's units of the row that begins at `row`, zeros beyond its end.
+template <class Form, u32 PER, class Piece>
+__device__ __forceinline__ void load_units(u64 row, u32 width, Piece (&pieces)[PER]) {
+#pragma unroll
+    for (u32 k = 0; k < PER; k++) {
+        const u32 j = threadIdx.x + k * blockDim.x;
+        if (j >= Form::units(width)) continue;
+#pragma unroll
+        for (u32 w = 0; w < Form::WORDS; w++) {
+            const bool there = w < Form::count(j, width);
+            pieces[k].words[w] = there ? ((const u64*)row)[Form::first(j) + w] : 0;
+        }
+    }
+}
+
+template <class Form>
+__device__ __forceinline__ void store_unit(u64 row, u32 j, u32 count, const u64 (&words)[Form::WORDS]) {
+#pragma unroll
+    for (u32 w = 0; w < Form::WORDS; w++) {
+        if (w < count) ((u64*)row)[Form::first(j) + w] = words[w];
+    }
+}
+
 /// Packets all-reduce, then `+ residual`, then RMS norm of each row, with the roundings of the three steps.
-/// A block has whole rows; a thread has the same `PER` packets of each. All addresses are multiples of 8.
-template <class T, class O, u32 N, u32 PER, bool ROUND_FIRST>
+/// A block has whole rows; a thread has the same `PER` units of each. All addresses are multiples of 8.
+template <class T, class O, u32 N, class Form, u32 PER, bool ROUND_FIRST>
 __device__ __forceinline__ void packets_norm(const Call& call, const Norm& norm) {
-    constexpr u32 COUNT = Run<T, 1>::COUNT;
-    const u64 packets = call.count / 8;
-    const u32 thread = threadIdx.x, threads = blockDim.x;
+    typedef Run<T, Form::WORDS> Piece;
+    constexpr u32 COUNT = Piece::COUNT, EACH = COUNT / Form::WORDS;
+    const u32 width = norm.row, units = Form::units(width), thread = threadIdx.x, threads = blockDim.x;
+    const u64 rows = call.count / 8 / width;
+    // Asked for beside the words: both are a way from memory.
+    Piece own[PER];
+    if (blockIdx.x < rows) load_units<Form, PER>(call.from[0] + blockIdx.x * (u64)width * 8, width, own);
     Words words;
     Turn turn;
-    if (!take_turn<N>(call, words, turn, packets)) return;
+    if (!take_turn<N>(call, words, turn, rows * units, N - 1)) return;
     touch(call, turn.flag, 0);
-    for (u64 row = (u64)blockIdx.x * norm.row; row < packets; row += (u64)gridDim.x * norm.row) {
+    for (u64 row = blockIdx.x; row < rows; row += gridDim.x) {
+        if (row != blockIdx.x) load_units<Form, PER>(call.from[0] + row * width * 8, width, own);
 #pragma unroll
         for (u32 k = 0; k < PER; k++) {
             const u32 j = thread + k * threads;
-            if (j >= norm.row) continue;
-            const Wide wide = packed(((const u64*)call.from[0])[row + j], turn.flag);
+            if (j >= units) continue;
 #pragma unroll
-            for (u32 p = 0; p + 1 < N; p++) store_packets(call.to[p] + turn.zone + (row + j) * 16, wide);
+            for (u32 p = 0; p + 1 < N; p++) {
+                Form::send(call.to[p] + turn.zone + (row * units + j) * 16, j, own[k].words, turn.flag);
+            }
         }
     }
     touch(call, turn.flag, 1);
     __syncthreads();
     leave(call, words);
-    Run<T, 1> weight[PER];
-#pragma unroll
-    for (u32 k = 0; k < PER; k++) {
-        const u32 j = thread + k * threads;
-        if (norm.weight != 0 && j < norm.row) weight[k].words[0] = ((const u64*)norm.weight)[j];
-    }
+    Piece weight[PER];
+    if (norm.weight != 0) load_units<Form, PER>(norm.weight, width, weight);
     u32 parity = 0;
-    for (u64 row = (u64)blockIdx.x * norm.row; row < packets; row += (u64)gridDim.x * norm.row) {
-        Run<T, 1> x[PER], residual[PER];
+    for (u64 row = blockIdx.x; row < rows; row += gridDim.x) {
+        const u64 at = row * width * 8;
         // What is here already is asked for before the wait.
-#pragma unroll
-        for (u32 k = 0; k < PER; k++) {
-            const u32 j = thread + k * threads;
-            if (j >= norm.row) continue;
-            x[k].words[0] = ((const u64*)call.from[0])[row + j];
-            residual[k].words[0] = ((const u64*)norm.residual)[row + j];
-        }
+        Piece x[PER], residual[PER];
+        load_units<Form, PER>(call.from[0] + at, width, x);
+        load_units<Form, PER>(norm.residual + at, width, residual);
         float squares = 0;
 #pragma unroll
         for (u32 k = 0; k < PER; k++) {
-            const u32 j = thread + k * threads;
-            if (j >= norm.row) continue;
-            Run<T, 1> runs[N];
-            // A wait that ends early leaves what is meaningless: the threads of a block stay together.
-            receive<T, N>(call, turn, row + j, x[k].words[0], runs);
-            const Run<T, 1> reduced = reduce_runs<T, O, N, 1>(runs);
-            if (norm.reduced != 0) ((u64*)norm.reduced)[row + j] = reduced.words[0];
+            const u32 j = thread + k * threads, count = Form::count(j, width);
+            if (j >= units) continue;
+            Piece runs[N];
+            Form::template take<T, N>(call, turn, row * units + j, x[k].words, runs);
+            const Piece reduced = reduce_runs<T, O, N, Form::WORDS>(runs);
+            if (norm.reduced != 0) store_unit<Form>(norm.reduced + at, j, count, reduced.words);
             float sum[COUNT], other[COUNT];
             reduced.widen(sum);
             residual[k].widen(other);
 #pragma unroll
             for (u32 e = 0; e < COUNT; e++) sum[e] += other[e];
             x[k].narrow(sum);
-            ((u64*)norm.added)[row + j] = x[k].words[0];
+            store_unit<Form>(norm.added + at, j, count, x[k].words);
             x[k].widen(sum);
 #pragma unroll
-            for (u32 e = 0; e < COUNT; e++) squares += sum[e] * sum[e];
+            for (u32 e = 0; e < COUNT; e++) {
+                if (e / EACH < count) squares += sum[e] * sum[e];
+            }
         }
-        const float mean = block_sum(squares, parity) / (float)(norm.row * COUNT);
+        const float mean = block_sum(squares, parity) / (float)(width * EACH);
         const float scale = 1.0f / sqrtf(mean + norm.eps);
         parity ^= 1;
 #pragma unroll
         for (u32 k = 0; k < PER; k++) {
             const u32 j = thread + k * threads;
-            if (j >= norm.row) continue;
+            if (j >= units) continue;
             float y[COUNT], w[COUNT];
             x[k].widen(y);
 #pragma unroll
@@ -98,7 +167,7 @@ __device__ __forceinline__ void packets_norm(const Call& call, const Norm& norm)
                 for (u32 e = 0; e < COUNT; e++) y[e] *= w[e];
             }
             x[k].narrow(y);
-            ((u64*)norm.normed)[row + j] = x[k].words[0];
+            store_unit<Form>(norm.normed + at, j, Form::count(j, width), x[k].words);
         }
     }
 }

@@ -1,4 +1,5 @@
-// Collectives as packets: words of eight bytes, four of data and a flag, into landing zones of the peers.
+// Collectives as packets: words of eight bytes, four of data and a flag, into landing zones of the peers. Larger
+// messages go as lines (lines.cu).
 
 namespace symmc_peer {
 
@@ -9,19 +10,22 @@ __device__ __forceinline__ u32 following(u32 flag) {
 }
 
 /// Removes all flags from this rank's zones while no peer writes there. Each block clears in this turn's zone
-/// the packets that the same blocks of the peers are about to write; the rest is divided among all.
+/// the packets that the same blocks of the peers are about to write, in each of so many slots; the rest is divided
+/// among all.
 template <u32 N>
-__device__ __noinline__ bool clear(const Call& call, u64 epoch, u32 used, u64 packets) {
+__device__ __noinline__ bool clear(const Call& call, u64 epoch, u32 used, u64 packets, u32 slots) {
     if (!meet<Arrive, N>(call, epoch + 1)) return false;
     const u64 first = (u64)blockIdx.x * blockDim.x + threadIdx.x;
     const u64 step = (u64)gridDim.x * blockDim.x;
-    const u64 now = packets * (N - 1);
+    const u64 now = call.before, behind = now + packets * slots;
     // The flag wraps around to 2: this turn's is the first zone.
     for (u64 i = first; i < packets; i += step) {
-        for (u32 p = 0; p + 1 < N; p++) store_packets(call.zone + (p * packets + i) * 16, Wide{0, 0});
+        for (u32 p = 0; p < slots; p++) store_packets(call.zone + (now + p * packets + i) * 16, Wide{0, 0});
     }
-    for (u64 i = now + first; i < used; i += step) store_packets(call.zone + i * 16, Wide{0, 0});
-    for (u64 i = first; i < used; i += step) store_packets(call.zone + call.other + i * 16, Wide{0, 0});
+    for (u64 i = first; i < used; i += step) {
+        if (i < now || i >= behind) store_packets(call.zone + i * 16, Wide{0, 0});
+        store_packets(call.zone + call.other + i * 16, Wide{0, 0});
+    }
     return meet<Depart, N>(call, epoch + 2);
 }
 
@@ -32,17 +36,17 @@ struct Turn {
     u64 zone;
 };
 
-/// Begins: the flag of this turn, and its zone.
+/// Begins: the flag of this turn, and its zone. `packets` units of 16 bytes come into each of `slots`.
 template <u32 N>
-__device__ __forceinline__ bool take_turn(const Call& call, Words& words, Turn& turn, u64 packets) {
+__device__ __forceinline__ bool take_turn(const Call& call, Words& words, Turn& turn, u64 packets, u32 slots) {
     words = begin(call);
     if (words.packets == 0xffffffffu) {
-        if (!clear<N>(call, words.epoch, words.used, packets)) return false;
+        if (!clear<N>(call, words.epoch, words.used, packets, slots)) return false;
         words.epoch += 2;
     }
     words.packets = turn.flag = following(words.packets);
     turn.zone = turn.flag & 1 ? call.other : 0;
-    const u32 used = (u32)(packets * (N - 1));
+    const u32 used = (u32)(call.before + packets * slots);
     words.used = words.used < used ? used : words.used;
     return true;
 }
@@ -117,14 +121,17 @@ __device__ __forceinline__ void packets_reduce(const Call& call) {
     const u64 packets = (call.count + 7) / 8;
     const u64 first = (u64)blockIdx.x * blockDim.x + threadIdx.x;
     const u64 step = (u64)gridDim.x * blockDim.x;
+    // Asked for beside the words: both are a way from memory.
+    u64 word = 0;
+    if (first < packets) word = message<Stored, VECTOR>(call.from[0], first, call.count);
     Words words;
     Turn turn;
-    if (!take_turn<N>(call, words, turn, packets)) return;
+    if (!take_turn<N>(call, words, turn, packets, N - 1)) return;
     touch(call, turn.flag, 0);
     for (u64 i = first; i < packets; i += step) {
-        const Wide wide = packed(message<Stored, VECTOR>(call.from[0], i, call.count), turn.flag);
+        if (i != first) word = message<Stored, VECTOR>(call.from[0], i, call.count);
 #pragma unroll
-        for (u32 p = 0; p + 1 < N; p++) store_packets(call.to[p] + turn.zone + i * 16, wide);
+        for (u32 p = 0; p + 1 < N; p++) store_packets(call.to[p] + turn.zone + i * 16, packed(word, turn.flag));
     }
     touch(call, turn.flag, 1);
     __syncthreads();
@@ -145,15 +152,17 @@ __device__ __forceinline__ void packets_move(const Call& call) {
     const u64 packets = (call.count + 7) / 8;
     const u64 first = (u64)blockIdx.x * blockDim.x + threadIdx.x;
     const u64 step = (u64)gridDim.x * blockDim.x;
+    u64 word = 0;
+    if (first < packets) word = message<S, VECTOR>(call.from[0], first, call.count);
     Words words;
     Turn turn;
-    if (!take_turn<N>(call, words, turn, packets)) return;
+    if (!take_turn<N>(call, words, turn, packets, N - 1)) return;
     touch(call, turn.flag, 0);
     for (u64 i = first; i < packets; i += step) {
-        u64 word = 0;
 #pragma unroll
         for (u32 p = 0; p + 1 < N; p++) {
-            if (!SAME || p == 0) word = message<S, VECTOR>(call.from[p], i, call.count);
+            const bool known = p == 0 ? i == first : SAME;
+            if (!known) word = message<S, VECTOR>(call.from[p], i, call.count);
             store_packets(call.to[p] + turn.zone + i * 16, packed(word, turn.flag));
         }
     }

@@ -7,7 +7,7 @@
 namespace symmc_peer {
 
 constexpr u32 MAX_RANKS = 8;
-constexpr u32 MAX_BLOCKS = 64;
+constexpr u32 MAX_BLOCKS = 128;
 
 /// What this rank remembers of a group, once for each block; all copies are equal between kernels.
 struct Words {
@@ -73,6 +73,10 @@ struct Call {
     u32 sender;
     /// Of put: whether the result is zero, as nobody sends anything.
     u32 zero;
+    /// Of an all-reduce in two steps: the bytes that each rank reduces.
+    u64 slice;
+    /// Of packets: the units of 16 bytes of a landing zone before the slots.
+    u64 before;
 };
 
 // ---------------------------------------------------------------- waits

@@ -14,17 +14,25 @@
 #define __forceinline__ inline
 #define __noinline__
 #define __grid_constant__
-#define __launch_bounds__(threads)
+#define __launch_bounds__(...)
 
 struct Dim {
     unsigned x;
 };
 static thread_local Dim threadIdx, blockIdx, gridDim, blockDim;
 
+/// Eight threads that store and load lines together.
+struct Eight {
+    std::barrier<> here{8};
+    std::atomic<bool> all{true};
+    std::atomic<uint32_t> flag{0};
+};
+
 struct Block {
     std::barrier<> here;
     std::atomic<bool> all;
     std::vector<float> parts;
+    std::vector<Eight> eights;
 };
 static thread_local Block* block;
 
@@ -73,6 +81,38 @@ inline Wide load_packets(u64 at) {
     const u64 low = __atomic_load_n((const u64*)at, __ATOMIC_ACQUIRE);
     return Wide{low, __atomic_load_n((const u64*)at + 1, __ATOMIC_ACQUIRE)};
 }
+// A line becomes visible as a whole: the flag is stored after the other threads have stored, and loaded before they
+// load.
+inline Eight& eight() { return block->eights[threadIdx.x / 8]; }
+inline void store_line(u64 at, Wide value) {
+    const bool last = threadIdx.x % 8 == 7;
+    if (!last) __atomic_store_n((u64*)at + 1, value.high, __ATOMIC_RELAXED);
+    __atomic_store_n((u64*)at, value.low, __ATOMIC_RELAXED);
+    eight().here.arrive_and_wait();
+    if (last) __atomic_store_n((u64*)at + 1, value.high, __ATOMIC_RELEASE);
+}
+inline Wide load_line(u64 at) {
+    Wide value{0, 0};
+    if (threadIdx.x % 8 == 7) value.high = __atomic_load_n((const u64*)at + 1, __ATOMIC_ACQUIRE);
+    eight().here.arrive_and_wait();
+    if (threadIdx.x % 8 != 7) value.high = __atomic_load_n((const u64*)at + 1, __ATOMIC_RELAXED);
+    value.low = __atomic_load_n((const u64*)at, __ATOMIC_RELAXED);
+    return value;
+}
+inline u32 line_flag(const Wide& value) {
+    if (threadIdx.x % 8 == 7) eight().flag = value.high >> 32;
+    eight().here.arrive_and_wait();
+    const u32 flag = eight().flag;
+    eight().here.arrive_and_wait();
+    return flag;
+}
+inline bool line_all(bool holds) {
+    if (!holds) eight().all = false;
+    eight().here.arrive_and_wait();
+    const bool all = eight().all;
+    eight().here.arrive_and_wait();
+    return all;
+}
 inline Wide load_wide(u64 at) { return *(const Wide*)at; }
 inline void store_wide(u64 at, Wide value) { *(Wide*)at = value; }
 inline u64 nanoseconds() {
@@ -117,7 +157,7 @@ extern "C" void emulate(void (*kernel)(symmc_peer::Call), const symmc_peer::Call
                         const symmc_peer::Norm* norm, unsigned blocks, unsigned threads) {
     std::vector<Block*> all;
     std::vector<std::thread> running;
-    for (unsigned b = 0; b < blocks; b++) all.push_back(new Block{std::barrier<>(threads), true, std::vector<float>(threads)});
+    for (unsigned b = 0; b < blocks; b++) all.push_back(new Block{std::barrier<>(threads), true, std::vector<float>(threads), std::vector<Eight>(threads / 8)});
     for (unsigned i = 0; i < blocks * threads; i++) {
         running.emplace_back([=] {
             threadIdx.x = i % threads;

@@ -20,6 +20,9 @@ const ZONE: usize = 8 << 10;
 /// Grids small enough for threads of a host, and so small that threads get several units of work.
 const GRID: Blocks = Blocks { threads: 8, most_threads: 8, blocks: 3 };
 
+/// Forms of which small messages take each.
+const FORMS: Forms = Forms { words: 200, saved: 600, pushed: 960 };
+
 /// The memory of one rank.
 struct Rank {
     arena: Vec<u128>,
@@ -75,8 +78,10 @@ impl World {
         let arenas: Vec<Address> = ranks.iter().map(|r| address(&r.arena)).collect();
         let blocks = BlockCounts {
             packets: GRID,
+            lines: GRID,
             one_shot: GRID,
             two_shot: GRID,
+            pushed: GRID,
             reduce_scatter: GRID,
             pull: GRID,
             push: GRID,
@@ -92,6 +97,8 @@ impl World {
             limit_ns,
             chaos,
             blocks: blocks.clone(),
+            forms: FORMS,
+            links: Links::Whole,
         });
         let peers = peers.collect();
         World { ranks, peers }
@@ -152,6 +159,12 @@ fn cases(n: u32) -> Vec<Case> {
     add(Kind::Permute { pairs: shift }, Variant::Put, DType::F32, 50, 0, kept);
     let swap = vec![(0, 1), (1, 0)].into_iter().chain((2..n as u32).map(|r| (r, r))).collect();
     add(Kind::Permute { pairs: swap }, Variant::Put, DType::U8, 50, 1, kept);
+    // Lines, in one round and in two; stores alone, with a chunk that is not whole.
+    add(sum.clone(), Variant::Packets, DType::F32, 47, 0, kept);
+    add(Kind::AllReduce(ReduceOp::Max), Variant::Packets, DType::F16, 901, 1, kept);
+    add(Kind::AllToAll(Splits::Even), Variant::Packets, DType::BF16, 205 * n, 0, kept);
+    add(sum.clone(), Variant::TwoShot, DType::BF16, 1000 * n, 0, kept);
+    add(Kind::AllReduce(ReduceOp::Avg), Variant::TwoShot, DType::F32, 100 * n, 0, kept);
     add(sum, Variant::Packets, DType::F32, 0, 0, kept);
     // In place: each rank's piece of the result is its operand.
     for variant in [Variant::Packets, Variant::Pull, Variant::Push] {
@@ -408,7 +421,8 @@ fn compare_norm(dtype: DType, layers: &[Layer], me: usize, hidden: usize, eps: f
 fn residual_and_norm_follow_the_reduction() {
     let (n, eps) = (3u32, 1e-3);
     let world = World::new(n, (0, 0), 20_000_000_000, None);
-    let shapes = [(DType::F32, 5, 24), (DType::BF16, 4, 100), (DType::F16, 1, 8)];
+    // As lines, then as words.
+    let shapes = [(DType::F32, 5, 30), (DType::BF16, 4, 116), (DType::F16, 1, 8), (DType::F32, 2, 8)];
     let mut source = Source::new();
     // For each shape, the memory and the kernel of each rank.
     let mut all: Vec<(Vec<Layer>, Vec<Kernel>)> = Vec::new();

@@ -5,7 +5,7 @@ mod emulate;
 use std::collections::BTreeSet;
 
 use symmc_ir::DType;
-use symmc_ir::collective::{CollectiveKind as Kind, ReduceOp, Splits, Variant};
+use symmc_ir::collective::{CollectiveKind as Kind, PACKET_WORDS, ReduceOp, Splits, Variant, packet_zone};
 use symmc_planner::plan::Barrier;
 use symmc_runtime::exec::{BoundCollective, BoundRegion, Home};
 
@@ -85,8 +85,10 @@ fn grids_are_equal_on_all_ranks_and_small_for_little_work() {
                     .collect();
                 assert_eq!(shapes.len(), 1, "{} {variant} on {n} ranks: {shapes:?}", kind.name());
                 let [blocks, threads] = shapes.into_iter().next().unwrap_or_default();
-                assert!((1..=MAX_BLOCKS as u32).contains(&blocks) && blocks * threads >= last);
-                assert!((MAX_RANKS as u32..=512).contains(&threads));
+                // Other forms of packets have fewer and larger units.
+                assert!((1..=MAX_BLOCKS as u32).contains(&blocks));
+                assert!(blocks * threads >= last || variant == Variant::Packets);
+                assert!((MAX_RANKS as u32..=640).contains(&threads));
                 last = blocks * threads;
             }
             assert!(last > 512, "{} {variant}: {last} threads", kind.name());
@@ -104,20 +106,70 @@ fn grids_grow_by_blocks_then_threads() {
     assert_eq!(blocks.grid(1 << 40), [4, 256]);
     let wild = Blocks { threads: 0, most_threads: 4096, blocks: 4096 };
     assert_eq!(wild.grid(1), [1, MAX_RANKS as u32]);
-    assert_eq!(wild.grid(1 << 40), [MAX_BLOCKS as u32, 512]);
+    assert_eq!(wild.grid(1 << 40), [MAX_BLOCKS as u32, 640]);
 }
 
 #[test]
 fn packets_stay_within_the_zone_that_the_contract_gives() {
     for n in 2..=MAX_RANKS {
-        for message in (1..400).chain([1 << 12, (1 << 12) + 1, (1 << 16) + 5]) {
-            for (kind, bytes) in [(Kind::AllGather, message), (Kind::AllToAll(Splits::Even), message * n)] {
+        let large = PACKET_WORDS as usize / n;
+        for message in (1..400).chain([1 << 12, (1 << 12) + 1, large, large + 1, large + 121, large * 32 + 8])
+        {
+            let sum = Kind::AllReduce(ReduceOp::Sum);
+            for (kind, bytes) in
+                [(Kind::AllGather, message), (Kind::AllToAll(Splits::Even), message * n), (sum, message)]
+            {
                 let room = Variant::Packets.landing_bytes(&kind, bytes as u64, n as u64) as usize;
-                let used = message.div_ceil(8) * 16 * (n - 1);
-                assert!(used <= room, "{n} ranks, {message} bytes: {used} of {room}");
+                assert_eq!(room as u64, packet_zone(message as u64, n as u64, PACKET_WORDS));
+                let call = collective(kind, Variant::Packets, n as u32, DType::U8, bytes);
+                // What does not fit its zone is an error.
+                let kernel = kernel(&call, &peers(0, n as u32), &mut Source::new());
+                assert!(kernel.entry.contains("packets"), "{n} ranks, {message} bytes");
             }
         }
     }
+}
+
+#[test]
+fn words_and_lines_have_parts_of_a_zone_to_themselves() {
+    let n = 4;
+    let ends = |elements: usize| {
+        let call = collective(Kind::AllReduce(ReduceOp::Sum), Variant::Packets, n, DType::U8, elements);
+        let peers = peers(0, n);
+        let turn = Turn::new(0, &call, [0, 0], &peers).expect("it fits");
+        let form = turn.form(elements);
+        let units = packets::units(form, elements);
+        let call = turn.packets(elements, form, units, 1).expect("it fits");
+        let first = call.slots.iter().filter(|&&a| a != 0).min().expect("a slot") - call.zone;
+        assert_eq!(first, call.before * 16);
+        (form, first, first + (3 * units * 16) as Address)
+    };
+    let most = PACKET_WORDS as usize / n as usize;
+    let (small, large) = (ends(most), ends(most + 1));
+    assert_eq!((small.0, large.0), (Form::Words, Form::Lines));
+    assert!(small.1 == 0 && small.2 <= large.1, "{small:?} {large:?}");
+}
+
+/// The kernel that a two-shot all-reduce of so many elements takes.
+fn two_shot_kernel(elements: usize, change: impl Fn(&mut BoundCollective)) -> String {
+    let mut call = collective(Kind::AllReduce(ReduceOp::Sum), Variant::TwoShot, 2, DType::BF16, elements);
+    change(&mut call);
+    let mut peers = peers(0, 2);
+    peers.forms.pushed = 1 << 20;
+    kernel(&call, &peers, &mut Source::new()).entry
+}
+
+#[test]
+fn large_two_shots_store_alone_where_their_results_lie_apart() {
+    let pushed = |elements, change: &dyn Fn(&mut BoundCollective)| {
+        two_shot_kernel(elements, change).contains("pushed")
+    };
+    assert!(pushed(1 << 20, &|_| {}));
+    assert!(!pushed(1 << 10, &|_| {}), "a small one");
+    assert!(!pushed((1 << 20) + 8, &|_| {}), "slices that are no multiples of 16 bytes");
+    assert!(!pushed(1 << 20, &|c| c.result = c.operand), "in place");
+    assert!(!pushed(1 << 20, &|c| c.result.offset = c.operand.offset + 4096), "overlapping");
+    assert!(!pushed(1 << 20, &|c| c.operand.offset += 2), "not aligned");
 }
 
 #[test]
@@ -125,7 +177,9 @@ fn slots_of_a_zone_have_one_sender_each() {
     let n = 4;
     let call = collective(Kind::AllReduce(ReduceOp::Sum), Variant::Packets, n, DType::F32, 10);
     let bound = |r: u32, peers: &Peers| {
-        Turn::new(0, &call, [0, 0], peers).and_then(|t| t.packets(40)).map_err(|e| format!("rank {r}: {e}"))
+        Turn::new(0, &call, [0, 0], peers)
+            .and_then(|t| t.packets(40, Form::Words, 5, 1))
+            .map_err(|e| format!("rank {r}: {e}"))
     };
     let calls: Vec<Call> = (0..n).map(|r| bound(r, &peers(r, n)).expect("it fits")).collect();
     let sent: BTreeSet<Address> = calls.iter().flat_map(|c| c.to).filter(|&a| a != 0).collect();
@@ -208,10 +262,15 @@ fn every_kernel_compiles() {
             };
             for (kind, variant) in all(n).into_iter().filter(|(kind, _)| wanted(kind)) {
                 for (shift, exit) in [(0, Barrier::Kept), (dtype.size(), Barrier::Dropped)] {
-                    let mut call = collective(kind.clone(), variant, n, dtype, 24);
+                    let mut call = collective(kind.clone(), variant, n, dtype, 24 * 64);
                     call.exit = Some(exit);
                     call.operand.offset += shift * usize::from(whole);
-                    kernel(&call, &Peers { chaos: whole.then_some(1), ..peers(0, n) }, &mut source);
+                    // Each form that a variant takes.
+                    for (words, saved, pushed) in [(1 << 20, 1, 1 << 20), (1, 1 << 20, 16), (1, 1, 16)] {
+                        let forms = Forms { words, saved, pushed };
+                        let chaos = whole.then_some(1);
+                        kernel(&call, &Peers { chaos, forms, ..peers(0, n) }, &mut source);
+                    }
                 }
             }
         }
@@ -258,11 +317,15 @@ fn fused(n: u32, dtype: DType, hidden: usize, source: &mut Source) -> Option<Wor
 fn a_norm_is_fused_where_a_block_holds_a_row() {
     let mut source = Source::new();
     let Some(Work::Kernel(kernel)) = fused(4, DType::BF16, 8192, &mut source) else { panic!("no kernel") };
-    assert_eq!((kernel.grid, kernel.block), ([64, 1, 1], [1024, 1, 1]));
-    assert!(source.text().contains("packets_norm<BF16, Sum, 4, 2, true>"), "two packets for each thread");
+    assert_eq!((kernel.grid, kernel.block), ([70, 1, 1], [576, 1, 1]));
+    assert!(
+        source.text().contains("packets_norm<BF16, Sum, 4, InLines, 2, true>"),
+        "two units for each thread"
+    );
     assert_eq!(fused(4, DType::BF16, 32768, &mut source), None);
     assert_eq!(fused(4, DType::BF16, 30, &mut source), None);
     assert_eq!(fused(4, DType::I64, 32, &mut source), None);
     let whole = fused(8, DType::F32, 40, &mut source);
     assert!(matches!(whole, Some(Work::Kernel(k)) if k.block == [128, 1, 1]));
+    assert_eq!(fused(4, DType::BF16, 484, &mut source), None, "rows that waste their last line");
 }

@@ -1,0 +1,223 @@
+// Collectives as lines: packets of 128 bytes, 120 of data and a flag, that eight neighbouring threads store in one
+// instruction. device.cu says why a line arrives as a whole; sessions whose links do not promise that use words
+// (packets.cu).
+//
+// A unit is the 16 bytes of one thread: unit `i` is number `i % 8` of line `i / 8` and holds two words of data, the
+// last of a line one and the flag, in its upper half. Grids have whole warps, so the threads of a line stay
+// together.
+
+namespace symmc_peer {
+
+/// Words of 8 bytes with data in a line.
+constexpr u32 LINE = 15;
+
+/// The units of a message.
+__device__ __forceinline__ u64 line_units(u64 bytes) {
+    return ((bytes + 7) / 8 + LINE - 1) / LINE * 8;
+}
+
+/// The first word of unit `i`.
+__device__ __forceinline__ u64 word_of(u64 i) {
+    return i / 8 * LINE + i % 8 * 2;
+}
+
+/// Whether unit `i` ends its line.
+__device__ __forceinline__ bool ends_line(u64 i) {
+    return i % 8 == 7;
+}
+
+/// The data of unit `i` of the message at `from`, which has `bytes` bytes. `S` and `VECTOR` as for [`message`].
+template <class S, bool VECTOR>
+__device__ __forceinline__ Wide line_message(u64 from, u64 i, u64 bytes) {
+    const u64 word = word_of(i);
+    const u64 low = message<S, VECTOR>(from, word, bytes);
+    return Wide{low, ends_line(i) ? 0 : message<S, VECTOR>(from, word + 1, bytes)};
+}
+
+/// Stores the data of unit `i`.
+template <class S, bool VECTOR>
+__device__ __forceinline__ void line_deliver(u64 to, u64 i, u64 bytes, const Wide& data) {
+    const u64 word = word_of(i);
+    deliver<S, VECTOR>(to, word, bytes, data.low);
+    if (!ends_line(i)) deliver<S, VECTOR>(to, word + 1, bytes, data.high);
+}
+
+/// Unit `i` with the flag where the line's is.
+__device__ __forceinline__ Wide flagged(Wide data, u64 i, u32 flag) {
+    if (ends_line(i)) data.high = (u64)flag << 32;
+    return data;
+}
+
+/// Receives unit `i` of every peer from `slots`; `wide` is by rank, and `wide[me]` stays as it is. All threads of a
+/// line give the same.
+template <u32 N>
+__device__ __forceinline__ bool line_receive(const Call& call, const u64 (&slots)[N], u64 i, u32 flag,
+                                             Wide (&wide)[N]) {
+    Watch watch;
+    for (;;) {
+        u32 missing = N;
+#pragma unroll
+        for (u32 p = 0; p < N; p++) {
+            if (p != call.me) wide[p] = load_line(slots[p] + i * 16);
+        }
+#pragma unroll
+        for (u32 p = 0; p < N; p++) {
+            if (p != call.me && line_flag(wide[p]) != flag) missing = p;
+        }
+        if (missing == N) return true;
+        if (!line_all(watch.again(call, missing, flag))) return false;
+    }
+}
+
+/// The slots of the peers in this turn's zone, `beyond` bytes further.
+template <u32 N>
+__device__ __forceinline__ void line_slots(const Call& call, const Turn& turn, u64 beyond, u64 (&slots)[N]) {
+#pragma unroll
+    for (u32 p = 0; p < N; p++) slots[p] = call.slots[p] + turn.zone + beyond;
+}
+
+/// Reduces unit after unit: the words of all ranks.
+template <class T, class O, u32 N>
+__device__ __forceinline__ Wide line_reduce(const Wide* wide) {
+    Run<T, 2> runs[N];
+#pragma unroll
+    for (u32 p = 0; p < N; p++) {
+        runs[p].words[0] = wide[p].low;
+        runs[p].words[1] = wide[p].high;
+    }
+    const Run<T, 2> out = reduce_runs<T, O, N, 2>(runs);
+    return Wide{out.words[0], out.words[1]};
+}
+
+/// All-reduce of `count` bytes from `from[0]` to `out[0]`; addresses as for [`packets_reduce`].
+template <class T, class O, u32 N, bool VECTOR>
+__device__ __forceinline__ void lines_reduce(const Call& call) {
+    typedef typename T::Stored Stored;
+    const u64 units = line_units(call.count);
+    const u64 first = (u64)blockIdx.x * blockDim.x + threadIdx.x;
+    const u64 step = (u64)gridDim.x * blockDim.x;
+    Wide own{0, 0};
+    if (first < units) own = line_message<Stored, VECTOR>(call.from[0], first, call.count);
+    Words words;
+    Turn turn;
+    if (!take_turn<N>(call, words, turn, units, N - 1)) return;
+    touch(call, turn.flag, 0);
+    for (u64 i = first; i < units; i += step) {
+        if (i != first) own = line_message<Stored, VECTOR>(call.from[0], i, call.count);
+#pragma unroll
+        for (u32 p = 0; p + 1 < N; p++) store_line(call.to[p] + turn.zone + i * 16, flagged(own, i, turn.flag));
+    }
+    touch(call, turn.flag, 1);
+    __syncthreads();
+    leave(call, words);
+    u64 slots[N];
+    line_slots<N>(call, turn, 0, slots);
+    for (u64 i = first; i < units; i += step) {
+        Wide wide[N];
+        own = line_message<Stored, VECTOR>(call.from[0], i, call.count);
+#pragma unroll
+        for (u32 p = 0; p < N; p++) wide[p] = own;
+        if (!line_receive<N>(call, slots, i, turn.flag, wide)) return;
+        line_deliver<Stored, VECTOR>(call.out[0], i, call.count, line_reduce<T, O, N>(wide));
+    }
+}
+
+/// Of a slice of `slice` bytes that begins at `at`, those within the message.
+__device__ __forceinline__ u64 within(const Call& call, u64 at) {
+    const u64 rest = at < call.count ? call.count - at : 0;
+    return rest < call.slice ? rest : call.slice;
+}
+
+/// All-reduce in two rounds: each rank reduces its slice of `slice` bytes, a multiple of 8, of what the others send
+/// it, then sends that to all. `to` and `slots` are those of the first round; those of the second follow all of the
+/// first. What lies beyond the operand is sent as zeros.
+template <class T, class O, u32 N, bool VECTOR>
+__device__ __forceinline__ void lines_reduce_twice(const Call& call) {
+    typedef typename T::Stored Stored;
+    const u64 units = line_units(call.slice), second = units * (N - 1) * 16;
+    const u64 first = (u64)blockIdx.x * blockDim.x + threadIdx.x;
+    const u64 step = (u64)gridDim.x * blockDim.x;
+    Words words;
+    Turn turn;
+    if (!take_turn<N>(call, words, turn, units, 2 * (N - 1))) return;
+    touch(call, turn.flag, 0);
+    for (u64 i = first; i < units; i += step) {
+        Wide data[N];
+#pragma unroll
+        for (u32 k = 0; k + 1 < N; k++) {
+            const u64 next = call.me + 1 + k, at = (next < N ? next : next - N) * call.slice;
+            data[k] = line_message<Stored, VECTOR>(call.from[0] + at, i, within(call, at));
+        }
+#pragma unroll
+        for (u32 k = 0; k + 1 < N; k++) store_line(call.to[k] + turn.zone + i * 16, flagged(data[k], i, turn.flag));
+    }
+    touch(call, turn.flag, 1);
+    __syncthreads();
+    leave(call, words);
+    u64 slots[N];
+    line_slots<N>(call, turn, 0, slots);
+    const u64 at = call.me * call.slice, mine = within(call, at);
+    for (u64 i = first; i < units; i += step) {
+        Wide wide[N];
+        const Wide own = line_message<Stored, VECTOR>(call.from[0] + at, i, mine);
+#pragma unroll
+        for (u32 p = 0; p < N; p++) wide[p] = own;
+        if (!line_receive<N>(call, slots, i, turn.flag, wide)) return;
+        const Wide out = line_reduce<T, O, N>(wide);
+#pragma unroll
+        for (u32 k = 0; k + 1 < N; k++) {
+            store_line(call.to[k] + turn.zone + second + i * 16, flagged(out, i, turn.flag));
+        }
+        line_deliver<Stored, VECTOR>(call.out[0] + at, i, mine, out);
+    }
+    touch(call, turn.flag, 2);
+    line_slots<N>(call, turn, second, slots);
+    for (u64 i = first; i < units; i += step) {
+        Wide wide[N];
+        if (!line_receive<N>(call, slots, i, turn.flag, wide)) return;
+#pragma unroll
+        for (u32 p = 0; p < N; p++) {
+            const u64 from = p * call.slice;
+            if (p != call.me) line_deliver<Stored, VECTOR>(call.out[0] + from, i, within(call, from), wide[p]);
+        }
+    }
+}
+
+/// All-gather and all-to-all of `count` bytes to each; addresses as for [`packets_move`].
+template <class S, u32 N, bool SAME, bool VECTOR>
+__device__ __forceinline__ void lines_move(const Call& call) {
+    const u64 units = line_units(call.count);
+    const u64 first = (u64)blockIdx.x * blockDim.x + threadIdx.x;
+    const u64 step = (u64)gridDim.x * blockDim.x;
+    Wide own{0, 0};
+    if (first < units) own = line_message<S, VECTOR>(call.from[0], first, call.count);
+    Words words;
+    Turn turn;
+    if (!take_turn<N>(call, words, turn, units, N - 1)) return;
+    touch(call, turn.flag, 0);
+    for (u64 i = first; i < units; i += step) {
+#pragma unroll
+        for (u32 p = 0; p + 1 < N; p++) {
+            const bool known = p == 0 ? i == first : SAME;
+            if (!known) own = line_message<S, VECTOR>(call.from[p], i, call.count);
+            store_line(call.to[p] + turn.zone + i * 16, flagged(own, i, turn.flag));
+        }
+    }
+    touch(call, turn.flag, 1);
+    __syncthreads();
+    leave(call, words);
+    u64 slots[N];
+    line_slots<N>(call, turn, 0, slots);
+    for (u64 i = first; i < units; i += step) {
+        Wide wide[N];
+        own = line_message<S, VECTOR>(call.from[N - 1], i, call.count);
+#pragma unroll
+        for (u32 p = 0; p < N; p++) wide[p] = own;
+        // No part of the result is written before every peer has arrived.
+        if (!line_receive<N>(call, slots, i, turn.flag, wide)) return;
+#pragma unroll
+        for (u32 p = 0; p < N; p++) line_deliver<S, VECTOR>(call.out[p], i, call.count, wide[p]);
+    }
+}
+
+}  // namespace symmc_peer

@@ -1,0 +1,117 @@
+// Two-shot all-reduce of large tensors by stores to peers alone, which links carry faster than loads.
+//
+// Slices and results are equal in size on all ranks, and the result does not lie on the operand. Slice `q` of this
+// rank's operand goes to rank `q`, into the slice of this rank's number in the result there; when all have come, rank
+// `q` reduces them into its own slice and sends that to all, over what they had got from it before. Blocks do this
+// chunk after chunk, several chunks on their way at a time:
+//
+//   send chunk 0; tell
+//   for each chunk c: send chunk c + 1; until all told c; reduce chunk c; send reduced chunk c - 1; tell
+//
+// Telling `c + 1` says that chunk `c + 1` is there and that chunk `c` is reduced, so that what lies in its place here
+// may be overwritten.
+
+namespace symmc_peer {
+
+/// Tells all peers that this block has come to `target`.
+template <u32 N>
+__device__ __forceinline__ void tell(const Call& call, u64 target) {
+    Depart::sync();
+    const u32 peer = threadIdx.x;
+    if (peer >= N || peer == call.me) return;
+    touch(call, target, 16 + peer);
+    Depart::set(flag(call, peer, call.me), target);
+}
+
+/// Waits until this block of every peer has told `target`.
+template <u32 N>
+__device__ __forceinline__ bool told(const Call& call, u64 target) {
+    const u32 peer = threadIdx.x;
+    bool met = true;
+    if (peer < N && peer != call.me) {
+        met = await(call, peer, target);
+        touch(call, target, 24 + peer);
+    }
+    return __syncthreads_and(met);
+}
+
+/// A chunk of every slice that a block works on at a time.
+struct Chunk {
+    u64 at, end;
+
+    template <u32 TIMES>
+    __device__ __forceinline__ static Chunk of(const Call& call, u64 number) {
+        const u64 size = (u64)blockDim.x * 16 * TIMES;
+        const u64 from = (number * gridDim.x + blockIdx.x) * size, to = from + size;
+        return Chunk{from < call.slice ? from + threadIdx.x * 16 : call.slice, to < call.slice ? to : call.slice};
+    }
+};
+
+/// Moves this thread's pieces of a chunk from one place to another, or to all of `to`.
+template <u32 TIMES, u32 OUTS>
+__device__ __forceinline__ void send(const Chunk& chunk, u64 from, const u64* to) {
+    Wide wide[TIMES];
+    const u64 apart = (u64)blockDim.x * 16;
+#pragma unroll
+    for (u32 t = 0; t < TIMES; t++) {
+        if (chunk.at + t * apart < chunk.end) wide[t] = load_wide(from + chunk.at + t * apart);
+    }
+#pragma unroll
+    for (u32 t = 0; t < TIMES; t++) {
+#pragma unroll
+        for (u32 k = 0; k < OUTS; k++) {
+            if (chunk.at + t * apart < chunk.end) store_wide(to[k] + chunk.at + t * apart, wide[t]);
+        }
+    }
+}
+
+/// Reduces a chunk of this rank's slice: its own part, and what has come from the peers.
+template <class T, class O, u32 N, u32 TIMES>
+__device__ __forceinline__ void reduce_chunk(const Call& call, const Chunk& chunk) {
+    Run<T, 2> runs[TIMES][N];
+    const u64 apart = (u64)blockDim.x * 16;
+#pragma unroll
+    for (u32 t = 0; t < TIMES; t++) {
+        const u64 at = chunk.at + t * apart;
+#pragma unroll
+        for (u32 p = 0; p < N; p++) {
+            if (at < chunk.end) runs[t][p] = load_run<T>((p == call.me ? call.from[N - 1] : call.slots[p]) + at);
+        }
+    }
+#pragma unroll
+    for (u32 t = 0; t < TIMES; t++) {
+        const u64 at = chunk.at + t * apart;
+        if (at >= chunk.end) continue;
+        const Run<T, 2> out = reduce_runs<T, O, N, 2>(runs[t]);
+        store_wide(call.to[N - 1] + at, Wide{out.words[0], out.words[1]});
+    }
+}
+
+/// `from` is this rank's operand, by slice: those of the peers beginning with the next rank, then its own. `to` is the
+/// slice of this rank's number in the results of the same ranks, its own last. `slots` are the slices of this rank's
+/// result. `slice` is the bytes of a slice, a multiple of 16.
+template <class T, class O, u32 N, u32 TIMES>
+__device__ __forceinline__ void pushed_reduce(const Call& call) {
+    Words words = begin(call);
+    const u64 size = (u64)gridDim.x * blockDim.x * 16 * TIMES;
+    const u64 chunks = (call.slice + size - 1) / size;
+    const u64 epoch = words.epoch + 2;
+    if (!meet<Arrive, N>(call, words.epoch + 1)) return;
+    for (u64 c = 0; c <= chunks + 1; c++) {
+        // The loop's turn `c` sends chunk `c`, reduces chunk `c - 1` and sends on chunk `c - 2`.
+        const Chunk first = Chunk::of<TIMES>(call, c);
+#pragma unroll
+        for (u32 k = 0; k + 1 < N; k++) send<TIMES, 1>(first, call.from[k], &call.to[k]);
+        if (c > 0) {
+            if (!told<N>(call, epoch + c - 1)) return;
+            reduce_chunk<T, O, N, TIMES>(call, Chunk::of<TIMES>(call, c - 1));
+        }
+        if (c > 1) send<TIMES, N - 1>(Chunk::of<TIMES>(call, c - 2), call.to[N - 1], call.to);
+        if (c <= chunks) tell<N>(call, epoch + c);
+    }
+    words.epoch += chunks + 3;
+    leave(call, words);
+    meet<Depart, N>(call, words.epoch);
+}
+
+}  // namespace symmc_peer

@@ -1,0 +1,88 @@
+//! All-reduce, all-gather and all-to-all as packets: which form a message takes, and its kernel.
+//!
+//! Small messages go as words, whose receipt needs nothing of neighbouring threads; large ones as lines, which carry
+//! nearly twice as much. A large all-reduce among more than two ranks goes in two rounds.
+
+use symmc_ir::DType;
+use symmc_ir::collective::{CollectiveKind as Kind, ReduceOp};
+
+use super::blocks::Form;
+use super::call::{Call, Turn};
+use super::{Prepared, Sends, pieces, reduction};
+use crate::error::CudaError;
+use crate::launch::Address;
+
+/// Words of 8 bytes with data in a line, as `kernels/lines.cu` has them.
+const LINE: usize = 15;
+
+/// The units of 16 bytes of a message.
+pub(super) fn units(form: Form, message: usize) -> usize {
+    let words = message.div_ceil(8);
+    match form {
+        Form::Words => words,
+        Form::Lines => words.div_ceil(LINE) * 8,
+    }
+}
+
+pub(super) fn reduce(turn: &Turn, op: ReduceOp) -> Result<Prepared, CudaError> {
+    let n = turn.n;
+    let form = turn.form(turn.bytes);
+    let two_rounds = form == Form::Lines && turn.bytes * (n - 1) * (n - 2) / n >= turn.forms().saved;
+    let slice = turn.bytes.div_ceil(n).next_multiple_of(8);
+    let (units, rounds) = if two_rounds { (units(form, slice), 2) } else { (units(form, turn.bytes), 1) };
+    let mut call = turn.packets(turn.bytes, form, units, rounds)?;
+    call.from[0] = turn.operand;
+    call.out[0] = turn.result;
+    call.slice = slice as u64;
+    let (element, operation) = reduction(turn.bound.dtype, op);
+    let vector = (turn.operand | turn.result).is_multiple_of(8);
+    let blocks = grid(turn, form, units);
+    let body = match (form, two_rounds) {
+        (Form::Words, _) => format!("packets_reduce<{element}, {operation}, {n}, {vector}>"),
+        (_, false) => format!("lines_reduce<{element}, {operation}, {n}, {vector}>"),
+        (_, true) => format!("lines_reduce_twice<{element}, {operation}, {n}, {vector}>"),
+    };
+    Ok(prepared(format!("packets_{}", turn.bound.dtype), body, call, blocks))
+}
+
+pub(super) fn movement(turn: &Turn) -> Result<Prepared, CudaError> {
+    let n = turn.n;
+    let (piece, source) = pieces(turn)?;
+    let form = turn.form(piece);
+    let units = units(form, piece);
+    let mut call = turn.packets(piece, form, units, 1)?;
+    for (i, p) in turn.rotated().enumerate() {
+        call.from[i] = turn.operand + source(p);
+        call.out[i] = turn.result + (i * piece) as Address;
+    }
+    let vector = call.from[..n].iter().chain(&call.out[..n]).fold(0, |all, a| all | a).is_multiple_of(8);
+    let element = element(turn.bound.dtype);
+    let same = Sends::of(&turn.bound.kind) == Sends::One;
+    let blocks = grid(turn, form, units);
+    let body = match form {
+        Form::Words => format!("packets_move<{element}, {n}, {same}, {vector}>"),
+        Form::Lines => format!("lines_move<{element}, {n}, {same}, {vector}>"),
+    };
+    Ok(prepared(format!("packets_{}", Kind::name(&turn.bound.kind)), body, call, blocks))
+}
+
+/// An element that only moves.
+fn element(dtype: DType) -> &'static str {
+    match dtype.size() {
+        1 => "u8",
+        2 => "u16",
+        4 => "u32",
+        _ => "u64",
+    }
+}
+
+fn grid(turn: &Turn, form: Form, units: usize) -> [u32; 2] {
+    match form {
+        Form::Words => turn.blocks().packets.grid(units),
+        Form::Lines => turn.blocks().lines.grid(units),
+    }
+}
+
+fn prepared(what: String, body: String, call: Call, blocks: [u32; 2]) -> Prepared {
+    Prepared { what, body, call, beside: None, blocks }
+}
