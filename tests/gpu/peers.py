@@ -124,8 +124,9 @@ def beside(device, how):
         gathering.wait()
 
     for recorded in (False, True):
-        for what, call in (("product", multiply), ("beside", both)):
-            attempt(call, 3, recorded, what=what, how=how, recorded=recorded)
+        for _ in range(3):
+            for what, call in (("product", multiply), ("beside", both)):
+                attempt(call, 3, recorded, what=what, how=how, recorded=recorded)
 
 
 def collective(device, sizes):

@@ -58,6 +58,10 @@ for name in fsdp4_fw_graph fsdp4_bw_graph; do
   check "$name" 0 "$symmc" run "$programs/$name.pt2" --backend cuda --machine h200x4 --gpus "$(places 4)" \
     --seed 1 --compare interpreter
 done
+check "hf_llama_tp2, an arena of NCCL" 0 "$symmc" run "${llama[@]}" --backend cuda --arena nccl --repeat 100
+check "hf_llama_tp2, NCCL's windows" 0 "$symmc" run "${llama[@]}" --backend cuda --variants nccl_window --repeat 100
+adopt=$(dirname "$symmc")/examples/adopt
+if [ -x "$adopt" ]; then check "an engine's stream and communicator" 0 "$adopt" 2; fi
 check "more ranks than GPUs" 2 "$symmc" run "${llama[@]}" --backend cuda --gpus 0,99
 
 # A rank that is killed or stopped ends the run everywhere, and leaves nothing.

@@ -1,8 +1,8 @@
 """Puts what compare.sh measured side by side, as Markdown.
 
-    python3 table.py FOLDER
+    python3 table.py FOLDER [beside]
 
-Medians in microseconds; a ratio is symmc's best over the best peer's.
+Medians in microseconds; a ratio is symmc's best over the best peer's. With `beside`, what beside.sh measured.
 """
 
 import json
@@ -72,6 +72,33 @@ def mlp(folder):
     table(["tokens", "symmc", "eager", "torch.compile", "torch.compile, collectives placed", "ratio"], rows)
 
 
+def middle(values):
+    return sorted(values)[len(values) // 2]
+
+
+def beside(folder):
+    rows = []
+
+    def row(who, alone, both):
+        if alone and both:
+            alone, both = middle(alone), middle(both)
+            rows.append([who, number(alone), number(both), number(both - alone), f"{(both / alone - 1) * 100:.1f} %"])
+
+    ours = re.findall(r"^(\w+) \w+: ([0-9.]+) µs", (folder / "symmc-beside.txt").read_text(), re.M)
+    times = lambda how: [float(us) for name, us in ours if name == how]
+    row("symmc, copy engines", times("product"), times("copy_engine"))
+    row("symmc, as the profile chooses", times("product"), times("chosen"))
+    peers = lines(folder / "peers-beside.jsonl")
+    for how in dict.fromkeys(p["how"] for p in peers):
+        for recorded, name in ((True, "graph"), (False, "launched")):
+            of = lambda what: [p["us"] for p in peers if (p["how"], p["recorded"], p["what"]) == (how, recorded, what) and "us" in p]
+            row(f"PyTorch, {how}, {name}", of("product"), of("beside"))
+    table(["", "product alone", "with the all-gather", "added", "of the product"], rows)
+
+
 folder = Path(sys.argv[1])
-collectives(folder)
-mlp(folder)
+if sys.argv[2:] == ["beside"]:
+    beside(folder)
+else:
+    collectives(folder)
+    mlp(folder)

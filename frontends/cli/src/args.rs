@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use clap::{Args as ClapArgs, Parser, Subcommand, ValueEnum};
-use symmc::ir::DType;
+use symmc::ir::{DType, Variant};
 
 /// The most ranks that `--ranks` takes, as clap wants it.
 const MAX_RANKS: i64 = symmc::ir::verify::MAX_RANKS as i64;
@@ -116,6 +116,10 @@ pub struct CompileArgs {
     /// An argument that the caller writes straight into the symmetric arena (its name, or 'all')
     #[arg(long = "bind", value_name = "NAME|all", value_parser = parse_name)]
     pub bind: Vec<String>,
+    /// The variants that collectives may run as, besides plain [default: all that the profile knows and, on GPUs,
+    /// the library has]
+    #[arg(long, value_name = "NAME,…", value_delimiter = ',', value_parser = parse_variant)]
+    pub variants: Vec<Variant>,
 }
 
 impl CompileArgs {
@@ -125,6 +129,7 @@ impl CompileArgs {
             ("--machine", self.machine.is_some()),
             ("--bucket", !self.buckets.is_empty()),
             ("--bind", !self.bind.is_empty()),
+            ("--variants", !self.variants.is_empty()),
         ];
         given.into_iter().filter(|(_, given)| *given).map(|(option, _)| option)
     }
@@ -215,9 +220,21 @@ pub struct RunArgs {
     /// With --backend cuda, the GPU of each rank [default: rank r takes GPU r]
     #[arg(long, value_name = "N,N,…", value_delimiter = ',')]
     pub gpus: Vec<u32>,
+    /// With --backend cuda, who allocates the symmetric arena [default: vmm]
+    #[arg(long, value_enum)]
+    pub arena: Option<ArenaArg>,
     /// With --backend cuda, write the device times of the last run's steps, for Perfetto or chrome://tracing
     #[arg(long, value_name = "FILE")]
     pub profile_trace: Option<PathBuf>,
+}
+
+/// Who allocates symmetric memory on GPUs.
+#[derive(ValueEnum, Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ArenaArg {
+    /// The driver; ranks pass it to each other as file descriptors
+    Vmm,
+    /// NCCL, with a window over all ranks
+    Nccl,
 }
 
 /// What runs a program.
@@ -377,6 +394,12 @@ fn parse_dtype(text: &str) -> Result<String, String> {
         Some(dtype) => Ok(dtype.name().into()),
         None => Err(format!("no numbers of dtype {text}; expected one of {}", names())),
     }
+}
+
+/// A variant, by its name in programs.
+fn parse_variant(text: &str) -> Result<Variant, String> {
+    let names = || Variant::ALL.iter().map(|v| v.name()).collect::<Vec<_>>().join(", ");
+    Variant::from_name(text).ok_or_else(|| format!("no variant {text}; expected one of {}", names()))
 }
 
 /// A size of a collective: at least a few elements for each rank, and what a GPU can hold several times.

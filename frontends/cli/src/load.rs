@@ -3,6 +3,8 @@
 use std::path::Path;
 
 use anyhow::{Context, Result, anyhow, bail};
+use symmc::cuda::nccl::has;
+use symmc::ir::Variant;
 use symmc::{Bind, BucketSpec, Config, OpenOptions, Plan, Profile, Program};
 
 use crate::args::{CompileArgs, ProgramArgs};
@@ -40,8 +42,9 @@ pub fn config(args: &CompileArgs) -> Result<Config> {
     config_for(args, "host")
 }
 
-/// How to compile for so many GPUs, unless a machine is named.
-pub fn gpu_config(args: &CompileArgs, ranks: u32) -> Result<Config> {
+/// How to compile for so many GPUs, unless a machine is named; `gpus` are those of the ranks, if they are named.
+/// What the library of this machine lacks is not chosen unless it is asked for.
+pub fn gpu_config(args: &CompileArgs, ranks: u32, gpus: &[u32]) -> Result<Config> {
     let nearest = match ranks {
         0..=2 => "h200x2",
         3..=4 => "h200x4",
@@ -50,7 +53,13 @@ pub fn gpu_config(args: &CompileArgs, ranks: u32) -> Result<Config> {
     if args.machine.is_none() {
         eprintln!("note: chosen for {nearest}; --machine names another, and symmc tune measures this one");
     }
-    config_for(args, nearest)
+    let mut config = config_for(args, nearest)?;
+    if config.variants.is_none() {
+        let shared = gpus.iter().enumerate().any(|(i, gpu)| gpus[..i].contains(gpu));
+        let lacks = |v: &Variant| *v != Variant::Plain && (shared && v.is_library() || !has(*v));
+        config.variants = Some(Variant::ALL.iter().copied().filter(|v| !lacks(v)).collect());
+    }
+    Ok(config)
 }
 
 fn config_for(args: &CompileArgs, machine: &str) -> Result<Config> {
@@ -69,7 +78,8 @@ fn config_for(args: &CompileArgs, machine: &str) -> Result<Config> {
         names if names.iter().any(|n| n == "all") => bail!("--bind all leaves no other argument to bind"),
         names => Bind::Named(names.to_vec()),
     };
-    Ok(Config { profile, buckets: buckets.collect(), bind })
+    let variants = (!args.variants.is_empty()).then(|| args.variants.clone());
+    Ok(Config { profile, buckets: buckets.collect(), bind, variants })
 }
 
 fn profile_file(name: &str) -> Result<Profile> {

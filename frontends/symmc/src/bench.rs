@@ -146,8 +146,8 @@ pub fn program(
     let inputs: Vec<Arc<Tensor>> = graph.inputs.values().map(blank).collect::<Result<_, Error>>()?;
     let inputs: Vec<_> = (0..plan.ranks).map(|_| inputs.clone()).collect();
     let bench = Bench::Program { replays: replays as usize, runs };
-    let engine =
-        CudaConfig { gpus: gpus.to_vec(), bench: Some(bench), trace: trace.map(Path::to_path_buf) }.choice();
+    let (gpus, trace) = (gpus.to_vec(), trace.map(Path::to_path_buf));
+    let engine = CudaConfig { gpus, bench: Some(bench), trace, ..CudaConfig::default() }.choice();
     let config = HostConfig { engine, limit: Duration::from_secs(120), ..HostConfig::default() };
     let job = Job { plan, bindings: bindings.clone(), inputs: &inputs, repeats: 1, config };
     answers(&host::launch(&job, command)?)

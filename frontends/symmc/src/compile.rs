@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use indexmap::IndexMap;
 use symmc_ir::dim::SymbolId;
 use symmc_ir::machine::Profile;
-use symmc_ir::{Graph, InputId, InputKind, parallel};
+use symmc_ir::{Graph, InputId, InputKind, Variant, parallel};
 use symmc_passes::{Choice, LowerConfig};
 use symmc_planner::check::{CheckError, Report};
 use symmc_planner::plan::{Alternative, AppliedRule, Decision, Plan};
@@ -26,12 +26,14 @@ pub struct Config {
     pub buckets: Vec<BucketSpec>,
     /// Which arguments their callers write straight into the symmetric arena.
     pub bind: Bind,
+    /// The variants that collectives may run as, besides plain; `None` for all that the profile knows.
+    pub variants: Option<Vec<Variant>>,
 }
 
 impl Default for Config {
     fn default() -> Self {
         let profile = Profile::builtin("host").expect("the host profile is built in");
-        Config { profile, buckets: Vec::new(), bind: Bind::None }
+        Config { profile, buckets: Vec::new(), bind: Bind::None, variants: None }
     }
 }
 
@@ -180,6 +182,7 @@ fn lower(
     let lower = LowerConfig {
         symbols: symbols.clone(),
         bound: held.chain(bound.iter().copied()).collect(),
+        variants: config.variants.clone(),
         ..LowerConfig::new(config.profile.clone())
     };
     symmc_passes::lower(canonical, &lower).map_err(|e| e.to_string())

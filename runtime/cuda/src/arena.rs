@@ -6,7 +6,7 @@
 //! to the peers over the run's own [`Exchange`]; only processes of the same user are listened to.
 //!
 //! The memory is what the CUDA driver calls virtual memory management, which is also what NCCL asks of a
-//! window.
+//! window. It may be NCCL's own as well ([`Source`]).
 
 use std::fs::File;
 use std::io::Read;
@@ -16,12 +16,14 @@ use std::time::{Duration, Instant};
 
 use cudarc::driver::sys;
 use nix::sys::socket::{AddressFamily, Backlog, SockFlag, SockType, UnixAddr, bind, connect, listen, socket};
+use serde::{Deserialize, Serialize};
 use symmc_runtime::RunError;
 use symmc_runtime::host::{Channel, accept, same_user};
 
 use crate::driver::{Device, checked};
 use crate::error::CudaError;
 use crate::launch::Address;
+use crate::nccl::WindowMemory;
 
 /// How long peers have to pass their memory.
 const PASSING: Duration = Duration::from_secs(60);
@@ -46,22 +48,69 @@ pub trait Exchange {
     }
 }
 
+/// Who allocates and maps symmetric memory.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Source {
+    /// The driver: memory that ranks pass to each other as file descriptors.
+    #[default]
+    Vmm,
+    /// NCCL: memory that it allocates, mapped by a window over all ranks.
+    Nccl,
+}
+
 /// Memory at equal offsets on all ranks.
 #[derive(Debug)]
 pub struct SymmetricArena {
-    /// Each rank's memory as this rank maps it.
-    mappings: Vec<Mapping>,
+    memory: Shared,
+    /// Where each rank's memory starts, as this rank maps it.
+    addresses: Vec<Address>,
     rank: usize,
     len: usize,
 }
 
+/// What holds the memory.
+#[derive(Debug)]
+enum Shared {
+    /// Each rank's memory as this rank maps it.
+    Mapped { _mappings: Vec<Mapping> },
+    /// NCCL's.
+    Window { _memory: WindowMemory },
+}
+
 impl SymmetricArena {
     /// At least `len` bytes on each rank, zero on this one. Returns once all peers have mapped this rank's
-    /// memory.
+    /// memory. `limit` is how long NCCL has to map it.
     ///
     /// # Errors
     /// The GPU has not as many bytes, cannot share them, or a peer failed.
-    pub fn new(device: &Arc<Device>, exchange: &dyn Exchange, len: usize) -> Result<Self, CudaError> {
+    pub fn new(
+        source: Source,
+        device: &Arc<Device>,
+        exchange: &dyn Exchange,
+        len: usize,
+        limit: Duration,
+    ) -> Result<Self, CudaError> {
+        let rank = exchange.rank() as usize;
+        let arena = match source {
+            Source::Vmm => Self::mapped(device, exchange, len)?,
+            Source::Nccl => {
+                let memory = WindowMemory::new(device, exchange, len, limit)?;
+                let (addresses, len) = (memory.addresses().to_vec(), memory.len());
+                SymmetricArena { memory: Shared::Window { _memory: memory }, addresses, rank, len }
+            }
+        };
+        let len = arena.len;
+        // SAFETY: the range was just mapped; no peer touches it before the exchange below.
+        let zeroed = unsafe { cudarc::driver::result::memset_d8_sync(arena.address(), 0, len) };
+        checked(|| format!("clearing the symmetric arena of {len} bytes"), zeroed)?;
+        device.synchronize()?;
+        exchange.all_gather(&[0])?;
+        Ok(arena)
+    }
+
+    /// Memory of the driver.
+    fn mapped(device: &Arc<Device>, exchange: &dyn Exchange, len: usize) -> Result<Self, CudaError> {
         let own = Physical::new(device, len)?;
         let len = own.len;
         let fds = pass(exchange, own.export()?)?;
@@ -74,23 +123,26 @@ impl SymmetricArena {
             mappings.push(mapping);
         }
         let rank = exchange.rank() as usize;
-        let arena = SymmetricArena { mappings, rank, len };
-        // SAFETY: the range was just mapped; no peer touches it before the exchange below.
-        let zeroed = unsafe { cudarc::driver::result::memset_d8_sync(arena.address(), 0, len) };
-        checked(|| format!("clearing the symmetric arena of {len} bytes"), zeroed)?;
-        device.synchronize()?;
-        exchange.all_gather(&[0])?;
-        Ok(arena)
+        let addresses = mappings.iter().map(|m: &Mapping| m.at).collect();
+        Ok(SymmetricArena { memory: Shared::Mapped { _mappings: mappings }, addresses, rank, len })
+    }
+
+    /// Who allocated it.
+    pub fn source(&self) -> Source {
+        match self.memory {
+            Shared::Mapped { .. } => Source::Vmm,
+            Shared::Window { .. } => Source::Nccl,
+        }
     }
 
     /// Where this rank's memory starts.
     pub fn address(&self) -> Address {
-        self.mappings[self.rank].at
+        self.addresses[self.rank]
     }
 
     /// Where each rank's memory starts, as this rank maps it.
     pub fn addresses(&self) -> Vec<Address> {
-        self.mappings.iter().map(|m| m.at).collect()
+        self.addresses.clone()
     }
 
     /// The bytes of each rank's memory.

@@ -14,7 +14,7 @@ use symmc_planner::plan::{Barrier, Lane};
 use symmc_runtime::RunError;
 use symmc_runtime::exec::{BoundCollective, BoundRegion, BoundStep, Home, Located, Work as StepWork};
 
-use crate::arena::{Exchange, SymmetricArena};
+use crate::arena::{Exchange, Source, SymmetricArena};
 use crate::collective::{self, BlockCounts, Forms, Peers};
 use crate::compute::Machine;
 use crate::driver::{Device, Graph, Memory, Pinned};
@@ -178,7 +178,13 @@ impl<'a> Bench<'a> {
         let zone = Variant::Packets.landing_bytes(&sum, largest.min(MOST_PACKETS) as u64, n as u64);
         let zone = (zone as usize).next_multiple_of(4096);
         let symmetric = 4 * largest + 2 * zone;
-        let arena = SymmetricArena::new(&device, exchange, symmetric + collective::control_bytes(1))?;
+        let arena = SymmetricArena::new(
+            Source::Vmm,
+            &device,
+            exchange,
+            symmetric + collective::control_bytes(1),
+            limit,
+        )?;
         let local = collective::local_bytes(1).next_multiple_of(256);
         let memory = Memory::new(&device, "operands of plain collectives", local + 4 * largest)?;
         let status = Pinned::new(&device, 4096)?;

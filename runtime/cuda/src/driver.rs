@@ -15,6 +15,7 @@ use std::sync::Arc;
 
 use cudarc::driver::{result, sys};
 
+use crate::adopt::LentStream;
 use crate::collective::Links;
 use crate::error::CudaError;
 use crate::launch::{Address, Kernel};
@@ -300,6 +301,8 @@ impl Drop for Pinned {
 pub struct Stream {
     device: Arc<Device>,
     handle: sys::CUstream,
+    /// Whether it is somebody else's to destroy.
+    lent: bool,
 }
 
 // SAFETY: streams may be used from any thread.
@@ -311,7 +314,13 @@ impl Stream {
     /// A new stream that does not wait for the default stream.
     pub fn new(device: &Arc<Device>) -> Result<Stream, CudaError> {
         let made = result::stream::create(result::stream::StreamKind::NonBlocking);
-        Ok(Stream { device: device.clone(), handle: checked(|| "creating a stream".into(), made)? })
+        let handle = checked(|| "creating a stream".into(), made)?;
+        Ok(Stream { device: device.clone(), handle, lent: false })
+    }
+
+    /// A stream of the caller, as its promise at [`LentStream::new`] says.
+    pub fn adopt(device: &Arc<Device>, stream: LentStream) -> Stream {
+        Stream { device: device.clone(), handle: stream.handle(), lent: true }
     }
 
     /// The driver's handle.
@@ -459,6 +468,9 @@ impl Stream {
 
 impl Drop for Stream {
     fn drop(&mut self) {
+        if self.lent {
+            return;
+        }
         let _ = self.device.enter();
         // SAFETY: created by `new`; the driver lets pending work end.
         let _ = unsafe { result::stream::destroy(self.handle) };

@@ -8,7 +8,8 @@ use symmc_runtime::RunError;
 use symmc_runtime::exec::{Bound, ExecConfig, Executor, RankMemory, Registry, Span};
 use symmc_runtime::host::{Engine, EngineChoice, RankRun};
 
-use crate::arena::Exchange;
+use crate::adopt::Adopted;
+use crate::arena::{Exchange, Source};
 use crate::bench::{self, BenchConfig};
 use crate::driver::{self, CallersContext};
 use crate::error::CudaError;
@@ -23,6 +24,9 @@ pub struct CudaConfig {
     /// The GPU of each rank, by its number among those that the rank's process sees. Empty: rank `r` takes
     /// GPU `r`.
     pub gpus: Vec<u32>,
+    /// Who allocates the symmetric arena.
+    #[serde(default)]
+    pub arena: Source,
     /// Run the last time step by step, and write the times of the steps on all ranks to this file.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub trace: Option<PathBuf>,
@@ -106,7 +110,13 @@ impl Engine for CudaEngine {
         let mut executor = Executor::new(run.plan, rank, &registry, ExecConfig::default())?;
         let bucket = executor.bucket(run.bindings)?;
         let bound = executor.bind(run.bindings)?;
-        let session = SessionConfig { gpu, limit: run.config.limit, chaos: run.config.chaos };
+        let session = SessionConfig {
+            gpu,
+            limit: run.config.limit,
+            chaos: run.config.chaos,
+            arena: config.arena,
+            adopted: Adopted::default(),
+        };
         let session = Session::new(std::slice::from_ref(&bound), &Peers(run), &session)?;
         let turn = Turn { run, session: &session, bound: &bound, bucket, trace: config.trace.as_deref() };
         let ran = match config.bench {

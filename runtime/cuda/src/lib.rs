@@ -8,12 +8,14 @@
 //! graphs), [`arena`] is symmetric
 //! memory, [`compile`] turns CUDA C into loaded modules, [`launch`] is what a step becomes on a device,
 //! [`compute`], [`collective`] and [`nccl`] translate
-//! steps into that, [`program`] records them, [`session`] is one rank's program in its memory, and [`engine`] is
+//! steps into that, [`program`] records them, [`session`] is one rank's program in its memory, on streams and communicators of its
+//! own or of its caller ([`adopt`]), and [`engine`] is
 //! what a rank process runs.
 //!
 //! CUDA is found at run time. Without it everything here builds, and using it is an error that says what is
 //! missing. No panic of a loader reaches a caller: every library is asked for before it is used.
 
+pub mod adopt;
 pub mod arena;
 pub mod bench;
 mod cache;

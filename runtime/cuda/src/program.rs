@@ -10,6 +10,7 @@ use symmc_planner::plan::Lane;
 use symmc_runtime::RunError;
 use symmc_runtime::exec::{BoundStep, Work as StepWork};
 
+use crate::adopt::LentStream;
 use crate::collective::{self, Peers};
 use crate::compile::{Source, compile};
 use crate::compute::gemm::{GemmPlanner, Prepared};
@@ -107,7 +108,10 @@ impl Program {
 
     /// Puts one run on the streams. It begins after what the compute stream holds, and what is put there next
     /// begins after it.
-    fn enqueue(&self, lanes: &Streams, nccl: &Communicators) -> Result<(), CudaError> {
+    ///
+    /// # Errors
+    /// The driver refuses a launch.
+    pub fn enqueue(&self, lanes: &Streams, nccl: &Communicators) -> Result<(), CudaError> {
         let both = self.steps.iter().any(|s| s.lane == Lane::Comm);
         if both {
             let start = Event::new()?;
@@ -298,6 +302,14 @@ impl Streams {
     /// One stream for each lane.
     pub fn new(device: &Arc<Device>) -> Result<Streams, CudaError> {
         Ok(Streams { compute: Stream::new(device)?, comm: Stream::new(device)? })
+    }
+
+    /// The caller's stream for the compute lane, if there is one, and new ones otherwise.
+    pub fn with(device: &Arc<Device>, lent: Option<LentStream>) -> Result<Streams, CudaError> {
+        match lent {
+            Some(lent) => Ok(Streams { compute: Stream::adopt(device, lent), comm: Stream::new(device)? }),
+            None => Streams::new(device),
+        }
     }
 
     fn of(&self, lane: Lane) -> &Stream {

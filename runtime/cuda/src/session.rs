@@ -16,7 +16,8 @@ use symmc_planner::plan::Lane;
 use symmc_runtime::RunError;
 use symmc_runtime::exec::{Bound, BoundStep, Work as StepWork};
 
-use crate::arena::{Exchange, SymmetricArena};
+use crate::adopt::Adopted;
+use crate::arena::{Exchange, Source, SymmetricArena};
 use crate::collective::{self, BlockCounts, Forms, Peers};
 use crate::compute::{self, Machine};
 use crate::driver::{Device, Event, Graph, Memory, Pinned};
@@ -38,6 +39,10 @@ pub struct SessionConfig {
     pub limit: Duration,
     /// Delays ranks at random around every touch of a peer, from this seed.
     pub chaos: Option<u64>,
+    /// Who allocates the symmetric arena.
+    pub arena: Source,
+    /// What the caller lends.
+    pub adopted: Adopted,
 }
 
 /// A step as it ran.
@@ -93,7 +98,7 @@ impl Session {
         let groups = groups_of(steps());
         let symmetric = bounds.iter().map(|b| b.symmetric).max().unwrap_or(0).next_multiple_of(4096);
         let shared = symmetric + collective::control_bytes(groups);
-        let arena = SymmetricArena::new(&device, exchange, shared)?;
+        let arena = SymmetricArena::new(config.arena, &device, exchange, shared, config.limit)?;
         let counters = collective::local_bytes(groups);
         let scratch = scratch_bytes(steps(), &device);
         let Private { memory, homes, counters: local, scratch: workspace } =
@@ -112,7 +117,13 @@ impl Session {
             links: device.links()?,
         };
         let span = (arena.address(), arena.len());
-        let making = Making { exchange, device: &device, arena: span, limit: config.limit, lent: None };
+        let making = Making {
+            exchange,
+            device: &device,
+            arena: span,
+            limit: config.limit,
+            lent: config.adopted.communicator.as_ref(),
+        };
         let nccl = Communicators::new(steps(), &making)?;
         let machine = Machine {
             multiprocessors: device.multiprocessors(),
@@ -123,7 +134,7 @@ impl Session {
         let parts = Parts { device: &device, homes: &homes, peers: &peers, machine: &machine, nccl: &nccl };
         let program = |bound: &Arc<Bound>| Program::new(exchange.rank(), &bound.steps, &parts);
         let programs = bounds.iter().map(program).collect::<Result<_, _>>()?;
-        let streams = Streams::new(&device)?;
+        let streams = Streams::with(&device, config.adopted.stream)?;
         // SAFETY: the range was laid out above; nothing uses it yet.
         unsafe { streams.compute.fill(local, 0, counters)? };
         streams.compute.synchronize()?;
@@ -241,6 +252,32 @@ impl Session {
     pub fn record(&self, binding: usize, runs: u32) -> Result<Recorded<'_>, CudaError> {
         let graph = self.rig.programs[binding].record(&self.rig.streams, &self.rig.nccl, runs)?;
         Ok(Recorded { session: self, binding, runs, graph })
+    }
+
+    /// Puts one run of a binding on the session's stream, after what is there; while that stream is captured, the run
+    /// becomes part of what is recorded. [`finish`](Self::finish) waits and tells how it went. For sessions on a
+    /// stream that was lent; ranks put the same runs there, in the same order.
+    ///
+    /// # Errors
+    /// The driver or the library refuses, or an earlier run failed.
+    pub fn enqueue(&self, binding: usize) -> Result<(), CudaError> {
+        let rig = &self.rig;
+        rig.attempt(|| rig.programs[binding].enqueue(&rig.streams, &rig.nccl))
+    }
+
+    /// Waits for all runs that were put on the session's streams, also those of the caller's graphs; the last was of
+    /// this binding. `alive` as for [`Recorded::replay`].
+    ///
+    /// # Errors
+    /// As [`Recorded::replay`].
+    pub fn finish(&self, binding: usize, alive: &dyn Fn() -> Result<(), RunError>) -> Result<(), CudaError> {
+        let rig = &self.rig;
+        rig.attempt(|| {
+            watch::until_idle(&rig.streams, &rig.status, alive)?;
+            self.reported(binding)
+        })?;
+        self.runs.fetch_add(1, Ordering::Relaxed);
+        Ok(())
     }
 
     /// Runs a binding once, step by step, and takes the time of each; `alive` as for [`Recorded::replay`].

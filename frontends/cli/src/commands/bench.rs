@@ -101,7 +101,8 @@ pub fn program(args: &BenchProgramArgs) -> Result<ExitCode> {
         false => {
             let mut program = load::program(&args.program)?;
             load::close_ranks(&mut program)?;
-            symmc::compile(&program, &load::gpu_config(&args.compile, program.graph.ranks.unwrap_or(0))?)?
+            let ranks = program.graph.ranks.unwrap_or(0);
+            symmc::compile(&program, &load::gpu_config(&args.compile, ranks, &args.gpus)?)?
         }
     };
     let source = plan.source_program();

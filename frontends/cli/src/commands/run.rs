@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
 use symmc::cuda::CudaConfig;
+use symmc::cuda::arena::Source;
 use symmc::host::{EngineChoice, Membership};
 use symmc::ir::interp::{self, Comparison};
 use symmc::{
@@ -14,7 +15,7 @@ use symmc::{
     Workload,
 };
 
-use crate::args::{BackendArg, Compare, RunArgs};
+use crate::args::{ArenaArg, BackendArg, Compare, RunArgs};
 use crate::commands::rank_command;
 use crate::load;
 use crate::out::put;
@@ -130,7 +131,7 @@ fn subject(args: &RunArgs, tensors: Option<&TensorFile>) -> Result<Subject> {
 /// How the program is compiled for what runs it.
 fn compile_config(args: &RunArgs, ranks: u32) -> Result<Config> {
     match args.backend {
-        BackendArg::Cuda => load::gpu_config(&args.compile, ranks),
+        BackendArg::Cuda => load::gpu_config(&args.compile, ranks, &args.gpus),
         _ => load::config(&args.compile),
     }
 }
@@ -157,7 +158,11 @@ fn refuse_compile_options(args: &RunArgs) -> Result<()> {
 
 /// Refuses, before any work, what cannot come to an end as asked.
 fn refuse_idle(args: &RunArgs) -> Result<()> {
-    let of_gpus = [("--gpus", !args.gpus.is_empty()), ("--profile-trace", args.profile_trace.is_some())];
+    let of_gpus = [
+        ("--gpus", !args.gpus.is_empty()),
+        ("--arena", args.arena.is_some()),
+        ("--profile-trace", args.profile_trace.is_some()),
+    ];
     if let Some((option, _)) = of_gpus.iter().find(|o| o.1 && args.backend != BackendArg::Cuda) {
         bail!("{option} has no effect without --backend cuda");
     }
@@ -190,7 +195,11 @@ fn run_config(args: &RunArgs, chaos: Option<u64>) -> RunConfig {
     let engine = match args.backend {
         BackendArg::Cuda => {
             let (gpus, trace) = (args.gpus.clone(), args.profile_trace.clone());
-            CudaConfig { gpus, trace, ..CudaConfig::default() }.choice()
+            let arena = match args.arena {
+                Some(ArenaArg::Nccl) => Source::Nccl,
+                Some(ArenaArg::Vmm) | None => Source::Vmm,
+            };
+            CudaConfig { gpus, arena, trace, ..CudaConfig::default() }.choice()
         }
         _ => EngineChoice::Host,
     };

@@ -48,6 +48,9 @@ impl Making<'_> {
     }
 }
 
+/// In place of a group: all ranks of the run.
+const ALL: usize = usize::MAX;
+
 /// What a communicator serves.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 enum Way {
@@ -143,15 +146,40 @@ impl Communicators {
             if let Some(lent) = making.lent.filter(|l| key.1 == Way::Plain && l.ranks() == cell) {
                 let comm = lent.checked(nccl, making.exchange.rank())?;
                 self.made.insert(key, Made { comm, window: None, lent: true });
-            } else if let Err(error) = self.make(nccl, key, cell, making) {
-                if let Some(half) = self.made.shift_remove(&key) {
-                    // SAFETY: the communicator exists and is not used after this.
-                    let _ = unsafe { (nccl.functions().comm_abort)(half.comm) };
-                }
-                return Err(error);
+            } else {
+                self.made_or_ended(nccl, key, cell, making)?;
             }
         }
         Ok(())
+    }
+
+    /// Makes a communicator of all ranks with a window over the memory of `making`.
+    ///
+    /// # Errors
+    /// As [`add`](Self::add).
+    pub(super) fn window_of_all(&mut self, making: &Making<'_>) -> Result<Window, CudaError> {
+        let nccl = Nccl::load().map_err(|e| CudaError::Unsupported(e.to_string()))?;
+        (self.library, self.limit) = (Some(nccl), making.limit);
+        let (key, cell) = ((ALL, Way::Window), (0..making.exchange.ranks()).collect::<Vec<u32>>());
+        self.made_or_ended(nccl, key, &cell, making)?;
+        let window = self.made.get(&key).and_then(|made| made.window);
+        window.ok_or_else(|| CudaError::Unsupported("a communicator without a window".into()))
+    }
+
+    /// Makes one communicator, or leaves nothing of it.
+    fn made_or_ended(
+        &mut self,
+        nccl: &'static Nccl,
+        key: (usize, Way),
+        cell: &[u32],
+        making: &Making<'_>,
+    ) -> Result<(), CudaError> {
+        self.make(nccl, key, cell, making).inspect_err(|_| {
+            if let Some(half) = self.made.shift_remove(&key) {
+                // SAFETY: the communicator exists and is not used after this.
+                let _ = unsafe { (nccl.functions().comm_abort)(half.comm) };
+            }
+        })
     }
 
     /// Makes one communicator. What there is of it after a failure is among those made.
@@ -249,17 +277,30 @@ impl Drop for Communicators {
     }
 }
 
+/// Whether the library that is found here has what a variant needs of it. No library has nothing.
+pub fn has(variant: Variant) -> bool {
+    let found = |way| Nccl::load().is_ok_and(|nccl| lacks(nccl, way).is_none());
+    Way::of(variant).is_none_or(found)
+}
+
+/// What the library lacks for a variant.
+fn lacks(nccl: &Nccl, way: Way) -> Option<String> {
+    match way {
+        Way::CopyEngine => nccl.all_to_all().err().map(|missing| missing.to_string()),
+        Way::Plain | Way::Window => None,
+    }
+}
+
 /// Whether the library and the driver have what a variant needs.
 fn able(nccl: &Nccl, way: Way) -> Result<(), CudaError> {
-    if way != Way::CopyEngine {
-        return Ok(());
+    let refused = |what: String| CudaError::Unsupported(format!("the variant {}: {what}", way.variant()));
+    if let Some(missing) = lacks(nccl, way) {
+        return Err(refused(missing));
     }
-    let lacks = |what: String| CudaError::Unsupported(format!("the variant {}: {what}", way.variant()));
-    nccl.all_to_all().map_err(|missing| lacks(missing.to_string()))?;
     match driver::version()? {
-        found if found < COPY_ENGINES => {
+        found if way == Way::CopyEngine && found < COPY_ENGINES => {
             let ([major, minor], [least, and]) = (found, COPY_ENGINES);
-            Err(lacks(format!(
+            Err(refused(format!(
                 "copy engines need a driver for CUDA {least}.{and} or newer, found {major}.{minor}"
             )))
         }
@@ -271,7 +312,7 @@ fn able(nccl: &Nccl, way: Way) -> Result<(), CudaError> {
 const COPY_ENGINES: [u32; 2] = [12, 5];
 
 /// The first version whose windows are structs in device memory.
-const DEVICE_WINDOWS: Version = Version::new(2, 28, 0);
+pub(super) const DEVICE_WINDOWS: Version = Version::new(2, 28, 0);
 
 /// Makes the arena the window of a communicator.
 fn register(

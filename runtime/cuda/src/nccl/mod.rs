@@ -9,6 +9,7 @@
 
 mod comms;
 mod lent;
+mod memory;
 mod wait;
 
 use std::ffi::c_void;
@@ -18,8 +19,9 @@ use symmc_ir::collective::{CollectiveKind, ReduceOp, Splits};
 use symmc_ir::{DType, Variant};
 use symmc_runtime::exec::BoundCollective;
 
-pub use self::comms::{Communicators, Making};
+pub use self::comms::{Communicators, Making, has};
 pub use self::lent::Lent;
+pub use self::memory::WindowMemory;
 use crate::driver::Stream;
 use crate::error::CudaError;
 use crate::launch::{Address, Work};

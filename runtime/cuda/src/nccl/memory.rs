@@ -1,0 +1,156 @@
+//! Symmetric memory that the library allocates. A window of it over all ranks says where the peers' is mapped.
+
+use std::ffi::c_void;
+use std::sync::Arc;
+use std::time::Duration;
+
+use cudarc::driver::result;
+use nccl_sys::{Nccl, Window};
+
+use super::comms::{Communicators, DEVICE_WINDOWS, Making};
+use super::failed;
+use crate::arena::Exchange;
+use crate::driver::{Device, checked};
+use crate::error::CudaError;
+use crate::launch::Address;
+
+/// Sizes are multiples of this, which the driver allocates anyway.
+const UNIT: usize = 2 << 20;
+
+/// This rank's memory, and the window over that of all ranks.
+#[derive(Debug)]
+pub struct WindowMemory {
+    library: &'static Nccl,
+    own: Own,
+    /// Where each rank's memory starts, as this rank maps it.
+    addresses: Vec<Address>,
+    len: usize,
+    /// The communicator of the window. Ended before the memory is freed.
+    communicators: Communicators,
+}
+
+/// An address that the library gave.
+#[derive(Debug)]
+struct Own(*mut c_void);
+
+// SAFETY: an address of device memory, which is not dereferenced here.
+unsafe impl Send for Own {}
+// SAFETY: as above.
+unsafe impl Sync for Own {}
+
+impl WindowMemory {
+    /// At least `len` bytes on each rank of the run.
+    ///
+    /// # Errors
+    /// There is no library, it has too little to offer, the GPU has not as many bytes, or a peer failed.
+    pub fn new(
+        device: &Arc<Device>,
+        exchange: &dyn Exchange,
+        len: usize,
+        limit: Duration,
+    ) -> Result<WindowMemory, CudaError> {
+        let library = Nccl::load().map_err(|e| CudaError::Unsupported(e.to_string()))?;
+        let len = len.max(1).next_multiple_of(UNIT);
+        let own = Own(library.mem_alloc(len).map_err(failed)?);
+        let at = own.0 as usize as Address;
+        // From here on what is dropped after a failure frees the memory.
+        let (addresses, communicators) = (vec![at], Communicators::default());
+        let mut memory = WindowMemory { library, own, addresses, len, communicators };
+        let making = Making { exchange, device, arena: (at, len), limit, lent: None };
+        let window = memory.communicators.window_of_all(&making)?;
+        let place = |rank| match rank == exchange.rank() {
+            true => Ok(at),
+            false => place(library, window, rank),
+        };
+        memory.addresses = (0..exchange.ranks()).map(place).collect::<Result<_, _>>()?;
+        memory.prove(exchange)?;
+        Ok(memory)
+    }
+
+    /// Where each rank's memory starts, as this rank maps it.
+    pub fn addresses(&self) -> &[Address] {
+        &self.addresses
+    }
+
+    /// The bytes of each rank's memory.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Every rank leaves its number in its memory and finds that of each peer where the window says.
+    fn prove(&self, exchange: &dyn Exchange) -> Result<(), CudaError> {
+        let number = |rank: u32| (0x5e4d_0000 + rank).to_le_bytes();
+        let own = self.addresses[exchange.rank() as usize];
+        // SAFETY: the memory is as large, and nothing else uses it yet.
+        let written = unsafe { result::memcpy_htod_sync(own, &number(exchange.rank())) };
+        checked(|| "writing to the arena of NCCL".into(), written)?;
+        exchange.all_gather(&[0])?;
+        for (rank, &at) in (0..).zip(&self.addresses) {
+            let mut found = [0; 4];
+            // SAFETY: the window says that as many bytes are mapped there; if not, the driver refuses.
+            let read = unsafe { result::memcpy_dtoh_sync(&mut found, at) };
+            checked(|| format!("reading the arena of rank {rank} through NCCL's window"), read)?;
+            if found != number(rank) {
+                let version = self.library.version();
+                let text = format!("NCCL {version}: the window does not show the memory of rank {rank}");
+                return Err(CudaError::Unsupported(text));
+            }
+        }
+        exchange.all_gather(&[0]).map(|_| ()).map_err(CudaError::from)
+    }
+}
+
+impl Drop for WindowMemory {
+    fn drop(&mut self) {
+        self.communicators = Communicators::default();
+        // SAFETY: allocated by `new`; its window was just ended.
+        let _ = unsafe { (self.library.functions().mem_free)(self.own.0) };
+    }
+}
+
+/// Where a window shows the start of a rank's memory.
+fn place(library: &Nccl, window: Window, rank: u32) -> Result<Address, CudaError> {
+    match library.get_lsa_device_pointer() {
+        Ok(call) => {
+            let mut at = std::ptr::null_mut();
+            // SAFETY: the window exists; the function writes one address.
+            let code = unsafe { call(window, 0, rank as i32, &mut at) };
+            library.check("ncclGetLsaDevicePointer", code).map_err(failed)?;
+            Ok(at as usize as Address)
+        }
+        Err(_) if library.version() >= DEVICE_WINDOWS => {
+            let mut bytes = [0; WINDOW_PREFIX];
+            // SAFETY: such a window is a struct in device memory that is longer than this.
+            let read = unsafe { result::memcpy_dtoh_sync(&mut bytes, window.0 as usize as Address) };
+            checked(|| "reading NCCL's window".into(), read)?;
+            Ok(place_in(&bytes, rank))
+        }
+        Err(missing) => Err(CudaError::Unsupported(format!("an arena of NCCL: {missing}"))),
+    }
+}
+
+/// The bytes at the start of a window's struct that are read here.
+const WINDOW_PREFIX: usize = 28;
+
+/// The same from the struct of the versions without that function, 2.28.3 to 2.29.1: an address, that of rank 0's
+/// memory, two ranks, and the distance between ranks in units of 4 GiB.
+fn place_in(window: &[u8; WINDOW_PREFIX], rank: u32) -> Address {
+    let word = |at: usize| u64::from(u32::from_le_bytes([0, 1, 2, 3].map(|i| window[at + i])));
+    let base = word(8) | word(12) << 32;
+    base.wrapping_add((u64::from(rank) * word(24)) << 32)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The struct as 2.28.3 declares it: `winHost`, `lsaFlatBase`, `lsaRank`, `worldRank`, `stride4G`.
+    #[test]
+    fn a_window_of_2_28_shows_where_peers_are() {
+        let mut window = [0xff; WINDOW_PREFIX];
+        window[8..16].copy_from_slice(&0x7f12_3456_0000_u64.to_le_bytes());
+        window[24..28].copy_from_slice(&36_u32.to_le_bytes());
+        assert_eq!(place_in(&window, 0), 0x7f12_3456_0000);
+        assert_eq!(place_in(&window, 3), 0x7f12_3456_0000 + (3 * 36 << 32));
+    }
+}
