@@ -96,7 +96,7 @@ impl SymmetricArena {
             Source::Vmm => Self::mapped(device, exchange, len)?,
             Source::Nccl => {
                 let memory = WindowMemory::new(device, exchange, len, limit)?;
-                let (addresses, len) = (memory.addresses().to_vec(), memory.len());
+                let (addresses, len) = (memory.addresses().to_vec(), memory.bytes());
                 SymmetricArena { memory: Shared::Window { _memory: memory }, addresses, rank, len }
             }
         };

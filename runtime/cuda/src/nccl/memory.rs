@@ -73,7 +73,7 @@ impl WindowMemory {
     }
 
     /// The bytes of each rank's memory.
-    pub fn len(&self) -> usize {
+    pub fn bytes(&self) -> usize {
         self.len
     }
 
@@ -151,6 +151,6 @@ mod tests {
         window[8..16].copy_from_slice(&0x7f12_3456_0000_u64.to_le_bytes());
         window[24..28].copy_from_slice(&36_u32.to_le_bytes());
         assert_eq!(place_in(&window, 0), 0x7f12_3456_0000);
-        assert_eq!(place_in(&window, 3), 0x7f12_3456_0000 + (3 * 36 << 32));
+        assert_eq!(place_in(&window, 3), 0x7f12_3456_0000 + ((3 * 36) << 32));
     }
 }
