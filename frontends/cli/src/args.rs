@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use clap::{Args as ClapArgs, Parser, Subcommand, ValueEnum};
+use symmc::cuda::Products;
 use symmc::ir::{DType, Variant};
 
 /// The most ranks that `--ranks` takes, as clap wants it.
@@ -223,6 +224,9 @@ pub struct RunArgs {
     /// With --backend cuda, who allocates the symmetric arena [default: vmm]
     #[arg(long, value_enum)]
     pub arena: Option<ArenaArg>,
+    /// With --backend cuda, how algorithms of matrix products are chosen [default: measured]
+    #[arg(long, value_enum)]
+    pub products: Option<ProductsArg>,
     /// With --backend cuda, write the device times of the last run's steps, for Perfetto or chrome://tracing
     #[arg(long, value_name = "FILE")]
     pub profile_trace: Option<PathBuf>,
@@ -248,6 +252,24 @@ pub enum BackendArg {
     Threads,
     /// The reference interpreter, without a plan
     Interpreter,
+}
+
+/// How algorithms of matrix products are chosen.
+#[derive(ValueEnum, Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ProductsArg {
+    /// The fastest of several, timed once for each shape and kept in the user's cache
+    Measured,
+    /// The first that cuBLASLt names
+    Heuristic,
+}
+
+impl From<ProductsArg> for Products {
+    fn from(arg: ProductsArg) -> Products {
+        match arg {
+            ProductsArg::Measured => Products::Measured,
+            ProductsArg::Heuristic => Products::Heuristic,
+        }
+    }
 }
 
 /// What results are compared with.
@@ -446,6 +468,9 @@ pub struct BenchProgramArgs {
     /// Runs in one graph
     #[arg(long, default_value_t = 3, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=100))]
     pub runs: u32,
+    /// How algorithms of matrix products are chosen
+    #[arg(long, value_enum, default_value_t = ProductsArg::Measured)]
+    pub products: ProductsArg,
     /// Write the device times of one more run's steps, for Perfetto or chrome://tracing
     #[arg(long, value_name = "FILE")]
     pub profile_trace: Option<PathBuf>,

@@ -1,6 +1,5 @@
 //! Measures collectives and programs on GPUs, and makes machine profiles of it.
 
-use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -122,7 +121,7 @@ impl Points {
 }
 
 /// Measures a plan on GPUs, on numbers drawn there; for each rank the least, median and most microseconds
-/// of one run over `replays` replays of a graph that holds `runs` runs. With `trace`, the times of the
+/// of one run over `replays` replays of a graph that holds `runs` runs. With a trace, the times of the
 /// steps of one more run go to that file.
 ///
 /// # Errors
@@ -130,9 +129,8 @@ impl Points {
 pub fn program(
     plan: &CheckedPlan,
     bindings: &Bindings,
-    gpus: &[u32],
+    gpus: &CudaConfig,
     [replays, runs]: [u32; 2],
-    trace: Option<&Path>,
     command: &RankCommand,
 ) -> Result<Vec<[f64; 3]>, Error> {
     let graph = plan.source_program();
@@ -145,9 +143,8 @@ pub fn program(
     };
     let inputs: Vec<Arc<Tensor>> = graph.inputs.values().map(blank).collect::<Result<_, Error>>()?;
     let inputs: Vec<_> = (0..plan.ranks).map(|_| inputs.clone()).collect();
-    let bench = Bench::Program { replays: replays as usize, runs };
-    let (gpus, trace) = (gpus.to_vec(), trace.map(Path::to_path_buf));
-    let engine = CudaConfig { gpus, bench: Some(bench), trace, ..CudaConfig::default() }.choice();
+    let bench = Some(Bench::Program { replays: replays as usize, runs });
+    let engine = CudaConfig { bench, ..gpus.clone() }.choice();
     let config = HostConfig { engine, limit: Duration::from_secs(120), ..HostConfig::default() };
     let job = Job { plan, bindings: bindings.clone(), inputs: &inputs, repeats: 1, config };
     answers(&host::launch(&job, command)?)

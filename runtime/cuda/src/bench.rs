@@ -395,6 +395,7 @@ impl<'a> Bench<'a> {
             peers: &self.peers,
             machine: &machine,
             nccl: &self.rig.nccl,
+            search: None,
         };
         let program = Program::new(self.exchange.rank(), steps, &parts)?;
         self.rig.programs = vec![program];

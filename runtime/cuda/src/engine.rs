@@ -11,6 +11,7 @@ use symmc_runtime::host::{Engine, EngineChoice, RankRun};
 use crate::adopt::Adopted;
 use crate::arena::{Exchange, Source};
 use crate::bench::{self, BenchConfig};
+use crate::compute::search::Products;
 use crate::driver::{self, CallersContext};
 use crate::error::CudaError;
 use crate::session::{Session, SessionConfig};
@@ -27,6 +28,9 @@ pub struct CudaConfig {
     /// Who allocates the symmetric arena.
     #[serde(default)]
     pub arena: Source,
+    /// How algorithms of matrix products are chosen.
+    #[serde(default)]
+    pub products: Products,
     /// Run the last time step by step, and write the times of the steps on all ranks to this file.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub trace: Option<PathBuf>,
@@ -114,6 +118,7 @@ impl Engine for CudaEngine {
             gpu,
             limit: run.config.limit,
             chaos: run.config.chaos,
+            products: config.products,
             arena: config.arena,
             adopted: Adopted::default(),
         };

@@ -35,5 +35,6 @@ mod staging;
 mod trace;
 mod watch;
 
+pub use compute::search::Products;
 pub use engine::{Bench, CudaConfig, CudaEngine};
 pub use error::CudaError;

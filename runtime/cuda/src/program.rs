@@ -13,7 +13,8 @@ use symmc_runtime::exec::{BoundStep, Work as StepWork};
 use crate::adopt::LentStream;
 use crate::collective::{self, Peers};
 use crate::compile::{Source, compile};
-use crate::compute::gemm::{GemmPlanner, Prepared};
+use crate::compute::gemm::Prepared;
+use crate::compute::search::{self, Search};
 use crate::compute::{self, Machine, Sites};
 use crate::driver::{Device, Event, Function, Graph, Module, Stream};
 use crate::error::CudaError;
@@ -34,6 +35,8 @@ pub struct Parts<'a> {
     pub machine: &'a Machine,
     /// The communicators of the library's own collectives.
     pub nccl: &'a Communicators,
+    /// How algorithms of matrix products are chosen; the heuristic's first without.
+    pub search: Option<&'a Search<'a>>,
 }
 
 /// A program that is compiled and loaded.
@@ -83,7 +86,11 @@ impl Program {
             true => None,
             false => Some(Module::load(parts.device, &compile(&source, parts.device.capability())?)?),
         };
-        let mut loader = Loader { parts, module: module.as_ref(), functions: IndexMap::new(), gemms: None };
+        let products =
+            lowered.iter().flatten().filter_map(|w| if let Work::Gemm(g) = w { Some(*g) } else { None });
+        let products: Vec<_> = products.collect();
+        let products = search::prepare(parts.search, parts.device, parts.machine, &products)?.into_iter();
+        let mut loader = Loader { module: module.as_ref(), functions: IndexMap::new(), products };
         let mut steps = Vec::with_capacity(lowered.len());
         for ((step, work), awaited) in list.iter().zip(lowered).zip(compute::fuse::awaited(list)) {
             let work = work.into_iter().map(|w| loader.ready(w)).collect::<Result<_, _>>()?;
@@ -254,10 +261,10 @@ fn lower(
 
 /// Looks up what launches name.
 struct Loader<'a> {
-    parts: &'a Parts<'a>,
     module: Option<&'a Module>,
     functions: IndexMap<(String, u32), Function>,
-    gemms: Option<GemmPlanner>,
+    /// The matrix products, in the order of the work.
+    products: std::vec::IntoIter<Prepared>,
 }
 
 impl Loader<'_> {
@@ -265,11 +272,8 @@ impl Loader<'_> {
         Ok(match work {
             Work::Kernel(kernel) => Ready::Kernel(self.function(&kernel)?, kernel),
             Work::Gemm(gemm) => {
-                let planner = match &self.gemms {
-                    Some(planner) => planner.clone(),
-                    None => self.gemms.insert(GemmPlanner::new(self.parts.device)?).clone(),
-                };
-                Ready::Gemm(planner.prepare(&gemm, self.parts.machine.workspace_bytes)?)
+                let missing = || CudaError::Unsupported(format!("{gemm:?} was not prepared"));
+                Ready::Gemm(self.products.next().ok_or_else(missing)?)
             }
             Work::Copy { to, from, bytes } => Ready::Copy { to, from, bytes },
             Work::Zero { at, bytes } => Ready::Zero { at, bytes },

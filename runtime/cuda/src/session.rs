@@ -19,6 +19,7 @@ use symmc_runtime::exec::{Bound, BoundStep, Work as StepWork};
 use crate::adopt::Adopted;
 use crate::arena::{Exchange, Source, SymmetricArena};
 use crate::collective::{self, BlockCounts, Forms, Peers};
+use crate::compute::search::{Products, Search};
 use crate::compute::{self, Machine};
 use crate::driver::{Device, Event, Graph, Memory, Pinned};
 use crate::error::CudaError;
@@ -43,6 +44,8 @@ pub struct SessionConfig {
     pub arena: Source,
     /// What the caller lends.
     pub adopted: Adopted,
+    /// How algorithms of matrix products are chosen.
+    pub products: Products,
 }
 
 /// A step as it ran.
@@ -131,10 +134,14 @@ impl Session {
             workspace,
             workspace_bytes: scratch,
         };
-        let parts = Parts { device: &device, homes: &homes, peers: &peers, machine: &machine, nccl: &nccl };
+        let streams = Streams::with(&device, config.adopted.stream)?;
+        let search =
+            Search { exchange, products: config.products, device: &device, stream: &streams.compute };
+        let search = Some(&search);
+        let parts =
+            Parts { device: &device, homes: &homes, peers: &peers, machine: &machine, nccl: &nccl, search };
         let program = |bound: &Arc<Bound>| Program::new(exchange.rank(), &bound.steps, &parts);
         let programs = bounds.iter().map(program).collect::<Result<_, _>>()?;
-        let streams = Streams::with(&device, config.adopted.stream)?;
         // SAFETY: the range was laid out above; nothing uses it yet.
         unsafe { streams.compute.fill(local, 0, counters)? };
         streams.compute.synchronize()?;

@@ -5,6 +5,7 @@ use std::process::ExitCode;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, Result, bail};
+use symmc::cuda::CudaConfig;
 use symmc::cuda::bench::{BenchConfig, Measured, Measurements};
 
 use crate::args::{BenchArgs, BenchFormat, BenchProgramArgs, TuneArgs};
@@ -108,9 +109,10 @@ pub fn program(args: &BenchProgramArgs) -> Result<ExitCode> {
     let source = plan.source_program();
     let bindings = symmc::bindings(source, &args.set)?;
     let command = rank_command()?;
-    let trace = args.profile_trace.as_deref();
+    let (gpus, trace) = (args.gpus.clone(), args.profile_trace.clone());
+    let gpus = CudaConfig { gpus, products: args.products.into(), trace, ..CudaConfig::default() };
     let counts = [args.replays, args.runs];
-    let measure = || symmc::bench::program(&plan, &bindings, &args.gpus, counts, trace, &command);
+    let measure = || symmc::bench::program(&plan, &bindings, &gpus, counts, &command);
     let times = spin("measuring", measure)?;
     let slowest = |which: usize| times.iter().map(|t| t[which]).fold(0.0, f64::max);
     put(&format!(

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
-use symmc::cuda::CudaConfig;
 use symmc::cuda::arena::Source;
+use symmc::cuda::{CudaConfig, Products};
 use symmc::host::{EngineChoice, Membership};
 use symmc::ir::interp::{self, Comparison};
 use symmc::{
@@ -161,6 +161,7 @@ fn refuse_idle(args: &RunArgs) -> Result<()> {
     let of_gpus = [
         ("--gpus", !args.gpus.is_empty()),
         ("--arena", args.arena.is_some()),
+        ("--products", args.products.is_some()),
         ("--profile-trace", args.profile_trace.is_some()),
     ];
     if let Some((option, _)) = of_gpus.iter().find(|o| o.1 && args.backend != BackendArg::Cuda) {
@@ -199,7 +200,8 @@ fn run_config(args: &RunArgs, chaos: Option<u64>) -> RunConfig {
                 Some(ArenaArg::Nccl) => Source::Nccl,
                 Some(ArenaArg::Vmm) | None => Source::Vmm,
             };
-            CudaConfig { gpus, arena, trace, ..CudaConfig::default() }.choice()
+            let products = args.products.map(Products::from).unwrap_or_default();
+            CudaConfig { gpus, arena, products, trace, bench: None }.choice()
         }
         _ => EngineChoice::Host,
     };

@@ -1,8 +1,8 @@
 //! Matrix products by cuBLASLt.
 //!
-//! A [`Gemm`] is data. A [`GemmPlanner`] prepares it: descriptors and an algorithm, here the first that the
-//! library's heuristic names. A [`Prepared`] product only enqueues, so that it can be recorded into a
-//! graph. A measured choice of the algorithm belongs into [`GemmPlanner::prepare`].
+//! A [`Gemm`] is data. A [`GemmPlanner`] prepares it: descriptors and an algorithm, the first that the library's
+//! heuristic names or one of several ([`super::search`]). A [`Prepared`] product only enqueues, so that it can be
+//! recorded into a graph.
 //!
 //! The library counts columns first. A row-major matrix is the transpose of a column-major one, so
 //! `C = A B` is computed as `Cᵀ = Bᵀ Aᵀ`.
@@ -62,6 +62,49 @@ pub struct Gemm {
     pub c: Matrix,
 }
 
+impl Gemm {
+    /// The alignments of `a`, `b` and `c` in every product of the batch, as powers of two in bytes; 256 at most.
+    pub(crate) fn alignments(&self) -> [u8; 3] {
+        let size = self.dtype.size() as u64;
+        [self.a, self.b, self.c].map(|matrix| {
+            let every = matrix.at | (matrix.batch as i64 as u64).wrapping_mul(size);
+            every.trailing_zeros().min(8) as u8
+        })
+    }
+}
+
+/// How the library runs a product, as it wants to be told again.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Algorithm {
+    words: [u64; 8],
+    workspace: usize,
+}
+
+impl Algorithm {
+    /// The number of its bytes.
+    pub(crate) const BYTES: usize = 73;
+
+    /// For another process with the same library and device. The last byte tells it from zeros.
+    pub(crate) fn to_bytes(self) -> [u8; Algorithm::BYTES] {
+        let mut out = [1; Algorithm::BYTES];
+        let words = self.words.into_iter().chain([self.workspace as u64]);
+        out.chunks_mut(8).zip(words).for_each(|(bytes, word)| bytes.copy_from_slice(&word.to_le_bytes()));
+        out
+    }
+
+    /// What [`to_bytes`](Self::to_bytes) gave; `None` for anything else.
+    pub(crate) fn from_bytes(bytes: &[u8]) -> Option<Algorithm> {
+        let (bytes, [1]) = bytes.split_at_checked(Algorithm::BYTES - 1)? else { return None };
+        let mut words = bytes.chunks_exact(8).map(|b| b.iter().rev().fold(0, |w, &b| w << 8 | u64::from(b)));
+        let mut out = Algorithm { words: [0; 8], workspace: 0 };
+        for word in &mut out.words {
+            *word = words.next()?;
+        }
+        out.workspace = usize::try_from(words.next()?).ok()?;
+        Some(out)
+    }
+}
+
 fn failed(call: &str, error: &result::CublasError) -> CudaError {
     CudaError::Library { call: call.into(), detail: format!("{:?}", error.0) }
 }
@@ -106,30 +149,106 @@ impl GemmPlanner {
         Ok(GemmPlanner { handle: Arc::new(Handle { handle, _device: device.clone() }) })
     }
 
-    /// Chooses how to run a product with `workspace` bytes of memory beside it.
+    /// The version of the library.
+    pub(crate) fn version(&self) -> usize {
+        // SAFETY: the library is there; it only tells its version.
+        unsafe { sys::cublasLtGetVersion() }
+    }
+
+    /// Prepares a product with `workspace` bytes of memory beside it, by the first algorithm that the library's
+    /// heuristic names.
     ///
     /// # Errors
     /// The library has no algorithm for it.
     pub fn prepare(&self, gemm: &Gemm, workspace: usize) -> Result<Prepared, CudaError> {
-        let descriptors = Descriptors::new(gemm)?;
-        let preference = Preference::new(gemm, workspace)?;
-        // SAFETY: all descriptors exist.
-        let found = unsafe {
-            result::get_matmul_algo_heuristic(
+        let found = self.candidates(gemm, gemm.alignments(), workspace, 1)?;
+        let none = || no_algorithm(gemm, sys::cublasStatus_t::CUBLAS_STATUS_NOT_SUPPORTED);
+        self.prepare_as(gemm, found.first().ok_or_else(none)?, workspace)
+    }
+
+    /// Algorithms for a product whose matrices have at least these alignments, the most promising first.
+    ///
+    /// # Errors
+    /// The library refuses the product.
+    pub(crate) fn candidates(
+        &self,
+        gemm: &Gemm,
+        alignments: [u8; 3],
+        workspace: usize,
+        most: usize,
+    ) -> Result<Vec<Algorithm>, CudaError> {
+        let d = Descriptors::new(gemm)?;
+        let preference = Preference::new(gemm, alignments, workspace)?;
+        // SAFETY: plain data for which zero is a valid value.
+        let mut found: Vec<sys::cublasLtMatmulHeuristicResult_t> = vec![unsafe { std::mem::zeroed() }; most];
+        let mut count = 0;
+        // SAFETY: all descriptors exist, and there is room for as many results.
+        let asked = unsafe {
+            sys::cublasLtMatmulAlgoGetHeuristic(
                 self.handle.handle,
-                descriptors.product,
-                descriptors.layouts[0],
-                descriptors.layouts[1],
-                descriptors.layouts[2],
-                descriptors.layouts[2],
+                d.product,
+                d.layouts[0],
+                d.layouts[1],
+                d.layouts[2],
+                d.layouts[2],
                 preference.0,
+                most as i32,
+                found.as_mut_ptr(),
+                &mut count,
             )
         };
-        let what = || format!("choosing an algorithm for the matrix product {gemm:?}");
-        let found = found.map_err(|e| failed(&what(), &e))?;
-        let needed = found.workspaceSize;
-        Ok(Prepared { handle: self.handle.clone(), descriptors, algorithm: found.algo, gemm: *gemm, needed })
+        asked.result().map_err(|e| no_algorithm(gemm, e.0))?;
+        found.truncate(usize::try_from(count).unwrap_or(0));
+        found.retain(|f| f.state == sys::cublasStatus_t::CUBLAS_STATUS_SUCCESS);
+        let algorithm = |f: &sys::cublasLtMatmulHeuristicResult_t| Algorithm {
+            words: f.algo.data,
+            workspace: f.workspaceSize,
+        };
+        Ok(found.iter().map(algorithm).collect())
     }
+
+    /// Prepares a product by this algorithm with `workspace` bytes of memory beside it.
+    ///
+    /// # Errors
+    /// The library does not run the product so.
+    pub(crate) fn prepare_as(
+        &self,
+        gemm: &Gemm,
+        algorithm: &Algorithm,
+        workspace: usize,
+    ) -> Result<Prepared, CudaError> {
+        let descriptors = Descriptors::new(gemm)?;
+        let d = &descriptors;
+        let algo = sys::cublasLtMatmulAlgo_t { data: algorithm.words };
+        // SAFETY: plain data for which zero is a valid value.
+        let mut found: sys::cublasLtMatmulHeuristicResult_t = unsafe { std::mem::zeroed() };
+        // SAFETY: all descriptors exist; the library looks at the algorithm's words, and refuses what it does not know.
+        let checked = unsafe {
+            sys::cublasLtMatmulAlgoCheck(
+                self.handle.handle,
+                d.product,
+                d.layouts[0],
+                d.layouts[1],
+                d.layouts[2],
+                d.layouts[2],
+                &algo,
+                &mut found,
+            )
+        };
+        checked.result().map_err(|e| no_algorithm(gemm, e.0))?;
+        let needed = found.workspaceSize.max(algorithm.workspace);
+        if needed > workspace {
+            let text =
+                format!("the matrix product {gemm:?} needs {needed} bytes of workspace, not {workspace}");
+            return Err(CudaError::Unsupported(text));
+        }
+        Ok(Prepared { handle: self.handle.clone(), descriptors, algorithm: algo, gemm: *gemm, needed })
+    }
+}
+
+fn no_algorithm(gemm: &Gemm, status: sys::cublasStatus_t) -> CudaError {
+    let call = format!("choosing an algorithm for the matrix product {gemm:?}");
+    CudaError::Library { call, detail: format!("{status:?}") }
 }
 
 /// A product with its algorithm.
@@ -294,11 +413,16 @@ fn layout(
     }
 }
 
+/// Where parts of a sum that several blocks have are added: in the result, in the result's type and in order; or in
+/// the workspace, in the type that sums are computed in.
+const IN_PLACE: u32 = 1;
+const COMPUTE_TYPE: u32 = 2;
+
 /// What the choice of an algorithm has to respect.
 struct Preference(sys::cublasLtMatmulPreference_t);
 
 impl Preference {
-    fn new(gemm: &Gemm, workspace: usize) -> Result<Preference, CudaError> {
+    fn new(gemm: &Gemm, [a, b, c]: [u8; 3], workspace: usize) -> Result<Preference, CudaError> {
         use sys::cublasLtMatmulPreferenceAttributes_t as Attribute;
         let made = result::create_matmul_pref().map_err(|e| failed("cublasLtMatmulPreferenceCreate", &e))?;
         let out = Preference(made);
@@ -314,20 +438,18 @@ impl Preference {
             )
         }
         .map_err(fail)?;
-        let size = gemm.dtype.size() as u64;
-        for (attribute, matrix) in [
-            (Attribute::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, gemm.b),
-            (Attribute::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, gemm.a),
-            (Attribute::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, gemm.c),
-            (Attribute::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, gemm.c),
+        // Parts of a sum are added in f32 (f64) before they are rounded.
+        let schemes = if gemm.dtype.size() == 2 { COMPUTE_TYPE } else { IN_PLACE | COMPUTE_TYPE };
+        for (attribute, value) in [
+            (Attribute::CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, schemes),
+            (Attribute::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, 1u32 << b),
+            (Attribute::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, 1 << a),
+            (Attribute::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, 1 << c),
+            (Attribute::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, 1 << c),
         ] {
-            let every = matrix.at | (matrix.batch as i64 as u64).wrapping_mul(size);
-            let alignment = 1u32 << every.trailing_zeros().min(8);
             // SAFETY: as above, a 32-bit integer.
-            unsafe {
-                result::set_matmul_pref_attribute(out.0, attribute, ptr::from_ref(&alignment).cast(), 4)
-            }
-            .map_err(fail)?;
+            unsafe { result::set_matmul_pref_attribute(out.0, attribute, ptr::from_ref(&value).cast(), 4) }
+                .map_err(fail)?;
         }
         Ok(out)
     }

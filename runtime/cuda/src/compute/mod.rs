@@ -24,6 +24,7 @@ mod matmul;
 mod movement;
 mod rows;
 mod scatter;
+pub mod search;
 mod skinny;
 mod sort;
 mod space;

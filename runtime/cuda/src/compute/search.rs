@@ -1,0 +1,322 @@
+//! The choice of an algorithm for each matrix product, by measurement.
+//!
+//! Several that the library's heuristic names are timed on the device, once for each shape; what was found is kept
+//! on disk for that device, driver and library. Rank 0 chooses for all: algorithms sum in different orders, and ranks
+//! that compute the same value must get the same bits. Products are timed in the memory that the program has for
+//! them, before anything else lies there.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use indexmap::IndexMap;
+use serde::{Deserialize, Serialize};
+use symmc_runtime::RunError;
+
+use super::Machine;
+use super::gemm::{Algorithm, Gemm, GemmPlanner, Matrix, Prepared};
+use crate::arena::Exchange;
+use crate::cache::{Cache, name_of};
+use crate::driver::{Device, Event, Stream, version};
+use crate::error::CudaError;
+
+/// How the algorithms of matrix products are chosen.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Products {
+    /// The fastest of several, by measurement; kept on disk.
+    #[default]
+    Measured,
+    /// The first that the library's heuristic names.
+    Heuristic,
+}
+
+/// Algorithms that are timed for a product.
+const CANDIDATES: usize = 8;
+/// Runs of each that are timed together.
+const RUNS: u32 = 8;
+/// How often that is done; the least time counts.
+const ROUNDS: usize = 2;
+/// The part of its time by which an algorithm must be faster than the heuristic's first.
+const GAIN: f64 = 0.02;
+/// What is not measured within this time takes the heuristic's first.
+const BUDGET: Duration = Duration::from_secs(3);
+
+/// What a choice needs besides the products.
+pub struct Search<'a> {
+    /// The other ranks, which ask for the same products.
+    pub exchange: &'a dyn Exchange,
+    /// How to choose; measured if all ranks say so.
+    pub products: Products,
+    /// The GPU.
+    pub device: &'a Device,
+    /// Where products are timed.
+    pub stream: &'a Stream,
+}
+
+impl fmt::Debug for Search<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Search").field("products", &self.products).finish_non_exhaustive()
+    }
+}
+
+/// Prepares all matrix products of a program, by the algorithms that `search` finds, if there is one.
+///
+/// # Errors
+/// The library is missing, has no algorithm for a product, or as the search.
+pub(crate) fn prepare(
+    search: Option<&Search<'_>>,
+    device: &Arc<Device>,
+    machine: &Machine,
+    gemms: &[Gemm],
+) -> Result<Vec<Prepared>, CudaError> {
+    let planner = if gemms.is_empty() { None } else { Some(GemmPlanner::new(device)?) };
+    // Ranks without products take part all the same.
+    let chosen = match search {
+        Some(search) => search.choose(planner.as_ref(), gemms, machine)?,
+        None => vec![None; gemms.len()],
+    };
+    let Some(planner) = planner else { return Ok(vec![]) };
+    let workspace = machine.workspace_bytes;
+    let prepare = |(gemm, chosen): (&Gemm, Option<Algorithm>)| {
+        let chosen = chosen.and_then(|algorithm| planner.prepare_as(gemm, &algorithm, workspace).ok());
+        chosen.map_or_else(|| planner.prepare(gemm, workspace), Ok)
+    };
+    gemms.iter().zip(chosen).map(prepare).collect()
+}
+
+impl Search<'_> {
+    /// The algorithm of each product, `None` for the heuristic's first. All ranks call this with products of the
+    /// same shapes.
+    ///
+    /// # Errors
+    /// A peer failed, or the device.
+    fn choose(
+        &self,
+        planner: Option<&GemmPlanner>,
+        gemms: &[Gemm],
+        machine: &Machine,
+    ) -> Result<Vec<Option<Algorithm>>, CudaError> {
+        let cache = Cache::of_user();
+        let [major, minor] = version()?;
+        let start = Instant::now();
+        agree(self.exchange, self.products, gemms, |gemm, alignments| {
+            let Some(planner) = planner else { return Ok(None) };
+            let library = planner.version();
+            let shape = key(gemm, alignments, machine.workspace_bytes);
+            let parts = ["product 1", self.device.name(), &format!("{major}.{minor} {library}"), &shape];
+            let name = name_of(&parts, "algorithm");
+            let kept = cache.read(&name).and_then(|bytes| Algorithm::from_bytes(&bytes));
+            if let Some(algorithm) =
+                kept.filter(|a| planner.prepare_as(gemm, a, machine.workspace_bytes).is_ok())
+            {
+                return Ok(Some(algorithm));
+            }
+            if start.elapsed() > BUDGET {
+                return Ok(None);
+            }
+            let found = self.measure(planner, gemm, alignments, machine)?;
+            if let Some(algorithm) = &found {
+                cache.write(&name, &algorithm.to_bytes());
+            }
+            Ok(found)
+        })
+    }
+
+    /// The fastest of the candidates.
+    fn measure(
+        &self,
+        planner: &GemmPlanner,
+        gemm: &Gemm,
+        alignments: Alignments,
+        machine: &Machine,
+    ) -> Result<Option<Algorithm>, CudaError> {
+        let found = planner.candidates(gemm, alignments, machine.workspace_bytes, CANDIDATES)?;
+        let mut prepared = Vec::with_capacity(found.len());
+        for algorithm in &found {
+            // What the library does not take back is no candidate.
+            if let Ok(product) = planner.prepare_as(gemm, algorithm, machine.workspace_bytes) {
+                prepared.push((algorithm, product, f64::INFINITY));
+            }
+        }
+        let (begin, end) = (Event::timed()?, Event::timed()?);
+        for _ in 0..ROUNDS {
+            for (_, product, best) in &mut prepared {
+                // SAFETY: the operands, the result and the workspace exist, and nothing else runs.
+                let run = || unsafe { product.run(self.stream, machine.workspace) };
+                if run().is_err() {
+                    continue;
+                }
+                begin.record(self.stream)?;
+                (0..RUNS).try_for_each(|_| run())?;
+                end.record(self.stream)?;
+                self.stream.synchronize()?;
+                *best = best.min(begin.microseconds_to(&end)?);
+            }
+        }
+        let times: Vec<f64> = prepared.iter().map(|p| p.2).collect();
+        Ok(fastest(&times).map(|i| *prepared[i].0))
+    }
+}
+
+/// The least of these times, but the first where no other is clearly less; `None` if none is finite.
+fn fastest(times: &[f64]) -> Option<usize> {
+    let best = (0..times.len()).min_by(|&a, &b| times[a].total_cmp(&times[b]))?;
+    let clearly = times[best] < times[0] * (1.0 - GAIN);
+    times[best].is_finite().then_some(if clearly { best } else { 0 })
+}
+
+/// The alignments of the left and right operand and the result, as powers of two in bytes.
+pub(crate) type Alignments = [u8; 3];
+
+/// What tells products apart, as far as an algorithm depends on it.
+fn key(gemm: &Gemm, alignments: Alignments, workspace: usize) -> String {
+    let Gemm { dtype, m, n, k, batch, a, b, c } = gemm;
+    let side = |x: &Matrix| format!("{:?} {} {}", x.order, x.step, x.batch);
+    let sides = [side(a), side(b), side(c)].join(", ");
+    format!("{dtype} {m} {n} {k} of {batch}: {sides}; {alignments:?}, {workspace}")
+}
+
+/// What rank 0 chooses for each product at the least alignments of all ranks; nothing unless all ranks measure and
+/// have as many products.
+fn agree(
+    exchange: &dyn Exchange,
+    products: Products,
+    gemms: &[Gemm],
+    mut choose: impl FnMut(&Gemm, Alignments) -> Result<Option<Algorithm>, CudaError>,
+) -> Result<Vec<Option<Algorithm>>, CudaError> {
+    let count = if products == Products::Measured { gemms.len() as u64 } else { 0 };
+    let counts = exchange.all_gather(&count.to_le_bytes())?;
+    if count == 0 || counts.iter().any(|c| c[..] != count.to_le_bytes()) {
+        return Ok(vec![None; gemms.len()]);
+    }
+    let mine: Vec<u8> = gemms.iter().flat_map(Gemm::alignments).collect();
+    let all = exchange.all_gather(&mine)?;
+    let least = |i: usize| all.iter().filter_map(|a| a.get(i).copied()).min().unwrap_or(0);
+    let mut text = vec![0; gemms.len() * Algorithm::BYTES];
+    if exchange.rank() == 0 {
+        let mut known: IndexMap<String, Option<Algorithm>> = IndexMap::new();
+        for (i, (gemm, out)) in gemms.iter().zip(text.chunks_mut(Algorithm::BYTES)).enumerate() {
+            let alignments = [least(3 * i), least(3 * i + 1), least(3 * i + 2)];
+            let key = key(gemm, alignments, 0);
+            let chosen = match known.get(&key) {
+                Some(chosen) => *chosen,
+                None => {
+                    let chosen = choose(gemm, alignments)?;
+                    known.insert(key, chosen);
+                    chosen
+                }
+            };
+            if let Some(algorithm) = chosen {
+                out.copy_from_slice(&algorithm.to_bytes());
+            }
+        }
+    }
+    let first = exchange.all_gather(&text)?.into_iter().next();
+    let first = first.ok_or_else(|| RunError::system("choosing algorithms", "there is no rank 0"))?;
+    Ok(first.chunks(Algorithm::BYTES).map(Algorithm::from_bytes).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::{Barrier, Mutex};
+
+    use symmc_ir::DType;
+
+    use super::super::gemm::Order;
+    use super::*;
+
+    /// Two threads as ranks.
+    struct Pair {
+        said: Mutex<[Vec<u8>; 2]>,
+        both: Barrier,
+    }
+
+    struct Rank<'a>(&'a Pair, usize);
+
+    impl Exchange for Rank<'_> {
+        fn rank(&self) -> u32 {
+            self.1 as u32
+        }
+        fn ranks(&self) -> u32 {
+            2
+        }
+        fn all_gather(&self, mine: &[u8]) -> Result<Vec<Vec<u8>>, RunError> {
+            self.0.said.lock().unwrap()[self.1] = mine.to_vec();
+            self.0.both.wait();
+            let all = self.0.said.lock().unwrap().to_vec();
+            self.0.both.wait();
+            Ok(all)
+        }
+    }
+
+    fn gemm(n: usize, at: u64) -> Gemm {
+        let side = |at| Matrix { at, step: n, order: Order::Rows, batch: 0 };
+        let (a, b, c) = (side(at), side(4096), side(8192));
+        Gemm { dtype: DType::BF16, m: 8, n, k: 16, batch: 1, a, b, c }
+    }
+
+    fn algorithm(first: u64) -> Algorithm {
+        Algorithm::from_bytes(
+            &[[first, 2, 3, 4, 5, 6, 7, 8, 9].map(u64::to_le_bytes).concat(), vec![1]].concat(),
+        )
+        .unwrap()
+    }
+
+    type Chosen = Vec<Option<Algorithm>>;
+
+    /// What two ranks choose, and what rank 0 was asked.
+    fn choose(products: [Products; 2], gemms: [&[Gemm]; 2]) -> ([Chosen; 2], Vec<(usize, Alignments)>) {
+        let pair = Pair { said: Mutex::default(), both: Barrier::new(2) };
+        let asked = Mutex::new(vec![]);
+        let rank = |rank: usize| {
+            agree(&Rank(&pair, rank), products[rank], gemms[rank], |gemm, alignments| {
+                assert_eq!(rank, 0);
+                asked.lock().unwrap().push((gemm.n, alignments));
+                Ok((gemm.n > 8).then(|| algorithm(gemm.n as u64)))
+            })
+            .unwrap()
+        };
+        let chosen = std::thread::scope(|scope| {
+            let other = scope.spawn(|| rank(1));
+            [rank(0), other.join().unwrap()]
+        });
+        (chosen, asked.into_inner().unwrap())
+    }
+
+    #[test]
+    fn rank_0_chooses_for_all_at_the_least_alignment() {
+        let measured = [Products::Measured; 2];
+        let own = [gemm(64, 4096), gemm(8, 4096), gemm(64, 4096)];
+        let other = [gemm(64, 4096 + 16), gemm(8, 4096), gemm(64, 4096 + 16)];
+        let (chosen, asked) = choose(measured, [&own, &other]);
+        let expected = vec![Some(algorithm(64)), None, Some(algorithm(64))];
+        assert_eq!(chosen, [expected.clone(), expected]);
+        assert_eq!(asked, [(64, [4, 8, 8]), (8, [8, 8, 8])]);
+    }
+
+    #[test]
+    fn nothing_is_measured_unless_all_ranks_do() {
+        let own = [gemm(64, 4096)];
+        let (chosen, asked) = choose([Products::Measured, Products::Heuristic], [&own, &own]);
+        assert_eq!((chosen, asked), ([vec![None], vec![None]], vec![]));
+        assert_eq!(choose([Products::Measured; 2], [&own, &[]]).0, [vec![None], vec![]]);
+    }
+
+    #[test]
+    fn the_first_stays_unless_another_is_clearly_faster() {
+        assert_eq!(fastest(&[10.0, 9.9, 12.0]), Some(0));
+        assert_eq!(fastest(&[10.0, 9.0, 8.0]), Some(2));
+        assert_eq!(fastest(&[f64::INFINITY, 9.0]), Some(1));
+        assert_eq!(fastest(&[f64::INFINITY]), None);
+        assert_eq!(fastest(&[]), None);
+    }
+
+    #[test]
+    fn an_algorithm_survives_its_bytes() {
+        let whole = algorithm(7).to_bytes();
+        assert_eq!(Algorithm::from_bytes(&whole), Some(algorithm(7)));
+        assert_eq!(Algorithm::from_bytes(&whole[1..]), None);
+        assert_eq!(Algorithm::from_bytes(&[0; Algorithm::BYTES]), None);
+    }
+}
