@@ -5,7 +5,8 @@
 #   tests/gpu/run.sh SYMMC OUT [GPUS]
 #
 # SYMMC is the binary, OUT a folder for the logs, GPUS how many to use (2 by default). Programs for more ranks than
-# there are GPUs run with several ranks on each, as long as their plans leave NCCL out, which refuses that.
+# there are GPUs run with several ranks on each, as long as their plans leave NCCL out, which refuses that. Beside the
+# binary may lie `examples/check_sessions` (of `symmc-tests`) and `examples/adopt` (of `symmc-cuda`).
 set -u
 symmc=$(realpath "$1") out=$(realpath "$2") gpus=${3:-2}
 programs=$(realpath "$(dirname "$0")/../programs")
@@ -62,15 +63,50 @@ check "hf_llama_tp2, an arena of NCCL" 0 "$symmc" run "${llama[@]}" --backend cu
 check "hf_llama_tp2, NCCL's windows" 0 "$symmc" run "${llama[@]}" --backend cuda --variants nccl_window --repeat 100
 adopt=$(dirname "$symmc")/examples/adopt
 if [ -x "$adopt" ]; then check "an engine's stream and communicator" 0 "$adopt" 2; fi
+check "hf_llama_tp2, heuristic products" 0 "$symmc" run "${llama[@]}" --backend cuda --products heuristic
+sessions=$(dirname "$symmc")/examples/check_sessions
+if [ -x "$sessions" ]; then check "sessions" 0 "$sessions"; else say "sessions: left out, no $sessions"; fi
+
+# A cache that was damaged is as good as none.
+damaged() {
+  export XDG_CACHE_HOME=$out/cache
+  "$symmc" run "${llama[@]}" --backend cuda && for file in "$out"/cache/symmc/*; do printf 'x' >>"$file"; done &&
+    "$symmc" run "${llama[@]}" --backend cuda
+}
+export -f damaged
+export symmc out
+check "hf_llama_tp2, damaged cache" 0 bash -c "llama=($(printf '%q ' "${llama[@]}")); damaged"
+
+sanitizer=/usr/local/cuda/bin/compute-sanitizer
+sanitized=("$sanitizer" --target-processes all --error-exitcode 9 "$symmc" run "${llama[@]}" --backend cuda --timeout 60)
+if [ ! -x "$sanitizer" ]; then
+  say "compute-sanitizer: left out, no $sanitizer"
+elif timeout 90 "${sanitized[@]}" 2>&1 | grep -q "Device not supported"; then
+  say "compute-sanitizer: left out, it does not know this machine"
+else
+  check "hf_llama_tp2, compute-sanitizer" 0 "${sanitized[@]}"
+fi
 check "more ranks than GPUs" 2 "$symmc" run "${llama[@]}" --backend cuda --gpus 0,99
 
-# A rank that is killed or stopped ends the run everywhere, and leaves nothing.
-for signal in KILL STOP; do
-  "$symmc" run "${llama[@]}" --backend cuda --repeat 100000000 --timeout 5 >"$out/$signal.log" 2>&1 &
+# The profile with NCCL faster than anything, so that plans take it.
+python3 - "$(dirname "$0")/../../ir/src/machine/h200x2.json" "$out/nccl.json" <<'END'
+import json, sys
+profile = json.load(open(sys.argv[1]))
+for curve in profile["curves"]:
+    if curve["variant"] == "plain":
+        curve["points"] = [[size, us / 1000] for size, us in curve["points"]]
+json.dump(profile, open(sys.argv[2], "w"))
+END
+nccl=("${llama[@]:0:3}" --machine "$out/nccl.json")
+
+# A rank that is killed or stopped ends the run everywhere, and leaves nothing; what ends it names a step.
+for signal in KILL STOP KILL-NCCL STOP-NCCL; do
+  if [ "${signal#*-}" = NCCL ]; then on=("${nccl[@]}"); else on=("${llama[@]}"); fi
+  "$symmc" run "${on[@]}" --backend cuda --repeat 100000000 --timeout 5 >"$out/$signal.log" 2>&1 &
   launcher=$!
   sleep 6
   victim=$(pgrep -P $launcher | tail -1) start=$(date +%s%N)
-  kill -$signal "$victim"
+  kill -${signal%-*} "$victim"
   wait $launcher
   code=$? took=$((($(date +%s%N) - start) / 1000000))
   left=$(pgrep -x symmc | wc -l)

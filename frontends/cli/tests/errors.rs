@@ -204,6 +204,7 @@ fn options_that_contradict_or_do_nothing() {
     says(&format!("run megatron_tp4_f32.pt2 --plan {file} --machine host"), &["--machine", "--plan"]);
     says(&format!("bench program {file} --machine host"), &["--machine"]);
     says("run megatron_tp4_f32.pt2 --gpus 0,1,2,3", &["--gpus", "--backend cuda"]);
+    says("run megatron_tp4_f32.pt2 --products heuristic", &["--products", "--backend cuda"]);
     says("run megatron_tp4_f32.pt2 --profile-trace t.json", &["--profile-trace", "--backend cuda"]);
     says("bench collectives --ranks 2 --dtype q4", &["q4", "bf16"]);
     says("run megatron_tp4_f32.pt2 --tolerance nan", &["nan"]);

@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use nccl_sys::{Config, Nccl, UniqueId};
 use symmc_cuda::adopt::{Adopted, LentStream};
-use symmc_cuda::arena::{Exchange, Source};
+use symmc_cuda::arena::Exchange;
 use symmc_cuda::driver::{Device, Stream};
 use symmc_cuda::nccl::Lent;
 use symmc_cuda::session::{Session, SessionConfig};
@@ -126,11 +126,7 @@ impl Engine for Adopting {
             let registry = Registry::new();
             let mut executor = Executor::new(run.plan, run.comm.rank(), &registry, ExecConfig::default())?;
             let bound = executor.bind(run.bindings)?;
-            Session::new(
-                &[bound],
-                &ranks,
-                &SessionConfig { gpu, limit, chaos: None, arena: Source::Vmm, adopted },
-            )?
+            Session::new(&[bound], &ranks, &SessionConfig { adopted, ..SessionConfig::new(gpu, limit) })?
         };
         // SAFETY: the caller's promise: the input is as large.
         let input = unsafe { std::slice::from_raw_parts(memory.inputs[0].ptr, memory.inputs[0].len) };

@@ -396,6 +396,7 @@ impl<'a> Bench<'a> {
             machine: &machine,
             nccl: &self.rig.nccl,
             search: None,
+            progress: None,
         };
         let program = Program::new(self.exchange.rank(), steps, &parts)?;
         self.rig.programs = vec![program];

@@ -161,6 +161,15 @@ impl Device {
         checked(|| "entering a context".into(), unsafe { result::ctx::set_current(self.context) })
     }
 
+    /// Whether the context is the one that is current on this thread.
+    ///
+    /// # Errors
+    /// The driver does not say.
+    pub fn is_current(&self) -> Result<bool, CudaError> {
+        let found = checked(|| "asking for the current context".into(), result::ctx::get_current())?;
+        Ok(found == Some(self.context))
+    }
+
     /// Its number among the GPUs that this process sees.
     pub fn ordinal(&self) -> u32 {
         self.ordinal
@@ -411,6 +420,16 @@ impl Stream {
         // SAFETY: by the caller.
         let filled = unsafe { result::memset_d8_async(at, byte, bytes, self.handle) };
         checked(|| format!("setting {bytes} bytes on GPU {}", self.device.ordinal()), filled)
+    }
+
+    /// Stores a word.
+    ///
+    /// # Safety
+    /// It exists, at a multiple of 4.
+    pub unsafe fn store(&self, at: Address, word: u32) -> Result<(), CudaError> {
+        // SAFETY: by the caller.
+        let stored = unsafe { sys::cuMemsetD32Async(at, word, 1, self.handle) };
+        checked(|| format!("storing a word on GPU {}", self.device.ordinal()), stored.result())
     }
 
     /// Launches a kernel.

@@ -1,5 +1,6 @@
 //! Ranks on GPUs: the engine that a rank process hands its job to.
 
+use std::cell::Cell;
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
@@ -8,13 +9,12 @@ use symmc_runtime::RunError;
 use symmc_runtime::exec::{Bound, ExecConfig, Executor, RankMemory, Registry, Span};
 use symmc_runtime::host::{Engine, EngineChoice, RankRun};
 
-use crate::adopt::Adopted;
 use crate::arena::{Exchange, Source};
 use crate::bench::{self, BenchConfig};
 use crate::compute::search::Products;
 use crate::driver::{self, CallersContext};
 use crate::error::CudaError;
-use crate::session::{Session, SessionConfig};
+use crate::session::{Progress, Session, SessionConfig};
 use crate::trace;
 use crate::watch;
 
@@ -115,12 +115,11 @@ impl Engine for CudaEngine {
         let bucket = executor.bucket(run.bindings)?;
         let bound = executor.bind(run.bindings)?;
         let session = SessionConfig {
-            gpu,
-            limit: run.config.limit,
             chaos: run.config.chaos,
             products: config.products,
+            progress: if config.bench.is_none() { Progress::Told } else { Progress::Untold },
             arena: config.arena,
-            adopted: Adopted::default(),
+            ..SessionConfig::new(gpu, run.config.limit)
         };
         let session = Session::new(std::slice::from_ref(&bound), &Peers(run), &session)?;
         let turn = Turn { run, session: &session, bound: &bound, bucket, trace: config.trace.as_deref() };
@@ -167,12 +166,13 @@ impl Turn<'_> {
         let repeats = u64::from(run.repeats.max(1));
         for repeat in 0..repeats {
             run.comm.begin_run(repeat, self.bucket);
+            let told = Cell::new(None);
             if repeat > 0 {
                 session.write_inputs(ONLY, data, |i| self.is_written_again(i))?;
             }
             match self.trace {
                 Some(path) if repeat + 1 == repeats => self.write_trace(path)?,
-                _ => graph.replay(&|| alive(run)).map(|_| ())?,
+                _ => graph.replay(&|| self.alive(&told)).map(|_| ())?,
             }
             session.write_back(ONLY)?;
         }
@@ -183,6 +183,15 @@ impl Turn<'_> {
             session.read_output(ONLY, index, to)?;
         }
         Ok(())
+    }
+
+    /// Whether the run goes on; tells the peers how far it is, if that has changed.
+    fn alive(&self, told: &Cell<Option<usize>>) -> Result<(), RunError> {
+        let progress = self.session.progress();
+        if let Some(step) = progress.filter(|_| told.replace(progress) != progress) {
+            self.run.comm.begin_step(step);
+        }
+        alive(self.run)
     }
 
     /// Whether an input's memory may hold something else after a run: an argument in fixed memory, which its

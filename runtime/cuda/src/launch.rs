@@ -29,6 +29,13 @@ pub enum Work {
         /// How many.
         bytes: usize,
     },
+    /// Stores a word.
+    Store {
+        /// Where, at a multiple of 4.
+        at: Address,
+        /// What.
+        word: u32,
+    },
     /// Sets bytes to zero.
     Zero {
         /// Where.

@@ -37,6 +37,8 @@ pub struct Parts<'a> {
     pub nccl: &'a Communicators,
     /// How algorithms of matrix products are chosen; the heuristic's first without.
     pub search: Option<&'a Search<'a>>,
+    /// A word that holds one more than the step of the library's last collective that began, if anybody asks.
+    pub progress: Option<Address>,
 }
 
 /// A program that is compiled and loaded.
@@ -63,6 +65,7 @@ enum Ready {
     Kernel(Function, Kernel),
     Gemm(Prepared),
     Copy { to: u64, from: u64, bytes: usize },
+    Store { at: u64, word: u32 },
     Zero { at: u64, bytes: usize },
     Nccl(NcclCall),
 }
@@ -181,6 +184,8 @@ impl Program {
             Ready::Kernel(function, kernel) => unsafe { stream.launch(*function, kernel) },
             // SAFETY: as above.
             Ready::Copy { to, from, bytes } => unsafe { stream.copy(*to, *from, *bytes) },
+            // SAFETY: as above; words of progress are pinned memory of the session.
+            Ready::Store { at, word } => unsafe { stream.store(*at, *word) },
             // SAFETY: as above.
             Ready::Zero { at, bytes } => unsafe { stream.fill(*at, 0, *bytes) },
             // SAFETY: as above.
@@ -250,7 +255,13 @@ fn lower(
                 (parts.homes.region(&call.operand, number), parts.homes.region(&call.result, number));
             match collective::lower(step.index, call, operand, result, parts.peers, source).map_err(failed)? {
                 Some(work) => Ok(work),
-                None => parts.nccl.lower(call, number, operand, result).map_err(failed),
+                None => {
+                    // Kernels of ours report where they wait; the library's do not.
+                    let word = step.index as u32 + 1;
+                    let mark = parts.progress.map(|at| Work::Store { at, word });
+                    let calls = parts.nccl.lower(call, number, operand, result).map_err(failed)?;
+                    Ok(mark.into_iter().chain(calls).collect())
+                }
             }
         }
         StepWork::Custom { name, .. } => {
@@ -276,6 +287,7 @@ impl Loader<'_> {
                 Ready::Gemm(self.products.next().ok_or_else(missing)?)
             }
             Work::Copy { to, from, bytes } => Ready::Copy { to, from, bytes },
+            Work::Store { at, word } => Ready::Store { at, word },
             Work::Zero { at, bytes } => Ready::Zero { at, bytes },
             Work::Nccl(call) => Ready::Nccl(call),
         })

@@ -7,7 +7,7 @@
 //! which the host ends them, and report there what they missed; no wait is without a limit.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
@@ -18,7 +18,7 @@ use symmc_runtime::exec::{Bound, BoundStep, Work as StepWork};
 
 use crate::adopt::Adopted;
 use crate::arena::{Exchange, Source, SymmetricArena};
-use crate::collective::{self, BlockCounts, Forms, Peers};
+use crate::collective::{self, Peers};
 use crate::compute::search::{Products, Search};
 use crate::compute::{self, Machine};
 use crate::driver::{Device, Event, Graph, Memory, Pinned};
@@ -46,6 +46,42 @@ pub struct SessionConfig {
     pub adopted: Adopted,
     /// How algorithms of matrix products are chosen.
     pub products: Products,
+    /// Whether the host can ask how far a run is.
+    pub progress: Progress,
+}
+
+impl SessionConfig {
+    /// On this GPU, with no wait longer than this; all else as by default.
+    pub fn new(gpu: u32, limit: Duration) -> SessionConfig {
+        SessionConfig {
+            gpu,
+            limit,
+            chaos: None,
+            products: Products::default(),
+            progress: Progress::default(),
+            arena: Source::default(),
+            adopted: Adopted::default(),
+        }
+    }
+
+    /// What it says of waits for peers; addresses are left out.
+    fn peers(&self) -> Peers {
+        Peers {
+            limit_ns: u64::try_from(self.limit.as_nanos()).unwrap_or(u64::MAX),
+            chaos: self.chaos,
+            ..Peers::default()
+        }
+    }
+}
+
+/// Whether the host can ask how far a run is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Progress {
+    /// It can: each collective of NCCL is preceded by a store, which takes a microsecond or two.
+    #[default]
+    Told,
+    /// It cannot.
+    Untold,
 }
 
 /// A step as it ran.
@@ -81,9 +117,10 @@ pub struct Recorded<'s> {
     graph: Graph,
 }
 
-/// The words of pinned memory: first the collectives', then those of compute kernels.
+/// The words of pinned memory: first the collectives', then those of compute kernels, then that of progress.
 const STATUS: usize = 4096;
 const COMPUTE_STATUS: usize = 2048;
+const PROGRESS: usize = 3072;
 
 impl Session {
     /// Allocates, shares, compiles and loads. All ranks of the plan call this at the same time, for the same
@@ -113,20 +150,11 @@ impl Session {
             arena: symmetric,
             local,
             status: status.address(),
-            limit_ns: u64::try_from(config.limit.as_nanos()).unwrap_or(u64::MAX),
-            chaos: config.chaos,
-            blocks: BlockCounts::default(),
-            forms: Forms::default(),
             links: device.links()?,
+            ..config.peers()
         };
-        let span = (arena.address(), arena.len());
-        let making = Making {
-            exchange,
-            device: &device,
-            arena: span,
-            limit: config.limit,
-            lent: config.adopted.communicator.as_ref(),
-        };
+        let (span, lent) = ((arena.address(), arena.len()), config.adopted.communicator.as_ref());
+        let making = Making { exchange, device: &device, arena: span, limit: config.limit, lent };
         let nccl = Communicators::new(steps(), &making)?;
         let machine = Machine {
             multiprocessors: device.multiprocessors(),
@@ -137,9 +165,15 @@ impl Session {
         let streams = Streams::with(&device, config.adopted.stream)?;
         let search =
             Search { exchange, products: config.products, device: &device, stream: &streams.compute };
-        let search = Some(&search);
-        let parts =
-            Parts { device: &device, homes: &homes, peers: &peers, machine: &machine, nccl: &nccl, search };
+        let parts = Parts {
+            device: &device,
+            homes: &homes,
+            peers: &peers,
+            machine: &machine,
+            nccl: &nccl,
+            search: Some(&search),
+            progress: (config.progress == Progress::Told).then(|| status.address() + PROGRESS as Address),
+        };
         let program = |bound: &Arc<Bound>| Program::new(exchange.rank(), &bound.steps, &parts);
         let programs = bounds.iter().map(program).collect::<Result<_, _>>()?;
         // SAFETY: the range was laid out above; nothing uses it yet.
@@ -297,6 +331,7 @@ impl Session {
         alive: &dyn Fn() -> Result<(), RunError>,
     ) -> Result<Vec<TracedStep>, CudaError> {
         let rig = &self.rig;
+        self.word_of_progress().store(0, Ordering::Relaxed);
         let start = Event::timed()?;
         start.record(&rig.streams.compute)?;
         let events = rig.attempt(|| {
@@ -315,6 +350,18 @@ impl Session {
             })
         };
         self.bounds[binding].steps.iter().zip(&events).map(traced).collect()
+    }
+
+    /// The step of NCCL's last collective that began in the run in progress, if any has.
+    pub fn progress(&self) -> Option<usize> {
+        (self.word_of_progress().load(Ordering::Relaxed) as usize).checked_sub(1)
+    }
+
+    fn word_of_progress(&self) -> &AtomicU32 {
+        let at = self.rig.status.as_ptr().wrapping_add(PROGRESS);
+        // SAFETY: the word lies within the pinned memory, which lives as long as the session, aligned; it is only
+        // used as an atomic here, and the device stores it whole.
+        unsafe { AtomicU32::from_ptr(at.cast()) }
     }
 
     /// What kernels of a binding reported.
@@ -366,6 +413,7 @@ impl Recorded<'_> {
     /// `alive` failed, a kernel reported something, the device failed, or an earlier run of the session did.
     pub fn replay(&self, alive: &dyn Fn() -> Result<(), RunError>) -> Result<f64, CudaError> {
         let session = self.session;
+        session.word_of_progress().store(0, Ordering::Relaxed);
         // SAFETY: the graph was recorded from a program of this session.
         let time = unsafe { session.rig.replay(&self.graph, alive)? };
         session.rig.attempt(|| session.reported(self.binding))?;

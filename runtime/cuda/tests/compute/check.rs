@@ -335,6 +335,8 @@ impl Runner<'_> {
             // SAFETY: as above.
             Work::Copy { to, from, bytes } => unsafe { self.stream.copy(*to, *from, *bytes) },
             // SAFETY: as above.
+            Work::Store { at, word } => unsafe { self.stream.store(*at, *word) },
+            // SAFETY: as above.
             Work::Zero { at, bytes } => unsafe { self.stream.fill(*at, 0, *bytes) },
             Work::Nccl(_) => Err(CudaError::Unsupported("a compute step that communicates".into())),
         }

@@ -1,0 +1,178 @@
+//! Sessions on GPUs, in one process with a thread for each of two ranks: runs that change between bindings and
+//! buckets, against the interpreter; and threads whose own context is current again after a joined run.
+//!
+//! `check_sessions [GPU GPU]`
+
+use std::process::ExitCode;
+use std::sync::{Arc, Barrier, Mutex};
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail, ensure};
+use symmc::cuda::CudaConfig;
+use symmc::cuda::arena::Exchange;
+use symmc::cuda::driver::Device;
+use symmc::cuda::session::{Recorded, Session, SessionConfig};
+use symmc::host::Membership;
+use symmc::ir::random::SplitMix;
+use symmc::ir::{DType, interp, text};
+use symmc::{BucketSpec, CheckedPlan, Config, Draw, Profile, Program, RunConfig, Tensor, Weights, Workload};
+use symmc_runtime::RunError;
+use symmc_runtime::exec::{Bound, ExecConfig, Executor, Registry};
+
+const PROGRAM: &str = r#"program "buckets" ranks 2
+symbol n in 1..=64
+group @w world
+arg %x: f32[n, 256]
+param %state: f32[256] source "state"
+param %w: f32[256, 256] source "w"
+%y: f32[n, 256] = matmul %x, %w
+%all: f32[n, 256] = all_reduce %y op=sum group=@w
+%z: f32[n, 256] = add %all, %state
+%next: f32[256] = reduce %z op=mean axes=[0] keep=false
+return %z
+mutate %state = %next
+"#;
+
+/// The bindings of the session, of two buckets, and the order in which they run.
+const SIZES: [i64; 3] = [3, 4, 50];
+const ORDER: [usize; 8] = [0, 2, 1, 2, 0, 0, 2, 1];
+const RANKS: usize = 2;
+const LIMIT: Duration = Duration::from_secs(20);
+
+/// Threads as ranks.
+struct Threads {
+    said: Mutex<[Vec<u8>; RANKS]>,
+    all: Barrier,
+}
+
+struct Rank<'a>(&'a Threads, usize);
+
+impl Exchange for Rank<'_> {
+    fn rank(&self) -> u32 {
+        self.1 as u32
+    }
+    fn ranks(&self) -> u32 {
+        RANKS as u32
+    }
+    fn all_gather(&self, mine: &[u8]) -> Result<Vec<Vec<u8>>, RunError> {
+        let said = || self.0.said.lock().unwrap_or_else(|e| e.into_inner());
+        said()[self.1] = mine.to_vec();
+        self.0.all.wait();
+        let all = said().to_vec();
+        self.0.all.wait();
+        Ok(all)
+    }
+}
+
+/// What all ranks of one run get and give: for each run of the order the inputs and the first output.
+struct Expected {
+    inputs: Vec<Vec<Vec<Arc<Tensor>>>>,
+    outputs: Vec<Vec<Tensor>>,
+}
+
+fn expected(program: &Program) -> Result<Expected> {
+    let mut random = SplitMix(5);
+    let mut draw = |shape: &[usize], scale: f64| {
+        let n = shape.iter().product();
+        let elements: Vec<f64> = (0..n).map(|_| random.symmetric() * scale).collect();
+        Arc::new(Tensor::from_f64(DType::F32, shape, &elements).expect("as many as the shape says"))
+    };
+    let weights: Vec<_> = (0..RANKS).map(|_| draw(&[256, 256], 0.1)).collect();
+    let first = draw(&[256], 1.0);
+    let mut states = vec![first; RANKS];
+    let mut out = Expected { inputs: vec![], outputs: vec![] };
+    for which in ORDER {
+        let x = draw(&[SIZES[which] as usize, 256], 1.0);
+        let bindings = symmc::bindings(&program.graph, &[("n".into(), SIZES[which])])?;
+        let inputs: Vec<Vec<_>> =
+            (0..RANKS).map(|r| vec![x.clone(), states[r].clone(), weights[r].clone()]).collect();
+        let results = interp::run(&program.graph, &bindings, &inputs)?;
+        states = results.iter().map(|r| Arc::new(r[1].clone())).collect();
+        out.inputs.push(inputs);
+        out.outputs.push(results.into_iter().map(|mut r| r.swap_remove(0)).collect());
+    }
+    Ok(out)
+}
+
+/// One rank: a session for all bindings, each recorded once, run in the order above.
+fn runs(plan: &CheckedPlan, gpu: u32, exchange: &Rank<'_>, expected: &Expected) -> Result<()> {
+    let registry = Registry::new();
+    let mut executor = Executor::new(plan, exchange.rank(), &registry, ExecConfig::default())?;
+    let mut bounds: Vec<Arc<Bound>> = vec![];
+    for n in SIZES {
+        bounds.push(executor.bind(&symmc::bindings(plan.source_program(), &[("n".into(), n)])?)?);
+    }
+    ensure!(bounds[0].bucket() == bounds[1].bucket() && bounds[1].bucket() != bounds[2].bucket(), "buckets");
+    let config = SessionConfig::new(gpu, LIMIT);
+    let session = Session::new(&bounds, exchange, &config)?;
+    let graphs: Vec<Recorded<'_>> =
+        (0..SIZES.len()).map(|which| session.record(which, 1)).collect::<Result<_, _>>()?;
+    for (run, &which) in ORDER.iter().enumerate() {
+        let inputs = &expected.inputs[run][exchange.1];
+        // Parameters are written once; the state lives on in the session.
+        session.write_inputs(which, |i| Some(inputs[i].data()), |i| run == 0 || i == 0)?;
+        graphs[which].replay(&|| Ok(()))?;
+        session.write_back(which)?;
+        let wanted = &expected.outputs[run][exchange.1];
+        let mut found = wanted.clone();
+        session.read_output(which, 0, found.data_mut())?;
+        let difference = interp::compare(&found, wanted);
+        ensure!(difference.within(1e-4), "run {run} of n={} differs: {difference}", SIZES[which]);
+    }
+    Ok(())
+}
+
+/// Joins a run while the context of the other rank's GPU is current, which it must be afterwards.
+fn joins(plan: &CheckedPlan, work: &Workload, rank: usize, gpus: [u32; RANKS]) -> Result<()> {
+    let other = Device::open(gpus[RANKS - 1 - rank])?;
+    let run = format!("check_sessions {}", std::process::id());
+    let place = Membership { rank: rank as u32, ranks: RANKS as u32, run };
+    let engine = CudaConfig { gpus: gpus.to_vec(), ..CudaConfig::default() }.choice();
+    symmc::run_joined(plan, work, &place, &RunConfig { engine, limit: LIMIT, ..RunConfig::default() })?;
+    ensure!(other.is_current()?, "rank {rank}: the caller's context is not current after the run");
+    Ok(())
+}
+
+/// Runs something on a thread for each rank.
+fn on_ranks(work: impl Fn(usize) -> Result<()> + Sync) -> Result<()> {
+    std::thread::scope(|scope| {
+        let work = &work;
+        let ranks: Vec<_> = (0..RANKS).map(|rank| scope.spawn(move || work(rank))).collect();
+        ranks.into_iter().try_for_each(|rank| rank.join().unwrap_or_else(|_| bail!("a rank panicked")))
+    })
+}
+
+fn run(gpus: [u32; RANKS]) -> Result<()> {
+    let program = Program::from_graph(text::parse(PROGRAM)?)?;
+    let buckets = vec![BucketSpec { symbol: "n".into(), upper: vec![4, 64] }];
+    let profile = Profile::builtin("h200x2").context("no profile h200x2")?;
+    let plan = symmc::compile(&program, &Config { profile, buckets, ..Config::default() })?;
+    let wanted = expected(&program)?;
+    let threads = Threads { said: Mutex::default(), all: Barrier::new(RANKS) };
+    on_ranks(|rank| runs(&plan, gpus[rank], &Rank(&threads, rank), &wanted))?;
+    println!("{} runs between {} bindings of 2 buckets: as the interpreter", ORDER.len(), SIZES.len());
+    let draw = Draw { symbols: vec![("n".into(), 4)], ..Draw::default() };
+    let work = Workload::gather(&program.graph, &Weights::default(), None, &draw)?;
+    on_ranks(|rank| joins(&plan, &work, rank, gpus))?;
+    println!("joined runs leave the caller's context as it was");
+    Ok(())
+}
+
+fn main() -> ExitCode {
+    let numbers: Result<Vec<u32>, _> = std::env::args().skip(1).map(|a| a.parse()).collect();
+    let gpus = match numbers.as_deref() {
+        Ok([]) => [0, 1],
+        Ok(&[a, b]) => [a, b],
+        _ => {
+            eprintln!("usage: check_sessions [GPU GPU]");
+            return ExitCode::from(2);
+        }
+    };
+    match run(gpus) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::from(1)
+        }
+    }
+}
