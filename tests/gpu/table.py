@@ -38,7 +38,7 @@ def number(value):
 
 def collectives(folder):
     ours = json.loads((folder / "symmc-collectives.json").read_text())
-    peers = lines(folder / "peers-collectives.jsonl")
+    peers = lines(folder / "peers-collectives.jsonl") + lines(folder / "serving.jsonl")
     print(f"{ours['machine']}\n")
     for kind in ("all_reduce", "all_gather", "reduce_scatter", "all_to_all"):
         hows = list(dict.fromkeys(p["how"] for p in peers if p["what"] == kind))

@@ -424,6 +424,17 @@ fn parse_variant(text: &str) -> Result<Variant, String> {
     Variant::from_name(text).ok_or_else(|| format!("no variant {text}; expected one of {}", names()))
 }
 
+/// Rows and their elements: `8x4096`.
+fn parse_rows(text: &str) -> Result<[usize; 2], String> {
+    let parts = text.split_once('x').and_then(|(r, e)| Some([r.parse().ok()?, e.parse().ok()?]));
+    let few = |[rows, elements]: &[usize; 2]| {
+        (1..=1 << 16).contains(rows) && (1..=1 << 16).contains(elements) && rows * elements <= 1 << 26
+    };
+    parts.filter(few).ok_or_else(|| {
+        format!("expected rows and elements of a row, at most 65536 of each and 2^26 in all, like 8x4096; found {text:?}")
+    })
+}
+
 /// A size of a collective: at least a few elements for each rank, and what a GPU can hold several times.
 fn parse_bytes(text: &str) -> Result<usize, String> {
     let bytes: usize = text.parse().map_err(|_| format!("expected a number of bytes, found {text:?}"))?;
@@ -501,6 +512,9 @@ pub struct BenchArgs {
     /// How often each case is replayed, ten calls at a time
     #[arg(long, default_value_t = 20, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=10_000))]
     pub replays: u32,
+    /// Also all-reduces with the addition of a residual and RMS norm, of so many rows of so many elements
+    #[arg(long, value_name = "ROWSxELEMENTS,…", value_delimiter = ',', value_parser = parse_rows)]
+    pub norms: Vec<[usize; 2]>,
     /// The form of the answer
     #[arg(long, value_enum, default_value_t = BenchFormat::Text)]
     pub format: BenchFormat,

@@ -2,7 +2,10 @@
 //!
 //! A case is recorded ten times in a row into one graph, on two pairs of operands and results in turn, and
 //! the graph is replayed; what counts is the median of the replays over the number of calls. Ranks agree on the
-//! host that all of them can run a case, and meet there before each replay. The first replay's result is compared with what the collective must give.
+//! host that all of them can run a case, and meet there before each replay. The first replay's result is compared with
+//! what the collective must give.
+
+mod norm;
 
 use std::time::Duration;
 
@@ -16,15 +19,18 @@ use symmc_runtime::exec::{BoundCollective, BoundRegion, BoundStep, Home, Located
 
 use crate::arena::{Exchange, Source, SymmetricArena};
 use crate::collective::{self, BlockCounts, Forms, Peers};
+use crate::compile::Source;
 use crate::compute::Machine;
 use crate::driver::{Device, Graph, Memory, Pinned};
 use crate::error::CudaError;
 use crate::homes::Homes;
-use crate::launch::Address;
+use crate::launch::{Address, Work};
 use crate::nccl::{Communicators, Making};
 use crate::program::{Parts, Program, Streams};
 use crate::rig::{self, Rig};
 use crate::watch;
+
+pub use self::norm::{How, MeasuredNorm};
 
 /// Calls in one graph.
 const CALLS: usize = 10;
@@ -45,6 +51,8 @@ pub struct BenchConfig {
     pub dtype: String,
     /// Replays of each graph that count.
     pub replays: usize,
+    /// All-reduces with a residual and a norm: rows, and elements of a row.
+    pub norms: Vec<[usize; 2]>,
 }
 
 /// One measured case.
@@ -73,6 +81,8 @@ pub struct Measurements {
     pub copies: Vec<(usize, [f64; 3])>,
     /// Collectives.
     pub collectives: Vec<Measured>,
+    /// All-reduces with a residual and a norm.
+    pub norms: Vec<MeasuredNorm>,
 }
 
 /// A case: what, of how many bytes, how, and whether a droppable exit barrier is kept.
@@ -173,9 +183,11 @@ impl<'a> Bench<'a> {
     ) -> Result<Bench<'a>, CudaError> {
         let device = Device::open(gpu)?;
         let n = exchange.ranks() as usize;
-        let largest = config.bytes.iter().copied().max().unwrap_or(0).next_multiple_of(4096);
+        let norm = config.norms.iter().map(|[rows, hidden]| rows * hidden * dtype.size()).max().unwrap_or(0);
+        let bytes = config.bytes.iter().copied().max().unwrap_or(0);
+        let largest = bytes.max(norm).next_multiple_of(4096);
         let sum = CollectiveKind::AllReduce(ReduceOp::Sum);
-        let zone = Variant::Packets.landing_bytes(&sum, largest.min(MOST_PACKETS) as u64, n as u64);
+        let zone = Variant::Packets.landing_bytes(&sum, bytes.min(MOST_PACKETS).max(norm) as u64, n as u64);
         let zone = (zone as usize).next_multiple_of(4096);
         let symmetric = 4 * largest + 2 * zone;
         let arena = SymmetricArena::new(
@@ -265,10 +277,11 @@ impl<'a> Bench<'a> {
             let (collective, variant) = (kind.name().to_string(), variant.name().to_string());
             collectives.push(Measured { collective, variant, exit, bytes, us, failed });
         }
+        let norms = self.norms(&config.norms, config.replays, alive)?;
         let nccl = self.rig.nccl.version().map_or("no NCCL".into(), |v| format!("NCCL {v}"));
         let [major, minor] = crate::driver::version()?;
         let machine = format!("{}, CUDA {major}.{minor}, {nccl}", self.rig.device.name());
-        Ok(Measurements { machine, copies, collectives })
+        Ok(Measurements { machine, copies, collectives, norms })
     }
 
     /// The calls of a case.
@@ -383,6 +396,25 @@ impl<'a> Bench<'a> {
 
     /// Compiles these calls, which are the only program then.
     fn prepare(&mut self, steps: &[BoundStep]) -> Result<(), CudaError> {
+        let program = self.with_parts(|parts| Program::new(self.exchange.rank(), steps, parts))?;
+        self.rig.programs = vec![program];
+        Ok(())
+    }
+
+    /// The same for calls that are lowered already.
+    fn prepare_lowered(
+        &mut self,
+        steps: &[BoundStep],
+        lowered: Vec<Vec<Work>>,
+        source: &Source,
+    ) -> Result<(), CudaError> {
+        let program = self.with_parts(|parts| Program::of_work(steps, lowered, source, parts))?;
+        self.rig.programs = vec![program];
+        Ok(())
+    }
+
+    /// Calls `make` with what programs of the bench run with.
+    fn with_parts<T>(&self, make: impl FnOnce(&Parts<'_>) -> T) -> T {
         let machine = Machine {
             multiprocessors: self.rig.device.multiprocessors(),
             status: self.rig.status.address() + 2048,
@@ -398,9 +430,7 @@ impl<'a> Bench<'a> {
             search: None,
             progress: None,
         };
-        let program = Program::new(self.exchange.rank(), steps, &parts)?;
-        self.rig.programs = vec![program];
-        Ok(())
+        make(&parts)
     }
 
     /// Records what was prepared.

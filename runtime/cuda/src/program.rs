@@ -85,9 +85,31 @@ impl Program {
                 None => lower(rank, step, parts, &mut source, &mut sites)?,
             });
         }
+        Program::load(list, lowered, (&source, sites), parts)
+    }
+
+    /// Compiles and loads work that is lowered already. `list` says how it is ordered.
+    ///
+    /// # Errors
+    /// As [`new`](Self::new).
+    pub fn of_work(
+        list: &[BoundStep],
+        lowered: Vec<Vec<Work>>,
+        source: &Source,
+        parts: &Parts<'_>,
+    ) -> Result<Program, CudaError> {
+        Program::load(list, lowered, (source, Sites::new()), parts)
+    }
+
+    fn load(
+        list: &[BoundStep],
+        lowered: Vec<Vec<Work>>,
+        (source, sites): (&Source, Sites),
+        parts: &Parts<'_>,
+    ) -> Result<Program, CudaError> {
         let module = match source.is_empty() {
             true => None,
-            false => Some(Module::load(parts.device, &compile(&source, parts.device.capability())?)?),
+            false => Some(Module::load(parts.device, &compile(source, parts.device.capability())?)?),
         };
         let products =
             lowered.iter().flatten().filter_map(|w| if let Work::Gemm(g) = w { Some(*g) } else { None });

@@ -6,7 +6,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, Result, bail};
 use symmc::cuda::CudaConfig;
-use symmc::cuda::bench::{BenchConfig, Measured, Measurements};
+use symmc::cuda::bench::{BenchConfig, How, Measured, MeasuredNorm, Measurements};
 
 use crate::args::{BenchArgs, BenchFormat, BenchProgramArgs, TuneArgs};
 use crate::commands::rank_command;
@@ -17,14 +17,20 @@ use crate::units;
 
 /// Measures collectives on GPUs and prints every variant beside the vendor's own.
 pub fn collectives(args: &BenchArgs) -> Result<ExitCode> {
-    let config =
-        BenchConfig { bytes: args.bytes.clone(), dtype: args.dtype.clone(), replays: args.replays as usize };
+    let config = BenchConfig {
+        bytes: args.bytes.clone(),
+        dtype: args.dtype.clone(),
+        replays: args.replays as usize,
+        norms: args.norms.clone(),
+    };
     let command = rank_command()?;
     let measure = || symmc::bench::collectives(args.ranks, &args.gpus, &config, &command);
     let measured = spin("measuring", measure)?;
     let Some(first) = measured.first() else { bail!("no rank answered") };
     match args.format {
-        BenchFormat::Text => put(&format!("{}\n\n{}", first.machine, tables(&first.collectives)))?,
+        BenchFormat::Text => {
+            put(&format!("{}\n\n{}{}", first.machine, tables(&first.collectives), norms(&first.norms)))?
+        }
         BenchFormat::Json => put(&(serde_json::to_string_pretty(first)? + "\n"))?,
     }
     Ok(ExitCode::from(u8::from(!all_right(&measured))))
@@ -44,6 +50,11 @@ fn all_right(measured: &[Measurements]) -> bool {
             m.failed.as_deref().unwrap_or("")
         );
     }
+    for m in measured.iter().flat_map(|m| &m.norms).filter(|m| m.failed.is_some()) {
+        ok &= m.us.is_none();
+        let failed = m.failed.as_deref().unwrap_or("");
+        eprintln!("all_reduce with norm, {:?}, of {}x{}: {failed}", m.how, m.rows, m.hidden);
+    }
     ok
 }
 
@@ -51,7 +62,8 @@ fn all_right(measured: &[Measurements]) -> bool {
 pub fn tune(args: &TuneArgs) -> Result<ExitCode> {
     let sizes = || (10..=28).map(|k| 1usize << k).collect();
     let bytes = if args.bytes.is_empty() { sizes() } else { args.bytes.clone() };
-    let mut config = BenchConfig { bytes, dtype: "bf16".into(), replays: args.replays as usize };
+    let replays = args.replays as usize;
+    let mut config = BenchConfig { bytes, dtype: "bf16".into(), replays, norms: vec![] };
     config.bytes.sort_unstable();
     config.bytes.dedup();
     let command = rank_command()?;
@@ -169,6 +181,24 @@ fn tables(measured: &[Measured]) -> String {
         out.push_str(&format!("{kind}, µs (median)\n{}\n", units::table(&table)));
     }
     out
+}
+
+/// A table of all-reduces with a residual and a norm: medians in microseconds.
+fn norms(measured: &[MeasuredNorm]) -> String {
+    if measured.is_empty() {
+        return String::new();
+    }
+    let mut table: Vec<Vec<String>> = vec![["rows", "one kernel", "separate"].map(String::from).into()];
+    let mut rows: BTreeMap<(usize, usize), [Option<f64>; 2]> = BTreeMap::new();
+    for m in measured {
+        rows.entry((m.hidden, m.rows)).or_default()[usize::from(m.how == How::Separate)] =
+            m.us.map(|us| us[1]);
+    }
+    for ((hidden, rows), us) in rows {
+        let cells = us.map(|us| us.map_or("–".into(), |us| format!("{us:.2}")));
+        table.push(std::iter::once(format!("{rows}x{hidden}")).chain(cells).collect());
+    }
+    format!("all_reduce, residual and RMS norm, µs (median)\n{}\n", units::table(&table))
 }
 
 #[cfg(test)]

@@ -1,0 +1,239 @@
+//! Times of an all-reduce with the addition of a residual and RMS norm: as one kernel, and as a packets all-reduce with
+//! what the compiler makes of the rest. Both are compared with what the host computes in f64.
+
+use serde::{Deserialize, Serialize};
+use symmc_ir::collective::Variant;
+use symmc_ir::op::BinaryOp;
+use symmc_ir::types::Float;
+use symmc_ir::{CollectiveKind, Op, ReduceOp, Tensor};
+use symmc_planner::plan::Lane;
+use symmc_runtime::RunError;
+use symmc_runtime::exec::{BoundRegion, BoundStep, Home, Located, Work as StepWork};
+
+use super::{Bench, CALLS, agreed, numbers};
+use crate::collective::{FusedNorm, lower_norm};
+use crate::compile::Source;
+use crate::error::CudaError;
+use crate::launch::Address;
+
+/// What the norm adds to the mean of the squares.
+const EPS: f64 = 1e-5;
+/// How far a normalised element may be off, as a part of it: two roundings of bf16.
+const TOLERANCE: f64 = 0.01;
+
+/// How the three are run.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum How {
+    /// As one kernel.
+    Fused,
+    /// One after another.
+    Separate,
+}
+
+/// One measured case.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct MeasuredNorm {
+    /// Rows of the tensor.
+    pub rows: usize,
+    /// Elements of a row.
+    pub hidden: usize,
+    /// How.
+    pub how: How,
+    /// Microseconds: least, median, most. `None` if it cannot run.
+    pub us: Option<[f64; 3]>,
+    /// What is wrong with its result, or why it cannot run.
+    pub failed: Option<String>,
+}
+
+/// Which of the ordinary regions holds what.
+const RESIDUAL: usize = 0;
+const ADDED: usize = 1;
+const NORMED: usize = 2;
+const WEIGHT: usize = 3;
+/// The symmetric region of the reduction; the operands are in the first two, in turn.
+const REDUCED: usize = 2;
+
+impl Bench<'_> {
+    /// Measures these shapes, rows and elements of a row.
+    pub(super) fn norms(
+        &mut self,
+        shapes: &[[usize; 2]],
+        replays: usize,
+        alive: &dyn Fn() -> Result<(), RunError>,
+    ) -> Result<Vec<MeasuredNorm>, CudaError> {
+        let mut out = Vec::new();
+        for &[rows, hidden] in shapes {
+            for how in [How::Fused, How::Separate] {
+                let prepared = match how {
+                    How::Fused => self.prepare_fused(rows, hidden),
+                    How::Separate => self.prepare(&self.separate(rows, hidden)),
+                };
+                let recorded = match agreed(prepared, self.exchange)? {
+                    Ok(()) => agreed(self.record(), self.exchange)?,
+                    Err(text) => Err(text),
+                };
+                let (us, failed) = match recorded {
+                    Ok(graph) => {
+                        self.fill(rows, hidden)?;
+                        let mut wrong = None;
+                        let mut compare = || {
+                            wrong = self.compare_norm(rows, hidden)?;
+                            Ok(())
+                        };
+                        let times = self.times(&graph, replays, alive, &mut compare)?;
+                        (Some(times), wrong)
+                    }
+                    Err(text) => (None, Some(text)),
+                };
+                out.push(MeasuredNorm { rows, hidden, how, us, failed });
+            }
+        }
+        Ok(out)
+    }
+
+    /// The address of an ordinary region.
+    fn ordinary(&self, region: usize) -> Address {
+        self.homes.ordinary + (region * self.region) as Address
+    }
+
+    /// The calls of the all-reduce alone.
+    fn reductions(&self, rows: usize, hidden: usize) -> Vec<BoundStep> {
+        let sum = CollectiveKind::AllReduce(ReduceOp::Sum);
+        let mut steps = self.steps(&sum, rows * hidden * self.dtype.size(), Variant::Packets, None);
+        for step in &mut steps {
+            if let StepWork::Collective(call) = &mut step.work {
+                let offset = REDUCED * self.region;
+                call.result = BoundRegion { offset, ..call.result };
+                call.elements = rows * hidden;
+            }
+        }
+        steps
+    }
+
+    /// Compiles the calls as one kernel each.
+    fn prepare_fused(&mut self, rows: usize, hidden: usize) -> Result<(), CudaError> {
+        let steps = self.reductions(rows, hidden);
+        let mut source = Source::new();
+        let mut lowered = Vec::new();
+        for step in &steps {
+            let StepWork::Collective(call) = &step.work else { continue };
+            let norm = FusedNorm {
+                operand: self.homes.symmetric + call.operand.offset as Address,
+                residual: self.ordinary(RESIDUAL),
+                weight: Some(self.ordinary(WEIGHT)),
+                reduced: None,
+                added: self.ordinary(ADDED),
+                normed: self.ordinary(NORMED),
+                hidden,
+                eps: EPS,
+                round_first: false,
+            };
+            let missing = || CudaError::Unsupported("these rows do not fit one kernel".into());
+            let work = lower_norm(step.index, call, &norm, &self.peers, &mut source)?.ok_or_else(missing)?;
+            lowered.push(vec![work]);
+        }
+        self.prepare_lowered(&steps, lowered, &source)
+    }
+
+    /// The calls as three steps each.
+    fn separate(&self, rows: usize, hidden: usize) -> Vec<BoundStep> {
+        let located = |home, region: usize, shape: &[usize]| Located {
+            home,
+            offset: region * self.region,
+            dtype: self.dtype,
+            shape: shape.into(),
+            strides: if shape.len() == 1 { [1].into() } else { [shape[1] as isize, 1].into() },
+        };
+        let ordinary = |region| located(Home::Ordinary, region, &[rows, hidden]);
+        let add = Op::Binary(BinaryOp::Add);
+        let norm = Op::RmsNorm { axes: 1, eps: Float(EPS), round_first: false };
+        let kernel = |index: usize, op: &Op, operands, result: usize, waits: Vec<usize>| BoundStep {
+            index,
+            lane: Lane::Compute,
+            waits,
+            node: format!("step{index}"),
+            op_name: format!("step{index}"),
+            work: StepWork::Kernel { op: op.clone(), operands, results: vec![ordinary(result)] },
+        };
+        let mut out = Vec::with_capacity(3 * CALLS);
+        for mut step in self.reductions(rows, hidden) {
+            let first = out.len();
+            step.index = first;
+            // The sum before this has read the reduction.
+            step.waits = first.checked_sub(2).into_iter().collect();
+            out.push(step);
+            let reduced = located(Home::Symmetric, REDUCED, &[rows, hidden]);
+            let operands = vec![reduced, ordinary(RESIDUAL)];
+            out.push(kernel(first + 1, &add, operands, ADDED, vec![first]));
+            let operands = vec![ordinary(ADDED), located(Home::Ordinary, WEIGHT, &[hidden])];
+            out.push(kernel(first + 2, &norm, operands, NORMED, vec![]));
+        }
+        out
+    }
+
+    /// Writes operands, residual and weight, and what no result is where results go.
+    fn fill(&self, rows: usize, hidden: usize) -> Result<(), CudaError> {
+        let elements = rows * hidden;
+        let operand = numbers(self.dtype, elements, self.exchange.rank())?;
+        let residual = numbers(self.dtype, elements, RESIDUAL_SEED)?;
+        let weights: Vec<f64> = (0..hidden).map(weight).collect();
+        let none = || CudaError::Unsupported(format!("no numbers of dtype {}", self.dtype));
+        let weights = Tensor::from_f64(self.dtype, vec![hidden], &weights).ok_or_else(none)?;
+        let poison = vec![0x7f; elements * self.dtype.size()];
+        let stream = &self.rig.streams.compute;
+        // SAFETY: the regions exist and are large enough; nothing runs.
+        unsafe {
+            for turn in 0..2 {
+                stream.upload(self.homes.symmetric + (turn * self.region) as Address, operand.data())?;
+            }
+            stream.upload(self.ordinary(RESIDUAL), residual.data())?;
+            stream.upload(self.ordinary(WEIGHT), weights.data())?;
+            stream.upload(self.ordinary(ADDED), &poison)?;
+            stream.upload(self.ordinary(NORMED), &poison)
+        }
+    }
+
+    /// The first element of either result that is not what it must be.
+    fn compare_norm(&self, rows: usize, hidden: usize) -> Result<Option<String>, CudaError> {
+        let elements = rows * hidden;
+        let mut sum = numbers(self.dtype, elements, RESIDUAL_SEED)?.to_f64();
+        for rank in 0..self.exchange.ranks() {
+            let operand = numbers(self.dtype, elements, rank)?.to_f64();
+            sum.iter_mut().zip(&operand).for_each(|(s, x)| *s += x);
+        }
+        let [added, normed] = [self.read(ADDED, elements)?, self.read(NORMED, elements)?];
+        for row in 0..rows {
+            let x = &sum[row * hidden..][..hidden];
+            let scale = 1.0 / (x.iter().map(|x| x * x).sum::<f64>() / hidden as f64 + EPS).sqrt();
+            for (j, &x) in x.iter().enumerate() {
+                let i = row * hidden + j;
+                let expected = x * scale * weight(j);
+                // What is no number is not close.
+                let close = (normed[i] - expected).abs() <= TOLERANCE * expected.abs();
+                if added[i] != x || !close {
+                    let found = (added[i], normed[i]);
+                    return Ok(Some(format!(
+                        "row {row}, element {j}: expected {x}, {expected}, found {found:?}"
+                    )));
+                }
+            }
+        }
+        Ok(None)
+    }
+
+    fn read(&self, region: usize, elements: usize) -> Result<Vec<f64>, CudaError> {
+        let mut bytes = vec![0; elements * self.dtype.size()];
+        // SAFETY: the region exists and is large enough; nothing runs.
+        unsafe { self.rig.streams.compute.download(&mut bytes, self.ordinary(region))? };
+        Ok(Tensor::new(self.dtype, vec![elements], bytes).map(|t| t.to_f64()).unwrap_or_default())
+    }
+}
+
+/// What the residual is drawn from, on all ranks.
+const RESIDUAL_SEED: u32 = 9;
+
+/// Element `j` of the weight, exact in every dtype of floats.
+fn weight(j: usize) -> f64 {
+    0.5 + (j % 4) as f64 * 0.25
+}
