@@ -55,7 +55,24 @@ def collectives(folder):
             cells = [number(times.get(how)) for how in hows]
             rows.append([size(count), number(best), name, *cells, number(min(plain, default=None)), f"{best / min(known):.2f}"])
         print(f"{kind}, bf16\n")
-        table(["bytes", "symmc", "variant", *(f"{how} (PyTorch)" for how in hows), "NCCL from symmc", "ratio"], rows)
+        table(["bytes", "symmc", "variant", *(how if how[:4] in ("Tens", "vLLM") else f"{how} (PyTorch)" for how in hows), "NCCL from symmc", "ratio"], rows)
+
+
+def norms(folder):
+    """All-reduce, residual and norm: symmc's one kernel and separate ones beside the peers'."""
+    ours = json.loads((folder / "symmc-collectives.json").read_text())["norms"]
+    peers = [p for p in lines(folder / "serving.jsonl") if p["what"] == "all_reduce_norm"]
+    hows = list(dict.fromkeys(p["how"] for p in peers))
+    rows = []
+    for shape in dict.fromkeys((m["rows"], m["hidden"]) for m in ours):
+        mine = {m["how"]: m["us"] and m["us"][1] for m in ours if (m["rows"], m["hidden"]) == shape}
+        times = {p["how"]: p.get("us") for p in peers if (p["rows"], p["hidden"]) == shape}
+        known = [t for t in times.values() if t is not None]
+        ratio = f"{mine['fused'] / min(known):.2f}" if known and mine["fused"] else "–"
+        cells = [number(mine.get(how)) for how in ("fused", "separate")] + [number(times.get(how)) for how in hows]
+        rows.append([f"{shape[0]} × {shape[1]}", *cells, ratio])
+    print("all_reduce, residual and RMS norm, rows × elements, bf16\n")
+    table(["", "symmc, one kernel", "symmc, separate", *hows, "ratio"], rows)
 
 
 def mlp(folder):
@@ -101,4 +118,6 @@ if sys.argv[2:] == ["beside"]:
     beside(folder)
 else:
     collectives(folder)
-    mlp(folder)
+    norms(folder)
+    if sys.argv[2:] != ["collectives"]:
+        mlp(folder)

@@ -19,7 +19,7 @@ use symmc_runtime::exec::{BoundCollective, BoundRegion, BoundStep, Home, Located
 
 use crate::arena::{Exchange, Source, SymmetricArena};
 use crate::collective::{self, BlockCounts, Forms, Peers};
-use crate::compile::Source;
+use crate::compile;
 use crate::compute::Machine;
 use crate::driver::{Device, Graph, Memory, Pinned};
 use crate::error::CudaError;
@@ -406,7 +406,7 @@ impl<'a> Bench<'a> {
         &mut self,
         steps: &[BoundStep],
         lowered: Vec<Vec<Work>>,
-        source: &Source,
+        source: &compile::Source,
     ) -> Result<(), CudaError> {
         let program = self.with_parts(|parts| Program::of_work(steps, lowered, source, parts))?;
         self.rig.programs = vec![program];
