@@ -8,9 +8,9 @@ use serde::de::DeserializeOwned;
 use symmc_cuda::bench::{BenchConfig, Measurements};
 use symmc_cuda::{Bench, CudaConfig};
 use symmc_ir::machine::{self, Copying, Curve, ExitBarrier, Profile, Source};
-use symmc_ir::{Bindings, Tensor, text};
+use symmc_ir::{Bindings, Part, Tensor, text};
 use symmc_planner::{BucketInput, CheckedPlan, PlanConfig};
-use symmc_runtime::host::{self, HostConfig, Job, RankCommand};
+use symmc_runtime::host::{self, HostConfig, Job, RankCommand, Zeros};
 
 use crate::error::Error;
 
@@ -134,14 +134,22 @@ pub fn program(
     command: &RankCommand,
 ) -> Result<Vec<[f64; 3]>, Error> {
     let graph = plan.source_program();
-    let blank = |input: &symmc_ir::Input| {
+    let sized = |input: &symmc_ir::Input| {
         let ty = graph.ty(input.value);
-        let zeros = ty.concrete(bindings).and_then(|shape| Tensor::zeros(ty.dtype, shape));
+        let shape = ty.concrete(bindings);
+        let bytes = shape.as_ref().and_then(|s| s.iter().try_fold(ty.dtype.size(), |n, &d| n.checked_mul(d)));
         let missing =
             || Error::Request(format!("input %{} has no size: set all symbols", graph.name_of(input.value)));
-        zeros.map(Arc::new).ok_or_else(missing)
+        Ok((ty.dtype, shape.unwrap_or_default(), bytes.ok_or_else(missing)?))
     };
-    let inputs: Vec<Arc<Tensor>> = graph.inputs.values().map(blank).collect::<Result<_, Error>>()?;
+    let inputs = graph.inputs.values().map(sized).collect::<Result<Vec<_>, Error>>()?;
+    // Nobody reads them; they take no memory.
+    let zeros = Arc::new(Zeros::new(inputs.iter().map(|i| i.2).max().unwrap_or(0))?);
+    let blank = |(dtype, shape, bytes)| {
+        let tensor = Part::new(zeros.clone(), 0..bytes).and_then(|part| Tensor::shared(dtype, shape, part));
+        tensor.map(Arc::new).ok_or_else(|| Error::Request("an input has no size".into()))
+    };
+    let inputs: Vec<Arc<Tensor>> = inputs.into_iter().map(blank).collect::<Result<_, Error>>()?;
     let inputs: Vec<_> = (0..plan.ranks).map(|_| inputs.clone()).collect();
     let bench = Some(Bench::Program { replays: replays as usize, runs });
     let engine = CudaConfig { bench, ..gpus.clone() }.choice();

@@ -120,8 +120,6 @@ impl Device {
         let what = || format!("opening GPU {ordinal}");
         let handle = checked(what, result::device::get(ordinal as i32))?;
         // SAFETY: the device exists.
-        let context = checked(what, unsafe { result::primary_ctx::retain(handle) })?;
-        // SAFETY: as above.
         let attribute = |a| checked(what, unsafe { result::device::get_attribute(handle, a) });
         use sys::CUdevice_attribute as A;
         let capability = [
@@ -130,6 +128,8 @@ impl Device {
         ];
         let multiprocessors = attribute(A::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)? as u32;
         let name = checked(what, result::device::get_name(handle))?;
+        // SAFETY: as above; the device gives it back when it is dropped.
+        let context = checked(what, unsafe { result::primary_ctx::retain(handle) })?;
         let device = Device { ordinal, handle, context, capability, multiprocessors, name };
         device.enter()?;
         Ok(Arc::new(device))
@@ -465,6 +465,12 @@ impl Stream {
         let recorded = record();
         // SAFETY: the capture was begun above; ending it also ends a failed one.
         let ended = unsafe { result::stream::end_capture(self.handle) };
+        if recorded.is_err()
+            && let Ok(graph) = ended
+        {
+            // SAFETY: the graph was just made, and is given to nobody.
+            let _ = unsafe { result::graph::destroy(graph) };
+        }
         recorded?;
         let graph = checked(|| "recording a graph".into(), ended)?;
         // SAFETY: the graph was just made.

@@ -101,7 +101,8 @@ impl DerefMut for Rig {
 impl Drop for Rig {
     fn drop(&mut self) {
         let _ = self.device.enter();
-        if *self.failed.get_mut() || !watch::idle(&self.streams) {
+        // Without a failure all ends by itself.
+        if *self.failed.get_mut() || !within(ENDING, || watch::idle(&self.streams)) {
             collective::end(&self.status);
             // The library's kernels may wait for a peer that has left.
             self.nccl.abort();

@@ -163,8 +163,13 @@ impl Session {
             workspace_bytes: scratch,
         };
         let streams = Streams::with(&device, config.adopted.stream)?;
-        let search =
-            Search { exchange, products: config.products, device: &device, stream: &streams.compute };
+        let search = Search {
+            exchange,
+            products: config.products,
+            device: &device,
+            stream: &streams.compute,
+            limit: config.limit,
+        };
         let parts = Parts {
             device: &device,
             homes: &homes,
@@ -181,8 +186,7 @@ impl Session {
         streams.compute.synchronize()?;
         let rig =
             Rig::new(rig::Parts { programs, streams, nccl, _arena: arena, status, _memory: memory, device });
-        let (bounds, limit) = (bounds.to_vec(), config.limit);
-        Ok(Session { rig, bounds, homes, limit, runs: AtomicU64::new(0) })
+        Ok(Session { rig, bounds: bounds.to_vec(), homes, limit: config.limit, runs: AtomicU64::new(0) })
     }
 
     /// Says that the run has failed elsewhere: peers may not come any more.

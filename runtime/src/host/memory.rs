@@ -18,6 +18,8 @@ use nix::sys::mman::{MapFlags, MmapAdvise, ProtFlags, madvise, mmap, mmap_anonym
 use nix::sys::stat::fstat;
 use nix::unistd::ftruncate;
 
+use symmc_ir::Backing;
+
 use crate::error::RunError;
 
 /// From this size on a mapping is aligned to huge pages and asks for them.
@@ -138,6 +140,32 @@ impl Drop for Segment {
     }
 }
 
+/// Zeros, which take memory only where they are read. Ranks map them as they map files.
+#[derive(Debug)]
+pub struct Zeros(Segment);
+
+impl Zeros {
+    /// So many.
+    ///
+    /// # Errors
+    /// The system has no room for the mapping.
+    pub fn new(len: usize) -> Result<Zeros, RunError> {
+        Segment::create("zeros", len).map(Zeros)
+    }
+}
+
+impl Backing for Zeros {
+    fn bytes(&self) -> &[u8] {
+        // SAFETY: the segment is mapped as long as this value lives, and nobody writes to it: this value gives out
+        // shared slices, and who maps the descriptor as a file's maps it for reading.
+        unsafe { std::slice::from_raw_parts(self.0.as_ptr(), self.0.len()) }
+    }
+
+    fn file(&self) -> Option<BorrowedFd<'_>> {
+        self.0.fd()
+    }
+}
+
 fn no_memory(what: &str, bytes: usize, error: nix::errno::Errno) -> RunError {
     RunError::Memory { what: what.into(), bytes, error: error.to_string() }
 }
@@ -194,6 +222,18 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    fn zeros_are_mapped_as_a_file() {
+        let zeros = Zeros::new(1 << 36).unwrap();
+        let fd = zeros.file().unwrap().try_clone_to_owned().unwrap();
+        let file = Segment::of_file("test", fd, 1 << 36).unwrap();
+        // SAFETY: the mapping is as long.
+        assert_eq!(unsafe { *file.as_ptr().add((1 << 36) - 1) }, 0);
+        assert_eq!(zeros.bytes()[1 << 35], 0);
+        let fd = zeros.file().unwrap().try_clone_to_owned().unwrap();
+        assert!(Segment::of_file("test", fd, (1 << 36) + 1).is_err());
     }
 
     #[test]

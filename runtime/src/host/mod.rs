@@ -42,7 +42,7 @@ pub use engine::{Engine, EngineChoice, Engines, HostEngine, RankRun};
 pub use job::{HostConfig, Job, LaneThreads, RankCommand};
 pub use join::{Membership, RankJob, run_rank};
 pub use launch::launch;
-pub use memory::{Access, Segment};
+pub use memory::{Access, Segment, Zeros};
 pub use rank::rank_main;
 pub use threads::run_threads;
 pub use wait::{Spin, Yields};

@@ -1,10 +1,11 @@
 //! Kernels against values worked out by hand, with an eye on the corners of their definitions.
 
+use symmc_cases::agree;
 use symmc_ir::random::SplitMix;
 use symmc_ir::{ArgOp, BinaryOp, DType, Dim, Float, Op, Reduction, Scalar, Tensor, UnaryOp};
 use symmc_runtime::kernels::KernelError;
 
-use crate::support::{Placed, agree, floats, ints, run};
+use crate::support::{Placed, floats, ints, run};
 
 const NAN: f64 = f64::NAN;
 const INF: f64 = f64::INFINITY;

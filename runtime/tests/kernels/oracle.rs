@@ -1,10 +1,10 @@
 //! Kernels against the interpreter: random operands of every op, dtype and layout.
 
 use proptest::prelude::*;
-use symmc_cases::THEMES;
+use symmc_cases::{THEMES, agree};
 use symmc_ir::random::SplitMix;
 
-use crate::support::{Placed, agree, call};
+use crate::support::{Placed, call};
 
 fn check(theme: &str, seed: u64) -> Result<(), TestCaseError> {
     let random = &mut SplitMix(seed);

@@ -116,38 +116,6 @@ pub fn run(op: &Op, operands: &[Tensor], results: &[(DType, &[usize])]) -> Resul
     Ok(results.iter().map(Placed::tensor).collect())
 }
 
-/// The relative error that a result of this dtype may have.
-pub fn tolerance(dtype: DType) -> f64 {
-    match dtype {
-        DType::F64 => 1e-12,
-        DType::F32 => 1e-5,
-        DType::F16 => 1.0 / 1024.0,
-        DType::BF16 => 1.0 / 128.0,
-        _ => 0.0,
-    }
-}
-
-/// Checks two tensors for agreement: integers exactly, floats within the tolerance of the dtype, relative to
-/// the value or to `scale`, whichever is larger.
-pub fn agree(found: &Tensor, expected: &Tensor, scale: f64) -> Result<(), String> {
-    if (found.dtype(), found.shape()) != (expected.dtype(), expected.shape()) {
-        return Err(format!("found {found:?}, expected {expected:?}"));
-    }
-    if !found.dtype().is_float() {
-        let at = found.to_i64().iter().zip(expected.to_i64()).position(|(a, b)| *a != b);
-        return at.map_or(Ok(()), |i| {
-            Err(format!("element {i}: {:?}, not {:?}", found.to_i64(), expected.to_i64()))
-        });
-    }
-    for (i, (a, b)) in found.to_f64().into_iter().zip(expected.to_f64()).enumerate() {
-        let close = (a - b).abs() <= tolerance(found.dtype()) * b.abs().max(scale);
-        if !(close || a == b || a.is_nan() && b.is_nan()) {
-            return Err(format!("element {i}: found {a:e}, expected {b:e}"));
-        }
-    }
-    Ok(())
-}
-
 pub fn floats(dtype: DType, shape: &[usize], elements: &[f64]) -> Tensor {
     Tensor::from_f64(dtype, shape, elements).expect("as many elements as the shape says")
 }

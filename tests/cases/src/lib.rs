@@ -4,6 +4,7 @@
 //! The expected results are the interpreter's, those of large cases the CPU kernels'. How tensors lie in memory
 //! is part of a case; how a backend gets them there is its own.
 
+mod compare;
 mod large;
 mod layout;
 mod ops;
@@ -13,6 +14,7 @@ mod small;
 use symmc_ir::{Op, Tensor};
 use symmc_runtime::kernels::KernelError;
 
+pub use self::compare::agree;
 pub use self::layout::{Layout, Placed};
 pub use self::ops::{Draft, THEMES, Theme};
 

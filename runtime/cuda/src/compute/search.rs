@@ -3,7 +3,8 @@
 //! Several that the library's heuristic names are timed on the device, once for each shape; what was found is kept
 //! on disk for that device, driver and library. Rank 0 chooses for all: algorithms sum in different orders, and ranks
 //! that compute the same value must get the same bits. Products are timed in the memory that the program has for
-//! them, before anything else lies there.
+//! them, before anything else lies there, and those of one shape in turn, so that their weights come from memory as
+//! they do when the program runs.
 
 use std::fmt;
 use std::sync::Arc;
@@ -34,12 +35,12 @@ pub enum Products {
 /// Algorithms that are timed for a product.
 const CANDIDATES: usize = 8;
 /// Runs of each that are timed together.
-const RUNS: u32 = 8;
+const RUNS: usize = 8;
 /// How often that is done; the least time counts.
 const ROUNDS: usize = 2;
 /// The part of its time by which an algorithm must be faster than the heuristic's first.
 const GAIN: f64 = 0.02;
-/// What is not measured within this time takes the heuristic's first.
+/// What is not measured within this time, or a quarter of what ranks wait for each other, takes the heuristic's first.
 const BUDGET: Duration = Duration::from_secs(3);
 
 /// What a choice needs besides the products.
@@ -52,6 +53,8 @@ pub struct Search<'a> {
     pub device: &'a Device,
     /// Where products are timed.
     pub stream: &'a Stream,
+    /// How long ranks wait for each other.
+    pub limit: Duration,
 }
 
 impl fmt::Debug for Search<'_> {
@@ -99,12 +102,12 @@ impl Search<'_> {
     ) -> Result<Vec<Option<Algorithm>>, CudaError> {
         let cache = Cache::of_user();
         let [major, minor] = version()?;
-        let start = Instant::now();
-        agree(self.exchange, self.products, gemms, |gemm, alignments| {
-            let Some(planner) = planner else { return Ok(None) };
+        let (start, budget) = (Instant::now(), BUDGET.min(self.limit / 4));
+        agree(self.exchange, self.products, gemms, |alike, alignments| {
+            let (Some(planner), Some(gemm)) = (planner, alike.first()) else { return Ok(None) };
             let library = planner.version();
             let shape = key(gemm, alignments, machine.workspace_bytes);
-            let parts = ["product 1", self.device.name(), &format!("{major}.{minor} {library}"), &shape];
+            let parts = ["product 2", self.device.name(), &format!("{major}.{minor} {library}"), &shape];
             let name = name_of(&parts, "algorithm");
             let kept = cache.read(&name).and_then(|bytes| Algorithm::from_bytes(&bytes));
             if let Some(algorithm) =
@@ -112,10 +115,10 @@ impl Search<'_> {
             {
                 return Ok(Some(algorithm));
             }
-            if start.elapsed() > BUDGET {
+            if start.elapsed() > budget {
                 return Ok(None);
             }
-            let found = self.measure(planner, gemm, alignments, machine)?;
+            let found = self.measure(planner, alike, alignments, machine)?;
             if let Some(algorithm) = &found {
                 cache.write(&name, &algorithm.to_bytes());
             }
@@ -123,39 +126,41 @@ impl Search<'_> {
         })
     }
 
-    /// The fastest of the candidates.
+    /// The fastest of the candidates for products of one shape.
     fn measure(
         &self,
         planner: &GemmPlanner,
-        gemm: &Gemm,
+        alike: &[&Gemm],
         alignments: Alignments,
         machine: &Machine,
     ) -> Result<Option<Algorithm>, CudaError> {
-        let found = planner.candidates(gemm, alignments, machine.workspace_bytes, CANDIDATES)?;
-        let mut prepared = Vec::with_capacity(found.len());
+        let (Some(first), workspace) = (alike.first(), machine.workspace_bytes) else { return Ok(None) };
+        let found = planner.candidates(first, alignments, workspace, CANDIDATES)?;
+        let mut tried = Vec::with_capacity(found.len());
         for algorithm in &found {
+            let of_each = alike.iter().take(RUNS).map(|gemm| planner.prepare_as(gemm, algorithm, workspace));
             // What the library does not take back is no candidate.
-            if let Ok(product) = planner.prepare_as(gemm, algorithm, machine.workspace_bytes) {
-                prepared.push((algorithm, product, f64::INFINITY));
+            if let Ok(products) = of_each.collect::<Result<Vec<_>, _>>() {
+                tried.push((algorithm, products, f64::INFINITY));
             }
         }
         let (begin, end) = (Event::timed()?, Event::timed()?);
         for _ in 0..ROUNDS {
-            for (_, product, best) in &mut prepared {
-                // SAFETY: the operands, the result and the workspace exist, and nothing else runs.
-                let run = || unsafe { product.run(self.stream, machine.workspace) };
-                if run().is_err() {
+            for (_, products, best) in &mut tried {
+                // SAFETY: the operands, the results and the workspace exist, and nothing else runs.
+                let run = |product: &Prepared| unsafe { product.run(self.stream, machine.workspace) };
+                if products.last().is_none_or(|product| run(product).is_err()) {
                     continue;
                 }
                 begin.record(self.stream)?;
-                (0..RUNS).try_for_each(|_| run())?;
+                products.iter().cycle().take(RUNS).try_for_each(run)?;
                 end.record(self.stream)?;
                 self.stream.synchronize()?;
                 *best = best.min(begin.microseconds_to(&end)?);
             }
         }
-        let times: Vec<f64> = prepared.iter().map(|p| p.2).collect();
-        Ok(fastest(&times).map(|i| *prepared[i].0))
+        let times: Vec<f64> = tried.iter().map(|t| t.2).collect();
+        Ok(fastest(&times).map(|i| *tried[i].0))
     }
 }
 
@@ -183,7 +188,7 @@ fn agree(
     exchange: &dyn Exchange,
     products: Products,
     gemms: &[Gemm],
-    mut choose: impl FnMut(&Gemm, Alignments) -> Result<Option<Algorithm>, CudaError>,
+    mut choose: impl FnMut(&[&Gemm], Alignments) -> Result<Option<Algorithm>, CudaError>,
 ) -> Result<Vec<Option<Algorithm>>, CudaError> {
     let count = if products == Products::Measured { gemms.len() as u64 } else { 0 };
     let counts = exchange.all_gather(&count.to_le_bytes())?;
@@ -195,20 +200,17 @@ fn agree(
     let least = |i: usize| all.iter().filter_map(|a| a.get(i).copied()).min().unwrap_or(0);
     let mut text = vec![0; gemms.len() * Algorithm::BYTES];
     if exchange.rank() == 0 {
-        let mut known: IndexMap<String, Option<Algorithm>> = IndexMap::new();
-        for (i, (gemm, out)) in gemms.iter().zip(text.chunks_mut(Algorithm::BYTES)).enumerate() {
+        let mut shapes: IndexMap<String, (Alignments, Vec<usize>)> = IndexMap::new();
+        for (i, gemm) in gemms.iter().enumerate() {
             let alignments = [least(3 * i), least(3 * i + 1), least(3 * i + 2)];
-            let key = key(gemm, alignments, 0);
-            let chosen = match known.get(&key) {
-                Some(chosen) => *chosen,
-                None => {
-                    let chosen = choose(gemm, alignments)?;
-                    known.insert(key, chosen);
-                    chosen
-                }
-            };
-            if let Some(algorithm) = chosen {
-                out.copy_from_slice(&algorithm.to_bytes());
+            let shape = shapes.entry(key(gemm, alignments, 0)).or_insert((alignments, vec![]));
+            shape.1.push(i);
+        }
+        for (alignments, places) in shapes.values() {
+            let alike: Vec<&Gemm> = places.iter().map(|&i| &gemms[i]).collect();
+            let Some(algorithm) = choose(&alike, *alignments)? else { continue };
+            for i in places {
+                text[i * Algorithm::BYTES..][..Algorithm::BYTES].copy_from_slice(&algorithm.to_bytes());
             }
         }
     }
@@ -265,15 +267,18 @@ mod tests {
 
     type Chosen = Vec<Option<Algorithm>>;
 
-    /// What two ranks choose, and what rank 0 was asked.
-    fn choose(products: [Products; 2], gemms: [&[Gemm]; 2]) -> ([Chosen; 2], Vec<(usize, Alignments)>) {
+    /// What two ranks choose, and for which columns, how many products and which alignments rank 0 was asked.
+    fn choose(
+        products: [Products; 2],
+        gemms: [&[Gemm]; 2],
+    ) -> ([Chosen; 2], Vec<(usize, usize, Alignments)>) {
         let pair = Pair { said: Mutex::default(), both: Barrier::new(2) };
         let asked = Mutex::new(vec![]);
         let rank = |rank: usize| {
-            agree(&Rank(&pair, rank), products[rank], gemms[rank], |gemm, alignments| {
+            agree(&Rank(&pair, rank), products[rank], gemms[rank], |alike, alignments| {
                 assert_eq!(rank, 0);
-                asked.lock().unwrap().push((gemm.n, alignments));
-                Ok((gemm.n > 8).then(|| algorithm(gemm.n as u64)))
+                asked.lock().unwrap().push((alike[0].n, alike.len(), alignments));
+                Ok((alike[0].n > 8).then(|| algorithm(alike[0].n as u64)))
             })
             .unwrap()
         };
@@ -292,7 +297,7 @@ mod tests {
         let (chosen, asked) = choose(measured, [&own, &other]);
         let expected = vec![Some(algorithm(64)), None, Some(algorithm(64))];
         assert_eq!(chosen, [expected.clone(), expected]);
-        assert_eq!(asked, [(64, [4, 8, 8]), (8, [8, 8, 8])]);
+        assert_eq!(asked, [(64, 2, [4, 8, 8]), (8, 1, [8, 8, 8])]);
     }
 
     #[test]

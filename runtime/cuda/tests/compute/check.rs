@@ -6,14 +6,14 @@ use std::fmt;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 
-use symmc_cases::{Case, Placed};
+use symmc_cases::{Case, Placed, agree};
 use symmc_cuda::CudaError;
 use symmc_cuda::compile::{Source, compile};
 use symmc_cuda::compute::gemm::GemmPlanner;
 use symmc_cuda::compute::{GEMM_WORKSPACE, Machine, STATUS_BYTES, Sites, Step, lower, workspace};
 use symmc_cuda::driver::{Device, Memory, Module, Pinned, Stream};
 use symmc_cuda::launch::Work;
-use symmc_ir::{DType, Tensor};
+use symmc_ir::Tensor;
 use symmc_runtime::exec::{Home, Located};
 use symmc_runtime::kernels::KernelError;
 
@@ -64,40 +64,6 @@ fn read_as(x: &Placed, memory: &[u8]) -> Result<Tensor, String> {
         return Err(format!("it wrote at byte {at}, beside its result"));
     }
     Tensor::new(x.tensor.dtype(), x.tensor.shape(), data).ok_or_else(|| "no tensor".into())
-}
-
-/// The relative error that a result of this dtype may have.
-fn tolerance(dtype: DType) -> f64 {
-    match dtype {
-        DType::F64 => 1e-12,
-        DType::F32 => 1e-5,
-        DType::F16 => 1.0 / 1024.0,
-        DType::BF16 => 1.0 / 128.0,
-        _ => 0.0,
-    }
-}
-
-/// Integers must agree exactly, floats within the tolerance of the dtype, relative to the value or to
-/// `scale`, whichever is larger.
-pub fn agree(found: &Tensor, expected: &Tensor, scale: f64) -> Result<(), String> {
-    if !found.dtype().is_float() {
-        let (a, b) = (found.to_i64(), expected.to_i64());
-        let at = a.iter().zip(&b).position(|(a, b)| a != b);
-        return at.map_or(Ok(()), |i| Err(format!("element {i}: found {}, expected {}", a[i], b[i])));
-    }
-    let differs = |a: f64, b: f64| {
-        let close = (a - b).abs() <= tolerance(found.dtype()) * b.abs().max(scale);
-        !(close || a == b || a.is_nan() && b.is_nan())
-    };
-    let pairs: Vec<(f64, f64)> = found.to_f64().into_iter().zip(expected.to_f64()).collect();
-    let wrong = pairs.iter().filter(|(a, b)| differs(*a, *b)).count();
-    match pairs.iter().position(|(a, b)| differs(*a, *b)) {
-        None => Ok(()),
-        Some(i) => {
-            let (a, b) = pairs[i];
-            Err(format!("{wrong} of {} elements, first {i}: found {a:e}, expected {b:e}", pairs.len()))
-        }
-    }
 }
 
 /// A case that failed.
