@@ -106,6 +106,9 @@ named_enum! {
         Pull = "pull",
         /// All-gather, all-to-all: every rank writes into its peers' results.
         Push = "push",
+        /// All-gather, all-to-all: as push, by copies without a kernel between two meetings, which leaves the
+        /// multiprocessors to what runs beside it.
+        Copies = "copies",
         /// Broadcast, permute: the sender writes into the receiver's result, then sets a flag there. It waits
         /// for the receiver's word that the result is free, and reads its own operand wherever that lies;
         /// NCCL's put would want that in a window too.
@@ -270,8 +273,8 @@ impl Variant {
                 symmetric_result: true,
                 in_place: true,
             },
-            (Variant::Push, K::AllGather) => Contract { in_place: true, ..push },
-            (Variant::Push, K::AllToAll(Splits::Even)) => push,
+            (Variant::Push | Variant::Copies, K::AllGather) => Contract { in_place: true, ..push },
+            (Variant::Push | Variant::Copies, K::AllToAll(Splits::Even)) => push,
             (Variant::Put, K::Broadcast { .. } | K::Permute { .. }) => Contract {
                 entry: false,
                 meets: Meets::Pairs,

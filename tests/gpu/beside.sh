@@ -41,10 +41,11 @@ bench() {
 }
 for _ in 1 2 3; do
   bench product product
+  bench copies beside --variants copies
   bench copy_engine beside --variants copy_engine
   bench chosen beside
 done
-for how in copy_engine plain window; do
+for how in copy_engine plain; do
   torchrun --nproc-per-node "$ranks" "$here/peers.py" beside $how >>"$out/peers-beside.jsonl" 2>>"$out/peers.err"
 done
 python3 "$here/table.py" "$out" beside | tee "$out/beside.md"

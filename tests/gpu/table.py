@@ -103,7 +103,8 @@ def beside(folder):
 
     ours = re.findall(r"^(\w+) \w+: ([0-9.]+) µs", (folder / "symmc-beside.txt").read_text(), re.M)
     times = lambda how: [float(us) for name, us in ours if name == how]
-    row("symmc, copy engines", times("product"), times("copy_engine"))
+    row("symmc, copies", times("product"), times("copies"))
+    row("symmc, NCCL's copy engines", times("product"), times("copy_engine"))
     row("symmc, as the profile chooses", times("product"), times("chosen"))
     peers = lines(folder / "peers-beside.jsonl")
     for how in dict.fromkeys(p["how"] for p in peers):

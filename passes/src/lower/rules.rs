@@ -86,6 +86,12 @@ pub const RULES: &[Rule] = &[
         "(all_gather.push ?g ?x)",
     ),
     way(
+        "all_gather_copies",
+        "all_gather(x) = every rank copies x into all results",
+        "(all_gather ?g ?x)",
+        "(all_gather.copies ?g ?x)",
+    ),
+    way(
         "all_gather_pull",
         "all_gather(x) = every rank reads x of all ranks",
         "(all_gather ?g ?x)",
@@ -144,6 +150,12 @@ pub const RULES: &[Rule] = &[
         "all_to_all(x) = every rank writes its pieces into all results",
         "(all_to_all ?s ?g ?x)",
         "(all_to_all.push ?s ?g ?x)",
+    ),
+    way(
+        "all_to_all_copies",
+        "all_to_all(x) = every rank copies its pieces into all results",
+        "(all_to_all ?s ?g ?x)",
+        "(all_to_all.copies ?s ?g ?x)",
     ),
     way(
         "all_to_all_pull",

@@ -327,6 +327,23 @@ impl Stream {
         Ok(Stream { device: device.clone(), handle, lent: false })
     }
 
+    /// A new stream of which kernels, also those of graphs, get to run before those of other streams that wait for
+    /// room.
+    ///
+    /// # Errors
+    /// As [`new`](Self::new).
+    pub fn urgent(device: &Arc<Device>) -> Result<Stream, CudaError> {
+        let (mut least, mut most, mut handle) = (0, 0, ptr::null_mut());
+        let flags = sys::CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
+        // SAFETY: the context is current; the calls write two integers and a handle.
+        let made = unsafe {
+            let asked = sys::cuCtxGetStreamPriorityRange(&mut least, &mut most).result();
+            asked.and_then(|()| sys::cuStreamCreateWithPriority(&mut handle, flags, most).result())
+        };
+        checked(|| "creating a stream".into(), made)?;
+        Ok(Stream { device: device.clone(), handle, lent: false })
+    }
+
     /// A stream of the caller, as its promise at [`LentStream::new`] says.
     pub fn adopt(device: &Arc<Device>, stream: LentStream) -> Stream {
         Stream { device: device.clone(), handle: stream.handle(), lent: true }
@@ -474,7 +491,12 @@ impl Stream {
         recorded?;
         let graph = checked(|| "recording a graph".into(), ended)?;
         // SAFETY: the graph was just made.
-        let made = unsafe { result::graph::instantiate(graph, sys::CUgraphInstantiate_flags_enum(0)) };
+        let made = unsafe {
+            result::graph::instantiate(
+                graph,
+                sys::CUgraphInstantiate_flags::CUDA_GRAPH_INSTANTIATE_FLAG_USE_NODE_PRIORITY,
+            )
+        };
         // SAFETY: the executable graph does not need it.
         let _ = unsafe { result::graph::destroy(graph) };
         let exec = checked(|| "instantiating a graph".into(), made)?;

@@ -337,15 +337,15 @@ pub struct Streams {
 }
 
 impl Streams {
-    /// One stream for each lane.
+    /// One stream for each lane. What communicates goes first, because peers wait for it.
     pub fn new(device: &Arc<Device>) -> Result<Streams, CudaError> {
-        Ok(Streams { compute: Stream::new(device)?, comm: Stream::new(device)? })
+        Ok(Streams { compute: Stream::new(device)?, comm: Stream::urgent(device)? })
     }
 
     /// The caller's stream for the compute lane, if there is one, and new ones otherwise.
     pub fn with(device: &Arc<Device>, lent: Option<LentStream>) -> Result<Streams, CudaError> {
         match lent {
-            Some(lent) => Ok(Streams { compute: Stream::adopt(device, lent), comm: Stream::new(device)? }),
+            Some(lent) => Ok(Streams { compute: Stream::adopt(device, lent), comm: Stream::urgent(device)? }),
             None => Streams::new(device),
         }
     }

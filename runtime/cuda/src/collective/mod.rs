@@ -29,6 +29,8 @@
 //!   part of the result. Nothing but a packet's own data has to be visible to who reads it, so there is no
 //!   fence: what ranks read before they sent has been read. Zones alternate with each collective; before the
 //!   flag wraps around, ranks meet, clear their zones and meet again.
+//! - *copies*: a meeting of one block, copies that need no kernel, and a second meeting, whose arrival comes after
+//!   the copies have completed: it is the exit.
 //! - *pairs*: a receiver's first flag goes to its sender alone, which writes after it and then sets the second.
 //!
 //! - *lines*: the same with 120 bytes of data before a flag, which arrive together (`kernels/device.cu`). Words and
@@ -153,10 +155,11 @@ pub fn lower(
     }
     let exit = call.exit.unwrap_or(Barrier::Kept);
     let kernel = match (call.variant, &call.kind) {
-        (Variant::Put, Kind::Broadcast { .. } | Kind::Permute { .. }) => put(&turn)?,
-        _ if turn.bytes == 0 => {
-            movement(&turn, turn.call(), Moves { sends: Sends::Each, exit: Barrier::Dropped, bytes: 0 })
+        (Variant::Copies, Kind::AllGather | Kind::AllToAll(_)) if turn.bytes > 0 => {
+            return copies(&turn, peers, source).map(Some);
         }
+        (Variant::Put, Kind::Broadcast { .. } | Kind::Permute { .. }) => put(&turn)?,
+        _ if turn.bytes == 0 => meeting(&turn),
         (Variant::OneShot, Kind::AllReduce(op)) => one_shot(&turn, *op, exit)?,
         (Variant::TwoShot, Kind::AllReduce(op)) => two_shot(&turn, *op)?,
         (Variant::Pull, Kind::ReduceScatter(op)) => reduce_scatter(&turn, *op, exit)?,
@@ -429,6 +432,28 @@ fn push(turn: &Turn) -> Result<Prepared, CudaError> {
     }
     let sends = Sends::of(&turn.bound.kind);
     Ok(movement(turn, call, Moves { sends, exit: Barrier::Kept, bytes: piece }))
+}
+
+/// A meeting of the group and nothing else.
+fn meeting(turn: &Turn) -> Prepared {
+    movement(turn, turn.call(), Moves { sends: Sends::Each, exit: Barrier::Dropped, bytes: 0 })
+}
+
+/// Copies between two meetings. The first is the entry. Copies before a kernel on a stream have completed when it
+/// starts, so that the second is the exit.
+fn copies(turn: &Turn, peers: &Peers, source: &mut Source) -> Result<Vec<Work>, CudaError> {
+    let (piece, from) = pieces(turn)?;
+    let mut work = vec![Work::Kernel(meeting(turn).launch(peers, source))];
+    // This rank is the last, so that peers need not wait for its own piece.
+    for p in turn.rotated() {
+        let to = turn.result_of(p, turn.n * piece)? + (turn.me * piece) as Address;
+        let from = turn.operand + from(p);
+        if to != from {
+            work.push(Work::Copy { to, from, bytes: piece });
+        }
+    }
+    work.push(Work::Kernel(meeting(turn).launch(peers, source)));
+    Ok(work)
 }
 
 fn put(turn: &Turn) -> Result<Prepared, CudaError> {

@@ -97,6 +97,36 @@ fn grids_are_equal_on_all_ranks_and_small_for_little_work() {
 }
 
 #[test]
+fn copies_lie_between_two_meetings() {
+    let lowered = |call: &BoundCollective, operand: Address| {
+        let result = peers(1, 3).arenas[1] + call.result.offset as Address;
+        let works = lower(7, call, operand, result, &peers(1, 3), &mut Source::new());
+        works.expect("it fits").expect("it is ours")
+    };
+    let at = |rank: u64, offset: usize| ((rank + 1) << 32) + offset as Address;
+    let copied = |works: &[Work]| match works {
+        [Work::Kernel(first), copies @ .., Work::Kernel(last)] => {
+            assert_eq!((first.grid, &first.entry), ([1, 1, 1], &last.entry));
+            copies.to_vec()
+        }
+        other => panic!("expected two meetings, found {other:?}"),
+    };
+    let copy = |to, from, bytes| Work::Copy { to, from, bytes };
+    // Rank 1 begins with rank 2, and ends with itself.
+    let gather = collective(Kind::AllGather, Variant::Copies, 3, DType::F32, 100);
+    let result = gather.result.offset;
+    let piece = |rank| copy(at(rank, result + 400), 64, 400);
+    assert_eq!(copied(&lowered(&gather, 64)), [piece(2), piece(0), piece(1)]);
+    assert_eq!(copied(&lowered(&gather, at(1, result + 400))).len(), 2, "its own piece is in its place");
+    let exchange = collective(Kind::AllToAll(Splits::Even), Variant::Copies, 3, DType::U8, 30);
+    let piece = |rank: u64| copy(at(rank, result + 10), 64 + 10 * rank, 10);
+    assert_eq!(copied(&lowered(&exchange, 64)), [piece(2), piece(0), piece(1)]);
+    // Ranks meet even if there is nothing to move.
+    let nothing = collective(Kind::AllGather, Variant::Copies, 3, DType::F32, 0);
+    assert!(matches!(lowered(&nothing, 64)[..], [Work::Kernel(_)]));
+}
+
+#[test]
 fn grids_grow_by_blocks_then_threads() {
     let blocks = Blocks { threads: 64, most_threads: 256, blocks: 4 };
     assert_eq!(blocks.grid(0), [1, 64]);
