@@ -65,9 +65,13 @@ int ncclCommGetAsyncError(void *comm, int *state) {
   return comm ? 0 : fail(4, "no communicator");
 }
 
+/* A communicator of four ranks; the handle is the rank plus one. */
+int ncclCommCount(void *comm, int *count) { (void)comm; *count = 4; return 0; }
+int ncclCommUserRank(void *comm, int *rank) { *rank = (int)(size_t)comm - 1; return 0; }
+
 #define STUB(name) int name(void) { return 0; }
 STUB(ncclCommSplit) STUB(ncclCommFinalize) STUB(ncclCommDestroy) STUB(ncclCommAbort)
-STUB(ncclCommCount) STUB(ncclCommUserRank)
+
 STUB(ncclAllReduce) STUB(ncclAllGather) STUB(ncclReduceScatter) STUB(ncclBroadcast) STUB(ncclSend) STUB(ncclRecv)
 STUB(ncclGroupStart) STUB(ncclGroupEnd) STUB(ncclMemAlloc) STUB(ncclMemFree)
 STUB(ncclCommRegister) STUB(ncclCommDeregister) STUB(ncclCommWindowDeregister)

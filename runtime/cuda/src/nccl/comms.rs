@@ -53,7 +53,7 @@ const ALL: usize = usize::MAX;
 
 /// What a communicator serves.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
-enum Way {
+pub(super) enum Way {
     Plain,
     Window,
     CopyEngine,
@@ -284,7 +284,7 @@ pub fn has(variant: Variant) -> bool {
 }
 
 /// What the library lacks for a variant.
-fn lacks(nccl: &Nccl, way: Way) -> Option<String> {
+pub(super) fn lacks(nccl: &Nccl, way: Way) -> Option<String> {
     match way {
         Way::CopyEngine => nccl.all_to_all().err().map(|missing| missing.to_string()),
         Way::Plain | Way::Window => None,

@@ -10,6 +10,8 @@
 mod comms;
 mod lent;
 mod memory;
+#[cfg(test)]
+mod tests;
 mod wait;
 
 use std::ffi::c_void;

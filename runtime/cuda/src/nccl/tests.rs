@@ -1,0 +1,77 @@
+//! The library's side of collectives over the fake library of `nccl-sys`, which the C compiler builds. No GPU and
+//! no NCCL is needed.
+
+use std::path::Path;
+use std::process::Command;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+use nccl_sys::{Comm, Nccl, Search, result_code};
+
+use super::comms::{Way, lacks};
+use super::lent::Lent;
+use super::wait::Patience;
+use crate::error::CudaError;
+
+/// The fake library of a version.
+fn fake(version: &str, later: bool) -> Nccl {
+    static BUILT: AtomicU32 = AtomicU32::new(0);
+    let number = BUILT.fetch_add(1, Ordering::Relaxed);
+    let name = format!("symmc-fake-nccl-{}-{number}.so", std::process::id());
+    let path = std::env::temp_dir().join(name);
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("../nccl-sys/tests/fake_nccl.c");
+    let mut gcc = Command::new("gcc");
+    gcc.args(["-shared", "-fPIC", "-DCONFIG=72", &format!("-DVERSION={version}"), "-o"]).arg(&path);
+    if later {
+        gcc.arg("-DLATER");
+    }
+    assert!(gcc.arg(source).status().expect("gcc runs").success());
+    let found = Nccl::find(&Search { only: Some(path.clone()), ..Search::default() });
+    std::fs::remove_file(path).expect("the library was built");
+    found.expect("a usable library")
+}
+
+fn comm(n: usize) -> Comm {
+    Comm(std::ptr::without_provenance_mut(n))
+}
+
+#[test]
+fn a_call_is_done_when_the_communicator_says_so() {
+    let nccl = fake("22809", true);
+    let alive = || Ok(());
+    let patience = Patience { limit: Duration::from_secs(60), alive: &alive };
+    // The fake library is busy twice; then odd handles are done and even ones have failed.
+    // SAFETY: the fake functions take any handle.
+    let settle = |n, code| unsafe { patience.settle(&nccl, comm(n), "ncclAllReduce", code) };
+    assert_eq!(settle(1, result_code::IN_PROGRESS), Ok(()));
+    assert_eq!(settle(3, result_code::SUCCESS), Ok(()));
+    let failed = settle(2, result_code::IN_PROGRESS).expect_err("a failure in the background");
+    assert!(failed.to_string().contains("ncclAllReduce failed with ncclSystemError (2)"), "{failed}");
+    let refused = settle(1, result_code::INVALID_ARGUMENT).expect_err("a refusal at once");
+    assert!(matches!(refused, CudaError::Library { .. }), "{refused}");
+}
+
+#[test]
+fn a_lent_communicator_has_the_ranks_that_were_said() {
+    let nccl = fake("22809", false);
+    // SAFETY: the fake functions take any handle.
+    let lent = |n, ranks: &[u32]| unsafe { Lent::new(comm(n).0, ranks.to_vec()) };
+    // Number 2 of four ranks, which are these ranks of the plan.
+    assert_eq!(lent(3, &[4, 5, 6, 7]).checked(&nccl, 6), Ok(comm(3)));
+    let other = lent(3, &[4, 5, 6, 7]).checked(&nccl, 5).expect_err("another number");
+    assert_eq!(
+        other.to_string(),
+        "the lent communicator has 4 ranks, of which this is number 2: expected rank 5 of [4, 5, 6, 7]"
+    );
+    assert!(lent(3, &[0, 1, 2]).checked(&nccl, 2).is_err(), "another number of ranks");
+    assert!(lent(9, &[0, 1, 2, 3]).checked(&nccl, 3).is_err(), "no number of the group");
+}
+
+#[test]
+fn what_a_version_lacks_is_named() {
+    let first = fake("22707", false);
+    assert_eq!([Way::Plain, Way::Window].map(|way| lacks(&first, way)), [None, None]);
+    let text = lacks(&first, Way::CopyEngine).expect("copy engines came later");
+    assert_eq!(text, "NCCL 2.27.7 has no ncclAlltoAll; expected 2.28.0 or newer");
+    assert_eq!(lacks(&fake("22809", true), Way::CopyEngine), None);
+}
