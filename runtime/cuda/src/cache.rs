@@ -2,13 +2,14 @@
 //!
 //! A file begins with the SHA-256 of its name and of what follows. One that is damaged, or cannot be read or
 //! written, is the same as none: what it would hold is computed again. Files are written under a name drawn at
-//! random and then renamed, so that processes, also of several hosts on one home, never see half of one. They
-//! belong to the user alone.
+//! random and then renamed, so that processes, also of several hosts on one home, never see half of one; what a
+//! process left that ended meanwhile is removed by a later one. Files belong to the user alone.
 
 use std::fs;
 use std::io::Write as _;
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use sha2::{Digest, Sha256};
 
@@ -16,6 +17,9 @@ use crate::arena::random_name;
 
 /// The bytes of the hash that a file begins with.
 const HASH: usize = 32;
+
+/// A draft that is older was left behind.
+const LEFT: Duration = Duration::from_secs(3600);
 
 /// A folder of such files, if there is one.
 #[derive(Clone, Debug)]
@@ -49,6 +53,7 @@ impl Cache {
     fn try_write(&self, name: &str, data: &[u8]) -> std::io::Result<()> {
         let Some(folder) = &self.folder else { return Ok(()) };
         fs::DirBuilder::new().recursive(true).mode(0o700).create(folder)?;
+        remove_drafts(folder, LEFT);
         let random = random_name().map_err(std::io::Error::other)?;
         let draft = folder.join(format!("{}.draft", String::from_utf8_lossy(&random)));
         let mut options = fs::OpenOptions::new();
@@ -59,6 +64,16 @@ impl Cache {
             let _ = fs::remove_file(&draft);
         }
         kept
+    }
+}
+
+/// Removes drafts that were written longer ago than this.
+fn remove_drafts(folder: &Path, age: Duration) {
+    for file in fs::read_dir(folder).into_iter().flatten().flatten() {
+        let left = || file.metadata().ok()?.modified().ok()?.elapsed().ok();
+        if file.path().extension().is_some_and(|e| e == "draft") && left().is_some_and(|old| old >= age) {
+            let _ = fs::remove_file(file.path());
+        }
     }
 }
 
@@ -116,6 +131,20 @@ mod tests {
         assert_eq!(cache.read("folder.cubin"), None);
         let drafts = fs::read_dir(folder.join("symmc")).unwrap().flatten();
         assert_eq!(drafts.filter(|f| f.path().extension().is_some_and(|e| e == "draft")).count(), 0);
+        fs::remove_dir_all(&folder).unwrap();
+    }
+
+    #[test]
+    fn drafts_that_were_left_are_removed() {
+        let folder = std::env::temp_dir().join(format!("symmc-drafts-{}", std::process::id()));
+        fs::create_dir_all(&folder).unwrap();
+        for name in ["a.draft", "b.cubin"] {
+            fs::write(folder.join(name), b"x").unwrap();
+        }
+        remove_drafts(&folder, LEFT);
+        assert!(folder.join("a.draft").exists());
+        remove_drafts(&folder, Duration::ZERO);
+        assert!(!folder.join("a.draft").exists() && folder.join("b.cubin").exists());
         fs::remove_dir_all(&folder).unwrap();
     }
 
