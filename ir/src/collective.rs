@@ -307,10 +307,13 @@ impl Variant {
 /// which takes no more room.
 pub const PACKET_WORDS: u64 = 128 << 10;
 
+/// The bytes of a line, which lies at a multiple of as many: landing zones do, and all their parts.
+pub const PACKET_LINE: u64 = 128;
+
 /// The part of a landing zone that holds messages of up to `bytes` bytes as words. Every rank of the `n`, this one
 /// included, has a slot.
 pub fn packet_words(bytes: u64, n: u64) -> u64 {
-    n * (bytes.div_ceil(4) * 8).max(64)
+    (n * (bytes.div_ceil(4) * 8).max(64)).next_multiple_of(PACKET_LINE)
 }
 
 /// The size in bytes of a landing zone for messages of up to `bytes` bytes among `n` ranks, where those that have
@@ -319,7 +322,7 @@ pub fn packet_zone(bytes: u64, n: u64, words: u64) -> u64 {
     match bytes {
         0 => 0,
         _ if bytes <= words / n.max(1) => packet_words(bytes, n),
-        _ => packet_words(words / n.max(1), n) + n * bytes.div_ceil(120) * 128,
+        _ => packet_words(words / n.max(1), n) + n * bytes.div_ceil(120) * PACKET_LINE,
     }
 }
 

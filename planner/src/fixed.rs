@@ -1,19 +1,19 @@
 //! Memory of the symmetric arena that has one place in all buckets: landing zones and bound inputs.
 //!
 //! All packet collectives of a group share two zones, each as large as the largest of them needs in any bucket.
-//! A bound input has the size of its largest bucket. Zones stand first, in order of the groups' names, then
-//! inputs in order of their index.
+//! A bound input has the size of its largest bucket. Zones stand first, in order of the groups' names, each at a
+//! multiple of [`PACKET_LINE`]; then inputs in order of their index.
 
 use std::collections::BTreeSet;
 
 use indexmap::IndexMap;
-use symmc_ir::collective::Touch;
+use symmc_ir::collective::{PACKET_LINE, Touch};
 use symmc_ir::entity::Entity;
 use symmc_ir::{Graph, InputId, Op};
 
 use crate::bucket::size;
 use crate::error::PlanError;
-use crate::plan::{ALIGN, Fixed, MAX_SIZE, Role};
+use crate::plan::{Fixed, MAX_SIZE, Role};
 
 /// Where fixed memory ends and inputs are bound.
 #[derive(Default)]
@@ -38,7 +38,7 @@ pub fn fixed_memory<'a>(
     };
     for (group, size) in zones(lowered.clone())? {
         for zone in 0..2 {
-            add(Role::Landing { group: group.clone(), zone }, size.next_multiple_of(ALIGN));
+            add(Role::Landing { group: group.clone(), zone }, size.next_multiple_of(PACKET_LINE));
         }
     }
     for &input in bound {

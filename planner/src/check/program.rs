@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, HashMap};
 
 use sha2::{Digest, Sha256};
+use symmc_ir::collective::PACKET_LINE;
 use symmc_ir::layout::{Layout, layouts};
 use symmc_ir::verify::MAX_RANKS;
 use symmc_ir::{Dim, Graph, GroupId, Members, SymbolId, Table, Type, ValueId, parallel, text, verify};
@@ -226,8 +227,9 @@ pub fn fixed(plan: &Plan, programs: &Programs, errors: &mut Vec<CheckError>) {
             let expected = plan.arenas.symmetric;
             errors.push(CheckError::FixedOutside { fixed: i, expected, found: end });
         }
-        if f.offset % ALIGN != 0 {
-            errors.push(CheckError::FixedMisaligned { fixed: i, expected: ALIGN, found: f.offset });
+        let expected = if matches!(f.role, Role::Landing { .. }) { PACKET_LINE } else { ALIGN };
+        if f.offset % expected != 0 {
+            errors.push(CheckError::FixedMisaligned { fixed: i, expected, found: f.offset });
         }
         match &f.role {
             Role::Bound { input } if *input >= programs.source.inputs.len() => {

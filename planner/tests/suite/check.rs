@@ -125,7 +125,7 @@ fn good() -> Plan {
         fixed: vec![
             Fixed { role: Role::Bound { input: 1 }, offset: 0, size: 256 },
             Fixed { role: landing(0), offset: 256, size: 8256 },
-            Fixed { role: landing(1), offset: 8512, size: 8256 },
+            Fixed { role: landing(1), offset: 8576, size: 8256 },
         ],
         buckets: vec![bucket([1, 8]), bucket([9, 16])],
     };
@@ -218,7 +218,9 @@ fn the_plan_as_a_whole() {
 #[test]
 fn fixed_memory() {
     breaks("FixedOutside", |p| p.fixed[2].offset = 32768);
-    breaks("FixedMisaligned", |p| (p.fixed[2].offset, p.fixed[2].size) = (8520, 8192));
+    breaks("FixedMisaligned", |p| (p.fixed[2].offset, p.fixed[2].size) = (8584, 8192));
+    // Zones lie at multiples of lines.
+    breaks("FixedMisaligned", |p| (p.fixed[2].offset, p.fixed[2].size) = (8640, 8192));
     breaks("FixedOverlap", |p| p.fixed[2].offset = 8192);
     breaks("FixedTwice", |p| {
         let role = p.fixed[2].role.clone();

@@ -2,7 +2,7 @@
 //!
 //! Every address of a peer is checked here against the arena before a kernel gets it.
 
-use symmc_ir::collective::{packet_words, packet_zone};
+use symmc_ir::collective::{PACKET_LINE, packet_words, packet_zone};
 use symmc_runtime::exec::{BoundCollective, BoundRegion, Home};
 
 use super::control::{self, MAX_RANKS};
@@ -126,11 +126,14 @@ impl<'a> Turn<'a> {
         if used > room {
             return Err(self.unfit(format!("expected at most {room} bytes in a landing zone, found {used}")));
         }
+        let align = if form == Form::Lines { PACKET_LINE as usize } else { 16 };
         for zone in [first, second] {
-            if !zone.is_multiple_of(16) || zone.checked_add(used).is_none_or(|end| end > self.peers.arena) {
+            if !zone.is_multiple_of(align) || zone.checked_add(used).is_none_or(|end| end > self.peers.arena)
+            {
                 let arena = self.peers.arena;
                 return Err(self.unfit(format!(
-                    "expected a landing zone of {used} bytes in an arena of {arena}, found it at {zone}"
+                    "expected a landing zone of {used} bytes at a multiple of {align} in an arena of {arena}, \
+                     found it at {zone}"
                 )));
             }
         }

@@ -100,7 +100,7 @@ __device__ __forceinline__ void lines_reduce(const Call& call) {
     if (first < units) own = line_message<Stored, VECTOR>(call.from[0], first, call.count);
     Words words;
     Turn turn;
-    if (!take_turn<N>(call, words, turn, units, N - 1)) return;
+    if (!take_turn<N>(call, words, turn, units, N - 1, blockDim.x)) return;
     touch(call, turn.flag, 0);
     for (u64 i = first; i < units; i += step) {
         if (i != first) own = line_message<Stored, VECTOR>(call.from[0], i, call.count);
@@ -139,7 +139,7 @@ __device__ __forceinline__ void lines_reduce_twice(const Call& call) {
     const u64 step = (u64)gridDim.x * blockDim.x;
     Words words;
     Turn turn;
-    if (!take_turn<N>(call, words, turn, units, 2 * (N - 1))) return;
+    if (!take_turn<N>(call, words, turn, units, 2 * (N - 1), blockDim.x)) return;
     touch(call, turn.flag, 0);
     for (u64 i = first; i < units; i += step) {
         Wide data[N];
@@ -193,7 +193,7 @@ __device__ __forceinline__ void lines_move(const Call& call) {
     if (first < units) own = line_message<S, VECTOR>(call.from[0], first, call.count);
     Words words;
     Turn turn;
-    if (!take_turn<N>(call, words, turn, units, N - 1)) return;
+    if (!take_turn<N>(call, words, turn, units, N - 1, blockDim.x)) return;
     touch(call, turn.flag, 0);
     for (u64 i = first; i < units; i += step) {
 #pragma unroll

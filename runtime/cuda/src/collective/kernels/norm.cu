@@ -98,7 +98,7 @@ __device__ __forceinline__ void packets_norm(const Call& call, const Norm& norm)
     if (blockIdx.x < rows) load_units<Form, PER>(call.from[0] + blockIdx.x * (u64)width * 8, width, own);
     Words words;
     Turn turn;
-    if (!take_turn<N>(call, words, turn, rows * units, N - 1)) return;
+    if (!take_turn<N>(call, words, turn, rows * units, N - 1, units)) return;
     touch(call, turn.flag, 0);
     for (u64 row = blockIdx.x; row < rows; row += gridDim.x) {
         if (row != blockIdx.x) load_units<Form, PER>(call.from[0] + row * width * 8, width, own);

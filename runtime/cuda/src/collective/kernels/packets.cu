@@ -10,17 +10,19 @@ __device__ __forceinline__ u32 following(u32 flag) {
 }
 
 /// Removes all flags from this rank's zones while no peer writes there. Each block clears in this turn's zone
-/// the packets that the same blocks of the peers are about to write, in each of so many slots; the rest is divided
-/// among all.
+/// the packets that the same blocks of the peers are about to write, in each of so many slots: those of every
+/// `gridDim.x`-th run of `run`. The rest is divided among all.
 template <u32 N>
-__device__ __noinline__ bool clear(const Call& call, u64 epoch, u32 used, u64 packets, u32 slots) {
+__device__ __noinline__ bool clear(const Call& call, u64 epoch, u32 used, u64 packets, u32 slots, u32 run) {
     if (!meet<Arrive, N>(call, epoch + 1)) return false;
     const u64 first = (u64)blockIdx.x * blockDim.x + threadIdx.x;
     const u64 step = (u64)gridDim.x * blockDim.x;
     const u64 now = call.before, behind = now + packets * slots;
     // The flag wraps around to 2: this turn's is the first zone.
-    for (u64 i = first; i < packets; i += step) {
-        for (u32 p = 0; p < slots; p++) store_packets(call.zone + (now + p * packets + i) * 16, Wide{0, 0});
+    for (u64 at = (u64)blockIdx.x * run; at < packets; at += (u64)gridDim.x * run) {
+        for (u64 i = at + threadIdx.x; i < at + run && i < packets; i += blockDim.x) {
+            for (u32 p = 0; p < slots; p++) store_packets(call.zone + (now + p * packets + i) * 16, Wide{0, 0});
+        }
     }
     for (u64 i = first; i < used; i += step) {
         if (i < now || i >= behind) store_packets(call.zone + i * 16, Wide{0, 0});
@@ -36,12 +38,14 @@ struct Turn {
     u64 zone;
 };
 
-/// Begins: the flag of this turn, and its zone. `packets` units of 16 bytes come into each of `slots`.
+/// Begins: the flag of this turn, and its zone. `packets` units of 16 bytes come into each of `slots`; runs of `run` of
+/// them are dealt out among the blocks.
 template <u32 N>
-__device__ __forceinline__ bool take_turn(const Call& call, Words& words, Turn& turn, u64 packets, u32 slots) {
+__device__ __forceinline__ bool take_turn(const Call& call, Words& words, Turn& turn, u64 packets, u32 slots,
+                                          u32 run) {
     words = begin(call);
     if (words.packets == 0xffffffffu) {
-        if (!clear<N>(call, words.epoch, words.used, packets, slots)) return false;
+        if (!clear<N>(call, words.epoch, words.used, packets, slots, run)) return false;
         words.epoch += 2;
     }
     words.packets = turn.flag = following(words.packets);
@@ -126,7 +130,7 @@ __device__ __forceinline__ void packets_reduce(const Call& call) {
     if (first < packets) word = message<Stored, VECTOR>(call.from[0], first, call.count);
     Words words;
     Turn turn;
-    if (!take_turn<N>(call, words, turn, packets, N - 1)) return;
+    if (!take_turn<N>(call, words, turn, packets, N - 1, blockDim.x)) return;
     touch(call, turn.flag, 0);
     for (u64 i = first; i < packets; i += step) {
         if (i != first) word = message<Stored, VECTOR>(call.from[0], i, call.count);
@@ -156,7 +160,7 @@ __device__ __forceinline__ void packets_move(const Call& call) {
     if (first < packets) word = message<S, VECTOR>(call.from[0], first, call.count);
     Words words;
     Turn turn;
-    if (!take_turn<N>(call, words, turn, packets, N - 1)) return;
+    if (!take_turn<N>(call, words, turn, packets, N - 1, blockDim.x)) return;
     touch(call, turn.flag, 0);
     for (u64 i = first; i < packets; i += step) {
 #pragma unroll

@@ -5,7 +5,9 @@ mod emulate;
 use std::collections::BTreeSet;
 
 use symmc_ir::DType;
-use symmc_ir::collective::{CollectiveKind as Kind, PACKET_WORDS, ReduceOp, Splits, Variant, packet_zone};
+use symmc_ir::collective::{
+    CollectiveKind as Kind, PACKET_LINE, PACKET_WORDS, ReduceOp, Splits, Variant, packet_zone,
+};
 use symmc_planner::plan::Barrier;
 use symmc_runtime::exec::{BoundCollective, BoundRegion, Home};
 
@@ -162,8 +164,7 @@ fn packets_stay_within_the_zone_that_the_contract_gives() {
 
 #[test]
 fn words_and_lines_have_parts_of_a_zone_to_themselves() {
-    let n = 4;
-    let ends = |elements: usize| {
+    let ends = |n: u32, elements: usize| {
         let call = collective(Kind::AllReduce(ReduceOp::Sum), Variant::Packets, n, DType::U8, elements);
         let peers = peers(0, n);
         let turn = Turn::new(0, &call, [0, 0], &peers).expect("it fits");
@@ -172,12 +173,21 @@ fn words_and_lines_have_parts_of_a_zone_to_themselves() {
         let call = turn.packets(elements, form, units, 1).expect("it fits");
         let first = call.slots.iter().filter(|&&a| a != 0).min().expect("a slot") - call.zone;
         assert_eq!(first, call.before * 16);
-        (form, first, first + (3 * units * 16) as Address)
+        (form, first, first + (Address::from(n - 1) * units as Address * 16))
     };
-    let most = PACKET_WORDS as usize / n as usize;
-    let (small, large) = (ends(most), ends(most + 1));
-    assert_eq!((small.0, large.0), (Form::Words, Form::Lines));
-    assert!(small.1 == 0 && small.2 <= large.1, "{small:?} {large:?}");
+    for n in 2..=MAX_RANKS as u32 {
+        let most = PACKET_WORDS as usize / n as usize;
+        let (small, large) = (ends(n, most), ends(n, most + 1));
+        assert_eq!((small.0, large.0), (Form::Words, Form::Lines));
+        assert!(small.1 == 0 && small.2 <= large.1, "{n} ranks: {small:?} {large:?}");
+        // Lines that do not lie at multiples of their size do not arrive as a whole.
+        assert!(large.1.is_multiple_of(PACKET_LINE), "{n} ranks: {large:?}");
+    }
+    let mut call =
+        collective(Kind::AllReduce(ReduceOp::Sum), Variant::Packets, 2, DType::U8, PACKET_WORDS as usize);
+    call.landing = Some([64, ARENA / 2]);
+    let error = lower(7, &call, 0, 0, &peers(0, 2), &mut Source::new()).expect_err("it does not fit");
+    assert!(error.to_string().contains("at a multiple of 128"), "{error}");
 }
 
 /// The kernel that a two-shot all-reduce of so many elements takes.
@@ -296,7 +306,9 @@ fn every_kernel_compiles() {
                     call.exit = Some(exit);
                     call.operand.offset += shift * usize::from(whole);
                     // Each form that a variant takes.
-                    for (words, saved, pushed) in [(1 << 20, 1, 1 << 20), (1, 1 << 20, 16), (1, 1, 16)] {
+                    let forms = [(1 << 20, 1, 1 << 20), (1, 1 << 20, 16), (1, 1, 16)];
+                    let some = if whole { 3 } else { 1 + exit as usize };
+                    for (words, saved, pushed) in forms.into_iter().rev().take(some) {
                         let forms = Forms { words, saved, pushed };
                         let chaos = whole.then_some(1);
                         kernel(&call, &Peers { chaos, forms, ..peers(0, n) }, &mut source);
