@@ -20,7 +20,7 @@ use symmc_runtime::exec::{BoundCollective, BoundRegion, BoundStep, Home, Located
 use crate::arena::{Exchange, Source, SymmetricArena};
 use crate::collective::{self, BlockCounts, Forms, Peers};
 use crate::compile;
-use crate::compute::Machine;
+use crate::compute::{InputUse, Machine};
 use crate::driver::{Device, Graph, Memory, Pinned};
 use crate::error::CudaError;
 use crate::homes::Homes;
@@ -420,6 +420,9 @@ impl<'a> Bench<'a> {
             status: self.rig.status.address() + 2048,
             workspace: 0,
             workspace_bytes: 0,
+            counters: 0,
+            shared: 0,
+            inputs: InputUse::Written,
         };
         let parts = Parts {
             device: &self.rig.device,

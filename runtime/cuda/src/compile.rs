@@ -11,6 +11,9 @@ use indexmap::IndexMap;
 use crate::cache::{Cache, name_of};
 use crate::error::CudaError;
 
+/// What every kernel calls first.
+const ENTRY: &str = include_str!("entry.cu");
+
 /// CUDA C to be compiled together.
 #[derive(Clone, Default, Debug)]
 pub struct Source {
@@ -36,8 +39,13 @@ impl Source {
     }
 
     /// Adds a function whose own name is written `@` in `text`; gives its name. A text that is there already
-    /// gives the name it has. `what` begins the name, so that profilers show what runs.
+    /// gives the name it has. `what` begins the name, so that profilers show what runs. A kernel calls
+    /// `symmc_enter()` before it touches what other kernels touch ([`Start::Early`](crate::launch::Start)).
+    ///
+    /// # Panics
+    /// The text of a kernel has no such call.
     pub fn function(&mut self, what: &str, text: String) -> String {
+        assert!(!text.contains("__global__") || text.contains("symmc_enter("), "{what} does not enter");
         if let Some(name) = self.known.get(&text) {
             return name.clone();
         }
@@ -61,6 +69,7 @@ impl Source {
     pub fn text(&self) -> String {
         let mut out = String::new();
         self.preludes.iter().for_each(|p| out.push_str(p));
+        out.push_str(ENTRY);
         self.functions.values().for_each(|f| {
             out.push_str(f);
             out.push('\n');

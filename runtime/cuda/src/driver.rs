@@ -18,7 +18,7 @@ use cudarc::driver::{result, sys};
 use crate::adopt::LentStream;
 use crate::collective::Links;
 use crate::error::CudaError;
-use crate::launch::{Address, Kernel};
+use crate::launch::{Address, Kernel, Start};
 
 /// The result of a driver call, with what was attempted.
 pub(crate) fn checked<T>(
@@ -68,6 +68,7 @@ pub struct Device {
     context: sys::CUcontext,
     capability: [u32; 2],
     multiprocessors: u32,
+    shared: usize,
     name: String,
 }
 
@@ -127,10 +128,11 @@ impl Device {
             attribute(A::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)? as u32,
         ];
         let multiprocessors = attribute(A::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)? as u32;
+        let shared = attribute(A::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)? as usize;
         let name = checked(what, result::device::get_name(handle))?;
         // SAFETY: as above; the device gives it back when it is dropped.
         let context = checked(what, unsafe { result::primary_ctx::retain(handle) })?;
-        let device = Device { ordinal, handle, context, capability, multiprocessors, name };
+        let device = Device { ordinal, handle, context, capability, multiprocessors, shared, name };
         device.enter()?;
         Ok(Arc::new(device))
     }
@@ -178,6 +180,11 @@ impl Device {
     /// Its product name.
     pub fn name(&self) -> &str {
         &self.name
+    }
+
+    /// Bytes of shared memory that a block may have.
+    pub fn shared(&self) -> usize {
+        self.shared
     }
 
     /// The compute capability, major and minor.
@@ -453,21 +460,31 @@ impl Stream {
     ///
     /// # Safety
     /// The function takes these parameters and touches only memory that exists.
-    pub unsafe fn launch(&self, function: Function, kernel: &Kernel) -> Result<(), CudaError> {
+    pub unsafe fn launch(&self, function: Function, kernel: &Kernel, start: Start) -> Result<(), CudaError> {
         let mut params: Vec<*mut c_void> =
             kernel.params.iter().map(|p| p.as_ptr().cast_mut().cast()).collect();
         let [gx, gy, gz] = kernel.grid;
         let [bx, by, bz] = kernel.block;
+        // SAFETY: all zeros are an attribute, which the next lines make one.
+        let mut early: sys::CUlaunchAttribute = unsafe { std::mem::zeroed() };
+        early.id = sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION;
+        early.value.programmaticStreamSerializationAllowed = 1;
+        let can = start == Start::Early && self.device.capability()[0] >= 9;
+        let config = sys::CUlaunchConfig {
+            gridDimX: gx,
+            gridDimY: gy,
+            gridDimZ: gz,
+            blockDimX: bx,
+            blockDimY: by,
+            blockDimZ: bz,
+            sharedMemBytes: kernel.shared,
+            hStream: self.handle,
+            attrs: &mut early,
+            numAttrs: u32::from(can),
+        };
         // SAFETY: by the caller; the driver copies the parameters before it returns.
         let launched = unsafe {
-            result::launch_kernel(
-                function.0,
-                (gx, gy, gz),
-                (bx, by, bz),
-                kernel.shared,
-                self.handle,
-                &mut params,
-            )
+            sys::cuLaunchKernelEx(&config, function.0, params.as_mut_ptr(), std::ptr::null_mut()).result()
         };
         checked(|| format!("launching {} on {:?} × {:?}", kernel.entry, kernel.grid, kernel.block), launched)
     }

@@ -45,6 +45,16 @@ pub enum Work {
     },
 }
 
+/// When a kernel may be launched.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Start {
+    /// Once everything in front of it in its stream has ended.
+    After,
+    /// Once every block of the kernel in front of it has entered, where the device can (compute capability 9):
+    /// its blocks take their places, and wait in `symmc_enter()` until that kernel has ended.
+    Early,
+}
+
 /// The launch of a kernel.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Kernel {

@@ -28,6 +28,7 @@ pub mod error;
 pub mod homes;
 pub mod launch;
 pub mod nccl;
+pub mod order;
 pub mod program;
 mod rig;
 pub mod session;

@@ -1,7 +1,7 @@
 //! A program on one device: from resolved steps to a graph that replays with no work of the host.
 //!
-//! The lanes of the plan are streams; a step that another lane waits for is an event. Steps of one lane
-//! follow each other in their stream, so the graph has exactly the order that the plan was checked under.
+//! [`order`] says which stream runs each step; one that the other stream waits for is an event. A kernel behind
+//! another one in its stream is launched early, and waits within.
 
 use std::sync::Arc;
 
@@ -13,14 +13,17 @@ use symmc_runtime::exec::{BoundStep, Work as StepWork};
 use crate::adopt::LentStream;
 use crate::collective::{self, Peers};
 use crate::compile::{Source, compile};
+use crate::compute::fuse::{self, Member};
 use crate::compute::gemm::Prepared;
+use crate::compute::products::{self, Finished, Part};
 use crate::compute::search::{self, Search};
 use crate::compute::{self, Machine, Sites};
 use crate::driver::{Device, Event, Function, Graph, Module, Stream};
 use crate::error::CudaError;
 use crate::homes::Homes;
-use crate::launch::{Address, Kernel, Work};
+use crate::launch::{Address, Kernel, Start, Work};
 use crate::nccl::{Communicators, NcclCall};
+use crate::order::{self, Turn};
 
 /// What a program runs with on its rank.
 #[derive(Debug)]
@@ -54,10 +57,7 @@ pub struct Program {
 
 /// A step with everything looked up.
 struct Step {
-    lane: Lane,
-    waits: Vec<usize>,
-    /// Whether a step of another lane waits for it.
-    awaited: bool,
+    turn: Turn,
     work: Vec<Ready>,
 }
 
@@ -70,6 +70,16 @@ enum Ready {
     Nccl(NcclCall),
 }
 
+impl Ready {
+    /// When a kernel behind this in its stream may start: early only behind kernels that let it.
+    fn next(&self) -> Start {
+        match self {
+            Ready::Kernel(..) => Start::Early,
+            Ready::Gemm(_) | Ready::Copy { .. } | Ready::Zero { .. } | Ready::Nccl(_) => Start::After,
+        }
+    }
+}
+
 impl Program {
     /// Compiles and loads the steps of a rank.
     ///
@@ -77,7 +87,7 @@ impl Program {
     /// A step has no form on a GPU, or a library that it needs is missing.
     pub fn new(rank: u32, list: &[BoundStep], parts: &Parts<'_>) -> Result<Program, CudaError> {
         let (mut source, mut sites) = (Source::new(), Sites::new());
-        let mut fused = fuse(list, parts, &mut source, &mut sites);
+        let mut fused = together(list, parts, &mut source, &mut sites);
         let mut lowered = Vec::with_capacity(list.len());
         for (step, fused) in list.iter().zip(&mut fused) {
             lowered.push(match fused.take() {
@@ -117,9 +127,9 @@ impl Program {
         let products = search::prepare(parts.search, parts.device, parts.machine, &products)?.into_iter();
         let mut loader = Loader { module: module.as_ref(), functions: IndexMap::new(), products };
         let mut steps = Vec::with_capacity(lowered.len());
-        for ((step, work), awaited) in list.iter().zip(lowered).zip(compute::fuse::awaited(list)) {
+        for (turn, work) in order::turns(list).into_iter().zip(lowered) {
             let work = work.into_iter().map(|w| loader.ready(w)).collect::<Result<_, _>>()?;
-            steps.push(Step { lane: step.lane, waits: step.waits.clone(), awaited, work });
+            steps.push(Step { turn, work });
         }
         let workspace = parts.machine.workspace;
         Ok(Program { steps, sites, workspace, _module: module })
@@ -144,22 +154,26 @@ impl Program {
     /// # Errors
     /// The driver refuses a launch.
     pub fn enqueue(&self, lanes: &Streams, nccl: &Communicators) -> Result<(), CudaError> {
-        let both = self.steps.iter().any(|s| s.lane == Lane::Comm);
+        let both = self.steps.iter().any(|s| s.turn.stream == Lane::Comm);
         if both {
             let start = Event::new()?;
             start.record(&lanes.compute)?;
             lanes.comm.wait(&start)?;
         }
         let mut ends: Vec<Option<Event>> = self.steps.iter().map(|_| None).collect();
+        let mut starts = [Start::After; 2];
         for (index, step) in self.steps.iter().enumerate() {
-            let stream = lanes.of(step.lane);
-            for event in step.waits.iter().filter_map(|&w| ends[w].as_ref()) {
+            let stream = lanes.of(step.turn.stream);
+            let start = &mut starts[usize::from(step.turn.stream == Lane::Comm)];
+            for event in step.turn.waits.iter().filter_map(|&w| ends[w].as_ref()) {
                 stream.wait(event)?;
+                *start = Start::After;
             }
             for work in &step.work {
-                self.put(work, stream, nccl)?;
+                self.put(work, stream, *start, nccl)?;
+                *start = work.next();
             }
-            if step.awaited {
+            if step.turn.awaited {
                 let end = Event::new()?;
                 end.record(stream)?;
                 ends[index] = Some(end);
@@ -182,28 +196,34 @@ impl Program {
     pub fn enqueue_timed(&self, lanes: &Streams, nccl: &Communicators) -> Result<Vec<[Event; 2]>, CudaError> {
         let mut events: Vec<[Event; 2]> = Vec::with_capacity(self.steps.len());
         for step in &self.steps {
-            let stream = lanes.of(step.lane);
-            for &wait in &step.waits {
+            let stream = lanes.of(step.turn.stream);
+            for &wait in &step.turn.waits {
                 stream.wait(&events[wait][1])?;
             }
             let pair = [Event::timed()?, Event::timed()?];
             pair[0].record(stream)?;
             for work in &step.work {
-                self.put(work, stream, nccl)?;
+                self.put(work, stream, Start::After, nccl)?;
             }
             pair[1].record(stream)?;
             events.push(pair);
         }
-        if let Some(last) = self.steps.iter().rposition(|s| s.lane == Lane::Comm) {
+        if let Some(last) = self.steps.iter().rposition(|s| s.turn.stream == Lane::Comm) {
             lanes.compute.wait(&events[last][1])?;
         }
         Ok(events)
     }
 
-    fn put(&self, work: &Ready, stream: &Stream, nccl: &Communicators) -> Result<(), CudaError> {
+    fn put(
+        &self,
+        work: &Ready,
+        stream: &Stream,
+        start: Start,
+        nccl: &Communicators,
+    ) -> Result<(), CudaError> {
         match work {
             // SAFETY: the work was made for memory that the checked plan lays out.
-            Ready::Kernel(function, kernel) => unsafe { stream.launch(*function, kernel) },
+            Ready::Kernel(function, kernel) => unsafe { stream.launch(*function, kernel, start) },
             // SAFETY: as above.
             Ready::Copy { to, from, bytes } => unsafe { stream.copy(*to, *from, *bytes) },
             // SAFETY: as above; words of progress are pinned memory of the session.
@@ -220,7 +240,7 @@ impl Program {
 
 /// The work of the steps that are done several in one kernel, in place of the last of each such group: the
 /// others have none. `None` for steps that are done by themselves.
-fn fuse(
+fn together(
     list: &[BoundStep],
     parts: &Parts<'_>,
     source: &mut Source,
@@ -228,17 +248,31 @@ fn fuse(
 ) -> Vec<Option<Vec<Work>>> {
     let mut out: Vec<Option<Vec<Work>>> = list.iter().map(|_| None).collect();
     let at = |value: &_| parts.homes.at(value);
-    for group in compute::fuse::groups(list) {
-        let member = |(&place, &stored): (&usize, &bool)| match &list[place].work {
-            StepWork::Kernel { op, operands, results } => {
-                let step = compute::Step { index: list[place].index, op, operands, results };
-                Some(compute::fuse::Member { step, stored })
-            }
-            _ => None,
-        };
+    let step = |place: usize| match &list[place].work {
+        StepWork::Kernel { op, operands, results } => {
+            Some(compute::Step { index: list[place].index, op, operands, results })
+        }
+        _ => None,
+    };
+    let member = |(&place, &stored): (&usize, &bool)| Some(Member { step: step(place)?, stored });
+    let groups = fuse::groups(list);
+    // What does not fit together is done, or refused with its name, step by step.
+    for Finished { products, group } in products::find(list, &groups) {
+        let members = group.steps.iter().zip(&group.stored).filter_map(member).map(Part::Member);
+        let mut all: Vec<(usize, Part<'_>)> = group.steps.iter().copied().zip(members).collect();
+        all.extend(products.iter().filter_map(|&p| Some((p, Part::Product(step(p)?)))));
+        all.sort_by_key(|(place, _)| *place);
+        let (places, whole): (Vec<usize>, Vec<Part<'_>>) = all.into_iter().unzip();
+        let free = places.iter().all(|&p| out[p].is_none());
+        let work = products::lower(&whole, &at, parts.machine, source, sites);
+        if let (true, Ok(Some(work)), Some(&last)) = (free, work, places.last()) {
+            places.iter().for_each(|&place| out[place] = Some(Vec::new()));
+            out[last] = Some(vec![work]);
+        }
+    }
+    for group in groups.iter().filter(|g| g.steps.iter().all(|&s| out[s].is_none())).collect::<Vec<_>>() {
         let members: Vec<_> = group.steps.iter().zip(&group.stored).filter_map(member).collect();
-        // What does not fit together is done, or refused with its name, step by step.
-        let work = compute::fuse::lower_fused(&members, &at, parts.machine, source, sites);
+        let work = fuse::lower_fused(&members, &at, parts.machine, source, sites);
         if let (Ok(Some(work)), Some(&last)) = (work, group.steps.last()) {
             group.steps.iter().for_each(|&place| out[place] = Some(Vec::new()));
             out[last] = Some(work);

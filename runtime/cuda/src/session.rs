@@ -14,13 +14,13 @@ use serde::{Deserialize, Serialize};
 use symmc_ir::Tensor;
 use symmc_planner::plan::Lane;
 use symmc_runtime::RunError;
-use symmc_runtime::exec::{Bound, BoundStep, Work as StepWork};
+use symmc_runtime::exec::{Bound, BoundStep, Home, Work as StepWork};
 
 use crate::adopt::Adopted;
 use crate::arena::{Exchange, Source, SymmetricArena};
 use crate::collective::{self, Peers};
 use crate::compute::search::{Products, Search};
-use crate::compute::{self, Machine};
+use crate::compute::{self, COUNTER_BYTES, InputUse, Machine, STATIC_SHARED};
 use crate::driver::{Device, Event, Graph, Memory, Pinned};
 use crate::error::CudaError;
 use crate::homes::Homes;
@@ -139,10 +139,10 @@ impl Session {
         let symmetric = bounds.iter().map(|b| b.symmetric).max().unwrap_or(0).next_multiple_of(4096);
         let shared = symmetric + collective::control_bytes(groups);
         let arena = SymmetricArena::new(config.arena, &device, exchange, shared, config.limit)?;
-        let counters = collective::local_bytes(groups);
+        let counters = collective::local_bytes(groups).next_multiple_of(256);
         let scratch = scratch_bytes(steps(), &device);
         let Private { memory, homes, counters: local, scratch: workspace } =
-            lay_out(&device, bounds, arena.address(), [counters, scratch])?;
+            lay_out(&device, bounds, arena.address(), [counters + COUNTER_BYTES, scratch])?;
         let status = Pinned::new(&device, STATUS)?;
         let peers = Peers {
             rank: exchange.rank(),
@@ -161,6 +161,9 @@ impl Session {
             status: status.address() + COMPUTE_STATUS as Address,
             workspace,
             workspace_bytes: scratch,
+            counters: local + counters as Address,
+            shared: device.shared().saturating_sub(STATIC_SHARED),
+            inputs: inputs_of(steps()),
         };
         let streams = Streams::with(&device, config.adopted.stream)?;
         let search = Search {
@@ -182,7 +185,7 @@ impl Session {
         let program = |bound: &Arc<Bound>| Program::new(exchange.rank(), &bound.steps, &parts);
         let programs = bounds.iter().map(program).collect::<Result<_, _>>()?;
         // SAFETY: the range was laid out above; nothing uses it yet.
-        unsafe { streams.compute.fill(local, 0, counters)? };
+        unsafe { streams.compute.fill(local, 0, counters + COUNTER_BYTES)? };
         streams.compute.synchronize()?;
         let rig =
             Rig::new(rig::Parts { programs, streams, nccl, _arena: arena, status, _memory: memory, device });
@@ -436,6 +439,18 @@ fn groups_of<'b>(steps: impl Iterator<Item = &'b BoundStep>) -> usize {
         _ => 0,
     };
     steps.map(group).max().unwrap_or(0)
+}
+
+/// What the steps do with the memory of inputs.
+fn inputs_of<'b>(mut steps: impl Iterator<Item = &'b BoundStep>) -> InputUse {
+    let input = |home: Home| matches!(home, Home::Input(_));
+    let writes = |step: &BoundStep| match &step.work {
+        StepWork::Kernel { results, .. } | StepWork::Custom { results, .. } => {
+            results.iter().any(|r| input(r.home))
+        }
+        StepWork::Collective(call) => input(call.result.home),
+    };
+    if steps.any(writes) { InputUse::Written } else { InputUse::Read }
 }
 
 /// The workspace that these compute steps share.

@@ -205,7 +205,7 @@ impl Prepared {
         // In the namespace of the kernels, so that other code in the program may use the same names.
         let text = format!(
             "namespace symmc_peer {{\nextern \"C\" __global__ void __launch_bounds__({MAX_THREADS}) \
-             @(const __grid_constant__ Call call{declared}) {{\n    {}(call{passed});\n}}\n}}\n",
+             @(const __grid_constant__ Call call{declared}) {{\n    symmc_enter();\n    {}(call{passed});\n}}\n}}\n",
             self.body
         );
         let beside = self.beside.map(|(_, param)| param);

@@ -239,12 +239,13 @@ pub(super) fn lower(
     let call = match way {
         Way::Lanes(rows) => format!("attend<sc::@_L, {rows}, {splits}, {causal}, {mask}>"),
         Way::Tensor => {
+            l.source.prelude(text::MATRIX);
             l.source.prelude(text::TENSOR);
             format!("attend_tensor<sc::@_L, {splits}, {causal}, {mask}>")
         }
     };
     let attend = format!(
-        "{layout}extern \"C\" __global__ void __launch_bounds__(128) @(const void *q, const void *k, const void *v, const void *m, void *r, void *partial) {{\n    \
+        "{layout}extern \"C\" __global__ void __launch_bounds__(128) @(const void *q, const void *k, const void *v, const void *m, void *r, void *partial) {{\n    symmc_enter();\n    \
          sc::{call}(q, k, v, m, r, partial);\n}}\n"
     );
     let rows = x.group * x.queries;
@@ -265,7 +266,7 @@ pub(super) fn lower(
 /// The kernel that puts the parts of the splits of each row together.
 fn combine(layout: &str, splits: usize, rows: usize, addresses: [Address; 2], l: &mut Lowering<'_>) -> Work {
     let text = format!(
-        "{layout}extern \"C\" __global__ void __launch_bounds__(128) @(const void *partial, void *r) {{\n    \
+        "{layout}extern \"C\" __global__ void __launch_bounds__(128) @(const void *partial, void *r) {{\n    symmc_enter();\n    \
          sc::combine<sc::@_L, {splits}>(partial, r);\n}}\n"
     );
     Work::Kernel(Kernel {

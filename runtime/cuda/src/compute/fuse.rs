@@ -49,13 +49,13 @@ fn is_element_wise(op: &Op) -> bool {
 
 /// Bytes of a home, from the first that strides reach to behind the last.
 #[derive(Clone, PartialEq, Eq, Debug)]
-struct Span {
+pub(super) struct Span {
     home: Home,
     bytes: Range<usize>,
 }
 
 impl Span {
-    fn of(value: &Located) -> Span {
+    pub fn of(value: &Located) -> Span {
         let size = value.dtype.size();
         let (mut low, mut high) = (0isize, 0isize);
         for (&n, &s) in value.shape.iter().zip(&value.strides) {
@@ -75,7 +75,7 @@ impl Span {
         Span { home: region.home, bytes: region.offset..region.offset + own + region.by_rank * n }
     }
 
-    fn overlaps(&self, other: &Span) -> bool {
+    pub fn overlaps(&self, other: &Span) -> bool {
         self.home == other.home && self.bytes.start < other.bytes.end && other.bytes.start < self.bytes.end
     }
 
@@ -150,7 +150,7 @@ fn passes(list: &[BoundStep], group: &[usize], step: &BoundStep) -> bool {
 }
 
 /// The iteration space of a step that can be part of a group.
-fn fusible(step: &BoundStep) -> Option<&[usize]> {
+pub(super) fn fusible(step: &BoundStep) -> Option<&[usize]> {
     match &step.work {
         StepWork::Kernel { op, results, .. } if is_element_wise(op) => Some(&results.first()?.shape),
         _ => None,
@@ -166,7 +166,7 @@ fn close(list: &[BoundStep], now: &mut Vec<usize>, out: &mut Vec<Group>) {
 }
 
 /// Whether a step that is not of the group may read the result of `place`.
-fn is_read(list: &[BoundStep], place: usize, group: &[usize]) -> bool {
+pub(super) fn is_read(list: &[BoundStep], place: usize, group: &[usize]) -> bool {
     let StepWork::Kernel { results, .. } = &list[place].work else { return true };
     let own = Span::of(&results[0]);
     // Only the ordinary arena is nobody else's business.
@@ -215,10 +215,7 @@ pub fn lower_fused(
 ) -> Result<Option<Vec<Work>>, CudaError> {
     let Some(first) = members.first() else { return Ok(Some(Vec::new())) };
     let Some(shape) = first.step.results.first().map(|r| &r.shape) else { return Ok(None) };
-    let fits = |m: &Member<'_>| {
-        is_element_wise(m.step.op) && m.step.results.first().is_some_and(|r| r.shape == *shape)
-    };
-    if !members.iter().all(fits) || !apart(members, shape) {
+    if !fits(members, shape) {
         return Ok(None);
     }
     let mut lowering = Lowering::new(at, machine, source, sites);
@@ -226,32 +223,64 @@ pub fn lower_fused(
     let mut map = Map::over(shape);
     let mut known: Vec<(&Located, Val)> = Vec::with_capacity(members.len());
     for member in members {
-        let Step { index, op, operands, results } = member.step;
-        super::arity(op, operands.len(), results.len())?;
-        l.step = index;
-        let mut values: SmallVec<[_; 3]> = SmallVec::new();
-        for x in operands {
-            let passed = known.iter().rev().find(|(r, _)| same_places(r, x, shape));
-            let value = match passed {
-                Some((_, value)) => *value,
-                None => element::load(&mut map, x, shape, l)?,
-            };
-            values.push((value, x.dtype));
-        }
-        let value = element::value(&mut map, op, &values, results[0].dtype, l)?;
-        known.push((&results[0], value));
+        evaluate(&mut map, member, &mut known, shape, l)?;
     }
-    for (k, (member, (result, value))) in members.iter().zip(&known).enumerate() {
-        let again = known[k + 1..].iter().any(|(r, _)| same_places(r, result, shape));
-        if member.stored && !again {
-            map.store(l.at(result), Strides::from_slice(&result.strides), *value);
-        }
-    }
+    store(&mut map, members, &known, shape, l);
     Ok(Some(map.finish("fused", l).into_iter().collect()))
 }
 
+/// Whether members have one shape, and their memory is apart or the same places.
+pub(super) fn fits(members: &[Member<'_>], shape: &[usize]) -> bool {
+    let fits = |m: &Member<'_>| {
+        is_element_wise(m.step.op) && m.step.results.first().is_some_and(|r| *r.shape == *shape)
+    };
+    members.iter().all(fits) && apart(members, shape)
+}
+
+/// Puts the value of a member behind those that are known, each with where it would be stored.
+pub(super) fn evaluate<'a>(
+    map: &mut Map,
+    member: &Member<'a>,
+    known: &mut Vec<(&'a Located, Val)>,
+    shape: &[usize],
+    l: &mut Lowering<'_>,
+) -> Result<(), CudaError> {
+    let Step { index, op, operands, results } = member.step;
+    super::arity(op, operands.len(), results.len())?;
+    l.step = index;
+    let mut values: SmallVec<[_; 3]> = SmallVec::new();
+    for x in operands {
+        let passed = known.iter().rev().find(|(r, _)| same_places(r, x, shape));
+        let value = match passed {
+            Some((_, value)) => *value,
+            None => element::load(map, x, shape, l)?,
+        };
+        values.push((value, x.dtype));
+    }
+    let value = element::value(map, op, &values, results[0].dtype, l)?;
+    known.push((&results[0], value));
+    Ok(())
+}
+
+/// Stores the values that somebody else reads, unless a later one takes the place.
+pub(super) fn store(
+    map: &mut Map,
+    members: &[Member<'_>],
+    known: &[(&Located, Val)],
+    shape: &[usize],
+    l: &Lowering<'_>,
+) {
+    for (k, (result, value)) in known.iter().enumerate() {
+        let stored = members.iter().any(|m| m.stored && std::ptr::eq(&m.step.results[0], *result));
+        let again = known[k + 1..].iter().any(|(r, _)| same_places(r, result, shape));
+        if stored && !again {
+            map.store(l.at(result), Strides::from_slice(&result.strides), *value);
+        }
+    }
+}
+
 /// Whether `x`, broadcast over the space, is the elements of the result `r` at the same positions.
-fn same_places(r: &Located, x: &Located, shape: &[usize]) -> bool {
+pub(super) fn same_places(r: &Located, x: &Located, shape: &[usize]) -> bool {
     let strides = |v: &Located| super::space::broadcast(shape, &v.shape, &v.strides);
     r.home == x.home
         && r.offset == x.offset

@@ -11,6 +11,7 @@ use std::fmt::Write as _;
 use smallvec::SmallVec;
 
 use super::Lowering;
+use super::skinny::Finish;
 use super::space::{Strides, by_stride, collapse, reach};
 use crate::launch::{Address, Kernel, Param, Work};
 
@@ -204,6 +205,36 @@ impl Map {
         width
     }
 
+    /// What a kernel of products does at one position, if this map is over its `[m, n]`, with leading axes joined.
+    /// Values may be expressions of `sum`.
+    pub fn finish_products(self, [m, n]: [usize; 2]) -> Option<Finish> {
+        let (&last, leading) = self.shape.split_last()?;
+        if last != n || leading.iter().product::<usize>() != m || self.reports() || self.stores.is_empty() {
+            return None;
+        }
+        let mut body = String::from("        typedef i64 O;\n        i64 t = row;\n");
+        for (axis, extent) in leading.iter().enumerate().rev() {
+            let _ = writeln!(body, "        const i64 c{axis} = t % {extent}; t /= {extent};");
+        }
+        let _ = writeln!(body, "        const i64 c{} = column;", leading.len());
+        for (i, def) in self.values.iter().enumerate() {
+            let (kind, value) = match def {
+                Def::Load(l) => (l.kind, format!("((const {} *)p{i})[{}]", l.kind, linear(&l.strides))),
+                Def::Computed(kind, expression) => (*kind, expression.clone()),
+            };
+            let _ = writeln!(body, "        const {kind} v{i} = {value};");
+        }
+        for (k, store) in self.stores.iter().enumerate() {
+            let (kind, place) = (self.kind(store.value), linear(&store.strides));
+            let _ = writeln!(body, "        (({kind} *)q{k})[{place}] = v{};", store.value.0);
+        }
+        let mut declared: Vec<String> = self.loads().map(|(i, _)| format!("const void *p{i}")).collect();
+        declared.extend((0..self.stores.len()).map(|k| format!("void *q{k}")));
+        let mut params: Vec<Param> = self.loads().map(|(_, l)| l.at.into()).collect();
+        params.extend(self.stores.iter().map(|s| Param::from(s.at)));
+        Some(Finish { declared, params, body })
+    }
+
     /// The launch; none where there is no position.
     pub fn finish(mut self, what: &str, lowering: &mut Lowering<'_>) -> Option<Work> {
         if self.len() == 0 || self.stores.is_empty() {
@@ -252,7 +283,7 @@ impl Map {
         let index = if total < 1 << 31 { "u32" } else { "u64" };
         let offset = if farthest < 1 << 31 { "int" } else { "i64" };
         let mut out = format!(
-            "extern \"C\" __global__ void __launch_bounds__({THREADS}) @({}) {{\n    using namespace sc;\n    \
+            "extern \"C\" __global__ void __launch_bounds__({THREADS}) @({}) {{\n    symmc_enter();\n    using namespace sc;\n    \
              typedef {index} I;\n    typedef {offset} O;\n",
             params.join(", ")
         );

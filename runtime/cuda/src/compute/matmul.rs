@@ -8,6 +8,7 @@ use symmc_ir::DType;
 use symmc_runtime::exec::Located;
 
 use super::gemm::{Gemm, Matrix, Order};
+use super::skinny::{self, Finish};
 use super::space::{Axis, Strides, broadcast, collapse};
 use super::text::{self, computed, offset, stored};
 use super::{Lowering, misfit};
@@ -57,13 +58,30 @@ pub(super) fn lower(
         && let Some(products) = products(&p)
     {
         if let [one] = products[..]
-            && let Some(work) = super::skinny::lower(&one, l)
+            && let Some(work) = skinny::lower(&[one], l.is_steady(y), Finish::store(&one), l)
         {
             return Ok(vec![work]);
         }
         return Ok(products.into_iter().map(Work::Gemm).collect());
     }
     Ok(vec![tiled(&p, l)])
+}
+
+/// The product as one of the library, if it is one, with rows of the result as its rows.
+pub(super) fn one(
+    x: &Located,
+    y: &Located,
+    result: &Located,
+    l: &Lowering<'_>,
+) -> Result<Option<Gemm>, CudaError> {
+    let mut p = product(x, y, result, l)?;
+    let empty = p.batch.contains(&0) || p.c.matrix.iter().any(|a| a.n == 0) || p.a.matrix[1].n == 0;
+    fold(&mut p);
+    let by_rows = matches!(order(&p.c.matrix), Some((Order::Rows, _)));
+    if empty || !p.dtype.is_float() || !by_rows {
+        return Ok(None);
+    }
+    Ok(products(&p).and_then(|all| if let [one] = all[..] { Some(one) } else { None }))
 }
 
 fn product(x: &Located, y: &Located, result: &Located, l: &Lowering<'_>) -> Result<Product, CudaError> {
@@ -202,7 +220,7 @@ fn tiled(p: &Product, l: &mut Lowering<'_>) -> Work {
     }
     let tiles = n.n.div_ceil(TILE);
     out.push_str(&format!(
-        "}}; }}\nextern \"C\" __global__ void __launch_bounds__(256) @(const void *a, const void *b, void *c) {{\n    \
+        "}}; }}\nextern \"C\" __global__ void __launch_bounds__(256) @(const void *a, const void *b, void *c) {{\n    symmc_enter();\n    \
          sc::product<sc::@_L, {tiles}>(a, b, c);\n}}\n"
     ));
     l.preludes();

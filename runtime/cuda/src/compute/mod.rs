@@ -22,6 +22,7 @@ pub mod gemm;
 mod map;
 mod matmul;
 mod movement;
+pub mod products;
 mod rows;
 mod scatter;
 pub mod search;
@@ -32,7 +33,7 @@ mod text;
 
 use symmc_ir::Op;
 use symmc_ir::text::op_name;
-use symmc_runtime::exec::Located;
+use symmc_runtime::exec::{Home, Located};
 use symmc_runtime::kernels::KernelError;
 
 use crate::compile::Source;
@@ -45,6 +46,12 @@ pub const STATUS_BYTES: usize = 16;
 /// Bytes of workspace that matrix products want; other steps say what they need ([`workspace`]).
 pub const GEMM_WORKSPACE: usize = 32 << 20;
 
+/// Bytes of the counters that blocks of one kernel share.
+pub const COUNTER_BYTES: usize = 4096;
+
+/// The most shared memory that kernels have beside the dynamic one.
+pub const STATIC_SHARED: usize = 2048;
+
 /// What compute steps are lowered for.
 #[derive(Clone, Copy, Debug)]
 pub struct Machine {
@@ -56,6 +63,21 @@ pub struct Machine {
     pub workspace: Address,
     /// Its size: at least [`GEMM_WORKSPACE`] and [`workspace`] of every step.
     pub workspace_bytes: usize,
+    /// [`COUNTER_BYTES`] that are zero between kernels.
+    pub counters: Address,
+    /// Bytes of dynamic shared memory that a block may have.
+    pub shared: usize,
+    /// What steps write among the memory of inputs.
+    pub inputs: InputUse,
+}
+
+/// What the steps of a program do with the memory of its inputs.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum InputUse {
+    /// They only read it, so a kernel may read it before the kernels in front of it have ended.
+    Read,
+    /// Some write to it.
+    Written,
 }
 
 /// A place in the program where data can be out of range.
@@ -114,6 +136,9 @@ pub(super) struct Lowering<'a> {
     status: Address,
     workspace: Address,
     workspace_bytes: usize,
+    counters: Address,
+    shared: usize,
+    inputs: InputUse,
     multiprocessors: u32,
 }
 
@@ -125,8 +150,21 @@ impl<'a> Lowering<'a> {
         source: &'a mut Source,
         sites: &'a mut Sites,
     ) -> Lowering<'a> {
-        let Machine { multiprocessors, status, workspace, workspace_bytes } = *machine;
-        Lowering { at, source, sites, step: 0, status, workspace, workspace_bytes, multiprocessors }
+        let Machine { multiprocessors, status, workspace, workspace_bytes, counters, shared, inputs } =
+            *machine;
+        Lowering {
+            at,
+            source,
+            sites,
+            step: 0,
+            status,
+            workspace,
+            workspace_bytes,
+            counters,
+            shared,
+            inputs,
+            multiprocessors,
+        }
     }
 
     /// Puts what all kernels rest on before them.
@@ -137,6 +175,11 @@ impl<'a> Lowering<'a> {
 
     fn at(&self, value: &Located) -> Address {
         (self.at)(value)
+    }
+
+    /// Whether nothing writes a value while the program runs.
+    fn is_steady(&self, value: &Located) -> bool {
+        self.inputs == InputUse::Read && matches!(value.home, Home::Input(_))
     }
 
     fn index_site(&mut self, axis: usize, extent: usize) -> u32 {

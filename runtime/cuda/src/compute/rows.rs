@@ -131,7 +131,7 @@ fn launch(
     let names: Vec<String> = params.iter().map(|(n, _)| format!("void *{n}")).collect();
     let list: Vec<&str> = params.iter().map(|p| p.0).collect();
     let function = format!(
-        "{layout}extern \"C\" __global__ void __launch_bounds__({block}) @({}) {{\n    using namespace sc;\n    {call}({});\n}}\n",
+        "{layout}extern \"C\" __global__ void __launch_bounds__({block}) @({}) {{\n    symmc_enter();\n    using namespace sc;\n    {call}({});\n}}\n",
         names.join(", "),
         list.join(", ")
     );

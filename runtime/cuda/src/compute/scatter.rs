@@ -70,7 +70,7 @@ pub(super) fn elements(
     }
     let _ = writeln!(
         layout,
-        "}}; }}\nextern \"C\" __global__ void __launch_bounds__(256) @(const void *i, const void *s, void *d, void *status, unsigned site) {{\n    \
+        "}}; }}\nextern \"C\" __global__ void __launch_bounds__(256) @(const void *i, const void *s, void *d, void *status, unsigned site) {{\n    symmc_enter();\n    \
          sc::scatter_elements<sc::@_L, sc::{}>(i, s, d, status, site);\n}}",
         how(combine)
     );
@@ -127,7 +127,7 @@ pub(super) fn put(
     places_text(&mut layout, axis, x, indices, &at, result);
     let _ = writeln!(
         layout,
-        "}}; }}\nextern \"C\" __global__ void __launch_bounds__(256) @(sc::@_L::Indices indices, const void *s, void *d) {{\n    \
+        "}}; }}\nextern \"C\" __global__ void __launch_bounds__(256) @(sc::@_L::Indices indices, const void *s, void *d) {{\n    symmc_enter();\n    \
          sc::scatter_pieces<sc::@_L, sc::{}>(indices, s, d);\n}}",
         how(combine)
     );

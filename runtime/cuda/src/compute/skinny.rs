@@ -1,62 +1,188 @@
 //! Products of few rows, bound by reading the right matrix once.
+//!
+//! What becomes of the sums is the caller's: [`Finish`]. So several products of one left matrix, and what is done
+//! element by element with their results, are one kernel.
+
+use symmc_ir::DType;
 
 use super::Lowering;
 use super::gemm::{Gemm, Order};
 use super::text::{self, stored};
-use crate::launch::{Kernel, Work};
+use crate::launch::{Address, Kernel, Param, Work};
 
-/// The most rows where the right matrix lies along the summed axis, and where it lies along the columns. On an
-/// H200 a row of a 4096 × 7168 matrix takes 15 µs this way, 4 rows take 19 and 8 rows 27; the library takes about
-/// 19 for any of them.
-const MOST_ROWS: [usize; 2] = [2, 4];
-/// Columns that a block computes where the right matrix lies along the columns.
+/// The most rows where lines of the right matrix lie along the columns. The library takes about 19 µs for any few
+/// rows of a 4096 × 7168 matrix on an H200; 4 rows take 19 this way, 8 rows 27.
+const MOST_ROWS_BY_COLUMNS: usize = 4;
+/// Columns that a block computes there.
 const COLUMNS: usize = 32;
+/// The most rows by matrix instructions.
+const MOST_ROWS: usize = 64;
+/// Lines of right matrices that a block has there, and terms of a stage.
+const LINES: usize = 128;
+const TERMS: usize = 128;
 
-/// The launch, if this is a product of few rows in a layout that is read in accesses of 16 bytes.
-pub(super) fn lower(gemm: &Gemm, l: &mut Lowering<'_>) -> Option<Work> {
-    let size = gemm.dtype.size();
-    let width = 16 / size;
-    let along = usize::from(gemm.b.order == Order::Rows);
-    let aligned = |at: u64, step: usize| at.is_multiple_of(16) && step.is_multiple_of(width);
+/// The most products of one kernel.
+pub(super) const MOST_PRODUCTS: usize = 2;
+
+/// What a kernel does with the sums of all its products at one position.
+#[derive(Clone, Debug)]
+pub(super) struct Finish {
+    /// Parameters of the kernel, as CUDA C declares them.
+    pub declared: Vec<String>,
+    /// Their values.
+    pub params: Vec<Param>,
+    /// Statements that use `row`, `column` and `sum`, an array of floats with one for each product.
+    pub body: String,
+}
+
+impl Finish {
+    /// Stores the sums of one product.
+    pub fn store(gemm: &Gemm) -> Finish {
+        let (ty, step) = (stored(gemm.dtype), gemm.c.step);
+        Finish {
+            declared: vec!["void *c".into()],
+            params: vec![gemm.c.at.into()],
+            body: format!("(({ty} *)c)[row * {step}ll + column] = Put<{ty}>::of(sum[0]);"),
+        }
+    }
+}
+
+/// The way a kernel goes through the matrices.
+struct Way {
+    call: &'static str,
+    /// Constants beside those of the product.
+    constants: String,
+    grid: usize,
+    threads: u32,
+    shared: usize,
+    /// Memory that blocks share.
+    scratch: Option<[Address; 2]>,
+}
+
+/// One kernel for products of the same left matrix and the same extents, if it has few rows and a layout that is
+/// read in accesses of 16 bytes. `steady` says that nothing writes the right matrices while the program runs.
+pub(super) fn lower(gemms: &[Gemm], steady: bool, finish: Finish, l: &mut Lowering<'_>) -> Option<Work> {
+    let first = gemms.first().filter(|_| gemms.len() <= MOST_PRODUCTS)?;
+    let same = |g: &Gemm| {
+        let extents = |g: &Gemm| (g.dtype, g.m, g.n, g.k, g.a, g.b.step, g.b.order);
+        g.batch == 1 && extents(g) == extents(first)
+    };
+    let way = gemms.iter().all(same).then(|| way(gemms, l)).flatten()?;
+    let width = 16 / first.dtype.size();
+    let count = gemms.len();
+    let text = format!(
+        "namespace sc {{ struct @_L {{\ntypedef {} T;\nstatic const int M = {}, V = {width}, P = {count};\nstatic const i64 N = {}, K = {}, a_step = {}, b_step = {};\nstatic const bool STEADY = {steady};\n{}SC_FN void enter() {{ symmc_enter(); }}\n}}; }}\n\
+         extern \"C\" __global__ void __launch_bounds__({}) @({}) {{\n    using namespace sc;\n    \
+         const void *const b[] = {{{}}};\n    \
+         const auto finish = [&](i64 row, i64 column, const float *sum) {{\n{}\n    }};\n    {}\n}}\n",
+        stored(first.dtype),
+        first.m,
+        first.n,
+        first.k,
+        first.a.step,
+        first.b.step,
+        way.constants,
+        way.threads,
+        declared(count, &way, &finish).join(", "),
+        (0..count).map(|p| format!("b{p}")).collect::<Vec<_>>().join(", "),
+        finish.body,
+        way.call,
+    );
+    l.preludes();
+    l.source.prelude(text::MATRIX);
+    l.source.prelude(text::SKINNY);
+    l.source.prelude(text::TILES);
+    let addresses = [first.a.at].into_iter().chain(gemms.iter().map(|g| g.b.at));
+    let addresses = addresses.chain(way.scratch.into_iter().flatten());
+    Some(Work::Kernel(Kernel {
+        entry: l.source.function("skinny", text),
+        grid: [way.grid as u32, 1, 1],
+        block: [way.threads, 1, 1],
+        shared: way.shared as u32,
+        params: addresses.map(Param::from).chain(finish.params).collect(),
+    }))
+}
+
+/// The parameters of a kernel.
+fn declared(count: usize, way: &Way, finish: &Finish) -> Vec<String> {
+    let mut out = vec!["const void *a".to_string()];
+    out.extend((0..count).map(|p| format!("const void *b{p}")));
+    if way.scratch.is_some() {
+        out.extend(["void *partial", "void *arrived"].map(String::from));
+    }
+    out.extend(finish.declared.iter().cloned());
+    out
+}
+
+fn way(gemms: &[Gemm], l: &Lowering<'_>) -> Option<Way> {
+    let gemm = &gemms[0];
+    let width = 16 / gemm.dtype.size();
+    let aligned = |at: Address, step: usize| at.is_multiple_of(16) && step.is_multiple_of(width);
     let fits = gemm.dtype.is_float()
-        && size < 8
-        && gemm.batch == 1
-        && gemm.m <= MOST_ROWS[along]
+        && gemm.dtype.size() < 8
         && gemm.a.order == Order::Rows
         && gemm.k >= 64
         && gemm.n >= 32
-        && aligned(gemm.b.at, gemm.b.step);
-    let whole = match gemm.b.order {
-        Order::Columns => gemm.k.is_multiple_of(width) && aligned(gemm.a.at, gemm.a.step),
-        Order::Rows => gemm.n.is_multiple_of(width),
-    };
-    if !fits || !whole {
+        && gemms.iter().all(|g| aligned(g.b.at, g.b.step));
+    if !fits {
         return None;
     }
-    // One row is bound by the accesses in flight, more by reading the rows again for every column.
-    let (call, threads, columns) = match gemm.b.order {
-        Order::Columns if gemm.m == 1 => ("skinny_lines<sc::@_L, 1, 4>", 128, 1),
-        Order::Columns => ("skinny_lines<sc::@_L, 4, 4>", 128, 4),
-        Order::Rows => ("skinny_columns<sc::@_L, 16>", 512, COLUMNS),
-    };
-    let text = format!(
-        "namespace sc {{ struct @_L {{\ntypedef {} T;\nstatic const int M = {}, V = {width};\nstatic const i64 N = {}, K = {}, a_step = {}, b_step = {}, c_step = {};\n}}; }}\n\
-         extern \"C\" __global__ void __launch_bounds__({threads}) @(const void *a, const void *b, void *c) {{\n    sc::{call}(a, b, c);\n}}\n",
-        stored(gemm.dtype),
-        gemm.m,
-        gemm.n,
-        gemm.k,
-        gemm.a.step,
-        gemm.b.step,
-        gemm.c.step,
-    );
-    l.preludes();
-    l.source.prelude(text::SKINNY);
-    Some(Work::Kernel(Kernel {
-        entry: l.source.function("skinny", text),
-        grid: [gemm.n.div_ceil(columns) as u32, 1, 1],
-        block: [threads, 1, 1],
+    match gemm.b.order {
+        Order::Rows => by_columns(gemms),
+        Order::Columns if !gemm.k.is_multiple_of(width) || !aligned(gemm.a.at, gemm.a.step) => None,
+        Order::Columns if gemm.m == 1 => Some(Way {
+            call: "skinny_line<@_L>(a, b, finish);",
+            constants: String::new(),
+            grid: gemm.n,
+            threads: 128,
+            shared: 0,
+            scratch: None,
+        }),
+        Order::Columns => tiles(gemms, l),
+    }
+}
+
+fn by_columns(gemms: &[Gemm]) -> Option<Way> {
+    let [gemm] = gemms else { return None };
+    let fits = gemm.m <= MOST_ROWS_BY_COLUMNS && gemm.n.is_multiple_of(16 / gemm.dtype.size());
+    fits.then(|| Way {
+        call: "skinny_columns<@_L>(a, b, finish);",
+        constants: String::new(),
+        grid: gemm.n.div_ceil(COLUMNS),
+        threads: 512,
         shared: 0,
-        params: vec![gemm.a.at.into(), gemm.b.at.into(), gemm.c.at.into()],
-    }))
+        scratch: None,
+    })
+}
+
+/// Matrix instructions, with copies that count their bytes. Where there are fewer tiles than multiprocessors, several
+/// blocks have parts of a tile's sums.
+fn tiles(gemms: &[Gemm], l: &Lowering<'_>) -> Option<Way> {
+    let gemm = &gemms[0];
+    let fits = gemm.m <= MOST_ROWS && matches!(gemm.dtype, DType::BF16 | DType::F16);
+    if !fits {
+        return None;
+    }
+    let tiles = gemm.n.div_ceil(LINES / gemms.len());
+    let steps = gemm.k.div_ceil(TERMS);
+    let rows = gemm.m.next_multiple_of(16);
+    let stage = (LINES + rows) * (TERMS + 8) * gemm.dtype.size();
+    let mut splits = (l.multiprocessors as usize / tiles).min(steps / 4).clamp(1, 8);
+    let room = |splits: usize| tiles * splits * gemm.m * LINES * size_of::<f32>();
+    if room(splits) > l.workspace_bytes || tiles * size_of::<u32>() > super::COUNTER_BYTES {
+        splits = 1;
+    }
+    // The sums take the place of the stages in the end.
+    let sums = rows * (LINES + 4) * size_of::<f32>();
+    let stages = (l.shared / stage).min(steps.div_ceil(splits)).max(sums.div_ceil(stage));
+    Some(Way {
+        call: "skinny_tiles<@_L>(a, b, (float *)partial, (u32 *)arrived, finish);",
+        constants: format!(
+            "static const int LINES = {LINES}, TERMS = {TERMS}, STAGES = {stages}, SPLITS = {splits};\n"
+        ),
+        grid: tiles * splits,
+        threads: 416,
+        shared: stages * stage,
+        scratch: Some([l.workspace, l.counters]),
+    })
 }

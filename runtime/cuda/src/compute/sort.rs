@@ -106,7 +106,7 @@ impl Job {
     ) -> Work {
         let names = ["void *a", "void *b", "void *c", "void *d", "unsigned long long width"];
         let text = format!(
-            "{}extern \"C\" __global__ void __launch_bounds__({threads}) @({}) {{\n    using namespace sc;\n    {call};\n}}\n",
+            "{}extern \"C\" __global__ void __launch_bounds__({threads}) @({}) {{\n    symmc_enter();\n    using namespace sc;\n    {call};\n}}\n",
             self.layout,
             names[..addresses.len()].join(", ")
         );

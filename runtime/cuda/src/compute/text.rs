@@ -18,6 +18,10 @@ pub(super) const ROWS: &str = include_str!("kernels/rows.cuh");
 pub(super) const PRODUCT: &str = include_str!("kernels/product.cuh");
 /// Products of few rows.
 pub(super) const SKINNY: &str = include_str!("kernels/skinny.cuh");
+/// Products of more rows.
+pub(super) const TILES: &str = include_str!("kernels/tiles.cuh");
+/// Matrix instructions.
+pub(super) const MATRIX: &str = include_str!("kernels/matrix.cuh");
 /// Attention.
 pub(super) const ATTENTION: &str = include_str!("kernels/attention.cuh");
 /// Attention by matrix instructions.

@@ -10,9 +10,12 @@ use symmc_cases::{Case, Placed, agree};
 use symmc_cuda::CudaError;
 use symmc_cuda::compile::{Source, compile};
 use symmc_cuda::compute::gemm::GemmPlanner;
-use symmc_cuda::compute::{GEMM_WORKSPACE, Machine, STATUS_BYTES, Sites, Step, lower, workspace};
+use symmc_cuda::compute::{
+    COUNTER_BYTES, GEMM_WORKSPACE, InputUse, Machine, STATIC_SHARED, STATUS_BYTES, Sites, Step, lower,
+    workspace,
+};
 use symmc_cuda::driver::{Device, Memory, Module, Pinned, Stream};
-use symmc_cuda::launch::Work;
+use symmc_cuda::launch::{Start, Work};
 use symmc_ir::Tensor;
 use symmc_runtime::exec::{Home, Located};
 use symmc_runtime::kernels::KernelError;
@@ -196,13 +199,19 @@ pub fn run(device: &Arc<Device>, cases: &[Case]) -> Result<Vec<Failure>, CudaErr
     let stream = Stream::new(device)?;
     let memory = Memory::new(device, "the cases", bytes)?;
     let status = Pinned::new(device, STATUS_BYTES)?;
-    let room = workspace_bytes(cases, device.multiprocessors());
-    let scratch = Memory::new(device, "the workspace", room)?;
+    let room = workspace_bytes(cases, device.multiprocessors()).next_multiple_of(256);
+    let scratch = Memory::new(device, "the workspace", room + COUNTER_BYTES)?;
+    let counters = scratch.address() + room as u64;
+    // SAFETY: the range was just allocated.
+    unsafe { stream.fill(counters, 0, COUNTER_BYTES)? };
     let machine = Machine {
         multiprocessors: device.multiprocessors(),
         status: status.address(),
         workspace: scratch.address(),
         workspace_bytes: room,
+        counters,
+        shared: device.shared().saturating_sub(STATIC_SHARED),
+        inputs: InputUse::Read,
     };
     let planner = GemmPlanner::new(device)?;
     let parts: Vec<&[Laid<'_>]> = laid.chunks(CHUNK).collect();
@@ -290,7 +299,7 @@ impl Runner<'_> {
             Work::Kernel(kernel) => {
                 let function = self.module.function(&kernel.entry, kernel.shared)?;
                 // SAFETY: the kernel was generated for these parameters; all its memory exists.
-                unsafe { self.stream.launch(function, kernel) }
+                unsafe { self.stream.launch(function, kernel, Start::After) }
             }
             Work::Gemm(gemm) => {
                 let prepared = self.planner.prepare(gemm, GEMM_WORKSPACE)?;

@@ -18,6 +18,7 @@
 #define __launch_bounds__(threads)
 #define __shared__ static
 #define volatile
+inline void __threadfence() {}
 
 struct uint2 { unsigned x, y; };
 struct uint4 { unsigned x, y, z, w; };
@@ -127,6 +128,7 @@ inline long long to_int(double x) {
 
 } // namespace emulate
 
+inline void __syncwarp() { emulate::wait(emulate::WARP); }
 inline void __syncthreads() { emulate::wait(emulate::BLOCK); }
 template <class A> A __shfl_xor_sync(unsigned, A x, int mask) { return emulate::at_lane(x, emulate::own ^ mask); }
 template <class A> A __shfl_sync(unsigned, A x, int lane) { return emulate::at_lane(x, emulate::own / 32 * 32 + lane % 32); }
@@ -193,8 +195,46 @@ SC_FN void store_pair(void *to, u64 low, u64 high) {
     ((u64 *)to)[0] = low;
     ((u64 *)to)[1] = high;
 }
+SC_FN void copy_async(void *to, const void *from, bool in) {
+    if ((u64)to % 16 || (u64)from % 16) {
+        fprintf(stderr, "a copy is not aligned to 16 bytes\n");
+        abort();
+    }
+    if (in) memcpy(to, from, 16);
+    else memset(to, 0, 16);
+}
+// Arrivals that a barrier waits for; copies are done at once.
+struct Barrier { u16 missing, arrivals, phase; };
+SC_FN void barrier_init(u64 *barrier, u32 arrivals) { *(Barrier *)barrier = {(u16)arrivals, (u16)arrivals, 0}; }
+SC_FN void barrier_arrive(u64 *barrier) {
+    Barrier *b = (Barrier *)barrier;
+    if (--b->missing == 0) b->missing = b->arrivals, b->phase ^= 1;
+}
+SC_FN void barrier_arrive_after_copies(u64 *barrier) { barrier_arrive(barrier); }
+SC_FN void barrier_wait(u64 *barrier, u32 parity) {
+    while (((Barrier *)barrier)->phase == parity) emulate::wait(emulate::WARP);
+}
+SC_FN float4 load_fresh(const float4 *at) { return *at; }
+SC_FN u32 count_up(u32 *at) { return (*at)++; }
+SC_FN void load_rows(const u16 *(&rows)[32], const u16 *row) {
+    if ((u64)row % 16) {
+        fprintf(stderr, "a row of a matrix is not aligned to 16 bytes\n");
+        abort();
+    }
+    const u32 warp = emulate::own - emulate::own % 32;
+    memcpy(&emulate::shown[emulate::own], &row, sizeof row);
+    emulate::wait(emulate::WARP);
+    for (u32 i = 0; i < 32; i++) memcpy(&rows[i], &emulate::shown[warp + i], sizeof row);
+    emulate::wait(emulate::WARP);
+}
+SC_FN void load_matrices(u32 (&out)[4], const u16 *row) {
+    const u32 lane = emulate::own % 32;
+    const u16 *rows[32];
+    load_rows(rows, row);
+    for (u32 m = 0; m < 4; m++) memcpy(&out[m], rows[m * 8 + lane / 4] + lane % 4 * 2, 4);
+}
 SC_FN double *dynamic_shared() {
-    static double shared[20 << 10];
+    static double shared[29 << 10];
     return shared;
 }
 
@@ -226,16 +266,9 @@ SC_FN void multiply_bf16(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) { mul
 SC_FN void multiply_f16(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) { multiply<f16_to_float>(c, a, b0, b1); }
 
 SC_FN void load_transposed(u32 (&out)[4], const u16 *row) {
-    if ((u64)row % 16) {
-        fprintf(stderr, "a row of a matrix is not aligned to 16 bytes\n");
-        abort();
-    }
-    const u32 lane = emulate::own % 32, warp = emulate::own - lane;
+    const u32 lane = emulate::own % 32;
     const u16 *rows[32];
-    memcpy(&emulate::shown[emulate::own], &row, sizeof row);
-    emulate::wait(emulate::WARP);
-    for (u32 i = 0; i < 32; i++) memcpy(&rows[i], &emulate::shown[warp + i], sizeof row);
-    emulate::wait(emulate::WARP);
+    load_rows(rows, row);
     for (u32 m = 0; m < 4; m++)
         out[m] = rows[m * 8 + lane % 4 * 2][lane / 4] | (u32)rows[m * 8 + lane % 4 * 2 + 1][lane / 4] << 16;
 }

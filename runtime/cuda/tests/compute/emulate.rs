@@ -6,7 +6,7 @@ use std::fmt::Write as _;
 use std::process::Command;
 
 use symmc_cases::{Case, corpus};
-use symmc_cuda::compute::{GEMM_WORKSPACE, Machine};
+use symmc_cuda::compute::{COUNTER_BYTES, GEMM_WORKSPACE, InputUse, Machine};
 use symmc_cuda::launch::{Kernel, Work};
 
 use crate::check::{lay, lowered};
@@ -15,7 +15,7 @@ use crate::check::{lay, lowered};
 const PTX: &str = include_str!("../../src/compute/kernels/ptx.cuh");
 
 /// Bytes behind the cases: the status word and the workspace.
-const BEHIND: usize = GEMM_WORKSPACE + 4096;
+const BEHIND: usize = GEMM_WORKSPACE + COUNTER_BYTES + 4096;
 
 /// Generated code as a library of the host.
 struct Library(*mut c_void);
@@ -89,6 +89,8 @@ fn sample() -> Vec<Case> {
         "attention f32 [8, 1, 1, 700,",
         "matmul bf16 [3, 512]",
         "matmul f16 [8, 512]",
+        "matmul bf16 [40, 512]",
+        "matmul bf16 [8, 1032]",
         "topk f32 5000",
         "index_add bf16",
         "rms_norm bf16 [2, 40000]",
@@ -113,8 +115,16 @@ fn kernels_give_what_the_interpreter_gives() {
     let (laid, bytes) = lay(&cases);
     let mut memory = vec![0u128; (bytes + BEHIND).div_ceil(16) + 16];
     let base = (memory.as_mut_ptr().expose_provenance() as u64).next_multiple_of(256);
-    let (status, workspace) = (base + bytes as u64, base + bytes as u64 + 256);
-    let machine = Machine { multiprocessors: 132, status, workspace, workspace_bytes: GEMM_WORKSPACE };
+    let (status, counters) = (base + bytes as u64, base + bytes as u64 + 256);
+    let machine = Machine {
+        multiprocessors: 132,
+        status,
+        workspace: counters + COUNTER_BYTES as u64,
+        workspace_bytes: GEMM_WORKSPACE,
+        counters,
+        shared: 225 << 10,
+        inputs: InputUse::Read,
+    };
     let all = lowered(&cases, &machine, base);
     let Some(library) = Library::build(&all.source.text(), all.source.names()) else { return };
     let pointer = |at: u64| std::ptr::with_exposed_provenance_mut::<u8>(at as usize);

@@ -11,7 +11,7 @@ use symmc_cuda::CudaError;
 use symmc_cuda::compile::Source;
 use symmc_cuda::compile::compile;
 use symmc_cuda::compute::fuse::{Group, Member, groups, lower_fused};
-use symmc_cuda::compute::{GEMM_WORKSPACE, Machine};
+use symmc_cuda::compute::{GEMM_WORKSPACE, InputUse, Machine};
 use symmc_cuda::compute::{Sites, Step};
 use symmc_cuda::launch::Work;
 use symmc_ir::{BinaryOp, DType, Op, Scalar, UnaryOp};
@@ -20,14 +20,23 @@ use symmc_runtime::exec::{BoundStep, Home, Located, Work as StepWork};
 
 use crate::check::{lowered, workspace_bytes};
 
-fn machine(workspace_bytes: usize) -> Machine {
-    Machine { multiprocessors: 132, status: 0x1000, workspace: 0x10_0000, workspace_bytes }
+fn machine(workspace_bytes: usize, shared: usize) -> Machine {
+    Machine {
+        multiprocessors: 132,
+        status: 0x1000,
+        workspace: 0x10_0000,
+        workspace_bytes,
+        counters: 0x2000,
+        shared,
+        inputs: InputUse::Read,
+    }
 }
 
 #[test]
 fn every_case_is_lowered_and_compiles() {
     let cases = corpus();
-    let machine = machine(workspace_bytes(&cases, 132).max(GEMM_WORKSPACE));
+    let room = workspace_bytes(&cases, 132).max(GEMM_WORKSPACE);
+    let machine = machine(room, 225 << 10);
     let all = lowered(&cases, &machine, 1 << 32);
     for (case, works) in cases.iter().zip(&all.works) {
         let works = works.as_ref().unwrap_or_else(|e| panic!("{}: {e}", case.name));
@@ -41,8 +50,8 @@ fn every_case_is_lowered_and_compiles() {
     }
     // A sample: all of them take minutes.
     let sample: Vec<_> = cases.into_iter().step_by(12).collect();
-    for target in [[9, 0], [8, 0]] {
-        match compile(&lowered(&sample, &machine, 1 << 32).source, target) {
+    for (target, shared) in [([9, 0], 225 << 10), ([8, 0], 160 << 10)] {
+        match compile(&lowered(&sample, &Machine { shared, ..machine }, 1 << 32).source, target) {
             Ok(code) => assert!(!code.is_empty()),
             Err(CudaError::Missing { library, .. }) => println!("skipped: no {library}"),
             Err(error) => panic!("{error}"),
@@ -76,7 +85,7 @@ fn fused(list: &[BoundStep], group: &Group) -> Option<Vec<Work>> {
     });
     let members: Vec<_> = members.collect();
     let address = |v: &Located| (v.offset + 0x10_0000 * (1 + usize::from(v.home == Home::Ordinary))) as u64;
-    lower_fused(&members, &address, &machine(0), &mut Source::new(), &mut Sites::new()).expect("fits")
+    lower_fused(&members, &address, &machine(0, 0), &mut Source::new(), &mut Sites::new()).expect("fits")
 }
 
 /// `(x + 1)` to the arena, `relu` in place, times `x` to `out`.

@@ -52,10 +52,63 @@ SC_FN void load_transposed(u32 (&out)[4], const u16 *row) {
                  : "memory");
 }
 
+// Starts to copy 16 bytes to shared memory, or zeros; both are aligned to 16.
+SC_FN u32 in_shared(const void *at) { return (u32)__cvta_generic_to_shared(at); }
+SC_FN void copy_async(void *to, const void *from, bool in) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(in_shared(to)), "l"(from), "r"(in ? 16 : 0)
+                 : "memory");
+}
+
+// Barriers in shared memory.
+SC_FN void barrier_init(u64 *barrier, u32 arrivals) {
+    asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(in_shared(barrier)), "r"(arrivals) : "memory");
+}
+SC_FN void barrier_arrive(u64 *barrier) {
+    asm volatile("{ .reg .b64 s; mbarrier.arrive.shared.b64 s, [%0]; }" ::"r"(in_shared(barrier)) : "memory");
+}
+// Arrives once all copies that this thread started have come.
+SC_FN void barrier_arrive_after_copies(u64 *barrier) {
+    asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(in_shared(barrier)) : "memory");
+}
+// Waits for the end of the phase of this parity.
+SC_FN void barrier_wait(u64 *barrier, u32 parity) {
+    u32 done = 0;
+    while (!done)
+        asm volatile(
+#if __CUDA_ARCH__ >= 900
+            "{ .reg .pred p; mbarrier.try_wait.parity.shared.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }"
+#else
+            "{ .reg .pred p; mbarrier.test_wait.parity.shared.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }"
+#endif
+            : "=r"(done)
+            : "r"(in_shared(barrier)), "r"(parity)
+            : "memory");
+}
+
+// Values that another block wrote.
+SC_FN float4 load_fresh(const float4 *at) {
+    float4 x;
+    asm volatile("ld.global.cg.v4.f32 {%0,%1,%2,%3}, [%4];"
+                 : "=f"(x.x), "=f"(x.y), "=f"(x.z), "=f"(x.w)
+                 : "l"(at)
+                 : "memory");
+    return x;
+}
+// Adds one; gives what was there.
+SC_FN u32 count_up(u32 *at) { return atomicAdd(at, 1u); }
+
+// Four matrices of 8 by 8; lane 8i + j names row j of matrix i in shared memory.
+SC_FN void load_matrices(u32 (&out)[4], const u16 *row) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(out[0]), "=r"(out[1]), "=r"(out[2]), "=r"(out[3])
+                 : "r"(in_shared(row))
+                 : "memory");
+}
+
 // The shared memory that a launch asks for.
 SC_FN double *dynamic_shared() {
-    extern __shared__ double shared[];
-    return shared;
+    extern __shared__ uint4 shared[];
+    return (double *)shared;
 }
 
 } // namespace sc

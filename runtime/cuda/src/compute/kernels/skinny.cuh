@@ -1,7 +1,8 @@
-// Products of few rows: all of the right matrix is read once, so its bytes are the time.
+// Products of one row or a few: all of the right matrix is read once, so its bytes are the time.
 //
-// `L` gives the type T, the extents M, N, K, the steps between rows of a and c and between lines of b, and the
-// width V of an access to b. Sums are f32: each thread its own terms, then the threads in a fixed order.
+// `L` gives the type T, the extents M, N, K, the steps between rows of a and between lines of b, the width V of an
+// access to b, the number P of products of one a, and whether b is STEADY: then it is read before the kernel enters.
+// Sums are f32: each thread its own terms, then the threads in a fixed order. `finish(row, column, sums)` stores them.
 
 namespace sc {
 
@@ -10,59 +11,69 @@ SC_FN float warp_sum(float x, int from, int to) {
     return x;
 }
 
-// Lines of b along k. A block computes COLUMNS columns; its threads share k.
-template <class L, int COLUMNS, int WARPS> SC_FN void skinny_lines(const void *pa, const void *pb, void *pc) {
+// One row, lines of b along k. A block computes one column of each product; its threads share k.
+template <class L, class F> SC_FN void skinny_line(const void *pa, const void *const *pb, F finish) {
     typedef typename L::T T;
-    const int V = L::V, M = L::M;
-    __shared__ float parts[WARPS][M * COLUMNS];
-    const T *a = (const T *)pa, *b = (const T *)pb;
-    const i64 column0 = (i64)blockIdx.x * COLUMNS;
-    float acc[M][COLUMNS];
+    const int V = L::V, P = L::P, WARPS = 4, LAP = WARPS * 32 * V, LAPS = (L::K + LAP - 1) / LAP;
+    // What one thread asks for at once.
+    const int HELD = LAPS * P < 8 ? LAPS : 8 / P;
+    __shared__ float parts[WARPS][P];
+    const T *a = (const T *)pa;
+    const i64 column = blockIdx.x;
+    Few<T, V> w[P][HELD];
+    const auto fetch = [&](int lap) {
 #pragma unroll
-    for (int m = 0; m < M; m++)
+        for (int p = 0; p < P; p++)
 #pragma unroll
-        for (int c = 0; c < COLUMNS; c++) acc[m][c] = 0;
-#pragma unroll 2
-    for (i64 k = (i64)threadIdx.x * V; k < L::K; k += WARPS * 32 * V) {
-        Few<T, V> w[COLUMNS];
+            for (int h = 0; h < HELD; h++) {
+                const i64 k = (i64)(lap + h) * LAP + threadIdx.x * V;
+                if (k < L::K) read<T, V>(w[p][h], (const T *)pb[p] + column * L::b_step + k);
+            }
+    };
+    if (L::STEADY) fetch(0);
+    L::enter();
+    if (!L::STEADY) fetch(0);
+    float acc[P];
 #pragma unroll
-        for (int c = 0; c < COLUMNS; c++) {
-            i64 column = column0 + c < L::N ? column0 + c : L::N - 1;
-            read<T, V>(w[c], b + column * L::b_step + k);
-        }
+    for (int p = 0; p < P; p++) acc[p] = 0;
+    for (int lap = 0; lap < LAPS; lap += HELD) {
+        if (lap > 0) fetch(lap);
 #pragma unroll
-        for (int m = 0; m < M; m++) {
+        for (int h = 0; h < HELD; h++) {
+            const i64 k = (i64)(lap + h) * LAP + threadIdx.x * V;
+            if (k >= L::K) continue;
             Few<T, V> x;
-            read<T, V>(x, a + m * L::a_step + k);
+            read<T, V>(x, a + k);
 #pragma unroll
-            for (int v = 0; v < V; v++)
+            for (int p = 0; p < P; p++)
 #pragma unroll
-                for (int c = 0; c < COLUMNS; c++) acc[m][c] += get(x.e[v]) * get(w[c].e[v]);
+                for (int v = 0; v < V; v++) acc[p] += get(x.e[v]) * get(w[p][h].e[v]);
         }
     }
 #pragma unroll
-    for (int m = 0; m < M; m++)
-#pragma unroll
-        for (int c = 0; c < COLUMNS; c++) {
-            float sum = warp_sum(acc[m][c], 1, 32);
-            if (threadIdx.x % 32 == 0) parts[threadIdx.x / 32][m * COLUMNS + c] = sum;
-        }
+    for (int p = 0; p < P; p++) {
+        const float sum = warp_sum(acc[p], 1, 32);
+        if (threadIdx.x % 32 == 0) parts[threadIdx.x / 32][p] = sum;
+    }
     __syncthreads();
-    for (int e = threadIdx.x; e < M * COLUMNS; e += WARPS * 32) {
-        float sum = 0;
-        for (int w = 0; w < WARPS; w++) sum += parts[w][e];
-        i64 column = column0 + e % COLUMNS;
-        if (column < L::N) ((T *)pc)[e / COLUMNS * L::c_step + column] = Put<T>::of(sum);
+    if (threadIdx.x > 0) return;
+    float sums[P];
+#pragma unroll
+    for (int p = 0; p < P; p++) {
+        sums[p] = 0;
+        for (int w = 0; w < WARPS; w++) sums[p] += parts[w][p];
     }
+    finish(0, column, sums);
 }
 
 // Lines of b along n. A block computes 32 columns; its warps, and the groups of lanes within a warp that span
 // these columns, share k.
-template <class L, int WARPS> SC_FN void skinny_columns(const void *pa, const void *pb, void *pc) {
+template <class L, class F> SC_FN void skinny_columns(const void *pa, const void *const *pb, F finish) {
     typedef typename L::T T;
-    const int V = L::V, M = L::M, LANES = 32 / V, GROUPS = 32 / LANES;
+    const int V = L::V, M = L::M, WARPS = 16, LANES = 32 / V, GROUPS = 32 / LANES;
     __shared__ float parts[WARPS][M * 32];
-    const T *a = (const T *)pa, *b = (const T *)pb;
+    L::enter();
+    const T *a = (const T *)pa, *b = (const T *)pb[0];
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const i64 column0 = (i64)blockIdx.x * 32, column = column0 + lane % LANES * V;
     float acc[M][V];
@@ -94,7 +105,7 @@ template <class L, int WARPS> SC_FN void skinny_columns(const void *pa, const vo
     for (int e = threadIdx.x; e < M * 32; e += WARPS * 32) {
         float sum = 0;
         for (int w = 0; w < WARPS; w++) sum += parts[w][e];
-        if (column0 + e % 32 < L::N) ((T *)pc)[e / 32 * L::c_step + column0 + e % 32] = Put<T>::of(sum);
+        if (column0 + e % 32 < L::N) finish(e / 32, column0 + e % 32, &sum);
     }
 }
 

@@ -7,9 +7,6 @@
 
 namespace sc {
 
-SC_FN void multiply(bf16, float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) { multiply_bf16(c, a, b0, b1); }
-SC_FN void multiply(f16, float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) { multiply_f16(c, a, b0, b1); }
-
 template <class T> SC_FN u32 pack(float low, float high) {
     return (u32)Put<T>::of(low).v | (u32)Put<T>::of(high).v << 16;
 }
