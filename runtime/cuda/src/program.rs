@@ -15,7 +15,7 @@ use crate::collective::{self, Peers};
 use crate::compile::{Source, compile};
 use crate::compute::fuse::{self, Member};
 use crate::compute::gemm::Prepared;
-use crate::compute::products::{self, Finished, Part};
+use crate::compute::products;
 use crate::compute::search::{self, Search};
 use crate::compute::{self, Machine, Sites};
 use crate::driver::{Device, Event, Function, Graph, Module, Stream};
@@ -75,7 +75,11 @@ impl Ready {
     fn next(&self) -> Start {
         match self {
             Ready::Kernel(..) => Start::Early,
-            Ready::Gemm(_) | Ready::Copy { .. } | Ready::Zero { .. } | Ready::Nccl(_) => Start::After,
+            Ready::Gemm(_)
+            | Ready::Copy { .. }
+            | Ready::Store { .. }
+            | Ready::Zero { .. }
+            | Ready::Nccl(_) => Start::After,
         }
     }
 }
@@ -248,28 +252,19 @@ fn together(
 ) -> Vec<Option<Vec<Work>>> {
     let mut out: Vec<Option<Vec<Work>>> = list.iter().map(|_| None).collect();
     let at = |value: &_| parts.homes.at(value);
-    let step = |place: usize| match &list[place].work {
-        StepWork::Kernel { op, operands, results } => {
-            Some(compute::Step { index: list[place].index, op, operands, results })
-        }
-        _ => None,
-    };
-    let member = |(&place, &stored): (&usize, &bool)| Some(Member { step: step(place)?, stored });
     let groups = fuse::groups(list);
     // What does not fit together is done, or refused with its name, step by step.
-    for Finished { products, group } in products::find(list, &groups) {
-        let members = group.steps.iter().zip(&group.stored).filter_map(member).map(Part::Member);
-        let mut all: Vec<(usize, Part<'_>)> = group.steps.iter().copied().zip(members).collect();
-        all.extend(products.iter().filter_map(|&p| Some((p, Part::Product(step(p)?)))));
-        all.sort_by_key(|(place, _)| *place);
-        let (places, whole): (Vec<usize>, Vec<Part<'_>>) = all.into_iter().unzip();
+    for whole in products::find(list, &groups) {
+        let places = whole.places();
         let free = places.iter().all(|&p| out[p].is_none());
-        let work = products::lower(&whole, &at, parts.machine, source, sites);
+        let work = products::lower(list, &whole, &at, parts.machine, source, sites);
         if let (true, Ok(Some(work)), Some(&last)) = (free, work, places.last()) {
             places.iter().for_each(|&place| out[place] = Some(Vec::new()));
             out[last] = Some(vec![work]);
         }
     }
+    let member =
+        |(&place, &stored): (&usize, &bool)| Some(Member { step: fuse::compute_step(&list[place])?, stored });
     for group in groups.iter().filter(|g| g.steps.iter().all(|&s| out[s].is_none())).collect::<Vec<_>>() {
         let members: Vec<_> = group.steps.iter().zip(&group.stored).filter_map(member).collect();
         let work = fuse::lower_fused(&members, &at, parts.machine, source, sites);

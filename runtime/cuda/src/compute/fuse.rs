@@ -89,6 +89,14 @@ fn is_run(value: &Located) -> bool {
     super::space::axes(&value.shape, &value.strides).iter().all(|a| a.stride == 1)
 }
 
+/// A step of the closed set, as it is lowered.
+pub fn compute_step(step: &BoundStep) -> Option<Step<'_>> {
+    match &step.work {
+        StepWork::Kernel { op, operands, results } => Some(Step { index: step.index, op, operands, results }),
+        _ => None,
+    }
+}
+
 /// The groups of all element-wise steps of a list that may be fused with another one.
 pub fn groups(list: &[BoundStep]) -> Vec<Group> {
     let awaited = awaited(list);

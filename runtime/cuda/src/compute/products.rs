@@ -111,13 +111,33 @@ fn may_be_done_later(
     })
 }
 
-/// A step of the whole, in the order of the list.
-#[derive(Clone, Copy, Debug)]
-pub enum Part<'a> {
-    /// A product.
+impl Finished {
+    /// All steps, by their places in the list, ascending.
+    pub fn places(&self) -> Vec<usize> {
+        let mut out: Vec<usize> = self.products.iter().chain(&self.group.steps).copied().collect();
+        out.sort_unstable();
+        out
+    }
+}
+
+/// A step of the whole.
+#[derive(Clone, Copy)]
+enum Part<'a> {
     Product(Step<'a>),
-    /// An element-wise step.
     Member(Member<'a>),
+}
+
+/// The steps, in the order of the list.
+fn parts<'a>(list: &'a [BoundStep], whole: &Finished) -> Vec<Part<'a>> {
+    let part = |place: usize| {
+        let step = fuse::compute_step(list.get(place)?)?;
+        let member = whole.group.steps.iter().position(|s| *s == place);
+        Some(match member {
+            Some(m) => Part::Member(Member { step, stored: whole.group.stored[m] }),
+            None => Part::Product(step),
+        })
+    };
+    whole.places().into_iter().filter_map(part).collect()
 }
 
 /// The kernel of products and their element-wise steps; `None` where their memory, shapes or layouts do not allow
@@ -126,12 +146,14 @@ pub enum Part<'a> {
 /// # Errors
 /// As [`super::lower`].
 pub fn lower(
-    parts: &[Part<'_>],
+    list: &[BoundStep],
+    whole: &Finished,
     at: &dyn Fn(&Located) -> Address,
     machine: &Machine,
     source: &mut Source,
     sites: &mut Sites,
 ) -> Result<Option<Work>, CudaError> {
+    let parts = &parts(list, whole)[..];
     let members: SmallVec<[Member<'_>; 8]> =
         parts.iter().filter_map(|p| if let Part::Member(m) = p { Some(*m) } else { None }).collect();
     let Some(shape) = members.first().and_then(|m| m.step.results.first()).map(|r| &r.shape) else {

@@ -18,7 +18,7 @@ const PTX: &str = include_str!("../../src/compute/kernels/ptx.cuh");
 const BEHIND: usize = GEMM_WORKSPACE + COUNTER_BYTES + 4096;
 
 /// Generated code as a library of the host.
-struct Library(*mut c_void);
+pub(crate) struct Library(*mut c_void);
 
 impl Drop for Library {
     fn drop(&mut self) {
@@ -31,8 +31,8 @@ impl Drop for Library {
 type Launch = unsafe extern "C" fn(*const *const u64, u32, u32);
 
 impl Library {
-    /// Compiles `text`, whose kernels have these names; none where there is no compiler.
-    fn build<'a>(text: &str, names: impl Iterator<Item = &'a str>) -> Option<Library> {
+    /// Compiles `text`, whose kernels have these names, for the test `what`; none where there is no compiler.
+    pub(crate) fn build<'a>(what: &str, text: &str, names: impl Iterator<Item = &'a str>) -> Option<Library> {
         let host = include_str!("emulate.h");
         assert!(text.contains(PTX));
         let mut code = format!("{host}{}", text.replace(PTX, ""));
@@ -43,7 +43,7 @@ impl Library {
                  {{ emulate::launch({name}, p, g, t); }}"
             );
         }
-        let folder = std::env::temp_dir().join(format!("symmc-compute-{}", std::process::id()));
+        let folder = std::env::temp_dir().join(format!("symmc-compute-{what}-{}", std::process::id()));
         std::fs::create_dir_all(&folder).expect("a folder for the code");
         let (source, library) = (folder.join("kernels.cpp"), folder.join("kernels.so"));
         std::fs::write(&source, code).expect("the code is written");
@@ -67,7 +67,7 @@ impl Library {
     ///
     /// # Safety
     /// The memory that its parameters name exists.
-    unsafe fn run(&self, kernel: &Kernel) {
+    pub(crate) unsafe fn run(&self, kernel: &Kernel) {
         let name = CString::new(format!("emulate_{}", kernel.entry)).expect("a name");
         // SAFETY: the library stays loaded.
         let found = unsafe { libc::dlsym(self.0, name.as_ptr()) };
@@ -126,7 +126,7 @@ fn kernels_give_what_the_interpreter_gives() {
         inputs: InputUse::Read,
     };
     let all = lowered(&cases, &machine, base);
-    let Some(library) = Library::build(&all.source.text(), all.source.names()) else { return };
+    let Some(library) = Library::build("corpus", &all.source.text(), all.source.names()) else { return };
     let pointer = |at: u64| std::ptr::with_exposed_provenance_mut::<u8>(at as usize);
     let mut ran = 0;
     for ((case, laid), works) in cases.iter().zip(&laid).zip(&all.works) {

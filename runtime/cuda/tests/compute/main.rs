@@ -5,6 +5,7 @@
 #[allow(dead_code)]
 mod check;
 mod emulate;
+mod products;
 
 use symmc_cases::corpus;
 use symmc_cuda::CudaError;

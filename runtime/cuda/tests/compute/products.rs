@@ -1,0 +1,147 @@
+//! Products of few rows and the element-wise steps behind them: one kernel gives the bits of the single steps.
+
+use symmc_cuda::compile::Source;
+use symmc_cuda::compute::products::{Finished, find, lower};
+use symmc_cuda::compute::{self, COUNTER_BYTES, GEMM_WORKSPACE, InputUse, Machine, Sites, Step, fuse};
+use symmc_cuda::launch::{Kernel, Work};
+use symmc_ir::random::SplitMix;
+use symmc_ir::{BinaryOp, DType, Op, UnaryOp};
+use symmc_planner::plan::Lane;
+use symmc_runtime::exec::{BoundStep, Home, Located, Work as StepWork};
+
+use crate::emulate::Library;
+
+const K: usize = 264;
+const N: usize = 200;
+
+/// Bytes from the start of the memory to each value, far apart.
+const SPACING: usize = 1 << 20;
+
+fn value(home: Home, place: usize, shape: [usize; 2], strides: [isize; 2]) -> Located {
+    let (shape, strides) = (shape.into(), strides.into());
+    Located { home, offset: place * SPACING, dtype: DType::BF16, shape, strides }
+}
+
+fn step(index: usize, op: Op, operands: Vec<Located>, result: Located) -> BoundStep {
+    let work = StepWork::Kernel { op, operands, results: vec![result] };
+    let (node, op_name) = (format!("n{index}"), "op".into());
+    BoundStep { index, lane: Lane::Compute, waits: vec![], node, op_name, work }
+}
+
+/// `silu(x gate) * (x up)` for `m` rows; the first product and `silu` share a place.
+fn gated(m: usize) -> Vec<BoundStep> {
+    let row = |home, place, n: usize| value(home, place, [m, n], [n as isize, 1]);
+    let weight = |place| value(Home::Input(1), place, [K, N], [1, K as isize]);
+    let x = row(Home::Ordinary, 0, K);
+    let (a, b, out) = (row(Home::Ordinary, 3, N), row(Home::Ordinary, 4, N), row(Home::Output(0), 5, N));
+    vec![
+        step(0, Op::MatMul, vec![x.clone(), weight(1)], a.clone()),
+        step(1, Op::Unary(UnaryOp::Silu), vec![a.clone()], a.clone()),
+        step(2, Op::MatMul, vec![x, weight(2)], b.clone()),
+        step(3, Op::Binary(BinaryOp::Mul), vec![a, b], out),
+    ]
+}
+
+/// Memory with random values for the steps, and what kernels are lowered for.
+struct World {
+    memory: Vec<u128>,
+    machine: Machine,
+}
+
+impl World {
+    fn new() -> World {
+        let own = 6 * SPACING;
+        let mut memory = vec![0u128; (own + GEMM_WORKSPACE + 2 * COUNTER_BYTES) / 16 + 16];
+        let base = (memory.as_mut_ptr().expose_provenance() as u64).next_multiple_of(256);
+        let counters = base + own as u64;
+        let machine = Machine {
+            multiprocessors: 132,
+            status: counters + COUNTER_BYTES as u64,
+            workspace: counters + 2 * COUNTER_BYTES as u64,
+            workspace_bytes: GEMM_WORKSPACE,
+            counters,
+            shared: 225 << 10,
+            inputs: InputUse::Read,
+        };
+        World { memory, machine }
+    }
+
+    fn base(&self) -> u64 {
+        self.machine.counters - 6 * SPACING as u64
+    }
+
+    /// What lies at a place after these kernels, from the same start.
+    fn run(&mut self, library: &Library, kernels: &[Kernel], result: &Located) -> Vec<u8> {
+        let mut random = SplitMix(3);
+        for half in self.memory.iter_mut() {
+            // Halves of a sign, an exponent near one and a mantissa.
+            *half = (0..8).fold(0, |word, i| {
+                let bits = random.next() as u128;
+                word | ((bits & 0x807f) | 0x3e80 | (bits >> 8 & 0x0100)) << (16 * i)
+            });
+        }
+        let counters = std::ptr::with_exposed_provenance_mut::<u8>(self.machine.counters as usize);
+        let at = std::ptr::with_exposed_provenance::<u8>(self.base() as usize + result.offset);
+        // SAFETY: all addresses lie in the memory; nothing else touches it meanwhile.
+        unsafe {
+            counters.write_bytes(0, 2 * COUNTER_BYTES);
+            kernels.iter().for_each(|k| library.run(k));
+            std::slice::from_raw_parts(at, result.shape.iter().product::<usize>() * 2).to_vec()
+        }
+    }
+}
+
+fn kernels(works: Vec<Work>) -> Vec<Kernel> {
+    let kernel = |work| match work {
+        Work::Kernel(kernel) => kernel,
+        other => panic!("{other:?}"),
+    };
+    works.into_iter().map(kernel).collect()
+}
+
+#[test]
+fn products_and_what_follows_are_one_kernel_with_the_same_bits() {
+    let mut world = World::new();
+    let (base, machine) = (world.base(), world.machine);
+    let at = |v: &Located| base + v.offset as u64;
+    for m in [1, 9, 40] {
+        let list = gated(m);
+        let [whole] = &find(&list, &fuse::groups(&list))[..] else { panic!("one kernel for {m} rows") };
+        assert_eq!((&whole.products[..], &whole.group.steps[..]), (&[0, 2][..], &[1, 3][..]));
+        let (mut source, mut sites) = (Source::new(), Sites::new());
+        let one = lower(&list, whole, &at, &machine, &mut source, &mut sites).expect("it fits");
+        let one = kernels(vec![one.expect("one kernel")]);
+        let single = |step: &BoundStep| {
+            let step: Step<'_> = fuse::compute_step(step).expect("of the closed set");
+            kernels(compute::lower(&step, &at, &machine, &mut source, &mut sites).expect("it fits"))
+        };
+        let single: Vec<Kernel> = list.iter().flat_map(single).collect();
+        assert_eq!(single.len(), 4);
+        let Some(library) = Library::build(&format!("products-{m}"), &source.text(), source.names()) else {
+            return;
+        };
+        let StepWork::Kernel { results, .. } = &list[3].work else { panic!("a kernel") };
+        let expected = world.run(&library, &single, &results[0]);
+        assert_eq!(world.run(&library, &one, &results[0]), expected, "{m} rows");
+    }
+}
+
+#[test]
+fn a_product_that_somebody_else_reads_or_that_would_lose_its_operand_stays_alone() {
+    let products = |list: &[BoundStep]| -> Vec<Finished> { find(list, &fuse::groups(list)) };
+    let mut read = gated(1);
+    let [a, copy] = [3, 6].map(|place| value(Home::Ordinary, place, [1, N], [N as isize, 1]));
+    // The result of the first product is copied before the activation overwrites it.
+    read.insert(1, step(1, Op::Copy, vec![a], copy));
+    assert!(products(&read).iter().all(|p| p.products == [3]), "{:?}", products(&read));
+    // The activation goes where its product and the next one read.
+    let mut lost = gated(1);
+    let x = value(Home::Ordinary, 0, [1, N], [N as isize, 1]);
+    if let StepWork::Kernel { results, .. } = &mut lost[1].work {
+        results[0] = x.clone();
+    }
+    if let StepWork::Kernel { operands, .. } = &mut lost[3].work {
+        operands[0] = x;
+    }
+    assert!(products(&lost).iter().all(|p| p.products == [2]), "{:?}", products(&lost));
+}
