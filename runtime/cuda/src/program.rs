@@ -11,7 +11,7 @@ use symmc_runtime::RunError;
 use symmc_runtime::exec::{BoundStep, Work as StepWork};
 
 use crate::adopt::LentStream;
-use crate::collective::{self, Peers};
+use crate::collective::{self, Peers, follow};
 use crate::compile::{Source, compile};
 use crate::compute::fuse::{self, Member};
 use crate::compute::gemm::Prepared;
@@ -254,6 +254,14 @@ fn together(
     let at = |value: &_| parts.homes.at(value);
     let groups = fuse::groups(list);
     // What does not fit together is done, or refused with its name, step by step.
+    for all in follow::find(list, &order::turns(list)) {
+        let grouped = groups.iter().any(|g| g.steps.contains(&(all.reduce + 1)));
+        let work = follow::lower(list, &all, parts.homes, parts.peers, source);
+        if let (false, Ok(Some(work))) = (grouped, work) {
+            all.places().for_each(|place| out[place] = Some(Vec::new()));
+            out[all.places().end - 1] = Some(vec![work]);
+        }
+    }
     for whole in products::find(list, &groups) {
         let places = whole.places();
         let free = places.iter().all(|&p| out[p].is_none());

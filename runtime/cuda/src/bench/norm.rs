@@ -124,7 +124,7 @@ impl Bench<'_> {
                 weight: Some(self.ordinary(WEIGHT)),
                 reduced: None,
                 added: self.ordinary(ADDED),
-                normed: self.ordinary(NORMED),
+                normed: Some(self.ordinary(NORMED)),
                 hidden,
                 eps: EPS,
                 round_first: false,

@@ -57,6 +57,7 @@
 mod blocks;
 mod call;
 mod control;
+pub mod follow;
 mod norm;
 mod packets;
 #[cfg(test)]

@@ -28,8 +28,8 @@ pub struct FusedNorm {
     pub reduced: Option<Address>,
     /// Where the sum with the residual goes.
     pub added: Address,
-    /// Where the norm goes.
-    pub normed: Address,
+    /// Where the norm goes; without one the rows only divide the work, and what is said of a norm has no meaning.
+    pub normed: Option<Address>,
     /// The elements of a row.
     pub hidden: usize,
     /// Added to the mean of the squares.
@@ -64,8 +64,8 @@ pub fn lower_norm(
 ) -> Result<Option<Work>, CudaError> {
     let (Variant::Packets, Kind::AllReduce(op)) = (call.variant, &call.kind) else { return Ok(None) };
     let row = norm.hidden * call.dtype.size();
-    let optional = [norm.weight, norm.reduced].into_iter().flatten();
-    let aligned = [norm.operand, norm.residual, norm.added, norm.normed].into_iter().chain(optional);
+    let optional = [norm.weight, norm.reduced, norm.normed].into_iter().flatten();
+    let aligned = [norm.operand, norm.residual, norm.added].into_iter().chain(optional);
     let fits = matches!(call.dtype, DType::F32 | DType::F16 | DType::BF16)
         && call.cell.len() > 1
         && call.elements > 0
@@ -76,7 +76,7 @@ pub fn lower_norm(
     if !fits {
         return Ok(None);
     }
-    let turn = Turn::new(step, call, [norm.operand, norm.normed], peers)?;
+    let turn = Turn::new(step, call, [norm.operand, norm.added], peers)?;
     let form = turn.form(turn.bytes);
     let (rows, units) = (call.elements / norm.hidden, packets::units(form, row));
     let Some((blocks, pieces)) = peers.blocks.norm.rows(rows, units) else { return Ok(None) };
@@ -91,7 +91,7 @@ pub fn lower_norm(
         weight: norm.weight.unwrap_or(0),
         reduced: norm.reduced.unwrap_or(0),
         added: norm.added,
-        normed: norm.normed,
+        normed: norm.normed.unwrap_or(0),
         row: (row / 8) as u32,
         eps: norm.eps as f32,
     };

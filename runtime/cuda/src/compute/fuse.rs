@@ -49,7 +49,7 @@ fn is_element_wise(op: &Op) -> bool {
 
 /// Bytes of a home, from the first that strides reach to behind the last.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(super) struct Span {
+pub(crate) struct Span {
     home: Home,
     bytes: Range<usize>,
 }
@@ -66,6 +66,13 @@ impl Span {
         let end = value.offset.wrapping_add_signed(high * size as isize) + size;
         let empty = value.shape.contains(&0);
         Span { home: value.home, bytes: if empty { 0..0 } else { start..end } }
+    }
+
+    /// The bytes that a region has, which has as many as the operand of its call, on a rank of which it does not
+    /// depend.
+    pub fn of_region(region: &BoundRegion, call: &BoundCollective) -> Span {
+        let bytes = call.elements * call.dtype.size();
+        Span { home: region.home, bytes: region.offset..region.offset + bytes }
     }
 
     /// All bytes that a region has on any rank of its cell, and more.
@@ -85,7 +92,7 @@ impl Span {
 }
 
 /// Whether the elements are one run, so that a span that covers it writes all of it.
-fn is_run(value: &Located) -> bool {
+pub(crate) fn is_run(value: &Located) -> bool {
     super::space::axes(&value.shape, &value.strides).iter().all(|a| a.stride == 1)
 }
 
@@ -178,9 +185,11 @@ pub(super) fn is_read(list: &[BoundStep], place: usize, group: &[usize]) -> bool
     let StepWork::Kernel { results, .. } = &list[place].work else { return true };
     let own = Span::of(&results[0]);
     // Only the ordinary arena is nobody else's business.
-    if own.home != Home::Ordinary {
-        return true;
-    }
+    own.home != Home::Ordinary || is_span_read(list, place, &own, group)
+}
+
+/// Whether a step that is not of the group may read these bytes of the ordinary arena after `place` wrote them.
+pub(crate) fn is_span_read(list: &[BoundStep], place: usize, own: &Span, group: &[usize]) -> bool {
     let mut overwritten = false;
     for (other, step) in list.iter().enumerate().skip(place + 1) {
         if overwritten {
@@ -191,16 +200,16 @@ pub(super) fn is_read(list: &[BoundStep], place: usize, group: &[usize]) -> bool
         }
         match &step.work {
             StepWork::Kernel { operands, results, .. } | StepWork::Custom { operands, results, .. } => {
-                if operands.iter().any(|x| Span::of(x).overlaps(&own)) {
+                if operands.iter().any(|x| Span::of(x).overlaps(own)) {
                     return true;
                 }
                 overwritten = step.lane == Lane::Compute
-                    && results.iter().any(|r| is_run(r) && Span::of(r).covers(&own));
+                    && results.iter().any(|r| is_run(r) && Span::of(r).covers(own));
             }
             StepWork::Collective(call) => {
                 let splits = call.splits.iter().flat_map(|(a, b)| [a, b]);
                 let regions = [&call.operand, &call.result].into_iter().chain(splits);
-                if regions.into_iter().any(|r| Span::around(r, call).overlaps(&own)) {
+                if regions.into_iter().any(|r| Span::around(r, call).overlaps(own)) {
                     return true;
                 }
             }

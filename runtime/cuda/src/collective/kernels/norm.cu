@@ -146,6 +146,7 @@ __device__ __forceinline__ void packets_norm(const Call& call, const Norm& norm)
                 if (e / EACH < count) squares += sum[e] * sum[e];
             }
         }
+        if (norm.normed == 0) continue;
         const float mean = block_sum(squares, parity) / (float)(width * EACH);
         const float scale = 1.0f / sqrtf(mean + norm.eps);
         parity ^= 1;

@@ -347,7 +347,7 @@ fn fused(n: u32, dtype: DType, hidden: usize, source: &mut Source) -> Option<Wor
         weight: Some(1 << 25),
         reduced: None,
         added: 1 << 26,
-        normed: 1 << 27,
+        normed: Some(1 << 27),
         hidden,
         eps: 1e-6,
         round_first: hidden > 4096,

@@ -1,0 +1,281 @@
+//! All-reduces by packets whose result is added to a residual, and perhaps normalised, right behind: one kernel.
+//!
+//! [`find`] looks for them in a list of steps. Towards peers the kernel is the all-reduce, at its place in the
+//! order; it rounds where the single steps round.
+
+use smallvec::SmallVec;
+use symmc_ir::collective::{CollectiveKind as Kind, Variant};
+use symmc_ir::{BinaryOp, Op};
+use symmc_planner::plan::Lane;
+use symmc_runtime::exec::{BoundCollective, BoundStep, Home, Located, Work as StepWork};
+
+use super::{FusedNorm, Peers, lower_norm};
+use crate::compile::Source;
+use crate::compute::fuse::{self, Span};
+use crate::error::CudaError;
+use crate::homes::Homes;
+use crate::launch::Work;
+use crate::order::Turn;
+
+/// The elements of a row where the rows are not normalised: then they only divide the work among blocks.
+const ROW: usize = 1024;
+
+/// Steps that follow each other in a list.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Followed {
+    /// The place of the all-reduce; the addition is the next.
+    pub reduce: usize,
+    /// Whether the norm of the sum is the one after that.
+    pub tail: Tail,
+}
+
+/// What follows the addition.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Tail {
+    /// Something else.
+    Nothing,
+    /// The norm of its rows.
+    Norm,
+}
+
+impl Followed {
+    /// The places of all steps.
+    pub fn places(&self) -> std::ops::Range<usize> {
+        self.reduce..self.reduce + 2 + usize::from(self.tail == Tail::Norm)
+    }
+}
+
+/// Where values of one number of elements lie.
+struct Values<'a> {
+    call: &'a BoundCollective,
+    residual: &'a Located,
+    sum: &'a Located,
+    norm: Option<Rows<'a>>,
+}
+
+/// A norm over the last axis.
+struct Rows<'a> {
+    weight: Option<&'a Located>,
+    result: &'a Located,
+    eps: f64,
+    round_first: bool,
+}
+
+/// The all-reduces of a list that may be done together with what follows them.
+pub fn find(list: &[BoundStep], turns: &[Turn]) -> Vec<Followed> {
+    let alone = |place: usize| turns.get(place).is_some_and(|t| t.stream == Lane::Compute && !t.awaited);
+    let of = |reduce: usize| {
+        let with = |tail| {
+            let all = Followed { reduce, tail };
+            let values = values(list, &all)?;
+            (all.places().all(alone) && apart(&values)).then_some(all)
+        };
+        with(Tail::Norm).or_else(|| with(Tail::Nothing))
+    };
+    (0..list.len()).filter(|&p| alone(p)).filter_map(of).collect()
+}
+
+/// The kernel; `None` if there is none for these sizes.
+///
+/// # Errors
+/// As [`super::lower`].
+pub fn lower(
+    list: &[BoundStep],
+    all: &Followed,
+    homes: &Homes,
+    peers: &Peers,
+    source: &mut Source,
+) -> Result<Option<Work>, CudaError> {
+    let Some(Values { call, residual, sum, norm }) = values(list, all) else { return Ok(None) };
+    let number = call.cell.iter().position(|&r| r == peers.rank).unwrap_or(0);
+    let last = sum.shape.last().copied().unwrap_or(1);
+    let hidden = match &norm {
+        Some(_) => last,
+        None if call.elements.is_multiple_of(ROW) => ROW,
+        None => last,
+    };
+    let fused = FusedNorm {
+        operand: homes.region(&call.operand, number),
+        residual: homes.at(residual),
+        reduced: is_read(list, all, call, sum).then(|| homes.region(&call.result, number)),
+        added: homes.at(sum),
+        weight: norm.as_ref().and_then(|n| n.weight).map(|w| homes.at(w)),
+        normed: norm.as_ref().map(|n| homes.at(n.result)),
+        hidden,
+        eps: norm.as_ref().map_or(0.0, |n| n.eps),
+        round_first: norm.as_ref().is_some_and(|n| n.round_first),
+    };
+    lower_norm(list[all.reduce].index, call, &fused, peers, source)
+}
+
+fn values<'a>(list: &'a [BoundStep], all: &Followed) -> Option<Values<'a>> {
+    let StepWork::Collective(call) = &list.get(all.reduce)?.work else { return None };
+    let reduces = call.variant == Variant::Packets && matches!(call.kind, Kind::AllReduce(_));
+    let StepWork::Kernel { op: Op::Binary(BinaryOp::Add), operands, results } =
+        &list.get(all.reduce + 1)?.work
+    else {
+        return None;
+    };
+    let ([x, y], [sum]) = (&operands[..], &results[..]) else { return None };
+    let residual = match (is_result(call, x), is_result(call, y)) {
+        (true, false) => y,
+        (false, true) => x,
+        _ => return None,
+    };
+    let same = |v: &Located| v.dtype == call.dtype && v.shape == sum.shape && fuse::is_run(v);
+    if !reduces || ![residual, sum].into_iter().all(same) {
+        return None;
+    }
+    let norm = match all.tail {
+        Tail::Nothing => None,
+        Tail::Norm => Some(rows(list.get(all.reduce + 2)?, sum)?),
+    };
+    Some(Values { call, residual, sum, norm })
+}
+
+/// Whether a value is the result of an all-reduce, element by element in the same order.
+fn is_result(call: &BoundCollective, value: &Located) -> bool {
+    let at = &call.result;
+    (at.home, at.offset, at.by_rank) == (value.home, value.offset, 0)
+        && value.dtype == call.dtype
+        && value.shape.iter().product::<usize>() == call.elements
+        && fuse::is_run(value)
+}
+
+/// The norm of the rows of `sum`.
+fn rows<'a>(step: &'a BoundStep, sum: &Located) -> Option<Rows<'a>> {
+    let StepWork::Kernel { op: Op::RmsNorm { axes: 1, eps, round_first }, operands, results } = &step.work
+    else {
+        return None;
+    };
+    let (x, weight) = (operands.first()?, operands.get(1));
+    let result = results.first()?;
+    let same = |a: &Located, b: &Located| (a.dtype, &a.shape) == (b.dtype, &b.shape) && fuse::is_run(b);
+    let fits = (x.home, x.offset, &x.strides) == (sum.home, sum.offset, &sum.strides)
+        && same(x, sum)
+        && same(sum, result)
+        && weight.is_none_or(|w| w.dtype == sum.dtype && w.shape.len() == 1 && fuse::is_run(w));
+    fits.then(|| Rows { weight, result, eps: eps.0, round_first: *round_first })
+}
+
+/// Whether what the kernel writes is, for each of its values, the same places as what it reads, or apart.
+fn apart(values: &Values<'_>) -> bool {
+    let Values { call, residual, sum, norm } = values;
+    let operand = Span::of_region(&call.operand, call);
+    let result = Span::of_region(&call.result, call);
+    let mut reads: SmallVec<[Span; 3]> = SmallVec::from_iter([operand, Span::of(residual)]);
+    let mut writes: SmallVec<[Span; 3]> = SmallVec::from_iter([result, Span::of(sum)]);
+    if let Some(norm) = norm {
+        // All rows multiply the same weight: nothing may be written there.
+        let weight = norm.weight.map(Span::of);
+        let normed = Span::of(norm.result);
+        if weight.is_some_and(|w| writes.iter().chain([&normed]).any(|s| s.overlaps(&w))) {
+            return false;
+        }
+        reads.push(Span::of(sum));
+        writes.push(normed);
+    }
+    let clean = |a: &Span, b: &Span| a == b || !a.overlaps(b);
+    writes.iter().all(|w| reads.iter().all(|r| clean(w, r)))
+}
+
+/// Whether the reduction itself is read by somebody else.
+fn is_read(list: &[BoundStep], all: &Followed, call: &BoundCollective, sum: &Located) -> bool {
+    let own = Span::of_region(&call.result, call);
+    let overwritten = own == Span::of(sum);
+    let places: SmallVec<[usize; 3]> = all.places().collect();
+    !overwritten
+        && (call.result.home != Home::Ordinary || fuse::is_span_read(list, all.reduce, &own, &places))
+}
+
+#[cfg(test)]
+mod tests {
+    use symmc_ir::{DType, Float, ReduceOp};
+    use symmc_runtime::exec::BoundRegion;
+
+    use super::*;
+    use crate::order;
+
+    const ROWS: usize = 4;
+    const HIDDEN: usize = 64;
+    /// Bytes of a value, and places that are apart.
+    const BYTES: usize = ROWS * HIDDEN * 2;
+
+    fn value(offset: usize) -> Located {
+        let (shape, strides) = ([ROWS, HIDDEN].into(), [HIDDEN as isize, 1].into());
+        Located { home: Home::Ordinary, offset, dtype: DType::BF16, shape, strides }
+    }
+
+    fn step(index: usize, lane: Lane, waits: &[usize], work: StepWork) -> BoundStep {
+        let (node, op_name) = (format!("n{index}"), String::new());
+        BoundStep { index, lane, waits: waits.to_vec(), node, op_name, work }
+    }
+
+    /// A product at 0, its reduction, the sum with what lies at `residual`, and the norm of that.
+    fn layer(residual: usize) -> Vec<BoundStep> {
+        let region = |offset| BoundRegion { home: Home::Ordinary, offset, by_rank: 0 };
+        let call = BoundCollective {
+            kind: Kind::AllReduce(ReduceOp::Sum),
+            variant: Variant::Packets,
+            exit: None,
+            cell: vec![0, 1],
+            group: 0,
+            dtype: DType::BF16,
+            elements: ROWS * HIDDEN,
+            row: HIDDEN,
+            operand: region(0),
+            result: region(BYTES),
+            landing: Some([0, 1 << 16]),
+            splits: None,
+        };
+        let kernel = |op, operands, result| StepWork::Kernel { op, operands, results: vec![result] };
+        let weight = Located { shape: [HIDDEN].into(), strides: [1].into(), ..value(8 * BYTES) };
+        let norm = Op::RmsNorm { axes: 1, eps: Float(1e-6), round_first: false };
+        let add = Op::Binary(BinaryOp::Add);
+        vec![
+            step(0, Lane::Compute, &[], kernel(Op::Copy, vec![value(9 * BYTES)], value(0))),
+            step(1, Lane::Comm, &[0], StepWork::Collective(call)),
+            step(2, Lane::Compute, &[1], kernel(add, vec![value(residual), value(BYTES)], value(2 * BYTES))),
+            step(3, Lane::Compute, &[], kernel(norm, vec![value(2 * BYTES), weight], value(3 * BYTES))),
+        ]
+    }
+
+    fn found(list: &[BoundStep]) -> Vec<Followed> {
+        find(list, &order::turns(list))
+    }
+
+    #[test]
+    fn a_reduction_its_residual_and_norm_are_one() {
+        let mut list = layer(4 * BYTES);
+        assert_eq!(found(&list), [Followed { reduce: 1, tail: Tail::Norm }]);
+        // In place, element on element, is the same.
+        assert_eq!(found(&layer(2 * BYTES)), [Followed { reduce: 1, tail: Tail::Norm }]);
+        list.pop();
+        assert_eq!(found(&list), [Followed { reduce: 1, tail: Tail::Nothing }]);
+    }
+
+    #[test]
+    fn what_lies_across_its_operands_or_has_compute_beside_it_stays_single() {
+        // The sum is written one row behind the residual.
+        assert_eq!(found(&layer(2 * BYTES + HIDDEN * 2)), []);
+        let mut beside = layer(4 * BYTES);
+        // The addition does not wait for the reduction: it may run first.
+        beside[2].waits.clear();
+        assert_eq!(found(&beside), []);
+    }
+
+    #[test]
+    fn the_reduction_is_stored_where_somebody_reads_it() {
+        let mut list = layer(4 * BYTES);
+        let all = Followed { reduce: 1, tail: Tail::Norm };
+        let stored = |list: &[BoundStep]| {
+            let Some(Values { call, sum, .. }) = values(list, &all) else { panic!("it is one") };
+            is_read(list, &all, call, sum)
+        };
+        assert!(!stored(&list));
+        let (op, operands) = (Op::Copy, vec![value(BYTES)]);
+        let reader = StepWork::Kernel { op, operands, results: vec![value(5 * BYTES)] };
+        list.push(step(4, Lane::Compute, &[], reader));
+        assert!(stored(&list));
+    }
+}
