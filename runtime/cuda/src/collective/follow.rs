@@ -155,7 +155,7 @@ fn rows<'a>(step: &'a BoundStep, sum: &Located) -> Option<Rows<'a>> {
         && same(x, sum)
         && same(sum, result)
         && weight.is_none_or(|w| w.dtype == sum.dtype && w.shape.len() == 1 && fuse::is_run(w));
-    fits.then(|| Rows { weight, result, eps: eps.0, round_first: *round_first })
+    fits.then_some(Rows { weight, result, eps: eps.0, round_first: *round_first })
 }
 
 /// Whether what the kernel writes is, for each of its values, the same places as what it reads, or apart.

@@ -43,14 +43,15 @@
 //! A block waits for blocks of the same number on peers and for no other, so a grid need not be resident as a
 //! whole, but its first unfinished block must get to run on every rank. The collectives of a rank run in one lane, one
 //! after another, and grids have at most [`MAX_BLOCKS`] blocks, so that the whole grid is resident on a device of as
-//! many multiprocessors; compute kernels beside it end by themselves and make room.
+//! many multiprocessors; compute kernels beside it end by themselves and make room. Those behind it are launched once
+//! it is resident as a whole, not sooner ([`Start::Early`](crate::launch::Start)).
 //!
 //! # Waits
 //! No wait is without a limit. A wait that reaches it reports once to the pinned status words ([`missed`]) and
 //! stops all waits of this rank, as does the host by [`end`]; kernels that follow go through without waiting
 //! for long, and what they leave in memory is meaningless.
 //!
-//! [`lower_norm`] is the packets all-reduce with what often follows it in a model.
+//! [`lower_norm`] is the packets all-reduce with what often follows it in a model; [`follow`] finds it in a program.
 //!
 //! Before the first run control region, landing zones and private words are zero on all ranks.
 

@@ -15,8 +15,9 @@ use crate::launch::{Address, Kernel, Param, Work};
 const MOST_ROWS_BY_COLUMNS: usize = 4;
 /// Columns that a block computes there.
 const COLUMNS: usize = 32;
-/// The most rows by matrix instructions.
-const MOST_ROWS: usize = 64;
+/// The most rows by matrix instructions. On an H200 two products of 4096 × 7168 with 16 rows take 36 µs this way and
+/// 38 by the library, without what follows them; 64 rows take 52.
+const MOST_ROWS: usize = 16;
 /// Lines of right matrices that a block has there, and terms of a stage.
 const LINES: usize = 128;
 const TERMS: usize = 128;

@@ -89,7 +89,7 @@ fn sample() -> Vec<Case> {
         "attention f32 [8, 1, 1, 700,",
         "matmul bf16 [3, 512]",
         "matmul f16 [8, 512]",
-        "matmul bf16 [40, 512]",
+        "matmul bf16 [16, 512]",
         "matmul bf16 [8, 1032]",
         "topk f32 5000",
         "index_add bf16",

@@ -15,8 +15,8 @@ SC_FN float warp_sum(float x, int from, int to) {
 template <class L, class F> SC_FN void skinny_line(const void *pa, const void *const *pb, F finish) {
     typedef typename L::T T;
     const int V = L::V, P = L::P, WARPS = 4, LAP = WARPS * 32 * V, LAPS = (L::K + LAP - 1) / LAP;
-    // What one thread asks for at once.
-    const int HELD = LAPS * P < 8 ? LAPS : 8 / P;
+    // What one thread asks for at once of each line: more on their way slows an H200 down.
+    const int HELD = LAPS * P < 2 ? LAPS : 2 / P;
     __shared__ float parts[WARPS][P];
     const T *a = (const T *)pa;
     const i64 column = blockIdx.x;
