@@ -20,7 +20,7 @@ use symmc_runtime::exec::{BoundCollective, BoundRegion, BoundStep, Home, Located
 use crate::arena::{Exchange, Source, SymmetricArena};
 use crate::collective::{self, BlockCounts, Forms, Peers};
 use crate::compile;
-use crate::compute::{InputUse, Machine};
+use crate::compute::Machine;
 use crate::driver::{Device, Graph, Memory, Pinned};
 use crate::error::CudaError;
 use crate::homes::Homes;
@@ -415,15 +415,7 @@ impl<'a> Bench<'a> {
 
     /// Calls `make` with what programs of the bench run with.
     fn with_parts<T>(&self, make: impl FnOnce(&Parts<'_>) -> T) -> T {
-        let machine = Machine {
-            multiprocessors: self.rig.device.multiprocessors(),
-            status: self.rig.status.address() + 2048,
-            workspace: 0,
-            workspace_bytes: 0,
-            counters: 0,
-            shared: 0,
-            inputs: InputUse::Written,
-        };
+        let machine = Machine { status: self.rig.status.address() + 2048, ..Machine::of(&self.rig.device) };
         let parts = Parts {
             device: &self.rig.device,
             homes: &self.homes,

@@ -20,8 +20,8 @@ use crate::adopt::Adopted;
 use crate::arena::{Exchange, Source, SymmetricArena};
 use crate::collective::{self, Peers};
 use crate::compute::search::{Products, Search};
-use crate::compute::{self, COUNTER_BYTES, InputUse, Machine, STATIC_SHARED};
-use crate::driver::{Device, Event, Graph, Memory, Pinned};
+use crate::compute::{self, COUNTER_BYTES, InputUse, Machine};
+use crate::driver::{Device, Event, Graph, Memory, Pinned, Stream};
 use crate::error::CudaError;
 use crate::homes::Homes;
 use crate::launch::Address;
@@ -62,6 +62,16 @@ impl SessionConfig {
             arena: Source::default(),
             adopted: Adopted::default(),
         }
+    }
+
+    /// How algorithms of products are chosen.
+    fn search<'a>(
+        &self,
+        exchange: &'a dyn Exchange,
+        device: &'a Arc<Device>,
+        stream: &'a Stream,
+    ) -> Search<'a> {
+        Search { exchange, products: self.products, device, stream, limit: self.limit }
     }
 
     /// What it says of waits for peers; addresses are left out.
@@ -157,22 +167,15 @@ impl Session {
         let making = Making { exchange, device: &device, arena: span, limit: config.limit, lent };
         let nccl = Communicators::new(steps(), &making)?;
         let machine = Machine {
-            multiprocessors: device.multiprocessors(),
             status: status.address() + COMPUTE_STATUS as Address,
             workspace,
             workspace_bytes: scratch,
             counters: local + counters as Address,
-            shared: device.shared().saturating_sub(STATIC_SHARED),
             inputs: inputs_of(steps()),
+            ..Machine::of(&device)
         };
         let streams = Streams::with(&device, config.adopted.stream)?;
-        let search = Search {
-            exchange,
-            products: config.products,
-            device: &device,
-            stream: &streams.compute,
-            limit: config.limit,
-        };
+        let search = config.search(exchange, &device, &streams.compute);
         let parts = Parts {
             device: &device,
             homes: &homes,

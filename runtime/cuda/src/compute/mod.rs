@@ -37,6 +37,7 @@ use symmc_runtime::exec::{Home, Located};
 use symmc_runtime::kernels::KernelError;
 
 use crate::compile::Source;
+use crate::driver::Device;
 use crate::error::CudaError;
 use crate::launch::{Address, Work};
 
@@ -50,7 +51,7 @@ pub const GEMM_WORKSPACE: usize = 32 << 20;
 pub const COUNTER_BYTES: usize = 4096;
 
 /// The most shared memory that kernels have beside the dynamic one.
-pub const STATIC_SHARED: usize = 2048;
+const STATIC_SHARED: usize = 2048;
 
 /// What compute steps are lowered for.
 #[derive(Clone, Copy, Debug)]
@@ -69,6 +70,21 @@ pub struct Machine {
     pub shared: usize,
     /// What steps write among the memory of inputs.
     pub inputs: InputUse,
+}
+
+impl Machine {
+    /// A device, without any memory.
+    pub fn of(device: &Device) -> Machine {
+        Machine {
+            multiprocessors: device.multiprocessors(),
+            status: 0,
+            workspace: 0,
+            workspace_bytes: 0,
+            counters: 0,
+            shared: device.shared().saturating_sub(STATIC_SHARED),
+            inputs: InputUse::Written,
+        }
+    }
 }
 
 /// What the steps of a program do with the memory of its inputs.

@@ -11,8 +11,7 @@ use symmc_cuda::CudaError;
 use symmc_cuda::compile::{Source, compile};
 use symmc_cuda::compute::gemm::GemmPlanner;
 use symmc_cuda::compute::{
-    COUNTER_BYTES, GEMM_WORKSPACE, InputUse, Machine, STATIC_SHARED, STATUS_BYTES, Sites, Step, lower,
-    workspace,
+    COUNTER_BYTES, GEMM_WORKSPACE, InputUse, Machine, STATUS_BYTES, Sites, Step, lower, workspace,
 };
 use symmc_cuda::driver::{Device, Memory, Module, Pinned, Stream};
 use symmc_cuda::launch::{Start, Work};
@@ -205,13 +204,12 @@ pub fn run(device: &Arc<Device>, cases: &[Case]) -> Result<Vec<Failure>, CudaErr
     // SAFETY: the range was just allocated.
     unsafe { stream.fill(counters, 0, COUNTER_BYTES)? };
     let machine = Machine {
-        multiprocessors: device.multiprocessors(),
         status: status.address(),
         workspace: scratch.address(),
         workspace_bytes: room,
         counters,
-        shared: device.shared().saturating_sub(STATIC_SHARED),
         inputs: InputUse::Read,
+        ..Machine::of(device)
     };
     let planner = GemmPlanner::new(device)?;
     let parts: Vec<&[Laid<'_>]> = laid.chunks(CHUNK).collect();
