@@ -1,6 +1,7 @@
 //! Products of few rows and the element-wise steps behind them: one kernel gives the bits of the single steps.
 
-use symmc_cuda::compile::Source;
+use symmc_cuda::CudaError;
+use symmc_cuda::compile::{Source, compile};
 use symmc_cuda::compute::products::{Finished, find, lower};
 use symmc_cuda::compute::{self, COUNTER_BYTES, GEMM_WORKSPACE, InputUse, Machine, Sites, Step, fuse};
 use symmc_cuda::launch::{Kernel, Work};
@@ -117,6 +118,11 @@ fn products_and_what_follows_are_one_kernel_with_the_same_bits() {
         };
         let single: Vec<Kernel> = list.iter().flat_map(single).collect();
         assert_eq!(single.len(), 4);
+        match compile(&source, [9, 0]) {
+            Ok(code) => assert!(!code.is_empty()),
+            Err(CudaError::Missing { library, .. }) => println!("skipped: no {library}"),
+            Err(error) => panic!("{error}"),
+        }
         let Some(library) = Library::build(&format!("products-{m}"), &source.text(), source.names()) else {
             return;
         };
