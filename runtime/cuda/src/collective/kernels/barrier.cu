@@ -60,8 +60,8 @@ __device__ __forceinline__ void reduce(const Call& call) {
     }
     for (u64 i = done + first; i < call.count; i += step) reduce_one<T, O, N, OUTS>(call, i);
     words.epoch += 1 + EXIT;
-    leave(call, words);
     if constexpr (EXIT) meet<Depart, N>(call, words.epoch);
+    leave(call, words);
 }
 
 /// Moves 16 bytes at each of `TIMES` places, `apart` bytes from each other. All loads come first.
@@ -117,8 +117,8 @@ __device__ __forceinline__ void move(const Call& call) {
         }
     }
     words.epoch += 1 + EXIT;
-    leave(call, words);
     if constexpr (EXIT) meet<Depart, N>(call, words.epoch);
+    leave(call, words);
 }
 
 /// Units that [`move`] and [`put`] move: bytes, words, and 16 bytes with what is left over in bytes.
@@ -172,14 +172,14 @@ __device__ __forceinline__ void put(const Call& call) {
         const Unit unit = *(const Unit*)(call.from[0] + at);
         for (u32 p = 0; p < call.receivers; p++) *(Unit*)(call.out[p] + at) = unit;
     }
-    words.epoch = epoch + 2;
-    leave(call, words);
     __syncthreads();
     if (thread < call.receivers && call.receiver[thread] != call.me) {
         touch(call, epoch, 16 + thread);
         store_release(flag(call, call.receiver[thread], call.me), epoch + 2);
     }
     if (thread == 0 && call.sender < N) await(call, call.sender, epoch + 2);
+    words.epoch = epoch + 2;
+    leave(call, words);
 }
 
 }  // namespace symmc_peer

@@ -110,8 +110,8 @@ __device__ __forceinline__ void pushed_reduce(const Call& call) {
         if (c <= chunks) tell<N>(call, epoch + c);
     }
     words.epoch += chunks + 3;
-    leave(call, words);
     meet<Depart, N>(call, words.epoch);
+    leave(call, words);
 }
 
 }  // namespace symmc_peer

@@ -158,7 +158,8 @@ __device__ __forceinline__ Words begin(const Call& call) {
 }
 
 /// Leaves the words for the group's next kernel, which may have another grid: block `b` of `g` also writes
-/// those of the blocks `b + g`, `b + 2g`, … that this grid lacks. All threads of the block have read theirs.
+/// those of the blocks `b + g`, `b + 2g`, … that this grid lacks. All threads of the block have read theirs. It comes
+/// behind the last flag, which would else wait for these stores.
 __device__ __forceinline__ void leave(const Call& call, const Words& next) {
     Words* words = (Words*)call.words;
     const u32 step = gridDim.x * blockDim.x;
