@@ -58,7 +58,8 @@ fn all(n: u32) -> Vec<(Kind, Variant)> {
 
 fn peers(rank: u32, n: u32) -> Peers {
     let arenas = (0..n).map(|r| Address::from(r + 1) << 32).collect();
-    Peers { rank, arenas, arena: ARENA, local: 1 << 20, status: 1 << 16, ..Peers::default() }
+    let links = Links::Whole;
+    Peers { rank, arenas, arena: ARENA, local: 1 << 20, status: 1 << 16, links, ..Peers::default() }
 }
 
 fn kernel(call: &BoundCollective, peers: &Peers, source: &mut Source) -> Kernel {
@@ -327,7 +328,9 @@ fn every_kernel_compiles() {
     let mut small = Source::new();
     fused(4, DType::F16, 2048, &mut small);
     for (kind, variant) in all(4) {
-        kernel(&collective(kind, variant, 4, DType::F16, 24), &peers(0, 4), &mut small);
+        let (links, forms) = (Links::MaySplit, Forms { words: 1, ..Forms::default() });
+        let call = collective(kind, variant, 4, DType::F16, 24 * 64);
+        kernel(&call, &Peers { links, forms, ..peers(0, 4) }, &mut small);
     }
     for (source, capability) in [(&small, [8, 0]), (&source, [9, 0])] {
         match compile(source, capability) {
