@@ -20,7 +20,7 @@ use crate::adopt::Adopted;
 use crate::arena::{Exchange, Source, SymmetricArena};
 use crate::collective::{self, Peers};
 use crate::compute::search::{Products, Search};
-use crate::compute::{self, COUNTER_BYTES, InputUse, Machine};
+use crate::compute::{self, InputUse, Machine};
 use crate::driver::{Device, Event, Graph, Memory, Pinned, Stream};
 use crate::error::CudaError;
 use crate::homes::Homes;
@@ -152,7 +152,7 @@ impl Session {
         let counters = collective::local_bytes(groups).next_multiple_of(256);
         let scratch = scratch_bytes(steps(), &device);
         let Private { memory, homes, counters: local, scratch: workspace } =
-            lay_out(&device, bounds, arena.address(), [counters + COUNTER_BYTES, scratch])?;
+            lay_out(&device, bounds, arena.address(), [counters, scratch])?;
         let status = Pinned::new(&device, STATUS)?;
         let peers = Peers {
             rank: exchange.rank(),
@@ -170,7 +170,6 @@ impl Session {
             status: status.address() + COMPUTE_STATUS as Address,
             workspace,
             workspace_bytes: scratch,
-            counters: local + counters as Address,
             inputs: inputs_of(steps()),
             ..Machine::of(&device)
         };
@@ -188,7 +187,7 @@ impl Session {
         let program = |bound: &Arc<Bound>| Program::new(exchange.rank(), &bound.steps, &parts);
         let programs = bounds.iter().map(program).collect::<Result<_, _>>()?;
         // SAFETY: the range was laid out above; nothing uses it yet.
-        unsafe { streams.compute.fill(local, 0, counters + COUNTER_BYTES)? };
+        unsafe { streams.compute.fill(local, 0, counters)? };
         streams.compute.synchronize()?;
         let rig =
             Rig::new(rig::Parts { programs, streams, nccl, _arena: arena, status, _memory: memory, device });

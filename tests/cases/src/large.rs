@@ -77,7 +77,7 @@ fn products(r: &mut SplitMix, out: &mut Vec<Case>) {
         }
     }
     let dtype = DType::BF16;
-    for (m, k, n) in [(1, 4096, 1000), (8, 1032, 200), (5, 257, 130)] {
+    for (m, k, n) in [(1, 4096, 1000), (8, 1032, 200), (5, 257, 130), (30, 1416, 220), (16, 520, 3200)] {
         let operands =
             vec![Placed::dense(tensor(r, dtype, &[m, k])), columns_first(tensor(r, dtype, &[k, n]))];
         let name = format!("matmul {dtype} [{m}, {k}] by column-major [{k}, {n}]");

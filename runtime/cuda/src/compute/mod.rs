@@ -47,9 +47,6 @@ pub const STATUS_BYTES: usize = 16;
 /// Bytes of workspace that matrix products want; other steps say what they need ([`workspace`]).
 pub const GEMM_WORKSPACE: usize = 32 << 20;
 
-/// Bytes of the counters that blocks of one kernel share.
-pub const COUNTER_BYTES: usize = 4096;
-
 /// The most shared memory that kernels have beside the dynamic one.
 const STATIC_SHARED: usize = 2048;
 
@@ -64,8 +61,6 @@ pub struct Machine {
     pub workspace: Address,
     /// Its size: at least [`GEMM_WORKSPACE`] and [`workspace`] of every step.
     pub workspace_bytes: usize,
-    /// [`COUNTER_BYTES`] that are zero between kernels.
-    pub counters: Address,
     /// Bytes of dynamic shared memory that a block may have.
     pub shared: usize,
     /// What steps write among the memory of inputs.
@@ -80,7 +75,6 @@ impl Machine {
             status: 0,
             workspace: 0,
             workspace_bytes: 0,
-            counters: 0,
             shared: device.shared().saturating_sub(STATIC_SHARED),
             inputs: InputUse::Written,
         }
@@ -152,7 +146,6 @@ pub(super) struct Lowering<'a> {
     status: Address,
     workspace: Address,
     workspace_bytes: usize,
-    counters: Address,
     shared: usize,
     inputs: InputUse,
     multiprocessors: u32,
@@ -166,8 +159,7 @@ impl<'a> Lowering<'a> {
         source: &'a mut Source,
         sites: &'a mut Sites,
     ) -> Lowering<'a> {
-        let Machine { multiprocessors, status, workspace, workspace_bytes, counters, shared, inputs } =
-            *machine;
+        let Machine { multiprocessors, status, workspace, workspace_bytes, shared, inputs } = *machine;
         Lowering {
             at,
             source,
@@ -176,7 +168,6 @@ impl<'a> Lowering<'a> {
             status,
             workspace,
             workspace_bytes,
-            counters,
             shared,
             inputs,
             multiprocessors,

@@ -10,9 +10,7 @@ use symmc_cases::{Case, Placed, agree};
 use symmc_cuda::CudaError;
 use symmc_cuda::compile::{Source, compile};
 use symmc_cuda::compute::gemm::GemmPlanner;
-use symmc_cuda::compute::{
-    COUNTER_BYTES, GEMM_WORKSPACE, InputUse, Machine, STATUS_BYTES, Sites, Step, lower, workspace,
-};
+use symmc_cuda::compute::{GEMM_WORKSPACE, InputUse, Machine, STATUS_BYTES, Sites, Step, lower, workspace};
 use symmc_cuda::driver::{Device, Memory, Module, Pinned, Stream};
 use symmc_cuda::launch::{Start, Work};
 use symmc_ir::Tensor;
@@ -199,15 +197,11 @@ pub fn run(device: &Arc<Device>, cases: &[Case]) -> Result<Vec<Failure>, CudaErr
     let memory = Memory::new(device, "the cases", bytes)?;
     let status = Pinned::new(device, STATUS_BYTES)?;
     let room = workspace_bytes(cases, device.multiprocessors()).next_multiple_of(256);
-    let scratch = Memory::new(device, "the workspace", room + COUNTER_BYTES)?;
-    let counters = scratch.address() + room as u64;
-    // SAFETY: the range was just allocated.
-    unsafe { stream.fill(counters, 0, COUNTER_BYTES)? };
+    let scratch = Memory::new(device, "the workspace", room)?;
     let machine = Machine {
         status: status.address(),
         workspace: scratch.address(),
         workspace_bytes: room,
-        counters,
         inputs: InputUse::Read,
         ..Machine::of(device)
     };

@@ -203,19 +203,19 @@ SC_FN void copy_async(void *to, const void *from, bool in) {
     if (in) memcpy(to, from, 16);
     else memset(to, 0, 16);
 }
-// Arrivals that a barrier waits for; copies are done at once.
+// Copies are done at once.
+SC_FN void copies_commit() {}
+template <int COUNT> void copies_wait() {}
+// Arrivals that a barrier waits for.
 struct Barrier { u16 missing, arrivals, phase; };
 SC_FN void barrier_init(u64 *barrier, u32 arrivals) { *(Barrier *)barrier = {(u16)arrivals, (u16)arrivals, 0}; }
 SC_FN void barrier_arrive(u64 *barrier) {
     Barrier *b = (Barrier *)barrier;
     if (--b->missing == 0) b->missing = b->arrivals, b->phase ^= 1;
 }
-SC_FN void barrier_arrive_after_copies(u64 *barrier) { barrier_arrive(barrier); }
 SC_FN void barrier_wait(u64 *barrier, u32 parity) {
     while (((Barrier *)barrier)->phase == parity) emulate::wait(emulate::WARP);
 }
-SC_FN float4 load_fresh(const float4 *at) { return *at; }
-SC_FN u32 count_up(u32 *at) { return (*at)++; }
 SC_FN void load_rows(const u16 *(&rows)[32], const u16 *row) {
     if ((u64)row % 16) {
         fprintf(stderr, "a row of a matrix is not aligned to 16 bytes\n");

@@ -27,7 +27,6 @@ fn machine(workspace_bytes: usize, shared: usize) -> Machine {
         status: 0x1000,
         workspace: 0x10_0000,
         workspace_bytes,
-        counters: 0x2000,
         shared,
         inputs: InputUse::Read,
     }

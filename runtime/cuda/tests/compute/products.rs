@@ -3,7 +3,7 @@
 use symmc_cuda::CudaError;
 use symmc_cuda::compile::{Source, compile};
 use symmc_cuda::compute::products::{Finished, find, lower};
-use symmc_cuda::compute::{self, COUNTER_BYTES, GEMM_WORKSPACE, InputUse, Machine, Sites, Step, fuse};
+use symmc_cuda::compute::{self, GEMM_WORKSPACE, InputUse, Machine, STATUS_BYTES, Sites, Step, fuse};
 use symmc_cuda::launch::{Kernel, Work};
 use symmc_ir::random::SplitMix;
 use symmc_ir::{BinaryOp, DType, Op, UnaryOp};
@@ -12,7 +12,8 @@ use symmc_runtime::exec::{BoundStep, Home, Located, Work as StepWork};
 
 use crate::emulate::Library;
 
-const K: usize = 264;
+/// More terms than the stages of a ring hold.
+const K: usize = 1800;
 const N: usize = 200;
 
 /// Bytes from the start of the memory to each value, far apart.
@@ -52,15 +53,14 @@ struct World {
 impl World {
     fn new() -> World {
         let own = 6 * SPACING;
-        let mut memory = vec![0u128; (own + GEMM_WORKSPACE + 2 * COUNTER_BYTES) / 16 + 16];
+        let mut memory = vec![0u128; (own + GEMM_WORKSPACE + STATUS_BYTES) / 16 + 16];
         let base = (memory.as_mut_ptr().expose_provenance() as u64).next_multiple_of(256);
-        let counters = base + own as u64;
+        // A block has 56 lines of one matrix, or 28 of each of two.
         let machine = Machine {
-            multiprocessors: 132,
-            status: counters + COUNTER_BYTES as u64,
-            workspace: counters + 2 * COUNTER_BYTES as u64,
+            multiprocessors: 4,
+            status: base + own as u64,
+            workspace: base + (own + STATUS_BYTES) as u64,
             workspace_bytes: GEMM_WORKSPACE,
-            counters,
             shared: 225 << 10,
             inputs: InputUse::Read,
         };
@@ -68,7 +68,7 @@ impl World {
     }
 
     fn base(&self) -> u64 {
-        self.machine.counters - 6 * SPACING as u64
+        self.machine.status - 6 * SPACING as u64
     }
 
     /// What lies at a place after these kernels, from the same start.
@@ -81,11 +81,11 @@ impl World {
                 word | ((bits & 0x807f) | 0x3e80 | (bits >> 8 & 0x0100)) << (16 * i)
             });
         }
-        let counters = std::ptr::with_exposed_provenance_mut::<u8>(self.machine.counters as usize);
+        let status = std::ptr::with_exposed_provenance_mut::<u8>(self.machine.status as usize);
         let at = std::ptr::with_exposed_provenance::<u8>(self.base() as usize + result.offset);
         // SAFETY: all addresses lie in the memory; nothing else touches it meanwhile.
         unsafe {
-            counters.write_bytes(0, 2 * COUNTER_BYTES);
+            status.write_bytes(0, STATUS_BYTES);
             kernels.iter().for_each(|k| library.run(k));
             std::slice::from_raw_parts(at, result.shape.iter().product::<usize>() * 2).to_vec()
         }
@@ -105,7 +105,7 @@ fn products_and_what_follows_are_one_kernel_with_the_same_bits() {
     let mut world = World::new();
     let (base, machine) = (world.base(), world.machine);
     let at = |v: &Located| base + v.offset as u64;
-    for m in [1, 9, 16] {
+    for m in [1, 9, 30] {
         let list = gated(m);
         let [whole] = &find(&list, &fuse::groups(&list))[..] else { panic!("one kernel for {m} rows") };
         assert_eq!((&whole.products[..], &whole.group.steps[..]), (&[0, 2][..], &[1, 3][..]));

@@ -59,16 +59,17 @@ SC_FN void copy_async(void *to, const void *from, bool in) {
                  : "memory");
 }
 
+// Ends a group of copies of this thread.
+SC_FN void copies_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+// Waits until all groups of this thread have come but the last COUNT.
+template <int COUNT> SC_FN void copies_wait() { asm volatile("cp.async.wait_group %0;" ::"n"(COUNT) : "memory"); }
+
 // Barriers in shared memory.
 SC_FN void barrier_init(u64 *barrier, u32 arrivals) {
     asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(in_shared(barrier)), "r"(arrivals) : "memory");
 }
 SC_FN void barrier_arrive(u64 *barrier) {
     asm volatile("{ .reg .b64 s; mbarrier.arrive.shared.b64 s, [%0]; }" ::"r"(in_shared(barrier)) : "memory");
-}
-// Arrives once all copies that this thread started have come.
-SC_FN void barrier_arrive_after_copies(u64 *barrier) {
-    asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(in_shared(barrier)) : "memory");
 }
 // Waits for the end of the phase of this parity.
 SC_FN void barrier_wait(u64 *barrier, u32 parity) {
@@ -85,18 +86,6 @@ SC_FN void barrier_wait(u64 *barrier, u32 parity) {
             : "memory");
 }
 
-// Values that another block wrote.
-SC_FN float4 load_fresh(const float4 *at) {
-    float4 x;
-    asm volatile("ld.global.cg.v4.f32 {%0,%1,%2,%3}, [%4];"
-                 : "=f"(x.x), "=f"(x.y), "=f"(x.z), "=f"(x.w)
-                 : "l"(at)
-                 : "memory");
-    return x;
-}
-// Adds one; gives what was there.
-SC_FN u32 count_up(u32 *at) { return atomicAdd(at, 1u); }
-
 // Four matrices of 8 by 8; lane 8i + j names row j of matrix i in shared memory.
 SC_FN void load_matrices(u32 (&out)[4], const u16 *row) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
@@ -105,10 +94,11 @@ SC_FN void load_matrices(u32 (&out)[4], const u16 *row) {
                  : "memory");
 }
 
-// The shared memory that a launch asks for.
+// The shared memory that a launch asks for. Its banks give 128 bytes at once: copies of 128 bytes take longer where they
+// cross a multiple of that.
 SC_FN double *dynamic_shared() {
-    extern __shared__ uint4 shared[];
-    return (double *)shared;
+    extern __shared__ __align__(128) double shared[];
+    return shared;
 }
 
 } // namespace sc
