@@ -1,5 +1,5 @@
-//! Times of an all-reduce with the addition of a residual and RMS norm: as one kernel, and as a packets all-reduce with
-//! what the compiler makes of the rest. Both are compared with what the host computes in f64.
+//! Times of an all-reduce with the addition of a residual and RMS norm: as one kernel, and as a kernel for each. Both
+//! are compared with what the host computes in f64.
 
 use serde::{Deserialize, Serialize};
 use symmc_ir::collective::Variant;
@@ -11,8 +11,9 @@ use symmc_runtime::RunError;
 use symmc_runtime::exec::{BoundRegion, BoundStep, Home, Located, Work as StepWork};
 
 use super::{Bench, CALLS, agreed, numbers};
-use crate::collective::{FusedNorm, lower_norm};
-use crate::compile::Source;
+use crate::collective::{self, FusedNorm, lower_norm};
+use crate::compile;
+use crate::compute::{self, Sites};
 use crate::error::CudaError;
 use crate::launch::Address;
 
@@ -67,7 +68,7 @@ impl Bench<'_> {
             for how in [How::Fused, How::Separate] {
                 let prepared = match how {
                     How::Fused => self.prepare_fused(rows, hidden),
-                    How::Separate => self.prepare(&self.separate(rows, hidden)),
+                    How::Separate => self.prepare_separate(rows, hidden),
                 };
                 let recorded = match agreed(prepared, self.exchange)? {
                     Ok(()) => agreed(self.record(), self.exchange)?,
@@ -114,7 +115,7 @@ impl Bench<'_> {
     /// Compiles the calls as one kernel each.
     fn prepare_fused(&mut self, rows: usize, hidden: usize) -> Result<(), CudaError> {
         let steps = self.reductions(rows, hidden);
-        let mut source = Source::new();
+        let mut source = compile::Source::new();
         let mut lowered = Vec::new();
         for step in &steps {
             let StepWork::Collective(call) = &step.work else { continue };
@@ -133,6 +134,30 @@ impl Bench<'_> {
             let work = lower_norm(step.index, call, &norm, &self.peers, &mut source)?.ok_or_else(missing)?;
             lowered.push(vec![work]);
         }
+        self.prepare_lowered(&steps, lowered, &source)
+    }
+
+    /// Compiles the calls as the kernels of three steps each, as programs do where the steps do not follow each other.
+    fn prepare_separate(&mut self, rows: usize, hidden: usize) -> Result<(), CudaError> {
+        let steps = self.separate(rows, hidden);
+        let (mut source, mut sites) = (compile::Source::new(), Sites::new());
+        let lowered = self.with_parts(|parts| {
+            let lower = |step: &BoundStep| match &step.work {
+                StepWork::Kernel { op, operands, results } => {
+                    let step = compute::Step { index: step.index, op, operands, results };
+                    let at = |value: &Located| parts.homes.at(value);
+                    compute::lower(&step, &at, parts.machine, &mut source, &mut sites)
+                }
+                StepWork::Collective(call) => {
+                    let [operand, result] = [&call.operand, &call.result].map(|r| parts.homes.region(r, 0));
+                    let work =
+                        collective::lower(step.index, call, operand, result, parts.peers, &mut source)?;
+                    Ok(work.unwrap_or_default())
+                }
+                StepWork::Custom { name, .. } => Err(CudaError::Unsupported(name.clone())),
+            };
+            steps.iter().map(lower).collect::<Result<Vec<_>, _>>()
+        })?;
         self.prepare_lowered(&steps, lowered, &source)
     }
 
