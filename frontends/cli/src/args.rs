@@ -44,6 +44,9 @@ pub enum Command {
     /// Print a program as text
     #[command(after_help = PRINT_EXAMPLES)]
     Print(PrintArgs),
+    /// Pack the buffers of a table: an offset for each, with a low peak
+    #[command(after_help = PACK_EXAMPLES)]
+    Pack(PackArgs),
     /// Measure this machine's GPUs into a profile that --machine reads
     #[command(after_help = TUNE_EXAMPLES)]
     Tune(TuneArgs),
@@ -79,6 +82,16 @@ Examples:
   symmc print model.pt2 --format dot | dot -Tsvg > model.svg
 
 With several buckets, lowered and planned print one program for each, under a comment that names it.";
+
+const PACK_EXAMPLES: &str = "\
+Examples:
+  symmc pack tests/packing/minimalloc/A.1048576.csv --capacity 1048576
+  symmc pack buffers.csv -o offsets.csv
+
+The table has the columns id, lower, upper (exclusive) and size, or id, start, end (inclusive) and size; alignment
+and offset are honoured, others read over.
+
+Exit codes: 0 packed; 1 the capacity is not met; 2 not a table of buffers.";
 
 const RUN_PROGRAM: &str = "The program (.pt2, .symm), or a plan (.json)";
 
@@ -320,6 +333,31 @@ pub enum Stage {
     Lowered,
     /// With copies and in the order of its steps, for each bucket
     Planned,
+}
+
+/// Arguments of `symmc pack`.
+#[derive(ClapArgs, Debug)]
+pub struct PackArgs {
+    /// The table of buffers (CSV)
+    pub file: PathBuf,
+    /// The peak that is good enough; a higher one fails
+    #[arg(long, value_name = "BYTES")]
+    pub capacity: Option<u64>,
+    /// Write the table with an offset for each buffer to a file
+    #[arg(short, long, value_name = "FILE")]
+    pub output: Option<PathBuf>,
+    /// What to print
+    #[arg(long, value_enum, default_value_t = PackFormat::Text)]
+    pub format: PackFormat,
+}
+
+/// What `symmc pack` prints.
+#[derive(ValueEnum, Debug, Clone, Copy, PartialEq, Eq)]
+pub enum PackFormat {
+    /// For people
+    Text,
+    /// For programs
+    Json,
 }
 
 /// Arguments of `symmc ops`.

@@ -1,6 +1,7 @@
 //! The commands, one function each.
 
 mod bench;
+mod pack;
 mod plan;
 mod print;
 mod run;
@@ -22,6 +23,7 @@ pub fn dispatch(args: Args) -> Result<ExitCode> {
         Command::Check(args) => check(&args),
         Command::Run(args) => run::run(&args),
         Command::Print(args) => print::print(&args),
+        Command::Pack(args) => pack::pack(&args),
         Command::Tune(args) => bench::tune(&args),
         Command::Bench(Bench::Collectives(args)) => bench::collectives(&args),
         Command::Bench(Bench::Program(args)) => bench::program(&args),

@@ -38,6 +38,17 @@ fn broken_files() {
 }
 
 #[test]
+fn tables_that_do_not_pack() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let head = "id,lower,upper,size,offset";
+    let file = write(dir.path(), "cell.csv", format!("{head}\na,0,1,many,\n").as_bytes());
+    says(&format!("pack {file}"), &[&file, "line 2", "many", "expected an integer"]);
+    let file = write(dir.path(), "clash.csv", format!("{head}\na,0,2,8,0\nb,1,3,8,4\n").as_bytes());
+    says(&format!("pack {file}"), &[&file, "a and b", "overlap"]);
+    says("pack no_such_file.csv", &["no_such_file.csv"]);
+}
+
+#[test]
 fn ranks_that_do_not_fit() {
     says("run megatron_tp4_f32.pt2 --ranks 3", &["4", "3"]);
     says("plan moe_ep4.pt2 --ranks 8", &["4", "8"]);

@@ -193,3 +193,22 @@ fn ranks_that_another_launcher_started_join_and_must_agree() {
         }
     }
 }
+
+#[test]
+fn pack_writes_offsets_and_says_when_the_capacity_is_not_met() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let file = dir.path().join("o.csv");
+    let table = "../packing/idealloc/gpt2s_12_train.csv";
+    let text = stdout(&format!("pack {table} -o {}", file.display()));
+    assert!(text.contains("gap    0.00 %"), "{text}");
+    // The offsets that it wrote are honoured when they are read.
+    let again = stdout(&format!("pack {} --format json", file.display()));
+    let again: serde_json::Value = serde_json::from_str(&again).expect("JSON");
+    assert_eq!(again["peak"], again["bound"]);
+    let out = output(&mut symmc(&format!("pack {table} --capacity 1000")));
+    assert_eq!(out.status.code(), Some(1));
+    let text = String::from_utf8_lossy(&out.stdout);
+    for part in ["FAILED", "above the capacity 1000", "no packing meets it"] {
+        assert!(text.contains(part), "{part:?} is missing in\n{text}");
+    }
+}

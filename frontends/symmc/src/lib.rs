@@ -46,6 +46,7 @@ pub use symmc_ir::machine::Profile;
 pub use symmc_ir::{Bindings, Graph, Tensor};
 pub use symmc_planner::CheckedPlan;
 pub use symmc_planner::check::Report;
+pub use symmc_planner::pack;
 pub use symmc_planner::plan::{self, Plan};
 pub use symmc_runtime::host;
 pub use symmc_torch::supported_ops;

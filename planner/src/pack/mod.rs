@@ -24,11 +24,16 @@
 
 mod occupancy;
 mod orders;
+mod table;
+mod verify;
 
 use thiserror::Error;
 
 use occupancy::Occupancy;
 use orders::Fit;
+
+pub use table::{Table, TableError};
+pub use verify::{Verified, VerifyError, verify};
 
 /// A block of memory to place.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -62,11 +67,20 @@ pub struct Config {
     pub rounds: u64,
     /// A peak at most this fraction above the bound ends the search.
     pub enough: f64,
+    /// A peak at most this ends the search too.
+    pub capacity: Option<u64>,
+}
+
+impl Config {
+    /// A search that takes its time: seconds on hard problems.
+    pub fn thorough() -> Self {
+        Config { work: 2_000_000, rounds: 2_000, ..Config::default() }
+    }
 }
 
 impl Default for Config {
     fn default() -> Self {
-        Config { work: 100_000, rounds: 64, enough: 0.0 }
+        Config { work: 100_000, rounds: 64, enough: 0.0, capacity: None }
     }
 }
 
@@ -135,7 +149,7 @@ pub fn pack(blocks: &[Block], config: &Config) -> Result<Packing, PackError> {
         Some(t) => (0..blocks.len()).filter(|&b| blocks[b].size > 0 && spans.alive_at(b, t)).collect(),
         None => Vec::new(),
     };
-    let goal = bound + (bound as f64 * config.enough) as u64;
+    let goal = (bound + (bound as f64 * config.enough) as u64).max(config.capacity.unwrap_or(0));
     let mut best: Option<(u64, Vec<u64>, &'static str)> = None;
     for order in orders::portfolio(blocks, &spans, &loads, &at_bound) {
         if best.is_some() && search.work + blocks.len() as u64 > budget {

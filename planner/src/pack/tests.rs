@@ -129,6 +129,7 @@ proptest! {
         prop_assert!(p.bound <= p.peak || blocks.iter().all(|b| b.size == 0));
         let ends = blocks.iter().zip(&p.offsets).map(|(b, o)| if b.size > 0 { b.size + o } else { 0 });
         prop_assert_eq!(p.peak, ends.max().unwrap_or(0));
+        prop_assert!(verify(&blocks, &p.offsets).is_ok_and(|v| (v.peak, v.bound) == (p.peak, p.bound)));
         for (i, a) in blocks.iter().enumerate() {
             prop_assert_eq!(p.offsets[i] % a.align.max(1), 0);
             for (j, b) in blocks.iter().enumerate().skip(i + 1) {
@@ -143,4 +144,63 @@ proptest! {
     fn a_packing_is_deterministic(blocks in prop::collection::vec(arbitrary_block(), 0..30)) {
         prop_assert_eq!(pack(&blocks, &Config::default()), pack(&blocks, &Config::default()));
     }
+}
+
+fn read_error(text: &str) -> TableError {
+    Table::read(text).expect_err("no table")
+}
+
+#[test]
+fn a_table_is_read_with_either_kind_of_lifetime() {
+    let half_open = Table::read("id,lower,upper,size\na,0,2,8\nb,2,3,4\n").expect("a table");
+    let inclusive =
+        Table::read("\u{feff}size, id,end,start,color\r\n8,a,1,0,red\r\n\r\n4,b,2,2,\r\n").expect("a table");
+    assert_eq!(half_open, inclusive);
+    assert_eq!((half_open.ids, half_open.blocks), (vec!["a".into(), "b".into()], blocks("0..2:8 2..3:4")));
+    assert_eq!(inclusive.write(&[0, 0]), "id,lower,upper,size,offset\na,0,2,8,0\nb,2,3,4,0\n");
+}
+
+#[test]
+fn alignments_and_offsets_of_a_table_are_honoured() {
+    let text = "id,lower,upper,size,alignment,offset\na,0,2,8,1,16\nb,0,2,4,8,\nc,0,2,2,8,-1\n";
+    let table = Table::read(text).expect("a table");
+    let p = pack(&table.blocks, &Config::default()).expect("packs");
+    assert_eq!(p.offsets, [16, 0, 8]);
+    assert!(table.write(&p.offsets).ends_with("a,0,2,8,1,16\nb,0,2,4,8,0\nc,0,2,2,8,8\n"));
+}
+
+#[test]
+fn what_is_no_table_is_refused_with_its_line() {
+    assert_eq!(read_error(""), TableError::Empty);
+    assert_eq!(
+        read_error("id,lower,size\n"),
+        TableError::Column { found: "id,lower,size".into(), missing: "upper" }
+    );
+    assert_eq!(read_error("id,lower,upper,size,size\n"), TableError::Repeated("size".into()));
+    let body =
+        |line: &str| read_error(&format!("id,lower,upper,size,alignment\na,0,1,8,1\n{line}\n")).to_string();
+    for (line, message) in [
+        ("b,0,1,8", "line 3: found 4 cells, expected 5 as in the header"),
+        ("b,0,1,x,1", "line 3: size is \"x\", expected an integer from 0 to 2^62 - 1"),
+        ("b,-1,1,8,1", "line 3: lower is \"-1\", expected an integer from 0 to 2^62 - 1"),
+        ("b,0,1,8,0", "line 3: alignment is \"0\", expected a positive integer"),
+        ("b,1,1,8,1", "line 3: the lifetime 1..1 is empty, expected lower < upper"),
+        ("a,0,1,8,1", "line 3: found the id a again, after line 2; expected ids that differ"),
+    ] {
+        assert_eq!(body(line), message);
+    }
+}
+
+#[test]
+fn the_sweep_finds_what_is_no_packing() {
+    let b = blocks("0..3:8 1..2:8 4..2:4 2..4:4");
+    assert_eq!(verify(&b, &[0, 8, 16, 8]), Ok(Verified { peak: 20, bound: 20 }));
+    assert_eq!(verify(&b, &[0, 7, 16, 8]), Err(VerifyError::Overlap { first: 0, second: 1 }));
+    // The wrapped block is alive at the beginning.
+    assert_eq!(verify(&b, &[0, 8, 7, 8]), Err(VerifyError::Overlap { first: 0, second: 2 }));
+    assert_eq!(verify(&b, &[0, 8, 16]), Err(VerifyError::Count { found: 3, blocks: 4 }));
+    let mut b = blocks("0..1:8@8 0..1:8");
+    assert_eq!(verify(&b, &[0, 8]), Err(VerifyError::Misplaced { block: 0, offset: 0 }));
+    b[1].align = 16;
+    assert_eq!(verify(&b, &[8, 24]), Err(VerifyError::Misplaced { block: 1, offset: 24 }));
 }

@@ -1,0 +1,122 @@
+//! `symmc pack`: the planner's packer on a table of buffers.
+
+use std::process::ExitCode;
+use std::time::Instant;
+
+use anyhow::{Context, Result, anyhow};
+use symmc::pack::{self, Config, PackError, Packing, Table, Verified};
+
+use crate::args::{PackArgs, PackFormat};
+use crate::out::put;
+use crate::units::{count, gap};
+
+/// Packs a table, verifies the offsets, writes them where asked, and prints.
+pub fn pack(args: &PackArgs) -> Result<ExitCode> {
+    let name = args.file.display();
+    let text = std::fs::read_to_string(&args.file).with_context(|| name.to_string())?;
+    let table = Table::read(&text).map_err(|e| anyhow!("{name}: {e}"))?;
+    let start = Instant::now();
+    let config = Config { capacity: args.capacity, ..Config::thorough() };
+    let packing = pack::pack(&table.blocks, &config).map_err(|e| anyhow!("{name}: {}", named(&table, &e)))?;
+    let seconds = start.elapsed().as_secs_f64();
+    let verified = pack::verify(&table.blocks, &packing.offsets)
+        .map_err(|e| symmc::Error::Check(vec![format!("{name}: the offsets are no packing: {e}")]))?;
+    if let Some(path) = &args.output {
+        std::fs::write(path, table.write(&packing.offsets)).map_err(|e| symmc::Error::io(path, e))?;
+    }
+    let result = Outcome { table: &table, packing: &packing, verified, seconds, capacity: args.capacity };
+    match args.format {
+        PackFormat::Text => put(&result.text(&name.to_string()))?,
+        PackFormat::Json => put(&result.json())?,
+    }
+    Ok(ExitCode::from(u8::from(!result.fits())))
+}
+
+/// An error of the packer, with the names of the table.
+fn named(table: &Table, error: &PackError) -> String {
+    match error {
+        PackError::Overlap { first, second } => format!(
+            "buffers {} and {} have given offsets, are alive together and overlap",
+            table.ids[*first], table.ids[*second]
+        ),
+        PackError::Misaligned { block, offset, align } => format!(
+            "buffer {} is given offset {offset}, expected a multiple of its alignment {align}",
+            table.ids[*block]
+        ),
+        PackError::TooLarge => error.to_string(),
+    }
+}
+
+struct Outcome<'a> {
+    table: &'a Table,
+    packing: &'a Packing,
+    verified: Verified,
+    seconds: f64,
+    capacity: Option<u64>,
+}
+
+impl Outcome<'_> {
+    fn fits(&self) -> bool {
+        self.capacity.is_none_or(|c| self.verified.peak <= c)
+    }
+
+    /// The buffers that end above a limit.
+    fn above(&self, limit: u64) -> Vec<&str> {
+        let ends = self.table.blocks.iter().zip(&self.packing.offsets).map(|(b, o)| (b.size > 0, b.size + o));
+        let above = ends.zip(&self.table.ids).filter(|((some, end), _)| *some && *end > limit);
+        above.map(|(_, id)| id.as_str()).collect()
+    }
+
+    /// The buffers that are alive together at the bound.
+    fn at_bound(&self) -> Vec<&str> {
+        self.packing.at_bound.iter().map(|&b| self.table.ids[b].as_str()).collect()
+    }
+
+    fn text(&self, name: &str) -> String {
+        let Verified { peak, bound } = self.verified;
+        let mut out = format!(
+            "{name}: {}\n  bound  {bound}\n  peak   {peak}\n  gap    {}\n  order  {}\n  work   {}\n  time   {:.1} ms\n",
+            count(self.packing.offsets.len() as u64, "buffer"),
+            gap(peak, bound),
+            self.packing.order,
+            self.packing.work,
+            self.seconds * 1e3,
+        );
+        if let Some(capacity) = self.capacity.filter(|_| !self.fits()) {
+            out += &format!(
+                "FAILED: the peak {peak} is {} above the capacity {capacity}; buffers that end above it: {}\n",
+                peak - capacity,
+                few(&self.above(capacity)),
+            );
+            if bound > capacity {
+                out += &format!("  no packing meets it: alive together are {}\n", few(&self.at_bound()));
+            }
+        }
+        out
+    }
+
+    fn json(&self) -> String {
+        let Verified { peak, bound } = self.verified;
+        let value = serde_json::json!({
+            "buffers": self.packing.offsets.len(),
+            "bound": bound,
+            "peak": peak,
+            "order": self.packing.order,
+            "work": self.packing.work,
+            "seconds": self.seconds,
+            "capacity": self.capacity,
+            "fits": self.fits(),
+            "at_bound": self.at_bound(),
+            "above_capacity": self.capacity.map(|c| self.above(c)),
+        });
+        format!("{value:#}\n")
+    }
+}
+
+/// The first of many names.
+fn few(names: &[&str]) -> String {
+    const SHOWN: usize = 20;
+    let rest = names.len().saturating_sub(SHOWN);
+    let shown = names[..names.len() - rest].join(", ");
+    if rest == 0 { shown } else { format!("{shown} and {rest} more") }
+}

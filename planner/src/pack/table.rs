@@ -1,0 +1,195 @@
+//! Packing problems as the published CSV: a header, then one buffer a line.
+//!
+//! The columns `id`, `lower`, `upper` and `size` may stand in any order; lifetimes are half-open. Older files
+//! have `start` and `end`, the end inclusive. `alignment` and `offset` are honoured (an empty offset or -1 is
+//! none); other columns are read over. What is written has half-open lifetimes.
+//!
+//! Not here: quoted cells, wrapped lifetimes, and minimalloc's gaps: a buffer with gaps is alive throughout.
+
+use std::collections::HashMap;
+use std::fmt::Write;
+
+use thiserror::Error;
+
+use super::Block;
+
+/// Buffers by name.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Table {
+    /// The name of each block.
+    pub ids: Vec<String>,
+    /// The blocks, in the order of the lines.
+    pub blocks: Vec<Block>,
+}
+
+/// Text that is no table of buffers.
+#[derive(Clone, PartialEq, Eq, Debug, Error)]
+pub enum TableError {
+    /// There is no header.
+    #[error("the file is empty; expected a header with id, lower, upper and size")]
+    Empty,
+    /// The header lacks a column.
+    #[error("line 1: found the columns {found}; expected {missing} among them")]
+    Column {
+        /// The header.
+        found: String,
+        /// What it lacks.
+        missing: &'static str,
+    },
+    /// The header names a column twice.
+    #[error("line 1: the column {0} stands there twice")]
+    Repeated(String),
+    /// A line has more or fewer cells than the header.
+    #[error("line {line}: found {found} cells, expected {expected} as in the header")]
+    Cells {
+        /// The line, from 1.
+        line: usize,
+        /// Its cells.
+        found: usize,
+        /// Those of the header.
+        expected: usize,
+    },
+    /// A cell is no number of the kind that its column has.
+    #[error("line {line}: {column} is {found:?}, expected {expected}")]
+    Cell {
+        /// The line, from 1.
+        line: usize,
+        /// The column.
+        column: &'static str,
+        /// The cell.
+        found: String,
+        /// What it may hold.
+        expected: &'static str,
+    },
+    /// A buffer that is never alive.
+    #[error("line {line}: the lifetime {lower}..{upper} is empty, expected lower < upper")]
+    Lifetime {
+        /// The line, from 1.
+        line: usize,
+        /// The first instant.
+        lower: usize,
+        /// The end, exclusive.
+        upper: usize,
+    },
+    /// Two buffers of one name.
+    #[error("line {line}: found the id {id} again, after line {first}; expected ids that differ")]
+    Id {
+        /// The line, from 1.
+        line: usize,
+        /// The name.
+        id: String,
+        /// Where it stood before.
+        first: usize,
+    },
+}
+
+/// Where the columns stand.
+struct Columns {
+    count: usize,
+    id: usize,
+    start: usize,
+    end: usize,
+    /// Whether the end is the last instant and not the one after it.
+    inclusive: bool,
+    size: usize,
+    alignment: Option<usize>,
+    offset: Option<usize>,
+}
+
+impl Columns {
+    fn read(header: &str) -> Result<Self, TableError> {
+        let names: Vec<String> = header.split(',').map(|c| c.trim().to_ascii_lowercase()).collect();
+        let known = ["id", "lower", "upper", "start", "end", "size", "alignment", "offset"];
+        if let Some(twice) = known.iter().find(|k| names.iter().filter(|n| n == *k).count() > 1) {
+            return Err(TableError::Repeated((*twice).to_string()));
+        }
+        let find = |name: &str| names.iter().position(|n| n == name);
+        let need = |name: &'static str| {
+            find(name).ok_or_else(|| TableError::Column { found: header.trim().into(), missing: name })
+        };
+        let inclusive = find("lower").is_none() && find("start").is_some();
+        let (start, end) = if inclusive { ("start", "end") } else { ("lower", "upper") };
+        Ok(Columns {
+            count: names.len(),
+            id: need("id")?,
+            start: need(start)?,
+            end: need(end)?,
+            inclusive,
+            size: need("size")?,
+            alignment: find("alignment"),
+            offset: find("offset"),
+        })
+    }
+}
+
+impl Table {
+    /// Reads a table.
+    ///
+    /// # Errors
+    /// The line, what was found and what was expected.
+    pub fn read(text: &str) -> Result<Self, TableError> {
+        let text = text.trim_start_matches('\u{feff}');
+        let mut lines = (1..).zip(text.lines());
+        let header = lines.next().filter(|(_, line)| !line.trim().is_empty()).ok_or(TableError::Empty)?.1;
+        let columns = Columns::read(header)?;
+        let mut table = Table::default();
+        let mut seen: HashMap<&str, usize> = HashMap::new();
+        for (line, text) in lines.filter(|(_, text)| !text.trim().is_empty()) {
+            let cells: Vec<&str> = text.split(',').map(str::trim).collect();
+            if cells.len() != columns.count {
+                return Err(TableError::Cells { line, found: cells.len(), expected: columns.count });
+            }
+            let id = cells[columns.id];
+            if let Some(first) = seen.insert(id, line) {
+                return Err(TableError::Id { line, id: id.into(), first });
+            }
+            table.ids.push(id.to_string());
+            table.blocks.push(block(&columns, &cells, line)?);
+        }
+        Ok(table)
+    }
+
+    /// The table with these offsets, as text.
+    pub fn write(&self, offsets: &[u64]) -> String {
+        let aligned = self.blocks.iter().any(|b| b.align > 1);
+        let mut out = String::from(if aligned {
+            "id,lower,upper,size,alignment,offset\n"
+        } else {
+            "id,lower,upper,size,offset\n"
+        });
+        for ((id, block), offset) in self.ids.iter().zip(&self.blocks).zip(offsets) {
+            let alignment = if aligned { format!("{},", block.align) } else { String::new() };
+            let _ = writeln!(out, "{id},{},{},{},{alignment}{offset}", block.start, block.end, block.size);
+        }
+        out
+    }
+}
+
+fn block(columns: &Columns, cells: &[&str], line: usize) -> Result<Block, TableError> {
+    const NATURAL: &str = "an integer from 0 to 2^62 - 1";
+    let number = |at: usize, column: &'static str, expected: &'static str| {
+        let value = cells[at].parse::<u64>().ok().filter(|&v| v < 1 << 62);
+        value.ok_or_else(|| TableError::Cell { line, column, found: cells[at].into(), expected })
+    };
+    let (from, to) = if columns.inclusive { ("start", "end") } else { ("lower", "upper") };
+    let lower = number(columns.start, from, NATURAL)? as usize;
+    let upper = number(columns.end, to, NATURAL)? as usize + usize::from(columns.inclusive);
+    if lower >= upper {
+        return Err(TableError::Lifetime { line, lower, upper });
+    }
+    let given = columns.offset.filter(|&at| !matches!(cells[at], "" | "-1"));
+    let align = columns.alignment.map(|at| number(at, "alignment", "a positive integer")).transpose()?;
+    if let (Some(0), Some(at)) = (align, columns.alignment) {
+        let (column, expected) = ("alignment", "a positive integer");
+        return Err(TableError::Cell { line, column, found: cells[at].into(), expected });
+    }
+    Ok(Block {
+        start: lower,
+        end: upper,
+        size: number(columns.size, "size", NATURAL)?,
+        align: align.unwrap_or(1),
+        offset: given
+            .map(|at| number(at, "offset", "an integer from 0 to 2^62 - 1, or nothing"))
+            .transpose()?,
+    })
+}

@@ -1,0 +1,96 @@
+//! Whether offsets are a packing, by a sweep over time that knows nothing of how they were found.
+//!
+//! Blocks enter a map of what is alive, sorted by offset, at their start and leave it at their end; a block
+//! that enters may touch neither neighbour. The sum of what is in the map gives the bound anew.
+
+use std::collections::BTreeMap;
+
+use thiserror::Error;
+
+use super::Block;
+
+/// What a packing reaches.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Verified {
+    /// The highest end of a block.
+    pub peak: u64,
+    /// The largest sum of sizes that are alive at one instant.
+    pub bound: u64,
+}
+
+/// Offsets that are no packing.
+#[derive(Clone, PartialEq, Eq, Debug, Error)]
+pub enum VerifyError {
+    /// There is not one offset for each block.
+    #[error("{found} offsets, expected one for each of {blocks} blocks")]
+    Count {
+        /// The number of offsets.
+        found: usize,
+        /// The number of blocks.
+        blocks: usize,
+    },
+    /// Two blocks are alive together and overlap.
+    #[error("blocks {first} and {second} are alive together and overlap")]
+    Overlap {
+        /// The index of the block that was alive first.
+        first: usize,
+        /// The index of the other.
+        second: usize,
+    },
+    /// A block is not where it may be.
+    #[error("block {block} lies at {offset}, where neither its alignment nor its given offset puts it")]
+    Misplaced {
+        /// The index of the block.
+        block: usize,
+        /// Where it lies.
+        offset: u64,
+    },
+}
+
+/// Checks offsets.
+///
+/// # Errors
+/// The first block that overlaps another or is misplaced.
+pub fn verify(blocks: &[Block], offsets: &[u64]) -> Result<Verified, VerifyError> {
+    if blocks.len() != offsets.len() {
+        return Err(VerifyError::Count { found: offsets.len(), blocks: blocks.len() });
+    }
+    // At one instant, what ends leaves before what starts enters.
+    let mut events: Vec<(usize, bool, usize)> = Vec::with_capacity(2 * blocks.len());
+    for (b, block) in blocks.iter().enumerate() {
+        let (offset, align) = (offsets[b], block.align.max(1));
+        if offset % align != 0 || block.offset.is_some_and(|given| given != offset) {
+            return Err(VerifyError::Misplaced { block: b, offset });
+        }
+        let parts = if block.start < block.end {
+            [(block.start, block.end), (0, 0)]
+        } else {
+            [(block.start, usize::MAX), (0, block.end)]
+        };
+        for (start, end) in parts.into_iter().filter(|(start, end)| start < end && block.size > 0) {
+            events.push((start, true, b));
+            events.push((end, false, b));
+        }
+    }
+    events.sort_unstable();
+    let mut alive: BTreeMap<u64, usize> = BTreeMap::new();
+    let (mut load, mut found) = (0, Verified::default());
+    for (_, starts, b) in events {
+        let (from, to) = (offsets[b], offsets[b] + blocks[b].size);
+        if !starts {
+            alive.remove(&from);
+            load -= blocks[b].size;
+            continue;
+        }
+        // All in the map lie apart, so only the highest that starts below can touch.
+        if let Some((&low, &a)) = alive.range(..to).next_back()
+            && low + blocks[a].size > from
+        {
+            return Err(VerifyError::Overlap { first: a, second: b });
+        }
+        alive.insert(from, b);
+        load += blocks[b].size;
+        found = Verified { peak: found.peak.max(to), bound: found.bound.max(load) };
+    }
+    Ok(found)
+}
