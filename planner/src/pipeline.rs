@@ -57,7 +57,7 @@ impl Default for PlanConfig {
             bind: BTreeSet::new(),
             profile: None,
             slack: 0.05,
-            pack: pack::Config { work: 60_000, rounds: 32, enough: 0.001, capacity: None },
+            pack: pack::Config { work: 60_000, rounds: 32, enough: 0.001, exact: 0, capacity: None },
         }
     }
 }

@@ -14,14 +14,16 @@
 //! Blocks are placed one after another into the lowest (first fit) or tightest (best fit) gap that is free
 //! for their whole lifetime. A portfolio of orders is tried, led by the blocks that are alive at the
 //! instant of the bound: they stack without gaps, and everything else lies to the left or to the right of
-//! that instant. Rounds that promote the blocks that stuck out follow. The search ends at the bound or when
-//! its budget of work is spent; it never looks at a clock, so equal problems give equal offsets.
+//! that instant. Rounds that promote the blocks that stuck out follow. Where a budget for it is given and the
+//! problem is small, an exact search then tries peaks between the bound and the best so far. The search ends at
+//! the bound or when its budgets are spent; it never looks at a clock, so equal problems give equal offsets.
 //!
 //! Free gaps come from a segment tree over time whose nodes hold unions of offset ranges.
 //! There are no lists of overlapping pairs, so time and memory stay near `n log n`.
 //!
-//! Not here: exact solving, and the choice of an order of operators.
+//! Not here: the choice of an order of operators.
 
+mod exact;
 mod occupancy;
 mod orders;
 mod table;
@@ -29,6 +31,7 @@ mod verify;
 
 use thiserror::Error;
 
+use exact::{Answer, Exact};
 use occupancy::Occupancy;
 use orders::Fit;
 
@@ -67,6 +70,8 @@ pub struct Config {
     pub rounds: u64,
     /// A peak at most this fraction above the bound ends the search.
     pub enough: f64,
+    /// The number of block placements of the exact search, for problems that are small enough for it.
+    pub exact: u64,
     /// A peak at most this ends the search too.
     pub capacity: Option<u64>,
 }
@@ -74,13 +79,13 @@ pub struct Config {
 impl Config {
     /// A search that takes its time: seconds on hard problems.
     pub fn thorough() -> Self {
-        Config { work: 2_000_000, rounds: 2_000, ..Config::default() }
+        Config { work: 1_000_000, rounds: 32, exact: 1_000_000, ..Config::default() }
     }
 }
 
 impl Default for Config {
     fn default() -> Self {
-        Config { work: 100_000, rounds: 64, enough: 0.0, capacity: None }
+        Config { work: 100_000, rounds: 64, enough: 0.0, exact: 0, capacity: None }
     }
 }
 
@@ -150,7 +155,7 @@ pub fn pack(blocks: &[Block], config: &Config) -> Result<Packing, PackError> {
         None => Vec::new(),
     };
     let goal = (bound + (bound as f64 * config.enough) as u64).max(config.capacity.unwrap_or(0));
-    let mut best: Option<(u64, Vec<u64>, &'static str)> = None;
+    let mut best: Option<Found> = None;
     for order in orders::portfolio(blocks, &spans, &loads, &at_bound) {
         if best.is_some() && search.work + blocks.len() as u64 > budget {
             break;
@@ -164,8 +169,37 @@ pub fn pack(blocks: &[Block], config: &Config) -> Result<Packing, PackError> {
             break;
         }
     }
-    let (peak, offsets, order) = search.promote(best.unwrap_or_default(), goal, budget);
-    Ok(Packing { offsets, peak, bound, at_bound, order, work: search.work })
+    let best = search.promote(best.unwrap_or_default(), goal, budget);
+    let ((peak, offsets, order), more) = refine(blocks, &spans, best, goal, config.exact);
+    Ok(Packing { offsets, peak, bound, at_bound, order, work: search.work + more })
+}
+
+/// The largest problem for exact search: beyond it, its lists of neighbours grow large.
+const EXACT_BLOCKS: usize = 2_000;
+
+/// Looks for a packing at the goal, then, by halving, for the lowest peak above it that some search reaches, each
+/// search with a part of the budget. The number of placements stands beside the result.
+fn refine(blocks: &[Block], spans: &Spans, mut best: Found, goal: u64, budget: u64) -> (Found, u64) {
+    if best.0 <= goal || budget == 0 {
+        return (best, 0);
+    }
+    let Some(mut exact) = Exact::new(blocks, spans, EXACT_BLOCKS) else {
+        return (best, 0);
+    };
+    // No search reached `low`, or none was made.
+    let (mut low, mut target, mut part) = (goal, goal, budget / 2);
+    while target < best.0 && exact.work < budget && part > 0 {
+        match exact.within(target, part.min(budget - exact.work)) {
+            Answer::Found(offsets) => {
+                let ends = blocks.iter().zip(&offsets).filter(|(b, _)| b.size > 0).map(|(b, o)| b.size + o);
+                best = (ends.max().unwrap_or(0), offsets, "exact");
+            }
+            Answer::Impossible | Answer::Open => low = target + 1,
+        }
+        target = low + (best.0 - low) / 2;
+        part = budget / 16;
+    }
+    (best, exact.work)
 }
 
 /// The largest sum of sizes that are alive at one instant.
@@ -238,6 +272,9 @@ impl Spans {
     }
 }
 
+/// A peak, its offsets and the name of the order that gave them.
+type Found = (u64, Vec<u64>, &'static str);
+
 struct Search<'a> {
     blocks: &'a [Block],
     spans: &'a Spans,
@@ -287,12 +324,7 @@ impl Search<'_> {
 
     /// Repeats from the best packing so far: blocks that end above the goal move to the front, each round
     /// adding to their weight, until the goal or the budget is reached.
-    fn promote(
-        &mut self,
-        mut best: (u64, Vec<u64>, &'static str),
-        goal: u64,
-        budget: u64,
-    ) -> (u64, Vec<u64>, &'static str) {
+    fn promote(&mut self, mut best: Found, goal: u64, budget: u64) -> Found {
         let mut weight = vec![0u32; self.blocks.len()];
         let mut offsets = best.1.clone();
         let mut sequence: Vec<u32> = (0..self.blocks.len() as u32).collect();

@@ -118,8 +118,8 @@ fn arbitrary_block() -> impl Strategy<Value = Block> {
 
 proptest! {
     #[test]
-    fn a_packing_is_a_packing(blocks in prop::collection::vec(arbitrary_block(), 0..40), work in 0u64..400) {
-        let p = pack(&blocks, &Config { work, ..Config::default() }).expect("packs");
+    fn a_packing_is_a_packing(blocks in prop::collection::vec(arbitrary_block(), 0..40), work in 0u64..400, exact in 0u64..400) {
+        let p = pack(&blocks, &Config { work, exact, ..Config::default() }).expect("packs");
         let alive = |b: &Block, t: usize| match b.start < b.end {
             true => (b.start..b.end).contains(&t),
             false => t >= b.start || t < b.end,
@@ -203,4 +203,64 @@ fn the_sweep_finds_what_is_no_packing() {
     assert_eq!(verify(&b, &[0, 8]), Err(VerifyError::Misplaced { block: 0, offset: 0 }));
     b[1].align = 16;
     assert_eq!(verify(&b, &[8, 24]), Err(VerifyError::Misplaced { block: 1, offset: 24 }));
+}
+
+proptest! {
+    #[test]
+    fn exact_search_agrees_with_all_orders(
+        blocks in prop::collection::vec((0usize..5, 1usize..5, 0u64..6, 1u64..4), 0..7)
+    ) {
+        let block = |&(start, length, size, align): &(usize, usize, u64, u64)| Block {
+            align,
+            ..Block::new(start, start + length, size)
+        };
+        let blocks: Vec<Block> = blocks.iter().map(block).collect();
+        let least = least_peak(&blocks, &mut vec![None; blocks.len()]);
+        let spans = Spans::new(&blocks);
+        let mut exact = Exact::new(&blocks, &spans, 10).expect("neither wrapped nor given");
+        let Answer::Found(offsets) = exact.within(least, 1_000_000) else {
+            panic!("there is a packing of {least}: {blocks:?}");
+        };
+        prop_assert_eq!(verify(&blocks, &offsets).map(|v| v.peak), Ok(least));
+        if least > 0 {
+            prop_assert_eq!(exact.within(least - 1, 1_000_000), Answer::Impossible);
+        }
+    }
+}
+
+/// The least peak: every packing can be pushed down into one that first fit makes in some order.
+fn least_peak(blocks: &[Block], offsets: &mut Vec<Option<u64>>) -> u64 {
+    let mut best = u64::MAX;
+    for b in 0..blocks.len() {
+        if offsets[b].is_some() {
+            continue;
+        }
+        let block = &blocks[b];
+        let free = |at: u64| {
+            let placed = blocks.iter().zip(offsets.iter()).filter_map(|(o, at)| Some((o, (*at)?)));
+            let mut meets = placed.filter(|(o, _)| o.start < block.end && block.start < o.end);
+            meets.all(|(o, offset)| at + block.size <= offset || offset + o.size <= at)
+        };
+        let at = (0..).map(|k| k * block.align).find(|&at| block.size == 0 || free(at));
+        offsets[b] = at;
+        best = best.min(least_peak(blocks, offsets));
+        offsets[b] = None;
+    }
+    if best < u64::MAX {
+        return best;
+    }
+    let ends = blocks.iter().zip(offsets.iter()).filter(|(b, _)| b.size > 0);
+    ends.map(|(b, at)| b.size + at.unwrap_or(0)).max().unwrap_or(0)
+}
+
+#[test]
+fn exact_search_is_for_problems_that_it_knows() {
+    for text in ["3..1:8 0..1:4", "0..2:8@0", "0..1:1 0..1:1 0..1:1"] {
+        let b = blocks(text);
+        assert!(Exact::new(&b, &Spans::new(&b), 2).is_none(), "{text}");
+    }
+    // With no budget it says that it does not know.
+    let b = blocks("0..1:1 0..1:1");
+    let mut exact = Exact::new(&b, &Spans::new(&b), 2).expect("a problem");
+    assert_eq!(exact.within(2, 0), Answer::Open);
 }
