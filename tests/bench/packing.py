@@ -1,0 +1,83 @@
+#!/usr/bin/env python3
+"""Packs every table of a folder: `python3 tests/bench/packing.py [FOLDER]` (tests/packing, with its subfolders).
+
+Builds the release binary unless SYMMC names one, then prints buffers, the bound, the peak, the gap between them, work
+in block placements and the time of packing for each file. A number in a file's name (A.1048576.csv) is the capacity to
+meet. The offsets are checked here by a sweep of their own. Exit code 1 if a capacity is not met.
+"""
+
+import bisect
+import csv
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+BUILT = pathlib.Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target")) / "release" / "symmc"
+
+
+def sweep(path):
+    """The peak of a table with offsets and the largest sum alive; ends the program where two buffers overlap."""
+    events = []
+    with open(path, newline="") as file:
+        for row in csv.DictReader(file):
+            lower, upper, size, offset = (int(row[k]) for k in ("lower", "upper", "size", "offset"))
+            if size:
+                events += [(lower, 1, offset, size, row["id"]), (upper, 0, offset, size, row["id"])]
+    alive, load, bound, peak = [], 0, 0, 0
+    for _, starts, offset, size, name in sorted(events):
+        at = bisect.bisect_left(alive, (offset, size, name))
+        if not starts:
+            del alive[at]
+            load -= size
+            continue
+        below = alive[at - 1] if at else (0, 0, "")
+        above = alive[at] if at < len(alive) else (offset + size, 0, "")
+        if below[0] + below[1] > offset or offset + size > above[0]:
+            sys.exit(f"{path}: {name} overlaps {below[2]} or {above[2]}")
+        alive.insert(at, (offset, size, name))
+        load += size
+        bound, peak = max(bound, load), max(peak, offset + size)
+    return bound, peak
+
+
+def pack(symmc, path, out):
+    capacity = path.name.split(".")[1]
+    limit = ["--capacity", capacity] if capacity.isdigit() else []
+    command = [symmc, "pack", path, "--format", "json", "-o", out, *limit]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True)
+    if done.returncode not in (0, 1):
+        sys.exit(done.returncode)
+    found = json.loads(done.stdout)
+    if sweep(out) != (found["bound"], found["peak"]):
+        sys.exit(f"{path}: symmc says {found['bound']}, {found['peak']}; the sweep {sweep(out)}")
+    return found
+
+
+def main():
+    folder = pathlib.Path(sys.argv[1]) if len(sys.argv) > 1 else ROOT / "tests" / "packing"
+    symmc = os.environ.get("SYMMC")
+    if symmc is None:
+        subprocess.run(["cargo", "build", "--release", "-q", "-p", "symmc-cli"], cwd=ROOT, check=True)
+        symmc = BUILT
+    head = f"{'file':24} {'buffers':>8} {'bound':>12} {'peak':>12} {'gap %':>7} {'work':>9} {'ms':>9}"
+    print(head, "capacity", sep="  ")
+    missed, total = 0, 0
+    with tempfile.TemporaryDirectory() as scratch:
+        for path in sorted(folder.rglob("*.csv")):
+            found = pack(symmc, path, pathlib.Path(scratch) / "offsets.csv")
+            gap = 100 * (found["peak"] / max(found["bound"], 1) - 1)
+            said = "-" if found["capacity"] is None else "met" if found["fits"] else "MISSED"
+            missed += said == "MISSED"
+            total += found["seconds"]
+            numbers = f"{found['buffers']:8} {found['bound']:12} {found['peak']:12} {gap:7.2f} {found['work']:9}"
+            print(f"{path.name:24} {numbers} {1e3 * found['seconds']:9.1f}", said, sep="  ")
+    print(f"{1e3 * total:.1f} ms in all, {missed} capacities missed")
+    return 1 if missed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
