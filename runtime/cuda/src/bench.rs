@@ -336,6 +336,7 @@ impl<'a> Bench<'a> {
         let at = |i: usize| Located {
             home: Home::Ordinary,
             offset: i * self.region,
+            by_rank: 0,
             dtype: self.dtype,
             shape: [elements].into(),
             strides: [1].into(),

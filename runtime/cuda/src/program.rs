@@ -252,16 +252,15 @@ fn together(
 ) -> Vec<Option<Vec<Work>>> {
     let mut out: Vec<Option<Vec<Work>>> = list.iter().map(|_| None).collect();
     let at = |value: &_| parts.homes.at(value);
-    let groups = fuse::groups(list);
     // What does not fit together is done, or refused with its name, step by step.
     for all in follow::find(list, &order::turns(list)) {
-        let grouped = groups.iter().any(|g| g.steps.contains(&(all.reduce + 1)));
-        let work = follow::lower(list, &all, parts.homes, parts.peers, source);
-        if let (false, Ok(Some(work))) = (grouped, work) {
+        if let Ok(Some(work)) = follow::lower(list, &all, parts.homes, parts.peers, source) {
             all.places().for_each(|place| out[place] = Some(Vec::new()));
             out[all.places().end - 1] = Some(vec![work]);
         }
     }
+    let mut groups = fuse::groups(list);
+    groups.retain(|g| g.steps.iter().all(|&s| out[s].is_none()));
     for whole in products::find(list, &groups) {
         let places = whole.places();
         let free = places.iter().all(|&p| out[p].is_none());

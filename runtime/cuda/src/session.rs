@@ -4,7 +4,8 @@
 //! arenas, the parameters and the memory of inputs and outputs, so a run may have another binding than the one
 //! before it, of the same bucket or of another. Between runs the caller writes inputs and reads outputs; a run is
 //! the replay of a graph that was recorded once. Kernels that wait for peers watch a word of pinned memory through
-//! which the host ends them, and report there what they missed; no wait is without a limit.
+//! which the host ends them, and report there what they missed; none waits beyond the limit. NCCL's kernels know no
+//! limit: a run that has them ends when what the caller passes as `alive` says so.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -36,7 +37,7 @@ use crate::watch;
 pub struct SessionConfig {
     /// The GPU of this rank, among those that the process sees.
     pub gpu: u32,
-    /// No wait takes longer.
+    /// No wait of symmc's own takes longer; NCCL's collectives end by the `alive` of a run.
     pub limit: Duration,
     /// Delays ranks at random around every touch of a peer, from this seed.
     pub chaos: Option<u64>,
@@ -300,7 +301,8 @@ impl Session {
     /// # Errors
     /// The driver refuses a launch.
     pub fn record(&self, binding: usize, runs: u32) -> Result<Recorded<'_>, CudaError> {
-        let graph = self.rig.programs[binding].record(&self.rig.streams, &self.rig.nccl, runs)?;
+        let rig = &self.rig;
+        let graph = rig.attempt(|| rig.programs[binding].record(&rig.streams, &rig.nccl, runs))?;
         Ok(Recorded { session: self, binding, runs, graph })
     }
 

@@ -44,6 +44,8 @@ pub struct Located {
     pub home: Home,
     /// Bytes from the start of the home.
     pub offset: usize,
+    /// Bytes by which the offset grows from each rank of a cell to the next; 0 where it is the same on all.
+    pub by_rank: usize,
     /// The type of its elements.
     pub dtype: DType,
     /// The extent of each axis.
@@ -302,7 +304,7 @@ impl Binder<'_> {
             }
         }
         let offset = offset + by_rank * number + first as usize * dtype.size();
-        Ok(Located { home: place.home, offset, dtype, shape, strides })
+        Ok(Located { home: place.home, offset, by_rank, dtype, shape, strides })
     }
 
     fn all(&self, values: &[ValueId]) -> Result<Vec<Located>, RunError> {

@@ -166,6 +166,7 @@ impl Bench<'_> {
         let located = |home, region: usize, shape: &[usize]| Located {
             home,
             offset: region * self.region,
+            by_rank: 0,
             dtype: self.dtype,
             shape: shape.into(),
             strides: if shape.len() == 1 { [1].into() } else { [shape[1] as isize, 1].into() },

@@ -1,7 +1,8 @@
 //! All-reduces by packets whose result is added to a residual, and perhaps normalised, right behind: one kernel.
 //!
 //! [`find`] looks for them in a list of steps. Towards peers the kernel is the all-reduce, at its place in the
-//! order; it rounds where the single steps round.
+//! order; it rounds where the single steps round. All ranks decide alike: what lies elsewhere on every rank stays
+//! single, since a rank that packs its messages otherwise than its peers would not be understood.
 
 use smallvec::SmallVec;
 use symmc_ir::collective::{CollectiveKind as Kind, Variant};
@@ -122,8 +123,9 @@ fn values<'a>(list: &'a [BoundStep], all: &Followed) -> Option<Values<'a>> {
         (false, true) => x,
         _ => return None,
     };
-    let same = |v: &Located| v.dtype == call.dtype && v.shape == sum.shape && fuse::is_run(v);
-    if !reduces || ![residual, sum].into_iter().all(same) {
+    let same =
+        |v: &Located| v.dtype == call.dtype && v.shape == sum.shape && v.by_rank == 0 && fuse::is_run(v);
+    if !reduces || call.operand.by_rank != 0 || ![x, y, sum].into_iter().all(same) {
         return None;
     }
     let norm = match all.tail {
@@ -150,15 +152,18 @@ fn rows<'a>(step: &'a BoundStep, sum: &Located) -> Option<Rows<'a>> {
     };
     let (x, weight) = (operands.first()?, operands.get(1));
     let result = results.first()?;
-    let same = |a: &Located, b: &Located| (a.dtype, &a.shape) == (b.dtype, &b.shape) && fuse::is_run(b);
+    let same = |a: &Located, b: &Located| {
+        (a.dtype, &a.shape) == (b.dtype, &b.shape) && b.by_rank == 0 && fuse::is_run(b)
+    };
     let fits = (x.home, x.offset, &x.strides) == (sum.home, sum.offset, &sum.strides)
         && same(x, sum)
         && same(sum, result)
-        && weight.is_none_or(|w| w.dtype == sum.dtype && w.shape.len() == 1 && fuse::is_run(w));
+        && weight
+            .is_none_or(|w| w.dtype == sum.dtype && w.shape.len() == 1 && w.by_rank == 0 && fuse::is_run(w));
     fits.then_some(Rows { weight, result, eps: eps.0, round_first: *round_first })
 }
 
-/// Whether what the kernel writes is, for each of its values, the same places as what it reads, or apart.
+/// Whether what the kernel writes is, for each of its values, the same places as what it reads or writes, or apart.
 fn apart(values: &Values<'_>) -> bool {
     let Values { call, residual, sum, norm } = values;
     let operand = Span::of_region(&call.operand, call);
@@ -176,7 +181,7 @@ fn apart(values: &Values<'_>) -> bool {
         writes.push(normed);
     }
     let clean = |a: &Span, b: &Span| a == b || !a.overlaps(b);
-    writes.iter().all(|w| reads.iter().all(|r| clean(w, r)))
+    writes.iter().all(|w| reads.iter().chain(&writes).all(|other| clean(w, other)))
 }
 
 /// Whether the reduction itself is read by somebody else.
@@ -203,7 +208,7 @@ mod tests {
 
     fn value(offset: usize) -> Located {
         let (shape, strides) = ([ROWS, HIDDEN].into(), [HIDDEN as isize, 1].into());
-        Located { home: Home::Ordinary, offset, dtype: DType::BF16, shape, strides }
+        Located { home: Home::Ordinary, offset, by_rank: 0, dtype: DType::BF16, shape, strides }
     }
 
     fn step(index: usize, lane: Lane, waits: &[usize], work: StepWork) -> BoundStep {
@@ -254,8 +259,40 @@ mod tests {
         assert_eq!(found(&list), [Followed { reduce: 1, tail: Tail::Nothing }]);
     }
 
+    /// The operands and the result of a step.
+    fn values_of(step: &mut BoundStep) -> impl Iterator<Item = &mut Located> {
+        match &mut step.work {
+            StepWork::Kernel { operands, results, .. } => operands.iter_mut().chain(results),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn what_is_broadcast_or_lies_by_rank_stays_single() {
+        // One row is reduced, and added to each of several.
+        let mut broadcast = layer(4 * BYTES);
+        if let StepWork::Collective(call) = &mut broadcast[1].work {
+            call.elements = HIDDEN;
+        }
+        for value in values_of(&mut broadcast[2]).take(2) {
+            (value.shape, value.strides) = ([HIDDEN].into(), [1].into());
+        }
+        assert_eq!(found(&broadcast), []);
+        let mut sharded = layer(4 * BYTES);
+        values_of(&mut sharded[3]).for_each(|v| v.by_rank = BYTES);
+        assert_eq!(found(&sharded), [Followed { reduce: 1, tail: Tail::Nothing }]);
+        values_of(&mut sharded[2]).for_each(|v| v.by_rank = BYTES);
+        assert_eq!(found(&sharded), []);
+    }
+
     #[test]
     fn what_lies_across_its_operands_or_has_compute_beside_it_stays_single() {
+        // The norm is written one row behind the reduction, which nobody reads any more.
+        let mut across = layer(4 * BYTES);
+        if let Some(normed) = values_of(&mut across[3]).last() {
+            normed.offset = BYTES + HIDDEN * 2;
+        }
+        assert_eq!(found(&across), [Followed { reduce: 1, tail: Tail::Nothing }]);
         // The sum is written one row behind the residual.
         assert_eq!(found(&layer(2 * BYTES + HIDDEN * 2)), []);
         let mut beside = layer(4 * BYTES);

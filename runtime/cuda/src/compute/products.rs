@@ -2,7 +2,8 @@
 //!
 //! [`find`] looks for them in a list, [`lower`] makes the kernel: the products of one left matrix side by side, then
 //! the steps on the sums of a position, each value rounded to its dtype as if it had been stored. So the bits are
-//! those of the single steps.
+//! those of single steps with the same sums; products that the library would do by themselves may be added up in
+//! another order here.
 
 use smallvec::SmallVec;
 use symmc_ir::Op;
@@ -58,7 +59,7 @@ fn products_of(list: &[BoundStep], group: &Group, awaited: &[bool]) -> Vec<usize
         return out;
     };
     let lanes = group.steps.iter().all(|&s| list[s].lane == Lane::Compute);
-    for place in (0..last).filter(|p| lanes && !awaited[*p]) {
+    for place in (0..last).filter(|_| lanes) {
         let Some((operands, result)) = product(&list[place]) else { continue };
         let same_left = out.first().and_then(|&f| product(&list[f])).is_none_or(|(x, _)| {
             let place = |v: &Located| (v.home, v.offset);
@@ -69,6 +70,8 @@ fn products_of(list: &[BoundStep], group: &Group, awaited: &[bool]) -> Vec<usize
             && result.home == Home::Ordinary
             && is_read_by(list, group, place, result, shape)
             && !fuse::is_read(list, place, &group.steps)
+            // A wait for a step in between stands for this one too.
+            && !awaited[place..last].contains(&true)
             && may_be_done_later(list, group, place, last, operands);
         if takes {
             out.push(place);

@@ -35,6 +35,7 @@ fn located(x: &Placed, start: usize) -> Located {
     Located {
         home: Home::Ordinary,
         offset: start + x.layout.offset * x.tensor.dtype().size(),
+        by_rank: 0,
         dtype: x.tensor.dtype(),
         shape: x.tensor.shape().into(),
         strides: x.layout.strides.clone().into(),

@@ -60,7 +60,7 @@ fn every_case_is_lowered_and_compiles() {
 }
 
 fn at(home: Home, offset: usize) -> Located {
-    Located { home, offset, dtype: DType::F32, shape: [8, 32].into(), strides: [32, 1].into() }
+    Located { home, offset, by_rank: 0, dtype: DType::F32, shape: [8, 32].into(), strides: [32, 1].into() }
 }
 
 fn step(index: usize, op: Op, operands: Vec<Located>, result: Located) -> BoundStep {

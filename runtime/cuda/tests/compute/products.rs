@@ -21,7 +21,7 @@ const SPACING: usize = 1 << 20;
 
 fn value(home: Home, place: usize, shape: [usize; 2], strides: [isize; 2]) -> Located {
     let (shape, strides) = (shape.into(), strides.into());
-    Located { home, offset: place * SPACING, dtype: DType::BF16, shape, strides }
+    Located { home, offset: place * SPACING, by_rank: 0, dtype: DType::BF16, shape, strides }
 }
 
 fn step(index: usize, op: Op, operands: Vec<Located>, result: Located) -> BoundStep {
@@ -140,6 +140,13 @@ fn a_product_that_somebody_else_reads_or_that_would_lose_its_operand_stays_alone
     // The result of the first product is copied before the activation overwrites it.
     read.insert(1, step(1, Op::Copy, vec![a], copy));
     assert!(products(&read).iter().all(|p| p.products == [3]), "{:?}", products(&read));
+    // Another lane waits for a step behind the first product, and so for both.
+    let mut awaited = gated(1);
+    let [from, to] = [6, 7].map(|place| value(Home::Ordinary, place, [1, N], [N as isize, 1]));
+    awaited.insert(1, step(1, Op::Copy, vec![from.clone()], to.clone()));
+    assert!(products(&awaited).iter().any(|p| p.products == [0, 3]), "{:?}", products(&awaited));
+    awaited.push(BoundStep { lane: Lane::Comm, waits: vec![1], ..step(5, Op::Copy, vec![to], from) });
+    assert!(products(&awaited).iter().all(|p| p.products == [3]), "{:?}", products(&awaited));
     // The activation goes where its product and the next one read.
     let mut lost = gated(1);
     let x = value(Home::Ordinary, 0, [1, N], [N as isize, 1]);
