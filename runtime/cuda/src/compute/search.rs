@@ -102,7 +102,7 @@ impl Search<'_> {
     ) -> Result<Vec<Option<Algorithm>>, CudaError> {
         let cache = Cache::of_user();
         let [major, minor] = version()?;
-        let (start, budget) = (Instant::now(), BUDGET.min(self.limit / 4));
+        let end = Instant::now() + BUDGET.min(self.limit / 4);
         agree(self.exchange, self.products, gemms, |alike, alignments| {
             let (Some(planner), Some(gemm)) = (planner, alike.first()) else { return Ok(None) };
             let library = planner.version();
@@ -115,24 +115,26 @@ impl Search<'_> {
             {
                 return Ok(Some(algorithm));
             }
-            if start.elapsed() > budget {
+            if Instant::now() > end {
                 return Ok(None);
             }
-            let found = self.measure(planner, alike, alignments, machine)?;
-            if let Some(algorithm) = &found {
+            let found = self.measure(planner, alike, alignments, machine, end)?;
+            // What was cut short is not kept.
+            if let Some(algorithm) = found.as_ref().filter(|_| Instant::now() <= end) {
                 cache.write(&name, &algorithm.to_bytes());
             }
             Ok(found)
         })
     }
 
-    /// The fastest of the candidates for products of one shape.
+    /// The fastest of the candidates for products of one shape, of those that were timed before `until`.
     fn measure(
         &self,
         planner: &GemmPlanner,
         alike: &[&Gemm],
         alignments: Alignments,
         machine: &Machine,
+        until: Instant,
     ) -> Result<Option<Algorithm>, CudaError> {
         let (Some(first), workspace) = (alike.first(), machine.workspace_bytes) else { return Ok(None) };
         let found = planner.candidates(first, alignments, workspace, CANDIDATES)?;
@@ -149,7 +151,7 @@ impl Search<'_> {
             for (_, products, best) in &mut tried {
                 // SAFETY: the operands, the results and the workspace exist, and nothing else runs.
                 let run = |product: &Prepared| unsafe { product.run(self.stream, machine.workspace) };
-                if products.last().is_none_or(|product| run(product).is_err()) {
+                if Instant::now() > until || products.last().is_none_or(|product| run(product).is_err()) {
                     continue;
                 }
                 begin.record(self.stream)?;
