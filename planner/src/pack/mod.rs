@@ -13,8 +13,8 @@
 //! # The method
 //! Blocks are placed one after another into the lowest (first fit) or tightest (best fit) gap that is free
 //! for their whole lifetime. A portfolio of orders is tried, led by the blocks that are alive at the
-//! instant of the bound: they stack without gaps, and everything else lies to the left or to the right of
-//! that instant. Rounds that promote the blocks that stuck out follow. Where a budget for it is given and the
+//! instants of the bound: at one instant they stack without gaps, and everything else lies to the left or to the
+//! right of it. Rounds that promote the blocks that stuck out follow. Where a budget for it is given and the
 //! problem is small, an exact search then tries peaks between the bound and the best so far. The search ends at
 //! the bound or when its budgets are spent; it never looks at a clock, so equal problems give equal offsets.
 //!
@@ -156,7 +156,7 @@ pub fn pack(blocks: &[Block], config: &Config) -> Result<Packing, PackError> {
     };
     let goal = (bound + (bound as f64 * config.enough) as u64).max(config.capacity.unwrap_or(0));
     let mut best: Option<Found> = None;
-    for order in orders::portfolio(blocks, &spans, &loads, &at_bound) {
+    for order in orders::portfolio(blocks, &spans, &loads) {
         if best.is_some() && search.work + blocks.len() as u64 > budget {
             break;
         }

@@ -35,14 +35,19 @@ pub fn portfolio<'a>(
     blocks: &'a [Block],
     spans: &'a Spans,
     loads: &'a [u64],
-    at_bound: &'a [usize],
 ) -> impl Iterator<Item = Order> + 'a {
     let lengths: Vec<u64> =
         (0..blocks.len()).map(|b| spans.of(b).map(|(x, y)| (y - x) as u64).sum()).collect();
-    let mut on_peak = vec![1u8; blocks.len()];
-    for &b in at_bound {
-        on_peak[b] = 0;
-    }
+    // How many instants of the bound there are before each.
+    let bound = loads.iter().max();
+    let mut before = vec![0u32];
+    before.extend(loads.iter().scan(0, |sum, load| {
+        *sum += u32::from(Some(load) == bound);
+        Some(*sum)
+    }));
+    let on_peak: Vec<u8> = (0..blocks.len())
+        .map(|b| u8::from(spans.of(b).all(|(from, to)| before[from] == before[to])))
+        .collect();
     let down = |x: u64| u64::MAX - x;
     type Make<'m> = Box<dyn Fn(usize) -> (u8, u64, u64) + 'm>;
     let size = |b: usize| blocks[b].size;

@@ -96,6 +96,16 @@ fn blocks_at_the_bound_are_reported() {
 }
 
 #[test]
+fn blocks_at_any_instant_of_the_bound_come_first() {
+    // The bound is reached at 1 and at 5; the largest of the others is not alive then.
+    let b = blocks("0..3:1 1..2:9 4..7:6 5..6:4 8..9:9");
+    let spans = Spans::new(&b);
+    let loads = spans.loads(&b);
+    let first = orders::portfolio(&b, &spans, &loads).next().expect("an order");
+    assert_eq!(first.sequence(), [2, 0, 1, 3, 4]);
+}
+
+#[test]
 fn contradictions_are_refused() {
     let clash = pack(&blocks("0..2:8@0 1..3:8@4"), &Config::default());
     assert_eq!(clash, Err(PackError::Overlap { first: 0, second: 1 }));
