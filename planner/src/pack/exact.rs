@@ -22,6 +22,9 @@ use super::{Block, Spans};
 /// The number of placements of the first turn of each rank.
 const FIRST_TURN: u64 = 1_500;
 
+/// The number of neighbours whose reading counts as one placement.
+const SCANNED: u64 = 16_384;
+
 /// The number of failures that a turn remembers at most.
 const REMEMBERED: usize = 1 << 18;
 
@@ -307,14 +310,18 @@ impl<'a> Search<'a> {
     fn stackable(&mut self, order: &[(u64, u32, u32)], floor: u64, rank: u32) -> bool {
         let (problem, mut releases) = (self.problem, std::mem::take(&mut self.releases));
         releases.clear();
+        let mut scanned = 0;
         let top = |o: u32| self.low[o as usize].max(floor) + problem.size[o as usize];
         releases.extend(order.iter().map(|&(low, r, b)| {
             if (low, r) >= (floor, rank) {
                 return (low, b);
             }
+            scanned += problem.meets[b as usize].len() as u64;
             let under = problem.meets[b as usize].iter().filter(|&&o| !self.placed[o as usize]);
             (under.map(|&o| top(o)).min().unwrap_or(u64::MAX / 2), b)
         }));
+        // Looking through many neighbours counts as placements too.
+        self.used += scanned / SCANNED;
         releases.sort_unstable();
         let lives = order.iter().map(|o| problem.life[o.2 as usize]);
         let (from, to) = lives.fold((usize::MAX, 0), |(a, b), (from, to)| (a.min(from), b.max(to)));

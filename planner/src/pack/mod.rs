@@ -174,8 +174,8 @@ pub fn pack(blocks: &[Block], config: &Config) -> Result<Packing, PackError> {
     Ok(Packing { offsets, peak, bound, at_bound, order, work: search.work + more })
 }
 
-/// The largest problem for exact search: beyond it, its lists of neighbours grow large.
-const EXACT_BLOCKS: usize = 2_000;
+/// The largest problem for exact search, which recurses as deep as there are blocks: a thread of 2 MiB holds it.
+const EXACT_BLOCKS: usize = 1_200;
 
 /// Looks for a packing at the goal, then, by halving, for the lowest peak above it that some search reaches, each
 /// search with a part of the budget. The number of placements stands beside the result.
