@@ -2,11 +2,12 @@
 //! expected results ([`corpus`]).
 //!
 //! The expected results are the interpreter's, those of large cases the CPU kernels'. How tensors lie in memory
-//! is part of a case; how a backend gets them there is its own.
+//! is part of a case; how a backend gets them there is its own. [`HostLibrary`] runs a device's kernels without one.
 
 mod compare;
 mod large;
 mod layout;
+mod library;
 mod ops;
 mod random;
 mod small;
@@ -16,6 +17,7 @@ use symmc_runtime::kernels::KernelError;
 
 pub use self::compare::agree;
 pub use self::layout::{Layout, Placed};
+pub use self::library::HostLibrary;
 pub use self::ops::{Draft, THEMES, Theme};
 
 /// One op with operands and what it must give.

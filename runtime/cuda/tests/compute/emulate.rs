@@ -1,11 +1,9 @@
 //! Kernels as they are, compiled for the host, against the interpreter. Skipped where there is no C++
 //! compiler.
 
-use std::ffi::{CString, c_void};
 use std::fmt::Write as _;
-use std::process::Command;
 
-use symmc_cases::{Case, corpus};
+use symmc_cases::{Case, HostLibrary, corpus};
 use symmc_cuda::compute::{GEMM_WORKSPACE, InputUse, Machine};
 use symmc_cuda::launch::{Kernel, Work};
 
@@ -18,14 +16,7 @@ const PTX: &str = include_str!("../../src/compute/kernels/ptx.cuh");
 const BEHIND: usize = GEMM_WORKSPACE + 4096;
 
 /// Generated code as a library of the host.
-pub(crate) struct Library(*mut c_void);
-
-impl Drop for Library {
-    fn drop(&mut self) {
-        // SAFETY: opened by `build`; none of its functions runs.
-        unsafe { libc::dlclose(self.0) };
-    }
-}
+pub(crate) struct Library(HostLibrary);
 
 /// What a kernel became: parameters, blocks, threads of a block.
 type Launch = unsafe extern "C" fn(*const *const u64, u32, u32);
@@ -43,24 +34,7 @@ impl Library {
                  {{ emulate::launch({name}, p, g, t); }}"
             );
         }
-        let folder = std::env::temp_dir().join(format!("symmc-compute-{what}-{}", std::process::id()));
-        std::fs::create_dir_all(&folder).expect("a folder for the code");
-        let (source, library) = (folder.join("kernels.cpp"), folder.join("kernels.so"));
-        std::fs::write(&source, code).expect("the code is written");
-        let flags =
-            ["-std=c++17", "-O1", "-fno-strict-aliasing", "-ffp-contract=off", "-w", "-shared", "-fPIC"];
-        let built = Command::new("g++").args(flags).arg("-o").arg(&library).arg(&source).output();
-        let Ok(built) = built else {
-            eprintln!("skipped: no g++");
-            return None;
-        };
-        assert!(built.status.success(), "{}", String::from_utf8_lossy(&built.stderr));
-        let path = CString::new(library.as_os_str().as_encoded_bytes()).expect("a path");
-        // SAFETY: the library was just built; loading it runs nothing but constructors of the C++ runtime.
-        let handle = unsafe { libc::dlopen(path.as_ptr(), libc::RTLD_NOW) };
-        assert!(!handle.is_null(), "{} loads", library.display());
-        let _ = std::fs::remove_dir_all(folder);
-        Some(Library(handle))
+        HostLibrary::build(&format!("compute-{what}"), &code, &["-std=c++17", "-w"]).map(Library)
     }
 
     /// Runs a kernel.
@@ -68,12 +42,9 @@ impl Library {
     /// # Safety
     /// The memory that its parameters name exists.
     pub(crate) unsafe fn run(&self, kernel: &Kernel) {
-        let name = CString::new(format!("emulate_{}", kernel.entry)).expect("a name");
-        // SAFETY: the library stays loaded.
-        let found = unsafe { libc::dlsym(self.0, name.as_ptr()) };
-        assert!(!found.is_null(), "{name:?} is there");
         // SAFETY: `build` gave all functions of this name this type.
-        let launch: Launch = unsafe { std::mem::transmute(found) };
+        let launch: Launch =
+            unsafe { std::mem::transmute(self.0.symbol(&format!("emulate_{}", kernel.entry))) };
         let params: Vec<*const u64> = kernel.params.iter().map(|p| p.words().as_ptr()).collect();
         // SAFETY: the kernel was generated for these parameters; the rest by the caller.
         unsafe { launch(params.as_ptr(), kernel.grid[0], kernel.block[0]) };

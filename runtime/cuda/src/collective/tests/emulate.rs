@@ -4,10 +4,10 @@
 //! Each rank runs through all cases again and again without meeting the others but through the collectives
 //! themselves, so ranks run ahead of each other as far as the contracts let them.
 
-use std::ffi::{CString, c_void};
-use std::process::Command;
+use std::ffi::c_void;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use symmc_cases::HostLibrary;
 use symmc_ir::tensor::{read_f64, write_f64};
 
 use super::super::control;
@@ -221,10 +221,7 @@ fn expected(case: &Case, me: usize, i: usize, round: usize) -> f64 {
 }
 
 /// Machine code of the host.
-struct Library(*mut c_void);
-
-// SAFETY: the handle may be used from any thread.
-unsafe impl Sync for Library {}
+struct Library(HostLibrary);
 
 type Emulate = unsafe extern "C" fn(*const c_void, *const Call, *const c_void, u32, u32);
 
@@ -235,51 +232,18 @@ impl Library {
             .split_once("// ------------------------")
             .expect("a part after the kernels");
         let text = source.text().replace(DEVICE, before) + "//" + after;
-        let folder = std::env::temp_dir().join(format!("symmc-emulate-{name}-{}", std::process::id()));
-        std::fs::create_dir_all(&folder).expect("a folder for the test");
-        let (code, library) = (folder.join("kernels.cpp"), folder.join("kernels.so"));
-        std::fs::write(&code, text).expect("the code is written");
-        let built = Command::new("g++")
-            .args([
-                "-std=c++20",
-                "-O1",
-                "-fno-strict-aliasing",
-                "-ffp-contract=off",
-                "-shared",
-                "-fPIC",
-                "-pthread",
-            ])
-            .args(["-o".as_ref(), library.as_os_str(), code.as_os_str()])
-            .output();
-        let Ok(built) = built else {
-            eprintln!("skipped: no g++");
-            return None;
-        };
-        assert!(built.status.success(), "{}", String::from_utf8_lossy(&built.stderr));
-        let path = CString::new(library.as_os_str().as_encoded_bytes()).expect("a path");
-        // SAFETY: the library was just built; loading it runs nothing but constructors of the C++ runtime.
-        let handle = unsafe { libc::dlopen(path.as_ptr(), libc::RTLD_NOW) };
-        assert!(!handle.is_null(), "{} loads", library.display());
-        let _ = std::fs::remove_dir_all(folder);
-        Some(Library(handle))
-    }
-
-    fn symbol(&self, name: &str) -> *const c_void {
-        let text = CString::new(name).expect("a name");
-        // SAFETY: the library stays loaded.
-        let at = unsafe { libc::dlsym(self.0, text.as_ptr()) };
-        assert!(!at.is_null(), "{name}");
-        at
+        let name = format!("collectives-{name}");
+        HostLibrary::build(&name, &text, &["-std=c++20", "-pthread"]).map(Library)
     }
 
     fn run(&self, kernel: &Kernel) {
         // SAFETY: the library defines it so.
-        let emulate: Emulate = unsafe { std::mem::transmute(self.symbol("emulate")) };
+        let emulate: Emulate = unsafe { std::mem::transmute(self.0.symbol("emulate")) };
         let param = |i: usize| kernel.params.get(i).map_or(std::ptr::null(), |p| p.as_ptr().cast::<c_void>());
         let ([blocks, ..], [threads, ..]) = (kernel.grid, kernel.block);
         // SAFETY: the parameters are a call and what stands beside it; their addresses are of memory that the
         // world holds.
-        unsafe { emulate(self.symbol(&kernel.entry), param(0).cast(), param(1), blocks, threads) };
+        unsafe { emulate(self.0.symbol(&kernel.entry), param(0).cast(), param(1), blocks, threads) };
     }
 }
 
