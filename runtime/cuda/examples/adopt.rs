@@ -109,11 +109,10 @@ impl Engine for Adopting {
         memory: &RankMemory,
         ready: &mut dyn FnMut() -> Result<(), RunError>,
     ) -> Result<(), RunError> {
-        let ranks = Ranks(run);
         let device = Device::open(run.comm.rank())?;
         let stream = Stream::new(&device)?;
         let nccl = Nccl::load().map_err(|e| RunError::Invalid(e.to_string()))?;
-        let communicator = communicator(nccl, &ranks)?;
+        let communicator = communicator(nccl, run)?;
         let session = {
             let all = (0..run.comm.ranks()).collect();
             // SAFETY: stream and communicator were made above for this GPU, by the library that the session uses,
@@ -126,7 +125,7 @@ impl Engine for Adopting {
             let registry = Registry::new();
             let mut executor = Executor::new(run.plan, run.comm.rank(), &registry, ExecConfig::default())?;
             let bound = executor.bind(run.bindings)?;
-            Session::new(&[bound], &ranks, &SessionConfig { adopted, ..SessionConfig::new(gpu, limit) })?
+            Session::new(&[bound], run, &SessionConfig { adopted, ..SessionConfig::new(gpu, limit) })?
         };
         // SAFETY: the caller's promise: the input is as large.
         let input = unsafe { std::slice::from_raw_parts(memory.inputs[0].ptr, memory.inputs[0].len) };
@@ -134,13 +133,13 @@ impl Engine for Adopting {
         ready()?;
         // A run among other work of the engine, then a graph of the engine that holds runs.
         session.enqueue(0)?;
-        session.finish(0, &|| ranks.alive())?;
+        session.finish(0, &|| run.alive())?;
         let graph = stream.capture(|| (0..RUNS).try_for_each(|_| session.enqueue(0)))?;
         for _ in 0..REPLAYS {
             // SAFETY: the session, which the graph uses, exists.
             unsafe { stream.replay(&graph)? };
         }
-        session.finish(0, &|| ranks.alive())?;
+        session.finish(0, &|| run.alive())?;
         let output = &memory.outputs[0];
         // SAFETY: the caller's promise: the output is as large, and this rank's alone.
         session.read_output(0, 0, unsafe { std::slice::from_raw_parts_mut(output.ptr, output.len) })?;
@@ -155,31 +154,10 @@ impl Engine for Adopting {
 }
 
 /// The engine's own communicator of all ranks, which blocks.
-fn communicator(nccl: &Nccl, ranks: &Ranks<'_>) -> Result<nccl_sys::Comm, RunError> {
+fn communicator(nccl: &Nccl, ranks: &RankRun<'_>) -> Result<nccl_sys::Comm, RunError> {
     let failed = |e: nccl_sys::Error| RunError::system("making the engine's communicator", e);
     let ids = ranks.all_gather(&nccl.unique_id().map_err(failed)?.to_bytes())?;
     let id = ids.first().and_then(|id| <[u8; UniqueId::BYTES]>::try_from(&id[..]).ok());
     let id = UniqueId::from_bytes(id.ok_or_else(|| RunError::Invalid("no id came".into()))?);
     nccl.comm_init_rank(ranks.ranks(), id, ranks.rank(), &Config::default()).map_err(failed)
-}
-
-/// The ranks of the run, as the session meets them.
-struct Ranks<'a>(&'a RankRun<'a>);
-
-impl Exchange for Ranks<'_> {
-    fn rank(&self) -> u32 {
-        self.0.comm.rank()
-    }
-
-    fn ranks(&self) -> u32 {
-        self.0.comm.ranks()
-    }
-
-    fn all_gather(&self, mine: &[u8]) -> Result<Vec<Vec<u8>>, RunError> {
-        self.0.exchange(mine)
-    }
-
-    fn alive(&self) -> Result<(), RunError> {
-        self.0.comm.control().abort_reason().map_or(Ok(()), Err)
-    }
 }

@@ -18,7 +18,7 @@ use cudarc::driver::sys;
 use nix::sys::socket::{AddressFamily, Backlog, SockFlag, SockType, UnixAddr, bind, connect, listen, socket};
 use serde::{Deserialize, Serialize};
 use symmc_runtime::RunError;
-use symmc_runtime::host::{Channel, accept, same_user};
+use symmc_runtime::host::{Channel, RankRun, accept, same_user};
 
 use crate::driver::{Device, checked};
 use crate::error::CudaError;
@@ -45,6 +45,24 @@ pub trait Exchange {
     /// A peer failed.
     fn alive(&self) -> Result<(), RunError> {
         Ok(())
+    }
+}
+
+impl Exchange for RankRun<'_> {
+    fn rank(&self) -> u32 {
+        self.comm.rank()
+    }
+
+    fn ranks(&self) -> u32 {
+        self.comm.ranks()
+    }
+
+    fn all_gather(&self, mine: &[u8]) -> Result<Vec<Vec<u8>>, RunError> {
+        self.exchange(mine)
+    }
+
+    fn alive(&self) -> Result<(), RunError> {
+        self.comm.control().abort_reason().map_or(Ok(()), Err)
     }
 }
 

@@ -107,7 +107,7 @@ impl Engine for CudaEngine {
         let _caller = CallersContext::keep()?;
         if let Some(Bench::Collectives(config)) = &config.bench {
             ready()?;
-            let measured = bench::run(gpu, run.config.limit, config, &Peers(run), &|| alive(run))?;
+            let measured = bench::run(gpu, run.config.limit, config, run, &|| run.alive())?;
             return answer(&measured, memory);
         }
         let registry = Registry::new();
@@ -121,7 +121,7 @@ impl Engine for CudaEngine {
             arena: config.arena,
             ..SessionConfig::new(gpu, run.config.limit)
         };
-        let session = Session::new(std::slice::from_ref(&bound), &Peers(run), &session)?;
+        let session = Session::new(std::slice::from_ref(&bound), run, &session)?;
         let turn = Turn { run, session: &session, bound: &bound, bucket, trace: config.trace.as_deref() };
         let ran = match config.bench {
             Some(Bench::Program { replays, runs }) => {
@@ -191,7 +191,7 @@ impl Turn<'_> {
         if let Some(step) = progress.filter(|_| told.replace(progress) != progress) {
             self.run.comm.begin_step(step);
         }
-        alive(self.run)
+        self.run.alive()
     }
 
     /// Whether an input's memory may hold something else after a run: an argument in fixed memory, which its
@@ -203,8 +203,8 @@ impl Turn<'_> {
     }
 
     fn write_trace(&self, path: &Path) -> Result<(), RunError> {
-        let steps = self.session.trace(ONLY, &|| alive(self.run))?;
-        trace::write(path, &steps, &Peers(self.run))
+        let steps = self.session.trace(ONLY, &|| self.run.alive())?;
+        trace::write(path, &steps, self.run)
     }
 
     /// Least, median and most microseconds of one run over replays of so many runs, on numbers drawn on the device.
@@ -223,7 +223,7 @@ impl Turn<'_> {
         for replay in 0..WARM + replays {
             run.exchange(&[0])?;
             run.comm.begin_run(replay as u64, self.bucket);
-            let time = graph.replay(&|| alive(run))?;
+            let time = graph.replay(&|| run.alive())?;
             if replay >= WARM {
                 times.push(time / runs.max(1) as f64);
             }
@@ -233,27 +233,6 @@ impl Turn<'_> {
         }
         run.comm.end_runs();
         Ok(watch::spread(times))
-    }
-}
-
-/// The ranks of a run, as sessions meet.
-struct Peers<'a>(&'a RankRun<'a>);
-
-impl Exchange for Peers<'_> {
-    fn rank(&self) -> u32 {
-        self.0.comm.rank()
-    }
-
-    fn ranks(&self) -> u32 {
-        self.0.comm.ranks()
-    }
-
-    fn all_gather(&self, mine: &[u8]) -> Result<Vec<Vec<u8>>, RunError> {
-        self.0.exchange(mine)
-    }
-
-    fn alive(&self) -> Result<(), RunError> {
-        alive(self.0)
     }
 }
 
@@ -269,11 +248,6 @@ fn answer(value: &impl Serialize, memory: &RankMemory) -> Result<(), RunError> {
         room.ptr.add(text.len()).write(0);
     }
     Ok(())
-}
-
-/// Whether the run goes on.
-fn alive(run: &RankRun<'_>) -> Result<(), RunError> {
-    run.comm.control().abort_reason().map_or(Ok(()), Err)
 }
 
 /// The bytes of a span; `None` when it has no memory.

@@ -23,7 +23,7 @@
 //! - *exit*: threads of a block synchronise, then a release orders all that they read and wrote before its
 //!   flag. A kernel completes when all its blocks have seen the flags of all blocks of all peers, which is
 //!   when every peer has stopped touching this rank; what peers wrote here is then in this device's memory and
-//!   visible to later kernels, which wait for the end of this one (`symmc_wait`) before they read.
+//!   visible to later kernels, which wait for the end of this one (`symmc_enter`) before they read.
 //! - *packets*: eight bytes in one store, four of data and a flag that no earlier packet at that place has.
 //!   A packet is sent after arrival, and each thread waits for its packets of all peers before it writes their
 //!   part of the result. Nothing but a packet's own data has to be visible to who reads it, so there is no

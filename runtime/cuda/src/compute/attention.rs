@@ -220,7 +220,7 @@ pub(super) fn lower(
     let dtype = result.dtype;
     let places = places(&x, operands, result, l)?;
     let way = way(&x, dtype, &places[1], &places[2]);
-    let cut = cut(&x, way, l.multiprocessors as usize);
+    let cut = cut(&x, way, l.machine.multiprocessors as usize);
     let shared = way.shared(&x, dtype);
     if shared > MOST_SHARED {
         let text = format!("attention in {dtype} over heads of {} and {} elements on a GPU", x.e, x.f);

@@ -228,11 +228,18 @@ impl Map {
             let (kind, place) = (self.kind(store.value), linear(&store.strides));
             let _ = writeln!(body, "        (({kind} *)q{k})[{place}] = v{};", store.value.0);
         }
-        let mut declared: Vec<String> = self.loads().map(|(i, _)| format!("const void *p{i}")).collect();
-        declared.extend((0..self.stores.len()).map(|k| format!("void *q{k}")));
-        let mut params: Vec<Param> = self.loads().map(|(_, l)| l.at.into()).collect();
-        params.extend(self.stores.iter().map(|s| Param::from(s.at)));
+        let (declared, params) = (self.declared().collect(), self.addresses().collect());
         Some(Finish { declared, params, body })
+    }
+
+    /// The parameters that hold addresses, as a kernel declares them, and their values.
+    fn declared(&self) -> impl Iterator<Item = String> {
+        let loads = self.loads().map(|(i, _)| format!("const void *p{i}"));
+        loads.chain((0..self.stores.len()).map(|k| format!("void *q{k}")))
+    }
+
+    fn addresses(&self) -> impl Iterator<Item = Param> {
+        self.loads().map(|(_, l)| l.at.into()).chain(self.stores.iter().map(|s| s.at.into()))
     }
 
     /// The launch; none where there is no position.
@@ -247,11 +254,10 @@ impl Map {
         let text = self.text(width, vectors, total - vectors * width);
         lowering.preludes();
         let entry = lowering.source.function(what, text);
-        let blocks = vectors.div_ceil(THREADS).clamp(1, lowering.multiprocessors as usize * 16);
-        let mut params: Vec<Param> = self.loads().map(|(_, l)| l.at.into()).collect();
-        params.extend(self.stores.iter().map(|s| Param::from(s.at)));
+        let blocks = vectors.div_ceil(THREADS).clamp(1, lowering.machine.multiprocessors as usize * 16);
+        let mut params: Vec<Param> = self.addresses().collect();
         if self.reports() {
-            params.push(lowering.status.into());
+            params.push(lowering.machine.status.into());
             params.extend(self.sites().map(Param::from));
         }
         let (grid, block) = ([blocks as u32, 1, 1], [THREADS as u32, 1, 1]);
@@ -267,8 +273,7 @@ impl Map {
     }
 
     fn text(&self, width: usize, vectors: usize, rest: usize) -> String {
-        let mut params: Vec<String> = self.loads().map(|(i, _)| format!("const void *p{i}")).collect();
-        params.extend((0..self.stores.len()).map(|i| format!("void *q{i}")));
+        let mut params: Vec<String> = self.declared().collect();
         if self.reports() {
             params.push("void *status".into());
             params.extend((0..self.sites().count()).map(|i| format!("unsigned site{i}")));

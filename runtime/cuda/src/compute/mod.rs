@@ -143,12 +143,7 @@ pub(super) struct Lowering<'a> {
     source: &'a mut Source,
     sites: &'a mut Sites,
     step: usize,
-    status: Address,
-    workspace: Address,
-    workspace_bytes: usize,
-    shared: usize,
-    inputs: InputUse,
-    multiprocessors: u32,
+    machine: Machine,
 }
 
 impl<'a> Lowering<'a> {
@@ -159,19 +154,7 @@ impl<'a> Lowering<'a> {
         source: &'a mut Source,
         sites: &'a mut Sites,
     ) -> Lowering<'a> {
-        let Machine { multiprocessors, status, workspace, workspace_bytes, shared, inputs } = *machine;
-        Lowering {
-            at,
-            source,
-            sites,
-            step: 0,
-            status,
-            workspace,
-            workspace_bytes,
-            shared,
-            inputs,
-            multiprocessors,
-        }
+        Lowering { at, source, sites, step: 0, machine: *machine }
     }
 
     /// Puts what all kernels rest on before them.
@@ -186,7 +169,7 @@ impl<'a> Lowering<'a> {
 
     /// Whether nothing writes a value while the program runs.
     fn is_steady(&self, value: &Located) -> bool {
-        self.inputs == InputUse::Read && matches!(value.home, Home::Input(_))
+        self.machine.inputs == InputUse::Read && matches!(value.home, Home::Input(_))
     }
 
     fn index_site(&mut self, axis: usize, extent: usize) -> u32 {
@@ -199,13 +182,11 @@ impl<'a> Lowering<'a> {
 
     /// The workspace, if it has this many bytes.
     fn room(&self, what: &str, bytes: usize) -> Result<Address, CudaError> {
-        if bytes <= self.workspace_bytes {
-            return Ok(self.workspace);
+        let found = self.machine.workspace_bytes;
+        if bytes <= found {
+            return Ok(self.machine.workspace);
         }
-        Err(CudaError::Unsupported(format!(
-            "{what} needs {bytes} bytes of workspace, found {}",
-            self.workspace_bytes
-        )))
+        Err(CudaError::Unsupported(format!("{what} needs {bytes} bytes of workspace, found {found}")))
     }
 }
 

@@ -78,7 +78,8 @@ pub(super) fn elements(
     l.source.prelude(text::SCATTER);
     let site = l.index_site(axis, x.shape[axis]);
     let entry = l.source.function("scatter", layout);
-    let mut params: Vec<Param> = [l.at(index), l.at(src), l.at(result), l.status].map(Param::from).to_vec();
+    let mut params: Vec<Param> =
+        [l.at(index), l.at(src), l.at(result), l.machine.status].map(Param::from).to_vec();
     params.push(site.into());
     let grid = [n.div_ceil(256) as u32, 1, 1];
     out.push(Work::Kernel(Kernel { entry, grid, block: [256, 1, 1], shared: 0, params }));
@@ -162,7 +163,7 @@ fn indices_param(
     if indices.len() > MOST_INDICES {
         return Err(misfit("an indexed store", format!("at most {MOST_INDICES} indices"), indices.len()));
     }
-    let mut out = IndicesParam { status: l.status, at: [0; MOST_INDICES], sites: [0; MOST_INDICES] };
+    let mut out = IndicesParam { status: l.machine.status, at: [0; MOST_INDICES], sites: [0; MOST_INDICES] };
     for (k, index) in indices.iter().enumerate() {
         out.at[k] = l.at(index);
         out.sites[k] = u64::from(l.index_site(axis + k, x.shape[axis + k]));

@@ -160,9 +160,9 @@ fn by_columns(gemms: &[Gemm]) -> Option<Way> {
 fn tiles(gemms: &[Gemm], l: &Lowering<'_>) -> Option<Way> {
     let gemm = &gemms[0];
     let all = gemm.n * gemms.len();
-    let turns = all.div_ceil(l.multiprocessors as usize * MOST_LINES);
+    let turns = all.div_ceil(l.machine.multiprocessors as usize * MOST_LINES);
     let rows = gemm.m.next_multiple_of(16);
-    let lines = all.div_ceil(l.multiprocessors as usize * turns).next_multiple_of(8);
+    let lines = all.div_ceil(l.machine.multiprocessors as usize * turns).next_multiple_of(8);
     let fits = matches!(gemm.dtype, DType::BF16 | DType::F16)
         && gemm.m <= MOST_ROWS
         && turns <= MOST_TURNS
@@ -170,11 +170,11 @@ fn tiles(gemms: &[Gemm], l: &Lowering<'_>) -> Option<Way> {
         && (lines >= FEW_LINES || gemm.k <= MOST_TERMS_OF_FEW);
     let stage = (lines + rows) * TERMS * gemm.dtype.size();
     let [least, most] = STAGES;
-    if !fits || l.shared < least * stage {
+    if !fits || l.machine.shared < least * stage {
         return None;
     }
     let steps = gemm.k.div_ceil(TERMS);
-    let stages = (l.shared / stage).min(most).min((steps + 2).max(least));
+    let stages = (l.machine.shared / stage).min(most).min((steps + 2).max(least));
     Some(Way {
         call: "skinny_tiles<@_L>(a, b, finish);",
         constants: format!("static const int LINES = {lines}, STAGES = {stages};\n"),
