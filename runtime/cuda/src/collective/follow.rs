@@ -8,11 +8,11 @@ use smallvec::SmallVec;
 use symmc_ir::collective::{CollectiveKind as Kind, Variant};
 use symmc_ir::{BinaryOp, Op};
 use symmc_planner::plan::Lane;
-use symmc_runtime::exec::{BoundCollective, BoundStep, Home, Located, Work as StepWork};
+use symmc_runtime::exec::{BoundCollective, BoundStep, Located, Work as StepWork};
 
 use super::{FusedNorm, Peers, lower_norm};
 use crate::compile::Source;
-use crate::compute::fuse::{self, Span};
+use crate::compute::spans::{self, Span, is_run};
 use crate::error::CudaError;
 use crate::homes::Homes;
 use crate::launch::Work;
@@ -123,8 +123,7 @@ fn values<'a>(list: &'a [BoundStep], all: &Followed) -> Option<Values<'a>> {
         (false, true) => x,
         _ => return None,
     };
-    let same =
-        |v: &Located| v.dtype == call.dtype && v.shape == sum.shape && v.by_rank == 0 && fuse::is_run(v);
+    let same = |v: &Located| v.dtype == call.dtype && v.shape == sum.shape && v.by_rank == 0 && is_run(v);
     if !reduces || call.operand.by_rank != 0 || ![x, y, sum].into_iter().all(same) {
         return None;
     }
@@ -141,7 +140,7 @@ fn is_result(call: &BoundCollective, value: &Located) -> bool {
     (at.home, at.offset, at.by_rank) == (value.home, value.offset, 0)
         && value.dtype == call.dtype
         && value.shape.iter().product::<usize>() == call.elements
-        && fuse::is_run(value)
+        && is_run(value)
 }
 
 /// The norm of the rows of `sum`.
@@ -152,14 +151,12 @@ fn rows<'a>(step: &'a BoundStep, sum: &Located) -> Option<Rows<'a>> {
     };
     let (x, weight) = (operands.first()?, operands.get(1));
     let result = results.first()?;
-    let same = |a: &Located, b: &Located| {
-        (a.dtype, &a.shape) == (b.dtype, &b.shape) && b.by_rank == 0 && fuse::is_run(b)
-    };
+    let same =
+        |a: &Located, b: &Located| (a.dtype, &a.shape) == (b.dtype, &b.shape) && b.by_rank == 0 && is_run(b);
     let fits = (x.home, x.offset, &x.strides) == (sum.home, sum.offset, &sum.strides)
         && same(x, sum)
         && same(sum, result)
-        && weight
-            .is_none_or(|w| w.dtype == sum.dtype && w.shape.len() == 1 && w.by_rank == 0 && fuse::is_run(w));
+        && weight.is_none_or(|w| w.dtype == sum.dtype && w.shape.len() == 1 && w.by_rank == 0 && is_run(w));
     fits.then_some(Rows { weight, result, eps: eps.0, round_first: *round_first })
 }
 
@@ -189,14 +186,13 @@ fn is_read(list: &[BoundStep], all: &Followed, call: &BoundCollective, sum: &Loc
     let own = Span::of_region(&call.result, call);
     let overwritten = own == Span::of(sum);
     let places: SmallVec<[usize; 3]> = all.places().collect();
-    !overwritten
-        && (call.result.home != Home::Ordinary || fuse::is_span_read(list, all.reduce, &own, &places))
+    !overwritten && spans::is_read(list, all.reduce, &own, &places)
 }
 
 #[cfg(test)]
 mod tests {
     use symmc_ir::{DType, Float, ReduceOp};
-    use symmc_runtime::exec::BoundRegion;
+    use symmc_runtime::exec::{BoundRegion, Home};
 
     use super::*;
     use crate::order;

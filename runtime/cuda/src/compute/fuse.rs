@@ -1,22 +1,21 @@
 //! Several element-wise steps as one kernel.
 //!
 //! [`groups`] finds steps of the compute lane over one iteration space, and which of their results somebody else
-//! reads. Other steps may stand between them if they neither touch what the group writes nor write what it reads. [`lower_fused`] makes one kernel of such a group: a value passes from step to
-//! step in a register, rounded to its dtype as if it had been stored, so the bits are those of the single
-//! steps.
+//! reads. Other steps may stand between them if they neither touch what the group writes nor write what it
+//! reads. [`lower_fused`] makes one kernel of such a group: a value passes from step to step in a register, rounded to
+//! its dtype as if it had been stored, so the bits are those of the single steps.
 //!
 //! A group must not tell from single steps: what one step stores and another reads lies exactly in the same
 //! places, or apart. Where memory was reused otherwise, the steps stay single.
 
-use std::ops::Range;
-
 use smallvec::SmallVec;
 use symmc_ir::Op;
 use symmc_planner::plan::Lane;
-use symmc_runtime::exec::{BoundCollective, BoundRegion, BoundStep, Home, Located, Work as StepWork};
+use symmc_runtime::exec::{BoundStep, Located, Work as StepWork};
 
 use super::map::{Map, Val};
 use super::space::Strides;
+use super::spans::{self, Span};
 use super::{Lowering, Machine, Sites, Step, element};
 use crate::compile::Source;
 use crate::error::CudaError;
@@ -45,55 +44,6 @@ pub struct Member<'a> {
 
 fn is_element_wise(op: &Op) -> bool {
     matches!(op, Op::Unary(_) | Op::Binary(_) | Op::BinaryScalar { .. } | Op::Select | Op::Cast | Op::Full(_))
-}
-
-/// Bytes of a home, from the first that strides reach to behind the last.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub(crate) struct Span {
-    home: Home,
-    bytes: Range<usize>,
-}
-
-impl Span {
-    pub fn of(value: &Located) -> Span {
-        let size = value.dtype.size();
-        let (mut low, mut high) = (0isize, 0isize);
-        for (&n, &s) in value.shape.iter().zip(&value.strides) {
-            let reach = (n.max(1) - 1) as isize * s;
-            if reach < 0 { low += reach } else { high += reach }
-        }
-        let start = value.offset.wrapping_add_signed(low * size as isize);
-        let end = value.offset.wrapping_add_signed(high * size as isize) + size;
-        let empty = value.shape.contains(&0);
-        Span { home: value.home, bytes: if empty { 0..0 } else { start..end } }
-    }
-
-    /// The bytes that a region has, which has as many as the operand of its call, on a rank of which it does not
-    /// depend.
-    pub fn of_region(region: &BoundRegion, call: &BoundCollective) -> Span {
-        let bytes = call.elements * call.dtype.size();
-        Span { home: region.home, bytes: region.offset..region.offset + bytes }
-    }
-
-    /// All bytes that a region has on any rank of its cell, and more.
-    fn around(region: &BoundRegion, call: &BoundCollective) -> Span {
-        let n = call.cell.len().max(1);
-        let own = call.elements.max(1) * call.dtype.size() * n;
-        Span { home: region.home, bytes: region.offset..region.offset + own + region.by_rank * n }
-    }
-
-    pub fn overlaps(&self, other: &Span) -> bool {
-        self.home == other.home && self.bytes.start < other.bytes.end && other.bytes.start < self.bytes.end
-    }
-
-    fn covers(&self, other: &Span) -> bool {
-        self.home == other.home && self.bytes.start <= other.bytes.start && other.bytes.end <= self.bytes.end
-    }
-}
-
-/// Whether the elements are one run, so that a span that covers it writes all of it.
-pub(crate) fn is_run(value: &Located) -> bool {
-    super::space::axes(&value.shape, &value.strides).iter().all(|a| a.stride == 1)
 }
 
 /// A step of the closed set, as it is lowered.
@@ -180,42 +130,12 @@ fn close(list: &[BoundStep], now: &mut Vec<usize>, out: &mut Vec<Group>) {
     }
 }
 
-/// Whether a step that is not of the group may read the result of `place`.
+/// Whether a step that is not of the group, or the caller, may read the result of `place`.
 pub(super) fn is_read(list: &[BoundStep], place: usize, group: &[usize]) -> bool {
-    let StepWork::Kernel { results, .. } = &list[place].work else { return true };
-    let own = Span::of(&results[0]);
-    // Only the ordinary arena is nobody else's business.
-    own.home != Home::Ordinary || is_span_read(list, place, &own, group)
-}
-
-/// Whether a step that is not of the group may read these bytes of the ordinary arena after `place` wrote them.
-pub(crate) fn is_span_read(list: &[BoundStep], place: usize, own: &Span, group: &[usize]) -> bool {
-    let mut overwritten = false;
-    for (other, step) in list.iter().enumerate().skip(place + 1) {
-        if overwritten {
-            return false;
-        }
-        if group.contains(&other) {
-            continue;
-        }
-        match &step.work {
-            StepWork::Kernel { operands, results, .. } | StepWork::Custom { operands, results, .. } => {
-                if operands.iter().any(|x| Span::of(x).overlaps(own)) {
-                    return true;
-                }
-                overwritten = step.lane == Lane::Compute
-                    && results.iter().any(|r| is_run(r) && Span::of(r).covers(own));
-            }
-            StepWork::Collective(call) => {
-                let splits = call.splits.iter().flat_map(|(a, b)| [a, b]);
-                let regions = [&call.operand, &call.result].into_iter().chain(splits);
-                if regions.into_iter().any(|r| Span::around(r, call).overlaps(own)) {
-                    return true;
-                }
-            }
-        }
+    match &list[place].work {
+        StepWork::Kernel { results, .. } => spans::is_read(list, place, &Span::of(&results[0]), group),
+        _ => true,
     }
-    false
 }
 
 /// What a group of steps does on the device, as one kernel; `None` where their memory or their shapes do not

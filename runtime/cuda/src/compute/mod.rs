@@ -29,6 +29,7 @@ pub mod search;
 mod skinny;
 mod sort;
 mod space;
+pub(crate) mod spans;
 mod text;
 
 use symmc_ir::Op;

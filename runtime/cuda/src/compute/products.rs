@@ -8,11 +8,12 @@
 use smallvec::SmallVec;
 use symmc_ir::Op;
 use symmc_planner::plan::Lane;
-use symmc_runtime::exec::{BoundStep, Home, Located, Work as StepWork};
+use symmc_runtime::exec::{BoundStep, Located, Work as StepWork};
 
-use super::fuse::{self, Group, Member, Span};
+use super::fuse::{self, Group, Member};
 use super::map::{Map, Val};
 use super::skinny::{self, MOST_PRODUCTS};
+use super::spans::Span;
 use super::text::stored;
 use super::{Lowering, Machine, Sites, Step, matmul};
 use crate::compile::Source;
@@ -67,7 +68,6 @@ fn products_of(list: &[BoundStep], group: &Group, awaited: &[bool]) -> Vec<usize
         });
         let takes = same_left
             && out.len() < MOST_PRODUCTS
-            && result.home == Home::Ordinary
             && is_read_by(list, group, place, result, shape)
             && !fuse::is_read(list, place, &group.steps)
             // A wait for a step in between stands for this one too.

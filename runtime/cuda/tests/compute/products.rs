@@ -158,3 +158,38 @@ fn a_product_that_somebody_else_reads_or_that_would_lose_its_operand_stays_alone
     }
     assert!(products(&lost).iter().all(|p| p.products == [2]), "{:?}", products(&lost));
 }
+
+#[test]
+fn who_reads_what_overwrote_a_product_does_not_read_the_product() {
+    let products = |list: &[BoundStep]| -> Vec<Finished> { find(list, &fuse::groups(list)) };
+    // All in place, then read by another product whose own result is smaller than what it overwrites.
+    let mut list = gated(1);
+    let [a, up, small] =
+        [(3, N), (4, N), (4, 8)].map(|(place, n)| value(Home::Ordinary, place, [1, n], [n as isize, 1]));
+    if let StepWork::Kernel { results, .. } = &mut list[3].work {
+        results[0] = a.clone();
+    }
+    let down = value(Home::Input(1), 5, [N, 8], [1, N as isize]);
+    list.push(step(4, Op::MatMul, vec![a, down], small.clone()));
+    list.push(step(5, Op::Copy, vec![small], value(Home::Output(0), 5, [1, 8], [8, 1])));
+    let [whole] = &products(&list)[..] else { panic!("{:?}", products(&list)) };
+    assert_eq!((&whole.products[..], &whole.group.stored[..]), (&[0, 2][..], &[false, true][..]));
+    // A part of the second product that the smaller result leaves is read.
+    if let StepWork::Kernel { operands, .. } = &mut list[5].work {
+        operands[0] = up;
+    }
+    assert!(products(&list).iter().all(|p| p.products == [0]), "{:?}", products(&list));
+    // What lies in an output at the end is the caller's.
+    let mut list = gated(1);
+    if let StepWork::Kernel { results, .. } = &mut list[0].work {
+        results[0] = value(Home::Output(0), 3, [1, N], [N as isize, 1]);
+    }
+    if let StepWork::Kernel { operands, .. } = &mut list[1].work {
+        operands[0] = value(Home::Output(0), 3, [1, N], [N as isize, 1]);
+    }
+    assert!(products(&list).iter().all(|p| p.products == [2]), "{:?}", products(&list));
+    // Unless something else takes its place before.
+    let place = value(Home::Output(0), 3, [1, N], [N as isize, 1]);
+    list.push(step(4, Op::Copy, vec![value(Home::Ordinary, 6, [1, N], [N as isize, 1])], place));
+    assert!(products(&list).iter().any(|p| p.products == [0, 2]), "{:?}", products(&list));
+}
