@@ -4,7 +4,8 @@
 //! is the first step, in the order of the list, that may write bytes which an access used:
 //! - A compute step releases what it read one step later.
 //! - A collective may be in flight until a compute step waits for it. What it read or wrote is released at
-//!   that step, its *join*, so that reuse does not force a wait of its own.
+//!   its *join*: at that step, so that reuse does not force a wait of its own, or before it where memory is worth
+//!   more than overlap; then the step that reuses the bytes waits.
 //! - What a sender writes into its receiver needs no more than that: it comes after the receiver's arrival
 //!   and before its completion.
 //! - An operand that peers read, with its exit barrier dropped, is released by the next collective in the
@@ -52,8 +53,7 @@ pub enum ExitChoice {
 /// See the [module](self).
 #[derive(Clone, Debug)]
 pub struct Liveness {
-    /// For a collective: the first compute step that runs after it has completed, or the number of steps.
-    /// For a compute step: the next step.
+    /// The first step, behind each, that may write bytes which it used ([`awaited`], [`at_once`], or between).
     pub joined: Vec<u32>,
     /// For a collective: whether it writes its results after its meeting.
     late: Vec<bool>,
@@ -75,8 +75,14 @@ pub enum NextRun {
 }
 
 impl Liveness {
-    /// Analyses `steps`, with these inputs bound.
-    pub fn new(graph: &Graph, steps: &Steps, bound: &BTreeSet<usize>, next_run: NextRun) -> Liveness {
+    /// Analyses `steps`, with these inputs bound and these joins.
+    pub fn new(
+        graph: &Graph,
+        steps: &Steps,
+        bound: &BTreeSet<usize>,
+        next_run: NextRun,
+        joined: Vec<u32>,
+    ) -> Liveness {
         let meetings = meetings(graph, steps);
         let mutated: BTreeSet<usize> = graph
             .outputs
@@ -112,7 +118,7 @@ impl Liveness {
             outputs[o.value.index()] = true;
         }
         let late = steps.list.iter().map(|s| s.peers.is_some_and(|p| p.contract.result_after_meeting));
-        Liveness { joined: joins(steps), late: late.collect(), exits, readers: steps.readers(), outputs }
+        Liveness { joined, late: late.collect(), exits, readers: steps.readers(), outputs }
     }
 
     /// The number of steps, which stands for the end of the run.
@@ -156,8 +162,9 @@ impl Liveness {
     }
 }
 
-/// For each step when it is joined (see [`Liveness::joined`]).
-fn joins(steps: &Steps) -> Vec<u32> {
+/// Joins that force no wait: for a collective the first compute step that runs after it has completed, or the
+/// number of steps; for a compute step the next one.
+pub fn awaited(steps: &Steps) -> Vec<u32> {
     let end = steps.list.len() as u32;
     let mut joined: Vec<u32> = (1..=end).collect();
     // Collectives that no compute step has waited for yet, in order.
@@ -179,6 +186,12 @@ fn joins(steps: &Steps) -> Vec<u32> {
         joined[c as usize] = end;
     }
     joined
+}
+
+/// Joins that leave nothing in flight: for each step the next. Where a compute step writes over bytes of a collective,
+/// it waits for that.
+pub fn at_once(steps: &Steps) -> Vec<u32> {
+    (1..=steps.list.len() as u32).collect()
 }
 
 /// For each collective the next one that meets all its peers.

@@ -8,19 +8,18 @@ use std::sync::Arc;
 
 use symmc_ir::machine::Profile;
 use symmc_ir::verify::verify;
-use symmc_ir::{Graph, InputId, Node, NodeId, Op, parallel, text};
+use symmc_ir::{Graph, InputId, Node, Op, parallel, text};
 
-use crate::bucket::{Placed, Program, Symbols, bucket, sized};
+use crate::bucket::{Program, bucket};
 use crate::error::PlanError;
 use crate::fixed::fixed_memory;
-use crate::liveness::{Liveness, NextRun};
-use crate::order::Tasks;
+use crate::liveness::NextRun;
+use crate::order::Order;
 use crate::pack;
-use crate::place::{Classes, Parts};
-use crate::plan::{ArenaKind, Arenas, Bucket, Decision, MAX_SIZE, PAGE, Plan, Source, VERSION};
+use crate::plan::{Arenas, Bucket, Decision, MAX_SIZE, PAGE, Plan, Source, VERSION};
 use crate::plan_io::sha256;
 use crate::prepare::{Prepared, bound_inputs, prepare};
-use crate::steps::Steps;
+use crate::schedule::{Rules, schedule};
 use crate::views::Views;
 
 /// A program for one range of the symbols.
@@ -43,6 +42,8 @@ pub struct PlanConfig {
     /// The profile that estimates the time of steps, which their order depends on; `None` takes the
     /// built-in one of the name `machine`, and constants if there is none.
     pub profile: Option<Profile>,
+    /// How the steps are ordered.
+    pub order: Order,
     /// How much more memory than the leanest order an order may take to overlap communication with
     /// computation, as a fraction.
     pub slack: f64,
@@ -56,6 +57,7 @@ impl Default for PlanConfig {
             machine: "host".to_string(),
             bind: BTreeSet::new(),
             profile: None,
+            order: Order::Chosen,
             slack: 0.05,
             pack: pack::Config { work: 60_000, rounds: 32, enough: 0.001, exact: 0, capacity: None },
         }
@@ -83,11 +85,16 @@ pub fn plan(source: &Graph, lowered: &[BucketInput], config: &PlanConfig) -> Res
     let (prepared, program_of) = distinct(prepared)?;
     let profile = config.profile.clone().or_else(|| Profile::builtin(&config.machine));
     let (fixed, memory) = fixed_memory(lowered.iter().map(|b| &b.graph), &bound)?;
+    let rules = |next_run| Rules {
+        bound: &bound,
+        next_run,
+        order: config.order,
+        slack: config.slack,
+        profile: profile.as_ref(),
+    };
     let make = |prepared: Vec<Prepared>, next_run: NextRun| {
         let programs: Result<Vec<Program>, PlanError> =
-            parallel::map(prepared, nodes, |p| schedule(p, &bound, next_run, config.slack, profile.as_ref()))
-                .into_iter()
-                .collect();
+            parallel::map(prepared, nodes, |p| schedule(p, &rules(next_run))).into_iter().collect();
         let programs = programs?;
         let buckets: Result<Vec<Bucket>, PlanError> =
             parallel::map(lowered.iter().zip(&program_of).collect(), nodes, |(b, &p)| {
@@ -218,82 +225,6 @@ fn distinct(prepared: Vec<Result<Prepared, PlanError>>) -> Result<(Vec<Prepared>
         }
     }
     Ok((programs, of))
-}
-
-/// Orders and places a program.
-fn schedule(
-    prepared: Prepared,
-    bound: &BTreeSet<usize>,
-    next_run: NextRun,
-    slack: f64,
-    profile: Option<&Profile>,
-) -> Result<Program, PlanError> {
-    let symbols = prepared.graph.symbols.clone();
-    let steps = Steps::new(&prepared.graph, &prepared.base)?;
-    let tasks = Tasks::new(&prepared, &steps, &symbols, profile);
-    let base: Vec<u32> = (0..steps.list.len() as u32).collect();
-    let late = tasks.late();
-    let budget = |order: &[u32]| {
-        let peak = tasks.peak(order);
-        peak.saturating_add((peak as f64 * slack) as u64)
-    };
-    let mut orders = vec![base.clone()];
-    for order in [tasks.overlap(&base, budget(&base)), tasks.overlap(&late, budget(&late)), late] {
-        if !orders.contains(&order) {
-            orders.push(order);
-        }
-    }
-    let mut candidates = Vec::with_capacity(orders.len());
-    for order in orders {
-        let placed = place(&prepared, steps.permuted(&order), bound, next_run, Parts::Inside);
-        candidates.push((demand(&prepared, &placed, &symbols)?, tasks.makespan(&order), order));
-    }
-    let leanest = candidates.iter().map(|c| c.0).min().unwrap_or(0);
-    let limit = leanest.saturating_add((leanest as f64 * slack) as u64);
-    // The first of equals in time and memory.
-    let best = candidates.into_iter().filter(|c| c.0 <= limit).min_by_key(|c| (c.1, c.0));
-    let order = best.map_or_else(|| base.clone(), |c| c.2);
-    let prepared = match order == base {
-        true => prepared,
-        false => {
-            let nodes: Vec<NodeId> = order.iter().map(|&s| steps.list[s as usize].node).collect();
-            prepared.reordered(&nodes)
-        }
-    };
-    let steps = Steps::new(&prepared.graph, &prepared.base)?;
-    let mut placed = place(&prepared, steps, bound, next_run, Parts::Inside);
-    if placed.classes.has_parts() {
-        let apart = place(&prepared, placed.steps.clone(), bound, next_run, Parts::Apart);
-        if demand(&prepared, &apart, &symbols)? < demand(&prepared, &placed, &symbols)? {
-            placed = apart;
-        }
-    }
-    Ok(Program { prepared, placed })
-}
-
-/// Places a program with its steps in this order.
-fn place(
-    program: &Prepared,
-    steps: Steps,
-    bound: &BTreeSet<usize>,
-    next_run: NextRun,
-    parts: Parts,
-) -> Placed {
-    let live = Liveness::new(&program.graph, &steps, bound, next_run);
-    let classes = Classes::new(program, &steps, &live, parts);
-    let mut placed = Placed { steps, live, classes };
-    placed.settle();
-    placed
-}
-
-/// The bound of both arenas together.
-fn demand(program: &Prepared, placed: &Placed, symbols: &Symbols) -> Result<u64, PlanError> {
-    let sized = sized(program, placed, symbols)?;
-    let of = |arena| {
-        let blocks: Vec<pack::Block> = sized.iter().filter(|s| s.arena == arena).map(|s| s.block).collect();
-        pack::bound(&blocks)
-    };
-    Ok(of(ArenaKind::Ordinary).saturating_add(of(ArenaKind::Symmetric)))
 }
 
 fn arenas(buckets: &[Bucket]) -> Result<Arenas, PlanError> {

@@ -2,23 +2,30 @@
 """Measures planning and running of the real programs: `python3 tests/bench/programs.py [ROUNDS]`.
 
 Builds the release binary, then prints
+- for each program and two machines, the memory of the order that is chosen beside those of simple rules, as a table;
+- the time to plan a program of 10,000 steps that has no layers, and its memory beside those orders;
 - the time of each stage of `symmc plan` on the 70B program with four buckets, and its peak memory;
 - the time of one run of hf_llama_tp2 on host ranks and in the interpreter, in turn, and their ratio. A run is
   the difference between many repeats and one, so that starting processes does not count.
 Medians over ROUNDS (9), with the smallest and the largest.
 """
 
+import json
 import os
 import pathlib
+import random
 import re
 import statistics
 import subprocess
 import sys
+import tempfile
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 PROGRAMS = ROOT / "tests" / "programs"
 SYMMC = pathlib.Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target")) / "release" / "symmc"
 REPEATS = 201
+RANKS = {"hf_llama_tp2": 2, "hf_llama_tp2_core": 2, "llama70b_tp8_graph": 8}
+NAMED = ["program", "list", "dfs", "dfs-users", "post-order", "lpmf", "bfs"]
 
 
 def run(*args):
@@ -34,6 +41,74 @@ def run(*args):
 def show(name, values, unit):
     low, mid, high = min(values), statistics.median(values), max(values)
     print(f"{name:32} {mid:10.2f} {unit}   ({low:.2f} to {high:.2f})")
+
+
+def totals(program, ranks, machine, *options):
+    """The sums of the bucket of a plan that needs the most."""
+    args = [SYMMC, "plan", program, "--ranks", str(ranks), "--machine", machine, "--format", "json", *options]
+    plan = json.loads(subprocess.run(args, check=True, capture_output=True, text=True).stdout)
+    return max((b["totals"] for b in plan["buckets"]), key=peak)
+
+
+def peak(totals):
+    return totals["ordinary_peak"] + totals["symmetric_peak"]
+
+
+def size(n):
+    for unit in ["B", "KiB", "MiB"]:
+        if n < 1024:
+            break
+        n /= 1024
+    return f"{n:.{max(0, 3 - len(str(int(n))))}f} {unit}" if unit != "B" else f"{n} B"
+
+
+def order_row(name, program, ranks, machine):
+    need = {order: peak(totals(program, ranks, machine, "--order", order)) for order in ["chosen", "lean", *NAMED]}
+    best = min(NAMED, key=lambda order: need[order])
+    cells = [need["program"], need[best], need["lean"], need["chosen"]]
+    cells = [size(n) for n in cells]
+    cells[1] += f" ({best})" if need[best] < need["program"] else ""
+    gain = (need["chosen"] / need["program"] - 1) * 100
+    print(f"| {name} | {machine} | {' | '.join(cells)} | {gain:+.1f} % |")
+
+
+def orders():
+    print("peaks of both arenas together")
+    print("| program | machine | program order | best of seven rules | leanest | chosen | against program order |")
+    print("|---|---|---|---|---|---|---|")
+    for program in sorted(PROGRAMS.glob("*.pt2")):
+        for machine in ["host", "h200x8"]:
+            order_row(program.stem, program, RANKS.get(program.stem, 4), machine)
+
+
+def generated(nodes):
+    """A program whose nodes use values at random among the last few; about half of the nodes are used."""
+    rng, widths = random.Random(1), [16, 32, 64, 128]
+    lines = ['program "generated" ranks 4', "group @world world", "arg %x: f32[64, 64]"]
+    lines += [f"param %w{j}_{k}: f32[{j}, {k}]" for j in widths for k in widths]
+    recent = [("x", 64)]
+    for n in range(nodes):
+        (a, j), k, roll = rng.choice(recent), rng.choice(widths), rng.random()
+        same = [v for v, width in recent if width == j and v != a]
+        if roll < 0.08:
+            text, k = f"all_reduce %{a} op=sum group=@world", j
+        elif roll < 0.45 and same:
+            text, k = f"add %{a}, %{rng.choice(same)}", j
+        else:
+            text = f"matmul %{a}, %w{j}_{k}"
+        lines.append(f"%v{n}: f32[64, {k}] = {text}")
+        recent = [*recent[-11:], (f"v{n}", k)]
+    return "\n".join([*lines, f"return %v{nodes - 1}", ""])
+
+
+def large(rounds):
+    with tempfile.TemporaryDirectory() as folder:
+        program = pathlib.Path(folder) / "generated.symm"
+        program.write_text(generated(21500))
+        times = [run("plan", program, "--timing")[0] for _ in range(rounds)]
+        times = [float(re.search(r"^plan ([\d.]+) ms$", text, re.M).group(1)) for text in times]
+        order_row("generated, 10,000 steps", program, 4, "host")
+        show("planning it", times, "ms")
 
 
 def plan(rounds):
@@ -57,7 +132,7 @@ def one_run(backend):
     times = []
     for repeats in (1, REPEATS):
         text, _ = run("run", *args, "--repeat", str(repeats))
-        times.append(float(re.search(r"run\(s\) in ([\d.]+) ms", text).group(1)))
+        times.append(float(re.search(r"runs? in ([\d.]+) ms", text).group(1)))
     return (times[1] - times[0]) / (REPEATS - 1)
 
 
@@ -75,5 +150,7 @@ def runs(rounds):
 if __name__ == "__main__":
     count = int(sys.argv[1]) if len(sys.argv) > 1 else 9
     subprocess.run(["cargo", "build", "--release", "--quiet", "-p", "symmc-cli"], cwd=ROOT, check=True)
+    orders()
+    large(count)
     plan(count)
     runs(count)

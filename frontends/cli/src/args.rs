@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use clap::{Args as ClapArgs, Parser, Subcommand, ValueEnum};
+use symmc::Order;
 use symmc::cuda::Products;
 use symmc::ir::{DType, Variant};
 
@@ -66,7 +67,8 @@ Examples:
   symmc plan llama70b.pt2 --ranks 8 --machine h200x8 --bucket tokens=2,64,512,8192
   symmc plan model.pt2 -o model.plan.json
   symmc plan model.pt2 --format json
-  symmc plan model.pt2 --explain %all_reduce";
+  symmc plan model.pt2 --explain %all_reduce
+  symmc plan model.pt2 --orders                          the memory of each order beside program order";
 
 const CHECK_EXAMPLES: &str = "\
 Examples:
@@ -134,6 +136,13 @@ pub struct CompileArgs {
     /// the library has]
     #[arg(long, value_name = "NAME,…", value_delimiter = ',', value_parser = parse_variant)]
     pub variants: Vec<Variant>,
+    /// The order of the steps [default: chosen]
+    #[arg(long, value_enum)]
+    pub order: Option<OrderArg>,
+    /// How much more memory than the leanest order the chosen one may take to overlap communication with
+    /// computation [default: 5]
+    #[arg(long, value_name = "PERCENT", value_parser = parse_tolerance)]
+    pub slack: Option<f64>,
 }
 
 impl CompileArgs {
@@ -144,8 +153,49 @@ impl CompileArgs {
             ("--bucket", !self.buckets.is_empty()),
             ("--bind", !self.bind.is_empty()),
             ("--variants", !self.variants.is_empty()),
+            ("--order", self.order.is_some()),
+            ("--slack", self.slack.is_some()),
         ];
         given.into_iter().filter(|(_, given)| *given).map(|(option, _)| option)
+    }
+}
+
+/// How the steps are ordered; the last seven by one simple rule each, without overlap.
+#[derive(ValueEnum, Debug, Clone, Copy, PartialEq, Eq)]
+pub enum OrderArg {
+    /// The fastest by estimate that needs little more memory than the leanest
+    Chosen,
+    /// The least memory that is found, without overlap
+    Lean,
+    /// As the nodes stand
+    Program,
+    /// Next what frees the most bytes over what it adds (XLA's list scheduler)
+    List,
+    /// Depth first from what touches the fewest bytes (Inductor)
+    Dfs,
+    /// Depth first from the ends, to what has the more further users first (XLA's DFS scheduler)
+    DfsUsers,
+    /// Each step directly before the first that uses it
+    PostOrder,
+    /// Next what raises the peak least (Inductor's least peak memory first)
+    Lpmf,
+    /// Next what has the oldest operands (Inductor)
+    Bfs,
+}
+
+impl From<OrderArg> for Order {
+    fn from(arg: OrderArg) -> Order {
+        match arg {
+            OrderArg::Chosen => Order::Chosen,
+            OrderArg::Lean => Order::Lean,
+            OrderArg::Program => Order::Program,
+            OrderArg::List => Order::List,
+            OrderArg::Dfs => Order::Dfs,
+            OrderArg::DfsUsers => Order::DfsUsers,
+            OrderArg::PostOrder => Order::PostOrder,
+            OrderArg::Lpmf => Order::Lpmf,
+            OrderArg::Bfs => Order::Bfs,
+        }
     }
 }
 
@@ -167,6 +217,9 @@ pub struct PlanArgs {
     /// Tell where a value lives, until when, who may touch it, and how its collective was chosen
     #[arg(long, value_name = "%VALUE", value_parser = parse_name, conflicts_with = "format")]
     pub explain: Option<String>,
+    /// Plan in every order, and compare their memory
+    #[arg(long, conflicts_with_all = ["format", "explain", "order", "output"])]
+    pub orders: bool,
     /// Print how long each stage took
     #[arg(long)]
     pub timing: bool,

@@ -79,7 +79,14 @@ fn config_for(args: &CompileArgs, machine: &str) -> Result<Config> {
         names => Bind::Named(names.to_vec()),
     };
     let variants = (!args.variants.is_empty()).then(|| args.variants.clone());
-    Ok(Config { profile, buckets: buckets.collect(), bind, variants })
+    let mut config = Config { profile, buckets: buckets.collect(), bind, variants, ..Config::default() };
+    if let Some(order) = args.order {
+        config.order = order.into();
+    }
+    if let Some(percent) = args.slack {
+        config.slack = percent / 100.0;
+    }
+    Ok(config)
 }
 
 fn profile_file(name: &str) -> Result<Profile> {

@@ -5,7 +5,7 @@ use std::fmt::Write;
 use anyhow::Result;
 use indexmap::IndexMap;
 use symmc::plan::{ArenaKind, Barrier, Bucket, Decision, Memory, Role};
-use symmc::{CheckedPlan, Plan};
+use symmc::{CheckedPlan, Order, Plan};
 
 use crate::explain::Planned;
 use crate::units::{bytes, count, gap, micros, table};
@@ -146,6 +146,25 @@ fn fixed(plan: &Plan) -> String {
         let _ = writeln!(out, "  {what}: {} at {}", bytes(fixed.size), fixed.offset);
     }
     out
+}
+
+/// What plans of one program in several orders need, in the order of their bytes as they are given.
+pub fn orders(plans: &[(Order, CheckedPlan)]) -> String {
+    let need = |plan: &Plan| {
+        let peaks = plan.buckets.iter().map(|b| (b.totals.ordinary_peak, b.totals.symmetric_peak));
+        peaks.max_by_key(|(o, s)| o + s).unwrap_or_default()
+    };
+    let program = plans.iter().find(|(order, _)| *order == Order::Program).map(|(_, p)| need(p));
+    let program = program.map_or(0, |(o, s)| o + s);
+    let mut rows = vec![["order", "ordinary", "symmetric", "both", ""].map(str::to_string).to_vec()];
+    for (order, plan) in plans {
+        let (ordinary, symmetric) = need(plan);
+        let both = ordinary + symmetric;
+        let change = (both as f64 / program.max(1) as f64 - 1.0) * 100.0;
+        let change = if both == program { "=".into() } else { format!("{change:+.1} %") };
+        rows.push(vec![order.name().into(), bytes(ordinary), bytes(symmetric), bytes(both), change]);
+    }
+    format!("peaks of the largest bucket; the last column is against program order\n{}", table(&rows))
 }
 
 /// A memory in few words.

@@ -118,6 +118,22 @@ fn plan_explains_itself() {
 }
 
 #[test]
+fn orders_are_compared_and_can_be_asked_for() {
+    let text = stdout("plan fsdp4_bw_graph.pt2 --orders");
+    for order in ["chosen", "lean", "program", "list", "dfs", "dfs-users", "post-order", "lpmf", "bfs"] {
+        assert!(text.lines().any(|l| l.split_whitespace().next() == Some(order)), "{order}:\n{text}");
+    }
+    let peak = |options: &str| {
+        let json = stdout(&format!("plan fsdp4_bw_graph.pt2 --format json {options}"));
+        let json: serde_json::Value = serde_json::from_str(&json).expect("JSON");
+        json["buckets"][0]["totals"]["ordinary_peak"].as_u64().expect("a peak")
+    };
+    let (lean, chosen, program) = (peak("--order lean"), peak(""), peak("--order program"));
+    assert!(lean <= chosen && chosen * 100 <= lean * 105 && chosen < program, "{lean} {chosen} {program}");
+    assert!(peak("--slack 200") > 2 * chosen, "nothing waits for memory");
+}
+
+#[test]
 fn a_buckets_schedule_serves_its_sizes() {
     for tokens in [2, 3, 9, 33] {
         stdout(&format!(

@@ -11,7 +11,7 @@ use symmc_ir::{Graph, InputId, InputKind, Variant, parallel};
 use symmc_passes::{Choice, LowerConfig};
 use symmc_planner::check::{CheckError, Report};
 use symmc_planner::plan::{Alternative, AppliedRule, Decision, Plan};
-use symmc_planner::{BucketInput, CheckedPlan, PlanConfig};
+use symmc_planner::{BucketInput, CheckedPlan, Order, PlanConfig};
 
 use crate::error::{Error, read, utf8};
 use crate::program::Program;
@@ -28,12 +28,18 @@ pub struct Config {
     pub bind: Bind,
     /// The variants that collectives may run as, besides plain; `None` for all that the profile knows.
     pub variants: Option<Vec<Variant>>,
+    /// How the steps are ordered.
+    pub order: Order,
+    /// How much more memory than the leanest order the chosen one may take to overlap communication with
+    /// computation, as a fraction.
+    pub slack: f64,
 }
 
 impl Default for Config {
     fn default() -> Self {
         let profile = Profile::builtin("host").expect("the host profile is built in");
-        Config { profile, buckets: Vec::new(), bind: Bind::None, variants: None }
+        let PlanConfig { order, slack, .. } = PlanConfig::default();
+        Config { profile, buckets: Vec::new(), bind: Bind::None, variants: None, order, slack }
     }
 }
 
@@ -95,6 +101,8 @@ pub fn compile_timed(program: &Program, config: &Config) -> Result<(CheckedPlan,
         machine: config.profile.name.clone(),
         bind: bound,
         profile: Some(config.profile.clone()),
+        order: config.order,
+        slack: config.slack,
         ..PlanConfig::default()
     };
     let plan = symmc_planner::plan(&program.graph, &inputs, &plan_config).map_err(|e| fail(e.to_string()))?;

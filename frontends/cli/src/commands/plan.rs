@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use std::time::Instant;
 
 use anyhow::Result;
-use symmc::Plan;
+use symmc::{CheckedPlan, Config, Order, Plan, Program};
 
 use crate::args::{PlanArgs, PlanFormat};
 use crate::out::put;
@@ -20,6 +20,10 @@ pub fn plan(args: &PlanArgs) -> Result<ExitCode> {
     load::close_ranks(&mut program)?;
     let config = load::config(&args.compile)?;
     let imported = start.elapsed();
+    if args.orders {
+        put(&orders(&program, &config)?)?;
+        return Ok(ExitCode::SUCCESS);
+    }
     let made = spin("planning", || symmc::compile_timed(&program, &config));
     if let (Err(symmc::Error::Defect { plan, .. }), Some(path)) = (&made, &args.output) {
         // For the report of the defect.
@@ -44,6 +48,16 @@ pub fn plan(args: &PlanArgs) -> Result<ExitCode> {
         eprintln!("total {:.1} ms", start.elapsed().as_secs_f64() * 1e3);
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// A plan for each order, and what its largest bucket needs beside program order.
+fn orders(program: &Program, config: &Config) -> Result<String> {
+    let plans: std::result::Result<Vec<(Order, CheckedPlan)>, symmc::Error> = spin("planning", || {
+        let plan =
+            |&order: &Order| Ok((order, symmc::compile(program, &Config { order, ..config.clone() })?));
+        Order::ALL.iter().map(plan).collect()
+    });
+    Ok(report::orders(&plans?))
 }
 
 fn write(plan: &Plan, path: &Path) -> Result<()> {

@@ -1,0 +1,89 @@
+//! Live bytes of both arenas while an order runs.
+
+use super::model::Tasks;
+
+/// Bytes in the ordinary and in the symmetric arena.
+pub type Bytes = [u64; 2];
+
+/// Live bytes while an order runs.
+pub struct Memory<'a> {
+    tasks: &'a Tasks,
+    /// What is live.
+    pub live: Bytes,
+    /// How many steps have still to touch each class.
+    pub left: Vec<u32>,
+}
+
+impl<'a> Memory<'a> {
+    /// Before the first step.
+    pub fn new(tasks: &'a Tasks) -> Self {
+        let left = (0..tasks.classes.len()).map(|c| tasks.users.of(c).len() as u32);
+        Memory { tasks, live: [0; 2], left: left.collect() }
+    }
+
+    /// Whether no step has touched the class yet.
+    pub fn is_new(&self, class: u32) -> bool {
+        self.left[class as usize] as usize == self.tasks.users.of(class as usize).len()
+    }
+
+    /// The bytes that step `s` adds when it starts, by arena.
+    pub fn added(&self, s: usize) -> Bytes {
+        let mut bytes: Bytes = [0; 2];
+        for &c in self.tasks.touches.of(s) {
+            if self.is_new(c) {
+                let class = &self.tasks.classes[c as usize];
+                bytes[class.arena] = bytes[class.arena].saturating_add(class.bytes);
+            }
+        }
+        if let Some(class) = self.overwritten(s).map(|c| &self.tasks.classes[c as usize]) {
+            bytes[class.arena] = bytes[class.arena].saturating_sub(class.bytes);
+        }
+        bytes
+    }
+
+    /// The class that the result of `s` is written over if `s` runs next.
+    fn overwritten(&self, s: usize) -> Option<u32> {
+        let last = |&&c: &&u32| self.left[c as usize] == 1 && !self.is_new(c);
+        self.tasks.over.of(s).iter().find(last).copied()
+    }
+
+    /// The bytes that step `s` takes away when it has ended, by arena, what it adds not counted.
+    pub fn freed(&self, s: usize) -> Bytes {
+        let mut bytes: Bytes = [0; 2];
+        for &c in self.tasks.touches.of(s) {
+            if self.left[c as usize] == 1 {
+                let class = &self.tasks.classes[c as usize];
+                bytes[class.arena] = bytes[class.arena].saturating_add(class.bytes);
+            }
+        }
+        bytes
+    }
+
+    /// Runs a step; returns what is live during it.
+    pub fn run(&mut self, s: usize) -> Bytes {
+        let added = self.added(s);
+        let during = [0, 1].map(|a| self.live[a].saturating_add(added[a]));
+        for &c in self.tasks.touches.of(s) {
+            let class = &self.tasks.classes[c as usize];
+            if self.is_new(c) {
+                self.live[class.arena] = self.live[class.arena].saturating_add(class.bytes);
+            }
+            self.left[c as usize] -= 1;
+            if self.left[c as usize] == 0 {
+                self.live[class.arena] = self.live[class.arena].saturating_sub(class.bytes);
+            }
+        }
+        during
+    }
+}
+
+/// What is live during each step of an order.
+pub fn profile(tasks: &Tasks, order: &[u32]) -> Vec<Bytes> {
+    let mut memory = Memory::new(tasks);
+    order.iter().map(|&s| memory.run(s as usize)).collect()
+}
+
+/// The most of each arena.
+pub fn peak(profile: &[Bytes]) -> Bytes {
+    profile.iter().fold([0; 2], |m, b| [m[0].max(b[0]), m[1].max(b[1])])
+}

@@ -1,0 +1,129 @@
+//! The order of the steps.
+//!
+//! Memory and overlap pull apart: a collective that starts early and is waited for late keeps its operand
+//! and its result for longer. So candidates are made, each a topological order, and two questions asked:
+//! - which is the *leanest*: the orders that are known by a name ([`named`]) and some of them made backwards, the
+//!   best of these improved where it peaks ([`window`]);
+//! - which is the fastest by estimated time among those that need little more memory than the leanest: the
+//!   overlapped forms ([`overlap`]) of the leanest and of program order are candidates here.
+//!
+//! Memory is that of the order once its values are placed ([`Demand`]): the largest sum of live bytes in each
+//! arena, with all that collectives keep occupied. Only what narrows the search down is counted by the simpler
+//! [`model`].
+//!
+//! Estimates decide nothing but the order, all arithmetic is on integers and all budgets are counts of work, so
+//! every rank agrees. Not here: rematerialisation; orders of symbolic sizes, which are those of the upper bounds.
+
+mod memory;
+mod model;
+mod named;
+mod overlap;
+mod window;
+
+pub use model::Tasks;
+pub use overlap::{fastest, makespan};
+pub use window::improve;
+
+use memory::profile;
+use overlap::{Limits, overlap};
+
+/// An order of the steps, by how it comes about.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Order {
+    /// The fastest by estimate of those with little more memory than the leanest.
+    #[default]
+    Chosen,
+    /// The least memory that was found.
+    Lean,
+    /// The order of the nodes.
+    Program,
+    /// Next comes the step that frees the most bytes over what it adds, as in XLA's list scheduler.
+    List,
+    /// Depth first from the steps that touch the fewest bytes, as in Inductor.
+    Dfs,
+    /// Depth first from the ends, to what has the more further users first, as in XLA's DFS scheduler.
+    DfsUsers,
+    /// Each step directly before the first that uses it.
+    PostOrder,
+    /// Next comes the step that raises the peak least: Inductor's least peak memory first.
+    Lpmf,
+    /// Next comes the step whose operands were made the longest ago, as in Inductor.
+    Bfs,
+}
+
+impl Order {
+    /// The orders that a simple rule makes.
+    pub const NAMED: [Order; 7] =
+        [Order::Program, Order::List, Order::Dfs, Order::DfsUsers, Order::PostOrder, Order::Lpmf, Order::Bfs];
+
+    /// All of them.
+    pub const ALL: [Order; 9] = [
+        Order::Chosen,
+        Order::Lean,
+        Order::Program,
+        Order::List,
+        Order::Dfs,
+        Order::DfsUsers,
+        Order::PostOrder,
+        Order::Lpmf,
+        Order::Bfs,
+    ];
+
+    /// The name, in lower case.
+    pub fn name(self) -> &'static str {
+        match self {
+            Order::Chosen => "chosen",
+            Order::Lean => "lean",
+            Order::Program => "program",
+            Order::List => "list",
+            Order::Dfs => "dfs",
+            Order::DfsUsers => "dfs-users",
+            Order::PostOrder => "post-order",
+            Order::Lpmf => "lpmf",
+            Order::Bfs => "bfs",
+        }
+    }
+}
+
+/// The largest sum of live bytes in the ordinary and in the symmetric arena, of an order whose values are placed.
+pub type Demand = [u64; 2];
+
+/// Bytes of both arenas.
+pub fn bytes(demand: Demand) -> u64 {
+    demand[0].saturating_add(demand[1])
+}
+
+/// The demand of an order by the model.
+pub fn peak(tasks: &Tasks, order: &[u32]) -> Demand {
+    memory::peak(&profile(tasks, order))
+}
+
+/// The order of this name; none where it takes a search.
+pub fn named(tasks: &Tasks, order: Order) -> Option<Vec<u32>> {
+    named::named(tasks, order)
+}
+
+/// Orders made backwards, from the last step to the first, by the rules that look at memory.
+pub fn backwards(tasks: &Tasks) -> [Vec<u32>; 2] {
+    let reversed = tasks.reversed();
+    [named::Rule::Freed, named::Rule::Peak].map(|rule| {
+        let mut order = named::greedy(&reversed, rule);
+        order.reverse();
+        order
+    })
+}
+
+/// The overlapped forms of an order: with few collectives in flight, and with more. They keep to the memory that
+/// the order needs by the model, and the fraction `slack` of it more.
+pub fn overlapped(tasks: &Tasks, order: &[u32], slack: f64) -> Vec<Vec<u32>> {
+    let budget = peak(tasks, order).map(|b| more(b, slack));
+    IN_FLIGHT.iter().map(|&in_flight| overlap(tasks, order, Limits { budget, in_flight })).collect()
+}
+
+/// How many collectives may be started before a step that uses the first of them, in each overlapped form.
+const IN_FLIGHT: [usize; 3] = [1, 2, 4];
+
+/// So many bytes and the fraction `slack` of them.
+pub fn more(bytes: u64, slack: f64) -> u64 {
+    bytes.saturating_add((bytes as f64 * slack) as u64)
+}

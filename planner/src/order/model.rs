@@ -1,0 +1,320 @@
+//! What ordering knows of a program: steps, what comes before what, how long steps take, and which memory they
+//! touch.
+//!
+//! Memory is counted in *classes*: values that share memory in every order because one step alone reads the one
+//! and writes the other over it or around it, as [`crate::place`] merges them. A class is occupied from the first
+//! step that touches it to the last. Of values that several steps read, whichever step comes last may write its
+//! result over them; that is counted where the order is known ([`super::memory`]). What collectives keep occupied
+//! until they are awaited or met is not counted here: the demand of an order that is placed has it.
+//!
+//! The model is the same read backwards, so an order of the reversed program is one of the program.
+
+use symmc_ir::entity::Entity;
+use symmc_ir::machine::Profile;
+use symmc_ir::{CollectiveKind, Op, ValueId};
+
+use crate::bucket::Symbols;
+use crate::plan::{ALIGN, CopyReason, Lane};
+use crate::prepare::Prepared;
+use crate::steps::{Readers, StepInfo, Steps};
+
+/// What ordering needs to know about the steps, in program order.
+#[derive(Clone)]
+pub struct Tasks {
+    /// The lane of each step.
+    pub lane: Vec<Lane>,
+    /// For each step the steps that must come before it, ascending, each once.
+    pub before: Lists,
+    /// For each step the steps that must come after it.
+    pub after: Lists,
+    /// For each step the classes that it reads or writes, each once.
+    pub touches: Lists,
+    /// For each class the steps that touch it.
+    pub users: Lists,
+    /// The classes.
+    pub classes: Vec<Class>,
+    /// For each step the classes that its result may be written over, if no other step needs them any more.
+    pub over: Lists,
+    /// Estimated nanoseconds of each step.
+    pub time: Vec<u64>,
+}
+
+/// Values that share memory in an arena.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Class {
+    /// Its bytes.
+    pub bytes: u64,
+    /// The index of its arena: [`crate::plan::ArenaKind`].
+    pub arena: usize,
+}
+
+/// Lists of indices in one vector.
+#[derive(Clone)]
+pub struct Lists {
+    start: Vec<u32>,
+    items: Vec<u32>,
+}
+
+impl Lists {
+    /// One list for each row.
+    pub fn from_rows(rows: impl Iterator<Item = Vec<u32>>) -> Lists {
+        let (mut start, mut items) = (vec![0], Vec::new());
+        for row in rows {
+            items.extend(row);
+            start.push(items.len() as u32);
+        }
+        Lists { start, items }
+    }
+
+    /// The list of this row.
+    pub fn of(&self, row: usize) -> &[u32] {
+        &self.items[self.start[row] as usize..self.start[row + 1] as usize]
+    }
+
+    /// The number of rows.
+    pub fn len(&self) -> usize {
+        self.start.len() - 1
+    }
+
+    /// The rows that hold each index below `len`.
+    pub fn transposed(&self, len: usize) -> Lists {
+        let mut start = vec![0u32; len + 1];
+        for &i in &self.items {
+            start[i as usize + 1] += 1;
+        }
+        for i in 0..len {
+            start[i + 1] += start[i];
+        }
+        let mut next = start.clone();
+        let mut items = vec![0; self.items.len()];
+        for row in 0..self.len() {
+            for &i in self.of(row) {
+                items[next[i as usize] as usize] = row as u32;
+                next[i as usize] += 1;
+            }
+        }
+        Lists { start, items }
+    }
+}
+
+impl Tasks {
+    /// The tasks of `steps` with sizes at the upper bounds of `symbols` and times from `profile`.
+    pub fn new(program: &Prepared, steps: &Steps, symbols: &Symbols, profile: Option<&Profile>) -> Tasks {
+        let sizes: Vec<u64> =
+            program.bytes.values().map(|d| d.upper(symbols).clamp(0, 1 << 52) as u64).collect();
+        let readers = steps.readers();
+        let mut before: Vec<Vec<u32>> =
+            steps.list.iter().map(|s| s.reads.iter().filter_map(|&v| steps.def[v]).collect()).collect();
+        returns_last(program, steps, &readers, &mut before);
+        for row in &mut before {
+            row.sort_unstable();
+            row.dedup();
+        }
+        let before = Lists::from_rows(before.into_iter());
+        let mut shared = Shared::new(program, steps, &readers, &sizes);
+        shared.merge();
+        let (classes, of) = shared.classes();
+        let class = |v: &ValueId| Some(of[v.index()]).filter(|&c| c != NONE);
+        let touches = Lists::from_rows(steps.list.iter().map(|s| {
+            let mut row: Vec<u32> = s.reads.iter().chain(&s.writes).filter_map(class).collect();
+            row.sort_unstable();
+            row.dedup();
+            row
+        }));
+        let over = Lists::from_rows((0..steps.list.len()).map(|s| {
+            let result = steps.list[s].writes.first().and_then(class);
+            let same =
+                |&c: &u32| result.is_some_and(|r| r != c && classes[r as usize] == classes[c as usize]);
+            shared.overwritable(s).filter_map(|v| class(&v)).filter(same).collect()
+        }));
+        Tasks {
+            lane: steps.list.iter().map(|s| s.lane).collect(),
+            after: before.transposed(steps.list.len()),
+            before,
+            users: touches.transposed(classes.len()),
+            touches,
+            classes,
+            over,
+            time: steps.list.iter().map(|s| time(program, &sizes, s, symbols, profile)).collect(),
+        }
+    }
+
+    /// The number of steps.
+    pub fn len(&self) -> usize {
+        self.lane.len()
+    }
+
+    /// The same tasks with time running backwards.
+    pub fn reversed(&self) -> Tasks {
+        Tasks { before: self.after.clone(), after: self.before.clone(), ..self.clone() }
+    }
+}
+
+/// Lets a copy into an output follow the other readers of what it copies: their memory can then be the
+/// output's, and the copy moves nothing.
+fn returns_last(program: &Prepared, steps: &Steps, readers: &Readers, before: &mut [Vec<u32>]) {
+    let returns = program.copies.iter().filter(|c| c.reason == CopyReason::Output);
+    let returns = returns
+        .filter(|c| program.whole[c.of])
+        .filter_map(|c| Some((program.base[c.of], steps.def[c.value]?)));
+    for (base, copy) in returns {
+        if steps.def[base].is_some() && !program.symmetric[base] {
+            before[copy as usize].extend(readers.of(base).iter().filter(|&&s| s < copy));
+        }
+    }
+}
+
+/// Stands for no class.
+const NONE: u32 = u32::MAX;
+
+/// Values that share memory in every order, as sets with one value that stands for each.
+struct Shared<'a> {
+    program: &'a Prepared,
+    steps: &'a Steps,
+    readers: &'a Readers,
+    sizes: &'a [u64],
+    output: Vec<bool>,
+    /// Another value of the same set, or itself for the one that stands for the set.
+    toward: Vec<u32>,
+}
+
+impl<'a> Shared<'a> {
+    fn new(program: &'a Prepared, steps: &'a Steps, readers: &'a Readers, sizes: &'a [u64]) -> Self {
+        let mut output = vec![false; sizes.len()];
+        for o in &program.graph.outputs {
+            output[o.value.index()] = true;
+        }
+        Shared { program, steps, readers, sizes, output, toward: (0..sizes.len() as u32).collect() }
+    }
+
+    fn find(&self, v: ValueId) -> usize {
+        let mut at = v.index();
+        while self.toward[at] as usize != at {
+            at = self.toward[at] as usize;
+        }
+        at
+    }
+
+    /// Merges as [`crate::place`] does for operands that no other step reads.
+    fn merge(&mut self) {
+        for s in 0..self.steps.list.len() {
+            let node = &self.program.graph.nodes[self.steps.list[s].node];
+            if self.is_around(s) {
+                for &operand in &node.inputs {
+                    self.put(s, operand, node.outputs[0]);
+                }
+            }
+        }
+        for s in 0..self.steps.list.len() {
+            let first = self.overwritable(s).find(|&base| self.readers.of(base) == [s as u32]);
+            if let Some(base) = first {
+                self.put(s, base, self.steps.list[s].writes[0]);
+            }
+        }
+    }
+
+    /// Whether operands of the step may lie inside its result.
+    fn is_around(&self, s: usize) -> bool {
+        let (graph, step) = (&self.program.graph, &self.steps.list[s]);
+        let node = &graph.nodes[step.node];
+        match &node.op {
+            Op::Concat { axis } => {
+                graph.ty(node.outputs[0]).shape[..*axis].iter().all(|d| d.as_const() == Some(1))
+            }
+            Op::Collective(c) => {
+                c.kind == CollectiveKind::AllGather && step.peers.is_some_and(|p| p.contract.in_place)
+            }
+            _ => false,
+        }
+    }
+
+    /// Lets the memory of `operand`, which step `s` alone reads, be that of `result`.
+    fn put(&mut self, s: usize, operand: ValueId, result: ValueId) {
+        let base = self.program.base[operand];
+        let alone = self.steps.def[base].is_some() && self.readers.of(base) == [s as u32];
+        let (from, into) = (self.find(base), self.find(result));
+        let [from_symmetric, into_symmetric] =
+            [from, into].map(|v| self.program.symmetric[ValueId::new(v)] && !self.output[v]);
+        let reaches = !from_symmetric || into_symmetric;
+        if alone && self.program.whole[operand] && !self.output[from] && reaches && from != into {
+            self.toward[from] = into as u32;
+        }
+    }
+
+    /// The bases of a step's operands that its result may be written over, apart from when they die.
+    fn overwritable(&self, s: usize) -> impl Iterator<Item = ValueId> {
+        let (graph, step) = (&self.program.graph, &self.steps.list[s]);
+        let node = &graph.nodes[step.node];
+        let able = match &node.op {
+            Op::Unary(_) | Op::Binary(_) | Op::BinaryScalar { .. } | Op::Select | Op::Cast | Op::Copy => true,
+            Op::Collective(c) => {
+                matches!(c.kind, CollectiveKind::AllReduce(_))
+                    && step.peers.is_some_and(|p| p.contract.in_place)
+            }
+            _ => false,
+        };
+        let result = node.outputs[0];
+        let (ty, arena) = (graph.ty(result), self.program.symmetric[result]);
+        node.inputs.iter().filter(move |_| able).filter_map(move |&operand| {
+            let (of, base) = (graph.ty(operand), self.program.base[operand]);
+            let same = of.shape == ty.shape && of.dtype.size() == ty.dtype.size();
+            let near = self.program.symmetric[base] == arena && !self.output[base.index()];
+            let fits = same && near && self.program.whole[operand] && self.steps.def[base].is_some();
+            fits.then_some(base)
+        })
+    }
+
+    /// The classes, and that of each value.
+    fn classes(&self) -> (Vec<Class>, Vec<u32>) {
+        let mut of = vec![NONE; self.toward.len()];
+        let mut classes = Vec::new();
+        for (v, def) in self.steps.def.iter() {
+            let root = self.find(v);
+            // Inputs take no arena memory, outputs none either.
+            if def.is_none() || self.output[root] {
+                continue;
+            }
+            if of[root] == NONE {
+                of[root] = classes.len() as u32;
+                let arena = usize::from(self.program.symmetric[ValueId::new(root)]);
+                classes.push(Class { bytes: self.sizes[root].next_multiple_of(ALIGN), arena });
+            }
+            of[v.index()] = of[root];
+        }
+        (classes, of)
+    }
+}
+
+/// The estimated time of a step: what it moves (views count as their bases) at the speed of a copy,
+/// arithmetic at 256 operations for each byte of that, a collective as its profile says.
+fn time(
+    program: &Prepared,
+    sizes: &[u64],
+    step: &StepInfo,
+    symbols: &Symbols,
+    profile: Option<&Profile>,
+) -> u64 {
+    let graph = &program.graph;
+    let node = &graph.nodes[step.node];
+    let size = |v: &ValueId| sizes[v.index()];
+    let (read, written): (u64, u64) = (step.reads.iter().map(size).sum(), step.writes.iter().map(size).sum());
+    let nanoseconds = |us: f64| (us * 1000.0).clamp(0.0, 1e12) as u64;
+    let copy = |bytes: u64| match profile {
+        Some(p) => nanoseconds(p.copy_us(bytes)),
+        None => 1000 + bytes / 1000,
+    };
+    match &node.op {
+        Op::Collective(c) => {
+            let bytes = read.max(written);
+            let ranks = graph.group_size(c.group).unwrap_or(1).max(2);
+            let known = c.variant.and_then(|v| profile?.estimate(&c.kind, v, Some(false), bytes, ranks));
+            known.map_or(8000 + bytes / 100, nanoseconds)
+        }
+        Op::MatMul => {
+            let inner = node.inputs.first().and_then(|&x| graph.ty(x).shape.last().map(|d| d.upper(symbols)));
+            let work = (written / 2).saturating_mul(inner.unwrap_or(1).max(1) as u64) / 256;
+            copy(read.saturating_add(written).max(work.min(1 << 52)))
+        }
+        _ => copy(read.saturating_add(written) / 2),
+    }
+}

@@ -1,0 +1,386 @@
+//! Improves an order where it peaks: a few steps around each peak are put in the best order that there is.
+//!
+//! What is live depends on the set of steps that have run, not on their order. So a search over these sets finds an
+//! order of a window of steps: of each number of steps it follows the sets that are reached with the lowest peaks, and
+//! no set that is not reached below the peak there is. Where there are no more sets than it follows, the order that
+//! it finds is the best one.
+//!
+//! The peak in one arena is lowered while the other stays below its own. Windows that are equal, as those of
+//! equal layers are, are solved once.
+
+use std::collections::HashMap;
+
+use super::memory::{Memory, peak, profile};
+use super::model::Tasks;
+
+/// The number of steps that are put in order together; a set of them is a word.
+const WINDOW: usize = 40;
+
+/// How many sets of equally many steps are followed, and how many sets are looked at in all windows.
+const BEAM: usize = 100;
+const SETS: usize = 200_000;
+
+/// How often the peaks are looked for.
+const ROUNDS: usize = 40;
+
+/// An order whose peaks are at most those of `order`.
+pub fn improve(tasks: &Tasks, order: &[u32]) -> Vec<u32> {
+    let mut out = Improver { tasks, order: order.to_vec(), known: HashMap::new(), sets: 0 };
+    let mut stuck = [false; 2];
+    for _ in 0..ROUNDS {
+        for (arena, stuck) in stuck.iter_mut().enumerate() {
+            *stuck = *stuck || !out.lower(arena);
+        }
+        if stuck == [true; 2] {
+            break;
+        }
+    }
+    out.order
+}
+
+struct Improver<'a> {
+    tasks: &'a Tasks,
+    order: Vec<u32>,
+    /// The best order of each window that was solved, as positions; none if there is no better one.
+    known: HashMap<Vec<u64>, Option<Vec<u8>>>,
+    /// How many sets were looked at.
+    sets: usize,
+}
+
+impl Improver<'_> {
+    /// Lowers the peak of one arena; false if some window with that peak has no better order.
+    fn lower(&mut self, arena: usize) -> bool {
+        let before = profile(self.tasks, &self.order);
+        let most = peak(&before);
+        if most[arena] == 0 {
+            return false;
+        }
+        // The steps in front of a window are a prefix of the order, whatever happens behind it.
+        let mut memory = Memory::new(self.tasks);
+        let mut done = 0;
+        let mut from = 0;
+        while let Some(at) = (from..before.len()).find(|&i| before[i][arena] == most[arena]) {
+            let mut improved = false;
+            for ahead in [WINDOW / 2, WINDOW / 5, 4 * WINDOW / 5] {
+                let start = at.saturating_sub(ahead).max(done);
+                let end = (start + WINDOW).min(self.order.len());
+                for &s in &self.order[done..start] {
+                    memory.run(s as usize);
+                }
+                done = start;
+                if self.sets >= SETS {
+                    return false;
+                }
+                let window = Window::new(self.tasks, &self.order[start..end], &memory, arena, most);
+                let known = match self.known.get(&window.key) {
+                    Some(known) => known.clone(),
+                    None => {
+                        let (found, sets) = window.solve();
+                        self.sets += sets;
+                        self.known.insert(window.key.clone(), found.clone());
+                        found
+                    }
+                };
+                if let Some(better) = known {
+                    let steps = self.order[start..end].to_vec();
+                    for (at, &i) in self.order[start..end].iter_mut().zip(&better) {
+                        *at = steps[i as usize];
+                    }
+                    from = end;
+                    improved = true;
+                    break;
+                }
+            }
+            if !improved {
+                return false;
+            }
+        }
+        true
+    }
+}
+
+/// A class that some step of a window touches.
+struct Held {
+    bytes: u64,
+    arena: usize,
+    /// The steps of the window that touch it.
+    by: u64,
+    /// Whether it is live before the window, and after it.
+    born: bool,
+    lives_on: bool,
+}
+
+/// Consecutive steps of an order.
+struct Window {
+    /// For each step, the steps of the window that must come before it.
+    before: Vec<u64>,
+    /// For each step, the classes that it touches and those that it may write over.
+    touches: Vec<Vec<u32>>,
+    over: Vec<Vec<u32>>,
+    held: Vec<Held>,
+    /// The arena whose peak is to be lowered.
+    arena: usize,
+    /// What may at most be live beyond what is live at the start: in the arena less than this, in the other at
+    /// most this.
+    room: [i128; 2],
+    /// All of the above: equal windows have equal keys.
+    key: Vec<u64>,
+}
+
+impl Window {
+    fn new(tasks: &Tasks, steps: &[u32], memory: &Memory<'_>, arena: usize, most: [u64; 2]) -> Window {
+        let local: HashMap<u32, usize> = steps.iter().enumerate().map(|(i, &s)| (s, i)).collect();
+        let set = |list: &[u32]| list.iter().filter_map(|s| local.get(s)).fold(0u64, |m, i| m | 1 << i);
+        let before: Vec<u64> = steps.iter().map(|&s| set(tasks.before.of(s as usize))).collect();
+        let mut index: HashMap<u32, u32> = HashMap::new();
+        let mut held: Vec<Held> = Vec::new();
+        let mut touches = Vec::with_capacity(steps.len());
+        for (i, &s) in steps.iter().enumerate() {
+            let mut row = Vec::new();
+            for &c in tasks.touches.of(s as usize) {
+                let k = *index.entry(c).or_insert_with(|| {
+                    let class = tasks.classes[c as usize];
+                    let born = !memory.is_new(c);
+                    held.push(Held { bytes: class.bytes, arena: class.arena, by: 0, born, lives_on: true });
+                    held.len() as u32 - 1
+                });
+                held[k as usize].by |= 1 << i;
+                row.push(k);
+            }
+            touches.push(row);
+        }
+        for (c, &k) in &index {
+            let h = &mut held[k as usize];
+            h.lives_on = memory.left[*c as usize] > h.by.count_ones();
+        }
+        let over =
+            |s: &u32| tasks.over.of(*s as usize).iter().filter_map(|c| index.get(c).copied()).collect();
+        let over = steps.iter().map(over).collect();
+        let room = [0, 1].map(|a| i128::from(most[a]) - i128::from(memory.live[a]));
+        let mut window = Window { before, touches, over, held, arena, room, key: Vec::new() };
+        window.key = window.key();
+        window
+    }
+
+    fn key(&self) -> Vec<u64> {
+        let mut key = vec![self.arena as u64];
+        key.extend(self.room.iter().flat_map(|&r| [r as u64, (r >> 64) as u64]));
+        for (i, before) in self.before.iter().enumerate() {
+            key.extend([*before, self.touches[i].len() as u64, self.over[i].len() as u64]);
+            key.extend(self.touches[i].iter().chain(&self.over[i]).map(|&k| u64::from(k)));
+        }
+        for h in &self.held {
+            key.extend([h.bytes, (h.arena as u64) << 2 | u64::from(h.born) << 1 | u64::from(h.lives_on)]);
+        }
+        key
+    }
+
+    /// What is live more than before the window during step `i` and after it, when the steps `set` have run and
+    /// `live` is what is live then.
+    fn step(&self, i: usize, set: u64, live: [i128; 2]) -> ([i128; 2], [i128; 2]) {
+        let bit = 1u64 << i;
+        let (mut during, mut after) = (live, live);
+        for &k in &self.touches[i] {
+            let h = &self.held[k as usize];
+            if !h.born && h.by & set == 0 {
+                during[h.arena] += i128::from(h.bytes);
+                after[h.arena] += i128::from(h.bytes);
+            }
+            if !h.lives_on && (set | bit) & h.by == h.by {
+                after[h.arena] -= i128::from(h.bytes);
+            }
+        }
+        let dies = |h: &Held| !h.lives_on && (set | bit) & h.by == h.by && (h.born || h.by & set != 0);
+        if let Some(h) = self.over[i].iter().map(|&k| &self.held[k as usize]).find(|h| dies(h)) {
+            during[h.arena] -= i128::from(h.bytes);
+        }
+        (during, after)
+    }
+
+    /// An order with a lower peak than there is, the lowest that the search finds, and the number of sets looked at.
+    fn solve(&self) -> (Option<Vec<u8>>, usize) {
+        let mut reached = vec![Reached { before: 0, step: 0, set: 0, live: [0; 2], peak: 0 }];
+        let mut level = vec![0u32];
+        for _ in 0..self.before.len() {
+            // The best way to each set.
+            let mut next: HashMap<u64, u32> = HashMap::new();
+            for &at in &level {
+                for new in self.after(at, &reached[at as usize]) {
+                    match next.get(&new.set) {
+                        Some(&i) if reached[i as usize].peak <= new.peak => {}
+                        Some(&i) => reached[i as usize] = new,
+                        None => {
+                            next.insert(new.set, reached.len() as u32);
+                            reached.push(new);
+                        }
+                    }
+                }
+            }
+            level = next.into_values().collect();
+            level.sort_unstable_by_key(|&i| {
+                let r = &reached[i as usize];
+                (r.peak, r.live[0] + r.live[1], i)
+            });
+            level.truncate(BEAM);
+        }
+        let best = level.first().map(|&at| {
+            let mut out = Vec::with_capacity(self.before.len());
+            let mut at = at as usize;
+            while at != 0 {
+                out.push(reached[at].step);
+                at = reached[at].before as usize;
+            }
+            out.reverse();
+            out
+        });
+        (best, reached.len())
+    }
+
+    /// The sets that one more step leads to, as far as they stay within the room. A step that lowers what is live
+    /// without a new peak is taken at once: later it would do the same.
+    fn after(&self, at: u32, from: &Reached) -> Vec<Reached> {
+        let other = 1 - self.arena;
+        let mut out = Vec::new();
+        for i in 0..self.before.len() {
+            let bit = 1u64 << i;
+            if from.set & bit != 0 || self.before[i] & !from.set != 0 {
+                continue;
+            }
+            let (during, live) = self.step(i, from.set, from.live);
+            if during[self.arena] >= self.room[self.arena] || during[other] > self.room[other] {
+                continue;
+            }
+            let peak = from.peak.max(during[self.arena]);
+            let new = Reached { before: at, step: i as u8, set: from.set | bit, live, peak };
+            if peak == from.peak && (0..2).all(|a| live[a] <= from.live[a]) {
+                return vec![new];
+            }
+            out.push(new);
+        }
+        out
+    }
+}
+
+/// A set of steps that have run.
+struct Reached {
+    /// The index of the set before the last step, and that step.
+    before: u32,
+    step: u8,
+    set: u64,
+    /// What is live more than before the window, and the most of the arena whose peak is lowered.
+    live: [i128; 2],
+    peak: i128,
+}
+
+#[cfg(test)]
+mod tests {
+    use symmc_ir::random::SplitMix;
+
+    use super::*;
+    use crate::order::model::{Class, Lists};
+    use crate::plan::Lane;
+
+    /// Steps of random dependences that write a value of random size each; some may write over an operand.
+    fn tasks(rng: &mut SplitMix, steps: usize, copies: usize) -> Tasks {
+        let mut before: Vec<Vec<u32>> = Vec::new();
+        let mut classes = Vec::new();
+        let first = rng.0;
+        for copy in 0..copies {
+            // Every copy is the same, on the last value of the one before.
+            rng.0 = first;
+            for s in 0..steps {
+                let mut row: Vec<u32> = (0..rng.below(4))
+                    .filter(|_| s > 0)
+                    .map(|_| (copy * steps + rng.below(s.max(1))) as u32)
+                    .collect();
+                if copy > 0 && row.is_empty() {
+                    row.push((copy * steps - 1) as u32);
+                }
+                row.sort_unstable();
+                row.dedup();
+                before.push(row);
+                classes.push(Class { bytes: 1 + rng.below(40) as u64, arena: usize::from(rng.one_in(4)) });
+            }
+        }
+        let before = Lists::from_rows(before.into_iter());
+        let n = classes.len();
+        let touches: Vec<Vec<u32>> =
+            (0..n).map(|s| before.of(s).iter().copied().chain([s as u32]).collect()).collect();
+        let over = (0..n)
+            .map(|s| before.of(s).iter().copied().filter(|&b| classes[b as usize] == classes[s]).collect());
+        let over = Lists::from_rows(over.collect::<Vec<_>>().into_iter());
+        let touches = Lists::from_rows(touches.into_iter());
+        Tasks {
+            lane: vec![Lane::Compute; n],
+            after: before.transposed(n),
+            before,
+            users: touches.transposed(n),
+            touches,
+            classes,
+            over,
+            time: vec![1; n],
+        }
+    }
+
+    /// The least peak of one arena among all orders in which the other stays at or below `limit`.
+    fn least(tasks: &Tasks, arena: usize, limit: u64) -> u64 {
+        fn go(tasks: &Tasks, done: &mut Vec<u32>, arena: usize, limit: u64, best: &mut u64) {
+            let peak = peak(&profile(tasks, done));
+            if peak[arena] >= *best || peak[1 - arena] > limit {
+                return;
+            }
+            if done.len() == tasks.len() {
+                *best = peak[arena];
+                return;
+            }
+            for s in 0..tasks.len() as u32 {
+                if !done.contains(&s) && tasks.before.of(s as usize).iter().all(|b| done.contains(b)) {
+                    done.push(s);
+                    go(tasks, done, arena, limit, best);
+                    done.pop();
+                }
+            }
+        }
+        let mut best = u64::MAX;
+        go(tasks, &mut Vec::new(), arena, limit, &mut best);
+        best
+    }
+
+    #[test]
+    fn no_order_of_a_small_program_has_a_lower_peak() {
+        let mut gained = 0;
+        for seed in 0..60 {
+            let tasks = tasks(&mut SplitMix(seed), 8, 1);
+            let program: Vec<u32> = (0..tasks.len() as u32).collect();
+            let order = improve(&tasks, &program);
+            assert!(
+                order
+                    .iter()
+                    .enumerate()
+                    .all(|(i, &s)| { tasks.before.of(s as usize).iter().all(|b| order[..i].contains(b)) })
+            );
+            let (from, to) = (peak(&profile(&tasks, &program)), peak(&profile(&tasks, &order)));
+            for arena in 0..2 {
+                assert!(to[arena] <= from[arena], "seed {seed}");
+                assert_eq!(to[arena], least(&tasks, arena, to[1 - arena]), "seed {seed}, arena {arena}");
+            }
+            gained += usize::from(to != from);
+        }
+        assert!(gained > 20, "{gained}");
+    }
+
+    #[test]
+    fn equal_layers_gain_what_one_gains() {
+        let mut gained = 0;
+        for seed in 0..30 {
+            let [one, many] = [1, 100].map(|copies| {
+                let tasks = tasks(&mut SplitMix(seed), 30, copies);
+                let program: Vec<u32> = (0..tasks.len() as u32).collect();
+                let order = improve(&tasks, &program);
+                (peak(&profile(&tasks, &program)), peak(&profile(&tasks, &order)))
+            });
+            gained += usize::from(one.1 != one.0 && many.1 != many.0);
+        }
+        assert_eq!(gained, 30);
+    }
+}

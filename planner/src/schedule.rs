@@ -1,0 +1,206 @@
+//! Orders and places a program: which order, and how long its collectives may be in flight.
+//!
+//! What a collective uses is either free as soon as it has started, so that whoever takes the bytes waits for it, or
+//! stays occupied until a step that reads its results waits anyway. The first is the form *without overlap*, by
+//! which orders are compared for memory. The order and the joins of collectives that are taken are the fastest by
+//! estimated time that need little more than the leanest order without overlap.
+
+use std::collections::BTreeSet;
+
+use symmc_ir::NodeId;
+use symmc_ir::machine::Profile;
+
+use crate::bucket::{Placed, Program, Symbols, sized};
+use crate::error::PlanError;
+use crate::flight;
+use crate::liveness::{Liveness, NextRun, at_once, awaited};
+use crate::order::{self, Demand, Order, Tasks, bytes, fastest, improve, makespan, more};
+use crate::pack;
+use crate::place::{Classes, Parts};
+use crate::plan::ArenaKind;
+use crate::prepare::Prepared;
+use crate::steps::Steps;
+
+/// What a schedule keeps to.
+#[derive(Clone, Copy)]
+pub struct Rules<'a> {
+    /// The inputs that are bound.
+    pub bound: &'a BTreeSet<usize>,
+    /// What the next run may be.
+    pub next_run: NextRun,
+    /// How the steps are ordered.
+    pub order: Order,
+    /// How much more memory than the leanest order an order may take, as a fraction.
+    pub slack: f64,
+    /// What estimates the time of steps.
+    pub profile: Option<&'a Profile>,
+}
+
+/// An order with its joins and what it costs.
+struct Candidate {
+    /// The steps, as they are numbered in program order.
+    order: Vec<u32>,
+    /// See [`Liveness::joined`].
+    joined: Vec<u32>,
+    parts: Parts,
+    demand: Demand,
+    /// Estimated nanoseconds.
+    time: u64,
+}
+
+impl Candidate {
+    fn bytes(&self) -> u64 {
+        bytes(self.demand)
+    }
+}
+
+/// Orders and places a program.
+pub fn schedule(prepared: Prepared, rules: &Rules<'_>) -> Result<Program, PlanError> {
+    let symbols = prepared.graph.symbols.clone();
+    let steps = Steps::new(&prepared.graph, &prepared.base)?;
+    let tasks = Tasks::new(&prepared, &steps, &symbols, rules.profile);
+    let work = Work { prepared: &prepared, steps: &steps, symbols: &symbols, tasks: &tasks, rules };
+    let best = work.choose()?;
+    let in_place = best.order.iter().enumerate().all(|(i, &s)| i == s as usize);
+    let prepared = match in_place {
+        true => prepared,
+        false => {
+            let nodes: Vec<NodeId> = best.order.iter().map(|&s| steps.list[s as usize].node).collect();
+            prepared.reordered(&nodes)
+        }
+    };
+    let steps = Steps::new(&prepared.graph, &prepared.base)?;
+    let placed = place(&prepared, steps, rules, best.joined, best.parts);
+    Ok(Program { prepared, placed })
+}
+
+/// A program that is being ordered.
+struct Work<'a> {
+    prepared: &'a Prepared,
+    steps: &'a Steps,
+    symbols: &'a Symbols,
+    tasks: &'a Tasks,
+    rules: &'a Rules<'a>,
+}
+
+impl Work<'_> {
+    fn choose(&self) -> Result<Candidate, PlanError> {
+        if let Some(order) = order::named(self.tasks, self.rules.order) {
+            return self.alone(order);
+        }
+        let mut found = self.memory()?;
+        let least = (0..found.len()).min_by_key(|&i| (found[i].bytes(), found[i].time)).unwrap_or(0);
+        let limit = found[least].demand.map(|b| more(b, self.rules.slack));
+        let mut orders: Vec<Vec<u32>> = Vec::new();
+        if self.rules.order == Order::Chosen {
+            for from in [&found[least].order, &found[0].order] {
+                orders.extend(order::overlapped(self.tasks, from, self.rules.slack));
+            }
+            orders.extend(found.iter().map(|c| c.order.clone()));
+        }
+        let mut best = found.swap_remove(least);
+        for order in orders {
+            if fastest(self.tasks, &order) < best.time
+                && let Some(c) = self.in_flight(order, limit)?
+                && (c.time, c.bytes()) < (best.time, best.bytes())
+            {
+                best = c;
+            }
+        }
+        Ok(best)
+    }
+
+    /// The orders that are looked at for memory, without overlap; program order first.
+    fn memory(&self) -> Result<Vec<Candidate>, PlanError> {
+        let mut found: Vec<Candidate> = Vec::new();
+        let mut exact = false;
+        let mut add = |found: &mut Vec<Candidate>, order: Vec<u32>| {
+            let peak = order::peak(self.tasks, &order);
+            // Where the model is right, an order that it finds no better is not placed.
+            let better = found.iter().all(|c| bytes(peak) < c.bytes());
+            let worth = better || !exact || self.tasks.len() < SMALL;
+            if worth && !found.iter().any(|c| c.order == order) {
+                found.push(self.alone(order)?);
+                exact = found.iter().all(|c| c.demand == order::peak(self.tasks, &c.order));
+            }
+            Ok::<(), PlanError>(())
+        };
+        for name in Order::NAMED {
+            if let Some(order) = order::named(self.tasks, name) {
+                add(&mut found, order)?;
+            }
+        }
+        for order in order::backwards(self.tasks) {
+            add(&mut found, order)?;
+        }
+        let mut best: Vec<(u64, usize)> = found.iter().enumerate().map(|(i, c)| (c.bytes(), i)).collect();
+        best.sort_unstable();
+        for (_, i) in best.into_iter().take(IMPROVED) {
+            let better = improve(self.tasks, &found[i].order);
+            add(&mut found, better)?;
+        }
+        Ok(found)
+    }
+
+    /// The order without overlap.
+    fn alone(&self, order: Vec<u32>) -> Result<Candidate, PlanError> {
+        self.candidate(order, at_once(self.steps))
+    }
+
+    /// The order with its collectives in flight as long as the memory of each arena allows it; none if it takes more
+    /// memory than that.
+    fn in_flight(&self, order: Vec<u32>, limit: Demand) -> Result<Option<Candidate>, PlanError> {
+        let steps = self.steps.permuted(&order);
+        let awaited = awaited(&steps);
+        let free = self.candidate(order, awaited.clone())?;
+        if free.bytes() <= bytes(limit) {
+            return Ok(Some(free));
+        }
+        let placed = place(self.prepared, steps, self.rules, at_once(self.steps), Parts::Inside);
+        let sized = sized(self.prepared, &placed, self.symbols)?;
+        let some = self.candidate(free.order, flight::joins(&placed, &sized, &awaited, limit))?;
+        Ok((some.bytes() <= bytes(limit)).then_some(some))
+    }
+
+    /// An order with these joins, and parts where they take less.
+    fn candidate(&self, order: Vec<u32>, joined: Vec<u32>) -> Result<Candidate, PlanError> {
+        let steps = self.steps.permuted(&order);
+        let mut parts = Parts::Inside;
+        let placed = place(self.prepared, steps, self.rules, joined.clone(), parts);
+        let mut demand = self.demand(&placed)?;
+        if placed.classes.has_parts() {
+            let apart = place(self.prepared, placed.steps, self.rules, joined.clone(), Parts::Apart);
+            let apart = self.demand(&apart)?;
+            if bytes(apart) < bytes(demand) {
+                (parts, demand) = (Parts::Apart, apart);
+            }
+        }
+        let time = makespan(self.tasks, &order, &joined);
+        Ok(Candidate { order, joined, parts, demand, time })
+    }
+
+    /// The bound of each arena.
+    fn demand(&self, placed: &Placed) -> Result<Demand, PlanError> {
+        let sized = sized(self.prepared, placed, self.symbols)?;
+        let of = |arena| {
+            let blocks = sized.iter().filter(|s| s.arena == arena).map(|s| s.block);
+            pack::bound(&blocks.collect::<Vec<pack::Block>>())
+        };
+        Ok([of(ArenaKind::Ordinary), of(ArenaKind::Symmetric)])
+    }
+}
+
+/// How many of the leanest orders are improved where they peak.
+const IMPROVED: usize = 3;
+
+/// The number of steps below which every order is placed, whatever the model says.
+const SMALL: usize = 500;
+
+/// Places a program with its steps in this order and these joins.
+fn place(program: &Prepared, steps: Steps, rules: &Rules<'_>, joined: Vec<u32>, parts: Parts) -> Placed {
+    let live = Liveness::new(&program.graph, &steps, rules.bound, rules.next_run, joined);
+    let classes = Classes::new(program, &steps, &live, parts);
+    let mut placed = Placed { steps, live, classes };
+    placed.settle();
+    placed
+}
