@@ -77,7 +77,8 @@ fn products(r: &mut SplitMix, out: &mut Vec<Case>) {
         }
     }
     let dtype = DType::BF16;
-    for (m, k, n) in [(1, 4096, 1000), (8, 1032, 200), (5, 257, 130), (30, 1416, 220), (16, 520, 3200)] {
+    let few = [(1, 4096, 1000), (8, 1032, 200), (5, 257, 130), (30, 1416, 220), (16, 520, 3200)];
+    for (m, k, n) in few.into_iter().chain([(40, 1032, 340), (17, 264, 13000), (64, 264, 10000)]) {
         let operands =
             vec![Placed::dense(tensor(r, dtype, &[m, k])), columns_first(tensor(r, dtype, &[k, n]))];
         let name = format!("matmul {dtype} [{m}, {k}] by column-major [{k}, {n}]");

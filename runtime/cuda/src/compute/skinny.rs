@@ -15,16 +15,17 @@ use crate::launch::{Address, Kernel, Param, Work};
 const MOST_ROWS_BY_COLUMNS: usize = 4;
 /// Columns that a block computes there.
 const COLUMNS: usize = 32;
-/// The most rows by matrix instructions. On an H200 a 4096 × 7168 matrix takes 17 µs with 2 to 16 rows, 18 with 32 and
-/// 38 with 64; the library takes 19 with any of these.
-const MOST_ROWS: usize = 32;
+/// The most rows by matrix instructions. On an H200 a 4096 × 7168 matrix takes 17 µs with up to 16 rows, and two that
+/// are multiplied together 28; the library takes 19 for each with any of these.
+const MOST_ROWS: usize = 64;
 /// The most lines of right matrices that a block has there, and the most blocks that a multiprocessor does in turn.
-const MOST_LINES: usize = 56;
+const MOST_LINES: usize = 112;
 const MOST_TURNS: usize = 2;
 /// Fewer lines are less work than what a step costs beside; more terms than these are too many such steps.
 const FEW_LINES: usize = 24;
 const MOST_TERMS_OF_FEW: usize = 2048;
-/// Terms of a step: 16 for each warp.
+/// Threads of a block there, and terms of a step.
+const TILE_THREADS: u32 = 448;
 const TERMS: usize = 128;
 /// Stages of a ring, at least and at most.
 const STAGES: [usize; 2] = [4, 16];
@@ -132,14 +133,7 @@ fn way(gemms: &[Gemm], l: &Lowering<'_>) -> Option<Way> {
     match gemm.b.order {
         Order::Rows => by_columns(gemms),
         Order::Columns if !gemm.k.is_multiple_of(width) || !aligned(gemm.a.at, gemm.a.step) => None,
-        Order::Columns if gemm.m == 1 => Some(Way {
-            call: "skinny_line<@_L>(a, b, finish);",
-            constants: String::new(),
-            grid: gemm.n,
-            threads: 128,
-            shared: 0,
-        }),
-        Order::Columns => tiles(gemms, l),
+        Order::Columns => tiles(gemms, l).or_else(|| by_line(gemm)),
     }
 }
 
@@ -155,18 +149,31 @@ fn by_columns(gemms: &[Gemm]) -> Option<Way> {
     })
 }
 
+fn by_line(gemm: &Gemm) -> Option<Way> {
+    (gemm.m == 1).then(|| Way {
+        call: "skinny_line<@_L>(a, b, finish);",
+        constants: String::new(),
+        grid: gemm.n,
+        threads: 128,
+        shared: 0,
+    })
+}
+
 /// Matrix instructions. All multiprocessors have an equal part of the lines. Each also reads all rows, so where these
-/// are many beside its lines, the library is faster: 7168 × 4096 takes it 19 µs, and this 26 with 32 rows.
+/// are many beside its lines, the library is faster: 7168 × 4096 takes it 22 µs with 64 rows, and this 33, which is what
+/// lines and rows together are at 5.4 TB/s; but two matrices of 4096 × 7168 take it 43, and this 31.
 fn tiles(gemms: &[Gemm], l: &Lowering<'_>) -> Option<Way> {
     let gemm = &gemms[0];
     let all = gemm.n * gemms.len();
     let turns = all.div_ceil(l.machine.multiprocessors as usize * MOST_LINES);
-    let rows = gemm.m.next_multiple_of(16);
+    let rows = gemm.m.next_power_of_two().clamp(16, MOST_ROWS);
     let lines = all.div_ceil(l.machine.multiprocessors as usize * turns).next_multiple_of(8);
+    // The library would do one product after another.
+    let few_rows = if gemms.len() > 1 { 4 * gemm.m <= 5 * lines } else { 10 * gemm.m <= 9 * lines };
     let fits = matches!(gemm.dtype, DType::BF16 | DType::F16)
         && gemm.m <= MOST_ROWS
         && turns <= MOST_TURNS
-        && 3 * gemm.m <= 2 * lines
+        && few_rows
         && (lines >= FEW_LINES || gemm.k <= MOST_TERMS_OF_FEW);
     let stage = (lines + rows) * TERMS * gemm.dtype.size();
     let [least, most] = STAGES;
@@ -179,7 +186,7 @@ fn tiles(gemms: &[Gemm], l: &Lowering<'_>) -> Option<Way> {
         call: "skinny_tiles<@_L>(a, b, finish);",
         constants: format!("static const int LINES = {lines}, STAGES = {stages};\n"),
         grid: gemm.n.div_ceil(lines / gemms.len()),
-        threads: (256 + 128 + 2 * rows) as u32,
+        threads: TILE_THREADS,
         shared: stages * stage,
     })
 }

@@ -63,6 +63,7 @@ fn sample() -> Vec<Case> {
         "matmul bf16 [16, 512]",
         "matmul bf16 [8, 1032]",
         "matmul bf16 [30, 1416]",
+        "matmul bf16 [40, 1032]",
         "topk f32 5000",
         "index_add bf16",
         "rms_norm bf16 [2, 40000]",

@@ -105,7 +105,7 @@ fn products_and_what_follows_are_one_kernel_with_the_same_bits() {
     let mut world = World::new();
     let (base, machine) = (world.base(), world.machine);
     let at = |v: &Located| base + v.offset as u64;
-    for m in [1, 9, 30] {
+    for m in [1, 9, 30, 40] {
         let list = gated(m);
         let [whole] = &find(&list, &fuse::groups(&list))[..] else { panic!("one kernel for {m} rows") };
         assert_eq!((&whole.products[..], &whole.group.steps[..]), (&[0, 2][..], &[1, 3][..]));

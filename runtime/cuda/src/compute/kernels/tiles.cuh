@@ -1,9 +1,10 @@
-// Products of up to 32 rows by matrix instructions, bound by reading the right matrix once.
+// Products of up to 64 rows by matrix instructions, bound by reading the right matrix once.
 //
-// `L` is as for `skinny_line`, and LINES, STAGES. A block has LINES lines of b, an equal part of each product's, and all
-// rows of a. Four warps bring some terms of the lines to a stage and others those of the rows, so that lines can be on
-// their way before the kernel enters and rows are known. Those that multiply have one in SHARES of the terms of a
-// stage. Shares are added up in order: the bits of a sum depend on its number of terms alone.
+// `L` is as for `skinny_line`, and LINES and STAGES. A block has LINES lines of b, an equal part of each
+// product's, and all rows of a. Four warps bring some terms of the lines to a stage and two others those of the rows,
+// so that lines can be on their way before the kernel enters and rows are known. The eight that multiply divide rows,
+// lines and the terms of a stage among themselves, such that their sums stay in registers. Sums of shares of terms are
+// added up in order: the bits of a sum depend on the numbers of rows and terms alone.
 //
 // Pieces of 16 bytes change places by the number of their line, so that the eight rows of a matrix meet different
 // banks. Longer lines would do the same, but copies to them would cross the lines of the shared memory.
@@ -16,19 +17,23 @@ template <int STAGES> struct TileBarriers { u64 full[STAGES], empty[STAGES]; };
 template <class L> struct Tiles {
     typedef typename L::T T;
     static const int M = L::M, P = L::P, LINES = L::LINES, STAGES = L::STAGES;
-    // Terms of a stage.
-    static const int SHARES = 8, TERMS = SHARES * 16, STEPS = (int)((L::K + TERMS - 1) / TERMS);
-    static const int COLUMNS = LINES / P, ROWS = (M + 15) / 16 * 16, STAGE = (LINES + ROWS) * TERMS;
+    static const int ROWS = M <= 16 ? 16 : M <= 32 ? 32 : 64, COLUMNS = LINES / P, EIGHTS = LINES / 8;
+    // What those that multiply divide: rows, lines, and then terms.
+    static const int WARPS = 8, ROW_PARTS = ROWS / 32 > 1 ? 2 : 1, LINE_PARTS = ROWS > 16 ? 2 : 1;
+    static const int SHARES = WARPS / ROW_PARTS / LINE_PARTS;
+    // A warp's sums are of WIDTH times eight lines and HEIGHT times 16 rows.
+    static const int HEIGHT = ROWS / 16 / ROW_PARTS, WIDTH = (EIGHTS + LINE_PARTS - 1) / LINE_PARTS;
+    // Terms of a stage, in pieces of eight.
+    static const int TERMS = 128, PIECES = TERMS / 8, STEPS = (int)((L::K + TERMS - 1) / TERMS);
+    static const int STAGE = (LINES + ROWS) * TERMS;
     // Stages that are asked for again only later, so that whoever reads them has time.
     static const int LATE = 2, AHEAD = STAGES - LATE;
-    // A warp's sums are of EIGHTS times eight lines and HEIGHT times 16 rows.
-    static const int HEIGHT = ROWS / 16, EIGHTS = LINES / 8;
     // Those that multiply, that bring lines, that bring rows.
-    static const int WARPS = SHARES, LINE_THREADS = 128, ROW_THREADS = ROWS * 2;
+    static const int LINE_THREADS = 128, ROW_THREADS = 64;
     static const int THREADS = WARPS * 32 + LINE_THREADS + ROW_THREADS;
     // From row to row of the sums: rows that a warp stores at once meet different banks.
     static const int SUMS = LINES + (LINES % 16 ? 0 : 8);
-    typedef float Sums[HEIGHT][EIGHTS][4];
+    typedef float Sums[HEIGHT][WIDTH][4];
 
     const T *a;
     const void *const *b;
@@ -38,17 +43,18 @@ template <class L> struct Tiles {
 
     // Where eight terms of a line of a stage lie.
     SC_FN int at(int line, int term) { return line * TERMS + ((term / 8) ^ (line % 8)) * 8; }
+    __device__ __forceinline__ u16 *stage(int step) const { return stages + step % STAGES * STAGE; }
 };
 
 // Copies the lines of a step, with zeros beyond them.
 template <class L> SC_FN void bring_lines(const Tiles<L> &tile, int step, int thread) {
     typedef Tiles<L> X;
-    const int UNITS = X::TERMS / 8, term = thread % UNITS * 8;
-    u16 *to = tile.stages + step % X::STAGES * X::STAGE;
+    const int term = thread % X::PIECES * 8;
+    u16 *to = tile.stage(step);
     const i64 k = (i64)step * X::TERMS + term;
 #pragma unroll
-    for (int i = 0; i < X::LINES * UNITS / X::LINE_THREADS; i++) {
-        const int line = i * (X::LINE_THREADS / UNITS) + thread / UNITS;
+    for (int i = 0; i < X::LINES * X::PIECES / X::LINE_THREADS; i++) {
+        const int line = i * (X::LINE_THREADS / X::PIECES) + thread / X::PIECES;
         const i64 column = tile.column0 + line % X::COLUMNS;
         const bool in = column < L::N && k < L::K;
         const typename L::T *b = (const typename L::T *)(line < X::COLUMNS ? tile.b[0] : tile.b[X::P - 1]);
@@ -59,12 +65,12 @@ template <class L> SC_FN void bring_lines(const Tiles<L> &tile, int step, int th
 // Copies the rows of a step, with zeros beyond them.
 template <class L> SC_FN void bring_rows(const Tiles<L> &tile, int step, int thread) {
     typedef Tiles<L> X;
-    const int UNITS = X::TERMS / 8, term = thread % UNITS * 8;
-    u16 *to = tile.stages + step % X::STAGES * X::STAGE + X::LINES * X::TERMS;
+    const int term = thread % X::PIECES * 8;
+    u16 *to = tile.stage(step) + X::LINES * X::TERMS;
     const i64 k = (i64)step * X::TERMS + term;
 #pragma unroll
-    for (int i = 0; i < X::ROWS * UNITS / X::ROW_THREADS; i++) {
-        const int row = i * (X::ROW_THREADS / UNITS) + thread / UNITS;
+    for (int i = 0; i < X::ROWS * X::PIECES / X::ROW_THREADS; i++) {
+        const int row = i * (X::ROW_THREADS / X::PIECES) + thread / X::PIECES;
         const bool in = row < X::M && k < L::K;
         copy_async(to + X::at(row, term), tile.a + (in ? row * L::a_step + k : 0), in);
     }
@@ -95,29 +101,34 @@ template <class L, bool LINES> SC_FN void bring(const Tiles<L> &tile, int thread
     }
 }
 
-// Adds up the products of a warp's share of terms.
+// Adds up the products of a warp's part.
 template <class L> SC_FN void multiply_tile(const Tiles<L> &tile, typename Tiles<L>::Sums &acc) {
     typedef Tiles<L> X;
-    const int lane = threadIdx.x % 32, share = threadIdx.x / 32 * 16;
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    const int row0 = warp / X::SHARES % X::ROW_PARTS * X::HEIGHT * 16;
+    const int line0 = warp / X::SHARES / X::ROW_PARTS * X::WIDTH * 8;
     // The row of a matrix that this lane names, of lines and of rows.
-    const int line = lane % 8 + lane / 16 * 8, line_term = share + lane / 8 % 2 * 8;
-    const int row = lane % 16, row_term = share + lane / 16 * 8;
+    const int line = line0 + lane % 8 + lane / 16 * 8, row = row0 + lane % 16;
     for (int step = 0; step < X::STEPS; step++) {
         const int slot = step % X::STAGES;
         barrier_wait(&tile.barriers->full[slot], step / X::STAGES & 1);
-        const u16 *lines = tile.stages + slot * X::STAGE, *rows = lines + X::LINES * X::TERMS;
-        u32 a[X::HEIGHT][4];
+        const u16 *lines = tile.stage(step), *rows = lines + X::LINES * X::TERMS;
 #pragma unroll
-        for (int h = 0; h < X::HEIGHT; h++) load_matrices(a[h], rows + X::at(row + h * 16, row_term));
+        for (int part = 0; part < X::TERMS / 16 / X::SHARES; part++) {
+            const int term = (warp % X::SHARES * (X::TERMS / 16 / X::SHARES) + part) * 16;
+            u32 a[X::HEIGHT][4];
 #pragma unroll
-        for (int e = 0; e < X::EIGHTS; e += 2) {
-            // Of an odd number the last eight come with what lies behind them.
-            u32 b[4];
-            load_matrices(b, lines + X::at(line + e * 8, line_term));
+            for (int h = 0; h < X::HEIGHT; h++) load_matrices(a[h], rows + X::at(row + h * 16, term + lane / 16 * 8));
 #pragma unroll
-            for (int h = 0; h < X::HEIGHT; h++) {
-                multiply(typename L::T(), acc[h][e], a[h], b[0], b[1]);
-                if (e + 1 < X::EIGHTS) multiply(typename L::T(), acc[h][e + 1], a[h], b[2], b[3]);
+            for (int e = 0; e < X::WIDTH; e += 2) {
+                // Of an odd number the last eight come with what lies behind them.
+                u32 b[4];
+                load_matrices(b, lines + X::at(line + e * 8, term + lane / 8 % 2 * 8));
+#pragma unroll
+                for (int h = 0; h < X::HEIGHT; h++) {
+                    multiply(typename L::T(), acc[h][e], a[h], b[0], b[1]);
+                    if (e + 1 < X::WIDTH) multiply(typename L::T(), acc[h][e + 1], a[h], b[2], b[3]);
+                }
             }
         }
         __syncwarp();
@@ -128,14 +139,20 @@ template <class L> SC_FN void multiply_tile(const Tiles<L> &tile, typename Tiles
 // Stores what a warp has: by share, row and line.
 template <class L> SC_FN void store_sums(float *sums, const typename Tiles<L>::Sums &acc) {
     typedef Tiles<L> X;
-    const int lane = threadIdx.x % 32, share = threadIdx.x / 32;
-    sums += (share * X::ROWS + lane / 4) * X::SUMS + lane % 4 * 2;
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    const int row0 = warp / X::SHARES % X::ROW_PARTS * X::HEIGHT * 16 + lane / 4;
+    const int line0 = warp / X::SHARES / X::ROW_PARTS * X::WIDTH * 8 + lane % 4 * 2;
+    sums += (warp % X::SHARES * X::ROWS + row0) * X::SUMS + line0;
 #pragma unroll
     for (int h = 0; h < X::HEIGHT; h++)
 #pragma unroll
-        for (int e = 0; e < X::EIGHTS; e++)
+        for (int e = 0; e < X::WIDTH; e++)
 #pragma unroll
-            for (int c = 0; c < 4; c++) sums[(h * 16 + c / 2 * 8) * X::SUMS + e * 8 + c % 2] = acc[h][e][c];
+            for (int c = 0; c < 4; c++) {
+                // Where the lines do not divide evenly the last have less.
+                if (X::EIGHTS % X::LINE_PARTS == 0 || line0 + e * 8 < X::LINES)
+                    sums[(h * 16 + c / 2 * 8) * X::SUMS + e * 8 + c % 2] = acc[h][e][c];
+            }
 }
 
 template <class L, class F> SC_FN void skinny_tiles(const void *pa, const void *const *pb, F finish) {
@@ -161,7 +178,7 @@ template <class L, class F> SC_FN void skinny_tiles(const void *pa, const void *
 #pragma unroll
         for (int h = 0; h < X::HEIGHT; h++)
 #pragma unroll
-            for (int e = 0; e < X::EIGHTS; e++)
+            for (int e = 0; e < X::WIDTH; e++)
 #pragma unroll
                 for (int c = 0; c < 4; c++) acc[h][e][c] = 0;
         L::enter();
