@@ -91,7 +91,8 @@ impl Program {
     /// A step has no form on a GPU, or a library that it needs is missing.
     pub fn new(rank: u32, list: &[BoundStep], parts: &Parts<'_>) -> Result<Program, CudaError> {
         let (mut source, mut sites) = (Source::new(), Sites::new());
-        let mut fused = together(list, parts, &mut source, &mut sites);
+        let turns = order::turns(list);
+        let mut fused = together(list, &turns, parts, &mut source, &mut sites);
         let mut lowered = Vec::with_capacity(list.len());
         for (step, fused) in list.iter().zip(&mut fused) {
             lowered.push(match fused.take() {
@@ -99,7 +100,7 @@ impl Program {
                 None => lower(rank, step, parts, &mut source, &mut sites)?,
             });
         }
-        Program::load(list, lowered, (&source, sites), parts)
+        Program::load(turns, lowered, (&source, sites), parts)
     }
 
     /// Compiles and loads work that is lowered already. `list` says how it is ordered.
@@ -112,11 +113,11 @@ impl Program {
         source: &Source,
         parts: &Parts<'_>,
     ) -> Result<Program, CudaError> {
-        Program::load(list, lowered, (source, Sites::new()), parts)
+        Program::load(order::turns(list), lowered, (source, Sites::new()), parts)
     }
 
     fn load(
-        list: &[BoundStep],
+        turns: Vec<Turn>,
         lowered: Vec<Vec<Work>>,
         (source, sites): (&Source, Sites),
         parts: &Parts<'_>,
@@ -131,7 +132,7 @@ impl Program {
         let products = search::prepare(parts.search, parts.device, parts.machine, &products)?.into_iter();
         let mut loader = Loader { module: module.as_ref(), functions: IndexMap::new(), products };
         let mut steps = Vec::with_capacity(lowered.len());
-        for (turn, work) in order::turns(list).into_iter().zip(lowered) {
+        for (turn, work) in turns.into_iter().zip(lowered) {
             let work = work.into_iter().map(|w| loader.ready(w)).collect::<Result<_, _>>()?;
             steps.push(Step { turn, work });
         }
@@ -246,6 +247,7 @@ impl Program {
 /// others have none. `None` for steps that are done by themselves.
 fn together(
     list: &[BoundStep],
+    turns: &[Turn],
     parts: &Parts<'_>,
     source: &mut Source,
     sites: &mut Sites,
@@ -253,7 +255,7 @@ fn together(
     let mut out: Vec<Option<Vec<Work>>> = list.iter().map(|_| None).collect();
     let at = |value: &_| parts.homes.at(value);
     // What does not fit together is done, or refused with its name, step by step.
-    for all in follow::find(list, &order::turns(list)) {
+    for all in follow::find(list, turns) {
         if let Ok(Some(work)) = follow::lower(list, &all, parts.homes, parts.peers, source) {
             all.places().for_each(|place| out[place] = Some(Vec::new()));
             out[all.places().end - 1] = Some(vec![work]);
