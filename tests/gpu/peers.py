@@ -1,12 +1,12 @@
 """PyTorch's side of the comparison, on the GPUs of one machine.
 
-    torchrun --nproc-per-node RANKS peers.py mlp TOKENS...
+    torchrun --nproc-per-node RANKS peers.py layers (mlp|prefill|decode)=TOKENS...
     torchrun --nproc-per-node RANKS peers.py collectives BYTES...
     torchrun --nproc-per-node RANKS peers.py beside plain|window|copy_engine
 
 Every line of output is JSON: what was measured, and the median, least and most microseconds of one call over
-replays of a CUDA graph that holds several. `mlp` runs the layers of export_mlp.py eagerly, compiled, and compiled
-with collectives placed in symmetric memory; `collectives` runs NCCL as it is, NCCL on registered windows, and
+replays of a CUDA graph that holds several. `layers` runs layers of layers.py eagerly, compiled, and compiled with
+collectives placed in symmetric memory; `collectives` runs NCCL as it is, NCCL on registered windows, and
 PyTorch's symmetric-memory kernels; `beside` runs an all-gather of 128 MiB beside a product of 8192 x 8192 matrices,
 with NCCL as it is, on registered windows, or there with the policy that takes no multiprocessors, from graphs and
 also without.
@@ -18,11 +18,14 @@ import sys
 
 import torch
 import torch.distributed as dist
-import torch.distributed._functional_collectives as collectives
 import torch.distributed._symmetric_memory as symmetric
+
+import layers
 
 RANK, RANKS = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 REPLAYS = 20
+# Of the layers, and of the caches when decoding.
+HIDDEN, POSITIONS = 4096, 2048
 
 
 def say(**what):
@@ -74,34 +77,30 @@ def attempt(call, calls, graph=True, captured=None, **what):
         say(**what, failed=f"{type(error).__name__}: {str(error).splitlines()[0][:160]}")
 
 
-class Layer(torch.nn.Module):
-    def __init__(self, hidden, piece):
-        super().__init__()
-        self.gate = torch.nn.Linear(hidden, piece, bias=False)
-        self.up = torch.nn.Linear(hidden, piece, bias=False)
-        self.down = torch.nn.Linear(piece, hidden, bias=False)
+def program(model, given, **what):
+    """The model as its author writes it, compiled, and compiled with collectives placed in symmetric memory."""
+    with torch.no_grad():
+        attempt(lambda: model(*given), 3, how="eager", **what)
+        torch._dynamo.reset()
+        compiled = torch.compile(model)
+        attempt(lambda: compiled(*given), 3, how="compiled", **what)
+        torch._dynamo.reset()
+        symmetric.enable_symm_mem_for_group(dist.group.WORLD.group_name)
+        torch._inductor.config._collective.auto_select = True
+        placed = torch.compile(model)
+        attempt(lambda: placed(*given), 3, how="placed", **what)
+        torch._inductor.config._collective.auto_select = False
 
-    def forward(self, x):
-        y = self.down(torch.nn.functional.silu(self.gate(x)) * self.up(x))
-        return x + collectives.all_reduce(y, "sum", dist.group.WORLD)
 
-
-def mlp(device, tokens):
-    hidden, piece, layers = 4096, 14336 // RANKS, 4
-    model = torch.nn.Sequential(*[Layer(hidden, piece) for _ in range(layers)]).to(device, torch.bfloat16)
-    for count in tokens:
-        x = torch.randn(count, hidden, device=device, dtype=torch.bfloat16)
-        with torch.no_grad():
-            attempt(lambda: model(x), 3, what="mlp", tokens=count, how="eager")
-            torch._dynamo.reset()
-            compiled = torch.compile(model)
-            attempt(lambda: compiled(x), 3, what="mlp", tokens=count, how="compiled")
-            torch._dynamo.reset()
-            symmetric.enable_symm_mem_for_group(dist.group.WORLD.group_name)
-            torch._inductor.config._collective.auto_select = True
-            placed = torch.compile(model)
-            attempt(lambda: placed(x), 3, what="mlp", tokens=count, how="placed")
-            torch._inductor.config._collective.auto_select = False
+def stacks(device, cases):
+    kind = {"device": device, "dtype": torch.bfloat16}
+    for case in cases:
+        part, tokens = case.split("=")[0], int(case.split("=")[1])
+        model = (layers.mlp if part == "mlp" else layers.decoder)(RANKS).to(**kind)
+        caches = layers.caches(model, tokens, POSITIONS, **kind) if part == "decode" else ()
+        for cache in caches:
+            cache.normal_()
+        program(model, (torch.randn(tokens, HIDDEN, **kind), *caches), what=part, tokens=tokens)
 
 
 def beside(device, how):
@@ -173,14 +172,14 @@ def main():
     if given == ["copy_engine"]:
         options.config.cta_policy = dist.ProcessGroupNCCL.NCCL_CTA_POLICY_ZERO
     dist.init_process_group("nccl", pg_options=options, device_id=device)
-    if part != "mlp":
+    if part != "layers":
         symmetric.set_backend("NCCL")
     if part == "beside":
         beside(device, given[0])
     elif part == "collectives":
         collective(device, [int(bytes) for bytes in given])
     else:
-        mlp(device, [int(tokens) for tokens in given])
+        stacks(device, given)
     torch.cuda.synchronize()
     dist.destroy_process_group()
 

@@ -1,8 +1,9 @@
 """Puts what compare.sh measured side by side, as Markdown.
 
-    python3 table.py FOLDER [beside]
+    python3 table.py FOLDER [collectives|layers|beside]
 
-Medians in microseconds; a ratio is symmc's best over the best peer's. With `beside`, what beside.sh measured.
+Medians in microseconds; a ratio is symmc's best over the best peer's. A part alone where one is named; `beside` is
+what beside.sh measured.
 """
 
 import json
@@ -75,18 +76,28 @@ def norms(folder):
     table(["", "symmc, one kernel", "symmc, separate", *hows, "ratio"], rows)
 
 
-def mlp(folder):
-    ours = [float(m) for m in re.findall(r"mlp: ([0-9.]+) µs", (folder / "symmc-mlp.txt").read_text())]
-    peers = lines(folder / "peers-mlp.jsonl")
-    tokens = list(dict.fromkeys(p["tokens"] for p in peers))
-    rows = []
-    for count, mine in zip(tokens, ours):
-        times = {p["how"]: p.get("us") for p in peers if p["tokens"] == count}
-        known = [t for t in times.values() if t is not None]
-        cells = [number(times.get(how)) for how in ("eager", "compiled", "placed")]
-        rows.append([str(count), number(mine), *cells, f"{mine / min(known):.2f}"])
-    print("four tensor-parallel MLP layers, hidden 4096, intermediate 14336, bf16\n")
-    table(["tokens", "symmc", "eager", "torch.compile", "torch.compile, collectives placed", "ratio"], rows)
+def layers(folder):
+    """What symmc and the peers took for each program and number of tokens."""
+    text = (folder / "symmc-layers.txt").read_text()
+    ours = {(part, int(tokens)): float(us) for part, tokens, us in re.findall(r"^(\w+)=(\d+) .*?: ([0-9.]+) µs", text, re.M)}
+    peers = lines(folder / "peers-layers.jsonl")
+    heads = ["tokens", "symmc", "eager", "torch.compile", "torch.compile, collectives placed", "ratio"]
+    sizes = "hidden 4096, intermediate 14336, bf16"
+    for title, parts in (
+        (f"four tensor-parallel MLP layers, {sizes}", ["mlp"]),
+        (f"four tensor-parallel decoder layers, {sizes}, 32 heads, 8 of keys, caches of 2048", ["decode", "prefill"]),
+    ):
+        rows = []
+        for part, tokens in dict.fromkeys((p["what"], p["tokens"]) for p in peers if p["what"] in parts):
+            times = {p["how"]: p.get("us") for p in peers if (p["what"], p["tokens"]) == (part, tokens)}
+            known = [t for t in times.values() if t is not None]
+            mine = ours.get((part, tokens))
+            cells = [number(t) for t in (mine, *map(times.get, ("eager", "compiled", "placed")))]
+            ratio = f"{mine / min(known):.2f}" if mine and known else "–"
+            rows.append([f"{tokens}" if len(parts) == 1 else f"{tokens} ({part})", *cells, ratio])
+        if rows:
+            print(f"{title}\n")
+            table(heads, rows)
 
 
 def middle(values):
@@ -114,11 +125,11 @@ def beside(folder):
     table(["", "product alone", "with the all-gather", "added", "of the product"], rows)
 
 
-folder = Path(sys.argv[1])
-if sys.argv[2:] == ["beside"]:
+folder, part = Path(sys.argv[1]), (sys.argv[2:] or ["all"])[0]
+if part == "beside":
     beside(folder)
-else:
+if part in ("collectives", "all"):
     collectives(folder)
     norms(folder)
-    if sys.argv[2:] != ["collectives"]:
-        mlp(folder)
+if part in ("layers", "all"):
+    layers(folder)
