@@ -4,8 +4,9 @@
 //! key is read once for all of them. Where there are fewer blocks than the machine holds, the keys are
 //! split, and a second kernel combines the parts in a fixed order.
 //!
-//! Many queries in bf16 and f16 go to matrix instructions ([`Way::Tensor`]), which round the weights to the
-//! type of the values; all else is computed in f32 or f64 by the lanes of warps.
+//! bf16 and f16 go to matrix instructions, which round the weights to the type of the values: many rows through shared
+//! memory ([`Way::Tensor`]), few straight from memory ([`Way::Few`]). All else is computed in f32 or f64 by the lanes of
+//! warps.
 
 use std::fmt::Write as _;
 
@@ -22,6 +23,8 @@ use crate::launch::{Address, Kernel, Work};
 const WARPS: usize = 4;
 /// Keys of a tile.
 const KEYS: usize = 32;
+/// Parts of the keys of one block.
+const MOST_SPLITS: usize = 64;
 /// Dynamic shared memory that a block may have.
 const MOST_SHARED: usize = 160 << 10;
 
@@ -43,9 +46,14 @@ struct Extents {
 enum Way {
     /// A lane scores a key; a warp works on this many rows.
     Lanes(usize),
-    /// Matrix instructions.
+    /// Matrix instructions on rows and keys of 64.
     Tensor,
+    /// Matrix instructions on 16 rows, with a warp for every 16 keys.
+    Few,
 }
+
+/// From how many rows on they count as many.
+const MANY_ROWS: usize = 32;
 
 impl Way {
     /// Rows of a block.
@@ -53,14 +61,15 @@ impl Way {
         match self {
             Way::Lanes(rows) => rows * WARPS,
             Way::Tensor => 64,
+            Way::Few => 16,
         }
     }
 
-    /// Keys of a tile.
+    /// Keys of a tile: what a block takes at once.
     fn keys(self) -> usize {
         match self {
             Way::Lanes(_) => KEYS,
-            Way::Tensor => 64,
+            Way::Tensor | Way::Few => 64,
         }
     }
 
@@ -72,6 +81,7 @@ impl Way {
                 (self.rows() * x.e + KEYS * pitch + KEYS * x.f) * wide(dtype)
             }
             Way::Tensor => 64 * (x.e + 8 + x.f + 8) * dtype.size(),
+            Way::Few => WARPS * (x.group * x.queries).min(16) * (x.f + 2) * wide(dtype),
         }
     }
 }
@@ -120,10 +130,19 @@ fn way(x: &Extents, dtype: DType, k: &Rows, v: &Rows) -> Way {
     let rows = x.group * x.queries;
     let short = |n: usize| n.is_multiple_of(16) && (16..=128).contains(&n);
     let whole = width(k, x.e, dtype) == 8 && width(v, x.f, dtype) == 8;
-    if matches!(dtype, DType::BF16 | DType::F16) && rows >= 32 && short(x.e) && short(x.f) && whole {
+    let half = matches!(dtype, DType::BF16 | DType::F16) && whole;
+    if half && rows >= MANY_ROWS && short(x.e) && short(x.f) {
         return Way::Tensor;
     }
+    if half && rows < MANY_ROWS && is_few(x) {
+        return Way::Few;
+    }
     lanes(rows)
+}
+
+/// Whether the registers of a warp hold what [`Way::Few`] reads at once, in whole accesses.
+fn is_few(x: &Extents) -> bool {
+    matches!(x.e, 32 | 64 | 96 | 128) && matches!(x.f, 64 | 128)
 }
 
 fn lanes(rows: usize) -> Way {
@@ -138,11 +157,26 @@ fn lanes(rows: usize) -> Way {
 fn cut(x: &Extents, way: Way, multiprocessors: usize) -> Cut {
     let blocks = x.heads * (x.group * x.queries).div_ceil(way.rows());
     let tiles = x.keys.div_ceil(way.keys()).max(1);
-    let wanted = (2 * multiprocessors).div_ceil(blocks.max(1));
-    // A part is worth a block from a few tiles on.
-    let splits = wanted.min(tiles.div_ceil(4)).clamp(1, 64);
+    let splits = match way {
+        Way::Few => few_splits(blocks.max(1), tiles.min(MOST_SPLITS), multiprocessors),
+        _ => {
+            let wanted = (2 * multiprocessors).div_ceil(blocks.max(1));
+            // A part is worth a block from a few tiles on.
+            wanted.min(tiles.div_ceil(4)).clamp(1, MOST_SPLITS)
+        }
+    };
     let chunk = tiles.div_ceil(splits) * way.keys();
     Cut { way, splits: x.keys.div_ceil(chunk).max(1), chunk }
+}
+
+/// The fewest splits with which every multiprocessor has about as many blocks as the others and two at least, which
+/// ask for as much of memory as it gives; else as many as there may be.
+fn few_splits(blocks: usize, most: usize, multiprocessors: usize) -> usize {
+    let even = |splits: &usize| {
+        let (all, turns) = (blocks * splits, (blocks * splits).div_ceil(multiprocessors));
+        turns >= 2 && 10 * all >= 9 * turns * multiprocessors
+    };
+    (1..most).find(even).unwrap_or(most)
 }
 
 /// The bytes of an element as it is computed.
@@ -159,7 +193,7 @@ pub(super) fn workspace(
 ) -> usize {
     let Ok(x) = extents(operands, result) else { return 0 };
     // Which way it is depends on addresses, which are not known yet.
-    let ways = [lanes(x.group * x.queries), Way::Tensor];
+    let ways = [lanes(x.group * x.queries), Way::Tensor, Way::Few];
     let bytes = |way| parts_bytes(&x, &cut(&x, way, multiprocessors as usize), operands[0].dtype);
     ways.into_iter().map(bytes).max().unwrap_or(0)
 }
@@ -236,8 +270,17 @@ pub(super) fn lower(
     l.preludes();
     l.source.prelude(text::ATTENTION);
     let splits = cut.splits;
+    // Only the few begin to read before what is in front has ended.
+    let enter = if way == Way::Few { "" } else { "symmc_enter();\n    " };
     let call = match way {
         Way::Lanes(rows) => format!("attend<sc::@_L, {rows}, {splits}, {causal}, {mask}>"),
+        Way::Few => {
+            l.source.prelude(text::MATRIX);
+            l.source.prelude(text::TENSOR);
+            l.source.prelude(text::DECODE);
+            let steady = l.is_steady(&operands[1]) && l.is_steady(&operands[2]);
+            format!("attend_few<sc::@_L, {splits}, {steady}, {causal}, {mask}>")
+        }
         Way::Tensor => {
             l.source.prelude(text::MATRIX);
             l.source.prelude(text::TENSOR);
@@ -245,8 +288,7 @@ pub(super) fn lower(
         }
     };
     let attend = format!(
-        "{layout}extern \"C\" __global__ void __launch_bounds__(128) @(const void *q, const void *k, const void *v, const void *m, void *r, void *partial) {{\n    symmc_enter();\n    \
-         sc::{call}(q, k, v, m, r, partial);\n}}\n"
+        "{layout}extern \"C\" __global__ void __launch_bounds__(128) @(const void *q, const void *k, const void *v, const void *m, void *r, void *partial) {{\n    {enter}sc::{call}(q, k, v, m, r, partial);\n}}\n"
     );
     let rows = x.group * x.queries;
     let [q, k, v, m, r] = places.map(|p| p.at);
@@ -271,7 +313,7 @@ fn combine(layout: &str, splits: usize, rows: usize, addresses: [Address; 2], l:
     );
     Work::Kernel(Kernel {
         entry: l.source.function("attention_combine", text),
-        grid: [rows.div_ceil(4) as u32, 1, 1],
+        grid: [rows as u32, 1, 1],
         block: [128, 1, 1],
         shared: 0,
         params: addresses.map(Into::into).to_vec(),
@@ -336,6 +378,10 @@ fn layout(
             writeln!(out, "static const i64 {name}_step = {}ll, {name}_row_step = {row_step}ll;", rows.step);
     }
     let number = if dtype == DType::F64 { "double" } else { "float" };
-    let _ = writeln!(out, "SC_FN {number} scale() {{ return {}; }}\n}}; }}", real(dtype, scale));
+    let _ = writeln!(
+        out,
+        "SC_FN {number} scale() {{ return {}; }}\nSC_FN void enter() {{ symmc_enter(); }}\n}}; }}",
+        real(dtype, scale)
+    );
     out
 }

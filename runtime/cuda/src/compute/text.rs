@@ -26,6 +26,8 @@ pub(super) const MATRIX: &str = include_str!("kernels/matrix.cuh");
 pub(super) const ATTENTION: &str = include_str!("kernels/attention.cuh");
 /// Attention by matrix instructions.
 pub(super) const TENSOR: &str = include_str!("kernels/tensor.cuh");
+/// Attention of few rows.
+pub(super) const DECODE: &str = include_str!("kernels/decode.cuh");
 /// Stores at positions that are data.
 pub(super) const SCATTER: &str = include_str!("kernels/scatter.cuh");
 /// Sorting.

@@ -168,27 +168,44 @@ SC_FN void attend(const void *pq, const void *pk, const void *pv, const void *pm
     }
 }
 
-// One warp for each row puts the parts of its splits together, in their order.
+// A block for each row puts the parts of its splits together, in their order.
 template <class L, int SPLITS> SC_FN void combine(const void *partial, void *pr) {
     typedef Attention<L> Q;
     typedef typename Q::T T;
     typedef typename Q::C C;
-    const i64 at = (i64)blockIdx.x * 4 + threadIdx.x / 32;
+    const int EACH = (SPLITS + 31) / 32;
+    __shared__ C weights[EACH * 32], whole;
+    const i64 at = blockIdx.x;
     const int lane = threadIdx.x % 32;
-    if (at >= (i64)L::HEADS * L::ROWS) return;
     const C *from = (const C *)partial + at * SPLITS * Q::RECORD;
-    C max = minus_infinity((C)0), sum = 0;
-    for (int s = 0; s < SPLITS; s++) max = b_max(max, from[s * Q::RECORD + Q::F]);
-    if (max != minus_infinity((C)0))
-        for (int s = 0; s < SPLITS; s++) sum += from[s * Q::RECORD + Q::F + 1] * u_exp(from[s * Q::RECORD + Q::F] - max);
-    const C scale = sum == 0 ? (C)0 : 1 / sum;
-    T *to = (T *)pr + L::r_head(at / L::ROWS) + L::r_row(at % L::ROWS);
-    for (int f = lane; f < Q::F; f += 32) {
-        C acc = 0;
-        for (int s = 0; s < SPLITS; s++) {
-            C part = from[s * Q::RECORD + Q::F + 1];
-            if (part != 0) acc += from[s * Q::RECORD + f] * u_exp(from[s * Q::RECORD + Q::F] - max);
+    if (threadIdx.x < 32) {
+        C max[EACH], sum[EACH], top = minus_infinity((C)0), total = 0;
+#pragma unroll
+        for (int i = 0; i < EACH; i++) {
+            const C *part = from + (lane + 32 * i) * Q::RECORD + Q::F;
+            const bool in = lane + 32 * i < SPLITS;
+            max[i] = in ? part[0] : minus_infinity((C)0), sum[i] = in ? part[1] : (C)0;
+            top = b_max(top, max[i]);
         }
+#pragma unroll
+        for (int d = 16; d > 0; d >>= 1) top = b_max(top, __shfl_xor_sync(0xffffffffu, top, d));
+#pragma unroll
+        for (int i = 0; i < EACH; i++) {
+            const C weight = sum[i] == 0 ? (C)0 : u_exp(max[i] - top);
+            weights[lane + 32 * i] = weight;
+            total += sum[i] * weight;
+        }
+#pragma unroll
+        for (int d = 16; d > 0; d >>= 1) total += __shfl_xor_sync(0xffffffffu, total, d);
+        if (lane == 0) whole = total;
+    }
+    __syncthreads();
+    const C scale = whole == 0 ? (C)0 : 1 / whole;
+    T *to = (T *)pr + L::r_head(at / L::ROWS) + L::r_row(at % L::ROWS);
+    for (int f = threadIdx.x; f < Q::F; f += 128) {
+        C acc = 0;
+#pragma unroll 16
+        for (int s = 0; s < SPLITS; s++) acc += from[s * Q::RECORD + f] * weights[s];
         to[f * L::r_step] = Put<T>::of(acc * scale);
     }
 }
