@@ -91,7 +91,7 @@ fn products(r: &mut SplitMix, out: &mut Vec<Case>) {
 
 fn attentions(r: &mut SplitMix, out: &mut Vec<Case>) {
     // Heads of q and of k, queries, keys, elements of q and k and of v.
-    let shapes: [[usize; 6]; 10] = [
+    let shapes: [[usize; 6]; 11] = [
         [8, 8, 128, 128, 64, 64],
         [8, 2, 130, 130, 128, 128],
         [8, 1, 1, 700, 128, 128],
@@ -102,6 +102,7 @@ fn attentions(r: &mut SplitMix, out: &mut Vec<Case>) {
         [2, 2, 33, 100, 40, 24],
         [6, 3, 17, 17, 16, 16],
         [20, 1, 1, 90, 96, 64],
+        [4, 2, 128, 128, 16, 16],
     ];
     let kinds = [(false, 0), (true, 0), (false, 1), (true, 2)];
     for (d, dtype) in [DType::BF16, DType::F16, DType::F32, DType::F64].into_iter().enumerate() {

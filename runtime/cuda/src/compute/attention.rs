@@ -46,8 +46,8 @@ struct Extents {
 enum Way {
     /// A lane scores a key; a warp works on this many rows.
     Lanes(usize),
-    /// Matrix instructions on rows and keys of 64.
-    Tensor,
+    /// Matrix instructions on so many times 64 rows, and on 64 keys.
+    Tensor(usize),
     /// Matrix instructions on 16 rows, with a warp for every 16 keys.
     Few,
 }
@@ -60,7 +60,7 @@ impl Way {
     fn rows(self) -> usize {
         match self {
             Way::Lanes(rows) => rows * WARPS,
-            Way::Tensor => 64,
+            Way::Tensor(times) => 64 * times,
             Way::Few => 16,
         }
     }
@@ -69,7 +69,7 @@ impl Way {
     fn keys(self) -> usize {
         match self {
             Way::Lanes(_) => KEYS,
-            Way::Tensor | Way::Few => 64,
+            Way::Tensor(_) | Way::Few => 64,
         }
     }
 
@@ -80,7 +80,8 @@ impl Way {
                 let pitch = if x.e.is_multiple_of(4) && wide(dtype) == 4 { x.e + 4 } else { x.e + 1 };
                 (self.rows() * x.e + KEYS * pitch + KEYS * x.f) * wide(dtype)
             }
-            Way::Tensor => 64 * (x.e + 8 + x.f + 8) * dtype.size(),
+            // Two tiles of keys and values, and the queries.
+            Way::Tensor(times) => (2 * 64 * (x.e + 8 + x.f + 8) + 64 * times * (x.e + 8)) * dtype.size(),
             Way::Few => WARPS * (x.group * x.queries).min(16) * (x.f + 2) * wide(dtype),
         }
     }
@@ -131,13 +132,20 @@ fn way(x: &Extents, dtype: DType, k: &Rows, v: &Rows) -> Way {
     let short = |n: usize| n.is_multiple_of(16) && (16..=128).contains(&n);
     let whole = width(k, x.e, dtype) == 8 && width(v, x.f, dtype) == 8;
     let half = matches!(dtype, DType::BF16 | DType::F16) && whole;
-    if half && rows >= MANY_ROWS && short(x.e) && short(x.f) {
-        return Way::Tensor;
+    // Positions are numbers of 32 bits there.
+    let small = rows.max(x.keys) < 1 << 30;
+    if half && rows >= MANY_ROWS && short(x.e) && short(x.f) && small {
+        return tensor(rows);
     }
     if half && rows < MANY_ROWS && is_few(x) {
         return Way::Few;
     }
     lanes(rows)
+}
+
+/// Each warp reads all keys and values, so twice the rows halve what shared memory gives.
+fn tensor(rows: usize) -> Way {
+    Way::Tensor(if rows > 64 { 2 } else { 1 })
 }
 
 /// Whether the registers of a warp hold what [`Way::Few`] reads at once, in whole accesses.
@@ -193,7 +201,8 @@ pub(super) fn workspace(
 ) -> usize {
     let Ok(x) = extents(operands, result) else { return 0 };
     // Which way it is depends on addresses, which are not known yet.
-    let ways = [lanes(x.group * x.queries), Way::Tensor, Way::Few];
+    let rows = x.group * x.queries;
+    let ways = [lanes(rows), tensor(rows), Way::Few];
     let bytes = |way| parts_bytes(&x, &cut(&x, way, multiprocessors as usize), operands[0].dtype);
     ways.into_iter().map(bytes).max().unwrap_or(0)
 }
@@ -261,7 +270,7 @@ pub(super) fn lower(
         return Err(CudaError::Unsupported(text));
     }
     let partial = l.room("attention", parts_bytes(&x, &cut, dtype))?;
-    let layout = layout(&x, &cut, scale, operands.get(3), dtype, &places);
+    let layout = layout(&x, &cut, scale, operands.get(3), dtype, &places, l.machine.multiprocessors);
     let mask = match operands.get(3).map(|m| m.dtype) {
         None => 0,
         Some(DType::Bool) => 1,
@@ -276,15 +285,14 @@ pub(super) fn lower(
         Way::Lanes(rows) => format!("attend<sc::@_L, {rows}, {splits}, {causal}, {mask}>"),
         Way::Few => {
             l.source.prelude(text::MATRIX);
-            l.source.prelude(text::TENSOR);
             l.source.prelude(text::DECODE);
             let steady = l.is_steady(&operands[1]) && l.is_steady(&operands[2]);
             format!("attend_few<sc::@_L, {splits}, {steady}, {causal}, {mask}>")
         }
-        Way::Tensor => {
+        Way::Tensor(times) => {
             l.source.prelude(text::MATRIX);
             l.source.prelude(text::TENSOR);
-            format!("attend_tensor<sc::@_L, {splits}, {causal}, {mask}>")
+            format!("attend_tensor<sc::@_L, {times}, {splits}, {causal}, {mask}>")
         }
     };
     let attend = format!(
@@ -354,11 +362,12 @@ fn layout(
     mask: Option<&Located>,
     dtype: DType,
     places: &[Rows; 5],
+    multiprocessors: u32,
 ) -> String {
-    let [_, k, v, _, _] = places;
+    let [q, k, v, _, r] = places;
     let mask_type = mask.map_or("boolean", |m| stored(m.dtype));
     let mut out = format!(
-        "namespace sc {{ struct @_L {{\ntypedef {} T; typedef {mask_type} M;\nstatic const i64 HEADS = {}, ROWS = {}, Q = {}, S = {}, CHUNK = {};\nstatic const int E = {}, F = {}, KW = {}, VW = {};\n",
+        "namespace sc {{ struct @_L {{\ntypedef {} T; typedef {mask_type} M;\nstatic const i64 HEADS = {}, ROWS = {}, Q = {}, S = {}, CHUNK = {};\nstatic const int E = {}, F = {}, QW = {}, KW = {}, VW = {}, RW = {};\nstatic const u32 PROCESSORS = {multiprocessors};\n",
         stored(dtype),
         x.heads,
         x.group * x.queries,
@@ -367,8 +376,10 @@ fn layout(
         cut.chunk,
         x.e,
         x.f,
+        width(q, x.e, dtype),
         width(k, x.e, dtype),
         width(v, x.f, dtype),
+        width(r, x.f, dtype),
     );
     for (name, rows) in ["q", "k", "v", "m", "r"].into_iter().zip(places) {
         out.push_str(&offset(&format!("{name}_head"), &rows.head));

@@ -191,6 +191,9 @@ SC_FN u16 float_to_bf16(float x) {
     const u32 bits = __float_as_uint(x);
     return x != x ? 0x7fff : (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
 }
+SC_FN u32 pack_bf16(float low, float high) { return float_to_bf16(low) | (u32)float_to_bf16(high) << 16; }
+SC_FN u32 pack_f16(float low, float high) { return float_to_f16(low) | (u32)float_to_f16(high) << 16; }
+SC_FN float power_of_two(float x) { return exp2f(x); }
 SC_FN void store_pair(void *to, u64 low, u64 high) {
     ((u64 *)to)[0] = low;
     ((u64 *)to)[1] = high;

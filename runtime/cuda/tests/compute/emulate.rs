@@ -56,7 +56,10 @@ fn sample() -> Vec<Case> {
     let ways = [
         "failing",
         "attention bf16 [8, 2, 130,",
-        "attention f16 [2, 2, 33,",
+        "attention f16 [6, 3, 17,",
+        "attention f16 [2, 1, 70,",
+        "attention f16 [4, 2, 128,",
+        "attention bf16 [8, 8, 128, 128, 64, 64] causal=true",
         "attention f32 [8, 1, 1, 700,",
         "attention bf16 [8, 1, 1, 700,",
         "attention f16 [32, 8, 1, 2000,",

@@ -76,24 +76,24 @@ template <class L> SC_FN void take(Weighted<L> &y, float (&s)[2][4], const Value
     for (int h = 0; h < 2; h++) {
         float top = y.max[h];
 #pragma unroll
-        for (int j = 0; j < 2; j++) top = b_max(b_max(top, s[j][2 * h]), s[j][2 * h + 1]);
-        top = b_max(top, __shfl_xor_sync(0xffffffffu, top, 1));
-        top = b_max(top, __shfl_xor_sync(0xffffffffu, top, 2));
+        for (int j = 0; j < 2; j++) top = fmaxf(fmaxf(top, s[j][2 * h]), s[j][2 * h + 1]);
+        top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 1));
+        top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 2));
         // Where nothing is seen yet all weights are e^-inf, which is 0.
         const float base = top == minus_infinity(0.0f) ? 0.0f : top;
-        const float shrink = exp2f(y.max[h] - base);
+        const float shrink = power_of_two(y.max[h] - base);
         y.max[h] = top;
         float total = 0;
 #pragma unroll
         for (int j = 0; j < 2; j++)
 #pragma unroll
-            for (int c = 2 * h; c < 2 * h + 2; c++) total += s[j][c] = exp2f(s[j][c] - base);
+            for (int c = 2 * h; c < 2 * h + 2; c++) total += s[j][c] = power_of_two(s[j][c] - base);
         y.sum[h] = y.sum[h] * shrink + total;
 #pragma unroll
         for (int f = 0; f < L::F / 8; f++) y.acc[f][2 * h] *= shrink, y.acc[f][2 * h + 1] *= shrink;
     }
     typedef typename L::T T;
-    const u32 p[4] = {pack<T>(s[0][0], s[0][1]), pack<T>(s[0][2], s[0][3]), pack<T>(s[1][0], s[1][1]), pack<T>(s[1][2], s[1][3])};
+    const u32 p[4] = {pack(T(), s[0][0], s[0][1]), pack(T(), s[0][2], s[0][3]), pack(T(), s[1][0], s[1][1]), pack(T(), s[1][2], s[1][3])};
 #pragma unroll
     for (int c = 0; c < L::F / 64; c++)
 #pragma unroll
@@ -132,11 +132,11 @@ SC_FN void store_rows(const Weighted<L> &y, const i64 (&rows)[2], i64 row0, u32 
         if (row >= L::ROWS) break;
         float max = minus_infinity(0.0f), sum = 0, acc = 0;
 #pragma unroll
-        for (int w = 0; w < 4; w++) max = b_max(max, parts[(w * ROWS + r) * RECORD + F]);
+        for (int w = 0; w < 4; w++) max = fmaxf(max, parts[(w * ROWS + r) * RECORD + F]);
 #pragma unroll
         for (int w = 0; w < 4; w++) {
             const float *from = parts + (w * ROWS + r) * RECORD;
-            const float weight = max == minus_infinity(0.0f) ? 0.0f : exp2f(from[F] - max);
+            const float weight = max == minus_infinity(0.0f) ? 0.0f : power_of_two(from[F] - max);
             sum += from[F + 1] * weight;
             acc += from[f] * weight;
         }

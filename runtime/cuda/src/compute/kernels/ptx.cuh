@@ -26,6 +26,23 @@ SC_FN u16 float_to_bf16(float x) {
     asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(r) : "f"(x));
     return r;
 }
+// Two floats as neighbours.
+SC_FN u32 pack_bf16(float low, float high) {
+    u32 r;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low));
+    return r;
+}
+SC_FN u32 pack_f16(float low, float high) {
+    u32 r;
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low));
+    return r;
+}
+// 2^x to 2 units in the last place; what is too small for a float of full precision is 0.
+SC_FN float power_of_two(float x) {
+    float r;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x));
+    return r;
+}
 
 // Stores two words at once.
 SC_FN void store_pair(void *to, u64 low, u64 high) {

@@ -1,167 +1,286 @@
-// Attention of many queries in bf16 and f16 by matrix instructions.
+// Attention of many rows in bf16 and f16 by matrix instructions.
 //
-// As `attend`, with 64 rows for a block, 16 for a warp, and keys in tiles of 64 (FlashAttention-2, Dao, 2023).
-// Scores and sums are f32; the weights are rounded to the type of the values before they multiply them.
-// Fragments lie in registers as `mma.m16n8k16` has them: with g = lane / 4 and t = lane % 4, an accumulator
-// holds columns 2t and 2t + 1 of rows g and g + 8.
+// As `attend`, with 64 rows for a block or, where MT is 2, 128: MT times 16 for each warp. Queries lie in shared memory;
+// keys and values pass through it in tiles of 64, of which the next is on its way while one is worked on
+// (FlashAttention-2, Dao, 2023). Scores and sums are f32; the weights are rounded to the type of the values before they
+// multiply them. Fragments lie in registers as `mma.m16n8k16` has them: with g = lane / 4 and t = lane % 4, an
+// accumulator holds columns 2t and 2t + 1 of rows g and g + 8.
 
 namespace sc {
 
-template <class T> SC_FN u32 pack(float low, float high) {
-    return (u32)Put<T>::of(low).v | (u32)Put<T>::of(high).v << 16;
+// The rows of one warp: g and g + 8 of each of its 16 have a maximum, in the base of two, and a sum of weights.
+template <class L, int MT> struct Rows {
+    static const int E = L::E, F = L::F, EP = E + 8, FP = F + 8, BQ = 64 * MT;
+    int first;
+    __device__ int row(int m, int h) const { return first + m * 16 + h * 8; }
+    float max[MT][2], sum[MT][2], acc[MT][F / 8][4];
+};
+
+// Which rows of which head a block has: such as see the most keys first. Where all blocks find room at once, those of
+// the second half follow in reverse, so that each multiprocessor has one with many keys and one with few.
+template <class L, int BQ, bool CAUSAL> SC_FN void place(u32 b, u32 &head, int &row0) {
+    const u32 tiles = (L::ROWS + BQ - 1) / BQ, all = L::HEADS * tiles;
+    if (CAUSAL && all > L::PROCESSORS && all <= 2 * L::PROCESSORS && b >= L::PROCESSORS) b = L::PROCESSORS + all - 1 - b;
+    head = b % L::HEADS;
+    const u32 turn = tiles - 1 - b / L::HEADS;
+    if (CAUSAL && L::Q % BQ == 0) {
+        const u32 group = L::ROWS / L::Q;
+        row0 = turn % group * (int)L::Q + turn / group * BQ;
+    } else {
+        row0 = turn * BQ;
+    }
 }
 
-// Copies 64 rows of WIDTH elements to shared memory, zeros from row n on.
+// Starts to copy 64 rows of WIDTH elements to shared memory, zeros from row n on: of those nothing is read.
 template <class T, int WIDTH, int PITCH> SC_FN void copy_tile(u16 *to, const T *from, i64 row_step, int n) {
     const int PER_ROW = WIDTH / 8;
-#pragma unroll 4
-    for (int e = threadIdx.x; e < 64 * PER_ROW; e += 128) {
-        const int row = e / PER_ROW, column = e % PER_ROW * 8;
-        uint4 x;
-        x.x = 0, x.y = 0, x.z = 0, x.w = 0;
-        if (row < n) x = *(const uint4 *)(from + row * row_step + column);
-        *(uint4 *)(to + row * PITCH + column) = x;
+    if (128 % PER_ROW == 0) {
+        const int row = threadIdx.x / PER_ROW, column = threadIdx.x % PER_ROW * 8;
+        from += row * row_step + column, to += row * PITCH + column;
+#pragma unroll
+        for (int r = 0; r < 64; r += 128 / PER_ROW) copy_async(to + r * PITCH, from + r * row_step, row + r < n);
+    } else {
+        for (int e = threadIdx.x; e < 64 * PER_ROW; e += 128) {
+            const int row = e / PER_ROW, column = e % PER_ROW * 8;
+            copy_async(to + row * PITCH + column, from + row * row_step + column, row < n);
+        }
     }
 }
 
-template <class L, int SPLITS, bool CAUSAL, int MASK>
-SC_FN void attend_tensor(const void *pq, const void *pk, const void *pv, const void *pm, void *pr, void *partial) {
-    typedef typename L::T T;
-    const int E = L::E, F = L::F, EP = E + 8, FP = F + 8, RECORD = F + 2;
-    const float LOG2E = 1.44269504088896340736f;
-    u16 *ks = (u16 *)dynamic_shared(), *vs = ks + 64 * EP;
-    const u32 tiles = (L::ROWS + 63) / 64;
-    u32 b = blockIdx.x;
-    const u32 split = b % SPLITS;
-    b /= SPLITS;
-    const u32 tile = tiles - 1 - b % tiles, head = b / tiles;
-    const i64 row0 = (i64)tile * 64;
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
-    const T *q = (const T *)pq + L::q_head(head), *k = (const T *)pk + L::k_head(head), *v = (const T *)pv + L::v_head(head);
-    const i64 rows[2] = {row0 + warp * 16 + g, row0 + warp * 16 + g + 8};
-    u32 qa[E / 16][4];
+template <class L, int MT> SC_FN void copy_queries(u16 *to, const typename L::T *q, int row0) {
+    typedef Rows<L, MT> R;
+    const int PER_ROW = L::E / 8;
+    for (int e = threadIdx.x; e < R::BQ * PER_ROW; e += 128) {
+        const int r = e / PER_ROW, column = e % PER_ROW * 8;
+        const bool in = row0 + r < L::ROWS;
+        const typename L::T *from = q + (in ? L::q_row(row0 + r) : 0) + column * L::q_step;
+        u16 *at = to + r * R::EP + column;
+        if (L::QW == 8) {
+            copy_async(at, from, in);
+        } else {
 #pragma unroll
-    for (int h = 0; h < 2; h++) {
-        const T *from = q + (rows[h] < L::ROWS ? L::q_row(rows[h]) : 0);
-#pragma unroll
-        for (int e = 0; e < E / 16; e++)
-#pragma unroll
-            for (int half = 0; half < 2; half++) {
-                const i64 column = e * 16 + half * 8 + 2 * t;
-                u32 low = from[column * L::q_step].v, high = from[(column + 1) * L::q_step].v;
-                qa[e][half * 2 + h] = rows[h] < L::ROWS ? low | high << 16 : 0;
-            }
-    }
-    i64 first = (i64)split * L::CHUNK, end = first + L::CHUNK < L::S ? first + L::CHUNK : L::S;
-    // The query of the first row of the block, where all rows are of one query head, bounds what all see.
-    const i64 top_row = row0 + 64 < L::ROWS ? row0 + 63 : L::ROWS - 1;
-    const bool one_head = row0 / L::Q == top_row / L::Q;
-    const i64 all_see = one_head ? row0 % L::Q : 0;
-    if (CAUSAL) {
-        i64 seen = one_head ? top_row % L::Q + 1 : L::Q;
-        if (seen < end) end = seen;
-    }
-    float max[2], sum[2], acc[F / 8][4];
-#pragma unroll
-    for (int h = 0; h < 2; h++) max[h] = minus_infinity(0.0f), sum[h] = 0;
-#pragma unroll
-    for (int f = 0; f < F / 8; f++)
-#pragma unroll
-        for (int c = 0; c < 4; c++) acc[f][c] = 0;
-    for (i64 start = first; start < end; start += 64) {
-        const int n = end - start < 64 ? (int)(end - start) : 64;
-        __syncthreads();
-        copy_tile<T, E, EP>(ks, k + start * L::k_row_step, L::k_row_step, n);
-        copy_tile<T, F, FP>(vs, v + start * L::v_row_step, L::v_row_step, n);
-        __syncthreads();
-        float s[8][4];
-#pragma unroll
-        for (int j = 0; j < 8; j++) {
-#pragma unroll
-            for (int c = 0; c < 4; c++) s[j][c] = 0;
-#pragma unroll
-            for (int e = 0; e < E / 16; e++) {
-                const u16 *from = ks + (j * 8 + g) * EP + e * 16 + 2 * t;
-                multiply(T(), s[j], qa[e], *(const u32 *)from, *(const u32 *)(from + 8));
-            }
+            for (int j = 0; j < 8; j++) at[j] = in ? from[j * L::q_step].v : 0;
         }
-        const bool whole = MASK == 0 && n == 64 && (!CAUSAL || start + 63 <= all_see);
+    }
+}
+
+// The scores of 64 keys.
+template <class L, int MT> SC_FN void score(float (&s)[MT][8][4], const u16 *qs, const u16 *ks) {
+    typedef Rows<L, MT> R;
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+#pragma unroll
+    for (int m = 0; m < MT; m++)
 #pragma unroll
         for (int j = 0; j < 8; j++)
 #pragma unroll
-            for (int c = 0; c < 4; c++) {
-                float x = s[j][c] * (L::scale() * LOG2E);
-                if (!whole) {
-                    const int column = j * 8 + 2 * t + (c & 1);
-                    const i64 key = start + column, row = rows[c / 2];
-                    bool seen = column < n && row < L::ROWS && (!CAUSAL || key <= row % L::Q);
+            for (int c = 0; c < 4; c++) s[m][j][c] = 0;
+#pragma unroll
+    for (int e = 0; e < L::E / 16; e++) {
+        u32 a[MT][4];
+#pragma unroll
+        for (int m = 0; m < MT; m++)
+            load_matrices(a[m], qs + ((warp * MT + m) * 16 + lane % 16) * R::EP + e * 16 + lane / 16 * 8);
+#pragma unroll
+        for (int j = 0; j < 4; j++) {
+            u32 b[4];
+            load_matrices(b, ks + (j * 16 + lane / 16 * 8 + lane % 8) * R::EP + e * 16 + lane / 8 % 2 * 8);
+#pragma unroll
+            for (int m = 0; m < MT; m++) {
+                multiply(typename L::T(), s[m][2 * j], a[m], b[0], b[1]);
+                multiply(typename L::T(), s[m][2 * j + 1], a[m], b[2], b[3]);
+            }
+        }
+    }
+}
+
+// Scales scores to the base of two, and takes what is not seen, or lies at `n` or beyond, for minus infinity. `whole`
+// says that all is seen.
+template <class L, int MT, bool CAUSAL, int MASK>
+SC_FN void mask(float (&s)[MT][8][4], const Rows<L, MT> &y, int start, int n, bool whole, u32 head, const void *pm) {
+    const float LOG2E = 1.44269504088896340736f;
+    const int t = threadIdx.x % 4;
+#pragma unroll
+    for (int m = 0; m < MT; m++)
+#pragma unroll
+        for (int j = 0; j < 8; j++)
+#pragma unroll
+            for (int c = 0; c < 4; c++) s[m][j][c] *= L::scale() * LOG2E;
+    if (whole) return;
+#pragma unroll
+    for (int m = 0; m < MT; m++)
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            const int row = y.row(m, h), last = CAUSAL ? (int)(row % L::Q) : (int)L::S;
+#pragma unroll
+            for (int j = 0; j < 8; j++)
+#pragma unroll
+                for (int c = 0; c < 2; c++) {
+                    const int column = j * 8 + 2 * t + c, key = start + column;
+                    float &x = s[m][j][2 * h + c];
+                    bool seen = column < n && row < L::ROWS && key <= last;
                     if (MASK != 0 && seen) {
-                        auto m = get(((const typename L::M *)pm)[L::m_head(head) + L::m_row(row) + key * L::m_step]);
-                        if (MASK == 1) seen = m != 0;
-                        if (MASK == 2) x = x + (float)m * LOG2E;
+                        auto given = get(((const typename L::M *)pm)[L::m_head(head) + L::m_row(row) + key * L::m_step]);
+                        if (MASK == 1) seen = given != 0;
+                        if (MASK == 2) x += (float)given * LOG2E;
                     }
                     if (!seen) x = minus_infinity(0.0f);
                 }
-                s[j][c] = x;
-            }
+        }
+}
+
+// Makes scores weights, and what was taken in before fit them.
+template <class L, int MT> SC_FN void weigh(Rows<L, MT> &y, float (&s)[MT][8][4]) {
+#pragma unroll
+    for (int m = 0; m < MT; m++)
 #pragma unroll
         for (int h = 0; h < 2; h++) {
-            float top = max[h];
+            float top = y.max[m][h];
 #pragma unroll
-            for (int j = 0; j < 8; j++) top = b_max(b_max(top, s[j][2 * h]), s[j][2 * h + 1]);
-            top = b_max(top, __shfl_xor_sync(0xffffffffu, top, 1));
-            top = b_max(top, __shfl_xor_sync(0xffffffffu, top, 2));
+            for (int j = 0; j < 8; j++) top = fmaxf(fmaxf(top, s[m][j][2 * h]), s[m][j][2 * h + 1]);
+            top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 1));
+            top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 2));
             // Where nothing is seen yet all weights are e^-inf, which is 0.
             const float base = top == minus_infinity(0.0f) ? 0.0f : top;
-            const float shrink = exp2f(max[h] - base);
-            max[h] = top;
+            const float shrink = power_of_two(y.max[m][h] - base);
+            y.max[m][h] = top;
             float total = 0;
 #pragma unroll
             for (int j = 0; j < 8; j++)
 #pragma unroll
                 for (int c = 2 * h; c < 2 * h + 2; c++) {
-                    s[j][c] = exp2f(s[j][c] - base);
-                    total += s[j][c];
+                    s[m][j][c] = power_of_two(s[m][j][c] - base);
+                    total += s[m][j][c];
                 }
-            sum[h] = sum[h] * shrink + total;
+            y.sum[m][h] = y.sum[m][h] * shrink + total;
 #pragma unroll
-            for (int f = 0; f < F / 8; f++) acc[f][2 * h] *= shrink, acc[f][2 * h + 1] *= shrink;
+            for (int f = 0; f < L::F / 8; f++) y.acc[m][f][2 * h] *= shrink, y.acc[m][f][2 * h + 1] *= shrink;
         }
+}
+
+// Adds the values of 64 keys by their weights.
+template <class L, int MT> SC_FN void gather(Rows<L, MT> &y, const float (&s)[MT][8][4], const u16 *vs) {
+    typedef typename L::T T;
+    const int lane = threadIdx.x % 32;
 #pragma unroll
-        for (int j = 0; j < 4; j++) {
-            const u32 p[4] = {pack<T>(s[2 * j][0], s[2 * j][1]), pack<T>(s[2 * j][2], s[2 * j][3]),
-                              pack<T>(s[2 * j + 1][0], s[2 * j + 1][1]), pack<T>(s[2 * j + 1][2], s[2 * j + 1][3])};
+    for (int j = 0; j < 4; j++) {
+        u32 p[MT][4];
 #pragma unroll
-            for (int f = 0; f < F / 16; f++) {
-                u32 y[4];
-                load_transposed(y, vs + (j * 16 + lane % 16) * FP + f * 16 + lane / 16 * 8);
-                multiply(T(), acc[2 * f], p, y[0], y[1]);
-                multiply(T(), acc[2 * f + 1], p, y[2], y[3]);
+        for (int m = 0; m < MT; m++)
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                const float *x = &s[m][2 * j + i / 2][i % 2 * 2];
+                p[m][i] = pack(T(), x[0], x[1]);
+            }
+#pragma unroll
+        for (int f = 0; f < L::F / 16; f++) {
+            u32 b[4];
+            load_transposed(b, vs + (j * 16 + lane % 16) * Rows<L, MT>::FP + f * 16 + lane / 16 * 8);
+#pragma unroll
+            for (int m = 0; m < MT; m++) {
+                multiply(T(), y.acc[m][2 * f], p[m], b[0], b[1]);
+                multiply(T(), y.acc[m][2 * f + 1], p[m], b[2], b[3]);
             }
         }
     }
+}
+
+// Stores the rows, or the part of each that is this split's.
+template <class L, int MT, int SPLITS>
+SC_FN void store(const Rows<L, MT> &y, u32 head, u32 split, void *pr, void *partial) {
+    typedef typename L::T T;
+    const int F = L::F, RECORD = F + 2, t = threadIdx.x % 4;
+    const float LOG2E = 1.44269504088896340736f;
 #pragma unroll
-    for (int h = 0; h < 2; h++) {
-        sum[h] += __shfl_xor_sync(0xffffffffu, sum[h], 1);
-        sum[h] += __shfl_xor_sync(0xffffffffu, sum[h], 2);
-        const i64 row = rows[h];
-        if (row >= L::ROWS) continue;
-        if (SPLITS == 1) {
-            const float scale = sum[h] == 0 ? 0.0f : 1 / sum[h];
-            T *to = (T *)pr + L::r_head(head) + L::r_row(row);
+    for (int m = 0; m < MT; m++)
 #pragma unroll
-            for (int f = 0; f < F / 8; f++)
+        for (int h = 0; h < 2; h++) {
+            float sum = y.sum[m][h];
+            sum += __shfl_xor_sync(0xffffffffu, sum, 1);
+            sum += __shfl_xor_sync(0xffffffffu, sum, 2);
+            const int row = y.row(m, h);
+            if (row >= L::ROWS) continue;
+            if (SPLITS == 1) {
+                const float scale = sum == 0 ? 0.0f : 1 / sum;
+                T *to = (T *)pr + L::r_head(head) + L::r_row(row);
 #pragma unroll
-                for (int c = 0; c < 2; c++) to[(f * 8 + 2 * t + c) * L::r_step] = Put<T>::of(acc[f][2 * h + c] * scale);
-        } else {
-            float *to = (float *)partial + (((i64)head * L::ROWS + row) * SPLITS + split) * RECORD;
+                for (int f = 0; f < F / 8; f++) {
+                    const float low = y.acc[m][f][2 * h] * scale, high = y.acc[m][f][2 * h + 1] * scale;
+                    const i64 at = f * 8 + 2 * t;
+                    if (L::RW > 1) {
+                        *(u32 *)(to + at) = pack(T(), low, high);
+                    } else {
+                        to[at * L::r_step] = Put<T>::of(low), to[(at + 1) * L::r_step] = Put<T>::of(high);
+                    }
+                }
+            } else {
+                float *to = (float *)partial + (((i64)head * L::ROWS + row) * SPLITS + split) * RECORD;
 #pragma unroll
-            for (int f = 0; f < F / 8; f++)
+                for (int f = 0; f < F / 8; f++)
 #pragma unroll
-                for (int c = 0; c < 2; c++) to[f * 8 + 2 * t + c] = acc[f][2 * h + c];
-            if (t == 0) to[F] = max[h] / LOG2E, to[F + 1] = sum[h];
+                    for (int c = 0; c < 2; c++) to[f * 8 + 2 * t + c] = y.acc[m][f][2 * h + c];
+                if (t == 0) to[F] = y.max[m][h] / LOG2E, to[F + 1] = sum;
+            }
         }
+}
+
+template <class L, int MT, int SPLITS, bool CAUSAL, int MASK>
+SC_FN void attend_tensor(const void *pq, const void *pk, const void *pv, const void *pm, void *pr, void *partial) {
+    typedef typename L::T T;
+    typedef Rows<L, MT> R;
+    u16 *qs = (u16 *)dynamic_shared(), *ks = qs + R::BQ * R::EP, *vs = ks + 2 * 64 * R::EP;
+    const u32 split = blockIdx.x % SPLITS;
+    u32 head;
+    int row0;
+    place<L, R::BQ, CAUSAL>(blockIdx.x / SPLITS, head, row0);
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, Q = L::Q, S = L::S, ROWS = L::ROWS, CHUNK = L::CHUNK;
+    const T *k = (const T *)pk + L::k_head(head), *v = (const T *)pv + L::v_head(head);
+    const int first = split * CHUNK;
+    int end = S - first < CHUNK ? S : first + CHUNK, warp_end = S;
+    // Where all rows are of one query head, their queries bound what the block and each warp see.
+    const int top_row = (row0 + R::BQ < ROWS ? row0 + R::BQ : ROWS) - 1;
+    const bool one_head = row0 / Q == top_row / Q;
+    const int all_see = one_head ? row0 % Q : 0;
+    if (CAUSAL) {
+        const int seen = one_head ? top_row % Q + 1 : Q;
+        if (seen < end) end = seen;
+        if (one_head) warp_end = row0 % Q + (warp + 1) * 16 * MT;
     }
+    const auto load = [&](int start, int stage) {
+        const int n = end - start < 64 ? end - start : 64;
+        copy_tile<T, L::E, R::EP>(ks + stage * 64 * R::EP, k + start * L::k_row_step, L::k_row_step, n);
+        copy_tile<T, L::F, R::FP>(vs + stage * 64 * R::FP, v + start * L::v_row_step, L::v_row_step, n);
+    };
+    copy_queries<L, MT>(qs, (const T *)pq + L::q_head(head), row0);
+    if (first < end) load(first, 0);
+    copies_commit();
+    R y;
+    y.first = (int)row0 + warp * MT * 16 + lane / 4;
+#pragma unroll
+    for (int m = 0; m < MT; m++) {
+#pragma unroll
+        for (int h = 0; h < 2; h++) y.max[m][h] = minus_infinity(0.0f), y.sum[m][h] = 0;
+#pragma unroll
+        for (int f = 0; f < L::F / 8; f++)
+#pragma unroll
+            for (int c = 0; c < 4; c++) y.acc[m][f][c] = 0;
+    }
+    int stage = 0;
+    for (int start = first; start < end; start += 64, stage ^= 1) {
+        copies_wait<0>();
+        // All have come, and nobody reads the other stage any more.
+        __syncthreads();
+        if (start + 64 < end) load(start + 64, stage ^ 1);
+        copies_commit();
+        if (start >= warp_end) continue;
+        const int n = end - start < 64 ? end - start : 64;
+        float s[MT][8][4];
+        score<L, MT>(s, qs, ks + stage * 64 * R::EP);
+        const bool whole = MASK == 0 && n == 64 && (!CAUSAL || start + 63 <= all_see);
+        mask<L, MT, CAUSAL, MASK>(s, y, start, n, whole, head, pm);
+        weigh<L, MT>(y, s);
+        gather<L, MT>(y, s, vs + stage * 64 * R::FP);
+    }
+    store<L, MT, SPLITS>(y, head, split, pr, partial);
 }
 
 } // namespace sc
