@@ -1,12 +1,19 @@
 //! Which stream runs each step, and what it waits for there.
 //!
-//! The lanes of the plan are streams. A step of the communication lane with nothing beside it, because it
-//! begins after the compute step in front of it and the next one begins after it, runs on the compute stream:
-//! two kernels in one stream follow each other faster than across streams, and the second may be launched
-//! early. The order of the plan stays: steps of one lane follow each other wherever they run.
+//! The lanes of the plan are streams. A step of the communication lane runs on the compute stream where nothing is
+//! beside it, because it begins after the compute step in front of it and the next one begins after it, or only what
+//! takes less time than crossing between streams: two kernels in one stream follow each other faster than that, and
+//! the second may be launched early. The order of the plan stays: steps of one lane follow each other wherever they
+//! run, and steps of two streams of which none waits for the other may follow each other in any order.
 
+use symmc_ir::Op;
 use symmc_planner::plan::Lane;
-use symmc_runtime::exec::BoundStep;
+use symmc_runtime::exec::{BoundStep, Located, Work};
+
+/// How many steps on the side still take less time than crossing between streams, if they are [`is_light`].
+const FEW: usize = 2;
+/// The bytes that a light step reads and writes at most.
+const LIGHT: usize = 1 << 20;
 
 /// Where and after what a step runs.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -37,44 +44,47 @@ pub fn turns(list: &[BoundStep]) -> Vec<Turn> {
     out
 }
 
-/// For each step whether it is one of the communication lane with no compute step beside it.
+/// For each step whether it is one of the communication lane with no compute step beside it that counts.
 fn alone(list: &[BoundStep]) -> Vec<bool> {
+    let compute = |s: usize| list[s].lane == Lane::Compute;
+    // The first compute step that is after each step of the communication lane.
+    let mut after = vec![list.len(); list.len()];
+    for (place, step) in list.iter().enumerate().filter(|(p, _)| compute(*p)) {
+        step.waits.iter().for_each(|&w| after[w] = after[w].min(place));
+    }
+    for place in (1..list.len()).rev() {
+        after[place - 1] = after[place - 1].min(after[place]);
+    }
+    // How many compute steps are before each step of the communication lane.
+    let mut begun = 0;
     let mut out = vec![false; list.len()];
-    let compute = |s: &BoundStep| s.lane == Lane::Compute;
-    let mut start = 0;
-    // Between two compute steps there are only communication steps.
-    while start < list.len() {
-        let end = list[start..].iter().position(compute).map_or(list.len(), |n| start + n);
-        let run = start..end;
-        let before = start.checked_sub(1);
-        // All from the first that waits for what is in front are after it; all up to the last that what is
-        // behind waits for are before it.
-        let first = match before {
-            Some(before) => run.clone().find(|&s| list[s].waits.contains(&before)),
-            None => Some(start),
-        };
-        let last = match list.get(end) {
-            Some(next) => run.clone().rev().find(|s| next.waits.contains(s)),
-            None => end.checked_sub(1),
-        };
-        if let (Some(first), Some(last)) = (first, last) {
-            run.filter(|s| (first..=last).contains(s)).for_each(|s| out[s] = true);
-        }
-        start = end + 1;
+    for (place, step) in list.iter().enumerate().filter(|(p, _)| !compute(*p)) {
+        begun = step.waits.iter().filter(|w| compute(**w)).map(|w| w + 1).fold(begun, usize::max);
+        let mut beside = (begun..after[place]).filter(|&s| compute(s));
+        out[place] = beside.by_ref().take(FEW).all(|s| is_light(&list[s])) && beside.next().is_none();
     }
     out
 }
 
+/// Whether a step takes little more than its launch.
+fn is_light(step: &BoundStep) -> bool {
+    let Work::Kernel { op, operands, results } = &step.work else { return false };
+    let bytes = |v: &Located| v.shape.iter().product::<usize>() * v.dtype.size();
+    !matches!(op, Op::MatMul | Op::Attention { .. })
+        && operands.iter().chain(results).map(bytes).fold(0, usize::saturating_add) <= LIGHT
+}
+
 #[cfg(test)]
 mod tests {
-    use symmc_ir::Op;
-    use symmc_runtime::exec::Work;
+    use symmc_ir::DType;
+    use symmc_runtime::exec::Home;
 
     use super::*;
 
     const COMPUTE: Lane = Lane::Compute;
     const COMM: Lane = Lane::Comm;
 
+    /// Steps of which those of the compute lane are products.
     fn list(steps: &[(Lane, &[usize])]) -> Vec<BoundStep> {
         let step = |(index, (lane, waits)): (usize, &(Lane, &[usize]))| BoundStep {
             index,
@@ -82,7 +92,7 @@ mod tests {
             waits: waits.to_vec(),
             node: String::new(),
             op_name: String::new(),
-            work: Work::Kernel { op: Op::Copy, operands: vec![], results: vec![] },
+            work: Work::Kernel { op: Op::MatMul, operands: vec![], results: vec![] },
         };
         steps.iter().enumerate().map(step).collect()
     }
@@ -116,5 +126,28 @@ mod tests {
         assert_eq!(streams(&turns), [COMPUTE, COMM, COMPUTE, COMM, COMPUTE]);
         assert_eq!(turns[2].waits, [1]);
         assert_eq!(turns[3].waits, [2]);
+    }
+
+    #[test]
+    fn few_small_steps_on_the_side_do_not_count() {
+        // Steps 2 and 3 may run beside 1.
+        let mut list = list(&[(COMPUTE, &[]), (COMM, &[0]), (COMPUTE, &[]), (COMPUTE, &[]), (COMPUTE, &[1])]);
+        let value = |elements: usize| {
+            let (shape, strides) = ([elements].into(), [1].into());
+            Located { home: Home::Ordinary, offset: 0, by_rank: 0, dtype: DType::BF16, shape, strides }
+        };
+        let copy = |n| Work::Kernel { op: Op::Copy, operands: vec![value(n)], results: vec![value(n)] };
+        let stream = |list: &[BoundStep]| turns(list)[1].stream;
+        list[2].work = copy(1 << 10);
+        assert_eq!(stream(&list), COMM);
+        list[3].work = copy(1 << 10);
+        assert_eq!(stream(&list), COMPUTE);
+        list[3].work = copy(1 << 20);
+        assert_eq!(stream(&list), COMM);
+        list[3].work = copy(1 << 10);
+        list[0].work = copy(1 << 10);
+        // Nobody waits for the product in front any more, so it runs beside as well: one too many.
+        list[1].waits.clear();
+        assert_eq!(stream(&list), COMM);
     }
 }

@@ -256,9 +256,11 @@ fn together(
     let at = |value: &_| parts.homes.at(value);
     // What does not fit together is done, or refused with its name, step by step.
     for all in follow::find(list, turns) {
-        if let Ok(Some(work)) = follow::lower(list, &all, parts.homes, parts.peers, source) {
-            all.places().for_each(|place| out[place] = Some(Vec::new()));
-            out[all.places().end - 1] = Some(vec![work]);
+        let places = all.places();
+        let work = follow::lower(list, &all, parts.homes, parts.peers, source);
+        if let (Ok(Some(work)), Some(&last)) = (work, places.last()) {
+            places.iter().for_each(|&place| out[place] = Some(Vec::new()));
+            out[last] = Some(vec![work]);
         }
     }
     let mut groups = fuse::groups(list);

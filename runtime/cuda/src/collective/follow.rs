@@ -21,12 +21,14 @@ use crate::order::Turn;
 /// The elements of a row where the rows are not normalised: then they only divide the work among blocks.
 const ROW: usize = 1024;
 
-/// Steps that follow each other in a list.
+/// Steps of a list that are done together, in place of the last.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Followed {
-    /// The place of the all-reduce; the addition is the next.
+    /// The place of the all-reduce.
     pub reduce: usize,
-    /// Whether the norm of the sum is the one after that.
+    /// The place of the addition. What lies between the two runs beside the all-reduce, so it may as well run first.
+    pub add: usize,
+    /// Whether the norm of the sum is the next.
     pub tail: Tail,
 }
 
@@ -40,9 +42,10 @@ pub enum Tail {
 }
 
 impl Followed {
-    /// The places of all steps.
-    pub fn places(&self) -> std::ops::Range<usize> {
-        self.reduce..self.reduce + 2 + usize::from(self.tail == Tail::Norm)
+    /// The places of all steps, ascending.
+    pub fn places(&self) -> SmallVec<[usize; 3]> {
+        let norm = (self.tail == Tail::Norm).then_some(self.add + 1);
+        [self.reduce, self.add].into_iter().chain(norm).collect()
     }
 }
 
@@ -66,14 +69,20 @@ struct Rows<'a> {
 pub fn find(list: &[BoundStep], turns: &[Turn]) -> Vec<Followed> {
     let alone = |place: usize| turns.get(place).is_some_and(|t| t.stream == Lane::Compute && !t.awaited);
     let of = |reduce: usize| {
+        let add = (reduce + 1..list.len()).find(|&s| !is_beside(&list[s], reduce))?;
         let with = |tail| {
-            let all = Followed { reduce, tail };
+            let all = Followed { reduce, add, tail };
             let values = values(list, &all)?;
-            (all.places().all(alone) && apart(&values)).then_some(all)
+            (all.places().into_iter().all(alone) && apart(&values)).then_some(all)
         };
         with(Tail::Norm).or_else(|| with(Tail::Nothing))
     };
     (0..list.len()).filter(|&p| alone(p)).filter_map(of).collect()
+}
+
+/// Whether a step runs beside the all-reduce at `reduce`, which is earlier, and is no collective.
+fn is_beside(step: &BoundStep, reduce: usize) -> bool {
+    step.lane == Lane::Compute && !step.waits.contains(&reduce)
 }
 
 /// The kernel; `None` if there is none for these sizes.
@@ -112,8 +121,7 @@ pub fn lower(
 fn values<'a>(list: &'a [BoundStep], all: &Followed) -> Option<Values<'a>> {
     let StepWork::Collective(call) = &list.get(all.reduce)?.work else { return None };
     let reduces = call.variant == Variant::Packets && matches!(call.kind, Kind::AllReduce(_));
-    let StepWork::Kernel { op: Op::Binary(BinaryOp::Add), operands, results } =
-        &list.get(all.reduce + 1)?.work
+    let StepWork::Kernel { op: Op::Binary(BinaryOp::Add), operands, results } = &list.get(all.add)?.work
     else {
         return None;
     };
@@ -129,7 +137,7 @@ fn values<'a>(list: &'a [BoundStep], all: &Followed) -> Option<Values<'a>> {
     }
     let norm = match all.tail {
         Tail::Nothing => None,
-        Tail::Norm => Some(rows(list.get(all.reduce + 2)?, sum)?),
+        Tail::Norm => Some(rows(list.get(all.add + 1)?, sum)?),
     };
     Some(Values { call, residual, sum, norm })
 }
@@ -185,8 +193,7 @@ fn apart(values: &Values<'_>) -> bool {
 fn is_read(list: &[BoundStep], all: &Followed, call: &BoundCollective, sum: &Located) -> bool {
     let own = Span::of_region(&call.result, call);
     let overwritten = own == Span::of(sum);
-    let places: SmallVec<[usize; 3]> = all.places().collect();
-    !overwritten && spans::is_read(list, all.reduce, &own, &places)
+    !overwritten && spans::is_read(list, all.reduce, &own, &all.places())
 }
 
 #[cfg(test)]
@@ -248,11 +255,11 @@ mod tests {
     #[test]
     fn a_reduction_its_residual_and_norm_are_one() {
         let mut list = layer(4 * BYTES);
-        assert_eq!(found(&list), [Followed { reduce: 1, tail: Tail::Norm }]);
+        assert_eq!(found(&list), [Followed { reduce: 1, add: 2, tail: Tail::Norm }]);
         // In place, element on element, is the same.
-        assert_eq!(found(&layer(2 * BYTES)), [Followed { reduce: 1, tail: Tail::Norm }]);
+        assert_eq!(found(&layer(2 * BYTES)), [Followed { reduce: 1, add: 2, tail: Tail::Norm }]);
         list.pop();
-        assert_eq!(found(&list), [Followed { reduce: 1, tail: Tail::Nothing }]);
+        assert_eq!(found(&list), [Followed { reduce: 1, add: 2, tail: Tail::Nothing }]);
     }
 
     /// The operands and the result of a step.
@@ -276,7 +283,7 @@ mod tests {
         assert_eq!(found(&broadcast), []);
         let mut sharded = layer(4 * BYTES);
         values_of(&mut sharded[3]).for_each(|v| v.by_rank = BYTES);
-        assert_eq!(found(&sharded), [Followed { reduce: 1, tail: Tail::Nothing }]);
+        assert_eq!(found(&sharded), [Followed { reduce: 1, add: 2, tail: Tail::Nothing }]);
         values_of(&mut sharded[2]).for_each(|v| v.by_rank = BYTES);
         assert_eq!(found(&sharded), []);
     }
@@ -288,7 +295,7 @@ mod tests {
         if let Some(normed) = values_of(&mut across[3]).last() {
             normed.offset = BYTES + HIDDEN * 2;
         }
-        assert_eq!(found(&across), [Followed { reduce: 1, tail: Tail::Nothing }]);
+        assert_eq!(found(&across), [Followed { reduce: 1, add: 2, tail: Tail::Nothing }]);
         // The sum is written one row behind the residual.
         assert_eq!(found(&layer(2 * BYTES + HIDDEN * 2)), []);
         let mut beside = layer(4 * BYTES);
@@ -298,9 +305,24 @@ mod tests {
     }
 
     #[test]
+    fn a_small_step_beside_the_reduction_runs_before_it() {
+        let mut list = layer(4 * BYTES);
+        let copy = |to| StepWork::Kernel {
+            op: Op::Copy,
+            operands: vec![value(9 * BYTES)],
+            results: vec![value(to)],
+        };
+        list.insert(2, step(2, Lane::Compute, &[], copy(10 * BYTES)));
+        assert_eq!(found(&list), [Followed { reduce: 1, add: 3, tail: Tail::Norm }]);
+        // What waits for the reduction does not.
+        list[2].waits = vec![1];
+        assert_eq!(found(&list), []);
+    }
+
+    #[test]
     fn the_reduction_is_stored_where_somebody_reads_it() {
         let mut list = layer(4 * BYTES);
-        let all = Followed { reduce: 1, tail: Tail::Norm };
+        let all = Followed { reduce: 1, add: 2, tail: Tail::Norm };
         let stored = |list: &[BoundStep]| {
             let Some(Values { call, sum, .. }) = values(list, &all) else { panic!("it is one") };
             is_read(list, &all, call, sum)

@@ -168,8 +168,8 @@ fn cut(x: &Extents, way: Way, multiprocessors: usize) -> Cut {
     let splits = match way {
         Way::Few => few_splits(blocks.max(1), tiles.min(MOST_SPLITS), multiprocessors),
         _ => {
-            let wanted = (2 * multiprocessors).div_ceil(blocks.max(1));
-            // A part is worth a block from a few tiles on.
+            // Two blocks of a multiprocessor work at once; a part is worth a block from a few tiles on.
+            let wanted = 2 * multiprocessors / blocks.max(1);
             wanted.min(tiles.div_ceil(4)).clamp(1, MOST_SPLITS)
         }
     };
