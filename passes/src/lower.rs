@@ -10,6 +10,7 @@
 //! the profile. The work is bounded by nodes and iterations, never by the clock, and nothing depends on the
 //! order of a hash map: the same program and profile give the same result on every machine.
 
+mod beside;
 mod build;
 mod context;
 mod extract;
@@ -78,7 +79,8 @@ impl LowerConfig {
 pub struct Alternative {
     /// Its name: a variant, or collectives with their variants joined with ` + `.
     pub name: String,
-    /// Estimated microseconds, copies included.
+    /// Estimated microseconds that it adds to a run, copies included: its time, or, where compute can run beside
+    /// it, what of its time that does not hide and what it takes from the compute ([`symmc_ir::machine`]).
     pub us: f64,
     /// The part of `us` that copies cost.
     pub copy_us: f64,
@@ -146,7 +148,7 @@ pub fn lower_with_report(
     }
     let graph = narrowed(graph, config)?;
     let context = context(&graph, config)?;
-    let regions = region::cut(&graph, &config.bound, config.allow_rounding_changes);
+    let regions = region::cut(&graph, &config.bound, config.allow_rounding_changes, &context);
     let rules = rules::compiled(config.allow_rounding_changes).map_err(PassError::Internal)?;
     let mut known: HashMap<&Key, usize> = HashMap::new();
     let mut solutions: Vec<Solution> = Vec::new();

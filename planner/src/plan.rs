@@ -391,7 +391,7 @@ pub struct AppliedRule {
 pub struct Alternative {
     /// Its name: a variant, or two joined with ` + `.
     pub name: String,
-    /// Estimated microseconds, copies included.
+    /// Estimated microseconds that it adds to a run, copies included: less than its time where compute hides it.
     pub us: f64,
     /// The part of `us` that copies cost.
     pub copy_us: f64,

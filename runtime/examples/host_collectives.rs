@@ -306,6 +306,7 @@ fn profile(measured: &Measured) -> Result<(), Failure> {
         version: symmc_ir::machine::VERSION,
         name: "host".into(),
         about: format!("Processes of one machine with {cores} processors, over shared memory."),
+        multiprocessors: None,
         copy: Copying { source: Source::Measured, note: String::new(), points: copy },
         curves: series.iter().map(curve).collect(),
     };

@@ -93,7 +93,14 @@ pub fn profile(name: &str, measured: &[Measurements], date: &str) -> Result<Prof
         first.machine
     );
     let copy = Copying { source: Source::Measured, note: String::new(), points: copies.list };
-    Ok(Profile { version: machine::VERSION, name: name.into(), about, copy, curves: curves.collect() })
+    Ok(Profile {
+        version: machine::VERSION,
+        name: name.into(),
+        about,
+        multiprocessors: Some(first.multiprocessors),
+        copy,
+        curves: curves.collect(),
+    })
 }
 
 /// Points of a curve with their spread.

@@ -16,6 +16,12 @@
 //! has a curve ([`model`]). All of this is additions, products and quotients of `f64`, which give
 //! the same bits on every machine; logarithms do not, and every rank must choose alike.
 //!
+//! # What a collective takes from compute beside it
+//! A machine that tells how many multiprocessors it has shares them: a collective beside compute adds to a run what
+//! of its time nothing hides, and what it takes from the compute meanwhile ([`model::taken`]). So one that leaves
+//! the multiprocessors alone may be the better one there, though it is slower by itself. Where a profile does not
+//! tell, nothing counts as hidden.
+//!
 //! Deliberately not here: what copies a placement forces (the lowering and the planner know that) and how
 //! profiles are measured.
 
@@ -52,6 +58,9 @@ pub struct Profile {
     pub name: String,
     /// What machine it is and where the numbers come from, for people.
     pub about: String,
+    /// How many multiprocessors a GPU has; none where communication takes all of a rank that computes beside it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub multiprocessors: Option<u32>,
     /// What a copy within the memory of one rank costs.
     pub copy: Copying,
     /// The curves, at most one for each collective, variant, exit barrier and number of ranks.
@@ -108,6 +117,9 @@ impl Profile {
         }
         let error =
             |curve: String, message| ProfileError::Curve { name: profile.name.clone(), curve, message };
+        if profile.multiprocessors == Some(0) {
+            return Err(error("multiprocessors".into(), "0, expected at least 1".into()));
+        }
         curve::check_points(&profile.copy.points).map_err(|m| error("copy".into(), m))?;
         for (i, curve) in profile.curves.iter().enumerate() {
             let known = profile.curves[..i].iter().any(|c| c.key() == curve.key());
@@ -135,6 +147,24 @@ impl Profile {
     ) -> Option<f64> {
         let curve = self.curve(kind, variant, exit, ranks)?;
         Some(model::scaled(curve, bytes, ranks))
+    }
+
+    /// The estimated microseconds that a collective adds to a run in which `beside_us` of compute can run beside it
+    /// (see the [module](self)); for the rest see [`estimate`](Self::estimate).
+    pub fn added(
+        &self,
+        kind: &CollectiveKind,
+        variant: Variant,
+        exit: Option<bool>,
+        bytes: u64,
+        ranks: u32,
+        beside_us: f64,
+    ) -> Option<f64> {
+        let us = self.estimate(kind, variant, exit, bytes, ranks)?;
+        let Some(multiprocessors) = self.multiprocessors else { return Some(us) };
+        let hidden = us.min(beside_us);
+        let taken = model::taken(kind.name(), variant, bytes, ranks, multiprocessors);
+        Some(us - hidden + hidden * taken)
     }
 
     /// The curve that [`estimate`](Self::estimate) reads: that of `ranks` ranks or, lacking it, the nearest
@@ -165,6 +195,12 @@ impl Profile {
     /// no time.
     pub fn copy_us(&self, bytes: u64) -> f64 {
         if bytes == 0 { 0.0 } else { curve::at(&self.copy.points, bytes) }
+    }
+
+    /// The estimated time in microseconds of a step that reads and writes so many bytes; `terms` is how many products
+    /// each element of a matrix product adds up.
+    pub fn compute_us(&self, read: u64, written: u64, terms: Option<u64>) -> f64 {
+        self.copy_us(model::like_a_copy(read, written, terms))
     }
 }
 
@@ -256,6 +292,22 @@ mod tests {
     }
 
     #[test]
+    fn beside_compute_a_slower_collective_may_add_less() {
+        let p = Profile::builtin("h200x2").unwrap();
+        let added = |variant, beside_us| {
+            p.added(&CollectiveKind::AllGather, variant, None, 128 << 20, 2, beside_us).unwrap()
+        };
+        assert!(added(Variant::Copies, 0.0) > added(Variant::Push, 0.0));
+        assert!(added(Variant::Copies, 1000.0) < added(Variant::Push, 1000.0));
+        // What does not hide counts whole.
+        let alone = added(Variant::Copies, 0.0);
+        assert_eq!(added(Variant::Copies, 30.0), alone - 30.0 + 30.0 / 3.0);
+        let host = Profile::builtin("host").unwrap();
+        let added = |us| host.added(&CollectiveKind::AllGather, Variant::Push, None, 1 << 20, 2, us);
+        assert_eq!(added(1000.0), added(0.0));
+    }
+
+    #[test]
     fn bad_profiles_are_refused_by_name() {
         let good = Profile::builtin("h200x2").unwrap();
         let refused = |change: &dyn Fn(&mut Profile), expected: &str| {
@@ -277,6 +329,7 @@ mod tests {
         refused(&|p| p.curves.push(p.curves[3].clone()), "it is given twice");
         refused(&|p| p.curves[0].points.clear(), "it has no points");
         refused(&|p| p.curves[0].spread = vec![0.5], "1 spreads for ");
+        refused(&|p| p.multiprocessors = Some(0), "curve multiprocessors: 0, expected at least 1");
         refused(&|p| p.copy.points.reverse(), "curve copy: the bytes");
         refused(&|p| p.curves[0].points[0].1 = -1.0, "-1 µs at");
         let unknown = good.to_json().replacen("\"about\"", "\"abuot\"", 1);

@@ -30,7 +30,8 @@ impl Context {
         self.upper(&ty.bytes())
     }
 
-    fn upper(&self, dim: &Dim) -> u64 {
+    /// An extent at the upper end of the bucket.
+    pub fn upper(&self, dim: &Dim) -> u64 {
         u64::try_from(dim.upper(&self.symbols)).unwrap_or(0)
     }
 
@@ -44,7 +45,7 @@ impl Context {
         self.bytes(if matches!(kind, CollectiveKind::AllGather) { result } else { operand })
     }
 
-    /// The time of a collective, if this variant may run it. A droppable exit barrier counts as dropped where
+    /// What a collective adds to a run, if this variant may run it, with `beside_us` of compute beside it. A droppable exit barrier counts as dropped where
     /// even keeping it is no slower than plain, else as kept: whatever becomes of it, the choice never
     /// loses to plain.
     pub fn estimate(
@@ -54,12 +55,13 @@ impl Context {
         variant: Variant,
         bytes: u64,
         copy_us: f64,
+        beside_us: f64,
     ) -> Option<f64> {
         let allowed =
             variant == Variant::Plain || self.variants.as_ref().is_none_or(|v| v.contains(&variant));
         let contract = variant.contract(kind).filter(|_| allowed)?;
         let n = self.ranks(group);
-        let time = |variant, exit| self.profile.estimate(kind, variant, exit, bytes, n);
+        let time = |variant, exit| self.profile.added(kind, variant, exit, bytes, n, beside_us);
         let kept = time(variant, Some(true))?;
         let plain = time(Variant::Plain, None)?;
         let droppable = contract.exit == Exit::Droppable && kept + copy_us <= plain;

@@ -59,7 +59,8 @@ pub fn cost(graph: &Graph, class: Id, node: &Lang, outputs: &BTreeSet<Id>) -> Op
             let out = if out { context.copy_us(result) } else { 0.0 };
             let bytes = context.collective_bytes(&collective.kind, operand.ty()?, result);
             let (kind, variant) = (&collective.kind, collective.variant?);
-            let run = context.estimate(kind, collective.group, variant, bytes, moving + out)?;
+            let beside = graph.analysis.beside_us;
+            let run = context.estimate(kind, collective.group, variant, bytes, moving + out, beside)?;
             let copy_us = packing + moving + out;
             Some(Cost { us: run + copy_us, copy_us })
         }

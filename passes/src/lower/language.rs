@@ -261,6 +261,8 @@ pub struct Facts {
     pub context: Arc<Context>,
     /// The leaves.
     pub leaves: Vec<Value>,
+    /// Microseconds of compute that can run beside the region.
+    pub beside_us: f64,
 }
 
 /// The e-graph of one region.

@@ -10,6 +10,8 @@ use symmc_ir::graph::{Def, Graph, ValueId};
 use symmc_ir::layout::{Layout, view_of};
 use symmc_ir::{BinaryOp, CollectiveKind, Dim, InputId, NodeId, Op, Type};
 
+use super::beside::beside;
+use super::context::Context;
 use super::language::Value;
 
 /// A region of a program.
@@ -29,6 +31,8 @@ pub struct Key {
     pub nodes: Vec<KeyNode>,
     /// What is known of the leaves.
     pub leaves: Vec<Value>,
+    /// Microseconds of compute that can run beside it.
+    pub beside: u64,
 }
 
 /// A node of a region.
@@ -63,7 +67,7 @@ pub struct Use {
 }
 
 /// The regions of a program, in order of their first node.
-pub fn cut(graph: &Graph, bound: &BTreeSet<InputId>, rounding: bool) -> Vec<Region> {
+pub fn cut(graph: &Graph, bound: &BTreeSet<InputId>, rounding: bool, context: &Context) -> Vec<Region> {
     let members = members(graph, rounding);
     let outputs: BTreeSet<ValueId> = graph.outputs.iter().map(|o| o.value).collect();
     // Each node's region by its first node.
@@ -81,7 +85,9 @@ pub fn cut(graph: &Graph, bound: &BTreeSet<InputId>, rounding: bool) -> Vec<Regi
         grouped.entry(f).or_default().push(n);
     }
     let outside = used_outside(graph, &members, &outputs);
-    grouped.into_values().map(|nodes| region(graph, nodes, bound, &outputs, &outside)).collect()
+    let hidden = beside(graph, &grouped.values().map(Vec::as_slice).collect::<Vec<_>>(), context);
+    let of = |(nodes, beside)| region(graph, nodes, beside, bound, &outputs, &outside);
+    grouped.into_values().zip(hidden).map(of).collect()
 }
 
 /// The nodes that belong to regions, in program order.
@@ -120,6 +126,7 @@ fn used_outside(graph: &Graph, members: &BTreeSet<NodeId>, outputs: &BTreeSet<Va
 fn region(
     graph: &Graph,
     nodes: Vec<NodeId>,
+    beside: u64,
     bound: &BTreeSet<InputId>,
     outputs: &BTreeSet<ValueId>,
     outside: &BTreeSet<ValueId>,
@@ -149,7 +156,7 @@ fn region(
         keys.push(KeyNode { op: node.op.clone(), operands, types, uses });
     }
     let facts = leaves.iter().map(|&v| leaf(graph, v, bound, outputs)).collect();
-    Region { nodes, leaves, key: Key { nodes: keys, leaves: facts } }
+    Region { nodes, leaves, key: Key { nodes: keys, leaves: facts, beside } }
 }
 
 /// What is known of a leaf. An output lies where its caller wants it and an input where its caller put it,

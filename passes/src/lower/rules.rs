@@ -327,7 +327,8 @@ impl Checked {
         let (collective, operands) = language::as_collective(graph, &node)?;
         let ty = language::value(graph, *operands.first()?)?.ty()?;
         let context = &graph.analysis.context;
-        context.estimate(&collective.kind, collective.group, collective.variant?, context.bytes(ty), 0.0)?;
+        let (kind, bytes) = (&collective.kind, context.bytes(ty));
+        context.estimate(kind, collective.group, collective.variant?, bytes, 0.0, 0.0)?;
         Some(())
     }
 }

@@ -79,7 +79,7 @@ pub fn solve(
     rules: &[Rewrite<Lang, Facts>],
     limits: &Limits,
 ) -> Option<Solution> {
-    let facts = |leaves| Facts { context: context.clone(), leaves };
+    let facts = |leaves| Facts { context: context.clone(), leaves, beside_us: key.beside as f64 };
     let mut graph = Graph::new(facts(key.leaves.clone())).with_explanations_enabled();
     let imported = Imported::new(&mut graph, key)?;
     graph.rebuild();

@@ -77,6 +77,8 @@ pub struct Measured {
 pub struct Measurements {
     /// The GPU, the driver and NCCL, with their versions.
     pub machine: String,
+    /// The multiprocessors of a GPU.
+    pub multiprocessors: u32,
     /// Copies within the memory of one rank: bytes, and the least, median and most microseconds.
     pub copies: Vec<(usize, [f64; 3])>,
     /// Collectives.
@@ -281,7 +283,8 @@ impl<'a> Bench<'a> {
         let nccl = self.rig.nccl.version().map_or("no NCCL".into(), |v| format!("NCCL {v}"));
         let [major, minor] = crate::driver::version()?;
         let machine = format!("{}, CUDA {major}.{minor}, {nccl}", self.rig.device.name());
-        Ok(Measurements { machine, copies, collectives, norms })
+        let multiprocessors = self.rig.device.multiprocessors();
+        Ok(Measurements { machine, multiprocessors, copies, collectives, norms })
     }
 
     /// The calls of a case.

@@ -1,0 +1,101 @@
+//! How much compute can run beside each region.
+//!
+//! A node that computes is beside a region if no node of the region needs it and it needs none of them. A node beside
+//! several regions counts for each with an equal part: it hides only one at a time. What that is for, and what it
+//! costs to be beside compute, is told in [`symmc_ir::machine`].
+//!
+//! Estimates of compute are rough, so amounts are rounded down to three binary digits of microseconds, and few
+//! microseconds, in which lanes hardly start side by side, are none; regions that differ in less stay equal.
+
+use symmc_ir::entity::Entity;
+use symmc_ir::graph::{Graph, Node};
+use symmc_ir::{NodeId, Op, Type};
+
+use super::context::Context;
+
+/// The least that counts, in microseconds.
+const LEAST: u64 = 8;
+/// Regions that one word of bits tells of.
+const WORD: usize = 64;
+
+/// For each region, given by its nodes, the microseconds of compute that can run beside it, on a machine that tells
+/// what communication takes from compute.
+pub fn beside(graph: &Graph, regions: &[&[NodeId]], context: &Context) -> Vec<u64> {
+    if context.profile.multiprocessors.is_none() {
+        return vec![0; regions.len()];
+    }
+    let mut member: Vec<Option<usize>> = vec![None; graph.nodes.len()];
+    for (r, nodes) in regions.iter().enumerate() {
+        nodes.iter().for_each(|n| member[n.index()] = Some(r));
+    }
+    let time: Vec<f64> = graph
+        .nodes
+        .iter()
+        .map(|(n, node)| if member[n.index()].is_none() { compute_us(graph, node, context) } else { 0.0 })
+        .collect();
+    let words: Vec<Vec<u64>> =
+        (0..regions.len().div_ceil(WORD)).map(|w| apart(graph, &member, w * WORD, regions.len())).collect();
+    let mut out = vec![0.0; regions.len()];
+    for (n, us) in time.iter().enumerate().filter(|(_, us)| **us > 0.0) {
+        let among: u32 = words.iter().map(|w| w[n].count_ones()).sum();
+        for (w, word) in words.iter().enumerate() {
+            let mut bits = word[n];
+            while bits != 0 {
+                out[w * WORD + bits.trailing_zeros() as usize] += us / f64::from(among);
+                bits &= bits - 1;
+            }
+        }
+    }
+    out.into_iter().map(|us| rounded(us as u64)).collect()
+}
+
+/// For each node the regions from `first` on, as many as a word has bits, that it neither needs nor is needed by.
+fn apart(graph: &Graph, member: &[Option<usize>], first: usize, regions: usize) -> Vec<u64> {
+    let all = if regions - first < WORD { (1 << (regions - first)) - 1 } else { u64::MAX };
+    let own =
+        |n: usize| member[n].and_then(|r| r.checked_sub(first)).filter(|r| *r < WORD).map_or(0, |r| 1 << r);
+    let mut needs: Vec<u64> = (0..member.len()).map(own).collect();
+    let mut needed = needs.clone();
+    let before = |node: &Node| node.inputs.iter().filter_map(|&v| graph.def_node(v)).collect::<Vec<_>>();
+    for (n, node) in graph.nodes.iter() {
+        needs[n.index()] |= before(node).iter().fold(0, |bits, d| bits | needs[d.index()]);
+    }
+    for (n, node) in graph.nodes.iter().rev() {
+        before(node).iter().for_each(|d| needed[d.index()] |= needed[n.index()]);
+    }
+    needs.iter().zip(&needed).map(|(a, b)| all & !(a | b)).collect()
+}
+
+/// The time of a node that computes; none for others.
+fn compute_us(graph: &Graph, node: &Node, context: &Context) -> f64 {
+    if node.op.is_view() || node.op.as_collective().is_some() {
+        return 0.0;
+    }
+    let bytes = |ty: &Type| context.bytes(ty);
+    let read = node.inputs.iter().map(|&v| bytes(graph.ty(v))).fold(0, u64::saturating_add);
+    let written = node.outputs.iter().map(|&v| bytes(graph.ty(v))).fold(0, u64::saturating_add);
+    let terms = match (&node.op, node.inputs.first()) {
+        (Op::MatMul, Some(&x)) => graph.ty(x).shape.last().map(|d| context.upper(d)),
+        _ => None,
+    };
+    context.profile.compute_us(read, written, terms)
+}
+
+/// Rounded down to three binary digits, or to nothing.
+fn rounded(us: u64) -> u64 {
+    if us < LEAST {
+        return 0;
+    }
+    let dropped = (u64::BITS - us.leading_zeros()).saturating_sub(3);
+    us >> dropped << dropped
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn three_digits_are_kept_of_what_counts() {
+        assert_eq!([0, 7, 8, 9, 15, 17, 1334].map(rounded), [0, 0, 8, 8, 14, 16, 1280]);
+    }
+}
