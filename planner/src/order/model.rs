@@ -11,6 +11,7 @@
 
 use symmc_ir::entity::Entity;
 use symmc_ir::machine::Profile;
+use symmc_ir::machine::model::like_a_copy;
 use symmc_ir::{CollectiveKind, Op, ValueId};
 
 use crate::bucket::Symbols;
@@ -285,8 +286,8 @@ impl<'a> Shared<'a> {
     }
 }
 
-/// The estimated time of a step: what it moves (views count as their bases) at the speed of a copy,
-/// arithmetic at 256 operations for each byte of that, a collective as its profile says.
+/// The estimated time of a step: that of a copy of as many bytes as it is like ([`like_a_copy`], where views count as
+/// their bases), a collective as its profile says.
 fn time(
     program: &Prepared,
     sizes: &[u64],
@@ -303,6 +304,10 @@ fn time(
         Some(p) => nanoseconds(p.copy_us(bytes)),
         None => 1000 + bytes / 1000,
     };
+    let terms = match (&node.op, node.inputs.first()) {
+        (Op::MatMul, Some(&x)) => graph.ty(x).shape.last().map(|d| d.upper(symbols).max(1) as u64),
+        _ => None,
+    };
     match &node.op {
         Op::Collective(c) => {
             let bytes = read.max(written);
@@ -310,11 +315,6 @@ fn time(
             let known = c.variant.and_then(|v| profile?.estimate(&c.kind, v, Some(false), bytes, ranks));
             known.map_or(8000 + bytes / 100, nanoseconds)
         }
-        Op::MatMul => {
-            let inner = node.inputs.first().and_then(|&x| graph.ty(x).shape.last().map(|d| d.upper(symbols)));
-            let work = (written / 2).saturating_mul(inner.unwrap_or(1).max(1) as u64) / 256;
-            copy(read.saturating_add(written).max(work.min(1 << 52)))
-        }
-        _ => copy(read.saturating_add(written) / 2),
+        _ => copy(like_a_copy(read, written, terms)),
     }
 }
