@@ -2,11 +2,13 @@
 
 use std::collections::BTreeSet;
 use std::collections::HashMap;
+use std::sync::Arc;
 
 use indexmap::IndexMap;
 use symmc_ir::entity::Entity;
 use symmc_ir::{Dim, Graph, Op, Symbol, SymbolId, Table, ValueId};
 
+use crate::barriers::{self, Costs};
 use crate::error::PlanError;
 use crate::fixed::FixedMemory;
 use crate::liveness::{ExitChoice, Liveness, Meeting};
@@ -26,7 +28,7 @@ pub type Symbols = Table<SymbolId, Symbol>;
 /// A program that is ordered and placed; buckets that share it differ in sizes alone.
 pub struct Program {
     /// The program with its copies.
-    pub prepared: Prepared,
+    pub prepared: Arc<Prepared>,
     /// Its order, and where its values lie.
     pub placed: Placed,
 }
@@ -51,7 +53,7 @@ pub fn size(dim: &Dim, symbols: &Symbols, value: &str) -> Result<u64, PlanError>
 }
 
 /// The lifetime of each class with arena memory as a block without a size.
-fn lifetime(class: &Class, live: &Liveness, wraps: Option<u32>) -> Block {
+pub fn lifetime(class: &Class, live: &Liveness, wraps: Option<u32>) -> Block {
     let (first, release) = (class.first, class.release(live).max(class.first + 1));
     let end = match wraps {
         // It is freed by the meeting's own results at the earliest, and before it is written again.
@@ -103,16 +105,19 @@ pub fn sized(prepared: &Prepared, placed: &Placed, symbols: &Symbols) -> Result<
 impl Placed {
     /// Keeps or drops the exit barriers that were left open, now that the classes are known.
     pub fn settle(&mut self) {
-        for (s, exit) in self.live.exits.iter_mut().enumerate() {
+        let (steps, classes) = (&self.steps.list, &self.classes);
+        let settle = |(s, exit): (usize, &mut ExitChoice)| {
             if let ExitChoice::Pending(y) = *exit {
-                let operand = self.steps.list[s].reads.first();
-                let class = operand.and_then(|&v| self.classes.of[v]).map(|c| &self.classes.list[c as usize]);
+                let operand = steps[s].reads.first();
+                let class = operand.and_then(|&v| classes.of[v]).map(|c| &classes.list[c as usize]);
                 *exit = match class {
                     Some(c) if c.first > y => ExitChoice::Dropped(Meeting::NextRun(y)),
                     _ => ExitChoice::Kept,
                 };
             }
-        }
+        };
+        self.live.exits.iter_mut().enumerate().for_each(settle);
+        self.live.options.iter_mut().enumerate().for_each(settle);
     }
 }
 
@@ -133,6 +138,7 @@ pub fn bucket(
         symbols,
         fixed,
         reach: reach(program),
+        costs: barriers::costs(&program.placed, &sized),
         buffer_of: vec![usize::MAX; program.placed.classes.list.len()],
     };
     let mut offsets = [ordinary.offsets.iter(), symmetric.offsets.iter()];
@@ -156,7 +162,8 @@ pub fn bucket(
     let steps =
         writer.steps(waits(&program.placed.steps, &program.placed.live, &program.placed.classes, &extents));
     let copies = writer.copies()?;
-    let totals = totals(&ordinary, &symmetric, &steps, &copies);
+    let totals =
+        Totals { barrier_bytes: writer.costs.dropped, ..totals(&ordinary, &symmetric, &steps, &copies) };
     let ranges = symbols.values().map(|s| (s.name.clone(), [s.min, s.max])).collect();
     Ok(Bucket {
         symbols: ranges,
@@ -181,6 +188,7 @@ fn totals(ordinary: &Packing, symmetric: &Packing, steps: &[Step], copies: &[For
         copied: copies.iter().map(|c| c.bytes).sum(),
         barriers_dropped: exits(Barrier::Dropped),
         barriers_kept: exits(Barrier::Kept),
+        barrier_bytes: 0,
     }
 }
 
@@ -220,6 +228,7 @@ struct Writer<'a> {
     symbols: &'a Symbols,
     fixed: &'a FixedMemory,
     reach: Vec<Reach>,
+    costs: Costs,
     buffer_of: Vec<usize>,
 }
 
@@ -242,8 +251,9 @@ impl Writer<'_> {
     }
 
     fn steps(&self, waits: Vec<Vec<usize>>) -> Vec<Step> {
-        let list = self.program.placed.steps.list.iter().zip(waits).zip(&self.program.placed.live.exits);
-        list.map(|((step, waits), exit)| Step {
+        let placed = &self.program.placed;
+        let list = placed.steps.list.iter().zip(waits).zip(placed.live.exits.iter().zip(&self.costs.each));
+        list.map(|((step, waits), (exit, &exit_bytes))| Step {
             node: self.graph().node_name(step.node).to_string(),
             lane: step.lane,
             waits,
@@ -252,6 +262,7 @@ impl Writer<'_> {
                 ExitChoice::Dropped(_) => Some(Barrier::Dropped),
                 ExitChoice::Kept | ExitChoice::Pending(_) => Some(Barrier::Kept),
             },
+            exit_bytes,
         })
         .collect()
     }

@@ -104,6 +104,17 @@ pub enum PlanError {
         /// What the bucket that needs most of it takes.
         bytes: u64,
     },
+    /// The symmetric arena has a limit that no plan was found for.
+    #[error(
+        "the symmetric arena takes {least} bytes where barriers are kept and collectives do not overlap; the limit is \
+         {limit}"
+    )]
+    SymmLimit {
+        /// The limit.
+        limit: u64,
+        /// The least that was found.
+        least: u64,
+    },
     /// Memory could not be packed.
     #[error("packing the {arena} arena: {error}")]
     Pack {

@@ -8,6 +8,7 @@
 //! values that share memory; [`pack`] finds offsets; `waits` orders the two lanes; `bucket` and `pipeline` write
 //! it all down. Each is a page of its own.
 
+mod barriers;
 mod bucket;
 pub mod check;
 mod checked;

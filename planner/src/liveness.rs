@@ -59,9 +59,20 @@ pub struct Liveness {
     late: Vec<bool>,
     /// For each step, what is decided about its exit barrier.
     pub exits: Vec<ExitChoice>,
+    /// The same if every barrier is dropped that lifetimes can stand in for.
+    pub options: Vec<ExitChoice>,
     /// The steps that read each base.
     pub readers: Readers,
     outputs: Vec<bool>,
+}
+
+/// What is up to the schedule.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Choices {
+    /// See [`Liveness::joined`].
+    pub joined: Vec<u32>,
+    /// The steps whose exit barriers run although lifetimes could stand in for them.
+    pub kept: BTreeSet<u32>,
 }
 
 /// Whether a dropped exit may rely on a meeting of the next run. With several buckets it may not, because
@@ -75,13 +86,13 @@ pub enum NextRun {
 }
 
 impl Liveness {
-    /// Analyses `steps`, with these inputs bound and these joins.
+    /// Analyses `steps`, with these inputs bound.
     pub fn new(
         graph: &Graph,
         steps: &Steps,
         bound: &BTreeSet<usize>,
         next_run: NextRun,
-        joined: Vec<u32>,
+        choices: Choices,
     ) -> Liveness {
         let meetings = meetings(graph, steps);
         let mutated: BTreeSet<usize> = graph
@@ -112,13 +123,20 @@ impl Liveness {
                 _ => ExitChoice::Kept,
             }
         });
-        let exits = exits.collect();
+        let options: Vec<ExitChoice> = exits.collect();
+        let mut exits = options.clone();
+        for &s in &choices.kept {
+            if matches!(exits[s as usize], ExitChoice::Dropped(_) | ExitChoice::Pending(_)) {
+                exits[s as usize] = ExitChoice::Kept;
+            }
+        }
         let mut outputs = vec![false; graph.values.len()];
         for o in &graph.outputs {
             outputs[o.value.index()] = true;
         }
         let late = steps.list.iter().map(|s| s.peers.is_some_and(|p| p.contract.result_after_meeting));
-        Liveness { joined, late: late.collect(), exits, readers: steps.readers(), outputs }
+        let (joined, late) = (choices.joined, late.collect());
+        Liveness { joined, late, exits, options, readers: steps.readers(), outputs }
     }
 
     /// The number of steps, which stands for the end of the run.

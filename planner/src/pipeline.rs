@@ -47,6 +47,8 @@ pub struct PlanConfig {
     /// How much more memory than the leanest order an order may take to overlap communication with
     /// computation, as a fraction.
     pub slack: f64,
+    /// What the symmetric arena may take: barriers are kept, overlap is given up, where it would take more.
+    pub symm_limit: Option<u64>,
     /// How hard to pack.
     pub pack: pack::Config,
 }
@@ -59,6 +61,7 @@ impl Default for PlanConfig {
             profile: None,
             order: Order::Chosen,
             slack: 0.05,
+            symm_limit: None,
             pack: pack::Config { work: 60_000, rounds: 32, enough: 0.001, exact: 0, capacity: None },
         }
     }
@@ -83,18 +86,14 @@ pub fn plan(source: &Graph, lowered: &[BucketInput], config: &PlanConfig) -> Res
         prepare(&b.graph, views, &bound)
     });
     let (prepared, program_of) = distinct(prepared)?;
+    let prepared: Vec<Arc<Prepared>> = prepared.into_iter().map(Arc::new).collect();
     let profile = config.profile.clone().or_else(|| Profile::builtin(&config.machine));
     let (fixed, memory) = fixed_memory(lowered.iter().map(|b| &b.graph), &bound)?;
-    let rules = |next_run| Rules {
-        bound: &bound,
-        next_run,
-        order: config.order,
-        slack: config.slack,
-        profile: profile.as_ref(),
-    };
-    let make = |prepared: Vec<Prepared>, next_run: NextRun| {
+    let make = |order: Order, room: Option<u64>, next_run: NextRun| {
+        let slack = config.slack;
+        let rules = Rules { bound: &bound, next_run, order, slack, profile: profile.as_ref(), room };
         let programs: Result<Vec<Program>, PlanError> =
-            parallel::map(prepared, nodes, |p| schedule(p, &rules(next_run))).into_iter().collect();
+            parallel::map(prepared.iter().collect(), nodes, |p| schedule(p, &rules)).into_iter().collect();
         let programs = programs?;
         let buckets: Result<Vec<Bucket>, PlanError> =
             parallel::map(lowered.iter().zip(&program_of).collect(), nodes, |(b, &p)| {
@@ -104,21 +103,24 @@ pub fn plan(source: &Graph, lowered: &[BucketInput], config: &PlanConfig) -> Res
             .collect();
         Ok((programs, buckets?))
     };
-    let (programs, buckets) = match lowered.len() {
+    let make = |order: Order, room: Option<u64>| match lowered.len() {
         1 => {
-            let once = make(prepared.clone(), NextRun::Same)?;
+            let once: Made = make(order, room, NextRun::Same)?;
             match reach_around(&once.1[0]) {
                 // Lifetimes on a circle may need more than their bound. Without a dropped exit that reaches
                 // into the next run they lie on a line.
                 true => {
-                    let kept = make(prepared, NextRun::Unknown)?;
-                    let peak = |b: &[Bucket]| b[0].totals.symmetric_peak;
-                    if peak(&kept.1) < peak(&once.1) { kept } else { once }
+                    let kept = make(order, room, NextRun::Unknown)?;
+                    Ok(if symmetric(&kept) < symmetric(&once) { kept } else { once })
                 }
-                false => once,
+                false => Ok(once),
             }
         }
-        _ => make(prepared, NextRun::Unknown)?,
+        _ => make(order, room, NextRun::Unknown),
+    };
+    let (programs, buckets) = match config.symm_limit {
+        None => make(config.order, None)?,
+        Some(limit) => within(limit, memory.end, config.order, make)?,
     };
     let graphs = [source].into_iter().chain(programs.iter().map(|p| &p.prepared.graph)).collect();
     let mut texts = parallel::map(graphs, nodes, text::print);
@@ -133,6 +135,47 @@ pub fn plan(source: &Graph, lowered: &[BucketInput], config: &PlanConfig) -> Res
         fixed,
         buckets,
     })
+}
+
+/// Programs with their buckets.
+type Made = (Vec<Program>, Vec<Bucket>);
+
+/// The most that a bucket takes of the symmetric arena.
+fn symmetric(made: &Made) -> u64 {
+    made.1.iter().map(|b| b.totals.symmetric_peak).max().unwrap_or(0)
+}
+
+/// How often an order is planned for one limit: with less room each time, because packing can need more than the
+/// bound, and with none the last time.
+const TRIES: u64 = 4;
+
+/// A plan whose symmetric arena takes at most `limit`, of which `fixed` has one place: in the order asked for, and if
+/// that does not fit, in the leanest.
+fn within(
+    limit: u64,
+    fixed: u64,
+    order: Order,
+    make: impl Fn(Order, Option<u64>) -> Result<Made, PlanError>,
+) -> Result<Made, PlanError> {
+    let most = limit / PAGE * PAGE;
+    let mut least = u64::MAX;
+    let lean = (order == Order::Chosen).then_some(Order::Lean);
+    for order in [Some(order), lean].into_iter().flatten() {
+        let mut room = most.saturating_sub(fixed);
+        for left in (0..TRIES).rev() {
+            let made = make(order, Some(room))?;
+            let peak = symmetric(&made);
+            if peak <= most {
+                return Ok(made);
+            }
+            least = least.min(peak);
+            if room == 0 {
+                break;
+            }
+            room = if left == 1 { 0 } else { room.saturating_sub(peak - most) };
+        }
+    }
+    Err(PlanError::SymmLimit { limit, least: least.next_multiple_of(PAGE) })
 }
 
 /// Whether memory that is occupied from one run to the next may be what lifts the peak above the bound.

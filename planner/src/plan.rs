@@ -342,6 +342,10 @@ pub struct Step {
     /// For a collective whose variant has a droppable exit barrier: whether it is kept.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub exit: Option<Barrier>,
+    /// For an exit barrier that lifetimes can stand in for: by how much the largest sum of live bytes in the symmetric
+    /// arena is higher when this one is dropped than when it is kept, with all others as they are.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub exit_bytes: Option<u64>,
 }
 
 /// The fate of a droppable exit barrier.
@@ -417,4 +421,8 @@ pub struct Totals {
     pub barriers_dropped: u64,
     /// The number of droppable exit barriers kept.
     pub barriers_kept: u64,
+    /// What the dropped ones cost together: how much lower `symmetric_bound` would be were all of them kept. The
+    /// planner says so; it is no sum of the plan, and the check does not ask for it.
+    #[serde(default)]
+    pub barrier_bytes: u64,
 }

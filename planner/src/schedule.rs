@@ -6,14 +6,16 @@
 //! estimated time that need little more than the leanest order without overlap.
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
 
 use symmc_ir::NodeId;
 use symmc_ir::machine::Profile;
 
+use crate::barriers;
 use crate::bucket::{Placed, Program, Symbols, sized};
 use crate::error::PlanError;
 use crate::flight;
-use crate::liveness::{Liveness, NextRun, at_once, awaited};
+use crate::liveness::{Choices, Liveness, NextRun, at_once, awaited};
 use crate::order::{self, Demand, Order, Tasks, bytes, fastest, improve, makespan, more};
 use crate::pack;
 use crate::place::{Classes, Parts};
@@ -34,6 +36,8 @@ pub struct Rules<'a> {
     pub slack: f64,
     /// What estimates the time of steps.
     pub profile: Option<&'a Profile>,
+    /// What the symmetric arena may hold, fixed memory apart.
+    pub room: Option<u64>,
 }
 
 /// An order with its joins and what it costs.
@@ -55,22 +59,34 @@ impl Candidate {
 }
 
 /// Orders and places a program.
-pub fn schedule(prepared: Prepared, rules: &Rules<'_>) -> Result<Program, PlanError> {
+pub fn schedule(prepared: &Arc<Prepared>, rules: &Rules<'_>) -> Result<Program, PlanError> {
     let symbols = prepared.graph.symbols.clone();
     let steps = Steps::new(&prepared.graph, &prepared.base)?;
-    let tasks = Tasks::new(&prepared, &steps, &symbols, rules.profile);
-    let work = Work { prepared: &prepared, steps: &steps, symbols: &symbols, tasks: &tasks, rules };
+    let tasks = Tasks::new(prepared, &steps, &symbols, rules.profile);
+    let work = Work { prepared, steps: &steps, symbols: &symbols, tasks: &tasks, rules };
     let best = work.choose()?;
     let in_place = best.order.iter().enumerate().all(|(i, &s)| i == s as usize);
     let prepared = match in_place {
-        true => prepared,
+        true => prepared.clone(),
         false => {
             let nodes: Vec<NodeId> = best.order.iter().map(|&s| steps.list[s as usize].node).collect();
-            prepared.reordered(&nodes)
+            Arc::new(prepared.reordered(&nodes))
         }
     };
     let steps = Steps::new(&prepared.graph, &prepared.base)?;
-    let placed = place(&prepared, steps, rules, best.joined, best.parts);
+    let none = Choices { joined: best.joined, kept: BTreeSet::new() };
+    let mut placed = place(&prepared, steps, rules, none.clone(), best.parts);
+    if let Some(room) = rules.room {
+        let mut choices = none;
+        loop {
+            let more = barriers::keep(&placed, &sized(&prepared, &placed, &symbols)?, room);
+            if more.is_empty() {
+                break;
+            }
+            choices.kept.extend(more);
+            placed = place(&prepared, placed.steps, rules, choices.clone(), best.parts);
+        }
+    }
     Ok(Program { prepared, placed })
 }
 
@@ -156,7 +172,7 @@ impl Work<'_> {
         if free.bytes() <= bytes(limit) {
             return Ok(Some(free));
         }
-        let placed = place(self.prepared, steps, self.rules, at_once(self.steps), Parts::Inside);
+        let placed = self.place(steps, at_once(self.steps), Parts::Inside);
         let sized = sized(self.prepared, &placed, self.symbols)?;
         let some = self.candidate(free.order, flight::joins(&placed, &sized, &awaited, limit))?;
         Ok((some.bytes() <= bytes(limit)).then_some(some))
@@ -166,10 +182,10 @@ impl Work<'_> {
     fn candidate(&self, order: Vec<u32>, joined: Vec<u32>) -> Result<Candidate, PlanError> {
         let steps = self.steps.permuted(&order);
         let mut parts = Parts::Inside;
-        let placed = place(self.prepared, steps, self.rules, joined.clone(), parts);
+        let placed = self.place(steps, joined.clone(), parts);
         let mut demand = self.demand(&placed)?;
         if placed.classes.has_parts() {
-            let apart = place(self.prepared, placed.steps, self.rules, joined.clone(), Parts::Apart);
+            let apart = self.place(placed.steps, joined.clone(), Parts::Apart);
             let apart = self.demand(&apart)?;
             if bytes(apart) < bytes(demand) {
                 (parts, demand) = (Parts::Apart, apart);
@@ -177,6 +193,10 @@ impl Work<'_> {
         }
         let time = makespan(self.tasks, &order, &joined);
         Ok(Candidate { order, joined, parts, demand, time })
+    }
+
+    fn place(&self, steps: Steps, joined: Vec<u32>, parts: Parts) -> Placed {
+        place(self.prepared, steps, self.rules, Choices { joined, kept: BTreeSet::new() }, parts)
     }
 
     /// The bound of each arena.
@@ -196,9 +216,9 @@ const IMPROVED: usize = 3;
 /// The number of steps below which every order is placed, whatever the model says.
 const SMALL: usize = 500;
 
-/// Places a program with its steps in this order and these joins.
-fn place(program: &Prepared, steps: Steps, rules: &Rules<'_>, joined: Vec<u32>, parts: Parts) -> Placed {
-    let live = Liveness::new(&program.graph, &steps, rules.bound, rules.next_run, joined);
+/// Places a program with its steps in this order.
+fn place(program: &Prepared, steps: Steps, rules: &Rules<'_>, choices: Choices, parts: Parts) -> Placed {
+    let live = Liveness::new(&program.graph, &steps, rules.bound, rules.next_run, choices);
     let classes = Classes::new(program, &steps, &live, parts);
     let mut placed = Placed { steps, live, classes };
     placed.settle();

@@ -158,7 +158,7 @@ mod tests {
     use symmc_ir::text;
 
     use super::*;
-    use crate::liveness::{NextRun, awaited};
+    use crate::liveness::{Choices, NextRun, awaited};
     use crate::place::Parts;
     use crate::prepare::{Prepared, prepare};
     use crate::views::Views;
@@ -171,7 +171,8 @@ mod tests {
         let none = BTreeSet::new();
         let p: Prepared = prepare(&graph, &Views::new(&graph), &none).expect("prepares");
         let steps = Steps::new(&p.graph, &p.base).expect("steps");
-        let live = Liveness::new(&p.graph, &steps, &none, NextRun::Unknown, awaited(&steps));
+        let choices = Choices { joined: awaited(&steps), kept: BTreeSet::new() };
+        let live = Liveness::new(&p.graph, &steps, &none, NextRun::Unknown, choices);
         let classes = Classes::new(&p, &steps, &live, Parts::Inside);
         let words: Vec<&str> = layout.split_whitespace().collect();
         let extents: Vec<Extent> = words

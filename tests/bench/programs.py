@@ -3,6 +3,8 @@
 
 Builds the release binary, then prints
 - for each program and two machines, the memory of the order that is chosen beside those of simple rules, as a table;
+- for the same, the exit barriers that are dropped and what they cost, the copies, the inputs that lie in the symmetric
+  arena, and the least limit of that arena with the barriers it keeps;
 - the time to plan a program of 10,000 steps that has no layers, and its memory beside those orders;
 - the time of each stage of `symmc plan` on the 70B program with four buckets, and its peak memory;
 - the time of one run of hf_llama_tp2 on host ranks and in the interpreter, in turn, and their ratio. A run is
@@ -43,11 +45,16 @@ def show(name, values, unit):
     print(f"{name:32} {mid:10.2f} {unit}   ({low:.2f} to {high:.2f})")
 
 
+def planned(program, ranks, machine, *options):
+    """A plan, or what is said of why there is none."""
+    args = [SYMMC, "plan", program, "--ranks", str(ranks), "--machine", machine, "--format", "json", *options]
+    process = subprocess.run(args, capture_output=True, text=True)
+    return json.loads(process.stdout) if process.returncode == 0 else process.stderr
+
+
 def totals(program, ranks, machine, *options):
     """The sums of the bucket of a plan that needs the most."""
-    args = [SYMMC, "plan", program, "--ranks", str(ranks), "--machine", machine, "--format", "json", *options]
-    plan = json.loads(subprocess.run(args, check=True, capture_output=True, text=True).stdout)
-    return max((b["totals"] for b in plan["buckets"]), key=peak)
+    return max((b["totals"] for b in planned(program, ranks, machine, *options)["buckets"]), key=peak)
 
 
 def peak(totals):
@@ -79,6 +86,25 @@ def orders():
     for program in sorted(PROGRAMS.glob("*.pt2")):
         for machine in ["host", "h200x8"]:
             order_row(program.stem, program, RANKS.get(program.stem, 4), machine)
+
+
+def barriers():
+    print("| program | machine | symmetric arena | barriers dropped | for | kept | copies | bound inputs | least arena "
+          "| kept there |")
+    print("|---|---|---|---|---|---|---|---|---|---|")
+    for program in sorted(PROGRAMS.glob("*.pt2")):
+        ranks = RANKS.get(program.stem, 4)
+        for machine in ["host", "h200x8"]:
+            plan = planned(program, ranks, machine)
+            of = plan["buckets"][0]["totals"]
+            bound = sum("bound" in f["role"] for f in plan["fixed"])
+            refused = planned(program, ranks, machine, "--symm-limit", "0")
+            least = re.search(r"takes (\d+) bytes", refused).group(1) if isinstance(refused, str) else "0"
+            kept = planned(program, ranks, machine, "--symm-limit", least)["buckets"][0]["totals"]["barriers_kept"]
+            copies = f"{of['copies']} ({size(of['copied'])})" if of["copies"] else "0"
+            cells = [size(plan["arenas"]["symmetric"]), of["barriers_dropped"], size(of["barrier_bytes"]),
+                     of["barriers_kept"], copies, bound, size(int(least)), kept]
+            print(f"| {program.stem} | {machine} | {' | '.join(map(str, cells))} |")
 
 
 def generated(nodes):
@@ -151,6 +177,7 @@ if __name__ == "__main__":
     count = int(sys.argv[1]) if len(sys.argv) > 1 else 9
     subprocess.run(["cargo", "build", "--release", "--quiet", "-p", "symmc-cli"], cwd=ROOT, check=True)
     orders()
+    barriers()
     large(count)
     plan(count)
     runs(count)

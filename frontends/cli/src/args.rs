@@ -143,6 +143,9 @@ pub struct CompileArgs {
     /// computation [default: 5]
     #[arg(long, value_name = "PERCENT", value_parser = parse_tolerance)]
     pub slack: Option<f64>,
+    /// What the symmetric arena may take: exit barriers are kept, and overlap given up, where it would take more
+    #[arg(long, value_name = "BYTES")]
+    pub symm_limit: Option<u64>,
 }
 
 impl CompileArgs {
@@ -155,6 +158,7 @@ impl CompileArgs {
             ("--variants", !self.variants.is_empty()),
             ("--order", self.order.is_some()),
             ("--slack", self.slack.is_some()),
+            ("--symm-limit", self.symm_limit.is_some()),
         ];
         given.into_iter().filter(|(_, given)| *given).map(|(option, _)| option)
     }

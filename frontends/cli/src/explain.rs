@@ -1,5 +1,7 @@
-//! `symmc plan --explain %value`: where a value lives, until when, who may touch it, and how its collective
-//! was chosen.
+//! `symmc plan --explain %value`: where a value lives, until when, who may touch it ([`life`]), and how its
+//! collective was chosen.
+
+mod life;
 
 use std::collections::HashMap;
 use std::fmt::Write;
@@ -7,7 +9,7 @@ use std::fmt::Write;
 use anyhow::{Result, anyhow, bail};
 use symmc::ir::layout::Layout;
 use symmc::ir::{Graph, Node, Op, Table, ValueId, text};
-use symmc::plan::{ArenaKind, Barrier, Bucket, Decision, Memory, Place, Reach, Step};
+use symmc::plan::{ArenaKind, Barrier, Bucket, Decision, Memory, Place, Step};
 use symmc::{CheckedPlan, Plan};
 
 use crate::report;
@@ -119,6 +121,7 @@ fn one(plan: &Plan, bucket: &Bucket, planned: &Planned<'_>, id: ValueId) -> Resu
     }
     if let Some(place) = planned.place(id) {
         out.push_str(&place_text(plan, bucket, place));
+        out.push_str(&life::text(planned, base, place));
     }
     for decision in bucket.decisions.iter().filter(|d| about(d, graph.name_of(id))) {
         out.push_str(&decision_text(planned, decision));
@@ -147,23 +150,11 @@ fn place_text(plan: &Plan, bucket: &Bucket, place: &Place) -> String {
                 b.offset,
                 bytes(b.size)
             ));
-            line(lifetime(bucket, b.first, b.last));
-            line(match b.reach {
-                Reach::Local => "peers do not touch it".into(),
-                Reach::Read => "peers read it".into(),
-                Reach::Written => "peers write it".into(),
-            });
         }
         memory => line(format!("lives in {}{inner}{by_rank}", report::memory(plan, bucket, memory))),
     }
     line(format!("why: {}", place.why));
     out
-}
-
-fn lifetime(bucket: &Bucket, first: usize, last: usize) -> String {
-    let name = |s: usize| bucket.steps.get(s).map_or_else(String::new, |step| format!(" (%{})", step.node));
-    let wraps = if last < first { " of the next run" } else { "" };
-    format!("occupied from step {first}{} to step {last}{}{wraps}", name(first), name(last))
 }
 
 fn decision_text(planned: &Planned<'_>, decision: &Decision) -> String {
@@ -188,8 +179,11 @@ fn decision_text(planned: &Planned<'_>, decision: &Decision) -> String {
     }
     for step in planned.steps_of(decision) {
         let barrier = match step.exit {
-            Some(Barrier::Dropped) => "dropped: lifetimes stand in for it",
-            Some(Barrier::Kept) => "kept",
+            Some(Barrier::Dropped) => match step.exit_bytes.unwrap_or(0) {
+                0 => "dropped: lifetimes stand in for it, in memory that is there".into(),
+                n => format!("dropped: lifetimes stand in for it, for {} of the symmetric arena", bytes(n)),
+            },
+            Some(Barrier::Kept) => format!("kept: {}", report::kept_because(step.exit_bytes)),
             None => continue,
         };
         let _ = writeln!(out, "  exit barrier of %{}: {barrier}", step.node);

@@ -80,6 +80,7 @@ fn config_for(args: &CompileArgs, machine: &str) -> Result<Config> {
     };
     let variants = (!args.variants.is_empty()).then(|| args.variants.clone());
     let mut config = Config { profile, buckets: buckets.collect(), bind, variants, ..Config::default() };
+    config.symm_limit = args.symm_limit;
     if let Some(order) = args.order {
         config.order = order.into();
     }

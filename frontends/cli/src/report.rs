@@ -114,8 +114,41 @@ fn totals(plan: &Plan, bucket: &Bucket) -> String {
         bytes(plan.arenas.ordinary),
         bytes(plan.arenas.symmetric),
     );
-    let _ = writeln!(out, "  exit barriers: {} dropped, {} kept", t.barriers_dropped, t.barriers_kept);
+    out.push_str(&barriers(bucket));
     out
+}
+
+/// How many exit barriers are dropped and kept, and why those are kept; equal ones share a line.
+fn barriers(bucket: &Bucket) -> String {
+    let t = &bucket.totals;
+    let cost = match t.barrier_bytes {
+        0 => String::new(),
+        n => format!(" for {} of the symmetric arena", bytes(n)),
+    };
+    let mut out =
+        format!("  exit barriers: {} dropped{cost}, {} kept\n", t.barriers_dropped, t.barriers_kept);
+    let mut kept: IndexMap<Option<u64>, Vec<&str>> = IndexMap::new();
+    for step in bucket.steps.iter().filter(|s| s.exit == Some(Barrier::Kept)) {
+        kept.entry(step.exit_bytes).or_default().push(&step.node);
+    }
+    for (cost, nodes) in kept {
+        let names = match nodes.as_slice() {
+            [one] => format!("%{one}"),
+            [first, .., last] => format!("%{first} … %{last} (×{}), each", nodes.len()),
+            [] => continue,
+        };
+        let _ = writeln!(out, "    {names}: {}", kept_because(cost));
+    }
+    out
+}
+
+/// Why a droppable exit barrier is kept, by what dropping it alone would cost.
+pub fn kept_because(cost: Option<u64>) -> String {
+    match cost {
+        None => "nothing else tells that peers have left its operand when that is written again".into(),
+        Some(0) => "dropping it together with others would take more than the limit".into(),
+        Some(n) => format!("dropping it would take {} more of the symmetric arena", bytes(n)),
+    }
 }
 
 fn copies(bucket: &Bucket, planned: &Planned<'_>) -> String {

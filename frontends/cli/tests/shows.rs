@@ -134,6 +134,53 @@ fn orders_are_compared_and_can_be_asked_for() {
 }
 
 #[test]
+fn a_value_tells_where_it_lives_until_when_and_who_may_touch_it() {
+    let operand = stdout("plan moe_ep4.pt2 --explain %reshape_7");
+    for part in [
+        "lives in the symmetric arena at ",
+        "written by step 24 (%reshape_7)",
+        "read by step 25 (%all_to_all_single_3)",
+        "occupied from step 24 (%reshape_7) to step 5 (%zeros_like) of the next run: step 25",
+        "so peers may read on until step 4 (%all_to_all_single) of the next run has met",
+        "peers of group 0 read it in step 25 (%all_to_all_single_3), which runs as pull",
+        "before it, bytes of it hold %reshape_2 until step 18 (%index_1)",
+    ] {
+        assert!(operand.contains(part), "{part:?} is missing in\n{operand}");
+    }
+    let over = stdout("plan moe_ep4.pt2 --explain %mul");
+    for part in
+        ["to step 13 (%index_add), its last use", "peers do not touch it", "in the same buffer: %all_to"]
+    {
+        assert!(over.contains(part), "{part:?} is missing in\n{over}");
+    }
+    let input = stdout("plan megatron_tp4_f32.pt2 --explain %ids");
+    assert!(
+        input.contains("its caller writes it before each run") && input.contains("no step writes it"),
+        "{input}"
+    );
+}
+
+#[test]
+fn barriers_are_kept_for_a_limit_of_the_symmetric_arena() {
+    let free = stdout("plan moe_ep4.pt2");
+    assert!(free.contains("exit barriers: 4 dropped for 16.0 KiB of the symmetric arena, 0 kept"), "{free}");
+    let text = stdout("plan moe_ep4.pt2 --symm-limit 16384");
+    for part in ["exit barriers: 0 dropped, 4 kept", "each: dropping it would take 16.0 KiB more"] {
+        assert!(text.contains(part), "{part:?} is missing in\n{text}");
+    }
+    let text = stdout("plan moe_ep4.pt2 --symm-limit 16384 --explain %all_to_all_single");
+    assert!(
+        text.contains("exit barrier of %all_to_all_single: kept: dropping it would take 16.0 KiB"),
+        "{text}"
+    );
+    let out = output(&mut symmc("plan moe_ep4.pt2 --symm-limit 16383"));
+    assert_eq!(out.status.code(), Some(2));
+    let text = String::from_utf8_lossy(&out.stderr);
+    assert!(text.contains("takes 16384 bytes") && text.contains("the limit is 16383"), "{text}");
+    stdout("run moe_ep4.pt2 --tensors moe_ep4.safetensors --symm-limit 16384 --chaos 1 --repeat 3");
+}
+
+#[test]
 fn a_buckets_schedule_serves_its_sizes() {
     for tokens in [2, 3, 9, 33] {
         stdout(&format!(

@@ -33,13 +33,15 @@ pub struct Config {
     /// How much more memory than the leanest order the chosen one may take to overlap communication with
     /// computation, as a fraction.
     pub slack: f64,
+    /// What the symmetric arena may take. Exit barriers are kept where it would take more; that no plan fits is an error.
+    pub symm_limit: Option<u64>,
 }
 
 impl Default for Config {
     fn default() -> Self {
         let profile = Profile::builtin("host").expect("the host profile is built in");
-        let PlanConfig { order, slack, .. } = PlanConfig::default();
-        Config { profile, buckets: Vec::new(), bind: Bind::None, variants: None, order, slack }
+        let PlanConfig { order, slack, symm_limit, .. } = PlanConfig::default();
+        Config { profile, buckets: Vec::new(), bind: Bind::None, variants: None, order, slack, symm_limit }
     }
 }
 
@@ -103,6 +105,7 @@ pub fn compile_timed(program: &Program, config: &Config) -> Result<(CheckedPlan,
         profile: Some(config.profile.clone()),
         order: config.order,
         slack: config.slack,
+        symm_limit: config.symm_limit,
         ..PlanConfig::default()
     };
     let plan = symmc_planner::plan(&program.graph, &inputs, &plan_config).map_err(|e| fail(e.to_string()))?;

@@ -156,6 +156,7 @@ pub fn totals(plan: &Plan, schedule: &Schedule<'_>, errors: &mut Vec<CheckError>
         copied: bucket.copies.iter().fold(0, |n: u64, c| n.saturating_add(c.bytes)),
         barriers_dropped: exits(Barrier::Dropped),
         barriers_kept: exits(Barrier::Kept),
+        barrier_bytes: bucket.totals.barrier_bytes,
     };
     let found = &bucket.totals;
     for (total, expected, found) in [

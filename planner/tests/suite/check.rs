@@ -48,7 +48,7 @@ fn place(memory: Memory, offset: &str) -> Place {
 }
 
 fn step(node: &str, lane: Lane, waits: &[usize], exit: Option<Barrier>) -> Step {
-    Step { node: node.into(), lane, waits: waits.to_vec(), exit }
+    Step { node: node.into(), lane, waits: waits.to_vec(), exit, exit_bytes: None }
 }
 
 fn places() -> IndexMap<String, Place> {

@@ -206,6 +206,48 @@ fn a_lone_collective_keeps_its_barrier() {
     );
 }
 
+/// One-shot all-reduces of operands with so many rows of 256 bytes.
+fn rows(rows: &[usize]) -> String {
+    let mut body = String::from("param %w: f32[64, 64]\n");
+    let mut returned = Vec::new();
+    for (i, rows) in rows.iter().enumerate() {
+        body.insert_str(0, &format!("arg %x{i}: f32[{rows}, 64]\n"));
+        let _ = writeln!(body, "%a{i}: f32[{rows}, 64] = matmul %x{i}, %w");
+        let _ = writeln!(body, "%r{i}: f32[{rows}, 64] = all_reduce %a{i} op=sum group=@all via=one_shot");
+        returned.push(format!("%r{i}"));
+    }
+    body + &format!("return {}\n", returned.join(", "))
+}
+
+#[test]
+fn barriers_are_kept_where_dropping_them_would_exceed_the_limit() {
+    let body = rows(&[64, 64, 16, 16, 16]);
+    let with = |symm_limit| try_plan(vec![graph(&body)], &PlanConfig { symm_limit, ..PlanConfig::default() });
+    let exits = |p: &Plan| -> Vec<(Barrier, Option<u64>)> {
+        p.buckets[0].steps.iter().filter_map(|s| Some((s.exit?, s.exit_bytes))).collect()
+    };
+    let sizes = |p: &Plan| (p.arenas.symmetric, p.buckets[0].totals.barrier_bytes);
+    let (large, small) = (64 * 64 * 4, 16 * 64 * 4);
+    // Each operand stays until the next has been reduced: two of the large ones lie side by side.
+    let free = with(None).expect("plans");
+    assert_eq!(sizes(&free), (2 * large, large), "{}", steps(&free));
+    assert!(exits(&free).iter().all(|e| e.0 == Barrier::Dropped), "{}", steps(&free));
+    // One barrier between the large ones is enough for what lies between.
+    let tight = with(Some(large + small)).expect("plans");
+    assert_eq!(sizes(&tight).0, large + small, "{}", steps(&tight));
+    let kept: Vec<_> = exits(&tight).into_iter().filter(|e| e.0 == Barrier::Kept).collect();
+    assert_eq!(kept, [(Barrier::Kept, Some(large - small))], "{}", steps(&tight));
+    // Without any dropped barrier next to them the large ones are alone.
+    let least = with(Some(large)).expect("plans");
+    assert_eq!(sizes(&least), (large, 0), "{}", steps(&least));
+    let dropped = exits(&least).iter().filter(|e| e.0 == Barrier::Dropped).count();
+    assert!(dropped >= 2, "the small ones lie side by side in as much: {}", steps(&least));
+    assert_eq!(with(Some(large - 1)), Err(PlanError::SymmLimit { limit: large - 1, least: large }));
+    for plan in [free, tight, least] {
+        check(&plan).unwrap_or_else(|e| panic!("{e:?}"));
+    }
+}
+
 #[test]
 fn only_a_meeting_of_all_peers_counts() {
     // A group of pairs does not meet the whole world; the world meets the pairs.

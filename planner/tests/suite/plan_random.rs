@@ -4,7 +4,7 @@ use symmc_ir::Graph;
 use symmc_ir::random::SplitMix;
 use symmc_planner::check::check;
 use symmc_planner::plan::Plan;
-use symmc_planner::{BucketInput, Order, PlanConfig, plan};
+use symmc_planner::{BucketInput, Order, PlanConfig, PlanError, plan};
 
 use crate::programs::{narrowed, program};
 
@@ -79,6 +79,35 @@ fn no_order_of_a_name_is_leaner_than_the_lean_one() {
         assert!(chosen as f64 <= lean as f64 * 1.05, "seed {seed}: {chosen} against {lean}");
     }
     assert!(gained > 10, "of 80 programs the lean order is better than all of a name for {gained}");
+}
+
+#[test]
+fn plans_with_a_limit_keep_to_it() {
+    let mut kept = 0;
+    for seed in 0..50 {
+        let graph = program(seed, 30);
+        let bucket = BucketInput { graph: graph.clone(), decisions: Vec::new() };
+        let with = |symm_limit| {
+            plan(&graph, std::slice::from_ref(&bucket), &PlanConfig { symm_limit, ..PlanConfig::default() })
+        };
+        let free = with(None).expect("plans");
+        let least = match with(Some(0)) {
+            Err(PlanError::SymmLimit { limit: 0, least }) => least,
+            other => panic!("seed {seed}: {other:?}"),
+        };
+        assert!(least <= free.arenas.symmetric, "seed {seed}: {least}");
+        for limit in [least, least.midpoint(free.arenas.symmetric), free.arenas.symmetric] {
+            let plan = with(Some(limit)).unwrap_or_else(|e| panic!("seed {seed}: {e}"));
+            assert!(plan.arenas.symmetric <= limit, "seed {seed}: {} above {limit}", plan.arenas.symmetric);
+            check(&plan).unwrap_or_else(|e| panic!("seed {seed}: {e:?}"));
+            let more = |p: &Plan| p.buckets[0].totals.barriers_kept;
+            kept += usize::from(more(&plan) > more(&free));
+            if limit == free.arenas.symmetric {
+                assert_eq!(more(&plan), more(&free), "seed {seed}");
+            }
+        }
+    }
+    assert!(kept > 10, "barriers are kept for memory in {kept} plans");
 }
 
 #[test]

@@ -1,0 +1,187 @@
+//! When a value's memory is occupied, why that long, who touches it, and who has it before and after.
+
+use std::fmt::Write;
+
+use symmc::ir::collective::{Contract, Meets};
+use symmc::ir::{Node, Op, ValueId};
+use symmc::plan::{ArenaKind, Barrier, Bucket, Buffer, Lane, Memory, Place, Reach};
+
+use super::Planned;
+
+/// A step that touches the memory of a base.
+struct Touch<'a> {
+    step: usize,
+    node: &'a Node,
+    reads: bool,
+    writes: bool,
+}
+
+/// The life of a base at its place.
+pub fn text(planned: &Planned<'_>, base: ValueId, place: &Place) -> String {
+    let mut out = String::new();
+    let mut line = |text: String| {
+        let _ = writeln!(out, "  {text}");
+    };
+    let touches = touches(planned, base);
+    let names = |wanted: fn(&Touch<'_>) -> bool| -> Vec<String> {
+        touches.iter().filter(|t| wanted(t)).map(|t| step(planned.bucket, t.step)).collect()
+    };
+    match names(|t| t.writes).as_slice() {
+        [] => line("its caller writes it before each run, or once if it is a parameter".into()),
+        writers => line(format!("written by {}", writers.join(", "))),
+    }
+    match names(|t| t.reads).as_slice() {
+        [] => line("no step reads it".into()),
+        readers => line(format!("read by {}", shortened(readers))),
+    }
+    let peers: Vec<String> = touches.iter().filter_map(|t| peers(planned, t)).collect();
+    match place.memory {
+        Memory::Buffer(i) => {
+            let Some(b) = planned.bucket.buffers.get(i) else { return out };
+            line(occupied(planned, b, &touches));
+            line(match (b.reach, peers.is_empty()) {
+                (Reach::Local, _) => "peers do not touch it".into(),
+                (_, false) => shortened(&peers),
+                (Reach::Read, true) => "peers do not touch this value, but read others in its buffer".into(),
+                (Reach::Written, true) => {
+                    "peers do not touch this value, but write others in its buffer".into()
+                }
+            });
+            neighbours(planned, i, base).into_iter().for_each(line);
+        }
+        Memory::Fixed(_) => match peers.as_slice() {
+            [] => line("peers do not touch it".into()),
+            peers => line(shortened(peers)),
+        },
+        Memory::Input(_) => line("peers do not touch it, and no step writes it".into()),
+        Memory::Output(_) => line("peers do not touch it; it stays until the caller has read it".into()),
+    }
+    out
+}
+
+/// The steps that touch a base, in order.
+fn touches<'a>(planned: &Planned<'a>, base: ValueId) -> Vec<Touch<'a>> {
+    let of = |v: &ValueId| planned.layouts[*v].base == base;
+    let steps = planned.bucket.steps.iter().enumerate();
+    steps
+        .filter_map(|(step, s)| {
+            let node = *planned.nodes.get(s.node.as_str())?;
+            let (reads, writes) = (node.inputs.iter().any(of), node.outputs.contains(&base));
+            (reads || writes).then_some(Touch { step, node, reads, writes })
+        })
+        .collect()
+}
+
+fn step(bucket: &Bucket, s: usize) -> String {
+    bucket.steps.get(s).map_or_else(|| format!("step {s}"), |step| format!("step {s} (%{})", step.node))
+}
+
+/// The first and the last few of many.
+fn shortened(items: &[String]) -> String {
+    match items {
+        [a, b, .., y, z] if items.len() > 6 => format!("{a}, {b}, … {} more …, {y}, {z}", items.len() - 4),
+        _ => items.join(", "),
+    }
+}
+
+/// What a collective is, between whom.
+fn contract<'a>(planned: &Planned<'a>, node: &Node) -> Option<(Contract, &'a str, &'static str)> {
+    let Op::Collective(c) = &node.op else { return None };
+    let variant = c.variant?;
+    Some((variant.contract(&c.kind)?, &planned.graph.groups[c.group].name, variant.name()))
+}
+
+/// What peers do to the value during a step.
+fn peers(planned: &Planned<'_>, touch: &Touch<'_>) -> Option<String> {
+    let step = step(planned.bucket, touch.step);
+    if let Op::Custom(_) = touch.node.op {
+        return Some(format!("the kernel of {step} may touch it on peers"));
+    }
+    let (contract, group, variant) = contract(planned, touch.node)?;
+    let does = match () {
+        () if touch.writes && contract.touch.writes_result() => "write",
+        () if touch.reads && contract.touch.reads_operand() => "read",
+        () => return None,
+    };
+    Some(format!("peers of group {group} {does} it in {step}, which runs as {variant}"))
+}
+
+/// From when to when a buffer is occupied, and why it ends then.
+fn occupied(planned: &Planned<'_>, b: &Buffer, touches: &[Touch<'_>]) -> String {
+    let bucket = planned.bucket;
+    let wraps = if b.last < b.first { " of the next run" } else { "" };
+    let mut out = format!("occupied from {} to {}{wraps}", step(bucket, b.first), step(bucket, b.last));
+    let within = |s: usize| b.last < b.first || s <= b.last;
+    let dropped = touches.iter().rev().find(|t| {
+        t.reads
+            && bucket.steps[t.step].exit == Some(Barrier::Dropped)
+            && contract(planned, t.node).is_some_and(|(c, ..)| c.touch.reads_operand())
+    });
+    let last = touches.last().map(|t| t.step);
+    let by_meeting = dropped.and_then(|t| Some((t.step, meeting(planned, t.step)?)));
+    if let Some((s, y)) = by_meeting.filter(|(s, y)| b.last < b.first || (y >= s && *y + 1 >= b.last)) {
+        let next = if y <= s { " of the next run" } else { "" };
+        let _ = write!(
+            out,
+            ": {} leaves without an exit barrier, so peers may read on until {}{next} has met",
+            step(bucket, s),
+            step(bucket, y)
+        );
+    } else if last.is_some_and(|s| within(s) && s < b.last && bucket.steps[s].lane == Lane::Comm) {
+        let _ = write!(out, ": until then {} may be in flight", step(bucket, last.unwrap_or(b.last)));
+    } else if last == Some(b.last) {
+        out.push_str(", its last use");
+    } else {
+        out.push_str(", with what else lies in the buffer");
+    }
+    out
+}
+
+/// The next collective after `s` of the same group, or of all ranks, that meets; it may be one of the next run.
+fn meeting(planned: &Planned<'_>, s: usize) -> Option<usize> {
+    let group = |node: &Node| match &node.op {
+        Op::Collective(c) => Some(c.group),
+        _ => None,
+    };
+    let node = |s: usize| planned.nodes.get(planned.bucket.steps[s].node.as_str()).copied();
+    let own = group(node(s)?)?;
+    let world = planned.graph.group_size(own).is_some_and(|n| Some(n) == planned.graph.ranks);
+    let n = planned.bucket.steps.len();
+    (s + 1..n).chain(0..=s).find(|&y| {
+        let Some(other) = node(y) else { return false };
+        let meets = contract(planned, other).is_some_and(|(c, ..)| c.meets == Meets::Group);
+        let all = |g| planned.graph.group_size(g).is_some_and(|n| Some(n) == planned.graph.ranks);
+        meets && group(other).is_some_and(|g| g == own || (!world && all(g)))
+    })
+}
+
+/// Who else lies in a buffer, and who has its bytes before and after.
+fn neighbours(planned: &Planned<'_>, buffer: usize, base: ValueId) -> Vec<String> {
+    let bucket = planned.bucket;
+    let own = planned.graph.name_of(base);
+    let of = |i: usize| -> Vec<String> {
+        let places = bucket.places.iter().filter(|(_, p)| p.memory == Memory::Buffer(i));
+        places.filter(|(name, _)| *name != own).map(|(name, _)| format!("%{name}")).collect()
+    };
+    let mut out = Vec::new();
+    let others = of(buffer);
+    if !others.is_empty() {
+        out.push(format!("in the same buffer: {}", shortened(&others)));
+    }
+    let b = &bucket.buffers[buffer];
+    let end = |b: &Buffer| b.offset + b.size;
+    let meets = |c: &Buffer| c.arena == b.arena && c.offset < end(b) && b.offset < end(c);
+    let near = || bucket.buffers.iter().enumerate().filter(|(i, c)| *i != buffer && meets(c));
+    let before = near().filter(|(_, c)| c.last < b.first).max_by_key(|(_, c)| c.last);
+    let after = near().filter(|(_, c)| c.first > b.last).min_by_key(|(_, c)| c.first);
+    for (at, found, when) in [("before", before, "until"), ("after", after, "from")] {
+        if let Some((i, c)) = found {
+            let s = if at == "before" { c.last } else { c.first };
+            out.push(format!("{at} it, bytes of it hold {} {when} {}", shortened(&of(i)), step(bucket, s)));
+        }
+    }
+    if b.arena == ArenaKind::Symmetric && out.is_empty() {
+        out.push("nothing else ever lies there in this bucket".into());
+    }
+    out
+}

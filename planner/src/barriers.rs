@@ -1,0 +1,193 @@
+//! Which exit barriers run that could be dropped, and what dropping costs.
+//!
+//! A dropped exit barrier is paid for in memory: the operand stays occupied until the next meeting. It is dropped where
+//! lifetimes can stand in for it, unless the symmetric arena has a limit that it would exceed.
+//!
+//! The cost of one barrier is what the bound of the symmetric arena changes by when this one alone is decided the
+//! other way. Several can cost nothing each and something together.
+
+use std::collections::BTreeSet;
+
+use crate::bucket::{Placed, Sized, lifetime};
+use crate::liveness::{ExitChoice, Liveness, Meeting};
+use crate::pack::Block;
+use crate::plan::ArenaKind;
+
+/// What dropping barriers costs.
+pub struct Costs {
+    /// For each step with an exit barrier that lifetimes could stand in for: the bytes that dropping it costs.
+    pub each: Vec<Option<u64>>,
+    /// What the barriers that are dropped cost together.
+    pub dropped: u64,
+}
+
+/// What dropping barriers costs a schedule whose classes have these lifetimes and sizes.
+pub fn costs(placed: &Placed, sized: &[Sized]) -> Costs {
+    let mut each = vec![None; placed.steps.list.len()];
+    if placed.live.options.iter().all(|o| !matches!(o, ExitChoice::Dropped(_))) {
+        return Costs { each, dropped: 0 };
+    }
+    let arena = Arena::new(placed, sized);
+    let bound = arena.bound();
+    for choice in arena.choices() {
+        let changed = (0..arena.load.len()).map(|t| match (choice.dropped, choice.extends(t)) {
+            (_, false) => arena.load[t],
+            (true, true) => arena.load[t].saturating_sub(choice.size),
+            (false, true) => arena.load[t].saturating_add(choice.size),
+        });
+        each[choice.step as usize] = Some(changed.max().unwrap_or(0).abs_diff(bound));
+    }
+    for (s, option) in placed.live.options.iter().enumerate() {
+        // What lies in no buffer costs none.
+        if matches!(option, ExitChoice::Dropped(_)) && each[s].is_none() {
+            each[s] = Some(0);
+        }
+    }
+    let mut kept = placed.live.clone();
+    for (exit, option) in kept.exits.iter_mut().zip(&placed.live.options) {
+        if matches!(option, ExitChoice::Dropped(_)) {
+            *exit = ExitChoice::Kept;
+        }
+    }
+    let load = arena.load_of(|s| block(placed, &kept, s));
+    Costs { each, dropped: bound.saturating_sub(load.into_iter().max().unwrap_or(0)) }
+}
+
+/// The dropped barriers to keep so that the symmetric arena holds at most `room` bytes at any step, as far as that
+/// helps.
+pub fn keep(placed: &Placed, sized: &[Sized], room: u64) -> BTreeSet<u32> {
+    let mut arena = Arena::new(placed, sized);
+    let choices: Vec<Choice> = arena.choices().into_iter().filter(|c| c.dropped && c.size > 0).collect();
+    let mut kept = vec![false; choices.len()];
+    for t in 0..arena.load.len() {
+        while arena.load[t] > room {
+            // The one that takes away the most of all that is too much.
+            let helps = |c: &Choice| -> u64 {
+                let over = |t: usize| arena.load[t].saturating_sub(room).min(c.size);
+                (t..arena.load.len()).filter(|&t| c.extends(t)).map(over).sum()
+            };
+            let open = choices.iter().enumerate().filter(|(i, c)| !kept[*i] && c.extends(t));
+            let Some((i, _)) = open.max_by_key(|(i, c)| (helps(c), std::cmp::Reverse(*i))) else { break };
+            kept[i] = true;
+            arena.add(&choices[i], u64::saturating_sub);
+        }
+    }
+    // What was kept first may be superfluous now.
+    for (i, c) in choices.iter().enumerate().filter(|(i, _)| kept[*i]).collect::<Vec<_>>() {
+        let fits = |t: usize| !c.extends(t) || arena.load[t].saturating_add(c.size) <= room;
+        if (0..arena.load.len()).all(fits) {
+            kept[i] = false;
+            arena.add(c, u64::saturating_add);
+        }
+    }
+    choices.iter().zip(kept).filter(|(_, kept)| *kept).map(|(c, _)| c.step).collect()
+}
+
+/// A barrier that lifetimes can stand in for.
+struct Choice {
+    step: u32,
+    dropped: bool,
+    /// The bytes of its operand's class.
+    size: u64,
+    /// When that is occupied, with the barrier and without it.
+    with: Block,
+    without: Block,
+}
+
+impl Choice {
+    /// Whether the operand is occupied at `t` only because the barrier does not run.
+    fn extends(&self, t: usize) -> bool {
+        alive(&self.without, t) && !alive(&self.with, t)
+    }
+}
+
+fn alive(b: &Block, t: usize) -> bool {
+    if b.start < b.end { (b.start..b.end).contains(&t) } else { t >= b.start || t < b.end }
+}
+
+/// What the symmetric arena holds during each step.
+struct Arena<'a> {
+    placed: &'a Placed,
+    sized: &'a [Sized],
+    load: Vec<u64>,
+}
+
+impl<'a> Arena<'a> {
+    fn new(placed: &'a Placed, sized: &'a [Sized]) -> Self {
+        let mut arena = Arena { placed, sized, load: Vec::new() };
+        arena.load = arena.load_of(|s| s.block);
+        arena
+    }
+
+    fn bound(&self) -> u64 {
+        self.load.iter().copied().max().unwrap_or(0)
+    }
+
+    fn load_of(&self, block: impl Fn(&Sized) -> Block) -> Vec<u64> {
+        let steps = self.placed.steps.list.len();
+        let mut turns = vec![0i128; steps + 1];
+        for s in self.sized.iter().filter(|s| s.arena == ArenaKind::Symmetric) {
+            let (b, size) = (block(s), i128::from(s.block.size));
+            turns[b.start] += size;
+            turns[b.end.min(steps)] -= size;
+            if b.end <= b.start {
+                turns[0] += size;
+            }
+        }
+        let mut live = 0i128;
+        turns[..steps]
+            .iter()
+            .map(|t| {
+                live += t;
+                u64::try_from(live).unwrap_or(u64::MAX)
+            })
+            .collect()
+    }
+
+    fn add(&mut self, choice: &Choice, change: impl Fn(u64, u64) -> u64) {
+        for t in (0..self.load.len()).filter(|&t| choice.extends(t)) {
+            self.load[t] = change(self.load[t], choice.size);
+        }
+    }
+
+    fn choices(&self) -> Vec<Choice> {
+        let (placed, mut live) = (self.placed, self.placed.live.clone());
+        let mut of_class = vec![None; placed.classes.list.len()];
+        for s in self.sized.iter().filter(|s| s.arena == ArenaKind::Symmetric) {
+            of_class[s.class] = Some(s);
+        }
+        let mut choices = Vec::new();
+        for (s, &option) in placed.live.options.iter().enumerate() {
+            let operand = placed.steps.list[s].reads.first();
+            let class = operand.and_then(|&v| placed.classes.of[v]);
+            let (ExitChoice::Dropped(_), Some(sized)) = (option, class.and_then(|c| of_class[c as usize]))
+            else {
+                continue;
+            };
+            let now = live.exits[s];
+            let [with, without] = [ExitChoice::Kept, option].map(|exit| {
+                live.exits[s] = exit;
+                block(placed, &live, sized)
+            });
+            live.exits[s] = now;
+            let dropped = matches!(now, ExitChoice::Dropped(_));
+            choices.push(Choice { step: s as u32, dropped, size: sized.block.size, with, without });
+        }
+        choices
+    }
+}
+
+/// The lifetime of a class when barriers are decided as in `live`.
+fn block(placed: &Placed, live: &Liveness, sized: &Sized) -> Block {
+    let class = &placed.classes.list[sized.class];
+    let readers = class.members.iter().flat_map(|m| live.readers.of(m.value));
+    let wraps = readers.filter_map(|&s| match live.exits[s as usize] {
+        ExitChoice::Dropped(Meeting::NextRun(y)) => {
+            let operand = placed.steps.list[s as usize].reads.first();
+            let own = operand.and_then(|&v| placed.classes.of[v]) == Some(sized.class as u32);
+            own.then_some(y)
+        }
+        _ => None,
+    });
+    lifetime(class, live, wraps.max())
+}
