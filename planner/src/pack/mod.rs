@@ -14,8 +14,8 @@
 //! Blocks are placed one after another into the lowest (first fit) or tightest (best fit) gap that is free
 //! for their whole lifetime. A portfolio of orders is tried, led by the blocks that are alive at the
 //! instants of the bound: at one instant they stack without gaps, and everything else lies to the left or to the
-//! right of it. Rounds that promote the blocks that stuck out follow. Where a budget for it is given and the
-//! problem is small, an exact search then tries peaks between the bound and the best so far. The search ends at
+//! right of it. Where a budget for it is given and the problem is small, an exact search then tries peaks between the
+//! bound and the best so far; elsewhere, rounds that promote the blocks that stuck out follow. The search ends at
 //! the bound or when its budgets are spent; it never looks at a clock, so equal problems give equal offsets.
 //!
 //! Free gaps come from a segment tree over time whose nodes hold unions of offset ranges.
@@ -26,12 +26,12 @@
 mod exact;
 mod occupancy;
 mod orders;
+mod refine;
 mod table;
 mod verify;
 
 use thiserror::Error;
 
-use exact::{Answer, Exact};
 use occupancy::Occupancy;
 use orders::Fit;
 
@@ -79,7 +79,7 @@ pub struct Config {
 impl Config {
     /// A search that takes its time: seconds on hard problems.
     pub fn thorough() -> Self {
-        Config { work: 1_000_000, rounds: 32, exact: 1_000_000, ..Config::default() }
+        Config { work: 1_000_000, rounds: 32, exact: 400_000, ..Config::default() }
     }
 }
 
@@ -169,37 +169,16 @@ pub fn pack(blocks: &[Block], config: &Config) -> Result<Packing, PackError> {
             break;
         }
     }
-    let best = search.promote(best.unwrap_or_default(), goal, budget);
-    let ((peak, offsets, order), more) = refine(blocks, &spans, best, goal, config.exact);
+    let mut best = best.unwrap_or_default();
+    let mut more = 0;
+    if best.0 > goal && config.exact > 0 {
+        (best, more) = refine::refine(blocks, &spans, best, (bound, goal), config.exact);
+    }
+    if more == 0 {
+        best = search.promote(best, goal, budget);
+    }
+    let (peak, offsets, order) = best;
     Ok(Packing { offsets, peak, bound, at_bound, order, work: search.work + more })
-}
-
-/// The largest problem for exact search, which recurses as deep as there are blocks: a thread of 2 MiB holds it.
-const EXACT_BLOCKS: usize = 1_200;
-
-/// Looks for a packing at the goal, then, by halving, for the lowest peak above it that some search reaches, each
-/// search with a part of the budget. The number of placements stands beside the result.
-fn refine(blocks: &[Block], spans: &Spans, mut best: Found, goal: u64, budget: u64) -> (Found, u64) {
-    if best.0 <= goal || budget == 0 {
-        return (best, 0);
-    }
-    let Some(mut exact) = Exact::new(blocks, spans, EXACT_BLOCKS) else {
-        return (best, 0);
-    };
-    // No search reached `low`, or none was made.
-    let (mut low, mut target, mut part) = (goal, goal, budget / 2);
-    while target < best.0 && exact.work < budget && part > 0 {
-        match exact.within(target, part.min(budget - exact.work)) {
-            Answer::Found(offsets) => {
-                let ends = blocks.iter().zip(&offsets).filter(|(b, _)| b.size > 0).map(|(b, o)| b.size + o);
-                best = (ends.max().unwrap_or(0), offsets, "exact");
-            }
-            Answer::Impossible | Answer::Open => low = target + 1,
-        }
-        target = low + (best.0 - low) / 2;
-        part = budget / 16;
-    }
-    (best, exact.work)
 }
 
 /// The largest sum of sizes that are alive at one instant.

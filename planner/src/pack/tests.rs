@@ -2,6 +2,7 @@
 
 use proptest::prelude::*;
 
+use super::exact::{Answer, Exact};
 use super::*;
 
 /// Packs blocks written `start..end: size`, one a word; `@offset` gives an offset.
@@ -227,13 +228,13 @@ proptest! {
         let blocks: Vec<Block> = blocks.iter().map(block).collect();
         let least = least_peak(&blocks, &mut vec![None; blocks.len()]);
         let spans = Spans::new(&blocks);
-        let mut exact = Exact::new(&blocks, &spans, 10).expect("neither wrapped nor given");
-        let Answer::Found(offsets) = exact.within(least, 1_000_000) else {
+        let exact = Exact::new(&blocks, &spans, 10).expect("neither wrapped nor given");
+        let Answer::Found(offsets) = exact.search(least).run(1_000_000) else {
             panic!("there is a packing of {least}: {blocks:?}");
         };
         prop_assert_eq!(verify(&blocks, &offsets).map(|v| v.peak), Ok(least));
         if least > 0 {
-            prop_assert_eq!(exact.within(least - 1, 1_000_000), Answer::Impossible);
+            prop_assert_eq!(exact.search(least - 1).run(1_000_000), Answer::Impossible);
         }
     }
 }
@@ -265,12 +266,12 @@ fn least_peak(blocks: &[Block], offsets: &mut Vec<Option<u64>>) -> u64 {
 
 #[test]
 fn exact_search_is_for_problems_that_it_knows() {
-    for text in ["3..1:8 0..1:4", "0..2:8@0", "0..1:1 0..1:1 0..1:1"] {
+    for text in ["3..1:8 0..1:4", "0..2:8@0", "0..1:1 0..1:1 0..1:1", "0..1:1 0..1:70368744177664"] {
         let b = blocks(text);
         assert!(Exact::new(&b, &Spans::new(&b), 2).is_none(), "{text}");
     }
     // With no budget it says that it does not know.
     let b = blocks("0..1:1 0..1:1");
-    let mut exact = Exact::new(&b, &Spans::new(&b), 2).expect("a problem");
-    assert_eq!(exact.within(2, 0), Answer::Open);
+    let exact = Exact::new(&b, &Spans::new(&b), 2).expect("a problem");
+    assert_eq!(exact.search(2).run(0), Answer::Open);
 }

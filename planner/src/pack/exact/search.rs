@@ -1,0 +1,302 @@
+//! The search tree of [`Exact`]: niches are asked what rests on them until nothing is left.
+//!
+//! Where no block that is left connects two stretches of sections, these are solved one after another, and a failure
+//! goes back to where they parted. The tree is walked with a stack of its own, so depth costs no more than memory.
+
+use std::collections::HashSet;
+
+use super::skyline::Skyline;
+use super::{Answer, Exact};
+
+/// The number of failures that end each of the first turns.
+const FIRST_TURN: u64 = 200;
+
+/// The number of turns after which turns grow by half.
+const EQUAL_TURNS: u64 = 3;
+
+/// The number of blocks read in sections that counts as one placement.
+const READ: u64 = 2_048;
+
+/// The number of failures that are remembered at most.
+const REMEMBERED: usize = 1 << 20;
+
+/// Stands for no question and no block.
+const NONE: u32 = u32::MAX;
+
+/// A stretch of sections whose blocks must still be placed, the question that it came from, and what comes after.
+#[derive(Clone, Copy)]
+struct Task {
+    from: usize,
+    to: usize,
+    parent: u32,
+    next: u32,
+}
+
+/// A section of a niche and its possible answers.
+struct Question {
+    task: Task,
+    section: usize,
+    height: u64,
+    /// The blocks that may rest there, the next one last, and [`NONE`] for none of them.
+    answers: Vec<u32>,
+    mark: usize,
+    /// The number of tasks before its answers.
+    tasks: usize,
+    key: u128,
+    /// Whether the last answer was a block with nothing left above it: no other answer is better.
+    open: bool,
+}
+
+/// A search for a packing of at most some peak, which can be continued.
+pub struct Search<'a> {
+    problem: &'a Exact,
+    skyline: Skyline<'a>,
+    /// Blocks of low rank are tried first.
+    rank: Vec<u32>,
+    /// How often each section could not be stacked, of late.
+    weight: Vec<f64>,
+    /// What is left to do besides the question on top of the stack.
+    tasks: Vec<Task>,
+    stack: Vec<Question>,
+    failed: HashSet<u128>,
+    turn: u64,
+    /// The failures that end a turn, and those of this one.
+    length: u64,
+    failures: u64,
+    placements: u64,
+}
+
+enum End {
+    Found,
+    Impossible,
+    Spent,
+}
+
+impl<'a> Search<'a> {
+    /// A search with this capacity in units.
+    pub fn new(problem: &'a Exact, capacity: u64) -> Self {
+        Search {
+            problem,
+            skyline: Skyline::new(problem, capacity),
+            rank: Vec::new(),
+            weight: vec![1.0; problem.sections.len()],
+            tasks: Vec::new(),
+            stack: Vec::new(),
+            failed: HashSet::new(),
+            turn: 0,
+            length: FIRST_TURN,
+            failures: 0,
+            placements: 0,
+        }
+    }
+
+    /// The work so far, in placements.
+    pub fn work(&self) -> u64 {
+        self.placements + self.skyline.read / READ
+    }
+
+    /// Searches on until the work so far is `limit`.
+    pub fn run(&mut self, limit: u64) -> Answer {
+        if self.skyline.conclude().is_err() {
+            return Answer::Impossible;
+        }
+        let ground = self.skyline.mark();
+        while self.work() < limit {
+            self.rank = self.problem.rank(self.turn);
+            self.failures = 0;
+            let end = self.walk(limit);
+            if let End::Found = end {
+                return Answer::Found(self.problem.offsets(&self.skyline.low));
+            }
+            self.skyline.undo(ground);
+            if let End::Impossible = end {
+                return Answer::Impossible;
+            }
+            self.weight.iter_mut().for_each(|w| *w = (*w + 1.0) / 2.0);
+            self.turn += 1;
+            if self.turn.is_multiple_of(EQUAL_TURNS) {
+                self.length += self.length / 2;
+            }
+        }
+        Answer::Open
+    }
+
+    /// One turn.
+    fn walk(&mut self, limit: u64) -> End {
+        self.stack.clear();
+        self.tasks.clear();
+        let mut next = self.part(0, self.problem.sections.len(), NONE, NONE);
+        while next != NONE {
+            self.ask(next);
+            next = loop {
+                if self.work() >= limit || self.failures >= self.length {
+                    return End::Spent;
+                }
+                match self.answer() {
+                    Some(task) => break task,
+                    None if self.back() => {}
+                    None => return End::Impossible,
+                }
+            };
+        }
+        End::Found
+    }
+
+    /// Adds the stretches between `from` and `to` that blocks connect to the tasks; the first one to do.
+    fn part(&mut self, from: usize, to: usize, parent: u32, mut next: u32) -> u32 {
+        let mut parts = Vec::new();
+        let mut start = from;
+        for s in from + 1..=to {
+            if s == to || self.skyline.crossing[s] == 0 {
+                if !self.skyline.alive(start).is_empty() {
+                    parts.push((start, s));
+                }
+                start = s;
+            }
+        }
+        // Small ones first.
+        parts.sort_by_key(|&(from, to)| std::cmp::Reverse(to - from));
+        for (from, to) in parts {
+            self.tasks.push(Task { from, to, parent, next });
+            next = self.tasks.len() as u32 - 1;
+        }
+        next
+    }
+
+    /// Puts the question of a task on the stack; one that has failed before has no answers.
+    fn ask(&mut self, task: u32) {
+        let task = self.tasks[task as usize];
+        let key = self.skyline.key(task.from, task.to);
+        let (section, answers) =
+            if self.failed.contains(&key) { (task.from, Vec::new()) } else { self.choose(task) };
+        let (height, mark) = (self.skyline.height[section], self.skyline.mark());
+        let tasks = self.tasks.len();
+        self.stack.push(Question { task, section, height, answers, mark, tasks, key, open: false });
+    }
+
+    /// The section of a niche that is asked, and its possible answers, the first one last.
+    fn choose(&self, task: Task) -> (usize, Vec<u32>) {
+        let height = &self.skyline.height[..];
+        let mut best = (f64::INFINITY, task.from);
+        let mut start = task.from;
+        for s in task.from + 1..=task.to {
+            if s < task.to && height[s] == height[start] {
+                continue;
+            }
+            let niche = start..s;
+            start = s;
+            let walls =
+                [niche.start.checked_sub(1).filter(|&l| l >= task.from), Some(s).filter(|&r| r < task.to)];
+            if walls.into_iter().flatten().any(|wall| height[wall] < height[niche.start]) {
+                continue;
+            }
+            for section in niche {
+                let score = self.score(section, best.0);
+                if score < best.0 {
+                    best = (score, section);
+                }
+            }
+        }
+        let section = best.1;
+        let mut resting: Vec<u32> = self.resting(section).collect();
+        resting.sort_unstable_by_key(|&b| self.rank[b as usize]);
+        let shape = |b: u32| {
+            (self.problem.life[b as usize], self.problem.size[b as usize], self.problem.align[b as usize])
+        };
+        // Of equal blocks, one is enough.
+        let first = |i: usize| !resting[..i].iter().any(|&b| shape(b) == shape(resting[i]));
+        let chosen = (0..resting.len()).filter(|&i| first(i)).map(|i| resting[i]);
+        let mut answers: Vec<u32> = chosen.chain([NONE]).collect();
+        answers.reverse();
+        (section, answers)
+    }
+
+    /// The blocks of a section that may rest on its height.
+    fn resting(&self, section: usize) -> impl Iterator<Item = u32> + '_ {
+        let height = self.skyline.height[section];
+        self.skyline.alive(section).iter().copied().filter(move |&b| self.skyline.low[b as usize] == height)
+    }
+
+    /// How good it is to ask a section of a niche, low being good: low niches, where nothing may be wasted, few
+    /// answers, and where it failed. Found by trial on the published problems.
+    fn score(&self, section: usize, best: f64) -> f64 {
+        let skyline = &self.skyline;
+        let capacity = skyline.capacity.max(1) as f64;
+        let slack = skyline.capacity - skyline.height[section] - skyline.left[section];
+        let none = if slack == 0 { 0.0 } else { 0.5 };
+        let depth = skyline.height[section] as f64 / capacity + 0.3 * (slack as f64 / capacity) + 0.02;
+        let factor = depth / self.weight[section];
+        if factor * (1.0 + none) >= best {
+            return best;
+        }
+        factor * (self.resting(section).count() as f64 + none)
+    }
+
+    /// Gives the question on top its next answer that leads on; the first task that is left then.
+    fn answer(&mut self) -> Option<u32> {
+        let at = self.stack.len() - 1;
+        while !self.stack[at].open {
+            let (b, section, height) = {
+                let top = &mut self.stack[at];
+                (top.answers.pop()?, top.section, top.height)
+            };
+            self.placements += 1;
+            let mut failed = Some(section);
+            if b != NONE {
+                let meets = &self.problem.meets[b as usize];
+                self.stack[at].open = meets.iter().all(|&o| self.skyline.placed[o as usize]);
+                self.skyline.place(b, height);
+                failed = self.skyline.conclude().err();
+            } else if let Some(to) = self.above(section) {
+                self.skyline.lift(section, to);
+                failed = self.skyline.conclude().err();
+            }
+            let Question { task, mark, .. } = self.stack[at];
+            let Some(section) = failed else {
+                return Some(self.part(task.from, task.to, at as u32, task.next));
+            };
+            self.weight[section] += 1.0;
+            self.failures += 1;
+            self.skyline.undo(mark);
+        }
+        None
+    }
+
+    /// The lowest that a block of this section can lie if none rests on its height: where the lows of the others are,
+    /// or on a block beside the section.
+    fn above(&self, section: usize) -> Option<u64> {
+        let skyline = &self.skyline;
+        let most = skyline.capacity - skyline.left[section];
+        let beside = |&o: &u32| {
+            let (from, to) = self.problem.life[o as usize];
+            !skyline.placed[o as usize] && !(from..to).contains(&section)
+        };
+        let end = |o: u32| skyline.low[o as usize] + self.problem.size[o as usize];
+        let lowest = |&b: &u32| match skyline.low[b as usize] {
+            low if low > skyline.height[section] => low,
+            _ => {
+                let ends = self.problem.meets[b as usize].iter().copied().filter(|o| beside(o)).map(end);
+                ends.min().unwrap_or(u64::MAX / 2).next_multiple_of(self.problem.align[b as usize])
+            }
+        };
+        skyline.alive(section).iter().map(lowest).min().filter(|&to| to <= most)
+    }
+
+    /// Goes back from the question on top, which has failed, to the one that it came from; whether there is one.
+    fn back(&mut self) -> bool {
+        let Some(Question { task, key, .. }) = self.stack.pop() else {
+            return false;
+        };
+        if self.failed.len() < REMEMBERED {
+            self.failed.insert(key);
+        }
+        self.stack.truncate((task.parent as usize).saturating_add(1));
+        if task.parent == NONE {
+            return false;
+        }
+        let top = &self.stack[task.parent as usize];
+        self.tasks.truncate(top.tasks);
+        self.skyline.undo(top.mark);
+        true
+    }
+}

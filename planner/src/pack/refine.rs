@@ -1,0 +1,91 @@
+//! Lower and lower peaks by exact search, for problems that are small enough for it.
+//!
+//! The first peak that is tried lies near the bound, where an answer is quickly found; then the goal is tried and, by
+//! halving, what lies between it and the best so far; all that again with more work until the goal is reached, or
+//! shown to be out of reach, or the budget is spent.
+
+use super::exact::{Answer, Exact, Search};
+use super::{Block, Found, Spans};
+
+/// The largest problem for exact search.
+const BLOCKS: usize = 1_200;
+
+/// The work with which each peak is tried first, in all and for each block.
+const FIRST_TRIAL: u64 = 4_000;
+const FIRST_TRIAL_EACH: u64 = 16;
+
+/// The part of the bound that the first peak lies above it.
+const NEAR: u64 = 20;
+
+/// Improves `best` within a budget of work. The work done stands beside the result; it is none if the problem is not of
+/// the kind that is searched.
+pub fn refine(
+    blocks: &[Block],
+    spans: &Spans,
+    best: Found,
+    (bound, goal): (u64, u64),
+    budget: u64,
+) -> (Found, u64) {
+    let Some(exact) = Exact::new(blocks, spans, BLOCKS) else {
+        return (best, 0);
+    };
+    let mut trials = Trials { blocks, exact: &exact, best, least: goal, budget, spent: 0 };
+    let mut at_goal = exact.search(goal);
+    let mut work = FIRST_TRIAL.max(FIRST_TRIAL_EACH * blocks.len() as u64);
+    let near = bound + bound / NEAR;
+    if goal < near && near < trials.best.0 {
+        trials.run(&mut exact.search(near), near, work);
+    }
+    while trials.open() {
+        if trials.least == goal {
+            trials.run(&mut at_goal, goal, work);
+        }
+        // Nothing was found below this in this round.
+        let mut low = trials.least.max(goal + 1);
+        while low < trials.best.0 && trials.open() {
+            let peak = low + (trials.best.0 - low) / 2;
+            if !trials.run(&mut exact.search(peak), peak, work) {
+                low = peak + 1;
+            }
+        }
+        work *= 4;
+    }
+    (trials.best, trials.spent)
+}
+
+struct Trials<'a> {
+    blocks: &'a [Block],
+    exact: &'a Exact,
+    best: Found,
+    /// No lower peak is wanted or possible.
+    least: u64,
+    budget: u64,
+    spent: u64,
+}
+
+impl Trials<'_> {
+    /// Whether there is something to look for, and work left for it.
+    fn open(&self) -> bool {
+        self.best.0 > self.least && self.spent < self.budget
+    }
+
+    /// Continues the search for a peak; whether it was reached.
+    fn run(&mut self, search: &mut Search<'_>, peak: u64, work: u64) -> bool {
+        let before = search.work();
+        let answer = search.run(before + work.min(self.budget - self.spent));
+        self.spent += (search.work() - before).max(1);
+        match answer {
+            Answer::Found(offsets) => {
+                let ends =
+                    self.blocks.iter().zip(&offsets).filter(|(b, _)| b.size > 0).map(|(b, o)| b.size + o);
+                self.best = (ends.max().unwrap_or(0), offsets, "exact");
+                true
+            }
+            Answer::Impossible => {
+                self.least = self.least.max(self.exact.above(peak));
+                false
+            }
+            Answer::Open => false,
+        }
+    }
+}
