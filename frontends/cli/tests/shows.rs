@@ -279,8 +279,15 @@ fn pack_writes_offsets_and_says_when_the_capacity_is_not_met() {
 #[test]
 fn pack_meets_the_capacities_of_published_problems() {
     // Orders alone leave these 10 to 20 % above their bounds.
-    for name in ["A", "C", "D", "F", "G", "J"] {
-        let text = stdout(&format!("pack ../packing/minimalloc/{name}.1048576.csv --capacity 1048576"));
+    let packs = |name: &str, capacity: u64| {
+        let text = stdout(&format!("pack ../packing/minimalloc/{name}.1048576.csv --capacity {capacity}"));
         assert!(text.contains("order  exact"), "{text}");
+    };
+    for name in ["A", "C", "D", "F", "G", "I", "J"] {
+        packs(name, 1_048_576);
+    }
+    // MiniMalloc's own search is not known to reach less than 1,029,120 here.
+    for name in ["D", "J"] {
+        packs(name, 1_028_096);
     }
 }
