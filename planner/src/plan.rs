@@ -366,6 +366,10 @@ pub struct Decision {
     pub collective: String,
     /// The nodes of the planned program that run it.
     pub nodes: Vec<String>,
+    /// Of each of `nodes`, the most blocks of its kernel on GPUs, if the machine's profile says so for all; 0 where it
+    /// is no kernel of symmc's. All ranks launch as many.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub blocks: Vec<u32>,
     /// The name of what was chosen, as in `alternatives`.
     pub chosen: String,
     /// Bytes that the estimates are for: the tensor of an all-reduce or all-to-all, the result of an

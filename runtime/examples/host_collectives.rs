@@ -299,6 +299,7 @@ fn profile(measured: &Measured) -> Result<(), Failure> {
             note: String::new(),
             points: points.iter().enumerate().map(|(i, p)| (p.0, p.1.max(floor(i)))).collect(),
             spread: Vec::new(),
+            blocks: vec![],
         }
     };
     let cores = std::thread::available_parallelism()?;

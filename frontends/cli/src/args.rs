@@ -495,6 +495,9 @@ pub struct TuneArgs {
     /// Sizes in bytes [default: powers of two from 1 KiB to 256 MiB]
     #[arg(long, value_name = "BYTES,…", value_delimiter = ',', value_parser = parse_bytes)]
     pub bytes: Vec<usize>,
+    /// The numbers of blocks that kernels are tried with, the best of which the profile keeps
+    #[arg(long, value_name = "N,…", value_delimiter = ',', default_value = "8,16,32,64,128", value_parser = clap::value_parser!(u32).range(1..=128))]
+    pub blocks: Vec<u32>,
     /// How often each case is replayed, ten calls at a time
     #[arg(long, default_value_t = 20, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=10_000))]
     pub replays: u32,

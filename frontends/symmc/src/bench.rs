@@ -48,7 +48,8 @@ pub fn collectives(
     answers(&host::launch(&job, command)?)
 }
 
-/// The profile of a machine from what its ranks measured; a point is the slowest rank's median.
+/// The profile of a machine from what its ranks measured; a point is the slowest rank's median, with the number of
+/// blocks, of those that were tried, for which that is least.
 ///
 /// Times never fall with the size, and dropping an exit barrier never costs: where measurements say otherwise,
 /// which is noise, the larger size's time holds for the smaller, and the barrier costs nothing.
@@ -62,12 +63,16 @@ pub fn profile(name: &str, measured: &[Measurements], date: &str) -> Result<Prof
     };
     let mut copies = Points::default();
     for (i, (bytes, _)) in first.copies.iter().enumerate() {
-        copies.push(*bytes, measured.iter().filter_map(|m| m.copies.get(i).map(|c| c.1)));
+        copies.push(*bytes, None, measured.iter().filter_map(|m| m.copies.get(i).map(|c| c.1)));
     }
     let mut series: IndexMap<(&str, &str, Option<bool>), Points> = IndexMap::new();
     for (i, m) in first.collectives.iter().enumerate().filter(|(_, m)| m.us.is_some()) {
         let points = series.entry((m.collective.as_str(), m.variant.as_str(), m.exit)).or_default();
-        points.push(m.bytes, measured.iter().filter_map(|m| m.collectives.get(i).and_then(|c| c.us)));
+        points.push(
+            m.bytes,
+            m.blocks,
+            measured.iter().filter_map(|m| m.collectives.get(i).and_then(|c| c.us)),
+        );
     }
     copies.settle();
     series.values_mut().for_each(Points::settle);
@@ -86,6 +91,7 @@ pub fn profile(name: &str, measured: &[Measurements], date: &str) -> Result<Prof
             note: String::new(),
             points: points.list,
             spread: points.spread,
+            blocks: points.blocks,
         }
     });
     let about = format!(
@@ -108,15 +114,27 @@ pub fn profile(name: &str, measured: &[Measurements], date: &str) -> Result<Prof
 struct Points {
     list: Vec<(u64, f64)>,
     spread: Vec<f64>,
+    /// One for each point, or none.
+    blocks: Vec<u32>,
 }
 
 impl Points {
-    /// The slowest of the ranks' least, median and most times.
-    fn push(&mut self, bytes: usize, times: impl Iterator<Item = [f64; 3]>) {
+    /// The slowest of the ranks' least, median and most times, unless the same bytes took less with other blocks.
+    fn push(&mut self, bytes: usize, blocks: Option<u32>, times: impl Iterator<Item = [f64; 3]>) {
         let Some([least, median, most]) = times.max_by(|a, b| a[1].total_cmp(&b[1])) else { return };
         let round = |x: f64, digits: f64| (x * digits).round() / digits;
-        self.list.push((bytes as u64, round(median, 1e3)));
+        let point = (bytes as u64, round(median, 1e3));
+        if let Some(&(_, us)) = self.list.last().filter(|p| p.0 == point.0) {
+            if us <= point.1 {
+                return;
+            }
+            self.list.pop();
+            self.spread.pop();
+            self.blocks.pop();
+        }
+        self.list.push(point);
         self.spread.push(round((most - least) / median, 1e3));
+        self.blocks.extend(blocks);
     }
 
     /// Takes a larger size's time where it is lower.
@@ -174,4 +192,79 @@ fn answers<T: DeserializeOwned>(outputs: &[Vec<Tensor>]) -> Result<Vec<T>, Error
             .map_err(|e| Error::Request(format!("a rank's answer is not understood: {e}")))
     };
     outputs.iter().map(read).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use symmc_cuda::bench::Measured;
+    use symmc_ir::DType;
+    use symmc_ir::collective::{CollectiveKind, ReduceOp, Variant};
+    use symmc_runtime::Registry;
+    use symmc_runtime::exec::{ExecConfig, Executor, Work};
+
+    use super::*;
+    use crate::program::Program;
+
+    /// What a rank measured of one-shot all-reduces: bytes, blocks and the median.
+    fn rank(cases: &[(usize, u32, f64)]) -> Measurements {
+        let case = |&(bytes, blocks, us): &(usize, u32, f64)| Measured {
+            collective: "all_reduce".into(),
+            variant: "one_shot".into(),
+            exit: Some(false),
+            bytes,
+            blocks: Some(blocks),
+            us: Some([us, us, us * 1.5]),
+            failed: None,
+        };
+        Measurements {
+            machine: "a machine".into(),
+            multiprocessors: 132,
+            copies: vec![(1024, [1.0; 3]), (1 << 20, [2.0; 3])],
+            collectives: cases.iter().map(case).collect(),
+            norms: vec![],
+        }
+    }
+
+    #[test]
+    fn a_profile_keeps_the_blocks_that_are_fastest_on_the_slowest_rank() {
+        let measured = [
+            rank(&[(1024, 8, 3.0), (1024, 16, 2.5), (4096, 8, 5.0), (4096, 16, 4.0), (4096, 32, 4.5)]),
+            rank(&[(1024, 8, 3.0), (1024, 16, 3.5), (4096, 8, 5.0), (4096, 16, 4.0), (4096, 32, 3.0)]),
+        ];
+        let profile = profile("p", &measured, "today").expect("measurements");
+        let [curve] = &profile.curves[..] else { panic!("{:?}", profile.curves) };
+        assert_eq!((&curve.points[..], &curve.blocks[..]), (&[(1024, 3.0), (4096, 4.0)][..], &[8, 16][..]));
+        assert_eq!(curve.spread, [0.5; 2]);
+        assert_eq!(Profile::from_json(&profile.to_json()).expect("what was written"), profile);
+    }
+
+    #[test]
+    fn the_blocks_of_a_profile_reach_the_kernels_call() {
+        let mut profile = Profile::builtin("h200x2").expect("built in");
+        for curve in &mut profile.curves {
+            let (first, variant) = (curve.points[0].0, Variant::from_name(&curve.variant));
+            let kernel = variant.is_some_and(|v| !v.is_library());
+            // One more for each point.
+            curve.blocks = curve.points.iter().map(|p| 3 + (p.0 / first).ilog2()).collect();
+            curve.blocks.retain(|_| kernel);
+        }
+        let text = "program \"p\" ranks 2\nsymbol n in 1..=65536\ngroup @all world\narg %x: bf16[n, 4]\n\
+                    %y: bf16[n, 4] = neg %x\n%z: bf16[n, 4] = all_reduce %y op=sum group=@all\nreturn %z\n";
+        let graph = text::parse(text).expect("a program");
+        let config = crate::Config { profile: profile.clone(), ..crate::Config::default() };
+        let plan =
+            crate::compile(&Program::from_graph(graph).expect("it verifies"), &config).expect("a plan");
+        let decision = &plan.buckets[0].decisions[0];
+        let registry = Registry::new();
+        let mut executor = Executor::new(&plan, 0, &registry, ExecConfig::default()).expect("a plan");
+        let mut bindings = Bindings::new();
+        bindings.set(plan.source_program().symbols.keys().next().expect("n"), 16);
+        let bound = executor.bind(&bindings).expect("it serves 16");
+        let call =
+            bound.steps.iter().find_map(|s| if let Work::Collective(c) = &s.work { Some(c) } else { None });
+        let (call, sum) = (call.expect("an all-reduce"), CollectiveKind::AllReduce(ReduceOp::Sum));
+        let expected = profile.blocks(&sum, call.variant, decision.bytes, 2);
+        assert_eq!((decision.chosen.as_str(), call.dtype), (call.variant.name(), DType::BF16));
+        assert!(expected.is_some_and(|b| b > 3) && call.blocks == expected, "{:?} {expected:?}", call.blocks);
+    }
 }

@@ -1,10 +1,11 @@
 //! From a program to a checked plan: the pipeline of passes and planner, bucket by bucket.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashMap};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
 use indexmap::IndexMap;
+use symmc_ir::collective::Collective;
 use symmc_ir::dim::SymbolId;
 use symmc_ir::machine::Profile;
 use symmc_ir::{Graph, InputId, InputKind, Variant, parallel};
@@ -93,7 +94,10 @@ pub fn compile_timed(program: &Program, config: &Config) -> Result<(CheckedPlan,
     let nodes = ranges.len() * canonical.nodes.len();
     let inputs: Result<Vec<BucketInput>, String> = parallel::map(ranges, nodes, |symbols| {
         let (graph, choices) = lower(&canonical, config, &symbols, &bound)?;
-        Ok(BucketInput { graph, decisions: choices.into_iter().map(decision).collect() })
+        let collectives = collectives(&graph);
+        let decided = |choice| decision(choice, &graph, &collectives, &config.profile);
+        let decisions = choices.into_iter().map(decided).collect();
+        Ok(BucketInput { graph, decisions })
     })
     .into_iter()
     .collect();
@@ -199,7 +203,25 @@ fn lower(
     symmc_passes::lower(canonical, &lower).map_err(|e| e.to_string())
 }
 
-fn decision(choice: Choice) -> Decision {
+/// The collectives of a program by the name of their node.
+fn collectives(graph: &Graph) -> HashMap<&str, &Collective> {
+    graph.nodes.iter().filter_map(|(n, node)| Some((graph.node_name(n), node.op.as_collective()?))).collect()
+}
+
+fn decision(
+    choice: Choice,
+    graph: &Graph,
+    collectives: &HashMap<&str, &Collective>,
+    profile: &Profile,
+) -> Decision {
+    let blocks = |name: &String| {
+        let c = collectives.get(name.as_str())?;
+        profile.blocks(&c.kind, c.variant?, choice.bytes, graph.group_size(c.group)?)
+    };
+    let mut blocks: Vec<u32> = choice.nodes.iter().map(|n| blocks(n).unwrap_or(0)).collect();
+    if blocks.iter().all(|&b| b == 0) {
+        blocks.clear();
+    }
     let alternatives = choice
         .alternatives
         .into_iter()
@@ -208,6 +230,7 @@ fn decision(choice: Choice) -> Decision {
     Decision {
         collective: choice.collective,
         nodes: choice.nodes,
+        blocks,
         chosen: choice.chosen,
         bytes: choice.bytes,
         alternatives,

@@ -28,6 +28,10 @@ pub struct Curve {
     /// is known.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub spread: Vec<f64>,
+    /// Of each point, the most blocks of a kernel that the time is for, if the variant is a kernel and that is known;
+    /// all ranks launch as many.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub blocks: Vec<u32>,
 }
 
 /// The time of a copy within the memory of one rank by its size.
@@ -72,6 +76,12 @@ impl Curve {
     /// The time in microseconds for `bytes`, on this curve's number of ranks.
     pub fn at(&self, bytes: u64) -> f64 {
         at(&self.points, bytes)
+    }
+
+    /// The most blocks of a kernel for `bytes`: those of the last point that is not larger, or of the first.
+    pub fn blocks_at(&self, bytes: u64) -> Option<u32> {
+        let above = self.points.partition_point(|p| p.0 <= bytes);
+        self.blocks.get(above.saturating_sub(1)).copied()
     }
 }
 
@@ -138,6 +148,19 @@ mod tests {
         {
             assert_eq!(at(&points, bytes), us, "{bytes}");
         }
+    }
+
+    #[test]
+    fn blocks_are_those_of_the_point_below() {
+        let mut curve: Curve = serde_json::from_str(
+            r#"{"collective": "all_reduce", "variant": "one_shot", "ranks": 2, "source": "measured",
+                "points": [[1000, 5.0], [2000, 6.0]], "blocks": [8, 32]}"#,
+        )
+        .expect("a curve");
+        let found = [1, 1000, 1999, 2000, 1 << 40].map(|bytes| curve.blocks_at(bytes));
+        assert_eq!(found, [8, 8, 8, 32, 32].map(Some));
+        curve.blocks.clear();
+        assert_eq!(curve.blocks_at(1000), None);
     }
 
     #[test]

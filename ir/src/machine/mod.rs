@@ -184,6 +184,15 @@ impl Profile {
             .min_by_key(|c| (c.ranks.abs_diff(ranks), c.ranks))
     }
 
+    /// The most blocks of the kernel that runs a collective on a GPU, if its curve says so; for the rest see
+    /// [`estimate`](Self::estimate).
+    pub fn blocks(&self, kind: &CollectiveKind, variant: Variant, bytes: u64, ranks: u32) -> Option<u32> {
+        // Whether an exit barrier runs makes no difference to what is between.
+        [Some(false), Some(true)]
+            .into_iter()
+            .find_map(|exit| self.curve(kind, variant, exit, ranks).and_then(|c| c.blocks_at(bytes)))
+    }
+
     /// The variants that have a curve for collectives of this kind, in order of [`Variant::ALL`].
     pub fn variants(&self, kind: &CollectiveKind) -> Vec<Variant> {
         let has =
@@ -219,6 +228,13 @@ fn check_curve(curve: &Curve) -> Result<(), String> {
     if !curve.spread.is_empty() && curve.spread.len() != curve.points.len() {
         let (points, spread) = (curve.points.len(), curve.spread.len());
         return Err(format!("{spread} spreads for {points} points, expected one each or none"));
+    }
+    if !curve.blocks.is_empty() && curve.blocks.len() != curve.points.len() {
+        let (points, blocks) = (curve.points.len(), curve.blocks.len());
+        return Err(format!("{blocks} numbers of blocks for {points} points, expected one each or none"));
+    }
+    if curve.blocks.contains(&0) {
+        return Err("0 blocks, expected at least 1".into());
     }
     Ok(())
 }
@@ -329,6 +345,8 @@ mod tests {
         refused(&|p| p.curves.push(p.curves[3].clone()), "it is given twice");
         refused(&|p| p.curves[0].points.clear(), "it has no points");
         refused(&|p| p.curves[0].spread = vec![0.5], "1 spreads for ");
+        refused(&|p| p.curves[0].blocks = vec![8], "1 numbers of blocks for ");
+        refused(&|p| p.curves[0].blocks = vec![0; p.curves[0].points.len()], "0 blocks, expected at least 1");
         refused(&|p| p.multiprocessors = Some(0), "curve multiprocessors: 0, expected at least 1");
         refused(&|p| p.copy.points.reverse(), "curve copy: the bytes");
         refused(&|p| p.curves[0].points[0].1 = -1.0, "-1 µs at");

@@ -89,6 +89,7 @@ mod tests {
             note: String::new(),
             points: vec![(1000, 3.0), (2000, 6.0)],
             spread: vec![],
+            blocks: vec![],
         };
         assert_eq!(scaled(&curve("all_reduce", "one_shot"), 2000, 8), 3.0 + 3.0 * 7.0 / 3.0);
         assert_eq!(scaled(&curve("all_reduce", "two_shot"), 2000, 2), 3.0 + 3.0 * (1.0 / 1.5));

@@ -210,6 +210,10 @@ pub fn decisions(schedule: &Schedule<'_>, sources: &HashSet<&str>, errors: &mut 
                 None => unknown(node),
             }
         }
+        if !d.blocks.is_empty() && d.blocks.len() != d.nodes.len() {
+            let (collective, found, expected) = (d.collective.clone(), d.blocks.len(), d.nodes.len());
+            errors.push(CheckError::DecisionBlocks { bucket, collective, found, expected });
+        }
         if d.alternatives.iter().all(|a| a.name != d.chosen) {
             let (collective, found) = (d.collective.clone(), d.chosen.clone());
             errors.push(CheckError::DecisionChosen { bucket, collective, found });

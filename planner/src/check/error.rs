@@ -245,6 +245,10 @@ pub enum CheckError {
         "bucket {bucket}: the decision for %{collective} chose {found}, which is none of its alternatives"
     )]
     DecisionChosen { bucket: usize, collective: String, found: String },
+    #[error(
+        "bucket {bucket}: the decision on %{collective} has {found} numbers of blocks, expected {expected} or none"
+    )]
+    DecisionBlocks { bucket: usize, collective: String, found: usize, expected: usize },
     #[error("bucket {bucket}: %{node} belongs to {found} decisions, expected at most 1")]
     DecisionTwice { bucket: usize, node: String, found: usize },
     #[error("bucket {bucket}: {what} of the copy %{node} is {expected}, the plan says {found}")]

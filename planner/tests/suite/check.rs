@@ -344,6 +344,7 @@ fn decisions_and_copies() {
     let decision = |collective: &str, node: &str, chosen: &str| Decision {
         collective: collective.into(),
         nodes: vec![node.into()],
+        blocks: vec![],
         chosen: chosen.into(),
         bytes: 0,
         alternatives: vec![Alternative { name: "plain".into(), us: 1.0, copy_us: 0.0 }],
@@ -352,6 +353,10 @@ fn decisions_and_copies() {
     breaks("DecisionNode", |p| p.buckets[0].decisions.push(decision("r", "nothing", "plain")));
     breaks("DecisionNode", |p| p.buckets[0].decisions.push(decision("nothing", "r", "plain")));
     breaks("DecisionChosen", |p| p.buckets[0].decisions.push(decision("r", "r", "push")));
+    breaks("DecisionBlocks", |p| {
+        let blocks = vec![8, 16];
+        p.buckets[0].decisions.push(Decision { blocks, ..decision("r", "r", "plain") });
+    });
     breaks("DecisionTwice", |p| p.buckets[0].decisions = vec![decision("r", "r", "plain"); 2]);
     let copy = |node: &str, of: &str, bytes| ForcedCopy {
         node: node.into(),

@@ -633,6 +633,7 @@ fn decisions_stand_in_order_of_the_steps() {
     let decision = |node: &str| Decision {
         collective: node.into(),
         nodes: vec![node.into()],
+        blocks: vec![],
         chosen: "plain".into(),
         bytes: 1024,
         alternatives: vec![Alternative { name: "plain".into(), us: 1.000_049_9, copy_us: 0.0 }],

@@ -53,6 +53,8 @@ pub struct BenchConfig {
     pub replays: usize,
     /// All-reduces with a residual and a norm: rows, and elements of a row.
     pub norms: Vec<[usize; 2]>,
+    /// The most blocks that kernels of collectives are tried with; without any, as many as they have by themselves.
+    pub blocks: Vec<u32>,
 }
 
 /// One measured case.
@@ -66,6 +68,9 @@ pub struct Measured {
     pub exit: Option<bool>,
     /// The larger side in bytes.
     pub bytes: usize,
+    /// The most blocks that its kernel was given, if any were named.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub blocks: Option<u32>,
     /// Microseconds: least, median, most. `None` if it cannot run.
     pub us: Option<[f64; 3]>,
     /// What is wrong with its result, or why it cannot run.
@@ -87,8 +92,18 @@ pub struct Measurements {
     pub norms: Vec<MeasuredNorm>,
 }
 
-/// A case: what, of how many bytes, how, and whether a droppable exit barrier is kept.
-type Case = (CollectiveKind, usize, Variant, Option<bool>);
+/// What is measured by itself.
+#[derive(Clone, PartialEq, Debug)]
+struct Case {
+    kind: CollectiveKind,
+    /// The larger side.
+    bytes: usize,
+    variant: Variant,
+    /// Whether a droppable exit barrier is kept.
+    exit: Option<bool>,
+    /// The most blocks of its kernel.
+    blocks: Option<u32>,
+}
 
 /// Cases by collective, in the order in which they are measured: for each size the plain variant first.
 fn cases(config: &BenchConfig, ranks: u32) -> Vec<Case> {
@@ -109,17 +124,30 @@ fn cases(config: &BenchConfig, ranks: u32) -> Vec<Case> {
                 if variant == Variant::Packets && bytes > MOST_PACKETS {
                     continue;
                 }
-                match contract.exit {
-                    Exit::Droppable => {
-                        out.push((kind.clone(), bytes, variant, Some(false)));
-                        out.push((kind.clone(), bytes, variant, Some(true)));
-                    }
-                    _ => out.push((kind.clone(), bytes, variant, None)),
+                let exits = match contract.exit {
+                    Exit::Droppable => &[Some(false), Some(true)][..],
+                    _ => &[None],
+                };
+                for &exit in exits {
+                    let case = |blocks| Case { kind: kind.clone(), bytes, variant, exit, blocks };
+                    out.extend(tried(&config.blocks, variant, bytes).into_iter().map(case));
                 }
             }
         }
     }
     out
+}
+
+/// The numbers of blocks that a variant is tried with for so many bytes: of those beyond what the work can have, one.
+fn tried(blocks: &[u32], variant: Variant, bytes: usize) -> Vec<Option<u32>> {
+    if blocks.is_empty() || variant.is_library() || variant == Variant::Copies {
+        return vec![None];
+    }
+    // A block has at least a KiB.
+    let most = u32::try_from(bytes >> 10).unwrap_or(u32::MAX);
+    let first_beyond = blocks.iter().copied().filter(|&b| b >= most).min().unwrap_or(u32::MAX);
+    let within = blocks.iter().copied().filter(|&b| b < most || b == first_beyond);
+    within.map(Some).collect()
 }
 
 /// Measures all cases on this rank, together with its peers, and copies on the way.
@@ -241,7 +269,8 @@ impl<'a> Bench<'a> {
 
     /// Makes the communicator of a variant of the library, or says why there is none.
     fn communicator(&mut self, variant: Variant, limit: Duration) -> Result<Result<(), String>, CudaError> {
-        let steps = self.steps(&CollectiveKind::AllGather, 0, variant, None);
+        let kind = CollectiveKind::AllGather;
+        let steps = self.steps(&Case { kind, bytes: 0, variant, exit: None, blocks: None });
         let (device, exchange) = (self.rig.device.clone(), self.exchange);
         let arena = (self.rig._arena.address(), self.rig._arena.len());
         let making = Making { exchange, device: &device, arena, limit, lent: None };
@@ -259,11 +288,11 @@ impl<'a> Bench<'a> {
             copies.push((bytes, self.copies(bytes, config.replays, alive)?));
         }
         let mut collectives = Vec::new();
-        for (kind, bytes, variant, exit) in cases(config, self.exchange.ranks()) {
+        for case in cases(config, self.exchange.ranks()) {
             // The library may connect ranks while its calls are recorded, so all record or none does.
-            let prepared = match self.off.get(&variant) {
+            let prepared = match self.off.get(&case.variant) {
                 Some(text) => Err(CudaError::Unsupported(text.clone())),
-                None => self.prepare(&self.steps(&kind, bytes, variant, exit)),
+                None => self.prepare(&self.steps(&case)),
             };
             let recorded = match agreed(prepared, self.exchange)? {
                 Ok(()) => agreed(self.record(), self.exchange)?,
@@ -271,13 +300,14 @@ impl<'a> Bench<'a> {
             };
             let (us, failed) = match recorded {
                 Ok(graph) => {
-                    let (us, failed) = self.case(&graph, &kind, bytes, variant, config.replays, alive)?;
+                    let (us, failed) = self.case(&graph, &case, config.replays, alive)?;
                     (Some(us), failed)
                 }
                 Err(text) => (None, Some(text)),
             };
+            let Case { kind, bytes, variant, exit, blocks } = case;
             let (collective, variant) = (kind.name().to_string(), variant.name().to_string());
-            collectives.push(Measured { collective, variant, exit, bytes, us, failed });
+            collectives.push(Measured { collective, variant, exit, bytes, blocks, us, failed });
         }
         let norms = self.norms(&config.norms, config.replays, alive)?;
         let nccl = self.rig.nccl.version().map_or("no NCCL".into(), |v| format!("NCCL {v}"));
@@ -288,15 +318,10 @@ impl<'a> Bench<'a> {
     }
 
     /// The calls of a case.
-    fn steps(
-        &self,
-        kind: &CollectiveKind,
-        bytes: usize,
-        variant: Variant,
-        exit: Option<bool>,
-    ) -> Vec<BoundStep> {
+    fn steps(&self, case: &Case) -> Vec<BoundStep> {
+        let Case { kind, bytes, variant, exit, blocks } = case;
         let n = self.exchange.ranks() as usize;
-        let home = if variant == Variant::Plain { Home::Ordinary } else { Home::Symmetric };
+        let home = if *variant == Variant::Plain { Home::Ordinary } else { Home::Symmetric };
         let elements = bytes / self.dtype.size() / n * n;
         let operand_elements = if *kind == CollectiveKind::AllGather { elements / n } else { elements };
         let zones = 4 * self.region;
@@ -311,7 +336,7 @@ impl<'a> Bench<'a> {
                 op_name: kind.name().to_string(),
                 work: StepWork::Collective(BoundCollective {
                     kind: kind.clone(),
-                    variant,
+                    variant: *variant,
                     exit: exit.map(|kept| if kept { Barrier::Kept } else { Barrier::Dropped }),
                     cell: (0..self.exchange.ranks()).collect(),
                     group: 0,
@@ -320,7 +345,8 @@ impl<'a> Bench<'a> {
                     row: 1,
                     operand: at(turn),
                     result: at(2 + turn),
-                    landing: (variant == Variant::Packets).then_some([zones, zones + self.zone]),
+                    blocks: *blocks,
+                    landing: (*variant == Variant::Packets).then_some([zones, zones + self.zone]),
                     splits: None,
                 }),
             }
@@ -367,13 +393,12 @@ impl<'a> Bench<'a> {
     fn case(
         &self,
         graph: &Graph,
-        kind: &CollectiveKind,
-        bytes: usize,
-        variant: Variant,
+        case: &Case,
         replays: usize,
         alive: &dyn Fn() -> Result<(), RunError>,
     ) -> Result<([f64; 3], Option<String>), CudaError> {
-        let base = if variant == Variant::Plain { self.homes.ordinary } else { self.homes.symmetric };
+        let (kind, bytes) = (&case.kind, case.bytes);
+        let base = if case.variant == Variant::Plain { self.homes.ordinary } else { self.homes.symmetric };
         let n = self.exchange.ranks() as usize;
         let elements = bytes / self.dtype.size() / n * n;
         let mut wrong = None;
@@ -542,6 +567,17 @@ mod tests {
         fn all_gather(&self, mine: &[u8]) -> Result<Vec<Vec<u8>>, RunError> {
             Ok([mine[0], self.0[0], self.0[1]].map(|b| vec![b]).to_vec())
         }
+    }
+
+    #[test]
+    fn as_many_blocks_are_tried_as_the_work_can_have() {
+        let tried = |variant, bytes| tried(&[8, 16, 32, 128], variant, bytes);
+        assert_eq!(tried(Variant::OneShot, 1 << 10), [Some(8)]);
+        assert_eq!(tried(Variant::OneShot, 20 << 10), [8, 16, 32].map(Some));
+        assert_eq!(tried(Variant::Push, 1 << 30), [8, 16, 32, 128].map(Some));
+        assert_eq!(tried(Variant::Plain, 1 << 30), [None]);
+        assert_eq!(tried(Variant::Copies, 1 << 30), [None]);
+        assert_eq!(super::tried(&[], Variant::OneShot, 1 << 30), [None]);
     }
 
     #[test]

@@ -143,6 +143,8 @@ pub struct BoundCollective {
     pub operand: BoundRegion,
     /// Where the result lies.
     pub result: BoundRegion,
+    /// The most blocks of its kernel on GPUs, equal on all ranks, if the plan says so.
+    pub blocks: Option<u32>,
     /// The offsets of the two landing zones in the symmetric arena, for packets.
     pub landing: Option<[usize; 2]>,
     /// The split sizes and the received sizes of an all-to-all with sizes on the device.
@@ -377,6 +379,7 @@ impl Binder<'_> {
             row: shape.iter().skip(1).product(),
             operand,
             result,
+            blocks: step.blocks,
             landing: landing.filter(|_| variant == Variant::Packets),
             splits,
         })

@@ -1,5 +1,6 @@
 //! One bucket of a plan on one rank: what does not depend on the bindings of a run.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use indexmap::IndexMap;
@@ -52,6 +53,7 @@ pub(super) struct PreparedStep {
     pub lane: Lane,
     pub waits: Vec<usize>,
     pub exit: Option<Barrier>,
+    pub blocks: Option<u32>,
     pub custom: Option<CustomKernel>,
 }
 
@@ -249,6 +251,8 @@ impl Context<'_> {
     ) -> Result<Vec<PreparedStep>, RunError> {
         let names: IndexMap<&str, NodeId> =
             self.graph.nodes.keys().map(|n| (self.graph.node_name(n), n)).collect();
+        let decided = self.bucket.decisions.iter().flat_map(|d| d.nodes.iter().zip(&d.blocks));
+        let blocks: HashMap<&str, u32> = decided.map(|(node, &b)| (node.as_str(), b)).collect();
         let mut out = Vec::with_capacity(self.bucket.steps.len());
         for (index, step) in self.bucket.steps.iter().enumerate() {
             let node = names.get(step.node.as_str());
@@ -264,7 +268,8 @@ impl Context<'_> {
             let custom = registry.entry(self.graph, node, Some(self.rank))?.map(CustomKernel);
             self.expect_variant(&data.op, &step.node)?;
             let (lane, waits, exit) = (step.lane, step.waits.clone(), step.exit);
-            out.push(PreparedStep { node, lane, waits, exit, custom });
+            let blocks = blocks.get(step.node.as_str()).copied().filter(|&b| b > 0);
+            out.push(PreparedStep { node, lane, waits, exit, blocks, custom });
         }
         Ok(out)
     }

@@ -22,6 +22,7 @@ pub fn collectives(args: &BenchArgs) -> Result<ExitCode> {
         dtype: args.dtype.clone(),
         replays: args.replays as usize,
         norms: args.norms.clone(),
+        blocks: vec![],
     };
     let command = rank_command()?;
     let measure = || symmc::bench::collectives(args.ranks, &args.gpus, &config, &command);
@@ -63,7 +64,8 @@ pub fn tune(args: &TuneArgs) -> Result<ExitCode> {
     let sizes = || (10..=28).map(|k| 1usize << k).collect();
     let bytes = if args.bytes.is_empty() { sizes() } else { args.bytes.clone() };
     let replays = args.replays as usize;
-    let mut config = BenchConfig { bytes, dtype: "bf16".into(), replays, norms: vec![] };
+    let blocks = args.blocks.clone();
+    let mut config = BenchConfig { bytes, dtype: "bf16".into(), replays, norms: vec![], blocks };
     config.bytes.sort_unstable();
     config.bytes.dedup();
     let command = rank_command()?;

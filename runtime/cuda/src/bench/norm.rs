@@ -10,7 +10,7 @@ use symmc_planner::plan::Lane;
 use symmc_runtime::RunError;
 use symmc_runtime::exec::{BoundRegion, BoundStep, Home, Located, Work as StepWork};
 
-use super::{Bench, CALLS, agreed, numbers};
+use super::{Bench, CALLS, Case, agreed, numbers};
 use crate::collective::{self, FusedNorm, lower_norm};
 use crate::compile;
 use crate::compute::{self, Sites};
@@ -100,8 +100,9 @@ impl Bench<'_> {
 
     /// The calls of the all-reduce alone.
     fn reductions(&self, rows: usize, hidden: usize) -> Vec<BoundStep> {
-        let sum = CollectiveKind::AllReduce(ReduceOp::Sum);
-        let mut steps = self.steps(&sum, rows * hidden * self.dtype.size(), Variant::Packets, None);
+        let (kind, bytes) = (CollectiveKind::AllReduce(ReduceOp::Sum), rows * hidden * self.dtype.size());
+        let case = Case { kind, bytes, variant: Variant::Packets, exit: None, blocks: None };
+        let mut steps = self.steps(&case);
         for step in &mut steps {
             if let StepWork::Collective(call) = &mut step.work {
                 let offset = REDUCED * self.region;

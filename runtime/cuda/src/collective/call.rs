@@ -6,7 +6,7 @@ use symmc_ir::collective::{PACKET_LINE, packet_words, packet_zone};
 use symmc_runtime::exec::{BoundCollective, BoundRegion, Home};
 
 use super::control::{self, MAX_RANKS};
-use super::{BlockCounts, Form, Forms, Peers};
+use super::{BlockCounts, Blocks, Form, Forms, Peers};
 use crate::error::CudaError;
 use crate::launch::{Address, plain};
 
@@ -215,8 +215,10 @@ impl<'a> Turn<'a> {
         bytes.div_ceil(16)
     }
 
-    pub fn blocks(&self) -> &BlockCounts {
-        &self.peers.blocks
+    /// The grid of one of the variants for so many units of work, with as many blocks as the plan says.
+    pub fn grid(&self, of: impl FnOnce(&BlockCounts) -> &Blocks, units: usize) -> [u32; 2] {
+        let known = of(&self.peers.blocks);
+        Blocks { blocks: self.bound.blocks.unwrap_or(known.blocks), ..*known }.grid(units)
     }
 
     /// The error of a call that cannot be served.

@@ -234,6 +234,7 @@ mod tests {
             operand: region(0),
             result: region(BYTES),
             landing: Some([0, 1 << 16]),
+            blocks: None,
             splits: None,
         };
         let kernel = |op, operands, result| StepWork::Kernel { op, operands, results: vec![result] };

@@ -290,7 +290,7 @@ fn one_shot(turn: &Turn, op: ReduceOp, exit: Barrier) -> Result<Prepared, CudaEr
     }
     call.to[0] = turn.result;
     let how = Reduction { op, outs: 1, elements: turn.bound.elements, exit };
-    Ok(reduce(turn, call, how, turn.blocks().one_shot.grid(turn.units(turn.bytes)), "one_shot"))
+    Ok(reduce(turn, call, how, turn.grid(|b| &b.one_shot, turn.units(turn.bytes)), "one_shot"))
 }
 
 fn two_shot(turn: &Turn, op: ReduceOp) -> Result<Prepared, CudaError> {
@@ -311,7 +311,7 @@ fn two_shot(turn: &Turn, op: ReduceOp) -> Result<Prepared, CudaError> {
     }
     let how = Reduction { op, outs: turn.n, elements: to - from, exit: Barrier::Kept };
     // Slices differ by a unit at most; grids are equal.
-    let blocks = turn.blocks().two_shot.grid(units.div_ceil(turn.n));
+    let blocks = turn.grid(|b| &b.two_shot, units.div_ceil(turn.n));
     Ok(reduce(turn, call, how, blocks, "two_shot"))
 }
 
@@ -344,7 +344,7 @@ fn pushed(turn: &Turn, op: ReduceOp, slice: usize) -> Result<Prepared, CudaError
         body: format!("pushed_reduce<{element}, {operation}, {n}, {}>", (8 / n).max(1)),
         call,
         beside: None,
-        blocks: turn.blocks().pushed.grid(turn.units(slice)),
+        blocks: turn.grid(|b| &b.pushed, turn.units(slice)),
     })
 }
 
@@ -356,7 +356,7 @@ fn reduce_scatter(turn: &Turn, op: ReduceOp, exit: Barrier) -> Result<Prepared, 
     }
     call.to[0] = turn.result;
     let how = Reduction { op, outs: 1, elements: turn.bound.elements / turn.n, exit };
-    Ok(reduce(turn, call, how, turn.blocks().reduce_scatter.grid(turn.units(piece)), "reduce_scatter"))
+    Ok(reduce(turn, call, how, turn.grid(|b| &b.reduce_scatter, turn.units(piece)), "reduce_scatter"))
 }
 
 /// What a rank sends to its peers.
@@ -397,13 +397,12 @@ fn movement(turn: &Turn, mut call: Call, how: Moves) -> Prepared {
     let n = turn.n;
     let unit = unit(call.from[..n].iter().chain(&call.to[..n]).copied(), bytes);
     call.count = bytes as u64;
-    let blocks = if same { &turn.blocks().push } else { &turn.blocks().pull };
     Prepared {
         what: turn.bound.kind.name().into(),
         body: format!("move<{unit}, {n}, {same}, {exit}>"),
         call,
         beside: None,
-        blocks: blocks.grid(turn.units(bytes)),
+        blocks: turn.grid(|b| if same { &b.push } else { &b.pull }, turn.units(bytes)),
     }
 }
 
@@ -491,6 +490,6 @@ fn put(turn: &Turn) -> Result<Prepared, CudaError> {
         body: format!("put<{unit}, {n}>"),
         call,
         beside: None,
-        blocks: turn.blocks().put.grid(turn.units(turn.bytes)),
+        blocks: turn.grid(|b| &b.put, turn.units(turn.bytes)),
     })
 }

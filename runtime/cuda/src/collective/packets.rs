@@ -78,8 +78,8 @@ fn element(dtype: DType) -> &'static str {
 
 fn grid(turn: &Turn, form: Form, units: usize) -> [u32; 2] {
     match form {
-        Form::Words => turn.blocks().packets.grid(units),
-        Form::Lines => turn.blocks().lines.grid(units),
+        Form::Words => turn.grid(|b| &b.packets, units),
+        Form::Lines => turn.grid(|b| &b.lines, units),
     }
 }
 

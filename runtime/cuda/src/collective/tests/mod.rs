@@ -31,6 +31,7 @@ fn collective(kind: Kind, variant: Variant, n: u32, dtype: DType, elements: usiz
         operand: region(0),
         result: region(ARENA / 2),
         landing: Some([ARENA / 4, ARENA * 3 / 4]),
+        blocks: None,
         splits: None,
     }
 }
@@ -95,6 +96,20 @@ fn grids_are_equal_on_all_ranks_and_small_for_little_work() {
                 last = blocks * threads;
             }
             assert!(last > 512, "{} {variant}: {last} threads", kind.name());
+        }
+    }
+}
+
+#[test]
+fn a_plan_that_says_how_many_blocks_is_followed() {
+    for (kind, variant) in all(2) {
+        for blocks in [1, 5, 128] {
+            let call = BoundCollective {
+                blocks: Some(blocks),
+                ..collective(kind.clone(), variant, 2, DType::BF16, 1 << 22)
+            };
+            let grid = kernel(&call, &peers(0, 2), &mut Source::new()).grid;
+            assert_eq!(grid, [blocks, 1, 1], "{} {variant}", kind.name());
         }
     }
 }
