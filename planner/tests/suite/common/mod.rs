@@ -15,7 +15,7 @@ use symmc_ir::{
     OutputKind, ReduceOp, Scalar, Splits, Type, UnaryOp, ValueId, Variant,
 };
 use symmc_planner::plan::Plan;
-use symmc_planner::{BucketInput, PlanConfig, plan};
+use symmc_planner::{BucketInput, Order, PlanConfig, PlanError, plan};
 
 /// What random programs look like.
 #[derive(Clone, Copy, Debug)]
@@ -257,7 +257,16 @@ pub fn planned(graph: &Graph, rng: &mut SplitMix) -> Plan {
         1 => graph.inputs.keys().collect(),
         _ => graph.inputs.keys().take(1).collect(),
     };
-    plan(graph, &buckets, &PlanConfig { bind, ..PlanConfig::default() }).expect("plans")
+    let (order, slack) = (rng.pick(&Order::ALL), rng.pick(&[0.0, 0.05, 1.0]));
+    let config = PlanConfig { bind, order, slack, ..PlanConfig::default() };
+    let made = plan(graph, &buckets, &config).expect("plans");
+    // Some with as many barriers as the least symmetric arena keeps.
+    match plan(graph, &buckets, &PlanConfig { symm_limit: Some(0), ..config.clone() }) {
+        Err(PlanError::SymmLimit { least, .. }) if rng.one_in(3) => {
+            plan(graph, &buckets, &PlanConfig { symm_limit: Some(least), ..config }).expect("plans")
+        }
+        _ => made,
+    }
 }
 
 /// The first node of the graph whose op satisfies the predicate.
