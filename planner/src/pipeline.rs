@@ -12,7 +12,7 @@ use symmc_ir::{Graph, InputId, Node, Op, parallel, text};
 
 use crate::bucket::{Program, bucket};
 use crate::error::PlanError;
-use crate::fixed::fixed_memory;
+use crate::fixed::{FixedMemory, fixed_memory};
 use crate::liveness::NextRun;
 use crate::order::Order;
 use crate::pack;
@@ -86,41 +86,21 @@ pub fn plan(source: &Graph, lowered: &[BucketInput], config: &PlanConfig) -> Res
         prepare(&b.graph, views, &bound)
     });
     let (prepared, program_of) = distinct(prepared)?;
-    let prepared: Vec<Arc<Prepared>> = prepared.into_iter().map(Arc::new).collect();
     let profile = config.profile.clone().or_else(|| Profile::builtin(&config.machine));
     let (fixed, memory) = fixed_memory(lowered.iter().map(|b| &b.graph), &bound)?;
-    let make = |order: Order, room: Option<u64>, next_run: NextRun| {
-        let slack = config.slack;
-        let rules = Rules { bound: &bound, next_run, order, slack, profile: profile.as_ref(), room };
-        let programs: Result<Vec<Program>, PlanError> =
-            parallel::map(prepared.iter().collect(), nodes, |p| schedule(p, &rules)).into_iter().collect();
-        let programs = programs?;
-        let buckets: Result<Vec<Bucket>, PlanError> =
-            parallel::map(lowered.iter().zip(&program_of).collect(), nodes, |(b, &p)| {
-                bucket(&programs[p], p, &b.graph.symbols, &memory, &b.decisions, &config.pack)
-            })
-            .into_iter()
-            .collect();
-        Ok((programs, buckets?))
-    };
-    let make = |order: Order, room: Option<u64>| match lowered.len() {
-        1 => {
-            let once: Made = make(order, room, NextRun::Same)?;
-            match reach_around(&once.1[0]) {
-                // Lifetimes on a circle may need more than their bound. Without a dropped exit that reaches
-                // into the next run they lie on a line.
-                true => {
-                    let kept = make(order, room, NextRun::Unknown)?;
-                    Ok(if symmetric(&kept) < symmetric(&once) { kept } else { once })
-                }
-                false => Ok(once),
-            }
-        }
-        _ => make(order, room, NextRun::Unknown),
+    let work = Work {
+        lowered,
+        prepared: prepared.into_iter().map(Arc::new).collect(),
+        program_of,
+        bound: &bound,
+        profile,
+        fixed: &memory,
+        nodes,
+        config,
     };
     let (programs, buckets) = match config.symm_limit {
-        None => make(config.order, None)?,
-        Some(limit) => within(limit, memory.end, config.order, make)?,
+        None => work.make(config.order, None)?,
+        Some(limit) => work.within(limit)?,
     };
     let graphs = [source].into_iter().chain(programs.iter().map(|p| &p.prepared.graph)).collect();
     let mut texts = parallel::map(graphs, nodes, text::print);
@@ -149,33 +129,74 @@ fn symmetric(made: &Made) -> u64 {
 /// bound, and with none the last time.
 const TRIES: u64 = 4;
 
-/// A plan whose symmetric arena takes at most `limit`, of which `fixed` has one place: in the order asked for, and if
-/// that does not fit, in the leanest.
-fn within(
-    limit: u64,
-    fixed: u64,
-    order: Order,
-    make: impl Fn(Order, Option<u64>) -> Result<Made, PlanError>,
-) -> Result<Made, PlanError> {
-    let most = limit / PAGE * PAGE;
-    let mut least = u64::MAX;
-    let lean = (order == Order::Chosen).then_some(Order::Lean);
-    for order in [Some(order), lean].into_iter().flatten() {
-        let mut room = most.saturating_sub(fixed);
-        for left in (0..TRIES).rev() {
-            let made = make(order, Some(room))?;
-            let peak = symmetric(&made);
-            if peak <= most {
-                return Ok(made);
+/// Prepared programs on their way to buckets.
+struct Work<'a> {
+    lowered: &'a [BucketInput],
+    prepared: Vec<Arc<Prepared>>,
+    /// The index of the program of each bucket.
+    program_of: Vec<usize>,
+    bound: &'a BTreeSet<usize>,
+    profile: Option<Profile>,
+    fixed: &'a FixedMemory,
+    /// Nodes of all lowered programs.
+    nodes: usize,
+    config: &'a PlanConfig,
+}
+
+impl Work<'_> {
+    /// A plan whose symmetric arena takes at most `limit`: in the order asked for, and if that does not fit, in the
+    /// leanest.
+    fn within(&self, limit: u64) -> Result<Made, PlanError> {
+        let most = limit / PAGE * PAGE;
+        let mut least = u64::MAX;
+        let lean = (self.config.order == Order::Chosen).then_some(Order::Lean);
+        for order in [Some(self.config.order), lean].into_iter().flatten() {
+            let mut room = most.saturating_sub(self.fixed.end);
+            for left in (0..TRIES).rev() {
+                let made = self.make(order, Some(room))?;
+                let peak = symmetric(&made);
+                if peak <= most {
+                    return Ok(made);
+                }
+                least = least.min(peak);
+                if room == 0 {
+                    break;
+                }
+                room = if left == 1 { 0 } else { room.saturating_sub(peak - most) };
             }
-            least = least.min(peak);
-            if room == 0 {
-                break;
-            }
-            room = if left == 1 { 0 } else { room.saturating_sub(peak - most) };
         }
+        Err(PlanError::SymmLimit { limit, least: least.next_multiple_of(PAGE) })
     }
-    Err(PlanError::SymmLimit { limit, least: least.next_multiple_of(PAGE) })
+
+    /// Programs and buckets for whatever the next run may be. `room` is what the symmetric arena may hold besides
+    /// fixed memory.
+    fn make(&self, order: Order, room: Option<u64>) -> Result<Made, PlanError> {
+        if self.lowered.len() > 1 {
+            return self.make_for(order, room, NextRun::Unknown);
+        }
+        let once = self.make_for(order, room, NextRun::Same)?;
+        if !reach_around(&once.1[0]) {
+            return Ok(once);
+        }
+        // Lifetimes on a circle may need more than their bound. Without a dropped exit that reaches into the next
+        // run they lie on a line.
+        let kept = self.make_for(order, room, NextRun::Unknown)?;
+        Ok(if symmetric(&kept) < symmetric(&once) { kept } else { once })
+    }
+
+    fn make_for(&self, order: Order, room: Option<u64>, next_run: NextRun) -> Result<Made, PlanError> {
+        let (bound, slack, profile) = (self.bound, self.config.slack, self.profile.as_ref());
+        let rules = Rules { bound, next_run, order, slack, profile, room };
+        let prepared = self.prepared.iter().collect();
+        let programs = parallel::map(prepared, self.nodes, |p| schedule(p, &rules));
+        let programs = programs.into_iter().collect::<Result<Vec<Program>, PlanError>>()?;
+        let inputs = self.lowered.iter().zip(&self.program_of).collect();
+        let buckets = parallel::map(inputs, self.nodes, |(b, &p)| {
+            bucket(&programs[p], p, &b.graph.symbols, self.fixed, &b.decisions, &self.config.pack)
+        });
+        let buckets = buckets.into_iter().collect::<Result<Vec<Bucket>, PlanError>>()?;
+        Ok((programs, buckets))
+    }
 }
 
 /// Whether memory that is occupied from one run to the next may be what lifts the peak above the bound.
