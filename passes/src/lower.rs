@@ -91,8 +91,8 @@ pub struct Alternative {
 pub struct Choice {
     /// The collective of the program before: the name of its first result.
     pub collective: String,
-    /// The nodes of the lowered program that run it, by the names of their first results; none if it is
-    /// absorbed by others.
+    /// The nodes of the lowered program that run it, by the names of their first results, each in one choice; none
+    /// if it is absorbed by others.
     pub nodes: Vec<String>,
     /// The name of what was chosen, as in `alternatives`.
     pub chosen: String,

@@ -51,7 +51,7 @@ pub enum Source {
 pub struct Decision {
     /// The node of the region.
     pub node: usize,
-    /// The steps that run it: none if others make it unnecessary.
+    /// The steps that run it, of which each belongs to one decision: none if others make it unnecessary.
     pub steps: Vec<usize>,
     /// The name of the way taken.
     pub chosen: String,
@@ -114,7 +114,7 @@ pub fn solve(
     let results = chooser.results(&plan);
     let mut decisions = chooser.decisions(key, &plan)?;
     let steps = plan.steps;
-    for decision in &mut decisions {
+    for decision in decisions.iter_mut().filter(|d| d.chosen != ABSORBED) {
         let from = &imported.nodes[decision.node];
         if let Some(to) = imported.expression(&graph, graph.find(from.class), &taken) {
             decision.rules = explain(&mut graph, &from.expression, &to, &outputs);
@@ -206,11 +206,13 @@ impl Chooser<'_> {
                 (Some(_), Some(taken)) => {
                     let mut steps = Vec::new();
                     self.steps_of(class, plan, &mut steps);
-                    (self.way(i, class, taken)?.0, steps)
+                    // What an equal collective before it is run by counts with that one.
+                    steps.retain(|&step| claimed.insert(step));
+                    let way = self.way(i, class, taken)?.0;
+                    (if steps.is_empty() { ABSORBED.to_string() } else { way }, steps)
                 }
                 _ => (ABSORBED.to_string(), Vec::new()),
             };
-            claimed.extend(&steps);
             let alternatives = self.alternatives(i, class, &name)?;
             out.push(Decision { node: i, steps, chosen: name, bytes, alternatives, rules: Vec::new() });
         }
@@ -218,7 +220,8 @@ impl Chooser<'_> {
         Some(out)
     }
 
-    /// Collectives that run several absorbed ones, as one of their sum does, count with the first of these.
+    /// Collectives that run several absorbed ones, as one of their sum does, count with the first of these. One that
+    /// is absorbed by an equal one is not among them if there are others.
     fn claim(&self, plan: &Plan, claimed: &BTreeSet<usize>, decisions: &mut [Decision]) -> Option<()> {
         let mut names = Vec::new();
         let mut sum = Cost::default();
@@ -233,7 +236,9 @@ impl Chooser<'_> {
                 steps.push(step);
             }
         }
-        let Some(first) = decisions.iter_mut().find(|d| d.chosen == ABSORBED) else { return Some(()) };
+        let equal = |d: &Decision| plan.at.contains_key(&self.graph.find(self.imported.nodes[d.node].class));
+        let absorbed = decisions.iter_mut().filter(|d| d.chosen == ABSORBED);
+        let Some(first) = absorbed.min_by_key(|d| equal(d)) else { return Some(()) };
         if !steps.is_empty() {
             first.steps = steps;
             first.chosen = names.join(" + ");

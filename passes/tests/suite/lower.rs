@@ -74,8 +74,8 @@ fn sound(case: &Case, out: &Graph, choices: &[Choice]) {
         let Op::Collective(c) = &node.op else { continue };
         assert!(c.variant.is_some_and(|v| v.contract(&c.kind).is_some()), "{}: {c:?}", case.at);
         let name = out.name_of(node.outputs[0]);
-        let by = choices.iter().any(|c| c.nodes.iter().any(|n| n == name));
-        assert!(by, "{}: %{name} belongs to no choice", case.at);
+        let by = choices.iter().flat_map(|c| &c.nodes).filter(|n| *n == name).count();
+        assert_eq!(by, 1, "{}: %{name} belongs to {by} choices", case.at);
     }
     let collectives = case.program.nodes.values().filter(|n| n.op.as_collective().is_some());
     assert_eq!(choices.len(), collectives.count(), "{}", case.at);
