@@ -18,6 +18,8 @@
 //! bound and the best so far; elsewhere, rounds that promote the blocks that stuck out follow. The search ends at
 //! the bound or when its budgets are spent; it never looks at a clock, so equal problems give equal offsets.
 //!
+//! Stretches of time that no lifetime connects are packed one by one, those of one shape once.
+//!
 //! Free gaps come from a segment tree over time whose nodes hold unions of offset ranges.
 //! There are no lists of overlapping pairs, so time and memory stay near `n log n`.
 //!
@@ -26,6 +28,7 @@
 mod exact;
 mod occupancy;
 mod orders;
+mod parts;
 mod refine;
 mod table;
 mod verify;
@@ -147,16 +150,46 @@ pub fn pack(blocks: &[Block], config: &Config) -> Result<Packing, PackError> {
     let spans = Spans::new(blocks);
     let loads = spans.loads(blocks);
     let (bound, instant) = highest(&loads);
-    let budget = config.work.min(config.rounds.saturating_mul(blocks.len() as u64));
-    let mut search = Search { blocks, spans: &spans, occupancy: Occupancy::new(spans.instants), work: 0 };
-    search.check_given()?;
     let at_bound: Vec<usize> = match instant {
         Some(t) => (0..blocks.len()).filter(|&b| blocks[b].size > 0 && spans.alive_at(b, t)).collect(),
         None => Vec::new(),
     };
     let goal = (bound + (bound as f64 * config.enough) as u64).max(config.capacity.unwrap_or(0));
+    let Some(parts) = parts::parts(blocks, &spans) else {
+        let ((peak, offsets, order), work) = whole(blocks, &spans, &loads, config, goal)?;
+        return Ok(Packing { offsets, peak, bound, at_bound, order, work });
+    };
+    let mut packing = Packing { offsets: vec![0; blocks.len()], bound, at_bound, ..Packing::default() };
+    let (mut offsets, mut known) = (std::mem::take(&mut packing.offsets), parts::Known::default());
+    for part in parts {
+        known.place(blocks, &spans, &part, &mut offsets, |own| {
+            let share = |budget: u64| (u128::from(budget) * own.len() as u128 / blocks.len() as u128) as u64;
+            let config = Config { work: share(config.work), exact: share(config.exact), ..*config };
+            let spans = Spans::new(own);
+            let ((peak, offsets, order), work) = whole(own, &spans, &spans.loads(own), &config, goal)?;
+            packing.work += work;
+            if peak > packing.peak || packing.order.is_empty() {
+                (packing.peak, packing.order) = (peak, order);
+            }
+            Ok(offsets)
+        })?;
+    }
+    Ok(Packing { offsets, ..packing })
+}
+
+/// Packs blocks that no instant parts. The work stands beside the result.
+fn whole(
+    blocks: &[Block],
+    spans: &Spans,
+    loads: &[u64],
+    config: &Config,
+    goal: u64,
+) -> Result<(Found, u64), PackError> {
+    let budget = config.work.min(config.rounds.saturating_mul(blocks.len() as u64));
+    let mut search = Search { blocks, spans, occupancy: Occupancy::new(spans.instants), work: 0 };
+    search.check_given()?;
     let mut best: Option<Found> = None;
-    for order in orders::portfolio(blocks, &spans, &loads) {
+    for order in orders::portfolio(blocks, spans, loads) {
         if best.is_some() && search.work + blocks.len() as u64 > budget {
             break;
         }
@@ -172,13 +205,13 @@ pub fn pack(blocks: &[Block], config: &Config) -> Result<Packing, PackError> {
     let mut best = best.unwrap_or_default();
     let mut more = 0;
     if best.0 > goal && config.exact > 0 {
-        (best, more) = refine::refine(blocks, &spans, best, (bound, goal), config.exact);
+        let bound = highest(loads).0;
+        (best, more) = refine::refine(blocks, spans, best, (bound, goal), config.exact);
     }
     if more == 0 {
         best = search.promote(best, goal, budget);
     }
-    let (peak, offsets, order) = best;
-    Ok(Packing { offsets, peak, bound, at_bound, order, work: search.work + more })
+    Ok((best, search.work + more))
 }
 
 /// The largest sum of sizes that are alive at one instant.
@@ -205,13 +238,10 @@ struct Spans {
 
 impl Spans {
     fn new(blocks: &[Block]) -> Self {
-        let mut times: Vec<usize> = blocks.iter().flat_map(|b| [b.start, b.end]).collect();
-        times.push(0);
-        times.sort_unstable();
-        times.dedup();
-        let at = |t: usize| times.partition_point(|&x| x < t) as u32;
+        let times = Times::new(blocks);
+        let at = |t: usize| times.at(t);
         // The last kept instant is the end of the latest range, and alive only in wrapped lifetimes.
-        let all = times.len() as u32;
+        let all = times.count;
         let parts = blocks
             .iter()
             .map(|b| match b.start < b.end {
@@ -219,7 +249,7 @@ impl Spans {
                 false => [(at(b.start), all), (0, at(b.end))],
             })
             .collect();
-        Spans { instants: times.len(), parts }
+        Spans { instants: times.count as usize, parts }
     }
 
     /// The half-open ranges of a block that are not empty.
@@ -248,6 +278,42 @@ impl Spans {
                 load as u64
             })
             .collect()
+    }
+}
+
+/// The instants that are kept, and how many of them come before each.
+struct Times {
+    /// The kept ones where instants are far apart, the number before each instant where they are not.
+    sorted: Vec<usize>,
+    before: Vec<u32>,
+    count: u32,
+}
+
+impl Times {
+    fn new(blocks: &[Block]) -> Self {
+        let each = || blocks.iter().flat_map(|b| [b.start, b.end]).chain([0]);
+        let last = each().max().unwrap_or(0);
+        if last / 8 > blocks.len() {
+            let mut sorted: Vec<usize> = each().collect();
+            sorted.sort_unstable();
+            sorted.dedup();
+            let count = sorted.len() as u32;
+            return Times { sorted, before: Vec::new(), count };
+        }
+        let mut before = vec![0; last + 1];
+        each().for_each(|t| before[t] = 1);
+        let mut count = 0;
+        for t in &mut before {
+            count += std::mem::replace(t, count);
+        }
+        Times { sorted: Vec::new(), before, count }
+    }
+
+    fn at(&self, t: usize) -> u32 {
+        match self.before.get(t) {
+            Some(&before) => before,
+            None => self.sorted.partition_point(|&x| x < t) as u32,
+        }
     }
 }
 

@@ -150,29 +150,18 @@ impl Taken<'_> {
 
     /// The lowest multiple of `align` at which `size` bytes are free.
     pub fn lowest(&self, size: u64, align: u64) -> u64 {
-        self.free_from(0, size, align)
-    }
-
-    fn free_from(&self, from: u64, size: u64, align: u64) -> u64 {
-        let mut offset = from.next_multiple_of(align);
-        loop {
-            let before = offset;
-            for u in &self.unions {
-                while let Some(end) = u.blocked(offset, size) {
-                    offset = end.next_multiple_of(align);
-                }
-            }
-            if offset == before {
-                return offset;
-            }
-        }
+        // What is taken from the ground up is passed at once, and with it the unions that end there.
+        let ground = |u: &&Union| u.0.first().filter(|r| r.0 == 0).map_or(0, |r| r.1);
+        let solid = self.unions.iter().map(ground).max().unwrap_or(0);
+        let above = self.unions.iter().copied().filter(|u| u.0.last().is_some_and(|r| r.1 > solid));
+        free_from(&above.collect::<Vec<&Union>>(), solid, size, align)
     }
 
     /// The start of the smallest gap that holds `size` bytes at a multiple of `align`, the lowest of
     /// equals. The open space above everything counts as the largest gap.
     pub fn tightest(&self, size: u64, align: u64) -> u64 {
         let mut best: Option<(u64, u64)> = None;
-        let mut offset = self.free_from(0, size, align);
+        let mut offset = free_from(&self.unions, 0, size, align);
         loop {
             let end = self.unions.iter().filter_map(|u| u.next_start(offset)).min();
             let gap = end.map_or(u64::MAX, |end| end - offset);
@@ -180,10 +169,26 @@ impl Taken<'_> {
                 best = Some((gap, offset));
             }
             match end {
-                Some(end) if gap != size => offset = self.free_from(end, size, align),
+                Some(end) if gap != size => offset = free_from(&self.unions, end, size, align),
                 _ => break,
             }
         }
         best.map_or(offset, |b| b.1)
+    }
+}
+
+/// The lowest multiple of `align` from `from` on at which `size` bytes are free.
+fn free_from(unions: &[&Union], from: u64, size: u64, align: u64) -> u64 {
+    let mut offset = from.next_multiple_of(align);
+    loop {
+        let before = offset;
+        for u in unions {
+            while let Some(end) = u.blocked(offset, size) {
+                offset = end.next_multiple_of(align);
+            }
+        }
+        if offset == before {
+            return offset;
+        }
     }
 }

@@ -133,9 +133,14 @@ impl Table {
         let header = lines.next().filter(|(_, line)| !line.trim().is_empty()).ok_or(TableError::Empty)?.1;
         let columns = Columns::read(header)?;
         let mut table = Table::default();
-        let mut seen: HashMap<&str, usize> = HashMap::new();
+        let most = text.bytes().filter(|&c| c == b'\n').count();
+        let mut seen: HashMap<&str, usize> = HashMap::with_capacity(most);
+        table.ids.reserve(most);
+        table.blocks.reserve(most);
+        let mut cells: Vec<&str> = Vec::new();
         for (line, text) in lines.filter(|(_, text)| !text.trim().is_empty()) {
-            let cells: Vec<&str> = text.split(',').map(str::trim).collect();
+            cells.clear();
+            cells.extend(text.split(',').map(str::trim));
             if cells.len() != columns.count {
                 return Err(TableError::Cells { line, found: cells.len(), expected: columns.count });
             }

@@ -122,6 +122,17 @@ fn nothing_packs_into_nothing() {
     assert_eq!(packed("0..1:0").peak, 0);
 }
 
+#[test]
+fn parts_of_one_shape_are_packed_once() {
+    let p = packed("0..2:8 1..3:4 1..2:2 7..9:2 6..8:8 7..9:4 20..21:5");
+    let alike = [p.offsets[0] == p.offsets[4], p.offsets[1] == p.offsets[5]];
+    // Of the two parts alike but for the end of a block, and a third one.
+    assert_eq!((p.bound, p.peak, p.work, alike, p.offsets[6]), (14, 14, 7, [true; 2], 0));
+    let p = packed("0..2:8 1..3:4 1..2:2 7..8:2 6..8:8 7..9:4");
+    assert_eq!((p.bound, p.peak, p.work), (14, 14, 3));
+    assert_eq!([p.offsets[4], p.offsets[5], p.offsets[3]], p.offsets[..3]);
+}
+
 fn arbitrary_block() -> impl Strategy<Value = Block> {
     (0usize..20, 0usize..20, 0u64..100, prop_oneof![Just(0u64), Just(1), Just(16), Just(64)])
         .prop_map(|(start, end, size, align)| Block { start, end, size, align, offset: None })
@@ -149,6 +160,21 @@ proptest! {
                 prop_assert!(!(together && overlap && a.size > 0 && b.size > 0), "{i} and {j} in {:?}", p);
             }
         }
+    }
+
+    #[test]
+    fn parts_make_a_packing(lives in prop::collection::vec((0usize..6, 1usize..4, 0u64..9), 1..12), copies in 1usize..4) {
+        // Copies one behind the other, their blocks in turn.
+        let block = |(i, &(start, length, size)): (usize, &(usize, usize, u64)), copy: usize| {
+            let start = 9 * copy + start;
+            Block { align: 1 + i as u64 % 3, ..Block::new(start, start + length, size) }
+        };
+        let blocks: Vec<Block> =
+            lives.iter().enumerate().flat_map(|l| (0..copies).map(move |copy| block(l, copy))).collect();
+        let once: Vec<Block> = lives.iter().enumerate().map(|l| block(l, 0)).collect();
+        let (p, one) = (pack(&blocks, &Config::default()).expect("packs"), pack(&once, &Config::default()).expect("packs"));
+        prop_assert_eq!(verify(&blocks, &p.offsets), Ok(Verified { peak: p.peak, bound: p.bound }));
+        prop_assert_eq!((p.peak, p.bound), (one.peak, one.bound));
     }
 
     #[test]

@@ -56,7 +56,7 @@ pub fn verify(blocks: &[Block], offsets: &[u64]) -> Result<Verified, VerifyError
         return Err(VerifyError::Count { found: offsets.len(), blocks: blocks.len() });
     }
     // At one instant, what ends leaves before what starts enters.
-    let mut events: Vec<(usize, bool, usize)> = Vec::with_capacity(2 * blocks.len());
+    let mut events: Vec<(usize, bool, u32)> = Vec::with_capacity(2 * blocks.len());
     for (b, block) in blocks.iter().enumerate() {
         let (offset, align) = (offsets[b], block.align.max(1));
         if offset % align != 0 || block.offset.is_some_and(|given| given != offset) {
@@ -68,14 +68,15 @@ pub fn verify(blocks: &[Block], offsets: &[u64]) -> Result<Verified, VerifyError
             [(block.start, usize::MAX), (0, block.end)]
         };
         for (start, end) in parts.into_iter().filter(|(start, end)| start < end && block.size > 0) {
-            events.push((start, true, b));
-            events.push((end, false, b));
+            events.push((start, true, b as u32));
+            events.push((end, false, b as u32));
         }
     }
     events.sort_unstable();
     let mut alive: BTreeMap<u64, usize> = BTreeMap::new();
     let (mut load, mut found) = (0, Verified::default());
     for (_, starts, b) in events {
+        let b = b as usize;
         let (from, to) = (offsets[b], offsets[b] + blocks[b].size);
         if !starts {
             alive.remove(&from);

@@ -1,0 +1,79 @@
+//! Problems that fall into parts: stretches of time that no lifetime connects are packed one by one, and those of the
+//! same shape once.
+//!
+//! Not here: wrapped lifetimes, which connect the ends of time, and given offsets.
+
+use std::collections::HashMap;
+
+use super::{Block, Spans};
+
+/// Start and end within the part, size and alignment.
+type Shape = (u32, u32, u64, u64);
+
+/// The blocks of each part, in order of time and, within a part, of their index. Nothing if there is but one.
+pub fn parts(blocks: &[Block], spans: &Spans) -> Option<Vec<Vec<u32>>> {
+    if blocks.iter().any(|b| b.end <= b.start || b.offset.is_some()) {
+        return None;
+    }
+    // How many lifetimes go on at each instant, by differences; then the number of the part.
+    let mut change = vec![0i32; spans.instants + 1];
+    for [(from, to), _] in &spans.parts {
+        change[*from as usize + 1] += 1;
+        change[*to as usize] -= 1;
+    }
+    let mut going_on = 0;
+    let mut part = 0u32;
+    let number: Vec<u32> = change
+        .iter()
+        .enumerate()
+        .map(|(t, c)| {
+            going_on += c;
+            part += u32::from(going_on == 0 && t > 0);
+            part
+        })
+        .collect();
+    let mut parts = vec![Vec::new(); part as usize + 1];
+    for (b, [(from, _), _]) in (0..).zip(&spans.parts) {
+        parts[number[*from as usize] as usize].push(b);
+    }
+    parts.retain(|p: &Vec<u32>| !p.is_empty());
+    (parts.len() > 1).then_some(parts)
+}
+
+/// Offsets of parts by their shapes.
+#[derive(Default)]
+pub struct Known {
+    offsets: HashMap<Vec<Shape>, Vec<u64>>,
+}
+
+impl Known {
+    /// Puts the offsets of a part where they belong: those of an earlier part of its shape, or what `pack` makes of it.
+    pub fn place<E>(
+        &mut self,
+        blocks: &[Block],
+        spans: &Spans,
+        part: &[u32],
+        offsets: &mut [u64],
+        pack: impl FnOnce(&[Block]) -> Result<Vec<u64>, E>,
+    ) -> Result<(), E> {
+        let start = part.iter().map(|&b| spans.parts[b as usize][0].0).min().unwrap_or(0);
+        let mut shapes: Vec<(Shape, u32)> = (0..)
+            .zip(part)
+            .map(|(i, &b)| {
+                let ([(from, to), _], block) = (spans.parts[b as usize], &blocks[b as usize]);
+                ((from - start, to - start, block.size, block.align.max(1)), i)
+            })
+            .collect();
+        shapes.sort_unstable();
+        let shape: Vec<Shape> = shapes.iter().map(|s| s.0).collect();
+        if let Some(known) = self.offsets.get(&shape) {
+            shapes.iter().zip(known).for_each(|(&(_, i), &at)| offsets[part[i as usize] as usize] = at);
+            return Ok(());
+        }
+        let own: Vec<Block> = part.iter().map(|&b| blocks[b as usize]).collect();
+        let found = pack(&own)?;
+        part.iter().zip(&found).for_each(|(&b, &at)| offsets[b as usize] = at);
+        self.offsets.insert(shape, shapes.iter().map(|&(_, i)| found[i as usize]).collect());
+        Ok(())
+    }
+}
