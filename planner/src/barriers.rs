@@ -62,8 +62,8 @@ pub fn keep(placed: &Placed, sized: &[Sized], room: u64) -> BTreeSet<u32> {
     for t in 0..arena.load.len() {
         while arena.load[t] > room {
             // The one that takes away the most of all that is too much.
-            let helps = |c: &Choice| -> u64 {
-                let over = |t: usize| arena.load[t].saturating_sub(room).min(c.size);
+            let helps = |c: &Choice| -> u128 {
+                let over = |t: usize| u128::from(arena.load[t].saturating_sub(room).min(c.size));
                 (t..arena.load.len()).filter(|&t| c.extends(t)).map(over).sum()
             };
             let open = choices.iter().enumerate().filter(|(i, c)| !kept[*i] && c.extends(t));

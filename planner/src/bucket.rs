@@ -185,7 +185,7 @@ fn totals(ordinary: &Packing, symmetric: &Packing, steps: &[Step], copies: &[For
         symmetric_peak: symmetric.peak,
         symmetric_bound: symmetric.bound,
         copies: copies.len() as u64,
-        copied: copies.iter().map(|c| c.bytes).sum(),
+        copied: copies.iter().map(|c| c.bytes).fold(0, u64::saturating_add),
         barriers_dropped: exits(Barrier::Dropped),
         barriers_kept: exits(Barrier::Kept),
         barrier_bytes: 0,

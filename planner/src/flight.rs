@@ -6,6 +6,8 @@
 //! [`at_once`]: crate::liveness::at_once
 //! [`awaited`]: crate::liveness::awaited
 
+use std::ops::Range;
+
 use crate::bucket::{Placed, Sized};
 use crate::order::Demand;
 use crate::plan::Lane;
@@ -19,17 +21,16 @@ pub fn joins(placed: &Placed, sized: &[Sized], awaited: &[u32], limit: Demand) -
     let mut held: Vec<Option<(usize, u64, usize)>> = vec![None; placed.classes.list.len()];
     for s in sized {
         let (block, arena) = (s.block, s.arena as usize);
-        let load = &mut load[arena];
-        match block.start < block.end {
-            true => load[block.start..block.end.min(steps)].iter_mut().for_each(|l| *l += block.size),
-            false => {
-                load[block.start..].iter_mut().for_each(|l| *l += block.size);
-                load[..block.end].iter_mut().for_each(|l| *l += block.size);
-            }
-        }
-        // What wraps is occupied to the end as it is.
+        let mut occupy = |steps: Range<usize>| {
+            load[arena][steps].iter_mut().for_each(|l| *l = l.saturating_add(block.size));
+        };
         if block.start < block.end {
+            occupy(block.start..block.end.min(steps));
             held[s.class] = Some((block.end, block.size, arena));
+        } else {
+            // What wraps is occupied to the end as it is.
+            occupy(block.start..steps);
+            occupy(0..block.end);
         }
     }
     let mut joined = placed.live.joined.clone();
@@ -47,12 +48,12 @@ pub fn joins(placed: &Placed, sized: &[Sized], awaited: &[u32], limit: Demand) -
         while join < awaited[s] as usize {
             let mut more = [0u64; 2];
             for (end, size, arena) in own.iter().filter_map(|&c| held[c]) {
-                more[arena] += if end <= join { size } else { 0 };
+                more[arena] = more[arena].saturating_add(if end <= join { size } else { 0 });
             }
             if (0..2).any(|a| more[a] > 0 && load[a][join].saturating_add(more[a]) > limit[a]) {
                 break;
             }
-            (0..2).for_each(|a| load[a][join] += more[a]);
+            (0..2).for_each(|a| load[a][join] = load[a][join].saturating_add(more[a]));
             join += 1;
         }
         joined[s] = join as u32;

@@ -297,8 +297,8 @@ fn time(
 ) -> u64 {
     let graph = &program.graph;
     let node = &graph.nodes[step.node];
-    let size = |v: &ValueId| sizes[v.index()];
-    let (read, written): (u64, u64) = (step.reads.iter().map(size).sum(), step.writes.iter().map(size).sum());
+    let size = |values: &[ValueId]| values.iter().map(|v| sizes[v.index()]).fold(0, u64::saturating_add);
+    let (read, written) = (size(&step.reads), size(&step.writes));
     let nanoseconds = |us: f64| (us * 1000.0).clamp(0.0, 1e12) as u64;
     let copy = |bytes: u64| match profile {
         Some(p) => nanoseconds(p.copy_us(bytes)),

@@ -669,6 +669,19 @@ fn what_cannot_be_planned_is_refused_by_name() {
     let landing =
         "%r: a landing zone for 18014398509481984 bytes from each of 4 ranks is too large; at most 2^52 fit";
     assert_eq!(error(vec![graph(body)]), landing);
+    // Thousands of the largest values there are do not overflow on the way there.
+    let mut huge = String::from("arg %x: f32[562949953421312, 2]\nparam %w: f32[2, 2]\n");
+    for i in 0..5000 {
+        let _ = writeln!(huge, "%a{i}: f32[562949953421312, 2] = matmul %x, %w");
+        let _ = writeln!(
+            huge,
+            "%r{i}: f32[562949953421312, 2] = all_reduce %a{i} op=sum group=@all via=one_shot"
+        );
+    }
+    let sums: Vec<String> = (0..5000).map(|i| format!("%r{i}")).collect();
+    let _ = writeln!(huge, "%c: f32[2814749767106560000, 2] = concat {} axis=0\nreturn %r0", sums.join(", "));
+    let found = error(vec![graph(&huge)]);
+    assert!(found.starts_with("%c: its size at the upper bound"), "{found}");
     let two = graph("symbol n in 1..=8\narg %x: f32[n]\n%h: f32[n] = relu %x\nreturn %h\n");
     let overlapping = narrowed(&two, &[(1, 4), (4, 8)]);
     assert_eq!(error(overlapping), "buckets 0 and 1 overlap: both serve n=4");
