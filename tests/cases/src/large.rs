@@ -78,7 +78,9 @@ fn products(r: &mut SplitMix, out: &mut Vec<Case>) {
     }
     let dtype = DType::BF16;
     let few = [(1, 4096, 1000), (8, 1032, 200), (5, 257, 130), (30, 1416, 220), (16, 520, 3200)];
-    for (m, k, n) in few.into_iter().chain([(40, 1032, 340), (17, 264, 13000), (64, 264, 10000)]) {
+    for (m, k, n) in
+        few.into_iter().chain([(40, 1032, 340), (9, 2504, 4096), (17, 1800, 6500), (64, 1160, 9600)])
+    {
         let operands =
             vec![Placed::dense(tensor(r, dtype, &[m, k])), columns_first(tensor(r, dtype, &[k, n]))];
         let name = format!("matmul {dtype} [{m}, {k}] by column-major [{k}, {n}]");

@@ -220,7 +220,7 @@ pub(super) fn store(
 pub(super) fn same_places(r: &Located, x: &Located, shape: &[usize]) -> bool {
     let strides = |v: &Located| super::space::broadcast(shape, &v.shape, &v.strides);
     r.home == x.home
-        && r.offset == x.offset
+        && (r.offset, r.by_rank) == (x.offset, x.by_rank)
         && r.dtype == x.dtype
         && strides(r) == strides(x)
         && x.shape.iter().product::<usize>() == r.shape.iter().product::<usize>()

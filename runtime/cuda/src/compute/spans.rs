@@ -2,6 +2,9 @@
 //!
 //! A plan is checked, so the order of its list is one in which its steps may run, and a byte that a step reads is
 //! always what the last step in front of it wrote there, whichever lane it is on.
+//!
+//! All ranks answer alike, because what they fuse changes how products are added up: a value that lies elsewhere on
+//! every rank may touch all of its home, and overwrites nothing.
 
 use std::ops::Range;
 
@@ -18,6 +21,9 @@ pub(crate) struct Span {
 
 impl Span {
     pub fn of(value: &Located) -> Span {
+        if value.by_rank != 0 {
+            return Span { home: value.home, bytes: 0..usize::MAX };
+        }
         let size = value.dtype.size();
         let (mut low, mut high) = (0isize, 0isize);
         for (&n, &s) in value.shape.iter().zip(&value.strides) {
@@ -60,7 +66,7 @@ type Spans = SmallVec<[Span; 4]>;
 fn touched(step: &BoundStep) -> (Spans, Spans) {
     match &step.work {
         Work::Kernel { operands, results, .. } | Work::Custom { operands, results, .. } => {
-            let writes = results.iter().filter(|r| is_run(r)).map(Span::of).collect();
+            let writes = results.iter().filter(|r| r.by_rank == 0 && is_run(r)).map(Span::of).collect();
             (operands.iter().map(Span::of).collect(), writes)
         }
         Work::Collective(call) => {

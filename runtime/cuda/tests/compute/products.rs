@@ -132,21 +132,25 @@ fn products_and_what_follows_are_one_kernel_with_the_same_bits() {
     }
 }
 
+/// The products of each kernel that a list has.
+fn products(list: &[BoundStep]) -> Vec<Vec<usize>> {
+    find(list, &fuse::groups(list)).into_iter().map(|f: Finished| f.products).collect()
+}
+
 #[test]
 fn a_product_that_somebody_else_reads_or_that_would_lose_its_operand_stays_alone() {
-    let products = |list: &[BoundStep]| -> Vec<Finished> { find(list, &fuse::groups(list)) };
     let mut read = gated(1);
     let [a, copy] = [3, 6].map(|place| value(Home::Ordinary, place, [1, N], [N as isize, 1]));
     // The result of the first product is copied before the activation overwrites it.
     read.insert(1, step(1, Op::Copy, vec![a], copy));
-    assert!(products(&read).iter().all(|p| p.products == [3]), "{:?}", products(&read));
+    assert_eq!(products(&read), [[3]]);
     // Another lane waits for a step behind the first product, and so for both.
     let mut awaited = gated(1);
     let [from, to] = [6, 7].map(|place| value(Home::Ordinary, place, [1, N], [N as isize, 1]));
     awaited.insert(1, step(1, Op::Copy, vec![from.clone()], to.clone()));
-    assert!(products(&awaited).iter().any(|p| p.products == [0, 3]), "{:?}", products(&awaited));
+    assert_eq!(products(&awaited), [[0, 3]]);
     awaited.push(BoundStep { lane: Lane::Comm, waits: vec![1], ..step(5, Op::Copy, vec![to], from) });
-    assert!(products(&awaited).iter().all(|p| p.products == [3]), "{:?}", products(&awaited));
+    assert_eq!(products(&awaited), [[3]]);
     // The activation goes where its product and the next one read.
     let mut lost = gated(1);
     let x = value(Home::Ordinary, 0, [1, N], [N as isize, 1]);
@@ -156,12 +160,11 @@ fn a_product_that_somebody_else_reads_or_that_would_lose_its_operand_stays_alone
     if let StepWork::Kernel { operands, .. } = &mut lost[3].work {
         operands[0] = x;
     }
-    assert!(products(&lost).iter().all(|p| p.products == [2]), "{:?}", products(&lost));
+    assert_eq!(products(&lost), [[2]]);
 }
 
 #[test]
 fn who_reads_what_overwrote_a_product_does_not_read_the_product() {
-    let products = |list: &[BoundStep]| -> Vec<Finished> { find(list, &fuse::groups(list)) };
     // All in place, then read by another product whose own result is smaller than what it overwrites.
     let mut list = gated(1);
     let [a, up, small] =
@@ -172,13 +175,13 @@ fn who_reads_what_overwrote_a_product_does_not_read_the_product() {
     let down = value(Home::Input(1), 5, [N, 8], [1, N as isize]);
     list.push(step(4, Op::MatMul, vec![a, down], small.clone()));
     list.push(step(5, Op::Copy, vec![small], value(Home::Output(0), 5, [1, 8], [8, 1])));
-    let [whole] = &products(&list)[..] else { panic!("{:?}", products(&list)) };
+    let [whole] = &find(&list, &fuse::groups(&list))[..] else { panic!("{:?}", products(&list)) };
     assert_eq!((&whole.products[..], &whole.group.stored[..]), (&[0, 2][..], &[false, true][..]));
     // A part of the second product that the smaller result leaves is read.
     if let StepWork::Kernel { operands, .. } = &mut list[5].work {
         operands[0] = up;
     }
-    assert!(products(&list).iter().all(|p| p.products == [0]), "{:?}", products(&list));
+    assert_eq!(products(&list), [[0]]);
     // What lies in an output at the end is the caller's.
     let mut list = gated(1);
     if let StepWork::Kernel { results, .. } = &mut list[0].work {
@@ -187,9 +190,25 @@ fn who_reads_what_overwrote_a_product_does_not_read_the_product() {
     if let StepWork::Kernel { operands, .. } = &mut list[1].work {
         operands[0] = value(Home::Output(0), 3, [1, N], [N as isize, 1]);
     }
-    assert!(products(&list).iter().all(|p| p.products == [2]), "{:?}", products(&list));
+    assert_eq!(products(&list), [[2]]);
     // Unless something else takes its place before.
     let place = value(Home::Output(0), 3, [1, N], [N as isize, 1]);
     list.push(step(4, Op::Copy, vec![value(Home::Ordinary, 6, [1, N], [N as isize, 1])], place));
-    assert!(products(&list).iter().any(|p| p.products == [0, 2]), "{:?}", products(&list));
+    assert_eq!(products(&list), [[0, 2]]);
+}
+
+#[test]
+fn what_lies_elsewhere_on_every_rank_does_not_end_a_value_on_one_of_them() {
+    // A shard is written where the second product was on the first rank, and then all shards are read.
+    let ranks = [0, 1].map(|number| {
+        let mut list = gated(1);
+        let shard = 256 * 2;
+        let row = |home, place, n: usize| value(home, place, [1, n], [n as isize, 1]);
+        let own = row(Home::Ordinary, 4, 256);
+        let own = Located { offset: own.offset + shard * number, by_rank: shard, ..own };
+        list.push(step(4, Op::Copy, vec![row(Home::Ordinary, 6, 256)], own));
+        list.push(step(5, Op::Copy, vec![row(Home::Ordinary, 4, 512)], row(Home::Output(1), 0, 512)));
+        products(&list)
+    });
+    assert_eq!(ranks, [[[0]], [[0]]]);
 }
