@@ -1,7 +1,8 @@
 //! Products of few rows together with the element-wise steps that alone read their results, as one kernel.
 //!
 //! [`find`] looks for them in a list, [`lower`] makes the kernel: the products of one left matrix side by side, then
-//! the steps on the sums of a position, each value rounded to its dtype as if it had been stored. So the bits are
+//! the steps on the sums of a position, each value rounded to its dtype as if it had been stored. A product of which
+//! they read columns side by side, as halves of one weight are, counts as several. So the bits are
 //! those of single steps with the same sums; products that the library would do by themselves may be added up in
 //! another order here.
 
@@ -59,6 +60,7 @@ fn products_of(list: &[BoundStep], group: &Group, awaited: &[bool]) -> Vec<usize
     else {
         return out;
     };
+    let mut taken = 0;
     let lanes = group.steps.iter().all(|&s| list[s].lane == Lane::Compute);
     for place in (0..last).filter(|_| lanes) {
         let Some((operands, result)) = product(&list[place]) else { continue };
@@ -66,27 +68,85 @@ fn products_of(list: &[BoundStep], group: &Group, awaited: &[bool]) -> Vec<usize
             let place = |v: &Located| (v.home, v.offset);
             place(&x[0]) == place(&operands[0]) && x[0].strides == operands[0].strides
         });
+        let readers = group.steps.iter().filter(|m| **m > place).flat_map(|&m| operands_of(&list[m]));
+        let cuts = cuts(operands, result, readers, shape).len();
         let takes = same_left
-            && out.len() < MOST_PRODUCTS
-            && is_read_by(list, group, place, result, shape)
+            && (1..=MOST_PRODUCTS - taken).contains(&cuts)
             && !fuse::is_read(list, place, &group.steps)
             // A wait for a step in between stands for this one too.
             && !awaited[place..last].contains(&true)
             && may_be_done_later(list, group, place, last, operands);
         if takes {
             out.push(place);
+            taken += cuts;
         }
     }
     out
 }
 
-/// Whether a member after `place` reads the result there element by element.
-fn is_read_by(list: &[BoundStep], group: &Group, place: usize, result: &Located, shape: &[usize]) -> bool {
-    let reads = |&member: &usize| match &list[member].work {
-        StepWork::Kernel { operands, .. } => operands.iter().any(|x| fuse::same_places(result, x, shape)),
-        _ => false,
+fn operands_of(step: &BoundStep) -> &[Located] {
+    match &step.work {
+        StepWork::Kernel { operands, .. } => operands,
+        _ => &[],
+    }
+}
+
+/// Columns of a product that are read element by element.
+struct Cut {
+    /// Those of the right matrix.
+    right: Located,
+    /// Where they would be stored.
+    result: Located,
+}
+
+/// The columns of a product that `readers` read at the positions of `shape`, each once, in ascending order: all of
+/// them, or as many as `shape` has.
+fn cuts<'a>(
+    operands: &[Located],
+    result: &Located,
+    readers: impl Iterator<Item = &'a Located>,
+    shape: &[usize],
+) -> SmallVec<[Cut; MOST_PRODUCTS]> {
+    let Some(right) = operands.get(1) else { return SmallVec::new() };
+    let mut firsts: SmallVec<[Option<usize>; MOST_PRODUCTS]> = SmallVec::new();
+    for x in readers {
+        let first = match first_column(result, x, shape) {
+            _ if fuse::same_places(result, x, shape) => None,
+            Some(first) if right.shape.len() == 2 => Some(first),
+            _ => continue,
+        };
+        if !firsts.contains(&first) {
+            firsts.push(first);
+        }
+    }
+    firsts.sort_unstable();
+    let cut = |first: Option<usize>| {
+        let mut cut = Cut { right: right.clone(), result: result.clone() };
+        if let Some(first) = first {
+            let size = result.dtype.size();
+            (cut.right.shape[1], cut.result.shape[1]) = (shape[1], shape[1]);
+            cut.right.offset =
+                right.offset.wrapping_add_signed(first as isize * right.strides[1] * size as isize);
+            cut.result.offset += first * size;
+        }
+        cut
     };
-    group.steps.iter().filter(|m| **m > place).any(reads)
+    firsts.into_iter().map(cut).collect()
+}
+
+/// The first of the columns of a matrix, stored row by row, that `x` is at the positions of `shape`.
+fn first_column(matrix: &Located, x: &Located, shape: &[usize]) -> Option<usize> {
+    let (&[rows, columns], &[m, n]) = (&matrix.shape[..], shape) else { return None };
+    let bytes = x.offset.checked_sub(matrix.offset)?;
+    let first = bytes / matrix.dtype.size();
+    let fits = (x.home, x.dtype, x.by_rank, &x.strides)
+        == (matrix.home, matrix.dtype, matrix.by_rank, &matrix.strides)
+        && *x.shape == *shape
+        && matrix.strides[..] == [columns as isize, 1]
+        && rows == m
+        && bytes.is_multiple_of(matrix.dtype.size())
+        && first + n <= columns;
+    fits.then_some(first)
 }
 
 /// Whether the product at `place` gives the same after the group's last step: nothing in between but the group
@@ -162,7 +222,11 @@ pub fn lower(
     let Some(shape) = members.first().and_then(|m| m.step.results.first()).map(|r| &r.shape) else {
         return Ok(None);
     };
-    if !fuse::fits(&members, shape) || !apart(parts, shape) {
+    let products = parts.iter().filter_map(|p| if let Part::Product(step) = p { Some(step) } else { None });
+    let readers = || members.iter().flat_map(|m| m.step.operands);
+    let cut = |step: &Step<'_>| cuts(step.operands, &step.results[0], readers(), shape);
+    let cuts: SmallVec<[_; MOST_PRODUCTS]> = products.map(cut).collect();
+    if !fuse::fits(&members, shape) || !apart(parts, &cuts, shape) {
         return Ok(None);
     }
     let mut lowering = Lowering::new(at, machine, source, sites);
@@ -171,16 +235,20 @@ pub fn lower(
     let mut known: Vec<(&Located, Val)> = Vec::with_capacity(parts.len());
     let mut gemms = SmallVec::<[_; MOST_PRODUCTS]>::new();
     let mut steady = true;
+    let mut cut = cuts.iter();
     for part in parts {
         match part {
             Part::Product(step) => {
                 super::arity(step.op, step.operands.len(), step.results.len())?;
-                let (x, y, result) = (&step.operands[0], &step.operands[1], &step.results[0]);
-                let Some(gemm) = matmul::one(x, y, result, l)? else { return Ok(None) };
-                let kind = stored(result.dtype);
-                known.push((result, map.compute(kind, format!("Put<{kind}>::of(sum[{}])", gemms.len()))));
-                steady &= l.is_steady(y);
-                gemms.push(gemm);
+                for Cut { right, result } in cut.next().into_iter().flatten() {
+                    let Some(gemm) = matmul::one(&step.operands[0], right, result, l)? else {
+                        return Ok(None);
+                    };
+                    let kind = stored(result.dtype);
+                    known.push((result, map.compute(kind, format!("Put<{kind}>::of(sum[{}])", gemms.len()))));
+                    steady &= l.is_steady(right);
+                    gemms.push(gemm);
+                }
             }
             Part::Member(member) => fuse::evaluate(&mut map, member, &mut known, shape, l)?,
         }
@@ -193,16 +261,20 @@ pub fn lower(
     }
 }
 
-/// Whether what members read is the result of a product at the same positions, or apart from it.
-fn apart(parts: &[Part<'_>], shape: &[usize]) -> bool {
-    parts.iter().all(|part| {
-        let Part::Product(product) = part else { return true };
-        let result = &product.results[0];
-        let own = Span::of(result);
-        parts.iter().all(|other| {
-            let Part::Member(member) = other else { return true };
-            let clean = |v: &Located| !Span::of(v).overlaps(&own) || fuse::same_places(result, v, shape);
-            member.step.operands.iter().chain(member.step.results).all(clean)
+/// Whether what members read and write is columns of a product at the same positions, or apart from it. Columns of
+/// which others are read as well may not be written.
+fn apart(parts: &[Part<'_>], cuts: &[SmallVec<[Cut; MOST_PRODUCTS]>], shape: &[usize]) -> bool {
+    let products = parts.iter().filter_map(|p| if let Part::Product(step) = p { Some(step) } else { None });
+    products.zip(cuts).all(|(product, cuts)| {
+        let own = Span::of(&product.results[0]);
+        let same = |v: &Located| cuts.iter().any(|c| fuse::same_places(&c.result, v, shape));
+        let reads = |v: &Located| !Span::of(v).overlaps(&own) || same(v);
+        let writes = |v: &Located| !Span::of(v).overlaps(&own) || cuts.len() == 1 && same(v);
+        parts.iter().all(|other| match other {
+            Part::Member(member) => {
+                member.step.operands.iter().all(reads) && member.step.results.iter().all(writes)
+            }
+            Part::Product(_) => true,
         })
     })
 }

@@ -44,6 +44,21 @@ fn gated(m: usize) -> Vec<BoundStep> {
     ]
 }
 
+/// The same with both weights in one, of which the halves of the columns are read.
+fn halved(m: usize) -> Vec<BoundStep> {
+    let row = |home, place, n: usize| value(home, place, [m, n], [n as isize, 1]);
+    let (x, both) = (row(Home::Ordinary, 0, K), row(Home::Ordinary, 3, 2 * N));
+    let weight = value(Home::Input(1), 1, [K, 2 * N], [1, K as isize]);
+    let gate = value(Home::Ordinary, 3, [m, N], [2 * N as isize, 1]);
+    let up = Located { offset: gate.offset + 2 * N, ..gate.clone() };
+    let (a, out) = (row(Home::Ordinary, 4, N), row(Home::Output(0), 5, N));
+    vec![
+        step(0, Op::MatMul, vec![x, weight], both),
+        step(1, Op::Unary(UnaryOp::Silu), vec![gate], a.clone()),
+        step(2, Op::Binary(BinaryOp::Mul), vec![a, up], out),
+    ]
+}
+
 /// Memory with random values for the steps, and what kernels are lowered for.
 struct World {
     memory: Vec<u128>,
@@ -105,10 +120,11 @@ fn products_and_what_follows_are_one_kernel_with_the_same_bits() {
     let mut world = World::new();
     let (base, machine) = (world.base(), world.machine);
     let at = |v: &Located| base + v.offset as u64;
-    for m in [1, 9, 30, 40] {
-        let list = gated(m);
+    let lists = [1, 9, 30, 40].map(|m| (m, gated(m), [&[0, 2][..], &[1, 3][..]]));
+    let halves = [1, 9].map(|m| (m, halved(m), [&[0][..], &[1, 2][..]]));
+    for (number, (m, list, places)) in lists.into_iter().chain(halves).enumerate() {
         let [whole] = &find(&list, &fuse::groups(&list))[..] else { panic!("one kernel for {m} rows") };
-        assert_eq!((&whole.products[..], &whole.group.steps[..]), (&[0, 2][..], &[1, 3][..]));
+        assert_eq!([&whole.products[..], &whole.group.steps[..]], places);
         let (mut source, mut sites) = (Source::new(), Sites::new());
         let one = lower(&list, whole, &at, &machine, &mut source, &mut sites).expect("it fits");
         let one = kernels(vec![one.expect("one kernel")]);
@@ -117,16 +133,17 @@ fn products_and_what_follows_are_one_kernel_with_the_same_bits() {
             kernels(compute::lower(&step, &at, &machine, &mut source, &mut sites).expect("it fits"))
         };
         let single: Vec<Kernel> = list.iter().flat_map(single).collect();
-        assert_eq!(single.len(), 4);
+        assert_eq!(single.len(), list.len());
         match compile(&source, [9, 0]) {
             Ok(code) => assert!(!code.is_empty()),
             Err(CudaError::Missing { library, .. }) => println!("skipped: no {library}"),
             Err(error) => panic!("{error}"),
         }
-        let Some(library) = Library::build(&format!("products-{m}"), &source.text(), source.names()) else {
+        let Some(library) = Library::build(&format!("products-{number}"), &source.text(), source.names())
+        else {
             return;
         };
-        let StepWork::Kernel { results, .. } = &list[3].work else { panic!("a kernel") };
+        let Some(StepWork::Kernel { results, .. }) = list.last().map(|s| &s.work) else { panic!("a kernel") };
         let expected = world.run(&library, &single, &results[0]);
         assert_eq!(world.run(&library, &one, &results[0]), expected, "{m} rows");
     }
@@ -151,6 +168,12 @@ fn a_product_that_somebody_else_reads_or_that_would_lose_its_operand_stays_alone
     assert_eq!(products(&awaited), [[0, 3]]);
     awaited.push(BoundStep { lane: Lane::Comm, waits: vec![1], ..step(5, Op::Copy, vec![to], from) });
     assert_eq!(products(&awaited), [[3]]);
+    // Somebody reads columns of both halves.
+    let mut across = halved(1);
+    let columns =
+        Located { offset: 3 * SPACING + N, ..value(Home::Ordinary, 3, [1, N], [2 * N as isize, 1]) };
+    across.push(step(3, Op::Copy, vec![columns], value(Home::Ordinary, 6, [1, N], [N as isize, 1])));
+    assert_eq!(products(&across), [[0; 0]; 0]);
     // The activation goes where its product and the next one read.
     let mut lost = gated(1);
     let x = value(Home::Ordinary, 0, [1, N], [N as isize, 1]);
