@@ -5,7 +5,7 @@
 //!
 //! The way through: `prepare` inserts the copies that placement forces; `order` makes candidates, of which
 //! `schedule` takes one; `liveness` says when memory may be written again, with regard to peers; `place` merges
-//! values that share memory; [`pack`] finds offsets; `waits` orders the two lanes; `bucket` and `pipeline` write
+//! values that share memory, `keep` keeps some from it; [`pack`] finds offsets; `waits` orders the two lanes; `bucket` and `pipeline` write
 //! it all down. Each is a page of its own.
 
 mod barriers;
@@ -15,6 +15,7 @@ mod checked;
 mod error;
 mod fixed;
 mod flight;
+mod keep;
 mod liveness;
 mod order;
 pub mod pack;

@@ -15,6 +15,7 @@ use crate::barriers;
 use crate::bucket::{Placed, Program, Symbols, sized};
 use crate::error::PlanError;
 use crate::flight;
+use crate::keep::kept;
 use crate::liveness::{Choices, Liveness, NextRun, at_once, awaited};
 use crate::order::{self, Demand, Order, Tasks, bytes, fastest, improve, makespan, more};
 use crate::pack;
@@ -218,7 +219,11 @@ const SMALL: usize = 500;
 
 /// Places a program with its steps in this order.
 fn place(program: &Prepared, steps: Steps, rules: &Rules<'_>, choices: Choices, parts: Parts) -> Placed {
-    let live = Liveness::new(&program.graph, &steps, rules.bound, rules.next_run, choices);
+    let graph = &program.graph;
+    let mut live = Liveness::new(graph, &steps, rules.bound, rules.next_run, choices);
+    if rules.profile.is_some_and(|p| p.multiprocessors.is_some()) {
+        live = live.with_operands(kept(graph, &steps, &graph.symbols));
+    }
     let classes = Classes::new(program, &steps, &live, parts);
     let mut placed = Placed { steps, live, classes };
     placed.settle();
