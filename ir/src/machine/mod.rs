@@ -163,7 +163,8 @@ impl Profile {
         let us = self.estimate(kind, variant, exit, bytes, ranks)?;
         let Some(multiprocessors) = self.multiprocessors else { return Some(us) };
         let hidden = us.min(beside_us);
-        let taken = model::taken(kind.name(), variant, bytes, ranks, multiprocessors);
+        let most = self.blocks(kind, variant, bytes, ranks);
+        let taken = model::taken(kind.name(), variant, bytes, ranks, most, multiprocessors);
         Some(us - hidden + hidden * taken)
     }
 

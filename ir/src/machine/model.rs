@@ -18,19 +18,27 @@ const OPERATIONS: u64 = 256;
 
 /// The part of its time that a collective takes from compute beside it on a GPU of so many multiprocessors. Copies and
 /// copy engines take none of these; a kernel has a block on one for every 4 KiB that it moves for a peer (1 KiB as
-/// packets), up to 128 (64), which is how GPUs run them.
-pub fn taken(collective: &str, variant: Variant, bytes: u64, ranks: u32, multiprocessors: u32) -> f64 {
+/// packets), up to `most`, or 128 (64) where a profile names none, which is how GPUs run them.
+pub fn taken(
+    collective: &str,
+    variant: Variant,
+    bytes: u64,
+    ranks: u32,
+    most: Option<u32>,
+    multiprocessors: u32,
+) -> f64 {
     let whole = match collective {
         "all_reduce" => matches!(variant, Variant::OneShot | Variant::Packets),
         "broadcast" | "permute_ranks" => true,
         _ => false,
     };
     let moved = if whole { bytes } else { bytes / u64::from(ranks.max(1)) };
+    let most = |own: u64| most.map_or(own, u64::from);
     let blocks = match variant {
         Variant::Copies | Variant::CopyEngine => 0,
         Variant::Plain | Variant::NcclWindow => LIBRARY_BLOCKS,
-        Variant::Packets => moved.div_ceil(1 << 10).min(64),
-        _ => moved.div_ceil(4 << 10).min(128),
+        Variant::Packets => moved.div_ceil(1 << 10).min(most(64)),
+        _ => moved.div_ceil(4 << 10).min(most(128)),
     };
     (blocks as f64 / f64::from(multiprocessors.max(1)) + MOVING).min(1.0)
 }
@@ -102,11 +110,12 @@ mod tests {
 
     #[test]
     fn kernels_take_their_blocks_and_all_take_what_moving_takes() {
-        let taken = |variant, bytes| taken("all_gather", variant, bytes, 2, 128);
+        let taken = |variant, bytes| taken("all_gather", variant, bytes, 2, None, 128);
         assert_eq!(taken(Variant::Copies, 1 << 30), MOVING);
         assert_eq!(taken(Variant::Push, 32 << 13), 0.25 + MOVING);
         assert_eq!(taken(Variant::Push, 1 << 30), 1.0);
+        assert_eq!(super::taken("all_gather", Variant::Push, 1 << 30, 2, Some(16), 128), 0.125 + MOVING);
         assert_eq!(taken(Variant::Plain, 1 << 30), 0.25 + MOVING);
-        assert_eq!(super::taken("all_reduce", Variant::Packets, 1 << 14, 2, 128), 0.125 + MOVING);
+        assert_eq!(super::taken("all_reduce", Variant::Packets, 1 << 14, 2, None, 128), 0.125 + MOVING);
     }
 }
