@@ -4,6 +4,9 @@
 Builds the release binary unless SYMMC names one, then prints buffers, the bound, the peak, the gap between them, work
 in block placements and the time of packing for each file. A number in a file's name (A.1048576.csv) is the capacity to
 meet. The offsets are checked here by a sweep of their own. Exit code 1 if a capacity is not met.
+
+`packing.py --tiled FILE [COPIES ...]` packs copies of one table, one behind the other in time, and prints the time of
+packing, and the time and the memory of the whole command, against the number of buffers.
 """
 
 import bisect
@@ -14,6 +17,7 @@ import pathlib
 import subprocess
 import sys
 import tempfile
+import time
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 BUILT = pathlib.Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target")) / "release" / "symmc"
@@ -57,12 +61,40 @@ def pack(symmc, path, out):
     return found
 
 
-def main():
-    folder = pathlib.Path(sys.argv[1]) if len(sys.argv) > 1 else ROOT / "tests" / "packing"
-    symmc = os.environ.get("SYMMC")
-    if symmc is None:
-        subprocess.run(["cargo", "build", "--release", "-q", "-p", "symmc-cli"], cwd=ROOT, check=True)
-        symmc = BUILT
+def tile(path, copies, out):
+    """Writes a table several times over, each copy after the one before."""
+    with open(path, newline="") as file:
+        rows = [(r["id"], int(r["lower"]), int(r["upper"]), r["size"]) for r in csv.DictReader(file)]
+    length = max(upper for _, _, upper, _ in rows)
+    with open(out, "w") as file:
+        file.write("id,lower,upper,size\n")
+        for copy in range(copies):
+            at = copy * length
+            file.writelines(f"{copy}_{name},{at + lower},{at + upper},{size}\n" for name, lower, upper, size in rows)
+
+
+def tiled(symmc, path, copies):
+    print(f"{'buffers':>9} {'gap %':>7} {'pack ms':>9} {'whole ms':>9} {'CPU ms':>9} {'MB':>6}")
+    with tempfile.TemporaryDirectory() as scratch:
+        table, out = pathlib.Path(scratch) / "tiled.csv", pathlib.Path(scratch) / "offsets.csv"
+        for count in copies:
+            tile(path, count, table)
+            start = time.perf_counter()
+            child = subprocess.Popen(
+                [symmc, "pack", table, "--format", "json", "-o", out], stdout=subprocess.PIPE, text=True
+            )
+            found = json.loads(child.stdout.read())
+            _, _, usage = os.wait4(child.pid, 0)
+            whole = time.perf_counter() - start
+            if sweep(out) != (found["bound"], found["peak"]):
+                sys.exit(f"{path} x {count}: symmc says {found['bound']}, {found['peak']}; the sweep {sweep(out)}")
+            gap = 100 * (found["peak"] / max(found["bound"], 1) - 1)
+            busy = usage.ru_utime + usage.ru_stime
+            times = f"{1e3 * found['seconds']:9.1f} {1e3 * whole:9.1f} {1e3 * busy:9.1f}"
+            print(f"{found['buffers']:9} {gap:7.2f} {times} {usage.ru_maxrss / 1e3:6.0f}")
+
+
+def table(symmc, folder):
     head = f"{'file':24} {'buffers':>8} {'bound':>12} {'peak':>12} {'gap %':>7} {'work':>9} {'ms':>9}"
     print(head, "capacity", sep="  ")
     missed, total = 0, 0
@@ -77,6 +109,17 @@ def main():
             print(f"{path.name:24} {numbers} {1e3 * found['seconds']:9.1f}", said, sep="  ")
     print(f"{1e3 * total:.1f} ms in all, {missed} capacities missed")
     return 1 if missed else 0
+
+
+def main():
+    arguments = sys.argv[1:]
+    symmc = os.environ.get("SYMMC")
+    if symmc is None:
+        subprocess.run(["cargo", "build", "--release", "-q", "-p", "symmc-cli"], cwd=ROOT, check=True)
+        symmc = BUILT
+    if arguments[:1] == ["--tiled"]:
+        return tiled(symmc, arguments[1], [int(c) for c in arguments[2:]] or [1, 4, 10, 35])
+    return table(symmc, pathlib.Path(arguments[0]) if arguments else ROOT / "tests" / "packing")
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@
 mod search;
 mod skyline;
 
-use super::{Block, Spans};
+use super::{Block, Spans, divisor};
 
 pub use search::Search;
 
@@ -159,9 +159,4 @@ fn mixed(from: u64) -> u64 {
     let x = (from ^ (from >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
     let x = (x ^ (x >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
     x ^ (x >> 31)
-}
-
-/// The greatest common divisor.
-fn divisor(a: u64, b: u64) -> u64 {
-    if b == 0 { a } else { divisor(b, a % b) }
 }

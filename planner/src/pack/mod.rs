@@ -23,6 +23,8 @@
 //! Free gaps come from a segment tree over time whose nodes hold unions of offset ranges.
 //! There are no lists of overlapping pairs, so time and memory stay near `n log n`.
 //!
+//! Blocks can be tied to one another ([`pack_tied`]).
+//!
 //! Not here: the choice of an order of operators.
 
 mod exact;
@@ -31,6 +33,7 @@ mod orders;
 mod parts;
 mod refine;
 mod table;
+mod ties;
 mod verify;
 
 use thiserror::Error;
@@ -39,6 +42,7 @@ use occupancy::Occupancy;
 use orders::Fit;
 
 pub use table::{Table, TableError};
+pub use ties::{Tie, TieError, pack_tied};
 pub use verify::{Verified, VerifyError, verify};
 
 /// A block of memory to place.
@@ -227,6 +231,11 @@ fn highest(loads: &[u64]) -> (u64, Option<usize>) {
         }
     }
     best
+}
+
+/// The greatest common divisor.
+fn divisor(a: u64, b: u64) -> u64 {
+    if b == 0 { a } else { divisor(b, a % b) }
 }
 
 /// Lifetimes over compressed instants: only those at which a block starts or ends are kept.
