@@ -42,21 +42,9 @@ impl<'a> Memory<'a> {
     }
 
     /// The class that the result of `s` is written over if `s` runs next.
-    fn overwritten(&self, s: usize) -> Option<u32> {
+    pub fn overwritten(&self, s: usize) -> Option<u32> {
         let last = |&&c: &&u32| self.left[c as usize] == 1 && !self.is_new(c);
         self.tasks.over.of(s).iter().find(last).copied()
-    }
-
-    /// The bytes that step `s` takes away when it has ended, by arena, what it adds not counted.
-    pub fn freed(&self, s: usize) -> Bytes {
-        let mut bytes: Bytes = [0; 2];
-        for &c in self.tasks.touches.of(s) {
-            if self.left[c as usize] == 1 {
-                let class = &self.tasks.classes[c as usize];
-                bytes[class.arena] = bytes[class.arena].saturating_add(class.bytes);
-            }
-        }
-        bytes
     }
 
     /// Runs a step; returns what is live during it.

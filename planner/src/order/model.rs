@@ -318,3 +318,60 @@ fn time(
         _ => copy(like_a_copy(read, written, terms)),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use symmc_ir::random::SplitMix;
+
+    use super::*;
+
+    impl Tasks {
+        /// Steps that write one value each, of these classes, and read those of the steps `before` them. A result may
+        /// be written over an operand of the same class.
+        pub fn of_values(before: impl Iterator<Item = Vec<u32>>, classes: Vec<Class>) -> Tasks {
+            let before = Lists::from_rows(before);
+            let n = classes.len();
+            let touches = |s: usize| before.of(s).iter().copied().chain([s as u32]).collect();
+            let touches = Lists::from_rows((0..n).map(touches));
+            let same = |s: usize, b: u32| classes[b as usize] == classes[s];
+            let over = |s: usize| before.of(s).iter().copied().filter(|&b| same(s, b)).collect();
+            let over = Lists::from_rows((0..n).map(over));
+            Tasks {
+                lane: vec![Lane::Compute; n],
+                after: before.transposed(n),
+                before,
+                users: touches.transposed(n),
+                touches,
+                classes,
+                over,
+                time: vec![1; n],
+            }
+        }
+
+        /// Steps of random dependences that write a value of random size each, so many times in a row.
+        pub fn random(rng: &mut SplitMix, steps: usize, copies: usize) -> Tasks {
+            let mut before: Vec<Vec<u32>> = Vec::new();
+            let mut classes = Vec::new();
+            let first = rng.0;
+            for copy in 0..copies {
+                // Every copy is the same, on the last value of the one before.
+                rng.0 = first;
+                for s in 0..steps {
+                    let mut row: Vec<u32> = (0..rng.below(4))
+                        .filter(|_| s > 0)
+                        .map(|_| (copy * steps + rng.below(s.max(1))) as u32)
+                        .collect();
+                    if copy > 0 && row.is_empty() {
+                        row.push((copy * steps - 1) as u32);
+                    }
+                    row.sort_unstable();
+                    row.dedup();
+                    before.push(row);
+                    classes
+                        .push(Class { bytes: 1 + rng.below(40) as u64, arena: usize::from(rng.one_in(4)) });
+                }
+            }
+            Tasks::of_values(before.into_iter(), classes)
+        }
+    }
+}

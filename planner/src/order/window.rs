@@ -277,50 +277,6 @@ mod tests {
     use symmc_ir::random::SplitMix;
 
     use super::*;
-    use crate::order::model::{Class, Lists};
-    use crate::plan::Lane;
-
-    /// Steps of random dependences that write a value of random size each; some may write over an operand.
-    fn tasks(rng: &mut SplitMix, steps: usize, copies: usize) -> Tasks {
-        let mut before: Vec<Vec<u32>> = Vec::new();
-        let mut classes = Vec::new();
-        let first = rng.0;
-        for copy in 0..copies {
-            // Every copy is the same, on the last value of the one before.
-            rng.0 = first;
-            for s in 0..steps {
-                let mut row: Vec<u32> = (0..rng.below(4))
-                    .filter(|_| s > 0)
-                    .map(|_| (copy * steps + rng.below(s.max(1))) as u32)
-                    .collect();
-                if copy > 0 && row.is_empty() {
-                    row.push((copy * steps - 1) as u32);
-                }
-                row.sort_unstable();
-                row.dedup();
-                before.push(row);
-                classes.push(Class { bytes: 1 + rng.below(40) as u64, arena: usize::from(rng.one_in(4)) });
-            }
-        }
-        let before = Lists::from_rows(before.into_iter());
-        let n = classes.len();
-        let touches: Vec<Vec<u32>> =
-            (0..n).map(|s| before.of(s).iter().copied().chain([s as u32]).collect()).collect();
-        let over = (0..n)
-            .map(|s| before.of(s).iter().copied().filter(|&b| classes[b as usize] == classes[s]).collect());
-        let over = Lists::from_rows(over.collect::<Vec<_>>().into_iter());
-        let touches = Lists::from_rows(touches.into_iter());
-        Tasks {
-            lane: vec![Lane::Compute; n],
-            after: before.transposed(n),
-            before,
-            users: touches.transposed(n),
-            touches,
-            classes,
-            over,
-            time: vec![1; n],
-        }
-    }
 
     /// The least peak of one arena among all orders in which the other stays at or below `limit`.
     fn least(tasks: &Tasks, arena: usize, limit: u64) -> u64 {
@@ -350,7 +306,7 @@ mod tests {
     fn no_order_of_a_small_program_has_a_lower_peak() {
         let mut gained = 0;
         for seed in 0..60 {
-            let tasks = tasks(&mut SplitMix(seed), 8, 1);
+            let tasks = Tasks::random(&mut SplitMix(seed), 8, 1);
             let program: Vec<u32> = (0..tasks.len() as u32).collect();
             let order = improve(&tasks, &program);
             assert!(
@@ -374,7 +330,7 @@ mod tests {
         let mut gained = 0;
         for seed in 0..30 {
             let [one, many] = [1, 100].map(|copies| {
-                let tasks = tasks(&mut SplitMix(seed), 30, copies);
+                let tasks = Tasks::random(&mut SplitMix(seed), 30, copies);
                 let program: Vec<u32> = (0..tasks.len() as u32).collect();
                 let order = improve(&tasks, &program);
                 (peak(&profile(&tasks, &program)), peak(&profile(&tasks, &order)))
