@@ -11,8 +11,9 @@
 //! arena, with all that collectives keep occupied. Only what narrows the search down is counted by the simpler
 //! [`model`].
 //!
-//! Estimates decide nothing but the order, all arithmetic is on integers and all budgets are counts of work, so
-//! every rank agrees. Not here: rematerialisation; orders of symbolic sizes, which are those of the upper bounds.
+//! Estimates decide nothing but the order. All sums and comparisons are of integers; floating point is only in the
+//! estimated times and in what [`more`] allows, by sums, products and quotients, which are the same on every machine.
+//! All budgets are counts of work. So every rank agrees. Not here: rematerialisation; orders of symbolic sizes, which are those of the upper bounds.
 
 mod memory;
 mod model;

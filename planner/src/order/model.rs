@@ -7,7 +7,9 @@
 //! result over them; that is counted where the order is known ([`super::memory`]). What collectives keep occupied
 //! until they are awaited or met is not counted here: the demand of an order that is placed has it.
 //!
-//! The model is the same read backwards, so an order of the reversed program is one of the program.
+//! Read backwards, dependences and classes are the same, so an order of the reversed program is one of the program.
+//! What a result may be written over is not, as that dies there and backwards begins there: the memory by which orders
+//! are made backwards is an estimate, and they are compared forwards.
 
 use symmc_ir::entity::Entity;
 use symmc_ir::machine::Profile;

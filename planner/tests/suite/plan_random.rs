@@ -59,8 +59,11 @@ fn a_plan_survives_its_file() {
 #[test]
 fn no_order_of_a_name_is_leaner_than_the_lean_one() {
     let mut gained = 0;
-    for seed in 0..80 {
-        let graph = program(seed, 10 + seed as usize);
+    // Of the large ones not every order is placed.
+    let sizes = (0..80).map(|seed| 10 + seed).chain([900; 4]);
+    for (seed, size) in sizes.enumerate() {
+        let seed = seed as u64;
+        let graph = program(seed, size);
         let bucket = BucketInput { graph: graph.clone(), decisions: Vec::new() };
         let bound = |order| {
             let made =
@@ -68,6 +71,7 @@ fn no_order_of_a_name_is_leaner_than_the_lean_one() {
             let plan = made.expect("plans");
             check(&plan).unwrap_or_else(|e| panic!("seed {seed}, {order:?}: {e:?}"));
             let fixed = plan.fixed.iter().map(|f| f.offset + f.size).max().unwrap_or(0);
+            assert!(size < 900 || plan.buckets[0].steps.len() > 500, "seed {seed}: small");
             let t = plan.buckets[0].totals;
             t.ordinary_bound + t.symmetric_bound - fixed.next_multiple_of(64)
         };
@@ -78,7 +82,7 @@ fn no_order_of_a_name_is_leaner_than_the_lean_one() {
         let chosen = bound(Order::Chosen);
         assert!(chosen as f64 <= lean as f64 * 1.05, "seed {seed}: {chosen} against {lean}");
     }
-    assert!(gained > 10, "of 80 programs the lean order is better than all of a name for {gained}");
+    assert!(gained > 10, "of 84 programs the lean order is better than all of a name for {gained}");
 }
 
 #[test]
