@@ -222,7 +222,7 @@ pub struct PlanArgs {
     #[arg(long, value_name = "%VALUE", value_parser = parse_name, conflicts_with = "format")]
     pub explain: Option<String>,
     /// Plan in every order, and compare their memory
-    #[arg(long, conflicts_with_all = ["format", "explain", "order", "output"])]
+    #[arg(long, conflicts_with_all = ["format", "explain", "order", "output", "timing"])]
     pub orders: bool,
     /// Print how long each stage took
     #[arg(long)]

@@ -181,7 +181,7 @@ fn fixed(plan: &Plan) -> String {
     out
 }
 
-/// What plans of one program in several orders need, in the order of their bytes as they are given.
+/// What plans of one program in several orders need, a row for each as they are given.
 pub fn orders(plans: &[(Order, CheckedPlan)]) -> String {
     let need = |plan: &Plan| {
         let peaks = plan.buckets.iter().map(|b| (b.totals.ordinary_peak, b.totals.symmetric_peak));

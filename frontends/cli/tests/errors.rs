@@ -224,6 +224,7 @@ fn options_that_contradict_or_do_nothing() {
     let recorded = "run megatron_tp4_f32.pt2 --tensors megatron_tp4_f32.safetensors --compare recorded";
     says(&format!("{recorded} --seed 1"), &["contradicts --seed"]);
     says("plan megatron_tp4_f32.pt2 --format json --explain %linear", &["--format", "--explain"]);
+    says("plan megatron_tp4_f32.pt2 --orders --timing", &["--orders", "--timing"]);
     says("plan megatron_tp4_f32.pt2 --bind all --bind ids", &["--bind all"]);
     let text = failure(symmc("plan megatron_tp4_f32.pt2").args(["--bind", ""]), 2);
     assert!(text.contains("--bind") && text.contains("expected a name"), "{text}");
