@@ -110,8 +110,9 @@ impl Work<'_> {
         let limit = found[least].demand.map(|b| more(b, self.rules.slack));
         let mut orders: Vec<Vec<u32>> = Vec::new();
         if self.rules.order == Order::Chosen {
-            for from in [&found[least].order, &found[0].order] {
-                orders.extend(order::overlapped(self.tasks, from, self.rules.slack));
+            let from: &[usize] = if least == 0 { &[0] } else { &[least, 0] };
+            for &i in from {
+                orders.extend(order::overlapped(self.tasks, &found[i].order, self.rules.slack));
             }
             orders.extend(found.iter().map(|c| c.order.clone()));
         }
