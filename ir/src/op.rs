@@ -111,6 +111,11 @@ impl Op {
     pub fn is_view(&self) -> bool {
         matches!(self, Op::Reshape | Op::Permute { .. } | Op::Slice { .. } | Op::Expand)
     }
+    /// Whether each element of the result is made of the elements of the operands at the same position, broadcast to
+    /// its shape.
+    pub fn is_element_wise(&self) -> bool {
+        matches!(self, Op::Unary(_) | Op::Binary(_) | Op::BinaryScalar { .. } | Op::Select | Op::Cast)
+    }
     /// The collective, if it is one.
     pub fn as_collective(&self) -> Option<&Collective> {
         match self {

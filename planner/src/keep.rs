@@ -38,8 +38,7 @@ fn has_few_rows(graph: &Graph, value: ValueId, symbols: &Symbols) -> bool {
 fn is_element_wise(graph: &Graph, steps: &Steps, step: usize) -> bool {
     let step = &steps.list[step];
     let op = &graph.nodes[step.node].op;
-    step.lane == Lane::Compute
-        && matches!(op, Op::Unary(_) | Op::Binary(_) | Op::BinaryScalar { .. } | Op::Select | Op::Cast)
+    step.lane == Lane::Compute && op.is_element_wise()
 }
 
 #[cfg(test)]

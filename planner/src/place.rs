@@ -243,13 +243,7 @@ impl Placing<'_> {
         let graph = &self.program.graph;
         let step = &self.steps.list[s];
         let node = &graph.nodes[step.node];
-        let elementwise = matches!(
-            node.op,
-            Op::Unary(_) | Op::Binary(_) | Op::BinaryScalar { .. } | Op::Select | Op::Cast | Op::Copy
-        );
-        let reduces = matches!(&node.op, Op::Collective(c) if matches!(c.kind, CollectiveKind::AllReduce(_)))
-            && step.peers.is_some_and(|p| p.contract.in_place);
-        if !(elementwise || reduces) {
+        if !step.may_overwrite(graph) {
             return;
         }
         let result = node.outputs[0];

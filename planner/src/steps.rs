@@ -2,7 +2,7 @@
 
 use symmc_ir::collective::Meets;
 use symmc_ir::entity::Entity;
-use symmc_ir::{Contract, Def, Graph, GroupId, InputId, NodeId, Op, Table, ValueId};
+use symmc_ir::{CollectiveKind, Contract, Def, Graph, GroupId, InputId, NodeId, Op, Table, ValueId};
 
 use crate::error::PlanError;
 use crate::plan::Lane;
@@ -36,6 +36,18 @@ impl StepInfo {
         let touch = peers.contract.touch;
         let all = |on: bool, values: &Vec<ValueId>| if on { values.clone() } else { Vec::new() };
         (all(touch.reads_operand(), &self.reads), all(touch.writes_result(), &self.writes))
+    }
+
+    /// Whether the result may lie on an operand that is read last, element on element: that of an element-wise node, or
+    /// of an all-reduce whose contract allows it.
+    pub fn may_overwrite(&self, graph: &Graph) -> bool {
+        match &graph.nodes[self.node].op {
+            Op::Collective(c) => {
+                matches!(c.kind, CollectiveKind::AllReduce(_))
+                    && self.peers.as_ref().is_some_and(|p| p.contract.in_place)
+            }
+            op => op.is_element_wise() || *op == Op::Copy,
+        }
     }
 }
 

@@ -41,7 +41,7 @@ fn unexpanded(cx: &Rewriter, value: ValueId) -> ValueId {
 }
 
 fn elementwise_of_expand(cx: &mut Rewriter, node: &Candidate) -> Option<Rewrite> {
-    if !matches!(node.op, Op::Unary(_) | Op::Binary(_) | Op::BinaryScalar { .. } | Op::Select | Op::Cast) {
+    if !node.op.is_element_wise() {
         return None;
     }
     let inputs: Vec<ValueId> = node.inputs.iter().map(|&v| unexpanded(cx, v)).collect();

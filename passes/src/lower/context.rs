@@ -45,9 +45,9 @@ impl Context {
         self.bytes(if matches!(kind, CollectiveKind::AllGather) { result } else { operand })
     }
 
-    /// What a collective adds to a run, if this variant may run it, with `beside_us` of compute beside it. A droppable exit barrier counts as dropped where
-    /// even keeping it is no slower than plain, else as kept: whatever becomes of it, the choice never
-    /// loses to plain.
+    /// What a collective adds to a run, if this variant may run it, with `beside_us` of compute beside it. A droppable
+    /// exit barrier counts as dropped where even keeping it is no slower than plain, else as kept: whatever becomes of
+    /// it, the choice never loses to plain.
     pub fn estimate(
         &self,
         kind: &CollectiveKind,

@@ -248,14 +248,7 @@ impl<'a> Shared<'a> {
     fn overwritable(&self, s: usize) -> impl Iterator<Item = ValueId> {
         let (graph, step) = (&self.program.graph, &self.steps.list[s]);
         let node = &graph.nodes[step.node];
-        let able = match &node.op {
-            Op::Unary(_) | Op::Binary(_) | Op::BinaryScalar { .. } | Op::Select | Op::Cast | Op::Copy => true,
-            Op::Collective(c) => {
-                matches!(c.kind, CollectiveKind::AllReduce(_))
-                    && step.peers.is_some_and(|p| p.contract.in_place)
-            }
-            _ => false,
-        };
+        let able = step.may_overwrite(graph);
         let result = node.outputs[0];
         let (ty, arena) = (graph.ty(result), self.program.symmetric[result]);
         node.inputs.iter().filter(move |_| able).filter_map(move |&operand| {

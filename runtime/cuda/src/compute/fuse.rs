@@ -42,8 +42,9 @@ pub struct Member<'a> {
     pub stored: bool,
 }
 
-fn is_element_wise(op: &Op) -> bool {
-    matches!(op, Op::Unary(_) | Op::Binary(_) | Op::BinaryScalar { .. } | Op::Select | Op::Cast | Op::Full(_))
+/// Whether a step can be part of a group: what is the same everywhere needs no operand.
+fn joins(op: &Op) -> bool {
+    op.is_element_wise() || matches!(op, Op::Full(_))
 }
 
 /// A step of the closed set, as it is lowered.
@@ -117,7 +118,7 @@ fn passes(list: &[BoundStep], group: &[usize], step: &BoundStep) -> bool {
 /// The iteration space of a step that can be part of a group.
 pub(super) fn fusible(step: &BoundStep) -> Option<&[usize]> {
     match &step.work {
-        StepWork::Kernel { op, results, .. } if is_element_wise(op) => Some(&results.first()?.shape),
+        StepWork::Kernel { op, results, .. } if joins(op) => Some(&results.first()?.shape),
         _ => None,
     }
 }
@@ -168,9 +169,8 @@ pub fn lower_fused(
 
 /// Whether members have one shape, and their memory is apart or the same places.
 pub(super) fn fits(members: &[Member<'_>], shape: &[usize]) -> bool {
-    let fits = |m: &Member<'_>| {
-        is_element_wise(m.step.op) && m.step.results.first().is_some_and(|r| *r.shape == *shape)
-    };
+    let fits =
+        |m: &Member<'_>| joins(m.step.op) && m.step.results.first().is_some_and(|r| *r.shape == *shape);
     members.iter().all(fits) && apart(members, shape)
 }
 

@@ -222,10 +222,9 @@ pub fn lower(
     let Some(shape) = members.first().and_then(|m| m.step.results.first()).map(|r| &r.shape) else {
         return Ok(None);
     };
-    let products = parts.iter().filter_map(|p| if let Part::Product(step) = p { Some(step) } else { None });
     let readers = || members.iter().flat_map(|m| m.step.operands);
-    let cut = |step: &Step<'_>| cuts(step.operands, &step.results[0], readers(), shape);
-    let cuts: SmallVec<[_; MOST_PRODUCTS]> = products.map(cut).collect();
+    let cut = |step: Step<'_>| cuts(step.operands, &step.results[0], readers(), shape);
+    let cuts: SmallVec<[_; MOST_PRODUCTS]> = products_in(parts).map(cut).collect();
     if !fuse::fits(&members, shape) || !apart(parts, &cuts, shape) {
         return Ok(None);
     }
@@ -261,11 +260,14 @@ pub fn lower(
     }
 }
 
+fn products_in<'a>(parts: &[Part<'a>]) -> impl Iterator<Item = Step<'a>> {
+    parts.iter().filter_map(|p| if let Part::Product(step) = p { Some(*step) } else { None })
+}
+
 /// Whether what members read and write is columns of a product at the same positions, or apart from it. Columns of
 /// which others are read as well may not be written.
 fn apart(parts: &[Part<'_>], cuts: &[SmallVec<[Cut; MOST_PRODUCTS]>], shape: &[usize]) -> bool {
-    let products = parts.iter().filter_map(|p| if let Part::Product(step) = p { Some(step) } else { None });
-    products.zip(cuts).all(|(product, cuts)| {
+    products_in(parts).zip(cuts).all(|(product, cuts)| {
         let own = Span::of(&product.results[0]);
         let same = |v: &Located| cuts.iter().any(|c| fuse::same_places(&c.result, v, shape));
         let reads = |v: &Located| !Span::of(v).overlaps(&own) || same(v);

@@ -15,7 +15,7 @@ use symmc_runtime::exec::{BoundCollective, BoundRegion, BoundStep, Home, Located
 /// Bytes of a home, from the first that strides reach to behind the last.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Span {
-    pub home: Home,
+    home: Home,
     bytes: Range<usize>,
 }
 
