@@ -237,7 +237,8 @@ impl Variant {
             touch: Touch::Nothing,
             symmetric_operand: false,
             symmetric_result: false,
-            in_place: !matches!(kind, K::AllToAll(_)),
+            // Sends and receives are of one group of calls: which comes first is up to the library.
+            in_place: !matches!(kind, K::AllToAll(_) | K::Permute { .. }),
         };
         let window = Contract { symmetric_operand: true, symmetric_result: true, ..library };
         Some(match (self, kind) {

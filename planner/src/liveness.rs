@@ -188,10 +188,14 @@ impl Liveness {
 
     /// Whether `step` is the last to need a base: every other access releases it by then.
     pub fn dies_at(&self, base: ValueId, step: u32) -> bool {
-        let readers = self.readers.of(base);
-        readers.last() == Some(&step)
-            && !self.outputs[base.index()]
-            && readers.iter().all(|&s| s == step || self.read_release(s) <= step)
+        let last = self.readers.of(base).last() == Some(&step);
+        last && !self.outputs[base.index()] && self.settled_at(base, step)
+    }
+
+    /// Whether every step before `step` that reads a base releases it by then.
+    pub fn settled_at(&self, base: ValueId, step: u32) -> bool {
+        let mut before = self.readers.of(base).iter().take_while(|&&s| s < step);
+        before.all(|&s| self.read_release(s) <= step)
     }
 }
 

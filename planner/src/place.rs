@@ -1,7 +1,7 @@
 //! Which values share memory, and which memory that is.
 //!
 //! Every base that a node defines starts in a [`Class`] of its own. Classes merge where a result may lie on
-//! or around an operand that its node reads last (the cases are listed at [`crate::plan`]). A class becomes
+//! or around an operand of its node (the cases are listed at [`crate::plan`]). A class becomes
 //! one buffer, or lies in the caller's memory of an output.
 //!
 //! A class has a *top*: the value that fills all of it and is the last to be written. Only a top that fills
@@ -156,17 +156,25 @@ struct Placing<'a> {
 }
 
 impl Placing<'_> {
-    /// The base of `operand`, if the operand is all of it in row-major order, the base fills its class and
-    /// nothing needs it after step `s`.
-    fn dying_whole(&self, operand: ValueId, s: usize) -> Option<ValueId> {
+    /// The base of `operand`, if the operand is all of its class, steps before `s` that use the class have released it by
+    /// then, and later ones that read it come after the end of `s` because they are in its lane.
+    fn settled(&self, operand: ValueId, s: usize) -> Option<ValueId> {
         let base = self.program.base[operand];
         let class = &self.classes.list[self.classes.of[base]? as usize];
         // Peers may still read a piece of a gathered value when the rank itself is done with all of it.
         let whole = class.top == base && self.program.whole[operand] && class.others <= s as u32;
-        (whole && self.live.dies_at(base, s as u32)).then_some(base)
+        let lane = |s: usize| self.steps.list[s].lane;
+        let mut later = self.live.readers.of(base).iter().rev().map(|&r| r as usize).take_while(|&r| r > s);
+        let follow = later.all(|r| lane(r) == lane(s));
+        (whole && follow && self.live.settled_at(base, s as u32)).then_some(base)
     }
 
-    /// An all-gather's operand at its piece of the result.
+    /// [`settled`](Self::settled), if nothing needs the base after step `s` either.
+    fn dying(&self, operand: ValueId, s: usize) -> Option<ValueId> {
+        self.settled(operand, s).filter(|&base| self.live.dies_at(base, s as u32))
+    }
+
+    /// An all-gather's operand at its piece of the result, which holds the same bytes afterwards.
     fn gather(&mut self, s: usize) {
         let step = &self.steps.list[s];
         let Op::Collective(c) = &self.program.graph.nodes[step.node].op else { return };
@@ -176,12 +184,12 @@ impl Placing<'_> {
         }
         let node = &self.program.graph.nodes[step.node];
         let (operand, result) = (node.inputs[0], node.outputs[0]);
-        let Some(base) = self.dying_whole(operand, s) else { return };
+        let Some(base) = self.settled(operand, s) else { return };
         let stride = self.program.bytes[base].clone();
         self.put_inside(base, result, Dim::from(0), Some((c.group, stride)));
     }
 
-    /// The operands of a concatenation at their pieces of the result.
+    /// The operands of a concatenation at their pieces of the result, where they stay as well.
     fn concat(&mut self, s: usize) {
         let graph = &self.program.graph;
         let node = &graph.nodes[self.steps.list[s].node];
@@ -192,7 +200,7 @@ impl Placing<'_> {
         }
         let mut offset = Dim::from(0);
         for &operand in &node.inputs {
-            if let Some(base) = self.dying_whole(operand, s) {
+            if let Some(base) = self.settled(operand, s) {
                 self.put_inside(base, result, offset.clone(), None);
             }
             offset = offset + graph.ty(operand).bytes();
@@ -238,25 +246,27 @@ impl Placing<'_> {
         }
     }
 
-    /// The result of an element-wise node or an in-place all-reduce over an operand that it reads last.
+    /// The result of a node that allows it over an operand that it reads last.
     fn overwrite(&mut self, s: usize) {
         let graph = &self.program.graph;
         let step = &self.steps.list[s];
         let node = &graph.nodes[step.node];
-        if !step.may_overwrite(graph) {
-            return;
-        }
+        let operands = step.overwritable(graph);
         let result = node.outputs[0];
         let (ty, Some(r)) = (graph.ty(result), self.classes.of[result]) else { return };
         let single = self.classes.list[r as usize].members.len() == 1;
-        let over = node.inputs.iter().find_map(|&operand| {
+        let over = operands.iter().find_map(|&operand| {
             let same = |v: ValueId| self.program.whole[v] && graph.ty(v).shape == ty.shape;
-            let base = self.dying_whole(operand, s)?;
+            let base = self.dying(operand, s)?;
             let class = self.classes.of[base];
-            // Every operand that shares bytes with the result must have exactly its elements.
-            let clean = node.inputs.iter().all(|&v| {
+            // Every operand that shares bytes with the result must have exactly its elements, and be one that may.
+            let clean = node.inputs.iter().enumerate().all(|(k, &v)| {
                 let b = self.program.base[v];
-                if b == base { same(v) } else { self.classes.of[b] != class || class.is_none() }
+                if b == base {
+                    k < operands.len() && same(v)
+                } else {
+                    self.classes.of[b] != class || class.is_none()
+                }
             });
             let fits = same(operand) && graph.ty(operand).dtype.size() == ty.dtype.size();
             (clean && fits && self.mergeable(class?, r)).then_some(base)

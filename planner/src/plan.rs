@@ -16,13 +16,17 @@
 //! - The nodes stand in the order of the steps.
 //!
 //! # Values that share bytes
-//! Several values may have one place, or one may lie within another, in these cases. In each the operand is
-//! read for the last time by the node that writes the result.
+//! Several values may have one place, or one may lie within another, in these cases. An operand that keeps its bytes, of
+//! an all-gather or a `concat`, may be read later; the others are read for the last time by the node that writes the
+//! result.
 //! - The result of `unary`, `binary`, `binary_scalar`, `select`, `cast` or `copy` lies on an operand of the
 //!   same shape and element size that is stored contiguously. Every operand of the node that has bytes in
 //!   common with the result has exactly the result's. A `copy` then moves nothing.
+//! - The result of `softmax`, `rms_norm`, `layer_norm`, `cumsum`, `scatter_elements`, `index_add` or `index_put` lies on its first
+//!   operand likewise; no other operand has bytes in common with it. The scatters then move nothing but what they
+//!   store.
 //! - The operand of an all-gather lies at its rank's piece of the result (`by_rank`), and the result of an
-//!   all-reduce on its operand, where the contract of the variant says `in_place`.
+//!   all-reduce or a broadcast on its operand, where the contract of the variant says `in_place`.
 //! - An operand of `concat` lies at its own piece of the result, when the pieces are contiguous there. The
 //!   node then moves nothing for it.
 //!

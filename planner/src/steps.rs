@@ -38,16 +38,22 @@ impl StepInfo {
         (all(touch.reads_operand(), &self.reads), all(touch.writes_result(), &self.writes))
     }
 
-    /// Whether the result may lie on an operand that is read last, element on element: that of an element-wise node, or
-    /// of an all-reduce whose contract allows it.
-    pub fn may_overwrite(&self, graph: &Graph) -> bool {
-        match &graph.nodes[self.node].op {
+    /// The operands that the result may lie on, element on element, where they are read last; the first ones of the
+    /// node. The others may not share bytes with the result.
+    pub fn overwritable<'a>(&self, graph: &'a Graph) -> &'a [ValueId] {
+        let node = &graph.nodes[self.node];
+        let count = match &node.op {
             Op::Collective(c) => {
-                matches!(c.kind, CollectiveKind::AllReduce(_))
-                    && self.peers.as_ref().is_some_and(|p| p.contract.in_place)
+                let able = matches!(c.kind, CollectiveKind::AllReduce(_) | CollectiveKind::Broadcast { .. });
+                usize::from(able && self.peers.is_some_and(|p| p.contract.in_place))
             }
-            op => op.is_element_wise() || *op == Op::Copy,
-        }
+            op if op.is_element_wise() || *op == Op::Copy => node.inputs.len(),
+            // These read all of a row before they write it, or change a few elements of what is there.
+            Op::Softmax { .. } | Op::RmsNorm { .. } | Op::LayerNorm { .. } | Op::CumSum { .. } => 1,
+            Op::ScatterElements { .. } | Op::IndexAdd { .. } | Op::IndexPut { .. } => 1,
+            _ => 0,
+        };
+        &node.inputs[..count.min(node.inputs.len())]
     }
 }
 

@@ -2,6 +2,8 @@
 //!
 //! - Element-wise ops, casts and copies: each element of the result lies exactly on the element of the
 //!   operand that it is computed from, and no other.
+//! - Softmax, norms and running sums, which have read what they need of a row before they write it, and scatters, which
+//!   change elements of their first operand: the same, on the first operand alone.
 //! - Concatenation: the operand lies where it ends up, as one run; when it ends up in several places, in one
 //!   of them. Or all of its base is an operand that does.
 //! - Collectives whose contract allows it: exactly on the operand; for all-gather the operand is this
@@ -52,7 +54,7 @@ pub fn overlay(
         Op::Collective(c) if contract.is_some_and(|c| c.in_place) => {
             collective(&c.kind, ctx.program.group(c.group), (base, tx), (home, tr))
         }
-        op => element_wise(op, (base, tx), (home, tr)),
+        op => element_on_element(op, operand, (base, tx), (home, tr)),
     };
     if rule != Overlay::Illegal {
         return rule;
@@ -66,13 +68,24 @@ pub fn overlay(
     if apart(&read, &home.range, ctx.symbols) { Overlay::Replaces } else { Overlay::Illegal }
 }
 
-/// The rule for a contiguous operand that starts where its result does.
-fn element_wise(op: &Op, x: (&Home, &Type), r: (&Home, &Type)) -> Overlay {
+/// The rule for a contiguous operand that starts where its result does and has this number.
+fn element_on_element(op: &Op, operand: usize, x: (&Home, &Type), r: (&Home, &Type)) -> Overlay {
     let same_elements = x.1.shape == r.1.shape && x.1.dtype.size() == r.1.dtype.size();
     match op {
         _ if !same_elements || x.0.range.rank != r.0.range.rank => Overlay::Illegal,
         Op::Copy => Overlay::Keeps,
         Op::Unary(_) | Op::Binary(_) | Op::BinaryScalar { .. } | Op::Select | Op::Cast => Overlay::Replaces,
+        Op::Softmax { .. }
+        | Op::RmsNorm { .. }
+        | Op::LayerNorm { .. }
+        | Op::CumSum { .. }
+        | Op::ScatterElements { .. }
+        | Op::IndexAdd { .. }
+        | Op::IndexPut { .. }
+            if operand == 0 =>
+        {
+            Overlay::Replaces
+        }
         _ => Overlay::Illegal,
     }
 }

@@ -248,10 +248,9 @@ impl<'a> Shared<'a> {
     fn overwritable(&self, s: usize) -> impl Iterator<Item = ValueId> {
         let (graph, step) = (&self.program.graph, &self.steps.list[s]);
         let node = &graph.nodes[step.node];
-        let able = step.may_overwrite(graph);
         let result = node.outputs[0];
         let (ty, arena) = (graph.ty(result), self.program.symmetric[result]);
-        node.inputs.iter().filter(move |_| able).filter_map(move |&operand| {
+        step.overwritable(graph).iter().filter_map(move |&operand| {
             let (of, base) = (graph.ty(operand), self.program.base[operand]);
             let same = of.shape == ty.shape && of.dtype.size() == ty.dtype.size();
             let near = self.program.symmetric[base] == arena && !self.output[base.index()];

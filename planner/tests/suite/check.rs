@@ -678,11 +678,11 @@ fn a_receiver_announces_that_its_result_is_free() {
         plan.buckets[0].steps[3].waits.clear();
         breaks_as_it_is("Race", &plan);
     }
-    // A root may put into its operand's bytes, which only it reads; a rank of a permute may not.
-    let over = |kind: &str| {
+    // A root may send into its operand's bytes, which only it reads; a rank of a permute may not.
+    let over = |kind: &str, via: &str| {
         let text = format!(
             "program \"over\" ranks 2\ngroup @world world\n\narg %x: f32[4, 4]\n%a: f32[4, 4] = neg %x\n\
-            %b: f32[4, 4] = {kind} group=@world via=put\n%c: f32[4, 4] = neg %b\n\nreturn %c\n"
+            %b: f32[4, 4] = {kind} group=@world via={via}\n%c: f32[4, 4] = neg %b\n\nreturn %c\n"
         );
         let steps = [
             step("a", Lane::Compute, &[], None),
@@ -691,6 +691,26 @@ fn a_receiver_announces_that_its_result_is_free() {
         ];
         small(&text, &[("a", "sym:0"), ("b", "sym:0")], &[&steps])
     };
-    assert_eq!(kinds(&over("broadcast %a root=1")), BTreeSet::new());
-    breaks_as_it_is("InPlace", &over("permute_ranks %a pairs=[0->1]"));
+    for via in ["put", "plain"] {
+        assert_eq!(kinds(&over("broadcast %a root=1", via)), BTreeSet::new());
+        breaks_as_it_is("InPlace", &over("permute_ranks %a pairs=[0->1]", via));
+    }
+}
+
+#[test]
+fn rows_are_written_over_the_first_operand_alone() {
+    let over = |operation: &str| {
+        let text = format!(
+            "program \"rows\" ranks 2\ngroup @world world\n\narg %x: f32[4, 4]\nparam %w: f32[4, 4]\n%a: f32[4, 4] = matmul %x, %w\n\
+            %b: f32[4, 4] = {operation}\n%c: f32[4, 4] = matmul %b, %w\n\nreturn %c\n"
+        );
+        let steps = ["a", "b", "c"].map(|name| step(name, Lane::Compute, &[], None));
+        small(&text, &[("a", "ord:0"), ("b", "ord:0")], &[&steps])
+    };
+    for good in ["softmax %a axis=0 log=false", "layer_norm %a, %x axes=2 eps=1e-5", "cumsum %a axis=0"] {
+        assert_eq!(kinds(&over(good)), BTreeSet::new(), "{good}");
+    }
+    for bad in ["layer_norm %x, %a axes=2 eps=1e-5", "layer_norm %a, %a axes=2 eps=1e-5", "matmul %a, %w"] {
+        breaks_as_it_is("InPlace", &over(bad));
+    }
 }

@@ -462,8 +462,8 @@ fn pieces_lie_inside_their_concatenation() {
     );
     assert_eq!(place_text(&p.buckets[0], place_of(&p, "a")), "out0");
     assert_eq!(place_of(&p, "a").why, "a piece of %c");
-    // b is read after c; d can lie at one of its two places; f is strided inside g.
-    assert!(matches!(place_of(&p, "b").memory, Memory::Buffer(_)));
+    // b is read after c, where it stays; d can lie at one of its two places; f is strided inside g.
+    assert_eq!(place_text(&p.buckets[0], place_of(&p, "b")), "out0 +128*t");
     assert_eq!(place_text(&p.buckets[0], place_of(&p, "d")), "out1");
     assert!(matches!(place_of(&p, "f").memory, Memory::Buffer(_)));
     let late = planned(
@@ -490,6 +490,54 @@ fn element_wise_results_overwrite_operands_that_die() {
          4 - m = out0",
     );
     assert_eq!(place_of(&p, "b").why, "over %a, which nothing needs any more");
+}
+
+#[test]
+fn rows_and_stores_are_written_over_the_first_operand() {
+    let p = planned(
+        "arg %x: f32[16, 16]\narg %at: i64[4]\nparam %w: f32[16, 16]\n%h: f32[16, 16] = matmul %x, %w\n\
+         %s: f32[16, 16] = softmax %h axis=1 log=false\n%g: f32[16] = reduce %x op=sum axes=[0] keep=false\n\
+         %n: f32[16, 16] = rms_norm %s, %g axes=1 eps=1e-5 round_first=false\n\
+         %l: f32[16, 16] = layer_norm %n axes=1 eps=1e-5\n%c: f32[16, 16] = cumsum %l axis=0\n\
+         %r: f32[4, 16] = slice %x axis=0 start=0 step=1\n\
+         %p: f32[16, 16] = index_put %c, %r, %at axis=0 accumulate=false\n\
+         %q: f32[16, 16] = index_add %p, %at, %r axis=0\n%z: f32[16, 16] = matmul %q, %w\nreturn %z\n",
+    );
+    let of = |v: &str| place_of(&p, v).memory;
+    for v in ["s", "n", "l", "c", "p", "q"] {
+        assert_eq!(of(v), of("h"), "{v}\n{}", steps(&p));
+    }
+    assert_eq!(place_of(&p, "q").why, "over %p, which nothing needs any more");
+    // What is read all over, or at other times than it is written, stays.
+    let p = planned(
+        "arg %x: f32[16]\narg %at: i64[16]\n%h: f32[16] = relu %x\n\
+         %n: f32[16] = layer_norm %h, %h axes=1 eps=1e-5\n%k: f32[16] = exp %n\n\
+         %u: f32[16] = index_add %n, %at, %k axis=0\n%o: f32[16] = index_add %x, %at, %u axis=0\nreturn %o\n",
+    );
+    let of = |v: &str| place_of(&p, v).memory;
+    assert_ne!(of("n"), of("h"), "its weight is the operand too\n{}", steps(&p));
+    assert_ne!(of("u"), of("k"), "{}", steps(&p));
+    assert_ne!(of("o"), of("u"), "{}", steps(&p));
+}
+
+#[test]
+fn a_broadcast_is_written_over_its_operand() {
+    let with = |via| {
+        planned(&format!(
+            "arg %x: f32[16, 16]\nparam %w: f32[16, 16]\n%h: f32[16, 16] = matmul %x, %w\n\
+             %b: f32[16, 16] = broadcast %h root=1 group=@pairs via={via}\n\
+             %p: f32[16, 16] = permute_ranks %b pairs=[0->1, 1->0] group=@pairs via={via}\n\
+             %z: f32[16, 16] = matmul %p, %w\nreturn %z\n"
+        ))
+    };
+    let plain = with("plain");
+    let of = |v: &str| place_of(&plain, v).memory;
+    assert_eq!(of("b"), of("h"), "{}", steps(&plain));
+    // A rank may be written to before its own operand is sent.
+    assert_ne!(of("p"), of("b"), "{}", steps(&plain));
+    // Only the destination of a put is symmetric: what it sends stays where it is.
+    let put = with("put");
+    assert_ne!(place_of(&put, "b").memory, place_of(&put, "h").memory, "{}", steps(&put));
 }
 
 #[test]
@@ -658,8 +706,8 @@ fn what_cannot_be_planned_is_refused_by_name() {
     let mut open = graph("arg %x: f32[4]\n%r: f32[4] = relu %x\nreturn %r\n");
     open.ranks = None;
     assert_eq!(error(vec![open]), "p: the number of ranks is open; a plan needs it");
-    let body = "symbol n in 1..=9007199254740992\narg %x: f32[n]\n%h: f32[n] = relu %x\n%r: f32[n] = cumsum %h axis=0\n\
-                return %r\n";
+    let body = "symbol n in 1..=9007199254740992\narg %x: f32[n, 1]\nparam %w: f32[1, 1]\n%h: f32[n, 1] = relu %x\n\
+                %r: f32[n, 1] = matmul %h, %w\nreturn %r\n";
     assert!(
         error(vec![graph(body)])
             .starts_with("%h: its size at the upper bound of its symbols is 36028797018963968")

@@ -129,6 +129,44 @@ return %received
 }
 
 #[test]
+fn results_over_what_they_change_and_parts_that_are_read_later() {
+    let program = |via: &str| {
+        format!(
+            r#"program "over" ranks 2
+symbol n in 3..=70
+group @tp world
+
+arg %x: f32[n, 8]
+arg %at: i64[3]
+arg %to: i64[n, 8]
+param %w: f32[8, 8]
+param %gain: f32[8]
+%h: f32[n, 8] = matmul %x, %w
+%soft: f32[n, 8] = softmax %h axis=0 log=true
+%norm: f32[n, 8] = rms_norm %soft, %gain axes=1 eps=1e-5 round_first=false
+%layer: f32[n, 8] = layer_norm %norm, %gain axes=1 eps=1e-5
+%sums: f32[n, 8] = cumsum %layer axis=0
+%root: f32[n, 8] = broadcast %sums root=1 group=@tp via={via}
+%rows: f32[3, 8] = slice %x axis=0 start=0 step=1
+%put: f32[n, 8] = index_put %root, %rows, %at axis=0 accumulate=false
+%added: f32[n, 8] = index_add %put, %at, %rows axis=0
+%spread: f32[n, 8] = scatter_elements %added, %to, %x axis=0 combine=sum
+%part: f32[n, 8] = matmul %spread, %w
+%both: f32[2*n, 8] = concat %part, %x axis=0
+%later: f32[n, 8] = exp %part
+%wide: f32[2*n, 8] = tanh %both
+%last: f32[3*n, 8] = concat %wide, %later axis=0
+%out: f32[3*n, 8] = matmul %last, %w
+return %out
+"#
+        )
+    };
+    for via in ["plain", "put"] {
+        agrees(&program(via), &[&[("n", 3)], &[("n", 9)], &[("n", 70)]]);
+    }
+}
+
+#[test]
 fn attention_over_a_mask_from_positions() {
     agrees(
         r#"program "attention" ranks 1

@@ -512,12 +512,12 @@ impl World {
                     self.findings.insert(format!("overlay: two results of step {s} overlap"));
                 }
             }
-            for &x in &node.inputs {
+            for (k, &x) in node.inputs.iter().enumerate() {
                 if !stage.element_bytes(x, rank).iter().all(|&(m, at, element)| {
                     m != memory
                         || at + stage.size(x) <= low
                         || at >= high
-                        || self.harmless(stage, tags, (id, x, r), rank, (at, element), low)
+                        || self.harmless(stage, tags, (id, k, r), rank, (at, element), low)
                 }) {
                     let name = stage.graph.name_of(x);
                     self.findings.insert(format!("overlay: step {s} writes over its operand %{name}"));
@@ -526,16 +526,17 @@ impl World {
         }
     }
 
-    /// Whether writing the result at `low` leaves the element of `x` at `at` readable for as long as needed.
+    /// Whether writing the result at `low` leaves the element of operand `k` at `at` readable for as long as needed.
     fn harmless(
         &self,
         stage: &Stage<'_>,
         tags: &Tags<'_>,
-        (id, x, r): (NodeId, ValueId, ValueId),
+        (id, k, r): (NodeId, usize, ValueId),
         rank: usize,
         (at, element): (usize, usize),
         low: usize,
     ) -> bool {
+        let x = stage.graph.nodes[id].inputs[k];
         let (tx, tr) = (stage.graph.ty(x), stage.graph.ty(r));
         let size = tx.dtype.size();
         let len = stage.eval(&tr.bytes()) as usize;
@@ -549,6 +550,7 @@ impl World {
             Op::Unary(_) | Op::Binary(_) | Op::BinaryScalar { .. } | Op::Select | Op::Cast | Op::Copy => {
                 same_element && tx.shape == tr.shape
             }
+            Op::LayerNorm { .. } | Op::CumSum { .. } => k == 0 && same_element && tx.shape == tr.shape,
             Op::Collective(c) => {
                 let in_place = c.variant.and_then(|v| v.contract(&c.kind)).is_some_and(|c| c.in_place);
                 let number = stage.cell(c.group, rank).iter().position(|&q| q == rank).unwrap_or(0);

@@ -11,8 +11,8 @@ pub mod explore;
 use symmc_ir::entity::Entity;
 use symmc_ir::random::SplitMix;
 use symmc_ir::{
-    BinaryOp, Builder, CollectiveKind, CustomOp, DType, Dim, Graph, InputKind, Members, NodeId, Op, Output,
-    OutputKind, ReduceOp, Scalar, Splits, Type, UnaryOp, ValueId, Variant,
+    BinaryOp, Builder, CollectiveKind, CustomOp, DType, Dim, Float, Graph, InputKind, Members, NodeId, Op,
+    Output, OutputKind, ReduceOp, Scalar, Splits, Type, UnaryOp, ValueId, Variant,
 };
 use symmc_planner::plan::Plan;
 use symmc_planner::{BucketInput, Order, PlanConfig, PlanError, plan};
@@ -92,6 +92,12 @@ impl Maker {
         if rng.one_in(3) { self.values[rng.below(n)] } else { self.values[n - 1 - rng.below(n.min(3))] }
     }
 
+    /// A value of as many rows.
+    fn same_rows(&self, rng: &mut SplitMix, rows: &Dim) -> ValueId {
+        let all: Vec<ValueId> = self.values.iter().copied().filter(|&y| self.rows(y) == *rows).collect();
+        rng.pick(&all)
+    }
+
     fn push(&mut self, name: &str, op: Op, inputs: &[ValueId]) {
         if let Ok(results) = self.b.node(name, op, inputs) {
             self.values.push(results[0]);
@@ -104,15 +110,18 @@ impl Maker {
         let rows = self.rows(x);
         let large = rows.exact_div(&self.unit).and_then(|k| k.as_const()).is_some_and(|k| k > 6);
         match rng.below(12) {
+            0 if rng.one_in(2) => self.push("n", Op::CumSum { axis: 0 }, &[x]),
+            1 if rng.one_in(2) => {
+                let weight = self.same_rows(rng, &rows);
+                self.push("l", Op::LayerNorm { axes: 2, eps: Float(1e-5) }, &[x, weight]);
+            }
             0 => self.push("u", Op::Unary(rng.pick(&[UnaryOp::Neg, UnaryOp::Exp])), &[x]),
             1 => {
                 let scalar = Scalar::Int(2);
                 self.push("s", Op::BinaryScalar { op: BinaryOp::Mul, scalar, scalar_left: false }, &[x]);
             }
             2 | 3 => {
-                let peers: Vec<ValueId> =
-                    self.values.iter().copied().filter(|&y| self.rows(y) == rows).collect();
-                let y = rng.pick(&peers);
+                let y = self.same_rows(rng, &rows);
                 self.push("b", Op::Binary(rng.pick(&[BinaryOp::Add, BinaryOp::Mul])), &[x, y]);
             }
             4 if !large => {
