@@ -81,6 +81,19 @@ impl Default for Forms {
     }
 }
 
+impl Forms {
+    /// How messages of so many bytes travel among `n` ranks.
+    pub(super) fn of(&self, message: usize, n: usize) -> Form {
+        if message <= self.words / n { Form::Words } else { Form::Lines }
+    }
+
+    /// Whether an all-reduce by packets of so many bytes among `n` ranks goes in two rounds.
+    pub(super) fn two_rounds(&self, bytes: usize, n: usize) -> bool {
+        // One round sends n - 1 operands, two send 2 (n - 1) / n of one.
+        n > 2 && self.of(bytes, n) == Form::Lines && bytes.saturating_mul((n - 1) * (n - 2)) / n >= self.saved
+    }
+}
+
 /// The grids of all variants. A unit of work is 16 bytes of what one rank reduces or gets of each peer; for
 /// packets as words it is 8 bytes of a message.
 ///

@@ -157,7 +157,7 @@ impl<'a> Turn<'a> {
 
     /// How messages of so many bytes travel.
     pub fn form(&self, message: usize) -> Form {
-        if message <= self.peers.forms.words / self.n { Form::Words } else { Form::Lines }
+        self.peers.forms.of(message, self.n)
     }
 
     pub fn forms(&self) -> &Forms {

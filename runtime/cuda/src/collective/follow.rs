@@ -3,6 +3,9 @@
 //! [`find`] looks for them in a list of steps. Towards peers the kernel is the all-reduce, at its place in the
 //! order; it rounds where the single steps round. All ranks decide alike: what lies elsewhere on every rank stays
 //! single, since a rank that packs its messages otherwise than its peers would not be understood.
+//!
+//! The one kernel sends the whole operand to each peer. An all-reduce so large that it goes in two rounds sends less by
+//! itself, and stays single: what that saves is more than the kernels behind it cost.
 
 use smallvec::SmallVec;
 use symmc_ir::collective::{CollectiveKind as Kind, Variant};
@@ -85,7 +88,13 @@ fn is_beside(step: &BoundStep, reduce: usize) -> bool {
     step.lane == Lane::Compute && !step.waits.contains(&reduce)
 }
 
-/// The kernel; `None` if there is none for these sizes.
+/// Whether one kernel is faster than a kernel for each; it follows from the sizes of the call alone.
+fn pays(call: &BoundCollective, peers: &Peers) -> bool {
+    let bytes = call.elements.saturating_mul(call.dtype.size());
+    !peers.forms.two_rounds(bytes, call.cell.len())
+}
+
+/// The kernel; `None` if there is none for these sizes, or if it is slower than the steps by themselves.
 ///
 /// # Errors
 /// As [`super::lower`].
@@ -97,6 +106,9 @@ pub fn lower(
     source: &mut Source,
 ) -> Result<Option<Work>, CudaError> {
     let Some(Values { call, residual, sum, norm }) = values(list, all) else { return Ok(None) };
+    if !pays(call, peers) {
+        return Ok(None);
+    }
     let number = call.cell.iter().position(|&r| r == peers.rank).unwrap_or(0);
     let last = sum.shape.last().copied().unwrap_or(1);
     let hidden = match &norm {
@@ -318,6 +330,52 @@ mod tests {
         // What waits for the reduction does not.
         list[2].waits = vec![1];
         assert_eq!(found(&list), []);
+    }
+
+    /// Whether `rows` rows of `hidden` elements are reduced, added and normalised as one kernel, as each rank decides.
+    fn is_one(ranks: u32, rows: usize, hidden: usize) -> bool {
+        let zone = 64 << 20;
+        let mut list = layer(4 * BYTES);
+        for step in &mut list {
+            match &mut step.work {
+                StepWork::Collective(call) => {
+                    (call.cell, call.elements) = ((0..ranks).collect(), rows * hidden);
+                    call.landing = Some([0, zone]);
+                    (call.operand.offset, call.result.offset) = (0, zone);
+                }
+                _ => values_of(step).for_each(|v| {
+                    let is_weight = v.shape.len() == 1;
+                    v.shape = if is_weight { [hidden].into() } else { [rows, hidden].into() };
+                    v.strides = if is_weight { [1].into() } else { [hidden as isize, 1].into() };
+                    v.offset = v.offset / BYTES * zone;
+                }),
+            }
+        }
+        let found = found(&list);
+        assert_eq!(found, [Followed { reduce: 1, add: 2, tail: Tail::Norm }]);
+        let homes = Homes { ordinary: 1 << 40, symmetric: 1 << 32, inputs: vec![], outputs: vec![] };
+        let one = |rank| {
+            let arenas = (1..=u64::from(ranks)).map(|r| r << 32).collect();
+            let peers = Peers { rank, arenas, arena: 2 * zone, ..Peers::default() };
+            let work = lower(&list, &found[0], &homes, &peers, &mut Source::new()).expect("it fits");
+            work.is_some()
+        };
+        let decided: Vec<bool> = (0..ranks).map(one).collect();
+        assert!(decided.iter().all(|&d| d == decided[0]), "{ranks} ranks, {rows} x {hidden}: {decided:?}");
+        decided[0]
+    }
+
+    #[test]
+    fn what_goes_in_two_rounds_by_itself_stays_single() {
+        for (rows, hidden) in [(1, 4096), (32, 4096), (1, 8192), (8, 8192)] {
+            assert!(is_one(4, rows, hidden), "{rows} x {hidden}");
+        }
+        for (rows, hidden) in [(128, 4096), (32, 8192), (128, 8192), (2048, 4096)] {
+            assert!(!is_one(4, rows, hidden), "{rows} x {hidden}");
+        }
+        // Between two ranks there is nothing to save; among more it is sooner.
+        assert!(is_one(2, 128, 8192) && is_one(2, 2048, 4096));
+        assert!(is_one(8, 4, 8192) && !is_one(8, 8, 8192));
     }
 
     #[test]

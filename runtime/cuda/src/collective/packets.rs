@@ -27,7 +27,7 @@ pub(super) fn units(form: Form, message: usize) -> usize {
 pub(super) fn reduce(turn: &Turn, op: ReduceOp) -> Result<Prepared, CudaError> {
     let n = turn.n;
     let form = turn.form(turn.bytes);
-    let two_rounds = form == Form::Lines && turn.bytes * (n - 1) * (n - 2) / n >= turn.forms().saved;
+    let two_rounds = turn.forms().two_rounds(turn.bytes, n);
     let slice = turn.bytes.div_ceil(n).next_multiple_of(8);
     let (units, rounds) = if two_rounds { (units(form, slice), 2) } else { (units(form, turn.bytes), 1) };
     let mut call = turn.packets(turn.bytes, form, units, rounds)?;
