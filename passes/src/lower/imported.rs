@@ -95,14 +95,20 @@ impl Imported {
         used.map(|(&id, _)| graph.find(id)).collect()
     }
 
-    /// The region as it was imported, every collective run by plain.
+    /// A node as it was imported, run by plain if it is a collective.
+    pub fn by_plain(&self, graph: &Graph, node: usize) -> Lang {
+        let mut plain = self.nodes[node].node.clone().map_children(|c| graph.find(c));
+        if let Lang::Collective(_, variant, _) = &mut plain {
+            *variant = Some(Variant::Plain);
+        }
+        plain
+    }
+
+    /// The region as it was imported, every collective run by plain. Of nodes that are equal by a rule it is the first.
     pub fn plain(&self, graph: &Graph) -> Taken {
         let mut taken = Taken::new();
-        for node in &self.nodes {
-            let mut plain = node.node.clone().map_children(|c| graph.find(c));
-            if let Lang::Collective(_, variant, _) = &mut plain {
-                *variant = Some(Variant::Plain);
-            }
+        for (n, node) in self.nodes.iter().enumerate() {
+            let plain = self.by_plain(graph, n);
             for &child in plain.children() {
                 let leaf = graph[child].nodes.iter().find(|n| n.is_leaf());
                 leaf.into_iter().for_each(|leaf| {

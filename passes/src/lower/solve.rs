@@ -283,21 +283,20 @@ impl Chooser<'_> {
             self.ways(node, class, n, &mut out);
         }
         out.retain(|(name, _)| name != PLAIN);
-        out.push((PLAIN.to_string(), self.as_imported(class)?));
+        out.push((PLAIN.to_string(), self.as_imported(class, &self.imported.by_plain(self.graph, node))?));
         out.sort_by(|a, b| a.1.us.total_cmp(&b.1.us));
         let mut names = BTreeSet::new();
         out.retain(|(name, _)| names.insert(name.clone()));
         out.iter().any(|(name, _)| name == chosen).then_some(out)
     }
 
-    /// The cost of a collective of the region as it was imported, run by plain, with the collectives that it
-    /// needs and nothing else does.
-    fn as_imported(&self, class: Id) -> Option<Cost> {
-        let node = self.plain.get(&class)?;
+    /// The cost of a collective of the region as it was imported, `node` by plain, with the collectives that it needs and
+    /// nothing else does.
+    fn as_imported(&self, class: Id, node: &Lang) -> Option<Cost> {
         let mut sum = extract::cost(self.graph, class, node, self.outputs)?;
         for child in node.children().iter().map(|&c| self.graph.find(c)) {
             if !self.taken.contains_key(&child) {
-                let below = self.as_imported(child)?;
+                let below = self.as_imported(child, self.plain.get(&child)?)?;
                 (sum.us, sum.copy_us) = (sum.us + below.us, sum.copy_us + below.copy_us);
             }
         }
