@@ -165,7 +165,7 @@ impl Work<'_> {
                 room = if left == 1 { 0 } else { room.saturating_sub(peak - most) };
             }
         }
-        Err(PlanError::SymmLimit { limit, least: least.next_multiple_of(PAGE) })
+        Err(PlanError::SymmLimit { limit, least: least.next_multiple_of(PAGE), fixed: self.fixed.end })
     }
 
     /// Programs and buckets for whatever the next run may be. `room` is what the symmetric arena may hold besides

@@ -242,7 +242,7 @@ fn barriers_are_kept_where_dropping_them_would_exceed_the_limit() {
     assert_eq!(sizes(&least), (large, 0), "{}", steps(&least));
     let dropped = exits(&least).iter().filter(|e| e.0 == Barrier::Dropped).count();
     assert!(dropped >= 2, "the small ones lie side by side in as much: {}", steps(&least));
-    assert_eq!(with(Some(large - 1)), Err(PlanError::SymmLimit { limit: large - 1, least: large }));
+    assert_eq!(with(Some(large - 1)), Err(PlanError::SymmLimit { limit: large - 1, least: large, fixed: 0 }));
     for plan in [free, tight, least] {
         check(&plan).unwrap_or_else(|e| panic!("{e:?}"));
     }
@@ -325,15 +325,14 @@ fn with_several_buckets_the_last_barrier_stays() {
 
 #[test]
 fn packets_share_two_landing_zones_of_the_largest_size() {
-    let p = planned(
-        "arg %x: f32[16, 16]\n\
+    let body = "arg %x: f32[16, 16]\n\
          %s: f32[4, 16] = slice %x axis=0 start=0 step=1\n\
          %n: f32[4, 16] = neg %s\n\
          %a: f32[4, 16] = all_reduce %n op=sum group=@all via=packets\n\
          %r: f32[16, 16] = all_reduce %x op=sum group=@all via=packets\n\
          %q: f32[4, 16] = all_reduce %a op=sum group=@pairs via=packets\n\
-         return %q\nreturn %r\n",
-    );
+         return %q\nreturn %r\n";
+    let p = planned(body);
     let fixed: Vec<(Role, u64, u64)> = p.fixed.iter().map(|f| (f.role.clone(), f.offset, f.size)).collect();
     let zone = |group: &str, zone| Role::Landing { group: group.into(), zone };
     // Eight bytes carry four; every rank has a slot: 1024 bytes from four ranks, 256 from two.
@@ -348,6 +347,10 @@ fn packets_share_two_landing_zones_of_the_largest_size() {
     );
     assert_eq!(p.arenas.symmetric, 20480);
     assert_eq!(p.buckets[0].totals.symmetric_bound, 18432);
+    let limited = PlanConfig { symm_limit: Some(1), ..PlanConfig::default() };
+    let refused = try_plan(vec![graph(body)], &limited).expect_err("zones are larger").to_string();
+    assert!(refused.contains("takes 20480 bytes"), "{refused}");
+    assert!(refused.contains("18432 of them for landing zones and bound inputs"), "{refused}");
 }
 
 const PULLED_INPUTS: &str = "param %w: f32[16, 16] source \"w\"\narg %x: f32[16, 16]\n\

@@ -96,7 +96,7 @@ fn plans_with_a_limit_keep_to_it() {
         };
         let free = with(None).expect("plans");
         let least = match with(Some(0)) {
-            Err(PlanError::SymmLimit { limit: 0, least }) => least,
+            Err(PlanError::SymmLimit { limit: 0, least, .. }) => least,
             other => panic!("seed {seed}: {other:?}"),
         };
         assert!(least <= free.arenas.symmetric, "seed {seed}: {least}");
