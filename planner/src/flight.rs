@@ -6,8 +6,6 @@
 //! [`at_once`]: crate::liveness::at_once
 //! [`awaited`]: crate::liveness::awaited
 
-use std::ops::Range;
-
 use crate::bucket::{Placed, Sized};
 use crate::order::Demand;
 use crate::plan::Lane;
@@ -15,23 +13,11 @@ use crate::plan::Lane;
 /// The joins of each step. `sized` are the classes of `placed`, which has nothing in flight; `awaited` are the latest
 /// joins of use, and `limit` is what each arena may hold at any instant.
 pub fn joins(placed: &Placed, sized: &[Sized], awaited: &[u32], limit: Demand) -> Vec<u32> {
-    let steps = awaited.len();
-    let mut load = [vec![0u64; steps], vec![0u64; steps]];
-    // The end of each class, its bytes and arena.
+    let mut load = loads(sized, awaited.len());
+    // The end of each class, its bytes and arena. What wraps is occupied to the end as it is.
     let mut held: Vec<Option<(usize, u64, usize)>> = vec![None; placed.classes.list.len()];
-    for s in sized {
-        let (block, arena) = (s.block, s.arena as usize);
-        let mut occupy = |steps: Range<usize>| {
-            load[arena][steps].iter_mut().for_each(|l| *l = l.saturating_add(block.size));
-        };
-        if block.start < block.end {
-            occupy(block.start..block.end.min(steps));
-            held[s.class] = Some((block.end, block.size, arena));
-        } else {
-            // What wraps is occupied to the end as it is.
-            occupy(block.start..steps);
-            occupy(0..block.end);
-        }
+    for s in sized.iter().filter(|s| s.block.start < s.block.end) {
+        held[s.class] = Some((s.block.end, s.block.size, s.arena as usize));
     }
     let mut joined = placed.live.joined.clone();
     for (s, step) in placed.steps.list.iter().enumerate().filter(|(_, step)| step.lane == Lane::Comm) {
@@ -64,4 +50,29 @@ pub fn joins(placed: &Placed, sized: &[Sized], awaited: &[u32], limit: Demand) -
         }
     }
     joined
+}
+
+/// The bytes of each arena that are occupied at each of so many steps.
+fn loads(sized: &[Sized], steps: usize) -> [Vec<u64>; 2] {
+    // By how much the sum rises from one step to the next.
+    let mut rises = [vec![0i128; steps + 1], vec![0i128; steps + 1]];
+    for s in sized {
+        let (block, rises) = (s.block, &mut rises[s.arena as usize]);
+        let wraps = block.start >= block.end;
+        for (start, end) in [(block.start, if wraps { steps } else { block.end }), (0, block.end)] {
+            rises[start.min(steps)] += i128::from(block.size);
+            rises[end.min(steps)] -= i128::from(block.size);
+            if !wraps {
+                break;
+            }
+        }
+    }
+    rises.map(|rises| {
+        let mut sum = 0;
+        let sums = rises.iter().take(steps).map(|rise| {
+            sum += rise;
+            u64::try_from(sum).unwrap_or(u64::MAX)
+        });
+        sums.collect()
+    })
 }

@@ -430,7 +430,7 @@ mod tests {
             writes: Vec::new(),
             peer_reads: Vec::new(),
             peer_writes: Vec::new(),
-            keeps: Vec::new(),
+            keeps: std::collections::HashSet::new(),
             sync,
             pairs: Vec::new(),
         }

@@ -12,6 +12,8 @@
 //!
 //! Everything else reads elements after others were written, in an order that this module does not know.
 
+use std::collections::HashSet;
+
 use symmc_ir::{CollectiveKind, Contract, Dim, Node, NodeId, Op, Type, ValueId};
 
 use super::place::{Home, Numbered, Range, apart};
@@ -28,13 +30,15 @@ pub enum Overlay {
     Keeps,
 }
 
-/// What result `result` of a node does to its operand number `operand`, whose base it overlaps.
+/// What result `result` of a node does to its operand number `operand`, whose base it overlaps. `in_place` are the
+/// operands of a concatenation that lie where they end up.
 pub fn overlay(
     ctx: &Context<'_>,
     node: NodeId,
     operand: usize,
     result: ValueId,
     contract: Option<&Contract>,
+    in_place: &InPlace,
 ) -> Overlay {
     let graph = &ctx.program.graph;
     let node = &graph.nodes[node];
@@ -49,7 +53,10 @@ pub fn overlay(
     let same_memory = base.range.memory == home.range.memory;
     let rule = match &node.op {
         _ if !same_memory => Overlay::Illegal,
-        Op::Concat { axis } => concat(ctx, node, *axis, x, (base, home)),
+        Op::Concat { .. } if in_place.keeps(x, layout.base) && base.range.rank == home.range.rank => {
+            Overlay::Keeps
+        }
+        Op::Concat { .. } => Overlay::Illegal,
         _ if start != home.range.start || !layout.is_contiguous(tx) => Overlay::Illegal,
         Op::Collective(c) if contract.is_some_and(|c| c.in_place) => {
             collective(&c.kind, ctx.program.group(c.group), (base, tx), (home, tr))
@@ -90,25 +97,43 @@ fn element_on_element(op: &Op, operand: usize, x: (&Home, &Type), r: (&Home, &Ty
     }
 }
 
-/// The rule for an operand `x` of a concatenation whose base and result have these homes.
-fn concat(ctx: &Context<'_>, node: &Node, axis: usize, x: ValueId, (base, home): (&Home, &Home)) -> Overlay {
-    let graph = &ctx.program.graph;
-    let outer_is_one = graph.ty(node.outputs[0]).shape[..axis].iter().all(|d| d.as_const() == Some(1));
-    let start = |v: ValueId| {
-        let element = Dim::from(graph.ty(v).dtype.size() as i64);
-        base.range.start.clone() + ctx.program.layouts[v].offset.clone() * element
-    };
-    let mut piece = home.range.start.clone();
-    let mut stays = false;
-    for &v in &node.inputs {
-        let holds_x = v == x || (ctx.program.base(v) == ctx.program.base(x) && is_whole(ctx.program, v));
-        let as_one_run = ctx.program.layouts[v].is_contiguous(graph.ty(v));
-        stays |= holds_x && as_one_run && start(v) == piece;
-        piece = piece + graph.ty(v).bytes();
+/// The operands of a concatenation that lie at their own piece of the result, as one run.
+#[derive(Default)]
+pub struct InPlace {
+    operands: HashSet<ValueId>,
+    /// The bases of which an operand among these is all.
+    bases: HashSet<ValueId>,
+}
+
+impl InPlace {
+    /// Those of a node, as far as the memory of its result is that of their bases; none if it is no concatenation or
+    /// its pieces are no runs.
+    pub fn of(ctx: &Context<'_>, node: &Node, result: ValueId) -> InPlace {
+        let (graph, mut out) = (&ctx.program.graph, InPlace::default());
+        let (Op::Concat { axis }, Some(home)) = (&node.op, &ctx.homes[result]) else { return out };
+        if graph.ty(result).shape[..*axis].iter().any(|d| d.as_const() != Some(1)) {
+            return out;
+        }
+        let mut piece = home.range.start.clone();
+        for &x in &node.inputs {
+            let (ty, layout) = (graph.ty(x), &ctx.program.layouts[x]);
+            let start = ctx.homes[layout.base].as_ref().map(|base| {
+                base.range.start.clone() + layout.offset.clone() * Dim::from(ty.dtype.size() as i64)
+            });
+            if start.is_some_and(|start| start == piece) && layout.is_contiguous(ty) {
+                out.operands.insert(x);
+                if is_whole(ctx.program, x) {
+                    out.bases.insert(layout.base);
+                }
+            }
+            piece = piece + ty.bytes();
+        }
+        out
     }
-    match outer_is_one && stays && base.range.rank == home.range.rank {
-        true => Overlay::Keeps,
-        false => Overlay::Illegal,
+
+    /// Whether an operand, or all of its base, is among them.
+    fn keeps(&self, operand: ValueId, base: ValueId) -> bool {
+        self.operands.contains(&operand) || self.bases.contains(&base)
     }
 }
 

@@ -1,13 +1,13 @@
 //! The steps of a bucket, resolved: which values each touches, by whom, and how it orders ranks.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use symmc_ir::collective::{Exit, Meets};
 use symmc_ir::entity::Entity;
 use symmc_ir::{Contract, Dim, Node, NodeId, Op, Table, ValueId, Variant};
 
 use super::error::{At, CheckError, Side};
-use super::inplace::{Overlay, overlay};
+use super::inplace::{InPlace, Overlay, overlay};
 use super::place::{Home, Symbols, written_each_run};
 use super::program::{Program, Programs};
 use crate::plan::{Barrier, Bucket, Lane, Memory, Plan, Role};
@@ -57,7 +57,7 @@ pub struct Step {
     /// What peers write, all of it among `writes`.
     pub peer_writes: Vec<ValueId>,
     /// Operands that a result lies on and that hold the same bytes afterwards.
-    pub keeps: Vec<ValueId>,
+    pub keeps: HashSet<ValueId>,
     /// How it orders ranks, if it is a collective or touches peers.
     pub sync: Option<Sync>,
     /// The pairs of ranks that meet, as numbers within a cell of the group, sender first.
@@ -187,7 +187,7 @@ fn resolve(ctx: &Context<'_>, s: usize, id: NodeId, errors: &mut Vec<CheckError>
         writes: node.outputs.clone(),
         peer_reads: Vec::new(),
         peer_writes: Vec::new(),
-        keeps: Vec::new(),
+        keeps: HashSet::new(),
         sync: None,
         pairs: Vec::new(),
     };
@@ -225,6 +225,7 @@ fn shared_bytes(
     let node = &graph.nodes[id];
     for (i, &r) in node.outputs.iter().enumerate() {
         let Some(home) = &ctx.homes[r] else { continue };
+        let in_place = InPlace::of(ctx, node, r);
         for &other in &node.outputs[..i] {
             if ctx.homes[other].as_ref().is_some_and(|o| o.overlaps(home, ctx.symbols)) {
                 let (first, second) = (graph.name_of(other).to_string(), graph.name_of(r).to_string());
@@ -236,9 +237,9 @@ fn shared_bytes(
             if !ctx.homes[base].as_ref().is_some_and(|b| b.overlaps(home, ctx.symbols)) {
                 continue;
             }
-            match overlay(ctx, id, k, r, contract) {
+            match overlay(ctx, id, k, r, contract, &in_place) {
                 Overlay::Replaces => {}
-                Overlay::Keeps if is_whole(ctx.program, x) => out.keeps.push(base),
+                Overlay::Keeps if is_whole(ctx.program, x) => drop(out.keeps.insert(base)),
                 Overlay::Keeps => {}
                 Overlay::Illegal => {
                     let (operand, result) = (graph.name_of(x).to_string(), graph.name_of(r).to_string());

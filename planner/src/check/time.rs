@@ -6,7 +6,7 @@
 //! knows that all others have left the first run, or nothing new can be learnt. Two runs are enough where
 //! every run meets; where one does not, longer sequences are followed.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeSet, HashMap, HashSet};
 
 use symmc_ir::collective::Meets;
 use symmc_ir::{Table, ValueId, parallel};
@@ -269,7 +269,7 @@ impl Proof<'_> {
                     who: Who::Caller,
                     group: 0,
                 };
-                self.touch(bucket, examined, vec![(record, start)], &[], against);
+                self.touch(bucket, examined, vec![(record, start)], &HashSet::new(), against);
             }
         }
     }
@@ -324,7 +324,7 @@ impl Proof<'_> {
         bucket: usize,
         examined: usize,
         accesses: Vec<(Record, &[u32])>,
-        keeps: &[ValueId],
+        keeps: &HashSet<ValueId>,
         against: &mut Against<'_>,
     ) {
         let (schedules, facts) = (self.schedules, self.facts);

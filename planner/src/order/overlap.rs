@@ -6,7 +6,7 @@
 //! urgent one.
 
 use std::cmp::Reverse;
-use std::collections::BinaryHeap;
+use std::collections::{BTreeSet, BinaryHeap};
 
 use super::memory::{Bytes, Memory};
 use super::model::Tasks;
@@ -68,8 +68,10 @@ struct Scheduler<'a> {
     end: Vec<u64>,
     now: [u64; 2],
     memory: Memory<'a>,
-    /// Compute steps whose operands have arrived, by rank; and those whose operands will, by time and rank.
+    /// Compute steps whose operands have arrived, by rank.
     ready: BinaryHeap<Reverse<(u32, u32)>>,
+    /// Compute steps whose operands will arrive, by rank; and by time, with some that are not among these any more.
+    waiting: BTreeSet<(u32, u32)>,
     later: BinaryHeap<Reverse<(u64, u32, u32)>>,
     collectives: BinaryHeap<Reverse<(u32, u32)>>,
     /// Collectives that no step has used yet.
@@ -93,6 +95,7 @@ impl<'a> Scheduler<'a> {
             now: [0; 2],
             memory: Memory::new(tasks),
             ready: BinaryHeap::new(),
+            waiting: BTreeSet::new(),
             later: BinaryHeap::new(),
             collectives: BinaryHeap::new(),
             in_flight: 0,
@@ -143,33 +146,35 @@ impl<'a> Scheduler<'a> {
     /// of all.
     fn compute(&mut self) -> Option<usize> {
         self.arrive();
-        if self.ready.is_empty() {
-            let Reverse((time, ..)) = *self.later.peek()?;
-            self.now[Lane::Compute as usize] = time;
-            self.arrive();
-        }
         let Reverse((rank, s)) = self.ready.pop()?;
         if self.fits(s as usize) {
             return Some(s as usize);
         }
-        match self.later.iter().map(|Reverse((_, rank, s))| (*rank, *s)).min() {
-            Some((other, t)) if other < rank => {
+        match self.waiting.first() {
+            Some(&(other, t)) if other < rank => {
                 self.ready.push(Reverse((rank, s)));
-                self.later.retain(|Reverse((_, _, x))| *x != t);
+                self.waiting.pop_first();
                 Some(t as usize)
             }
             _ => Some(s as usize),
         }
     }
 
-    /// Moves the steps whose operands have arrived by now.
+    /// Moves the steps whose operands have arrived by now, or, if there is none at all, by the time that some have.
     fn arrive(&mut self) {
+        let now = &mut self.now[Lane::Compute as usize];
         while let Some(&Reverse((time, rank, s))) = self.later.peek() {
-            if time > self.now[Lane::Compute as usize] {
-                break;
+            let waits = self.waiting.contains(&(rank, s));
+            if waits && time > *now {
+                if !self.ready.is_empty() {
+                    break;
+                }
+                *now = time;
             }
             self.later.pop();
-            self.ready.push(Reverse((rank, s)));
+            if self.waiting.remove(&(rank, s)) {
+                self.ready.push(Reverse((rank, s)));
+            }
         }
     }
 
@@ -180,6 +185,7 @@ impl<'a> Scheduler<'a> {
             Lane::Compute => {
                 let time = self.tasks.before.of(s).iter().map(|&b| self.end[b as usize]).max().unwrap_or(0);
                 self.later.push(Reverse((time, rank, s as u32)));
+                self.waiting.insert((rank, s as u32));
             }
         }
     }
