@@ -5,6 +5,8 @@ Builds the release binary, then prints
 - for each program and two machines, the memory of the order that is chosen beside those of simple rules, as a table;
 - for the same, the exit barriers that are dropped and what they cost, the copies, the inputs that lie in the symmetric
   arena, and the least limit of that arena with the barriers it keeps;
+- by how much each arena is above the max-live bound of its order;
+- the time to plan and to check a program of 10,000 steps beside one collective, of which half are concatenated;
 - the time to plan a program of 10,000 steps that has no layers, and its memory beside those orders;
 - the time of each stage of `symmc plan` on the 70B program with four buckets, and its peak memory;
 - the time of one run of hf_llama_tp2 on host ranks and in the interpreter, in turn, and their ratio. A run is
@@ -111,6 +113,61 @@ def barriers():
             print(f"| {name} | {variants} | {' | '.join(map(str, cells))} |")
 
 
+def gap_row(name, program, ranks, machine, *options):
+    """The largest peaks of the buckets, and how far those of any bucket are above the bounds, in the chosen order and
+    in each of the others."""
+    plans = {order: planned(program, ranks, machine, "--order", order, *options)["buckets"]
+             for order in ["chosen", "lean", *NAMED]}
+
+    def gap(arena, buckets):
+        of = [b["totals"] for b in buckets]
+        return max((t[f"{arena}_peak"] / t[f"{arena}_bound"] - 1) * 100 if t[f"{arena}_bound"] else 0 for t in of)
+
+    cells = []
+    for arena in ["ordinary", "symmetric"]:
+        peaks = [size(max(b["totals"][f"{arena}_{what}"] for b in plans["chosen"])) for what in ["peak", "bound"]]
+        cells += [*peaks, f"{gap(arena, plans['chosen']):.2f}"]
+    most = max(gap(arena, buckets) for buckets in plans.values() for arena in ["ordinary", "symmetric"])
+    print(f"| {name} | {machine} | {' | '.join(cells)} | {most:.2f} |")
+
+
+def gaps():
+    print("| program | machine | ordinary peak | bound | gap % | symmetric peak | bound | gap % | any order, % |")
+    print("|---|---|---|---|---|---|---|---|---|")
+    for program in sorted(PROGRAMS.glob("*.pt2")):
+        for machine in ["host", "h200x8"]:
+            few = program.stem.startswith("llama70b")
+            options = ["--bucket", "tokens=2,64,512,8192"] if few else []
+            gap_row(program.stem, program, RANKS.get(program.stem, 4), machine, *options)
+
+
+def wide(nodes):
+    """Half of the nodes are alive together and concatenated, the other half use pieces of one all-reduce."""
+    half, rows = nodes // 2, 32 * (nodes // 2)
+    lines = ['program "wide" ranks 4', "group @world world", "arg %x: f32[64, 64]", "param %w: f32[64, 64]"]
+    lines += [f"arg %y: f32[{rows}, 64]", f"%h: f32[{rows}, 64] = matmul %y, %w"]
+    lines += [f"%v{i}: f32[64, 64] = mul %x, {i}.5" for i in range(half)]
+    lines += [f"%c: f32[{64 * half}, 64] = concat {', '.join(f'%v{i}' for i in range(half))} axis=0"]
+    lines += [f"%r: f32[{rows}, 64] = all_reduce %h op=sum group=@world"]
+    for i in range(half):
+        lines += [f"%s{i}: f32[1, 64] = slice %r axis=0 start={i} step=1"]
+        lines += [f"%u{i}: f32[64] = reduce %s{i} op=max axes=[0] keep=false"]
+    lines += [f"%d: f32[{64 * half}] = concat {', '.join(f'%u{i}' for i in range(half))} axis=0"]
+    lines += ["%m: f32[64] = reduce %c op=sum axes=[0] keep=false", "return %d", "return %m", ""]
+    return "\n".join(lines)
+
+
+def beside_one(rounds):
+    with tempfile.TemporaryDirectory() as folder:
+        program = pathlib.Path(folder) / "wide.symm"
+        program.write_text(wide(10000))
+        times = [run("plan", program, "--machine", "h200x4", "--slack", "0", "--timing")[0] for _ in range(rounds)]
+    print("10,000 steps beside one collective")
+    for stage in ["plan", "check"]:
+        of = [float(re.search(rf"^{stage} ([\d.]+) ms$", text, re.M).group(1)) for text in times]
+        show(f"  {stage}", of, "ms")
+
+
 def generated(nodes):
     """A program whose nodes use values at random among the last few; about half of the nodes are used."""
     rng, widths = random.Random(1), [16, 32, 64, 128]
@@ -181,7 +238,9 @@ if __name__ == "__main__":
     count = int(sys.argv[1]) if len(sys.argv) > 1 else 9
     subprocess.run(["cargo", "build", "--release", "--quiet", "-p", "symmc-cli"], cwd=ROOT, check=True)
     orders()
+    gaps()
     barriers()
     large(count)
+    beside_one(count)
     plan(count)
     runs(count)
