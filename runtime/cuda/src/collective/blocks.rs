@@ -11,6 +11,20 @@ pub(super) const MAX_THREADS: u32 = 640;
 /// The most units of a row that one thread has, in all-reduce with a norm.
 const MOST_PIECES: u32 = 4;
 
+/// The most blocks of a grid in which several blocks send each row.
+const MOST_SENDERS: u32 = 64;
+
+/// A grid whose blocks have whole rows. If it has more blocks than rows, each row has as many to send it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct RowGrid {
+    /// Blocks and threads of a block.
+    pub blocks: [u32; 2],
+    /// The most units of a row that one thread has.
+    pub pieces: u32,
+    /// The units of a row that one block sends.
+    pub share: u32,
+}
+
 /// The grids of one variant.
 ///
 /// Blocks of `threads` threads with one unit of work each are added, up to `blocks` blocks; beyond that blocks
@@ -38,16 +52,18 @@ impl Blocks {
         [blocks, threads.clamp(least, most)]
     }
 
-    /// The grid for `rows` rows of `units` units of work, a row to a block, and the most units of a row that one
-    /// thread has; `None` if a row is too large.
-    pub(super) fn rows(&self, rows: usize, units: usize) -> Option<([u32; 2], u32)> {
-        let (rows, units) = (u32::try_from(rows).ok()?, u32::try_from(units).ok()?);
-        let blocks = rows.clamp(1, self.blocks.clamp(1, MAX_BLOCKS as u32));
+    /// The grid for `rows` rows of `units` units of work; `None` if a row is too large.
+    pub(super) fn rows(&self, rows: usize, units: usize) -> Option<RowGrid> {
+        let (rows, units) = (u32::try_from(rows).ok()?.max(1), u32::try_from(units).ok()?);
+        let most_blocks = self.blocks.clamp(1, MAX_BLOCKS as u32);
         let most = self.most_threads.clamp(MAX_RANKS as u32, MAX_THREADS);
         let least = self.threads.clamp(MAX_RANKS as u32, most);
         let pieces = units.div_ceil(most).max(1);
         let threads = units.div_ceil(pieces).next_multiple_of(least.min(32)).clamp(least, most);
-        (pieces <= MOST_PIECES).then_some(([blocks, threads], pieces))
+        let senders = (most_blocks.min(MOST_SENDERS) / rows).clamp(1, units.div_ceil(least).max(1));
+        let share = units.div_ceil(senders).max(1).next_multiple_of(least.min(32));
+        let blocks = rows.saturating_mul(units.div_ceil(share).max(1)).min(most_blocks);
+        (pieces <= MOST_PIECES).then_some(RowGrid { blocks: [blocks, threads], pieces, share })
     }
 }
 
@@ -113,7 +129,7 @@ pub struct BlockCounts {
     pub pull: Blocks,
     pub push: Blocks,
     pub put: Blocks,
-    /// All-reduce with residual and norm: a block has whole rows.
+    /// All-reduce with residual and norm: a block has whole rows, and few rows more blocks.
     pub norm: Blocks,
 }
 

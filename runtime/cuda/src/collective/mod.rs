@@ -11,7 +11,7 @@
 //! A barrier is one number, the *epoch*, that a block stores into the peers' flags and waits for in its own;
 //! epochs are 64 bits wide and never wrap around in practice. What the group has counted lies in private
 //! memory, one copy for each block: a block reads its own copy, and writes it and those of blocks that this
-//! grid lacks, so all copies are equal between kernels and no block waits for another of its grid.
+//! grid lacks, so all copies are equal between kernels and no block waits for another of its grid to count.
 //!
 //! Why these flags hold what the contracts in `symmc_ir::collective` promise:
 //! - *arrival*: a kernel starts after the steps before it have completed, and completion of a kernel makes its
@@ -37,14 +37,20 @@
 //!   lines have parts of a zone to themselves, so that neither finds the other's data where it looks for a flag.
 //!   A round that sends on what it reduced ends when every peer's part has come, each of which its sender made of
 //!   packets of all ranks: it tells of every arrival as one round does.
+//! - *shared rows*: where an all-reduce with a norm has few rows, several blocks send each, and one receives it and
+//!   writes its results (`kernels/norm.cu`). A packet needs no particular sender, but zones are cleared block by
+//!   block: the turn that cleared them sends as it receives, a row to a block. A result that lies on the operand is
+//!   not written before the other blocks of the row have read their shares, which each tells with the flag of this
+//!   rank to itself.
 //! - *stores alone*: a two-shot of large tensors stores into the peers' results what they reduce, tells them chunk
 //!   by chunk with the block's flags, and overwrites it with the result (`kernels/pushed.cu`).
 //!
 //! A block waits for blocks of the same number on peers and for no other, so a grid need not be resident as a
-//! whole, but its first unfinished block must get to run on every rank. The collectives of a rank run in one lane, one
-//! after another, and grids have at most [`MAX_BLOCKS`] blocks, so that the whole grid is resident on a device of as
-//! many multiprocessors; compute kernels beside it end by themselves and make room. Those behind it are launched once
-//! it is resident as a whole, not sooner ([`Start::Early`](crate::launch::Start)).
+//! whole, but its first unfinished block must get to run on every rank. (Blocks that share rows wait for others: such a
+//! grid must be resident.) The collectives of a rank run in one lane, one after another, and grids have at most
+//! [`MAX_BLOCKS`] blocks, so that the whole grid is resident on a device of as many multiprocessors; compute kernels
+//! beside it end by themselves and make room. Those behind it are launched once it is resident as a whole, not sooner
+//! ([`Start::Early`](crate::launch::Start)).
 //!
 //! # Waits
 //! No wait is without a limit. A wait that reaches it reports once to the pinned status words ([`missed`]) and

@@ -1,13 +1,14 @@
 //! All-reduce by packets, the addition of a residual and the RMS norm of each row as one kernel.
 //!
 //! Each of the three rounds as it would alone, so fusing changes nothing but the order in which the squares of
-//! a row are summed. Towards peers the kernel is the packets all-reduce of the same call.
+//! a row are summed. Towards peers the kernel is the packets all-reduce of the same call. A block has whole rows; where
+//! rows are few, further blocks send parts of them.
 
 use symmc_ir::DType;
 use symmc_ir::collective::{CollectiveKind as Kind, Variant};
 use symmc_runtime::exec::BoundCollective;
 
-use super::blocks::Form;
+use super::blocks::{Form, RowGrid};
 use super::call::Turn;
 use super::{Peers, Prepared, packets, reduction};
 use crate::compile::Source;
@@ -38,6 +39,14 @@ pub struct FusedNorm {
     pub round_first: bool,
 }
 
+impl FusedNorm {
+    /// Whether a result shares memory with the operand of `bytes` bytes. Ranks need not answer alike.
+    fn is_in_place(&self, bytes: usize) -> bool {
+        let results = [self.reduced, Some(self.added), self.normed];
+        results.into_iter().flatten().any(|at| at.abs_diff(self.operand) < bytes as Address)
+    }
+}
+
 plain! {
     /// The parameters beside the call, as `kernels/norm.cu` declares them.
     struct Norm {
@@ -48,6 +57,8 @@ plain! {
         normed: Address,
         row: u32,
         eps: f32,
+        share: u32,
+        in_place: u32,
     }
 }
 
@@ -79,7 +90,9 @@ pub fn lower_norm(
     let turn = Turn::new(step, call, [norm.operand, norm.added], peers)?;
     let form = turn.form(turn.bytes);
     let (rows, units) = (call.elements / norm.hidden, packets::units(form, row));
-    let Some((blocks, pieces)) = peers.blocks.norm.rows(rows, units) else { return Ok(None) };
+    let Some(RowGrid { blocks, pieces, share }) = peers.blocks.norm.rows(rows, units) else {
+        return Ok(None);
+    };
     // Rows begin with a line, so short ones may need more lines than the zone has.
     if form == Form::Lines && units * 16 * 15 > row * 17 {
         return Ok(None);
@@ -94,6 +107,8 @@ pub fn lower_norm(
         normed: norm.normed.unwrap_or(0),
         row: (row / 8) as u32,
         eps: norm.eps as f32,
+        share,
+        in_place: u32::from(norm.is_in_place(turn.bytes)),
     };
     let (element, operation) = reduction(call.dtype, *op);
     let as_form = if form == Form::Lines { "InLines" } else { "InWords" };

@@ -25,6 +25,11 @@ __device__ __forceinline__ void store_release(u64* at, u64 value) {
     asm volatile("st.release.sys.global.u64 [%0], %1;" ::"l"(at), "l"(value) : "memory");
 }
 
+/// A release to threads of this device alone.
+__device__ __forceinline__ void store_release_here(u64* at, u64 value) {
+    asm volatile("st.release.gpu.global.u64 [%0], %1;" ::"l"(at), "l"(value) : "memory");
+}
+
 __device__ __forceinline__ void store_relaxed(u64* at, u64 value) {
     asm volatile("st.relaxed.sys.global.u64 [%0], %1;" ::"l"(at), "l"(value) : "memory");
 }

@@ -13,6 +13,11 @@ struct Norm {
     /// Words of 8 bytes of a row.
     u32 row;
     float eps;
+    /// The units of a row that one block sends. A grid with more blocks than rows has so many to each row that they send
+    /// all of it.
+    u32 share;
+    /// Whether a result lies on the operand.
+    u32 in_place;
 };
 
 /// Rows as words: a unit is one.
@@ -62,13 +67,18 @@ struct InLines {
     }
 };
 
-/// This thread's units of the row that begins at `row`, zeros beyond its end.
+/// Units of a row, from the first to before the last.
+struct Range {
+    u32 first, last;
+};
+
+/// This thread's units of a range of the row that begins at `row`, zeros beyond its end.
 template <class Form, u32 PER, class Piece>
-__device__ __forceinline__ void load_units(u64 row, u32 width, Piece (&pieces)[PER]) {
+__device__ __forceinline__ void load_units(u64 row, u32 width, const Range& range, Piece (&pieces)[PER]) {
 #pragma unroll
     for (u32 k = 0; k < PER; k++) {
-        const u32 j = threadIdx.x + k * blockDim.x;
-        if (j >= Form::units(width)) continue;
+        const u32 j = range.first + threadIdx.x + k * blockDim.x;
+        if (j >= range.last) continue;
 #pragma unroll
         for (u32 w = 0; w < Form::WORDS; w++) {
             const bool there = w < Form::count(j, width);
@@ -85,52 +95,88 @@ __device__ __forceinline__ void store_unit(u64 row, u32 j, u32 count, const u64 
     }
 }
 
+/// Sends this block's ranges of rows to all peers; false if the wait for peers ended early. The range is the whole row,
+/// or, in a grid with several blocks to each row, a share: block `b` sends of row `b % rows`. Where this returns true
+/// in a block `b < rows`, others have read what it may write.
+template <class T, u32 N, class Form, u32 PER>
+__device__ __forceinline__ bool send_rows(const Call& call, const Norm& norm, Turn& turn, u32 rows) {
+    typedef Run<T, Form::WORDS> Piece;
+    const u32 width = norm.row, units = Form::units(width), thread = threadIdx.x, threads = blockDim.x;
+    const u32 first = blockIdx.x % rows, part = blockIdx.x / rows;
+    const bool shared = gridDim.x > rows, ordered = shared && norm.in_place;
+    Range range{part * norm.share, part * norm.share + norm.share};
+    if (range.last > units) range.last = units;
+    const auto load = [&](u32 row, Piece(&own)[PER]) {
+        load_units<Form, PER>(call.from[0] + row * (u64)width * 8, width, range, own);
+    };
+    // Asked for beside the words: both are a way from memory.
+    Piece own[PER];
+    load(first, own);
+    Words words;
+    if (!take_turn<N>(call, words, turn, (u64)rows * units, N - 1, units)) return false;
+    if (shared) words.epoch++;
+    if (shared && turn.flag == CLEARED) {
+        // A block cleared the places of its own row, and no other of this rank waited for that.
+        range = Range{0, part == 0 ? units : 0};
+        load(first, own);
+    }
+    if (ordered) {
+        touch(call, turn.flag, 2);
+        __syncthreads();
+        if (part > 0 && thread == threads - 1) store_release_here(flag(call, call.me, call.me), words.epoch);
+    }
+    touch(call, turn.flag, 0);
+    for (u32 row = first; row < rows; row += gridDim.x) {
+        if (row != first) load(row, own);
+#pragma unroll
+        for (u32 k = 0; k < PER; k++) {
+            const u32 j = range.first + thread + k * threads;
+            if (j >= range.last) continue;
+#pragma unroll
+            for (u32 p = 0; p + 1 < N; p++) {
+                Form::send(call.to[p] + turn.zone + ((u64)row * units + j) * 16, j, own[k].words, turn.flag);
+            }
+        }
+    }
+    touch(call, turn.flag, 1);
+    if (ordered && part == 0) {
+        for (u32 b = first + (thread + 1) * rows; b < gridDim.x; b += threads * rows) {
+            await_of(call, call.me, b, words.epoch);
+        }
+    }
+    __syncthreads();
+    leave(call, words);
+    return true;
+}
+
 /// Packets all-reduce, then `+ residual`, then RMS norm of each row, with the roundings of the three steps.
-/// A block has whole rows; a thread has the same `PER` units of each. All addresses are multiples of 8.
+/// A row has one block that receives it, and a thread of that the same `PER` units of each. All addresses are multiples
+/// of 8.
 template <class T, class O, u32 N, class Form, u32 PER, bool ROUND_FIRST>
 __device__ __forceinline__ void packets_norm(const Call& call, const Norm& norm) {
     typedef Run<T, Form::WORDS> Piece;
     constexpr u32 COUNT = Piece::COUNT, EACH = COUNT / Form::WORDS;
     const u32 width = norm.row, units = Form::units(width), thread = threadIdx.x, threads = blockDim.x;
-    const u64 rows = call.count / 8 / width;
-    // Asked for beside the words: both are a way from memory.
-    Piece own[PER];
-    if (blockIdx.x < rows) load_units<Form, PER>(call.from[0] + blockIdx.x * (u64)width * 8, width, own);
-    Words words;
+    const u32 rows = (u32)(call.count / 8) / width;
+    const Range whole{0, units};
     Turn turn;
-    if (!take_turn<N>(call, words, turn, rows * units, N - 1, units)) return;
-    touch(call, turn.flag, 0);
-    for (u64 row = blockIdx.x; row < rows; row += gridDim.x) {
-        if (row != blockIdx.x) load_units<Form, PER>(call.from[0] + row * width * 8, width, own);
-#pragma unroll
-        for (u32 k = 0; k < PER; k++) {
-            const u32 j = thread + k * threads;
-            if (j >= units) continue;
-#pragma unroll
-            for (u32 p = 0; p + 1 < N; p++) {
-                Form::send(call.to[p] + turn.zone + (row * units + j) * 16, j, own[k].words, turn.flag);
-            }
-        }
-    }
-    touch(call, turn.flag, 1);
-    __syncthreads();
-    leave(call, words);
+    if (!send_rows<T, N, Form, PER>(call, norm, turn, rows) || blockIdx.x >= rows) return;
     Piece weight[PER];
-    if (norm.weight != 0) load_units<Form, PER>(norm.weight, width, weight);
+    if (norm.weight != 0) load_units<Form, PER>(norm.weight, width, whole, weight);
     u32 parity = 0;
-    for (u64 row = blockIdx.x; row < rows; row += gridDim.x) {
-        const u64 at = row * width * 8;
+    for (u32 row = blockIdx.x; row < rows; row += gridDim.x) {
+        const u64 at = row * (u64)width * 8;
         // What is here already is asked for before the wait.
         Piece x[PER], residual[PER];
-        load_units<Form, PER>(call.from[0] + at, width, x);
-        load_units<Form, PER>(norm.residual + at, width, residual);
+        load_units<Form, PER>(call.from[0] + at, width, whole, x);
+        load_units<Form, PER>(norm.residual + at, width, whole, residual);
         float squares = 0;
 #pragma unroll
         for (u32 k = 0; k < PER; k++) {
             const u32 j = thread + k * threads, count = Form::count(j, width);
             if (j >= units) continue;
             Piece runs[N];
-            Form::template take<T, N>(call, turn, row * units + j, x[k].words, runs);
+            Form::template take<T, N>(call, turn, (u64)row * units + j, x[k].words, runs);
             const Piece reduced = reduce_runs<T, O, N, Form::WORDS>(runs);
             if (norm.reduced != 0) store_unit<Form>(norm.reduced + at, j, count, reduced.words);
             float sum[COUNT], other[COUNT];

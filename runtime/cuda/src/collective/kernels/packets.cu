@@ -3,10 +3,13 @@
 
 namespace symmc_peer {
 
+/// The flag of the turn whose zones were cleared before, and of the second turn of all.
+constexpr u32 CLEARED = 2;
+
 /// The flag after `flag`. Zones alternate with its parity, also where it wraps around; 0 is what cleared
 /// zones hold.
 __device__ __forceinline__ u32 following(u32 flag) {
-    return flag == 0xffffffffu ? 2 : flag + 1;
+    return flag == 0xffffffffu ? CLEARED : flag + 1;
 }
 
 /// Removes all flags from this rank's zones while no peer writes there. Each block clears in this turn's zone

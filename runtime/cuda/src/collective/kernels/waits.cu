@@ -137,19 +137,29 @@ struct Watch {
     }
 };
 
-/// The flag in `owner`'s memory that the rank of number `sets` sets for this block.
-__device__ __forceinline__ u64* flag(const Call& call, u32 owner, u32 sets) {
-    return (u64*)call.flags[owner] + (blockIdx.x * MAX_RANKS + sets);
+/// The flag in `owner`'s memory that the rank of number `sets` sets for a block.
+__device__ __forceinline__ u64* flag_of(const Call& call, u32 owner, u32 sets, u32 block) {
+    return (u64*)call.flags[owner] + (block * MAX_RANKS + sets);
 }
 
-/// Waits until `peer` has set its flag here to `target`.
-__device__ __forceinline__ bool await(const Call& call, u32 peer, u64 target) {
-    const u64* at = flag(call, call.me, peer);
+/// That for this block.
+__device__ __forceinline__ u64* flag(const Call& call, u32 owner, u32 sets) {
+    return flag_of(call, owner, sets, blockIdx.x);
+}
+
+/// Waits until `peer` has set its flag here for a block to `target`.
+__device__ __forceinline__ bool await_of(const Call& call, u32 peer, u32 block, u64 target) {
+    const u64* at = flag_of(call, call.me, peer, block);
     Watch watch;
     while ((i64)(load_acquire(at) - target) < 0) {
         if (!watch.again(call, peer, target)) return false;
     }
     return true;
+}
+
+/// That for this block.
+__device__ __forceinline__ bool await(const Call& call, u32 peer, u64 target) {
+    return await_of(call, peer, blockIdx.x, target);
 }
 
 /// What the group's words say at the start of a kernel.

@@ -65,6 +65,7 @@ struct alignas(16) Wide {
 
 inline u64 load_acquire(const u64* at) { return __atomic_load_n(at, __ATOMIC_ACQUIRE); }
 inline void store_release(u64* at, u64 value) { __atomic_store_n(at, value, __ATOMIC_RELEASE); }
+inline void store_release_here(u64* at, u64 value) { store_release(at, value); }
 // A kernel boundary orders what came before the kernel; for threads of the host the store must.
 inline void store_relaxed(u64* at, u64 value) { __atomic_store_n(at, value, __ATOMIC_RELEASE); }
 inline u32 look(const u32* at) { return __atomic_load_n(at, __ATOMIC_RELAXED); }
@@ -152,13 +153,16 @@ inline float block_sum(float x, u32) {
 
 // ---------------------------------------------------------------- after the kernels
 
-/// Runs a kernel as so many blocks of so many threads.
+/// Runs a kernel as so many blocks of so many threads. They start in turn, each time with another block.
 extern "C" void emulate(void (*kernel)(symmc_peer::Call), const symmc_peer::Call* call,
                         const symmc_peer::Norm* norm, unsigned blocks, unsigned threads) {
     std::vector<Block*> all;
     std::vector<std::thread> running;
     for (unsigned b = 0; b < blocks; b++) all.push_back(new Block{std::barrier<>(threads), true, std::vector<float>(threads), std::vector<Eight>(threads / 8)});
-    for (unsigned i = 0; i < blocks * threads; i++) {
+    static std::atomic<unsigned> runs{0};
+    const unsigned first = runs++ % blocks * threads;
+    for (unsigned k = 0; k < blocks * threads; k++) {
+        const unsigned i = (first + k) % (blocks * threads);
         running.emplace_back([=] {
             threadIdx.x = i % threads;
             blockIdx.x = i / threads;

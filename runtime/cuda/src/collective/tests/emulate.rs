@@ -23,6 +23,25 @@ const GRID: Blocks = Blocks { threads: 8, most_threads: 8, blocks: 3 };
 /// Forms of which small messages take each.
 const FORMS: Forms = Forms { words: 200, saved: 600, pushed: 960 };
 
+/// What ranks of a world have.
+#[derive(Clone, Copy)]
+pub(super) struct Given {
+    /// What counted words and packets begin with.
+    pub first: (u64, u32),
+    pub limit_ns: u64,
+    pub chaos: Option<u64>,
+    /// Bytes of a landing zone.
+    pub zone: usize,
+    pub grid: Blocks,
+    pub forms: Forms,
+}
+
+impl Default for Given {
+    fn default() -> Self {
+        Given { first: (0, 0), limit_ns: 20_000_000_000, chaos: None, zone: ZONE, grid: GRID, forms: FORMS }
+    }
+}
+
 /// The memory of one rank.
 struct Rank {
     arena: Vec<u128>,
@@ -48,56 +67,64 @@ unsafe fn bytes_at<'a>(at: Address, len: usize) -> &'a mut [u8] {
 }
 
 /// Ranks in one process.
-struct World {
+pub(super) struct World {
     ranks: Vec<Rank>,
-    peers: Vec<Peers>,
+    pub peers: Vec<Peers>,
 }
 
 impl World {
-    /// `n` ranks whose counters begin at `first`.
-    fn new(n: u32, first: (u64, u32), limit_ns: u64, chaos: Option<u64>) -> World {
+    /// `n` ranks.
+    pub fn new(n: u32, given: &Given) -> World {
+        let &Given { first, limit_ns, chaos, zone, grid, forms } = given;
+        let size = SIZE.max(2 * zone);
         let mut ranks: Vec<Rank> = (0..n)
             .map(|_| Rank {
-                arena: zeros(SIZE + control_bytes(2)),
+                arena: zeros(size + control_bytes(2)),
                 local: zeros(local_bytes(2)),
                 status: zeros(STATUS_BYTES),
             })
             .collect();
         for rank in &mut ranks {
-            let (flags, group) = ((SIZE + control::flags_at(1)) / 16, control::words_at(1) / 16);
+            let (flags, group) = (
+                (size.next_multiple_of(control::PAGE) + control::flags_at(1)) / 16,
+                control::words_at(1) / 16,
+            );
             rank.arena[flags..][..MAX_BLOCKS * MAX_RANKS / 2]
                 .fill(u128::from(first.0) << 64 | u128::from(first.0));
-            let used = (ZONE / 16) as u128;
+            let used = (zone / 16) as u128;
             rank.local[group..][..MAX_BLOCKS]
                 .fill(used << 96 | u128::from(first.1) << 64 | u128::from(first.0));
             // Packets with a flag that comes again after the flags wrapped around.
             if first.1 == u32::MAX {
-                rank.arena[..2 * ZONE / 16].fill(0x0000_0004_dead_beef_0000_0004_dead_beef);
+                for (i, lines) in rank.arena[..2 * zone / 16].chunks_mut(8).enumerate() {
+                    let old = if i % 2 == 0 { 2 } else { 4 };
+                    lines.fill((old << 96 | old << 32) | 0xdead_beef_0000_0000_dead_beef);
+                }
             }
         }
         let arenas: Vec<Address> = ranks.iter().map(|r| address(&r.arena)).collect();
         let blocks = BlockCounts {
-            packets: GRID,
-            lines: GRID,
-            one_shot: GRID,
-            two_shot: GRID,
-            pushed: GRID,
-            reduce_scatter: GRID,
-            pull: GRID,
-            push: GRID,
-            put: GRID,
-            norm: GRID,
+            packets: grid,
+            lines: grid,
+            one_shot: grid,
+            two_shot: grid,
+            pushed: grid,
+            reduce_scatter: grid,
+            pull: grid,
+            push: grid,
+            put: grid,
+            norm: grid,
         };
         let peers = ranks.iter().zip(0..).map(|(r, rank)| Peers {
             rank,
             arenas: arenas.clone(),
-            arena: SIZE,
+            arena: size,
             local: address(&r.local),
             status: address(&r.status),
             limit_ns,
             chaos,
             blocks: blocks.clone(),
-            forms: FORMS,
+            forms,
             links: Links::Whole,
         });
         let peers = peers.collect();
@@ -221,13 +248,13 @@ fn expected(case: &Case, me: usize, i: usize, round: usize) -> f64 {
 }
 
 /// Machine code of the host.
-struct Library(HostLibrary);
+pub(super) struct Library(HostLibrary);
 
 type Emulate = unsafe extern "C" fn(*const c_void, *const Call, *const c_void, u32, u32);
 
 impl Library {
     /// Compiles what `source` holds for threads of the host; `None` without a compiler.
-    fn new(source: &Source, name: &str) -> Option<Library> {
+    pub fn new(source: &Source, name: &str) -> Option<Library> {
         let (before, after) = include_str!("emulate.h")
             .split_once("// ------------------------")
             .expect("a part after the kernels");
@@ -236,7 +263,7 @@ impl Library {
         HostLibrary::build(&name, &text, &["-std=c++20", "-pthread"]).map(Library)
     }
 
-    fn run(&self, kernel: &Kernel) {
+    pub fn run(&self, kernel: &Kernel) {
         // SAFETY: the library defines it so.
         let emulate: Emulate = unsafe { std::mem::transmute(self.0.symbol("emulate")) };
         let param = |i: usize| kernel.params.get(i).map_or(std::ptr::null(), |p| p.as_ptr().cast::<c_void>());
@@ -298,15 +325,15 @@ fn one(case: &Case, kernel: &Kernel, peers: &Peers, (me, round): (usize, usize),
 
 #[test]
 fn ranks_agree_round_after_round_and_flags_wrap_around() {
-    let limit = 20_000_000_000;
-    rounds(&World::new(2, (0, 5), limit, None), 8, "2");
-    rounds(&World::new(3, (u64::MAX - 50, u32::MAX), limit, None), 5, "3");
-    rounds(&World::new(4, (0, 0), limit, Some(7)), 3, "4");
+    let given = Given::default();
+    rounds(&World::new(2, &Given { first: (0, 5), ..given }), 8, "2");
+    rounds(&World::new(3, &Given { first: (u64::MAX - 50, u32::MAX), ..given }), 5, "3");
+    rounds(&World::new(4, &Given { chaos: Some(7), ..given }), 3, "4");
 }
 
 #[test]
 fn a_rank_that_does_not_come_is_reported() {
-    let world = World::new(3, (0, 0), 20_000_000, None);
+    let world = World::new(3, &Given { limit_ns: 20_000_000, ..Given::default() });
     let mut source = Source::new();
     let sum = Kind::AllReduce(ReduceOp::Sum);
     let calls = [
@@ -335,118 +362,4 @@ fn a_rank_that_does_not_come_is_reported() {
         assert_eq!(missed, Some(Missed { step: 7, peer: 1, group: 1, block: 0, epoch: 1 }), "rank {rank}");
     }
     assert_eq!(control::missed_at(address(&world.ranks[1].status) as usize), None);
-}
-
-/// All-reduce, residual and norm of `rows` rows of `hidden` elements on one rank, in bytes of the dtype.
-struct Layer {
-    operand: Vec<u8>,
-    residual: Vec<u8>,
-    weight: Vec<u8>,
-    added: Vec<u8>,
-    normed: Vec<u8>,
-}
-
-fn layer(dtype: DType, rank: usize, rows: usize, hidden: usize) -> Layer {
-    let fill = |elements: usize, f: &dyn Fn(usize) -> f64| {
-        let mut out = vec![0u8; elements * dtype.size()];
-        (0..elements).for_each(|i| write_f64(dtype, &mut out, i, f(i)));
-        out
-    };
-    let elements = rows * hidden;
-    Layer {
-        operand: fill(elements, &|i| ((i * 7 + rank * 13) % 11) as f64 * 0.25 - 1.0),
-        residual: fill(elements, &|i| ((i * 5) % 7) as f64 * 0.5 - 1.5),
-        weight: fill(hidden, &|i| 0.5 + (i % 4) as f64),
-        added: fill(elements, &|_| 0.0),
-        normed: fill(elements, &|_| 0.0),
-    }
-}
-
-/// Compares one rank's results; `layers` are of all ranks. Without `eps` nothing is normalised.
-fn compare_norm(dtype: DType, layers: &[Layer], me: usize, hidden: usize, eps: Option<f64>) {
-    let rows = layers[0].operand.len() / dtype.size() / hidden;
-    let of = |data: &[u8], i: usize| read_f64(dtype, data, i);
-    let added = |i: usize| layers.iter().map(|l| of(&l.operand, i)).sum::<f64>() + of(&layers[0].residual, i);
-    for row in 0..rows {
-        let x: Vec<f64> = (0..hidden).map(|j| added(row * hidden + j)).collect();
-        let squares = x.iter().map(|x| x * x).sum::<f64>() / hidden as f64;
-        let scale = eps.map_or(0.0, |eps| 1.0 / (squares + eps).sqrt());
-        for (j, &x) in x.iter().enumerate() {
-            let i = row * hidden + j;
-            assert_eq!(of(&layers[me].added, i), x, "{dtype} {hidden}: row {row}, element {j}");
-            let (found, expected) = (of(&layers[me].normed, i), x * scale * of(&layers[me].weight, j));
-            let tolerance = if dtype == DType::F32 { 1e-5 } else { 1e-2 };
-            let close = (found - expected).abs() <= tolerance * expected.abs();
-            assert!(close, "{dtype} {hidden}: row {row}, element {j}: {found} for {expected}");
-        }
-    }
-}
-
-#[test]
-fn residual_and_norm_follow_the_reduction() {
-    norms_of(&[World::new(3, (0, 0), 20_000_000_000, None)], 3, "norm");
-    // Blocks that clear what others of their grid are sent lose it: many delays, each on zones to be cleared.
-    let wrapped = |seed| World::new(3, (u64::MAX - 9, u32::MAX), 5_000_000_000, Some(seed));
-    norms_of(&(0..40).map(wrapped).collect::<Vec<World>>(), 1, "norm-wrapped");
-}
-
-/// Runs all-reduces with a norm on three ranks, in each of these worlds, and compares.
-fn norms_of(worlds: &[World], rounds: usize, name: &str) {
-    // As lines, also several rows to a block, then as words.
-    let lines = [(DType::F32, 3, 120, true), (DType::BF16, 3, 232, true), (DType::BF16, 7, 116, true)];
-    let words = [(DType::F16, 1, 8, true), (DType::F32, 2, 8, true), (DType::BF16, 3, 8, false)];
-    let shapes: Vec<_> = lines.into_iter().chain(words).collect();
-    let mut source = Source::new();
-    let all: Vec<Vec<Normed>> = worlds.iter().map(|w| normed(w, &shapes, &mut source)).collect();
-    let Some(library) = Library::new(&source, name) else { return };
-    for all in &all {
-        std::thread::scope(|scope| {
-            for rank in 0..3 {
-                let library = &library;
-                scope.spawn(move || {
-                    (0..rounds).for_each(|_| all.iter().for_each(|(_, k)| library.run(&k[rank])));
-                });
-            }
-        });
-        for ((layers, _), &(dtype, _, hidden, normalised)) in all.iter().zip(&shapes) {
-            let eps = normalised.then_some(NORM_EPS);
-            (0..3).for_each(|me| compare_norm(dtype, layers, me, hidden, eps));
-        }
-    }
-}
-
-const NORM_EPS: f64 = 1e-3;
-
-/// Of one shape, the memory and the kernel of each rank.
-type Normed = (Vec<Layer>, Vec<Kernel>);
-
-/// Rows are normalised where the shape says so.
-fn normed(world: &World, shapes: &[(DType, usize, usize, bool)], source: &mut Source) -> Vec<Normed> {
-    let mut all = Vec::new();
-    for &(dtype, rows, hidden, normalised) in shapes {
-        let mut layers: Vec<Layer> = (0..3).map(|r| layer(dtype, r, rows, hidden)).collect();
-        let mut call = collective(Kind::AllReduce(ReduceOp::Sum), Variant::Packets, 3, dtype, rows * hidden);
-        call.landing = Some([0, ZONE]);
-        let kernels = layers.iter_mut().zip(&world.peers).map(|(l, peers)| {
-            let address = |data: &mut Vec<u8>| data.as_mut_ptr().expose_provenance() as Address;
-            let norm = FusedNorm {
-                operand: address(&mut l.operand),
-                residual: address(&mut l.residual),
-                weight: Some(address(&mut l.weight)),
-                reduced: None,
-                added: address(&mut l.added),
-                normed: normalised.then(|| address(&mut l.normed)),
-                hidden,
-                eps: NORM_EPS,
-                round_first: dtype == DType::BF16,
-            };
-            match lower_norm(3, &call, &norm, peers, source) {
-                Ok(Some(Work::Kernel(kernel))) => kernel,
-                other => panic!("expected a kernel, found {other:?}"),
-            }
-        });
-        let kernels = kernels.collect();
-        all.push((layers, kernels));
-    }
-    all
 }

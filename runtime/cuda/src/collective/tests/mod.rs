@@ -1,6 +1,7 @@
 //! Collectives without a GPU: what is launched, that it compiles, and, on threads of the host, what it does.
 
 mod emulate;
+mod norms;
 
 use std::collections::BTreeSet;
 

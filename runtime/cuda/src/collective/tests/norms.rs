@@ -1,0 +1,254 @@
+//! All-reduce with residual and norm on threads of the host: rows that one block sends, and rows that several share.
+
+use symmc_ir::tensor::{read_f64, write_f64};
+
+use super::emulate::{Given, Library, World};
+use super::*;
+
+const EPS: f64 = 1e-3;
+
+/// Rows that are reduced, added to a residual and perhaps normalised.
+#[derive(Clone, Copy, Debug)]
+struct Shape {
+    dtype: DType,
+    rows: usize,
+    hidden: usize,
+    normalised: bool,
+    /// Where the sum goes.
+    sum: Sum,
+}
+
+#[derive(Clone, Copy, PartialEq, Debug)]
+enum Sum {
+    Apart,
+    OnOperand,
+}
+
+const fn shape(dtype: DType, rows: usize, hidden: usize) -> Shape {
+    Shape { dtype, rows, hidden, normalised: true, sum: Sum::Apart }
+}
+
+const fn in_place(dtype: DType, rows: usize, hidden: usize) -> Shape {
+    Shape { sum: Sum::OnOperand, ..shape(dtype, rows, hidden) }
+}
+
+/// Element `i` of the operand of `rank` in a round; all sums are exact in every dtype of floats.
+fn operand(rank: usize, round: usize, i: usize) -> f64 {
+    ((i * 7 + rank * 13 + round * 5) % 11) as f64 * 0.25 - 1.0
+}
+
+fn residual(round: usize, i: usize) -> f64 {
+    ((i * 5 + round) % 7) as f64 * 0.5 - 1.5
+}
+
+fn weight(j: usize) -> f64 {
+    0.5 + (j % 4) as f64
+}
+
+/// The values of one rank, in bytes of the dtype, and its kernel.
+struct Layer {
+    shape: Shape,
+    operand: Vec<u8>,
+    residual: Vec<u8>,
+    weight: Vec<u8>,
+    added: Vec<u8>,
+    normed: Vec<u8>,
+    kernel: Option<Kernel>,
+}
+
+fn fill(dtype: DType, to: &mut [u8], f: impl Fn(usize) -> f64) {
+    (0..to.len() / dtype.size()).for_each(|i| write_f64(dtype, to, i, f(i)));
+}
+
+impl Layer {
+    fn new(shape: Shape, peers: &Peers, zone: usize, source: &mut Source) -> Layer {
+        let Shape { dtype, rows, hidden, .. } = shape;
+        let n = peers.arenas.len() as u32;
+        let values = |elements: usize| vec![0u8; elements * dtype.size()];
+        let elements = rows * hidden;
+        let [operand, residual, added, normed] = [(); 4].map(|()| values(elements));
+        let mut out = Layer { shape, operand, residual, weight: values(hidden), added, normed, kernel: None };
+        fill(dtype, &mut out.weight, weight);
+        let mut call = collective(Kind::AllReduce(ReduceOp::Sum), Variant::Packets, n, dtype, elements);
+        call.landing = Some([0, zone]);
+        let address = |data: &mut Vec<u8>| data.as_mut_ptr().expose_provenance() as Address;
+        let operand = address(&mut out.operand);
+        let norm = FusedNorm {
+            operand,
+            residual: address(&mut out.residual),
+            weight: Some(address(&mut out.weight)),
+            reduced: None,
+            added: if shape.sum == Sum::OnOperand { operand } else { address(&mut out.added) },
+            normed: shape.normalised.then(|| address(&mut out.normed)),
+            hidden,
+            eps: EPS,
+            round_first: dtype == DType::BF16,
+        };
+        match lower_norm(3, &call, &norm, peers, source) {
+            Ok(Some(Work::Kernel(kernel))) => out.kernel = Some(kernel),
+            other => panic!("expected a kernel, found {other:?}"),
+        }
+        out
+    }
+
+    /// Runs this rank's kernel on the values of a round and compares. Gives the bytes of the norm.
+    fn run(&mut self, library: &Library, me: usize, n: usize, round: usize) -> Vec<u8> {
+        let Shape { dtype, rows, hidden, normalised, sum } = self.shape;
+        fill(dtype, &mut self.operand, |i| operand(me, round, i));
+        fill(dtype, &mut self.residual, |i| residual(round, i));
+        library.run(self.kernel.as_ref().expect("it was made"));
+        let added = if sum == Sum::OnOperand { &self.operand } else { &self.added };
+        let reduced = |i: usize| (0..n).map(|r| operand(r, round, i)).sum::<f64>();
+        for row in 0..rows {
+            let at = |j: usize| row * hidden + j;
+            let x: Vec<f64> = (0..hidden).map(|j| reduced(at(j)) + residual(round, at(j))).collect();
+            let squares = x.iter().map(|x| x * x).sum::<f64>() / hidden as f64;
+            let scale = if normalised { 1.0 / (squares + EPS).sqrt() } else { 0.0 };
+            for (j, &x) in x.iter().enumerate() {
+                let what = (self.shape, n, me, round, row, j);
+                assert_eq!(read_f64(dtype, added, at(j)), x, "{what:?}");
+                let (found, expected) = (read_f64(dtype, &self.normed, at(j)), x * scale * weight(j));
+                let tolerance = if dtype == DType::F32 { 1e-5 } else { 1e-2 };
+                assert!(
+                    (found - expected).abs() <= tolerance * expected.abs(),
+                    "{what:?}: {found} for {expected}"
+                );
+            }
+        }
+        self.normed.clone()
+    }
+}
+
+/// Runs all shapes round after round on all ranks of each world, which meet nowhere else. Gives the bytes of all norms
+/// of each rank and world; `None` without a compiler.
+fn run(worlds: &[(u32, Given)], shapes: &[Shape], rounds: usize, name: &str) -> Option<Vec<Vec<Vec<u8>>>> {
+    let made: Vec<World> = worlds.iter().map(|(n, given)| World::new(*n, given)).collect();
+    let mut source = Source::new();
+    let mut layers: Vec<Vec<Vec<Layer>>> = Vec::new();
+    for (world, (_, given)) in made.iter().zip(worlds) {
+        let mut of = |peers| shapes.iter().map(|&s| Layer::new(s, peers, given.zone, &mut source)).collect();
+        layers.push(world.peers.iter().map(&mut of).collect());
+    }
+    let library = Library::new(&source, name)?;
+    let one = |layers: &mut [Layer], me: usize, n: usize| {
+        let mut norms = Vec::new();
+        for round in 0..rounds {
+            for layer in &mut *layers {
+                norms.extend(layer.run(&library, me, n, round));
+            }
+        }
+        norms
+    };
+    let all = layers.iter_mut().map(|ranks| {
+        let n = ranks.len();
+        std::thread::scope(|scope| {
+            let one = &one;
+            let running: Vec<_> =
+                ranks.iter_mut().enumerate().map(|(me, l)| scope.spawn(move || one(l, me, n))).collect();
+            running.into_iter().map(|r| r.join().expect("it compares")).collect()
+        })
+    });
+    Some(all.collect())
+}
+
+#[test]
+fn residual_and_norm_follow_the_reduction() {
+    // As lines, also several rows to a block, then as words.
+    let shapes = [
+        shape(DType::F32, 3, 120),
+        shape(DType::BF16, 3, 232),
+        shape(DType::BF16, 7, 116),
+        shape(DType::F16, 1, 8),
+        shape(DType::F32, 2, 8),
+        Shape { normalised: false, ..shape(DType::BF16, 3, 8) },
+    ];
+    run(&[(3, Given::default())], &shapes, 3, "norm");
+    // Blocks that clear what others of their grid are sent lose it: many delays, each on zones to be cleared.
+    run(
+        &(0..40).map(|seed| wrapped(3, seed, Given::default())).collect::<Vec<_>>(),
+        &shapes,
+        1,
+        "norm-wrapped",
+    );
+}
+
+/// A world whose flags wrap around with its first collective.
+fn wrapped(n: u32, seed: u64, given: Given) -> (u32, Given) {
+    let first = (u64::MAX - 9, u32::MAX);
+    (n, Given { first, chaos: Some(seed), limit_ns: 5_000_000_000, ..given })
+}
+
+/// Grids in which up to four blocks share a row.
+const SHARED: Blocks = Blocks { threads: 8, most_threads: 16, blocks: 8 };
+
+/// Rows of which some are shared, one after another in the same zones.
+const SHAPES: [Shape; 8] = [
+    in_place(DType::BF16, 1, 232),
+    shape(DType::BF16, 2, 232),
+    in_place(DType::F32, 3, 116),
+    shape(DType::BF16, 8, 116),
+    in_place(DType::F16, 2, 228),
+    shape(DType::F16, 3, 116),
+    Shape { normalised: false, ..in_place(DType::BF16, 2, 116) },
+    shape(DType::F32, 1, 120),
+];
+
+/// Messages as lines, and as words.
+fn forms() -> [Given; 2] {
+    let lines = Given { grid: SHARED, zone: 32 << 10, ..Given::default() };
+    [lines, Given { forms: Forms { words: 1 << 20, ..lines.forms }, ..lines }]
+}
+
+#[test]
+fn rows_that_several_blocks_send_have_the_bits_of_rows_that_one_does() {
+    let alone = Blocks { blocks: 1, ..SHARED };
+    let of = |n: u32| forms().map(|given| [(n, given), (n, Given { grid: alone, ..given })]);
+    let worlds: Vec<(u32, Given)> = [2, 3, 5, 8].into_iter().flat_map(of).flatten().collect();
+    let Some(norms) = run(&worlds, &SHAPES, 2, "norm-shared") else { return };
+    for (world, pair) in norms.chunks(2).enumerate() {
+        assert_eq!(pair[0], pair[1], "world {world}");
+        assert!(pair[0].iter().all(|rank| *rank == pair[0][0]), "world {world}");
+    }
+}
+
+#[test]
+fn shared_rows_stand_delays_and_flags_that_wrap_around() {
+    let chaos = |seed| forms().map(|given| (2 + seed as u32 % 3, Given { chaos: Some(seed), ..given }));
+    let wraps = |seed| forms().map(|given| wrapped(2 + seed as u32 % 3, seed, given));
+    let worlds: Vec<(u32, Given)> = (0..10).flat_map(|seed| [chaos(seed), wraps(seed)]).flatten().collect();
+    run(&worlds, &SHAPES, 1, "norm-shared-chaos");
+}
+
+#[test]
+fn long_rows_are_shared() {
+    let grid = Blocks { threads: 128, most_threads: 288, blocks: 3 };
+    let given = Given { grid, zone: 512 << 10, ..Given::default() };
+    let shapes = [
+        in_place(DType::BF16, 1, 8192),
+        shape(DType::BF16, 1, 4096),
+        shape(DType::F16, 2, 4096),
+        in_place(DType::BF16, 3, 4100),
+        shape(DType::BF16, 8, 8192),
+        shape(DType::F16, 1, 8188),
+    ];
+    run(&[(2, given), (3, Given { chaos: Some(3), ..given })], &shapes, 2, "norm-long");
+}
+
+#[test]
+fn grids_share_rows_where_rows_are_few() {
+    let norm = BlockCounts::default().norm;
+    let grid = |rows, units| norm.rows(rows, units).map(|g| (g.blocks, g.pieces, g.share));
+    assert_eq!(grid(1, 2048), Some(([16, 512], 4, 128)));
+    assert_eq!(grid(1, 1096), Some(([9, 576], 2, 128)));
+    assert_eq!(grid(8, 1096), Some(([56, 576], 2, 160)));
+    assert_eq!(grid(32, 552), Some(([64, 576], 1, 288)));
+    assert_eq!(grid(33, 552), Some(([33, 576], 1, 576)), "one block to a row");
+    assert_eq!(grid(500, 552), Some(([128, 576], 1, 576)));
+    assert_eq!(grid(1, 100), Some(([1, 128], 1, 128)));
+    for (rows, units) in (1..=70).flat_map(|rows| (1..=2560).step_by(73).map(move |units| (rows, units))) {
+        let Some(([blocks, threads], pieces, share)) = grid(rows, units) else { panic!("{rows} x {units}") };
+        let senders = (units as u32).div_ceil(share);
+        assert!(threads * pieces >= units as u32 && blocks == rows as u32 * senders, "{rows} x {units}");
+        assert!(senders == 1 || (blocks <= 64 && share % 32 == 0), "{rows} x {units}");
+    }
+}
