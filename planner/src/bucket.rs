@@ -276,7 +276,7 @@ impl Writer<'_> {
                 Some(&f) => {
                     (Memory::Fixed(f), "an input that the caller writes in the symmetric arena".to_string())
                 }
-                None => (Memory::Input(i.index()), "an input".to_string()),
+                None => self.input(i.index(), input.value),
             };
             let place = Place { memory, offset: "0".to_string(), by_rank: None, why };
             places.insert(graph.name_of(input.value).to_string(), place);
@@ -297,6 +297,17 @@ impl Writer<'_> {
             }
         }
         places
+    }
+
+    /// Where an input lies that is not bound, and why.
+    fn input(&self, input: usize, value: ValueId) -> (Memory, String) {
+        let classes = &self.program.placed.classes;
+        match classes.of[value].map(|c| classes.list[c as usize].home) {
+            Some(Home::Output(k)) => {
+                (Memory::Output(k), format!("an input, in one memory with output {k}, which replaces it"))
+            }
+            _ => (Memory::Input(input), "an input".to_string()),
+        }
     }
 
     fn place(&self, c: usize, class: &Class, member: &Member, need: Option<&String>) -> Place {

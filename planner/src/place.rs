@@ -9,7 +9,7 @@
 //! gathered or concatenated value below it.
 
 use symmc_ir::entity::Entity;
-use symmc_ir::{CollectiveKind, Dim, GroupId, Op, Table, ValueId};
+use symmc_ir::{CollectiveKind, Dim, GroupId, Op, OutputKind, Table, ValueId};
 
 use crate::liveness::Liveness;
 use crate::plan::{ArenaKind, PEER_ALIGN};
@@ -85,7 +85,7 @@ pub enum Parts {
 pub struct Classes {
     /// Merged classes are empty.
     pub list: Vec<Class>,
-    /// The index of the class of each value; none for views and for inputs.
+    /// The index of the class of each value; none for views, and for inputs but those that an output replaces in place.
     pub of: Table<ValueId, Option<u32>>,
 }
 
@@ -100,6 +100,7 @@ impl Classes {
         for s in 0..steps.list.len() {
             placing.overwrite(s);
         }
+        placing.replace();
         placing.classes
     }
 
@@ -253,26 +254,62 @@ impl Placing<'_> {
         let node = &graph.nodes[step.node];
         let operands = step.overwritable(graph);
         let result = node.outputs[0];
-        let (ty, Some(r)) = (graph.ty(result), self.classes.of[result]) else { return };
+        let Some(r) = self.classes.of[result] else { return };
         let single = self.classes.list[r as usize].members.len() == 1;
         let over = operands.iter().find_map(|&operand| {
-            let same = |v: ValueId| self.program.whole[v] && graph.ty(v).shape == ty.shape;
             let base = self.dying(operand, s)?;
-            let class = self.classes.of[base];
-            // Every operand that shares bytes with the result must have exactly its elements, and be one that may.
-            let clean = node.inputs.iter().enumerate().all(|(k, &v)| {
-                let b = self.program.base[v];
-                if b == base {
-                    k < operands.len() && same(v)
-                } else {
-                    self.classes.of[b] != class || class.is_none()
-                }
-            });
-            let fits = same(operand) && graph.ty(operand).dtype.size() == ty.dtype.size();
-            (clean && fits && self.mergeable(class?, r)).then_some(base)
+            let class = self.classes.of[base]?;
+            let mut bases = node.inputs.iter().map(|&v| self.program.base[v]);
+            let apart = bases.all(|b| b == base || self.classes.of[b] != Some(class));
+            (apart && self.covers(s, base) && self.mergeable(class, r)).then_some(base)
         });
         if let (Some(base), true) = (over, single) {
             self.write_over(base, result);
+        }
+    }
+
+    /// Whether every operand of step `s` that has bytes of `base` has exactly the elements of the result, and is one that
+    /// the result may lie on.
+    fn covers(&self, s: usize, base: ValueId) -> bool {
+        let graph = &self.program.graph;
+        let step = &self.steps.list[s];
+        let node = &graph.nodes[step.node];
+        let (able, ty) = (step.overwritable(graph).len(), graph.ty(node.outputs[0]));
+        let same = |v: ValueId| {
+            let of = graph.ty(v);
+            self.program.whole[v] && of.shape == ty.shape && of.dtype.size() == ty.dtype.size()
+        };
+        node.inputs.iter().enumerate().all(|(k, &v)| self.program.base[v] != base || (k < able && same(v)))
+    }
+
+    /// Inputs in the memory of the outputs that replace them, where nothing reads the input any more once the first value
+    /// is written there.
+    fn replace(&mut self) {
+        let graph = &self.program.graph;
+        for output in &graph.outputs {
+            let OutputKind::Mutates(input) = output.kind else { continue };
+            let old = graph.inputs[input].value;
+            let Some(c) = self.classes.of[output.value] else { continue };
+            let first = self.classes.list[c as usize].first;
+            let last = self.live.readers.of(old).last().copied();
+            let reads = last == Some(first);
+            if self.program.symmetric[old] || last > Some(first) || !self.live.settled_at(old, first) {
+                continue;
+            }
+            let covers = !reads || self.covers(first as usize, old);
+            let class = &mut self.classes.list[c as usize];
+            if reads {
+                // The value that this step writes, at the start of the memory.
+                let begins =
+                    |m: &&mut Member| self.steps.def[m.value] == Some(first) && m.offset == Dim::from(0);
+                match class.members.iter_mut().find(begins).filter(|m| covers && m.by_rank.is_none()) {
+                    Some(member) => member.shares = Shares::Over(old),
+                    None => continue,
+                }
+            }
+            let shares = Shares::Nothing;
+            class.members.push(Member { value: old, offset: Dim::from(0), by_rank: None, shares });
+            self.classes.of[old] = Some(c);
         }
     }
 

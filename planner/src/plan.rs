@@ -15,6 +15,10 @@
 //! - Every node but the views is exactly one [`Step`].
 //! - The nodes stand in the order of the steps.
 //!
+//! An input that an output replaces may lie at [`Memory::Output`] of that output: the two are then one memory, whose
+//! content the caller gives before the run and finds replaced after it. Nothing reads the input once a step has
+//! written there.
+//!
 //! # Values that share bytes
 //! Several values may have one place, or one may lie within another, in these cases. An operand that keeps its bytes, of
 //! an all-gather or a `concat`, may be read later; the others are read for the last time by the node that writes the

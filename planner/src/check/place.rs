@@ -302,8 +302,11 @@ impl Resolver<'_> {
         let at_zero = |home: &Home| home.range.start.as_const() == Some(0) && home.range.rank.is_none();
         for (id, input) in graph.inputs.iter() {
             let Some(home) = &homes[input.value] else { continue };
-            let expected = bound(self.plan, id.index()).map_or(Memory::Input(id.index()), Memory::Fixed);
-            if home.range.memory != expected || !at_zero(home) {
+            let bound = bound(self.plan, id.index());
+            let expected = bound.map_or(Memory::Input(id.index()), Memory::Fixed);
+            let replaces = |k: usize| graph.outputs.get(k).is_some_and(|o| o.kind == OutputKind::Mutates(id));
+            let replaced = matches!(home.range.memory, Memory::Output(k) if replaces(k)) && bound.is_none();
+            if (home.range.memory != expected && !replaced) || !at_zero(home) {
                 errors.push(CheckError::PlaceOfInput {
                     bucket,
                     value: graph.name_of(input.value).to_string(),

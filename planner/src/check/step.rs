@@ -10,7 +10,7 @@ use super::error::{At, CheckError, Side};
 use super::inplace::{InPlace, Overlay, overlay};
 use super::place::{Home, Symbols, written_each_run};
 use super::program::{Program, Programs};
-use crate::plan::{Barrier, Bucket, Lane, Memory, Plan, Role};
+use crate::plan::{Barrier, Bucket, Lane, Plan, Role};
 
 /// The alignment of what peers reach.
 const PEER_ALIGNMENT: i64 = 16;
@@ -29,7 +29,8 @@ pub struct Schedule<'a> {
     pub homes: Table<ValueId, Option<Home>>,
     /// The steps, in order.
     pub steps: Vec<Step>,
-    /// The inputs that lie in fixed memory, and whether the caller writes them before each run.
+    /// The inputs that lie in fixed memory, or in that of the outputs that replace them, and whether the caller writes them
+    /// before each run.
     pub bound: Vec<(ValueId, bool)>,
 }
 
@@ -129,10 +130,10 @@ pub fn steps(ctx: &Context<'_>, errors: &mut Vec<CheckError>) -> Vec<Step> {
     resolved.collect()
 }
 
-/// The inputs of a program that lie in fixed memory, and whether the caller writes them before each run.
+/// The inputs of a program that lie in memory which steps may write, and whether the caller writes them before each run.
 pub fn bound_inputs(program: &Program, homes: &Table<ValueId, Option<Home>>) -> Vec<(ValueId, bool)> {
-    let in_fixed = |v: ValueId| homes[v].as_ref().is_some_and(|h| matches!(h.range.memory, Memory::Fixed(_)));
-    let inputs = program.graph.inputs.iter().filter(|(_, i)| in_fixed(i.value));
+    let within = |v: ValueId| homes[v].as_ref().is_some_and(|h| h.space.is_some());
+    let inputs = program.graph.inputs.iter().filter(|(_, i)| within(i.value));
     inputs.map(|(id, i)| (i.value, written_each_run(program, id.index()))).collect()
 }
 

@@ -714,3 +714,31 @@ fn rows_are_written_over_the_first_operand_alone() {
         breaks_as_it_is("InPlace", &over(bad));
     }
 }
+
+#[test]
+fn an_input_in_the_memory_of_its_output_is_read_before_that_is_written() {
+    let plan = |nodes: &str, steps: &[Step]| {
+        let text = format!(
+            "program \"state\" ranks 2\ngroup @world world\n\narg %x: f32[4, 4]\nparam %s: f32[4, 4]\n{nodes}\n\
+            return %m\nmutate %s = %n\n"
+        );
+        let mut plan = small(&text, &[], &[steps]);
+        plan.buckets[0].places["s"] = place(Memory::Output(1), "0");
+        plan
+    };
+    let compute = |name, waits: &[usize]| step(name, Lane::Compute, waits, None);
+    let add = "%n: f32[4, 4] = add %s, %x\n";
+    let good = plan(&format!("{add}%m: f32[4, 4] = exp %n\n"), &[compute("n", &[]), compute("m", &[])]);
+    assert_eq!(kinds(&good), BTreeSet::new());
+    let late = plan(&format!("{add}%m: f32[4, 4] = exp %s\n"), &[compute("n", &[]), compute("m", &[])]);
+    breaks_as_it_is("Lost", &late);
+    let mut other = good;
+    other.buckets[0].places["s"] = place(Memory::Output(0), "0");
+    breaks_as_it_is("PlaceOfInput", &other);
+    let reduce = "%m: f32[4, 4] = all_reduce %s op=sum group=@world via=plain\n";
+    let reduced = |waits: &[usize]| {
+        plan(&format!("{reduce}{add}"), &[step("m", Lane::Comm, &[], None), compute("n", waits)])
+    };
+    assert_eq!(kinds(&reduced(&[0])), BTreeSet::new());
+    breaks_as_it_is("Race", &reduced(&[]));
+}

@@ -524,6 +524,41 @@ fn rows_and_stores_are_written_over_the_first_operand() {
 }
 
 #[test]
+fn outputs_are_written_over_the_inputs_that_they_replace() {
+    let cache = |rest: &str| {
+        planned(&format!(
+            "arg %x: f32[2, 16]\narg %at: i64[2]\nparam %cache: f32[64, 16]\nparam %w: f32[16, 16]\n\
+             %p: f32[64, 16] = index_put %cache, %x, %at axis=0 accumulate=false\n\
+             %q: f32[64, 16] = index_add %p, %at, %x axis=0\n{rest}return %z\nmutate %cache = %q\n"
+        ))
+    };
+    let place = |p: &Plan, v: &str| place_text(&p.buckets[0], place_of(p, v));
+    let p = cache("%z: f32[64, 16] = matmul %q, %w\n");
+    assert_eq!(["cache", "p", "q"].map(|v| place(&p, v)), ["out1", "out1", "out1"], "{}", steps(&p));
+    assert!(p.buckets[0].buffers.is_empty() && p.buckets[0].copies.is_empty());
+    assert_eq!(place_of(&p, "p").why, "over %cache, which nothing needs any more");
+    // What is read beside the new value stays where its caller has it.
+    let p = cache("%z: f32[64, 16] = sub %q, %cache\n");
+    assert_eq!(["cache", "p", "q"].map(|v| place(&p, v)), ["in2", "out1", "out1"], "{}", steps(&p));
+    let p = planned(
+        "param %s: f32[16, 16]\n%t: f32[16, 16] = permute %s perm=[1, 0]\n%n: f32[16, 16] = add %s, %t\n\
+         mutate %s = %n\n",
+    );
+    assert_eq!(place(&p, "s"), "in0", "{}", steps(&p));
+    // A collective that reads it may be in flight, unless the new value waits for that.
+    let reduced = |beside: &str| {
+        planned(&format!(
+            "arg %x: f32[16, 16]\nparam %s: f32[16, 16]\n\
+             %r: f32[16, 16] = all_reduce %s op=sum group=@all via=plain\n\
+             %n: f32[16, 16] = add %s, %{beside}\nreturn %r\nmutate %s = %n\n"
+        ))
+    };
+    assert_eq!(place(&reduced("x"), "s"), "in1");
+    assert_eq!(place(&reduced("r"), "s"), "out1");
+    expect(&reduced("r"), "0 ~ r = out0\n1 - n after 0 = out1");
+}
+
+#[test]
 fn a_broadcast_is_written_over_its_operand() {
     let with = |via| {
         planned(&format!(

@@ -1,6 +1,6 @@
 //! Where the memories of a rank lie on its device.
 
-use symmc_runtime::exec::{BoundRegion, Home, Located};
+use symmc_runtime::exec::{Bound, BoundRegion, Home, Located};
 
 use crate::launch::Address;
 
@@ -18,6 +18,17 @@ pub struct Homes {
 }
 
 impl Homes {
+    /// The same for the steps of a program: an output that lies in the memory of the input which it replaces is there.
+    pub fn of(&self, bound: &Bound) -> Homes {
+        let mut own = self.clone();
+        for (k, output) in bound.outputs.iter().enumerate() {
+            if let Some(input) = output.mutates.filter(|_| output.in_place) {
+                own.outputs[k] = self.inputs[input];
+            }
+        }
+        own
+    }
+
     fn start(&self, home: Home) -> Address {
         match home {
             Home::Ordinary => self.ordinary,

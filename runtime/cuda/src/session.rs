@@ -114,7 +114,8 @@ pub struct TracedStep {
 pub struct Session {
     rig: Rig,
     bounds: Vec<Arc<Bound>>,
-    homes: Homes,
+    /// The memories, as the steps of each binding take them.
+    homes: Vec<Homes>,
     limit: Duration,
     /// Runs begun, for reports.
     runs: AtomicU64,
@@ -176,17 +177,20 @@ impl Session {
         };
         let streams = Streams::with(&device, config.adopted.stream)?;
         let search = config.search(exchange, &device, &streams.compute);
-        let parts = Parts {
-            device: &device,
-            homes: &homes,
-            peers: &peers,
-            machine: &machine,
-            nccl: &nccl,
-            search: Some(&search),
-            progress: (config.progress == Progress::Told).then(|| status.address() + PROGRESS as Address),
+        let homes: Vec<Homes> = bounds.iter().map(|bound| homes.of(bound)).collect();
+        let program = |(bound, homes): (&Arc<Bound>, &Homes)| {
+            let parts = Parts {
+                device: &device,
+                homes,
+                peers: &peers,
+                machine: &machine,
+                nccl: &nccl,
+                search: Some(&search),
+                progress: (config.progress == Progress::Told).then(|| status.address() + PROGRESS as Address),
+            };
+            Program::new(exchange.rank(), &bound.steps, &parts)
         };
-        let program = |bound: &Arc<Bound>| Program::new(exchange.rank(), &bound.steps, &parts);
-        let programs = bounds.iter().map(program).collect::<Result<_, _>>()?;
+        let programs = bounds.iter().zip(&homes).map(program).collect::<Result<_, _>>()?;
         // SAFETY: the range was laid out above; nothing uses it yet.
         unsafe { streams.compute.fill(local, 0, counters)? };
         streams.compute.synchronize()?;
@@ -223,7 +227,7 @@ impl Session {
                     bytes.len()
                 )));
             }
-            let to = self.homes.inputs[index];
+            let to = self.homes[binding].inputs[index];
             if bytes.len() < LARGE {
                 // SAFETY: the input's memory was laid out as large; no run is in progress.
                 unsafe { compute.upload(to, bytes)? };
@@ -249,7 +253,7 @@ impl Session {
         let compute = &self.rig.streams.compute;
         let sample: Vec<f64> = (0..SAMPLE).map(|i| ((i * 7919 % 8191) as f64 - 4095.0) / 1e5).collect();
         for (index, input) in self.bounds[binding].inputs.iter().enumerate() {
-            let at = self.homes.inputs[index];
+            let at = self.homes[binding].inputs[index];
             // SAFETY: the input's memory was laid out as large; no run is in progress.
             unsafe { compute.fill(at, 0, input.bytes)? };
             let sample = Tensor::from_f64(input.dtype, vec![SAMPLE], &sample);
@@ -276,7 +280,7 @@ impl Session {
     pub fn read_output(&self, binding: usize, index: usize, to: &mut [u8]) -> Result<(), CudaError> {
         let len = self.bounds[binding].outputs[index].bytes.min(to.len());
         // SAFETY: the output's memory was laid out as large; no run is in progress.
-        unsafe { self.rig.streams.compute.download(&mut to[..len], self.homes.outputs[index]) }
+        unsafe { self.rig.streams.compute.download(&mut to[..len], self.homes[binding].outputs[index]) }
     }
 
     /// Copies outputs that mutate inputs to them, after a run of a binding.
@@ -287,7 +291,8 @@ impl Session {
         let (bound, compute) = (&self.bounds[binding], &self.rig.streams.compute);
         for (index, output) in bound.outputs.iter().enumerate() {
             let Some(input) = output.mutates else { continue };
-            let (to, from) = (self.homes.inputs[input], self.homes.outputs[index]);
+            let homes = &self.homes[binding];
+            let (to, from) = (homes.inputs[input], homes.outputs[index]);
             if to != from && bound.inputs[input].bytes == output.bytes {
                 // SAFETY: both were laid out as large, and apart; no run is in progress.
                 unsafe { compute.copy(to, from, output.bytes)? };
@@ -484,8 +489,8 @@ enum Place {
 
 /// Allocates what only this rank reaches, with so many bytes of counters and scratch, and as much for each input
 /// and output as the largest binding needs. Inputs that the plan holds in fixed memory lie in the arena, at the
-/// same place for all bindings; an output that mutates an input has memory of its own, because the program may
-/// read the input after it wrote the output.
+/// same place for all bindings; an output that mutates an input has memory of its own too, for bindings that read the
+/// input after they wrote the output.
 fn lay_out(
     device: &Arc<Device>,
     bounds: &[Arc<Bound>],

@@ -82,6 +82,8 @@ pub struct BoundOutput {
     pub bytes: usize,
     /// The input that it is written back to at the end of the run.
     pub mutates: Option<usize>,
+    /// Whether that input lies in the output's memory: the steps take the memory of the input for both.
+    pub in_place: bool,
 }
 
 /// A step with everything resolved.
@@ -422,6 +424,9 @@ impl Binder<'_> {
                 (self.graph.name_of(input.value).to_string(), self.graph.ty(input.value).dtype);
             let bytes = self.bytes(input.value)?;
             // An input that nothing uses may have no place.
+            if matches!(&self.program.places[input.value], Some(p) if matches!(p.home, Home::Output(_))) {
+                direct[index] = true;
+            }
             let fixed = match &self.program.places[input.value] {
                 None => None,
                 Some(_) => {
@@ -450,7 +455,11 @@ impl Binder<'_> {
                     );
                 }
                 let (name, dtype) = (self.graph.name_of(output.value).to_string(), at.dtype);
-                Ok(BoundOutput { name, dtype, bytes: self.bytes(output.value)?, mutates })
+                let in_place = mutates.is_some_and(|i| {
+                    let place = &self.program.places[self.graph.inputs[InputId::new(i)].value];
+                    place.as_ref().is_some_and(|p| p.home == Home::Output(index))
+                });
+                Ok(BoundOutput { name, dtype, bytes: self.bytes(output.value)?, mutates, in_place })
             })
             .collect()
     }

@@ -9,7 +9,7 @@ use smallvec::SmallVec;
 use symmc_ir::InputKind;
 use symmc_planner::plan::Lane;
 
-use super::bind::{Bound, BoundCollective, BoundInput, BoundRegion, BoundStep, Located, Work};
+use super::bind::{Bound, BoundCollective, BoundInput, BoundOutput, BoundRegion, BoundStep, Located, Work};
 use super::memory::{RankMemory, Span};
 use super::peers::CustomStep;
 use super::program::Home;
@@ -152,12 +152,18 @@ impl Bound {
         }
     }
 
+    /// Where the steps write an output: in the memory of the input that it replaces, if that lies there.
+    fn held(&self, memory: &RankMemory, output: &BoundOutput, given: &Span) -> *mut u8 {
+        let replaced = output.mutates.filter(|_| output.in_place);
+        replaced.map_or(given.ptr, |input| self.data(memory, input))
+    }
+
     fn bases(&self, memory: &RankMemory) -> Bases {
         Bases {
             ordinary: memory.ordinary.ptr,
             symmetric: memory.symmetric.ptr,
             inputs: (0..self.inputs.len()).map(|i| self.data(memory, i)).collect(),
-            outputs: memory.outputs.iter().map(|s| s.ptr).collect(),
+            outputs: self.outputs.iter().zip(&memory.outputs).map(|(o, s)| self.held(memory, o, s)).collect(),
         }
     }
 
@@ -176,13 +182,20 @@ impl Bound {
         }
     }
 
-    /// Copies outputs that mutate inputs to them: where the plan holds them, and where the caller does.
+    /// Copies outputs that mutate inputs to them: where the plan holds them, and where the caller does. Those that were
+    /// written in the memory of the input are copied to the caller's instead.
     ///
     /// # Safety
     /// As [`run`](Self::run), after all steps.
     unsafe fn write_back(&self, memory: &RankMemory) {
         for (output, span) in self.outputs.iter().zip(&memory.outputs) {
             let Some(i) = output.mutates else { continue };
+            let from = self.held(memory, output, span);
+            if output.in_place && from != span.ptr && output.bytes > 0 {
+                // SAFETY: both hold the bytes of the output: `check` saw it.
+                unsafe { std::ptr::copy(from, span.ptr, output.bytes) };
+                continue;
+            }
             let BoundInput { fixed, bytes, .. } = self.inputs[i];
             let held = fixed.map(|offset| memory.symmetric.ptr.wrapping_add(offset));
             let given = Some(memory.inputs[i].ptr).filter(|p| !p.is_null());

@@ -217,6 +217,38 @@ mutate %log = %longer
 }
 
 #[test]
+fn a_cache_is_changed_where_it_lies() {
+    let program = |rest: &str| {
+        format!(
+            r#"program "cache" ranks 2
+symbol n in 4..=40
+group @tp world
+
+arg %x: f32[2, 8]
+arg %at: i64[2]
+param %keys: f32[n, 8]
+param %sums: f32[2, 8]
+%own: f32[2, 8] = all_reduce %x op=avg group=@tp via=plain
+%next: f32[n, 8] = index_put %keys, %own, %at axis=0 accumulate=true
+%more: f32[2, 8] = add %own, %sums
+{rest}
+return %z
+mutate %sums = %more
+mutate %keys = %next
+"#
+        )
+    };
+    let used = program("%z: f32[n, 8] = exp %next");
+    assert!(planned(&used).plan.to_json().contains("in one memory with output 2"));
+    // The old value is read after the new one is made.
+    let read = program("%z: f32[n, 8] = sub %next, %keys");
+    assert!(!planned(&read).plan.to_json().contains("in one memory with output 2"));
+    for program in [used, read] {
+        agrees(&program, &[&[("n", 4)], &[("n", 31)]]);
+    }
+}
+
+#[test]
 fn custom_ops_run_registered_kernels() {
     let planned = planned(
         r#"program "custom" ranks 1
