@@ -1,6 +1,6 @@
 //! Exact search: is there a packing of at most this peak?
 //!
-//! Blocks are looked at in *sections*: sets of blocks alive together that are in no other. Stacked blocks make a
+//! Blocks are looked at in *sections*, as lifetimes are counted in. Stacked blocks make a
 //! skyline over the sections, and a *niche* is a stretch of it with higher neighbours on both sides. What starts at
 //! the bottom of a niche lies within it, so one section of a niche asks one question: which of its blocks rests on
 //! the bottom there, or does none? The answers exclude each other, and any niche may be asked first; the search
@@ -62,12 +62,9 @@ impl Exact {
         if blocks.iter().map(|b| b.size / unit + b.align / unit).sum::<u64>() >= 1 << 46 {
             return None;
         }
-        let tops = tops(blocks, spans);
-        let at = |t: u32| tops.partition_point(|&x| x < t);
         let block: Vec<usize> = (0..blocks.len()).filter(|&b| blocks[b].size > 0).collect();
-        let life: Vec<(usize, usize)> =
-            block.iter().map(|&b| (at(spans.parts[b][0].0), at(spans.parts[b][0].1))).collect();
-        let mut sections = vec![Vec::new(); tops.len()];
+        let life: Vec<(usize, usize)> = block.iter().flat_map(|&b| spans.of(b)).collect();
+        let mut sections = vec![Vec::new(); spans.sections];
         for (b, &(from, to)) in life.iter().enumerate() {
             sections[from..to].iter_mut().for_each(|s| s.push(b as u32));
         }
@@ -118,27 +115,6 @@ impl Exact {
         self.block.iter().zip(units).for_each(|(&b, &at)| offsets[b] = at * self.unit);
         offsets
     }
-}
-
-/// The instants whose sets of live blocks are in no other's: the last start before an end.
-fn tops(blocks: &[Block], spans: &Spans) -> Vec<u32> {
-    let (mut starts, mut ends) = (vec![false; spans.instants + 1], vec![false; spans.instants + 1]);
-    for (block, parts) in blocks.iter().zip(&spans.parts) {
-        if block.size > 0 {
-            starts[parts[0].0 as usize] = true;
-            ends[parts[0].1 as usize] = true;
-        }
-    }
-    let (mut tops, mut open) = (Vec::new(), None);
-    for t in 0..=spans.instants {
-        if ends[t] {
-            tops.extend(open.take());
-        }
-        if starts[t] {
-            open = Some(t as u32);
-        }
-    }
-    tops
 }
 
 /// The largest number of which every size is a multiple and every alignment a multiple or a divisor. Blocks that rest

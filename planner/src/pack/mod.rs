@@ -11,17 +11,21 @@
 //! given offset stay there and count in both.
 //!
 //! # The method
-//! Blocks are placed one after another into the lowest (first fit) or tightest (best fit) gap that is free
-//! for their whole lifetime. A portfolio of orders is tried, led by the blocks that are alive at the
-//! instants of the bound: at one instant they stack without gaps, and everything else lies to the left or to the
-//! right of it. Where a budget for it is given and the problem is small, an exact search then tries peaks between the
-//! bound and the best so far; elsewhere, rounds that promote the blocks that stuck out follow. The search ends at
-//! the bound or when its budgets are spent; it never looks at a clock, so equal problems give equal offsets.
+//! First come two sweeps through time, away from the instant of the bound ([`sweep`]): a packing in little time, often
+//! at the bound where that is a peak in time. Then blocks are placed one after another into the lowest (first fit) or
+//! tightest (best fit) gap that is free for their whole lifetime. A portfolio of orders is tried, led by the blocks that
+//! are alive at the instants of the bound: at one instant they stack without gaps, and everything else lies to the left
+//! or to the right of it. An order ends where it cannot be the best any more. Where a budget for it is given and the
+//! problem is small, an exact search then tries peaks between the bound and the best so far; elsewhere, rounds that
+//! promote the blocks that stuck out follow. The search ends at the bound or when its budgets are spent; it never looks
+//! at a clock, so equal problems give equal offsets.
 //!
 //! Stretches of time that no lifetime connects are packed one by one, those of one shape once.
 //!
-//! Free gaps come from a segment tree over time whose nodes hold unions of offset ranges.
-//! There are no lists of overlapping pairs, so time and memory stay near `n log n`.
+//! Time is cut into *sections*, the instants whose sets of live blocks are in no other's. Free gaps come from a segment
+//! tree over the sections whose nodes hold unions of offset ranges. There are no lists of overlapping pairs, so memory
+//! stays near `n log n`; so does time, unless thousands of gaps lie between the blocks of one instant: what is read of
+//! them counts as work.
 //!
 //! Blocks can be tied to one another ([`pack_tied`]).
 //!
@@ -32,6 +36,7 @@ mod occupancy;
 mod orders;
 mod parts;
 mod refine;
+mod sweep;
 mod table;
 mod ties;
 mod verify;
@@ -71,7 +76,8 @@ impl Block {
 /// How much to search.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Config {
-    /// The number of block placements after which no further order is tried.
+    /// The number of block placements after which no further order is tried. The first packing and the first order do
+    /// not depend on it.
     pub work: u64,
     /// The number of orders that are tried at most.
     pub rounds: u64,
@@ -109,7 +115,7 @@ pub struct Packing {
     pub at_bound: Vec<usize>,
     /// The name of the order that won.
     pub order: &'static str,
-    /// The number of block placements that the search made.
+    /// The number of block placements that the search made; what else it read is counted in these as well.
     pub work: u64,
 }
 
@@ -190,20 +196,19 @@ fn whole(
     goal: u64,
 ) -> Result<(Found, u64), PackError> {
     let budget = config.work.min(config.rounds.saturating_mul(blocks.len() as u64));
-    let mut search = Search { blocks, spans, occupancy: Occupancy::new(spans.instants), work: 0 };
+    let swept = sweep::sweep(blocks, spans, loads);
+    let mut best: Option<Found> = swept.map(|(peak, offsets)| (peak, offsets, "away from the bound"));
+    let first = if best.is_some() { blocks.len() as u64 } else { 0 };
+    let mut search = Search::new(blocks, spans, first, budget + first);
     search.check_given()?;
-    let mut best: Option<Found> = None;
     for order in orders::portfolio(blocks, spans, loads) {
-        if best.is_some() && search.work + blocks.len() as u64 > budget {
+        let reached = best.as_ref().is_some_and(|b| b.0 <= goal);
+        if reached || (search.work() > first && search.spent()) {
             break;
         }
-        let sequence = order.sequence();
-        let (peak, offsets) = search.place(&sequence, order.fit);
-        if best.as_ref().is_none_or(|b| peak < b.0) {
+        let limit = best.as_ref().map(|b| b.0);
+        if let Some((peak, offsets)) = search.place(&order.sequence(), order.fit, limit) {
             best = Some((peak, offsets, order.name));
-        }
-        if best.as_ref().is_some_and(|b| b.0 <= goal) {
-            break;
         }
     }
     let mut best = best.unwrap_or_default();
@@ -213,9 +218,9 @@ fn whole(
         (best, more) = refine::refine(blocks, spans, best, (bound, goal), config.exact);
     }
     if more == 0 {
-        best = search.promote(best, goal, budget);
+        best = search.promote(best, goal);
     }
-    Ok((best, search.work + more))
+    Ok((best, search.work() + more))
 }
 
 /// The largest sum of sizes that are alive at one instant.
@@ -238,9 +243,10 @@ fn divisor(a: u64, b: u64) -> u64 {
     if b == 0 { a } else { divisor(b, a % b) }
 }
 
-/// Lifetimes over compressed instants: only those at which a block starts or ends are kept.
+/// Lifetimes over sections: the instants whose sets of live blocks are in no other's. Two blocks are alive together
+/// exactly if they share a section. Blocks of no size count for nothing and may be in none.
 struct Spans {
-    instants: usize,
+    sections: usize,
     /// Up to two half-open ranges a block; the second one is empty unless the lifetime wraps.
     parts: Vec<[(u32, u32); 2]>,
 }
@@ -248,17 +254,15 @@ struct Spans {
 impl Spans {
     fn new(blocks: &[Block]) -> Self {
         let times = Times::new(blocks);
-        let at = |t: usize| times.at(t);
-        // The last kept instant is the end of the latest range, and alive only in wrapped lifetimes.
-        let all = times.count;
+        let at = |t| times.at(t);
         let parts = blocks
             .iter()
             .map(|b| match b.start < b.end {
                 true => [(at(b.start), at(b.end)), (0, 0)],
-                false => [(at(b.start), all), (0, at(b.end))],
+                false => [(at(b.start), times.count), (0, at(b.end))],
             })
             .collect();
-        Spans { instants: times.count as usize, parts }
+        Spans { sections: times.count as usize, parts }
     }
 
     /// The half-open ranges of a block that are not empty.
@@ -272,7 +276,7 @@ impl Spans {
 
     /// The sum of sizes alive at each instant.
     fn loads(&self, blocks: &[Block]) -> Vec<u64> {
-        let mut change = vec![0i64; self.instants + 1];
+        let mut change = vec![0i64; self.sections + 1];
         for (b, block) in blocks.iter().enumerate() {
             for (from, to) in self.of(b) {
                 change[from] = change[from].wrapping_add(block.size as i64);
@@ -280,7 +284,7 @@ impl Spans {
             }
         }
         let mut load = 0i64;
-        change[..self.instants]
+        change[..self.sections]
             .iter()
             .map(|c| {
                 load = load.wrapping_add(*c);
@@ -290,57 +294,101 @@ impl Spans {
     }
 }
 
-/// The instants that are kept, and how many of them come before each.
+/// How many sections come before each instant.
 struct Times {
-    /// The kept ones where instants are far apart, the number before each instant where they are not.
+    /// The instants at which something starts or ends, where they are far apart.
     sorted: Vec<usize>,
+    /// The number of sections before each of these, or before each instant.
     before: Vec<u32>,
     count: u32,
 }
 
 impl Times {
+    const STARTS: u32 = 1;
+    const ENDS: u32 = 2;
+
     fn new(blocks: &[Block]) -> Self {
-        let each = || blocks.iter().flat_map(|b| [b.start, b.end]).chain([0]);
+        let each = || blocks.iter().flat_map(|b| [b.start, b.end]);
         let last = each().max().unwrap_or(0);
+        let mut sorted = Vec::new();
         if last / 8 > blocks.len() {
-            let mut sorted: Vec<usize> = each().collect();
+            sorted = each().chain([0]).collect();
             sorted.sort_unstable();
             sorted.dedup();
-            let count = sorted.len() as u32;
-            return Times { sorted, before: Vec::new(), count };
         }
-        let mut before = vec![0; last + 1];
-        each().for_each(|t| before[t] = 1);
-        let mut count = 0;
-        for t in &mut before {
-            count += std::mem::replace(t, count);
+        let instants = if sorted.is_empty() { last + 1 } else { sorted.len() };
+        let mut times = Times { sorted, before: vec![0; instants], count: 0 };
+        for b in blocks.iter().filter(|b| b.size > 0) {
+            let (start, end) = (times.index(b.start), times.index(b.end));
+            times.before[start] |= Self::STARTS;
+            times.before[end] |= Self::ENDS;
+            if b.end <= b.start && b.end > 0 {
+                times.before[0] |= Self::STARTS;
+            }
         }
-        Times { sorted: Vec::new(), before, count }
+        // A section is the last start before an end, and the end of time ends all.
+        let mut open = 0;
+        for t in &mut times.before {
+            let marks = *t;
+            if marks & Self::ENDS != 0 {
+                times.count += std::mem::take(&mut open);
+            }
+            *t = times.count;
+            if marks & Self::STARTS != 0 {
+                open = 1;
+            }
+        }
+        times.count += open;
+        times
+    }
+
+    fn index(&self, t: usize) -> usize {
+        if self.sorted.is_empty() { t } else { self.sorted.partition_point(|&x| x < t) }
     }
 
     fn at(&self, t: usize) -> u32 {
-        match self.before.get(t) {
-            Some(&before) => before,
-            None => self.sorted.partition_point(|&x| x < t) as u32,
-        }
+        self.before[self.index(t)]
     }
 }
 
 /// A peak, its offsets and the name of the order that gave them.
 type Found = (u64, Vec<u64>, &'static str);
 
+/// The number of offset ranges read or moved that counts as one placement.
+const RANGES: u64 = 512;
+
 struct Search<'a> {
     blocks: &'a [Block],
     spans: &'a Spans,
     occupancy: Occupancy,
-    work: u64,
+    /// The blocks placed and the ranges read in search of their gaps.
+    placed: u64,
+    passed: u64,
+    budget: u64,
 }
 
-impl Search<'_> {
-    /// Places all blocks in this sequence, given offsets first; returns the peak and the offsets.
-    fn place(&mut self, sequence: &[u32], fit: Fit) -> (u64, Vec<u64>) {
+impl<'a> Search<'a> {
+    /// After some placements, with a budget for these and more.
+    fn new(blocks: &'a [Block], spans: &'a Spans, placed: u64, budget: u64) -> Self {
+        let occupancy = Occupancy::new(spans.sections);
+        Search { blocks, spans, occupancy, placed, passed: 0, budget }
+    }
+
+    /// The work so far, in placements.
+    fn work(&self) -> u64 {
+        self.placed + (self.passed + self.occupancy.moved) / RANGES
+    }
+
+    /// Whether the budget has no room for one more order.
+    fn spent(&self) -> bool {
+        self.work() + self.blocks.len() as u64 > self.budget
+    }
+
+    /// Places all blocks in this sequence, given offsets first; returns the peak and the offsets. With a limit, nothing
+    /// if the peak is not below it, or once the work is more than the budget by as much as one order should take.
+    fn place(&mut self, sequence: &[u32], fit: Fit, limit: Option<u64>) -> Option<(u64, Vec<u64>)> {
+        let most = self.budget + self.blocks.len() as u64;
         self.occupancy.clear();
-        self.work += sequence.len() as u64;
         let mut offsets = vec![0; self.blocks.len()];
         let mut peak = 0;
         for (b, block) in self.blocks.iter().enumerate() {
@@ -352,19 +400,31 @@ impl Search<'_> {
         }
         for &b in sequence {
             let (b, block) = (b as usize, &self.blocks[b as usize]);
+            self.placed += 1;
             if block.offset.is_some() || block.size == 0 {
                 continue;
             }
-            let gaps = self.occupancy.over(self.spans.of(b));
-            let offset = match fit {
-                Fit::First => gaps.lowest(block.size, block.align.max(1)),
-                Fit::Best => gaps.tightest(block.size, block.align.max(1)),
-            };
+            let offset = self.gap(b, fit);
             offsets[b] = offset;
             peak = peak.max(offset + block.size);
+            if limit.is_some_and(|limit| peak >= limit || self.work() > most) {
+                return None;
+            }
             self.occupy(b, offset);
         }
-        (peak, offsets)
+        Some((peak, offsets))
+    }
+
+    /// The offset of a gap for a block.
+    fn gap(&mut self, block: usize, fit: Fit) -> u64 {
+        let mut taken = self.occupancy.over(self.spans.of(block));
+        let Block { size, align, .. } = self.blocks[block];
+        let offset = match fit {
+            Fit::First => taken.lowest(size, align.max(1)),
+            Fit::Best => taken.tightest(size, align.max(1)),
+        };
+        self.passed += taken.passed;
+        offset
     }
 
     fn occupy(&mut self, block: usize, offset: u64) {
@@ -378,11 +438,11 @@ impl Search<'_> {
 
     /// Repeats from the best packing so far: blocks that end above the goal move to the front, each round
     /// adding to their weight, until the goal or the budget is reached.
-    fn promote(&mut self, mut best: Found, goal: u64, budget: u64) -> Found {
+    fn promote(&mut self, mut best: Found, goal: u64) -> Found {
         let mut weight = vec![0u32; self.blocks.len()];
         let mut offsets = best.1.clone();
         let mut sequence: Vec<u32> = (0..self.blocks.len() as u32).collect();
-        while best.0 > goal && self.work + self.blocks.len() as u64 <= budget {
+        while best.0 > goal && !self.spent() {
             for (b, block) in self.blocks.iter().enumerate() {
                 if offsets[b] + block.size > goal {
                     weight[b] += 1;
@@ -390,7 +450,7 @@ impl Search<'_> {
             }
             // Within a weight, from the bottom of the last packing up.
             sequence.sort_by_key(|&b| (std::cmp::Reverse(weight[b as usize]), offsets[b as usize], b));
-            let (peak, next) = self.place(&sequence, Fit::First);
+            let Some((peak, next)) = self.place(&sequence, Fit::First, Some(u64::MAX)) else { break };
             offsets = next;
             if peak < best.0 {
                 best = (peak, offsets.clone(), "promoted");
@@ -407,7 +467,7 @@ impl Search<'_> {
             if offset % block.align.max(1) != 0 {
                 return Err(PackError::Misaligned { block: b, offset, align: block.align });
             }
-            if self.occupancy.over(self.spans.of(b)).blocked(offset, block.size).is_some() {
+            if self.occupancy.over(self.spans.of(b)).blocked(offset, block.size) {
                 let touches = |&&a: &&usize| {
                     let (from, other) = (self.blocks[a].offset.unwrap_or(0), &self.blocks[a]);
                     from < offset + block.size

@@ -2,43 +2,54 @@
 //!
 //! A node stands for a range of instants. It holds two unions of offset ranges: those taken for the whole
 //! of its range by blocks that cover it (`cover`), and those taken at some instant of it (`any`). A block
-//! adds itself to the cover of O(log n) nodes and to the `any` of these and their ancestors. What is taken
-//! at some instant of a query range is the union of `any` at the nodes that tile it and of `cover` at
-//! their ancestors: O(log n) unions. In a dense packing each union has few gaps, which keeps all of them
-//! short.
+//! adds itself to the cover of O(log n) nodes and to the `any` of these and their ancestors, up to one that has
+//! its range already: then the ancestors have it too. What is taken at some instant of a query range is the union of
+//! `any` at the nodes that tile it and of `cover` at their ancestors: O(log n) unions. In a dense packing most of a
+//! union is one range from the ground up, which lies in the node itself, so short lifetimes touch little memory.
 
-/// A union of half-open ranges: sorted, apart from each other.
+use smallvec::SmallVec;
+
+/// A union of half-open ranges.
 #[derive(Clone, Default)]
-struct Union(Vec<(u64, u64)>);
+struct Union {
+    /// The end of the range that starts at 0.
+    ground: u64,
+    /// The other ranges: sorted, apart from each other and from the ground.
+    rest: Vec<(u64, u64)>,
+}
 
 impl Union {
-    fn add(&mut self, from: u64, to: u64) {
-        let first = self.0.partition_point(|r| r.1 < from);
-        let mut last = first;
-        let mut merged = (from, to);
-        while let Some(&(a, b)) = self.0.get(last).filter(|r| r.0 <= to) {
-            merged = (merged.0.min(a), merged.1.max(b));
-            last += 1;
+    /// Adds a range; whether it was not in the union before.
+    fn add(&mut self, from: u64, to: u64) -> bool {
+        if from <= self.ground {
+            if to <= self.ground {
+                return false;
+            }
+            let swallowed = self.rest.partition_point(|r| r.0 <= to);
+            self.ground = self.rest[..swallowed].last().map_or(to, |r| r.1.max(to));
+            self.rest.drain(..swallowed);
+            return true;
         }
-        match last - first {
-            0 => self.0.insert(first, merged),
-            1 => self.0[first] = merged,
-            _ => {
-                self.0[first] = merged;
-                self.0.drain(first + 1..last);
+        let first = self.rest.partition_point(|r| r.1 < from);
+        let last = first + self.rest[first..].iter().take_while(|r| r.0 <= to).count();
+        match self.rest[first..last] {
+            [] => self.rest.insert(first, (from, to)),
+            [only] if only.0 <= from && to <= only.1 => return false,
+            [low, ..] => {
+                self.rest[first] = (low.0.min(from), self.rest[last - 1].1.max(to));
+                self.rest.drain(first + 1..last);
             }
         }
+        true
     }
 
-    /// The end of a range that overlaps `offset..offset + size`.
-    fn blocked(&self, offset: u64, size: u64) -> Option<u64> {
-        let at = self.0.partition_point(|r| r.1 <= offset);
-        self.0.get(at).filter(|r| r.0 < offset + size).map(|r| r.1)
+    fn clear(&mut self) {
+        self.ground = 0;
+        self.rest.clear();
     }
 
-    /// The start of the first range at or above `offset`, which lies in no range.
-    fn next_start(&self, offset: u64) -> Option<u64> {
-        self.0.get(self.0.partition_point(|r| r.1 <= offset)).map(|r| r.0)
+    fn is_empty(&self) -> bool {
+        self.ground == 0 && self.rest.is_empty()
     }
 }
 
@@ -47,23 +58,28 @@ pub struct Occupancy {
     /// The number of leaves, a power of two; node 1 is the root, node `i` has the children `2i`, `2i + 1`.
     leaves: usize,
     any: Vec<Union>,
+    /// Of the nodes that are no leaves: what is taken at a leaf is taken for the whole of it.
     cover: Vec<Union>,
     used: Vec<u32>,
+    /// The number of ranges in the way of those added so far: at most these were moved.
+    pub moved: u64,
 }
 
 impl Occupancy {
     /// Nothing taken over `instants` instants.
     pub fn new(instants: usize) -> Self {
         let leaves = instants.next_power_of_two().max(1);
-        let empty = vec![Union::default(); 2 * leaves];
-        Occupancy { leaves, any: empty.clone(), cover: empty, used: Vec::new() }
+        let nodes = |count| vec![Union::default(); count];
+        Occupancy { leaves, any: nodes(2 * leaves), cover: nodes(leaves), used: Vec::new(), moved: 0 }
     }
 
     /// Takes nothing any more.
     pub fn clear(&mut self) {
         for node in self.used.drain(..) {
-            self.any[node as usize].0.clear();
-            self.cover[node as usize].0.clear();
+            self.any[node as usize].clear();
+            if let Some(cover) = self.cover.get_mut(node as usize) {
+                cover.clear();
+            }
         }
     }
 
@@ -81,114 +97,125 @@ impl Occupancy {
             }
             (l, r) = (l / 2, r / 2);
         }
-        // Every ancestor of a tile contains the first or the last instant; the tiles themselves take part
-        // again, which changes nothing.
-        let (mut l, mut r) = (from + self.leaves, to - 1 + self.leaves);
-        while l > 0 {
-            self.touch(l, low, high);
-            if r != l {
-                self.touch(r, low, high);
+    }
+
+    fn take(&mut self, mut node: usize, low: u64, high: u64) {
+        if let Some(cover) = self.cover.get_mut(node) {
+            cover.add(low, high);
+        }
+        while node > 0 {
+            if self.any[node].is_empty() {
+                self.used.push(node as u32);
             }
-            (l, r) = (l / 2, r / 2);
+            self.moved += self.any[node].rest.len() as u64;
+            if !self.any[node].add(low, high) {
+                break;
+            }
+            node /= 2;
         }
-    }
-
-    fn take(&mut self, node: usize, low: u64, high: u64) {
-        self.cover[node].add(low, high);
-        self.touch(node, low, high);
-    }
-
-    fn touch(&mut self, node: usize, low: u64, high: u64) {
-        if self.any[node].0.is_empty() {
-            self.used.push(node as u32);
-        }
-        self.any[node].add(low, high);
     }
 
     /// What is taken at some instant of these half-open ranges.
     pub fn over(&self, ranges: impl Iterator<Item = (usize, usize)>) -> Taken<'_> {
-        let mut unions = Vec::with_capacity(48);
+        let mut taken = Taken { solid: 0, unions: Unions::new(), passed: 0 };
         for (from, to) in ranges {
             let (mut l, mut r) = (from + self.leaves, to + self.leaves);
             while l < r {
                 if l % 2 == 1 {
-                    unions.push(&self.any[l]);
+                    taken.add(&self.any[l]);
                     l += 1;
                 }
                 if r % 2 == 1 {
                     r -= 1;
-                    unions.push(&self.any[r]);
+                    taken.add(&self.any[r]);
                 }
                 (l, r) = (l / 2, r / 2);
             }
             // Ancestors of the first and the last instant; those inside the range cover less than the
             // tiles above them already tell.
-            let (mut l, mut r) = (from + self.leaves, to - 1 + self.leaves);
+            let (mut l, mut r) = ((from + self.leaves) / 2, (to - 1 + self.leaves) / 2);
             while l > 0 {
-                unions.push(&self.cover[l]);
+                taken.add(&self.cover[l]);
                 if r != l {
-                    unions.push(&self.cover[r]);
+                    taken.add(&self.cover[r]);
                 }
                 (l, r) = (l / 2, r / 2);
             }
         }
-        unions.retain(|u| !u.0.is_empty());
-        Taken { unions }
+        taken
     }
 }
+
+/// Unions of ranges, each sorted, of which those passed are cut off.
+type Unions<'a> = SmallVec<[&'a [(u64, u64)]; 32]>;
 
 /// The union of several unions.
 pub struct Taken<'a> {
-    unions: Vec<&'a Union>,
+    /// All is taken below this.
+    solid: u64,
+    unions: Unions<'a>,
+    /// The number of ranges read so far.
+    pub passed: u64,
 }
 
-impl Taken<'_> {
-    /// The end of some range that overlaps `offset..offset + size`.
-    pub fn blocked(&self, offset: u64, size: u64) -> Option<u64> {
-        self.unions.iter().find_map(|u| u.blocked(offset, size))
+impl<'a> Taken<'a> {
+    fn add(&mut self, union: &'a Union) {
+        self.solid = self.solid.max(union.ground);
+        if !union.rest.is_empty() {
+            self.unions.push(&union.rest);
+        }
+    }
+
+    /// Whether some of `offset..offset + size` is taken.
+    pub fn blocked(mut self, offset: u64, size: u64) -> bool {
+        self.solid > offset || self.free_from(offset, size, 1) != offset
     }
 
     /// The lowest multiple of `align` at which `size` bytes are free.
-    pub fn lowest(&self, size: u64, align: u64) -> u64 {
-        // What is taken from the ground up is passed at once, and with it the unions that end there.
-        let ground = |u: &&Union| u.0.first().filter(|r| r.0 == 0).map_or(0, |r| r.1);
-        let solid = self.unions.iter().map(ground).max().unwrap_or(0);
-        let above = self.unions.iter().copied().filter(|u| u.0.last().is_some_and(|r| r.1 > solid));
-        free_from(&above.collect::<Vec<&Union>>(), solid, size, align)
+    pub fn lowest(&mut self, size: u64, align: u64) -> u64 {
+        self.free_from(self.solid, size, align)
     }
 
     /// The start of the smallest gap that holds `size` bytes at a multiple of `align`, the lowest of
     /// equals. The open space above everything counts as the largest gap.
-    pub fn tightest(&self, size: u64, align: u64) -> u64 {
+    pub fn tightest(&mut self, size: u64, align: u64) -> u64 {
         let mut best: Option<(u64, u64)> = None;
-        let mut offset = free_from(&self.unions, 0, size, align);
+        let mut offset = self.free_from(self.solid, size, align);
         loop {
-            let end = self.unions.iter().filter_map(|u| u.next_start(offset)).min();
+            let end = self.unions.iter().filter_map(|u| u.first()).map(|r| r.0).min();
             let gap = end.map_or(u64::MAX, |end| end - offset);
             if best.is_none_or(|b| gap < b.0) {
                 best = Some((gap, offset));
             }
             match end {
-                Some(end) if gap != size => offset = free_from(&self.unions, end, size, align),
+                Some(end) if gap != size => offset = self.free_from(end, size, align),
                 _ => break,
             }
         }
         best.map_or(offset, |b| b.1)
     }
-}
 
-/// The lowest multiple of `align` from `from` on at which `size` bytes are free.
-fn free_from(unions: &[&Union], from: u64, size: u64, align: u64) -> u64 {
-    let mut offset = from.next_multiple_of(align);
-    loop {
-        let before = offset;
-        for u in unions {
-            while let Some(end) = u.blocked(offset, size) {
-                offset = end.next_multiple_of(align);
+    /// The lowest multiple of `align` from `from` on at which `size` bytes are free. Passes what ends there or below.
+    fn free_from(&mut self, from: u64, size: u64, align: u64) -> u64 {
+        self.unions.retain(|u| u.last().is_some_and(|r| r.1 > from));
+        let mut offset = from;
+        loop {
+            let before = offset;
+            for union in &mut self.unions {
+                while let Some(&(_, end)) = union.first().filter(|r| r.0 < offset + size) {
+                    offset = offset.max(end);
+                    self.passed += 1;
+                    *union = match union[1..].first() {
+                        Some(next) if next.1 <= offset => &union[union.partition_point(|r| r.1 <= offset)..],
+                        _ => &union[1..],
+                    };
+                }
             }
-        }
-        if offset == before {
-            return offset;
+            let aligned = offset.next_multiple_of(align);
+            if aligned == before {
+                return offset;
+            }
+            offset = aligned;
         }
     }
 }

@@ -36,8 +36,9 @@ pub fn portfolio<'a>(
     spans: &'a Spans,
     loads: &'a [u64],
 ) -> impl Iterator<Item = Order> + 'a {
-    let lengths: Vec<u64> =
-        (0..blocks.len()).map(|b| spans.of(b).map(|(x, y)| (y - x) as u64).sum()).collect();
+    let last = blocks.iter().map(|b| b.start.max(b.end)).max().unwrap_or(0);
+    let length = |b: &Block| if b.start < b.end { b.end - b.start } else { last - b.start + b.end };
+    let lengths: Vec<u64> = blocks.iter().map(|b| length(b) as u64).collect();
     // How many instants of the bound there are before each.
     let bound = loads.iter().max();
     let mut before = vec![0u32];

@@ -15,9 +15,9 @@ pub fn parts(blocks: &[Block], spans: &Spans) -> Option<Vec<Vec<u32>>> {
     if blocks.iter().any(|b| b.end <= b.start || b.offset.is_some()) {
         return None;
     }
-    // How many lifetimes go on at each instant, by differences; then the number of the part.
-    let mut change = vec![0i32; spans.instants + 1];
-    for [(from, to), _] in &spans.parts {
+    // How many lifetimes go on at each section, by differences; then the number of the part.
+    let mut change = vec![0i32; spans.sections + 1];
+    for [(from, to), _] in spans.parts.iter().filter(|[(from, to), _]| from < to) {
         change[*from as usize + 1] += 1;
         change[*to as usize] -= 1;
     }
