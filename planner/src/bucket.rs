@@ -192,18 +192,21 @@ fn totals(ordinary: &Packing, symmetric: &Packing, steps: &[Step], copies: &[For
     }
 }
 
+/// Packs the blocks of an arena behind its fixed memory.
 fn pack_arena(
     sized: &[Sized],
     arena: ArenaKind,
     fixed: u64,
     config: &pack::Config,
 ) -> Result<Packing, PlanError> {
-    let mut blocks: Vec<Block> = sized.iter().filter(|s| s.arena == arena).map(|s| s.block).collect();
-    blocks.push(Block { start: 0, end: 0, size: fixed, align: ALIGN, offset: Some(0) });
-    pack::pack(&blocks, config).map_err(|error| PlanError::Pack {
+    let blocks: Vec<Block> = sized.iter().filter(|s| s.arena == arena).map(|s| s.block).collect();
+    let mut packing = pack::pack(&blocks, config).map_err(|error| PlanError::Pack {
         arena: if arena == ArenaKind::Ordinary { "ordinary" } else { "symmetric" },
         error,
-    })
+    })?;
+    let fixed = fixed.next_multiple_of(ALIGN);
+    packing.offsets.iter_mut().chain([&mut packing.peak, &mut packing.bound]).for_each(|at| *at += fixed);
+    Ok(packing)
 }
 
 /// What peers do to each class.

@@ -15,7 +15,7 @@
 mod search;
 mod skyline;
 
-use super::{Block, Spans, divisor};
+use super::{Block, Spans, divisor, plain};
 
 pub use search::Search;
 
@@ -55,7 +55,7 @@ impl Exact {
     /// A problem of at most `most` blocks, fewer than 2^16, without wrapped lifetimes and given offsets, whose sizes and
     /// alignments add up to less than 2^46 units.
     pub fn new(blocks: &[Block], spans: &Spans, most: usize) -> Option<Self> {
-        if blocks.len() > most || blocks.iter().any(|b| b.end <= b.start || b.offset.is_some()) {
+        if blocks.len() > most || !plain(blocks) {
             return None;
         }
         let unit = unit(blocks);

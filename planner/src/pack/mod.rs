@@ -44,7 +44,7 @@ mod verify;
 use thiserror::Error;
 
 use occupancy::Occupancy;
-use orders::Fit;
+use orders::{Fit, Order};
 
 pub use table::{Table, TableError};
 pub use ties::{Tie, TieError, pack_tied};
@@ -157,6 +157,11 @@ pub fn pack(blocks: &[Block], config: &Config) -> Result<Packing, PackError> {
             .filter(|&s| s < 1 << 62)
     });
     reach.ok_or(PackError::TooLarge)?;
+    for (block, &Block { offset, align, .. }) in blocks.iter().enumerate() {
+        if let Some(offset) = offset.filter(|o| !o.is_multiple_of(align.max(1))) {
+            return Err(PackError::Misaligned { block, offset, align });
+        }
+    }
     let spans = Spans::new(blocks);
     let loads = spans.loads(blocks);
     let (bound, instant) = highest(&loads);
@@ -165,14 +170,33 @@ pub fn pack(blocks: &[Block], config: &Config) -> Result<Packing, PackError> {
         None => Vec::new(),
     };
     let goal = (bound + (bound as f64 * config.enough) as u64).max(config.capacity.unwrap_or(0));
-    let Some(parts) = parts::parts(blocks, &spans) else {
-        let ((peak, offsets, order), work) = whole(blocks, &spans, &loads, config, goal)?;
-        return Ok(Packing { offsets, peak, bound, at_bound, order, work });
-    };
-    let mut packing = Packing { offsets: vec![0; blocks.len()], bound, at_bound, ..Packing::default() };
-    let (mut offsets, mut known) = (std::mem::take(&mut packing.offsets), parts::Known::default());
+    let mut packing = Packing { bound, at_bound, ..Packing::default() };
+    match parts::parts(blocks, &spans) {
+        Some(parts) => in_parts(blocks, &spans, parts, config, goal, &mut packing)?,
+        None => {
+            let found;
+            (found, packing.work) = whole(blocks, &spans, &loads, config, goal)?;
+            (packing.peak, packing.offsets, packing.order) = found;
+        }
+    }
+    // The searches do not look at blocks of no size.
+    let given = |b: &Block| b.offset.filter(|_| b.size == 0);
+    packing.offsets.iter_mut().zip(blocks).for_each(|(offset, b)| *offset = given(b).unwrap_or(*offset));
+    Ok(packing)
+}
+
+/// Packs the parts of a problem one by one, with shares of the budgets.
+fn in_parts(
+    blocks: &[Block],
+    spans: &Spans,
+    parts: Vec<Vec<u32>>,
+    config: &Config,
+    goal: u64,
+    packing: &mut Packing,
+) -> Result<(), PackError> {
+    let (mut offsets, mut known) = (vec![0; blocks.len()], parts::Known::default());
     for part in parts {
-        known.place(blocks, &spans, &part, &mut offsets, |own| {
+        known.place(blocks, spans, &part, &mut offsets, |own| {
             let share = |budget: u64| (u128::from(budget) * own.len() as u128 / blocks.len() as u128) as u64;
             let config = Config { work: share(config.work), exact: share(config.exact), ..*config };
             let spans = Spans::new(own);
@@ -184,7 +208,8 @@ pub fn pack(blocks: &[Block], config: &Config) -> Result<Packing, PackError> {
             Ok(offsets)
         })?;
     }
-    Ok(Packing { offsets, ..packing })
+    packing.offsets = offsets;
+    Ok(())
 }
 
 /// Packs blocks that no instant parts. The work stands beside the result.
@@ -198,25 +223,18 @@ fn whole(
     let budget = config.work.min(config.rounds.saturating_mul(blocks.len() as u64));
     let swept = sweep::sweep(blocks, spans, loads);
     let mut best: Option<Found> = swept.map(|(peak, offsets)| (peak, offsets, "away from the bound"));
-    let first = if best.is_some() { blocks.len() as u64 } else { 0 };
-    let mut search = Search::new(blocks, spans, first, budget + first);
+    let swept = if best.is_some() { blocks.len() as u64 } else { 0 };
+    let mut search = Search::new(blocks, spans, swept, budget + swept);
     search.check_given()?;
-    for order in orders::portfolio(blocks, spans, loads) {
-        let reached = best.as_ref().is_some_and(|b| b.0 <= goal);
-        if reached || (search.work() > first && search.spent()) {
-            break;
-        }
-        let limit = best.as_ref().map(|b| b.0);
-        if let Some((peak, offsets)) = search.place(&order.sequence(), order.fit, limit) {
-            best = Some((peak, offsets, order.name));
-        }
-    }
-    let mut best = best.unwrap_or_default();
+    let mut orders = orders::portfolio(blocks, spans, loads);
+    search.best_of(orders.by_ref().take(FIRST_ORDERS), &mut best, goal);
     let mut more = 0;
-    if best.0 > goal && config.exact > 0 {
-        let bound = highest(loads).0;
-        (best, more) = refine::refine(blocks, spans, best, (bound, goal), config.exact);
+    if let Some(found) = best.take_if(|b| b.0 > goal && config.exact > 0) {
+        let refined = refine::refine(blocks, spans, found, (highest(loads).0, goal), config.exact);
+        (best, more) = (Some(refined.0), refined.1);
     }
+    search.best_of(orders, &mut best, goal);
+    let mut best = best.unwrap_or_default();
     if more == 0 {
         best = search.promote(best, goal);
     }
@@ -238,13 +256,18 @@ fn highest(loads: &[u64]) -> (u64, Option<usize>) {
     best
 }
 
+/// Whether all blocks of some size are alive over one range of instants and may lie anywhere.
+fn plain(blocks: &[Block]) -> bool {
+    blocks.iter().all(|b| b.size == 0 || (b.start < b.end && b.offset.is_none()))
+}
+
 /// The greatest common divisor.
 fn divisor(a: u64, b: u64) -> u64 {
     if b == 0 { a } else { divisor(b, a % b) }
 }
 
 /// Lifetimes over sections: the instants whose sets of live blocks are in no other's. Two blocks are alive together
-/// exactly if they share a section. Blocks of no size count for nothing and may be in none.
+/// exactly if they share a section. Blocks of no size are in none.
 struct Spans {
     sections: usize,
     /// Up to two half-open ranges a block; the second one is empty unless the lifetime wraps.
@@ -258,6 +281,7 @@ impl Spans {
         let parts = blocks
             .iter()
             .map(|b| match b.start < b.end {
+                _ if b.size == 0 => [(at(b.start), at(b.start)), (0, 0)],
                 true => [(at(b.start), at(b.end)), (0, 0)],
                 false => [(at(b.start), times.count), (0, at(b.end))],
             })
@@ -354,6 +378,9 @@ impl Times {
 /// A peak, its offsets and the name of the order that gave them.
 type Found = (u64, Vec<u64>, &'static str);
 
+/// The number of orders that come before an exact search.
+const FIRST_ORDERS: usize = 2;
+
 /// The number of offset ranges read or moved that counts as one placement.
 const RANGES: u64 = 512;
 
@@ -365,13 +392,15 @@ struct Search<'a> {
     placed: u64,
     passed: u64,
     budget: u64,
+    /// Whether any order has been tried.
+    ordered: bool,
 }
 
 impl<'a> Search<'a> {
     /// After some placements, with a budget for these and more.
     fn new(blocks: &'a [Block], spans: &'a Spans, placed: u64, budget: u64) -> Self {
         let occupancy = Occupancy::new(spans.sections);
-        Search { blocks, spans, occupancy, placed, passed: 0, budget }
+        Search { blocks, spans, occupancy, placed, passed: 0, budget, ordered: false }
     }
 
     /// The work so far, in placements.
@@ -384,6 +413,21 @@ impl<'a> Search<'a> {
         self.work() + self.blocks.len() as u64 > self.budget
     }
 
+    /// Tries these orders until one reaches the goal or the budget is spent; the first of all is always tried.
+    fn best_of(&mut self, orders: impl Iterator<Item = Order>, best: &mut Option<Found>, goal: u64) {
+        for order in orders {
+            let reached = best.as_ref().is_some_and(|b| b.0 <= goal);
+            if reached || (self.ordered && self.spent()) {
+                break;
+            }
+            self.ordered = true;
+            let limit = best.as_ref().map(|b| b.0);
+            if let Some((peak, offsets)) = self.place(&order.sequence(), order.fit, limit) {
+                *best = Some((peak, offsets, order.name));
+            }
+        }
+    }
+
     /// Places all blocks in this sequence, given offsets first; returns the peak and the offsets. With a limit, nothing
     /// if the peak is not below it, or once the work is more than the budget by as much as one order should take.
     fn place(&mut self, sequence: &[u32], fit: Fit, limit: Option<u64>) -> Option<(u64, Vec<u64>)> {
@@ -394,7 +438,9 @@ impl<'a> Search<'a> {
         for (b, block) in self.blocks.iter().enumerate() {
             if let Some(offset) = block.offset {
                 offsets[b] = offset;
-                peak = peak.max(offset + block.size);
+                if block.size > 0 {
+                    peak = peak.max(offset + block.size);
+                }
                 self.occupy(b, offset);
             }
         }
@@ -428,11 +474,8 @@ impl<'a> Search<'a> {
     }
 
     fn occupy(&mut self, block: usize, offset: u64) {
-        let size = self.blocks[block].size;
-        if size > 0 {
-            for (from, to) in self.spans.of(block) {
-                self.occupancy.add(from, to, offset, offset + size);
-            }
+        for (from, to) in self.spans.of(block) {
+            self.occupancy.add(from, to, offset, offset + self.blocks[block].size);
         }
     }
 
@@ -459,14 +502,11 @@ impl<'a> Search<'a> {
         best
     }
 
-    /// Given offsets are aligned and do not overlap.
+    /// Given offsets do not overlap.
     fn check_given(&mut self) -> Result<(), PackError> {
         let given: Vec<usize> = (0..self.blocks.len()).filter(|&b| self.blocks[b].offset.is_some()).collect();
         for (i, &b) in given.iter().enumerate() {
             let (block, offset) = (&self.blocks[b], self.blocks[b].offset.unwrap_or(0));
-            if offset % block.align.max(1) != 0 {
-                return Err(PackError::Misaligned { block: b, offset, align: block.align });
-            }
             if self.occupancy.over(self.spans.of(b)).blocked(offset, block.size) {
                 let touches = |&&a: &&usize| {
                     let (from, other) = (self.blocks[a].offset.unwrap_or(0), &self.blocks[a]);

@@ -5,14 +5,14 @@
 
 use std::collections::HashMap;
 
-use super::{Block, Spans};
+use super::{Block, Spans, plain};
 
 /// Start and end within the part, size and alignment.
 type Shape = (u32, u32, u64, u64);
 
 /// The blocks of each part, in order of time and, within a part, of their index. Nothing if there is but one.
 pub fn parts(blocks: &[Block], spans: &Spans) -> Option<Vec<Vec<u32>>> {
-    if blocks.iter().any(|b| b.end <= b.start || b.offset.is_some()) {
+    if !plain(blocks) {
         return None;
     }
     // How many lifetimes go on at each section, by differences; then the number of the part.

@@ -13,14 +13,14 @@
 use std::cmp::Reverse;
 use std::collections::BTreeSet;
 
-use super::{Block, Spans};
+use super::{Block, Spans, plain};
 
 /// The number of gaps that are tried for a block before one is taken that has room for any alignment.
 const TRIED: usize = 16;
 
 /// The peak and the offsets, if there are neither wrapped lifetimes nor given offsets.
 pub fn sweep(blocks: &[Block], spans: &Spans, loads: &[u64]) -> Option<(u64, Vec<u64>)> {
-    if blocks.iter().any(|b| b.end <= b.start || b.offset.is_some()) {
+    if !plain(blocks) {
         return None;
     }
     let middle = loads.iter().zip(0u32..).max_by_key(|&(load, s)| (load, Reverse(s)))?.1;

@@ -162,6 +162,14 @@ fn parts_of_one_shape_are_packed_once() {
 }
 
 #[test]
+fn blocks_of_no_size_do_not_keep_others_from_being_packed_in_parts() {
+    // One wraps and has a given offset; the other lies between two equal parts.
+    let p = packed("0..2:8 1..3:4 0..0:0@64 2..8:0 7..9:8 8..10:4");
+    assert_eq!((p.bound, p.peak, p.work), (12, 12, 3));
+    assert_eq!((p.offsets[2], &p.offsets[4..]), (64, &p.offsets[..2]));
+}
+
+#[test]
 fn an_inner_block_lies_in_its_outer_one_for_as_long_as_either_lives() {
     let b = blocks("0..2:8 3..5:4 2..4:8 0..1:2");
     let ties = [Tie::Inside { block: 1, outer: 0, at: 4 }, Tie::Inside { block: 3, outer: 1, at: 1 }];
