@@ -2,11 +2,13 @@
 """Packs every table of a folder: `python3 tests/bench/packing.py [FOLDER]` (tests/packing, with its subfolders).
 
 Builds the release binary unless SYMMC names one, then prints buffers, the bound, the peak, the gap between them, work
-in block placements and the time of packing for each file. A number in a file's name (A.1048576.csv) is the capacity to
-meet. The offsets are checked here by a sweep of their own. Exit code 1 if a capacity is not met.
+in block placements, the time of packing, and the time to the first answer within 5 % of the bound for each file, the
+least of three runs. A number in a file's name (A.1048576.csv) is the capacity to meet. The offsets are checked here by
+a sweep of their own. Exit code 1 if a capacity is not met.
 
 `packing.py --tiled FILE [COPIES ...]` packs copies of one table, one behind the other in time, and prints the time of
-packing, and the time and the memory of the whole command, against the number of buffers.
+packing, and the time and the memory of the whole command, against the number of buffers. `packing.py --random
+[BUFFERS ...]` does so for buffers of random sizes, one more at each instant, most of which live shortly and some long.
 """
 
 import bisect
@@ -14,6 +16,7 @@ import csv
 import json
 import os
 import pathlib
+import random
 import subprocess
 import sys
 import tempfile
@@ -48,14 +51,17 @@ def sweep(path):
     return bound, peak
 
 
-def pack(symmc, path, out):
-    capacity = path.name.split(".")[1]
-    limit = ["--capacity", capacity] if capacity.isdigit() else []
+def pack(symmc, path, out, capacity):
+    """What symmc says of the last of three runs, with the least time of all."""
+    limit = [] if capacity is None else ["--capacity", str(capacity)]
     command = [symmc, "pack", path, "--format", "json", "-o", out, *limit]
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True)
-    if done.returncode not in (0, 1):
-        sys.exit(done.returncode)
-    found = json.loads(done.stdout)
+    runs = []
+    for _ in range(3):
+        done = subprocess.run(command, stdout=subprocess.PIPE, text=True)
+        if done.returncode not in (0, 1):
+            sys.exit(done.returncode)
+        runs.append(json.loads(done.stdout))
+    found = runs[-1] | {"seconds": min(run["seconds"] for run in runs)}
     if sweep(out) != (found["bound"], found["peak"]):
         sys.exit(f"{path}: symmc says {found['bound']}, {found['peak']}; the sweep {sweep(out)}")
     return found
@@ -73,12 +79,23 @@ def tile(path, copies, out):
             file.writelines(f"{copy}_{name},{at + lower},{at + upper},{size}\n" for name, lower, upper, size in rows)
 
 
-def tiled(symmc, path, copies):
+def made(buffers, out):
+    """Writes a table of random buffers that no instant parts."""
+    rng = random.Random(1)
+    with open(out, "w") as file:
+        file.write("id,lower,upper,size\n")
+        for b in range(buffers):
+            length = 2 + int(1 / (rng.random() + 1e-4))
+            file.write(f"{b},{b},{b + length},{64 * rng.randint(1, 4096)}\n")
+
+
+def grown(symmc, write, counts):
+    """Packs the table that `write` makes of each count."""
     print(f"{'buffers':>9} {'gap %':>7} {'pack ms':>9} {'whole ms':>9} {'CPU ms':>9} {'MB':>6}")
     with tempfile.TemporaryDirectory() as scratch:
-        table, out = pathlib.Path(scratch) / "tiled.csv", pathlib.Path(scratch) / "offsets.csv"
-        for count in copies:
-            tile(path, count, table)
+        table, out = pathlib.Path(scratch) / "table.csv", pathlib.Path(scratch) / "offsets.csv"
+        for count in counts:
+            write(count, table)
             start = time.perf_counter()
             child = subprocess.Popen(
                 [symmc, "pack", table, "--format", "json", "-o", out], stdout=subprocess.PIPE, text=True
@@ -87,7 +104,7 @@ def tiled(symmc, path, copies):
             _, _, usage = os.wait4(child.pid, 0)
             whole = time.perf_counter() - start
             if sweep(out) != (found["bound"], found["peak"]):
-                sys.exit(f"{path} x {count}: symmc says {found['bound']}, {found['peak']}; the sweep {sweep(out)}")
+                sys.exit(f"{count}: symmc says {found['bound']}, {found['peak']}; the sweep {sweep(out)}")
             gap = 100 * (found["peak"] / max(found["bound"], 1) - 1)
             busy = usage.ru_utime + usage.ru_stime
             times = f"{1e3 * found['seconds']:9.1f} {1e3 * whole:9.1f} {1e3 * busy:9.1f}"
@@ -95,18 +112,21 @@ def tiled(symmc, path, copies):
 
 
 def table(symmc, folder):
-    head = f"{'file':24} {'buffers':>8} {'bound':>12} {'peak':>12} {'gap %':>7} {'work':>9} {'ms':>9}"
+    head = f"{'file':24} {'buffers':>8} {'bound':>12} {'peak':>12} {'gap %':>7} {'work':>9} {'ms':>9} {'5 % ms':>9}"
     print(head, "capacity", sep="  ")
     missed, total = 0, 0
     with tempfile.TemporaryDirectory() as scratch:
         for path in sorted(folder.rglob("*.csv")):
-            found = pack(symmc, path, pathlib.Path(scratch) / "offsets.csv")
+            out, capacity = pathlib.Path(scratch) / "offsets.csv", path.name.split(".")[1]
+            found = pack(symmc, path, out, capacity if capacity.isdigit() else None)
+            near = pack(symmc, path, out, found["bound"] * 21 // 20)
             gap = 100 * (found["peak"] / max(found["bound"], 1) - 1)
             said = "-" if found["capacity"] is None else "met" if found["fits"] else "MISSED"
             missed += said == "MISSED"
             total += found["seconds"]
             numbers = f"{found['buffers']:8} {found['bound']:12} {found['peak']:12} {gap:7.2f} {found['work']:9}"
-            print(f"{path.name:24} {numbers} {1e3 * found['seconds']:9.1f}", said, sep="  ")
+            times = f"{1e3 * found['seconds']:9.1f} {1e3 * near['seconds']:9.1f}"
+            print(f"{path.name:24} {numbers} {times}", said, sep="  ")
     print(f"{1e3 * total:.1f} ms in all, {missed} capacities missed")
     return 1 if missed else 0
 
@@ -118,7 +138,10 @@ def main():
         subprocess.run(["cargo", "build", "--release", "-q", "-p", "symmc-cli"], cwd=ROOT, check=True)
         symmc = BUILT
     if arguments[:1] == ["--tiled"]:
-        return tiled(symmc, arguments[1], [int(c) for c in arguments[2:]] or [1, 4, 10, 35])
+        copies = [int(c) for c in arguments[2:]] or [1, 4, 10, 35]
+        return grown(symmc, lambda count, out: tile(arguments[1], count, out), copies)
+    if arguments[:1] == ["--random"]:
+        return grown(symmc, made, [int(c) for c in arguments[1:]] or [10_000, 100_000, 1_000_000])
     return table(symmc, pathlib.Path(arguments[0]) if arguments else ROOT / "tests" / "packing")
 
 

@@ -76,8 +76,8 @@ impl Block {
 /// How much to search.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Config {
-    /// The number of block placements after which no further order is tried. The first packing and the first order do
-    /// not depend on it.
+    /// The number of block placements after which no further order is tried. The first packing and the first order come
+    /// before.
     pub work: u64,
     /// The number of orders that are tried at most.
     pub rounds: u64,
@@ -422,16 +422,17 @@ impl<'a> Search<'a> {
             }
             self.ordered = true;
             let limit = best.as_ref().map(|b| b.0);
-            if let Some((peak, offsets)) = self.place(&order.sequence(), order.fit, limit) {
-                *best = Some((peak, offsets, order.name));
+            let (fit, name) = (order.fit, order.name);
+            if let Some((peak, offsets)) = self.place(&order.sequence(), fit, limit) {
+                *best = Some((peak, offsets, name));
             }
         }
     }
 
     /// Places all blocks in this sequence, given offsets first; returns the peak and the offsets. With a limit, nothing
-    /// if the peak is not below it, or once the work is more than the budget by as much as one order should take.
+    /// if the peak is not below it, or once it takes twice the work that it should and the budget is spent.
     fn place(&mut self, sequence: &[u32], fit: Fit, limit: Option<u64>) -> Option<(u64, Vec<u64>)> {
-        let most = self.budget + self.blocks.len() as u64;
+        let most = self.budget.max(self.work() + 2 * self.blocks.len() as u64);
         self.occupancy.clear();
         let mut offsets = vec![0; self.blocks.len()];
         let mut peak = 0;

@@ -14,8 +14,8 @@ use smallvec::SmallVec;
 struct Union {
     /// The end of the range that starts at 0.
     ground: u64,
-    /// The other ranges: sorted, apart from each other and from the ground.
-    rest: Vec<(u64, u64)>,
+    /// The other ranges: sorted, apart from each other and from the ground. Most nodes of short stretches have two at most.
+    rest: SmallVec<[(u64, u64); 2]>,
 }
 
 impl Union {

@@ -23,10 +23,9 @@ type Key = (u8, u64, u64, u32);
 
 impl Order {
     /// All blocks in this order.
-    pub fn sequence(&self) -> Vec<u32> {
-        let mut keys = self.keys.clone();
-        keys.sort_unstable();
-        keys.into_iter().map(|k| k.3).collect()
+    pub fn sequence(mut self) -> Vec<u32> {
+        self.keys.sort_unstable();
+        self.keys.into_iter().map(|k| k.3).collect()
     }
 }
 
