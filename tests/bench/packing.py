@@ -3,7 +3,7 @@
 
 Builds the release binary unless SYMMC names one, then prints buffers, the bound, the peak, the gap between them, work
 in block placements, the time of packing, and the time to the first answer within 5 % of the bound for each file, the
-least of three runs. A number in a file's name (A.1048576.csv) is the capacity to meet. The offsets are checked here by
+least of RUNS runs. A number in a file's name (A.1048576.csv) is the capacity to meet. The offsets are checked here by
 a sweep of their own. Exit code 1 if a capacity is not met.
 
 `packing.py --tiled FILE [COPIES ...]` packs copies of one table, one behind the other in time, and prints the time of
@@ -23,6 +23,7 @@ import tempfile
 import time
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
+RUNS = 15
 BUILT = pathlib.Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target")) / "release" / "symmc"
 
 
@@ -52,19 +53,23 @@ def sweep(path):
 
 
 def pack(symmc, path, out, capacity):
-    """What symmc says of the last of three runs, with the least time of all."""
+    """What symmc says of the last run, with the least time of all."""
     limit = [] if capacity is None else ["--capacity", str(capacity)]
     command = [symmc, "pack", path, "--format", "json", "-o", out, *limit]
     runs = []
-    for _ in range(3):
+    for _ in range(RUNS):
         done = subprocess.run(command, stdout=subprocess.PIPE, text=True)
         if done.returncode not in (0, 1):
             sys.exit(done.returncode)
         runs.append(json.loads(done.stdout))
     found = runs[-1] | {"seconds": min(run["seconds"] for run in runs)}
-    if sweep(out) != (found["bound"], found["peak"]):
-        sys.exit(f"{path}: symmc says {found['bound']}, {found['peak']}; the sweep {sweep(out)}")
+    check(found, path, out)
     return found
+
+
+def check(found, table, out):
+    if sweep(out) != (found["bound"], found["peak"]):
+        sys.exit(f"{table}: symmc says {found['bound']}, {found['peak']}; the sweep {sweep(out)}")
 
 
 def tile(path, copies, out):
@@ -103,8 +108,7 @@ def grown(symmc, write, counts):
             found = json.loads(child.stdout.read())
             _, _, usage = os.wait4(child.pid, 0)
             whole = time.perf_counter() - start
-            if sweep(out) != (found["bound"], found["peak"]):
-                sys.exit(f"{count}: symmc says {found['bound']}, {found['peak']}; the sweep {sweep(out)}")
+            check(found, count, out)
             gap = 100 * (found["peak"] / max(found["bound"], 1) - 1)
             busy = usage.ru_utime + usage.ru_stime
             times = f"{1e3 * found['seconds']:9.1f} {1e3 * whole:9.1f} {1e3 * busy:9.1f}"
