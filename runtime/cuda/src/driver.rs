@@ -14,6 +14,7 @@ use std::ptr;
 use std::sync::Arc;
 
 use cudarc::driver::{result, sys};
+use smallvec::SmallVec;
 
 use crate::adopt::LentStream;
 use crate::collective::Links;
@@ -465,11 +466,7 @@ impl Stream {
             kernel.params.iter().map(|p| p.as_ptr().cast_mut().cast()).collect();
         let [gx, gy, gz] = kernel.grid;
         let [bx, by, bz] = kernel.block;
-        // SAFETY: all zeros are an attribute, which the next lines make one.
-        let mut early: sys::CUlaunchAttribute = unsafe { std::mem::zeroed() };
-        early.id = sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION;
-        early.value.programmaticStreamSerializationAllowed = 1;
-        let can = start == Start::Early && self.device.capability()[0] >= 9;
+        let mut attributes = self.attributes(kernel, start);
         let config = sys::CUlaunchConfig {
             gridDimX: gx,
             gridDimY: gy,
@@ -479,14 +476,38 @@ impl Stream {
             blockDimZ: bz,
             sharedMemBytes: kernel.shared,
             hStream: self.handle,
-            attrs: &mut early,
-            numAttrs: u32::from(can),
+            attrs: attributes.as_mut_ptr(),
+            numAttrs: attributes.len() as u32,
         };
         // SAFETY: by the caller; the driver copies the parameters before it returns.
         let launched = unsafe {
             sys::cuLaunchKernelEx(&config, function.0, params.as_mut_ptr(), std::ptr::null_mut()).result()
         };
         checked(|| format!("launching {} on {:?} × {:?}", kernel.entry, kernel.grid, kernel.block), launched)
+    }
+
+    /// What a launch asks for beside its sizes.
+    fn attributes(&self, kernel: &Kernel, start: Start) -> SmallVec<[sys::CUlaunchAttribute; 2]> {
+        use sys::CUlaunchAttributeID as Id;
+        // SAFETY: all zeros are an attribute, of no kind yet.
+        let none: sys::CUlaunchAttribute = unsafe { std::mem::zeroed() };
+        let mut out = SmallVec::new();
+        if start == Start::Early && self.device.capability()[0] >= 9 {
+            let mut early = sys::CUlaunchAttribute {
+                id: Id::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
+                ..none
+            };
+            early.value.programmaticStreamSerializationAllowed = 1;
+            out.push(early);
+        }
+        if kernel.cluster > 1 {
+            let mut cluster =
+                sys::CUlaunchAttribute { id: Id::CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION, ..none };
+            let size = sys::CUlaunchAttributeValue_union__bindgen_ty_1 { x: kernel.cluster, y: 1, z: 1 };
+            cluster.value.clusterDim = size;
+            out.push(cluster);
+        }
+        out
     }
 
     /// Records what `record` does on this stream, and on streams that wait for events of it, into a graph

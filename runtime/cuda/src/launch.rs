@@ -64,6 +64,9 @@ pub struct Kernel {
     pub grid: [u32; 3],
     /// Threads of a block in x, y and z.
     pub block: [u32; 3],
+    /// How many blocks, neighbours in x, run side by side and read each other's shared memory; 1 for none. More need
+    /// compute capability 9, and divide the grid.
+    pub cluster: u32,
     /// Bytes of dynamic shared memory; above 48 KiB the function is allowed it when it is loaded.
     pub shared: u32,
     /// The parameters, in order.

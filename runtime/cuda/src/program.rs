@@ -17,6 +17,7 @@ use crate::compute::fuse::{self, Member};
 use crate::compute::gemm::Prepared;
 use crate::compute::products;
 use crate::compute::search::{self, Search};
+use crate::compute::twins;
 use crate::compute::{self, Machine, Sites};
 use crate::driver::{Device, Event, Function, Graph, Module, Stream};
 use crate::error::CudaError;
@@ -92,14 +93,17 @@ impl Program {
     pub fn new(rank: u32, list: &[BoundStep], parts: &Parts<'_>) -> Result<Program, CudaError> {
         let (mut source, mut sites) = (Source::new(), Sites::new());
         let turns = order::turns(list);
-        let mut fused = together(list, &turns, parts, &mut source, &mut sites);
+        let fused = together(list, &turns, parts, &mut source, &mut sites);
+        let done: Vec<usize> =
+            fused.iter().enumerate().map(|(place, f)| f.as_ref().map_or(place, |f| f.done)).collect();
         let mut lowered = Vec::with_capacity(list.len());
-        for (step, fused) in list.iter().zip(&mut fused) {
-            lowered.push(match fused.take() {
-                Some(work) => work,
+        for (step, fused) in list.iter().zip(fused) {
+            lowered.push(match fused {
+                Some(fused) => fused.work,
                 None => lower(rank, step, parts, &mut source, &mut sites)?,
             });
         }
+        twins::join(list, &done, &mut lowered);
         Program::load(turns, lowered, (&source, sites), parts)
     }
 
@@ -243,24 +247,37 @@ impl Program {
     }
 }
 
-/// The work of the steps that are done several in one kernel, in place of the last of each such group: the
-/// others have none. `None` for steps that are done by themselves.
+/// What a step becomes that is done with others in one kernel.
+struct Fused {
+    /// The last of them, in whose place all is done.
+    done: usize,
+    /// The work, if this is the last; nothing otherwise.
+    work: Vec<Work>,
+}
+
+/// Has all steps at `places` done in place of the last.
+fn fuse_into(out: &mut [Option<Fused>], places: &[usize], work: Vec<Work>) {
+    let Some(&done) = places.last() else { return };
+    places.iter().for_each(|&place| out[place] = Some(Fused { done, work: Vec::new() }));
+    out[done] = Some(Fused { done, work });
+}
+
+/// The steps that are done several in one kernel. `None` for steps that are done by themselves.
 fn together(
     list: &[BoundStep],
     turns: &[Turn],
     parts: &Parts<'_>,
     source: &mut Source,
     sites: &mut Sites,
-) -> Vec<Option<Vec<Work>>> {
-    let mut out: Vec<Option<Vec<Work>>> = list.iter().map(|_| None).collect();
+) -> Vec<Option<Fused>> {
+    let mut out: Vec<Option<Fused>> = list.iter().map(|_| None).collect();
     let at = |value: &_| parts.homes.at(value);
     // What does not fit together is done, or refused with its name, step by step.
     for all in follow::find(list, turns) {
         let places = all.places();
         let work = follow::lower(list, &all, parts.homes, parts.peers, source);
-        if let (Ok(Some(work)), Some(&last)) = (work, places.last()) {
-            places.iter().for_each(|&place| out[place] = Some(Vec::new()));
-            out[last] = Some(vec![work]);
+        if let Ok(Some(work)) = work {
+            fuse_into(&mut out, &places, vec![work]);
         }
     }
     let mut groups = fuse::groups(list);
@@ -269,9 +286,8 @@ fn together(
         let places = whole.places();
         let free = places.iter().all(|&p| out[p].is_none());
         let work = products::lower(list, &whole, &at, parts.machine, source, sites);
-        if let (true, Ok(Some(work)), Some(&last)) = (free, work, places.last()) {
-            places.iter().for_each(|&place| out[place] = Some(Vec::new()));
-            out[last] = Some(vec![work]);
+        if let (true, Ok(Some(work))) = (free, work) {
+            fuse_into(&mut out, &places, vec![work]);
         }
     }
     let member =
@@ -279,9 +295,8 @@ fn together(
     for group in groups.iter().filter(|g| g.steps.iter().all(|&s| out[s].is_none())).collect::<Vec<_>>() {
         let members: Vec<_> = group.steps.iter().zip(&group.stored).filter_map(member).collect();
         let work = fuse::lower_fused(&members, &at, parts.machine, source, sites);
-        if let (Ok(Some(work)), Some(&last)) = (work, group.steps.last()) {
-            group.steps.iter().for_each(|&place| out[place] = Some(Vec::new()));
-            out[last] = Some(work);
+        if let Ok(Some(work)) = work {
+            fuse_into(&mut out, &group.steps, work);
         }
     }
     out

@@ -221,6 +221,7 @@ impl Prepared {
             entry: source.function(&self.what, text),
             grid: [blocks, 1, 1],
             block: [threads, 1, 1],
+            cluster: 1,
             shared: 0,
             params: [Param::of(&self.call)].into_iter().chain(beside).collect(),
         }

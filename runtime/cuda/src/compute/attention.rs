@@ -304,6 +304,7 @@ pub(super) fn lower(
         entry: l.source.function("attention", attend),
         grid: [(x.heads * rows.div_ceil(way.rows()) * splits) as u32, 1, 1],
         block: [128, 1, 1],
+        cluster: 1,
         shared: shared as u32,
         params: [q, k, v, m, r, partial].map(Into::into).to_vec(),
     })];
@@ -323,6 +324,7 @@ fn combine(layout: &str, splits: usize, rows: usize, addresses: [Address; 2], l:
         entry: l.source.function("attention_combine", text),
         grid: [rows as u32, 1, 1],
         block: [128, 1, 1],
+        cluster: 1,
         shared: 0,
         params: addresses.map(Into::into).to_vec(),
     })

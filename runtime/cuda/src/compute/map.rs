@@ -261,7 +261,7 @@ impl Map {
             params.extend(self.sites().map(Param::from));
         }
         let (grid, block) = ([blocks as u32, 1, 1], [THREADS as u32, 1, 1]);
-        Some(Work::Kernel(Kernel { entry, grid, block, shared: 0, params }))
+        Some(Work::Kernel(Kernel { entry, grid, block, cluster: 1, shared: 0, params }))
     }
 
     fn sites(&self) -> impl Iterator<Item = u32> {

@@ -232,6 +232,7 @@ fn tiled(p: &Product, l: &mut Lowering<'_>) -> Work {
         entry,
         grid: [blocks as u32, 1, 1],
         block: [256, 1, 1],
+        cluster: 1,
         shared: 0,
         params: vec![p.a.at.into(), p.b.at.into(), p.c.at.into()],
     })

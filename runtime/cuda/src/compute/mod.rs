@@ -31,6 +31,7 @@ mod sort;
 mod space;
 pub(crate) mod spans;
 mod text;
+pub mod twins;
 
 use symmc_ir::Op;
 use symmc_ir::text::op_name;
@@ -64,6 +65,8 @@ pub struct Machine {
     pub workspace_bytes: usize,
     /// Bytes of dynamic shared memory that a block may have.
     pub shared: usize,
+    /// Whether pairs of blocks can read each other's shared memory, and all of them run at once.
+    pub pairs: bool,
     /// What steps write among the memory of inputs.
     pub inputs: InputUse,
 }
@@ -77,6 +80,7 @@ impl Machine {
             workspace: 0,
             workspace_bytes: 0,
             shared: device.shared().saturating_sub(STATIC_SHARED),
+            pairs: device.capability()[0] >= 9,
             inputs: InputUse::Written,
         }
     }

@@ -141,6 +141,7 @@ fn launch(
         entry,
         grid: [blocks as u32, 1, 1],
         block: [block as u32, 1, 1],
+        cluster: 1,
         shared: 0,
         params,
     })]

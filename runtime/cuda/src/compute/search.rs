@@ -107,7 +107,7 @@ impl Search<'_> {
             let (Some(planner), Some(gemm)) = (planner, alike.first()) else { return Ok(None) };
             let library = planner.version();
             let shape = key(gemm, alignments, machine.workspace_bytes);
-            let parts = ["product 2", self.device.name(), &format!("{major}.{minor} {library}"), &shape];
+            let parts = ["product 3", self.device.name(), &format!("{major}.{minor} {library}"), &shape];
             let name = name_of(&parts, "algorithm");
             let kept = cache.read(&name).and_then(|bytes| Algorithm::from_bytes(&bytes));
             if let Some(algorithm) =
@@ -179,7 +179,8 @@ pub(crate) type Alignments = [u8; 3];
 /// What tells products apart, as far as an algorithm depends on it.
 fn key(gemm: &Gemm, alignments: Alignments, workspace: usize) -> String {
     let Gemm { dtype, m, n, k, batch, a, b, c } = gemm;
-    let side = |x: &Matrix| format!("{:?} {} {}", x.order, x.step, x.batch);
+    // How far apart the matrices of a batch are changes nothing but their alignment, unless they are one.
+    let side = |x: &Matrix| format!("{:?} {} {}", x.order, x.step, x.batch != 0);
     let sides = [side(a), side(b), side(c)].join(", ");
     format!("{dtype} {m} {n} {k} of {batch}: {sides}; {alignments:?}, {workspace}")
 }

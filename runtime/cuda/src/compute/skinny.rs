@@ -27,8 +27,9 @@ const MOST_TERMS_OF_FEW: usize = 2048;
 /// Threads of a block there, and terms of a step.
 const TILE_THREADS: u32 = 448;
 const TERMS: usize = 128;
-/// Stages of a ring, at least and at most.
+/// Stages of a ring, at least and at most, and bytes of the barriers of each.
 const STAGES: [usize; 2] = [4, 16];
+const STAGE_BARRIERS: usize = 16;
 
 /// The most products of one kernel.
 pub(super) const MOST_PRODUCTS: usize = 2;
@@ -63,6 +64,7 @@ struct Way {
     constants: String,
     grid: usize,
     threads: u32,
+    cluster: usize,
     shared: usize,
 }
 
@@ -104,6 +106,7 @@ pub(super) fn lower(gemms: &[Gemm], steady: bool, finish: Finish, l: &mut Loweri
         entry: l.source.function("skinny", text),
         grid: [way.grid as u32, 1, 1],
         block: [way.threads, 1, 1],
+        cluster: way.cluster as u32,
         shared: way.shared as u32,
         params: addresses.map(Param::from).chain(finish.params).collect(),
     }))
@@ -145,6 +148,7 @@ fn by_columns(gemms: &[Gemm]) -> Option<Way> {
         constants: String::new(),
         grid: gemm.n.div_ceil(COLUMNS),
         threads: 512,
+        cluster: 1,
         shared: 0,
     })
 }
@@ -155,38 +159,50 @@ fn by_line(gemm: &Gemm) -> Option<Way> {
         constants: String::new(),
         grid: gemm.n,
         threads: 128,
+        cluster: 1,
         shared: 0,
     })
 }
 
-/// Matrix instructions. All multiprocessors have an equal part of the lines. Each also reads all rows, so where these
-/// are many beside its lines, the library is faster: 7168 × 4096 takes it 22 µs with 64 rows, and this 33, which is what
-/// lines and rows together are at 5.4 TB/s; but two matrices of 4096 × 7168 take it 43, and this 31.
+/// Matrix instructions. All multiprocessors have an equal part of the lines. Each also reads all rows, or half of each
+/// row where pairs of them halve the terms, which is faster above 16 rows (64 rows of a 7168 × 2048 product: 12.7 µs
+/// instead of 17.5, the library 18.6) if the lines of both fit one. Where rows are many beside lines, the library is
+/// faster.
 fn tiles(gemms: &[Gemm], l: &Lowering<'_>) -> Option<Way> {
     let gemm = &gemms[0];
     let all = gemm.n * gemms.len();
-    let turns = all.div_ceil(l.machine.multiprocessors as usize * MOST_LINES);
+    let multiprocessors = l.machine.multiprocessors as usize;
+    let turns = all.div_ceil(multiprocessors * MOST_LINES);
     let rows = gemm.m.next_power_of_two().clamp(16, MOST_ROWS);
-    let lines = all.div_ceil(l.machine.multiprocessors as usize * turns).next_multiple_of(8);
+    let lines = |parts: usize| all.div_ceil(parts).next_multiple_of(8);
+    let paired = lines(multiprocessors / 2);
+    let pairs = l.machine.pairs && multiprocessors >= 2 && rows > 16 && paired <= MOST_LINES;
+    let (cluster, lines) = if pairs { (2, paired) } else { (1, lines(multiprocessors * turns)) };
     // The library would do one product after another.
-    let few_rows = if gemms.len() > 1 { 4 * gemm.m <= 5 * lines } else { 10 * gemm.m <= 9 * lines };
+    let most_rows = match (gemms.len(), cluster) {
+        (1, 1) => lines * 9 / 10,
+        (1, _) => lines,
+        _ => lines * 5 / 4,
+    };
     let fits = matches!(gemm.dtype, DType::BF16 | DType::F16)
         && gemm.m <= MOST_ROWS
         && turns <= MOST_TURNS
-        && few_rows
+        && gemm.m <= most_rows
         && (lines >= FEW_LINES || gemm.k <= MOST_TERMS_OF_FEW);
     let stage = (lines + rows) * TERMS * gemm.dtype.size();
     let [least, most] = STAGES;
-    if !fits || l.machine.shared < least * stage {
+    let shared = l.machine.shared.saturating_sub(most * STAGE_BARRIERS);
+    if !fits || shared < least * stage {
         return None;
     }
-    let steps = gemm.k.div_ceil(TERMS);
-    let stages = (l.machine.shared / stage).min(most).min((steps + 2).max(least));
+    let steps = gemm.k.div_ceil(TERMS).div_ceil(cluster);
+    let stages = (shared / stage).min(most).min((steps + 2).max(least));
     Some(Way {
         call: "skinny_tiles<@_L>(a, b, finish);",
-        constants: format!("static const int LINES = {lines}, STAGES = {stages};\n"),
-        grid: gemm.n.div_ceil(lines / gemms.len()),
+        constants: format!("static const int LINES = {lines}, STAGES = {stages}, CLUSTER = {cluster};\n"),
+        grid: gemm.n.div_ceil(lines / gemms.len()) * cluster,
         threads: TILE_THREADS,
-        shared: stages * stage,
+        cluster,
+        shared: stages * (stage + STAGE_BARRIERS),
     })
 }

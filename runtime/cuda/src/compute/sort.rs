@@ -114,6 +114,7 @@ impl Job {
             entry: l.source.function(what, text),
             grid: [blocks as u32, 1, 1],
             block: [threads as u32, 1, 1],
+            cluster: 1,
             shared: 0,
             params: addresses.iter().map(|&a| Param::from(a)).collect(),
         })

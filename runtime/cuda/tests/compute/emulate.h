@@ -1,5 +1,6 @@
 // Stands in for ptx.cuh and CUDA C: the threads of a block are contexts of one thread of the host, which run
-// in turn and wait for each other at barriers and at exchanges within a warp. Blocks run one after another.
+// in turn and wait for each other at barriers and at exchanges within a warp; so are those of the blocks of a cluster.
+// Clusters run one after another. Blocks of one have dynamic shared memory of their own, but no other.
 
 #include <cmath>
 #include <cstdio>
@@ -28,7 +29,7 @@ static Dim threadIdx, blockIdx, blockDim, gridDim;
 
 namespace emulate {
 
-enum Waits { RUNS, WARP, BLOCK, ENDED };
+enum Waits { RUNS, WARP, BLOCK, CLUSTER, ENDED };
 struct Thread {
     ucontext_t context;
     std::vector<char> stack;
@@ -36,7 +37,8 @@ struct Thread {
 };
 static std::vector<std::unique_ptr<Thread>> threads;
 static ucontext_t scheduler;
-static unsigned own;
+// The thread that runs, of all of the cluster; the first block of the cluster.
+static unsigned own, cluster0;
 static std::function<void()> body;
 
 inline void wait(Waits what) {
@@ -56,7 +58,8 @@ inline void release(unsigned first, unsigned end, Waits what) {
         if (threads[i]->waits == what) threads[i]->waits = RUNS;
 }
 
-inline void block(unsigned count) {
+inline void cluster(unsigned blocks, unsigned block) {
+    const unsigned count = blocks * block;
     while (threads.size() < count) {
         threads.push_back(std::make_unique<Thread>());
         threads.back()->stack.resize(64 << 10);
@@ -75,33 +78,31 @@ inline void block(unsigned count) {
         for (unsigned i = 0; i < count; i++)
             if (threads[i]->waits == RUNS) {
                 ran = true;
-                own = threadIdx.x = i;
+                own = i, threadIdx.x = i % block, blockIdx.x = cluster0 + i / block;
                 swapcontext(&scheduler, &threads[i]->context);
             }
         for (unsigned w = 0; w < count; w += 32) release(w, w + 32 < count ? w + 32 : count, WARP);
-        release(0, count, BLOCK);
+        for (unsigned b = 0; b < count; b += block) release(b, b + block, BLOCK);
+        release(0, count, CLUSTER);
         for (unsigned i = 0; i < count; i++) live = live || threads[i]->waits != ENDED;
         if (!live) return;
         if (!ran) {
-            fprintf(stderr, "the threads of a block wait for each other\n");
+            fprintf(stderr, "the threads of a cluster wait for each other\n");
             abort();
         }
     }
 }
 
 template <class... P, size_t... I>
-void launch(void (*kernel)(P...), const unsigned long long *const *params, unsigned grid, unsigned threads, std::index_sequence<I...>) {
+void launch(void (*kernel)(P...), const unsigned long long *const *params, unsigned grid, unsigned threads, unsigned blocks, std::index_sequence<I...>) {
     std::tuple<P...> args;
     (memcpy(&std::get<I>(args), params[I], sizeof(P)), ...);
     body = [&] { std::apply(kernel, args); };
     gridDim.x = grid, blockDim.x = threads;
-    for (unsigned b = 0; b < grid; b++) {
-        blockIdx.x = b;
-        block(threads);
-    }
+    for (cluster0 = 0; cluster0 < grid; cluster0 += blocks) cluster(blocks, threads);
 }
-template <class... P> void launch(void (*kernel)(P...), const unsigned long long *const *params, unsigned grid, unsigned threads) {
-    launch(kernel, params, grid, threads, std::make_index_sequence<sizeof...(P)>());
+template <class... P> void launch(void (*kernel)(P...), const unsigned long long *const *params, unsigned grid, unsigned threads, unsigned blocks) {
+    launch(kernel, params, grid, threads, blocks, std::make_index_sequence<sizeof...(P)>());
 }
 
 // What each thread of a block shows to its warp.
@@ -236,9 +237,13 @@ SC_FN void load_matrices(u32 (&out)[4], const u16 *row) {
     load_rows(rows, row);
     for (u32 m = 0; m < 4; m++) memcpy(&out[m], rows[m * 8 + lane / 4] + lane % 4 * 2, 4);
 }
-SC_FN double *dynamic_shared() {
-    static double shared[29 << 10];
-    return shared;
+// Of each block of a cluster.
+static double dynamic[2][29 << 10];
+SC_FN u32 cluster_block() { return blockIdx.x - emulate::cluster0; }
+SC_FN double *dynamic_shared() { return dynamic[cluster_block()]; }
+SC_FN void cluster_meet() { emulate::wait(emulate::CLUSTER); }
+SC_FN float in_cluster(const float *at, u32 block) {
+    return ((const float *)dynamic[block])[at - (const float *)dynamic_shared()];
 }
 
 SC_FN float bf16_to_float(u16 x) { return __uint_as_float((u32)x << 16); }

@@ -18,8 +18,8 @@ const BEHIND: usize = GEMM_WORKSPACE + 4096;
 /// Generated code as a library of the host.
 pub(crate) struct Library(HostLibrary);
 
-/// What a kernel became: parameters, blocks, threads of a block.
-type Launch = unsafe extern "C" fn(*const *const u64, u32, u32);
+/// What a kernel became: parameters, blocks, threads of a block, blocks of a cluster.
+type Launch = unsafe extern "C" fn(*const *const u64, u32, u32, u32);
 
 impl Library {
     /// Compiles `text`, whose kernels have these names, for the test `what`; none where there is no compiler.
@@ -30,8 +30,8 @@ impl Library {
         for name in names {
             let _ = writeln!(
                 code,
-                "extern \"C\" void emulate_{name}(const unsigned long long *const *p, unsigned g, unsigned t) \
-                 {{ emulate::launch({name}, p, g, t); }}"
+                "extern \"C\" void emulate_{name}(const unsigned long long *const *p, unsigned g, unsigned t, unsigned c) \
+                 {{ emulate::launch({name}, p, g, t, c); }}"
             );
         }
         HostLibrary::build(&format!("compute-{what}"), &code, &["-std=c++17", "-w"]).map(Library)
@@ -47,7 +47,7 @@ impl Library {
             unsafe { std::mem::transmute(self.0.symbol(&format!("emulate_{}", kernel.entry))) };
         let params: Vec<*const u64> = kernel.params.iter().map(|p| p.words().as_ptr()).collect();
         // SAFETY: the kernel was generated for these parameters; the rest by the caller.
-        unsafe { launch(params.as_ptr(), kernel.grid[0], kernel.block[0]) };
+        unsafe { launch(params.as_ptr(), kernel.grid[0], kernel.block[0], kernel.cluster) };
     }
 }
 
@@ -103,6 +103,7 @@ fn kernels_give_what_the_interpreter_gives() {
         workspace: status + 256,
         workspace_bytes: GEMM_WORKSPACE,
         shared: 225 << 10,
+        pairs: true,
         inputs: InputUse::Read,
     };
     let all = lowered(&cases, &machine, base);

@@ -17,21 +17,21 @@ const K: usize = 1800;
 const N: usize = 200;
 
 /// Bytes from the start of the memory to each value, far apart.
-const SPACING: usize = 1 << 20;
+pub(crate) const SPACING: usize = 1 << 20;
 
-fn value(home: Home, place: usize, shape: [usize; 2], strides: [isize; 2]) -> Located {
+pub(crate) fn value(home: Home, place: usize, shape: [usize; 2], strides: [isize; 2]) -> Located {
     let (shape, strides) = (shape.into(), strides.into());
     Located { home, offset: place * SPACING, by_rank: 0, dtype: DType::BF16, shape, strides }
 }
 
-fn step(index: usize, op: Op, operands: Vec<Located>, result: Located) -> BoundStep {
+pub(crate) fn step(index: usize, op: Op, operands: Vec<Located>, result: Located) -> BoundStep {
     let work = StepWork::Kernel { op, operands, results: vec![result] };
     let (node, op_name) = (format!("n{index}"), "op".into());
     BoundStep { index, lane: Lane::Compute, waits: vec![], node, op_name, work }
 }
 
 /// `silu(x gate) * (x up)` for `m` rows; the first product and `silu` share a place.
-fn gated(m: usize) -> Vec<BoundStep> {
+pub(crate) fn gated(m: usize) -> Vec<BoundStep> {
     let row = |home, place, n: usize| value(home, place, [m, n], [n as isize, 1]);
     let weight = |place| value(Home::Input(1), place, [K, N], [1, K as isize]);
     let x = row(Home::Ordinary, 0, K);
@@ -77,6 +77,7 @@ impl World {
             workspace: base + (own + STATUS_BYTES) as u64,
             workspace_bytes: GEMM_WORKSPACE,
             shared: 225 << 10,
+            pairs: true,
             inputs: InputUse::Read,
         };
         World { memory, machine }

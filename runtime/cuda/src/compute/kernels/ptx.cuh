@@ -111,6 +111,33 @@ SC_FN void load_matrices(u32 (&out)[4], const u16 *row) {
                  : "memory");
 }
 
+// The blocks of a cluster; no cluster is launched where there are none.
+SC_FN u32 cluster_block() {
+    u32 r = 0;
+#if __CUDA_ARCH__ >= 900
+    asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(r));
+#endif
+    return r;
+}
+// Waits for all threads of the cluster; what they wrote to shared memory before can be read.
+SC_FN void cluster_meet() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("barrier.cluster.arrive.release.aligned; barrier.cluster.wait.acquire.aligned;" ::: "memory");
+#endif
+}
+// What lies in this place in the shared memory of a block of the cluster.
+SC_FN float in_cluster(const float *at, u32 block) {
+#if __CUDA_ARCH__ >= 900
+    u32 there;
+    float r;
+    asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(in_shared(at)), "r"(block));
+    asm volatile("ld.shared::cluster.f32 %0, [%1];" : "=f"(r) : "r"(there) : "memory");
+    return r;
+#else
+    return *at;
+#endif
+}
+
 // The shared memory that a launch asks for. Its banks give 128 bytes at once: copies of 128 bytes take longer where they
 // cross a multiple of that.
 SC_FN double *dynamic_shared() {

@@ -1,0 +1,88 @@
+//! Two products of one left matrix as a batch of two, by the library.
+//!
+//! Gate and up projections are two products of equal extents. One after the other, each leaves multiprocessors idle in
+//! its last wave of tiles; as a batch they share it. A batch is described by the distances between its matrices, which
+//! may be anything, so nothing moves in memory: the first product is only done where the second is.
+
+use symmc_runtime::exec::{BoundStep, Located, Work as StepWork};
+
+use super::fuse;
+use super::gemm::{Gemm, Matrix};
+use super::spans::Span;
+use crate::launch::Work;
+
+/// How far behind a product its twin is looked for, in steps.
+const REACH: usize = 8;
+
+/// Joins twins. `done` says for each step in whose place its work is done, `lowered` what is done in each place; the
+/// work of both is done in place of the second.
+pub fn join(list: &[BoundStep], done: &[usize], lowered: &mut [Vec<Work>]) {
+    let awaited = fuse::awaited(list);
+    for place in 0..list.len() {
+        if let Some((other, both)) = twin(list, done, &awaited, lowered, place) {
+            lowered[place].clear();
+            lowered[other] = vec![Work::Gemm(both)];
+        }
+    }
+}
+
+/// The place of the twin of the product at `place`, and both as a batch.
+fn twin(
+    list: &[BoundStep],
+    done: &[usize],
+    awaited: &[bool],
+    lowered: &[Vec<Work>],
+    place: usize,
+) -> Option<(usize, Gemm)> {
+    let product = |place: usize| if let [Work::Gemm(gemm)] = lowered[place][..] { Some(gemm) } else { None };
+    let first = product(place)?;
+    let (operands, results) = touched(&list[place])?;
+    let [reads, writes] = [operands, results].map(|all| all.iter().map(Span::of).collect::<Vec<_>>());
+    for other in place + 1..list.len().min(place + 1 + REACH) {
+        // A wait for a step in between stands for this one too.
+        if awaited[other - 1] {
+            return None;
+        }
+        if let Some(both) = product(other).and_then(|second| batch(&first, &second)) {
+            return Some((other, both));
+        }
+        let passes = |step: &BoundStep| {
+            let Some((operands, results)) = touched(step) else { return false };
+            let apart = |all: &[Located], spans: &[Span]| {
+                all.iter().map(Span::of).all(|own| !spans.iter().any(|s| s.overlaps(&own)))
+            };
+            apart(operands, &writes) && apart(results, &writes) && apart(results, &reads)
+        };
+        if !(0..=other).filter(|&s| done[s] == other).all(|s| passes(&list[s])) {
+            return None;
+        }
+    }
+    None
+}
+
+/// What a compute step reads and writes.
+fn touched(step: &BoundStep) -> Option<(&[Located], &[Located])> {
+    match &step.work {
+        StepWork::Kernel { operands, results, .. } => Some((operands, results)),
+        StepWork::Custom { .. } | StepWork::Collective(_) => None,
+    }
+}
+
+/// Two products of one left matrix as one batch, in the order of their results.
+fn batch(first: &Gemm, second: &Gemm) -> Option<Gemm> {
+    let (low, high) = if first.c.at < second.c.at { (first, second) } else { (second, first) };
+    let alike = |x: &Matrix, y: &Matrix| (x.step, x.order) == (y.step, y.order);
+    let extents = |g: &Gemm| (g.dtype, g.m, g.n, g.k, g.batch, g.a);
+    let fits = extents(low) == extents(high)
+        && low.batch == 1
+        && alike(&low.b, &high.b)
+        && alike(&low.c, &high.c)
+        && low.c.at != high.c.at;
+    let size = low.dtype.size() as i64;
+    let between = |x: &Matrix, y: &Matrix| {
+        let bytes = y.at.wrapping_sub(x.at) as i64;
+        (bytes % size == 0).then_some(Matrix { batch: (bytes / size) as isize, ..*x })
+    };
+    let (b, c) = (between(&low.b, &high.b)?, between(&low.c, &high.c)?);
+    fits.then_some(Gemm { batch: 2, a: Matrix { batch: 0, ..low.a }, b, c, ..*low })
+}

@@ -1,0 +1,101 @@
+//! Two products of one left matrix as a batch of the library.
+
+use symmc_cuda::compile::Source;
+use symmc_cuda::compute::fuse::compute_step;
+use symmc_cuda::compute::gemm::Gemm;
+use symmc_cuda::compute::{self, GEMM_WORKSPACE, Sites, twins};
+use symmc_cuda::launch::Work;
+use symmc_ir::Op;
+use symmc_planner::plan::Lane;
+use symmc_runtime::exec::{BoundStep, Located};
+
+use crate::machine;
+use crate::products::{SPACING, gated, step, value};
+
+/// Rows that no kernel of ours takes.
+const M: usize = 300;
+
+/// What each place does, with the activation done where the last step is.
+fn joined(list: &[BoundStep]) -> Vec<Vec<Work>> {
+    let (mut source, mut sites) = (Source::new(), Sites::new());
+    let machine = machine(GEMM_WORKSPACE, 225 << 10);
+    let at = |v: &Located| 0x100_0000 + v.offset as u64;
+    let done: Vec<usize> = (0..list.len()).map(|s| if s == 1 { list.len() - 1 } else { s }).collect();
+    let lower = |(place, step): (usize, &BoundStep)| match compute_step(step) {
+        Some(step) if done[place] == place => {
+            compute::lower(&step, &at, &machine, &mut source, &mut sites).expect("it has a form")
+        }
+        _ => vec![],
+    };
+    let mut lowered: Vec<Vec<Work>> = list.iter().enumerate().map(lower).collect();
+    twins::join(list, &done, &mut lowered);
+    lowered
+}
+
+fn batches(lowered: &[Vec<Work>]) -> Vec<usize> {
+    let product = |w: &Work| if let Work::Gemm(g) = w { Some(g.batch) } else { None };
+    lowered.iter().flatten().filter_map(product).collect()
+}
+
+#[test]
+fn products_of_one_left_matrix_are_a_batch_at_their_own_distances() {
+    let list = gated(M);
+    let lowered = joined(&list);
+    let [Work::Gemm(Gemm { batch: 2, a, b, c, .. })] = lowered[2][..] else { panic!("{lowered:?}") };
+    assert!(lowered[0].is_empty() && lowered[1].is_empty());
+    let distance = SPACING as isize / 2;
+    assert_eq!([a.batch, b.batch, c.batch], [0, distance, distance]);
+    assert_eq!((b.at, c.at), (0x100_0000 + SPACING as u64, 0x100_0000 + 3 * SPACING as u64));
+    // The first result behind the second one: its weight comes last, too.
+    let mut turned = list;
+    let swap = |v: &mut Located| {
+        let place = v.offset / SPACING;
+        v.offset = if place == 3 {
+            4
+        } else if place == 4 {
+            3
+        } else {
+            place
+        } * SPACING;
+    };
+    for step in &mut turned {
+        if let symmc_runtime::exec::Work::Kernel { operands, results, .. } = &mut step.work {
+            operands.iter_mut().chain(results).for_each(swap);
+        }
+    }
+    let lowered = joined(&turned);
+    let [Work::Gemm(Gemm { batch: 2, b, c, .. })] = lowered[2][..] else { panic!("{lowered:?}") };
+    assert_eq!([b.batch, c.batch], [-distance, distance]);
+    assert_eq!((b.at, c.at), (0x100_0000 + 2 * SPACING as u64, 0x100_0000 + 3 * SPACING as u64));
+}
+
+#[test]
+fn a_product_is_not_done_later_than_somebody_needs_it_or_than_its_operands_last() {
+    let row =
+        |place: usize, n: usize| value(symmc_runtime::exec::Home::Ordinary, place, [M, n], [n as isize, 1]);
+    let with = |between: BoundStep| {
+        let mut list = gated(M);
+        list.insert(2, between);
+        batches(&joined(&list))
+    };
+    assert_eq!(with(step(9, Op::Copy, vec![row(6, 8)], row(7, 8))), [2]);
+    // Its result is read, and its place written; the left matrix is written.
+    assert_eq!(with(step(9, Op::Copy, vec![row(3, 8)], row(7, 8))), [1, 1]);
+    assert_eq!(with(step(9, Op::Copy, vec![row(6, 8)], row(3, 8))), [1, 1]);
+    assert_eq!(with(step(9, Op::Copy, vec![row(6, 8)], row(0, 8))), [1, 1]);
+    // Another lane waits for a step behind the first product, and so for both.
+    let mut awaited = gated(M);
+    awaited.insert(2, step(9, Op::Copy, vec![row(6, 8)], row(7, 8)));
+    awaited.push(BoundStep {
+        lane: Lane::Comm,
+        waits: vec![2],
+        ..step(5, Op::Copy, vec![row(7, 8)], row(6, 8))
+    });
+    assert_eq!(batches(&joined(&awaited)), [1, 1]);
+    // Other left matrices, other extents.
+    let mut apart = gated(M);
+    if let symmc_runtime::exec::Work::Kernel { operands, .. } = &mut apart[2].work {
+        operands[0].offset = 6 * SPACING;
+    }
+    assert_eq!(batches(&joined(&apart)), [1, 1]);
+}
