@@ -274,10 +274,11 @@ fn together(
     let at = |value: &_| parts.homes.at(value);
     // What does not fit together is done, or refused with its name, step by step.
     for all in follow::find(list, turns) {
-        let places = all.places();
-        let work = follow::lower(list, &all, parts.homes, parts.peers, source);
-        if let Ok(Some(work)) = work {
-            fuse_into(&mut out, &places, vec![work]);
+        for all in [Some(all), all.without_norm()].into_iter().flatten() {
+            if let Ok(Some(work)) = follow::lower(list, &all, parts.homes, parts.peers, source) {
+                fuse_into(&mut out, &all.places(), vec![work]);
+                break;
+            }
         }
     }
     let mut groups = fuse::groups(list);

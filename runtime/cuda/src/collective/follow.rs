@@ -4,8 +4,8 @@
 //! order; it rounds where the single steps round. All ranks decide alike: what lies elsewhere on every rank stays
 //! single, since a rank that packs its messages otherwise than its peers would not be understood.
 //!
-//! The one kernel sends the whole operand to each peer. An all-reduce so large that it goes in two rounds sends less by
-//! itself, and stays single: what that saves is more than the kernels behind it cost.
+//! With a norm the one kernel sends the whole operand to each peer. An all-reduce so large that it goes in two rounds
+//! sends less by itself, and takes the addition alone: what that saves is more than the norm's own kernel costs.
 
 use smallvec::SmallVec;
 use symmc_ir::collective::{CollectiveKind as Kind, Variant};
@@ -45,6 +45,11 @@ pub enum Tail {
 }
 
 impl Followed {
+    /// The same without the norm, if there is one.
+    pub fn without_norm(self) -> Option<Followed> {
+        (self.tail == Tail::Norm).then_some(Followed { tail: Tail::Nothing, ..self })
+    }
+
     /// The places of all steps, ascending.
     pub fn places(&self) -> SmallVec<[usize; 3]> {
         let norm = (self.tail == Tail::Norm).then_some(self.add + 1);
@@ -89,9 +94,9 @@ fn is_beside(step: &BoundStep, reduce: usize) -> bool {
 }
 
 /// Whether one kernel is faster than a kernel for each; it follows from the sizes of the call alone.
-fn pays(call: &BoundCollective, peers: &Peers) -> bool {
+fn pays(call: &BoundCollective, tail: Tail, peers: &Peers) -> bool {
     let bytes = call.elements.saturating_mul(call.dtype.size());
-    !peers.forms.two_rounds(bytes, call.cell.len())
+    tail == Tail::Nothing || !peers.forms.two_rounds(bytes, call.cell.len())
 }
 
 /// The kernel; `None` if there is none for these sizes, or if it is slower than the steps by themselves.
@@ -106,7 +111,7 @@ pub fn lower(
     source: &mut Source,
 ) -> Result<Option<Work>, CudaError> {
     let Some(Values { call, residual, sum, norm }) = values(list, all) else { return Ok(None) };
-    if !pays(call, peers) {
+    if !pays(call, all.tail, peers) {
         return Ok(None);
     }
     let number = call.cell.iter().position(|&r| r == peers.rank).unwrap_or(0);
@@ -357,8 +362,11 @@ mod tests {
         let one = |rank| {
             let arenas = (1..=u64::from(ranks)).map(|r| r << 32).collect();
             let peers = Peers { rank, arenas, arena: 2 * zone, ..Peers::default() };
-            let work = lower(&list, &found[0], &homes, &peers, &mut Source::new()).expect("it fits");
-            work.is_some()
+            let mut source = Source::new();
+            let mut lower =
+                |all: &Followed| lower(&list, all, &homes, &peers, &mut source).expect("it fits").is_some();
+            assert!(lower(&found[0].without_norm().expect("a norm")), "{ranks} ranks, {rows} rows");
+            lower(&found[0])
         };
         let decided: Vec<bool> = (0..ranks).map(one).collect();
         assert!(decided.iter().all(|&d| d == decided[0]), "{ranks} ranks, {rows} x {hidden}: {decided:?}");
@@ -366,7 +374,7 @@ mod tests {
     }
 
     #[test]
-    fn what_goes_in_two_rounds_by_itself_stays_single() {
+    fn what_goes_in_two_rounds_by_itself_takes_the_addition_alone() {
         for (rows, hidden) in [(1, 4096), (32, 4096), (1, 8192), (8, 8192)] {
             assert!(is_one(4, rows, hidden), "{rows} x {hidden}");
         }

@@ -2,7 +2,8 @@
 //!
 //! Each of the three rounds as it would alone, so fusing changes nothing but the order in which the squares of
 //! a row are summed. Towards peers the kernel is the packets all-reduce of the same call. A block has whole rows; where
-//! rows are few, further blocks send parts of them.
+//! rows are few, further blocks send parts of them. Without a norm a large reduction goes in two rounds, as it would by
+//! itself.
 
 use symmc_ir::DType;
 use symmc_ir::collective::{CollectiveKind as Kind, Variant};
@@ -88,6 +89,21 @@ pub fn lower_norm(
         return Ok(None);
     }
     let turn = Turn::new(step, call, [norm.operand, norm.added], peers)?;
+    let mut beside = Norm {
+        residual: norm.residual,
+        weight: norm.weight.unwrap_or(0),
+        reduced: norm.reduced.unwrap_or(0),
+        added: norm.added,
+        normed: norm.normed.unwrap_or(0),
+        row: (row / 8) as u32,
+        eps: norm.eps as f32,
+        share: 0,
+        in_place: u32::from(norm.is_in_place(turn.bytes)),
+    };
+    if norm.normed.is_none() && peers.forms.two_rounds(turn.bytes, turn.n) {
+        let prepared = packets::reduce_and_add(&turn, *op, ("Norm", Param::of(&beside)))?;
+        return Ok(Some(Work::Kernel(prepared.launch(peers, source))));
+    }
     let form = turn.form(turn.bytes);
     let (rows, units) = (call.elements / norm.hidden, packets::units(form, row));
     let Some(RowGrid { blocks, pieces, share }) = peers.blocks.norm.rows(rows, units) else {
@@ -99,17 +115,7 @@ pub fn lower_norm(
     }
     let mut parameters = turn.packets(turn.bytes, form, rows * units, 1)?;
     parameters.from[0] = norm.operand;
-    let beside = Norm {
-        residual: norm.residual,
-        weight: norm.weight.unwrap_or(0),
-        reduced: norm.reduced.unwrap_or(0),
-        added: norm.added,
-        normed: norm.normed.unwrap_or(0),
-        row: (row / 8) as u32,
-        eps: norm.eps as f32,
-        share,
-        in_place: u32::from(norm.is_in_place(turn.bytes)),
-    };
+    beside.share = share;
     let (element, operation) = reduction(call.dtype, *op);
     let as_form = if form == Form::Lines { "InLines" } else { "InWords" };
     let (n, first) = (turn.n, norm.round_first);

@@ -10,7 +10,7 @@ use super::blocks::Form;
 use super::call::{Call, Turn};
 use super::{Prepared, Sends, pieces, reduction};
 use crate::error::CudaError;
-use crate::launch::Address;
+use crate::launch::{Address, Param};
 
 /// Words of 8 bytes with data in a line, as `kernels/lines.cu` has them.
 const LINE: usize = 15;
@@ -24,7 +24,27 @@ pub(super) fn units(form: Form, message: usize) -> usize {
     }
 }
 
+/// An all-reduce from the operand to the result.
 pub(super) fn reduce(turn: &Turn, op: ReduceOp) -> Result<Prepared, CudaError> {
+    let vector = (turn.operand | turn.result).is_multiple_of(8);
+    reduce_to(turn, op, vector, None)
+}
+
+/// An all-reduce in two rounds to which `beside` says what is added; all addresses are multiples of 8.
+pub(super) fn reduce_and_add(
+    turn: &Turn,
+    op: ReduceOp,
+    beside: (&'static str, Param),
+) -> Result<Prepared, CudaError> {
+    reduce_to(turn, op, true, Some(beside))
+}
+
+fn reduce_to(
+    turn: &Turn,
+    op: ReduceOp,
+    vector: bool,
+    beside: Option<(&'static str, Param)>,
+) -> Result<Prepared, CudaError> {
     let n = turn.n;
     let form = turn.form(turn.bytes);
     let two_rounds = turn.forms().two_rounds(turn.bytes, n);
@@ -35,14 +55,15 @@ pub(super) fn reduce(turn: &Turn, op: ReduceOp) -> Result<Prepared, CudaError> {
     call.out[0] = turn.result;
     call.slice = slice as u64;
     let (element, operation) = reduction(turn.bound.dtype, op);
-    let vector = (turn.operand | turn.result).is_multiple_of(8);
     let blocks = grid(turn, form, units);
-    let body = match (form, two_rounds) {
-        (Form::Words, _) => format!("packets_reduce<{element}, {operation}, {n}, {vector}>"),
-        (_, false) => format!("lines_reduce<{element}, {operation}, {n}, {vector}>"),
-        (_, true) => format!("lines_reduce_twice<{element}, {operation}, {n}, {vector}>"),
+    let kernel = match (form, two_rounds) {
+        (Form::Words, _) => "packets_reduce",
+        (_, false) => "lines_reduce",
+        (_, true) if beside.is_some() => "lines_add_twice",
+        (_, true) => "lines_reduce_twice",
     };
-    Ok(prepared(format!("packets_{}", turn.bound.dtype), body, call, blocks))
+    let body = format!("{kernel}<{element}, {operation}, {n}, {vector}>");
+    Ok(Prepared { beside, ..prepared(format!("packets_{}", turn.bound.dtype), body, call, blocks) })
 }
 
 pub(super) fn movement(turn: &Turn) -> Result<Prepared, CudaError> {

@@ -1,8 +1,10 @@
 //! Two products of one left matrix as a batch of two, by the library.
 //!
 //! Gate and up projections are two products of equal extents. One after the other, each leaves multiprocessors idle in
-//! its last wave of tiles; as a batch they share it. A batch is described by the distances between its matrices, which
-//! may be anything, so nothing moves in memory: the first product is only done where the second is.
+//! its last wave of tiles; as a batch they share it. A batch is described by the distances between its matrices, so
+//! nothing moves in memory: the first product is only done where the second is. The weights must lie in the order of
+//! the results, as the library (cuBLASLt of CUDA 13.0) takes no negative distances. All ranks decide alike, since the
+//! memory of a rank is laid out as that of the others.
 
 use symmc_runtime::exec::{BoundStep, Located, Work as StepWork};
 
@@ -77,7 +79,8 @@ fn batch(first: &Gemm, second: &Gemm) -> Option<Gemm> {
         && low.batch == 1
         && alike(&low.b, &high.b)
         && alike(&low.c, &high.c)
-        && low.c.at != high.c.at;
+        && low.b.at < high.b.at
+        && low.c.at < high.c.at;
     let size = low.dtype.size() as i64;
     let between = |x: &Matrix, y: &Matrix| {
         let bytes = y.at.wrapping_sub(x.at) as i64;

@@ -128,11 +128,67 @@ __device__ __forceinline__ u64 within(const Call& call, u64 at) {
     return rest < call.slice ? rest : call.slice;
 }
 
+/// What follows an all-reduce in its kernel, beside [`Call`]: addresses, 0 for what there is not. Results may lie on the
+/// operand or the residual, element on element.
+struct Norm {
+    u64 residual;
+    u64 weight;
+    /// Where the reduction, its sum with the residual and the norm of that go.
+    u64 reduced;
+    u64 added;
+    u64 normed;
+    /// Words of 8 bytes of a row.
+    u32 row;
+    float eps;
+    /// The units of a row that one block sends. A grid with more blocks than rows has so many to each row that they send
+    /// all of it.
+    u32 share;
+    /// Whether a result lies on the operand.
+    u32 in_place;
+};
+
+/// A reduction that goes to `out[0]`.
+template <class T, bool VECTOR>
+struct ToResult {
+    struct Asked {};
+    __device__ __forceinline__ Asked ask(u64, u64, u64) const { return Asked{}; }
+    __device__ __forceinline__ void store(const Call& call, u64 at, u64 i, u64 bytes, const Wide& data, Asked) const {
+        line_deliver<typename T::Stored, VECTOR>(call.out[0] + at, i, bytes, data);
+    }
+};
+
+/// One to which a residual is added, with the roundings of two steps.
+template <class T, bool VECTOR>
+struct ToSum {
+    typedef typename T::Stored Stored;
+    typedef Wide Asked;
+    const Norm& norm;
+    /// What is here already is asked for before the wait.
+    __device__ __forceinline__ Wide ask(u64 at, u64 i, u64 bytes) const {
+        return line_message<Stored, VECTOR>(norm.residual + at, i, bytes);
+    }
+    __device__ __forceinline__ void store(const Call&, u64 at, u64 i, u64 bytes, const Wide& data,
+                                          const Wide& residual) const {
+        if (norm.reduced != 0) line_deliver<Stored, VECTOR>(norm.reduced + at, i, bytes, data);
+        typedef Run<T, 2> Piece;
+        Piece x, y;
+        x.words[0] = data.low, x.words[1] = data.high;
+        y.words[0] = residual.low, y.words[1] = residual.high;
+        typename T::Acc sum[Piece::COUNT], other[Piece::COUNT];
+        x.widen(sum);
+        y.widen(other);
+#pragma unroll
+        for (u32 k = 0; k < Piece::COUNT; k++) sum[k] += other[k];
+        x.narrow(sum);
+        line_deliver<Stored, VECTOR>(norm.added + at, i, bytes, Wide{x.words[0], x.words[1]});
+    }
+};
+
 /// All-reduce in two rounds: each rank reduces its slice of `slice` bytes, a multiple of 8, of what the others send
 /// it, then sends that to all. `to` and `slots` are those of the first round; those of the second follow all of the
-/// first. What lies beyond the operand is sent as zeros.
-template <class T, class O, u32 N, bool VECTOR>
-__device__ __forceinline__ void lines_reduce_twice(const Call& call) {
+/// first. What lies beyond the operand is sent as zeros. `to` stores the reduction.
+template <class T, class O, u32 N, bool VECTOR, class To>
+__device__ __forceinline__ void lines_twice(const Call& call, const To& to) {
     typedef typename T::Stored Stored;
     const u64 units = line_units(call.slice), second = units * (N - 1) * 16;
     const u64 first = (u64)blockIdx.x * blockDim.x + threadIdx.x;
@@ -160,6 +216,7 @@ __device__ __forceinline__ void lines_reduce_twice(const Call& call) {
     for (u64 i = first; i < units; i += step) {
         Wide wide[N];
         const Wide own = line_message<Stored, VECTOR>(call.from[0] + at, i, mine);
+        const auto asked = to.ask(at, i, mine);
 #pragma unroll
         for (u32 p = 0; p < N; p++) wide[p] = own;
         if (!line_receive<N>(call, slots, i, turn.flag, wide)) return;
@@ -168,19 +225,32 @@ __device__ __forceinline__ void lines_reduce_twice(const Call& call) {
         for (u32 k = 0; k + 1 < N; k++) {
             store_line(call.to[k] + turn.zone + second + i * 16, flagged(out, i, turn.flag));
         }
-        line_deliver<Stored, VECTOR>(call.out[0] + at, i, mine, out);
+        to.store(call, at, i, mine, out, asked);
     }
     touch(call, turn.flag, 2);
     line_slots<N>(call, turn, second, slots);
     for (u64 i = first; i < units; i += step) {
         Wide wide[N];
+        typename To::Asked asked[N];
+#pragma unroll
+        for (u32 p = 0; p < N; p++) asked[p] = to.ask(p * call.slice, i, within(call, p * call.slice));
         if (!line_receive<N>(call, slots, i, turn.flag, wide)) return;
 #pragma unroll
         for (u32 p = 0; p < N; p++) {
             const u64 from = p * call.slice;
-            if (p != call.me) line_deliver<Stored, VECTOR>(call.out[0] + from, i, within(call, from), wide[p]);
+            if (p != call.me) to.store(call, from, i, within(call, from), wide[p], asked[p]);
         }
     }
+}
+
+template <class T, class O, u32 N, bool VECTOR>
+__device__ __forceinline__ void lines_reduce_twice(const Call& call) {
+    lines_twice<T, O, N, VECTOR>(call, ToResult<T, VECTOR>{});
+}
+
+template <class T, class O, u32 N, bool VECTOR>
+__device__ __forceinline__ void lines_add_twice(const Call& call, const Norm& norm) {
+    lines_twice<T, O, N, VECTOR>(call, ToSum<T, VECTOR>{norm});
 }
 
 /// All-gather and all-to-all of `count` bytes to each; addresses as for [`packets_move`].

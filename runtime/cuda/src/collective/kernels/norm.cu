@@ -2,24 +2,6 @@
 
 namespace symmc_peer {
 
-/// The addresses of [`packets_norm`] that [`Call`] has no place for; 0 for what there is not.
-struct Norm {
-    u64 residual;
-    u64 weight;
-    /// Where the reduction, its sum with the residual and the norm of that go.
-    u64 reduced;
-    u64 added;
-    u64 normed;
-    /// Words of 8 bytes of a row.
-    u32 row;
-    float eps;
-    /// The units of a row that one block sends. A grid with more blocks than rows has so many to each row that they send
-    /// all of it.
-    u32 share;
-    /// Whether a result lies on the operand.
-    u32 in_place;
-};
-
 /// Rows as words: a unit is one.
 struct InWords {
     static constexpr u32 WORDS = 1;

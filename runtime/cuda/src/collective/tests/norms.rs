@@ -14,6 +14,8 @@ struct Shape {
     rows: usize,
     hidden: usize,
     normalised: bool,
+    /// Whether the reduction itself goes somewhere.
+    kept: bool,
     /// Where the sum goes.
     sum: Sum,
 }
@@ -25,7 +27,7 @@ enum Sum {
 }
 
 const fn shape(dtype: DType, rows: usize, hidden: usize) -> Shape {
-    Shape { dtype, rows, hidden, normalised: true, sum: Sum::Apart }
+    Shape { dtype, rows, hidden, normalised: true, kept: false, sum: Sum::Apart }
 }
 
 const fn in_place(dtype: DType, rows: usize, hidden: usize) -> Shape {
@@ -50,6 +52,7 @@ struct Layer {
     shape: Shape,
     operand: Vec<u8>,
     residual: Vec<u8>,
+    reduced: Vec<u8>,
     weight: Vec<u8>,
     added: Vec<u8>,
     normed: Vec<u8>,
@@ -66,8 +69,9 @@ impl Layer {
         let n = peers.arenas.len() as u32;
         let values = |elements: usize| vec![0u8; elements * dtype.size()];
         let elements = rows * hidden;
-        let [operand, residual, added, normed] = [(); 4].map(|()| values(elements));
-        let mut out = Layer { shape, operand, residual, weight: values(hidden), added, normed, kernel: None };
+        let [operand, residual, reduced, added, normed] = [(); 5].map(|()| values(elements));
+        let mut out =
+            Layer { shape, operand, residual, reduced, weight: values(hidden), added, normed, kernel: None };
         fill(dtype, &mut out.weight, weight);
         let mut call = collective(Kind::AllReduce(ReduceOp::Sum), Variant::Packets, n, dtype, elements);
         call.landing = Some([0, zone]);
@@ -77,7 +81,7 @@ impl Layer {
             operand,
             residual: address(&mut out.residual),
             weight: Some(address(&mut out.weight)),
-            reduced: None,
+            reduced: shape.kept.then(|| address(&mut out.reduced)),
             added: if shape.sum == Sum::OnOperand { operand } else { address(&mut out.added) },
             normed: shape.normalised.then(|| address(&mut out.normed)),
             hidden,
@@ -93,7 +97,7 @@ impl Layer {
 
     /// Runs this rank's kernel on the values of a round and compares. Gives the bytes of the norm.
     fn run(&mut self, library: &Library, me: usize, n: usize, round: usize) -> Vec<u8> {
-        let Shape { dtype, rows, hidden, normalised, sum } = self.shape;
+        let Shape { dtype, rows, hidden, normalised, kept, sum } = self.shape;
         fill(dtype, &mut self.operand, |i| operand(me, round, i));
         fill(dtype, &mut self.residual, |i| residual(round, i));
         library.run(self.kernel.as_ref().expect("it was made"));
@@ -107,6 +111,7 @@ impl Layer {
             for (j, &x) in x.iter().enumerate() {
                 let what = (self.shape, n, me, round, row, j);
                 assert_eq!(read_f64(dtype, added, at(j)), x, "{what:?}");
+                assert!(!kept || read_f64(dtype, &self.reduced, at(j)) == reduced(at(j)), "{what:?}");
                 let (found, expected) = (read_f64(dtype, &self.normed, at(j)), x * scale * weight(j));
                 let tolerance = if dtype == DType::F32 { 1e-5 } else { 1e-2 };
                 assert!(
@@ -170,6 +175,25 @@ fn residual_and_norm_follow_the_reduction() {
         1,
         "norm-wrapped",
     );
+}
+
+#[test]
+fn a_large_reduction_takes_the_residual_in_two_rounds() {
+    let sum = |shape| Shape { normalised: false, ..shape };
+    let shapes = [
+        sum(shape(DType::BF16, 9, 116)),
+        sum(in_place(DType::F32, 5, 116)),
+        Shape { kept: true, ..sum(shape(DType::F16, 7, 108)) },
+        Shape { kept: true, ..sum(in_place(DType::BF16, 11, 92)) },
+    ];
+    let given = Given { zone: 32 << 10, ..Given::default() };
+    for n in [3, 5, 8] {
+        let bytes = |s: &Shape| s.rows * s.hidden * s.dtype.size();
+        assert!(shapes.iter().all(|s| given.forms.two_rounds(bytes(s), n)));
+    }
+    run(&[3, 5, 8].map(|n| (n, given)), &shapes, 3, "norm-twice");
+    let chaos = |seed| [(3, Given { chaos: Some(seed), ..given }), wrapped(4, seed, given)];
+    run(&(0..10).flat_map(chaos).collect::<Vec<_>>(), &shapes, 1, "norm-twice-chaos");
 }
 
 /// A world whose flags wrap around with its first collective.
