@@ -59,6 +59,25 @@ for name in fsdp4_fw_graph fsdp4_bw_graph; do
   check "$name" 0 "$symmc" run "$programs/$name.pt2" --backend cuda --machine h200x4 --gpus "$(places 4)" \
     --seed 1 --compare interpreter
 done
+# A cache that is changed where it lies, run after run.
+cat >"$out/cache.symm" <<'END'
+program "cache" ranks 2
+group @all world
+arg %x: bf16[8, 512]
+arg %at: i64[8]
+param %keys: bf16[64, 512]
+param %w: bf16[512, 512]
+%y: bf16[8, 512] = matmul %x, %w
+%r: bf16[8, 512] = all_reduce %y op=avg group=@all
+%next: bf16[64, 512] = index_put %keys, %r, %at axis=0 accumulate=true
+%z: bf16[64, 512] = relu %next
+return %z
+mutate %keys = %next
+END
+for repeat in 1 20; do
+  check "a cache in place, $repeat runs" 0 "$symmc" run "$out/cache.symm" --backend cuda --machine h200x2 --seed 1 \
+    --repeat $repeat --compare interpreter
+done
 check "hf_llama_tp2, an arena of NCCL" 0 "$symmc" run "${llama[@]}" --backend cuda --arena nccl --repeat 100
 check "hf_llama_tp2, NCCL's windows" 0 "$symmc" run "${llama[@]}" --backend cuda --variants nccl_window --repeat 100
 adopt=$(dirname "$symmc")/examples/adopt
