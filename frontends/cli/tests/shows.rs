@@ -87,8 +87,7 @@ fn what_no_bucket_serves_is_said() {
 
 #[test]
 fn the_chain_of_rules_has_its_costs() {
-    let line =
-        "plan llama70b_tp8_graph.pt2 --ranks 8 --machine h200x8 --bucket tokens=1024 --explain %all_reduce";
+    let line = "plan llama70b_tp8_graph.pt2 --ranks 8 --machine h200x8 --variants pull,push --bucket tokens=1024 --explain %all_reduce";
     let text = stdout(line);
     let rules: Vec<&str> = text
         .lines()
