@@ -46,6 +46,21 @@ impl FusedNorm {
         let results = [self.reduced, Some(self.added), self.normed];
         results.into_iter().flatten().any(|at| at.abs_diff(self.operand) < bytes as Address)
     }
+
+    /// The parameters for an operand of `bytes` bytes in rows of `row` bytes, without a share.
+    fn parameters(&self, bytes: usize, row: usize) -> Norm {
+        Norm {
+            residual: self.residual,
+            weight: self.weight.unwrap_or(0),
+            reduced: self.reduced.unwrap_or(0),
+            added: self.added,
+            normed: self.normed.unwrap_or(0),
+            row: (row / 8) as u32,
+            eps: self.eps as f32,
+            share: 0,
+            in_place: u32::from(self.is_in_place(bytes)),
+        }
+    }
 }
 
 plain! {
@@ -89,17 +104,7 @@ pub fn lower_norm(
         return Ok(None);
     }
     let turn = Turn::new(step, call, [norm.operand, norm.added], peers)?;
-    let mut beside = Norm {
-        residual: norm.residual,
-        weight: norm.weight.unwrap_or(0),
-        reduced: norm.reduced.unwrap_or(0),
-        added: norm.added,
-        normed: norm.normed.unwrap_or(0),
-        row: (row / 8) as u32,
-        eps: norm.eps as f32,
-        share: 0,
-        in_place: u32::from(norm.is_in_place(turn.bytes)),
-    };
+    let beside = norm.parameters(turn.bytes, row);
     if norm.normed.is_none() && peers.forms.two_rounds(turn.bytes, turn.n) {
         let prepared = packets::reduce_and_add(&turn, *op, ("Norm", Param::of(&beside)))?;
         return Ok(Some(Work::Kernel(prepared.launch(peers, source))));
@@ -115,7 +120,7 @@ pub fn lower_norm(
     }
     let mut parameters = turn.packets(turn.bytes, form, rows * units, 1)?;
     parameters.from[0] = norm.operand;
-    beside.share = share;
+    let beside = Norm { share, ..beside };
     let (element, operation) = reduction(call.dtype, *op);
     let as_form = if form == Form::Lines { "InLines" } else { "InWords" };
     let (n, first) = (turn.n, norm.round_first);
