@@ -237,10 +237,11 @@ def runs(rounds):
 if __name__ == "__main__":
     count = int(sys.argv[1]) if len(sys.argv) > 1 else 9
     subprocess.run(["cargo", "build", "--release", "--quiet", "-p", "symmc-cli"], cwd=ROOT, check=True)
+    # First, while this process is small: what it takes when it starts another counts as the peak memory of that.
+    plan(count)
     orders()
     gaps()
     barriers()
     large(count)
     beside_one(count)
-    plan(count)
     runs(count)
