@@ -11,7 +11,7 @@
 //! given offset stay there and count in both.
 //!
 //! # The method
-//! First come two sweeps through time, away from the instant of the bound ([`sweep`]): a packing in little time, often
+//! First come two sweeps through time, away from the instant of the bound (`sweep.rs`): a packing in little time, often
 //! at the bound where that is a peak in time. Then blocks are placed one after another into the lowest (first fit) or
 //! tightest (best fit) gap that is free for their whole lifetime. A portfolio of orders is tried, led by the blocks that
 //! are alive at the instants of the bound: at one instant they stack without gaps, and everything else lies to the left

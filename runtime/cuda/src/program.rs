@@ -103,7 +103,10 @@ impl Program {
                 None => lower(rank, step, parts, &mut source, &mut sites)?,
             });
         }
-        twins::join(list, &done, &mut lowered);
+        let arena = parts.peers.arenas.get(rank as usize).copied().unwrap_or(0);
+        let private =
+            |value: &_| !(arena..arena + parts.peers.arena as Address).contains(&parts.homes.at(value));
+        twins::join(list, &done, &private, &mut lowered);
         Program::load(turns, lowered, (&source, sites), parts)
     }
 

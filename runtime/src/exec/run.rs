@@ -74,7 +74,8 @@ impl Bound {
     /// Runs the program once.
     ///
     /// # Errors
-    /// The caller's memory does not fit the program, a kernel refused its operands, or a collective failed.
+    /// The caller's memory does not fit the program, a kernel refused its operands, or a collective failed. Inputs that
+    /// outputs mutate may be half changed then.
     ///
     /// # Safety
     /// The spans of `memory` must be valid for reads and writes (inputs that no output mutates: for reads)

@@ -3,8 +3,8 @@
 //! Gate and up projections are two products of equal extents. One after the other, each leaves multiprocessors idle in
 //! its last wave of tiles; as a batch they share it. A batch is described by the distances between its matrices, so
 //! nothing moves in memory: the first product is only done where the second is. The weights must lie in the order of
-//! the results, as the library (cuBLASLt of CUDA 13.0) takes no negative distances. All ranks decide alike, since the
-//! memory of a rank is laid out as that of the others.
+//! the results, as the library (cuBLASLt of CUDA 13.0) takes no negative distances. All ranks decide alike: distances
+//! are those of places in a rank's private memory, which is laid out as that of the others.
 
 use symmc_runtime::exec::{BoundStep, Located, Work as StepWork};
 
@@ -17,11 +17,21 @@ use crate::launch::Work;
 const REACH: usize = 8;
 
 /// Joins twins. `done` says for each step in whose place its work is done, `lowered` what is done in each place; the
-/// work of both is done in place of the second.
-pub fn join(list: &[BoundStep], done: &[usize], lowered: &mut [Vec<Work>]) {
+/// work of both is done in place of the second. `private` says whether a value lies in the rank's private memory.
+pub fn join(
+    list: &[BoundStep],
+    done: &[usize],
+    private: &dyn Fn(&Located) -> bool,
+    lowered: &mut [Vec<Work>],
+) {
     let awaited = fuse::awaited(list);
-    for place in 0..list.len() {
-        if let Some((other, both)) = twin(list, done, &awaited, lowered, place) {
+    let all_private = |step: &BoundStep| {
+        touched(step).is_some_and(|(operands, results)| operands.iter().chain(results).all(private))
+    };
+    for place in (0..list.len()).filter(|&p| all_private(&list[p])) {
+        let found =
+            twin(list, done, &awaited, lowered, place).filter(|(other, _)| all_private(&list[*other]));
+        if let Some((other, both)) = found {
             lowered[place].clear();
             lowered[other] = vec![Work::Gemm(both)];
         }
@@ -45,9 +55,6 @@ fn twin(
         if awaited[other - 1] {
             return None;
         }
-        if let Some(both) = product(other).and_then(|second| batch(&first, &second)) {
-            return Some((other, both));
-        }
         let passes = |step: &BoundStep| {
             let Some((operands, results)) = touched(step) else { return false };
             let apart = |all: &[Located], spans: &[Span]| {
@@ -55,8 +62,12 @@ fn twin(
             };
             apart(operands, &writes) && apart(results, &writes) && apart(results, &reads)
         };
+        // Neither needs what the other gives or may write where it reads.
         if !(0..=other).filter(|&s| done[s] == other).all(|s| passes(&list[s])) {
             return None;
+        }
+        if let Some(both) = product(other).and_then(|second| batch(&first, &second)) {
+            return Some((other, both));
         }
     }
     None

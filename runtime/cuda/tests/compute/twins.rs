@@ -7,7 +7,7 @@ use symmc_cuda::compute::{self, GEMM_WORKSPACE, Sites, twins};
 use symmc_cuda::launch::Work;
 use symmc_ir::Op;
 use symmc_planner::plan::Lane;
-use symmc_runtime::exec::{BoundStep, Located};
+use symmc_runtime::exec::{BoundStep, Home, Located, Work as StepWork};
 
 use crate::machine;
 use crate::products::{SPACING, gated, step, value};
@@ -28,7 +28,8 @@ fn joined(list: &[BoundStep]) -> Vec<Vec<Work>> {
         _ => vec![],
     };
     let mut lowered: Vec<Vec<Work>> = list.iter().enumerate().map(lower).collect();
-    twins::join(list, &done, &mut lowered);
+    let private = |v: &Located| v.home != Home::Symmetric;
+    twins::join(list, &done, &private, &mut lowered);
     lowered
 }
 
@@ -59,7 +60,7 @@ fn products_of_one_left_matrix_are_a_batch_at_their_own_distances() {
         } * SPACING;
     };
     for step in &mut turned {
-        if let symmc_runtime::exec::Work::Kernel { operands, results, .. } = &mut step.work {
+        if let StepWork::Kernel { operands, results, .. } = &mut step.work {
             operands.iter_mut().chain(results).for_each(swap);
         }
     }
@@ -68,8 +69,7 @@ fn products_of_one_left_matrix_are_a_batch_at_their_own_distances() {
 
 #[test]
 fn a_product_is_not_done_later_than_somebody_needs_it_or_than_its_operands_last() {
-    let row =
-        |place: usize, n: usize| value(symmc_runtime::exec::Home::Ordinary, place, [M, n], [n as isize, 1]);
+    let row = |place: usize, n: usize| value(Home::Ordinary, place, [M, n], [n as isize, 1]);
     let with = |between: BoundStep| {
         let mut list = gated(M);
         list.insert(2, between);
@@ -91,8 +91,31 @@ fn a_product_is_not_done_later_than_somebody_needs_it_or_than_its_operands_last(
     assert_eq!(batches(&joined(&awaited)), [1, 1]);
     // Other left matrices, other extents.
     let mut apart = gated(M);
-    if let symmc_runtime::exec::Work::Kernel { operands, .. } = &mut apart[2].work {
+    if let StepWork::Kernel { operands, .. } = &mut apart[2].work {
         operands[0].offset = 6 * SPACING;
     }
     assert_eq!(batches(&joined(&apart)), [1, 1]);
+}
+
+#[test]
+fn products_of_which_one_needs_the_other_or_that_lie_elsewhere_on_each_rank_stay_apart() {
+    let square = |home, place| value(home, place, [M, M], [M as isize, 1]);
+    let ordinary = |place| square(Home::Ordinary, place);
+    let two = |weights: [Located; 2], results: [Located; 2]| {
+        let product = |index, [weight, result]: [Located; 2]| {
+            step(index, Op::MatMul, vec![ordinary(0), weight], result)
+        };
+        let ([w1, w2], [r1, r2]) = (weights, results);
+        batches(&joined(&[product(0, [w1, r1]), product(1, [w2, r2])]))
+    };
+    let apart = [ordinary(3), ordinary(4)];
+    assert_eq!(two([ordinary(1), ordinary(2)], apart.clone()), [2]);
+    // The second multiplies what the first gives.
+    assert_eq!(two([ordinary(1), ordinary(3)], apart.clone()), [1, 1]);
+    // The result of the second takes the place of what the first multiplies: its weight, its rows.
+    assert_eq!(two([ordinary(3), ordinary(4)], [ordinary(2), ordinary(3)]), [1, 1]);
+    assert_eq!(two([ordinary(4), ordinary(5)], [ordinary(3), ordinary(0)]), [1, 1]);
+    assert_eq!(two([ordinary(1), square(Home::Symmetric, 2)], apart), [1, 1]);
+    let shared = [ordinary(3), square(Home::Symmetric, 4)];
+    assert_eq!(two([ordinary(1), ordinary(2)], shared), [1, 1]);
 }

@@ -122,6 +122,7 @@ SC_FN u32 cluster_block() {
 // Waits for all threads of the cluster; what they wrote to shared memory before can be read.
 SC_FN void cluster_meet() {
 #if __CUDA_ARCH__ >= 900
+    __syncwarp();
     asm volatile("barrier.cluster.arrive.release.aligned; barrier.cluster.wait.acquire.aligned;" ::: "memory");
 #endif
 }
