@@ -3,8 +3,8 @@
 //! [`find`] looks for them in a list, [`lower`] makes the kernel: the products of one left matrix side by side, then
 //! the steps on the sums of a position, each value rounded to its dtype as if it had been stored. A product of which
 //! they read columns side by side, as halves of one weight are, counts as several. So the bits are
-//! those of single steps with the same sums; products that the library would do by themselves may be added up in
-//! another order here.
+//! those of single steps with the same sums; products that the library or pairs of blocks would do by themselves may be
+//! added up in another order here.
 
 use smallvec::SmallVec;
 use symmc_ir::Op;

@@ -77,7 +77,7 @@ impl World {
             workspace: base + (own + STATUS_BYTES) as u64,
             workspace_bytes: GEMM_WORKSPACE,
             shared: 225 << 10,
-            pairs: true,
+            pairs: false,
             inputs: InputUse::Read,
         };
         World { memory, machine }
@@ -147,6 +147,34 @@ fn products_and_what_follows_are_one_kernel_with_the_same_bits() {
         let Some(StepWork::Kernel { results, .. }) = list.last().map(|s| &s.work) else { panic!("a kernel") };
         let expected = world.run(&library, &single, &results[0]);
         assert_eq!(world.run(&library, &one, &results[0]), expected, "{m} rows");
+    }
+}
+
+#[test]
+fn pairs_of_blocks_add_up_the_same_sums_in_another_order() {
+    let mut world = World::new();
+    let (base, alone) = (world.base(), world.machine);
+    let at = |v: &Located| base + v.offset as u64;
+    // Pairs have 104 lines, 52 of each product.
+    let pairs = Machine { multiprocessors: 8, pairs: true, ..alone };
+    for m in [17, 50, 64] {
+        let list = gated(m);
+        let [whole] = &find(&list, &fuse::groups(&list))[..] else { panic!("one kernel for {m} rows") };
+        let (mut source, mut sites) = (Source::new(), Sites::new());
+        let [one, two] = [alone, pairs].map(|machine| {
+            let work = lower(&list, whole, &at, &machine, &mut source, &mut sites).expect("it fits");
+            kernels(vec![work.expect("one kernel")])
+        });
+        assert_eq!([one[0].cluster, two[0].cluster], [1, 2]);
+        let name = format!("products-pairs-{m}");
+        let Some(library) = Library::build(&name, &source.text(), source.names()) else { return };
+        let Some(StepWork::Kernel { results, .. }) = list.last().map(|s| &s.work) else { panic!("a kernel") };
+        let [expected, found] = [one, two].map(|k| world.run(&library, &k, &results[0]));
+        let value = |bytes: &[u8]| f32::from_bits(u32::from(u16::from_le_bytes([bytes[0], bytes[1]])) << 16);
+        for (i, (a, b)) in expected.chunks(2).zip(found.chunks(2)).enumerate() {
+            let (a, b) = (value(a), value(b));
+            assert!((a - b).abs() <= a.abs() / 64.0 + 1e-6, "{m} rows: element {i}: {b}, not {a}");
+        }
     }
 }
 
