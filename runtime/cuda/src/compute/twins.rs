@@ -25,12 +25,12 @@ pub fn join(
     lowered: &mut [Vec<Work>],
 ) {
     let awaited = fuse::awaited(list);
-    let all_private = |step: &BoundStep| {
-        touched(step).is_some_and(|(operands, results)| operands.iter().chain(results).all(private))
+    // The left matrix is one: it may lie anywhere.
+    let fixed = |step: &BoundStep| {
+        touched(step).is_some_and(|(operands, results)| operands.iter().skip(1).chain(results).all(private))
     };
-    for place in (0..list.len()).filter(|&p| all_private(&list[p])) {
-        let found =
-            twin(list, done, &awaited, lowered, place).filter(|(other, _)| all_private(&list[*other]));
+    for place in (0..list.len()).filter(|&p| fixed(&list[p])) {
+        let found = twin(list, done, &awaited, lowered, place).filter(|(other, _)| fixed(&list[*other]));
         if let Some((other, both)) = found {
             lowered[place].clear();
             lowered[other] = vec![Work::Gemm(both)];

@@ -101,14 +101,16 @@ fn a_product_is_not_done_later_than_somebody_needs_it_or_than_its_operands_last(
 fn products_of_which_one_needs_the_other_or_that_lie_elsewhere_on_each_rank_stay_apart() {
     let square = |home, place| value(home, place, [M, M], [M as isize, 1]);
     let ordinary = |place| square(Home::Ordinary, place);
-    let two = |weights: [Located; 2], results: [Located; 2]| {
+    let of = |left: Located, weights: [Located; 2], results: [Located; 2]| {
         let product = |index, [weight, result]: [Located; 2]| {
-            step(index, Op::MatMul, vec![ordinary(0), weight], result)
+            step(index, Op::MatMul, vec![left.clone(), weight], result)
         };
         let ([w1, w2], [r1, r2]) = (weights, results);
         batches(&joined(&[product(0, [w1, r1]), product(1, [w2, r2])]))
     };
+    let two = |weights, results| of(ordinary(0), weights, results);
     let apart = [ordinary(3), ordinary(4)];
+    assert_eq!(of(square(Home::Symmetric, 0), [ordinary(1), ordinary(2)], apart.clone()), [2]);
     assert_eq!(two([ordinary(1), ordinary(2)], apart.clone()), [2]);
     // The second multiplies what the first gives.
     assert_eq!(two([ordinary(1), ordinary(3)], apart.clone()), [1, 1]);
