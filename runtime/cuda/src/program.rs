@@ -103,9 +103,8 @@ impl Program {
                 None => lower(rank, step, parts, &mut source, &mut sites)?,
             });
         }
-        let arena = parts.peers.arenas.get(rank as usize).copied().unwrap_or(0);
-        let private =
-            |value: &_| !(arena..arena + parts.peers.arena as Address).contains(&parts.homes.at(value));
+        let arena = parts.homes.symmetric..parts.homes.symmetric + parts.peers.arena as Address;
+        let private = |value: &_| !arena.contains(&parts.homes.at(value));
         twins::join(list, &done, &private, &mut lowered);
         Program::load(turns, lowered, (&source, sites), parts)
     }

@@ -288,10 +288,10 @@ impl Session {
     /// # Errors
     /// The copy fails.
     pub fn write_back(&self, binding: usize) -> Result<(), CudaError> {
-        let (bound, compute) = (&self.bounds[binding], &self.rig.streams.compute);
+        let (bound, homes) = (&self.bounds[binding], &self.homes[binding]);
+        let compute = &self.rig.streams.compute;
         for (index, output) in bound.outputs.iter().enumerate() {
             let Some(input) = output.mutates else { continue };
-            let homes = &self.homes[binding];
             let (to, from) = (homes.inputs[input], homes.outputs[index]);
             if to != from && bound.inputs[input].bytes == output.bytes {
                 // SAFETY: both were laid out as large, and apart; no run is in progress.

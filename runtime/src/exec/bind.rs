@@ -423,10 +423,11 @@ impl Binder<'_> {
             let (name, dtype) =
                 (self.graph.name_of(input.value).to_string(), self.graph.ty(input.value).dtype);
             let bytes = self.bytes(input.value)?;
-            // An input that nothing uses may have no place.
+            // Steps write one that an output replaces in place.
             if matches!(&self.program.places[input.value], Some(p) if matches!(p.home, Home::Output(_))) {
                 direct[index] = true;
             }
+            // An input that nothing uses may have no place.
             let fixed = match &self.program.places[input.value] {
                 None => None,
                 Some(_) => {

@@ -64,7 +64,7 @@ impl FusedNorm {
 }
 
 plain! {
-    /// The parameters beside the call, as `kernels/norm.cu` declares them.
+    /// The parameters beside the call, as `kernels/lines.cu` declares them.
     struct Norm {
         residual: Address,
         weight: Address,

@@ -93,26 +93,7 @@ pub fn awaited(list: &[BoundStep]) -> Vec<bool> {
 /// Whether the steps of an open group may be done after this one, which is not of the group and which no other
 /// lane takes as a sign that they are done: it touches nothing that they write, and writes nothing that they read.
 fn passes(list: &[BoundStep], group: &[usize], step: &BoundStep) -> bool {
-    let StepWork::Kernel { operands, results, .. } = &step.work else { return false };
-    if fusible(step).is_some() {
-        return false;
-    }
-    let (reads, writes): (Vec<Span>, Vec<Span>) =
-        (operands.iter().map(Span::of).collect(), results.iter().map(Span::of).collect());
-    group.iter().all(|&member| match &list[member].work {
-        StepWork::Kernel { operands, results, .. } => {
-            let written = |r: &Located| {
-                let span = Span::of(r);
-                !reads.iter().chain(&writes).any(|other| other.overlaps(&span))
-            };
-            let read = |x: &Located| {
-                let span = Span::of(x);
-                !writes.iter().any(|other| other.overlaps(&span))
-            };
-            results.iter().all(written) && operands.iter().all(read)
-        }
-        _ => false,
-    })
+    fusible(step).is_none() && group.iter().all(|&member| spans::commute(&list[member], step))
 }
 
 /// The iteration space of a step that can be part of a group.

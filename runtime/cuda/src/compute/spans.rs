@@ -83,6 +83,22 @@ fn touched(step: &BoundStep) -> (Spans, Spans) {
     }
 }
 
+/// Whether two compute steps may change places: neither writes what the other reads or writes.
+pub(crate) fn commute(one: &BoundStep, other: &BoundStep) -> bool {
+    let spans = |step: &BoundStep| match &step.work {
+        Work::Kernel { operands, results, .. } => {
+            let [reads, writes] = [operands, results].map(|all| all.iter().map(Span::of).collect::<Spans>());
+            Some((reads, writes))
+        }
+        Work::Custom { .. } | Work::Collective(_) => None,
+    };
+    let (Some((reads, writes)), Some((other_reads, other_writes))) = (spans(one), spans(other)) else {
+        return false;
+    };
+    let apart = |a: &Spans, b: &Spans| !a.iter().any(|x| b.iter().any(|y| x.overlaps(y)));
+    apart(&writes, &other_writes) && apart(&writes, &other_reads) && apart(&reads, &other_writes)
+}
+
 /// Whether a step that is not of the group, or the caller, may read what `place` wrote to these bytes.
 pub(crate) fn is_read(list: &[BoundStep], place: usize, own: &Span, group: &[usize]) -> bool {
     // Only these homes are nobody else's business while the program runs.

@@ -10,7 +10,7 @@ use symmc_runtime::exec::{BoundStep, Located, Work as StepWork};
 
 use super::fuse;
 use super::gemm::{Gemm, Matrix};
-use super::spans::Span;
+use super::spans;
 use crate::launch::Work;
 
 /// How far behind a product its twin is looked for, in steps.
@@ -26,8 +26,9 @@ pub fn join(
 ) {
     let awaited = fuse::awaited(list);
     // The left matrix is one: it may lie anywhere.
-    let fixed = |step: &BoundStep| {
-        touched(step).is_some_and(|(operands, results)| operands.iter().skip(1).chain(results).all(private))
+    let fixed = |step: &BoundStep| match &step.work {
+        StepWork::Kernel { operands, results, .. } => operands.iter().skip(1).chain(results).all(private),
+        StepWork::Custom { .. } | StepWork::Collective(_) => false,
     };
     for place in (0..list.len()).filter(|&p| fixed(&list[p])) {
         let found = twin(list, done, &awaited, lowered, place).filter(|(other, _)| fixed(&list[*other]));
@@ -48,22 +49,13 @@ fn twin(
 ) -> Option<(usize, Gemm)> {
     let product = |place: usize| if let [Work::Gemm(gemm)] = lowered[place][..] { Some(gemm) } else { None };
     let first = product(place)?;
-    let (operands, results) = touched(&list[place])?;
-    let [reads, writes] = [operands, results].map(|all| all.iter().map(Span::of).collect::<Vec<_>>());
     for other in place + 1..list.len().min(place + 1 + REACH) {
         // A wait for a step in between stands for this one too.
         if awaited[other - 1] {
             return None;
         }
-        let passes = |step: &BoundStep| {
-            let Some((operands, results)) = touched(step) else { return false };
-            let apart = |all: &[Located], spans: &[Span]| {
-                all.iter().map(Span::of).all(|own| !spans.iter().any(|s| s.overlaps(&own)))
-            };
-            apart(operands, &writes) && apart(results, &writes) && apart(results, &reads)
-        };
         // Neither needs what the other gives or may write where it reads.
-        if !(0..=other).filter(|&s| done[s] == other).all(|s| passes(&list[s])) {
+        if !(0..=other).filter(|&s| done[s] == other).all(|s| spans::commute(&list[place], &list[s])) {
             return None;
         }
         if let Some(both) = product(other).and_then(|second| batch(&first, &second)) {
@@ -71,14 +63,6 @@ fn twin(
         }
     }
     None
-}
-
-/// What a compute step reads and writes.
-fn touched(step: &BoundStep) -> Option<(&[Located], &[Located])> {
-    match &step.work {
-        StepWork::Kernel { operands, results, .. } => Some((operands, results)),
-        StepWork::Custom { .. } | StepWork::Collective(_) => None,
-    }
 }
 
 /// Two products of one left matrix as one batch, in the order of their results.

@@ -29,7 +29,7 @@ __device__ __forceinline__ void reduce_wide(const Call& call, u64 at, u64 apart)
         const Run<T, 2> out = reduce_runs<T, O, N, 2>(runs[t]);
 #pragma unroll
         for (u32 p = 0; p < OUTS; p++) {
-            store_wide(call.to[p] + at + t * apart, Wide{out.words[0], out.words[1]});
+            store_wide(call.to[p] + at + t * apart, wide_of(out));
         }
     }
 }

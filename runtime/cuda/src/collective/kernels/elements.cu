@@ -138,13 +138,36 @@ __device__ __forceinline__ Run<T, W> reduce_runs(const Run<T, W>* runs) {
     return out;
 }
 
+/// The sum of two runs, rounded once.
+template <class T, u32 W>
+__device__ __forceinline__ Run<T, W> add_runs(const Run<T, W>& x, const Run<T, W>& y) {
+    constexpr u32 COUNT = Run<T, W>::COUNT;
+    typename T::Acc sum[COUNT], other[COUNT];
+    x.widen(sum);
+    y.widen(other);
+#pragma unroll
+    for (u32 k = 0; k < COUNT; k++) sum[k] += other[k];
+    Run<T, W> out;
+    out.narrow(sum);
+    return out;
+}
+
 template <class T>
-__device__ __forceinline__ Run<T, 2> load_run(u64 at) {
-    const Wide wide = load_wide(at);
+__device__ __forceinline__ Run<T, 2> run_of(const Wide& wide) {
     Run<T, 2> run;
     run.words[0] = wide.low;
     run.words[1] = wide.high;
     return run;
+}
+
+template <class T>
+__device__ __forceinline__ Wide wide_of(const Run<T, 2>& run) {
+    return Wide{run.words[0], run.words[1]};
+}
+
+template <class T>
+__device__ __forceinline__ Run<T, 2> load_run(u64 at) {
+    return run_of<T>(load_wide(at));
 }
 
 }  // namespace symmc_peer

@@ -81,12 +81,8 @@ template <class T, class O, u32 N>
 __device__ __forceinline__ Wide line_reduce(const Wide* wide) {
     Run<T, 2> runs[N];
 #pragma unroll
-    for (u32 p = 0; p < N; p++) {
-        runs[p].words[0] = wide[p].low;
-        runs[p].words[1] = wide[p].high;
-    }
-    const Run<T, 2> out = reduce_runs<T, O, N, 2>(runs);
-    return Wide{out.words[0], out.words[1]};
+    for (u32 p = 0; p < N; p++) runs[p] = run_of<T>(wide[p]);
+    return wide_of(reduce_runs<T, O, N, 2>(runs));
 }
 
 /// All-reduce of `count` bytes from `from[0]` to `out[0]`; addresses as for [`packets_reduce`].
@@ -170,17 +166,8 @@ struct ToSum {
     __device__ __forceinline__ void store(const Call&, u64 at, u64 i, u64 bytes, const Wide& data,
                                           const Wide& residual) const {
         if (norm.reduced != 0) line_deliver<Stored, VECTOR>(norm.reduced + at, i, bytes, data);
-        typedef Run<T, 2> Piece;
-        Piece x, y;
-        x.words[0] = data.low, x.words[1] = data.high;
-        y.words[0] = residual.low, y.words[1] = residual.high;
-        typename T::Acc sum[Piece::COUNT], other[Piece::COUNT];
-        x.widen(sum);
-        y.widen(other);
-#pragma unroll
-        for (u32 k = 0; k < Piece::COUNT; k++) sum[k] += other[k];
-        x.narrow(sum);
-        line_deliver<Stored, VECTOR>(norm.added + at, i, bytes, Wide{x.words[0], x.words[1]});
+        const Wide sum = wide_of(add_runs(run_of<T>(data), run_of<T>(residual)));
+        line_deliver<Stored, VECTOR>(norm.added + at, i, bytes, sum);
     }
 };
 

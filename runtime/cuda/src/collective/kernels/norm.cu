@@ -42,10 +42,7 @@ struct InLines {
         for (u32 p = 0; p < N; p++) wide[p] = Wide{own[0], own[1]};
         line_receive<N>(call, slots, i, turn.flag, wide);
 #pragma unroll
-        for (u32 p = 0; p < N; p++) {
-            runs[p].words[0] = wide[p].low;
-            runs[p].words[1] = wide[p].high;
-        }
+        for (u32 p = 0; p < N; p++) runs[p] = run_of<T>(wide[p]);
     }
 };
 
@@ -161,13 +158,9 @@ __device__ __forceinline__ void packets_norm(const Call& call, const Norm& norm)
             Form::template take<T, N>(call, turn, (u64)row * units + j, x[k].words, runs);
             const Piece reduced = reduce_runs<T, O, N, Form::WORDS>(runs);
             if (norm.reduced != 0) store_unit<Form>(norm.reduced + at, j, count, reduced.words);
-            float sum[COUNT], other[COUNT];
-            reduced.widen(sum);
-            residual[k].widen(other);
-#pragma unroll
-            for (u32 e = 0; e < COUNT; e++) sum[e] += other[e];
-            x[k].narrow(sum);
+            x[k] = add_runs(reduced, residual[k]);
             store_unit<Form>(norm.added + at, j, count, x[k].words);
+            float sum[COUNT];
             x[k].widen(sum);
 #pragma unroll
             for (u32 e = 0; e < COUNT; e++) {

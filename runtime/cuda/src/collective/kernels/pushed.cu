@@ -83,7 +83,7 @@ __device__ __forceinline__ void reduce_chunk(const Call& call, const Chunk& chun
         const u64 at = chunk.at + t * apart;
         if (at >= chunk.end) continue;
         const Run<T, 2> out = reduce_runs<T, O, N, 2>(runs[t]);
-        store_wide(call.to[N - 1] + at, Wide{out.words[0], out.words[1]});
+        store_wide(call.to[N - 1] + at, wide_of(out));
     }
 }
 

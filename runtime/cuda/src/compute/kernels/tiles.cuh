@@ -1,11 +1,11 @@
 // Products of up to 64 rows by matrix instructions, bound by reading the right matrix once.
 //
 // `L` is as for `skinny_line`, and LINES, STAGES and CLUSTER. A block has LINES lines of b, an equal part of each
-// product's, and all rows of a; so have the blocks of a cluster, each a share of the terms. Four warps bring some terms of the lines to a stage and two others those of the rows,
-// so that lines can be on their way before the kernel enters and rows are known. The eight that multiply divide rows,
-// lines and the terms of a stage among themselves, such that their sums stay in registers. Sums of shares of terms are
-// added up in order, those of the cluster too: the bits of a sum depend on the numbers of rows, terms and blocks of a
-// cluster alone.
+// product's, and all rows of a; the blocks of a cluster have the same lines, and each a share of the terms. Four warps
+// bring some terms of the lines to a stage and two others those of the rows, so that lines can be on their way before
+// the kernel enters and rows are known. The eight that multiply divide rows, lines and the terms of a stage among
+// themselves, such that their sums stay in registers. Sums of shares of terms are added up in order, those of the
+// cluster too: the bits of a sum depend on the numbers of rows, terms and blocks of a cluster alone.
 //
 // Pieces of 16 bytes change places by the number of their line, so that the eight rows of a matrix meet different
 // banks. Longer lines would do the same, but copies to them would cross the lines of the shared memory.
