@@ -17,6 +17,7 @@ mod extract;
 mod imported;
 mod language;
 mod region;
+mod residual;
 pub mod rules;
 mod solve;
 
@@ -84,6 +85,8 @@ pub struct Alternative {
     pub us: f64,
     /// The part of `us` that copies cost.
     pub copy_us: f64,
+    /// How much less `us` is because the kernel also adds the residual that follows.
+    pub saved_us: f64,
 }
 
 /// How a collective was chosen.
@@ -238,10 +241,11 @@ fn unsolved(graph: &Graph, region: &Region) -> PassError {
 fn choice(collective: &str, decision: &Decision, names: &[String]) -> Choice {
     // Estimates are meant for people and for files; a nanosecond is finer than any of them.
     let round = |us: f64| (us * 1000.0).round() / 1000.0;
-    let alternative = |(name, Cost { us, copy_us }): &(String, Cost)| Alternative {
+    let alternative = |(name, Cost { us, copy_us, saved_us }): &(String, Cost)| Alternative {
         name: name.clone(),
         us: round(*us),
         copy_us: round(*copy_us),
+        saved_us: round(*saved_us),
     };
     Choice {
         collective: collective.to_string(),

@@ -406,7 +406,9 @@ impl Writer<'_> {
         let nanoseconds = |us: f64| (us * 1000.0).round() / 1000.0;
         let mut out: Vec<Decision> = decisions.to_vec();
         for a in out.iter_mut().flat_map(|d| &mut d.alternatives) {
-            (a.us, a.copy_us) = (nanoseconds(a.us), nanoseconds(a.copy_us));
+            for us in [&mut a.us, &mut a.copy_us, &mut a.saved_us] {
+                *us = nanoseconds(*us);
+            }
         }
         out.sort_by_cached_key(first);
         out

@@ -411,6 +411,13 @@ pub struct Alternative {
     pub us: f64,
     /// The part of `us` that copies cost.
     pub copy_us: f64,
+    /// How much less `us` is because the kernel also adds the residual that follows, on a machine that fuses the two.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub saved_us: f64,
+}
+
+fn is_zero(us: &f64) -> bool {
+    *us == 0.0
 }
 
 /// Sums over a bucket, in bytes unless they say otherwise.

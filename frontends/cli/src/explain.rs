@@ -170,7 +170,11 @@ fn decision_text(planned: &Planned<'_>, decision: &Decision) -> String {
         let mark = if a.name == decision.chosen { "→" } else { " " };
         let copies =
             if a.copy_us > 0.0 { format!(", {} of it copies", micros(a.copy_us)) } else { String::new() };
-        let _ = writeln!(out, "    {mark} {} {}{copies}", a.name, micros(a.us));
+        let saved = match a.saved_us {
+            us if us > 0.0 => format!(", {} less because it adds the residual", micros(us)),
+            _ => String::new(),
+        };
+        let _ = writeln!(out, "    {mark} {} {}{copies}{saved}", a.name, micros(a.us));
     }
     let _ = writeln!(out, "  rules that led there:");
     for rule in &decision.rules {

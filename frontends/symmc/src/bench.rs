@@ -104,6 +104,7 @@ pub fn profile(name: &str, measured: &[Measurements], date: &str) -> Result<Prof
         name: name.into(),
         about,
         multiprocessors: Some(first.multiprocessors),
+        fuses_residual: true,
         copy,
         curves: curves.collect(),
     })
@@ -235,6 +236,7 @@ mod tests {
         let [curve] = &profile.curves[..] else { panic!("{:?}", profile.curves) };
         assert_eq!((&curve.points[..], &curve.blocks[..]), (&[(1024, 3.0), (4096, 4.0)][..], &[8, 16][..]));
         assert_eq!(curve.spread, [0.5; 2]);
+        assert!(profile.fuses_residual);
         assert_eq!(Profile::from_json(&profile.to_json()).expect("what was written"), profile);
     }
 

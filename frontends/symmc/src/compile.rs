@@ -225,7 +225,7 @@ fn decision(
     let alternatives = choice
         .alternatives
         .into_iter()
-        .map(|a| Alternative { name: a.name, us: a.us, copy_us: a.copy_us })
+        .map(|a| Alternative { name: a.name, us: a.us, copy_us: a.copy_us, saved_us: a.saved_us })
         .collect();
     Decision {
         collective: choice.collective,
@@ -316,7 +316,12 @@ fn split_range(spec: &BucketSpec, min: i64, max: i64) -> Result<Vec<(i64, i64)>,
 
 #[cfg(test)]
 mod tests {
+    use symmc_cuda::collective::follow;
+    use symmc_cuda::order;
+    use symmc_ir::dim::Bindings;
     use symmc_ir::text;
+    use symmc_runtime::Registry;
+    use symmc_runtime::exec::{ExecConfig, Executor};
 
     use super::*;
 
@@ -332,5 +337,31 @@ mod tests {
             "{error}"
         );
         assert!(matches!(error, Error::Defect { plan: kept, .. } if *kept == plan));
+    }
+
+    /// Two layers of which each adds its residual behind an all-reduce, and an all-reduce that something else follows.
+    const LAYERS: &str = "program \"p\" ranks 4\ngroup @all world\narg %x: bf16[16, 4096]\n\
+        param %w: bf16[4096, 4096]\n\
+        %h: bf16[16, 4096] = matmul %x, %w\n%y: bf16[16, 4096] = all_reduce %h op=sum group=@all\n\
+        %z: bf16[16, 4096] = add %x, %y\n\
+        %i: bf16[16, 4096] = matmul %z, %w\n%u: bf16[16, 4096] = all_reduce %i op=sum group=@all\n\
+        %v: bf16[16, 4096] = add %u, %z\n\
+        %j: bf16[16, 4096] = matmul %v, %w\n%r: bf16[16, 4096] = all_reduce %j op=sum group=@all\n\
+        %s: bf16[16, 4096] = mul %r, %v\nreturn %s\n";
+
+    #[test]
+    fn gpus_fuse_the_residuals_that_variants_are_credited_with() {
+        let program = Program::from_graph(text::parse(LAYERS).expect("a graph")).expect("a program");
+        let config = Config { profile: Profile::builtin("h200x4").expect("built in"), ..Config::default() };
+        let plan = compile(&program, &config).expect("a plan");
+        let chosen = |d: &Decision| d.alternatives.iter().find(|a| a.name == d.chosen).map(|a| a.saved_us);
+        let credited = plan.buckets[0].decisions.iter().filter(|d| chosen(d) > Some(0.0));
+        let credited: Vec<&str> = credited.map(|d| d.collective.as_str()).collect();
+        let registry = Registry::new();
+        let mut executor = Executor::new(&plan, 0, &registry, ExecConfig::default()).expect("a plan");
+        let list = &executor.bind(&Bindings::new()).expect("no symbols").steps;
+        let fused = follow::find(list, &order::turns(list));
+        let fused: Vec<&str> = fused.iter().map(|f| list[f.reduce].node.as_str()).collect();
+        assert_eq!((&credited[..], &fused[..]), (&["y", "u"][..], &["y", "u"][..]));
     }
 }

@@ -22,6 +22,11 @@
 //! the multiprocessors alone may be the better one there, though it is slower by itself. Where a profile does not
 //! tell, nothing counts as hidden.
 //!
+//! # What a collective does along the way
+//! Where a machine fuses it, the kernel of an all-reduce by packets also adds the residual that follows. That saves a
+//! kernel, and storing and reading the reduction once: as much as a copy of it takes. The variant is credited with that
+//! ([`Profile::saved_us`]).
+//!
 //! Deliberately not here: what copies a placement forces (the lowering and the planner know that) and how
 //! profiles are measured.
 
@@ -61,6 +66,9 @@ pub struct Profile {
     /// How many multiprocessors a GPU has; none where communication takes all of a rank that computes beside it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub multiprocessors: Option<u32>,
+    /// Whether the kernel of an all-reduce by packets also adds the residual that follows it.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub fuses_residual: bool,
     /// What a copy within the memory of one rank costs.
     pub copy: Copying,
     /// The curves, at most one for each collective, variant, exit barrier and number of ranks.
@@ -168,6 +176,15 @@ impl Profile {
         let most = self.blocks(kind, variant, bytes, ranks);
         let taken = model::taken(kind.name(), variant, bytes, ranks, most, multiprocessors);
         Some(us - hidden + hidden * taken)
+    }
+
+    /// The estimated microseconds that a run saves because the kernel of a collective also adds the residual that
+    /// follows it (see the [module](self)); none where it does not.
+    pub fn saved_us(&self, kind: &CollectiveKind, variant: Variant, bytes: u64) -> f64 {
+        let fuses = self.fuses_residual
+            && variant == Variant::Packets
+            && matches!(kind, CollectiveKind::AllReduce(_));
+        if fuses { self.copy_us(bytes) } else { 0.0 }
     }
 
     /// The curve that [`estimate`](Self::estimate) reads: that of `ranks` ranks or, lacking it, the nearest
@@ -328,6 +345,16 @@ mod tests {
         let host = Profile::builtin("host").unwrap();
         let added = |us| host.added(&CollectiveKind::AllGather, Variant::Push, None, 1 << 20, 2, us);
         assert_eq!(added(1000.0), added(0.0));
+    }
+
+    #[test]
+    fn a_residual_saves_what_a_copy_takes_where_the_machine_fuses_it() {
+        let p = Profile::builtin("h200x4").unwrap();
+        assert_eq!(p.saved_us(&AR, Variant::Packets, 1 << 17), 1.146);
+        assert_eq!(p.saved_us(&AR, Variant::OneShot, 1 << 17), 0.0);
+        assert_eq!(p.saved_us(&CollectiveKind::AllGather, Variant::Packets, 1 << 17), 0.0);
+        let host = Profile::builtin("host").unwrap();
+        assert_eq!(host.saved_us(&AR, Variant::Packets, 1 << 17), 0.0);
     }
 
     #[test]

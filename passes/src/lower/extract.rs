@@ -10,6 +10,7 @@
 //! others: equal inputs give equal results on every machine.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::AddAssign;
 
 use egg::{Id, Language};
 use symmc_ir::Variant;
@@ -23,6 +24,24 @@ pub struct Cost {
     pub us: f64,
     /// The part of `us` that copies cost.
     pub copy_us: f64,
+    /// How much less `us` is for what the kernel also does.
+    pub saved_us: f64,
+}
+
+impl AddAssign for Cost {
+    fn add_assign(&mut self, other: Cost) {
+        self.us += other.us;
+        self.copy_us += other.copy_us;
+        self.saved_us += other.saved_us;
+    }
+}
+
+/// The classes whose use makes a difference to costs.
+pub struct Uses {
+    /// Of values that the program returns.
+    pub outputs: BTreeSet<Id>,
+    /// Of reductions to which the kernel of an all-reduce may add a residual ([`super::residual`]).
+    pub added: BTreeSet<Id>,
 }
 
 /// The nodes taken, by class.
@@ -33,12 +52,11 @@ const MAX_ROUNDS: usize = 64;
 /// Differences of times below this, in microseconds, are none.
 const EPSILON: f64 = 1e-9;
 
-/// The cost of a node of a class, without what it uses; `None` if it cannot be run. `outputs` are the
-/// classes of values that the program returns.
-pub fn cost(graph: &Graph, class: Id, node: &Lang, outputs: &BTreeSet<Id>) -> Option<Cost> {
+/// The cost of a node of a class, without what it uses; `None` if it cannot be run.
+pub fn cost(graph: &Graph, class: Id, node: &Lang, uses: &Uses) -> Option<Cost> {
     let context = &graph.analysis.context;
     let copy = |id: Id| Some(context.copy_us(language::value(graph, id)?.ty()?));
-    let us = |us: f64| Some(Cost { us, copy_us: 0.0 });
+    let us = |us: f64| Some(Cost { us, ..Cost::default() });
     match node {
         Lang::Leaf(_) | Lang::Attr(_) | Lang::Result(..) => Some(Cost::default()),
         Lang::Reshape([_, x]) if language::value(graph, *x)?.contiguous => Some(Cost::default()),
@@ -50,37 +68,39 @@ pub fn cost(graph: &Graph, class: Id, node: &Lang, outputs: &BTreeSet<Id>) -> Op
             let contract = collective.variant?.contract(&collective.kind)?;
             let &x = operands.first()?;
             let (operand, result) = (language::value(graph, x)?, language::value(graph, class)?.ty()?);
-            let fixed = !operand.placeable || outputs.contains(&graph.find(x));
+            let fixed = !operand.placeable || uses.outputs.contains(&graph.find(x));
             // Variants that need no symmetric operand pay for a strided one alike.
             let packing = if operand.contiguous { 0.0 } else { copy(x)? };
             let moving =
                 if contract.symmetric_operand && operand.contiguous && fixed { copy(x)? } else { 0.0 };
-            let out = contract.symmetric_result && outputs.contains(&class);
+            let out = contract.symmetric_result && uses.outputs.contains(&class);
             let out = if out { context.copy_us(result) } else { 0.0 };
             let bytes = context.collective_bytes(&collective.kind, operand.ty()?, result);
             let (kind, variant) = (&collective.kind, collective.variant?);
             let beside = graph.analysis.beside_us;
             let run = context.estimate(kind, collective.group, variant, bytes, moving + out, beside)?;
             let copy_us = packing + moving + out;
-            Some(Cost { us: run + copy_us, copy_us })
+            let added = uses.added.contains(&class);
+            let saved_us = if added { context.profile.saved_us(kind, variant, bytes).min(run) } else { 0.0 };
+            Some(Cost { us: run + copy_us - saved_us, copy_us, saved_us })
         }
     }
 }
 
 /// The cheapest nodes for some roots, and for every class the cheapest by itself given those.
-pub fn cheapest(graph: &Graph, roots: &[Id], outputs: &BTreeSet<Id>) -> Option<(Taken, Taken)> {
+pub fn cheapest(graph: &Graph, roots: &[Id], uses: &Uses) -> Option<(Taken, Taken)> {
     let mut taken = Taken::new();
     for &root in roots {
-        let best = search(graph, outputs, &taken);
+        let best = search(graph, uses, &taken);
         collect(graph, graph.find(root), &best, &mut taken)?;
     }
-    let all = search(graph, outputs, &taken);
+    let all = search(graph, uses, &taken);
     Some((taken, all.into_iter().map(|(id, b)| (id, b.node)).collect()))
 }
 
 /// The cost of taken nodes together.
-pub fn total(graph: &Graph, taken: &Taken, outputs: &BTreeSet<Id>) -> Option<f64> {
-    taken.iter().try_fold(0.0, |sum, (&class, node)| Some(sum + cost(graph, class, node, outputs)?.us))
+pub fn total(graph: &Graph, taken: &Taken, uses: &Uses) -> Option<f64> {
+    taken.iter().try_fold(0.0, |sum, (&class, node)| Some(sum + cost(graph, class, node, uses)?.us))
 }
 
 /// The best node found for a class.
@@ -91,7 +111,7 @@ struct Best {
     needs: BTreeSet<Id>,
 }
 
-fn search(graph: &Graph, outputs: &BTreeSet<Id>, taken: &Taken) -> BTreeMap<Id, Best> {
+fn search(graph: &Graph, uses: &Uses, taken: &Taken) -> BTreeMap<Id, Best> {
     let mut classes: Vec<Id> = graph.classes().map(|c| c.id).collect();
     classes.sort_unstable();
     // The runnable nodes of each class with their costs, plain first.
@@ -102,7 +122,7 @@ fn search(graph: &Graph, outputs: &BTreeSet<Id>, taken: &Taken) -> BTreeMap<Id, 
             None => {
                 let mut nodes: Vec<&Lang> = graph[id].nodes.iter().collect();
                 nodes.sort_by_key(|n| (!is_plain(n), *n));
-                nodes.iter().filter_map(|n| Some(((*n).clone(), cost(graph, id, n, outputs)?.us))).collect()
+                nodes.iter().filter_map(|n| Some(((*n).clone(), cost(graph, id, n, uses)?.us))).collect()
             }
         })
         .collect();

@@ -13,6 +13,7 @@ use symmc_ir::{BinaryOp, CollectiveKind, Dim, InputId, NodeId, Op, Type};
 use super::beside::beside;
 use super::context::Context;
 use super::language::Value;
+use super::residual::added;
 
 /// A region of a program.
 pub struct Region {
@@ -64,6 +65,8 @@ pub struct Use {
     pub outside: bool,
     /// As an output of the program.
     pub output: bool,
+    /// By the addition of a residual that the kernel of an all-reduce may do ([`super::residual`]).
+    pub added: bool,
 }
 
 /// The regions of a program, in order of their first node.
@@ -85,8 +88,9 @@ pub fn cut(graph: &Graph, bound: &BTreeSet<InputId>, rounding: bool, context: &C
         grouped.entry(f).or_default().push(n);
     }
     let outside = used_outside(graph, &members, &outputs);
+    let facts = Facts { bound, outputs, outside, added: added(graph, context) };
     let hidden = beside(graph, &grouped.values().map(Vec::as_slice).collect::<Vec<_>>(), context);
-    let of = |(nodes, beside)| region(graph, nodes, beside, bound, &outputs, &outside);
+    let of = |(nodes, beside)| region(graph, nodes, beside, &facts);
     grouped.into_values().zip(hidden).map(of).collect()
 }
 
@@ -123,14 +127,15 @@ fn used_outside(graph: &Graph, members: &BTreeSet<NodeId>, outputs: &BTreeSet<Va
     others.flat_map(|(_, node)| node.inputs.iter().copied()).chain(outputs.iter().copied()).collect()
 }
 
-fn region(
-    graph: &Graph,
-    nodes: Vec<NodeId>,
-    beside: u64,
-    bound: &BTreeSet<InputId>,
-    outputs: &BTreeSet<ValueId>,
-    outside: &BTreeSet<ValueId>,
-) -> Region {
+/// What is known of the values of a program.
+struct Facts<'a> {
+    bound: &'a BTreeSet<InputId>,
+    outputs: BTreeSet<ValueId>,
+    outside: BTreeSet<ValueId>,
+    added: BTreeSet<ValueId>,
+}
+
+fn region(graph: &Graph, nodes: Vec<NodeId>, beside: u64, facts: &Facts<'_>) -> Region {
     let place: BTreeMap<NodeId, usize> = nodes.iter().enumerate().map(|(i, &n)| (n, i)).collect();
     let mut leaves: Vec<ValueId> = Vec::new();
     let mut keys = Vec::with_capacity(nodes.len());
@@ -150,22 +155,27 @@ fn region(
                 Operand::Leaf(at)
             }));
         }
-        let uses = node.outputs.iter();
-        let uses = uses.map(|v| Use { outside: outside.contains(v), output: outputs.contains(v) }).collect();
+        let used = |v| Use {
+            outside: facts.outside.contains(v),
+            output: facts.outputs.contains(v),
+            // A collective with compute beside it runs apart from what follows.
+            added: beside == 0 && facts.added.contains(v),
+        };
+        let uses = node.outputs.iter().map(used).collect();
         let types = node.outputs.iter().map(|&v| graph.ty(v).clone()).collect();
         keys.push(KeyNode { op: node.op.clone(), operands, types, uses });
     }
-    let facts = leaves.iter().map(|&v| leaf(graph, v, bound, outputs)).collect();
-    Region { nodes, leaves, key: Key { nodes: keys, leaves: facts, beside } }
+    let known = leaves.iter().map(|&v| leaf(graph, v, facts)).collect();
+    Region { nodes, leaves, key: Key { nodes: keys, leaves: known, beside } }
 }
 
 /// What is known of a leaf. An output lies where its caller wants it and an input where its caller put it,
 /// which is the symmetric arena only for bound inputs.
-fn leaf(graph: &Graph, v: ValueId, bound: &BTreeSet<InputId>, outputs: &BTreeSet<ValueId>) -> Value {
+fn leaf(graph: &Graph, v: ValueId, facts: &Facts<'_>) -> Value {
     let layout = layout(graph, v);
     let placeable = match graph.values[layout.base].def {
-        Def::Input(input) => bound.contains(&input),
-        Def::Node(..) => !outputs.contains(&layout.base),
+        Def::Input(input) => facts.bound.contains(&input),
+        Def::Node(..) => !facts.outputs.contains(&layout.base),
     };
     let ty = graph.ty(v).clone();
     Value { contiguous: layout.is_contiguous(&ty), placeable, types: vec![ty] }

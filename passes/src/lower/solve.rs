@@ -9,7 +9,7 @@ use symmc_ir::{BinaryOp, Op, Type};
 
 use super::Limits;
 use super::context::Context;
-use super::extract::{self, Cost, Taken};
+use super::extract::{self, Cost, Taken, Uses};
 use super::imported::Imported;
 use super::language::{self, Facts, Graph, Lang};
 use super::region::Key;
@@ -93,11 +93,11 @@ pub fn solve(
     let applied = runner.iterations.iter().flat_map(|i| &i.applied);
     let fired = applied.map(|(rule, &times)| (rule.to_string(), times)).collect();
     let mut graph = runner.egraph;
-    let outputs: BTreeSet<Id> = imported.classes(&graph, key, |u| u.output).into_iter().collect();
+    let uses = uses(&graph, &imported, key);
     let roots = imported.classes(&graph, key, |u| u.outside);
     let plain = imported.plain(&graph);
-    let (mut taken, mut best) = extract::cheapest(&graph, &roots, &outputs)?;
-    if extract::total(&graph, &taken, &outputs)? > extract::total(&graph, &plain, &outputs)? {
+    let (mut taken, mut best) = extract::cheapest(&graph, &roots, &uses)?;
+    if extract::total(&graph, &taken, &uses)? > extract::total(&graph, &plain, &uses)? {
         best.extend(plain.clone());
         taken = plain;
     }
@@ -105,7 +105,7 @@ pub fn solve(
     let chooser = Chooser {
         graph: &graph,
         imported: &imported,
-        outputs: &outputs,
+        uses: &uses,
         taken: &taken,
         best: &best,
         plain: &unchanged,
@@ -117,10 +117,20 @@ pub fn solve(
     for decision in decisions.iter_mut().filter(|d| d.chosen != ABSORBED) {
         let from = &imported.nodes[decision.node];
         if let Some(to) = imported.expression(&graph, graph.find(from.class), &taken) {
-            decision.rules = explain(&mut graph, &from.expression, &to, &outputs);
+            decision.rules = explain(&mut graph, &from.expression, &to, &uses);
         }
     }
     Some(Solution { steps, results, decisions, fired })
+}
+
+/// How the classes of a region are used.
+fn uses(graph: &Graph, imported: &Imported, key: &Key) -> Uses {
+    let outputs = imported.classes(graph, key, |u| u.output).into_iter().collect();
+    let all = imported.classes(graph, key, |_| true);
+    // Results that became equal have the readers of all of them.
+    let single = |id: &Id| all.iter().filter(|a| *a == id).count() == 1;
+    let added = imported.classes(graph, key, |u| u.added).into_iter().filter(single).collect();
+    Uses { outputs, added }
 }
 
 /// The steps of a region, and the values that stand for its classes.
@@ -134,7 +144,7 @@ struct Plan {
 struct Chooser<'a> {
     graph: &'a Graph,
     imported: &'a Imported,
-    outputs: &'a BTreeSet<Id>,
+    uses: &'a Uses,
     /// The nodes that are run.
     taken: &'a Taken,
     /// For every class the cheapest node.
@@ -230,8 +240,8 @@ impl Chooser<'_> {
             let (Source::Step(step, 0), Some(node)) = (source, self.taken.get(&class)) else { continue };
             let Lang::Collective(name, Some(variant), _) = node else { continue };
             if !claimed.contains(&step) {
-                let own = extract::cost(self.graph, class, node, self.outputs)?;
-                (sum.us, sum.copy_us) = (sum.us + own.us, sum.copy_us + own.copy_us);
+                let own = extract::cost(self.graph, class, node, self.uses)?;
+                sum += own;
                 names.push(format!("{}.{variant}", name.text()));
                 steps.push(step);
             }
@@ -293,11 +303,11 @@ impl Chooser<'_> {
     /// The cost of a collective of the region as it was imported, `node` by plain, with the collectives that it needs and
     /// nothing else does.
     fn as_imported(&self, class: Id, node: &Lang) -> Option<Cost> {
-        let mut sum = extract::cost(self.graph, class, node, self.outputs)?;
+        let mut sum = extract::cost(self.graph, class, node, self.uses)?;
         for child in node.children().iter().map(|&c| self.graph.find(c)) {
             if !self.taken.contains_key(&child) {
                 let below = self.as_imported(child, self.plain.get(&child)?)?;
-                (sum.us, sum.copy_us) = (sum.us + below.us, sum.copy_us + below.copy_us);
+                sum += below;
             }
         }
         Some(sum)
@@ -310,12 +320,13 @@ impl Chooser<'_> {
         out.push((name, cost));
         let (Lang::Reshape([_, x]) | Lang::Cast([_, x])) = node else { return };
         let below = self.graph.find(*x);
-        let Some(own) = extract::cost(self.graph, class, node, self.outputs) else { return };
+        let Some(own) = extract::cost(self.graph, class, node, self.uses) else { return };
         let mut nodes: Vec<&Lang> = self.graph[below].nodes.iter().collect();
         nodes.sort_unstable();
         for n in nodes.into_iter().filter(|n| matches!(n, Lang::Collective(..))) {
-            if let Some((name, cost)) = self.way(imported, below, n) {
-                out.push((name, Cost { us: cost.us + own.us, copy_us: cost.copy_us + own.copy_us }));
+            if let Some((name, mut cost)) = self.way(imported, below, n) {
+                cost += own;
+                out.push((name, cost));
             }
         }
     }
@@ -360,9 +371,8 @@ impl Chooser<'_> {
         if let Lang::Collective(name, Some(variant), _) = node {
             parts.push((name.text(), variant.name()));
         }
-        let own = extract::cost(self.graph, class, node, self.outputs)?;
-        sum.us += own.us;
-        sum.copy_us += own.copy_us;
+        let own = extract::cost(self.graph, class, node, self.uses)?;
+        *sum += own;
         Some(())
     }
 }
@@ -372,35 +382,30 @@ fn explain(
     graph: &mut Graph,
     from: &RecExpr<Lang>,
     to: &RecExpr<Lang>,
-    outputs: &BTreeSet<Id>,
+    uses: &Uses,
 ) -> Vec<(String, Option<f64>)> {
     if graph.lookup_expr(from).is_none() || graph.lookup_expr(from) != graph.lookup_expr(to) {
         return Vec::new();
     }
     let mut rules = Vec::new();
     for term in graph.explain_equivalence(from, to).make_flat_explanation() {
-        collect_rules(graph, term, outputs, &mut rules);
+        collect_rules(graph, term, uses, &mut rules);
     }
     rules
 }
 
-fn collect_rules(
-    graph: &Graph,
-    term: &FlatTerm<Lang>,
-    outputs: &BTreeSet<Id>,
-    out: &mut Vec<(String, Option<f64>)>,
-) {
+fn collect_rules(graph: &Graph, term: &FlatTerm<Lang>, uses: &Uses, out: &mut Vec<(String, Option<f64>)>) {
     for rule in [term.forward_rule, term.backward_rule].into_iter().flatten() {
-        out.push((rule.to_string(), time_of(graph, term, outputs)));
+        out.push((rule.to_string(), time_of(graph, term, uses)));
     }
-    term.children.iter().for_each(|child| collect_rules(graph, child, outputs, out));
+    term.children.iter().for_each(|child| collect_rules(graph, child, uses, out));
 }
 
 /// The estimate of the collective at the top of a term; `None` if there is none, or no variant runs it yet.
-fn time_of(graph: &Graph, term: &FlatTerm<Lang>, outputs: &BTreeSet<Id>) -> Option<f64> {
+fn time_of(graph: &Graph, term: &FlatTerm<Lang>, uses: &Uses) -> Option<f64> {
     let Lang::Collective(..) = term.node else { return None };
     let (class, node) = node_of(graph, term)?;
-    extract::cost(graph, class, &node, outputs).map(|cost| cost.us)
+    extract::cost(graph, class, &node, uses).map(|cost| cost.us)
 }
 
 /// The node at the top of a term, over the classes of what is below it, and its class.

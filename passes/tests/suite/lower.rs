@@ -62,6 +62,9 @@ fn print(graph: &Graph, choices: &[Choice]) -> String {
             if a.copy_us > 0.0 {
                 write!(out, " ({:.2} of it copies)", a.copy_us).unwrap();
             }
+            if a.saved_us > 0.0 {
+                write!(out, " ({:.2} less for the residual)", a.saved_us).unwrap();
+            }
             write!(out, " {}", a.name).unwrap();
         }
     }

@@ -347,7 +347,7 @@ fn decisions_and_copies() {
         blocks: vec![],
         chosen: chosen.into(),
         bytes: 0,
-        alternatives: vec![Alternative { name: "plain".into(), us: 1.0, copy_us: 0.0 }],
+        alternatives: vec![Alternative { name: "plain".into(), us: 1.0, copy_us: 0.0, saved_us: 0.0 }],
         rules: Vec::new(),
     };
     breaks("DecisionNode", |p| p.buckets[0].decisions.push(decision("r", "nothing", "plain")));

@@ -722,7 +722,12 @@ fn decisions_stand_in_order_of_the_steps() {
         blocks: vec![],
         chosen: "plain".into(),
         bytes: 1024,
-        alternatives: vec![Alternative { name: "plain".into(), us: 1.000_049_9, copy_us: 0.0 }],
+        alternatives: vec![Alternative {
+            name: "plain".into(),
+            us: 1.000_049_9,
+            copy_us: 0.0,
+            saved_us: 0.0,
+        }],
         rules: vec![],
     };
     let g = graph(&chain(&["@all via=plain", "@all via=plain"]));
