@@ -24,7 +24,7 @@ use crate::compute::search::{Products, Search};
 use crate::compute::{self, InputUse, Machine};
 use crate::driver::{Device, Event, Graph, Memory, Pinned, Stream};
 use crate::error::CudaError;
-use crate::homes::Homes;
+use crate::homes::{Homes, Layout};
 use crate::launch::Address;
 use crate::nccl::{Communicators, Making};
 use crate::program::{Parts, Program, Streams};
@@ -481,65 +481,16 @@ struct Private {
     scratch: Address,
 }
 
-/// Where an input lies: in the arena, or in memory of this rank.
-enum Place {
-    Fixed(usize),
-    Own(Address),
-}
-
-/// Allocates what only this rank reaches, with so many bytes of counters and scratch, and as much for each input
-/// and output as the largest binding needs. Inputs that the plan holds in fixed memory lie in the arena, at the
-/// same place for all bindings; an output that mutates an input has memory of its own too, for bindings that read the
-/// input after they wrote the output.
+/// Allocates what only this rank reaches, with so many bytes of counters and scratch.
 fn lay_out(
     device: &Arc<Device>,
     bounds: &[Arc<Bound>],
     arena: Address,
     [counters, scratch]: [usize; 2],
 ) -> Result<Private, CudaError> {
-    let mut end = 0usize;
-    let mut place = |bytes: usize| {
-        let at = end;
-        let next = end.checked_add(bytes).and_then(|e| e.checked_next_multiple_of(256));
-        end = next.ok_or_else(|| CudaError::Unsupported("the program's memory has no size".into()))?;
-        Ok::<Address, CudaError>(at as Address)
-    };
-    let ordinary = place(bounds.iter().map(|b| b.ordinary).max().unwrap_or(0))?;
-    let counters = place(counters)?;
-    let scratch = place(scratch)?;
-    let Some(first) = bounds.first() else {
-        return Err(CudaError::Unsupported("a session needs a binding of the program's symbols".into()));
-    };
-    let largest = |bytes: &dyn Fn(&Bound) -> Option<usize>| bounds.iter().filter_map(|b| bytes(b)).max();
-    let counts = |b: &Bound| [b.inputs.len(), b.outputs.len()];
-    if let Some(other) = bounds.iter().find(|b| counts(b) != counts(first)) {
-        let (expected, found) = (counts(first), counts(other));
-        let text = format!("bindings of one program: {expected:?} inputs and outputs, then {found:?}");
-        return Err(CudaError::Unsupported(text));
-    }
-    // A bucket that does not use an input has no place for it.
-    let fixed = |i: usize| bounds.iter().find_map(|b| b.inputs.get(i)?.fixed);
-    let mut inputs = Vec::with_capacity(first.inputs.len());
-    for i in 0..first.inputs.len() {
-        let bytes = largest(&|b| Some(b.inputs.get(i)?.bytes)).unwrap_or(0);
-        inputs.push(match fixed(i) {
-            Some(offset) => Place::Fixed(offset),
-            None => Place::Own(place(bytes)?),
-        });
-    }
-    let output = |k: usize| place(largest(&|b| Some(b.outputs.get(k)?.bytes)).unwrap_or(0));
-    let outputs = (0..first.outputs.len()).map(output).collect::<Result<Vec<_>, _>>()?;
-    let memory = Memory::new(device, "the ordinary arena, inputs and outputs", end)?;
+    let layout = Layout::new(bounds, [counters, scratch])?;
+    let memory = Memory::new(device, "the ordinary arena, inputs and outputs", layout.bytes)?;
     let base = memory.address();
-    let input = |place| match place {
-        Place::Fixed(offset) => arena + offset as Address,
-        Place::Own(at) => base + at,
-    };
-    let homes = Homes {
-        ordinary: base + ordinary,
-        symmetric: arena,
-        inputs: inputs.into_iter().map(input).collect(),
-        outputs: outputs.into_iter().map(|at| base + at).collect(),
-    };
-    Ok(Private { memory, homes, counters: base + counters, scratch: base + scratch })
+    let [counters, scratch] = [layout.counters, layout.scratch].map(|at| base + at as Address);
+    Ok(Private { homes: layout.homes(base, arena), memory, counters, scratch })
 }

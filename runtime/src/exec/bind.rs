@@ -86,6 +86,13 @@ pub struct BoundOutput {
     pub in_place: bool,
 }
 
+impl BoundOutput {
+    /// The input in whose memory the steps write it, if it lies there.
+    pub fn held_by(&self) -> Option<usize> {
+        self.mutates.filter(|_| self.in_place)
+    }
+}
+
 /// A step with everything resolved.
 #[derive(Debug)]
 pub struct BoundStep {

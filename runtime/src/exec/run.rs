@@ -155,8 +155,7 @@ impl Bound {
 
     /// Where the steps write an output: in the memory of the input that it replaces, if that lies there.
     fn held(&self, memory: &RankMemory, output: &BoundOutput, given: &Span) -> *mut u8 {
-        let replaced = output.mutates.filter(|_| output.in_place);
-        replaced.map_or(given.ptr, |input| self.data(memory, input))
+        output.held_by().map_or(given.ptr, |input| self.data(memory, input))
     }
 
     fn bases(&self, memory: &RankMemory) -> Bases {
