@@ -169,25 +169,25 @@ impl<'a> Search<'a> {
         let key = self.skyline.key(task.from, task.to);
         let (section, answers) =
             if self.failed.contains(&key) { (task.from, Vec::new()) } else { self.choose(task) };
-        let (height, mark) = (self.skyline.height[section], self.skyline.mark());
+        let (height, mark) = (self.skyline.levels[section].height, self.skyline.mark());
         let tasks = self.tasks.len();
         self.stack.push(Question { task, section, height, answers, mark, tasks, key, open: false });
     }
 
     /// The section of a niche that is asked, and its possible answers, the first one last.
     fn choose(&self, task: Task) -> (usize, Vec<u32>) {
-        let height = &self.skyline.height[..];
+        let height = |s: usize| self.skyline.levels[s].height;
         let mut best = (f64::INFINITY, task.from);
         let mut start = task.from;
         for s in task.from + 1..=task.to {
-            if s < task.to && height[s] == height[start] {
+            if s < task.to && height(s) == height(start) {
                 continue;
             }
             let niche = start..s;
             start = s;
             let walls =
                 [niche.start.checked_sub(1).filter(|&l| l >= task.from), Some(s).filter(|&r| r < task.to)];
-            if walls.into_iter().flatten().any(|wall| height[wall] < height[niche.start]) {
+            if walls.into_iter().flatten().any(|wall| height(wall) < height(niche.start)) {
                 continue;
             }
             for section in niche {
@@ -213,23 +213,23 @@ impl<'a> Search<'a> {
 
     /// The blocks of a section that may rest on its height.
     fn resting(&self, section: usize) -> impl Iterator<Item = u32> + '_ {
-        let height = self.skyline.height[section];
+        let height = self.skyline.levels[section].height;
         self.skyline.alive(section).iter().copied().filter(move |&b| self.skyline.low[b as usize] == height)
     }
 
     /// How good it is to ask a section of a niche, low being good: low niches, where nothing may be wasted, few
     /// answers, and where it failed. Found by trial on the published problems.
     fn score(&self, section: usize, best: f64) -> f64 {
-        let skyline = &self.skyline;
-        let capacity = skyline.capacity.max(1) as f64;
-        let slack = skyline.capacity - skyline.height[section] - skyline.left[section];
+        let (level, capacity) = (self.skyline.levels[section], self.skyline.capacity);
+        let slack = capacity - level.height - level.left;
         let none = if slack == 0 { 0.0 } else { 0.5 };
-        let depth = skyline.height[section] as f64 / capacity + 0.3 * (slack as f64 / capacity) + 0.02;
+        let part = |size: u64| size as f64 / capacity.max(1) as f64;
+        let depth = part(level.height) + 0.3 * part(slack) + 0.02;
         let factor = depth / self.weight[section];
         if factor * (1.0 + none) >= best {
             return best;
         }
-        factor * (self.resting(section).count() as f64 + none)
+        factor * (f64::from(level.resting) + none)
     }
 
     /// Gives the question on top its next answer that leads on; the first task that is left then.
@@ -266,14 +266,14 @@ impl<'a> Search<'a> {
     /// or on a block beside the section.
     fn above(&self, section: usize) -> Option<u64> {
         let skyline = &self.skyline;
-        let most = skyline.capacity - skyline.left[section];
+        let most = skyline.capacity - skyline.levels[section].left;
         let beside = |&o: &u32| {
             let (from, to) = self.problem.life[o as usize];
             !skyline.placed[o as usize] && !(from..to).contains(&section)
         };
         let end = |o: u32| skyline.low[o as usize] + self.problem.size[o as usize];
         let lowest = |&b: &u32| match skyline.low[b as usize] {
-            low if low > skyline.height[section] => low,
+            low if low > skyline.levels[section].height => low,
             _ => {
                 let ends = self.problem.meets[b as usize].iter().copied().filter(|o| beside(o)).map(end);
                 ends.min().unwrap_or(u64::MAX / 2).next_multiple_of(self.problem.align[b as usize])

@@ -11,28 +11,60 @@ use std::collections::VecDeque;
 
 use super::Exact;
 
-/// A section that may waste more than this part of the capacity is not asked which blocks lie above others: it
-/// costs more than it finds.
+/// What a section that may waste more than this part of the capacity says of its blocks is not looked at: it costs
+/// more than it finds.
 const ROOMY: u64 = 32;
 
 /// A value before a change.
 enum Change {
     Height(u32, u64),
+    Resting(u32, u32),
     Low(u32, u64),
     Placed(u32),
 }
 
-/// A block that is left in a section: its lowest offset, size and index.
-type Job = (u64, u64);
+/// An offset and, in the last 16 bits, the index of a block.
+type Job = u64;
+
+/// What is known of a section.
+#[derive(Clone, Copy)]
+pub struct Level {
+    /// How high it is stacked: nothing that is left comes to lie lower in it.
+    pub height: u64,
+    /// The sum of sizes that are left.
+    pub left: u64,
+    /// The number of blocks that may rest on its height.
+    pub resting: u32,
+    /// Whether some block may not lie under all others.
+    tight: bool,
+    queued: bool,
+}
+
+impl Level {
+    /// Of a section with these blocks, before any is placed.
+    fn of(problem: &Exact, blocks: &[u32]) -> Self {
+        let left = blocks.iter().map(|&b| problem.size[b as usize]).sum();
+        Level { height: 0, left, resting: blocks.len() as u32, tight: false, queued: true }
+    }
+
+    /// Whether so much may be wasted that nothing more is concluded.
+    fn roomy(&self, capacity: u64) -> bool {
+        self.height + self.left + capacity / ROOMY < capacity
+    }
+
+    fn queue(&mut self, section: usize, queue: &mut VecDeque<u32>) {
+        if !self.queued {
+            self.queued = true;
+            queue.push_back(section as u32);
+        }
+    }
+}
 
 /// See the [module](self).
 pub struct Skyline<'a> {
     problem: &'a Exact,
     pub capacity: u64,
-    /// How high each section is stacked: nothing that is left comes to lie lower in it.
-    pub height: Vec<u64>,
-    /// The sum of sizes that are left in each section.
-    pub left: Vec<u64>,
+    pub levels: Vec<Level>,
     /// The lowest offset that each block can still have, or has.
     pub low: Vec<u64>,
     pub placed: Vec<bool>,
@@ -41,18 +73,14 @@ pub struct Skyline<'a> {
     /// The blocks of each section, those that are left first, and their number.
     alive: Vec<Vec<u32>>,
     count: Vec<usize>,
-    /// Where a block stands in `alive`, from its first section on.
-    position: Vec<Vec<u32>>,
     /// A number for each section's set of blocks that are left and start there.
     starts: Vec<u128>,
     trail: Vec<Change>,
     /// Sections that changed so that something may follow.
     queue: VecDeque<u32>,
-    queued: Vec<bool>,
-    /// Sections in which some block could not lie under all others when it was last looked at.
-    tight: Vec<bool>,
-    jobs: Vec<u64>,
+    jobs: Vec<Job>,
     ends: Vec<Job>,
+    raises: Vec<(u32, u64)>,
     /// The number of blocks that were read in sections.
     pub read: u64,
 }
@@ -64,31 +92,20 @@ impl<'a> Skyline<'a> {
         let mut skyline = Skyline {
             problem,
             capacity,
-            height: vec![0; sections],
-            left: vec![0; sections],
+            levels: problem.sections.iter().map(|blocks| Level::of(problem, blocks)).collect(),
             low: vec![0; blocks],
             placed: vec![false; blocks],
             crossing: vec![0; sections],
             alive: problem.sections.clone(),
             count: problem.sections.iter().map(Vec::len).collect(),
-            position: vec![Vec::new(); blocks],
             starts: vec![0; sections],
             trail: Vec::new(),
-            queue: VecDeque::new(),
-            queued: vec![false; sections],
-            tight: vec![false; sections],
+            queue: (0..sections as u32).collect(),
             jobs: Vec::new(),
             ends: Vec::new(),
+            raises: Vec::new(),
             read: 0,
         };
-        for (s, alive) in problem.sections.iter().enumerate() {
-            for (&b, at) in alive.iter().zip(0..) {
-                skyline.position[b as usize].push(at);
-                skyline.left[s] += problem.size[b as usize];
-            }
-            skyline.queue.push_back(s as u32);
-            skyline.queued[s] = true;
-        }
         for (b, &(from, to)) in problem.life.iter().enumerate() {
             skyline.starts[from] ^= number(b as u128 + 1);
             skyline.crossing[from + 1..to].iter_mut().for_each(|c| *c += 1);
@@ -110,13 +127,15 @@ impl<'a> Skyline<'a> {
     pub fn undo(&mut self, mark: usize) {
         for change in self.trail.drain(mark..).rev() {
             match change {
-                Change::Height(s, height) => self.height[s as usize] = height,
+                Change::Height(s, height) => self.levels[s as usize].height = height,
+                Change::Resting(s, resting) => self.levels[s as usize].resting = resting,
                 Change::Low(b, low) => self.low[b as usize] = low,
                 Change::Placed(b) => {
                     self.placed[b as usize] = false;
                     let (from, to) = self.problem.life[b as usize];
                     for s in from..to {
-                        self.left[s] += self.problem.size[b as usize];
+                        self.levels[s].tight = true;
+                        self.levels[s].left += self.problem.size[b as usize];
                         self.count[s] += 1;
                     }
                     self.crossing[from + 1..to].iter_mut().for_each(|c| *c += 1);
@@ -124,14 +143,14 @@ impl<'a> Skyline<'a> {
                 }
             }
         }
-        self.queue.drain(..).for_each(|s| self.queued[s as usize] = false);
+        self.queue.drain(..).for_each(|s| self.levels[s as usize].queued = false);
     }
 
     /// A number for the blocks that are left over these sections and the heights under them.
     pub fn key(&self, from: usize, to: usize) -> u128 {
-        let state = self.height[from..to].iter().zip(&self.starts[from..to]);
-        state.fold((from as u128) << 64 | to as u128, |key, (&height, &starts)| {
-            number(key ^ u128::from(height) ^ starts)
+        let state = self.levels[from..to].iter().zip(&self.starts[from..to]);
+        state.fold((from as u128) << 64 | to as u128, |key, (level, &starts)| {
+            number(key ^ u128::from(level.height) ^ starts)
         })
     }
 
@@ -139,57 +158,78 @@ impl<'a> Skyline<'a> {
     pub fn place(&mut self, b: u32, at: u64) {
         let (block, (from, to)) = (b as usize, self.problem.life[b as usize]);
         let size = self.problem.size[block];
+        let height = at + size;
         self.trail.push(Change::Placed(b));
         self.placed[block] = true;
         self.low[block] = at;
         for s in from..to {
-            self.left[s] -= size;
+            self.levels[s].left -= size;
             self.count[s] -= 1;
-            let (here, last) = (self.position[block][s - from], self.count[s]);
-            let other = self.alive[s][last] as usize;
-            self.alive[s].swap(here as usize, last);
-            self.position[other][s - self.problem.life[other].0] = here;
-            self.position[block][s - from] = last as u32;
+            let alive = &mut self.alive[s][..=self.count[s]];
+            if let Some(here) = alive.iter().rposition(|&o| o == b) {
+                alive.swap(here, self.count[s]);
+            }
+            self.stack(s, height);
         }
         self.crossing[from + 1..to].iter_mut().for_each(|c| *c -= 1);
         self.starts[from] ^= number(u128::from(b) + 1);
-        for s in from..to {
-            self.lift(s, at + size);
+        let problem = self.problem;
+        for &other in &problem.meets[block] {
+            if self.placed[other as usize] {
+                continue;
+            }
+            self.raise(other, height);
+            if self.low[other as usize] == height {
+                let (start, end) = problem.life[other as usize];
+                self.levels[start.max(from)..end.min(to)].iter_mut().for_each(|s| s.resting += 1);
+            }
         }
+        self.read += problem.meets[block].len() as u64;
     }
 
     /// Says that nothing lies lower than this in a section.
     pub fn lift(&mut self, section: usize, height: u64) {
-        self.trail.push(Change::Height(section as u32, self.height[section]));
-        self.height[section] = height;
-        self.queue(section);
+        self.stack(section, height);
         for i in 0..self.count[section] {
             let b = self.alive[section][i];
-            if self.low[b as usize] < height {
-                self.raise(b, height);
-            }
+            self.raise(b, height);
+            self.levels[section].resting += u32::from(self.low[b as usize] == height);
         }
         self.read += self.count[section] as u64;
     }
 
-    /// Says that a block does not lie lower than this.
-    fn raise(&mut self, b: u32, to: u64) {
-        let (from, end) = self.problem.life[b as usize];
-        let before = self.low[b as usize];
-        let low = to.next_multiple_of(self.problem.align[b as usize]);
-        self.trail.push(Change::Low(b, before));
-        self.low[b as usize] = low;
-        for s in from..end {
-            if before == self.height[s] || low + self.left[s] > self.capacity || self.tight[s] {
-                self.queue(s);
-            }
-        }
+    /// Gives a section a height on which nothing rests yet.
+    fn stack(&mut self, section: usize, height: u64) {
+        let level = &mut self.levels[section];
+        self.trail.push(Change::Height(section as u32, level.height));
+        self.trail.push(Change::Resting(section as u32, level.resting));
+        (level.height, level.resting) = (height, 0);
+        level.queue(section, &mut self.queue);
     }
 
-    fn queue(&mut self, section: usize) {
-        if !self.queued[section] {
-            self.queued[section] = true;
-            self.queue.push_back(section as u32);
+    /// Says that a block does not lie lower than this.
+    fn raise(&mut self, b: u32, to: u64) {
+        let before = self.low[b as usize];
+        if before >= to {
+            return;
+        }
+        let (from, end) = self.problem.life[b as usize];
+        let low = match self.problem.align[b as usize] {
+            1 => to,
+            align => to.next_multiple_of(align),
+        };
+        self.trail.push(Change::Low(b, before));
+        self.low[b as usize] = low;
+        for (s, level) in (from..end).zip(&mut self.levels[from..end]) {
+            let rested = before == level.height;
+            if rested {
+                self.trail.push(Change::Resting(s as u32, level.resting));
+                level.resting -= 1;
+            }
+            level.tight |= low + level.left > self.capacity;
+            if level.tight || rested && level.resting == 0 {
+                level.queue(s, &mut self.queue);
+            }
         }
     }
 
@@ -197,82 +237,117 @@ impl<'a> Skyline<'a> {
     pub fn conclude(&mut self) -> Result<(), usize> {
         while let Some(s) = self.queue.pop_front() {
             let s = s as usize;
-            self.queued[s] = false;
-            if self.count[s] > 0 && !self.section(s) {
+            let left = self.count[s] > 0;
+            let settled = !left || self.settle(s);
+            self.levels[s].queued = false;
+            if !settled || left && self.levels[s].tight && !self.machine(s) {
                 return Err(s);
             }
         }
         Ok(())
     }
 
-    /// Draws the conclusions of one section; whether it may be stacked.
-    fn section(&mut self, s: usize) -> bool {
-        self.read += self.count[s] as u64;
-        let lows = self.alive(s).iter().map(|&b| self.low[b as usize]);
-        let (least, most) = lows.fold((u64::MAX, 0), |(least, most), low| (least.min(low), most.max(low)));
-        let under = self.capacity.checked_sub(self.left[s]);
-        let Some(under) = under.filter(|&u| self.height[s].max(least) <= u) else {
-            return false;
-        };
-        self.tight[s] = most > under;
-        if self.tight[s] {
-            let (mut jobs, mut ends) = (std::mem::take(&mut self.jobs), std::mem::take(&mut self.ends));
-            let fits = self.machine(s, under, &mut jobs, &mut ends);
-            (self.jobs, self.ends) = (jobs, ends);
-            if !fits {
-                return false;
-            }
+    /// Lifts a section on which nothing rests to the lowest of its blocks; whether there is room for them.
+    fn settle(&mut self, s: usize) -> bool {
+        let Level { mut height, left, resting, .. } = self.levels[s];
+        if resting == 0 {
+            let low = |&b: &u32| self.low[b as usize];
+            height = self.alive(s).iter().map(low).min().unwrap_or(height);
         }
-        if least > self.height[s] {
-            self.lift(s, least);
+        let fits = height + left <= self.capacity;
+        if fits && resting == 0 {
+            self.lift(s, height);
         }
-        true
+        fits
     }
 
-    /// The blocks of a section as jobs on one machine: whether they fit, and which cannot lie under others. A block
-    /// above `under` cannot lie under all.
-    fn machine(&mut self, s: usize, under: u64, jobs: &mut Vec<u64>, ends: &mut Vec<Job>) -> bool {
-        let low = |&b: &u32| self.low[b as usize] << 16 | u64::from(b);
-        jobs.clear();
-        jobs.extend(self.alive(s).iter().map(low).filter(|job| job >> 16 > under));
-        jobs.sort_unstable_by_key(|&job| std::cmp::Reverse(job));
+    /// The blocks of a section as jobs on one machine: whether they fit, and which cannot lie under others.
+    fn machine(&mut self, s: usize) -> bool {
+        if self.levels[s].roomy(self.capacity) {
+            return true;
+        }
+        self.read += self.count[s] as u64;
+        let under = self.capacity - self.levels[s].left;
+        let mut jobs = std::mem::take(&mut self.jobs);
+        self.sort_jobs(s, under, &mut jobs);
+        self.levels[s].tight = !jobs.is_empty();
         let mut above = 0;
-        let fits = jobs.iter().all(|job| {
+        let mut fits = jobs.iter().all(|job| {
             above += self.problem.size[(job & 0xFFFF) as usize];
             (job >> 16) + above <= self.capacity
         });
-        if !fits {
-            return false;
+        if fits && !jobs.is_empty() {
+            fits = self.lie_above(s, &jobs, under);
         }
-        if under - self.height[s] > self.capacity / ROOMY {
-            return true;
+        self.jobs = jobs;
+        fits
+    }
+
+    /// The blocks of a section above `under`, the highest first: they cannot lie under all others. They go last in
+    /// `alive` and stay there in this order, which is nearly right the next time.
+    fn sort_jobs(&mut self, s: usize, under: u64, jobs: &mut Vec<Job>) {
+        let alive = &mut self.alive[s][..self.count[s]];
+        jobs.clear();
+        jobs.resize(alive.len(), 0);
+        let (mut count, mut rest) = (0, 0);
+        for i in 0..alive.len() {
+            let b = alive[i];
+            let low = self.low[b as usize];
+            // Both are written, and one stays: which one is hard to guess.
+            (jobs[count], alive[rest]) = (low << 16 | Job::from(b), b);
+            count += usize::from(low > under);
+            rest += usize::from(low <= under);
         }
-        // What of the others cannot all lie above a block of these is above some offset: the block lies above one of
-        // them. Those are the first by descending end, with their sizes summed up.
+        jobs.truncate(count);
+        for i in 1..count {
+            let job = jobs[i];
+            let mut at = i;
+            while at > 0 && jobs[at - 1] < job {
+                jobs[at] = jobs[at - 1];
+                at -= 1;
+            }
+            jobs[at] = job;
+        }
+        alive[rest..].iter_mut().zip(jobs).for_each(|(b, job)| *b = (*job & 0xFFFF) as u32);
+    }
+
+    /// What of the others cannot all lie above a block of these is above some offset: the block lies above one of
+    /// them. Whether the blocks fit so.
+    fn lie_above(&mut self, s: usize, jobs: &[Job], under: u64) -> bool {
+        let mut ends = std::mem::take(&mut self.ends);
+        let size = |job: Job| self.problem.size[(job & 0xFFFF) as usize];
         ends.clear();
-        ends.extend(self.alive(s).iter().map(|b| (low(b) + (self.problem.size[*b as usize] << 16), 0)));
-        ends.sort_unstable_by_key(|&job| std::cmp::Reverse(job.0));
-        let mut sum = 0;
-        for job in ends.iter_mut() {
-            sum += self.problem.size[(job.0 & 0xFFFF) as usize];
-            *job = (job.0 >> 16, sum);
+        let end = |&b: &u32| (self.low[b as usize] + self.problem.size[b as usize]) << 16 | u64::from(b);
+        ends.extend(self.alive(s).iter().map(end));
+        ends.sort_unstable();
+        self.raises.clear();
+        // From the lowest job up: the ends up to its offset, with their sizes summed up.
+        let (mut first, mut sum) = (0, 0);
+        for &job in jobs.iter().rev() {
+            let (low, b) = (job >> 16, job & 0xFFFF);
+            while let Some(&end) = ends.get(first).filter(|&end| end >> 16 <= low) {
+                sum += size(end);
+                first += 1;
+            }
+            // Less fills the room under the block than what must lie there.
+            let (mut fill, mut to, room) = (sum, low, low - under);
+            let mut others = ends[first..].iter().filter(|&end| end & 0xFFFF != b);
+            while fill < room
+                && let Some(&end) = others.next()
+            {
+                to = end >> 16;
+                fill += size(end);
+            }
+            if to > low {
+                self.raises.push((b as u32, to));
+            }
         }
-        for job in jobs {
-            let (low, b) = (*job >> 16, (*job & 0xFFFF) as u32);
-            let size = self.problem.size[b as usize];
-            let end = low + size;
-            let mut first = ends.partition_point(|other| other.1 + end <= self.capacity);
-            if ends.get(first).is_none_or(|other| other.0 <= end) {
-                // The block itself may be among them.
-                first = ends.partition_point(|other| other.1 + low <= self.capacity || other.0 > end);
+        self.ends = ends;
+        while let Some((b, to)) = self.raises.pop() {
+            if to + self.problem.size[b as usize] > self.capacity {
+                return false;
             }
-            let lowest = ends.get(first).map_or(0, |other| other.0);
-            if lowest > low {
-                if lowest + size > self.capacity {
-                    return false;
-                }
-                self.raise(b, lowest);
-            }
+            self.raise(b, to);
         }
         true
     }
