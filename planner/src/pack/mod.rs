@@ -46,7 +46,7 @@ use thiserror::Error;
 use occupancy::Occupancy;
 use orders::{Fit, Order};
 
-pub use table::{Table, TableError};
+pub use table::{Names, Table, TableError};
 pub use ties::{Tie, TieError, pack_tied};
 pub use verify::{Verified, VerifyError, verify};
 
@@ -224,6 +224,10 @@ fn whole(
     let swept = sweep::sweep(blocks, spans, loads);
     let mut best: Option<Found> = swept.map(|(peak, offsets)| (peak, offsets, "away from the bound"));
     let swept = if best.is_some() { blocks.len() as u64 } else { 0 };
+    // Nothing is given where there is a sweep.
+    if let Some(found) = best.take_if(|b| b.0 <= goal) {
+        return Ok((found, swept));
+    }
     let mut search = Search::new(blocks, spans, swept, budget + swept);
     search.check_given()?;
     let mut orders = orders::portfolio(blocks, spans, loads);
@@ -414,12 +418,10 @@ impl<'a> Search<'a> {
     }
 
     /// Tries these orders until one reaches the goal or the budget is spent; the first of all is always tried.
-    fn best_of(&mut self, orders: impl Iterator<Item = Order>, best: &mut Option<Found>, goal: u64) {
-        for order in orders {
-            let reached = best.as_ref().is_some_and(|b| b.0 <= goal);
-            if reached || (self.ordered && self.spent()) {
-                break;
-            }
+    fn best_of(&mut self, mut orders: impl Iterator<Item = Order>, best: &mut Option<Found>, goal: u64) {
+        while best.as_ref().is_none_or(|b| b.0 > goal) && !(self.ordered && self.spent()) {
+            // An order is made only where it is tried: they are large.
+            let Some(order) = orders.next() else { break };
             self.ordered = true;
             let limit = best.as_ref().map(|b| b.0);
             let (fit, name) = (order.fit, order.name);

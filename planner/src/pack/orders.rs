@@ -25,7 +25,7 @@ impl Order {
     /// All blocks in this order.
     pub fn sequence(mut self) -> Vec<u32> {
         self.keys.sort_unstable();
-        self.keys.into_iter().map(|k| k.3).collect()
+        self.keys.iter().map(|k| k.3).collect()
     }
 }
 
@@ -89,19 +89,27 @@ pub fn portfolio<'a>(
     })
 }
 
-/// The largest load during each block's life, by a sparse table of maxima.
-fn contention(spans: &Spans, loads: &[u64], blocks: usize) -> Vec<u64> {
-    let mut table = vec![loads.to_vec()];
-    let mut width = 1;
-    while 2 * width <= loads.len() {
-        let last = &table[table.len() - 1];
-        let next = (0..=loads.len() - 2 * width).map(|i| last[i].max(last[i + width])).collect();
-        table.push(next);
-        width *= 2;
+/// The largest load during each block's life, by a tree of maxima over time.
+pub fn contention(spans: &Spans, loads: &[u64], blocks: usize) -> Vec<u64> {
+    let leaves = loads.len();
+    let mut tree = [&vec![0; leaves], loads].concat();
+    for node in (1..leaves).rev() {
+        tree[node] = tree[2 * node].max(tree[2 * node + 1]);
     }
     let over = |(from, to): (usize, usize)| {
-        let level = (to - from).ilog2() as usize;
-        table[level][from].max(table[level][to - (1 << level)])
+        let (mut l, mut r, mut most) = (from + leaves, to + leaves, 0);
+        while l < r {
+            if l % 2 == 1 {
+                most = most.max(tree[l]);
+                l += 1;
+            }
+            if r % 2 == 1 {
+                r -= 1;
+                most = most.max(tree[r]);
+            }
+            (l, r) = (l / 2, r / 2);
+        }
+        most
     };
     (0..blocks).map(|b| spans.of(b).map(over).max().unwrap_or(0)).collect()
 }

@@ -8,6 +8,7 @@
 
 use std::collections::HashMap;
 use std::fmt::Write;
+use std::ops::Index;
 
 use thiserror::Error;
 
@@ -17,9 +18,36 @@ use super::Block;
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Table {
     /// The name of each block.
-    pub ids: Vec<String>,
+    pub ids: Names,
     /// The blocks, in the order of the lines.
     pub blocks: Vec<Block>,
+}
+
+/// Names, one behind the other in one text: a million of them are short.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Names {
+    text: String,
+    ends: Vec<usize>,
+}
+
+impl Names {
+    /// All names, in order.
+    pub fn iter(&self) -> impl Iterator<Item = &str> {
+        (0..self.ends.len()).map(|i| &self[i])
+    }
+
+    fn push(&mut self, name: &str) {
+        self.text.push_str(name);
+        self.ends.push(self.text.len());
+    }
+}
+
+impl Index<usize> for Names {
+    type Output = str;
+
+    fn index(&self, i: usize) -> &str {
+        &self.text[i.checked_sub(1).map_or(0, |before| self.ends[before])..self.ends[i]]
+    }
 }
 
 /// Text that is no table of buffers.
@@ -135,7 +163,7 @@ impl Table {
         let mut table = Table::default();
         let most = text.bytes().filter(|&c| c == b'\n').count();
         let mut seen: HashMap<&str, usize> = HashMap::with_capacity(most);
-        table.ids.reserve(most);
+        table.ids.ends.reserve(most);
         table.blocks.reserve(most);
         let mut cells: Vec<&str> = Vec::new();
         for (line, text) in lines.filter(|(_, text)| !text.trim().is_empty()) {
@@ -148,7 +176,7 @@ impl Table {
             if let Some(first) = seen.insert(id, line) {
                 return Err(TableError::Id { line, id: id.into(), first });
             }
-            table.ids.push(id.to_string());
+            table.ids.push(id);
             table.blocks.push(block(&columns, &cells, line)?);
         }
         Ok(table)

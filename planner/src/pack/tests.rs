@@ -300,6 +300,15 @@ proptest! {
     }
 
     #[test]
+    fn contention_is_the_largest_load_of_a_life(blocks in prop::collection::vec(arbitrary_block(), 0..30)) {
+        let spans = Spans::new(&blocks);
+        let loads = spans.loads(&blocks);
+        let largest = |b| spans.of(b).flat_map(|(from, to)| &loads[from..to]).max().copied().unwrap_or(0);
+        let expected: Vec<u64> = (0..blocks.len()).map(largest).collect();
+        prop_assert_eq!(orders::contention(&spans, &loads, blocks.len()), expected);
+    }
+
+    #[test]
     fn a_packing_is_deterministic(blocks in prop::collection::vec(arbitrary_block(), 0..30)) {
         prop_assert_eq!(pack(&blocks, &Config::default()), pack(&blocks, &Config::default()));
     }
@@ -315,7 +324,7 @@ fn a_table_is_read_with_either_kind_of_lifetime() {
     let inclusive =
         Table::read("\u{feff}size, id,end,start,color\r\n8,a,1,0,red\r\n\r\n4,b,2,2,\r\n").expect("a table");
     assert_eq!(half_open, inclusive);
-    assert_eq!((half_open.ids, half_open.blocks), (vec!["a".into(), "b".into()], blocks("0..2:8 2..3:4")));
+    assert_eq!((half_open.ids.iter().collect(), half_open.blocks), (vec!["a", "b"], blocks("0..2:8 2..3:4")));
     assert_eq!(inclusive.write(&[0, 0]), "id,lower,upper,size,offset\na,0,2,8,0\nb,2,3,4,0\n");
 }
 

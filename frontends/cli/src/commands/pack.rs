@@ -15,6 +15,7 @@ pub fn pack(args: &PackArgs) -> Result<ExitCode> {
     let name = args.file.display();
     let text = std::fs::read_to_string(&args.file).with_context(|| name.to_string())?;
     let table = Table::read(&text).map_err(|e| anyhow!("{name}: {e}"))?;
+    drop(text);
     let start = Instant::now();
     let config = Config { capacity: args.capacity, ..Config::thorough() };
     let packing = pack::pack(&table.blocks, &config).map_err(|e| anyhow!("{name}: {}", named(&table, &e)))?;
@@ -37,11 +38,11 @@ fn named(table: &Table, error: &PackError) -> String {
     match error {
         PackError::Overlap { first, second } => format!(
             "buffers {} and {} have given offsets, are alive together and overlap",
-            table.ids[*first], table.ids[*second]
+            &table.ids[*first], &table.ids[*second]
         ),
         PackError::Misaligned { block, offset, align } => format!(
             "buffer {} is given offset {offset}, expected a multiple of its alignment {align}",
-            table.ids[*block]
+            &table.ids[*block]
         ),
         PackError::TooLarge => error.to_string(),
     }
@@ -63,13 +64,13 @@ impl Outcome<'_> {
     /// The buffers that end above a limit.
     fn above(&self, limit: u64) -> Vec<&str> {
         let ends = self.table.blocks.iter().zip(&self.packing.offsets).map(|(b, o)| (b.size > 0, b.size + o));
-        let above = ends.zip(&self.table.ids).filter(|((some, end), _)| *some && *end > limit);
-        above.map(|(_, id)| id.as_str()).collect()
+        let above = ends.zip(self.table.ids.iter()).filter(|((some, end), _)| *some && *end > limit);
+        above.map(|(_, id)| id).collect()
     }
 
     /// The buffers that are alive together at the bound.
     fn at_bound(&self) -> Vec<&str> {
-        self.packing.at_bound.iter().map(|&b| self.table.ids[b].as_str()).collect()
+        self.packing.at_bound.iter().map(|&b| &self.table.ids[b]).collect()
     }
 
     fn text(&self, name: &str) -> String {
