@@ -422,6 +422,18 @@ fn least_peak(blocks: &[Block], offsets: &mut Vec<Option<u64>>) -> u64 {
 }
 
 #[test]
+fn minimalloc_d_has_a_packing_at_its_bound() {
+    let problem =
+        Table::read(include_str!("../../../tests/packing/minimalloc/D.1048576.csv")).expect("a table");
+    let packed =
+        Table::read(include_str!("../../../tests/packing/minimalloc/D.986112.csv")).expect("a table");
+    let given: Vec<u64> = packed.blocks.iter().filter_map(|b| b.offset).collect();
+    assert_eq!(packed.ids, problem.ids);
+    assert_eq!(verify(&problem.blocks, &given), Ok(Verified { peak: 986_112, bound: 986_112 }));
+    assert_eq!(pack(&packed.blocks, &Config::default()).map(|p| p.offsets), Ok(given));
+}
+
+#[test]
 fn exact_search_is_for_problems_that_it_knows() {
     for text in ["3..1:8 0..1:4", "0..2:8@0", "0..1:1 0..1:1 0..1:1", "0..1:1 0..1:70368744177664"] {
         let b = blocks(text);
