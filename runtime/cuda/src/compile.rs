@@ -85,9 +85,10 @@ impl Source {
 pub fn compile(source: &Source, [major, minor]: [u32; 2]) -> Result<Vec<u8>, CudaError> {
     let version = version()?;
     let text = source.text();
-    let target = format!("sm_{major}{minor}");
+    let own = if [major, minor] == [9, 0] && version >= LEAST_FOR_OWN { "a" } else { "" };
+    let target = format!("sm_{major}{minor}{own}");
     let cache = Cache::of_user();
-    let name = name_of(&["symmc 2", &version, &target, &text], "cubin");
+    let name = name_of(&["symmc 2", &format!("{}.{}", version[0], version[1]), &target, &text], "cubin");
     if let Some(code) = cache.read(&name) {
         return Ok(code);
     }
@@ -96,8 +97,14 @@ pub fn compile(source: &Source, [major, minor]: [u32; 2]) -> Result<Vec<u8>, Cud
     Ok(code)
 }
 
-/// Whether NVRTC can be used, and its version.
-fn version() -> Result<String, CudaError> {
+/// The least version of NVRTC that translates what compute capability 9.0 has alone.
+pub(crate) const LEAST_FOR_OWN: [i32; 2] = [12, 1];
+
+/// The version of NVRTC, major and minor.
+///
+/// # Errors
+/// It is not there.
+pub(crate) fn version() -> Result<[i32; 2], CudaError> {
     // SAFETY: tries to load the library; nothing else.
     if !unsafe { sys::is_culib_present() } {
         return Err(CudaError::Missing {
@@ -109,7 +116,7 @@ fn version() -> Result<String, CudaError> {
     // SAFETY: the library is there, and writes two integers.
     let code = unsafe { sys::nvrtcVersion(&mut major, &mut minor) };
     code.result().map_err(|e| library("nvrtcVersion", &e))?;
-    Ok(format!("{major}.{minor}"))
+    Ok([major, minor])
 }
 
 fn library(call: &str, error: &result::NvrtcError) -> CudaError {

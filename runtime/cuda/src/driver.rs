@@ -19,7 +19,8 @@ use smallvec::SmallVec;
 use crate::adopt::LentStream;
 use crate::collective::Links;
 use crate::error::CudaError;
-use crate::launch::{Address, Kernel, Start};
+use crate::launch::{Address, Kernel, Param, Start};
+use crate::tensor_map::TensorMap;
 
 /// The result of a driver call, with what was attempted.
 pub(crate) fn checked<T>(
@@ -462,8 +463,15 @@ impl Stream {
     /// # Safety
     /// The function takes these parameters and touches only memory that exists.
     pub unsafe fn launch(&self, function: Function, kernel: &Kernel, start: Start) -> Result<(), CudaError> {
+        let maps = kernel.params.iter().filter_map(Param::map).map(TensorMap::encode);
+        let maps = maps.collect::<Result<Vec<_>, _>>()?;
+        let mut maps = maps.iter();
+        let at = |p: &Param| match p.map() {
+            Some(_) => maps.next().map_or(ptr::null(), |m| ptr::from_ref(m).cast()),
+            None => p.as_ptr().cast(),
+        };
         let mut params: Vec<*mut c_void> =
-            kernel.params.iter().map(|p| p.as_ptr().cast_mut().cast()).collect();
+            kernel.params.iter().map(at).map(<*const c_void>::cast_mut).collect();
         let [gx, gy, gz] = kernel.grid;
         let [bx, by, bz] = kernel.block;
         let mut attributes = self.attributes(kernel, start);

@@ -7,6 +7,7 @@ use smallvec::SmallVec;
 
 use crate::compute::gemm::Gemm;
 use crate::nccl::NcclCall;
+use crate::tensor_map::TensorMap;
 
 /// An address in the device memory of a context.
 pub type Address = u64;
@@ -105,9 +106,14 @@ macro_rules! plain {
 }
 pub(crate) use plain;
 
-/// A kernel parameter: its bytes, at an address aligned to 8 bytes.
+/// A kernel parameter.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Param(SmallVec<[u64; 1]>);
+pub enum Param {
+    /// Its bytes, at an address aligned to 8 bytes.
+    Value(SmallVec<[u64; 1]>),
+    /// A matrix. The launch gives the kernel the driver's form of it.
+    Map(Box<TensorMap>),
+}
 
 impl Param {
     /// A struct passed by value, laid out as the kernel declares it.
@@ -121,17 +127,23 @@ impl Param {
                 size_of::<T>(),
             );
         }
-        Param(words)
+        Param::Value(words)
     }
 
-    /// Its bytes, in words of 8.
-    pub fn words(&self) -> &[u64] {
-        &self.0
+    /// The matrix, if it is one.
+    pub(crate) fn map(&self) -> Option<&TensorMap> {
+        match self {
+            Param::Value(_) => None,
+            Param::Map(map) => Some(map),
+        }
     }
 
-    /// The first byte.
-    pub(crate) fn as_ptr(&self) -> *const u64 {
-        self.0.as_ptr()
+    /// The first byte; of a matrix, of its description.
+    pub fn as_ptr(&self) -> *const u64 {
+        match self {
+            Param::Value(words) => words.as_ptr(),
+            Param::Map(map) => std::ptr::from_ref(&**map).cast(),
+        }
     }
 }
 

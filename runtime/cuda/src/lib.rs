@@ -33,6 +33,7 @@ pub mod program;
 mod rig;
 pub mod session;
 mod staging;
+pub mod tensor_map;
 mod trace;
 mod watch;
 

@@ -76,16 +76,18 @@ fn products(r: &mut SplitMix, out: &mut Vec<Case>) {
             out.push(case(&name("column-major"), Op::MatMul, columns, &[(dtype, &[m, n])], scale));
         }
     }
-    let dtype = DType::BF16;
     let few = [(1, 4096, 1000), (8, 1032, 200), (5, 257, 130), (30, 1416, 220), (16, 520, 3200)];
-    for (m, k, n) in
-        few.into_iter().chain([(40, 1032, 340), (9, 2504, 4096), (17, 1800, 6500), (64, 1160, 9600)])
-    {
+    let more = [(40, 1032, 340), (9, 2504, 4096), (17, 1800, 6500), (64, 1160, 9600)];
+    // The last of these have odd numbers of eights, few lines, and stages that are filled again and again.
+    let halves = [(33, 328, 700), (34, 328, 4600), (17, 136, 41), (25, 264, 80), (49, 4104, 890)];
+    let bf16 = few.into_iter().chain(more).map(|extents| (DType::BF16, extents));
+    for (dtype, (m, k, n)) in bf16.chain(halves.map(|extents| (DType::F16, extents))) {
         let operands =
             vec![Placed::dense(tensor(r, dtype, &[m, k])), columns_first(tensor(r, dtype, &[k, n]))];
         let name = format!("matmul {dtype} [{m}, {k}] by column-major [{k}, {n}]");
         out.push(case(&name, Op::MatMul, operands, &[(dtype, &[m, n])], 9.0 * (k as f64).sqrt()));
     }
+    let dtype = DType::BF16;
     let operands =
         vec![Placed::dense(tensor(r, dtype, &[4, 30, 64])), Placed::dense(tensor(r, dtype, &[4, 64, 96]))];
     out.push(case("batched matmul", Op::MatMul, operands, &[(dtype, &[4, 30, 96])], 72.0));

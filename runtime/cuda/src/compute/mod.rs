@@ -38,8 +38,8 @@ use symmc_ir::text::op_name;
 use symmc_runtime::exec::{Home, Located};
 use symmc_runtime::kernels::KernelError;
 
-use crate::compile::Source;
-use crate::driver::Device;
+use crate::compile::{self, Source};
+use crate::driver::{self, Device};
 use crate::error::CudaError;
 use crate::launch::{Address, Work};
 
@@ -65,8 +65,9 @@ pub struct Machine {
     pub workspace_bytes: usize,
     /// Bytes of dynamic shared memory that a block may have.
     pub shared: usize,
-    /// Whether pairs of blocks can read each other's shared memory, and all of them run at once.
-    pub pairs: bool,
+    /// Whether there are instructions of warp groups, copies of boxes and pairs of blocks: compute capability 9.0, with a
+    /// driver and a compiler that know them.
+    pub groups: bool,
     /// What steps write among the memory of inputs.
     pub inputs: InputUse,
 }
@@ -80,7 +81,9 @@ impl Machine {
             workspace: 0,
             workspace_bytes: 0,
             shared: device.shared().saturating_sub(STATIC_SHARED),
-            pairs: device.capability()[0] >= 9,
+            groups: device.capability() == [9, 0]
+                && driver::version().is_ok_and(|v| v[0] >= 12)
+                && compile::version().is_ok_and(|v| v >= compile::LEAST_FOR_OWN),
             inputs: InputUse::Written,
         }
     }

@@ -9,6 +9,7 @@ use super::Lowering;
 use super::gemm::{Gemm, Order};
 use super::text::{self, stored};
 use crate::launch::{Address, Kernel, Param, Work};
+use crate::tensor_map::TensorMap;
 
 /// The most rows where lines of the right matrix lie along the columns. The library takes about 19 µs for any few
 /// rows of a 4096 × 7168 matrix on an H200; 4 rows take 19 this way, 8 rows 27.
@@ -30,6 +31,16 @@ const TERMS: usize = 128;
 /// Stages of a ring, at least and at most, and bytes of the barriers of each.
 const STAGES: [usize; 2] = [4, 16];
 const STAGE_BARRIERS: usize = 16;
+
+/// By instructions of warp groups: the fewest rows and the most lines of right matrices, terms of a stage, threads of a
+/// block, of which so many multiply.
+const LEAST_ROWS_OF_GROUPS: usize = 17;
+const MOST_GROUP_LINES: usize = 224;
+const GROUP_TERMS: usize = 64;
+const GROUP_THREADS: u32 = 384;
+const GROUP_WORKERS: usize = 128;
+/// Stages of a ring there.
+const GROUP_STAGES: [usize; 2] = [3, 16];
 
 /// The most products of one kernel.
 pub(super) const MOST_PRODUCTS: usize = 2;
@@ -60,12 +71,46 @@ impl Finish {
 /// The way a kernel goes through the matrices.
 struct Way {
     call: &'static str,
-    /// Constants beside those of the product.
+    /// Constants beside those of the product, and the like.
     constants: String,
     grid: usize,
     threads: u32,
     cluster: usize,
     shared: usize,
+    /// Where it copies boxes: the rows of those of the left matrix and of the right ones.
+    boxes: Option<[usize; 2]>,
+}
+
+impl Way {
+    /// How the kernel takes a matrix, by this name.
+    fn declare(&self, name: &str) -> String {
+        match self.boxes {
+            Some(_) => format!("const __grid_constant__ sc::TensorMap {name}"),
+            None => format!("const void *{name}"),
+        }
+    }
+
+    /// How the kernel names the right matrices.
+    fn array(&self, count: usize) -> String {
+        let (ty, of) = if self.boxes.is_some() { ("TensorMap", "&") } else { ("void", "") };
+        let names = (0..count).map(|p| format!("{of}b{p}")).collect::<Vec<_>>();
+        format!("const {ty} *const b[] = {{{}}};", names.join(", "))
+    }
+
+    /// The matrices: the left one, and the right ones.
+    fn matrices(&self, gemms: &[Gemm]) -> Vec<Param> {
+        let gemm = &gemms[0];
+        let lines = gemms.iter().map(|g| g.b.at);
+        let Some([rows, columns]) = self.boxes else {
+            return [gemm.a.at].into_iter().chain(lines).map(Param::from).collect();
+        };
+        let map = |at, rows, step: usize, box_rows| {
+            let map = TensorMap::new(at, [rows, gemm.k], step * gemm.dtype.size(), box_rows);
+            Param::Map(Box::new(map))
+        };
+        let left = map(gemm.a.at, gemm.m, gemm.a.step, rows);
+        [left].into_iter().chain(lines.map(|at| map(at, gemm.n, gemm.b.step, columns))).collect()
+    }
 }
 
 /// One kernel for products of the same left matrix and the same extents, if it has few rows and a layout that is
@@ -79,10 +124,12 @@ pub(super) fn lower(gemms: &[Gemm], steady: bool, finish: Finish, l: &mut Loweri
     let way = gemms.iter().all(same).then(|| way(gemms, l)).flatten()?;
     let width = 16 / first.dtype.size();
     let count = gemms.len();
+    let mut declared = vec![way.declare("a")];
+    declared.extend((0..count).map(|p| way.declare(&format!("b{p}"))));
+    declared.extend(finish.declared);
     let text = format!(
         "namespace sc {{ struct @_L {{\ntypedef {} T;\nstatic const int M = {}, V = {width}, P = {count};\nstatic const i64 N = {}, K = {}, a_step = {}, b_step = {};\nstatic const bool STEADY = {steady};\n{}SC_FN void enter() {{ symmc_enter(); }}\n}}; }}\n\
-         extern \"C\" __global__ void __launch_bounds__({}) @({}) {{\n    using namespace sc;\n    \
-         const void *const b[] = {{{}}};\n    \
+         extern \"C\" __global__ void __launch_bounds__({}) @({}) {{\n    using namespace sc;\n    {}\n    \
          const auto finish = [&](i64 row, i64 column, const float *sum) {{\n{}\n    }};\n    {}\n}}\n",
         stored(first.dtype),
         first.m,
@@ -92,32 +139,23 @@ pub(super) fn lower(gemms: &[Gemm], steady: bool, finish: Finish, l: &mut Loweri
         first.b.step,
         way.constants,
         way.threads,
-        declared(count, &finish).join(", "),
-        (0..count).map(|p| format!("b{p}")).collect::<Vec<_>>().join(", "),
+        declared.join(", "),
+        way.array(count),
         finish.body,
         way.call,
     );
     l.preludes();
-    l.source.prelude(text::MATRIX);
-    l.source.prelude(text::SKINNY);
-    l.source.prelude(text::TILES);
-    let addresses = [first.a.at].into_iter().chain(gemms.iter().map(|g| g.b.at));
+    for prelude in [text::MATRIX, text::SKINNY, text::TILES, text::GROUPS] {
+        l.source.prelude(prelude);
+    }
     Some(Work::Kernel(Kernel {
         entry: l.source.function("skinny", text),
         grid: [way.grid as u32, 1, 1],
         block: [way.threads, 1, 1],
         cluster: way.cluster as u32,
         shared: way.shared as u32,
-        params: addresses.map(Param::from).chain(finish.params).collect(),
+        params: way.matrices(gemms).into_iter().chain(finish.params).collect(),
     }))
-}
-
-/// The parameters of a kernel.
-fn declared(count: usize, finish: &Finish) -> Vec<String> {
-    let mut out = vec!["const void *a".to_string()];
-    out.extend((0..count).map(|p| format!("const void *b{p}")));
-    out.extend(finish.declared.iter().cloned());
-    out
 }
 
 fn way(gemms: &[Gemm], l: &Lowering<'_>) -> Option<Way> {
@@ -136,7 +174,7 @@ fn way(gemms: &[Gemm], l: &Lowering<'_>) -> Option<Way> {
     match gemm.b.order {
         Order::Rows => by_columns(gemms),
         Order::Columns if !gemm.k.is_multiple_of(width) || !aligned(gemm.a.at, gemm.a.step) => None,
-        Order::Columns => tiles(gemms, l).or_else(|| by_line(gemm)),
+        Order::Columns => groups(gemms, l).or_else(|| tiles(gemms, l)).or_else(|| by_line(gemm)),
     }
 }
 
@@ -150,6 +188,7 @@ fn by_columns(gemms: &[Gemm]) -> Option<Way> {
         threads: 512,
         cluster: 1,
         shared: 0,
+        boxes: None,
     })
 }
 
@@ -161,29 +200,21 @@ fn by_line(gemm: &Gemm) -> Option<Way> {
         threads: 128,
         cluster: 1,
         shared: 0,
+        boxes: None,
     })
 }
 
-/// Matrix instructions. All multiprocessors have an equal part of the lines. Each also reads all rows, or half of each
-/// row where pairs of them halve the terms, which is faster above 16 rows (64 rows by a 3584 × 4096 matrix: 12.7 µs
-/// instead of 17.5, the library 18.6) if the lines of both fit one. Where rows are many beside lines, the library is
-/// faster.
+/// Matrix instructions. All multiprocessors have an equal part of the lines, and each reads all rows. Where rows are many
+/// beside lines, the library is faster.
 fn tiles(gemms: &[Gemm], l: &Lowering<'_>) -> Option<Way> {
     let gemm = &gemms[0];
     let all = gemm.n * gemms.len();
     let multiprocessors = l.machine.multiprocessors as usize;
     let turns = all.div_ceil(multiprocessors * MOST_LINES);
     let rows = gemm.m.next_power_of_two().clamp(16, MOST_ROWS);
-    let lines = |parts: usize| all.div_ceil(parts).next_multiple_of(8);
-    let paired = lines(multiprocessors / 2);
-    let pairs = l.machine.pairs && multiprocessors >= 2 && rows > 16 && paired <= MOST_LINES;
-    let (cluster, lines) = if pairs { (2, paired) } else { (1, lines(multiprocessors * turns)) };
+    let lines = all.div_ceil(multiprocessors * turns).next_multiple_of(8);
     // The library would do one product after another.
-    let most_rows = match (gemms.len(), cluster) {
-        (1, 1) => lines * 9 / 10,
-        (1, _) => lines,
-        _ => lines * 5 / 4,
-    };
+    let most_rows = if gemms.len() == 1 { lines * 9 / 10 } else { lines * 5 / 4 };
     let fits = matches!(gemm.dtype, DType::BF16 | DType::F16)
         && gemm.m <= MOST_ROWS
         && turns <= MOST_TURNS
@@ -195,14 +226,69 @@ fn tiles(gemms: &[Gemm], l: &Lowering<'_>) -> Option<Way> {
     if !fits || shared < least * stage {
         return None;
     }
-    let steps = gemm.k.div_ceil(TERMS).div_ceil(cluster);
-    let stages = (shared / stage).min(most).min((steps + 2).max(least));
+    let stages = (shared / stage).min(most).min((gemm.k.div_ceil(TERMS) + 2).max(least));
     Some(Way {
         call: "skinny_tiles<@_L>(a, b, finish);",
-        constants: format!("static const int LINES = {lines}, STAGES = {stages}, CLUSTER = {cluster};\n"),
-        grid: gemm.n.div_ceil(lines / gemms.len()) * cluster,
+        constants: format!("static const int LINES = {lines}, STAGES = {stages};\n"),
+        grid: gemm.n.div_ceil(lines / gemms.len()),
         threads: TILE_THREADS,
-        cluster,
+        cluster: 1,
         shared: stages * (stage + STAGE_BARRIERS),
+        boxes: None,
     })
+}
+
+/// Instructions of warp groups, by pairs of blocks that halve the terms, which is faster above 16 rows (64 rows by a
+/// 3584 × 4096 matrix: 10.2 µs, 17.5 by [`tiles`], the library 18.6).
+fn groups(gemms: &[Gemm], l: &Lowering<'_>) -> Option<Way> {
+    let (gemm, count) = (&gemms[0], gemms.len());
+    let pairs = l.machine.multiprocessors as usize / 2;
+    let fits = l.machine.groups
+        && matches!(gemm.dtype, DType::BF16 | DType::F16)
+        && (LEAST_ROWS_OF_GROUPS..=MOST_ROWS).contains(&gemm.m)
+        && gemm.k >= 2 * GROUP_TERMS
+        && pairs > 0;
+    if !fits {
+        return None;
+    }
+    let columns = gemm.n.div_ceil(pairs).next_multiple_of(8);
+    let (lines, rows) = (columns * count, gemm.m.next_multiple_of(8));
+    let most_rows = if count == 1 { lines } else { lines * 5 / 4 };
+    let stage = (lines + rows).max(MOST_ROWS) * GROUP_TERMS * gemm.dtype.size();
+    // Sums of another block, and what lies in front of a multiple of 1024.
+    let beside = lines.div_ceil(16) * 16 * GROUP_WORKERS + 1024;
+    let [least, most] = GROUP_STAGES;
+    let room = l.machine.shared.saturating_sub(beside + (most + 1) * STAGE_BARRIERS);
+    let stages = (room / stage).min(most);
+    let few = lines < FEW_LINES && gemm.k > MOST_TERMS_OF_FEW;
+    if few || lines > MOST_GROUP_LINES || gemm.m > most_rows || stages < least {
+        return None;
+    }
+    Some(Way {
+        call: "skinny_groups<@_L>(a, b, finish);",
+        constants: format!(
+            "static const int COLUMNS = {columns}, STAGES = {stages};\n{}",
+            group_product(gemm.dtype, lines)
+        ),
+        grid: gemm.n.div_ceil(columns) * 2,
+        threads: GROUP_THREADS,
+        cluster: 2,
+        shared: stages * (stage + STAGE_BARRIERS) + STAGE_BARRIERS + beside,
+        boxes: Some([rows, columns]),
+    })
+}
+
+/// The instruction that multiplies so many lines, which names every register.
+fn group_product(dtype: DType, lines: usize) -> String {
+    let (sums, ty) = (lines / 2, if dtype == DType::BF16 { "bf16" } else { "f16" });
+    let names = |of: fn(usize) -> String| (0..sums).map(of).collect::<Vec<_>>().join(", ");
+    format!(
+        "SC_GROUP_PRODUCT({}, {lines}, \"{{ .reg .pred p; setp.ne.b32 p, %{}, 0; \
+         wgmma.mma_async.sync.aligned.m64n{lines}k16.f32.{ty}.{ty} {{{}}}, %{sums}, %{}, p, 1, 1, 0, 0; }}\", {})\n",
+        stored(dtype),
+        sums + 2,
+        names(|i| format!("%{i}")),
+        sums + 1,
+        names(|i| format!("\"+f\"(c[{}][{}])", i / 4, i % 4)),
+    )
 }

@@ -20,6 +20,8 @@ pub(super) const PRODUCT: &str = include_str!("kernels/product.cuh");
 pub(super) const SKINNY: &str = include_str!("kernels/skinny.cuh");
 /// Products of more rows.
 pub(super) const TILES: &str = include_str!("kernels/tiles.cuh");
+/// The same by instructions of warp groups.
+pub(super) const GROUPS: &str = include_str!("kernels/groups.cuh");
 /// Matrix instructions.
 pub(super) const MATRIX: &str = include_str!("kernels/matrix.cuh");
 /// Attention.

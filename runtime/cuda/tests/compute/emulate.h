@@ -17,6 +17,7 @@
 #define __global__
 #define __forceinline__ inline
 #define __launch_bounds__(threads)
+#define __grid_constant__
 #define __shared__ static
 #define volatile
 inline void __threadfence() {}
@@ -29,7 +30,8 @@ static Dim threadIdx, blockIdx, blockDim, gridDim;
 
 namespace emulate {
 
-enum Waits { RUNS, WARP, BLOCK, CLUSTER, ENDED };
+// A thread that yields goes on by itself; the others with their warp, block or cluster.
+enum Waits { RUNS, YIELDS, WARP, BLOCK, CLUSTER, ENDED };
 struct Thread {
     ucontext_t context;
     std::vector<char> stack;
@@ -40,6 +42,8 @@ static ucontext_t scheduler;
 // The thread that runs, of all of the cluster; the first block of the cluster.
 static unsigned own, cluster0;
 static std::function<void()> body;
+// Whether somebody may wait for nothing any more.
+static bool moved;
 
 inline void wait(Waits what) {
     threads[own]->waits = what;
@@ -75,18 +79,21 @@ inline void cluster(unsigned blocks, unsigned block) {
     }
     for (;;) {
         bool ran = false, live = false;
+        moved = false;
         for (unsigned i = 0; i < count; i++)
-            if (threads[i]->waits == RUNS) {
-                ran = true;
+            if (threads[i]->waits <= YIELDS) {
+                const bool ready = threads[i]->waits == RUNS;
+                threads[i]->waits = RUNS;
                 own = i, threadIdx.x = i % block, blockIdx.x = cluster0 + i / block;
                 swapcontext(&scheduler, &threads[i]->context);
+                ran = ran || ready || threads[i]->waits != YIELDS;
             }
         for (unsigned w = 0; w < count; w += 32) release(w, w + 32 < count ? w + 32 : count, WARP);
         for (unsigned b = 0; b < count; b += block) release(b, b + block, BLOCK);
         release(0, count, CLUSTER);
         for (unsigned i = 0; i < count; i++) live = live || threads[i]->waits != ENDED;
         if (!live) return;
-        if (!ran) {
+        if (!ran && !moved) {
             fprintf(stderr, "the threads of a cluster wait for each other\n");
             abort();
         }
@@ -157,6 +164,7 @@ inline double __ll2double_rn(long long x) { return (double)x; }
 inline float __fadd_rn(float a, float b) { return a + b; }
 inline float __fmul_rn(float a, float b) { return a * b; }
 inline float __fdiv_rn(float a, float b) { return a / b; }
+inline float __fdividef(float a, float b) { return a / b; }
 inline double __dadd_rn(double a, double b) { return a + b; }
 inline double __dmul_rn(double a, double b) { return a * b; }
 inline double __ddiv_rn(double a, double b) { return a / b; }
@@ -210,16 +218,22 @@ SC_FN void copy_async(void *to, const void *from, bool in) {
 // Copies are done at once.
 SC_FN void copies_commit() {}
 template <int COUNT> void copies_wait() {}
-// Arrivals that a barrier waits for.
-struct Barrier { u16 missing, arrivals, phase; };
-SC_FN void barrier_init(u64 *barrier, u32 arrivals) { *(Barrier *)barrier = {(u16)arrivals, (u16)arrivals, 0}; }
-SC_FN void barrier_arrive(u64 *barrier) {
+// Arrivals and bytes that a phase of a barrier waits for.
+struct Barrier { u8 missing, arrivals, phase; int bytes; };
+SC_FN void barrier_init(u64 *barrier, u32 arrivals) { *(Barrier *)barrier = {(u8)arrivals, (u8)arrivals, 0, 0}; }
+SC_FN void barrier_count(u64 *barrier, int arrivals, int bytes) {
     Barrier *b = (Barrier *)barrier;
-    if (--b->missing == 0) b->missing = b->arrivals, b->phase ^= 1;
+    emulate::moved = true;
+    b->missing -= arrivals, b->bytes += bytes;
+    if (b->missing == 0 && b->bytes == 0) b->missing = b->arrivals, b->phase ^= 1;
 }
+SC_FN void barrier_arrive(u64 *barrier) { barrier_count(barrier, 1, 0); }
+SC_FN void barrier_expect(u64 *barrier, u32 bytes) { barrier_count(barrier, 1, bytes); }
+SC_FN void barriers_ready() {}
 SC_FN void barrier_wait(u64 *barrier, u32 parity) {
-    while (((Barrier *)barrier)->phase == parity) emulate::wait(emulate::WARP);
+    while (((Barrier *)barrier)->phase == parity) emulate::wait(emulate::YIELDS);
 }
+SC_FN void barrier_wait_sent(u64 *barrier, u32 parity) { barrier_wait(barrier, parity); }
 SC_FN void load_rows(const u16 *(&rows)[32], const u16 *row) {
     if ((u64)row % 16) {
         fprintf(stderr, "a row of a matrix is not aligned to 16 bytes\n");
@@ -238,13 +252,64 @@ SC_FN void load_matrices(u32 (&out)[4], const u16 *row) {
     for (u32 m = 0; m < 4; m++) memcpy(&out[m], rows[m * 8 + lane / 4] + lane % 4 * 2, 4);
 }
 // Of each block of a cluster.
-static double dynamic[2][29 << 10];
+alignas(1024) static u8 dynamic[2][232 << 10];
 SC_FN u32 cluster_block() { return blockIdx.x - emulate::cluster0; }
-SC_FN double *dynamic_shared() { return dynamic[cluster_block()]; }
-SC_FN void cluster_meet() { emulate::wait(emulate::CLUSTER); }
-SC_FN float in_cluster(const float *at, u32 block) {
-    return ((const float *)dynamic[block])[at - (const float *)dynamic_shared()];
+SC_FN double *dynamic_shared() { return (double *)dynamic[cluster_block()]; }
+SC_FN u8 *aligned_shared() { return dynamic[cluster_block()]; }
+SC_FN void cluster_arrive() {}
+SC_FN void cluster_wait() { emulate::wait(emulate::CLUSTER); }
+SC_FN u32 in_block(const void *at, u32 block) { return dynamic[block] + ((const u8 *)at - dynamic[cluster_block()]) - dynamic[0]; }
+SC_FN void send(u32 to, float4 x, u32 barrier) {
+    memcpy(dynamic[0] + to, &x, sizeof x);
+    barrier_count((u64 *)(dynamic[0] + barrier), 0, -(int)sizeof x);
 }
+
+// As tensor_map.rs describes a matrix.
+struct TensorMap { u64 at, rows, columns, step, box_rows, rest[11]; };
+// Where a byte of a box lies: pieces of 16 change places by the number of the row, of 128 bytes.
+SC_FN u64 swizzled(u64 at) { return at ^ (at >> 7 & 7) << 4; }
+SC_FN void copy_box(void *to, const TensorMap &map, int term, int row, u64 *barrier) {
+    if ((u64)to % 1024 || map.at % 16 || map.step % 16) {
+        fprintf(stderr, "a box, or its matrix, is not aligned\n");
+        abort();
+    }
+    for (u64 r = 0; r < map.box_rows; r++)
+        for (u64 c = 0; c < 64; c++) {
+            const bool in = row + r < map.rows && term + c < map.columns;
+            const u16 x = in ? ((const u16 *)(map.at + (row + r) * map.step))[term + c] : 0;
+            memcpy((void *)swizzled((u64)to + r * 128 + c * 2), &x, 2);
+        }
+    barrier_count(barrier, 0, -(int)(map.box_rows * 128));
+}
+SC_FN u64 box_at(const void *at) { return (u64)at / 16; }
+SC_FN void group_begin() {}
+SC_FN void group_commit() {}
+template <int COUNT> void group_wait() {}
+SC_FN void hold(float (&)[4]) {}
+// As `multiply` below spreads sums, over the four warps of a group.
+template <class T, int LINES> void multiply_group(float (&c)[LINES / 8][4], u64 rows, u64 lines, int more) {
+    const auto terms = [](u64 box, u32 row, float *out) {
+        for (u32 piece = 0; piece < 2; piece++) {
+            const T *from = (const T *)swizzled(box * 16 + row * 128 + piece * 16);
+            for (u32 i = 0; i < 8; i++) out[piece * 8 + i] = get(from[i]);
+        }
+    };
+    const u32 thread = threadIdx.x % 128, lane = thread % 32;
+    float x[2][16], y[2][16];
+    for (u32 h = 0; h < 2; h++) terms(rows, thread / 32 * 16 + lane / 4 + h * 8, x[h]);
+    for (u32 e = 0; e < LINES / 8; e++) {
+        for (u32 h = 0; h < 2; h++) terms(lines, e * 8 + lane % 4 * 2 + h, y[h]);
+        for (u32 i = 0; i < 4; i++) {
+            double sum = 0;
+            for (u32 k = 0; k < 16; k++) sum += (double)x[i / 2][k] * y[i % 2][k];
+            c[e][i] = (more ? c[e][i] : 0) + (float)sum;
+        }
+    }
+}
+#define SC_GROUP_PRODUCT(T, LINES, ...)                                                           \
+    SC_FN void add_products(float (&c)[LINES / 8][4], u64 rows, u64 lines, int more) {            \
+        multiply_group<T, LINES>(c, rows, lines, more);                                           \
+    }
 
 SC_FN float bf16_to_float(u16 x) { return __uint_as_float((u32)x << 16); }
 

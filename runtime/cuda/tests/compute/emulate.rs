@@ -45,7 +45,7 @@ impl Library {
         // SAFETY: `build` gave all functions of this name this type.
         let launch: Launch =
             unsafe { std::mem::transmute(self.0.symbol(&format!("emulate_{}", kernel.entry))) };
-        let params: Vec<*const u64> = kernel.params.iter().map(|p| p.words().as_ptr()).collect();
+        let params: Vec<*const u64> = kernel.params.iter().map(|p| p.as_ptr()).collect();
         // SAFETY: the kernel was generated for these parameters; the rest by the caller.
         unsafe { launch(params.as_ptr(), kernel.grid[0], kernel.block[0], kernel.cluster) };
     }
@@ -71,6 +71,10 @@ fn sample() -> Vec<Case> {
         "matmul bf16 [8, 1032]",
         "matmul bf16 [30, 1416]",
         "matmul bf16 [40, 1032]",
+        "matmul f16 [33, 328]",
+        "matmul f16 [17, 136]",
+        "matmul f16 [25, 264]",
+        "matmul f16 [49, 4104]",
         "topk f32 5000",
         "index_add bf16",
         "rms_norm bf16 [2, 40000]",
@@ -103,7 +107,7 @@ fn kernels_give_what_the_interpreter_gives() {
         workspace: status + 256,
         workspace_bytes: GEMM_WORKSPACE,
         shared: 225 << 10,
-        pairs: true,
+        groups: true,
         inputs: InputUse::Read,
     };
     let all = lowered(&cases, &machine, base);

@@ -59,6 +59,15 @@ fn halved(m: usize) -> Vec<BoundStep> {
     ]
 }
 
+/// Where NVRTC is, it takes the code.
+fn compiles(source: &Source) {
+    match compile(source, [9, 0]) {
+        Ok(code) => assert!(!code.is_empty()),
+        Err(CudaError::Missing { library, .. }) => println!("skipped: no {library}"),
+        Err(error) => panic!("{error}"),
+    }
+}
+
 /// Memory with random values for the steps, and what kernels are lowered for.
 struct World {
     memory: Vec<u128>,
@@ -77,7 +86,7 @@ impl World {
             workspace: base + (own + STATUS_BYTES) as u64,
             workspace_bytes: GEMM_WORKSPACE,
             shared: 225 << 10,
-            pairs: false,
+            groups: false,
             inputs: InputUse::Read,
         };
         World { memory, machine }
@@ -135,11 +144,7 @@ fn products_and_what_follows_are_one_kernel_with_the_same_bits() {
         };
         let single: Vec<Kernel> = list.iter().flat_map(single).collect();
         assert_eq!(single.len(), list.len());
-        match compile(&source, [9, 0]) {
-            Ok(code) => assert!(!code.is_empty()),
-            Err(CudaError::Missing { library, .. }) => println!("skipped: no {library}"),
-            Err(error) => panic!("{error}"),
-        }
+        compiles(&source);
         let Some(library) = Library::build(&format!("products-{number}"), &source.text(), source.names())
         else {
             return;
@@ -155,8 +160,8 @@ fn pairs_of_blocks_add_up_the_same_sums_in_another_order() {
     let mut world = World::new();
     let (base, alone) = (world.base(), world.machine);
     let at = |v: &Located| base + v.offset as u64;
-    // Pairs have 104 lines, 52 of each product.
-    let pairs = Machine { multiprocessors: 8, pairs: true, ..alone };
+    // Pairs have 112 lines, 56 of each product.
+    let pairs = Machine { multiprocessors: 8, groups: true, ..alone };
     for m in [17, 50, 64] {
         let list = gated(m);
         let [whole] = &find(&list, &fuse::groups(&list))[..] else { panic!("one kernel for {m} rows") };
@@ -166,6 +171,7 @@ fn pairs_of_blocks_add_up_the_same_sums_in_another_order() {
             kernels(vec![work.expect("one kernel")])
         });
         assert_eq!([one[0].cluster, two[0].cluster], [1, 2]);
+        compiles(&source);
         let name = format!("products-pairs-{m}");
         let Some(library) = Library::build(&name, &source.text(), source.names()) else { return };
         let Some(StepWork::Kernel { results, .. }) = list.last().map(|s| &s.work) else { panic!("a kernel") };

@@ -111,39 +111,80 @@ SC_FN void load_matrices(u32 (&out)[4], const u16 *row) {
                  : "memory");
 }
 
-// The blocks of a cluster; no cluster is launched where there are none.
-SC_FN u32 cluster_block() {
-    u32 r = 0;
-#if __CUDA_ARCH__ >= 900
-    asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(r));
-#endif
-    return r;
-}
-// Waits for all threads of the cluster; what they wrote to shared memory before can be read.
-SC_FN void cluster_meet() {
-#if __CUDA_ARCH__ >= 900
-    __syncwarp();
-    asm volatile("barrier.cluster.arrive.release.aligned; barrier.cluster.wait.acquire.aligned;" ::: "memory");
-#endif
-}
-// What lies in this place in the shared memory of a block of the cluster.
-SC_FN float in_cluster(const float *at, u32 block) {
-#if __CUDA_ARCH__ >= 900
-    u32 there;
-    float r;
-    asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(in_shared(at)), "r"(block));
-    asm volatile("ld.shared::cluster.f32 %0, [%1];" : "=f"(r) : "r"(there) : "memory");
-    return r;
-#else
-    return *at;
-#endif
-}
-
 // The shared memory that a launch asks for. Its banks give 128 bytes at once: copies of 128 bytes take longer where they
 // cross a multiple of that.
 SC_FN double *dynamic_shared() {
     extern __shared__ __align__(128) double shared[];
     return shared;
 }
+// From the next multiple of 1024 on.
+SC_FN u8 *aligned_shared() {
+    u8 *shared = (u8 *)dynamic_shared();
+    return shared + (0 - in_shared(shared) & 1023);
+}
+
+// What follows needs compute capability 9.0, its own instructions included.
+
+// A matrix in memory, as the copy engine of a multiprocessor knows it.
+struct alignas(64) TensorMap { u64 words[16]; };
+// Starts to copy the box of the map's size at this term of this row, zeros beyond the matrix. Its rows have 128 bytes, of
+// which pieces of 16 change places by the number of the row; it lies at a multiple of 1024. `barrier` counts its bytes.
+SC_FN void copy_box(void *to, const TensorMap &map, int term, int row, u64 *barrier) {
+    asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], [%4];" ::"r"(in_shared(to)),
+                 "l"(&map), "r"(term), "r"(row), "r"(in_shared(barrier))
+                 : "memory");
+}
+// Arrives, and has the phase wait for so many bytes too.
+SC_FN void barrier_expect(u64 *barrier, u32 bytes) {
+    asm volatile("{ .reg .b64 s; mbarrier.arrive.expect_tx.shared.b64 s, [%0], %1; }" ::"r"(in_shared(barrier)), "r"(bytes)
+                 : "memory");
+}
+// Lets the copy engine, and the other blocks of the cluster once it has met, know of new barriers.
+SC_FN void barriers_ready() { asm volatile("fence.mbarrier_init.release.cluster; fence.proxy.async;" ::: "memory"); }
+// As `barrier_wait`, for what another block of the cluster sends.
+SC_FN void barrier_wait_sent(u64 *barrier, u32 parity) {
+    u32 done = 0;
+    while (!done)
+        asm volatile("{ .reg .pred p; mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }"
+                     : "=r"(done)
+                     : "r"(in_shared(barrier)), "r"(parity)
+                     : "memory");
+}
+
+SC_FN u32 cluster_block() {
+    u32 r;
+    asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(r));
+    return r;
+}
+// Says that this thread has come here, and waits until all of the cluster have said so. Of what they wrote before, only
+// what `barriers_ready` was called for is known then.
+SC_FN void cluster_arrive() { asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory"); }
+SC_FN void cluster_wait() { asm volatile("barrier.cluster.wait.aligned;" ::: "memory"); }
+// Where the same place in the shared memory of a block of the cluster is.
+SC_FN u32 in_block(const void *at, u32 block) {
+    u32 r;
+    asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(r) : "r"(in_shared(at)), "r"(block));
+    return r;
+}
+// Sends 16 bytes to a place of another block, whose barrier counts them.
+SC_FN void send(u32 to, float4 x, u32 barrier) {
+    asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(to),
+                 "f"(x.x), "f"(x.y), "f"(x.z), "f"(x.w), "r"(barrier)
+                 : "memory");
+}
+
+// How the instructions of a warp group name a box: its address in units of 16 bytes, lines of 128 bytes whose pieces have
+// changed places, eight lines in 1024 bytes. 16 terms further is two units.
+SC_FN u64 box_at(const void *at) { return (u64)(in_shared(at) >> 4 & 0x3fff) | 1ull << 16 | 64ull << 32 | 1ull << 62; }
+// Around instructions of a group: registers are ready, all since are one batch, all but COUNT batches have ended.
+SC_FN void group_begin() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+SC_FN void group_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+template <int COUNT> SC_FN void group_wait() { asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(COUNT) : "memory"); }
+SC_FN void hold(float (&x)[4]) { asm volatile("" : "+f"(x[0]), "+f"(x[1]), "+f"(x[2]), "+f"(x[3])::"memory"); }
+// Declares the instruction for so many lines: c += rows lines for 64 rows and 16 terms, or c = if there is no more in c.
+#define SC_GROUP_PRODUCT(T, LINES, TEXT, ...)                                                                                \
+    SC_FN void add_products(float (&c)[LINES / 8][4], u64 rows, u64 lines, int more) {                                       \
+        asm volatile(TEXT : __VA_ARGS__ : "l"(rows), "l"(lines), "r"(more));                                                 \
+    }
 
 } // namespace sc

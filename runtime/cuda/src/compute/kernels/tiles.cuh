@@ -1,11 +1,10 @@
 // Products of up to 64 rows by matrix instructions, bound by reading the right matrix once.
 //
-// `L` is as for `skinny_line`, and LINES, STAGES and CLUSTER. A block has LINES lines of b, an equal part of each
-// product's, and all rows of a; the blocks of a cluster have the same lines, and each a share of the terms. Four warps
-// bring some terms of the lines to a stage and two others those of the rows, so that lines can be on their way before
-// the kernel enters and rows are known. The eight that multiply divide rows, lines and the terms of a stage among
-// themselves, such that their sums stay in registers. Sums of shares of terms are added up in order, those of the
-// cluster too: the bits of a sum depend on the numbers of rows, terms and blocks of a cluster alone.
+// `L` is as for `skinny_line`, and LINES and STAGES. A block has LINES lines of b, an equal part of each product's, and
+// all rows of a. Four warps bring some terms of the lines to a stage and two others those of the rows, so that lines can
+// be on their way before the kernel enters and rows are known. The eight that multiply divide rows, lines and the terms
+// of a stage among themselves, such that their sums stay in registers. Sums of shares of terms are added up in order: the
+// bits of a sum depend on the numbers of rows and terms alone.
 //
 // Pieces of 16 bytes change places by the number of their line, so that the eight rows of a matrix meet different
 // banks. Longer lines would do the same, but copies to them would cross the lines of the shared memory.
@@ -17,7 +16,7 @@ template <int STAGES> struct TileBarriers { u64 full[STAGES], empty[STAGES]; };
 
 template <class L> struct Tiles {
     typedef typename L::T T;
-    static const int M = L::M, P = L::P, LINES = L::LINES, STAGES = L::STAGES, CLUSTER = L::CLUSTER;
+    static const int M = L::M, P = L::P, LINES = L::LINES, STAGES = L::STAGES;
     static const int ROWS = M <= 16 ? 16 : M <= 32 ? 32 : 64, COLUMNS = LINES / P, EIGHTS = LINES / 8;
     // What those that multiply divide: rows, lines, and then terms.
     static const int WARPS = 8, ROW_PARTS = ROWS / 32 > 1 ? 2 : 1, LINE_PARTS = ROWS > 16 ? 2 : 1;
@@ -41,8 +40,6 @@ template <class L> struct Tiles {
     u16 *stages;
     TileBarriers<STAGES> *barriers;
     i64 column0;
-    // Of this block, of all STEPS.
-    int first, steps;
 
     // Where eight terms of a line of a stage lie.
     SC_FN int at(int line, int term) { return line * TERMS + ((term / 8) ^ (line % 8)) * 8; }
@@ -54,7 +51,7 @@ template <class L> SC_FN void bring_lines(const Tiles<L> &tile, int step, int th
     typedef Tiles<L> X;
     const int term = thread % X::PIECES * 8;
     u16 *to = tile.stage(step);
-    const i64 k = (i64)(tile.first + step) * X::TERMS + term;
+    const i64 k = (i64)step * X::TERMS + term;
 #pragma unroll
     for (int i = 0; i < X::LINES * X::PIECES / X::LINE_THREADS; i++) {
         const int line = i * (X::LINE_THREADS / X::PIECES) + thread / X::PIECES;
@@ -70,7 +67,7 @@ template <class L> SC_FN void bring_rows(const Tiles<L> &tile, int step, int thr
     typedef Tiles<L> X;
     const int term = thread % X::PIECES * 8;
     u16 *to = tile.stage(step) + X::LINES * X::TERMS;
-    const i64 k = (i64)(tile.first + step) * X::TERMS + term;
+    const i64 k = (i64)step * X::TERMS + term;
 #pragma unroll
     for (int i = 0; i < X::ROWS * X::PIECES / X::ROW_THREADS; i++) {
         const int row = i * (X::ROW_THREADS / X::PIECES) + thread / X::PIECES;
@@ -83,7 +80,7 @@ template <class L> SC_FN void bring_rows(const Tiles<L> &tile, int step, int thr
 template <class L, bool LINES> SC_FN void bring(const Tiles<L> &tile, int thread) {
     typedef Tiles<L> X;
     const auto fill = [&](int step) {
-        if (step < tile.steps) {
+        if (step < X::STEPS) {
             if (LINES) bring_lines(tile, step, thread);
             else bring_rows(tile, step, thread);
         }
@@ -93,9 +90,9 @@ template <class L, bool LINES> SC_FN void bring(const Tiles<L> &tile, int thread
     if (!early) L::enter();
     for (int step = 0; step < X::AHEAD; step++) fill(step);
     if (early) L::enter();
-    for (int step = 0; step < tile.steps; step++) {
+    for (int step = 0; step < X::STEPS; step++) {
         const int next = step + X::AHEAD;
-        if (next >= X::STAGES && next < tile.steps)
+        if (next >= X::STAGES && next < X::STEPS)
             barrier_wait(&tile.barriers->empty[next % X::STAGES], next / X::STAGES + 1 & 1);
         fill(next);
         copies_wait<X::AHEAD>();
@@ -112,7 +109,7 @@ template <class L> SC_FN void multiply_tile(const Tiles<L> &tile, typename Tiles
     const int line0 = warp / X::SHARES / X::ROW_PARTS * X::WIDTH * 8;
     // The row of a matrix that this lane names, of lines and of rows.
     const int line = line0 + lane % 8 + lane / 16 * 8, row = row0 + lane % 16;
-    for (int step = 0; step < tile.steps; step++) {
+    for (int step = 0; step < X::STEPS; step++) {
         const int slot = step % X::STAGES;
         barrier_wait(&tile.barriers->full[slot], step / X::STAGES & 1);
         const u16 *lines = tile.stage(step), *rows = lines + X::LINES * X::TERMS;
@@ -158,28 +155,21 @@ template <class L> SC_FN void store_sums(float *sums, const typename Tiles<L>::S
             }
 }
 
-// The sum at a place, of all shares of all blocks of the cluster.
+// The sum at a place, of all shares.
 template <class L> SC_FN float sum_of(const float *at) {
     typedef Tiles<L> X;
-    float parts[X::CLUSTER * X::SHARES];
+    float sum = *at;
 #pragma unroll
-    for (int i = 0; i < X::CLUSTER * X::SHARES; i++) {
-        const float *part = at + i % X::SHARES * X::ROWS * X::SUMS;
-        parts[i] = X::CLUSTER > 1 ? in_cluster(part, i / X::SHARES) : *part;
-    }
-#pragma unroll
-    for (int i = 1; i < X::CLUSTER * X::SHARES; i++) parts[0] += parts[i];
-    return parts[0];
+    for (int i = 1; i < X::SHARES; i++) sum += at[i * X::ROWS * X::SUMS];
+    return sum;
 }
 
 template <class L, class F> SC_FN void skinny_tiles(const void *pa, const void *const *pb, F finish) {
     typedef Tiles<L> X;
-    const int block = X::CLUSTER > 1 ? (int)cluster_block() : 0;
     X tile;
     tile.a = (const typename L::T *)pa, tile.b = pb, tile.stages = (u16 *)dynamic_shared();
     tile.barriers = (TileBarriers<X::STAGES> *)(tile.stages + X::STAGES * X::STAGE);
-    tile.column0 = (i64)(blockIdx.x / X::CLUSTER) * X::COLUMNS;
-    tile.first = X::STEPS * block / X::CLUSTER, tile.steps = X::STEPS * (block + 1) / X::CLUSTER - tile.first;
+    tile.column0 = (i64)blockIdx.x * X::COLUMNS;
     if (threadIdx.x < X::STAGES) {
         barrier_init(&tile.barriers->full[threadIdx.x], (X::LINE_THREADS + X::ROW_THREADS) / 32);
         barrier_init(&tile.barriers->empty[threadIdx.x], X::WARPS);
@@ -205,20 +195,15 @@ template <class L, class F> SC_FN void skinny_tiles(const void *pa, const void *
         __syncthreads();
         store_sums<L>(sums, acc);
     }
-    if (X::CLUSTER > 1) cluster_meet();
-    else __syncthreads();
-    // Each block of a cluster finishes some rows.
-    const int row0 = X::M * block / X::CLUSTER, rows = X::M * (block + 1) / X::CLUSTER - row0;
-    for (int e = threadIdx.x; e < rows * X::COLUMNS; e += X::THREADS) {
-        const int row = row0 + e / X::COLUMNS, column = e % X::COLUMNS;
+    __syncthreads();
+    for (int e = threadIdx.x; e < X::M * X::COLUMNS; e += X::THREADS) {
+        const int row = e / X::COLUMNS, column = e % X::COLUMNS;
         if (tile.column0 + column >= L::N) continue;
         float sum[X::P];
 #pragma unroll
         for (int p = 0; p < X::P; p++) sum[p] = sum_of<L>(sums + row * X::SUMS + p * X::COLUMNS + column);
         finish(row, tile.column0 + column, sum);
     }
-    // Until then others read the shared memory of this block.
-    if (X::CLUSTER > 1) cluster_meet();
 }
 
 } // namespace sc
