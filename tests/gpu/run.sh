@@ -78,6 +78,31 @@ for repeat in 1 20; do
   check "a cache in place, $repeat runs" 0 "$symmc" run "$out/cache.symm" --backend cuda --machine h200x2 --seed 1 \
     --repeat $repeat --compare interpreter
 done
+# Products of so many rows that pairs of blocks do them, with what follows in their kernels.
+cat >"$out/rows.symm" <<'END'
+program "rows" ranks 2
+group @all world
+arg %x: bf16[40, 512]
+param %gate: bf16[2400, 512]
+param %up: bf16[2400, 512]
+param %down: bf16[2700, 2400]
+%gate_t: bf16[512, 2400] = permute %gate perm=[1, 0]
+%up_t: bf16[512, 2400] = permute %up perm=[1, 0]
+%down_t: bf16[2400, 2700] = permute %down perm=[1, 0]
+%g: bf16[40, 2400] = matmul %x, %gate_t
+%s: bf16[40, 2400] = silu %g
+%u: bf16[40, 2400] = matmul %x, %up_t
+%m: bf16[40, 2400] = mul %s, %u
+%d: bf16[40, 2700] = matmul %m, %down_t
+%r: bf16[40, 2700] = all_reduce %d op=sum group=@all
+%y: bf16[40, 2700] = add %r, %r
+return %y
+END
+rows=("$out/rows.symm" --machine h200x2 --seed 1 --compare interpreter)
+for more in "" "--chaos 1" "--repeat 10000"; do
+  # shellcheck disable=SC2086
+  check "products of 40 rows ${more:-once}" 0 "$symmc" run "${rows[@]}" --backend cuda $more
+done
 check "hf_llama_tp2, an arena of NCCL" 0 "$symmc" run "${llama[@]}" --backend cuda --arena nccl --repeat 100
 check "hf_llama_tp2, NCCL's windows" 0 "$symmc" run "${llama[@]}" --backend cuda --variants nccl_window --repeat 100
 adopt=$(dirname "$symmc")/examples/adopt
@@ -104,6 +129,8 @@ elif timeout 90 "${sanitized[@]}" 2>&1 | grep -q "Device not supported"; then
   say "compute-sanitizer: left out, it does not know this machine"
 else
   check "hf_llama_tp2, compute-sanitizer" 0 "${sanitized[@]}"
+  sanitized=("${sanitized[@]:0:6}" run "${rows[@]}" --backend cuda --timeout 60)
+  check "products of 40 rows, compute-sanitizer" 0 "${sanitized[@]}"
 fi
 check "more ranks than GPUs" 2 "$symmc" run "${llama[@]}" --backend cuda --gpus 0,99
 
