@@ -37,8 +37,9 @@ layers() {
   buckets=$(printf '%s\n' $cases | sed -n "s/^$program=//p" | paste -sd,)
   "$symmc" bench program "$program.pt2" --ranks "$ranks" --machine "h200x$ranks" --bucket "tokens=$buckets" \
     --set "tokens=$count" --profile-trace "$out/$program-$count.json" 2>>"$out/symmc.err" |
-    sed "s/^/$1 /" >>"$out/symmc-layers.txt"
-  torchrun --nproc-per-node "$ranks" "$here/peers.py" layers "$1" >>"$out/peers-layers.jsonl" 2>>"$out/peers.err"
+    sed "s/^/$1 /" | tee -a "$out/symmc-layers.txt"
+  torchrun --nproc-per-node "$ranks" "$here/peers.py" layers "$1" 2>>"$out/peers.err" |
+    tee -a "$out/peers-layers.jsonl"
 }
 
 [ "$part" = layers ] || collectives

@@ -94,7 +94,8 @@ pub fn run(
     })
 }
 
-/// Interprets the imported program as often as asked; inputs that an output mutates keep their new value.
+/// Interprets the imported program; where outputs mutate inputs, as often as asked, with their new value: otherwise every
+/// run gives the same.
 fn interpret(plan: &CheckedPlan, work: &Workload, config: &RunConfig) -> Result<Vec<Vec<Tensor>>, Error> {
     let fail = |e: &dyn std::fmt::Display| Error::Interpreter(e.to_string());
     let graph = plan.source_program();
@@ -104,8 +105,10 @@ fn interpret(plan: &CheckedPlan, work: &Workload, config: &RunConfig) -> Result<
     let run = |inputs: &[Vec<Arc<Tensor>>]| {
         interp::run_with(graph, &work.bindings, inputs, &kernels).map_err(|e| fail(&e))
     };
+    let mutates = graph.outputs.iter().any(|o| matches!(o.kind, OutputKind::Mutates(_)));
+    let repeats = if mutates { config.repeats.max(1) } else { 1 };
     let mut outputs = run(&inputs)?;
-    for _ in 1..config.repeats.max(1) {
+    for _ in 1..repeats {
         for (inputs, outputs) in inputs.iter_mut().zip(&outputs) {
             for (output, value) in graph.outputs.iter().zip(outputs) {
                 if let OutputKind::Mutates(input) = output.kind {
