@@ -214,6 +214,13 @@ pub fn decisions(schedule: &Schedule<'_>, sources: &HashSet<&str>, errors: &mut 
             let (collective, found, expected) = (d.collective.clone(), d.blocks.len(), d.nodes.len());
             errors.push(CheckError::DecisionBlocks { bucket, collective, found, expected });
         }
+        for a in &d.alternatives {
+            let times = [("us", a.us), ("copy_us", a.copy_us), ("saved_us", a.saved_us)];
+            for (what, us) in times.into_iter().filter(|(_, us)| !us.is_finite() || *us < 0.0) {
+                let (collective, alternative, found) = (d.collective.clone(), a.name.clone(), us.to_string());
+                errors.push(CheckError::DecisionTime { bucket, collective, alternative, what, found });
+            }
+        }
         if d.alternatives.iter().all(|a| a.name != d.chosen) {
             let (collective, found) = (d.collective.clone(), d.chosen.clone());
             errors.push(CheckError::DecisionChosen { bucket, collective, found });

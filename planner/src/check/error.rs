@@ -249,6 +249,10 @@ pub enum CheckError {
         "bucket {bucket}: the decision on %{collective} has {found} numbers of blocks, expected {expected} or none"
     )]
     DecisionBlocks { bucket: usize, collective: String, found: usize, expected: usize },
+    #[error(
+        "bucket {bucket}: the decision for %{collective} estimates {what} of {alternative} at {found}, expected 0 or more"
+    )]
+    DecisionTime { bucket: usize, collective: String, alternative: String, what: &'static str, found: String },
     #[error("bucket {bucket}: %{node} belongs to {found} decisions, expected at most 1")]
     DecisionTwice { bucket: usize, node: String, found: usize },
     #[error("bucket {bucket}: {what} of the copy %{node} is {expected}, the plan says {found}")]

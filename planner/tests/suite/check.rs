@@ -357,6 +357,13 @@ fn decisions_and_copies() {
         let blocks = vec![8, 16];
         p.buckets[0].decisions.push(Decision { blocks, ..decision("r", "r", "plain") });
     });
+    let estimated = |us, copy_us, saved_us| {
+        let alternatives = vec![Alternative { name: "plain".into(), us, copy_us, saved_us }];
+        Decision { alternatives, ..decision("r", "r", "plain") }
+    };
+    breaks("DecisionTime", |p| p.buckets[0].decisions.push(estimated(-1.0, 0.0, 0.0)));
+    breaks("DecisionTime", |p| p.buckets[0].decisions.push(estimated(1.0, f64::NAN, 0.0)));
+    breaks("DecisionTime", |p| p.buckets[0].decisions.push(estimated(1.0, 0.0, f64::INFINITY)));
     breaks("DecisionTwice", |p| p.buckets[0].decisions = vec![decision("r", "r", "plain"); 2]);
     let copy = |node: &str, of: &str, bytes| ForcedCopy {
         node: node.into(),
