@@ -349,19 +349,47 @@ mod tests {
         %j: bf16[16, 4096] = matmul %v, %w\n%r: bf16[16, 4096] = all_reduce %j op=sum group=@all\n\
         %s: bf16[16, 4096] = mul %r, %v\nreturn %s\n";
 
-    #[test]
-    fn gpus_fuse_the_residuals_that_variants_are_credited_with() {
-        let program = Program::from_graph(text::parse(LAYERS).expect("a graph")).expect("a program");
+    /// An all-reduce with a residual; `beside` can run beside it.
+    fn reduced(beside: &str) -> String {
+        format!(
+            "program \"p\" ranks 4\ngroup @all world\narg %x: bf16[16, 4096]\narg %b: bf16[8, 4096]\n\
+            arg %l: bf16[256, 4096]\nparam %w: bf16[4096, 64]\nparam %v: bf16[4096, 4096]\n\
+            %h: bf16[16, 4096] = neg %x\n%y: bf16[16, 4096] = all_reduce %h op=sum group=@all\n{beside}\
+            %z: bf16[16, 4096] = add %x, %y\n%m: bf16[16, 4096] = matmul %z, %v\nreturn %m\nreturn %c\n"
+        )
+    }
+
+    /// The all-reduces of a program that are credited with a residual, and those that GPUs fuse with one.
+    fn credited_and_fused(text: &str) -> [Vec<String>; 2] {
+        let program = Program::from_graph(text::parse(text).expect("a graph")).expect("a program");
         let config = Config { profile: Profile::builtin("h200x4").expect("built in"), ..Config::default() };
         let plan = compile(&program, &config).expect("a plan");
         let chosen = |d: &Decision| d.alternatives.iter().find(|a| a.name == d.chosen).map(|a| a.saved_us);
         let credited = plan.buckets[0].decisions.iter().filter(|d| chosen(d) > Some(0.0));
-        let credited: Vec<&str> = credited.map(|d| d.collective.as_str()).collect();
+        let credited = credited.map(|d| d.collective.clone()).collect();
         let registry = Registry::new();
         let mut executor = Executor::new(&plan, 0, &registry, ExecConfig::default()).expect("a plan");
         let list = &executor.bind(&Bindings::new()).expect("no symbols").steps;
         let fused = follow::find(list, &order::turns(list));
-        let fused: Vec<&str> = fused.iter().map(|f| list[f.reduce].node.as_str()).collect();
-        assert_eq!((&credited[..], &fused[..]), (&["y", "u"][..], &["y", "u"][..]));
+        [credited, fused.iter().map(|f| list[f.reduce].node.clone()).collect()]
+    }
+
+    #[test]
+    fn gpus_fuse_the_residuals_that_variants_are_credited_with() {
+        let (light, heavy) = ("bf16[8, 4096] = softmax", "bf16[256, 4096] = softmax");
+        let (axis, none): (_, &[&str]) = ("axis=1 log=false\n", &[]);
+        let two = format!("%a: {light} %b {axis}%c: {light} %a {axis}");
+        let three = format!("%a: {light} %b {axis}%d: {light} %a {axis}%c: {light} %d {axis}");
+        for (text, expected) in [
+            (LAYERS.to_string(), &["y", "u"][..]),
+            (reduced(&two), &["y"]),
+            (reduced(&three), none),
+            (reduced(&format!("%a: {heavy} %l {axis}%c: {heavy} %a {axis}")), none),
+            (reduced("%c: bf16[8, 64] = matmul %b, %w\n"), none),
+        ] {
+            let [credited, fused] = credited_and_fused(&text);
+            assert_eq!(credited, expected, "credited: {text}");
+            assert_eq!(fused, expected, "fused: {text}");
+        }
     }
 }

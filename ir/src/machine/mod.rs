@@ -66,7 +66,8 @@ pub struct Profile {
     /// How many multiprocessors a GPU has; none where communication takes all of a rank that computes beside it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub multiprocessors: Option<u32>,
-    /// Whether the kernel of an all-reduce by packets also adds the residual that follows it.
+    /// Whether the kernel of an all-reduce by packets also adds the residual that follows it. The lowering credits that
+    /// only if it knows [`multiprocessors`](Self::multiprocessors), because compute beside the two keeps them apart.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub fuses_residual: bool,
     /// What a copy within the memory of one rank costs.

@@ -10,7 +10,7 @@ use symmc_ir::graph::{Def, Graph, ValueId};
 use symmc_ir::layout::{Layout, view_of};
 use symmc_ir::{BinaryOp, CollectiveKind, Dim, InputId, NodeId, Op, Type};
 
-use super::beside::beside;
+use super::beside::{Beside, beside};
 use super::context::Context;
 use super::language::Value;
 use super::residual::added;
@@ -135,7 +135,7 @@ struct Facts<'a> {
     added: BTreeSet<ValueId>,
 }
 
-fn region(graph: &Graph, nodes: Vec<NodeId>, beside: u64, facts: &Facts<'_>) -> Region {
+fn region(graph: &Graph, nodes: Vec<NodeId>, beside: Beside, facts: &Facts<'_>) -> Region {
     let place: BTreeMap<NodeId, usize> = nodes.iter().enumerate().map(|(i, &n)| (n, i)).collect();
     let mut leaves: Vec<ValueId> = Vec::new();
     let mut keys = Vec::with_capacity(nodes.len());
@@ -159,14 +159,14 @@ fn region(graph: &Graph, nodes: Vec<NodeId>, beside: u64, facts: &Facts<'_>) -> 
             outside: facts.outside.contains(v),
             output: facts.outputs.contains(v),
             // A collective with compute beside it runs apart from what follows.
-            added: beside == 0 && facts.added.contains(v),
+            added: beside.little && facts.added.contains(v),
         };
         let uses = node.outputs.iter().map(used).collect();
         let types = node.outputs.iter().map(|&v| graph.ty(v).clone()).collect();
         keys.push(KeyNode { op: node.op.clone(), operands, types, uses });
     }
     let known = leaves.iter().map(|&v| leaf(graph, v, facts)).collect();
-    Region { nodes, leaves, key: Key { nodes: keys, leaves: known, beside } }
+    Region { nodes, leaves, key: Key { nodes: keys, leaves: known, beside: beside.us } }
 }
 
 /// What is known of a leaf. An output lies where its caller wants it and an input where its caller put it,

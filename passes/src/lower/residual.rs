@@ -3,7 +3,11 @@
 //! Counted are those of which it is sure enough: nothing but the addition reads the reduction, both operands and the
 //! sum lie contiguously and have one shape, and the residual is there when the all-reduce begins. An addition that shares
 //! its kernel with an element-wise step or a product next to it would not have cost one of its own, so it does not count.
-//! What runs next to what is judged by the order of the program; the planner may find another.
+//! What may run beside the reduction is little ([`super::beside`]).
+//!
+//! This judges dependences, and what they leave open by the order of the program, not that of the plan. Known: with
+//! `--order program` or `list` another collective may stand between a reduction and its addition, which count as one
+//! kernel here and are two.
 //!
 //! [`Profile::saved_us`]: symmc_ir::machine::Profile::saved_us
 

@@ -164,3 +164,19 @@ fn rules_cover_the_contracts() {
     let droppable = |c: Contract| c.exit == Exit::Droppable;
     assert!(Variant::OneShot.contract(&kinds[0]).is_some_and(droppable));
 }
+
+/// A machine that does not tell what communication takes from compute may run anything beside it.
+#[test]
+fn residuals_are_not_saved_where_nothing_is_known_of_compute() {
+    let program = "program \"p\" ranks 4\ngroup @all world\narg %x: bf16[16, 4096]\n%h: bf16[16, 4096] = neg %x\n\
+        %y: bf16[16, 4096] = all_reduce %h op=sum group=@all\n%z: bf16[16, 4096] = add %x, %y\nreturn %z\n";
+    let program = text::parse(program).unwrap();
+    let saved = |profile: &Profile| {
+        let (_, choices) = lower(&program, &LowerConfig::new(profile.clone())).unwrap();
+        choices[0].alternatives.iter().any(|a| a.saved_us > 0.0)
+    };
+    let mut profile = Profile::builtin("h200x4").unwrap();
+    assert!(saved(&profile));
+    profile.multiprocessors = None;
+    assert!(profile.fuses_residual && !saved(&profile));
+}

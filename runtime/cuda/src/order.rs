@@ -6,14 +6,9 @@
 //! the second may be launched early. The order of the plan stays: steps of one lane follow each other wherever they
 //! run, and steps of two streams of which none waits for the other may follow each other in any order.
 
-use symmc_ir::Op;
+use symmc_ir::machine::model::{self, FEW};
 use symmc_planner::plan::Lane;
 use symmc_runtime::exec::{BoundStep, Located, Work};
-
-/// How many steps on the side still take less time than crossing between streams, if they are [`is_light`].
-const FEW: usize = 2;
-/// The bytes that a light step reads and writes at most.
-const LIGHT: usize = 1 << 20;
 
 /// Where and after what a step runs.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -66,17 +61,15 @@ fn alone(list: &[BoundStep]) -> Vec<bool> {
     out
 }
 
-/// Whether a step takes little more than its launch.
 fn is_light(step: &BoundStep) -> bool {
     let Work::Kernel { op, operands, results } = &step.work else { return false };
-    let bytes = |v: &Located| v.shape.iter().product::<usize>() * v.dtype.size();
-    !matches!(op, Op::MatMul | Op::Attention { .. })
-        && operands.iter().chain(results).map(bytes).fold(0, usize::saturating_add) <= LIGHT
+    let bytes = |v: &Located| (v.shape.iter().product::<usize>() * v.dtype.size()) as u64;
+    model::is_light(op, operands.iter().chain(results).map(bytes).fold(0, u64::saturating_add))
 }
 
 #[cfg(test)]
 mod tests {
-    use symmc_ir::DType;
+    use symmc_ir::{DType, Op};
     use symmc_runtime::exec::Home;
 
     use super::*;
