@@ -69,10 +69,10 @@ impl Trials<'_> {
         self.best.0 > self.least && self.spent < self.budget
     }
 
-    /// Continues the search for a peak; whether it was reached.
-    fn run(&mut self, search: &mut Search<'_>, peak: u64, work: u64) -> bool {
+    /// Continues the search for a peak by this many steps; whether it was reached.
+    fn run(&mut self, search: &mut Search<'_>, peak: u64, steps: u64) -> bool {
         let before = search.work();
-        let answer = search.run(before + work.min(self.budget - self.spent));
+        let answer = search.run(search.steps() + steps, before + self.budget - self.spent);
         self.spent += (search.work() - before).max(1);
         match answer {
             Answer::Found(offsets) => {

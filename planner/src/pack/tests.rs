@@ -386,12 +386,12 @@ proptest! {
         let least = least_peak(&blocks, &mut vec![None; blocks.len()]);
         let spans = Spans::new(&blocks);
         let exact = Exact::new(&blocks, &spans, 10).expect("neither wrapped nor given");
-        let Answer::Found(offsets) = exact.search(least).run(1_000_000) else {
+        let Answer::Found(offsets) = exact.search(least).run(1_000_000, 1_000_000) else {
             panic!("there is a packing of {least}: {blocks:?}");
         };
         prop_assert_eq!(verify(&blocks, &offsets).map(|v| v.peak), Ok(least));
         if least > 0 {
-            prop_assert_eq!(exact.search(least - 1).run(1_000_000), Answer::Impossible);
+            prop_assert_eq!(exact.search(least - 1).run(1_000_000, 1_000_000), Answer::Impossible);
         }
     }
 }
@@ -422,6 +422,21 @@ fn least_peak(blocks: &[Block], offsets: &mut Vec<Option<u64>>) -> u64 {
 }
 
 #[test]
+fn exact_search_counts_how_long_lives_are() {
+    let work = |sections: usize| {
+        let long = (0..300).map(|_| Block::new(0, sections, 3));
+        let blocks: Vec<Block> = long.chain((0..sections).map(|s| Block::new(s, s + 1, 1))).collect();
+        let exact = Exact::new(&blocks, &Spans::new(&blocks), 1_000).expect("neither wrapped nor given");
+        let mut search = exact.search(901);
+        assert!(matches!(search.run(u64::MAX, u64::MAX), Answer::Found(_)));
+        search.work()
+    };
+    // There are three times as many blocks, and the long ones are twenty times as long.
+    let (short, long) = (work(30), work(600));
+    assert!(long > 6 * short, "{short} {long}");
+}
+
+#[test]
 fn minimalloc_d_has_a_packing_at_its_bound() {
     let problem =
         Table::read(include_str!("../../../tests/packing/minimalloc/D.1048576.csv")).expect("a table");
@@ -442,5 +457,5 @@ fn exact_search_is_for_problems_that_it_knows() {
     // With no budget it says that it does not know.
     let b = blocks("0..1:1 0..1:1");
     let exact = Exact::new(&b, &Spans::new(&b), 2).expect("a problem");
-    assert_eq!(exact.search(2).run(0), Answer::Open);
+    assert_eq!(exact.search(2).run(0, 0), Answer::Open);
 }

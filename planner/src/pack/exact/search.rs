@@ -17,6 +17,9 @@ const EQUAL_TURNS: u64 = 3;
 /// The number of blocks read in sections that counts as one placement.
 const READ: u64 = 2_048;
 
+/// The number of blocks and sections scanned that counts as one placement.
+const SCANNED: u64 = 4_096;
+
 /// The number of failures that are remembered at most.
 const REMEMBERED: usize = 1 << 20;
 
@@ -64,6 +67,9 @@ pub struct Search<'a> {
     length: u64,
     failures: u64,
     placements: u64,
+    /// The steps and the work that end this run.
+    limit: u64,
+    budget: u64,
 }
 
 enum End {
@@ -87,24 +93,37 @@ impl<'a> Search<'a> {
             length: FIRST_TURN,
             failures: 0,
             placements: 0,
+            limit: 0,
+            budget: 0,
         }
     }
 
     /// The work so far, in placements.
     pub fn work(&self) -> u64 {
+        self.steps() + self.skyline.scanned / SCANNED
+    }
+
+    /// The work without what is scanned: by it trials are measured, so that long lives do not shorten them.
+    pub fn steps(&self) -> u64 {
         self.placements + self.skyline.read / READ
     }
 
-    /// Searches on until the work so far is `limit`.
-    pub fn run(&mut self, limit: u64) -> Answer {
+    /// Whether this run is over.
+    fn spent(&self) -> bool {
+        self.steps() >= self.limit || self.work() >= self.budget
+    }
+
+    /// Searches on until the steps so far are `limit` or the work so far is `budget`.
+    pub fn run(&mut self, limit: u64, budget: u64) -> Answer {
+        (self.limit, self.budget) = (limit, budget);
         if self.skyline.conclude().is_err() {
             return Answer::Impossible;
         }
         let ground = self.skyline.mark();
-        while self.work() < limit {
+        while !self.spent() {
             self.rank = self.problem.rank(self.turn);
             self.failures = 0;
-            let end = self.walk(limit);
+            let end = self.walk();
             if let End::Found = end {
                 return Answer::Found(self.problem.offsets(&self.skyline.low));
             }
@@ -122,14 +141,14 @@ impl<'a> Search<'a> {
     }
 
     /// One turn.
-    fn walk(&mut self, limit: u64) -> End {
+    fn walk(&mut self) -> End {
         self.stack.clear();
         self.tasks.clear();
         let mut next = self.part(0, self.problem.sections.len(), NONE, NONE);
         while next != NONE {
             self.ask(next);
             next = loop {
-                if self.work() >= limit || self.failures >= self.length {
+                if self.spent() || self.failures >= self.length {
                     return End::Spent;
                 }
                 match self.answer() {

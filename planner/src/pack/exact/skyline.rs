@@ -83,6 +83,8 @@ pub struct Skyline<'a> {
     raises: Vec<(u32, u64)>,
     /// The number of blocks that were read in sections.
     pub read: u64,
+    /// The number of blocks and sections that were gone through besides: more, the longer lives are.
+    pub scanned: u64,
 }
 
 impl<'a> Skyline<'a> {
@@ -105,6 +107,7 @@ impl<'a> Skyline<'a> {
             ends: Vec::new(),
             raises: Vec::new(),
             read: 0,
+            scanned: 0,
         };
         for (b, &(from, to)) in problem.life.iter().enumerate() {
             skyline.starts[from] ^= number(b as u128 + 1);
@@ -168,6 +171,7 @@ impl<'a> Skyline<'a> {
             let alive = &mut self.alive[s][..=self.count[s]];
             if let Some(here) = alive.iter().rposition(|&o| o == b) {
                 alive.swap(here, self.count[s]);
+                self.scanned += (self.count[s] - here) as u64;
             }
             self.stack(s, height);
         }
@@ -185,6 +189,7 @@ impl<'a> Skyline<'a> {
             }
         }
         self.read += problem.meets[block].len() as u64;
+        self.scanned += (to - from) as u64;
     }
 
     /// Says that nothing lies lower than this in a section.
@@ -220,6 +225,7 @@ impl<'a> Skyline<'a> {
         };
         self.trail.push(Change::Low(b, before));
         self.low[b as usize] = low;
+        self.scanned += (end - from) as u64;
         for (s, level) in (from..end).zip(&mut self.levels[from..end]) {
             let rested = before == level.height;
             if rested {
@@ -307,6 +313,7 @@ impl<'a> Skyline<'a> {
                 at -= 1;
             }
             jobs[at] = job;
+            self.scanned += (i - at) as u64;
         }
         alive[rest..].iter_mut().zip(jobs).for_each(|(b, job)| *b = (*job & 0xFFFF) as u32);
     }
@@ -336,6 +343,7 @@ impl<'a> Skyline<'a> {
                 && let Some(&end) = others.next()
             {
                 to = end >> 16;
+                self.scanned += 1;
                 fill += size(end);
             }
             if to > low {
