@@ -7,6 +7,9 @@
 //! - the jobs must fit when they are done by order of release;
 //! - a block that would leave too little room for some others if it lay under them all lies above one of them.
 
+#[cfg(test)]
+mod tests;
+
 use std::collections::VecDeque;
 
 use super::Exact;
