@@ -12,7 +12,8 @@ use crate::launch::Address;
 const COLUMNS: u32 = 64;
 
 /// A matrix of elements of two bytes. Kernels copy boxes of it to shared memory, each of so many rows and of 64 columns,
-/// with zeros beyond the matrix; pieces of 16 bytes change places by the number of their row.
+/// with zeros beyond the matrix; pieces of 16 bytes change places by the number of their row. Kernels that run on the host,
+/// in tests, take it as it is here.
 #[repr(C)]
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct TensorMap {
@@ -26,15 +27,13 @@ pub struct TensorMap {
     step: u64,
     /// Rows of a box, up to 256.
     box_rows: u64,
-    /// A kernel's parameter has as many bytes as the driver's form, also where a test gives it this one.
-    rest: [u64; 11],
 }
 
 impl TensorMap {
     /// `rows` × `columns` elements, `step` bytes from row to row, boxes of `box_rows` rows.
     pub(crate) fn new(at: Address, [rows, columns]: [usize; 2], step: usize, box_rows: usize) -> TensorMap {
         let [rows, columns, step, box_rows] = [rows, columns, step, box_rows].map(|n| n as u64);
-        TensorMap { at, rows, columns, step, box_rows, rest: [0; 11] }
+        TensorMap { at, rows, columns, step, box_rows }
     }
 
     /// The driver's form of it.
@@ -60,7 +59,7 @@ impl TensorMap {
                 sys::CUtensorMapFloatOOBfill::CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
             )
         };
-        let TensorMap { at, rows, columns, step, box_rows, .. } = self;
+        let TensorMap { at, rows, columns, step, box_rows } = self;
         let what = || {
             format!(
                 "describing {rows} × {columns} elements at {at:#x}, {step} bytes apart, by {box_rows} rows"

@@ -69,15 +69,15 @@ impl Finish {
 }
 
 /// The way a kernel goes through the matrices.
+#[derive(Default)]
 struct Way {
     call: &'static str,
     /// Constants beside those of the product, and the like.
     constants: String,
     grid: usize,
     threads: u32,
-    cluster: usize,
     shared: usize,
-    /// Where it copies boxes: the rows of those of the left matrix and of the right ones.
+    /// Where it copies boxes, in pairs of blocks: the rows of those of the left matrix and of the right ones.
     boxes: Option<[usize; 2]>,
 }
 
@@ -152,7 +152,7 @@ pub(super) fn lower(gemms: &[Gemm], steady: bool, finish: Finish, l: &mut Loweri
         entry: l.source.function("skinny", text),
         grid: [way.grid as u32, 1, 1],
         block: [way.threads, 1, 1],
-        cluster: way.cluster as u32,
+        cluster: if way.boxes.is_some() { 2 } else { 1 },
         shared: way.shared as u32,
         params: way.matrices(gemms).into_iter().chain(finish.params).collect(),
     }))
@@ -174,7 +174,7 @@ fn way(gemms: &[Gemm], l: &Lowering<'_>) -> Option<Way> {
     match gemm.b.order {
         Order::Rows => by_columns(gemms),
         Order::Columns if !gemm.k.is_multiple_of(width) || !aligned(gemm.a.at, gemm.a.step) => None,
-        Order::Columns => groups(gemms, l).or_else(|| tiles(gemms, l)).or_else(|| by_line(gemm)),
+        Order::Columns => by_matrix(gemms, l).or_else(|| by_line(gemm)),
     }
 }
 
@@ -183,29 +183,34 @@ fn by_columns(gemms: &[Gemm]) -> Option<Way> {
     let fits = gemm.m <= MOST_ROWS_BY_COLUMNS && gemm.n.is_multiple_of(16 / gemm.dtype.size());
     fits.then(|| Way {
         call: "skinny_columns<@_L>(a, b, finish);",
-        constants: String::new(),
         grid: gemm.n.div_ceil(COLUMNS),
         threads: 512,
-        cluster: 1,
-        shared: 0,
-        boxes: None,
+        ..Way::default()
     })
 }
 
 fn by_line(gemm: &Gemm) -> Option<Way> {
     (gemm.m == 1).then(|| Way {
         call: "skinny_line<@_L>(a, b, finish);",
-        constants: String::new(),
         grid: gemm.n,
         threads: 128,
-        cluster: 1,
-        shared: 0,
-        boxes: None,
+        ..Way::default()
     })
 }
 
-/// Matrix instructions. All multiprocessors have an equal part of the lines, and each reads all rows. Where rows are many
-/// beside lines, the library is faster.
+/// Matrix instructions.
+fn by_matrix(gemms: &[Gemm], l: &Lowering<'_>) -> Option<Way> {
+    let fits = matches!(gemms[0].dtype, DType::BF16 | DType::F16) && gemms[0].m <= MOST_ROWS;
+    fits.then(|| groups(gemms, l).or_else(|| tiles(gemms, l))).flatten()
+}
+
+/// Whether steps of so many lines are worth what each costs beside, for so many terms.
+fn is_worth(lines: usize, terms: usize) -> bool {
+    lines >= FEW_LINES || terms <= MOST_TERMS_OF_FEW
+}
+
+/// All multiprocessors have an equal part of the lines, and each reads all rows. Where rows are many beside lines, the
+/// library is faster.
 fn tiles(gemms: &[Gemm], l: &Lowering<'_>) -> Option<Way> {
     let gemm = &gemms[0];
     let all = gemm.n * gemms.len();
@@ -215,11 +220,7 @@ fn tiles(gemms: &[Gemm], l: &Lowering<'_>) -> Option<Way> {
     let lines = all.div_ceil(multiprocessors * turns).next_multiple_of(8);
     // The library would do one product after another.
     let most_rows = if gemms.len() == 1 { lines * 9 / 10 } else { lines * 5 / 4 };
-    let fits = matches!(gemm.dtype, DType::BF16 | DType::F16)
-        && gemm.m <= MOST_ROWS
-        && turns <= MOST_TURNS
-        && gemm.m <= most_rows
-        && (lines >= FEW_LINES || gemm.k <= MOST_TERMS_OF_FEW);
+    let fits = turns <= MOST_TURNS && gemm.m <= most_rows && is_worth(lines, gemm.k);
     let stage = (lines + rows) * TERMS * gemm.dtype.size();
     let [least, most] = STAGES;
     let shared = l.machine.shared.saturating_sub(most * STAGE_BARRIERS);
@@ -232,9 +233,8 @@ fn tiles(gemms: &[Gemm], l: &Lowering<'_>) -> Option<Way> {
         constants: format!("static const int LINES = {lines}, STAGES = {stages};\n"),
         grid: gemm.n.div_ceil(lines / gemms.len()),
         threads: TILE_THREADS,
-        cluster: 1,
         shared: stages * (stage + STAGE_BARRIERS),
-        boxes: None,
+        ..Way::default()
     })
 }
 
@@ -243,11 +243,7 @@ fn tiles(gemms: &[Gemm], l: &Lowering<'_>) -> Option<Way> {
 fn groups(gemms: &[Gemm], l: &Lowering<'_>) -> Option<Way> {
     let (gemm, count) = (&gemms[0], gemms.len());
     let pairs = l.machine.multiprocessors as usize / 2;
-    let fits = l.machine.groups
-        && matches!(gemm.dtype, DType::BF16 | DType::F16)
-        && (LEAST_ROWS_OF_GROUPS..=MOST_ROWS).contains(&gemm.m)
-        && gemm.k >= 2 * GROUP_TERMS
-        && pairs > 0;
+    let fits = l.machine.groups && gemm.m >= LEAST_ROWS_OF_GROUPS && gemm.k >= 2 * GROUP_TERMS && pairs > 0;
     if !fits {
         return None;
     }
@@ -260,8 +256,7 @@ fn groups(gemms: &[Gemm], l: &Lowering<'_>) -> Option<Way> {
     let [least, most] = GROUP_STAGES;
     let room = l.machine.shared.saturating_sub(beside + (most + 1) * STAGE_BARRIERS);
     let stages = (room / stage).min(most);
-    let few = lines < FEW_LINES && gemm.k > MOST_TERMS_OF_FEW;
-    if few || lines > MOST_GROUP_LINES || gemm.m > most_rows || stages < least {
+    if !is_worth(lines, gemm.k) || lines > MOST_GROUP_LINES || gemm.m > most_rows || stages < least {
         return None;
     }
     Some(Way {
@@ -272,7 +267,6 @@ fn groups(gemms: &[Gemm], l: &Lowering<'_>) -> Option<Way> {
         ),
         grid: gemm.n.div_ceil(columns) * 2,
         threads: GROUP_THREADS,
-        cluster: 2,
         shared: stages * (stage + STAGE_BARRIERS) + STAGE_BARRIERS + beside,
         boxes: Some([rows, columns]),
     })

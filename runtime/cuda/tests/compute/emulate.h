@@ -265,7 +265,7 @@ SC_FN void send(u32 to, float4 x, u32 barrier) {
 }
 
 // As tensor_map.rs describes a matrix.
-struct TensorMap { u64 at, rows, columns, step, box_rows, rest[11]; };
+struct TensorMap { u64 at, rows, columns, step, box_rows; };
 // Where a byte of a box lies: pieces of 16 change places by the number of the row, of 128 bytes.
 SC_FN u64 swizzled(u64 at) { return at ^ (at >> 7 & 7) << 4; }
 SC_FN void copy_box(void *to, const TensorMap &map, int term, int row, u64 *barrier) {
