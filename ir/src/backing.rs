@@ -2,9 +2,13 @@
 //! without a copy on the way.
 
 use std::fmt;
+use std::fs::File;
 use std::ops::Range;
-use std::os::fd::BorrowedFd;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::path::Path;
 use std::sync::Arc;
+
+use memmap2::Mmap;
 
 /// Bytes that do not change while this value lives.
 pub trait Backing: Send + Sync {
@@ -50,5 +54,34 @@ impl Part {
 impl fmt::Debug for Part {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Part({:?})", self.range)
+    }
+}
+
+/// A mapped file.
+pub struct Mapped {
+    file: File,
+    map: Mmap,
+}
+
+impl Mapped {
+    /// Maps a file.
+    ///
+    /// # Errors
+    /// The file cannot be opened or mapped.
+    pub fn open(path: &Path) -> std::io::Result<Mapped> {
+        let file = File::open(path)?;
+        // SAFETY: the map is only read. A file that another process shortens while it is mapped raises
+        // SIGBUS, as for every program that maps its input; model files are not changed while in use.
+        let map = unsafe { Mmap::map(&file) }?;
+        Ok(Mapped { file, map })
+    }
+}
+
+impl Backing for Mapped {
+    fn bytes(&self) -> &[u8] {
+        &self.map
+    }
+    fn file(&self) -> Option<BorrowedFd<'_>> {
+        Some(self.file.as_fd())
     }
 }

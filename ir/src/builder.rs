@@ -158,6 +158,12 @@ impl Builder {
         self.node(name, Op::Collective(Collective { kind, group, variant: None }), inputs)
     }
 
+    /// Gives a value this name, or one that starts with it if it is taken.
+    pub fn rename(&mut self, value: ValueId, name: &str) {
+        let name = self.fresh(name);
+        self.graph.values[value].name = name;
+    }
+
     /// Declares a returned output.
     pub fn output(&mut self, value: ValueId) {
         self.graph.outputs.push(Output { value, kind: OutputKind::Returned });

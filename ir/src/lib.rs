@@ -12,6 +12,7 @@ mod backing;
 pub mod builder;
 pub mod collective;
 pub mod dim;
+pub mod emit;
 pub mod entity;
 pub mod graph;
 pub mod infer;
@@ -21,15 +22,17 @@ pub mod machine;
 pub mod op;
 pub mod parallel;
 pub mod random;
+pub mod sympy;
 pub mod tensor;
 pub mod text;
 pub mod types;
 pub mod verify;
 
-pub use backing::{Backing, Part};
+pub use backing::{Backing, Mapped, Part};
 pub use builder::Builder;
 pub use collective::{Collective, CollectiveKind, Contract, Exit, Meets, ReduceOp, Splits, Variant};
 pub use dim::{Bindings, Dim, SymbolId};
+pub use emit::Emit;
 pub use entity::Table;
 pub use graph::{
     CustomId, CustomOp, Def, Graph, Group, GroupId, Input, InputId, InputKind, Members, Node, NodeId, Output,

@@ -119,6 +119,14 @@ impl Scalar {
             Scalar::Float(x) => x.0,
         }
     }
+    /// The scalar as a value of this dtype.
+    pub fn converted(self, dtype: DType) -> Scalar {
+        match dtype {
+            DType::Bool => Scalar::Bool(self.as_f64() != 0.0),
+            d if d.is_float() => Scalar::Float(Float(self.as_f64())),
+            _ => Scalar::Int(self.as_i64()),
+        }
+    }
     /// The value as `i64`; a float is truncated towards zero.
     pub fn as_i64(self) -> i64 {
         match self {

@@ -41,12 +41,14 @@ run() { "$symmc" run "$@" --backend cuda; }
 say "$(nvidia-smi -L)"
 say "$("$symmc" --version)"
 
-for case in "hf_llama_tp2 2" "megatron_tp4_f32 4" "megatron_tp4_bf16 4" "moe_ep4 4"; do
+for case in "hf_llama_tp2 2" "megatron_tp4_f32 4" "megatron_tp4_bf16 4" "moe_ep4 4" "gpt_tp2 2"; do
   read -r name ranks <<<"$case"
   on=(--tensors "$programs/$name.safetensors" --machine "h200x$ranks" --gpus "$(places "$ranks")")
-  check "$name" 0 "$symmc" run "$programs/$name.pt2" --backend cuda "${on[@]}"
+  files=("$programs/$name.pt2")
+  if [ ! -e "${files[0]}" ]; then files=("$programs/${name}"_rank*.onnx); fi
+  check "$name" 0 "$symmc" run "${files[@]}" --backend cuda "${on[@]}"
   for seed in 1 2 3 4 5; do
-    check "$name, chaos $seed" 0 "$symmc" run "$programs/$name.pt2" --backend cuda "${on[@]}" --chaos "$seed" --repeat 5
+    check "$name, chaos $seed" 0 "$symmc" run "${files[@]}" --backend cuda "${on[@]}" --chaos "$seed" --repeat 5
   done
 done
 llama=("$programs/hf_llama_tp2.pt2" --tensors "$programs/hf_llama_tp2.safetensors" --machine h200x2)

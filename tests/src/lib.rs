@@ -12,9 +12,18 @@ pub fn program(name: &str) -> PathBuf {
     root().join("tests/programs").join(name)
 }
 
+/// The files of a program: one archive, or an ONNX model for each rank.
+pub fn files(stem: &str, ranks: u32) -> Vec<PathBuf> {
+    let archive = program(&format!("{stem}.pt2"));
+    match archive.is_file() {
+        true => vec![archive],
+        false => (0..ranks).map(|rank| program(&format!("{stem}_rank{rank}.onnx"))).collect(),
+    }
+}
+
 /// The programs that come with weights, inputs and outputs: stem and ranks.
-pub const RUNNABLE: [(&str, u32); 4] =
-    [("megatron_tp4_f32", 4), ("megatron_tp4_bf16", 4), ("hf_llama_tp2", 2), ("moe_ep4", 4)];
+pub const RUNNABLE: [(&str, u32); 5] =
+    [("megatron_tp4_f32", 4), ("megatron_tp4_bf16", 4), ("hf_llama_tp2", 2), ("moe_ep4", 4), ("gpt_tp2", 2)];
 
 /// The programs that are only a graph: stem and ranks.
 pub const GRAPHS: [(&str, u32); 4] =

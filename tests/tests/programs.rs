@@ -3,11 +3,11 @@
 
 use symmc::{Backend, Config, Draw, OpenOptions, Profile, Program, RunConfig, TensorFile, Workload};
 use symmc_ir::interp::compare;
-use symmc_tests::{GRAPHS, RUNNABLE, program};
+use symmc_tests::{GRAPHS, RUNNABLE, files, program};
 
 fn open(stem: &str, ranks: u32) -> Program {
     let options = OpenOptions { ranks: Some(ranks), ..OpenOptions::default() };
-    Program::open(&program(&format!("{stem}.pt2")), &options).expect("a valid program")
+    Program::open_files(&files(stem, ranks), &options).expect("a valid program")
 }
 
 fn tensors(stem: &str) -> TensorFile {
@@ -63,8 +63,8 @@ fn chaos_does_not_change_a_bit() {
 
 #[test]
 fn any_number_of_tokens_in_range_runs() {
-    for stem in ["megatron_tp4_f32", "megatron_tp4_bf16"] {
-        let program = open(stem, 4);
+    for (stem, ranks) in [("megatron_tp4_f32", 4), ("megatron_tp4_bf16", 4), ("gpt_tp2", 2)] {
+        let program = open(stem, ranks);
         let plan = symmc::compile(&program, &Config::default()).expect("a plan");
         for tokens in [2, 7, 130] {
             let draw = Draw { seed: 5, arguments: true, symbols: vec![("tokens".into(), tokens)] };

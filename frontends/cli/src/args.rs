@@ -1,6 +1,6 @@
 //! Command-line arguments. Examples in the help are real commands on programs of this repository.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use clap::{Args as ClapArgs, Parser, Subcommand, ValueEnum};
 use symmc::Order;
@@ -68,7 +68,8 @@ Examples:
   symmc plan model.pt2 -o model.plan.json
   symmc plan model.pt2 --format json
   symmc plan model.pt2 --explain %all_reduce
-  symmc plan model.pt2 --orders                          the memory of each order beside program order";
+  symmc plan model.pt2 --orders                          the memory of each order beside program order
+  symmc plan model_rank0.onnx model_rank1.onnx           ONNX has a file for each rank";
 
 const CHECK_EXAMPLES: &str = "\
 Examples:
@@ -95,27 +96,37 @@ and offset are honoured, others read over.
 
 Exit codes: 0 packed; 1 the capacity is not met; 2 not a table of buffers.";
 
-const RUN_PROGRAM: &str = "The program (.pt2, .symm), or a plan (.json)";
+const RUN_PROGRAM: &str =
+    "The program (.pt2, .symm, or the .onnx models of its ranks, rank 0 first), or a plan (.json)";
 
 const RUN_EXAMPLES: &str = "\
 Examples:
   symmc run model.pt2 --ranks 4 --tensors model.safetensors
   symmc run model.pt2 --ranks 4 --set tokens=7 --seed 1 --compare interpreter
   symmc run model.plan.json --tensors model.safetensors
+  symmc run model_rank0.onnx model_rank1.onnx --tensors model.safetensors
   symmc run model.pt2 --tensors model.safetensors --chaos 3 --repeat 10
   torchrun --nproc-per-node 4 --no-python symmc run model.pt2 --tensors model.safetensors";
 
 /// What names and shapes a program.
 #[derive(ClapArgs, Debug, Clone)]
 pub struct ProgramArgs {
-    /// The program: a .pt2 archive of torch.export, or .symm text
-    pub program: PathBuf,
+    /// The program: a .pt2 archive of torch.export, .symm text, or the .onnx models of its ranks, rank 0 first
+    #[arg(required = true, value_name = "PROGRAM")]
+    pub program: Vec<PathBuf>,
     /// The number of ranks, where the program leaves it open
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=MAX_RANKS))]
     pub ranks: Option<u32>,
     /// The members of a named process group, cells separated by ';' (0,1;2,3); others are the world
     #[arg(long = "group", value_name = "NAME=CELLS", value_parser = parse_group)]
     pub groups: Vec<(String, Vec<Vec<u32>>)>,
+}
+
+impl ProgramArgs {
+    /// The file, or that of rank 0.
+    pub fn first(&self) -> &Path {
+        self.program.first().map_or(Path::new(""), PathBuf::as_path)
+    }
 }
 
 /// What compiles a program.

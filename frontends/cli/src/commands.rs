@@ -40,22 +40,26 @@ fn check(args: &CheckArgs) -> Result<ExitCode> {
 }
 
 fn ops(args: &OpsArgs) -> Result<ExitCode> {
-    let all = symmc::supported_ops();
+    let frontends = [("torch (.pt2)", symmc::supported_ops()), ("ONNX (.onnx)", symmc::supported_onnx_ops())];
     let wanted = |name: &str| args.filter.as_deref().is_none_or(|f| name.contains(f));
-    let rows: Vec<Vec<String>> = all
-        .iter()
-        .filter(|(name, _)| wanted(name))
-        .map(|(name, becomes)| vec![name.to_string(), becomes.to_string()])
-        .collect();
-    if let (true, Some(filter)) = (rows.is_empty(), &args.filter) {
-        let names: Vec<&str> = all.iter().map(|(name, _)| *name).collect();
+    let mut text = String::new();
+    for (frontend, all) in &frontends {
+        let rows: Vec<Vec<String>> = all
+            .iter()
+            .filter(|(name, _)| wanted(name))
+            .map(|(name, becomes)| vec![name.to_string(), becomes.to_string()])
+            .collect();
+        if !rows.is_empty() {
+            text += &format!("{frontend}: {}\n{}", count(rows.len() as u64, "operator"), table(&rows));
+        }
+    }
+    if let (true, Some(filter)) = (text.is_empty(), &args.filter) {
+        let names: Vec<&str> =
+            frontends.iter().flat_map(|(_, all)| all.iter().map(|(name, _)| *name)).collect();
         bail!("no operator's name contains {filter}; there are: {}", names.join(", "));
     }
     put(&format!(
-        "torch (.pt2): {}\n{}Any other operator is imported as opaque: it is planned, and running it fails with \
-         its name.\n",
-        count(rows.len() as u64, "operator"),
-        table(&rows)
+        "{text}Any other operator is imported as opaque: it is planned, and running it fails with its name.\n"
     ))?;
     Ok(ExitCode::SUCCESS)
 }

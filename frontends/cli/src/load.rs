@@ -12,8 +12,8 @@ use crate::units::count;
 
 /// A program; its number of ranks may be open.
 pub fn program(args: &ProgramArgs) -> Result<Program> {
-    if is_plan(&args.program) {
-        bail!("{}: this is a plan; expected a program (.pt2 or .symm)", args.program.display());
+    if let Some(plan) = args.program.iter().find(|path| is_plan(path)) {
+        bail!("{}: this is a plan; expected a program (.pt2, .onnx or .symm)", plan.display());
     }
     for (i, (name, _)) in args.groups.iter().enumerate() {
         if args.groups[..i].iter().any(|(other, _)| other == name) {
@@ -21,7 +21,7 @@ pub fn program(args: &ProgramArgs) -> Result<Program> {
         }
     }
     let options = OpenOptions { ranks: args.ranks, groups: args.groups.iter().cloned().collect() };
-    let program = Program::open(&args.program, &options)?;
+    let program = Program::open_files(&args.program, &options)?;
     for note in &program.notes {
         eprintln!("note: {note}");
     }
@@ -116,6 +116,15 @@ pub fn is_plan(path: &Path) -> bool {
     let head = &head[..read];
     let head = head.strip_prefix(BOM.to_string().as_bytes()).unwrap_or(head);
     head.iter().find(|b| !b.is_ascii_whitespace()) == Some(&b'{')
+}
+
+/// Whether the file that a command names is a plan, which is alone then.
+pub fn names_plan(args: &ProgramArgs) -> Result<bool> {
+    let found = is_plan(args.first());
+    match args.program.get(1) {
+        Some(other) if found => bail!("{}: a plan is one file, found another", other.display()),
+        _ => Ok(found),
+    }
 }
 
 /// A plan from its file.

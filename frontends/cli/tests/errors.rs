@@ -31,6 +31,16 @@ fn broken_files() {
     says(&format!("plan {file} --ranks 2"), &[&file]);
     let file = write(dir.path(), "bad.symm", b"program \"x\" ranks 2\n%y: f32[4] = frobnicate %x\n");
     says(&format!("plan {file}"), &[&file, "2"]);
+    let whole = std::fs::read(programs().join("gpt_tp2_rank0.onnx")).expect("a program");
+    for cut in [0, 1, 4, 1000, whole.len() / 2, whole.len() - 1] {
+        let file = write(dir.path(), &format!("cut{cut}.onnx"), &whole[..cut]);
+        says(&format!("plan {file}"), &[&file, "expected an ONNX model, found"]);
+    }
+    says("plan gpt_tp2_rank0.onnx moe_ep4.pt2", &["moe_ep4.pt2", "expected an ONNX model"]);
+    let three = "plan gpt_tp2_rank0.onnx gpt_tp2_rank1.onnx gpt_tp2_rank1.onnx";
+    says(three, &["expected 2 files", "group_size", "found 3"]);
+    says("plan gpt_tp2_rank0.onnx --ranks 4", &["the caller says 4", "is 2"]);
+    says("plan gpt_tp2_rank0.onnx --group tp=0,1", &["names no groups", "tp"]);
     says("plan no_such_file.pt2", &["no_such_file.pt2"]);
     says("run no_such_file.pt2", &["no_such_file.pt2"]);
     says("check megatron_tp4_f32.pt2", &["expected a plan"]);

@@ -17,6 +17,18 @@ fn run_compares_every_rank_with_the_recorded_outputs() {
 }
 
 #[test]
+fn onnx_programs_have_a_file_for_each_rank() {
+    let files = "gpt_tp2_rank0.onnx gpt_tp2_rank1.onnx";
+    let text = stdout(&format!("run {files} --tensors gpt_tp2.safetensors --chaos 1 --repeat 2"));
+    for rank in 0..2 {
+        assert!(text.contains(&format!("rank {rank} output 0: largest absolute difference")), "{text}");
+    }
+    assert!(stdout(&format!("plan {files}")).starts_with("gpt_tp2: 2 ranks"));
+    let text = stdout("run gpt_tp2_rank0.onnx --set tokens=5 --compare interpreter");
+    assert!(text.contains("compared with the interpreter"), "{text}");
+}
+
+#[test]
 fn run_takes_sizes_and_compares_with_the_interpreter() {
     for tokens in [2, 7, 200] {
         let line = format!("run megatron_tp4_f32.pt2 --ranks 4 --set tokens={tokens} --compare interpreter");
@@ -191,7 +203,12 @@ fn a_buckets_schedule_serves_its_sizes() {
 #[test]
 fn ops_lists_what_the_importer_knows() {
     let text = stdout("ops");
-    assert!(text.contains("aten.linear ") && text.contains("_c10d_functional.all_reduce "), "{text}");
+    assert!(
+        text.contains("aten.linear ")
+            && text.contains("_c10d_functional.all_reduce ")
+            && text.contains("LayerNormalization "),
+        "{text}"
+    );
 }
 
 #[test]

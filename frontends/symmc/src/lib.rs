@@ -14,7 +14,7 @@
 //! # let _ = outputs; Ok(()) }
 //! ```
 //!
-//! A [`Program`] is opened from a `.pt2` or `.symm` file, [`compile`] makes a [`Plan`] of it and proves
+//! A [`Program`] is opened from a `.pt2`, `.onnx` or `.symm` file ([`Program::open_files`] takes the ONNX models of all ranks), [`compile`] makes a [`Plan`] of it and proves
 //! that safe, and [`run`] executes the [`CheckedPlan`] on a [`Backend`]. [`checked`] proves a plan from a file safe. A [`Workload`] is what a run needs
 //! besides: the values of the symbols and the inputs of every rank. Kernels of [`mod@custom`] ops are registered
 //! and given with the [`RunConfig`]. Errors say whether the input was bad
@@ -44,6 +44,8 @@ pub use symmc_cuda as cuda;
 pub use symmc_ir as ir;
 pub use symmc_ir::machine::Profile;
 pub use symmc_ir::{Bindings, Graph, Tensor};
+/// The ONNX ops that are imported as more than opaque ones, and what they become.
+pub use symmc_onnx::supported_ops as supported_onnx_ops;
 pub use symmc_planner::check::Report;
 pub use symmc_planner::pack;
 pub use symmc_planner::plan::{self, Plan};

@@ -11,7 +11,7 @@ use crate::error::{Error, ranks as ranks_text, read, utf8};
 use crate::tensors::TensorFile;
 
 /// What a file with a program holds.
-const PROGRAM: &str = "a .pt2 archive or a program as .symm text";
+const PROGRAM: &str = "a .pt2 archive, an .onnx model or a program as .symm text";
 
 /// How to open a program.
 #[derive(Clone, Debug, Default)]
@@ -22,13 +22,27 @@ pub struct OpenOptions {
     pub groups: IndexMap<String, Vec<Vec<u32>>>,
 }
 
-/// Weights that came with a program: those of the rank that exported it.
+/// Weights that came with a program.
 #[derive(Clone, Debug, Default)]
 pub struct Weights {
-    /// Their data by source name.
-    pub tensors: IndexMap<String, Arc<Tensor>>,
+    /// Their data by source name: those of every rank where a file of each gave the program, else those of the one
+    /// that exported it.
+    pub ranks: Vec<IndexMap<String, Arc<Tensor>>>,
     /// Those of them that PyTorch calls buffers. Every rank has the same where no file says otherwise.
     pub buffers: Vec<String>,
+}
+
+impl Weights {
+    /// Those of a rank among so many; `None` where only another rank's may be known.
+    pub fn of(&self, rank: u32, ranks: u32) -> Option<&IndexMap<String, Arc<Tensor>>> {
+        self.ranks.get(rank as usize).filter(|_| self.ranks.len() == ranks as usize)
+    }
+
+    /// A buffer, which every rank has alike.
+    pub fn buffer(&self, source: &str) -> Option<&Arc<Tensor>> {
+        let known = self.buffers.iter().any(|b| b == source);
+        self.ranks.first().filter(|_| known)?.get(source)
+    }
 }
 
 /// An opened program.
@@ -45,7 +59,7 @@ pub struct Program {
 }
 
 impl Program {
-    /// Opens a `.pt2` archive or a `.symm` text, told apart by content.
+    /// Opens a `.pt2` archive, the `.onnx` model of one rank or a `.symm` text, told apart by content.
     ///
     /// # Errors
     /// The file cannot be read, is neither, is broken, breaks an invariant of the IR, or fixes another
@@ -54,6 +68,9 @@ impl Program {
         let bytes = read(path, PROGRAM)?;
         let stem = path.file_stem().map_or_else(|| "program".into(), |s| s.to_string_lossy().into_owned());
         let is_archive = bytes.starts_with(b"PK") || path.extension().is_some_and(|e| e == "pt2");
+        if !is_archive && is_onnx(path, &bytes) {
+            return Program::onnx(&[path.to_path_buf()], options);
+        }
         let (graph, weights, notes) = if is_archive {
             let options = ImportOptions {
                 name: stem,
@@ -62,7 +79,11 @@ impl Program {
                 ..ImportOptions::default()
             };
             let imported = symmc_torch::import(&bytes, &options).map_err(|e| Error::format(path, e))?;
-            (imported.graph, Weights { tensors: imported.weights, buffers: imported.buffers }, imported.notes)
+            (
+                imported.graph,
+                Weights { ranks: vec![imported.weights], buffers: imported.buffers },
+                imported.notes,
+            )
         } else {
             (parse(path, bytes, options)?, Weights::default(), Vec::new())
         };
@@ -72,6 +93,45 @@ impl Program {
             program.verify()?;
         }
         Ok(program)
+    }
+
+    /// Opens the file of a program, or the `.onnx` models of all its ranks, that of rank 0 first.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open); several files are not all ONNX models, or not one program.
+    pub fn open_files(paths: &[PathBuf], options: &OpenOptions) -> Result<Self, Error> {
+        if let [path] = paths {
+            return Program::open(path, options);
+        }
+        for path in paths {
+            let bytes = read(path, PROGRAM)?;
+            if !is_onnx(path, &bytes) {
+                return Err(Error::format(
+                    path,
+                    "expected an ONNX model, as only these have a file for each rank, found another",
+                ));
+            }
+        }
+        Program::onnx(paths, options)
+    }
+
+    fn onnx(paths: &[PathBuf], options: &OpenOptions) -> Result<Self, Error> {
+        let Some(first) = paths.first() else { return Err(Error::Request("no file is named".into())) };
+        if let Some((group, _)) = options.groups.first() {
+            return Err(Error::format(first, format!("an ONNX model names no groups, found {group}")));
+        }
+        let stem = first.file_stem().map_or_else(|| "program".into(), |s| s.to_string_lossy().into_owned());
+        let name = stem.strip_suffix("_rank0").unwrap_or(&stem).to_string();
+        let options =
+            symmc_onnx::ImportOptions { name, ranks: options.ranks, ..symmc_onnx::ImportOptions::default() };
+        let imported = symmc_onnx::import_files(paths, &options)
+            .map_err(|e| Error::Format { path: e.file, message: e.reason.to_string() })?;
+        Ok(Program {
+            path: first.clone(),
+            graph: imported.graph,
+            weights: Weights { ranks: imported.weights, buffers: Vec::new() },
+            notes: imported.notes,
+        })
     }
 
     /// A program that was built in memory.
@@ -133,6 +193,11 @@ impl Program {
             Error::format(&self.path, format!("the program is not valid:{}", list.concat()))
         })
     }
+}
+
+/// Whether a file is an ONNX model: by its name, or by its first field, the version of the format.
+fn is_onnx(path: &Path, bytes: &[u8]) -> bool {
+    bytes.starts_with(&[0x08]) || path.extension().is_some_and(|e| e == "onnx")
 }
 
 fn parse(path: &Path, bytes: Vec<u8>, options: &OpenOptions) -> Result<Graph, Error> {

@@ -4,16 +4,13 @@
 //! returned output of rank `r`. The file is mapped, and tensors are parts of the mapping: their data are read when
 //! they are used, and reach ranks and devices from there.
 
-use std::fs::File;
 use std::hash::{Hash, Hasher};
-use std::os::fd::{AsFd, BorrowedFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use memmap2::Mmap;
 use safetensors::tensor::{Dtype, Metadata, SafeTensors};
 use symmc_ir::verify::MAX_RANKS;
-use symmc_ir::{Backing, DType, Part, Tensor};
+use symmc_ir::{Backing, DType, Mapped, Part, Tensor};
 
 use crate::error::Error;
 
@@ -29,21 +26,6 @@ pub struct TensorFile {
     outputs: bool,
 }
 
-/// The mapped file.
-struct Mapped {
-    file: File,
-    map: Mmap,
-}
-
-impl Backing for Mapped {
-    fn bytes(&self) -> &[u8] {
-        &self.map
-    }
-    fn file(&self) -> Option<BorrowedFd<'_>> {
-        Some(self.file.as_fd())
-    }
-}
-
 impl TensorFile {
     /// Opens a file.
     ///
@@ -53,11 +35,8 @@ impl TensorFile {
         if path.is_dir() {
             return Err(Error::format(path, "this is a folder; expected a safetensors file"));
         }
-        let file = File::open(path).map_err(|e| Error::io(path, e))?;
-        // SAFETY: the map is only read. A file that another process shortens while it is mapped raises
-        // SIGBUS, as for every program that maps its input; model files are not changed while in use.
-        let map = unsafe { Mmap::map(&file) }.map_err(|e| Error::io(path, e))?;
-        let (length, header) = SafeTensors::read_metadata(&map)
+        let map = Mapped::open(path).map_err(|e| Error::io(path, e))?;
+        let (length, header) = SafeTensors::read_metadata(map.bytes())
             .map_err(|e| Error::format(path, format!("not a safetensors file: {e}")))?;
         let start = length + 8;
         let mut ranks = 0;
@@ -76,7 +55,7 @@ impl TensorFile {
                 "no tensor is named rank<r>.w.<name>, rank<r>.in.<i> or rank<r>.out.<i>",
             ));
         }
-        let map = Arc::new(Mapped { file, map });
+        let map = Arc::new(map);
         Ok(TensorFile { path: path.to_path_buf(), map, header, start, ranks, inputs, outputs })
     }
 

@@ -54,7 +54,7 @@ impl Workload {
     }
 
     /// Collects the inputs of every rank of `graph`: constants from the program; parameters from `tensors`
-    /// where it is given (buffers that it lacks from `weights`), else from `weights` for a single rank, else drawn; arguments from `tensors` where
+    /// where it has them, else from `weights` where these are of all ranks or buffers, else, without a file, drawn; arguments from `tensors` where
     /// it records them and nothing asks for other ones, else drawn.
     ///
     /// # Errors
@@ -320,19 +320,18 @@ impl Sources<'_> {
 
     fn parameter(&self, rank: u32, input: &Input) -> Result<Option<Arc<Tensor>>, Error> {
         let source = &input.source;
-        match self.tensors {
-            Some(file) => match file.weight(rank, source)? {
-                Some(tensor) => Ok(Some(tensor)),
-                None if self.weights.buffers.contains(source) => {
-                    Ok(self.weights.tensors.get(source).cloned())
-                }
-                None => Err(Error::format(
-                    file.path(),
-                    format!("the weight rank{rank}.w.{source} is missing; expected {}", self.describe(input)),
-                )),
-            },
-            None if self.graph.ranks == Some(1) => Ok(self.weights.tensors.get(source).cloned()),
-            None => Ok(None),
+        let ranks = self.graph.ranks.unwrap_or_default();
+        let own = self.weights.of(rank, ranks).and_then(|w| w.get(source)).cloned();
+        let Some(file) = self.tensors else { return Ok(own) };
+        if let Some(tensor) = file.weight(rank, source)? {
+            return Ok(Some(tensor));
+        }
+        match own.or_else(|| self.weights.buffer(source).cloned()) {
+            Some(tensor) => Ok(Some(tensor)),
+            None => Err(Error::format(
+                file.path(),
+                format!("the weight rank{rank}.w.{source} is missing; expected {}", self.describe(input)),
+            )),
         }
     }
 

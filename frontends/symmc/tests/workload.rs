@@ -40,7 +40,9 @@ fn file(dir: &tempfile::TempDir, tensors: &[(&str, &[usize], f32)]) -> TensorFil
 fn weights(buffers: &[&str]) -> Weights {
     let tensor = |x| Arc::new(Tensor::from_f64(DType::F32, [2], &[x, x]).expect("two elements"));
     Weights {
-        tensors: [("w".to_string(), tensor(7.0)), ("state".to_string(), tensor(9.0))].into_iter().collect(),
+        ranks: vec![
+            [("w".to_string(), tensor(7.0)), ("state".to_string(), tensor(9.0))].into_iter().collect(),
+        ],
         buffers: buffers.iter().map(|b| b.to_string()).collect(),
     }
 }

@@ -106,15 +106,6 @@ pub(crate) fn of_scalar(s: Scalar) -> DType {
     }
 }
 
-/// The scalar as a value of this dtype.
-pub(crate) fn convert(s: Scalar, dtype: DType) -> Scalar {
-    match dtype {
-        DType::Bool => Scalar::Bool(s.as_f64() != 0.0),
-        d if d.is_float() => Scalar::Float(symmc_ir::Float(s.as_f64())),
-        _ => Scalar::Int(s.as_i64()),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;

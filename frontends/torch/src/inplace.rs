@@ -9,7 +9,7 @@
 //! which elements of the base they are (expansions, reshapes that regroup elements).
 
 use symmc_ir::entity::Entity;
-use symmc_ir::{Def, Dim, InputKind, NodeId, Op, Type, ValueId};
+use symmc_ir::{Def, Dim, Emit, InputKind, NodeId, Op, Type, ValueId};
 
 use crate::call::Call;
 use crate::lower::{Lowered, Stop};

@@ -36,7 +36,6 @@ mod schema;
 mod scope;
 mod signature;
 mod symbols;
-mod sympy;
 
 use std::path::Path;
 use std::sync::Arc;

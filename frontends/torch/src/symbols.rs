@@ -11,11 +11,11 @@
 use std::cell::RefCell;
 use std::collections::HashMap;
 
+use symmc_ir::sympy::{self, Expr};
 use symmc_ir::{Dim, Symbol, SymbolId, Table};
 
 use crate::error::ImportError;
 use crate::schema::{Range, SymInt};
-use crate::sympy::{self, Expr};
 
 /// Upper bounds from here on mean "no bound" (PyTorch writes such for open ends).
 const OPEN: i64 = 1 << 40;

@@ -107,11 +107,12 @@ fn date(days: i64) -> String {
 
 /// Measures a program or a plan and prints the time of one run, the slowest rank's.
 pub fn program(args: &BenchProgramArgs) -> Result<ExitCode> {
-    let path = &args.program.program;
-    if let (true, Some(option)) = (load::is_plan(path), args.compile.given().next()) {
+    let path = args.program.first();
+    let planned = load::names_plan(&args.program)?;
+    if let (true, Some(option)) = (planned, args.compile.given().next()) {
         bail!("{}: this is a plan; {option} is for programs", path.display());
     }
-    let plan = match load::is_plan(path) {
+    let plan = match planned {
         true => symmc::checked(load::plan(path)?)?,
         false => {
             let mut program = load::program(&args.program)?;

@@ -91,8 +91,8 @@ struct Subject {
 }
 
 fn subject(args: &RunArgs, tensors: Option<&TensorFile>) -> Result<Subject> {
-    let path = &args.program.program;
-    if load::is_plan(path) {
+    let path = args.program.first();
+    if load::names_plan(&args.program)? {
         refuse_compile_options(args)?;
         let plan = load::plan(path)?;
         if let Some(ranks) = args.program.ranks.filter(|&r| r != plan.ranks) {
@@ -118,7 +118,7 @@ fn subject(args: &RunArgs, tensors: Option<&TensorFile>) -> Result<Subject> {
                     path.display(),
                     plan.source.name,
                     count(plan.ranks, "rank"),
-                    args.program.program.display()
+                    args.program.first().display()
                 );
             }
             plan
@@ -139,7 +139,7 @@ fn compile_config(args: &RunArgs, ranks: u32) -> Result<Config> {
 /// This command has no kernels for custom ops.
 fn refuse_what_has_no_kernel(args: &RunArgs, plan: &CheckedPlan) -> Result<()> {
     symmc::check_kernels(plan, &Registry::new()).map_err(|error| {
-        let program = args.program.program.display();
+        let program = args.program.first().display();
         anyhow::anyhow!(
             "{program}: {error}; a custom op runs where symmc is embedded and its kernel is registered: see \"Custom ops\" in the README"
         )
@@ -151,7 +151,7 @@ fn refuse_compile_options(args: &RunArgs) -> Result<()> {
     let plan = args.plan.as_ref().map(|_| "--plan");
     let group = args.program.groups.first().map(|_| "--group");
     match plan.into_iter().chain(group).chain(args.compile.given()).next() {
-        Some(option) => bail!("{}: this is a plan; {option} is for programs", args.program.program.display()),
+        Some(option) => bail!("{}: this is a plan; {option} is for programs", args.program.first().display()),
         None => Ok(()),
     }
 }

@@ -1,6 +1,6 @@
 //! Activation functions, and dropout where it drops nothing.
 
-use symmc_ir::{BinaryOp, UnaryOp, ValueId};
+use symmc_ir::{BinaryOp, Emit, UnaryOp, ValueId};
 
 use super::elementwise::{float_unary, identity, unary};
 use super::{Row, row};

@@ -3,7 +3,7 @@
 //! Only the first result is computed. The others (log-sum-exp, random state) serve PyTorch's own backward
 //! kernels; a call of which they are used stays opaque.
 
-use symmc_ir::{DType, Float, Op, ValueId};
+use symmc_ir::{DType, Emit, Float, Op, ValueId};
 
 use super::{Row, row};
 use crate::call::Call;

@@ -1,9 +1,8 @@
 //! The backward ops that stand in traced training graphs, in terms of forward ones.
 
-use symmc_ir::{BinaryOp, DType, Reduction, Scalar, UnaryOp, ValueId};
+use symmc_ir::{BinaryOp, DType, Emit, Reduction, Scalar, UnaryOp, ValueId};
 
-use super::pieces::{from_end, put_slice, replace};
-use super::views::extent;
+use super::pieces::{put_slice, replace};
 use super::{Row, row};
 use crate::call::Call;
 use crate::lower::{Lowered, Stop};
@@ -74,7 +73,7 @@ pub(super) const ROWS: &[Row] = &[
         let zero = c.full(Scalar::Int(0), c.dtype(gradient), sizes)?;
         let axis = c.axis("dim", c.rank(zero))?;
         let index = c.dim("index")?;
-        let start = from_end(c, index, &extent(c, zero, axis));
+        let start = c.counted(index, &c.extent(zero, axis));
         let gradient = c.unsqueeze(gradient, axis)?;
         let y = replace(c, zero, gradient, axis, start)?;
         c.done(y)

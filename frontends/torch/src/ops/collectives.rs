@@ -3,7 +3,7 @@
 //! `wait_tensor` vanishes: the schedule decides when to wait. A coalesced call is one collective for each
 //! of its tensors. Groups are named by strings; see [`crate::groups`] for their members.
 
-use symmc_ir::{CollectiveKind, Dim, ReduceOp, Splits, ValueId};
+use symmc_ir::{CollectiveKind, Dim, Emit, ReduceOp, Splits, ValueId};
 
 use super::elementwise::identity;
 use super::{Row, row};

@@ -1,6 +1,6 @@
 //! Tensors from nothing or from the shape of another: fills, ranges, triangles.
 
-use symmc_ir::{BinaryOp, DType, Dim, Scalar, ValueId};
+use symmc_ir::{BinaryOp, DType, Dim, Emit, Scalar, ValueId};
 
 use super::{Row, row};
 use crate::call::{Call, Operand};
@@ -117,21 +117,7 @@ fn arange(c: &mut Call<'_, '_>) -> Lowered {
     let Some(by) = by.as_const().filter(|s| *s != 0) else {
         return Err(Stop::Opaque("its step is symbolic or zero".into()));
     };
-    let difference = last - first.clone();
-    // The number of steps, rounded up.
-    let len = if by > 0 {
-        (difference + Dim::from(by - 1)).floor_div(&by.into())
-    } else {
-        (Dim::from(-1) * difference + Dim::from(-by - 1)).floor_div(&(-by).into())
-    };
-    let len = if c.bounds(&len).0 < 0 { len.max_with(&0.into()) } else { len };
-    let y = match first.as_const() {
-        Some(start) => c.iota(len, start, by, dtype)?,
-        None => {
-            let y = c.positions(&first, by, len)?;
-            c.cast(y, dtype)?
-        }
-    };
+    let y = c.range(&first, &last, by, dtype)?;
     c.done(y)
 }
 
@@ -164,37 +150,18 @@ fn linspace(c: &mut Call<'_, '_>) -> Lowered {
     c.done(y)
 }
 
-/// `row op column` for a matrix of this many rows and columns, the column shifted by `offset`.
-fn compare_positions(
-    c: &mut Call<'_, '_>,
-    (rows, columns): (Dim, Dim),
-    op: BinaryOp,
-    offset: i64,
-) -> Lowered<ValueId> {
-    let row = c.iota(rows, 0, 1, DType::I64)?;
-    let row = c.unsqueeze(row, 1)?;
-    let column = c.iota(columns, -offset, 1, DType::I64)?;
-    c.binary(op, column, row)
-}
-
 fn eye(c: &mut Call<'_, '_>) -> Lowered {
     let n = c.dim("n")?;
     let m = c.opt_dim("m")?.unwrap_or(n.clone());
     let dtype = c.opt_dtype("dtype")?.unwrap_or(dtype::DEFAULT_FLOAT);
-    let y = compare_positions(c, (n, m), BinaryOp::Eq, 0)?;
+    let y = c.compare_positions((n, m), BinaryOp::Eq, 0)?;
     let y = c.cast(y, dtype)?;
     c.done(y)
 }
 
 fn triangle(c: &mut Call<'_, '_>, op: BinaryOp) -> Lowered {
     let x = c.first()?;
-    let shape = c.shape(x);
-    let [.., rows, columns] = shape.as_slice() else {
-        return Err(Stop::Broken(format!("expected two axes or more, found {}", shape.len())));
-    };
     let diagonal = c.int_or("diagonal", 0)?;
-    let keep = compare_positions(c, (rows.clone(), columns.clone()), op, diagonal)?;
-    let zero = c.full(Scalar::Int(0), c.dtype(x), vec![])?;
-    let y = c.select(keep, x, zero)?;
+    let y = c.triangle(x, op, diagonal)?;
     c.done(y)
 }

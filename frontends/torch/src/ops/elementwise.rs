@@ -3,7 +3,7 @@
 //! Operands are converted to PyTorch's common dtype first. Functions that PyTorch computes in floating
 //! point convert integers to its default float dtype.
 
-use symmc_ir::{BinaryOp, DType, Float, Scalar, UnaryOp, ValueId};
+use symmc_ir::{BinaryOp, DType, Emit, Float, Scalar, UnaryOp, ValueId};
 
 use super::{Row, row};
 use crate::call::{Call, Operand};
@@ -235,7 +235,7 @@ fn combine_scaled(c: &mut Call<'_, '_>, op: BinaryOp, a: Operand, b: Operand) ->
     let dtype = c.common(&[&a, &b]);
     let b = match (c.opt_scalar("alpha")?, b) {
         (Some(alpha), b) if alpha.as_f64() != 1.0 => {
-            let factor = Operand::Scalar(dtype::convert(alpha, dtype));
+            let factor = Operand::Scalar(alpha.converted(dtype));
             match b {
                 Operand::Scalar(s) if dtype.is_float() => {
                     Operand::Scalar(Scalar::Float(Float(s.as_f64() * alpha.as_f64())))

@@ -3,7 +3,7 @@
 //! PyTorch's advanced indexing lets indices count from the end; the IR's does not. Where the way an index
 //! is computed does not show that it is never negative, it is wrapped.
 
-use symmc_ir::{BinaryOp, DType, Dim, Op, Scalar, ValueId};
+use symmc_ir::{BinaryOp, DType, Emit, Op, ValueId};
 
 use super::{Row, row};
 use crate::call::Call;
@@ -40,7 +40,7 @@ pub(super) const ROWS: &[Row] = &[
     row("aten.take", "reshape, take", |c| {
         let (x, index) = (c.first()?, c.tensor("index")?);
         let flat = c.reshape(x, vec![c.ty(x).numel()])?;
-        let index = wrapped(c, index, &c.ty(x).numel())?;
+        let index = c.wrapped(index, &c.ty(x).numel())?;
         let y = c.emit("take", Op::Take { axis: 0 }, &[flat, index])?;
         c.done(y)
     }),
@@ -63,22 +63,6 @@ pub(super) const ROWS: &[Row] = &[
 /// An index without axes as one of one element.
 pub(super) fn as_row(c: &mut Call<'_, '_>, index: ValueId) -> Lowered<ValueId> {
     if c.rank(index) == 0 { c.reshape(index, vec![1.into()]) } else { Ok(index) }
-}
-
-/// An index whose negative elements count from the end of `n` elements.
-pub(super) fn wrapped(c: &mut Call<'_, '_>, index: ValueId, n: &Dim) -> Lowered<ValueId> {
-    if c.is_non_negative(index) {
-        return Ok(index);
-    }
-    let from_end = match n.as_const() {
-        Some(n) => c.with_scalar(BinaryOp::Add, index, Scalar::Int(n))?,
-        None => {
-            let n = c.dim_tensor(n, c.dtype(index))?;
-            c.binary(BinaryOp::Add, index, n)?
-        }
-    };
-    let negative = c.with_scalar(BinaryOp::Lt, index, Scalar::Int(0))?;
-    c.select(negative, from_end, index)
 }
 
 /// Where advanced indexing applies: `x` with the indexed axes next to each other, the first of them, the
@@ -107,7 +91,7 @@ pub(super) fn indexing(c: &mut Call<'_, '_>, x: ValueId) -> Lowered<Indexing> {
             ));
         }
         let n = c.ty(x).shape[axis].clone();
-        indices.push(wrapped(c, index, &n)?);
+        indices.push(c.wrapped(index, &n)?);
         axes.push(axis);
     }
     let together = axes.windows(2).all(|w| w[0] + 1 == w[1]);

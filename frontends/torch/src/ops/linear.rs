@@ -1,6 +1,6 @@
 //! Matrix products in PyTorch's many forms, as batched `matmul` with views around it.
 
-use symmc_ir::{BinaryOp, Dim, Reduction, ValueId};
+use symmc_ir::{BinaryOp, Dim, Emit, Reduction, ValueId};
 
 use super::{Row, row};
 use crate::call::{Call, Operand};
@@ -31,10 +31,10 @@ fn linear(c: &mut Call<'_, '_>) -> Lowered {
     let (x, w) = (c.tensor("input")?, c.tensor("weight")?);
     let bias = c.opt_tensor("bias")?;
     let y = match c.rank(w) {
-        1 => matmul(c, x, w)?,
+        1 => c.product(x, w)?,
         _ => {
             let w = c.transposed(w)?;
-            matmul(c, x, w)?
+            c.product(x, w)?
         }
     };
     let y = match bias {
@@ -46,31 +46,15 @@ fn linear(c: &mut Call<'_, '_>) -> Lowered {
 
 fn product(c: &mut Call<'_, '_>, other: &str) -> Lowered {
     let (x, y) = (c.first()?, c.tensor(other)?);
-    let z = matmul(c, x, y)?;
+    let z = c.product(x, y)?;
     c.done(z)
-}
-
-/// PyTorch's `matmul`: a vector on the left is a row, on the right a column, and its axis vanishes.
-fn matmul(c: &mut Call<'_, '_>, x: ValueId, y: ValueId) -> Lowered<ValueId> {
-    let (row, column) = (c.rank(x) == 1, c.rank(y) == 1);
-    let x = if row { c.unsqueeze(x, 0)? } else { x };
-    let y = if column { c.unsqueeze(y, 1)? } else { y };
-    let mut z = c.matmul(x, y)?;
-    if column {
-        z = c.drop_axis(z, c.rank(z) - 1)?;
-    }
-    if row {
-        let axis = c.rank(z) - if column { 1 } else { 2 };
-        z = c.drop_axis(z, axis)?;
-    }
-    Ok(z)
 }
 
 /// `beta * self + alpha * (x @ y)`.
 fn add_product(c: &mut Call<'_, '_>, x: &str, y: &str) -> Lowered {
     let (bias, x, y) = (c.first()?, c.tensor(x)?, c.tensor(y)?);
     let (beta, alpha) = (c.float_or("beta", 1.0)?, c.float_or("alpha", 1.0)?);
-    let mut z = matmul(c, x, y)?;
+    let mut z = c.product(x, y)?;
     if alpha != 1.0 {
         z = c.with_float(BinaryOp::Mul, z, alpha)?;
     }

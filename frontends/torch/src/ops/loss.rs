@@ -3,7 +3,7 @@
 //! Class indices are `[n]` for scores `[n, classes]`, or `[n, …]` for `[n, classes, …]`. A target equal to
 //! `ignore_index` counts for nothing.
 
-use symmc_ir::{BinaryOp, Op, Reduction, Scalar, UnaryOp, ValueId};
+use symmc_ir::{BinaryOp, Emit, Op, Reduction, Scalar, UnaryOp, ValueId};
 
 use super::{Row, row};
 use crate::call::Call;

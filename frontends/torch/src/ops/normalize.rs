@@ -1,6 +1,6 @@
 //! Softmax and the norms, which stay whole where the IR has them.
 
-use symmc_ir::{BinaryOp, DType, Dim, Float, Op, Reduction, Scalar, UnaryOp, ValueId};
+use symmc_ir::{BinaryOp, DType, Dim, Emit, Float, Op, Reduction, Scalar, UnaryOp, ValueId};
 
 use super::{Row, row};
 use crate::call::{Call, Operand};
@@ -121,36 +121,16 @@ fn layer_norm(c: &mut Call<'_, '_>) -> Lowered {
     let eps = c.float_or("eps", 1e-5)?;
     let (weight, bias) = (c.opt_tensor("weight")?, c.opt_tensor("bias")?);
     let dtype = c.dtype(x);
-    let mut operands = vec![x];
-    if let Some(w) = weight {
-        operands.push(c.cast(w, dtype)?);
-    } else if bias.is_some() {
-        let tail = c.shape(x).split_off(c.rank(x) - axes);
-        operands.push(c.full(Scalar::Int(1), dtype, tail)?);
-    }
-    if let Some(b) = bias {
-        operands.push(c.cast(b, dtype)?);
-    }
-    let y = c.emit("layer_norm", Op::LayerNorm { axes, eps: Float(eps) }, &operands)?;
+    let y = c.layer_norm(x, (weight, bias), axes, eps)?;
     if c.wants(1) || c.wants(2) {
         let wide = if dtype == DType::F64 { DType::F64 } else { DType::F32 };
         let x = c.cast(x, wide)?;
         let all: Vec<usize> = (c.rank(x) - axes..c.rank(x)).collect();
-        let (mean, scale) = moments(c, x, all, eps)?;
+        let (mean, scale) = c.moments(x, all, eps)?;
         c.set(1, mean);
         c.set(2, scale);
     }
     c.done(y)
-}
-
-/// The mean over `axes`, and `1 / sqrt(variance + eps)`, both with those axes kept.
-fn moments(c: &mut Call<'_, '_>, x: ValueId, axes: Vec<usize>, eps: f64) -> Lowered<(ValueId, ValueId)> {
-    let mean = c.reduce(Reduction::Mean, x, axes.clone(), true)?;
-    let centred = c.binary(BinaryOp::Sub, x, mean)?;
-    let squares = c.binary(BinaryOp::Mul, centred, centred)?;
-    let variance = c.reduce(Reduction::Mean, squares, axes, true)?;
-    let shifted = c.with_float(BinaryOp::Add, variance, eps)?;
-    Ok((mean, c.unary(UnaryOp::Rsqrt, shifted)?))
 }
 
 /// `[n, c, …]` is normalised within each of the groups of channels as one axis.

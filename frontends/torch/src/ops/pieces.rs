@@ -1,8 +1,7 @@
 //! Parts of tensors and tensors from parts: slices, splits, concatenation, repetition, padding.
 
-use symmc_ir::{BinaryOp, DType, Dim, Op, Scalar, Type, ValueId};
+use symmc_ir::{BinaryOp, DType, Dim, Emit, Op, Scalar, Type, ValueId};
 
-use super::views::extent;
 use super::{Row, row};
 use crate::call::{Call, Operand};
 use crate::lower::{Lowered, Stop};
@@ -13,9 +12,9 @@ pub(super) const ROWS: &[Row] = &[
     row("aten.narrow", "slice", |c| {
         let x = c.first()?;
         let axis = c.axis("dim", c.rank(x))?;
-        let n = extent(c, x, axis);
+        let n = c.extent(x, axis);
         let start = c.dim("start")?;
-        let start = from_end(c, start, &n);
+        let start = c.counted(start, &n);
         let len = c.dim("length")?;
         let y = c.slice(x, axis, start, len, 1)?;
         c.done(y)
@@ -62,9 +61,9 @@ pub(super) const ROWS: &[Row] = &[
     row("aten.select_scatter", "slice, concat", |c| {
         let (x, source) = (c.first()?, c.tensor("src")?);
         let axis = c.axis("dim", c.rank(x))?;
-        let n = extent(c, x, axis);
+        let n = c.extent(x, axis);
         let index = c.dim("index")?;
-        let start = from_end(c, index, &n);
+        let start = c.counted(index, &n);
         let source = c.unsqueeze(source, axis)?;
         let y = replace(c, x, source, axis, start)?;
         c.done(y)
@@ -72,54 +71,27 @@ pub(super) const ROWS: &[Row] = &[
     row("aten.slice_scatter", "slice, concat", slice_scatter),
 ];
 
-/// A position that may count from the end of an axis of extent `n`.
-pub(super) fn from_end(c: &Call<'_, '_>, position: Dim, n: &Dim) -> Dim {
-    if c.bounds(&position).1 < 0 { n.clone() + position } else { position }
-}
-
-/// A position of a slice: counted from the end if negative, then limited to the axis.
-fn clamped(c: &Call<'_, '_>, position: Dim, n: &Dim) -> Dim {
-    let p = from_end(c, position, n);
-    let p = if c.bounds(&p).0 < 0 { p.max_with(&0.into()) } else { p };
-    match c.bounds(&(n.clone() - p.clone())) {
-        (low, _) if low >= 0 => p,
-        (_, high) if high <= 0 => n.clone(),
-        _ => p.min_with(n),
-    }
-}
-
 /// Start and length of the slice that the arguments describe.
 fn slice_range(c: &Call<'_, '_>, n: &Dim, step: i64) -> Lowered<(Dim, Dim)> {
     if step < 1 {
         return Err(Stop::Broken(format!("expected a step of at least 1, found {step}")));
     }
-    let start = clamped(c, c.opt_dim("start")?.unwrap_or(0.into()), n);
-    let end = match c.opt_dim("end")? {
-        Some(end) if end.as_const() != Some(i64::MAX) => clamped(c, end, n),
-        _ => n.clone(),
-    };
-    let mut len = end - start.clone();
-    if c.bounds(&len).0 < 0 {
-        len = len.max_with(&0.into());
-    }
-    if step > 1 {
-        len = (len + Dim::from(step - 1)).floor_div(&step.into());
-    }
-    Ok((start, len))
+    let end = c.opt_dim("end")?.filter(|end| end.as_const() != Some(i64::MAX));
+    Ok(c.slice_range(n, c.opt_dim("start")?.unwrap_or(0.into()), end, step))
 }
 
 fn slice(c: &mut Call<'_, '_>) -> Lowered {
     let x = c.first()?;
     let axis = c.axis_or("dim", 0, c.rank(x))?;
     let step = c.int_or("step", 1)?;
-    let (start, len) = slice_range(c, &extent(c, x, axis), step)?;
+    let (start, len) = slice_range(c, &c.extent(x, axis), step)?;
     let y = c.slice(x, axis, start, len, step)?;
     c.done(y)
 }
 
 fn select(c: &mut Call<'_, '_>, x: ValueId, axis: usize, index: Dim) -> Lowered<ValueId> {
-    let n = extent(c, x, axis);
-    let start = from_end(c, index, &n);
+    let n = c.extent(x, axis);
+    let start = c.counted(index, &n);
     let (low, high) = (c.bounds(&start).0, c.bounds(&(n.clone() - start.clone())).1);
     if low < 0 && c.bounds(&start).1 < 0 || high <= 0 {
         return Err(Stop::Broken(format!("expected an index within {n:?}, found {start:?}")));
@@ -132,7 +104,7 @@ fn select(c: &mut Call<'_, '_>, x: ValueId, axis: usize, index: Dim) -> Lowered<
 fn split(c: &mut Call<'_, '_>) -> Lowered {
     let x = c.first()?;
     let axis = c.axis_or("dim", 0, c.rank(x))?;
-    let n = extent(c, x, axis);
+    let n = c.extent(x, axis);
     let mut start = Dim::from(0);
     for i in 0..c.result_count() {
         let shape = c.declared(i)?.shape;
@@ -151,7 +123,7 @@ fn split(c: &mut Call<'_, '_>) -> Lowered {
 fn unbind(c: &mut Call<'_, '_>) -> Lowered {
     let x = c.first()?;
     let axis = c.axis_or("dim", 0, c.rank(x))?;
-    let (n, count) = (extent(c, x, axis), c.result_count());
+    let (n, count) = (c.extent(x, axis), c.result_count());
     if n.as_const() != Some(count as i64) {
         return Err(Stop::Broken(format!("expected {n:?} results, found {count}")));
     }
@@ -199,26 +171,10 @@ fn stack(c: &mut Call<'_, '_>) -> Lowered {
 fn repeat(c: &mut Call<'_, '_>, name: &str) -> Lowered {
     let x = c.first()?;
     let mut repeats = c.dims(name)?;
-    let mut own = c.shape(x);
-    while repeats.len() < own.len() && name == "dims" {
+    while repeats.len() < c.rank(x) && name == "dims" {
         repeats.insert(0, 1.into());
     }
-    if repeats.len() < own.len() {
-        return Err(Stop::Broken(format!("expected {} repeats or more, found {}", own.len(), repeats.len())));
-    }
-    while own.len() < repeats.len() {
-        own.insert(0, 1.into());
-    }
-    let once: Vec<Dim> = own.iter().flat_map(|d| [Dim::from(1), d.clone()]).collect();
-    let all: Vec<Dim> = repeats.iter().zip(&own).flat_map(|(r, d)| [r.clone(), d.clone()]).collect();
-    let joined: Vec<Dim> = repeats.iter().zip(&own).map(|(r, d)| r.clone() * d.clone()).collect();
-    let y = if repeats.iter().all(|r| r.as_const() == Some(1)) {
-        c.reshape(x, own)?
-    } else {
-        let y = c.reshape(x, once)?;
-        let y = c.expand(y, all)?;
-        c.reshape(y, joined)?
-    };
+    let y = c.repeat(x, &repeats)?;
     c.done(y)
 }
 
@@ -247,16 +203,7 @@ fn flip(c: &mut Call<'_, '_>) -> Lowered {
     let mut y = c.first()?;
     for axis in c.opt_ints("dims")?.unwrap_or_default() {
         let axis = c.axis_of(axis, c.rank(y))?;
-        let n = extent(c, y, axis);
-        let from_last = match n.as_const() {
-            Some(n) => c.iota(n.into(), n - 1, -1, DType::I64)?,
-            None => {
-                let last = c.dim_tensor(&(n.clone() - Dim::from(1)), DType::I64)?;
-                let iota = c.iota(n, 0, 1, DType::I64)?;
-                c.binary(BinaryOp::Sub, last, iota)?
-            }
-        };
-        y = c.emit("take", Op::Take { axis }, &[y, from_last])?;
+        y = c.reversed(y, axis)?;
     }
     c.done(y)
 }
@@ -270,7 +217,7 @@ fn roll(c: &mut Call<'_, '_>) -> Lowered {
     let axes = if axes.is_empty() { vec![0] } else { axes };
     for (shift, axis) in shifts.into_iter().zip(axes) {
         let axis = c.axis_of(axis, c.rank(y))?;
-        let n = extent(c, y, axis);
+        let n = c.extent(y, axis);
         let shift = match n.as_const() {
             Some(n) => Dim::from(shift.checked_rem_euclid(n).unwrap_or(0)),
             None => Dim::from(shift).modulo(&n),
@@ -303,7 +250,7 @@ fn pad(c: &mut Call<'_, '_>) -> Lowered {
         return c.done(x);
     }
     let dtype = c.dtype(x);
-    let value = crate::dtype::convert(c.opt_scalar("value")?.unwrap_or(Scalar::Int(0)), dtype);
+    let value = c.opt_scalar("value")?.unwrap_or(Scalar::Int(0)).converted(dtype);
     let y = c.emit_as("pad", Op::Pad { low, value }, &[x], Type::new(dtype, shape))?;
     c.done(y)
 }
@@ -318,7 +265,7 @@ fn diff(c: &mut Call<'_, '_>) -> Lowered {
         x = c.concat(&parts, axis)?;
     }
     for _ in 0..c.int_or("n", 1)?.clamp(0, 64) {
-        let len = extent(c, x, axis) - Dim::from(1);
+        let len = c.extent(x, axis) - Dim::from(1);
         let after = c.slice(x, axis, 1.into(), len.clone(), 1)?;
         let before = c.slice(x, axis, 0.into(), len, 1)?;
         let op = if c.dtype(x) == DType::Bool { BinaryOp::Xor } else { BinaryOp::Sub };
@@ -336,8 +283,8 @@ pub(super) fn replace(
     start: Dim,
 ) -> Lowered<ValueId> {
     let source = c.cast(source, c.dtype(x))?;
-    let len = extent(c, source, axis);
-    let n = extent(c, x, axis);
+    let len = c.extent(source, axis);
+    let n = c.extent(x, axis);
     let end = start.clone() + len;
     let mut parts = Vec::with_capacity(3);
     if start.as_const() != Some(0) {
@@ -367,7 +314,7 @@ pub(super) fn put_slice(
     axis: usize,
     step: i64,
 ) -> Lowered<ValueId> {
-    let (start, len) = slice_range(c, &extent(c, x, axis), step)?;
+    let (start, len) = slice_range(c, &c.extent(x, axis), step)?;
     let mut shape = c.shape(x);
     if let Some(d) = shape.get_mut(axis) {
         *d = len.clone();

@@ -1,6 +1,6 @@
 //! Reductions, cumulative sums and orderings.
 
-use symmc_ir::{ArgOp, BinaryOp, DType, Dim, Op, Reduction, Scalar, Type, UnaryOp, ValueId};
+use symmc_ir::{ArgOp, BinaryOp, DType, Dim, Emit, Op, Reduction, Scalar, Type, UnaryOp, ValueId};
 
 use super::elementwise::truth;
 use super::{Row, row};

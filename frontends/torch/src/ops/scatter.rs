@@ -1,8 +1,8 @@
 //! Writing by index: `index_put`, `index_add`, `scatter` and their like, as functional ops.
 
-use symmc_ir::{BinaryOp, DType, Dim, Op, Reduction, Scalar, Type, ValueId};
+use symmc_ir::{BinaryOp, DType, Dim, Emit, Op, Reduction, Scalar, Type, ValueId};
 
-use super::index::{Indexing, as_row, indexing, wrapped};
+use super::index::{Indexing, as_row, indexing};
 use super::{Row, row};
 use crate::call::{Call, Operand};
 use crate::lower::{Lowered, Stop};
@@ -25,7 +25,7 @@ pub(super) const ROWS: &[Row] = &[
         let value = c.operand("value")?;
         // Alone among its kind, PyTorch's index_fill lets indices count from the end.
         let n = c.ty(x).shape[axis].clone();
-        let index = wrapped(c, index, &n)?;
+        let index = c.wrapped(index, &n)?;
         let index = as_row(c, index)?;
         let source = c.as_tensor(&value, c.dtype(x))?;
         let y = c.emit("index_put", Op::IndexPut { axis, accumulate: false }, &[x, source, index])?;

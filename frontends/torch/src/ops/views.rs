@@ -1,7 +1,7 @@
 //! Views that keep all elements: reshapes, permutations, expansions. In a functional program a view and its
 //! copy are the same value.
 
-use symmc_ir::{Dim, ValueId};
+use symmc_ir::{Dim, Emit};
 
 use super::elementwise::identity;
 use super::{Row, row};
@@ -63,43 +63,14 @@ pub(super) const ROWS: &[Row] = &[
     row("aten.broadcast_to", "expand", expand),
 ];
 
-/// The extent of an axis; 1 for the axis that a tensor without axes pretends to have.
-pub(super) fn extent(c: &Call<'_, '_>, x: ValueId, axis: usize) -> Dim {
-    c.ty(x).shape.get(axis).cloned().unwrap_or(1.into())
-}
-
 fn product(dims: &[Dim]) -> Dim {
     dims.iter().cloned().fold(Dim::from(1), |a, b| a * b)
-}
-
-/// A shape with its -1, if any, replaced so that the number of elements is `numel`.
-fn filled(shape: Vec<Dim>, numel: &Dim) -> Lowered<Vec<Dim>> {
-    let is_open = |d: &Dim| d.as_const() == Some(-1);
-    if !shape.iter().any(is_open) {
-        return Ok(shape);
-    }
-    let known: Vec<Dim> = shape.iter().filter(|d| !is_open(d)).cloned().collect();
-    if known.len() + 1 != shape.len() {
-        return Err(Stop::Broken(format!("expected one open extent at most, found {shape:?}")));
-    }
-    let known = product(&known);
-    if known.as_const() == Some(0) {
-        return Err(Stop::Broken(format!("expected extents that fix the open one, found {shape:?}")));
-    }
-    let rest = match numel.exact_div(&known) {
-        Some(exact) => exact,
-        None if known.as_const().is_some() && numel.as_const().is_some() => {
-            return Err(Stop::Broken(format!("expected a shape of {numel:?} elements, found {shape:?}")));
-        }
-        None => numel.floor_div(&known),
-    };
-    Ok(shape.into_iter().map(|d| if is_open(&d) { rest.clone() } else { d }).collect())
 }
 
 fn reshape(c: &mut Call<'_, '_>, name: &str) -> Lowered {
     let x = c.first()?;
     let numel = c.ty(x).numel();
-    let shape = filled(c.dims(name)?, &numel)?;
+    let shape = c.filled(c.dims(name)?, &numel)?;
     let y = c.reshape(x, shape)?;
     c.done(y)
 }
@@ -141,7 +112,7 @@ fn unflatten(c: &mut Call<'_, '_>) -> Lowered {
     let x = c.first()?;
     let mut shape = c.shape(x);
     let axis = c.axis("dim", shape.len())?;
-    let sizes = filled(c.dims("sizes")?, &extent(c, x, axis))?;
+    let sizes = c.filled(c.dims("sizes")?, &c.extent(x, axis))?;
     shape.splice(axis..shape.len().min(axis + 1), sizes);
     let y = c.reshape(x, shape)?;
     c.done(y)

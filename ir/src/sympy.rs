@@ -4,15 +4,17 @@
 //! Only integer expressions over symbols become dims. Anything else (rationals, floats, functions without
 //! an integer counterpart) is refused by name.
 
-use symmc_ir::Dim;
+use crate::dim::{self, Dim};
 
 /// Deepest nesting that is read; a bound on the parser's stack.
 const MAX_DEPTH: usize = 100;
 
 /// A parsed expression.
 #[derive(Clone, PartialEq, Debug)]
-pub(crate) enum Expr<'a> {
+pub enum Expr<'a> {
+    /// A number.
     Int(i64),
+    /// A symbol by its name.
     Symbol(&'a str),
     /// `name(args…)`; infix operators have the name of the function that sympy prints for them.
     Call(&'a str, Vec<Expr<'a>>),
@@ -22,7 +24,7 @@ pub(crate) enum Expr<'a> {
 ///
 /// # Errors
 /// One sentence about the first place that cannot be read.
-pub(crate) fn parse(text: &str) -> Result<Expr<'_>, String> {
+pub fn parse(text: &str) -> Result<Expr<'_>, String> {
     let mut p = Parser { text, at: 0 };
     let e = p.sum(0)?;
     p.space();
@@ -33,7 +35,7 @@ pub(crate) fn parse(text: &str) -> Result<Expr<'_>, String> {
 }
 
 /// The symbols that occur, in order of appearance.
-pub(crate) fn symbols<'a>(e: &Expr<'a>, out: &mut Vec<&'a str>) {
+pub fn symbols<'a>(e: &Expr<'a>, out: &mut Vec<&'a str>) {
     match e {
         Expr::Int(_) => {}
         Expr::Symbol(s) => {
@@ -46,11 +48,11 @@ pub(crate) fn symbols<'a>(e: &Expr<'a>, out: &mut Vec<&'a str>) {
 }
 
 /// The expression as a dim; `resolve` gives the dim of a symbol. What grows beyond the limits of
-/// [`symmc_ir::dim`] is refused.
+/// [`crate::dim`] is refused.
 ///
 /// # Errors
 /// One sentence that names the part that is no integer expression.
-pub(crate) fn to_dim(e: &Expr<'_>, resolve: &dyn Fn(&str) -> Result<Dim, String>) -> Result<Dim, String> {
+pub fn to_dim(e: &Expr<'_>, resolve: &dyn Fn(&str) -> Result<Dim, String>) -> Result<Dim, String> {
     let (name, args) = match e {
         Expr::Int(i) => return Ok(Dim::from(*i)),
         Expr::Symbol(s) => return resolve(s),
@@ -87,12 +89,12 @@ pub(crate) fn to_dim(e: &Expr<'_>, resolve: &dyn Fn(&str) -> Result<Dim, String>
 }
 
 fn limited(d: Dim) -> Result<Dim, String> {
-    symmc_ir::dim::check_size(std::slice::from_ref(&d)).map(|()| d)
+    dim::check_size(std::slice::from_ref(&d)).map(|()| d)
 }
 
 /// The truth of a relation between dims, given the bounds of the difference of two dims; `None` if the
 /// bounds leave it open or the expression is no relation.
-pub(crate) fn decide(
+pub fn decide(
     e: &Expr<'_>,
     resolve: &dyn Fn(&str) -> Result<Dim, String>,
     bounds: &dyn Fn(&Dim) -> (i64, i64),
@@ -314,7 +316,7 @@ mod tests {
         let resolve = |name: &str| {
             ids.iter()
                 .position(|n| *n == name)
-                .map(|i| Dim::from(<symmc_ir::SymbolId as symmc_ir::entity::Entity>::new(i)))
+                .map(|i| Dim::from(<crate::SymbolId as crate::entity::Entity>::new(i)))
                 .ok_or_else(|| format!("no symbol {name}"))
         };
         to_dim(&parse(text)?, &resolve).map(|d| format!("{d:?}"))
@@ -352,13 +354,13 @@ mod tests {
 
     #[test]
     fn relations_are_decided_by_bounds() {
-        let resolve = |_: &str| Ok(Dim::from(<symmc_ir::SymbolId as symmc_ir::entity::Entity>::new(0)));
+        let resolve = |_: &str| Ok(Dim::from(<crate::SymbolId as crate::entity::Entity>::new(0)));
         let truth = |text: &str, low, high| {
             let add = move |d: &Dim| {
-                let mut at = symmc_ir::Bindings::new();
-                at.set(<symmc_ir::SymbolId as symmc_ir::entity::Entity>::new(0), low);
+                let mut at = crate::Bindings::new();
+                at.set(<crate::SymbolId as crate::entity::Entity>::new(0), low);
                 let a = d.eval(&at).unwrap();
-                at.set(<symmc_ir::SymbolId as symmc_ir::entity::Entity>::new(0), high);
+                at.set(<crate::SymbolId as crate::entity::Entity>::new(0), high);
                 (a, d.eval(&at).unwrap())
             };
             decide(&parse(text).unwrap(), &resolve, &add)

@@ -1,0 +1,382 @@
+//! One node while its rule runs: its operands by position and its attributes by name.
+
+use std::sync::Arc;
+
+use symmc_ir::{DType, Dim, Emit, Scalar, Tensor, Type, ValueId};
+
+use crate::data;
+use crate::known::{Ints, Known};
+use crate::lower::{Lowered, Lowering, Stop, label, type_of, uniform};
+use crate::proto::{self, attribute_type as kind};
+use crate::scope::Binding;
+
+/// An operand that may be a tensor or a number.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Operand {
+    Tensor(ValueId),
+    Scalar(Scalar),
+}
+
+/// A node while its rule runs.
+pub(crate) struct Call<'c, 'p> {
+    pub lowering: &'c mut Lowering<'p>,
+    pub node: &'p proto::Node,
+    /// The version of the operator set of the node's domain.
+    pub version: i64,
+    /// What the names of emitted values start with.
+    pub label: String,
+    results: Vec<Option<Binding<'p>>>,
+    /// Values from here on were emitted by this call.
+    first_new: usize,
+}
+
+fn broken<T>(message: String) -> Lowered<T> {
+    Err(Stop::Broken(message))
+}
+
+impl<'c, 'p> Call<'c, 'p> {
+    pub fn new(lowering: &'c mut Lowering<'p>, node: &'p proto::Node, version: i64) -> Self {
+        let first_new = lowering.builder.graph().values.len();
+        let label = format!("{}{}", lowering.scope.prefix, label(node));
+        Call { results: vec![None; node.output.len()], version, label, first_new, lowering, node }
+    }
+
+    // Operands.
+
+    /// The name of an operand; `None` if it is left out.
+    pub fn name(&self, i: usize) -> Option<&'p str> {
+        let node = self.node;
+        let given = node.input.get(i).map(String::as_str).filter(|n| !n.is_empty());
+        given.filter(|n| !matches!(self.lowering.scope.get(n), Some((_, Binding::Absent))))
+    }
+
+    pub fn opt_tensor(&mut self, i: usize) -> Lowered<Option<ValueId>> {
+        self.name(i).map(|name| self.lowering.value(name)).transpose()
+    }
+
+    pub fn tensor(&mut self, i: usize) -> Lowered<ValueId> {
+        match self.opt_tensor(i)? {
+            Some(v) => Ok(v),
+            None => broken(format!("expected an operand {i}, found none")),
+        }
+    }
+
+    /// All operands.
+    pub fn tensors(&mut self) -> Lowered<Vec<ValueId>> {
+        let count = self.node.input.len();
+        if count == 0 {
+            return broken("expected at least one operand, found none".into());
+        }
+        (0..count).map(|i| self.tensor(i)).collect()
+    }
+
+    /// What is known of an operand.
+    pub fn known(&mut self, i: usize) -> Lowered<Option<Known>> {
+        let Some(name) = self.name(i) else { return Ok(None) };
+        Ok(match self.lowering.resolve(name)? {
+            Binding::Known(known, _) => Some(known),
+            _ => None,
+        })
+    }
+
+    /// The type of an operand, without a value for it.
+    pub fn type_of(&mut self, i: usize) -> Lowered<Type> {
+        let Some(name) = self.name(i) else {
+            return broken(format!("expected an operand {i}, found none"));
+        };
+        Ok(match self.lowering.resolve(name)? {
+            Binding::Known(Known::Data(data), None) => type_of(&data),
+            Binding::Known(Known::Ints(ints), None) => {
+                let shape: Vec<Dim> = ints.shape.iter().map(|&d| Dim::from(d as i64)).collect();
+                Type::new(ints.dtype, shape)
+            }
+            _ => {
+                let v = self.lowering.value(name)?;
+                self.ty(v).clone()
+            }
+        })
+    }
+
+    /// The data of an operand that is a constant.
+    pub fn data(&mut self, i: usize) -> Lowered<Option<Arc<Tensor>>> {
+        Ok(match self.known(i)? {
+            Some(Known::Data(data)) => Some(data),
+            _ => None,
+        })
+    }
+
+    /// A tensor, or the number that it holds if that is known and the operand has no more than `rank` axes.
+    pub fn operand(&mut self, i: usize, rank: usize) -> Lowered<Operand> {
+        if let Some(data) = self.data(i)?
+            && data.numel() == 1
+            && data.shape().len() <= rank
+            && let Some(scalar) = uniform(&data)
+        {
+            return Ok(Operand::Scalar(scalar));
+        }
+        self.tensor(i).map(Operand::Tensor)
+    }
+
+    /// The number that an operand is known to hold.
+    pub fn scalar(&mut self, i: usize) -> Lowered<Option<Scalar>> {
+        let data = self.data(i)?.filter(|d| d.numel() == 1);
+        Ok(data.and_then(|d| uniform(&d)))
+    }
+
+    /// The elements of an integer operand that must be known.
+    pub fn ints(&mut self, i: usize, what: &str) -> Lowered<Ints> {
+        match self.opt_ints(i, what)? {
+            Some(ints) => Ok(ints),
+            None => broken(format!("expected {what} as operand {i}, found none")),
+        }
+    }
+
+    /// The elements of an integer operand that must be known if it is there.
+    pub fn opt_ints(&mut self, i: usize, what: &str) -> Lowered<Option<Ints>> {
+        let Some(name) = self.name(i) else { return Ok(None) };
+        if let Some(ints) = self.known(i)?.and_then(|k| k.ints()) {
+            return Ok(Some(ints));
+        }
+        Err(Stop::Opaque(match self.lowering.parameters.contains(name) {
+            true => format!("{what}, `{name}`, is a parameter or differs between the ranks"),
+            false => format!("{what}, `{name}`, depends on data"),
+        }))
+    }
+
+    /// The elements of an integer operand that must be constants.
+    pub fn opt_consts(&mut self, i: usize, what: &str) -> Lowered<Option<Vec<i64>>> {
+        let Some(ints) = self.opt_ints(i, what)? else { return Ok(None) };
+        let consts = ints.dims.iter().map(Dim::as_const).collect::<Option<Vec<_>>>();
+        consts.map(Some).ok_or_else(|| Stop::Opaque(format!("{what} are symbolic")))
+    }
+
+    // Attributes.
+
+    /// The attribute of this name. One that refers to an attribute of the function around it is that one.
+    pub fn attribute(&self, name: &str) -> Option<&'p proto::Attribute> {
+        let node = self.node;
+        let found = node.attribute.iter().find(|a| a.name == name)?;
+        if found.ref_attr_name.is_empty() {
+            return Some(found);
+        }
+        self.lowering.scope.attributes.get(found.ref_attr_name.as_str()).copied()
+    }
+
+    fn typed(&self, name: &str, expected: i32, what: &str) -> Lowered<Option<&'p proto::Attribute>> {
+        match self.attribute(name) {
+            Some(a) if a.r#type != expected && a.r#type != 0 => {
+                broken(format!("expected {what} as `{name}`, found {}", describe(a)))
+            }
+            found => Ok(found),
+        }
+    }
+
+    pub fn opt_int(&self, name: &str) -> Lowered<Option<i64>> {
+        Ok(self.typed(name, kind::INT, "an integer")?.map(|a| a.i))
+    }
+
+    pub fn int_or(&self, name: &str, default: i64) -> Lowered<i64> {
+        Ok(self.opt_int(name)?.unwrap_or(default))
+    }
+
+    pub fn int(&self, name: &str) -> Lowered<i64> {
+        match self.opt_int(name)? {
+            Some(i) => Ok(i),
+            None => broken(format!("expected an attribute `{name}`, found none")),
+        }
+    }
+
+    pub fn flag(&self, name: &str) -> Lowered<bool> {
+        Ok(self.int_or(name, 0)? != 0)
+    }
+
+    pub fn opt_float(&self, name: &str) -> Lowered<Option<f64>> {
+        // The shortest decimal that reads as the stored number: 1e-5 is meant, not its neighbour.
+        let exact = |x: f32| x.to_string().parse().unwrap_or(f64::from(x));
+        Ok(self.typed(name, kind::FLOAT, "a number")?.map(|a| exact(a.f)))
+    }
+
+    pub fn float_or(&self, name: &str, default: f64) -> Lowered<f64> {
+        Ok(self.opt_float(name)?.unwrap_or(default))
+    }
+
+    pub fn opt_attribute_ints(&self, name: &str) -> Lowered<Option<&'p [i64]>> {
+        Ok(self.typed(name, kind::INTS, "integers")?.map(|a| a.ints.as_slice()))
+    }
+
+    pub fn opt_string(&self, name: &str) -> Lowered<Option<&'p str>> {
+        match self.typed(name, kind::STRING, "a string")? {
+            None => Ok(None),
+            Some(a) => match std::str::from_utf8(&a.s) {
+                Ok(text) => Ok(Some(text)),
+                Err(_) => broken(format!("expected UTF-8 as `{name}`")),
+            },
+        }
+    }
+
+    /// The data of an attribute.
+    pub fn attribute_data(&self, name: &str) -> Lowered<Option<Arc<Tensor>>> {
+        let Some(a) = self.typed(name, kind::TENSOR, "a tensor")? else { return Ok(None) };
+        let Some(t) = a.t.as_deref() else {
+            return broken(format!("expected a tensor as `{name}`, found none"));
+        };
+        let data = self.lowering.beside.load(t);
+        data.map(|d| Some(Arc::new(d))).map_err(|m| Stop::Broken(format!("`{name}`: {m}")))
+    }
+
+    /// The dtype that an attribute names.
+    pub fn opt_dtype(&self, name: &str) -> Lowered<Option<DType>> {
+        let Some(code) = self.opt_int(name)? else { return Ok(None) };
+        match data::dtype(i32::try_from(code).unwrap_or(-1)) {
+            Ok(d) => Ok(Some(d)),
+            Err(found) => Err(Stop::Opaque(format!("it needs {found}"))),
+        }
+    }
+
+    /// An axis counted from 0, given that negative ones count from the end of `rank` axes.
+    pub fn axis_of(&self, axis: i64, rank: usize) -> Lowered<usize> {
+        let n = rank as i64;
+        if (-n..n).contains(&axis) {
+            Ok(axis.rem_euclid(n) as usize)
+        } else {
+            broken(format!("expected an axis from {} to {}, found {axis}", -n, n - 1))
+        }
+    }
+
+    /// The axis that an attribute names.
+    pub fn axis_or(&self, name: &str, default: i64, rank: usize) -> Lowered<usize> {
+        self.axis_of(self.int_or(name, default)?, rank)
+    }
+
+    /// The axes that operand `i` or, in older versions, an attribute names, ascending; `None` if neither is there.
+    pub fn axes(&mut self, i: usize, rank: usize) -> Lowered<Option<Vec<usize>>> {
+        let given = match self.opt_consts(i, "axes")? {
+            Some(axes) => Some(axes),
+            None => self.opt_attribute_ints("axes")?.map(<[i64]>::to_vec),
+        };
+        let Some(given) = given else { return Ok(None) };
+        let mut axes = given.into_iter().map(|a| self.axis_of(a, rank)).collect::<Lowered<Vec<_>>>()?;
+        axes.sort_unstable();
+        if axes.windows(2).any(|w| w[0] == w[1]) {
+            return broken(format!("expected distinct axes, found {axes:?}"));
+        }
+        Ok(Some(axes))
+    }
+
+    // Results.
+
+    /// The names of the results.
+    pub fn result_count(&self) -> usize {
+        self.results.len()
+    }
+
+    /// Whether anything reads a result.
+    pub fn wants(&self, result: usize) -> bool {
+        let name = self.node.output.get(result).filter(|n| !n.is_empty());
+        name.is_some_and(|n| self.lowering.scope.is_read(n))
+    }
+
+    /// The declared type of a result, if all of it is known.
+    pub fn declared(&self, result: usize) -> Lowered<Option<Type>> {
+        match self.node.output.get(result) {
+            Some(name) => Ok(self.lowering.declared_type(name)?),
+            None => Ok(None),
+        }
+    }
+
+    fn bind(&mut self, result: usize, binding: Binding<'p>) {
+        if let Some(slot) = self.results.get_mut(result) {
+            *slot = Some(binding);
+        }
+    }
+
+    /// States which value a result is.
+    pub fn set(&mut self, result: usize, value: ValueId) {
+        self.bind(result, Binding::Value(value));
+    }
+
+    /// States that a result is known.
+    pub fn set_known(&mut self, result: usize, known: Known) {
+        self.bind(result, Binding::Known(known, None));
+    }
+
+    /// States the value of the only result.
+    pub fn done(&mut self, value: ValueId) -> Lowered {
+        self.set(0, value);
+        Ok(())
+    }
+
+    /// States what the only result is, by an operand.
+    pub fn same_as(&mut self, i: usize) -> Lowered {
+        let Some(name) = self.name(i) else {
+            return broken(format!("expected an operand {i}, found none"));
+        };
+        let binding = self.lowering.resolve(name)?;
+        self.bind(0, binding);
+        Ok(())
+    }
+
+    /// The values that were stated for the results.
+    pub fn values(&self) -> Vec<Option<ValueId>> {
+        let value = |b: &Option<Binding<'_>>| match b {
+            Some(Binding::Value(v)) => Some(*v),
+            _ => None,
+        };
+        self.results.iter().map(value).collect()
+    }
+
+    /// Forgets the values that were stated.
+    pub fn forget_values(&mut self) {
+        for result in &mut self.results {
+            result.take_if(|b| matches!(b, Binding::Value(_)));
+        }
+    }
+
+    /// Checks the results against their declarations and binds their names.
+    pub fn finish(self) -> Lowered {
+        let Call { lowering, node, results, first_new, .. } = self;
+        for (name, binding) in node.output.iter().zip(results) {
+            if name.is_empty() {
+                continue;
+            }
+            let Some(binding) = binding else {
+                let why = format!("a result of {} that has no counterpart", node.op_type);
+                lowering.scope.bind(name, Binding::Nothing(why)).map_err(Stop::Broken)?;
+                continue;
+            };
+            let ty = match &binding {
+                Binding::Value(v) => Some(lowering.builder.graph().ty(*v).clone()),
+                Binding::Known(Known::Data(data), _) => Some(type_of(data)),
+                _ => None,
+            };
+            if let Some(ty) = ty {
+                lowering.check_declared(node, name, &ty)?;
+            }
+            if let Binding::Value(v) = binding
+                && symmc_ir::entity::Entity::index(v) >= first_new
+                && lowering.builder.graph().name_of(v) != name
+            {
+                let shown = format!("{}{name}", lowering.scope.prefix);
+                lowering.builder.rename(v, &shown);
+            }
+            lowering.scope.bind(name, binding).map_err(Stop::Broken)?;
+        }
+        Ok(())
+    }
+}
+
+/// An attribute for messages.
+pub(crate) fn describe(a: &proto::Attribute) -> String {
+    let value = match a.r#type {
+        kind::FLOAT => a.f.to_string(),
+        kind::INT => a.i.to_string(),
+        kind::STRING => format!("'{}'", String::from_utf8_lossy(&a.s)),
+        kind::FLOATS => format!("{:?}", a.floats),
+        kind::INTS => format!("{:?}", a.ints),
+        kind::STRINGS => format!("{} strings", a.strings.len()),
+        kind::TENSOR => "a tensor".into(),
+        kind::GRAPH => "a graph".into(),
+        other => format!("an attribute of type {other}"),
+    };
+    format!("{}={value}", a.name)
+}

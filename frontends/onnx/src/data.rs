@@ -1,0 +1,192 @@
+//! Stored tensors: their data as raw bytes, as typed fields, or in files of their own beside the model.
+//!
+//! A file is untrusted: what is taken is held against what is there before memory is, and files of data lie in the
+//! model's folder or below it.
+
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::ops::Range;
+use std::path::{Component, Path, PathBuf};
+use std::sync::Arc;
+
+use bytes::Bytes;
+use symmc_ir::{Backing, DType, Mapped, Part, Tensor};
+
+use crate::proto;
+
+/// The dtype of an ONNX element type, or the name of one that the IR has not.
+pub(crate) fn dtype(code: i32) -> Result<DType, String> {
+    let name = match code {
+        1 => return Ok(DType::F32),
+        2 => return Ok(DType::U8),
+        6 => return Ok(DType::I32),
+        7 => return Ok(DType::I64),
+        9 => return Ok(DType::Bool),
+        10 => return Ok(DType::F16),
+        11 => return Ok(DType::F64),
+        16 => return Ok(DType::BF16),
+        0 => "undefined",
+        3 => "int8",
+        4 => "uint16",
+        5 => "int16",
+        8 => "string",
+        12 => "uint32",
+        13 => "uint64",
+        14 => "complex64",
+        15 => "complex128",
+        17 => "float8e4m3fn",
+        18 => "float8e4m3fnuz",
+        19 => "float8e5m2",
+        20 => "float8e5m2fnuz",
+        21 => "uint4",
+        22 => "int4",
+        23 => "float4e2m1",
+        24 => "float8e8m0",
+        _ => return Err(format!("an element type of number {code}")),
+    };
+    Err(format!("the element type {name}"))
+}
+
+/// The dtype and the extents of a stored tensor.
+///
+/// # Errors
+/// One sentence that says what is no type of the IR.
+pub(crate) fn layout(tensor: &proto::Tensor) -> Result<(DType, Vec<usize>), String> {
+    let dtype = dtype(tensor.data_type)
+        .map_err(|found| format!("expected a dtype that the IR has, found {found}"))?;
+    let shape: Option<Vec<usize>> = tensor.dims.iter().map(|&d| usize::try_from(d).ok()).collect();
+    match shape {
+        Some(shape) if shape.len() <= symmc_ir::dim::MAX_RANK => Ok((dtype, shape)),
+        _ => Err(format!("expected extents of 0 or more on few axes, found {:?}", tensor.dims)),
+    }
+}
+
+/// The files of data beside one model.
+pub(crate) struct Beside {
+    folder: Option<PathBuf>,
+    open: RefCell<HashMap<String, Arc<Mapped>>>,
+}
+
+/// Bytes of a model's file.
+struct Inline(Bytes);
+
+impl Backing for Inline {
+    fn bytes(&self) -> &[u8] {
+        &self.0
+    }
+}
+
+impl Beside {
+    pub fn new(folder: Option<PathBuf>) -> Self {
+        Beside { folder, open: RefCell::default() }
+    }
+
+    /// A stored tensor with its data.
+    ///
+    /// # Errors
+    /// One sentence with what was expected and found.
+    pub fn load(&self, tensor: &proto::Tensor) -> Result<Tensor, String> {
+        let (dtype, shape) = layout(tensor)?;
+        if tensor.segment.is_some() {
+            return Err("it is stored in segments, which are not read".into());
+        }
+        let elements = shape.iter().try_fold(1usize, |n, &d| n.checked_mul(d));
+        let count = elements.and_then(|n| n.checked_mul(dtype.size()));
+        let expected = || match count {
+            Some(count) => format!("expected {count} bytes for {dtype}{shape:?}"),
+            None => format!("expected fewer elements than {dtype}{shape:?} has"),
+        };
+        let made = if tensor.data_location == proto::EXTERNAL {
+            let part = self.external(tensor, count.unwrap_or(usize::MAX))?;
+            placed(dtype, &shape, part)
+        } else if let Some(raw) = tensor.raw_data.as_ref().filter(|raw| !raw.is_empty() || count == Some(0)) {
+            if count != Some(raw.len()) {
+                return Err(format!("{}, found {} in raw_data", expected(), raw.len()));
+            }
+            let part = Part::new(Arc::new(Inline(raw.clone())), 0..raw.len());
+            part.and_then(|part| placed(dtype, &shape, part))
+        } else {
+            let bytes = typed(tensor, dtype);
+            if count != Some(bytes.len()) {
+                return Err(format!("{}, found {} in typed fields", expected(), bytes.len()));
+            }
+            Tensor::new(dtype, shape.clone(), bytes)
+        };
+        made.ok_or_else(expected)
+    }
+
+    /// The bytes of a tensor in a file of its own; `count` are as many as it has elements for.
+    fn external(&self, tensor: &proto::Tensor, count: usize) -> Result<Part, String> {
+        let entry = |key: &str| tensor.external_data.iter().find(|e| e.key == key).map(|e| e.value.as_str());
+        let number = |key: &str| match entry(key) {
+            None => Ok(None),
+            Some(text) => text
+                .parse::<usize>()
+                .map(Some)
+                .map_err(|_| format!("expected a number of bytes as {key} of its data, found `{text}`")),
+        };
+        let location = entry("location").unwrap_or("");
+        let start = number("offset")?.unwrap_or(0);
+        if let Some(length) = number("length")?.filter(|&l| l != count) {
+            return Err(format!("expected {count} bytes of data, its length says {length}"));
+        }
+        let file = self.file(location)?;
+        let range: Option<Range<usize>> = start.checked_add(count).map(|end| start..end);
+        let found = file.bytes().len();
+        range.and_then(|range| Part::new(file, range)).ok_or_else(|| {
+            format!("expected {count} bytes from {start} on in `{location}`, found a file of {found}")
+        })
+    }
+
+    fn file(&self, location: &str) -> Result<Arc<Mapped>, String> {
+        if let Some(file) = self.open.borrow().get(location) {
+            return Ok(file.clone());
+        }
+        let relative = Path::new(location);
+        let within = !location.is_empty()
+            && relative.components().all(|c| matches!(c, Component::Normal(_) | Component::CurDir));
+        if !within {
+            return Err(format!("expected a file below the model's folder for its data, found `{location}`"));
+        }
+        let Some(folder) = &self.folder else {
+            return Err(format!(
+                "its data is in the file `{location}`, and the folder of the model is not known"
+            ));
+        };
+        let path = folder.join(relative);
+        if path.is_dir() {
+            return Err(format!("expected a file for its data, found the folder {}", path.display()));
+        }
+        let file =
+            Mapped::open(&path).map_err(|e| format!("the file of its data, {}: {e}", path.display()))?;
+        let file = Arc::new(file);
+        self.open.borrow_mut().insert(location.to_string(), file.clone());
+        Ok(file)
+    }
+}
+
+/// A tensor of these bytes where they lie, or of a copy if elements lie across their alignment or bools are none.
+fn placed(dtype: DType, shape: &[usize], part: Part) -> Option<Tensor> {
+    let bytes = part.bytes();
+    let aligned = bytes.as_ptr().addr().is_multiple_of(dtype.size());
+    let sound = dtype != DType::Bool || bytes.iter().all(|b| *b <= 1);
+    match (aligned, sound) {
+        (true, true) => Tensor::shared(dtype, shape, part),
+        (_, true) => Tensor::new(dtype, shape, bytes.to_vec()),
+        (_, false) => Tensor::new(dtype, shape, bytes.iter().map(|&b| u8::from(b != 0)).collect()),
+    }
+}
+
+/// The elements of the typed field that holds those of a dtype.
+fn typed(tensor: &proto::Tensor, dtype: DType) -> Vec<u8> {
+    let ints = &tensor.int32_data;
+    match dtype {
+        DType::F32 => tensor.float_data.iter().flat_map(|x| x.to_le_bytes()).collect(),
+        DType::F64 => tensor.double_data.iter().flat_map(|x| x.to_le_bytes()).collect(),
+        DType::I64 => tensor.int64_data.iter().flat_map(|x| x.to_le_bytes()).collect(),
+        DType::I32 => ints.iter().flat_map(|x| x.to_le_bytes()).collect(),
+        DType::F16 | DType::BF16 => ints.iter().flat_map(|x| (*x as u16).to_le_bytes()).collect(),
+        DType::U8 => ints.iter().map(|x| *x as u8).collect(),
+        DType::Bool => ints.iter().map(|x| u8::from(*x != 0)).collect(),
+    }
+}

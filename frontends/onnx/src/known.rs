@@ -1,0 +1,139 @@
+//! Values that are known while a program is imported: constants, and integer tensors whose elements are expressions of
+//! the program's symbols, as shapes are. Arithmetic on the latter happens here, so that a shape that the program
+//! computes is known where it is used.
+
+use std::sync::Arc;
+
+use symmc_ir::dim::check_size;
+use symmc_ir::{DType, Dim, Tensor};
+
+/// The most elements of an integer tensor that are followed as expressions.
+pub(crate) const MAX_FOLLOWED: usize = 1024;
+
+/// An integer tensor whose elements are expressions of symbols.
+#[derive(Clone, PartialEq, Debug)]
+pub(crate) struct Ints {
+    pub dtype: DType,
+    pub shape: Vec<usize>,
+    pub dims: Vec<Dim>,
+}
+
+/// A value that is known.
+#[derive(Clone, Debug)]
+pub(crate) enum Known {
+    /// A constant.
+    Data(Arc<Tensor>),
+    /// Expressions, at least one of them no constant.
+    Ints(Ints),
+}
+
+impl Known {
+    /// The elements as expressions, if they are integers and not too many.
+    pub fn ints(&self) -> Option<Ints> {
+        match self {
+            Known::Ints(i) => Some(i.clone()),
+            Known::Data(t) if !t.dtype().is_float() && t.numel() <= MAX_FOLLOWED => Some(Ints {
+                dtype: t.dtype(),
+                shape: t.shape().to_vec(),
+                dims: t.to_i64().into_iter().map(Dim::from).collect(),
+            }),
+            Known::Data(_) => None,
+        }
+    }
+}
+
+impl Ints {
+    /// A vector of expressions.
+    pub fn vector(dims: Vec<Dim>) -> Ints {
+        Ints { dtype: DType::I64, shape: vec![dims.len()], dims }
+    }
+
+    /// One expression without axes.
+    pub fn scalar(dim: Dim) -> Ints {
+        Ints { dtype: DType::I64, shape: vec![], dims: vec![dim] }
+    }
+
+    /// As a known value: a constant if all elements are. `None` if an expression is beyond the limits of
+    /// [`symmc_ir::dim`], or they are too many.
+    pub fn known(self) -> Option<Known> {
+        if self.dims.len() > MAX_FOLLOWED || self.dims.len() != self.shape.iter().product::<usize>() {
+            return None;
+        }
+        let constants: Option<Vec<i64>> = self.dims.iter().map(Dim::as_const).collect();
+        match constants {
+            Some(elements) => {
+                Tensor::from_i64(self.dtype, self.shape, &elements).map(|t| Known::Data(Arc::new(t)))
+            }
+            None if self.dtype == DType::Bool => None,
+            None => {
+                let fits = self.dims.iter().all(|d| check_size(std::slice::from_ref(d)).is_ok());
+                fits.then_some(Known::Ints(self))
+            }
+        }
+    }
+
+    /// Element by element with another, broadcast; `None` if `f` does not know one.
+    pub fn zip(
+        &self,
+        other: &Ints,
+        dtype: DType,
+        mut f: impl FnMut(&Dim, &Dim) -> Option<Dim>,
+    ) -> Option<Ints> {
+        let shape = broadcast(&self.shape, &other.shape)?;
+        let count = shape.iter().try_fold(1usize, |n, &d| n.checked_mul(d)).filter(|n| *n <= MAX_FOLLOWED)?;
+        let dims =
+            (0..count).map(|i| f(self.at(&shape, i)?, other.at(&shape, i)?)).collect::<Option<Vec<Dim>>>()?;
+        Some(Ints { dtype, shape, dims })
+    }
+
+    /// The element that stands at position `i` of a shape to which this broadcasts.
+    pub fn at(&self, shape: &[usize], mut i: usize) -> Option<&Dim> {
+        let (mut at, mut stride) = (0, 1);
+        for (axis, &n) in shape.iter().enumerate().rev() {
+            let position = i % n.max(1);
+            i /= n.max(1);
+            if let Some(own) = (axis + self.shape.len()).checked_sub(shape.len()) {
+                at += if self.shape[own] == 1 { 0 } else { position * stride };
+                stride *= self.shape[own];
+            }
+        }
+        self.dims.get(at)
+    }
+
+    /// The elements at these positions along an axis, whose axes replace it.
+    pub fn take(&self, axis: usize, positions: &[i64], replacing: &[usize]) -> Option<Ints> {
+        let n = *self.shape.get(axis)?;
+        let inner: usize = self.shape[axis + 1..].iter().product();
+        let outer: usize = self.shape[..axis].iter().product();
+        let shape = [&self.shape[..axis], replacing, &self.shape[axis + 1..]].concat();
+        let count = outer.checked_mul(inner)?.checked_mul(positions.len()).filter(|n| *n <= MAX_FOLLOWED)?;
+        let mut dims = Vec::with_capacity(count);
+        for o in 0..outer {
+            for &p in positions {
+                let p = if p < 0 { p.checked_add(n as i64)? } else { p };
+                let p = usize::try_from(p).ok().filter(|p| *p < n)?;
+                dims.extend_from_slice(&self.dims[(o * n + p) * inner..(o * n + p + 1) * inner]);
+            }
+        }
+        Some(Ints { dtype: self.dtype, shape, dims })
+    }
+
+    /// The same elements under another shape.
+    pub fn reshaped(mut self, shape: Vec<usize>) -> Option<Ints> {
+        let count = shape.iter().try_fold(1usize, |n, &d| n.checked_mul(d))?;
+        self.shape = shape;
+        (count == self.dims.len()).then_some(self)
+    }
+}
+
+/// The shape that two shapes broadcast to.
+fn broadcast(a: &[usize], b: &[usize]) -> Option<Vec<usize>> {
+    let rank = a.len().max(b.len());
+    let extent = |s: &[usize], axis: usize| (axis + s.len()).checked_sub(rank).map_or(1, |i| s[i]);
+    (0..rank)
+        .map(|axis| match (extent(a, axis), extent(b, axis)) {
+            (1, d) | (d, 1) => Some(d),
+            (d, e) => (d == e).then_some(d),
+        })
+        .collect()
+}

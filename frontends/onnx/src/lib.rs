@@ -1,0 +1,236 @@
+//! Reads ONNX programs (`.onnx`), one file for each rank, into symmc graphs.
+//!
+//! ```text
+//! files ──► protobuf ──► symbols, ranks ──► signature ──► lower, by ops/ ──► Graph, weights of each rank
+//! ```
+//!
+//! What an import does beyond translating ops:
+//! - **Ranks.** ONNX Runtime's collectives state how many ranks take part, and all take part. Each rank has a file of
+//!   its own: the same program with its own weights. With the files of all ranks the weights of all are known; one
+//!   file alone is a program whose weights are that rank's.
+//! - **Stored tensors** (initializers) become parameters. Integers and single numbers, which are shapes, positions and
+//!   factors, become constants where all files have the same.
+//! - **Shapes that the program computes** (`Shape`, `Gather`, `Concat`, …) are followed as expressions of its symbols,
+//!   and what constants give is computed ([`mod@fold`], [`mod@evaluate`]).
+//! - **Symbols** are the names of extents of arguments. Their bounds stand under PyTorch's names in the metadata that
+//!   `torch.onnx` writes, and belong to a symbol where that is certain; else [`ImportOptions::max_extent`] is taken,
+//!   with a note.
+//! - **Functions** of the model and branches by constants are put in place of their calls.
+//! - **Types.** Every result is held against the type that the program declares for it, if it does.
+//! - **Unknown ops** become opaque, with a note, where the program declares their result types.
+//!
+//! A file is untrusted data: no input makes an import panic, nesting is bounded, and the memory that an import takes
+//! is bounded by the sizes of the files. Data in files of their own lie in the model's folder or below it.
+
+mod call;
+mod compare;
+mod data;
+mod emit;
+mod error;
+mod evaluate;
+mod fold;
+pub mod fuzz;
+mod inline;
+mod known;
+mod lower;
+mod ops;
+pub mod proto;
+mod ranks;
+mod scope;
+mod signature;
+mod symbols;
+
+use std::collections::HashSet;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use bytes::Bytes;
+use indexmap::IndexMap;
+use prost::Message;
+use symmc_ir::{Builder, Graph, Tensor};
+
+pub use error::{ImportError, Reason};
+
+use data::Beside;
+use lower::Lowering;
+use scope::Scope;
+use symbols::Symbols;
+
+/// What the files leave open.
+#[derive(Clone, Debug)]
+pub struct ImportOptions {
+    /// The name of the graph.
+    pub name: String,
+    /// The number of ranks, if it is known otherwise than from the program.
+    pub ranks: Option<u32>,
+    /// The upper bound of symbols to which the program gives none.
+    pub max_extent: i64,
+}
+
+impl Default for ImportOptions {
+    fn default() -> Self {
+        ImportOptions { name: "model".into(), ranks: None, max_extent: 1 << 20 }
+    }
+}
+
+/// The file of one rank.
+#[derive(Clone, Debug)]
+pub struct Source {
+    /// What messages call it.
+    pub name: String,
+    /// What it holds.
+    pub bytes: Bytes,
+    /// Where the files of its data are; without it, data in files of their own are refused.
+    pub folder: Option<PathBuf>,
+}
+
+impl Source {
+    /// Reads a file.
+    ///
+    /// # Errors
+    /// It cannot be read.
+    pub fn open(path: &Path) -> Result<Source, ImportError> {
+        let name = path.display().to_string();
+        match std::fs::read(path) {
+            Ok(bytes) => {
+                let folder = path.parent().map(|p| if p.as_os_str().is_empty() { Path::new(".") } else { p });
+                Ok(Source { name, bytes: bytes.into(), folder: folder.map(Path::to_path_buf) })
+            }
+            Err(e) => Err(Reason::Io(e).of(&name)),
+        }
+    }
+}
+
+/// An imported program.
+#[derive(Clone, Debug)]
+pub struct Imported {
+    /// The program.
+    pub graph: Graph,
+    /// The data of its parameters by their source names, for each file.
+    pub weights: Vec<IndexMap<String, Arc<Tensor>>>,
+    /// What a user should know about the import, in sentences.
+    pub notes: Vec<String>,
+}
+
+/// Imports a program from the files of its ranks, that of rank 0 first, or from one of them.
+///
+/// # Errors
+/// See [`Reason`]; the error names the file.
+pub fn import(files: &[Source], options: &ImportOptions) -> Result<Imported, ImportError> {
+    let mut models = Vec::with_capacity(files.len());
+    for file in files {
+        models.push(decode(&file.bytes).map_err(|reason| reason.of(&file.name))?);
+    }
+    let Some(first) = files.first() else {
+        return Err(Reason::Ranks("expected a file for each rank, found none".into()).of(&options.name));
+    };
+    let beside: Vec<Beside> = files.iter().map(|f| Beside::new(f.folder.clone())).collect();
+    let parameters = signature::parameters(&models, &beside);
+    let mut imported: Option<Imported> = None;
+    for ((file, model), beside) in files.iter().zip(&models).zip(&beside) {
+        let of_file = |reason: Reason| reason.of(&file.name);
+        let (graph, weights, notes) =
+            convert(model, beside, &parameters, files.len(), options).map_err(of_file)?;
+        match &mut imported {
+            None => imported = Some(Imported { graph, weights: vec![weights], notes }),
+            Some(all) => {
+                let weights = compare::agree(&first.name, &all.graph, graph, weights).map_err(of_file)?;
+                all.weights.push(weights);
+            }
+        }
+    }
+    imported.ok_or_else(|| Reason::Graph("there is none".into()).of(&first.name))
+}
+
+/// Imports a program from the files of its ranks.
+///
+/// # Errors
+/// See [`import`].
+pub fn import_files(paths: &[PathBuf], options: &ImportOptions) -> Result<Imported, ImportError> {
+    let files = paths.iter().map(|p| Source::open(p)).collect::<Result<Vec<_>, _>>()?;
+    import(&files, options)
+}
+
+/// Every ONNX op that is imported as more than an opaque one, with its domain if that is not ONNX's own, and what it
+/// becomes.
+pub fn supported_ops() -> Vec<(&'static str, &'static str)> {
+    ops::supported()
+}
+
+/// The oldest version of ONNX's operator set that is read: broadcasting was another before.
+const OLDEST: i64 = 7;
+
+fn decode(bytes: &Bytes) -> Result<proto::Model, Reason> {
+    let model =
+        proto::Model::decode(bytes.clone()).map_err(|e| Reason::Model(found(bytes, &e.to_string())))?;
+    let Some(graph) = &model.graph else {
+        return Err(Reason::Model(found(bytes, "no graph")));
+    };
+    if let Some(sparse) = graph.sparse_initializer.first() {
+        let tensor = sparse.values.as_ref().map_or(String::new(), |v| v.name.clone());
+        return Err(Reason::Tensor { tensor, message: "it is sparse, which is not read".into() });
+    }
+    let own = model.opset_import.iter().find(|o| ops::normalised(&o.domain).is_empty());
+    match own.map(|o| o.version) {
+        Some(version) if version >= OLDEST => Ok(model),
+        version => Err(Reason::Version {
+            expected: format!("version {OLDEST} or newer of ONNX's operators"),
+            found: version.map_or("none".into(), |v| format!("version {v}")),
+        }),
+    }
+}
+
+/// What bytes are that are no model.
+fn found(bytes: &[u8], why: &str) -> String {
+    let kind = match bytes {
+        [] => "an empty file",
+        [b'P', b'K', ..] => "a zip archive",
+        [b'{', ..] => "JSON",
+        b if b.starts_with(b"version https://git-lfs") => "a pointer of Git LFS",
+        b if b.iter().take(64).all(|c| c.is_ascii_graphic() || c.is_ascii_whitespace()) => "text",
+        _ => return format!("{} bytes that are none or are damaged: {why}", bytes.len()),
+    };
+    kind.to_string()
+}
+
+type Converted = (Graph, IndexMap<String, Arc<Tensor>>, Vec<String>);
+
+fn convert<'p>(
+    model: &'p proto::Model,
+    beside: &'p Beside,
+    parameters: &'p HashSet<String>,
+    files: usize,
+    options: &ImportOptions,
+) -> Result<Converted, Reason> {
+    let Some(graph) = &model.graph else { return Err(Reason::Model("no graph".into())) };
+    let mut notes = Vec::new();
+    let ranks = ranks::settle(model, options.ranks, files)?;
+    let arguments = signature::arguments(graph);
+    let metadata: Vec<proto::Entry> =
+        graph.metadata_props.iter().chain(&model.metadata_props).cloned().collect();
+    let symbols = Symbols::new(&arguments, &metadata, options.max_extent, &mut notes)?;
+    let mut builder = Builder::new(options.name.clone(), ranks);
+    builder.graph_mut().symbols = symbols.table.clone();
+    let scope = Scope::new(String::new(), inline::opset_versions(&model.opset_import));
+    let mut lowering = Lowering::new(builder, symbols, scope, beside, parameters);
+    lowering.notes = notes;
+    for function in &model.functions {
+        let key = (ops::normalised(&function.domain), function.name.as_str(), function.overload.as_str());
+        lowering.functions.insert(key, function);
+    }
+    signature::inputs(&mut lowering, graph, &arguments)?;
+    lowering.run(&graph.node)?;
+    signature::outputs(&mut lowering, graph)?;
+    let Lowering { builder, weights, mut notes, .. } = lowering;
+    let graph = builder.finish();
+    symmc_ir::verify::verify(&graph).map_err(|violations| {
+        let shown: Vec<String> = violations.iter().take(3).map(ToString::to_string).collect();
+        Reason::Graph(shown.join("; "))
+    })?;
+    if let (1, Some(ranks @ 2..), false) = (files, ranks, weights.is_empty()) {
+        notes.push(format!(
+            "the file holds the weights of one of {ranks} ranks; with one file for each rank, all are known"
+        ));
+    }
+    Ok((graph, weights, notes))
+}

@@ -1,0 +1,141 @@
+//! Activation functions.
+
+use symmc_ir::{BinaryOp, Emit, Scalar, UnaryOp, ValueId};
+
+use super::elementwise::unary;
+use super::{Row, row};
+use crate::call::Call;
+use crate::lower::{Lowered, Stop};
+
+pub(super) const ROWS: &[Row] = &[
+    row("Relu", "relu", |c| unary(c, UnaryOp::Relu)),
+    row("Tanh", "tanh", |c| unary(c, UnaryOp::Tanh)),
+    row("Sigmoid", "sigmoid", |c| unary(c, UnaryOp::Sigmoid)),
+    row("Gelu", "gelu, gelu_tanh", |c| match c.opt_string("approximate")? {
+        None | Some("none") => unary(c, UnaryOp::Gelu),
+        Some("tanh") => unary(c, UnaryOp::GeluTanh),
+        Some(other) => Err(Stop::Broken(format!("expected approximate none or tanh, found `{other}`"))),
+    }),
+    row("Swish", "silu; x * sigmoid(alpha * x)", |c| swish(c, 1.0)),
+    row("com.microsoft::QuickGelu", "x * sigmoid(alpha * x)", |c| swish(c, 1.702)),
+    row("com.microsoft::Gelu", "gelu", |c| unary(c, UnaryOp::Gelu)),
+    row("com.microsoft::FastGelu", "add, gelu_tanh", |c| biased(c, UnaryOp::GeluTanh)),
+    row("com.microsoft::BiasGelu", "add, gelu", |c| biased(c, UnaryOp::Gelu)),
+    row("HardSigmoid", "mul, add, max, min", |c| {
+        let x = c.tensor(0)?;
+        let (alpha, beta) = (c.float_or("alpha", 0.2)?, c.float_or("beta", 0.5)?);
+        let y = hard_sigmoid(c, x, alpha, beta)?;
+        c.done(y)
+    }),
+    row("HardSwish", "x * hardsigmoid(x)", |c| {
+        let x = c.tensor(0)?;
+        let gate = hard_sigmoid(c, x, 1.0 / 6.0, 0.5)?;
+        let y = c.binary(BinaryOp::Mul, x, gate)?;
+        c.done(y)
+    }),
+    row("LeakyRelu", "select", |c| {
+        let (x, alpha) = (c.tensor(0)?, c.float_or("alpha", 0.01)?);
+        let low = c.with_float(BinaryOp::Mul, x, alpha)?;
+        above(c, x, 0.0, x, low)
+    }),
+    row("PRelu", "select", |c| {
+        let (x, slope) = (c.tensor(0)?, c.tensor(1)?);
+        let low = c.binary(BinaryOp::Mul, x, slope)?;
+        above(c, x, 0.0, x, low)
+    }),
+    row("ThresholdedRelu", "select", |c| {
+        let (x, alpha) = (c.tensor(0)?, c.float_or("alpha", 1.0)?);
+        let zero = c.full(Scalar::Int(0), c.dtype(x), vec![])?;
+        above(c, x, alpha, x, zero)
+    }),
+    row("Elu", "select of exp", |c| {
+        let (x, alpha) = (c.tensor(0)?, c.float_or("alpha", 1.0)?);
+        let low = expm1(c, x, alpha)?;
+        above(c, x, 0.0, x, low)
+    }),
+    row("Selu", "select of exp, mul", |c| {
+        let x = c.tensor(0)?;
+        let (alpha, gamma) = (c.float_or("alpha", 1.673_263_2)?, c.float_or("gamma", 1.050_701)?);
+        let high = c.with_float(BinaryOp::Mul, x, gamma)?;
+        let low = expm1(c, x, alpha * gamma)?;
+        above(c, x, 0.0, high, low)
+    }),
+    row("Celu", "select of exp", |c| {
+        let (x, alpha) = (c.tensor(0)?, c.float_or("alpha", 1.0)?);
+        let scaled = c.with_float(BinaryOp::Div, x, alpha)?;
+        let low = expm1(c, scaled, alpha)?;
+        above(c, x, 0.0, x, low)
+    }),
+    row("Softplus", "log(1 + exp)", |c| {
+        let x = c.tensor(0)?;
+        let y = softplus(c, x)?;
+        c.done(y)
+    }),
+    row("Mish", "x * tanh(softplus(x))", |c| {
+        let x = c.tensor(0)?;
+        let s = softplus(c, x)?;
+        let t = c.unary(UnaryOp::Tanh, s)?;
+        let y = c.binary(BinaryOp::Mul, x, t)?;
+        c.done(y)
+    }),
+    row("Softsign", "x / (1 + abs(x))", |c| {
+        let x = c.tensor(0)?;
+        let a = c.unary(UnaryOp::Abs, x)?;
+        let a = c.with_float(BinaryOp::Add, a, 1.0)?;
+        let y = c.binary(BinaryOp::Div, x, a)?;
+        c.done(y)
+    }),
+];
+
+fn swish(c: &mut Call<'_, '_>, default: f64) -> Lowered {
+    let (x, alpha) = (c.tensor(0)?, c.float_or("alpha", default)?);
+    if alpha == 1.0 {
+        return unary(c, UnaryOp::Silu);
+    }
+    let scaled = c.with_float(BinaryOp::Mul, x, alpha)?;
+    let gate = c.unary(UnaryOp::Sigmoid, scaled)?;
+    let y = c.binary(BinaryOp::Mul, x, gate)?;
+    c.done(y)
+}
+
+/// A function of the first operand with the second, if there is one, added.
+fn biased(c: &mut Call<'_, '_>, op: UnaryOp) -> Lowered {
+    let mut x = c.tensor(0)?;
+    if let Some(bias) = c.opt_tensor(1)? {
+        x = c.binary(BinaryOp::Add, x, bias)?;
+    }
+    let y = c.unary(op, x)?;
+    c.done(y)
+}
+
+fn hard_sigmoid(c: &mut Call<'_, '_>, x: ValueId, alpha: f64, beta: f64) -> Lowered<ValueId> {
+    let y = c.with_float(BinaryOp::Mul, x, alpha)?;
+    let y = c.with_float(BinaryOp::Add, y, beta)?;
+    let y = c.with_float(BinaryOp::Max, y, 0.0)?;
+    c.with_float(BinaryOp::Min, y, 1.0)
+}
+
+/// The result is `high` where `x` is above a threshold, else `low`.
+fn above(c: &mut Call<'_, '_>, x: ValueId, threshold: f64, high: ValueId, low: ValueId) -> Lowered {
+    let above = c.with_float(BinaryOp::Gt, x, threshold)?;
+    let y = c.select(above, high, low)?;
+    c.done(y)
+}
+
+/// `scale * (exp(x) - 1)`.
+fn expm1(c: &mut Call<'_, '_>, x: ValueId, scale: f64) -> Lowered<ValueId> {
+    let e = c.unary(UnaryOp::Exp, x)?;
+    let e = c.with_float(BinaryOp::Sub, e, 1.0)?;
+    c.with_float(BinaryOp::Mul, e, scale)
+}
+
+/// `max(x, 0) + log(1 + exp(-|x|))`, which does not overflow.
+fn softplus(c: &mut Call<'_, '_>, x: ValueId) -> Lowered<ValueId> {
+    let e = c.unary(UnaryOp::Abs, x)?;
+    let e = c.unary(UnaryOp::Neg, e)?;
+    let e = c.unary(UnaryOp::Exp, e)?;
+    let e = c.with_float(BinaryOp::Add, e, 1.0)?;
+    let l = c.unary(UnaryOp::Log, e)?;
+    let r = c.unary(UnaryOp::Relu, x)?;
+    c.binary(BinaryOp::Add, r, l)
+}

@@ -1,0 +1,48 @@
+//! ONNX Runtime's collectives, all among all ranks. See [`crate::ranks`] for their number.
+
+use symmc_ir::{CollectiveKind, Dim, Emit, Members, ReduceOp, Splits};
+
+use super::{Row, row};
+use crate::call::Call;
+use crate::lower::{Lowered, Stop};
+
+pub(super) const ROWS: &[Row] = &[
+    row("com.microsoft::AllReduce", "all_reduce", |c| {
+        collective(c, CollectiveKind::AllReduce(ReduceOp::Sum))
+    }),
+    row("com.microsoft::AllGather", "all_gather, permute", all_gather),
+    row("com.microsoft::AllToAll", "all_to_all", |c| collective(c, CollectiveKind::AllToAll(Splits::Even))),
+];
+
+/// The group of all ranks.
+const WORLD: &str = "world";
+
+fn collective(c: &mut Call<'_, '_>, kind: CollectiveKind) -> Lowered {
+    let x = c.tensor(0)?;
+    let group = c.builder_mut().group(WORLD, Members::World);
+    let y = c.collective(kind, group, x)?;
+    c.done(y)
+}
+
+/// The operands one after another along an axis. The IR's collective has axis 0: the pieces of others come to it.
+fn all_gather(c: &mut Call<'_, '_>) -> Lowered {
+    let x = c.tensor(0)?;
+    let mut shape = c.shape(x);
+    let axis = c.axis_or("axis", 0, shape.len())?;
+    if axis == 0 {
+        return collective(c, CollectiveKind::AllGather);
+    }
+    let group = c.builder_mut().group(WORLD, Members::World);
+    let n = c.builder().graph().group_size(group);
+    let n = n.ok_or_else(|| Stop::Broken("expected a known number of ranks, found an open one".into()))?;
+    let n = Dim::from(i64::from(n));
+    let y = c.collective(CollectiveKind::AllGather, group, x)?;
+    let mut pieces = shape.clone();
+    pieces.insert(0, n.clone());
+    let y = c.reshape(y, pieces)?;
+    let perm = (1..=axis).chain(std::iter::once(0)).chain(axis + 1..=shape.len()).collect();
+    let y = c.permute(y, perm)?;
+    shape[axis] = shape[axis].clone() * n;
+    let y = c.reshape(y, shape)?;
+    c.done(y)
+}

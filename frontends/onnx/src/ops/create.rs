@@ -1,0 +1,105 @@
+//! Tensors from nothing or from the shape of another: constants, fills, ranges, triangles.
+
+use std::sync::Arc;
+
+use symmc_ir::{BinaryOp, DType, Dim, Emit, Scalar, Tensor};
+
+use super::{Row, row};
+use crate::call::Call;
+use crate::known::Known;
+use crate::lower::{Lowered, Stop, uniform};
+use crate::proto::attribute_type as kind;
+
+pub(super) const ROWS: &[Row] = &[
+    row("Constant", "(a constant)", constant),
+    row("ConstantOfShape", "full", |c| {
+        let shape = c.ints(0, "the shape")?.dims;
+        let value = match c.attribute_data("value")? {
+            Some(data) => {
+                let value = uniform(&data).filter(|_| data.numel() == 1);
+                let value = value.ok_or_else(|| {
+                    Stop::Broken(format!("expected one number as `value`, found {}", data.numel()))
+                })?;
+                (value, data.dtype())
+            }
+            None => (Scalar::Int(0), DType::F32),
+        };
+        let y = c.full(value.0, value.1, shape)?;
+        c.done(y)
+    }),
+    row("Range", "iota", |c| {
+        let dtype = c.type_of(0)?.dtype;
+        if dtype.is_float() {
+            return float_range(c, dtype);
+        }
+        let mut number = |i: usize, what: &str| match c.ints(i, what)?.dims.as_slice() {
+            [one] => Ok(one.clone()),
+            many => Err(Stop::Broken(format!("expected one number as {what}, found {}", many.len()))),
+        };
+        let (start, end) = (number(0, "the start")?, number(1, "the end")?);
+        let step = number(2, "the step")?.as_const();
+        let step = step.ok_or_else(|| Stop::Opaque("its step is symbolic".into()))?;
+        let y = c.range(&start, &end, step, dtype)?;
+        c.done(y)
+    }),
+    row("EyeLike", "eq of iotas", |c| {
+        let ty = c.type_of(0)?;
+        let [rows, columns] = ty.shape.as_slice() else {
+            return Err(Stop::Broken(format!("expected two axes, found {}", ty.rank())));
+        };
+        let dtype = c.opt_dtype("dtype")?.unwrap_or(ty.dtype);
+        let y = c.compare_positions((rows.clone(), columns.clone()), BinaryOp::Eq, c.int_or("k", 0)?)?;
+        let y = c.cast(y, dtype)?;
+        c.done(y)
+    }),
+    row("Trilu", "select", |c| {
+        let x = c.tensor(0)?;
+        let k = c.opt_consts(1, "k")?.and_then(|k| k.first().copied()).unwrap_or(0);
+        let op = if c.int_or("upper", 1)? != 0 { BinaryOp::Ge } else { BinaryOp::Le };
+        let y = c.triangle(x, op, k)?;
+        c.done(y)
+    }),
+];
+
+fn constant(c: &mut Call<'_, '_>) -> Lowered {
+    let Some(given) = c.node.attribute.iter().find(|a| a.name.starts_with("value")) else {
+        return Err(Stop::Opaque("it holds no dense value".into()));
+    };
+    let Some(a) = c.attribute(&given.name) else {
+        return Err(Stop::Broken(format!("expected an attribute `{}`, found none", given.ref_attr_name)));
+    };
+    let int = |v: &[i64], shape: Vec<usize>| Tensor::from_i64(DType::I64, shape, v);
+    let float = |v: &[f32], shape: Vec<usize>| {
+        let wide: Vec<f64> = v.iter().map(|x| f64::from(*x)).collect();
+        Tensor::from_f64(DType::F32, shape, &wide)
+    };
+    let data = match (given.name.as_str(), a.r#type) {
+        ("value", _) => c.attribute_data("value")?,
+        ("value_int", _) => int(&[a.i], vec![]).map(Arc::new),
+        ("value_ints", _) => int(&a.ints, vec![a.ints.len()]).map(Arc::new),
+        ("value_float", _) => float(&[a.f], vec![]).map(Arc::new),
+        ("value_floats", _) => float(&a.floats, vec![a.floats.len()]).map(Arc::new),
+        (_, kind::STRING | kind::STRINGS) => return Err(Stop::Opaque("it holds text".into())),
+        _ => None,
+    };
+    let data = data.ok_or_else(|| Stop::Opaque(format!("it holds a `{}`", given.name)))?;
+    c.set_known(0, Known::Data(data));
+    Ok(())
+}
+
+/// A range of floats by constants: `max(ceil((end - start) / step), 0)` elements.
+fn float_range(c: &mut Call<'_, '_>, dtype: DType) -> Lowered {
+    let mut number = |i: usize| c.scalar(i).map(|s| s.map(Scalar::as_f64));
+    let (Some(start), Some(end), Some(step)) = (number(0)?, number(1)?, number(2)?) else {
+        return Err(Stop::Opaque("its bounds are symbolic floats".into()));
+    };
+    let count = ((end - start) / step).ceil();
+    if !(0.0..f64::from(1 << 30)).contains(&count.max(0.0)) {
+        return Err(Stop::Broken(format!("expected a finite range, found {start} to {end} by {step}")));
+    }
+    let y = c.iota(Dim::from(count.max(0.0) as i64), 0, 1, DType::F64)?;
+    let y = c.with_float(BinaryOp::Mul, y, step)?;
+    let y = c.with_float(BinaryOp::Add, y, start)?;
+    let y = c.cast(y, dtype)?;
+    c.done(y)
+}

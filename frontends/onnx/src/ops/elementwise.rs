@@ -1,0 +1,227 @@
+//! Element-wise ops: arithmetic, comparisons, logic, functions, conversions.
+//!
+//! ONNX converts nothing by itself: operands have one dtype. Integer division truncates.
+
+use symmc_ir::{BinaryOp, DType, Emit, Scalar, UnaryOp, ValueId};
+
+use super::{Row, row};
+use crate::call::{Call, Operand};
+use crate::lower::{Lowered, Stop};
+
+pub(super) const ROWS: &[Row] = &[
+    row("Add", "add", |c| binary(c, BinaryOp::Add)),
+    row("Sub", "sub", |c| binary(c, BinaryOp::Sub)),
+    row("Mul", "mul", |c| binary(c, BinaryOp::Mul)),
+    row("Div", "div; floor_div of magnitudes, mul of signs", divide),
+    row("Mod", "rem; rem of magnitudes, mul of signs", modulo),
+    row("Pow", "pow", power),
+    row("Sum", "add", |c| all(c, BinaryOp::Add)),
+    row("Mean", "add, mul", |c| {
+        all(c, BinaryOp::Add)?;
+        let Some(Some(sum)) = c.values().first().copied() else { return Ok(()) };
+        let y = c.with_float(BinaryOp::Div, sum, c.node.input.len() as f64)?;
+        c.done(y)
+    }),
+    row("Max", "max", |c| all(c, BinaryOp::Max)),
+    row("Min", "min", |c| all(c, BinaryOp::Min)),
+    row("Equal", "eq", |c| binary(c, BinaryOp::Eq)),
+    row("Less", "lt", |c| binary(c, BinaryOp::Lt)),
+    row("LessOrEqual", "le", |c| binary(c, BinaryOp::Le)),
+    row("Greater", "gt", |c| binary(c, BinaryOp::Gt)),
+    row("GreaterOrEqual", "ge", |c| binary(c, BinaryOp::Ge)),
+    row("And", "and", |c| binary(c, BinaryOp::And)),
+    row("Or", "or", |c| binary(c, BinaryOp::Or)),
+    row("Xor", "xor", |c| binary(c, BinaryOp::Xor)),
+    row("BitwiseAnd", "and", |c| binary(c, BinaryOp::And)),
+    row("BitwiseOr", "or", |c| binary(c, BinaryOp::Or)),
+    row("BitwiseXor", "xor", |c| binary(c, BinaryOp::Xor)),
+    row("Not", "not", |c| unary(c, UnaryOp::Not)),
+    row("BitwiseNot", "not", |c| unary(c, UnaryOp::Not)),
+    row("Neg", "neg", |c| unary(c, UnaryOp::Neg)),
+    row("Abs", "abs", |c| unary(c, UnaryOp::Abs)),
+    row("Sign", "sign", |c| unary(c, UnaryOp::Sign)),
+    row("Floor", "floor", |c| unary(c, UnaryOp::Floor)),
+    row("Ceil", "ceil", |c| unary(c, UnaryOp::Ceil)),
+    row("Round", "round", |c| unary(c, UnaryOp::Round)),
+    row("Exp", "exp", |c| unary(c, UnaryOp::Exp)),
+    row("Log", "log", |c| unary(c, UnaryOp::Log)),
+    row("Sqrt", "sqrt", |c| unary(c, UnaryOp::Sqrt)),
+    row("Reciprocal", "reciprocal", |c| unary(c, UnaryOp::Reciprocal)),
+    row("Erf", "erf", |c| unary(c, UnaryOp::Erf)),
+    row("Sin", "sin", |c| unary(c, UnaryOp::Sin)),
+    row("Cos", "cos", |c| unary(c, UnaryOp::Cos)),
+    row("Tan", "sin / cos", |c| {
+        let x = c.tensor(0)?;
+        let (s, k) = (c.unary(UnaryOp::Sin, x)?, c.unary(UnaryOp::Cos, x)?);
+        let y = c.binary(BinaryOp::Div, s, k)?;
+        c.done(y)
+    }),
+    row("IsNaN", "is_nan", |c| unary(c, UnaryOp::IsNan)),
+    row("IsInf", "eq with infinity", is_inf),
+    row("Clip", "max, min", clip),
+    row("Where", "select", select),
+    row("Cast", "cast", |c| {
+        let x = c.tensor(0)?;
+        let dtype = c.opt_dtype("to")?;
+        let dtype = dtype.ok_or_else(|| Stop::Broken("expected an attribute `to`, found none".into()))?;
+        let y = c.cast(x, dtype)?;
+        c.done(y)
+    }),
+    row("CastLike", "cast", |c| {
+        let (x, dtype) = (c.tensor(0)?, c.type_of(1)?.dtype);
+        let y = c.cast(x, dtype)?;
+        c.done(y)
+    }),
+    row("Identity", "(identity)", |c| c.same_as(0)),
+    row("Dropout", "(identity), where nothing is dropped", dropout),
+];
+
+pub(super) fn unary(c: &mut Call<'_, '_>, op: UnaryOp) -> Lowered {
+    let x = c.tensor(0)?;
+    let y = c.unary(op, x)?;
+    c.done(y)
+}
+
+/// The first two operands, of which one may be a number.
+fn pair(c: &mut Call<'_, '_>) -> Lowered<(Operand, Operand)> {
+    if c.version < 7 {
+        return Err(Stop::Opaque(format!("the broadcasting of version {}", c.version)));
+    }
+    let (left, right) = (c.type_of(0)?.rank(), c.type_of(1)?.rank());
+    let y = c.operand(1, left)?;
+    let x = match y {
+        Operand::Scalar(_) => Operand::Tensor(c.tensor(0)?),
+        Operand::Tensor(_) => c.operand(0, right)?,
+    };
+    Ok((x, y))
+}
+
+/// Two operands, of which at least one is a tensor.
+fn apply(c: &mut Call<'_, '_>, op: BinaryOp, x: Operand, y: Operand) -> Lowered<ValueId> {
+    match (x, y) {
+        (Operand::Tensor(x), Operand::Tensor(y)) => c.binary(op, x, y),
+        (Operand::Tensor(x), Operand::Scalar(s)) => c.with_scalar(op, x, s),
+        (Operand::Scalar(s), Operand::Tensor(y)) => c.scalar_with(op, s, y),
+        (Operand::Scalar(_), Operand::Scalar(_)) => {
+            Err(Stop::Broken("expected a tensor among two numbers".into()))
+        }
+    }
+}
+
+fn binary(c: &mut Call<'_, '_>, op: BinaryOp) -> Lowered {
+    let (x, y) = pair(c)?;
+    let z = apply(c, op, x, y)?;
+    c.done(z)
+}
+
+fn all(c: &mut Call<'_, '_>, op: BinaryOp) -> Lowered {
+    let mut parts = c.tensors()?.into_iter();
+    let Some(mut y) = parts.next() else { return Ok(()) };
+    for part in parts {
+        y = c.binary(op, y, part)?;
+    }
+    c.done(y)
+}
+
+fn divide(c: &mut Call<'_, '_>) -> Lowered {
+    if c.type_of(0)?.dtype.is_float() {
+        return binary(c, BinaryOp::Div);
+    }
+    let (x, y) = (c.tensor(0)?, c.tensor(1)?);
+    if c.is_non_negative(x) && c.is_non_negative(y) {
+        return binary(c, BinaryOp::FloorDiv);
+    }
+    let z = by_magnitude(c, BinaryOp::FloorDiv, x, y)?;
+    let sign = c.unary(UnaryOp::Sign, y)?;
+    let z = c.binary(BinaryOp::Mul, z, sign)?;
+    c.done(z)
+}
+
+/// `op` of the magnitudes, with the sign of `x`.
+fn by_magnitude(c: &mut Call<'_, '_>, op: BinaryOp, x: ValueId, y: ValueId) -> Lowered<ValueId> {
+    let sign = c.unary(UnaryOp::Sign, x)?;
+    let (x, y) = (c.unary(UnaryOp::Abs, x)?, c.unary(UnaryOp::Abs, y)?);
+    let z = c.binary(op, x, y)?;
+    c.binary(BinaryOp::Mul, z, sign)
+}
+
+/// The sign of the divisor, or with `fmod` that of the dividend.
+fn modulo(c: &mut Call<'_, '_>) -> Lowered {
+    if !c.flag("fmod")? {
+        return binary(c, BinaryOp::Rem);
+    }
+    let (x, y) = (c.tensor(0)?, c.tensor(1)?);
+    let z = by_magnitude(c, BinaryOp::Rem, x, y)?;
+    c.done(z)
+}
+
+/// The result has the dtype of the base, whatever that of the exponent is.
+fn power(c: &mut Call<'_, '_>) -> Lowered {
+    let (base, exponent) = (c.type_of(0)?, c.type_of(1)?);
+    let wide = if exponent.dtype.is_float() && !base.dtype.is_float() { exponent.dtype } else { base.dtype };
+    let x = c.tensor(0)?;
+    let x = c.cast(x, wide)?;
+    let y = match c.operand(1, base.rank())? {
+        Operand::Scalar(s) => c.with_scalar(BinaryOp::Pow, x, s)?,
+        Operand::Tensor(y) => {
+            let y = c.cast(y, wide)?;
+            c.binary(BinaryOp::Pow, x, y)?
+        }
+    };
+    let y = c.cast(y, base.dtype)?;
+    c.done(y)
+}
+
+fn is_inf(c: &mut Call<'_, '_>) -> Lowered {
+    let x = c.tensor(0)?;
+    let signs = (c.int_or("detect_negative", 1)? != 0, c.int_or("detect_positive", 1)? != 0);
+    let y = match signs {
+        (true, true) => {
+            let x = c.unary(UnaryOp::Abs, x)?;
+            c.with_float(BinaryOp::Eq, x, f64::INFINITY)?
+        }
+        (true, false) => c.with_float(BinaryOp::Eq, x, f64::NEG_INFINITY)?,
+        (false, true) => c.with_float(BinaryOp::Eq, x, f64::INFINITY)?,
+        (false, false) => c.full(Scalar::Bool(false), DType::Bool, c.shape(x))?,
+    };
+    c.done(y)
+}
+
+/// The bounds are operands, or attributes before version 11.
+fn clip(c: &mut Call<'_, '_>) -> Lowered {
+    let mut y = c.tensor(0)?;
+    let rank = c.rank(y);
+    for (i, name, op) in [(1, "min", BinaryOp::Max), (2, "max", BinaryOp::Min)] {
+        if c.name(i).is_some() {
+            let bound = c.operand(i, rank)?;
+            y = apply(c, op, Operand::Tensor(y), bound)?;
+        } else if let Some(bound) = c.opt_float(name)? {
+            y = c.with_float(op, y, bound)?;
+        }
+    }
+    c.done(y)
+}
+
+fn select(c: &mut Call<'_, '_>) -> Lowered {
+    let (condition, x, y) = (c.tensor(0)?, c.tensor(1)?, c.tensor(2)?);
+    let z = c.select(condition, x, y)?;
+    c.done(z)
+}
+
+/// Inference drops nothing; the mask of what is kept is true everywhere.
+fn dropout(c: &mut Call<'_, '_>) -> Lowered {
+    let training = match c.name(2) {
+        None => false,
+        Some(_) => c.scalar(2)?.is_none_or(|s| s.as_f64() != 0.0),
+    };
+    if training || c.version < 7 && !c.flag("is_test")? {
+        return Err(Stop::Opaque("it draws random numbers".into()));
+    }
+    if c.wants(1) {
+        let x = c.tensor(0)?;
+        let dtype = if c.version < 10 { c.dtype(x) } else { DType::Bool };
+        let kept = c.full(Scalar::Int(1), dtype, c.shape(x))?;
+        c.set(1, kept);
+    }
+    c.same_as(0)
+}

@@ -1,0 +1,128 @@
+//! Reading and writing by index. ONNX lets indices count from the end; the IR does not. Where the way an index is
+//! computed does not show that it is never negative, it is wrapped.
+
+use symmc_ir::{BinaryOp, DType, Dim, Emit, Op, Reduction, ValueId};
+
+use super::{Row, row};
+use crate::call::Call;
+use crate::lower::{Lowered, Stop};
+
+pub(super) const ROWS: &[Row] = &[
+    row("Gather", "take; slice where the index is a constant", gather),
+    row("GatherElements", "gather", |c| {
+        let (x, index) = (c.tensor(0)?, c.tensor(1)?);
+        let axis = c.axis_or("axis", 0, c.rank(x))?;
+        let index = c.wrapped(index, &c.extent(x, axis))?;
+        let y = c.emit("gather", Op::GatherElements { axis }, &[x, index])?;
+        c.done(y)
+    }),
+    row("GatherND", "index", |c| {
+        let x = c.tensor(0)?;
+        if c.flag("batch_dims")? {
+            return Err(Stop::Opaque("it has batch axes".into()));
+        }
+        let mut operands = vec![x];
+        operands.extend(coordinates(c, x)?);
+        let y = c.emit("index", Op::Index { axis: 0 }, &operands)?;
+        c.done(y)
+    }),
+    row("ScatterElements", "scatter", scatter),
+    row("Scatter", "scatter", scatter),
+    row("ScatterND", "index_put", |c| {
+        let (x, source) = (c.tensor(0)?, c.tensor(2)?);
+        let accumulate = match c.opt_string("reduction")? {
+            None | Some("none") => false,
+            Some("add") => true,
+            Some(other) => return Err(Stop::Opaque(format!("it combines by {other}"))),
+        };
+        let mut operands = vec![x, source];
+        operands.extend(coordinates(c, x)?);
+        let y = c.emit("index_put", Op::IndexPut { axis: 0, accumulate }, &operands)?;
+        c.done(y)
+    }),
+    row("OneHot", "eq with an iota, select", one_hot),
+];
+
+/// A constant index is a slice, which is a view.
+fn gather(c: &mut Call<'_, '_>) -> Lowered {
+    let x = c.tensor(0)?;
+    let axis = c.axis_or("axis", 0, c.rank(x))?;
+    let n = c.extent(x, axis);
+    if let Some(data) = c.data(1)?.filter(|d| d.numel() == 1 && d.shape().len() <= 1) {
+        let start = c.counted(Dim::from(data.to_i64()[0]), &n);
+        let (low, high) = (c.bounds(&start).1, c.bounds(&(n.clone() - start.clone())).1);
+        if low < 0 || high <= 0 {
+            return Err(Stop::Broken(format!("expected an index within {n:?}, found {start:?}")));
+        }
+        let one = c.slice(x, axis, start, 1.into(), 1)?;
+        let y = if data.shape().is_empty() { c.drop_axis(one, axis)? } else { one };
+        return c.done(y);
+    }
+    let index = c.tensor(1)?;
+    let index = c.wrapped(index, &n)?;
+    let y = c.emit("take", Op::Take { axis }, &[x, index])?;
+    c.done(y)
+}
+
+/// The indices of the first axes of `x` that the last axis of operand 1 lists.
+fn coordinates(c: &mut Call<'_, '_>, x: ValueId) -> Lowered<Vec<ValueId>> {
+    let index = c.tensor(1)?;
+    let Some(last) = c.rank(index).checked_sub(1) else {
+        return Err(Stop::Broken("expected indices with an axis, found none".into()));
+    };
+    let count = c.extent(index, last).as_const();
+    let Some(count) = count.filter(|n| (1..=c.rank(x) as i64).contains(n)) else {
+        let (most, found) = (c.rank(x), c.extent(index, last));
+        return Err(Stop::Broken(format!("expected 1 to {most} coordinates, found {found:?}")));
+    };
+    let mut out = Vec::new();
+    for axis in 0..count as usize {
+        let one = c.slice(index, last, (axis as i64).into(), 1.into(), 1)?;
+        let one = c.drop_axis(one, last)?;
+        out.push(c.wrapped(one, &c.extent(x, axis))?);
+    }
+    Ok(out)
+}
+
+fn scatter(c: &mut Call<'_, '_>) -> Lowered {
+    let (x, index, source) = (c.tensor(0)?, c.tensor(1)?, c.tensor(2)?);
+    let axis = c.axis_or("axis", 0, c.rank(x))?;
+    let combine = match c.opt_string("reduction")? {
+        None | Some("none") => None,
+        Some("add") => Some(Reduction::Sum),
+        Some("mul") => Some(Reduction::Prod),
+        Some("max") => Some(Reduction::Max),
+        Some("min") => Some(Reduction::Min),
+        Some(other) => return Err(Stop::Broken(format!("expected a known reduction, found `{other}`"))),
+    };
+    let index = c.wrapped(index, &c.extent(x, axis))?;
+    let y = c.emit("scatter", Op::ScatterElements { axis, combine }, &[x, index, source])?;
+    c.done(y)
+}
+
+/// The values are that of the others and that of the one.
+fn one_hot(c: &mut Call<'_, '_>) -> Lowered {
+    let index = c.tensor(0)?;
+    let depth = match c.ints(1, "the depth")?.dims.as_slice() {
+        [one] => one.clone(),
+        many => return Err(Stop::Broken(format!("expected one number as depth, found {}", many.len()))),
+    };
+    let values = c.tensor(2)?;
+    let rank = c.rank(index) + 1;
+    let axis = c.axis_or("axis", -1, rank)?;
+    let index = c.cast(index, DType::I64)?;
+    let index = c.wrapped(index, &depth)?;
+    let index = c.unsqueeze(index, axis)?;
+    let mut line = vec![Dim::from(1); rank];
+    line[axis] = depth.clone();
+    let all = c.iota(depth, 0, 1, DType::I64)?;
+    let all = c.reshape(all, line)?;
+    let hot = c.binary(BinaryOp::Eq, index, all)?;
+    let mut value = |i: i64| {
+        let one = c.slice(values, 0, i.into(), 1.into(), 1)?;
+        c.reshape(one, vec![])
+    };
+    let (off, on) = (value(0)?, value(1)?);
+    let y = c.select(hot, on, off)?;
+    c.done(y)
+}

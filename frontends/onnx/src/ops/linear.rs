@@ -1,0 +1,67 @@
+//! Matrix products.
+
+use symmc_ir::{BinaryOp, Emit};
+
+use super::{Row, row};
+use crate::call::Call;
+use crate::lower::{Lowered, Stop};
+
+pub(super) const ROWS: &[Row] = &[
+    row("MatMul", "matmul", |c| {
+        let (x, y) = (c.tensor(0)?, c.tensor(1)?);
+        let z = c.product(x, y)?;
+        c.done(z)
+    }),
+    row("Gemm", "permute, matmul, mul, add", gemm),
+    row("com.microsoft::FusedMatMul", "permute, matmul, mul", fused),
+    row("com.microsoft::TransposeMatMul", "permute, matmul, mul", fused),
+];
+
+/// `alpha * x @ y + beta * z`, `x` and `y` transposed if so said.
+fn gemm(c: &mut Call<'_, '_>) -> Lowered {
+    let (mut x, mut y) = (c.tensor(0)?, c.tensor(1)?);
+    if (c.rank(x), c.rank(y)) != (2, 2) {
+        return Err(Stop::Broken(format!(
+            "expected two matrices, found {} and {} axes",
+            c.rank(x),
+            c.rank(y)
+        )));
+    }
+    if c.flag("transA")? {
+        x = c.transposed(x)?;
+    }
+    if c.flag("transB")? {
+        y = c.transposed(y)?;
+    }
+    let (alpha, beta) = (c.float_or("alpha", 1.0)?, c.float_or("beta", 1.0)?);
+    let mut z = c.matmul(x, y)?;
+    if alpha != 1.0 {
+        z = c.with_float(BinaryOp::Mul, z, alpha)?;
+    }
+    if let Some(mut bias) = c.opt_tensor(2)?.filter(|_| beta != 0.0) {
+        if beta != 1.0 {
+            bias = c.with_float(BinaryOp::Mul, bias, beta)?;
+        }
+        z = c.binary(BinaryOp::Add, z, bias)?;
+    }
+    c.done(z)
+}
+
+fn fused(c: &mut Call<'_, '_>) -> Lowered {
+    if c.flag("transBatchA")? || c.flag("transBatchB")? {
+        return Err(Stop::Opaque("it transposes batch axes".into()));
+    }
+    let (mut x, mut y) = (c.tensor(0)?, c.tensor(1)?);
+    if c.flag("transA")? {
+        x = c.transposed(x)?;
+    }
+    if c.flag("transB")? {
+        y = c.transposed(y)?;
+    }
+    let alpha = c.float_or("alpha", 1.0)?;
+    let mut z = c.product(x, y)?;
+    if alpha != 1.0 {
+        z = c.with_float(BinaryOp::Mul, z, alpha)?;
+    }
+    c.done(z)
+}

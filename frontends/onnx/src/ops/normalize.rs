@@ -1,0 +1,171 @@
+//! Softmax and the norms, which stay whole where the IR has them.
+
+use symmc_ir::{BinaryOp, DType, Dim, Emit, Float, Op, Reduction, UnaryOp, ValueId};
+
+use super::{Row, row};
+use crate::call::Call;
+use crate::lower::{Lowered, Stop};
+
+pub(super) const ROWS: &[Row] = &[
+    row("Softmax", "softmax", |c| softmax(c, false)),
+    row("LogSoftmax", "log_softmax", |c| softmax(c, true)),
+    row("LayerNormalization", "layer_norm", |c| {
+        let (x, weight, bias) = (c.tensor(0)?, c.opt_tensor(1)?, c.opt_tensor(2)?);
+        layer_norm(c, x, weight, bias)
+    }),
+    row("RMSNormalization", "rms_norm", |c| {
+        let (x, weight) = (c.tensor(0)?, c.opt_tensor(1)?);
+        rms_norm(c, x, weight)
+    }),
+    row("SimplifiedLayerNormalization", "rms_norm", |c| {
+        let (x, weight) = (c.tensor(0)?, c.opt_tensor(1)?);
+        rms_norm(c, x, weight)
+    }),
+    row("com.microsoft::SimplifiedLayerNormalization", "rms_norm", |c| {
+        let (x, weight) = (c.tensor(0)?, c.opt_tensor(1)?);
+        rms_norm(c, x, weight)
+    }),
+    row("com.microsoft::SkipLayerNormalization", "add, layer_norm", |c| {
+        let x = skipped(c, 4)?;
+        let (weight, bias) = (c.opt_tensor(2)?, c.opt_tensor(3)?);
+        layer_norm(c, x, weight, bias)
+    }),
+    row("com.microsoft::SkipSimplifiedLayerNormalization", "add, rms_norm", |c| {
+        let x = skipped(c, 3)?;
+        let weight = c.opt_tensor(2)?;
+        rms_norm(c, x, weight)
+    }),
+    row("GroupNormalization", "layer_norm of groups, mul, add", group_norm),
+    row("LpNormalization", "x / norm", |c| {
+        let x = c.tensor(0)?;
+        let axis = c.axis_or("axis", -1, c.rank(x))?;
+        let norm = match c.int_or("p", 2)? {
+            1 => {
+                let a = c.unary(UnaryOp::Abs, x)?;
+                c.reduce(Reduction::Sum, a, vec![axis], true)?
+            }
+            2 => {
+                let s = c.binary(BinaryOp::Mul, x, x)?;
+                let s = c.reduce(Reduction::Sum, s, vec![axis], true)?;
+                c.unary(UnaryOp::Sqrt, s)?
+            }
+            p => return Err(Stop::Broken(format!("expected p of 1 or 2, found {p}"))),
+        };
+        let y = c.binary(BinaryOp::Div, x, norm)?;
+        c.done(y)
+    }),
+];
+
+/// Before version 13 all axes from `axis` on were one.
+fn softmax(c: &mut Call<'_, '_>, log: bool) -> Lowered {
+    let x = c.tensor(0)?;
+    let shape = c.shape(x);
+    let axis = c.axis_or("axis", if c.version < 13 { 1 } else { -1 }, shape.len())?;
+    if c.version >= 13 || axis + 1 == shape.len() {
+        let y = c.emit("softmax", Op::Softmax { axis, log }, &[x])?;
+        return c.done(y);
+    }
+    let product = |dims: &[Dim]| dims.iter().cloned().fold(Dim::from(1), |a, b| a * b);
+    let flat = c.reshape(x, vec![product(&shape[..axis]), product(&shape[axis..])])?;
+    let y = c.emit("softmax", Op::Softmax { axis: 1, log }, &[flat])?;
+    let y = c.reshape(y, shape)?;
+    c.done(y)
+}
+
+/// The sum of the first two operands and, if there is one, of operand `bias`: also the fourth result.
+fn skipped(c: &mut Call<'_, '_>, bias: usize) -> Lowered<ValueId> {
+    let (x, skip) = (c.tensor(0)?, c.tensor(1)?);
+    let mut sum = c.binary(BinaryOp::Add, x, skip)?;
+    if let Some(bias) = c.opt_tensor(bias)? {
+        sum = c.binary(BinaryOp::Add, sum, bias)?;
+    }
+    c.set(3, sum);
+    Ok(sum)
+}
+
+/// The number of axes that a norm of `x` covers.
+fn normalized_axes(c: &Call<'_, '_>, x: ValueId) -> Lowered<usize> {
+    let rank = c.rank(x);
+    Ok(rank - c.axis_or("axis", -1, rank)?)
+}
+
+/// A weight or bias in the shape of the last `axes` axes of `x`, if it broadcasts to that.
+fn tail(c: &mut Call<'_, '_>, x: ValueId, w: Option<ValueId>, axes: usize) -> Lowered<Option<ValueId>> {
+    let shape = c.shape(x).split_off(c.rank(x) - axes);
+    let Some(w) = w else { return Ok(None) };
+    let mut own = c.shape(w);
+    while own.len() > axes && own.first().and_then(Dim::as_const) == Some(1) {
+        own.remove(0);
+    }
+    let w = c.reshape(w, own)?;
+    let w = c.expand(w, shape)?;
+    c.cast(w, c.dtype(x)).map(Some)
+}
+
+/// The dtype in which statistics are computed.
+fn wide(dtype: DType) -> DType {
+    if dtype == DType::F64 { DType::F64 } else { DType::F32 }
+}
+
+fn layer_norm(c: &mut Call<'_, '_>, x: ValueId, weight: Option<ValueId>, bias: Option<ValueId>) -> Lowered {
+    let axes = normalized_axes(c, x)?;
+    let eps = c.float_or("epsilon", 1e-5)?;
+    let (weight, bias) = (tail(c, x, weight, axes)?, tail(c, x, bias, axes)?);
+    let y = c.layer_norm(x, (weight, bias), axes, eps)?;
+    if c.wants(1) || c.wants(2) {
+        let x = c.cast(x, wide(c.dtype(x)))?;
+        let (mean, scale) = c.moments(x, (c.rank(x) - axes..c.rank(x)).collect(), eps)?;
+        c.set(1, mean);
+        c.set(2, scale);
+    }
+    c.done(y)
+}
+
+/// The normalised value is rounded before the weight multiplies it.
+fn rms_norm(c: &mut Call<'_, '_>, x: ValueId, weight: Option<ValueId>) -> Lowered {
+    let axes = normalized_axes(c, x)?;
+    let eps = c.float_or("epsilon", 1e-5)?;
+    let mut operands = vec![x];
+    operands.extend(tail(c, x, weight, axes)?);
+    let y = c.emit("rms_norm", Op::RmsNorm { axes, eps: Float(eps), round_first: true }, &operands)?;
+    // The inverse of the root mean square stands second, or third behind a mean that is never computed.
+    let inverse = if c.result_count() > 2 { 2 } else { 1 };
+    if c.wants(inverse) {
+        let x = c.cast(x, wide(c.dtype(x)))?;
+        let squares = c.binary(BinaryOp::Mul, x, x)?;
+        let all = (c.rank(x) - axes..c.rank(x)).collect();
+        let mean = c.reduce(Reduction::Mean, squares, all, true)?;
+        let shifted = c.with_float(BinaryOp::Add, mean, eps)?;
+        let scale = c.unary(UnaryOp::Rsqrt, shifted)?;
+        c.set(inverse, scale);
+    }
+    c.done(y)
+}
+
+/// `[n, c, …]` is normalised within each of the groups of channels as one axis.
+fn group_norm(c: &mut Call<'_, '_>) -> Lowered {
+    let x = c.tensor(0)?;
+    let shape = c.shape(x);
+    let (Some(n), Some(channels)) = (shape.first().cloned(), shape.get(1).cloned()) else {
+        return Err(Stop::Broken(format!("expected two axes or more, found {}", shape.len())));
+    };
+    if c.version < 21 {
+        return Err(Stop::Opaque(format!("the weights of version {} are one for each group", c.version)));
+    }
+    let (groups, eps) = (c.int("num_groups")?, c.float_or("epsilon", 1e-5)?);
+    let numel = shape.iter().skip(1).cloned().fold(Dim::from(1), |a, b| a * b);
+    let per_group = numel
+        .exact_div(&groups.into())
+        .ok_or_else(|| Stop::Broken(format!("expected {groups} groups to divide {channels:?} channels")))?;
+    let flat = c.reshape(x, vec![n, groups.into(), per_group])?;
+    let y = c.emit("layer_norm", Op::LayerNorm { axes: 1, eps: Float(eps) }, &[flat])?;
+    let mut y = c.reshape(y, shape.clone())?;
+    let mut of_channels = vec![Dim::from(1); shape.len() - 1];
+    of_channels[0] = channels;
+    for (op, i) in [(BinaryOp::Mul, 1), (BinaryOp::Add, 2)] {
+        let w = c.tensor(i)?;
+        let w = c.reshape(w, of_channels.clone())?;
+        y = c.binary(op, y, w)?;
+    }
+    c.done(y)
+}

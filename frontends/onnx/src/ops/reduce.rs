@@ -1,0 +1,156 @@
+//! Reductions, extreme elements, running sums.
+
+use symmc_ir::{ArgOp, BinaryOp, DType, Dim, Emit, Op, Reduction, Type, UnaryOp, ValueId};
+
+use super::{Row, row};
+use crate::call::Call;
+use crate::lower::{Lowered, Stop};
+
+pub(super) const ROWS: &[Row] = &[
+    row("ReduceSum", "sum", |c| reduce(c, Reduction::Sum)),
+    row("ReduceMean", "mean", |c| reduce(c, Reduction::Mean)),
+    row("ReduceProd", "prod", |c| reduce(c, Reduction::Prod)),
+    row("ReduceMax", "max; any", |c| reduce(c, Reduction::Max)),
+    row("ReduceMin", "min; all", |c| reduce(c, Reduction::Min)),
+    row("ReduceL1", "sum of abs", |c| through(c, |c, x| c.unary(UnaryOp::Abs, x), |_, y| Ok(y))),
+    row("ReduceL2", "sqrt of sum of squares", |c| {
+        through(c, |c, x| c.binary(BinaryOp::Mul, x, x), |c, y| c.unary(UnaryOp::Sqrt, y))
+    }),
+    row("ReduceSumSquare", "sum of squares", |c| {
+        through(c, |c, x| c.binary(BinaryOp::Mul, x, x), |_, y| Ok(y))
+    }),
+    row("ReduceLogSum", "log of sum", |c| through(c, |_, x| Ok(x), |c, y| c.unary(UnaryOp::Log, y))),
+    row("ReduceLogSumExp", "log of sum of exp, from the maximum", log_sum_exp),
+    row("ArgMax", "argmax", |c| arg_reduce(c, ArgOp::Max)),
+    row("ArgMin", "argmin", |c| arg_reduce(c, ArgOp::Min)),
+    row("CumSum", "cumsum", running_sum),
+    row("TopK", "topk", top_k),
+];
+
+/// The axes of a reduction, and whether they stay. `None` if nothing is reduced.
+fn reduced_axes(c: &mut Call<'_, '_>, x: ValueId) -> Lowered<Option<(Vec<usize>, bool)>> {
+    let rank = c.rank(x);
+    let keep = c.int_or("keepdims", 1)? != 0;
+    match c.axes(1, rank)?.filter(|axes| !axes.is_empty()) {
+        Some(axes) => Ok(Some((axes, keep))),
+        None if c.flag("noop_with_empty_axes")? => Ok(None),
+        None => Ok(Some(((0..rank).collect(), keep))),
+    }
+}
+
+fn reduce(c: &mut Call<'_, '_>, op: Reduction) -> Lowered {
+    let x = c.tensor(0)?;
+    let Some((axes, keep)) = reduced_axes(c, x)? else { return c.done(x) };
+    let y = reduced(c, op, x, axes, keep)?;
+    c.done(y)
+}
+
+/// A reduction that keeps the dtype. The mean of integers truncates.
+fn reduced(
+    c: &mut Call<'_, '_>,
+    op: Reduction,
+    x: ValueId,
+    axes: Vec<usize>,
+    keep: bool,
+) -> Lowered<ValueId> {
+    let dtype = c.dtype(x);
+    if axes.is_empty() {
+        return Ok(x);
+    }
+    let op = match (op, dtype) {
+        (Reduction::Max, DType::Bool) => Reduction::Any,
+        (Reduction::Min, DType::Bool) => Reduction::All,
+        (Reduction::Mean, d) if !d.is_float() => {
+            let x = c.cast(x, DType::F64)?;
+            let y = c.reduce(op, x, axes, keep)?;
+            return c.cast(y, dtype);
+        }
+        (op, _) => op,
+    };
+    let y = c.reduce(op, x, axes, keep)?;
+    c.cast(y, dtype)
+}
+
+/// A function before a sum and one after it.
+fn through(
+    c: &mut Call<'_, '_>,
+    before: fn(&mut Call<'_, '_>, ValueId) -> Lowered<ValueId>,
+    after: fn(&mut Call<'_, '_>, ValueId) -> Lowered<ValueId>,
+) -> Lowered {
+    let x = c.tensor(0)?;
+    let Some((axes, keep)) = reduced_axes(c, x)? else {
+        return Err(Stop::Opaque("it reduces no axis".into()));
+    };
+    let y = before(c, x)?;
+    let y = reduced(c, Reduction::Sum, y, axes, keep)?;
+    let y = after(c, y)?;
+    c.done(y)
+}
+
+fn log_sum_exp(c: &mut Call<'_, '_>) -> Lowered {
+    let x = c.tensor(0)?;
+    let Some((axes, keep)) = reduced_axes(c, x)? else { return c.done(x) };
+    if axes.is_empty() {
+        return c.done(x);
+    }
+    let most = c.reduce(Reduction::Max, x, axes.clone(), true)?;
+    let e = c.binary(BinaryOp::Sub, x, most)?;
+    let e = c.unary(UnaryOp::Exp, e)?;
+    let s = c.reduce(Reduction::Sum, e, axes.clone(), true)?;
+    let l = c.unary(UnaryOp::Log, s)?;
+    let mut y = c.binary(BinaryOp::Add, l, most)?;
+    if !keep {
+        let stays = |(a, d): (usize, Dim)| (!axes.contains(&a)).then_some(d);
+        let shape = c.shape(y).into_iter().enumerate().filter_map(stays).collect();
+        y = c.reshape(y, shape)?;
+    }
+    c.done(y)
+}
+
+fn arg_reduce(c: &mut Call<'_, '_>, op: ArgOp) -> Lowered {
+    let x = c.tensor(0)?;
+    let axis = c.axis_or("axis", 0, c.rank(x))?;
+    if c.flag("select_last_index")? {
+        return Err(Stop::Opaque("it takes the last of equal elements".into()));
+    }
+    let keep = c.int_or("keepdims", 1)? != 0;
+    let y = c.arg_reduce(op, x, axis, keep)?;
+    c.done(y)
+}
+
+fn running_sum(c: &mut Call<'_, '_>) -> Lowered {
+    let x = c.tensor(0)?;
+    let axis = c.opt_consts(1, "the axis")?.and_then(|a| a.first().copied()).unwrap_or(0);
+    let axis = c.axis_of(axis, c.rank(x))?;
+    let dtype = c.dtype(x);
+    let reverse = c.flag("reverse")?;
+    let from = if reverse { c.reversed(x, axis)? } else { x };
+    let y = c.emit("cumsum", Op::CumSum { axis }, &[from])?;
+    let mut y = c.cast(y, dtype)?;
+    if c.flag("exclusive")? {
+        y = c.binary(BinaryOp::Sub, y, from)?;
+    }
+    let y = if reverse { c.reversed(y, axis)? } else { y };
+    c.done(y)
+}
+
+fn top_k(c: &mut Call<'_, '_>) -> Lowered {
+    let x = c.tensor(0)?;
+    let mut shape = c.shape(x);
+    let axis = c.axis_or("axis", -1, shape.len())?;
+    let k = match c.opt_int("k")? {
+        Some(k) => Dim::from(k),
+        None => match c.ints(1, "k")?.dims.as_slice() {
+            [one] => one.clone(),
+            many => return Err(Stop::Broken(format!("expected one number as k, found {}", many.len()))),
+        },
+    };
+    shape[axis] = k;
+    symmc_ir::dim::check_size(&shape).map_err(Stop::Broken)?;
+    let op = Op::TopK { axis, largest: c.int_or("largest", 1)? != 0 };
+    let types = vec![Type::new(c.dtype(x), shape.clone()), Type::new(DType::I64, shape)];
+    let name = format!("{}.topk", c.label);
+    let results = c.builder_mut().node_as(&name, op, &[x], types)?;
+    results.into_iter().enumerate().for_each(|(i, v)| c.set(i, v));
+    Ok(())
+}

@@ -1,0 +1,116 @@
+//! Views that keep all elements, and facts about shapes.
+
+use symmc_ir::{Dim, Emit, infer};
+
+use super::{Row, row};
+use crate::call::Call;
+use crate::known::Ints;
+use crate::lower::{Lowered, Stop};
+
+pub(super) const ROWS: &[Row] = &[
+    row("Reshape", "reshape", reshape),
+    row("Flatten", "reshape", |c| {
+        let x = c.tensor(0)?;
+        let shape = c.shape(x);
+        // The axis may be the number of axes.
+        let axis = c.axis_or("axis", 1, shape.len() + 1);
+        let axis = match c.int_or("axis", 1)? {
+            a if a < 0 => c.axis_of(a, shape.len())?,
+            _ => axis?,
+        };
+        let product = |dims: &[Dim]| dims.iter().cloned().fold(Dim::from(1), |a, b| a * b);
+        let y = c.reshape(x, vec![product(&shape[..axis]), product(&shape[axis..])])?;
+        c.done(y)
+    }),
+    row("Squeeze", "reshape", |c| {
+        let x = c.tensor(0)?;
+        let shape = c.shape(x);
+        let axes = c.axes(1, shape.len())?;
+        let is_one = |d: &Dim| d.as_const() == Some(1);
+        if let Some(a) = axes.iter().flatten().find(|&&a| c.bounds(&shape[a]).0 > 1) {
+            return Err(Stop::Broken(format!("expected an extent of 1 at axis {a}, found {:?}", shape[*a])));
+        }
+        let goes = |a: usize, d: &Dim| axes.as_ref().map_or(is_one(d), |axes| axes.contains(&a));
+        let left = shape.into_iter().enumerate().filter(|(a, d)| !goes(*a, d)).map(|(_, d)| d).collect();
+        let y = c.reshape(x, left)?;
+        c.done(y)
+    }),
+    row("Unsqueeze", "reshape", |c| {
+        let x = c.tensor(0)?;
+        let mut shape = c.shape(x);
+        let given = match c.opt_ints(1, "axes")? {
+            Some(axes) => axes.dims.len(),
+            None => c.opt_attribute_ints("axes")?.map_or(0, <[i64]>::len),
+        };
+        for axis in c.axes(1, shape.len() + given)?.unwrap_or_default() {
+            shape.insert(axis.min(shape.len()), Dim::from(1));
+        }
+        let y = c.reshape(x, shape)?;
+        c.done(y)
+    }),
+    row("Transpose", "permute", |c| {
+        let x = c.tensor(0)?;
+        let rank = c.rank(x);
+        let perm = match c.opt_attribute_ints("perm")? {
+            Some(perm) => perm.iter().map(|&a| c.axis_of(a, rank)).collect::<Lowered<Vec<_>>>()?,
+            None => (0..rank).rev().collect(),
+        };
+        let y = c.permute(x, perm)?;
+        c.done(y)
+    }),
+    row("Expand", "expand", |c| {
+        let x = c.tensor(0)?;
+        let shape = c.ints(1, "the shape")?.dims;
+        let own = c.shape(x);
+        let shape = infer::broadcast(&[&own, &shape]).map_err(Stop::Broken)?;
+        let y = c.expand(x, shape)?;
+        c.done(y)
+    }),
+    row("Shape", "(extents)", |c| {
+        let shape = c.type_of(0)?.shape;
+        let n = shape.len() as i64;
+        let position = |p: i64| if p < 0 { p.saturating_add(n) } else { p }.clamp(0, n) as usize;
+        let (start, end) = (position(c.int_or("start", 0)?), position(c.int_or("end", n)?));
+        let dims = shape.get(start..end).unwrap_or_default().to_vec();
+        extents(c, Ints::vector(dims))
+    }),
+    row("Size", "(an extent)", |c| {
+        let numel = c.type_of(0)?.numel();
+        extents(c, Ints::scalar(numel))
+    }),
+];
+
+/// The result is these extents.
+fn extents(c: &mut Call<'_, '_>, ints: Ints) -> Lowered {
+    match ints.known() {
+        Some(known) => c.set_known(0, known),
+        None => return Err(Stop::Broken("the extents grow beyond what can be represented".into())),
+    }
+    Ok(())
+}
+
+fn reshape(c: &mut Call<'_, '_>) -> Lowered {
+    let x = c.tensor(0)?;
+    let own = c.shape(x);
+    let mut shape = match (c.name(1), c.opt_attribute_ints("shape")?) {
+        (None, Some(shape)) => shape.iter().map(|&d| Dim::from(d)).collect(),
+        _ => match c.ints(1, "the shape") {
+            Ok(ints) => ints.dims,
+            Err(stop) => match c.declared(0)? {
+                Some(ty) => ty.shape,
+                None => return Err(stop),
+            },
+        },
+    };
+    if !c.flag("allowzero")? {
+        for (axis, d) in shape.iter_mut().enumerate().filter(|(_, d)| d.as_const() == Some(0)) {
+            *d = own.get(axis).cloned().ok_or_else(|| {
+                Stop::Broken(format!("expected an extent to copy for axis {axis}, found {} axes", own.len()))
+            })?;
+        }
+    }
+    let numel = c.ty(x).numel();
+    let shape = c.filled(shape, &numel)?;
+    let y = c.reshape(x, shape)?;
+    c.done(y)
+}

@@ -1,0 +1,114 @@
+//! The names of one graph of the program: what they stand for, and which are read.
+//!
+//! The program is one graph. The body of a function is another with names of its own; that of a branch also sees the
+//! names around it.
+
+use std::collections::{HashMap, HashSet};
+
+use symmc_ir::ValueId;
+
+use crate::known::Known;
+use crate::proto;
+
+/// What a name of the program stands for.
+#[derive(Clone, Debug)]
+pub(crate) enum Binding<'p> {
+    Value(ValueId),
+    /// A known value, and the value of the graph that holds it once one does.
+    Known(Known, Option<ValueId>),
+    /// A stored tensor that nothing has read yet.
+    Stored(&'p proto::Tensor),
+    /// An operand that the call of a function leaves out.
+    Absent,
+    /// Not a tensor of the graph: why.
+    Nothing(String),
+}
+
+/// The names of one graph.
+pub(crate) struct Scope<'p> {
+    /// What the names of values start with, so that they are unique among all graphs.
+    pub prefix: String,
+    /// Whether the names of the scope around it are seen.
+    pub inner: bool,
+    /// The versions of the operator sets by domain.
+    pub opsets: HashMap<&'p str, i64>,
+    /// The attributes of the function call that this is the body of.
+    pub attributes: HashMap<&'p str, &'p proto::Attribute>,
+    /// The types that the graph declares.
+    pub declared: HashMap<&'p str, &'p proto::Type>,
+    values: HashMap<&'p str, Binding<'p>>,
+    read: HashSet<&'p str>,
+}
+
+impl<'p> Scope<'p> {
+    pub fn new(prefix: String, opsets: HashMap<&'p str, i64>) -> Self {
+        Scope {
+            prefix,
+            inner: false,
+            opsets,
+            attributes: HashMap::new(),
+            declared: HashMap::new(),
+            values: HashMap::new(),
+            read: HashSet::new(),
+        }
+    }
+
+    /// The scope of a branch within this one.
+    pub fn branch(&self, prefix: String) -> Scope<'p> {
+        let mut scope = Scope::new(prefix, self.opsets.clone());
+        scope.attributes.clone_from(&self.attributes);
+        scope.inner = true;
+        scope
+    }
+
+    /// Takes in the types that a graph or function declares.
+    pub fn declare(&mut self, values: impl IntoIterator<Item = &'p proto::ValueInfo>) {
+        for value in values {
+            if let Some(ty) = &value.r#type {
+                self.declared.insert(&value.name, ty);
+            }
+        }
+    }
+
+    /// Marks what nodes and the graphs within them read.
+    pub fn mark_read(&mut self, nodes: &'p [proto::Node]) {
+        for node in nodes {
+            self.read.extend(node.input.iter().map(String::as_str));
+            for graph in node.attribute.iter().filter_map(|a| a.g.as_deref()) {
+                self.mark_read(&graph.node);
+                self.mark_read_at_end(graph.output.iter().map(|o| o.name.as_str()));
+            }
+        }
+    }
+
+    /// Marks what is read after all nodes.
+    pub fn mark_read_at_end(&mut self, names: impl IntoIterator<Item = &'p str>) {
+        self.read.extend(names);
+    }
+
+    /// Whether any node or output reads a name.
+    pub fn is_read(&self, name: &str) -> bool {
+        self.read.contains(name)
+    }
+
+    /// Binds a name.
+    ///
+    /// # Errors
+    /// The name is bound already.
+    pub fn bind(&mut self, name: &'p str, binding: Binding<'p>) -> Result<(), String> {
+        match self.values.insert(name, binding) {
+            None => Ok(()),
+            Some(_) => Err(format!("expected one definition of `{name}`, found two")),
+        }
+    }
+
+    /// Binds a name anew, to another form of the same value.
+    pub fn rebind(&mut self, name: &'p str, binding: Binding<'p>) {
+        self.values.insert(name, binding);
+    }
+
+    /// What a name stands for, with the name as the program has it.
+    pub fn get(&self, name: &str) -> Option<(&'p str, &Binding<'p>)> {
+        self.values.get_key_value(name).map(|(k, v)| (*k, v))
+    }
+}

@@ -1,0 +1,274 @@
+//! The symbols of a program and the dims of its extents.
+//!
+//! A symbol belongs to a program if it occurs in an extent of an argument: those a caller fixes for a run. ONNX names
+//! extents by free text (`dim_param`). What reads as an integer expression (`2*tokens`, `past + 1`) is one; any other
+//! text is one symbol. An extent without value and name is a symbol of its own.
+//!
+//! `torch.export` names symbols `s23`. The only symbol of a program, if it has such a name, is called `tokens`; a
+//! symbol that has another name in PyTorch keeps that as its alias.
+
+use std::collections::HashMap;
+
+use indexmap::IndexMap;
+use symmc_ir::sympy::{self, Expr};
+use symmc_ir::{Dim, Symbol, SymbolId, Table};
+
+use crate::error::Reason;
+use crate::proto;
+
+/// Upper bounds from here on mean "no bound" (PyTorch writes such for open ends).
+const OPEN: i64 = 1 << 40;
+
+/// Where `torch.onnx` keeps the ranges of symbols.
+const RANGES: &str = "pkg.torch.export.ExportedProgram.range_constraints";
+
+/// The symbols of a program, by the names of the file.
+pub(crate) struct Symbols {
+    pub table: Table<SymbolId, Symbol>,
+    ids: HashMap<String, SymbolId>,
+}
+
+/// An interval; an end without a bound is `None`.
+#[derive(Clone, Copy, PartialEq, Debug)]
+struct Range {
+    min: Option<i64>,
+    max: Option<i64>,
+}
+
+impl Symbols {
+    /// Collects, bounds and names the symbols of the arguments. `max_extent` bounds those without an upper bound; a
+    /// note says so.
+    pub fn new(
+        arguments: &[&proto::ValueInfo],
+        metadata: &[proto::Entry],
+        max_extent: i64,
+        notes: &mut Vec<String>,
+    ) -> Result<Self, Reason> {
+        let mut order: Vec<String> = Vec::new();
+        for argument in arguments {
+            let shape = argument.r#type.as_ref().and_then(|t| t.tensor_type.as_ref()?.shape.as_ref());
+            for (axis, dim) in shape.iter().flat_map(|s| s.dim.iter().enumerate()) {
+                collect(&argument.name, axis, dim, &mut order);
+            }
+        }
+        let ranges = metadata.iter().find(|e| e.key == RANGES).map(|e| ranges(&e.value)).unwrap_or_default();
+        let mut table = Table::new();
+        let mut ids = HashMap::new();
+        for (name, (torch, range)) in order.iter().zip(assigned(&order, &ranges)) {
+            let shown =
+                if order.len() == 1 && is_generated(name) { "tokens".into() } else { identifier(name) };
+            let (min, max) = bounds(&shown, name, range, max_extent, notes)?;
+            let alias = torch.or(Some(name)).filter(|alias| **alias != shown).cloned();
+            ids.insert(name.clone(), table.push(Symbol { name: shown, min, max, alias }));
+        }
+        Ok(Symbols { table, ids })
+    }
+
+    /// The dim of an extent of this value; `None` if it is not known: without value and name, or by a symbol that is
+    /// no extent of an argument.
+    pub fn dim(&self, value: &str, axis: usize, dim: &proto::Dimension) -> Result<Option<Dim>, String> {
+        match text(dim) {
+            Extent::Known(i) => Ok(Some(Dim::from(i))),
+            Extent::Open => Ok(self.ids.get(&anonymous(value, axis)).map(|&id| Dim::from(id))),
+            Extent::Named(name) => {
+                if let Some(&id) = self.ids.get(name) {
+                    return Ok(Some(Dim::from(id)));
+                }
+                let Ok(parsed) = sympy::parse(name) else { return Ok(None) };
+                let mut used = Vec::new();
+                sympy::symbols(&parsed, &mut used);
+                if used.iter().any(|s| !self.ids.contains_key(*s)) {
+                    return Ok(None);
+                }
+                let resolve = |s: &str| self.ids.get(s).map(|&id| Dim::from(id)).ok_or_else(String::new);
+                sympy::to_dim(&parsed, &resolve).map(Some).map_err(|m| format!("the extent `{name}`: {m}"))
+            }
+        }
+    }
+}
+
+/// What the file says of an extent.
+enum Extent<'a> {
+    Known(i64),
+    Named(&'a str),
+    Open,
+}
+
+fn text(dim: &proto::Dimension) -> Extent<'_> {
+    match (dim.dim_value, dim.dim_param.as_deref().map(str::trim)) {
+        (_, Some(name)) if !name.is_empty() => Extent::Named(name),
+        (Some(value), _) if value >= 0 => Extent::Known(value),
+        _ => Extent::Open,
+    }
+}
+
+/// The name of the symbol of an extent without one.
+fn anonymous(value: &str, axis: usize) -> String {
+    format!("{value}.{axis}")
+}
+
+/// Adds the symbols of an extent of an argument.
+fn collect(argument: &str, axis: usize, dim: &proto::Dimension, order: &mut Vec<String>) {
+    let mut add = |name: String| {
+        if !order.contains(&name) {
+            order.push(name);
+        }
+    };
+    match text(dim) {
+        Extent::Known(_) => {}
+        Extent::Open => add(anonymous(argument, axis)),
+        Extent::Named(name) => {
+            let mut used = Vec::new();
+            let parsed = sympy::parse(name);
+            // Text that is no integer expression names one symbol.
+            let zero = |_: &str| Ok(Dim::from(0));
+            match parsed.as_ref().map(|e| (e, sympy::to_dim(e, &zero))) {
+                Ok((Expr::Symbol(s), _)) => add((*s).to_string()),
+                Ok((e, Ok(_))) => {
+                    sympy::symbols(e, &mut used);
+                    used.into_iter().for_each(|s| add(s.to_string()));
+                }
+                _ => add(name.to_string()),
+            }
+        }
+    }
+}
+
+/// Whether PyTorch made up the name.
+fn is_generated(name: &str) -> bool {
+    name.strip_prefix('s').is_some_and(|n| !n.is_empty() && n.bytes().all(|b| b.is_ascii_digit()))
+}
+
+/// The range of each symbol with its name in PyTorch: that of its own name; else, where only one is left of both or
+/// all ranges that are left are equal, that one. Others have none.
+fn assigned<'r>(
+    order: &[String],
+    ranges: &'r IndexMap<String, Range>,
+) -> Vec<(Option<&'r String>, Option<Range>)> {
+    let left: Vec<_> = ranges.iter().filter(|(name, _)| !order.contains(name)).collect();
+    let unnamed = order.iter().filter(|name| !ranges.contains_key(*name)).count();
+    let alike = left.len() == unnamed && left.windows(2).all(|w| w[0].1 == w[1].1);
+    order
+        .iter()
+        .map(|name| match (ranges.get(name), left.as_slice()) {
+            (Some(range), _) => (None, Some(*range)),
+            (None, [(torch, range)]) if unnamed == 1 => (Some(*torch), Some(**range)),
+            (None, [(_, range), ..]) if alike => (None, Some(**range)),
+            _ => (None, None),
+        })
+        .collect()
+}
+
+/// `{s23: VR[2, 1024], s5: VR[0, int_oo]}`; what cannot be read is left out.
+fn ranges(text: &str) -> IndexMap<String, Range> {
+    let mut out = IndexMap::new();
+    for part in text.trim().trim_start_matches('{').split("VR[").collect::<Vec<_>>().windows(2) {
+        let name = part[0].rsplit([',', '{', ']']).next().unwrap_or("").trim().trim_end_matches(':').trim();
+        let Some((interval, _)) = part[1].split_once(']') else { continue };
+        let Some((min, max)) = interval.split_once(',') else { continue };
+        let end = |text: &str| text.trim().parse::<i64>().ok();
+        out.insert(name.to_string(), Range { min: end(min), max: end(max) });
+    }
+    out
+}
+
+/// A symbol's name as an identifier of the text form.
+fn identifier(name: &str) -> String {
+    let fits = |c: char| c.is_ascii_alphanumeric() || c == '_';
+    let mut out: String = name.chars().map(|c| if fits(c) { c } else { '_' }).collect();
+    if out.is_empty() || out.starts_with(|c: char| c.is_ascii_digit()) {
+        out.insert(0, '_');
+    }
+    out
+}
+
+fn bounds(
+    shown: &str,
+    name: &str,
+    range: Option<Range>,
+    max_extent: i64,
+    notes: &mut Vec<String>,
+) -> Result<(i64, i64), Reason> {
+    let min = range.and_then(|r| r.min).unwrap_or(0).max(0);
+    let max = match range.and_then(|r| r.max).filter(|m| *m < OPEN) {
+        Some(max) => max,
+        None => {
+            let max = max_extent.max(min);
+            notes.push(format!("symbol {shown} has no upper bound in the program; {max} is taken"));
+            max
+        }
+    };
+    if min > max || min >= OPEN {
+        return Err(Reason::Symbol {
+            symbol: name.into(),
+            expected: format!("a range that is not empty and starts below {OPEN}"),
+            found: format!("{min}..={max}"),
+        });
+    }
+    Ok((min, max))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn argument(dims: &[&str]) -> proto::ValueInfo {
+        let dim = |text: &&str| match text.parse() {
+            Ok(value) => proto::Dimension { dim_value: Some(value), dim_param: None },
+            Err(_) => proto::Dimension { dim_value: None, dim_param: Some((*text).to_string()) },
+        };
+        let shape = proto::Shape { dim: dims.iter().map(dim).collect() };
+        let tensor = proto::TensorType { elem_type: 1, shape: Some(shape) };
+        proto::ValueInfo { name: "x".into(), r#type: Some(proto::Type { tensor_type: Some(tensor) }) }
+    }
+
+    /// The symbols as `name (alias) min..max`, and the notes.
+    fn symbols(dims: &[&str], ranges: &str) -> (Vec<String>, Vec<String>) {
+        let metadata = [proto::Entry { key: RANGES.into(), value: ranges.into() }];
+        let mut notes = Vec::new();
+        let found = Symbols::new(&[&argument(dims)], &metadata, 1 << 20, &mut notes).expect("sound ranges");
+        let show = |s: &Symbol| {
+            let alias = s.alias.as_ref().map_or(String::new(), |a| format!(" ({a})"));
+            format!("{}{alias} {}..{}", s.name, s.min, s.max)
+        };
+        (found.table.values().map(show).collect(), notes)
+    }
+
+    #[test]
+    fn ranges_belong_to_symbols_where_that_is_certain() {
+        let all = |dims: &[&str], ranges| symbols(dims, ranges).0;
+        assert_eq!(all(&["tokens", "4"], "{s23: VR[2, 1024]}"), ["tokens (s23) 2..1024"]);
+        assert_eq!(all(&["s23"], "{s23: VR[2, 1024]}"), ["tokens (s23) 2..1024"]);
+        assert_eq!(all(&["a", "s1"], "{s0: VR[2, 8], s1: VR[3, 9]}"), ["a (s0) 2..8", "s1 3..9"]);
+        assert_eq!(all(&["a", "b"], "{s0: VR[2, 8], s1: VR[2, 8]}"), ["a 2..8", "b 2..8"]);
+        let (found, notes) = symbols(&["a", "b"], "{s0: VR[2, 8], s1: VR[3, 9]}");
+        assert_eq!(found, ["a 0..1048576", "b 0..1048576"]);
+        assert_eq!(notes.len(), 2);
+        assert!(notes[0].contains("symbol a has no upper bound"), "{notes:?}");
+        assert_eq!(all(&["n"], "{s0: VR[1, int_oo]}"), ["n (s0) 1..1048576"]);
+        assert!(
+            Symbols::new(
+                &[&argument(&["n"])],
+                &[proto::Entry { key: RANGES.into(), value: "{s0: VR[9, 2]}".into() }],
+                1 << 20,
+                &mut Vec::new()
+            )
+            .is_err()
+        );
+    }
+
+    #[test]
+    fn extents_are_expressions_or_names() {
+        let x = argument(&["past + 1", "2*tokens", "a name, with text", "7"]);
+        let symbols = Symbols::new(&[&x], &[], 64, &mut Vec::new()).expect("symbols");
+        let names: Vec<&str> = symbols.table.values().map(|s| s.name.as_str()).collect();
+        assert_eq!(names, ["past", "tokens", "a_name__with_text"]);
+        let shape = x.r#type.as_ref().and_then(|t| t.tensor_type.as_ref()?.shape.as_ref()).expect("a shape");
+        let dim = |i: usize| symbols.dim("x", i, &shape.dim[i]).expect("a dim").map(|d| format!("{d:?}"));
+        assert_eq!(dim(0).as_deref(), Some("sym0 + 1"));
+        assert_eq!(dim(1).as_deref(), Some("2*sym1"));
+        assert_eq!(dim(2).as_deref(), Some("sym2"));
+        let unknown = proto::Dimension { dim_value: None, dim_param: Some("u0".into()) };
+        assert_eq!(symbols.dim("y", 0, &unknown), Ok(None));
+    }
+}

@@ -1,0 +1,553 @@
+//! What frontends emit: nodes with one result, with the no-ops among them left out, and what several frameworks
+//! write alike (positions that count from the end, shapes with an open extent, triangles).
+//!
+//! A frontend implements [`Emit`] for the node that it lowers; its rules then call the methods.
+
+use crate::builder::{BuildError, Builder};
+use crate::collective::{Collective, CollectiveKind};
+use crate::dim::{Dim, check_size};
+use crate::graph::{Def, GroupId, ValueId};
+use crate::op::{ArgOp, BinaryOp, Op, Reduction, UnaryOp};
+use crate::types::{DType, Float, Scalar, Type};
+
+/// Emits the nodes of one node of a program. See the [module](self).
+///
+/// # Errors
+/// All methods that emit fail where the operands break the typing rule of the op, or extents grow beyond the limits
+/// of [`crate::dim`].
+pub trait Emit {
+    /// What the frontend's rules fail with.
+    type Error: From<BuildError>;
+
+    /// The graph that is being built.
+    fn builder(&self) -> &Builder;
+    /// The same, to add to it.
+    fn builder_mut(&mut self) -> &mut Builder;
+    /// What the names of emitted values start with.
+    fn label(&self) -> &str;
+
+    /// The failure of this node with one sentence that says what is wrong.
+    fn broken(&self, message: String) -> Self::Error {
+        BuildError { name: self.label().to_string(), message }.into()
+    }
+
+    /// The type of a value.
+    fn ty(&self, v: ValueId) -> &Type {
+        self.builder().graph().ty(v)
+    }
+
+    /// The dtype of a value.
+    fn dtype(&self, v: ValueId) -> DType {
+        self.ty(v).dtype
+    }
+
+    /// The extents of a value.
+    fn shape(&self, v: ValueId) -> Vec<Dim> {
+        self.ty(v).shape.clone()
+    }
+
+    /// The number of axes of a value.
+    fn rank(&self, v: ValueId) -> usize {
+        self.ty(v).rank()
+    }
+
+    /// The extent of an axis; 1 for the axis that a tensor without axes pretends to have.
+    fn extent(&self, x: ValueId, axis: usize) -> Dim {
+        self.ty(x).shape.get(axis).cloned().unwrap_or(1.into())
+    }
+
+    /// Bounds of a dim over the program's symbols.
+    fn bounds(&self, d: &Dim) -> (i64, i64) {
+        d.bounds(&self.builder().graph().symbols)
+    }
+
+    /// A node whose op fixes its result types.
+    fn emit_all(&mut self, hint: &str, op: Op, inputs: &[ValueId]) -> Result<Vec<ValueId>, Self::Error> {
+        let name = format!("{}.{hint}", self.label());
+        let results = self.builder_mut().node(&name, op, inputs)?;
+        for &r in &results {
+            check_size(&self.ty(r).shape).map_err(|m| self.broken(m))?;
+        }
+        Ok(results)
+    }
+
+    /// The first result of a node whose op fixes its result types.
+    fn emit(&mut self, hint: &str, op: Op, inputs: &[ValueId]) -> Result<ValueId, Self::Error> {
+        Ok(self.emit_all(hint, op, inputs)?[0])
+    }
+
+    /// A node with a declared result type.
+    fn emit_as(&mut self, hint: &str, op: Op, inputs: &[ValueId], ty: Type) -> Result<ValueId, Self::Error> {
+        check_size(&ty.shape).map_err(|m| self.broken(m))?;
+        let name = format!("{}.{hint}", self.label());
+        Ok(self.builder_mut().op_as(&name, op, inputs, ty)?)
+    }
+
+    // Element-wise.
+
+    /// `x` in a dtype.
+    fn cast(&mut self, x: ValueId, dtype: DType) -> Result<ValueId, Self::Error> {
+        if self.dtype(x) == dtype {
+            return Ok(x);
+        }
+        let ty = Type::new(dtype, self.shape(x));
+        self.emit_as("cast", Op::Cast, &[x], ty)
+    }
+
+    /// One operand, element by element.
+    fn unary(&mut self, op: UnaryOp, x: ValueId) -> Result<ValueId, Self::Error> {
+        self.emit(op.name(), Op::Unary(op), &[x])
+    }
+
+    /// Two operands that have one dtype. Addition and multiplication of bools are `or` and `and`.
+    fn binary(&mut self, op: BinaryOp, x: ValueId, y: ValueId) -> Result<ValueId, Self::Error> {
+        let op = logical(op, self.dtype(x));
+        self.emit(op.name(), Op::Binary(op), &[x, y])
+    }
+
+    /// `x op scalar`; the scalar takes the dtype of `x`.
+    fn with_scalar(&mut self, op: BinaryOp, x: ValueId, s: Scalar) -> Result<ValueId, Self::Error> {
+        let dtype = self.dtype(x);
+        let op = logical(op, dtype);
+        self.emit(op.name(), Op::BinaryScalar { op, scalar: s.converted(dtype), scalar_left: false }, &[x])
+    }
+
+    /// `scalar op x`; the scalar takes the dtype of `x`.
+    fn scalar_with(&mut self, op: BinaryOp, s: Scalar, x: ValueId) -> Result<ValueId, Self::Error> {
+        let dtype = self.dtype(x);
+        let op = logical(op, dtype);
+        self.emit(op.name(), Op::BinaryScalar { op, scalar: s.converted(dtype), scalar_left: true }, &[x])
+    }
+
+    /// `x op y` for a number.
+    fn with_float(&mut self, op: BinaryOp, x: ValueId, y: f64) -> Result<ValueId, Self::Error> {
+        self.with_scalar(op, x, Scalar::Float(Float(y)))
+    }
+
+    /// `condition ? x : y`.
+    fn select(&mut self, condition: ValueId, x: ValueId, y: ValueId) -> Result<ValueId, Self::Error> {
+        self.emit("select", Op::Select, &[condition, x, y])
+    }
+
+    // Creation.
+
+    /// A tensor of one value.
+    fn full(&mut self, s: Scalar, dtype: DType, shape: Vec<Dim>) -> Result<ValueId, Self::Error> {
+        self.emit_as("full", Op::Full(s.converted(dtype)), &[], Type::new(dtype, shape))
+    }
+
+    /// `start`, `start + step`, … as many as `len`.
+    fn iota(&mut self, len: Dim, start: i64, step: i64, dtype: DType) -> Result<ValueId, Self::Error> {
+        self.emit_as("iota", Op::Iota { start, step }, &[], Type::new(dtype, vec![len]))
+    }
+
+    /// A tensor without axes that holds the value of a dim: the last element of an iota.
+    fn dim_tensor(&mut self, d: &Dim, dtype: DType) -> Result<ValueId, Self::Error> {
+        if let Some(i) = d.as_const() {
+            return self.full(Scalar::Int(i), dtype, vec![]);
+        }
+        let start = self.bounds(d).0.min(0);
+        let at = d.clone() - Dim::from(start);
+        let iota = self.iota(at.clone() + Dim::from(1), start, 1, DType::I64)?;
+        let one = self.slice(iota, 0, at, Dim::from(1), 1)?;
+        let scalar = self.reshape(one, vec![])?;
+        self.cast(scalar, dtype)
+    }
+
+    /// The positions `start`, `start + step`, … as many as `len`.
+    fn positions(&mut self, start: &Dim, step: i64, len: Dim) -> Result<ValueId, Self::Error> {
+        if let Some(start) = start.as_const() {
+            return self.iota(len, start, step, DType::I64);
+        }
+        let iota = self.iota(len, 0, step, DType::I64)?;
+        let start = self.dim_tensor(start, DType::I64)?;
+        self.binary(BinaryOp::Add, iota, start)
+    }
+
+    /// The integers from `start` by `step` up to `end`, which is left out.
+    fn range(&mut self, start: &Dim, end: &Dim, step: i64, dtype: DType) -> Result<ValueId, Self::Error> {
+        let distance = match step {
+            0 => return Err(self.broken("expected a step other than 0".into())),
+            1.. => end.clone() - start.clone(),
+            _ => start.clone() - end.clone(),
+        };
+        let by = step.saturating_abs();
+        let len = (distance + Dim::from(by - 1)).floor_div(&by.into());
+        let len = if self.bounds(&len).0 < 0 { len.max_with(&0.into()) } else { len };
+        match start.as_const() {
+            Some(start) => self.iota(len, start, step, dtype),
+            None => {
+                let y = self.positions(start, step, len)?;
+                self.cast(y, dtype)
+            }
+        }
+    }
+
+    /// `column op row` for a matrix of this many rows and columns, the column's position less `offset`.
+    fn compare_positions(
+        &mut self,
+        (rows, columns): (Dim, Dim),
+        op: BinaryOp,
+        offset: i64,
+    ) -> Result<ValueId, Self::Error> {
+        let row = self.iota(rows, 0, 1, DType::I64)?;
+        let row = self.unsqueeze(row, 1)?;
+        let column = self.iota(columns, offset.saturating_neg(), 1, DType::I64)?;
+        self.binary(op, column, row)
+    }
+
+    /// The elements of the last two axes where `column - offset op row`, others 0.
+    fn triangle(&mut self, x: ValueId, op: BinaryOp, offset: i64) -> Result<ValueId, Self::Error> {
+        let shape = self.shape(x);
+        let [.., rows, columns] = shape.as_slice() else {
+            return Err(self.broken(format!("expected two axes or more, found {}", shape.len())));
+        };
+        let keep = self.compare_positions((rows.clone(), columns.clone()), op, offset)?;
+        let zero = self.full(Scalar::Int(0), self.dtype(x), vec![])?;
+        self.select(keep, x, zero)
+    }
+
+    // Views.
+
+    /// The same elements under another shape.
+    fn reshape(&mut self, x: ValueId, shape: Vec<Dim>) -> Result<ValueId, Self::Error> {
+        if self.ty(x).shape == shape {
+            return Ok(x);
+        }
+        let ty = Type::new(self.dtype(x), shape);
+        self.emit_as("reshape", Op::Reshape, &[x], ty)
+    }
+
+    /// A shape with its -1, if any, replaced so that the number of elements is `numel`.
+    fn filled(&self, shape: Vec<Dim>, numel: &Dim) -> Result<Vec<Dim>, Self::Error> {
+        let is_open = |d: &Dim| d.as_const() == Some(-1);
+        if !shape.iter().any(is_open) {
+            return Ok(shape);
+        }
+        let known: Vec<Dim> = shape.iter().filter(|d| !is_open(d)).cloned().collect();
+        if known.len() + 1 != shape.len() {
+            return Err(self.broken(format!("expected one open extent at most, found {shape:?}")));
+        }
+        check_size(&known).map_err(|m| self.broken(m))?;
+        let known = known.into_iter().fold(Dim::from(1), |a, b| a * b);
+        if known.as_const() == Some(0) {
+            return Err(self.broken(format!("expected extents that fix the open one, found {shape:?}")));
+        }
+        let rest = match numel.exact_div(&known) {
+            Some(exact) => exact,
+            None if known.as_const().is_some() && numel.as_const().is_some() => {
+                return Err(self.broken(format!("expected a shape of {numel:?} elements, found {shape:?}")));
+            }
+            None => numel.floor_div(&known),
+        };
+        Ok(shape.into_iter().map(|d| if is_open(&d) { rest.clone() } else { d }).collect())
+    }
+
+    /// The axes in another order.
+    fn permute(&mut self, x: ValueId, perm: Vec<usize>) -> Result<ValueId, Self::Error> {
+        if perm.iter().copied().eq(0..self.rank(x)) {
+            return Ok(x);
+        }
+        self.emit("permute", Op::Permute { perm }, &[x])
+    }
+
+    /// The matrix transpose: the last two axes swapped.
+    fn transposed(&mut self, x: ValueId) -> Result<ValueId, Self::Error> {
+        let mut perm: Vec<usize> = (0..self.rank(x)).collect();
+        if let [.., a, b] = perm.as_mut_slice() {
+            std::mem::swap(a, b);
+        }
+        self.permute(x, perm)
+    }
+
+    /// `x` broadcast to a shape.
+    fn expand(&mut self, x: ValueId, shape: Vec<Dim>) -> Result<ValueId, Self::Error> {
+        if self.ty(x).shape == shape {
+            return Ok(x);
+        }
+        let ty = Type::new(self.dtype(x), shape);
+        self.emit_as("expand", Op::Expand, &[x], ty)
+    }
+
+    /// `len` elements of an axis from `start` on, `step` apart.
+    fn slice(
+        &mut self,
+        x: ValueId,
+        axis: usize,
+        start: Dim,
+        len: Dim,
+        step: i64,
+    ) -> Result<ValueId, Self::Error> {
+        let mut shape = self.shape(x);
+        if start.as_const() == Some(0) && step == 1 && shape.get(axis) == Some(&len) {
+            return Ok(x);
+        }
+        match shape.get_mut(axis) {
+            Some(d) => *d = len,
+            None => {
+                let n = shape.len();
+                return Err(self.broken(format!("expected an axis below {n}, found {axis}")));
+            }
+        }
+        check_size(std::slice::from_ref(&start)).map_err(|m| self.broken(m))?;
+        let ty = Type::new(self.dtype(x), shape);
+        self.emit_as("slice", Op::Slice { axis, start, step }, &[x], ty)
+    }
+
+    /// Start and length of the slice from `start` to `end` (`None` is the end) of `n` elements, `step` apart, where
+    /// positions below 0 count from the end and all are limited to the axis. The step is 1 or more.
+    fn slice_range(&self, n: &Dim, start: Dim, end: Option<Dim>, step: i64) -> (Dim, Dim) {
+        let start = self.clamped(start, n);
+        let end = end.map_or_else(|| n.clone(), |end| self.clamped(end, n));
+        let mut len = end - start.clone();
+        if self.bounds(&len).0 < 0 {
+            len = len.max_with(&0.into());
+        }
+        if step > 1 {
+            len = (len + Dim::from(step - 1)).floor_div(&step.into());
+        }
+        (start, len)
+    }
+
+    /// A position that may count from the end of an axis of extent `n`.
+    fn counted(&self, position: Dim, n: &Dim) -> Dim {
+        if self.bounds(&position).1 < 0 { n.clone() + position } else { position }
+    }
+
+    /// A position of a slice: counted from the end if negative, then limited to the axis.
+    fn clamped(&self, position: Dim, n: &Dim) -> Dim {
+        let p = self.counted(position, n);
+        let p = if self.bounds(&p).0 < 0 { p.max_with(&0.into()) } else { p };
+        match self.bounds(&(n.clone() - p.clone())) {
+            (low, _) if low >= 0 => p,
+            (_, high) if high <= 0 => n.clone(),
+            _ => p.min_with(n),
+        }
+    }
+
+    /// `x` with a new axis of extent 1.
+    fn unsqueeze(&mut self, x: ValueId, axis: usize) -> Result<ValueId, Self::Error> {
+        let mut shape = self.shape(x);
+        shape.insert(axis.min(shape.len()), Dim::from(1));
+        self.reshape(x, shape)
+    }
+
+    /// `x` without an axis of extent 1.
+    fn drop_axis(&mut self, x: ValueId, axis: usize) -> Result<ValueId, Self::Error> {
+        let mut shape = self.shape(x);
+        if axis < shape.len() {
+            shape.remove(axis);
+        }
+        self.reshape(x, shape)
+    }
+
+    /// The elements of an axis in reverse.
+    fn reversed(&mut self, x: ValueId, axis: usize) -> Result<ValueId, Self::Error> {
+        let n = self.extent(x, axis);
+        let from_last = match n.as_const() {
+            Some(n) => self.iota(n.into(), n - 1, -1, DType::I64)?,
+            None => {
+                let last = self.dim_tensor(&(n.clone() - Dim::from(1)), DType::I64)?;
+                let iota = self.iota(n, 0, 1, DType::I64)?;
+                self.binary(BinaryOp::Sub, last, iota)?
+            }
+        };
+        self.emit("take", Op::Take { axis }, &[x, from_last])
+    }
+
+    /// The parts one after another along an axis.
+    fn concat(&mut self, parts: &[ValueId], axis: usize) -> Result<ValueId, Self::Error> {
+        match parts {
+            [one] => Ok(*one),
+            _ => self.emit("concat", Op::Concat { axis }, parts),
+        }
+    }
+
+    /// `x` once or more along each axis.
+    fn repeat(&mut self, x: ValueId, repeats: &[Dim]) -> Result<ValueId, Self::Error> {
+        let mut own = self.shape(x);
+        if repeats.len() < own.len() {
+            let (n, found) = (own.len(), repeats.len());
+            return Err(self.broken(format!("expected {n} repeats or more, found {found}")));
+        }
+        while own.len() < repeats.len() {
+            own.insert(0, 1.into());
+        }
+        if repeats.iter().all(|r| r.as_const() == Some(1)) {
+            return self.reshape(x, own);
+        }
+        let once: Vec<Dim> = own.iter().flat_map(|d| [Dim::from(1), d.clone()]).collect();
+        let all: Vec<Dim> = repeats.iter().zip(&own).flat_map(|(r, d)| [r.clone(), d.clone()]).collect();
+        let joined: Vec<Dim> = repeats.iter().zip(&own).map(|(r, d)| r.clone() * d.clone()).collect();
+        let y = self.reshape(x, once)?;
+        let y = self.expand(y, all)?;
+        self.reshape(y, joined)
+    }
+
+    // The rest.
+
+    /// `x @ y` over the last two axes.
+    fn matmul(&mut self, x: ValueId, y: ValueId) -> Result<ValueId, Self::Error> {
+        self.emit("matmul", Op::MatMul, &[x, y])
+    }
+
+    /// NumPy's `matmul`: a vector on the left is a row, on the right a column, and its axis vanishes.
+    fn product(&mut self, x: ValueId, y: ValueId) -> Result<ValueId, Self::Error> {
+        let (row, column) = (self.rank(x) == 1, self.rank(y) == 1);
+        let x = if row { self.unsqueeze(x, 0)? } else { x };
+        let y = if column { self.unsqueeze(y, 1)? } else { y };
+        let mut z = self.matmul(x, y)?;
+        if column {
+            z = self.drop_axis(z, self.rank(z) - 1)?;
+        }
+        if row {
+            let axis = self.rank(z) - if column { 1 } else { 2 };
+            z = self.drop_axis(z, axis)?;
+        }
+        Ok(z)
+    }
+
+    /// A reduction over ascending axes.
+    fn reduce(
+        &mut self,
+        op: Reduction,
+        x: ValueId,
+        axes: Vec<usize>,
+        keep: bool,
+    ) -> Result<ValueId, Self::Error> {
+        self.emit(op.name(), Op::Reduce { op, axes, keep }, &[x])
+    }
+
+    /// The position of an extreme element.
+    fn arg_reduce(&mut self, op: ArgOp, x: ValueId, axis: usize, keep: bool) -> Result<ValueId, Self::Error> {
+        self.emit(op.name(), Op::ArgReduce { op, axis, keep }, &[x])
+    }
+
+    /// A layer norm over the last `axes` axes, with a weight and a bias of their shape if there are any.
+    fn layer_norm(
+        &mut self,
+        x: ValueId,
+        (weight, bias): (Option<ValueId>, Option<ValueId>),
+        axes: usize,
+        eps: f64,
+    ) -> Result<ValueId, Self::Error> {
+        let dtype = self.dtype(x);
+        let mut operands = vec![x];
+        if let Some(w) = weight {
+            operands.push(self.cast(w, dtype)?);
+        } else if bias.is_some() {
+            let tail = self.shape(x).split_off(self.rank(x).saturating_sub(axes));
+            operands.push(self.full(Scalar::Int(1), dtype, tail)?);
+        }
+        if let Some(b) = bias {
+            operands.push(self.cast(b, dtype)?);
+        }
+        self.emit("layer_norm", Op::LayerNorm { axes, eps: Float(eps) }, &operands)
+    }
+
+    /// The mean over `axes`, and `1 / sqrt(variance + eps)`, both with those axes kept.
+    fn moments(&mut self, x: ValueId, axes: Vec<usize>, eps: f64) -> Result<(ValueId, ValueId), Self::Error> {
+        let mean = self.reduce(Reduction::Mean, x, axes.clone(), true)?;
+        let centred = self.binary(BinaryOp::Sub, x, mean)?;
+        let squares = self.binary(BinaryOp::Mul, centred, centred)?;
+        let variance = self.reduce(Reduction::Mean, squares, axes, true)?;
+        let shifted = self.with_float(BinaryOp::Add, variance, eps)?;
+        Ok((mean, self.unary(UnaryOp::Rsqrt, shifted)?))
+    }
+
+    /// A collective of one operand and one result.
+    fn collective(
+        &mut self,
+        kind: CollectiveKind,
+        group: GroupId,
+        x: ValueId,
+    ) -> Result<ValueId, Self::Error> {
+        let hint = kind.name();
+        self.emit(hint, Op::Collective(Collective { kind, group, variant: None }), &[x])
+    }
+
+    /// An index whose negative elements count from the end of `n` elements.
+    fn wrapped(&mut self, index: ValueId, n: &Dim) -> Result<ValueId, Self::Error> {
+        if self.is_non_negative(index) {
+            return Ok(index);
+        }
+        let from_end = match n.as_const() {
+            Some(n) => self.with_scalar(BinaryOp::Add, index, Scalar::Int(n))?,
+            None => {
+                let n = self.dim_tensor(n, self.dtype(index))?;
+                self.binary(BinaryOp::Add, index, n)?
+            }
+        };
+        let negative = self.with_scalar(BinaryOp::Lt, index, Scalar::Int(0))?;
+        self.select(negative, from_end, index)
+    }
+
+    /// Whether no element of an integer value can be negative, by how it is computed.
+    fn is_non_negative(&self, v: ValueId) -> bool {
+        non_negative(self.builder(), v, &mut 64)
+    }
+}
+
+/// Arithmetic on bools as logic.
+fn logical(op: BinaryOp, dtype: DType) -> BinaryOp {
+    match (op, dtype) {
+        (BinaryOp::Add, DType::Bool) => BinaryOp::Or,
+        (BinaryOp::Mul, DType::Bool) => BinaryOp::And,
+        _ => op,
+    }
+}
+
+/// Whether no element can be negative; `budget` bounds the number of values that are looked at.
+fn non_negative(builder: &Builder, v: ValueId, budget: &mut usize) -> bool {
+    let graph = builder.graph();
+    let dtype = graph.ty(v).dtype;
+    if matches!(dtype, DType::Bool | DType::U8) {
+        return true;
+    }
+    let (node, result) = match graph.values[v].def {
+        Def::Node(node, result) => (node, result),
+        Def::Input(input) => {
+            let data = graph.inputs[input].data.as_ref();
+            return data.is_some_and(|t| t.numel() <= 4096 && t.to_i64().iter().all(|&i| i >= 0));
+        }
+    };
+    if *budget == 0 {
+        return false;
+    }
+    *budget -= 1;
+    let node = &graph.nodes[node];
+    let mut operand = |i: usize| node.inputs.get(i).is_some_and(|&x| non_negative(builder, x, budget));
+    match &node.op {
+        Op::Iota { start, step } => *start >= 0 && *step >= 0,
+        Op::Full(s) => s.as_f64() >= 0.0,
+        Op::ArgReduce { .. } => true,
+        Op::TopK { .. } | Op::Sort { .. } => result == 1 || operand(0),
+        Op::Unary(UnaryOp::Abs | UnaryOp::Relu) => true,
+        Op::BinaryScalar { op, scalar, scalar_left: false } => match op {
+            BinaryOp::Add | BinaryOp::Mul | BinaryOp::FloorDiv => scalar.as_f64() >= 0.0 && operand(0),
+            BinaryOp::Rem => scalar.as_f64() > 0.0,
+            BinaryOp::Max => scalar.as_f64() >= 0.0 || operand(0),
+            BinaryOp::Min => scalar.as_f64() >= 0.0 && operand(0),
+            _ => false,
+        },
+        Op::Binary(BinaryOp::Add | BinaryOp::Mul | BinaryOp::Min | BinaryOp::FloorDiv) => {
+            operand(0) && operand(1)
+        }
+        Op::Binary(BinaryOp::Max) => operand(0) || operand(1),
+        Op::Select => operand(1) && operand(2),
+        Op::Cast
+        | Op::Copy
+        | Op::Reshape
+        | Op::Permute { .. }
+        | Op::Slice { .. }
+        | Op::Expand
+        | Op::CumSum { .. }
+        | Op::Reduce { .. }
+        | Op::Take { .. }
+        | Op::Index { .. }
+        | Op::GatherElements { .. } => operand(0),
+        Op::Concat { .. } => (0..node.inputs.len()).all(operand),
+        Op::Collective(c) => matches!(c.kind, CollectiveKind::AllGather) && operand(0),
+        _ => false,
+    }
+}
