@@ -308,6 +308,10 @@ impl Variant {
 /// which takes no more room.
 pub const PACKET_WORDS: u64 = 128 << 10;
 
+/// The bytes from which on a GPU's two-shot all-reduce between two ranks stores to its peer and loads nothing from it; among
+/// more ranks it is fewer by as much as there are more. Then it adds a residual along the way.
+pub const TWO_SHOT_STORES: u64 = 32 << 20;
+
 /// The bytes of a line, which lies at a multiple of as many: landing zones do, and all their parts.
 pub const PACKET_LINE: u64 = 128;
 

@@ -23,9 +23,9 @@
 //! tell, nothing counts as hidden.
 //!
 //! # What a collective does along the way
-//! Where a machine fuses it, the kernel of an all-reduce by packets also adds the residual that follows. That saves a
-//! kernel, and storing and reading the reduction once: as much as a copy of it takes. The variant is credited with that
-//! ([`Profile::saved_us`]).
+//! Where a machine fuses it, the kernel of an all-reduce by packets, or in two shots of a large tensor, also adds the
+//! residual that follows. That saves a kernel, and storing and reading the reduction once: as much as a copy of it takes.
+//! The variant is credited with that ([`Profile::saved_us`]).
 //!
 //! Deliberately not here: what copies a placement forces (the lowering and the planner know that) and how
 //! profiles are measured.
@@ -36,7 +36,7 @@ pub mod model;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
-use crate::collective::{CollectiveKind, Variant};
+use crate::collective::{CollectiveKind, TWO_SHOT_STORES, Variant};
 pub use curve::{Copying, Curve, ExitBarrier, Source};
 
 /// The version of the format that this crate reads and writes.
@@ -66,8 +66,8 @@ pub struct Profile {
     /// How many multiprocessors a GPU has; none where communication takes all of a rank that computes beside it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub multiprocessors: Option<u32>,
-    /// Whether the kernel of an all-reduce by packets also adds the residual that follows it. The lowering credits that
-    /// only if it knows [`multiprocessors`](Self::multiprocessors), because compute beside the two keeps them apart.
+    /// Whether the kernel of an all-reduce by packets, or in two shots from [`TWO_SHOT_STORES`] on, also adds the residual
+    /// that follows it. The lowering credits that only if it knows [`multiprocessors`](Self::multiprocessors), because compute beside the two keeps them apart.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub fuses_residual: bool,
     /// What a copy within the memory of one rank costs.
@@ -180,11 +180,15 @@ impl Profile {
     }
 
     /// The estimated microseconds that a run saves because the kernel of a collective also adds the residual that
-    /// follows it (see the [module](self)); none where it does not.
-    pub fn saved_us(&self, kind: &CollectiveKind, variant: Variant, bytes: u64) -> f64 {
+    /// follows it (see the [module](self)); none where it does not. `bytes` are those of the operand.
+    pub fn saved_us(&self, kind: &CollectiveKind, variant: Variant, bytes: u64, ranks: u32) -> f64 {
+        let by_stores = || {
+            let ranks = u64::from(ranks.max(1));
+            bytes.saturating_mul(ranks) >= 2 * TWO_SHOT_STORES && bytes.is_multiple_of(16 * ranks)
+        };
         let fuses = self.fuses_residual
-            && variant == Variant::Packets
-            && matches!(kind, CollectiveKind::AllReduce(_));
+            && matches!(kind, CollectiveKind::AllReduce(_))
+            && (variant == Variant::Packets || variant == Variant::TwoShot && by_stores());
         if fuses { self.copy_us(bytes) } else { 0.0 }
     }
 
@@ -351,11 +355,17 @@ mod tests {
     #[test]
     fn a_residual_saves_what_a_copy_takes_where_the_machine_fuses_it() {
         let p = Profile::builtin("h200x4").unwrap();
-        assert_eq!(p.saved_us(&AR, Variant::Packets, 1 << 17), 1.146);
-        assert_eq!(p.saved_us(&AR, Variant::OneShot, 1 << 17), 0.0);
-        assert_eq!(p.saved_us(&CollectiveKind::AllGather, Variant::Packets, 1 << 17), 0.0);
+        let saved = |variant, bytes| p.saved_us(&AR, variant, bytes, 4);
+        assert_eq!(saved(Variant::Packets, 1 << 17), 1.146);
+        assert_eq!(saved(Variant::OneShot, 1 << 17), 0.0);
+        assert_eq!(p.saved_us(&CollectiveKind::AllGather, Variant::Packets, 1 << 17, 4), 0.0);
+        // In two shots only large tensors, of slices that divide into units.
+        assert_eq!(saved(Variant::TwoShot, 16 << 20), saved(Variant::Packets, 16 << 20));
+        assert_eq!(p.saved_us(&AR, Variant::TwoShot, 16 << 20, 2), 0.0);
+        assert_eq!(saved(Variant::TwoShot, (16 << 20) - 64), 0.0);
+        assert_eq!(saved(Variant::TwoShot, (16 << 20) + 32), 0.0);
         let host = Profile::builtin("host").unwrap();
-        assert_eq!(host.saved_us(&AR, Variant::Packets, 1 << 17), 0.0);
+        assert_eq!(host.saved_us(&AR, Variant::Packets, 1 << 17, 4), 0.0);
     }
 
     #[test]

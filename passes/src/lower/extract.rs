@@ -81,7 +81,8 @@ pub fn cost(graph: &Graph, class: Id, node: &Lang, uses: &Uses) -> Option<Cost> 
             let run = context.estimate(kind, collective.group, variant, bytes, moving + out, beside)?;
             let copy_us = packing + moving + out;
             let added = uses.added.contains(&class);
-            let saved_us = if added { context.profile.saved_us(kind, variant, bytes).min(run) } else { 0.0 };
+            let saved = || context.profile.saved_us(kind, variant, bytes, context.ranks(collective.group));
+            let saved_us = if added { saved().min(run) } else { 0.0 };
             Some(Cost { us: run + copy_us - saved_us, copy_us, saved_us })
         }
     }

@@ -91,11 +91,13 @@ unsafe impl<T: Plain, const N: usize> Plain for [T; N] {}
 
 /// Declares a `repr(C)` struct that is [`Plain`]; does not compile if there are bytes between or behind its fields.
 macro_rules! plain {
-    ($(#[$meta:meta])* $vis:vis struct $name:ident { $($of:vis $field:ident: $ty:ty),* $(,)? }) => {
+    ($(#[$meta:meta])* $vis:vis struct $name:ident {
+        $($(#[$about:meta])* $of:vis $field:ident: $ty:ty),* $(,)?
+    }) => {
         $(#[$meta])*
         #[repr(C)]
         #[derive(Clone, Copy)]
-        $vis struct $name { $($of $field: $ty),* }
+        $vis struct $name { $($(#[$about])* $of $field: $ty),* }
         const _: () = {
             assert!(size_of::<$name>() == 0 $(+ size_of::<$ty>())*, "bytes between or behind the fields");
             assert!(align_of::<$name>() <= 8, "kernel parameters are aligned to 8 bytes at most");

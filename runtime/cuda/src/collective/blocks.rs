@@ -2,7 +2,7 @@
 //!
 //! A grid follows from the bytes of the call alone, so that it is the same on all ranks.
 
-use symmc_ir::collective::PACKET_WORDS;
+use symmc_ir::collective::{PACKET_WORDS, TWO_SHOT_STORES};
 
 use super::control::{MAX_BLOCKS, MAX_RANKS};
 
@@ -87,13 +87,14 @@ pub struct Forms {
     /// operand to each peer, two send a slice to and from each.
     pub saved: usize,
     /// The smallest operand that a two-shot all-reduce sends by stores alone between two ranks; among more it is
-    /// smaller by as much as there are more.
+    /// smaller by as much as there are more. Profiles credit it with what it does along the way by the contract's
+    /// [`TWO_SHOT_STORES`].
     pub pushed: usize,
 }
 
 impl Default for Forms {
     fn default() -> Self {
-        Forms { words: PACKET_WORDS as usize, saved: 512 << 10, pushed: 32 << 20 }
+        Forms { words: PACKET_WORDS as usize, saved: 512 << 10, pushed: TWO_SHOT_STORES as usize }
     }
 }
 

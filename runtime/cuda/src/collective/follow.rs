@@ -1,10 +1,11 @@
-//! All-reduces by packets whose result is added to a residual, and perhaps normalised, right behind: one kernel.
+//! All-reduces whose result is added to a residual, and perhaps normalised, right behind: one kernel.
 //!
 //! [`find`] looks for them in a list of steps. Towards peers the kernel is the all-reduce, at its place in the
 //! order; it rounds where the single steps round. All ranks decide alike: what lies elsewhere on every rank stays
 //! single, since a rank that packs its messages otherwise than its peers would not be understood.
 //!
-//! With a norm the one kernel sends the whole operand to each peer. An all-reduce so large that it goes in two rounds
+//! Such kernels are the all-reduce by packets, and the two-shot of large tensors, which takes the addition alone. With a
+//! norm the packets of one kernel bring the whole operand to each peer. An all-reduce so large that it goes in two rounds
 //! sends less by itself, and takes the addition alone: what that saves is more than the norm's own kernel costs.
 
 use smallvec::SmallVec;
@@ -13,7 +14,7 @@ use symmc_ir::{BinaryOp, Op};
 use symmc_planner::plan::Lane;
 use symmc_runtime::exec::{BoundCollective, BoundStep, Located, Work as StepWork};
 
-use super::{FusedNorm, Peers, lower_norm};
+use super::{Addition, FusedNorm, Peers, lower_addition, lower_norm};
 use crate::compile::Source;
 use crate::compute::spans::{self, Span, is_run};
 use crate::error::CudaError;
@@ -111,10 +112,18 @@ pub fn lower(
     source: &mut Source,
 ) -> Result<Option<Work>, CudaError> {
     let Some(Values { call, residual, sum, norm }) = values(list, all) else { return Ok(None) };
+    let step = list[all.reduce].index;
+    let number = call.cell.iter().position(|&r| r == peers.rank).unwrap_or(0);
+    if call.variant == Variant::TwoShot {
+        // Peers store into the result before this rank reads the residual.
+        let clean = norm.is_none() && !Span::of_region(&call.result, call).overlaps(&Span::of(residual));
+        let addition = Addition { residual: homes.at(residual), sum: homes.at(sum) };
+        let own = [&call.operand, &call.result].map(|r| homes.region(r, number));
+        return if clean { lower_addition(step, call, own, &addition, peers, source) } else { Ok(None) };
+    }
     if !pays(call, all.tail, peers) {
         return Ok(None);
     }
-    let number = call.cell.iter().position(|&r| r == peers.rank).unwrap_or(0);
     let last = sum.shape.last().copied().unwrap_or(1);
     let hidden = match &norm {
         Some(_) => last,
@@ -132,12 +141,13 @@ pub fn lower(
         eps: norm.as_ref().map_or(0.0, |n| n.eps),
         round_first: norm.as_ref().is_some_and(|n| n.round_first),
     };
-    lower_norm(list[all.reduce].index, call, &fused, peers, source)
+    lower_norm(step, call, &fused, peers, source)
 }
 
 fn values<'a>(list: &'a [BoundStep], all: &Followed) -> Option<Values<'a>> {
     let StepWork::Collective(call) = &list.get(all.reduce)?.work else { return None };
-    let reduces = call.variant == Variant::Packets && matches!(call.kind, Kind::AllReduce(_));
+    let reduces = matches!(call.variant, Variant::Packets | Variant::TwoShot)
+        && matches!(call.kind, Kind::AllReduce(_));
     let StepWork::Kernel { op: Op::Binary(BinaryOp::Add), operands, results } = &list.get(all.add)?.work
     else {
         return None;
@@ -384,6 +394,56 @@ mod tests {
         // Between two ranks there is nothing to save; among more it is sooner.
         assert!(is_one(2, 128, 8192) && is_one(2, 2048, 4096));
         assert!(is_one(8, 4, 8192) && !is_one(8, 8, 8192));
+    }
+
+    /// A layer without norm whose reduction takes two shots, of `rows` rows of 4096 elements on two ranks.
+    fn two_shot(rows: usize) -> Vec<BoundStep> {
+        let hidden = 4096;
+        let mut list = layer(4 * BYTES);
+        list.truncate(3);
+        for step in &mut list {
+            match &mut step.work {
+                StepWork::Collective(call) => {
+                    let region = |offset| BoundRegion { home: Home::Symmetric, offset, by_rank: 0 };
+                    (call.variant, call.elements, call.landing) = (Variant::TwoShot, rows * hidden, None);
+                    (call.operand, call.result) = (region(0), region(BYTES << 20));
+                }
+                _ => values_of(step).for_each(|v| {
+                    (v.shape, v.strides) = ([rows, hidden].into(), [hidden as isize, 1].into());
+                    v.offset <<= 20;
+                    v.home = if v.offset < 4 * BYTES << 20 { Home::Symmetric } else { Home::Ordinary };
+                }),
+            }
+        }
+        list
+    }
+
+    /// The text of the kernel that a two-shot and its addition are, if they are one.
+    fn two_shot_kernel(list: &[BoundStep]) -> Option<String> {
+        let found = found(list);
+        assert_eq!(found, [Followed { reduce: 1, add: 2, tail: Tail::Nothing }]);
+        let homes = Homes { ordinary: 1 << 40, symmetric: 1 << 32, inputs: vec![], outputs: vec![] };
+        let peers = Peers { rank: 0, arenas: vec![1 << 32, 2 << 32], arena: 1 << 32, ..Peers::default() };
+        let mut source = Source::new();
+        lower(list, &found[0], &homes, &peers, &mut source).expect("it fits").map(|_| source.text().into())
+    }
+
+    #[test]
+    fn a_two_shot_by_stores_alone_takes_the_addition() {
+        let text = two_shot_kernel(&two_shot(4096)).expect("a kernel");
+        assert!(text.contains("pushed_add<BF16, Sum, 2, 4>"));
+        assert_eq!(two_shot_kernel(&two_shot(2048)), None, "it loads from peers");
+        // What peers store into is the sum's as well, but not the residual's.
+        let on_result = |which: usize| {
+            let mut list = two_shot(4096);
+            let value = values_of(&mut list[2]).nth(which).expect("three values");
+            (value.home, value.offset) = (Home::Symmetric, BYTES << 20);
+            list
+        };
+        assert!(two_shot_kernel(&on_result(2)).is_some());
+        let mut odd = two_shot(4096);
+        values_of(&mut odd[2]).take(1).for_each(|v| v.offset += 8);
+        assert_eq!(two_shot_kernel(&odd), None, "a residual that is not aligned");
     }
 
     #[test]

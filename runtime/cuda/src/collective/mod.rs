@@ -43,7 +43,8 @@
 //!   not written before the other blocks of the row have read their shares, which each tells with the flag of this
 //!   rank to itself.
 //! - *stores alone*: a two-shot of large tensors stores into the peers' results what they reduce, tells them chunk
-//!   by chunk with the block's flags, and overwrites it with the result (`kernels/pushed.cu`).
+//!   by chunk with the block's flags, and overwrites it with the result (`kernels/pushed.cu`). A chunk of the result is
+//!   read for what follows it once all peers have told that they stored it.
 //!
 //! A block waits for blocks of the same number on peers and for no other, so a grid need not be resident as a
 //! whole, but its first unfinished block must get to run on every rank. (Blocks that share rows wait for others: such a
@@ -57,7 +58,8 @@
 //! stops all waits of this rank, as does the host by [`end`]; kernels that follow go through without waiting
 //! for long, and what they leave in memory is meaningless.
 //!
-//! [`lower_norm`] is the packets all-reduce with what often follows it in a model; [`follow`] finds it in a program.
+//! [`lower_norm`] is the packets all-reduce with what often follows it in a model, [`lower_addition`] the two-shot of large
+//! tensors with a residual; [`follow`] finds them in a program.
 //!
 //! Before the first run control region, landing zones and private words are zero on all ranks.
 
@@ -69,11 +71,12 @@ mod norm;
 mod packets;
 #[cfg(test)]
 mod tests;
+mod two_shot;
 
 use symmc_ir::DType;
 use symmc_ir::collective::{CollectiveKind as Kind, ReduceOp, Splits, Variant};
 use symmc_planner::plan::Barrier;
-use symmc_runtime::exec::{BoundCollective, Home};
+use symmc_runtime::exec::BoundCollective;
 
 pub use self::blocks::{BlockCounts, Blocks, Forms};
 use self::blocks::{Form, MAX_THREADS};
@@ -82,6 +85,7 @@ pub use self::control::{
     MAX_BLOCKS, MAX_RANKS, Missed, STATUS_BYTES, control_bytes, end, local_bytes, missed,
 };
 pub use self::norm::{FusedNorm, lower_norm};
+pub use self::two_shot::{Addition, lower_addition};
 use crate::compile::Source;
 use crate::error::CudaError;
 use crate::launch::{Address, Kernel, Param, Work};
@@ -169,7 +173,7 @@ pub fn lower(
         (Variant::Put, Kind::Broadcast { .. } | Kind::Permute { .. }) => put(&turn)?,
         _ if turn.bytes == 0 => meeting(&turn),
         (Variant::OneShot, Kind::AllReduce(op)) => one_shot(&turn, *op, exit)?,
-        (Variant::TwoShot, Kind::AllReduce(op)) => two_shot(&turn, *op)?,
+        (Variant::TwoShot, Kind::AllReduce(op)) => two_shot::reduce(&turn, *op)?,
         (Variant::Pull, Kind::ReduceScatter(op)) => reduce_scatter(&turn, *op, exit)?,
         (Variant::Pull, Kind::AllGather | Kind::AllToAll(_)) => pull(&turn, exit)?,
         (Variant::Push, Kind::AllGather | Kind::AllToAll(_)) => push(&turn)?,
@@ -298,61 +302,6 @@ fn one_shot(turn: &Turn, op: ReduceOp, exit: Barrier) -> Result<Prepared, CudaEr
     call.to[0] = turn.result;
     let how = Reduction { op, outs: 1, elements: turn.bound.elements, exit };
     Ok(reduce(turn, call, how, turn.grid(|b| &b.one_shot, turn.units(turn.bytes)), "one_shot"))
-}
-
-fn two_shot(turn: &Turn, op: ReduceOp) -> Result<Prepared, CudaError> {
-    if let Some(slice) = pushes(turn) {
-        return pushed(turn, op, slice);
-    }
-    let (size, elements) = (turn.bound.dtype.size(), turn.bound.elements);
-    let (units, unit) = (turn.units(turn.bytes), 16 / size);
-    let start = |p: usize| (units * p / turn.n * unit).min(elements);
-    let (from, to) = (start(turn.me), start(turn.me + 1));
-    let offset = (from * size) as Address;
-    let mut call = turn.call();
-    for p in 0..turn.n {
-        call.from[p] = turn.operand_of(p, turn.bytes)? + offset;
-    }
-    for (slot, p) in call.to.iter_mut().zip(turn.rotated()) {
-        *slot = turn.result_of(p, turn.bytes)? + offset;
-    }
-    let how = Reduction { op, outs: turn.n, elements: to - from, exit: Barrier::Kept };
-    // Slices differ by a unit at most; grids are equal.
-    let blocks = turn.grid(|b| &b.two_shot, units.div_ceil(turn.n));
-    Ok(reduce(turn, call, how, blocks, "two_shot"))
-}
-
-/// The bytes of a slice of a two-shot all-reduce by stores alone, if it can be one. All ranks answer alike, for
-/// offsets are equal on all.
-fn pushes(turn: &Turn) -> Option<usize> {
-    let [operand, result] = [&turn.bound.operand, &turn.bound.result];
-    let slice = turn.bytes / turn.n;
-    let fits = turn.bytes * turn.n >= 2 * turn.forms().pushed.max(1)
-        && slice.is_multiple_of(16)
-        && turn.bytes.is_multiple_of(turn.n)
-        && [operand, result].iter().all(|r| r.home == Home::Symmetric && r.by_rank == 0)
-        && (operand.offset | result.offset).is_multiple_of(16)
-        && operand.offset.abs_diff(result.offset) >= turn.bytes;
-    fits.then_some(slice)
-}
-
-fn pushed(turn: &Turn, op: ReduceOp, slice: usize) -> Result<Prepared, CudaError> {
-    let (element, operation) = reduction(turn.bound.dtype, op);
-    let (n, at) = (turn.n, |p: usize| (p * slice) as Address);
-    let mut call = turn.call();
-    for (i, p) in turn.rotated().enumerate() {
-        call.from[i] = turn.operand + at(p);
-        call.to[i] = turn.result_of(p, turn.bytes)? + at(turn.me);
-        call.slots[p] = turn.result + at(p);
-    }
-    call.slice = slice as u64;
-    Ok(Prepared {
-        what: format!("pushed_{}", turn.bound.dtype),
-        body: format!("pushed_reduce<{element}, {operation}, {n}, {}>", (8 / n).max(1)),
-        call,
-        beside: None,
-        blocks: turn.grid(|b| &b.pushed, turn.units(slice)),
-    })
 }
 
 fn reduce_scatter(turn: &Turn, op: ReduceOp, exit: Barrier) -> Result<Prepared, CudaError> {

@@ -9,7 +9,8 @@
 //   for each chunk c: send chunk c + 1; until all told c; reduce chunk c; send reduced chunk c - 1; tell
 //
 // Telling `c + 1` says that chunk `c + 1` is there and that chunk `c` is reduced, so that what lies in its place here
-// may be overwritten.
+// may be overwritten; also that chunk `c - 1` of the teller's slice is here as it stays. What follows the reduction
+// element by element is done chunk after chunk then, while others are on their way.
 
 namespace symmc_peer {
 
@@ -87,18 +88,45 @@ __device__ __forceinline__ void reduce_chunk(const Call& call, const Chunk& chun
     }
 }
 
+/// What is added to a reduction, and where the sum goes: element on element, and not on the result.
+struct Addition {
+    u64 residual;
+    u64 sum;
+};
+
+/// Adds to a chunk of every slice of the result, with the roundings of two steps.
+template <class T, u32 N, u32 TIMES>
+__device__ __forceinline__ void add_chunk(const Call& call, const Addition& addition, const Chunk& chunk) {
+    const u64 apart = (u64)blockDim.x * 16;
+#pragma unroll
+    for (u32 t = 0; t < TIMES; t++) {
+        const u64 at = chunk.at + t * apart;
+        if (at >= chunk.end) continue;
+        Run<T, 2> x[N], y[N];
+#pragma unroll
+        for (u32 p = 0; p < N; p++) {
+            x[p] = load_run<T>(call.slots[p] + at);
+            y[p] = load_run<T>(addition.residual + p * call.slice + at);
+        }
+#pragma unroll
+        for (u32 p = 0; p < N; p++) {
+            store_wide(addition.sum + p * call.slice + at, wide_of(add_runs(x[p], y[p])));
+        }
+    }
+}
+
 /// `from` is this rank's operand, by slice: those of the peers beginning with the next rank, then its own. `to` is the
 /// slice of this rank's number in the results of the same ranks, its own last. `slots` are the slices of this rank's
-/// result. `slice` is the bytes of a slice, a multiple of 16.
-template <class T, class O, u32 N, u32 TIMES>
-__device__ __forceinline__ void pushed_reduce(const Call& call) {
+/// result. `slice` is the bytes of a slice, a multiple of 16. `then` is done with each chunk of the result.
+template <class T, class O, u32 N, u32 TIMES, class F>
+__device__ __forceinline__ void pushed(const Call& call, F then) {
     Words words = begin(call);
     const u64 size = (u64)gridDim.x * blockDim.x * 16 * TIMES;
     const u64 chunks = (call.slice + size - 1) / size;
     const u64 epoch = words.epoch + 2;
     if (!meet<Arrive, N>(call, words.epoch + 1)) return;
     for (u64 c = 0; c <= chunks + 1; c++) {
-        // The loop's turn `c` sends chunk `c`, reduces chunk `c - 1` and sends on chunk `c - 2`.
+        // The loop's turn `c` sends chunk `c`, reduces chunk `c - 1` and sends on chunk `c - 2`; chunk `c - 3` is here.
         const Chunk first = Chunk::of<TIMES>(call, c);
 #pragma unroll
         for (u32 k = 0; k + 1 < N; k++) send<TIMES, 1>(first, call.from[k], &call.to[k]);
@@ -108,10 +136,22 @@ __device__ __forceinline__ void pushed_reduce(const Call& call) {
         }
         if (c > 1) send<TIMES, N - 1>(Chunk::of<TIMES>(call, c - 2), call.to[N - 1], call.to);
         if (c <= chunks) tell<N>(call, epoch + c);
+        if (c > 2) then(Chunk::of<TIMES>(call, c - 3));
     }
     words.epoch += chunks + 3;
     meet<Depart, N>(call, words.epoch);
     leave(call, words);
+    then(Chunk::of<TIMES>(call, chunks - 1));
+}
+
+template <class T, class O, u32 N, u32 TIMES>
+__device__ __forceinline__ void pushed_reduce(const Call& call) {
+    pushed<T, O, N, TIMES>(call, [](const Chunk&) {});
+}
+
+template <class T, class O, u32 N, u32 TIMES>
+__device__ __forceinline__ void pushed_add(const Call& call, const Addition& addition) {
+    pushed<T, O, N, TIMES>(call, [&](const Chunk& chunk) { add_chunk<T, N, TIMES>(call, addition, chunk); });
 }
 
 }  // namespace symmc_peer

@@ -155,7 +155,9 @@ inline float block_sum(float x, u32) {
 
 /// Runs a kernel as so many blocks of so many threads. They start in turn, each time with another block.
 extern "C" void emulate(void (*kernel)(symmc_peer::Call), const symmc_peer::Call* call,
-                        const symmc_peer::Norm* norm, unsigned blocks, unsigned threads) {
+                        const void* beside, size_t bytes, unsigned blocks, unsigned threads) {
+    using namespace symmc_peer;
+    static_assert(sizeof(Norm) != sizeof(Addition), "the bytes beside a call tell what they are");
     std::vector<Block*> all;
     std::vector<std::thread> running;
     for (unsigned b = 0; b < blocks; b++) all.push_back(new Block{std::barrier<>(threads), true, std::vector<float>(threads), std::vector<Eight>(threads / 8)});
@@ -169,11 +171,10 @@ extern "C" void emulate(void (*kernel)(symmc_peer::Call), const symmc_peer::Call
             gridDim.x = blocks;
             blockDim.x = threads;
             block = all[i / threads];
-            if (norm == nullptr) {
-                kernel(*call);
-            } else {
-                ((void (*)(symmc_peer::Call, symmc_peer::Norm))kernel)(*call, *norm);
-            }
+            if (bytes == 0) kernel(*call);
+            else if (bytes == sizeof(Norm)) ((void (*)(Call, Norm))kernel)(*call, *(const Norm*)beside);
+            else if (bytes == sizeof(Addition)) ((void (*)(Call, Addition))kernel)(*call, *(const Addition*)beside);
+            else abort();
         });
     }
     for (auto& thread : running) thread.join();

@@ -61,7 +61,7 @@ fn address(memory: &[u128]) -> Address {
 ///
 /// # Safety
 /// They exist, and nobody else touches them as long as the slice lives.
-unsafe fn bytes_at<'a>(at: Address, len: usize) -> &'a mut [u8] {
+pub(super) unsafe fn bytes_at<'a>(at: Address, len: usize) -> &'a mut [u8] {
     // SAFETY: by the caller.
     unsafe { std::slice::from_raw_parts_mut(std::ptr::with_exposed_provenance_mut(at as usize), len) }
 }
@@ -250,7 +250,7 @@ fn expected(case: &Case, me: usize, i: usize, round: usize) -> f64 {
 /// Machine code of the host.
 pub(super) struct Library(HostLibrary);
 
-type Emulate = unsafe extern "C" fn(*const c_void, *const Call, *const c_void, u32, u32);
+type Emulate = unsafe extern "C" fn(*const c_void, *const Call, *const c_void, usize, u32, u32);
 
 impl Library {
     /// Compiles what `source` holds for threads of the host; `None` without a compiler.
@@ -267,10 +267,14 @@ impl Library {
         // SAFETY: the library defines it so.
         let emulate: Emulate = unsafe { std::mem::transmute(self.0.symbol("emulate")) };
         let param = |i: usize| kernel.params.get(i).map_or(std::ptr::null(), |p| p.as_ptr().cast::<c_void>());
+        let beside = match kernel.params.get(1) {
+            Some(Param::Value(words)) => words.len() * 8,
+            _ => 0,
+        };
         let ([blocks, ..], [threads, ..]) = (kernel.grid, kernel.block);
         // SAFETY: the parameters are a call and what stands beside it; their addresses are of memory that the
         // world holds.
-        unsafe { emulate(self.0.symbol(&kernel.entry), param(0).cast(), param(1), blocks, threads) };
+        unsafe { emulate(self.0.symbol(&kernel.entry), param(0).cast(), param(1), beside, blocks, threads) };
     }
 }
 

@@ -1,5 +1,6 @@
 //! Collectives without a GPU: what is launched, that it compiles, and, on threads of the host, what it does.
 
+mod additions;
 mod emulate;
 mod norms;
 
@@ -340,6 +341,14 @@ fn every_kernel_compiles() {
         for n in [2, 4, 8] {
             fused(n, dtype, hidden, &mut source);
         }
+    }
+    for n in [2, 4, 8] {
+        let call = collective(Kind::AllReduce(ReduceOp::Sum), Variant::TwoShot, n, DType::BF16, 8 << 20);
+        let addition = Addition { residual: 1 << 30, sum: 1 << 31 };
+        let own = [1 << 32, (1 << 32) + ARENA as Address / 2];
+        let peers = Peers { chaos: (n == 4).then_some(1), ..peers(0, n) };
+        let work = lower_addition(1, &call, own, &addition, &peers, &mut source);
+        assert_eq!(work.expect("it fits").is_some(), n > 2, "16 MiB among {n} ranks");
     }
     let mut small = Source::new();
     fused(4, DType::F16, 2048, &mut small);
