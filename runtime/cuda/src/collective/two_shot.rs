@@ -45,7 +45,7 @@ fn pushes(turn: &Turn) -> Option<usize> {
         && turn.bytes.is_multiple_of(turn.n)
         && [operand, result].iter().all(|r| r.home == Home::Symmetric && r.by_rank == 0)
         && (operand.offset | result.offset).is_multiple_of(16)
-        && operand.offset.abs_diff(result.offset) >= turn.bytes;
+        && (operand.offset == result.offset || operand.offset.abs_diff(result.offset) >= turn.bytes);
     fits.then_some(slice)
 }
 
@@ -67,7 +67,7 @@ fn pushed(
     let kernel = if addition.is_some() { "pushed_add" } else { "pushed_reduce" };
     Ok(Prepared {
         what: format!("pushed_{}", turn.bound.dtype),
-        body: format!("{kernel}<{element}, {operation}, {n}, {}>", (8 / n).max(1)),
+        body: format!("{kernel}<{element}, {operation}, {n}, {}>", (4 / n).max(1)),
         call,
         beside: addition.map(|a| ("Addition", Param::of(a))),
         blocks: turn.grid(|b| &b.pushed, turn.units(slice)),

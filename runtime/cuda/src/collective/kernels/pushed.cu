@@ -1,16 +1,18 @@
 // Two-shot all-reduce of large tensors by stores to peers alone, which links carry faster than loads.
 //
-// Slices and results are equal in size on all ranks, and the result does not lie on the operand. Slice `q` of this
-// rank's operand goes to rank `q`, into the slice of this rank's number in the result there; when all have come, rank
-// `q` reduces them into its own slice and sends that to all, over what they had got from it before. Blocks do this
+// Slices and results are equal in size on all ranks, and the result lies apart from the operand or on it. Slice `q` of
+// this rank's operand goes to rank `q`, into the slice of this rank's number in the result there; when all have come,
+// rank `q` reduces them into its own slice and sends that to all, over what they had got from it before. Blocks do this
 // chunk after chunk, several chunks on their way at a time:
 //
-//   send chunk 0; tell
-//   for each chunk c: send chunk c + 1; until all told c; reduce chunk c; send reduced chunk c - 1; tell
+//   take chunks 0 and 1; meet
+//   for each chunk c: send chunk c; take chunk c + 2; until all told c - 1; reduce chunk c - 1; send reduced chunk c - 2;
+//     tell c
 //
-// Telling `c + 1` says that chunk `c + 1` is there and that chunk `c` is reduced, so that what lies in its place here
-// may be overwritten; also that chunk `c - 1` of the teller's slice is here as it stays. What follows the reduction
-// element by element is done chunk after chunk then, while others are on their way.
+// What is taken waits in registers. Telling `c` says that chunk `c + 2` of the operand was taken and that chunk `c - 1` is
+// reduced, so that what lies in their places here may be overwritten; that chunk `c` was sent; and that chunk `c - 2` of
+// the teller's slice is here as it stays. What follows the reduction element by element is done chunk after chunk then,
+// while others are on their way.
 
 namespace symmc_peer {
 
@@ -48,20 +50,48 @@ struct Chunk {
     }
 };
 
-/// Moves this thread's pieces of a chunk from one place to another, or to all of `to`.
-template <u32 TIMES, u32 OUTS>
-__device__ __forceinline__ void send(const Chunk& chunk, u64 from, const u64* to) {
+/// This thread's pieces of a chunk of the slices for the peers.
+template <u32 N, u32 TIMES>
+struct Taken {
+    Wide wide[N - 1][TIMES];
+
+    __device__ __forceinline__ void take(const Call& call, const Chunk& chunk) {
+        const u64 apart = (u64)blockDim.x * 16;
+#pragma unroll
+        for (u32 k = 0; k + 1 < N; k++) {
+#pragma unroll
+            for (u32 t = 0; t < TIMES; t++) {
+                if (chunk.at + t * apart < chunk.end) wide[k][t] = load_wide(call.from[k] + chunk.at + t * apart);
+            }
+        }
+    }
+
+    __device__ __forceinline__ void send(const Call& call, const Chunk& chunk) const {
+        const u64 apart = (u64)blockDim.x * 16;
+#pragma unroll
+        for (u32 k = 0; k + 1 < N; k++) {
+#pragma unroll
+            for (u32 t = 0; t < TIMES; t++) {
+                if (chunk.at + t * apart < chunk.end) store_wide(call.to[k] + chunk.at + t * apart, wide[k][t]);
+            }
+        }
+    }
+};
+
+/// Sends a chunk that this rank reduced to all peers.
+template <u32 N, u32 TIMES>
+__device__ __forceinline__ void send_reduced(const Call& call, const Chunk& chunk) {
     Wide wide[TIMES];
     const u64 apart = (u64)blockDim.x * 16;
 #pragma unroll
     for (u32 t = 0; t < TIMES; t++) {
-        if (chunk.at + t * apart < chunk.end) wide[t] = load_wide(from + chunk.at + t * apart);
+        if (chunk.at + t * apart < chunk.end) wide[t] = load_wide(call.to[N - 1] + chunk.at + t * apart);
     }
 #pragma unroll
     for (u32 t = 0; t < TIMES; t++) {
 #pragma unroll
-        for (u32 k = 0; k < OUTS; k++) {
-            if (chunk.at + t * apart < chunk.end) store_wide(to[k] + chunk.at + t * apart, wide[t]);
+        for (u32 k = 0; k + 1 < N; k++) {
+            if (chunk.at + t * apart < chunk.end) store_wide(call.to[k] + chunk.at + t * apart, wide[t]);
         }
     }
 }
@@ -88,7 +118,7 @@ __device__ __forceinline__ void reduce_chunk(const Call& call, const Chunk& chun
     }
 }
 
-/// What is added to a reduction, and where the sum goes: element on element, and not on the result.
+/// What is added to a reduction, and where the sum goes.
 struct Addition {
     u64 residual;
     u64 sum;
@@ -124,24 +154,31 @@ __device__ __forceinline__ void pushed(const Call& call, F then) {
     const u64 size = (u64)gridDim.x * blockDim.x * 16 * TIMES;
     const u64 chunks = (call.slice + size - 1) / size;
     const u64 epoch = words.epoch + 2;
-    if (!meet<Arrive, N>(call, words.epoch + 1)) return;
-    for (u64 c = 0; c <= chunks + 1; c++) {
-        // The loop's turn `c` sends chunk `c`, reduces chunk `c - 1` and sends on chunk `c - 2`; chunk `c - 3` is here.
-        const Chunk first = Chunk::of<TIMES>(call, c);
-#pragma unroll
-        for (u32 k = 0; k + 1 < N; k++) send<TIMES, 1>(first, call.from[k], &call.to[k]);
+    const auto chunk = [&](u64 number) { return Chunk::of<TIMES>(call, number); };
+    Taken<N, TIMES> even, odd;
+    even.take(call, chunk(0));
+    odd.take(call, chunk(1));
+    if (!meet<Depart, N>(call, words.epoch + 1)) return;
+    const auto turn = [&](u64 c, Taken<N, TIMES>& taken) {
+        taken.send(call, chunk(c));
+        taken.take(call, chunk(c + 2));
         if (c > 0) {
-            if (!told<N>(call, epoch + c - 1)) return;
-            reduce_chunk<T, O, N, TIMES>(call, Chunk::of<TIMES>(call, c - 1));
+            if (!told<N>(call, epoch + c - 1)) return false;
+            reduce_chunk<T, O, N, TIMES>(call, chunk(c - 1));
         }
-        if (c > 1) send<TIMES, N - 1>(Chunk::of<TIMES>(call, c - 2), call.to[N - 1], call.to);
+        if (c > 1) send_reduced<N, TIMES>(call, chunk(c - 2));
         if (c <= chunks) tell<N>(call, epoch + c);
-        if (c > 2) then(Chunk::of<TIMES>(call, c - 3));
+        if (c > 2) then(chunk(c - 3));
+        return true;
+    };
+    for (u64 c = 0; c <= chunks + 1; c += 2) {
+        if (!turn(c, even)) return;
+        if (c <= chunks && !turn(c + 1, odd)) return;
     }
     words.epoch += chunks + 3;
     meet<Depart, N>(call, words.epoch);
     leave(call, words);
-    then(Chunk::of<TIMES>(call, chunks - 1));
+    then(chunk(chunks - 1));
 }
 
 template <class T, class O, u32 N, u32 TIMES>

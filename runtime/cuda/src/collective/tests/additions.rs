@@ -14,12 +14,15 @@ enum Sum {
     OnResidual,
 }
 
-const CASES: [(DType, Sum); 5] = [
-    (DType::BF16, Sum::Apart),
-    (DType::F32, Sum::OnOperand),
-    (DType::F16, Sum::OnResult),
-    (DType::BF16, Sum::OnResidual),
-    (DType::F32, Sum::Apart),
+/// A dtype, whether the result lies on the operand, and where the sum goes.
+const CASES: [(DType, bool, Sum); 7] = [
+    (DType::BF16, false, Sum::Apart),
+    (DType::F32, false, Sum::OnOperand),
+    (DType::F16, false, Sum::OnResult),
+    (DType::BF16, false, Sum::OnResidual),
+    (DType::F32, true, Sum::Apart),
+    (DType::BF16, true, Sum::OnResult),
+    (DType::F16, true, Sum::OnResidual),
 ];
 
 /// Bytes between two values of a rank.
@@ -45,17 +48,19 @@ struct Layer {
 }
 
 impl Layer {
-    fn new((dtype, sum): (DType, Sum), peers: &Peers, source: &mut Source) -> Layer {
+    fn new((dtype, in_place, sum): (DType, bool, Sum), peers: &Peers, source: &mut Source) -> Layer {
         let n = peers.arenas.len();
         // Several chunks for each block, of which the last is not whole.
         let elements = (3200 / n).next_multiple_of(16 / dtype.size()) * n;
         let mut call =
             collective(Kind::AllReduce(ReduceOp::Sum), Variant::TwoShot, n as u32, dtype, elements);
-        (call.operand.offset, call.result.offset) = (0, ROOM);
+        call.operand.offset = 0;
+        call.result.offset = if in_place { 0 } else { ROOM };
         let base = peers.arenas[peers.rank as usize];
-        let [operand, result, residual, apart] = [0, 1, 2, 3].map(|i| base + (i * ROOM) as Address);
+        let [operand, apart, residual, other] = [0, 1, 2, 3].map(|i| base + (i * ROOM) as Address);
+        let result = if in_place { operand } else { apart };
         let sum_at = match sum {
-            Sum::Apart => apart,
+            Sum::Apart => other,
             Sum::OnOperand => operand,
             Sum::OnResult => result,
             Sum::OnResidual => residual,

@@ -14,7 +14,7 @@ use super::super::control;
 use super::*;
 
 /// Bytes of an emulated arena.
-const SIZE: usize = 64 << 10;
+const SIZE: usize = 96 << 10;
 /// Bytes of a landing zone, which stand first in the arena.
 const ZONE: usize = 8 << 10;
 /// Grids small enough for threads of a host, and so small that threads get several units of work.
@@ -193,12 +193,16 @@ fn cases(n: u32) -> Vec<Case> {
     add(sum.clone(), Variant::TwoShot, DType::BF16, 1000 * n, 0, kept);
     add(Kind::AllReduce(ReduceOp::Avg), Variant::TwoShot, DType::F32, 100 * n, 0, kept);
     add(sum, Variant::Packets, DType::F32, 0, 0, kept);
-    // In place: each rank's piece of the result is its operand.
+    // In place: each rank's piece of the result is its operand, or all of it.
     for variant in [Variant::Packets, Variant::Pull, Variant::Push] {
         add(Kind::AllGather, variant, DType::F32, 36, 0, kept);
     }
-    for case in out.iter_mut().rev().take(3) {
-        case.call.operand = BoundRegion { by_rank: 36 * 4, ..case.call.result };
+    for (dtype, elements) in [(DType::BF16, 800 * n), (DType::F32, 100 * n)] {
+        add(Kind::AllReduce(ReduceOp::Sum), Variant::TwoShot, dtype, elements, 0, kept);
+    }
+    for case in out.iter_mut().rev().take(5) {
+        let by_rank = if case.call.kind == Kind::AllGather { 36 * 4 } else { 0 };
+        case.call.operand = BoundRegion { by_rank, ..case.call.result };
     }
     assert!(end <= SIZE, "{end}");
     out
