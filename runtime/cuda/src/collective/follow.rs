@@ -431,7 +431,7 @@ mod tests {
     #[test]
     fn a_two_shot_by_stores_alone_takes_the_addition() {
         let text = two_shot_kernel(&two_shot(4096)).expect("a kernel");
-        assert!(text.contains("pushed_add<BF16, Sum, 2, 2>"));
+        assert!(text.contains("pushed_add<BF16, Sum, 2, 4, false>"));
         assert_eq!(two_shot_kernel(&two_shot(2048)), None, "it loads from peers");
         // What peers store into is the sum's as well, but not the residual's.
         let on_result = |which: usize| {

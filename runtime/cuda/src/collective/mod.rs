@@ -196,6 +196,8 @@ struct Prepared {
     call: Call,
     /// A second parameter and its type.
     beside: Option<(&'static str, Param)>,
+    /// The most threads of a block that it is compiled for: fewer may have more registers.
+    most_threads: u32,
     blocks: [u32; 2],
 }
 
@@ -216,9 +218,9 @@ impl Prepared {
         };
         // In the namespace of the kernels, so that other code in the program may use the same names.
         let text = format!(
-            "namespace symmc_peer {{\nextern \"C\" __global__ void __launch_bounds__({MAX_THREADS}) \
+            "namespace symmc_peer {{\nextern \"C\" __global__ void __launch_bounds__({}) \
              @(const __grid_constant__ Call call{declared}) {{\n    symmc_enter();\n    {}(call{passed});\n}}\n}}\n",
-            self.body
+            self.most_threads, self.body
         );
         let beside = self.beside.map(|(_, param)| param);
         Kernel {
@@ -290,6 +292,7 @@ fn reduce(turn: &Turn, mut call: Call, how: Reduction, blocks: [u32; 2], what: &
         body: format!("reduce<{element}, {operation}, {n}, {outs}, {exit}, {vector}>"),
         call,
         beside: None,
+        most_threads: MAX_THREADS,
         blocks,
     }
 }
@@ -358,6 +361,7 @@ fn movement(turn: &Turn, mut call: Call, how: Moves) -> Prepared {
         body: format!("move<{unit}, {n}, {same}, {exit}>"),
         call,
         beside: None,
+        most_threads: MAX_THREADS,
         blocks: turn.grid(|b| if same { &b.push } else { &b.pull }, turn.units(bytes)),
     }
 }
@@ -446,6 +450,7 @@ fn put(turn: &Turn) -> Result<Prepared, CudaError> {
         body: format!("put<{unit}, {n}>"),
         call,
         beside: None,
+        most_threads: MAX_THREADS,
         blocks: turn.grid(|b| &b.put, turn.units(turn.bytes)),
     })
 }

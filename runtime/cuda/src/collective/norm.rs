@@ -9,7 +9,7 @@ use symmc_ir::DType;
 use symmc_ir::collective::{CollectiveKind as Kind, Variant};
 use symmc_runtime::exec::BoundCollective;
 
-use super::blocks::{Form, RowGrid};
+use super::blocks::{Form, MAX_THREADS, RowGrid};
 use super::call::Turn;
 use super::{Peers, Prepared, packets, reduction};
 use crate::compile::Source;
@@ -129,6 +129,7 @@ pub fn lower_norm(
         body: format!("packets_norm<{element}, {operation}, {n}, {as_form}, {pieces}, {first}>"),
         call: parameters,
         beside: Some(("Norm", Param::of(&beside))),
+        most_threads: MAX_THREADS,
         blocks,
     };
     Ok(Some(Work::Kernel(prepared.launch(peers, source))))

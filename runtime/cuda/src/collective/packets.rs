@@ -6,7 +6,7 @@
 use symmc_ir::DType;
 use symmc_ir::collective::{CollectiveKind as Kind, ReduceOp};
 
-use super::blocks::Form;
+use super::blocks::{Form, MAX_THREADS};
 use super::call::{Call, Turn};
 use super::{Prepared, Sends, pieces, reduction};
 use crate::error::CudaError;
@@ -105,5 +105,5 @@ fn grid(turn: &Turn, form: Form, units: usize) -> [u32; 2] {
 }
 
 fn prepared(what: String, body: String, call: Call, blocks: [u32; 2]) -> Prepared {
-    Prepared { what, body, call, beside: None, blocks }
+    Prepared { what, body, call, beside: None, most_threads: MAX_THREADS, blocks }
 }

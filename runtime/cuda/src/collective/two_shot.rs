@@ -13,6 +13,9 @@ use crate::compile::Source;
 use crate::error::CudaError;
 use crate::launch::{Address, Param, Work, plain};
 
+/// Threads of a block by stores alone, whose chunks wait in registers.
+const PUSHED_THREADS: u32 = 512;
+
 pub(super) fn reduce(turn: &Turn, op: ReduceOp) -> Result<Prepared, CudaError> {
     if let Some(slice) = pushes(turn) {
         return pushed(turn, op, slice, None);
@@ -64,13 +67,16 @@ fn pushed(
         call.slots[p] = turn.result + at(p);
     }
     call.slice = slice as u64;
+    let [blocks, threads] = turn.grid(|b| &b.pushed, turn.units(slice));
+    let in_place = turn.operand == turn.result;
     let kernel = if addition.is_some() { "pushed_add" } else { "pushed_reduce" };
     Ok(Prepared {
         what: format!("pushed_{}", turn.bound.dtype),
-        body: format!("{kernel}<{element}, {operation}, {n}, {}>", (4 / n).max(1)),
+        body: format!("{kernel}<{element}, {operation}, {n}, {}, {in_place}>", (8 / n).max(1)),
         call,
         beside: addition.map(|a| ("Addition", Param::of(a))),
-        blocks: turn.grid(|b| &b.pushed, turn.units(slice)),
+        most_threads: PUSHED_THREADS,
+        blocks: [blocks, threads.min(PUSHED_THREADS)],
     })
 }
 

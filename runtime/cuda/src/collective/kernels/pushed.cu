@@ -5,14 +5,15 @@
 // rank `q` reduces them into its own slice and sends that to all, over what they had got from it before. Blocks do this
 // chunk after chunk, several chunks on their way at a time:
 //
-//   take chunks 0 and 1; meet
-//   for each chunk c: send chunk c; take chunk c + 2; until all told c - 1; reduce chunk c - 1; send reduced chunk c - 2;
-//     tell c
+//   send chunk 0; tell
+//   for each chunk c: send chunk c + 1; until all told c; reduce chunk c; send reduced chunk c - 1; tell
 //
-// What is taken waits in registers. Telling `c` says that chunk `c + 2` of the operand was taken and that chunk `c - 1` is
-// reduced, so that what lies in their places here may be overwritten; that chunk `c` was sent; and that chunk `c - 2` of
-// the teller's slice is here as it stays. What follows the reduction element by element is done chunk after chunk then,
-// while others are on their way.
+// Telling `c + 1` says that chunk `c + 1` is there; that chunk `c` is reduced, so that what lies in its place here may be
+// overwritten; and that chunk `c - 1` of the teller's slice is here as it stays. What follows the reduction element by
+// element is done chunk after chunk then, while others are on their way.
+//
+// In place, what is to be sent must be taken before peers store there: a chunk is loaded two turns ahead and waits in
+// registers. Telling `c` then also says that chunk `c + 2` was taken, and the first meeting that two were.
 
 namespace symmc_peer {
 
@@ -148,7 +149,7 @@ __device__ __forceinline__ void add_chunk(const Call& call, const Addition& addi
 /// `from` is this rank's operand, by slice: those of the peers beginning with the next rank, then its own. `to` is the
 /// slice of this rank's number in the results of the same ranks, its own last. `slots` are the slices of this rank's
 /// result. `slice` is the bytes of a slice, a multiple of 16. `then` is done with each chunk of the result.
-template <class T, class O, u32 N, u32 TIMES, class F>
+template <class T, class O, u32 N, u32 TIMES, bool IN_PLACE, class F>
 __device__ __forceinline__ void pushed(const Call& call, F then) {
     Words words = begin(call);
     const u64 size = (u64)gridDim.x * blockDim.x * 16 * TIMES;
@@ -156,12 +157,17 @@ __device__ __forceinline__ void pushed(const Call& call, F then) {
     const u64 epoch = words.epoch + 2;
     const auto chunk = [&](u64 number) { return Chunk::of<TIMES>(call, number); };
     Taken<N, TIMES> even, odd;
-    even.take(call, chunk(0));
-    odd.take(call, chunk(1));
-    if (!meet<Depart, N>(call, words.epoch + 1)) return;
+    if constexpr (IN_PLACE) {
+        even.take(call, chunk(0));
+        odd.take(call, chunk(1));
+    }
+    const u64 first = words.epoch + 1;
+    if (!(IN_PLACE ? meet<Depart, N>(call, first) : meet<Arrive, N>(call, first))) return;
+    // Turn `c` sends chunk `c`, reduces chunk `c - 1` and sends on chunk `c - 2`; chunk `c - 3` is here.
     const auto turn = [&](u64 c, Taken<N, TIMES>& taken) {
+        if constexpr (!IN_PLACE) taken.take(call, chunk(c));
         taken.send(call, chunk(c));
-        taken.take(call, chunk(c + 2));
+        if constexpr (IN_PLACE) taken.take(call, chunk(c + 2));
         if (c > 0) {
             if (!told<N>(call, epoch + c - 1)) return false;
             reduce_chunk<T, O, N, TIMES>(call, chunk(c - 1));
@@ -181,14 +187,15 @@ __device__ __forceinline__ void pushed(const Call& call, F then) {
     then(chunk(chunks - 1));
 }
 
-template <class T, class O, u32 N, u32 TIMES>
+template <class T, class O, u32 N, u32 TIMES, bool IN_PLACE>
 __device__ __forceinline__ void pushed_reduce(const Call& call) {
-    pushed<T, O, N, TIMES>(call, [](const Chunk&) {});
+    pushed<T, O, N, TIMES, IN_PLACE>(call, [](const Chunk&) {});
 }
 
-template <class T, class O, u32 N, u32 TIMES>
+template <class T, class O, u32 N, u32 TIMES, bool IN_PLACE>
 __device__ __forceinline__ void pushed_add(const Call& call, const Addition& addition) {
-    pushed<T, O, N, TIMES>(call, [&](const Chunk& chunk) { add_chunk<T, N, TIMES>(call, addition, chunk); });
+    const auto then = [&](const Chunk& chunk) { add_chunk<T, N, TIMES>(call, addition, chunk); };
+    pushed<T, O, N, TIMES, IN_PLACE>(call, then);
 }
 
 }  // namespace symmc_peer
