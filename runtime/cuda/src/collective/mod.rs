@@ -44,7 +44,8 @@
 //!   rank to itself.
 //! - *stores alone*: a two-shot of large tensors stores into the peers' results what they reduce, tells them chunk
 //!   by chunk with the block's flags, and overwrites it with the result (`kernels/pushed.cu`). A chunk of the result is
-//!   read for what follows it once all peers have told that they stored it.
+//!   read for what follows it once all peers have told that they stored it. In place, a chunk of the operand is loaded
+//!   before peers are told that they may store there.
 //!
 //! A block waits for blocks of the same number on peers and for no other, so a grid need not be resident as a
 //! whole, but its first unfinished block must get to run on every rank. (Blocks that share rows wait for others: such a
