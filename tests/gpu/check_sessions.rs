@@ -3,11 +3,13 @@
 //!
 //! `check_sessions [GPU GPU]`
 
+mod threads;
+
 use std::process::ExitCode;
-use std::sync::{Arc, Barrier, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 use symmc::cuda::CudaConfig;
 use symmc::cuda::arena::Exchange;
 use symmc::cuda::driver::Device;
@@ -16,8 +18,8 @@ use symmc::host::Membership;
 use symmc::ir::random::SplitMix;
 use symmc::ir::{DType, interp, text};
 use symmc::{BucketSpec, CheckedPlan, Config, Draw, Profile, Program, RunConfig, Tensor, Weights, Workload};
-use symmc_runtime::RunError;
 use symmc_runtime::exec::{Bound, ExecConfig, Executor, Registry};
+use threads::{Rank, Threads, on_ranks};
 
 const PROGRAM: &str = r#"program "buckets" ranks 2
 symbol n in 1..=64
@@ -38,31 +40,6 @@ const SIZES: [i64; 3] = [3, 4, 50];
 const ORDER: [usize; 8] = [0, 2, 1, 2, 0, 0, 2, 1];
 const RANKS: usize = 2;
 const LIMIT: Duration = Duration::from_secs(20);
-
-/// Threads as ranks.
-struct Threads {
-    said: Mutex<[Vec<u8>; RANKS]>,
-    all: Barrier,
-}
-
-struct Rank<'a>(&'a Threads, usize);
-
-impl Exchange for Rank<'_> {
-    fn rank(&self) -> u32 {
-        self.1 as u32
-    }
-    fn ranks(&self) -> u32 {
-        RANKS as u32
-    }
-    fn all_gather(&self, mine: &[u8]) -> Result<Vec<Vec<u8>>, RunError> {
-        let said = || self.0.said.lock().unwrap_or_else(|e| e.into_inner());
-        said()[self.1] = mine.to_vec();
-        self.0.all.wait();
-        let all = said().to_vec();
-        self.0.all.wait();
-        Ok(all)
-    }
-}
 
 /// What all ranks of one run get and give: for each run of the order the inputs and the first output.
 struct Expected {
@@ -108,12 +85,12 @@ fn runs(plan: &CheckedPlan, gpu: u32, exchange: &Rank<'_>, expected: &Expected) 
     let graphs: Vec<Recorded<'_>> =
         (0..SIZES.len()).map(|which| session.record(which, 1)).collect::<Result<_, _>>()?;
     for (run, &which) in ORDER.iter().enumerate() {
-        let inputs = &expected.inputs[run][exchange.1];
+        let inputs = &expected.inputs[run][exchange.number];
         // Parameters are written once; the state lives on in the session.
         session.write_inputs(which, |i| Some(inputs[i].data()), |i| run == 0 || i == 0)?;
         graphs[which].replay(&|| Ok(()))?;
         session.write_back(which)?;
-        let wanted = &expected.outputs[run][exchange.1];
+        let wanted = &expected.outputs[run][exchange.number];
         let mut found = wanted.clone();
         session.read_output(which, 0, found.data_mut())?;
         let difference = interp::compare(&found, wanted);
@@ -133,27 +110,18 @@ fn joins(plan: &CheckedPlan, work: &Workload, rank: usize, gpus: [u32; RANKS]) -
     Ok(())
 }
 
-/// Runs something on a thread for each rank.
-fn on_ranks(work: impl Fn(usize) -> Result<()> + Sync) -> Result<()> {
-    std::thread::scope(|scope| {
-        let work = &work;
-        let ranks: Vec<_> = (0..RANKS).map(|rank| scope.spawn(move || work(rank))).collect();
-        ranks.into_iter().try_for_each(|rank| rank.join().unwrap_or_else(|_| bail!("a rank panicked")))
-    })
-}
-
 fn run(gpus: [u32; RANKS]) -> Result<()> {
     let program = Program::from_graph(text::parse(PROGRAM)?)?;
     let buckets = vec![BucketSpec { symbol: "n".into(), upper: vec![4, 64] }];
     let profile = Profile::builtin("h200x2").context("no profile h200x2")?;
     let plan = symmc::compile(&program, &Config { profile, buckets, ..Config::default() })?;
     let wanted = expected(&program)?;
-    let threads = Threads { said: Mutex::default(), all: Barrier::new(RANKS) };
-    on_ranks(|rank| runs(&plan, gpus[rank], &Rank(&threads, rank), &wanted))?;
+    let threads = Threads::new(RANKS);
+    on_ranks(RANKS, |rank| runs(&plan, gpus[rank], &threads.rank(rank), &wanted))?;
     println!("{} runs between {} bindings of 2 buckets: as the interpreter", ORDER.len(), SIZES.len());
     let draw = Draw { symbols: vec![("n".into(), 4)], ..Draw::default() };
     let work = Workload::gather(&program.graph, &Weights::default(), None, &draw)?;
-    on_ranks(|rank| joins(&plan, &work, rank, gpus))?;
+    on_ranks(RANKS, |rank| joins(&plan, &work, rank, gpus))?;
     println!("joined runs leave the caller's context as it was");
     Ok(())
 }

@@ -6,7 +6,8 @@
 #
 # SYMMC is the binary, OUT a folder for the logs, GPUS how many to use (2 by default). Programs for more ranks than
 # there are GPUs run with several ranks on each, as long as their plans leave NCCL out, which refuses that. Beside the
-# binary may lie `examples/check_sessions` (of `symmc-tests`) and `examples/adopt` (of `symmc-cuda`).
+# binary may lie `examples/check_sessions` and `examples/check_replays` (of `symmc-tests`), and `examples/adopt` (of
+# `symmc-cuda`).
 set -u
 symmc=$(realpath "$1") out=$(realpath "$2") gpus=${3:-2}
 programs=$(realpath "$(dirname "$0")/../programs")
@@ -112,6 +113,26 @@ if [ -x "$adopt" ]; then check "an engine's stream and communicator" 0 "$adopt" 
 check "hf_llama_tp2, heuristic products" 0 "$symmc" run "${llama[@]}" --backend cuda --products heuristic
 sessions=$(dirname "$symmc")/examples/check_sessions
 if [ -x "$sessions" ]; then check "sessions" 0 "$sessions"; else say "sessions: left out, no $sessions"; fi
+
+# Replays with inputs that change, on a GPU for each rank; every one has the bits of the first with its inputs.
+replays=$(dirname "$symmc")/examples/check_replays
+many() {
+  local ranks=$1 list
+  shift
+  if [ "$ranks" -gt "$gpus" ]; then return; fi
+  list=$(seq -s, 0 $((ranks - 1)))
+  check "$(basename "${1%.*}"), 10000 replays, other inputs" 0 "$replays" 10000 "$list" "$@"
+}
+if [ -x "$replays" ]; then
+  for case in "hf_llama_tp2 2" "megatron_tp4_f32 4" "megatron_tp4_bf16 4" "moe_ep4 4"; do
+    read -r name ranks <<<"$case"
+    many "$ranks" "$programs/$name.pt2" "$programs/$name.safetensors"
+  done
+  for name in fsdp4_fw_graph fsdp4_bw_graph; do many 4 "$programs/$name.pt2"; done
+  for name in cache rows; do many 2 "$out/$name.symm"; done
+else
+  say "replays with other inputs: left out, no $replays"
+fi
 
 # A cache that was damaged is as good as none.
 damaged() {

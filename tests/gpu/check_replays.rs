@@ -1,0 +1,181 @@
+//! Many replays of a plan's graph on GPUs, each with one of several sets of inputs: every output has, bit for bit, what
+//! the first replay with that set gave, which agrees with the interpreter.
+//!
+//! `check_replays REPLAYS GPU,GPU,… PROGRAM [TENSORS]`: a rank for each GPU, as threads of one process; weights and the
+//! first set of arguments from TENSORS, or drawn.
+
+mod threads;
+
+use std::path::Path;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail, ensure};
+use symmc::cuda::session::{Recorded, Session, SessionConfig};
+use symmc::ir::entity::Entity;
+use symmc::ir::graph::Graph;
+use symmc::ir::random::SplitMix;
+use symmc::ir::{InputKind, OutputKind, interp};
+use symmc::{CheckedPlan, Config, Draw, OpenOptions, Profile, Program, Tensor, TensorFile, Workload};
+use symmc_runtime::exec::{ExecConfig, Executor, Registry};
+use threads::{Rank, Threads, on_ranks};
+
+/// Sets of inputs.
+const SETS: usize = 5;
+const LIMIT: Duration = Duration::from_secs(20);
+/// How far outputs may be from the interpreter's, of the largest magnitude: of 16-bit floats and of others.
+const TOLERANCES: [f64; 2] = [2e-2, 1e-3];
+
+/// The inputs of each rank.
+type Inputs = Vec<Vec<Arc<Tensor>>>;
+
+/// What all ranks replay.
+struct Job {
+    plan: CheckedPlan,
+    work: Workload,
+    sets: Vec<Inputs>,
+    /// By set, rank and output.
+    expected: Vec<Vec<Vec<Tensor>>>,
+    /// Which inputs differ from set to set, or are other ones after a run.
+    written: Vec<bool>,
+    replays: usize,
+}
+
+/// The elements of a tensor, so many places further: a set of its own with values that fit where the first did.
+fn rotated(tensor: &Tensor, by: usize) -> Arc<Tensor> {
+    let mut out = tensor.clone();
+    let bytes = out.data_mut();
+    if !bytes.is_empty() {
+        let by = by * tensor.dtype().size() % bytes.len();
+        bytes.rotate_left(by);
+    }
+    Arc::new(out)
+}
+
+/// The sets: the arguments of the first, turned differently in each. All ranks turn alike, so that what is equal on them
+/// stays so.
+fn sets(graph: &Graph, first: &Inputs) -> Vec<Inputs> {
+    let turn = |set: usize, inputs: &Vec<Arc<Tensor>>| {
+        let each = graph.inputs.values().zip(inputs);
+        let one = |(input, tensor): (&symmc::ir::graph::Input, &Arc<Tensor>)| match input.kind {
+            InputKind::Argument => rotated(tensor, set * 37),
+            _ => tensor.clone(),
+        };
+        each.map(one).collect()
+    };
+    (0..SETS).map(|set| first.iter().map(|inputs| turn(set, inputs)).collect()).collect()
+}
+
+impl Job {
+    fn new(replays: usize, ranks: usize, program: &Path, tensors: Option<&Path>) -> Result<Job> {
+        let options = OpenOptions { ranks: Some(ranks as u32), ..OpenOptions::default() };
+        let program = Program::open(program, &options)?;
+        let file = tensors.map(TensorFile::open).transpose()?;
+        let graph = &program.graph;
+        let work = Workload::gather(graph, &program.weights, file.as_ref(), &Draw::default())?;
+        let name = format!("h200x{ranks}");
+        let profile = Profile::builtin(&name).with_context(|| format!("no profile {name}"))?;
+        let plan = symmc::compile(&program, &Config { profile, ..Config::default() })?;
+        let sets = sets(graph, &work.inputs);
+        let run = |inputs: &Inputs| interp::run(plan.source_program(), &work.bindings, inputs);
+        let expected = sets.iter().map(run).collect::<Result<_, _>>()?;
+        let mutated = |i: usize| {
+            graph.outputs.iter().any(|o| matches!(o.kind, OutputKind::Mutates(input) if input.index() == i))
+        };
+        let written = graph.inputs.values().enumerate();
+        let written = written.map(|(i, input)| input.kind == InputKind::Argument || mutated(i)).collect();
+        Ok(Job { plan, work, sets, expected, written, replays })
+    }
+
+    /// All replays of one rank.
+    fn rank(&self, gpu: u32, exchange: &Rank<'_>) -> Result<()> {
+        let registry = Registry::new();
+        let mut executor =
+            Executor::new(&self.plan, exchange.number as u32, &registry, ExecConfig::default())?;
+        let bounds = [executor.bind(&self.work.bindings)?];
+        let session = Session::new(&bounds, exchange, &SessionConfig::new(gpu, LIMIT))?;
+        let graph = session.record(0, 1)?;
+        let mut first: Vec<Vec<Tensor>> = vec![];
+        let mut random = SplitMix(11);
+        for replay in 0..self.replays {
+            let set = if replay < SETS { replay } else { random.below(SETS) };
+            let found = self.replay(&session, &graph, exchange.number, set, replay == 0)?;
+            let Some(wanted) = first.get(set) else {
+                self.agrees(set, exchange.number, &found)?;
+                first.push(found);
+                continue;
+            };
+            for (output, (found, wanted)) in found.iter().zip(wanted).enumerate() {
+                let rank = exchange.number;
+                let same = found.data() == wanted.data();
+                ensure!(
+                    same,
+                    "replay {replay}, set {set}, rank {rank}: output {output} has other bits than before"
+                );
+            }
+        }
+        Ok(())
+    }
+
+    /// One replay with a set of inputs; gives the outputs.
+    fn replay(
+        &self,
+        session: &Session,
+        graph: &Recorded<'_>,
+        rank: usize,
+        set: usize,
+        all: bool,
+    ) -> Result<Vec<Tensor>> {
+        let inputs = &self.sets[set][rank];
+        session.write_inputs(0, |i| Some(inputs[i].data()), |i| all || self.written[i])?;
+        graph.replay(&|| Ok(()))?;
+        let mut out = self.expected[set][rank].clone();
+        for (index, tensor) in out.iter_mut().enumerate() {
+            tensor.data_mut().fill(0xa5);
+            session.read_output(0, index, tensor.data_mut())?;
+        }
+        Ok(out)
+    }
+
+    /// Whether the outputs of a rank are those of the interpreter.
+    fn agrees(&self, set: usize, rank: usize, found: &[Tensor]) -> Result<()> {
+        for (output, (found, wanted)) in found.iter().zip(&self.expected[set][rank]).enumerate() {
+            let tolerance = TOLERANCES[usize::from(wanted.dtype().size() != 2)];
+            let largest = wanted.to_f64().iter().fold(1.0_f64, |most, x| most.max(x.abs()));
+            let difference = interp::compare(found, wanted);
+            let near = difference.within(tolerance * largest);
+            ensure!(near, "set {set}, rank {rank}, output {output}: not the interpreter's: {difference}");
+        }
+        Ok(())
+    }
+}
+
+fn run(args: &[String]) -> Result<()> {
+    let [replays, gpus, program, rest @ ..] = args else { bail!("expected REPLAYS, GPUS and PROGRAM") };
+    let gpus = gpus.split(',').map(str::parse).collect::<Result<Vec<u32>, _>>().context("the GPUs")?;
+    let replays = replays.parse().context("the replays")?;
+    let job = Job::new(replays, gpus.len(), Path::new(program), rest.first().map(Path::new))?;
+    let threads = Threads::new(gpus.len());
+    on_ranks(gpus.len(), |rank| job.rank(gpus[rank], &threads.rank(rank)))?;
+    let (ranks, outputs) = (gpus.len(), job.expected[0][0].len());
+    println!(
+        "{replays} replays on {ranks} ranks, {SETS} sets of inputs, {outputs} outputs: the same bits for each set"
+    );
+    Ok(())
+}
+
+fn main() -> ExitCode {
+    let args: Vec<String> = std::env::args().skip(1).collect();
+    if !(3..=4).contains(&args.len()) {
+        eprintln!("usage: check_replays REPLAYS GPU,GPU,… PROGRAM [TENSORS]");
+        return ExitCode::from(2);
+    }
+    match run(&args) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::from(1)
+        }
+    }
+}
