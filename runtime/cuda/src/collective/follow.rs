@@ -411,7 +411,7 @@ mod tests {
                 _ => values_of(step).for_each(|v| {
                     (v.shape, v.strides) = ([rows, hidden].into(), [hidden as isize, 1].into());
                     v.offset <<= 20;
-                    v.home = if v.offset < 4 * BYTES << 20 { Home::Symmetric } else { Home::Ordinary };
+                    v.home = if v.offset < (4 * BYTES) << 20 { Home::Symmetric } else { Home::Ordinary };
                 }),
             }
         }
@@ -425,7 +425,7 @@ mod tests {
         let homes = Homes { ordinary: 1 << 40, symmetric: 1 << 32, inputs: vec![], outputs: vec![] };
         let peers = Peers { rank: 0, arenas: vec![1 << 32, 2 << 32], arena: 1 << 32, ..Peers::default() };
         let mut source = Source::new();
-        lower(list, &found[0], &homes, &peers, &mut source).expect("it fits").map(|_| source.text().into())
+        lower(list, &found[0], &homes, &peers, &mut source).expect("it fits").map(|_| source.text())
     }
 
     #[test]

@@ -192,20 +192,23 @@ fn cases(n: u32) -> Vec<Case> {
     add(Kind::AllToAll(Splits::Even), Variant::Packets, DType::BF16, 205 * n, 0, kept);
     add(sum.clone(), Variant::TwoShot, DType::BF16, 1000 * n, 0, kept);
     add(Kind::AllReduce(ReduceOp::Avg), Variant::TwoShot, DType::F32, 100 * n, 0, kept);
-    add(sum, Variant::Packets, DType::F32, 0, 0, kept);
+    add(sum.clone(), Variant::Packets, DType::F32, 0, 0, kept);
     // In place: each rank's piece of the result is its operand, or all of it.
     for variant in [Variant::Packets, Variant::Pull, Variant::Push] {
         add(Kind::AllGather, variant, DType::F32, 36, 0, kept);
     }
-    for (dtype, elements) in [(DType::BF16, 800 * n), (DType::F32, 100 * n)] {
-        add(Kind::AllReduce(ReduceOp::Sum), Variant::TwoShot, dtype, elements, 0, kept);
-    }
-    for case in out.iter_mut().rev().take(5) {
-        let by_rank = if case.call.kind == Kind::AllGather { 36 * 4 } else { 0 };
-        case.call.operand = BoundRegion { by_rank, ..case.call.result };
-    }
+    add(sum.clone(), Variant::TwoShot, DType::BF16, 800 * n, 0, kept);
+    add(sum, Variant::TwoShot, DType::F32, 100 * n, 0, kept);
+    out.iter_mut().rev().take(5).for_each(put_in_place);
     assert!(end <= SIZE, "{end}");
     out
+}
+
+/// Moves the operand of an all-gather to its piece of the result, any other to the result.
+fn put_in_place(case: &mut Case) {
+    let call = &mut case.call;
+    let by_rank = if call.kind == Kind::AllGather { call.elements * call.dtype.size() } else { 0 };
+    call.operand = BoundRegion { by_rank, ..call.result };
 }
 
 /// Element `i` of the operand of `rank`, exact in every dtype.
