@@ -386,6 +386,8 @@ mod tests {
             (reduced(&three), none),
             (reduced(&format!("%a: {heavy} %l {axis}%c: {heavy} %a {axis}")), none),
             (reduced("%c: bf16[8, 64] = matmul %b, %w\n"), none),
+            // So large that they go in two shots.
+            (LAYERS.replace("[16, 4096]", "[4096, 4096]"), &["y", "u"]),
         ] {
             let [credited, fused] = credited_and_fused(&text);
             assert_eq!(credited, expected, "credited: {text}");

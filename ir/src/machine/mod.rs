@@ -24,8 +24,9 @@
 //!
 //! # What a collective does along the way
 //! Where a machine fuses it, the kernel of an all-reduce by packets, or in two shots of a large tensor, also adds the
-//! residual that follows. That saves a kernel, and storing and reading the reduction once: as much as a copy of it takes.
-//! The variant is credited with that ([`Profile::saved_us`]).
+//! residual that follows. Packets save a kernel, and storing and reading the reduction once; two shots do the addition
+//! while the links are busy. The variant is credited with as much as a copy of the reduction takes
+//! ([`Profile::saved_us`]).
 //!
 //! Deliberately not here: what copies a placement forces (the lowering and the planner know that) and how
 //! profiles are measured.
@@ -67,7 +68,8 @@ pub struct Profile {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub multiprocessors: Option<u32>,
     /// Whether the kernel of an all-reduce by packets, or in two shots from [`TWO_SHOT_STORES`] on, also adds the residual
-    /// that follows it. The lowering credits that only if it knows [`multiprocessors`](Self::multiprocessors), because compute beside the two keeps them apart.
+    /// that follows it. The lowering credits that only if it knows [`multiprocessors`](Self::multiprocessors), because
+    /// compute beside the two keeps them apart.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub fuses_residual: bool,
     /// What a copy within the memory of one rank costs.

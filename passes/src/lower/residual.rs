@@ -19,7 +19,8 @@ use symmc_ir::{BinaryOp, CollectiveKind, DType, NodeId, Op, Table};
 
 use super::context::Context;
 
-/// So many elements always divide into rows of the kernel; of other numbers it takes only some.
+/// So many elements always divide into rows of the kernel by packets; of other numbers it takes only some. In two shots
+/// the profile asks that the largest size divides into slices, which other sizes of a bucket need not do.
 const ELEMENTS: i64 = 1024;
 
 /// The results of all-reduces that count, on a machine that fuses them.

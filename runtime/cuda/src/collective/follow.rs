@@ -1,8 +1,9 @@
 //! All-reduces whose result is added to a residual, and perhaps normalised, right behind: one kernel.
 //!
 //! [`find`] looks for them in a list of steps. Towards peers the kernel is the all-reduce, at its place in the
-//! order; it rounds where the single steps round. All ranks decide alike: what lies elsewhere on every rank stays
-//! single, since a rank that packs its messages otherwise than its peers would not be understood.
+//! order; it rounds where the single steps round. All ranks decide alike on packets: what lies elsewhere on every rank stays
+//! single, since a rank that packs its messages otherwise than its peers would not be understood. A two-shot is the same
+//! towards peers with the addition and without.
 //!
 //! Such kernels are the all-reduce by packets, and the two-shot of large tensors, which takes the addition alone. With a
 //! norm the packets of one kernel bring the whole operand to each peer. An all-reduce so large that it goes in two rounds
@@ -115,11 +116,11 @@ pub fn lower(
     let step = list[all.reduce].index;
     let number = call.cell.iter().position(|&r| r == peers.rank).unwrap_or(0);
     if call.variant == Variant::TwoShot {
-        // Peers store into the result before this rank reads the residual.
-        let clean = norm.is_none() && !Span::of_region(&call.result, call).overlaps(&Span::of(residual));
         let addition = Addition { residual: homes.at(residual), sum: homes.at(sum) };
         let own = [&call.operand, &call.result].map(|r| homes.region(r, number));
-        return if clean { lower_addition(step, call, own, &addition, peers, source) } else { Ok(None) };
+        // What the norm needs comes with the last chunk.
+        let alone = norm.is_none();
+        return if alone { lower_addition(step, call, own, &addition, peers, source) } else { Ok(None) };
     }
     if !pays(call, all.tail, peers) {
         return Ok(None);
@@ -433,14 +434,20 @@ mod tests {
         let text = two_shot_kernel(&two_shot(4096)).expect("a kernel");
         assert!(text.contains("pushed_add<BF16, Sum, 2, 4, false>"));
         assert_eq!(two_shot_kernel(&two_shot(2048)), None, "it loads from peers");
-        // What peers store into is the sum's as well, but not the residual's.
         let on_result = |which: usize| {
             let mut list = two_shot(4096);
             let value = values_of(&mut list[2]).nth(which).expect("three values");
             (value.home, value.offset) = (Home::Symmetric, BYTES << 20);
             list
         };
-        assert!(two_shot_kernel(&on_result(2)).is_some());
+        assert!(two_shot_kernel(&on_result(2)).is_some(), "the sum on the result");
+        assert_eq!(found(&on_result(0)), [], "the residual on the result");
+        let mut in_place = two_shot(4096);
+        if let StepWork::Collective(call) = &mut in_place[1].work {
+            call.operand = call.result;
+        }
+        let text = two_shot_kernel(&in_place).expect("a kernel");
+        assert!(text.contains("pushed_add<BF16, Sum, 2, 4, true>"));
         let mut odd = two_shot(4096);
         values_of(&mut odd[2]).take(1).for_each(|v| v.offset += 8);
         assert_eq!(two_shot_kernel(&odd), None, "a residual that is not aligned");

@@ -7,13 +7,15 @@ use symmc_ir::collective::{CollectiveKind as Kind, ReduceOp, Variant};
 use symmc_planner::plan::Barrier;
 use symmc_runtime::exec::{BoundCollective, Home};
 
+use super::blocks::MAX_THREADS;
 use super::call::Turn;
 use super::{Peers, Prepared, Reduction, reduction};
 use crate::compile::Source;
 use crate::error::CudaError;
 use crate::launch::{Address, Param, Work, plain};
 
-/// Threads of a block by stores alone, whose chunks wait in registers.
+/// The most threads of a block by stores alone, so that there are registers for what it adds. Whether it adds makes no
+/// difference to the grid, which is the same on all ranks.
 const PUSHED_THREADS: u32 = 512;
 
 pub(super) fn reduce(turn: &Turn, op: ReduceOp) -> Result<Prepared, CudaError> {
@@ -69,13 +71,16 @@ fn pushed(
     call.slice = slice as u64;
     let [blocks, threads] = turn.grid(|b| &b.pushed, turn.units(slice));
     let in_place = turn.operand == turn.result;
-    let kernel = if addition.is_some() { "pushed_add" } else { "pushed_reduce" };
+    let (kernel, most_threads) = match addition {
+        Some(_) => ("pushed_add", PUSHED_THREADS),
+        None => ("pushed_reduce", MAX_THREADS),
+    };
     Ok(Prepared {
-        what: format!("pushed_{}", turn.bound.dtype),
+        what: format!("{kernel}_{}", turn.bound.dtype),
         body: format!("{kernel}<{element}, {operation}, {n}, {}, {in_place}>", (8 / n).max(1)),
         call,
         beside: addition.map(|a| ("Addition", Param::of(a))),
-        most_threads: PUSHED_THREADS,
+        most_threads,
         blocks: [blocks, threads.min(PUSHED_THREADS)],
     })
 }

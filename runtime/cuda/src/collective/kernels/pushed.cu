@@ -13,7 +13,9 @@
 // element is done chunk after chunk then, while others are on their way.
 //
 // In place, what is to be sent must be taken before peers store there: a chunk is loaded two turns ahead and waits in
-// registers. Telling `c` then also says that chunk `c + 2` was taken, and the first meeting that two were.
+// registers. Telling `c` then also says that chunk `c + 2` was taken, and the first meeting that two were. That a load
+// has its value when others are told, though nothing used it yet, is what the model of memory of PTX promises: it comes
+// before the barrier of the block, and that before the release.
 
 namespace symmc_peer {
 
@@ -128,20 +130,25 @@ struct Addition {
 /// Adds to a chunk of every slice of the result, with the roundings of two steps.
 template <class T, u32 N, u32 TIMES>
 __device__ __forceinline__ void add_chunk(const Call& call, const Addition& addition, const Chunk& chunk) {
+    // Slices at a time: more would not find registers.
+    constexpr u32 SOME = 4;
     const u64 apart = (u64)blockDim.x * 16;
 #pragma unroll
     for (u32 t = 0; t < TIMES; t++) {
         const u64 at = chunk.at + t * apart;
         if (at >= chunk.end) continue;
-        Run<T, 2> x[N], y[N];
 #pragma unroll
-        for (u32 p = 0; p < N; p++) {
-            x[p] = load_run<T>(call.slots[p] + at);
-            y[p] = load_run<T>(addition.residual + p * call.slice + at);
-        }
+        for (u32 first = 0; first < N; first += SOME) {
+            Run<T, 2> x[SOME], y[SOME];
 #pragma unroll
-        for (u32 p = 0; p < N; p++) {
-            store_wide(addition.sum + p * call.slice + at, wide_of(add_runs(x[p], y[p])));
+            for (u32 i = 0; i < SOME && first + i < N; i++) {
+                x[i] = load_run<T>(call.slots[first + i] + at);
+                y[i] = load_run<T>(addition.residual + (first + i) * call.slice + at);
+            }
+#pragma unroll
+            for (u32 i = 0; i < SOME && first + i < N; i++) {
+                store_wide(addition.sum + (first + i) * call.slice + at, wide_of(add_runs(x[i], y[i])));
+            }
         }
     }
 }

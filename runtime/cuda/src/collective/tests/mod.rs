@@ -342,14 +342,7 @@ fn every_kernel_compiles() {
             fused(n, dtype, hidden, &mut source);
         }
     }
-    for n in [2, 4, 8] {
-        let call = collective(Kind::AllReduce(ReduceOp::Sum), Variant::TwoShot, n, DType::BF16, 8 << 20);
-        let addition = Addition { residual: 1 << 30, sum: 1 << 31 };
-        let own = [1 << 32, (1 << 32) + ARENA as Address / 2];
-        let peers = Peers { chaos: (n == 4).then_some(1), ..peers(0, n) };
-        let work = lower_addition(1, &call, own, &addition, &peers, &mut source);
-        assert_eq!(work.expect("it fits").is_some(), n > 2, "16 MiB among {n} ranks");
-    }
+    [2, 4, 8].into_iter().for_each(|n| pushed_kernels(n, &mut source));
     let mut small = Source::new();
     fused(4, DType::F16, 2048, &mut small);
     for (kind, variant) in all(4) {
@@ -363,6 +356,27 @@ fn every_kernel_compiles() {
             Err(CudaError::Missing { library, .. }) => return eprintln!("skipped: no {library}"),
             Err(error) => panic!("{error}"),
         }
+    }
+}
+
+/// Two-shots by stores alone, apart and in place, with an addition and without.
+fn pushed_kernels(n: u32, source: &mut Source) {
+    let mut call = collective(Kind::AllReduce(ReduceOp::Sum), Variant::TwoShot, n, DType::BF16, 24 * 64);
+    let forms = Forms { pushed: 16, ..Forms::default() };
+    let peers = Peers { chaos: (n == 4).then_some(1), forms, ..peers(0, n) };
+    let addition = Addition { residual: 1 << 30, sum: 1 << 31 };
+    for in_place in [false, true] {
+        if in_place {
+            call.operand = call.result;
+        }
+        let own = [&call.operand, &call.result].map(|r| peers.arenas[0] + r.offset as Address);
+        let work = lower_addition(1, &call, own, &addition, &peers, source).expect("it fits");
+        let plain = lower(1, &call, own[0], own[1], &peers, source).expect("it fits").expect("ours");
+        for work in work.iter().chain(&plain) {
+            let Work::Kernel(kernel) = work else { panic!("expected a kernel, found {work:?}") };
+            assert!(kernel.entry.contains("pushed"), "{}", kernel.entry);
+        }
+        assert!(source.text().contains(&format!("Sum, {n}, {}, {in_place}>", (8 / n).max(1))));
     }
 }
 
