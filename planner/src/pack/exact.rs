@@ -19,6 +19,9 @@ use super::{Block, Spans, divisor, plain};
 
 pub use search::Search;
 
+/// The largest sum of sizes and alignments, in units.
+const UNITS: u64 = 1 << 30;
+
 /// How far later turns stray from the keys of their ranks.
 const NOISE: f64 = 0.05;
 
@@ -39,49 +42,50 @@ pub struct Exact {
     block: Vec<usize>,
     /// The number of blocks given.
     given: usize,
-    /// The bytes of a unit: what sizes and alignments are multiples of.
+    /// The bytes of a unit.
     unit: u64,
-    size: Vec<u64>,
-    align: Vec<u64>,
+    size: Vec<u32>,
+    align: Vec<u32>,
     /// The half-open range of sections of each block.
     life: Vec<(usize, usize)>,
-    /// The blocks that are alive together with each.
-    meets: Vec<Vec<u32>>,
-    /// The blocks of each section.
-    sections: Vec<Vec<u32>>,
+    sections: usize,
+    /// The 64-bit words of a set of blocks.
+    words: usize,
+    /// The blocks that start before each section, and those that end there or before.
+    started: Vec<u64>,
+    ended: Vec<u64>,
 }
 
 impl Exact {
-    /// A problem of at most `most` blocks, fewer than 2^16, without wrapped lifetimes and given offsets, whose sizes and
-    /// alignments add up to less than 2^46 units.
+    /// A problem of at most `most` blocks, fewer than 2^16, without wrapped lifetimes and given offsets.
     pub fn new(blocks: &[Block], spans: &Spans, most: usize) -> Option<Self> {
         if blocks.len() > most || !plain(blocks) {
             return None;
         }
-        let unit = unit(blocks);
-        if blocks.iter().map(|b| b.size / unit + b.align / unit).sum::<u64>() >= 1 << 46 {
-            return None;
-        }
+        let unit = unit(blocks)?;
         let block: Vec<usize> = (0..blocks.len()).filter(|&b| blocks[b].size > 0).collect();
         let life: Vec<(usize, usize)> = block.iter().flat_map(|&b| spans.of(b)).collect();
-        let mut sections = vec![Vec::new(); spans.sections];
-        for (b, &(from, to)) in life.iter().enumerate() {
-            sections[from..to].iter_mut().for_each(|s| s.push(b as u32));
-        }
-        let meet = |&(from, to): &(usize, usize)| {
-            let meets = |&o: &u32| life[o as usize].0 < to && from < life[o as usize].1;
-            (0..life.len() as u32).filter(meets).collect::<Vec<u32>>()
+        let (words, sections) = (block.len().div_ceil(64), spans.sections);
+        let sums = |at: &dyn Fn(usize) -> usize| {
+            let mut sets = vec![0u64; (sections + 1) * words];
+            (0..life.len()).for_each(|b| sets[at(b) * words + b / 64] |= 1 << (b % 64));
+            (words..sets.len()).for_each(|i| sets[i] |= sets[i - words]);
+            sets
         };
-        let mut meets: Vec<Vec<u32>> = life.iter().map(meet).collect();
-        meets.iter_mut().zip(0..).for_each(|(m, b)| m.retain(|&o| o != b));
-        let size = block.iter().map(|&b| blocks[b].size / unit).collect();
-        let align = block.iter().map(|&b| (blocks[b].align / unit).max(1)).collect();
-        Some(Exact { block, given: blocks.len(), unit, size, align, life, meets, sections })
+        let (started, ended) = (sums(&|b| life[b].0 + 1), sums(&|b| life[b].1));
+        let size = block.iter().map(|&b| blocks[b].size.div_ceil(unit) as u32).collect();
+        let align = block.iter().map(|&b| (blocks[b].align / unit).max(1) as u32).collect();
+        Some(Exact { block, given: blocks.len(), unit, size, align, life, sections, words, started, ended })
+    }
+
+    /// A word of the set of blocks that are alive in one of these sections.
+    fn among(&self, from: usize, to: usize, word: usize) -> u64 {
+        self.started[to * self.words + word] & !self.ended[from * self.words + word]
     }
 
     /// A search for a packing of at most this peak.
     pub fn search(&self, capacity: u64) -> Search<'_> {
-        Search::new(self, capacity / self.unit)
+        Search::new(self, (capacity / self.unit).min(UNITS) as u32)
     }
 
     /// The least peak above this one that a packing can have.
@@ -110,24 +114,28 @@ impl Exact {
     }
 
     /// Offsets in bytes, by the indices of the blocks given.
-    fn offsets(&self, units: &[u64]) -> Vec<u64> {
+    fn offsets(&self, units: &[u32]) -> Vec<u64> {
         let mut offsets = vec![0; self.given];
-        self.block.iter().zip(units).for_each(|(&b, &at)| offsets[b] = at * self.unit);
+        self.block.iter().zip(units).for_each(|(&b, &at)| offsets[b] = u64::from(at) * self.unit);
         offsets
     }
 }
 
-/// The largest number of which every size is a multiple and every alignment a multiple or a divisor. Blocks that rest
-/// on one another lie at multiples of it.
-fn unit(blocks: &[Block]) -> u64 {
+/// The largest number of which every size is a multiple and every alignment a multiple or a divisor; where the sum is more
+/// than [`UNITS`] of these, a multiple that keeps alignments, and sizes are rounded up. Blocks that rest on one another lie
+/// at multiples of it.
+fn unit(blocks: &[Block]) -> Option<u64> {
     let sized = || blocks.iter().filter(|b| b.size > 0);
     let mut unit = sized().fold(0, |unit, b| divisor(unit, b.size)).max(1);
-    while let Some(block) =
-        sized().find(|b| !unit.is_multiple_of(b.align.max(1)) && !b.align.is_multiple_of(unit))
-    {
+    let apart =
+        |unit: u64| sized().find(|b| !unit.is_multiple_of(b.align.max(1)) && !b.align.is_multiple_of(unit));
+    while let Some(block) = apart(unit) {
         unit = divisor(unit, block.align);
     }
-    unit
+    while sized().map(|b| b.size.div_ceil(unit) + b.align / unit).sum::<u64>() > UNITS {
+        unit *= 2;
+    }
+    apart(unit).is_none().then_some(unit)
 }
 
 /// A number that has little in common with another's.

@@ -11,7 +11,10 @@ use super::{Answer, Exact};
 /// The number of failures that end each of the first turns.
 const FIRST_TURN: u64 = 200;
 
-/// The number of turns after which turns grow by half.
+/// The number of failures that end each of the turns after these.
+const LATER_TURN: u64 = 120;
+
+/// The number of turns of one length; the later ones then grow by half.
 const EQUAL_TURNS: u64 = 3;
 
 /// The number of blocks read in sections that counts as one placement.
@@ -39,13 +42,14 @@ struct Task {
 struct Question {
     task: Task,
     section: usize,
-    height: u64,
+    height: u32,
     /// The blocks that may rest there, the next one last, and [`NONE`] for none of them.
     answers: Vec<u32>,
     mark: usize,
     /// The number of tasks before its answers.
     tasks: usize,
-    key: u128,
+    /// Its state, once that was worked out.
+    key: Option<u128>,
     /// Whether the last answer was a block with nothing left above it: no other answer is better.
     open: bool,
 }
@@ -80,12 +84,12 @@ enum End {
 
 impl<'a> Search<'a> {
     /// A search with this capacity in units.
-    pub fn new(problem: &'a Exact, capacity: u64) -> Self {
+    pub fn new(problem: &'a Exact, capacity: u32) -> Self {
         Search {
             problem,
             skyline: Skyline::new(problem, capacity),
             rank: Vec::new(),
-            weight: vec![1.0; problem.sections.len()],
+            weight: vec![1.0; problem.sections],
             tasks: Vec::new(),
             stack: Vec::new(),
             failed: HashSet::new(),
@@ -133,7 +137,9 @@ impl<'a> Search<'a> {
             }
             self.weight.iter_mut().for_each(|w| *w = (*w + 1.0) / 2.0);
             self.turn += 1;
-            if self.turn.is_multiple_of(EQUAL_TURNS) {
+            if self.turn == EQUAL_TURNS {
+                self.length = LATER_TURN;
+            } else if self.turn.is_multiple_of(EQUAL_TURNS) {
                 self.length += self.length / 2;
             }
         }
@@ -144,7 +150,7 @@ impl<'a> Search<'a> {
     fn walk(&mut self) -> End {
         self.stack.clear();
         self.tasks.clear();
-        let mut next = self.part(0, self.problem.sections.len(), NONE, NONE);
+        let mut next = self.part(0, self.problem.sections, NONE, NONE);
         while next != NONE {
             self.ask(next);
             next = loop {
@@ -167,7 +173,7 @@ impl<'a> Search<'a> {
         let mut start = from;
         for s in from + 1..=to {
             if s == to || self.skyline.crossing[s] == 0 {
-                if !self.skyline.alive(start).is_empty() {
+                if self.skyline.left[start] > 0 {
                     parts.push((start, s));
                 }
                 start = s;
@@ -185,17 +191,17 @@ impl<'a> Search<'a> {
     /// Puts the question of a task on the stack; one that has failed before has no answers.
     fn ask(&mut self, task: u32) {
         let task = self.tasks[task as usize];
-        let key = self.skyline.key(task.from, task.to);
-        let (section, answers) =
-            if self.failed.contains(&key) { (task.from, Vec::new()) } else { self.choose(task) };
-        let (height, mark) = (self.skyline.levels[section].height, self.skyline.mark());
+        let key = (!self.failed.is_empty()).then(|| self.skyline.key(task.from, task.to));
+        let known = key.is_some_and(|key| self.failed.contains(&key));
+        let (section, answers) = if known { (task.from, Vec::new()) } else { self.choose(task) };
+        let (height, mark) = (self.skyline.height[section], self.skyline.mark());
         let tasks = self.tasks.len();
         self.stack.push(Question { task, section, height, answers, mark, tasks, key, open: false });
     }
 
     /// The section of a niche that is asked, and its possible answers, the first one last.
     fn choose(&self, task: Task) -> (usize, Vec<u32>) {
-        let height = |s: usize| self.skyline.levels[s].height;
+        let height = |s: usize| self.skyline.height[s];
         let mut best = (f64::INFINITY, task.from);
         let mut start = task.from;
         for s in task.from + 1..=task.to {
@@ -232,23 +238,24 @@ impl<'a> Search<'a> {
 
     /// The blocks of a section that may rest on its height.
     fn resting(&self, section: usize) -> impl Iterator<Item = u32> + '_ {
-        let height = self.skyline.levels[section].height;
-        self.skyline.alive(section).iter().copied().filter(move |&b| self.skyline.low[b as usize] == height)
+        let height = self.skyline.height[section];
+        self.skyline.alive(section).filter(move |&b| self.skyline.low[b] == height).map(|b| b as u32)
     }
 
     /// How good it is to ask a section of a niche, low being good: low niches, where nothing may be wasted, few
     /// answers, and where it failed. Found by trial on the published problems.
     fn score(&self, section: usize, best: f64) -> f64 {
-        let (level, capacity) = (self.skyline.levels[section], self.skyline.capacity);
-        let slack = capacity - level.height - level.left;
+        let skyline = &self.skyline;
+        let (height, capacity) = (skyline.height[section], skyline.capacity);
+        let slack = capacity - height - skyline.left[section];
         let none = if slack == 0 { 0.0 } else { 0.5 };
-        let part = |size: u64| size as f64 / capacity.max(1) as f64;
-        let depth = part(level.height) + 0.3 * part(slack) + 0.02;
+        let part = |size: u32| f64::from(size) / f64::from(capacity.max(1));
+        let depth = part(height) + 0.3 * part(slack) + 0.02;
         let factor = depth / self.weight[section];
         if factor * (1.0 + none) >= best {
             return best;
         }
-        factor * (f64::from(level.resting) + none)
+        factor * (f64::from(skyline.resting[section]) + none)
     }
 
     /// Gives the question on top its next answer that leads on; the first task that is left then.
@@ -262,9 +269,9 @@ impl<'a> Search<'a> {
             self.placements += 1;
             let mut failed = Some(section);
             if b != NONE {
-                let meets = &self.problem.meets[b as usize];
-                self.stack[at].open = meets.iter().all(|&o| self.skyline.placed[o as usize]);
-                self.skyline.place(b, height);
+                self.skyline.place(b as usize, height);
+                let (from, to) = self.problem.life[b as usize];
+                self.stack[at].open = self.skyline.left_in(from, to).next().is_none();
                 failed = self.skyline.conclude().err();
             } else if let Some(to) = self.above(section) {
                 self.skyline.lift(section, to);
@@ -283,22 +290,21 @@ impl<'a> Search<'a> {
 
     /// The lowest that a block of this section can lie if none rests on its height: where the lows of the others are,
     /// or on a block beside the section.
-    fn above(&self, section: usize) -> Option<u64> {
+    fn above(&self, section: usize) -> Option<u32> {
         let skyline = &self.skyline;
-        let most = skyline.capacity - skyline.levels[section].left;
-        let beside = |&o: &u32| {
-            let (from, to) = self.problem.life[o as usize];
-            !skyline.placed[o as usize] && !(from..to).contains(&section)
+        let (height, most) = (skyline.height[section], skyline.capacity - skyline.left[section]);
+        let beside = |b: usize| {
+            let (from, to) = self.problem.life[b];
+            let others = skyline.left_in(from, section).chain(skyline.left_in(section + 1, to));
+            let apart =
+                others.filter(|&o| !(self.problem.life[o].0..self.problem.life[o].1).contains(&section));
+            apart.map(|o| skyline.low[o] + self.problem.size[o]).min()
         };
-        let end = |o: u32| skyline.low[o as usize] + self.problem.size[o as usize];
-        let lowest = |&b: &u32| match skyline.low[b as usize] {
-            low if low > skyline.levels[section].height => low,
-            _ => {
-                let ends = self.problem.meets[b as usize].iter().copied().filter(|o| beside(o)).map(end);
-                ends.min().unwrap_or(u64::MAX / 2).next_multiple_of(self.problem.align[b as usize])
-            }
+        let lowest = |b: usize| match skyline.low[b] {
+            low if low > height => low,
+            _ => beside(b).unwrap_or(most + 1).next_multiple_of(self.problem.align[b]),
         };
-        skyline.alive(section).iter().map(lowest).min().filter(|&to| to <= most)
+        skyline.alive(section).map(lowest).min().filter(|&to| to <= most)
     }
 
     /// Goes back from the question on top, which has failed, to the one that it came from; whether there is one.
@@ -307,7 +313,8 @@ impl<'a> Search<'a> {
             return false;
         };
         if self.failed.len() < REMEMBERED {
-            self.failed.insert(key);
+            // All answers are undone: the state is that of the question.
+            self.failed.insert(key.unwrap_or_else(|| self.skyline.key(task.from, task.to)));
         }
         self.stack.truncate((task.parent as usize).saturating_add(1));
         if task.parent == NONE {

@@ -6,84 +6,68 @@
 //! - no block rests on a section's height if all that are left must lie higher, so the height rises to them;
 //! - the jobs must fit when they are done by order of release;
 //! - a block that would leave too little room for some others if it lay under them all lies above one of them.
+//!
+//! What is known of sections lies in one list for each number, and loops over the sections of a life have no branches:
+//! they are most of the time.
 
 #[cfg(test)]
 mod tests;
 
-use std::collections::VecDeque;
-
-use super::Exact;
+use super::{Exact, mixed};
 
 /// What a section that may waste more than this part of the capacity says of its blocks is not looked at: it costs
 /// more than it finds.
-const ROOMY: u64 = 32;
+const ROOMY: u32 = 32;
 
 /// A value before a change.
 enum Change {
-    Height(u32, u64),
-    Resting(u32, u32),
-    Low(u32, u64),
+    /// The height of a section and how many rested on it.
+    Height(u32, u32, u32),
+    /// How low a block could lie.
+    Low(u32, u32),
+    /// A block was placed; heights and what rested on them in its sections are saved.
     Placed(u32),
 }
 
 /// An offset and, in the last 16 bits, the index of a block.
 type Job = u64;
 
-/// What is known of a section.
-#[derive(Clone, Copy)]
-pub struct Level {
-    /// How high it is stacked: nothing that is left comes to lie lower in it.
-    pub height: u64,
-    /// The sum of sizes that are left.
-    pub left: u64,
-    /// The number of blocks that may rest on its height.
-    pub resting: u32,
-    /// Whether some block may not lie under all others.
-    tight: bool,
-    queued: bool,
+fn job(offset: u32, b: usize) -> Job {
+    u64::from(offset) << 16 | b as u64
 }
 
-impl Level {
-    /// Of a section with these blocks, before any is placed.
-    fn of(problem: &Exact, blocks: &[u32]) -> Self {
-        let left = blocks.iter().map(|&b| problem.size[b as usize]).sum();
-        Level { height: 0, left, resting: blocks.len() as u32, tight: false, queued: true }
-    }
-
-    /// Whether so much may be wasted that nothing more is concluded.
-    fn roomy(&self, capacity: u64) -> bool {
-        self.height + self.left + capacity / ROOMY < capacity
-    }
-
-    fn queue(&mut self, section: usize, queue: &mut VecDeque<u32>) {
-        if !self.queued {
-            self.queued = true;
-            queue.push_back(section as u32);
-        }
-    }
+/// The block of a job and its offset.
+fn of(job: Job) -> (usize, u32) {
+    ((job & 0xFFFF) as usize, (job >> 16) as u32)
 }
 
 /// See the [module](self).
 pub struct Skyline<'a> {
     problem: &'a Exact,
-    pub capacity: u64,
-    pub levels: Vec<Level>,
+    pub capacity: u32,
+    /// How high each section is stacked: nothing that is left comes to lie lower in it.
+    pub height: Vec<u32>,
+    /// The sum of sizes that are left in each section.
+    pub left: Vec<u32>,
+    /// The number of blocks that may rest on each section's height.
+    pub resting: Vec<u32>,
+    /// 1 where some block may not lie under all others.
+    tight: Vec<u32>,
+    /// 1 where something changed so that something may follow.
+    pending: Vec<u32>,
     /// The lowest offset that each block can still have, or has.
-    pub low: Vec<u64>,
-    pub placed: Vec<bool>,
+    pub low: Vec<u32>,
+    /// The set of blocks that are not placed.
+    unplaced: Vec<u64>,
     /// The number of blocks that are left and alive on both sides of the start of each section.
     pub crossing: Vec<u32>,
-    /// The blocks of each section, those that are left first, and their number.
-    alive: Vec<Vec<u32>>,
-    count: Vec<usize>,
     /// A number for each section's set of blocks that are left and start there.
-    starts: Vec<u128>,
+    starts: Vec<u64>,
     trail: Vec<Change>,
-    /// Sections that changed so that something may follow.
-    queue: VecDeque<u32>,
+    saved: Vec<u32>,
     jobs: Vec<Job>,
     ends: Vec<Job>,
-    raises: Vec<(u32, u64)>,
+    raises: Vec<(usize, u32)>,
     /// The number of blocks that were read in sections.
     pub read: u64,
     /// The number of blocks and sections that were gone through besides: more, the longer lives are.
@@ -92,20 +76,22 @@ pub struct Skyline<'a> {
 
 impl<'a> Skyline<'a> {
     /// Nothing placed.
-    pub fn new(problem: &'a Exact, capacity: u64) -> Self {
-        let (blocks, sections) = (problem.size.len(), problem.sections.len());
+    pub fn new(problem: &'a Exact, capacity: u32) -> Self {
+        let (blocks, sections) = (problem.size.len(), problem.sections);
         let mut skyline = Skyline {
             problem,
             capacity,
-            levels: problem.sections.iter().map(|blocks| Level::of(problem, blocks)).collect(),
+            height: vec![0; sections],
+            left: vec![0; sections],
+            resting: vec![0; sections],
+            tight: vec![0; sections],
+            pending: vec![1; sections],
             low: vec![0; blocks],
-            placed: vec![false; blocks],
+            unplaced: vec![0; problem.words],
             crossing: vec![0; sections],
-            alive: problem.sections.clone(),
-            count: problem.sections.iter().map(Vec::len).collect(),
             starts: vec![0; sections],
             trail: Vec::new(),
-            queue: (0..sections as u32).collect(),
+            saved: Vec::new(),
             jobs: Vec::new(),
             ends: Vec::new(),
             raises: Vec::new(),
@@ -113,15 +99,21 @@ impl<'a> Skyline<'a> {
             scanned: 0,
         };
         for (b, &(from, to)) in problem.life.iter().enumerate() {
-            skyline.starts[from] ^= number(b as u128 + 1);
-            skyline.crossing[from + 1..to].iter_mut().for_each(|c| *c += 1);
+            skyline.resting[from..to].iter_mut().for_each(|r| *r += 1);
+            skyline.take_back(b);
         }
         skyline
     }
 
+    /// The blocks that are left and alive in one of these sections.
+    pub fn left_in(&self, from: usize, to: usize) -> impl Iterator<Item = usize> + use<'_> {
+        let words = if from < to { self.problem.words } else { 0 };
+        (0..words).flat_map(move |w| bits(w, self.problem.among(from, to, w) & self.unplaced[w]))
+    }
+
     /// The blocks of a section that are left.
-    pub fn alive(&self, section: usize) -> &[u32] {
-        &self.alive[section][..self.count[section]]
+    pub fn alive(&self, section: usize) -> impl Iterator<Item = usize> + use<'_> {
+        self.left_in(section, section + 1)
     }
 
     /// Where to go back to.
@@ -131,140 +123,152 @@ impl<'a> Skyline<'a> {
 
     /// Goes back to a mark.
     pub fn undo(&mut self, mark: usize) {
-        for change in self.trail.drain(mark..).rev() {
+        while self.trail.len() > mark
+            && let Some(change) = self.trail.pop()
+        {
             match change {
-                Change::Height(s, height) => self.levels[s as usize].height = height,
-                Change::Resting(s, resting) => self.levels[s as usize].resting = resting,
-                Change::Low(b, low) => self.low[b as usize] = low,
-                Change::Placed(b) => {
-                    self.placed[b as usize] = false;
+                Change::Height(s, height, resting) => {
+                    (self.height[s as usize], self.resting[s as usize]) = (height, resting);
+                }
+                Change::Low(b, low) => {
+                    self.low[b as usize] = low;
                     let (from, to) = self.problem.life[b as usize];
-                    for s in from..to {
-                        self.levels[s].tight = true;
-                        self.levels[s].left += self.problem.size[b as usize];
-                        self.count[s] += 1;
-                    }
-                    self.crossing[from + 1..to].iter_mut().for_each(|c| *c += 1);
-                    self.starts[from] ^= number(u128::from(b) + 1);
+                    let levels = self.resting[from..to].iter_mut().zip(&self.height[from..to]);
+                    levels.for_each(|(resting, &height)| *resting += u32::from(height == low));
+                }
+                Change::Placed(b) => {
+                    let (from, to) = self.problem.life[b as usize];
+                    self.take_back(b as usize);
+                    self.tight[from..to].fill(1);
+                    let saved = self.saved.len() - 2 * (to - from);
+                    let (heights, resting) = self.saved[saved..].split_at(to - from);
+                    self.height[from..to].copy_from_slice(heights);
+                    self.resting[from..to].copy_from_slice(resting);
+                    self.saved.truncate(saved);
                 }
             }
         }
-        self.queue.drain(..).for_each(|s| self.levels[s as usize].queued = false);
+        self.pending.fill(0);
+    }
+
+    /// Counts a block as left.
+    fn take_back(&mut self, b: usize) {
+        let (from, to) = self.problem.life[b];
+        self.unplaced[b / 64] |= 1 << (b % 64);
+        self.left[from..to].iter_mut().for_each(|left| *left += self.problem.size[b]);
+        self.crossing[from + 1..to].iter_mut().for_each(|c| *c += 1);
+        self.starts[from] ^= mixed(b as u64 + 1);
     }
 
     /// A number for the blocks that are left over these sections and the heights under them.
     pub fn key(&self, from: usize, to: usize) -> u128 {
-        let state = self.levels[from..to].iter().zip(&self.starts[from..to]);
-        state.fold((from as u128) << 64 | to as u128, |key, (level, &starts)| {
-            number(key ^ u128::from(level.height) ^ starts)
-        })
+        let state = self.height[from..to].iter().zip(&self.starts[from..to]).zip(from as u64..);
+        let (mut key, mut more) = (mixed(to as u64), 0u64);
+        for ((&height, &starts), s) in state {
+            let number = mixed(starts ^ (s << 32 | u64::from(height)).wrapping_mul(0x9E37_79B9_7F4A_7C15));
+            key = key.wrapping_add(number);
+            more = more.wrapping_add((number ^ number >> 29).wrapping_mul(0xC2B2_AE3D_27D4_EB4F) >> 7);
+        }
+        u128::from(key) << 64 | u128::from(more)
     }
 
     /// Places a block on a niche.
-    pub fn place(&mut self, b: u32, at: u64) {
-        let (block, (from, to)) = (b as usize, self.problem.life[b as usize]);
-        let size = self.problem.size[block];
+    pub fn place(&mut self, b: usize, at: u32) {
+        let (from, to) = self.problem.life[b];
+        let size = self.problem.size[b];
         let height = at + size;
-        self.trail.push(Change::Placed(b));
-        self.placed[block] = true;
-        self.low[block] = at;
-        for s in from..to {
-            self.levels[s].left -= size;
-            self.count[s] -= 1;
-            let alive = &mut self.alive[s][..=self.count[s]];
-            if let Some(here) = alive.iter().rposition(|&o| o == b) {
-                alive.swap(here, self.count[s]);
-                self.scanned += (self.count[s] - here) as u64;
-            }
-            self.stack(s, height);
-        }
+        self.trail.push(Change::Placed(b as u32));
+        self.saved.extend_from_slice(&self.height[from..to]);
+        self.saved.extend_from_slice(&self.resting[from..to]);
+        self.unplaced[b / 64] &= !(1 << (b % 64));
+        self.low[b] = at;
+        self.left[from..to].iter_mut().for_each(|left| *left -= size);
+        self.height[from..to].fill(height);
+        self.resting[from..to].fill(0);
+        self.pending[from..to].fill(1);
         self.crossing[from + 1..to].iter_mut().for_each(|c| *c -= 1);
-        self.starts[from] ^= number(u128::from(b) + 1);
-        let problem = self.problem;
-        for &other in &problem.meets[block] {
-            if self.placed[other as usize] {
-                continue;
-            }
-            self.raise(other, height);
-            if self.low[other as usize] == height {
-                let (start, end) = problem.life[other as usize];
-                self.levels[start.max(from)..end.min(to)].iter_mut().for_each(|s| s.resting += 1);
-            }
-        }
-        self.read += problem.meets[block].len() as u64;
+        self.starts[from] ^= mixed(b as u64 + 1);
         self.scanned += (to - from) as u64;
+        self.raise_all(from, to, height);
     }
 
     /// Says that nothing lies lower than this in a section.
-    pub fn lift(&mut self, section: usize, height: u64) {
-        self.stack(section, height);
-        for i in 0..self.count[section] {
-            let b = self.alive[section][i];
-            self.raise(b, height);
-            self.levels[section].resting += u32::from(self.low[b as usize] == height);
-        }
-        self.read += self.count[section] as u64;
+    pub fn lift(&mut self, section: usize, height: u32) {
+        self.trail.push(Change::Height(section as u32, self.height[section], self.resting[section]));
+        (self.height[section], self.resting[section]) = (height, 0);
+        self.pending[section] = 1;
+        self.raise_all(section, section + 1, height);
     }
 
-    /// Gives a section a height on which nothing rests yet.
-    fn stack(&mut self, section: usize, height: u64) {
-        let level = &mut self.levels[section];
-        self.trail.push(Change::Height(section as u32, level.height));
-        self.trail.push(Change::Resting(section as u32, level.resting));
-        (level.height, level.resting) = (height, 0);
-        level.queue(section, &mut self.queue);
+    /// Says that no block of these sections lies lower than their new height.
+    fn raise_all(&mut self, from: usize, to: usize, height: u32) {
+        for w in 0..self.problem.words {
+            for b in bits(w, self.problem.among(from, to, w) & self.unplaced[w]) {
+                self.read += 1;
+                if self.low[b] < height {
+                    self.raise(b, height);
+                }
+                if self.low[b] == height {
+                    let (start, end) = self.problem.life[b];
+                    self.resting[start.max(from)..end.min(to)].iter_mut().for_each(|r| *r += 1);
+                }
+            }
+        }
     }
 
-    /// Says that a block does not lie lower than this.
-    fn raise(&mut self, b: u32, to: u64) {
-        let before = self.low[b as usize];
-        if before >= to {
-            return;
-        }
-        let (from, end) = self.problem.life[b as usize];
-        let low = match self.problem.align[b as usize] {
+    /// Says that a block lies no lower than this, which is higher than was known.
+    fn raise(&mut self, b: usize, to: u32) {
+        let before = self.low[b];
+        let (from, end) = self.problem.life[b];
+        let low = match self.problem.align[b] {
             1 => to,
             align => to.next_multiple_of(align),
         };
-        self.trail.push(Change::Low(b, before));
-        self.low[b as usize] = low;
+        self.trail.push(Change::Low(b as u32, before));
+        self.low[b] = low;
         self.scanned += (end - from) as u64;
-        for (s, level) in (from..end).zip(&mut self.levels[from..end]) {
-            let rested = before == level.height;
-            if rested {
-                self.trail.push(Change::Resting(s as u32, level.resting));
-                level.resting -= 1;
-            }
-            level.tight |= low + level.left > self.capacity;
-            if level.tight || rested && level.resting == 0 {
-                level.queue(s, &mut self.queue);
-            }
+        // Negative where it cannot be placed any more.
+        let room = self.capacity as i32 - low as i32;
+        let (height, left) = (&self.height[from..end], &self.left[from..end]);
+        let (resting, tight) = (&mut self.resting[from..end], &mut self.tight[from..end]);
+        let flags = tight.iter_mut().zip(&mut self.pending[from..end]);
+        for (((&height, &left), resting), (tight, pending)) in height.iter().zip(left).zip(resting).zip(flags)
+        {
+            let rested = u32::from(height == before);
+            *resting -= rested;
+            *tight |= u32::from(left as i32 > room);
+            *pending |= *tight | rested & u32::from(*resting == 0);
         }
     }
 
     /// Draws all conclusions; the section that cannot be stacked, if there is one.
     pub fn conclude(&mut self) -> Result<(), usize> {
-        while let Some(s) = self.queue.pop_front() {
-            let s = s as usize;
-            let left = self.count[s] > 0;
+        let mut from = 0;
+        loop {
+            let (before, after) = self.pending.split_at(from);
+            let next = |pending: &[u32]| pending.iter().position(|&p| p > 0);
+            let Some(s) = next(after).map(|s| s + from).or_else(|| next(before)) else {
+                return Ok(());
+            };
+            let left = self.left[s] > 0;
             let settled = !left || self.settle(s);
-            self.levels[s].queued = false;
-            if !settled || left && self.levels[s].tight && !self.machine(s) {
+            self.pending[s] = 0;
+            if !settled || left && self.tight[s] > 0 && !self.machine(s) {
                 return Err(s);
             }
+            from = s;
         }
-        Ok(())
     }
 
     /// Lifts a section on which nothing rests to the lowest of its blocks; whether there is room for them.
     fn settle(&mut self, s: usize) -> bool {
-        let Level { mut height, left, resting, .. } = self.levels[s];
-        if resting == 0 {
-            let low = |&b: &u32| self.low[b as usize];
-            height = self.alive(s).iter().map(low).min().unwrap_or(height);
+        let mut height = self.height[s];
+        let rises = self.resting[s] == 0;
+        if rises {
+            height = self.alive(s).map(|b| self.low[b]).min().unwrap_or(height);
         }
-        let fits = height + left <= self.capacity;
-        if fits && resting == 0 {
+        let fits = height + self.left[s] <= self.capacity;
+        if fits && rises {
             self.lift(s, height);
         }
         fits
@@ -272,18 +276,30 @@ impl<'a> Skyline<'a> {
 
     /// The blocks of a section as jobs on one machine: whether they fit, and which cannot lie under others.
     fn machine(&mut self, s: usize) -> bool {
-        if self.levels[s].roomy(self.capacity) {
+        // Where much may be wasted nothing more is concluded.
+        if self.height[s] + self.left[s] + self.capacity / ROOMY < self.capacity {
             return true;
         }
-        self.read += self.count[s] as u64;
-        let under = self.capacity - self.levels[s].left;
+        let under = self.capacity - self.left[s];
         let mut jobs = std::mem::take(&mut self.jobs);
-        self.sort_jobs(s, under, &mut jobs);
-        self.levels[s].tight = !jobs.is_empty();
+        jobs.clear();
+        // Those above `under` cannot lie under all others.
+        let mut read = 0;
+        self.alive(s).for_each(|b| {
+            read += 1;
+            if self.low[b] > under {
+                jobs.push(job(self.low[b], b));
+            }
+        });
+        self.read += read;
+        jobs.sort_unstable();
+        self.scanned += jobs.len() as u64;
+        self.tight[s] = u32::from(!jobs.is_empty());
         let mut above = 0;
-        let mut fits = jobs.iter().all(|job| {
-            above += self.problem.size[(job & 0xFFFF) as usize];
-            (job >> 16) + above <= self.capacity
+        let mut fits = jobs.iter().rev().all(|&job| {
+            let (b, low) = of(job);
+            above += self.problem.size[b];
+            low + above <= self.capacity
         });
         if fits && !jobs.is_empty() {
             fits = self.lie_above(s, &jobs, under);
@@ -292,70 +308,49 @@ impl<'a> Skyline<'a> {
         fits
     }
 
-    /// The blocks of a section above `under`, the highest first: they cannot lie under all others. They go last in
-    /// `alive` and stay there in this order, which is nearly right the next time.
-    fn sort_jobs(&mut self, s: usize, under: u64, jobs: &mut Vec<Job>) {
-        let alive = &mut self.alive[s][..self.count[s]];
-        jobs.clear();
-        jobs.resize(alive.len(), 0);
-        let (mut count, mut rest) = (0, 0);
-        for i in 0..alive.len() {
-            let b = alive[i];
-            let low = self.low[b as usize];
-            // Both are written, and one stays: which one is hard to guess.
-            (jobs[count], alive[rest]) = (low << 16 | Job::from(b), b);
-            count += usize::from(low > under);
-            rest += usize::from(low <= under);
-        }
-        jobs.truncate(count);
-        for i in 1..count {
-            let job = jobs[i];
-            let mut at = i;
-            while at > 0 && jobs[at - 1] < job {
-                jobs[at] = jobs[at - 1];
-                at -= 1;
-            }
-            jobs[at] = job;
-            self.scanned += (i - at) as u64;
-        }
-        alive[rest..].iter_mut().zip(jobs).for_each(|(b, job)| *b = (*job & 0xFFFF) as u32);
-    }
-
-    /// What of the others cannot all lie above a block of these is above some offset: the block lies above one of
-    /// them. Whether the blocks fit so.
-    fn lie_above(&mut self, s: usize, jobs: &[Job], under: u64) -> bool {
+    /// What of the others cannot all lie above a block of these, the lowest first, is above some offset: the block lies
+    /// above one of them. Whether the blocks fit so.
+    fn lie_above(&mut self, s: usize, jobs: &[Job], under: u32) -> bool {
         let mut ends = std::mem::take(&mut self.ends);
-        let size = |job: Job| self.problem.size[(job & 0xFFFF) as usize];
+        let size = |job: Job| self.problem.size[of(job).0];
         ends.clear();
-        let end = |&b: &u32| (self.low[b as usize] + self.problem.size[b as usize]) << 16 | u64::from(b);
-        ends.extend(self.alive(s).iter().map(end));
+        // All that ends below the lowest job counts for each.
+        let (lowest, mut sum) = (of(jobs[0]).1, 0);
+        self.alive(s).for_each(|b| {
+            let end = self.low[b] + self.problem.size[b];
+            if end > lowest {
+                ends.push(job(end, b));
+            } else {
+                sum += self.problem.size[b];
+            }
+        });
         ends.sort_unstable();
         self.raises.clear();
-        // From the lowest job up: the ends up to its offset, with their sizes summed up.
-        let (mut first, mut sum) = (0, 0);
-        for &job in jobs.iter().rev() {
-            let (low, b) = (job >> 16, job & 0xFFFF);
-            while let Some(&end) = ends.get(first).filter(|&end| end >> 16 <= low) {
+        // The ends up to each job's offset, with their sizes summed up.
+        let mut first = 0;
+        for &job in jobs {
+            let (b, low) = of(job);
+            while let Some(&end) = ends.get(first).filter(|&&end| of(end).1 <= low) {
                 sum += size(end);
                 first += 1;
             }
             // Less fills the room under the block than what must lie there.
             let (mut fill, mut to, room) = (sum, low, low - under);
-            let mut others = ends[first..].iter().filter(|&end| end & 0xFFFF != b);
+            let mut others = ends[first..].iter().filter(|&&end| of(end).0 != b);
             while fill < room
                 && let Some(&end) = others.next()
             {
-                to = end >> 16;
+                to = of(end).1;
                 self.scanned += 1;
                 fill += size(end);
             }
             if to > low {
-                self.raises.push((b as u32, to));
+                self.raises.push((b, to));
             }
         }
         self.ends = ends;
         while let Some((b, to)) = self.raises.pop() {
-            if to + self.problem.size[b as usize] > self.capacity {
+            if to + self.problem.size[b] > self.capacity {
                 return false;
             }
             self.raise(b, to);
@@ -364,10 +359,11 @@ impl<'a> Skyline<'a> {
     }
 }
 
-/// A number that has nothing in common with another's.
-fn number(from: u128) -> u128 {
-    const ODD: u128 = 0x9E37_79B9_7F4A_7C15_F39C_C060_5CED_C835;
-    let mixed = (from ^ (from >> 64)).wrapping_mul(ODD);
-    let mixed = (mixed ^ (mixed >> 61)).wrapping_mul(ODD);
-    mixed ^ (mixed >> 67)
+/// The blocks of a word of a set.
+fn bits(word: usize, mut set: u64) -> impl Iterator<Item = usize> {
+    std::iter::from_fn(move || {
+        let bit = (set != 0).then(|| 64 * word + set.trailing_zeros() as usize);
+        set &= set.wrapping_sub(1);
+        bit
+    })
 }

@@ -5,32 +5,32 @@ use proptest::prelude::*;
 use super::*;
 use crate::pack::{Block, Spans};
 
-/// What must come back when a change is undone: heights, what is left and resting, and lowest offsets.
-type State = (Vec<(u64, u64, u32)>, Vec<u64>, Vec<u32>);
+/// What must come back when a change is undone: heights, what is left and resting, lowest offsets, what crosses, the key.
+type State = (Vec<[u32; 3]>, Vec<u32>, Vec<u32>, u128);
 
 fn state(skyline: &Skyline) -> State {
-    let levels = skyline.levels.iter().map(|l| (l.height, l.left, l.resting)).collect();
+    let sections = 0..skyline.height.len();
+    let levels = sections.clone().map(|s| [skyline.height[s], skyline.left[s], skyline.resting[s]]).collect();
     // A placed block's offset is not undone but found again.
-    let low = skyline.low.iter().zip(&skyline.placed).map(|(&low, &placed)| if placed { 0 } else { low });
-    (levels, low.collect(), skyline.crossing.clone())
+    let left: Vec<usize> = skyline.left_in(0, sections.end).collect();
+    let low = (0..skyline.low.len()).map(|b| if left.contains(&b) { skyline.low[b] } else { 0 }).collect();
+    (levels, low, skyline.crossing.clone(), skyline.key(0, sections.end))
 }
 
 fn recount(skyline: &Skyline) -> Result<(), TestCaseError> {
     let problem = skyline.problem;
-    for (s, level) in skyline.levels.iter().enumerate() {
-        let left: Vec<u32> =
-            problem.sections[s].iter().copied().filter(|&b| !skyline.placed[b as usize]).collect();
-        let mut alive = skyline.alive(s).to_vec();
-        alive.sort_unstable();
-        prop_assert_eq!(&alive, &left, "section {}", s);
-        let low = |b: &u32| skyline.low[*b as usize];
-        prop_assert!(left.iter().all(|b| low(b) >= level.height), "section {}", s);
-        prop_assert_eq!(level.left, left.iter().map(|&b| problem.size[b as usize]).sum::<u64>());
-        let resting = left.iter().filter(|b| low(b) == level.height).count();
-        prop_assert_eq!(level.resting as usize, resting, "section {}", s);
-        let tight = left.iter().any(|b| low(b) + level.left > skyline.capacity);
-        prop_assert!(level.tight || !tight, "section {}", s);
-        let crossing = left.iter().filter(|&&b| problem.life[b as usize].0 < s).count();
+    let all: Vec<usize> = skyline.left_in(0, problem.sections).collect();
+    for s in 0..problem.sections {
+        let alive = |b: &usize| (problem.life[*b].0..problem.life[*b].1).contains(&s);
+        let left: Vec<usize> = all.iter().copied().filter(alive).collect();
+        prop_assert_eq!(&skyline.alive(s).collect::<Vec<_>>(), &left, "section {}", s);
+        prop_assert!(left.iter().all(|&b| skyline.low[b] >= skyline.height[s]), "section {}", s);
+        prop_assert_eq!(skyline.left[s], left.iter().map(|&b| problem.size[b]).sum::<u32>());
+        let resting = left.iter().filter(|&&b| skyline.low[b] == skyline.height[s]).count();
+        prop_assert_eq!(skyline.resting[s] as usize, resting, "section {}", s);
+        let tight = left.iter().any(|&b| skyline.low[b] + skyline.left[s] > skyline.capacity);
+        prop_assert!(skyline.tight[s] > 0 || !tight, "section {}", s);
+        let crossing = left.iter().filter(|&&b| problem.life[b].0 < s).count();
         prop_assert_eq!(skyline.crossing[s] as usize, crossing, "section {}", s);
     }
     Ok(())
@@ -38,19 +38,17 @@ fn recount(skyline: &Skyline) -> Result<(), TestCaseError> {
 
 /// The lowest section with blocks that are left.
 fn lowest(skyline: &Skyline) -> Option<usize> {
-    let left = (0..skyline.levels.len()).filter(|&s| !skyline.alive(s).is_empty());
-    left.min_by_key(|&s| skyline.levels[s].height)
+    let left = (0..skyline.height.len()).filter(|&s| skyline.left[s] > 0);
+    left.min_by_key(|&s| skyline.height[s])
 }
 
 /// Places a block that rests on a section, or, if there is no such block by this number, lifts the section.
 fn change(skyline: &mut Skyline, section: usize, choice: usize) {
-    let height = skyline.levels[section].height;
-    let resting = |b: &&u32| skyline.low[**b as usize] == height;
-    let mut resting: Vec<u32> = skyline.alive(section).iter().filter(resting).copied().collect();
-    resting.sort_unstable();
+    let height = skyline.height[section];
+    let resting: Vec<usize> = skyline.alive(section).filter(|&b| skyline.low[b] == height).collect();
     match resting.get(choice % (resting.len() + 1)) {
         Some(&b) => skyline.place(b, height),
-        None => skyline.lift(section, height + 1 + choice as u64),
+        None => skyline.lift(section, height + 1 + choice as u32),
     }
 }
 
@@ -58,7 +56,7 @@ proptest! {
     #[test]
     fn counters_are_what_counting_anew_finds(
         blocks in prop::collection::vec((0usize..12, 1usize..8, 1u64..200, 1u64..4), 1..16),
-        spare in 0u64..100,
+        spare in 0u32..100,
         choices in prop::collection::vec((0usize..20, 0usize..4), 1..60),
     ) {
         let block = |&(start, length, size, align): &(usize, usize, u64, u64)| Block {
@@ -67,7 +65,7 @@ proptest! {
         };
         let blocks: Vec<Block> = blocks.iter().map(block).collect();
         let problem = Exact::new(&blocks, &Spans::new(&blocks), 16).expect("neither wrapped nor given");
-        let bound = crate::pack::bound(&blocks) / problem.unit;
+        let bound = (crate::pack::bound(&blocks) / problem.unit) as u32;
         let mut skyline = Skyline::new(&problem, bound + bound * spare / 200);
         recount(&skyline)?;
         if skyline.conclude().is_err() {
