@@ -1,12 +1,12 @@
 //! Many replays of a plan's graph on GPUs, each with one of several sets of inputs: every output has, bit for bit, what
 //! the first replay with that set gave, which agrees with the interpreter.
 //!
-//! `check_replays REPLAYS GPU,GPU,… PROGRAM [TENSORS]`: a rank for each GPU, as threads of one process; weights and the
-//! first set of arguments from TENSORS, or drawn.
+//! `check_replays REPLAYS GPU,GPU,… PROGRAM… [TENSORS]`: a rank for each GPU, as threads of one process; weights and the
+//! first set of arguments from TENSORS, a `.safetensors` file, or drawn.
 
 mod threads;
 
-use std::path::Path;
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
@@ -68,10 +68,12 @@ fn sets(graph: &Graph, first: &Inputs) -> Vec<Inputs> {
 }
 
 impl Job {
-    fn new(replays: usize, ranks: usize, program: &Path, tensors: Option<&Path>) -> Result<Job> {
+    fn new(replays: usize, ranks: usize, files: &[PathBuf]) -> Result<Job> {
         let options = OpenOptions { ranks: Some(ranks as u32), ..OpenOptions::default() };
-        let program = Program::open(program, &options)?;
-        let file = tensors.map(TensorFile::open).transpose()?;
+        let (tensors, programs): (Vec<PathBuf>, _) =
+            files.iter().cloned().partition(|f| f.extension().is_some_and(|e| e == "safetensors"));
+        let program = Program::open_files(&programs, &options)?;
+        let file = tensors.first().map(|path| TensorFile::open(path)).transpose()?;
         let graph = &program.graph;
         let work = Workload::gather(graph, &program.weights, file.as_ref(), &Draw::default())?;
         let name = format!("h200x{ranks}");
@@ -152,10 +154,11 @@ impl Job {
 }
 
 fn run(args: &[String]) -> Result<()> {
-    let [replays, gpus, program, rest @ ..] = args else { bail!("expected REPLAYS, GPUS and PROGRAM") };
+    let [replays, gpus, files @ ..] = args else { bail!("expected REPLAYS, GPUS and files") };
+    let files: Vec<PathBuf> = files.iter().map(PathBuf::from).collect();
     let gpus = gpus.split(',').map(str::parse).collect::<Result<Vec<u32>, _>>().context("the GPUs")?;
     let replays = replays.parse().context("the replays")?;
-    let job = Job::new(replays, gpus.len(), Path::new(program), rest.first().map(Path::new))?;
+    let job = Job::new(replays, gpus.len(), &files)?;
     let threads = Threads::new(gpus.len());
     on_ranks(gpus.len(), |rank| job.rank(gpus[rank], &threads.rank(rank)))?;
     let (ranks, outputs) = (gpus.len(), job.expected[0][0].len());
@@ -167,8 +170,8 @@ fn run(args: &[String]) -> Result<()> {
 
 fn main() -> ExitCode {
     let args: Vec<String> = std::env::args().skip(1).collect();
-    if !(3..=4).contains(&args.len()) {
-        eprintln!("usage: check_replays REPLAYS GPU,GPU,… PROGRAM [TENSORS]");
+    if args.len() < 3 {
+        eprintln!("usage: check_replays REPLAYS GPU,GPU,… PROGRAM… [TENSORS]");
         return ExitCode::from(2);
     }
     match run(&args) {

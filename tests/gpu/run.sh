@@ -117,19 +117,34 @@ if [ -x "$sessions" ]; then check "sessions" 0 "$sessions"; else say "sessions: 
 # Replays with inputs that change, on a GPU for each rank; every one has the bits of the first with its inputs.
 replays=$(dirname "$symmc")/examples/check_replays
 many() {
-  local ranks=$1 list
-  shift
+  local count=$1 ranks=$2 list
+  shift 2
   if [ "$ranks" -gt "$gpus" ]; then return; fi
   list=$(seq -s, 0 $((ranks - 1)))
-  check "$(basename "${1%.*}"), 10000 replays, other inputs" 0 "$replays" 10000 "$list" "$@"
+  check "$(basename "${1%.*}"), $ranks ranks, $count other inputs" 0 "$replays" "$count" "$list" "$@"
 }
+# A two-shot of a large tensor in place, which adds the residual.
+for ranks in 2 4; do
+  cat >"$out/large$ranks.symm" <<END
+program "large" ranks $ranks
+group @all world
+arg %x: bf16[4096, 4096]
+arg %y: bf16[4096, 4096]
+%z: bf16[4096, 4096] = relu %x
+%r: bf16[4096, 4096] = all_reduce %z op=sum group=@all
+%s: bf16[4096, 4096] = add %r, %y
+return %s
+END
+done
 if [ -x "$replays" ]; then
   for case in "hf_llama_tp2 2" "megatron_tp4_f32 4" "megatron_tp4_bf16 4" "moe_ep4 4"; do
     read -r name ranks <<<"$case"
-    many "$ranks" "$programs/$name.pt2" "$programs/$name.safetensors"
+    many 10000 "$ranks" "$programs/$name.pt2" "$programs/$name.safetensors"
   done
-  for name in fsdp4_fw_graph fsdp4_bw_graph; do many 4 "$programs/$name.pt2"; done
-  for name in cache rows; do many 2 "$out/$name.symm"; done
+  many 10000 2 "$programs"/gpt_tp2_rank*.onnx "$programs/gpt_tp2.safetensors"
+  for name in fsdp4_fw_graph fsdp4_bw_graph; do many 10000 4 "$programs/$name.pt2"; done
+  for name in cache rows; do many 10000 2 "$out/$name.symm"; done
+  for ranks in 2 4; do many 200 "$ranks" "$out/large$ranks.symm"; done
 else
   say "replays with other inputs: left out, no $replays"
 fi
