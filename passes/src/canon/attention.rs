@@ -1,6 +1,6 @@
 //! Attention that was written out, whose mask is known, or whose heads are repeated.
 
-use symmc_ir::{BinaryOp, DType, Dim, Float, Op, Scalar, ValueId, infer};
+use symmc_ir::{BinaryOp, DType, Dim, Float, Op, Scalar, Type, ValueId, infer};
 
 use super::known::Known;
 use crate::rewrite::{Candidate, Rewrite, Rewriter, Rule};
@@ -40,16 +40,25 @@ fn written_out(cx: &mut Rewriter, node: &Candidate) -> Option<Rewrite> {
     let (scores, outer) = unscaled(cx, scores);
     let (Op::MatMul, &[q, k]) = cx.def(scores)? else { return None };
     let ((q, of_q), (k, of_k)) = (unscaled(cx, q), unscaled(cx, k));
-    let (Op::Permute { perm }, &[k]) = cx.def(k)? else { return None };
-    let (k, inner) = unscaled(cx, k);
-    let swapped = perm.len().checked_sub(2)?;
-    let transposes =
-        perm[..swapped].iter().copied().eq(0..swapped) && perm[swapped..] == [swapped + 1, swapped];
+    // Any permutation is one of the heads' axes, and then of the last two.
+    let (Op::Permute { perm }, &[stored]) = cx.def(k)? else { return None };
+    let (stored, inner) = unscaled(cx, stored);
+    let last = perm.len().checked_sub(1).filter(|last| *last > 0)?;
+    let mut perm = perm.clone();
+    perm.swap(last - 1, last);
     let op = Op::Attention { causal, scale: Float(outer * of_q * of_k * inner) };
-    let types = [q, k, v].map(|x| cx.ty(x));
+    let ty = cx.ty(stored);
+    let ty = Type::new(ty.dtype, perm.iter().map(|&axis| ty.shape[axis].clone()).collect::<Vec<_>>());
+    let types = [cx.ty(q), &ty, cx.ty(v)];
     let fits =
         infer::infer(&op, &types, None).is_ok_and(|t| t.as_deref() == Some(std::slice::from_ref(&node.ty)));
-    (transposes && fits).then(|| Rewrite::Node(op, vec![q, k, v]))
+    fits.then(|| {
+        let k = match perm.iter().copied().eq(0..=last) {
+            true => stored,
+            false => cx.emit("heads", Op::Permute { perm }, &[stored], ty),
+        };
+        Rewrite::Node(op, vec![q, k, v])
+    })
 }
 
 /// `x` and `c`, if the value is `x * c` or `x / (1/c)`, else the value and 1.
