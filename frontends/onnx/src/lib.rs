@@ -11,7 +11,7 @@
 //! - **Stored tensors** (initializers) become parameters. Integers and single numbers, which are shapes, positions and
 //!   factors, become constants where all files have the same.
 //! - **Shapes that the program computes** (`Shape`, `Gather`, `Concat`, …) are followed as expressions of its symbols,
-//!   and what constants give is computed ([`mod@fold`], [`mod@evaluate`]).
+//!   and what constants give is computed.
 //! - **Symbols** are the names of extents of arguments. Their bounds stand under PyTorch's names in the metadata that
 //!   `torch.onnx` writes, and belong to a symbol where that is certain; else [`ImportOptions::max_extent`] is taken,
 //!   with a note.

@@ -1,3 +1,7 @@
 //! The importer, in one binary, because each takes seconds to link.
 
+mod common;
+mod damage;
+mod import;
+mod ops;
 mod programs;

@@ -1,0 +1,197 @@
+//! Small ONNX models, built message by message.
+
+// Each module uses its part of this one.
+#![allow(dead_code)]
+
+use prost::Message;
+use symmc_ir::{DType, Tensor};
+use symmc_onnx::proto::{self, attribute_type as kind};
+use symmc_onnx::{ImportError, ImportOptions, Imported, Source, import};
+
+/// A model with one graph.
+#[derive(Clone)]
+pub struct Fake {
+    pub model: proto::Model,
+}
+
+/// The code of a dtype.
+pub fn code(dtype: DType) -> i32 {
+    match dtype {
+        DType::F32 => 1,
+        DType::U8 => 2,
+        DType::I32 => 6,
+        DType::I64 => 7,
+        DType::Bool => 9,
+        DType::F16 => 10,
+        DType::F64 => 11,
+        DType::BF16 => 16,
+    }
+}
+
+/// `f32[tokens,4]` as dtype and extents.
+pub fn parse(ty: &str) -> (DType, Vec<&str>) {
+    let (dtype, dims) =
+        ty.strip_suffix(']').and_then(|t| t.split_once('[')).unwrap_or_else(|| panic!("{ty}"));
+    let dims = dims.split(',').map(str::trim).filter(|d| !d.is_empty()).collect();
+    (DType::from_name(dtype).unwrap_or_else(|| panic!("dtype {dtype}")), dims)
+}
+
+/// A declared value; an extent that is no number is a name, `?` is unknown.
+pub fn value(name: &str, ty: &str) -> proto::ValueInfo {
+    let (dtype, dims) = parse(ty);
+    let dim = |text: &&str| match (text.parse(), *text) {
+        (Ok(value), _) => proto::Dimension { dim_value: Some(value), dim_param: None },
+        (_, "?") => proto::Dimension::default(),
+        (_, name) => proto::Dimension { dim_value: None, dim_param: Some(name.to_string()) },
+    };
+    let shape = Some(proto::Shape { dim: dims.iter().map(dim).collect() });
+    let tensor_type = Some(proto::TensorType { elem_type: code(dtype), shape });
+    proto::ValueInfo { name: name.into(), r#type: Some(proto::Type { tensor_type }) }
+}
+
+/// A tensor of these numbers.
+pub fn tensor(ty: &str, numbers: &[f64]) -> Tensor {
+    let (dtype, dims) = parse(ty);
+    let shape: Vec<usize> = dims.iter().map(|d| d.parse().expect("a number")).collect();
+    Tensor::from_f64(dtype, shape, numbers).unwrap_or_else(|| panic!("{} numbers for {ty}", numbers.len()))
+}
+
+/// A stored tensor in raw form.
+pub fn stored(name: &str, tensor: &Tensor) -> proto::Tensor {
+    proto::Tensor {
+        name: name.into(),
+        dims: tensor.shape().iter().map(|&d| d as i64).collect(),
+        data_type: code(tensor.dtype()),
+        raw_data: Some(tensor.data().to_vec().into()),
+        ..proto::Tensor::default()
+    }
+}
+
+/// An attribute: `1`, `0.5`, `'text'`, `[1,2]` or `{f32[1]: 2}`.
+pub fn attribute(name: &str, text: &str) -> proto::Attribute {
+    let mut a = proto::Attribute { name: name.into(), ..proto::Attribute::default() };
+    if let Some(text) = text.strip_prefix('\'') {
+        (a.r#type, a.s) = (kind::STRING, text.trim_end_matches('\'').as_bytes().to_vec().into());
+    } else if let Some(list) = text.strip_prefix('[') {
+        let items = list.trim_end_matches(']').split(',').filter(|i| !i.is_empty());
+        (a.r#type, a.ints) = (kind::INTS, items.map(|i| i.parse().expect("an integer")).collect());
+    } else if let Some(constant) = text.strip_prefix('{') {
+        let (ty, numbers) = constant.trim_end_matches('}').split_once(':').expect("a type and numbers");
+        let numbers: Vec<f64> = numbers.split_whitespace().map(|n| n.parse().expect("a number")).collect();
+        (a.r#type, a.t) = (kind::TENSOR, Some(Box::new(stored("", &tensor(ty, &numbers)))));
+    } else if let Some(referred) = text.strip_prefix('@') {
+        a.ref_attr_name = referred.into();
+    } else if let Ok(i) = text.parse() {
+        (a.r#type, a.i) = (kind::INT, i);
+    } else {
+        (a.r#type, a.f) = (kind::FLOAT, text.parse().unwrap_or_else(|_| panic!("attribute {text}")));
+    }
+    a
+}
+
+/// `domain::Op name=value …` with operands and results.
+pub fn node(call: &str, inputs: &[&str], outputs: &[&str]) -> proto::Node {
+    let (name, mut rest) = call.split_once(' ').unwrap_or((call, ""));
+    let (domain, op) = name.rsplit_once("::").unwrap_or(("", name));
+    let mut attributes = Vec::new();
+    while let Some((key, after)) = rest.trim().split_once('=') {
+        let end = match after.starts_with('{') {
+            true => after.find('}').map_or(after.len(), |e| e + 1),
+            false => after.find(' ').unwrap_or(after.len()),
+        };
+        attributes.push(attribute(key, &after[..end]));
+        rest = &after[end..];
+    }
+    proto::Node {
+        input: inputs.iter().map(|i| (*i).to_string()).collect(),
+        output: outputs.iter().map(|o| (*o).to_string()).collect(),
+        name: String::new(),
+        op_type: op.into(),
+        attribute: attributes,
+        domain: domain.into(),
+        overload: String::new(),
+    }
+}
+
+impl Fake {
+    /// An empty program for this version of ONNX's operators.
+    pub fn new(version: i64) -> Fake {
+        let set = |domain: &str, version| proto::OperatorSet { domain: domain.into(), version };
+        let model = proto::Model {
+            ir_version: 10,
+            graph: Some(proto::Graph::default()),
+            opset_import: vec![set("", version), set("com.microsoft", 1)],
+            ..proto::Model::default()
+        };
+        Fake { model }
+    }
+
+    pub fn graph(&mut self) -> &mut proto::Graph {
+        self.model.graph.as_mut().expect("a graph")
+    }
+
+    pub fn input(mut self, name: &str, ty: &str) -> Fake {
+        self.graph().input.push(value(name, ty));
+        self
+    }
+
+    pub fn declared(mut self, name: &str, ty: &str) -> Fake {
+        self.graph().value_info.push(value(name, ty));
+        self
+    }
+
+    pub fn stored(self, name: &str, ty: &str, numbers: &[f64]) -> Fake {
+        self.held(stored(name, &tensor(ty, numbers)))
+    }
+
+    pub fn held(mut self, tensor: proto::Tensor) -> Fake {
+        self.graph().initializer.push(tensor);
+        self
+    }
+
+    pub fn node(mut self, call: &str, inputs: &[&str], outputs: &[&str]) -> Fake {
+        self.graph().node.push(node(call, inputs, outputs));
+        self
+    }
+
+    pub fn output(mut self, name: &str) -> Fake {
+        self.graph().output.push(proto::ValueInfo { name: name.into(), r#type: None });
+        self
+    }
+
+    pub fn metadata(mut self, key: &str, value: &str) -> Fake {
+        self.graph().metadata_props.push(proto::Entry { key: key.into(), value: value.into() });
+        self
+    }
+
+    pub fn function(mut self, function: proto::Function) -> Fake {
+        self.model.functions.push(function);
+        self
+    }
+
+    pub fn bytes(&self) -> Vec<u8> {
+        self.model.encode_to_vec()
+    }
+
+    pub fn source(&self, name: &str) -> Source {
+        Source { name: name.into(), bytes: self.bytes().into(), folder: None }
+    }
+
+    pub fn import(&self) -> Result<Imported, ImportError> {
+        import(&[self.source("model.onnx")], &ImportOptions::default())
+    }
+
+    /// The program as text.
+    pub fn text(&self) -> String {
+        let imported = self.import().unwrap_or_else(|e| panic!("{e}"));
+        symmc_ir::text::print(&imported.graph)
+    }
+
+    /// What is wrong with it.
+    pub fn error(&self) -> String {
+        match self.import() {
+            Ok(imported) => panic!("it imports:\n{}", symmc_ir::text::print(&imported.graph)),
+            Err(e) => e.to_string(),
+        }
+    }
+}

@@ -1,0 +1,496 @@
+//! What an import does around the ops: shapes that are computed, functions, branches, declared types, several files.
+
+use symmc_ir::{DType, Graph, InputKind, Op};
+use symmc_onnx::{ImportOptions, Source, import, proto};
+
+use crate::common::{Fake, node, stored, tensor, value};
+
+/// The lines of a program after its header.
+fn body(fake: &Fake) -> Vec<String> {
+    let text = fake.text();
+    text.lines().skip_while(|l| !l.is_empty()).map(String::from).filter(|l| !l.is_empty()).collect()
+}
+
+fn import_all(fakes: &[&Fake]) -> Result<symmc_onnx::Imported, symmc_onnx::ImportError> {
+    let files: Vec<Source> =
+        fakes.iter().enumerate().map(|(rank, f)| f.source(&format!("r{rank}.onnx"))).collect();
+    import(&files, &ImportOptions::default())
+}
+
+fn has(fake: &Fake, part: &str) {
+    let error = fake.error();
+    assert!(error.contains(part), "{part:?} is missing in: {error}");
+}
+
+#[test]
+fn shapes_that_a_program_computes_are_known() {
+    // [tokens, 8] as [tokens, 2, 4], by the shape of the operand; then back by its size.
+    let fake = Fake::new(18)
+        .input("x", "f32[tokens,8]")
+        .stored("zero", "i64[]", &[0.0])
+        .stored("first", "i64[1]", &[0.0])
+        .stored("heads", "i64[1]", &[2.0])
+        .stored("open", "i64[1]", &[-1.0])
+        .stored("two", "i64[]", &[2.0])
+        .node("Shape", &["x"], &["shape"])
+        .node("Gather axis=0", &["shape", "zero"], &["n"])
+        .node("Unsqueeze", &["n", "first"], &["n1"])
+        .node("Concat axis=0", &["n1", "heads", "open"], &["target"])
+        .node("Reshape", &["x", "target"], &["y"])
+        .node("Size", &["y"], &["size"])
+        .node("Div", &["size", "two"], &["half"])
+        .node("Cast to=7", &["half"], &["half64"])
+        .node("Reshape", &["half64", "first1"], &["half1"])
+        .stored("first1", "i64[1]", &[1.0])
+        .node("Concat axis=0", &["heads", "half1"], &["target2"])
+        .node("Reshape", &["y", "target2"], &["z"])
+        .output("z");
+    assert_eq!(
+        body(&fake),
+        [
+            "arg %x: f32[tokens, 8] source \"x\"",
+            "%y: f32[tokens, 2, 4] = reshape %x",
+            "%z: f32[2, 4*tokens] = reshape %y",
+            "return %z",
+        ]
+    );
+}
+
+#[test]
+fn comparisons_of_extents_choose() {
+    // The pattern that exporters write for `expand` with -1.
+    let fake = Fake::new(18)
+        .input("x", "f32[tokens,1]")
+        .stored("minus", "i64[2]", &[-1.0, -1.0])
+        .stored("given", "i64[2]", &[-1.0, 4.0])
+        .node("Shape", &["x"], &["shape"])
+        .node("Equal", &["given", "minus"], &["open"])
+        .node("Where", &["open", "shape", "given"], &["target"])
+        .node("Expand", &["x", "target"], &["y"])
+        .output("y");
+    assert!(body(&fake).contains(&"%y: f32[tokens, 4] = expand %x".to_string()), "{}", fake.text());
+}
+
+#[test]
+fn positions_up_to_an_extent_are_an_iota() {
+    let fake = Fake::new(18)
+        .input("x", "f32[batch,seq]")
+        .stored("zero", "i64[]", &[0.0])
+        .stored("one", "i64[]", &[1.0])
+        .node("Shape start=1 end=2", &["x"], &["n1"])
+        .node("Squeeze", &["n1"], &["n"])
+        .node("Range", &["zero", "n", "one"], &["positions"])
+        .node("Cast to=1", &["positions"], &["y"])
+        .output("y");
+    assert_eq!(
+        body(&fake)[1..3],
+        ["%positions: i64[seq] = iota start=0 step=1", "%y: f32[seq] = cast %positions"]
+    );
+}
+
+#[test]
+fn constants_are_computed() {
+    // 1 / sqrt(sqrt(8)) as exporters of attention leave it.
+    let fake = Fake::new(18)
+        .input("x", "f32[tokens,8]")
+        .stored("last", "i64[1]", &[-1.0])
+        .stored("one", "f32[]", &[1.0])
+        .node("Shape", &["x"], &["shape"])
+        .node("Gather axis=0", &["shape", "last"], &["width"])
+        .node("Cast to=1", &["width"], &["widthf"])
+        .node("Sqrt", &["widthf"], &["root"])
+        .node("Div", &["one", "root"], &["scale"])
+        .node("Sqrt", &["scale"], &["half"])
+        .node("Mul", &["x", "half"], &["y"])
+        .output("y");
+    let line = body(&fake)[1].clone();
+    assert!(line.starts_with("%y: f32[tokens, 8] = mul %x, 0.594603"), "{line}");
+}
+
+fn doubled() -> proto::Function {
+    proto::Function {
+        name: "scaled".into(),
+        domain: "my".into(),
+        input: vec!["a".into(), "b".into()],
+        output: vec!["c".into()],
+        attribute: vec!["alpha".into()],
+        node: vec![node("Gemm alpha=@alpha", &["a", "a", "b"], &["t"]), node("Relu", &["t"], &["c"])],
+        opset_import: vec![proto::OperatorSet { domain: String::new(), version: 18 }],
+        ..proto::Function::default()
+    }
+}
+
+#[test]
+fn functions_take_the_place_of_their_calls() {
+    let fake = Fake::new(18)
+        .function(doubled())
+        .input("x", "f32[2,2]")
+        .node("my::scaled alpha=0.5", &["x"], &["y"])
+        .node("my::scaled alpha=1.0", &["y", "x"], &["z"])
+        .output("z");
+    assert_eq!(
+        body(&fake),
+        [
+            "arg %x: f32[2, 2] source \"x\"",
+            "%y.t.matmul: f32[2, 2] = matmul %x, %x",
+            "%y.t: f32[2, 2] = mul %y.t.matmul, 0.5",
+            "%y.c: f32[2, 2] = relu %y.t",
+            "%z.t.matmul: f32[2, 2] = matmul %y.c, %y.c",
+            "%z.t: f32[2, 2] = add %z.t.matmul, %x",
+            "%z.c: f32[2, 2] = relu %z.t",
+            "return %z.c",
+        ]
+    );
+    let mut recursive = doubled();
+    recursive.node = vec![node("my::scaled", &["a", "b"], &["c"])];
+    let fake = Fake::new(18)
+        .function(recursive)
+        .input("x", "f32[2,2]")
+        .node("my::scaled", &["x"], &["y"])
+        .output("y");
+    has(&fake, "nested more than 32 deep");
+}
+
+#[test]
+fn functions_that_double_do_not_explode() {
+    let mut fake = Fake::new(18).input("x", "f32[2]");
+    for level in 0..30 {
+        let inner = if level == 0 { "Relu".to_string() } else { format!("my::f{}", level - 1) };
+        fake = fake.function(proto::Function {
+            name: format!("f{level}"),
+            domain: "my".into(),
+            input: vec!["a".into()],
+            output: vec!["c".into()],
+            node: vec![node(&inner, &["a"], &["b"]), node(&inner, &["b"], &["c"])],
+            ..proto::Function::default()
+        });
+    }
+    has(&fake.node("my::f29", &["x"], &["y"]).output("y"), "expand to more than");
+}
+
+#[test]
+fn branches_by_constants_are_taken() {
+    let branch = |op: &str| {
+        let graph = proto::Graph {
+            node: vec![node(op, &["x"], &["b"])],
+            output: vec![value("b", "f32[2]")],
+            ..proto::Graph::default()
+        };
+        Some(Box::new(graph))
+    };
+    let attribute = |name: &str, op: &str| proto::Attribute {
+        name: name.into(),
+        r#type: proto::attribute_type::GRAPH,
+        g: branch(op),
+        ..proto::Attribute::default()
+    };
+    let mut fake = Fake::new(18)
+        .input("x", "f32[2]")
+        .stored("no", "bool[]", &[0.0])
+        .node("If", &["no"], &["y"])
+        .output("y");
+    fake.graph().node[0].attribute = vec![attribute("then_branch", "Neg"), attribute("else_branch", "Abs")];
+    assert_eq!(body(&fake)[1], "%y.b: f32[2] = abs %x");
+    let mut open = fake.clone().input("c", "bool[]");
+    open.graph().node[0].input[0] = "c".into();
+    has(&open, "its condition depends on data");
+}
+
+#[test]
+fn unknown_ops_are_opaque_where_their_types_are_declared() {
+    let fake = Fake::new(18)
+        .input("x", "f32[tokens,4]")
+        .declared("y", "f32[tokens,2]")
+        .node("other::Thing size=3", &["x"], &["y"])
+        .node("Relu", &["y"], &["z"])
+        .output("z");
+    let imported = fake.import().expect("a program");
+    assert!(matches!(&imported.graph.nodes.values().next().expect("a node").op,
+        Op::Opaque { name, attributes } if name == "other::Thing" && attributes == "size=3"));
+    assert_eq!(imported.notes.last().expect("a note"), "other::Thing stays opaque (1 node): no rule for it");
+    let bare = Fake::new(18).input("x", "f32[4]").node("Thing", &["x"], &["y"]).output("y");
+    has(
+        &bare,
+        "node `y` (Thing): no rule for it, and the program does not declare the type of its result `y`",
+    );
+}
+
+#[test]
+fn declared_types_are_held_against_results() {
+    let wrong = |ty| {
+        Fake::new(18).input("x", "f32[tokens,4]").declared("y", ty).node("Relu", &["x"], &["y"]).output("y")
+    };
+    for ty in ["f32[tokens,5]", "f16[tokens,4]", "f32[tokens]"] {
+        has(&wrong(ty), "the program declares");
+    }
+    for ty in ["f32[tokens,4]", "f32[?,4]", "f32[other,4]", "f32[s7*2,4]"] {
+        wrong(ty).import().unwrap_or_else(|e| panic!("{ty}: {e}"));
+    }
+}
+
+fn parallel(weight: f64, factor: f64, extent: f64) -> Fake {
+    Fake::new(18)
+        .input("x", "f32[n,2]")
+        .stored("w", "f32[2,2]", &[weight, 0.0, 0.0, weight])
+        .stored("factor", "f32[]", &[factor])
+        .stored("shape", "i64[2]", &[extent, -1.0])
+        .node("MatMul", &["x", "w"], &["h"])
+        .node("com.microsoft::AllReduce group_size=2", &["h"], &["r"])
+        .node("Mul", &["r", "factor"], &["s"])
+        .node("Reshape", &["s", "shape"], &["y"])
+        .output("y")
+}
+
+fn parameters(graph: &Graph) -> Vec<&str> {
+    let parameters = graph.inputs.values().filter(|i| i.kind == InputKind::Parameter);
+    parameters.map(|i| i.source.as_str()).collect()
+}
+
+#[test]
+fn files_of_ranks_differ_in_weights_alone() {
+    let (a, b) = (parallel(1.0, 3.0, 2.0), parallel(2.0, 3.0, 2.0));
+    let imported = import_all(&[&a, &b]).expect("one program");
+    assert_eq!(parameters(&imported.graph), ["w"]);
+    assert_eq!(imported.weights[0]["w"].to_f64(), [1.0, 0.0, 0.0, 1.0]);
+    assert_eq!(imported.weights[1]["w"].to_f64(), [2.0, 0.0, 0.0, 2.0]);
+    // A factor that differs is a weight, too.
+    let other = parallel(2.0, 4.0, 2.0);
+    let imported = import_all(&[&a, &other]).expect("one program");
+    assert_eq!(parameters(&imported.graph), ["w", "factor"]);
+    assert_eq!(imported.weights[1]["factor"].to_f64(), [4.0]);
+    // A shape may not differ.
+    let other = parallel(2.0, 3.0, 1.0);
+    let error = import_all(&[&a, &other]).expect_err("two shapes").to_string();
+    assert!(error.contains("`shape`") && error.contains("differs between the ranks"), "{error}");
+    // Nor may the nodes.
+    let mut other = b.clone();
+    other.graph().node[2].op_type = "Add".into();
+    let error = import_all(&[&a, &other]).expect_err("two programs").to_string();
+    assert!(error.starts_with("r1.onnx: the program is not that of r0.onnx"), "{error}");
+    assert!(error.contains("= mul %r, 3.0`, found `") && error.contains("= add %r, 3.0`"), "{error}");
+    let error = import_all(&[&a, &b, &b]).expect_err("three files").to_string();
+    assert!(error.contains("expected 2 files") && error.contains("found 3"), "{error}");
+    // Names of values and initializers may.
+    let mut renamed = b.clone();
+    for node in &mut renamed.graph().node {
+        for name in node.input.iter_mut().chain(&mut node.output) {
+            *name = if name == "y" || name == "x" { name.clone() } else { format!("other_{name}") };
+        }
+    }
+    renamed.graph().initializer.iter_mut().for_each(|t| t.name = format!("other_{}", t.name));
+    let imported = import_all(&[&a, &renamed]).expect("one program");
+    assert_eq!(imported.weights[1]["w"].to_f64(), [2.0, 0.0, 0.0, 2.0]);
+}
+
+#[test]
+fn ranks_are_what_collectives_say() {
+    let mut fake = parallel(1.0, 3.0, 2.0);
+    assert_eq!(fake.import().expect("a program").graph.ranks, Some(2));
+    let asked = ImportOptions { ranks: Some(4), ..ImportOptions::default() };
+    let error = import(&[fake.source("m.onnx")], &asked).expect_err("two numbers").to_string();
+    assert_eq!(error, "m.onnx: the number of ranks: the caller says 4, the group_size of node `r` is 2");
+    fake = fake.node("com.microsoft::AllGather group_size=4", &["y"], &["z"]).output("z");
+    has(&fake, "the group_size of node `r` is 2, the group_size of node `z` is 4");
+    let alone = Fake::new(18).input("x", "f32[2]").node("Relu", &["x"], &["y"]).output("y");
+    assert_eq!(alone.import().expect("a program").graph.ranks, Some(1));
+}
+
+#[test]
+fn all_gather_joins_any_axis_and_all_to_all_exchanges_pieces() {
+    let gather = |axis: i64| {
+        Fake::new(18)
+            .input("x", "f32[n,3]")
+            .node(&format!("com.microsoft::AllGather group_size=2 axis={axis}"), &["x"], &["y"])
+            .output("y")
+    };
+    assert_eq!(body(&gather(0))[1], "%y: f32[2*n, 3] = all_gather %x group=@world");
+    assert_eq!(
+        body(&gather(-1))[1..5],
+        [
+            "%y.all_gather: f32[2*n, 3] = all_gather %x group=@world",
+            "%y.reshape: f32[2, n, 3] = reshape %y.all_gather",
+            "%y.permute: f32[n, 2, 3] = permute %y.reshape perm=[1, 0, 2]",
+            "%y: f32[n, 6] = reshape %y.permute",
+        ]
+    );
+    let exchange = Fake::new(18)
+        .input("x", "f32[4*n,3]")
+        .node("com.microsoft::AllToAll group_size=2", &["x"], &["y"])
+        .output("y");
+    assert_eq!(body(&exchange)[1], "%y: f32[4*n, 3] = all_to_all %x splits=even group=@world");
+}
+
+#[test]
+fn the_sum_before_a_norm_is_a_result_of_its_own() {
+    let fake = Fake::new(18)
+        .input("x", "f32[n,4]")
+        .input("skip", "f32[n,4]")
+        .stored("g", "f32[4]", &[1.0, 2.0, 3.0, 4.0])
+        .node(
+            "com.microsoft::SkipSimplifiedLayerNormalization epsilon=0.01",
+            &["x", "skip", "g"],
+            &["y", "", "", "sum"],
+        )
+        .output("y")
+        .output("sum");
+    assert_eq!(
+        body(&fake)[2..5],
+        [
+            "param %g: f32[4] source \"g\"",
+            "%sum: f32[n, 4] = add %x, %skip",
+            "%y: f32[n, 4] = rms_norm %sum, %g axes=1 eps=0.01 round_first=true",
+        ]
+    );
+}
+
+#[test]
+fn names_are_made_fit_and_unique() {
+    let fake = Fake::new(18)
+        .input("/in put", "f32[n,4]")
+        .node("Relu", &["/in put"], &["_in_put"])
+        .node("Relu", &["_in_put"], &["/in_put"])
+        .output("/in_put");
+    assert_eq!(
+        body(&fake),
+        [
+            "arg %_in_put: f32[n, 4] source \"/in put\"",
+            "%_in_put.2: f32[n, 4] = relu %_in_put",
+            "%_in_put.3: f32[n, 4] = relu %_in_put.2",
+            "return %_in_put.3",
+        ]
+    );
+}
+
+#[test]
+fn models_that_are_none_are_named() {
+    let no_graph = {
+        let mut fake = Fake::new(18);
+        fake.model.graph = None;
+        fake
+    };
+    has(&no_graph, "model.onnx: expected an ONNX model, found");
+    let mut old = Fake::new(6).input("x", "f32[2]").node("Relu", &["x"], &["y"]).output("y");
+    has(&old, "expected version 7 or newer of ONNX's operators, found version 6");
+    old.model.opset_import.clear();
+    has(&old, "found none");
+    let twice = Fake::new(18)
+        .input("x", "f32[2]")
+        .node("Relu", &["x"], &["y"])
+        .node("Neg", &["x"], &["y"])
+        .output("y");
+    has(&twice, "expected one definition of `y`, found two");
+    has(&Fake::new(18).input("x", "f32[2]").output("y"), "`y`: expected a value that is defined before");
+    has(&Fake::new(18).input("x", "f32[2]").node("Relu", &["w"], &["y"]).output("y"), "found `w`");
+}
+
+#[test]
+fn stored_data_must_fit_their_type() {
+    let with = |edit: &dyn Fn(&mut proto::Tensor)| {
+        let mut t = stored("w", &tensor("f32[2,2]", &[1.0, 2.0, 3.0, 4.0]));
+        edit(&mut t);
+        Fake::new(18).input("x", "f32[n,2]").held(t).node("MatMul", &["x", "w"], &["y"]).output("y")
+    };
+    with(&|_| ()).import().expect("a program");
+    with(&|t| {
+        t.raw_data = None;
+        t.float_data = vec![1.0, 2.0, 3.0, 4.0];
+    })
+    .import()
+    .expect("typed data");
+    has(
+        &with(&|t| t.dims = vec![2, 3]),
+        "stored tensor `w`: expected 24 bytes for f32[2, 3], found 16 in raw_data",
+    );
+    has(&with(&|t| t.raw_data = None), "found 0 in typed fields");
+    has(&with(&|t| t.dims = vec![-1, 2]), "expected extents of 0 or more");
+    has(&with(&|t| t.dims = vec![1 << 62, 1 << 62]), "expected fewer elements");
+    has(&with(&|t| t.data_type = 3), "found the element type int8");
+    has(&with(&|t| t.data_type = 99), "an element type of number 99");
+    let unused =
+        with(&|_| ()).held(proto::Tensor { name: "odd".into(), data_type: 8, ..proto::Tensor::default() });
+    unused.import().expect("what nothing reads is not looked at");
+}
+
+#[test]
+fn typed_fields_hold_narrow_floats_and_bools() {
+    for (ty, code, ints, expected) in [
+        ("f16", 10, vec![0x3c00, 0xc000], [1.0, -2.0]),
+        ("bf16", 16, vec![0x3f80, 0xc000], [1.0, -2.0]),
+        ("bool", 9, vec![0, 7], [0.0, 1.0]),
+        ("u8", 2, vec![3, 255], [3.0, 255.0]),
+        ("i32", 6, vec![3, -255], [3.0, -255.0]),
+    ] {
+        let held = proto::Tensor {
+            name: "c".into(),
+            dims: vec![2],
+            data_type: code,
+            int32_data: ints,
+            ..proto::Tensor::default()
+        };
+        let imported = Fake::new(18)
+            .input("x", &format!("{ty}[2]"))
+            .held(held)
+            .node("Identity", &["c"], &["y"])
+            .output("y")
+            .import();
+        let imported = imported.unwrap_or_else(|e| panic!("{ty}: {e}"));
+        let found = imported
+            .graph
+            .inputs
+            .values()
+            .find_map(|i| i.data.clone())
+            .or(imported.weights[0].get("c").cloned());
+        let found = found.expect("data");
+        assert_eq!(
+            (found.dtype(), found.to_f64()),
+            (DType::from_name(ty).expect("a dtype"), expected.to_vec())
+        );
+    }
+}
+
+#[test]
+fn data_in_files_of_their_own_are_read_from_the_folder_alone() {
+    let dir = tempfile::tempdir().expect("a folder");
+    std::fs::create_dir(dir.path().join("in")).expect("a folder");
+    let bytes: Vec<u8> = [0.0f32, 1.0, 2.0, 3.0, 4.0].iter().flat_map(|x| x.to_le_bytes()).collect();
+    std::fs::write(dir.path().join("in/w.data"), &bytes).expect("written");
+    std::fs::write(dir.path().join("out.data"), &bytes).expect("written");
+    let import = |entries: &[(&str, &str)]| {
+        let external = entries.iter().map(|(k, v)| proto::Entry { key: (*k).into(), value: (*v).into() });
+        let held = proto::Tensor {
+            name: "w".into(),
+            dims: vec![2, 2],
+            data_type: 1,
+            data_location: proto::EXTERNAL,
+            external_data: external.collect(),
+            ..proto::Tensor::default()
+        };
+        let fake =
+            Fake::new(18).input("x", "f32[n,2]").held(held).node("MatMul", &["x", "w"], &["y"]).output("y");
+        let path = dir.path().join("in/m.onnx");
+        std::fs::write(&path, fake.bytes()).expect("written");
+        symmc_onnx::import_files(&[path], &ImportOptions::default())
+    };
+    let imported = import(&[("location", "w.data"), ("offset", "4"), ("length", "16")]).expect("a program");
+    assert_eq!(imported.weights[0]["w"].to_f64(), [1.0, 2.0, 3.0, 4.0]);
+    assert!(imported.weights[0]["w"].part().is_some_and(|p| p.backing().file().is_some()));
+    let fails = |entries: &[(&str, &str)], part: &str| {
+        let error = import(entries).expect_err(part).to_string();
+        assert!(
+            error.contains("stored tensor `w`") && error.contains(part),
+            "{part:?} is missing in: {error}"
+        );
+    };
+    fails(
+        &[("location", "w.data"), ("offset", "8")],
+        "expected 16 bytes from 8 on in `w.data`, found a file of 20",
+    );
+    fails(&[("location", "w.data"), ("offset", "18446744073709551615")], "expected 16 bytes from");
+    fails(&[("location", "w.data"), ("length", "20")], "expected 16 bytes of data, its length says 20");
+    fails(&[("location", "w.data"), ("offset", "x")], "found `x`");
+    fails(&[("location", "../out.data")], "below the model's folder");
+    fails(&[("location", "/etc/passwd")], "below the model's folder");
+    fails(&[], "below the model's folder");
+    fails(&[("location", ".")], "the folder");
+    fails(&[("location", "none.data")], "none.data");
+}

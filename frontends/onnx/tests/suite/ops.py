@@ -1,0 +1,277 @@
+"""Writes ops.txt: cases of ONNX ops with the results that the reference evaluator of the `onnx` package gives.
+
+    python3 ops.py > ops.txt        (needs onnx and numpy)
+
+A case is: version of the operators, domain and op, attributes, operands, number of results. An operand is a NumPy array;
+C(array) is a constant of the program, None one that is left out.
+"""
+
+import sys
+
+import numpy as np
+from onnx import TensorProto, helper, numpy_helper
+from onnx.reference import ReferenceEvaluator
+
+DTYPES = {
+    np.dtype("bool"): "bool",
+    np.dtype("uint8"): "u8",
+    np.dtype("int32"): "i32",
+    np.dtype("int64"): "i64",
+    np.dtype("float16"): "f16",
+    np.dtype("float32"): "f32",
+    np.dtype("float64"): "f64",
+}
+INF = float("inf")
+
+
+class C:
+    """A constant of the program."""
+
+    def __init__(self, array, dtype=np.int64):
+        self.array = np.asarray(array, dtype=None if isinstance(array, np.ndarray) else dtype)
+
+
+def f(*values, shape=None, dtype=np.float32):
+    array = np.array(values, dtype=dtype)
+    return array.reshape(shape) if shape is not None else array
+
+
+def i(*values, shape=None, dtype=np.int64):
+    return f(*values, shape=shape, dtype=dtype)
+
+
+def ramp(*shape, dtype=np.float32, start=0, step=1):
+    count = int(np.prod(shape))
+    return (start + step * np.arange(count)).astype(dtype).reshape(shape)
+
+
+def wave(*shape, dtype=np.float32):
+    count = int(np.prod(shape))
+    return np.round(np.sin(np.arange(count) * 1.7 + 0.3) * 3, 3).astype(dtype).reshape(shape)
+
+
+T = {"FLOAT": 1, "INT32": 6, "INT64": 7, "BOOL": 9, "FLOAT16": 10, "DOUBLE": 11}
+
+CASES = [
+    # Arithmetic.
+    (20, "Add", {}, [ramp(2, 3), f(1, 2, 3)]),
+    (20, "Sub", {}, [ramp(2, 3), C(2.0, np.float32)]),
+    (20, "Sub", {}, [C(2.0, np.float32), ramp(2, 3)]),
+    (20, "Mul", {}, [i(1, -2, 3), i(4)]),
+    (20, "Div", {}, [f(1, 2, 3), f(2)]),
+    (20, "Mod", {}, [i(7, -7, 7, -7), i(3, 3, -3, -3)]),
+    (20, "Mod", {"fmod": 1}, [f(7.5, -7.5, 7.5, -7.5), f(3, 3, -3, -3)]),
+    (20, "Pow", {}, [f(1, 2, 3), i(2)]),
+    (20, "Pow", {}, [f(1, 4, 9), C(0.5, np.float32)]),
+    (20, "Pow", {}, [i(1, 2, 3), i(2)]),
+    (13, "Sum", {}, [f(1, 2), f(3), f(4, 5)]),
+    (13, "Mean", {}, [f(1, 2), f(3, 4), f(5, 9)]),
+    (13, "Max", {}, [f(1, 7), f(3, 4), f(2)]),
+    (13, "Min", {}, [i(1, 7), i(3, 4), i(2)]),
+    (20, "Equal", {}, [i(1, 2, 3), i(1, 0, 3)]),
+    (20, "Equal", {}, [i(1, 2, 3), C(2)]),
+    (20, "Less", {}, [f(1, 2, 3), f(2)]),
+    (20, "LessOrEqual", {}, [f(1, 2, 3), f(2)]),
+    (20, "Greater", {}, [C(2.0, np.float32), f(1, 2, 3)]),
+    (20, "GreaterOrEqual", {}, [f(1, 2, 3), f(2)]),
+    (20, "And", {}, [f(1, 0, 1, dtype=bool), f(1, 1, 0, dtype=bool)]),
+    (20, "Or", {}, [f(1, 0, 0, dtype=bool), f(1, 1, 0, dtype=bool)]),
+    (20, "Xor", {}, [f(1, 0, 1, dtype=bool), f(1, 1, 0, dtype=bool)]),
+    (20, "Not", {}, [f(1, 0, dtype=bool)]),
+    (20, "BitwiseAnd", {}, [i(6, 5), i(3)]),
+    (20, "Neg", {}, [f(1, -2)]),
+    (20, "Abs", {}, [i(1, -2)]),
+    (20, "Sign", {}, [f(1, -2, 0)]),
+    (20, "Floor", {}, [f(1.5, -1.5)]),
+    (20, "Ceil", {}, [f(1.5, -1.5)]),
+    (20, "Round", {}, [f(0.5, 1.5, 2.5, -0.5, -1.2)]),
+    (20, "Exp", {}, [f(0, 1, -1)]),
+    (20, "Log", {}, [f(1, 2, 10)]),
+    (20, "Sqrt", {}, [f(1, 2, 9)]),
+    (20, "Reciprocal", {}, [f(1, 2, -4)]),
+    (20, "Erf", {}, [f(0, 0.5, -1)]),
+    (20, "Sin", {}, [f(0, 1, 2)]),
+    (20, "Cos", {}, [f(0, 1, 2)]),
+    (20, "Tan", {}, [f(0, 1, 0.5)]),
+    (20, "IsNaN", {}, [f(1, float("nan"))]),
+    (20, "IsInf", {}, [f(1, INF, -INF)]),
+    (20, "IsInf", {"detect_positive": 0}, [f(1, INF, -INF)]),
+    (20, "Clip", {}, [f(-2, 0, 9), C(-1.0, np.float32), C(3.0, np.float32)]),
+    (20, "Clip", {}, [f(-2, 0, 9), None, f(3, shape=())]),
+    (20, "Clip", {}, [i(-2, 9), C(0), None]),
+    (20, "Where", {}, [f(1, 0, dtype=bool), f(1, 2), f(3, 4)]),
+    (20, "Where", {}, [f(1, 0, dtype=bool, shape=(2, 1)), f(1, 2), C(0.0, np.float32)]),
+    (20, "Cast", {"to": T["INT64"]}, [f(1.7, -1.7)]),
+    (20, "Cast", {"to": T["BOOL"]}, [f(0, 2)]),
+    (20, "Cast", {"to": T["FLOAT16"]}, [f(0.1, 2)]),
+    (20, "CastLike", {}, [f(0.6, 2), i(1)]),
+    (20, "Identity", {}, [f(1, 2)]),
+    (20, "Dropout", {}, [f(1, 2)], 2),
+    # Activations.
+    (20, "Relu", {}, [f(-1, 2)]),
+    (20, "Tanh", {}, [f(-1, 2)]),
+    (20, "Sigmoid", {}, [f(-1, 2)]),
+    (20, "Gelu", {}, [f(-1, 0.5, 2)]),
+    (20, "Gelu", {"approximate": "tanh"}, [f(-1, 0.5, 2)]),
+    (24, "Swish", {}, [f(-1, 0.5, 2)]),
+    (24, "Swish", {"alpha": 1.5}, [f(-1, 0.5, 2)]),
+    (20, "HardSigmoid", {}, [f(-5, 0.5, 5)]),
+    (20, "HardSwish", {}, [f(-5, 0.5, 5)]),
+    (20, "LeakyRelu", {"alpha": 0.1}, [f(-5, 0.5)]),
+    (20, "PRelu", {}, [f(-5, 0.5), f(0.2)]),
+    (20, "ThresholdedRelu", {"alpha": 1.0}, [f(-5, 0.5, 3)]),
+    (20, "Elu", {"alpha": 2.0}, [f(-1, 0.5)]),
+    (20, "Selu", {}, [f(-1, 0.5)]),
+    (20, "Celu", {"alpha": 2.0}, [f(-1, 0.5)]),
+    (20, "Softplus", {}, [f(-1, 0.5, 50)]),
+    (20, "Mish", {}, [f(-1, 0.5, 3)]),
+    (20, "Softsign", {}, [f(-1, 0.5, 3)]),
+    # Products.
+    (20, "MatMul", {}, [ramp(2, 3), ramp(3, 2)]),
+    (20, "MatMul", {}, [ramp(2, 2, 3), ramp(3, 2)]),
+    (20, "MatMul", {}, [ramp(3), ramp(3, 2)]),
+    (20, "MatMul", {}, [ramp(2, 3), ramp(3)]),
+    (20, "Gemm", {"transB": 1}, [ramp(2, 3), ramp(4, 3), ramp(4)]),
+    (20, "Gemm", {"transA": 1, "alpha": 0.5, "beta": 2.0}, [ramp(3, 2), ramp(3, 4), ramp(2, 1)]),
+    (20, "Gemm", {}, [ramp(2, 3), ramp(3, 2)]),
+    # Norms.
+    (20, "Softmax", {}, [wave(2, 3)]),
+    (20, "Softmax", {"axis": 0}, [wave(2, 3)]),
+    (20, "LogSoftmax", {}, [wave(2, 3)]),
+    (20, "LayerNormalization", {}, [wave(2, 4), ramp(4), ramp(4, start=1)]),
+    (20, "LayerNormalization", {"axis": 1}, [wave(2, 2, 3), ramp(2, 3)], 3),
+    (23, "RMSNormalization", {"epsilon": 0.01}, [wave(2, 4), ramp(4)]),
+    (21, "GroupNormalization", {"num_groups": 2}, [wave(1, 4, 3), ramp(4), ramp(4)]),
+    (20, "LpNormalization", {"axis": 0}, [wave(2, 3)]),
+    # Reductions.
+    (20, "ReduceSum", {}, [wave(2, 3), C([1])]),
+    (20, "ReduceSum", {"keepdims": 0}, [i(1, 2, 3, dtype=np.int32)]),
+    (20, "ReduceSum", {"noop_with_empty_axes": 1}, [wave(2, 3)]),
+    (11, "ReduceSum", {"axes": [0]}, [wave(2, 3)]),
+    (18, "ReduceMean", {"keepdims": 0}, [wave(2, 3), C([-1])]),
+    (17, "ReduceMean", {"axes": [-1]}, [wave(2, 3)]),
+    (20, "ReduceMax", {}, [wave(2, 3), C([0, 1])]),
+    (20, "ReduceMin", {}, [wave(2, 3), C([0])]),
+    (20, "ReduceProd", {}, [wave(2, 3), C([0])]),
+    (20, "ReduceL1", {}, [wave(2, 3), C([0])]),
+    (20, "ReduceL2", {}, [wave(2, 3), C([0])]),
+    (20, "ReduceSumSquare", {}, [wave(2, 3), C([0])]),
+    (20, "ReduceLogSum", {}, [ramp(2, 3, start=1), C([0])]),
+    (20, "ReduceLogSumExp", {"keepdims": 0}, [wave(2, 3), C([0])]),
+    (20, "ArgMax", {"axis": 1}, [wave(2, 3)]),
+    (20, "ArgMin", {"axis": 0, "keepdims": 0}, [wave(2, 3)]),
+    (20, "CumSum", {}, [wave(2, 3), C(1)]),
+    (20, "CumSum", {"exclusive": 1}, [wave(2, 3), C(0)]),
+    (20, "CumSum", {"reverse": 1}, [i(1, 2, 3, dtype=np.int32), C(0)]),
+    (20, "CumSum", {"reverse": 1, "exclusive": 1}, [i(1, 2, 3), C(0)]),
+    (20, "TopK", {}, [f(3, 1, 4, 1.5), C([2])], 2),
+    (20, "TopK", {"largest": 0, "axis": 0}, [f(3, 1, 4, 1.5), C([3])], 2),
+    # Views.
+    (20, "Reshape", {}, [ramp(2, 6), C([0, 3, -1])]),
+    (20, "Reshape", {"allowzero": 1}, [ramp(0, 3), C([3, 0])]),
+    (20, "Flatten", {"axis": 2}, [ramp(2, 3, 4)]),
+    (20, "Flatten", {"axis": 0}, [ramp(2, 3)]),
+    (20, "Squeeze", {}, [ramp(1, 2, 1)]),
+    (20, "Squeeze", {}, [ramp(1, 2, 1), C([-1])]),
+    (11, "Squeeze", {"axes": [0]}, [ramp(1, 2, 1)]),
+    (20, "Unsqueeze", {}, [ramp(2, 3), C([0, 3])]),
+    (11, "Unsqueeze", {"axes": [1]}, [ramp(2, 3)]),
+    (20, "Transpose", {}, [ramp(2, 3, 1)]),
+    (20, "Transpose", {"perm": [1, 0, 2]}, [ramp(2, 3, 1)]),
+    (20, "Expand", {}, [ramp(3, 1), C([2, 1, 4])]),
+    (20, "Shape", {}, [ramp(2, 3)]),
+    (20, "Shape", {"start": -1}, [ramp(2, 3)]),
+    (20, "Size", {}, [ramp(2, 3)]),
+    # Pieces.
+    (20, "Slice", {}, [ramp(4, 5), C([1, 0]), C([3, 4]), C([0, 1]), C([1, 2])]),
+    (20, "Slice", {}, [ramp(5), C([-3]), C([2**63 - 1])]),
+    (20, "Slice", {}, [ramp(5), C([-1]), C([-(2**63)]), C([0]), C([-1])]),
+    (20, "Slice", {}, [ramp(5), C([3]), C([0]), C([0]), C([-2])]),
+    (9, "Slice", {"starts": [1], "ends": [3], "axes": [1]}, [ramp(2, 4)]),
+    (20, "Split", {"num_outputs": 2}, [ramp(4, 2)], 2),
+    (20, "Split", {"num_outputs": 3}, [ramp(5)], 3),
+    (20, "Split", {"axis": 1}, [ramp(2, 4), C([1, 3])], 2),
+    (11, "Split", {"split": [1, 3]}, [ramp(4)], 2),
+    (20, "Concat", {"axis": -1}, [ramp(2, 2), ramp(2, 1)]),
+    (20, "Tile", {}, [ramp(2, 2), C([2, 1])]),
+    (20, "Pad", {}, [ramp(2, 2), C([0, 1, 1, 0]), C(9.0, np.float32)]),
+    (20, "Pad", {}, [ramp(2, 2), C([1, 0]), None, C([1])]),
+    (20, "DepthToSpace", {"blocksize": 2}, [ramp(1, 4, 1, 2)]),
+    (20, "DepthToSpace", {"blocksize": 2, "mode": "CRD"}, [ramp(1, 8, 1, 2)]),
+    # Indices.
+    (20, "Gather", {}, [ramp(3, 2), i(2, -1, 0)]),
+    (20, "Gather", {"axis": 1}, [ramp(3, 2), C(-1)]),
+    (20, "Gather", {"axis": 1}, [ramp(3, 2), i(1, 0, shape=(1, 2))]),
+    (20, "GatherElements", {"axis": 1}, [ramp(2, 2), i(0, 0, 1, -2, shape=(2, 2))]),
+    (20, "GatherND", {}, [ramp(2, 3), i(0, 1, 1, -1, shape=(2, 2))]),
+    (20, "GatherND", {}, [ramp(2, 3), i(1, 0, shape=(2, 1))]),
+    (20, "ScatterElements", {"axis": 1}, [ramp(1, 5), i(1, -2, shape=(1, 2)), f(1.5, 2.5, shape=(1, 2))]),
+    (20, "ScatterElements", {"reduction": "add"}, [ramp(3), i(1, 1), f(1.5, 2.5)]),
+    (20, "ScatterND", {}, [ramp(4, 2), i(2, 0, shape=(2, 1)), wave(2, 2)]),
+    (20, "ScatterND", {"reduction": "add"}, [ramp(4), i(2, 0, shape=(2, 1)), f(5, 6)]),
+    (20, "OneHot", {}, [i(0, 2, -1), C(3), f(0, 1)]),
+    # Creation.
+    (20, "ConstantOfShape", {"value": numpy_helper.from_array(np.array([7], np.int64))}, [C([2, 2])]),
+    (20, "Range", {}, [C(1), C(8), C(3)]),
+    (20, "Range", {}, [C(5), C(1), C(-2)]),
+    (20, "Range", {}, [C(0.0, np.float32), C(1.0, np.float32), C(0.25, np.float32)]),
+    (20, "EyeLike", {"k": 1}, [ramp(2, 3)]),
+    (20, "Trilu", {}, [ramp(3, 3)]),
+    (20, "Trilu", {"upper": 0}, [ramp(3, 3), C(-1)]),
+]
+
+
+def typed(array):
+    dims = ",".join(map(str, array.shape))
+    flat = array.reshape(-1).tolist()
+    text = " ".join(str(x).lower() if isinstance(x, bool) else repr(x) for x in flat)
+    return f"{DTYPES[array.dtype]}[{dims}]: {text}"
+
+
+def attribute(value):
+    if isinstance(value, TensorProto):
+        array = numpy_helper.to_array(value)
+        return "{" + typed(array) + "}"
+    if isinstance(value, str):
+        return "'" + value + "'"
+    return str(value).replace(" ", "")
+
+
+def line(version, op, attributes, operands, results=1):
+    names = [f"r{k}" for k in range(results)]
+    inputs, feeds, values, constants = [], {}, [], []
+    for k, operand in enumerate(operands):
+        if operand is None:
+            inputs.append("")
+            continue
+        inputs.append(f"x{k}")
+        array = operand.array if isinstance(operand, C) else operand
+        if isinstance(operand, C):
+            constants.append(numpy_helper.from_array(array, f"x{k}"))
+        else:
+            feeds[f"x{k}"] = array
+            values.append(helper.make_tensor_value_info(f"x{k}", helper.np_dtype_to_tensor_dtype(array.dtype), array.shape))
+    node = helper.make_node(op, inputs, names, **attributes)
+    outputs = [helper.make_tensor_value_info(n, TensorProto.UNDEFINED, None) for n in names]
+    graph = helper.make_graph([node], "case", values, outputs, constants)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", version)], ir_version=10)
+    found = ReferenceEvaluator(model).run(None, feeds)
+    shown = []
+    for k, operand in enumerate(operands):
+        if operand is None:
+            shown.append("-")
+        elif isinstance(operand, C):
+            shown.append("const " + typed(operand.array))
+        else:
+            shown.append(typed(operand))
+    text = " ".join(f"{k}={attribute(v)}" for k, v in attributes.items())
+    return f"{version} {op} {text}".strip() + " | " + "; ".join(shown) + " | " + "; ".join(typed(np.asarray(r)) for r in found)
+
+
+if __name__ == "__main__":
+    print("# Written by ops.py: version, op and attributes | operands | results.")
+    for case in CASES:
+        try:
+            print(line(*case))
+        except Exception as error:  # Shows which case the evaluator refuses.
+            print(f"{case[:3]}: {error}", file=sys.stderr)

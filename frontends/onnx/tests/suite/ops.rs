@@ -1,0 +1,98 @@
+//! Every line of `ops.txt` is one op: the call, operands with data, and the results that ONNX's reference evaluator
+//! gives. The call is imported as a program of one node and run by the reference interpreter.
+
+use std::sync::Arc;
+
+use symmc_ir::{Bindings, InputKind, Op, Tensor};
+
+use crate::common::{Fake, stored, tensor};
+
+fn numbers(text: &str) -> Vec<f64> {
+    let number = |word: &str| match word {
+        "true" => 1.0,
+        "false" => 0.0,
+        _ => word.parse().unwrap_or_else(|_| panic!("number {word}")),
+    };
+    text.split_whitespace().map(number).collect()
+}
+
+fn typed(text: &str) -> (&str, Tensor) {
+    let (ty, data) = text.split_once(':').unwrap_or_else(|| panic!("a type and numbers: {text}"));
+    let (ty, numbers) = (ty.trim(), numbers(data));
+    // 64-bit integers are not rounded on the way.
+    let exact: Option<Vec<i64>> = data.split_whitespace().map(|w| w.parse().ok()).collect();
+    match exact.filter(|_| ty.starts_with("i64")) {
+        Some(exact) => {
+            let shape: Vec<usize> = tensor(ty, &numbers).shape().to_vec();
+            (ty, Tensor::from_i64(symmc_ir::DType::I64, shape, &exact).expect("as many"))
+        }
+        None => (ty, tensor(ty, &numbers)),
+    }
+}
+
+fn borrowed(names: &[String]) -> Vec<&str> {
+    names.iter().map(String::as_str).collect()
+}
+
+fn check(line: &str) -> Result<(), String> {
+    let parts: Vec<&str> = line.split(" | ").map(str::trim).collect();
+    let [call, operands, results] = parts.as_slice() else { panic!("three parts: {line}") };
+    let (version, call) = call.split_once(' ').expect("a version and a call");
+    let mut fake = Fake::new(version.parse().expect("a version"));
+    let (mut names, mut inputs) = (Vec::new(), Vec::new());
+    for (i, operand) in operands.split(';').map(str::trim).enumerate() {
+        names.push(if operand == "-" { String::new() } else { format!("x{i}") });
+        if let Some(constant) = operand.strip_prefix("const ") {
+            fake = fake.held(stored(&names[i], &typed(constant).1));
+        } else if operand != "-" {
+            let (ty, data) = typed(operand);
+            fake = fake.input(&names[i], ty);
+            inputs.push(Arc::new(data));
+        }
+    }
+    let expected: Vec<Tensor> = results.split(';').map(|r| typed(r).1).collect();
+    let outputs: Vec<String> = (0..expected.len()).map(|i| format!("r{i}")).collect();
+    fake = fake.node(call, &borrowed(&names), &borrowed(&outputs));
+    fake = outputs.iter().fold(fake, |fake, name| fake.output(name));
+    let graph = fake.import().map_err(|e| e.to_string())?.graph;
+    if let Some(op) = graph.nodes.values().find(|n| matches!(n.op, Op::Opaque { .. })) {
+        return Err(format!("it stays opaque: {:?}", op.op));
+    }
+    let mut arguments = inputs.into_iter();
+    let inputs = graph.inputs.values().map(|input| match input.kind {
+        InputKind::Argument => arguments.next().expect("an argument"),
+        InputKind::Constant => input.data.clone().expect("a constant"),
+        InputKind::Parameter => panic!("constants are integers and single numbers: {line}"),
+    });
+    let found =
+        symmc_ir::interp::run(&graph, &Bindings::new(), &[inputs.collect()]).map_err(|e| e.to_string())?;
+    for (found, expected) in found[0].iter().zip(&expected) {
+        if (found.dtype(), found.shape()) != (expected.dtype(), expected.shape()) {
+            return Err(format!("expected {expected:?}, found {found:?}"));
+        }
+        let (f, e) = (found.to_f64(), expected.to_f64());
+        let close =
+            |a: f64, b: f64| a == b || a.is_nan() && b.is_nan() || (a - b).abs() <= 1e-4 * (1.0 + b.abs());
+        if !f.iter().zip(&e).all(|(a, b)| close(*a, *b)) {
+            return Err(format!("expected {e:?}, found {f:?}"));
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn every_op_gives_what_the_reference_evaluator_gives() {
+    let mut count = 0;
+    let mut failures = Vec::new();
+    for (i, line) in include_str!("ops.txt").lines().enumerate() {
+        let line = line.trim();
+        if line.is_empty() || line.starts_with('#') {
+            continue;
+        }
+        count += 1;
+        if let Err(e) = check(line) {
+            failures.push(format!("line {}: {line}\n    {e}", i + 1));
+        }
+    }
+    assert!(failures.is_empty(), "{} of {count} fail:\n{}", failures.len(), failures.join("\n"));
+}
