@@ -1,7 +1,7 @@
 //! The inputs and outputs of a program.
 //!
-//! Inputs of the graph that no stored tensor gives are arguments. Stored tensors become inputs where they are first
-//! read ([`crate::lower`]), as parameters or constants.
+//! Inputs of the graph that no stored tensor gives are arguments. Stored tensors that are read become parameters or
+//! constants ([`crate::lower`]).
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -77,6 +77,11 @@ pub(crate) fn inputs<'p>(
         let ty = Type::new(dtype, shape);
         let value = lowering.builder.input(InputKind::Argument, name, name, ty, None);
         lowering.scope.bind(name, Binding::Value(value)).map_err(|m| error(name, m))?;
+    }
+    // Parameters stand before the nodes, in the order in which these read them. One that cannot be read is told of
+    // where it is used.
+    for name in graph.node.iter().flat_map(|n| &n.input).filter(|n| !n.is_empty()) {
+        let _ = lowering.resolve(name);
     }
     Ok(())
 }
