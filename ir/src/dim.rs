@@ -240,11 +240,14 @@ impl Dim {
         self.parts().0.iter().flat_map(|t| &t.product).map(depth).max().unwrap_or(0)
     }
 
-    /// `self / divisor` when the division is exact as a polynomial: `divisor` is a nonzero constant that
-    /// divides every coefficient, or a single product that divides every term.
+    /// `self / divisor` when the division is exact as a polynomial.
     pub fn exact_div(&self, divisor: &Dim) -> Option<Dim> {
         if self == divisor && divisor.as_const() != Some(0) {
             return Some(Dim::from(1));
+        }
+        let (terms, constant) = divisor.parts();
+        if terms.len() + usize::from(constant != 0) > 1 {
+            return self.long_div(divisor);
         }
         let (terms, constant) = self.parts();
         let (product, factor) = match divisor.parts() {
@@ -263,6 +266,29 @@ impl Dim {
             out.push(Term { product: remove_all(&t.product, product)?, factor: t.factor / factor });
         }
         Some(Dim::from_terms(out, constant / factor))
+    }
+
+    /// Division by a sum: by its leading term in turn, until nothing is left. Terms are led by those of most factors,
+    /// and among these by the first; every step takes such a term away and leaves smaller ones.
+    fn long_div(&self, divisor: &Dim) -> Option<Dim> {
+        let lead = |d: &Dim| {
+            let most = |a: &&Term, b: &&Term| {
+                a.product.len().cmp(&b.product.len()).then_with(|| b.product.cmp(&a.product))
+            };
+            d.parts().0.iter().max_by(most).map(|t| Dim::sum(smallvec![t.clone()], 0))
+        };
+        let by = lead(divisor)?;
+        let (mut rest, mut quotient) = (self.clone(), Dim::from(0));
+        for _ in 0..MAX_ATOMS {
+            if rest.as_const() == Some(0) {
+                return Some(quotient);
+            }
+            let part = lead(&rest)?.exact_div(&by)?;
+            rest = rest - part.clone() * divisor.clone();
+            quotient = quotient + part;
+            check_size(&[rest.clone(), quotient.clone()]).ok()?;
+        }
+        None
     }
 
     /// `floor(self / divisor)`. Division by the constant 0 stays as an expression that has no value.

@@ -12,6 +12,7 @@ mod backing;
 pub mod builder;
 pub mod collective;
 pub mod dim;
+pub mod einsum;
 pub mod emit;
 pub mod entity;
 pub mod graph;

@@ -13,8 +13,8 @@
 //! - **Shapes that the program computes** (`Shape`, `Gather`, `Concat`, …) are followed as expressions of its symbols,
 //!   and what constants give is computed.
 //! - **Symbols** are the names of extents of arguments. Their bounds stand under PyTorch's names in the metadata that
-//!   `torch.onnx` writes, and belong to a symbol where that is certain; else [`ImportOptions::max_extent`] is taken,
-//!   with a note.
+//!   `torch.onnx` writes, and belong to a symbol where that is certain; else it gets what covers all that may be its,
+//!   or [`ImportOptions::max_extent`] bounds it, with a note.
 //! - **Functions** of the model and branches by constants are put in place of their calls.
 //! - **Types.** Every result is held against the type that the program declares for it, if it does.
 //! - **Unknown ops** become opaque, with a note, where the program declares their result types.
@@ -63,7 +63,7 @@ pub struct ImportOptions {
     pub name: String,
     /// The number of ranks, if it is known otherwise than from the program.
     pub ranks: Option<u32>,
-    /// The upper bound of symbols to which the program gives none.
+    /// The upper bound of the product of the symbols to which the program gives none.
     pub max_extent: i64,
 }
 

@@ -36,8 +36,8 @@ struct Range {
 }
 
 impl Symbols {
-    /// Collects, bounds and names the symbols of the arguments. `max_extent` bounds those without an upper bound; a
-    /// note says so.
+    /// Collects, bounds and names the symbols of the arguments. `max_extent` bounds the product of those without an
+    /// upper bound; a note says so.
     pub fn new(
         arguments: &[&proto::ValueInfo],
         metadata: &[proto::Entry],
@@ -54,11 +54,19 @@ impl Symbols {
         let ranges = metadata.iter().find(|e| e.key == RANGES).map(|e| ranges(&e.value)).unwrap_or_default();
         let mut table = Table::new();
         let mut ids = HashMap::new();
-        for (name, (torch, range)) in order.iter().zip(assigned(&order, &ranges)) {
-            let shown =
-                if order.len() == 1 && is_generated(name) { "tokens".into() } else { identifier(name) };
-            let (min, max) = bounds(&shown, name, range, max_extent, notes)?;
-            let alias = torch.or(Some(name)).filter(|alias| **alias != shown).cloned();
+        let known = assigned(&order, &ranges);
+        let open = known.iter().filter(|k| k.range.and_then(|r| r.max).is_none_or(|m| m >= OPEN)).count();
+        let most = root(max_extent, open);
+        for (name, known) in order.iter().zip(known) {
+            let generated = order.len() == 1 && is_generated(name);
+            let shown = unique(&table, if generated { "tokens".into() } else { identifier(name) });
+            let (min, max) = bounds(&shown, name, known.range, most, notes)?;
+            if !known.certain {
+                notes.push(format!(
+                    "symbol {shown} is taken to be {min} to {max}, as its range is not certain"
+                ));
+            }
+            let alias = known.torch.or(Some(name)).filter(|alias| **alias != shown).cloned();
             ids.insert(name.clone(), table.push(Symbol { name: shown, min, max, alias }));
         }
         Ok(Symbols { table, ids })
@@ -139,22 +147,35 @@ fn is_generated(name: &str) -> bool {
     name.strip_prefix('s').is_some_and(|n| !n.is_empty() && n.bytes().all(|b| b.is_ascii_digit()))
 }
 
-/// The range of each symbol with its name in PyTorch: that of its own name; else, where only one is left of both or
-/// all ranges that are left are equal, that one. Others have none.
-fn assigned<'r>(
-    order: &[String],
-    ranges: &'r IndexMap<String, Range>,
-) -> Vec<(Option<&'r String>, Option<Range>)> {
+/// What is known of a symbol besides its name in the file.
+#[derive(Clone, Copy)]
+struct Assigned<'r> {
+    /// Its name in PyTorch, if that is certain.
+    torch: Option<&'r String>,
+    range: Option<Range>,
+    /// Whether the range is its own, and not the least that covers all which may be.
+    certain: bool,
+}
+
+/// The range of each symbol: that of its own name; else, where only one is left of both, that one; else the one that
+/// covers all that are left, if there is one for each symbol.
+fn assigned<'r>(order: &[String], ranges: &'r IndexMap<String, Range>) -> Vec<Assigned<'r>> {
     let left: Vec<_> = ranges.iter().filter(|(name, _)| !order.contains(name)).collect();
     let unnamed = order.iter().filter(|name| !ranges.contains_key(*name)).count();
-    let alike = left.len() == unnamed && left.windows(2).all(|w| w[0].1 == w[1].1);
+    let alike = left.windows(2).all(|w| w[0].1 == w[1].1);
+    let all = left.iter().map(|(_, range)| **range).reduce(|a, b| Range {
+        min: a.min.zip(b.min).map(|(a, b)| a.min(b)),
+        max: a.max.zip(b.max).map(|(a, b)| a.max(b)),
+    });
     order
         .iter()
         .map(|name| match (ranges.get(name), left.as_slice()) {
-            (Some(range), _) => (None, Some(*range)),
-            (None, [(torch, range)]) if unnamed == 1 => (Some(*torch), Some(**range)),
-            (None, [(_, range), ..]) if alike => (None, Some(**range)),
-            _ => (None, None),
+            (Some(range), _) => Assigned { torch: None, range: Some(*range), certain: true },
+            (None, [(torch, range)]) if unnamed == 1 => {
+                Assigned { torch: Some(torch), range: Some(**range), certain: true }
+            }
+            (None, _) if left.len() >= unnamed => Assigned { torch: None, range: all, certain: alike },
+            _ => Assigned { torch: None, range: None, certain: true },
         })
         .collect()
 }
@@ -170,6 +191,24 @@ fn ranges(text: &str) -> IndexMap<String, Range> {
         out.insert(name.to_string(), Range { min: end(min), max: end(max) });
     }
     out
+}
+
+/// The largest number whose `n`-th power does not exceed `limit`: so many elements have `n` axes together.
+fn root(limit: i64, n: usize) -> i64 {
+    let exponent = u32::try_from(n.max(1)).unwrap_or(u32::MAX);
+    let fits = |x: i64| x.checked_pow(exponent).is_some_and(|power| power <= limit);
+    let near = (limit.max(1) as f64).powf(1.0 / f64::from(exponent)).round() as i64;
+    [near + 1, near, near - 1].into_iter().find(|x| fits(*x)).unwrap_or(1).max(1)
+}
+
+/// The name, with a number behind it if another symbol has it.
+fn unique(table: &Table<SymbolId, Symbol>, name: String) -> String {
+    let taken = |name: &str| table.values().any(|s| s.name == name);
+    let numbered = (2..).map(|n| format!("{name}_{n}"));
+    match taken(&name) {
+        false => name,
+        true => numbered.into_iter().find(|n| !taken(n)).unwrap_or(name),
+    }
 }
 
 /// A symbol's name as an identifier of the text form.
@@ -241,10 +280,18 @@ mod tests {
         assert_eq!(all(&["s23"], "{s23: VR[2, 1024]}"), ["tokens (s23) 2..1024"]);
         assert_eq!(all(&["a", "s1"], "{s0: VR[2, 8], s1: VR[3, 9]}"), ["a (s0) 2..8", "s1 3..9"]);
         assert_eq!(all(&["a", "b"], "{s0: VR[2, 8], s1: VR[2, 8]}"), ["a 2..8", "b 2..8"]);
+        // Which is whose is not known: what covers both is right for either.
         let (found, notes) = symbols(&["a", "b"], "{s0: VR[2, 8], s1: VR[3, 9]}");
-        assert_eq!(found, ["a 0..1048576", "b 0..1048576"]);
-        assert_eq!(notes.len(), 2);
-        assert!(notes[0].contains("symbol a has no upper bound"), "{notes:?}");
+        assert_eq!(found, ["a 2..9", "b 2..9"]);
+        assert_eq!(notes[1], "symbol b is taken to be 2 to 9, as its range is not certain");
+        // All without a bound share the limit.
+        let (found, notes) = symbols(&["a", "b"], "{s0: VR[2, 8]}");
+        assert_eq!(found, ["a 0..1024", "b 0..1024"]);
+        assert_eq!(notes[0], "symbol a has no upper bound in the program; 1024 is taken");
+        assert_eq!(
+            all(&["a b", "a_b", "c d"], ""),
+            ["a_b (a b) 0..101", "a_b_2 (a_b) 0..101", "c_d (c d) 0..101"]
+        );
         assert_eq!(all(&["n"], "{s0: VR[1, int_oo]}"), ["n (s0) 1..1048576"]);
         assert!(
             Symbols::new(

@@ -49,7 +49,14 @@ fn written_out(cx: &mut Rewriter, node: &Candidate) -> Option<Rewrite> {
     let op = Op::Attention { causal, scale: Float(outer * of_q * of_k * inner) };
     let ty = cx.ty(stored);
     let ty = Type::new(ty.dtype, perm.iter().map(|&axis| ty.shape[axis].clone()).collect::<Vec<_>>());
-    let types = [cx.ty(q), &ty, cx.ty(v)];
+    // What the products broadcast has the heads of the query in attention.
+    let leading = &node.ty.shape[..node.ty.rank().checked_sub(2)?];
+    let wide = |ty: &Type| {
+        let tail = ty.shape.get(ty.rank().checked_sub(2)?..)?;
+        Some(Type::new(ty.dtype, [leading, tail].concat()))
+    };
+    let (of_key, of_value) = (wide(&ty)?, wide(cx.ty(v))?);
+    let types = [cx.ty(q), &of_key, &of_value];
     let fits =
         infer::infer(&op, &types, None).is_ok_and(|t| t.as_deref() == Some(std::slice::from_ref(&node.ty)));
     fits.then(|| {
@@ -57,6 +64,7 @@ fn written_out(cx: &mut Rewriter, node: &Candidate) -> Option<Rewrite> {
             true => stored,
             false => cx.emit("heads", Op::Permute { perm }, &[stored], ty),
         };
+        let (k, v) = (cx.expand(k, of_key.shape), cx.expand(v, of_value.shape));
         Rewrite::Node(op, vec![q, k, v])
     })
 }

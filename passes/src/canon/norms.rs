@@ -11,7 +11,8 @@ use crate::rewrite::{Candidate, Rewrite, Rewriter, Rule};
 pub const RULES: &[Rule] = &[
     Rule {
         name: "rms_norm",
-        equation: "x * rsqrt(mean(x * x) + eps) = x / sqrt(mean(x * x) + eps) = rms_norm(x), for f32 and f64",
+        equation: "x * rsqrt(mean(x * x) + eps) = x * (1 / sqrt(mean(x * x) + eps)) = x / sqrt(mean(x * x) + eps) = \
+                   rms_norm(x), for f32 and f64",
         apply: rms_norm,
     },
     Rule {
@@ -43,15 +44,33 @@ fn rms_norm(cx: &mut Rewriter, node: &Candidate) -> Option<Rewrite> {
 
 /// Whether `scale` is `root(mean(x * x) + eps)` over the last axes of `x`: `x`, their number and `eps`.
 fn scale_of(cx: &Rewriter, x: ValueId, scale: ValueId, root: UnaryOp) -> Option<(ValueId, usize, Float)> {
-    let (Op::Unary(found), &[sum]) = cx.def(scale)? else { return None };
+    let (found, sum) = rooted(cx, scale)?;
     let (Op::BinaryScalar { op: BinaryOp::Add, scalar, .. }, &[mean]) = cx.def(sum)? else { return None };
     let (Op::Reduce { op: Reduction::Mean, axes, keep: true }, &[square]) = cx.def(mean)? else {
         return None;
     };
     let (Op::Binary(BinaryOp::Mul), &[y, z]) = cx.def(square)? else { return None };
     let last = axes.iter().copied().eq(cx.shape(x).len() - axes.len()..cx.shape(x).len());
-    let matches = *found == root && (x, x) == (y, z) && last && !axes.is_empty();
+    let matches = found == root && (x, x) == (y, z) && last && !axes.is_empty();
     matches.then_some((x, axes.len(), Float(scalar.as_f64())))
+}
+
+/// Which root of what a value is, where `1 / sqrt(x)` is `rsqrt(x)`.
+fn rooted(cx: &Rewriter, value: ValueId) -> Option<(UnaryOp, ValueId)> {
+    let inverted = match cx.def(value)? {
+        (Op::Unary(UnaryOp::Reciprocal), &[x]) => x,
+        (Op::BinaryScalar { op: BinaryOp::Div, scalar, scalar_left: true }, &[x])
+            if scalar.as_f64() == 1.0 =>
+        {
+            x
+        }
+        (Op::Unary(op), &[x]) => return Some((*op, x)),
+        _ => return None,
+    };
+    match cx.def(inverted)? {
+        (Op::Unary(UnaryOp::Sqrt), &[x]) => Some((UnaryOp::Rsqrt, x)),
+        _ => None,
+    }
 }
 
 /// The operand of a widening cast, if that gives `value` and the operand has this dtype.

@@ -31,6 +31,11 @@ pub const RULES: &[Rule] = &[
         equation: "permute(x) that keeps the order of the axes longer than 1 = reshape(x)",
         apply: permute_of_units,
     },
+    Rule {
+        name: "reshape_of_transpose",
+        equation: "reshape(transpose(x)) = transpose(reshape(x)) of the last two axes, where only those before change",
+        apply: reshape_of_transpose,
+    },
     Rule { name: "expand_of_expand", equation: "expand(expand(x)) = expand(x)", apply: expand_of_expand },
     Rule {
         name: "reshape_of_expand",
@@ -106,6 +111,23 @@ fn permute_of_units(cx: &mut Rewriter, node: &Candidate) -> Option<Rewrite> {
     let shape = cx.shape(x);
     let order: Vec<usize> = perm.iter().copied().filter(|&p| shape[p].as_const() != Some(1)).collect();
     order.is_sorted().then_some(Rewrite::Node(Op::Reshape, vec![x]))
+}
+
+fn reshape_of_transpose(cx: &mut Rewriter, node: &Candidate) -> Option<Rewrite> {
+    let (Op::Reshape, Some((Op::Permute { perm }, &[x]))) = (&node.op, cx.def(*node.inputs.first()?)) else {
+        return None;
+    };
+    let (last, rank) = (perm.len().checked_sub(2)?, node.ty.rank());
+    let transposes = perm[..last].iter().copied().eq(0..last) && perm[last..] == [last + 1, last];
+    let kept = rank >= 2 && node.ty.shape[rank - 2..] == cx.shape(node.inputs[0])[last..];
+    if !transposes || !kept {
+        return None;
+    }
+    let mut shape = node.ty.shape.clone();
+    shape.swap(rank - 2, rank - 1);
+    let y = cx.reshape(x, shape);
+    let perm = (0..rank - 2).chain([rank - 1, rank - 2]).collect();
+    Some(Rewrite::Node(Op::Permute { perm }, vec![y]))
 }
 
 /// The operand of an expand, if that is what gives `value`.

@@ -13,6 +13,14 @@ pub(super) const ROWS: &[Row] = &[
         c.done(z)
     }),
     row("Gemm", "permute, matmul, mul, add", gemm),
+    row("Einsum", "permute, reshape, matmul", |c| {
+        let equation = c.opt_string("equation")?.unwrap_or("");
+        let tensors = c.tensors()?;
+        match symmc_ir::einsum::einsum(c, equation, &tensors)? {
+            Some(z) => c.done(z),
+            None => Err(Stop::Opaque(format!("the equation {equation}"))),
+        }
+    }),
     row("com.microsoft::FusedMatMul", "permute, matmul, mul", fused),
     row("com.microsoft::TransposeMatMul", "permute, matmul, mul", fused),
 ];

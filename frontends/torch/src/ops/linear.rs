@@ -1,6 +1,6 @@
 //! Matrix products in PyTorch's many forms, as batched `matmul` with views around it.
 
-use symmc_ir::{BinaryOp, Dim, Emit, Reduction, ValueId};
+use symmc_ir::{BinaryOp, Emit};
 
 use super::{Row, row};
 use crate::call::{Call, Operand};
@@ -66,90 +66,11 @@ fn add_product(c: &mut Call<'_, '_>, x: &str, y: &str) -> Lowered {
     c.done(z)
 }
 
-/// One or two operands without repeated labels or dots, as one matrix product: labels of both operands are
-/// batch axes if the result has them and inner axes if not; labels of one operand that the result lacks
-/// are summed first.
 fn einsum(c: &mut Call<'_, '_>) -> Lowered {
-    let equation = c.opt_string("equation")?.unwrap_or("").replace(' ', "");
-    let unsupported = || Stop::Opaque(format!("the equation {equation}"));
-    let (inputs, output) = equation.split_once("->").ok_or_else(unsupported)?;
-    let terms: Vec<Vec<char>> = inputs.split(',').map(|t| t.chars().collect()).collect();
-    let output: Vec<char> = output.chars().collect();
+    let equation = c.opt_string("equation")?.unwrap_or("");
     let tensors = c.tensors("tensors")?;
-    let distinct =
-        |t: &Vec<char>| t.iter().enumerate().all(|(i, l)| l.is_ascii_alphabetic() && !t[..i].contains(l));
-    let known = output.iter().all(|l| terms.iter().any(|t| t.contains(l)));
-    if !known || !terms.iter().all(distinct) || !distinct(&output) || terms.len() != tensors.len() {
-        return Err(unsupported());
+    match symmc_ir::einsum::einsum(c, equation, &tensors)? {
+        Some(z) => c.done(z),
+        None => Err(Stop::Opaque(format!("the equation {equation}"))),
     }
-    for (t, &x) in terms.iter().zip(&tensors) {
-        if c.rank(x) != t.len() {
-            return Err(Stop::Broken(format!(
-                "expected {} axes for `{equation}`, found {}",
-                t.len(),
-                c.rank(x)
-            )));
-        }
-    }
-    let (z, labels) = match (terms.as_slice(), tensors.as_slice()) {
-        ([t], [x]) => sum_out(c, *x, t, |l| output.contains(&l))?,
-        ([s, t], [x, y]) => {
-            let (x, s) = sum_out(c, *x, s, |l| output.contains(&l) || t.contains(&l))?;
-            let (y, t) = sum_out(c, *y, t, |l| output.contains(&l) || s.contains(&l))?;
-            contract(c, (x, &s), (y, &t), &output)?
-        }
-        _ => return Err(unsupported()),
-    };
-    let perm = positions(&output, &labels);
-    let z = c.permute(z, perm)?;
-    c.done(z)
-}
-
-fn positions(wanted: &[char], labels: &[char]) -> Vec<usize> {
-    wanted.iter().filter_map(|l| labels.iter().position(|m| m == l)).collect()
-}
-
-/// `x` summed over the labels that are not kept.
-fn sum_out(
-    c: &mut Call<'_, '_>,
-    x: ValueId,
-    labels: &[char],
-    keep: impl Fn(char) -> bool,
-) -> Lowered<(ValueId, Vec<char>)> {
-    let axes: Vec<usize> = (0..labels.len()).filter(|&i| !keep(labels[i])).collect();
-    let left = labels.iter().copied().filter(|&l| keep(l)).collect();
-    let x = if axes.is_empty() { x } else { c.reduce(Reduction::Sum, x, axes, false)? };
-    Ok((x, left))
-}
-
-/// The product of two operands over the labels that the output lacks.
-fn contract(
-    c: &mut Call<'_, '_>,
-    (x, s): (ValueId, &[char]),
-    (y, t): (ValueId, &[char]),
-    output: &[char],
-) -> Lowered<(ValueId, Vec<char>)> {
-    let pick = |from: &[char], holds: &dyn Fn(char) -> bool| -> Vec<char> {
-        from.iter().copied().filter(|&l| holds(l)).collect()
-    };
-    let batch = pick(s, &|l| t.contains(&l) && output.contains(&l));
-    let inner = pick(s, &|l| t.contains(&l) && !output.contains(&l));
-    let left = pick(s, &|l| !t.contains(&l));
-    let right = pick(t, &|l| !s.contains(&l));
-    let extent = |c: &Call<'_, '_>, v: ValueId, labels: &[char], l: char| -> Dim {
-        labels.iter().position(|m| *m == l).and_then(|i| c.ty(v).shape.get(i).cloned()).unwrap_or(1.into())
-    };
-    let dims = |c: &Call<'_, '_>, v, from: &[char], which: &[char]| -> Vec<Dim> {
-        which.iter().map(|&l| extent(c, v, from, l)).collect()
-    };
-    let count = |dims: &[Dim]| dims.iter().cloned().fold(Dim::from(1), |a, b| a * b);
-    let (b, l, r, k) =
-        (dims(c, x, s, &batch), dims(c, x, s, &left), dims(c, y, t, &right), dims(c, x, s, &inner));
-    let x = c.permute(x, positions(&[&batch[..], &left, &inner].concat(), s))?;
-    let y = c.permute(y, positions(&[&batch[..], &inner, &right].concat(), t))?;
-    let x = c.reshape(x, [&b[..], &[count(&l), count(&k)]].concat())?;
-    let y = c.reshape(y, [&b[..], &[count(&k), count(&r)]].concat())?;
-    let z = c.matmul(x, y)?;
-    let z = c.reshape(z, [&b[..], &l, &r].concat())?;
-    Ok((z, [&batch[..], &left, &right].concat()))
 }

@@ -1,0 +1,103 @@
+//! Sums of products by labels of axes (`ik,kj->ij`), as matrix products.
+
+use crate::dim::Dim;
+use crate::emit::Emit;
+use crate::graph::ValueId;
+use crate::op::Reduction;
+
+/// One or two operands without repeated labels or dots, as one matrix product: labels of both operands are
+/// batch axes if the result has them and inner axes if not; labels of one operand that the result lacks
+/// are summed first. Without an arrow the result has the labels that occur once, in alphabetical order. `None` for
+/// other equations.
+///
+/// # Errors
+/// An operand has another number of axes than its labels, or extents do not agree.
+pub fn einsum<E: Emit>(c: &mut E, equation: &str, tensors: &[ValueId]) -> Result<Option<ValueId>, E::Error> {
+    let equation = equation.replace(' ', "");
+    let (inputs, output) = match equation.split_once("->") {
+        Some((inputs, output)) => (inputs, output.chars().collect::<Vec<char>>()),
+        None => (equation.as_str(), once(&equation)),
+    };
+    let terms: Vec<Vec<char>> = inputs.split(',').map(|t| t.chars().collect()).collect();
+    let distinct =
+        |t: &Vec<char>| t.iter().enumerate().all(|(i, l)| l.is_ascii_alphabetic() && !t[..i].contains(l));
+    let known = output.iter().all(|l| terms.iter().any(|t| t.contains(l)));
+    if !known || !terms.iter().all(distinct) || !distinct(&output) || terms.len() != tensors.len() {
+        return Ok(None);
+    }
+    for (t, &x) in terms.iter().zip(tensors) {
+        if c.rank(x) != t.len() {
+            let (expected, found) = (t.len(), c.rank(x));
+            return Err(c.broken(format!("expected {expected} axes for `{equation}`, found {found}")));
+        }
+    }
+    let (z, labels) = match (terms.as_slice(), tensors) {
+        ([t], [x]) => sum_out(c, *x, t, |l| output.contains(&l))?,
+        ([s, t], [x, y]) => {
+            let (x, s) = sum_out(c, *x, s, |l| output.contains(&l) || t.contains(&l))?;
+            let (y, t) = sum_out(c, *y, t, |l| output.contains(&l) || s.contains(&l))?;
+            contract(c, (x, &s), (y, &t), &output)?
+        }
+        _ => return Ok(None),
+    };
+    let perm = positions(&output, &labels);
+    c.permute(z, perm).map(Some)
+}
+
+/// The labels that occur once.
+fn once(equation: &str) -> Vec<char> {
+    let mut labels: Vec<char> = equation.chars().filter(char::is_ascii_alphabetic).collect();
+    labels.sort_unstable();
+    let all = labels.clone();
+    labels.retain(|l| all.iter().filter(|m| *m == l).count() == 1);
+    labels
+}
+
+fn positions(wanted: &[char], labels: &[char]) -> Vec<usize> {
+    wanted.iter().filter_map(|l| labels.iter().position(|m| m == l)).collect()
+}
+
+/// `x` summed over the labels that are not kept.
+fn sum_out<E: Emit>(
+    c: &mut E,
+    x: ValueId,
+    labels: &[char],
+    keep: impl Fn(char) -> bool,
+) -> Result<(ValueId, Vec<char>), E::Error> {
+    let axes: Vec<usize> = (0..labels.len()).filter(|&i| !keep(labels[i])).collect();
+    let left = labels.iter().copied().filter(|&l| keep(l)).collect();
+    let x = if axes.is_empty() { x } else { c.reduce(Reduction::Sum, x, axes, false)? };
+    Ok((x, left))
+}
+
+/// The product of two operands over the labels that the output lacks.
+fn contract<E: Emit>(
+    c: &mut E,
+    (x, s): (ValueId, &[char]),
+    (y, t): (ValueId, &[char]),
+    output: &[char],
+) -> Result<(ValueId, Vec<char>), E::Error> {
+    let pick = |from: &[char], holds: &dyn Fn(char) -> bool| -> Vec<char> {
+        from.iter().copied().filter(|&l| holds(l)).collect()
+    };
+    let batch = pick(s, &|l| t.contains(&l) && output.contains(&l));
+    let inner = pick(s, &|l| t.contains(&l) && !output.contains(&l));
+    let left = pick(s, &|l| !t.contains(&l));
+    let right = pick(t, &|l| !s.contains(&l));
+    let extent = |c: &E, v: ValueId, labels: &[char], l: char| -> Dim {
+        labels.iter().position(|m| *m == l).and_then(|i| c.ty(v).shape.get(i).cloned()).unwrap_or(1.into())
+    };
+    let dims = |c: &E, v, from: &[char], which: &[char]| -> Vec<Dim> {
+        which.iter().map(|&l| extent(c, v, from, l)).collect()
+    };
+    let count = |dims: &[Dim]| dims.iter().cloned().fold(Dim::from(1), |a, b| a * b);
+    let (b, l, r, k) =
+        (dims(c, x, s, &batch), dims(c, x, s, &left), dims(c, y, t, &right), dims(c, x, s, &inner));
+    let x = c.permute(x, positions(&[&batch[..], &left, &inner].concat(), s))?;
+    let y = c.permute(y, positions(&[&batch[..], &inner, &right].concat(), t))?;
+    let x = c.reshape(x, [&b[..], &[count(&l), count(&k)]].concat())?;
+    let y = c.reshape(y, [&b[..], &[count(&k), count(&r)]].concat())?;
+    let z = c.matmul(x, y)?;
+    let z = c.reshape(z, [&b[..], &l, &r].concat())?;
+    Ok((z, [&batch[..], &left, &right].concat()))
+}
