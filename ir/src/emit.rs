@@ -188,16 +188,16 @@ pub trait Emit {
         &mut self,
         (rows, columns): (Dim, Dim),
         op: BinaryOp,
-        offset: i64,
+        offset: &Dim,
     ) -> Result<ValueId, Self::Error> {
         let row = self.iota(rows, 0, 1, DType::I64)?;
         let row = self.unsqueeze(row, 1)?;
-        let column = self.iota(columns, offset.saturating_neg(), 1, DType::I64)?;
+        let column = self.positions(&(Dim::from(0) - offset.clone()), 1, columns)?;
         self.binary(op, column, row)
     }
 
     /// The elements of the last two axes where `column - offset op row`, others 0.
-    fn triangle(&mut self, x: ValueId, op: BinaryOp, offset: i64) -> Result<ValueId, Self::Error> {
+    fn triangle(&mut self, x: ValueId, op: BinaryOp, offset: &Dim) -> Result<ValueId, Self::Error> {
         let shape = self.shape(x);
         let [.., rows, columns] = shape.as_slice() else {
             return Err(self.broken(format!("expected two axes or more, found {}", shape.len())));

@@ -306,6 +306,22 @@ impl<'c, 'p> Call<'c, 'p> {
         Ok(())
     }
 
+    /// The elements of an operand that is a sequence.
+    pub fn sequence(&mut self, i: usize) -> Lowered<Vec<ValueId>> {
+        let Some(name) = self.name(i) else {
+            return broken(format!("expected an operand {i}, found none"));
+        };
+        match self.lowering.resolve(name)? {
+            Binding::Sequence(parts) => Ok(parts),
+            _ => broken(format!("expected a sequence, found the tensor `{name}`")),
+        }
+    }
+
+    /// States that the only result is a sequence.
+    pub fn set_sequence(&mut self, parts: Vec<ValueId>) {
+        self.bind(0, Binding::Sequence(parts));
+    }
+
     /// States what the only result is, by an operand.
     pub fn same_as(&mut self, i: usize) -> Lowered {
         let Some(name) = self.name(i) else {
@@ -328,7 +344,7 @@ impl<'c, 'p> Call<'c, 'p> {
     /// Forgets the values that were stated.
     pub fn forget_values(&mut self) {
         for result in &mut self.results {
-            result.take_if(|b| matches!(b, Binding::Value(_)));
+            result.take_if(|b| matches!(b, Binding::Value(_) | Binding::Sequence(_)));
         }
     }
 

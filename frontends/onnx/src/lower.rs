@@ -214,6 +214,7 @@ impl<'p> Lowering<'p> {
                 Ok(value)
             }
             Binding::Nothing(why) => Err(Stop::Broken(format!("`{name}` is {why}"))),
+            Binding::Sequence(_) => Err(Stop::Opaque(format!("`{name}` is a sequence"))),
             Binding::Absent => Err(Stop::Broken(format!("`{name}` is left out by the call"))),
             Binding::Stored(_) => Err(Stop::Broken(format!("`{name}` is stored and was not read"))),
         }

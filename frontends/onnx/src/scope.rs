@@ -18,6 +18,8 @@ pub(crate) enum Binding<'p> {
     Known(Known, Option<ValueId>),
     /// A stored tensor that nothing has read yet.
     Stored(&'p proto::Tensor),
+    /// A sequence of values.
+    Sequence(Vec<ValueId>),
     /// An operand that the call of a function leaves out.
     Absent,
     /// Not a tensor of the graph: why.

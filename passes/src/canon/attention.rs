@@ -1,6 +1,6 @@
 //! Attention that was written out, whose mask is known, or whose heads are repeated.
 
-use symmc_ir::{BinaryOp, DType, Dim, Float, Op, Scalar, Type, ValueId, infer};
+use symmc_ir::{BinaryOp, DType, Dim, Float, Op, Scalar, Type, UnaryOp, ValueId, infer};
 
 use super::known::Known;
 use crate::rewrite::{Candidate, Rewrite, Rewriter, Rule};
@@ -32,7 +32,7 @@ pub const RULES: &[Rule] = &[
 
 fn written_out(cx: &mut Rewriter, node: &Candidate) -> Option<Rewrite> {
     let (Op::MatMul, &[weights, v]) = (&node.op, &node.inputs[..]) else { return None };
-    let (Op::Softmax { axis, log: false }, &[scores]) = cx.def(weights)? else { return None };
+    let (Op::Softmax { axis, log: false }, &[scores]) = cx.def(unguarded(cx, weights))? else { return None };
     if *axis + 1 != node.ty.rank() || !matches!(node.ty.dtype, DType::F32 | DType::F64) {
         return None;
     }
@@ -86,7 +86,7 @@ fn unmasked(cx: &Rewriter, scores: ValueId) -> (ValueId, bool) {
     if let Some((Op::Binary(BinaryOp::Add), &[a, b])) = cx.def(scores) {
         for (x, mask) in [(a, b), (b, a)] {
             let added = cx.shape(x) == cx.shape(scores) && cx.def(mask).is_some();
-            if added && bool_mask(cx, mask).is_some_and(|m| is_causal(cx, m)) {
+            if added && lets_earlier(cx, mask) {
                 return (x, true);
             }
         }
@@ -105,37 +105,87 @@ fn full_mask(cx: &mut Rewriter, node: &Candidate) -> Option<Rewrite> {
 
 fn causal_mask(cx: &mut Rewriter, node: &Candidate) -> Option<Rewrite> {
     let (Op::Attention { scale, .. }, &[q, k, v, mask]) = (&node.op, &node.inputs[..]) else { return None };
-    is_causal(cx, bool_mask(cx, mask)?)
+    lets_earlier(cx, mask)
         .then(|| Rewrite::Node(Op::Attention { causal: true, scale: *scale }, vec![q, k, v]))
 }
 
-/// The bool mask that a mask stands for: itself, or the condition of `select(m, 0.0, -inf)`. With an added
-/// mask a row that sees nothing is not defined alike; rows of a causal mask see their first column.
-fn bool_mask(cx: &Rewriter, mask: ValueId) -> Option<ValueId> {
-    if !cx.ty(mask).dtype.is_float() {
-        return Some(mask);
-    }
-    let (Op::Select, &[cond, yes, no]) = cx.def(mask)? else { return None };
-    let (yes, no) = (cx.known(yes)?.full()?.as_f64(), cx.known(no)?.full()?.as_f64());
-    (yes == 0.0 && no == f64::NEG_INFINITY).then_some(cond)
+/// The softmax within `select(is_nan(s), 0, s)`, which is `s` where every row sees something.
+fn unguarded(cx: &Rewriter, weights: ValueId) -> ValueId {
+    let Some((Op::Select, &[nan, zero, s])) = cx.def(weights) else { return weights };
+    let zero = cx.known(zero).and_then(Known::full).is_some_and(|s| s.as_f64() == 0.0);
+    let guards = matches!(cx.def(nan), Some((Op::Unary(UnaryOp::IsNan), &[of])) if of == s);
+    if zero && guards { s } else { weights }
 }
 
-/// Whether a bool mask lets row `i` see the columns up to `i` and no others.
-fn is_causal(cx: &Rewriter, mask: ValueId) -> bool {
-    let Some((Op::Binary(op), &[a, b])) = cx.def(mask) else { return false };
-    let (low, high, strict) = match op {
-        BinaryOp::Le => (a, b, 0),
-        BinaryOp::Lt => (a, b, 1),
-        BinaryOp::Ge => (b, a, 0),
-        BinaryOp::Gt => (b, a, 1),
+/// Whether a mask lets row `i` see the columns up to `i` and no others: a bool one, or one that is added and is 0
+/// where they are seen, elsewhere infinitely negative or the lowest f32. With an added mask a row that sees nothing
+/// is not defined alike; rows of a causal mask see their first column.
+fn lets_earlier(cx: &Rewriter, mask: ValueId) -> bool {
+    let mask = without_units(cx, mask);
+    if !cx.ty(mask).dtype.is_float() {
+        return is_causal(cx, mask, true);
+    }
+    let Some((Op::Select, &[cond, yes, no])) = cx.def(mask) else { return false };
+    let full = |v| cx.known(v).and_then(Known::full).map(Scalar::as_f64);
+    let hides = |x: f64| x <= f64::from(f32::MIN);
+    match (full(yes), full(no)) {
+        (Some(0.0), Some(no)) if hides(no) => is_causal(cx, cond, true),
+        (Some(yes), Some(0.0)) if hides(yes) => is_causal(cx, cond, false),
+        _ => false,
+    }
+}
+
+/// The value before axes of extent 1 in front of it.
+fn without_units(cx: &Rewriter, value: ValueId) -> ValueId {
+    match cx.def(value) {
+        Some((Op::Reshape, &[x])) => {
+            let (wide, own) = (cx.shape(value), cx.shape(x));
+            let new = wide.len().saturating_sub(own.len());
+            let units = wide[..new].iter().all(|d| d.as_const() == Some(1));
+            if units && wide[new..] == *own { x } else { value }
+        }
+        _ => value,
+    }
+}
+
+/// Whether a bool value has this truth for row `i` at the columns up to `i`, and the other elsewhere.
+fn is_causal(cx: &Rewriter, mut value: ValueId, mut truth: bool) -> bool {
+    let (op, a, b) = loop {
+        value = without_units(cx, value);
+        match cx.def(value) {
+            Some((Op::Unary(UnaryOp::Not), &[x])) => (value, truth) = (x, !truth),
+            Some((Op::BinaryScalar { op: BinaryOp::Eq, scalar, .. }, &[x])) => {
+                let Some((cond, first)) = chosen_by(cx, x, scalar.as_f64()) else { return false };
+                (value, truth) = (cond, first == truth);
+            }
+            Some((Op::Binary(op), &[a, b])) => break (*op, a, b),
+            _ => return false,
+        }
+    };
+    let (low, high, strict) = match (op, truth) {
+        (BinaryOp::Le, true) | (BinaryOp::Gt, false) => (a, b, 0),
+        (BinaryOp::Lt, true) | (BinaryOp::Ge, false) => (a, b, 1),
+        (BinaryOp::Ge, true) | (BinaryOp::Lt, false) => (b, a, 0),
+        (BinaryOp::Gt, true) | (BinaryOp::Le, false) => (b, a, 1),
         _ => return false,
     };
-    let rank = cx.shape(mask).len();
+    let rank = cx.shape(value).len();
     // `low <= high - strict` with low = s + column and high = s + strict + row.
     let (Some((column, s)), Some((row, t))) = (series(cx, low, rank), series(cx, high, rank)) else {
         return false;
     };
-    (column, row) == (rank - 1, rank - 2) && t.checked_sub(s) == Some(strict)
+    rank >= 2 && (column, row) == (rank - 1, rank - 2) && t.checked_sub(s) == Some(strict)
+}
+
+/// The condition of a choice between two numbers of which one is `number`, and whether that is the first.
+fn chosen_by(cx: &Rewriter, x: ValueId, number: f64) -> Option<(ValueId, bool)> {
+    let (Op::Select, &[cond, yes, no]) = cx.def(without_units(cx, x))? else { return None };
+    let is = |v| Some(cx.known(v)?.full()?.as_f64() == number);
+    match (is(yes)?, is(no)?) {
+        (true, false) => Some((cond, true)),
+        (false, true) => Some((cond, false)),
+        _ => None,
+    }
 }
 
 /// A series with step 1 along one axis: the axis, counted in a tensor of `rank` axes, and the first element.

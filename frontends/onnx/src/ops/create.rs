@@ -48,15 +48,16 @@ pub(super) const ROWS: &[Row] = &[
             return Err(Stop::Broken(format!("expected two axes, found {}", ty.rank())));
         };
         let dtype = c.opt_dtype("dtype")?.unwrap_or(ty.dtype);
-        let y = c.compare_positions((rows.clone(), columns.clone()), BinaryOp::Eq, c.int_or("k", 0)?)?;
+        let y =
+            c.compare_positions((rows.clone(), columns.clone()), BinaryOp::Eq, &c.int_or("k", 0)?.into())?;
         let y = c.cast(y, dtype)?;
         c.done(y)
     }),
     row("Trilu", "select", |c| {
         let x = c.tensor(0)?;
-        let k = c.opt_consts(1, "k")?.and_then(|k| k.first().copied()).unwrap_or(0);
+        let k = c.opt_ints(1, "k")?.and_then(|k| k.dims.first().cloned()).unwrap_or(0.into());
         let op = if c.int_or("upper", 1)? != 0 { BinaryOp::Ge } else { BinaryOp::Le };
-        let y = c.triangle(x, op, k)?;
+        let y = c.triangle(x, op, &k)?;
         c.done(y)
     }),
 ];

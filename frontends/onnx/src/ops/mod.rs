@@ -1,6 +1,7 @@
 //! The rules, by domain and op. One table per theme; [`supported`] prints the tables that [`find`] searches.
 
 mod activations;
+mod attention;
 mod collectives;
 mod create;
 mod elementwise;
@@ -9,6 +10,7 @@ mod linear;
 mod normalize;
 mod pieces;
 mod reduce;
+mod sequences;
 mod views;
 
 use std::collections::HashMap;
@@ -37,15 +39,17 @@ pub(crate) const fn row(name: &'static str, becomes: &'static str, rule: Rule) -
     Row { name, becomes, rule }
 }
 
-fn tables() -> [&'static [Row]; 10] {
+fn tables() -> [&'static [Row]; 12] {
     [
         elementwise::ROWS,
         activations::ROWS,
         linear::ROWS,
         normalize::ROWS,
+        attention::ROWS,
         reduce::ROWS,
         views::ROWS,
         pieces::ROWS,
+        sequences::ROWS,
         index::ROWS,
         create::ROWS,
         collectives::ROWS,

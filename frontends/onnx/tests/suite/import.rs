@@ -344,6 +344,54 @@ fn the_sum_before_a_norm_is_a_result_of_its_own() {
 }
 
 #[test]
+fn sequences_are_their_elements() {
+    let fake = Fake::new(18)
+        .input("x", "f32[n,8]")
+        .stored("half", "i64[]", &[4.0])
+        .stored("last", "i64[]", &[-1.0])
+        .node("SplitToSequence axis=1", &["x", "half"], &["parts"])
+        .node("SequenceAt", &["parts", "last"], &["y"])
+        .node("SequenceConstruct", &["y", "x"], &["both"])
+        .node("ConcatFromSequence axis=-1", &["both"], &["z"])
+        .output("z");
+    assert_eq!(
+        body(&fake)[2..],
+        [
+            "%parts.slice.2: f32[n, 4] = slice %x axis=1 start=4 step=1",
+            "%z: f32[n, 12] = concat %parts.slice.2, %x axis=1",
+            "return %z",
+        ]
+    );
+    let wrong = Fake::new(18).input("x", "f32[8]").node("SplitToSequence", &["x"], &["p"]).node(
+        "Relu",
+        &["p"],
+        &["y"],
+    );
+    has(&wrong.output("y"), "`p` is a sequence");
+}
+
+#[test]
+fn triangles_may_start_at_an_extent() {
+    let fake = Fake::new(18)
+        .input("x", "f32[t,past + t]")
+        .input("k", "f32[past,1]")
+        .node("Shape end=1", &["k"], &["n"])
+        .node("Squeeze", &["n"], &["at"])
+        .node("Trilu upper=0", &["x", "at"], &["y"])
+        .output("y");
+    let imported = fake.import().expect("a program");
+    let numbers = |ty: &str, count: usize| {
+        let ones = vec![1.0; count];
+        std::sync::Arc::new(tensor(ty, &ones))
+    };
+    let inputs = vec![numbers("f32[2,5]", 10), numbers("f32[3,1]", 3)];
+    let first: Vec<&symmc_ir::Tensor> = inputs.iter().map(|t| &**t).collect();
+    let bindings = symmc_ir::interp::bindings_from(&imported.graph, &first).expect("extents");
+    let found = symmc_ir::interp::run(&imported.graph, &bindings, &[inputs]).expect("a run");
+    assert_eq!(found[0][0].to_f64(), [1.0, 1.0, 1.0, 1.0, 0.0, 1.0, 1.0, 1.0, 1.0, 1.0]);
+}
+
+#[test]
 fn names_are_made_fit_and_unique() {
     let fake = Fake::new(18)
         .input("/in put", "f32[n,4]")

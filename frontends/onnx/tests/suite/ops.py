@@ -143,6 +143,18 @@ CASES = [
     (23, "RMSNormalization", {"epsilon": 0.01}, [wave(2, 4), ramp(4)]),
     (21, "GroupNormalization", {"num_groups": 2}, [wave(1, 4, 3), ramp(4), ramp(4)]),
     (20, "LpNormalization", {"axis": 0}, [wave(2, 3)]),
+    # Attention.
+    (23, "Attention", {}, [wave(1, 2, 3, 4), wave(1, 2, 5, 4), ramp(1, 2, 5, 2)]),
+    (23, "Attention", {"is_causal": 1, "scale": 0.25}, [wave(1, 4, 3, 4), wave(1, 2, 3, 4), ramp(1, 2, 3, 4)]),
+    (23, "Attention", {"q_num_heads": 2, "kv_num_heads": 2}, [wave(1, 3, 8), wave(1, 5, 8), ramp(1, 5, 8)]),
+    (23, "Attention", {}, [wave(1, 2, 3, 4), wave(1, 2, 3, 4), ramp(1, 2, 3, 4), wave(3, 3)]),
+    (23, "Attention", {}, [wave(1, 1, 2, 4), wave(1, 1, 2, 4), ramp(1, 1, 2, 4), f(1, 0, 1, 1, shape=(2, 2), dtype=bool)]),
+    (23, "Attention", {}, [wave(1, 1, 2, 4), wave(1, 1, 2, 4), ramp(1, 1, 2, 4), None, wave(1, 1, 3, 4), ramp(1, 1, 3, 4)], 3),
+    (23, "RotaryEmbedding", {}, [wave(1, 2, 3, 4), wave(5, 2), ramp(5, 2), i(0, 4, 2, shape=(1, 3))]),
+    (23, "RotaryEmbedding", {"interleaved": 1}, [wave(1, 2, 3, 4), wave(1, 3, 2), ramp(1, 3, 2)]),
+    (23, "RotaryEmbedding", {"num_heads": 2, "rotary_embedding_dim": 2}, [wave(1, 3, 8), wave(5, 1), ramp(5, 1), i(0, 4, 2, shape=(1, 3))]),
+    (20, "Einsum", {"equation": "bij,bjk->bik"}, [wave(2, 2, 3), ramp(2, 3, 2)]),
+    (20, "Einsum", {"equation": "ij,kj"}, [wave(2, 3), ramp(4, 3)]),
     # Reductions.
     (20, "ReduceSum", {}, [wave(2, 3), C([1])]),
     (20, "ReduceSum", {"keepdims": 0}, [i(1, 2, 3, dtype=np.int32)]),

@@ -154,7 +154,7 @@ fn eye(c: &mut Call<'_, '_>) -> Lowered {
     let n = c.dim("n")?;
     let m = c.opt_dim("m")?.unwrap_or(n.clone());
     let dtype = c.opt_dtype("dtype")?.unwrap_or(dtype::DEFAULT_FLOAT);
-    let y = c.compare_positions((n, m), BinaryOp::Eq, 0)?;
+    let y = c.compare_positions((n, m), BinaryOp::Eq, &0.into())?;
     let y = c.cast(y, dtype)?;
     c.done(y)
 }
@@ -162,6 +162,6 @@ fn eye(c: &mut Call<'_, '_>) -> Lowered {
 fn triangle(c: &mut Call<'_, '_>, op: BinaryOp) -> Lowered {
     let x = c.first()?;
     let diagonal = c.int_or("diagonal", 0)?;
-    let y = c.triangle(x, op, diagonal)?;
+    let y = c.triangle(x, op, &diagonal.into())?;
     c.done(y)
 }

@@ -1,0 +1,193 @@
+//! Scaled dot-product attention and rotary embeddings, as ONNX and ONNX Runtime have them whole.
+
+use symmc_ir::{BinaryOp, DType, Dim, Emit, Float, Op, ValueId};
+
+use super::{Row, row};
+use crate::call::Call;
+use crate::lower::{Lowered, Stop};
+
+pub(super) const ROWS: &[Row] = &[
+    row("Attention", "attention", attention),
+    row("com.microsoft::MultiHeadAttention", "attention", multi_head),
+    row("RotaryEmbedding", "slice, mul, sub, add, concat", |c| {
+        let positions = c.opt_tensor(3)?;
+        rotary(c, positions, (1, 2))
+    }),
+    row("com.microsoft::RotaryEmbedding", "slice, mul, sub, add, concat", |c| {
+        let positions = c.tensor(1)?;
+        rotary(c, Some(positions), (2, 3))
+    }),
+];
+
+/// An operand with its heads as the second of four axes; one of three axes has them within the last.
+fn by_heads(c: &mut Call<'_, '_>, x: ValueId, heads: i64) -> Lowered<ValueId> {
+    match c.shape(x).as_slice() {
+        [_, _, _, _] => Ok(x),
+        [batch, length, width] => {
+            let heads = Dim::from(heads);
+            let each = width
+                .exact_div(&heads)
+                .ok_or_else(|| Stop::Broken(format!("expected {heads:?} heads to divide {width:?}")))?;
+            let x = c.reshape(x, vec![batch.clone(), length.clone(), heads, each])?;
+            c.permute(x, vec![0, 2, 1, 3])
+        }
+        other => Err(Stop::Broken(format!("expected three or four axes, found {}", other.len()))),
+    }
+}
+
+/// Attention of queries, keys and values by heads. The result is as the query was.
+fn attend(
+    c: &mut Call<'_, '_>,
+    [q, k, v]: [ValueId; 3],
+    mask: Option<ValueId>,
+    causal: bool,
+    flat: bool,
+) -> Lowered {
+    let scale = match c.opt_float("scale")?.filter(|s| *s != 0.0) {
+        Some(scale) => scale,
+        None => match c.extent(q, 3).as_const() {
+            Some(e) if e > 0 => 1.0 / (e as f64).sqrt(),
+            _ => return Err(Stop::Opaque("its head size is symbolic".into())),
+        },
+    };
+    let mut operands = vec![q, k, v];
+    if let Some(mask) = mask {
+        operands.push(if c.dtype(mask).is_float() { mask } else { c.cast(mask, DType::Bool)? });
+    }
+    let y = c.emit("attention", Op::Attention { causal, scale: Float(scale) }, &operands)?;
+    if !flat {
+        return c.done(y);
+    }
+    let y = c.permute(y, vec![0, 2, 1, 3])?;
+    let shape = c.shape(y);
+    let y = c.reshape(y, vec![shape[0].clone(), shape[1].clone(), shape[2].clone() * shape[3].clone()])?;
+    c.done(y)
+}
+
+/// Keys or values behind those of the past; they are a result of their own.
+fn behind_past(c: &mut Call<'_, '_>, x: ValueId, past: usize, result: usize) -> Lowered<ValueId> {
+    let present = match c.opt_tensor(past)? {
+        Some(past) => c.concat(&[past, x], 2)?,
+        None => x,
+    };
+    c.set(result, present);
+    Ok(present)
+}
+
+fn attention(c: &mut Call<'_, '_>) -> Lowered {
+    if c.float_or("softcap", 0.0)? != 0.0 || c.name(6).is_some() || c.wants(3) {
+        return Err(Stop::Opaque("it caps or gives its scores, or pads keys".into()));
+    }
+    let (q, k, v) = (c.tensor(0)?, c.tensor(1)?, c.tensor(2)?);
+    let flat = c.rank(q) == 3;
+    let heads = c.int_or("q_num_heads", 0)?;
+    let key_heads = c.int_or("kv_num_heads", heads)?;
+    let causal = c.flag("is_causal")?;
+    if causal && c.name(4).is_some() {
+        return Err(Stop::Opaque("it is causal behind a past".into()));
+    }
+    let q = by_heads(c, q, heads)?;
+    let (k, v) = (by_heads(c, k, key_heads)?, by_heads(c, v, key_heads)?);
+    let (k, v) = (behind_past(c, k, 4, 1)?, behind_past(c, v, 5, 2)?);
+    let mask = c.opt_tensor(3)?;
+    attend(c, [q, k, v], mask, causal, flat)
+}
+
+/// Operands: query, key, value, bias, key padding, attention bias, past key, past value.
+fn multi_head(c: &mut Call<'_, '_>) -> Lowered {
+    if (4..c.node.input.len()).any(|i| !matches!(i, 5..=7) && c.name(i).is_some()) || c.wants(3) {
+        return Err(Stop::Opaque("it pads keys, shares a cache or gives its scores".into()));
+    }
+    let (Some(k), Some(v)) = (c.opt_tensor(1)?, c.opt_tensor(2)?) else {
+        return Err(Stop::Opaque("its operands are packed".into()));
+    };
+    let q = c.tensor(0)?;
+    let (flat, heads) = (c.rank(q) == 3, c.int("num_heads")?);
+    let causal = c.flag("unidirectional")?;
+    if causal && c.name(6).is_some() {
+        return Err(Stop::Opaque("it is causal behind a past".into()));
+    }
+    let mut parts = [q, k, v];
+    if let Some(bias) = c.opt_tensor(3)? {
+        let mut start = Dim::from(0);
+        for x in &mut parts {
+            let width = c.extent(*x, 2);
+            let own = c.slice(bias, 0, start.clone(), width.clone(), 1)?;
+            *x = c.binary(BinaryOp::Add, *x, own)?;
+            start = start + width;
+        }
+    }
+    for x in &mut parts {
+        *x = by_heads(c, *x, heads)?;
+    }
+    let [q, k, v] = parts;
+    let (k, v) = (behind_past(c, k, 6, 1)?, behind_past(c, v, 7, 2)?);
+    let mask = c.opt_tensor(5)?;
+    attend(c, [q, k, v], mask, causal, flat)
+}
+
+/// Pairs of elements turned by angles: the first half of the turned elements with the second, or each with its
+/// neighbour. `caches` are the operands with the cosines and sines, by position or as they are.
+fn rotary(c: &mut Call<'_, '_>, positions: Option<ValueId>, caches: (usize, usize)) -> Lowered {
+    let x = c.tensor(0)?;
+    let own = c.shape(x);
+    let (cos, sin) = (c.tensor(caches.0)?, c.tensor(caches.1)?);
+    let half = c.extent(cos, c.rank(cos).saturating_sub(1));
+    let turned = half.clone() * Dim::from(2);
+    let heads = match c.int_or("num_heads", 0)? {
+        0 if own.len() == 3 => match own[2].exact_div(&turned).and_then(|h| h.as_const()) {
+            Some(heads) => heads,
+            None => return Err(Stop::Broken(format!("expected {turned:?} to divide {:?}", own[2]))),
+        },
+        heads => heads,
+    };
+    let x = by_heads(c, x, heads)?;
+    let length = c.extent(x, 2);
+    let mut angles = [cos, sin];
+    for angle in &mut angles {
+        if let Some(positions) = positions {
+            let at = located(c, positions, length.clone())?;
+            *angle = c.emit("take", Op::Take { axis: 0 }, &[*angle, at])?;
+        }
+        if c.rank(*angle) == 2 {
+            *angle = c.unsqueeze(*angle, 0)?;
+        }
+        *angle = c.unsqueeze(*angle, 1)?;
+    }
+    let interleaved = c.flag("interleaved")?;
+    let (second, step) = if interleaved { (Dim::from(1), 2) } else { (half.clone(), 1) };
+    let a = c.slice(x, 3, 0.into(), half.clone(), step)?;
+    let b = c.slice(x, 3, second, half, step)?;
+    let mut product = |x, angle| c.binary(BinaryOp::Mul, x, angle);
+    let (ac, bs) = (product(a, angles[0])?, product(b, angles[1])?);
+    let (as_, bc) = (product(a, angles[1])?, product(b, angles[0])?);
+    let parts = [c.binary(BinaryOp::Sub, ac, bs)?, c.binary(BinaryOp::Add, as_, bc)?];
+    let mut y = if interleaved {
+        let pairs = [c.unsqueeze(parts[0], 4)?, c.unsqueeze(parts[1], 4)?];
+        let pairs = c.concat(&pairs, 4)?;
+        let mut shape = c.shape(x);
+        shape[3] = turned.clone();
+        c.reshape(pairs, shape)?
+    } else {
+        c.concat(&parts, 3)?
+    };
+    let rest = c.extent(x, 3) - turned.clone();
+    if rest.as_const() != Some(0) {
+        let kept = c.slice(x, 3, turned, rest, 1)?;
+        y = c.concat(&[y, kept], 3)?;
+    }
+    if own.len() == 3 {
+        y = c.permute(y, vec![0, 2, 1, 3])?;
+        y = c.reshape(y, own)?;
+    }
+    c.done(y)
+}
+
+/// The positions of `length` elements; one alone is that of the first.
+fn located(c: &mut Call<'_, '_>, positions: ValueId, length: Dim) -> Lowered<ValueId> {
+    if c.rank(positions) == 1 && c.extent(positions, 0).as_const() == Some(1) {
+        let all = c.iota(length, 0, 1, c.dtype(positions))?;
+        return c.binary(BinaryOp::Add, all, positions);
+    }
+    Ok(positions)
+}

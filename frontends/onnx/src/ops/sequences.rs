@@ -1,0 +1,73 @@
+//! Sequences of tensors, which exist only while a program is imported.
+
+use symmc_ir::{Dim, Emit, ValueId};
+
+use super::{Row, row};
+use crate::call::Call;
+use crate::lower::{Lowered, Stop};
+
+pub(super) const ROWS: &[Row] = &[
+    row("SequenceConstruct", "(a sequence)", |c| {
+        let parts = c.tensors()?;
+        c.set_sequence(parts);
+        Ok(())
+    }),
+    row("SplitToSequence", "slice, reshape", split),
+    row("SequenceAt", "(an element)", |c| {
+        let parts = c.sequence(0)?;
+        let index = c.opt_consts(1, "the position")?.and_then(|i| i.first().copied()).unwrap_or(0);
+        let at = if index < 0 { index.saturating_add(parts.len() as i64) } else { index };
+        let found = usize::try_from(at).ok().and_then(|at| parts.get(at).copied());
+        let y = found.ok_or_else(|| {
+            Stop::Broken(format!("expected a position within {} elements, found {index}", parts.len()))
+        })?;
+        c.done(y)
+    }),
+    row("ConcatFromSequence", "reshape, concat", |c| {
+        let mut parts = c.sequence(0)?;
+        let Some(&first) = parts.first() else {
+            return Err(Stop::Broken("expected at least one element, found none".into()));
+        };
+        let new = c.flag("new_axis")?;
+        let axis = c.axis_of(c.int("axis")?, c.rank(first) + usize::from(new))?;
+        for part in parts.iter_mut().filter(|_| new) {
+            *part = c.unsqueeze(*part, axis)?;
+        }
+        let y = c.concat(&parts, axis)?;
+        c.done(y)
+    }),
+];
+
+/// The most elements that a sequence is split into.
+const MAX_PIECES: i64 = 4096;
+
+/// By lengths, by one length for all pieces but the last, or into single elements.
+fn split(c: &mut Call<'_, '_>) -> Lowered {
+    let x = c.tensor(0)?;
+    let axis = c.axis_or("axis", 0, c.rank(x))?;
+    let n = c.extent(x, axis);
+    let given = c.opt_ints(1, "the lengths")?;
+    let single = given.is_none() && c.int_or("keepdims", 1)? == 0;
+    let lengths = match given {
+        Some(ints) if !ints.shape.is_empty() => ints.dims,
+        other => {
+            let each = other.map_or(Some(1), |i| i.dims.first().and_then(Dim::as_const));
+            let (Some(n), Some(each @ 1..)) = (n.as_const(), each) else {
+                return Err(Stop::Opaque("its number of pieces is symbolic".into()));
+            };
+            if n / each >= MAX_PIECES {
+                return Err(Stop::Opaque(format!("it has more than {MAX_PIECES} pieces")));
+            }
+            (0..(n + each - 1) / each).map(|i| Dim::from(each.min(n - i * each))).collect()
+        }
+    };
+    let mut start = Dim::from(0);
+    let mut parts: Vec<ValueId> = Vec::with_capacity(lengths.len());
+    for len in lengths {
+        let piece = c.slice(x, axis, start.clone(), len.clone(), 1)?;
+        parts.push(if single { c.drop_axis(piece, axis)? } else { piece });
+        start = start + len;
+    }
+    c.set_sequence(parts);
+    Ok(())
+}
