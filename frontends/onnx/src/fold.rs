@@ -46,6 +46,7 @@ fn folded(c: &mut Call<'_, '_>, operands: &[Option<Ints>]) -> Lowered<Option<Vec
     let one = match op {
         "Identity" => Some(x.clone()),
         "Cast" => cast(c, x)?,
+        "CastLike" => y.filter(|y| y.dtype == x.dtype).map(|_| x.clone()),
         "Neg" => each(x, |d| Some(Dim::from(0) - d.clone())),
         "Abs" => each(x, |d| (c.bounds(d).0 >= 0).then(|| d.clone())),
         "Add" | "Sub" | "Mul" | "Div" | "Mod" | "Min" | "Max" => {

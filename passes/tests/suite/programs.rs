@@ -15,6 +15,13 @@ fn program(name: &str, ranks: u32) -> Graph {
     import_file(path.as_ref(), &options).unwrap().graph
 }
 
+/// The program whose ranks have an ONNX model each.
+fn gpt() -> Graph {
+    let path = |rank| format!("{}/../tests/programs/gpt_tp2_rank{rank}.onnx", env!("CARGO_MANIFEST_DIR"));
+    let options = symmc_onnx::ImportOptions::default();
+    symmc_onnx::import_files(&[path(0).into(), path(1).into()], &options).unwrap().graph
+}
+
 /// The number of nodes of an op.
 fn count(graph: &Graph, name: &str) -> usize {
     graph.nodes.values().filter(|n| op_name(&n.op) == name).count()
@@ -69,6 +76,19 @@ fn values_are_kept() {
         let out = lowered(&canonicalize(&source).unwrap(), machine);
         let worst = difference(&source, &out, &bindings(&out, 3), 5);
         assert!(worst <= allowed, "{name}: differs by {worst}");
+    }
+}
+
+#[test]
+fn a_model_from_onnx_is_recognised_and_keeps_its_values() {
+    let source = gpt();
+    let canonical = canonicalize(&source).unwrap();
+    let found = ["layer_norm", "attention", "gelu", "softmax"].map(|op| count(&canonical, op));
+    assert_eq!(found, [5, 2, 2, 0]);
+    for machine in ["host", "h200x2"] {
+        let out = lowered(&canonical, machine);
+        let worst = difference(&source, &out, &bindings(&out, 3), 5);
+        assert!(worst <= 1e-5, "{machine}: differs by {worst}");
     }
 }
 

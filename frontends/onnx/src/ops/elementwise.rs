@@ -2,10 +2,13 @@
 //!
 //! ONNX converts nothing by itself: operands have one dtype. Integer division truncates.
 
-use symmc_ir::{BinaryOp, DType, Emit, Scalar, UnaryOp, ValueId};
+use std::sync::Arc;
+
+use symmc_ir::{BinaryOp, DType, Emit, Scalar, Tensor, UnaryOp, ValueId};
 
 use super::{Row, row};
 use crate::call::{Call, Operand};
+use crate::known::Known;
 use crate::lower::{Lowered, Stop};
 
 pub(super) const ROWS: &[Row] = &[
@@ -68,7 +71,19 @@ pub(super) const ROWS: &[Row] = &[
         c.done(y)
     }),
     row("CastLike", "cast", |c| {
-        let (x, dtype) = (c.tensor(0)?, c.type_of(1)?.dtype);
+        let dtype = c.type_of(1)?.dtype;
+        if c.type_of(0)?.dtype == dtype {
+            return c.same_as(0);
+        }
+        // A number is known in any dtype.
+        if let Some(s) = c.scalar(0)?.filter(|_| dtype.is_float()) {
+            let shape = c.data(0)?.map_or(vec![], |d| d.shape().to_vec());
+            if let Some(data) = Tensor::from_f64(dtype, shape, &[s.as_f64()]) {
+                c.set_known(0, Known::Data(Arc::new(data)));
+                return Ok(());
+            }
+        }
+        let x = c.tensor(0)?;
         let y = c.cast(x, dtype)?;
         c.done(y)
     }),

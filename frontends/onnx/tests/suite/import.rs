@@ -89,6 +89,24 @@ fn positions_up_to_an_extent_are_an_iota() {
 }
 
 #[test]
+fn constants_take_the_dtype_of_others() {
+    let fake = Fake::new(18)
+        .input("x", "f16[n]")
+        .stored("zero", "i64[]", &[0.0])
+        .stored("two", "f32[]", &[2.0])
+        .node("Shape", &["x"], &["shape"])
+        .node("Squeeze", &["shape"], &["n"])
+        .node("CastLike", &["zero", "n"], &["start"])
+        .stored("one", "i64[]", &[1.0])
+        .node("Range", &["start", "n", "one"], &["r"])
+        .node("CastLike", &["two", "x"], &["factor"])
+        .node("Mul", &["x", "factor"], &["y"])
+        .output("r")
+        .output("y");
+    assert_eq!(body(&fake)[1..3], ["%r: i64[n] = iota start=0 step=1", "%y: f16[n] = mul %x, 2.0"]);
+}
+
+#[test]
 fn constants_are_computed() {
     // 1 / sqrt(sqrt(8)) as exporters of attention leave it.
     let fake = Fake::new(18)
