@@ -117,11 +117,11 @@ if [ -x "$sessions" ]; then check "sessions" 0 "$sessions"; else say "sessions: 
 # Replays with inputs that change, on a GPU for each rank; every one has the bits of the first with its inputs.
 replays=$(dirname "$symmc")/examples/check_replays
 many() {
-  local count=$1 ranks=$2 list
+  local times=$1 ranks=$2 list
   shift 2
   if [ "$ranks" -gt "$gpus" ]; then return; fi
   list=$(seq -s, 0 $((ranks - 1)))
-  check "$(basename "${1%.*}"), $ranks ranks, $count other inputs" 0 "$replays" "$count" "$list" "$@"
+  check "$(basename "${1%.*}"), $times other inputs" 0 "$replays" "$times" "$list" "$@"
 }
 # A two-shot of a large tensor in place, which adds the residual.
 for ranks in 2 4; do
