@@ -7,7 +7,6 @@
 //! Not here: quoted cells, wrapped lifetimes, and minimalloc's gaps: a buffer with gaps is alive throughout.
 
 use std::collections::HashMap;
-use std::fmt::Write;
 use std::ops::Index;
 
 use thiserror::Error;
@@ -157,25 +156,35 @@ impl Table {
     /// The line, what was found and what was expected.
     pub fn read(text: &str) -> Result<Self, TableError> {
         let text = text.trim_start_matches('\u{feff}');
-        let mut lines = (1..).zip(text.lines());
-        let header = lines.next().filter(|(_, line)| !line.trim().is_empty()).ok_or(TableError::Empty)?.1;
+        let header = text.lines().next().filter(|line| !line.trim().is_empty()).ok_or(TableError::Empty)?;
         let columns = Columns::read(header)?;
         let mut table = Table::default();
         let most = text.bytes().filter(|&c| c == b'\n').count();
-        let mut seen: HashMap<&str, usize> = HashMap::with_capacity(most);
         table.ids.ends.reserve(most);
         table.blocks.reserve(most);
+        let mut seen: HashMap<&str, usize> = HashMap::new();
+        // As long as ids are longer than the one before, or as long and higher, as numbers that ascend are, they differ.
+        let (mut ascending, mut last) = (true, "");
         let mut cells: Vec<&str> = Vec::new();
-        for (line, text) in lines.filter(|(_, text)| !text.trim().is_empty()) {
-            cells.clear();
-            cells.extend(text.split(',').map(str::trim));
+        for (line, row) in rows(text) {
+            split(row, &mut cells);
             if cells.len() != columns.count {
                 return Err(TableError::Cells { line, found: cells.len(), expected: columns.count });
             }
             let id = cells[columns.id];
-            if let Some(first) = seen.insert(id, line) {
+            let first = table.blocks.is_empty();
+            if ascending && !first && (id.len(), id) <= (last.len(), last) {
+                ascending = false;
+                seen.reserve(most);
+                let before = rows(text).take(table.blocks.len());
+                seen.extend(
+                    before.map(|(line, row)| (row.split(',').nth(columns.id).unwrap_or("").trim(), line)),
+                );
+            }
+            if !ascending && let Some(first) = seen.insert(id, line) {
                 return Err(TableError::Id { line, id: id.into(), first });
             }
+            last = id;
             table.ids.push(id);
             table.blocks.push(block(&columns, &cells, line)?);
         }
@@ -190,12 +199,49 @@ impl Table {
         } else {
             "id,lower,upper,size,offset\n"
         });
-        for ((id, block), offset) in self.ids.iter().zip(&self.blocks).zip(offsets) {
-            let alignment = if aligned { format!("{},", block.align) } else { String::new() };
-            let _ = writeln!(out, "{id},{},{},{},{alignment}{offset}", block.start, block.end, block.size);
+        out.reserve(self.ids.text.len() + 48 * self.blocks.len());
+        for ((id, block), &offset) in self.ids.iter().zip(&self.blocks).zip(offsets) {
+            out.push_str(id);
+            let alignment = aligned.then_some(block.align);
+            let numbers =
+                [Some(block.start as u64), Some(block.end as u64), Some(block.size), alignment, Some(offset)];
+            for number in numbers.into_iter().flatten() {
+                out.push(',');
+                push(&mut out, number);
+            }
+            out.push('\n');
         }
         out
     }
+}
+
+/// The lines below the header with something on them, and their numbers.
+fn rows(text: &str) -> impl Iterator<Item = (usize, &str)> {
+    (1..).zip(text.lines()).skip(1).filter(|(_, line)| !line.trim().is_empty())
+}
+
+/// The cells of a line.
+fn split<'t>(line: &'t str, cells: &mut Vec<&'t str>) {
+    cells.clear();
+    let mut from = 0;
+    for (at, _) in line.bytes().enumerate().filter(|&(_, c)| c == b',') {
+        cells.push(line[from..at].trim());
+        from = at + 1;
+    }
+    cells.push(line[from..].trim());
+}
+
+/// Appends a number, without the cost of a formatter, which shows where there are millions.
+fn push(out: &mut String, mut number: u64) {
+    let mut digits = [b'0'; 20];
+    let mut first = digits.len() - 1;
+    while number > 9 {
+        digits[first] += (number % 10) as u8;
+        number /= 10;
+        first -= 1;
+    }
+    digits[first] += number as u8;
+    out.extend(digits[first..].iter().map(|&digit| char::from(digit)));
 }
 
 fn block(columns: &Columns, cells: &[&str], line: usize) -> Result<Block, TableError> {

@@ -360,6 +360,37 @@ fn what_is_no_table_is_refused_with_its_line() {
 }
 
 #[test]
+fn ids_differ_whether_they_ascend_or_not() {
+    let read = |ids: &str| {
+        let lines: Vec<String> =
+            ids.split(' ').map(|id| if id == "-" { String::new() } else { format!("0,{id},1,8") }).collect();
+        Table::read(&format!("lower,id,upper,size\n{}\n", lines.join("\n")))
+    };
+    let again = |ids: &str| match read(ids) {
+        Err(TableError::Id { line, id, first }) => (id, first, line),
+        other => panic!("{ids}: {other:?}"),
+    };
+    // A dash is an empty line.
+    assert_eq!(again("0 - 3 7 - 3"), ("3".into(), 4, 7));
+    assert_eq!(again("5 5"), ("5".into(), 2, 3));
+    assert_eq!(again("a 5 a"), ("a".into(), 2, 4));
+    assert_eq!(again("1 2 a 2"), ("2".into(), 3, 5));
+    for ids in ["0 1 2 10", "10 2 1 0", "7 07 +7 x", "9 10 a b bb", "2 b 3 1"] {
+        let table = read(ids).expect("ids that differ");
+        assert_eq!(table.ids.iter().collect::<Vec<_>>().join(" "), ids);
+    }
+}
+
+#[test]
+fn numbers_are_written_as_they_are_read() {
+    for number in [0u64, 7, 10, 99, 100, 4_611_686_018_427_387_903] {
+        let table = Table::read(&format!("id,lower,upper,size\na,0,1,{number}\n")).expect("a table");
+        let written = table.write(&[u64::MAX]);
+        assert_eq!(written, format!("id,lower,upper,size,offset\na,0,1,{number},18446744073709551615\n"));
+    }
+}
+
+#[test]
 fn the_sweep_finds_what_is_no_packing() {
     let b = blocks("0..3:8 1..2:8 4..2:4 2..4:4");
     assert_eq!(verify(&b, &[0, 8, 16, 8]), Ok(Verified { peak: 20, bound: 20 }));
