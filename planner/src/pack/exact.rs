@@ -10,6 +10,9 @@
 //! Turns of growing length start anew with other ranks of the blocks and other ways to choose the section; what has
 //! failed is remembered, and so is where. All limits are numbers of placements: the search never looks at a clock.
 //!
+//! Sizes are whole units, so that numbers are short; of very many units, sizes are rounded up, by less than a millionth of
+//! their sum each.
+//!
 //! Not here: wrapped lifetimes and given offsets.
 
 mod search;
@@ -30,7 +33,7 @@ const NOISE: f64 = 0.05;
 pub enum Answer {
     /// These offsets.
     Found(Vec<u64>),
-    /// There is no such packing.
+    /// There is no such packing, of sizes that are whole units.
     Impossible,
     /// The limit was reached first.
     Open,
