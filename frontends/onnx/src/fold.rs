@@ -198,7 +198,7 @@ fn reshaped(c: &mut Call<'_, '_>, x: &Ints, y: Option<&Ints>) -> Lowered<Option<
         "Flatten" => return Ok(None),
         _ => {
             let Some(Some(target)) = consts else { return Ok(None) };
-            let known: i64 = target.iter().filter(|d| **d > 0).product();
+            let known = target.iter().filter(|d| **d > 0).fold(1i64, |n, d| n.saturating_mul(*d));
             let extent = |(i, d): (usize, &i64)| match d {
                 -1 => usize::try_from(n as i64 / known.max(1)).ok(),
                 0 => x.shape.get(i).copied(),

@@ -103,8 +103,8 @@ impl Ints {
     /// The elements at these positions along an axis, whose axes replace it.
     pub fn take(&self, axis: usize, positions: &[i64], replacing: &[usize]) -> Option<Ints> {
         let n = *self.shape.get(axis)?;
-        let inner: usize = self.shape[axis + 1..].iter().product();
-        let outer: usize = self.shape[..axis].iter().product();
+        let count = |dims: &[usize]| dims.iter().try_fold(1usize, |n, &d| n.checked_mul(d));
+        let (outer, inner) = (count(&self.shape[..axis])?, count(&self.shape[axis + 1..])?);
         let shape = [&self.shape[..axis], replacing, &self.shape[axis + 1..]].concat();
         let count = outer.checked_mul(inner)?.checked_mul(positions.len()).filter(|n| *n <= MAX_FOLLOWED)?;
         let mut dims = Vec::with_capacity(count);

@@ -108,8 +108,11 @@ impl Workload {
             (Some(file), Some(_)) if file.has_outputs() => Some(expected(graph, file, ranks)?),
             _ => None,
         };
-        let settings =
+        let mut settings =
             settings(tensors, draw, recorded.is_none() && arguments(graph).next().is_some(), &notes);
+        if graph.inputs.values().any(|i| weights.of(0, ranks).is_some_and(|w| w.contains_key(&i.source))) {
+            settings.push(("weights".into(), weights.fingerprint()));
+        }
         Ok(Workload { bindings, inputs, expected, notes, settings })
     }
 }

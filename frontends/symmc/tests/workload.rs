@@ -98,6 +98,33 @@ fn a_buffer_that_the_file_lacks_is_the_archives() {
     }
 }
 
+/// The weights that the files of both ranks give.
+fn weights_of_ranks(second: f64) -> Weights {
+    let tensor = |x| Arc::new(Tensor::from_f64(DType::F32, [2], &[x, x]).expect("two elements"));
+    let of = |x| [("w".to_string(), tensor(x)), ("state".to_string(), tensor(x + 0.5))].into_iter().collect();
+    Weights { ranks: vec![of(7.0), of(second)], buffers: vec![] }
+}
+
+#[test]
+fn weights_of_all_ranks_are_taken_where_no_file_has_others() {
+    let gather = |weights: &Weights, file: Option<&TensorFile>| {
+        Workload::gather(&graph(), weights, file, &Draw::default()).expect("inputs")
+    };
+    let first = |work: &Workload, rank: usize| [0, 1].map(|i| work.inputs[rank][i].get_f64(0));
+    let alone = gather(&weights_of_ranks(8.0), None);
+    assert_eq!((first(&alone, 0), first(&alone, 1)), ([7.0, 7.5], [8.0, 8.5]));
+    // Those of the file go before.
+    let dir = tempfile::tempdir().expect("a folder");
+    let with_file = gather(&weights_of_ranks(8.0), Some(&file(&dir, &RECORDED)));
+    assert_eq!((first(&with_file, 0), first(&with_file, 1)), ([1.0, 7.5], [2.0, 8.5]));
+    // Ranks that join each other compare what they hold.
+    let setting = |work: &Workload| work.settings.iter().find(|(name, _)| name == "weights").cloned();
+    assert!(setting(&alone).is_some());
+    assert_eq!(setting(&alone), setting(&gather(&weights_of_ranks(8.0), None)));
+    assert_ne!(setting(&alone), setting(&gather(&weights_of_ranks(9.0), None)));
+    assert_eq!(setting(&gather(&weights(&[]), None)), None);
+}
+
 #[test]
 fn a_parameter_that_the_file_lacks_is_an_error() {
     let dir = tempfile::tempdir().expect("a folder");
