@@ -1,6 +1,7 @@
-"""Writes ops.txt: cases of ONNX ops with the results that the reference evaluator of the `onnx` package gives.
+"""Writes ops.txt: cases of ONNX ops with the results that the reference evaluator of the `onnx` package gives, and
+for those of com.microsoft ONNX Runtime.
 
-    python3 ops.py > ops.txt        (needs onnx and numpy)
+    python3 ops.py > ops.txt        (needs onnx, onnxruntime and numpy)
 
 A case is: version of the operators, domain and op, attributes, operands, number of results. An operand is a NumPy array;
 C(array) is a constant of the program, None one that is left out.
@@ -11,6 +12,7 @@ import sys
 import numpy as np
 from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
+from onnxruntime import InferenceSession
 
 DTYPES = {
     np.dtype("bool"): "bool",
@@ -155,6 +157,21 @@ CASES = [
     (23, "RotaryEmbedding", {"num_heads": 2, "rotary_embedding_dim": 2}, [wave(1, 3, 8), wave(5, 1), ramp(5, 1), i(0, 4, 2, shape=(1, 3))]),
     (20, "Einsum", {"equation": "bij,bjk->bik"}, [wave(2, 2, 3), ramp(2, 3, 2)]),
     (20, "Einsum", {"equation": "ij,kj"}, [wave(2, 3), ramp(4, 3)]),
+    # ONNX Runtime's.
+    (20, "com.microsoft::FusedMatMul", {"transB": 1, "alpha": 0.5}, [ramp(2, 3), ramp(4, 3)]),
+    (20, "com.microsoft::Gelu", {}, [f(-1, 0.5, 2)]),
+    (20, "com.microsoft::FastGelu", {}, [f(-1, 0.5, 2), f(0.5, 1, 2)]),
+    (20, "com.microsoft::BiasGelu", {}, [f(-1, 0.5, 2), f(0.5, 1, 2)]),
+    (20, "com.microsoft::QuickGelu", {"alpha": 1.5}, [f(-1, 0.5, 2)]),
+    (20, "SimplifiedLayerNormalization", {"epsilon": 0.01}, [wave(2, 4), ramp(4)]),
+    (20, "com.microsoft::SkipLayerNormalization", {"epsilon": 0.01}, [wave(1, 2, 4), ramp(1, 2, 4), ramp(4), ramp(4), wave(4)]),
+    (20, "com.microsoft::SkipSimplifiedLayerNormalization", {"epsilon": 0.01}, [wave(1, 2, 4), ramp(1, 2, 4), ramp(4)]),
+    (20, "com.microsoft::MultiHeadAttention", {"num_heads": 2}, [wave(1, 3, 8), wave(1, 5, 8), ramp(1, 5, 8)]),
+    (20, "com.microsoft::MultiHeadAttention", {"num_heads": 2, "scale": 0.25}, [wave(1, 3, 8), wave(1, 3, 8), ramp(1, 3, 8), wave(24)]),
+    (20, "com.microsoft::MultiHeadAttention", {"num_heads": 2, "unidirectional": 1}, [wave(1, 3, 8), wave(1, 3, 8), ramp(1, 3, 8)]),
+    (20, "com.microsoft::MultiHeadAttention", {"num_heads": 2}, [wave(1, 2, 8), wave(1, 2, 8), ramp(1, 2, 8), None, None, wave(1, 2, 2, 5), wave(1, 2, 3, 4), ramp(1, 2, 3, 4)], 3),
+    (20, "com.microsoft::RotaryEmbedding", {}, [wave(1, 3, 8), i(0, 4, 2, shape=(1, 3)), wave(5, 2), ramp(5, 2)]),
+    (20, "com.microsoft::RotaryEmbedding", {"interleaved": 1}, [wave(1, 2, 3, 4), i(1), wave(5, 2), ramp(5, 2)]),
     # Reductions.
     (20, "ReduceSum", {}, [wave(2, 3), C([1])]),
     (20, "ReduceSum", {"keepdims": 0}, [i(1, 2, 3, dtype=np.int32)]),
@@ -263,11 +280,19 @@ def line(version, op, attributes, operands, results=1):
         else:
             feeds[f"x{k}"] = array
             values.append(helper.make_tensor_value_info(f"x{k}", helper.np_dtype_to_tensor_dtype(array.dtype), array.shape))
-    node = helper.make_node(op, inputs, names, **attributes)
-    outputs = [helper.make_tensor_value_info(n, TensorProto.UNDEFINED, None) for n in names]
+    domain, _, name = op.rpartition("::")
+    theirs = domain or name == "SimplifiedLayerNormalization"
+    node = helper.make_node(name, inputs, names, domain=domain, **attributes)
+    kind = TensorProto.FLOAT if theirs else TensorProto.UNDEFINED
+    outputs = [helper.make_tensor_value_info(n, kind, None) for n in names]
     graph = helper.make_graph([node], "case", values, outputs, constants)
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", version)], ir_version=10)
-    found = ReferenceEvaluator(model).run(None, feeds)
+    sets = [helper.make_opsetid("", version), helper.make_opsetid("com.microsoft", 1)]
+    model = helper.make_model(graph, opset_imports=sets, ir_version=10)
+    if theirs:
+        session = InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+        found = session.run(None, feeds)
+    else:
+        found = ReferenceEvaluator(model).run(None, feeds)
     shown = []
     for k, operand in enumerate(operands):
         if operand is None:

@@ -1,5 +1,5 @@
 //! Every line of `ops.txt` is one op: the call, operands with data, and the results that ONNX's reference evaluator
-//! gives. The call is imported as a program of one node and run by the reference interpreter.
+//! or ONNX Runtime gives. The call is imported as a program of one node and run by the reference interpreter.
 
 use std::sync::Arc;
 
