@@ -28,7 +28,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 PROGRAMS = ROOT / "tests" / "programs"
 SYMMC = pathlib.Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target")) / "release" / "symmc"
 REPEATS = 201
-RANKS = {"hf_llama_tp2": 2, "hf_llama_tp2_core": 2, "llama70b_tp8_graph": 8}
+RANKS = {"gpt_tp2": 2, "hf_llama_tp2": 2, "hf_llama_tp2_core": 2, "llama70b_tp8_graph": 8}
 NAMED = ["program", "list", "dfs", "dfs-users", "post-order", "lpmf", "bfs"]
 
 
@@ -47,9 +47,17 @@ def show(name, values, unit):
     print(f"{name:32} {mid:10.2f} {unit}   ({low:.2f} to {high:.2f})")
 
 
+def programs():
+    """The name, the files and the ranks of each program."""
+    found = {path.stem: [path] for path in PROGRAMS.glob("*.pt2")}
+    for path in sorted(PROGRAMS.glob("*_rank*.onnx")):
+        found.setdefault(path.stem.rsplit("_rank", 1)[0], []).append(path)
+    return [(name, found[name], RANKS.get(name, 4)) for name in sorted(found)]
+
+
 def planned(program, ranks, machine, *options):
-    """A plan, or what is said of why there is none."""
-    args = [SYMMC, "plan", program, "--ranks", str(ranks), "--machine", machine, "--format", "json", *options]
+    """A plan of the program in these files, or what is said of why there is none."""
+    args = [SYMMC, "plan", *program, "--ranks", str(ranks), "--machine", machine, "--format", "json", *options]
     process = subprocess.run(args, capture_output=True, text=True)
     return json.loads(process.stdout) if process.returncode == 0 else process.stderr
 
@@ -85,20 +93,20 @@ def orders():
     print("peaks of both arenas together")
     print("| program | machine | program order | best of seven rules | leanest | chosen | against program order |")
     print("|---|---|---|---|---|---|---|")
-    for program in sorted(PROGRAMS.glob("*.pt2")):
+    for name, program, ranks in programs():
         for machine in ["host", "h200x8"]:
-            order_row(program.stem, program, RANKS.get(program.stem, 4), machine)
+            order_row(name, program, ranks, machine)
 
 
 def barriers():
     print("| program | variants | symmetric arena | dropped | for | kept | copies | bound inputs | least arena | kept there |")
     print("|---|---|---|---|---|---|---|---|---|---|")
-    for program in sorted(PROGRAMS.glob("*.pt2")):
+    for name, program, ranks in programs():
         for variants in ["all", "one_shot,pull"]:
-            args = [program, RANKS.get(program.stem, 4), "h200x8"]
+            args = [program, ranks, "h200x8"]
             args += ["--variants", variants] if variants != "all" else []
             # At its largest size the library runs the collectives of this one.
-            few = program.stem.startswith("llama70b")
+            few = name.startswith("llama70b")
             args += ["--bucket", "tokens=64"] if few else []
             plan = planned(*args)
             of = plan["buckets"][0]["totals"]
@@ -109,8 +117,7 @@ def barriers():
             copies = f"{of['copies']} ({size(of['copied'])})" if of["copies"] else "0"
             cells = [size(plan["arenas"]["symmetric"]), of["barriers_dropped"], size(of["barrier_bytes"]),
                      of["barriers_kept"], copies, bound, size(int(least)), kept]
-            name = program.stem + (", 64 tokens" if few else "")
-            print(f"| {name} | {variants} | {' | '.join(map(str, cells))} |")
+            print(f"| {name}{', 64 tokens' if few else ''} | {variants} | {' | '.join(map(str, cells))} |")
 
 
 def gap_row(name, program, ranks, machine, *options):
@@ -134,11 +141,10 @@ def gap_row(name, program, ranks, machine, *options):
 def gaps():
     print("| program | machine | ordinary peak | bound | gap % | symmetric peak | bound | gap % | any order, % |")
     print("|---|---|---|---|---|---|---|---|---|")
-    for program in sorted(PROGRAMS.glob("*.pt2")):
+    for name, program, ranks in programs():
         for machine in ["host", "h200x8"]:
-            few = program.stem.startswith("llama70b")
-            options = ["--bucket", "tokens=2,64,512,8192"] if few else []
-            gap_row(program.stem, program, RANKS.get(program.stem, 4), machine, *options)
+            options = ["--bucket", "tokens=2,64,512,8192"] if name.startswith("llama70b") else []
+            gap_row(name, program, ranks, machine, *options)
 
 
 def wide(nodes):
@@ -194,7 +200,7 @@ def large(rounds):
         program.write_text(generated(21500))
         times = [run("plan", program, "--timing")[0] for _ in range(rounds)]
         times = [float(re.search(r"^plan ([\d.]+) ms$", text, re.M).group(1)) for text in times]
-        order_row("generated, 10,000 steps", program, 4, "host")
+        order_row("generated, 10,000 steps", [program], 4, "host")
         show("planning it", times, "ms")
 
 

@@ -94,8 +94,7 @@ pub fn run(
     })
 }
 
-/// Interprets the imported program; where outputs mutate inputs, as often as asked, with their new value: otherwise every
-/// run gives the same.
+/// Interprets the imported program as often as asked; inputs that outputs mutate have their new value from run to run.
 fn interpret(plan: &CheckedPlan, work: &Workload, config: &RunConfig) -> Result<Vec<Vec<Tensor>>, Error> {
     let fail = |e: &dyn std::fmt::Display| Error::Interpreter(e.to_string());
     let graph = plan.source_program();
@@ -105,10 +104,8 @@ fn interpret(plan: &CheckedPlan, work: &Workload, config: &RunConfig) -> Result<
     let run = |inputs: &[Vec<Arc<Tensor>>]| {
         interp::run_with(graph, &work.bindings, inputs, &kernels).map_err(|e| fail(&e))
     };
-    let mutates = graph.outputs.iter().any(|o| matches!(o.kind, OutputKind::Mutates(_)));
-    let repeats = if mutates { config.repeats.max(1) } else { 1 };
     let mut outputs = run(&inputs)?;
-    for _ in 1..repeats {
+    for _ in 1..config.repeats {
         for (inputs, outputs) in inputs.iter_mut().zip(&outputs) {
             for (output, value) in graph.outputs.iter().zip(outputs) {
                 if let OutputKind::Mutates(input) = output.kind {

@@ -9,6 +9,7 @@ use anyhow::{Result, bail};
 use symmc::cuda::arena::Source;
 use symmc::cuda::{CudaConfig, Products};
 use symmc::host::{EngineChoice, Membership};
+use symmc::ir::OutputKind;
 use symmc::ir::interp::{self, Comparison};
 use symmc::{
     Backend, CheckedPlan, Config, Draw, Expected, Graph, Registry, RunConfig, Tensor, TensorFile, Weights,
@@ -227,7 +228,12 @@ fn expected(args: &RunArgs, plan: &CheckedPlan, work: &Workload) -> Result<Optio
             ),
         },
         Compare::Interpreter => {
-            let interpret = || symmc::run(plan, work, &Backend::Interpreter, &run_config(args, None));
+            // Where no output mutates an input, every run gives the same.
+            let outputs = &plan.source_program().outputs;
+            let mutates = outputs.iter().any(|o| matches!(o.kind, OutputKind::Mutates(_)));
+            let repeats = if mutates { args.repeat } else { 1 };
+            let config = RunConfig { repeats, ..run_config(args, None) };
+            let interpret = || symmc::run(plan, work, &Backend::Interpreter, &config);
             let outputs = spin("interpreting", interpret)?;
             let outputs = outputs.into_iter().map(|r| r.into_iter().map(|t| Some(Arc::new(t))).collect());
             Ok(Some((Compare::Interpreter, outputs.collect())))
