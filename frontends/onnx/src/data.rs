@@ -1,11 +1,12 @@
 //! Stored tensors: their data as raw bytes, as typed fields, or in files of their own beside the model.
 //!
-//! A file is untrusted: what is taken is held against what is there before memory is, and files of data lie in the
-//! model's folder or below it.
+//! A file is untrusted: what is taken is held against what is there before memory is, and the path of a file of data
+//! starts at the model's folder and leads down. Links on it are followed, since caches of models link to their files.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
 use std::ops::Range;
+use std::os::unix::fs::FileTypeExt;
 use std::path::{Component, Path, PathBuf};
 use std::sync::Arc;
 
@@ -154,11 +155,19 @@ impl Beside {
             ));
         };
         let path = folder.join(relative);
-        if path.is_dir() {
-            return Err(format!("expected a file for its data, found the folder {}", path.display()));
+        let failed = |e: std::io::Error| format!("the file of its data, {}: {e}", path.display());
+        // To open a pipe would wait for its writer.
+        let kind = std::fs::metadata(&path).map_err(failed)?.file_type();
+        if !kind.is_file() {
+            let what = match kind {
+                k if k.is_dir() => "folder",
+                k if k.is_fifo() => "named pipe",
+                k if k.is_socket() => "socket",
+                _ => "device",
+            };
+            return Err(format!("expected a file for its data, found the {what} {}", path.display()));
         }
-        let file =
-            Mapped::open(&path).map_err(|e| format!("the file of its data, {}: {e}", path.display()))?;
+        let file = Mapped::open(&path).map_err(failed)?;
         let file = Arc::new(file);
         self.open.borrow_mut().insert(location.to_string(), file.clone());
         Ok(file)

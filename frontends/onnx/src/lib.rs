@@ -20,7 +20,8 @@
 //! - **Unknown ops** become opaque, with a note, where the program declares their result types.
 //!
 //! A file is untrusted data: no input makes an import panic, nesting is bounded, and the memory that an import takes
-//! is bounded by the sizes of the files. Data in files of their own lie in the model's folder or below it.
+//! is bounded by the sizes of the files. Data in files of their own are at paths that lead down from the model's
+//! folder; links there are followed, wherever they lead, as caches of models need.
 
 mod call;
 mod compare;

@@ -559,4 +559,14 @@ fn data_in_files_of_their_own_are_read_from_the_folder_alone() {
     fails(&[], "below the model's folder");
     fails(&[("location", ".")], "the folder");
     fails(&[("location", "none.data")], "none.data");
+    let pipe = std::process::Command::new("mkfifo").arg(dir.path().join("in/pipe.data")).status();
+    assert!(pipe.is_ok_and(|s| s.success()));
+    fails(&[("location", "pipe.data")], "found the named pipe");
+    // Links are followed: caches of models keep the files themselves elsewhere.
+    for (to, name) in [("../out.data", "link.data"), ("/dev/null", "null.data")] {
+        std::os::unix::fs::symlink(to, dir.path().join("in").join(name)).expect("a link");
+    }
+    let imported = import(&[("location", "link.data"), ("offset", "4")]).expect("a program");
+    assert_eq!(imported.weights[0]["w"].to_f64(), [1.0, 2.0, 3.0, 4.0]);
+    fails(&[("location", "null.data")], "found the device");
 }
