@@ -1,5 +1,6 @@
 //! Ops on integers that are expressions of the program's symbols: what shapes are computed with.
 
+use symmc_ir::dim::check_size;
 use symmc_ir::{DType, Dim, Emit};
 
 use crate::call::Call;
@@ -82,20 +83,23 @@ fn cast(c: &Call<'_, '_>, x: &Ints) -> Lowered<Option<Ints>> {
     Ok(dtype.filter(|d| matches!(d, DType::I64 | DType::I32)).map(|dtype| Ints { dtype, ..x.clone() }))
 }
 
-/// Integer arithmetic as ONNX has it: division truncates, the remainder has the sign of the divisor.
+/// Integer arithmetic as ONNX has it: division truncates, the remainder has the sign of the divisor or, by `fmod`, of
+/// the dividend. `None` if the result is beyond the limits of [`symmc_ir::dim`], or not known.
 fn arithmetic(c: &Call<'_, '_>, op: &str, p: &Dim, q: &Dim) -> Option<Dim> {
     let (p, q) = (p.clone(), q.clone());
     let positive = |d: &Dim| c.bounds(d).0 > 0;
-    Some(match op {
+    let result = match op {
         "Add" => p + q,
         "Sub" => p - q,
-        "Mul" => p * q,
+        // As many terms as the product expands to, before it is.
+        "Mul" if check_size(&[p.clone(), q.clone()]).is_ok() => p * q,
         "Div" if positive(&q) && c.bounds(&p).0 >= 0 => p.floor_div(&q),
-        "Mod" if positive(&q) => p.modulo(&q),
+        "Mod" if positive(&q) && (c.flag("fmod").is_ok_and(|f| !f) || c.bounds(&p).0 >= 0) => p.modulo(&q),
         "Min" => p.min_with(&q),
         "Max" => p.max_with(&q),
         _ => return None,
-    })
+    };
+    check_size(std::slice::from_ref(&result)).is_ok().then_some(result)
 }
 
 /// The truth of a relation, where the bounds of the symbols decide it.
@@ -141,18 +145,23 @@ fn concatenated(c: &Call<'_, '_>, operands: &[Option<Ints>]) -> Lowered<Option<I
     Ok(Some(Ints { dtype: all[0].dtype, ..Ints::vector(dims) }))
 }
 
-/// A slice of a vector by constant positions.
+/// A slice of a vector by constant positions: operands, or attributes before version 10.
 fn sliced(c: &Call<'_, '_>, x: &Ints, operands: &[Option<Ints>]) -> Lowered<Option<Ints>> {
     let [n] = x.shape.as_slice() else { return Ok(None) };
-    let number = |i: usize| match operands.get(i) {
-        None | Some(None) => Some(None),
-        Some(Some(ints)) => match ints.dims.as_slice() {
-            [one] => one.as_const().map(Some),
-            _ => None,
-        },
+    // `None` if it is not one known number, `Some(None)` if it is left out.
+    let number = |i: usize, name: &str| -> Lowered<Option<Option<i64>>> {
+        let given: Option<Vec<Dim>> = match operands.get(i).and_then(Option::as_ref) {
+            Some(ints) => Some(ints.dims.clone()),
+            None => c.opt_attribute_ints(name)?.map(|list| list.iter().map(|&d| d.into()).collect()),
+        };
+        Ok(match given.as_deref() {
+            None => Some(None),
+            Some([one]) => one.as_const().map(Some),
+            Some(_) => None,
+        })
     };
     let (Some(Some(start)), Some(Some(end)), Some(axis), Some(step)) =
-        (number(1), number(2), number(3), number(4))
+        (number(1, "starts")?, number(2, "ends")?, number(3, "axes")?, number(4, "steps")?)
     else {
         return Ok(None);
     };
@@ -198,19 +207,27 @@ fn reshaped(c: &mut Call<'_, '_>, x: &Ints, y: Option<&Ints>) -> Lowered<Option<
         "Flatten" => return Ok(None),
         _ => {
             let Some(Some(target)) = consts else { return Ok(None) };
-            let known = target.iter().filter(|d| **d > 0).fold(1i64, |n, d| n.saturating_mul(*d));
-            let extent = |(i, d): (usize, &i64)| match d {
-                -1 => usize::try_from(n as i64 / known.max(1)).ok(),
-                0 => x.shape.get(i).copied(),
-                d => usize::try_from(*d).ok(),
-            };
-            match target.iter().enumerate().map(extent).collect::<Option<Vec<usize>>>() {
-                Some(shape) => shape,
-                None => return Ok(None),
-            }
+            let Some(shape) = filled(x, &target, c.flag("allowzero")?) else { return Ok(None) };
+            shape
         }
     };
     Ok(x.clone().reshaped(shape))
+}
+
+/// The shape that the target of a reshape is: 0 copies an extent unless it is `literal`, and -1 is what is left.
+fn filled(x: &Ints, target: &[i64], literal: bool) -> Option<Vec<usize>> {
+    let extent = |(i, d): (usize, &i64)| match d {
+        -1 => Some(1),
+        0 if !literal => x.shape.get(i).copied(),
+        d => usize::try_from(*d).ok(),
+    };
+    let mut shape = target.iter().enumerate().map(extent).collect::<Option<Vec<usize>>>()?;
+    let count = shape.iter().try_fold(1usize, |n, &d| n.checked_mul(d))?;
+    let mut open = (0..target.len()).filter(|&i| target[i] == -1);
+    if let Some(i) = open.next() {
+        shape[i] = x.dims.len().checked_div(count)?;
+    }
+    open.next().is_none().then_some(shape)
 }
 
 fn expanded(x: &Ints, y: &Ints) -> Option<Ints> {
@@ -229,14 +246,17 @@ fn reduced(c: &mut Call<'_, '_>, op: &str, x: &Ints) -> Lowered<Option<Ints>> {
     if x.shape.len() > 1 || axes.is_none() && c.flag("noop_with_empty_axes")? {
         return Ok(None);
     }
-    let mut dims = x.dims.iter().cloned();
-    let Some(first) = dims.next() else { return Ok(None) };
-    let one = dims.fold(first, |a, b| match op {
-        "ReduceProd" => a * b,
-        "ReduceSum" => a + b,
-        "ReduceMax" => a.max_with(&b),
-        _ => a.min_with(&b),
-    });
+    let op = match op {
+        "ReduceProd" => "Mul",
+        "ReduceSum" => "Add",
+        "ReduceMax" => "Max",
+        _ => "Min",
+    };
+    let mut dims = x.dims.iter();
+    let first = dims.next().cloned();
+    let Some(one) = first.and_then(|first| dims.try_fold(first, |a, b| arithmetic(c, op, &a, b))) else {
+        return Ok(None);
+    };
     let shape = if c.int_or("keepdims", 1)? != 0 { vec![1; x.shape.len()] } else { vec![] };
     Ok(Some(Ints { dtype: x.dtype, shape, dims: vec![one] }))
 }
@@ -245,15 +265,22 @@ fn reduced(c: &mut Call<'_, '_>, op: &str, x: &Ints) -> Lowered<Option<Ints>> {
 fn split(c: &Call<'_, '_>, x: &Ints, y: Option<&Ints>) -> Lowered<Option<Vec<Ints>>> {
     let [n] = x.shape.as_slice() else { return Ok(None) };
     let count = c.result_count();
-    let lengths: Option<Vec<usize>> = match y {
-        Some(y) => y.dims.iter().map(|d| usize::try_from(d.as_const()?).ok()).collect(),
-        None => (count > 0 && n.is_multiple_of(count)).then(|| vec![n / count; count]),
+    let even = c.int_or("num_outputs", count as i64)? == count as i64 && count > 0 && n.is_multiple_of(count);
+    let lengths: Option<Vec<usize>> = match (y, c.opt_attribute_ints("split")?) {
+        (Some(y), _) => y.dims.iter().map(|d| usize::try_from(d.as_const()?).ok()).collect(),
+        (None, Some(list)) => list.iter().map(|&d| usize::try_from(d).ok()).collect(),
+        (None, None) => even.then(|| vec![n / count; count]),
     };
-    let Some(lengths) = lengths else { return Ok(None) };
+    // What is wrong with others shows where they are lowered.
+    let fits = |l: &Vec<usize>| {
+        l.len() == count && l.iter().try_fold(0usize, |sum, &l| sum.checked_add(l)) == Some(*n)
+    };
+    let Some(lengths) = lengths.filter(fits) else { return Ok(None) };
+    c.axis_or("axis", 0, 1)?;
     let mut start = 0usize;
     let mut pieces = Vec::new();
     for length in lengths {
-        let Some(dims) = x.dims.get(start..start.saturating_add(length)) else { return Ok(None) };
+        let Some(dims) = x.dims.get(start..start + length) else { return Ok(None) };
         pieces.push(Ints { dtype: x.dtype, ..Ints::vector(dims.to_vec()) });
         start += length;
     }

@@ -95,7 +95,8 @@ fn float_range(c: &mut Call<'_, '_>, dtype: DType) -> Lowered {
         return Err(Stop::Opaque("its bounds are symbolic floats".into()));
     };
     let count = ((end - start) / step).ceil();
-    if !(0.0..f64::from(1 << 30)).contains(&count.max(0.0)) {
+    // A count that is no number is in no range.
+    if !(f64::NEG_INFINITY..f64::from(1 << 30)).contains(&count) {
         return Err(Stop::Broken(format!("expected a finite range, found {start} to {end} by {step}")));
     }
     let y = c.iota(Dim::from(count.max(0.0) as i64), 0, 1, DType::F64)?;

@@ -2,6 +2,7 @@
 
 mod common;
 mod damage;
+mod extents;
 mod import;
 mod ops;
 mod programs;

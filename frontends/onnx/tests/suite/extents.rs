@@ -1,0 +1,125 @@
+//! What programs compute with extents, beyond what exporters usually write.
+
+use crate::common::Fake;
+
+/// Checks that the program's text has these words.
+fn has(fake: &Fake, line: &str) {
+    let text = fake.text();
+    assert!(text.contains(line), "{line:?} is missing in:\n{text}");
+}
+
+/// A program that computes with the shape of an `x` of this type, by these nodes.
+fn shaped(version: i64, x: &str, nodes: &[(&str, &[&str], &[&str])]) -> Fake {
+    let mut fake = Fake::new(version).input("x", x).stored("k", "i64[3]", &[0.0, 0.0, 0.0]);
+    fake = fake.stored("m", "i64[3]", &[3.0, 2.0, 3.0]).stored("one", "i64[1]", &[1.0]).node(
+        "Shape",
+        &["x"],
+        &["shape"],
+    );
+    for (call, inputs, outputs) in nodes {
+        fake = fake.node(call, inputs, outputs);
+    }
+    fake
+}
+
+#[test]
+fn products_of_many_extents_are_given_up_before_they_expand() {
+    // 40 factors of two terms each: 2^40 terms.
+    let names: Vec<String> = (0..40).map(|i| format!("s{i}")).collect();
+    let x = format!("f32[{}]", names.join(","));
+    let total = |op: &str| {
+        shaped(18, &x, &[("Add", &["shape", "one"], &["more"]), (op, &["more"], &["n"])])
+            .node("ConstantOfShape", &["n"], &["y"])
+            .output("y")
+    };
+    assert!(total("ReduceProd keepdims=1").error().contains("depends on data"));
+    has(&total("ReduceSum keepdims=1"), "s39 + 40");
+    // A sum of 40 terms to the power of 64, by one node.
+    let product =
+        shaped(18, &x, &[("ReduceSum keepdims=1", &["shape"], &["n"]), ("Mul", &["n"; 64], &["all"])]);
+    assert!(
+        product.node("ConstantOfShape", &["all"], &["y"]).output("y").error().contains("depends on data")
+    );
+}
+
+#[test]
+fn shapes_split_by_an_attribute_have_its_lengths() {
+    let split = |version, call: &str| {
+        shaped(
+            version,
+            "f32[b,s,4,5]",
+            &[
+                (call, &["shape"], &["first", "rest"]),
+                ("Concat axis=0", &["rest", "first"], &["target"]),
+                ("ConstantOfShape", &["target"], &["y"]),
+            ],
+        )
+        .output("y")
+    };
+    has(&split(11, "Split axis=0 split=[1,3]"), "%y: f32[s, 4, 5, b]");
+    has(&split(11, "Split axis=0"), "%y: f32[4, 5, b, s]");
+    for wrong in ["[1,2]", "[1,4]", "[1,1,2]", "[-1,5]"] {
+        split(11, &format!("Split axis=0 split={wrong}")).error();
+    }
+    split(18, "Split axis=0 num_outputs=4").error();
+    split(11, "Split axis=1").error();
+}
+
+#[test]
+fn remainders_of_negative_extents_have_the_sign_that_fmod_says() {
+    let known = |call: &str, from: &str, to: &str| {
+        shaped(18, "f32[a,b,c]", &[("Sub", &[from, to], &["d"]), (call, &["d", "m"], &["target"])])
+            .node("Expand", &["one", "target"], &["y"])
+            .output("y")
+    };
+    // -a mod 3 is not below 0; fmod(-a, 3) is not above.
+    has(&known("Mod", "k", "shape"), "mod(-a, 3)");
+    assert!(known("Mod fmod=1", "k", "shape").error().contains("depends on data"));
+    has(&known("Mod fmod=1", "shape", "k"), "mod(a, 3)");
+}
+
+#[test]
+fn shapes_sliced_by_attributes_are_known() {
+    let slice = |call: &str| {
+        let fake = shaped(9, "f32[b,s,4]", &[(call, &["shape"], &["target"])]);
+        fake.node("ConstantOfShape", &["target"], &["y"]).output("y")
+    };
+    has(&slice("Slice starts=[0] ends=[1]"), "%y: f32[b]");
+    has(&slice("Slice starts=[-2] ends=[9223372036854775807] axes=[0]"), "%y: f32[s, 4]");
+    slice("Slice starts=[0,1] ends=[1,2]").error();
+}
+
+#[test]
+fn reshapes_of_extents_copy_an_axis_unless_zeros_are_allowed() {
+    let reshape = |flag: &str, target: &[f64]| {
+        shaped(18, "f32[a,b]", &[(&format!("Reshape{flag}"), &["shape", "to"], &["square"])])
+            .stored("to", &format!("i64[{}]", target.len()), target)
+            .node("Squeeze", &["square"], &["target"])
+            .node("ConstantOfShape", &["target"], &["y"])
+            .output("y")
+    };
+    has(&reshape("", &[0.0, 1.0]), "%y: f32[a, b]");
+    has(&reshape("", &[0.0, -1.0]), "%y: f32[a, b]");
+    has(&reshape(" allowzero=1", &[1.0, -1.0]), "%y: f32[a, b]");
+    reshape(" allowzero=1", &[0.0, 1.0]).error();
+    reshape("", &[2.0, -1.0, -1.0]).error();
+}
+
+#[test]
+fn ranges_of_floats_end_at_numbers() {
+    let range = |start: f64, end: f64, step: f64| {
+        Fake::new(18)
+            .stored("start", "f32[]", &[start])
+            .stored("end", "f32[]", &[end])
+            .stored("step", "f32[]", &[step])
+            .node("Range", &["start", "end", "step"], &["y"])
+            .output("y")
+    };
+    assert_eq!(range(5.0, 0.0, 1.0).import().expect("a program").graph.outputs.len(), 1);
+    for (start, end, step) in
+        [(f64::NAN, 5.0, 1.0), (0.0, f64::NAN, 1.0), (0.0, 5.0, f64::NAN), (0.0, 0.0, 0.0), (0.0, 5.0, 0.0)]
+    {
+        let error = range(start, end, step).error();
+        assert!(error.contains("expected a finite range"), "{error}");
+    }
+}
