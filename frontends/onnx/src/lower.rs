@@ -69,6 +69,8 @@ pub(crate) struct Lowering<'p> {
     pub beside: &'p Beside,
     /// The stored tensors whose data differ between ranks, and those that are parameters by name.
     pub parameters: &'p HashSet<String>,
+    /// The names of the tensors that the program's own graph stores: the sources of its parameters.
+    pub initializers: HashSet<&'p str>,
     /// The data of the parameters by source.
     pub weights: IndexMap<String, Arc<Tensor>>,
     /// Whether nodes are built to be evaluated: then nothing is kept of them.
@@ -95,6 +97,7 @@ impl<'p> Lowering<'p> {
             functions: HashMap::new(),
             beside,
             parameters,
+            initializers: HashSet::new(),
             weights: IndexMap::new(),
             scratch: false,
             opaque: IndexMap::new(),
@@ -152,7 +155,7 @@ impl<'p> Lowering<'p> {
             return Err(Stop::Broken(format!("expected a value that is defined before, found `{name}`")));
         };
         let Binding::Stored(tensor) = binding else { return Ok(binding) };
-        let binding = self.stored(tensor)?;
+        let binding = self.stored(tensor, level)?;
         if !self.scratch || matches!(binding, Binding::Known(..)) {
             self.level(level).rebind(key, binding.clone());
         }
@@ -176,8 +179,8 @@ impl<'p> Lowering<'p> {
         self.outer.get_mut(level).unwrap_or(&mut self.scope)
     }
 
-    /// A stored tensor: a parameter, or a known constant.
-    fn stored(&mut self, tensor: &'p proto::Tensor) -> Lowered<Binding<'p>> {
+    /// A tensor that the graph at a level stores: a parameter, or a known constant.
+    fn stored(&mut self, tensor: &'p proto::Tensor, level: usize) -> Lowered<Binding<'p>> {
         let name = tensor.name.as_str();
         let error = |message: String| Reason::Tensor { tensor: name.to_string(), message };
         let (dtype, shape) = data::layout(tensor).map_err(error)?;
@@ -189,16 +192,27 @@ impl<'p> Lowering<'p> {
         if self.scratch {
             return Err(Stop::Opaque("it reads a parameter".into()));
         }
-        Ok(Binding::Value(self.parameter(name, data)?))
+        let source = match level {
+            0 => name.to_string(),
+            _ => self.free_source(&format!("{}{name}", self.outer.get(level).unwrap_or(&self.scope).prefix)),
+        };
+        Ok(Binding::Value(self.parameter(source, data)?))
     }
 
-    /// A parameter with its data.
-    fn parameter(&mut self, name: &str, data: Arc<Tensor>) -> Lowered<ValueId> {
+    /// A parameter with its data. No other has its source.
+    fn parameter(&mut self, source: String, data: Arc<Tensor>) -> Lowered<ValueId> {
         let ty = type_of(&data);
         symmc_ir::dim::check_size(&ty.shape).map_err(Stop::Broken)?;
-        let value = self.builder.input(InputKind::Parameter, name, name, ty, None);
-        self.weights.insert(name.to_string(), data);
+        let value = self.builder.input(InputKind::Parameter, &source, &source, ty, None);
+        self.weights.insert(source, data);
         Ok(value)
+    }
+
+    /// This name or, where a stored tensor of the program or another parameter has it, one with a number behind it.
+    fn free_source(&self, name: &str) -> String {
+        let taken = |s: &str| self.initializers.contains(s) || self.weights.contains_key(s);
+        let numbered = (2usize..).map(|n| format!("{name}#{n}"));
+        std::iter::once(name.to_string()).chain(numbered).find(|s| !taken(s)).unwrap_or_default()
     }
 
     /// The value of the graph that a name stands for.
@@ -234,7 +248,7 @@ impl<'p> Lowering<'p> {
                     let data = Some(data.clone());
                     return Ok(self.builder.input(InputKind::Constant, &label, &label, ty, data));
                 }
-                self.parameter(&label, data.clone())
+                self.parameter(self.free_source(&label), data.clone())
             }
         }
     }

@@ -63,6 +63,7 @@ pub(crate) fn inputs<'p>(
     for tensor in &graph.initializer {
         let name = tensor.name.as_str();
         lowering.scope.bind(name, Binding::Stored(tensor)).map_err(|m| error(name, m))?;
+        lowering.initializers.insert(name);
     }
     for argument in arguments {
         let name = argument.name.as_str();

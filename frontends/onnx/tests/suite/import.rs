@@ -186,22 +186,25 @@ fn functions_that_double_do_not_explode() {
     has(&fake.node("my::f29", &["x"], &["y"]).output("y"), "expand to more than");
 }
 
-#[test]
-fn branches_by_constants_are_taken() {
-    let branch = |op: &str| {
-        let graph = proto::Graph {
-            node: vec![node(op, &["x"], &["b"])],
-            output: vec![value("b", "f32[2]")],
-            ..proto::Graph::default()
-        };
-        Some(Box::new(graph))
+/// A branch of an `If` with the result `b`.
+fn branch(name: &str, nodes: Vec<proto::Node>, initializer: Vec<proto::Tensor>) -> proto::Attribute {
+    let graph = proto::Graph {
+        node: nodes,
+        initializer,
+        output: vec![value("b", "f32[2]")],
+        ..proto::Graph::default()
     };
-    let attribute = |name: &str, op: &str| proto::Attribute {
+    proto::Attribute {
         name: name.into(),
         r#type: proto::attribute_type::GRAPH,
-        g: branch(op),
+        g: Some(Box::new(graph)),
         ..proto::Attribute::default()
-    };
+    }
+}
+
+#[test]
+fn branches_by_constants_are_taken() {
+    let attribute = |name: &str, op: &str| branch(name, vec![node(op, &["x"], &["b"])], vec![]);
     let mut fake = Fake::new(18)
         .input("x", "f32[2]")
         .stored("no", "bool[]", &[0.0])
@@ -212,6 +215,70 @@ fn branches_by_constants_are_taken() {
     let mut open = fake.clone().input("c", "bool[]");
     open.graph().node[0].input[0] = "c".into();
     has(&open, "its condition depends on data");
+}
+
+#[test]
+fn parameters_of_branches_have_sources_of_their_own() {
+    // Two branches store another `w` each; the sources that they would get are taken or the same.
+    let times = |numbers: &[f64]| {
+        let weight = stored("w", &tensor("f32[2]", numbers));
+        vec![branch("then_branch", vec![node("Mul", &["x", "w"], &["b"])], vec![weight])]
+    };
+    let mut fake = Fake::new(18)
+        .input("x", "f32[2]")
+        .stored("yes", "bool[]", &[1.0])
+        .stored("w", "f32[2]", &[1.0, 2.0])
+        .stored("if.w", "f32[2]", &[3.0, 4.0]);
+    for (result, numbers) in [("p", [5.0, 6.0]), ("q", [7.0, 8.0])] {
+        fake = fake.node("If", &["yes"], &[result]);
+        let node = fake.graph().node.last_mut().expect("the node");
+        (node.name, node.attribute) = ("if".into(), times(&numbers));
+    }
+    let fake = fake.node("Sum", &["p", "q", "w", "if.w"], &["y"]).output("y");
+    let imported = fake.import().expect("a program");
+    let found: Vec<_> = parameters(&imported.graph)
+        .into_iter()
+        .map(|source| (source, imported.weights[0][source].to_f64()))
+        .collect();
+    let expected = [
+        ("w", vec![1.0, 2.0]),
+        ("if.w", vec![3.0, 4.0]),
+        ("if.w#2", vec![5.0, 6.0]),
+        ("if.w#3", vec![7.0, 8.0]),
+    ];
+    assert_eq!(found, expected);
+}
+
+#[test]
+fn large_constants_of_functions_have_sources_of_their_own() {
+    let numbers: Vec<f64> = (0..150_000).map(f64::from).collect();
+    let mut constant = node("Constant", &[], &["w"]);
+    constant.attribute = vec![proto::Attribute {
+        name: "value".into(),
+        r#type: proto::attribute_type::TENSOR,
+        t: Some(Box::new(stored("", &tensor("i64[150000]", &numbers)))),
+        ..proto::Attribute::default()
+    }];
+    let function = proto::Function {
+        name: "Block".into(),
+        domain: "my".into(),
+        input: vec!["a".into()],
+        output: vec!["b".into()],
+        node: vec![constant, node("Add", &["a", "w"], &["b"])],
+        ..proto::Function::default()
+    };
+    let twice: Vec<f64> = numbers.iter().map(|n| n * 2.0).collect();
+    let fake = Fake::new(18)
+        .input("x", "i64[150000]")
+        .stored("t.w", "i64[150000]", &twice)
+        .function(function)
+        .node("my::Block", &["x"], &["t"])
+        .node("Add", &["t", "t.w"], &["y"])
+        .output("y");
+    let imported = fake.import().expect("a program");
+    assert_eq!(parameters(&imported.graph), ["t.w", "t.w#2"]);
+    assert_eq!(imported.weights[0]["t.w"].to_f64(), twice);
+    assert_eq!(imported.weights[0]["t.w#2"].to_f64(), numbers);
 }
 
 #[test]
