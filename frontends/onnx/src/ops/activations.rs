@@ -48,19 +48,19 @@ pub(super) const ROWS: &[Row] = &[
         let zero = c.full(Scalar::Int(0), c.dtype(x), vec![])?;
         above(c, x, alpha, x, zero)
     }),
-    row("Elu", "select of exp", |c| {
+    row("Elu", "select of exp and tanh", |c| {
         let (x, alpha) = (c.tensor(0)?, c.float_or("alpha", 1.0)?);
         let low = expm1(c, x, alpha)?;
         above(c, x, 0.0, x, low)
     }),
-    row("Selu", "select of exp, mul", |c| {
+    row("Selu", "select of exp and tanh, mul", |c| {
         let x = c.tensor(0)?;
         let (alpha, gamma) = (c.float_or("alpha", 1.673_263_2)?, c.float_or("gamma", 1.050_701)?);
         let high = c.with_float(BinaryOp::Mul, x, gamma)?;
         let low = expm1(c, x, alpha * gamma)?;
         above(c, x, 0.0, high, low)
     }),
-    row("Celu", "select of exp", |c| {
+    row("Celu", "select of exp and tanh", |c| {
         let (x, alpha) = (c.tensor(0)?, c.float_or("alpha", 1.0)?);
         let scaled = c.with_float(BinaryOp::Div, x, alpha)?;
         let low = expm1(c, scaled, alpha)?;
@@ -122,10 +122,13 @@ fn above(c: &mut Call<'_, '_>, x: ValueId, threshold: f64, high: ValueId, low: V
     c.done(y)
 }
 
-/// `scale * (exp(x) - 1)`.
+/// `scale * (exp(x) - 1)`, as `tanh(x / 2) * (exp(x) + 1)`, which keeps the digits of small numbers.
 fn expm1(c: &mut Call<'_, '_>, x: ValueId, scale: f64) -> Lowered<ValueId> {
+    let half = c.with_float(BinaryOp::Mul, x, 0.5)?;
+    let t = c.unary(UnaryOp::Tanh, half)?;
     let e = c.unary(UnaryOp::Exp, x)?;
-    let e = c.with_float(BinaryOp::Sub, e, 1.0)?;
+    let e = c.with_float(BinaryOp::Add, e, 1.0)?;
+    let e = c.binary(BinaryOp::Mul, t, e)?;
     c.with_float(BinaryOp::Mul, e, scale)
 }
 

@@ -15,8 +15,8 @@ pub(super) const ROWS: &[Row] = &[
     row("Add", "add", |c| binary(c, BinaryOp::Add)),
     row("Sub", "sub", |c| binary(c, BinaryOp::Sub)),
     row("Mul", "mul", |c| binary(c, BinaryOp::Mul)),
-    row("Div", "div; floor_div of magnitudes, mul of signs", divide),
-    row("Mod", "rem; rem of magnitudes, mul of signs", modulo),
+    row("Div", "div; floor_div, rem, add", divide),
+    row("Mod", "rem; rem of magnitudes, mul of signs; rem, sub", modulo),
     row("Pow", "pow", power),
     row("Sum", "add", |c| all(c, BinaryOp::Add)),
     row("Mean", "add, mul", |c| {
@@ -146,18 +146,22 @@ fn divide(c: &mut Call<'_, '_>) -> Lowered {
     if c.is_non_negative(x) && c.is_non_negative(y) {
         return binary(c, BinaryOp::FloorDiv);
     }
-    let z = by_magnitude(c, BinaryOp::FloorDiv, x, y)?;
-    let sign = c.unary(UnaryOp::Sign, y)?;
-    let z = c.binary(BinaryOp::Mul, z, sign)?;
+    // The floor lies below the truncation by one where the quotient is negative and not exact.
+    let floor = c.binary(BinaryOp::FloorDiv, x, y)?;
+    let negative = c.with_scalar(BinaryOp::Lt, floor, ZERO)?;
+    let below = inexact(c, x, y, negative)?;
+    let z = c.binary(BinaryOp::Add, floor, below)?;
     c.done(z)
 }
 
-/// `op` of the magnitudes, with the sign of `x`.
-fn by_magnitude(c: &mut Call<'_, '_>, op: BinaryOp, x: ValueId, y: ValueId) -> Lowered<ValueId> {
-    let sign = c.unary(UnaryOp::Sign, x)?;
-    let (x, y) = (c.unary(UnaryOp::Abs, x)?, c.unary(UnaryOp::Abs, y)?);
-    let z = c.binary(op, x, y)?;
-    c.binary(BinaryOp::Mul, z, sign)
+const ZERO: Scalar = Scalar::Int(0);
+
+/// 1 where integers have a remainder and `also` holds, else 0.
+fn inexact(c: &mut Call<'_, '_>, x: ValueId, y: ValueId, also: ValueId) -> Lowered<ValueId> {
+    let rest = c.binary(BinaryOp::Rem, x, y)?;
+    let rest = c.with_scalar(BinaryOp::Ne, rest, ZERO)?;
+    let both = c.binary(BinaryOp::And, rest, also)?;
+    c.cast(both, c.dtype(x))
 }
 
 /// The sign of the divisor, or with `fmod` that of the dividend.
@@ -166,7 +170,20 @@ fn modulo(c: &mut Call<'_, '_>) -> Lowered {
         return binary(c, BinaryOp::Rem);
     }
     let (x, y) = (c.tensor(0)?, c.tensor(1)?);
-    let z = by_magnitude(c, BinaryOp::Rem, x, y)?;
+    let z = if c.dtype(x).is_float() {
+        let sign = c.unary(UnaryOp::Sign, x)?;
+        let (x, y) = (c.unary(UnaryOp::Abs, x)?, c.unary(UnaryOp::Abs, y)?);
+        let z = c.binary(BinaryOp::Rem, x, y)?;
+        c.binary(BinaryOp::Mul, z, sign)?
+    } else {
+        // The least integer has no magnitude.
+        let rest = c.binary(BinaryOp::Rem, x, y)?;
+        let (low_x, low_y) = (c.with_scalar(BinaryOp::Lt, x, ZERO)?, c.with_scalar(BinaryOp::Lt, y, ZERO)?);
+        let apart = c.binary(BinaryOp::Xor, low_x, low_y)?;
+        let apart = inexact(c, x, y, apart)?;
+        let excess = c.binary(BinaryOp::Mul, apart, y)?;
+        c.binary(BinaryOp::Sub, rest, excess)?
+    };
     c.done(z)
 }
 

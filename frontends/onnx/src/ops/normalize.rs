@@ -1,6 +1,6 @@
 //! Softmax and the norms, which stay whole where the IR has them.
 
-use symmc_ir::{BinaryOp, DType, Dim, Emit, Float, Op, Reduction, UnaryOp, ValueId};
+use symmc_ir::{BinaryOp, DType, Dim, Emit, Float, Op, Reduction, Scalar, UnaryOp, ValueId};
 
 use super::{Row, row};
 use crate::call::Call;
@@ -11,29 +11,29 @@ pub(super) const ROWS: &[Row] = &[
     row("LogSoftmax", "log_softmax", |c| softmax(c, true)),
     row("LayerNormalization", "layer_norm", |c| {
         let (x, weight, bias) = (c.tensor(0)?, c.opt_tensor(1)?, c.opt_tensor(2)?);
-        layer_norm(c, x, weight, bias)
+        layer_norm(c, x, weight, bias, EPSILON)
     }),
     row("RMSNormalization", "rms_norm", |c| {
         let (x, weight) = (c.tensor(0)?, c.opt_tensor(1)?);
-        rms_norm(c, x, weight)
+        rms_norm(c, x, weight, EPSILON)
     }),
     row("SimplifiedLayerNormalization", "rms_norm", |c| {
         let (x, weight) = (c.tensor(0)?, c.opt_tensor(1)?);
-        rms_norm(c, x, weight)
+        rms_norm(c, x, weight, EPSILON)
     }),
     row("com.microsoft::SimplifiedLayerNormalization", "rms_norm", |c| {
         let (x, weight) = (c.tensor(0)?, c.opt_tensor(1)?);
-        rms_norm(c, x, weight)
+        rms_norm(c, x, weight, EPSILON)
     }),
     row("com.microsoft::SkipLayerNormalization", "add, layer_norm", |c| {
         let x = skipped(c, 4)?;
         let (weight, bias) = (c.opt_tensor(2)?, c.opt_tensor(3)?);
-        layer_norm(c, x, weight, bias)
+        layer_norm(c, x, weight, bias, SKIP_EPSILON)
     }),
     row("com.microsoft::SkipSimplifiedLayerNormalization", "add, rms_norm", |c| {
         let x = skipped(c, 3)?;
         let weight = c.opt_tensor(2)?;
-        rms_norm(c, x, weight)
+        rms_norm(c, x, weight, SKIP_EPSILON)
     }),
     row("GroupNormalization", "layer_norm of groups, mul, add", group_norm),
     row("LpNormalization", "x / norm", |c| {
@@ -51,10 +51,20 @@ pub(super) const ROWS: &[Row] = &[
             }
             p => return Err(Stop::Broken(format!("expected p of 1 or 2, found {p}"))),
         };
+        // Zeros stay.
+        let zero = c.with_float(BinaryOp::Eq, norm, 0.0)?;
+        let one = c.full(Scalar::Int(1), c.dtype(norm), vec![])?;
+        let norm = c.select(zero, one, norm)?;
         let y = c.binary(BinaryOp::Div, x, norm)?;
         c.done(y)
     }),
 ];
+
+/// What the norms add to the variance where the program does not say.
+const EPSILON: f64 = 1e-5;
+
+/// The same of ONNX Runtime's norms of a sum.
+const SKIP_EPSILON: f64 = 1e-12;
 
 /// Before version 13 all axes from `axis` on were one.
 fn softmax(c: &mut Call<'_, '_>, log: bool) -> Lowered {
@@ -107,9 +117,15 @@ fn wide(dtype: DType) -> DType {
     if dtype == DType::F64 { DType::F64 } else { DType::F32 }
 }
 
-fn layer_norm(c: &mut Call<'_, '_>, x: ValueId, weight: Option<ValueId>, bias: Option<ValueId>) -> Lowered {
+fn layer_norm(
+    c: &mut Call<'_, '_>,
+    x: ValueId,
+    weight: Option<ValueId>,
+    bias: Option<ValueId>,
+    epsilon: f64,
+) -> Lowered {
     let axes = normalized_axes(c, x)?;
-    let eps = c.float_or("epsilon", 1e-5)?;
+    let eps = c.float_or("epsilon", epsilon)?;
     let (weight, bias) = (tail(c, x, weight, axes)?, tail(c, x, bias, axes)?);
     let y = c.layer_norm(x, (weight, bias), axes, eps)?;
     if c.wants(1) || c.wants(2) {
@@ -122,9 +138,9 @@ fn layer_norm(c: &mut Call<'_, '_>, x: ValueId, weight: Option<ValueId>, bias: O
 }
 
 /// The normalised value is rounded before the weight multiplies it.
-fn rms_norm(c: &mut Call<'_, '_>, x: ValueId, weight: Option<ValueId>) -> Lowered {
+fn rms_norm(c: &mut Call<'_, '_>, x: ValueId, weight: Option<ValueId>, epsilon: f64) -> Lowered {
     let axes = normalized_axes(c, x)?;
-    let eps = c.float_or("epsilon", 1e-5)?;
+    let eps = c.float_or("epsilon", epsilon)?;
     let mut operands = vec![x];
     operands.extend(tail(c, x, weight, axes)?);
     let y = c.emit("rms_norm", Op::RmsNorm { axes, eps: Float(eps), round_first: true }, &operands)?;
@@ -152,7 +168,7 @@ fn group_norm(c: &mut Call<'_, '_>) -> Lowered {
     if c.version < 21 {
         return Err(Stop::Opaque(format!("the weights of version {} are one for each group", c.version)));
     }
-    let (groups, eps) = (c.int("num_groups")?, c.float_or("epsilon", 1e-5)?);
+    let (groups, eps) = (c.int("num_groups")?, c.float_or("epsilon", EPSILON)?);
     let numel = shape.iter().skip(1).cloned().fold(Dim::from(1), |a, b| a * b);
     let per_group = numel
         .exact_div(&groups.into())

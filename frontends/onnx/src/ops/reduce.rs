@@ -1,6 +1,6 @@
 //! Reductions, extreme elements, running sums.
 
-use symmc_ir::{ArgOp, BinaryOp, DType, Dim, Emit, Op, Reduction, Type, UnaryOp, ValueId};
+use symmc_ir::{ArgOp, BinaryOp, DType, Dim, Emit, Op, Reduction, Scalar, Type, UnaryOp, ValueId};
 
 use super::{Row, row};
 use crate::call::Call;
@@ -93,7 +93,12 @@ fn log_sum_exp(c: &mut Call<'_, '_>) -> Lowered {
     if axes.is_empty() {
         return c.done(x);
     }
+    // An infinite maximum would make NaN of itself.
     let most = c.reduce(Reduction::Max, x, axes.clone(), true)?;
+    let size = c.unary(UnaryOp::Abs, most)?;
+    let infinite = c.with_float(BinaryOp::Eq, size, f64::INFINITY)?;
+    let zero = c.full(Scalar::Int(0), c.dtype(most), vec![])?;
+    let most = c.select(infinite, zero, most)?;
     let e = c.binary(BinaryOp::Sub, x, most)?;
     let e = c.unary(UnaryOp::Exp, e)?;
     let s = c.reduce(Reduction::Sum, e, axes.clone(), true)?;
@@ -128,7 +133,11 @@ fn running_sum(c: &mut Call<'_, '_>) -> Lowered {
     let y = c.emit("cumsum", Op::CumSum { axis }, &[from])?;
     let mut y = c.cast(y, dtype)?;
     if c.flag("exclusive")? {
-        y = c.binary(BinaryOp::Sub, y, from)?;
+        // Moved on by one element.
+        let mut low = vec![Dim::from(0); c.rank(y)];
+        low[axis] = 1.into();
+        let op = Op::Pad { low, value: Scalar::Int(0).converted(dtype) };
+        y = c.emit_as("moved", op, &[y], Type::new(dtype, c.shape(y)))?;
     }
     let y = if reverse { c.reversed(y, axis)? } else { y };
     c.done(y)
