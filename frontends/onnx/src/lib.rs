@@ -54,6 +54,7 @@ pub use error::{ImportError, Reason};
 
 use data::Beside;
 use lower::Lowering;
+use ranks::Ranks;
 use scope::Scope;
 use symbols::Symbols;
 
@@ -205,15 +206,15 @@ fn convert<'p>(
 ) -> Result<Converted, Reason> {
     let Some(graph) = &model.graph else { return Err(Reason::Model("no graph".into())) };
     let mut notes = Vec::new();
-    let ranks = ranks::settle(model, options.ranks, files)?;
+    let ranks = Ranks::new(options.ranks, files)?;
     let arguments = signature::arguments(graph);
     let metadata: Vec<proto::Entry> =
         graph.metadata_props.iter().chain(&model.metadata_props).cloned().collect();
     let symbols = Symbols::new(&arguments, &metadata, options.max_extent, &mut notes)?;
-    let mut builder = Builder::new(options.name.clone(), ranks);
+    let mut builder = Builder::new(options.name.clone(), ranks.known());
     builder.graph_mut().symbols = symbols.table.clone();
     let scope = Scope::new(String::new(), inline::opset_versions(&model.opset_import));
-    let mut lowering = Lowering::new(builder, symbols, scope, beside, parameters);
+    let mut lowering = Lowering::new(builder, symbols, scope, ranks, beside, parameters);
     lowering.notes = notes;
     for function in &model.functions {
         let key = (ops::normalised(&function.domain), function.name.as_str(), function.overload.as_str());
@@ -222,13 +223,14 @@ fn convert<'p>(
     signature::inputs(&mut lowering, graph, &arguments)?;
     lowering.run(&graph.node)?;
     signature::outputs(&mut lowering, graph)?;
-    let Lowering { builder, weights, mut notes, .. } = lowering;
-    let graph = builder.finish();
+    let Lowering { builder, ranks, weights, mut notes, .. } = lowering;
+    let mut graph = builder.finish();
+    graph.ranks = ranks.settled();
     symmc_ir::verify::verify(&graph).map_err(|violations| {
         let shown: Vec<String> = violations.iter().take(3).map(ToString::to_string).collect();
         Reason::Graph(shown.join("; "))
     })?;
-    if let (1, Some(ranks @ 2..), false) = (files, ranks, weights.is_empty()) {
+    if let (1, Some(ranks @ 2..), false) = (files, graph.ranks, weights.is_empty()) {
         notes.push(format!(
             "the file holds the weights of one of {ranks} ranks; with one file for each rank, all are known"
         ));

@@ -18,6 +18,7 @@ use crate::error::Reason;
 use crate::known::Known;
 use crate::ops;
 use crate::proto;
+use crate::ranks::Ranks;
 use crate::scope::{Binding, Scope};
 use crate::symbols::Symbols;
 use crate::{evaluate, fold, inline};
@@ -66,6 +67,7 @@ pub(crate) struct Lowering<'p> {
     /// The scopes around it, from the program's own on.
     pub outer: Vec<Scope<'p>>,
     pub functions: HashMap<FunctionKey<'p>, &'p proto::Function>,
+    pub ranks: Ranks,
     pub beside: &'p Beside,
     /// The stored tensors whose data differ between ranks, and those that are parameters by name.
     pub parameters: &'p HashSet<String>,
@@ -86,6 +88,7 @@ impl<'p> Lowering<'p> {
         builder: Builder,
         symbols: Symbols,
         scope: Scope<'p>,
+        ranks: Ranks,
         beside: &'p Beside,
         parameters: &'p HashSet<String>,
     ) -> Self {
@@ -95,6 +98,7 @@ impl<'p> Lowering<'p> {
             scope,
             outer: Vec::new(),
             functions: HashMap::new(),
+            ranks,
             beside,
             parameters,
             initializers: HashSet::new(),

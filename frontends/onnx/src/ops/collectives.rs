@@ -1,6 +1,6 @@
 //! ONNX Runtime's collectives, all among all ranks. See [`crate::ranks`] for their number.
 
-use symmc_ir::{CollectiveKind, Dim, Emit, Members, ReduceOp, Splits};
+use symmc_ir::{CollectiveKind, Dim, Emit, GroupId, Members, ReduceOp, Splits};
 
 use super::{Row, row};
 use crate::call::Call;
@@ -14,12 +14,21 @@ pub(super) const ROWS: &[Row] = &[
     row("com.microsoft::AllToAll", "all_to_all", |c| collective(c, CollectiveKind::AllToAll(Splits::Even))),
 ];
 
-/// The group of all ranks.
 const WORLD: &str = "world";
+
+/// The group of all ranks, after what the node says of their number.
+fn world(c: &mut Call<'_, '_>) -> Lowered<GroupId> {
+    let size = c.opt_int("group_size")?;
+    c.lowering.ranks.collective(&c.label, size)?;
+    if !c.lowering.scratch {
+        c.lowering.builder.graph_mut().ranks = c.lowering.ranks.known();
+    }
+    Ok(c.builder_mut().group(WORLD, Members::World))
+}
 
 fn collective(c: &mut Call<'_, '_>, kind: CollectiveKind) -> Lowered {
     let x = c.tensor(0)?;
-    let group = c.builder_mut().group(WORLD, Members::World);
+    let group = world(c)?;
     let y = c.collective(kind, group, x)?;
     c.done(y)
 }
@@ -32,7 +41,7 @@ fn all_gather(c: &mut Call<'_, '_>) -> Lowered {
     if axis == 0 {
         return collective(c, CollectiveKind::AllGather);
     }
-    let group = c.builder_mut().group(WORLD, Members::World);
+    let group = world(c)?;
     let n = c.builder().graph().group_size(group);
     let n = n.ok_or_else(|| Stop::Broken("expected a known number of ranks, found an open one".into()))?;
     let n = Dim::from(i64::from(n));

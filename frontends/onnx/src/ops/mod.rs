@@ -23,9 +23,6 @@ use crate::proto;
 /// Emits the nodes of one call.
 pub(crate) type Rule = for<'a, 'c, 'p> fn(&'a mut Call<'c, 'p>) -> Lowered;
 
-/// The domain of ONNX Runtime's ops.
-pub(crate) const MICROSOFT: &str = "com.microsoft";
-
 /// A row of a table.
 pub(crate) struct Row {
     /// The name, behind its domain and two colons if that is not ONNX's own.

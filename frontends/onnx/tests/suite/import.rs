@@ -381,6 +381,41 @@ fn ranks_are_what_collectives_say() {
 }
 
 #[test]
+fn collectives_count_where_they_are_put_in_place() {
+    let reduce = |size: &str| node(&format!("com.microsoft::AllReduce group_size={size}"), &["x"], &["b"]);
+    let function = |name: &str, size: &str| proto::Function {
+        name: name.into(),
+        domain: "my".into(),
+        input: vec!["x".into()],
+        output: vec!["b".into()],
+        node: vec![reduce(size)],
+        ..proto::Function::default()
+    };
+    let ranks = |fake: &Fake| fake.import().unwrap_or_else(|e| panic!("{e}")).graph.ranks;
+    // In the branch that is taken, not in the other one.
+    let mut fake = Fake::new(18)
+        .input("x", "f32[2]")
+        .stored("yes", "bool[]", &[1.0])
+        .node("If", &["yes"], &["y"])
+        .output("y");
+    fake.graph().node[0].attribute = vec![
+        branch("then_branch", vec![reduce("2")], vec![]),
+        branch("else_branch", vec![reduce("4")], vec![]),
+    ];
+    assert_eq!(ranks(&fake), Some(2));
+    // In functions that are called, by the attributes of the call.
+    let fake = Fake::new(18)
+        .input("x", "f32[2]")
+        .function(function("called", "@size"))
+        .function(function("unused", "4"))
+        .node("my::called size=2", &["x"], &["y"])
+        .output("y");
+    assert_eq!(ranks(&fake), Some(2));
+    let both = fake.node("my::called size=3", &["y"], &["z"]).output("z");
+    has(&both, "the group_size of node `y.b` is 2, the group_size of node `z.b` is 3");
+}
+
+#[test]
 fn all_gather_joins_any_axis_and_all_to_all_exchanges_pieces() {
     let gather = |axis: i64| {
         Fake::new(18)
