@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use symmc_ir::{DType, Dim, Emit, Scalar, Tensor, Type, ValueId};
+use symmc_ir::{DType, Def, Dim, Emit, InputKind, Scalar, Tensor, Type, ValueId};
 
 use crate::data;
 use crate::known::{Ints, Known};
@@ -137,7 +137,14 @@ impl<'c, 'p> Call<'c, 'p> {
         if let Some(ints) = self.known(i)?.and_then(|k| k.ints()) {
             return Ok(Some(ints));
         }
-        Err(Stop::Opaque(match self.lowering.parameters.contains(name) {
+        let parameter = match self.lowering.resolve(name)? {
+            Binding::Value(v) => {
+                let graph = self.lowering.builder.graph();
+                matches!(graph.values[v].def, Def::Input(i) if graph.inputs[i].kind == InputKind::Parameter)
+            }
+            _ => false,
+        };
+        Err(Stop::Opaque(match parameter {
             true => format!("{what}, `{name}`, is a parameter or differs between the ranks"),
             false => format!("{what}, `{name}`, depends on data"),
         }))

@@ -9,7 +9,8 @@
 //!   its own: the same program with its own weights. With the files of all ranks the weights of all are known; one
 //!   file alone is a program whose weights are that rank's.
 //! - **Stored tensors** (initializers) become parameters. Integers and single numbers, which are shapes, positions and
-//!   factors, become constants where all files have the same.
+//!   factors, become constants where all files have the same. A `Constant` that differs between the files is a
+//!   parameter, too.
 //! - **Shapes that the program computes** (`Shape`, `Gather`, `Concat`, …) are followed as expressions of its symbols,
 //!   and what constants give is computed.
 //! - **Symbols** are the names of extents of arguments. Their bounds stand under PyTorch's names in the metadata that
@@ -41,7 +42,6 @@ mod scope;
 mod signature;
 mod symbols;
 
-use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -56,6 +56,7 @@ use data::Beside;
 use lower::Lowering;
 use ranks::Ranks;
 use scope::Scope;
+use signature::Parameters;
 use symbols::Symbols;
 
 /// What the files leave open.
@@ -200,7 +201,7 @@ type Converted = (Graph, IndexMap<String, Arc<Tensor>>, Vec<String>);
 fn convert<'p>(
     model: &'p proto::Model,
     beside: &'p Beside,
-    parameters: &'p HashSet<String>,
+    parameters: &'p Parameters,
     files: usize,
     options: &ImportOptions,
 ) -> Result<Converted, Reason> {

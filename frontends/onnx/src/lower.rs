@@ -20,6 +20,7 @@ use crate::ops;
 use crate::proto;
 use crate::ranks::Ranks;
 use crate::scope::{Binding, Scope};
+use crate::signature::Parameters;
 use crate::symbols::Symbols;
 use crate::{evaluate, fold, inline};
 
@@ -69,8 +70,7 @@ pub(crate) struct Lowering<'p> {
     pub functions: HashMap<FunctionKey<'p>, &'p proto::Function>,
     pub ranks: Ranks,
     pub beside: &'p Beside,
-    /// The stored tensors whose data differ between ranks, and those that are parameters by name.
-    pub parameters: &'p HashSet<String>,
+    pub parameters: &'p Parameters,
     /// The names of the tensors that the program's own graph stores: the sources of its parameters.
     pub initializers: HashSet<&'p str>,
     /// The data of the parameters by source.
@@ -90,7 +90,7 @@ impl<'p> Lowering<'p> {
         scope: Scope<'p>,
         ranks: Ranks,
         beside: &'p Beside,
-        parameters: &'p HashSet<String>,
+        parameters: &'p Parameters,
     ) -> Self {
         Lowering {
             builder,
@@ -189,7 +189,7 @@ impl<'p> Lowering<'p> {
         let error = |message: String| Reason::Tensor { tensor: name.to_string(), message };
         let (dtype, shape) = data::layout(tensor).map_err(error)?;
         let data = Arc::new(self.beside.load(tensor).map_err(error)?);
-        let constant = is_constant(dtype, &shape) && !self.parameters.contains(name);
+        let constant = is_constant(dtype, &shape) && !self.parameters.contains(tensor);
         if constant {
             return Ok(Binding::Known(Known::Data(data), None));
         }
@@ -201,6 +201,11 @@ impl<'p> Lowering<'p> {
             _ => self.free_source(&format!("{}{name}", self.outer.get(level).unwrap_or(&self.scope).prefix)),
         };
         Ok(Binding::Value(self.parameter(source, data)?))
+    }
+
+    /// A parameter that no initializer is.
+    pub fn own_parameter(&mut self, label: &str, data: Arc<Tensor>) -> Lowered<ValueId> {
+        self.parameter(self.free_source(label), data)
     }
 
     /// A parameter with its data. No other has its source.
@@ -252,7 +257,7 @@ impl<'p> Lowering<'p> {
                     let data = Some(data.clone());
                     return Ok(self.builder.input(InputKind::Constant, &label, &label, ty, data));
                 }
-                self.parameter(self.free_source(&label), data.clone())
+                self.own_parameter(&label, data.clone())
             }
         }
     }

@@ -3,11 +3,9 @@
 //! Inputs of the graph that no stored tensor gives are arguments. Stored tensors that are read become parameters or
 //! constants ([`crate::lower`]).
 
-use std::collections::HashSet;
-use std::sync::Arc;
+use std::collections::{HashMap, HashSet};
 
-use indexmap::IndexMap;
-use symmc_ir::{InputKind, Tensor, Type};
+use symmc_ir::{InputKind, Type};
 
 use crate::data::{self, Beside};
 use crate::error::Reason;
@@ -24,31 +22,106 @@ pub(crate) fn arguments(graph: &proto::Graph) -> Vec<&proto::ValueInfo> {
     graph.input.iter().filter(|i| !stored.contains(i.name.as_str())).collect()
 }
 
-/// The stored tensors that are parameters whatever they look like: those that PyTorch says are, and those whose data
-/// differ between the files.
-pub(crate) fn parameters(models: &[proto::Model], beside: &[Beside]) -> HashSet<String> {
-    let graphs: Vec<&proto::Graph> = models.iter().filter_map(|m| m.graph.as_ref()).collect();
-    let Some(first) = graphs.first() else { return HashSet::new() };
-    let metadata = first.metadata_props.iter().chain(&models[0].metadata_props);
-    let mut out: HashSet<String> = HashSet::new();
+/// The tensors that are parameters whatever they look like.
+#[derive(Default)]
+pub(crate) struct Parameters {
+    /// Those that PyTorch says are, by name.
+    named: HashSet<String>,
+    /// Those whose data differ between the files, by address: names may differ as well.
+    differing: HashSet<*const proto::Tensor>,
+}
+
+impl Parameters {
+    /// Whether an initializer is a parameter whatever it looks like.
+    pub fn contains(&self, tensor: &proto::Tensor) -> bool {
+        self.named.contains(&tensor.name) || self.differs(tensor)
+    }
+
+    /// Whether the data that stand at this place of the program differ between the files.
+    pub fn differs(&self, tensor: &proto::Tensor) -> bool {
+        self.differing.contains(&std::ptr::from_ref(tensor))
+    }
+}
+
+/// Finds the tensors that are parameters whatever they look like.
+pub(crate) fn parameters(models: &[proto::Model], beside: &[Beside]) -> Parameters {
+    let mut out = Parameters::default();
+    let Some(first) = models.first() else { return out };
+    let metadata = first.graph.iter().flat_map(|g| &g.metadata_props).chain(&first.metadata_props);
     for text in metadata.filter(|e| e.key == SIGNATURE).map(|e| e.value.as_str()) {
         let targets = text.lines().filter_map(|line| line.split_once(": PARAMETER target='"));
-        out.extend(targets.filter_map(|(_, rest)| Some(rest.split_once('\'')?.0.to_string())));
+        out.named.extend(targets.filter_map(|(_, rest)| Some(rest.split_once('\'')?.0.to_string())));
     }
-    let mut known: IndexMap<&str, Arc<Tensor>> = IndexMap::new();
-    for (graph, beside) in graphs.iter().zip(beside).filter(|_| graphs.len() > 1) {
-        for tensor in &graph.initializer {
-            let small = data::layout(tensor).is_ok_and(|(dtype, shape)| is_constant(dtype, &shape));
-            // What cannot be read is told where it is used.
-            let Some(data) = small.then(|| beside.load(tensor).ok()).flatten() else { continue };
-            match known.get(tensor.name.as_str()) {
-                None => drop(known.insert(&tensor.name, Arc::new(data))),
-                Some(first) if **first == data => {}
-                Some(_) => drop(out.insert(tensor.name.clone())),
+    // What cannot be read is told where it is used.
+    let read = |place: &Place<'_>, beside: &Beside| {
+        let small = data::layout(place.tensor).is_ok_and(|(dtype, shape)| is_constant(dtype, &shape));
+        (small || !place.initializer).then(|| beside.load(place.tensor).ok()).flatten()
+    };
+    let expected = places(first);
+    for (model, own) in models.iter().zip(beside).skip(1) {
+        for (a, b) in expected.iter().zip(&places(model)) {
+            if let (Some(x), Some(y)) = (read(a, &beside[0]), read(b, own))
+                && x != y
+            {
+                out.differing.extend([a.tensor, b.tensor].map(std::ptr::from_ref));
             }
         }
     }
     out
+}
+
+/// Where a program reads a tensor that its file holds.
+struct Place<'p> {
+    tensor: &'p proto::Tensor,
+    /// Else it is the value of a `Constant`.
+    initializer: bool,
+}
+
+/// All of them in the order of the nodes, which is that of the same program under other names.
+fn places(model: &proto::Model) -> Vec<Place<'_>> {
+    let mut out = Vec::new();
+    if let Some(graph) = &model.graph {
+        places_of_graph(graph, None, &mut out);
+    }
+    for function in &model.functions {
+        places_of_nodes(&function.node, &Names::default(), &mut out);
+    }
+    out
+}
+
+/// The initializers that a graph sees by name: its own and those around it.
+#[derive(Default)]
+struct Names<'a, 'p> {
+    own: HashMap<&'p str, &'p proto::Tensor>,
+    around: Option<&'a Names<'a, 'p>>,
+}
+
+impl<'p> Names<'_, 'p> {
+    fn get(&self, name: &str) -> Option<&'p proto::Tensor> {
+        self.own.get(name).copied().or_else(|| self.around?.get(name))
+    }
+}
+
+fn places_of_graph<'p>(graph: &'p proto::Graph, around: Option<&Names<'_, 'p>>, out: &mut Vec<Place<'p>>) {
+    let own = graph.initializer.iter().map(|t| (t.name.as_str(), t)).collect();
+    let names = Names { own, around };
+    places_of_nodes(&graph.node, &names, out);
+    let results = graph.output.iter().filter_map(|o| names.get(&o.name));
+    out.extend(results.map(|tensor| Place { tensor, initializer: true }));
+}
+
+fn places_of_nodes<'p>(nodes: &'p [proto::Node], names: &Names<'_, 'p>, out: &mut Vec<Place<'p>>) {
+    for node in nodes {
+        let operands = node.input.iter().filter_map(|name| names.get(name));
+        out.extend(operands.map(|tensor| Place { tensor, initializer: true }));
+        for attribute in &node.attribute {
+            let constant = attribute.t.as_deref().filter(|_| node.op_type == "Constant");
+            out.extend(constant.map(|tensor| Place { tensor, initializer: false }));
+            if let Some(graph) = &attribute.g {
+                places_of_graph(graph, Some(names), out);
+            }
+        }
+    }
 }
 
 /// Adds the arguments and names the stored tensors.

@@ -84,6 +84,11 @@ fn constant(c: &mut Call<'_, '_>) -> Lowered {
         _ => None,
     };
     let data = data.ok_or_else(|| Stop::Opaque(format!("it holds a `{}`", given.name)))?;
+    if a.t.as_deref().is_some_and(|t| c.lowering.parameters.differs(t)) {
+        let label = c.label.clone();
+        let value = c.lowering.own_parameter(&label, data)?;
+        return c.done(value);
+    }
     c.set_known(0, Known::Data(data));
     Ok(())
 }

@@ -368,6 +368,40 @@ fn files_of_ranks_differ_in_weights_alone() {
 }
 
 #[test]
+fn constants_of_ranks_differ_by_their_place() {
+    // A Constant, an initializer under another name, one of a branch, and a Constant of a function.
+    let rank = |n: f64, name: &str| {
+        let add = |x: &str, y: &str| node("Add", &[x, y], &["b"]);
+        let constant = |name: &str| node(&format!("Constant value={{f32[2]:1 {n}}}"), &[], &[name]);
+        let inner = vec![stored("inner", &tensor("f32[]", &[n + 1.0]))];
+        let mut fake = Fake::new(18)
+            .input("x", "f32[2]")
+            .stored("yes", "bool[]", &[1.0])
+            .stored(name, "f32[]", &[n + 2.0])
+            .function(proto::Function {
+                name: "shifted".into(),
+                domain: "my".into(),
+                input: vec!["x".into()],
+                output: vec!["b".into()],
+                node: vec![constant("c"), add("x", "c")],
+                ..proto::Function::default()
+            })
+            .node("If", &["yes"], &["p"]);
+        fake.graph().node[0].attribute = vec![branch("then_branch", vec![add("x", "inner")], inner)];
+        fake.graph().node.push(constant("k"));
+        fake.node("my::shifted", &["x"], &["q"]).node("Sum", &["p", "q", "k", name], &["y"]).output("y")
+    };
+    let imported = import_all(&[&rank(3.0, "off"), &rank(5.0, "off_r1")]).expect("one program");
+    let held = |rank: usize| -> Vec<f64> {
+        let sources = parameters(&imported.graph).into_iter();
+        sources.flat_map(|source| imported.weights[rank][source].to_f64()).collect()
+    };
+    assert_eq!(parameters(&imported.graph), ["off", "p.inner", "k", "q.c"]);
+    assert_eq!(held(0), [5.0, 4.0, 1.0, 3.0, 1.0, 3.0]);
+    assert_eq!(held(1), [7.0, 6.0, 1.0, 5.0, 1.0, 5.0]);
+}
+
+#[test]
 fn ranks_are_what_collectives_say() {
     let mut fake = parallel(1.0, 3.0, 2.0);
     assert_eq!(fake.import().expect("a program").graph.ranks, Some(2));
