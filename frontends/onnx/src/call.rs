@@ -157,6 +157,11 @@ impl<'c, 'p> Call<'c, 'p> {
         consts.map(Some).ok_or_else(|| Stop::Opaque(format!("{what} are symbolic")))
     }
 
+    /// An extent for messages.
+    pub fn shown(&self, dim: &Dim) -> String {
+        dim.display(&self.lowering.symbols.table).to_string()
+    }
+
     // Attributes.
 
     /// The attribute of this name. One that refers to an attribute of the function around it is that one.

@@ -15,28 +15,45 @@ pub(crate) fn agree(
     mut weights: IndexMap<String, Arc<Tensor>>,
 ) -> Result<IndexMap<String, Arc<Tensor>>, Reason> {
     let mut out = IndexMap::new();
-    if found.values.len() == expected.values.len() && found.inputs.len() == expected.inputs.len() {
-        for (id, value) in expected.values.iter() {
-            found.values[id].name.clone_from(&value.name);
+    let alike = found.values.len() == expected.values.len() && found.inputs.len() == expected.inputs.len();
+    // What one has more stands behind what both have, which gets the names of rank 0.
+    for (id, value) in expected.values.iter().take(found.values.len()) {
+        found.values[id].name.clone_from(&value.name);
+    }
+    for (id, input) in expected.inputs.iter().take(found.inputs.len()) {
+        if let Some(data) = weights.swap_remove(&found.inputs[id].source).filter(|_| alike) {
+            out.insert(input.source.clone(), data);
         }
-        for (id, input) in expected.inputs.iter() {
-            if let Some(data) = weights.swap_remove(&found.inputs[id].source) {
-                out.insert(input.source.clone(), data);
-            }
-            found.inputs[id].source.clone_from(&input.source);
-        }
-        if found.symbols.len() == expected.symbols.len() {
-            for (id, symbol) in expected.symbols.iter() {
-                found.symbols[id].name.clone_from(&symbol.name);
-                found.symbols[id].alias.clone_from(&symbol.alias);
-            }
+        found.inputs[id].source.clone_from(&input.source);
+    }
+    if found.symbols.len() == expected.symbols.len() {
+        for (id, symbol) in expected.symbols.iter() {
+            found.symbols[id].name.clone_from(&symbol.name);
+            found.symbols[id].alias.clone_from(&symbol.alias);
         }
     }
     if found == *expected {
         return Ok(out);
     }
-    let (expected, found) = (text::print(expected), text::print(&found));
-    let mut lines = expected.lines().zip(found.lines()).filter(|(e, f)| e != f);
-    let (expected, found) = lines.next().unwrap_or(("a program of its length", "another"));
-    Err(Reason::Difference { first: first.into(), expected: expected.into(), found: found.into() })
+    let (expected, found) = difference(&text::print(expected), &text::print(&found));
+    Err(Reason::Difference { first: first.into(), expected, found })
+}
+
+/// The first lines that differ: of the inputs, else of the symbols, else of the nodes, else of the rest.
+fn difference(expected: &str, found: &str) -> (String, String) {
+    const PARTS: [&[&str]; 3] = [&["arg ", "param ", "const "], &["symbol "], &["%", "return"]];
+    let part = |line: &str| PARTS.iter().position(|p| p.iter().any(|start| line.starts_with(start)));
+    for wanted in [Some(0), Some(1), Some(2), None] {
+        let lines = |text: &str| -> Vec<String> {
+            text.lines().filter(|line| part(line) == wanted).map(String::from).collect()
+        };
+        let (expected, found) = (lines(expected), lines(found));
+        for i in 0..expected.len().max(found.len()) {
+            let line = |lines: &[String]| lines.get(i).map_or("none", String::as_str).to_string();
+            if expected.get(i) != found.get(i) {
+                return (line(&expected), line(&found));
+            }
+        }
+    }
+    ("a program".into(), "another".into())
 }

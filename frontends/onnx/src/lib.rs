@@ -42,6 +42,7 @@ mod scope;
 mod signature;
 mod symbols;
 
+use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -142,7 +143,16 @@ pub fn import(files: &[Source], options: &ImportOptions) -> Result<Imported, Imp
             }
         }
     }
+    if let (Some(all), Some(name)) = (&mut imported, repeated(files)) {
+        all.notes.push(format!("{name} is given for several ranks, which have the same weights"));
+    }
     imported.ok_or_else(|| Reason::Graph("there is none".into()).of(&first.name))
+}
+
+/// The first name that several files have.
+fn repeated(files: &[Source]) -> Option<&str> {
+    let mut names = HashSet::new();
+    files.iter().map(|f| f.name.as_str()).find(|name| !names.insert(*name))
 }
 
 /// Imports a program from the files of its ranks.

@@ -25,9 +25,9 @@ fn by_heads(c: &mut Call<'_, '_>, x: ValueId, heads: i64) -> Lowered<ValueId> {
         [_, _, _, _] => Ok(x),
         [batch, length, width] => {
             let heads = Dim::from(heads);
-            let each = width
-                .exact_div(&heads)
-                .ok_or_else(|| Stop::Broken(format!("expected {heads:?} heads to divide {width:?}")))?;
+            let each = width.exact_div(&heads).ok_or_else(|| {
+                Stop::Broken(format!("expected {} heads to divide {}", c.shown(&heads), c.shown(width)))
+            })?;
             let x = c.reshape(x, vec![batch.clone(), length.clone(), heads, each])?;
             c.permute(x, vec![0, 2, 1, 3])
         }
@@ -137,7 +137,13 @@ fn rotary(c: &mut Call<'_, '_>, positions: Option<ValueId>, caches: (usize, usiz
     let heads = match c.int_or("num_heads", 0)? {
         0 if own.len() == 3 => match own[2].exact_div(&turned).and_then(|h| h.as_const()) {
             Some(heads) => heads,
-            None => return Err(Stop::Broken(format!("expected {turned:?} to divide {:?}", own[2]))),
+            None => {
+                return Err(Stop::Broken(format!(
+                    "expected {} to divide {}",
+                    c.shown(&turned),
+                    c.shown(&own[2])
+                )));
+            }
         },
         heads => heads,
     };

@@ -52,7 +52,11 @@ fn gather(c: &mut Call<'_, '_>) -> Lowered {
         let start = c.counted(Dim::from(data.to_i64()[0]), &n);
         let (low, high) = (c.bounds(&start).1, c.bounds(&(n.clone() - start.clone())).1);
         if low < 0 || high <= 0 {
-            return Err(Stop::Broken(format!("expected an index within {n:?}, found {start:?}")));
+            return Err(Stop::Broken(format!(
+                "expected an index within {}, found {}",
+                c.shown(&n),
+                c.shown(&start)
+            )));
         }
         let one = c.slice(x, axis, start, 1.into(), 1)?;
         let y = if data.shape().is_empty() { c.drop_axis(one, axis)? } else { one };

@@ -170,9 +170,9 @@ fn group_norm(c: &mut Call<'_, '_>) -> Lowered {
     }
     let (groups, eps) = (c.int("num_groups")?, c.float_or("epsilon", EPSILON)?);
     let numel = shape.iter().skip(1).cloned().fold(Dim::from(1), |a, b| a * b);
-    let per_group = numel
-        .exact_div(&groups.into())
-        .ok_or_else(|| Stop::Broken(format!("expected {groups} groups to divide {channels:?} channels")))?;
+    let per_group = numel.exact_div(&groups.into()).ok_or_else(|| {
+        Stop::Broken(format!("expected {groups} groups to divide {} channels", c.shown(&channels)))
+    })?;
     let flat = c.reshape(x, vec![n, groups.into(), per_group])?;
     let y = c.emit("layer_norm", Op::LayerNorm { axes: 1, eps: Float(eps) }, &[flat])?;
     let mut y = c.reshape(y, shape.clone())?;

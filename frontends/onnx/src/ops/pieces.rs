@@ -28,8 +28,9 @@ pub(super) const ROWS: &[Row] = &[
         let block = Dim::from(c.int("blocksize")?);
         let [n, channels, h, w] = four_axes(&c.shape(x))?;
         let less = channels.exact_div(&(block.clone() * block.clone()));
-        let less =
-            less.ok_or_else(|| Stop::Broken(format!("{block:?} squared does not divide {channels:?}")))?;
+        let less = less.ok_or_else(|| {
+            Stop::Broken(format!("{} squared does not divide {}", c.shown(&block), c.shown(&channels)))
+        })?;
         let (split, perm) = match c.opt_string("mode")? {
             Some("CRD") => ([less.clone(), block.clone(), block.clone()], vec![0, 1, 4, 2, 5, 3]),
             _ => ([block.clone(), block.clone(), less.clone()], vec![0, 3, 4, 1, 5, 2]),
@@ -164,7 +165,11 @@ fn split(c: &mut Call<'_, '_>) -> Lowered {
     }
     let (low, high) = c.bounds(&(n.clone() - start.clone()));
     if low > 0 || high < 0 {
-        return Err(Stop::Broken(format!("expected pieces of {n:?} together, found {start:?}")));
+        return Err(Stop::Broken(format!(
+            "expected pieces of {} together, found {}",
+            c.shown(&n),
+            c.shown(&start)
+        )));
     }
     Ok(())
 }

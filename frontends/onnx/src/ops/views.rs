@@ -28,7 +28,10 @@ pub(super) const ROWS: &[Row] = &[
         let axes = c.axes(1, shape.len())?;
         let is_one = |d: &Dim| d.as_const() == Some(1);
         if let Some(a) = axes.iter().flatten().find(|&&a| c.bounds(&shape[a]).0 > 1) {
-            return Err(Stop::Broken(format!("expected an extent of 1 at axis {a}, found {:?}", shape[*a])));
+            return Err(Stop::Broken(format!(
+                "expected an extent of 1 at axis {a}, found {}",
+                c.shown(&shape[*a])
+            )));
         }
         let goes = |a: usize, d: &Dim| axes.as_ref().map_or(is_one(d), |axes| axes.contains(&a));
         let left = shape.into_iter().enumerate().filter(|(a, d)| !goes(*a, d)).map(|(_, d)| d).collect();

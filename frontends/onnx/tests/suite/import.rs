@@ -368,6 +368,35 @@ fn files_of_ranks_differ_in_weights_alone() {
 }
 
 #[test]
+fn the_first_difference_between_ranks_is_named() {
+    let rank = |extent: &str, reduced: bool| {
+        let fake = Fake::new(18).input("x", &format!("f32[{extent},2]")).node("Neg", &["x"], &["t"]);
+        let reduce = "com.microsoft::AllReduce group_size=2";
+        let fake = if reduced { fake.node(reduce, &["t"], &["y"]) } else { fake.node("Abs", &["t"], &["y"]) };
+        fake.output("y")
+    };
+    let error = |other: &Fake| import_all(&[&rank("n", true), other]).expect_err("two programs").to_string();
+    let extent = error(&rank("7", true));
+    assert!(
+        extent.contains("expected `arg %x: f32[n, 2] source \"x\"`, found `arg %x: f32[7, 2]"),
+        "{extent}"
+    );
+    let node = error(&rank("n", false));
+    assert!(node.contains("all_reduce") && node.contains("abs %t`"), "{node}");
+    // An extent is called as the program calls it.
+    let groups = Fake::new(21).input("x", "f32[1,tokens,2]").stored("w", "f32[2]", &[1.0, 2.0]);
+    let groups = groups.node("GroupNormalization num_groups=3", &["x", "w", "w"], &["y"]).output("y");
+    has(&groups, "expected 3 groups to divide tokens channels");
+    // One file for two ranks.
+    let file = rank("n", true).source("r.onnx");
+    let imported = import(&[file.clone(), file], &ImportOptions::default()).expect("one program");
+    assert_eq!(
+        imported.notes.last().expect("a note"),
+        "r.onnx is given for several ranks, which have the same weights"
+    );
+}
+
+#[test]
 fn constants_of_ranks_differ_by_their_place() {
     // A Constant, an initializer under another name, one of a branch, and a Constant of a function.
     let rank = |n: f64, name: &str| {
