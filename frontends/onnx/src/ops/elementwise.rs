@@ -4,7 +4,7 @@
 
 use std::sync::Arc;
 
-use symmc_ir::{BinaryOp, DType, Emit, Scalar, Tensor, UnaryOp, ValueId};
+use symmc_ir::{BinaryOp, DType, Dim, Emit, Scalar, Tensor, UnaryOp, ValueId, infer};
 
 use super::{Row, row};
 use crate::call::{Call, Operand};
@@ -114,7 +114,15 @@ fn pair(c: &mut Call<'_, '_>) -> Lowered<(Operand, Operand)> {
 /// Two operands, of which at least one is a tensor.
 fn apply(c: &mut Call<'_, '_>, op: BinaryOp, x: Operand, y: Operand) -> Lowered<ValueId> {
     match (x, y) {
-        (Operand::Tensor(x), Operand::Tensor(y)) => c.binary(op, x, y),
+        (Operand::Tensor(x), Operand::Tensor(y)) => {
+            let (a, b) = (c.shape(x), c.shape(y));
+            if infer::broadcast(&[&a, &b]).is_err() {
+                let shown = |dims: &[Dim]| dims.iter().map(|d| c.shown(d)).collect::<Vec<_>>().join(", ");
+                let (a, b) = (shown(&a), shown(&b));
+                return Err(Stop::Broken(format!("the shapes [{a}] and [{b}] do not broadcast")));
+            }
+            c.binary(op, x, y)
+        }
         (Operand::Tensor(x), Operand::Scalar(s)) => c.with_scalar(op, x, s),
         (Operand::Scalar(s), Operand::Tensor(y)) => c.scalar_with(op, s, y),
         (Operand::Scalar(_), Operand::Scalar(_)) => {

@@ -387,6 +387,9 @@ fn the_first_difference_between_ranks_is_named() {
     let groups = Fake::new(21).input("x", "f32[1,tokens,2]").stored("w", "f32[2]", &[1.0, 2.0]);
     let groups = groups.node("GroupNormalization num_groups=3", &["x", "w", "w"], &["y"]).output("y");
     has(&groups, "expected 3 groups to divide tokens channels");
+    let apart = Fake::new(18).input("x", "f32[tokens,3]").input("z", "f32[tokens,2]");
+    let apart = apart.node("Add", &["x", "z"], &["y"]).output("y");
+    has(&apart, "the shapes [tokens, 3] and [tokens, 2] do not broadcast");
     // One file for two ranks.
     let file = rank("n", true).source("r.onnx");
     let imported = import(&[file.clone(), file], &ImportOptions::default()).expect("one program");
