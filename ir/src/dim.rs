@@ -361,8 +361,24 @@ impl Dim {
     /// never too narrow, possibly too wide. That `k*div(a, k)` lies within `k - 1` below `a` is known for
     /// sums `a` of symbols.
     pub fn bounds(&self, symbols: &Table<SymbolId, Symbol>) -> (i64, i64) {
+        let (terms, constant) = self.parts();
+        let is_flat = |a: &Atom| a.arguments().is_none_or(|(a, b)| a.depth() == 0 && b.depth() == 0);
+        let nests = |t: &Term| !t.product.iter().all(is_flat);
+        if !terms.iter().any(nests) {
+            return self.flat_bounds(symbols);
+        }
+        // What nests is the same however the rest is written. Bounded once for each way to write that, it would take
+        // work exponential in its depth.
+        let (nested, flat): (Terms, Terms) = terms.iter().cloned().partition(nests);
+        let nested = Dim::sum(nested, 0).interval(symbols);
+        let flat = Dim::from_terms(flat, constant).flat_bounds(symbols);
+        (nested.0.saturating_add(flat.0), nested.1.saturating_add(flat.1))
+    }
+
+    /// The bounds where nothing nests.
+    fn flat_bounds(&self, symbols: &Table<SymbolId, Symbol>) -> (i64, i64) {
         let plain = self.interval(symbols);
-        match self.div_as_mod(symbols).map(|other| other.bounds(symbols)) {
+        match self.div_as_mod(symbols).map(|other| other.flat_bounds(symbols)) {
             Some(other) => (plain.0.max(other.0), plain.1.min(other.1)),
             None => plain,
         }

@@ -268,3 +268,13 @@ fn symbols_of_a_dim_ascend_once() {
     let dim = s(2).floor_div(&(s(0) + c(3))) * s(2) + s(0);
     assert_eq!(dim.symbols(), [0, 2].map(SymbolId::new));
 }
+
+#[test]
+fn bounds_of_nested_sums_of_divisions_are_found() {
+    // Every level holds divisions that may be written as remainders, beside the level before.
+    let divisions = (2..5).fold(c(0), |sum, k| sum + (s(1) + c(1)).floor_div(&c(k)) * c(k));
+    let dim = (0..30).fold(s(0), |dim, _| dim.max_with(&s(2)) + divisions.clone());
+    assert!(symmc_ir::dim::check_size(std::slice::from_ref(&dim)).is_ok());
+    let (low, high) = dim.bounds(&symbols());
+    assert!(low > 0 && low <= high, "{low} to {high}");
+}
