@@ -1,5 +1,8 @@
 //! The one error type of the API.
 
+use std::fs::File;
+use std::io::Read;
+
 use symmc_planner::plan::Plan;
 use thiserror::Error as ThisError;
 
@@ -68,10 +71,35 @@ fn list(findings: &[String]) -> String {
 /// # Errors
 /// It cannot be read, or is a folder.
 pub(crate) fn read(path: &std::path::Path, expected: &str) -> Result<Vec<u8>, Error> {
+    let (bytes, file) = head(path, expected)?;
+    read_on(path, bytes, file)
+}
+
+/// The first two bytes of a file that should be `expected`, or as many as it has, and the file to [`read_on`].
+///
+/// # Errors
+/// As [`read`].
+pub(crate) fn head(path: &std::path::Path, expected: &str) -> Result<(Vec<u8>, File), Error> {
     if path.is_dir() {
         return Err(Error::format(path, format!("this is a folder; expected {expected}")));
     }
-    std::fs::read(path).map_err(|e| Error::io(path, e))
+    let mut bytes = Vec::new();
+    let mut open = || {
+        let mut file = File::open(path)?;
+        file.by_ref().take(2).read_to_end(&mut bytes)?;
+        Ok(file)
+    };
+    let file = open().map_err(|e| Error::io(path, e))?;
+    Ok((bytes, file))
+}
+
+/// All of a file, of which `bytes` were read.
+///
+/// # Errors
+/// It cannot be read.
+pub(crate) fn read_on(path: &std::path::Path, mut bytes: Vec<u8>, mut file: File) -> Result<Vec<u8>, Error> {
+    file.read_to_end(&mut bytes).map_err(|e| Error::io(path, e))?;
+    Ok(bytes)
 }
 
 /// The text of a file that should be `expected`, without the mark that some editors put in front of UTF-8.

@@ -8,7 +8,7 @@ use indexmap::IndexMap;
 use symmc_ir::{Graph, Members, Tensor, text, verify};
 use symmc_torch::ImportOptions;
 
-use crate::error::{Error, ranks as ranks_text, read, utf8};
+use crate::error::{Error, head, ranks as ranks_text, read_on, utf8};
 use crate::tensors::TensorFile;
 
 /// What a file with a program holds.
@@ -82,12 +82,14 @@ impl Program {
     /// The file cannot be read, is neither, is broken, breaks an invariant of the IR, or fixes another
     /// number of ranks than `options` asks for.
     pub fn open(path: &Path, options: &OpenOptions) -> Result<Self, Error> {
-        let bytes = read(path, PROGRAM)?;
-        let stem = path.file_stem().map_or_else(|| "program".into(), |s| s.to_string_lossy().into_owned());
-        let is_archive = bytes.starts_with(b"PK") || path.extension().is_some_and(|e| e == "pt2");
-        if !is_archive && is_onnx(path, &bytes) {
+        let (head, file) = head(path, PROGRAM)?;
+        let is_archive = head.starts_with(b"PK") || path.extension().is_some_and(|e| e == "pt2");
+        if !is_archive && is_onnx(path, &head) {
+            // The importer reads it.
             return Program::onnx(&[path.to_path_buf()], options);
         }
+        let bytes = read_on(path, head, file)?;
+        let stem = stem(path);
         let (graph, weights, notes) = if is_archive {
             let options = ImportOptions {
                 name: stem,
@@ -121,8 +123,7 @@ impl Program {
             return Program::open(path, options);
         }
         for path in paths {
-            let bytes = read(path, PROGRAM)?;
-            if !is_onnx(path, &bytes) {
+            if !is_onnx(path, &head(path, PROGRAM)?.0) {
                 return Err(Error::format(
                     path,
                     "expected an ONNX model, as only these have a file for each rank, found another",
@@ -137,7 +138,7 @@ impl Program {
         if let Some((group, _)) = options.groups.first() {
             return Err(Error::format(first, format!("an ONNX model names no groups, found {group}")));
         }
-        let stem = first.file_stem().map_or_else(|| "program".into(), |s| s.to_string_lossy().into_owned());
+        let stem = stem(first);
         let name = stem.strip_suffix("_rank0").unwrap_or(&stem).to_string();
         let options =
             symmc_onnx::ImportOptions { name, ranks: options.ranks, ..symmc_onnx::ImportOptions::default() };
@@ -212,9 +213,14 @@ impl Program {
     }
 }
 
+/// The name of a program by its file.
+fn stem(path: &Path) -> String {
+    path.file_stem().map_or_else(|| "program".into(), |s| s.to_string_lossy().into_owned())
+}
+
 /// Whether a file is an ONNX model: by its name, or by its first field, the version of the format.
-fn is_onnx(path: &Path, bytes: &[u8]) -> bool {
-    bytes.starts_with(&[0x08]) || path.extension().is_some_and(|e| e == "onnx")
+fn is_onnx(path: &Path, head: &[u8]) -> bool {
+    head.starts_with(&[0x08]) || path.extension().is_some_and(|e| e == "onnx")
 }
 
 fn parse(path: &Path, bytes: Vec<u8>, options: &OpenOptions) -> Result<Graph, Error> {
