@@ -3,11 +3,13 @@
 //!
 //! The expected results are the interpreter's, those of large cases the CPU kernels'. How tensors lie in memory
 //! is part of a case; how a backend gets them there is its own. [`HostLibrary`] runs a device's kernels without one.
+//! Frontends compare their ops with other implementations by [`every_line`] and [`near`].
 
 mod compare;
 mod large;
 mod layout;
 mod library;
+mod lines;
 mod ops;
 mod random;
 mod small;
@@ -18,6 +20,7 @@ use symmc_runtime::kernels::KernelError;
 pub use self::compare::agree;
 pub use self::layout::{Layout, Placed};
 pub use self::library::HostLibrary;
+pub use self::lines::{every_line, near};
 pub use self::ops::{Draft, THEMES, Theme};
 
 /// One op with operands and what it must give.

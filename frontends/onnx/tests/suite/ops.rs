@@ -3,6 +3,7 @@
 
 use std::sync::Arc;
 
+use symmc_cases::{every_line, near};
 use symmc_ir::{Bindings, InputKind, Op, Tensor};
 
 use crate::common::{Fake, stored, tensor};
@@ -66,35 +67,12 @@ fn check(line: &str) -> Result<(), String> {
     });
     let found =
         symmc_ir::interp::run(&graph, &Bindings::new(), &[inputs.collect()]).map_err(|e| e.to_string())?;
-    for (found, expected) in found[0].iter().zip(&expected) {
-        if (found.dtype(), found.shape()) != (expected.dtype(), expected.shape()) {
-            return Err(format!("expected {expected:?}, found {found:?}"));
-        }
-        let (f, e) = (found.to_f64(), expected.to_f64());
-        let near = |a: f64, b: f64| b.is_finite() && (a - b).abs() <= 1e-4 * (1.0 + b.abs());
-        let close = |a: f64, b: f64| a == b || a.is_nan() && b.is_nan() || near(a, b);
-        if !f.iter().zip(&e).all(|(a, b)| close(*a, *b)) {
-            return Err(format!("expected {e:?}, found {f:?}"));
-        }
-    }
-    Ok(())
+    found[0].iter().zip(&expected).try_for_each(|(found, expected)| near(found, expected))
 }
 
 #[test]
 fn every_op_gives_what_the_reference_evaluator_gives() {
-    let mut count = 0;
-    let mut failures = Vec::new();
-    for (i, line) in include_str!("ops.txt").lines().enumerate() {
-        let line = line.trim();
-        if line.is_empty() || line.starts_with('#') {
-            continue;
-        }
-        count += 1;
-        if let Err(e) = check(line) {
-            failures.push(format!("line {}: {line}\n    {e}", i + 1));
-        }
-    }
-    assert!(failures.is_empty(), "{} of {count} fail:\n{}", failures.len(), failures.join("\n"));
+    every_line(include_str!("ops.txt"), check);
 }
 
 #[test]
