@@ -30,12 +30,12 @@
 //!   comes after the receiver's arrival and before its completion, the rank's own write stands in for it.
 //! - Packets write the landing zone whose turn it is from the sender's arrival; the receiver has read it at
 //!   completion. A packet and its own receipt are ordered by the flag.
-//! - The caller writes bound arguments, and bound inputs that an output replaces, at the start of each run;
-//!   other bound inputs before the first. It reads the outputs at the end.
+//! - The caller writes bound arguments, bound inputs whose size the source gives by symbols, and those that an output
+//!   replaces, at the start of each run; other bound inputs before the first. It reads the outputs at the end.
 //!
 //! # What is proven
-//! For every number of runs, every sequence of buckets, every binding within their ranges, every rank, and
-//! every timing of the ranks:
+//! For every number of runs, every sequence of buckets and of bindings within their ranges (two runs of a bucket have
+//! sizes that have nothing to do with each other), every rank, and every timing of the ranks:
 //! 1. Two accesses to overlapping bytes of one rank's memory, one of them a write, are ordered by `→`. Exempt
 //!    are a packet and its receipt, and the accesses of one step, where the rules of `inplace` hold instead.
 //! 2. A step finds its operands intact, the caller finds the outputs intact, and the next run finds bound
@@ -51,7 +51,8 @@
 //!
 //! # How
 //! Sizes and positions are dims. A value's *span* holds all bytes that it can occupy on any rank under any
-//! binding; values whose spans meet share bytes unless the dims prove them apart (`place`). The order is
+//! binding; values whose spans meet share bytes unless the dims prove them apart (`place`): under one binding within
+//! a run, under any two for two runs of a bucket, and not at all for two buckets. The order is
 //! decided with vector clocks (`clock`) and the last accesses of each byte (`memory`), in one pass over
 //! the list per bucket and a short one per sequence of buckets (`time`). Time is near linear in the number
 //! of steps.
@@ -220,7 +221,7 @@ fn schedule<'a>(
     let homes = place::homes((plan, programs), (index, bucket), program, &symbols, errors);
     let ctx = Context { plan, programs, index, bucket, program, symbols: &symbols, homes: &homes };
     let steps = step::steps(&ctx, errors);
-    let bound = step::bound_inputs(program, &homes);
+    let bound = step::bound_inputs(&programs.source, program, &homes);
     Some(Schedule { index, bucket, program, symbols, homes, steps, bound })
 }
 

@@ -2,10 +2,12 @@
 //!
 //! A [`Home`] is resolved for every rank and every binding at once. Its *span* holds all bytes that the
 //! value can occupy on any rank under any binding of the bucket; two values whose spans meet are taken to
-//! share bytes, unless [`apart`] proves them disjoint for every rank and binding.
+//! share bytes, unless [`apart`] proves them disjoint for every rank and binding. Within a run both have one
+//! binding; values of two runs of a bucket have two that differ, and values of two buckets are told apart by
+//! their spans alone.
 
 use symmc_ir::entity::Entity;
-use symmc_ir::{Def, Dim, InputKind, OutputKind, SymbolId, Table, Type, ValueId, text};
+use symmc_ir::{Def, Dim, Graph, InputKind, OutputKind, SymbolId, Table, Type, ValueId, text};
 
 use super::error::CheckError;
 use super::program::{Program, Programs};
@@ -75,8 +77,34 @@ impl Home {
     }
     /// Whether two values share bytes on some rank under some binding, as far as is known.
     pub fn overlaps(&self, other: &Home, symbols: &Symbols) -> bool {
-        self.meets(other) && !((!self.rigid || !other.rigid) && apart(&self.range, &other.range, symbols))
+        self.meets(other) && ((self.rigid && other.rigid) || !apart(&self.range, &other.range, symbols))
     }
+
+    /// The same for two runs of the bucket, whose bindings have nothing to do with each other.
+    pub fn overlaps_in_other_run(&self, other: &Home, symbols: &Symbols) -> bool {
+        self.overlaps(other, symbols) || {
+            let (renamed, both) = (other.range.renamed(symbols), twice(symbols));
+            self.meets(other) && !apart(&self.range, &renamed, &both)
+        }
+    }
+}
+
+impl Range {
+    /// The range with every symbol replaced by one that stands behind all of `symbols`.
+    fn renamed(&self, symbols: &Symbols) -> Range {
+        let other = |dim: &Dim| dim.substitute(&|s| Dim::from(SymbolId::new(symbols.len() + s.index())));
+        let rank = self.rank.as_ref().map(|n| Numbered { stride: other(&n.stride), ..n.clone() });
+        Range { memory: self.memory, start: other(&self.start), end: other(&self.end), rank }
+    }
+}
+
+/// The symbols of two runs of one bucket.
+fn twice(symbols: &Symbols) -> Symbols {
+    let mut both = symbols.clone();
+    for symbol in symbols.values() {
+        both.push(symbol.clone());
+    }
+    both
 }
 
 /// Whether two ranges of one memory are disjoint on every rank under every binding, as far as bounds of
@@ -343,9 +371,10 @@ pub fn bound(plan: &Plan, input: usize) -> Option<usize> {
 }
 
 /// Whether the caller writes a bound input at the start of each run, not only before the first: it is an
-/// argument, its size differs between runs, or an output replaces it between them.
-pub fn written_each_run(program: &Program, input: usize) -> bool {
-    let graph = &program.graph;
+/// argument, its size differs between runs, or an output replaces it between them. Asked of the source: its size may
+/// be constant within one bucket and differ between two.
+pub fn written_each_run(source: &Graph, input: usize) -> bool {
+    let graph = source;
     let varies = |i: &symmc_ir::Input| {
         i.kind == InputKind::Argument || graph.ty(i.value).shape.iter().any(|d| d.as_const().is_none())
     };

@@ -4,7 +4,7 @@ use std::collections::{HashMap, HashSet};
 
 use symmc_ir::collective::{Exit, Meets};
 use symmc_ir::entity::Entity;
-use symmc_ir::{Contract, Dim, Node, NodeId, Op, Table, ValueId, Variant};
+use symmc_ir::{Contract, Dim, Graph, Node, NodeId, Op, Table, ValueId, Variant};
 
 use super::error::{At, CheckError, Side};
 use super::inplace::{InPlace, Overlay, overlay};
@@ -131,10 +131,14 @@ pub fn steps(ctx: &Context<'_>, errors: &mut Vec<CheckError>) -> Vec<Step> {
 }
 
 /// The inputs of a program that lie in memory which steps may write, and whether the caller writes them before each run.
-pub fn bound_inputs(program: &Program, homes: &Table<ValueId, Option<Home>>) -> Vec<(ValueId, bool)> {
+pub fn bound_inputs(
+    source: &Graph,
+    program: &Program,
+    homes: &Table<ValueId, Option<Home>>,
+) -> Vec<(ValueId, bool)> {
     let within = |v: ValueId| homes[v].as_ref().is_some_and(|h| h.space.is_some());
     let inputs = program.graph.inputs.iter().filter(|(_, i)| within(i.value));
-    inputs.map(|(id, i)| (i.value, written_each_run(program, id.index()))).collect()
+    inputs.map(|(id, i)| (i.value, written_each_run(source, id.index()))).collect()
 }
 
 fn is_view(program: &Program, node: NodeId) -> bool {

@@ -375,7 +375,7 @@ impl Proof<'_> {
         let Some(&(new, _)) = touch.accesses.iter().find(|(_, start)| !before(start)) else {
             return Order::Before;
         };
-        if touch.bucket == touch.earlier && !overlap(&self.schedules[touch.bucket], old.value, new.value) {
+        if !self.share_bytes(touch, old.value, new.value) {
             return Order::Exempt;
         }
         let pair = (self.access(touch.earlier, old), self.access(touch.bucket, &new));
@@ -383,6 +383,17 @@ impl Proof<'_> {
             self.errors.push(CheckError::Race { first: pair.0, second: pair.1 });
         }
         Order::Race
+    }
+
+    /// Whether an earlier and a later value, whose spans meet, share bytes under the bindings of their runs.
+    fn share_bytes(&self, touch: &Touch<'_>, earlier: ValueId, later: ValueId) -> bool {
+        let schedule = &self.schedules[touch.bucket];
+        if touch.same_run {
+            return overlap(schedule, earlier, later);
+        }
+        let (x, y) = (&schedule.homes[earlier], &schedule.homes[later]);
+        let in_other_run = |x: &Home, y: &Home| x.overlaps_in_other_run(y, &schedule.symbols);
+        touch.bucket != touch.earlier || x.as_ref().zip(y.as_ref()).is_none_or(|(x, y)| in_other_run(x, y))
     }
 
     fn access(&self, bucket: usize, record: &Record) -> Access {
@@ -402,7 +413,7 @@ impl Proof<'_> {
     }
 }
 
-/// Whether two values of a bucket share bytes, as far as is known.
+/// Whether two values of a bucket share bytes in one run, as far as is known.
 fn overlap(schedule: &Schedule<'_>, a: ValueId, b: ValueId) -> bool {
     match (&schedule.homes[a], &schedule.homes[b]) {
         (Some(x), Some(y)) => a == b || x.overlaps(y, &schedule.symbols),

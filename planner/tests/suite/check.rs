@@ -47,7 +47,7 @@ fn place(memory: Memory, offset: &str) -> Place {
     Place { memory, offset: offset.into(), by_rank: None, why: String::new() }
 }
 
-fn step(node: &str, lane: Lane, waits: &[usize], exit: Option<Barrier>) -> Step {
+pub fn step(node: &str, lane: Lane, waits: &[usize], exit: Option<Barrier>) -> Step {
     Step { node: node.into(), lane, waits: waits.to_vec(), exit, exit_bytes: None }
 }
 
@@ -137,7 +137,7 @@ fn hash(text: &str) -> String {
     Sha256::digest(text.as_bytes()).iter().map(|b| format!("{b:02x}")).collect()
 }
 
-fn kinds(plan: &Plan) -> BTreeSet<String> {
+pub fn kinds(plan: &Plan) -> BTreeSet<String> {
     let errors: Vec<CheckError> = check(plan).err().unwrap_or_default();
     errors.iter().map(CheckError::kind).collect()
 }
@@ -150,7 +150,7 @@ fn breaks(kind: &str, change: impl FnOnce(&mut Plan)) {
     breaks_as_it_is(kind, &plan);
 }
 
-fn breaks_as_it_is(kind: &str, plan: &Plan) {
+pub fn breaks_as_it_is(kind: &str, plan: &Plan) {
     let found = kinds(plan);
     let errors = check(plan).err().unwrap_or_default();
     assert_eq!(found, BTreeSet::from([kind.to_string()]), "{errors:#?}");
@@ -399,7 +399,7 @@ fn time() {
 
 /// A plan of one bucket for each list of steps, with one buffer for each arena and 4 KiB landing zones of the
 /// world. Places are `ord:64`, `sym:0`, `fix` for a bound input, or nothing for inputs and outputs.
-fn small(text: &str, places: &[(&str, &str)], steps: &[&[Step]]) -> Plan {
+pub fn small(text: &str, places: &[(&str, &str)], steps: &[&[Step]]) -> Plan {
     let graph = symmc_ir::text::parse(text).expect("parses");
     let mut fixed: Vec<Fixed> = (0..2)
         .map(|zone| {
@@ -455,8 +455,8 @@ fn small(text: &str, places: &[(&str, &str)], steps: &[&[Step]]) -> Plan {
     plan
 }
 
-const KEPT: Option<Barrier> = Some(Barrier::Kept);
-const DROPPED: Option<Barrier> = Some(Barrier::Dropped);
+pub const KEPT: Option<Barrier> = Some(Barrier::Kept);
+pub const DROPPED: Option<Barrier> = Some(Barrier::Dropped);
 
 /// An operand is pulled, and its bytes are written again after a wait for that collective or for the next.
 fn pulled(exit: Option<Barrier>, wait: usize) -> Plan {

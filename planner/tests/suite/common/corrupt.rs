@@ -7,7 +7,7 @@
 use std::collections::BTreeSet;
 
 use symmc_ir::random::SplitMix;
-use symmc_ir::{Op, Variant, text};
+use symmc_ir::{Graph, Op, Variant, text};
 use symmc_planner::check::{CheckError, check};
 use symmc_planner::plan::{ArenaKind, Barrier, Buffer, Lane, Memory, Plan, Reach, Role};
 
@@ -186,7 +186,13 @@ pub fn damage(plan: &mut Plan, rng: &mut SplitMix) -> Option<String> {
     }
 }
 
-/// Moves a value within its arena, onto another value more often than not.
+/// The size of a value as a plan writes it.
+fn bytes(graph: &Graph, name: &str) -> String {
+    let bytes = graph.ty(graph.values_by_name()[name]).bytes();
+    bytes.display(&graph.symbols).to_string()
+}
+
+/// Moves a value within its arena, onto another value or right behind it more often than not.
 fn move_value(plan: &mut Plan, b: usize, rng: &mut SplitMix) -> Option<String> {
     let bucket = &mut plan.buckets[b];
     let in_buffer: Vec<String> = bucket
@@ -204,19 +210,20 @@ fn move_value(plan: &mut Plan, b: usize, rng: &mut SplitMix) -> Option<String> {
     let operands = node.iter().flat_map(|&n| &graph.nodes[n].inputs).map(|&x| graph.name_of(x).to_string());
     let operands: Vec<String> = operands.filter(|x| in_buffer.contains(x)).collect();
     let others = if operands.is_empty() || rng.one_in(2) { &in_buffer } else { &operands };
-    let other = bucket.places[&rng.pick(others)].clone();
+    let other_name = rng.pick(others);
+    let other = bucket.places[&other_name].clone();
     let size = match bucket.places[&name].memory {
         Memory::Buffer(m) => bucket.buffers[m].size,
         _ => return None,
     };
+    let behind = format!("{} + {}", other.offset, bytes(&graph, &other_name));
     let place = &mut bucket.places[&name];
-    if other.memory == place.memory && rng.one_in(2) {
-        place.offset = other.offset;
-        place.by_rank = None;
-    } else {
-        place.offset = (rng.below(size as usize / 16) * 16).to_string();
-        place.by_rank = None;
-    }
+    place.by_rank = None;
+    place.offset = match rng.below(4) {
+        0 | 1 if other.memory == place.memory => other.offset,
+        2 if other.memory == place.memory => behind,
+        _ => (rng.below(size as usize / 16) * 16).to_string(),
+    };
     Some(format!("%{name} of bucket {b} lies at {}", place.offset))
 }
 

@@ -1,6 +1,7 @@
 //! A second opinion on plans, by brute force and written apart from the check.
 //!
-//! A sequence of runs under one binding is unrolled on all ranks into explicit events with explicit edges.
+//! A sequence of runs, each under a binding of its own, is unrolled on all ranks into explicit events with explicit
+//! edges.
 //! Every pair of accesses to shared bytes is looked up in the transitive closure of the edges. Memory is then
 //! played in the order of the list with a tag on every byte that says what it holds, so that every read can
 //! be compared with what the graph says.
@@ -14,9 +15,10 @@ use std::rc::Rc;
 use symmc_ir::collective::{Exit, Meets, Touch};
 use symmc_ir::entity::Entity;
 use symmc_ir::layout::{Layout, layouts};
+use symmc_ir::random::SplitMix;
 use symmc_ir::{
-    Bindings, CollectiveKind, Contract, Def, Graph, GroupId, InputKind, NodeId, Op, OutputKind, Table,
-    ValueId, text,
+    Bindings, CollectiveKind, Contract, Def, Graph, GroupId, InputId, InputKind, NodeId, Op, OutputKind,
+    Table, ValueId, text,
 };
 use symmc_planner::plan::{ArenaKind, Barrier, Bucket, Lane, Memory, Place, Plan, Role};
 
@@ -68,25 +70,41 @@ pub fn explore(plan: &Plan, runs: &[Run]) -> BTreeSet<String> {
     world.findings
 }
 
-/// Every sequence of `length` buckets at this point of their ranges (0 is the lower end, 1 the upper).
-pub fn sequences(plan: &Plan, length: usize, at: f64) -> Vec<Vec<Run>> {
-    let run = |b: usize| {
-        let ranges = plan.buckets[b].symbols.iter();
-        let value = |r: &[i64; 2]| r[0] + ((r[1] - r[0]) as f64 * at).round() as i64;
-        Run { bucket: b, symbols: ranges.map(|(s, r)| (s.clone(), value(r))).collect() }
-    };
-    let mut all: Vec<Vec<Run>> = vec![Vec::new()];
-    for _ in 0..length {
-        all = all
-            .iter()
-            .flat_map(|s| {
-                (0..plan.buckets.len())
-                    .map(|b| s.iter().cloned().chain([run(b)]).collect())
-                    .collect::<Vec<_>>()
-            })
-            .collect();
+/// Every bucket at each point of its ranges that the ends and the middle of each symbol's range give.
+fn points(plan: &Plan) -> Vec<Run> {
+    let ends = |[low, high]: [i64; 2]| BTreeSet::from([low, low.midpoint(high), high]);
+    let mut all = Vec::new();
+    for (bucket, b) in plan.buckets.iter().enumerate() {
+        let mut of_bucket = vec![Run { bucket, symbols: BTreeMap::new() }];
+        for (symbol, range) in &b.symbols {
+            let with = |run: &Run, value| {
+                let mut run = run.clone();
+                run.symbols.insert(symbol.clone(), value);
+                run
+            };
+            let values = ends(*range);
+            of_bucket = of_bucket.iter().flat_map(|r| values.iter().map(|&v| with(r, v))).collect();
+        }
+        all.extend(of_bucket);
     }
     all
+}
+
+/// Sequences of `length` runs, whose buckets and sizes have nothing to do with each other: all there are of
+/// [`points`], or `most` of them at random.
+pub fn sequences(plan: &Plan, length: u32, most: usize, rng: &mut SplitMix) -> Vec<Vec<Run>> {
+    let points = points(plan);
+    let one = |number: usize| {
+        let mut rest = number;
+        let mut next = || {
+            let point = points[rest % points.len()].clone();
+            rest /= points.len();
+            point
+        };
+        (0..length).map(|_| next()).collect()
+    };
+    let all = points.len().pow(length);
+    if all <= most { (0..all).map(one).collect() } else { (0..most).map(|_| one(rng.below(all))).collect() }
 }
 
 struct Stage<'a> {
@@ -198,10 +216,7 @@ impl World {
             let written = self.event(&[start]);
             self.last[rank] = [written; 2];
             for (id, input) in stage.graph.inputs.iter() {
-                let replaced = |k: &OutputKind| *k == OutputKind::Mutates(id);
-                let each = input.kind == InputKind::Argument
-                    || stage.graph.outputs.iter().any(|o| replaced(&o.kind));
-                if each {
+                if !stage.lasts(id) {
                     self.access(stage, rank, input.value, start, written, true, usize::MAX, "caller");
                 }
             }
@@ -454,9 +469,7 @@ impl World {
         let tags = Tags { stage, known: RefCell::default() };
         for rank in 0..self.ranks {
             for (id, input) in stage.graph.inputs.iter() {
-                let lasting = input.kind != InputKind::Argument
-                    && !stage.graph.outputs.iter().any(|o| o.kind == OutputKind::Mutates(id));
-                if !lasting || stage.run == 0 || !stage.is_bound(id.index()) {
+                if !stage.lasts(id) || stage.run == 0 || !stage.is_bound(id.index()) {
                     self.store(stage, &tags, input.value, rank);
                 }
             }
@@ -609,6 +622,15 @@ impl Stage<'_> {
         cells.iter().filter(|_| contract.meets == Meets::Pairs).flat_map(in_cell).collect()
     }
 
+    /// Whether an input is given once and for all: it is no argument, nothing replaces it, and it has one size.
+    fn lasts(&self, input: InputId) -> bool {
+        let graph = self.graph;
+        let given = &graph.inputs[input];
+        let replaced = graph.outputs.iter().any(|o| o.kind == OutputKind::Mutates(input));
+        let varies = graph.ty(given.value).shape.iter().any(|d| d.as_const().is_none());
+        given.kind != InputKind::Argument && !replaced && !varies
+    }
+
     fn is_bound(&self, input: usize) -> bool {
         self.plan.fixed.iter().any(|f| f.role == Role::Bound { input })
     }
@@ -709,11 +731,7 @@ impl Tags<'_> {
         let graph = self.stage.graph;
         // Inputs are the same in all planned programs; other values are told apart by their run.
         let (run, id) = match graph.values[value].def {
-            Def::Input(i) => {
-                let mutated = graph.outputs.iter().any(|o| o.kind == OutputKind::Mutates(i));
-                let lasting = graph.inputs[i].kind != InputKind::Argument && !mutated;
-                (if lasting { 0 } else { self.stage.run as u64 + 1 }, i.index())
-            }
+            Def::Input(i) => (if self.stage.lasts(i) { 0 } else { self.stage.run as u64 + 1 }, i.index()),
             Def::Node(..) => (self.stage.run as u64 + 1, graph.inputs.len() + value.index()),
         };
         let len = self.stage.eval(&graph.ty(value).bytes()) as u64;

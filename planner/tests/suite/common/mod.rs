@@ -24,8 +24,8 @@ pub struct Config {
     pub ranks: u32,
     /// Whether there are groups of half the ranks; the number of ranks is even then.
     pub cells: bool,
-    /// Whether the leading extents depend on a symbol.
-    pub symbolic: bool,
+    /// The number of symbols that leading extents depend on, at most two.
+    pub symbols: usize,
     /// The number of nodes, roughly.
     pub nodes: usize,
     /// Whether all-gathers may occur, whose operands can lie at places that depend on the rank.
@@ -34,14 +34,17 @@ pub struct Config {
     pub exchanges: bool,
 }
 
+/// The names of the symbols.
+const SYMBOLS: [&str; 2] = ["rows", "more"];
+
 /// A random program without variants. Extents are small; all rows have 16 bytes or 8.
 pub fn program(rng: &mut SplitMix, config: &Config) -> Graph {
     let mut make = Maker::new(config);
     for i in 0..1 + rng.below(3) {
         let kind = rng.pick(&[InputKind::Argument, InputKind::Argument, InputKind::Parameter]);
-        // What is given once has one size.
-        let unit =
-            if kind == InputKind::Argument { make.unit.clone() } else { Dim::from(i64::from(config.ranks)) };
+        // What is given once has one size, most of the time.
+        let varies = kind == InputKind::Argument || (make.units.len() > 1 && rng.one_in(4));
+        let unit = if varies { rng.pick(&make.units) } else { Dim::from(i64::from(config.ranks)) };
         let rows = unit * Dim::from(1 + rng.below(2) as i64);
         let ty = Type::new(DType::F32, vec![rows, Dim::from(4)]);
         let value = make.b.input(kind, &format!("in{i}"), "", ty, None);
@@ -57,8 +60,8 @@ pub fn program(rng: &mut SplitMix, config: &Config) -> Graph {
 struct Maker {
     b: Builder,
     groups: Vec<symmc_ir::GroupId>,
-    /// Extents of leading axes are multiples of this.
-    unit: Dim,
+    /// Extents of leading axes are sums of multiples of these.
+    units: Vec<Dim>,
     /// Values of shape `[k*unit, 4]`.
     values: Vec<ValueId>,
     config: Config,
@@ -68,10 +71,12 @@ impl Maker {
     fn new(config: &Config) -> Self {
         let mut b = Builder::new("random", Some(config.ranks));
         let n = config.ranks;
-        let unit = match config.symbolic {
-            true => Dim::from(b.symbol("rows", 1, 5)) * Dim::from(i64::from(n)),
-            false => Dim::from(i64::from(n)),
-        };
+        let n_times = |factor: Dim| factor * Dim::from(i64::from(n));
+        let mut units: Vec<Dim> =
+            SYMBOLS[..config.symbols].iter().map(|name| n_times(b.symbol(*name, 1, 5).into())).collect();
+        if units.is_empty() {
+            units.push(n_times(Dim::from(1)));
+        }
         let mut groups = vec![b.group("world", Members::World)];
         if config.cells {
             let half = n / 2;
@@ -79,7 +84,7 @@ impl Maker {
             let far = (0..half).map(|r| vec![r, r + half]).collect();
             groups.push(b.group("far", Members::Cells(far)));
         }
-        Maker { b, groups, unit, values: Vec::new(), config: *config }
+        Maker { b, groups, units, values: Vec::new(), config: *config }
     }
 
     fn rows(&self, v: ValueId) -> Dim {
@@ -108,7 +113,7 @@ impl Maker {
     fn grow(&mut self, rng: &mut SplitMix) {
         let x = self.recent(rng);
         let rows = self.rows(x);
-        let large = rows.exact_div(&self.unit).and_then(|k| k.as_const()).is_some_and(|k| k > 6);
+        let large = rows.upper(&self.b.graph().symbols) > 6 * self.units[0].upper(&self.b.graph().symbols);
         match rng.below(12) {
             0 if rng.one_in(2) => self.push("n", Op::CumSum { axis: 0 }, &[x]),
             1 if rng.one_in(2) => {
@@ -138,7 +143,8 @@ impl Maker {
     /// Half of the rows or of the columns of a value, used at once.
     fn view(&mut self, rng: &mut SplitMix, x: ValueId) {
         let rows = self.rows(x);
-        let half = rows.exact_div(&(self.unit.clone() * Dim::from(2))).map(|h| h * self.unit.clone());
+        let half = rows.exact_div(&Dim::from(2 * i64::from(self.config.ranks)));
+        let half = half.map(|h| h * Dim::from(i64::from(self.config.ranks)));
         match half {
             Some(half) if !rng.one_in(3) => {
                 let start = if rng.one_in(2) { half.clone() } else { Dim::from(0) };
@@ -184,7 +190,7 @@ impl Maker {
         let kind = match which {
             0..=2 => CollectiveKind::AllReduce(ReduceOp::Sum),
             3 if self.config.gathers && !large => CollectiveKind::AllGather,
-            4 if self.rows(x).exact_div(&(self.unit.clone() * Dim::from(i64::from(n)))).is_some() => {
+            4 if self.rows(x).exact_div(&Dim::from(i64::from(n * self.config.ranks))).is_some() => {
                 CollectiveKind::ReduceScatter(ReduceOp::Sum)
             }
             5 | 6 => CollectiveKind::AllToAll(Splits::Even),
@@ -246,16 +252,18 @@ pub fn with_variants(graph: &Graph, rng: &mut SplitMix) -> Graph {
 
 /// A plan of the program: one bucket, or two with variants of their own if it has a symbol.
 pub fn planned(graph: &Graph, rng: &mut SplitMix) -> Plan {
-    let ranges: Vec<[i64; 2]> = match graph.symbols.is_empty() {
-        true => vec![[0, 0]],
-        false if rng.one_in(2) => vec![[1, 5]],
+    // Which symbol is divided, and how.
+    let divided = rng.below(graph.symbols.len().max(1));
+    let ranges: Vec<[i64; 2]> = match rng.one_in(2) {
+        _ if graph.symbols.is_empty() => vec![[0, 0]],
+        true => vec![[1, 5]],
         false => vec![[1, 2], [3, 5]],
     };
     let buckets: Vec<BucketInput> = ranges
         .iter()
         .map(|[min, max]| {
             let mut graph = with_variants(graph, rng);
-            for symbol in graph.symbols.values_mut() {
+            for symbol in graph.symbols.values_mut().skip(divided).take(1) {
                 (symbol.min, symbol.max) = (*min, *max);
             }
             BucketInput { graph, decisions: Vec::new() }
