@@ -257,6 +257,17 @@ impl Graph {
         }
     }
 
+    /// The number of each rank within its cell of a group, by rank. `None` while the number of ranks is open.
+    pub fn numbers(&self, group: GroupId) -> Option<Vec<usize>> {
+        let mut numbers = vec![0; self.ranks? as usize];
+        for cell in self.cells(group)? {
+            for (number, rank) in cell.into_iter().enumerate() {
+                *numbers.get_mut(rank as usize)? = number;
+            }
+        }
+        Some(numbers)
+    }
+
     /// The number of ranks in each cell of a group. `None` while the number of ranks is open.
     pub fn group_size(&self, group: GroupId) -> Option<u32> {
         match &self.groups[group].members {

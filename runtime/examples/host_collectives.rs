@@ -192,7 +192,7 @@ fn run_trial(comm: &Comm, trial: &Trial, zone: usize, largest: usize) -> Result<
     for i in 0..calls + calls / 4 + 2 {
         let at = |slot: usize| {
             let offset = 2 * zone + (2 * slot + i % 2) * largest;
-            Region { memory: RegionMemory::Symmetric, offset, by_rank: 0 }
+            Region { memory: RegionMemory::Symmetric, offset, by_rank: None }
         };
         let (x, y) = (at(0), at(1));
         // SAFETY: the operand lies within this rank's arena; peers have left it since the call before the

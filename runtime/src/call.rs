@@ -9,6 +9,7 @@ use symmc_ir::types::DType;
 use symmc_planner::plan::Barrier;
 
 use crate::error::RunError;
+use crate::exec::offset_on;
 
 /// One collective step of one rank.
 #[derive(Clone, Copy, Debug)]
@@ -35,25 +36,31 @@ pub struct CollectiveCall<'a> {
     /// The number of elements of one row of the operand's leading axis. Only read with `splits`.
     pub row: usize,
     /// Where the operand lies.
-    pub operand: Region,
+    pub operand: Region<'a>,
     /// Where the result lies.
-    pub result: Region,
+    pub result: Region<'a>,
     /// Offsets of the two landing zones in the symmetric arena, for packets.
     pub landing: Option<[usize; 2]>,
     /// The split sizes and the received sizes of an all-to-all with sizes on the device: `[n]` i64 each.
-    pub splits: Option<(Region, Region)>,
+    pub splits: Option<(Region<'a>, Region<'a>)>,
 }
 
 /// Contiguous memory of one operand or result.
 #[derive(Clone, Copy, Debug)]
-pub struct Region {
+pub struct Region<'a> {
     /// In which memory.
     pub memory: RegionMemory,
-    /// Bytes from the start of that memory to the region on the rank that is number 0 of its cell.
+    /// Bytes from the start of that memory to the region on this rank.
     pub offset: usize,
-    /// Bytes added for each number within the cell; not 0 when a rank's shard lies inside a gathered
-    /// tensor.
-    pub by_rank: usize,
+    /// The same on each rank of the run, where it differs: when a rank's shard lies inside a gathered tensor.
+    pub by_rank: Option<&'a [usize]>,
+}
+
+impl Region<'_> {
+    /// Bytes from the start of the memory to the region on a rank of the run.
+    pub fn on(&self, rank: u32) -> usize {
+        offset_on(self.offset, self.by_rank, rank)
+    }
 }
 
 /// The memory that a region lies in.

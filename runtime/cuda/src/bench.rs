@@ -327,7 +327,7 @@ impl<'a> Bench<'a> {
         let zones = 4 * self.region;
         let step = |index: usize| {
             let turn = index % 2;
-            let at = |i: usize| BoundRegion { home, offset: i * self.region, by_rank: 0 };
+            let at = |i: usize| BoundRegion::even(home, i * self.region);
             BoundStep {
                 index,
                 lane: Lane::Comm,

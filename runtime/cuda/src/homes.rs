@@ -46,9 +46,9 @@ impl Homes {
         self.start(value.home) + value.offset as Address
     }
 
-    /// The first byte of a collective's operand or result on this rank, which is `number` in its cell.
-    pub fn region(&self, region: &BoundRegion, number: usize) -> Address {
-        self.start(region.home) + (region.offset + region.by_rank * number) as Address
+    /// The first byte of a collective's operand or result on this rank.
+    pub fn region(&self, region: &BoundRegion) -> Address {
+        self.start(region.home) + region.offset as Address
     }
 }
 

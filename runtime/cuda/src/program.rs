@@ -331,8 +331,7 @@ fn lower(
         }
         StepWork::Collective(call) => {
             let number = call.cell.iter().position(|&r| r == rank).unwrap_or(0);
-            let (operand, result) =
-                (parts.homes.region(&call.operand, number), parts.homes.region(&call.result, number));
+            let (operand, result) = (parts.homes.region(&call.operand), parts.homes.region(&call.result));
             match collective::lower(step.index, call, operand, result, parts.peers, source).map_err(failed)? {
                 Some(work) => Ok(work),
                 None => {

@@ -14,7 +14,7 @@ use symmc_ir::{
 use symmc_planner::plan::{Barrier, Lane};
 
 use super::peers::BoundPeers;
-use super::program::{BasePlace, ByRank, CustomKernel, Home, PreparedStep, Program, Words};
+use super::program::{BasePlace, CustomKernel, Home, PreparedStep, Program, Words};
 use crate::custom::op_text;
 use crate::error::RunError;
 use crate::kernels::is_dense;
@@ -160,15 +160,33 @@ pub struct BoundCollective {
     pub splits: Option<(BoundRegion, BoundRegion)>,
 }
 
-/// Dense bytes; `offset` excludes `by_rank`.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+/// Dense bytes.
+#[derive(Clone, PartialEq, Eq, Debug)]
 pub struct BoundRegion {
     /// The memory that its first byte is counted from.
     pub home: Home,
-    /// Bytes from the start of the home on the rank that is number 0 of its cell.
+    /// Bytes from the start of the home on this rank.
     pub offset: usize,
-    /// Bytes added for each number within the cell.
-    pub by_rank: usize,
+    /// For bytes that lie elsewhere on each rank, which may be a piece of what another group gathers: where they start
+    /// on each rank of the run. `None` where that is `offset` on all.
+    pub by_rank: Option<Arc<[usize]>>,
+}
+
+impl BoundRegion {
+    /// A region that starts at `offset` on every rank.
+    pub fn even(home: Home, offset: usize) -> Self {
+        BoundRegion { home, offset, by_rank: None }
+    }
+
+    /// Bytes from the start of the home on a rank of the run.
+    pub fn on(&self, rank: u32) -> usize {
+        offset_on(self.offset, self.by_rank.as_deref(), rank)
+    }
+}
+
+/// Where bytes start on a rank: at the same place on all, or as the list says, which has every rank of the run.
+pub(crate) fn offset_on(offset: usize, by_rank: Option<&[usize]>, rank: u32) -> usize {
+    by_rank.map_or(offset, |list| list.get(rank as usize).copied().unwrap_or(usize::MAX))
 }
 
 impl Bound {
@@ -264,7 +282,7 @@ impl Binder<'_> {
             Some(by_rank) => self.size(base, &by_rank.stride)?,
             None => 0,
         };
-        let number = place.by_rank.as_ref().map_or(0, |b| b.number);
+        let number = place.number_on(self.program.rank);
         let bytes = self.bytes(base)?;
         let inner = by_rank.checked_mul(number).and_then(|r| r.checked_add(offset));
         let end = inner.and_then(|i| i.checked_add(bytes));
@@ -292,7 +310,7 @@ impl Binder<'_> {
     pub(super) fn located(&self, value: ValueId) -> Result<Located, RunError> {
         let layout = &self.program.layouts[value];
         let (place, offset, by_rank) = self.base(layout.base)?;
-        let number = place.by_rank.as_ref().map_or(0, |b| b.number);
+        let number = place.number_on(self.program.rank);
         let shape = self.shape(value)?;
         let dtype = self.graph.ty(value).dtype;
         let strides = layout.strides.iter().map(|s| self.number(value, s).map(|s| s as isize));
@@ -365,7 +383,7 @@ impl Binder<'_> {
         let cells = self.graph.cells(c.group).unwrap_or_default();
         let cell = cells.iter().find(|cell| cell.contains(&self.program.rank)).cloned();
         let cell = cell.ok_or_else(|| self.invalid(y, "this rank is not in its group"))?;
-        let region = |v, peers| self.region(v, &cells, peers);
+        let region = |v, peers| self.region(v, peers);
         let operand = region(x, contract.touch.reads_operand())?;
         let result = region(y, contract.touch.writes_result())?;
         let splits = match (node.inputs.get(1), node.outputs.get(1)) {
@@ -394,9 +412,8 @@ impl Binder<'_> {
         })
     }
 
-    /// The region of an operand or result of a collective on a group with these cells, which peers touch
-    /// or not.
-    fn region(&self, value: ValueId, cells: &[Vec<u32>], peers: bool) -> Result<BoundRegion, RunError> {
+    /// The region of an operand or result of a collective, which peers touch or not.
+    fn region(&self, value: ValueId, peers: bool) -> Result<BoundRegion, RunError> {
         let at = self.located(value)?;
         if !is_dense(&at.shape, &at.strides) {
             return Err(self.invalid(value, "a collective needs its elements in one dense run"));
@@ -404,18 +421,17 @@ impl Binder<'_> {
         if peers && at.home != Home::Symmetric {
             return Err(self.invalid(value, "peers touch it, but it does not lie in the symmetric arena"));
         }
-        let (place, _, by_rank) = self.base(self.program.layouts[value].base)?;
-        let whole = BoundRegion { home: at.home, offset: at.offset, by_rank: 0 };
-        match &place.by_rank {
-            None => Ok(whole),
-            Some(ByRank { cells: own, number, .. }) if own == cells => {
-                Ok(BoundRegion { offset: at.offset - by_rank * number, by_rank, ..whole })
-            }
-            Some(_) if peers => {
-                Err(self.invalid(value, "peers touch it, but it lies by rank in another group"))
-            }
-            Some(_) => Ok(whole),
-        }
+        Ok(BoundRegion { home: at.home, offset: at.offset, by_rank: self.by_rank(value, &at)? })
+    }
+
+    /// Where a value that lies by rank starts on every rank of the run.
+    pub(super) fn by_rank(&self, value: ValueId, at: &Located) -> Result<Option<Arc<[usize]>>, RunError> {
+        let (place, _, stride) = self.base(self.program.layouts[value].base)?;
+        let Some(by_rank) = &place.by_rank else { return Ok(None) };
+        let on_first = at.offset - stride * place.number_on(self.program.rank);
+        let on = |&number: &usize| stride.checked_mul(number).and_then(|shift| shift.checked_add(on_first));
+        let offsets: Option<Arc<[usize]>> = by_rank.numbers.iter().map(on).collect();
+        offsets.map(Some).ok_or_else(|| self.invalid(value, "its offset overflows on another rank"))
     }
 
     fn inputs(&self) -> Result<Vec<BoundInput>, RunError> {
@@ -439,7 +455,7 @@ impl Binder<'_> {
                 None => None,
                 Some(_) => {
                     let (place, offset, by_rank) = self.base(input.value)?;
-                    let number = place.by_rank.as_ref().map_or(0, |b| b.number);
+                    let number = place.number_on(self.program.rank);
                     (place.home == Home::Symmetric).then_some(offset + by_rank * number)
                 }
             };

@@ -31,6 +31,7 @@ pub use crate::custom::Registry;
 use crate::error::RunError;
 use crate::kernels::Scratch;
 
+pub(crate) use bind::offset_on;
 pub use bind::{Bound, BoundCollective, BoundInput, BoundOutput, BoundRegion, BoundStep, Located, Work};
 pub use memory::{RankMemory, Span};
 pub use peers::{BoundPeers, PeerRegion};

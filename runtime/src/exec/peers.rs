@@ -1,11 +1,13 @@
 //! What a custom op may touch on its peers, resolved: the memory of each operand and result that its signature
 //! names, on every rank of the cell.
 
+use std::sync::Arc;
+
 use symmc_ir::entity::Entity;
 use symmc_ir::{CustomId, NodeId, ValueId};
 
-use super::bind::{Binder, Located};
-use super::program::{ByRank, Home};
+use super::bind::{Binder, Located, offset_on};
+use super::program::Home;
 use super::run::StepRun;
 use crate::call::{PeerCall, PeerMemory};
 use crate::custom::{CustomCall, Entry, Side, Written, invoke};
@@ -28,12 +30,12 @@ pub struct BoundPeers {
 }
 
 /// A value in the symmetric arenas of a cell.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug)]
 pub struct PeerRegion {
-    /// Bytes from the start of the arena to its base on the rank of number 0.
+    /// Bytes from the start of the arena to its base, on every rank that `by_rank` does not tell of.
     pub offset: usize,
-    /// Bytes added for each number within the cell.
-    pub by_rank: usize,
+    /// Where its base starts on each rank of the run, if it lies elsewhere on each.
+    pub by_rank: Option<Arc<[usize]>>,
     /// The size of its base.
     pub bytes: usize,
     /// Bytes from the start of its base to its first element.
@@ -41,10 +43,10 @@ pub struct PeerRegion {
 }
 
 impl PeerRegion {
-    /// The first element on the rank of this number.
-    fn on(&self, memory: &dyn PeerMemory, number: usize) -> Result<*mut u8, RunError> {
-        let offset = self.by_rank.checked_mul(number).and_then(|o| o.checked_add(self.offset));
-        let base = memory.at(number, offset.unwrap_or(usize::MAX), self.bytes)?;
+    /// The first element on the rank of this number in the cell.
+    fn on(&self, memory: &dyn PeerMemory, cell: &[u32], number: usize) -> Result<*mut u8, RunError> {
+        let offset = offset_on(self.offset, self.by_rank.as_deref(), cell[number]);
+        let base = memory.at(number, offset, self.bytes)?;
         Ok(base.wrapping_add(self.first))
     }
 }
@@ -59,7 +61,7 @@ impl Binder<'_> {
         let cell = cell.ok_or_else(|| self.invalid(node.outputs[0], "this rank is not in its group"))?;
         let number = cell.iter().position(|&r| r == self.program.rank).unwrap_or(0);
         let all = |values: &[ValueId], named: &[usize]| {
-            let of = |(i, &v): (usize, &ValueId)| named.contains(&i).then(|| self.on_peers(v, &cells));
+            let of = |(i, &v): (usize, &ValueId)| named.contains(&i).then(|| self.on_peers(v));
             values.iter().enumerate().map(|value| of(value).transpose()).collect::<Result<Vec<_>, _>>()
         };
         let operands = all(&node.inputs, &op.symmetric_operands)?;
@@ -67,21 +69,15 @@ impl Binder<'_> {
         Ok(Some(BoundPeers { group: group.index(), cell, number, operands, results }))
     }
 
-    fn on_peers(&self, value: ValueId, cells: &[Vec<u32>]) -> Result<PeerRegion, RunError> {
+    fn on_peers(&self, value: ValueId) -> Result<PeerRegion, RunError> {
         let at = self.located(value)?;
         if at.home != Home::Symmetric {
             return Err(self.invalid(value, "peers touch it, but it does not lie in the symmetric arena"));
         }
         let base = self.program.layouts[value].base;
-        let (place, offset, by_rank) = self.base(base)?;
-        let number = match &place.by_rank {
-            Some(ByRank { cells: own, .. }) if own != cells => {
-                return Err(self.invalid(value, "peers touch it, but it lies by rank in another group"));
-            }
-            by_rank => by_rank.as_ref().map_or(0, |b| b.number),
-        };
-        let first = at.offset - offset - by_rank * number;
-        Ok(PeerRegion { offset, by_rank, bytes: self.bytes(base)?, first })
+        let own = self.located(base)?;
+        let (first, bytes) = (at.offset - own.offset, self.bytes(base)?);
+        Ok(PeerRegion { offset: own.offset, by_rank: self.by_rank(base, &own)?, bytes, first })
     }
 }
 
@@ -143,14 +139,14 @@ impl<'a> CustomStep<'a> {
     fn on_peer(&self, peers: &BoundPeers, p: usize, memory: &dyn PeerMemory) -> Result<Side<'a>, RunError> {
         let view = |(x, region): (&'a Located, &Option<PeerRegion>)| {
             let Some(region) = region else { return Ok(None) };
-            let ptr = region.on(memory, p)?;
+            let ptr = region.on(memory, &peers.cell, p)?;
             // SAFETY: the view lies within its base on every rank alike, and the base in the arena of the peer;
             // the contract of the op lets this rank read it.
             Ok(Some(unsafe { View::new(x.dtype, &x.shape, &x.strides, ptr) }))
         };
         let written = |(y, region): (&'a Located, &Option<PeerRegion>)| {
             let Some(region) = region else { return Ok(None) };
-            Ok(Some(Written { dtype: y.dtype, shape: &y.shape, ptr: region.on(memory, p)? }))
+            Ok(Some(Written { dtype: y.dtype, shape: &y.shape, ptr: region.on(memory, &peers.cell, p)? }))
         };
         Ok(Side {
             operands: self.operands.iter().zip(&peers.operands).map(view).collect::<Result<_, RunError>>()?,

@@ -37,13 +37,20 @@ pub(super) struct BasePlace {
     pub by_rank: Option<ByRank>,
 }
 
+impl BasePlace {
+    /// What a rank multiplies the stride with; 0 for a value that starts at the same place on all.
+    pub fn number_on(&self, rank: u32) -> usize {
+        let list = self.by_rank.as_ref().map(|b| &b.numbers);
+        list.and_then(|numbers| numbers.get(rank as usize)).copied().unwrap_or(0)
+    }
+}
+
 /// The part of an offset that depends on the rank.
 #[derive(Clone, Debug)]
 pub(super) struct ByRank {
     pub stride: Dim,
-    pub cells: Vec<Vec<u32>>,
-    /// This rank's number within its cell.
-    pub number: usize,
+    /// The number of every rank of the run within its cell of the group that the place names.
+    pub numbers: Arc<[usize]>,
 }
 
 /// A step of the schedule.
@@ -238,10 +245,8 @@ impl Context<'_> {
     fn by_rank(&self, group: &str, stride: Dim) -> Result<ByRank, String> {
         let found = self.graph.groups.iter().find(|(_, g)| g.name == group);
         let (id, _) = found.ok_or_else(|| format!("there is no group @{group}"))?;
-        let cells = self.graph.cells(id).unwrap_or_default();
-        let number = cells.iter().find_map(|c| c.iter().position(|&r| r == self.rank));
-        let number = number.ok_or_else(|| format!("rank {} is not in group @{group}", self.rank))?;
-        Ok(ByRank { stride, cells, number })
+        let numbers = self.graph.numbers(id).ok_or_else(|| format!("group @{group} has no ranks"))?;
+        Ok(ByRank { stride, numbers: numbers.into() })
     }
 
     fn steps(

@@ -46,12 +46,12 @@ impl Bases {
         self.of(value.home).wrapping_add(value.offset)
     }
 
-    fn region(&self, region: &BoundRegion) -> Region {
+    fn region<'r>(&self, region: &'r BoundRegion) -> Region<'r> {
         let memory = match region.home {
             Home::Symmetric => RegionMemory::Symmetric,
             home => RegionMemory::Private(self.of(home)),
         };
-        Region { memory, offset: region.offset, by_rank: region.by_rank }
+        Region { memory, offset: region.offset, by_rank: region.by_rank.as_deref() }
     }
 }
 
@@ -386,7 +386,7 @@ impl StepRun<'_> {
     }
 
     fn collective(&self, c: &BoundCollective) -> Result<(), RunError> {
-        let region = |r: &BoundRegion| self.walk.bases.region(r);
+        let region = |r| self.walk.bases.region(r);
         let call = CollectiveCall {
             step: self.step.index,
             name: &self.step.node,

@@ -327,16 +327,13 @@ impl<'a> Turn<'a> {
     pub fn at(&self, region: &Region, bytes: usize) -> Result<*mut u8, RunError> {
         match region.memory {
             RegionMemory::Symmetric => self.on(region, self.me, bytes),
-            RegionMemory::Private(base) => {
-                Ok(base.wrapping_add(region.offset).wrapping_add(region.by_rank * self.me))
-            }
+            RegionMemory::Private(base) => Ok(base.wrapping_add(region.offset)),
         }
     }
 
     /// The address of `bytes` bytes of a symmetric region on the rank of number `p`.
     pub fn on(&self, region: &Region, p: usize, bytes: usize) -> Result<*mut u8, RunError> {
-        let offset = region.by_rank.checked_mul(p).and_then(|o| o.checked_add(region.offset));
-        self.arena(p, offset.unwrap_or(usize::MAX), bytes)
+        self.arena(p, region.on(self.site.cell[p]), bytes)
     }
 
     /// The reduction of the call.

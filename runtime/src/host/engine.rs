@@ -60,7 +60,7 @@ impl RankRun<'_> {
         let private = |bytes: &mut [u8]| Region {
             memory: RegionMemory::Private(bytes.as_mut_ptr()),
             offset: 0,
-            by_rank: 0,
+            by_rank: None,
         };
         let call = CollectiveCall {
             step: 0,

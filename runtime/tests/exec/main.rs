@@ -1,6 +1,7 @@
 //! The executor on planned programs: results against the interpreter ([`results`]), and what it refuses
 //! ([`refusals`]).
 
+mod by_rank;
 mod refusals;
 mod results;
 mod support;

@@ -90,7 +90,7 @@ pub fn run_cases(setup: &Setup, cases: &[Case]) {
     let most = |f: &dyn Fn(&Case) -> usize| cases.iter().map(f).max().unwrap_or(0).next_multiple_of(64);
     let bytes = |c: &Case| c.elements * c.dtype.size();
     let zone = most(&|c| c.variant.landing_bytes(&c.kind, bytes(c) as u64, n as u64) as usize);
-    let whole = most(&|c| bytes(c) * n);
+    let whole = most(&|c| bytes(c) * n) + 2 * n * SHIFT;
     let layout = &Layout { zone, whole };
     let world = World::create(setup.ranks, 2, layout.size(), setup.first).unwrap();
     std::thread::scope(|s| {
@@ -115,6 +115,9 @@ pub fn run_cases(setup: &Setup, cases: &[Case]) {
     });
 }
 
+/// By how many bytes operands lie further on each next rank, where they do.
+const SHIFT: usize = 192;
+
 /// The symmetric arena: two landing zones, two operands in turn, two results in turn.
 struct Layout {
     zone: usize,
@@ -131,6 +134,20 @@ impl Layout {
     fn result(&self, i: usize) -> usize {
         2 * self.zone + (2 + i % 2) * self.whole
     }
+
+    /// Where operand and result of case `i` lie: in place the shard inside the whole, else half of the
+    /// cases on the same place everywhere and half elsewhere on each rank.
+    fn case(&self, case: &Case, i: usize, n: usize) -> Places {
+        let bytes = case.elements * case.dtype.size();
+        let (operand, result) = (self.operand(i), self.result(i));
+        let shift = i / 2 % 2 * SHIFT;
+        match (&case.kind, case.in_place) {
+            (_, false) => [(operand, shift), (result, shift * 2)],
+            (CollectiveKind::AllGather, _) => [(operand, bytes), (operand, 0)],
+            (CollectiveKind::ReduceScatter(_), _) => [(operand, 0), (operand, bytes / n)],
+            _ => [(operand, shift), (operand, shift)],
+        }
+    }
 }
 
 fn run_case(comm: &Comm, cell: &[u32], me: usize, i: usize, case: &Case, layout: &Layout) {
@@ -138,9 +155,14 @@ fn run_case(comm: &Comm, cell: &[u32], me: usize, i: usize, case: &Case, layout:
     let operands: Vec<Vec<u8>> = cell.iter().map(|&r| operand(i, r, case)).collect();
     let splits: Vec<Vec<i64>> = cell.iter().map(|&r| splits(i, r, n, case)).collect();
     let expected = expected(case, &operands, &splits, me);
-    let (mut operand_at, result_at) = regions(case, layout, i, n);
-    write_arena(comm, me, &result_at, &vec![0xaa; expected.len()]);
-    write_arena(comm, me, &operand_at, &operands[me]);
+    let starts = starts(cell, &layout.case(case, i, n));
+    let [mut operand_at, result_at] = starts.each_ref().map(|list| Region {
+        memory: RegionMemory::Symmetric,
+        offset: list[comm.rank() as usize],
+        by_rank: Some(list),
+    });
+    write_own(comm, result_at.offset, &vec![0xaa; expected.len()]);
+    write_own(comm, operand_at.offset, &operands[me]);
     let mut private = operands[me].clone();
     let contract = case.variant.contract(&case.kind).expect("the variant runs the kind");
     if !contract.symmetric_operand && !case.in_place && i.is_multiple_of(3) {
@@ -167,7 +189,7 @@ fn run_case(comm: &Comm, cell: &[u32], me: usize, i: usize, case: &Case, layout:
     };
     // SAFETY: all regions are as large as the call says, and no case writes what an earlier one still needs.
     unsafe { comm.collective(&call) }.expect("the collective runs");
-    let found = read_arena(comm, me, &result_at, expected.len());
+    let found = read_arena(comm, result_at.offset, expected.len());
     if found != expected {
         let at = found.iter().zip(&expected).position(|(a, b)| a != b);
         panic!("case {i} {case:?} on number {me} of {n}: differs at byte {at:?}");
@@ -178,30 +200,19 @@ fn run_case(comm: &Comm, cell: &[u32], me: usize, i: usize, case: &Case, layout:
     }
 }
 
-/// Where operand and result of case `i` lie; in place, the shard inside the whole.
-fn regions(case: &Case, layout: &Layout, i: usize, n: usize) -> (Region, Region) {
-    let symmetric = |offset| Region { memory: RegionMemory::Symmetric, offset, by_rank: 0 };
-    let mut operand = symmetric(layout.operand(i));
-    if !case.in_place {
-        return (operand, symmetric(layout.result(i)));
-    }
-    let mut result = operand;
-    let bytes = case.elements * case.dtype.size();
-    match case.kind {
-        CollectiveKind::AllGather => operand.by_rank = bytes,
-        CollectiveKind::ReduceScatter(_) => result.by_rank = bytes / n,
-        _ => {}
-    }
-    (operand, result)
+/// Where operand and result of a case start, on the rank of number 0, and the bytes by which each next one is further.
+type Places = [(usize, usize); 2];
+
+/// Where operand and result start on each rank of the run.
+fn starts(cell: &[u32], places: &Places) -> [Vec<usize>; 2] {
+    let ranks = cell.iter().max().map_or(0, |&r| r as usize + 1);
+    let number = |rank: usize| cell.iter().position(|&r| r as usize == rank).unwrap_or(0);
+    places.map(|(start, step)| (0..ranks).map(|rank| start + step * number(rank)).collect())
 }
 
 /// Memory of this rank alone.
-fn own(bytes: &mut [u8]) -> Region {
-    Region { memory: RegionMemory::Private(bytes.as_mut_ptr()), offset: 0, by_rank: 0 }
-}
-
-fn write_arena(comm: &Comm, me: usize, region: &Region, bytes: &[u8]) {
-    write_own(comm, region.offset + region.by_rank * me, bytes);
+fn own(bytes: &mut [u8]) -> Region<'static> {
+    Region { memory: RegionMemory::Private(bytes.as_mut_ptr()), offset: 0, by_rank: None }
 }
 
 fn write_own(comm: &Comm, at: usize, bytes: &[u8]) {
@@ -212,8 +223,7 @@ fn write_own(comm: &Comm, at: usize, bytes: &[u8]) {
     }
 }
 
-fn read_arena(comm: &Comm, me: usize, region: &Region, len: usize) -> Vec<u8> {
-    let at = region.offset + region.by_rank * me;
+fn read_arena(comm: &Comm, at: usize, len: usize) -> Vec<u8> {
     let mut out = vec![0; len];
     assert!(at + len <= comm.arena().len());
     // SAFETY: the range lies within this rank's arena, and the collective has completed.

@@ -106,7 +106,7 @@ impl Bench<'_> {
         for step in &mut steps {
             if let StepWork::Collective(call) = &mut step.work {
                 let offset = REDUCED * self.region;
-                call.result = BoundRegion { offset, ..call.result };
+                call.result = BoundRegion { offset, ..call.result.clone() };
                 call.elements = rows * hidden;
             }
         }
@@ -150,7 +150,7 @@ impl Bench<'_> {
                     compute::lower(&step, &at, parts.machine, &mut source, &mut sites)
                 }
                 StepWork::Collective(call) => {
-                    let [operand, result] = [&call.operand, &call.result].map(|r| parts.homes.region(r, 0));
+                    let [operand, result] = [&call.operand, &call.result].map(|r| parts.homes.region(r));
                     let work =
                         collective::lower(step.index, call, operand, result, parts.peers, &mut source)?;
                     Ok(work.unwrap_or_default())

@@ -182,11 +182,11 @@ impl<'a> Turn<'a> {
     }
 
     fn region_of(&self, what: &str, at: &BoundRegion, p: usize, bytes: usize) -> Result<Address, CudaError> {
-        let offset = at.by_rank.checked_mul(p).and_then(|o| o.checked_add(at.offset));
-        let inside = offset.filter(|o| o.checked_add(bytes).is_some_and(|end| end <= self.peers.arena));
-        match inside.filter(|_| at.home == Home::Symmetric) {
-            Some(offset) => Ok(self.arena_of(p) + offset as Address),
-            None => {
+        let offset = at.on(self.bound.cell[p]);
+        let inside = offset.checked_add(bytes).is_some_and(|end| end <= self.peers.arena);
+        match inside && at.home == Home::Symmetric {
+            true => Ok(self.arena_of(p) + offset as Address),
+            false => {
                 let arena = self.peers.arena;
                 Err(self.unfit(format!(
                     "expected the {what} within the {arena} bytes of the symmetric arena, found {bytes} bytes at {at:?}"

@@ -114,10 +114,9 @@ pub fn lower(
 ) -> Result<Option<Work>, CudaError> {
     let Some(Values { call, residual, sum, norm }) = values(list, all) else { return Ok(None) };
     let step = list[all.reduce].index;
-    let number = call.cell.iter().position(|&r| r == peers.rank).unwrap_or(0);
     if call.variant == Variant::TwoShot {
         let addition = Addition { residual: homes.at(residual), sum: homes.at(sum) };
-        let own = [&call.operand, &call.result].map(|r| homes.region(r, number));
+        let own = [&call.operand, &call.result].map(|r| homes.region(r));
         // What the norm needs comes with the last chunk.
         let alone = norm.is_none();
         return if alone { lower_addition(step, call, own, &addition, peers, source) } else { Ok(None) };
@@ -132,9 +131,9 @@ pub fn lower(
         None => last,
     };
     let fused = FusedNorm {
-        operand: homes.region(&call.operand, number),
+        operand: homes.region(&call.operand),
         residual: homes.at(residual),
-        reduced: is_read(list, all, call, sum).then(|| homes.region(&call.result, number)),
+        reduced: is_read(list, all, call, sum).then(|| homes.region(&call.result)),
         added: homes.at(sum),
         weight: norm.as_ref().and_then(|n| n.weight).map(|w| homes.at(w)),
         normed: norm.as_ref().map(|n| homes.at(n.result)),
@@ -160,7 +159,7 @@ fn values<'a>(list: &'a [BoundStep], all: &Followed) -> Option<Values<'a>> {
         _ => return None,
     };
     let same = |v: &Located| v.dtype == call.dtype && v.shape == sum.shape && v.by_rank == 0 && is_run(v);
-    if !reduces || call.operand.by_rank != 0 || ![x, y, sum].into_iter().all(same) {
+    if !reduces || call.operand.by_rank.is_some() || ![x, y, sum].into_iter().all(same) {
         return None;
     }
     let norm = match all.tail {
@@ -173,7 +172,8 @@ fn values<'a>(list: &'a [BoundStep], all: &Followed) -> Option<Values<'a>> {
 /// Whether a value is the result of an all-reduce, element by element in the same order.
 fn is_result(call: &BoundCollective, value: &Located) -> bool {
     let at = &call.result;
-    (at.home, at.offset, at.by_rank) == (value.home, value.offset, 0)
+    (at.home, at.offset, value.by_rank) == (value.home, value.offset, 0)
+        && at.by_rank.is_none()
         && value.dtype == call.dtype
         && value.shape.iter().product::<usize>() == call.elements
         && is_run(value)
@@ -249,7 +249,7 @@ mod tests {
 
     /// A product at 0, its reduction, the sum with what lies at `residual`, and the norm of that.
     fn layer(residual: usize) -> Vec<BoundStep> {
-        let region = |offset| BoundRegion { home: Home::Ordinary, offset, by_rank: 0 };
+        let region = |offset| BoundRegion::even(Home::Ordinary, offset);
         let call = BoundCollective {
             kind: Kind::AllReduce(ReduceOp::Sum),
             variant: Variant::Packets,
@@ -405,7 +405,7 @@ mod tests {
         for step in &mut list {
             match &mut step.work {
                 StepWork::Collective(call) => {
-                    let region = |offset| BoundRegion { home: Home::Symmetric, offset, by_rank: 0 };
+                    let region = |offset| BoundRegion::even(Home::Symmetric, offset);
                     (call.variant, call.elements, call.landing) = (Variant::TwoShot, rows * hidden, None);
                     (call.operand, call.result) = (region(0), region(BYTES << 20));
                 }
@@ -444,7 +444,7 @@ mod tests {
         assert_eq!(found(&on_result(0)), [], "the residual on the result");
         let mut in_place = two_shot(4096);
         if let StepWork::Collective(call) = &mut in_place[1].work {
-            call.operand = call.result;
+            call.operand = call.result.clone();
         }
         let text = two_shot_kernel(&in_place).expect("a kernel");
         assert!(text.contains("pushed_add<BF16, Sum, 2, 4, true>"));

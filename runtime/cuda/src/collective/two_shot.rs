@@ -48,7 +48,7 @@ fn pushes(turn: &Turn) -> Option<usize> {
     let fits = turn.bytes * turn.n >= 2 * turn.forms().pushed.max(1)
         && slice.is_multiple_of(16)
         && turn.bytes.is_multiple_of(turn.n)
-        && [operand, result].iter().all(|r| r.home == Home::Symmetric && r.by_rank == 0)
+        && [operand, result].iter().all(|r| r.home == Home::Symmetric && r.by_rank.is_none())
         && (operand.offset | result.offset).is_multiple_of(16)
         && (operand.offset == result.offset || operand.offset.abs_diff(result.offset) >= turn.bytes);
     fits.then_some(slice)

@@ -43,11 +43,13 @@ impl Span {
         Span { home: region.home, bytes: region.offset..region.offset + bytes }
     }
 
-    /// All bytes that a region has on any rank of its cell, and more.
+    /// All bytes that a region has on any rank of the run, and more.
     fn around(region: &BoundRegion, call: &BoundCollective) -> Span {
-        let n = call.cell.len().max(1);
-        let own = call.elements.max(1) * call.dtype.size() * n;
-        Span { home: region.home, bytes: region.offset..region.offset + own + region.by_rank * n }
+        let own = call.elements.max(1) * call.dtype.size() * call.cell.len().max(1);
+        let all = region.by_rank.as_deref().unwrap_or(std::slice::from_ref(&region.offset));
+        let ends = (all.iter().min(), all.iter().max());
+        let (first, last) = (ends.0.copied().unwrap_or(0), ends.1.copied().unwrap_or(usize::MAX));
+        Span { home: region.home, bytes: first..last.saturating_add(own) }
     }
 
     pub fn overlaps(&self, other: &Span) -> bool {
@@ -70,7 +72,7 @@ fn touched(step: &BoundStep) -> (Spans, Spans) {
             (operands.iter().map(Span::of).collect(), writes)
         }
         Work::Collective(call) => {
-            let same = call.operand.by_rank == 0 && call.result.by_rank == 0;
+            let same = call.operand.by_rank.is_none() && call.result.by_rank.is_none();
             if matches!(call.kind, Kind::AllReduce(_)) && same {
                 let [operand, result] = [&call.operand, &call.result].map(|r| Span::of_region(r, call));
                 return ([operand].into_iter().collect(), [result].into_iter().collect());

@@ -154,8 +154,8 @@ fn cases(n: u32) -> Vec<Case> {
             };
             let mut place = |elements: usize| {
                 let at = end + shift * dtype.size();
-                end = (at + elements * dtype.size()).next_multiple_of(64);
-                BoundRegion { home: Home::Symmetric, offset: at, by_rank: 0 }
+                end = (at + elements * dtype.size()).next_multiple_of(64) + 64 * n;
+                BoundRegion::even(Home::Symmetric, at)
             };
             let mut call = collective(kind, variant, n as u32, dtype, elements);
             (call.operand, call.result) = (place(elements), place(results));
@@ -200,15 +200,28 @@ fn cases(n: u32) -> Vec<Case> {
     add(sum.clone(), Variant::TwoShot, DType::BF16, 800 * n, 0, kept);
     add(sum, Variant::TwoShot, DType::F32, 100 * n, 0, kept);
     out.iter_mut().rev().take(5).for_each(put_in_place);
+    out.iter_mut().skip(2).step_by(3).take(7).for_each(put_apart);
     assert!(end <= SIZE, "{end}");
     out
+}
+
+/// Moves operand and result to other places on each rank, as if they were pieces of what another group gathers.
+fn put_apart(case: &mut Case) {
+    let n = case.call.cell.len();
+    for region in [&mut case.call.operand, &mut case.call.result] {
+        let start = region.offset;
+        region.by_rank = Some((1..=n).rev().map(|number| start + 64 * number).collect());
+    }
 }
 
 /// Moves the operand of an all-gather to its piece of the result, any other to the result.
 fn put_in_place(case: &mut Case) {
     let call = &mut case.call;
-    let by_rank = if call.kind == Kind::AllGather { call.elements * call.dtype.size() } else { 0 };
-    call.operand = BoundRegion { by_rank, ..call.result };
+    call.operand = call.result.clone();
+    if call.kind == Kind::AllGather {
+        let piece = |rank: &u32| call.result.offset + *rank as usize * call.elements * call.dtype.size();
+        call.operand.by_rank = Some(call.cell.iter().map(piece).collect());
+    }
 }
 
 /// Element `i` of the operand of `rank`, exact in every dtype.
@@ -316,7 +329,7 @@ fn rounds(world: &World, rounds: usize, name: &str) {
 fn one(case: &Case, kernel: &Kernel, peers: &Peers, (me, round): (usize, usize), library: &Library) {
     let Case { call, results } = case;
     let size = call.dtype.size();
-    let at = |r: &BoundRegion| peers.arenas[me] + (r.offset + r.by_rank * me) as Address;
+    let at = |r: &BoundRegion| peers.arenas[me] + r.on(me as u32) as Address;
     // SAFETY: the cases lie apart within the arena; no peer touches this operand between the last case that
     // used it and this one.
     let operand = unsafe { bytes_at(at(&call.operand), call.elements * size) };
@@ -324,7 +337,7 @@ fn one(case: &Case, kernel: &Kernel, peers: &Peers, (me, round): (usize, usize),
         write_f64(call.dtype, operand, i, element(&call.kind, call.dtype, me, i, round));
     }
     library.run(kernel);
-    let result = peers.arenas[me] + call.result.offset as Address;
+    let result = at(&call.result);
     // SAFETY: as above; peers write the result before it completes.
     let result = unsafe { bytes_at(result, results * size) };
     for i in 0..*results {

@@ -20,7 +20,7 @@ const ARENA: usize = 64 << 20;
 
 /// A collective of `elements` elements among `n` ranks, with operand and result at these offsets.
 fn collective(kind: Kind, variant: Variant, n: u32, dtype: DType, elements: usize) -> BoundCollective {
-    let region = |offset| BoundRegion { home: Home::Symmetric, offset, by_rank: 0 };
+    let region = |offset| BoundRegion::even(Home::Symmetric, offset);
     BoundCollective {
         kind,
         variant,
@@ -66,10 +66,7 @@ fn peers(rank: u32, n: u32) -> Peers {
 }
 
 fn kernel(call: &BoundCollective, peers: &Peers, source: &mut Source) -> Kernel {
-    let at = |region: &BoundRegion| {
-        let number = call.cell.iter().position(|&r| r == peers.rank).expect("a rank of the cell");
-        peers.arenas[peers.rank as usize] + (region.offset + region.by_rank * number) as Address
-    };
+    let at = |region: &BoundRegion| peers.arenas[peers.rank as usize] + region.on(peers.rank) as Address;
     let works = lower(7, call, at(&call.operand), at(&call.result), peers, source).expect("it fits");
     match works.expect("it has a kernel").as_slice() {
         [Work::Kernel(kernel)] => kernel.clone(),
@@ -225,7 +222,7 @@ fn large_two_shots_store_alone() {
     assert!(pushed(1 << 20, &|_| {}));
     assert!(!pushed(1 << 10, &|_| {}), "a small one");
     assert!(!pushed((1 << 20) + 8, &|_| {}), "slices that are no multiples of 16 bytes");
-    assert!(pushed(1 << 20, &|c| c.result = c.operand), "in place");
+    assert!(pushed(1 << 20, &|c| c.result = c.operand.clone()), "in place");
     assert!(!pushed(1 << 20, &|c| c.result.offset = c.operand.offset + 4096), "overlapping");
     assert!(!pushed(1 << 20, &|c| c.operand.offset += 2), "not aligned");
 }
@@ -367,7 +364,7 @@ fn pushed_kernels(n: u32, source: &mut Source) {
     let addition = Addition { residual: 1 << 30, sum: 1 << 31 };
     for in_place in [false, true] {
         if in_place {
-            call.operand = call.result;
+            call.operand = call.result.clone();
         }
         let own = [&call.operand, &call.result].map(|r| peers.arenas[0] + r.offset as Address);
         let work = lower_addition(1, &call, own, &addition, &peers, source).expect("it fits");

@@ -1,0 +1,65 @@
+//! Values that lie at their rank's piece of what one group gathers, touched by the peers of another group: every kind of
+//! collective under every variant, on meshes whose groups cross, nest and are numbered the other way round.
+
+use symmc_ir::collective::{CollectiveKind, ReduceOp, Splits};
+use symmc_ir::{Variant, interp};
+use symmc_runtime::exec::{ExecConfig, Registry};
+
+use crate::support::{check_against_interpreter, planned};
+
+/// The number of ranks, the group of the collective under test, and the group that gathers its result.
+const MESHES: [(u32, &str, &str); 5] = [
+    (4, "[[0, 2], [1, 3]]", "[[0, 1], [2, 3]]"),
+    (4, "[[3, 1], [0, 2]]", "[[2, 3], [1, 0]]"),
+    (4, "[[0, 1, 2, 3]]", "[[1, 0], [2, 3]]"),
+    (2, "[[0, 1]]", "[[1, 0]]"),
+    (8, "[[0, 4], [5, 1], [2, 6], [3, 7]]", "[[0, 1, 2, 3], [7, 6, 5, 4]]"),
+];
+
+/// What a kind is called in a program, with the rows of its operand for results of `rows` rows.
+fn written(kind: &CollectiveKind, rows: usize, n: usize) -> (String, usize) {
+    match kind {
+        CollectiveKind::AllReduce(_) => ("all_reduce %x op=sum".into(), rows),
+        CollectiveKind::AllGather => ("all_gather %x".into(), rows / n),
+        CollectiveKind::ReduceScatter(_) => ("reduce_scatter %x op=sum".into(), rows * n),
+        CollectiveKind::AllToAll(_) => ("all_to_all %x splits=even".into(), rows),
+        CollectiveKind::Broadcast { .. } => ("broadcast %x root=1".into(), rows),
+        CollectiveKind::Permute { .. } => ("permute_ranks %x pairs=[0->1, 1->0]".into(), rows),
+    }
+}
+
+#[test]
+fn peers_of_another_group_find_values_that_lie_by_rank() {
+    let kinds = [
+        CollectiveKind::AllReduce(ReduceOp::Sum),
+        CollectiveKind::AllGather,
+        CollectiveKind::ReduceScatter(ReduceOp::Sum),
+        CollectiveKind::AllToAll(Splits::Even),
+        CollectiveKind::Broadcast { root: 1 },
+        CollectiveKind::Permute { pairs: vec![(0, 1), (1, 0)] },
+    ];
+    let gathers =
+        Variant::ALL.iter().filter(|v| v.contract(&CollectiveKind::AllGather).is_some_and(|c| c.in_place));
+    let mut by_rank = 0;
+    for ((ranks, group, outer), kind) in MESHES.iter().flat_map(|m| kinds.iter().map(move |k| (m, k))) {
+        let size = |cells: &str| cells.split(']').next().map_or(0, |cell| cell.split(',').count());
+        let (rows, n) = (16, size(group));
+        let (op, from) = written(kind, rows, n);
+        for via in Variant::ALL.iter().filter(|v| v.contract(kind).is_some()) {
+            for gather in gathers.clone() {
+                let program = format!(
+                    "program \"by rank\" ranks {ranks}\ngroup @g {group}\ngroup @h {outer}\n\
+                     arg %x: i64[{from}, 16]\n%a: i64[{rows}, 16] = {op} group=@g via={via}\n\
+                     %b: i64[{all}, 16] = all_gather %a group=@h via={gather}\n\
+                     %c: i64[{all}, 16] = neg %b\nreturn %c\n",
+                    all = rows * size(outer),
+                );
+                let planned = planned(&program);
+                by_rank += usize::from(planned.plan.buckets[0].places["a"].by_rank.is_some());
+                let none = (&Registry::new(), &interp::Registry::new());
+                check_against_interpreter(&planned, none, ExecConfig::default(), &[], 2);
+            }
+        }
+    }
+    assert!(by_rank > 300, "{by_rank} values by rank");
+}
