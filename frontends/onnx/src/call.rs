@@ -1,5 +1,7 @@
 //! One node while its rule runs: its operands by position and its attributes by name.
 
+use std::cell::RefCell;
+use std::collections::HashSet;
 use std::sync::Arc;
 
 use symmc_ir::{DType, Def, Dim, Emit, InputKind, Scalar, Tensor, Type, ValueId};
@@ -7,6 +9,7 @@ use symmc_ir::{DType, Def, Dim, Emit, InputKind, Scalar, Tensor, Type, ValueId};
 use crate::data;
 use crate::known::{Ints, Known};
 use crate::lower::{Lowered, Lowering, Stop, label, type_of, uniform};
+use crate::ops::schemas::Schema;
 use crate::proto::{self, attribute_type as kind};
 use crate::scope::Binding;
 
@@ -25,7 +28,10 @@ pub(crate) struct Call<'c, 'p> {
     pub version: i64,
     /// What the names of emitted values start with.
     pub label: String,
+    schema: &'static Schema,
     results: Vec<Option<Binding<'p>>>,
+    /// Which operands and attributes were looked at.
+    read: RefCell<Read>,
     /// Values from here on were emitted by this call.
     first_new: usize,
 }
@@ -34,11 +40,48 @@ fn broken<T>(message: String) -> Lowered<T> {
     Err(Stop::Broken(message))
 }
 
+/// What of a node was looked at, by position.
+#[derive(Default)]
+struct Read {
+    operands: HashSet<usize>,
+    attributes: HashSet<usize>,
+}
+
 impl<'c, 'p> Call<'c, 'p> {
-    pub fn new(lowering: &'c mut Lowering<'p>, node: &'p proto::Node, version: i64) -> Self {
+    /// A node that its definition allows.
+    pub fn new(
+        lowering: &'c mut Lowering<'p>,
+        node: &'p proto::Node,
+        version: i64,
+        schema: &'static Schema,
+    ) -> Self {
         let first_new = lowering.builder.graph().values.len();
         let label = format!("{}{}", lowering.scope.prefix, label(node));
-        Call { results: vec![None; node.output.len()], version, label, first_new, lowering, node }
+        let (results, read) = (vec![None; node.output.len()], RefCell::default());
+        Call { results, read, schema, version, label, first_new, lowering, node }
+    }
+
+    /// What was looked at so far does not count: what is done with it begins now.
+    pub fn start(&self) {
+        self.read.take();
+    }
+
+    /// Fails where the node states what nothing looked at: an operand, or an attribute that says other than what
+    /// holds without it.
+    fn all_read(&self) -> Lowered {
+        let (node, read) = (self.node, self.read.take());
+        for (i, name) in node.input.iter().enumerate() {
+            if !read.operands.contains(&i) && self.name(i).is_some() {
+                return Err(Stop::Opaque(format!("operand {i}, `{name}`, is not covered")));
+            }
+        }
+        for (_, a) in node.attribute.iter().enumerate().filter(|(i, _)| !read.attributes.contains(i)) {
+            let Some(given) = self.resolved(a) else { continue };
+            if !self.schema.attribute(&a.name).is_some_and(|s| s.is_default(given)) {
+                return Err(Stop::Opaque(format!("the attribute {} is not covered", describe(given))));
+            }
+        }
+        Ok(())
     }
 
     // Operands.
@@ -46,6 +89,7 @@ impl<'c, 'p> Call<'c, 'p> {
     /// The name of an operand; `None` if it is left out.
     pub fn name(&self, i: usize) -> Option<&'p str> {
         let node = self.node;
+        self.read.borrow_mut().operands.insert(i);
         let given = node.input.get(i).map(String::as_str).filter(|n| !n.is_empty());
         given.filter(|n| !matches!(self.lowering.scope.get(n), Some((_, Binding::Absent))))
     }
@@ -167,16 +211,26 @@ impl<'c, 'p> Call<'c, 'p> {
     /// The attribute of this name. One that refers to an attribute of the function around it is that one.
     pub fn attribute(&self, name: &str) -> Option<&'p proto::Attribute> {
         let node = self.node;
-        let found = node.attribute.iter().find(|a| a.name == name)?;
-        if found.ref_attr_name.is_empty() {
-            return Some(found);
+        let (at, found) = node.attribute.iter().enumerate().find(|(_, a)| a.name == name)?;
+        self.read.borrow_mut().attributes.insert(at);
+        self.resolved(found)
+    }
+
+    /// An attribute of the node, or the one that it refers to.
+    fn resolved(&self, a: &'p proto::Attribute) -> Option<&'p proto::Attribute> {
+        self.lowering.scope.attribute(a)
+    }
+
+    /// Attributes that change nothing of what the rule emits.
+    pub fn ignore(&self, names: &[&str]) {
+        for name in names {
+            self.attribute(name);
         }
-        self.lowering.scope.attributes.get(found.ref_attr_name.as_str()).copied()
     }
 
     fn typed(&self, name: &str, expected: i32, what: &str) -> Lowered<Option<&'p proto::Attribute>> {
         match self.attribute(name) {
-            Some(a) if a.r#type != expected && a.r#type != 0 => {
+            Some(a) if a.r#type != expected => {
                 broken(format!("expected {what} as `{name}`, found {}", describe(a)))
             }
             found => Ok(found),
@@ -362,6 +416,7 @@ impl<'c, 'p> Call<'c, 'p> {
 
     /// Checks the results against their declarations and binds their names.
     pub fn finish(self) -> Lowered {
+        self.all_read()?;
         let Call { lowering, node, results, first_new, .. } = self;
         for (name, binding) in node.output.iter().zip(results) {
             if name.is_empty() {

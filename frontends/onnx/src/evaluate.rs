@@ -33,6 +33,7 @@ pub(crate) fn constants(c: &mut Call<'_, '_>, rule: Rule) -> Lowered<bool> {
     }
     let outer = std::mem::replace(&mut c.lowering.builder, Builder::new("constants", Some(1)));
     c.lowering.scratch = true;
+    c.start();
     let lowered = rule(c);
     let scratch = std::mem::replace(&mut c.lowering.builder, outer);
     c.lowering.scratch = false;

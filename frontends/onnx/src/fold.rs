@@ -47,7 +47,10 @@ fn folded(c: &mut Call<'_, '_>, operands: &[Option<Ints>]) -> Lowered<Option<Vec
     let one = match op {
         "Identity" => Some(x.clone()),
         "Cast" => cast(c, x)?,
-        "CastLike" => y.filter(|y| y.dtype == x.dtype).map(|_| x.clone()),
+        "CastLike" => {
+            c.ignore(&["saturate", "round_mode"]);
+            y.filter(|y| y.dtype == x.dtype).map(|_| x.clone())
+        }
         "Neg" => each(x, |d| Some(Dim::from(0) - d.clone())),
         "Abs" => each(x, |d| (c.bounds(d).0 >= 0).then(|| d.clone())),
         "Add" | "Sub" | "Mul" | "Div" | "Mod" | "Min" | "Max" => {
@@ -79,6 +82,7 @@ fn each(x: &Ints, f: impl FnMut(&Dim) -> Option<Dim>) -> Option<Ints> {
 fn cast(c: &Call<'_, '_>, x: &Ints) -> Lowered<Option<Ints>> {
     let Some(code) = c.opt_int("to")? else { return Ok(None) };
     let dtype = data::dtype(i32::try_from(code).unwrap_or(-1)).ok();
+    c.ignore(&["saturate", "round_mode"]);
     // A cast to a narrower integer changes nothing of what fits an extent.
     Ok(dtype.filter(|d| matches!(d, DType::I64 | DType::I32)).map(|dtype| Ints { dtype, ..x.clone() }))
 }
@@ -243,7 +247,8 @@ fn expanded(x: &Ints, y: &Ints) -> Option<Ints> {
 /// All elements reduced to one.
 fn reduced(c: &mut Call<'_, '_>, op: &str, x: &Ints) -> Lowered<Option<Ints>> {
     let axes = c.axes(1, x.shape.len())?.filter(|a| !a.is_empty());
-    if x.shape.len() > 1 || axes.is_none() && c.flag("noop_with_empty_axes")? {
+    let nothing = c.flag("noop_with_empty_axes")?;
+    if x.shape.len() > 1 || axes.is_none() && nothing {
         return Ok(None);
     }
     let op = match op {

@@ -1,12 +1,11 @@
 //! Nodes that run a graph of their own: calls of the model's functions, and branches whose condition is known. The
 //! nodes of that graph take their place.
 
-use std::collections::HashMap;
-
 use crate::lower::{Lowered, Lowering, Stop, label};
 use crate::ops;
 use crate::proto;
 use crate::scope::{Binding, Scope};
+use crate::versions;
 
 /// The deepest nesting of calls.
 const MAX_DEPTH: usize = 32;
@@ -101,19 +100,28 @@ fn called<'p>(
         let (expected, found) = (function.input.len(), node.input.len());
         return Err(Stop::Broken(format!("expected {expected} operands at most, found {found}")));
     }
+    if node.output.len() > function.output.len() {
+        let (expected, found) = (function.output.len(), node.output.len());
+        return Err(Stop::Broken(format!("expected {expected} results at most, found {found}")));
+    }
     let mut opsets = lowering.scope.opsets.clone();
-    opsets.extend(opset_versions(&function.opset_import));
+    opsets.extend(versions::by_domain(&function.opset_import)?);
     let mut scope = Scope::new(prefix, opsets);
     scope.declare(&function.value_info);
     for default in &function.attribute_proto {
         scope.attributes.insert(&default.name, default);
     }
+    let declared = |name: &str| {
+        function.attribute.iter().any(|a| a == name)
+            || function.attribute_proto.iter().any(|a| a.name == name)
+    };
     for given in &node.attribute {
-        let referred = lowering.scope.attributes.get(given.ref_attr_name.as_str()).copied();
-        match (given.ref_attr_name.is_empty(), referred) {
-            (true, _) => drop(scope.attributes.insert(&given.name, given)),
-            (false, Some(referred)) => drop(scope.attributes.insert(&given.name, referred)),
-            (false, None) => {}
+        if !declared(&given.name) {
+            let found = crate::call::describe(given);
+            return Err(Stop::Broken(format!("expected an attribute of the function, found {found}")));
+        }
+        if let Some(resolved) = lowering.scope.attribute(given) {
+            scope.attributes.insert(&given.name, resolved);
         }
     }
     for (i, parameter) in function.input.iter().enumerate() {
@@ -124,9 +132,4 @@ fn called<'p>(
         scope.bind(parameter, binding).map_err(Stop::Broken)?;
     }
     Ok(scope)
-}
-
-/// The versions of operator sets by domain.
-pub(crate) fn opset_versions(imports: &[proto::OperatorSet]) -> HashMap<&str, i64> {
-    imports.iter().map(|o| (ops::normalised(&o.domain), o.version)).collect()
 }

@@ -30,6 +30,7 @@ mod data;
 mod emit;
 mod error;
 mod evaluate;
+mod fields;
 mod fold;
 pub mod fuzz;
 mod inline;
@@ -41,6 +42,7 @@ mod ranks;
 mod scope;
 mod signature;
 mod symbols;
+mod versions;
 
 use std::collections::HashSet;
 use std::path::{Path, PathBuf};
@@ -170,9 +172,6 @@ pub fn supported_ops() -> Vec<(&'static str, &'static str)> {
     ops::supported()
 }
 
-/// The oldest version of ONNX's operator set that is read: broadcasting was another before.
-const OLDEST: i64 = 7;
-
 fn decode(bytes: &Bytes) -> Result<proto::Model, Reason> {
     let model =
         proto::Model::decode(bytes.clone()).map_err(|e| Reason::Model(found(bytes, &e.to_string())))?;
@@ -183,14 +182,9 @@ fn decode(bytes: &Bytes) -> Result<proto::Model, Reason> {
         let tensor = sparse.values.as_ref().map_or(String::new(), |v| v.name.clone());
         return Err(Reason::Tensor { tensor, message: "it is sparse, which is not read".into() });
     }
-    let own = model.opset_import.iter().find(|o| ops::normalised(&o.domain).is_empty());
-    match own.map(|o| o.version) {
-        Some(version) if version >= OLDEST => Ok(model),
-        version => Err(Reason::Version {
-            expected: format!("version {OLDEST} or newer of ONNX's operators"),
-            found: version.map_or("none".into(), |v| format!("version {v}")),
-        }),
-    }
+    versions::of_model(&model)?;
+    fields::all_known(bytes)?;
+    Ok(model)
 }
 
 /// What bytes are that are no model.
@@ -224,7 +218,7 @@ fn convert<'p>(
     let symbols = Symbols::new(&arguments, &metadata, options.max_extent, &mut notes)?;
     let mut builder = Builder::new(options.name.clone(), ranks.known());
     builder.graph_mut().symbols = symbols.table.clone();
-    let scope = Scope::new(String::new(), inline::opset_versions(&model.opset_import));
+    let scope = Scope::new(String::new(), versions::by_domain(&model.opset_import)?);
     let mut lowering = Lowering::new(builder, symbols, scope, ranks, beside, parameters);
     lowering.notes = notes;
     for function in &model.functions {

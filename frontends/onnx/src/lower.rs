@@ -307,16 +307,26 @@ impl<'p> Lowering<'p> {
     }
 
     fn by_rule(&mut self, node: &'p proto::Node) -> Lowered {
-        let version = |domain: &str| self.scope.opsets.get(ops::normalised(domain)).copied();
-        let version = version(&node.domain);
-        let Some(rule) = ops::find(&node.domain, &node.op_type) else {
-            return Err(Stop::Opaque("no rule for it".into()));
+        let Some(row) = ops::find(&node.domain, &node.op_type) else {
+            let standard =
+                ops::normalised(&node.domain).is_empty() && ops::schemas::is_standard(&node.op_type);
+            let why = if standard { "this op of ONNX is not supported" } else { "no rule for it" };
+            return Err(Stop::Opaque(why.into()));
         };
-        let mut call = Call::new(self, node, version.unwrap_or(1));
-        if fold::ints(&mut call)? || evaluate::constants(&mut call, rule)? {
+        let Some(version) = self.scope.opsets.get(ops::normalised(&node.domain)).copied() else {
+            return Err(Stop::Broken(format!(
+                "expected an import of the operators of `{}`, found none",
+                node.domain
+            )));
+        };
+        let schema = ops::definition(row, version).map_err(Stop::Broken)?;
+        schema.check(row.name, node, |a| self.scope.attribute(a)).map_err(Stop::Broken)?;
+        let mut call = Call::new(self, node, version, schema);
+        if fold::ints(&mut call)? || evaluate::constants(&mut call, row.rule)? {
             return call.finish();
         }
-        rule(&mut call)?;
+        call.start();
+        (row.rule)(&mut call)?;
         call.finish()
     }
 
@@ -337,7 +347,7 @@ impl<'p> Lowering<'p> {
             let declared = self.declared_type(name)?;
             types.push(declared.ok_or_else(|| {
                 Stop::Broken(format!(
-                    "{why}, and the program does not declare the type of its result `{name}`"
+                    "{why}, and the program does not declare the type of its result `{name}`; onnx.shape_inference declares those of ONNX's own ops"
                 ))
             })?);
         }

@@ -1,6 +1,5 @@
-//! The messages of the ONNX format that are read, with the field numbers of `onnx.proto` (IR version 13). Fields
-//! that are not declared here are skipped; what cannot be skipped safely (sparse tensors, training) is declared to be
-//! refused by name.
+//! The messages of the ONNX format that are read, with the field numbers of `onnx.proto` (IR version 14). The decoder
+//! skips fields that are not declared here; [`crate::fields`] refuses those that the format does not have.
 //!
 //! The decoder bounds the nesting of messages, and keeps raw data as parts of the file's bytes.
 #![allow(missing_docs)]
@@ -98,6 +97,12 @@ pub mod attribute_type {
     pub const FLOATS: i32 = 6;
     pub const INTS: i32 = 7;
     pub const STRINGS: i32 = 8;
+    pub const SPARSE_TENSOR: i32 = 11;
+}
+
+/// The codes of element types that are named elsewhere than in [`crate::data`].
+pub mod element_type {
+    pub const DOUBLE: i32 = 11;
 }
 
 #[derive(Clone, PartialEq, Message)]

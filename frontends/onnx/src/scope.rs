@@ -63,6 +63,15 @@ impl<'p> Scope<'p> {
         scope
     }
 
+    /// The attribute that one of a node stands for: itself, or that of the function call around it.
+    pub fn attribute(&self, a: &'p proto::Attribute) -> Option<&'p proto::Attribute> {
+        if a.ref_attr_name.is_empty() {
+            Some(a)
+        } else {
+            self.attributes.get(a.ref_attr_name.as_str()).copied()
+        }
+    }
+
     /// Takes in the types that a graph or function declares.
     pub fn declare(&mut self, values: impl IntoIterator<Item = &'p proto::ValueInfo>) {
         for value in values {

@@ -8,77 +8,77 @@ use crate::call::Call;
 use crate::lower::{Lowered, Stop};
 
 pub(super) const ROWS: &[Row] = &[
-    row("Relu", "relu", |c| unary(c, UnaryOp::Relu)),
-    row("Tanh", "tanh", |c| unary(c, UnaryOp::Tanh)),
-    row("Sigmoid", "sigmoid", |c| unary(c, UnaryOp::Sigmoid)),
-    row("Gelu", "gelu, gelu_tanh", |c| match c.opt_string("approximate")? {
+    row("Relu", 14, "relu", |c| unary(c, UnaryOp::Relu)),
+    row("Tanh", 13, "tanh", |c| unary(c, UnaryOp::Tanh)),
+    row("Sigmoid", 13, "sigmoid", |c| unary(c, UnaryOp::Sigmoid)),
+    row("Gelu", 20, "gelu, gelu_tanh", |c| match c.opt_string("approximate")? {
         None | Some("none") => unary(c, UnaryOp::Gelu),
         Some("tanh") => unary(c, UnaryOp::GeluTanh),
         Some(other) => Err(Stop::Broken(format!("expected approximate none or tanh, found `{other}`"))),
     }),
-    row("Swish", "silu; x * sigmoid(alpha * x)", |c| swish(c, 1.0)),
-    row("com.microsoft::QuickGelu", "x * sigmoid(alpha * x)", |c| swish(c, 1.702)),
-    row("com.microsoft::Gelu", "gelu", |c| unary(c, UnaryOp::Gelu)),
-    row("com.microsoft::FastGelu", "add, gelu_tanh", |c| biased(c, UnaryOp::GeluTanh)),
-    row("com.microsoft::BiasGelu", "add, gelu", |c| biased(c, UnaryOp::Gelu)),
-    row("HardSigmoid", "mul, add, max, min", |c| {
+    row("Swish", 24, "silu; x * sigmoid(alpha * x)", |c| swish(c, 1.0)),
+    row("com.microsoft::QuickGelu", 1, "x * sigmoid(alpha * x)", |c| swish(c, 1.702)),
+    row("com.microsoft::Gelu", 1, "gelu", |c| unary(c, UnaryOp::Gelu)),
+    row("com.microsoft::FastGelu", 1, "add, gelu_tanh", |c| biased(c, UnaryOp::GeluTanh)),
+    row("com.microsoft::BiasGelu", 1, "add, gelu", |c| biased(c, UnaryOp::Gelu)),
+    row("HardSigmoid", 22, "mul, add, max, min", |c| {
         let x = c.tensor(0)?;
         let (alpha, beta) = (c.float_or("alpha", 0.2)?, c.float_or("beta", 0.5)?);
         let y = hard_sigmoid(c, x, alpha, beta)?;
         c.done(y)
     }),
-    row("HardSwish", "x * hardsigmoid(x)", |c| {
+    row("HardSwish", 22, "x * hardsigmoid(x)", |c| {
         let x = c.tensor(0)?;
         let gate = hard_sigmoid(c, x, 1.0 / 6.0, 0.5)?;
         let y = c.binary(BinaryOp::Mul, x, gate)?;
         c.done(y)
     }),
-    row("LeakyRelu", "select", |c| {
+    row("LeakyRelu", 16, "select", |c| {
         let (x, alpha) = (c.tensor(0)?, c.float_or("alpha", 0.01)?);
         let low = c.with_float(BinaryOp::Mul, x, alpha)?;
         above(c, x, 0.0, x, low)
     }),
-    row("PRelu", "select", |c| {
+    row("PRelu", 16, "select", |c| {
         let (x, slope) = (c.tensor(0)?, c.tensor(1)?);
         let low = c.binary(BinaryOp::Mul, x, slope)?;
         above(c, x, 0.0, x, low)
     }),
-    row("ThresholdedRelu", "select", |c| {
+    row("ThresholdedRelu", 22, "select", |c| {
         let (x, alpha) = (c.tensor(0)?, c.float_or("alpha", 1.0)?);
         let zero = c.full(Scalar::Int(0), c.dtype(x), vec![])?;
         above(c, x, alpha, x, zero)
     }),
-    row("Elu", "select of exp and tanh", |c| {
+    row("Elu", 22, "select of exp and tanh", |c| {
         let (x, alpha) = (c.tensor(0)?, c.float_or("alpha", 1.0)?);
         let low = expm1(c, x, alpha)?;
         above(c, x, 0.0, x, low)
     }),
-    row("Selu", "select of exp and tanh, mul", |c| {
+    row("Selu", 22, "select of exp and tanh, mul", |c| {
         let x = c.tensor(0)?;
         let (alpha, gamma) = (c.float_or("alpha", 1.673_263_2)?, c.float_or("gamma", 1.050_701)?);
         let high = c.with_float(BinaryOp::Mul, x, gamma)?;
         let low = expm1(c, x, alpha * gamma)?;
         above(c, x, 0.0, high, low)
     }),
-    row("Celu", "select of exp and tanh", |c| {
+    row("Celu", 28, "select of exp and tanh", |c| {
         let (x, alpha) = (c.tensor(0)?, c.float_or("alpha", 1.0)?);
         let scaled = c.with_float(BinaryOp::Div, x, alpha)?;
         let low = expm1(c, scaled, alpha)?;
         above(c, x, 0.0, x, low)
     }),
-    row("Softplus", "log(1 + exp)", |c| {
+    row("Softplus", 22, "log(1 + exp)", |c| {
         let x = c.tensor(0)?;
         let y = softplus(c, x)?;
         c.done(y)
     }),
-    row("Mish", "x * tanh(softplus(x))", |c| {
+    row("Mish", 22, "x * tanh(softplus(x))", |c| {
         let x = c.tensor(0)?;
         let s = softplus(c, x)?;
         let t = c.unary(UnaryOp::Tanh, s)?;
         let y = c.binary(BinaryOp::Mul, x, t)?;
         c.done(y)
     }),
-    row("Softsign", "x / (1 + abs(x))", |c| {
+    row("Softsign", 22, "x / (1 + abs(x))", |c| {
         let x = c.tensor(0)?;
         let a = c.unary(UnaryOp::Abs, x)?;
         let a = c.with_float(BinaryOp::Add, a, 1.0)?;

@@ -1,19 +1,20 @@
 //! Scaled dot-product attention and rotary embeddings, as ONNX and ONNX Runtime have them whole.
 
-use symmc_ir::{BinaryOp, DType, Dim, Emit, Float, Op, ValueId};
+use symmc_ir::{BinaryOp, DType, Dim, Emit, Float, Op, Scalar, ValueId};
 
 use super::{Row, row};
 use crate::call::Call;
 use crate::lower::{Lowered, Stop};
+use crate::proto::element_type as kind;
 
 pub(super) const ROWS: &[Row] = &[
-    row("Attention", "attention", attention),
-    row("com.microsoft::MultiHeadAttention", "attention", multi_head),
-    row("RotaryEmbedding", "slice, mul, sub, add, concat", |c| {
+    row("Attention", 25, "attention", attention),
+    row("com.microsoft::MultiHeadAttention", 1, "attention", multi_head),
+    row("RotaryEmbedding", 23, "slice, mul, sub, add, concat", |c| {
         let positions = c.opt_tensor(3)?;
         rotary(c, positions, (1, 2))
     }),
-    row("com.microsoft::RotaryEmbedding", "slice, mul, sub, add, concat", |c| {
+    row("com.microsoft::RotaryEmbedding", 1, "slice, mul, sub, add, concat", |c| {
         let positions = c.tensor(1)?;
         rotary(c, Some(positions), (2, 3))
     }),
@@ -43,6 +44,13 @@ fn attend(
     causal: bool,
     flat: bool,
 ) -> Lowered {
+    // The softmax is as precise as the program asks for, or more.
+    if let Some(precision) = c.opt_int("softmax_precision")?
+        && precision == i64::from(kind::DOUBLE)
+        && c.dtype(q) != DType::F64
+    {
+        return Err(Stop::Opaque("its softmax is of 64 bits".into()));
+    }
     let scale = match c.opt_float("scale")?.filter(|s| *s != 0.0) {
         Some(scale) => scale,
         None => match c.extent(q, 3).as_const() {
@@ -78,26 +86,70 @@ fn attention(c: &mut Call<'_, '_>) -> Lowered {
     if c.float_or("softcap", 0.0)? != 0.0 || c.name(6).is_some() || c.wants(3) {
         return Err(Stop::Opaque("it caps or gives its scores, or pads keys".into()));
     }
+    // It says which scores are given.
+    c.ignore(&["qk_matmul_output_mode"]);
     let (q, k, v) = (c.tensor(0)?, c.tensor(1)?, c.tensor(2)?);
     let flat = c.rank(q) == 3;
     let heads = c.int_or("q_num_heads", 0)?;
     let key_heads = c.int_or("kv_num_heads", heads)?;
     let causal = c.flag("is_causal")?;
-    if causal && c.name(4).is_some() {
-        return Err(Stop::Opaque("it is causal behind a past".into()));
-    }
+    let past = match c.opt_tensor(4)? {
+        Some(past) => c.extent(past, 2),
+        None => 0.into(),
+    };
+    let (left, right) = (c.int_or("left_window_size", -1)?, c.int_or("right_window_size", -1)?);
     let q = by_heads(c, q, heads)?;
     let (k, v) = (by_heads(c, k, key_heads)?, by_heads(c, v, key_heads)?);
     let (k, v) = (behind_past(c, k, 4, 1)?, behind_past(c, v, 5, 2)?);
     let mask = c.opt_tensor(3)?;
-    attend(c, [q, k, v], mask, causal, flat)
+    // Behind a past, `causal` is a window whose right side is the query itself.
+    let behind = past.as_const() != Some(0);
+    let right = if causal && behind { 0 } else { right };
+    let mask = windowed(c, (q, k), mask, &past, (left, right))?;
+    attend(c, [q, k, v], mask, causal && !behind, flat)
 }
+
+/// A mask that also leaves out what is outside the window: keys more than `left` before a query or more than `right`
+/// behind it, where the first query has the position `past`. Sides below 0 are open.
+fn windowed(
+    c: &mut Call<'_, '_>,
+    (q, k): (ValueId, ValueId),
+    mask: Option<ValueId>,
+    past: &Dim,
+    (left, right): (i64, i64),
+) -> Lowered<Option<ValueId>> {
+    let size = (c.extent(q, 2), c.extent(k, 2));
+    let mut seen = None;
+    for (width, sign, op) in [(left, -1, BinaryOp::Ge), (right, 1, BinaryOp::Le)] {
+        if width < 0 {
+            continue;
+        }
+        let side =
+            c.compare_positions(size.clone(), op, &(past.clone() + Dim::from(sign * width.min(FAR))))?;
+        seen = Some(match seen {
+            Some(seen) => c.binary(BinaryOp::And, seen, side)?,
+            None => side,
+        });
+    }
+    let (Some(seen), Some(mask)) = (seen, mask) else { return Ok(seen.or(mask)) };
+    if !c.dtype(mask).is_float() {
+        let mask = c.cast(mask, DType::Bool)?;
+        return c.binary(BinaryOp::And, mask, seen).map(Some);
+    }
+    let never = c.full(Scalar::Float(Float(f64::NEG_INFINITY)), c.dtype(mask), vec![])?;
+    c.select(seen, mask, never).map(Some)
+}
+
+/// Windows from here on leave nothing out.
+const FAR: i64 = 1 << 40;
 
 /// Operands: query, key, value, bias, key padding, attention bias, past key, past value.
 fn multi_head(c: &mut Call<'_, '_>) -> Lowered {
     if (4..c.node.input.len()).any(|i| !matches!(i, 5..=7) && c.name(i).is_some()) || c.wants(3) {
         return Err(Stop::Opaque("it pads keys, shares a cache or gives its scores".into()));
     }
+    // It is what takes the place of padded keys.
+    c.ignore(&["mask_filter_value"]);
     let (Some(k), Some(v)) = (c.opt_tensor(1)?, c.opt_tensor(2)?) else {
         return Err(Stop::Opaque("its operands are packed".into()));
     };
@@ -134,6 +186,16 @@ fn rotary(c: &mut Call<'_, '_>, positions: Option<ValueId>, caches: (usize, usiz
     let (cos, sin) = (c.tensor(caches.0)?, c.tensor(caches.1)?);
     let half = c.extent(cos, c.rank(cos).saturating_sub(1));
     let turned = half.clone() * Dim::from(2);
+    let stated = c.int_or("rotary_embedding_dim", 0)?;
+    if stated != 0 && turned.as_const().is_none_or(|n| n != stated) {
+        return Err(Stop::Broken(format!(
+            "expected rotary_embedding_dim to be twice the {} angles, found {stated}",
+            c.shown(&half)
+        )));
+    }
+    if c.flag("is_packed_batching")? || c.float_or("scale", 1.0)? != 1.0 {
+        return Err(Stop::Opaque("its batch is packed, or its angles are scaled".into()));
+    }
     let heads = match c.int_or("num_heads", 0)? {
         0 if own.len() == 3 => match own[2].exact_div(&turned).and_then(|h| h.as_const()) {
             Some(heads) => heads,

@@ -7,11 +7,13 @@ use crate::call::Call;
 use crate::lower::{Lowered, Stop};
 
 pub(super) const ROWS: &[Row] = &[
-    row("com.microsoft::AllReduce", "all_reduce", |c| {
+    row("com.microsoft::AllReduce", 1, "all_reduce", |c| {
         collective(c, CollectiveKind::AllReduce(ReduceOp::Sum))
     }),
-    row("com.microsoft::AllGather", "all_gather, permute", all_gather),
-    row("com.microsoft::AllToAll", "all_to_all", |c| collective(c, CollectiveKind::AllToAll(Splits::Even))),
+    row("com.microsoft::AllGather", 1, "all_gather, permute", all_gather),
+    row("com.microsoft::AllToAll", 1, "all_to_all", |c| {
+        collective(c, CollectiveKind::AllToAll(Splits::Even))
+    }),
 ];
 
 const WORLD: &str = "world";

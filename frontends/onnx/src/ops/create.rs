@@ -11,8 +11,8 @@ use crate::lower::{Lowered, Stop, uniform};
 use crate::proto::attribute_type as kind;
 
 pub(super) const ROWS: &[Row] = &[
-    row("Constant", "(a constant)", constant),
-    row("ConstantOfShape", "full", |c| {
+    row("Constant", 25, "(a constant)", constant),
+    row("ConstantOfShape", 25, "full", |c| {
         let shape = c.ints(0, "the shape")?.dims;
         let value = match c.attribute_data("value")? {
             Some(data) => {
@@ -27,7 +27,7 @@ pub(super) const ROWS: &[Row] = &[
         let y = c.full(value.0, value.1, shape)?;
         c.done(y)
     }),
-    row("Range", "iota", |c| {
+    row("Range", 27, "iota", |c| {
         let dtype = c.type_of(0)?.dtype;
         if dtype.is_float() {
             return float_range(c, dtype);
@@ -42,7 +42,7 @@ pub(super) const ROWS: &[Row] = &[
         let y = c.range(&start, &end, step, dtype)?;
         c.done(y)
     }),
-    row("EyeLike", "eq of iotas", |c| {
+    row("EyeLike", 22, "eq of iotas", |c| {
         let ty = c.type_of(0)?;
         let [rows, columns] = ty.shape.as_slice() else {
             return Err(Stop::Broken(format!("expected two axes, found {}", ty.rank())));
@@ -53,7 +53,7 @@ pub(super) const ROWS: &[Row] = &[
         let y = c.cast(y, dtype)?;
         c.done(y)
     }),
-    row("Trilu", "select", |c| {
+    row("Trilu", 14, "select", |c| {
         let x = c.tensor(0)?;
         let k = c.opt_ints(1, "k")?.and_then(|k| k.dims.first().cloned()).unwrap_or(0.into());
         let op = if c.int_or("upper", 1)? != 0 { BinaryOp::Ge } else { BinaryOp::Le };

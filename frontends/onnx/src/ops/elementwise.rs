@@ -12,66 +12,77 @@ use crate::known::Known;
 use crate::lower::{Lowered, Stop};
 
 pub(super) const ROWS: &[Row] = &[
-    row("Add", "add", |c| binary(c, BinaryOp::Add)),
-    row("Sub", "sub", |c| binary(c, BinaryOp::Sub)),
-    row("Mul", "mul", |c| binary(c, BinaryOp::Mul)),
-    row("Div", "div; floor_div, rem, add", divide),
-    row("Mod", "rem; rem of magnitudes, mul of signs; rem, sub", modulo),
-    row("Pow", "pow", power),
-    row("Sum", "add", |c| all(c, BinaryOp::Add)),
-    row("Mean", "add, mul", |c| {
+    row("Add", 14, "add", |c| binary(c, BinaryOp::Add)),
+    row("Sub", 14, "sub", |c| binary(c, BinaryOp::Sub)),
+    row("Mul", 14, "mul", |c| binary(c, BinaryOp::Mul)),
+    row("Div", 14, "div; floor_div, rem, add", divide),
+    row("Mod", 28, "rem; rem of magnitudes, mul of signs; rem, sub", modulo),
+    row("Pow", 15, "pow", power),
+    row("Sum", 13, "add", |c| all(c, BinaryOp::Add)),
+    row("Mean", 13, "add, mul", |c| {
         all(c, BinaryOp::Add)?;
         let Some(Some(sum)) = c.values().first().copied() else { return Ok(()) };
         let y = c.with_float(BinaryOp::Div, sum, c.node.input.len() as f64)?;
         c.done(y)
     }),
-    row("Max", "max", |c| all(c, BinaryOp::Max)),
-    row("Min", "min", |c| all(c, BinaryOp::Min)),
-    row("Equal", "eq", |c| binary(c, BinaryOp::Eq)),
-    row("Less", "lt", |c| binary(c, BinaryOp::Lt)),
-    row("LessOrEqual", "le", |c| binary(c, BinaryOp::Le)),
-    row("Greater", "gt", |c| binary(c, BinaryOp::Gt)),
-    row("GreaterOrEqual", "ge", |c| binary(c, BinaryOp::Ge)),
-    row("And", "and", |c| binary(c, BinaryOp::And)),
-    row("Or", "or", |c| binary(c, BinaryOp::Or)),
-    row("Xor", "xor", |c| binary(c, BinaryOp::Xor)),
-    row("BitwiseAnd", "and", |c| binary(c, BinaryOp::And)),
-    row("BitwiseOr", "or", |c| binary(c, BinaryOp::Or)),
-    row("BitwiseXor", "xor", |c| binary(c, BinaryOp::Xor)),
-    row("Not", "not", |c| unary(c, UnaryOp::Not)),
-    row("BitwiseNot", "not", |c| unary(c, UnaryOp::Not)),
-    row("Neg", "neg", |c| unary(c, UnaryOp::Neg)),
-    row("Abs", "abs", |c| unary(c, UnaryOp::Abs)),
-    row("Sign", "sign", |c| unary(c, UnaryOp::Sign)),
-    row("Floor", "floor", |c| unary(c, UnaryOp::Floor)),
-    row("Ceil", "ceil", |c| unary(c, UnaryOp::Ceil)),
-    row("Round", "round", |c| unary(c, UnaryOp::Round)),
-    row("Exp", "exp", |c| unary(c, UnaryOp::Exp)),
-    row("Log", "log", |c| unary(c, UnaryOp::Log)),
-    row("Sqrt", "sqrt", |c| unary(c, UnaryOp::Sqrt)),
-    row("Reciprocal", "reciprocal", |c| unary(c, UnaryOp::Reciprocal)),
-    row("Erf", "erf", |c| unary(c, UnaryOp::Erf)),
-    row("Sin", "sin", |c| unary(c, UnaryOp::Sin)),
-    row("Cos", "cos", |c| unary(c, UnaryOp::Cos)),
-    row("Tan", "sin / cos", |c| {
+    row("Max", 13, "max", |c| all(c, BinaryOp::Max)),
+    row("Min", 13, "min", |c| all(c, BinaryOp::Min)),
+    row("Equal", 19, "eq", |c| binary(c, BinaryOp::Eq)),
+    row("Less", 13, "lt", |c| binary(c, BinaryOp::Lt)),
+    row("LessOrEqual", 16, "le", |c| binary(c, BinaryOp::Le)),
+    row("Greater", 13, "gt", |c| binary(c, BinaryOp::Gt)),
+    row("GreaterOrEqual", 16, "ge", |c| binary(c, BinaryOp::Ge)),
+    row("And", 7, "and", |c| binary(c, BinaryOp::And)),
+    row("Or", 7, "or", |c| binary(c, BinaryOp::Or)),
+    row("Xor", 7, "xor", |c| binary(c, BinaryOp::Xor)),
+    row("BitwiseAnd", 18, "and", |c| binary(c, BinaryOp::And)),
+    row("BitwiseOr", 18, "or", |c| binary(c, BinaryOp::Or)),
+    row("BitwiseXor", 18, "xor", |c| binary(c, BinaryOp::Xor)),
+    row("Not", 1, "not", |c| unary(c, UnaryOp::Not)),
+    row("BitwiseNot", 18, "not", |c| unary(c, UnaryOp::Not)),
+    row("Neg", 13, "neg", |c| unary(c, UnaryOp::Neg)),
+    row("Abs", 13, "abs", |c| unary(c, UnaryOp::Abs)),
+    row("Sign", 13, "sign; select", |c| {
+        let x = c.tensor(0)?;
+        let mut y = c.unary(UnaryOp::Sign, x)?;
+        if c.dtype(x).is_float() {
+            // What is no number has no sign, and stays.
+            let none = c.unary(UnaryOp::IsNan, x)?;
+            y = c.select(none, x, y)?;
+        }
+        c.done(y)
+    }),
+    row("Floor", 13, "floor", |c| unary(c, UnaryOp::Floor)),
+    row("Ceil", 13, "ceil", |c| unary(c, UnaryOp::Ceil)),
+    row("Round", 22, "round", |c| unary(c, UnaryOp::Round)),
+    row("Exp", 13, "exp", |c| unary(c, UnaryOp::Exp)),
+    row("Log", 13, "log", |c| unary(c, UnaryOp::Log)),
+    row("Sqrt", 13, "sqrt", |c| unary(c, UnaryOp::Sqrt)),
+    row("Reciprocal", 13, "reciprocal", |c| unary(c, UnaryOp::Reciprocal)),
+    row("Erf", 13, "erf", |c| unary(c, UnaryOp::Erf)),
+    row("Sin", 22, "sin", |c| unary(c, UnaryOp::Sin)),
+    row("Cos", 22, "cos", |c| unary(c, UnaryOp::Cos)),
+    row("Tan", 22, "sin / cos", |c| {
         let x = c.tensor(0)?;
         let (s, k) = (c.unary(UnaryOp::Sin, x)?, c.unary(UnaryOp::Cos, x)?);
         let y = c.binary(BinaryOp::Div, s, k)?;
         c.done(y)
     }),
-    row("IsNaN", "is_nan", |c| unary(c, UnaryOp::IsNan)),
-    row("IsInf", "eq with infinity", is_inf),
-    row("Clip", "max, min", clip),
-    row("Where", "select", select),
-    row("Cast", "cast", |c| {
+    row("IsNaN", 20, "is_nan", |c| unary(c, UnaryOp::IsNan)),
+    row("IsInf", 20, "eq with infinity", is_inf),
+    row("Clip", 13, "max, min", clip),
+    row("Where", 16, "select", select),
+    row("Cast", 28, "cast", |c| {
         let x = c.tensor(0)?;
         let dtype = c.opt_dtype("to")?;
         let dtype = dtype.ok_or_else(|| Stop::Broken("expected an attribute `to`, found none".into()))?;
+        c.ignore(NARROW);
         let y = c.cast(x, dtype)?;
         c.done(y)
     }),
-    row("CastLike", "cast", |c| {
+    row("CastLike", 25, "cast", |c| {
         let dtype = c.type_of(1)?.dtype;
+        c.ignore(NARROW);
         if c.type_of(0)?.dtype == dtype {
             return c.same_as(0);
         }
@@ -87,9 +98,12 @@ pub(super) const ROWS: &[Row] = &[
         let y = c.cast(x, dtype)?;
         c.done(y)
     }),
-    row("Identity", "(identity)", |c| c.same_as(0)),
-    row("Dropout", "(identity), where nothing is dropped", dropout),
+    row("Identity", 25, "(identity)", |c| c.same_as(0)),
+    row("Dropout", 22, "(identity), where nothing is dropped", dropout),
 ];
+
+/// How casts to floats of eight bits and fewer round, which the IR has not.
+const NARROW: &[&str] = &["saturate", "round_mode"];
 
 pub(super) fn unary(c: &mut Call<'_, '_>, op: UnaryOp) -> Lowered {
     let x = c.tensor(0)?;
@@ -99,9 +113,6 @@ pub(super) fn unary(c: &mut Call<'_, '_>, op: UnaryOp) -> Lowered {
 
 /// The first two operands, of which one may be a number.
 fn pair(c: &mut Call<'_, '_>) -> Lowered<(Operand, Operand)> {
-    if c.version < 7 {
-        return Err(Stop::Opaque(format!("the broadcasting of version {}", c.version)));
-    }
     let (left, right) = (c.type_of(0)?.rank(), c.type_of(1)?.rank());
     let y = c.operand(1, left)?;
     let x = match y {
@@ -254,9 +265,12 @@ fn dropout(c: &mut Call<'_, '_>) -> Lowered {
         None => false,
         Some(_) => c.scalar(2)?.is_none_or(|s| s.as_f64() != 0.0),
     };
-    if training || c.version < 7 && !c.flag("is_test")? {
+    if training {
         return Err(Stop::Opaque("it draws random numbers".into()));
     }
+    // What would be dropped: an operand, or an attribute before version 12.
+    c.name(1);
+    c.ignore(&["ratio", "seed"]);
     if c.wants(1) {
         let x = c.tensor(0)?;
         let dtype = if c.version < 10 { c.dtype(x) } else { DType::Bool };

@@ -8,15 +8,15 @@ use crate::call::Call;
 use crate::lower::{Lowered, Stop};
 
 pub(super) const ROWS: &[Row] = &[
-    row("Gather", "take; slice where the index is a constant", gather),
-    row("GatherElements", "gather", |c| {
+    row("Gather", 13, "take; slice where the index is a constant", gather),
+    row("GatherElements", 13, "gather", |c| {
         let (x, index) = (c.tensor(0)?, c.tensor(1)?);
         let axis = c.axis_or("axis", 0, c.rank(x))?;
         let index = c.wrapped(index, &c.extent(x, axis))?;
         let y = c.emit("gather", Op::GatherElements { axis }, &[x, index])?;
         c.done(y)
     }),
-    row("GatherND", "index", |c| {
+    row("GatherND", 13, "index", |c| {
         let x = c.tensor(0)?;
         if c.flag("batch_dims")? {
             return Err(Stop::Opaque("it has batch axes".into()));
@@ -26,9 +26,9 @@ pub(super) const ROWS: &[Row] = &[
         let y = c.emit("index", Op::Index { axis: 0 }, &operands)?;
         c.done(y)
     }),
-    row("ScatterElements", "scatter", scatter),
-    row("Scatter", "scatter", scatter),
-    row("ScatterND", "index_put", |c| {
+    row("ScatterElements", 18, "scatter", scatter),
+    row("Scatter", 9, "scatter", scatter),
+    row("ScatterND", 18, "index_put", |c| {
         let (x, source) = (c.tensor(0)?, c.tensor(2)?);
         let accumulate = match c.opt_string("reduction")? {
             None | Some("none") => false,
@@ -40,7 +40,7 @@ pub(super) const ROWS: &[Row] = &[
         let y = c.emit("index_put", Op::IndexPut { axis: 0, accumulate }, &operands)?;
         c.done(y)
     }),
-    row("OneHot", "eq with an iota, select", one_hot),
+    row("OneHot", 28, "eq with an iota, select", one_hot),
 ];
 
 /// A constant index is a slice, which is a view.

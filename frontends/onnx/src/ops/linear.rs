@@ -1,19 +1,19 @@
 //! Matrix products.
 
-use symmc_ir::{BinaryOp, Emit};
+use symmc_ir::{BinaryOp, DType, Emit};
 
 use super::{Row, row};
 use crate::call::Call;
 use crate::lower::{Lowered, Stop};
 
 pub(super) const ROWS: &[Row] = &[
-    row("MatMul", "matmul", |c| {
+    row("MatMul", 13, "matmul", |c| {
         let (x, y) = (c.tensor(0)?, c.tensor(1)?);
         let z = c.product(x, y)?;
         c.done(z)
     }),
-    row("Gemm", "permute, matmul, mul, add", gemm),
-    row("Einsum", "permute, reshape, matmul", |c| {
+    row("Gemm", 13, "permute, matmul, mul, add", gemm),
+    row("Einsum", 28, "permute, reshape, matmul", |c| {
         let equation = c.opt_string("equation")?.unwrap_or("");
         let tensors = c.tensors()?;
         match symmc_ir::einsum::einsum(c, equation, &tensors)? {
@@ -21,8 +21,8 @@ pub(super) const ROWS: &[Row] = &[
             None => Err(Stop::Opaque(format!("the equation {equation}"))),
         }
     }),
-    row("com.microsoft::FusedMatMul", "permute, matmul, mul", fused),
-    row("com.microsoft::TransposeMatMul", "permute, matmul, mul", fused),
+    row("com.microsoft::FusedMatMul", 1, "permute, matmul, mul", fused),
+    row("com.microsoft::TransposeMatMul", 1, "permute, matmul, mul", fused),
 ];
 
 /// `alpha * x @ y + beta * z`, `x` and `y` transposed if so said.
@@ -43,15 +43,22 @@ fn gemm(c: &mut Call<'_, '_>) -> Lowered {
     }
     let (alpha, beta) = (c.float_or("alpha", 1.0)?, c.float_or("beta", 1.0)?);
     let mut z = c.matmul(x, y)?;
+    // Factors of integers are no integers; what they give is, and is truncated to one at the end.
+    let dtype = c.dtype(z);
+    let whole = [alpha, beta].iter().all(|f| f.fract() == 0.0);
+    let wide = if dtype.is_float() || whole { dtype } else { DType::F64 };
+    z = c.cast(z, wide)?;
     if alpha != 1.0 {
         z = c.with_float(BinaryOp::Mul, z, alpha)?;
     }
     if let Some(mut bias) = c.opt_tensor(2)?.filter(|_| beta != 0.0) {
+        bias = c.cast(bias, wide)?;
         if beta != 1.0 {
             bias = c.with_float(BinaryOp::Mul, bias, beta)?;
         }
         z = c.binary(BinaryOp::Add, z, bias)?;
     }
+    let z = c.cast(z, dtype)?;
     c.done(z)
 }
 

@@ -10,6 +10,7 @@ mod linear;
 mod normalize;
 mod pieces;
 mod reduce;
+pub(crate) mod schemas;
 mod sequences;
 mod views;
 
@@ -19,6 +20,7 @@ use std::sync::OnceLock;
 use crate::call::Call;
 use crate::lower::Lowered;
 use crate::proto;
+use schemas::Schema;
 
 /// Emits the nodes of one call.
 pub(crate) type Rule = for<'a, 'c, 'p> fn(&'a mut Call<'c, 'p>) -> Lowered;
@@ -27,13 +29,15 @@ pub(crate) type Rule = for<'a, 'c, 'p> fn(&'a mut Call<'c, 'p>) -> Lowered;
 pub(crate) struct Row {
     /// The name, behind its domain and two colons if that is not ONNX's own.
     pub name: &'static str,
+    /// The newest version of the op that the rule was written for. A later one that [`schemas`] knows is refused.
+    pub up_to: i64,
     /// What it becomes, for people.
     pub becomes: &'static str,
     pub rule: Rule,
 }
 
-pub(crate) const fn row(name: &'static str, becomes: &'static str, rule: Rule) -> Row {
-    Row { name, becomes, rule }
+pub(crate) const fn row(name: &'static str, up_to: i64, becomes: &'static str, rule: Rule) -> Row {
+    Row { name, up_to, becomes, rule }
 }
 
 fn tables() -> [&'static [Row]; 12] {
@@ -53,6 +57,11 @@ fn tables() -> [&'static [Row]; 12] {
     ]
 }
 
+/// All rows in the order of the themes.
+fn rows() -> impl Iterator<Item = &'static Row> {
+    tables().into_iter().flatten()
+}
+
 /// A domain by one name: ONNX's own has two.
 pub(crate) fn normalised(domain: &str) -> &str {
     if domain == "ai.onnx" { "" } else { domain }
@@ -67,16 +76,35 @@ pub(crate) fn display_name(node: &proto::Node) -> String {
 }
 
 /// The rule of an op.
-pub(crate) fn find(domain: &str, op: &str) -> Option<Rule> {
-    static RULES: OnceLock<HashMap<&'static str, Rule>> = OnceLock::new();
-    let rules = RULES.get_or_init(|| tables().into_iter().flatten().map(|r| (r.name, r.rule)).collect());
+pub(crate) fn find(domain: &str, op: &str) -> Option<&'static Row> {
+    static ROWS: OnceLock<HashMap<&'static str, &'static Row>> = OnceLock::new();
+    let rows = ROWS.get_or_init(|| rows().map(|r| (r.name, r)).collect());
     match normalised(domain) {
-        "" => rules.get(op).copied(),
-        domain => rules.get(format!("{domain}::{op}").as_str()).copied(),
+        "" => rows.get(op).copied(),
+        domain => rows.get(format!("{domain}::{op}").as_str()).copied(),
     }
+}
+
+/// The definition of an op in a version of its operator set.
+///
+/// # Errors
+/// Its rule was not written for that version, or there is no such op in it.
+pub(crate) fn definition(row: &Row, version: i64) -> Result<&'static Schema, String> {
+    let known = schemas::versions(row.name);
+    let Some(schema) = known.iter().filter(|s| s.since <= version).max_by_key(|s| s.since) else {
+        let first = known.iter().map(|s| s.since).min().unwrap_or(1);
+        return Err(format!("expected version {first} or newer of its operators, found version {version}"));
+    };
+    if schema.since > row.up_to && !schema.deprecated {
+        return Err(format!(
+            "expected version {} or older of the op, found version {}",
+            row.up_to, schema.since
+        ));
+    }
+    Ok(schema)
 }
 
 /// Every op with what it becomes, in the order of the themes.
 pub(crate) fn supported() -> Vec<(&'static str, &'static str)> {
-    tables().into_iter().flatten().map(|r| (r.name, r.becomes)).collect()
+    rows().map(|r| (r.name, r.becomes)).collect()
 }

@@ -7,36 +7,36 @@ use crate::call::Call;
 use crate::lower::{Lowered, Stop};
 
 pub(super) const ROWS: &[Row] = &[
-    row("Softmax", "softmax", |c| softmax(c, false)),
-    row("LogSoftmax", "log_softmax", |c| softmax(c, true)),
-    row("LayerNormalization", "layer_norm", |c| {
+    row("Softmax", 13, "softmax", |c| softmax(c, false)),
+    row("LogSoftmax", 13, "log_softmax", |c| softmax(c, true)),
+    row("LayerNormalization", 17, "layer_norm", |c| {
         let (x, weight, bias) = (c.tensor(0)?, c.opt_tensor(1)?, c.opt_tensor(2)?);
         layer_norm(c, x, weight, bias, EPSILON)
     }),
-    row("RMSNormalization", "rms_norm", |c| {
+    row("RMSNormalization", 23, "rms_norm", |c| {
         let (x, weight) = (c.tensor(0)?, c.opt_tensor(1)?);
         rms_norm(c, x, weight, EPSILON)
     }),
-    row("SimplifiedLayerNormalization", "rms_norm", |c| {
+    row("SimplifiedLayerNormalization", 1, "rms_norm", |c| {
         let (x, weight) = (c.tensor(0)?, c.opt_tensor(1)?);
         rms_norm(c, x, weight, EPSILON)
     }),
-    row("com.microsoft::SimplifiedLayerNormalization", "rms_norm", |c| {
+    row("com.microsoft::SimplifiedLayerNormalization", 1, "rms_norm", |c| {
         let (x, weight) = (c.tensor(0)?, c.opt_tensor(1)?);
         rms_norm(c, x, weight, EPSILON)
     }),
-    row("com.microsoft::SkipLayerNormalization", "add, layer_norm", |c| {
+    row("com.microsoft::SkipLayerNormalization", 1, "add, layer_norm", |c| {
         let x = skipped(c, 4)?;
         let (weight, bias) = (c.opt_tensor(2)?, c.opt_tensor(3)?);
         layer_norm(c, x, weight, bias, SKIP_EPSILON)
     }),
-    row("com.microsoft::SkipSimplifiedLayerNormalization", "add, rms_norm", |c| {
+    row("com.microsoft::SkipSimplifiedLayerNormalization", 1, "add, rms_norm", |c| {
         let x = skipped(c, 3)?;
         let weight = c.opt_tensor(2)?;
         rms_norm(c, x, weight, SKIP_EPSILON)
     }),
-    row("GroupNormalization", "layer_norm of groups, mul, add", group_norm),
-    row("LpNormalization", "x / norm", |c| {
+    row("GroupNormalization", 21, "layer_norm of groups, mul, add", group_norm),
+    row("LpNormalization", 22, "x / norm", |c| {
         let x = c.tensor(0)?;
         let axis = c.axis_or("axis", -1, c.rank(x))?;
         let norm = match c.int_or("p", 2)? {

@@ -8,22 +8,22 @@ use crate::known::Ints;
 use crate::lower::{Lowered, Stop};
 
 pub(super) const ROWS: &[Row] = &[
-    row("Slice", "slice; take for negative steps", slice),
-    row("Split", "slice", split),
-    row("Concat", "concat", |c| {
+    row("Slice", 13, "slice; take for negative steps", slice),
+    row("Split", 18, "slice", split),
+    row("Concat", 13, "concat", |c| {
         let parts = c.tensors()?;
         let axis = c.axis_of(c.int("axis")?, c.rank(parts[0]))?;
         let y = c.concat(&parts, axis)?;
         c.done(y)
     }),
-    row("Tile", "reshape, expand, reshape", |c| {
+    row("Tile", 13, "reshape, expand, reshape", |c| {
         let x = c.tensor(0)?;
         let repeats = c.ints(1, "the repeats")?.dims;
         let y = c.repeat(x, &repeats)?;
         c.done(y)
     }),
-    row("Pad", "pad, where it is constant", pad),
-    row("DepthToSpace", "reshape, permute, reshape", |c| {
+    row("Pad", 25, "pad, where it is constant", pad),
+    row("DepthToSpace", 28, "reshape, permute, reshape", |c| {
         let x = c.tensor(0)?;
         let block = Dim::from(c.int("blocksize")?);
         let [n, channels, h, w] = four_axes(&c.shape(x))?;
@@ -33,7 +33,10 @@ pub(super) const ROWS: &[Row] = &[
         })?;
         let (split, perm) = match c.opt_string("mode")? {
             Some("CRD") => ([less.clone(), block.clone(), block.clone()], vec![0, 1, 4, 2, 5, 3]),
-            _ => ([block.clone(), block.clone(), less.clone()], vec![0, 3, 4, 1, 5, 2]),
+            None | Some("DCR") => ([block.clone(), block.clone(), less.clone()], vec![0, 3, 4, 1, 5, 2]),
+            Some(other) => {
+                return Err(Stop::Broken(format!("expected mode DCR or CRD, found `{other}`")));
+            }
         };
         let [a, b, d] = split;
         let y = c.reshape(x, vec![n.clone(), a, b, d, h.clone(), w.clone()])?;

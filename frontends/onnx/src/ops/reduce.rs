@@ -7,33 +7,34 @@ use crate::call::Call;
 use crate::lower::{Lowered, Stop};
 
 pub(super) const ROWS: &[Row] = &[
-    row("ReduceSum", "sum", |c| reduce(c, Reduction::Sum)),
-    row("ReduceMean", "mean", |c| reduce(c, Reduction::Mean)),
-    row("ReduceProd", "prod", |c| reduce(c, Reduction::Prod)),
-    row("ReduceMax", "max; any", |c| reduce(c, Reduction::Max)),
-    row("ReduceMin", "min; all", |c| reduce(c, Reduction::Min)),
-    row("ReduceL1", "sum of abs", |c| through(c, |c, x| c.unary(UnaryOp::Abs, x), |_, y| Ok(y))),
-    row("ReduceL2", "sqrt of sum of squares", |c| {
+    row("ReduceSum", 13, "sum", |c| reduce(c, Reduction::Sum)),
+    row("ReduceMean", 18, "mean", |c| reduce(c, Reduction::Mean)),
+    row("ReduceProd", 18, "prod", |c| reduce(c, Reduction::Prod)),
+    row("ReduceMax", 20, "max; any", |c| reduce(c, Reduction::Max)),
+    row("ReduceMin", 20, "min; all", |c| reduce(c, Reduction::Min)),
+    row("ReduceL1", 18, "sum of abs", |c| through(c, |c, x| c.unary(UnaryOp::Abs, x), |_, y| Ok(y))),
+    row("ReduceL2", 18, "sqrt of sum of squares", |c| {
         through(c, |c, x| c.binary(BinaryOp::Mul, x, x), |c, y| c.unary(UnaryOp::Sqrt, y))
     }),
-    row("ReduceSumSquare", "sum of squares", |c| {
+    row("ReduceSumSquare", 18, "sum of squares", |c| {
         through(c, |c, x| c.binary(BinaryOp::Mul, x, x), |_, y| Ok(y))
     }),
-    row("ReduceLogSum", "log of sum", |c| through(c, |_, x| Ok(x), |c, y| c.unary(UnaryOp::Log, y))),
-    row("ReduceLogSumExp", "log of sum of exp, from the maximum", log_sum_exp),
-    row("ArgMax", "argmax", |c| arg_reduce(c, ArgOp::Max)),
-    row("ArgMin", "argmin", |c| arg_reduce(c, ArgOp::Min)),
-    row("CumSum", "cumsum", running_sum),
-    row("TopK", "topk", top_k),
+    row("ReduceLogSum", 28, "log of sum", |c| through(c, |_, x| Ok(x), |c, y| c.unary(UnaryOp::Log, y))),
+    row("ReduceLogSumExp", 28, "log of sum of exp, from the maximum", log_sum_exp),
+    row("ArgMax", 13, "argmax", |c| arg_reduce(c, ArgOp::Max)),
+    row("ArgMin", 13, "argmin", |c| arg_reduce(c, ArgOp::Min)),
+    row("CumSum", 14, "cumsum", running_sum),
+    row("TopK", 24, "topk", top_k),
 ];
 
 /// The axes of a reduction, and whether they stay. `None` if nothing is reduced.
 fn reduced_axes(c: &mut Call<'_, '_>, x: ValueId) -> Lowered<Option<(Vec<usize>, bool)>> {
     let rank = c.rank(x);
     let keep = c.int_or("keepdims", 1)? != 0;
+    let nothing = c.flag("noop_with_empty_axes")?;
     match c.axes(1, rank)?.filter(|axes| !axes.is_empty()) {
         Some(axes) => Ok(Some((axes, keep))),
-        None if c.flag("noop_with_empty_axes")? => Ok(None),
+        None if nothing => Ok(None),
         None => Ok(Some(((0..rank).collect(), keep))),
     }
 }
@@ -156,6 +157,8 @@ fn top_k(c: &mut Call<'_, '_>) -> Lowered {
     };
     shape[axis] = k;
     symmc_ir::dim::check_size(&shape).map_err(Stop::Broken)?;
+    // Any order will do for results that need not be sorted.
+    c.ignore(&["sorted"]);
     let op = Op::TopK { axis, largest: c.int_or("largest", 1)? != 0 };
     let types = vec![Type::new(c.dtype(x), shape.clone()), Type::new(DType::I64, shape)];
     let name = format!("{}.topk", c.label);

@@ -7,13 +7,13 @@ use crate::call::Call;
 use crate::lower::{Lowered, Stop};
 
 pub(super) const ROWS: &[Row] = &[
-    row("SequenceConstruct", "(a sequence)", |c| {
+    row("SequenceConstruct", 11, "(a sequence)", |c| {
         let parts = c.tensors()?;
         c.set_sequence(parts);
         Ok(())
     }),
-    row("SplitToSequence", "slice, reshape", split),
-    row("SequenceAt", "(an element)", |c| {
+    row("SplitToSequence", 24, "slice, reshape", split),
+    row("SequenceAt", 11, "(an element)", |c| {
         let parts = c.sequence(0)?;
         let index = c.opt_consts(1, "the position")?.and_then(|i| i.first().copied()).unwrap_or(0);
         let at = if index < 0 { index.saturating_add(parts.len() as i64) } else { index };
@@ -23,7 +23,7 @@ pub(super) const ROWS: &[Row] = &[
         })?;
         c.done(y)
     }),
-    row("ConcatFromSequence", "reshape, concat", |c| {
+    row("ConcatFromSequence", 11, "reshape, concat", |c| {
         let mut parts = c.sequence(0)?;
         let Some(&first) = parts.first() else {
             return Err(Stop::Broken("expected at least one element, found none".into()));
@@ -47,7 +47,8 @@ fn split(c: &mut Call<'_, '_>) -> Lowered {
     let axis = c.axis_or("axis", 0, c.rank(x))?;
     let n = c.extent(x, axis);
     let given = c.opt_ints(1, "the lengths")?;
-    let single = given.is_none() && c.int_or("keepdims", 1)? == 0;
+    let keep = c.int_or("keepdims", 1)? != 0;
+    let single = given.is_none() && !keep;
     let lengths = match given {
         Some(ints) if !ints.shape.is_empty() => ints.dims,
         other => {

@@ -8,8 +8,8 @@ use crate::known::Ints;
 use crate::lower::{Lowered, Stop};
 
 pub(super) const ROWS: &[Row] = &[
-    row("Reshape", "reshape", reshape),
-    row("Flatten", "reshape", |c| {
+    row("Reshape", 25, "reshape", reshape),
+    row("Flatten", 25, "reshape", |c| {
         let x = c.tensor(0)?;
         let shape = c.shape(x);
         // The axis may be the number of axes.
@@ -22,7 +22,7 @@ pub(super) const ROWS: &[Row] = &[
         let y = c.reshape(x, vec![product(&shape[..axis]), product(&shape[axis..])])?;
         c.done(y)
     }),
-    row("Squeeze", "reshape", |c| {
+    row("Squeeze", 25, "reshape", |c| {
         let x = c.tensor(0)?;
         let shape = c.shape(x);
         let axes = c.axes(1, shape.len())?;
@@ -38,7 +38,7 @@ pub(super) const ROWS: &[Row] = &[
         let y = c.reshape(x, left)?;
         c.done(y)
     }),
-    row("Unsqueeze", "reshape", |c| {
+    row("Unsqueeze", 25, "reshape", |c| {
         let x = c.tensor(0)?;
         let mut shape = c.shape(x);
         let given = match c.opt_ints(1, "axes")? {
@@ -51,7 +51,7 @@ pub(super) const ROWS: &[Row] = &[
         let y = c.reshape(x, shape)?;
         c.done(y)
     }),
-    row("Transpose", "permute", |c| {
+    row("Transpose", 25, "permute", |c| {
         let x = c.tensor(0)?;
         let rank = c.rank(x);
         let perm = match c.opt_attribute_ints("perm")? {
@@ -61,7 +61,7 @@ pub(super) const ROWS: &[Row] = &[
         let y = c.permute(x, perm)?;
         c.done(y)
     }),
-    row("Expand", "expand", |c| {
+    row("Expand", 13, "expand", |c| {
         let x = c.tensor(0)?;
         let shape = c.ints(1, "the shape")?.dims;
         let own = c.shape(x);
@@ -69,7 +69,7 @@ pub(super) const ROWS: &[Row] = &[
         let y = c.expand(x, shape)?;
         c.done(y)
     }),
-    row("Shape", "(extents)", |c| {
+    row("Shape", 25, "(extents)", |c| {
         let shape = c.type_of(0)?.shape;
         let n = shape.len() as i64;
         let position = |p: i64| if p < 0 { p.saturating_add(n) } else { p }.clamp(0, n) as usize;
@@ -77,7 +77,7 @@ pub(super) const ROWS: &[Row] = &[
         let dims = shape.get(start..end).unwrap_or_default().to_vec();
         extents(c, Ints::vector(dims))
     }),
-    row("Size", "(an extent)", |c| {
+    row("Size", 25, "(an extent)", |c| {
         let numel = c.type_of(0)?.numel();
         extents(c, Ints::scalar(numel))
     }),

@@ -40,7 +40,7 @@ fn program() -> Fake {
         .node("Gather axis=0", &["x", "i"], &["e"])
         .node("Split axis=1 num_outputs=2", &["e"], &["e1", "e2"])
         .node("my::twice", &["e2"], &["f"])
-        .node("ReduceMean keepdims=0 axes=[0]", &["f"], &["m"])
+        .node("ReduceMean keepdims=0", &["f", "zero"], &["m"])
         .node("Expand", &["m", "target2"], &["q"])
         .stored("target2", "i64[2]", &[3.0, 4.0])
         .output("p")

@@ -2,6 +2,7 @@
 
 mod common;
 mod damage;
+mod definitions;
 mod extents;
 mod import;
 mod ops;

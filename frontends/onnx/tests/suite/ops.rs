@@ -35,7 +35,8 @@ fn borrowed(names: &[String]) -> Vec<&str> {
     names.iter().map(String::as_str).collect()
 }
 
-fn check(line: &str) -> Result<(), String> {
+/// The program of a line, its arguments, and what its results must be.
+pub fn program(line: &str) -> (Fake, Vec<Arc<Tensor>>, Vec<Tensor>) {
     let parts: Vec<&str> = line.split(" | ").map(str::trim).collect();
     let [call, operands, results] = parts.as_slice() else { panic!("three parts: {line}") };
     let (version, call) = call.split_once(' ').expect("a version and a call");
@@ -54,7 +55,11 @@ fn check(line: &str) -> Result<(), String> {
     let expected: Vec<Tensor> = results.split(';').map(|r| typed(r).1).collect();
     let outputs: Vec<String> = (0..expected.len()).map(|i| format!("r{i}")).collect();
     fake = fake.node(call, &borrowed(&names), &borrowed(&outputs));
-    fake = outputs.iter().fold(fake, |fake, name| fake.output(name));
+    (outputs.iter().fold(fake, |fake, name| fake.output(name)), inputs, expected)
+}
+
+fn check(line: &str) -> Result<(), String> {
+    let (fake, inputs, expected) = program(line);
     let graph = fake.import().map_err(|e| e.to_string())?.graph;
     if let Some(op) = graph.nodes.values().find(|n| matches!(n.op, Op::Opaque { .. })) {
         return Err(format!("it stays opaque: {:?}", op.op));

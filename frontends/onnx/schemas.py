@@ -1,0 +1,94 @@
+"""Writes src/ops/schemas.txt: the definitions of the ops that have a rule, as the `onnx` package and ONNX Runtime have
+them, and the names of ONNX's other ops.
+
+    python3 schemas.py > src/ops/schemas.txt        (needs onnx, onnxruntime and numpy)
+
+A line is: op, the version from which the definition holds, the numbers of operands and of results as least..most
+(`*` is any number), and the attributes: name:type, then `!` if it must be given, or `=` and its default.
+"""
+
+import pathlib
+import re
+
+import numpy
+import onnx
+import onnxruntime.capi.onnxruntime_pybind11_state as runtime
+
+OLDEST = 7
+TYPES = {1: "float", 2: "int", 3: "string", 4: "tensor", 5: "graph", 6: "floats", 7: "ints", 8: "strings", 11: "sparse"}
+UNBOUNDED = 2**31 - 1
+
+# ONNX Runtime registers the collectives only where it is built with NCCL, and the norm under ONNX's domain.
+UNREGISTERED = [
+    "com.microsoft::AllGather 1 1..1 1..1 axis:int=0 group_size:int=1",
+    "com.microsoft::AllReduce 1 1..1 1..1 group_size:int=1",
+    "com.microsoft::AllToAll 1 1..1 1..1 group_size:int=1",
+    "com.microsoft::SimplifiedLayerNormalization 1 2..2 1..2 axis:int=-1 epsilon:float=1e-05 stash_type:int=1",
+]
+
+
+def with_rules():
+    rows = pathlib.Path(__file__).parent.joinpath("src", "ops").glob("*.rs")
+    return {name for path in rows for name in re.findall(r'\brow\(\s*"([^"]+)"', path.read_text())}
+
+
+def default(proto):
+    """The text of a default; None if there is none."""
+    kind = TYPES.get(proto.type)
+    if kind == "float":
+        return str(numpy.float32(proto.f))
+    if kind == "int":
+        return str(proto.i)
+    if kind == "string":
+        return proto.s.decode()
+    if kind == "ints":
+        return "[" + ",".join(str(i) for i in proto.ints) + "]"
+    return None
+
+
+def attribute(name, schema):
+    if isinstance(schema, onnx.defs.OpSchema.Attribute):
+        proto = schema.default_value
+    else:
+        proto = onnx.AttributeProto.FromString(schema._default_value)
+    code = int(getattr(schema.type, "value", schema.type))
+    text = f"{name}:{TYPES.get(code, 'other')}"
+    if schema.required:
+        return text + "!"
+    given = default(proto)
+    return text if given is None else f"{text}={given}"
+
+
+def line(name, schema):
+    bounds = lambda low, high: f"{low}..{'*' if high >= UNBOUNDED else high}"
+    words = [name, str(schema.since_version)]
+    if schema.deprecated:
+        return " ".join([*words, "deprecated"])
+    words += [bounds(schema.min_input, schema.max_input), bounds(schema.min_output, schema.max_output)]
+    words += [attribute(n, a) for n, a in sorted(schema.attributes.items())]
+    return " ".join(words)
+
+
+def main():
+    rules = with_rules()
+    schemas = {}
+    for schema in onnx.defs.get_all_schemas_with_history():
+        if schema.domain == "":
+            schemas.setdefault(schema.name, []).append(schema)
+    others = sorted(set(schemas) - rules)
+    for schema in runtime.get_all_operator_schema():
+        name = schema.name if schema.domain == "" else f"{schema.domain}::{schema.name}"
+        if name in rules and name not in schemas:
+            schemas[name] = [schema]
+    print(f"# Written by schemas.py from onnx {onnx.__version__}; see there for the form.")
+    print(f"newest {onnx.defs.onnx_opset_version()}")
+    print("others " + " ".join(others))
+    lines = list(UNREGISTERED)
+    for name in sorted(rules & set(schemas)):
+        history = sorted(schemas[name], key=lambda s: s.since_version)
+        read = [s for i, s in enumerate(history) if i + 1 == len(history) or history[i + 1].since_version > OLDEST]
+        lines += [line(name, s) for s in read]
+    print("\n".join(sorted(lines)))
+
+
+main()

@@ -1,0 +1,247 @@
+//! What ONNX and ONNX Runtime say of the ops that have a rule: `schemas.txt`, which `schemas.py` writes from them.
+//!
+//! Each version of an op has its numbers of operands and results, and its attributes with their types and defaults.
+//! A node is held against the version that its operator set has, before its rule runs.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::OnceLock;
+
+use crate::call::describe;
+use crate::proto::{self, attribute_type as kind};
+
+/// One version of an op.
+#[derive(Debug)]
+pub(crate) struct Schema {
+    /// The version of the operator set from which it holds.
+    pub since: i64,
+    /// Whether the op is not one any more.
+    pub deprecated: bool,
+    operands: Count,
+    results: Count,
+    pub attributes: Vec<AttributeSchema>,
+}
+
+/// How many there may be.
+#[derive(Clone, Copy, Debug)]
+struct Count {
+    least: usize,
+    /// `None` if there may be any number.
+    most: Option<usize>,
+}
+
+/// An attribute of an op.
+#[derive(Debug)]
+pub(crate) struct AttributeSchema {
+    pub name: &'static str,
+    /// Its type for people.
+    pub what: &'static str,
+    required: bool,
+    default: Option<&'static str>,
+}
+
+/// All of `schemas.txt`.
+struct Schemas {
+    newest: i64,
+    others: HashSet<&'static str>,
+    versions: HashMap<&'static str, Vec<Schema>>,
+}
+
+/// The newest version of ONNX's operator set whose definitions are known.
+pub(crate) fn newest() -> i64 {
+    all().newest
+}
+
+/// Whether ONNX itself defines an op of this name.
+pub(crate) fn is_standard(op: &str) -> bool {
+    all().others.contains(op) || all().versions.contains_key(op)
+}
+
+/// All versions of an op, by its name with its domain.
+pub(crate) fn versions(op: &str) -> &'static [Schema] {
+    all().versions.get(op).map_or(&[], Vec::as_slice)
+}
+
+fn all() -> &'static Schemas {
+    static ALL: OnceLock<Schemas> = OnceLock::new();
+    ALL.get_or_init(|| {
+        let mut all = Schemas { newest: 0, others: HashSet::new(), versions: HashMap::new() };
+        for line in include_str!("schemas.txt").lines() {
+            let mut words = line.split(' ');
+            match words.next() {
+                Some("newest") => all.newest = words.next().and_then(|w| w.parse().ok()).unwrap_or(0),
+                Some("others") => all.others.extend(words),
+                Some(name) if !name.starts_with('#') => {
+                    all.versions.entry(name).or_default().extend(parse(words));
+                }
+                _ => {}
+            }
+        }
+        all
+    })
+}
+
+/// `13 2..3 1..1 alpha:float=1.0 axis:int!` or `11 deprecated`.
+fn parse(mut words: std::str::Split<'static, char>) -> Option<Schema> {
+    let since = words.next()?.parse().ok()?;
+    let count = |word: &str| {
+        let (least, most) = word.split_once("..")?;
+        Some(Count { least: least.parse().ok()?, most: most.parse().ok() })
+    };
+    let first = words.next()?;
+    let none = Count { least: 0, most: None };
+    if first == "deprecated" {
+        return Some(Schema { since, deprecated: true, operands: none, results: none, attributes: vec![] });
+    }
+    let (operands, results) = (count(first)?, count(words.next()?)?);
+    let attribute = |word: &'static str| {
+        let (name, ty) = word.split_once(':')?;
+        let (ty, default) = ty.split_once('=').map_or((ty, None), |(ty, default)| (ty, Some(default)));
+        let required = ty.ends_with('!');
+        Some(AttributeSchema { name, what: ty.trim_end_matches('!'), required, default })
+    };
+    let attributes = words.map(attribute).collect::<Option<Vec<_>>>()?;
+    Some(Schema { since, deprecated: false, operands, results, attributes })
+}
+
+impl Count {
+    fn check(self, what: &str, found: usize) -> Result<(), String> {
+        let expected = match (self.least, self.most) {
+            (least, _) if found < least => least,
+            (_, Some(most)) if found > most => most,
+            _ => return Ok(()),
+        };
+        let bound = if self.most == Some(self.least) {
+            ""
+        } else if found < self.least {
+            " at least"
+        } else {
+            " at most"
+        };
+        let plural = if expected == 1 { "" } else { "s" };
+        Err(format!("expected{bound} {expected} {what}{plural}, found {found}"))
+    }
+}
+
+impl Schema {
+    /// The attribute of this name.
+    pub fn attribute(&self, name: &str) -> Option<&AttributeSchema> {
+        self.attributes.iter().find(|a| a.name == name)
+    }
+
+    /// Holds a node against this version of its op; `op` is its name for people. `resolved` gives the attribute that
+    /// one of the node stands for: itself, or that of the function call around it.
+    ///
+    /// # Errors
+    /// One sentence with what was expected and found.
+    pub fn check<'p>(
+        &self,
+        op: &str,
+        node: &'p proto::Node,
+        resolved: impl Fn(&'p proto::Attribute) -> Option<&'p proto::Attribute>,
+    ) -> Result<(), String> {
+        if self.deprecated {
+            return Err(format!(
+                "expected an op of the program's version, found {op}, which ended with {}",
+                self.since
+            ));
+        }
+        // Operands at the end may be left out by an empty name.
+        let given = node.input.iter().rposition(|n| !n.is_empty()).map_or(0, |i| i + 1);
+        self.operands.check("operand", given)?;
+        self.results.check("result", node.output.len())?;
+        for (i, a) in node.attribute.iter().enumerate() {
+            let Some(known) = self.attribute(&a.name) else {
+                let known: Vec<&str> = self.attributes.iter().map(|a| a.name).collect();
+                let known = if known.is_empty() { "none".to_string() } else { known.join(", ") };
+                let since = self.since;
+                return Err(format!(
+                    "expected an attribute of {op} as of version {since} ({known}), found {}",
+                    describe(a)
+                ));
+            };
+            if node.attribute[..i].iter().any(|b| b.name == a.name) {
+                return Err(format!("expected one attribute `{}`, found two", a.name));
+            }
+            if let Some(a) = resolved(a)
+                && known.what != type_name(a.r#type)
+            {
+                let name = known.name;
+                return Err(format!("expected {} as `{name}`, found {}", article(known.what), describe(a)));
+            }
+        }
+        let present = |name: &str| node.attribute.iter().any(|a| a.name == name && resolved(a).is_some());
+        match self.attributes.iter().find(|a| a.required && !present(a.name)) {
+            Some(missing) => Err(format!("expected an attribute `{}`, found none", missing.name)),
+            None => Ok(()),
+        }
+    }
+}
+
+impl AttributeSchema {
+    /// Whether an attribute says what holds without it, too.
+    pub fn is_default(&self, a: &proto::Attribute) -> bool {
+        let Some(default) = self.default else { return false };
+        match a.r#type {
+            kind::INT => default.parse() == Ok(a.i),
+            kind::FLOAT => default.parse() == Ok(a.f),
+            kind::STRING => default.as_bytes() == a.s,
+            _ => false,
+        }
+    }
+}
+
+/// The name of a type of attributes, as `schemas.txt` has it.
+fn type_name(code: i32) -> &'static str {
+    match code {
+        kind::FLOAT => "float",
+        kind::INT => "int",
+        kind::STRING => "string",
+        kind::TENSOR => "tensor",
+        kind::GRAPH => "graph",
+        kind::FLOATS => "floats",
+        kind::INTS => "ints",
+        kind::STRINGS => "strings",
+        kind::SPARSE_TENSOR => "sparse",
+        _ => "other",
+    }
+}
+
+fn article(what: &str) -> &'static str {
+    match what {
+        "float" => "a number",
+        "int" => "an integer",
+        "string" => "a string",
+        "tensor" => "a tensor",
+        "graph" => "a graph",
+        "floats" => "numbers",
+        "ints" => "integers",
+        "strings" => "strings",
+        _ => "another type",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ops;
+
+    #[test]
+    fn every_rule_is_of_a_version_that_is_known() {
+        for row in ops::rows() {
+            let versions = versions(row.name);
+            assert!(versions.iter().any(|s| s.since == row.up_to), "{}: {versions:?}", row.name);
+            assert!(versions.iter().all(|s| s.since <= newest()), "{}", row.name);
+        }
+        assert!(is_standard("Conv") && is_standard("Relu") && !is_standard("Convolution"));
+    }
+
+    #[test]
+    fn what_is_newer_than_a_rule_is_refused() {
+        let old = ops::row("Clip", 11, "", |_| Ok(()));
+        assert_eq!(ops::definition(&old, 11).map(|s| s.since), Ok(11));
+        let error = ops::definition(&old, 12).expect_err("a newer version");
+        assert_eq!(error, "expected version 11 or older of the op, found version 12");
+        let error = ops::definition(&ops::row("Gelu", 20, "", |_| Ok(())), 19).expect_err("an older one");
+        assert_eq!(error, "expected version 20 or newer of its operators, found version 19");
+    }
+}

@@ -1,0 +1,68 @@
+//! The versions that a program is written in: of the format, and of the operator sets that it imports.
+//!
+//! A version that was not known when this was written may mean another thing by the same text, so it is refused.
+
+use std::collections::HashMap;
+
+use crate::error::Reason;
+use crate::ops::{self, schemas};
+use crate::proto;
+
+/// The versions of the format that are read: operator sets are imported since the first, and [`proto`] has the fields
+/// of the last.
+pub(crate) const FORMAT: (i64, i64) = (3, 14);
+
+/// The oldest version of ONNX's operator set that is read: broadcasting was another before.
+const OLDEST: i64 = 7;
+
+/// Fails where the model is in a version that is not read.
+pub(crate) fn of_model(model: &proto::Model) -> Result<(), Reason> {
+    let (oldest, newest) = FORMAT;
+    if !(oldest..=newest).contains(&model.ir_version) {
+        return Err(Reason::Version {
+            expected: format!("version {oldest} to {newest} of the format (ir_version)"),
+            found: format!("version {}", model.ir_version),
+        });
+    }
+    by_domain(&model.opset_import)?;
+    for function in &model.functions {
+        by_domain(&function.opset_import)?;
+    }
+    match model.opset_import.iter().any(|o| ops::normalised(&o.domain).is_empty()) {
+        true => Ok(()),
+        false => Err(Reason::Version {
+            expected: format!("version {OLDEST} to {} of ONNX's operators", schemas::newest()),
+            found: "none".into(),
+        }),
+    }
+}
+
+/// The versions of operator sets by domain.
+///
+/// # Errors
+/// One is of a version that is not known, or stands there in two versions.
+pub(crate) fn by_domain(imports: &[proto::OperatorSet]) -> Result<HashMap<&str, i64>, Reason> {
+    let mut versions = HashMap::new();
+    for import in imports {
+        let domain = ops::normalised(&import.domain);
+        let (who, known) = match domain {
+            "" => ("ONNX's operators", OLDEST..=schemas::newest()),
+            "com.microsoft" => ("ONNX Runtime's operators", 1..=1),
+            other => (other, 0..=i64::MAX),
+        };
+        let error =
+            |expected: String| Reason::Version { expected, found: format!("version {}", import.version) };
+        if !known.contains(&import.version) {
+            let (oldest, newest) = (known.start(), known.end());
+            let range = if oldest == newest { oldest.to_string() } else { format!("{oldest} to {newest}") };
+            return Err(error(format!("version {range} of {who}")));
+        }
+        match versions.insert(domain, import.version) {
+            Some(first) if first != import.version => {
+                return Err(error(format!("one version of {who}, {first}")));
+            }
+            _ => {}
+        }
+    }
+    Ok(versions)
+}
