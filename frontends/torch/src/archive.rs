@@ -1,33 +1,46 @@
 //! The `.pt2` container: a zip archive whose entries share one root folder.
 //!
 //! Read are `archive_format`, `byteorder`, one `models/*.json`, and the raw storages that the weights and
-//! constants configs name. Pickles are never opened, sample inputs never read. An archive is untrusted:
-//! sizes are checked before memory is taken, and all that is unpacked stays below
-//! [`Limits::total`].
+//! constants configs name ([`crate::stored`]). Pickles are never opened, sample inputs never read. An archive is
+//! untrusted: sizes are checked before memory is taken. No two entries share bytes of the file, none unpacks to more
+//! than its bytes can hold, and all that is unpacked stays below [`Limits`].
 
 use std::collections::HashMap;
 use std::io::{Cursor, Read};
-use std::sync::Arc;
 
 use indexmap::IndexMap;
-use symmc_ir::{DType, Tensor};
-use zip::ZipArchive;
+use zip::read::{ArchiveOffset, Config};
+use zip::{CompressionMethod, ZipArchive};
 
-use crate::dtype;
 use crate::error::ImportError;
-use crate::schema::{Payload, PayloadConfig, STRIDED, StorageMeta};
+use crate::schema::{Payload, PayloadConfig};
 
 /// The largest JSON entry.
 const MAX_JSON: u64 = 1 << 30;
 
-/// How much an archive may unpack to.
-struct Limits {
-    /// All entries and materialised tensors together, in bytes.
+/// What a byte of the file may become: weights hardly compress, and text seldom more.
+const RATIO: u64 = 64;
+
+/// What JSON entries may unpack to besides.
+const FREE_JSON: u64 = 1 << 26;
+
+/// What stored tensors may unpack to besides.
+const FREE_TENSORS: u64 = 1 << 30;
+
+/// What deflate makes of a byte at most (258 bytes of a match in two bits).
+const DEFLATE_RATIO: u64 = 1032;
+
+/// How much an archive may still unpack to.
+struct Limit {
     total: u64,
     used: u64,
 }
 
-impl Limits {
+impl Limit {
+    fn new(archive: usize, free: u64) -> Limit {
+        Limit { total: (archive as u64).saturating_mul(RATIO).saturating_add(free), used: 0 }
+    }
+
     fn take(&mut self, entry: &str, bytes: u64) -> Result<(), ImportError> {
         self.used = self.used.saturating_add(bytes);
         if self.used > self.total {
@@ -35,6 +48,13 @@ impl Limits {
         }
         Ok(())
     }
+}
+
+/// The limits of the two kinds of entries.
+struct Limits {
+    json: Limit,
+    /// Storages and the tensors made of them, each counted once however many names it has.
+    tensors: Limit,
 }
 
 /// An opened archive.
@@ -49,11 +69,22 @@ impl<'a> Archive<'a> {
     /// Opens an archive and checks that it is a `.pt2` of this byte order.
     pub fn open(bytes: &'a [u8]) -> Result<Self, ImportError> {
         let zip_error = |e: zip::result::ZipError| ImportError::Zip(e.to_string());
-        let mut zip = ZipArchive::new(Cursor::new(bytes)).map_err(zip_error)?;
+        // The file is the archive from its first byte on. Looking for where it starts would take the second header
+        // of some central directories for the first: PyTorch writes records of zip64 behind every directory.
+        let config = Config { archive_offset: ArchiveOffset::Known(0) };
+        let mut zip = ZipArchive::with_config(config, Cursor::new(bytes)).map_err(zip_error)?;
         let mut names = Vec::with_capacity(zip.len());
+        let mut packed = 0u64;
         for i in 0..zip.len() {
             let file = zip.by_index_raw(i).map_err(zip_error)?;
+            packed = packed.saturating_add(file.compressed_size());
             names.push(file.name().map_err(zip_error)?.into_owned());
+        }
+        if packed > bytes.len() as u64 {
+            return Err(ImportError::Zip(format!(
+                "its entries have {packed} bytes together, the file has {}",
+                bytes.len()
+            )));
         }
         let root = names
             .iter()
@@ -69,9 +100,11 @@ impl<'a> Archive<'a> {
                 entries.insert(inner.to_string(), i);
             }
         }
-        // Weights hardly compress, so this leaves room for every real archive and none for a bomb.
-        let total = (bytes.len() as u64).saturating_mul(64).saturating_add(MAX_JSON);
-        let mut archive = Archive { zip, entries, limits: Limits { total, used: 0 } };
+        let limits = Limits {
+            json: Limit::new(bytes.len(), FREE_JSON),
+            tensors: Limit::new(bytes.len(), FREE_TENSORS),
+        };
+        let mut archive = Archive { zip, entries, limits };
         archive.expect_text("archive_format", "pt2")?;
         if archive.entries.contains_key("byteorder") {
             archive.expect_text("byteorder", "little")?;
@@ -106,11 +139,7 @@ impl<'a> Archive<'a> {
             [] => {
                 return Err(ImportError::MissingEntry {
                     entry: "models/model.json".into(),
-                    hint: if self.entries.contains_key("serialized_exported_program.json") {
-                        "; the archive was written by a version of PyTorch before 2.8".into()
-                    } else {
-                        "; it holds no exported program".into()
-                    },
+                    hint: self.why_no_program().into(),
                 });
             }
             [one] => one.clone(),
@@ -148,17 +177,61 @@ impl<'a> Archive<'a> {
             .map_err(|e| ImportError::Entry { entry, message: e.to_string() })
     }
 
-    fn read(&mut self, entry: &str, limit: u64) -> Result<Vec<u8>, ImportError> {
+    /// Why an archive may have no program.
+    fn why_no_program(&self) -> &'static str {
+        if self.entries.contains_key("serialized_exported_program.json") {
+            "; the archive was written by a version of PyTorch before 2.8"
+        } else if self.entries.keys().any(|n| n.starts_with("data/") && n.ends_with("_config.json")) {
+            "; torch.export.save failed before it wrote the program, its own error says why"
+        } else {
+            "; it holds no exported program"
+        }
+    }
+
+    /// Whether the archive has an entry.
+    pub fn contains(&self, entry: &str) -> bool {
+        self.entries.contains_key(entry)
+    }
+
+    /// Counts bytes that an entry, or a tensor made of it, will take. To be called before they are taken.
+    pub fn reserve(&mut self, entry: &str, bytes: u64) -> Result<(), ImportError> {
+        self.limits.tensors.take(entry, bytes)
+    }
+
+    /// The size of an entry, which its bytes in the file can hold.
+    pub fn size(&mut self, entry: &str) -> Result<u64, ImportError> {
         let Some(&index) = self.entries.get(entry) else {
             return Err(ImportError::MissingEntry { entry: entry.into(), hint: String::new() });
         };
         let error = |message: String| ImportError::Entry { entry: entry.into(), message };
-        let file = self.zip.by_index(index).map_err(|e| error(e.to_string()))?;
-        let size = file.size();
+        let file = self.zip.by_index_raw(index).map_err(|e| error(e.to_string()))?;
+        let (size, packed) = (file.size(), file.compressed_size());
+        let most = match file.compression() {
+            CompressionMethod::Stored => packed,
+            _ => packed.saturating_mul(DEFLATE_RATIO),
+        };
+        if size > most {
+            return Err(error(format!("{packed} bytes cannot unpack to {size}")));
+        }
+        Ok(size)
+    }
+
+    /// A text entry.
+    fn read(&mut self, entry: &str, limit: u64) -> Result<Vec<u8>, ImportError> {
+        let size = self.size(entry)?;
         if size > limit {
             return Err(ImportError::TooLarge { entry: entry.into(), found: size, limit });
         }
-        self.limits.take(entry, size)?;
+        self.limits.json.take(entry, size)?;
+        self.unpack(entry)
+    }
+
+    /// The bytes of an entry that has been counted.
+    pub fn unpack(&mut self, entry: &str) -> Result<Vec<u8>, ImportError> {
+        let size = self.size(entry)?;
+        let error = |message: String| ImportError::Entry { entry: entry.into(), message };
+        let index = self.entries.get(entry).copied().unwrap_or(usize::MAX);
+        let file = self.zip.by_index(index).map_err(|e| error(e.to_string()))?;
         // A stored size is believed only as far as data arrives.
         let mut bytes = Vec::with_capacity(size.min(1 << 26) as usize);
         file.take(size + 1).read_to_end(&mut bytes).map_err(|e| error(e.to_string()))?;
@@ -166,203 +239,5 @@ impl<'a> Archive<'a> {
             return Err(error(format!("expected {size} bytes, found {}", bytes.len())));
         }
         Ok(bytes)
-    }
-}
-
-/// The stored tensors of one kind, read when they are asked for.
-pub(crate) struct Store {
-    /// `weights` or `constants`.
-    kind: &'static str,
-    config: IndexMap<String, Payload>,
-    /// How many tensors lie in each storage; a storage that several share is kept once read.
-    sharers: HashMap<String, usize>,
-    shared: HashMap<String, Arc<Vec<u8>>>,
-}
-
-impl Store {
-    pub fn new(kind: &'static str, config: IndexMap<String, Payload>) -> Self {
-        let mut sharers = HashMap::new();
-        for payload in config.values() {
-            *sharers.entry(payload.path_name.clone()).or_insert(0) += 1;
-        }
-        Store { kind, config, sharers, shared: HashMap::new() }
-    }
-
-    /// The tensor of this name, contiguous; `None` if the archive names none or leaves its data out.
-    pub fn load(&mut self, archive: &mut Archive<'_>, name: &str) -> Result<Option<Tensor>, ImportError> {
-        let Some(payload) = self.config.get(name) else { return Ok(None) };
-        let entry = format!("data/{}/{}", self.kind, payload.path_name);
-        if payload.use_pickle {
-            return Err(ImportError::Pickled { tensor: name.into(), entry });
-        }
-        if !archive.entries.contains_key(&entry) {
-            return Ok(None);
-        }
-        let meta = payload.tensor_meta.as_ref().ok_or_else(|| stored(name, "tensor_meta", "none"))?;
-        let storage = match self.shared.get(&payload.path_name) {
-            Some(bytes) => bytes.clone(),
-            None => {
-                let bytes = Arc::new(archive.read(&entry, u64::MAX)?);
-                if self.sharers.get(&payload.path_name).is_some_and(|&n| n > 1) {
-                    self.shared.insert(payload.path_name.clone(), bytes.clone());
-                }
-                bytes
-            }
-        };
-        let region = Region::new(name, meta)?;
-        archive.limits.take(&entry, region.bytes)?;
-        region.materialise(name, storage).map(Some)
-    }
-}
-
-fn stored(tensor: &str, expected: impl Into<String>, found: impl Into<String>) -> ImportError {
-    ImportError::Stored { tensor: tensor.into(), expected: expected.into(), found: found.into() }
-}
-
-/// A strided region of a storage, in elements; checked against overflow.
-struct Region {
-    dtype: DType,
-    shape: Vec<usize>,
-    strides: Vec<usize>,
-    offset: usize,
-    /// The size of the contiguous tensor.
-    bytes: u64,
-    /// The elements of the storage that the region needs.
-    needed: usize,
-}
-
-impl Region {
-    fn new(name: &str, meta: &StorageMeta) -> Result<Self, ImportError> {
-        if meta.layout != STRIDED {
-            return Err(stored(name, "the strided layout", format!("layout {}", meta.layout)));
-        }
-        let dtype = dtype::from_schema(meta.dtype)
-            .map_err(|found| stored(name, "a dtype of the program format", found))?;
-        let known = |what: &str, e: &crate::schema::Extent| {
-            e.as_int.and_then(|i| usize::try_from(i).ok()).ok_or_else(|| {
-                stored(name, format!("a known, non-negative {what}"), format!("{:?}", e.as_int))
-            })
-        };
-        let shape = meta.sizes.iter().map(|e| known("extent", e)).collect::<Result<Vec<_>, _>>()?;
-        let strides = meta.strides.iter().map(|e| known("stride", e)).collect::<Result<Vec<_>, _>>()?;
-        let offset = known("storage offset", &meta.storage_offset)?;
-        if shape.len() != strides.len() {
-            return Err(stored(name, format!("{} strides", shape.len()), strides.len().to_string()));
-        }
-        let too_large = || stored(name, "a size that fits the address space", format!("{shape:?}"));
-        let numel = shape.iter().try_fold(1usize, |n, &d| n.checked_mul(d)).ok_or_else(too_large)?;
-        let bytes = numel.checked_mul(dtype.size()).ok_or_else(too_large)? as u64;
-        let mut last = offset;
-        for (d, s) in shape.iter().zip(&strides) {
-            let reach = d.saturating_sub(1).checked_mul(*s).ok_or_else(too_large)?;
-            last = last.checked_add(reach).ok_or_else(too_large)?;
-        }
-        let needed = if numel == 0 { 0 } else { last.checked_add(1).ok_or_else(too_large)? };
-        Ok(Region { dtype, shape, strides, offset, bytes, needed })
-    }
-
-    fn is_contiguous(&self) -> bool {
-        let mut expected = 1;
-        self.shape.iter().zip(&self.strides).rev().all(|(&d, &s)| {
-            let fits = d == 1 || s == expected;
-            expected *= d;
-            fits
-        })
-    }
-
-    fn materialise(self, name: &str, storage: Arc<Vec<u8>>) -> Result<Tensor, ImportError> {
-        let size = self.dtype.size();
-        if self.needed.checked_mul(size).is_none_or(|n| n > storage.len()) {
-            return Err(stored(
-                name,
-                format!("a storage of at least {} elements of {}", self.needed, self.dtype),
-                format!("{} bytes", storage.len()),
-            ));
-        }
-        let bytes = self.bytes as usize;
-        let mut data = if bytes == 0 {
-            Vec::new()
-        } else if self.is_contiguous() {
-            let start = self.offset * size;
-            if start == 0 && bytes == storage.len() {
-                Arc::unwrap_or_clone(storage)
-            } else {
-                storage[start..start + bytes].to_vec()
-            }
-        } else {
-            self.gather(&storage)
-        };
-        if self.dtype == DType::Bool {
-            data.iter_mut().for_each(|b| *b = u8::from(*b != 0));
-        }
-        Tensor::new(self.dtype, self.shape, data)
-            .ok_or_else(|| stored(name, "a size that fits the address space", "a larger one"))
-    }
-
-    /// The elements in row-major order.
-    fn gather(&self, storage: &[u8]) -> Vec<u8> {
-        let size = self.dtype.size();
-        let mut data = Vec::with_capacity(self.bytes as usize);
-        let mut at = vec![0usize; self.shape.len()];
-        let mut element = self.offset;
-        while data.len() < self.bytes as usize {
-            data.extend_from_slice(&storage[element * size..(element + 1) * size]);
-            for axis in (0..at.len()).rev() {
-                at[axis] += 1;
-                element += self.strides[axis];
-                if at[axis] < self.shape[axis] {
-                    break;
-                }
-                element -= self.strides[axis] * self.shape[axis];
-                at[axis] = 0;
-            }
-        }
-        data
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::schema::Extent;
-
-    fn region(sizes: &[i64], strides: &[i64], offset: i64) -> Result<Region, ImportError> {
-        let all = |v: &[i64]| v.iter().map(|&i| Extent { as_int: Some(i) }).collect();
-        let meta = StorageMeta {
-            dtype: 1,
-            sizes: all(sizes),
-            strides: all(strides),
-            storage_offset: Extent { as_int: Some(offset) },
-            layout: STRIDED,
-        };
-        Region::new("w", &meta)
-    }
-
-    #[test]
-    fn strided_regions_become_contiguous() {
-        let storage: Arc<Vec<u8>> = Arc::new((0..12).collect());
-        for (sizes, strides, offset, expected) in [
-            (vec![3, 4], vec![4, 1], 0, (0..12).collect::<Vec<u8>>()),
-            (vec![4, 3], vec![1, 4], 0, vec![0, 4, 8, 1, 5, 9, 2, 6, 10, 3, 7, 11]),
-            (vec![2, 2], vec![0, 1], 5, vec![5, 6, 5, 6]),
-            (vec![2, 1, 2], vec![6, 99, 2], 1, vec![1, 3, 7, 9]),
-            (vec![0, 3], vec![3, 1], 0, vec![]),
-            (vec![], vec![], 7, vec![7]),
-        ] {
-            let tensor = region(&sizes, &strides, offset).unwrap().materialise("w", storage.clone()).unwrap();
-            assert_eq!(tensor.data(), expected, "{sizes:?} {strides:?}");
-        }
-    }
-
-    #[test]
-    fn regions_beyond_the_storage_are_refused() {
-        let storage = Arc::new(vec![0u8; 12]);
-        let error = region(&[3, 4], &[5, 1], 0).unwrap().materialise("w", storage).unwrap_err();
-        assert!(error.to_string().contains("at least 14 elements"), "{error}");
-        assert!(region(&[i64::MAX, 4], &[4, 1], 0).is_err());
-        let far = region(&[2], &[i64::MAX], i64::MAX).unwrap();
-        assert!(far.materialise("w", Arc::new(vec![0u8; 12])).is_err());
-        assert!(region(&[2, 2], &[1], 0).is_err());
-        assert!(region(&[-1], &[1], 0).is_err());
     }
 }

@@ -35,6 +35,7 @@ mod ops;
 mod schema;
 mod scope;
 mod signature;
+mod stored;
 mod symbols;
 
 use std::path::Path;
@@ -45,10 +46,11 @@ use symmc_ir::{Builder, Graph, Tensor};
 
 pub use error::ImportError;
 
-use archive::{Archive, Store};
+use archive::Archive;
 use lower::Lowering;
 use schema::{Program, VersionOnly};
 use signature::Stores;
+use stored::Store;
 use symbols::Symbols;
 
 /// What the file leaves open.
@@ -151,11 +153,12 @@ fn convert(
     let inputs = signature::inputs(&mut lowering, program, stores)?;
     lowering.run()?;
     signature::outputs(&mut lowering, program, &inputs)?;
-    let Lowering { builder, weights, buffers, notes, .. } = lowering;
+    let Lowering { builder, mut weights, buffers, notes, .. } = lowering;
     let graph = builder.finish();
     symmc_ir::verify::verify(&graph).map_err(|violations| {
         let shown: Vec<String> = violations.iter().take(3).map(ToString::to_string).collect();
         ImportError::Graph(shown.join("; "))
     })?;
+    weights.extend(signature::weights(&inputs, stores)?);
     Ok(Imported { graph, weights, buffers, notes })
 }

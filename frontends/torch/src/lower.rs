@@ -53,8 +53,9 @@ pub(crate) struct Lowering<'p> {
     pub scope: Scope<'p>,
     pub symbols: Symbols<'p>,
     pub groups: IndexMap<String, GroupId>,
+    /// The data of constants that became parameters.
     pub weights: IndexMap<String, Arc<Tensor>>,
-    /// The names of the weights that are buffers.
+    /// The names of the parameters that are buffers and have data in the archive.
     pub buffers: Vec<String>,
     /// Inputs that in-place ops wrote, with their current values.
     pub written: IndexMap<InputId, ValueId>,

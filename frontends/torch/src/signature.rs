@@ -11,19 +11,20 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use indexmap::IndexSet;
+use indexmap::{IndexMap, IndexSet};
 use symmc_ir::{DType, InputId, InputKind, Output, OutputKind, Tensor, Type, ValueId};
 
-use crate::archive::{Archive, Store};
+use crate::archive::Archive;
 use crate::dtype;
 use crate::error::ImportError;
 use crate::lower::Lowering;
 use crate::schema::{Argument, InputSpec, OutputSpec, Program};
 use crate::scope::Binding;
+use crate::stored::Store;
 use crate::symbols::ArgumentSizes;
 
 /// The largest constant that becomes part of the program, in bytes.
-const MAX_CONSTANT: usize = 1 << 20;
+const MAX_CONSTANT: u64 = 1 << 20;
 
 fn error(name: &str, message: impl Into<String>) -> ImportError {
     ImportError::Signature { name: name.into(), message: message.into() }
@@ -71,6 +72,8 @@ fn stored_name<'p>(spec: &'p InputSpec<'p>) -> Option<&'p str> {
 pub(crate) struct Inputs {
     by_source: HashMap<String, InputId>,
     by_argument: HashMap<String, InputId>,
+    /// The parameters whose data the archive holds, with their types.
+    parameters: Vec<(String, Type)>,
 }
 
 /// The stored tensors of an archive.
@@ -81,8 +84,25 @@ pub(crate) struct Stores<'s, 'a> {
 }
 
 impl Stores<'_, '_> {
+    /// Counts the data of all stored inputs of a program against the archive's limits, before any are read.
+    fn reserve(&mut self, program: &Program<'_>) -> Result<(), ImportError> {
+        let names = || {
+            program.graph_module.signature.input_specs.iter().filter_map(stored).map(|(_, source, _)| source)
+        };
+        self.weights.reserve(self.archive, names())?;
+        self.constants.reserve(self.archive, names().filter(|n| !self.weights.holds(n)))
+    }
+
+    /// The size in bytes of the data of a stored input.
+    fn size(&self, name: &str) -> Result<Option<u64>, ImportError> {
+        match self.weights.size(self.archive, name)? {
+            Some(size) => Ok(Some(size)),
+            None => self.constants.size(self.archive, name),
+        }
+    }
+
     /// The data of a stored input; it must have the declared type.
-    fn load(&mut self, name: &str, ty: &Type) -> Result<Option<Tensor>, ImportError> {
+    fn load(&mut self, name: &str, ty: &Type) -> Result<Option<Arc<Tensor>>, ImportError> {
         let tensor = match self.weights.load(self.archive, name)? {
             Some(t) => t,
             None => match self.constants.load(self.archive, name)? {
@@ -118,7 +138,9 @@ pub(crate) fn inputs<'p>(
             buffer.or(s.parameter_mutation.as_ref().map(|p| &*p.parameter_name))
         })
         .collect();
-    let mut inputs = Inputs { by_source: HashMap::new(), by_argument: HashMap::new() };
+    stores.reserve(program)?;
+    let mut inputs =
+        Inputs { by_source: HashMap::new(), by_argument: HashMap::new(), parameters: Vec::new() };
     let mut absent = 0;
     for spec in &signature.input_specs {
         if let Some(user) = &spec.user_input {
@@ -137,22 +159,18 @@ pub(crate) fn inputs<'p>(
             continue;
         };
         let ty = lowering.declared(name)?;
-        let data = stores.load(source, &ty)?.map(Arc::new);
-        let small = data.as_ref().is_some_and(|t| t.data().len() <= MAX_CONSTANT);
-        let constant = may_be_constant && small && !mutated.contains(source);
-        let (kind, held) = match (constant, data) {
-            (true, data) => (InputKind::Constant, data),
-            (false, Some(data)) => {
-                if spec.parameter.is_none() {
-                    lowering.buffers.push(source.to_string());
-                }
-                lowering.weights.insert(source.to_string(), data);
-                (InputKind::Parameter, None)
+        let size = stores.size(source)?;
+        let small = size.is_some_and(|n| n <= MAX_CONSTANT);
+        let (kind, held) = if may_be_constant && small && !mutated.contains(source) {
+            (InputKind::Constant, stores.load(source, &ty)?)
+        } else {
+            match size {
+                Some(_) if spec.parameter.is_none() => lowering.buffers.push(source.to_string()),
+                Some(_) => {}
+                None => absent += 1,
             }
-            (false, None) => {
-                absent += 1;
-                (InputKind::Parameter, None)
-            }
+            inputs.parameters.extend(size.map(|_| (source.to_string(), ty.clone())));
+            (InputKind::Parameter, None)
         };
         let value = lowering.builder.input(kind, name, source, ty, held);
         inputs.by_source.insert(source.to_string(), last_input(lowering));
@@ -162,6 +180,21 @@ pub(crate) fn inputs<'p>(
         lowering.notes.push(format!("parameters without data in the archive: {absent}"));
     }
     Ok(inputs)
+}
+
+/// The data of the parameters that the archive holds, by their source names. Reading them comes last, so that a program
+/// that is refused takes no memory for them.
+pub(crate) fn weights(
+    inputs: &Inputs,
+    stores: &mut Stores<'_, '_>,
+) -> Result<IndexMap<String, Arc<Tensor>>, ImportError> {
+    let mut weights = IndexMap::with_capacity(inputs.parameters.len());
+    for (source, ty) in &inputs.parameters {
+        if let Some(data) = stores.load(source, ty)? {
+            weights.insert(source.clone(), data);
+        }
+    }
+    Ok(weights)
 }
 
 fn last_input(lowering: &Lowering<'_>) -> InputId {

@@ -5,7 +5,10 @@ use serde_json::json;
 use symmc_ir::Tensor;
 use symmc_torch::{ImportOptions, import};
 
-use crate::common::{Fake, meta, zipped};
+use zip::CompressionMethod;
+
+use crate::common::container::{self, Wide, packed};
+use crate::common::{self, Fake, meta, zipped};
 
 fn simple() -> Fake {
     Fake::new().input("x", "f32[2]").node("aten.relu.default", "self=%x", &[("y", "f32[2]")]).output("y")
@@ -145,19 +148,138 @@ fn bools_are_normalised() {
     assert_eq!(*data, Tensor::new(symmc_ir::DType::Bool, [3], vec![0, 1, 1]).unwrap());
 }
 
+/// A weight and the program, packed in one way behind an entry whose name has so many bytes.
+fn written(length: usize, method: CompressionMethod, wide: Wide) -> Vec<u8> {
+    let fake = simple().parameter("w", "f32[2]", Some(&floats(&[1.0, 2.0])));
+    let first = ("x".repeat(length), vec![7; 4]);
+    let entries = std::iter::once(first).chain(fake.entries());
+    let entries: Vec<_> = entries.map(|(name, data)| packed(&name, &data, method)).collect();
+    container::archive(&entries, wide)
+}
+
 #[test]
-fn a_bomb_is_refused_before_it_unpacks() {
-    // 64 MiB of blanks compress well and are within the limits.
-    let mut entries = simple().entries();
-    entries.iter_mut().find(|e| e.0.starts_with("models/")).unwrap().1 = vec![b' '; 1 << 26];
-    let mut bytes = zipped("r/", &entries);
-    assert!(message(&bytes).contains("EOF"));
-    // A declared size beyond the limit of JSON entries.
-    let size = ((1u32 << 26).to_le_bytes(), u32::MAX.saturating_sub(1).to_le_bytes());
-    let mut at = 0;
-    while let Some(found) = bytes[at..].windows(4).position(|w| w == size.0) {
-        bytes[at + found..at + found + 4].copy_from_slice(&size.1);
-        at += found + 4;
+fn what_pytorch_writes_opens_whatever_the_lengths_of_names() {
+    for method in [CompressionMethod::Stored, CompressionMethod::Deflated] {
+        for wide in [Wide::No, Wide::Records, Wide::Entries] {
+            for length in 1..=80 {
+                let imported = import(&written(length, method, wide), &ImportOptions::default());
+                let imported = imported.unwrap_or_else(|e| panic!("{length} {method:?} {wide:?}: {e}"));
+                assert_eq!(imported.weights["w"].to_f64(), [1.0, 2.0], "{length} {method:?} {wide:?}");
+            }
+        }
     }
-    assert!(message(&bytes).contains("more than the limit of 1073741824"), "{}", message(&bytes));
+}
+
+#[test]
+fn an_archive_whose_writing_failed_says_so() {
+    for left in ["models/", "data/constants/", "archive_"] {
+        let bytes = changed(|e| {
+            e.retain(|e| !e.0.starts_with("models/") && (left == "archive_" || !e.0.starts_with(left)));
+        });
+        let found = message(&bytes);
+        assert!(found.contains("torch.export.save failed before it wrote the program"), "{found}");
+    }
+    let found = message(&changed(|e| e.retain(|e| e.0 == "archive_format")));
+    assert!(found.contains("it holds no exported program"), "{found}");
+}
+
+#[test]
+fn tied_weights_are_read_and_counted_once() {
+    // Three hundred names of one tensor: counted for each name they would be beyond the limit.
+    let data = vec![1u8; 16 << 20];
+    let mut fake = simple().parameter("w0", "u8[16777216]", Some(&data));
+    for i in 1..300 {
+        fake = fake.parameter(&format!("w{i}"), "u8[16777216]", None);
+        fake.weights[&format!("w{i}")]["path_name"] = json!("w_w0");
+    }
+    let entries: Vec<_> = fake.entries();
+    let bytes = common::zipped_as("r/", &entries, |_| CompressionMethod::Deflated);
+    let imported = import(&bytes, &ImportOptions::default()).unwrap();
+    assert_eq!(imported.weights.len(), 300);
+    assert!(imported.weights.values().all(|w| std::sync::Arc::ptr_eq(w, &imported.weights["w0"])));
+}
+
+/// The archive with the entries of `simple` and these, the declared size of the last changed.
+fn declaring(extra: &[(&str, &[u8])], size: impl Fn(u64) -> u64) -> Vec<u8> {
+    let mut entries: Vec<_> = simple()
+        .entries()
+        .iter()
+        .map(|(name, data)| packed(name, data, CompressionMethod::Deflated))
+        .collect();
+    entries.extend(extra.iter().map(|(name, data)| packed(name, data, CompressionMethod::Deflated)));
+    if let Some(last) = entries.last_mut() {
+        last.size = size(last.size);
+    }
+    container::archive(&entries, Wide::Entries)
+}
+
+#[test]
+fn bombs_are_refused_before_they_unpack() {
+    // Blanks compress by a factor of a thousand: text by so much is no program.
+    let mut entries = simple().entries();
+    entries.iter_mut().find(|e| e.0.starts_with("models/")).unwrap().1 = vec![b' '; 1 << 27];
+    let found = message(&common::zipped_as("r/", &entries, |_| CompressionMethod::Deflated));
+    assert!(found.contains("`models/model.json`") && found.contains("more than the limit"), "{found}");
+
+    // Declared sizes that the bytes in the file cannot hold.
+    let config = br#"{"config": {}}"#;
+    for size in [u64::MAX, 1 << 40, 1 << 26] {
+        let found = message(&declaring(&[("data/weights/model_weights_config.json", config)], |_| size));
+        assert!(found.contains(&format!("bytes cannot unpack to {size}")), "{found}");
+    }
+
+    // Entries that lie over each other.
+    let mut entries: Vec<_> =
+        simple().entries().iter().map(|(n, d)| packed(n, d, CompressionMethod::Stored)).collect();
+    let long = entries.iter().map(|e| e.data.len()).max().unwrap();
+    let mut bytes = container::archive(&entries, Wide::Records);
+    let end = bytes.len();
+    entries.clear();
+    for at in directory(&bytes) {
+        bytes[at + 20..at + 24].copy_from_slice(&(long as u32).to_le_bytes());
+        bytes[at + 24..at + 28].copy_from_slice(&(long as u32).to_le_bytes());
+    }
+    assert_eq!(bytes.len(), end);
+    assert!(message(&bytes).contains("bytes together, the file has"), "{}", message(&bytes));
+}
+
+/// Where the headers of the directory stand.
+fn directory(bytes: &[u8]) -> Vec<usize> {
+    (0..bytes.len() - 4).filter(|&i| bytes[i..].starts_with(b"PK\x01\x02")).collect()
+}
+
+#[test]
+fn tensors_that_are_refused_take_no_memory() {
+    // Tensors of one stored element, repeated by strides of 0: each would fit, all together do not.
+    let mut fake = simple();
+    for i in 0..40 {
+        fake = fake.parameter(&format!("w{i}"), "f32[8192,8192]", Some(&[0; 4]));
+        fake.weights[&format!("w{i}")]["tensor_meta"]["strides"] = json!([{"as_int": 0}, {"as_int": 0}]);
+    }
+    let bytes = fake.bytes();
+    let start = std::time::Instant::now();
+    let found = message(&bytes);
+    assert!(found.contains("more than the limit"), "{found}");
+    // One of them takes longer to make.
+    assert!(start.elapsed() < std::time::Duration::from_secs(1), "{:?}", start.elapsed());
+}
+
+#[test]
+fn deep_json_is_refused() {
+    let depth = 100_000;
+    for (open, close) in [("[", "]"), ("{\"graph_module\":", "}")] {
+        let text = open.repeat(depth) + &close.repeat(depth);
+        let bytes = changed(|e| {
+            let program = e.iter_mut().find(|e| e.0 == "models/model.json").unwrap();
+            program.1 = text.clone().into_bytes();
+        });
+        assert!(message(&bytes).contains("`models/model.json`"), "{}", message(&bytes));
+    }
+    // Skipped fields may be as deep as they like.
+    let mut program = simple().program().to_string();
+    program.insert_str(1, &format!("\"x\":{}{},", "[".repeat(depth), "]".repeat(depth)));
+    let bytes = changed(|e| {
+        e.iter_mut().find(|e| e.0 == "models/model.json").unwrap().1 = program.clone().into_bytes();
+    });
+    let _ = import(&bytes, &ImportOptions::default());
 }

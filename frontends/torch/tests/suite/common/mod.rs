@@ -6,6 +6,8 @@
 
 #![allow(dead_code)]
 
+pub mod container;
+
 use std::io::{Cursor, Write};
 
 use serde_json::{Map, Value, json};
@@ -300,11 +302,18 @@ impl Fake {
 }
 
 pub fn zipped(root: &str, entries: &[(String, Vec<u8>)]) -> Vec<u8> {
+    use zip::CompressionMethod::{Deflated, Stored};
+    zipped_as(root, entries, |i| if i % 2 == 0 { Stored } else { Deflated })
+}
+
+pub fn zipped_as(
+    root: &str,
+    entries: &[(String, Vec<u8>)],
+    method: impl Fn(usize) -> zip::CompressionMethod,
+) -> Vec<u8> {
     let mut zip = zip::ZipWriter::new(Cursor::new(Vec::new()));
     for (i, (name, data)) in entries.iter().enumerate() {
-        let method =
-            if i % 2 == 0 { zip::CompressionMethod::Stored } else { zip::CompressionMethod::Deflated };
-        let options = SimpleFileOptions::default().compression_method(method);
+        let options = SimpleFileOptions::default().compression_method(method(i));
         zip.start_file(format!("{root}{name}"), options).unwrap();
         zip.write_all(data).unwrap();
     }
