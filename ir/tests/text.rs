@@ -4,6 +4,8 @@
 mod errors;
 #[path = "text/random.rs"]
 mod random;
+#[path = "text/reference.rs"]
+mod reference;
 
 use std::fs;
 use std::path::PathBuf;

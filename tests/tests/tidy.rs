@@ -138,6 +138,12 @@ fn functions(text: &str) -> Vec<(&str, usize)> {
 }
 
 #[test]
+fn the_page_of_the_text_form_is_current() {
+    let page = std::fs::read_to_string(root().join("docs/symm.md")).expect("docs/symm.md");
+    assert!(page == symmc_ir::text::reference(), "docs/symm.md: write it again with `symmc ops --symm`");
+}
+
+#[test]
 fn functions_are_short() {
     let mut long = Vec::new();
     for (name, text) in &sources() {

@@ -433,6 +433,10 @@ pub enum PackFormat {
 pub struct OpsArgs {
     /// Only operators whose name contains this
     pub filter: Option<String>,
+
+    /// The text form (.symm) instead: its grammar, and every op with operands, attributes and an example
+    #[arg(long)]
+    pub symm: bool,
 }
 
 /// Arguments of `symmc rank`.

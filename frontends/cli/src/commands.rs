@@ -10,6 +10,7 @@ use std::process::ExitCode;
 
 use anyhow::{Result, bail};
 use symmc::host::RankCommand;
+use symmc::ir::text;
 
 use crate::args::{Args, Bench, CheckArgs, Command, OpsArgs, RankArgs};
 use crate::load;
@@ -39,7 +40,28 @@ fn check(args: &CheckArgs) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
+/// The ops of the text form.
+fn ops_of_text(filter: Option<&str>) -> Result<ExitCode> {
+    put(&match filter {
+        None => text::reference(),
+        Some(filter) => {
+            let found: Vec<String> =
+                text::forms::forms().filter(|f| f.name.contains(filter)).map(ToString::to_string).collect();
+            if found.is_empty() {
+                bail!(
+                    "no op of the text form has a name that contains {filter}; `symmc ops --symm` shows all"
+                );
+            }
+            found.join("\n")
+        }
+    })?;
+    Ok(ExitCode::SUCCESS)
+}
+
 fn ops(args: &OpsArgs) -> Result<ExitCode> {
+    if args.symm {
+        return ops_of_text(args.filter.as_deref());
+    }
     let frontends = [("torch (.pt2)", symmc::supported_ops()), ("ONNX (.onnx)", symmc::supported_onnx_ops())];
     let wanted = |name: &str| args.filter.as_deref().is_none_or(|f| name.contains(f));
     let mut text = String::new();

@@ -201,6 +201,15 @@ fn a_buckets_schedule_serves_its_sizes() {
 }
 
 #[test]
+fn ops_shows_the_text_form() {
+    let page = stdout("ops --symm");
+    assert!(page.contains("## Grammar"), "{page}");
+    let gathers = stdout("ops --symm gather");
+    assert!(gathers.contains("**`all_gather`**") && gathers.contains("**`gather_elements`**"), "{gathers}");
+    assert!(!gathers.contains("**`neg`**"), "{gathers}");
+}
+
+#[test]
 fn ops_lists_what_the_importer_knows() {
     let text = stdout("ops");
     assert!(

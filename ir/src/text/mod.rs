@@ -35,12 +35,14 @@
 
 mod cursor;
 mod error;
+pub mod forms;
 #[doc(hidden)]
 pub mod fuzz;
 mod lexer;
 mod ops;
 mod parse;
 mod print;
+mod reference;
 
 use std::fmt::Write as _;
 
@@ -49,6 +51,7 @@ pub use ops::op_names;
 pub use parse::{parse, parse_dim};
 pub(crate) use print::{is_identifier, write_string};
 pub use print::{op_name, print};
+pub use reference::reference;
 
 use crate::dim::SymbolId;
 use crate::entity::{Entity, Table};

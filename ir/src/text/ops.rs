@@ -4,56 +4,16 @@ use std::borrow::Cow;
 
 use super::cursor::{Cursor, Read};
 use super::error::{Failure, quote};
+use super::forms::forms;
 use super::parse::Parser;
 use crate::collective::{Collective, CollectiveKind, ReduceOp, Splits, Variant};
 use crate::graph::ValueId;
 use crate::op::{ArgOp, BinaryOp, Op, Reduction, UnaryOp};
 use crate::types::Scalar;
 
-/// The names of the ops that are not element-wise.
-const NAMES: [&str; 36] = [
-    "full",
-    "iota",
-    "select",
-    "cast",
-    "matmul",
-    "reduce",
-    "argmax",
-    "argmin",
-    "cumsum",
-    "softmax",
-    "rms_norm",
-    "layer_norm",
-    "attention",
-    "take",
-    "index",
-    "gather_elements",
-    "scatter_elements",
-    "index_add",
-    "index_put",
-    "topk",
-    "sort",
-    "concat",
-    "pad",
-    "reshape",
-    "permute",
-    "slice",
-    "expand",
-    "copy",
-    "all_reduce",
-    "all_gather",
-    "reduce_scatter",
-    "all_to_all",
-    "broadcast",
-    "permute_ranks",
-    "opaque",
-    "custom",
-];
-
 /// The names of all ops in the text form.
 pub fn op_names() -> impl Iterator<Item = &'static str> {
-    let elementwise = UnaryOp::ALL.iter().map(|u| u.name()).chain(BinaryOp::ALL.iter().map(|b| b.name()));
-    NAMES.into_iter().chain(elementwise)
+    forms().map(|form| form.name)
 }
 
 /// What stands between the name of an op and its attributes.

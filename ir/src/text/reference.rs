@@ -1,0 +1,26 @@
+//! The reference of the text form for people, as Markdown.
+
+use std::fmt::{self, Write as _};
+
+use super::forms::{OpForm, PRELUDE, SECTIONS};
+
+/// The grammar of the text form and each of its ops with operands, attributes and an example.
+pub fn reference() -> String {
+    let mut out = String::from(include_str!("grammar.md"));
+    let _ = write!(out, "## Ops\nThe examples stand in this program:\n\n```text\n{PRELUDE}```\n");
+    for section in SECTIONS {
+        let _ = write!(out, "\n### {}\n{}\n", section.title, section.about);
+        for form in section.forms {
+            let _ = write!(out, "\n{form}");
+        }
+    }
+    out
+}
+
+impl fmt::Display for OpForm {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let operands = if self.operands.is_empty() { "no operand" } else { self.operands };
+        writeln!(f, "**`{}`** ({operands}): {}", self.name, self.meaning)?;
+        writeln!(f, "```text\n{}\n```", self.example)
+    }
+}

@@ -1,0 +1,69 @@
+//! The reference of the text form says what the code does.
+
+use std::collections::BTreeSet;
+
+use symmc_ir::infer::operand_counts;
+use symmc_ir::op::{BinaryOp, Op, UnaryOp};
+use symmc_ir::text::forms::{PRELUDE, forms};
+use symmc_ir::text::{op_name, parse, print, reference};
+use symmc_ir::verify::verify;
+
+/// The program of all examples.
+fn examples() -> String {
+    let lines: Vec<&str> = forms().map(|form| form.example).collect();
+    format!("{PRELUDE}{}\n\nreturn %copy\n", lines.join("\n"))
+}
+
+#[test]
+fn examples_print_as_they_are_written() {
+    let text = examples();
+    let graph = parse(&text).unwrap_or_else(|e| panic!("{e}"));
+    verify(&graph).unwrap_or_else(|v| panic!("{v:?}"));
+    for (printed, written) in print(&graph).lines().zip(text.lines()) {
+        assert_eq!(printed, written);
+    }
+    assert_eq!(print(&graph), text);
+}
+
+#[test]
+fn each_op_has_one_form_and_an_example_of_itself() {
+    let names: Vec<&str> = forms().map(|form| form.name).collect();
+    let unique: BTreeSet<&str> = names.iter().copied().collect();
+    assert_eq!(unique.len(), names.len());
+    let elementwise = UnaryOp::ALL.iter().map(|u| u.name()).chain(BinaryOp::ALL.iter().map(|b| b.name()));
+    for name in elementwise {
+        assert!(unique.contains(name), "{name} has no form");
+    }
+    let graph = parse(&examples()).unwrap();
+    let used: BTreeSet<&str> = graph.nodes.values().map(|n| op_name(&n.op)).collect();
+    assert_eq!(used, unique);
+    for form in forms() {
+        assert!(form.example.contains(&format!(" = {}", form.name)), "{} does not show itself", form.name);
+    }
+}
+
+#[test]
+fn operands_are_as_many_as_the_typing_rules_take() {
+    let graph = parse(&examples()).unwrap();
+    for form in forms() {
+        let of_op = |op: &Op| op_name(op) == form.name;
+        let counts = graph.nodes.values().filter(|n| of_op(&n.op)).map(|n| match n.op {
+            // A scalar stands for one of the two.
+            Op::BinaryScalar { .. } => (2, 2),
+            _ => operand_counts(&n.op),
+        });
+        let found = counts.reduce(|a, b| (a.0.min(b.0), a.1.max(b.1))).unwrap();
+        let parts: Vec<&str> = form.operands.split(", ").filter(|p| !p.is_empty()).collect();
+        let least = parts.iter().filter(|p| !p.contains('?')).count();
+        let most = if parts.iter().any(|p| p.ends_with('…')) { usize::MAX } else { parts.len() };
+        assert_eq!((least, most), found, "{} ({})", form.name, form.operands);
+    }
+}
+
+#[test]
+fn the_first_program_of_the_reference_is_one() {
+    let text = reference();
+    let program = text.split("```text\n").nth(1).and_then(|rest| rest.split("```").next()).unwrap();
+    let graph = parse(program).unwrap_or_else(|e| panic!("{e}"));
+    verify(&graph).unwrap_or_else(|v| panic!("{v:?}"));
+}
