@@ -98,6 +98,21 @@ impl Tensor {
         read_f64(self.dtype, self.data(), i)
     }
 
+    /// Element `i` in row-major order as `i64`; floats truncate.
+    pub fn get_i64(&self, i: usize) -> i64 {
+        read_i64(self.dtype, self.data(), i)
+    }
+
+    /// Element `i` in row-major order in as many digits as tell it from its neighbours.
+    pub fn element_text(&self, i: usize) -> String {
+        match self.dtype {
+            DType::Bool => (self.get_i64(i) != 0).to_string(),
+            DType::U8 | DType::I32 | DType::I64 => self.get_i64(i).to_string(),
+            DType::F16 | DType::BF16 | DType::F32 => format!("{:?}", self.get_f64(i) as f32),
+            DType::F64 => format!("{:?}", self.get_f64(i)),
+        }
+    }
+
     /// All elements in row-major order as `f64`.
     pub fn to_f64(&self) -> Vec<f64> {
         let data = self.data();

@@ -15,8 +15,9 @@ use anyhow::{Context, Result, bail, ensure};
 use symmc::cuda::session::{Recorded, Session, SessionConfig};
 use symmc::ir::entity::Entity;
 use symmc::ir::graph::Graph;
+use symmc::ir::interp::{self, Tolerance};
 use symmc::ir::random::SplitMix;
-use symmc::ir::{InputKind, OutputKind, interp};
+use symmc::ir::{InputKind, OutputKind};
 use symmc::{CheckedPlan, Config, Draw, OpenOptions, Profile, Program, Tensor, TensorFile, Workload};
 use symmc_runtime::exec::{ExecConfig, Executor, Registry};
 use threads::{Rank, Threads, on_ranks};
@@ -145,8 +146,8 @@ impl Job {
         for (output, (found, wanted)) in found.iter().zip(&self.expected[set][rank]).enumerate() {
             let tolerance = TOLERANCES[usize::from(wanted.dtype().size() != 2)];
             let largest = wanted.to_f64().iter().fold(1.0_f64, |most, x| most.max(x.abs()));
-            let difference = interp::compare(found, wanted);
-            let near = difference.within(tolerance * largest);
+            let difference = interp::compare(found, wanted, Tolerance::absolute(tolerance * largest));
+            let near = difference.agrees();
             ensure!(near, "set {set}, rank {rank}, output {output}: not the interpreter's: {difference}");
         }
         Ok(())

@@ -15,6 +15,7 @@ use symmc::cuda::arena::Exchange;
 use symmc::cuda::driver::Device;
 use symmc::cuda::session::{Recorded, Session, SessionConfig};
 use symmc::host::Membership;
+use symmc::ir::interp::Tolerance;
 use symmc::ir::random::SplitMix;
 use symmc::ir::{DType, interp, text};
 use symmc::{BucketSpec, CheckedPlan, Config, Draw, Profile, Program, RunConfig, Tensor, Weights, Workload};
@@ -93,8 +94,8 @@ fn runs(plan: &CheckedPlan, gpu: u32, exchange: &Rank<'_>, expected: &Expected) 
         let wanted = &expected.outputs[run][exchange.number];
         let mut found = wanted.clone();
         session.read_output(which, 0, found.data_mut())?;
-        let difference = interp::compare(&found, wanted);
-        ensure!(difference.within(1e-4), "run {run} of n={} differs: {difference}", SIZES[which]);
+        let difference = interp::compare(&found, wanted, Tolerance::absolute(1e-4));
+        ensure!(difference.agrees(), "run {run} of n={} differs: {difference}", SIZES[which]);
     }
     Ok(())
 }

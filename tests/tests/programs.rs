@@ -2,7 +2,7 @@
 //! what the GPUs gave and with the interpreter.
 
 use symmc::{Backend, Config, Draw, OpenOptions, Profile, Program, RunConfig, TensorFile, Workload};
-use symmc_ir::interp::compare;
+use symmc_ir::interp::{Tolerance, compare};
 use symmc_tests::{GRAPHS, RUNNABLE, files, program};
 
 fn open(stem: &str, ranks: u32) -> Program {
@@ -14,19 +14,20 @@ fn tensors(stem: &str) -> TensorFile {
     TensorFile::open(&program(&format!("{stem}.safetensors"))).expect("recorded tensors")
 }
 
-/// The largest difference of any rank's output, relative to what is allowed for its dtype.
-fn worst(found: &[Vec<symmc::Tensor>], expected: &[Vec<Option<std::sync::Arc<symmc::Tensor>>>]) -> f64 {
-    let mut worst = 0.0f64;
+/// Every rank's outputs are near the expected ones, by the default tolerances.
+#[track_caller]
+fn assert_near(
+    found: &[Vec<symmc::Tensor>],
+    expected: &[Vec<Option<std::sync::Arc<symmc::Tensor>>>],
+    what: &str,
+) {
     for (found, expected) in found.iter().zip(expected) {
         for (f, e) in found.iter().zip(expected) {
             let e = e.as_ref().expect("recorded");
-            let c = compare(f, e);
-            assert!(c.within(f64::INFINITY), "{c}");
-            let allowed = if e.dtype().size() == 2 { 2e-2 * c.largest_expected } else { 1e-4 };
-            worst = worst.max(c.max_abs / allowed);
+            let c = compare(f, e, Tolerance::of(e));
+            assert!(c.agrees(), "{what}: {c}");
         }
     }
-    worst
 }
 
 #[test]
@@ -39,7 +40,7 @@ fn recorded_outputs_are_reproduced() {
         for backend in [Backend::Interpreter, Backend::Threads] {
             let config = RunConfig { repeats: 3, ..RunConfig::default() };
             let found = symmc::run(&plan, &work, &backend, &config).expect("a run");
-            assert!(worst(&found, &expected) <= 1.0, "{stem} on {backend:?}: {}", worst(&found, &expected));
+            assert_near(&found, &expected, &format!("{stem} on {backend:?}"));
         }
     }
 }
@@ -76,8 +77,7 @@ fn any_number_of_tokens_in_range_runs() {
                 .into_iter()
                 .map(|r| r.into_iter().map(|t| Some(std::sync::Arc::new(t))).collect())
                 .collect();
-            let off = worst(&run(Backend::Threads), &expected);
-            assert!(off <= 1.0, "{stem} with {tokens} tokens: {off}");
+            assert_near(&run(Backend::Threads), &expected, &format!("{stem} with {tokens} tokens"));
         }
     }
 }
@@ -111,8 +111,8 @@ fn graph_only_programs_run_on_drawn_weights() {
         let run = |backend| symmc::run(&plan, &work, &backend, &RunConfig::default()).expect("a run");
         let (found, expected) = (run(Backend::Threads), run(Backend::Interpreter));
         for (f, e) in found.iter().flatten().zip(expected.iter().flatten()) {
-            let c = compare(f, e);
-            assert!(c.max_abs <= 1e-4 * c.largest_expected.max(1.0), "{stem}: {c}");
+            let c = compare(f, e, Tolerance::of(e));
+            assert!(c.agrees(), "{stem}: {c}");
         }
     }
 }

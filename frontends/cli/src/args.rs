@@ -4,8 +4,12 @@ use std::path::{Path, PathBuf};
 
 use clap::{Args as ClapArgs, Parser, Subcommand, ValueEnum};
 use symmc::Order;
-use symmc::cuda::Products;
 use symmc::ir::{DType, Variant};
+
+mod run;
+
+pub use run::{ArenaArg, BackendArg, Compare, ProductsArg, RunArgs};
+use run::{RUN_EXAMPLES, RUN_PROGRAM};
 
 /// The most ranks that `--ranks` takes, as clap wants it.
 const MAX_RANKS: i64 = symmc::ir::verify::MAX_RANKS as i64;
@@ -95,18 +99,6 @@ The table has the columns id, lower, upper (exclusive) and size, or id, start, e
 and offset are honoured, others read over.
 
 Exit codes: 0 packed; 1 the capacity is not met; 2 not a table of buffers.";
-
-const RUN_PROGRAM: &str =
-    "The program (.pt2, .symm, or the .onnx models of its ranks, rank 0 first), or a plan (.json)";
-
-const RUN_EXAMPLES: &str = "\
-Examples:
-  symmc run model.pt2 --ranks 4 --tensors model.safetensors
-  symmc run model.pt2 --ranks 4 --set tokens=7 --seed 1 --compare interpreter
-  symmc run model.plan.json --tensors model.safetensors
-  symmc run model_rank0.onnx model_rank1.onnx --tensors model.safetensors
-  symmc run model.pt2 --tensors model.safetensors --chaos 3 --repeat 10
-  torchrun --nproc-per-node 4 --no-python symmc run model.pt2 --tensors model.safetensors";
 
 /// What names and shapes a program.
 #[derive(ClapArgs, Debug, Clone)]
@@ -254,114 +246,6 @@ pub enum PlanFormat {
 pub struct CheckArgs {
     /// The plan
     pub plan: PathBuf,
-}
-
-/// Arguments of `symmc run`.
-#[derive(ClapArgs, Debug)]
-pub struct RunArgs {
-    /// The program.
-    #[command(flatten)]
-    pub program: ProgramArgs,
-    /// How it is compiled.
-    #[command(flatten)]
-    pub compile: CompileArgs,
-    /// Run this plan of the program instead of planning it
-    #[arg(long, value_name = "FILE")]
-    pub plan: Option<PathBuf>,
-    /// Weights, inputs and expected outputs of every rank (safetensors)
-    #[arg(long, value_name = "FILE")]
-    pub tensors: Option<PathBuf>,
-    /// The value of a symbol; arguments that do not fit it are drawn
-    #[arg(long = "set", value_name = "SYMBOL=N", value_parser = parse_setting)]
-    pub set: Vec<(String, i64)>,
-    /// Draw the arguments from this seed
-    #[arg(long, value_name = "SEED")]
-    pub seed: Option<u64>,
-    /// What to compare the results with; by default what --tensors records
-    #[arg(long, value_enum)]
-    pub compare: Option<Compare>,
-    /// The largest absolute difference allowed; by default 1e-4 (against the interpreter, of the largest output
-    /// where that is above 1), and for bf16 and f16 2e-2 of the largest output
-    #[arg(long, value_name = "X", value_parser = parse_tolerance)]
-    pub tolerance: Option<f64>,
-    /// Delay ranks at random before and after every touch of a peer
-    #[arg(long, value_name = "SEED")]
-    pub chaos: Option<u64>,
-    /// How often to run the plan
-    #[arg(long, default_value_t = 1, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
-    pub repeat: u32,
-    /// No wait of a rank takes longer
-    #[arg(long, default_value_t = 30.0, value_name = "SECONDS", value_parser = parse_seconds)]
-    pub timeout: f64,
-    /// Print how long the runs took, starting the ranks included
-    #[arg(long)]
-    pub timing: bool,
-    /// What runs it
-    #[arg(long, value_enum, default_value_t = BackendArg::Host)]
-    pub backend: BackendArg,
-    /// With --backend cuda, the GPU of each rank [default: rank r takes GPU r]
-    #[arg(long, value_name = "N,N,…", value_delimiter = ',')]
-    pub gpus: Vec<u32>,
-    /// With --backend cuda, who allocates the symmetric arena [default: vmm]
-    #[arg(long, value_enum)]
-    pub arena: Option<ArenaArg>,
-    /// With --backend cuda, how algorithms of matrix products are chosen [default: measured]
-    #[arg(long, value_enum)]
-    pub products: Option<ProductsArg>,
-    /// With --backend cuda, write the device times of the last run's steps, for Perfetto or chrome://tracing
-    #[arg(long, value_name = "FILE")]
-    pub profile_trace: Option<PathBuf>,
-}
-
-/// Who allocates symmetric memory on GPUs.
-#[derive(ValueEnum, Debug, Clone, Copy, PartialEq, Eq)]
-pub enum ArenaArg {
-    /// The driver; ranks pass it to each other as file descriptors
-    Vmm,
-    /// NCCL, with a window over all ranks
-    Nccl,
-}
-
-/// What runs a program.
-#[derive(ValueEnum, Debug, Clone, Copy, PartialEq, Eq)]
-pub enum BackendArg {
-    /// One process per rank over shared memory
-    Host,
-    /// One process per rank, each with a GPU
-    Cuda,
-    /// One thread per rank in this process
-    Threads,
-    /// The reference interpreter, without a plan
-    Interpreter,
-}
-
-/// How algorithms of matrix products are chosen.
-#[derive(ValueEnum, Debug, Clone, Copy, PartialEq, Eq)]
-pub enum ProductsArg {
-    /// The fastest of several, timed once for each shape and kept in the user's cache
-    Measured,
-    /// The first that cuBLASLt names
-    Heuristic,
-}
-
-impl From<ProductsArg> for Products {
-    fn from(arg: ProductsArg) -> Products {
-        match arg {
-            ProductsArg::Measured => Products::Measured,
-            ProductsArg::Heuristic => Products::Heuristic,
-        }
-    }
-}
-
-/// What results are compared with.
-#[derive(ValueEnum, Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Compare {
-    /// The reference interpreter on the imported program
-    Interpreter,
-    /// The outputs that --tensors records
-    Recorded,
-    /// Nothing
-    None,
 }
 
 /// Arguments of `symmc print`.

@@ -4,6 +4,7 @@ mod bench;
 mod pack;
 mod plan;
 mod print;
+mod results;
 mod run;
 
 use std::process::ExitCode;

@@ -4,19 +4,13 @@ mod common;
 
 use std::path::Path;
 
-use common::{failure, programs, stdout, symmc};
+use common::{failure, programs, stdout, symmc, write};
 
 fn says(line: &str, parts: &[&str]) {
     let text = failure(&mut symmc(line), 2);
     for part in parts {
         assert!(text.contains(part), "symmc {line}: {part:?} is missing in\n{text}");
     }
-}
-
-fn write(dir: &Path, name: &str, bytes: &[u8]) -> String {
-    let path = dir.join(name);
-    std::fs::write(&path, bytes).expect("written");
-    path.display().to_string()
 }
 
 #[test]
@@ -228,7 +222,8 @@ fn options_that_contradict_or_do_nothing() {
     says("run megatron_tp4_f32.pt2 --products heuristic", &["--products", "--backend cuda"]);
     says("run megatron_tp4_f32.pt2 --profile-trace t.json", &["--profile-trace", "--backend cuda"]);
     says("bench collectives --ranks 2 --dtype q4", &["q4", "bf16"]);
-    says("run megatron_tp4_f32.pt2 --tolerance nan", &["nan"]);
+    says("run megatron_tp4_f32.pt2 --atol nan", &["nan"]);
+    says("run megatron_tp4_f32.pt2 --rtol -1", &["-1"]);
     says("run megatron_tp4_f32.pt2 --timeout 1e-6", &["0.001", "1e-6"]);
     says("run megatron_tp4_f32.pt2 --compare recorded", &["--compare recorded needs --tensors"]);
     let recorded = "run megatron_tp4_f32.pt2 --tensors megatron_tp4_f32.safetensors --compare recorded";

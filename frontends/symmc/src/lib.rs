@@ -26,6 +26,7 @@ pub mod custom;
 mod error;
 mod memory;
 mod program;
+mod recorded;
 mod run;
 mod tensors;
 mod workload;

@@ -69,6 +69,11 @@ impl TensorFile {
         self.ranks
     }
 
+    /// The names of all tensors.
+    pub fn names(&self) -> impl Iterator<Item = String> {
+        self.header.offset_keys().into_iter()
+    }
+
     /// What tells files apart: a hash of the header, the length, and samples of the data all over the file.
     pub fn fingerprint(&self) -> String {
         const SAMPLES: usize = 256;

@@ -5,11 +5,12 @@ use std::sync::Arc;
 
 use symmc_ir::dim::SymbolId;
 use symmc_ir::interp::{self, InterpError, SeedConfig, Seeds};
-use symmc_ir::{Bindings, Graph, Input, InputKind, OutputKind, Tensor, ValueId};
+use symmc_ir::{Bindings, Graph, Input, InputKind, Tensor, ValueId};
 
 use crate::error::{Error, ranks as ranks_text};
 use crate::memory;
 use crate::program::{Program, Weights};
+use crate::recorded::{Recording, recording};
 use crate::tensors::TensorFile;
 
 /// The inputs of one run on all ranks.
@@ -21,6 +22,8 @@ pub struct Workload {
     pub inputs: Vec<Vec<Arc<Tensor>>>,
     /// The expected outputs, if a file records them.
     pub expected: Option<Expected>,
+    /// Why the outputs that a file records cannot be compared with, where it records some and `expected` has none.
+    pub incomparable: Option<String>,
     /// What was drawn or assumed, for people.
     pub notes: Vec<String>,
     /// Where the inputs come from, by name: what ranks of one run must have alike.
@@ -48,9 +51,13 @@ impl Workload {
     /// Everything from a file of recorded tensors.
     ///
     /// # Errors
-    /// See [`gather`](Self::gather).
+    /// See [`gather`](Self::gather); or the file records outputs that are not the program's.
     pub fn recorded(program: &Program, tensors: &TensorFile) -> Result<Self, Error> {
-        Workload::gather(&program.graph, &program.weights, Some(tensors), &Draw::default())
+        let work = Workload::gather(&program.graph, &program.weights, Some(tensors), &Draw::default())?;
+        match work.incomparable {
+            Some(why) => Err(Error::format(tensors.path(), why)),
+            None => Ok(work),
+        }
     }
 
     /// Collects the inputs of every rank of `graph`: constants from the program; parameters from `tensors`
@@ -76,18 +83,13 @@ impl Workload {
         }
         let mut notes = Vec::new();
         let set = requested(graph, &draw.symbols)?;
-        let recorded = match tensors {
-            Some(file) if !draw.arguments => recorded_arguments(graph, file, ranks)?,
-            _ => None,
+        let given = given(graph, tensors, draw, ranks, &set)?;
+        let (bindings, recorded, drawn) = match given {
+            Given::Recorded(bindings, arguments) => (bindings, Some(arguments), None),
+            Given::Drawn(why) => (chosen(graph, &set, &mut notes), None, Some(why)),
+            Given::Nothing => (chosen(graph, &set, &mut notes), Some(vec![vec![]; ranks as usize]), None),
         };
-        let (bindings, recorded) = match recorded {
-            Some(arguments) => match solve(graph, &arguments, &set, tensors)? {
-                Some(bindings) => (bindings, Some(arguments)),
-                None => (chosen(graph, &set, &mut notes), None),
-            },
-            None => (chosen(graph, &set, &mut notes), None),
-        };
-        if recorded.is_none() && arguments(graph).next().is_some() {
+        if drawn.is_some() {
             notes.push(format!("arguments drawn from seed {}", draw.seed));
         }
         if tensors.is_none() || recorded.is_none() {
@@ -104,16 +106,16 @@ impl Workload {
             inputs.push(sources.of_rank(rank, &mut notes)?);
         }
         notes.dedup();
-        let expected = match (tensors, &recorded) {
-            (Some(file), Some(_)) if file.has_outputs() => Some(expected(graph, file, ranks)?),
-            _ => None,
+        let Recording { expected, incomparable, note } = match tensors {
+            Some(file) => recording(graph, file, &bindings, drawn.as_deref())?,
+            None => Recording::default(),
         };
-        let mut settings =
-            settings(tensors, draw, recorded.is_none() && arguments(graph).next().is_some(), &notes);
+        notes.extend(note);
+        let mut settings = settings(tensors, draw, drawn.is_some(), &notes);
         if graph.inputs.values().any(|i| weights.of(0, ranks).is_some_and(|w| w.contains_key(&i.source))) {
             settings.push(("weights".into(), weights.fingerprint()));
         }
-        Ok(Workload { bindings, inputs, expected, notes, settings })
+        Ok(Workload { bindings, inputs, expected, incomparable, notes, settings })
     }
 }
 
@@ -187,47 +189,65 @@ pub(crate) fn find_symbol(graph: &Graph, name: &str) -> Result<SymbolId, Error> 
     })
 }
 
-/// Recorded arguments of all ranks; `None` if the file records none.
-fn recorded_arguments(
-    graph: &Graph,
-    file: &TensorFile,
-    ranks: u32,
-) -> Result<Option<Vec<Vec<Arc<Tensor>>>>, Error> {
-    let count = arguments(graph).count();
-    if count == 0 || !file.has_inputs() {
-        return Ok(None);
-    }
-    let mut all = Vec::new();
-    for rank in 0..ranks {
-        let mut one = Vec::new();
-        for index in 0..count {
-            one.push(file.input(rank, index)?.ok_or_else(|| {
-                Error::format(
-                    file.path(),
-                    format!("rank{rank}.in.{index} is missing; the program has {count} argument(s)"),
-                )
-            })?);
-        }
-        all.push(one);
-    }
-    Ok(Some(all))
+/// Where the arguments of a run come from.
+enum Given {
+    /// The file, which implies these bindings.
+    Recorded(Bindings, Vec<Vec<Arc<Tensor>>>),
+    /// A seed; why not the file's.
+    Drawn(String),
+    /// The program takes none.
+    Nothing,
 }
 
-/// The bindings that recorded arguments imply; `None` if they contradict what the caller set.
-fn solve(
+fn given(
     graph: &Graph,
-    recorded: &[Vec<Arc<Tensor>>],
+    tensors: Option<&TensorFile>,
+    draw: &Draw,
+    ranks: u32,
     set: &[(SymbolId, i64)],
-    file: Option<&TensorFile>,
-) -> Result<Option<Bindings>, Error> {
+) -> Result<Given, Error> {
+    let count = arguments(graph).count();
+    if count == 0 {
+        return Ok(Given::Nothing);
+    }
+    if draw.arguments {
+        return Ok(Given::Drawn("its outputs are not those of arguments that a seed draws".into()));
+    }
+    let Some(file) = tensors.filter(|f| f.has_inputs()) else {
+        return Ok(Given::Drawn("the arguments of its outputs (rank<r>.in.<i>) are missing".into()));
+    };
+    let recorded = recorded_arguments(file, ranks, count)?;
+    let bindings = solve(graph, &recorded, file)?;
+    let other = set.iter().find_map(|&(s, v)| Some((s, bindings.get(s).filter(|&found| found != v)?, v)));
+    if let Some((symbol, found, wanted)) = other {
+        let name = &graph.symbols[symbol].name;
+        return Ok(Given::Drawn(format!("its outputs are those of {name}={found}, not of {name}={wanted}")));
+    }
+    Ok(Given::Recorded(completed(graph, bindings, set), recorded))
+}
+
+/// Recorded arguments of all ranks.
+fn recorded_arguments(file: &TensorFile, ranks: u32, count: usize) -> Result<Vec<Vec<Arc<Tensor>>>, Error> {
+    let takes = if count == 1 { "1 argument".into() } else { format!("{count} arguments") };
+    let argument = |rank, index| {
+        let missing = || {
+            let text = format!("rank{rank}.in.{index} is missing; the program has {takes}");
+            Error::format(file.path(), text)
+        };
+        file.input(rank, index)?.ok_or_else(missing)
+    };
+    (0..ranks).map(|rank| (0..count).map(|index| argument(rank, index)).collect()).collect()
+}
+
+/// The bindings that recorded arguments imply.
+fn solve(graph: &Graph, recorded: &[Vec<Arc<Tensor>>], file: &TensorFile) -> Result<Bindings, Error> {
     let values: Vec<ValueId> = arguments(graph).map(|i| i.value).collect();
     let mut solved: Option<Bindings> = None;
     for (rank, tensors) in recorded.iter().enumerate() {
         let pairs: Vec<(ValueId, &Tensor)> =
             values.iter().copied().zip(tensors.iter().map(Arc::as_ref)).collect();
         let bindings = interp::solve_bindings(graph, &pairs).map_err(|e| {
-            let path = file.map_or_else(String::new, |f| format!("{}: ", f.path().display()));
-            Error::Request(format!("{path}{}", argument_error(graph, rank, e)))
+            Error::Request(format!("{}: {}", file.path().display(), argument_error(graph, rank, e)))
         })?;
         if let Some(first) = solved.as_ref().filter(|&b| *b != bindings) {
             return Err(Error::Request(format!(
@@ -236,19 +256,18 @@ fn solve(
         }
         solved = Some(bindings);
     }
-    let mut bindings = solved.unwrap_or_default();
-    if set.iter().any(|&(s, v)| bindings.get(s).is_some_and(|found| found != v)) {
-        return Ok(None);
-    }
-    for &(s, v) in set {
-        bindings.set(s, v);
-    }
+    Ok(solved.unwrap_or_default())
+}
+
+/// What arguments imply, what the caller set, and a default for symbols that are neither.
+fn completed(graph: &Graph, mut bindings: Bindings, set: &[(SymbolId, i64)]) -> Bindings {
+    set.iter().for_each(|&(s, v)| bindings.set(s, v));
     for (id, symbol) in graph.symbols.iter() {
         if bindings.get(id).is_none() {
             bindings.set(id, DEFAULT_EXTENT.clamp(symbol.min, symbol.max));
         }
     }
-    Ok(Some(bindings))
+    bindings
 }
 
 /// What is wrong with a recorded argument, by the name it has in the file.
@@ -362,22 +381,4 @@ impl Sources<'_> {
             self.graph.name_of(input.value)
         )))
     }
-}
-
-/// What the file records of each output; it counts the returned ones alone.
-fn expected(graph: &Graph, file: &TensorFile, ranks: u32) -> Result<Expected, Error> {
-    let of_rank = |rank| {
-        let mut returned = 0..;
-        let recorded = graph.outputs.iter().map(|output| match (output.kind, &mut returned) {
-            (OutputKind::Returned, indices) => {
-                let name = format!("rank{rank}.out.{}", indices.next().unwrap_or_default());
-                let missing =
-                    || Error::format(file.path(), format!("{name} is missing; the file has other outputs"));
-                file.get(&name)?.map(Some).ok_or_else(missing)
-            }
-            (OutputKind::Mutates(_), _) => Ok(None),
-        });
-        recorded.collect()
-    };
-    (0..ranks).map(of_rank).collect()
 }

@@ -1,22 +1,115 @@
-//! Comparing a found tensor with the expected one.
+//! Comparing a found tensor with the expected one, element by element.
+//!
+//! Integers and booleans are compared exactly. A float may differ by an absolute tolerance and a fraction of the
+//! expected element, `|found - expected| <= absolute + relative * |expected|`; NaN is near NaN only, and an infinity
+//! near itself only. A sum in another order is off by a fraction of its terms, not of its result, and terms are as
+//! large as typical elements: [`Tolerance::of`] takes the absolute part from the median of the expected magnitudes,
+//! which no single large element moves.
 
 use std::fmt;
 
 use crate::tensor::Tensor;
+use crate::types::DType;
+
+/// How far an element may be from the expected one.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct Tolerance {
+    /// So much, whatever the element.
+    pub absolute: f64,
+    /// So much of the expected element's magnitude.
+    pub relative: f64,
+}
+
+/// The most magnitudes that a median is taken of; larger tensors are sampled evenly.
+const SAMPLES: usize = 1 << 20;
+
+impl Tolerance {
+    /// No difference at all.
+    pub const EXACT: Tolerance = Tolerance { absolute: 0.0, relative: 0.0 };
+
+    /// An absolute tolerance alone.
+    pub fn absolute(absolute: f64) -> Tolerance {
+        Tolerance { absolute, relative: 0.0 }
+    }
+
+    /// The default for results that other kernels computed, with sums in another order: a fraction of each element
+    /// ([`fraction`](Self::fraction)), and the same fraction of a typical one, the median of the magnitudes that are
+    /// neither 0 nor infinite. Integers and booleans are exact.
+    pub fn of(expected: &Tensor) -> Tolerance {
+        let relative = Tolerance::fraction(expected.dtype());
+        if relative == 0.0 {
+            return Tolerance::EXACT;
+        }
+        // Below its normal numbers a format's steps are larger than any fraction of the number.
+        let steps = 4.0 * least_step(expected.dtype());
+        Tolerance { absolute: relative * typical(expected) + steps, relative }
+    }
+
+    /// The fraction that elements of a dtype may differ by: 1e-9 for f64, 3e-5 for f32, 5e-3 for f16 and 4e-2 for bf16.
+    pub fn fraction(dtype: DType) -> f64 {
+        match dtype {
+            DType::F64 => 1e-9,
+            DType::F32 => 3e-5,
+            DType::F16 => 5e-3,
+            DType::BF16 => 4e-2,
+            DType::Bool | DType::U8 | DType::I32 | DType::I64 => 0.0,
+        }
+    }
+
+    /// What an element may differ by.
+    fn allowed(&self, expected: f64) -> f64 {
+        // 0 of an infinity is no number.
+        if self.relative == 0.0 { self.absolute } else { self.absolute + self.relative * expected.abs() }
+    }
+}
+
+impl fmt::Display for Tolerance {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if *self == Tolerance::EXACT {
+            return f.write_str("exact");
+        }
+        write!(f, "{:.1e} + {:.1e} of the element", self.absolute, self.relative)
+    }
+}
+
+/// The distance of the numbers nearest to 0.
+fn least_step(dtype: DType) -> f64 {
+    match dtype {
+        DType::F16 => f64::from(half::f16::from_bits(1)),
+        DType::BF16 => f64::from(half::bf16::from_bits(1)),
+        DType::F32 => f64::from(f32::from_bits(1)),
+        DType::F64 => f64::from_bits(1),
+        DType::Bool | DType::U8 | DType::I32 | DType::I64 => 0.0,
+    }
+}
+
+/// The median of the magnitudes of finite elements other than 0, the lower one of two; 0 if there are none.
+fn typical(tensor: &Tensor) -> f64 {
+    let stride = tensor.numel().div_ceil(SAMPLES).max(1);
+    let elements = (0..tensor.numel()).step_by(stride).map(|i| tensor.get_f64(i).abs());
+    let mut magnitudes: Vec<f64> = elements.filter(|x| x.is_finite() && *x > 0.0).collect();
+    if magnitudes.is_empty() {
+        return 0.0;
+    }
+    let middle = (magnitudes.len() - 1) / 2;
+    *magnitudes.select_nth_unstable_by(middle, f64::total_cmp).1
+}
 
 /// How far a found tensor is from the expected one.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Comparison {
     /// The number of elements compared.
     pub elements: usize,
+    /// The number of elements that differ by more than the tolerance allows, or are NaN on one side only.
+    pub beyond: usize,
     /// The largest absolute difference; infinite where one is infinite and the other is not the same
     /// infinity. Elements that are NaN on a side do not count here.
     pub max_abs: f64,
-    /// The coordinates of that difference, and the found and the expected element there; `None` if all
-    /// elements are equal.
-    pub max_abs_at: Option<Difference>,
-    /// The largest absolute value among the finite expected elements; 0 if there is none.
-    pub largest_expected: f64,
+    /// The largest difference as a fraction of the expected element, among those that are not expected to be 0 or
+    /// infinite.
+    pub max_rel: f64,
+    /// The element that is farthest from what the tolerance allows; `None` if all elements are equal.
+    pub worst: Option<Difference>,
     /// The number of elements that are NaN on one side only.
     pub nan_mismatch: usize,
     /// What differs if the tensors have not the same dtype and shape; then nothing else was compared.
@@ -24,24 +117,20 @@ pub struct Comparison {
 }
 
 /// Two elements that differ.
-#[derive(Clone, PartialEq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Difference {
     /// Their coordinates.
     pub at: Vec<usize>,
-    /// The element found.
-    pub found: f64,
+    /// The element found, in all its digits.
+    pub found: String,
     /// The element expected.
-    pub expected: f64,
+    pub expected: String,
 }
 
 impl Comparison {
-    /// Whether types agree, no NaN stands alone and no element differs by more than `tolerance`.
-    pub fn within(&self, tolerance: f64) -> bool {
-        self.type_mismatch.is_none() && self.nan_mismatch == 0 && self.max_abs <= tolerance
-    }
-    /// [`within`](Self::within) a fraction of the largest expected element.
-    pub fn within_relative(&self, fraction: f64) -> bool {
-        self.within(fraction * self.largest_expected)
+    /// Whether types agree and every element is within the tolerance.
+    pub fn agrees(&self) -> bool {
+        self.type_mismatch.is_none() && self.beyond == 0
     }
 }
 
@@ -50,25 +139,30 @@ impl fmt::Display for Comparison {
         if let Some(what) = &self.type_mismatch {
             return f.write_str(what);
         }
-        write!(f, "largest difference {:.3e}", self.max_abs)?;
-        if let Some(d) = &self.max_abs_at {
-            write!(f, " at {:?} (found {:e}, expected {:e})", d.at, d.found, d.expected)?;
+        write!(f, "largest absolute difference {:.2e}, relative {:.2e}", self.max_abs, self.max_rel)?;
+        if self.beyond > 0 {
+            write!(f, ", {} of {} elements beyond", self.beyond, self.elements)?;
         }
-        write!(f, ", largest expected {:.3e}", self.largest_expected)?;
         if self.nan_mismatch > 0 {
             write!(f, ", {} NaN on one side only", self.nan_mismatch)?;
         }
-        Ok(())
+        match &self.worst {
+            Some(Difference { at, found, expected }) if self.beyond > 0 => {
+                write!(f, "; worst at {at:?}: found {found}, expected {expected}")
+            }
+            _ => Ok(()),
+        }
     }
 }
 
-/// Compares element by element. NaN equals NaN, an infinity equals itself, integers are compared exactly.
-pub fn compare(found: &Tensor, expected: &Tensor) -> Comparison {
+/// Compares element by element: integers and booleans exactly, floats within `tolerance`.
+pub fn compare(found: &Tensor, expected: &Tensor, tolerance: Tolerance) -> Comparison {
     let mut out = Comparison {
         elements: 0,
+        beyond: 0,
         max_abs: 0.0,
-        max_abs_at: None,
-        largest_expected: 0.0,
+        max_rel: 0.0,
+        worst: None,
         nan_mismatch: 0,
         type_mismatch: None,
     };
@@ -83,30 +177,47 @@ pub fn compare(found: &Tensor, expected: &Tensor) -> Comparison {
         return out;
     }
     out.elements = found.numel();
-    let (a, b) = (found.to_f64(), expected.to_f64());
-    let exact = (!found.dtype().is_float()).then(|| (found.to_i64(), expected.to_i64()));
-    let mut worst = None;
+    let exact = !found.dtype().is_float();
+    let tolerance = if exact { Tolerance::EXACT } else { tolerance };
+    let mut worst: Option<(f64, usize)> = None;
     for i in 0..out.elements {
-        if b[i].is_finite() {
-            out.largest_expected = out.largest_expected.max(b[i].abs());
-        }
-        if a[i].is_nan() || b[i].is_nan() {
-            out.nan_mismatch += usize::from(a[i].is_nan() != b[i].is_nan());
+        let e = expected.get_f64(i);
+        let difference = match exact {
+            true => found.get_i64(i).abs_diff(expected.get_i64(i)) as f64,
+            false => difference(found.get_f64(i), e),
+        };
+        if difference == 0.0 {
             continue;
         }
-        let difference = match &exact {
-            Some((a, b)) => a[i].abs_diff(b[i]) as f64,
-            None if a[i] == b[i] => 0.0,
-            None => (a[i] - b[i]).abs(),
-        };
-        if difference > out.max_abs {
-            out.max_abs = difference;
-            worst = Some(i);
+        let allowed = tolerance.allowed(e);
+        let within = difference.is_finite() && difference <= allowed;
+        out.beyond += usize::from(!within);
+        if difference.is_nan() {
+            out.nan_mismatch += 1;
+        } else {
+            out.max_abs = out.max_abs.max(difference);
+            if e != 0.0 && e.is_finite() {
+                out.max_rel = out.max_rel.max(difference / e.abs());
+            }
+        }
+        // The farther beyond what is allowed the worse; what is no number is worst.
+        let excess = if within { difference / allowed } else { 1.0 + difference - allowed };
+        let excess = if excess.is_nan() { f64::INFINITY } else { excess };
+        if worst.is_none_or(|(most, _)| excess > most) {
+            worst = Some((excess, i));
         }
     }
-    out.max_abs_at =
-        worst.map(|i| Difference { at: coordinates(found.shape(), i), found: a[i], expected: b[i] });
+    out.worst = worst.map(|(_, i)| Difference {
+        at: coordinates(found.shape(), i),
+        found: found.element_text(i),
+        expected: expected.element_text(i),
+    });
     out
+}
+
+/// How far two floats are from each other: 0 if both are NaN or the same infinity, NaN if one of them is NaN.
+fn difference(found: f64, expected: f64) -> f64 {
+    if found == expected || (found.is_nan() && expected.is_nan()) { 0.0 } else { (found - expected).abs() }
 }
 
 fn coordinates(shape: &[usize], mut position: usize) -> Vec<usize> {
@@ -121,37 +232,111 @@ fn coordinates(shape: &[usize], mut position: usize) -> Vec<usize> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::types::DType;
+
+    fn floats(dtype: DType, elements: &[f64]) -> Tensor {
+        Tensor::from_f64(dtype, vec![elements.len()], elements).unwrap()
+    }
 
     fn f32s(elements: &[f64]) -> Tensor {
-        Tensor::from_f64(DType::F32, vec![elements.len()], elements).unwrap()
+        floats(DType::F32, elements)
+    }
+
+    /// Whether `found` passes for `expected` by default.
+    fn passes(found: &Tensor, expected: &Tensor) -> bool {
+        compare(found, expected, Tolerance::of(expected)).agrees()
     }
 
     #[test]
     fn differences_are_found() {
-        let c = compare(&f32s(&[1.0, -4.0, 3.0]), &f32s(&[1.0, -5.5, 2.0]));
-        assert_eq!((c.max_abs, c.largest_expected, c.elements), (1.5, 5.5, 3));
-        assert_eq!(c.max_abs_at, Some(Difference { at: vec![1], found: -4.0, expected: -5.5 }));
-        assert!(c.within(1.5) && !c.within(1.4) && c.within_relative(0.3) && !c.within_relative(0.2));
+        let at_most = |x| compare(&f32s(&[1.0, -4.0, 3.0]), &f32s(&[1.0, -5.5, 2.0]), Tolerance::absolute(x));
+        let c = at_most(1.4);
+        assert_eq!((c.max_abs, c.max_rel, c.elements, c.beyond), (1.5, 0.5, 3, 1));
+        let worst = Difference { at: vec![1], found: "-4.0".into(), expected: "-5.5".into() };
+        assert_eq!(c.worst, Some(worst));
+        assert!(at_most(1.5).agrees() && !c.agrees());
+        let half = Tolerance { absolute: 0.0, relative: 0.5 };
+        assert!(compare(&f32s(&[3.0]), &f32s(&[2.0]), half).agrees());
+        assert!(!compare(&f32s(&[3.1]), &f32s(&[2.0]), half).agrees());
     }
 
     #[test]
     fn special_values() {
         let (inf, nan) = (f64::INFINITY, f64::NAN);
-        assert!(compare(&f32s(&[inf, nan, -inf]), &f32s(&[inf, nan, -inf])).within(0.0));
-        assert_eq!(compare(&f32s(&[nan, 1.0]), &f32s(&[1.0, nan])).nan_mismatch, 2);
-        assert_eq!(compare(&f32s(&[1.0]), &f32s(&[inf])).max_abs, inf);
-        assert_eq!(compare(&f32s(&[-inf]), &f32s(&[inf])).max_abs, inf);
+        let wide = Tolerance { absolute: inf, relative: inf };
+        let near = |a: &[f64], b: &[f64], t| compare(&f32s(a), &f32s(b), t);
+        assert!(near(&[inf, nan, -inf], &[inf, nan, -inf], Tolerance::EXACT).agrees());
+        for tolerance in [Tolerance::EXACT, Tolerance { absolute: 1e9, relative: 1e9 }, wide] {
+            let c = near(&[nan, 1.0], &[1.0, nan], tolerance);
+            assert_eq!((c.nan_mismatch, c.beyond, c.agrees()), (2, 2, false));
+            for (a, b) in [(1.0, inf), (inf, 1.0), (-inf, inf), (nan, inf), (inf, nan)] {
+                assert!(!near(&[a], &[b], tolerance).agrees(), "{a} for {b} under {tolerance:?}");
+            }
+            assert_eq!(near(&[-inf], &[inf], tolerance).max_abs, inf);
+        }
     }
 
     #[test]
-    fn integers_are_exact_and_types_must_agree() {
+    fn integers_and_booleans_are_exact_whatever_the_tolerance() {
+        let wide = Tolerance { absolute: 1e30, relative: 1.0 };
         let big = |x| Tensor::from_i64(DType::I64, vec![1, 1], &[x]).unwrap();
-        let c = compare(&big(i64::MAX), &big(i64::MAX - 1));
-        assert_eq!((c.max_abs, c.max_abs_at.map(|d| d.at)), (1.0, Some(vec![0, 0])));
-        let c = compare(&big(0), &f32s(&[0.0]));
+        let c = compare(&big(i64::MAX), &big(i64::MAX - 1), wide);
+        assert_eq!((c.max_abs, c.beyond), (1.0, 1));
+        let expected = "worst at [0, 0]: found 9223372036854775807, expected 9223372036854775806";
+        assert!(c.to_string().ends_with(expected), "{c}");
+        for dtype in [DType::Bool, DType::U8, DType::I32, DType::I64] {
+            let one = |x| Tensor::from_i64(dtype, vec![1], &[x]).unwrap();
+            assert!(compare(&one(1), &one(1), wide).agrees());
+            assert!(!compare(&one(1), &one(0), wide).agrees() && !passes(&one(1), &one(0)), "{dtype}");
+        }
+    }
+
+    #[test]
+    fn types_must_agree() {
+        let c = compare(&Tensor::zeros(DType::I64, [1, 1]).unwrap(), &f32s(&[0.0]), Tolerance::EXACT);
         assert_eq!(c.type_mismatch.as_deref(), Some("expected f32[1], found i64[1, 1]"));
-        assert!(!c.within(f64::INFINITY));
-        assert!(compare(&f32s(&[]), &f32s(&[])).within(0.0));
+        assert!(!c.agrees());
+        assert!(compare(&f32s(&[]), &f32s(&[]), Tolerance::EXACT).agrees());
+    }
+
+    #[test]
+    fn defaults_follow_the_typical_element_not_the_largest() {
+        for (dtype, off) in [(DType::F64, 1e-7), (DType::F32, 1e-2), (DType::F16, 0.2), (DType::BF16, 0.5)] {
+            // An output of small numbers that are all wrong, one large element beside typical ones, few elements.
+            for scale in [1e-3, 1.0, 100.0] {
+                let ramp: Vec<f64> = (0..100).map(|i| scale * (1.0 + f64::from(i) / 100.0)).collect();
+                let wrong: Vec<f64> = ramp.iter().map(|x| x * (1.0 + off)).collect();
+                assert!(!passes(&floats(dtype, &wrong), &floats(dtype, &ramp)), "{dtype} {scale}");
+            }
+            let mut outlier = vec![0.5; 63];
+            outlier.push(1000.0);
+            let mut wrong = outlier.clone();
+            wrong[7] += 2.0 * off;
+            let expected = floats(dtype, &outlier);
+            assert!(passes(&expected, &expected) && !passes(&floats(dtype, &wrong), &expected), "{dtype}");
+            assert!(!passes(&floats(dtype, &[1.0 + 2.0 * off, 1000.0]), &floats(dtype, &[1.0, 1000.0])));
+            // Zeros, as of a ReLU, say nothing of the others.
+            let mut sparse = vec![0.0; 90];
+            sparse.extend([1.0; 10]);
+            let mut wrong = sparse.clone();
+            wrong[3] = 2.0 * off;
+            assert!(!passes(&floats(dtype, &wrong), &floats(dtype, &sparse)), "{dtype}");
+        }
+    }
+
+    #[test]
+    fn defaults_allow_sums_in_another_order() {
+        // Elements near 0 beside typical ones are off by a fraction of the latter.
+        for (dtype, last_place) in [(DType::F32, -23), (DType::F16, -10), (DType::BF16, -7)] {
+            let step = 2f64.powi(last_place);
+            let expected = floats(dtype, &[1.0, -1.5, step, 0.0, 2.0]);
+            let found = floats(dtype, &[1.0 + step, -1.5, 3.0 * step, -2.0 * step, 2.0 - 2.0 * step]);
+            assert!(passes(&found, &expected), "{dtype}");
+        }
+        // Neighbours among the smallest numbers.
+        let tiny = |bits: &[u16]| {
+            let bytes: Vec<u8> = bits.iter().flat_map(|b| b.to_le_bytes()).collect();
+            Tensor::new(DType::F16, vec![bits.len()], bytes).unwrap()
+        };
+        assert!(passes(&tiny(&[3, 9]), &tiny(&[4, 8])));
     }
 }

@@ -29,7 +29,7 @@ mod seed;
 use std::sync::Arc;
 
 pub use bind::{bindings_from, solve_bindings};
-pub use compare::{Comparison, Difference, compare};
+pub use compare::{Comparison, Difference, Tolerance, compare};
 pub use error::{InterpError, OpError};
 pub use registry::{CustomCall, Registry};
 pub use seed::{Draw, SeedConfig, Seeds, seeded_inputs, seeded_inputs_with};

@@ -10,7 +10,6 @@ use symmc::cuda::arena::Source;
 use symmc::cuda::{CudaConfig, Products};
 use symmc::host::{EngineChoice, Membership};
 use symmc::ir::OutputKind;
-use symmc::ir::interp::{self, Comparison};
 use symmc::{
     Backend, CheckedPlan, Config, Draw, Expected, Graph, Registry, RunConfig, Tensor, TensorFile, Weights,
     Workload,
@@ -18,6 +17,7 @@ use symmc::{
 
 use crate::args::{ArenaArg, BackendArg, Compare, RunArgs};
 use crate::commands::rank_command;
+use crate::commands::results::{Tolerances, report};
 use crate::load;
 use crate::out::put;
 use crate::progress::spin;
@@ -45,19 +45,28 @@ pub fn run(args: &RunArgs) -> Result<ExitCode> {
     if args.backend != BackendArg::Interpreter && place.is_none() {
         serving(&plan, &source, &work)?;
     }
-    let expected = expected(args, &plan, &work)?;
+    // Ranks that joined run even so, that none waits for this one.
+    let expected = expected(args, &plan, &work);
+    if place.is_none()
+        && let Err(error) = expected
+    {
+        return Err(error);
+    }
     let start = Instant::now();
     let (ranks, outputs) = spin("running", || execute(args, place, &plan, &work))?;
     if args.timing {
         eprintln!("{} in {:.2} ms", count(args.repeat, "run"), start.elapsed().as_secs_f64() * 1e3);
     }
-    Ok(match expected {
-        Some((what, expected)) => report(&source, what, ranks, &outputs, &expected, args.tolerance)?,
+    let tolerances = Tolerances { absolute: args.atol, relative: args.rtol };
+    let agreed = match expected? {
+        Some((what, expected)) => report(&source, what, ranks, &outputs, &expected, tolerances)?,
         None => {
-            put(&format!("{}: {} ran; nothing to compare with\n", source.name, count(plan.ranks, "rank")))?;
-            ExitCode::SUCCESS
+            let end = if args.compare.is_some() { "not compared" } else { "nothing to compare with" };
+            put(&format!("{}: {} ran; {end}\n", source.name, count(plan.ranks, "rank")))?;
+            true
         }
-    })
+    };
+    Ok(ExitCode::from(u8::from(!agreed)))
 }
 
 /// The place of this process among ranks that another launcher started, if one did.
@@ -168,6 +177,11 @@ fn refuse_idle(args: &RunArgs) -> Result<()> {
     if let Some((option, _)) = of_gpus.iter().find(|o| o.1 && args.backend != BackendArg::Cuda) {
         bail!("{option} has no effect without --backend cuda");
     }
+    if args.backend == BackendArg::Interpreter && args.compare == Some(Compare::Interpreter) {
+        bail!(
+            "--backend interpreter --compare interpreter compares the interpreter with itself; expected another backend or --compare recorded"
+        );
+    }
     let drawn = args.seed.is_some().then_some("--seed, which draws the arguments");
     match (args.compare, &args.tensors, drawn, args.compile.given().next(), &args.plan) {
         (Some(Compare::Recorded), None, ..) => bail!("--compare recorded needs --tensors"),
@@ -217,21 +231,13 @@ fn run_config(args: &RunArgs, chaos: Option<u64>) -> RunConfig {
 
 /// What the results are compared with.
 fn expected(args: &RunArgs, plan: &CheckedPlan, work: &Workload) -> Result<Option<(Compare, Expected)>> {
-    let compare =
-        args.compare.unwrap_or(if work.expected.is_some() { Compare::Recorded } else { Compare::None });
-    match compare {
+    let recorded = work.expected.is_some() || work.incomparable.is_some();
+    match args.compare.unwrap_or(if recorded { Compare::Recorded } else { Compare::None }) {
         Compare::None => Ok(None),
-        Compare::Recorded => match &work.expected {
-            Some(expected) => Ok(Some((Compare::Recorded, expected.clone()))),
-            None => bail!(
-                "--compare recorded needs --tensors with rank<r>.in.<i> and rank<r>.out.<i>, and no --seed or --set that asks for other arguments"
-            ),
-        },
+        Compare::Recorded => Ok(Some((Compare::Recorded, recorded_outputs(args, plan, work)?))),
         Compare::Interpreter => {
             // Where no output mutates an input, every run gives the same.
-            let outputs = &plan.source_program().outputs;
-            let mutates = outputs.iter().any(|o| matches!(o.kind, OutputKind::Mutates(_)));
-            let repeats = if mutates { args.repeat } else { 1 };
+            let repeats = if mutates(plan) { args.repeat } else { 1 };
             let config = RunConfig { repeats, ..run_config(args, None) };
             let interpret = || symmc::run(plan, work, &Backend::Interpreter, &config);
             let outputs = spin("interpreting", interpret)?;
@@ -241,50 +247,24 @@ fn expected(args: &RunArgs, plan: &CheckedPlan, work: &Workload) -> Result<Optio
     }
 }
 
-/// Prints one line for each rank; fails if a difference is too large.
-fn report(
-    graph: &Graph,
-    with: Compare,
-    ranks: Range<usize>,
-    outputs: &[Vec<Tensor>],
-    expected: &Expected,
-    tolerance: Option<f64>,
-) -> Result<ExitCode> {
-    let what = if with == Compare::Interpreter { "the interpreter" } else { "the recorded outputs" };
-    let mut text = format!("{}: compared with {what}\n", graph.name);
-    let mut failed = false;
-    for (rank, found) in ranks.zip(outputs) {
-        let Some(expected) = expected.get(rank) else { continue };
-        for (index, (found, expected)) in found.iter().zip(expected).enumerate() {
-            // A state that an output replaces is not recorded.
-            let Some(expected) = expected else { continue };
-            let c = interp::compare(found, expected);
-            let allowed = tolerance.unwrap_or_else(|| default_tolerance(with, expected, &c));
-            let ok = c.within(allowed);
-            failed |= !ok;
-            text.push_str(&match (ok, &c.type_mismatch) {
-                (false, Some(what)) => format!("  rank {rank} output {index}: FAILED: {what}\n"),
-                _ => {
-                    let end = if ok { String::new() } else { format!("  FAILED: {c}") };
-                    format!(
-                        "  rank {rank} output {index}: largest absolute difference {:.3e} (allowed {allowed:.1e}){end}\n",
-                        c.max_abs
-                    )
-                }
-            });
-        }
-    }
-    put(&text)?;
-    Ok(ExitCode::from(u8::from(failed)))
+/// Whether a run changes what the next one reads.
+fn mutates(plan: &CheckedPlan) -> bool {
+    plan.source_program().outputs.iter().any(|o| matches!(o.kind, OutputKind::Mutates(_)))
 }
 
-/// 1e-4; against the interpreter, which takes any input, of the largest expected output where that is above 1.
-/// For two-byte floats 2e-2 of the largest.
-fn default_tolerance(with: Compare, expected: &Tensor, comparison: &Comparison) -> f64 {
-    if expected.dtype().is_float() && expected.dtype().size() == 2 {
-        2e-2 * comparison.largest_expected
-    } else {
-        let scale = if with == Compare::Interpreter { comparison.largest_expected.max(1.0) } else { 1.0 };
-        1e-4 * scale
+/// The outputs that the tensor file records for this run.
+fn recorded_outputs(args: &RunArgs, plan: &CheckedPlan, work: &Workload) -> Result<Expected> {
+    let Some(file) = &args.tensors else { bail!("--compare recorded needs --tensors") };
+    let file = file.display();
+    let others = "--compare interpreter compares with the interpreter, --compare none with nothing";
+    match (&work.expected, &work.incomparable) {
+        (Some(_), _) if args.repeat > 1 && mutates(plan) => bail!(
+            "{file}: its outputs are those of one run, and {} changes its inputs from run to run, found --repeat {}; {others}",
+            plan.source.name,
+            args.repeat
+        ),
+        (Some(expected), _) => Ok(expected.clone()),
+        (None, Some(why)) => bail!("{file}: {why}; {others}"),
+        (None, None) => bail!("{file}: it records no outputs (rank<r>.out.<i>); {others}"),
     }
 }

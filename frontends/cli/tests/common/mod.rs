@@ -41,3 +41,37 @@ pub fn failure(command: &mut Command, code: i32) -> String {
     assert_eq!(text.matches("error:").count(), 1, "{command:?}\n{text}");
     text
 }
+
+/// A tensor of a file: its name, dtype as safetensors calls it, shape and bytes.
+pub type Named<'a> = (&'a str, &'a str, &'a [usize], Vec<u8>);
+
+/// Writes a safetensors file; its path.
+pub fn tensors(dir: &Path, name: &str, tensors: &[Named<'_>]) -> String {
+    let mut header = serde_json::Map::new();
+    let mut data: Vec<u8> = Vec::new();
+    for (name, dtype, shape, bytes) in tensors {
+        let place = [data.len(), data.len() + bytes.len()];
+        let entry = serde_json::json!({ "dtype": dtype, "shape": shape, "data_offsets": place });
+        header.insert(name.to_string(), entry);
+        data.extend_from_slice(bytes);
+    }
+    let mut header = serde_json::to_vec(&header).expect("a header");
+    header.resize(header.len().next_multiple_of(8), b' ');
+    let whole = [&(header.len() as u64).to_le_bytes(), header.as_slice(), &data].concat();
+    write(dir, name, &whole)
+}
+
+/// Writes a file; its path.
+pub fn write(dir: &Path, name: &str, bytes: &[u8]) -> String {
+    let path = dir.join(name);
+    std::fs::write(&path, bytes).expect("written");
+    path.display().to_string()
+}
+
+pub fn f32s(elements: &[f32]) -> Vec<u8> {
+    elements.iter().flat_map(|x| x.to_le_bytes()).collect()
+}
+
+pub fn i64s(elements: &[i64]) -> Vec<u8> {
+    elements.iter().flat_map(|x| x.to_le_bytes()).collect()
+}

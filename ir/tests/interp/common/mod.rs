@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use symmc_ir::interp::{self, InterpError, compare};
+use symmc_ir::interp::{self, InterpError, Tolerance, compare};
 use symmc_ir::{Bindings, Builder, DType, Dim, GroupId, InputKind, Members, Op, Tensor, Type, ValueId};
 
 /// A tensor of floats, or of integers and bools given as floats.
@@ -89,9 +89,9 @@ pub fn check_error(op: Op, inputs: &[Tensor], results: &[Type], expected: &str) 
 pub fn assert_same(name: &str, found: &[Tensor], expected: &[Tensor], tolerance: f64) {
     assert_eq!(found.len(), expected.len(), "{name}");
     for (i, (found, expected)) in found.iter().zip(expected).enumerate() {
-        let c = compare(found, expected);
+        let c = compare(found, expected, Tolerance::absolute(tolerance));
         assert!(
-            c.within(tolerance),
+            c.agrees(),
             "{name}, result {i}: {c}\nfound {:?}\nexpected {:?}",
             found.to_f64(),
             expected.to_f64()

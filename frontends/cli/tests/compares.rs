@@ -1,0 +1,200 @@
+//! What `symmc run` compares, and that it never passes in silence over what a file records.
+
+mod common;
+
+use std::path::Path;
+
+use common::{Named, f32s, failure, i64s, output, stdout, symmc, tensors, write};
+
+/// Both ranks add their arguments up; `%n` counts in integers.
+const SUM: &str = "program \"sum\" ranks 2\nsymbol tokens in 1..=64\ngroup @g world\narg %x: f32[tokens, 2]\n\
+    arg %i: i64[2]\nparam %w: f32[2] source \"w\"\n%s: f32[tokens, 2] = all_reduce %x op=sum group=@g\n\
+    %y: f32[tokens, 2] = mul %s, %w\n%n: i64[2] = all_reduce %i op=sum group=@g\nreturn %y\nreturn %n\n";
+
+/// What [`SUM`] needs and gives, on both ranks.
+fn recorded() -> Vec<Named<'static>> {
+    let mut out: Vec<Named<'static>> = Vec::new();
+    for [w, x, i, y, n] in [
+        ["rank0.w.w", "rank0.in.0", "rank0.in.1", "rank0.out.0", "rank0.out.1"],
+        ["rank1.w.w", "rank1.in.0", "rank1.in.1", "rank1.out.0", "rank1.out.1"],
+    ] {
+        out.push((w, "F32", &[2], f32s(&[1.0, 2.0])));
+        out.push((x, "F32", &[2, 2], f32s(&[1.0, 2.0, 3.0, 4.0])));
+        out.push((i, "I64", &[2], i64s(&[1 << 61, 50_000])));
+        out.push((y, "F32", &[2, 2], f32s(&[2.0, 8.0, 6.0, 16.0])));
+        out.push((n, "I64", &[2], i64s(&[1 << 62, 100_000])));
+    }
+    out
+}
+
+/// A run of [`SUM`] with the recorded tensors after an edit.
+fn run(dir: &Path, options: &str, edit: impl Fn(&mut Vec<Named<'static>>)) -> std::process::Output {
+    output(&mut command(dir, options, edit))
+}
+
+fn command(dir: &Path, options: &str, edit: impl Fn(&mut Vec<Named<'static>>)) -> std::process::Command {
+    let mut all = recorded();
+    edit(&mut all);
+    let (program, file) = (write(dir, "sum.symm", SUM.as_bytes()), tensors(dir, "t.safetensors", &all));
+    symmc(&format!("run {program} --tensors {file} --backend threads {options}"))
+}
+
+/// The run is refused as bad input, with these parts in its message.
+#[track_caller]
+fn refused(options: &str, parts: &[&str], edit: impl Fn(&mut Vec<Named<'static>>)) {
+    let dir = tempfile::tempdir().expect("a folder");
+    let text = failure(&mut command(dir.path(), options, edit), 2);
+    parts.iter().for_each(|part| assert!(text.contains(part), "{part:?} is missing in\n{text}"));
+}
+
+/// The tensor of this name, to be changed.
+fn named<'a>(all: &'a mut [Named<'static>], name: &str) -> &'a mut Named<'static> {
+    all.iter_mut().find(|t| t.0 == name).expect("recorded")
+}
+
+#[test]
+fn outputs_recorded_otherwise_are_errors() {
+    for strange in ["rank0.output.0", "rank0.out0", "rank0.out.zero", "rank00.out.0", "out.0", "rank0.OUT.0"]
+    {
+        let parts = ["rank0.out.0 is missing", strange, "t.safetensors", "--compare none"];
+        refused("", &parts, |all| named(all, "rank0.out.0").0 = strange);
+    }
+    // Also where nothing else has the name of an output.
+    refused("", &["rank0.out.0 is missing", "rank0..1.output.0"], |all| {
+        all.retain(|t| !t.0.contains(".out.1"));
+        named(all, "rank0.out.0").0 = "rank0.output.0";
+        named(all, "rank1.out.0").0 = "rank1.output.0";
+    });
+    refused("", &["sum returns 2 outputs", "rank1.out.2"], |all| {
+        all.push(("rank1.out.2", "F32", &[1], f32s(&[0.0])));
+    });
+    refused("", &["rank1.out.0 (%y)", "expected f32[2, 2]", "found f32[4]"], |all| {
+        named(all, "rank1.out.0").2 = &[4];
+    });
+    refused("", &["rank1.out.1 (%n)", "expected i64[2]", "found f64[2]"], |all| {
+        named(all, "rank1.out.1").1 = "F64";
+    });
+    refused("--compare recorded", &["records no outputs"], |all| all.retain(|t| !t.0.contains(".out.")));
+    // They are nobody's business where nothing is compared with them.
+    let dir = tempfile::tempdir().expect("a folder");
+    for (compare, says) in [("none", "ran; not compared"), ("interpreter", "compared with the interpreter")] {
+        let out = run(dir.path(), &format!("--compare {compare}"), |all| named(all, "rank0.out.0").0 = "out");
+        let text = String::from_utf8_lossy(&out.stdout).into_owned();
+        assert!(out.status.success() && text.contains(says), "{text}");
+    }
+}
+
+#[test]
+fn outputs_of_other_arguments_are_not_passed_over() {
+    refused("--set tokens=7", &["tokens=2, not of tokens=7", "--compare interpreter"], |_| ());
+    refused("--set tokens=7 --compare recorded", &["tokens=2, not of tokens=7"], |_| ());
+    refused("--seed 1", &["a seed draws", "--compare none"], |_| ());
+    refused("", &["arguments of its outputs", "missing"], |all| all.retain(|t| !t.0.contains(".in.")));
+    let dir = tempfile::tempdir().expect("a folder");
+    assert!(run(dir.path(), "--set tokens=7 --compare interpreter", |_| ()).status.success());
+    assert!(run(dir.path(), "--set tokens=2", |_| ()).status.success());
+    // Without outputs there is nothing to pass over.
+    let out = run(dir.path(), "--set tokens=7", |all| all.retain(|t| !t.0.contains(".out.")));
+    assert!(String::from_utf8_lossy(&out.stdout).contains("nothing to compare with"), "{out:?}");
+}
+
+#[test]
+fn the_interpreter_is_not_compared_with_itself() {
+    let text = failure(
+        &mut symmc("run megatron_tp4_f32.pt2 --seed 1 --backend interpreter --compare interpreter"),
+        2,
+    );
+    assert!(text.contains("with itself"), "{text}");
+}
+
+#[test]
+fn tensors_without_use_are_named() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let out = run(dir.path(), "", |all| {
+        for name in ["rank0.w.spare", "rank1.w.spare", "rank1.in.2", "scale", "rank0.hidden.3"] {
+            all.push((name, "F32", &[1], f32s(&[0.0])));
+        }
+    });
+    let text = String::from_utf8_lossy(&out.stderr).into_owned();
+    assert!(out.status.success(), "{text}");
+    for name in ["rank0..1.w.spare", "rank1.in.2", "scale", "rank0.hidden.3"] {
+        assert!(text.contains(name), "{name} is missing in\n{text}");
+    }
+    let quiet = run(dir.path(), "", |_| ());
+    assert!(quiet.status.success() && quiet.stderr.is_empty(), "{quiet:?}");
+}
+
+#[test]
+fn a_program_without_arguments_is_compared() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let program = "program \"p\" ranks 2\ngroup @g world\nparam %w: f32[2] source \"w\"\n\
+                   %y: f32[2] = all_reduce %w op=sum group=@g\nreturn %y\n";
+    let program = write(dir.path(), "p.symm", program.as_bytes());
+    for (last, code) in [(6.0, 0), (6.5, 1)] {
+        let all: [Named<'_>; 4] = [
+            ("rank0.w.w", "F32", &[2], f32s(&[1.0, 2.0])),
+            ("rank1.w.w", "F32", &[2], f32s(&[3.0, 4.0])),
+            ("rank0.out.0", "F32", &[2], f32s(&[4.0, 6.0])),
+            ("rank1.out.0", "F32", &[2], f32s(&[4.0, last])),
+        ];
+        let file = tensors(dir.path(), "t.safetensors", &all);
+        let out = output(&mut symmc(&format!("run {program} --tensors {file}")));
+        let text = String::from_utf8_lossy(&out.stdout).into_owned();
+        assert_eq!(out.status.code(), Some(code), "{text}");
+        assert!(text.contains("compared with the recorded outputs"), "{text}");
+        assert_eq!(text.contains("worst at [1]: found 6.0, expected 6.5"), code == 1, "{text}");
+    }
+}
+
+#[test]
+fn integers_are_exact_whatever_is_allowed() {
+    let dir = tempfile::tempdir().expect("a folder");
+    for options in ["", "--atol 1e9 --rtol 1", "--compare recorded"] {
+        let out = run(dir.path(), options, |all| {
+            named(all, "rank0.out.1").3 = i64s(&[(1 << 62) - 1, 100_003]);
+        });
+        let text = String::from_utf8_lossy(&out.stdout).into_owned();
+        assert_eq!(out.status.code(), Some(1), "{text}");
+        assert!(
+            text.contains("rank 0 output 1: FAILED") && text.contains("2 of 2 elements beyond"),
+            "{text}"
+        );
+        assert!(text.contains("found 100000, expected 100003"), "{text}");
+        assert!(!text.contains("rank 1 output 1: FAILED"), "{text}");
+    }
+    let out = run(dir.path(), "", |all| named(all, "rank0.out.1").3 = i64s(&[(1 << 62) - 1, 100_000]));
+    let text = String::from_utf8_lossy(&out.stdout).into_owned();
+    assert!(text.contains("found 4611686018427387904, expected 4611686018427387903"), "{text}");
+}
+
+#[test]
+fn floats_are_judged_element_by_element() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let code = |options: &str, elements: [f32; 4]| {
+        run(dir.path(), options, |all| named(all, "rank1.out.0").3 = f32s(&elements)).status.code()
+    };
+    assert_eq!(code("", [2.0, 8.0, 6.0, 16.0001]), Some(0));
+    assert_eq!(code("", [2.0, 8.0, 6.0, 16.01]), Some(1));
+    // What a large element may be off by, a small one may not.
+    assert_eq!(code("--atol 0 --rtol 0.01", [2.0, 8.0, 6.0, 16.1]), Some(0));
+    assert_eq!(code("--atol 0 --rtol 0.01", [2.1, 8.0, 6.0, 16.0]), Some(1));
+    assert_eq!(code("--atol 0.11 --rtol 0", [2.1, 8.1, 6.0, 16.1]), Some(0));
+    assert_eq!(code("--atol 1e30 --rtol 1e30", [f32::NAN, 8.0, 6.0, 16.0]), Some(1));
+    assert_eq!(code("--atol 1e30 --rtol 1e30", [f32::INFINITY, 8.0, 6.0, 16.0]), Some(1));
+}
+
+#[test]
+fn state_that_lives_on_has_no_recorded_outputs_behind_the_first_run() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let program = "program \"count\" ranks 1\nparam %s: f32[1] source \"s\"\n%n: f32[1] = add %s, %s\n\
+                   %y: f32[1] = mul %n, %n\nmutate %s = %n\nreturn %y\n";
+    let program = write(dir.path(), "p.symm", program.as_bytes());
+    let all: [Named<'_>; 2] =
+        [("rank0.w.s", "F32", &[1], f32s(&[1.0])), ("rank0.out.0", "F32", &[1], f32s(&[4.0]))];
+    let file = tensors(dir.path(), "t.safetensors", &all);
+    let line = format!("run {program} --tensors {file}");
+    assert!(stdout(&line).contains("compared with the recorded outputs"));
+    let text = failure(&mut symmc(&format!("{line} --repeat 2")), 2);
+    assert!(text.contains("changes its inputs from run to run") && text.contains("--repeat 2"), "{text}");
+    stdout(&format!("{line} --repeat 2 --compare interpreter"));
+}
