@@ -254,6 +254,8 @@ impl Variant {
             (Variant::OneShot, K::AllReduce(_)) => pull,
             (Variant::Pull, K::AllGather) => Contract { in_place: true, ..pull },
             (Variant::Pull, K::ReduceScatter(_) | K::AllToAll(Splits::Even)) => pull,
+            // The exit also tells that nobody reads a rank's sizes any more.
+            (Variant::Pull, K::AllToAll(Splits::Device)) => Contract { exit: Exit::Always, ..pull },
             (Variant::Packets, K::AllReduce(_) | K::AllGather | K::AllToAll(Splits::Even)) => Contract {
                 entry: false,
                 meets: Meets::Group,

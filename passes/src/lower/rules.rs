@@ -146,6 +146,12 @@ pub const RULES: &[Rule] = &[
         "(all_to_all.plain ?s ?g ?x ?n)",
     ),
     way(
+        "all_to_all_sizes_pull",
+        "all_to_all(x, sizes) = every rank reads its rows of x of all ranks, with sizes known on the device",
+        "(all_to_all ?s ?g ?x ?n)",
+        "(all_to_all.pull ?s ?g ?x ?n)",
+    ),
+    way(
         "all_to_all_push",
         "all_to_all(x) = every rank writes its pieces into all results",
         "(all_to_all ?s ?g ?x)",

@@ -18,7 +18,7 @@ use symmc_runtime::RunError;
 use symmc_runtime::exec::{BoundCollective, BoundRegion, BoundStep, Home, Located, Work as StepWork};
 
 use crate::arena::{Exchange, Source, SymmetricArena};
-use crate::collective::{self, BlockCounts, Forms, Peers};
+use crate::collective::{self, BlockCounts, Control, Forms, Peers};
 use crate::compile;
 use crate::compute::Machine;
 use crate::driver::{Device, Graph, Memory, Pinned};
@@ -220,13 +220,8 @@ impl<'a> Bench<'a> {
         let zone = Variant::Packets.landing_bytes(&sum, bytes.min(MOST_PACKETS).max(norm) as u64, n as u64);
         let zone = (zone as usize).next_multiple_of(4096);
         let symmetric = 4 * largest + 2 * zone;
-        let arena = SymmetricArena::new(
-            Source::Vmm,
-            &device,
-            exchange,
-            symmetric + collective::control_bytes(1),
-            limit,
-        )?;
+        let control = Control { groups: 1, ..Control::default() };
+        let arena = SymmetricArena::new(Source::Vmm, &device, exchange, symmetric + control.bytes(), limit)?;
         let local = collective::local_bytes(1).next_multiple_of(256);
         let memory = Memory::new(&device, "operands of plain collectives", local + 4 * largest)?;
         let status = Pinned::new(&device, 4096)?;
@@ -238,6 +233,7 @@ impl<'a> Bench<'a> {
             rank: exchange.rank(),
             arenas: arena.addresses(),
             arena: symmetric,
+            control,
             local: memory.address(),
             status: status.address(),
             limit_ns: u64::try_from(limit.as_nanos()).unwrap_or(u64::MAX),

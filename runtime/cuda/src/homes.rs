@@ -2,8 +2,9 @@
 
 use std::sync::Arc;
 
-use symmc_runtime::exec::{Bound, BoundRegion, Home, Located};
+use symmc_runtime::exec::{Bound, BoundCollective, BoundRegion, Home, Located};
 
+use crate::collective::{Ends, Sizes};
 use crate::error::CudaError;
 use crate::launch::Address;
 
@@ -49,6 +50,16 @@ impl Homes {
     /// The first byte of a collective's operand or result on this rank.
     pub fn region(&self, region: &BoundRegion) -> Address {
         self.start(region.home) + region.offset as Address
+    }
+}
+
+impl Homes {
+    /// What a collective finds on this rank.
+    pub fn ends(&self, call: &BoundCollective) -> Ends {
+        let at = |region| self.region(region);
+        let sizes =
+            call.splits.as_ref().map(|(sent, received)| Sizes { sent: at(sent), received: at(received) });
+        Ends { operand: at(&call.operand), result: at(&call.result), sizes }
     }
 }
 

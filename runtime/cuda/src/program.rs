@@ -331,14 +331,14 @@ fn lower(
         }
         StepWork::Collective(call) => {
             let number = call.cell.iter().position(|&r| r == rank).unwrap_or(0);
-            let (operand, result) = (parts.homes.region(&call.operand), parts.homes.region(&call.result));
-            match collective::lower(step.index, call, operand, result, parts.peers, source).map_err(failed)? {
+            let ends = parts.homes.ends(call);
+            match collective::lower(step.index, call, &ends, parts.peers, source).map_err(failed)? {
                 Some(work) => Ok(work),
                 None => {
                     // Kernels of ours report where they wait; the library's do not.
                     let word = step.index as u32 + 1;
                     let mark = parts.progress.map(|at| Work::Store { at, word });
-                    let calls = parts.nccl.lower(call, number, operand, result).map_err(failed)?;
+                    let calls = parts.nccl.lower(call, number, ends.operand, ends.result).map_err(failed)?;
                     Ok(mark.into_iter().chain(calls).collect())
                 }
             }

@@ -13,13 +13,14 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use symmc_ir::Tensor;
+use symmc_ir::collective::{CollectiveKind, Splits};
 use symmc_planner::plan::Lane;
 use symmc_runtime::RunError;
 use symmc_runtime::exec::{Bound, BoundStep, Home, Work as StepWork};
 
 use crate::adopt::Adopted;
 use crate::arena::{Exchange, Source, SymmetricArena};
-use crate::collective::{self, Peers};
+use crate::collective::{self, Control, Flow, Peers, Unfit};
 use crate::compute::search::{Products, Search};
 use crate::compute::{self, InputUse, Machine};
 use crate::driver::{Device, Event, Graph, Memory, Pinned, Stream};
@@ -147,11 +148,11 @@ impl Session {
     ) -> Result<Session, CudaError> {
         let device = Device::open(config.gpu)?;
         let steps = || bounds.iter().flat_map(|b| &b.steps);
-        let groups = groups_of(steps());
+        let control = control_of(steps());
         let symmetric = bounds.iter().map(|b| b.symmetric).max().unwrap_or(0).next_multiple_of(4096);
-        let shared = symmetric + collective::control_bytes(groups);
+        let shared = symmetric + control.bytes();
         let arena = SymmetricArena::new(config.arena, &device, exchange, shared, config.limit)?;
-        let counters = collective::local_bytes(groups).next_multiple_of(256);
+        let counters = collective::local_bytes(control.groups).next_multiple_of(256);
         let scratch = scratch_bytes(steps(), &device);
         let Private { memory, homes, counters: local, scratch: workspace } =
             lay_out(&device, bounds, arena.address(), [counters, scratch])?;
@@ -160,6 +161,7 @@ impl Session {
             rank: exchange.rank(),
             arenas: arena.addresses(),
             arena: symmetric,
+            control,
             local,
             status: status.address(),
             links: device.links()?,
@@ -385,6 +387,9 @@ impl Session {
         if let Some(missed) = collective::missed(&self.rig.status) {
             return Err(self.missed(binding, missed).into());
         }
+        if let Some(unfit) = collective::unfit(&self.rig.status) {
+            return Err(self.unfit(binding, unfit.step, self.sizes(binding, &unfit)).into());
+        }
         // SAFETY: the words lie within the pinned memory, aligned; the streams are idle.
         let word = |i: usize| unsafe {
             self.rig.status.as_ptr().add(COMPUTE_STATUS).cast::<u64>().add(i).read_volatile()
@@ -407,6 +412,21 @@ impl Session {
             run: self.runs.load(Ordering::Relaxed),
             limit_ms: self.limit.as_millis() as u64,
         }
+    }
+
+    /// What is wrong with sizes on the device, as the host's ranks say it.
+    fn sizes(&self, binding: usize, unfit: &Unfit) -> String {
+        let call = self.bounds[binding].steps.get(unfit.step).map(|s| &s.work);
+        let (ranks, capacity) = match call {
+            Some(StepWork::Collective(c)) => (c.cell.len(), c.elements.checked_div(c.row).unwrap_or(0)),
+            _ => (unfit.sizes.len(), 0),
+        };
+        let does = match unfit.way {
+            Flow::Sent => "sends",
+            Flow::Received => "receives",
+        };
+        let sizes = &unfit.sizes[..ranks.min(unfit.sizes.len())];
+        format!("rank {} {does} {sizes:?} rows: expected at most {capacity}", unfit.rank)
     }
 
     /// Data that a step does not take.
@@ -441,13 +461,17 @@ impl Recorded<'_> {
 /// Numbers that are drawn before they repeat.
 const SAMPLE: usize = 8191;
 
-/// One more than the highest group that these steps communicate on.
-fn groups_of<'b>(steps: impl Iterator<Item = &'b BoundStep>) -> usize {
-    let group = |step: &BoundStep| match &step.work {
-        StepWork::Collective(call) => call.group + 1,
-        _ => 0,
-    };
-    steps.map(group).max().unwrap_or(0)
+/// What these steps need of the control region: as many groups as one more than the highest that they communicate on.
+fn control_of<'b>(steps: impl Iterator<Item = &'b BoundStep>) -> Control {
+    let mut out = Control { groups: 0, exchanging: 0, staged: collective::STAGED };
+    for step in steps {
+        let StepWork::Collective(call) = &step.work else { continue };
+        out.groups = out.groups.max(call.group + 1);
+        if call.kind == CollectiveKind::AllToAll(Splits::Device) {
+            out.exchanging = out.exchanging.max(call.cell.len());
+        }
+    }
+    out
 }
 
 /// What the steps do with the memory of inputs.

@@ -22,6 +22,7 @@ pub(super) fn run(turn: &Turn) -> Result<(), RunError> {
         (Variant::Pull, CollectiveKind::AllGather) => pull_all_gather(turn),
         (Variant::Pull, CollectiveKind::ReduceScatter(op)) => pull_reduce_scatter(turn, *op),
         (Variant::Pull, CollectiveKind::AllToAll(Splits::Even)) => pull_all_to_all(turn),
+        (Variant::Pull, CollectiveKind::AllToAll(Splits::Device)) => super::splits::pull(turn),
         (Variant::Push | Variant::Copies, CollectiveKind::AllGather) => push(turn, Pieces::Whole),
         (Variant::Push | Variant::Copies, CollectiveKind::AllToAll(Splits::Even)) => push(turn, Pieces::Each),
         (variant, kind) => {

@@ -1,15 +1,45 @@
-//! All-to-all with sizes on the device, through staging.
+//! All-to-all with sizes on the device, through staging or by reading the peers' operands.
 //!
 //! Every rank first shows all its split sizes, so every rank knows the whole matrix and all agree on whether
-//! it fits and on the number of chunks. Then each chunk carries, for each peer, its share of the rows.
+//! it fits and on the number of chunks. Through staging each chunk then carries, for each peer, its share of the rows.
 //! Last, what no row fills is zeroed and the received sizes are stored.
 
-use super::comm::Turn;
+use super::comm::{PerRank, Turn};
 use super::copy::{Stores, copy};
+use super::direct::copy_slices;
 use super::staged::{Stage, share};
 use crate::error::RunError;
 
 pub(super) fn run(turn: &Turn) -> Result<(), RunError> {
+    let mut stage = Stage::new(turn);
+    let (ends, rows) = meet(turn, &mut stage)?;
+    exchange(turn, &mut stage, &rows, ends.operand, ends.result)?;
+    keep(turn, &ends, &rows);
+    Ok(())
+}
+
+/// By reading the peers' operands, once all have shown their sizes, which is when all have arrived.
+pub(super) fn pull(turn: &Turn) -> Result<(), RunError> {
+    let operands = (0..turn.n).map(|p| turn.on(&turn.call.operand, p, turn.bytes));
+    let operands = operands.collect::<Result<PerRank<_>, _>>()?;
+    let (ends, rows) = meet(turn, &mut Stage::new(turn))?;
+    for p in turn.peers() {
+        let from = operands[p].wrapping_add(rows.origin(p, turn.me));
+        copy_slices(turn, ends.result.wrapping_add(rows.target(p)), from, rows.bytes(p, turn.me));
+    }
+    keep(turn, &ends, &rows);
+    turn.exit()
+}
+
+/// Where a rank's operand, result, sizes and received sizes are.
+struct Ends {
+    operand: *const u8,
+    result: *mut u8,
+    received: *mut u8,
+}
+
+/// Shows the sizes of all ranks to all.
+fn meet(turn: &Turn, stage: &mut Stage) -> Result<(Ends, Rows), RunError> {
     let call = turn.call;
     let n = turn.n;
     let Some((splits, received)) = &call.splits else {
@@ -23,22 +53,24 @@ pub(super) fn run(turn: &Turn) -> Result<(), RunError> {
     }
     let (splits, received) = (turn.at(splits, 8 * n)?, turn.at(received, 8 * n)?);
     let (operand, result) = (turn.at(&call.operand, turn.bytes)?, turn.at(&call.result, turn.bytes)?);
+    let rows = Rows { sent: matrix(turn, stage, splits, capacity)?, me: turn.me, row };
+    Ok((Ends { operand, result, received }, rows))
+}
 
-    let mut stage = Stage::new(turn);
-    let rows = Rows { sent: matrix(turn, &mut stage, splits, capacity)?, me: turn.me, row };
-    exchange(turn, &mut stage, &rows, operand, result)?;
-    let filled = rows.target(n);
+/// What no peer has a part in: this rank's rows for itself, zeros where no row comes, and the received sizes.
+fn keep(turn: &Turn, ends: &Ends, rows: &Rows) {
+    let filled = rows.target(turn.n);
+    let (to, from) = (rows.target(turn.me), rows.source(turn.me));
     // SAFETY: the sums of sizes fit operand and result; the sizes have room for `n` numbers.
     unsafe {
-        let own = (result.wrapping_add(rows.target(turn.me)), operand.wrapping_add(rows.source(turn.me)));
+        let own = (ends.result.wrapping_add(to), ends.operand.wrapping_add(from));
         copy(own.0, own.1, rows.bytes(turn.me, turn.me), Stores::Cached);
-        std::ptr::write_bytes(result.wrapping_add(filled), 0, turn.bytes - filled);
+        std::ptr::write_bytes(ends.result.wrapping_add(filled), 0, turn.bytes - filled);
         for (p, sizes) in rows.sent.iter().enumerate() {
             let count = (sizes[turn.me] as i64).to_le_bytes();
-            std::ptr::copy_nonoverlapping(count.as_ptr(), received.wrapping_add(8 * p), 8);
+            std::ptr::copy_nonoverlapping(count.as_ptr(), ends.received.wrapping_add(8 * p), 8);
         }
     }
-    Ok(())
 }
 
 /// Who sends how many rows to whom, and where they lie on this rank.
@@ -57,7 +89,11 @@ impl Rows {
     }
     /// Where in the operand the rows for rank `p` begin, in bytes.
     fn source(&self, p: usize) -> usize {
-        self.sent[self.me][..p].iter().sum::<usize>() * self.row
+        self.origin(self.me, p)
+    }
+    /// Where in the operand of rank `from` the rows for rank `to` begin, in bytes.
+    fn origin(&self, from: usize, to: usize) -> usize {
+        self.sent[from][..to].iter().sum::<usize>() * self.row
     }
     /// Where in the result the rows of rank `p` begin, in bytes.
     fn target(&self, p: usize) -> usize {

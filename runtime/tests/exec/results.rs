@@ -113,20 +113,22 @@ return %a
 
 #[test]
 fn exchange_with_sizes_on_the_device() {
-    agrees(
-        r#"program "exchange" ranks 2
+    for via in ["plain", "pull"] {
+        let text = EXCHANGE.replace("VIA", via);
+        agrees(&text, &[&[("n", 2)], &[("n", 9)]]);
+    }
+}
+
+const EXCHANGE: &str = r#"program "exchange" ranks 2
 symbol n in 2..=9
 group @ep world
 
 arg %x: f32[n, 3]
 const %one: i64[2] = hex"01000000000000000100000000000000"
-%y: f32[n, 3], %received: i64[2] = all_to_all %x, %one splits=device group=@ep via=plain
+%y: f32[n, 3], %received: i64[2] = all_to_all %x, %one splits=device group=@ep via=VIA
 return %y
 return %received
-"#,
-        &[&[("n", 2)], &[("n", 9)]],
-    );
-}
+"#;
 
 #[test]
 fn results_over_what_they_change_and_parts_that_are_read_later() {

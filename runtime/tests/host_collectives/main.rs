@@ -132,8 +132,10 @@ fn sizes_on_the_device() {
         let mut cases = Vec::new();
         for row in [1, 5, 40_000] {
             let kind = CollectiveKind::AllToAll(Splits::Device);
-            let case = Case::new(kind, Variant::Plain, DType::F32, 4 * n * row);
-            cases.extend((0..3).map(|_| Case { row, ..case.clone() }));
+            for variant in [Variant::Plain, Variant::Pull] {
+                let case = Case::new(kind.clone(), variant, DType::F32, 4 * n * row);
+                cases.extend((0..3).map(|_| Case { row, ..case.clone() }));
+            }
         }
         run_cases(&Setup { chaos: Some(2), ..Setup::new(n, world(n)) }, &cases);
     }

@@ -150,9 +150,8 @@ impl Bench<'_> {
                     compute::lower(&step, &at, parts.machine, &mut source, &mut sites)
                 }
                 StepWork::Collective(call) => {
-                    let [operand, result] = [&call.operand, &call.result].map(|r| parts.homes.region(r));
-                    let work =
-                        collective::lower(step.index, call, operand, result, parts.peers, &mut source)?;
+                    let ends = parts.homes.ends(call);
+                    let work = collective::lower(step.index, call, &ends, parts.peers, &mut source)?;
                     Ok(work.unwrap_or_default())
                 }
                 StepWork::Custom { name, .. } => Err(CudaError::Unsupported(name.clone())),

@@ -155,6 +155,26 @@ impl<'a> Turn<'a> {
         Ok(call)
     }
 
+    /// Where the tables of sizes and the staging areas of all numbers lie, and the bytes that a block stages for one peer
+    /// at a time.
+    pub fn exchange(&self) -> Result<([Address; MAX_RANKS], [Address; MAX_RANKS], usize), CudaError> {
+        let control = &self.peers.control;
+        if self.n > control.exchanging || self.bound.group >= control.groups {
+            let (ranks, groups) = (control.exchanging, control.groups);
+            return Err(self.unfit(format!(
+                "expected a cell of up to {ranks} ranks of {groups} groups to exchange sizes, found {} of group {}",
+                self.n, self.bound.group
+            )));
+        }
+        let base = self.peers.arena.next_multiple_of(control::PAGE);
+        let (mut tables, mut staging) = ([0; MAX_RANKS], [0; MAX_RANKS]);
+        for p in 0..self.n {
+            tables[p] = self.arena_of(p) + (base + control.sizes_at(self.bound.group)) as Address;
+            staging[p] = self.arena_of(p) + (base + control.staging_at()) as Address;
+        }
+        Ok((tables, staging, control.staged))
+    }
+
     /// How messages of so many bytes travel.
     pub fn form(&self, message: usize) -> Form {
         self.peers.forms.of(message, self.n)

@@ -1,6 +1,8 @@
 //! The words of memory through which kernels, peers and the host tell each other how far they are.
 //!
 //! - *Flags*, at the end of every rank's arena: `[group][block][number]` of 8 bytes, set by peers.
+//! - Behind them, for all-to-alls with sizes on the device: the *sizes*, `[group][block][number][number]` of 8 bytes,
+//!   row by row written by the rank of that number, and one *staging* area for all groups.
 //! - *Private words* of a rank: one shared record of 64 bytes, then `[group][block]` records of 16 bytes.
 //! - *Status words* in pinned memory: the host's order to end, and the report of a wait that ended early.
 //!
@@ -15,20 +17,48 @@ pub const MAX_BLOCKS: usize = 128;
 /// The most ranks of a cell.
 pub const MAX_RANKS: usize = 8;
 /// The bytes of the status words.
-pub const STATUS_BYTES: usize = 64;
+pub const STATUS_BYTES: usize = 128;
+/// The bytes of a block that are on their way to one peer at a time, where rows go through staging.
+pub const STAGED: usize = 16 << 10;
 
 /// The control region begins at a multiple of this.
 pub(super) const PAGE: usize = 4096;
 /// Flags of one group.
 const FLAGS: usize = MAX_BLOCKS * MAX_RANKS * 8;
+/// Sizes of one group.
+const SIZES: usize = MAX_BLOCKS * MAX_RANKS * MAX_RANKS * 8;
 /// What stands before the private words of the groups.
 const SHARED: usize = 64;
 /// Private words of one group.
 const WORDS: usize = MAX_BLOCKS * 16;
 
-/// The bytes of the control region behind the arena of each rank, for plans with this many groups.
-pub fn control_bytes(groups: usize) -> usize {
-    (groups * FLAGS).next_multiple_of(PAGE)
+/// What the control region behind the arena of each rank holds.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Control {
+    /// The groups of the plan.
+    pub groups: usize,
+    /// The most ranks of a cell that runs an all-to-all with sizes on the device; 0 if none does.
+    pub exchanging: usize,
+    /// The bytes that a block stages for one peer at a time, a multiple of 16: [`STAGED`] wherever a plan runs.
+    pub staged: usize,
+}
+
+impl Control {
+    /// Its bytes.
+    pub fn bytes(&self) -> usize {
+        let staging = 2 * self.exchanging * MAX_BLOCKS * self.staged;
+        (self.staging_at() + staging).next_multiple_of(PAGE)
+    }
+
+    /// Where the sizes of a group begin, for each block `[number][number]`.
+    pub(super) fn sizes_at(&self, group: usize) -> usize {
+        self.groups * FLAGS + group * SIZES
+    }
+
+    /// Where the staging area begins: `[turn][number][block]` parts of [`staged`](Self::staged) bytes.
+    pub(super) fn staging_at(&self) -> usize {
+        if self.exchanging == 0 { self.groups * FLAGS } else { self.sizes_at(self.groups) }
+    }
 }
 
 /// The bytes of private words of each rank, for plans with this many groups.
@@ -56,6 +86,7 @@ struct Status {
     epoch: AtomicU64,
     group: AtomicU32,
     block: AtomicU32,
+    sizes: [AtomicU64; MAX_RANKS],
 }
 
 /// A wait that reached its limit.
@@ -72,6 +103,33 @@ pub struct Missed {
     /// What it waited for: the number of a barrier, or the flag of packets.
     pub epoch: u64,
 }
+
+/// Sizes on the device that no rank's rows fit.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Unfit {
+    /// The step.
+    pub step: usize,
+    /// The rank whose sizes they are.
+    pub rank: u32,
+    /// Whether it sends or receives so many rows.
+    pub way: Flow,
+    /// The rows to or from each number of the cell; what is behind its ranks means nothing.
+    pub sizes: [i64; MAX_RANKS],
+}
+
+/// Which way rows go.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Flow {
+    /// From the rank.
+    Sent,
+    /// To it.
+    Received,
+}
+
+/// What `code` of the status words says.
+const MISSED: u32 = 1;
+const SENT: u32 = 2;
+const RECEIVED: u32 = 3;
 
 fn words(status: &Pinned) -> Option<&Status> {
     let at = status.as_ptr().cast::<Status>();
@@ -92,14 +150,39 @@ pub fn missed(status: &Pinned) -> Option<Missed> {
     words(status).and_then(read)
 }
 
+/// The first sizes on the device that do not fit, if this rank saw some.
+pub fn unfit(status: &Pinned) -> Option<Unfit> {
+    words(status).and_then(read_unfit)
+}
+
+fn read_unfit(words: &Status) -> Option<Unfit> {
+    let way = match words.code.load(Ordering::Acquire) {
+        SENT => Flow::Sent,
+        RECEIVED => Flow::Received,
+        _ => return None,
+    };
+    Some(Unfit {
+        step: words.step.load(Ordering::Relaxed) as usize,
+        rank: words.peer.load(Ordering::Relaxed),
+        way,
+        sizes: std::array::from_fn(|i| words.sizes[i].load(Ordering::Relaxed).cast_signed()),
+    })
+}
+
 fn read(words: &Status) -> Option<Missed> {
-    (words.code.load(Ordering::Acquire) != 0).then(|| Missed {
+    (words.code.load(Ordering::Acquire) == MISSED).then(|| Missed {
         step: words.step.load(Ordering::Relaxed) as usize,
         peer: words.peer.load(Ordering::Relaxed),
         group: words.group.load(Ordering::Relaxed) as usize,
         block: words.block.load(Ordering::Relaxed),
         epoch: words.epoch.load(Ordering::Relaxed),
     })
+}
+
+#[cfg(test)]
+pub(super) fn unfit_at(status: usize) -> Option<Unfit> {
+    // SAFETY: tests pass the address of live status words.
+    read_unfit(unsafe { &*std::ptr::with_exposed_provenance::<Status>(status) })
 }
 
 #[cfg(test)]

@@ -46,6 +46,8 @@
 //!   by chunk with the block's flags, and overwrites it with the result (`kernels/pushed.cu`). A chunk of the result is
 //!   read for what follows it once all peers have told that they stored it. In place, a chunk of the operand is loaded
 //!   before peers are told that they may store there.
+//! - *sizes on the device*: every block tells the blocks of its number on all peers how many rows go where before
+//!   they meet, and a group's table of that is not written again before they have met once more (`kernels/splits.cu`).
 //!
 //! A block waits for blocks of the same number on peers and for no other, so a grid need not be resident as a
 //! whole, but its first unfinished block must get to run on every rank. (Blocks that share rows wait for others: such a
@@ -70,6 +72,7 @@ mod control;
 pub mod follow;
 mod norm;
 mod packets;
+mod splits;
 #[cfg(test)]
 mod tests;
 mod two_shot;
@@ -83,9 +86,11 @@ pub use self::blocks::{BlockCounts, Blocks, Forms};
 use self::blocks::{Form, MAX_THREADS};
 use self::call::{Call, Turn};
 pub use self::control::{
-    MAX_BLOCKS, MAX_RANKS, Missed, STATUS_BYTES, control_bytes, end, local_bytes, missed,
+    Control, Flow, MAX_BLOCKS, MAX_RANKS, Missed, STAGED, STATUS_BYTES, Unfit, end, local_bytes, missed,
+    unfit,
 };
 pub use self::norm::{FusedNorm, lower_norm};
+pub use self::splits::Sizes;
 pub use self::two_shot::{Addition, lower_addition};
 use crate::compile::Source;
 use crate::error::CudaError;
@@ -102,6 +107,7 @@ const KERNELS: &str = concat!(
     include_str!("kernels/packets.cu"),
     include_str!("kernels/lines.cu"),
     include_str!("kernels/norm.cu"),
+    include_str!("kernels/splits.cu"),
 );
 /// What stands before them for delays around every touch of a peer.
 const CHAOS: &str = "#define SYMMC_CHAOS\n";
@@ -115,9 +121,10 @@ pub struct Peers {
     pub rank: u32,
     /// Where the symmetric arena of each rank is mapped in this rank's context; this rank's is among them.
     pub arenas: Vec<Address>,
-    /// The bytes of the plan's symmetric arena. The control region begins there, rounded up to 4096, and has
-    /// [`control_bytes`] bytes.
+    /// The bytes of the plan's symmetric arena. The control region begins there, rounded up to 4096.
     pub arena: usize,
+    /// What the control region holds.
+    pub control: Control,
     /// [`local_bytes`] bytes of device memory of this rank alone, at a multiple of 16.
     pub local: Address,
     /// [`STATUS_BYTES`] bytes of pinned memory, as the device sees them.
@@ -144,25 +151,48 @@ pub enum Links {
     MaySplit,
 }
 
-/// The launches that run `call` on this rank, whose own operand and result lie at these addresses; `None` for
-/// what the library runs. `step` is for reports.
+/// Where on this rank a collective finds what is its own.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Ends {
+    /// The operand.
+    pub operand: Address,
+    /// The result.
+    pub result: Address,
+    /// The sizes of an all-to-all with sizes on the device.
+    pub sizes: Option<Sizes>,
+}
+
+impl Ends {
+    /// Of a collective whose sizes are all known.
+    pub fn new(operand: Address, result: Address) -> Ends {
+        Ends { operand, result, sizes: None }
+    }
+}
+
+/// Whether the library runs a collective: it has none with sizes on the device, and a rank alone needs none.
+pub fn by_library(call: &BoundCollective) -> bool {
+    call.variant.is_library() && call.cell.len() > 1 && call.kind != Kind::AllToAll(Splits::Device)
+}
+
+/// The launches that run `call` on this rank; `None` for what the library runs. `step` is for reports.
 ///
 /// # Errors
 /// The group has more ranks than kernels are made for, or the call does not fit its memory.
 pub fn lower(
     step: usize,
     call: &BoundCollective,
-    operand: Address,
-    result: Address,
+    ends: &Ends,
     peers: &Peers,
     source: &mut Source,
 ) -> Result<Option<Vec<Work>>, CudaError> {
-    let by_library = matches!(call.kind, Kind::AllToAll(Splits::Device))
-        || (call.variant.is_library() && call.cell.len() > 1);
-    if by_library {
+    if by_library(call) {
         return Ok(None);
     }
-    let turn = Turn::new(step, call, [operand, result], peers)?;
+    let turn = Turn::new(step, call, [ends.operand, ends.result], peers)?;
+    if let (Variant::Plain | Variant::Pull, Kind::AllToAll(Splits::Device)) = (call.variant, &call.kind) {
+        let kernel = splits::exchange(&turn, ends.sizes)?;
+        return Ok(Some(vec![Work::Kernel(kernel.launch(peers, source))]));
+    }
     if turn.n == 1 {
         return Ok(Some(alone(&turn)));
     }

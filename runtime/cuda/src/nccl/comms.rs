@@ -24,6 +24,7 @@ use super::failed;
 use super::lent::Lent;
 use super::wait::Patience;
 use crate::arena::Exchange;
+use crate::collective::by_library;
 use crate::driver::{self, Device, Stream};
 use crate::error::CudaError;
 use crate::launch::Address;
@@ -131,7 +132,7 @@ impl Communicators {
         for step in steps {
             if let StepWork::Collective(call) = &step.work
                 && let Some(way) = Way::of(call.variant)
-                && call.cell.len() > 1
+                && by_library(call)
             {
                 wanted.insert((call.group, way), &call.cell);
             }

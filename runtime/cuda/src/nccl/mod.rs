@@ -106,7 +106,7 @@ impl Communicators {
                 make(CallKind::Exchange { sends, receives }, elements)
             }
             CollectiveKind::AllToAll(Splits::Device) => {
-                let text = "all_to_all with sizes on the device has no form on this backend";
+                let text = "all_to_all with sizes on the device is a kernel, not a call of the library";
                 return Err(CudaError::Unsupported(text.into()));
             }
         };

@@ -37,7 +37,11 @@ struct Status {
     u64 epoch;
     u32 group;
     u32 block;
+    u64 sizes[MAX_RANKS];
 };
+
+/// What `code` says: a wait reached its limit, or a rank sends or receives rows that do not fit.
+constexpr u32 MISSED = 1, SENT = 2, RECEIVED = 3;
 
 /// The parameters of every kernel here; each says what it uses of the addresses. Those of peers are as this
 /// rank maps them.
@@ -116,7 +120,7 @@ __device__ __noinline__ u64 consider(const Call& call, u32 peer, u64 epoch, u32 
         status->group = call.group;
         status->block = blockIdx.x;
         __threadfence_system();
-        mark(&status->code, 1);
+        mark(&status->code, MISSED);
     }
     mark(&shared->stop, 1);
     return 0;

@@ -102,7 +102,8 @@ impl Layer {
             let addition = Addition { residual, sum: sum_at };
             lower_addition(3, &call, [operand, result], &addition, peers, source)
         } else {
-            lower(3, &call, operand, result, peers, source).map(|all| all.and_then(|mut all| all.pop()))
+            lower(3, &call, &Ends::new(operand, result), peers, source)
+                .map(|all| all.and_then(|mut all| all.pop()))
         };
         let Ok(Some(Work::Kernel(kernel))) = work else { panic!("expected a kernel, found {work:?}") };
         assert!(kernel.entry.contains("pushed"), "{shape:?}: {}", kernel.entry);

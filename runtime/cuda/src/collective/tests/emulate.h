@@ -157,7 +157,8 @@ inline float block_sum(float x, u32) {
 extern "C" void emulate(void (*kernel)(symmc_peer::Call), const symmc_peer::Call* call,
                         const void* beside, size_t bytes, unsigned blocks, unsigned threads) {
     using namespace symmc_peer;
-    static_assert(sizeof(Norm) != sizeof(Addition), "the bytes beside a call tell what they are");
+    static_assert(sizeof(Norm) != sizeof(Addition) && sizeof(Norm) != sizeof(Splits) && sizeof(Addition) != sizeof(Splits),
+                  "the bytes beside a call tell what they are");
     std::vector<Block*> all;
     std::vector<std::thread> running;
     for (unsigned b = 0; b < blocks; b++) all.push_back(new Block{std::barrier<>(threads), true, std::vector<float>(threads), std::vector<Eight>(threads / 8)});
@@ -174,6 +175,7 @@ extern "C" void emulate(void (*kernel)(symmc_peer::Call), const symmc_peer::Call
             if (bytes == 0) kernel(*call);
             else if (bytes == sizeof(Norm)) ((void (*)(Call, Norm))kernel)(*call, *(const Norm*)beside);
             else if (bytes == sizeof(Addition)) ((void (*)(Call, Addition))kernel)(*call, *(const Addition*)beside);
+            else if (bytes == sizeof(Splits)) ((void (*)(Call, Splits))kernel)(*call, *(const Splits*)beside);
             else abort();
         });
     }

@@ -42,6 +42,11 @@ impl Default for Given {
     }
 }
 
+/// Parts of the staging area so small that messages of a few rows take several turns.
+fn control_of(n: u32) -> Control {
+    Control { groups: 2, exchanging: n as usize, staged: 256 }
+}
+
 /// The memory of one rank.
 struct Rank {
     arena: Vec<u128>,
@@ -79,7 +84,7 @@ impl World {
         let size = SIZE.max(2 * zone);
         let mut ranks: Vec<Rank> = (0..n)
             .map(|_| Rank {
-                arena: zeros(size + control_bytes(2)),
+                arena: zeros(size.next_multiple_of(control::PAGE) + control_of(n).bytes()),
                 local: zeros(local_bytes(2)),
                 status: zeros(STATUS_BYTES),
             })
@@ -119,6 +124,7 @@ impl World {
             rank,
             arenas: arenas.clone(),
             arena: size,
+            control: control_of(n),
             local: address(&r.local),
             status: address(&r.status),
             limit_ns,
@@ -129,6 +135,11 @@ impl World {
         });
         let peers = peers.collect();
         World { ranks, peers }
+    }
+
+    /// What kernels of a rank reported of sizes on the device.
+    pub fn unfit(&self, rank: usize) -> Option<Unfit> {
+        control::unfit_at(address(&self.ranks[rank].status) as usize)
     }
 }
 

@@ -3,6 +3,7 @@
 mod additions;
 mod emulate;
 mod norms;
+mod splits;
 
 use std::collections::BTreeSet;
 
@@ -67,7 +68,8 @@ fn peers(rank: u32, n: u32) -> Peers {
 
 fn kernel(call: &BoundCollective, peers: &Peers, source: &mut Source) -> Kernel {
     let at = |region: &BoundRegion| peers.arenas[peers.rank as usize] + region.on(peers.rank) as Address;
-    let works = lower(7, call, at(&call.operand), at(&call.result), peers, source).expect("it fits");
+    let works =
+        lower(7, call, &Ends::new(at(&call.operand), at(&call.result)), peers, source).expect("it fits");
     match works.expect("it has a kernel").as_slice() {
         [Work::Kernel(kernel)] => kernel.clone(),
         other => panic!("expected one kernel, found {other:?}"),
@@ -117,7 +119,7 @@ fn a_plan_that_says_how_many_blocks_is_followed() {
 fn copies_lie_between_two_meetings() {
     let lowered = |call: &BoundCollective, operand: Address| {
         let result = peers(1, 3).arenas[1] + call.result.offset as Address;
-        let works = lower(7, call, operand, result, &peers(1, 3), &mut Source::new());
+        let works = lower(7, call, &Ends::new(operand, result), &peers(1, 3), &mut Source::new());
         works.expect("it fits").expect("it is ours")
     };
     let at = |rank: u64, offset: usize| ((rank + 1) << 32) + offset as Address;
@@ -201,7 +203,8 @@ fn words_and_lines_have_parts_of_a_zone_to_themselves() {
     let mut call =
         collective(Kind::AllReduce(ReduceOp::Sum), Variant::Packets, 2, DType::U8, PACKET_WORDS as usize);
     call.landing = Some([64, ARENA / 2]);
-    let error = lower(7, &call, 0, 0, &peers(0, 2), &mut Source::new()).expect_err("it does not fit");
+    let error =
+        lower(7, &call, &Ends::new(0, 0), &peers(0, 2), &mut Source::new()).expect_err("it does not fit");
     assert!(error.to_string().contains("at a multiple of 128"), "{error}");
 }
 
@@ -254,7 +257,7 @@ fn slots_of_a_zone_have_one_sender_each() {
 fn what_does_not_fit_is_an_error_with_the_step() {
     let mut source = Source::new();
     let fails = |call: &BoundCollective, peers: &Peers, source: &mut Source| {
-        lower(7, call, 0, 0, peers, source).expect_err("it does not fit").to_string()
+        lower(7, call, &Ends::new(0, 0), peers, source).expect_err("it does not fit").to_string()
     };
     let mut call = collective(Kind::AllReduce(ReduceOp::Sum), Variant::OneShot, 2, DType::F32, ARENA);
     let error = fails(&call, &peers(0, 2), &mut source);
@@ -277,14 +280,14 @@ fn the_library_keeps_what_is_its_own_and_one_rank_needs_nobody() {
     let mut source = Source::new();
     let sum = Kind::AllReduce(ReduceOp::Sum);
     let call = collective(sum.clone(), Variant::Plain, 2, DType::F32, 4);
-    assert_eq!(lower(0, &call, 0, 0, &peers(0, 2), &mut source), Ok(None));
+    assert_eq!(lower(0, &call, &Ends::new(0, 0), &peers(0, 2), &mut source), Ok(None));
     let call = collective(sum, Variant::Plain, 1, DType::F32, 4);
     let copy = vec![Work::Copy { to: 512, from: 256, bytes: 16 }];
-    assert_eq!(lower(0, &call, 256, 512, &peers(0, 1), &mut source), Ok(Some(copy)));
-    assert_eq!(lower(0, &call, 256, 256, &peers(0, 1), &mut source), Ok(Some(vec![])));
+    assert_eq!(lower(0, &call, &Ends::new(256, 512), &peers(0, 1), &mut source), Ok(Some(copy)));
+    assert_eq!(lower(0, &call, &Ends::new(256, 256), &peers(0, 1), &mut source), Ok(Some(vec![])));
     let call = collective(Kind::Permute { pairs: vec![] }, Variant::Put, 1, DType::F32, 4);
     let zero = vec![Work::Zero { at: 512, bytes: 16 }];
-    assert_eq!(lower(0, &call, 256, 512, &peers(0, 1), &mut source), Ok(Some(zero)));
+    assert_eq!(lower(0, &call, &Ends::new(256, 512), &peers(0, 1), &mut source), Ok(Some(zero)));
     assert!(source.is_empty());
 }
 
@@ -340,6 +343,7 @@ fn every_kernel_compiles() {
         }
     }
     [2, 4, 8].into_iter().for_each(|n| pushed_kernels(n, &mut source));
+    [1, 2, 3, 4, 8].into_iter().for_each(|n| splits::kernels(n, &mut source));
     let mut small = Source::new();
     fused(4, DType::F16, 2048, &mut small);
     for (kind, variant) in all(4) {
@@ -347,6 +351,7 @@ fn every_kernel_compiles() {
         let call = collective(kind, variant, 4, DType::F16, 24 * 64);
         kernel(&call, &Peers { links, forms, ..peers(0, 4) }, &mut small);
     }
+    splits::kernels(4, &mut small);
     for (source, capability) in [(&small, [8, 0]), (&source, [9, 0])] {
         match compile(source, capability) {
             Ok(code) => assert!(!code.is_empty()),
@@ -368,7 +373,8 @@ fn pushed_kernels(n: u32, source: &mut Source) {
         }
         let own = [&call.operand, &call.result].map(|r| peers.arenas[0] + r.offset as Address);
         let work = lower_addition(1, &call, own, &addition, &peers, source).expect("it fits");
-        let plain = lower(1, &call, own[0], own[1], &peers, source).expect("it fits").expect("ours");
+        let plain =
+            lower(1, &call, &Ends::new(own[0], own[1]), &peers, source).expect("it fits").expect("ours");
         for work in work.iter().chain(&plain) {
             let Work::Kernel(kernel) = work else { panic!("expected a kernel, found {work:?}") };
             assert!(kernel.entry.contains("pushed"), "{}", kernel.entry);

@@ -1,0 +1,274 @@
+// All-to-all with sizes on the device: each rank says how many rows go to each, and gets the rows of all, packed.
+//
+// First every block writes this rank's sizes into a table of each rank, behind which it meets the blocks of its number:
+// all ranks then know all sizes, and decide alike whether they fit. A table is written again when the group's next such
+// collective begins, which no peer does before all blocks have met once more: what a block needs of its table it has
+// read before that.
+
+namespace symmc_peer {
+
+/// What these kernels need beside a call, of which `from` is the operand of each number and `to[0]` the result.
+struct Splits {
+    /// The table of each number: `[block][sender][receiver]`.
+    u64 sizes[MAX_RANKS];
+    /// The staging area of each number: `[turn][sender][block]` parts of `slot` bytes.
+    u64 staging[MAX_RANKS];
+    /// How many rows go to each number, and where it is told how many come.
+    u64 sent;
+    u64 received;
+    /// The bytes of a row.
+    u64 row;
+    /// The rows of the operand, and of the result.
+    u64 capacity;
+    u64 slot;
+};
+
+/// Writes this rank's sizes into the tables of all, and meets. Gives the table, or 0 if a peer did not come.
+template <u32 N>
+__device__ __forceinline__ const u64* exchange_sizes(const Call& call, const Splits& splits, u64 epoch) {
+    const u64 block = (u64)blockIdx.x * MAX_RANKS * MAX_RANKS;
+    for (u32 i = threadIdx.x; i < N * N; i += blockDim.x) {
+        u64* table = (u64*)splits.sizes[i / N] + block;
+        table[call.me * MAX_RANKS + i % N] = ((const u64*)splits.sent)[i % N];
+    }
+    if (!meet<Depart, N>(call, epoch)) return nullptr;
+    return (const u64*)splits.sizes[call.me] + block;
+}
+
+/// Whether `N` sizes that lie `apart` from each other are rows of a tensor of `capacity` rows. A negative size is none.
+template <u32 N>
+__device__ __forceinline__ bool fit(const u64* sizes, u32 apart, u64 capacity) {
+    u64 left = capacity;
+#pragma unroll
+    for (u32 p = 0; p < N; p++) {
+        if (sizes[p * apart] > left) return false;
+        left -= sizes[p * apart];
+    }
+    return true;
+}
+
+/// Reports the sizes of a rank, unless somebody reported something before.
+template <u32 N>
+__device__ __noinline__ void report_sizes(const Call& call, u32 rank, u32 code, const u64* sizes, u32 apart) {
+    Shared* shared = (Shared*)call.shared;
+    Status* status = (Status*)call.status;
+    if (!claim(&shared->reported)) return;
+    status->step = call.step;
+    status->peer = call.ranks[rank];
+    status->group = call.group;
+    for (u32 p = 0; p < N; p++) status->sizes[p] = sizes[p * apart];
+    __threadfence_system();
+    mark(&status->code, code);
+}
+
+/// Whether the rows of all ranks fit. What does not is reported by the first block.
+template <u32 N>
+__device__ __forceinline__ bool all_fit(const Call& call, const Splits& splits, const u64* table) {
+    for (u32 p = 0; p < N; p++) {
+        const bool sends = fit<N>(table + p * MAX_RANKS, 1, splits.capacity);
+        if (sends && fit<N>(table + p, MAX_RANKS, splits.capacity)) continue;
+        if (blockIdx.x == 0 && threadIdx.x == 0) {
+            if (!sends) report_sizes<N>(call, p, SENT, table + p * MAX_RANKS, 1);
+            if (sends) report_sizes<N>(call, p, RECEIVED, table + p, MAX_RANKS);
+        }
+        return false;
+    }
+    return true;
+}
+
+/// The rows of this rank in bytes, by how far a peer's number is behind its own.
+template <u32 N>
+struct Parts {
+    /// What goes to each, and where in this rank's operand it begins.
+    u64 out[N], source[N];
+    /// What comes from each, where in its operand it begins, and where in this rank's result.
+    u64 in[N], origin[N], target[N];
+    /// What comes from all.
+    u64 filled;
+    /// The most that goes from a rank to another one.
+    u64 longest;
+};
+
+__device__ __forceinline__ u32 behind(const Call& call, u32 by, u32 n) {
+    const u32 p = call.me + by;
+    return p < n ? p : p - n;
+}
+
+template <u32 N>
+__device__ __forceinline__ Parts<N> parts_of(const Call& call, const Splits& splits, const u64* table) {
+    Parts<N> parts;
+    parts.filled = parts.longest = 0;
+    const u32 me = call.me;
+#pragma unroll
+    for (u32 i = 0; i < N; i++) {
+        const u32 p = behind(call, i, N);
+        parts.out[i] = table[me * MAX_RANKS + p] * splits.row;
+        parts.in[i] = table[p * MAX_RANKS + me] * splits.row;
+        parts.source[i] = parts.origin[i] = parts.target[i] = 0;
+        for (u32 q = 0; q < p; q++) parts.source[i] += table[me * MAX_RANKS + q] * splits.row;
+        for (u32 q = 0; q < p; q++) parts.target[i] += table[q * MAX_RANKS + me] * splits.row;
+        for (u32 q = 0; q < me; q++) parts.origin[i] += table[p * MAX_RANKS + q] * splits.row;
+        parts.filled += parts.in[i];
+    }
+    for (u32 p = 0; p < N; p++) {
+        for (u32 q = 0; q < N; q++) {
+            const u64 bytes = table[p * MAX_RANKS + q] * splits.row;
+            if (p != q && bytes > parts.longest) parts.longest = bytes;
+        }
+    }
+    return parts;
+}
+
+template <class W>
+__device__ __forceinline__ W load_unit(u64 at) {
+    return *(const W*)at;
+}
+template <>
+__device__ __forceinline__ Wide load_unit<Wide>(u64 at) {
+    return load_wide(at);
+}
+template <class W>
+__device__ __forceinline__ void store_unit(u64 at, W value) {
+    *(W*)at = value;
+}
+template <>
+__device__ __forceinline__ void store_unit<Wide>(u64 at, Wide value) {
+    store_wide(at, value);
+}
+
+/// Places that a thread goes through, so many bytes from each other.
+struct Walk {
+    u64 at, apart;
+};
+
+/// Moves `count` units; several are loaded before the first is stored.
+template <class W>
+__device__ __forceinline__ void carry(Walk to, Walk from, u64 count) {
+    constexpr u32 MANY = 4;
+    u64 i = 0;
+    for (; i + MANY <= count; i += MANY) {
+        W units[MANY];
+#pragma unroll
+        for (u32 t = 0; t < MANY; t++) units[t] = load_unit<W>(from.at + (i + t) * from.apart);
+#pragma unroll
+        for (u32 t = 0; t < MANY; t++) store_unit<W>(to.at + (i + t) * to.apart, units[t]);
+    }
+    for (; i < count; i++) store_unit<W>(to.at + i * to.apart, load_unit<W>(from.at + i * from.apart));
+}
+
+/// How the threads of all blocks share a message: unit by unit.
+template <class W>
+struct Shares {
+    /// This thread's first unit, and the distance to its next, in bytes.
+    u64 first, apart;
+
+    __device__ __forceinline__ Shares() {
+        first = ((u64)blockIdx.x * blockDim.x + threadIdx.x) * sizeof(W);
+        apart = (u64)gridDim.x * blockDim.x * sizeof(W);
+    }
+
+    /// How many of the units from `skipped` units on are before `bytes`.
+    __device__ __forceinline__ u64 count(u64 bytes, u64 skipped) const {
+        const u64 at = first + skipped * apart;
+        return at < bytes ? (bytes - at + apart - 1) / apart : 0;
+    }
+
+    /// From its unit after `skipped` others on.
+    __device__ __forceinline__ Walk walk(u64 start, u64 skipped) const {
+        return Walk{start + first + skipped * apart, apart};
+    }
+
+    __device__ __forceinline__ void move(u64 to, u64 from, u64 bytes) const {
+        if (to != from) carry<W>(walk(to, 0), walk(from, 0), count(bytes, 0));
+    }
+
+    __device__ __forceinline__ void clear(u64 at, u64 bytes) const {
+        const Walk to = walk(at, 0);
+        const u64 units = count(bytes, 0);
+        for (u64 i = 0; i < units; i++) store_unit<W>(to.at + i * to.apart, W{});
+    }
+};
+
+/// What no peer has a part in: this rank's rows for itself, zeros where no row comes, and the sizes.
+template <class W, u32 N>
+__device__ __forceinline__ void keep(const Call& call, const Splits& splits, const Parts<N>& parts, const u64* table) {
+    const Shares<W> shares;
+    const u64 result = call.to[0];
+    shares.move(result + parts.target[0], call.from[call.me] + parts.source[0], parts.out[0]);
+    shares.clear(result + parts.filled, splits.row * splits.capacity - parts.filled);
+    if (blockIdx.x == 0 && threadIdx.x < N) {
+        ((u64*)splits.received)[threadIdx.x] = table[threadIdx.x * MAX_RANKS + call.me];
+    }
+}
+
+/// Through staging, so that peers touch neither operand nor result: block by block and turn by turn, rows go into the
+/// peers' staging areas, the blocks meet, and each takes what came for it. A turn's part is written again two turns
+/// later, which is behind the meeting that every peer comes to when it has taken that part.
+template <class W, u32 N>
+__device__ __forceinline__ void splits_staged(const Call& call, const Splits& splits) {
+    Words words = begin(call);
+    const u64* table = exchange_sizes<N>(call, splits, ++words.epoch);
+    if (table == nullptr) return;
+    if (!all_fit<N>(call, splits, table)) {
+        // So that no peer writes its table while this rank reads it.
+        words.epoch++;
+        meet<Depart, N>(call, words.epoch);
+        leave(call, words);
+        return;
+    }
+    const Parts<N> parts = parts_of<N>(call, splits, table);
+    keep<W, N>(call, splits, parts, table);
+    if constexpr (N > 1) {
+        const Shares<W> shares;
+        const u64 tile = (u64)blockDim.x * sizeof(W), tiles = splits.slot / tile;
+        // Where this thread's units of a sender are staged at a number.
+        const auto staged = [&](u32 at, u32 sender, u64 turn) {
+            const u64 part = (turn % 2 * N + sender) * gridDim.x + blockIdx.x;
+            return Walk{splits.staging[at] + part * splits.slot + threadIdx.x * sizeof(W), tile};
+        };
+        const auto units = [&](u64 bytes, u64 turn) {
+            const u64 left = shares.count(bytes, turn * tiles);
+            return left < tiles ? left : tiles;
+        };
+        u64 turn = 0;
+        do {
+#pragma unroll
+            for (u32 i = 1; i < N; i++) {
+                const Walk from = shares.walk(call.from[call.me] + parts.source[i], turn * tiles);
+                carry<W>(staged(behind(call, i, N), call.me, turn), from, units(parts.out[i], turn));
+            }
+            words.epoch++;
+            if (!meet<Depart, N>(call, words.epoch)) return;
+#pragma unroll
+            for (u32 i = 1; i < N; i++) {
+                const Walk to = shares.walk(call.to[0] + parts.target[i], turn * tiles);
+                carry<W>(to, staged(call.me, behind(call, i, N), turn), units(parts.in[i], turn));
+            }
+            turn++;
+        } while (turn * tiles * shares.apart < parts.longest);
+    }
+    leave(call, words);
+}
+
+/// By reading the peers' operands. The exit tells that no peer reads this rank's operand or its table any more.
+template <class W, u32 N>
+__device__ __forceinline__ void splits_pull(const Call& call, const Splits& splits) {
+    Words words = begin(call);
+    const u64* table = exchange_sizes<N>(call, splits, ++words.epoch);
+    if (table == nullptr) return;
+    if (all_fit<N>(call, splits, table)) {
+        const Parts<N> parts = parts_of<N>(call, splits, table);
+        const Shares<W> shares;
+#pragma unroll
+        for (u32 i = 1; i < N; i++) {
+            const u64 from = call.from[behind(call, i, N)] + parts.origin[i];
+            shares.move(call.to[0] + parts.target[i], from, parts.in[i]);
+        }
+        keep<W, N>(call, splits, parts, table);
+    }
+    words.epoch++;
+    meet<Depart, N>(call, words.epoch);
+    leave(call, words);
+}
+
+}  // namespace symmc_peer

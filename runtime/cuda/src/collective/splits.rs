@@ -1,0 +1,93 @@
+//! All-to-all with sizes on the device: the sizes go between ranks within the kernel, and nothing returns to the host.
+//!
+//! The library has none, so its plain variant is a kernel here too: it moves rows through a staging area in the control
+//! region, and peers touch nothing of the plan. Sizes that do not fit are seen by all ranks of the cell alike, and
+//! reported ([`super::unfit`]).
+
+use super::Prepared;
+use super::call::Turn;
+use super::control::MAX_RANKS;
+use crate::error::CudaError;
+use crate::launch::{Address, Param, plain};
+use symmc_ir::collective::Variant;
+use symmc_runtime::exec::{BoundCollective, BoundRegion};
+
+/// The most threads of a block: the parts of all peers are in registers.
+const THREADS: u32 = 512;
+
+plain! {
+    /// What the kernels need beside a call, as `kernels/splits.cu` declares it.
+    #[derive(PartialEq, Debug, Default)]
+    struct Splits {
+        sizes: [Address; MAX_RANKS],
+        staging: [Address; MAX_RANKS],
+        sent: Address,
+        received: Address,
+        row: u64,
+        capacity: u64,
+        slot: u64,
+    }
+}
+
+/// Where the sizes lie on a rank: those that it sends, and those that it receives.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Sizes {
+    /// What it sends.
+    pub sent: Address,
+    /// What it receives.
+    pub received: Address,
+}
+
+pub(super) fn exchange(turn: &Turn, sizes: Option<Sizes>) -> Result<Prepared, CudaError> {
+    let Some(Sizes { sent, received }) = sizes else {
+        return Err(turn.unfit("expected sizes on the device, found none".into()));
+    };
+    let bound = turn.bound;
+    let row = bound.row * bound.dtype.size();
+    let capacity = bound.elements.checked_div(bound.row).unwrap_or(0);
+    if capacity * bound.row != bound.elements {
+        let (row, elements) = (bound.row, bound.elements);
+        return Err(turn.unfit(format!("expected whole rows of {row} elements, found {elements}")));
+    }
+    let (tables, staging, slot) = turn.exchange()?;
+    let mut call = turn.call();
+    call.from[turn.me] = turn.operand;
+    call.to[0] = turn.result;
+    let pulls = bound.variant == Variant::Pull;
+    for p in (0..turn.n).filter(|_| pulls) {
+        call.from[p] = turn.operand_of(p, turn.bytes)?;
+    }
+    let splits = Splits {
+        sizes: tables,
+        staging,
+        sent,
+        received,
+        row: row as u64,
+        capacity: capacity as u64,
+        slot: slot as u64,
+    };
+    let unit = unit(bound, row);
+    let (kernel, n) = (if pulls { "splits_pull" } else { "splits_staged" }, turn.n);
+    let [blocks, threads] = turn.grid(|b| &b.pull, turn.units(turn.bytes));
+    Ok(Prepared {
+        what: bound.kind.name().into(),
+        body: format!("{kernel}<{unit}, {n}>"),
+        call,
+        beside: Some(("Splits", Param::of(&splits))),
+        most_threads: THREADS,
+        blocks: [blocks, threads.min(THREADS)],
+    })
+}
+
+/// The unit in which rows of so many bytes move. It is the same on all ranks, for it says how rows lie in staging: it
+/// follows from offsets, which are equal on all, and homes begin at multiples of 16.
+fn unit(bound: &BoundCollective, row: usize) -> &'static str {
+    let starts = |r: &BoundRegion| bound.cell.iter().fold(0, |all, &rank| all | r.on(rank));
+    match row | starts(&bound.operand) | starts(&bound.result) {
+        a if a.is_multiple_of(16) => "Wide",
+        a if a.is_multiple_of(8) => "u64",
+        a if a.is_multiple_of(4) => "u32",
+        a if a.is_multiple_of(2) => "u16",
+        _ => "u8",
+    }
+}

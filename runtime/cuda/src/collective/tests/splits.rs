@@ -1,0 +1,235 @@
+//! All-to-alls with sizes on the device on threads of the host.
+
+use symmc_ir::random::SplitMix;
+
+use super::emulate::{Given, Library, World, bytes_at};
+use super::*;
+
+/// Rows of `row` elements, `capacity` of them on each rank.
+#[derive(Clone, Copy, Debug)]
+struct Shape {
+    dtype: DType,
+    row: usize,
+    capacity: usize,
+    variant: Variant,
+    /// How many elements the operand lies behind an aligned place.
+    shift: usize,
+}
+
+const fn shape(dtype: DType, row: usize, capacity: usize) -> Shape {
+    Shape { dtype, row, capacity, variant: Variant::Plain, shift: 0 }
+}
+
+/// Every unit; messages of no turn, of one, of a part of one and of many; grids of one block and of several.
+const SHAPES: [Shape; 9] = [
+    shape(DType::F32, 5, 24),
+    shape(DType::F32, 4, 300),
+    shape(DType::BF16, 3, 40),
+    shape(DType::U8, 7, 17),
+    shape(DType::I64, 1, 90),
+    shape(DType::F64, 2, 6),
+    shape(DType::F32, 9, 0),
+    Shape { shift: 1, ..shape(DType::BF16, 8, 60) },
+    Shape { shift: 1, ..shape(DType::I32, 4, 33) },
+];
+
+const ROOM: usize = 8 << 10;
+
+/// Where a rank's operand, result, sizes and received sizes lie in its arena.
+const PLACES: [usize; 4] = [0, ROOM, 2 * ROOM, 2 * ROOM + 1024];
+
+fn call(shape: &Shape, n: u32) -> BoundCollective {
+    let at = |offset| BoundRegion::even(Home::Symmetric, offset);
+    let kind = Kind::AllToAll(Splits::Device);
+    BoundCollective {
+        row: shape.row,
+        operand: at(PLACES[0] + shape.shift * shape.dtype.size()),
+        result: at(PLACES[1]),
+        splits: Some((at(PLACES[2]), at(PLACES[3]))),
+        ..collective(kind, shape.variant, n, shape.dtype, shape.row * shape.capacity)
+    }
+}
+
+fn lowered(call: &BoundCollective, peers: &Peers, source: &mut Source) -> Kernel {
+    let at = |region: &BoundRegion| peers.arenas[peers.rank as usize] + region.offset as Address;
+    let sizes = call.splits.as_ref().map(|(sent, received)| Sizes { sent: at(sent), received: at(received) });
+    let ends = Ends { operand: at(&call.operand), result: at(&call.result), sizes };
+    match lower(7, call, &ends, peers, source).expect("it fits").expect("it is ours").as_slice() {
+        [Work::Kernel(kernel)] => kernel.clone(),
+        other => panic!("expected one kernel, found {other:?}"),
+    }
+}
+
+/// The rows from each rank to each in a round: as many as fit, few, or none from some and to some.
+fn sizes(round: usize, n: usize, capacity: usize) -> Vec<Vec<i64>> {
+    let mut random = SplitMix(round as u64 * 31 + capacity as u64);
+    let (mut left, mut room) = (vec![capacity; n], vec![capacity; n]);
+    let mut out = vec![vec![0; n]; n];
+    for k in 0..n * n {
+        let (from, to) = ((k + round) % n, (k / n + k + round) % n);
+        let most = left[from].min(room[to]);
+        let size = match round % 3 {
+            0 => random.below(most + 1),
+            1 => most,
+            _ if random.below(3) == 0 => most.min(3),
+            _ => 0,
+        };
+        (left[from], room[to]) = (left[from] - size, room[to] - size);
+        out[from][to] += size as i64;
+    }
+    out
+}
+
+/// Byte `i` of the operand of a rank.
+fn byte(rank: usize, round: usize, i: usize) -> u8 {
+    (i * 7 + rank * 101 + round * 13 + i / 251) as u8
+}
+
+/// One exchange on one rank: writes operand and sizes, runs, and compares the result.
+fn one(
+    shape: &Shape,
+    kernel: &Kernel,
+    base: Address,
+    (me, n, round): (usize, usize, usize),
+    library: &Library,
+) {
+    let row = shape.row * shape.dtype.size();
+    let bytes = row * shape.capacity;
+    let sizes = sizes(round, n, shape.capacity);
+    let operand = PLACES[0] + shape.shift * shape.dtype.size();
+    // SAFETY: the places lie apart within the arena; no peer touches them after the last exchange has completed here,
+    // nor before this one begins.
+    let [operand, result, sent, received] =
+        [(operand, bytes), (PLACES[1], bytes), (PLACES[2], 8 * n), (PLACES[3], 8 * n)]
+            .map(|(at, len)| unsafe { bytes_at(base + at as Address, len) });
+    operand.iter_mut().enumerate().for_each(|(i, b)| *b = byte(me, round, i));
+    result.fill(0xee);
+    sent.chunks_mut(8).zip(&sizes[me]).for_each(|(to, size)| to.copy_from_slice(&size.to_le_bytes()));
+    library.run(kernel);
+    let mut expected = Vec::new();
+    for (from, sizes) in sizes.iter().enumerate() {
+        let before: i64 = sizes[..me].iter().sum();
+        let start = before as usize * row;
+        expected.extend((start..start + sizes[me] as usize * row).map(|i| byte(from, round, i)));
+    }
+    expected.resize(bytes, 0);
+    assert!(*result == *expected, "{shape:?}: rank {me} of {n} in round {round}, {sizes:?}");
+    let counts: Vec<u8> = sizes.iter().flat_map(|s| s[me].to_le_bytes()).collect();
+    assert!(*received == *counts, "{shape:?}: sizes on rank {me} of {n} in round {round}");
+}
+
+#[test]
+fn rows_go_where_the_sizes_say() {
+    for n in 1..=4u32 {
+        let chaos = (n == 3).then_some(5);
+        let world = World::new(n, &Given { chaos, ..Given::default() });
+        let with = |variant| SHAPES.iter().map(move |shape| Shape { variant, ..*shape });
+        let shapes: Vec<Shape> = with(Variant::Plain).chain(with(Variant::Pull)).collect();
+        let mut source = Source::new();
+        let mut kernels = |peers: &Peers| {
+            shapes.iter().map(|s| lowered(&call(s, n), peers, &mut source)).collect::<Vec<Kernel>>()
+        };
+        let kernels: Vec<Vec<Kernel>> = world.peers.iter().map(&mut kernels).collect();
+        let Some(library) = Library::new(&source, &format!("splits-{n}")) else { return };
+        std::thread::scope(|scope| {
+            for (me, (peers, kernels)) in world.peers.iter().zip(&kernels).enumerate() {
+                let (shapes, library) = (&shapes, &library);
+                scope.spawn(move || {
+                    for round in 0..6 {
+                        for (shape, kernel) in shapes.iter().zip(kernels) {
+                            one(shape, kernel, peers.arenas[me], (me, n as usize, round), library);
+                        }
+                    }
+                });
+            }
+        });
+        assert!((0..n as usize).all(|rank| world.unfit(rank).is_none()));
+    }
+}
+
+/// Sizes of three ranks of which one does not fit 10 rows, and what is reported.
+const UNFIT: [([[i64; 3]; 3], u32, Flow, [i64; 3]); 4] = [
+    ([[1, 2, 3], [4, -1, 4], [0, 0, 0]], 1, Flow::Sent, [4, -1, 4]),
+    ([[1, 0, 3], [0, 0, 0], [0, 10, 1]], 2, Flow::Sent, [0, 10, 1]),
+    ([[0, 4, 0], [0, 3, 0], [0, 4, 0]], 1, Flow::Received, [4, 3, 4]),
+    ([[i64::MAX, 1, 0], [0; 3], [0; 3]], 0, Flow::Sent, [i64::MAX, 1, 0]),
+];
+
+#[test]
+fn sizes_that_do_not_fit_are_reported_on_all_ranks_and_move_nothing() {
+    for (k, (sizes, rank, way, found)) in UNFIT.into_iter().enumerate() {
+        for variant in [Variant::Plain, Variant::Pull] {
+            let world = World::new(3, &Given::default());
+            let mut source = Source::new();
+            let bad = call(&Shape { variant, ..shape(DType::F32, 2, 10) }, 3);
+            let kernels: Vec<Kernel> =
+                world.peers.iter().map(|peers| lowered(&bad, peers, &mut source)).collect();
+            let Some(library) = Library::new(&source, &format!("unfit-{k}-{variant}")) else { return };
+            std::thread::scope(|scope| {
+                for (me, (peers, kernel)) in world.peers.iter().zip(&kernels).enumerate() {
+                    let (base, library) = (peers.arenas[me], &library);
+                    scope.spawn(move || {
+                        // SAFETY: nobody else touches the sizes.
+                        let sent = unsafe { bytes_at(base + PLACES[2] as Address, 24) };
+                        let bytes = sizes[me].iter().flat_map(|s| s.to_le_bytes());
+                        sent.iter_mut().zip(bytes).for_each(|(to, b)| *to = b);
+                        // All go on to the next collective of the group.
+                        (0..2).for_each(|_| library.run(kernel));
+                        // SAFETY: nobody else touches the result.
+                        let result = unsafe { bytes_at(base + PLACES[1] as Address, 80) };
+                        assert!(result.iter().all(|b| *b == 0), "{variant}, rank {me}: {sizes:?}");
+                    });
+                }
+            });
+            for me in 0..3 {
+                let said = world.unfit(me).expect("a report");
+                assert_eq!(
+                    (said.step, said.rank, said.way),
+                    (7, rank, way),
+                    "{variant}, rank {me}: {sizes:?}"
+                );
+                assert_eq!(said.sizes[..3], found, "{variant}, rank {me}");
+            }
+        }
+    }
+}
+
+/// The kernels of `n` ranks, in every unit.
+pub(super) fn kernels(n: u32, source: &mut Source) {
+    for variant in [Variant::Plain, Variant::Pull] {
+        for row in [1, 2, 4, 8, 16] {
+            let call = call(&Shape { variant, ..shape(DType::U8, row, 40) }, n);
+            lowered(&call, &with_control(peers(0, n)), source);
+        }
+    }
+}
+
+#[test]
+fn the_unit_is_the_same_on_all_ranks() {
+    let place = |offset, by_rank| {
+        let by_rank = Some([offset, offset + by_rank].into());
+        BoundRegion { home: Home::Symmetric, offset, by_rank }
+    };
+    let bodies = |operand: BoundRegion| {
+        let call = BoundCollective { operand, ..call(&shape(DType::F32, 4, 12), 2) };
+        let kernel = |rank| lowered(&call, &with_control(peers(rank, 2)), &mut Source::new()).entry;
+        [kernel(0), kernel(1)]
+    };
+    for (offset, by_rank) in [(0, 0), (0, 16), (0, 8), (4, 12), (16, 4)] {
+        let [first, second] = bodies(place(offset, by_rank));
+        assert_eq!(first, second, "{offset} {by_rank}");
+    }
+}
+
+fn with_control(peers: Peers) -> Peers {
+    Peers { control: Control { groups: 2, exchanging: 8, staged: STAGED }, ..peers }
+}
+
+#[test]
+fn a_cell_that_the_control_region_has_no_room_for_is_refused() {
+    let small = Peers { control: Control { groups: 2, exchanging: 2, staged: STAGED }, ..peers(0, 3) };
+    let call = call(&shape(DType::F32, 4, 12), 3);
+    let ends = Ends { sizes: Some(Sizes { sent: 8, received: 16 }), ..Ends::new(0, 64) };
+    let error = lower(7, &call, &ends, &small, &mut Source::new()).expect_err("no room");
+    assert!(error.to_string().contains("expected a cell of up to 2 ranks"), "{error}");
+}
