@@ -112,6 +112,9 @@ pub struct ProgramArgs {
     /// The members of a named process group, cells separated by ';' (0,1;2,3); others are the world
     #[arg(long = "group", value_name = "NAME=CELLS", value_parser = parse_group)]
     pub groups: Vec<(String, Vec<Vec<u32>>)>,
+    /// What a custom op of a .pt2 writes: its schema, 'mylib::f(Tensor x, Tensor(a!) out) -> ()'
+    #[arg(long = "op", value_name = "SCHEMA")]
+    pub schemas: Vec<String>,
 }
 
 impl ProgramArgs {

@@ -20,7 +20,11 @@ pub fn program(args: &ProgramArgs) -> Result<Program> {
             bail!("the members of group {name} are given twice");
         }
     }
-    let options = OpenOptions { ranks: args.ranks, groups: args.groups.iter().cloned().collect() };
+    let options = OpenOptions {
+        ranks: args.ranks,
+        groups: args.groups.iter().cloned().collect(),
+        schemas: args.schemas.clone(),
+    };
     let program = Program::open_files(&args.program, &options)?;
     for note in &program.notes {
         eprintln!("note: {note}");

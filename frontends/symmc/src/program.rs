@@ -21,6 +21,9 @@ pub struct OpenOptions {
     pub ranks: Option<u32>,
     /// The members of named groups, one list of ranks for each cell; a group without an entry is the world.
     pub groups: IndexMap<String, Vec<Vec<u32>>>,
+    /// Schemas of custom ops of a `.pt2` in PyTorch's notation, as far as it does not tell what they write:
+    /// `mylib::f(Tensor x, Tensor(a!) out) -> ()`.
+    pub schemas: Vec<String>,
 }
 
 /// Weights that came with a program.
@@ -95,6 +98,7 @@ impl Program {
                 name: stem,
                 ranks: options.ranks,
                 groups: options.groups.clone(),
+                schemas: options.schemas.clone(),
                 ..ImportOptions::default()
             };
             let imported = symmc_torch::import(&bytes, &options).map_err(|e| Error::format(path, e))?;

@@ -26,8 +26,11 @@ pub(crate) enum Argument<'a> {
     SymInts(Vec<SymArgument<'a>>),
     SymBool(SymArgument<'a>),
     SymFloat(SymArgument<'a>),
+    SymFloats(Vec<SymArgument<'a>>),
     ScalarType(u32),
     CustomObj(Str<'a>),
+    /// The target of an op that a wrapper calls.
+    Operator(Str<'a>),
     /// The body of a wrapper.
     Graph(Box<Graph<'a>>),
     /// An alternative that no op here reads (device, layout, …): its name.
@@ -52,8 +55,10 @@ impl Argument<'_> {
             Argument::SymInts(_) => "symbolic integers".into(),
             Argument::SymBool(_) => "a symbolic bool".into(),
             Argument::SymFloat(_) => "a symbolic number".into(),
+            Argument::SymFloats(_) => "symbolic numbers".into(),
             Argument::ScalarType(_) => "a dtype".into(),
             Argument::CustomObj(n) => format!("the custom object `{}`", &**n),
+            Argument::Operator(n) => format!("the op {}", &**n),
             Argument::Graph(_) => "a graph".into(),
             Argument::Other(kind) => format!("`{}`", &**kind),
         }
@@ -147,8 +152,10 @@ fn alternative<'de, A: MapAccess<'de>>(
         "as_sym_ints" => map.next_value::<Option<Vec<SymArgument<'de>>>>()?.map(Argument::SymInts),
         "as_sym_bool" => map.next_value::<Option<SymArgument<'de>>>()?.map(Argument::SymBool),
         "as_sym_float" => map.next_value::<Option<SymArgument<'de>>>()?.map(Argument::SymFloat),
+        "as_sym_floats" => map.next_value::<Option<Vec<SymArgument<'de>>>>()?.map(Argument::SymFloats),
         "as_scalar_type" => map.next_value::<Option<u32>>()?.map(Argument::ScalarType),
         "as_custom_obj" => map.next_value::<Option<Named<'de>>>()?.map(|c| Argument::CustomObj(c.name)),
+        "as_operator" => map.next_value::<Option<Str<'de>>>()?.map(Argument::Operator),
         "as_graph" => {
             map.next_value::<Option<GraphArgument<'de>>>()?.map(|g| Argument::Graph(Box::new(g.graph)))
         }

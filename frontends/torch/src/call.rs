@@ -8,7 +8,8 @@ use symmc_ir::{DType, Dim, Scalar, ValueId};
 use crate::dtype;
 use crate::inplace;
 use crate::lower::{Lowered, Lowering, Stop};
-use crate::schema::{Argument, Node, SymArgument};
+use crate::ops::Rule;
+use crate::schema::{Argument, NamedArgument, Node, SymArgument};
 use crate::scope::Binding;
 
 /// An operand that may be a tensor or a number.
@@ -26,6 +27,16 @@ pub(crate) struct Call<'c, 'p> {
     pub node: &'p Node<'p>,
     /// What the names of emitted values start with.
     pub label: String,
+    /// The arguments: those of the node, without what a wrapper has in front.
+    inputs: &'p [NamedArgument<'p>],
+    /// Arguments that a wrapper gives in another form.
+    given: Vec<(&'p str, ValueId)>,
+    /// The element of list arguments that is meant, where an op is applied to one after the other.
+    element: Option<usize>,
+    /// Names that an argument has here, where a rule asks for another.
+    renamed: &'static [(&'static str, &'static str)],
+    /// All results are wanted, whether or not the program names them.
+    pub wants_all: bool,
     results: Vec<Option<&'p str>>,
     bound: Vec<Option<ValueId>>,
     /// Values from here on were emitted by this call.
@@ -41,22 +52,85 @@ impl<'c, 'p> Call<'c, 'p> {
         let results = node.results();
         let first_new = lowering.builder.graph().values.len();
         let label = format!("{}{}", lowering.scope.prefix, node.name());
-        Call { bound: vec![None; results.len()], results, label, first_new, lowering, node }
+        Call {
+            bound: vec![None; results.len()],
+            results,
+            label,
+            first_new,
+            lowering,
+            node,
+            inputs: &node.inputs,
+            given: Vec::new(),
+            element: None,
+            renamed: &[],
+            wants_all: false,
+        }
+    }
+
+    /// Lets the arguments be those after the first `skip`, with values for some that are not among them.
+    pub fn give(&mut self, skip: usize, given: Vec<(&'p str, ValueId)>) {
+        self.inputs = self.node.inputs.get(skip..).unwrap_or_default();
+        self.given = given;
+    }
+
+    /// Applies a rule to the elements of list arguments, one after the other; the results, if it gives one for each.
+    pub fn for_each(
+        &mut self,
+        count: usize,
+        renamed: &'static [(&'static str, &'static str)],
+        rule: Rule,
+    ) -> Lowered<Vec<ValueId>> {
+        let mut all = Vec::with_capacity(count);
+        self.renamed = renamed;
+        for i in 0..count {
+            self.element = Some(i);
+            self.bound.fill(None);
+            rule(self)?;
+            match self.result(0) {
+                Some(value) => all.push(value),
+                None => return broken(format!("expected a result for element {i}, found none")),
+            }
+        }
+        (self.element, self.renamed) = (None, &[]);
+        self.bound.fill(None);
+        Ok(all)
     }
 
     // Arguments.
 
     /// The argument of this name; nothing if it is absent or none.
     pub fn get(&self, name: &str) -> Option<&'p Argument<'p>> {
-        let node = self.node;
-        let named = node.inputs.iter().find(|i| &*i.name == name).map(|i| &i.arg);
-        named.filter(|a| !matches!(a, Argument::None))
+        let here = |n: &str| self.inputs.iter().find(|i| &*i.name == n).map(|i| &i.arg);
+        let other = || self.renamed.iter().filter(|(asked, _)| *asked == name).find_map(|(_, n)| here(n));
+        here(name).or_else(other).filter(|a| !matches!(a, Argument::None))
     }
 
     /// The argument at a position, for targets whose arguments have no names.
     pub fn at(&self, index: usize) -> Option<&'p Argument<'p>> {
-        let node = self.node;
-        node.inputs.get(index).map(|i| &i.arg)
+        self.inputs.get(index).map(|i| &i.arg)
+    }
+
+    /// The value that a wrapper gives for an argument.
+    fn given(&self, name: &str) -> Option<ValueId> {
+        self.given.iter().find(|(n, _)| *n == name).map(|(_, v)| *v)
+    }
+
+    /// A tensor, or the element of a list of tensors that is meant.
+    fn one_tensor(&self, arg: &Argument<'_>) -> Option<Lowered<ValueId>> {
+        let name = match (arg, self.element) {
+            (Argument::Tensor(t), _) => t,
+            (Argument::Tensors(list), Some(i)) => match list.get(i) {
+                Some(t) => t,
+                None => {
+                    return Some(broken(format!(
+                        "expected a list of more than {i} tensors, found {}",
+                        list.len()
+                    )));
+                }
+            },
+            _ => return None,
+        };
+        Some(self.value(name))
     }
 
     fn need(&self, name: &str) -> Lowered<&'p Argument<'p>> {
@@ -75,26 +149,34 @@ impl<'c, 'p> Call<'c, 'p> {
     }
 
     pub fn opt_tensor(&self, name: &str) -> Lowered<Option<ValueId>> {
-        match self.get(name) {
-            None => Ok(None),
-            Some(Argument::Tensor(t)) => self.value(t).map(Some),
-            Some(other) => self.wrong(name, "a tensor", other),
+        if let Some(value) = self.given(name) {
+            return Ok(Some(value));
+        }
+        let Some(arg) = self.get(name) else { return Ok(None) };
+        match self.one_tensor(arg) {
+            Some(found) => found.map(Some),
+            None => self.wrong(name, "a tensor", arg),
         }
     }
 
     pub fn tensor(&self, name: &str) -> Lowered<ValueId> {
-        match self.need(name)? {
-            Argument::Tensor(t) => self.value(t),
-            other => self.wrong(name, "a tensor", other),
+        match self.opt_tensor(name)? {
+            Some(value) => Ok(value),
+            None => broken(format!("expected an argument `{name}`, found none")),
         }
     }
 
     /// The first argument, a tensor, whatever its name is.
     pub fn first(&self) -> Lowered<ValueId> {
-        match self.at(0) {
-            Some(Argument::Tensor(t)) => self.value(t),
-            Some(other) => self.wrong("argument 0", "a tensor", other),
-            None => broken("expected a tensor as first argument, found none".into()),
+        if let Some(value) = self.given("self").or_else(|| self.given("input")) {
+            return Ok(value);
+        }
+        let Some(arg) = self.at(0) else {
+            return broken("expected a tensor as first argument, found none".into());
+        };
+        match self.one_tensor(arg) {
+            Some(found) => found,
+            None => self.wrong("argument 0", "a tensor", arg),
         }
     }
 
@@ -125,9 +207,11 @@ impl<'c, 'p> Call<'c, 'p> {
     }
 
     pub fn opt_operand(&self, name: &str) -> Lowered<Option<Operand>> {
-        let Some(arg) = self.get(name) else { return Ok(None) };
+        let Some(arg) = self.get(name) else { return Ok(self.given(name).map(Operand::Tensor)) };
+        if let Some(found) = self.one_tensor(arg) {
+            return Ok(Some(Operand::Tensor(found?)));
+        }
         Ok(Some(match arg {
-            Argument::Tensor(t) => Operand::Tensor(self.value(t)?),
             Argument::SymInt(s) => match self.sym_int(s)? {
                 d if d.as_const().is_some() => Operand::Scalar(Scalar::Int(d.as_const().unwrap_or(0))),
                 d => Operand::Dim(d),
@@ -137,6 +221,22 @@ impl<'c, 'p> Call<'c, 'p> {
     }
 
     fn scalar_of(&self, name: &str, arg: &Argument<'_>) -> Lowered<Scalar> {
+        let short =
+            |n: usize| Stop::Broken(format!("expected a number for each tensor as `{name}`, found {n}"));
+        Ok(match (arg, self.element) {
+            (Argument::Ints(v), Some(i)) => Scalar::Int(*v.get(i).ok_or_else(|| short(v.len()))?),
+            (Argument::Floats(v), Some(i)) => {
+                Scalar::Float(symmc_ir::Float(*v.get(i).ok_or_else(|| short(v.len()))?))
+            }
+            (Argument::SymFloats(v), Some(i)) => {
+                let one = v.get(i).ok_or_else(|| short(v.len()))?;
+                Scalar::Float(symmc_ir::Float(self.sym_float(one)?))
+            }
+            (arg, _) => self.one_scalar(name, arg)?,
+        })
+    }
+
+    fn one_scalar(&self, name: &str, arg: &Argument<'_>) -> Lowered<Scalar> {
         Ok(match arg {
             Argument::Int(i) => Scalar::Int(*i),
             Argument::Float(x) => Scalar::Float(symmc_ir::Float(*x)),
@@ -321,7 +421,8 @@ impl<'c, 'p> Call<'c, 'p> {
 
     /// Whether anything reads a result.
     pub fn wants(&self, result: usize) -> bool {
-        self.results.get(result).copied().flatten().is_some_and(|n| self.lowering.scope.is_read(n))
+        self.wants_all
+            || self.results.get(result).copied().flatten().is_some_and(|n| self.lowering.scope.is_read(n))
     }
 
     /// Fails as opaque if anything reads a result after the first `known` ones.
@@ -342,9 +443,23 @@ impl<'c, 'p> Call<'c, 'p> {
 
     /// States which value a result is.
     pub fn set(&mut self, result: usize, value: ValueId) {
+        if result >= self.bound.len() {
+            self.bound.resize(result + 1, None);
+        }
         if let Some(slot) = self.bound.get_mut(result) {
             *slot = Some(value);
         }
+    }
+
+    /// The values that were stated, which are forgotten with that.
+    pub fn take_results(&mut self) -> Vec<Option<ValueId>> {
+        let none = vec![None; self.results.len()];
+        std::mem::replace(&mut self.bound, none)
+    }
+
+    /// The names that the program gives to results, lists flattened.
+    pub fn result_names(&self) -> &[Option<&'p str>] {
+        &self.results
     }
 
     /// The value that was stated for a result.

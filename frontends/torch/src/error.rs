@@ -129,6 +129,14 @@ pub enum ImportError {
         /// What is wrong with its members.
         message: String,
     },
+    /// A schema that the caller declares cannot be read or used.
+    #[error("the schema `{schema}`: {message}")]
+    Declared {
+        /// The schema as it was given.
+        schema: String,
+        /// What was expected and found.
+        message: String,
+    },
     /// A node cannot be represented.
     #[error("node `{node}` ({op}): {message}")]
     Node {

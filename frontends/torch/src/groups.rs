@@ -9,6 +9,7 @@ use symmc_ir::Members;
 
 use crate::ImportOptions;
 use crate::error::ImportError;
+use crate::functionalised;
 use crate::schema::{Argument, Node, Program};
 
 /// The number of ranks and the members of each group of the program.
@@ -42,7 +43,8 @@ pub(crate) fn settle(program: &Program<'_>, options: &ImportOptions) -> Result<R
         )?;
     }
     let mut groups = IndexMap::new();
-    for node in program.graph_module.graph.nodes.iter().filter(|n| is_collective(&n.target)) {
+    let target = |n: &Node<'_>| is_collective(functionalised::called(n).unwrap_or(&n.target));
+    for node in program.graph_module.graph.nodes.iter().filter(|n| target(n)) {
         let Some(group) = group_name(node) else { continue };
         let cells = options.groups.get(group);
         let members = cells.map_or(Members::World, |c| Members::Cells(c.clone()));

@@ -1,145 +1,230 @@
-//! In-place ops, as their functional counterparts.
+//! Ops that write their operands, as functional ones.
 //!
-//! PyTorch's export may leave ops such as `add_` and `copy_` in a program. The functional rule of the op
-//! gives the new value; every name of the written tensor stands for it from then on. A tensor that is a
-//! view is written back into its base, which becomes a new base. Writing an input makes an output that
-//! mutates it.
+//! PyTorch's export may leave ops such as `add_`, `copy_` and `mm.out` in a program. What an op writes is known from
+//! its schema ([`crate::effects`]); the rule of its functional counterpart gives the new contents, and without a rule
+//! an opaque op does, whose results are its own and then the new contents of what it writes. Every name of a written
+//! tensor stands for the new contents from then on, and every other view of the memory is taken again from it. A
+//! tensor that is a view is written back into its base, which becomes a new base. Writing an input makes an output
+//! that mutates it.
 //!
-//! Not covered, and refused by name: a base whose other views are read later, and views that do not show
-//! which elements of the base they are (expansions, reshapes that regroup elements).
+//! Not covered, and refused by name: views that do not show which elements of the base they are (expansions), and
+//! memory that is shared in a way that the program does not show, where it is read later.
+
+use std::collections::HashSet;
 
 use symmc_ir::entity::Entity;
-use symmc_ir::{Def, Dim, Emit, InputKind, NodeId, Op, Type, ValueId};
+use symmc_ir::{Def, Emit, InputKind, NodeId, Op, Type, ValueId};
 
 use crate::call::Call;
+use crate::effects::{self, Writes};
 use crate::lower::{Lowered, Stop};
-use crate::ops::Rule;
-use crate::schema::{Argument, Graph};
-use crate::scope::tensor_names;
+use crate::ops;
+use crate::scope::{Binding, tensor_names};
+use crate::sharing::{Sharing, sharing};
 
-/// Whether a target names an op that writes an operand (`aten.add_.Tensor`, `aten.add.out`).
-pub(crate) fn is_in_place(target: &str) -> bool {
-    let mut parts = target.rsplit('.');
-    let overload = parts.next().unwrap_or(target);
-    let op = parts.next().unwrap_or(target);
-    (op.ends_with('_') && !op.ends_with("__")) || overload == "out" || overload.ends_with("_out")
+/// What helps where an op that writes cannot be lowered.
+pub(crate) const ADVICE: &str = "after `run_decompositions()` no op of the program writes its operands";
+
+fn refused<T>(why: &str) -> Lowered<T> {
+    Err(Stop::Broken(format!("{why}; {ADVICE}")))
 }
 
-/// Whether a graph, or one that it wraps, has in-place ops.
-pub(crate) fn occurs_in(graph: &Graph<'_>) -> bool {
-    graph.nodes.iter().any(|n| {
-        let inner = n.inputs.iter().any(|i| matches!(&i.arg, Argument::Graph(g) if occurs_in(g)));
-        inner || is_in_place(&n.target)
-    })
-}
-
-/// The ops of `aten` and its like whose result is their operand, or a view of it.
-const ALIASING: [&str; 46] = [
-    "_reshape_alias",
-    "adjoint",
-    "alias",
-    "broadcast_to",
-    "chunk",
-    "contiguous",
-    "detach",
-    "dropout",
-    "expand",
-    "expand_as",
-    "feature_dropout",
-    "flatten",
-    "lift",
-    "lift_fresh",
-    "mT",
-    "moveaxis",
-    "movedim",
-    "narrow",
-    "numpy_T",
-    "permute",
-    "positive",
-    "ravel",
-    "reshape",
-    "reshape_as",
-    "select",
-    "slice",
-    "split",
-    "split_with_sizes",
-    "squeeze",
-    "swapaxes",
-    "swapdims",
-    "t",
-    "tensor_split",
-    "to",
-    "transpose",
-    "type_as",
-    "unbind",
-    "unflatten",
-    "unsafe_chunk",
-    "unsafe_split",
-    "unsqueeze",
-    "view",
-    "view_as",
-    "wait_tensor",
-    "_unsafe_view",
-    "device_put",
-];
-
-/// In a program with in-place ops: the result of an op that PyTorch gives memory of its own, as a copy if
-/// its rule left it in the memory of an operand.
+/// In a program with ops that write: the result of an op that PyTorch gives memory of its own, as a copy if its rule
+/// left it in the memory of an operand.
 pub(crate) fn separate(c: &mut Call<'_, '_>, value: ValueId) -> Lowered<ValueId> {
-    let (base, chain) = base_of(c, value);
+    let (base, _) = base_of(c, value);
     if !c.is_older(base) {
         return Ok(value);
     }
-    let op = c.node.target.split('.').rev().nth(1).unwrap_or("");
-    let aliases = ALIASING.contains(&op) && (op != "contiguous" || chain.is_empty());
-    if aliases { Ok(value) } else { c.emit("copy", Op::Copy, &[value]) }
+    let how = sharing(c);
+    if how == Sharing::Shared {
+        return Ok(value);
+    }
+    let copy = c.emit("copy", Op::Copy, &[value])?;
+    if how == Sharing::Unknown {
+        c.lowering.entangled.push((copy, base));
+    }
+    Ok(copy)
 }
 
-/// Lowers a call of an in-place op by the rule of its functional counterpart.
-pub(crate) fn lower(c: &mut Call<'_, '_>, rule: Rule) -> Lowered {
-    let written = c.at(0).map(tensor_names).unwrap_or_default();
-    let old = written.iter().map(|n| c.lowering.scope.value(n)).collect::<Result<Vec<_>, _>>();
-    let old = old.map_err(Stop::Broken)?;
-    rule(c)?;
-    for (i, (name, old)) in written.into_iter().zip(old).enumerate() {
-        let Some(new) = c.result(i) else {
-            return Err(Stop::Broken(format!("expected a result for `{name}`, found none")));
-        };
-        if new == old {
-            continue;
+/// Lowers a call of an op that writes.
+pub(crate) fn lower(c: &mut Call<'_, '_>, writes: &Writes) -> Lowered {
+    let written = flat_names(c, &writes.arguments);
+    let rule = match &writes.functional {
+        Some(target) => ops::find(target),
+        None => ops::find_writing(&c.node.target),
+    };
+    c.wants_all = true;
+    let ruled = match rule {
+        Some(rule) => rule(c),
+        None => Err(Stop::Opaque("no rule for it".into())),
+    };
+    let new = match ruled {
+        Ok(()) => c.take_results(),
+        Err(Stop::Opaque(why)) => opaque(c, writes, &written, &why)?,
+        Err(other) => return Err(other),
+    };
+    let own = own_results(c, writes);
+    for (i, name) in written.iter().enumerate() {
+        match new.get(own + i).copied().flatten() {
+            Some(new) => assign(c, name, new)?,
+            None => abandon(c, name)?,
         }
-        let new = c.cast(new, c.dtype(old))?;
-        let new = separate(c, new)?;
-        if c.ty(new).shape != c.ty(old).shape {
-            let (expected, found) = (c.shape(old), c.shape(new));
-            return Err(Stop::Broken(format!("expected {expected:?} to be written, found {found:?}")));
+    }
+    if own > 0 {
+        for (i, value) in new.into_iter().take(own).enumerate() {
+            if let Some(value) = value {
+                c.set(i, value);
+            }
         }
-        let new = write(c, name, old, new)?;
-        c.set(i, new);
+        return Ok(());
+    }
+    let returned = flat_names(c, writes.returned.as_ref().unwrap_or(&writes.arguments));
+    for (i, name) in returned.into_iter().take(c.result_names().len()).enumerate() {
+        let value = c.lowering.scope.value(name).map_err(Stop::Broken)?;
+        c.set(i, value);
     }
     Ok(())
 }
 
-/// Makes `new` the value of everything that shares memory with `old`; returns what `old`'s names stand for.
-fn write(c: &mut Call<'_, '_>, name: &str, old: ValueId, new: ValueId) -> Lowered<ValueId> {
-    let (base, chain) = base_of(c, old);
-    if base.index() < c.lowering.scope.first_value {
-        return Err(Stop::Broken(format!("it writes `{name}`, which belongs to the graph around this one")));
+/// How many of the results that the program names are not written arguments.
+fn own_results(c: &Call<'_, '_>, writes: &Writes) -> usize {
+    if writes.own > 0 { c.result_names().len() } else { 0 }
+}
+
+/// The names of the tensors in these arguments; absent ones have none.
+fn flat_names<'p>(c: &Call<'_, 'p>, arguments: &[String]) -> Vec<&'p str> {
+    arguments.iter().filter_map(|a| c.get(a)).flat_map(tensor_names).collect()
+}
+
+/// An opaque op for one that writes: its results and the new contents of what it writes.
+fn opaque(
+    c: &mut Call<'_, '_>,
+    writes: &Writes,
+    written: &[&str],
+    why: &str,
+) -> Lowered<Vec<Option<ValueId>>> {
+    if effects::draws(c.node) {
+        return Err(Stop::Broken(ops::DRAWS.into()));
     }
-    for (other, value) in c.lowering.scope.tensors() {
-        let same = value == old || value == base;
-        if !same && c.lowering.scope.is_read_later(other) && base_of(c, value).0 == base {
-            return Err(Stop::Broken(format!(
-                "it writes `{name}`, which shares memory with `{other}`, and that is read later"
-            )));
+    let mut types = Vec::new();
+    for i in 0..own_results(c, writes) {
+        types.push(c.declared(i)?);
+    }
+    for name in written {
+        let old = c.lowering.scope.value(name).map_err(Stop::Broken)?;
+        types.push(c.ty(old).clone());
+    }
+    let values = c.lowering.opaque_op(c.node, why, types)?;
+    Ok(values.into_iter().map(Some).collect())
+}
+
+/// Makes `new` the contents of a name and of everything that shares memory with it.
+fn assign(c: &mut Call<'_, '_>, name: &str, new: ValueId) -> Lowered {
+    let old = c.lowering.scope.value(name).map_err(Stop::Broken)?;
+    if new == old {
+        return Ok(());
+    }
+    let new = c.cast(new, c.dtype(old))?;
+    let (base, _) = base_of(c, new);
+    let new = if c.is_older(base) { c.emit("copy", Op::Copy, &[new])? } else { new };
+    if c.ty(new).shape != c.ty(old).shape {
+        let (expected, found) = (c.lowering.show(c.ty(old)), c.lowering.show(c.ty(new)));
+        return refused(&format!("expected {expected} to be written to `{name}`, found {found}"));
+    }
+    write(c, name, old, new)
+}
+
+/// Leaves a name and everything that shares memory with it without contents.
+fn abandon(c: &mut Call<'_, '_>, name: &str) -> Lowered {
+    let old = c.lowering.scope.value(name).map_err(Stop::Broken)?;
+    let (base, _) = base_of(c, old);
+    if c.is_older(base) && base.index() < c.lowering.scope.first_value {
+        return refused(&format!("it writes `{name}`, which belongs to the graph around this one"));
+    }
+    let why = format!("memory that node `{}` leaves with contents that nothing defines", c.node.name());
+    let names: Vec<_> = c.lowering.scope.tensors();
+    for (other, value) in names {
+        if base_of(c, value).0 == base {
+            c.lowering.scope.rebind(other, Binding::Nothing(why.clone()));
         }
     }
+    Ok(())
+}
+
+/// Makes `new` the value of everything that shares memory with `old`.
+fn write(c: &mut Call<'_, '_>, name: &str, old: ValueId, new: ValueId) -> Lowered {
+    let (base, chain) = base_of(c, old);
+    if base.index() < c.lowering.scope.first_value {
+        return refused(&format!("it writes `{name}`, which belongs to the graph around this one"));
+    }
+    if let Some(other) = entangled_reader(c, base) {
+        return refused(&format!("it writes `{name}`, which may share memory with {other}"));
+    }
     let new_base = write_back(c, name, &chain, new)?;
+    let mut views: Vec<ValueId> = Vec::new();
+    for (other, value) in c.lowering.scope.tensors() {
+        let alive = value == old || c.lowering.scope.is_read_later(other);
+        if value != base && alive && !views.contains(&value) && base_of(c, value).0 == base {
+            views.push(value);
+        }
+    }
+    for view in views {
+        let (_, chain) = base_of(c, view);
+        let again = replay(c, &chain, new_base)?;
+        c.lowering.scope.replace(view, again);
+    }
     c.lowering.scope.replace(base, new_base);
-    let view = replay(c, &chain, new_base, new)?;
-    c.lowering.scope.replace(old, view);
-    record_input(c, name, base, new_base)?;
-    Ok(view)
+    record_input(c, name, base, new_base)
+}
+
+/// The bases of memory that a base may share, itself among them.
+fn entangled(c: &Call<'_, '_>, base: ValueId) -> HashSet<ValueId> {
+    let mut all = HashSet::from([base]);
+    let pairs: Vec<(ValueId, ValueId)> =
+        c.lowering.entangled.iter().map(|&(a, b)| (base_of(c, a).0, base_of(c, b).0)).collect();
+    loop {
+        let before = all.len();
+        for (a, b) in &pairs {
+            if all.contains(a) || all.contains(b) {
+                all.extend([*a, *b]);
+            }
+        }
+        if all.len() == before {
+            return all;
+        }
+    }
+}
+
+/// Who reads, after this node, memory that may be that of `base` although the program does not show it.
+fn entangled_reader(c: &Call<'_, '_>, base: ValueId) -> Option<String> {
+    if c.lowering.entangled.is_empty() {
+        return None;
+    }
+    let mut all = entangled(c, base);
+    all.remove(&base);
+    reader(c, &all)
+}
+
+/// Who reads memory after this node: a later node or output, or the caller, whose input it is.
+fn reader(c: &Call<'_, '_>, bases: &HashSet<ValueId>) -> Option<String> {
+    for (name, value) in c.lowering.scope.tensors() {
+        if bases.contains(&base_of(c, value).0) && c.lowering.scope.is_read_later(name) {
+            return Some(format!("`{name}`, which is read later"));
+        }
+    }
+    let graph = c.lowering.builder.graph();
+    let input = bases.iter().find(|b| {
+        matches!(graph.values[**b].def, Def::Input(_))
+            || c.lowering.written.values().any(|w| w == *b)
+            || b.index() < c.lowering.scope.first_value
+    });
+    input.map(|i| format!("the input `{}`", graph.values[*i].name))
+}
+
+/// Who would see it if a node wrote this operand: the first of them.
+pub(crate) fn would_notice(c: &Call<'_, '_>, operand: ValueId) -> Option<String> {
+    reader(c, &entangled(c, base_of(c, operand).0))
 }
 
 /// The base of a value, and the view nodes that lead from it to the value.
@@ -176,27 +261,19 @@ fn write_back(c: &mut Call<'_, '_>, name: &str, chain: &[NodeId], new: ValueId) 
                 let index = c.positions(start, *step, len)?;
                 c.emit("index_put", Op::IndexPut { axis: *axis, accumulate: false }, &[x, new, index])?
             }
-            Op::Reshape if same_but_ones(&c.shape(x), &c.shape(new)) => c.reshape(new, c.shape(x))?,
+            Op::Reshape => c.reshape(new, c.shape(x))?,
             _ => {
-                return Err(Stop::Broken(format!(
+                return refused(&format!(
                     "it writes `{name}`, a view that does not show which elements of its base it is"
-                )));
+                ));
             }
         };
     }
     Ok(new)
 }
 
-fn same_but_ones(a: &[Dim], b: &[Dim]) -> bool {
-    let long = |d: &&Dim| d.as_const() != Some(1);
-    a.iter().filter(long).eq(b.iter().filter(long))
-}
-
-/// The view that `chain` describes, of another base; `new` itself if there is no chain.
-fn replay(c: &mut Call<'_, '_>, chain: &[NodeId], base: ValueId, new: ValueId) -> Lowered<ValueId> {
-    if chain.is_empty() {
-        return Ok(new);
-    }
+/// The view that `chain` describes, of another base.
+fn replay(c: &mut Call<'_, '_>, chain: &[NodeId], base: ValueId) -> Lowered<ValueId> {
     let mut at = base;
     for &id in chain {
         let graph = c.lowering.builder.graph();

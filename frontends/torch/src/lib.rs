@@ -13,9 +13,12 @@
 //!   [`ImportOptions::ranks`] gives it otherwise; it stays open if neither does.
 //! - **Types.** Implicit conversions become casts, and every result is held against the type that the
 //!   program declares for it.
-//! - **In-place ops** become functional ones; writing an input becomes an output that mutates it.
+//! - **Ops that write** become functional ones; writing an input becomes an output that mutates it. What an op writes
+//!   is known from PyTorch's schemas, from [`ImportOptions::schemas`], or from the program, if it says that it is
+//!   functional; an op of which nothing tells is refused where it could matter. Ops that draw random numbers are
+//!   refused.
 //! - **Assertions** that can be decided are checked; all vanish.
-//! - **Unknown ops** become opaque, with a note.
+//! - **Unknown ops** that write nothing become opaque, with a note.
 //!
 //! An archive is untrusted data: no input makes an import panic, pickles are refused by name, and what is
 //! unpacked is bounded by the size of the file. Sample inputs and traces are not read.
@@ -23,9 +26,12 @@
 mod archive;
 mod argument;
 mod call;
+mod declared;
 mod dtype;
+mod effects;
 mod emit;
 mod error;
+mod functionalised;
 pub mod fuzz;
 mod groups;
 mod inline;
@@ -34,6 +40,7 @@ mod lower;
 mod ops;
 mod schema;
 mod scope;
+mod sharing;
 mod signature;
 mod stored;
 mod symbols;
@@ -47,6 +54,7 @@ use symmc_ir::{Builder, Graph, Tensor};
 pub use error::ImportError;
 
 use archive::Archive;
+use effects::Effects;
 use lower::Lowering;
 use schema::{Program, VersionOnly};
 use signature::Stores;
@@ -65,11 +73,20 @@ pub struct ImportOptions {
     pub groups: IndexMap<String, Vec<Vec<u32>>>,
     /// The upper bound of symbols to which the program gives none.
     pub max_extent: i64,
+    /// Schemas of custom ops in PyTorch's notation, as far as the program does not tell what they write:
+    /// `mylib::f(Tensor x, Tensor(a!) out) -> ()`.
+    pub schemas: Vec<String>,
 }
 
 impl Default for ImportOptions {
     fn default() -> Self {
-        ImportOptions { name: "model".into(), ranks: None, groups: IndexMap::new(), max_extent: 1 << 20 }
+        ImportOptions {
+            name: "model".into(),
+            ranks: None,
+            groups: IndexMap::new(),
+            max_extent: 1 << 20,
+            schemas: Vec::new(),
+        }
     }
 }
 
@@ -143,7 +160,9 @@ fn convert(
     let symbols = Symbols::new(&signature::sizes(program), &range, options.max_extent, &mut notes)?;
     let mut builder = Builder::new(options.name.clone(), ranks.ranks);
     builder.graph_mut().symbols = symbols.table.clone();
-    let mut lowering = Lowering::new(builder, &program.graph_module.graph, symbols);
+    let effects = Effects::new(&options.schemas, &program.verifiers)?;
+    effects.all_used(&program.graph_module.graph)?;
+    let mut lowering = Lowering::new(builder, &program.graph_module.graph, symbols, effects);
     lowering.notes = notes;
     for (name, members) in ranks.groups {
         let id = lowering.builder.group(&name, members);

@@ -13,7 +13,9 @@ use symmc_ir::{Builder, Dim, GroupId, InputId, Op, Tensor, Type, ValueId};
 
 use crate::call::Call;
 use crate::dtype;
+use crate::effects::{self, Effect, Effects};
 use crate::error::ImportError;
+use crate::functionalised;
 use crate::inline;
 use crate::inplace;
 use crate::ops;
@@ -59,15 +61,24 @@ pub(crate) struct Lowering<'p> {
     pub buffers: Vec<String>,
     /// Inputs that in-place ops wrote, with their current values.
     pub written: IndexMap<InputId, ValueId>,
-    /// Whether the program has in-place ops; copies matter then.
+    /// Whether the program has ops that write; copies matter then.
     pub in_place: bool,
+    /// What tells what ops write.
+    pub effects: Effects,
+    /// Pairs of values that may share memory although the graph does not show it.
+    pub entangled: Vec<(ValueId, ValueId)>,
     /// Opaque ops with why and how often.
     opaque: IndexMap<String, (String, usize)>,
     pub notes: Vec<String>,
 }
 
 impl<'p> Lowering<'p> {
-    pub fn new(builder: Builder, graph: &'p schema::Graph<'p>, symbols: Symbols<'p>) -> Self {
+    pub fn new(
+        builder: Builder,
+        graph: &'p schema::Graph<'p>,
+        symbols: Symbols<'p>,
+        effects: Effects,
+    ) -> Self {
         Lowering {
             builder,
             scope: Scope::new(graph, String::new(), 0),
@@ -76,7 +87,9 @@ impl<'p> Lowering<'p> {
             weights: IndexMap::new(),
             buffers: Vec::new(),
             written: IndexMap::new(),
-            in_place: inplace::occurs_in(graph),
+            in_place: effects.writes_in(graph),
+            effects,
+            entangled: Vec::new(),
             opaque: IndexMap::new(),
             notes: Vec::new(),
         }
@@ -123,48 +136,24 @@ impl<'p> Lowering<'p> {
             op: node.target.to_string(),
             message,
         };
+        let effect = self.effects.of(node);
         let mut call = Call::new(self, node);
-        let lowered = if let Some(rule) = ops::find(&node.target) {
-            rule(&mut call).and_then(|()| call.separate_results())
-        } else if inplace::is_in_place(&node.target) {
-            match ops::find_functional(&node.target) {
-                Some(rule) => inplace::lower(&mut call, rule),
-                None => Err(Stop::Broken("it writes its operand, and there is no rule for it".into())),
-            }
-        } else if let Some(graph) = inline::body(node) {
-            inline::lower(&mut call, graph)
-        } else {
-            Err(Stop::Opaque("no rule for it".into()))
+        let lowered = lowered(&mut call, &effect).and_then(|()| call.finish());
+        let lowered = match lowered {
+            Err(Stop::Opaque(why)) => self.opaque(node, &effect, &why),
+            other => other,
         };
-        let lowered = lowered.and_then(|()| call.finish());
         match lowered {
             Ok(()) => Ok(()),
             Err(Stop::Error(e)) => Err(e),
-            Err(Stop::Broken(message)) => Err(error(message)),
-            Err(Stop::Opaque(why)) if inplace::is_in_place(&node.target) => {
-                Err(error(format!("it writes its operand and cannot be opaque: {why}")))
-            }
-            Err(Stop::Opaque(why)) => match self.opaque(node, &why) {
-                Ok(()) => Ok(()),
-                Err(Stop::Error(e)) => Err(e),
-                Err(Stop::Broken(message) | Stop::Opaque(message)) => Err(error(message)),
-            },
+            Err(Stop::Broken(message) | Stop::Opaque(message)) => Err(error(message)),
         }
     }
 
-    /// Represents a node as an opaque op with its declared results.
-    fn opaque(&mut self, node: &'p Node<'p>, why: &str) -> Lowered {
-        let target = node.target.strip_prefix("torch.ops.").unwrap_or(&node.target).to_string();
-        let mut operands = Vec::new();
-        let mut attributes = Vec::new();
-        for input in &node.inputs {
-            let names = tensor_names(&input.arg);
-            for name in &names {
-                operands.push(self.scope.value(name).map_err(Stop::Broken)?);
-            }
-            if names.is_empty() && !matches!(&input.arg, Argument::None | Argument::Other(_)) {
-                attributes.push(format!("{}={}", &*input.name, input.arg));
-            }
+    /// Represents a node that writes nothing as an opaque op with its declared results.
+    fn opaque(&mut self, node: &'p Node<'p>, effect: &Effect, why: &str) -> Lowered {
+        if let Some(refusal) = self.unrepresented(node, effect) {
+            return Err(Stop::Broken(refusal));
         }
         let tensors: Vec<&'p str> = node
             .results()
@@ -172,21 +161,82 @@ impl<'p> Lowering<'p> {
             .flatten()
             .filter(|n| self.scope.graph.tensor_values.contains_key(*n))
             .collect();
-        self.opaque.entry(target.clone()).or_insert((why.to_string(), 0)).1 += 1;
-        if tensors.is_empty() {
-            // Without a tensor result nothing in a functional graph depends on it; integer results have
-            // their expressions in the program.
-            return Ok(());
-        }
         let types = tensors.iter().map(|n| self.declared(n)).collect::<Result<Vec<_>, _>>()?;
-        let op = Op::Opaque { name: target, attributes: attributes.join(", ") };
-        let label = format!("{}{}.opaque", self.scope.prefix, node.name());
-        let results = self.builder.node_as(&label, op, &operands, types)?;
+        let results = self.opaque_op(node, why, types)?;
+        if self.in_place && effects::is_view(&node.target) {
+            let operand = node.inputs.iter().flat_map(|i| tensor_names(&i.arg)).next();
+            if let Some(operand) = operand {
+                let operand = self.scope.value(operand).map_err(Stop::Broken)?;
+                self.entangled.extend(results.iter().map(|&r| (r, operand)));
+            }
+        }
         for (name, value) in tensors.into_iter().zip(results) {
             self.builder.graph_mut().values[value].name = format!("{}{name}", self.scope.prefix);
             self.scope.bind(name, Binding::Value(value)).map_err(Stop::Broken)?;
         }
         Ok(())
+    }
+
+    /// Why an opaque op would not do all that a node does.
+    fn unrepresented(&mut self, node: &'p Node<'p>, effect: &Effect) -> Option<String> {
+        let advice = inplace::ADVICE;
+        match effect {
+            Effect::Pure => None,
+            Effect::Writes(_) => Some(format!("it writes its operand; {advice}")),
+            Effect::Resizes => {
+                Some(format!("it changes the shape or the storage of its operand in place; {advice}"))
+            }
+            Effect::Draws => Some(ops::DRAWS.into()),
+            Effect::Outside => {
+                Some("it has an effect besides its results, which a program cannot have".into())
+            }
+            Effect::Unclear => {
+                Some(format!("it writes its operand by its name, and there is no rule for it; {advice}"))
+            }
+            Effect::Unknown => {
+                let call = Call::new(self, node);
+                let operands = call.node.inputs.iter().flat_map(|i| tensor_names(&i.arg));
+                let noticed = operands
+                    .filter_map(|n| call.lowering.scope.value(n).ok())
+                    .find_map(|v| inplace::would_notice(&call, v));
+                let what = match (node.results().is_empty(), noticed) {
+                    (true, _) => "it gives no result, so it must have an effect".into(),
+                    (false, Some(who)) => format!("it may write {who}"),
+                    (false, None) => return None,
+                };
+                Some(format!(
+                    "{what}: the program does not tell what this op writes, and neither does a declared schema \
+                     (such as {}, with Tensor(a!) for what it writes); {advice}",
+                    example(node)
+                ))
+            }
+        }
+    }
+
+    /// Adds an opaque op for a node, with results of these types.
+    pub fn opaque_op(&mut self, node: &'p Node<'p>, why: &str, types: Vec<Type>) -> Lowered<Vec<ValueId>> {
+        let target = functionalised::called(node).unwrap_or(&node.target);
+        let target = effects::bare(target).to_string();
+        let mut operands = Vec::new();
+        let mut attributes = Vec::new();
+        for input in &node.inputs {
+            let names = tensor_names(&input.arg);
+            for name in &names {
+                operands.push(self.scope.value(name).map_err(Stop::Broken)?);
+            }
+            let silent = matches!(&input.arg, Argument::None | Argument::Operator(_) | Argument::Other(_));
+            if names.is_empty() && !silent {
+                attributes.push(format!("{}={}", &*input.name, input.arg));
+            }
+        }
+        self.opaque.entry(target.clone()).or_insert((why.to_string(), 0)).1 += 1;
+        if types.is_empty() {
+            // Without a tensor result nothing depends on it; integer results have their expressions in the program.
+            return Ok(Vec::new());
+        }
+        let op = Op::Opaque { name: target, attributes: attributes.join(", ") };
+        let label = format!("{}{}.opaque", self.scope.prefix, node.name());
+        Ok(self.builder.node_as(&label, op, &operands, types)?)
     }
 
     /// Holds a value against the type declared for a name.
@@ -221,4 +271,48 @@ impl<'p> Lowering<'p> {
         let dims: Vec<String> = ty.shape.iter().map(|d| d.display(&self.symbols.table).to_string()).collect();
         format!("{}[{}]", ty.dtype, dims.join(", "))
     }
+}
+
+/// Lowers a node by what is known of its target.
+fn lowered(call: &mut Call<'_, '_>, effect: &Effect) -> Lowered {
+    if let Some(op) = functionalised::called(call.node) {
+        return functionalised::lower(call, op);
+    }
+    if let Some(graph) = inline::body(call.node) {
+        return inline::lower(call, graph);
+    }
+    match effect {
+        Effect::Writes(writes) => inplace::lower(call, writes),
+        Effect::Resizes | Effect::Unclear => Err(Stop::Opaque("no rule for it".into())),
+        _ => match ops::find(&call.node.target) {
+            Some(rule) => rule(call).and_then(|()| call.separate_results()),
+            None => Err(Stop::Opaque("no rule for it".into())),
+        },
+    }
+}
+
+/// What the schema of a node's op may be, if it is pure.
+fn example(node: &Node<'_>) -> String {
+    let target = effects::bare(&node.target);
+    let (op, overload) = target.rsplit_once('.').unwrap_or((target, ""));
+    let overload = if matches!(overload, "default" | "") { String::new() } else { format!(".{overload}") };
+    let ty = |arg: &Argument<'_>| match arg {
+        Argument::Tensor(_) => "Tensor",
+        Argument::Tensors(_) => "Tensor[]",
+        Argument::OptionalTensors(_) => "Tensor?[]",
+        Argument::Int(_) | Argument::SymInt(_) => "int",
+        Argument::Ints(_) | Argument::SymInts(_) => "int[]",
+        Argument::Float(_) | Argument::SymFloat(_) => "float",
+        Argument::Floats(_) => "float[]",
+        Argument::Bool(_) | Argument::SymBool(_) => "bool",
+        Argument::String(_) => "str",
+        _ => "Any",
+    };
+    let arguments: Vec<String> = node.inputs.iter().map(|i| format!("{} {}", ty(&i.arg), &*i.name)).collect();
+    let results: Vec<&str> = node.outputs.iter().map(ty).collect();
+    let results = match results.as_slice() {
+        [one] => one.to_string(),
+        many => format!("({})", many.join(", ")),
+    };
+    format!("`{}{overload}({}) -> {results}`", op.replacen('.', "::", 1), arguments.join(", "))
 }

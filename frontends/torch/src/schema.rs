@@ -92,6 +92,9 @@ pub(crate) struct Program<'a> {
     #[serde(borrow, default)]
     pub range_constraints: IndexMap<Str<'a>, Range>,
     pub schema_version: SchemaVersion,
+    /// What the program was verified as: `TRAINING`, or `ATEN`, in which no op writes its operands.
+    #[serde(borrow, default)]
+    pub verifiers: Vec<Str<'a>>,
 }
 
 /// The version alone, for programs of another schema.
@@ -189,6 +192,9 @@ pub(crate) struct ValueMeta<'a> {
     pub dtype: u32,
     #[serde(borrow)]
     pub sizes: Vec<SymInt<'a>>,
+    /// In elements; absent in programs that were not traced by PyTorch.
+    #[serde(borrow, default)]
+    pub strides: Vec<SymInt<'a>>,
     #[serde(default = "strided")]
     pub layout: u32,
 }

@@ -86,6 +86,11 @@ impl<'p> Scope<'p> {
         }
     }
 
+    /// Lets a name stand for something else from now on.
+    pub fn rebind(&mut self, name: &'p str, binding: Binding) {
+        self.values.insert(name, binding);
+    }
+
     /// All names that stand for tensors, sorted.
     pub fn tensors(&self) -> Vec<(&'p str, ValueId)> {
         let value = |b: &Binding| match b {

@@ -139,7 +139,7 @@ fn glu(c: &mut Call<'_, '_>) -> Lowered {
 
 fn dropout(c: &mut Call<'_, '_>) -> Lowered {
     if c.bool_or("train", true)? && c.float_or("p", 0.5)? != 0.0 {
-        return Err(Stop::Opaque("it draws random numbers".into()));
+        return Err(Stop::Broken(super::DRAWS.into()));
     }
     identity(c)
 }

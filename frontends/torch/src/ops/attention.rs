@@ -24,7 +24,7 @@ pub(super) const ROWS: &[Row] = &[
 fn attention(c: &mut Call<'_, '_>, mask: Option<&str>) -> Lowered {
     c.only(1)?;
     if c.float_or("dropout_p", 0.0)? != 0.0 {
-        return Err(Stop::Opaque("it draws random numbers".into()));
+        return Err(Stop::Broken(super::DRAWS.into()));
     }
     let (q, k, v) = (c.tensor("query")?, c.tensor("key")?, c.tensor("value")?);
     let mask = mask.map(|name| c.opt_tensor(name)).transpose()?.flatten();

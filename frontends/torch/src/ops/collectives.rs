@@ -1,7 +1,7 @@
 //! Collectives: PyTorch's functional ones and its symmetric-memory ones, which compute the same values.
 //!
 //! `wait_tensor` vanishes: the schedule decides when to wait. A coalesced call is one collective for each
-//! of its tensors. Groups are named by strings; see [`crate::groups`] for their members.
+//! of its tensors. What a symmetric-memory op leaves in its work buffers is not defined. Groups are named by strings; see [`crate::groups`] for their members.
 
 use symmc_ir::{CollectiveKind, Dim, Emit, ReduceOp, Splits, ValueId};
 
@@ -14,13 +14,14 @@ pub(super) const ROWS: &[Row] = &[
     row("_c10d_functional.all_reduce", "all_reduce", |c| each(c, all_reduce)),
     row("_c10d_functional.all_reduce_coalesced", "all_reduce", |c| each(c, all_reduce)),
     row("_c10d_functional.all_gather_into_tensor", "all_gather", |c| each(c, all_gather)),
-    row("_c10d_functional.all_gather_into_tensor_out", "all_gather", |c| each(c, all_gather)),
     row("_c10d_functional.all_gather_into_tensor_coalesced", "all_gather", |c| each(c, all_gather)),
     row("_c10d_functional.reduce_scatter_tensor", "reduce_scatter", |c| each(c, reduce_scatter)),
     row("_c10d_functional.reduce_scatter_tensor_coalesced", "reduce_scatter", |c| each(c, reduce_scatter)),
     row("_c10d_functional.all_to_all_single", "all_to_all", |c| each(c, all_to_all)),
-    row("_c10d_functional.broadcast", "broadcast", |c| each(c, broadcast)),
+    row("_c10d_functional.broadcast", "broadcast", |c| each(c, |c, x| broadcast(c, x, "src"))),
     row("_c10d_functional.wait_tensor", "(identity)", identity),
+    row("_c10d_functional.wait_tensors", "(identity)", |c| each(c, |_, x| Ok(x))),
+    row("_c10d_functional._wrap_tensor_autograd", "(identity)", identity),
     row("_c10d_functional_autograd.all_reduce", "all_reduce", |c| each(c, all_reduce)),
     row("_c10d_functional_autograd.all_gather_into_tensor", "all_gather", |c| each(c, all_gather)),
     row("_c10d_functional_autograd.reduce_scatter_tensor", "reduce_scatter", |c| each(c, reduce_scatter)),
@@ -28,16 +29,89 @@ pub(super) const ROWS: &[Row] = &[
     row("_dtensor.shard_dim_alltoall", "reshape, permute, all_to_all", |c| each(c, shard_another_axis)),
     row("symm_mem.one_shot_all_reduce", "all_reduce", |c| each(c, all_reduce)),
     row("symm_mem.multimem_one_shot_all_reduce", "all_reduce", |c| each(c, all_reduce)),
-    row("symm_mem.two_shot_all_reduce", "all_reduce", |c| each(c, all_reduce)),
-    row("symm_mem.multimem_all_reduce", "all_reduce", |c| each(c, all_reduce)),
     row("symm_mem._low_contention_all_gather", "all_gather", |c| each(c, all_gather)),
+    row("symm_mem._low_contention_all_gather_ce_multicast", "all_gather", |c| each(c, all_gather)),
     row("symm_mem._low_contention_reduce_scatter", "reduce_scatter", |c| each(c, reduce_scatter)),
+    row("symm_mem.fused_all_gather_matmul", "all_gather, matmul", gather_products),
+    row("symm_mem.fused_matmul_reduce_scatter", "matmul, reduce_scatter", |c| {
+        let (a, b) = (c.tensor("A")?, c.tensor("B")?);
+        let y = c.product(a, b)?;
+        let axis = c.axis("scatter_dim", c.rank(y))?;
+        let y = along(c, y, axis, reduce_scatter)?;
+        c.done(y)
+    }),
 ];
+
+/// Ops that write and have no functional counterpart: their results are the new contents of what they write, in the
+/// order of their schemas, after results of their own. Contents that nothing defines are left out.
+pub(super) const WRITING: &[Row] = &[
+    row("symm_mem.two_shot_all_reduce_", "all_reduce", |c| each(c, all_reduce)),
+    row("symm_mem.multimem_all_reduce_", "all_reduce", |c| each(c, all_reduce)),
+    row("symm_mem.multimem_all_gather_out", "all_gather", |c| each(c, all_gather)),
+    row("symm_mem.nvshmem_all_to_all", "all_to_all", |c| each(c, all_to_all)),
+    row("symm_mem.nvshmem_broadcast", "broadcast", |c| each(c, |c, x| broadcast(c, x, "root"))),
+    // The operand is reduced where it lies, in parts.
+    row("symm_mem.two_shot_all_reduce_out", "all_reduce", |c| {
+        let x = c.first()?;
+        let y = all_reduce(c, x)?;
+        c.set(1, y);
+        Ok(())
+    }),
+    row("symm_mem.reduce_scatter_out", "reduce_scatter", |c| {
+        let x = c.first()?;
+        let axis = if c.bool_or("split_last_dim", false)? { c.rank(x).saturating_sub(1) } else { 0 };
+        let y = along(c, x, axis, reduce_scatter)?;
+        c.set(1, y);
+        Ok(())
+    }),
+    // The symmetric buffer takes a copy of the operand, of which only the sum is promised.
+    row("symm_mem.one_shot_all_reduce_copy", "all_reduce", local_input),
+    row("symm_mem.one_shot_all_reduce_copy_out", "all_reduce", local_input),
+];
+
+fn local_input(c: &mut Call<'_, '_>) -> Lowered {
+    let x = c.tensor("local_input")?;
+    let y = all_reduce(c, x)?;
+    c.done(y)
+}
+
+/// A collective that works along axis 0, along another.
+fn along(
+    c: &mut Call<'_, '_>,
+    x: ValueId,
+    axis: usize,
+    collective: fn(&mut Call<'_, '_>, ValueId) -> Lowered<ValueId>,
+) -> Lowered<ValueId> {
+    if axis == 0 {
+        return collective(c, x);
+    }
+    let rank = c.rank(x);
+    let front: Vec<usize> = std::iter::once(axis).chain((0..rank).filter(|a| *a != axis)).collect();
+    let back: Vec<usize> = (1..=axis).chain(std::iter::once(0)).chain(axis + 1..rank).collect();
+    let x = c.permute(x, front)?;
+    let y = collective(c, x)?;
+    c.permute(y, back)
+}
+
+/// The gathered left matrix, and its product with each of the right ones.
+fn gather_products(c: &mut Call<'_, '_>) -> Lowered {
+    let (a, bs) = (c.tensor("A")?, c.tensors("Bs")?);
+    let axis = c.axis("gather_dim", c.rank(a))?;
+    let whole = along(c, a, axis, all_gather)?;
+    if c.bool_or("return_A", true)? {
+        c.set(0, whole);
+    }
+    for (i, b) in bs.into_iter().enumerate() {
+        let y = c.product(whole, b)?;
+        c.set(i + 1, y);
+    }
+    Ok(())
+}
 
 /// The first argument is a tensor or, in coalesced calls, a list of tensors.
 fn each(c: &mut Call<'_, '_>, lower: fn(&mut Call<'_, '_>, ValueId) -> Lowered<ValueId>) -> Lowered {
-    let operands = match c.get("inputs") {
-        Some(_) => c.tensors("inputs")?,
+    let operands = match ["inputs", "tensors"].into_iter().find(|name| c.get(name).is_some()) {
+        Some(name) => c.tensors(name)?,
         None => vec![c.first()?],
     };
     for (i, x) in operands.into_iter().enumerate() {
@@ -55,8 +129,7 @@ fn reduce_op(c: &Call<'_, '_>) -> Lowered<ReduceOp> {
         Some("min") => ReduceOp::Min,
         Some("product") => ReduceOp::Prod,
         Some(other) => {
-            let known = "sum, avg, max, min or product";
-            return Err(Stop::Broken(format!("expected reduce_op {known}, found `{other}`")));
+            return Err(Stop::Opaque(format!("it combines by {other}, not sum, avg, max, min or product")));
         }
     })
 }
@@ -98,11 +171,11 @@ fn all_to_all(c: &mut Call<'_, '_>, x: ValueId) -> Lowered<ValueId> {
     c.collective(CollectiveKind::AllToAll(Splits::Even), group, x)
 }
 
-fn broadcast(c: &mut Call<'_, '_>, x: ValueId) -> Lowered<ValueId> {
+fn broadcast(c: &mut Call<'_, '_>, x: ValueId, source: &str) -> Lowered<ValueId> {
     let group = c.group()?;
-    let source = c.int("src")?;
-    let root = u32::try_from(source)
-        .map_err(|_| Stop::Broken(format!("expected a rank as `src`, found {source}")))?;
+    let root = c.int(source)?;
+    let root = u32::try_from(root)
+        .map_err(|_| Stop::Broken(format!("expected a rank as `{source}`, found {root}")))?;
     c.collective(CollectiveKind::Broadcast { root }, group, x)
 }
 

@@ -1,8 +1,9 @@
 //! The rules, by target. One table per theme; [`supported`] prints the tables that [`find`] searches.
 //!
 //! A row names an op (`aten.add`), which covers all its overloads, or one overload (`aten.max.dim`), which
-//! takes precedence. In-place ops (`aten.add_`) go by the row of their functional counterpart
-//! ([`crate::inplace`]). Overloads that write into an `out` argument are not covered.
+//! takes precedence. Ops that write (`aten.add_`, `aten.add.out`) go by the row of their functional counterpart
+//! ([`crate::inplace`]); those that have none have rows of their own, whose results are the new contents of what they
+//! write.
 
 mod activations;
 mod attention;
@@ -11,11 +12,12 @@ mod collectives;
 mod create;
 mod elementwise;
 mod facts;
+mod foreach;
 mod index;
 mod linear;
 mod loss;
 mod normalize;
-mod pieces;
+pub(crate) mod pieces;
 mod reduce;
 mod scatter;
 mod views;
@@ -24,6 +26,7 @@ use std::collections::HashMap;
 use std::sync::OnceLock;
 
 use crate::call::Call;
+use crate::effects::bare;
 use crate::lower::Lowered;
 
 /// Emits the nodes of one call.
@@ -42,7 +45,11 @@ pub(crate) const fn row(target: &'static str, becomes: &'static str, rule: Rule)
     Row { target, becomes, rule }
 }
 
-fn tables() -> [&'static [Row]; 15] {
+/// Why an op that draws random numbers is refused.
+pub(crate) const DRAWS: &str = "it draws random numbers, which a program cannot: export the model in evaluation mode, \
+                                or make the numbers an argument";
+
+fn tables() -> [&'static [Row]; 17] {
     [
         elementwise::ROWS,
         activations::ROWS,
@@ -58,6 +65,8 @@ fn tables() -> [&'static [Row]; 15] {
         loss::ROWS,
         backward::ROWS,
         collectives::ROWS,
+        collectives::WRITING,
+        foreach::ROWS,
         facts::ROWS,
     ]
 }
@@ -66,21 +75,14 @@ fn tables() -> [&'static [Row]; 15] {
 pub(crate) fn find(target: &str) -> Option<Rule> {
     static RULES: OnceLock<HashMap<&'static str, Rule>> = OnceLock::new();
     let rules = RULES.get_or_init(|| tables().into_iter().flatten().map(|r| (r.target, r.rule)).collect());
-    let target = target.strip_prefix("torch.ops.").unwrap_or(target);
-    if let Some(rule) = rules.get(target) {
-        return Some(*rule);
-    }
-    let (op, overload) = target.rsplit_once('.')?;
-    if overload == "out" || overload.ends_with("_out") {
-        return None;
-    }
-    rules.get(op).copied()
+    let target = bare(target);
+    rules.get(target).or_else(|| rules.get(target.rsplit_once('.')?.0)).copied()
 }
 
-/// The rule of the functional counterpart of an in-place op (`aten.add.Tensor` for `aten.add_.Tensor`).
-pub(crate) fn find_functional(target: &str) -> Option<Rule> {
-    let (op, overload) = target.rsplit_once('.')?;
-    find(&format!("{}.{overload}", op.strip_suffix('_')?))
+/// The rule of an op that writes and has no functional counterpart: its results are the new contents.
+pub(crate) fn find_writing(target: &str) -> Option<Rule> {
+    let op = bare(target).rsplit_once('.')?.0;
+    collectives::WRITING.iter().find(|r| r.target == op).map(|r| r.rule)
 }
 
 /// Every target with what it becomes, in the order of the themes.

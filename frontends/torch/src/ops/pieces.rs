@@ -275,7 +275,7 @@ fn diff(c: &mut Call<'_, '_>) -> Lowered {
 }
 
 /// `x` with the elements of an axis from `start` on replaced by `source`.
-pub(super) fn replace(
+pub(crate) fn replace(
     c: &mut Call<'_, '_>,
     x: ValueId,
     source: ValueId,

@@ -7,3 +7,4 @@ mod import;
 mod ops;
 mod programs;
 mod reference;
+mod writes;

@@ -2,7 +2,7 @@
 //!
 //! A type is `f32[2, s0, 2*s0]`. Arguments are `name=value` separated by blanks, where a value is `%x` (a tensor),
 //! `[%a,%b]`, `[%a,none]`, `3`, `[1,-1]`, `[$n,2]` (`$n` names a symbolic integer), `1.5`, `inf`, `true`,
-//! `'text'`, `:f32` (a dtype), `none`, or `<obj>` (a custom object).
+//! `'text'`, `:f32` (a dtype), `none`, `@mylib.f.default` (an op), or `<obj>` (a custom object).
 
 #![allow(dead_code)]
 
@@ -80,6 +80,9 @@ fn argument(text: &str) -> Value {
     if let Some(name) = text.strip_prefix('?') {
         return json!({"as_sym_bool": {"as_name": name}});
     }
+    if let Some(op) = text.strip_prefix('@') {
+        return json!({"as_operator": format!("torch.ops.{op}")});
+    }
     if let Some(dtype) = text.strip_prefix(':') {
         return json!({"as_scalar_type": dtype_code(dtype)});
     }
@@ -132,6 +135,8 @@ pub struct Fake {
     pub sym_bools: Map<String, Value>,
     pub ranges: Map<String, Value>,
     pub schema: (i64, i64),
+    /// What the program was verified as.
+    pub dialect: &'static str,
     pub files: Vec<(String, Vec<u8>)>,
     pub weights: Map<String, Value>,
     pub constants: Map<String, Value>,
@@ -149,6 +154,7 @@ impl Fake {
             sym_bools: Map::new(),
             ranges: Map::new(),
             schema: (8, 17),
+            dialect: "TRAINING",
             files: vec![("archive_format".into(), b"pt2".to_vec()), ("byteorder".into(), b"little".to_vec())],
             weights: Map::new(),
             constants: Map::new(),
@@ -245,6 +251,12 @@ impl Fake {
         self
     }
 
+    /// As `run_decompositions()` leaves a program: its ops write nothing.
+    pub fn functional(mut self) -> Self {
+        self.dialect = "ATEN";
+        self
+    }
+
     pub fn range(mut self, symbol: &str, min: Option<i64>, max: Option<i64>) -> Self {
         self.ranges.insert(symbol.into(), json!({"min_val": min, "max_val": max}));
         self
@@ -270,6 +282,7 @@ impl Fake {
             "opset_version": {"aten": 10},
             "range_constraints": self.ranges,
             "schema_version": {"major": self.schema.0, "minor": self.schema.1},
+            "verifiers": [self.dialect],
         })
     }
 
@@ -286,6 +299,13 @@ impl Fake {
 
     pub fn bytes(&self) -> Vec<u8> {
         zipped("some_name/", &self.entries())
+    }
+
+    /// Imports with schemas of custom ops.
+    pub fn import_with(&self, schemas: &[&str]) -> Result<Imported, ImportError> {
+        let schemas = schemas.iter().map(|s| s.to_string()).collect();
+        let options = ImportOptions { ranks: Some(1), schemas, ..ImportOptions::default() };
+        symmc_torch::import(&self.bytes(), &options)
     }
 
     pub fn import(&self) -> Result<Imported, ImportError> {

@@ -1,0 +1,229 @@
+//! Ops over lists of tensors: `_foreach_add` and its like are the op of one tensor for each element, and the fused
+//! optimisers their formula.
+
+use symmc_ir::{BinaryOp, DType, Emit, Scalar, UnaryOp, ValueId};
+
+use super::{Row, find, row};
+use crate::call::Call;
+use crate::lower::{Lowered, Stop};
+
+/// Where a rule of one tensor asks for an argument by a name that the op over lists has not.
+const RENAMED: &[(&str, &str)] = &[
+    ("other", "scalar"),
+    ("other", "scalars"),
+    ("exponent", "scalar"),
+    ("exponent", "scalars"),
+    ("min", "scalar"),
+    ("min", "scalars"),
+    ("min", "other"),
+    ("max", "scalar"),
+    ("max", "scalars"),
+    ("max", "other"),
+    ("value", "scalar"),
+    ("value", "scalars"),
+    ("end", "tensors1"),
+    ("weight", "scalars"),
+];
+
+macro_rules! rows {
+    ($($list:literal => $one:literal),* $(,)?) => {
+        pub(super) const ROWS: &[Row] = &[
+            $(row($list, concat!("as ", $one, ", for each"), |c| for_each(c, $one)),)*
+            row("aten._fused_adam", "mul, add, sqrt, div", |c| adam(c, Decay::Gradient)),
+            row("aten._fused_adamw", "mul, add, sqrt, div", |c| adam(c, Decay::Parameter)),
+            row("aten._fused_sgd", "mul, add", sgd),
+        ];
+    };
+}
+
+rows! {
+    "aten._foreach_add" => "aten.add",
+    "aten._foreach_sub" => "aten.sub",
+    "aten._foreach_mul" => "aten.mul",
+    "aten._foreach_div" => "aten.div",
+    "aten._foreach_maximum" => "aten.maximum",
+    "aten._foreach_minimum" => "aten.minimum",
+    "aten._foreach_clamp_min" => "aten.clamp_min",
+    "aten._foreach_clamp_max" => "aten.clamp_max",
+    "aten._foreach_pow" => "aten.pow",
+    "aten._foreach_addcmul" => "aten.addcmul",
+    "aten._foreach_addcdiv" => "aten.addcdiv",
+    "aten._foreach_lerp" => "aten.lerp",
+    "aten._foreach_copy" => "aten.copy",
+    "aten._foreach_zero" => "aten.zero",
+    "aten._foreach_norm" => "aten.linalg_vector_norm",
+    "aten._foreach_abs" => "aten.abs",
+    "aten._foreach_neg" => "aten.neg",
+    "aten._foreach_sign" => "aten.sign",
+    "aten._foreach_exp" => "aten.exp",
+    "aten._foreach_log" => "aten.log",
+    "aten._foreach_sqrt" => "aten.sqrt",
+    "aten._foreach_rsqrt" => "aten.rsqrt",
+    "aten._foreach_reciprocal" => "aten.reciprocal",
+    "aten._foreach_sigmoid" => "aten.sigmoid",
+    "aten._foreach_tanh" => "aten.tanh",
+    "aten._foreach_floor" => "aten.floor",
+    "aten._foreach_ceil" => "aten.ceil",
+    "aten._foreach_trunc" => "aten.trunc",
+}
+
+fn for_each(c: &mut Call<'_, '_>, one: &str) -> Lowered {
+    let count = c.tensors("self")?.len();
+    // `find` takes a target with an overload.
+    let rule = find(&format!("{one}.default")).ok_or_else(|| Stop::Opaque(format!("no rule for {one}")))?;
+    let results = c.for_each(count, RENAMED, rule)?;
+    for (i, value) in results.into_iter().enumerate() {
+        c.set(i, value);
+    }
+    Ok(())
+}
+
+/// Where weight decay goes.
+#[derive(Clone, Copy, PartialEq)]
+enum Decay {
+    /// Into the gradient.
+    Gradient,
+    /// Into the parameter alone.
+    Parameter,
+}
+
+/// The lists of a fused optimiser, all as long as that of the parameters, or empty.
+fn lists<const N: usize>(c: &Call<'_, '_>, names: [&str; N]) -> Lowered<Vec<[Option<ValueId>; N]>> {
+    let mut lists = Vec::with_capacity(N);
+    for name in names {
+        lists.push(if c.get(name).is_some() { c.tensors(name)? } else { Vec::new() });
+    }
+    let count = lists.first().map_or(0, Vec::len);
+    for (name, list) in names.iter().zip(&lists) {
+        if !list.is_empty() && list.len() != count {
+            return Err(Stop::Broken(format!("expected {count} tensors as `{name}`, found {}", list.len())));
+        }
+    }
+    Ok((0..count).map(|i| std::array::from_fn(|n| lists.get(n).and_then(|l| l.get(i)).copied())).collect())
+}
+
+/// The arguments of fused optimisers that only mixed precision uses.
+fn no_scaling(c: &Call<'_, '_>) -> Lowered {
+    for name in ["grad_scale", "found_inf"] {
+        if c.opt_tensor(name)?.is_some() {
+            return Err(Stop::Opaque(format!("it has `{name}`")));
+        }
+    }
+    Ok(())
+}
+
+/// A gradient as the optimiser sees it: negated to maximise, with the decay of the parameter where that goes into it.
+fn gradient(c: &mut Call<'_, '_>, x: ValueId, g: ValueId, decay: f64) -> Lowered<ValueId> {
+    let g = if c.bool_or("maximize", false)? { c.unary(UnaryOp::Neg, g)? } else { g };
+    if decay == 0.0 {
+        return Ok(g);
+    }
+    let d = c.with_float(BinaryOp::Mul, x, decay)?;
+    c.binary(BinaryOp::Add, g, d)
+}
+
+/// `a * x + b * y`.
+fn mix(c: &mut Call<'_, '_>, a: f64, x: ValueId, b: f64, y: ValueId) -> Lowered<ValueId> {
+    let (x, y) = (c.with_float(BinaryOp::Mul, x, a)?, c.with_float(BinaryOp::Mul, y, b)?);
+    c.binary(BinaryOp::Add, x, y)
+}
+
+/// Adam and AdamW. Results: parameters, gradients, first moments, second moments, their maxima.
+fn adam(c: &mut Call<'_, '_>, decay: Decay) -> Lowered {
+    no_scaling(c)?;
+    let names = ["self", "grads", "exp_avgs", "exp_avg_sqs", "state_steps", "max_exp_avg_sqs"];
+    let rows = lists(c, names)?;
+    let amsgrad = c.bool_or("amsgrad", false)?;
+    let (beta1, beta2) = (c.float_or("beta1", 0.9)?, c.float_or("beta2", 0.999)?);
+    let (weight_decay, eps) = (c.float_or("weight_decay", 0.0)?, c.float_or("eps", 1e-8)?);
+    let count = rows.len();
+    for (i, row) in rows.into_iter().enumerate() {
+        let [Some(x), Some(g), Some(m), Some(v), Some(step), largest] = row else {
+            return Err(Stop::Broken("expected the state of each parameter, found none".into()));
+        };
+        let dtype = c.dtype(x);
+        if [g, m, v].iter().any(|&t| c.dtype(t) != dtype) || !matches!(dtype, DType::F32 | DType::F64) {
+            return Err(Stop::Opaque("its tensors are not all of f32 or f64".into()));
+        }
+        let lr = learning_rate(c, dtype)?;
+        let mut x = x;
+        if decay == Decay::Parameter && weight_decay != 0.0 {
+            let d = c.with_float(BinaryOp::Mul, lr, weight_decay)?;
+            let d = c.binary(BinaryOp::Mul, x, d)?;
+            x = c.binary(BinaryOp::Sub, x, d)?;
+        }
+        let seen = gradient(c, x, g, if decay == Decay::Gradient { weight_decay } else { 0.0 })?;
+        let m = mix(c, beta1, m, 1.0 - beta1, seen)?;
+        let square = c.binary(BinaryOp::Mul, seen, seen)?;
+        let v = mix(c, beta2, v, 1.0 - beta2, square)?;
+        let step = c.cast(step, DType::F64)?;
+        let first = corrected(c, beta1, step)?;
+        let second = corrected(c, beta2, step)?;
+        let second = c.unary(UnaryOp::Sqrt, second)?;
+        let (first, second) = (c.cast(first, dtype)?, c.cast(second, dtype)?);
+        let mut spread = v;
+        if amsgrad {
+            let Some(largest) = largest else {
+                return Err(Stop::Broken("expected `max_exp_avg_sqs` for amsgrad, found none".into()));
+            };
+            spread = c.binary(BinaryOp::Max, largest, v)?;
+            c.set(4 * count + i, spread);
+        } else if let Some(largest) = largest {
+            c.set(4 * count + i, largest);
+        }
+        let root = c.unary(UnaryOp::Sqrt, spread)?;
+        let root = c.binary(BinaryOp::Div, root, second)?;
+        let root = c.with_float(BinaryOp::Add, root, eps)?;
+        let size = c.binary(BinaryOp::Div, lr, first)?;
+        let moved = c.binary(BinaryOp::Div, m, root)?;
+        let moved = c.binary(BinaryOp::Mul, moved, size)?;
+        let x = c.binary(BinaryOp::Sub, x, moved)?;
+        for (at, value) in [(0, x), (1, g), (2, m), (3, v)] {
+            c.set(at * count + i, value);
+        }
+    }
+    Ok(())
+}
+
+/// The learning rate, a number or a tensor, as a tensor without axes.
+fn learning_rate(c: &mut Call<'_, '_>, dtype: DType) -> Lowered<ValueId> {
+    let lr = c.operand("lr")?;
+    let lr = c.as_tensor(&lr, dtype)?;
+    c.reshape(lr, vec![])
+}
+
+/// `1 - beta ^ step`.
+fn corrected(c: &mut Call<'_, '_>, beta: f64, step: ValueId) -> Lowered<ValueId> {
+    let power = c.scalar_with(BinaryOp::Pow, Scalar::Float(symmc_ir::Float(beta)), step)?;
+    c.scalar_with(BinaryOp::Sub, Scalar::Int(1), power)
+}
+
+/// Results: parameters, gradients, momenta.
+fn sgd(c: &mut Call<'_, '_>) -> Lowered {
+    no_scaling(c)?;
+    let rows = lists(c, ["self", "grads", "momentum_buffer_list"])?;
+    let (momentum, dampening) = (c.float_or("momentum", 0.0)?, c.float_or("dampening", 0.0)?);
+    let weight_decay = c.float_or("weight_decay", 0.0)?;
+    let (nesterov, first) = (c.bool_or("nesterov", false)?, c.bool_or("is_first_step", false)?);
+    let count = rows.len();
+    for (i, [x, g, buffer]) in rows.into_iter().enumerate() {
+        let (Some(x), Some(g)) = (x, g) else {
+            return Err(Stop::Broken("expected a gradient for each parameter, found none".into()));
+        };
+        let lr = learning_rate(c, c.dtype(x))?;
+        let seen = gradient(c, x, g, weight_decay)?;
+        let mut direction = seen;
+        if let Some(buffer) = buffer.filter(|_| momentum != 0.0) {
+            let buffer = if first { seen } else { mix(c, momentum, buffer, 1.0 - dampening, seen)? };
+            c.set(2 * count + i, buffer);
+            direction = if nesterov { mix(c, 1.0, seen, momentum, buffer)? } else { buffer };
+        } else if let Some(buffer) = buffer {
+            c.set(2 * count + i, buffer);
+        }
+        let moved = c.binary(BinaryOp::Mul, direction, lr)?;
+        let x = c.binary(BinaryOp::Sub, x, moved)?;
+        c.set(i, x);
+        c.set(count + i, g);
+    }
+    Ok(())
+}

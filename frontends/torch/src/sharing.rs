@@ -1,0 +1,186 @@
+//! Whether PyTorch gives the result of an op memory of its own.
+//!
+//! Most ops do. Some always give a view of their operand; `reshape` and its like do where the strides of the operand
+//! allow it, which the program declares.
+
+use symmc_ir::{Dim, Emit};
+
+use crate::call::Call;
+use crate::schema::{Argument, SymInt};
+
+/// How the result of an op lies in memory.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Sharing {
+    /// In that of its operand.
+    Shared,
+    /// In memory of its own.
+    Separate,
+    /// The program does not tell.
+    Unknown,
+}
+
+/// The ops whose result is their operand, or a view of it.
+const ALIASING: [&str; 48] = [
+    "_reshape_alias",
+    "adjoint",
+    "alias",
+    "broadcast_to",
+    "chunk",
+    "detach",
+    "dropout",
+    "expand",
+    "expand_as",
+    "feature_dropout",
+    "lift",
+    "lift_fresh",
+    "mT",
+    "moveaxis",
+    "movedim",
+    "narrow",
+    "numpy_T",
+    "permute",
+    "positive",
+    "select",
+    "slice",
+    "split",
+    "split_with_sizes",
+    "squeeze",
+    "swapaxes",
+    "swapdims",
+    "t",
+    "tensor_split",
+    "to",
+    "transpose",
+    "type_as",
+    "unbind",
+    "unflatten",
+    "unsafe_chunk",
+    "unsafe_split",
+    "unsqueeze",
+    "view",
+    "view_as",
+    "wait_tensor",
+    "_unsafe_view",
+    "device_put",
+    "broadcast_tensors",
+    "meshgrid",
+    "real",
+    "unsafe_split_with_sizes",
+    "view_of",
+    "wait_tensors",
+    "_wrap_tensor_autograd",
+];
+
+/// The ops whose result is a view where the strides of their operand allow it.
+const RESHAPING: [&str; 4] = ["flatten", "ravel", "reshape", "reshape_as"];
+
+/// How the results of a call lie in memory.
+pub(crate) fn sharing(c: &Call<'_, '_>) -> Sharing {
+    let op = c.node.target.split('.').rev().nth(1).unwrap_or("");
+    if RESHAPING.contains(&op) {
+        return reshaped(c).unwrap_or(Sharing::Unknown);
+    }
+    match op {
+        "contiguous" => contiguous(c).unwrap_or(Sharing::Unknown),
+        "to" if matches!(c.get("copy"), Some(Argument::Bool(true))) => Sharing::Separate,
+        _ if ALIASING.contains(&op) => Sharing::Shared,
+        _ => Sharing::Separate,
+    }
+}
+
+/// Extents and strides that the program declares for the first operand.
+fn operand<'p>(c: &Call<'_, 'p>) -> Option<(Vec<Dim>, Vec<Dim>)> {
+    let Some(Argument::Tensor(name)) = c.at(0) else { return None };
+    let meta = c.lowering.scope.graph.tensor_values.get(&**name)?;
+    let dims = |list: &'p [SymInt<'p>]| -> Option<Vec<Dim>> {
+        list.iter().map(|s| c.lowering.symbols.dim(s).ok()).collect()
+    };
+    let (sizes, strides) = (dims(&meta.sizes)?, dims(&meta.strides)?);
+    (sizes.len() == strides.len()).then_some((sizes, strides))
+}
+
+/// Whether these are the strides of row-major order; `None` if that is not known.
+fn row_major(sizes: &[Dim], strides: &[Dim]) -> Option<bool> {
+    let mut expected = Dim::from(1);
+    for (size, stride) in sizes.iter().zip(strides).rev() {
+        if size.as_const() == Some(1) {
+            continue;
+        }
+        if *stride != expected {
+            let known = stride.as_const().is_some() && expected.as_const().is_some();
+            return known.then_some(false);
+        }
+        expected = expected * size.clone();
+    }
+    Some(true)
+}
+
+fn contiguous(c: &Call<'_, '_>) -> Option<Sharing> {
+    let (sizes, strides) = operand(c)?;
+    if c.get("memory_format").is_some_and(|f| !matches!(f, Argument::Other(_))) {
+        return None;
+    }
+    row_major(&sizes, &strides).map(|same| if same { Sharing::Shared } else { Sharing::Separate })
+}
+
+fn reshaped(c: &Call<'_, '_>) -> Option<Sharing> {
+    let (sizes, strides) = operand(c)?;
+    if row_major(&sizes, &strides) == Some(true) {
+        return Some(Sharing::Shared);
+    }
+    let known = |dims: &[Dim]| dims.iter().map(Dim::as_const).collect::<Option<Vec<i64>>>();
+    let value = c.result(0)?;
+    let (sizes, strides, new) = (known(&sizes)?, known(&strides)?, known(&c.shape(value))?);
+    Some(if is_view(&sizes, &strides, &new) { Sharing::Shared } else { Sharing::Separate })
+}
+
+/// Whether a tensor of these strides can be seen under another shape: each run of its axes that lies evenly in memory
+/// must be a run of the new ones.
+fn is_view(sizes: &[i64], strides: &[i64], new: &[i64]) -> bool {
+    if sizes.contains(&0) {
+        return true;
+    }
+    let mut left = new.iter().rev().peekable();
+    let mut run = 1i64;
+    let axes: Vec<(i64, i64)> =
+        sizes.iter().copied().zip(strides.iter().copied()).filter(|a| a.0 != 1).collect();
+    for (i, (size, stride)) in axes.iter().enumerate().rev() {
+        run = run.saturating_mul(*size);
+        let goes_on = i.checked_sub(1).is_some_and(|o| axes[o].1 == stride.saturating_mul(*size));
+        if goes_on {
+            continue;
+        }
+        let mut seen = 1i64;
+        while seen < run {
+            let Some(extent) = left.next() else { return false };
+            seen = seen.saturating_mul(*extent);
+        }
+        if seen != run {
+            return false;
+        }
+        run = 1;
+    }
+    left.all(|extent| *extent == 1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::is_view;
+
+    #[test]
+    fn reshapes_are_views_where_runs_of_axes_stay() {
+        for (sizes, strides, new, view) in [
+            (vec![4, 6], vec![6, 1], vec![24], true),
+            (vec![6, 4], vec![1, 6], vec![24], false),
+            (vec![6, 4], vec![1, 6], vec![2, 3, 4], true),
+            (vec![6, 4], vec![1, 6], vec![6, 1, 2, 2], true),
+            (vec![2, 3, 4], vec![24, 8, 1], vec![6, 4], true),
+            (vec![2, 3, 4], vec![24, 8, 1], vec![24], false),
+            (vec![1, 5], vec![77, 1], vec![5], true),
+            (vec![0, 5], vec![1, 9], vec![0], true),
+            (vec![], vec![], vec![1, 1], true),
+        ] {
+            assert_eq!(is_view(&sizes, &strides, &new), view, "{sizes:?} {strides:?} {new:?}");
+        }
+    }
+}

@@ -1,0 +1,166 @@
+"""Writes `src/effects.txt`: what the ops that PyTorch registers do beside giving results.
+
+    python3 effects.py > ../src/effects.txt
+
+An exported program names its ops but holds no schema, so what an op writes is not in the file. The table has,
+one a line:
+
+    write OP OVERLOADS ARGUMENTS FUNCTIONAL [+N] [=ARGUMENTS] [?FLAG]
+        these overloads write these arguments; the counterpart that gives the new contents as results instead,
+        `-` if there is none, without an overload if it is that of the op, without an op if that is the same;
+        with +N the op gives N results of its own, else its results are what it wrote, or of that what follows `=`;
+        with ?FLAG they write only where the argument FLAG is true
+    resize OPS      they change the shape, strides or storage of an operand, not its elements
+    random OPS      they draw random numbers (the tag `nondeterministic_seeded`)
+    effect OPS      they do what no result shows
+    view OPS        their results are views of operands
+    pure OPS        they do nothing beside giving results
+"""
+
+import importlib
+import re
+
+import torch
+
+# Modules that register ops when they are imported.
+for module in (
+    "torch.distributed",
+    "torch.distributed._functional_collectives",
+    "torch.distributed._symmetric_memory",
+    "torch.distributed.tensor",
+    "torch.ao.quantization.fx._decomposed",
+):
+    importlib.import_module(module)
+
+NAMESPACES = "aten prims _c10d_functional _c10d_functional_autograd c10d symm_mem _dtensor fsdp inductor \
+quantized quantized_decomposed rngprims mkldnn onednn mkldnn_prepacked".split()
+
+# Ops that write although their schemas do not say so: arguments, own results, flag.
+STATISTICS = ["running_mean", "running_var"]
+UNSAID = {
+    "aten.batch_norm.default": (STATISTICS, 1, "training"),
+    "aten.native_batch_norm.default": (STATISTICS, 3, "training"),
+    "aten.cudnn_batch_norm.default": (STATISTICS, 4, "training"),
+    "aten.miopen_batch_norm.default": (STATISTICS, 3, "training"),
+    "aten._batch_norm_impl_index.default": (STATISTICS, 5, "training"),
+    "aten._native_batch_norm_legit.default": (STATISTICS, 3, "training"),
+    "aten.instance_norm.default": (STATISTICS, 1, "use_input_stats"),
+    "aten._no_grad_embedding_renorm_.default": (["weight"], 0, None),
+    "symm_mem.one_shot_all_reduce_copy.default": (["symm_buffer"], 1, None),
+    "symm_mem.one_shot_all_reduce_copy_out.default": (["out", "symm_buffer"], 0, None),
+}
+
+# Ops with effects that neither results nor written arguments show, and those of whole namespaces.
+EFFECTS = """inductor.resize_storage_bytes_ inductor.accumulate_grad_ aten.record_stream aten.retain_grad
+_c10d_functional.batch_p2p_ops _c10d_functional.isend _c10d_functional.irecv symm_mem.get_remote_tensors
+symm_mem.nvshmem_put symm_mem.nvshmem_get symm_mem.nvshmem_get_out symm_mem.nccl_put symm_mem.nccl_get
+symm_mem.nccl_get_out symm_mem.stream_write_value32_ symm_mem.memcpy_to_multicast_""".split()
+EFFECT_NAMESPACES = ["c10d"]
+
+# Pure ops of packages that are no part of PyTorch.
+PACKAGES = ["transformers.grouped_mm_fallback"]
+
+
+def is_tensor_op(schema):
+    """Whether the op belongs to programs, not to TorchScript's lists, dicts and strings."""
+    return any("Tensor" in str(a.type) for a in [*schema.arguments, *schema.returns])
+
+
+def written(schema):
+    return [a.name for a in schema.arguments if a.alias_info is not None and a.alias_info.is_write]
+
+
+def returned_arguments(schema):
+    """The written arguments that the results are, in order."""
+    aliases = {frozenset(a.alias_info.before_set): a.name for a in schema.arguments if a.alias_info is not None}
+    alias = [r.alias_info for r in schema.returns if r.alias_info is not None and r.alias_info.is_write]
+    return [aliases[frozenset(a.before_set)] for a in alias]
+
+
+def signature(schema, without=()):
+    return sorted((a.name, str(a.type)) for a in schema.arguments if a.name not in without)
+
+
+def tags(target):
+    namespace, op, overload = target.split(".")
+    try:
+        return getattr(getattr(getattr(torch.ops, namespace), op), overload).tags
+    except (AttributeError, RuntimeError):
+        return []
+
+
+schemas = {}
+for s in torch._C._jit_get_all_schemas():
+    namespace = s.name.split("::")[0]
+    if namespace in NAMESPACES and is_tensor_op(s):
+        schemas[f"{s.name.replace('::', '.')}.{s.overload_name or 'default'}"] = s
+overloads = {}
+for target in schemas:
+    overloads.setdefault(target.rsplit(".", 1)[0], []).append(target)
+
+
+def functional(target, schema, arguments):
+    """The counterpart that gives the new contents: the same arguments, or the same without the written ones."""
+    op, overload = target.rsplit(".", 1)
+    namespace, name = op.split(".", 1)
+    bare = re.sub(r"^__i(\w+)__$", r"__\1__", name).removesuffix("_")
+    for candidate in (f"{namespace}.{bare}", f"{namespace}.{name.removesuffix('_out')}", op):
+        # The same overload first: others may differ in types only.
+        order = sorted(overloads.get(candidate, []), key=lambda t: t.rsplit(".", 1)[1] != overload)
+        for other in order:
+            if other == target or written(schemas[other]) or len(schemas[other].returns) != len(arguments):
+                continue
+            if signature(schemas[other]) in (signature(schema), signature(schema, arguments)):
+                same = other.rsplit(".", 1)[1] == overload
+                return candidate if same else other.removeprefix(op)
+    return "-"
+
+
+writes = {}
+kinds = {kind: set() for kind in ("resize", "random", "effect", "view", "pure")}
+for target, schema in sorted(schemas.items()):
+    op, overload = target.rsplit(".", 1)
+    own_tags = {t.name for t in tags(target)}
+    arguments, own, flag = UNSAID.get(target, (written(schema), 0, None))
+    if op.split(".")[0] in EFFECT_NAMESPACES or op in EFFECTS or not (arguments or schema.returns):
+        kinds["effect"].add(op)
+        continue
+    if "inplace_view" in own_tags or op in ("aten.set_", "aten.resize_", "prims.resize", "prims.as_strided"):
+        kinds["resize"].add(op)
+        continue
+    if "nondeterministic_seeded" in own_tags:
+        kinds["random"].add(op)
+    if not arguments:
+        kinds["pure"].add(op)
+        if any(r.alias_info is not None for r in schema.returns):
+            kinds["view"].add(op)
+        continue
+    if target not in UNSAID:
+        fresh = [r for r in schema.returns if r.alias_info is None or not r.alias_info.is_write]
+        own = len([r for r in fresh if "Tensor" in str(r.type)])
+        if own and own != len(schema.returns):
+            raise SystemExit(f"{target}: results of its own beside written ones")
+    extra = ([f"+{own}"] if own else []) + ([f"?{flag}"] if flag else [])
+    returned = [] if own else returned_arguments(schema)
+    if returned != arguments[: len(returned)]:
+        extra.append("=" + ",".join(returned))
+    counterpart = "-" if own else functional(target, schema, arguments)
+    row = (op, " ".join([",".join(arguments), counterpart, *extra]))
+    writes.setdefault(row, []).append(overload)
+
+# An op counts as pure if none of its overloads is anything else; those that write are told apart by overload.
+for kind in ("resize", "random", "effect"):
+    kinds["pure"] -= kinds[kind]
+kinds["pure"] |= set(PACKAGES)
+
+print(f"# By tools/effects.py, from the schemas of PyTorch {torch.__version__.split('+')[0]}.")
+for (op, rest), names in sorted(writes.items()):
+    print("write", op, ",".join(names), rest)
+for kind, ops in kinds.items():
+    line = kind
+    for op in sorted(ops):
+        if len(line) + len(op) > 118:
+            print(line)
+            line = kind
+        line += " " + op
+    print(line)
