@@ -1,11 +1,31 @@
 //! Independent work on several threads, with results in the order of the items.
 //!
-//! What is computed does not depend on the number of threads. Threads live no longer than a call, so that a
-//! process has one thread again when it forks.
+//! What is computed does not depend on the number of threads: where the system gives fewer than there are cores, or
+//! none, the others do the work. Threads live no longer than a call, so that a process has one thread again when it
+//! forks.
 
+use std::io::Result;
 use std::panic::resume_unwind;
 use std::sync::{Mutex, PoisonError};
-use std::thread;
+use std::thread::{self, Builder, Scope, ScopedJoinHandle};
+
+use memmap2::MmapOptions;
+
+/// What a thread takes at first: its stack, as the standard library makes it, and what it allocates when it starts.
+const THREAD: usize = 4 << 20;
+
+/// Starts a thread, if the system gives one.
+///
+/// # Errors
+/// It does not, or there is no memory for it. A thread that finds none while it starts would end the process, so memory is
+/// mapped on trial before.
+pub fn start<'scope, T: Send + 'scope>(
+    scope: &'scope Scope<'scope, '_>,
+    work: impl FnOnce() -> T + Send + 'scope,
+) -> Result<ScopedJoinHandle<'scope, T>> {
+    MmapOptions::new().len(THREAD).map_anon().map(drop)?;
+    Builder::new().spawn_scoped(scope, work)
+}
 
 /// Nodes of graphs, below which starting threads costs more than it saves.
 const ENOUGH: usize = 1000;
@@ -28,7 +48,7 @@ pub fn map<T: Send, R: Send>(items: Vec<T>, nodes: usize, work: impl Fn(T) -> R 
         done
     };
     let mut done = thread::scope(|scope| {
-        let helpers: Vec<_> = (0..helpers).map(|_| scope.spawn(run)).collect();
+        let helpers: Vec<_> = (0..helpers).map_while(|_| start(scope, run).ok()).collect();
         let mut done = run();
         for helper in helpers {
             done.extend(helper.join().unwrap_or_else(|panic| resume_unwind(panic)));

@@ -65,6 +65,14 @@ pub enum RunError {
         /// The system's answer.
         error: String,
     },
+    /// The system has no more threads, processes or files for this user or process.
+    #[error("{what}: {error}; is a limit on threads, processes or open files reached (ulimit -a)?")]
+    Exhausted {
+        /// What was attempted.
+        what: String,
+        /// The system's answer.
+        error: String,
+    },
     /// A rank waited for its peers as long as the limit allows.
     #[error(
         "rank {rank} waited {limit_ms} ms for {missing} at step {step} ({op} %{node}), run {run}: the limit",
@@ -122,14 +130,22 @@ pub enum RunError {
         /// The limit in milliseconds.
         limit_ms: u64,
     },
+    /// Ranks did not come to the run within the limit.
+    #[error("{} did not join within {limit_ms} ms", peers_text(ranks))]
+    Absent {
+        /// The ranks that did not come.
+        ranks: Vec<u32>,
+        /// The limit in milliseconds.
+        limit_ms: u64,
+    },
     /// The ranks do not run the same plan.
-    #[error("rank {rank} has the plan {found}, rank 0 has {expected}: all ranks must run the same plan")]
+    #[error("rank {rank} has {found}, rank 0 has {expected}: all ranks must run the same plan")]
     PlanDiffers {
         /// The rank whose plan differs.
         rank: u32,
-        /// The hash of the plan of rank 0.
+        /// What tells the plan of rank 0 from that of `rank`: `the program "mlp" (plan 1f…)`.
         expected: String,
-        /// The hash of the plan of `rank`.
+        /// What tells the plan of `rank` from that of rank 0.
         found: String,
     },
     /// The ranks do not run the same version.
@@ -174,10 +190,22 @@ impl RunError {
         RunError::System { what: what.into(), error: error.to_string() }
     }
 
-    /// Whether what was asked for cannot run, its ops, its data or its size, in contrast to a run that failed.
+    /// The error of a thread, a process or a descriptor that could not be had.
+    pub(crate) fn exhausted(what: impl Into<String>, error: &std::io::Error) -> Self {
+        let (what, limits) = (what.into(), [libc::EAGAIN, libc::EMFILE, libc::ENFILE, libc::ENOMEM]);
+        match error.raw_os_error().is_some_and(|e| limits.contains(&e)) {
+            true => RunError::Exhausted { what, error: error.to_string() },
+            false => RunError::system(what, error),
+        }
+    }
+
+    /// Whether what was asked for cannot run, its ops, its data or its size, or ranks were asked for different things,
+    /// in contrast to a run that failed.
     pub fn is_bad_input(&self) -> bool {
-        let unfit = matches!(self, RunError::Data { .. } | RunError::Memory { .. });
-        unfit || matches!(self, RunError::Invalid(_) | RunError::CannotRun { .. })
+        let unfit =
+            matches!(self, RunError::Data { .. } | RunError::Memory { .. } | RunError::Exhausted { .. });
+        let unlike = matches!(self, RunError::PlanDiffers { .. } | RunError::VersionDiffers { .. });
+        unfit || unlike || matches!(self, RunError::Invalid(_) | RunError::CannotRun { .. })
     }
 
     /// Whether this only repeats that the run ended elsewhere.

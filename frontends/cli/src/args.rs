@@ -8,7 +8,7 @@ use symmc::ir::{DType, Variant};
 
 mod run;
 
-pub use run::{ArenaArg, BackendArg, Compare, ProductsArg, RunArgs};
+pub use run::{ArenaArg, BackendArg, Compare, LaunchArg, ProductsArg, RunArgs};
 use run::{RUN_EXAMPLES, RUN_PROGRAM};
 
 /// The most ranks that `--ranks` takes, as clap wants it.

@@ -34,6 +34,12 @@ pub fn dispatch(args: Args) -> Result<ExitCode> {
     }
 }
 
+/// The exit code of a command that failed: 2 for bad input, 1 for all else.
+pub fn exit_code(error: &anyhow::Error) -> u8 {
+    let bad_input = error.downcast_ref::<symmc::Error>().is_none_or(symmc::Error::is_bad_input);
+    if bad_input { 2 } else { 1 }
+}
+
 fn check(args: &CheckArgs) -> Result<ExitCode> {
     let plan = load::plan(&args.plan)?;
     let report = symmc::check(&plan)?;

@@ -2,6 +2,7 @@
 //! input. A plan of symmc's own that does not check is a failed check.
 
 mod args;
+mod bounded;
 mod commands;
 mod explain;
 mod load;
@@ -25,8 +26,7 @@ fn main() -> ExitCode {
             if let Some(symmc::Error::Defect { .. }) = error.downcast_ref() {
                 eprintln!("note: symmc plan with -o FILE keeps the plan, for the report");
             }
-            let bad_input = error.downcast_ref::<symmc::Error>().is_none_or(symmc::Error::is_bad_input);
-            ExitCode::from(if bad_input { 2 } else { 1 })
+            ExitCode::from(commands::exit_code(&error))
         }
     }
 }

@@ -1,18 +1,63 @@
 //! A line that says what takes time, for a terminal that watches; anything else sees nothing of it.
 
-use std::time::Duration;
+use std::io::{IsTerminal, Write, stderr};
+use std::sync::{Condvar, Mutex, PoisonError};
+use std::thread::scope;
+use std::time::{Duration, Instant};
 
-use indicatif::{ProgressBar, ProgressStyle};
+use symmc::ir::parallel;
 
-/// Runs `work` under a spinner with this message on standard error.
+/// What takes less is not announced.
+const SOON: Duration = Duration::from_millis(120);
+const FRAMES: [char; 4] = ['|', '/', '-', '\\'];
+
+/// Runs `work` under a spinner with this message on standard error. Where the system has no thread for the spinner there
+/// is none.
 pub fn spin<T>(message: &str, work: impl FnOnce() -> T) -> T {
-    let bar = ProgressBar::new_spinner();
-    if let Ok(style) = ProgressStyle::with_template("{spinner} {msg} ({elapsed})") {
-        bar.set_style(style);
+    if !stderr().is_terminal() {
+        return work();
     }
-    bar.set_message(message.to_string());
-    bar.enable_steady_tick(Duration::from_millis(120));
-    let result = work();
-    bar.finish_and_clear();
-    result
+    let end = End::default();
+    scope(|scope| {
+        let spinner = parallel::start(scope, || draw(message, &end));
+        let ended = Ended(&end);
+        let result = work();
+        drop(ended);
+        drop(spinner);
+        result
+    })
+}
+
+/// Whether the work has ended.
+#[derive(Default)]
+struct End {
+    ended: Mutex<bool>,
+    changed: Condvar,
+}
+
+/// Ends the spinner when dropped, also by a panic.
+struct Ended<'a>(&'a End);
+
+impl Drop for Ended<'_> {
+    fn drop(&mut self) {
+        *self.0.ended.lock().unwrap_or_else(PoisonError::into_inner) = true;
+        self.0.changed.notify_all();
+    }
+}
+
+fn draw(message: &str, end: &End) {
+    let start = Instant::now();
+    let mut ended = end.ended.lock().unwrap_or_else(PoisonError::into_inner);
+    for frame in FRAMES.iter().cycle() {
+        let waited = end.changed.wait_timeout_while(ended, SOON, |ended| !*ended);
+        ended = waited.unwrap_or_else(PoisonError::into_inner).0;
+        // A terminal that is gone needs no line.
+        let _ = match *ended {
+            true => write!(stderr(), "\r\x1b[2K"),
+            false => write!(stderr(), "\r\x1b[2K{frame} {message} ({}s)", start.elapsed().as_secs()),
+        };
+        if *ended {
+            return;
+        }
+    }
 }

@@ -130,7 +130,7 @@ pub(super) fn check_input(
     Err(InterpError::InputShape { rank, input: input(), expected, dims, found })
 }
 
-/// Values of more elements are allocated on trial before a run.
+/// For values of more elements memory is mapped on trial before a run.
 const LARGE: usize = 1 << 27;
 
 /// The shape of a value under the bindings. Its elements, held wide, fit into memory.
@@ -138,7 +138,9 @@ pub(super) fn extents(graph: &Graph, bindings: &Bindings, value: ValueId) -> Res
     let shape = graph.ty(value).concrete(bindings).ok_or_else(|| no_extent(graph, bindings, value))?;
     let numel = shape.iter().try_fold(1usize, |n, &d| n.checked_mul(d));
     let elements = numel.ok_or_else(|| no_extent(graph, bindings, value))?;
-    if elements > LARGE && Vec::<f64>::new().try_reserve_exact(elements).is_err() {
+    let bytes = elements.checked_mul(size_of::<f64>());
+    let fits = |bytes| memmap2::MmapOptions::new().len(bytes).map_anon().is_ok();
+    if elements > LARGE && !bytes.is_some_and(fits) {
         return Err(InterpError::TooLarge { value: graph.name_of(value).to_string(), elements });
     }
     Ok(shape)

@@ -3,7 +3,9 @@
 //! Data in ordinary memory, which may be a mapped file that is read only now, are copied in pieces into pinned
 //! buffers in turn: while the device takes one, threads fill the other.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use symmc_ir::parallel::start;
 
 use crate::driver::{Device, Event, Pinned, Stream};
 use crate::error::CudaError;
@@ -69,18 +71,21 @@ impl Drop for Staging<'_> {
     }
 }
 
-/// Copies on several threads: what is copied may have to be read from a file first.
+/// Copies on several threads, as far as the system gives them: what is copied may have to be read from a file first.
 fn fill(to: &mut [u8], from: &[u8]) {
     let share = from.len().div_ceil(THREADS).max(SHARE);
-    std::thread::scope(|scope| {
-        let mut parts = to.chunks_mut(share).zip(from.chunks(share));
-        let own = parts.next();
-        for (to, from) in parts {
-            scope.spawn(|| to.copy_from_slice(from));
-        }
-        if let Some((to, from)) = own {
+    let parts: Vec<_> = to.chunks_mut(share).zip(from.chunks(share)).collect();
+    let helpers = parts.len().saturating_sub(1);
+    let parts = Mutex::new(parts);
+    let next = || parts.lock().unwrap_or_else(PoisonError::into_inner).pop();
+    let copy = || {
+        while let Some((to, from)) = next() {
             to.copy_from_slice(from);
         }
+    };
+    std::thread::scope(|scope| {
+        (0..helpers).take_while(|_| start(scope, copy).is_ok()).for_each(drop);
+        copy();
     });
 }
 

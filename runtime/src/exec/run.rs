@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use smallvec::SmallVec;
 use symmc_ir::InputKind;
+use symmc_ir::parallel::start;
 use symmc_planner::plan::Lane;
 
 use super::bind::{Bound, BoundCollective, BoundInput, BoundOutput, BoundRegion, BoundStep, Located, Work};
@@ -233,13 +234,20 @@ impl Walk<'_> {
         Ok(())
     }
 
-    /// One thread for each lane.
+    /// One thread for each lane; one for both where the system gives no more.
     fn threads(&self, scratch: &mut [Scratch; 2]) -> Result<(), RunError> {
         let [compute, comm] = scratch;
-        thread::scope(|scope| {
-            scope.spawn(|| self.lane(Lane::Compute, compute));
-            self.lane(Lane::Comm, comm);
+        let started = thread::scope(|scope| {
+            let lane = || self.lane(Lane::Compute, compute);
+            let started = start(scope, lane).is_ok();
+            if started {
+                self.lane(Lane::Comm, comm);
+            }
+            started
         });
+        if !started {
+            return self.inline(comm);
+        }
         match self.failed().take() {
             Some(error) => Err(error),
             None => Ok(()),

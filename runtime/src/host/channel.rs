@@ -19,7 +19,7 @@ use serde::{Deserialize, Serialize};
 use crate::error::RunError;
 
 /// The version of the messages.
-pub(super) const PROTOCOL: u32 = 2;
+pub(super) const PROTOCOL: u32 = 3;
 /// The largest message in bytes.
 const LARGEST: usize = 128 << 10;
 /// Descriptors in one packet; the system allows 253.
@@ -57,10 +57,16 @@ pub(super) struct Welcome {
 /// What a rank tells the coordinator.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub(super) enum FromRank {
-    /// The first message of a rank that joins by itself.
-    Join { rank: u32, ranks: u32, run: String },
-    /// What the rank runs.
-    Hello { protocol: u32, version: String, plan: String, terms: Vec<(String, String)> },
+    /// The first message of a rank that joins by itself, and would wait for the others so many milliseconds more.
+    Join { rank: u32, ranks: u32, run: String, left_ms: u64 },
+    /// What the rank runs: the hash of its plan, what people tell plans by, and what else is to be alike.
+    Hello {
+        protocol: u32,
+        version: String,
+        plan: String,
+        about: Vec<(String, String)>,
+        terms: Vec<(String, String)>,
+    },
     /// The rank's memory is loaded.
     Ready,
     /// The rank has run the plan as often as wanted.

@@ -45,7 +45,33 @@ pub(super) fn hello(
     let mut terms: Vec<(String, String)> = names.filter_map(size).collect();
     terms.push(("runs".into(), repeats.to_string()));
     terms.extend_from_slice(settings);
-    FromRank::Hello { protocol: PROTOCOL, version: version(), plan: plan.hash(), terms }
+    FromRank::Hello { protocol: PROTOCOL, version: version(), plan: plan.hash(), about: about(plan), terms }
+}
+
+/// What people tell a plan from others by.
+fn about(plan: &Plan) -> Vec<(String, String)> {
+    let short = |text: &str| text.chars().take(12).collect::<String>();
+    let ranges: Vec<String> = plan.buckets.iter().map(|bucket| bucket.range()).collect();
+    let ranges: String = ranges.join("; ").chars().take(200).collect();
+    let about = [
+        ("program", plan.source.name.clone()),
+        ("program text", short(&plan.source.hash)),
+        ("machine", plan.machine.clone()),
+        ("buckets", ranges),
+        ("bytes of the symmetric arena", plan.arenas.symmetric.to_string()),
+        ("bytes of the ordinary arena", plan.arenas.ordinary.to_string()),
+    ];
+    about.map(|(name, value)| (name.to_string(), value)).to_vec()
+}
+
+/// A plan by its hash, and by what `other` does not have alike.
+fn plan_text(identity: &Identity, other: &Identity) -> String {
+    let differ = identity.about.iter().filter(|term| !other.about.contains(term));
+    let differ: Vec<String> = differ.map(|(name, value)| format!("{name} {value}")).collect();
+    match differ.is_empty() {
+        true => format!("the plan {} (of the same program, made otherwise)", identity.plan),
+        false => format!("the plan {} ({})", identity.plan, differ.join(", ")),
+    }
 }
 
 /// The terms of `a` that `b` does not have alike: `tokens=7, seed=1`.
@@ -61,6 +87,7 @@ struct Identity {
     protocol: u32,
     version: String,
     plan: String,
+    about: Vec<(String, String)>,
     terms: Vec<(String, String)>,
 }
 
@@ -186,9 +213,9 @@ impl Coordinator<'_> {
         member.since = Instant::now();
         let message = member.channel.receive(Some(Instant::now() + self.limit));
         match message.inspect_err(|_| member.phase = Phase::Gone)? {
-            Some(FromRank::Hello { protocol, version, plan, terms }) if member.phase == Phase::New => {
+            Some(FromRank::Hello { protocol, version, plan, about, terms }) if member.phase == Phase::New => {
                 member.phase = Phase::Known;
-                member.identity = Some(Identity { protocol, version, plan, terms });
+                member.identity = Some(Identity { protocol, version, plan, about, terms });
                 if self.all(Phase::Known) {
                     self.compare()?;
                     self.tell(&ToRank::Proceed)?;
@@ -243,7 +270,7 @@ impl Coordinator<'_> {
                 return Err(RunError::VersionDiffers { rank, expected: name(first), found: name(other) });
             }
             if other.plan != first.plan {
-                let (expected, found) = (first.plan.clone(), other.plan.clone());
+                let (expected, found) = (plan_text(first, other), plan_text(other, first));
                 return Err(RunError::PlanDiffers { rank, expected, found });
             }
             if other.terms != first.terms {
@@ -315,10 +342,10 @@ pub(super) fn cause(errors: Vec<RunError>) -> RunError {
         RunError::PlanDiffers { .. } | RunError::VersionDiffers { .. } => 1,
         RunError::Invalid(_) | RunError::CannotRun { .. } => 1,
         RunError::Step { .. } | RunError::Data { .. } => 2,
-        RunError::Memory { .. } | RunError::System { .. } => 2,
+        RunError::Memory { .. } | RunError::Exhausted { .. } | RunError::System { .. } => 2,
         RunError::Protocol { .. } => 3,
         RunError::Limit { .. } => 4,
-        RunError::Stuck { .. } => 5,
+        RunError::Stuck { .. } | RunError::Absent { .. } => 5,
         RunError::Aborted { .. } => 6,
     };
     let none = || RunError::system("the run", "failed without an error");
@@ -339,6 +366,8 @@ fn rank_of(error: &RunError) -> u32 {
         | RunError::Aborted { rank, .. }
         | RunError::Protocol { rank, .. } => *rank,
         RunError::CannotRun { rank, .. } => rank.unwrap_or(0),
-        RunError::Invalid(_) | RunError::Memory { .. } | RunError::System { .. } => 0,
+        RunError::Absent { ranks, .. } => ranks.first().copied().unwrap_or(0),
+        RunError::Invalid(_) | RunError::System { .. } => 0,
+        RunError::Memory { .. } | RunError::Exhausted { .. } => 0,
     }
 }

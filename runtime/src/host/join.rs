@@ -1,33 +1,37 @@
 //! Ranks that another launcher started: torchrun, `mpirun` or Slurm.
 //!
-//! Each process finds its rank in the environment and meets the others at an abstract Unix socket, where
+//! Each process finds its rank in the environment (`launchers`) and meets the others at an abstract Unix socket, where
 //! rank 0 coordinates. The name of the socket is made of the user and of what identifies the run, so runs
 //! do not meet each other; an abstract name vanishes with its process. Both sides accept only processes of
 //! the same user, by the kernel's word. All ranks are on one host.
+//!
+//! No rank waits longer than its limit for the others, and the earliest limit ends the wait of all: a rank that
+//! joins says how long it would still wait. What keeps one from running ends the run of all, also before it began.
 
 use std::os::fd::{AsRawFd, OwnedFd};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
 use nix::sys::socket::{AddressFamily, Backlog, SockFlag, SockType, UnixAddr, bind, connect, listen, socket};
 use nix::unistd::getuid;
-use symmc_ir::{Bindings, Tensor};
+use symmc_ir::{Bindings, Tensor, parallel};
 use symmc_planner::CheckedPlan;
 
-use super::channel::{Channel, FromRank, ToRank, Welcome, accept, same_user};
+use super::channel::{Channel, FromRank, ToRank, Welcome, same_user};
 use super::comm::{Comm, World};
 use super::coordinator::{Coordinator, Member};
 use super::engine::{Engines, RankRun};
+use super::gather::{Gathering, LINGER};
 use super::job::{HostConfig, Needs};
 use super::rank::{Protocol, agree, map_world, receive_welcome};
 use super::walk::{LocalMemory, arena_size};
 use crate::error::RunError;
 
-/// Ranks have at least this long to find each other.
-const JOINING: Duration = Duration::from_secs(60);
-/// How long a process that connected has to say which rank it is.
-const GREETING: Duration = Duration::from_secs(5);
+/// How long a rank that cannot begin looks for rank 0, to tell it.
+const DECLINING: Duration = Duration::from_secs(2);
+/// How much longer than its limit a rank waits for rank 0 to say who is missing.
+const ANSWER: Duration = Duration::from_secs(1);
 /// The pause between two attempts to connect.
 const RETRY: Duration = Duration::from_millis(20);
 
@@ -43,57 +47,6 @@ pub struct Membership {
 }
 
 impl Membership {
-    /// The place that the environment gives: `RANK`, `WORLD_SIZE`, `MASTER_ADDR` and `MASTER_PORT` (torchrun),
-    /// `OMPI_COMM_WORLD_RANK` and `OMPI_COMM_WORLD_SIZE` (Open MPI) or `SLURM_PROCID` and `SLURM_NTASKS`.
-    /// `None` if it gives none.
-    ///
-    /// # Errors
-    /// A variable is missing or no number, or the ranks are on several hosts.
-    pub fn from_env() -> Result<Option<Membership>, RunError> {
-        Membership::from_variables(&|name| std::env::var(name).ok())
-    }
-
-    fn from_variables(get: &dyn Fn(&str) -> Option<String>) -> Result<Option<Membership>, RunError> {
-        let families = [
-            ("RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"),
-            ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE"),
-            ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_NTASKS_PER_NODE"),
-        ];
-        let Some((rank, size, local)) = families.into_iter().find(|f| get(f.0).is_some()) else {
-            return Ok(None);
-        };
-        let number = |name: &str| -> Result<u32, RunError> {
-            let text = get(name)
-                .ok_or_else(|| RunError::Invalid(format!("the environment sets {rank}, but not {name}")))?;
-            let invalid = |_| RunError::Invalid(format!("{name}: expected a number, found {text:?}"));
-            text.trim().parse().map_err(invalid)
-        };
-        let (me, ranks) = (number(rank)?, number(size)?);
-        if ranks == 0 {
-            return Err(RunError::Invalid(format!("{size}: expected at least 1 rank, found 0")));
-        }
-        if me >= ranks {
-            return Err(RunError::Invalid(format!("{rank}: expected a number below {ranks}, found {me}")));
-        }
-        let nodes = get("SLURM_STEP_NUM_NODES").or(get("SLURM_NNODES")).filter(|_| rank == "SLURM_PROCID");
-        let here = get(local).filter(|_| rank != "SLURM_PROCID");
-        if here.is_some_and(|n| n.trim() != ranks.to_string()) || nodes.is_some_and(|n| n.trim() != "1") {
-            return Err(RunError::Invalid(format!(
-                "the {ranks} ranks are on several hosts: host ranks share memory and must be on one"
-            )));
-        }
-        let identity = match rank {
-            "RANK" => ["MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID"],
-            "OMPI_COMM_WORLD_RANK" => ["PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid", "OMPI_MCA_orte_hnp_uri"],
-            _ => ["SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_CLUSTER_NAME"],
-        };
-        if rank == "RANK" && get("MASTER_PORT").is_none() {
-            return Err(RunError::Invalid("the environment sets RANK, but not MASTER_PORT".into()));
-        }
-        let run = identity.map(|name| get(name).unwrap_or_default()).join("/");
-        Ok(Some(Membership { rank: me, ranks, run: format!("{rank}/{run}") }))
-    }
-
     /// The address where the ranks meet.
     fn address(&self) -> Result<UnixAddr, RunError> {
         let name = format!("symmc-{}-{:016x}", getuid(), fnv(self.run.as_bytes()));
@@ -123,19 +76,33 @@ pub struct RankJob<'a> {
 /// # Errors
 /// The inputs do not fit the plan, an op has no kernel, the other ranks do not come or run something else, or a rank failed.
 pub fn run_rank(place: &Membership, job: &RankJob, engines: &Engines<'_>) -> Result<Vec<Tensor>, RunError> {
-    if job.plan.ranks != place.ranks {
-        let (expected, found) = (job.plan.ranks, place.ranks);
-        return Err(RunError::Invalid(format!("the plan is for {expected} ranks, the run has {found}")));
-    }
-    let inputs = [job.inputs.to_vec()];
-    let needs = Needs::of(job.plan, &job.bindings, &inputs, place.rank)?;
-    let until = Instant::now() + joining(job);
+    let needs = prepare(place, job).inspect_err(|error| place.decline(error))?;
+    let until = Instant::now() + job.config.limit;
     if place.rank != 0 {
         return run_joined(place, job, engines, &needs, until);
     }
-    let listener = meeting_point(place)?;
+    let Some(listener) = meeting_point(place)? else {
+        // Whoever is there says whether it is this run's.
+        return match run_joined(place, job, engines, &needs, Instant::now() + DECLINING) {
+            Err(RunError::Absent { .. }) | Ok(_) => Err(RunError::Invalid(format!(
+                "another run of this user meets at the same point ({}): is MASTER_PORT in use?",
+                place.run
+            ))),
+            Err(error) => Err(error),
+        };
+    };
+    let listener = Mutex::new(Some(listener));
+    let take = || listener.lock().unwrap_or_else(PoisonError::into_inner).take();
     std::thread::scope(|scope| {
-        let coordinator = scope.spawn(|| coordinate(place, job, &needs, &listener));
+        let work = || take().map_or(Ok(()), |listener| coordinate(place, job, &needs, listener));
+        let coordinator = match parallel::start(scope, work) {
+            Ok(coordinator) => coordinator,
+            Err(e) => {
+                let error = RunError::exhausted("starting the thread that coordinates the ranks", &e);
+                take().into_iter().for_each(|listener| refuse(place, &listener, job.config.limit, &error));
+                return Err(error);
+            }
+        };
         let result = run_joined(place, job, engines, &needs, until);
         let verdict =
             coordinator.join().unwrap_or_else(|_| Err(RunError::system("the coordinator", "panicked")));
@@ -143,9 +110,52 @@ pub fn run_rank(place: &Membership, job: &RankJob, engines: &Engines<'_>) -> Res
     })
 }
 
-/// How long ranks may take to find each other.
-fn joining(job: &RankJob) -> Duration {
-    job.config.limit.max(JOINING)
+/// What the job needs, once it is found to fit the run.
+fn prepare(place: &Membership, job: &RankJob) -> Result<Needs, RunError> {
+    if job.plan.ranks != place.ranks {
+        let (rank, expected, found) = (place.rank, job.plan.ranks, place.ranks);
+        return Err(RunError::Invalid(format!(
+            "rank {rank}: the plan is for {expected} ranks, the run has {found}"
+        )));
+    }
+    Needs::of(job.plan, &job.bindings, &[job.inputs.to_vec()], place.rank)
+}
+
+impl Membership {
+    /// Tells the other ranks that this one cannot begin, and why, so that none waits for it. Ranks that cannot be found
+    /// in a moment are not told.
+    pub fn decline(&self, error: &RunError) {
+        match self.rank {
+            0 => {
+                if let Ok(Some(listener)) = meeting_point(self) {
+                    refuse(self, &listener, LINGER, error);
+                }
+            }
+            _ => {
+                let told = connect_to(self, Instant::now() + DECLINING, DECLINING).and_then(|channel| {
+                    channel.send(&self.join(DECLINING))?;
+                    channel.send(&FromRank::Failed(error.clone()))
+                });
+                // This rank fails in any case; the others find out at their limit.
+                let _ = told;
+            }
+        }
+    }
+
+    /// The first message of this rank, which would wait for others so long.
+    fn join(&self, left: Duration) -> FromRank {
+        let left_ms = u64::try_from(left.as_millis()).unwrap_or(u64::MAX);
+        FromRank::Join { rank: self.rank, ranks: self.ranks, run: self.run.clone(), left_ms }
+    }
+}
+
+/// Tells the ranks that come in a moment that there will be no run.
+fn refuse(place: &Membership, listener: &OwnedFd, limit: Duration, error: &RunError) {
+    let mut gathering = Gathering::new(place, listener, limit);
+    gathering.seat_self();
+    gathering.refuse(error.clone());
+    // It ends with the error given.
+    let _ = gathering.all();
 }
 
 /// Joins as this rank and runs.
@@ -156,10 +166,10 @@ fn run_joined(
     needs: &Needs,
     until: Instant,
 ) -> Result<Vec<Tensor>, RunError> {
-    let channel = connect_to(place, until)?;
-    let (rank, ranks, run) = (place.rank, place.ranks, place.run.clone());
-    channel.send(&FromRank::Join { rank, ranks, run })?;
-    let (welcome, fds) = receive_welcome(&channel, until)?;
+    let (rank, ranks, limit) = (place.rank, place.ranks, job.config.limit);
+    let channel = connect_to(place, until, limit)?;
+    channel.send(&place.join(until.saturating_duration_since(Instant::now())))?;
+    let (welcome, fds) = await_welcome(&channel, until + ANSWER, limit)?;
     if welcome.arena != arena_size(job.plan.arenas.symmetric)? {
         // The plans differ; comparing their hashes names the ranks.
         agree(&channel, rank, job.plan, &job.bindings, job.repeats, job.settings)?;
@@ -182,20 +192,34 @@ fn run_joined(
     memory.outputs(&needs.outputs)
 }
 
-/// The socket at which ranks meet.
-fn meeting_point(place: &Membership) -> Result<OwnedFd, RunError> {
-    let failed = |e: Errno| match e {
-        Errno::EADDRINUSE => RunError::Invalid(format!(
-            "another run of this user meets at the same point ({}): is MASTER_PORT in use?",
-            place.run
-        )),
-        e => RunError::system("opening the meeting point", e),
-    };
+/// The first message of rank 0, which says who is missing where the run cannot be.
+fn await_welcome(
+    channel: &Channel,
+    until: Instant,
+    limit: Duration,
+) -> Result<(Welcome, Vec<OwnedFd>), RunError> {
+    let when = || "while the ranks joined".to_string();
+    if !channel.readable(Some(until))? {
+        let limit_ms = limit.as_millis() as u64;
+        return Err(RunError::Stuck { rank: 0, at: when(), limit_ms });
+    }
+    match receive_welcome(channel, until)? {
+        Some(welcome) => Ok(welcome),
+        None => Err(RunError::DiedOutside { rank: 0, how: "its process is gone".into(), when: when() }),
+    }
+}
+
+/// The socket at which ranks meet; `None` if there is one already.
+fn meeting_point(place: &Membership) -> Result<Option<OwnedFd>, RunError> {
+    let failed = |e: Errno| RunError::exhausted("opening the meeting point", &e.into());
     let fd = seqpacket().map_err(failed)?;
-    bind(fd.as_raw_fd(), &place.address()?).map_err(failed)?;
+    match bind(fd.as_raw_fd(), &place.address()?) {
+        Err(Errno::EADDRINUSE) => return Ok(None),
+        bound => bound.map_err(failed)?,
+    }
     let backlog = Backlog::new(place.ranks.min(1024) as i32).unwrap_or(Backlog::MAXCONN);
     listen(&fd, backlog).map_err(failed)?;
-    Ok(fd)
+    Ok(Some(fd))
 }
 
 fn seqpacket() -> nix::Result<OwnedFd> {
@@ -203,10 +227,10 @@ fn seqpacket() -> nix::Result<OwnedFd> {
 }
 
 /// Connects to rank 0, which may not be there yet.
-fn connect_to(place: &Membership, until: Instant) -> Result<Channel, RunError> {
+fn connect_to(place: &Membership, until: Instant, limit: Duration) -> Result<Channel, RunError> {
     let address = place.address()?;
     loop {
-        let fd = seqpacket().map_err(|e| RunError::system("opening a control socket", e))?;
+        let fd = seqpacket().map_err(|e| RunError::exhausted("opening a control socket", &e.into()))?;
         match connect(fd.as_raw_fd(), &address) {
             Ok(()) if same_user(&fd) => return Ok(Channel::new(fd, 0)),
             Ok(()) => {
@@ -215,9 +239,11 @@ fn connect_to(place: &Membership, until: Instant) -> Result<Channel, RunError> {
                     place.run
                 )));
             }
-            Err(Errno::ECONNREFUSED | Errno::ENOENT | Errno::EAGAIN | Errno::EINTR)
-                if Instant::now() < until =>
-            {
+            Err(Errno::ECONNREFUSED | Errno::ENOENT | Errno::EAGAIN | Errno::EINTR) => {
+                if Instant::now() >= until {
+                    let limit_ms = limit.as_millis() as u64;
+                    return Err(RunError::Absent { ranks: vec![0], limit_ms });
+                }
                 std::thread::sleep(RETRY);
             }
             Err(e) => return Err(RunError::system(format!("rank {} did not find rank 0", place.rank), e)),
@@ -225,14 +251,13 @@ fn connect_to(place: &Membership, until: Instant) -> Result<Channel, RunError> {
     }
 }
 
-/// Collects all ranks, then coordinates them.
-fn coordinate(place: &Membership, job: &RankJob, needs: &Needs, listener: &OwnedFd) -> Result<(), RunError> {
-    let mut channels: Vec<Option<Channel>> = (0..place.ranks).map(|_| None).collect();
-    let result = collect(place, listener, joining(job), &mut channels).and_then(|()| {
-        let arena = arena_size(job.plan.arenas.symmetric)?;
-        World::create(place.ranks, needs.groups, arena, job.config.first)
-    });
-    let channels: Vec<Channel> = channels.into_iter().flatten().collect();
+/// Gathers all ranks, then coordinates them.
+fn coordinate(place: &Membership, job: &RankJob, needs: &Needs, listener: OwnedFd) -> Result<(), RunError> {
+    let channels = Gathering::new(place, &listener, job.config.limit).all()?;
+    // Who comes now belongs to no run any more.
+    drop(listener);
+    let result = arena_size(job.plan.arenas.symmetric)
+        .and_then(|arena| World::create(place.ranks, needs.groups, arena, job.config.first));
     let world = result.inspect_err(|error| {
         for channel in &channels {
             // A rank that cannot be told is gone.
@@ -257,81 +282,7 @@ fn coordinate(place: &Membership, job: &RankJob, needs: &Needs, listener: &Owned
     coordinator.run()
 }
 
-/// Accepts one connection for each rank.
-fn collect(
-    place: &Membership,
-    listener: &OwnedFd,
-    limit: Duration,
-    channels: &mut [Option<Channel>],
-) -> Result<(), RunError> {
-    let until = Instant::now() + limit;
-    while let Some(missing) = channels.iter().position(Option::is_none) {
-        let Some(fd) = accept(listener, until)? else {
-            let at = "before joining the run".into();
-            let limit_ms = limit.as_millis() as u64;
-            return Err(RunError::Stuck { rank: missing as u32, at, limit_ms });
-        };
-        if !same_user(&fd) {
-            continue;
-        }
-        let mut channel = Channel::new(fd, 0);
-        // A process that says nothing sensible is not a rank.
-        let Ok(Some(FromRank::Join { rank, ranks, run })) = channel.receive(Some(Instant::now() + GREETING))
-        else {
-            continue;
-        };
-        channel.set_peer(rank);
-        let known = channels.get(rank as usize).is_some_and(Option::is_some);
-        if run != place.run || ranks != place.ranks || rank >= place.ranks || known {
-            let reason = match known {
-                true => format!("two processes say that they are rank {rank} of this run"),
-                false => format!("rank {rank} of {ranks} came to a run of {} ranks", place.ranks),
-            };
-            let error = RunError::Invalid(reason);
-            // The stranger is told as the others are.
-            let _ = channel.send(&ToRank::Verdict(Some(error.clone())));
-            return Err(error);
-        }
-        channels[rank as usize] = Some(channel);
-    }
-    Ok(())
-}
-
 /// FNV-1a (Fowler, Noll, Vo), 64 bits.
 fn fnv(bytes: &[u8]) -> u64 {
     bytes.iter().fold(0xcbf2_9ce4_8422_2325, |h, &b| (h ^ u64::from(b)).wrapping_mul(0x100_0000_01b3))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn place(variables: &[(&str, &str)]) -> Result<Option<Membership>, RunError> {
-        let get = |name: &str| variables.iter().find(|(n, _)| *n == name).map(|(_, value)| value.to_string());
-        Membership::from_variables(&get)
-    }
-
-    #[test]
-    fn places_from_the_environment() {
-        assert_eq!(place(&[]), Ok(None));
-        let torch = [("RANK", "2"), ("WORLD_SIZE", "4"), ("MASTER_ADDR", "a"), ("MASTER_PORT", "1")];
-        let found = place(&torch).unwrap().unwrap();
-        assert_eq!((found.rank, found.ranks), (2, 4));
-        let mpi = [("OMPI_COMM_WORLD_RANK", "0"), ("OMPI_COMM_WORLD_SIZE", "2"), ("PMIX_NAMESPACE", "x")];
-        let other = place(&mpi).unwrap().unwrap();
-        assert_eq!((other.rank, other.ranks), (0, 2));
-        assert_ne!(found.address().unwrap(), other.address().unwrap());
-        let slurm = [("SLURM_PROCID", "1"), ("SLURM_NTASKS", "3"), ("SLURM_NNODES", "1")];
-        assert_eq!(place(&slurm).unwrap().map(|p| p.rank), Some(1));
-    }
-
-    #[test]
-    fn impossible_places_are_refused() {
-        let error = |variables: &[(&str, &str)]| place(variables).unwrap_err().to_string();
-        assert!(error(&[("RANK", "0")]).contains("WORLD_SIZE"));
-        assert!(error(&[("RANK", "x"), ("WORLD_SIZE", "2")]).contains("expected a number"));
-        assert!(error(&[("RANK", "2"), ("WORLD_SIZE", "2"), ("MASTER_PORT", "1")]).contains("below 2"));
-        let hosts = [("RANK", "0"), ("WORLD_SIZE", "16"), ("LOCAL_WORLD_SIZE", "8"), ("MASTER_PORT", "1")];
-        assert!(error(&hosts).contains("several hosts"));
-    }
 }

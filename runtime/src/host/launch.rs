@@ -222,11 +222,11 @@ struct Processes {
 impl Processes {
     /// Starts the process of a rank; the launcher's end of its control socket.
     fn spawn(&mut self, command: &RankCommand, rank: u32) -> Result<Channel, RunError> {
-        let failed = |e: &dyn std::fmt::Display| {
-            RunError::system(format!("starting rank {rank} ({})", command.program.display()), e)
+        let failed = |e: &std::io::Error| {
+            RunError::exhausted(format!("starting rank {rank} ({})", command.program.display()), e)
         };
         let pair = socketpair(AddressFamily::Unix, SockType::SeqPacket, None, SockFlag::SOCK_CLOEXEC);
-        let (ours, theirs): (OwnedFd, OwnedFd) = pair.map_err(|e| failed(&e))?;
+        let (ours, theirs): (OwnedFd, OwnedFd) = pair.map_err(|e| failed(&e.into()))?;
         let inherited = theirs.as_raw_fd();
         let launcher = std::process::id();
         let mut child = Command::new(&command.program);

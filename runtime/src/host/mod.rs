@@ -1,7 +1,7 @@
 //! The host backend: ranks are processes, or threads of one, that communicate through shared memory.
 //!
 //! - [`launch`] starts one process for each rank of a [`Job`]; each of them calls [`rank_main`].
-//! - [`run_rank`] runs the rank that another launcher gave this process ([`Membership::from_env`]).
+//! - [`run_rank`] runs the rank that another launcher gave this process ([`Membership::find`]).
 //! - [`run_threads`] runs all ranks as threads.
 //!
 //! From the bottom up: `memory` maps segments, `control` holds the words through which ranks signal each
@@ -11,6 +11,8 @@
 //!
 //! Nothing here has a name in a file system, so nothing is left behind, however a run ends.
 
+mod ancestor;
+mod bounded;
 mod channel;
 mod chaos;
 mod comm;
@@ -19,10 +21,12 @@ mod coordinator;
 mod copy;
 mod direct;
 mod engine;
+mod gather;
 mod job;
 mod join;
 mod landing;
 mod launch;
+mod launchers;
 mod meeting;
 mod memory;
 mod packets;
@@ -35,6 +39,8 @@ mod threads;
 mod wait;
 mod walk;
 
+pub use crate::error::RunError;
+pub use bounded::{Bounded, exit_at_once};
 pub use channel::{Channel, accept, same_user};
 pub use comm::{Comm, CommConfig, World};
 pub use control::{Control, Progress};
@@ -42,6 +48,7 @@ pub use engine::{Engine, EngineChoice, Engines, HostEngine, RankRun};
 pub use job::{HostConfig, Job, LaneThreads, RankCommand};
 pub use join::{Membership, RankJob, run_rank};
 pub use launch::launch;
+pub use launchers::{Found, Launch};
 pub use memory::{Access, Segment, Zeros};
 pub use rank::rank_main;
 pub use threads::run_threads;

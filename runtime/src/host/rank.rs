@@ -1,15 +1,16 @@
 //! One rank behind a control socket: the process that a launcher started, and what it has in common with a
 //! rank that joined by itself.
 
+use std::cell::Cell;
 use std::os::fd::{FromRawFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
 use nix::sys::socket::{getsockopt, sockopt};
-use symmc_ir::Bindings;
 use symmc_ir::dim::SymbolId;
 use symmc_ir::entity::Entity;
+use symmc_ir::{Bindings, parallel};
 use symmc_planner::plan::Plan;
 
 use super::channel::{Channel, FromRank, ToRank, Welcome};
@@ -47,7 +48,8 @@ pub fn rank_main(fd: RawFd, engines: &Engines<'_>) -> Result<(), RunError> {
     let socket = unsafe { OwnedFd::from_raw_fd(fd) };
     getsockopt(&socket, sockopt::SockType).map_err(|e| invalid(&e))?;
     let channel = Channel::new(socket, 0);
-    let (welcome, fds) = receive_welcome(&channel, Instant::now() + WELCOME)?;
+    let (welcome, fds) =
+        receive_welcome(&channel, Instant::now() + WELCOME)?.ok_or_else(|| unexpected("a welcome", &None))?;
     match Launched::new(&welcome, fds) {
         // A failure of the run has been reported.
         Ok(rank) => rank.run(&channel, &welcome, engines).or(Ok(())),
@@ -55,18 +57,19 @@ pub fn rank_main(fd: RawFd, engines: &Engines<'_>) -> Result<(), RunError> {
     }
 }
 
-/// The first message, and the descriptors of the shared memory.
+/// The first message, and the descriptors of the shared memory; `None` when the other end is gone.
 pub(super) fn receive_welcome(
     channel: &Channel,
     until: Instant,
-) -> Result<(Welcome, Vec<OwnedFd>), RunError> {
+) -> Result<Option<(Welcome, Vec<OwnedFd>)>, RunError> {
     match channel.receive(Some(until))? {
         Some(ToRank::Welcome(welcome)) => {
             let count = 2 + welcome.ranks as usize + welcome.job.map_or(0, |j| j.len()) + welcome.files.len();
             let fds = channel.receive_fds(count, until)?;
-            Ok((welcome, fds))
+            Ok(Some((welcome, fds)))
         }
         Some(ToRank::Verdict(Some(error))) => Err(error),
+        None => Ok(None),
         other => Err(unexpected("a welcome", &other)),
     }
 }
@@ -172,6 +175,14 @@ pub(super) struct Protocol<'a> {
 
 type Verdict = Result<(), RunError>;
 
+/// Where the verdict comes from.
+struct Verdicts {
+    /// From the thread that listens.
+    received: mpsc::Receiver<Verdict>,
+    /// Whether there is one.
+    listening: Cell<bool>,
+}
+
 impl Protocol<'_> {
     /// From the comparison of plans to the verdict. A failure of this rank has been reported on return.
     ///
@@ -179,7 +190,8 @@ impl Protocol<'_> {
     /// As [`Engine::run`](super::Engine::run).
     pub unsafe fn start(&self, memory: &RankMemory) -> Verdict {
         let comm = self.run.comm;
-        let (verdicts, verdict) = mpsc::channel();
+        let (verdicts, received) = mpsc::channel();
+        let verdict = Verdicts { received, listening: Cell::new(false) };
         let ended = AtomicBool::new(false);
         std::thread::scope(|scope| {
             let ended = &ended;
@@ -188,7 +200,9 @@ impl Protocol<'_> {
                 self.channel.send(&FromRank::Ready)?;
                 self.expect(&ToRank::Start)?;
                 if let Some(verdicts) = verdicts.take() {
-                    scope.spawn(move || self.listen(comm, ended, &verdicts));
+                    let listen = move || self.listen(comm, ended, &verdicts);
+                    // Without a listener the abort word alone ends this rank's waits early.
+                    verdict.listening.set(parallel::start(scope, listen).is_ok());
                 }
                 Ok(())
             };
@@ -208,7 +222,7 @@ impl Protocol<'_> {
     }
 
     /// Tells the coordinator of a failure; the error that explains it best.
-    fn report(&self, error: RunError, verdict: &mpsc::Receiver<Verdict>, comm: &Comm) -> RunError {
+    fn report(&self, error: RunError, verdict: &Verdicts, comm: &Comm) -> RunError {
         // The coordinator may have ended the run itself; then it does not listen any more.
         let _ = self.channel.send(&FromRank::Failed(error.clone()));
         match error.is_consequence().then(|| self.await_verdict(verdict, comm)) {
@@ -234,13 +248,7 @@ impl Protocol<'_> {
                 Err(error) => break Err(error),
             }
         };
-        let verdict = match message {
-            Ok(Some(ToRank::Verdict(None))) => Ok(()),
-            Ok(Some(ToRank::Verdict(Some(error)))) => Err(error),
-            Ok(None) => Err(self.coordinator_gone()),
-            Ok(other) => Err(unexpected("a verdict", &other)),
-            Err(error) => Err(error),
-        };
+        let verdict = self.verdict_of(message);
         if let Err(error) = &verdict {
             comm.abort(error);
         }
@@ -248,17 +256,40 @@ impl Protocol<'_> {
         let _ = verdicts.send(verdict);
     }
 
+    fn verdict_of(&self, message: Result<Option<ToRank>, RunError>) -> Verdict {
+        match message? {
+            Some(ToRank::Verdict(None)) => Ok(()),
+            Some(ToRank::Verdict(Some(error))) => Err(error),
+            None => Err(self.coordinator_gone()),
+            other => Err(unexpected("a verdict", &other)),
+        }
+    }
+
+    /// The verdict, if it comes within a tick: from the thread that listens, or else from the socket.
+    fn next_verdict(&self, verdict: &Verdicts) -> Option<Verdict> {
+        if verdict.listening.get() {
+            return match verdict.received.recv_timeout(TICK) {
+                Ok(verdict) => Some(verdict),
+                Err(mpsc::RecvTimeoutError::Disconnected) => Some(Err(self.coordinator_gone())),
+                Err(mpsc::RecvTimeoutError::Timeout) => None,
+            };
+        }
+        match self.channel.readable(Some(Instant::now() + TICK)) {
+            Ok(true) => Some(self.verdict_of(self.channel.receive(None))),
+            Ok(false) => None,
+            Err(error) => Some(Err(error)),
+        }
+    }
+
     /// The coordinator's verdict, which comes when all ranks have ended.
-    fn await_verdict(&self, verdict: &mpsc::Receiver<Verdict>, comm: &Comm) -> Verdict {
+    fn await_verdict(&self, verdict: &Verdicts, comm: &Comm) -> Verdict {
         let ranks = self.welcome.ranks;
         let beats = || (0..ranks).map(|r| comm.control().progress(r).beats).collect::<Vec<_>>();
         let limit = self.run.config.limit;
         let (mut last, mut since) = (beats(), Instant::now());
         loop {
-            match verdict.recv_timeout(TICK) {
-                Ok(verdict) => return verdict,
-                Err(mpsc::RecvTimeoutError::Disconnected) => return Err(self.coordinator_gone()),
-                Err(mpsc::RecvTimeoutError::Timeout) => {}
+            if let Some(verdict) = self.next_verdict(verdict) {
+                return verdict;
             }
             let now = beats();
             if now != last {

@@ -1,10 +1,10 @@
 //! Ranks as threads of this process, with the same shared memory, variants and limits as processes.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Barrier;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::{Scope, ScopedJoinHandle};
 
-use symmc_ir::Tensor;
+use symmc_ir::{Tensor, parallel};
 
 use super::comm::{Comm, World};
 use super::coordinator::cause;
@@ -23,27 +23,31 @@ pub fn run_threads(job: &Job, registry: &Registry) -> Result<Vec<Vec<Tensor>>, R
     let needs = Needs::of(job.plan, &job.bindings, job.inputs, 0)?;
     let arena = arena_size(job.plan.arenas.symmetric)?;
     let world = World::create(ranks, needs.groups, arena, job.config.first)?;
-    let start = Start { all: Barrier::new(ranks as usize), failed: AtomicBool::new(false) };
-    let results: Vec<Result<Vec<Tensor>, RunError>> = std::thread::scope(|scope| {
+    let start = Start { ranks, state: Mutex::default(), changed: Condvar::new() };
+    let results: Vec<Outputs> = std::thread::scope(|scope| {
         let spawn = |rank| {
             let (world, needs, start) = (world.clone(), &needs, &start);
-            scope.spawn(move || {
-                let passed = AtomicBool::new(false);
-                let run = || run_rank((job, registry), rank, world.clone(), needs, || start.ready(&passed));
+            let ended = world.control.clone();
+            let work = move || {
+                let run = || run_rank((job, registry), rank, world.clone(), needs, || start.ready());
                 let result = catch_unwind(AssertUnwindSafe(run)).unwrap_or_else(|panic| {
                     let text = panic_text(&*panic);
                     Err(RunError::system(format!("rank {rank}"), format!("panicked: {text}")))
                 });
                 if let Err(error) = &result {
                     world.control.abort(rank, &error.to_string());
-                    start.give_up(&passed);
+                    start.fail();
                 }
                 result
+            };
+            thread_of(scope, rank, work).inspect_err(|error| {
+                ended.abort(rank, &error.to_string());
+                start.fail();
             })
         };
         let threads: Vec<_> = (0..ranks).map(spawn).collect();
         let died = |_| Err(RunError::system("a rank's thread", "panicked"));
-        threads.into_iter().map(|t| t.join().unwrap_or_else(died)).collect()
+        threads.into_iter().map(|t| t?.join().unwrap_or_else(died)).collect()
     });
     if results.iter().any(Result::is_err) {
         let errors = results.into_iter().filter_map(Result::err).collect();
@@ -52,28 +56,53 @@ pub fn run_threads(job: &Job, registry: &Registry) -> Result<Vec<Vec<Tensor>>, R
     Ok(results.into_iter().flatten().collect())
 }
 
+/// What a thread of a rank leaves behind.
+type Outputs = Result<Vec<Tensor>, RunError>;
+
+/// A thread for a rank, if the system gives one.
+fn thread_of<'scope>(
+    scope: &'scope Scope<'scope, '_>,
+    rank: u32,
+    work: impl FnOnce() -> Outputs + Send + 'scope,
+) -> Result<ScopedJoinHandle<'scope, Outputs>, RunError> {
+    parallel::start(scope, work)
+        .map_err(|e| RunError::exhausted(format!("starting the thread of rank {rank}"), &e))
+}
+
 /// The start of all ranks: none begins before all have loaded, or one has failed to.
 struct Start {
-    all: Barrier,
-    failed: AtomicBool,
+    ranks: u32,
+    state: Mutex<Loaded>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct Loaded {
+    ranks: u32,
+    failed: bool,
 }
 
 impl Start {
-    fn ready(&self, passed: &AtomicBool) -> Result<(), RunError> {
-        passed.store(true, Ordering::Relaxed);
-        self.all.wait();
-        match self.failed.load(Ordering::SeqCst) {
+    fn state(&self) -> MutexGuard<'_, Loaded> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn ready(&self) -> Result<(), RunError> {
+        let mut state = self.state();
+        state.ranks += 1;
+        self.changed.notify_all();
+        let waiting = |s: &mut Loaded| s.ranks < self.ranks && !s.failed;
+        let state = self.changed.wait_while(state, waiting).unwrap_or_else(PoisonError::into_inner);
+        match state.ranks < self.ranks {
             true => Err(RunError::Aborted { rank: 0, reason: "a rank failed to start".into() }),
             false => Ok(()),
         }
     }
 
-    /// Lets the others pass, where this rank never came to the start.
-    fn give_up(&self, passed: &AtomicBool) {
-        if !passed.swap(true, Ordering::Relaxed) {
-            self.failed.store(true, Ordering::SeqCst);
-            self.all.wait();
-        }
+    /// Lets the others go on, to find that a rank failed.
+    fn fail(&self) {
+        self.state().failed = true;
+        self.changed.notify_all();
     }
 }
 

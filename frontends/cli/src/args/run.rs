@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Args as ClapArgs, ValueEnum};
 use symmc::cuda::Products;
+use symmc::host::Launch;
 
 use super::{CompileArgs, ProgramArgs, parse_seconds, parse_setting, parse_tolerance};
 
@@ -58,7 +59,7 @@ pub struct RunArgs {
     /// How often to run the plan
     #[arg(long, default_value_t = 1, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub repeat: u32,
-    /// No wait of a rank takes longer
+    /// No wait of a rank takes longer, also for the others to join
     #[arg(long, default_value_t = 30.0, value_name = "SECONDS", value_parser = parse_seconds)]
     pub timeout: f64,
     /// Print how long the runs took, starting the ranks included
@@ -67,6 +68,9 @@ pub struct RunArgs {
     /// What runs it
     #[arg(long, value_enum, default_value_t = BackendArg::Host)]
     pub backend: BackendArg,
+    /// Who starts the ranks: with torchrun, mpi or slurm this process is one of them
+    #[arg(long, value_enum, default_value_t = LaunchArg::Auto)]
+    pub launch: LaunchArg,
     /// With --backend cuda, the GPU of each rank [default: rank r takes GPU r]
     #[arg(long, value_name = "N,N,…", value_delimiter = ',')]
     pub gpus: Vec<u32>,
@@ -79,6 +83,33 @@ pub struct RunArgs {
     /// With --backend cuda, write the device times of the last run's steps, for Perfetto or chrome://tracing
     #[arg(long, value_name = "FILE")]
     pub profile_trace: Option<PathBuf>,
+}
+
+/// Who starts the ranks of a run.
+#[derive(ValueEnum, Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LaunchArg {
+    /// The launcher that the environment shows, or else this process
+    Auto,
+    /// This process, whatever the environment says
+    Local,
+    /// torchrun (RANK, WORLD_SIZE)
+    Torchrun,
+    /// mpirun or mpiexec of Open MPI, MPICH, Intel MPI or MVAPICH (OMPI_COMM_WORLD_RANK, PMI_RANK, MV2_COMM_WORLD_RANK)
+    Mpi,
+    /// srun (SLURM_PROCID within a step)
+    Slurm,
+}
+
+impl From<LaunchArg> for Launch {
+    fn from(arg: LaunchArg) -> Launch {
+        match arg {
+            LaunchArg::Auto => Launch::Auto,
+            LaunchArg::Local => Launch::Local,
+            LaunchArg::Torchrun => Launch::Torchrun,
+            LaunchArg::Mpi => Launch::Mpi,
+            LaunchArg::Slurm => Launch::Slurm,
+        }
+    }
 }
 
 /// Who allocates symmetric memory on GPUs.

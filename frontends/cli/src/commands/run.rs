@@ -8,16 +8,16 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, bail};
 use symmc::cuda::arena::Source;
 use symmc::cuda::{CudaConfig, Products};
-use symmc::host::{EngineChoice, Membership};
+use symmc::host::{EngineChoice, Membership, RunError};
 use symmc::ir::OutputKind;
 use symmc::{
     Backend, CheckedPlan, Config, Draw, Expected, Graph, Registry, RunConfig, Tensor, TensorFile, Weights,
     Workload,
 };
 
-use crate::args::{ArenaArg, BackendArg, Compare, RunArgs};
-use crate::commands::rank_command;
+use crate::args::{ArenaArg, BackendArg, Compare, LaunchArg, RunArgs};
 use crate::commands::results::{Tolerances, report};
+use crate::commands::{exit_code, rank_command};
 use crate::load;
 use crate::out::put;
 use crate::progress::spin;
@@ -27,31 +27,8 @@ use crate::units::count;
 pub fn run(args: &RunArgs) -> Result<ExitCode> {
     refuse_idle(args)?;
     let place = place(args)?;
-    let tensors = args.tensors.as_deref().map(TensorFile::open).transpose()?;
-    let Subject { plan, source, weights } = subject(args, tensors.as_ref())?;
-    refuse_what_has_no_kernel(args, &plan)?;
-    if let Some(place) = place.as_ref().filter(|p| p.ranks != plan.ranks) {
-        let found = count(place.ranks, "rank");
-        bail!("{}: {} expected, the environment gives {found}", source.name, count(plan.ranks, "rank"));
-    }
-    let draw =
-        Draw { seed: args.seed.unwrap_or(0), arguments: args.seed.is_some(), symbols: args.set.clone() };
-    let gather = || Workload::gather(&source, &weights, tensors.as_ref(), &draw);
-    let work = spin("reading and drawing inputs", gather)?;
-    for note in &work.notes {
-        eprintln!("note: {note}");
-    }
-    // Ranks that joined find out together, so that none waits for one that has left.
-    if args.backend != BackendArg::Interpreter && place.is_none() {
-        serving(&plan, &source, &work)?;
-    }
-    // Ranks that joined run even so, that none waits for this one.
-    let expected = expected(args, &plan, &work);
-    if place.is_none()
-        && let Err(error) = expected
-    {
-        return Err(error);
-    }
+    let prepared = prepare(args, place.as_ref()).inspect_err(|error| decline(place.as_ref(), error))?;
+    let Prepared { plan, source, work, expected } = prepared;
     let start = Instant::now();
     let (ranks, outputs) = spin("running", || execute(args, place, &plan, &work))?;
     if args.timing {
@@ -69,10 +46,65 @@ pub fn run(args: &RunArgs) -> Result<ExitCode> {
     Ok(ExitCode::from(u8::from(!agreed)))
 }
 
+/// What a run needs, before any rank begins.
+struct Prepared {
+    plan: CheckedPlan,
+    source: Graph,
+    work: Workload,
+    /// What the results are compared with. Ranks that joined run also without it, that none waits for this one.
+    expected: Result<Option<(Compare, Expected)>>,
+}
+
+fn prepare(args: &RunArgs, place: Option<&Membership>) -> Result<Prepared> {
+    let tensors = args.tensors.as_deref().map(TensorFile::open).transpose()?;
+    let Subject { plan, source, weights } = subject(args, tensors.as_ref())?;
+    refuse_what_has_no_kernel(args, &plan)?;
+    if let Some(place) = place.filter(|p| p.ranks != plan.ranks) {
+        let found = count(place.ranks, "rank");
+        bail!("{}: {} expected, the environment gives {found}", source.name, count(plan.ranks, "rank"));
+    }
+    let draw =
+        Draw { seed: args.seed.unwrap_or(0), arguments: args.seed.is_some(), symbols: args.set.clone() };
+    let gather = || Workload::gather(&source, &weights, tensors.as_ref(), &draw);
+    let work = spin("reading and drawing inputs", gather)?;
+    for note in &work.notes {
+        eprintln!("note: {note}");
+    }
+    // Ranks that joined find out together, so that none waits for one that has left.
+    if args.backend != BackendArg::Interpreter && place.is_none() {
+        serving(&plan, &source, &work)?;
+    }
+    let expected = expected(args, &plan, &work);
+    if place.is_none()
+        && let Err(error) = expected
+    {
+        return Err(error);
+    }
+    Ok(Prepared { plan, source, work, expected })
+}
+
+/// Tells the ranks that joined that this one cannot begin.
+fn decline(place: Option<&Membership>, error: &anyhow::Error) {
+    if let Some(place) = place {
+        let text = format!("{error:#}");
+        let told = match exit_code(error) {
+            2 => RunError::Invalid(format!("rank {}: {text}", place.rank)),
+            _ => RunError::system(format!("rank {}", place.rank), text),
+        };
+        place.decline(&told);
+    }
+}
+
 /// The place of this process among ranks that another launcher started, if one did.
 fn place(args: &RunArgs) -> Result<Option<Membership>> {
     match args.backend {
-        BackendArg::Host | BackendArg::Cuda => Ok(Membership::from_env().map_err(symmc::Error::from)?),
+        BackendArg::Host | BackendArg::Cuda => {
+            let found = Membership::find(args.launch.into()).map_err(symmc::Error::from)?;
+            if let Some(note) = found.note {
+                eprintln!("note: {note}");
+            }
+            Ok(found.place)
+        }
         BackendArg::Threads | BackendArg::Interpreter => Ok(None),
     }
 }
@@ -181,6 +213,10 @@ fn refuse_idle(args: &RunArgs) -> Result<()> {
         bail!(
             "--backend interpreter --compare interpreter compares the interpreter with itself; expected another backend or --compare recorded"
         );
+    }
+    let one_process = matches!(args.backend, BackendArg::Threads | BackendArg::Interpreter);
+    if one_process && !matches!(args.launch, LaunchArg::Auto | LaunchArg::Local) {
+        bail!("--launch has no effect on a backend of one process");
     }
     let drawn = args.seed.is_some().then_some("--seed, which draws the arguments");
     match (args.compare, &args.tensors, drawn, args.compile.given().next(), &args.plan) {
