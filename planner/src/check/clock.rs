@@ -8,135 +8,22 @@
 //! All ranks run the same list, and a step only depends on earlier points of the list, so one pass over the
 //! list visits every point after all that it depends on.
 //!
-//! # Fewer ranks
-//! A conflict is between two ranks over the memory of a third. When every group that is used holds all ranks
-//! in one cell, the ranks are exchangeable: what a rank knows of another is the same for all pairs, and three
-//! ranks show all there is to see. Elsewhere, and where pairs of ranks meet, all ranks are simulated; memory is
-//! then examined on one of each class of ranks that a symmetry of all groups and pairs exchanges
-//! ([`Ranks::examined`]).
+//! What ranks learn from each other they learn together with all of their cell, so their clocks are kept once for all
+//! that share them, each with what the rank knows of itself. Work and memory go by the clocks that differ, not by the
+//! number of ranks.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, HashMap};
+use std::ops::Range;
+use std::sync::Arc;
 
-use symmc_ir::Members;
+use smallvec::{SmallVec, smallvec};
 use symmc_ir::collective::Meets;
 
-use super::program::Group;
+use super::ranks::{Exchange, Ranks};
 use super::step::{Step, Sync};
 
 /// Lanes of a rank.
 pub const LANES: usize = 2;
-
-/// The ranks that are simulated and the cells of the groups among them.
-pub struct Ranks {
-    /// How many.
-    pub count: usize,
-    /// The cells of each group; none for a group that is not used.
-    pub cells: Vec<Vec<Vec<usize>>>,
-    /// The ranks whose memory is examined.
-    pub examined: Vec<usize>,
-}
-
-/// The pairs of ranks that meet in a step: its group, and their numbers within each cell.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub struct Exchange<'a> {
-    group: usize,
-    pairs: &'a [(u32, u32)],
-}
-
-impl<'a> Exchange<'a> {
-    /// That of a step in which pairs meet.
-    pub fn of(step: &'a Step) -> Option<Self> {
-        let sync = step.sync.filter(|s| s.meets == Meets::Pairs)?;
-        Some(Exchange { group: sync.group, pairs: &step.pairs })
-    }
-
-    /// The ranks of the pairs, sender first.
-    fn ranks(self, cells: &[Vec<Vec<usize>>]) -> impl Iterator<Item = (usize, usize)> {
-        let rank = |cell: &[usize], number: u32| cell.get(number as usize).copied();
-        cells[self.group].iter().flat_map(move |cell| {
-            self.pairs.iter().filter_map(move |&(from, to)| Some((rank(cell, from)?, rank(cell, to)?)))
-        })
-    }
-}
-
-impl Ranks {
-    /// The ranks to simulate for `ranks` ranks of which the groups in `used` and `exchanges` order some.
-    pub fn new(ranks: usize, groups: &[Group], used: &[bool], exchanges: &BTreeSet<Exchange<'_>>) -> Self {
-        let whole = |g: &Group| match &g.members {
-            Members::World => true,
-            Members::Cells(cells) => cells.len() == 1,
-        };
-        let in_use = || groups.iter().zip(used).filter(|(_, used)| **used).map(|(g, _)| g);
-        if exchanges.is_empty() && in_use().all(whole) {
-            let count = ranks.min(3);
-            let cells =
-                used.iter().map(|&u| if u { vec![(0..count).collect()] } else { Vec::new() }).collect();
-            return Ranks { count, cells, examined: vec![0] };
-        }
-        let cells: Vec<Vec<Vec<usize>>> =
-            groups.iter().zip(used).map(|(g, &u)| cells_of(g, u, ranks)).collect();
-        let pairs: Vec<BTreeSet<(usize, usize)>> =
-            exchanges.iter().map(|e| e.ranks(&cells).collect()).collect();
-        let mut examined: Vec<usize> = Vec::new();
-        for r in 0..ranks {
-            if !examined.iter().any(|&e| exchangeable(e, r, ranks, (&cells, &pairs))) {
-                examined.push(r);
-            }
-        }
-        Ranks { count: ranks, cells, examined }
-    }
-
-    /// The peers of a rank in a group.
-    pub fn peers(&self, group: usize, rank: usize) -> Vec<usize> {
-        let cell = self.cells[group].iter().find(|c| c.contains(&rank));
-        cell.map(|c| c.iter().copied().filter(|&r| r != rank).collect()).unwrap_or_default()
-    }
-}
-
-fn cells_of(group: &Group, used: bool, ranks: usize) -> Vec<Vec<usize>> {
-    match (&group.members, used) {
-        (_, false) => Vec::new(),
-        (Members::World, true) => vec![(0..ranks).collect()],
-        (Members::Cells(cells), true) => {
-            cells.iter().map(|c| c.iter().map(|&r| r as usize).collect()).collect()
-        }
-    }
-}
-
-/// The cells of each group, and the pairs that meet in each exchange.
-type Structure<'a> = (&'a [Vec<Vec<usize>>], &'a [BTreeSet<(usize, usize)>]);
-
-/// Whether one of three simple permutations takes rank `a` to rank `b`, every cell of every group to a cell
-/// of that group and every pair of every exchange to a pair of that exchange.
-fn exchangeable(a: usize, b: usize, ranks: usize, (cells, pairs): Structure<'_>) -> bool {
-    let keeps = |map: &dyn Fn(usize) -> usize| keeps_pairs(pairs, map) && keeps_cells(ranks, cells, map);
-    let swap = |r: usize| match r {
-        r if r == a => b,
-        r if r == b => a,
-        r => r,
-    };
-    keeps(&|r| (r + ranks + b - a) % ranks)
-        || (ranks.is_power_of_two() && keeps(&|r| r ^ (a ^ b)))
-        || keeps(&swap)
-}
-
-fn keeps_pairs(pairs: &[BTreeSet<(usize, usize)>], map: &dyn Fn(usize) -> usize) -> bool {
-    pairs.iter().all(|of| of.iter().all(|&(from, to)| of.contains(&(map(from), map(to)))))
-}
-
-fn keeps_cells(ranks: usize, cells: &[Vec<Vec<usize>>], map: &dyn Fn(usize) -> usize) -> bool {
-    cells.iter().filter(|c| !c.is_empty()).all(|cells| {
-        let mut cell_of = vec![usize::MAX; ranks];
-        for (i, cell) in cells.iter().enumerate() {
-            cell.iter().filter(|&&r| r < ranks).for_each(|&r| cell_of[r] = i);
-        }
-        cells.iter().all(|cell| {
-            let target = |r: &usize| cell_of.get(map(*r)).copied();
-            cell.first().map(target) == cell.last().map(target)
-                && cell.windows(2).all(|w| target(&w[0]) == target(&w[1]))
-        })
-    })
-}
 
 /// A completed step that a later one is compared with.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -168,22 +55,57 @@ pub enum Fault {
     Landing(Past),
 }
 
+/// What a lane of a rank knows: a clock that others may share, and how far the rank's own lanes have come, whatever that
+/// clock says of them.
+#[derive(Clone, Debug)]
+struct Row {
+    shared: Arc<[u32]>,
+    own: [u32; LANES],
+}
+
+/// What is known where an access starts: the least of what those know who make it.
+#[derive(Clone)]
+pub struct Start<'a>(SmallVec<[Known<'a>; 1]>);
+
+#[derive(Clone, Copy)]
+struct Known<'a> {
+    shared: &'a [u32],
+    own: Option<(usize, [u32; LANES])>,
+}
+
+impl Start<'_> {
+    /// Whether this lane of this rank is known to have come to `tick`.
+    pub fn knows(&self, rank: usize, lane: usize, tick: u32) -> bool {
+        self.0.iter().all(|known| {
+            let own = known.own.filter(|(r, _)| *r == rank).map_or(0, |(_, own)| own[lane]);
+            own >= tick || known.shared[rank * LANES + lane] >= tick
+        })
+    }
+}
+
+/// What those know who have met.
+#[derive(Clone)]
+enum Meeting {
+    None,
+    /// The clock of each cell of the group.
+    Cells(Vec<Arc<[u32]>>),
+    /// What each rank knows when it has met those with which it forms pairs.
+    Pairs(Vec<Row>),
+}
+
 /// The clocks of all ranks; see the [module](self).
 #[derive(Clone)]
 pub struct Clocks {
-    width: usize,
-    /// The clock of each lane of each rank, one after another.
-    now: Vec<u32>,
+    /// What each lane of each rank knows, one after another.
+    now: Vec<Row>,
     /// The tick of the start of this run.
     base: u32,
     /// The tick of the start of the next run.
     next: u32,
-    /// The clocks of all ranks at the completion of steps that are waited for.
-    kept: BTreeMap<usize, Vec<u32>>,
+    /// What all ranks know at the completion of steps that are waited for.
+    kept: BTreeMap<usize, Vec<Row>>,
     groups: Vec<GroupPast>,
-    /// One clock for each cell of the group of the step that is at its meeting; where pairs meet, one for each
-    /// rank at its completion.
-    meeting: Vec<u32>,
+    meeting: Meeting,
     /// The number of clocks joined across ranks.
     pub joins: u64,
 }
@@ -191,28 +113,26 @@ pub struct Clocks {
 impl Clocks {
     /// Before the first run.
     pub fn new(ranks: &Ranks) -> Self {
-        let width = ranks.count * LANES;
+        let lanes = ranks.count * LANES;
+        let nothing = Row { shared: vec![0; lanes].into(), own: [0; LANES] };
         Clocks {
-            width,
-            now: vec![0; width * width],
+            now: vec![nothing; lanes],
             base: 0,
             next: 1,
             kept: BTreeMap::new(),
             groups: vec![GroupPast::default(); ranks.cells.len()],
-            meeting: Vec::new(),
+            meeting: Meeting::None,
             joins: 0,
         }
     }
 
-    /// The clock of a lane of a rank: at the start of a run, or at the arrival of the step in that lane.
-    pub fn now(&self, rank: usize, lane: usize) -> &[u32] {
-        let at = (rank * LANES + lane) * self.width;
-        &self.now[at..at + self.width]
+    fn row(&self, rank: usize, lane: usize) -> &Row {
+        &self.now[rank * LANES + lane]
     }
 
-    fn now_mut(&mut self, rank: usize, lane: usize) -> &mut [u32] {
-        let at = (rank * LANES + lane) * self.width;
-        &mut self.now[at..at + self.width]
+    /// What a lane of a rank knows: at the start of a run, or at the arrival of the step in that lane.
+    pub fn now(&self, rank: usize, lane: usize) -> Start<'_> {
+        Start(smallvec![self.row(rank, lane).known(rank)])
     }
 
     /// The tick of the start of this run.
@@ -240,11 +160,10 @@ impl Clocks {
         self.base = self.next;
         self.next = self.base + 2 + 2 * steps as u32;
         self.kept.clear();
-        for rank in 0..self.width / LANES {
-            let mut joined = self.now(rank, 0).to_vec();
-            (1..LANES).for_each(|lane| join(&mut joined, self.now(rank, lane)));
-            joined[rank * LANES..(rank + 1) * LANES].fill(self.base);
-            (0..LANES).for_each(|lane| self.now_mut(rank, lane).copy_from_slice(&joined));
+        let mut joins = Joins::default();
+        for lanes in self.now.chunks_mut(LANES) {
+            let shared = lanes[1..].iter().fold(lanes[0].shared.clone(), |all, l| joins.of(&all, &l.shared));
+            lanes.fill(Row { shared, own: [self.base; LANES] });
         }
     }
 
@@ -258,43 +177,55 @@ impl Clocks {
     ) {
         for wait in &step.waits {
             let Some(kept) = self.kept.get(wait) else { continue };
-            for rank in 0..ranks.count {
-                let at = (rank * LANES + step.lane) * self.width;
-                join(&mut self.now[at..at + self.width], &kept[rank * self.width..(rank + 1) * self.width]);
+            let mut joins = Joins::default();
+            for (rank, kept) in kept.iter().enumerate() {
+                self.now[rank * LANES + step.lane].join(kept, &mut joins);
             }
         }
         let Some(sync) = step.sync else { return };
-        self.meeting.clear();
-        if let Some(exchange) = Exchange::of(step) {
-            self.meet_in_pairs(exchange, step.lane, ranks);
-            return self.remember(step, sync, (bucket, index), ranks, faults);
-        }
-        for cell in &ranks.cells[sync.group] {
-            let from = self.meeting.len();
-            self.meeting.resize(from + self.width, 0);
-            for &rank in cell {
-                let at = (rank * LANES + step.lane) * self.width;
-                join(&mut self.meeting[from..], &self.now[at..at + self.width]);
-            }
-            self.joins += cell.len() as u64;
-        }
+        self.meeting = match Exchange::of(step) {
+            Some(exchange) => self.meet_in_pairs(exchange, step.lane, ranks),
+            None => self.meet_in_cells(&ranks.cells[sync.group], step.lane),
+        };
         self.remember(step, sync, (bucket, index), ranks, faults);
     }
 
-    /// What each rank knows when it has met those with which it forms pairs.
-    fn meet_in_pairs(&mut self, exchange: Exchange<'_>, lane: usize, ranks: &Ranks) {
-        let width = self.width;
-        let arrival = |rank: usize| (rank * LANES + lane) * width;
-        for rank in 0..ranks.count {
-            self.meeting.extend_from_slice(&self.now[arrival(rank)..arrival(rank) + width]);
+    fn meet_in_cells(&mut self, cells: &[Vec<usize>], lane: usize) -> Meeting {
+        // Cells whose ranks share the same clocks differ only in what these know of themselves.
+        let mut known: HashMap<Vec<*const u32>, Arc<[u32]>> = HashMap::new();
+        let mut met = Vec::with_capacity(cells.len());
+        for cell in cells {
+            let mut clocks: Vec<&Arc<[u32]>> = cell.iter().map(|&r| &self.row(r, lane).shared).collect();
+            clocks.sort_unstable_by_key(|c| c.as_ptr());
+            clocks.dedup_by_key(|c| c.as_ptr());
+            let joined = known.entry(clocks.iter().map(|c| c.as_ptr()).collect()).or_insert_with(|| {
+                let mut joined = clocks.first().map_or_else(Vec::new, |c| c.to_vec());
+                clocks.iter().skip(1).for_each(|c| raise(&mut joined, c));
+                joined.into()
+            });
+            let mut clock = joined.to_vec();
+            for &r in cell {
+                raise(&mut clock[r * LANES..(r + 1) * LANES], &self.row(r, lane).own);
+            }
+            met.push(clock.into());
+            self.joins += cell.len() as u64;
         }
+        Meeting::Cells(met)
+    }
+
+    fn meet_in_pairs(&mut self, exchange: Exchange<'_>, lane: usize, ranks: &Ranks) -> Meeting {
+        let mut met: Vec<Row> = (0..ranks.count).map(|r| self.row(r, lane).clone()).collect();
         for (from, to) in exchange.ranks(&ranks.cells) {
             for (rank, other) in [(from, to), (to, from)] {
-                let other = &self.now[arrival(other)..arrival(other) + width];
-                join(&mut self.meeting[rank * width..(rank + 1) * width], other);
+                let (row, other) = (&mut met[rank], (other, self.row(other, lane)));
+                let mut clock = row.shared.to_vec();
+                raise(&mut clock, &other.1.shared);
+                raise(&mut clock[other.0 * LANES..(other.0 + 1) * LANES], &other.1.own);
+                row.shared = clock.into();
                 self.joins += 1;
             }
         }
+        Meeting::Pairs(met)
     }
 
     /// Compares a step with the earlier ones of its group.
@@ -308,15 +239,14 @@ impl Clocks {
     ) {
         let this = Past { lane: step.lane, tick: self.completion(index), bucket, step: index };
         let past = &self.groups[sync.group];
-        let knows = |rank: usize, of: usize, past: &Past| {
-            self.now(rank, step.lane)[of * LANES + past.lane] >= past.tick
-        };
-        if let Some(last) = past.last.filter(|p| !(0..ranks.count).all(|r| knows(r, r, p))) {
+        let followed = |p: &Past| (0..ranks.count).all(|r| self.row(r, step.lane).own[p.lane] >= p.tick);
+        if let Some(last) = past.last.filter(|p| !followed(p)) {
             faults.push(Fault::Unordered(last));
         }
         if sync.landing {
             let all_know = |p: &Past| {
-                ranks.cells[sync.group].iter().all(|c| c.iter().all(|&q| c.iter().all(|&r| knows(q, r, p))))
+                let cells = &ranks.cells[sync.group];
+                cells.iter().all(|c| self.know_each_other(c, step.lane, p.lane..p.lane + 1, p.tick))
             };
             if let Some(last) = past.zones[past.zone].filter(|p| !all_know(p)) {
                 faults.push(Fault::Landing(last));
@@ -330,77 +260,97 @@ impl Clocks {
         }
     }
 
-    /// The clock under which a rank begins to write the results of a step.
-    pub fn of_results(&self, rank: usize, step: &Step, ranks: &Ranks) -> &[u32] {
-        match step.sync {
-            Some(sync) if sync.result_after_meeting => self.met(rank, sync, ranks),
-            _ => self.now(rank, step.lane),
-        }
+    /// What is known where a rank begins to write the results of a step.
+    pub fn of_results(&self, rank: usize, step: &Step, ranks: &Ranks) -> Start<'_> {
+        let met = step.sync.filter(|s| s.result_after_meeting);
+        met.and_then(|sync| self.met(rank, sync, ranks)).unwrap_or_else(|| self.now(rank, step.lane))
     }
 
-    /// Stores the clock under which all peers of a rank begin to touch its memory: what each of them knows.
-    pub fn of_peers(&self, rank: usize, step: &Step, ranks: &Ranks, out: &mut Vec<u32>) {
-        out.clear();
-        let Some(sync) = step.sync else { return };
-        if sync.entry {
-            out.extend_from_slice(self.met(rank, sync, ranks));
-            return;
-        }
-        out.resize(self.width, u32::MAX);
-        for peer in ranks.peers(sync.group, rank) {
-            out.iter_mut().zip(self.now(peer, step.lane)).for_each(|(o, &n)| *o = (*o).min(n));
-        }
+    /// What is known where the peers of a rank begin to touch its memory: what each of them knows.
+    pub fn of_peers(&self, rank: usize, step: &Step, ranks: &Ranks) -> Start<'_> {
+        let met = step.sync.filter(|s| s.entry).and_then(|sync| self.met(rank, sync, ranks));
+        met.unwrap_or_else(|| {
+            let peers = step.sync.into_iter().flat_map(|sync| ranks.peers(sync.group, rank));
+            Start(peers.map(|p| self.row(p, step.lane).known(p)).collect())
+        })
     }
 
-    fn met(&self, rank: usize, sync: Sync, ranks: &Ranks) -> &[u32] {
-        let cell = ranks.cells[sync.group].iter().position(|c| c.contains(&rank)).unwrap_or(0);
-        &self.meeting[cell * self.width..(cell + 1) * self.width]
+    /// What the cell of a rank knows after its meeting.
+    fn met(&self, rank: usize, sync: Sync, ranks: &Ranks) -> Option<Start<'_>> {
+        let Meeting::Cells(cells) = &self.meeting else { return None };
+        let shared = cells.get(ranks.cell_of(sync.group, rank)?)?;
+        Some(Start(smallvec![Known { shared, own: None }]))
     }
 
     /// Brings every rank to the completion of a step.
     pub fn complete(&mut self, step: &Step, index: usize, ranks: &Ranks, waited_for: bool) {
         let (last_touch, completion) = (self.last_touch(index), self.completion(index));
-        if Exchange::of(step).is_some() {
-            for rank in 0..ranks.count {
-                let at = (rank * LANES + step.lane) * self.width;
-                let met = &self.meeting[rank * self.width..(rank + 1) * self.width];
-                self.now[at..at + self.width].copy_from_slice(met);
+        match (std::mem::replace(&mut self.meeting, Meeting::None), step.sync) {
+            (Meeting::Pairs(met), _) => {
+                met.into_iter().enumerate().for_each(|(r, row)| self.now[r * LANES + step.lane] = row);
             }
-        } else if let Some(sync) = step.sync {
-            for (c, cell) in ranks.cells[sync.group].iter().enumerate() {
-                for &rank in cell {
-                    let at = (rank * LANES + step.lane) * self.width;
-                    let now = &mut self.now[at..at + self.width];
-                    if sync.meets == Meets::Group || sync.exit {
-                        now.copy_from_slice(&self.meeting[c * self.width..(c + 1) * self.width]);
-                    }
+            (Meeting::Cells(met), Some(sync)) if sync.meets == Meets::Group || sync.exit => {
+                for (cell, mut clock) in ranks.cells[sync.group].iter().zip(met) {
                     if sync.exit {
-                        cell.iter().for_each(|&peer| now[peer * LANES + step.lane] = last_touch);
+                        let mut touched = clock.to_vec();
+                        cell.iter().for_each(|&peer| touched[peer * LANES + step.lane] = last_touch);
+                        clock = touched.into();
                     }
+                    cell.iter().for_each(|&r| self.now[r * LANES + step.lane].shared = clock.clone());
                 }
             }
+            _ => {}
         }
-        for rank in 0..ranks.count {
-            self.now_mut(rank, step.lane)[rank * LANES + step.lane] = completion;
-        }
+        let in_lane = self.now.iter_mut().skip(step.lane).step_by(LANES);
+        in_lane.for_each(|row| row.own[step.lane] = completion);
         if waited_for {
-            let all = (0..ranks.count).flat_map(|rank| self.now(rank, step.lane)).copied().collect();
-            self.kept.insert(index, all);
+            let in_lane = self.now.iter().skip(step.lane).step_by(LANES);
+            self.kept.insert(index, in_lane.cloned().collect());
         }
+    }
+
+    /// Forgets what was known at the completion of a step that no later one waits for.
+    pub fn forget(&mut self, step: usize) {
+        self.kept.remove(&step);
     }
 
     /// Whether every lane of each of these ranks knows that each of them had come to `tick`.
     pub fn all_know(&self, ranks: &[usize], tick: u32) -> bool {
-        let knows = |r: usize, lane: usize| {
-            let now = self.now(r, lane);
-            ranks.iter().all(|&of| now[of * LANES..(of + 1) * LANES].iter().all(|&t| t >= tick))
-        };
-        ranks.iter().all(|&r| (0..LANES).all(|lane| knows(r, lane)))
+        (0..LANES).all(|lane| self.know_each_other(ranks, lane, 0..LANES, tick))
+    }
+
+    /// Whether this lane of each of these ranks knows that the lanes `of` each of them had come to `tick`.
+    fn know_each_other(&self, ranks: &[usize], lane: usize, of: Range<usize>, tick: u32) -> bool {
+        // Two of those that a clock does not know to have come, at most.
+        let mut open: HashMap<*const u32, SmallVec<[usize; 2]>> = HashMap::new();
+        ranks.iter().all(|&rank| {
+            let row = self.row(rank, lane);
+            let open = open.entry(row.shared.as_ptr()).or_insert_with(|| {
+                let come = |r: usize| of.clone().all(|l| row.shared[r * LANES + l] >= tick);
+                ranks.iter().copied().filter(|&r| !come(r)).take(2).collect()
+            });
+            let known = |l: usize| row.own[l].max(row.shared[rank * LANES + l]) >= tick;
+            open.iter().all(|&r| r == rank && of.clone().all(known))
+        })
     }
 
     /// All that matters for what may follow with regard to what happened before `tick`.
     pub fn summary(&self, tick: u32) -> Vec<u32> {
-        let mut out: Vec<u32> = self.now.iter().map(|&t| t.min(tick)).collect();
+        let mut clocks: BTreeMap<Vec<u32>, u32> = BTreeMap::new();
+        let mut of: HashMap<*const u32, u32> = HashMap::new();
+        let mut out = Vec::new();
+        for row in &self.now {
+            let number = *of.entry(row.shared.as_ptr()).or_insert_with(|| {
+                let (next, clock) = (clocks.len() as u32, row.shared.iter().map(|&t| t.min(tick)));
+                *clocks.entry(clock.collect()).or_insert(next)
+            });
+            out.push(number);
+            out.extend(row.own.iter().map(|&t| t.min(tick)));
+        }
+        for (clock, number) in clocks {
+            out.push(number);
+            out.extend(clock);
+        }
         for g in &self.groups {
             out.push(g.zone as u32);
             let zones = g.zones.iter().map(|p| p.filter(|p| p.tick < tick).map_or(0, |p| p.tick));
@@ -410,15 +360,53 @@ impl Clocks {
     }
 }
 
-fn join(into: &mut [u32], from: &[u32]) {
-    into.iter_mut().zip(from).for_each(|(a, &b)| *a = (*a).max(b));
+impl Row {
+    fn known(&self, rank: usize) -> Known<'_> {
+        Known { shared: &self.shared, own: Some((rank, self.own)) }
+    }
+
+    fn join(&mut self, other: &Row, joins: &mut Joins) {
+        self.shared = joins.of(&self.shared, &other.shared);
+        raise(&mut self.own, &other.own);
+    }
+}
+
+/// Joined clocks, each made once. The clocks that they were made of are held, so that no other takes their address.
+#[derive(Default)]
+struct Joins(HashMap<(*const u32, *const u32), [Arc<[u32]>; 3]>);
+
+impl Joins {
+    fn of(&mut self, a: &Arc<[u32]>, b: &Arc<[u32]>) -> Arc<[u32]> {
+        if Arc::ptr_eq(a, b) {
+            return a.clone();
+        }
+        let join = || {
+            let at_least = |x: &[u32], y: &[u32]| x.iter().zip(y).all(|(x, y)| x >= y);
+            match (at_least(a, b), at_least(b, a)) {
+                (true, _) => a.clone(),
+                (_, true) => b.clone(),
+                _ => a.iter().zip(b.iter()).map(|(&x, &y)| x.max(y)).collect(),
+            }
+        };
+        let known = self.0.entry((a.as_ptr(), b.as_ptr()));
+        known.or_insert_with(|| [join(), a.clone(), b.clone()])[0].clone()
+    }
+}
+
+fn raise(clock: &mut [u32], by: &[u32]) {
+    clock.iter_mut().zip(by).for_each(|(a, &b)| *a = (*a).max(b));
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
+    use std::collections::HashSet;
+
+    use symmc_ir::Members;
+
+    use super::super::program::Group;
     use super::*;
 
-    fn group(members: Members, size: u32) -> Group {
+    pub fn group(members: Members, size: u32) -> Group {
         Group { name: "g".into(), members, size }
     }
 
@@ -430,18 +418,18 @@ mod tests {
             writes: Vec::new(),
             peer_reads: Vec::new(),
             peer_writes: Vec::new(),
-            keeps: std::collections::HashSet::new(),
+            keeps: HashSet::new(),
             sync,
             pairs: Vec::new(),
         }
     }
 
-    fn put(pairs: &[(u32, u32)]) -> Step {
+    pub fn put(pairs: &[(u32, u32)]) -> Step {
         let sync = Sync { meets: Meets::Pairs, landing: false, ..PACKETS };
         Step { pairs: pairs.to_vec(), ..step(1, &[], Some(sync)) }
     }
 
-    fn ranks(count: usize, groups: &[Group], steps: &[Step]) -> Ranks {
+    pub fn ranks(count: usize, groups: &[Group], steps: &[Step]) -> Ranks {
         let exchanges = steps.iter().filter_map(Exchange::of).collect();
         Ranks::new(count, groups, &vec![true; groups.len()], &exchanges)
     }
@@ -494,30 +482,6 @@ mod tests {
     }
 
     #[test]
-    fn ranks_that_symmetry_exchanges_are_examined_once() {
-        let pairs = |c: &[[u32; 2]]| Members::Cells(c.iter().map(|c| c.to_vec()).collect());
-        let mesh = [group(pairs(&[[0, 1], [2, 3]]), 2), group(pairs(&[[0, 2], [1, 3]]), 2)];
-        let found = ranks(4, &mesh, &[]);
-        assert_eq!((found.count, found.examined.as_slice()), (4, &[0][..]));
-        assert_eq!(found.peers(1, 0), [2]);
-        let odd =
-            [group(pairs(&[[0, 1], [2, 3]]), 2), group(Members::Cells(vec![vec![0, 1, 2], vec![3]]), 3)];
-        assert!(ranks(4, &odd, &[]).examined.len() > 1);
-        let world = [group(Members::World, 8)];
-        assert_eq!(ranks(8, &world, &[]).count, 3);
-        let of = |pairs: &[(u32, u32)]| {
-            let found = ranks(8, &world, &[put(pairs)]);
-            assert_eq!(found.count, 8);
-            found.examined
-        };
-        let to_all: Vec<(u32, u32)> = [0, 1, 2, 4, 5, 6, 7].map(|r| (3, r)).to_vec();
-        assert_eq!(of(&to_all), [0, 3]);
-        assert_eq!(of(&(0..8).map(|r| (r, (r + 1) % 8)).collect::<Vec<_>>()), [0]);
-        assert_eq!(of(&[(0, 1), (1, 2)]), [0, 1, 2, 3]);
-        assert_eq!(of(&[]), [0]);
-    }
-
-    #[test]
     fn pairs_know_of_each_other_and_nobody_else() {
         let world = [group(Members::World, 4)];
         let steps = [put(&[(0, 1)]), put(&[(1, 2)])];
@@ -530,7 +494,7 @@ mod tests {
         for (i, s) in steps.iter().enumerate() {
             clocks.arrive(s, (0, i), &ranks, &mut faults);
             clocks.complete(s, i, &ranks, false);
-            let arrived = |r: usize, of: usize| clocks.now(r, 1)[of * LANES + 1] >= start;
+            let arrived = |r: usize, of: usize| clocks.now(r, 1).knows(of, 1, start);
             let of = |r| (0..4).filter(|&of| arrived(r, of)).collect::<Vec<usize>>();
             knows.push((0..4).map(of).collect::<Vec<_>>());
         }

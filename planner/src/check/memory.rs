@@ -3,6 +3,9 @@
 //! Spaces are cut into pieces of bytes with one history. A piece keeps the accesses that later ones may have
 //! to be compared with: an access is forgotten when another one stands in for it, because whatever
 //! conflicts with the one conflicts with the other and comes after it only by coming after the other.
+//!
+//! Where a value lies apart from others although their spans meet, an access to it stands in for none but those to the
+//! same value. Such *loose* accesses are no part of the pieces; each is kept once, with its span.
 
 use std::collections::BTreeMap;
 
@@ -71,14 +74,44 @@ pub struct Span {
     /// The byte behind the last.
     pub high: u64,
     /// Whether all values that share the memory with the touched one share bytes with it wherever their
-    /// spans meet. Only then does the access stand in for others.
+    /// spans meet. Only then does the access stand in for those to other values.
     pub simple: bool,
+}
+
+/// The history of a space.
+#[derive(Clone, Debug, Default)]
+struct History {
+    pieces: BTreeMap<u64, Piece>,
+    loose: Vec<Loose<Record>>,
+    /// The values that loose accesses wrote.
+    held: Vec<Loose<ValueId>>,
+}
+
+/// Something about bytes within a span.
+#[derive(Clone, Copy, Debug)]
+struct Loose<T> {
+    low: u64,
+    high: u64,
+    what: T,
+}
+
+impl<T: Copy> Loose<T> {
+    fn meets(&self, span: &Span) -> bool {
+        self.low < span.high && span.low < self.high
+    }
+
+    /// What lies in front of a span and behind it.
+    fn outside(&self, span: &Span) -> impl Iterator<Item = Self> {
+        let parts = [(self.low, self.high.min(span.low)), (self.low.max(span.high), self.high)];
+        let what = self.what;
+        parts.into_iter().filter(|(low, high)| low < high).map(move |(low, high)| Loose { low, high, what })
+    }
 }
 
 /// See the [module](self).
 #[derive(Clone, Debug, Default)]
 pub struct MemoryOfRank {
-    spaces: BTreeMap<Space, BTreeMap<u64, Piece>>,
+    spaces: BTreeMap<Space, History>,
 }
 
 impl MemoryOfRank {
@@ -96,7 +129,28 @@ impl MemoryOfRank {
         if span.low >= span.high {
             return;
         }
-        let space = self.spaces.entry(span.space).or_default();
+        let history = self.spaces.entry(span.space).or_default();
+        history.stand_in(&span, accesses, judge);
+        if first.write {
+            history.held.retain(|held| !(held.meets(&span) && replaces(held.what)));
+        }
+        let space = &mut history.pieces;
+        if !span.simple {
+            for (_, piece) in range_mut(space, span.low, span.high) {
+                piece.records.iter().filter(|old| old.write || first.write).for_each(|old| {
+                    judge(old);
+                });
+                if first.write {
+                    piece.holds.retain(|v| !replaces(*v));
+                }
+            }
+            let Span { low, high, .. } = span;
+            history.loose.extend(accesses.iter().map(|&what| Loose { low, high, what }));
+            if first.write {
+                history.held.push(Loose { low, high, what: first.value });
+            }
+            return;
+        }
         cut(space, span.low);
         cut(space, span.high);
         fill(space, span.low, span.high);
@@ -104,10 +158,9 @@ impl MemoryOfRank {
             piece.records.retain(|old| {
                 if old.write || first.write {
                     let order = judge(old);
-                    !(first.write && span.simple && order == Order::Before)
+                    !(first.write && order == Order::Before)
                 } else {
-                    let same = |new: &Record| new.same_makers(old);
-                    !(span.simple && accesses.iter().any(same))
+                    !accesses.iter().any(|new| new.same_makers(old))
                 }
             });
             piece.records.extend(accesses.iter().copied());
@@ -123,14 +176,70 @@ impl MemoryOfRank {
 
     /// Compares accesses with all earlier ones, and leaves no trace.
     pub fn compare(&self, span: Span, write: bool, judge: &mut dyn FnMut(&Record) -> Order) {
-        let Some(space) = self.spaces.get(&span.space).filter(|_| span.low < span.high) else { return };
+        let Some(history) = self.spaces.get(&span.space).filter(|_| span.low < span.high) else { return };
+        let space = &history.pieces;
         let before = space.range(..span.low).next_back().filter(|(_, p)| p.end > span.low);
-        for (_, piece) in before.into_iter().chain(space.range(span.low..span.high)) {
-            piece.records.iter().filter(|old| old.write || write).for_each(|old| {
-                judge(old);
+        let pieces = before.into_iter().chain(space.range(span.low..span.high)).flat_map(|(_, p)| &p.records);
+        let loose = history.loose.iter().filter(|l| l.meets(&span)).map(|l| &l.what);
+        pieces.chain(loose).filter(|old| old.write || write).for_each(|old| {
+            judge(old);
+        });
+    }
+
+    /// Keeps the accesses, each with its space and bytes, for which `keep` says so, and what values the bytes hold no more.
+    pub fn keep_accesses(&mut self, keep: impl Fn(Space, (u64, u64), &Record) -> bool) {
+        for (&space, history) in &mut self.spaces {
+            history.held.clear();
+            history.loose.retain(|l| keep(space, (l.low, l.high), &l.what));
+            history.pieces.retain(|&low, piece| {
+                piece.holds.clear();
+                piece.records.retain(|record| keep(space, (low, piece.end), record));
+                !piece.records.is_empty()
             });
         }
+        self.spaces.retain(|_, history| !(history.loose.is_empty() && history.pieces.is_empty()));
     }
+
+    /// Whether no access is kept.
+    pub fn is_empty(&self) -> bool {
+        self.spaces.is_empty()
+    }
+}
+
+impl History {
+    /// Compares accesses with earlier loose ones, and forgets those that they stand in for.
+    fn stand_in(&mut self, span: &Span, accesses: &[Record], judge: &mut dyn FnMut(&Record) -> Order) {
+        let Some(&first) = accesses.first() else { return };
+        let mut outside: SmallVec<[Loose<Record>; 4]> = SmallVec::new();
+        self.loose.retain(|old| {
+            if !old.meets(span) {
+                return true;
+            }
+            let stands_in = if old.what.write || first.write {
+                judge(&old.what) == Order::Before && first.write
+            } else {
+                accesses.iter().any(|new| new.same_makers(&old.what))
+            };
+            if !stands_in || !(span.simple || old.what.value == first.value) {
+                return true;
+            }
+            if old.what.value != first.value {
+                outside.extend(old.outside(span));
+            }
+            false
+        });
+        self.loose.extend(outside);
+    }
+}
+
+/// The pieces that meet these bytes.
+fn range_mut(
+    space: &mut BTreeMap<u64, Piece>,
+    low: u64,
+    high: u64,
+) -> impl Iterator<Item = (&u64, &mut Piece)> {
+    let from = space.range(..low).next_back().filter(|(_, p)| p.end > low).map_or(low, |(&at, _)| at);
+    space.range_mut(from..high)
 }
 
 /// Divides the piece that `at` lies in, if it lies within one.

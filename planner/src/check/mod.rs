@@ -52,10 +52,10 @@
 //! # How
 //! Sizes and positions are dims. A value's *span* holds all bytes that it can occupy on any rank under any
 //! binding; values whose spans meet share bytes unless the dims prove them apart (`place`): under one binding within
-//! a run, under any two for two runs of a bucket, and not at all for two buckets. The order is
+//! a run (`overlap`), under any two for two runs of a bucket, and not at all for two buckets. The order is
 //! decided with vector clocks (`clock`) and the last accesses of each byte (`memory`), in one pass over
-//! the list per bucket and a short one per sequence of buckets (`time`). Time is near linear in the number
-//! of steps.
+//! the list per bucket and a short one per sequence of buckets that differ in what they leave to others (`left`,
+//! `time`). Time is near linear in the number of steps.
 //!
 //! # What is not proven
 //! That the planned programs compute what the source computes (only their signatures are compared), that a
@@ -67,9 +67,12 @@ mod buffer;
 mod clock;
 mod error;
 mod inplace;
+mod left;
 mod memory;
+mod overlap;
 mod place;
 mod program;
+mod ranks;
 mod step;
 mod time;
 
@@ -81,6 +84,7 @@ use symmc_ir::{Graph, Table, ValueId, parallel};
 pub use error::{Access, At, CheckError, Moment, ProgramId, Side, Who};
 
 use crate::plan::{Bucket, Plan};
+use overlap::Overlaps;
 use place::Symbols;
 use program::{Program, Programs};
 use step::{Context, Schedule};
@@ -219,10 +223,21 @@ fn schedule<'a>(
     let symbols = symbols(programs, program, index, bucket, errors)?;
     buffer::declared(plan, index, bucket, errors);
     let homes = place::homes((plan, programs), (index, bucket), program, &symbols, errors);
-    let ctx = Context { plan, programs, index, bucket, program, symbols: &symbols, homes: &homes };
+    let overlaps = Overlaps::new(&homes, &symbols);
+    let (of_bucket, overlap) = (&symbols, &overlaps);
+    let ctx = Context {
+        plan,
+        programs,
+        index,
+        bucket,
+        program,
+        symbols: of_bucket,
+        homes: &homes,
+        overlaps: overlap,
+    };
     let steps = step::steps(&ctx, errors);
     let bound = step::bound_inputs(&programs.source, program, &homes);
-    Some(Schedule { index, bucket, program, symbols, homes, steps, bound })
+    Some(Schedule { index, bucket, program, symbols, homes, overlaps, steps, bound })
 }
 
 /// The symbols of a program with the ranges of a bucket, which must be those of the program or narrower.
@@ -256,16 +271,28 @@ fn symbols(
     Some(symbols)
 }
 
-/// Each size must have at most one bucket.
+/// Each size must have at most one bucket. Buckets are compared where their ranges of one symbol meet.
 fn ranges_overlap(plan: &Plan, errors: &mut Vec<CheckError>) {
-    for (second, b) in plan.buckets.iter().enumerate() {
-        for (first, a) in plan.buckets[..second].iter().enumerate() {
-            // A bucket without the symbols of the others is reported for that.
-            let pairs: Option<Vec<_>> = a.symbols.iter().map(|(s, x)| Some((x, b.symbols.get(s)?))).collect();
-            let apart = pairs.is_none_or(|p| p.iter().any(|(x, y)| x[1] < y[0] || y[1] < x[0]));
-            if !apart {
-                errors.push(CheckError::BucketsOverlap { first, second });
-            }
-        }
+    let symbols = plan.buckets.first().map(|b| b.symbols.keys().collect::<Vec<_>>()).unwrap_or_default();
+    // A bucket without the symbols of the others is reported for that.
+    let ranges = |(i, b): (usize, &Bucket)| {
+        let of = symbols.iter().map(|&s| b.symbols.get(s).copied());
+        Some((i, of.collect::<Option<Vec<[i64; 2]>>>()?)).filter(|_| b.symbols.len() == symbols.len())
+    };
+    let mut ranges: Vec<(usize, Vec<[i64; 2]>)> =
+        plan.buckets.iter().enumerate().filter_map(ranges).collect();
+    let starts = |axis: usize| ranges.iter().map(|(_, r)| r[axis][0]).collect::<HashSet<i64>>().len();
+    let Some(axis) = (0..symbols.len()).max_by_key(|&axis| starts(axis)) else {
+        let pairs = (1..plan.buckets.len()).map(|second| CheckError::BucketsOverlap { first: 0, second });
+        return errors.extend(pairs);
+    };
+    ranges.sort_by_key(|(i, r)| (r[axis][0], *i));
+    let mut found = Vec::new();
+    for (k, (a, x)) in ranges.iter().enumerate() {
+        let behind = ranges[k + 1..].iter().take_while(|(_, y)| y[axis][0] <= x[axis][1]);
+        let meets = behind.filter(|(_, y)| x.iter().zip(y).all(|(x, y)| x[0] <= y[1] && y[0] <= x[1]));
+        found.extend(meets.map(|(b, _)| (a.max(b), a.min(b))));
     }
+    found.sort_unstable();
+    errors.extend(found.into_iter().map(|(&second, &first)| CheckError::BucketsOverlap { first, second }));
 }

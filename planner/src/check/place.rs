@@ -17,7 +17,7 @@ use crate::plan::{ArenaKind, Bucket, Memory, Place, Plan, Role};
 pub type Symbols = Table<SymbolId, symmc_ir::Symbol>;
 
 /// Memory that steps write, numbered: the two arenas, then one for each output.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct Space(pub usize);
 
 impl Space {
@@ -75,17 +75,10 @@ impl Home {
     pub fn meets(&self, other: &Home) -> bool {
         self.space.is_some() && self.space == other.space && self.low < other.high && other.low < self.high
     }
-    /// Whether two values share bytes on some rank under some binding, as far as is known.
-    pub fn overlaps(&self, other: &Home, symbols: &Symbols) -> bool {
-        self.meets(other) && ((self.rigid && other.rigid) || !apart(&self.range, &other.range, symbols))
-    }
-
-    /// The same for two runs of the bucket, whose bindings have nothing to do with each other.
+    /// Whether two values whose spans meet may share bytes when each is of a run of its own of one bucket, under bindings
+    /// that have nothing to do with each other.
     pub fn overlaps_in_other_run(&self, other: &Home, symbols: &Symbols) -> bool {
-        self.overlaps(other, symbols) || {
-            let (renamed, both) = (other.range.renamed(symbols), twice(symbols));
-            self.meets(other) && !apart(&self.range, &renamed, &both)
-        }
+        (self.rigid && other.rigid) || !apart(&self.range, &other.range.renamed(symbols), &twice(symbols))
     }
 }
 

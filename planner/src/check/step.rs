@@ -8,6 +8,7 @@ use symmc_ir::{Contract, Dim, Graph, Node, NodeId, Op, Table, ValueId, Variant};
 
 use super::error::{At, CheckError, Side};
 use super::inplace::{InPlace, Overlay, overlay};
+use super::overlap::Overlaps;
 use super::place::{Home, Symbols, written_each_run};
 use super::program::{Program, Programs};
 use crate::plan::{Barrier, Bucket, Lane, Plan, Role};
@@ -27,6 +28,8 @@ pub struct Schedule<'a> {
     pub symbols: Symbols,
     /// Where each base value lies.
     pub homes: Table<ValueId, Option<Home>>,
+    /// Which of them share bytes in one run.
+    pub overlaps: Overlaps,
     /// The steps, in order.
     pub steps: Vec<Step>,
     /// The inputs that lie in fixed memory, or in that of the outputs that replace them, and whether the caller writes them
@@ -66,7 +69,7 @@ pub struct Step {
 }
 
 /// How a step orders the ranks of a group.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Sync {
     /// The group, an index of [`Programs::groups`].
     pub group: usize,
@@ -98,6 +101,19 @@ pub struct Context<'a> {
     pub symbols: &'a Symbols,
     /// Where each base value lies.
     pub homes: &'a Table<ValueId, Option<Home>>,
+    /// Which of them share bytes in one run.
+    pub overlaps: &'a Overlaps,
+}
+
+impl Schedule<'_> {
+    /// Whether two values share bytes in one run, as far as is known.
+    pub fn share(&self, a: ValueId, b: ValueId) -> bool {
+        share(&self.overlaps, &self.homes, a, b)
+    }
+}
+
+fn share(overlaps: &Overlaps, homes: &Table<ValueId, Option<Home>>, a: ValueId, b: ValueId) -> bool {
+    homes[a].as_ref().zip(homes[b].as_ref()).is_some_and(|(x, y)| overlaps.share((a, x), (b, y)))
 }
 
 /// Resolves the steps of a bucket.
@@ -229,17 +245,16 @@ fn shared_bytes(
     let graph = &ctx.program.graph;
     let node = &graph.nodes[id];
     for (i, &r) in node.outputs.iter().enumerate() {
-        let Some(home) = &ctx.homes[r] else { continue };
         let in_place = InPlace::of(ctx, node, r);
         for &other in &node.outputs[..i] {
-            if ctx.homes[other].as_ref().is_some_and(|o| o.overlaps(home, ctx.symbols)) {
+            if ctx.share(other, r) {
                 let (first, second) = (graph.name_of(other).to_string(), graph.name_of(r).to_string());
                 errors.push(CheckError::ResultsOverlap { at: ctx.at(s), first, second });
             }
         }
         for (k, &x) in node.inputs.iter().enumerate() {
             let base = ctx.program.base(x);
-            if !ctx.homes[base].as_ref().is_some_and(|b| b.overlaps(home, ctx.symbols)) {
+            if !ctx.share(base, r) {
                 continue;
             }
             match overlay(ctx, id, k, r, contract, &in_place) {
@@ -390,6 +405,11 @@ fn symmetric(ctx: &Context<'_>, s: usize, value: ValueId, side: Side, errors: &m
 }
 
 impl Context<'_> {
+    /// Whether two values share bytes.
+    fn share(&self, a: ValueId, b: ValueId) -> bool {
+        share(self.overlaps, self.homes, a, b)
+    }
+
     fn at(&self, step: usize) -> At {
         let node = self.bucket.steps.get(step).map(|s| s.node.clone()).unwrap_or_default();
         At { bucket: self.index, step, node }

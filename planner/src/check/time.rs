@@ -5,20 +5,27 @@
 //! of the first run: from the end of the first run every sequence of buckets is followed until every rank
 //! knows that all others have left the first run, or nothing new can be learnt. Two runs are enough where
 //! every run meets; where one does not, longer sequences are followed.
+//!
+//! # Many buckets
+//! What ranks know of each other follows from lanes, waits and collectives alone: buckets that agree in those have one
+//! *form*. Of the accesses of the first run only those are compared with later ones that may still be in the air when
+//! the next run starts, on bytes that any run touches in conflict (`Left`). Where nothing of that kind is left, the runs
+//! that follow can only be wrong about landing zones, and one bucket stands for all of its form, before and after.
 
-use std::collections::{BTreeSet, HashMap, HashSet};
+use std::collections::{BTreeSet, HashSet};
 
 use symmc_ir::collective::Meets;
 use symmc_ir::{Table, ValueId, parallel};
 
 use super::Report;
-use super::clock::{Clocks, Exchange, Fault, LANES, Past, Ranks};
+use super::clock::{Clocks, Fault, Past, Start};
 use super::error::{Access, CheckError, Moment, Who};
+use super::left::Left;
 use super::memory::{MemoryOfRank, Order, Record, START, Span};
 use super::place::Home;
 use super::program::Programs;
+use super::ranks::{Exchange, Ranks};
 use super::step::{Schedule, Step};
-use crate::plan::Memory;
 
 /// After this many errors no more are looked for.
 const ENOUGH: usize = 100;
@@ -39,15 +46,16 @@ pub fn check(
     let ranks = Ranks::new(ranks as usize, &programs.groups, &used, &exchanges);
     (report.simulated, report.examined) = (ranks.count, ranks.examined.len());
     let facts: Vec<Facts> = schedules.iter().map(Facts::new).collect();
-    let peers = |&r: &usize| (0..ranks.cells.len()).map(|g| ranks.peers(g, r)).collect();
+    let peers = |&r: &usize| (0..ranks.cells.len()).map(|g| ranks.peers(g, r).collect()).collect();
     let peers: Vec<Vec<Vec<usize>>> = ranks.examined.iter().map(peers).collect();
     let steps = schedules.iter().map(|s| s.steps.len()).sum();
+    let left = Left::new(schedules);
     let proofs = parallel::map((0..schedules.len()).collect(), steps, |bucket| {
-        let (ranks, facts, peers) = (&ranks, &facts, &peers);
+        let (ranks, facts, peers, left) = (&ranks, &facts, &peers, &left);
         let (errors, seen, report) = (Vec::new(), BTreeSet::new(), Report::default());
         let mut proof = Proof { programs, schedules, facts, peers, ranks, errors, seen, report };
         let (clocks, memories) = proof.first_run(bucket);
-        proof.follow(bucket, &clocks, &memories);
+        proof.follow(bucket, &clocks, memories, left);
         (proof.errors, proof.report)
     });
     let mut errors: Vec<CheckError> = Vec::new();
@@ -70,29 +78,27 @@ pub fn check(
 struct Facts {
     /// What each value occupies, if it lies in memory that steps write.
     spans: Table<ValueId, Option<Span>>,
-    /// Whether other steps wait for a step.
-    waited_for: Vec<bool>,
+    /// The last step that waits for a step.
+    last_waiter: Vec<Option<usize>>,
 }
 
 impl Facts {
     fn new(schedule: &Schedule<'_>) -> Self {
-        // For each memory, whether all its values are rigid.
-        let mut simple: HashMap<Memory, bool> = HashMap::new();
-        for home in schedule.homes.values().flatten() {
-            *simple.entry(home.range.memory).or_insert(true) &= home.rigid;
-        }
-        let span = |home: &Home| {
-            let simple = simple.get(&home.range.memory).copied().unwrap_or(false);
+        let span = |(v, home): (ValueId, &Option<Home>)| {
+            let home = home.as_ref()?;
+            let simple = schedule.overlaps.is_simple(v);
             Some(Span { space: home.space?, low: home.low, high: home.high, simple })
         };
-        let spans = schedule.homes.values().map(|home| home.as_ref().and_then(span)).collect();
-        let mut waited_for = vec![false; schedule.steps.len()];
-        for &w in schedule.steps.iter().flat_map(|s| &s.waits) {
-            if let Some(flag) = waited_for.get_mut(w) {
-                *flag = true;
+        let spans = schedule.homes.iter().map(span).collect();
+        let mut last_waiter = vec![None; schedule.steps.len()];
+        for (s, step) in schedule.steps.iter().enumerate() {
+            for &w in &step.waits {
+                if let Some(last) = last_waiter.get_mut(w) {
+                    *last = Some(s);
+                }
             }
         }
-        Facts { spans, waited_for }
+        Facts { spans, last_waiter }
     }
 }
 
@@ -113,7 +119,7 @@ struct Touch<'a> {
     /// The position of the rank among those examined.
     examined: usize,
     /// The accesses, each with the clock under which it starts.
-    accesses: Vec<(Record, &'a [u32])>,
+    accesses: Vec<(Record, Start<'a>)>,
     /// The bucket of the earlier accesses that these are compared with.
     earlier: usize,
     /// Whether those are of the same run.
@@ -177,7 +183,7 @@ impl Proof<'_> {
     }
 
     /// Follows every sequence of runs after one of `bucket`, until no rank can meet what that one left.
-    fn follow(&mut self, bucket: usize, after: &Clocks, memories: &[MemoryOfRank]) {
+    fn follow(&mut self, bucket: usize, after: &Clocks, mut memories: Vec<MemoryOfRank>, left: &Left) {
         let tick = after.next_start();
         let around: Vec<Vec<usize>> = self
             .ranks
@@ -189,14 +195,29 @@ impl Proof<'_> {
                 all.into_iter().collect()
             })
             .collect();
+        let mut start = after.clone();
+        start.start(0);
+        for ((memory, &rank), (peers, around)) in
+            memories.iter_mut().zip(&self.ranks.examined).zip(self.peers.iter().zip(&around))
+        {
+            left.keep(memory, |old| {
+                let knows = |of: usize| known_over(&start.now(of, 0), old, rank, peers);
+                if left.blind { around.iter().all(|&r| knows(r)) } else { knows(rank) }
+            });
+        }
+        let next: Vec<usize> = match memories.iter().all(MemoryOfRank::is_empty) {
+            true if left.form[bucket] != bucket => return,
+            true => (0..self.schedules.len()).filter(|&b| left.form[b] == b).collect(),
+            false => (0..self.schedules.len()).collect(),
+        };
         let over = |clocks: &Clocks| around.iter().all(|ranks| clocks.all_know(ranks, tick));
         let mut known: BTreeSet<Vec<u32>> = BTreeSet::new();
         let mut open = vec![after.clone()];
         while let Some(before) = open.pop() {
-            for next in 0..self.schedules.len() {
+            for &next in &next {
                 let mut clocks = before.clone();
                 self.report.sequences += 1;
-                let done = self.run(next, &mut clocks, Against::Run(bucket, memories), over);
+                let done = self.run(next, &mut clocks, Against::Run(bucket, &memories), over);
                 if !done && known.insert(clocks.summary(tick)) {
                     open.push(clocks);
                 }
@@ -229,7 +250,10 @@ impl Proof<'_> {
                 self.fault(bucket, index, fault);
             }
             self.step(bucket, index, clocks, &mut against);
-            clocks.complete(step, index, self.ranks, facts[bucket].waited_for[index]);
+            let last_waiter = &facts[bucket].last_waiter;
+            clocks.complete(step, index, self.ranks, last_waiter[index].is_some());
+            let done = |&&w: &&usize| last_waiter.get(w) == Some(&Some(index));
+            step.waits.iter().filter(done).for_each(|&w| clocks.forget(w));
             if self.errors.len() >= ENOUGH {
                 return true;
             }
@@ -284,17 +308,12 @@ impl Proof<'_> {
             }
         }
         let group = step.sync.map_or(0, |s| s.group);
-        let mut of_peers = Vec::new();
         for (examined, &rank) in ranks.examined.iter().enumerate() {
             let has_peers = step.sync.is_some() && !self.peers[examined][group].is_empty();
-            if has_peers {
-                clocks.of_peers(rank, step, ranks, &mut of_peers);
-            }
-            let (arrival, results) = (clocks.now(rank, step.lane), clocks.of_results(rank, step, ranks));
             for (value, write) in step.touches() {
                 let (own_start, by_peers) = match write {
-                    false => (arrival, step.peer_reads.contains(&value)),
-                    true => (results, step.peer_writes.contains(&value)),
+                    false => (clocks.now(rank, step.lane), step.peer_reads.contains(&value)),
+                    true => (clocks.of_results(rank, step, ranks), step.peer_writes.contains(&value)),
                 };
                 let (end, lane) = (clocks.completion(index), step.lane as u8);
                 let own = Record {
@@ -312,7 +331,7 @@ impl Proof<'_> {
                 let within_own = step.sync.is_some_and(|s| s.meets == Meets::Pairs);
                 if by_peers && has_peers && !within_own {
                     let peers = Record { who: Who::Peers, end: clocks.last_touch(index), ..own };
-                    accesses.push((peers, &of_peers));
+                    accesses.push((peers, clocks.of_peers(rank, step, ranks)));
                 }
                 self.touch(bucket, examined, accesses, &step.keeps, against);
             }
@@ -323,7 +342,7 @@ impl Proof<'_> {
         &mut self,
         bucket: usize,
         examined: usize,
-        accesses: Vec<(Record, &[u32])>,
+        accesses: Vec<(Record, Start<'_>)>,
         keeps: &HashSet<ValueId>,
         against: &mut Against<'_>,
     ) {
@@ -341,10 +360,7 @@ impl Proof<'_> {
                 let records: Vec<Record> = accesses.iter().map(|a| a.0).collect();
                 let touch = Touch { bucket, examined, accesses, earlier: bucket, same_run: true };
                 let replaces = &mut |other: ValueId| {
-                    if other == first.value
-                        || keeps.contains(&other)
-                        || !overlap(schedule, first.value, other)
-                    {
+                    if other == first.value || keeps.contains(&other) || !schedule.share(first.value, other) {
                         return false;
                     }
                     contents[symmc_ir::entity::Entity::index(other)] = Content::Lost(first.step);
@@ -365,14 +381,8 @@ impl Proof<'_> {
             return Order::Exempt;
         }
         let rank = self.ranks.examined[touch.examined];
-        let before = |start: &[u32]| {
-            let ended = |r: usize| start[r * LANES + old.lane as usize] >= old.end;
-            match old.who {
-                Who::Peers => self.peers[touch.examined][old.group as usize].iter().all(|&p| ended(p)),
-                Who::Own | Who::Caller => ended(rank),
-            }
-        };
-        let Some(&(new, _)) = touch.accesses.iter().find(|(_, start)| !before(start)) else {
+        let before = |start: &Start<'_>| known_over(start, old, rank, &self.peers[touch.examined]);
+        let Some(new) = touch.accesses.iter().find(|(_, start)| !before(start)).map(|(new, _)| *new) else {
             return Order::Before;
         };
         if !self.share_bytes(touch, old.value, new.value) {
@@ -388,12 +398,11 @@ impl Proof<'_> {
     /// Whether an earlier and a later value, whose spans meet, share bytes under the bindings of their runs.
     fn share_bytes(&self, touch: &Touch<'_>, earlier: ValueId, later: ValueId) -> bool {
         let schedule = &self.schedules[touch.bucket];
-        if touch.same_run {
-            return overlap(schedule, earlier, later);
+        if touch.bucket != touch.earlier || earlier == later || schedule.share(earlier, later) {
+            return true;
         }
-        let (x, y) = (&schedule.homes[earlier], &schedule.homes[later]);
-        let in_other_run = |x: &Home, y: &Home| x.overlaps_in_other_run(y, &schedule.symbols);
-        touch.bucket != touch.earlier || x.as_ref().zip(y.as_ref()).is_none_or(|(x, y)| in_other_run(x, y))
+        let homes = schedule.homes[earlier].as_ref().zip(schedule.homes[later].as_ref());
+        !touch.same_run && homes.is_some_and(|(x, y)| x.overlaps_in_other_run(y, &schedule.symbols))
     }
 
     fn access(&self, bucket: usize, record: &Record) -> Access {
@@ -413,11 +422,12 @@ impl Proof<'_> {
     }
 }
 
-/// Whether two values of a bucket share bytes in one run, as far as is known.
-fn overlap(schedule: &Schedule<'_>, a: ValueId, b: ValueId) -> bool {
-    match (&schedule.homes[a], &schedule.homes[b]) {
-        (Some(x), Some(y)) => a == b || x.overlaps(y, &schedule.symbols),
-        _ => false,
+/// Whether whoever starts knows that an access to the memory of `rank` is over, made by it or its `peers` in each group.
+fn known_over(start: &Start<'_>, old: &Record, rank: usize, peers: &[Vec<usize>]) -> bool {
+    let ended = |r: usize| start.knows(r, old.lane as usize, old.end);
+    match old.who {
+        Who::Peers => peers[old.group as usize].iter().all(|&p| ended(p)),
+        Who::Own | Who::Caller => ended(rank),
     }
 }
 

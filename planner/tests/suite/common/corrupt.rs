@@ -11,12 +11,15 @@ use symmc_ir::{Graph, Op, Variant, text};
 use symmc_planner::check::{CheckError, check};
 use symmc_planner::plan::{ArenaKind, Barrier, Buffer, Lane, Memory, Plan, Reach, Role};
 
+/// What a flattened arena has besides the room that values are moved in: for [`stack`].
+const ROOM: u64 = 1 << 14;
+
 /// The same places, in one buffer for each arena with some room; fixed memory lies behind it, with two landing
 /// zones of `zone` bytes for every group.
 pub fn flatten(plan: &Plan, zone: u64) -> Plan {
     let mut plan = plan.clone();
-    plan.arenas.ordinary += 256;
-    plan.arenas.symmetric += 256;
+    plan.arenas.ordinary += 256 + ROOM;
+    plan.arenas.symmetric += 256 + ROOM;
     let (ordinary, symmetric) = (plan.arenas.ordinary, plan.arenas.symmetric);
     add_zones(&mut plan, zone);
     for bucket in &mut plan.buckets {
@@ -136,8 +139,9 @@ fn add_zones(plan: &mut Plan, size: u64) {
 pub fn damage(plan: &mut Plan, rng: &mut SplitMix) -> Option<String> {
     let b = rng.below(plan.buckets.len());
     let steps = plan.buckets[b].steps.len();
-    match rng.below(7) {
+    match rng.below(9) {
         0 | 1 => move_value(plan, b, rng),
+        7 | 8 => stack(plan, b, rng),
         2 => {
             let s = rng.below(steps);
             let waits = &mut plan.buckets[b].steps[s].waits;
@@ -213,7 +217,7 @@ fn move_value(plan: &mut Plan, b: usize, rng: &mut SplitMix) -> Option<String> {
     let other_name = rng.pick(others);
     let other = bucket.places[&other_name].clone();
     let size = match bucket.places[&name].memory {
-        Memory::Buffer(m) => bucket.buffers[m].size,
+        Memory::Buffer(m) => bucket.buffers[m].size - ROOM,
         _ => return None,
     };
     let behind = format!("{} + {}", other.offset, bytes(&graph, &other_name));
@@ -225,6 +229,28 @@ fn move_value(plan: &mut Plan, b: usize, rng: &mut SplitMix) -> Option<String> {
         _ => (rng.below(size as usize / 16) * 16).to_string(),
     };
     Some(format!("%{name} of bucket {b} lies at {}", place.offset))
+}
+
+/// Puts the values of an arena one right behind another, in any order: they lie apart in every run, and in two runs of
+/// different sizes they may not. Barriers that can be dropped are, more often than not.
+fn stack(plan: &mut Plan, b: usize, rng: &mut SplitMix) -> Option<String> {
+    let bucket = &mut plan.buckets[b];
+    let arena = usize::from(!rng.one_in(4));
+    let graph = text::parse(&plan.programs[bucket.program]).expect("parses");
+    let in_arena = bucket.places.iter().filter(|(_, p)| p.memory == Memory::Buffer(arena));
+    let mut names: Vec<String> = in_arena.map(|(name, _)| name.clone()).collect();
+    let mut at = "0".to_string();
+    let order: Vec<String> = (0..names.len()).map(|_| names.swap_remove(rng.below(names.len()))).collect();
+    for name in &order {
+        let behind = format!("{at} + {}", bytes(&graph, name));
+        let place = &mut bucket.places[name];
+        (place.offset, place.by_rank) = (std::mem::replace(&mut at, behind), None);
+    }
+    if !rng.one_in(3) {
+        let exits = bucket.steps.iter_mut().filter_map(|s| s.exit.as_mut());
+        exits.for_each(|exit| *exit = Barrier::Dropped);
+    }
+    (order.len() > 1).then(|| format!("bucket {b} has {order:?} of arena {arena} in a stack"))
 }
 
 fn change_variant(plan: &mut Plan, b: usize, rng: &mut SplitMix) -> Option<String> {

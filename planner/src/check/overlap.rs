@@ -1,0 +1,152 @@
+//! Which values of a bucket share bytes in one run.
+//!
+//! Values of two memories do where their spans meet. In a memory whose values all start at constant bytes it is the
+//! same; in others the dims may tell values apart. Ends of values are put in an order in which each is known to be no
+//! less than the one before, as far as bounds show; from such a chain it follows for any two values, without looking
+//! at every pair of dims.
+
+use std::collections::HashMap;
+
+use symmc_ir::{Bindings, Dim, Table, ValueId};
+
+use super::place::{Home, Range, Symbols, apart};
+use crate::plan::Memory;
+
+/// See the [module](self).
+pub struct Overlaps {
+    /// The memory of each value, if dims tell some of its values apart, and the value's place there.
+    place: Table<ValueId, Option<(usize, usize)>>,
+    memories: Vec<Places>,
+}
+
+/// The places in a memory, each once.
+struct Places {
+    count: usize,
+    /// For each two places whether they are known to be apart.
+    apart: Vec<bool>,
+    /// Whether a place shares bytes with all whose spans meet its own.
+    simple: Vec<bool>,
+}
+
+impl Overlaps {
+    /// The values of a bucket with these homes.
+    pub fn new(homes: &Table<ValueId, Option<Home>>, symbols: &Symbols) -> Self {
+        let mut of_memory: Vec<Vec<ValueId>> = Vec::new();
+        let mut known: HashMap<Memory, usize> = HashMap::new();
+        for (v, home) in homes.iter().filter_map(|(v, h)| Some((v, h.as_ref()?))) {
+            let at = *known.entry(home.range.memory).or_insert(of_memory.len());
+            match of_memory.get_mut(at) {
+                Some(values) => values.push(v),
+                None => of_memory.push(vec![v]),
+            }
+        }
+        let mut place = Table::filled(None, homes.len());
+        let mut memories = Vec::new();
+        for values in of_memory {
+            let homes: Vec<(ValueId, &Home)> =
+                values.iter().filter_map(|&v| Some((v, homes[v].as_ref()?))).collect();
+            if homes.iter().all(|(_, h)| h.rigid) {
+                continue;
+            }
+            let mut distinct: Vec<&Home> = Vec::new();
+            let mut number: HashMap<(&Dim, &Dim, Option<(usize, &Dim)>), usize> = HashMap::new();
+            for (v, h) in homes {
+                let rank = h.range.rank.as_ref().map(|n| (n.group, &n.stride));
+                let at = *number.entry((&h.range.start, &h.range.end, rank)).or_insert(distinct.len());
+                if at == distinct.len() {
+                    distinct.push(h);
+                }
+                place[v] = Some((memories.len(), at));
+            }
+            memories.push(Places::new(&distinct, symbols));
+        }
+        Overlaps { place, memories }
+    }
+
+    /// Whether two values with these homes share bytes, as far as is known.
+    pub fn share(&self, (a, x): (ValueId, &Home), (b, y): (ValueId, &Home)) -> bool {
+        x.meets(y)
+            && match (self.place[a], self.place[b]) {
+                (Some((m, i)), Some((n, j))) if m == n => !self.memories[m].apart(i, j),
+                _ => true,
+            }
+    }
+
+    /// Whether a value shares bytes with all values of its memory whose spans meet its own.
+    pub fn is_simple(&self, value: ValueId) -> bool {
+        self.place[value].is_none_or(|(m, i)| self.memories[m].simple[i])
+    }
+}
+
+impl Places {
+    fn new(homes: &[&Home], symbols: &Symbols) -> Self {
+        let count = homes.len();
+        let chain = Chain::new(homes, symbols);
+        let mut places = Places { count, apart: vec![false; count * count], simple: vec![true; count] };
+        for i in 0..count {
+            for j in 0..i {
+                let (x, y) = (homes[i], homes[j]);
+                if x.meets(y) && !(x.rigid && y.rigid) && chain.apart((i, x), (j, y), symbols) {
+                    (places.apart[i * count + j], places.apart[j * count + i]) = (true, true);
+                    (places.simple[i], places.simple[j]) = (false, false);
+                }
+            }
+        }
+        places
+    }
+
+    fn apart(&self, i: usize, j: usize) -> bool {
+        self.apart[i * self.count + j]
+    }
+}
+
+/// The ends of all places that do not depend on the rank, in an ascending order.
+struct Chain {
+    /// The numbers of both ends of each place; `None` if it depends on the rank.
+    ends: Vec<Option<(usize, usize)>>,
+    /// For each end how many up to it are not known to be at least the one before.
+    breaks: Vec<usize>,
+    /// Each end with all symbols at their lower and at their upper bounds.
+    samples: Vec<[Option<i64>; 2]>,
+}
+
+impl Chain {
+    fn new(homes: &[&Home], symbols: &Symbols) -> Self {
+        let bindings = [Bindings::upper(symbols), Bindings::lower(symbols)];
+        let fixed = |h: &&Home| h.range.rank.is_none();
+        let dims = homes.iter().filter(|h| fixed(h)).flat_map(|h| [&h.range.start, &h.range.end]);
+        let mut number: HashMap<&Dim, usize> = dims.map(|d| (d, 0)).collect();
+        let mut order: Vec<([Option<i64>; 2], &Dim)> =
+            number.keys().map(|&d| ([0, 1].map(|i| d.eval(&bindings[i])), d)).collect();
+        order.sort_unstable();
+        let mut breaks = Vec::with_capacity(order.len());
+        for (i, (_, dim)) in order.iter().enumerate() {
+            let broken = i.checked_sub(1).is_some_and(|p| !order[p].1.provably_le(dim, symbols));
+            breaks.push(breaks.last().copied().unwrap_or(0) + usize::from(broken));
+            number.insert(*dim, i);
+        }
+        let ends = |h: &&Home| fixed(h).then(|| (number[&h.range.start], number[&h.range.end]));
+        Chain {
+            ends: homes.iter().map(ends).collect(),
+            breaks,
+            samples: order.iter().map(|(sample, _)| *sample).collect(),
+        }
+    }
+
+    /// Whether two places are known to be apart.
+    fn apart(&self, (i, x): (usize, &Home), (j, y): (usize, &Home), symbols: &Symbols) -> bool {
+        let by_dims = |x: &Range, y: &Range| apart(x, y, symbols);
+        let (Some(a), Some(b)) = (self.ends[i], self.ends[j]) else { return by_dims(&x.range, &y.range) };
+        let ascends = |from: usize, to: usize| from <= to && self.breaks[from] == self.breaks[to];
+        if ascends(a.1, b.0) || ascends(b.1, a.0) {
+            return true;
+        }
+        // Where they share bytes under one of two bindings, the dims cannot show that they do not.
+        let shares = |at: usize| {
+            let sample = |end: usize| self.samples[end][at];
+            let ends = [a, b].map(|(start, end)| Some((sample(start)?, sample(end)?)));
+            matches!(ends, [Some(a), Some(b)] if a.0.max(b.0) < a.1.min(b.1))
+        };
+        !shares(0) && !shares(1) && by_dims(&x.range, &y.range)
+    }
+}
