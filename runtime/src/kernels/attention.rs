@@ -3,7 +3,7 @@
 //! For each head, blocks of rows of `q` meet blocks of rows of `k` and `v`. The running maximum and sum of
 //! each row rescale what was accumulated before (online softmax: Milakov and Gimelshein, 2018; blocked as in
 //! FlashAttention, Dao et al., 2022). Scores, weights and sums are f32 (f64 for f64); the result is rounded
-//! once.
+//! once. What a row does not see adds nothing to it, also where `v` is infinite or NaN there.
 
 use symmc_ir::DType;
 
@@ -134,10 +134,13 @@ fn run_heads<R: Gemm>(
 ) {
     let (keys, keys_buffer) = as_matrix::<R>(k, scratch);
     let (values, values_buffer) = as_matrix::<R>(v, scratch);
+    // SAFETY: the matrix holds these rows.
+    let finite = unsafe { all_finite(values, head) };
     let mut rows = Rows {
         head,
         keys,
         values,
+        finite,
         scores: scratch.take(ROWS * COLUMNS),
         mask: scratch.take(ROWS * COLUMNS),
         sums: scratch.take(ROWS * head.f),
@@ -159,11 +162,23 @@ fn run_heads<R: Gemm>(
     }
 }
 
+/// Whether all elements of `v` are finite.
+///
+/// # Safety
+/// The matrix holds the rows of `v` of this head.
+unsafe fn all_finite<R: Gemm>(values: Matrix<R>, head: Head) -> bool {
+    // SAFETY: by the caller.
+    let finite = |row: usize, column: usize| unsafe { *values.at(row, column).ptr }.is_finite();
+    (0..head.s).all(|row| (0..head.f).all(|column| finite(row, column)))
+}
+
 /// A block of rows on its way through all blocks of `k` and `v`.
 struct Rows<R> {
     head: Head,
     keys: Matrix<R>,
     values: Matrix<R>,
+    /// Whether all values are finite, so that a weight of 0 leaves none of them.
+    finite: bool,
     scores: Buffer<R>,
     mask: Buffer<R>,
     /// The weighted sums of the rows of `v`, scaled for the maximum so far.
@@ -194,14 +209,39 @@ impl<R: Gemm> Rows<R> {
                 let visible = if causal { (first + i + 1).saturating_sub(start).min(n) } else { n };
                 self.weigh(i, n, visible);
             }
+            if !self.finite {
+                self.add_seen(first, m, start, n, mask.is_some_and(|mask| mask.dtype == DType::Bool));
+                continue;
+            }
             let sums = Matrix::dense(self.sums.as_mut_ptr(), f);
             let values = self.values.at(start, 0);
             // SAFETY: as above, with `sums` a buffer of its own.
             unsafe { R::gemm(Extents { m, k: n, n: f }, R::ONE, scores, values, R::ONE, sums) };
         }
         for i in 0..m {
-            let scale = if self.total[i] == 0.0 { R::ZERO } else { R::of(1.0 / self.total[i]) };
-            self.sums[i * f..(i + 1) * f].iter_mut().for_each(|x| *x *= scale);
+            let row = &mut self.sums[i * f..(i + 1) * f];
+            let scale = R::of(1.0 / self.total[i]);
+            match self.total[i] == 0.0 {
+                true => row.fill(R::ZERO),
+                false => row.iter_mut().for_each(|x| *x *= scale),
+            }
+        }
+    }
+
+    /// Adds the weighted rows `start..start + n` of `v` to rows `first..first + m`, without what these do not see: a
+    /// weight of 0 does not hide an infinite value. `masked` says that the mask is of bools.
+    fn add_seen(&mut self, first: usize, m: usize, start: usize, n: usize, masked: bool) {
+        let Head { f, causal, .. } = self.head;
+        for (i, j) in (0..m).flat_map(|i| (0..n).map(move |j| (i, j))) {
+            let hidden = causal && start + j > first + i || masked && self.mask[i * n + j] == R::ZERO;
+            if hidden {
+                continue;
+            }
+            let weight = self.scores[i * n + j];
+            for (column, sum) in self.sums[i * f..(i + 1) * f].iter_mut().enumerate() {
+                // SAFETY: the matrix holds the row of `v`, and its columns are those of the sums.
+                *sum += weight * unsafe { *self.values.at(start + j, column).ptr };
+            }
         }
     }
 

@@ -61,15 +61,15 @@ pub(super) trait Real:
         let u = Self::of(SQRT_2_OVER_PI) * (x + Self::of(0.044715) * x * x * x);
         x * (u + u).sigmoid()
     }
-    /// The larger; NaN if either is.
+    /// The larger, the first of equals; NaN if either is.
     #[inline(always)]
     fn max_nan(self, other: Self) -> Self {
-        if self > other || self.is_nan() { self } else { other }
+        if self >= other || self.is_nan() { self } else { other }
     }
-    /// The smaller; NaN if either is.
+    /// The smaller, the first of equals; NaN if either is.
     #[inline(always)]
     fn min_nan(self, other: Self) -> Self {
-        if self < other || self.is_nan() { self } else { other }
+        if self <= other || self.is_nan() { self } else { other }
     }
     /// The remainder with the sign of the divisor.
     fn rem_floor(self, divisor: Self) -> Self {
@@ -78,12 +78,20 @@ pub(super) trait Real:
     }
     /// The quotient rounded down; by zero as the true quotient.
     fn div_floor(self, divisor: Self) -> Self {
-        if divisor == Self::ZERO {
-            self / divisor
-        } else {
-            ((self - self.rem_floor(divisor)) / divisor).round_even()
-        }
+        Self::of(floor_div(self.wide(), divisor.wide()))
     }
+}
+
+/// The floor of the exact quotient, as Python and PyTorch define it; zero has the sign of the quotient.
+fn floor_div(x: f64, y: f64) -> f64 {
+    if y == 0.0 {
+        return x / y;
+    }
+    let r = x % y;
+    // Nearly whole: what is divided is a multiple of the divisor. By an infinity it is 0.
+    let whole = (x - r) / y;
+    let quotient = if r != 0.0 && (r < 0.0) != (y < 0.0) { whole - 1.0 } else { whole };
+    if quotient == 0.0 { 0f64.copysign(x / y) } else { quotient.round_ties_even() }
 }
 
 const SQRT_2_OVER_PI: f64 = std::f64::consts::FRAC_2_SQRT_PI * std::f64::consts::FRAC_1_SQRT_2;
@@ -265,5 +273,8 @@ mod tests {
         assert_eq!((-7f32).div_floor(3.0), -3.0);
         assert_eq!(6f32.div_floor(3.0), 2.0);
         assert_eq!(1f32.div_floor(0.0), f32::INFINITY);
+        assert_eq!((-2f32).div_floor(f32::INFINITY), -1.0);
+        assert_eq!(2f32.div_floor(f32::INFINITY), 0.0);
+        assert!(f32::INFINITY.div_floor(2.0).is_nan() && f32::NAN.div_floor(2.0).is_nan());
     }
 }

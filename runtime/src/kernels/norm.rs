@@ -1,4 +1,7 @@
-//! Softmax, RMS norm and layer norm: one row at a time, in f32 (f64 for f64), sums in f64.
+//! Softmax, RMS norm and layer norm: one row at a time.
+//!
+//! Softmax is computed in f32 (f64 for f64), with sums in f64. Norms are computed in f64 and rounded once: the squares of
+//! numbers far from 1 do not fit f32.
 
 use super::KernelError;
 use super::gemm::sum_by;
@@ -126,14 +129,19 @@ pub(super) fn rms_norm(
     for_real!(x.dtype, R => {
         let weight = weight.map(|w| parameter::<R>(w, n, scratch)).transpose()?;
         rows::<R>(x, result, n, scratch, |row| {
-            let mean = sum_by(row, |x| x * x) / n as f64;
-            let scale = R::of(1.0 / (mean + rms.eps).sqrt());
-            row.iter_mut().for_each(|x| *x *= scale);
-            if round {
-                round_to(x.dtype, row);
-            }
-            if let Some(w) = &weight {
-                row.iter_mut().zip(w.iter()).for_each(|(x, &w)| *x *= w);
+            let mean = sum_by(row, |x| x.wide() * x.wide()) / n as f64;
+            let scale = 1.0 / (mean + rms.eps).sqrt();
+            match &weight {
+                Some(w) if round => {
+                    row.iter_mut().for_each(|x| *x = R::of(x.wide() * scale));
+                    round_to(x.dtype, row);
+                    row.iter_mut().zip(w.iter()).for_each(|(x, &w)| *x *= w);
+                }
+                Some(w) => {
+                    let scaled = |(x, w): (&mut R, &R)| *x = R::of(x.wide() * scale * w.wide());
+                    row.iter_mut().zip(w.iter()).for_each(scaled);
+                }
+                None => row.iter_mut().for_each(|x| *x = R::of(x.wide() * scale)),
             }
         });
         if let Some(w) = weight {
@@ -169,16 +177,21 @@ pub(super) fn layer_norm(
         let weight = parameters.first().map(|w| parameter::<R>(w, n, scratch)).transpose()?;
         let bias = parameters.get(1).map(|b| parameter::<R>(b, n, scratch)).transpose()?;
         rows::<R>(x, result, n, scratch, |row| {
-            let mean = sum_by(row, |x| x) / n as f64;
-            row.iter_mut().for_each(|x| *x = R::of(x.wide() - mean));
-            let variance = sum_by(row, |x| x * x) / n as f64;
-            let scale = R::of(1.0 / (variance + eps).sqrt());
-            row.iter_mut().for_each(|x| *x *= scale);
-            if let Some(w) = &weight {
-                row.iter_mut().zip(w.iter()).for_each(|(x, &w)| *x *= w);
-            }
-            if let Some(b) = &bias {
-                row.iter_mut().zip(b.iter()).for_each(|(x, &b)| *x += b);
+            let mean = sum_by(row, |x| x.wide()) / n as f64;
+            let square = |x: R| (x.wide() - mean) * (x.wide() - mean);
+            let scale = 1.0 / (sum_by(row, square) / n as f64 + eps).sqrt();
+            let normal = |x: R| (x.wide() - mean) * scale;
+            match (&weight, &bias) {
+                (Some(w), Some(b)) => {
+                    let parameters = w.iter().zip(b.iter());
+                    let scaled = |(x, (w, b)): (&mut R, (&R, &R))| *x = R::of(normal(*x) * w.wide() + b.wide());
+                    row.iter_mut().zip(parameters).for_each(scaled);
+                }
+                (Some(w), None) => {
+                    let scaled = |(x, w): (&mut R, &R)| *x = R::of(normal(*x) * w.wide());
+                    row.iter_mut().zip(w.iter()).for_each(scaled);
+                }
+                _ => row.iter_mut().for_each(|x| *x = R::of(normal(*x))),
             }
         });
         for p in [weight, bias].into_iter().flatten() {

@@ -1,5 +1,5 @@
 //! Cases of every op, which the backends' tests share: random ones by theme ([`THEMES`]), and a fixed list with
-//! expected results ([`corpus`]).
+//! expected results ([`corpus`]), and every op on values at the edges of its dtypes ([`special`], held by [`alike`]).
 //!
 //! The expected results are the interpreter's, those of large cases the CPU kernels'. How tensors lie in memory
 //! is part of a case; how a backend gets them there is its own. [`HostLibrary`] runs a device's kernels without one.
@@ -13,15 +13,17 @@ mod lines;
 mod ops;
 mod random;
 mod small;
+mod special;
 
 use symmc_ir::{Op, Tensor};
 use symmc_runtime::kernels::KernelError;
 
-pub use self::compare::agree;
+pub use self::compare::{agree, alike};
 pub use self::layout::{Layout, Placed};
 pub use self::library::HostLibrary;
 pub use self::lines::{every_line, near};
 pub use self::ops::{Draft, THEMES, Theme};
+pub use self::special::special;
 
 /// One op with operands and what it must give.
 #[derive(Clone, Debug)]

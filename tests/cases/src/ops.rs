@@ -47,7 +47,7 @@ impl Draft {
         Draft { op, operands, results: None, scale: 1.0 }
     }
 
-    fn giving(mut self, dtype: DType, shape: &[usize]) -> Self {
+    pub(crate) fn giving(mut self, dtype: DType, shape: &[usize]) -> Self {
         self.results.get_or_insert_default().push(ty(dtype, shape));
         self
     }
@@ -55,6 +55,18 @@ impl Draft {
     fn scaled(mut self, scale: f64) -> Self {
         self.scale = scale;
         self
+    }
+
+    /// Whether the op takes operands of these types.
+    pub(crate) fn fits(&self) -> bool {
+        let types: Vec<Type> = self.operands.iter().map(|t| ty(t.dtype(), t.shape())).collect();
+        let operands: Vec<&Type> = types.iter().collect();
+        match &self.results {
+            Some(results) => {
+                infer::check(&self.op, &operands, &results.iter().collect::<Vec<_>>(), None).is_ok()
+            }
+            None => infer::infer(&self.op, &operands, None).is_ok(),
+        }
     }
 
     /// The dtype and shape of each result.
@@ -99,7 +111,8 @@ fn ty(dtype: DType, shape: &[usize]) -> Type {
     Type::new(dtype, shape.iter().map(|&n| Dim::from(n as i64)).collect::<Vec<_>>())
 }
 
-const FLOATS: [DType; 4] = [DType::F16, DType::BF16, DType::F32, DType::F64];
+/// The float dtypes.
+pub(crate) const FLOATS: [DType; 4] = [DType::F16, DType::BF16, DType::F32, DType::F64];
 const INTS: [DType; 3] = [DType::U8, DType::I32, DType::I64];
 
 fn shape(r: &mut SplitMix, min: usize, max: usize) -> Vec<usize> {

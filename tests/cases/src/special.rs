@@ -1,0 +1,322 @@
+//! Every op on the values at the edges of its dtypes: zeros of both signs, infinities, NaN, the least and the largest
+//! numbers, subnormal ones, and numbers whose squares overflow. The expected results are the interpreter's.
+
+use symmc_ir::{ArgOp, BinaryOp, DType, Dim, Float, Op, Reduction, Scalar, Tensor, UnaryOp};
+use symmc_runtime::kernels::KernelError;
+
+use crate::ops::{Draft, FLOATS};
+use crate::random::of;
+use crate::{Case, Placed};
+
+/// The cases of every op.
+pub fn special() -> Vec<Case> {
+    let mut drafts = Vec::new();
+    for dtype in DType::ALL {
+        elementwise(dtype, &mut drafts);
+        reductions(dtype, &mut drafts);
+        indexing(dtype, &mut drafts);
+        movement(dtype, &mut drafts);
+    }
+    for dtype in FLOATS {
+        rows(dtype, &mut drafts);
+        products(dtype, &mut drafts);
+        attention(dtype, &mut drafts);
+    }
+    drafts.into_iter().filter(Draft::fits).map(case).collect()
+}
+
+fn case(draft: Draft) -> Case {
+    let dense = |t: &Tensor| Placed::dense(t.clone());
+    // What the interpreter refuses here is a division of integers by zero.
+    let expected = draft.expected().ok_or(KernelError::ZeroDivisor);
+    Case {
+        name: format!("special {:?} {:?}", draft.op, draft.operands.first().map(Tensor::dtype)),
+        expected: expected.map(|results| results.iter().map(dense).collect()),
+        operands: draft.operands.iter().map(dense).collect(),
+        op: draft.op,
+        scale: 0.0,
+    }
+}
+
+/// The largest number and the least normal one of a float dtype.
+fn range(dtype: DType) -> (f64, f64) {
+    match dtype {
+        DType::F16 => (65504.0, 2f64.powi(-14)),
+        DType::BF16 => ((2.0 - 2f64.powi(-7)) * 2f64.powi(127), 2f64.powi(-126)),
+        DType::F32 => (f64::from(f32::MAX), 2f64.powi(-126)),
+        _ => (f64::MAX, f64::MIN_POSITIVE),
+    }
+}
+
+/// The values of a dtype that behave otherwise than their neighbours.
+fn floats(dtype: DType) -> Vec<f64> {
+    let (max, min) = range(dtype);
+    let least = match dtype {
+        DType::F16 => 2f64.powi(-24),
+        DType::BF16 => 2f64.powi(-133),
+        DType::F32 => 2f64.powi(-149),
+        _ => 5e-324,
+    };
+    let mut out = vec![f64::NAN];
+    let large = if dtype == DType::F16 { 3e4 } else { 1e20 };
+    for x in
+        [0.0, 1.0, 2.0, 0.5, 2.5, 3.0, 100.0, large, 1.0 / large, max, max / 2.0, min, least, 3.0 * least]
+    {
+        out.extend([x, -x]);
+    }
+    out.extend([f64::INFINITY, f64::NEG_INFINITY]);
+    out
+}
+
+fn integers(dtype: DType) -> Vec<i64> {
+    let (low, high) = match dtype {
+        DType::Bool => return vec![0, 1],
+        DType::U8 => (0, 255),
+        DType::I32 => (i64::from(i32::MIN), i64::from(i32::MAX)),
+        _ => (i64::MIN, i64::MAX),
+    };
+    [low, low + 1, -7, -2, -1, 0, 1, 2, 3, 7, 63, 64, 100, high - 1, high]
+        .into_iter()
+        .filter(|x| (low..=high).contains(x))
+        .collect()
+}
+
+/// Elements of a dtype as a tensor of this shape.
+fn tensor(dtype: DType, shape: &[usize], elements: &Elements) -> Tensor {
+    of(match elements {
+        Elements::Floats(v) => Tensor::from_f64(dtype, shape, v),
+        Elements::Ints(v) => Tensor::from_i64(dtype, shape, v),
+    })
+}
+
+#[derive(Clone)]
+enum Elements {
+    Floats(Vec<f64>),
+    Ints(Vec<i64>),
+}
+
+impl Elements {
+    fn of(dtype: DType) -> Elements {
+        match dtype.is_float() {
+            true => Elements::Floats(floats(dtype)),
+            false => Elements::Ints(integers(dtype)),
+        }
+    }
+
+    fn len(&self) -> usize {
+        match self {
+            Elements::Floats(v) => v.len(),
+            Elements::Ints(v) => v.len(),
+        }
+    }
+
+    /// The elements at these positions, and ones where there is none.
+    fn at(&self, positions: &[Option<usize>]) -> Elements {
+        match self {
+            Elements::Floats(v) => {
+                Elements::Floats(positions.iter().map(|p| p.map_or(1.0, |p| v[p])).collect())
+            }
+            Elements::Ints(v) => Elements::Ints(positions.iter().map(|p| p.map_or(1, |p| v[p])).collect()),
+        }
+    }
+
+    fn without_zero(&self) -> Elements {
+        match self {
+            Elements::Floats(v) => Elements::Floats(v.clone()),
+            Elements::Ints(v) => Elements::Ints(v.iter().copied().filter(|&x| x != 0).collect()),
+        }
+    }
+}
+
+/// All values along one axis.
+fn line(dtype: DType) -> Tensor {
+    let values = Elements::of(dtype);
+    tensor(dtype, &[values.len()], &values)
+}
+
+/// Rows of all pairs of values, and rows of ones with one other value in several places.
+fn in_rows(dtype: DType) -> [Tensor; 2] {
+    let values = Elements::of(dtype);
+    let n = values.len();
+    let pairs: Vec<Option<usize>> = (0..n * n).flat_map(|i| [Some(i / n), Some(i % n)]).collect();
+    let places = [0, 8, 18];
+    let among = |v: usize, place: usize| (0..19).map(move |i| (i == place).then_some(v));
+    let long: Vec<Option<usize>> =
+        (0..n).flat_map(|v| places.into_iter().flat_map(move |place| among(v, place))).collect();
+    [
+        tensor(dtype, &[n * n, 2], &values.at(&pairs)),
+        tensor(dtype, &[n * places.len(), 19], &values.at(&long)),
+    ]
+}
+
+/// The first two axes exchanged.
+fn transposed(x: &Tensor) -> Tensor {
+    let [rows, columns] = [x.shape()[0], x.shape()[1]];
+    let size = x.dtype().size();
+    let element = |i: usize| {
+        let at = (i % rows) * columns + i / rows;
+        x.data()[at * size..(at + 1) * size].to_vec()
+    };
+    of(Tensor::new(x.dtype(), [columns, rows], (0..rows * columns).flat_map(element).collect()))
+}
+
+fn elementwise(dtype: DType, out: &mut Vec<Draft>) {
+    let x = line(dtype);
+    let n = x.numel();
+    let values = Elements::of(dtype);
+    out.extend(UnaryOp::ALL.iter().map(|&op| Draft::new(Op::Unary(op), vec![x.clone()])));
+    for &op in BinaryOp::ALL {
+        let column = tensor(dtype, &[n, 1], &values);
+        out.push(Draft::new(Op::Binary(op), vec![column.clone(), x.clone()]));
+        let other = values.without_zero();
+        let other = tensor(dtype, &[other.len()], &other);
+        out.push(Draft::new(Op::Binary(op), vec![column, other]));
+        for scalar in scalars(dtype) {
+            for scalar_left in [false, true] {
+                out.push(Draft::new(Op::BinaryScalar { op, scalar, scalar_left }, vec![x.clone()]));
+            }
+        }
+    }
+    let condition = of(Tensor::from_i64(DType::Bool, [2, 1], &[0, 1]));
+    out.push(Draft::new(Op::Select, vec![condition, x.clone(), x.clone()]));
+    for to in DType::ALL {
+        out.push(Draft::new(Op::Cast, vec![x.clone()]).giving(to, &[n]));
+    }
+    for scalar in scalars(dtype) {
+        out.push(Draft::new(Op::Full(scalar), vec![]).giving(dtype, &[3]));
+    }
+    if dtype != DType::Bool {
+        let op = Op::Iota { start: i64::MAX - 1, step: 1 };
+        out.push(Draft::new(op, vec![]).giving(dtype, &[3]));
+        let op = Op::Iota { start: 100, step: i64::MIN };
+        out.push(Draft::new(op, vec![]).giving(dtype, &[3]));
+    }
+}
+
+fn scalars(dtype: DType) -> Vec<Scalar> {
+    match dtype {
+        DType::Bool => vec![Scalar::Bool(false), Scalar::Bool(true)],
+        d if d.is_float() => floats(d).into_iter().map(|x| Scalar::Float(Float(x))).collect(),
+        d => integers(d).into_iter().map(Scalar::Int).collect(),
+    }
+}
+
+fn reductions(dtype: DType, out: &mut Vec<Draft>) {
+    for x in in_rows(dtype) {
+        for (axis, x) in [(1, x.clone()), (0, transposed(&x))] {
+            for &op in Reduction::ALL {
+                let op = Op::Reduce { op, axes: vec![axis], keep: false };
+                out.push(Draft::new(op, vec![x.clone()]));
+            }
+            for &op in ArgOp::ALL {
+                out.push(Draft::new(Op::ArgReduce { op, axis, keep: true }, vec![x.clone()]));
+            }
+            out.push(Draft::new(Op::CumSum { axis }, vec![x.clone()]));
+            for descending in [false, true] {
+                out.push(Draft::new(Op::Sort { axis, descending }, vec![x.clone()]));
+            }
+        }
+    }
+    let x = line(dtype);
+    for k in [1, x.numel() / 2, x.numel()] {
+        for largest in [false, true] {
+            let op = Op::TopK { axis: 0, largest };
+            out.push(Draft::new(op, vec![x.clone()]).giving(dtype, &[k]).giving(DType::I64, &[k]));
+        }
+    }
+}
+
+/// Softmax and norms.
+fn rows(dtype: DType, out: &mut Vec<Draft>) {
+    for x in in_rows(dtype) {
+        for log in [false, true] {
+            out.push(Draft::new(Op::Softmax { axis: 1, log }, vec![x.clone()]));
+            out.push(Draft::new(Op::Softmax { axis: 0, log }, vec![transposed(&x)]));
+        }
+        let n = x.shape()[1];
+        let weight: Vec<f64> = (0..n).map(|i| if i % 2 == 0 { 2.0 } else { -0.5 }).collect();
+        let weight = of(Tensor::from_f64(dtype, [n], &weight));
+        for eps in [0.0, 1e-6].map(Float) {
+            for round_first in [false, true] {
+                let op = Op::RmsNorm { axes: 1, eps, round_first };
+                out.push(Draft::new(op.clone(), vec![x.clone()]));
+                out.push(Draft::new(op, vec![x.clone(), weight.clone()]));
+            }
+            let op = Op::LayerNorm { axes: 1, eps };
+            out.push(Draft::new(op.clone(), vec![x.clone()]));
+            out.push(Draft::new(op, vec![x.clone(), weight.clone(), weight.clone()]));
+        }
+    }
+}
+
+/// Products in which one factor is special. Where a sum of f32 overflows, an exact one need not, so there are no two.
+fn products(dtype: DType, out: &mut Vec<Draft>) {
+    let [_, x] = in_rows(dtype);
+    for (m, n) in [(x.shape()[0], 1), (x.shape()[0], 5), (1, x.shape()[0])] {
+        let ones = |shape: &[usize]| of(Tensor::from_f64(dtype, shape, &vec![0.5; shape.iter().product()]));
+        match m {
+            1 => out.push(Draft::new(Op::MatMul, vec![ones(&[1, 19]), transposed(&x)])),
+            _ => out.push(Draft::new(Op::MatMul, vec![x.clone(), ones(&[19, n])])),
+        }
+    }
+}
+
+fn attention(dtype: DType, out: &mut Vec<Draft>) {
+    let (l, s, e) = (2, 3, 2);
+    // The last rows of keys and values are hidden from some rows by the masks, the first are not.
+    for (value, last) in floats(dtype).into_iter().flat_map(|value| [(value, false), (value, true)]) {
+        for which in 0..4 {
+            let part = |index: usize, shape: &[usize]| {
+                let mut elements = vec![0.5; shape.iter().product()];
+                if index == which {
+                    let at = if last { elements.len() - 1 } else { 1 };
+                    elements[at] = value;
+                }
+                of(Tensor::from_f64(dtype, shape, &elements))
+            };
+            let operands =
+                vec![part(0, &[1, l, e]), part(1, &[1, s, e]), part(2, &[1, s, e]), part(3, &[1, l, s])];
+            for causal in [false, true] {
+                let op = Op::Attention { causal, scale: Float(0.25) };
+                out.push(Draft::new(op.clone(), operands.clone()));
+                let mask = of(Tensor::from_i64(DType::Bool, [1, l, s], &[1, 0, 1, 0, 0, 0]));
+                let masked = [&operands[..3], &[mask]].concat();
+                out.push(Draft::new(op, masked));
+            }
+        }
+    }
+}
+
+fn indexing(dtype: DType, out: &mut Vec<Draft>) {
+    let [x, _] = in_rows(dtype);
+    let first = transposed(&x);
+    let n = first.shape()[1];
+    let index = |shape: &[usize]| of(Tensor::from_i64(DType::I64, shape, &vec![0; shape.iter().product()]));
+    let row = |at: usize| {
+        let bytes = n * dtype.size();
+        of(Tensor::new(dtype, [1, n], first.data()[at * bytes..(at + 1) * bytes].to_vec()))
+    };
+    let (x, src) = (row(0), row(1));
+    for combine in std::iter::once(None).chain(Reduction::ALL.iter().copied().map(Some)) {
+        let op = Op::ScatterElements { axis: 0, combine };
+        out.push(Draft::new(op, vec![x.clone(), index(&[1, n]), src.clone()]));
+    }
+    out.push(Draft::new(Op::IndexAdd { axis: 0 }, vec![x.clone(), index(&[1]), src.clone()]));
+    for accumulate in [false, true] {
+        let op = Op::IndexPut { axis: 0, accumulate };
+        out.push(Draft::new(op, vec![x.clone(), src.clone(), index(&[1])]));
+    }
+    out.push(Draft::new(Op::Take { axis: 0 }, vec![x.clone(), index(&[2])]));
+    out.push(Draft::new(Op::GatherElements { axis: 0 }, vec![x.clone(), index(&[1, n])]));
+}
+
+fn movement(dtype: DType, out: &mut Vec<Draft>) {
+    let x = line(dtype);
+    let n = x.numel();
+    out.push(Draft::new(Op::Copy, vec![x.clone()]));
+    out.push(Draft::new(Op::Concat { axis: 0 }, vec![x.clone(), x.clone()]));
+    for value in scalars(dtype) {
+        let op = Op::Pad { low: vec![Dim::from(1)], value };
+        out.push(Draft::new(op, vec![x.clone()]).giving(dtype, &[n + 2]));
+    }
+}
