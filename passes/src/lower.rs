@@ -31,6 +31,7 @@ use symmc_ir::{Graph, InputId, Op, SymbolId, Variant};
 use crate::error::{PassError, verified};
 use context::Context;
 use extract::Cost;
+pub use region::MOST;
 use region::{Key, Region};
 use solve::{Decision, Solution, solve};
 

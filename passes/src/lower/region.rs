@@ -3,9 +3,14 @@
 //! A region holds collectives that feed one another and, when rules that change rounding are used, the sums
 //! and casts next to them. Everything else is a leaf. Regions that are equal up to the names of their values
 //! have equal [`Key`]s: the key holds all that a choice depends on, so that it is made once for all of them.
+//!
+//! The work of a choice grows with the cube of the region's size, so long chains are cut into pieces of [`MOST`] nodes:
+//! rules do not look across their ends, and what one piece gives is a leaf of the next.
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use petgraph::unionfind::UnionFind;
+use symmc_ir::entity::Entity;
 use symmc_ir::graph::{Def, Graph, ValueId};
 use symmc_ir::layout::{Layout, view_of};
 use symmc_ir::{BinaryOp, CollectiveKind, Dim, InputId, NodeId, Op, Type};
@@ -69,29 +74,40 @@ pub struct Use {
     pub added: bool,
 }
 
+/// The most nodes of a region.
+pub const MOST: usize = 48;
+
 /// The regions of a program, in order of their first node.
 pub fn cut(graph: &Graph, bound: &BTreeSet<InputId>, rounding: bool, context: &Context) -> Vec<Region> {
-    let members = members(graph, rounding);
+    let pieces = pieces(graph, &members(graph, rounding));
+    let mut piece_of: Vec<Option<usize>> = vec![None; graph.nodes.len()];
+    for (i, nodes) in pieces.iter().enumerate() {
+        nodes.iter().for_each(|n| piece_of[n.index()] = Some(i));
+    }
     let outputs: BTreeSet<ValueId> = graph.outputs.iter().map(|o| o.value).collect();
-    // Each node's region by its first node.
-    let mut first: BTreeMap<NodeId, NodeId> = BTreeMap::new();
-    for &n in &members {
-        first.insert(n, n);
-        for d in graph.nodes[n].inputs.iter().filter_map(|&v| graph.def_node(v)) {
-            let (Some(&a), Some(&b)) = (first.get(&n), first.get(&d)) else { continue };
-            let (low, high) = (a.min(b), a.max(b));
-            first.values_mut().filter(|f| **f == high).for_each(|f| *f = low);
+    let outside = used_outside(graph, &piece_of, &outputs);
+    let facts = Facts { bound, outputs, outside, added: added(graph, context) };
+    let hidden = beside(graph, &pieces.iter().map(Vec::as_slice).collect::<Vec<_>>(), context);
+    pieces.into_iter().zip(hidden).map(|(nodes, beside)| region(graph, nodes, beside, &facts)).collect()
+}
+
+/// The members that are connected, in pieces of at most [`MOST`] in program order, by their first nodes.
+fn pieces(graph: &Graph, members: &BTreeSet<NodeId>) -> Vec<Vec<NodeId>> {
+    let mut connected = UnionFind::<usize>::new(graph.nodes.len());
+    for &n in members {
+        let operands = graph.nodes[n].inputs.iter().filter_map(|&v| graph.def_node(v));
+        for d in operands.filter(|d| members.contains(d)) {
+            connected.union(n.index(), d.index());
         }
     }
-    let mut grouped: BTreeMap<NodeId, Vec<NodeId>> = BTreeMap::new();
-    for (&n, &f) in &first {
-        grouped.entry(f).or_default().push(n);
+    let mut whole: BTreeMap<usize, Vec<NodeId>> = BTreeMap::new();
+    for &n in members {
+        whole.entry(connected.find(n.index())).or_default().push(n);
     }
-    let outside = used_outside(graph, &members, &outputs);
-    let facts = Facts { bound, outputs, outside, added: added(graph, context) };
-    let hidden = beside(graph, &grouped.values().map(Vec::as_slice).collect::<Vec<_>>(), context);
-    let of = |(nodes, beside)| region(graph, nodes, beside, &facts);
-    grouped.into_values().zip(hidden).map(of).collect()
+    let mut pieces: Vec<Vec<NodeId>> =
+        whole.values().flat_map(|nodes| nodes.chunks(MOST)).map(<[NodeId]>::to_vec).collect();
+    pieces.sort_by_key(|nodes| nodes.first().copied());
+    pieces
 }
 
 /// The nodes that belong to regions, in program order.
@@ -121,10 +137,15 @@ fn members(graph: &Graph, rounding: bool) -> BTreeSet<NodeId> {
     out
 }
 
-/// The values that nodes outside of all regions use, or nodes of another region do through none of its own.
-fn used_outside(graph: &Graph, members: &BTreeSet<NodeId>, outputs: &BTreeSet<ValueId>) -> BTreeSet<ValueId> {
-    let others = graph.nodes.iter().filter(|(n, _)| !members.contains(n));
-    others.flat_map(|(_, node)| node.inputs.iter().copied()).chain(outputs.iter().copied()).collect()
+/// The values that a node uses which is not of the piece that defines them, or that are outputs.
+fn used_outside(graph: &Graph, piece_of: &[Option<usize>], outputs: &BTreeSet<ValueId>) -> BTreeSet<ValueId> {
+    let mut out = outputs.clone();
+    for (n, node) in graph.nodes.iter() {
+        let of = |v: ValueId| graph.def_node(v).and_then(|d| piece_of[d.index()]);
+        let elsewhere = |v: &ValueId| of(*v).is_some_and(|piece| piece_of[n.index()] != Some(piece));
+        out.extend(node.inputs.iter().copied().filter(elsewhere));
+    }
+    out
 }
 
 /// What is known of the values of a program.

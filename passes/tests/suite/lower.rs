@@ -180,3 +180,33 @@ fn residuals_are_not_saved_where_nothing_is_known_of_compute() {
     profile.multiprocessors = None;
     assert!(profile.fuses_residual && !saved(&profile));
 }
+
+/// A chain of `n` collectives that feed one another, with two results.
+fn chain(n: usize) -> Graph {
+    let mut out = String::from(
+        "program \"chain\" ranks 2\ngroup @all world\narg %x: f32[8, 4]\n%v0: f32[8, 4] = neg %x\n",
+    );
+    for i in 0..n {
+        let op = ["all_reduce %v op=avg", "permute_ranks %v pairs=[0->1, 1->0]", "all_to_all %v splits=even"]
+            [i % 3];
+        let op = op.replace("%v", &format!("%v{i}"));
+        writeln!(out, "%v{}: f32[8, 4] = {op} group=@all", i + 1).unwrap();
+    }
+    writeln!(out, "return %v{n}\nreturn %v{}", n / 2).unwrap();
+    text::parse(&out).unwrap()
+}
+
+#[test]
+fn long_chains_are_chosen_in_pieces() {
+    let graph = chain(500);
+    let config = LowerConfig::new(Profile::builtin("h200x4").unwrap());
+    let (out, choices, report) = lower_with_report(&graph, &config).unwrap();
+    assert_eq!(choices.len(), 500);
+    assert_eq!(report.regions, 500_usize.div_ceil(symmc_passes::lower::MOST));
+    // The pieces differ in where the chain begins, where it ends and where it is returned.
+    assert!(report.distinct <= 8, "{report:?}");
+    for node in out.nodes.values() {
+        assert!(node.op.as_collective().is_none_or(|c| c.variant.is_some()), "{node:?}");
+    }
+    assert!(difference(&graph, &out, &bindings(&graph, 0), 1) < 1e-6);
+}
