@@ -291,6 +291,22 @@ impl Variant {
         })
     }
 
+    /// The bytes of symmetric memory that this variant asks for: operand, result and both landing zones. `bytes` is the
+    /// size that estimates are for: of the result of an all-gather, of the operand of the others.
+    pub fn symmetric_bytes(self, kind: &CollectiveKind, bytes: u64, n: u64) -> u64 {
+        let Some(contract) = self.contract(kind) else { return 0 };
+        let piece = bytes / n.max(1);
+        let (operand, result) = match kind {
+            CollectiveKind::AllGather => (piece, bytes),
+            CollectiveKind::ReduceScatter(_) => (bytes, piece),
+            _ => (bytes, bytes),
+        };
+        let of = |symmetric: bool, bytes: u64| if symmetric { bytes } else { 0 };
+        of(contract.symmetric_operand, operand)
+            .saturating_add(of(contract.symmetric_result, result))
+            .saturating_add(self.landing_bytes(kind, operand, n).saturating_mul(2))
+    }
+
     /// The size in bytes of one landing zone on a group of `n` ranks for an operand of `bytes` bytes
     /// ([`packet_zone`]).
     pub fn landing_bytes(self, kind: &CollectiveKind, bytes: u64, n: u64) -> u64 {

@@ -47,6 +47,9 @@ pub struct LowerConfig {
     /// The variants that the backend runs; `None` for all that have a contract and a curve. Plain is always
     /// among them.
     pub variants: Option<Vec<Variant>>,
+    /// The most bytes of symmetric memory that one collective may ask for ([`Variant::symmetric_bytes`]); variants that
+    /// need more are not considered. `None` for no limit.
+    pub symmetric: Option<u64>,
     /// Whether rules whose two sides round differently are used.
     pub allow_rounding_changes: bool,
     /// Where the e-graph of one region stops growing.
@@ -70,6 +73,7 @@ impl LowerConfig {
             symbols: IndexMap::new(),
             bound: BTreeSet::new(),
             variants: None,
+            symmetric: None,
             allow_rounding_changes: false,
             limits: Limits { nodes: 10_000, iterations: 16 },
         }
@@ -230,6 +234,7 @@ fn context(graph: &Graph, config: &LowerConfig) -> Result<Arc<Context>, PassErro
         sizes: graph.groups.keys().map(|g| graph.group_size(g).unwrap_or(1)).collect(),
         symbols: graph.symbols.clone(),
         variants: config.variants.clone(),
+        symmetric: config.symmetric,
         rounding: config.allow_rounding_changes,
     }))
 }

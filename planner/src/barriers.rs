@@ -124,24 +124,7 @@ impl<'a> Arena<'a> {
     }
 
     fn load_of(&self, block: impl Fn(&Sized) -> Block) -> Vec<u64> {
-        let steps = self.placed.steps.list.len();
-        let mut turns = vec![0i128; steps + 1];
-        for s in self.sized.iter().filter(|s| s.arena == ArenaKind::Symmetric) {
-            let (b, size) = (block(s), i128::from(s.block.size));
-            turns[b.start] += size;
-            turns[b.end.min(steps)] -= size;
-            if b.end <= b.start {
-                turns[0] += size;
-            }
-        }
-        let mut live = 0i128;
-        turns[..steps]
-            .iter()
-            .map(|t| {
-                live += t;
-                u64::try_from(live).unwrap_or(u64::MAX)
-            })
-            .collect()
+        load(self.sized, self.placed.steps.list.len(), ArenaKind::Symmetric, block)
     }
 
     fn add(&mut self, choice: &Choice, change: impl Fn(u64, u64) -> u64) {
@@ -190,4 +173,25 @@ fn block(placed: &Placed, live: &Liveness, sized: &Sized) -> Block {
         _ => None,
     });
     lifetime(class, live, wraps.max())
+}
+
+/// What an arena holds during each of `steps` steps, where `block` gives the lifetimes.
+pub fn load(sized: &[Sized], steps: usize, arena: ArenaKind, block: impl Fn(&Sized) -> Block) -> Vec<u64> {
+    let mut turns = vec![0i128; steps + 1];
+    for s in sized.iter().filter(|s| s.arena == arena) {
+        let (b, size) = (block(s), i128::from(s.block.size));
+        turns[b.start] += size;
+        turns[b.end.min(steps)] -= size;
+        if b.end <= b.start {
+            turns[0] += size;
+        }
+    }
+    let mut live = 0i128;
+    turns[..steps]
+        .iter()
+        .map(|t| {
+            live += t;
+            u64::try_from(live).unwrap_or(u64::MAX)
+        })
+        .collect()
 }

@@ -62,7 +62,7 @@ impl Default for PlanConfig {
             order: Order::Chosen,
             slack: 0.05,
             symm_limit: None,
-            pack: pack::Config { work: 60_000, rounds: 32, enough: 0.001, exact: 0, capacity: None },
+            pack: pack::Config { work: 60_000, rounds: 32, enough: 0.0, exact: 400_000, capacity: None },
         }
     }
 }
@@ -191,8 +191,11 @@ impl Work<'_> {
         let programs = parallel::map(prepared, self.nodes, |p| schedule(p, &rules));
         let programs = programs.into_iter().collect::<Result<Vec<Program>, PlanError>>()?;
         let inputs = self.lowered.iter().zip(&self.program_of).collect();
+        let pack = &self.config.pack;
+        // Buckets share the budget of the exact search.
+        let pack = pack::Config { exact: pack.exact / self.lowered.len().max(1) as u64, ..*pack };
         let buckets = parallel::map(inputs, self.nodes, |(b, &p)| {
-            bucket(&programs[p], p, &b.graph.symbols, self.fixed, &b.decisions, &self.config.pack)
+            bucket(&programs[p], p, &b.graph.symbols, self.fixed, &b.decisions, &pack)
         });
         let buckets = buckets.into_iter().collect::<Result<Vec<Bucket>, PlanError>>()?;
         Ok((programs, buckets))

@@ -8,6 +8,8 @@
 //! its class can be written over, so a class is always a chain of values at one place, with the parts of a
 //! gathered or concatenated value below it.
 
+use std::collections::BTreeSet;
+
 use symmc_ir::entity::Entity;
 use symmc_ir::{CollectiveKind, Dim, GroupId, Op, OutputKind, Table, ValueId};
 
@@ -70,15 +72,11 @@ pub enum Shares {
     Piece(ValueId),
 }
 
-/// Whether operands are produced inside the larger results that they are parts of. Parts of outputs always
-/// are.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Parts {
-    /// Yes: saves the copy and the operand's own bytes.
-    Inside,
-    /// Not in an arena: the larger result is not occupied before it is written.
-    Apart,
-}
+/// Which larger results in an arena are written apart from their parts: these steps, by their positions. All others have
+/// their parts produced inside of them, which saves the copy and the parts' own bytes, but occupies the whole from its
+/// first part on. Parts of outputs always are inside.
+#[derive(Clone, Default, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub struct Apart(pub BTreeSet<u32>);
 
 /// The classes of a program.
 #[derive(Clone, Debug)]
@@ -91,8 +89,8 @@ pub struct Classes {
 
 impl Classes {
     /// Places every base that a node defines.
-    pub fn new(program: &Prepared, steps: &Steps, live: &Liveness, parts: Parts) -> Classes {
-        let mut placing = Placing { program, steps, live, parts, classes: singles(program, steps) };
+    pub fn new(program: &Prepared, steps: &Steps, live: &Liveness, apart: &Apart) -> Classes {
+        let mut placing = Placing { program, steps, live, apart, classes: singles(program, steps) };
         for s in 0..steps.list.len() {
             placing.gather(s);
             placing.concat(s);
@@ -104,11 +102,14 @@ impl Classes {
         placing.classes
     }
 
-    /// Whether any value lies inside a larger result in an arena.
-    pub fn has_parts(&self) -> bool {
-        let arenas = self.list.iter().filter(|c| matches!(c.home, Home::Arena(_)));
-        let mut members = arenas.flat_map(|c| &c.members);
-        members.any(|m| matches!(m.shares, Shares::Shard(_) | Shares::Piece(_)))
+    /// The larger results in an arena that have parts inside of them, each with the index of its class.
+    pub fn wholes(&self) -> impl Iterator<Item = (ValueId, usize)> {
+        let arenas = self.iter().filter(|(_, c)| matches!(c.home, Home::Arena(_)));
+        let members = arenas.flat_map(|(i, c)| c.members.iter().map(move |m| (m, i)));
+        members.filter_map(|(m, i)| match m.shares {
+            Shares::Shard(whole) | Shares::Piece(whole) => Some((whole, i)),
+            Shares::Nothing | Shares::Over(_) => None,
+        })
     }
 
     /// The classes that have members.
@@ -152,7 +153,7 @@ struct Placing<'a> {
     program: &'a Prepared,
     steps: &'a Steps,
     live: &'a Liveness,
-    parts: Parts,
+    apart: &'a Apart,
     classes: Classes,
 }
 
@@ -219,7 +220,8 @@ impl Placing<'_> {
             (Home::Output(_), _) => false,
             (Home::Arena(_), Home::Output(_)) => from.home != symmetric,
             (Home::Arena(_), home) => {
-                self.parts == Parts::Inside && (from.home != symmetric || home == symmetric)
+                let apart = self.steps.def[whole].is_some_and(|s| self.apart.0.contains(&s));
+                !apart && (from.home != symmetric || home == symmetric)
             }
         };
         let nested = by_rank.is_some() && from.members.iter().any(|m| m.by_rank.is_some());

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use symmc_ir::NodeId;
 use symmc_ir::machine::Profile;
 
-use crate::barriers;
+use crate::barriers::{self, load};
 use crate::bucket::{Placed, Program, Symbols, sized};
 use crate::error::PlanError;
 use crate::flight;
@@ -19,7 +19,7 @@ use crate::keep::kept;
 use crate::liveness::{Choices, Liveness, NextRun, at_once, awaited};
 use crate::order::{self, Demand, Order, Tasks, bytes, fastest, improve, makespan, more};
 use crate::pack;
-use crate::place::{Classes, Parts};
+use crate::place::{Apart, Classes};
 use crate::plan::ArenaKind;
 use crate::prepare::Prepared;
 use crate::steps::Steps;
@@ -47,7 +47,7 @@ struct Candidate {
     order: Vec<u32>,
     /// See [`Liveness::joined`].
     joined: Vec<u32>,
-    parts: Parts,
+    apart: Apart,
     demand: Demand,
     /// Estimated nanoseconds.
     time: u64,
@@ -76,7 +76,7 @@ pub fn schedule(prepared: &Arc<Prepared>, rules: &Rules<'_>) -> Result<Program, 
     };
     let steps = Steps::new(&prepared.graph, &prepared.base)?;
     let none = Choices { joined: best.joined, kept: BTreeSet::new() };
-    let mut placed = place(&prepared, steps, rules, none.clone(), best.parts);
+    let mut placed = place(&prepared, steps, rules, none.clone(), &best.apart);
     if let Some(room) = rules.room {
         let mut choices = none;
         loop {
@@ -85,7 +85,7 @@ pub fn schedule(prepared: &Arc<Prepared>, rules: &Rules<'_>) -> Result<Program, 
                 break;
             }
             choices.kept.extend(more);
-            placed = place(&prepared, placed.steps, rules, choices.clone(), best.parts);
+            placed = place(&prepared, placed.steps, rules, choices.clone(), &best.apart);
         }
     }
     Ok(Program { prepared, placed })
@@ -103,10 +103,13 @@ struct Work<'a> {
 impl Work<'_> {
     fn choose(&self) -> Result<Candidate, PlanError> {
         if let Some(order) = order::named(self.tasks, self.rules.order) {
-            return self.alone(order);
+            let mut named = self.alone(order)?;
+            self.take_apart(&mut named)?;
+            return Ok(named);
         }
         let mut found = self.memory()?;
         let least = (0..found.len()).min_by_key(|&i| (found[i].bytes(), found[i].time)).unwrap_or(0);
+        self.take_apart(&mut found[least])?;
         let limit = found[least].demand.map(|b| more(b, self.rules.slack));
         let mut orders: Vec<Vec<u32>> = Vec::new();
         if self.rules.order == Order::Chosen {
@@ -125,6 +128,7 @@ impl Work<'_> {
                 best = c;
             }
         }
+        self.take_apart(&mut best)?;
         Ok(best)
     }
 
@@ -174,31 +178,72 @@ impl Work<'_> {
         if free.bytes() <= bytes(limit) {
             return Ok(Some(free));
         }
-        let placed = self.place(steps, at_once(self.steps), Parts::Inside);
+        let placed = self.place(steps, at_once(self.steps), &Apart::default());
         let sized = sized(self.prepared, &placed, self.symbols)?;
         let some = self.candidate(free.order, flight::joins(&placed, &sized, &awaited, limit))?;
         Ok((some.bytes() <= bytes(limit)).then_some(some))
     }
 
-    /// An order with these joins, and parts where they take less.
+    /// An order with these joins; its larger results all with their parts inside or all apart, whichever takes less.
     fn candidate(&self, order: Vec<u32>, joined: Vec<u32>) -> Result<Candidate, PlanError> {
         let steps = self.steps.permuted(&order);
-        let mut parts = Parts::Inside;
-        let placed = self.place(steps, joined.clone(), parts);
+        let mut apart = Apart::default();
+        let placed = self.place(steps, joined.clone(), &apart);
         let mut demand = self.demand(&placed)?;
-        if placed.classes.has_parts() {
-            let apart = self.place(placed.steps, joined.clone(), Parts::Apart);
-            let apart = self.demand(&apart)?;
-            if bytes(apart) < bytes(demand) {
-                (parts, demand) = (Parts::Apart, apart);
+        let all = Apart(placed.classes.wholes().filter_map(|(whole, _)| placed.steps.def[whole]).collect());
+        if !all.0.is_empty() {
+            let without = self.place(placed.steps, joined.clone(), &all);
+            let without = self.demand(&without)?;
+            if bytes(without) < bytes(demand) {
+                (apart, demand) = (all, without);
             }
         }
         let time = makespan(self.tasks, &order, &joined);
-        Ok(Candidate { order, joined, parts, demand, time })
+        Ok(Candidate { order, joined, apart, demand, time })
     }
 
-    fn place(&self, steps: Steps, joined: Vec<u32>, parts: Parts) -> Placed {
-        place(self.prepared, steps, self.rules, Choices { joined, kept: BTreeSet::new() }, parts)
+    /// Decides for each larger result by itself, among those that matter where memory peaks, whether its parts are inside.
+    fn take_apart(&self, candidate: &mut Candidate) -> Result<(), PlanError> {
+        let mut tried: BTreeSet<Apart> = BTreeSet::from([candidate.apart.clone()]);
+        while tried.len() < PLACEMENTS {
+            let steps = self.steps.permuted(&candidate.order);
+            let placed = self.place(steps, candidate.joined.clone(), &candidate.apart);
+            let changes = self.changes(&placed, &candidate.apart)?;
+            let Some(next) = changes.into_iter().find(|apart| !tried.contains(apart)) else { break };
+            tried.insert(next.clone());
+            let changed = self.place(placed.steps, candidate.joined.clone(), &next);
+            let demand = self.demand(&changed)?;
+            if bytes(demand) < candidate.bytes() {
+                (candidate.apart, candidate.demand) = (next, demand);
+            }
+        }
+        Ok(())
+    }
+
+    /// Ways to change one larger result where an arena peaks: to write it apart if its parts have it occupied there before
+    /// it is written, and to have its parts inside if both are alive there.
+    fn changes(&self, placed: &Placed, apart: &Apart) -> Result<Vec<Apart>, PlanError> {
+        let sized = sized(self.prepared, placed, self.symbols)?;
+        let mut out = Vec::new();
+        for arena in [ArenaKind::Ordinary, ArenaKind::Symmetric] {
+            let load = load(&sized, placed.steps.list.len(), arena, |s| s.block);
+            let most = load.iter().max().copied().unwrap_or(0);
+            let Some(peak) = load.iter().position(|&l| l == most && l > 0) else { continue };
+            for (whole, class) in placed.classes.wholes() {
+                let (first, written) = (placed.classes.list[class].first, placed.steps.def[whole]);
+                if let Some(step) = written.filter(|&w| (first as usize..w as usize).contains(&peak)) {
+                    out.push(Apart(apart.0.iter().copied().chain([step]).collect()));
+                }
+            }
+            if apart.0.contains(&(peak as u32)) {
+                out.push(Apart(apart.0.iter().copied().filter(|&s| s as usize != peak).collect()));
+            }
+        }
+        Ok(out)
+    }
+
+    fn place(&self, steps: Steps, joined: Vec<u32>, apart: &Apart) -> Placed {
+        place(self.prepared, steps, self.rules, Choices { joined, kept: BTreeSet::new() }, apart)
     }
 
     /// The bound of each arena.
@@ -215,17 +260,20 @@ impl Work<'_> {
 /// How many of the leanest orders are improved where they peak.
 const IMPROVED: usize = 3;
 
+/// How many ways to place the parts of larger results are tried for one order.
+const PLACEMENTS: usize = 24;
+
 /// The number of steps below which every order is placed, whatever the model says.
 const SMALL: usize = 500;
 
 /// Places a program with its steps in this order.
-fn place(program: &Prepared, steps: Steps, rules: &Rules<'_>, choices: Choices, parts: Parts) -> Placed {
+fn place(program: &Prepared, steps: Steps, rules: &Rules<'_>, choices: Choices, apart: &Apart) -> Placed {
     let graph = &program.graph;
     let mut live = Liveness::new(graph, &steps, rules.bound, rules.next_run, choices);
     if rules.profile.is_some_and(|p| p.multiprocessors.is_some()) {
         live = live.with_operands(kept(graph, &steps, &graph.symbols));
     }
-    let classes = Classes::new(program, &steps, &live, parts);
+    let classes = Classes::new(program, &steps, &live, apart);
     let mut placed = Placed { steps, live, classes };
     placed.settle();
     placed

@@ -159,7 +159,7 @@ mod tests {
 
     use super::*;
     use crate::liveness::{Choices, NextRun, awaited};
-    use crate::place::Parts;
+    use crate::place::Apart;
     use crate::prepare::{Prepared, prepare};
     use crate::views::Views;
 
@@ -173,7 +173,7 @@ mod tests {
         let steps = Steps::new(&p.graph, &p.base).expect("steps");
         let choices = Choices { joined: awaited(&steps), kept: BTreeSet::new() };
         let live = Liveness::new(&p.graph, &steps, &none, NextRun::Unknown, choices);
-        let classes = Classes::new(&p, &steps, &live, Parts::Inside);
+        let classes = Classes::new(&p, &steps, &live, &Apart::default());
         let words: Vec<&str> = layout.split_whitespace().collect();
         let extents: Vec<Extent> = words
             .chunks(3)

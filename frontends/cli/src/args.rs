@@ -149,7 +149,8 @@ pub struct CompileArgs {
     /// computation [default: 5]
     #[arg(long, value_name = "PERCENT", value_parser = parse_tolerance)]
     pub slack: Option<f64>,
-    /// What the symmetric arena may take: exit barriers are kept, and overlap given up, where it would take more
+    /// What the symmetric arena may take: exit barriers are kept, overlap given up, and variants chosen that need less, where
+    /// it would take more
     #[arg(long, value_name = "BYTES")]
     pub symm_limit: Option<u64>,
 }

@@ -185,11 +185,22 @@ fn barriers_are_kept_for_a_limit_of_the_symmetric_arena() {
         text.contains("exit barrier of %all_to_all_single: kept: dropping it would take 16.0 KiB"),
         "{text}"
     );
-    let out = output(&mut symmc("plan moe_ep4.pt2 --symm-limit 16383"));
-    assert_eq!(out.status.code(), Some(2));
-    let text = String::from_utf8_lossy(&out.stderr);
-    assert!(text.contains("takes 16384 bytes") && text.contains("the limit is 16383"), "{text}");
     stdout("run moe_ep4.pt2 --tensors moe_ep4.safetensors --symm-limit 16384 --chaos 1 --repeat 3");
+}
+
+#[test]
+fn variants_give_way_to_a_limit_of_the_symmetric_arena() {
+    for limit in [16383, 4096, 0] {
+        let text = stdout(&format!("plan moe_ep4.pt2 --symm-limit {limit} --format json"));
+        let plan: serde_json::Value = serde_json::from_str(&text).expect("JSON");
+        let symmetric = plan["arenas"]["symmetric"].as_u64().expect("bytes");
+        assert!(symmetric <= limit, "{symmetric} of {limit}");
+    }
+    stdout("run moe_ep4.pt2 --tensors moe_ep4.safetensors --symm-limit 0");
+    // What the caller writes into the symmetric arena stays there.
+    let out = output(&mut symmc("plan moe_ep4.pt2 --symm-limit 0 --bind all --machine h200x4"));
+    let text = String::from_utf8_lossy(&out.stderr);
+    assert!(out.status.success() || text.contains("the limit is 0"), "{text}");
 }
 
 #[test]

@@ -8,11 +8,11 @@ use indexmap::IndexMap;
 use symmc_ir::collective::Collective;
 use symmc_ir::dim::SymbolId;
 use symmc_ir::machine::Profile;
-use symmc_ir::{Graph, InputId, InputKind, Variant, parallel};
+use symmc_ir::{CollectiveKind, Graph, InputId, InputKind, Node, Variant, parallel};
 use symmc_passes::{Choice, LowerConfig};
 use symmc_planner::check::{CheckError, Report};
 use symmc_planner::plan::{Alternative, AppliedRule, Decision, Plan};
-use symmc_planner::{BucketInput, CheckedPlan, Order, PlanConfig};
+use symmc_planner::{BucketInput, CheckedPlan, Order, PlanConfig, PlanError};
 
 use crate::error::{Error, read, utf8};
 use crate::program::Program;
@@ -34,7 +34,8 @@ pub struct Config {
     /// How much more memory than the leanest order the chosen one may take to overlap communication with
     /// computation, as a fraction.
     pub slack: f64,
-    /// What the symmetric arena may take. Exit barriers are kept where it would take more; that no plan fits is an error.
+    /// What the symmetric arena may take. Where it would take more, exit barriers are kept, then collectives that ask for
+    /// much symmetric memory run as variants that ask for less; that no plan fits is an error.
     pub symm_limit: Option<u64>,
 }
 
@@ -86,37 +87,97 @@ pub fn compile_timed(program: &Program, config: &Config) -> Result<(CheckedPlan,
     let mut clock = Instant::now();
     let mut times = Stages::new();
     let mut lap = |stage| times.push((stage, std::mem::replace(&mut clock, Instant::now()).elapsed()));
-    let fail = |message: String| Error::Compile { program: program.graph.name.clone(), message };
     let canonical = canonical(program)?;
     lap("canonicalise");
     let bound = bound_inputs(&program.graph, &config.bind)?;
     let ranges = bucket_ranges(&program.graph, &config.buckets)?;
-    let nodes = ranges.len() * canonical.nodes.len();
-    let inputs: Result<Vec<BucketInput>, String> = parallel::map(ranges, nodes, |symbols| {
-        let (graph, choices) = lower(&canonical, config, &symbols, &bound)?;
-        let collectives = collectives(&graph);
-        let decided = |choice| decision(choice, &graph, &collectives, &config.profile);
-        let decisions = choices.into_iter().map(decided).collect();
-        Ok(BucketInput { graph, decisions })
-    })
-    .into_iter()
-    .collect();
-    let inputs = inputs.map_err(fail)?;
+    let pipeline = Pipeline { program, config, canonical: &canonical, bound: &bound, ranges: &ranges };
+    let inputs = pipeline.lower(None)?;
     lap("choose");
-    let plan_config = PlanConfig {
-        machine: config.profile.name.clone(),
-        bind: bound,
-        profile: Some(config.profile.clone()),
-        order: config.order,
-        slack: config.slack,
-        symm_limit: config.symm_limit,
-        ..PlanConfig::default()
+    let plan = match pipeline.plan(&inputs) {
+        Err(PlanError::SymmLimit { .. }) => pipeline.within_the_limit(&inputs)?,
+        made => made.map_err(|e| pipeline.failed(e.to_string()))?,
     };
-    let plan = symmc_planner::plan(&program.graph, &inputs, &plan_config).map_err(|e| fail(e.to_string()))?;
     lap("plan");
     let plan = proven(plan, &program.graph.name)?;
     lap("check");
     Ok((plan, times))
+}
+
+/// What the passes and the planner are asked for.
+struct Pipeline<'a> {
+    program: &'a Program,
+    config: &'a Config,
+    canonical: &'a Graph,
+    bound: &'a BTreeSet<InputId>,
+    /// The ranges of each bucket.
+    ranges: &'a [IndexMap<SymbolId, (i64, i64)>],
+}
+
+impl Pipeline<'_> {
+    fn failed(&self, message: String) -> Error {
+        Error::Compile { program: self.program.graph.name.clone(), message }
+    }
+
+    /// The buckets with a variant for each collective, of which none asks for more symmetric memory than `symmetric`.
+    fn lower(&self, symmetric: Option<u64>) -> Result<Vec<BucketInput>, Error> {
+        let nodes = self.ranges.len() * self.canonical.nodes.len();
+        let inputs: Result<Vec<BucketInput>, String> =
+            parallel::map(self.ranges.iter().collect(), nodes, |symbols| {
+                let (graph, choices) = lower(self.canonical, self.config, symbols, self.bound, symmetric)?;
+                let collectives = collectives(&graph);
+                let decided = |choice| decision(choice, &graph, &collectives, &self.config.profile);
+                let decisions = choices.into_iter().map(decided).collect();
+                Ok(BucketInput { graph, decisions })
+            })
+            .into_iter()
+            .collect();
+        inputs.map_err(|message| self.failed(message))
+    }
+
+    fn plan(&self, inputs: &[BucketInput]) -> Result<Plan, PlanError> {
+        let config = PlanConfig {
+            machine: self.config.profile.name.clone(),
+            bind: self.bound.clone(),
+            profile: Some(self.config.profile.clone()),
+            order: self.config.order,
+            slack: self.config.slack,
+            symm_limit: self.config.symm_limit,
+            ..PlanConfig::default()
+        };
+        symmc_planner::plan(&self.program.graph, inputs, &config)
+    }
+
+    /// A plan whose collectives ask for less symmetric memory than those of `inputs`, which do not fit the limit. What asks
+    /// for the most runs otherwise, until all fits.
+    fn within_the_limit(&self, inputs: &[BucketInput]) -> Result<Plan, Error> {
+        let mut largest = largest_asked(inputs);
+        for tries in 0.. {
+            let most = if tries < EXACT_TRIES { largest.saturating_sub(1) } else { largest / 2 };
+            let inputs = self.lower(Some(most))?;
+            match self.plan(&inputs) {
+                Err(PlanError::SymmLimit { .. }) if most > 0 => largest = largest_asked(&inputs).min(most),
+                made => return made.map_err(|e| self.failed(e.to_string())),
+            }
+        }
+        Err(self.failed("no choice of variants was tried".into()))
+    }
+}
+
+/// How often only what asks for the most symmetric memory is forbidden; then all that asks for more than half of it.
+const EXACT_TRIES: u32 = 8;
+
+/// The most symmetric memory that one collective asks for.
+fn largest_asked(inputs: &[BucketInput]) -> u64 {
+    let of = |graph: &Graph, node: &Node| {
+        let c = node.op.as_collective()?;
+        let sized = if c.kind == CollectiveKind::AllGather { &node.outputs } else { &node.inputs };
+        let bytes = graph.ty(*sized.first()?).bytes().upper(&graph.symbols);
+        let n = u64::from(graph.group_size(c.group)?);
+        Some(c.variant?.symmetric_bytes(&c.kind, u64::try_from(bytes).unwrap_or(0), n))
+    };
+    let all = inputs.iter().flat_map(|b| b.graph.nodes.values().filter_map(|n| of(&b.graph, n)));
+    all.max().unwrap_or(0)
 }
 
 /// A plan that was just made, if it checks.
@@ -170,7 +231,7 @@ pub fn lowered(program: &Program, config: &Config) -> Result<Vec<Graph>, Error> 
     let fail = |message| Error::Compile { program: program.graph.name.clone(), message };
     let ranges = bucket_ranges(&program.graph, &config.buckets)?;
     let lowered =
-        ranges.iter().map(|symbols| lower(&canonical, config, symbols, &bound).map(|(graph, _)| graph));
+        ranges.iter().map(|symbols| lower(&canonical, config, symbols, &bound, None).map(|(graph, _)| graph));
     lowered.collect::<Result<_, _>>().map_err(fail)
 }
 
@@ -191,6 +252,7 @@ fn lower(
     config: &Config,
     symbols: &IndexMap<SymbolId, (i64, i64)>,
     bound: &BTreeSet<InputId>,
+    symmetric: Option<u64>,
 ) -> Result<(Graph, Vec<Choice>), String> {
     // The planner puts parameters and constants where collectives need them.
     let held = canonical.inputs.iter().filter(|(_, i)| i.kind != InputKind::Argument).map(|(id, _)| id);
@@ -198,6 +260,7 @@ fn lower(
         symbols: symbols.clone(),
         bound: held.chain(bound.iter().copied()).collect(),
         variants: config.variants.clone(),
+        symmetric,
         ..LowerConfig::new(config.profile.clone())
     };
     symmc_passes::lower(canonical, &lower).map_err(|e| e.to_string())

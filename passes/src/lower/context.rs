@@ -15,6 +15,8 @@ pub struct Context {
     pub symbols: Table<SymbolId, Symbol>,
     /// The variants that may be chosen; `None` for all.
     pub variants: Option<Vec<Variant>>,
+    /// The most bytes of symmetric memory that one collective may ask for.
+    pub symmetric: Option<u64>,
     /// Whether rules that change rounding are used.
     pub rounding: bool,
 }
@@ -61,6 +63,9 @@ impl Context {
             variant == Variant::Plain || self.variants.as_ref().is_none_or(|v| v.contains(&variant));
         let contract = variant.contract(kind).filter(|_| allowed)?;
         let n = self.ranks(group);
+        if self.symmetric.is_some_and(|most| variant.symmetric_bytes(kind, bytes, u64::from(n)) > most) {
+            return None;
+        }
         let time = |variant, exit| self.profile.added(kind, variant, exit, bytes, n, beside_us);
         let kept = time(variant, Some(true))?;
         let plain = time(Variant::Plain, None)?;

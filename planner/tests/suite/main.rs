@@ -3,6 +3,7 @@
 mod check;
 mod check_sizes;
 mod common;
+mod parts;
 mod plan;
 mod plan_file;
 mod plan_random;

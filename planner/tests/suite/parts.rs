@@ -1,0 +1,37 @@
+//! Larger results whose parts are produced inside of them: only where that takes no more memory.
+
+use symmc_ir::text;
+use symmc_planner::check::check;
+use symmc_planner::plan::Plan;
+use symmc_planner::{BucketInput, Order, PlanConfig, plan};
+
+/// Plans a program of one rank in program order.
+fn planned(body: &str) -> Plan {
+    let graph = text::parse(&format!("program \"p\" ranks 1\n{body}")).unwrap_or_else(|e| panic!("{e}"));
+    let bucket = BucketInput { graph: graph.clone(), decisions: Vec::new() };
+    let config = PlanConfig { order: Order::Program, ..PlanConfig::default() };
+    let plan = plan(&graph, &[bucket], &config).unwrap_or_else(|e| panic!("{e}"));
+    check(&plan).unwrap_or_else(|errors| panic!("{errors:#?}"));
+    plan
+}
+
+/// Why a value lies where it lies.
+fn why<'p>(plan: &'p Plan, value: &str) -> &'p str {
+    &plan.buckets[0].places[value].why
+}
+
+#[test]
+fn what_is_taken_early_for_a_piece_is_not_taken_where_memory_peaks() {
+    // With %early inside, 4352 bytes of %all would be occupied beside the 8192 of %big.
+    let body = "arg %x: f32[64]\narg %y: f32[2048]\n%early: f32[64] = neg %x\n\
+        %big: f32[2048] = exp %y\n%bigger: f32[2048] = cumsum %big axis=0\n%sum: f32[] = reduce %bigger op=sum axes=[0] keep=false\n\
+        %wide: f32[1024] = expand %sum\n%late: f32[1024] = exp %wide\n%all: f32[1088] = concat %early, %late axis=0\n\
+        %r: f32[] = reduce %all op=max axes=[0] keep=false\n\
+        %spread: f32[1024] = expand %r\n%a: f32[1024] = exp %spread\n%b: f32[1024] = neg %spread\n\
+        %second: f32[2048] = concat %a, %b axis=0\n%s: f32[] = reduce %second op=max axes=[0] keep=false\nreturn %s\n";
+    let plan = planned(body);
+    // Most are alive where %all is written: it and both its pieces.
+    assert_eq!(plan.buckets[0].totals.ordinary_bound, 2 * 1088 * 4, "{}", plan.to_json());
+    assert_ne!(why(&plan, "early"), "a piece of %all");
+    assert_eq!(why(&plan, "a"), "a piece of %second");
+}
