@@ -90,11 +90,13 @@ impl Builder {
     /// Adds a node whose op fixes the result types; returns all results.
     ///
     /// # Errors
-    /// The operands break the op's typing rule, or the op leaves its result type to be declared.
+    /// The operands break the op's typing rule, the op leaves its result type to be declared, or an operand, a group or a
+    /// custom op is none of this graph.
     pub fn node(&mut self, name: &str, op: Op, inputs: &[ValueId]) -> Result<Vec<ValueId>, BuildError> {
+        let error = |message| BuildError { name: name.to_string(), message };
+        self.known(&op, inputs).map_err(error)?;
         let operands: Vec<&Type> = inputs.iter().map(|&v| self.graph.ty(v)).collect();
         let n = self.ranks_of(&op);
-        let error = |message| BuildError { name: name.to_string(), message };
         let types = infer::infer(&op, &operands, n)
             .map_err(error)?
             .ok_or_else(|| error("the result type of this op must be declared".into()))?;
@@ -104,7 +106,7 @@ impl Builder {
     /// Adds a node with declared result types; returns all results.
     ///
     /// # Errors
-    /// Operands or results break the op's typing rule.
+    /// Operands or results break the op's typing rule, or an operand, a group or a custom op is none of this graph.
     pub fn node_as(
         &mut self,
         name: &str,
@@ -112,10 +114,11 @@ impl Builder {
         inputs: &[ValueId],
         types: Vec<Type>,
     ) -> Result<Vec<ValueId>, BuildError> {
+        let error = |message| BuildError { name: name.to_string(), message };
+        self.known(&op, inputs).map_err(error)?;
         let operands: Vec<&Type> = inputs.iter().map(|&v| self.graph.ty(v)).collect();
         let results: Vec<&Type> = types.iter().collect();
-        infer::check(&op, &operands, &results, self.ranks_of(&op))
-            .map_err(|message| BuildError { name: name.to_string(), message })?;
+        infer::check(&op, &operands, &results, self.ranks_of(&op)).map_err(error)?;
         Ok(self.push(name, op, inputs, types))
     }
 
@@ -138,8 +141,10 @@ impl Builder {
     /// Adds a reshape.
     ///
     /// # Errors
-    /// The numbers of elements differ.
+    /// The numbers of elements differ, or the operand is none of this graph.
     pub fn reshape(&mut self, name: &str, x: ValueId, shape: Vec<Dim>) -> Result<ValueId, BuildError> {
+        let error = |message| BuildError { name: name.to_string(), message };
+        self.known(&Op::Reshape, &[x]).map_err(error)?;
         let ty = Type::new(self.graph.ty(x).dtype, shape);
         self.op_as(name, Op::Reshape, &[x], ty)
     }
@@ -159,14 +164,39 @@ impl Builder {
     }
 
     /// Gives a value this name, or one that starts with it if it is taken.
-    pub fn rename(&mut self, value: ValueId, name: &str) {
-        let name = self.fresh(name);
-        self.graph.values[value].name = name;
+    ///
+    /// # Errors
+    /// The value is none of this graph.
+    pub fn rename(&mut self, value: ValueId, name: &str) -> Result<(), BuildError> {
+        let error = |message| BuildError { name: name.to_string(), message };
+        self.known(&Op::Copy, &[value]).map_err(error)?;
+        self.graph.values[value].name = self.fresh(name);
+        Ok(())
     }
 
-    /// Declares a returned output.
+    /// Declares a returned output. That it is a value of this graph is the verifier's to say.
     pub fn output(&mut self, value: ValueId) {
         self.graph.outputs.push(Output { value, kind: OutputKind::Returned });
+    }
+
+    /// Whether all that a node names is of this graph. Symbols of dims are the verifier's.
+    fn known(&self, op: &Op, inputs: &[ValueId]) -> Result<(), String> {
+        let graph = &self.graph;
+        let unknown = |what: &str, id: &dyn std::fmt::Display, count: usize| {
+            Err(format!("the {what} {id} is none of this graph, which has {count}"))
+        };
+        if let Some(v) = inputs.iter().find(|&&v| graph.values.get(v).is_none()) {
+            return unknown("value", v, graph.values.len());
+        }
+        match op {
+            Op::Collective(c) if graph.groups.get(c.group).is_none() => {
+                unknown("group", &c.group, graph.groups.len())
+            }
+            Op::Custom(id) if graph.customs.get(*id).is_none() => {
+                unknown("custom op", id, graph.customs.len())
+            }
+            _ => Ok(()),
+        }
     }
 
     fn ranks_of(&self, op: &Op) -> Option<u32> {

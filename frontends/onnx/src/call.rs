@@ -440,7 +440,7 @@ impl<'c, 'p> Call<'c, 'p> {
                 && lowering.builder.graph().name_of(v) != name
             {
                 let shown = format!("{}{name}", lowering.scope.prefix);
-                lowering.builder.rename(v, &shown);
+                lowering.builder.rename(v, &shown)?;
             }
             lowering.scope.bind(name, binding).map_err(Stop::Broken)?;
         }

@@ -361,7 +361,7 @@ impl<'p> Lowering<'p> {
         let results = self.builder.node_as(&label, op, &operands, types)?;
         for (name, value) in wanted.into_iter().zip(results) {
             let shown = format!("{}{name}", self.scope.prefix);
-            self.builder.rename(value, &shown);
+            self.builder.rename(value, &shown)?;
             self.scope.bind(name, Binding::Value(value)).map_err(Stop::Broken)?;
         }
         Ok(())

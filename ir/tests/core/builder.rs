@@ -1,7 +1,11 @@
 //! Names that the builder gives, and nodes that it refuses.
 
+use symmc_ir::entity::Entity;
 use symmc_ir::graph::InputKind;
-use symmc_ir::{Builder, DType, Dim, Op, Type, UnaryOp};
+use symmc_ir::{
+    Builder, CollectiveKind, CustomId, DType, Dim, GroupId, Members, Op, SymbolId, Type, UnaryOp, ValueId,
+    verify,
+};
 
 fn f32s(n: i64) -> Type {
     Type::new(DType::F32, vec![Dim::from(n)])
@@ -48,4 +52,40 @@ fn errors_name_the_node() {
     assert_eq!(wrong.to_string(), "%e: the result type of this op must be declared");
     let wrong = b.op("n", Op::Unary(UnaryOp::Relu), &[]).unwrap_err();
     assert_eq!(wrong.to_string(), "%n: it takes 1 operands, found 0");
+}
+
+#[test]
+fn what_is_of_another_graph_is_an_error() {
+    let mut b = Builder::new("p", Some(2));
+    b.group("all", Members::World);
+    let x = b.input(InputKind::Argument, "x", "", f32s(4), None);
+    let (value, group) = (ValueId::new(7), GroupId::new(1));
+    let gather = b.collective("g", CollectiveKind::AllGather, group, &[x]).unwrap_err();
+    assert_eq!(gather.to_string(), "%g: the group @g1 is none of this graph, which has 1");
+    let errors = [
+        b.collective("g", CollectiveKind::AllGather, GroupId::new(0), &[value]).unwrap_err(),
+        b.node("n", Op::Unary(UnaryOp::Relu), &[value]).unwrap_err(),
+        b.op("n", Op::Concat { axis: 0 }, &[x, value]).unwrap_err(),
+        b.node_as("n", Op::Custom(CustomId::new(0)), &[x], vec![f32s(4)]).unwrap_err(),
+        b.op_as("n", Op::Cast, &[value], f32s(4)).unwrap_err(),
+        b.reshape("n", value, vec![Dim::from(4)]).unwrap_err(),
+        b.rename(value, "n").unwrap_err(),
+    ];
+    assert!(errors.iter().all(|e| e.message.contains("none of this graph")), "{errors:?}");
+    // Without an error of the builder's the verifier finds it.
+    let symbol = Dim::from(SymbolId::new(3));
+    for wrong in 0..3 {
+        let mut b = Builder::from_graph(b.graph().clone());
+        match wrong {
+            0 => b.output(value),
+            1 => {
+                b.input(InputKind::Argument, "y", "", Type::new(DType::F32, vec![symbol.clone()]), None);
+            }
+            _ => {
+                let start = Op::Slice { axis: 0, start: symbol.clone(), step: 1 };
+                b.op_as("s", start, &[x], f32s(1)).expect("the verifier's");
+            }
+        }
+        assert!(verify::verify(&b.finish()).is_err(), "{wrong}");
+    }
 }
