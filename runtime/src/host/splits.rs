@@ -46,8 +46,9 @@ fn meet(turn: &Turn, stage: &mut Stage) -> Result<(Ends, Rows), RunError> {
         return Err(turn.fail("expected split sizes, found none".into()));
     };
     let row = call.row * call.dtype.size();
-    let capacity = call.elements.checked_div(call.row).unwrap_or(0);
-    if capacity * call.row != call.elements {
+    // Of rows without elements there are as many as anybody says: nothing moves.
+    let capacity = call.elements.checked_div(call.row).unwrap_or(usize::MAX);
+    if call.row > 0 && capacity * call.row != call.elements {
         let (row, elements) = (call.row, call.elements);
         return Err(turn.fail(format!("expected whole rows of {row} elements, found {elements} elements")));
     }

@@ -290,3 +290,18 @@ fn steps_are_timed_where_asked() {
         run_once(&planned.plan, &registry, ExecConfig::default(), &none, &memory, &Alone).expect("runs");
     assert_eq!(report.step_ns, None);
 }
+
+#[test]
+fn rows_without_elements_are_sent_and_counted() {
+    for via in ["plain", "pull"] {
+        agrees(
+            &format!(
+                "program \"rows\" ranks 2\nsymbol n in 0..=3\ngroup @w world\narg %x: i64[4, n]\narg %s: i64[2]\n\
+                 %k: i64[4, n] = neg %x\n\
+                 %y: i64[4, n], %c: i64[2] = all_to_all %k, %s splits=device group=@w via={via}\n\
+                 return %y\nreturn %c\n"
+            ),
+            &[&[("n", 0)], &[("n", 3)]],
+        );
+    }
+}
