@@ -200,6 +200,13 @@ impl Variant {
         matches!(self, Variant::Plain | Variant::NcclWindow | Variant::CopyEngine)
     }
 
+    /// Whether the library finds operands and results of peers in a window, where this rank's own are: each starts at the
+    /// same byte on all ranks of a cell. Only the operand of an all-gather, which its own rank alone reads, may lie at
+    /// its rank's piece of what the group gathers.
+    pub fn in_window(self) -> bool {
+        matches!(self, Variant::NcclWindow | Variant::CopyEngine)
+    }
+
     /// The contract under which this variant runs a collective of this kind; `None` if it cannot run it.
     pub fn contract(self, kind: &CollectiveKind) -> Option<Contract> {
         use CollectiveKind as K;

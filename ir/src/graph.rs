@@ -268,6 +268,13 @@ impl Graph {
         Some(numbers)
     }
 
+    /// Whether the ranks of each cell of `within` have one number in `group`. False while the number of ranks is open.
+    pub fn level(&self, group: GroupId, within: GroupId) -> bool {
+        let (Some(numbers), Some(cells)) = (self.numbers(group), self.cells(within)) else { return false };
+        let number = |rank: &u32| numbers.get(*rank as usize);
+        cells.iter().all(|cell| cell.iter().all(|rank| number(rank) == cell.first().and_then(number)))
+    }
+
     /// The number of ranks in each cell of a group. `None` while the number of ranks is open.
     pub fn group_size(&self, group: GroupId) -> Option<u32> {
         match &self.groups[group].members {

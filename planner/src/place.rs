@@ -90,7 +90,8 @@ pub struct Classes {
 impl Classes {
     /// Places every base that a node defines.
     pub fn new(program: &Prepared, steps: &Steps, live: &Liveness, apart: &Apart) -> Classes {
-        let mut placing = Placing { program, steps, live, apart, classes: singles(program, steps) };
+        let (classes, windows) = (singles(program, steps), windows(program, steps));
+        let mut placing = Placing { program, steps, live, apart, classes, windows };
         for s in 0..steps.list.len() {
             placing.gather(s);
             placing.concat(s);
@@ -155,6 +156,33 @@ struct Placing<'a> {
     live: &'a Liveness,
     apart: &'a Apart,
     classes: Classes,
+    windows: Vec<InWindow>,
+}
+
+/// A value that the library looks for in a window.
+struct InWindow {
+    /// Its base.
+    value: ValueId,
+    /// The group that communicates.
+    group: GroupId,
+    /// Whether it is the operand of an all-gather.
+    gathered: bool,
+}
+
+/// The operands and results of collectives in windows.
+fn windows(program: &Prepared, steps: &Steps) -> Vec<InWindow> {
+    let mut out = Vec::new();
+    for step in &steps.list {
+        let node = &program.graph.nodes[step.node];
+        let Some(c) = node.op.as_collective().filter(|c| c.variant.is_some_and(|v| v.in_window())) else {
+            continue;
+        };
+        let gathers = c.kind == CollectiveKind::AllGather;
+        let of = |value, gathered| InWindow { value, group: c.group, gathered };
+        out.extend(node.inputs.iter().map(|&x| of(program.base[x], gathers)));
+        out.extend(node.outputs.iter().map(|&r| of(r, false)));
+    }
+    out
 }
 
 impl Placing<'_> {
@@ -231,6 +259,9 @@ impl Placing<'_> {
         if p == w || !fits || nested || !aligned || into.top != whole {
             return;
         }
+        if by_rank.as_ref().is_some_and(|(group, _)| self.window_breaks(from, *group)) {
+            return;
+        }
         let release = from.release(self.live);
         let moved = std::mem::take(&mut self.classes.list[p].members);
         let first = self.classes.list[p].first;
@@ -247,6 +278,15 @@ impl Placing<'_> {
             }
             into.members.push(m);
         }
+    }
+
+    /// Whether a value of a class would lie elsewhere on ranks that find it in a window, if the class lay by rank in a
+    /// group.
+    fn window_breaks(&self, class: &Class, group: GroupId) -> bool {
+        let graph = &self.program.graph;
+        let uses = |w: &&InWindow| class.members.iter().any(|m| m.value == w.value);
+        let own = |w: &InWindow| w.gathered && graph.cells(w.group) == graph.cells(group);
+        self.windows.iter().filter(uses).any(|w| !own(w) && !graph.level(group, w.group))
     }
 
     /// The result of a node that allows it over an operand that it reads last.

@@ -227,6 +227,10 @@ pub enum CheckError {
     NotSymmetric { at: At, side: Side, value: String, found: Memory },
     #[error("{at}: {side} %{value} starts at {found}, expected a multiple of {expected} bytes")]
     Misaligned { at: At, side: Side, value: String, expected: u64, found: String },
+    #[error(
+        "{at}: {side} %{value} lies by rank in group {group}, expected one place in the window on all ranks of the cell"
+    )]
+    WindowUneven { at: At, side: Side, value: String, group: String },
     #[error("{at}: operand %{value} of a collective is not stored contiguously")]
     NotContiguous { at: At, value: String },
     #[error("{at}: group {group} has no landing zone {zone}")]

@@ -4,7 +4,7 @@ use std::collections::{HashMap, HashSet};
 
 use symmc_ir::collective::{Exit, Meets};
 use symmc_ir::entity::Entity;
-use symmc_ir::{Contract, Dim, Graph, Node, NodeId, Op, Table, ValueId, Variant};
+use symmc_ir::{CollectiveKind, Contract, Dim, Graph, Node, NodeId, Op, Table, ValueId, Variant};
 
 use super::error::{At, CheckError, Side};
 use super::inplace::{InPlace, Overlay, overlay};
@@ -308,6 +308,9 @@ fn collective(
     if contract.symmetric_result {
         node.outputs.iter().for_each(|&r| symmetric(ctx, s, r, Side::Result, errors));
     }
+    if variant.in_window() {
+        windows(ctx, s, node, errors);
+    }
     if contract.touch.reads_operand() {
         out.peer_reads.clone_from(&out.reads);
     }
@@ -322,6 +325,26 @@ fn collective(
     let Contract { entry, meets, result_after_meeting, .. } = contract;
     out.sync = Some(Sync { group, entry, meets, result_after_meeting, exit, landing });
     Some(contract)
+}
+
+/// Checks that the library finds the operands and results of all ranks of a cell at one place in its window. The operand
+/// of an all-gather is read by its own rank alone, and may lie at its piece of what the group gathers.
+fn windows(ctx: &Context<'_>, s: usize, node: &Node, errors: &mut Vec<CheckError>) {
+    let Some(c) = node.op.as_collective() else { return };
+    let graph = &ctx.program.graph;
+    let gathers = c.kind == CollectiveKind::AllGather;
+    let operands = node.inputs.iter().map(|&x| (x, Side::Operand, gathers));
+    for (value, side, gathered) in operands.chain(node.outputs.iter().map(|&r| (r, Side::Result, false))) {
+        let home = ctx.homes[ctx.program.base(value)].as_ref();
+        let Some(numbered) = home.and_then(|h| h.range.rank.as_ref()) else { continue };
+        let by = &ctx.programs.groups[numbered.group].name;
+        let own = gathered && numbered.group == ctx.program.group(c.group);
+        let group = graph.groups.iter().find(|(_, g)| g.name == *by).map(|(id, _)| id);
+        if !own && !group.is_some_and(|group| graph.level(group, c.group)) {
+            let (value, group) = (graph.name_of(value).to_string(), by.clone());
+            errors.push(CheckError::WindowUneven { at: ctx.at(s), side, value, group });
+        }
+    }
 }
 
 /// Checks the two landing zones of a variant that uses them; whether it does.

@@ -9,3 +9,4 @@ mod plan_file;
 mod plan_random;
 mod programs;
 mod property;
+mod windows;
