@@ -15,6 +15,9 @@ pub enum RunError {
     /// was expected and what was found.
     #[error("{0}")]
     Invalid(String),
+    /// What a plan that has been checked says does not hold, or a backend refuses what it said that it runs.
+    #[error("{0}; this is a defect of symmc, please report it with the program and the command")]
+    Defect(String),
     /// The program has an op that cannot run.
     #[error("{}%{node} ({op}): {why}", rank_text(*rank))]
     CannotRun {

@@ -17,9 +17,8 @@
 
 use std::process::ExitCode;
 
-use symmc_ir::text;
 use symmc_planner::plan::Plan;
-use symmc_runtime::host::{self, RankCommand};
+use symmc_runtime::host::{self, EngineChoice, RankCommand};
 
 use crate::run::engines;
 
@@ -33,16 +32,12 @@ use crate::run::Backend;
 /// The argument that makes a program that calls [`rank_main`] a rank.
 const RANK: &str = "--symmc-rank";
 
-/// Whether every op of a plan has a kernel.
+/// Whether every op of a plan has a kernel on the host.
 ///
 /// # Errors
 /// The first that has none, or one of another signature.
 pub fn check_kernels(plan: &Plan, kernels: &Registry) -> Result<(), Error> {
-    for program in &plan.programs {
-        let graph = text::parse(program).map_err(|e| Error::Request(format!("the plan: {e}")))?;
-        kernels.check(&graph)?;
-    }
-    Ok(())
+    Ok(engines(kernels).accepts(&EngineChoice::Host, plan)?)
 }
 
 impl Backend {

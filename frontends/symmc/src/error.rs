@@ -4,6 +4,8 @@ use std::fs::File;
 use std::io::Read;
 
 use symmc_planner::plan::Plan;
+use symmc_runtime::RunError;
+use symmc_runtime::custom::Mismatch;
 use thiserror::Error as ThisError;
 
 /// What went wrong. The message names the thing, what was found and what was expected.
@@ -56,7 +58,7 @@ pub enum Error {
     },
     /// A run failed on some rank.
     #[error("{0}")]
-    Run(symmc_runtime::RunError),
+    Run(RunError),
     /// The reference interpreter failed.
     #[error("interpreter: {0}")]
     Interpreter(String),
@@ -117,8 +119,8 @@ pub(crate) fn ranks(n: u32) -> String {
     if n == 1 { "1 rank".into() } else { format!("{n} ranks") }
 }
 
-impl From<symmc_runtime::RunError> for Error {
-    fn from(error: symmc_runtime::RunError) -> Self {
+impl From<RunError> for Error {
+    fn from(error: RunError) -> Self {
         Error::Run(error)
     }
 }
@@ -131,6 +133,15 @@ impl Error {
             Error::Run(e) => e.is_bad_input(),
             _ => true,
         }
+    }
+
+    /// Whether an op lacks a kernel that its embedder registers.
+    pub fn is_about_kernels(&self) -> bool {
+        let why = match self {
+            Error::Run(RunError::CannotRun { why, .. }) => Some(why),
+            _ => None,
+        };
+        why.is_some_and(|why| !matches!(why, Mismatch::Backend(_)))
     }
 
     /// A file that could not be read or written.

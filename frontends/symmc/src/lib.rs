@@ -37,7 +37,7 @@ pub use compile::{
 pub use custom::{Registry, Signature, check_kernels, rank_main};
 pub use error::Error;
 pub use program::{OpenOptions, Program, Weights};
-pub use run::{Backend, RunConfig, engines, run, run_joined};
+pub use run::{Backend, RunConfig, accepts, engines, run, run_joined};
 pub use tensors::TensorFile;
 pub use workload::{Draw, Expected, Workload, bindings};
 

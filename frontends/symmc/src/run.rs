@@ -6,6 +6,7 @@ use std::time::Duration;
 use symmc_ir::entity::Entity;
 use symmc_ir::{OutputKind, Tensor, interp};
 use symmc_planner::CheckedPlan;
+use symmc_planner::plan::Plan;
 use symmc_runtime::custom::Registry;
 use symmc_runtime::host::{
     self, EngineChoice, Engines, HostConfig, Job, LaneThreads, Membership, RankCommand, RankJob,
@@ -66,6 +67,14 @@ impl RunConfig {
         let engine = self.engine.clone();
         HostConfig { limit: self.limit, chaos: self.chaos, threads, engine, ..HostConfig::default() }
     }
+}
+
+/// Whether the engine of a configuration runs every node of a plan, which it tells without starting anything.
+///
+/// # Errors
+/// The first node that it does not run, and why.
+pub fn accepts(plan: &Plan, config: &RunConfig) -> Result<(), Error> {
+    Ok(engines(&config.kernels).accepts(&config.engine, plan)?)
 }
 
 /// Runs a plan; gives the outputs of each rank.

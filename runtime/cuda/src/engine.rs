@@ -5,9 +5,10 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 use symmc_ir::InputKind;
+use symmc_planner::plan::Plan;
 use symmc_runtime::RunError;
 use symmc_runtime::exec::{Bound, ExecConfig, Executor, RankMemory, Registry, Span};
-use symmc_runtime::host::{Engine, EngineChoice, RankRun};
+use symmc_runtime::host::{Engine, EngineChoice, HostEngine, RankRun};
 
 use crate::arena::{Exchange, Source};
 use crate::bench::{self, BenchConfig};
@@ -90,6 +91,11 @@ pub struct CudaEngine;
 impl Engine for CudaEngine {
     fn name(&self) -> &'static str {
         "cuda"
+    }
+
+    /// GPUs have no kernels of custom ops.
+    fn accepts(&self, plan: &Plan) -> Result<(), RunError> {
+        HostEngine { kernels: &Registry::new() }.accepts(plan)
     }
 
     unsafe fn run(

@@ -103,6 +103,9 @@ pub enum Mismatch {
     /// The kernel is made for another signature.
     #[error("the kernel that is registered for it has another signature: {0}")]
     Signature(String),
+    /// The backend has no form of the op, or not for these types or ranks.
+    #[error("{0}")]
+    Backend(String),
 }
 
 type Kernel = dyn Fn(&mut CustomCall<'_>) -> Result<(), CustomError> + Send + Sync;

@@ -245,7 +245,7 @@ pub(super) struct Binder<'a> {
 
 impl Binder<'_> {
     pub(super) fn invalid(&self, value: ValueId, message: impl std::fmt::Display) -> RunError {
-        RunError::Invalid(format!("the plan cannot run: %{}: {message}", self.graph.name_of(value)))
+        RunError::Defect(format!("the plan cannot run: %{}: {message}", self.graph.name_of(value)))
     }
 
     fn number(&self, value: ValueId, dim: &Dim) -> Result<i64, RunError> {

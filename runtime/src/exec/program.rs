@@ -181,7 +181,7 @@ impl Program {
 }
 
 fn invalid(message: String) -> RunError {
-    RunError::Invalid(format!("the plan cannot run: {message}"))
+    RunError::Defect(format!("the plan cannot run: {message}"))
 }
 
 /// Narrows the symbols of a program to the ranges of its bucket.

@@ -340,7 +340,7 @@ pub(super) fn cause(errors: Vec<RunError>) -> RunError {
     let weight = |e: &RunError| match e {
         RunError::Died { .. } | RunError::DiedOutside { .. } => 0,
         RunError::PlanDiffers { .. } | RunError::VersionDiffers { .. } => 1,
-        RunError::Invalid(_) | RunError::CannotRun { .. } => 1,
+        RunError::Invalid(_) | RunError::Defect(_) | RunError::CannotRun { .. } => 1,
         RunError::Step { .. } | RunError::Data { .. } => 2,
         RunError::Memory { .. } | RunError::Exhausted { .. } | RunError::System { .. } => 2,
         RunError::Protocol { .. } => 3,
@@ -367,7 +367,7 @@ fn rank_of(error: &RunError) -> u32 {
         | RunError::Protocol { rank, .. } => *rank,
         RunError::CannotRun { rank, .. } => rank.unwrap_or(0),
         RunError::Absent { ranks, .. } => ranks.first().copied().unwrap_or(0),
-        RunError::Invalid(_) | RunError::System { .. } => 0,
+        RunError::Invalid(_) | RunError::Defect(_) | RunError::System { .. } => 0,
         RunError::Memory { .. } | RunError::Exhausted { .. } => 0,
     }
 }

@@ -90,6 +90,16 @@ pub trait Engine: Sync {
     /// The name by which jobs choose it.
     fn name(&self) -> &'static str;
 
+    /// Whether it runs every node of a plan. Asked when the plan is made for this engine, on a machine that may have no
+    /// such device; what passes here is refused by no rank. Without a body of its own it runs all.
+    ///
+    /// # Errors
+    /// The first node that it does not run, and why ([`RunError::CannotRun`]).
+    fn accepts(&self, plan: &Plan) -> Result<(), RunError> {
+        let _ = plan;
+        Ok(())
+    }
+
     /// Loads the rank's memory, calls `ready`, which returns once all ranks are, and runs the plan as often as
     /// wanted. The outputs are those of the last run. `options` is what the job tells the engine.
     ///
@@ -131,6 +141,24 @@ impl<'a> Engines<'a> {
         Engines { kernels, others: &[] }
     }
 
+    /// Whether the engine that is chosen runs every node of a plan.
+    ///
+    /// # Errors
+    /// There is no such engine, or as [`Engine::accepts`].
+    pub fn accepts(&self, choice: &EngineChoice, plan: &Plan) -> Result<(), RunError> {
+        match choice {
+            EngineChoice::Host => HostEngine { kernels: self.kernels }.accepts(plan),
+            EngineChoice::Named { name, .. } => self.named(name)?.accepts(plan),
+        }
+    }
+
+    fn named(&self, name: &str) -> Result<&'a dyn Engine, RunError> {
+        let known = self.others.iter().copied().find(|e| e.name() == name);
+        known.ok_or_else(|| {
+            RunError::Invalid(format!("this program has no engine called {name}: it was built without"))
+        })
+    }
+
     /// Runs a rank on the engine that its job chooses.
     ///
     /// # Errors
@@ -148,14 +176,8 @@ impl<'a> Engines<'a> {
             // SAFETY: the caller's promise.
             EngineChoice::Host => unsafe { HostEngine { kernels: self.kernels }.run("", run, memory, ready) },
             EngineChoice::Named { name, options } => {
-                let known = self.others.iter().find(|e| e.name() == name);
-                let unknown = || {
-                    RunError::Invalid(format!(
-                        "this program has no engine called {name}: it was built without"
-                    ))
-                };
                 // SAFETY: the caller's promise.
-                unsafe { known.ok_or_else(unknown)?.run(options, run, memory, ready) }
+                unsafe { self.named(name)?.run(options, run, memory, ready) }
             }
         }
     }
@@ -171,6 +193,15 @@ pub struct HostEngine<'a> {
 impl Engine for HostEngine<'_> {
     fn name(&self) -> &'static str {
         "host"
+    }
+
+    fn accepts(&self, plan: &Plan) -> Result<(), RunError> {
+        for (index, program) in plan.programs.iter().enumerate() {
+            let graph = symmc_ir::text::parse(program)
+                .map_err(|e| RunError::Defect(format!("the program {index} of the plan: {e}")))?;
+            self.kernels.check(&graph)?;
+        }
+        Ok(())
     }
 
     unsafe fn run(

@@ -11,8 +11,7 @@ use symmc::cuda::{CudaConfig, Products};
 use symmc::host::{EngineChoice, Membership, RunError};
 use symmc::ir::OutputKind;
 use symmc::{
-    Backend, CheckedPlan, Config, Draw, Expected, Graph, Registry, RunConfig, Tensor, TensorFile, Weights,
-    Workload,
+    Backend, CheckedPlan, Config, Draw, Expected, Graph, RunConfig, Tensor, TensorFile, Weights, Workload,
 };
 
 use crate::args::{ArenaArg, BackendArg, Compare, LaunchArg, RunArgs};
@@ -56,16 +55,16 @@ struct Prepared {
 }
 
 fn prepare(args: &RunArgs, place: Option<&Membership>) -> Result<Prepared> {
-    let tensors = load::tensors(args.tensors.as_deref())?;
+    let tensors = args.tensors.as_deref().map(TensorFile::open).transpose()?;
     let Subject { plan, source, weights } = subject(args, tensors.as_ref())?;
-    refuse_what_has_no_kernel(args, &plan)?;
+    refuse_what_does_not_run(args, &plan)?;
     if let Some(place) = place.filter(|p| p.ranks != plan.ranks) {
         let found = count(place.ranks, "rank");
         bail!("{}: {} expected, the environment gives {found}", source.name, count(plan.ranks, "rank"));
     }
     let draw =
         Draw { seed: args.seed.unwrap_or(0), arguments: args.seed.is_some(), symbols: args.set.clone() };
-    let gather = || Workload::gather(&source, &weights, tensors.as_deref(), &draw);
+    let gather = || Workload::gather(&source, &weights, tensors.as_ref(), &draw);
     let work = spin("reading and drawing inputs", gather)?;
     for note in &work.notes {
         eprintln!("note: {note}");
@@ -132,7 +131,7 @@ struct Subject {
     weights: Weights,
 }
 
-fn subject(args: &RunArgs, tensors: Option<&Arc<TensorFile>>) -> Result<Subject> {
+fn subject(args: &RunArgs, tensors: Option<&TensorFile>) -> Result<Subject> {
     let path = args.program.first();
     if load::names_plan(&args.program)? {
         refuse_compile_options(args)?;
@@ -144,8 +143,11 @@ fn subject(args: &RunArgs, tensors: Option<&Arc<TensorFile>>) -> Result<Subject>
         let source = plan.source_program().clone();
         return Ok(Subject { plan, source, weights: Weights::default() });
     }
-    let mut program = load::program(&args.program, tensors)?;
-    load::close_ranks(&mut program)?;
+    let mut program = load::program(&args.program)?;
+    match tensors {
+        Some(file) if program.graph.ranks.is_none() => program.set_ranks(file.ranks())?,
+        _ => load::close_ranks(&mut program)?,
+    }
     let plan = match &args.plan {
         Some(path) => {
             let plan = symmc::checked(load::plan(path)?)?;
@@ -175,14 +177,20 @@ fn compile_config(args: &RunArgs, ranks: u32) -> Result<Config> {
     }
 }
 
-/// This command has no kernels for custom ops.
-fn refuse_what_has_no_kernel(args: &RunArgs, plan: &CheckedPlan) -> Result<()> {
-    symmc::check_kernels(plan, &Registry::new()).map_err(|error| {
-        let program = args.program.first().display();
-        anyhow::anyhow!(
-            "{program}: {error}; a custom op runs where symmc is embedded and its kernel is registered: see \"Custom ops\" in the README"
-        )
-    })
+/// What the backend does not run is told before anything starts. This command has no kernels for custom ops.
+fn refuse_what_does_not_run(args: &RunArgs, plan: &CheckedPlan) -> Result<()> {
+    let Err(error) = symmc::accepts(plan, &run_config(args, None)) else { return Ok(()) };
+    if !error.is_bad_input() {
+        return Err(error.into());
+    }
+    let program = args.program.first().display();
+    let custom = match error.is_about_kernels() {
+        true => {
+            "; a custom op runs where symmc is embedded and its kernel is registered: see \"Custom ops\" in the README"
+        }
+        false => "",
+    };
+    bail!("{program}: {error}{custom}")
 }
 
 /// A plan is compiled already: what would compile it otherwise is refused rather than ignored.

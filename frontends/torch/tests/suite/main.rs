@@ -7,5 +7,4 @@ mod import;
 mod ops;
 mod programs;
 mod reference;
-mod sweep;
 mod writes;
