@@ -28,7 +28,7 @@ const ARROWS: &[(&str, &[&str])] = &[
         ],
     ),
     ("frontends/cli", &["symmc"]),
-    ("tests", &["symmc", "symmc-ir"]),
+    ("tests", &["symmc", "symmc-cases", "symmc-ir", "symmc-planner", "symmc-runtime"]),
     ("tests/cases", &["symmc-ir", "symmc-runtime"]),
 ];
 

@@ -3,6 +3,7 @@
 //!
 //! The expected results are the interpreter's, those of large cases the CPU kernels'. How tensors lie in memory
 //! is part of a case; how a backend gets them there is its own. [`HostLibrary`] runs a device's kernels without one.
+//! [`programs`] are random ones, of many ops and ranks.
 //! Frontends compare their ops with other implementations by [`every_line`] and [`near`].
 
 mod compare;
@@ -11,6 +12,7 @@ mod layout;
 mod library;
 mod lines;
 mod ops;
+pub mod programs;
 mod random;
 mod small;
 mod special;

@@ -1,0 +1,433 @@
+//! Trials of random programs: planned, checked and run on host ranks, against the reference interpreter.
+//!
+//! A seed names a trial: its program ([`symmc_cases::programs`]), the machine profile, the variants that may be chosen
+//! or are given, the limit of the symmetric arena, bound arguments, buckets, the order of steps, and a few runs of one
+//! session, each with symbols and arguments of its own. Ranks are threads, calm or delayed at random, or processes.
+//! Integers must be equal; floats near, because passes may round elsewhere.
+//!
+//! The suite `trials` runs some in each test run; `cargo run --release -p symmc-tests --example check_trials -- COUNT`
+//! runs as many as wanted.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread;
+use std::time::Duration;
+
+use symmc::{Bind, BucketSpec, CheckedPlan, Config, Order, Profile, Program};
+use symmc_cases::programs::{self, Variants};
+use symmc_ir::entity::Entity;
+use symmc_ir::interp::{self, Draw, SeedConfig};
+use symmc_ir::random::SplitMix;
+use symmc_ir::{Bindings, Graph, InputId, InputKind, OutputKind, SymbolId, Tensor, Variant, text};
+use symmc_planner::{BucketInput, PlanConfig};
+use symmc_runtime::exec::{ExecConfig, Executor, Lanes, RankMemory, Registry, Span};
+use symmc_runtime::host::{Comm, CommConfig, HostConfig, Job, RankCommand, World, launch};
+
+/// No rank of a trial waits longer.
+const LIMIT: Duration = Duration::from_secs(30);
+
+/// What a trial did.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Done {
+    /// Runs that were compared, on all ranks.
+    pub runs: usize,
+    /// Collectives of the program.
+    pub collectives: usize,
+    /// Values that lie at their rank's piece of a gathered one.
+    pub by_rank: usize,
+    /// Ranks.
+    pub ranks: usize,
+}
+
+/// One trial. `processes` is the command of a rank, for ranks that are processes.
+///
+/// # Errors
+/// What went wrong, with all that is needed to see it again.
+pub fn trial(seed: u64, nodes: usize, processes: Option<&RankCommand>) -> Result<Done, String> {
+    let mut r = SplitMix(seed ^ 0x007a_1a15);
+    let drawn = r.one_in(3);
+    let graph = programs::program(seed, nodes, if drawn { Variants::Drawn } else { Variants::Open });
+    let mut story = format!("seed {seed}, {nodes} nodes");
+    let tried = AssertUnwindSafe(|| {
+        let plan =
+            if drawn { given(&graph, &mut r, &mut story) } else { chosen(&graph, &mut r, &mut story) }?;
+        run(&graph, &plan, &mut r, &mut story, processes)
+    });
+    let result = catch_unwind(tried).unwrap_or_else(|panic| {
+        let text = panic.downcast_ref::<String>().map(String::as_str);
+        Err(format!("panicked: {}", text.or(panic.downcast_ref::<&str>().copied()).unwrap_or("no message")))
+    });
+    result.map_err(|error| format!("{story}: {error}\n{}", text::print(&graph)))
+}
+
+/// The trial of a seed with the fewest nodes that fails, if that of this number does.
+pub fn least(seed: u64, nodes: usize, processes: Option<&RankCommand>) -> Option<String> {
+    (0..=nodes).find_map(|n| trial(seed, n, processes).err())
+}
+
+/// The plan of a program whose collectives name their variants.
+fn given(graph: &Graph, r: &mut SplitMix, story: &mut String) -> Result<CheckedPlan, String> {
+    let ranges = ranges(graph, r);
+    let narrow = |range: &Vec<(SymbolId, i64, i64)>| {
+        let mut graph = graph.clone();
+        for &(id, min, max) in range {
+            (graph.symbols[id].min, graph.symbols[id].max) = (min, max);
+        }
+        BucketInput { graph, decisions: Vec::new() }
+    };
+    let buckets: Vec<BucketInput> = ranges.iter().map(narrow).collect();
+    let bind = graph.inputs.keys().filter(|_| r.one_in(3)).collect();
+    let config = PlanConfig { bind, order: order(r), ..PlanConfig::default() };
+    *story +=
+        &format!(", variants given, {} buckets, {:?}, bound {:?}", buckets.len(), config.order, config.bind);
+    let plan =
+        |symm_limit| symmc_planner::plan(graph, &buckets, &PlanConfig { symm_limit, ..config.clone() });
+    let mut made = plan(None).map_err(|e| e.to_string())?;
+    if r.one_in(4) {
+        let limit = tighter(made.arenas.symmetric, r);
+        *story += &format!(", at most {limit} bytes");
+        match plan(Some(limit)) {
+            Ok(tight) => made = tight,
+            Err(symmc_planner::PlanError::SymmLimit { .. }) => {}
+            Err(e) => return Err(e.to_string()),
+        }
+    }
+    CheckedPlan::new(made).map_err(|e| format!("does not check: {e:?}"))
+}
+
+/// The plan of a program by all passes.
+fn chosen(graph: &Graph, r: &mut SplitMix, story: &mut String) -> Result<CheckedPlan, String> {
+    let program = Program::from_graph(graph.clone()).map_err(|e| format!("no program: {e}"))?;
+    let machine = r.pick(&Profile::builtin_names());
+    let profile = Profile::builtin(machine).ok_or("no such machine")?;
+    let variants: Vec<Variant> = Variant::ALL.iter().copied().filter(|_| r.one_in(2)).collect();
+    let arguments = graph.inputs.values().filter(|i| i.kind == InputKind::Argument);
+    let names: Vec<String> = arguments.map(|i| graph.name_of(i.value).to_string()).collect();
+    let bind = match r.below(3) {
+        0 => Bind::All,
+        1 => Bind::Named(names.into_iter().filter(|_| r.one_in(2)).collect()),
+        _ => Bind::None,
+    };
+    let mut config = Config {
+        profile,
+        buckets: specs(graph, r),
+        bind,
+        variants: r.one_in(2).then_some(variants),
+        order: order(r),
+        ..Config::default()
+    };
+    *story += &format!(
+        ", {machine}, variants {:?}, {:?}, {:?}, {:?}",
+        config.variants, config.bind, config.buckets, config.order
+    );
+    let mut made = symmc::compile(&program, &config).map_err(|e| e.to_string())?;
+    if r.one_in(4) {
+        let limit = tighter(made.arenas.symmetric, r);
+        *story += &format!(", at most {limit} bytes");
+        config.symm_limit = Some(limit);
+        match symmc::compile(&program, &config) {
+            Ok(tight) => made = tight,
+            Err(e) if e.is_bad_input() && e.to_string().contains("limit is") => {}
+            Err(e) => return Err(e.to_string()),
+        }
+    }
+    Ok(made)
+}
+
+fn tighter(bytes: u64, r: &mut SplitMix) -> u64 {
+    bytes / 100 * (30 + r.below(70) as u64)
+}
+
+fn order(r: &mut SplitMix) -> Order {
+    r.pick(&[Order::Chosen, Order::Chosen, Order::Lean, Order::Program, Order::List, Order::Dfs])
+}
+
+/// Upper bounds that divide the range of each symbol, for some.
+fn specs(graph: &Graph, r: &mut SplitMix) -> Vec<BucketSpec> {
+    let divided: Vec<_> = graph.symbols.values().filter(|s| s.max > s.min && r.one_in(2)).collect();
+    let spec = |s: &symmc_ir::Symbol| {
+        let middle = s.min + r.below((s.max - s.min) as usize) as i64;
+        BucketSpec { symbol: s.name.clone(), upper: vec![middle, s.max] }
+    };
+    divided.into_iter().map(spec).collect()
+}
+
+/// The ranges of the symbols of each bucket.
+fn ranges(graph: &Graph, r: &mut SplitMix) -> Vec<Vec<(SymbolId, i64, i64)>> {
+    let mut all = vec![vec![]];
+    for (id, symbol) in graph.symbols.iter() {
+        let parts = match symbol.max > symbol.min && r.one_in(2) {
+            true => {
+                let middle = symbol.min + r.below((symbol.max - symbol.min) as usize) as i64;
+                vec![(symbol.min, middle), (middle + 1, symbol.max)]
+            }
+            false => vec![(symbol.min, symbol.max)],
+        };
+        let with = |range: &Vec<_>, &(min, max): &(i64, i64)| [range.clone(), vec![(id, min, max)]].concat();
+        all = all
+            .iter()
+            .flat_map(|range| parts.iter().map(|part| with(range, part)).collect::<Vec<_>>())
+            .collect();
+    }
+    all
+}
+
+/// One run of a session: what all ranks get and must give.
+struct Turn {
+    bindings: Bindings,
+    /// Whether its sizes are others than those of the run before.
+    changed: bool,
+    /// By rank.
+    inputs: Vec<Vec<Arc<Tensor>>>,
+    /// By rank.
+    outputs: Vec<Vec<Tensor>>,
+}
+
+/// A session of a few runs, by the interpreter. Sizes and arguments change; what outputs replace is kept where its size
+/// is the same.
+fn session(graph: &Graph, r: &mut SplitMix) -> Result<Vec<Turn>, String> {
+    let ranks = graph.ranks.ok_or("the number of ranks is open")?;
+    let mut turns: Vec<Turn> = Vec::new();
+    for run in 0..2 + r.below(4) {
+        let mut bindings = Bindings::new();
+        for (id, s) in graph.symbols.iter() {
+            let any = s.min + r.below((s.max - s.min + 1) as usize) as i64;
+            bindings.set(id, r.pick(&[s.min, s.max, any]));
+        }
+        let last = turns.last();
+        if let Some(last) = last.filter(|_| r.one_in(3)) {
+            bindings = last.bindings.clone();
+        }
+        let changed = last.is_none_or(|last| last.bindings != bindings);
+        let draw = SeedConfig { seed: r.next(), arguments: Draw::PerRank, parameters: Draw::PerRank };
+        let drawn = (0..ranks).map(|rank| interp::seeded_inputs_with(graph, &bindings, &draw, rank));
+        let mut inputs = drawn.collect::<Result<Vec<_>, _>>().map_err(|e| format!("inputs: {e}"))?;
+        if let Some(last) = last {
+            for (rank, inputs) in inputs.iter_mut().enumerate() {
+                keep(graph, last, changed, rank, inputs);
+            }
+        }
+        let outputs = interp::run(graph, &bindings, &inputs).map_err(|e| format!("interpreter: {e}"))?;
+        turns.push(Turn { bindings, changed: changed || run == 0, inputs, outputs });
+    }
+    Ok(turns)
+}
+
+/// Replaces the parameters that were drawn by those that the last run left.
+fn keep(graph: &Graph, last: &Turn, changed: bool, rank: usize, inputs: &mut [Arc<Tensor>]) {
+    for ((id, input), value) in graph.inputs.iter().zip(inputs) {
+        let varies = graph.ty(input.value).shape.iter().any(|d| d.as_const().is_none());
+        if input.kind == InputKind::Parameter && !(varies && changed) {
+            *value = last.inputs[rank][id.index()].clone();
+            for (k, output) in graph.outputs.iter().enumerate() {
+                if output.kind == OutputKind::Mutates(id) {
+                    *value = Arc::new(last.outputs[rank][k].clone());
+                }
+            }
+        }
+    }
+}
+
+/// Runs a plan and compares every run.
+fn run(
+    graph: &Graph,
+    plan: &CheckedPlan,
+    r: &mut SplitMix,
+    story: &mut String,
+    processes: Option<&RankCommand>,
+) -> Result<Done, String> {
+    let turns = session(graph, r)?;
+    let chaos = r.one_in(4).then(|| r.next());
+    let lanes = if chaos.is_some() || r.one_in(4) { Lanes::Threads } else { Lanes::Inline };
+    *story += &format!(", {} runs, chaos {chaos:?}, lanes {lanes:?}", turns.len());
+    match processes {
+        Some(command) => as_processes(graph, plan, &turns, chaos, command)?,
+        None => as_threads(graph, plan, &turns, chaos, lanes)?,
+    }
+    let places = plan.buckets.iter().flat_map(|b| b.places.values());
+    Ok(Done {
+        runs: turns.len(),
+        collectives: graph.nodes.values().filter(|n| n.op.as_collective().is_some()).count(),
+        by_rank: places.filter(|p| p.by_rank.is_some()).count(),
+        ranks: plan.ranks as usize,
+    })
+}
+
+/// Processes live for one binding: each run is one of its own.
+fn as_processes(
+    graph: &Graph,
+    plan: &CheckedPlan,
+    turns: &[Turn],
+    chaos: Option<u64>,
+    command: &RankCommand,
+) -> Result<(), String> {
+    for (k, turn) in turns.iter().enumerate().take(2) {
+        let job = Job {
+            plan,
+            bindings: turn.bindings.clone(),
+            inputs: &turn.inputs,
+            repeats: 1,
+            config: HostConfig { limit: LIMIT, chaos, ..HostConfig::default() },
+        };
+        let found = launch(&job, command).map_err(|e| format!("run {k}: {e}"))?;
+        for (rank, (found, expected)) in found.iter().zip(&turn.outputs).enumerate() {
+            compare(graph, found, expected)
+                .map_err(|e| format!("run {k} {:?}, rank {rank}: {e}", turn.bindings))?;
+        }
+    }
+    Ok(())
+}
+
+/// All runs in one session, with a thread for each rank.
+fn as_threads(
+    graph: &Graph,
+    plan: &CheckedPlan,
+    turns: &[Turn],
+    chaos: Option<u64>,
+    lanes: Lanes,
+) -> Result<(), String> {
+    let arena = plan.arenas.symmetric as usize;
+    let world = World::create(plan.ranks, graph.groups.len().max(1), arena, 0).map_err(|e| e.to_string())?;
+    let failures = Mutex::new(Vec::new());
+    thread::scope(|scope| {
+        for rank in 0..plan.ranks {
+            let (world, failures) = (world.clone(), &failures);
+            scope.spawn(move || {
+                let config = CommConfig { chaos, ..CommConfig::new(plan.ranks, LIMIT) };
+                let comm = Comm::new(world, rank, config).expect("a rank of the world");
+                let config = ExecConfig { lanes, ..ExecConfig::default() };
+                if let Err(error) = one_rank(graph, plan, turns, &comm, config) {
+                    comm.abort(&symmc_runtime::RunError::system("trial", &error));
+                    failures
+                        .lock()
+                        .unwrap_or_else(PoisonError::into_inner)
+                        .push(format!("rank {rank}, {error}"));
+                }
+            });
+        }
+    });
+    let mut failures = failures.into_inner().unwrap_or_else(PoisonError::into_inner);
+    // What other ranks say of one that failed tells nothing.
+    failures.sort_by_key(|f| f.contains("stopped: "));
+    failures.into_iter().next().map_or(Ok(()), Err)
+}
+
+fn one_rank(
+    graph: &Graph,
+    plan: &CheckedPlan,
+    turns: &[Turn],
+    comm: &Comm,
+    config: ExecConfig,
+) -> Result<(), String> {
+    let (registry, rank) = (Registry::new(), comm.rank() as usize);
+    let mut executor = Executor::new(plan, comm.rank(), &registry, config).map_err(|e| e.to_string())?;
+    let mut ordinary = Block::new(plan.arenas.ordinary as usize);
+    let mut inputs: Vec<Block> = Vec::new();
+    for (k, turn) in turns.iter().enumerate() {
+        let fail = |e: &dyn std::fmt::Display| format!("run {k} {:?}: {e}", turn.bindings);
+        for (i, (input, tensor)) in graph.inputs.values().zip(&turn.inputs[rank]).enumerate() {
+            if turn.changed {
+                inputs.truncate(graph.inputs.len());
+                let fresh = Block::of(tensor);
+                if i < inputs.len() { inputs[i] = fresh } else { inputs.push(fresh) }
+            } else if input.kind == InputKind::Argument {
+                inputs[i] = Block::of(tensor);
+            }
+        }
+        let mut outputs: Vec<Block> = turn.outputs[rank].iter().map(|t| Block::new(t.data().len())).collect();
+        let memory = RankMemory {
+            ordinary: ordinary.span(),
+            symmetric: Span { ptr: comm.arena().as_ptr(), len: comm.arena().len() },
+            inputs: inputs.iter_mut().map(Block::span).collect(),
+            outputs: outputs.iter_mut().map(Block::span).collect(),
+        };
+        // SAFETY: the spans outlive the run and are as large as the program says; all ranks run the same checked plan.
+        unsafe {
+            if turn.changed {
+                executor.load(&turn.bindings, &memory).map_err(|e| fail(&e))?;
+            }
+            executor.run(&turn.bindings, &memory, comm).map_err(|e| fail(&e))?;
+        }
+        let found: Result<Vec<Tensor>, String> = turn.outputs[rank]
+            .iter()
+            .zip(&outputs)
+            .map(|(t, block)| Tensor::new(t.dtype(), t.shape(), block.bytes()).ok_or("no tensor".to_string()))
+            .collect();
+        compare(graph, &found?, &turn.outputs[rank]).map_err(|e| fail(&e))?;
+        replaced(graph, turn, rank, &inputs).map_err(|e| fail(&e))?;
+    }
+    Ok(())
+}
+
+/// Inputs that outputs replace have the new value where their caller holds them.
+fn replaced(graph: &Graph, turn: &Turn, rank: usize, inputs: &[Block]) -> Result<(), String> {
+    for (output, expected) in graph.outputs.iter().zip(&turn.outputs[rank]) {
+        if let OutputKind::Mutates(input) = output.kind {
+            let found = Tensor::new(expected.dtype(), expected.shape(), inputs[input.index()].bytes());
+            near(&found.ok_or("no tensor")?, expected)
+                .map_err(|e| format!("input {} after the run: {e}", InputId::new(input.index())))?;
+        }
+    }
+    Ok(())
+}
+
+fn compare(graph: &Graph, found: &[Tensor], expected: &[Tensor]) -> Result<(), String> {
+    for (k, (found, expected)) in found.iter().zip(expected).enumerate() {
+        let name = graph.name_of(graph.outputs[k].value);
+        near(found, expected).map_err(|e| format!("output {k} (%{name}): {e}"))?;
+    }
+    Ok(())
+}
+
+/// Integers and booleans are equal; floats differ by a fraction of the largest number that is near them.
+fn near(found: &Tensor, expected: &Tensor) -> Result<(), String> {
+    let dtype = expected.dtype();
+    if !dtype.is_float() {
+        let differs = found.to_i64().iter().zip(expected.to_i64()).position(|(&a, b)| a != b);
+        return differs.map_or(Ok(()), |at| {
+            let (a, b) = (found.to_i64()[at], expected.to_i64()[at]);
+            Err(format!("element {at} is {a}, expected {b}"))
+        });
+    }
+    let (a, b) = (found.to_f64(), expected.to_f64());
+    let scale = b.iter().filter(|x| x.is_finite()).fold(1.0f64, |m, x| m.max(x.abs()));
+    let allowed = scale * if dtype.size() == 2 { 3e-2 } else { 1e-4 };
+    let same = |x: f64, y: f64| x == y || (x.is_nan() && y.is_nan()) || (x - y).abs() <= allowed;
+    match a.iter().zip(&b).position(|(&x, &y)| !same(x, y)) {
+        None => Ok(()),
+        Some(at) => Err(format!("element {at} is {}, expected {} within {allowed}", a[at], b[at])),
+    }
+}
+
+/// 64 bytes at a multiple of 64.
+#[derive(Clone)]
+#[repr(align(64))]
+struct Line([u8; 64]);
+
+/// Bytes at a multiple of 64.
+struct Block {
+    lines: Vec<Line>,
+    len: usize,
+}
+
+impl Block {
+    /// Memory that holds no zeros, as memory that was used before.
+    fn new(len: usize) -> Self {
+        Block { lines: vec![Line([0xa5; 64]); len.div_ceil(64)], len }
+    }
+
+    fn of(tensor: &Tensor) -> Self {
+        let mut out = Block::new(tensor.data().len());
+        let bytes = out.lines.iter_mut().flat_map(|l| &mut l.0);
+        bytes.zip(tensor.data()).for_each(|(to, &from)| *to = from);
+        out
+    }
+
+    fn span(&mut self) -> Span {
+        Span { ptr: self.lines.as_mut_ptr().cast(), len: self.len }
+    }
+
+    fn bytes(&self) -> Vec<u8> {
+        self.lines.iter().flat_map(|l| l.0).take(self.len).collect()
+    }
+}

@@ -1,0 +1,30 @@
+//! Random programs on random meshes run as the interpreter says ([`symmc_tests::trials`]).
+
+use proptest::prelude::*;
+use symmc_tests::trials::{Done, trial};
+
+/// The trials of every test run.
+const SEEDS: u64 = 160;
+
+#[test]
+fn programs_of_fixed_seeds_run_as_the_interpreter_says() {
+    let mut all = Done::default();
+    for seed in 0..SEEDS {
+        let done = trial(seed, 4 + (seed as usize * 7) % 26, None).unwrap_or_else(|e| panic!("{e}"));
+        all.runs += done.runs;
+        all.by_rank += done.by_rank;
+        all.collectives += done.collectives;
+    }
+    assert!(all.runs > 400 && all.by_rank > 80 && all.collectives > 800, "they test little: {all:?}");
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 80, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn programs_of_any_seed_run_as_the_interpreter_says(nodes in 0usize..30, seed in any::<u64>()) {
+        if let Err(error) = trial(seed, nodes, None) {
+            return Err(TestCaseError::fail(error));
+        }
+    }
+}
