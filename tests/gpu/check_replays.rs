@@ -1,8 +1,10 @@
 //! Many replays of a plan's graph on GPUs, each with one of several sets of inputs: every output has, bit for bit, what
 //! the first replay with that set gave, which agrees with the interpreter.
 //!
-//! `check_replays REPLAYS GPU,GPU,… PROGRAM… [TENSORS]`: a rank for each GPU, as threads of one process; weights and the
-//! first set of arguments from TENSORS, a `.safetensors` file, or drawn.
+//! `check_replays [--variant NAME] REPLAYS GPU,GPU,… PROGRAM… [TENSORS]`: a rank for each GPU, as threads of one process;
+//! weights and the first set of arguments from TENSORS, a `.safetensors` file, or drawn. With a variant, collectives run
+//! as that or plain, and one does; nothing is told of progress then, so that NCCL's kernels stand right behind those in
+//! front of them.
 
 mod threads;
 
@@ -12,12 +14,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
-use symmc::cuda::session::{Recorded, Session, SessionConfig};
+use symmc::cuda::session::{Progress, Recorded, Session, SessionConfig};
 use symmc::ir::entity::Entity;
 use symmc::ir::graph::Graph;
 use symmc::ir::interp::{self, Tolerance};
 use symmc::ir::random::SplitMix;
-use symmc::ir::{InputKind, OutputKind};
+use symmc::ir::{InputKind, OutputKind, Variant};
 use symmc::{CheckedPlan, Config, Draw, OpenOptions, Profile, Program, Tensor, TensorFile, Workload};
 use symmc_runtime::exec::{ExecConfig, Executor, Registry};
 use threads::{Rank, Threads, on_ranks};
@@ -41,6 +43,7 @@ struct Job {
     /// Which inputs differ from set to set, or are other ones after a run.
     written: Vec<bool>,
     replays: usize,
+    progress: Progress,
 }
 
 /// The elements of a tensor, so many places further: a set of its own with values that fit where the first did.
@@ -69,7 +72,7 @@ fn sets(graph: &Graph, first: &Inputs) -> Vec<Inputs> {
 }
 
 impl Job {
-    fn new(replays: usize, ranks: usize, files: &[PathBuf]) -> Result<Job> {
+    fn new(replays: usize, ranks: usize, files: &[PathBuf], variant: Option<Variant>) -> Result<Job> {
         let options = OpenOptions { ranks: Some(ranks as u32), ..OpenOptions::default() };
         let (tensors, programs): (Vec<PathBuf>, _) =
             files.iter().cloned().partition(|f| f.extension().is_some_and(|e| e == "safetensors"));
@@ -79,7 +82,14 @@ impl Job {
         let work = Workload::gather(graph, &program.weights, file.as_ref(), &Draw::default())?;
         let name = format!("h200x{ranks}");
         let profile = Profile::builtin(&name).with_context(|| format!("no profile {name}"))?;
-        let plan = symmc::compile(&program, &Config { profile, ..Config::default() })?;
+        let variants = variant.map(|v| vec![v]);
+        let plan = symmc::compile(&program, &Config { profile, variants, ..Config::default() })?;
+        if let Some(variant) = variant {
+            let decisions = plan.buckets.iter().flat_map(|b| &b.decisions);
+            let chosen = decisions.filter(|d| d.chosen == variant.name()).count();
+            ensure!(chosen > 0, "no collective runs as {variant}");
+        }
+        let progress = if variant.is_some() { Progress::Untold } else { Progress::Told };
         let sets = sets(graph, &work.inputs);
         let run = |inputs: &Inputs| interp::run(plan.source_program(), &work.bindings, inputs);
         let expected = sets.iter().map(run).collect::<Result<_, _>>()?;
@@ -88,7 +98,7 @@ impl Job {
         };
         let written = graph.inputs.values().enumerate();
         let written = written.map(|(i, input)| input.kind == InputKind::Argument || mutated(i)).collect();
-        Ok(Job { plan, work, sets, expected, written, replays })
+        Ok(Job { plan, work, sets, expected, written, replays, progress })
     }
 
     /// All replays of one rank.
@@ -97,7 +107,8 @@ impl Job {
         let mut executor =
             Executor::new(&self.plan, exchange.number as u32, &registry, ExecConfig::default())?;
         let bounds = [executor.bind(&self.work.bindings)?];
-        let session = Session::new(&bounds, exchange, &SessionConfig::new(gpu, LIMIT))?;
+        let config = SessionConfig { progress: self.progress, ..SessionConfig::new(gpu, LIMIT) };
+        let session = Session::new(&bounds, exchange, &config)?;
         let graph = session.record(0, 1)?;
         let mut first: Vec<Vec<Tensor>> = vec![];
         let mut random = SplitMix(11);
@@ -155,11 +166,17 @@ impl Job {
 }
 
 fn run(args: &[String]) -> Result<()> {
+    let (variant, args) = match args {
+        [option, name, rest @ ..] if option == "--variant" => {
+            (Some(Variant::from_name(name).with_context(|| format!("there is no variant {name}"))?), rest)
+        }
+        all => (None, all),
+    };
     let [replays, gpus, files @ ..] = args else { bail!("expected REPLAYS, GPUS and files") };
     let files: Vec<PathBuf> = files.iter().map(PathBuf::from).collect();
     let gpus = gpus.split(',').map(str::parse).collect::<Result<Vec<u32>, _>>().context("the GPUs")?;
     let replays = replays.parse().context("the replays")?;
-    let job = Job::new(replays, gpus.len(), &files)?;
+    let job = Job::new(replays, gpus.len(), &files, variant)?;
     let threads = Threads::new(gpus.len());
     on_ranks(gpus.len(), |rank| job.rank(gpus[rank], &threads.rank(rank)))?;
     let (ranks, outputs) = (gpus.len(), job.expected[0][0].len());
@@ -172,7 +189,7 @@ fn run(args: &[String]) -> Result<()> {
 fn main() -> ExitCode {
     let args: Vec<String> = std::env::args().skip(1).collect();
     if args.len() < 3 {
-        eprintln!("usage: check_replays REPLAYS GPU,GPU,… PROGRAM… [TENSORS]");
+        eprintln!("usage: check_replays [--variant NAME] REPLAYS GPU,GPU,… PROGRAM… [TENSORS]");
         return ExitCode::from(2);
     }
     match run(&args) {

@@ -6,8 +6,8 @@
 #
 # SYMMC is the binary, OUT a folder for the logs, GPUS how many to use (2 by default). Programs for more ranks than
 # there are GPUs run with several ranks on each, as long as their plans leave NCCL out, which refuses that. Beside the
-# binary may lie `examples/check_sessions` and `examples/check_replays` (of `symmc-tests`), and `examples/adopt` (of
-# `symmc-cuda`).
+# binary may lie `examples/check_sessions`, `examples/check_replays` and `examples/print_programs` (of `symmc-tests`), and
+# `examples/adopt` (of `symmc-cuda`).
 set -u
 symmc=$(realpath "$1") out=$(realpath "$2") gpus=${3:-2}
 programs=$(realpath "$(dirname "$0")/../programs")
@@ -117,11 +117,15 @@ if [ -x "$sessions" ]; then check "sessions" 0 "$sessions"; else say "sessions: 
 # Replays with inputs that change, on a GPU for each rank; every one has the bits of the first with its inputs.
 replays=$(dirname "$symmc")/examples/check_replays
 many() {
-  local times=$1 ranks=$2 list
+  local times=$1 ranks=$2 list variant=() more=""
   shift 2
   if [ "$ranks" -gt "$gpus" ]; then return; fi
+  if [ "$1" = --variant ]; then
+    variant=("$1" "$2") more=" as $2"
+    shift 2
+  fi
   list=$(seq -s, 0 $((ranks - 1)))
-  check "$(basename "${1%.*}"), $times other inputs" 0 "$replays" "$times" "$list" "$@"
+  check "$(basename "${1%.*}")$more, $times other inputs" 0 "$replays" "${variant[@]}" "$times" "$list" "$@"
 }
 # A two-shot of a large tensor in place, which adds the residual.
 for ranks in 2 4; do
@@ -136,6 +140,41 @@ arg %y: bf16[4096, 4096]
 return %s
 END
 done
+# NCCL's window collectives right behind kernels of ours, which let what follows begin early: products of few rows and of
+# many, element-wise steps and softmax, small and large.
+window() {
+  local name=$1 ranks=$2 rows=$3 columns=$4
+  cat >"$out/$name.symm" <<END
+program "$name" ranks $ranks
+group @all world
+arg %x: bf16[$rows, $columns]
+param %w: bf16[$columns, $columns]
+%m: bf16[$rows, $columns] = matmul %x, %w
+%a: bf16[$rows, $columns] = all_reduce %m op=sum group=@all
+%g: bf16[$rows, $columns] = gelu %a
+%b: bf16[$((rows * ranks)), $columns] = all_gather %g group=@all
+%s: bf16[$((rows * ranks)), $columns] = softmax %b axis=1 log=false
+%c: bf16[$rows, $columns] = reduce_scatter %s op=sum group=@all
+%q: bf16[$rows, $columns] = mul %c, %x
+%d: bf16[$rows, $columns] = all_reduce %q op=sum group=@all
+return %d
+END
+}
+for ranks in 2 4; do
+  for shape in "8 256" "8 1024" "64 1024" "512 1024"; do
+    read -r height width <<<"$shape"
+    window "window${ranks}_${height}_$width" "$ranks" "$height" "$width"
+  done
+  # Few blocks that go on for long after they let what follows begin.
+  cat >"$out/window${ranks}_slow.symm" <<END
+program "slow" ranks $ranks
+group @all world
+arg %x: f32[8, 65536]
+%z: f32[8, 65536] = cumsum %x axis=1
+%a: f32[8, 65536] = all_reduce %z op=sum group=@all
+return %a
+END
+done
 if [ -x "$replays" ]; then
   for case in "hf_llama_tp2 2" "megatron_tp4_f32 4" "megatron_tp4_bf16 4" "moe_ep4 4"; do
     read -r name ranks <<<"$case"
@@ -144,9 +183,24 @@ if [ -x "$replays" ]; then
   many 10000 2 "$programs"/gpt_tp2_rank*.onnx "$programs/gpt_tp2.safetensors"
   for name in fsdp4_fw_graph fsdp4_bw_graph; do many 10000 4 "$programs/$name.pt2"; done
   for name in cache rows; do many 10000 2 "$out/$name.symm"; done
-  for ranks in 2 4; do many 200 "$ranks" "$out/large$ranks.symm"; done
+  for ranks in 2 4; do
+    many 200 "$ranks" "$out/large$ranks.symm"
+    for file in "$out/window${ranks}"_*.symm; do many 10000 "$ranks" --variant nccl_window "$file"; done
+  done
 else
   say "replays with other inputs: left out, no $replays"
+fi
+
+random=$(dirname "$symmc")/examples/print_programs
+if [ -x "$random" ]; then
+  for ranks in 2 4; do
+    if [ "$ranks" -gt "$gpus" ]; then continue; fi
+    count=$((count + 1))
+    "$(dirname "$0")/random.sh" "$symmc" "$out" "$ranks" 20 "$gpus" >"$out/random$ranks.log" || failed=$((failed + 1))
+    say "$(tail -1 "$out/random$ranks.log")"
+  done
+else
+  say "random programs: left out, no $random"
 fi
 
 # A cache that was damaged is as good as none.

@@ -4,6 +4,8 @@ use std::fmt::Write;
 
 use anyhow::Result;
 use indexmap::IndexMap;
+use symmc::cuda::nccl::EARLY;
+use symmc::ir::Variant;
 use symmc::plan::{ArenaKind, Barrier, Bucket, Decision, Memory, Role};
 use symmc::{CheckedPlan, Order, Plan};
 
@@ -24,7 +26,22 @@ pub fn report(plan: &CheckedPlan) -> Result<String> {
     }
     out.push_str(&fixed(plan));
     out.push_str(&unserved(plan));
+    out.push_str(&early(plan));
     Ok(out)
+}
+
+/// What some versions of NCCL need for the variants of the plan.
+fn early(plan: &Plan) -> String {
+    let window = Variant::NcclWindow.name();
+    let [first, mended] = EARLY;
+    let mut decisions = plan.buckets.iter().flat_map(|b| &b.decisions);
+    match decisions.any(|d| d.chosen.split(" + ").any(|part| part == window)) {
+        true => format!(
+            "\nnote: NCCL from {first} on, before {mended}, launches the kernels of {window} before those in front of them \
+             have ended, and does not wait within; a run with such a version puts a store between\n"
+        ),
+        false => String::new(),
+    }
 }
 
 /// One line for each symbol whose largest values no bucket serves.

@@ -101,6 +101,9 @@ pub fn compile_timed(program: &Program, config: &Config) -> Result<(CheckedPlan,
     lap("plan");
     let plan = proven(plan, &program.graph.name)?;
     lap("check");
+    if config.profile.multiprocessors.is_some() {
+        refuse_for_gpus(&plan, &[])?;
+    }
     Ok((plan, times))
 }
 
@@ -178,6 +181,23 @@ fn largest_asked(inputs: &[BucketInput]) -> u64 {
     };
     let all = inputs.iter().flat_map(|b| b.graph.nodes.values().filter_map(|n| of(&b.graph, n)));
     all.max().unwrap_or(0)
+}
+
+/// Refuses a plan of which GPUs cannot run every step. `gpus` is the GPU of each rank, one each if it is empty. Custom and
+/// opaque ops are not looked at.
+///
+/// # Errors
+/// The first steps that they cannot run, and why.
+pub fn refuse_for_gpus(plan: &CheckedPlan, gpus: &[u32]) -> Result<(), Error> {
+    const NAMED: usize = 5;
+    let refusals = symmc_cuda::refusal::refusals(plan, gpus);
+    let named: Vec<String> = refusals.iter().take(NAMED).map(ToString::to_string).collect();
+    let message = match refusals.len() {
+        0 => return Ok(()),
+        n if n <= NAMED => named.join("\n"),
+        n => format!("{}\nand {} more", named.join("\n"), n - NAMED),
+    };
+    Err(Error::Compile { program: plan.source.name.clone(), message })
 }
 
 /// A plan that was just made, if it checks.

@@ -33,6 +33,7 @@ mod workload;
 
 pub use compile::{
     Bind, BucketSpec, Config, canonical, check, checked, compile, compile_timed, lowered, read_plan,
+    refuse_for_gpus,
 };
 pub use custom::{Registry, Signature, check_kernels, rank_main};
 pub use error::Error;

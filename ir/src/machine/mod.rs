@@ -157,6 +157,10 @@ impl Profile {
         bytes: u64,
         ranks: u32,
     ) -> Option<f64> {
+        // Kernels of a GPU reach so many peers, and no more.
+        if self.multiprocessors.is_some() && ranks > model::GPU_CELL && !variant.is_library() {
+            return None;
+        }
         let curve = self.curve(kind, variant, exit, ranks)?;
         let known = curve.points.last().is_some_and(|&(most, _)| bytes <= most);
         (known || variant != Variant::Packets).then(|| model::scaled(curve, bytes, ranks))

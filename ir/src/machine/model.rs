@@ -14,6 +14,8 @@ use crate::op::Op;
 const MOVING: f64 = 1.0 / 3.0;
 /// The blocks of a kernel of the library.
 const LIBRARY_BLOCKS: u64 = 32;
+/// The most ranks of a cell that kernels on GPUs communicate in; more are left to the library.
+pub const GPU_CELL: u32 = 8;
 /// How many steps beside a collective still take less time on GPUs than crossing between streams, if they are
 /// [light](is_light): then it runs on the compute stream.
 pub const FEW: usize = 2;

@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 use symmc_ir::InputKind;
 use symmc_planner::plan::Plan;
 use symmc_runtime::RunError;
+use symmc_runtime::custom::Mismatch;
 use symmc_runtime::exec::{Bound, ExecConfig, Executor, RankMemory, Registry, Span};
 use symmc_runtime::host::{Engine, EngineChoice, HostEngine, RankRun};
 
@@ -15,6 +16,7 @@ use crate::bench::{self, BenchConfig};
 use crate::compute::search::Products;
 use crate::driver::{self, CallersContext};
 use crate::error::CudaError;
+use crate::refusal::{Refusal, refusals};
 use crate::session::{Progress, Session, SessionConfig};
 use crate::trace;
 use crate::watch;
@@ -95,7 +97,13 @@ impl Engine for CudaEngine {
 
     /// GPUs have no kernels of custom ops.
     fn accepts(&self, plan: &Plan) -> Result<(), RunError> {
-        HostEngine { kernels: &Registry::new() }.accepts(plan)
+        HostEngine { kernels: &Registry::new() }.accepts(plan)?;
+        match refusals(plan, &[]).into_iter().next() {
+            None => Ok(()),
+            Some(Refusal { node, op, reason }) => {
+                Err(RunError::CannotRun { rank: None, node, op, why: Mismatch::Backend(reason) })
+            }
+        }
     }
 
     unsafe fn run(

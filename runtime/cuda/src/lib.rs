@@ -30,6 +30,7 @@ pub mod launch;
 pub mod nccl;
 pub mod order;
 pub mod program;
+pub mod refusal;
 mod rig;
 pub mod session;
 mod staging;

@@ -337,7 +337,10 @@ fn lower(
                 None => {
                     // Kernels of ours report where they wait; the library's do not.
                     let word = step.index as u32 + 1;
-                    let mark = parts.progress.map(|at| Work::Store { at, word });
+                    let told = parts.progress.map(|at| Work::Store { at, word });
+                    let fence = parts.nccl.starts_early(call.variant);
+                    let fence = fence.then(|| Work::Store { at: collective::unread(parts.peers), word });
+                    let mark = told.or(fence);
                     let calls = parts.nccl.lower(call, number, ends.operand, ends.result).map_err(failed)?;
                     Ok(mark.into_iter().chain(calls).collect())
                 }

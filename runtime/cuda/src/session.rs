@@ -13,14 +13,13 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use symmc_ir::Tensor;
-use symmc_ir::collective::{CollectiveKind, Splits};
 use symmc_planner::plan::Lane;
 use symmc_runtime::RunError;
 use symmc_runtime::exec::{Bound, BoundStep, Home, Work as StepWork};
 
 use crate::adopt::Adopted;
 use crate::arena::{Exchange, Source, SymmetricArena};
-use crate::collective::{self, Control, Flow, Peers, Unfit};
+use crate::collective::{self, Flow, Peers, Unfit};
 use crate::compute::search::{Products, Search};
 use crate::compute::{self, InputUse, Machine};
 use crate::driver::{Device, Event, Graph, Memory, Pinned, Stream};
@@ -148,7 +147,7 @@ impl Session {
     ) -> Result<Session, CudaError> {
         let device = Device::open(config.gpu)?;
         let steps = || bounds.iter().flat_map(|b| &b.steps);
-        let control = control_of(steps());
+        let control = collective::control_of(steps());
         let symmetric = bounds.iter().map(|b| b.symmetric).max().unwrap_or(0).next_multiple_of(4096);
         let shared = symmetric + control.bytes();
         let arena = SymmetricArena::new(config.arena, &device, exchange, shared, config.limit)?;
@@ -460,19 +459,6 @@ impl Recorded<'_> {
 
 /// Numbers that are drawn before they repeat.
 const SAMPLE: usize = 8191;
-
-/// What these steps need of the control region: as many groups as one more than the highest that they communicate on.
-fn control_of<'b>(steps: impl Iterator<Item = &'b BoundStep>) -> Control {
-    let mut out = Control { groups: 0, exchanging: 0, staged: collective::STAGED };
-    for step in steps {
-        let StepWork::Collective(call) = &step.work else { continue };
-        out.groups = out.groups.max(call.group + 1);
-        if call.kind == CollectiveKind::AllToAll(Splits::Device) {
-            out.exchanging = out.exchanging.max(call.cell.len());
-        }
-    }
-    out
-}
 
 /// What the steps do with the memory of inputs.
 fn inputs_of<'b>(mut steps: impl Iterator<Item = &'b BoundStep>) -> InputUse {

@@ -121,6 +121,7 @@ pub fn program(args: &BenchProgramArgs) -> Result<ExitCode> {
             symmc::compile(&program, &load::gpu_config(&args.compile, ranks, &args.gpus)?)?
         }
     };
+    symmc::refuse_for_gpus(&plan, &args.gpus)?;
     let source = plan.source_program();
     let bindings = symmc::bindings(source, &args.set)?;
     let command = rank_command()?;

@@ -58,6 +58,9 @@ fn prepare(args: &RunArgs, place: Option<&Membership>) -> Result<Prepared> {
     let tensors = args.tensors.as_deref().map(TensorFile::open).transpose()?;
     let Subject { plan, source, weights } = subject(args, tensors.as_ref())?;
     refuse_what_does_not_run(args, &plan)?;
+    if args.backend == BackendArg::Cuda {
+        symmc::refuse_for_gpus(&plan, &args.gpus)?;
+    }
     if let Some(place) = place.filter(|p| p.ranks != plan.ranks) {
         let found = count(place.ranks, "rank");
         bail!("{}: {} expected, the environment gives {found}", source.name, count(plan.ranks, "rank"));

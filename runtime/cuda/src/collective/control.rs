@@ -10,12 +10,15 @@
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
+use symmc_ir::machine::model::GPU_CELL;
+
 use crate::driver::Pinned;
 
 /// The most blocks of a kernel that meets peers.
 pub const MAX_BLOCKS: usize = 128;
 /// The most ranks of a cell.
 pub const MAX_RANKS: usize = 8;
+const _: () = assert!(MAX_RANKS == GPU_CELL as usize, "plans leave larger cells to the library");
 /// The bytes of the status words.
 pub const STATUS_BYTES: usize = 128;
 /// The bytes of a block that are on their way to one peer at a time, where rows go through staging.
@@ -60,6 +63,9 @@ impl Control {
         if self.exchanging == 0 { self.groups * FLAGS } else { self.sizes_at(self.groups) }
     }
 }
+
+/// A word among the private ones that nobody reads.
+pub(super) const UNREAD: usize = SHARED - 8;
 
 /// The bytes of private words of each rank, for plans with this many groups.
 pub fn local_bytes(groups: usize) -> usize {

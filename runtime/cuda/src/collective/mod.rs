@@ -80,7 +80,7 @@ mod two_shot;
 use symmc_ir::DType;
 use symmc_ir::collective::{CollectiveKind as Kind, ReduceOp, Splits, Variant};
 use symmc_planner::plan::Barrier;
-use symmc_runtime::exec::BoundCollective;
+use symmc_runtime::exec::{BoundCollective, BoundStep, Work as StepWork};
 
 pub use self::blocks::{BlockCounts, Blocks, Forms};
 use self::blocks::{Form, MAX_THREADS};
@@ -167,6 +167,24 @@ impl Ends {
     pub fn new(operand: Address, result: Address) -> Ends {
         Ends { operand, result, sizes: None }
     }
+}
+
+/// A word of this rank's own memory that nobody reads.
+pub fn unread(peers: &Peers) -> Address {
+    peers.local + control::UNREAD as Address
+}
+
+/// What these steps need of the control region: as many groups as one more than the highest that they communicate on.
+pub fn control_of<'b>(steps: impl IntoIterator<Item = &'b BoundStep>) -> Control {
+    let mut out = Control { groups: 0, exchanging: 0, staged: STAGED };
+    for step in steps {
+        let StepWork::Collective(call) = &step.work else { continue };
+        out.groups = out.groups.max(call.group + 1);
+        if call.kind == Kind::AllToAll(Splits::Device) {
+            out.exchanging = out.exchanging.max(call.cell.len());
+        }
+    }
+    out
 }
 
 /// Whether the library runs a collective: it has none with sizes on the device, and a rank alone needs none.

@@ -251,6 +251,13 @@ impl Communicators {
         self.library.map(Nccl::version)
     }
 
+    /// Whether the library launches a variant's kernels early without waiting, within, for what is in front of them in
+    /// their stream ([`EARLY`]). A kernel of ours in front lets what follows begin at once, so something else must come
+    /// between.
+    pub fn starts_early(&self, variant: Variant) -> bool {
+        self.version().is_some_and(|version| starts_early(version, variant))
+    }
+
     /// Ends all communicators at once, whatever runs on them. For a run that failed. What is lent stays its
     /// owner's to end.
     pub fn abort(&mut self) {
@@ -311,6 +318,16 @@ fn able(nccl: &Nccl, way: Way) -> Result<(), CudaError> {
 
 /// The CUDA version from which on NCCL uses copy engines; below it takes multiprocessors without a word.
 const COPY_ENGINES: [u32; 2] = [12, 5];
+
+/// The first version whose symmetric kernels are launched as dependents of the kernel in front of them (programmatic
+/// dependent launch) but do not wait for its end, and the first in which they do so again. Others of the library's
+/// kernels, and its copy engines, are ordered by the stream.
+pub const EARLY: [Version; 2] = [Version::new(2, 28, 0), Version::new(2, 30, 7)];
+
+/// Whether a version launches a variant's kernels early and does not wait within.
+pub(super) fn starts_early(version: Version, variant: Variant) -> bool {
+    Way::of(variant) == Some(Way::Window) && (EARLY[0]..EARLY[1]).contains(&version)
+}
 
 /// The first version whose windows are structs in device memory.
 pub(super) const DEVICE_WINDOWS: Version = Version::new(2, 28, 0);

@@ -21,7 +21,7 @@ use symmc_ir::collective::{CollectiveKind, ReduceOp, Splits};
 use symmc_ir::{DType, Variant};
 use symmc_runtime::exec::BoundCollective;
 
-pub use self::comms::{Communicators, Making, has};
+pub use self::comms::{Communicators, EARLY, Making, has};
 pub use self::lent::Lent;
 pub use self::memory::WindowMemory;
 use crate::driver::Stream;
@@ -83,9 +83,9 @@ impl Communicators {
         let (elements, me) = (call.elements, number as i32);
         let mut work = Vec::new();
         let made = match &call.kind {
-            CollectiveKind::AllReduce(op) => make(CallKind::AllReduce(reduction(*op)?), elements),
+            CollectiveKind::AllReduce(op) => make(CallKind::AllReduce(reduction(*op)), elements),
             CollectiveKind::AllGather => make(CallKind::AllGather, elements),
-            CollectiveKind::ReduceScatter(op) => make(CallKind::ReduceScatter(reduction(*op)?), elements / n),
+            CollectiveKind::ReduceScatter(op) => make(CallKind::ReduceScatter(reduction(*op)), elements / n),
             CollectiveKind::Broadcast { root } => make(CallKind::Broadcast { root: *root as i32 }, elements),
             // The plain variant stays with sends and receives, which every version has.
             CollectiveKind::AllToAll(Splits::Even) if call.variant != Variant::Plain => {
@@ -210,15 +210,15 @@ fn dtype_of(dtype: DType) -> DataType {
     }
 }
 
-fn reduction(op: ReduceOp, dtype: DType) -> Result<RedOp, CudaError> {
-    if dtype == DType::Bool && !matches!(op, ReduceOp::Max | ReduceOp::Min) {
-        return Err(CudaError::Unsupported(format!("{op} of bool over ranks has no form on this backend")));
+/// Truth is a byte that is 0 or 1: the sum of some is whether any is true, their product and mean whether all are.
+fn reduction(op: ReduceOp, dtype: DType) -> RedOp {
+    match (dtype, op) {
+        (DType::Bool, ReduceOp::Sum) => red_op::MAX,
+        (DType::Bool, ReduceOp::Avg | ReduceOp::Prod) => red_op::MIN,
+        (_, ReduceOp::Sum) => red_op::SUM,
+        (_, ReduceOp::Avg) => red_op::AVG,
+        (_, ReduceOp::Max) => red_op::MAX,
+        (_, ReduceOp::Min) => red_op::MIN,
+        (_, ReduceOp::Prod) => red_op::PROD,
     }
-    Ok(match op {
-        ReduceOp::Sum => red_op::SUM,
-        ReduceOp::Avg => red_op::AVG,
-        ReduceOp::Max => red_op::MAX,
-        ReduceOp::Min => red_op::MIN,
-        ReduceOp::Prod => red_op::PROD,
-    })
 }

@@ -6,9 +6,11 @@ use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-use nccl_sys::{Comm, Nccl, Search, result_code};
+use nccl_sys::{Comm, Nccl, Search, Version, result_code};
+use symmc_ir::DType;
+use symmc_ir::collective::{ReduceOp, Variant};
 
-use super::comms::{Way, lacks};
+use super::comms::{Way, lacks, starts_early};
 use super::lent::Lent;
 use super::wait::Patience;
 use crate::error::CudaError;
@@ -74,4 +76,22 @@ fn what_a_version_lacks_is_named() {
     let text = lacks(&first, Way::CopyEngine).expect("copy engines came later");
     assert_eq!(text, "NCCL 2.27.7 has no ncclAlltoAll; expected 2.28.0 or newer");
     assert_eq!(lacks(&fake("22809", true), Way::CopyEngine), None);
+}
+
+#[test]
+fn window_kernels_start_early_in_some_versions() {
+    let window = |minor, patch| starts_early(Version::new(2, minor, patch), Variant::NcclWindow);
+    assert!([(28, 0), (28, 9), (29, 7), (30, 6)].into_iter().all(|(minor, patch)| window(minor, patch)));
+    assert!([(27, 7), (30, 7), (31, 0)].into_iter().all(|(minor, patch)| !window(minor, patch)));
+    let others = [Variant::Plain, Variant::CopyEngine, Variant::Packets];
+    assert!(others.into_iter().all(|variant| !starts_early(Version::new(2, 28, 9), variant)));
+}
+
+#[test]
+fn truth_is_reduced_as_bytes() {
+    use nccl_sys::red_op;
+    let of = |op| super::reduction(op, DType::Bool);
+    assert_eq!([ReduceOp::Sum, ReduceOp::Max].map(of), [red_op::MAX; 2]);
+    assert_eq!([ReduceOp::Avg, ReduceOp::Prod, ReduceOp::Min].map(of), [red_op::MIN; 3]);
+    assert_eq!(super::reduction(ReduceOp::Avg, DType::F32), red_op::AVG);
 }

@@ -1,0 +1,200 @@
+//! What GPUs cannot run of a plan, told when the plan is made.
+//!
+//! The steps of a plan are lowered as for a device, with every symbol at the upper end of its bucket and with addresses
+//! that nothing has: what a session would refuse is refused here, in the same words. Buckets of one program are lowered
+//! once, at the largest sizes. No CUDA is needed.
+//!
+//! Not here: what a machine lacks (libraries, GPUs, memory, peer access), which only that machine knows.
+
+use std::sync::Arc;
+
+use indexmap::IndexMap;
+use symmc_ir::DType;
+use symmc_ir::collective::{CollectiveKind, ReduceOp};
+use symmc_planner::plan::{Bucket, Plan};
+use symmc_runtime::RunError;
+use symmc_runtime::exec::{Bound, BoundCollective, BoundStep, Program, Registry, Work};
+
+use crate::collective::{self, Peers, by_library, control_of};
+use crate::compile::Source;
+use crate::compute::{self, GEMM_WORKSPACE, InputUse, Machine, Sites};
+use crate::error::CudaError;
+use crate::homes::Layout;
+
+/// A step that GPUs cannot run.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Refusal {
+    /// The name of its first result.
+    pub node: String,
+    /// Its op.
+    pub op: String,
+    /// Why: what was found and what was expected.
+    pub reason: String,
+}
+
+impl std::fmt::Display for Refusal {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "%{} ({}): GPUs cannot run it: {}", self.node, self.op, self.reason)
+    }
+}
+
+/// What GPUs cannot run of a plan, in order of the steps. `gpus` is the GPU of each rank, one each if it is empty.
+/// Custom and opaque ops are not among it: whoever runs a plan knows which kernels there are.
+pub fn refusals(plan: &Plan, gpus: &[u32]) -> Vec<Refusal> {
+    let mut largest: IndexMap<usize, usize> = IndexMap::new();
+    for (index, bucket) in plan.buckets.iter().enumerate() {
+        let upper = |b: &Bucket| b.symbols.values().map(|r| r[1] as f64).sum::<f64>();
+        let best = largest.entry(bucket.program).or_insert(index);
+        if upper(bucket) > upper(&plan.buckets[*best]) {
+            *best = index;
+        }
+    }
+    let mut out: Vec<Refusal> = Vec::new();
+    for &bucket in largest.values() {
+        let Some(bound) = bound(plan, bucket) else { continue };
+        for refusal in of_steps(&bound, plan.ranks, gpus) {
+            if !out.contains(&refusal) {
+                out.push(refusal);
+            }
+        }
+    }
+    out
+}
+
+/// The steps of a bucket at its largest sizes; `None` where that has no kernels for other reasons, or no size.
+fn bound(plan: &Plan, bucket: usize) -> Option<Arc<Bound>> {
+    let program = Program::new(plan, bucket, 0, &Registry::new()).ok()?;
+    let upper = plan.buckets[bucket].symbols.iter().map(|(name, range)| (name.clone(), range[1]));
+    program.bind(&upper.collect()).ok().map(Arc::new)
+}
+
+fn of_steps(bound: &Arc<Bound>, ranks: u32, gpus: &[u32]) -> Vec<Refusal> {
+    let Ok(layout) = Layout::new(std::slice::from_ref(bound), [0, 0]) else { return Vec::new() };
+    let homes = layout.homes(1 << 40, 1 << 41).of(bound);
+    let peers = Peers {
+        rank: bound.rank(),
+        arenas: (0..u64::from(ranks)).map(|rank| (1 << 41) + (rank << 36)).collect(),
+        arena: bound.symmetric,
+        control: control_of(&bound.steps),
+        local: 1 << 20,
+        status: 1 << 16,
+        ..Peers::default()
+    };
+    let machine = machine(&bound.steps);
+    let mut source = Source::new();
+    let refused = |step: &BoundStep| {
+        let error = match &step.work {
+            Work::Collective(call) => on_group(call, gpus).or_else(|| {
+                collective::lower(step.index, call, &homes.ends(call), &peers, &mut source).err()
+            }),
+            Work::Kernel { op, operands, results } => {
+                let step = compute::Step { index: step.index, op, operands, results };
+                compute::lower(&step, &|v| homes.at(v), &machine, &mut source, &mut Sites::new()).err()
+            }
+            Work::Custom { .. } => None,
+        };
+        let reason = match error? {
+            CudaError::Run(RunError::Step { detail, .. }) => detail,
+            other => other.to_string(),
+        };
+        Some(Refusal { node: step.node.clone(), op: step.op_name.clone(), reason })
+    };
+    bound.steps.iter().filter_map(refused).collect()
+}
+
+/// What the library cannot do on a group.
+fn on_group(call: &BoundCollective, gpus: &[u32]) -> Option<CudaError> {
+    if !by_library(call) {
+        return None;
+    }
+    let wraps = matches!(
+        call.kind,
+        CollectiveKind::AllReduce(ReduceOp::Avg) | CollectiveKind::ReduceScatter(ReduceOp::Avg)
+    ) && matches!(call.dtype, DType::I32 | DType::U8);
+    if wraps {
+        let dtype = call.dtype;
+        return Some(CudaError::Unsupported(format!(
+            "NCCL adds {dtype} in {dtype} before it divides, so that averages wrap around; expected i64 or floats, or a \
+             variant other than plain"
+        )));
+    }
+    let gpu = |rank: &u32| gpus.get(*rank as usize);
+    let shares = |k: usize| call.cell[..k].iter().find(|r| gpu(r).is_some() && gpu(r) == gpu(&call.cell[k]));
+    let (k, other) = (1..call.cell.len()).find_map(|k| Some((k, shares(k)?)))?;
+    let (rank, gpu) = (call.cell[k], gpu(other)?);
+    Some(CudaError::Unsupported(format!(
+        "the variant {} is NCCL's, which takes one rank for each GPU; ranks {other} and {rank} share GPU {gpu}",
+        call.variant
+    )))
+}
+
+/// A GPU like those of the built-in profiles.
+fn machine(steps: &[BoundStep]) -> Machine {
+    const MULTIPROCESSORS: u32 = 132;
+    let workspace = |step: &BoundStep| match &step.work {
+        Work::Kernel { op, operands, results } => compute::workspace(op, operands, results, MULTIPROCESSORS),
+        _ => 0,
+    };
+    Machine {
+        multiprocessors: MULTIPROCESSORS,
+        status: 1 << 16,
+        workspace: 1 << 21,
+        workspace_bytes: steps.iter().map(workspace).max().unwrap_or(0).max(GEMM_WORKSPACE),
+        shared: 225 << 10,
+        groups: true,
+        inputs: InputUse::Written,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use symmc_ir::text;
+    use symmc_planner::{BucketInput, PlanConfig, plan};
+
+    use super::*;
+
+    /// What GPUs cannot run of a program.
+    fn refused(program: &str, gpus: &[u32]) -> Vec<String> {
+        let graph = text::parse(program).expect("a program");
+        let bucket = BucketInput { graph: graph.clone(), decisions: vec![] };
+        let plan = plan(&graph, &[bucket], &PlanConfig::default()).expect("a plan");
+        refusals(&plan, gpus).iter().map(Refusal::to_string).collect()
+    }
+
+    fn program(ranks: u32, dtype: &str, nodes: &str) -> String {
+        let x = format!("arg %x: {dtype}[n, 7]\narg %n: i64[{ranks}]\n");
+        format!("program \"p\" ranks {ranks}\nsymbol n in 1..=64\ngroup @w world\n{x}{nodes}\nreturn %y\n")
+    }
+
+    #[test]
+    fn steps_that_a_session_would_refuse_are_refused_before_it() {
+        let sizes = |ranks: u32| {
+            let nodes = "%y: f32[n, 7], %r: i64[RANKS] = all_to_all %x, %n splits=device group=@w via=plain";
+            program(ranks, "f32", &nodes.replace("RANKS", &ranks.to_string()))
+        };
+        assert_eq!(refused(&sizes(8), &[]), [""; 0]);
+        let [nine] = &refused(&sizes(9), &[])[..] else { panic!("one step") };
+        assert!(
+            nine.starts_with("%y (all_to_all): GPUs cannot run it: ") && nine.contains("at most 8 ranks"),
+            "{nine}"
+        );
+        for (dtype, op, fits) in [("i32", "avg", false), ("i32", "sum", true), ("i64", "avg", true)] {
+            let reduce = |via| {
+                let node = format!("%y: {dtype}[n, 7] = all_reduce %x op={op} group=@w via={via}");
+                refused(&program(2, dtype, &node), &[])
+            };
+            assert_eq!(reduce("plain").is_empty(), fits, "{dtype} {op}");
+            assert_eq!(reduce("two_shot"), [""; 0], "{dtype} {op}");
+        }
+    }
+
+    #[test]
+    fn ranks_that_share_a_gpu_leave_the_library_out() {
+        let reduce =
+            |via| program(2, "f32", &format!("%y: f32[n, 7] = all_reduce %x op=sum group=@w via={via}"));
+        assert_eq!(refused(&reduce("plain"), &[0, 1]), [""; 0]);
+        assert_eq!(refused(&reduce("packets"), &[0, 0]), [""; 0]);
+        let [shared] = &refused(&reduce("plain"), &[3, 3])[..] else { panic!("one step") };
+        assert!(shared.ends_with("ranks 0 and 1 share GPU 3"), "{shared}");
+    }
+}
