@@ -127,3 +127,55 @@ fn text_is_a_fixed_point_and_runs() {
         assert!(symmc_ir::text::print(&parsed) == text, "{stem}: print(parse(t)) differs");
     }
 }
+
+/// A program opened with its tensors, which tell the ranks and the constants that differ between them, gives what was
+/// recorded.
+#[track_caller]
+fn reproduced(stem: &str, options: OpenOptions) {
+    let file = std::sync::Arc::new(tensors(stem));
+    let options = OpenOptions { tensors: Some(file.clone()), ..options };
+    let program = Program::open(&program(&format!("{stem}.pt2")), &options).expect("a valid program");
+    let plan = symmc::compile(&program, &Config::default()).expect("a plan");
+    let work = Workload::gather(&program.graph, &program.weights, Some(&file), &Draw::default())
+        .expect("a workload");
+    let expected = work.expected.clone().expect("recorded outputs");
+    for backend in [Backend::Interpreter, Backend::Threads] {
+        let found = symmc::run(&plan, &work, &backend, &RunConfig::default()).expect("a run");
+        assert_near(&found, &expected, &format!("{stem} on {backend:?}"));
+    }
+}
+
+#[test]
+fn tensors_tell_the_ranks_before_ops_need_them() {
+    reproduced("shard_dim4", OpenOptions::default());
+    // Those beside the program are looked at as well.
+    let opened = Program::open(&program("shard_dim4.pt2"), &OpenOptions::default()).expect("a program");
+    assert_eq!(opened.graph.ranks, Some(4));
+    assert!(opened.notes.iter().any(|n| n.starts_with("4 ranks, as ")), "{:?}", opened.notes);
+}
+
+#[test]
+fn constants_that_differ_by_rank_come_from_the_tensors() {
+    reproduced("expert_gather2", OpenOptions::default());
+    // A plan that has rank 0's for all ranks does not run on them.
+    let opened = Program::open(&program("expert_gather2.pt2"), &OpenOptions::default()).expect("a program");
+    let error = Workload::recorded(&opened, &tensors("expert_gather2")).expect_err("rank 1 differs");
+    let found = error.to_string();
+    assert!(error.is_bad_input() && found.contains("rank1.w.first differs from the constant"), "{found}");
+}
+
+#[test]
+fn groups_are_what_the_caller_says_and_never_silently_the_world() {
+    let cells = |cells: [[u32; 2]; 2]| cells.iter().map(|c| c.to_vec()).collect::<Vec<_>>();
+    let groups = [("3".into(), cells([[0, 1], [2, 3]])), ("1".into(), cells([[0, 2], [1, 3]]))];
+    reproduced("mesh_2x2", OpenOptions { groups: groups.into_iter().collect(), ..OpenOptions::default() });
+    for ranks in [None, Some(2), Some(4)] {
+        let options = OpenOptions { ranks, ..OpenOptions::default() };
+        let found =
+            Program::open(&program("mesh_2x2.pt2"), &options).expect_err("unknown groups").to_string();
+        let expected = ["group `3` (node `all_reduce`) and group `1`", "--group '3=0,1", "--group '1=0,1"];
+        assert!(expected.iter().all(|e| found.contains(e)), "{found}");
+    }
+    let options = OpenOptions { ranks: Some(1), ..OpenOptions::default() };
+    assert!(Program::open(&program("mesh_2x2.pt2"), &options).is_ok());
+}

@@ -106,10 +106,11 @@ pub struct ProgramArgs {
     /// The program: a .pt2 archive of torch.export, .symm text, or the .onnx models of its ranks, rank 0 first
     #[arg(required = true, value_name = "PROGRAM")]
     pub program: Vec<PathBuf>,
-    /// The number of ranks, where the program leaves it open
+    /// The number of ranks, where the program leaves it open; a tensor file, or one beside the program, tells it, too
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=MAX_RANKS))]
     pub ranks: Option<u32>,
-    /// The members of a named process group, cells separated by ';' (0,1;2,3); others are the world
+    /// The members of a named process group, cells separated by ';' ('1=0,1;2,3'). A group of a .pt2 is all ranks
+    /// where it has PyTorch's name for them (0) or states their number; each other one must be given
     #[arg(long = "group", value_name = "NAME=CELLS", value_parser = parse_group)]
     pub groups: Vec<(String, Vec<Vec<u32>>)>,
     /// What a custom op of a .pt2 writes: its schema, 'mylib::f(Tensor x, Tensor(a!) out) -> ()'
@@ -219,6 +220,9 @@ pub struct PlanArgs {
     /// How it is compiled.
     #[command(flatten)]
     pub compile: CompileArgs,
+    /// The tensors that it will run on (safetensors): they tell the number of ranks, and which constants differ by rank
+    #[arg(long, value_name = "FILE")]
+    pub tensors: Option<PathBuf>,
     /// Write the plan to a file
     #[arg(short, long, value_name = "FILE")]
     pub output: Option<PathBuf>,
@@ -261,6 +265,9 @@ pub struct PrintArgs {
     /// How it is compiled.
     #[command(flatten)]
     pub compile: CompileArgs,
+    /// The tensors that it will run on (safetensors): they tell the number of ranks, and which constants differ by rank
+    #[arg(long, value_name = "FILE")]
+    pub tensors: Option<PathBuf>,
     /// symm: text that every command reads; dot: the dependence graph for Graphviz
     #[arg(long, value_enum, default_value_t = PrintFormat::Symm)]
     pub format: PrintFormat,

@@ -1,17 +1,18 @@
 //! Opens what the command line names.
 
 use std::path::Path;
+use std::sync::Arc;
 
 use anyhow::{Context, Result, anyhow, bail};
 use symmc::cuda::nccl::has;
 use symmc::ir::Variant;
-use symmc::{Bind, BucketSpec, Config, OpenOptions, Plan, Profile, Program};
+use symmc::{Bind, BucketSpec, Config, OpenOptions, Plan, Profile, Program, TensorFile};
 
 use crate::args::{CompileArgs, ProgramArgs};
 use crate::units::count;
 
-/// A program; its number of ranks may be open.
-pub fn program(args: &ProgramArgs) -> Result<Program> {
+/// A program that may run on these tensors; its number of ranks may be open.
+pub fn program(args: &ProgramArgs, tensors: Option<&Arc<TensorFile>>) -> Result<Program> {
     if let Some(plan) = args.program.iter().find(|path| is_plan(path)) {
         bail!("{}: this is a plan; expected a program (.pt2, .onnx or .symm)", plan.display());
     }
@@ -24,12 +25,18 @@ pub fn program(args: &ProgramArgs) -> Result<Program> {
         ranks: args.ranks,
         groups: args.groups.iter().cloned().collect(),
         schemas: args.schemas.clone(),
+        tensors: tensors.cloned(),
     };
     let program = Program::open_files(&args.program, &options)?;
     for note in &program.notes {
         eprintln!("note: {note}");
     }
     Ok(program)
+}
+
+/// The tensor file that a command names.
+pub fn tensors(path: Option<&Path>) -> Result<Option<Arc<TensorFile>>> {
+    Ok(path.map(TensorFile::open).transpose()?.map(Arc::new))
 }
 
 /// Fixes the number of ranks of a program and says what decided it, if that was not the command line.

@@ -80,6 +80,7 @@ fn names_that_do_not_exist() {
     says("plan megatron_tp4_f32.pt2 --bind foo", &["foo", "ids"]);
     says("plan megatron_tp4_f32.pt2 --bind p_e_weight", &["p_e_weight is no argument", "ids"]);
     says("plan megatron_tp4_f32.pt2 --group tp=0,1,2,3", &["`tp`", "no such group", "it has: 0"]);
+    says("plan mesh_2x2.pt2", &["group `3` (node `all_reduce`)", "group `1`", "--group '3=0,1;2,3'"]);
     says("ops nosuch", &["no operator's name contains nosuch", "aten.linear", "_c10d_functional.all_reduce"]);
     says("plan megatron_tp4_f32.pt2 --explain %nothing", &["nothing"]);
 }

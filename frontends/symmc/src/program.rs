@@ -5,8 +5,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use indexmap::IndexMap;
-use symmc_ir::{Graph, Members, Tensor, text, verify};
-use symmc_torch::ImportOptions;
+use symmc_ir::{Graph, InputKind, Members, Tensor, text, verify};
+use symmc_torch::{ImportError, ImportOptions, UndescribedGroup};
 
 use crate::error::{Error, head, ranks as ranks_text, read_on, utf8};
 use crate::tensors::TensorFile;
@@ -19,11 +19,15 @@ const PROGRAM: &str = "a .pt2 archive, an .onnx model or a program as .symm text
 pub struct OpenOptions {
     /// The number of ranks. `None` takes what the program fixes.
     pub ranks: Option<u32>,
-    /// The members of named groups, one list of ranks for each cell; a group without an entry is the world.
+    /// The members of named groups, one list of ranks for each cell. A group of a `.pt2` without an entry is the world
+    /// where its name or its size says so, else an error.
     pub groups: IndexMap<String, Vec<Vec<u32>>>,
     /// Schemas of custom ops of a `.pt2` in PyTorch's notation, as far as it does not tell what they write:
     /// `mylib::f(Tensor x, Tensor(a!) out) -> ()`.
     pub schemas: Vec<String>,
+    /// The tensors that the program will run on. They tell the number of ranks where nothing else does, and which of
+    /// its constants differ from what a rank has: these become parameters.
+    pub tensors: Option<Arc<TensorFile>>,
 }
 
 /// Weights that came with a program.
@@ -34,6 +38,8 @@ pub struct Weights {
     pub ranks: Vec<IndexMap<String, Arc<Tensor>>>,
     /// Those of them that PyTorch calls buffers. Every rank has the same where no file says otherwise.
     pub buffers: Vec<String>,
+    /// The names of tensors that have several: tied weights. What gives one of them gives all.
+    pub ties: Vec<Vec<String>>,
 }
 
 impl Weights {
@@ -56,6 +62,12 @@ impl Weights {
             }
         }
         format!("{:016x}", hash.finish())
+    }
+
+    /// The other names of a tensor.
+    pub fn tied<'w>(&'w self, source: &'w str) -> impl Iterator<Item = &'w str> {
+        let tie = self.ties.iter().find(|names| names.iter().any(|n| n == source));
+        tie.into_iter().flatten().map(String::as_str).filter(move |n| *n != source)
     }
 
     /// A buffer, which every rank has alike.
@@ -89,33 +101,68 @@ impl Program {
         let is_archive = head.starts_with(b"PK") || path.extension().is_some_and(|e| e == "pt2");
         if !is_archive && is_onnx(path, &head) {
             // The importer reads it.
-            return Program::onnx(&[path.to_path_buf()], options);
+            return Program::onnx(&[path.to_path_buf()], options)?.on_tensors(options);
         }
         let bytes = read_on(path, head, file)?;
-        let stem = stem(path);
-        let (graph, weights, notes) = if is_archive {
-            let options = ImportOptions {
-                name: stem,
-                ranks: options.ranks,
-                groups: options.groups.clone(),
-                schemas: options.schemas.clone(),
-                ..ImportOptions::default()
-            };
-            let imported = symmc_torch::import(&bytes, &options).map_err(|e| Error::format(path, e))?;
-            (
-                imported.graph,
-                Weights { ranks: vec![imported.weights], buffers: imported.buffers },
-                imported.notes,
-            )
-        } else {
-            (parse(path, bytes, options)?, Weights::default(), Vec::new())
-        };
-        let program = Program { path: path.to_path_buf(), graph, weights, notes };
-        // The importer verifies what it gives.
-        if !is_archive {
-            program.verify()?;
+        if is_archive {
+            return Program::archive(path, &bytes, options)?.on_tensors(options);
         }
-        Ok(program)
+        let (graph, weights) = (parse(path, bytes, options)?, Weights::default());
+        let program = Program { path: path.to_path_buf(), graph, weights, notes: Vec::new() };
+        // The importers verify what they give.
+        program.verify()?;
+        program.on_tensors(options)
+    }
+
+    /// Imports a `.pt2` archive.
+    fn archive(path: &Path, bytes: &[u8], options: &OpenOptions) -> Result<Self, Error> {
+        let beside = match (&options.tensors, options.ranks) {
+            (None, None) => beside(path).and_then(|file| TensorFile::open(&file).ok()),
+            _ => None,
+        };
+        let tensors = options.tensors.as_deref().or(beside.as_ref());
+        let import = ImportOptions {
+            name: stem(path),
+            ranks: options.ranks,
+            assumed_ranks: tensors.map(TensorFile::ranks),
+            groups: options.groups.clone(),
+            schemas: options.schemas.clone(),
+            ..ImportOptions::default()
+        };
+        let imported = symmc_torch::import(bytes, &import)
+            .map_err(|e| Error::format(path, format!("{e}{}", advice(&e))))?;
+        let mut notes = imported.notes;
+        if let (Some(file), true) = (&beside, imported.ranks_assumed) {
+            let ranks = ranks_text(file.ranks());
+            notes.push(format!("{ranks}, as {} has tensors for", file.path().display()));
+        }
+        let (ranks, buffers, ties) = (vec![imported.weights], imported.buffers, imported.ties);
+        let weights = Weights { ranks, buffers, ties };
+        Ok(Program { path: path.to_path_buf(), graph: imported.graph, weights, notes })
+    }
+
+    /// Takes from the tensors that the program will run on what it leaves open.
+    fn on_tensors(mut self, options: &OpenOptions) -> Result<Self, Error> {
+        let Some(file) = &options.tensors else { return Ok(self) };
+        if self.graph.ranks.is_none() {
+            self.set_ranks(file.ranks())?;
+        }
+        for input in self.graph.inputs.values_mut().filter(|i| i.kind == InputKind::Constant) {
+            let Some(data) = input.data.clone() else { continue };
+            if file.contradicts(&input.source, &data)?.is_none() {
+                continue;
+            }
+            input.kind = InputKind::Parameter;
+            input.data = None;
+            if self.weights.ranks.is_empty() {
+                self.weights.ranks.push(IndexMap::new());
+            }
+            for rank in &mut self.weights.ranks {
+                rank.insert(input.source.clone(), data.clone());
+            }
+            self.weights.buffers.push(input.source.clone());
+        }
+        Ok(self)
     }
 
     /// Opens the file of a program, or the `.onnx` models of all its ranks, that of rank 0 first.
@@ -134,7 +181,7 @@ impl Program {
                 ));
             }
         }
-        Program::onnx(paths, options)
+        Program::onnx(paths, options)?.on_tensors(options)
     }
 
     fn onnx(paths: &[PathBuf], options: &OpenOptions) -> Result<Self, Error> {
@@ -151,7 +198,7 @@ impl Program {
         Ok(Program {
             path: first.clone(),
             graph: imported.graph,
-            weights: Weights { ranks: imported.weights, buffers: Vec::new() },
+            weights: Weights { ranks: imported.weights, ..Weights::default() },
             notes: imported.notes,
         })
     }
@@ -176,13 +223,9 @@ impl Program {
         if self.graph.ranks.is_some() {
             return Ok(None);
         }
-        let beside = self.path.with_extension("safetensors");
-        if beside.is_file() {
-            let ranks = TensorFile::open(&beside)?.ranks();
-            if ranks > 0 {
-                self.set_ranks(ranks)?;
-                return Ok(Some(beside));
-            }
+        if let Some(beside) = beside(&self.path) {
+            self.set_ranks(TensorFile::open(&beside)?.ranks())?;
+            return Ok(Some(beside));
         }
         Err(Error::Request(format!(
             "{}: nothing in the program fixes the number of ranks; say it with --ranks N",
@@ -215,6 +258,34 @@ impl Program {
             Error::format(&self.path, format!("the program is not valid:{}", list.concat()))
         })
     }
+}
+
+/// The tensors recorded beside a program, if there is a file of them.
+fn beside(path: &Path) -> Option<PathBuf> {
+    Some(path.with_extension("safetensors")).filter(|p| p.is_file())
+}
+
+/// What helps where an archive cannot be imported; empty or starting with a separator.
+fn advice(error: &ImportError) -> String {
+    let ImportError::Undescribed { groups, ranks } = error else { return String::new() };
+    let example = |g: &UndescribedGroup| format!(" --group '{}={}'", g.name, cells(g.size, *ranks));
+    let given: String = groups.iter().map(example).collect();
+    let all = match groups.as_slice() {
+        [UndescribedGroup { size: Some(n), .. }] if ranks.is_none() => {
+            format!(", or --ranks {n} if it is all ranks")
+        }
+        _ => String::new(),
+    };
+    format!("; give the ranks of each cell, such as{given}{all}")
+}
+
+/// Cells of so many ranks each, as `--group` takes them; two cells where the number of ranks is not known.
+fn cells(size: Option<u32>, ranks: Option<u32>) -> String {
+    const SHOWN: u32 = 16;
+    let size = size.unwrap_or(2).clamp(1, SHOWN);
+    let ranks = ranks.filter(|n| n.is_multiple_of(size)).unwrap_or(2 * size).min(SHOWN.max(size));
+    let cell = |c: u32| (c * size..(c + 1) * size).map(|r| r.to_string()).collect::<Vec<_>>().join(",");
+    (0..ranks / size).map(cell).collect::<Vec<_>>().join(";")
 }
 
 /// The name of a program by its file.

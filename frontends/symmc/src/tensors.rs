@@ -4,6 +4,7 @@
 //! returned output of rank `r`. The file is mapped, and tensors are parts of the mapping: their data are read when
 //! they are used, and reach ranks and devices from there.
 
+use std::fmt;
 use std::hash::{Hash, Hasher};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -109,6 +110,19 @@ impl TensorFile {
         self.get(&format!("rank{rank}.w.{source}"))
     }
 
+    /// The first rank whose tensor of this name is not `data`, where the file has one.
+    ///
+    /// # Errors
+    /// See [`get`](Self::get).
+    pub fn contradicts(&self, source: &str, data: &Tensor) -> Result<Option<u32>, Error> {
+        for rank in 0..self.ranks {
+            if self.weight(rank, source)?.is_some_and(|t| *t != *data) {
+                return Ok(Some(rank));
+            }
+        }
+        Ok(None)
+    }
+
     /// An argument of a rank.
     ///
     /// # Errors
@@ -153,6 +167,12 @@ impl TensorFile {
         tensor
             .map(|t| Some(Arc::new(t)))
             .ok_or_else(|| Error::format(&self.path, format!("{name}: the data does not fit its shape")))
+    }
+}
+
+impl fmt::Debug for TensorFile {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("TensorFile").field("path", &self.path).finish_non_exhaustive()
     }
 }
 

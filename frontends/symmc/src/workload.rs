@@ -61,7 +61,7 @@ impl Workload {
     }
 
     /// Collects the inputs of every rank of `graph`: constants from the program; parameters from `tensors`
-    /// where it has them, else from `weights` where these are of all ranks or buffers, else, without a file, drawn; arguments from `tensors` where
+    /// where it has them or a tensor tied to them, else from `weights` where these are of all ranks or buffers, else, without a file, drawn; arguments from `tensors` where
     /// it records them and nothing asks for other ones, else drawn.
     ///
     /// # Errors
@@ -316,7 +316,11 @@ impl Sources<'_> {
         let mut argument = 0;
         for (index, input) in self.graph.inputs.iter() {
             let tensor = match input.kind {
-                InputKind::Constant => draw(index)?,
+                InputKind::Constant => {
+                    let data = draw(index)?;
+                    self.hold_constant(rank, input, &data)?;
+                    data
+                }
                 InputKind::Argument => {
                     argument += 1;
                     match self.recorded {
@@ -348,12 +352,33 @@ impl Sources<'_> {
         if let Some(tensor) = file.weight(rank, source)? {
             return Ok(Some(tensor));
         }
+        for name in self.weights.tied(source) {
+            if let Some(tensor) = file.weight(rank, name)? {
+                return Ok(Some(tensor));
+            }
+        }
         match own.or_else(|| self.weights.buffer(source).cloned()) {
             Some(tensor) => Ok(Some(tensor)),
             None => Err(Error::format(
                 file.path(),
                 format!("the weight rank{rank}.w.{source} is missing; expected {}", self.describe(input)),
             )),
+        }
+    }
+
+    /// Refuses a file that gives a rank another value of what is a constant of the program.
+    fn hold_constant(&self, rank: u32, input: &Input, data: &Tensor) -> Result<(), Error> {
+        let Some(file) = self.tensors else { return Ok(()) };
+        match file.weight(rank, &input.source)? {
+            Some(found) if *found != *data => Err(Error::format(
+                file.path(),
+                format!(
+                    "rank{rank}.w.{} differs from the constant of this name: the program must be opened or planned with \
+                     these tensors, so that it becomes a parameter",
+                    input.source
+                ),
+            )),
+            _ => Ok(()),
         }
     }
 

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use safetensors::tensor::{Dtype, TensorView, serialize_to_file};
-use symmc::{Draw, Tensor, TensorFile, Weights, Workload};
-use symmc_ir::{DType, Graph, text};
+use symmc::{Draw, OpenOptions, Tensor, TensorFile, Weights, Workload};
+use symmc_ir::{DType, Graph, InputKind, text};
 
 const PROGRAM: &str = r#"program "p" ranks 2
 symbol n in 1..=8
@@ -44,6 +44,7 @@ fn weights(buffers: &[&str]) -> Weights {
             [("w".to_string(), tensor(7.0)), ("state".to_string(), tensor(9.0))].into_iter().collect(),
         ],
         buffers: buffers.iter().map(|b| b.to_string()).collect(),
+        ..Weights::default()
     }
 }
 
@@ -102,7 +103,7 @@ fn a_buffer_that_the_file_lacks_is_the_archives() {
 fn weights_of_ranks(second: f64) -> Weights {
     let tensor = |x| Arc::new(Tensor::from_f64(DType::F32, [2], &[x, x]).expect("two elements"));
     let of = |x| [("w".to_string(), tensor(x)), ("state".to_string(), tensor(x + 0.5))].into_iter().collect();
-    Weights { ranks: vec![of(7.0), of(second)], buffers: vec![] }
+    Weights { ranks: vec![of(7.0), of(second)], ..Weights::default() }
 }
 
 #[test]
@@ -132,6 +133,67 @@ fn a_parameter_that_the_file_lacks_is_an_error() {
     let error =
         Workload::gather(&graph(), &weights(&[]), Some(&file), &Draw::default()).expect_err("no weight");
     assert!(error.to_string().contains("rank0.w.state is missing; expected f32[2]"), "{error}");
+}
+
+#[test]
+fn a_tied_weight_is_taken_by_its_other_name() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let file = file(&dir, &RECORDED);
+    let tie = |names: &[&str]| Weights {
+        ties: vec![names.iter().map(|n| n.to_string()).collect()],
+        ..Weights::default()
+    };
+    let gather = |weights: Weights| Workload::gather(&graph(), &weights, Some(&file), &Draw::default());
+    let work = gather(tie(&["x", "w", "state"])).expect("inputs");
+    for rank in 0..2 {
+        assert_eq!(work.inputs[rank][1], work.inputs[rank][0]);
+        assert_eq!(work.inputs[rank][1].to_f64()[0], rank as f64 + 1.0);
+    }
+    assert!(gather(tie(&["x", "state"])).is_err());
+}
+
+const CONSTANTS: &str = r#"program "p" ranks ?
+const %c: f32[2] source "c" = hex"0000803f00000040"
+const %d: f32[2] source "d" = hex"0000803f00000040"
+arg %x: f32[2]
+%y: f32[2] = mul %x, %c
+%z: f32[2] = add %y, %d
+return %z
+"#;
+
+/// What the file says of constants, in every way: only what contradicts a constant makes it a parameter, and ranks that
+/// the file leaves out keep what the program has.
+#[test]
+fn constants_that_the_tensors_contradict_become_parameters() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let path = dir.path().join("p.symm");
+    std::fs::write(&path, CONSTANTS).expect("written");
+    // The constants are [1, 2]: the same, another, or none.
+    let values = [Some(1.0), Some(5.0), None];
+    for (first, second) in values.iter().flat_map(|a| values.iter().map(move |b| (*a, *b))) {
+        let mut recorded: Vec<(&str, &[usize], f32)> =
+            vec![("rank0.in.0", &[2], 1.0), ("rank1.in.0", &[2], 1.0)];
+        recorded.extend(first.map(|v| ("rank0.w.c", [2].as_slice(), v)));
+        recorded.extend(second.map(|v| ("rank1.w.c", [2].as_slice(), v)));
+        let file = Arc::new(file(&dir, &recorded));
+        let options = OpenOptions { tensors: Some(file.clone()), ..OpenOptions::default() };
+        let program = symmc::Program::open(&path, &options).expect("a program");
+        assert_eq!(program.graph.ranks, Some(2));
+        let kinds: Vec<InputKind> = program.graph.inputs.values().map(|i| i.kind).collect();
+        let contradicted = [first, second].contains(&Some(5.0));
+        let kind = if contradicted { InputKind::Parameter } else { InputKind::Constant };
+        assert_eq!(kinds, [kind, InputKind::Constant, InputKind::Argument], "{first:?} {second:?}");
+        let work = Workload::gather(&program.graph, &program.weights, Some(&file), &Draw::default());
+        let work = work.expect("inputs");
+        for (rank, value) in [first, second].into_iter().enumerate() {
+            assert_eq!(work.inputs[rank][0].to_f64()[0], f64::from(value.unwrap_or(1.0)), "rank {rank}");
+        }
+        // Opened without the tensors, it does not run on them.
+        let options = OpenOptions { ranks: Some(2), ..OpenOptions::default() };
+        let unaware = symmc::Program::open(&path, &options).expect("a program");
+        let found = Workload::recorded(&unaware, &file);
+        assert_eq!(found.is_err(), contradicted, "{first:?} {second:?}");
+    }
 }
 
 #[test]

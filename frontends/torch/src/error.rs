@@ -137,6 +137,14 @@ pub enum ImportError {
         /// What was expected and found.
         message: String,
     },
+    /// Nothing tells who belongs to these groups.
+    #[error("the members of {} are not known", list(.groups))]
+    Undescribed {
+        /// All of them.
+        groups: Vec<UndescribedGroup>,
+        /// The number of ranks, if it is known.
+        ranks: Option<u32>,
+    },
     /// A node cannot be represented.
     #[error("node `{node}` ({op}): {message}")]
     Node {
@@ -164,4 +172,32 @@ pub enum ImportError {
         /// The type that the operands give.
         found: String,
     },
+}
+
+/// A group that collectives name and nothing describes.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct UndescribedGroup {
+    /// PyTorch's name for it.
+    pub name: String,
+    /// Its size, if a node states it.
+    pub size: Option<u32>,
+    /// The nodes that use it.
+    pub nodes: Vec<String>,
+}
+
+/// How many nodes of a group a message names.
+const SHOWN: usize = 3;
+
+fn list(groups: &[UndescribedGroup]) -> String {
+    let one = |g: &UndescribedGroup| {
+        let size = g.size.map_or(String::new(), |n| format!("{n} ranks each, "));
+        let nodes: Vec<String> = g.nodes.iter().take(SHOWN).map(|n| format!("`{n}`")).collect();
+        let more = match g.nodes.len().saturating_sub(SHOWN) {
+            0 => String::new(),
+            n => format!(" and {n} more"),
+        };
+        let what = if g.nodes.len() == 1 { "node" } else { "nodes" };
+        format!("group `{}` ({size}{what} {}{more})", g.name, nodes.join(", "))
+    };
+    groups.iter().map(one).collect::<Vec<_>>().join(" and ")
 }

@@ -1,20 +1,25 @@
 //! How many ranks a program has, and who belongs to its groups.
 //!
-//! A `.pt2` names its groups but not their members. Members come from the options; a group without is the
-//! world. Collectives that state a size (`group_size`, a list of splits) fix the size of their group, and
-//! with that, for the world, the number of ranks.
+//! A `.pt2` names its groups but not their members. What tells them: the options; the name, where it is PyTorch's for
+//! the group of all ranks; a size that collectives state (`group_size`, a list of splits) and that is the number of
+//! ranks. A group that nothing describes is an error, never the world.
 
 use indexmap::IndexMap;
 use symmc_ir::Members;
 
 use crate::ImportOptions;
-use crate::error::ImportError;
+use crate::error::{ImportError, UndescribedGroup};
 use crate::functionalised;
-use crate::schema::{Argument, Node, Program};
+use crate::schema::{Argument, Graph, Node, Program};
+
+/// PyTorch's name of the default group, which has all ranks: groups are counted in the order they are made.
+const DEFAULT: &str = "0";
 
 /// The number of ranks and the members of each group of the program.
 pub(crate) struct Ranks {
     pub ranks: Option<u32>,
+    /// Whether [`ImportOptions::assumed_ranks`] decided.
+    pub assumed: bool,
     pub groups: IndexMap<String, Members>,
 }
 
@@ -22,6 +27,14 @@ pub(crate) struct Ranks {
 struct Source {
     who: String,
     ranks: u32,
+}
+
+/// A group as the nodes of the program use it.
+#[derive(Default)]
+struct Use {
+    nodes: Vec<String>,
+    /// The size that a node states.
+    size: Option<Source>,
 }
 
 /// Settles ranks and groups.
@@ -34,44 +47,81 @@ pub(crate) fn settle(program: &Program<'_>, options: &ImportOptions) -> Result<R
         });
     }
     for (name, cells) in &options.groups {
-        let ranks = partition(name, cells)?;
-        agree(
-            &mut world,
-            "the program",
-            Source { who: format!("the members of group `{name}`"), ranks },
-            "",
-        )?;
+        let who = format!("the list of members of group `{name}`");
+        agree(&mut world, "the program", Source { who, ranks: partition(name, cells)? }, "")?;
     }
-    let mut groups = IndexMap::new();
-    let target = |n: &Node<'_>| is_collective(functionalised::called(n).unwrap_or(&n.target));
-    for node in program.graph_module.graph.nodes.iter().filter(|n| target(n)) {
-        let Some(group) = group_name(node) else { continue };
-        let cells = options.groups.get(group);
-        let members = cells.map_or(Members::World, |c| Members::Cells(c.clone()));
-        groups.entry(group.to_string()).or_insert(members);
-        let Some(ranks) = stated_size(node) else { continue };
-        let source = Source { who: format!("node `{}`", node.name()), ranks };
-        match cells {
-            Some(cells) => {
-                let size = cells.first().map_or(0, |c| c.len() as u32);
-                let mut given = Some(Source { who: "its members".into(), ranks: size });
-                agree(&mut given, &format!("group `{group}`"), source, "")?;
-            }
-            None => {
-                let hint = format!("; group `{group}` is taken for all ranks as its members are not given");
-                agree(&mut world, "the program", source, &hint)?;
-            }
-        }
-    }
-    if let Some(name) = options.groups.keys().find(|name| !groups.contains_key(*name)) {
-        let known: Vec<&str> = groups.keys().map(String::as_str).collect();
+    let mut uses = IndexMap::new();
+    collect(&program.graph_module.graph, &mut uses)?;
+    if let Some(name) = options.groups.keys().find(|name| !uses.contains_key(*name)) {
+        let known: Vec<&str> = uses.keys().map(String::as_str).collect();
         let known = if known.is_empty() { "none".into() } else { known.join(", ") };
         return Err(ImportError::Group {
             group: name.clone(),
             message: format!("the program has no such group; it has: {known}"),
         });
     }
-    Ok(Ranks { ranks: world.map(|s| s.ranks), groups })
+    for (name, used) in &mut uses {
+        let Some(stated) = used.size.as_ref().map(|s| Source { who: s.who.clone(), ranks: s.ranks }) else {
+            continue;
+        };
+        match options.groups.get(name) {
+            Some(cells) => {
+                let size = cells.first().map_or(0, |c| c.len() as u32);
+                let mut given = Some(Source { who: "the list of its members".into(), ranks: size });
+                agree(&mut given, &format!("group `{name}`"), stated, "")?;
+            }
+            None if name == DEFAULT => {
+                let hint = format!("; group `{name}` is PyTorch's name for all ranks");
+                agree(&mut world, "the program", stated, &hint)?;
+            }
+            None => {}
+        }
+    }
+    let known = world.map(|s| s.ranks);
+    let ranks = known.or(options.assumed_ranks);
+    let mut groups = IndexMap::new();
+    let mut undescribed = Vec::new();
+    for (name, used) in uses {
+        let size = used.size.map(|s| s.ranks);
+        let members = match options.groups.get(&name) {
+            Some(cells) => Members::Cells(cells.clone()),
+            None if name == DEFAULT || ranks == Some(1) || (size.is_some() && size == ranks) => {
+                Members::World
+            }
+            None => {
+                undescribed.push(UndescribedGroup { name, size, nodes: used.nodes });
+                continue;
+            }
+        };
+        groups.insert(name, members);
+    }
+    if !undescribed.is_empty() {
+        return Err(ImportError::Undescribed { groups: undescribed, ranks });
+    }
+    Ok(Ranks { ranks, assumed: known.is_none() && ranks.is_some(), groups })
+}
+
+/// The groups that the nodes of a graph use, those of the graphs it wraps included.
+fn collect(graph: &Graph<'_>, uses: &mut IndexMap<String, Use>) -> Result<(), ImportError> {
+    for node in &graph.nodes {
+        for input in &node.inputs {
+            if let Argument::Graph(inner) = &input.arg {
+                collect(inner, uses)?;
+            }
+        }
+        let Some(group) =
+            group_name(node).filter(|_| is_collective(functionalised::called(node).unwrap_or(&node.target)))
+        else {
+            continue;
+        };
+        let used = uses.entry(group.to_string()).or_default();
+        used.nodes.push(node.name().to_string());
+        if let Some(ranks) = stated_size(node) {
+            let who = format!("node `{}`", node.name());
+            agree(&mut used.size, &format!("group `{group}`"), Source { who, ranks }, "")?;
+        }
+    }
+    Ok(())
 }
 
 fn agree(known: &mut Option<Source>, what: &str, new: Source, hint: &str) -> Result<(), ImportError> {

@@ -9,8 +9,9 @@
 //!   `tokens`; with several, the symbol of the last axis of the first integer argument is `tokens` and that
 //!   of its axis 0, if another, `batch`. Others keep their names. PyTorch's name stays as the symbol's
 //!   alias. A symbol without an upper bound gets [`ImportOptions::max_extent`], with a note.
-//! - **Ranks.** A `.pt2` does not say how many ranks run it. Collectives that state a group size fix it,
-//!   [`ImportOptions::ranks`] gives it otherwise; it stays open if neither does.
+//! - **Ranks.** A `.pt2` does not say how many ranks run it. Collectives of the default group that state a size fix
+//!   it, [`ImportOptions::ranks`] gives it otherwise; it stays open if neither does. Nor does it say who belongs to a
+//!   group: see [`ImportOptions::groups`].
 //! - **Types.** Implicit conversions become casts, and every result is held against the type that the
 //!   program declares for it.
 //! - **Ops that write** become functional ones; writing an input becomes an output that mutates it. What an op writes
@@ -51,7 +52,7 @@ use std::sync::Arc;
 use indexmap::IndexMap;
 use symmc_ir::{Builder, Graph, Tensor};
 
-pub use error::ImportError;
+pub use error::{ImportError, UndescribedGroup};
 
 use archive::Archive;
 use effects::Effects;
@@ -68,8 +69,10 @@ pub struct ImportOptions {
     pub name: String,
     /// The number of ranks, if it is known otherwise than from the program.
     pub ranks: Option<u32>,
+    /// The number of ranks where neither [`ranks`](Self::ranks) nor the program fixes it.
+    pub assumed_ranks: Option<u32>,
     /// The members of groups by PyTorch's names: lists of ranks that partition all ranks. A group without
-    /// an entry is the world.
+    /// an entry is all ranks if its name or its size says so; another cannot be imported.
     pub groups: IndexMap<String, Vec<Vec<u32>>>,
     /// The upper bound of symbols to which the program gives none.
     pub max_extent: i64,
@@ -83,6 +86,7 @@ impl Default for ImportOptions {
         ImportOptions {
             name: "model".into(),
             ranks: None,
+            assumed_ranks: None,
             groups: IndexMap::new(),
             max_extent: 1 << 20,
             schemas: Vec::new(),
@@ -100,6 +104,10 @@ pub struct Imported {
     pub weights: IndexMap<String, Arc<Tensor>>,
     /// Those of them that PyTorch calls buffers: state that is no parameter.
     pub buffers: Vec<String>,
+    /// The names of tensors that have several: tied weights.
+    pub ties: Vec<Vec<String>>,
+    /// Whether [`ImportOptions::assumed_ranks`] gave the number of ranks.
+    pub ranks_assumed: bool,
     /// What a user should know about the import, in sentences.
     pub notes: Vec<String>,
 }
@@ -179,5 +187,6 @@ fn convert(
         ImportError::Graph(shown.join("; "))
     })?;
     weights.extend(signature::weights(&inputs, stores)?);
-    Ok(Imported { graph, weights, buffers, notes })
+    let ties = stores.ties();
+    Ok(Imported { graph, weights, buffers, ties, ranks_assumed: ranks.assumed, notes })
 }

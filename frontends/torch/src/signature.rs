@@ -101,6 +101,11 @@ impl Stores<'_, '_> {
         }
     }
 
+    /// The names of tensors that have several.
+    pub fn ties(&self) -> Vec<Vec<String>> {
+        self.weights.ties().into_iter().chain(self.constants.ties()).collect()
+    }
+
     /// The data of a stored input; it must have the declared type.
     fn load(&mut self, name: &str, ty: &Type) -> Result<Option<Arc<Tensor>>, ImportError> {
         let tensor = match self.weights.load(self.archive, name)? {

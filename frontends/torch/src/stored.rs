@@ -102,6 +102,18 @@ impl Store {
         self.tensors.insert(key, tensor.clone());
         Ok(Some(tensor))
     }
+
+    /// The names that are one tensor, where a tensor has several.
+    pub fn ties(&self) -> Vec<Vec<String>> {
+        let mut names: IndexMap<(&str, Region), Vec<String>> = IndexMap::new();
+        for (name, payload) in &self.config {
+            let Ok(region) = Region::of(name, payload, "") else { continue };
+            if region.bytes > 0 {
+                names.entry((&payload.path_name, region)).or_default().push(name.clone());
+            }
+        }
+        names.into_values().filter(|n| n.len() > 1).collect()
+    }
 }
 
 fn stored(tensor: &str, expected: impl Into<String>, found: impl Into<String>) -> ImportError {

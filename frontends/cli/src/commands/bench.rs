@@ -115,7 +115,7 @@ pub fn program(args: &BenchProgramArgs) -> Result<ExitCode> {
     let plan = match planned {
         true => symmc::checked(load::plan(path)?)?,
         false => {
-            let mut program = load::program(&args.program)?;
+            let mut program = load::program(&args.program, None)?;
             load::close_ranks(&mut program)?;
             let ranks = program.graph.ranks.unwrap_or(0);
             symmc::compile(&program, &load::gpu_config(&args.compile, ranks, &args.gpus)?)?

@@ -16,7 +16,7 @@ use crate::{explain, load, report};
 /// Plans a program, writes the plan where asked, and prints.
 pub fn plan(args: &PlanArgs) -> Result<ExitCode> {
     let start = Instant::now();
-    let mut program = load::program(&args.program)?;
+    let mut program = load::program(&args.program, load::tensors(args.tensors.as_deref())?.as_ref())?;
     load::close_ranks(&mut program)?;
     let config = load::config(&args.compile)?;
     let imported = start.elapsed();

@@ -35,7 +35,7 @@ pub fn print(args: &PrintArgs) -> Result<ExitCode> {
 
 /// The programs of a stage, each with what tells it from the others.
 fn stage(args: &PrintArgs) -> Result<Vec<(Option<String>, Graph)>> {
-    let mut program = load::program(&args.program)?;
+    let mut program = load::program(&args.program, load::tensors(args.tensors.as_deref())?.as_ref())?;
     if args.stage != Stage::Imported {
         load::close_ranks(&mut program)?;
     }

@@ -55,7 +55,7 @@ struct Prepared {
 }
 
 fn prepare(args: &RunArgs, place: Option<&Membership>) -> Result<Prepared> {
-    let tensors = args.tensors.as_deref().map(TensorFile::open).transpose()?;
+    let tensors = load::tensors(args.tensors.as_deref())?;
     let Subject { plan, source, weights } = subject(args, tensors.as_ref())?;
     refuse_what_does_not_run(args, &plan)?;
     if args.backend == BackendArg::Cuda {
@@ -67,7 +67,7 @@ fn prepare(args: &RunArgs, place: Option<&Membership>) -> Result<Prepared> {
     }
     let draw =
         Draw { seed: args.seed.unwrap_or(0), arguments: args.seed.is_some(), symbols: args.set.clone() };
-    let gather = || Workload::gather(&source, &weights, tensors.as_ref(), &draw);
+    let gather = || Workload::gather(&source, &weights, tensors.as_deref(), &draw);
     let work = spin("reading and drawing inputs", gather)?;
     for note in &work.notes {
         eprintln!("note: {note}");
@@ -134,7 +134,7 @@ struct Subject {
     weights: Weights,
 }
 
-fn subject(args: &RunArgs, tensors: Option<&TensorFile>) -> Result<Subject> {
+fn subject(args: &RunArgs, tensors: Option<&Arc<TensorFile>>) -> Result<Subject> {
     let path = args.program.first();
     if load::names_plan(&args.program)? {
         refuse_compile_options(args)?;
@@ -146,11 +146,8 @@ fn subject(args: &RunArgs, tensors: Option<&TensorFile>) -> Result<Subject> {
         let source = plan.source_program().clone();
         return Ok(Subject { plan, source, weights: Weights::default() });
     }
-    let mut program = load::program(&args.program)?;
-    match tensors {
-        Some(file) if program.graph.ranks.is_none() => program.set_ranks(file.ranks())?,
-        _ => load::close_ranks(&mut program)?,
-    }
+    let mut program = load::program(&args.program, tensors)?;
+    load::close_ranks(&mut program)?;
     let plan = match &args.plan {
         Some(path) => {
             let plan = symmc::checked(load::plan(path)?)?;

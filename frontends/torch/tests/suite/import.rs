@@ -8,7 +8,7 @@ use serde_json::json;
 use symmc_ir::{
     Bindings, CollectiveKind, DType, Graph, InputKind, Members, Op, OutputKind, ReduceOp, Splits, Tensor,
 };
-use symmc_torch::{ImportOptions, import};
+use symmc_torch::{ImportError, ImportOptions, import};
 
 use crate::common::Fake;
 
@@ -323,7 +323,7 @@ fn every_collective_has_its_counterpart() {
     for (op, arguments, operand, result, kind, ranks) in [
         (
             "all_reduce",
-            "input=%x reduce_op='avg' group='tp'",
+            "input=%x reduce_op='avg' group='0'",
             "f32[4]",
             "f32[4]",
             K::AllReduce(ReduceOp::Avg),
@@ -331,7 +331,7 @@ fn every_collective_has_its_counterpart() {
         ),
         (
             "all_reduce_",
-            "input=%x reduce_op='product' group_name='tp'",
+            "input=%x reduce_op='product' group_name='0'",
             "f32[4]",
             "f32[4]",
             K::AllReduce(ReduceOp::Prod),
@@ -339,7 +339,7 @@ fn every_collective_has_its_counterpart() {
         ),
         (
             "all_gather_into_tensor",
-            "input=%x group_size=4 group_name='tp'",
+            "input=%x group_size=4 group_name='0'",
             "f32[2]",
             "f32[8]",
             K::AllGather,
@@ -347,7 +347,7 @@ fn every_collective_has_its_counterpart() {
         ),
         (
             "reduce_scatter_tensor",
-            "input=%x reduce_op='sum' group_size=2 group_name='tp'",
+            "input=%x reduce_op='sum' group_size=2 group_name='0'",
             "f32[8]",
             "f32[4]",
             K::ReduceScatter(ReduceOp::Sum),
@@ -355,18 +355,18 @@ fn every_collective_has_its_counterpart() {
         ),
         (
             "all_to_all_single",
-            "input=%x output_split_sizes=[2,2] input_split_sizes=[2,2] group_name='tp'",
+            "input=%x output_split_sizes=[2,2] input_split_sizes=[2,2] group_name='0'",
             "f32[4]",
             "f32[4]",
             K::AllToAll(Splits::Even),
             Some(2),
         ),
-        ("broadcast", "input=%x src=0 group_name='tp'", "f32[4]", "f32[4]", K::Broadcast { root: 0 }, None),
+        ("broadcast", "input=%x src=0 group_name='0'", "f32[4]", "f32[4]", K::Broadcast { root: 0 }, None),
     ] {
         let graph = collective(op, arguments, operand, result).import().unwrap().graph;
         assert_eq!((graph.ranks, graph.nodes.len()), (ranks, 1), "{op}");
         assert_eq!(ops(&graph)[0].as_collective().map(|c| &c.kind), Some(&kind), "{op}");
-        assert_eq!(graph.groups.values().next().map(|g| g.name.as_str()), Some("tp"));
+        assert_eq!(graph.groups.values().next().map(|g| g.name.as_str()), Some("0"));
     }
 }
 
@@ -421,24 +421,24 @@ fn collectives_that_ranks_would_not_share_are_refused() {
     assert!(op.notes[0].contains("it combines by band"), "{:?}", op.notes);
 }
 
-#[test]
-fn groups_are_the_world_unless_their_members_are_given() {
-    let gather = |group: &str, size: u32, x: &str, y: &str| {
-        (format!("input=%{x} group_size={size} group_name='{group}'"), y.to_string())
-    };
-    let (tp, p) = gather("tp", 2, "x", "p");
-    let (dp, q) = gather("dp", 4, "p", "q");
-    let fake = Fake::new()
+/// Two gathers in groups of these names and sizes.
+fn gathers([tp, dp]: [(&str, u32); 2]) -> Fake {
+    let gather =
+        |x: &str, group: (&str, u32)| format!("input=%{x} group_size={} group_name='{}'", group.1, group.0);
+    Fake::new()
         .input("x", "f32[1]")
-        .node("_c10d_functional.all_gather_into_tensor.default", &tp, &[(&p, "f32[2]")])
-        .node("_c10d_functional.all_gather_into_tensor.default", &dp, &[(&q, "f32[8]")])
-        .output("q");
-    let error = fake.error();
-    assert!(
-        error.contains("node `p` says 2 ranks, node `q` says 4; group `dp` is taken for all ranks"),
-        "{error}"
-    );
-    let cells = |cells: &[&[u32]]| cells.iter().map(|c| c.to_vec()).collect::<Vec<_>>();
+        .node("_c10d_functional.all_gather_into_tensor.default", &gather("x", tp), &[("p", "f32[2]")])
+        .node("_c10d_functional.all_gather_into_tensor.default", &gather("p", dp), &[("q", "f32[8]")])
+        .output("q")
+}
+
+fn cells(cells: &[&[u32]]) -> Vec<Vec<u32>> {
+    cells.iter().map(|c| c.to_vec()).collect()
+}
+
+#[test]
+fn groups_have_the_members_that_are_given() {
+    let fake = gathers([("tp", 2), ("dp", 4)]);
     let with = |tp: &[&[u32]], ranks| {
         let groups = IndexMap::from([("tp".to_string(), cells(tp))]);
         import(&fake.bytes(), &ImportOptions { groups, ranks, ..ImportOptions::default() })
@@ -450,12 +450,153 @@ fn groups_are_the_world_unless_their_members_are_given() {
     for (tp, ranks, expected) in [
         (&[&[0u32, 1][..], &[2]][..], None, "group `tp`: expected lists of ranks of one length"),
         (&[&[0, 1], &[2, 2]], None, "group `tp`: expected every rank from 0 to 3 once"),
-        (&[&[0, 1], &[2, 3]], Some(8), "the caller says 8 ranks, the members of group `tp` says 4"),
-        (&[&[0, 1, 2], &[3, 4, 5]], None, "group `tp`: its members says 3 ranks, node `p` says 2"),
+        (&[&[0, 1], &[2, 3]], Some(8), "the caller says 8 ranks, the list of members of group `tp` says 4"),
+        (
+            &[&[0, 1, 2], &[3, 4, 5]],
+            None,
+            "group `tp`: the list of its members says 3 ranks, node `p` says 2",
+        ),
     ] {
         let found = with(tp, ranks).unwrap_err().to_string();
         assert!(found.contains(expected), "expected {expected}, found {found}");
     }
+}
+
+/// For every combination of what is known of two groups and of the ranks: a group is all ranks only where its name or
+/// its size says so, and the error lists every other one.
+#[test]
+fn groups_that_nothing_describes_are_listed() {
+    for first in ["0", "1", "tp"] {
+        for second in ["0", "3", "default"] {
+            for ranks in [None, Some(2), Some(4), Some(8)] {
+                for assumed in [None, Some(2), Some(4), Some(8)] {
+                    let fake = gathers([(first, 2), (second, 4)]);
+                    let options = ImportOptions { ranks, assumed_ranks: assumed, ..ImportOptions::default() };
+                    let found = import(&fake.bytes(), &options);
+                    // What the default group states counts more than what is assumed.
+                    let stated = [(first, 2), (second, 4)].iter().find(|g| g.0 == "0").map(|g| g.1);
+                    if first == second || matches!((stated, ranks), (Some(s), Some(r)) if s != r) {
+                        assert!(
+                            matches!(found, Err(ImportError::Ranks { .. })),
+                            "{first} {second} {found:?}"
+                        );
+                        continue;
+                    }
+                    let world = ranks.or(stated).or(assumed);
+                    let left: Vec<&str> = [(first, 2), (second, 4)]
+                        .iter()
+                        .filter(|g| g.0 != "0" && Some(g.1) != world)
+                        .map(|g| g.0)
+                        .collect();
+                    match found {
+                        Ok(imported) => {
+                            assert_eq!(left, [""; 0]);
+                            assert_eq!(imported.graph.ranks, world);
+                            assert_eq!(imported.ranks_assumed, ranks.or(stated).is_none() && world.is_some());
+                        }
+                        Err(ImportError::Undescribed { groups, ranks }) => {
+                            let names: Vec<&str> = groups.iter().map(|g| g.name.as_str()).collect();
+                            assert_eq!((names, ranks), (left, world));
+                        }
+                        Err(e) => panic!("{first} {second} {ranks:?} {assumed:?}: {e}"),
+                    }
+                }
+            }
+        }
+    }
+    let found = gathers([("1", 2), ("tp", 4)]).error();
+    let expected =
+        "the members of group `1` (2 ranks each, node `p`) and group `tp` (4 ranks each, node `q`)";
+    assert!(found.contains(expected), "{found}");
+}
+
+#[test]
+fn groups_in_wrapped_graphs_are_found() {
+    let inner = collective("all_reduce", "input=%x reduce_op='sum' group_name='7'", "f32[4]", "f32[4]");
+    let mut graph = inner.program()["graph_module"]["graph"].clone();
+    graph["outputs"] = json!([{"as_tensor": {"name": "z"}}]);
+    let mut fake = Fake::new()
+        .input("x", "f32[4]")
+        .node("higher_order.wrap_with_set_grad_enabled", "enabled=false", &[("y", "f32[4]")])
+        .output("y");
+    let inputs = fake.nodes[0]["inputs"].as_array_mut().unwrap();
+    inputs.push(json!({"name": "wrapped_func", "arg": {"as_graph": {"name": "g", "graph": graph}}}));
+    inputs.push(json!({"name": "", "arg": {"as_tensor": {"name": "x"}}}));
+    assert!(fake.error().contains("the members of group `7` (node `y`)"), "{}", fake.error());
+    let options = ImportOptions { ranks: Some(1), ..ImportOptions::default() };
+    assert!(import(&fake.bytes(), &options).is_ok());
+}
+
+// In-place ops.
+
+#[test]
+fn in_place_ops_rebind_every_name_of_what_they_write() {
+    let fake = Fake::new()
+        .input("x", "f32[2]")
+        .node("aten.clone.default", "self=%x", &[("c", "f32[2]")])
+        .node("aten.add_.Tensor", "self=%c other=1.0", &[("a", "f32[2]")])
+        .node("aten.mul_.Tensor", "self=%a other=3.0", &[("m", "f32[2]")])
+        .output("c")
+        .output("x");
+    assert_eq!(run(&fake, &[&[1.0, 2.0]]), [[6.0, 9.0], [1.0, 2.0]]);
+}
+
+#[test]
+fn writing_a_view_writes_its_base() {
+    let fake = Fake::new()
+        .input("x", "f32[2,3]")
+        .input("v", "f32[2]")
+        .node("aten.mul.Tensor", "self=%x other=1.0", &[("b", "f32[2,3]")])
+        .node("aten.select.int", "self=%b dim=1 index=2", &[("s", "f32[2]")])
+        .node("aten.copy_.default", "self=%s src=%v", &[("w", "f32[2]")])
+        .node("aten.add_.Tensor", "self=%s other=1.0", &[("a", "f32[2]")])
+        .node("aten.t.default", "self=%b", &[("t", "f32[3,2]")])
+        .node("aten.zero_.default", "self=%t", &[("z", "f32[3,2]")])
+        .node("aten.sum.default", "self=%v", &[("sum", "f32[]")]);
+    let before = fake.clone().output("v").output("sum");
+    assert_eq!(run(&before, &[&[0.0; 6], &[7.0, 8.0]]), [vec![7.0, 8.0], vec![15.0]]);
+    let whole = fake.output("b");
+    assert_eq!(run(&whole, &[&[0.0; 6], &[7.0, 8.0]]), [vec![0.0; 6]]);
+    let mut earlier = whole.clone();
+    earlier.nodes.truncate(4);
+    earlier.output_specs.clear();
+    let earlier = earlier.output("b");
+    assert_eq!(run(&earlier, &[&[0.0; 6], &[7.0, 8.0]]), [vec![0.0, 0.0, 8.0, 0.0, 0.0, 9.0]]);
+}
+
+#[test]
+fn writing_an_input_mutates_it() {
+    let fake = Fake::new()
+        .buffer("cache", "f32[4]", false, Some(&[0; 16]))
+        .input("x", "f32[2]")
+        .node("aten.slice.Tensor", "self=%cache dim=0 start=1 end=3", &[("s", "f32[2]")])
+        .node("aten.copy_.default", "self=%s src=%x", &[("w", "f32[2]")])
+        .node("aten.sum.default", "self=%cache", &[("y", "f32[]")])
+        .output("y");
+    let imported = fake.import().unwrap();
+    let input = imported.graph.inputs.keys().next().unwrap();
+    assert_eq!(imported.graph.inputs[input].kind, InputKind::Parameter);
+    assert!(imported.weights.contains_key("cache"));
+    let kinds: Vec<_> = imported.graph.outputs.iter().map(|o| o.kind).collect();
+    assert_eq!(kinds, [OutputKind::Returned, OutputKind::Mutates(input)]);
+    assert_eq!(run(&fake, &[&[1.0; 4], &[5.0, 6.0]]), [vec![13.0], vec![1.0, 5.0, 6.0, 1.0]]);
+}
+
+#[test]
+fn writing_what_another_view_shows_is_refused() {
+    let fake = Fake::new()
+        .input("x", "f32[4]")
+        .node("aten.slice.Tensor", "self=%x dim=0 start=0 end=2", &[("a", "f32[2]")])
+        .node("aten.slice.Tensor", "self=%x dim=0 start=1 end=3", &[("b", "f32[2]")])
+        .node("aten.zero_.default", "self=%a", &[("z", "f32[2]")]);
+    let error = fake.clone().output("b").error();
+    assert!(error.contains("it writes `a`, which shares memory with `b`, and that is read later"), "{error}");
+    fake.output("z").import().expect("b is not read after the write");
+    let expanded = Fake::new()
+        .input("x", "f32[1]")
+        .node("aten.expand.default", "self=%x size=[3]", &[("e", "f32[3]")])
+        .node("aten.zero_.default", "self=%e", &[("z", "f32[3]")]);
+    assert!(expanded.output("z").error().contains("a view that does not show which elements"));
 }
 
 #[test]
