@@ -1,7 +1,11 @@
 //! One node while its rule runs: access to its arguments by the names of PyTorch's op schemas.
 //!
 //! The program leaves out arguments that have their default value, so every accessor of an optional
-//! argument answers `None` both for a missing one and for an explicit none; rules supply the default.
+//! argument answers `None` both for a missing one and for an explicit none; rules supply the default. An argument
+//! that the rule of its op does not look at is an error: what it means would be passed over.
+
+use std::cell::RefCell;
+use std::collections::HashSet;
 
 use symmc_ir::{DType, Dim, Scalar, ValueId};
 
@@ -21,6 +25,10 @@ pub(crate) enum Operand {
     Dim(Dim),
 }
 
+/// Arguments that say where and how a tensor is stored, not what it holds.
+const IMMATERIAL: [&str; 6] =
+    ["device", "layout", "memory_format", "non_blocking", "pin_memory", "requires_grad"];
+
 /// A node while its rule runs.
 pub(crate) struct Call<'c, 'p> {
     pub lowering: &'c mut Lowering<'p>,
@@ -35,6 +43,8 @@ pub(crate) struct Call<'c, 'p> {
     element: Option<usize>,
     /// Names that an argument has here, where a rule asks for another.
     renamed: &'static [(&'static str, &'static str)],
+    /// The names of the arguments that were looked at.
+    read: RefCell<HashSet<&'p str>>,
     /// All results are wanted, whether or not the program names them.
     pub wants_all: bool,
     results: Vec<Option<&'p str>>,
@@ -63,6 +73,7 @@ impl<'c, 'p> Call<'c, 'p> {
             given: Vec::new(),
             element: None,
             renamed: &[],
+            read: RefCell::default(),
             wants_all: false,
         }
     }
@@ -100,14 +111,42 @@ impl<'c, 'p> Call<'c, 'p> {
 
     /// The argument of this name; nothing if it is absent or none.
     pub fn get(&self, name: &str) -> Option<&'p Argument<'p>> {
-        let here = |n: &str| self.inputs.iter().find(|i| &*i.name == n).map(|i| &i.arg);
+        let here = |n: &str| {
+            let input = self.inputs.iter().find(|i| &*i.name == n)?;
+            self.read.borrow_mut().insert(&input.name);
+            Some(&input.arg)
+        };
         let other = || self.renamed.iter().filter(|(asked, _)| *asked == name).find_map(|(_, n)| here(n));
         here(name).or_else(other).filter(|a| !matches!(a, Argument::None))
     }
 
     /// The argument at a position, for targets whose arguments have no names.
     pub fn at(&self, index: usize) -> Option<&'p Argument<'p>> {
-        self.inputs.get(index).map(|i| &i.arg)
+        let input = self.inputs.get(index)?;
+        self.read.borrow_mut().insert(&input.name);
+        Some(&input.arg)
+    }
+
+    /// Says that these arguments change nothing about the results, whatever they are.
+    pub fn ignore(&self, names: &[&str]) {
+        for name in names {
+            self.get(name);
+        }
+    }
+
+    /// Says that no argument matters here.
+    pub fn ignore_all(&self) {
+        self.read.borrow_mut().extend(self.inputs.iter().map(|i| &*i.name));
+    }
+
+    /// Fails if the program gives an argument that nothing looked at.
+    pub fn all_read(&self) -> Lowered {
+        let read = self.read.borrow();
+        let given = self.inputs.iter().filter(|i| !matches!(i.arg, Argument::None));
+        match given.into_iter().find(|i| !read.contains(&*i.name) && !IMMATERIAL.contains(&&*i.name)) {
+            None => Ok(()),
+            Some(i) => broken(format!("expected no argument `{}`, found {}", &*i.name, i.arg.describe())),
+        }
     }
 
     /// The value that a wrapper gives for an argument.

@@ -159,15 +159,19 @@ pub(crate) fn is_view(target: &str) -> bool {
     table().views.contains(op_of(target))
 }
 
-/// Whether an op draws random numbers, as far as its arguments let it.
+/// Whether an op draws random numbers, as far as its arguments let it. Attention and rrelu do only if they are told to.
 pub(crate) fn draws(node: &Node<'_>) -> bool {
+    let op = op_of(&node.target);
+    let told = |name: &str| node.inputs.iter().any(|i| &*i.name == name);
     let off = |i: &crate::schema::NamedArgument<'_>| match (&*i.name, &i.arg) {
         ("train" | "training", Argument::Bool(on)) => !on,
         ("p" | "dropout" | "dropout_p", Argument::Float(p)) => *p == 0.0,
         ("p" | "dropout" | "dropout_p", Argument::Int(p)) => *p == 0,
         _ => false,
     };
-    table().kinds.get(op_of(&node.target)) == Some(&Kind::Draws) && !node.inputs.iter().any(off)
+    let silent = op.contains("scaled_dot_product") && !told("dropout_p")
+        || matches!(op, "aten.rrelu" | "aten.rrelu_") && !told("training");
+    table().kinds.get(op) == Some(&Kind::Draws) && !silent && !node.inputs.iter().any(off)
 }
 
 /// Whether the name of a target says that it writes an operand (`aten.add_.Tensor`, `aten.add.out`).

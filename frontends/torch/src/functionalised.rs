@@ -60,6 +60,7 @@ pub(crate) fn lower(c: &mut Call<'_, '_>, op: &str) -> Lowered {
     c.give(1, given);
     c.wants_all = true;
     rule(c)?;
+    c.all_read()?;
     let new = c.take_results();
     results(c, writes, &new, bases, &written)
 }

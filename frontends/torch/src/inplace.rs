@@ -60,7 +60,10 @@ pub(crate) fn lower(c: &mut Call<'_, '_>, writes: &Writes) -> Lowered {
         None => Err(Stop::Opaque("no rule for it".into())),
     };
     let new = match ruled {
-        Ok(()) => c.take_results(),
+        Ok(()) => {
+            c.all_read()?;
+            c.take_results()
+        }
         Err(Stop::Opaque(why)) => opaque(c, writes, &written, &why)?,
         Err(other) => return Err(other),
     };

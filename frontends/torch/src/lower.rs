@@ -285,7 +285,11 @@ fn lowered(call: &mut Call<'_, '_>, effect: &Effect) -> Lowered {
         Effect::Writes(writes) => inplace::lower(call, writes),
         Effect::Resizes | Effect::Unclear => Err(Stop::Opaque("no rule for it".into())),
         _ => match ops::find(&call.node.target) {
-            Some(rule) => rule(call).and_then(|()| call.separate_results()),
+            Some(rule) => {
+                rule(call)?;
+                call.all_read()?;
+                call.separate_results()
+            }
             None => Err(Stop::Opaque("no rule for it".into())),
         },
     }

@@ -125,7 +125,8 @@ for target, schema in sorted(schemas.items()):
     if op.split(".")[0] in EFFECT_NAMESPACES or op in EFFECTS or not (arguments or schema.returns):
         kinds["effect"].add(op)
         continue
-    if "inplace_view" in own_tags or op in ("aten.set_", "aten.resize_", "prims.resize", "prims.as_strided"):
+    # `detach_` changes nothing but what gradients flow through.
+    if "inplace_view" in own_tags and op != "aten.detach_" or op in ("aten.set_", "aten.resize_", "prims.resize", "prims.as_strided"):
         kinds["resize"].add(op)
         continue
     if "nondeterministic_seeded" in own_tags:

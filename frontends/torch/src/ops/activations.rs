@@ -138,7 +138,8 @@ fn glu(c: &mut Call<'_, '_>) -> Lowered {
 }
 
 fn dropout(c: &mut Call<'_, '_>) -> Lowered {
-    if c.bool_or("train", true)? && c.float_or("p", 0.5)? != 0.0 {
+    let p = c.float_or("p", 0.5)?;
+    if c.bool_or("train", true)? && p != 0.0 {
         return Err(Stop::Broken(super::DRAWS.into()));
     }
     identity(c)

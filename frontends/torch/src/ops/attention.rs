@@ -23,6 +23,8 @@ pub(super) const ROWS: &[Row] = &[
 
 fn attention(c: &mut Call<'_, '_>, mask: Option<&str>) -> Lowered {
     c.only(1)?;
+    // Heads are grouped where their numbers say so; the others are about results that are not read.
+    c.ignore(&["enable_gqa", "compute_log_sumexp", "compute_logsumexp", "return_debug_mask"]);
     if c.float_or("dropout_p", 0.0)? != 0.0 {
         return Err(Stop::Broken(super::DRAWS.into()));
     }

@@ -156,6 +156,8 @@ fn gelu_backward(c: &mut Call<'_, '_>) -> Lowered {
 /// With `x̂ = (x - mean) * rstd` and `ĝ = g * weight`: the gradient of `x` is
 /// `rstd * (ĝ - mean(ĝ) - x̂ * mean(ĝ * x̂))`, of the weight `sum(g * x̂)`, of the bias `sum(g)`.
 fn layer_norm_backward(c: &mut Call<'_, '_>) -> Lowered {
+    // Results that the mask leaves out are not read.
+    c.ignore(&["bias", "output_mask"]);
     let (gradient, x) = (c.tensor("grad_out")?, c.tensor("input")?);
     let (mean, rstd) = (c.tensor("mean")?, c.tensor("rstd")?);
     let weight = c.opt_tensor("weight")?;
@@ -202,6 +204,7 @@ fn layer_norm_backward(c: &mut Call<'_, '_>) -> Lowered {
 /// With `x̂ = x * rstd` and `ĝ = g * weight`: the gradient of `x` is `rstd * (ĝ - x̂ * mean(ĝ * x̂))`, of the
 /// weight `sum(g * x̂)`.
 fn rms_norm_backward(c: &mut Call<'_, '_>) -> Lowered {
+    c.ignore(&["output_mask"]);
     let (gradient, x, rstd) = (c.tensor("grad_out")?, c.tensor("input")?, c.tensor("rstd")?);
     let weight = c.opt_tensor("weight")?;
     let dtype = c.dtype(x);

@@ -114,6 +114,11 @@ fn each(c: &mut Call<'_, '_>, lower: fn(&mut Call<'_, '_>, ValueId) -> Lowered<V
         Some(name) => c.tensors(name)?,
         None => vec![c.first()?],
     };
+    // The sizes of groups are held against their members before any node is lowered.
+    c.ignore(&["group_size"]);
+    if operands.is_empty() {
+        c.ignore_all();
+    }
     for (i, x) in operands.into_iter().enumerate() {
         let y = lower(c, x)?;
         c.set(i, y);

@@ -12,8 +12,8 @@ pub(super) const ROWS: &[Row] = &[
     row("aten.zeros", "full", |c| filled(c, Like::Size, Some(0))),
     row("aten.ones", "full", |c| filled(c, Like::Size, Some(1))),
     row("aten.empty", "full of 0", |c| filled(c, Like::Size, Some(0))),
-    row("aten.empty_permuted", "full of 0", |c| filled(c, Like::Size, Some(0))),
-    row("aten.empty_strided", "full of 0", |c| filled(c, Like::Size, Some(0))),
+    row("aten.empty_permuted", "full of 0", laid_out),
+    row("aten.empty_strided", "full of 0", laid_out),
     row("aten.full_like", "full", |c| filled(c, Like::Operand, None)),
     row("aten.zeros_like", "full", |c| filled(c, Like::Operand, Some(0))),
     row("aten.ones_like", "full", |c| filled(c, Like::Operand, Some(1))),
@@ -22,7 +22,10 @@ pub(super) const ROWS: &[Row] = &[
     row("aten.new_zeros", "full", |c| filled(c, Like::Both, Some(0))),
     row("aten.new_ones", "full", |c| filled(c, Like::Both, Some(1))),
     row("aten.new_empty", "full of 0", |c| filled(c, Like::Both, Some(0))),
-    row("aten.new_empty_strided", "full of 0", |c| filled(c, Like::Both, Some(0))),
+    row("aten.new_empty_strided", "full of 0", |c| {
+        c.ignore(&["stride"]);
+        filled(c, Like::Both, Some(0))
+    }),
     row("aten.fill", "full", |c| {
         let x = c.first()?;
         let value = c.operand("value")?;
@@ -64,6 +67,12 @@ enum Like {
     Operand,
     /// The shape from `size`, the dtype from the first operand.
     Both,
+}
+
+/// How a tensor lies in memory is not part of its value.
+fn laid_out(c: &mut Call<'_, '_>) -> Lowered {
+    c.ignore(&["physical_layout", "stride"]);
+    filled(c, Like::Size, Some(0))
 }
 
 fn filled(c: &mut Call<'_, '_>, like: Like, value: Option<i64>) -> Lowered {

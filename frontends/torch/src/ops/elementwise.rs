@@ -365,6 +365,7 @@ fn add_combined(c: &mut Call<'_, '_>, op: BinaryOp) -> Lowered {
 }
 
 fn nan_to_num(c: &mut Call<'_, '_>) -> Lowered {
+    c.ignore(&["nan", "posinf", "neginf"]);
     let x = c.first()?;
     let dtype = c.dtype(x);
     let largest = match dtype {
@@ -391,6 +392,8 @@ fn nan_to_num(c: &mut Call<'_, '_>) -> Lowered {
 
 /// Conversions of dtype; device, layout and memory format do not matter to the program.
 fn convert(c: &mut Call<'_, '_>) -> Lowered {
+    // A copy has the same value; see `sharing`.
+    c.ignore(&["copy"]);
     let x = c.first()?;
     let dtype = match (c.opt_dtype("dtype")?, c.opt_tensor("other")?) {
         (Some(dtype), _) => dtype,

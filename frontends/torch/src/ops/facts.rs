@@ -56,12 +56,14 @@ pub(super) const ROWS: &[Row] = &[
     row("math.trunc", "(an integer)", nothing),
 ];
 
-fn nothing(_: &mut Call<'_, '_>) -> Lowered {
+fn nothing(c: &mut Call<'_, '_>) -> Lowered {
+    c.ignore_all();
     Ok(())
 }
 
 /// The extent that the program declares for the result must be that of the operand.
 fn sym_size(c: &mut Call<'_, '_>) -> Lowered {
+    c.ignore(&["dim"]);
     let x = c.first()?;
     let Some(Argument::SymInt(result)) = c.node.outputs.first() else { return Ok(()) };
     let (Some(name), Some(_)) = (&result.as_name, c.get("dim")) else { return Ok(()) };
@@ -82,6 +84,7 @@ fn sym_size(c: &mut Call<'_, '_>) -> Lowered {
 }
 
 fn assert_metadata(c: &mut Call<'_, '_>) -> Lowered {
+    c.ignore(&["stride"]);
     let x = c.first()?;
     let found = c.ty(x).clone();
     if let Some(Argument::ScalarType(code)) = c.get("dtype") {
@@ -104,6 +107,7 @@ fn assert_metadata(c: &mut Call<'_, '_>) -> Lowered {
 }
 
 fn assert_scalar(c: &mut Call<'_, '_>) -> Lowered {
+    c.ignore(&["assert_msg", "dep_token"]);
     let truth =
         match c.at(0) {
             Some(Argument::Bool(b)) => Some(*b),
@@ -123,6 +127,7 @@ fn assert_scalar(c: &mut Call<'_, '_>) -> Lowered {
 }
 
 fn constrain(c: &mut Call<'_, '_>) -> Lowered {
+    c.ignore(&["min", "max"]);
     let Some(arg) = c.at(0) else { return Ok(()) };
     // A size that depends on data has no dim; where it is used is where it is refused.
     let Ok(size) = c.dim_of("size", arg) else { return Ok(()) };

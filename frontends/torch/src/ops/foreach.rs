@@ -23,6 +23,7 @@ const RENAMED: &[(&str, &str)] = &[
     ("value", "scalars"),
     ("end", "tensors1"),
     ("weight", "scalars"),
+    ("weight", "weights"),
 ];
 
 macro_rules! rows {
@@ -71,6 +72,9 @@ fn for_each(c: &mut Call<'_, '_>, one: &str) -> Lowered {
     let count = c.tensors("self")?.len();
     // `find` takes a target with an overload.
     let rule = find(&format!("{one}.default")).ok_or_else(|| Stop::Opaque(format!("no rule for {one}")))?;
+    if count == 0 {
+        c.ignore_all();
+    }
     let results = c.for_each(count, RENAMED, rule)?;
     for (i, value) in results.into_iter().enumerate() {
         c.set(i, value);

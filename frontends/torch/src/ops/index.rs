@@ -11,6 +11,8 @@ use crate::lower::{Lowered, Stop};
 
 pub(super) const ROWS: &[Row] = &[
     row("aten.embedding", "take", |c| {
+        // These are about gradients.
+        c.ignore(&["padding_idx", "scale_grad_by_freq", "sparse"]);
         let (w, ids) = (c.tensor("weight")?, c.tensor("indices")?);
         let y = c.emit("take", Op::Take { axis: 0 }, &[w, ids])?;
         c.done(y)
@@ -23,6 +25,7 @@ pub(super) const ROWS: &[Row] = &[
         c.done(y)
     }),
     row("aten.gather", "gather", |c| {
+        c.ignore(&["sparse_grad"]);
         let (x, index) = (c.first()?, c.tensor("index")?);
         let axis = c.axis("dim", c.rank(x))?;
         let y = c.emit("gather", Op::GatherElements { axis }, &[x, index])?;

@@ -1,6 +1,6 @@
 //! Matrix products in PyTorch's many forms, as batched `matmul` with views around it.
 
-use symmc_ir::{BinaryOp, Emit};
+use symmc_ir::{BinaryOp, Emit, ValueId};
 
 use super::{Row, row};
 use crate::call::{Call, Operand};
@@ -46,14 +46,24 @@ fn linear(c: &mut Call<'_, '_>) -> Lowered {
 
 fn product(c: &mut Call<'_, '_>, other: &str) -> Lowered {
     let (x, y) = (c.first()?, c.tensor(other)?);
+    let (x, y) = widened(c, x, y)?;
     let z = c.product(x, y)?;
     c.done(z)
+}
+
+/// The factors in the dtype that the product is asked for in: its terms are then added in that dtype.
+fn widened(c: &mut Call<'_, '_>, x: ValueId, y: ValueId) -> Lowered<(ValueId, ValueId)> {
+    match c.opt_dtype("out_dtype")? {
+        Some(dtype) => Ok((c.cast(x, dtype)?, c.cast(y, dtype)?)),
+        None => Ok((x, y)),
+    }
 }
 
 /// `beta * self + alpha * (x @ y)`.
 fn add_product(c: &mut Call<'_, '_>, x: &str, y: &str) -> Lowered {
     let (bias, x, y) = (c.first()?, c.tensor(x)?, c.tensor(y)?);
     let (beta, alpha) = (c.float_or("beta", 1.0)?, c.float_or("alpha", 1.0)?);
+    let (x, y) = widened(c, x, y)?;
     let mut z = c.product(x, y)?;
     if alpha != 1.0 {
         z = c.with_float(BinaryOp::Mul, z, alpha)?;
@@ -67,6 +77,8 @@ fn add_product(c: &mut Call<'_, '_>, x: &str, y: &str) -> Lowered {
 }
 
 fn einsum(c: &mut Call<'_, '_>) -> Lowered {
+    // The order of the products does not change the result.
+    c.ignore(&["path"]);
     let equation = c.opt_string("equation")?.unwrap_or("");
     let tensors = c.tensors("tensors")?;
     match symmc_ir::einsum::einsum(c, equation, &tensors)? {

@@ -116,6 +116,7 @@ fn rms_norm(c: &mut Call<'_, '_>) -> Lowered {
 }
 
 fn layer_norm(c: &mut Call<'_, '_>) -> Lowered {
+    c.ignore(&["cudnn_enable"]);
     let x = c.first()?;
     let axes = normalized_axes(c, x)?;
     let eps = c.float_or("eps", 1e-5)?;
@@ -135,6 +136,8 @@ fn layer_norm(c: &mut Call<'_, '_>) -> Lowered {
 
 /// `[n, c, …]` is normalised within each of the groups of channels as one axis.
 fn group_norm(c: &mut Call<'_, '_>) -> Lowered {
+    // The extents are those of the operand.
+    c.ignore(&["cudnn_enabled", "N", "C", "HxW"]);
     let x = c.first()?;
     let shape = c.shape(x);
     let (Some(n), Some(channels)) = (shape.first().cloned(), shape.get(1).cloned()) else {
@@ -168,6 +171,8 @@ fn per_channel(c: &mut Call<'_, '_>, w: ValueId, shape: &[Dim], channels: Dim) -
 }
 
 fn batch_norm(c: &mut Call<'_, '_>) -> Lowered {
+    // It is about statistics that are not updated here.
+    c.ignore(&["momentum"]);
     c.only(1)?;
     let x = c.first()?;
     let shape = c.shape(x);

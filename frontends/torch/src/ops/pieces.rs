@@ -102,6 +102,7 @@ fn select(c: &mut Call<'_, '_>, x: ValueId, axis: usize, index: Dim) -> Lowered<
 
 /// The pieces are as long as the program declares; they must add up to the axis.
 fn split(c: &mut Call<'_, '_>) -> Lowered {
+    c.ignore(&["split_size", "split_sizes", "chunks", "sections", "indices", "tensor_indices_or_sections"]);
     let x = c.first()?;
     let axis = c.axis_or("dim", 0, c.rank(x))?;
     let n = c.extent(x, axis);
@@ -179,6 +180,8 @@ fn repeat(c: &mut Call<'_, '_>, name: &str) -> Lowered {
 }
 
 fn repeat_interleave(c: &mut Call<'_, '_>) -> Lowered {
+    // What the other arguments give.
+    c.ignore(&["output_size"]);
     let x = c.first()?;
     let n = c.dim("repeats")?;
     let x = match c.opt_int("dim")? {
@@ -236,6 +239,7 @@ fn roll(c: &mut Call<'_, '_>) -> Lowered {
 /// `pad` lists (before, after) from the last axis on; negative numbers crop.
 fn pad(c: &mut Call<'_, '_>) -> Lowered {
     let x = c.first()?;
+    let value = c.opt_scalar("value")?.unwrap_or(Scalar::Int(0)).converted(c.dtype(x));
     let pads = c.dims("pad")?;
     let mut shape = c.shape(x);
     let mut low = vec![Dim::from(0); shape.len()];
@@ -250,7 +254,6 @@ fn pad(c: &mut Call<'_, '_>) -> Lowered {
         return c.done(x);
     }
     let dtype = c.dtype(x);
-    let value = c.opt_scalar("value")?.unwrap_or(Scalar::Int(0)).converted(dtype);
     let y = c.emit_as("pad", Op::Pad { low, value }, &[x], Type::new(dtype, shape))?;
     c.done(y)
 }

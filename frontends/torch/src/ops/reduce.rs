@@ -38,10 +38,10 @@ pub(super) const ROWS: &[Row] = &[
             Some(dtype) => c.cast(x, dtype)?,
             None => x,
         };
+        let axis = c.axis("dim", c.rank(x))?;
         if c.rank(x) == 0 {
             return c.done(x);
         }
-        let axis = c.axis("dim", c.rank(x))?;
         let y = c.emit("cumsum", Op::CumSum { axis }, &[x])?;
         let y = as_asked(c, y)?;
         c.done(y)
@@ -51,6 +51,7 @@ pub(super) const ROWS: &[Row] = &[
     row("aten.sort", "sort", sort),
     row("aten.argsort", "sort", |c| {
         let x = c.first()?;
+        c.ignore(&["stable"]);
         let axis = c.axis_or("dim", -1, c.rank(x))?;
         let descending = c.bool_or("descending", false)?;
         let both = c.emit_all("sort", Op::Sort { axis, descending }, &[x])?;
@@ -173,10 +174,10 @@ fn log_sum_exp(c: &mut Call<'_, '_>) -> Lowered {
     let x = c.first()?;
     let x = c.floating(x)?;
     let axes = c.axes("dim", c.rank(x))?;
+    let keep = c.bool_or("keepdim", false)?;
     if axes.is_empty() {
         return c.done(x);
     }
-    let keep = c.bool_or("keepdim", false)?;
     let max = c.reduce(Reduction::Max, x, axes.clone(), true)?;
     // Where all is minus infinity the shift must stay finite.
     let finite = c.unary(UnaryOp::IsFinite, max)?;
@@ -198,6 +199,8 @@ fn log_sum_exp(c: &mut Call<'_, '_>) -> Lowered {
 }
 
 fn top_k(c: &mut Call<'_, '_>) -> Lowered {
+    // Sorted is one of the orders that are allowed otherwise.
+    c.ignore(&["sorted"]);
     let x = c.first()?;
     let rank = c.rank(x);
     if rank == 0 {
@@ -215,6 +218,8 @@ fn top_k(c: &mut Call<'_, '_>) -> Lowered {
 }
 
 fn sort(c: &mut Call<'_, '_>) -> Lowered {
+    // The sort of the IR is stable.
+    c.ignore(&["stable"]);
     let x = c.first()?;
     if c.rank(x) == 0 {
         return Err(Stop::Opaque("its operand has no axis".into()));

@@ -24,10 +24,15 @@ pub(super) const ROWS: &[Row] = &[
         let axis = c.axis("dim", c.rank(x))?;
         let value = c.operand("value")?;
         // Alone among its kind, PyTorch's index_fill lets indices count from the end.
-        let n = c.ty(x).shape[axis].clone();
+        let n = c.extent(x, axis);
         let index = c.wrapped(index, &n)?;
         let index = as_row(c, index)?;
         let source = c.as_tensor(&value, c.dtype(x))?;
+        if c.rank(x) == 0 {
+            return on_row(c, x, |c, x| {
+                c.emit("index_put", Op::IndexPut { axis, accumulate: false }, &[x, source, index])
+            });
+        }
         let y = c.emit("index_put", Op::IndexPut { axis, accumulate: false }, &[x, source, index])?;
         c.done(y)
     }),
@@ -78,7 +83,20 @@ pub(super) const ROWS: &[Row] = &[
     }),
 ];
 
+/// Does to a tensor without axes what is done to one of one element.
+fn on_row(
+    c: &mut Call<'_, '_>,
+    x: ValueId,
+    f: impl FnOnce(&mut Call<'_, '_>, ValueId) -> Lowered<ValueId>,
+) -> Lowered {
+    let row = c.reshape(x, vec![1.into()])?;
+    let y = f(c, row)?;
+    let y = c.reshape(y, vec![])?;
+    c.done(y)
+}
+
 fn index_put(c: &mut Call<'_, '_>) -> Lowered {
+    c.ignore(&["unsafe"]);
     let x = c.first()?;
     let values = c.tensor("values")?;
     let accumulate = c.bool_or("accumulate", false)?;

@@ -12,7 +12,10 @@ pub(super) const ROWS: &[Row] = &[
     row("aten.view.default", "reshape", |c| reshape(c, "size")),
     row("aten._unsafe_view", "reshape", |c| reshape(c, "size")),
     row("aten.view_copy.default", "reshape", |c| reshape(c, "size")),
-    row("aten._reshape_alias", "reshape", |c| reshape(c, "size")),
+    row("aten._reshape_alias", "reshape", |c| {
+        c.ignore(&["stride"]);
+        reshape(c, "size")
+    }),
     row("aten.reshape", "reshape", |c| reshape(c, "shape")),
     row("aten.view_as", "reshape", reshape_as),
     row("aten.reshape_as", "reshape", reshape_as),
@@ -189,6 +192,7 @@ fn move_axes(c: &mut Call<'_, '_>) -> Lowered {
 
 /// -1 keeps the extent of `x`.
 fn expand(c: &mut Call<'_, '_>) -> Lowered {
+    c.ignore(&["implicit"]);
     let x = c.first()?;
     let mut shape = c.dims("size")?;
     let own = c.shape(x);

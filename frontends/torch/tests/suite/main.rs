@@ -7,4 +7,5 @@ mod import;
 mod ops;
 mod programs;
 mod reference;
+mod sweep;
 mod writes;

@@ -390,6 +390,31 @@ fn random_numbers_and_other_effects_are_refused() {
 }
 
 #[test]
+fn what_is_only_able_to_write_or_draw_is_not_refused() {
+    let detached = Fake::new()
+        .input("x", "f32[2]")
+        .node("aten.lift_fresh_copy.default", "self=%x", &[("c", "f32[2]")])
+        .node("aten.detach_.default", "self=%c", &[("d", "f32[2]")])
+        .node("aten.add_.Tensor", "self=%d other=1", &[("a", "f32[2]")]);
+    assert_eq!(run(&detached.output("c").output("x"), &[&[1.0, 2.0]]), [[2.0, 3.0], [1.0, 2.0]]);
+    let attention = |more: &str| {
+        let arguments = format!("query=%x key=%x value=%x {more}");
+        Fake::new()
+            .input("x", "f32[1,1,2,4]")
+            .node(
+                "aten._scaled_dot_product_flash_attention_for_cpu.default",
+                &arguments,
+                &[("y", "f32[1,1,2,4]"), ("l", "f32[1,1,2]")],
+            )
+            .output("y")
+            .output("l")
+    };
+    attention("").import().expect("it is opaque, as its second result is read");
+    attention("dropout_p=0.0").import().expect("nothing is dropped");
+    assert!(attention("dropout_p=0.5").error().contains("it draws random numbers"));
+}
+
+#[test]
 fn batch_norm_writes_its_statistics_in_training() {
     let fake = |training: &str| {
         let arguments = format!(

@@ -58,7 +58,7 @@ pub fn meta(ty: &str) -> Value {
     let mut stride = 1i64;
     for s in sizes.iter().rev() {
         strides.insert(0, json!({"as_int": stride}));
-        stride *= s["as_int"].as_i64().unwrap_or(1).max(1);
+        stride = stride.saturating_mul(s["as_int"].as_i64().unwrap_or(1).max(1));
     }
     json!({
         "dtype": dtype_code(dtype), "sizes": sizes, "strides": strides, "storage_offset": {"as_int": 0},
@@ -99,6 +99,8 @@ fn argument(text: &str) -> Value {
             } else {
                 json!({"as_tensors": items.iter().map(|i| tensor(i)).collect::<Vec<_>>()})
             }
+        } else if items.iter().any(|i| matches!(*i, "true" | "false")) {
+            json!({"as_bools": items.iter().map(|i| *i == "true").collect::<Vec<_>>()})
         } else if items.iter().any(|i| i.starts_with('$')) {
             let sym = |i: &&str| match i.strip_prefix('$') {
                 Some(name) => json!({"as_name": name}),

@@ -1,0 +1,35 @@
+"""Writes `tests/suite/schemas.txt`: the schemas of all ops that have rules, which the tests call with odd arguments.
+
+    python3 schemas.py ../src/ops > ../tests/suite/schemas.txt
+"""
+
+import importlib
+import pathlib
+import re
+import sys
+
+import torch
+
+for module in (
+    "torch.distributed",
+    "torch.distributed._functional_collectives",
+    "torch.distributed._symmetric_memory",
+    "torch.distributed.tensor",
+):
+    importlib.import_module(module)
+
+rows = set()
+for file in pathlib.Path(sys.argv[1]).glob("*.rs"):
+    text = file.read_text()
+    rows |= set(re.findall(r'row\(\s*"([^"]+)"', text)) | set(re.findall(r'"(aten\._foreach_\w+)" =>', text))
+
+for schema in sorted(torch._C._jit_get_all_schemas(), key=str):
+    op = schema.name.replace("::", ".")
+    writes = any(a.alias_info is not None and a.alias_info.is_write for a in schema.arguments)
+    # TorchScript's ops on numbers, strings and lists are in no program.
+    if "Tensor" not in str(schema) and not re.match(r"aten\.(sym|_assert|_functional)", op):
+        continue
+    if op in rows or f"{op}.{schema.overload_name or 'default'}" in rows:
+        # What writes goes by the rule of its functional counterpart.
+        if not writes or op.startswith("symm_mem"):
+            print(re.sub(r"\b(NoneType|__torch__[\w.]*)\b", "Any", str(schema)))
