@@ -15,6 +15,11 @@ pub trait Backing: Send + Sync {
     /// The bytes.
     fn bytes(&self) -> &[u8];
 
+    /// How many they are, without a look at them.
+    fn size(&self) -> usize {
+        self.bytes().len()
+    }
+
     /// The file whose whole contents they are, for who wants to map it as well.
     fn file(&self) -> Option<BorrowedFd<'_>> {
         None
@@ -31,8 +36,8 @@ pub struct Part {
 impl Part {
     /// These bytes of a backing; `None` if it has not as many.
     pub fn new(backing: Arc<dyn Backing>, range: Range<usize>) -> Option<Part> {
-        backing.bytes().get(range.clone())?;
-        Some(Part { backing, range })
+        let within = range.start <= range.end && range.end <= backing.size();
+        within.then_some(Part { backing, range })
     }
 
     /// What it is a part of.

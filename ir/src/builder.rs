@@ -11,6 +11,7 @@ use crate::graph::{Graph, Group, GroupId, InputKind, Members, Output, OutputKind
 use crate::infer;
 use crate::op::Op;
 use crate::tensor::Tensor;
+use crate::text::with_symbol_names;
 use crate::types::Type;
 
 /// A node that does not type-check.
@@ -93,7 +94,7 @@ impl Builder {
     /// The operands break the op's typing rule, the op leaves its result type to be declared, or an operand, a group or a
     /// custom op is none of this graph.
     pub fn node(&mut self, name: &str, op: Op, inputs: &[ValueId]) -> Result<Vec<ValueId>, BuildError> {
-        let error = |message| BuildError { name: name.to_string(), message };
+        let error = |message: String| self.error(name, &message);
         self.known(&op, inputs).map_err(error)?;
         let operands: Vec<&Type> = inputs.iter().map(|&v| self.graph.ty(v)).collect();
         let n = self.ranks_of(&op);
@@ -114,12 +115,18 @@ impl Builder {
         inputs: &[ValueId],
         types: Vec<Type>,
     ) -> Result<Vec<ValueId>, BuildError> {
-        let error = |message| BuildError { name: name.to_string(), message };
+        let error = |message: String| self.error(name, &message);
         self.known(&op, inputs).map_err(error)?;
         let operands: Vec<&Type> = inputs.iter().map(|&v| self.graph.ty(v)).collect();
         let results: Vec<&Type> = types.iter().collect();
         infer::check(&op, &operands, &results, self.ranks_of(&op)).map_err(error)?;
         Ok(self.push(name, op, inputs, types))
+    }
+
+    /// What is wrong with a node, with the names of symbols.
+    fn error(&self, name: &str, message: &str) -> BuildError {
+        let message = with_symbol_names(message, &self.graph.symbols);
+        BuildError { name: name.to_string(), message }
     }
 
     /// [`node`](Self::node) for an op with one result.
@@ -143,7 +150,7 @@ impl Builder {
     /// # Errors
     /// The numbers of elements differ, or the operand is none of this graph.
     pub fn reshape(&mut self, name: &str, x: ValueId, shape: Vec<Dim>) -> Result<ValueId, BuildError> {
-        let error = |message| BuildError { name: name.to_string(), message };
+        let error = |message: String| self.error(name, &message);
         self.known(&Op::Reshape, &[x]).map_err(error)?;
         let ty = Type::new(self.graph.ty(x).dtype, shape);
         self.op_as(name, Op::Reshape, &[x], ty)
@@ -168,7 +175,7 @@ impl Builder {
     /// # Errors
     /// The value is none of this graph.
     pub fn rename(&mut self, value: ValueId, name: &str) -> Result<(), BuildError> {
-        let error = |message| BuildError { name: name.to_string(), message };
+        let error = |message: String| self.error(name, &message);
         self.known(&Op::Copy, &[value]).map_err(error)?;
         self.graph.values[value].name = self.fresh(name);
         Ok(())

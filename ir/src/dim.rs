@@ -485,6 +485,21 @@ impl Dim {
         sum
     }
 
+    /// The same value for all values of the symbols within their bounds, without what these decide: the larger of two
+    /// extents of which one is never less, the remainder of what is less than the divisor.
+    pub fn within(&self, symbols: &Table<SymbolId, Symbol>) -> Dim {
+        if self.depth() == 0 {
+            return self.clone();
+        }
+        let (terms, constant) = self.parts();
+        let mut sum = Dim::from(constant);
+        for t in terms {
+            let factors = t.product.iter().map(|atom| atom.within(symbols));
+            sum = sum + factors.fold(Dim::from(t.factor), |product, factor| product * factor);
+        }
+        sum
+    }
+
     /// Displays the expression with the names of its symbols: `4*tokens + 1`, `div(tokens, 2)`.
     pub fn display<'a>(&'a self, symbols: &'a Table<SymbolId, Symbol>) -> DisplayDim<'a> {
         DisplayDim { dim: self, symbols }
@@ -497,6 +512,30 @@ impl Atom {
         match self {
             Atom::Symbol(_) => None,
             Atom::FloorDiv(a, b) | Atom::Mod(a, b) | Atom::Max(a, b) | Atom::Min(a, b) => Some((a, b)),
+        }
+    }
+
+    /// See [`Dim::within`].
+    fn within(&self, symbols: &Table<SymbolId, Symbol>) -> Dim {
+        let Some((a, b)) = self.arguments() else { return Dim::atom(self.clone()) };
+        let (a, b) = (a.within(symbols), b.within(symbols));
+        let (low, high) = (a.clone() - b.clone()).bounds(symbols);
+        match self {
+            Atom::Max(..) if low >= 0 => a,
+            Atom::Max(..) if high <= 0 => b,
+            Atom::Max(..) => a.max_with(&b),
+            Atom::Min(..) if low >= 0 => b,
+            Atom::Min(..) if high <= 0 => a,
+            Atom::Min(..) => a.min_with(&b),
+            Atom::Mod(..) if high < 0 && a.bounds(symbols).0 >= 0 => a,
+            Atom::Mod(..) => a.modulo(&b),
+            _ => {
+                let quotient = a.floor_div(&b);
+                match quotient.bounds(symbols) {
+                    (low, high) if low == high => Dim::from(low),
+                    _ => quotient,
+                }
+            }
         }
     }
 

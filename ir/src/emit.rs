@@ -8,6 +8,7 @@ use crate::collective::{Collective, CollectiveKind};
 use crate::dim::{Dim, check_size};
 use crate::graph::{Def, GroupId, ValueId};
 use crate::op::{ArgOp, BinaryOp, Op, Reduction, UnaryOp};
+use crate::text::with_symbol_names;
 use crate::types::{DType, Float, Scalar, Type};
 
 /// Emits the nodes of one node of a program. See the [module](self).
@@ -28,6 +29,7 @@ pub trait Emit {
 
     /// The failure of this node with one sentence that says what is wrong.
     fn broken(&self, message: String) -> Self::Error {
+        let message = with_symbol_names(&message, &self.builder().graph().symbols);
         BuildError { name: self.label().to_string(), message }.into()
     }
 

@@ -23,6 +23,7 @@ pub mod machine;
 pub mod op;
 pub mod parallel;
 pub mod random;
+pub mod ranges;
 pub mod sympy;
 pub mod tensor;
 pub mod text;

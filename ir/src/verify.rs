@@ -50,7 +50,7 @@ pub const MAX_EXTENT: i64 = 1 << 40;
 /// The largest size of a value in bytes.
 pub const MAX_BYTES: i64 = 1 << 46;
 
-/// One of the invariants of the [module](self); its number is its value.
+/// One of the invariants of the [module](self); its number is its value. Messages name what is wrong without it.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 #[allow(missing_docs)]
 pub enum Invariant {
@@ -86,7 +86,7 @@ pub struct Violation {
 
 impl fmt::Display for Violation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "I{} {}", self.invariant as u8, self.at)?;
+        f.write_str(&self.at)?;
         if let Some(op) = self.op {
             write!(f, " ({op})")?;
         }
@@ -334,7 +334,8 @@ impl Verifier<'_> {
                 bytes = bytes.saturating_mul(high);
             }
             if fits && bytes > MAX_BYTES {
-                let message = format!("expected at most {MAX_BYTES} bytes, found up to {bytes}");
+                let ty = self.show(&value.ty);
+                let message = format!("expected at most {MAX_BYTES} bytes, found up to {bytes} as {ty}");
                 self.report(Invariant::Sizes, self.value_at(id), message);
             }
         }

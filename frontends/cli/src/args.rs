@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 
 use clap::{Args as ClapArgs, Parser, Subcommand, ValueEnum};
 use symmc::Order;
+use symmc::ir::ranges::Extent;
 use symmc::ir::{DType, Variant};
 
 mod run;
@@ -69,6 +70,8 @@ const PLAN_EXAMPLES: &str = "\
 Examples:
   symmc plan model.pt2
   symmc plan llama70b.pt2 --ranks 8 --machine h200x8 --bucket tokens=2,64,512,8192
+  symmc plan model.pt2 --dim batch=1..64 --dim tokens=1..4096 --bucket batch=1,64 --bucket tokens=512,4096
+  symmc plan model.pt2 --dim s43=s72                     two extents that the exporter did not know to be equal
   symmc plan model.pt2 -o model.plan.json
   symmc plan model.pt2 --format json
   symmc plan model.pt2 --explain %all_reduce
@@ -116,6 +119,9 @@ pub struct ProgramArgs {
     /// What a custom op of a .pt2 writes: its schema, 'mylib::f(Tensor x, Tensor(a!) out) -> ()'
     #[arg(long = "op", value_name = "SCHEMA")]
     pub schemas: Vec<String>,
+    /// The range of a symbol (tokens=1..4096, or one value), or what it is by others (b=a, total=past+1)
+    #[arg(long = "dim", value_name = "SYMBOL=A..B|EXPR", value_delimiter = ';', value_parser = parse_dim)]
+    pub dims: Vec<(String, Extent)>,
 }
 
 impl ProgramArgs {
@@ -133,8 +139,9 @@ pub struct CompileArgs {
     /// profile file
     #[arg(long, value_name = "NAME|FILE", value_parser = parse_name)]
     pub machine: Option<String>,
-    /// Divide the range of a symbol: one schedule for each upper bound, all in the same arenas
-    #[arg(long = "bucket", value_name = "SYMBOL=A,B,…", value_parser = parse_bucket)]
+    /// Divide the range of a symbol: one schedule for each upper bound, all in the same arenas. Of several symbols (by
+    /// several options, or with ';') every combination is one
+    #[arg(long = "bucket", value_name = "SYMBOL=A,B,…", value_delimiter = ';', value_parser = parse_bucket)]
     pub buckets: Vec<(String, Vec<i64>)>,
     /// An argument that the caller writes straight into the symmetric arena (its name, or 'all')
     #[arg(long = "bind", value_name = "NAME|all", value_parser = parse_name)]
@@ -365,6 +372,11 @@ fn parse_bucket(text: &str) -> Result<(String, Vec<i64>), String> {
     Ok((name.to_string(), values.split(',').map(parse_integer).collect::<Result<_, _>>()?))
 }
 
+fn parse_dim(text: &str) -> Result<(String, Extent), String> {
+    let (name, extent) = parse_assignment(text)?;
+    Ok((name.trim().to_string(), Extent::parse(extent)?))
+}
+
 fn parse_group(text: &str) -> Result<(String, Vec<Vec<u32>>), String> {
     let (name, cells) = parse_assignment(text)?;
     let rank = |r: &str| r.trim().parse().map_err(|_| format!("expected a rank, found {r:?}"));
@@ -460,7 +472,7 @@ pub enum Bench {
     Collectives(BenchArgs),
     /// A program or a plan, on numbers drawn on the GPUs
     #[command(after_help = BENCH_PROGRAM_EXAMPLES)]
-    Program(BenchProgramArgs),
+    Program(Box<BenchProgramArgs>),
 }
 
 const BENCH_PROGRAM_EXAMPLES: &str = "\

@@ -6,13 +6,14 @@ use std::sync::Arc;
 use anyhow::{Context, Result, anyhow, bail};
 use symmc::cuda::nccl::has;
 use symmc::ir::Variant;
+use symmc::ir::ranges::Given;
 use symmc::{Bind, BucketSpec, Config, OpenOptions, Plan, Profile, Program, TensorFile};
 
 use crate::args::{CompileArgs, ProgramArgs};
 use crate::units::count;
 
-/// A program that may run on these tensors; its number of ranks may be open.
-pub fn program(args: &ProgramArgs, tensors: Option<&Arc<TensorFile>>) -> Result<Program> {
+/// A program that may run on these tensors, with what is said of its symbols; its number of ranks may be open.
+pub fn program(args: &ProgramArgs, given: Given, tensors: Option<&Arc<TensorFile>>) -> Result<Program> {
     if let Some(plan) = args.program.iter().find(|path| is_plan(path)) {
         bail!("{}: this is a plan; expected a program (.pt2, .onnx or .symm)", plan.display());
     }
@@ -26,6 +27,7 @@ pub fn program(args: &ProgramArgs, tensors: Option<&Arc<TensorFile>>) -> Result<
         groups: args.groups.iter().cloned().collect(),
         schemas: args.schemas.clone(),
         tensors: tensors.cloned(),
+        given,
     };
     let program = Program::open_files(&args.program, &options)?;
     for note in &program.notes {
@@ -37,6 +39,14 @@ pub fn program(args: &ProgramArgs, tensors: Option<&Arc<TensorFile>>) -> Result<
 /// The tensor file that a command names.
 pub fn tensors(path: Option<&Path>) -> Result<Option<Arc<TensorFile>>> {
     Ok(path.map(TensorFile::open).transpose()?.map(Arc::new))
+}
+
+/// What is said of symbols. Buckets and sizes bound those to which nothing else gives an upper bound.
+pub fn given(args: &ProgramArgs, compile: &CompileArgs, set: &[(String, i64)]) -> Given {
+    let largest =
+        compile.buckets.iter().filter_map(|(name, upper)| Some((name.clone(), *upper.iter().max()?)));
+    let bounds = largest.chain(set.iter().cloned()).collect();
+    Given { extents: args.dims.clone(), bounds, recorded: Vec::new() }
 }
 
 /// Fixes the number of ranks of a program and says what decided it, if that was not the command line.

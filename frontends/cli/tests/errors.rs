@@ -348,3 +348,52 @@ fn gpus_that_are_missing() {
     assert!(absent.iter().any(|parts| parts.iter().all(|p| text.contains(p))), "{text}");
     says("bench program megatron_tp4_f32.pt2 --ranks 4", &["tokens", "no value"]);
 }
+
+/// Two extents that must be equal, and no bound of either.
+const OPEN: &[u8] =
+    b"program \"open\" ranks 1\nsymbol batch in 1..=64\nsymbol tokens in 2..=4096 alias \"s27\"\n\
+    arg %x: f32[batch, tokens]\n%y: f32[batch, tokens] = relu %x\nreturn %y\n";
+
+#[test]
+fn ranges_that_do_not_fit() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let file = write(dir.path(), "open.symm", OPEN);
+    let refuses = |options: &str, parts: &[&str]| says(&format!("plan {file} {options}"), parts);
+    refuses("--dim rows=1..4", &[&file, "`rows`", "a symbol of the program: batch, tokens (s27)"]);
+    refuses("--dim s27=1..9999", &["tokens (s27)", "a range within 2..4096", "found 1..9999"]);
+    refuses("--dim tokens=1", &["a range within 2..4096", "found 1"]);
+    refuses("--dim tokens=9..2", &["--dim", "ascends"]);
+    refuses("--dim tokens=a+", &["--dim", "a range such as 1..64"]);
+    refuses("--dim tokens=2..8 --dim s27=3..9", &["expected one range, found two"]);
+    refuses("--dim tokens=batch", &["the text of a program has one symbol for what is equal"]);
+    refuses("--dim tokens=2..8 --bucket tokens=8,16", &["bucket tokens=16 is out of range: expected 2 to 8"]);
+    let many = (2..=100).map(|n| n.to_string()).collect::<Vec<_>>().join(",");
+    let few = (1..=60).map(|n| n.to_string()).collect::<Vec<_>>().join(",");
+    let parts = ["at most 4096 buckets, found 5940", "99 of tokens and 60 of batch", "fewer upper bounds"];
+    refuses(&format!("--bucket tokens={many} --bucket batch={few}"), &parts);
+    let plan = dir.path().join("plan.json").display().to_string();
+    stdout(&format!("plan {file} -o {plan}"));
+    says(&format!("run {plan} --dim tokens=4"), &["this is a plan", "--dim"]);
+}
+
+#[test]
+fn ranges_narrow_a_program_of_any_format() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let file = write(dir.path(), "open.symm", OPEN);
+    let text = stdout(&format!("print {file} --dim s27=..64 --dim batch=4"));
+    assert!(text.contains("symbol batch in 4..=4") && text.contains("symbol tokens in 2..=64"), "{text}");
+    let text = stdout("print megatron_tp4_f32.pt2 --dim tokens=2..64");
+    assert!(text.contains("symbol tokens in 2..=64"), "{text}");
+    for buckets in ["--bucket batch=4,64 --bucket tokens=8,64", "--bucket batch=4,64;tokens=8,64"] {
+        let mut line = symmc(&format!("print {file} --stage lowered {buckets}"));
+        assert_eq!(
+            String::from_utf8_lossy(&common::output(&mut line).stdout).matches("program \"open\"").count(),
+            4
+        );
+    }
+    let plan = dir.path().join("plan.json").display().to_string();
+    stdout(&format!("plan {file} --dim tokens=2..8 -o {plan}"));
+    let ran =
+        stdout(&format!("run {file} --dim tokens=2..8 --plan {plan} --set tokens=3 --compare interpreter"));
+    assert!(ran.contains("compared with the interpreter"), "{ran}");
+}

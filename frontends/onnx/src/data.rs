@@ -8,7 +8,7 @@ use std::collections::HashMap;
 use std::ops::Range;
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Component, Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use bytes::Bytes;
 use symmc_ir::{Backing, DType, Mapped, Part, Tensor};
@@ -43,6 +43,10 @@ pub(crate) fn dtype(code: i32) -> Result<DType, String> {
         22 => "int4",
         23 => "float4e2m1",
         24 => "float8e8m0",
+        25 => "uint2",
+        26 => "int2",
+        27 => "float6e2m3",
+        28 => "float6e3m2",
         _ => return Err(format!("an element type of number {code}")),
     };
     Err(format!("the element type {name}"))
@@ -74,6 +78,27 @@ struct Inline(Bytes);
 impl Backing for Inline {
     fn bytes(&self) -> &[u8] {
         &self.0
+    }
+}
+
+/// Bytes that cannot be used where they lie: elements across their alignment, or bools that are not checked yet. They
+/// are copied when they are first read, which who only makes a plan never does.
+struct Copied {
+    from: Part,
+    copy: OnceLock<Vec<u8>>,
+    bools: bool,
+}
+
+impl Backing for Copied {
+    fn bytes(&self) -> &[u8] {
+        self.copy.get_or_init(|| match self.bools {
+            true => self.from.bytes().iter().map(|&b| u8::from(b != 0)).collect(),
+            false => self.from.bytes().to_vec(),
+        })
+    }
+
+    fn size(&self) -> usize {
+        self.from.range().len()
     }
 }
 
@@ -174,16 +199,14 @@ impl Beside {
     }
 }
 
-/// A tensor of these bytes where they lie, or of a copy if elements lie across their alignment or bools are none.
+/// A tensor of these bytes where they lie, or of a copy that is made when it is read.
 fn placed(dtype: DType, shape: &[usize], part: Part) -> Option<Tensor> {
-    let bytes = part.bytes();
-    let aligned = bytes.as_ptr().addr().is_multiple_of(dtype.size());
-    let sound = dtype != DType::Bool || bytes.iter().all(|b| *b <= 1);
-    match (aligned, sound) {
-        (true, true) => Tensor::shared(dtype, shape, part),
-        (_, true) => Tensor::new(dtype, shape, bytes.to_vec()),
-        (_, false) => Tensor::new(dtype, shape, bytes.iter().map(|&b| u8::from(b != 0)).collect()),
+    let (size, bools) = (part.range().len(), dtype == DType::Bool);
+    if part.bytes().as_ptr().addr().is_multiple_of(dtype.size()) && !bools {
+        return Tensor::shared(dtype, shape, part);
     }
+    let copied = Copied { from: part, copy: OnceLock::new(), bools };
+    Part::new(Arc::new(copied), 0..size).and_then(|part| Tensor::shared(dtype, shape, part))
 }
 
 /// The elements of the typed field that holds those of a dtype.

@@ -1,6 +1,7 @@
 //! Why programs could not be imported. Every message names the file and the tensor, symbol or node at fault, what was
 //! expected and what was found.
 
+use symmc_ir::ranges::{Questioned, RangeError};
 use thiserror::Error;
 
 /// A file that cannot be imported.
@@ -11,6 +12,8 @@ pub struct ImportError {
     pub file: String,
     /// What is wrong with it.
     pub reason: Reason,
+    /// The symbols in question, where extents with symbols show that something is wrong.
+    pub symbols: Option<Box<Questioned>>,
 }
 
 /// What is wrong with a file.
@@ -48,6 +51,9 @@ pub enum Reason {
         /// What it is.
         found: String,
     },
+    /// What the caller says of a symbol contradicts the program.
+    #[error(transparent)]
+    Range(#[from] RangeError),
     /// An input, an output or a value is not what the graph says.
     #[error("`{value}`: {message}")]
     Value {
@@ -87,6 +93,6 @@ pub enum Reason {
 impl Reason {
     /// The error of a file.
     pub(crate) fn of(self, file: &str) -> ImportError {
-        ImportError { file: file.to_string(), reason: self }
+        ImportError { file: file.to_string(), reason: self, symbols: None }
     }
 }

@@ -103,7 +103,9 @@ fn arithmetic(c: &Call<'_, '_>, op: &str, p: &Dim, q: &Dim) -> Option<Dim> {
         "Max" => p.max_with(&q),
         _ => return None,
     };
-    check_size(std::slice::from_ref(&result)).is_ok().then_some(result)
+    // What the bounds decide makes the result smaller, and equal to others.
+    let sound = |d: &Dim| check_size(std::slice::from_ref(d)).is_ok();
+    sound(&result).then(|| result.within(&c.builder().graph().symbols)).filter(sound)
 }
 
 /// The truth of a relation, where the bounds of the symbols decide it.

@@ -15,7 +15,7 @@
 //!   and what constants give is computed.
 //! - **Symbols** are the names of extents of arguments. Their bounds stand under PyTorch's names in the metadata that
 //!   `torch.onnx` writes, and belong to a symbol where that is certain; else it gets what covers all that may be its,
-//!   or [`ImportOptions::max_extent`] bounds it, with a note.
+//!   or [`ImportOptions::max_extent`] bounds it, with a note. A caller says more of them by [`ImportOptions::given`].
 //! - **Functions** of the model and branches by constants are put in place of their calls.
 //! - **Types.** Every result is held against the type that the program declares for it, if it does.
 //! - **Unknown ops** become opaque, with a note, where the program declares their result types.
@@ -51,7 +51,8 @@ use std::sync::Arc;
 use bytes::Bytes;
 use indexmap::IndexMap;
 use prost::Message;
-use symmc_ir::{Builder, Graph, Tensor};
+use symmc_ir::ranges::{Given, Questioned};
+use symmc_ir::{Backing, Builder, Graph, Mapped, Tensor};
 
 pub use error::{ImportError, Reason};
 
@@ -69,13 +70,24 @@ pub struct ImportOptions {
     pub name: String,
     /// The number of ranks, if it is known otherwise than from the program.
     pub ranks: Option<u32>,
-    /// The upper bound of the product of the symbols to which the program gives none.
+    /// What the caller says of symbols, and the shapes of recorded arguments.
+    pub given: Given,
+    /// The upper bound of symbols to which neither the program nor the caller gives one.
     pub max_extent: i64,
 }
 
 impl Default for ImportOptions {
     fn default() -> Self {
-        ImportOptions { name: "model".into(), ranks: None, max_extent: 1 << 20 }
+        ImportOptions { name: "model".into(), ranks: None, given: Given::default(), max_extent: 1 << 20 }
+    }
+}
+
+/// The contents of a mapped file.
+struct Contents(Mapped);
+
+impl AsRef<[u8]> for Contents {
+    fn as_ref(&self) -> &[u8] {
+        self.0.bytes()
     }
 }
 
@@ -91,16 +103,23 @@ pub struct Source {
 }
 
 impl Source {
-    /// Reads a file.
+    /// Opens a file. It is mapped: what is not looked at is not read.
     ///
     /// # Errors
     /// It cannot be read.
     pub fn open(path: &Path) -> Result<Source, ImportError> {
         let name = path.display().to_string();
-        match std::fs::read(path) {
+        // A pipe has no contents to map.
+        let bytes = match path.metadata() {
+            Ok(kind) if kind.is_file() && kind.len() > 0 => {
+                Mapped::open(path).map(|mapped| Bytes::from_owner(Contents(mapped)))
+            }
+            _ => std::fs::read(path).map(Bytes::from),
+        };
+        match bytes {
             Ok(bytes) => {
                 let folder = path.parent().map(|p| if p.as_os_str().is_empty() { Path::new(".") } else { p });
-                Ok(Source { name, bytes: bytes.into(), folder: folder.map(Path::to_path_buf) })
+                Ok(Source { name, bytes, folder: folder.map(Path::to_path_buf) })
             }
             Err(e) => Err(Reason::Io(e).of(&name)),
         }
@@ -116,6 +135,8 @@ pub struct Imported {
     pub weights: Vec<IndexMap<String, Arc<Tensor>>>,
     /// What a user should know about the import, in sentences.
     pub notes: Vec<String>,
+    /// The symbols to which neither the program nor the caller gives an upper bound.
+    pub open: Vec<String>,
 }
 
 /// Imports a program from the files of its ranks, that of rank 0 first, or from one of them.
@@ -135,10 +156,10 @@ pub fn import(files: &[Source], options: &ImportOptions) -> Result<Imported, Imp
     let mut imported: Option<Imported> = None;
     for ((file, model), beside) in files.iter().zip(&models).zip(&beside) {
         let of_file = |reason: Reason| reason.of(&file.name);
-        let (graph, weights, notes) =
-            convert(model, beside, &parameters, files.len(), options).map_err(of_file)?;
+        let ((graph, weights, notes), open) =
+            convert(file, model, beside, &parameters, files.len(), options)?;
         match &mut imported {
-            None => imported = Some(Imported { graph, weights: vec![weights], notes }),
+            None => imported = Some(Imported { graph, weights: vec![weights], notes, open }),
             Some(all) => {
                 let weights = compare::agree(&first.name, &all.graph, graph, weights).map_err(of_file)?;
                 all.weights.push(weights);
@@ -200,22 +221,43 @@ fn found(bytes: &[u8], why: &str) -> String {
     kind.to_string()
 }
 
+/// A program, its weights, and notes.
 type Converted = (Graph, IndexMap<String, Arc<Tensor>>, Vec<String>);
 
 fn convert<'p>(
+    file: &Source,
     model: &'p proto::Model,
     beside: &'p Beside,
     parameters: &'p Parameters,
     files: usize,
     options: &ImportOptions,
-) -> Result<Converted, Reason> {
+) -> Result<(Converted, Vec<String>), ImportError> {
+    let lowering = prepared(model, beside, parameters, files, options).map_err(|r| r.of(&file.name))?;
+    let (table, open) = (lowering.symbols.table.clone(), lowering.symbols.open.clone());
+    match lowered(model, files, lowering) {
+        Ok(converted) => Ok((converted, open)),
+        Err(reason) => {
+            let symbols = Questioned::of(&reason.to_string(), &table, &open).map(Box::new);
+            Err(ImportError { symbols, ..reason.of(&file.name) })
+        }
+    }
+}
+
+/// What lowers a program, before any node.
+fn prepared<'p>(
+    model: &'p proto::Model,
+    beside: &'p Beside,
+    parameters: &'p Parameters,
+    files: usize,
+    options: &ImportOptions,
+) -> Result<Lowering<'p>, Reason> {
     let Some(graph) = &model.graph else { return Err(Reason::Model("no graph".into())) };
     let mut notes = Vec::new();
     let ranks = Ranks::new(options.ranks, files)?;
     let arguments = signature::arguments(graph);
     let metadata: Vec<proto::Entry> =
         graph.metadata_props.iter().chain(&model.metadata_props).cloned().collect();
-    let symbols = Symbols::new(&arguments, &metadata, options.max_extent, &mut notes)?;
+    let symbols = Symbols::new(&arguments, &metadata, (&options.given, options.max_extent), &mut notes)?;
     let mut builder = Builder::new(options.name.clone(), ranks.known());
     builder.graph_mut().symbols = symbols.table.clone();
     let scope = Scope::new(String::new(), versions::by_domain(&model.opset_import)?);
@@ -225,7 +267,17 @@ fn convert<'p>(
         let key = (ops::normalised(&function.domain), function.name.as_str(), function.overload.as_str());
         lowering.functions.insert(key, function);
     }
-    signature::inputs(&mut lowering, graph, &arguments)?;
+    Ok(lowering)
+}
+
+/// The program under its symbols.
+fn lowered<'p>(
+    model: &'p proto::Model,
+    files: usize,
+    mut lowering: Lowering<'p>,
+) -> Result<Converted, Reason> {
+    let Some(graph) = &model.graph else { return Err(Reason::Model("no graph".into())) };
+    signature::inputs(&mut lowering, graph, &signature::arguments(graph))?;
     lowering.run(&graph.node)?;
     signature::outputs(&mut lowering, graph)?;
     let Lowering { builder, ranks, weights, mut notes, .. } = lowering;

@@ -10,6 +10,7 @@ use std::sync::Arc;
 
 use indexmap::IndexMap;
 use symmc_ir::builder::BuildError;
+use symmc_ir::text::with_symbol_names;
 use symmc_ir::{Builder, DType, Dim, InputKind, Op, Scalar, Tensor, Type, ValueId};
 
 use crate::call::Call;
@@ -302,7 +303,10 @@ impl<'p> Lowering<'p> {
         match lowered {
             Ok(()) => Ok(()),
             Err(Stop::Error(e)) => Err(e),
-            Err(Stop::Broken(message) | Stop::Opaque(message)) => Err(error(message)),
+            // Messages of the IR have ids of symbols.
+            Err(Stop::Broken(message) | Stop::Opaque(message)) => {
+                Err(error(with_symbol_names(&message, &self.symbols.table)))
+            }
         }
     }
 
@@ -351,6 +355,7 @@ impl<'p> Lowering<'p> {
                 ))
             })?);
         }
+        let why = &with_symbol_names(why, &self.symbols.table);
         self.opaque.entry(op.clone()).or_insert((why.to_string(), 0)).1 += 1;
         if wanted.is_empty() {
             return Ok(());

@@ -10,6 +10,7 @@
 use std::collections::HashMap;
 
 use indexmap::IndexMap;
+use symmc_ir::ranges::{Declared, Extent, Given, Settled};
 use symmc_ir::sympy::{self, Expr};
 use symmc_ir::{Dim, Symbol, SymbolId, Table};
 
@@ -25,7 +26,10 @@ const RANGES: &str = "pkg.torch.export.ExportedProgram.range_constraints";
 /// The symbols of a program, by the names of the file.
 pub(crate) struct Symbols {
     pub table: Table<SymbolId, Symbol>,
-    ids: HashMap<String, SymbolId>,
+    /// What each of the file's is.
+    ids: HashMap<String, Dim>,
+    /// Those to which nobody gives an upper bound.
+    pub open: Vec<String>,
 }
 
 /// An interval; an end without a bound is `None`.
@@ -36,12 +40,12 @@ struct Range {
 }
 
 impl Symbols {
-    /// Collects, bounds and names the symbols of the arguments. `max_extent` bounds the product of those without an
-    /// upper bound; a note says so.
+    /// Collects, bounds and names the symbols of the arguments, with what the caller says of them. `max_extent` bounds
+    /// those without an upper bound; a note says so.
     pub fn new(
         arguments: &[&proto::ValueInfo],
         metadata: &[proto::Entry],
-        max_extent: i64,
+        (given, max_extent): (&Given, i64),
         notes: &mut Vec<String>,
     ) -> Result<Self, Reason> {
         let mut order: Vec<String> = Vec::new();
@@ -52,35 +56,35 @@ impl Symbols {
             }
         }
         let ranges = metadata.iter().find(|e| e.key == RANGES).map(|e| ranges(&e.value)).unwrap_or_default();
-        let mut table = Table::new();
-        let mut ids = HashMap::new();
-        let known = assigned(&order, &ranges);
-        let open = known.iter().filter(|k| k.range.and_then(|r| r.max).is_none_or(|m| m >= OPEN)).count();
-        let most = root(max_extent, open);
-        for (name, known) in order.iter().zip(known) {
+        let mut declared: Vec<Declared> = Vec::with_capacity(order.len());
+        for (name, known) in order.iter().zip(assigned(&order, &ranges)) {
             let generated = order.len() == 1 && is_generated(name);
-            let shown = unique(&table, if generated { "tokens".into() } else { identifier(name) });
-            let (min, max) = bounds(&shown, name, known.range, most, notes)?;
-            if !known.certain {
+            let shown = unique(&declared, if generated { "tokens".into() } else { identifier(name) });
+            let (min, max) = bounds(name, known.range)?;
+            let said = |(asked, _): &(String, Extent)| *asked == shown || asked == name;
+            if !known.certain && !given.extents.iter().any(said) {
+                let max = max.map_or("any size".into(), |max| max.to_string());
                 notes.push(format!(
                     "symbol {shown} is taken to be {min} to {max}, as its range is not certain"
                 ));
             }
             let alias = known.torch.or(Some(name)).filter(|alias| **alias != shown).cloned();
-            ids.insert(name.clone(), table.push(Symbol { name: shown, min, max, alias }));
+            let recorded = recorded(name, arguments, &given.recorded);
+            declared.push(Declared { name: shown, alias, min, max, recorded });
         }
-        Ok(Symbols { table, ids })
+        let Settled { table, dims, open } = symmc_ir::ranges::settle(&declared, given, max_extent, notes)?;
+        Ok(Symbols { table, ids: order.into_iter().zip(dims).collect(), open })
     }
 
     /// The dim of an extent of this value; `None` if it is not known: without value and name, or by a symbol that is
     /// no extent of an argument.
     pub fn dim(&self, value: &str, axis: usize, dim: &proto::Dimension) -> Result<Option<Dim>, String> {
         match text(dim) {
-            Extent::Known(i) => Ok(Some(Dim::from(i))),
-            Extent::Open => Ok(self.ids.get(&anonymous(value, axis)).map(|&id| Dim::from(id))),
-            Extent::Named(name) => {
-                if let Some(&id) = self.ids.get(name) {
-                    return Ok(Some(Dim::from(id)));
+            Text::Known(i) => Ok(Some(Dim::from(i))),
+            Text::Open => Ok(self.ids.get(&anonymous(value, axis)).cloned()),
+            Text::Named(name) => {
+                if let Some(dim) = self.ids.get(name) {
+                    return Ok(Some(dim.clone()));
                 }
                 let Ok(parsed) = sympy::parse(name) else { return Ok(None) };
                 let mut used = Vec::new();
@@ -88,25 +92,41 @@ impl Symbols {
                 if used.iter().any(|s| !self.ids.contains_key(*s)) {
                     return Ok(None);
                 }
-                let resolve = |s: &str| self.ids.get(s).map(|&id| Dim::from(id)).ok_or_else(String::new);
-                sympy::to_dim(&parsed, &resolve).map(Some).map_err(|m| format!("the extent `{name}`: {m}"))
+                let resolve = |s: &str| self.ids.get(s).cloned().ok_or_else(String::new);
+                let dim = sympy::to_dim(&parsed, &resolve).map(|dim| Some(dim.within(&self.table)));
+                dim.map_err(|m| format!("the extent `{name}`: {m}"))
             }
         }
     }
 }
 
+/// What the recorded arguments have where an extent is just this symbol, the largest if they differ.
+fn recorded(symbol: &str, arguments: &[&proto::ValueInfo], shapes: &[Vec<usize>]) -> Option<i64> {
+    let of_argument = |(argument, shape): (&&proto::ValueInfo, &Vec<usize>)| {
+        let own = argument.r#type.as_ref()?.tensor_type.as_ref()?.shape.as_ref()?;
+        let is_it = |(axis, dim): &(usize, &proto::Dimension)| match text(dim) {
+            Text::Named(name) => name == symbol,
+            Text::Open => anonymous(&argument.name, *axis) == symbol,
+            Text::Known(_) => false,
+        };
+        let axes = own.dim.iter().enumerate().filter(is_it);
+        axes.filter_map(|(axis, _)| i64::try_from(*shape.get(axis)?).ok()).max()
+    };
+    arguments.iter().zip(shapes).filter_map(of_argument).max()
+}
+
 /// What the file says of an extent.
-enum Extent<'a> {
+enum Text<'a> {
     Known(i64),
     Named(&'a str),
     Open,
 }
 
-fn text(dim: &proto::Dimension) -> Extent<'_> {
+fn text(dim: &proto::Dimension) -> Text<'_> {
     match (dim.dim_value, dim.dim_param.as_deref().map(str::trim)) {
-        (_, Some(name)) if !name.is_empty() => Extent::Named(name),
-        (Some(value), _) if value >= 0 => Extent::Known(value),
-        _ => Extent::Open,
+        (_, Some(name)) if !name.is_empty() => Text::Named(name),
+        (Some(value), _) if value >= 0 => Text::Known(value),
+        _ => Text::Open,
     }
 }
 
@@ -123,9 +143,9 @@ fn collect(argument: &str, axis: usize, dim: &proto::Dimension, order: &mut Vec<
         }
     };
     match text(dim) {
-        Extent::Known(_) => {}
-        Extent::Open => add(anonymous(argument, axis)),
-        Extent::Named(name) => {
+        Text::Known(_) => {}
+        Text::Open => add(anonymous(argument, axis)),
+        Text::Named(name) => {
             let mut used = Vec::new();
             let parsed = sympy::parse(name);
             // Text that is no integer expression names one symbol.
@@ -193,17 +213,9 @@ fn ranges(text: &str) -> IndexMap<String, Range> {
     out
 }
 
-/// The largest number whose `n`-th power does not exceed `limit`: so many elements have `n` axes together.
-fn root(limit: i64, n: usize) -> i64 {
-    let exponent = u32::try_from(n.max(1)).unwrap_or(u32::MAX);
-    let fits = |x: i64| x.checked_pow(exponent).is_some_and(|power| power <= limit);
-    let near = (limit.max(1) as f64).powf(1.0 / f64::from(exponent)).round() as i64;
-    [near + 1, near, near - 1].into_iter().find(|x| fits(*x)).unwrap_or(1).max(1)
-}
-
 /// The name, with a number behind it if another symbol has it.
-fn unique(table: &Table<SymbolId, Symbol>, name: String) -> String {
-    let taken = |name: &str| table.values().any(|s| s.name == name);
+fn unique(others: &[Declared], name: String) -> String {
+    let taken = |name: &str| others.iter().any(|s| s.name == name);
     let numbered = (2..).map(|n| format!("{name}_{n}"));
     match taken(&name) {
         false => name,
@@ -221,27 +233,15 @@ fn identifier(name: &str) -> String {
     out
 }
 
-fn bounds(
-    shown: &str,
-    name: &str,
-    range: Option<Range>,
-    max_extent: i64,
-    notes: &mut Vec<String>,
-) -> Result<(i64, i64), Reason> {
+/// What the program says of a symbol; without an upper bound, `None`.
+fn bounds(name: &str, range: Option<Range>) -> Result<(i64, Option<i64>), Reason> {
     let min = range.and_then(|r| r.min).unwrap_or(0).max(0);
-    let max = match range.and_then(|r| r.max).filter(|m| *m < OPEN) {
-        Some(max) => max,
-        None => {
-            let max = max_extent.max(min);
-            notes.push(format!("symbol {shown} has no upper bound in the program; {max} is taken"));
-            max
-        }
-    };
-    if min > max || min >= OPEN {
+    let max = range.and_then(|r| r.max).filter(|m| *m < OPEN);
+    if max.is_some_and(|max| min > max) || min >= OPEN {
         return Err(Reason::Symbol {
             symbol: name.into(),
             expected: format!("a range that is not empty and starts below {OPEN}"),
-            found: format!("{min}..={max}"),
+            found: format!("{min}..={}", max.unwrap_or(OPEN)),
         });
     }
     Ok((min, max))
@@ -265,7 +265,8 @@ mod tests {
     fn symbols(dims: &[&str], ranges: &str) -> (Vec<String>, Vec<String>) {
         let metadata = [proto::Entry { key: RANGES.into(), value: ranges.into() }];
         let mut notes = Vec::new();
-        let found = Symbols::new(&[&argument(dims)], &metadata, 1 << 20, &mut notes).expect("sound ranges");
+        let found = Symbols::new(&[&argument(dims)], &metadata, (&Given::default(), 1 << 20), &mut notes)
+            .expect("sound ranges");
         let show = |s: &Symbol| {
             let alias = s.alias.as_ref().map_or(String::new(), |a| format!(" ({a})"));
             format!("{}{alias} {}..{}", s.name, s.min, s.max)
@@ -284,20 +285,20 @@ mod tests {
         let (found, notes) = symbols(&["a", "b"], "{s0: VR[2, 8], s1: VR[3, 9]}");
         assert_eq!(found, ["a 2..9", "b 2..9"]);
         assert_eq!(notes[1], "symbol b is taken to be 2 to 9, as its range is not certain");
-        // All without a bound share the limit.
+        // Each without a bound has the default one.
         let (found, notes) = symbols(&["a", "b"], "{s0: VR[2, 8]}");
-        assert_eq!(found, ["a 0..1024", "b 0..1024"]);
-        assert_eq!(notes[0], "symbol a has no upper bound in the program; 1024 is taken");
+        assert_eq!(found, ["a 0..1048576", "b 0..1048576"]);
+        assert_eq!(notes[0], "symbol a has no upper bound in the program; 1048576 is taken");
         assert_eq!(
             all(&["a b", "a_b", "c d"], ""),
-            ["a_b (a b) 0..101", "a_b_2 (a_b) 0..101", "c_d (c d) 0..101"]
+            ["a_b (a b) 0..1048576", "a_b_2 (a_b) 0..1048576", "c_d (c d) 0..1048576"]
         );
         assert_eq!(all(&["n"], "{s0: VR[1, int_oo]}"), ["n (s0) 1..1048576"]);
         assert!(
             Symbols::new(
                 &[&argument(&["n"])],
                 &[proto::Entry { key: RANGES.into(), value: "{s0: VR[9, 2]}".into() }],
-                1 << 20,
+                (&Given::default(), 1 << 20),
                 &mut Vec::new()
             )
             .is_err()
@@ -307,7 +308,7 @@ mod tests {
     #[test]
     fn extents_are_expressions_or_names() {
         let x = argument(&["past + 1", "2*tokens", "a name, with text", "7"]);
-        let symbols = Symbols::new(&[&x], &[], 64, &mut Vec::new()).expect("symbols");
+        let symbols = Symbols::new(&[&x], &[], (&Given::default(), 64), &mut Vec::new()).expect("symbols");
         let names: Vec<&str> = symbols.table.values().map(|s| s.name.as_str()).collect();
         assert_eq!(names, ["past", "tokens", "a_name__with_text"]);
         let shape = x.r#type.as_ref().and_then(|t| t.tensor_type.as_ref()?.shape.as_ref()).expect("a shape");

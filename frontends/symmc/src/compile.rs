@@ -349,10 +349,23 @@ fn bound_inputs(graph: &Graph, bind: &Bind) -> Result<BTreeSet<InputId>, Error> 
     }
 }
 
+/// The most buckets of a plan.
+const MAX_BUCKETS: usize = 4096;
+
 /// The inclusive range of each symbol in each bucket: all combinations of the divided symbols.
 fn bucket_ranges(graph: &Graph, specs: &[BucketSpec]) -> Result<Vec<IndexMap<SymbolId, (i64, i64)>>, Error> {
     let full: IndexMap<SymbolId, (i64, i64)> =
         graph.symbols.iter().map(|(id, s)| (id, (s.min, s.max))).collect();
+    let count = specs.iter().map(|s| s.upper.len()).fold(1usize, usize::saturating_mul);
+    if count > MAX_BUCKETS {
+        let counts: Vec<String> =
+            specs.iter().map(|s| format!("{} of {}", s.upper.len(), s.symbol)).collect();
+        return Err(Error::Request(format!(
+            "expected at most {MAX_BUCKETS} buckets, found {count}, every combination of {}: name fewer upper \
+             bounds, or divide fewer symbols",
+            counts.join(" and ")
+        )));
+    }
     let mut all = vec![full];
     let mut divided = BTreeSet::new();
     for spec in specs {

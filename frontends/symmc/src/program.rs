@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use indexmap::IndexMap;
+use symmc_ir::ranges::{self, Given, Questioned};
 use symmc_ir::{Graph, InputKind, Members, Tensor, text, verify};
 use symmc_torch::{ImportError, ImportOptions, UndescribedGroup};
 
@@ -28,6 +29,8 @@ pub struct OpenOptions {
     /// The tensors that the program will run on. They tell the number of ranks where nothing else does, and which of
     /// its constants differ from what a rank has: these become parameters.
     pub tensors: Option<Arc<TensorFile>>,
+    /// Ranges of symbols, and which symbols are expressions of others.
+    pub given: Given,
 }
 
 /// Weights that came with a program.
@@ -107,8 +110,10 @@ impl Program {
         if is_archive {
             return Program::archive(path, &bytes, options)?.on_tensors(options);
         }
-        let (graph, weights) = (parse(path, bytes, options)?, Weights::default());
-        let program = Program { path: path.to_path_buf(), graph, weights, notes: Vec::new() };
+        let (mut graph, weights, mut notes) = (parse(path, bytes, options)?, Weights::default(), Vec::new());
+        ranges::narrow_all(&mut graph.symbols, &options.given, &mut notes)
+            .map_err(|e| Error::format(path, e))?;
+        let program = Program { path: path.to_path_buf(), graph, weights, notes };
         // The importers verify what they give.
         program.verify()?;
         program.on_tensors(options)
@@ -127,11 +132,12 @@ impl Program {
             assumed_ranks: tensors.map(TensorFile::ranks),
             groups: options.groups.clone(),
             schemas: options.schemas.clone(),
+            given: options.given.clone(),
             ..ImportOptions::default()
         };
         let imported = symmc_torch::import(bytes, &import)
-            .map_err(|e| Error::format(path, format!("{e}{}", advice(&e))))?;
-        let mut notes = imported.notes;
+            .map_err(|e| Error::format(path, format!("{}{}", of_torch(&e), advice(&e))))?;
+        let mut notes = noted(imported.notes, &imported.open);
         if let (Some(file), true) = (&beside, imported.ranks_assumed) {
             let ranks = ranks_text(file.ranks());
             notes.push(format!("{ranks}, as {} has tensors for", file.path().display()));
@@ -191,15 +197,19 @@ impl Program {
         }
         let stem = stem(first);
         let name = stem.strip_suffix("_rank0").unwrap_or(&stem).to_string();
-        let options =
-            symmc_onnx::ImportOptions { name, ranks: options.ranks, ..symmc_onnx::ImportOptions::default() };
+        let options = symmc_onnx::ImportOptions {
+            name,
+            ranks: options.ranks,
+            given: options.given.clone(),
+            ..symmc_onnx::ImportOptions::default()
+        };
         let imported = symmc_onnx::import_files(paths, &options)
-            .map_err(|e| Error::Format { path: e.file, message: e.reason.to_string() })?;
+            .map_err(|e| Error::Format { message: of_onnx(&e), path: e.file })?;
         Ok(Program {
             path: first.clone(),
             graph: imported.graph,
             weights: Weights { ranks: imported.weights, ..Weights::default() },
-            notes: imported.notes,
+            notes: noted(imported.notes, &imported.open),
         })
     }
 
@@ -286,6 +296,61 @@ fn cells(size: Option<u32>, ranks: Option<u32>) -> String {
     let ranks = ranks.filter(|n| n.is_multiple_of(size)).unwrap_or(2 * size).min(SHOWN.max(size));
     let cell = |c: u32| (c * size..(c + 1) * size).map(|r| r.to_string()).collect::<Vec<_>>().join(",");
     (0..ranks / size).map(cell).collect::<Vec<_>>().join(";")
+}
+
+/// The notes of an import, with what may be said of the symbols that nobody bounds.
+fn noted(mut notes: Vec<String>, open: &[String]) -> Vec<String> {
+    if !open.is_empty() {
+        notes.push(format!("{} would bound {}", ranged(open), if open.len() == 1 { "it" } else { "them" }));
+    }
+    notes
+}
+
+/// The options that give symbols a range.
+fn ranged(symbols: &[String]) -> String {
+    symbols.iter().map(|s| format!("--dim {s}=MIN..MAX")).collect::<Vec<_>>().join(" ")
+}
+
+/// What is wrong with an archive of PyTorch, and what may be said of its symbols.
+fn of_torch(error: &symmc_torch::ImportError) -> String {
+    match error {
+        symmc_torch::ImportError::Extents { error: inner, symbols } => {
+            let size = matches!(**inner, symmc_torch::ImportError::Graph(_));
+            advised(inner.to_string(), symbols, size)
+        }
+        other => other.to_string(),
+    }
+}
+
+/// The same of an ONNX model.
+fn of_onnx(error: &symmc_onnx::ImportError) -> String {
+    let size = matches!(error.reason, symmc_onnx::Reason::Graph(_));
+    match &error.symbols {
+        Some(symbols) => advised(error.reason.to_string(), symbols, size),
+        None => error.reason.to_string(),
+    }
+}
+
+/// A message about extents, and what may be said of their symbols: that they have a range, or, where it is not about
+/// their size, that some are equal.
+fn advised(message: String, symbols: &Questioned, size: bool) -> String {
+    let narrow = if size && symbols.open.is_empty() { &symbols.named } else { &symbols.open };
+    let mut out = message;
+    if !narrow.is_empty() {
+        let (what, which) = match (symbols.open.is_empty(), narrow.len()) {
+            (true, _) => ("narrower ", narrow.join(", ")),
+            (false, 1) => ("", format!("{}, which has no upper bound in the program", narrow[0])),
+            (false, _) => ("", format!("{}, which have no upper bound in the program", narrow.join(", "))),
+        };
+        out.push_str(&format!("; give a {what}range to {which}: {}", ranged(narrow)));
+    }
+    if let (false, [first, others @ ..]) = (size, symbols.named.as_slice())
+        && !others.is_empty()
+    {
+        let same: Vec<String> = others.iter().map(|s| format!("--dim {s}={first}")).collect();
+        out.push_str(&format!("; if extents are equal in every run, say so, as with {}", same.join(" ")));
+    }
+    out
 }
 
 /// The name of a program by its file.

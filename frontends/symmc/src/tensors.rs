@@ -97,6 +97,12 @@ impl TensorFile {
         self.inputs
     }
 
+    /// The shapes of the arguments of rank 0, in their order.
+    pub fn argument_shapes(&self) -> Vec<Vec<usize>> {
+        let shape = |i| self.header.info(&format!("rank0.in.{i}")).map(|info| info.shape.clone());
+        (0usize..).map_while(shape).collect()
+    }
+
     /// Whether the file holds expected outputs.
     pub fn has_outputs(&self) -> bool {
         self.outputs

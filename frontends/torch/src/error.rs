@@ -97,6 +97,17 @@ pub enum ImportError {
         /// What it is.
         found: String,
     },
+    /// What the caller says of a symbol contradicts the program.
+    #[error(transparent)]
+    Range(#[from] symmc_ir::ranges::RangeError),
+    /// Something is wrong that extents with symbols show; it may be that these have no range, or are equal.
+    #[error("{error}")]
+    Extents {
+        /// What is wrong.
+        error: Box<ImportError>,
+        /// The symbols in question.
+        symbols: symmc_ir::ranges::Questioned,
+    },
     /// A part of the signature does not fit the graph.
     #[error("`{name}` in the signature: {message}")]
     Signature {

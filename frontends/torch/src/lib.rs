@@ -50,7 +50,8 @@ use std::path::Path;
 use std::sync::Arc;
 
 use indexmap::IndexMap;
-use symmc_ir::{Builder, Graph, Tensor};
+use symmc_ir::ranges::{Given, Questioned};
+use symmc_ir::{Builder, Graph, Members, Tensor};
 
 pub use error::{ImportError, UndescribedGroup};
 
@@ -74,7 +75,9 @@ pub struct ImportOptions {
     /// The members of groups by PyTorch's names: lists of ranks that partition all ranks. A group without
     /// an entry is all ranks if its name or its size says so; another cannot be imported.
     pub groups: IndexMap<String, Vec<Vec<u32>>>,
-    /// The upper bound of symbols to which the program gives none.
+    /// What the caller says of symbols, and the shapes of recorded arguments.
+    pub given: Given,
+    /// The upper bound of symbols to which neither the program nor the caller gives one.
     pub max_extent: i64,
     /// Schemas of custom ops in PyTorch's notation, as far as the program does not tell what they write:
     /// `mylib::f(Tensor x, Tensor(a!) out) -> ()`.
@@ -88,6 +91,7 @@ impl Default for ImportOptions {
             ranks: None,
             assumed_ranks: None,
             groups: IndexMap::new(),
+            given: Given::default(),
             max_extent: 1 << 20,
             schemas: Vec::new(),
         }
@@ -110,6 +114,8 @@ pub struct Imported {
     pub ranks_assumed: bool,
     /// What a user should know about the import, in sentences.
     pub notes: Vec<String>,
+    /// The symbols to which neither the program nor the caller gives an upper bound.
+    pub open: Vec<String>,
 }
 
 /// Imports a program from the bytes of a `.pt2` file.
@@ -165,14 +171,32 @@ fn convert(
     let mut notes = Vec::new();
     let ranks = groups::settle(program, options)?;
     let range = |name: &str| program.range_constraints.get(name).copied();
-    let symbols = Symbols::new(&signature::sizes(program), &range, options.max_extent, &mut notes)?;
+    let symbols =
+        Symbols::new(&signature::sizes(program), &range, (&options.given, options.max_extent), &mut notes)?;
+    let (table, open) = (symbols.table.clone(), symbols.open.clone());
+    let assumed = ranks.assumed;
     let mut builder = Builder::new(options.name.clone(), ranks.ranks);
-    builder.graph_mut().symbols = symbols.table.clone();
+    builder.graph_mut().symbols = table.clone();
     let effects = Effects::new(&options.schemas, &program.verifiers)?;
     effects.all_used(&program.graph_module.graph)?;
     let mut lowering = Lowering::new(builder, &program.graph_module.graph, symbols, effects);
     lowering.notes = notes;
-    for (name, members) in ranks.groups {
+    lowered(program, stores, lowering, ranks.groups)
+        .map(|imported| Imported { open: open.clone(), ranks_assumed: assumed, ..imported })
+        .map_err(|error| match Questioned::of(&error.to_string(), &table, &open) {
+            Some(symbols) => ImportError::Extents { error: Box::new(error), symbols },
+            None => error,
+        })
+}
+
+/// The program under its symbols.
+fn lowered<'p>(
+    program: &'p Program<'p>,
+    stores: &mut Stores<'_, '_>,
+    mut lowering: Lowering<'p>,
+    groups: IndexMap<String, Members>,
+) -> Result<Imported, ImportError> {
+    for (name, members) in groups {
         let id = lowering.builder.group(&name, members);
         lowering.groups.insert(name, id);
     }
@@ -188,5 +212,5 @@ fn convert(
     })?;
     weights.extend(signature::weights(&inputs, stores)?);
     let ties = stores.ties();
-    Ok(Imported { graph, weights, buffers, ties, ranks_assumed: ranks.assumed, notes })
+    Ok(Imported { graph, weights, buffers, ties, ranks_assumed: false, notes, open: Vec::new() })
 }

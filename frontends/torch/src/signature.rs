@@ -34,26 +34,31 @@ fn error(name: &str, message: impl Into<String>) -> ImportError {
 pub(crate) fn sizes<'p>(program: &'p Program<'p>) -> Vec<ArgumentSizes<'p>> {
     let graph = &program.graph_module.graph;
     let mut out = Vec::new();
+    let mut tensors = 0..;
     for spec in &program.graph_module.signature.input_specs {
         match &spec.user_input {
             Some(user) => match &user.arg {
                 Argument::Tensor(name) => {
+                    let argument = tensors.next();
                     if let Some(meta) = graph.tensor_values.get(&**name) {
                         let integer = dtype::from_schema(meta.dtype)
                             .is_ok_and(|d| matches!(d, DType::I32 | DType::I64 | DType::U8));
-                        out.push(ArgumentSizes { sizes: meta.sizes.iter().collect(), names_axes: integer });
+                        let sizes = meta.sizes.iter().collect();
+                        out.push(ArgumentSizes { sizes, names_axes: integer, argument });
                     }
                 }
                 Argument::SymInt(s) => {
                     let value = s.as_name.as_ref().and_then(|n| graph.sym_int_values.get(&**n));
-                    out.push(ArgumentSizes { sizes: value.into_iter().collect(), names_axes: false });
+                    let sizes = value.into_iter().collect();
+                    out.push(ArgumentSizes { sizes, names_axes: false, argument: None });
                 }
                 _ => {}
             },
             None => {
                 let meta = stored_name(spec).and_then(|name| graph.tensor_values.get(name));
                 if let Some(meta) = meta {
-                    out.push(ArgumentSizes { sizes: meta.sizes.iter().collect(), names_axes: false });
+                    let sizes = meta.sizes.iter().collect();
+                    out.push(ArgumentSizes { sizes, names_axes: false, argument: None });
                 }
             }
         }

@@ -11,6 +11,7 @@
 use std::cell::RefCell;
 use std::collections::HashMap;
 
+use symmc_ir::ranges::{self, Declared, Given, Settled};
 use symmc_ir::sympy::{self, Expr};
 use symmc_ir::{Dim, Symbol, SymbolId, Table};
 
@@ -23,7 +24,10 @@ const OPEN: i64 = 1 << 40;
 /// The symbols of a program, by PyTorch's names.
 pub(crate) struct Symbols<'p> {
     pub table: Table<SymbolId, Symbol>,
-    ids: HashMap<String, SymbolId>,
+    /// What each of PyTorch's is.
+    ids: HashMap<String, Dim>,
+    /// Those to which nobody gives an upper bound.
+    pub open: Vec<String>,
     dims: RefCell<HashMap<&'p str, Dim>>,
 }
 
@@ -32,15 +36,17 @@ pub(crate) struct ArgumentSizes<'p> {
     pub sizes: Vec<&'p SymInt<'p>>,
     /// Whether it is an integer tensor of the caller, whose axes name symbols.
     pub names_axes: bool,
+    /// Which of the caller's tensors it is, counted from 0.
+    pub argument: Option<usize>,
 }
 
 impl<'p> Symbols<'p> {
-    /// Collects, bounds and names the symbols of the arguments. `max_extent` bounds those without an upper
-    /// bound; a note says so.
+    /// Collects, bounds and names the symbols of the arguments, with what the caller says of them. `max_extent` bounds
+    /// those without an upper bound; a note says so.
     pub fn new(
         arguments: &[ArgumentSizes<'p>],
-        ranges: &dyn Fn(&str) -> Option<Range>,
-        max_extent: i64,
+        range: &dyn Fn(&str) -> Option<Range>,
+        (given, max_extent): (&Given, i64),
         notes: &mut Vec<String>,
     ) -> Result<Self, ImportError> {
         let mut order: Vec<&str> = Vec::new();
@@ -60,14 +66,25 @@ impl<'p> Symbols<'p> {
         }
         let named = arguments.iter().zip(&bare).find(|(a, axes)| a.names_axes && !axes.is_empty());
         let renamed = rename(&order, named.map_or(&[], |(_, axes)| axes));
-        let mut table = Table::new();
-        let mut ids = HashMap::new();
+        // What the recorded arguments have, the largest if they differ.
+        let recorded = |torch: &str| {
+            let axes = arguments
+                .iter()
+                .zip(&bare)
+                .filter_map(|(a, axes)| Some((given.recorded.get(a.argument?)?, axes)));
+            let extents = axes.flat_map(|(shape, axes)| axes.iter().zip(shape));
+            let own = extents.filter(|(axis, _)| **axis == Some(torch));
+            own.filter_map(|(_, &extent)| i64::try_from(extent).ok()).max()
+        };
+        let mut declared = Vec::with_capacity(order.len());
         for (torch, name) in order.iter().zip(renamed) {
-            let (min, max) = bounds(torch, &name, ranges(torch), max_extent, notes)?;
+            let (min, max) = bounds(torch, range(torch))?;
             let alias = (name != *torch).then(|| torch.to_string());
-            ids.insert(torch.to_string(), table.push(Symbol { name, min, max, alias }));
+            declared.push(Declared { name, alias, min, max, recorded: recorded(torch) });
         }
-        Ok(Symbols { table, ids, dims: RefCell::default() })
+        let Settled { table, dims, open } = ranges::settle(&declared, given, max_extent, notes)?;
+        let ids = order.iter().map(|torch| torch.to_string()).zip(dims).collect();
+        Ok(Symbols { table, ids, open, dims: RefCell::default() })
     }
 
     /// The dim of an extent.
@@ -86,7 +103,8 @@ impl<'p> Symbols<'p> {
         }
         let dim = sympy::parse(text)
             .and_then(|e| sympy::to_dim(&e, &|s| self.resolve(s)))
-            .map_err(|m| expression(text, m))?;
+            .map_err(|m| expression(text, m))?
+            .within(&self.table);
         self.dims.borrow_mut().insert(text, dim.clone());
         Ok(dim)
     }
@@ -98,9 +116,8 @@ impl<'p> Symbols<'p> {
     }
 
     fn resolve(&self, symbol: &str) -> Result<Dim, String> {
-        let id = self.ids.get(symbol);
-        id.map(|&id| Dim::from(id))
-            .ok_or_else(|| format!("`{symbol}` is no extent of an argument: it depends on data"))
+        let dim = self.ids.get(symbol).cloned();
+        dim.ok_or_else(|| format!("`{symbol}` is no extent of an argument: it depends on data"))
     }
 }
 
@@ -139,27 +156,15 @@ fn identifier(name: &str) -> String {
     out
 }
 
-fn bounds(
-    torch: &str,
-    name: &str,
-    range: Option<Range>,
-    max_extent: i64,
-    notes: &mut Vec<String>,
-) -> Result<(i64, i64), ImportError> {
+/// What the program says of a symbol; without an upper bound, `None`.
+fn bounds(torch: &str, range: Option<Range>) -> Result<(i64, Option<i64>), ImportError> {
     let min = range.and_then(|r| r.min_val).unwrap_or(0).max(0);
-    let max = match range.and_then(|r| r.max_val).filter(|m| *m < OPEN) {
-        Some(max) => max,
-        None => {
-            let max = max_extent.max(min);
-            notes.push(format!("symbol {name} ({torch}) has no upper bound in the program; {max} is taken"));
-            max
-        }
-    };
-    if min > max || min >= OPEN {
+    let max = range.and_then(|r| r.max_val).filter(|m| *m < OPEN);
+    if max.is_some_and(|max| min > max) || min >= OPEN {
         return Err(ImportError::Symbol {
             symbol: torch.into(),
             expected: format!("a range that is not empty and starts below {OPEN}"),
-            found: format!("{min}..={max}"),
+            found: format!("{min}..={}", max.unwrap_or(OPEN)),
         });
     }
     Ok((min, max))

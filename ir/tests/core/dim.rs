@@ -125,6 +125,18 @@ proptest! {
     }
 
     #[test]
+    fn what_bounds_decide_is_left_out(expr in expr()) {
+        let (dim, symbols) = (expr.dim(), symbols());
+        let within = dim.within(&symbols);
+        prop_assert!(within.depth() <= dim.depth(), "{dim:?}: {within:?}");
+        for values in all_bindings() {
+            if let Some(expected) = dim.eval(&bind(&values)) {
+                prop_assert_eq!(within.eval(&bind(&values)), Some(expected), "{:?}: {:?} at {:?}", dim, within, values);
+            }
+        }
+    }
+
+    #[test]
     fn polynomial_laws_hold_as_equality(a in expr(), b in expr(), c in expr()) {
         let (a, b, c) = (a.dim(), b.dim(), c.dim());
         prop_assume!(a.atoms() * b.atoms() * c.atoms() < 1000);

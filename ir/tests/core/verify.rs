@@ -44,13 +44,13 @@ fn node(graph: &Graph, name: &str) -> NodeId {
     graph.def_node(value(graph, name)).unwrap()
 }
 
-/// Applies a mutation and expects one violation that displays like this.
+/// Applies a mutation and expects one violation that displays like this behind the number of its invariant.
 fn one(expected: &str, mutate: impl FnOnce(&mut Graph)) {
     let mut graph = base();
     mutate(&mut graph);
     let found: Vec<String> = match verify(&graph) {
         Ok(()) => vec![],
-        Err(violations) => violations.iter().map(|v| v.to_string()).collect(),
+        Err(violations) => violations.iter().map(|v| format!("I{} {v}", v.invariant as u8)).collect(),
     };
     assert_eq!(found, [expected]);
 }
@@ -219,7 +219,7 @@ fn dims_and_sizes() {
         add("u8[0, 1099511627777]"),
     );
     one(
-        "I9 %new: expected at most 70368744177664 bytes, found up to 79164837199872",
+        "I9 %new: expected at most 70368744177664 bytes, found up to 79164837199872 as f64[9, 1099511627776]",
         add("f64[9, 1099511627776]"),
     );
     one("I8 %new: expected at most 64 axes, found 65", |g| {

@@ -115,7 +115,8 @@ pub fn program(args: &BenchProgramArgs) -> Result<ExitCode> {
     let plan = match planned {
         true => symmc::checked(load::plan(path)?)?,
         false => {
-            let mut program = load::program(&args.program, None)?;
+            let given = load::given(&args.program, &args.compile, &args.set);
+            let mut program = load::program(&args.program, given, None)?;
             load::close_ranks(&mut program)?;
             let ranks = program.graph.ranks.unwrap_or(0);
             symmc::compile(&program, &load::gpu_config(&args.compile, ranks, &args.gpus)?)?

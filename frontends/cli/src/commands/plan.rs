@@ -16,7 +16,10 @@ use crate::{explain, load, report};
 /// Plans a program, writes the plan where asked, and prints.
 pub fn plan(args: &PlanArgs) -> Result<ExitCode> {
     let start = Instant::now();
-    let mut program = load::program(&args.program, load::tensors(args.tensors.as_deref())?.as_ref())?;
+    let tensors = load::tensors(args.tensors.as_deref())?;
+    let mut given = load::given(&args.program, &args.compile, &[]);
+    given.recorded = tensors.as_ref().map_or_else(Vec::new, |file| file.argument_shapes());
+    let mut program = load::program(&args.program, given, tensors.as_ref())?;
     load::close_ranks(&mut program)?;
     let config = load::config(&args.compile)?;
     let imported = start.elapsed();

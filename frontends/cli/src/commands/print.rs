@@ -35,7 +35,10 @@ pub fn print(args: &PrintArgs) -> Result<ExitCode> {
 
 /// The programs of a stage, each with what tells it from the others.
 fn stage(args: &PrintArgs) -> Result<Vec<(Option<String>, Graph)>> {
-    let mut program = load::program(&args.program, load::tensors(args.tensors.as_deref())?.as_ref())?;
+    let tensors = load::tensors(args.tensors.as_deref())?;
+    let mut given = load::given(&args.program, &args.compile, &[]);
+    given.recorded = tensors.as_ref().map_or_else(Vec::new, |file| file.argument_shapes());
+    let mut program = load::program(&args.program, given, tensors.as_ref())?;
     if args.stage != Stage::Imported {
         load::close_ranks(&mut program)?;
     }

@@ -9,7 +9,7 @@ use anyhow::{Result, bail};
 use symmc::cuda::arena::Source;
 use symmc::cuda::{CudaConfig, Products};
 use symmc::host::{EngineChoice, Membership, RunError};
-use symmc::ir::OutputKind;
+use symmc::ir::{Op, OutputKind};
 use symmc::{
     Backend, CheckedPlan, Config, Draw, Expected, Graph, RunConfig, Tensor, TensorFile, Weights, Workload,
 };
@@ -146,11 +146,25 @@ fn subject(args: &RunArgs, tensors: Option<&Arc<TensorFile>>) -> Result<Subject>
         let source = plan.source_program().clone();
         return Ok(Subject { plan, source, weights: Weights::default() });
     }
-    let mut program = load::program(&args.program, tensors)?;
+    let made =
+        args.plan.as_ref().map(|path| Ok::<_, anyhow::Error>((path, symmc::checked(load::plan(path)?)?)));
+    let made = made.transpose()?;
+    let mut given = load::given(&args.program, &args.compile, &args.set);
+    match (&made, tensors) {
+        // A plan that exists is for the ranges that it was made for.
+        (Some((_, plan)), _) => {
+            let symbols = plan.source_program().symbols.values();
+            given.bounds = symbols.map(|s| (s.name.clone(), s.max)).collect();
+        }
+        (None, Some(file)) if args.seed.is_none() && args.set.is_empty() => {
+            given.recorded = file.argument_shapes();
+        }
+        _ => {}
+    }
+    let mut program = load::program(&args.program, given, tensors)?;
     load::close_ranks(&mut program)?;
-    let plan = match &args.plan {
-        Some(path) => {
-            let plan = symmc::checked(load::plan(path)?)?;
+    let plan = match made {
+        Some((path, plan)) => {
             let mut planned = plan.source_program().clone();
             planned.name.clone_from(&program.graph.name);
             if planned != program.graph {
@@ -184,7 +198,14 @@ fn refuse_what_does_not_run(args: &RunArgs, plan: &CheckedPlan) -> Result<()> {
         return Err(error.into());
     }
     let program = args.program.first().display();
+    let message = error.to_string();
+    let mut opaque = plan.source_program().nodes.values().filter_map(|node| match &node.op {
+        Op::Opaque { name, .. } => Some(name),
+        _ => None,
+    });
+    let known = opaque.any(|name| is_of_a_framework(name) && message.contains(&format!("{name:?}")));
     let custom = match error.is_about_kernels() {
+        true if known => "; symmc does not support this op, or not as it is used here",
         true => {
             "; a custom op runs where symmc is embedded and its kernel is registered: see \"Custom ops\" in the README"
         }
@@ -193,11 +214,23 @@ fn refuse_what_does_not_run(args: &RunArgs, plan: &CheckedPlan) -> Result<()> {
     bail!("{program}: {error}{custom}")
 }
 
+/// Whether an opaque op is one of PyTorch, ONNX or ONNX Runtime themselves, by its name.
+fn is_of_a_framework(name: &str) -> bool {
+    const PYTORCH: [&str; 7] =
+        ["aten", "prims", "_c10d_functional", "c10d", "symm_mem", "higher_order", "quantized"];
+    match (name.split_once("::"), name.split_once('.')) {
+        (Some((domain, _)), _) => domain == "com.microsoft" || domain.starts_with("ai.onnx"),
+        (None, Some((namespace, _))) => PYTORCH.contains(&namespace),
+        (None, None) => true,
+    }
+}
+
 /// A plan is compiled already: what would compile it otherwise is refused rather than ignored.
 fn refuse_compile_options(args: &RunArgs) -> Result<()> {
     let plan = args.plan.as_ref().map(|_| "--plan");
     let group = args.program.groups.first().map(|_| "--group");
-    match plan.into_iter().chain(group).chain(args.compile.given()).next() {
+    let dim = args.program.dims.first().map(|_| "--dim");
+    match plan.into_iter().chain(group).chain(dim).chain(args.compile.given()).next() {
         Some(option) => bail!("{}: this is a plan; {option} is for programs", args.program.first().display()),
         None => Ok(()),
     }

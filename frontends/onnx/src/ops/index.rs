@@ -49,13 +49,13 @@ fn gather(c: &mut Call<'_, '_>) -> Lowered {
     let axis = c.axis_or("axis", 0, c.rank(x))?;
     let n = c.extent(x, axis);
     if let Some(data) = c.data(1)?.filter(|d| d.numel() == 1 && d.shape().len() <= 1) {
-        let start = c.counted(Dim::from(data.to_i64()[0]), &n);
+        let given = data.to_i64()[0];
+        let start = c.counted(Dim::from(given), &n);
         let (low, high) = (c.bounds(&start).1, c.bounds(&(n.clone() - start.clone())).1);
         if low < 0 || high <= 0 {
             return Err(Stop::Broken(format!(
-                "expected an index within {}, found {}",
-                c.shown(&n),
-                c.shown(&start)
+                "expected an index from -{0} to {0} - 1, found {given}",
+                c.shown(&n)
             )));
         }
         let one = c.slice(x, axis, start, 1.into(), 1)?;
@@ -77,7 +77,7 @@ fn coordinates(c: &mut Call<'_, '_>, x: ValueId) -> Lowered<Vec<ValueId>> {
     let count = c.extent(index, last).as_const();
     let Some(count) = count.filter(|n| (1..=c.rank(x) as i64).contains(n)) else {
         let (most, found) = (c.rank(x), c.extent(index, last));
-        return Err(Stop::Broken(format!("expected 1 to {most} coordinates, found {found:?}")));
+        return Err(Stop::Broken(format!("expected 1 to {most} coordinates, found {}", c.shown(&found))));
     };
     let mut out = Vec::new();
     for axis in 0..count as usize {

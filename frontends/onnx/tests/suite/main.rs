@@ -7,3 +7,4 @@ mod extents;
 mod import;
 mod ops;
 mod programs;
+mod symbols;

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use indexmap::IndexMap;
 use serde_json::json;
+use symmc_ir::ranges::{Extent, Given};
 use symmc_ir::{
     Bindings, CollectiveKind, DType, Graph, InputKind, Members, Op, OutputKind, ReduceOp, Splits, Tensor,
 };
@@ -70,6 +71,76 @@ fn open_ranges_get_a_limit_and_a_note() {
     assert!(imported.notes[0].contains("tokens (s0) has no upper bound"), "{:?}", imported.notes);
     let options = ImportOptions { max_extent: 64, ..ImportOptions::default() };
     assert_eq!(import(&fake.bytes(), &options).unwrap().graph.symbols.values().next().unwrap().max, 64);
+}
+
+#[test]
+fn callers_say_more_of_symbols() {
+    let fake = Fake::new()
+        .range("s0", Some(2), None)
+        .range("s1", Some(2), None)
+        .input("x", "f32[s0,4096]")
+        .input("y", "f32[s1,4096]")
+        .node("aten.add.Tensor", "self=%x other=%y", &[("z", "f32[s0,4096]")])
+        .output("z");
+    let given = |extents: &[(&str, &str)]| {
+        let parse =
+            |(name, text): &(&str, &str)| ((*name).to_string(), Extent::parse(text).expect("an extent"));
+        let extents = extents.iter().map(parse).collect();
+        ImportOptions { given: Given { extents, ..Given::default() }, ..ImportOptions::default() }
+    };
+    let ImportError::Extents { error, symbols: of } = fake.import().expect_err("two extents") else {
+        panic!("an error about extents");
+    };
+    assert!(error.to_string().contains("the extents s0 and s1 do not broadcast"), "{error}");
+    assert_eq!((of.named, of.open), (vec!["s0".into(), "s1".into()], vec!["s0".into(), "s1".into()]));
+    let imported = import(&fake.bytes(), &given(&[("s0", "1..64"), ("s1", "s0")])).expect("one extent");
+    assert_eq!(symbols(&imported.graph), [("s0", 2, 64, None)]);
+    assert!(imported.open.is_empty());
+    let error = import(&fake.bytes(), &given(&[("s2", "1..64")])).expect_err("no such symbol").to_string();
+    assert_eq!(error, "symbol `s2`: expected a symbol of the program: s0, s1, found `s2`");
+    // What is too large says of which symbols.
+    let large = Fake::new()
+        .range("s0", Some(2), None)
+        .range("s1", Some(2), None)
+        .input("x", "f32[s0,s1,4096]")
+        .node("aten.relu.default", "self=%x", &[("z", "f32[s0,s1,4096]")])
+        .output("z");
+    let ImportError::Extents { error, symbols: of } = large.import().expect_err("too large") else {
+        panic!("an error about extents");
+    };
+    let message = error.to_string();
+    assert!(
+        message.contains("%x: expected at most") && message.ends_with("as f32[s0, s1, 4096]"),
+        "{message}"
+    );
+    assert_eq!(of.open, ["s0", "s1"]);
+    import(&large.bytes(), &given(&[("s0", "..64"), ("s1", "..4096")])).expect("a program");
+    // Recorded arguments bound what is open.
+    let recorded = Given { recorded: vec![vec![3, 5, 4096]], ..Given::default() };
+    let options = ImportOptions { given: recorded, ..ImportOptions::default() };
+    let imported = import(&large.bytes(), &options).expect("a program");
+    assert_eq!(symbols(&imported.graph), [("s0", 2, 3, None), ("s1", 2, 5, None)]);
+}
+
+#[test]
+fn what_ranges_decide_is_left_out_of_extents() {
+    // A table of 64 positions, cut to the length: the same as the length where that is at most 64.
+    let fake = Fake::new()
+        .range("s0", Some(2), None)
+        .input("table", "f32[Min(64@ s0),8]")
+        .input("x", "f32[s0,8]")
+        .node("aten.add.Tensor", "self=%x other=%table", &[("z", "f32[s0,8]")])
+        .output("z");
+    let text = fake.program().to_string().replace('@', ",");
+    let mut entries = fake.entries();
+    entries.iter_mut().find(|e| e.0.starts_with("models")).expect("a model").1 = text.into_bytes();
+    let bytes = crate::common::zipped("", &entries);
+    let given = |text: &str| {
+        let extents = vec![("tokens".to_string(), Extent::parse(text).expect("an extent"))];
+        ImportOptions { given: Given { extents, ..Given::default() }, ..ImportOptions::default() }
+    };
+    assert!(import(&bytes, &given("2..65")).is_err());
+    import(&bytes, &given("2..64")).expect("a program");
 }
 
 #[test]

@@ -12,6 +12,8 @@ use symmc_onnx::{ImportError, ImportOptions, Imported, Source, import};
 #[derive(Clone)]
 pub struct Fake {
     pub model: proto::Model,
+    /// The bound of symbols that have none.
+    pub max_extent: i64,
 }
 
 /// The code of a dtype.
@@ -123,7 +125,7 @@ impl Fake {
             opset_import: vec![set("", version), set("com.microsoft", 1)],
             ..proto::Model::default()
         };
-        Fake { model }
+        Fake { model, max_extent: ImportOptions::default().max_extent }
     }
 
     pub fn graph(&mut self) -> &mut proto::Graph {
@@ -178,7 +180,8 @@ impl Fake {
     }
 
     pub fn import(&self) -> Result<Imported, ImportError> {
-        import(&[self.source("model.onnx")], &ImportOptions::default())
+        let options = ImportOptions { max_extent: self.max_extent, ..ImportOptions::default() };
+        import(&[self.source("model.onnx")], &options)
     }
 
     /// The program as text.

@@ -1,0 +1,161 @@
+//! Symbols with what a caller says of them, and messages by the names of the program.
+
+use prost::Message;
+use symmc_ir::ranges::{Extent, Given};
+use symmc_onnx::{ImportError, ImportOptions, Imported, Source, import, import_files};
+
+use crate::common::{Fake, stored, tensor};
+
+fn given(fake: &Fake, extents: &[(&str, &str)]) -> Result<Imported, ImportError> {
+    let parse = |(name, text): &(&str, &str)| ((*name).to_string(), Extent::parse(text).expect("an extent"));
+    let extents = extents.iter().map(parse).collect();
+    let options = ImportOptions { given: Given { extents, ..Given::default() }, ..ImportOptions::default() };
+    import(&[fake.source("model.onnx")], &options)
+}
+
+fn ranges(imported: &Imported) -> Vec<String> {
+    let symbols = imported.graph.symbols.values();
+    symbols.map(|s| format!("{} {}..{}", s.name, s.min, s.max)).collect()
+}
+
+#[test]
+fn callers_bound_symbols_and_tie_them() {
+    let fake = Fake::new(20)
+        .input("x", "f32[batch,seq]")
+        .input("m", "f32[rows,seq]")
+        .node("Add", &["x", "m"], &["y"])
+        .output("y");
+    let error = fake.import().expect_err("two extents");
+    assert!(error.to_string().contains("[batch, seq] and [rows, seq] do not broadcast"), "{error}");
+    let symbols = error.symbols.expect("symbols");
+    assert_eq!(symbols.named, ["batch", "seq", "rows"]);
+    assert_eq!(symbols.open, symbols.named);
+    let imported = given(&fake, &[("rows", "batch"), ("batch", "1..8")]).expect("a program");
+    assert_eq!(ranges(&imported), ["batch 1..8", "seq 0..1048576"]);
+    assert_eq!(imported.open, ["seq"]);
+    assert_eq!(imported.notes, ["symbol seq has no upper bound in the program; 1048576 is taken"]);
+    let error = given(&fake, &[("tokens", "1..8")]).expect_err("no such symbol").to_string();
+    assert!(error.contains("`tokens`: expected a symbol of the program: batch, seq, rows"), "{error}");
+}
+
+#[test]
+fn every_symbol_without_a_bound_has_the_same_and_is_told() {
+    let fake = Fake::new(20).input("x", "f32[a,b,c,d]").node("Relu", &["x"], &["y"]).output("y");
+    let error = fake.import().expect_err("too large");
+    assert!(error.to_string().contains("%x: expected at most"), "{error}");
+    assert!(error.to_string().contains("as f32[a, b, c, d]"), "{error}");
+    assert_eq!(error.symbols.expect("symbols").open, ["a", "b", "c", "d"]);
+    let imported = given(&fake, &[("a", "..4"), ("b", "2"), ("c", "1..99")]).expect("a program");
+    assert_eq!(ranges(&imported), ["a 0..4", "b 2..2", "c 1..99", "d 0..1048576"]);
+}
+
+#[test]
+fn ranges_decide_what_shapes_compute() {
+    // The positions of a table of 64 rows up to the length, as exporters cut it.
+    let fake = Fake::new(20)
+        .input("x", "f32[seq,4]")
+        .input("table", "f32[64,4]")
+        .stored("zero", "i64[1]", &[0.0])
+        .node("Shape end=1", &["x"], &["n"])
+        .node("Slice", &["table", "zero", "n"], &["rows"])
+        .node("Add", &["x", "rows"], &["y"])
+        .output("y");
+    let error = fake.import().expect_err("more than the table has").to_string();
+    assert!(error.contains("do not broadcast"), "{error}");
+    given(&fake, &[("seq", "1..64")]).expect("a program");
+}
+
+#[test]
+fn messages_have_the_names_of_the_program() {
+    let has = |fake: &Fake, part: &str| {
+        let error = fake.error();
+        assert!(error.contains(part) && !error.contains("sym0"), "{part:?} is missing in: {error}");
+    };
+    let x = |ty: &str| Fake::new(20).input("x", ty);
+    let reshaped =
+        x("f32[tokens,32]").stored("s", "i64[2]", &[7.0, 5.0]).node("Reshape", &["x", "s"], &["y"]);
+    has(&reshaped.output("y"), "32*tokens");
+    let expanded =
+        x("f32[tokens,32]").stored("s", "i64[2]", &[7.0, 32.0]).node("Expand", &["x", "s"], &["y"]);
+    has(&expanded.output("y"), "tokens");
+    let product = x("f32[4,tokens]").input("w", "f32[past,4]").node("MatMul", &["x", "w"], &["y"]);
+    has(&product.output("y"), "the inner extents differ: tokens and past");
+    let huge =
+        x("f32[tokens]").stored("s", "i64[1]", &[9e12]).node("Expand", &["x", "s"], &["y"]).output("y");
+    assert!(!huge.error().contains("I8 "), "{}", huge.error());
+    let gathered = x("f32[4]").stored("i", "i64[]", &[-5.0]).node("Gather", &["x", "i"], &["y"]).output("y");
+    has(&gathered, "expected an index from -4 to 4 - 1, found -5");
+    let mut narrow = stored("w", &tensor("u8[1]", &[1.0]));
+    narrow.data_type = 26;
+    has(&x("f32[4]").held(narrow).node("Cast to=1", &["w"], &["y"]).output("y"), "the element type int2");
+    let conv = x("f32[1,1,4,4]").input("w", "f32[1,1,1,1]").node("Conv", &["x", "w"], &["y"]).output("y");
+    has(&conv, "this op of ONNX is not supported");
+    has(&conv, "onnx.shape_inference declares those of ONNX's own ops");
+}
+
+/// The memory of this process that is not its files', in bytes.
+fn private() -> usize {
+    let status = std::fs::read_to_string("/proc/self/status").expect("a status");
+    let line = status.lines().find_map(|l| l.strip_prefix("RssAnon:")).expect("a size");
+    line.trim().trim_end_matches("kB").trim().parse::<usize>().expect("a number") * 1024
+}
+
+#[test]
+fn weights_within_a_file_are_read_when_they_are_used() {
+    // A matrix of 256 MiB behind a name that puts its elements across their alignment, in a file of holes.
+    const ROWS: u64 = 1 << 16;
+    let (bytes, width) = (ROWS * 1024 * 4, 1024);
+    let mut fake = Fake::new(20)
+        .input("x", "f32[n,65536]")
+        .stored("small", "f32[3]", &[1.0, 2.0, 3.0])
+        .node("MatMul", &["x", "w"], &["y"])
+        .node("Relu", &["small"], &["z"])
+        .output("y")
+        .output("z");
+    let varint = |mut n: u64| {
+        let mut out = Vec::new();
+        while n > 127 {
+            out.push(n as u8 | 128);
+            n >>= 7;
+        }
+        out.push(n as u8);
+        out
+    };
+    let dir = tempfile::tempdir().expect("a folder");
+    for name in ["w", "wa", "wab", "wabc"] {
+        fake.graph().node[0].input[1] = name.into();
+        let graph = fake.graph().encode_to_vec();
+        let mut rest = fake.clone();
+        rest.model.graph = None;
+        let mut head = symmc_onnx::proto::Tensor { name: name.into(), data_type: 1, ..Default::default() };
+        head.dims = vec![ROWS as i64, width];
+        let head = [head.encode_to_vec(), vec![9 << 3 | 2], varint(bytes)].concat();
+        let initializer = [vec![5 << 3 | 2], varint(head.len() as u64 + bytes), head].concat();
+        let total = graph.len() as u64 + initializer.len() as u64 + bytes;
+        let file = [rest.bytes(), vec![7 << 3 | 2], varint(total), graph, initializer].concat();
+        let path = dir.path().join(format!("{name}.onnx"));
+        std::fs::write(&path, &file).expect("a file");
+        let opened = std::fs::OpenOptions::new().write(true).open(&path).expect("the file");
+        opened.set_len(file.len() as u64 + bytes).expect("holes");
+        let before = private();
+        let imported = import_files(&[path], &ImportOptions::default()).unwrap_or_else(|e| panic!("{e}"));
+        let taken = private().saturating_sub(before);
+        assert!(taken < 128 << 20, "{taken} bytes for a program");
+        let weights = &imported.weights[0];
+        assert_eq!(weights["small"].to_f64(), [1.0, 2.0, 3.0]);
+        let data = weights[name].data();
+        assert_eq!(data.len() as u64, bytes);
+        assert!(data.as_ptr().addr().is_multiple_of(4) && data.iter().step_by(4096).all(|b| *b == 0));
+    }
+}
+
+#[test]
+fn bools_that_are_none_are_made_ones() {
+    let mut flags = stored("f", &tensor("bool[3]", &[0.0, 1.0, 1.0]));
+    flags.raw_data = Some(vec![0, 1, 7].into());
+    let fake = Fake::new(20).input("x", "bool[3]").held(flags).node("And", &["x", "f"], &["y"]).output("y");
+    let imported = import(&[Source { folder: None, ..fake.source("m.onnx") }], &ImportOptions::default());
+    let graph = imported.expect("a program").graph;
+    let held = graph.inputs.values().find_map(|i| i.data.clone()).expect("a constant");
+    assert_eq!(held.data(), [0, 1, 1]);
+}

@@ -1,0 +1,439 @@
+//! The symbols of a program that is imported: what its file says of them, and what the caller says beyond that.
+//!
+//! A caller gives a symbol a narrower range, or says that it is an expression of others: exporters write a symbol for
+//! each extent that varies, also where two must be equal in every run. Such a symbol vanishes from the program.
+//!
+//! A symbol to which nobody gives an upper bound takes that of the recorded arguments, if there are some, else a
+//! default. It is told which those are.
+
+use thiserror::Error;
+
+use crate::dim::{Dim, SymbolId};
+use crate::entity::Table;
+use crate::graph::Symbol;
+use crate::sympy;
+
+/// What a caller says of a symbol.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Extent {
+    /// Its range, both ends included; an end that is left out stays that of the program.
+    Range {
+        /// The least value.
+        min: Option<i64>,
+        /// The largest value.
+        max: Option<i64>,
+    },
+    /// It is an expression of other symbols, such as `past` or `past + 1`.
+    Is(String),
+}
+
+impl Extent {
+    /// `1..64`, `2..`, `..64`, `64`, or an expression of symbols.
+    ///
+    /// # Errors
+    /// One sentence that says what is neither.
+    pub fn parse(text: &str) -> Result<Extent, String> {
+        let text = text.trim();
+        let number = |end: &str| match end.trim() {
+            "" => Ok(None),
+            end => end.parse::<i64>().map(Some).map_err(|_| format!("expected an integer, found {end:?}")),
+        };
+        let range = match (text.split_once(".."), text.parse::<i64>()) {
+            (Some((min, max)), _) => (number(min)?, number(max.trim_start_matches('='))?),
+            (None, Ok(n)) => (Some(n), Some(n)),
+            (None, Err(_)) => {
+                let sound = !text.is_empty() && sympy::parse(text).is_ok();
+                let refused = || format!("expected a range such as 1..64, or another symbol, found {text:?}");
+                return sound.then(|| Extent::Is(text.to_string())).ok_or_else(refused);
+            }
+        };
+        match range {
+            (None, None) => Err(format!("expected a range such as 1..64, found {text:?}")),
+            (Some(min), _) if min < 0 => Err(format!("expected an extent of 0 or more, found {min}")),
+            (Some(min), Some(max)) if min > max => {
+                Err(format!("expected a range that ascends, found {text}"))
+            }
+            (min, max) => Ok(Extent::Range { min, max }),
+        }
+    }
+}
+
+/// What a caller says of the symbols of a program.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Given {
+    /// By the name of the symbol: the program's, or that of the file.
+    pub extents: Vec<(String, Extent)>,
+    /// Upper bounds by name of what else is asked for, such as buckets, for symbols that have none.
+    pub bounds: Vec<(String, i64)>,
+    /// The shapes of the arguments that are recorded of a run, in their order; bounds of the same kind.
+    pub recorded: Vec<Vec<usize>>,
+}
+
+/// A symbol as the file of a program has it.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Declared {
+    /// Its name in the program.
+    pub name: String,
+    /// Its name elsewhere, if that is another.
+    pub alias: Option<String>,
+    /// The least value.
+    pub min: i64,
+    /// The largest value, if the file says one.
+    pub max: Option<i64>,
+    /// Its value in the recorded arguments.
+    pub recorded: Option<i64>,
+}
+
+impl Declared {
+    /// For messages.
+    fn shown(&self) -> String {
+        match &self.alias {
+            Some(alias) => format!("{} ({alias})", self.name),
+            None => self.name.clone(),
+        }
+    }
+}
+
+/// What is said of a symbol contradicts itself or the program.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+#[error("symbol `{symbol}`: expected {expected}, found {found}")]
+pub struct RangeError {
+    /// The name by which it is told of.
+    pub symbol: String,
+    /// What could be said of it.
+    pub expected: String,
+    /// What is said.
+    pub found: String,
+}
+
+/// The symbols of a program.
+#[derive(Clone, PartialEq, Debug, Default)]
+pub struct Settled {
+    /// Those that are left.
+    pub table: Table<SymbolId, Symbol>,
+    /// What each declared symbol is.
+    pub dims: Vec<Dim>,
+    /// The names of those that took the default bound.
+    pub open: Vec<String>,
+}
+
+/// Settles the symbols of a program; `default` bounds those to which nobody gives an upper bound.
+///
+/// # Errors
+/// A caller names a symbol that there is not, or says of one what contradicts the program.
+pub fn settle(
+    declared: &[Declared],
+    given: &Given,
+    default: i64,
+    notes: &mut Vec<String>,
+) -> Result<Settled, RangeError> {
+    let mut own: Vec<Declared> = declared.to_vec();
+    let mut told: Vec<Option<&Extent>> = vec![None; own.len()];
+    for (name, extent) in &given.extents {
+        let at = find(declared, name)?;
+        if told[at].replace(extent).is_some() {
+            return Err(error(name, "one range", "two".into()));
+        }
+        if let Extent::Range { min, max } = extent {
+            narrow(&mut own[at], (*min, *max), notes)?;
+        }
+    }
+    // A symbol that is another one has a range, which is the other's as well.
+    let mut same: Vec<(usize, usize)> = Vec::new();
+    for (at, extent) in told.iter().enumerate() {
+        let Some(Extent::Is(text)) = extent else { continue };
+        let of = expression(declared, &own[at], text)?;
+        if let Some(tied) = of.iter().find(|&&i| matches!(told[i], Some(Extent::Is(_)))) {
+            let found = format!("{text}, in which {} is one of another as well", declared[*tied].name);
+            return Err(error(&own[at].name, "an expression of symbols that have a range", found));
+        }
+        if let ([other], Ok(sympy::Expr::Symbol(_))) = (of.as_slice(), sympy::parse(text)) {
+            same.push((at, *other));
+        }
+    }
+    for (at, other) in same {
+        let (min, max) = (own[at].min, own[at].max);
+        let own = &mut own[other];
+        (own.min, own.max) = (own.min.max(min), own.max.into_iter().chain(max).min());
+        if own.max.is_some_and(|max| max < own.min) {
+            let found = format!("none that {} has, too", declared[at].shown());
+            return Err(error(&own.name, "a range", found));
+        }
+    }
+    let mut settled = Settled::default();
+    let mut ids = vec![None; own.len()];
+    for (at, symbol) in own.iter().enumerate() {
+        if !matches!(told[at], Some(Extent::Is(_))) {
+            let max = upper(symbol, &given.bounds, default, &mut settled.open, notes);
+            let (name, alias) = (symbol.name.clone(), symbol.alias.clone());
+            ids[at] = Some(settled.table.push(Symbol { name, min: symbol.min, max, alias }));
+        }
+    }
+    for (at, symbol) in own.iter().enumerate() {
+        settled.dims.push(match (ids[at], told[at]) {
+            (Some(id), _) => Dim::from(id),
+            (None, Some(Extent::Is(text))) => tied(declared, symbol, text, &ids, &settled.table)?,
+            (None, _) => Dim::from(0),
+        });
+    }
+    Ok(settled)
+}
+
+/// Narrows the range of a symbol of a program that is finished; what it is by an expression stands in its text.
+///
+/// # Errors
+/// As [`settle`].
+pub fn narrow_all(
+    symbols: &mut Table<SymbolId, Symbol>,
+    given: &Given,
+    notes: &mut Vec<String>,
+) -> Result<(), RangeError> {
+    let declared: Vec<Declared> = symbols
+        .values()
+        .map(|s| {
+            let (name, alias) = (s.name.clone(), s.alias.clone());
+            Declared { name, alias, min: s.min, max: Some(s.max), recorded: None }
+        })
+        .collect();
+    if let Some((name, Extent::Is(text))) = given.extents.iter().find(|(_, e)| matches!(e, Extent::Is(_))) {
+        let expected = "a range, as the text of a program has one symbol for what is equal";
+        return Err(error(name, expected, text.clone()));
+    }
+    let settled = settle(&declared, given, 0, notes)?;
+    for (symbol, narrow) in symbols.values_mut().zip(settled.table.values()) {
+        (symbol.min, symbol.max) = (narrow.min, narrow.max);
+    }
+    Ok(())
+}
+
+fn error(symbol: &str, expected: &str, found: String) -> RangeError {
+    RangeError { symbol: symbol.into(), expected: expected.into(), found }
+}
+
+/// The symbol of this name, or of this name elsewhere.
+fn find(declared: &[Declared], name: &str) -> Result<usize, RangeError> {
+    let by = |is: &dyn Fn(&Declared) -> bool| declared.iter().position(is);
+    let found = by(&|d| d.name == name).or_else(|| by(&|d| d.alias.as_deref() == Some(name)));
+    found.ok_or_else(|| {
+        let known: Vec<String> = declared.iter().map(Declared::shown).collect();
+        let known =
+            if known.is_empty() { "none, as the program has no symbols".into() } else { known.join(", ") };
+        error(name, &format!("a symbol of the program: {known}"), format!("`{name}`"))
+    })
+}
+
+/// The range of a symbol within what the program says.
+fn narrow(
+    own: &mut Declared,
+    (min, max): (Option<i64>, Option<i64>),
+    notes: &mut Vec<String>,
+) -> Result<(), RangeError> {
+    let found = || match (min, max) {
+        (Some(min), Some(max)) if min == max => format!("{min}"),
+        (min, max) => {
+            let end = |n: Option<i64>| n.map_or(String::new(), |n| n.to_string());
+            format!("{}..{}", end(min), end(max))
+        }
+    };
+    let beyond = |n: i64| own.max.is_some_and(|most| n > most);
+    if max.is_some_and(|n| n < own.min || beyond(n)) || min.is_some_and(beyond) {
+        let most = own.max.map_or(String::new(), |m| m.to_string());
+        let expected = format!("a range within {}..{most}, which the program has", own.min);
+        return Err(error(&own.shown(), &expected, found()));
+    }
+    if let Some(min) = min {
+        if min < own.min {
+            notes.push(format!(
+                "symbol {} starts at {}: the program holds for no less",
+                own.shown(),
+                own.min
+            ));
+        }
+        own.min = own.min.max(min);
+    }
+    own.max = max.or(own.max);
+    Ok(())
+}
+
+/// The symbols of an expression that a symbol is.
+fn expression(declared: &[Declared], own: &Declared, text: &str) -> Result<Vec<usize>, RangeError> {
+    let parsed = sympy::parse(text).map_err(|m| error(&own.name, "an expression of symbols", m))?;
+    let mut used = Vec::new();
+    sympy::symbols(&parsed, &mut used);
+    used.into_iter().map(|name| find(declared, name)).collect()
+}
+
+/// The largest value of a symbol.
+fn upper(
+    own: &Declared,
+    bounds: &[(String, i64)],
+    default: i64,
+    open: &mut Vec<String>,
+    notes: &mut Vec<String>,
+) -> i64 {
+    if let Some(max) = own.max {
+        return max;
+    }
+    let is_it = |name: &str| own.name == name || own.alias.as_deref() == Some(name);
+    let asked = bounds.iter().filter(|(name, _)| is_it(name)).map(|(_, bound)| *bound).max();
+    let (max, why) = match (asked, own.recorded) {
+        (None, None) => (default, ""),
+        (None, Some(recorded)) => (recorded, ", as the recorded tensors have it"),
+        (Some(asked), recorded) => (recorded.unwrap_or(asked).max(asked), ", the largest that is asked for"),
+    };
+    let max = max.max(own.min);
+    notes.push(format!("symbol {} has no upper bound in the program; {max} is taken{why}", own.shown()));
+    open.push(own.name.clone());
+    max
+}
+
+/// What a symbol is that is an expression of others.
+fn tied(
+    declared: &[Declared],
+    own: &Declared,
+    text: &str,
+    ids: &[Option<SymbolId>],
+    table: &Table<SymbolId, Symbol>,
+) -> Result<Dim, RangeError> {
+    let of = |name: &str| {
+        let at = find(declared, name).map_err(|e| e.to_string())?;
+        ids[at].map(Dim::from).ok_or_else(|| format!("`{name}` is an expression itself"))
+    };
+    let dim = sympy::parse(text).and_then(|e| sympy::to_dim(&e, &of));
+    let dim = dim.map_err(|m| error(&own.name, "an expression of symbols", m))?;
+    let (low, high) = dim.bounds(table);
+    if high < own.min || own.max.is_some_and(|max| low > max) {
+        let most = own.max.map_or(String::new(), |m| m.to_string());
+        let expected = format!("a value within {}..{most}, which the program has", own.min);
+        return Err(error(&own.shown(), &expected, format!("{text}, which is {low} to {high}")));
+    }
+    Ok(dim)
+}
+
+/// The symbols that a message about extents is of.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Questioned {
+    /// Those that it names.
+    pub named: Vec<String>,
+    /// Those of these that took the default bound.
+    pub open: Vec<String>,
+}
+
+impl Questioned {
+    /// Those of a message about a program; `None` if it names none. `open` are those that took the default bound.
+    pub fn of(message: &str, symbols: &Table<SymbolId, Symbol>, open: &[String]) -> Option<Questioned> {
+        let part = |c: char| !(c.is_ascii_alphanumeric() || c == '_');
+        let words: Vec<&str> = message.split(part).collect();
+        let named = symbols.values().filter(|s| words.contains(&s.name.as_str()));
+        let named: Vec<String> = named.map(|s| s.name.clone()).collect();
+        let open = open.iter().filter(|s| named.contains(s)).cloned().collect();
+        (!named.is_empty()).then_some(Questioned { named, open })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn declared(text: &str) -> Vec<Declared> {
+        let one = |word: &str| {
+            let (name, range) = word.split_once(':').expect("a name and a range");
+            let (min, max) = range.split_once("..").expect("a range");
+            let alias = Some(format!("s_{name}"));
+            Declared {
+                name: name.into(),
+                alias,
+                min: min.parse().expect("min"),
+                max: max.parse().ok(),
+                recorded: None,
+            }
+        };
+        text.split(' ').map(one).collect()
+    }
+
+    /// The symbols as `name min..max`, the dims of all declared ones, and the notes.
+    fn settled(of: &str, given: &[(&str, &str)]) -> Result<(Vec<String>, Vec<String>, Vec<String>), String> {
+        let mut notes = Vec::new();
+        let parse = |(name, text): &(&str, &str)| {
+            Extent::parse(text).map(|extent| ((*name).to_string(), extent)).map_err(|m| format!("parse: {m}"))
+        };
+        let given = given.iter().map(parse).collect::<Result<Vec<_>, _>>()?;
+        let given = Given { extents: given, ..Given::default() };
+        let all = settle(&declared(of), &given, 1000, &mut notes).map_err(|e| e.to_string())?;
+        let table = all.table.values().map(|s| format!("{} {}..{}", s.name, s.min, s.max)).collect();
+        let dims = all.dims.iter().map(|d| d.display(&all.table).to_string()).collect();
+        Ok((table, dims, notes))
+    }
+
+    #[test]
+    fn ranges_narrow_what_the_program_says() {
+        let table = |of, given: &[(&str, &str)]| settled(of, given).map(|(table, ..)| table);
+        assert_eq!(table("a:2.. b:0..9", &[("a", "1..64")]), Ok(vec!["a 2..64".into(), "b 0..9".into()]));
+        assert_eq!(table("a:2..", &[("s_a", "4..")]), Ok(vec!["a 4..1000".into()]));
+        assert_eq!(table("a:2..9", &[("a", "..5")]), Ok(vec!["a 2..5".into()]));
+        assert_eq!(table("a:2..9", &[("a", "7")]), Ok(vec!["a 7..7".into()]));
+        let (_, _, notes) = settled("a:2.. b:0..", &[("a", "1..64")]).expect("ranges");
+        assert_eq!(
+            notes,
+            [
+                "symbol a (s_a) starts at 2: the program holds for no less",
+                "symbol b (s_b) has no upper bound in the program; 1000 is taken"
+            ]
+        );
+    }
+
+    #[test]
+    fn what_contradicts_the_program_is_refused() {
+        let refused = |of, given: &[(&str, &str)], part: &str| {
+            let message = settled(of, given).expect_err("a contradiction");
+            assert!(message.contains(part), "{part:?} is missing in: {message}");
+        };
+        refused(
+            "a:2..9",
+            &[("a", "1..64")],
+            "`a (s_a)`: expected a range within 2..9, which the program has, found 1..64",
+        );
+        refused("a:2..", &[("a", "1")], "within 2.., which the program has, found 1");
+        refused(
+            "a:2.. b:0..",
+            &[("c", "1..2")],
+            "`c`: expected a symbol of the program: a (s_a), b (s_b), found `c`",
+        );
+        refused("a:2..", &[("a", "2..3"), ("s_a", "2..4")], "expected one range, found two");
+        refused("a:2.. b:2..", &[("a", "b"), ("b", "a")], "in which b is one of another as well");
+        refused("a:2.. b:2..", &[("a", "a")], "in which a is one of another as well");
+        refused("a:2.. b:2..", &[("a", "c + 1")], "`c`: expected a symbol of the program");
+        refused("a:2..4 b:5..9", &[("a", "b")], "`b`: expected a range, found none that a (s_a) has, too");
+        refused("a:2..4 b:5..9", &[("a", "b + 1")], "found b + 1, which is 6 to 10");
+        for text in ["", "..", "x y", "5..2", "-1..2", "1..b", "1...2"] {
+            refused("a:2..", &[("a", text)], "parse: ");
+        }
+    }
+
+    #[test]
+    fn symbols_are_expressions_of_others() {
+        let (table, dims, notes) =
+            settled("a:2.. b:3..64 c:3..", &[("a", "b"), ("c", "s_b + 1")]).expect("ties");
+        assert_eq!((table, dims), (vec!["b 3..64".into()], vec!["b".into(), "b".into(), "b + 1".into()]));
+        assert!(notes.is_empty());
+    }
+
+    #[test]
+    fn recorded_extents_bound_what_is_open() {
+        let mut all = declared("a:2.. b:2..");
+        all[0].recorded = Some(5);
+        let mut notes = Vec::new();
+        let bounds = vec![("b".to_string(), 8), ("s_b".to_string(), 64), ("x".to_string(), 9)];
+        let given = Given { bounds, ..Given::default() };
+        let settled = settle(&all, &given, 1000, &mut notes).expect("symbols");
+        assert_eq!(settled.table.values().map(|s| s.max).collect::<Vec<_>>(), [5, 64]);
+        assert!(notes[1].ends_with("64 is taken, the largest that is asked for"), "{}", notes[1]);
+        assert_eq!(
+            notes[0],
+            "symbol a (s_a) has no upper bound in the program; 5 is taken, as the recorded tensors have it"
+        );
+        let of = |message| Questioned::of(message, &settled.table, &settled.open).map(|q| (q.named, q.open));
+        assert_eq!(of("the extents b + 1 and ab"), Some((vec!["b".into()], vec!["b".into()])));
+        assert_eq!(of("the extents 1 and ab"), None);
+    }
+}
