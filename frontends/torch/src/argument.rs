@@ -70,6 +70,7 @@ impl fmt::Display for Argument<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Argument::Int(i) => write!(f, "{i}"),
+            Argument::None => f.write_str("none"),
             Argument::Ints(i) => write!(f, "{i:?}"),
             Argument::Float(x) => write!(f, "{x:?}"),
             Argument::Floats(x) => write!(f, "{x:?}"),

@@ -147,13 +147,23 @@ pub fn supported_ops() -> Vec<(&'static str, &'static str)> {
     ops::supported()
 }
 
+/// The version of the ops of aten whose meaning the rules have; all programs of schema 8 have it.
+const ATEN_OPSET: i64 = 10;
+
 fn parse<'t>(entry: &str, text: &'t str) -> Result<Program<'t>, ImportError> {
     let schema = |v: schema::SchemaVersion| ImportError::Schema {
         entry: entry.to_string(),
         found: format!("{}.{}", v.major, v.minor),
     };
     match serde_json::from_str::<Program<'t>>(text) {
-        Ok(program) if program.schema_version.major == 8 => Ok(program),
+        Ok(program) if program.schema_version.major == 8 => match program.opset_version.get("aten") {
+            Some(version) if *version != ATEN_OPSET => Err(ImportError::Content {
+                entry: entry.to_string(),
+                expected: format!("version {ATEN_OPSET} of the ops of aten"),
+                found: version.to_string(),
+            }),
+            _ => Ok(program),
+        },
         Ok(program) => Err(schema(program.schema_version)),
         // Another version may have another structure; its number says more than where they differ.
         Err(e) => match serde_json::from_str::<VersionOnly>(text) {

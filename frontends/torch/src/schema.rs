@@ -92,6 +92,9 @@ pub(crate) struct Program<'a> {
     #[serde(borrow, default)]
     pub range_constraints: IndexMap<Str<'a>, Range>,
     pub schema_version: SchemaVersion,
+    /// The versions of sets of ops, by namespace.
+    #[serde(borrow, default)]
+    pub opset_version: IndexMap<Str<'a>, i64>,
     /// What the program was verified as: `TRAINING`, or `ATEN`, in which no op writes its operands.
     #[serde(borrow, default)]
     pub verifiers: Vec<Str<'a>>,
@@ -257,8 +260,18 @@ pub(crate) struct InputSpec<'a> {
     pub tensor_constant: Option<TensorConstantSpec<'a>>,
     #[serde(borrow)]
     pub custom_obj: Option<CustomObjSpec<'a>>,
-    pub constant_input: Option<IgnoredAny>,
+    #[serde(borrow)]
+    pub constant_input: Option<ConstantInputSpec<'a>>,
     pub token: Option<IgnoredAny>,
+}
+
+/// An argument that is no tensor and whose value is part of the program.
+#[derive(Deserialize)]
+pub(crate) struct ConstantInputSpec<'a> {
+    #[serde(borrow)]
+    pub name: Str<'a>,
+    #[serde(borrow)]
+    pub value: Argument<'a>,
 }
 
 #[derive(Deserialize)]

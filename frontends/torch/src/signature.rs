@@ -5,7 +5,7 @@
 //! - Non-persistent buffers and tensor constants whose data the archive holds become constants, if nothing
 //!   writes them and they are small enough to be part of the program's text; else parameters.
 //! - An integer argument is a symbol; strings, numbers and tokens among the arguments are already part of
-//!   the program and vanish.
+//!   the program and vanish, with a note that names the argument and its value.
 //! - Outputs that are no tensors vanish. A mutation is an output that goes into an input.
 
 use std::collections::HashMap;
@@ -163,8 +163,10 @@ pub(crate) fn inputs<'p>(
             continue;
         }
         let Some((name, source, may_be_constant)) = stored(spec) else {
-            if spec.constant_input.is_none() && spec.token.is_none() {
-                return Err(error("input_specs", "expected a known kind of input, found another"));
+            match &spec.constant_input {
+                Some(constant) => fixed(lowering, &constant.name, &constant.value),
+                None if spec.token.is_some() => {}
+                None => return Err(error("input_specs", "expected a known kind of input, found another")),
             }
             continue;
         };
@@ -205,6 +207,15 @@ pub(crate) fn weights(
         }
     }
     Ok(weights)
+}
+
+/// Notes an argument of the exported model that is no input of the program, which holds for one value of it.
+fn fixed(lowering: &mut Lowering<'_>, name: &str, value: &Argument<'_>) {
+    if !matches!(value, Argument::None) {
+        lowering.notes.push(format!(
+            "the argument {name} is {value} in this program, and no input: export it again for another"
+        ));
+    }
 }
 
 fn last_input(lowering: &Lowering<'_>) -> InputId {

@@ -57,9 +57,10 @@ pub(super) const ROWS: &[Row] = &[
     row("aten.threshold", "select", |c| {
         let x = c.first()?;
         let (threshold, value) = (c.scalar("threshold")?, c.scalar("value")?);
-        let above = c.with_scalar(BinaryOp::Gt, x, threshold)?;
+        // NaN is not below the threshold and stays.
+        let below = c.with_scalar(BinaryOp::Le, x, threshold)?;
         let fill = c.full(value, c.dtype(x), vec![])?;
-        let y = c.select(above, x, fill)?;
+        let y = c.select(below, fill, x)?;
         c.done(y)
     }),
     row("aten.dropout", "(identity), where nothing is dropped", dropout),

@@ -127,7 +127,7 @@ pub(super) const ROWS: &[Row] = &[
     row("aten.clamp_max", "min", clamp),
     row("aten.where", "select", select),
     row("aten.masked_fill", "select", masked_fill),
-    row("aten.lerp", "x + weight * (y - x)", lerp),
+    row("aten.lerp", "x + weight * (y - x), or y - (1 - weight) * (y - x)", lerp),
     row("aten.addcmul", "x + value * y * z", |c| add_combined(c, BinaryOp::Mul)),
     row("aten.addcdiv", "x + value * y / z", |c| add_combined(c, BinaryOp::Div)),
     row("aten.nan_to_num", "select", nan_to_num),
@@ -345,9 +345,35 @@ fn masked_fill(c: &mut Call<'_, '_>) -> Lowered {
 fn lerp(c: &mut Call<'_, '_>) -> Lowered {
     let (x, end) = (c.first()?, c.tensor("end")?);
     let weight = c.operand("weight")?;
+    let dtype = c.dtype(x);
     let difference = c.binary(BinaryOp::Sub, end, x)?;
-    let step = c.apply(BinaryOp::Mul, &Operand::Tensor(difference), &weight, c.dtype(x))?;
-    let y = c.binary(BinaryOp::Add, x, step)?;
+    let forward = |c: &mut Call<'_, '_>| {
+        let step = c.apply(BinaryOp::Mul, &Operand::Tensor(difference), &weight, dtype)?;
+        c.binary(BinaryOp::Add, x, step)
+    };
+    let backward = |c: &mut Call<'_, '_>| {
+        let rest = match &weight {
+            Operand::Scalar(w) => Operand::Scalar(Scalar::Float(Float(1.0 - w.as_f64()))),
+            other => {
+                let weight = c.as_tensor(other, dtype)?;
+                Operand::Tensor(c.scalar_with(BinaryOp::Sub, Scalar::Int(1), weight)?)
+            }
+        };
+        let step = c.apply(BinaryOp::Mul, &Operand::Tensor(difference), &rest, dtype)?;
+        c.binary(BinaryOp::Sub, end, step)
+    };
+    // From the nearer end, as PyTorch does: both ends are then met exactly.
+    let y = match &weight {
+        Operand::Scalar(w) if w.as_f64().abs() < 0.5 => forward(c)?,
+        Operand::Scalar(_) => backward(c)?,
+        other => {
+            let size = c.as_tensor(other, dtype)?;
+            let size = c.unary(UnaryOp::Abs, size)?;
+            let near = c.with_float(BinaryOp::Lt, size, 0.5)?;
+            let (f, b) = (forward(c)?, backward(c)?);
+            c.select(near, f, b)?
+        }
+    };
     c.done(y)
 }
 

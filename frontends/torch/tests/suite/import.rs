@@ -234,7 +234,11 @@ fn inputs_are_arguments_parameters_and_constants() {
     assert_eq!(outputs, [OutputKind::Mutates(written), OutputKind::Returned]);
     assert_eq!(
         imported.notes,
-        ["output 2 is none and is left out", "output 3 is the integer 3 and is left out"]
+        [
+            "the argument flag is true in this program, and no input: export it again for another",
+            "output 2 is none and is left out",
+            "output 3 is the integer 3 and is left out"
+        ]
     );
 }
 
@@ -263,6 +267,30 @@ fn broken_signatures_are_refused_by_name() {
     fake.import().expect("a custom object that nothing uses does not matter");
     let fake = fake.node("aten.add.Tensor", "self=%x other=%obj", &[("y", "f32[2]")]);
     assert!(fake.error().contains("`obj` is a custom object"), "{}", fake.error());
+}
+
+#[test]
+fn arguments_that_the_program_fixes_are_named() {
+    let mut fake = Fake::new().input("x", "f32[2]").output("x");
+    for (name, value) in
+        [("n", json!({"as_int": 3})), ("how", json!({"as_string": "fast"})), ("no", json!({"as_none": true}))]
+    {
+        fake.inputs.push(value.clone());
+        fake.input_specs.push(json!({"constant_input": {"name": name, "value": value}}));
+    }
+    let notes = fake.import().unwrap().notes;
+    let found: Vec<_> = notes.iter().map(|n| n.split(" in this program").next().unwrap()).collect();
+    assert_eq!(found, ["the argument n is 3", "the argument how is \"fast\""]);
+}
+
+#[test]
+fn another_version_of_the_ops_is_refused() {
+    let program = |version: i64| {
+        let mut program = Fake::new().input("x", "f32[2]").output("x").program();
+        program["opset_version"]["aten"] = json!(version);
+        symmc_torch::fuzz::check(program.to_string().as_bytes())
+    };
+    assert!(program(10) && !program(11) && !program(9));
 }
 
 // Nodes.
@@ -596,78 +624,6 @@ fn groups_in_wrapped_graphs_are_found() {
     assert!(fake.error().contains("the members of group `7` (node `y`)"), "{}", fake.error());
     let options = ImportOptions { ranks: Some(1), ..ImportOptions::default() };
     assert!(import(&fake.bytes(), &options).is_ok());
-}
-
-// In-place ops.
-
-#[test]
-fn in_place_ops_rebind_every_name_of_what_they_write() {
-    let fake = Fake::new()
-        .input("x", "f32[2]")
-        .node("aten.clone.default", "self=%x", &[("c", "f32[2]")])
-        .node("aten.add_.Tensor", "self=%c other=1.0", &[("a", "f32[2]")])
-        .node("aten.mul_.Tensor", "self=%a other=3.0", &[("m", "f32[2]")])
-        .output("c")
-        .output("x");
-    assert_eq!(run(&fake, &[&[1.0, 2.0]]), [[6.0, 9.0], [1.0, 2.0]]);
-}
-
-#[test]
-fn writing_a_view_writes_its_base() {
-    let fake = Fake::new()
-        .input("x", "f32[2,3]")
-        .input("v", "f32[2]")
-        .node("aten.mul.Tensor", "self=%x other=1.0", &[("b", "f32[2,3]")])
-        .node("aten.select.int", "self=%b dim=1 index=2", &[("s", "f32[2]")])
-        .node("aten.copy_.default", "self=%s src=%v", &[("w", "f32[2]")])
-        .node("aten.add_.Tensor", "self=%s other=1.0", &[("a", "f32[2]")])
-        .node("aten.t.default", "self=%b", &[("t", "f32[3,2]")])
-        .node("aten.zero_.default", "self=%t", &[("z", "f32[3,2]")])
-        .node("aten.sum.default", "self=%v", &[("sum", "f32[]")]);
-    let before = fake.clone().output("v").output("sum");
-    assert_eq!(run(&before, &[&[0.0; 6], &[7.0, 8.0]]), [vec![7.0, 8.0], vec![15.0]]);
-    let whole = fake.output("b");
-    assert_eq!(run(&whole, &[&[0.0; 6], &[7.0, 8.0]]), [vec![0.0; 6]]);
-    let mut earlier = whole.clone();
-    earlier.nodes.truncate(4);
-    earlier.output_specs.clear();
-    let earlier = earlier.output("b");
-    assert_eq!(run(&earlier, &[&[0.0; 6], &[7.0, 8.0]]), [vec![0.0, 0.0, 8.0, 0.0, 0.0, 9.0]]);
-}
-
-#[test]
-fn writing_an_input_mutates_it() {
-    let fake = Fake::new()
-        .buffer("cache", "f32[4]", false, Some(&[0; 16]))
-        .input("x", "f32[2]")
-        .node("aten.slice.Tensor", "self=%cache dim=0 start=1 end=3", &[("s", "f32[2]")])
-        .node("aten.copy_.default", "self=%s src=%x", &[("w", "f32[2]")])
-        .node("aten.sum.default", "self=%cache", &[("y", "f32[]")])
-        .output("y");
-    let imported = fake.import().unwrap();
-    let input = imported.graph.inputs.keys().next().unwrap();
-    assert_eq!(imported.graph.inputs[input].kind, InputKind::Parameter);
-    assert!(imported.weights.contains_key("cache"));
-    let kinds: Vec<_> = imported.graph.outputs.iter().map(|o| o.kind).collect();
-    assert_eq!(kinds, [OutputKind::Returned, OutputKind::Mutates(input)]);
-    assert_eq!(run(&fake, &[&[1.0; 4], &[5.0, 6.0]]), [vec![13.0], vec![1.0, 5.0, 6.0, 1.0]]);
-}
-
-#[test]
-fn writing_what_another_view_shows_is_refused() {
-    let fake = Fake::new()
-        .input("x", "f32[4]")
-        .node("aten.slice.Tensor", "self=%x dim=0 start=0 end=2", &[("a", "f32[2]")])
-        .node("aten.slice.Tensor", "self=%x dim=0 start=1 end=3", &[("b", "f32[2]")])
-        .node("aten.zero_.default", "self=%a", &[("z", "f32[2]")]);
-    let error = fake.clone().output("b").error();
-    assert!(error.contains("it writes `a`, which shares memory with `b`, and that is read later"), "{error}");
-    fake.output("z").import().expect("b is not read after the write");
-    let expanded = Fake::new()
-        .input("x", "f32[1]")
-        .node("aten.expand.default", "self=%x size=[3]", &[("e", "f32[3]")])
-        .node("aten.zero_.default", "self=%e", &[("z", "f32[3]")]);
-    assert!(expanded.output("z").error().contains("a view that does not show which elements"));
 }
 
 #[test]

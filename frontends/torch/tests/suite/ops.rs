@@ -105,6 +105,11 @@ fn check(line: &str) -> Result<(), String> {
 }
 
 #[test]
+fn special_values_go_where_pytorch_has_them() {
+    every_line(include_str!("special.txt"), check);
+}
+
+#[test]
 fn every_op_gives_what_pytorch_gives() {
     every_line(include_str!("ops.txt"), check);
 }

@@ -256,7 +256,7 @@ fn every_rule_takes_odd_arguments_or_refuses_them() {
     }
     // Enough calls are valid for the sweep to mean something.
     assert!(
-        imported > refused && never < 40,
+        imported > refused && never < 60,
         "{imported} imported, {refused} refused, {never} ops never imported"
     );
     failures.sort();

@@ -1,0 +1,105 @@
+"""Prints `tests/suite/special.txt`: ops at special values with the results that PyTorch gives.
+
+    python3 special.py > ../tests/suite/special.txt
+"""
+
+import itertools
+import math
+
+import torch
+
+print("""# Values at the edges, and integers: what PyTorch gives for NaN, infinities and zeros, in the form of `ops.txt`. Made by
+# tools/special.py. Left out is gelu of infinity, NaN in PyTorch's vector code and infinity in its scalar code.
+""", end="")
+nan,inf=math.nan,math.inf
+V=[nan,inf,-inf,0.0,-0.0,1.0,-1.0,2.5,-2.5,0.5,88.0,-104.0]
+def fmt(t):
+    def n(v):
+        if isinstance(v,bool): return '1' if v else '0'
+        if isinstance(v,float):
+            if math.isnan(v): return 'NaN'
+            return repr(v)
+        return str(v)
+    return ' '.join(n(v) for v in t.flatten().tolist())
+D={torch.float32:'f32',torch.int64:'i64',torch.bool:'bool',torch.float64:'f64',torch.uint8:'u8',torch.bfloat16:'bf16',torch.int32:'i32'}
+def ty(t): return f"{D[t.dtype]}[{','.join(map(str,t.shape))}]"
+def line(call, args, kw, res, ts):
+    ops='; '.join(f"{n}={ty(t)}: {fmt(t)}" for n,t in ts)
+    res=res if isinstance(res,(tuple,list)) else [res]
+    print(f"{ops} | {call} {' '.join(a for a in args)} | "+'; '.join(f"{ty(r)}: {fmt(r)}" for r in res))
+x=torch.tensor(V)
+pairs=list(itertools.product(V,V)); a=torch.tensor([p[0] for p in pairs]); b=torch.tensor([p[1] for p in pairs])
+A=torch.ops.aten
+for op in "relu tanh sigmoid silu relu6 hardtanh hardsigmoid hardswish leaky_relu elu softplus mish log_sigmoid neg abs sign sgn floor ceil round trunc exp log sqrt rsqrt reciprocal sin cos erf exp2 log2 log10 log1p expm1 erfc sinh cosh square tan isnan isfinite isinf nan_to_num logical_not".split():
+    f=getattr(A,op)
+    try: line(f"aten.{op}.default",["self=%x"],{},f(x),[('x',x)])
+    except Exception as e: raise SystemExit(f'{op}: {e}')
+for op in "add sub mul div floor_divide remainder fmod pow eq ne lt le gt ge logical_and logical_or logical_xor maximum minimum".split():
+    f=getattr(A,op); ov={'maximum':'default','minimum':'default','floor_divide':'default','logical_and':'default','logical_or':'default','logical_xor':'default','pow':'Tensor_Tensor'}.get(op,'Tensor')
+    second='exponent' if op=='pow' else 'other'
+    line(f"aten.{op}.{ov}",["self=%x",f"{second}=%y"],{},f(a,b),[('x',a),('y',b)])
+for rm in ('floor','trunc'):
+    line("aten.div.Tensor_mode",["self=%x","other=%y",f"rounding_mode='{rm}'"],{},A.div(a,b,rounding_mode=rm),[('x',a),('y',b)])
+line("aten.clamp.default",["self=%x","min=-1.0","max=1.0"],{},A.clamp(x,-1.0,1.0),[('x',x)])
+line("aten.clamp.Tensor",["self=%x","min=%y"],{},A.clamp(a,min=b),[('x',a),('y',b)])
+line("aten.clamp.Tensor",["self=%x","max=%y"],{},A.clamp(a,max=b),[('x',a),('y',b)])
+line("aten.clamp_min.default",["self=%x","min=0.5"],{},A.clamp_min(x,0.5),[('x',x)])
+line("aten.threshold.default",["self=%x","threshold=0.5","value=7.0"],{},A.threshold(x,0.5,7.0),[('x',x)])
+line("aten.threshold_backward.default",["grad_output=%g","self=%x","threshold=0"],{},A.threshold_backward(torch.ones_like(x),x,0),[('g',torch.ones_like(x)),('x',x)])
+line("aten.where.self",["condition=%c","self=%x","other=%y"],{},A.where(a>b,a,b),[('c',a>b),('x',a),('y',b)])
+line("aten.lerp.Scalar",["self=%x","end=%y","weight=0.5"],{},A.lerp(a,b,0.5),[('x',a),('y',b)])
+R=[[nan,1.,2.],[3.,nan,2.],[1.,2.,nan],[inf,-inf,1.],[-0.0,0.0,-0.0],[1.,3.,3.],[-inf,-inf,-inf],[nan,nan,1.],[inf,inf,2.]]
+r=torch.tensor(R)
+for op in "sum prod amax amin max min any all argmax argmin mean logsumexp var std cumsum sort softmax log_softmax _softmax count_nonzero".split():
+    f=getattr(A,op)
+    try:
+        if op in('amax','amin','logsumexp','sum','mean','var','std'):
+            ov={'sum':'dim_IntList','mean':'dim','var':'dim','std':'dim'}.get(op,'default')
+            line(f"aten.{op}.{ov}",["self=%x","dim=[1]"],{},f(r,[1]),[('x',r)])
+        elif op in('max','min'): line(f"aten.{op}.dim",["self=%x","dim=1"],{},f(r,1),[('x',r)]); line(f"aten.{op}.default",["self=%x"],{},f(r),[('x',r)])
+        elif op in ('any','all'): line(f"aten.{op}.dim",["self=%x","dim=1"],{},f(r,1),[('x',r)])
+        elif op=='prod': line("aten.prod.dim_int",["self=%x","dim=1"],{},f(r,1),[('x',r)])
+        elif op=='softmax': line("aten.softmax.int",["self=%x","dim=1"],{},f(r,1),[('x',r)])
+        elif op=='log_softmax': line("aten.log_softmax.int",["self=%x","dim=1"],{},f(r,1),[('x',r)])
+        elif op=='_softmax': line("aten._softmax.default",["self=%x","dim=1","half_to_float=false"],{},f(r,1,False),[('x',r)])
+        elif op=='count_nonzero': line("aten.count_nonzero.dim_IntList",["self=%x","dim=[1]"],{},f(r,[1]),[('x',r)])
+        elif op=='sort':
+            line("aten.sort.stable",["self=%x","stable=true","dim=1","descending=false"],{},A.sort.stable(r,stable=True,dim=1,descending=False),[('x',r)])
+            line("aten.sort.stable",["self=%x","stable=true","dim=1","descending=true"],{},A.sort.stable(r,stable=True,dim=1,descending=True),[('x',r)])
+        else: line(f"aten.{op}.default",["self=%x","dim=1"],{},f(r,1),[('x',r)])
+    except Exception as e: raise SystemExit(f'{op}: {e}')
+line("aten.topk.default",["self=%x","k=2"],{},A.topk(torch.tensor([[nan,1.,2.],[3.,nan,2.]]),2),[('x',torch.tensor([[nan,1.,2.],[3.,nan,2.]]))])
+line("aten.topk.default",["self=%x","k=2","largest=false"],{},A.topk(torch.tensor([[nan,1.,2.],[3.,nan,2.]]),2,largest=False),[('x',torch.tensor([[nan,1.,2.],[3.,nan,2.]]))])
+f=torch.tensor([nan,inf,-inf,1.5,-1.5,0.0,0.5]);line("aten.to.dtype",["self=%x","dtype=:bool"],{},f.to(torch.bool),[('x',f)])
+I=torch.tensor([-7,-3,-1,0,1,3,7,9223372036854775807,-9223372036854775808]); 
+i=torch.tensor([5,-5,7,-7,0,9223372036854775807]); k=torch.tensor([3,3,-3,-3,2,2])
+for op in "add sub mul remainder fmod floor_divide maximum".split():
+    ov={'maximum':'default','floor_divide':'default'}.get(op,'Tensor'); line(f"aten.{op}.{ov}",["self=%x","other=%y"],{},getattr(A,op)(i,k),[('x',i),('y',k)])
+line("aten.div.Tensor_mode",["self=%x","other=%y","rounding_mode='trunc'"],{},A.div(i,k,rounding_mode='trunc'),[('x',i),('y',k)])
+line("aten.div.Tensor_mode",["self=%x","other=%y","rounding_mode='floor'"],{},A.div(i,k,rounding_mode='floor'),[('x',i),('y',k)])
+j=torch.tensor([1,2,-3])
+line("aten.mul.Tensor",["self=%x","other=0.5"],{},A.mul(j,0.5),[('x',j)])
+line("aten.add.Tensor",["self=%x","other=0.5"],{},A.add(j,0.5),[('x',j)])
+line("aten.add.Tensor",["self=%x","other=%x","alpha=3"],{},A.add(j,j,alpha=3),[('x',j)])
+line("aten.add.Scalar",["self=%x","other=2.5","alpha=2"],{},A.add(j,2.5,alpha=2),[('x',j)])
+line("aten.pow.Tensor_Scalar",["self=%x","exponent=2"],{},A.pow(j,2),[('x',j)])
+line("aten.pow.Tensor_Scalar",["self=%x","exponent=0.5"],{},A.pow(torch.tensor([4,9,1]),0.5),[('x',torch.tensor([4,9,1]))])
+line("aten.clamp.default",["self=%x","min=-0.5","max=1.5"],{},A.clamp(j,-0.5,1.5),[('x',j)])
+line("aten.eq.Scalar",["self=%x","other=1.5"],{},A.eq(j,1.5),[('x',j)])
+line("aten.lt.Scalar",["self=%x","other=1.5"],{},A.lt(j,1.5),[('x',j)])
+line("aten.remainder.Scalar",["self=%x","other=1.5"],{},A.remainder(j,1.5),[('x',j)])
+line("aten.floor_divide.Scalar",["self=%x","other=1.5"],{},A.floor_divide(j,1.5),[('x',j)])
+line("aten.lerp.Scalar",["self=%x","end=%x","weight=0.5"],{},A.lerp(j.float(),j.float(),0.5),[('x',j.float())])
+line("aten.addcmul.default",["self=%x","tensor1=%x","tensor2=%x","value=3"],{},A.addcmul(j,j,j,value=3),[('x',j)])
+line("aten.masked_fill.Scalar",["self=%x","mask=%m","value=2"],{},A.masked_fill(j,j>0,2),[('x',j),('m',j>0)])
+line("aten.fill.Scalar",["self=%x","value=2.0"],{},A.fill(j,2.0),[('x',j)])
+line("aten.full.default",["size=[2]","fill_value=2.7","dtype=:i64"],{},A.full([2],2.7,dtype=torch.int64),[])
+line("aten.hardtanh.default",["self=%x","min_val=-1","max_val=1"],{},A.hardtanh(j,-1,1),[('x',j)])
+line("aten.leaky_relu.default",["self=%x"],{},A.leaky_relu(j.float()),[('x',j.float())])
+line("aten.threshold.default",["self=%x","threshold=1","value=7"],{},A.threshold(j,1,7),[('x',j)])
+line("aten.arange.start_step",["start=0","end=5","step=2"],{},A.arange(0,5,2),[])
+line("aten.arange.start_step",["start=0","end=2","step=0.5"],{},A.arange(0,2,0.5),[])
+line("aten.linspace.default",["start=0","end=5","steps=3","dtype=:i64"],{},A.linspace(0,5,3,dtype=torch.int64),[])
+line("aten.addmm.default",["self=%x","mat1=%y","mat2=%y","beta=0","alpha=1"],{},A.addmm(torch.full((2,2),nan),torch.eye(2),torch.eye(2),beta=0),[('x',torch.full((2,2),nan)),('y',torch.eye(2))])
+line("aten.linalg_vector_norm.default",["self=%x","ord=inf","dim=[1]"],{},A.linalg_vector_norm(r,inf,[1]),[('x',r)])
+line("aten._safe_softmax.default",["self=%x","dim=1"],{},A._safe_softmax(r,1),[('x',r)])
