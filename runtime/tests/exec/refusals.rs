@@ -7,6 +7,7 @@ use symmc_ir::Bindings;
 use symmc_planner::Plan;
 use symmc_planner::plan::Lane;
 use symmc_runtime::exec::{Communicator, ExecConfig, Lanes, RankMemory, Registry, Span};
+use symmc_runtime::host::{EngineChoice, Engines};
 use symmc_runtime::{CollectiveCall, RunError};
 
 use crate::support::{Alone, Planned, Rank, bindings, inputs, planned, run_once};
@@ -103,6 +104,13 @@ fn opaque_ops_are_refused_by_name_before_anything_runs() {
     let result = run_once(&planned.plan, &Registry::new(), ExecConfig::default(), &none(), &memory, &comm);
     assert_contains(&message(result.map(|_| ())), &["%z", "aten.foo", "opaque"]);
     assert_eq!(comm.begun.load(Ordering::Relaxed), 0);
+    // Without anything started, the engine says the same.
+    let kernels = Registry::new();
+    let told = Engines::host(&kernels).accepts(&EngineChoice::Host, &planned.plan).expect_err("no kernel");
+    assert!(matches!(&told, RunError::CannotRun { node, rank: None, .. } if node == "z"), "{told:?}");
+    let none = EngineChoice::Named { name: "abacus".into(), options: String::new() };
+    let told = Engines::host(&kernels).accepts(&none, &planned.plan).expect_err("no engine");
+    assert_contains(&told.to_string(), &["no engine called abacus"]);
 }
 
 #[test]
@@ -162,7 +170,10 @@ fn plans_that_leave_their_memory_are_refused() {
     let refused = |change: &dyn Fn(&mut Plan)| {
         let mut plan = planned.plan.clone();
         change(&mut plan);
-        message(run_changed(&planned, &plan, &n, |_| ()))
+        let error = run_changed(&planned, &plan, &n, |_| ()).expect_err("it ran");
+        // Only a plan that nobody checked is like that.
+        assert!(matches!(error, RunError::Defect(_)) && !error.is_bad_input(), "{error:?}");
+        error.to_string()
     };
     let bucket = &planned.plan.buckets[0];
     let in_buffer = bucket.places.iter().find_map(|(name, p)| match p.memory {
