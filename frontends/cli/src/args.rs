@@ -41,7 +41,7 @@ pub enum Command {
     /// Plan a program and say what was chosen, where every operand lives, and why
     #[command(after_help = PLAN_EXAMPLES)]
     Plan(PlanArgs),
-    /// Prove a plan safe: no read of a wrong value, no race, for any timing of the ranks
+    /// Prove a plan safe: no read of a lost value, no race, for any timing of the ranks and any sizes; compare it with its source
     #[command(after_help = CHECK_EXAMPLES)]
     Check(CheckArgs),
     /// Run a program or a plan, one process per rank, and compare the results
@@ -82,7 +82,10 @@ const CHECK_EXAMPLES: &str = "\
 Examples:
   symmc plan model.pt2 -o model.plan.json && symmc check model.plan.json
 
-Exit codes: 0 safe; 1 unsafe, with every finding; 2 not a plan.";
+Safety is proven, for every sequence of runs and sizes. That the planned programs compute what the source does is compared,
+on drawn inputs at small sizes; what is too large for that or has no kernels here is named and not compared.
+
+Exit codes: 0 safe, and no difference found; 1 unsafe or different, with every finding; 2 not a plan.";
 
 const PRINT_EXAMPLES: &str = "\
 Examples:

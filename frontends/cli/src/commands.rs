@@ -41,10 +41,34 @@ pub fn exit_code(error: &anyhow::Error) -> u8 {
 }
 
 fn check(args: &CheckArgs) -> Result<ExitCode> {
-    let plan = load::plan(&args.plan)?;
-    let report = symmc::check(&plan)?;
-    put(&format!("{}: safe on {}. {report}\n", args.plan.display(), count(plan.ranks, "rank")))?;
-    Ok(ExitCode::SUCCESS)
+    let plan = symmc::checked(load::plan(&args.plan)?)?;
+    let at = args.plan.display();
+    put(&format!("{at}: safe on {}. {}\n", count(plan.ranks, "rank"), plan.report()))?;
+    let compared = symmc::compare_with_source(&plan);
+    put(&format!("{at}: {}", against_source(&compared)))?;
+    match compared.differences.is_empty() {
+        true => Ok(ExitCode::SUCCESS),
+        false => Err(symmc::Error::Source(compared.differences).into()),
+    }
+}
+
+/// What was compared with the source, and what was not.
+fn against_source(compared: &symmc::SourceComparison) -> String {
+    let buckets = |n: usize| count(n as u64, "bucket");
+    let mut text = match (compared.compared, compared.differences.len()) {
+        (_, n) if n > 0 => format!("{} from its source on drawn inputs\n", count(n as u64, "difference")),
+        (0, _) => "not compared with its source\n".to_string(),
+        (n, _) => format!(
+            "computes what its source does in {} of {} on drawn inputs ({}); compared, not proven\n",
+            n,
+            buckets(compared.buckets),
+            count(compared.elements, "element"),
+        ),
+    };
+    for (reason, times) in &compared.left_out {
+        text.push_str(&format!("  not compared ({}): {reason}\n", buckets(*times)));
+    }
+    text
 }
 
 /// The ops of the text form.

@@ -62,6 +62,28 @@ fn a_plan_is_a_file_that_checks_and_runs() {
 }
 
 #[test]
+fn a_plan_that_computes_something_else_than_its_source_fails() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let (program, plan) = (dir.path().join("p.symm"), dir.path().join("p.json"));
+    let text = "program \"p\" ranks 2\ngroup @w world\narg %x: f32[64]\n\
+        %y: f32[64] = all_reduce %x op=sum group=@w\nreturn %y\n";
+    std::fs::write(&program, text).expect("written");
+    stdout(&format!("plan {} -o {}", program.display(), plan.display()));
+    let text = stdout(&format!("check {}", plan.display()));
+    assert!(text.contains("computes what its source does in 1 of 1 bucket"), "{text}");
+    let json = std::fs::read_to_string(&plan).expect("the plan");
+    // The source keeps its sum: its hash is checked.
+    let (source, planned) = json.split_once("\"programs\"").expect("programs");
+    let changed = format!("{source}\"programs\"{}", planned.replacen("op=sum", "op=max", 1));
+    assert_ne!(changed, json);
+    std::fs::write(&plan, changed).expect("written");
+    let out = output(&mut symmc(&format!("check {}", plan.display())));
+    assert_eq!(out.status.code(), Some(1));
+    let errors = String::from_utf8_lossy(&out.stderr);
+    assert!(errors.contains("output 0 (%y) on rank"), "{errors}");
+}
+
+#[test]
 fn printed_text_prints_itself_and_runs() {
     let dir = tempfile::tempdir().expect("a folder");
     let file = dir.path().join("a.symm");

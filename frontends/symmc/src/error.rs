@@ -56,6 +56,9 @@ pub enum Error {
         /// The plan, which must not be run.
         plan: Box<Plan>,
     },
+    /// A plan computes something else than the source that it carries.
+    #[error("the plan does not compute what its source does: {} difference(s)\n{}", .0.len(), list(.0))]
+    Source(Vec<String>),
     /// A run failed on some rank.
     #[error("{0}")]
     Run(RunError),
@@ -129,7 +132,7 @@ impl Error {
     /// Whether the caller's input is to blame, in contrast to a check or a run that failed.
     pub fn is_bad_input(&self) -> bool {
         match self {
-            Error::Check(_) | Error::Defect { .. } => false,
+            Error::Check(_) | Error::Defect { .. } | Error::Source(_) => false,
             Error::Run(e) => e.is_bad_input(),
             _ => true,
         }

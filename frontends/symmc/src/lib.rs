@@ -20,6 +20,7 @@
 //! and given with the [`RunConfig`]. Errors say whether the input was bad
 //! ([`Error::is_bad_input`]) or a run failed.
 
+mod against_source;
 pub mod bench;
 mod compile;
 pub mod custom;
@@ -31,6 +32,7 @@ mod run;
 mod tensors;
 mod workload;
 
+pub use against_source::{SourceComparison, compare_with_source};
 pub use compile::{
     Bind, BucketSpec, Config, canonical, check, checked, compile, compile_timed, lowered, read_plan,
     refuse_for_gpus,

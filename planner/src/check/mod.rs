@@ -58,7 +58,8 @@
 //! `time`). Time is near linear in the number of steps.
 //!
 //! # What is not proven
-//! That the planned programs compute what the source computes (only their signatures are compared), that a
+//! That the planned programs compute what the source computes (only their signatures are compared here; numbers are
+//! compared where an interpreter is at hand), that ranks touch disjoint elements within a step, that a
 //! variant's implementation keeps its contract, that kernels write what they should, that estimates are right,
 //! and that a slice stays within its operand for sizes for which the verifier cannot tell: whoever runs a plan
 //! knows the sizes and refuses those.

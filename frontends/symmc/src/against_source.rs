@@ -1,0 +1,226 @@
+//! Whether a plan computes what its source does, as far as numbers tell.
+//!
+//! The check proves a plan safe; that the planned programs equal the source it carries is not proven anywhere. Here the
+//! reference interpreter runs both on inputs drawn from seeds, at small sizes of each bucket, and every output on every
+//! rank is compared: integers exactly, floats within [`Tolerance::of`], as sums may be taken in another order. What is
+//! larger than [`WORK`] allows, or has ops that the interpreter does not run, is left out and named.
+
+use std::sync::Arc;
+
+use symmc_ir::interp::{Draw, SeedConfig, Seeds, Tolerance, compare, run};
+use symmc_ir::{Bindings, Graph, Op, Tensor, ValueId};
+use symmc_planner::CheckedPlan;
+use symmc_planner::plan::Bucket;
+
+/// The most that is computed for one plan, in elements of values and products of elements, on all ranks together.
+const WORK: u128 = 1 << 25;
+
+/// The most of that for further buckets of programs that were compared already.
+const MORE: u128 = 1 << 23;
+
+/// How often inputs are drawn anew where an output differs: a tie or a rounding that shows in one draw does not show in
+/// all.
+const DRAWS: u64 = 3;
+
+/// After this many differences no more are looked for.
+const ENOUGH: usize = 100;
+
+/// What comparing a plan with its source showed.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct SourceComparison {
+    /// The number of buckets.
+    pub buckets: usize,
+    /// The number of buckets whose program was run beside the source.
+    pub compared: usize,
+    /// The number of elements of outputs that were compared.
+    pub elements: u64,
+    /// Why buckets were not compared, or an output not counted, each reason with how often.
+    pub left_out: Vec<(String, usize)>,
+    /// What differs: the bucket, its sizes, the output, the rank and the difference.
+    pub differences: Vec<String>,
+}
+
+/// Compares the programs of a plan with its source on drawn inputs.
+pub fn compare_with_source(plan: &CheckedPlan) -> SourceComparison {
+    let source = Graph { ranks: Some(plan.ranks), ..plan.source_program().clone() };
+    let mut out = SourceComparison { buckets: plan.buckets.len(), ..SourceComparison::default() };
+    let mut room = WORK;
+    // A bucket of every program first, in case there is no room for all.
+    let mut seen = vec![0usize; plan.programs.len()];
+    let mut order: Vec<(usize, usize)> = Vec::with_capacity(plan.buckets.len());
+    for (b, bucket) in plan.buckets.iter().enumerate() {
+        order.push((seen[bucket.program], b));
+        seen[bucket.program] += 1;
+    }
+    order.sort_unstable();
+    for (nth, b) in order {
+        if nth > 0 {
+            room = room.min(MORE);
+        }
+        if out.differences.len() >= ENOUGH {
+            break;
+        }
+        let bucket = &plan.buckets[b];
+        let planned = &plan.programs()[bucket.program].graph;
+        match of_bucket((&source, planned), (b, bucket), &mut room, &mut out) {
+            Ok(()) => out.compared += 1,
+            Err(reason) => out.leave_out(reason),
+        }
+    }
+    out
+}
+
+/// Compares one bucket; why it could not be, if so.
+fn of_bucket(
+    (source, planned): (&Graph, &Graph),
+    (index, bucket): (usize, &Bucket),
+    room: &mut u128,
+    out: &mut SourceComparison,
+) -> Result<(), String> {
+    if let Some(reason) = [source, planned].into_iter().find_map(without_meaning) {
+        return Err(reason);
+    }
+    for (i, sizes) in small_sizes(bucket).iter().enumerate() {
+        let bound = |graph: &Graph| bindings(graph, sizes);
+        let [of_source, of_planned] = [bound(source), bound(planned)];
+        let needed = work(source, &of_source).saturating_add(work(planned, &of_planned));
+        if needed > *room {
+            // The least sizes are what counts; further ones are taken where there is room.
+            let reason = "more elements would have to be computed than the check takes time for".to_string();
+            return if i == 0 { Err(reason) } else { Ok(()) };
+        }
+        *room -= needed;
+        let mut differing = draw(source, planned, (&of_source, &of_planned), 0)?;
+        out.elements += differing.elements;
+        for seed in 1..DRAWS {
+            if differing.outputs.iter().all(Option::is_none) {
+                break;
+            }
+            let Ok(again) = draw(source, planned, (&of_source, &of_planned), seed) else { continue };
+            for (known, again) in differing.outputs.iter_mut().zip(&again.outputs) {
+                if known.is_some() && again.is_none() {
+                    *known = None;
+                    out.leave_out(format!(
+                        "an output differs for some of {DRAWS} draws alone, as ties and roundings do"
+                    ));
+                }
+            }
+        }
+        let sizes: Vec<String> = sizes.iter().map(|(name, value)| format!("{name}={value}")).collect();
+        let at = if sizes.is_empty() { String::new() } else { format!(" ({})", sizes.join(", ")) };
+        let found = differing.outputs.into_iter().flatten();
+        out.differences.extend(found.map(|what| format!("bucket {index}{at}: {what}")));
+    }
+    Ok(())
+}
+
+impl SourceComparison {
+    fn leave_out(&mut self, reason: String) {
+        match self.left_out.iter_mut().find(|(known, _)| *known == reason) {
+            Some((_, count)) => *count += 1,
+            None => self.left_out.push((reason, 1)),
+        }
+    }
+}
+
+/// Why the interpreter does not run a program, if it has an op that it knows nothing of.
+fn without_meaning(graph: &Graph) -> Option<String> {
+    graph.nodes.values().find_map(|node| match &node.op {
+        Op::Opaque { name, .. } => Some(format!("{name} is opaque: nothing says what it computes")),
+        Op::Custom(id) => {
+            let name = graph.customs.get(*id).map_or("", |c| c.name.as_str());
+            Some(format!("the kernel of custom op {name} is not here"))
+        }
+        _ => None,
+    })
+}
+
+/// The least sizes of a bucket, and others that are nearly as small and differ from one symbol to the next.
+fn small_sizes(bucket: &Bucket) -> Vec<Vec<(String, i64)>> {
+    let with = |step: i64| -> Vec<(String, i64)> {
+        let size = |(i, (name, &[low, high])): (usize, (&String, &[i64; 2]))| {
+            (name.clone(), low.saturating_add(step * (i as i64 % 4 + 1)).min(high))
+        };
+        bucket.symbols.iter().enumerate().map(size).collect()
+    };
+    let mut sizes = vec![with(0), with(1)];
+    sizes.dedup();
+    sizes
+}
+
+/// A symbol that the bucket does not name has no part in its program; it takes its least value.
+fn bindings(graph: &Graph, sizes: &[(String, i64)]) -> Bindings {
+    let mut out = Bindings::new();
+    for (id, symbol) in graph.symbols.iter() {
+        let size = sizes.iter().find(|(name, _)| *name == symbol.name).map_or(symbol.min, |s| s.1);
+        out.set(id, size);
+    }
+    out
+}
+
+/// About what a run of a program computes on all ranks: the elements of all values, and for ops that multiply operands
+/// as matrices the number of products, the root of the elements of the three.
+fn work(graph: &Graph, bindings: &Bindings) -> u128 {
+    let numel = |v: ValueId| {
+        let elements = graph.ty(v).numel().eval(bindings);
+        elements.and_then(|n| u128::try_from(n).ok()).unwrap_or(u128::from(u64::MAX))
+    };
+    let inputs = graph.inputs.values().map(|i| numel(i.value)).fold(0, u128::saturating_add);
+    let of_node = |node: &symmc_ir::Node| {
+        let values = node.inputs.iter().chain(&node.outputs).map(|&v| numel(v));
+        let moved = values.clone().fold(0, u128::saturating_add);
+        let products = match node.op {
+            Op::MatMul | Op::Attention { .. } => values.fold(1, u128::saturating_mul).isqrt(),
+            _ => 0,
+        };
+        moved.saturating_add(products)
+    };
+    let nodes = graph.nodes.values().map(of_node).fold(0, u128::saturating_add);
+    inputs.saturating_add(nodes).saturating_mul(u128::from(graph.ranks.unwrap_or(1)))
+}
+
+/// How the outputs of one draw differ, each on the first rank where it does.
+struct Differing {
+    elements: u64,
+    outputs: Vec<Option<String>>,
+}
+
+/// Runs both programs on inputs drawn from a seed, others on each rank, and compares their outputs.
+///
+/// # Errors
+/// Why the source does not run.
+fn draw(
+    source: &Graph,
+    planned: &Graph,
+    (of_source, of_planned): (&Bindings, &Bindings),
+    seed: u64,
+) -> Result<Differing, String> {
+    let config = SeedConfig { seed, arguments: Draw::PerRank, parameters: Draw::PerRank };
+    let seeds = Seeds::new(source, of_source, config);
+    let of_rank = |rank| source.inputs.keys().map(|id| seeds.input(id, rank)).collect();
+    let inputs: Result<Vec<Vec<Arc<Tensor>>>, _> = (0..source.ranks.unwrap_or(1)).map(of_rank).collect();
+    let inputs = inputs.map_err(|e| format!("inputs cannot be drawn: {e}"))?;
+    let expected = run(source, of_source, &inputs)
+        .map_err(|e| format!("the interpreter does not run the source on drawn inputs: {e}"))?;
+    let mut out = Differing { elements: 0, outputs: vec![None; source.outputs.len()] };
+    let found = match run(planned, of_planned, &inputs) {
+        Ok(found) => found,
+        Err(e) => {
+            out.outputs
+                .fill(Some(format!("the source runs on drawn inputs, the planned program does not: {e}")));
+            out.outputs.truncate(1);
+            return Ok(out);
+        }
+    };
+    for (rank, (found, expected)) in found.iter().zip(&expected).enumerate() {
+        for (k, (found, expected)) in found.iter().zip(expected).enumerate() {
+            let result = compare(found, expected, Tolerance::of(expected));
+            out.elements += result.elements as u64;
+            if !result.agrees() && out.outputs[k].is_none() {
+                let name = source.name_of(source.outputs[k].value);
+                out.outputs[k] = Some(format!("output {k} (%{name}) on rank {rank}: {result}"));
+            }
+        }
+    }
+    Ok(out)
+}
