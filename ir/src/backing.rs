@@ -3,9 +3,11 @@
 
 use std::fmt;
 use std::fs::File;
+use std::io;
 use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd};
-use std::path::Path;
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use memmap2::Mmap;
@@ -22,6 +24,28 @@ pub trait Backing: Send + Sync {
 
     /// The file whose whole contents they are, for who wants to map it as well.
     fn file(&self) -> Option<BorrowedFd<'_>> {
+        None
+    }
+
+    /// Copies the bytes from `at` on, as many as `into` takes.
+    ///
+    /// # Errors
+    /// They are not there any more, or not what they were when this value was made.
+    fn read(&self, at: usize, into: &mut [u8]) -> io::Result<()> {
+        let end = at.checked_add(into.len());
+        let bytes = end.and_then(|end| self.bytes().get(at..end));
+        into.copy_from_slice(bytes.ok_or(io::ErrorKind::UnexpectedEof)?);
+        Ok(())
+    }
+
+    /// What tells these bytes from others without reading them, where others can change them: a file's place, size
+    /// and age. Who computes with such bytes [reads](Self::read) them first.
+    fn identity(&self) -> Option<String> {
+        None
+    }
+
+    /// When the file was last written before this value was made, in seconds and nanoseconds.
+    fn modified(&self) -> Option<(i64, i64)> {
         None
     }
 }
@@ -54,6 +78,19 @@ impl Part {
     pub fn bytes(&self) -> &[u8] {
         self.backing.bytes().get(self.range.clone()).unwrap_or_default()
     }
+
+    /// A copy of its bytes.
+    ///
+    /// # Errors
+    /// As [`Backing::read`].
+    pub fn read(&self, into: &mut [u8]) -> io::Result<()> {
+        self.backing.read(self.range.start, into)
+    }
+
+    /// Whether others can change the bytes.
+    pub fn is_volatile(&self) -> bool {
+        self.backing.identity().is_some()
+    }
 }
 
 impl fmt::Debug for Part {
@@ -64,8 +101,27 @@ impl fmt::Debug for Part {
 
 /// A mapped file.
 pub struct Mapped {
+    path: PathBuf,
     file: File,
     map: Mmap,
+    stamp: Stamp,
+}
+
+/// A file's place, size and age.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Stamp {
+    device: u64,
+    inode: u64,
+    bytes: u64,
+    modified: (i64, i64),
+}
+
+impl Stamp {
+    fn of(file: &File) -> io::Result<Stamp> {
+        let data = file.metadata()?;
+        let modified = (data.mtime(), data.mtime_nsec());
+        Ok(Stamp { device: data.dev(), inode: data.ino(), bytes: data.len(), modified })
+    }
 }
 
 impl Mapped {
@@ -75,10 +131,25 @@ impl Mapped {
     /// The file cannot be opened or mapped.
     pub fn open(path: &Path) -> std::io::Result<Mapped> {
         let file = File::open(path)?;
-        // SAFETY: the map is only read. A file that another process shortens while it is mapped raises
-        // SIGBUS, as for every program that maps its input; model files are not changed while in use.
+        let stamp = Stamp::of(&file)?;
+        // SAFETY: the map is only read. A file that another process shortens while it is mapped raises SIGBUS where
+        // the lost pages are touched: who computes with the bytes reads them from the file first.
         let map = unsafe { Mmap::map(&file) }?;
-        Ok(Mapped { file, map })
+        Ok(Mapped { path: path.to_path_buf(), file, map, stamp })
+    }
+
+    /// Whether the file is what it was when it was opened.
+    fn unchanged(&self) -> io::Result<()> {
+        let (now, then) = (Stamp::of(&self.file)?, self.stamp);
+        if now == then {
+            return Ok(());
+        }
+        Err(io::Error::other(format!(
+            "{}: the file changed while it was in use: it had {} bytes, now it has {}",
+            self.path.display(),
+            then.bytes,
+            now.bytes
+        )))
     }
 }
 
@@ -88,5 +159,17 @@ impl Backing for Mapped {
     }
     fn file(&self) -> Option<BorrowedFd<'_>> {
         Some(self.file.as_fd())
+    }
+    fn read(&self, at: usize, into: &mut [u8]) -> io::Result<()> {
+        let read = self.file.read_exact_at(into, at as u64);
+        self.unchanged()?;
+        read.map_err(|e| io::Error::new(e.kind(), format!("{}: {e}", self.path.display())))
+    }
+    fn identity(&self) -> Option<String> {
+        let Stamp { device, inode, bytes, modified: (seconds, nanos) } = self.stamp;
+        Some(format!("{bytes} bytes at {device}:{inode}, written {seconds}.{nanos:09}"))
+    }
+    fn modified(&self) -> Option<(i64, i64)> {
+        Some(self.stamp.modified)
     }
 }

@@ -1,6 +1,8 @@
 //! A tensor with its data: the form in which weights, inputs and outputs pass between crates.
 
 use std::fmt;
+use std::io;
+use std::sync::Arc;
 
 use crate::backing::Part;
 use crate::types::DType;
@@ -77,6 +79,16 @@ impl Tensor {
             Data::Own(_) => None,
             Data::Shared(part) => Some(part),
         }
+    }
+    /// This tensor in memory that nobody else changes: a copy, where it lies in a file.
+    ///
+    /// # Errors
+    /// The file cannot be read, or changed since it was opened.
+    pub fn loaded(self: &Arc<Self>) -> io::Result<Arc<Tensor>> {
+        let Some(part) = self.part().filter(|p| p.is_volatile()) else { return Ok(self.clone()) };
+        let mut data = vec![0; part.range().len()];
+        part.read(&mut data)?;
+        Ok(Arc::new(Tensor { dtype: self.dtype, shape: self.shape.clone(), data: Data::Own(data) }))
     }
     /// The bytes of all elements, mutably.
     pub fn data_mut(&mut self) -> &mut [u8] {
@@ -231,8 +243,6 @@ pub fn write_i64(dtype: DType, data: &mut [u8], i: usize, x: i64) {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
-
     use super::*;
     use crate::backing::Backing;
 

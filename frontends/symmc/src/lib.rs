@@ -23,6 +23,7 @@
 mod against_source;
 pub mod bench;
 mod compile;
+mod content;
 pub mod custom;
 mod error;
 mod memory;

@@ -1,6 +1,5 @@
 //! A program as it was opened: its graph, the weights that came with it, and where it came from.
 
-use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -49,22 +48,6 @@ impl Weights {
     /// Those of a rank among so many; `None` where only another rank's may be known.
     pub fn of(&self, rank: u32, ranks: u32) -> Option<&IndexMap<String, Arc<Tensor>>> {
         self.ranks.get(rank as usize).filter(|_| self.ranks.len() == ranks as usize)
-    }
-
-    /// What tells weights apart: a hash of their names and types, and of samples of their data.
-    pub(crate) fn fingerprint(&self) -> String {
-        const SAMPLES: usize = 16;
-        const SAMPLE: usize = 256;
-        let mut hash = DefaultHasher::new();
-        for (name, tensor) in self.ranks.iter().flatten() {
-            (name, tensor.dtype(), tensor.shape()).hash(&mut hash);
-            let data = tensor.data();
-            for i in 0..SAMPLES {
-                let from = data.len() / SAMPLES * i;
-                data[from..data.len().min(from + SAMPLE)].hash(&mut hash);
-            }
-        }
-        format!("{:016x}", hash.finish())
     }
 
     /// The other names of a tensor.

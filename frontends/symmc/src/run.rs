@@ -109,7 +109,9 @@ fn interpret(plan: &CheckedPlan, work: &Workload, config: &RunConfig) -> Result<
     let graph = plan.source_program();
     config.kernels.check(graph)?;
     let kernels = config.kernels.interpreted();
-    let mut inputs = work.inputs.clone();
+    let load = |t: &Arc<Tensor>| t.loaded().map_err(|e| Error::Request(e.to_string()));
+    let of_rank = |inputs: &Vec<Arc<Tensor>>| inputs.iter().map(load).collect::<Result<Vec<_>, _>>();
+    let mut inputs = work.inputs.iter().map(of_rank).collect::<Result<Vec<_>, _>>()?;
     let run = |inputs: &[Vec<Arc<Tensor>>]| {
         interp::run_with(graph, &work.bindings, inputs, &kernels).map_err(|e| fail(&e))
     };

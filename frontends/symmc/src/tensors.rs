@@ -5,7 +5,6 @@
 //! they are used, and reach ranks and devices from there.
 
 use std::fmt;
-use std::hash::{Hash, Hasher};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -13,6 +12,7 @@ use safetensors::tensor::{Dtype, Metadata, SafeTensors};
 use symmc_ir::verify::MAX_RANKS;
 use symmc_ir::{Backing, DType, Mapped, Part, Tensor};
 
+use crate::content::FileContent;
 use crate::error::Error;
 
 /// An open file of recorded tensors.
@@ -75,21 +75,9 @@ impl TensorFile {
         self.header.offset_keys().into_iter()
     }
 
-    /// What tells files apart: a hash of the header, the length, and samples of the data all over the file.
-    pub fn fingerprint(&self) -> String {
-        const SAMPLES: usize = 256;
-        const SAMPLE: usize = 4096;
-        let mut hash = std::hash::DefaultHasher::new();
-        let bytes = self.map.bytes();
-        let header = self.start.min(bytes.len());
-        bytes[..header].hash(&mut hash);
-        bytes.len().hash(&mut hash);
-        let data = &bytes[header..];
-        for i in 0..SAMPLES {
-            let from = (data.len() as u128 * i as u128 / SAMPLES as u128) as usize;
-            data[from..data.len().min(from + SAMPLE)].hash(&mut hash);
-        }
-        format!("{:016x}", hash.finish())
+    /// The file's content, for ranks that must have it alike.
+    pub(crate) fn content(&self) -> FileContent {
+        FileContent(self.map.clone())
     }
 
     /// Whether the file holds arguments.
@@ -166,8 +154,9 @@ impl TensorFile {
                 .and_then(|part| Tensor::shared(dtype, info.shape.as_slice(), part)),
             // Elements that lie across their alignment are read from a copy.
             false => {
-                let data = self.map.bytes().get(from..to);
-                data.and_then(|d| Tensor::new(dtype, info.shape.as_slice(), d.to_vec()))
+                let mut data = vec![0; to.saturating_sub(from)];
+                self.map.read(from, &mut data).map_err(|e| Error::format(&self.path, e))?;
+                Tensor::new(dtype, info.shape.as_slice(), data)
             }
         };
         tensor

@@ -6,7 +6,9 @@ use std::sync::Arc;
 use symmc_ir::dim::SymbolId;
 use symmc_ir::interp::{self, InterpError, SeedConfig, Seeds};
 use symmc_ir::{Bindings, Graph, Input, InputKind, Tensor, ValueId};
+use symmc_runtime::host::Term;
 
+use crate::content::WeightContent;
 use crate::error::{Error, ranks as ranks_text};
 use crate::memory;
 use crate::program::{Program, Weights};
@@ -27,7 +29,7 @@ pub struct Workload {
     /// What was drawn or assumed, for people.
     pub notes: Vec<String>,
     /// Where the inputs come from, by name: what ranks of one run must have alike.
-    pub settings: Vec<(String, String)>,
+    pub settings: Vec<Term>,
 }
 
 /// The expected value of each rank's outputs, where it is known.
@@ -113,22 +115,17 @@ impl Workload {
         notes.extend(note);
         let mut settings = settings(tensors, draw, drawn.is_some(), &notes);
         if graph.inputs.values().any(|i| weights.of(0, ranks).is_some_and(|w| w.contains_key(&i.source))) {
-            settings.push(("weights".into(), weights.fingerprint()));
+            settings.push(Term::content("weights", Arc::new(WeightContent(weights.clone()))));
         }
         Ok(Workload { bindings, inputs, expected, incomparable, notes, settings })
     }
 }
 
 /// The names of the tensor file and of the seed, as far as inputs come from there.
-fn settings(
-    tensors: Option<&TensorFile>,
-    draw: &Draw,
-    arguments_drawn: bool,
-    notes: &[String],
-) -> Vec<(String, String)> {
-    let file = tensors.map(|file| ("tensors".into(), file.fingerprint()));
+fn settings(tensors: Option<&TensorFile>, draw: &Draw, arguments_drawn: bool, notes: &[String]) -> Vec<Term> {
+    let file = tensors.map(|file| Term::content("tensors", Arc::new(file.content())));
     let drawn = arguments_drawn || notes.iter().any(|n| n == WEIGHTS_DRAWN);
-    file.into_iter().chain(drawn.then(|| ("seed".into(), draw.seed.to_string()))).collect()
+    file.into_iter().chain(drawn.then(|| Term::text("seed", draw.seed.to_string()))).collect()
 }
 
 /// Noted where a parameter is drawn.

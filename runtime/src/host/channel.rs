@@ -16,6 +16,7 @@ use nix::unistd::getuid;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
+use super::inputs::FileStamp;
 use crate::error::RunError;
 
 /// The version of the messages.
@@ -30,6 +31,8 @@ const BATCH: usize = 64;
 pub(super) enum ToRank {
     /// The run, and the sizes of the segments whose descriptors follow.
     Welcome(Welcome),
+    /// Contents may differ between ranks: digests of every byte are wanted.
+    Digest,
     /// All ranks run this plan and version.
     Proceed,
     /// All ranks are ready.
@@ -50,8 +53,8 @@ pub(super) struct Welcome {
     pub first: u32,
     /// Bytes of the job and of all inputs and of this rank's outputs, for a rank that the launcher started.
     pub job: Option<[usize; 3]>,
-    /// Bytes of the files that inputs lie in.
-    pub files: Vec<usize>,
+    /// The files that inputs lie in.
+    pub files: Vec<FileStamp>,
 }
 
 /// What a rank tells the coordinator.
@@ -59,14 +62,18 @@ pub(super) struct Welcome {
 pub(super) enum FromRank {
     /// The first message of a rank that joins by itself, and would wait for the others so many milliseconds more.
     Join { rank: u32, ranks: u32, run: String, left_ms: u64 },
-    /// What the rank runs: the hash of its plan, what people tell plans by, and what else is to be alike.
+    /// What the rank runs: the hash of its plan, what people tell plans by, and what else is to be alike; of that these are
+    /// contents, told by what identifies them.
     Hello {
         protocol: u32,
         version: String,
         plan: String,
         about: Vec<(String, String)>,
         terms: Vec<(String, String)>,
+        contents: Vec<String>,
     },
+    /// The digests of its contents, by name.
+    Digests(Vec<(String, String)>),
     /// The rank's memory is loaded.
     Ready,
     /// The rank has run the plan as often as wanted.

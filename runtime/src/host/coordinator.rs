@@ -16,6 +16,7 @@ use symmc_planner::plan::Plan;
 use super::channel::{Channel, FromRank, PROTOCOL, ToRank};
 use super::control::Control;
 use super::job::locate;
+use super::terms::Term;
 use crate::error::RunError;
 
 /// How often the clock and the ranks' progress are looked at.
@@ -24,6 +25,8 @@ const TICK: Duration = Duration::from_millis(50);
 const GRACE: Duration = Duration::from_millis(150);
 /// Ranks have at least this long to start.
 const STARTING: Duration = Duration::from_secs(10);
+/// How long ranks may take to read their contents.
+const DIGESTING: Duration = Duration::from_secs(600);
 /// A rank that hangs is noticed this much later than its peers' waits end, because they know more.
 const PATIENCE: Duration = Duration::from_secs(1);
 
@@ -37,15 +40,19 @@ pub(super) fn hello(
     plan: &Plan,
     bindings: &Bindings,
     repeats: u32,
-    settings: &[(String, String)],
-) -> FromRank {
+    settings: &[Term],
+) -> Result<FromRank, RunError> {
     let names = plan.buckets.first().into_iter().flat_map(|b| b.symbols.keys()).enumerate();
     let size =
         |(i, name): (usize, &String)| Some((name.clone(), bindings.get(SymbolId::new(i))?.to_string()));
     let mut terms: Vec<(String, String)> = names.filter_map(size).collect();
     terms.push(("runs".into(), repeats.to_string()));
-    terms.extend_from_slice(settings);
-    FromRank::Hello { protocol: PROTOCOL, version: version(), plan: plan.hash(), about: about(plan), terms }
+    for term in settings {
+        terms.push(term.first()?);
+    }
+    let contents = settings.iter().filter(|t| t.is_content()).map(|t| t.name.clone()).collect();
+    let (plan, about) = (plan.hash(), about(plan));
+    Ok(FromRank::Hello { protocol: PROTOCOL, version: version(), plan, about, terms, contents })
 }
 
 /// What people tell a plan from others by.
@@ -89,6 +96,19 @@ struct Identity {
     plan: String,
     about: Vec<(String, String)>,
     terms: Vec<(String, String)>,
+    contents: Vec<String>,
+}
+
+impl Identity {
+    /// Whether ranks that are alike in all but their contents are so identified.
+    fn differs_in_contents_alone(&self, other: &Identity) -> bool {
+        let text = |i: &Identity| {
+            let texts = i.terms.iter().filter(|(name, _)| !i.contents.contains(name));
+            texts.cloned().collect::<Vec<_>>()
+        };
+        let head = |i: &Identity| (i.protocol, i.version.clone(), i.plan.clone(), i.contents.clone());
+        head(self) == head(other) && text(self) == text(other)
+    }
 }
 
 /// How far a rank is in the protocol.
@@ -98,6 +118,8 @@ enum Phase {
     New,
     /// It said what it runs.
     Known,
+    /// It reads its contents, to give their digests.
+    Asked,
     /// Its memory is loaded.
     Ready,
     /// It has run the plan.
@@ -132,6 +154,8 @@ pub(super) struct Coordinator<'a> {
     pub limit: Duration,
     /// The ranks in order.
     pub members: Vec<Member>,
+    /// When ranks were asked for digests of their contents, if they were.
+    pub asked: Option<Instant>,
     /// Tells how the process of a rank ended, if it has.
     pub ended: &'a mut dyn FnMut(u32) -> Option<String>,
 }
@@ -178,8 +202,13 @@ impl Coordinator<'_> {
         for rank in self.poll()? {
             self.hear(rank)?;
         }
-        let late = started.elapsed() > self.limit.max(STARTING);
-        let silent = self.members.iter().position(|m| matches!(m.phase, Phase::New | Phase::Known));
+        let (since, limit) = match self.asked {
+            Some(asked) => (asked, self.limit.max(DIGESTING)),
+            None => (started, self.limit.max(STARTING)),
+        };
+        let late = since.elapsed() > limit;
+        let unready = |m: &Member| matches!(m.phase, Phase::New | Phase::Known | Phase::Asked);
+        let silent = self.members.iter().position(unready);
         if let (true, Some(rank)) = (late, silent) {
             self.members[rank].phase = Phase::Gone;
             return Err(self.stuck(rank as u32));
@@ -213,14 +242,20 @@ impl Coordinator<'_> {
         member.since = Instant::now();
         let message = member.channel.receive(Some(Instant::now() + self.limit));
         match message.inspect_err(|_| member.phase = Phase::Gone)? {
-            Some(FromRank::Hello { protocol, version, plan, about, terms }) if member.phase == Phase::New => {
+            Some(FromRank::Hello { protocol, version, plan, about, terms, contents })
+                if member.phase == Phase::New =>
+            {
                 member.phase = Phase::Known;
-                member.identity = Some(Identity { protocol, version, plan, about, terms });
-                if self.all(Phase::Known) {
-                    self.compare()?;
-                    self.tell(&ToRank::Proceed)?;
+                member.identity = Some(Identity { protocol, version, plan, about, terms, contents });
+                if self.all(Phase::Known) { self.settle() } else { Ok(()) }
+            }
+            Some(FromRank::Digests(digests)) if member.phase == Phase::Asked => {
+                member.phase = Phase::Known;
+                for (name, value) in member.identity.iter_mut().flat_map(|i| &mut i.terms) {
+                    let digest = digests.iter().find(|(of, _)| of == name);
+                    digest.iter().for_each(|(_, digest)| value.clone_from(digest));
                 }
-                Ok(())
+                if self.all(Phase::Known) { self.settle() } else { Ok(()) }
             }
             Some(FromRank::Ready) if member.phase == Phase::Known => {
                 member.phase = Phase::Ready;
@@ -257,6 +292,21 @@ impl Coordinator<'_> {
         let now = Instant::now();
         self.members.iter_mut().for_each(|m| m.since = now);
         self.members.iter().try_for_each(|m| m.channel.send(message))
+    }
+
+    /// Lets the ranks load, if they are alike. Contents that are identified otherwise may be equal: then digests are
+    /// asked for, once.
+    fn settle(&mut self) -> Result<(), RunError> {
+        let identities: Vec<&Identity> = self.members.iter().filter_map(|m| m.identity.as_ref()).collect();
+        let Some((first, others)) = identities.split_first() else { return Ok(()) };
+        let alike = others.iter().all(|other| other.terms == first.terms);
+        if !alike && self.asked.is_none() && others.iter().all(|o| o.differs_in_contents_alone(first)) {
+            self.asked = Some(Instant::now());
+            self.members.iter_mut().for_each(|m| m.phase = Phase::Asked);
+            return self.tell(&ToRank::Digest);
+        }
+        self.compare()?;
+        self.tell(&ToRank::Proceed)
     }
 
     /// Whether all ranks run the same version and plan.

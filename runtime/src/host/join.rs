@@ -25,6 +25,7 @@ use super::engine::{Engines, RankRun};
 use super::gather::{Gathering, LINGER};
 use super::job::{HostConfig, Needs};
 use super::rank::{Protocol, agree, map_world, receive_welcome};
+use super::terms::Term;
 use super::walk::{LocalMemory, arena_size};
 use crate::error::RunError;
 
@@ -65,8 +66,8 @@ pub struct RankJob<'a> {
     pub inputs: &'a [Arc<Tensor>],
     /// How often the plan runs, at least once; the same on all ranks.
     pub repeats: u32,
-    /// What else must be the same on all ranks, by name: the seed of drawn inputs, the file of recorded ones.
-    pub settings: &'a [(String, String)],
+    /// What else must be the same on all ranks: the seed of drawn inputs, the file of recorded ones.
+    pub settings: &'a [Term],
     /// How it runs.
     pub config: HostConfig,
 }
@@ -177,7 +178,7 @@ fn run_joined(
     }
     let world = map_world(&welcome, &mut fds.into_iter())?;
     let comm = Comm::new(world, rank, job.config.comm(ranks))?;
-    let memory = LocalMemory::new(job.plan.arenas.ordinary, job.inputs, &needs.mutated, &needs.outputs)?;
+    let memory = LocalMemory::new(job.plan.arenas.ordinary, job.inputs, needs, &job.config.engine)?;
     let run = RankRun {
         plan: job.plan,
         bindings: &job.bindings,
@@ -277,6 +278,7 @@ fn coordinate(place: &Membership, job: &RankJob, needs: &Needs, listener: OwnedF
         control: &world.control,
         limit: job.config.limit,
         members: channels.into_iter().map(Member::new).collect(),
+        asked: None,
         ended: &mut ended,
     };
     coordinator.run()

@@ -20,6 +20,7 @@ use symmc_ir::{Backing, Tensor};
 use super::channel::{Channel, ToRank, Welcome};
 use super::comm::World;
 use super::coordinator::{Coordinator, Member};
+use super::inputs::FileStamp;
 use super::job::{HostConfig, Job, Needs, RankCommand};
 use super::memory::Segment;
 use super::threads::expect_ranks;
@@ -79,7 +80,7 @@ pub fn launch(job: &Job, command: &RankCommand) -> Result<Vec<Vec<Tensor>>, RunE
             arena,
             first: job.config.first,
             job: Some([memory.text.len(), memory.inputs.len(), memory.own[rank as usize].len()]),
-            files: memory.files.iter().map(|file| file.bytes().len()).collect(),
+            files: memory.files.iter().map(|file| FileStamp::of(&**file)).collect(),
         };
         channel.send(&ToRank::Welcome(welcome))?;
         let mut fds = world.fds();
@@ -94,6 +95,7 @@ pub fn launch(job: &Job, command: &RankCommand) -> Result<Vec<Vec<Tensor>>, RunE
         control: &world.control,
         limit: job.config.limit,
         members,
+        asked: None,
         ended: &mut ended,
     };
     coordinator.run()?;
@@ -136,7 +138,7 @@ impl JobMemory {
         let (starts, end) = lay_out(tensors.iter().map(|t| t.data().len()))?;
         let inputs = Segment::create("the inputs", end)?;
         for (tensor, &start) in tensors.iter().zip(&starts) {
-            store(&inputs, start, tensor.data());
+            store(&inputs, start, tensor)?;
         }
         let place = |t: &Arc<Tensor>| {
             let start = known.get(&Arc::as_ptr(t)).map_or(0, |&i| starts[i]);
@@ -155,7 +157,7 @@ impl JobMemory {
         let mut own = Vec::new();
         for inputs in job.inputs {
             let segment = Segment::create("the outputs of a rank", end)?;
-            mutated.iter().zip(copies).for_each(|(&i, &at)| store(&segment, at, inputs[i].data()));
+            mutated.iter().zip(copies).try_for_each(|(&i, &at)| store(&segment, at, &inputs[i]))?;
             own.push(segment);
         }
         let mut at = vec![None; needs.mutated.len()];
@@ -172,7 +174,7 @@ impl JobMemory {
         };
         let text = serde_json::to_vec(&text).map_err(|e| RunError::system("writing the job", e))?;
         let segment = Segment::create("the job", text.len())?;
-        store(&segment, 0, &text);
+        put(&segment, 0, text.len()).copy_from_slice(&text);
         Ok(JobMemory { text: segment, inputs, files, own, outputs })
     }
 
@@ -206,11 +208,25 @@ fn in_file(tensor: &Tensor, files: &[Arc<dyn Backing>]) -> Option<InputPlace> {
     Some(InputPlace { file: Some(file), offset: part.range().start, len: part.range().len() })
 }
 
-/// Writes `data` at `start` of a segment that was laid out for it.
-fn store(segment: &Segment, start: usize, data: &[u8]) {
-    assert!(start + data.len() <= segment.len(), "tensors lie within the segment laid out for them");
-    // SAFETY: the range lies within the segment, which no other process has yet.
-    unsafe { std::ptr::copy_nonoverlapping(data.as_ptr(), segment.as_ptr().add(start), data.len()) };
+/// Writes a tensor at `start` of a segment that was laid out for it.
+fn store(segment: &Segment, start: usize, tensor: &Tensor) -> Result<(), RunError> {
+    match tensor.part() {
+        Some(part) => part
+            .read(put(segment, start, part.range().len()))
+            .map_err(|e| RunError::Invalid(format!("the inputs: {e}"))),
+        None => {
+            put(segment, start, tensor.data().len()).copy_from_slice(tensor.data());
+            Ok(())
+        }
+    }
+}
+
+/// So many bytes at `start` of a segment of this process.
+#[allow(clippy::mut_from_ref)]
+fn put(segment: &Segment, start: usize, len: usize) -> &mut [u8] {
+    assert!(start + len <= segment.len(), "tensors lie within the segment laid out for them");
+    // SAFETY: the range lies within the segment, which no other process has yet, and callers write one place at a time.
+    unsafe { std::slice::from_raw_parts_mut(segment.as_ptr().add(start), len) }
 }
 
 /// The processes of the ranks. None outlives this value.

@@ -18,8 +18,10 @@ use super::comm::{Comm, World};
 use super::control::Control;
 use super::coordinator::hello;
 use super::engine::{Engines, RankRun};
+use super::inputs;
 use super::launch::{InputPlace, JobText};
 use super::memory::{Access, Segment};
+use super::terms::Term;
 use super::walk::arena_size;
 use crate::error::RunError;
 use crate::exec::{RankMemory, Span};
@@ -110,9 +112,8 @@ impl Launched {
         let map = |((fd, len), access)| Segment::map("the job with its inputs and outputs", fd, len, access);
         let own = fds.by_ref().take(lens.len()).zip(lens).zip(access).map(map);
         let mut segments: Vec<Segment> = own.collect::<Result<_, _>>()?;
-        let file = |(fd, &len)| Segment::of_file("a file of inputs", fd, len);
-        let files: Vec<Segment> = fds.zip(&welcome.files).map(file).collect::<Result<_, _>>()?;
-        let [text, inputs, own] = &segments[..] else {
+        let files: Vec<_> = fds.zip(welcome.files.iter().copied()).collect();
+        let [text, shared, own] = &segments[..] else {
             return Err(RunError::system("mapping the job", "it was not sent"));
         };
         // SAFETY: the launcher wrote the job before it sent the segment, and never writes it again.
@@ -127,22 +128,23 @@ impl Launched {
         let comm = Comm::new(world, welcome.rank, job.config.comm(welcome.ranks))?;
         let ordinary = Segment::private("the ordinary arena", arena_size(plan.arenas.ordinary)?)?;
         let places = job.inputs.get(welcome.rank as usize).map_or(&[][..], |p| &p[..]);
-        let input = |(place, copy): (&InputPlace, &Option<usize>)| match (copy, place.file) {
+        let files = inputs::take(files, places, &job.mutated, &job.config.engine)?;
+        let input = |(i, (place, copy)): (usize, (&InputPlace, &Option<usize>))| match (copy, place.file) {
             (Some(at), _) => within(own, *at, place.len),
-            (None, None) => within(inputs, place.offset, place.len),
-            (None, Some(file)) => {
+            (None, None) => within(shared, place.offset, place.len),
+            (None, Some(_)) => {
                 let missing = || RunError::system("reading the job", "a file of inputs was not sent");
-                within(files.get(file).ok_or_else(missing)?, place.offset, place.len)
+                files.spans.get(i).copied().flatten().ok_or_else(missing)
             }
         };
         let memory = RankMemory {
             ordinary: within(&ordinary, 0, ordinary.len())?,
             symmetric: within(comm.arena(), 0, comm.arena().len())?,
-            inputs: places.iter().zip(&job.mutated).map(input).collect::<Result<_, _>>()?,
+            inputs: places.iter().zip(&job.mutated).enumerate().map(input).collect::<Result<_, _>>()?,
             outputs: job.outputs.iter().map(|&[at, len]| within(own, at, len)).collect::<Result<_, _>>()?,
         };
         segments.push(ordinary);
-        segments.extend(files);
+        segments.extend(files.segments);
         Ok(Launched { plan, bindings, job, comm, memory, _segments: segments })
     }
 
@@ -156,7 +158,7 @@ impl Launched {
 }
 
 /// Bytes of a segment.
-fn within(segment: &Segment, offset: usize, len: usize) -> Result<Span, RunError> {
+pub(super) fn within(segment: &Segment, offset: usize, len: usize) -> Result<Span, RunError> {
     let fits = offset.checked_add(len).is_some_and(|end| end <= segment.len());
     let span = Span { ptr: segment.as_ptr().wrapping_add(offset), len };
     let outside = || RunError::system("reading the job", "a tensor lies outside of its segment");
@@ -168,8 +170,8 @@ pub(super) struct Protocol<'a> {
     pub channel: &'a Channel,
     pub welcome: &'a Welcome,
     pub run: &'a RankRun<'a>,
-    /// What else must be alike on all ranks, by name.
-    pub settings: &'a [(String, String)],
+    /// What else must be alike on all ranks.
+    pub settings: &'a [Term],
     pub engines: &'a Engines<'a>,
 }
 
@@ -317,9 +319,18 @@ pub(super) fn agree(
     plan: &Plan,
     bindings: &Bindings,
     repeats: u32,
-    settings: &[(String, String)],
+    settings: &[Term],
 ) -> Result<(), RunError> {
-    channel.send(&hello(plan, bindings, repeats, settings))?;
+    channel.send(&hello(plan, bindings, repeats, settings)?)?;
+    match channel.receive::<ToRank>(None)? {
+        Some(ToRank::Proceed) => return Ok(()),
+        Some(ToRank::Digest) => {}
+        Some(ToRank::Verdict(Some(error))) => return Err(error),
+        None => return Err(coordinator_gone(rank)),
+        other => return Err(unexpected(&format!("{:?}", ToRank::Proceed), &other)),
+    }
+    let digests = settings.iter().filter_map(|term| term.digest().transpose()).collect::<Result<_, _>>()?;
+    channel.send(&FromRank::Digests(digests))?;
     expect(channel, rank, &ToRank::Proceed)
 }
 

@@ -8,7 +8,7 @@ use symmc_ir::{Tensor, parallel};
 
 use super::comm::{Comm, World};
 use super::coordinator::cause;
-use super::engine::{Engines, RankRun};
+use super::engine::{EngineChoice, Engines, RankRun};
 use super::job::{Job, Needs};
 use super::walk::{LocalMemory, arena_size};
 use crate::custom::{Registry, panic_text};
@@ -115,7 +115,7 @@ fn run_rank(
 ) -> Result<Vec<Tensor>, RunError> {
     let inputs = &job.inputs[rank as usize];
     let comm = Comm::new(world, rank, job.config.comm(job.plan.ranks))?;
-    let memory = LocalMemory::new(job.plan.arenas.ordinary, inputs, &needs.mutated, &needs.outputs)?;
+    let memory = LocalMemory::new(job.plan.arenas.ordinary, inputs, needs, &EngineChoice::Host)?;
     let run = RankRun {
         plan: job.plan,
         bindings: &job.bindings,

@@ -2,10 +2,11 @@
 
 use std::sync::Arc;
 
-use symmc_ir::Tensor;
+use symmc_ir::{Part, Tensor};
 
 use super::comm::Comm;
-use super::job::Slot;
+use super::engine::EngineChoice;
+use super::job::{Needs, Slot};
 use super::memory::Segment;
 use crate::call::{CollectiveCall, PeerCall, PeerMemory};
 use crate::error::RunError;
@@ -59,15 +60,18 @@ pub(super) struct LocalMemory {
 }
 
 impl LocalMemory {
-    /// Memory for `outputs`, reading `inputs` where they are.
+    /// Memory for the outputs. `inputs` stay where they are, but for those that the run changes, whose elements are
+    /// not aligned, or that lie in a file, unless an engine takes its inputs once.
     pub fn new(
         ordinary: u64,
         inputs: &[Arc<Tensor>],
-        mutated: &[bool],
-        outputs: &[Slot],
+        needs: &Needs,
+        engine: &EngineChoice,
     ) -> Result<LocalMemory, RunError> {
+        let Needs { outputs, mutated, .. } = needs;
         let aligned = |t: &Tensor| t.data().as_ptr().addr().is_multiple_of(t.dtype().size());
-        let copied = |i: usize| mutated[i] || !aligned(&inputs[i]);
+        let in_file = |t: &Tensor| *engine == EngineChoice::Host && t.part().is_some_and(Part::is_volatile);
+        let copied = |i: usize| mutated[i] || in_file(&inputs[i]) || !aligned(&inputs[i]);
         let copies: Vec<usize> = (0..inputs.len()).filter(|&i| copied(i)).collect();
         let sizes = outputs.iter().map(|o| o.bytes).chain(copies.iter().map(|&i| inputs[i].data().len()));
         let (starts, end) = lay_out(sizes)?;
@@ -76,10 +80,13 @@ impl LocalMemory {
         let output_spans = starts.iter().zip(outputs).map(|(&s, o)| at(s, o.bytes)).collect();
         let mut input_spans: Vec<Span> = inputs.iter().map(|t| Span::of_const(t.data())).collect();
         for (&i, &start) in copies.iter().zip(&starts[outputs.len()..]) {
-            let data = inputs[i].data();
-            let span = at(start, data.len());
-            // SAFETY: the span lies within the fresh segment and is as long as the data.
-            unsafe { std::ptr::copy_nonoverlapping(data.as_ptr(), span.ptr, data.len()) };
+            let span = at(start, inputs[i].data().len());
+            // SAFETY: the span lies within the fresh segment, which nobody else has.
+            let bytes = unsafe { std::slice::from_raw_parts_mut(span.ptr, span.len) };
+            match inputs[i].part() {
+                Some(part) => part.read(bytes).map_err(|e| RunError::Invalid(format!("the inputs: {e}")))?,
+                None => bytes.copy_from_slice(inputs[i].data()),
+            }
             input_spans[i] = span;
         }
         let ordinary = Segment::private("the ordinary arena", arena_size(ordinary)?)?;

@@ -337,7 +337,10 @@ fn recorded_outputs(args: &RunArgs, plan: &CheckedPlan, work: &Workload) -> Resu
             plan.source.name,
             args.repeat
         ),
-        (Some(expected), _) => Ok(expected.clone()),
+        (Some(expected), _) => Ok(expected
+            .iter()
+            .map(|rank| rank.iter().map(|t| t.as_ref().map(Tensor::loaded).transpose()).collect())
+            .collect::<std::io::Result<_>>()?),
         (None, Some(why)) => bail!("{file}: {why}; {others}"),
         (None, None) => bail!("{file}: it records no outputs (rank<r>.out.<i>); {others}"),
     }

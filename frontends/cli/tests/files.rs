@@ -1,0 +1,117 @@
+//! Files of tensors while ranks use them: ranks that joined must have the same bytes, and a file that changes under a
+//! run is an error, never a signal.
+
+mod common;
+
+use std::os::unix::process::ExitStatusExt;
+use std::path::Path;
+use std::process::{Child, Output, Stdio};
+use std::time::Duration;
+
+use common::{Named, f32s, symmc, tensors, write};
+
+/// The elements of a weight: more than a few pages.
+const ELEMENTS: usize = 1 << 21;
+
+/// A program of two ranks whose weights are large, and a file of them.
+fn large(dir: &Path) -> (String, String) {
+    let program = format!(
+        "program \"large\" ranks 2\ngroup @g world\nparam %w: f32[{ELEMENTS}] source \"w\"\n\
+         %v: f32[{ELEMENTS}] = add %w, %w\n\
+         %y: f32[{ELEMENTS}] = all_reduce %v op=sum group=@g\nreturn %y\n"
+    );
+    let (one, two) = (vec![1.0; ELEMENTS], vec![2.0; ELEMENTS]);
+    let sum = f32s(&vec![6.0; ELEMENTS]);
+    let all: [Named<'_>; 4] = [
+        ("rank0.w.w", "F32", &[ELEMENTS], f32s(&one)),
+        ("rank1.w.w", "F32", &[ELEMENTS], f32s(&two)),
+        ("rank0.out.0", "F32", &[ELEMENTS], sum.clone()),
+        ("rank1.out.0", "F32", &[ELEMENTS], sum),
+    ];
+    (write(dir, "large.symm", program.as_bytes()), tensors(dir, "large.safetensors", &all))
+}
+
+/// Starts one symmc for each line as ranks of a run that another launcher started; how they ended.
+fn joined(lines: &[String], run: &str) -> Vec<Output> {
+    let size = lines.len().to_string();
+    let start = |(rank, line): (usize, &String)| -> Child {
+        let mut command = symmc(line);
+        let port = format!("{}{run}", std::process::id());
+        command.envs([("RANK", rank.to_string()), ("WORLD_SIZE", size.clone())]);
+        command.envs([("MASTER_ADDR", "files"), ("MASTER_PORT", port.as_str())]);
+        command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("symmc starts")
+    };
+    let ranks: Vec<Child> = lines.iter().enumerate().map(start).collect();
+    ranks.into_iter().map(|child| child.wait_with_output().expect("it ends")).collect()
+}
+
+#[test]
+fn ranks_that_join_notice_every_byte_in_which_their_tensor_files_differ() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let (program, file) = large(dir.path());
+    let line = |file: &str| format!("run {program} --tensors {file}");
+    let bytes = std::fs::read(&file).expect("tensors");
+    // The same bytes in another file.
+    let copy = write(dir.path(), "copy.safetensors", &bytes);
+    for (i, second) in [&file, &copy].into_iter().enumerate() {
+        for out in joined(&[line(&file), line(second)], &format!("1{i}")) {
+            assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
+        }
+    }
+    // One byte elsewhere, also in what only the other rank reads, and in what is only compared with.
+    let length = bytes.len();
+    for (i, at) in [length / 8 + 12_345, length / 3 + 54_321, length - 777].into_iter().enumerate() {
+        let mut changed = bytes.clone();
+        changed[at] ^= 1;
+        let other = write(dir.path(), "other.safetensors", &changed);
+        for out in joined(&[line(&file), line(&other)], &format!("2{i}")) {
+            let text = String::from_utf8_lossy(&out.stderr).into_owned();
+            assert_eq!(out.status.code(), Some(2), "{text}");
+            assert!(text.contains("rank 1 runs with tensors=sha256:"), "{text}");
+        }
+    }
+}
+
+#[test]
+fn programs_that_differ_between_ranks_are_named_on_all_of_them() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let of = |name: &str, op: &str| {
+        let text = format!(
+            "program \"{name}\" ranks 2\ngroup @g world\narg %x: f32[4]\n\
+             %y: f32[4] = all_reduce %x op={op} group=@g\nreturn %y\n"
+        );
+        format!("run {} --seed 1", write(dir.path(), &format!("{name}.symm"), text.as_bytes()))
+    };
+    for out in joined(&[of("adds", "sum"), of("chooses", "max")], "3") {
+        let text = String::from_utf8_lossy(&out.stderr).into_owned();
+        assert_eq!(out.status.code(), Some(2), "{text}");
+        assert!(text.contains("program adds") && text.contains("program chooses"), "{text}");
+    }
+}
+
+#[test]
+fn a_tensor_file_that_is_shortened_under_a_run_is_no_signal() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let (program, file) = large(dir.path());
+    let bytes = std::fs::read(&file).expect("tensors");
+    for backend in ["host", "threads", "interpreter"] {
+        let repeat = if backend == "interpreter" { 2 } else { 40 };
+        for delay in [0, 10, 30, 60, 120, 240] {
+            let file = write(dir.path(), &format!("{backend}{delay}.safetensors"), &bytes);
+            let line = format!("run {program} --tensors {file} --backend {backend} --repeat {repeat}");
+            let mut command = symmc(&line);
+            let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("symmc starts");
+            std::thread::sleep(Duration::from_millis(delay));
+            let shortened = std::fs::OpenOptions::new().write(true).open(&file).expect("the file");
+            shortened.set_len(bytes.len() as u64 / 2).expect("shortened");
+            let out = child.wait_with_output().expect("it ends");
+            let text = String::from_utf8_lossy(&out.stderr).into_owned();
+            assert_eq!(out.status.signal(), None, "{line} after {delay} ms: {text}");
+            assert!(!text.contains("signal"), "{line} after {delay} ms: {text}");
+            let code = out.status.code().expect("it exited");
+            let said =
+                text.contains("changed while it was in use") || text.contains("not a safetensors file");
+            assert!(code == 0 || (code == 2 && said), "{line} after {delay} ms: {code}: {text}");
+        }
+    }
+}

@@ -1,0 +1,107 @@
+//! Digests of what ranks read: files of tensors, and weights that came with a program.
+//!
+//! SHA-256 of pieces, on all cores, then of their digests. What the digest covers is read by position, not through a
+//! mapping, so that a file that is shortened meanwhile is an error.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::sync::Arc;
+
+use sha2::{Digest, Sha256};
+use symmc_ir::{Backing, Mapped, Tensor, parallel};
+use symmc_runtime::host::Content;
+
+use crate::program::Weights;
+
+/// The bytes of a piece.
+const PIECE: usize = 8 << 20;
+
+/// A file of tensors.
+pub(crate) struct FileContent(pub Arc<Mapped>);
+
+impl Content for FileContent {
+    fn identity(&self) -> io::Result<String> {
+        self.0.identity().map_or_else(|| self.digest(), Ok)
+    }
+
+    fn digest(&self) -> io::Result<String> {
+        let mut hash = Sha256::new();
+        add(&mut hash, &*self.0, 0, self.0.bytes().len())?;
+        Ok(text(hash))
+    }
+}
+
+/// The weights of a program's files.
+pub(crate) struct WeightContent(pub Weights);
+
+impl Content for WeightContent {
+    /// Where all data lie in files, those files; else the digest.
+    fn identity(&self) -> io::Result<String> {
+        let mut files: BTreeMap<String, ()> = BTreeMap::new();
+        let mut hash = Sha256::new();
+        for (name, tensor) in self.tensors() {
+            let Some((file, part)) = tensor.part().and_then(|p| Some((p.backing().identity()?, p))) else {
+                return self.digest();
+            };
+            head(&mut hash, name, tensor);
+            hash.update(format!("{file} {:?}", part.range()));
+            files.insert(file, ());
+        }
+        let files: Vec<String> = files.into_keys().collect();
+        Ok(format!("{} of {}", text(hash), files.join("; ")))
+    }
+
+    fn digest(&self) -> io::Result<String> {
+        let mut hash = Sha256::new();
+        for (name, tensor) in self.tensors() {
+            head(&mut hash, name, tensor);
+            match tensor.part() {
+                Some(part) => add(&mut hash, &**part.backing(), part.range().start, part.range().len())?,
+                None => add(&mut hash, &Memory(tensor.data()), 0, tensor.data().len())?,
+            }
+        }
+        Ok(text(hash))
+    }
+}
+
+impl WeightContent {
+    fn tensors(&self) -> impl Iterator<Item = (&String, &Arc<Tensor>)> {
+        self.0.ranks.iter().flatten()
+    }
+}
+
+/// Name and type of a tensor.
+fn head(hash: &mut Sha256, name: &str, tensor: &Tensor) {
+    hash.update(format!("{}:{name} {}{:?} ", name.len(), tensor.dtype(), tensor.shape()));
+}
+
+/// Bytes in memory.
+struct Memory<'a>(&'a [u8]);
+
+impl Backing for Memory<'_> {
+    fn bytes(&self) -> &[u8] {
+        self.0
+    }
+}
+
+/// Adds so many bytes from `start` on.
+fn add(hash: &mut Sha256, source: &dyn Backing, start: usize, len: usize) -> io::Result<()> {
+    let pieces: Vec<usize> = (0..len.div_ceil(PIECE)).collect();
+    let digest = |piece: usize| {
+        let from = piece * PIECE;
+        let mut bytes = vec![0; PIECE.min(len - from)];
+        source.read(start + from, &mut bytes)?;
+        Ok(Sha256::digest(&bytes))
+    };
+    hash.update((len as u64).to_le_bytes());
+    for digest in parallel::map(pieces, len, digest) {
+        let digest: io::Result<_> = digest;
+        hash.update(digest?);
+    }
+    Ok(())
+}
+
+fn text(hash: Sha256) -> String {
+    let hex: String = hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect();
+    format!("sha256:{hex}")
+}
