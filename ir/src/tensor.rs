@@ -160,9 +160,50 @@ impl Tensor {
     }
 }
 
+/// The most elements that [`Debug`](fmt::Debug) shows.
+const SHOWN: usize = 16;
+
+/// Type and extents; few elements also.
 impl fmt::Debug for Tensor {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Tensor({}{:?})", self.dtype, self.shape)
+        match self.numel() {
+            1..=SHOWN => write!(f, "Tensor({}{:?} {self})", self.dtype, self.shape),
+            _ => write!(f, "Tensor({}{:?})", self.dtype, self.shape),
+        }
+    }
+}
+
+impl Tensor {
+    /// How many axes begin with element `i`, which is also how many end before it.
+    fn boundary(&self, i: usize) -> usize {
+        let mut span = 1;
+        let begins = |extent: &&usize| {
+            span *= **extent;
+            i.is_multiple_of(span)
+        };
+        self.shape.iter().rev().take_while(begins).count()
+    }
+}
+
+/// All elements, in brackets for each axis; `{:#}` has a line for each row of the last axis.
+impl fmt::Display for Tensor {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let rank = self.shape.len();
+        if self.numel() == 0 {
+            return f.write_str("[]");
+        }
+        for i in 0..self.numel() {
+            let (opens, closes) = (self.boundary(i), self.boundary(i + 1));
+            if i > 0 {
+                match (f.alternate(), opens) {
+                    (_, 0) => f.write_str(", ")?,
+                    (true, _) => write!(f, ",\n{}", " ".repeat(rank - opens))?,
+                    (false, _) => f.write_str(", ")?,
+                }
+            }
+            write!(f, "{}{}{}", "[".repeat(opens), self.element_text(i), "]".repeat(closes))?;
+        }
+        Ok(())
     }
 }
 
@@ -266,6 +307,20 @@ mod tests {
         written.data_mut()[0] = 9;
         assert_eq!((written.data(), written.part().is_none()), (&[9, 3][..], true));
         assert_eq!(shared, Tensor::new(DType::U8, [2], vec![2, 3]).expect("two bytes"));
+    }
+
+    #[test]
+    fn elements_are_shown_in_brackets_for_each_axis() {
+        let tensor =
+            |shape: &[usize], elements: &[i64]| Tensor::from_i64(DType::I32, shape, elements).expect("fits");
+        assert_eq!(tensor(&[], &[7]).to_string(), "7");
+        assert_eq!(tensor(&[1, 1], &[7]).to_string(), "[[7]]");
+        assert_eq!(tensor(&[2, 0], &[]).to_string(), "[]");
+        let cube = tensor(&[2, 2, 2], &[0, 1, 2, 3, 4, 5, 6, 7]);
+        assert_eq!(cube.to_string(), "[[[0, 1], [2, 3]], [[4, 5], [6, 7]]]");
+        assert_eq!(format!("{cube:#}"), "[[[0, 1],\n  [2, 3]],\n [[4, 5],\n  [6, 7]]]");
+        assert_eq!(format!("{:?}", tensor(&[2], &[1, 2])), "Tensor(i32[2] [1, 2])");
+        assert_eq!(format!("{:?}", Tensor::zeros(DType::Bool, [64]).expect("zeros")), "Tensor(bool[64])");
     }
 
     #[test]

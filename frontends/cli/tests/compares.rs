@@ -198,3 +198,71 @@ fn state_that_lives_on_has_no_recorded_outputs_behind_the_first_run() {
     assert!(text.contains("changes its inputs from run to run") && text.contains("--repeat 2"), "{text}");
     stdout(&format!("{line} --repeat 2 --compare interpreter"));
 }
+
+#[test]
+fn outputs_are_written_as_tensor_files_are_read() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let (program, file) =
+        (write(dir.path(), "sum.symm", SUM.as_bytes()), tensors(dir.path(), "t.safetensors", &recorded()));
+    for backend in ["host", "threads", "interpreter"] {
+        let written = dir.path().join(format!("{backend}.safetensors"));
+        let line = format!(
+            "run {program} --tensors {file} --backend {backend} --output {} --print",
+            written.display()
+        );
+        let text = stdout(&line);
+        assert!(
+            text.contains("rank 1 output 0 (%y): f32[2, 2]\n  [[2.0, 8.0],\n   [6.0, 16.0]]\n"),
+            "{text}"
+        );
+        assert!(text.contains("rank 0 output 1 (%n): i64[2]\n  [4611686018427387904, 100000]\n"), "{text}");
+        // The recorded outputs, and so are those of the next run with the same weights and arguments.
+        let bytes = std::fs::read(&written).expect("outputs");
+        let length = u64::from_le_bytes(bytes[..8].try_into().expect("eight bytes")) as usize;
+        let header: serde_json::Value = serde_json::from_slice(&bytes[8..8 + length]).expect("a header");
+        for (name, dtype, shape, expected) in recorded().into_iter().filter(|t| t.0.contains(".out.")) {
+            let entry = &header[name];
+            assert_eq!(
+                (&entry["dtype"], &entry["shape"]),
+                (&dtype.into(), &serde_json::json!(shape)),
+                "{name}"
+            );
+            let at = |i: usize| 8 + length + entry["data_offsets"][i].as_u64().expect("an offset") as usize;
+            assert_eq!(bytes[at(0)..at(1)], expected, "{name} on {backend}");
+        }
+    }
+    let beside: Vec<_> = std::fs::read_dir(dir.path()).expect("a folder").flatten().collect();
+    assert_eq!(beside.len(), 5, "{beside:?}");
+}
+
+#[test]
+fn an_output_file_is_whole_or_not_there() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let here = dir.path().display().to_string();
+    let says = |line: &str, parts: &[&str]| {
+        let text = failure(&mut symmc(line), 2);
+        parts.iter().for_each(|part| assert!(text.contains(part), "{part:?} is missing in\n{text}"));
+    };
+    let run = "run hf_llama_tp2.pt2 --tensors hf_llama_tp2.safetensors";
+    says(&format!("{run} --output {here}"), &["this is a folder", "outputs"]);
+    says(&format!("{run} --output {here}/no/o.safetensors"), &["no folder", "/no"]);
+    says(&format!("{run} --output hf_llama_tp2.safetensors"), &["would replace", "hf_llama_tp2.safetensors"]);
+    says(&format!("{run} --set tokens=3 --seed 1 --output {here}/o.safetensors"), &["tokens"]);
+    let out = output(&mut symmc(&format!("{run} --output {here}/o.safetensors --timeout 0.001 --chaos 1")));
+    assert!(out.status.success() || std::fs::read_dir(dir.path()).expect("a folder").count() == 0);
+    // The values of a comparison that fails are what is wanted.
+    let out = output(&mut symmc(&format!("{run} --output {here}/o.safetensors --atol 0 --rtol 0")));
+    assert_eq!(out.status.code(), Some(1));
+    assert_eq!(std::fs::read_dir(dir.path()).expect("a folder").count(), 1);
+}
+
+#[test]
+fn times_are_those_of_runs() {
+    let out =
+        output(&mut symmc("run hf_llama_tp2.pt2 --tensors hf_llama_tp2.safetensors --timing --repeat 20"));
+    let text = String::from_utf8_lossy(&out.stderr).into_owned();
+    assert!(
+        text.contains("20 runs in ") && text.contains("each: least ") && text.contains("median "),
+        "{text}"
+    );
+}

@@ -27,6 +27,7 @@ mod content;
 pub mod custom;
 mod error;
 mod memory;
+mod outputs;
 mod program;
 mod recorded;
 mod run;
@@ -40,8 +41,9 @@ pub use compile::{
 };
 pub use custom::{Registry, Signature, check_kernels, rank_main};
 pub use error::Error;
+pub use outputs::{check_output, write_outputs};
 pub use program::{OpenOptions, Program, Weights};
-pub use run::{Backend, RunConfig, accepts, engines, run, run_joined};
+pub use run::{Backend, RunConfig, accepts, engines, run, run_joined, run_joined_timed, run_timed};
 pub use tensors::TensorFile;
 pub use workload::{Draw, Expected, Workload, bindings};
 

@@ -9,6 +9,7 @@ use std::sync::Arc;
 use symmc_ir::{Bindings, Graph, InputKind, Output, OutputKind, Tensor};
 
 use crate::error::Error;
+use crate::program::Weights;
 use crate::tensors::TensorFile;
 use crate::workload::Expected;
 
@@ -33,11 +34,12 @@ pub(crate) struct Recording {
 /// A recorded output has a dtype that symmc does not know.
 pub(crate) fn recording(
     graph: &Graph,
+    weights: &Weights,
     file: &TensorFile,
     bindings: &Bindings,
     arguments: Option<&str>,
 ) -> Result<Recording, Error> {
-    let names = Names::of(graph, file);
+    let names = Names::of(graph, weights, file);
     let mut out = Recording { note: names.note(), ..Recording::default() };
     let recorded = !names.outputs.is_empty() || !names.surplus.is_empty();
     // A name of another form may be meant for an output, unless all outputs are there.
@@ -70,12 +72,14 @@ struct Names {
 }
 
 impl Names {
-    fn of(graph: &Graph, file: &TensorFile) -> Names {
+    fn of(graph: &Graph, weights: &Weights, file: &TensorFile) -> Names {
         let ranks = graph.ranks.unwrap_or_default();
         let returned = graph.outputs.iter().filter(|o| returns(o)).count();
         let arguments = graph.inputs.values().filter(|i| i.kind == InputKind::Argument).count();
-        let weights = graph.inputs.values().filter(|i| i.kind != InputKind::Argument);
-        let sources: BTreeSet<&str> = weights.map(|i| i.source.as_str()).collect();
+        let taken = graph.inputs.values().filter(|i| i.kind != InputKind::Argument);
+        let sources: BTreeSet<&str> = taken.map(|i| i.source.as_str()).collect();
+        let is_weight =
+            |name: &str| sources.contains(name) || weights.tied(name).any(|n| sources.contains(n));
         let mut out = Names {
             returned,
             ranks,
@@ -93,7 +97,7 @@ impl Names {
                 }
                 ("out", Some(_)) => (false, &mut out.surplus),
                 ("in", Some(i)) => (i < arguments, &mut out.idle),
-                ("w", _) => (sources.contains(rest), &mut out.idle),
+                ("w", _) => (is_weight(rest), &mut out.idle),
                 _ => (false, &mut out.strange),
             };
             if !known {

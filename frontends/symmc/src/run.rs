@@ -1,7 +1,7 @@
 //! Runs a plan on a backend.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use symmc_ir::entity::Entity;
 use symmc_ir::{OutputKind, Tensor, interp};
@@ -9,7 +9,8 @@ use symmc_planner::CheckedPlan;
 use symmc_planner::plan::Plan;
 use symmc_runtime::custom::Registry;
 use symmc_runtime::host::{
-    self, EngineChoice, Engines, HostConfig, Job, LaneThreads, Membership, RankCommand, RankJob,
+    self, EngineChoice, Engines, HostConfig, Job, LaneThreads, Membership, Ran, RankCommand, RankJob,
+    RunTimes,
 };
 
 use crate::error::Error;
@@ -87,6 +88,19 @@ pub fn run(
     backend: &Backend,
     config: &RunConfig,
 ) -> Result<Vec<Vec<Tensor>>, Error> {
+    run_timed(plan, work, backend, config).map(|ran| ran.outputs)
+}
+
+/// As [`run`], with the times of the runs. The interpreter runs all ranks at once: it has one time for them.
+///
+/// # Errors
+/// As [`run`].
+pub fn run_timed(
+    plan: &CheckedPlan,
+    work: &Workload,
+    backend: &Backend,
+    config: &RunConfig,
+) -> Result<Ran, Error> {
     if let Backend::Interpreter = backend {
         return interpret(plan, work, config);
     }
@@ -98,13 +112,13 @@ pub fn run(
         config: config.host(),
     };
     Ok(match backend {
-        Backend::Processes(command) => host::launch(&job, command)?,
-        _ => host::run_threads(&job, &config.kernels)?,
+        Backend::Processes(command) => host::launch_timed(&job, command)?,
+        _ => host::run_threads_timed(&job, &config.kernels)?,
     })
 }
 
 /// Interprets the imported program as often as asked; inputs that outputs mutate have their new value from run to run.
-fn interpret(plan: &CheckedPlan, work: &Workload, config: &RunConfig) -> Result<Vec<Vec<Tensor>>, Error> {
+fn interpret(plan: &CheckedPlan, work: &Workload, config: &RunConfig) -> Result<Ran, Error> {
     let fail = |e: &dyn std::fmt::Display| Error::Interpreter(e.to_string());
     let graph = plan.source_program();
     config.kernels.check(graph)?;
@@ -112,8 +126,12 @@ fn interpret(plan: &CheckedPlan, work: &Workload, config: &RunConfig) -> Result<
     let load = |t: &Arc<Tensor>| t.loaded().map_err(|e| Error::Request(e.to_string()));
     let of_rank = |inputs: &Vec<Arc<Tensor>>| inputs.iter().map(load).collect::<Result<Vec<_>, _>>();
     let mut inputs = work.inputs.iter().map(of_rank).collect::<Result<Vec<_>, _>>()?;
-    let run = |inputs: &[Vec<Arc<Tensor>>]| {
-        interp::run_with(graph, &work.bindings, inputs, &kernels).map_err(|e| fail(&e))
+    let mut times = Vec::new();
+    let mut run = |inputs: &[Vec<Arc<Tensor>>]| {
+        let start = Instant::now();
+        let outputs = interp::run_with(graph, &work.bindings, inputs, &kernels).map_err(|e| fail(&e));
+        times.push(start.elapsed());
+        outputs
     };
     let mut outputs = run(&inputs)?;
     for _ in 1..config.repeats {
@@ -126,7 +144,7 @@ fn interpret(plan: &CheckedPlan, work: &Workload, config: &RunConfig) -> Result<
         }
         outputs = run(&inputs)?;
     }
-    Ok(outputs)
+    Ok(Ran { outputs, times: vec![RunTimes::of(&times)] })
 }
 
 /// Runs this process's rank of a plan together with the ranks that another launcher (torchrun, MPI, Slurm)
@@ -140,6 +158,19 @@ pub fn run_joined(
     place: &Membership,
     config: &RunConfig,
 ) -> Result<Vec<Tensor>, Error> {
+    run_joined_timed(plan, work, place, config).map(|(outputs, _)| outputs)
+}
+
+/// As [`run_joined`], with the times of this rank's runs.
+///
+/// # Errors
+/// As [`run_joined`].
+pub fn run_joined_timed(
+    plan: &CheckedPlan,
+    work: &Workload,
+    place: &Membership,
+    config: &RunConfig,
+) -> Result<(Vec<Tensor>, RunTimes), Error> {
     let inputs = work.inputs.get(place.rank as usize).ok_or_else(|| {
         Error::Request(format!(
             "rank {} of {}: the plan is for {}",
@@ -156,5 +187,5 @@ pub fn run_joined(
         settings: &work.settings,
         config: config.host(),
     };
-    Ok(host::run_rank(place, &job, &engines(&config.kernels))?)
+    Ok(host::run_rank_timed(place, &job, &engines(&config.kernels))?)
 }

@@ -109,7 +109,7 @@ impl Workload {
         }
         notes.dedup();
         let Recording { expected, incomparable, note } = match tensors {
-            Some(file) => recording(graph, file, &bindings, drawn.as_deref())?,
+            Some(file) => recording(graph, weights, file, &bindings, drawn.as_deref())?,
             None => Recording::default(),
         };
         notes.extend(note);

@@ -10,8 +10,8 @@
 //! may be driven by different threads. What fails on one rank aborts the run on all.
 
 use std::ops::Deref;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use smallvec::SmallVec;
@@ -24,6 +24,7 @@ use super::meeting::{Meeting, Site};
 use super::memory::Segment;
 use super::reduce::Reducer;
 use super::staged;
+use super::times::Clock;
 use super::wait::{Spin, Waiter};
 use crate::call::{CollectiveCall, PeerCall, PeerMemory, Region, RegionMemory};
 use crate::error::RunError;
@@ -89,6 +90,7 @@ pub struct Comm {
     pub(super) chaos: Option<Chaos>,
     pub(super) groups: Vec<GroupState>,
     pub(super) run: AtomicU64,
+    clock: Mutex<Clock>,
 }
 
 /// What a rank remembers of a group. All ranks of a cell hold the same values between collectives.
@@ -126,6 +128,7 @@ impl Comm {
             chaos: config.chaos.map(|seed| Chaos::new(seed, rank)),
             groups: (0..groups).map(|_| state()).collect(),
             run: AtomicU64::new(0),
+            clock: Mutex::default(),
             world,
             rank,
         })
@@ -154,11 +157,15 @@ impl Comm {
     /// Records that this rank begins repetition `run` of the plan in this bucket.
     pub fn begin_run(&self, run: u64, bucket: usize) {
         self.run.store(run, Ordering::Relaxed);
+        self.clock.lock().unwrap_or_else(PoisonError::into_inner).begin();
         self.world.control.begin_run(self.rank, Some((run, bucket as u32)));
     }
 
     /// Records that this rank has ended its last run.
     pub fn end_runs(&self) {
+        let mut clock = self.clock.lock().unwrap_or_else(PoisonError::into_inner);
+        clock.end();
+        self.world.control.set_times(self.rank, clock.times());
         self.world.control.begin_run(self.rank, None);
     }
 

@@ -13,8 +13,10 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
+use std::time::Duration;
 
 use super::memory::Segment;
+use super::times::RunTimes;
 use crate::error::RunError;
 
 /// Two cache lines: processors fetch them in pairs.
@@ -174,6 +176,24 @@ impl Control {
         self.long(at + 16).fetch_add(1, Ordering::Relaxed);
     }
 
+    /// Records how long the runs of `rank` took.
+    pub(super) fn set_times(&self, rank: u32, times: RunTimes) {
+        let at = self.rank_at(rank) + LINE + 24;
+        let nanos = |time: Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
+        let values = [times.runs, nanos(times.least), nanos(times.median), nanos(times.processor)];
+        for (i, value) in values.into_iter().enumerate() {
+            self.long(at + 8 * i).store(value, Ordering::Relaxed);
+        }
+    }
+
+    /// How long the runs of a rank took, after it ended them.
+    pub fn times(&self, rank: u32) -> RunTimes {
+        let at = self.rank_at(rank) + LINE + 24;
+        let word = |i: usize| self.long(at + 8 * i).load(Ordering::Relaxed);
+        let [least, median, processor] = [1, 2, 3].map(|i| Duration::from_nanos(word(i)));
+        RunTimes { runs: word(0), least, median, processor }
+    }
+
     /// How far a rank came.
     pub fn progress(&self, rank: u32) -> Progress {
         let at = self.rank_at(rank) + LINE;
@@ -304,6 +324,10 @@ mod tests {
             c.begin_step(rank, 4);
             let p = c.progress(rank);
             assert_eq!((p.run, p.bucket, p.step, p.beats), (9, 1, Some(4), 2));
+            assert_eq!(c.times(rank), RunTimes::default());
+            let times = RunTimes::of(&[Duration::from_nanos(7), Duration::from_nanos(9)]);
+            c.set_times(rank, times);
+            assert_eq!((c.times(rank), c.progress(rank)), (times, p));
         }
         assert!(!c.aborted());
     }

@@ -12,6 +12,7 @@ use symmc_planner::plan::Plan;
 use super::comm::CommConfig;
 use super::control::Progress;
 use super::engine::EngineChoice;
+use super::times::RunTimes;
 use super::wait::Spin;
 use crate::custom::op_text;
 use crate::error::RunError;
@@ -30,6 +31,15 @@ pub struct Job<'a> {
     pub repeats: u32,
     /// How it runs.
     pub config: HostConfig,
+}
+
+/// What a run gave.
+#[derive(Clone, Debug)]
+pub struct Ran {
+    /// The outputs of each rank, of the last run.
+    pub outputs: Vec<Vec<Tensor>>,
+    /// The times of each rank's runs.
+    pub times: Vec<RunTimes>,
 }
 
 /// How a plan runs on the ranks of this machine.

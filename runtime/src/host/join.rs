@@ -26,6 +26,7 @@ use super::gather::{Gathering, LINGER};
 use super::job::{HostConfig, Needs};
 use super::rank::{Protocol, agree, map_world, receive_welcome};
 use super::terms::Term;
+use super::times::RunTimes;
 use super::walk::{LocalMemory, arena_size};
 use crate::error::RunError;
 
@@ -77,6 +78,18 @@ pub struct RankJob<'a> {
 /// # Errors
 /// The inputs do not fit the plan, an op has no kernel, the other ranks do not come or run something else, or a rank failed.
 pub fn run_rank(place: &Membership, job: &RankJob, engines: &Engines<'_>) -> Result<Vec<Tensor>, RunError> {
+    run_rank_timed(place, job, engines).map(|(outputs, _)| outputs)
+}
+
+/// As [`run_rank`], with the times of this rank's runs.
+///
+/// # Errors
+/// As [`run_rank`].
+pub fn run_rank_timed(
+    place: &Membership,
+    job: &RankJob,
+    engines: &Engines<'_>,
+) -> Result<(Vec<Tensor>, RunTimes), RunError> {
     let needs = prepare(place, job).inspect_err(|error| place.decline(error))?;
     let until = Instant::now() + job.config.limit;
     if place.rank != 0 {
@@ -166,7 +179,7 @@ fn run_joined(
     engines: &Engines<'_>,
     needs: &Needs,
     until: Instant,
-) -> Result<Vec<Tensor>, RunError> {
+) -> Result<(Vec<Tensor>, RunTimes), RunError> {
     let (rank, ranks, limit) = (place.rank, place.ranks, job.config.limit);
     let channel = connect_to(place, until, limit)?;
     channel.send(&place.join(until.saturating_duration_since(Instant::now())))?;
@@ -190,7 +203,7 @@ fn run_joined(
         Protocol { channel: &channel, welcome: &welcome, run: &run, settings: job.settings, engines };
     // SAFETY: the memory is this rank's own and as large as the program says; the inputs live in the job.
     unsafe { protocol.start(&memory.rank(&comm))? };
-    memory.outputs(&needs.outputs)
+    Ok((memory.outputs(&needs.outputs)?, comm.control().times(rank)))
 }
 
 /// The first message of rank 0, which says who is missing where the run cannot be.

@@ -21,7 +21,7 @@ use super::channel::{Channel, ToRank, Welcome};
 use super::comm::World;
 use super::coordinator::{Coordinator, Member};
 use super::inputs::FileStamp;
-use super::job::{HostConfig, Job, Needs, RankCommand};
+use super::job::{HostConfig, Job, Needs, Ran, RankCommand};
 use super::memory::Segment;
 use super::threads::expect_ranks;
 use super::walk::{arena_size, lay_out, read_tensor};
@@ -63,6 +63,14 @@ pub(super) struct InputPlace {
 /// # Errors
 /// The inputs do not fit the plan, a process cannot be started, or a rank failed, died or hung.
 pub fn launch(job: &Job, command: &RankCommand) -> Result<Vec<Vec<Tensor>>, RunError> {
+    launch_timed(job, command).map(|ran| ran.outputs)
+}
+
+/// As [`launch`], with the times of the runs.
+///
+/// # Errors
+/// As [`launch`].
+pub fn launch_timed(job: &Job, command: &RankCommand) -> Result<Ran, RunError> {
     let ranks = expect_ranks(job)?;
     let needs = Needs::of(job.plan, &job.bindings, job.inputs, 0)?;
     let memory = JobMemory::new(job, &needs)?;
@@ -101,7 +109,8 @@ pub fn launch(job: &Job, command: &RankCommand) -> Result<Vec<Vec<Tensor>>, RunE
     coordinator.run()?;
     drop(coordinator);
     processes.farewell();
-    memory.outputs(&needs)
+    let times = (0..ranks).map(|rank| world.control.times(rank)).collect();
+    Ok(Ran { outputs: memory.outputs(&needs)?, times })
 }
 
 impl World {

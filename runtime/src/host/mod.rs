@@ -38,6 +38,7 @@ mod splits;
 mod staged;
 mod terms;
 mod threads;
+mod times;
 mod wait;
 mod walk;
 
@@ -47,14 +48,15 @@ pub use channel::{Channel, accept, same_user};
 pub use comm::{Comm, CommConfig, World};
 pub use control::{Control, Progress};
 pub use engine::{Engine, EngineChoice, Engines, HostEngine, RankRun};
-pub use job::{HostConfig, Job, LaneThreads, RankCommand};
-pub use join::{Membership, RankJob, run_rank};
-pub use launch::launch;
+pub use job::{HostConfig, Job, LaneThreads, Ran, RankCommand};
+pub use join::{Membership, RankJob, run_rank, run_rank_timed};
+pub use launch::{launch, launch_timed};
 pub use launchers::{Found, Launch};
 pub use memory::{Access, Segment, Zeros};
 pub use rank::rank_main;
 pub use terms::{Content, Term, TermValue};
-pub use threads::run_threads;
+pub use threads::{run_threads, run_threads_timed};
+pub use times::RunTimes;
 pub use wait::{Spin, Yields};
 
 /// Gives `SIGPIPE` its default effect back, which the Rust runtime suppresses: a command whose reader goes

@@ -9,7 +9,7 @@ use symmc_ir::{Tensor, parallel};
 use super::comm::{Comm, World};
 use super::coordinator::cause;
 use super::engine::{EngineChoice, Engines, RankRun};
-use super::job::{Job, Needs};
+use super::job::{Job, Needs, Ran};
 use super::walk::{LocalMemory, arena_size};
 use crate::custom::{Registry, panic_text};
 use crate::error::RunError;
@@ -19,6 +19,14 @@ use crate::error::RunError;
 /// # Errors
 /// The inputs do not fit the plan, an op has no kernel, or a rank failed.
 pub fn run_threads(job: &Job, registry: &Registry) -> Result<Vec<Vec<Tensor>>, RunError> {
+    run_threads_timed(job, registry).map(|ran| ran.outputs)
+}
+
+/// As [`run_threads`], with the times of the runs.
+///
+/// # Errors
+/// As [`run_threads`].
+pub fn run_threads_timed(job: &Job, registry: &Registry) -> Result<Ran, RunError> {
     let ranks = expect_ranks(job)?;
     let needs = Needs::of(job.plan, &job.bindings, job.inputs, 0)?;
     let arena = arena_size(job.plan.arenas.symmetric)?;
@@ -53,7 +61,8 @@ pub fn run_threads(job: &Job, registry: &Registry) -> Result<Vec<Vec<Tensor>>, R
         let errors = results.into_iter().filter_map(Result::err).collect();
         return Err(cause(errors));
     }
-    Ok(results.into_iter().flatten().collect())
+    let times = (0..ranks).map(|rank| world.control.times(rank)).collect();
+    Ok(Ran { outputs: results.into_iter().flatten().collect(), times })
 }
 
 /// What a thread of a rank leaves behind.

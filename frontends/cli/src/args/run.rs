@@ -17,6 +17,7 @@ Examples:
   symmc run model.pt2 --ranks 4 --set tokens=7 --seed 1 --compare interpreter
   symmc run model.plan.json --tensors model.safetensors
   symmc run model_rank0.onnx model_rank1.onnx --tensors model.safetensors
+  symmc run model.pt2 --tensors model.safetensors --compare none --output outputs.safetensors --print
   symmc run model.pt2 --tensors model.safetensors --chaos 3 --repeat 10
   torchrun --nproc-per-node 4 --no-python symmc run model.pt2 --tensors model.safetensors";
 
@@ -62,9 +63,18 @@ pub struct RunArgs {
     /// No wait of a rank takes longer, also for the others to join
     #[arg(long, default_value_t = 30.0, value_name = "SECONDS", value_parser = parse_seconds)]
     pub timeout: f64,
-    /// Print how long the runs took, starting the ranks included
+    /// Print how long the runs took, to standard error: the least and the median of --repeat on the slowest rank, and all
+    /// with starting the ranks
     #[arg(long)]
     pub timing: bool,
+    /// Write the outputs of all ranks to a file (safetensors), named as --tensors reads them: rank<r>.out.<i>; the new
+    /// value of an input that the program changes has the input's name. Under another launcher each rank writes its own,
+    /// FILE.safetensors as FILE.rank<r>.safetensors
+    #[arg(long, value_name = "FILE")]
+    pub output: Option<PathBuf>,
+    /// Print the elements of small outputs (up to 64), and extremes and mean of others
+    #[arg(long)]
+    pub print: bool,
     /// What runs it
     #[arg(long, value_enum, default_value_t = BackendArg::Host)]
     pub backend: BackendArg,

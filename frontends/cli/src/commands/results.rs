@@ -30,6 +30,53 @@ impl Tolerances {
     }
 }
 
+/// The most elements that are printed one by one.
+const SMALL: usize = 64;
+
+/// The outputs for people: the elements of small ones, extremes and mean of others.
+pub fn printed(graph: &Graph, ranks: Range<usize>, outputs: &[Vec<Tensor>]) -> String {
+    let mut text = String::new();
+    for (rank, outputs) in ranks.zip(outputs) {
+        for (index, (output, tensor)) in graph.outputs.iter().zip(outputs).enumerate() {
+            let (value, dtype, shape) = (graph.name_of(output.value), tensor.dtype(), tensor.shape());
+            text += &format!("rank {rank} output {index} (%{value}): {dtype}{shape:?}");
+            text += &match tensor.numel() {
+                0..=SMALL => format!("\n  {}\n", format!("{tensor:#}").replace('\n', "\n  ")),
+                _ => format!(", {}\n", summary(tensor)),
+            };
+        }
+    }
+    text
+}
+
+/// Extremes and mean of the finite elements, and how many are not.
+fn summary(tensor: &Tensor) -> String {
+    let (mut least, mut most, mut sum, mut finite) = (None, None, 0.0, 0usize);
+    for i in 0..tensor.numel() {
+        let x = tensor.get_f64(i);
+        if !x.is_finite() {
+            continue;
+        }
+        finite += 1;
+        sum += x;
+        if least.is_none_or(|at| x < tensor.get_f64(at)) {
+            least = Some(i);
+        }
+        if most.is_none_or(|at| x > tensor.get_f64(at)) {
+            most = Some(i);
+        }
+    }
+    let others = tensor.numel() - finite;
+    let others = if others == 0 { String::new() } else { format!(", {others} NaN or infinite") };
+    match (least, most) {
+        (Some(least), Some(most)) => {
+            let (least, most) = (tensor.element_text(least), tensor.element_text(most));
+            format!("min {least}, max {most}, mean {:.4e}{others}", sum / finite as f64)
+        }
+        _ => others.trim_start_matches(", ").to_string(),
+    }
+}
+
 /// Prints a line for each output of each rank; whether all agree.
 pub fn report(
     graph: &Graph,

@@ -1,6 +1,7 @@
 //! `symmc run`.
 
 use std::ops::Range;
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -8,30 +9,37 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, bail};
 use symmc::cuda::arena::Source;
 use symmc::cuda::{CudaConfig, Products};
-use symmc::host::{EngineChoice, Membership, RunError};
+use symmc::host::{EngineChoice, Membership, Ran, RunError, RunTimes};
 use symmc::ir::{Op, OutputKind};
 use symmc::{
     Backend, CheckedPlan, Config, Draw, Expected, Graph, RunConfig, Tensor, TensorFile, Weights, Workload,
 };
 
 use crate::args::{ArenaArg, BackendArg, Compare, LaunchArg, RunArgs};
-use crate::commands::results::{Tolerances, report};
+use crate::commands::results::{Tolerances, printed, report};
 use crate::commands::{exit_code, rank_command};
 use crate::load;
 use crate::out::put;
 use crate::progress::spin;
-use crate::units::count;
+use crate::units::{count, micros};
 
 /// Runs a program or a plan and compares the results.
 pub fn run(args: &RunArgs) -> Result<ExitCode> {
     refuse_idle(args)?;
     let place = place(args)?;
     let prepared = prepare(args, place.as_ref()).inspect_err(|error| decline(place.as_ref(), error))?;
-    let Prepared { plan, source, work, expected } = prepared;
+    let Prepared { plan, source, work, expected, output } = prepared;
     let start = Instant::now();
-    let (ranks, outputs) = spin("running", || execute(args, place, &plan, &work))?;
-    if args.timing {
-        eprintln!("{} in {:.2} ms", count(args.repeat, "run"), start.elapsed().as_secs_f64() * 1e3);
+    let (ranks, ran) = spin("running", || execute(args, place, &plan, &work))?;
+    if let (true, Some(times)) = (args.timing, RunTimes::slowest(&ran.times)) {
+        eprintln!("{}", timing(times, start.elapsed()));
+    }
+    let outputs = ran.outputs;
+    if let Some(file) = output {
+        symmc::write_outputs(&file, &source, ranks.clone(), &outputs)?;
+    }
+    if args.print {
+        put(&printed(&source, ranks.clone(), &outputs))?;
     }
     let tolerances = Tolerances { absolute: args.atol, relative: args.rtol };
     let agreed = match expected? {
@@ -52,9 +60,12 @@ struct Prepared {
     work: Workload,
     /// What the results are compared with. Ranks that joined run also without it, that none waits for this one.
     expected: Result<Option<(Compare, Expected)>>,
+    /// The file that the outputs go to.
+    output: Option<PathBuf>,
 }
 
 fn prepare(args: &RunArgs, place: Option<&Membership>) -> Result<Prepared> {
+    let output = output(args, place)?;
     let tensors = load::tensors(args.tensors.as_deref())?;
     let Subject { plan, source, weights } = subject(args, tensors.as_ref())?;
     refuse_what_does_not_run(args, &plan)?;
@@ -82,7 +93,7 @@ fn prepare(args: &RunArgs, place: Option<&Membership>) -> Result<Prepared> {
     {
         return Err(error);
     }
-    Ok(Prepared { plan, source, work, expected })
+    Ok(Prepared { plan, source, work, expected, output })
 }
 
 /// Tells the ranks that joined that this one cannot begin.
@@ -111,20 +122,57 @@ fn place(args: &RunArgs) -> Result<Option<Membership>> {
     }
 }
 
+/// Where the outputs go; a file for each rank where another launcher started them.
+fn output(args: &RunArgs, place: Option<&Membership>) -> Result<Option<PathBuf>> {
+    let Some(file) = &args.output else { return Ok(None) };
+    let inputs = args.program.program.iter().chain(&args.tensors).chain(&args.plan);
+    let same =
+        |input: &PathBuf| input.canonicalize().ok().is_some_and(|p| file.canonicalize().ok() == Some(p));
+    if let Some(input) = inputs.into_iter().find(|i| same(i)) {
+        bail!("--output {} would replace {}, which the run reads", file.display(), input.display());
+    }
+    let file = match place {
+        None => file.clone(),
+        Some(place) => {
+            let mut name = file.file_stem().unwrap_or_default().to_os_string();
+            name.push(format!(".rank{}", place.rank));
+            if let Some(extension) = file.extension() {
+                name.push(".");
+                name.push(extension);
+            }
+            file.with_file_name(name)
+        }
+    };
+    symmc::check_output(&file)?;
+    Ok(Some(file))
+}
+
+/// How long the runs took, and all of it.
+fn timing(times: RunTimes, all: Duration) -> String {
+    let (least, median) = (times.least.as_secs_f64() * 1e6, times.median.as_secs_f64() * 1e6);
+    let runs = count(times.runs, "run");
+    let each = match times.runs {
+        0 | 1 => micros(median),
+        _ => format!("least {}, median {}", micros(least), micros(median)),
+    };
+    format!("{runs} in {:.2} ms with starting; each: {each}", all.as_secs_f64() * 1e3)
+}
+
 /// The outputs of all ranks, or of the one that this process is when another launcher started it.
 fn execute(
     args: &RunArgs,
     place: Option<Membership>,
     plan: &CheckedPlan,
     work: &Workload,
-) -> Result<(Range<usize>, Vec<Vec<Tensor>>)> {
+) -> Result<(Range<usize>, Ran)> {
     let config = run_config(args, args.chaos);
     if let Some(place) = place {
         let rank = place.rank as usize;
-        return Ok((rank..rank + 1, vec![symmc::run_joined(plan, work, &place, &config)?]));
+        let (outputs, times) = symmc::run_joined_timed(plan, work, &place, &config)?;
+        return Ok((rank..rank + 1, Ran { outputs: vec![outputs], times: vec![times] }));
     }
-    let outputs = symmc::run(plan, work, &backend(args)?, &config)?;
-    Ok((0..outputs.len(), outputs))
+    let ran = symmc::run_timed(plan, work, &backend(args)?, &config)?;
+    Ok((0..ran.outputs.len(), ran))
 }
 
 /// A plan, the program it is for, and weights that came with that.

@@ -1,0 +1,117 @@
+//! How long the runs of a plan take on a rank, starting and loading not included.
+
+use std::time::{Duration, Instant};
+
+use serde::{Deserialize, Serialize};
+
+/// The most runs whose times are kept; of more, the last ones.
+const KEPT: usize = 1 << 16;
+
+/// The times of a rank's runs.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+pub struct RunTimes {
+    /// How many runs there were.
+    pub runs: u64,
+    /// The shortest.
+    pub least: Duration,
+    /// The median of the last 65,536.
+    pub median: Duration,
+    /// What each took of processors on average, with waiting that spins; of the rank's process, so that ranks that are
+    /// threads have that of all.
+    pub processor: Duration,
+}
+
+impl RunTimes {
+    /// The times of these runs.
+    pub fn of(runs: &[Duration]) -> RunTimes {
+        let mut sorted = runs.to_vec();
+        sorted.sort_unstable();
+        let least = sorted.first().copied().unwrap_or_default();
+        let median = sorted.get(sorted.len() / 2).copied().unwrap_or_default();
+        RunTimes { runs: runs.len() as u64, least, median, processor: Duration::ZERO }
+    }
+
+    /// Those of the slowest of several ranks, which the others wait for.
+    pub fn slowest(ranks: &[RunTimes]) -> Option<RunTimes> {
+        ranks.iter().copied().max_by_key(|times| times.median)
+    }
+}
+
+/// Takes the times.
+#[derive(Debug, Default)]
+pub(super) struct Clock {
+    began: Option<Instant>,
+    /// The process's time of processors when the first run began.
+    first: Option<Duration>,
+    kept: Vec<Duration>,
+    runs: u64,
+    least: Option<Duration>,
+}
+
+impl Clock {
+    /// A run begins; one that was under way has ended.
+    pub fn begin(&mut self) {
+        self.end();
+        if self.first.is_none() {
+            self.first = processor_time();
+        }
+        self.began = Some(Instant::now());
+    }
+
+    /// The run that is under way has ended.
+    pub fn end(&mut self) {
+        let Some(began) = self.began.take() else { return };
+        let time = began.elapsed();
+        let at = (self.runs % KEPT as u64) as usize;
+        match self.kept.get_mut(at) {
+            Some(slot) => *slot = time,
+            None => self.kept.push(time),
+        }
+        self.runs += 1;
+        self.least = Some(self.least.map_or(time, |least| least.min(time)));
+    }
+
+    /// The times, after the last run.
+    pub fn times(&self) -> RunTimes {
+        let kept = RunTimes::of(&self.kept);
+        let spent = self.first.zip(processor_time()).map(|(first, now)| now.saturating_sub(first));
+        let processor =
+            Duration::from_secs_f64(spent.unwrap_or_default().as_secs_f64() / self.runs.max(1) as f64);
+        RunTimes { runs: self.runs, least: self.least.unwrap_or_default(), processor, ..kept }
+    }
+}
+
+/// What this process has taken of processors.
+fn processor_time() -> Option<Duration> {
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: the call writes the structure that it is given, and nothing else.
+    let code = unsafe { libc::clock_gettime(libc::CLOCK_PROCESS_CPUTIME_ID, &mut time) };
+    let (seconds, nanos) = (u64::try_from(time.tv_sec).ok()?, u32::try_from(time.tv_nsec).ok()?);
+    (code == 0).then_some(Duration::new(seconds, nanos))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_have_a_least_and_a_median() {
+        let millis = |list: &[u64]| list.iter().map(|&m| Duration::from_millis(m)).collect::<Vec<_>>();
+        let times = RunTimes::of(&millis(&[9, 2, 4, 3, 100]));
+        let expected = (5, Duration::from_millis(2), Duration::from_millis(4));
+        assert_eq!((times.runs, times.least, times.median), expected);
+        assert_eq!(RunTimes::slowest(&[times, RunTimes::of(&millis(&[5]))]).map(|t| t.runs), Some(1));
+        assert_eq!(RunTimes::of(&[]), RunTimes::default());
+    }
+
+    #[test]
+    fn a_clock_keeps_the_last_of_very_many_runs() {
+        let mut clock = Clock::default();
+        clock.end();
+        assert_eq!(clock.times().runs, 0);
+        (0..KEPT + 10).for_each(|_| clock.begin());
+        clock.end();
+        assert_eq!((clock.times().runs, clock.kept.len()), (KEPT as u64 + 10, KEPT));
+        assert!(clock.times().least <= clock.times().median);
+    }
+}
