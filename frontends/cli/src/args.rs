@@ -76,7 +76,7 @@ Examples:
   symmc plan model.pt2 --format json
   symmc plan model.pt2 --explain %all_reduce
   symmc plan model.pt2 --orders                          the memory of each order beside program order
-  symmc plan model_rank0.onnx model_rank1.onnx           ONNX has a file for each rank";
+  symmc plan model_rank0.onnx model_rank1.onnx           the files of all ranks, rank 0 first";
 
 const CHECK_EXAMPLES: &str = "\
 Examples:
@@ -109,7 +109,7 @@ Exit codes: 0 packed; 1 the capacity is not met; 2 not a table of buffers.";
 /// What names and shapes a program.
 #[derive(ClapArgs, Debug, Clone)]
 pub struct ProgramArgs {
-    /// The program: a .pt2 archive of torch.export, .symm text, or the .onnx models of its ranks, rank 0 first
+    /// The program: a .pt2 archive of torch.export, .symm text, or the archives or .onnx models of its ranks, rank 0 first
     #[arg(required = true, value_name = "PROGRAM")]
     pub program: Vec<PathBuf>,
     /// The number of ranks, where the program leaves it open; a tensor file, or one beside the program, tells it, too

@@ -84,14 +84,14 @@ impl Program {
     /// number of ranks than `options` asks for.
     pub fn open(path: &Path, options: &OpenOptions) -> Result<Self, Error> {
         let (head, file) = head(path, PROGRAM)?;
-        let is_archive = head.starts_with(b"PK") || path.extension().is_some_and(|e| e == "pt2");
+        let is_archive = is_archive(path, &head);
         if !is_archive && is_onnx(path, &head) {
             // The importer reads it.
             return Program::onnx(&[path.to_path_buf()], options)?.on_tensors(options);
         }
         let bytes = read_on(path, head, file)?;
         if is_archive {
-            return Program::archive(path, &bytes, options)?.on_tensors(options);
+            return Program::archives(&[path.to_path_buf()], &[bytes], options)?.on_tensors(options);
         }
         let (mut graph, weights, mut notes) = (parse(path, bytes, options)?, Weights::default(), Vec::new());
         ranges::narrow_all(&mut graph.symbols, &options.given, &mut notes)
@@ -102,15 +102,16 @@ impl Program {
         program.on_tensors(options)
     }
 
-    /// Imports a `.pt2` archive.
-    fn archive(path: &Path, bytes: &[u8], options: &OpenOptions) -> Result<Self, Error> {
+    /// Imports a `.pt2` archive, or those of all ranks.
+    fn archives(paths: &[PathBuf], bytes: &[Vec<u8>], options: &OpenOptions) -> Result<Self, Error> {
+        let Some(path) = paths.first() else { return Err(Error::Request("no file is named".into())) };
         let beside = match (&options.tensors, options.ranks) {
-            (None, None) => beside(path).and_then(|file| TensorFile::open(&file).ok()),
+            (None, None) if paths.len() == 1 => beside(path).and_then(|file| TensorFile::open(&file).ok()),
             _ => None,
         };
         let tensors = options.tensors.as_deref().or(beside.as_ref());
         let import = ImportOptions {
-            name: stem(path),
+            name: if paths.len() == 1 { stem(path) } else { stem_of_ranks(path) },
             ranks: options.ranks,
             assumed_ranks: tensors.map(TensorFile::ranks),
             groups: options.groups.clone(),
@@ -118,14 +119,24 @@ impl Program {
             given: options.given.clone(),
             ..ImportOptions::default()
         };
-        let imported = symmc_torch::import(bytes, &import)
-            .map_err(|e| Error::format(path, format!("{}{}", of_torch(&e), advice(&e))))?;
+        let imported = match bytes {
+            [one] => symmc_torch::import(one, &import),
+            all => symmc_torch::import_ranks(&all.iter().map(Vec::as_slice).collect::<Vec<_>>(), &import),
+        };
+        let imported = imported.map_err(|e| {
+            let (rank, e) = match e {
+                ImportError::Rank { rank, source } => (rank, *source),
+                e => (0, e),
+            };
+            Error::format(paths.get(rank).unwrap_or(path), format!("{}{}", of_torch(&e), advice(&e)))
+        })?;
         let mut notes = noted(imported.notes, &imported.open);
         if let (Some(file), true) = (&beside, imported.ranks_assumed) {
             let ranks = ranks_text(file.ranks());
             notes.push(format!("{ranks}, as {} has tensors for", file.path().display()));
         }
-        let (ranks, buffers, ties) = (vec![imported.weights], imported.buffers, imported.ties);
+        let ranks = std::iter::once(imported.weights).chain(imported.others).collect();
+        let (buffers, ties) = (imported.buffers, imported.ties);
         let weights = Weights { ranks, buffers, ties };
         Ok(Program { path: path.to_path_buf(), graph: imported.graph, weights, notes })
     }
@@ -154,21 +165,30 @@ impl Program {
         Ok(self)
     }
 
-    /// Opens the file of a program, or the `.onnx` models of all its ranks, that of rank 0 first.
+    /// Opens the file of a program, or the `.onnx` models or the `.pt2` archives of all its ranks, that of rank 0 first.
     ///
     /// # Errors
-    /// As [`open`](Self::open); several files are not all ONNX models, or not one program.
+    /// As [`open`](Self::open); several files are not all ONNX models or all archives, or not one program.
     pub fn open_files(paths: &[PathBuf], options: &OpenOptions) -> Result<Self, Error> {
         if let [path] = paths {
             return Program::open(path, options);
         }
-        for path in paths {
-            if !is_onnx(path, &head(path, PROGRAM)?.0) {
+        let mut archives = Vec::new();
+        for (i, path) in paths.iter().enumerate() {
+            let (head, file) = head(path, PROGRAM)?;
+            let (onnx, archive) = (is_onnx(path, &head), is_archive(path, &head));
+            if archive && archives.len() == i {
+                archives.push(read_on(path, head, file)?);
+            } else if !onnx || archive || !archives.is_empty() {
+                let expected = if archives.is_empty() { "an ONNX model" } else { "a .pt2 archive" };
                 return Err(Error::format(
                     path,
-                    "expected an ONNX model, as only these have a file for each rank, found another",
+                    format!("expected {expected}: all ranks have a file of one kind; found another"),
                 ));
             }
+        }
+        if !archives.is_empty() {
+            return Program::archives(paths, &archives, options)?.on_tensors(options);
         }
         Program::onnx(paths, options)?.on_tensors(options)
     }
@@ -178,10 +198,8 @@ impl Program {
         if let Some((group, _)) = options.groups.first() {
             return Err(Error::format(first, format!("an ONNX model names no groups, found {group}")));
         }
-        let stem = stem(first);
-        let name = stem.strip_suffix("_rank0").unwrap_or(&stem).to_string();
         let options = symmc_onnx::ImportOptions {
-            name,
+            name: stem_of_ranks(first),
             ranks: options.ranks,
             given: options.given.clone(),
             ..symmc_onnx::ImportOptions::default()
@@ -339,6 +357,17 @@ fn advised(message: String, symbols: &Questioned, size: bool) -> String {
 /// The name of a program by its file.
 fn stem(path: &Path) -> String {
     path.file_stem().map_or_else(|| "program".into(), |s| s.to_string_lossy().into_owned())
+}
+
+/// The name of a program by the file of its rank 0.
+fn stem_of_ranks(path: &Path) -> String {
+    let stem = stem(path);
+    stem.strip_suffix("_rank0").unwrap_or(&stem).to_string()
+}
+
+/// Whether a file is a `.pt2` archive.
+fn is_archive(path: &Path, head: &[u8]) -> bool {
+    head.starts_with(b"PK") || path.extension().is_some_and(|e| e == "pt2")
 }
 
 /// Whether a file is an ONNX model: by its name, or by its first field, the version of the format.

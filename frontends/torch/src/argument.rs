@@ -7,6 +7,7 @@ use std::fmt;
 use serde::Deserialize;
 use serde::de::{Deserializer, IgnoredAny, MapAccess, Visitor};
 
+use crate::by_rank::ByRank;
 use crate::schema::{Graph, Named, Real, Str};
 
 /// An argument or a result of a node.
@@ -29,6 +30,8 @@ pub(crate) enum Argument<'a> {
     SymFloats(Vec<SymArgument<'a>>),
     ScalarType(u32),
     CustomObj(Str<'a>),
+    /// A number that differs between ranks; no archive holds one.
+    ByRank(ByRank),
     /// The target of an op that a wrapper calls.
     Operator(Str<'a>),
     /// The body of a wrapper.
@@ -59,6 +62,7 @@ impl Argument<'_> {
             Argument::ScalarType(_) => "a dtype".into(),
             Argument::CustomObj(n) => format!("the custom object `{}`", &**n),
             Argument::Operator(n) => format!("the op {}", &**n),
+            Argument::ByRank(b) => b.numbers.describe(),
             Argument::Graph(_) => "a graph".into(),
             Argument::Other(kind) => format!("`{}`", &**kind),
         }

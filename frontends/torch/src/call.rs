@@ -9,6 +9,7 @@ use std::collections::HashSet;
 
 use symmc_ir::{DType, Dim, Scalar, ValueId};
 
+use crate::by_rank::{ByRank, Numbers};
 use crate::dtype;
 use crate::inplace;
 use crate::lower::{Lowered, Lowering, Stop};
@@ -251,12 +252,30 @@ impl<'c, 'p> Call<'c, 'p> {
             return Ok(Some(Operand::Tensor(found?)));
         }
         Ok(Some(match arg {
+            Argument::ByRank(b) => Operand::Tensor(self.number_of_rank(b)?),
             Argument::SymInt(s) => match self.sym_int(s)? {
                 d if d.as_const().is_some() => Operand::Scalar(Scalar::Int(d.as_const().unwrap_or(0))),
                 d => Operand::Dim(d),
             },
             other => Operand::Scalar(self.scalar_of(name, other)?),
         }))
+    }
+
+    /// The integers of all ranks that an argument is, if it differs between them.
+    pub fn ints_by_rank(&self, name: &str) -> Option<(&'p ByRank, &'p [i64])> {
+        match self.get(name) {
+            Some(Argument::ByRank(b)) => match &b.numbers {
+                Numbers::Ints(v) => Some((b, v)),
+                Numbers::Floats(_) => None,
+            },
+            _ => None,
+        }
+    }
+
+    /// The input that holds a number which differs between ranks.
+    pub fn number_of_rank(&self, by_rank: &ByRank) -> Lowered<ValueId> {
+        let value = self.lowering.by_rank.get(&by_rank.name).copied();
+        value.ok_or_else(|| Stop::Broken(format!("expected an input `{}`, found none", by_rank.name)))
     }
 
     fn scalar_of(&self, name: &str, arg: &Argument<'_>) -> Lowered<Scalar> {

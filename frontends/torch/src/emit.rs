@@ -30,6 +30,11 @@ impl Call<'_, '_> {
 
     fn weight(&self, o: &Operand) -> (Weight, DType) {
         match o {
+            // It stands where a number stood.
+            Operand::Tensor(v) if self.lowering.by_rank.values().any(|n| n == v) => {
+                let float = self.dtype(*v).is_float();
+                (Weight::Scalar, if float { dtype::DEFAULT_FLOAT } else { DType::I64 })
+            }
             Operand::Tensor(v) => {
                 (if self.rank(*v) == 0 { Weight::NoAxes } else { Weight::Tensor }, self.dtype(*v))
             }

@@ -148,6 +148,26 @@ pub enum ImportError {
         /// What was expected and found.
         message: String,
     },
+    /// The archive of a rank after the first is at fault.
+    #[error("rank {rank}: {source}")]
+    Rank {
+        /// The rank.
+        rank: usize,
+        /// What is wrong.
+        source: Box<ImportError>,
+    },
+    /// The archives of two ranks are not one program.
+    #[error(
+        "{place}: expected what the archive of rank 0 has, {first}, found {found}; ranks may differ in names, data and single numbers"
+    )]
+    Difference {
+        /// The node and argument, input or output.
+        place: String,
+        /// What rank 0 has.
+        first: String,
+        /// What this rank has.
+        found: String,
+    },
     /// Nothing tells who belongs to these groups.
     #[error("the members of {} are not known", list(.groups))]
     Undescribed {
@@ -183,6 +203,13 @@ pub enum ImportError {
         /// The type that the operands give.
         found: String,
     },
+}
+
+impl ImportError {
+    /// The error of a rank, if it is not the first.
+    pub(crate) fn of_rank(self, rank: usize) -> ImportError {
+        if rank == 0 { self } else { ImportError::Rank { rank, source: Box::new(self) } }
+    }
 }
 
 /// A group that collectives name and nothing describes.

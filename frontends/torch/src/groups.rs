@@ -124,6 +124,18 @@ fn collect(graph: &Graph<'_>, uses: &mut IndexMap<String, Use>) -> Result<(), Im
     Ok(())
 }
 
+/// The error where the caller says another number of ranks than there are archives.
+pub(crate) fn another_count(asked: u32, archives: u32) -> ImportError {
+    ImportError::Ranks {
+        what: "the program".into(),
+        first: "the caller".into(),
+        first_ranks: asked,
+        second: "the number of archives".into(),
+        second_ranks: archives,
+        hint: String::new(),
+    }
+}
+
 fn agree(known: &mut Option<Source>, what: &str, new: Source, hint: &str) -> Result<(), ImportError> {
     match known {
         None => *known = Some(new),

@@ -26,6 +26,7 @@
 
 mod archive;
 mod argument;
+mod by_rank;
 mod call;
 mod declared;
 mod dtype;
@@ -46,6 +47,7 @@ mod signature;
 mod stored;
 mod symbols;
 
+use std::collections::HashMap;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -106,6 +108,9 @@ pub struct Imported {
     /// The data of its parameters by their source names, as far as the archive holds it: that of the rank
     /// that exported it.
     pub weights: IndexMap<String, Arc<Tensor>>,
+    /// That of the ranks after the first, where each gave an archive. Numbers that differ between the programs of ranks
+    /// are parameters, too.
+    pub others: Vec<IndexMap<String, Arc<Tensor>>>,
     /// Those of them that PyTorch calls buffers: state that is no parameter.
     pub buffers: Vec<String>,
     /// The names of tensors that have several: tied weights.
@@ -123,12 +128,76 @@ pub struct Imported {
 /// # Errors
 /// See [`ImportError`].
 pub fn import(bytes: &[u8], options: &ImportOptions) -> Result<Imported, ImportError> {
+    let (mut archive, model, text) = open(bytes, options)?;
+    let program = parse(&format!("models/{model}.json"), &text)?;
+    let stores = stores(&mut archive, &model, None)?;
+    convert(&program, &mut [stores], options)
+}
+
+/// Imports a program from the archives of all its ranks, that of rank 0 first. They may differ in names and data, and in
+/// numbers that stand where a tensor may: each such number becomes a parameter without axes. Groups that ranks call by
+/// different names have the ranks of one name as a cell.
+///
+/// # Errors
+/// See [`ImportError`]; [`ImportError::Rank`] tells the archive at fault, if it is not the first.
+pub fn import_ranks(files: &[&[u8]], options: &ImportOptions) -> Result<Imported, ImportError> {
+    let of = |rank: usize| move |e: ImportError| e.of_rank(rank);
+    let mut opened = Vec::with_capacity(files.len());
+    for (i, bytes) in files.iter().enumerate() {
+        opened.push(open(bytes, options).map_err(of(i))?);
+    }
+    let mut options = options.clone();
+    let count = u32::try_from(files.len()).unwrap_or(u32::MAX);
+    if let Some(ranks) = options.ranks.filter(|n| *n != count) {
+        return Err(groups::another_count(ranks, count));
+    }
+    options.ranks = Some(count);
+    let (mut archives, mut models, mut texts) = (Vec::new(), Vec::new(), Vec::new());
+    for (archive, model, text) in opened {
+        archives.push(archive);
+        models.push(model);
+        texts.push(text);
+    }
+    let mut programs = Vec::with_capacity(files.len());
+    for (i, (model, text)) in models.iter().zip(&texts).enumerate() {
+        programs.push(parse(&format!("models/{model}.json"), text).map_err(of(i))?);
+    }
+    let merged = by_rank::merge(&mut programs)?;
+    for (name, cells) in merged.groups {
+        options.groups.entry(name).or_insert(cells);
+    }
+    let mut all = Vec::with_capacity(files.len());
+    let names = std::iter::once(None).chain(merged.names.iter().map(|n| Some(&n.stored)));
+    for (i, ((archive, model), names)) in archives.iter_mut().zip(&models).zip(names).enumerate() {
+        all.push(stores(archive, model, names).map_err(of(i))?);
+    }
+    let first = programs.first().ok_or_else(|| ImportError::Graph("there is no archive".into()))?;
+    convert(first, &mut all, &options)
+}
+
+type Opened<'b> = (Archive<'b>, String, String);
+
+/// An archive with the name and the text of its program.
+fn open<'b>(bytes: &'b [u8], options: &ImportOptions) -> Result<Opened<'b>, ImportError> {
     let mut archive = Archive::open(bytes)?;
     let (model, text) = archive.program(&options.name)?;
-    let program = parse(&format!("models/{model}.json"), &text)?;
-    let weights = Store::new("weights", archive.config("weights", &model)?);
-    let constants = Store::new("constants", archive.config("constants", &model)?);
-    convert(&program, &mut Stores { archive: &mut archive, weights, constants }, options)
+    Ok((archive, model, text))
+}
+
+/// The stored tensors of an archive, called what rank 0 calls them.
+fn stores<'s, 'a>(
+    archive: &'s mut Archive<'a>,
+    model: &str,
+    names: Option<&HashMap<String, String>>,
+) -> Result<Stores<'s, 'a>, ImportError> {
+    let weights = Store::new("weights", archive.config("weights", model)?);
+    let constants = Store::new("constants", archive.config("constants", model)?);
+    Ok(match names {
+        Some(names) => {
+            Stores { archive, weights: weights.renamed(names), constants: constants.renamed(names) }
+        }
+        None => Stores { archive, weights, constants },
+    })
 }
 
 /// Imports a program from a `.pt2` file.
@@ -175,7 +244,7 @@ fn parse<'t>(entry: &str, text: &'t str) -> Result<Program<'t>, ImportError> {
 
 fn convert(
     program: &Program<'_>,
-    stores: &mut Stores<'_, '_>,
+    stores: &mut [Stores<'_, '_>],
     options: &ImportOptions,
 ) -> Result<Imported, ImportError> {
     let mut notes = Vec::new();
@@ -202,7 +271,7 @@ fn convert(
 /// The program under its symbols.
 fn lowered<'p>(
     program: &'p Program<'p>,
-    stores: &mut Stores<'_, '_>,
+    stores: &mut [Stores<'_, '_>],
     mut lowering: Lowering<'p>,
     groups: IndexMap<String, Members>,
 ) -> Result<Imported, ImportError> {
@@ -212,15 +281,26 @@ fn lowered<'p>(
     }
     signature::mark_outputs(&mut lowering, program);
     let inputs = signature::inputs(&mut lowering, program, stores)?;
+    let numbers = signature::numbers_by_rank(&mut lowering, program);
     lowering.run()?;
     signature::outputs(&mut lowering, program, &inputs)?;
-    let Lowering { builder, mut weights, buffers, notes, .. } = lowering;
+    let Lowering { builder, weights: written, buffers, notes, .. } = lowering;
     let graph = builder.finish();
     symmc_ir::verify::verify(&graph).map_err(|violations| {
         let shown: Vec<String> = violations.iter().take(3).map(ToString::to_string).collect();
         ImportError::Graph(shown.join("; "))
     })?;
-    weights.extend(signature::weights(&inputs, stores)?);
-    let ties = stores.ties();
-    Ok(Imported { graph, weights, buffers, ties, ranks_assumed: false, notes, open: Vec::new() })
+    let mut of_ranks = Vec::with_capacity(stores.len());
+    for (rank, of_rank) in stores.iter_mut().enumerate() {
+        let mut weights = written.clone();
+        weights.extend(signature::weights(&inputs, of_rank).map_err(|e| e.of_rank(rank))?);
+        let number = |n: &&by_rank::ByRank| Some((n.name.clone(), Arc::new(n.numbers.of(rank)?)));
+        weights.extend(numbers.iter().filter_map(number));
+        of_ranks.push(weights);
+    }
+    let ties = stores.first().map_or_else(Vec::new, Stores::ties);
+    let mut of_ranks = of_ranks.into_iter();
+    let weights = of_ranks.next().unwrap_or_default();
+    let others = of_ranks.collect();
+    Ok(Imported { graph, weights, others, buffers, ties, ranks_assumed: false, notes, open: Vec::new() })
 }

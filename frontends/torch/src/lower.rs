@@ -55,6 +55,8 @@ pub(crate) struct Lowering<'p> {
     pub scope: Scope<'p>,
     pub symbols: Symbols<'p>,
     pub groups: IndexMap<String, GroupId>,
+    /// The inputs that hold numbers which differ between ranks, by name.
+    pub by_rank: IndexMap<String, ValueId>,
     /// The data of constants that became parameters.
     pub weights: IndexMap<String, Arc<Tensor>>,
     /// The names of the parameters that are buffers and have data in the archive.
@@ -84,6 +86,7 @@ impl<'p> Lowering<'p> {
             scope: Scope::new(graph, String::new(), 0),
             symbols,
             groups: IndexMap::new(),
+            by_rank: IndexMap::new(),
             weights: IndexMap::new(),
             buffers: Vec::new(),
             written: IndexMap::new(),
@@ -220,6 +223,12 @@ impl<'p> Lowering<'p> {
         let mut operands = Vec::new();
         let mut attributes = Vec::new();
         for input in &node.inputs {
+            if let Argument::ByRank(b) = &input.arg {
+                let (name, found) = (&*input.name, b.numbers.describe());
+                return Err(Stop::Broken(format!(
+                    "{why}: expected one `{name}` for all ranks, found {found}"
+                )));
+            }
             let names = tensor_names(&input.arg);
             for name in &names {
                 operands.push(self.scope.value(name).map_err(Stop::Broken)?);

@@ -368,7 +368,7 @@ pub(crate) struct PayloadConfig {
 }
 
 /// Where a tensor is stored.
-#[derive(Deserialize)]
+#[derive(Clone, Deserialize)]
 pub(crate) struct Payload {
     pub path_name: String,
     #[serde(default)]
@@ -377,7 +377,7 @@ pub(crate) struct Payload {
 }
 
 /// How a tensor lies in its storage, in elements.
-#[derive(Deserialize)]
+#[derive(Clone, Deserialize)]
 pub(crate) struct StorageMeta {
     pub dtype: u32,
     pub sizes: Vec<Extent>,
@@ -388,7 +388,7 @@ pub(crate) struct StorageMeta {
 }
 
 /// An extent of a stored tensor, which is always known.
-#[derive(Deserialize)]
+#[derive(Clone, Deserialize)]
 pub(crate) struct Extent {
     pub as_int: Option<i64>,
 }

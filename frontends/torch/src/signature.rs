@@ -15,6 +15,7 @@ use indexmap::{IndexMap, IndexSet};
 use symmc_ir::{DType, InputId, InputKind, Output, OutputKind, Tensor, Type, ValueId};
 
 use crate::archive::Archive;
+use crate::by_rank::{self, ByRank};
 use crate::dtype;
 use crate::error::ImportError;
 use crate::lower::Lowering;
@@ -137,7 +138,7 @@ impl Stores<'_, '_> {
 pub(crate) fn inputs<'p>(
     lowering: &mut Lowering<'p>,
     program: &'p Program<'p>,
-    stores: &mut Stores<'_, '_>,
+    stores: &mut [Stores<'_, '_>],
 ) -> Result<Inputs, ImportError> {
     let signature = &program.graph_module.signature;
     let mutated: IndexSet<&str> = signature
@@ -148,7 +149,9 @@ pub(crate) fn inputs<'p>(
             buffer.or(s.parameter_mutation.as_ref().map(|p| &*p.parameter_name))
         })
         .collect();
-    stores.reserve(program)?;
+    for (rank, of_rank) in stores.iter_mut().enumerate() {
+        of_rank.reserve(program).map_err(|e| e.of_rank(rank))?;
+    }
     let mut inputs =
         Inputs { by_source: HashMap::new(), by_argument: HashMap::new(), parameters: Vec::new() };
     let mut absent = 0;
@@ -171,10 +174,14 @@ pub(crate) fn inputs<'p>(
             continue;
         };
         let ty = lowering.declared(name)?;
-        let size = stores.size(source)?;
+        let size = stores.first().map_or(Ok(None), |s| s.size(source))?;
         let small = size.is_some_and(|n| n <= MAX_CONSTANT);
-        let (kind, held) = if may_be_constant && small && !mutated.contains(source) {
-            (InputKind::Constant, stores.load(source, &ty)?)
+        let constant = match may_be_constant && small && !mutated.contains(source) {
+            true => agreed(stores, source, &ty)?,
+            false => None,
+        };
+        let (kind, held) = if constant.is_some() {
+            (InputKind::Constant, constant)
         } else {
             match size {
                 Some(_) if spec.parameter.is_none() => lowering.buffers.push(source.to_string()),
@@ -194,8 +201,44 @@ pub(crate) fn inputs<'p>(
     Ok(inputs)
 }
 
-/// The data of the parameters that the archive holds, by their source names. Reading them comes last, so that a program
-/// that is refused takes no memory for them.
+/// The data of a stored tensor, if all ranks have the same.
+fn agreed(
+    stores: &mut [Stores<'_, '_>],
+    source: &str,
+    ty: &Type,
+) -> Result<Option<Arc<Tensor>>, ImportError> {
+    let mut first: Option<Arc<Tensor>> = None;
+    for (rank, of_rank) in stores.iter_mut().enumerate() {
+        let data = of_rank.load(source, ty).map_err(|e| e.of_rank(rank))?;
+        match (&first, data) {
+            (_, None) => return Ok(None),
+            (None, data) => first = data,
+            (Some(first), Some(data)) if **first == *data => {}
+            (Some(_), Some(_)) => return Ok(None),
+        }
+    }
+    Ok(first)
+}
+
+/// Adds an input for each number that differs between ranks.
+pub(crate) fn numbers_by_rank<'p>(lowering: &mut Lowering<'p>, program: &'p Program<'p>) -> Vec<&'p ByRank> {
+    let mut inputs: Vec<(&'p ByRank, ValueId)> = Vec::new();
+    for number in by_rank::found(program) {
+        let known = inputs.iter().find(|(n, _)| n.numbers == number.numbers).map(|(_, value)| *value);
+        let value = known.unwrap_or_else(|| {
+            let ty = Type::new(number.numbers.dtype(), vec![]);
+            lowering.builder.input(InputKind::Parameter, &number.name, &number.name, ty, None)
+        });
+        if known.is_none() {
+            inputs.push((number, value));
+        }
+        lowering.by_rank.insert(number.name.clone(), value);
+    }
+    inputs.into_iter().map(|(number, _)| number).collect()
+}
+
+/// The data of the parameters that the archive of a rank holds, by their source names. Reading them comes last, so that
+/// a program that is refused takes no memory for them.
 pub(crate) fn weights(
     inputs: &Inputs,
     stores: &mut Stores<'_, '_>,

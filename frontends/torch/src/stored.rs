@@ -30,6 +30,13 @@ impl Store {
         Store { kind, config, regions, storages, tensors: HashMap::new() }
     }
 
+    /// Calls the tensors what another archive calls them: by these names the tensors of those.
+    pub fn renamed(mut self, names: &HashMap<String, String>) -> Self {
+        let payload = |own: &String| self.config.get(own).cloned();
+        self.config = names.iter().filter_map(|(name, own)| Some((name.clone(), payload(own)?))).collect();
+        self
+    }
+
     /// Whether the archive names a tensor of this kind so.
     pub fn holds(&self, name: &str) -> bool {
         self.config.contains_key(name)

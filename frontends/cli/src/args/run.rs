@@ -8,8 +8,7 @@ use symmc::host::Launch;
 
 use super::{CompileArgs, ProgramArgs, parse_seconds, parse_setting, parse_tolerance};
 
-pub const RUN_PROGRAM: &str =
-    "The program (.pt2, .symm, or the .onnx models of its ranks, rank 0 first), or a plan (.json)";
+pub const RUN_PROGRAM: &str = "The program (.pt2, .symm, or the archives or .onnx models of its ranks, rank 0 first), or a plan (.json)";
 
 pub const RUN_EXAMPLES: &str = "\
 Examples:

@@ -85,6 +85,7 @@ fn filled(c: &mut Call<'_, '_>, like: Like, value: Option<i64>) -> Lowered {
             let default = match (&value, c.get("fill_value").is_some()) {
                 (Operand::Scalar(s), true) => dtype::of_scalar(*s),
                 (Operand::Dim(_), true) => DType::I64,
+                (Operand::Tensor(v), true) if !c.dtype(*v).is_float() => DType::I64,
                 _ => dtype::DEFAULT_FLOAT,
             };
             (c.dims("size")?, default)
@@ -111,6 +112,9 @@ fn filled(c: &mut Call<'_, '_>, like: Like, value: Option<i64>) -> Lowered {
 
 /// `start + i * step` below `end`, or above it for a negative step.
 fn arange(c: &mut Call<'_, '_>) -> Lowered {
+    if let Some(y) = range_by_rank(c)? {
+        return c.done(y);
+    }
     let start = c.opt_operand("start")?.unwrap_or(Operand::Scalar(Scalar::Int(0)));
     let step = c.opt_operand("step")?.unwrap_or(Operand::Scalar(Scalar::Int(1)));
     let end = c.operand("end")?;
@@ -128,6 +132,39 @@ fn arange(c: &mut Call<'_, '_>) -> Lowered {
     };
     let y = c.range(&first, &last, by, dtype)?;
     c.done(y)
+}
+
+/// A range of integers that starts elsewhere on each rank and has one length on all.
+fn range_by_rank(c: &mut Call<'_, '_>) -> Lowered<Option<ValueId>> {
+    let Some((start, starts)) = c.ints_by_rank("start") else { return Ok(None) };
+    let step = c.int_or("step", 1)?;
+    let ends = match c.ints_by_rank("end") {
+        Some((_, ends)) => ends.to_vec(),
+        None => vec![c.int("end")?; starts.len()],
+    };
+    let len = |start: i64, end: i64| {
+        let span = i128::from(end) - i128::from(start);
+        let step = i128::from(step);
+        if step == 0 {
+            None
+        } else {
+            Some((span.unsigned_abs().div_ceil(step.unsigned_abs()), span * step >= 0))
+        }
+    };
+    let lengths: Option<Vec<_>> = starts.iter().zip(&ends).map(|(s, e)| len(*s, *e)).collect();
+    let same =
+        lengths.filter(|l| l.iter().all(|(_, forward)| *forward) && l.windows(2).all(|w| w[0] == w[1]));
+    let len = same.and_then(|l| i64::try_from(l.first()?.0).ok());
+    let Some(len) = len else {
+        return Err(Stop::Broken(format!(
+            "expected ranges of one length on all ranks, found starts {starts:?}, ends {ends:?} and step {step}"
+        )));
+    };
+    let dtype = c.opt_dtype("dtype")?.unwrap_or(DType::I64);
+    let start = c.number_of_rank(start)?;
+    let line = c.iota(len.into(), 0, step, DType::I64)?;
+    let y = c.binary(BinaryOp::Add, line, start)?;
+    c.cast(y, dtype).map(Some)
 }
 
 /// A range of floats has as many elements as the program declares.

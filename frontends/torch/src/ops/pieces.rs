@@ -22,6 +22,9 @@ pub(super) const ROWS: &[Row] = &[
     row("aten.select.int", "slice, reshape", |c| {
         let x = c.first()?;
         let axis = c.axis("dim", c.rank(x))?;
+        if let Some(y) = select_by_rank(c, x, axis)? {
+            return c.done(y);
+        }
         let index = c.dim("index")?;
         let y = select(c, x, axis, index)?;
         c.done(y)
@@ -29,6 +32,9 @@ pub(super) const ROWS: &[Row] = &[
     row("aten.select_copy", "slice, reshape", |c| {
         let x = c.first()?;
         let axis = c.axis("dim", c.rank(x))?;
+        if let Some(y) = select_by_rank(c, x, axis)? {
+            return c.done(y);
+        }
         let index = c.dim("index")?;
         let y = select(c, x, axis, index)?;
         c.done(y)
@@ -84,9 +90,71 @@ fn slice(c: &mut Call<'_, '_>) -> Lowered {
     let x = c.first()?;
     let axis = c.axis_or("dim", 0, c.rank(x))?;
     let step = c.int_or("step", 1)?;
+    if let Some(y) = slice_by_rank(c, x, axis, step)? {
+        return c.done(y);
+    }
     let (start, len) = slice_range(c, &c.extent(x, axis), step)?;
     let y = c.slice(x, axis, start, len, step)?;
     c.done(y)
+}
+
+/// A slice that starts elsewhere on each rank and has one length on all: the rows of an index. It is no view, so
+/// that writing it would not write `x`.
+fn slice_by_rank(c: &mut Call<'_, '_>, x: ValueId, axis: usize, step: i64) -> Lowered<Option<ValueId>> {
+    let (start, end) = (c.ints_by_rank("start"), c.ints_by_rank("end"));
+    let Some(ranks) = start.or(end).map(|(_, v)| v.len()) else { return Ok(None) };
+    let n = c.extent(x, axis);
+    let Some(extent) = n.as_const().filter(|_| step > 0 && !c.lowering.in_place) else {
+        return Err(Stop::Broken(format!(
+            "a slice that differs between ranks: expected an axis of known extent, a positive step and no op in place, \
+             found {n:?}, {step} and {} in place",
+            if c.lowering.in_place { "ops" } else { "none" }
+        )));
+    };
+    let of_ranks = |c: &Call<'_, '_>, name: &str, default: i64| -> Lowered<Vec<i64>> {
+        Ok(match c.ints_by_rank(name) {
+            Some((_, v)) => v.to_vec(),
+            None => vec![c.opt_int(name)?.unwrap_or(default); ranks],
+        })
+    };
+    let limited = |at: &i64| if *at < 0 { at.saturating_add(extent).max(0) } else { (*at).min(extent) };
+    let raw = of_ranks(c, "start", 0)?;
+    let starts: Vec<i64> = raw.iter().map(limited).collect();
+    let ends: Vec<i64> = of_ranks(c, "end", i64::MAX)?.iter().map(limited).collect();
+    let length = |(s, e): (&i64, &i64)| (e - s).max(0).unsigned_abs().div_ceil(step.unsigned_abs());
+    let lengths: Vec<u64> = starts.iter().zip(&ends).map(length).collect();
+    let len = match lengths.as_slice() {
+        [len, rest @ ..] if raw == starts && rest.iter().all(|l| l == len) => i64::try_from(*len).ok(),
+        _ => None,
+    };
+    let Some(len) = len else {
+        return Err(Stop::Broken(format!(
+            "expected slices of one length that start from 0 to {extent} on all ranks, found starts {raw:?} and \
+             lengths {lengths:?}"
+        )));
+    };
+    let Some((start, _)) = start else {
+        return c.slice(x, axis, starts.first().copied().unwrap_or(0).into(), len.into(), step).map(Some);
+    };
+    let start = c.number_of_rank(start)?;
+    let line = c.iota(len.into(), 0, step, DType::I64)?;
+    let index = c.binary(BinaryOp::Add, line, start)?;
+    c.emit("take", Op::Take { axis }, &[x, index]).map(Some)
+}
+
+/// An element of an axis that is another on each rank.
+fn select_by_rank(c: &mut Call<'_, '_>, x: ValueId, axis: usize) -> Lowered<Option<ValueId>> {
+    let Some((index, at)) = c.ints_by_rank("index") else { return Ok(None) };
+    let n = c.extent(x, axis);
+    let within = |n: i64| at.iter().all(|i| (0..n).contains(i));
+    if c.lowering.in_place || !n.as_const().is_some_and(within) {
+        return Err(Stop::Broken(format!(
+            "an index that differs between ranks: expected integers from 0 to a known extent and no op in place, \
+             found {at:?} of {n:?}"
+        )));
+    }
+    let index = c.number_of_rank(index)?;
+    c.emit("take", Op::Take { axis }, &[x, index]).map(Some)
 }
 
 fn select(c: &mut Call<'_, '_>, x: ValueId, axis: usize, index: Dim) -> Lowered<ValueId> {

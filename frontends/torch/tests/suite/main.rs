@@ -6,6 +6,7 @@ mod damage;
 mod import;
 mod ops;
 mod programs;
+mod ranks;
 mod reference;
 mod sweep;
 mod writes;

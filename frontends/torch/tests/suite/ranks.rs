@@ -1,0 +1,238 @@
+//! Archives of all ranks as one program: numbers that differ become values of each rank, groups have the cells that
+//! their names tell, data come from each archive, and every other difference is refused by name.
+
+use std::sync::Arc;
+
+use symmc_ir::{Bindings, DType, InputKind, Members, Tensor};
+use symmc_torch::{ImportError, ImportOptions, Imported, import_ranks};
+
+use crate::common::Fake;
+
+fn joined(ranks: &[Fake]) -> Result<Imported, ImportError> {
+    let bytes: Vec<Vec<u8>> = ranks.iter().map(Fake::bytes).collect();
+    import_ranks(&bytes.iter().map(Vec::as_slice).collect::<Vec<_>>(), &ImportOptions::default())
+}
+
+fn refusal(ranks: &[Fake]) -> String {
+    joined(ranks).expect_err("they differ").to_string()
+}
+
+/// What each rank gives on these arguments, which all have.
+fn outputs(imported: &Imported, arguments: &[Tensor]) -> Vec<Vec<f64>> {
+    let weights: Vec<_> = std::iter::once(&imported.weights).chain(&imported.others).collect();
+    let inputs: Vec<Vec<Arc<Tensor>>> = weights
+        .iter()
+        .map(|weights| {
+            let mut arguments = arguments.iter();
+            let of = |i: &symmc_ir::Input| match i.kind {
+                InputKind::Argument => Arc::new(arguments.next().expect("an argument").clone()),
+                InputKind::Parameter => weights[&i.source].clone(),
+                InputKind::Constant => i.data.clone().expect("its data"),
+            };
+            imported.graph.inputs.values().map(of).collect()
+        })
+        .collect();
+    let found = symmc_ir::interp::run(&imported.graph, &Bindings::new(), &inputs).expect("a run");
+    found.into_iter().map(|outputs| outputs[0].to_f64()).collect()
+}
+
+fn ints(values: &[i64]) -> Tensor {
+    let data: Vec<f64> = values.iter().map(|v| *v as f64).collect();
+    Tensor::from_f64(DType::I64, [values.len()], &data).expect("integers")
+}
+
+/// An embedding whose rows lie by rank: rank `r` has the rows from `starts[r]` to `starts[r + 1]`, all as many.
+fn embedding(starts: &[i64], rank: usize) -> Fake {
+    let (low, high) = (starts[rank], starts[rank + 1]);
+    let rows: Vec<u8> = (low..high).flat_map(|row| (row as f32 * 10.0).to_le_bytes()).collect();
+    let n = high - low;
+    Fake::new()
+        .parameter("w", &format!("f32[{n},1]"), Some(&rows))
+        .input("ids", "i64[6]")
+        .node("aten.lt.Scalar", &format!("self=%ids other={low}"), &[("below", "bool[6]")])
+        .node("aten.ge.Scalar", &format!("self=%ids other={high}"), &[("above", "bool[6]")])
+        .node("aten.bitwise_or.Tensor", "self=%below other=%above", &[("mask", "bool[6]")])
+        .node("aten.sub.Tensor", &format!("self=%ids other={low}"), &[("local", "i64[6]")])
+        .node("aten.masked_fill.Scalar", "self=%local mask=%mask value=0", &[("at", "i64[6]")])
+        .node("aten.embedding.default", "weight=%w indices=%at", &[("rows", "f32[6,1]")])
+        .node("aten.unsqueeze.default", "self=%mask dim=1", &[("wide", "bool[6,1]")])
+        .node("aten.masked_fill.Scalar", "self=%rows mask=%wide value=0", &[("kept", "f32[6,1]")])
+        .node(
+            "_c10d_functional.all_reduce.default",
+            "input=%kept reduce_op='sum' group_name='0'",
+            &[("sum", "f32[6,1]")],
+        )
+        .node("_c10d_functional.wait_tensor.default", "tensor=%sum", &[("y", "f32[6,1]")])
+        .output("y")
+}
+
+#[test]
+fn numbers_that_differ_are_values_of_each_rank() {
+    for n in 2..=5usize {
+        let starts: Vec<i64> = (0..=n as i64).map(|r| r * 3).collect();
+        let ranks: Vec<Fake> = (0..n).map(|rank| embedding(&starts, rank)).collect();
+        let imported = joined(&ranks).expect("one program");
+        assert_eq!(imported.graph.ranks, Some(n as u32));
+        assert_eq!(imported.others.len(), n - 1);
+        let ids: Vec<i64> = (0..6).map(|i| i * 7 % (3 * n as i64)).collect();
+        let expected: Vec<f64> = ids.iter().map(|i| *i as f64 * 10.0).collect();
+        for found in outputs(&imported, &[ints(&ids)]) {
+            assert_eq!(found, expected);
+        }
+    }
+}
+
+#[test]
+fn slices_and_ranges_start_where_the_rank_says() {
+    let x = ints(&[0, 10, 20, 30, 40, 50]);
+    for (target, arguments, result, expected) in [
+        (
+            "aten.slice.Tensor",
+            ["self=%x dim=0 start=0 end=3", "self=%x dim=0 start=3 end=6"],
+            "i64[3]",
+            [vec![0.0, 10.0, 20.0], vec![30.0, 40.0, 50.0]],
+        ),
+        (
+            "aten.slice.Tensor",
+            ["self=%x dim=0 start=0 end=2", "self=%x dim=0 start=4 end=9223372036854775807"],
+            "i64[2]",
+            [vec![0.0, 10.0], vec![40.0, 50.0]],
+        ),
+        (
+            "aten.slice.Tensor",
+            ["self=%x dim=0 start=0 end=6 step=2", "self=%x dim=0 start=1 end=6 step=2"],
+            "i64[3]",
+            [vec![0.0, 20.0, 40.0], vec![10.0, 30.0, 50.0]],
+        ),
+        (
+            "aten.select.int",
+            ["self=%x dim=0 index=1", "self=%x dim=0 index=4"],
+            "i64[]",
+            [vec![10.0], vec![40.0]],
+        ),
+        (
+            "aten.arange.start",
+            ["start=0 end=3", "start=3 end=6"],
+            "i64[3]",
+            [vec![0.0, 1.0, 2.0], vec![3.0, 4.0, 5.0]],
+        ),
+        (
+            "aten.add.Tensor",
+            ["self=%x other=1", "self=%x other=2"],
+            "i64[6]",
+            [vec![1.0, 11.0, 21.0, 31.0, 41.0, 51.0], vec![2.0, 12.0, 22.0, 32.0, 42.0, 52.0]],
+        ),
+        (
+            "aten.full.default",
+            ["size=[2] fill_value=4 dtype=:i64", "size=[2] fill_value=6 dtype=:i64"],
+            "i64[2]",
+            [vec![4.0, 4.0], vec![6.0, 6.0]],
+        ),
+        (
+            "aten.mul.Tensor",
+            ["self=%x other=0.5", "self=%x other=0.25"],
+            "f32[6]",
+            [vec![0.0, 5.0, 10.0, 15.0, 20.0, 25.0], vec![0.0, 2.5, 5.0, 7.5, 10.0, 12.5]],
+        ),
+    ] {
+        let fake = |a: &str| Fake::new().input("x", "i64[6]").node(target, a, &[("y", result)]).output("y");
+        let imported = joined(&arguments.map(fake)).unwrap_or_else(|e| panic!("{target}: {e}"));
+        assert_eq!(outputs(&imported, std::slice::from_ref(&x)), expected, "{target} {arguments:?}");
+    }
+}
+
+#[test]
+fn other_differences_are_refused_by_name() {
+    let node = |target: &str, arguments: &str, result: &str| {
+        Fake::new().input("x", "i64[6]").node(target, arguments, &[("y", result)]).output("y")
+    };
+    let add = node("aten.add.Tensor", "self=%x other=%x", "i64[6]");
+    for (a, b, expected) in [
+        (add.clone(), node("aten.mul.Tensor", "self=%x other=%x", "i64[6]"), "node `y`: expected"),
+        (
+            node("aten.view.default", "self=%x size=[2,3]", "i64[2,3]"),
+            node("aten.view.default", "self=%x size=[3,2]", "i64[3,2]"),
+            "node `y` (torch.ops.aten.view.default), `size`: expected what the archive of rank 0 has, the integers [2, 3]",
+        ),
+        (
+            node("aten.slice.Tensor", "self=%x dim=0 start=0 end=2", "i64[2]"),
+            node("aten.slice.Tensor", "self=%x dim=0 start=2 end=6", "i64[4]"),
+            "the type of `y`",
+        ),
+        (
+            node("aten.cumsum.default", "self=%x dim=0", "i64[6]"),
+            node("aten.cumsum.default", "self=%x dim=-1", "i64[6]"),
+            "another integer on each rank, [0, -1]",
+        ),
+        (
+            node("aten.polygamma.default", "n=0 self=%x", "f32[6]"),
+            node("aten.polygamma.default", "n=1 self=%x", "f32[6]"),
+            "[0, 1]",
+        ),
+        (add.clone(), node("aten.add.Tensor", "self=%x other=2", "i64[6]"), "`other`"),
+        (add.clone(), add.clone().output("y"), "the number of outputs"),
+        (add.clone(), add.clone().input("z", "i64[6]"), "the number of inputs"),
+        (
+            add.clone(),
+            add.clone().node("aten.neg.default", "self=%y", &[("z", "i64[6]")]),
+            "the number of nodes",
+        ),
+    ] {
+        let found = refusal(&[a, b]);
+        assert!(found.contains(expected), "expected {expected}, found {found}");
+    }
+}
+
+#[test]
+fn names_and_data_may_differ() {
+    let rank = |name: &str, value: f32, constant: f32| {
+        Fake::new()
+            .parameter(name, "f32[1]", Some(&value.to_le_bytes()))
+            .buffer(&format!("{name}_c"), "f32[1]", false, Some(&constant.to_le_bytes()))
+            .buffer(&format!("{name}_d"), "f32[1]", false, Some(&8f32.to_le_bytes()))
+            .node(
+                "aten.add.Tensor",
+                &format!("self=%{name} other=%{name}_c"),
+                &[(&format!("{name}_s"), "f32[1]")],
+            )
+            .node(
+                "aten.add.Tensor",
+                &format!("self=%{name}_s other=%{name}_d"),
+                &[(&format!("{name}_t"), "f32[1]")],
+            )
+            .output(&format!("{name}_t"))
+    };
+    let imported = joined(&[rank("a", 1.0, 2.0), rank("b", 3.0, 4.0)]).expect("one program");
+    assert_eq!(outputs(&imported, &[]), [[11.0], [15.0]]);
+    let kinds: Vec<InputKind> = imported.graph.inputs.values().map(|i| i.kind).collect();
+    assert_eq!(kinds, [InputKind::Parameter, InputKind::Parameter, InputKind::Constant]);
+}
+
+#[test]
+fn groups_have_the_cells_that_their_names_tell() {
+    let rank = |tp: &str, dp: &str| {
+        Fake::new()
+            .input("x", "f32[2]")
+            .node(
+                "_c10d_functional.all_reduce.default",
+                &format!("input=%x reduce_op='sum' group_name='{tp}'"),
+                &[("p", "f32[2]")],
+            )
+            .node(
+                "_c10d_functional.all_reduce.default",
+                &format!("input=%p reduce_op='sum' group_name='{dp}'"),
+                &[("q", "f32[2]")],
+            )
+            .output("q")
+    };
+    let mesh = [rank("3", "1"), rank("3", "2"), rank("4", "1"), rank("4", "2")];
+    let graph = joined(&mesh).expect("one program").graph;
+    let members: Vec<_> = graph.groups.values().map(|g| g.members.clone()).collect();
+    let cells = |cells: [[u32; 2]; 2]| Members::Cells(cells.map(|c| c.to_vec()).to_vec());
+    assert_eq!(members, [cells([[0, 1], [2, 3]]), cells([[0, 2], [1, 3]])]);
+    // One name on all ranks tells nothing, and cells have one size.
+    let found = refusal(&[rank("3", "0"), rank("3", "0")]);
+    assert!(found.contains("the members of group `3`"), "{found}");
+    let found = refusal(&[rank("3", "0"), rank("3", "0"), rank("4", "0")]);
+    assert!(found.contains("group `3`: expected lists of ranks of one length"), "{found}");
+}
