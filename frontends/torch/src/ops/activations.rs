@@ -2,7 +2,7 @@
 
 use symmc_ir::{BinaryOp, Emit, UnaryOp, ValueId};
 
-use super::elementwise::{float_unary, identity, unary};
+use super::elementwise::{float_unary, identity, through_f64, unary};
 use super::{Row, row};
 use crate::call::Call;
 use crate::lower::{Lowered, Stop};
@@ -37,21 +37,22 @@ pub(super) const ROWS: &[Row] = &[
         let y = c.select(positive, x, scaled)?;
         c.done(y)
     }),
-    row("aten.elu", "select of exp", elu),
-    row("aten.softplus", "select of log(exp)", softplus),
-    row("aten.mish", "x * tanh(softplus(x))", |c| {
-        let x = c.first()?;
-        let s = softplus_of(c, x, 1.0, 20.0)?;
-        let t = c.unary(UnaryOp::Tanh, s)?;
-        let y = c.binary(BinaryOp::Mul, x, t)?;
-        c.done(y)
+    row("aten.elu", "select of exp, in f64", elu),
+    row("aten.softplus", "select of log(exp), in f64", softplus),
+    row("aten.mish", "x * tanh(softplus(x)), in f64", |c| {
+        through_f64(c, |c, x| {
+            let s = softplus_of(c, x, 1.0, 20.0)?;
+            let t = c.unary(UnaryOp::Tanh, s)?;
+            c.binary(BinaryOp::Mul, x, t)
+        })
     }),
-    row("aten.log_sigmoid", "neg(softplus(neg))", |c| {
-        let x = c.first()?;
-        let n = c.unary(UnaryOp::Neg, x)?;
-        let s = softplus_of(c, n, 1.0, 20.0)?;
-        let y = c.unary(UnaryOp::Neg, s)?;
-        c.done(y)
+    row("aten.log_sigmoid", "neg(softplus(neg)), in f64", |c| {
+        through_f64(c, |c, x| {
+            let n = c.unary(UnaryOp::Neg, x)?;
+            // From there on the logarithm adds nothing that f64 could hold.
+            let s = softplus_of(c, n, 1.0, 40.0)?;
+            c.unary(UnaryOp::Neg, s)
+        })
     }),
     row("aten.glu", "slice, sigmoid, mul", glu),
     row("aten.threshold", "select", |c| {
@@ -95,24 +96,22 @@ fn hard_sigmoid(c: &mut Call<'_, '_>, x: ValueId) -> Lowered<ValueId> {
 
 /// `x > 0 ? scale * x : scale * alpha * (exp(input_scale * x) - 1)`.
 fn elu(c: &mut Call<'_, '_>) -> Lowered {
-    let x = c.first()?;
     let (alpha, scale) = (c.float_or("alpha", 1.0)?, c.float_or("scale", 1.0)?);
     let input_scale = c.float_or("input_scale", 1.0)?;
-    let positive = c.with_float(BinaryOp::Gt, x, 0.0)?;
-    let linear = c.with_float(BinaryOp::Mul, x, scale)?;
-    let e = c.with_float(BinaryOp::Mul, x, input_scale)?;
-    let e = c.unary(UnaryOp::Exp, e)?;
-    let e = c.with_float(BinaryOp::Sub, e, 1.0)?;
-    let e = c.with_float(BinaryOp::Mul, e, alpha * scale)?;
-    let y = c.select(positive, linear, e)?;
-    c.done(y)
+    through_f64(c, |c, x| {
+        let positive = c.with_float(BinaryOp::Gt, x, 0.0)?;
+        let linear = c.with_float(BinaryOp::Mul, x, scale)?;
+        let e = c.with_float(BinaryOp::Mul, x, input_scale)?;
+        let e = c.unary(UnaryOp::Exp, e)?;
+        let e = c.with_float(BinaryOp::Sub, e, 1.0)?;
+        let e = c.with_float(BinaryOp::Mul, e, alpha * scale)?;
+        c.select(positive, linear, e)
+    })
 }
 
 fn softplus(c: &mut Call<'_, '_>) -> Lowered {
-    let x = c.first()?;
     let (beta, threshold) = (c.float_or("beta", 1.0)?, c.float_or("threshold", 20.0)?);
-    let y = softplus_of(c, x, beta, threshold)?;
-    c.done(y)
+    through_f64(c, |c, x| softplus_of(c, x, beta, threshold))
 }
 
 /// `log(1 + exp(beta * x)) / beta`, and `x` where `beta * x` exceeds the threshold.

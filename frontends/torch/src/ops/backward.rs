@@ -17,37 +17,38 @@ pub(super) const ROWS: &[Row] = &[
         c.done(y)
     }),
     row("aten.sigmoid_backward", "g * (y - y * y)", |c| {
-        let (gradient, y) = (c.tensor("grad_output")?, c.tensor("output")?);
+        let ([gradient, y], dtype) = widened(c, ["grad_output", "output"])?;
         let slope = one_minus(c, y)?;
         let slope = c.binary(BinaryOp::Mul, y, slope)?;
         let x = c.binary(BinaryOp::Mul, gradient, slope)?;
-        c.done(x)
+        rounded(c, x, dtype)
     }),
     row("aten.tanh_backward", "g * (1 - y * y)", |c| {
-        let (gradient, y) = (c.tensor("grad_output")?, c.tensor("output")?);
+        let ([gradient, y], dtype) = widened(c, ["grad_output", "output"])?;
         let square = c.binary(BinaryOp::Mul, y, y)?;
         let slope = one_minus(c, square)?;
         let x = c.binary(BinaryOp::Mul, gradient, slope)?;
-        c.done(x)
+        rounded(c, x, dtype)
     }),
     row("aten.silu_backward", "g * s * (1 + x * (1 - s))", silu_backward),
     row("aten._softmax_backward_data", "(g - sum(g * y)) * y", |c| {
-        let (gradient, y) = (c.tensor("grad_output")?, c.tensor("output")?);
+        let ([gradient, y], dtype) = widened(c, ["grad_output", "output"])?;
         let axis = c.axis("dim", c.rank(y))?;
         let product = c.binary(BinaryOp::Mul, gradient, y)?;
         let sum = c.reduce(Reduction::Sum, product, vec![axis], true)?;
-        let scaled = c.binary(BinaryOp::Mul, y, sum)?;
-        let x = c.binary(BinaryOp::Sub, product, scaled)?;
-        as_input(c, x)
+        // PyTorch's kernel subtracts before it multiplies, which loses less where the two are close.
+        let centred = c.binary(BinaryOp::Sub, gradient, sum)?;
+        let x = c.binary(BinaryOp::Mul, centred, y)?;
+        as_input(c, x, dtype)
     }),
     row("aten._log_softmax_backward_data", "g - exp(y) * sum(g)", |c| {
-        let (gradient, y) = (c.tensor("grad_output")?, c.tensor("output")?);
+        let ([gradient, y], dtype) = widened(c, ["grad_output", "output"])?;
         let axis = c.axis("dim", c.rank(y))?;
         let sum = c.reduce(Reduction::Sum, gradient, vec![axis], true)?;
         let e = c.unary(UnaryOp::Exp, y)?;
         let scaled = c.binary(BinaryOp::Mul, e, sum)?;
         let x = c.binary(BinaryOp::Sub, gradient, scaled)?;
-        as_input(c, x)
+        as_input(c, x, dtype)
     }),
     row("aten.gelu_backward", "g * (cdf + x * pdf)", gelu_backward),
     row("aten.native_dropout_backward", "g * mask * scale", |c| {
@@ -86,28 +87,52 @@ fn one_minus(c: &mut Call<'_, '_>, x: ValueId) -> Lowered<ValueId> {
     c.scalar_with(BinaryOp::Sub, Scalar::Int(1), x)
 }
 
-/// The result in the dtype of the forward op's operand.
-fn as_input(c: &mut Call<'_, '_>, x: ValueId) -> Lowered {
-    let x = match c.opt_dtype("input_dtype")? {
-        Some(dtype) => c.cast(x, dtype)?,
-        None => x,
-    };
+/// The dtype that PyTorch's kernels compute a composite of floats in.
+fn wide(dtype: DType) -> DType {
+    if dtype == DType::F64 { DType::F64 } else { DType::F32 }
+}
+
+/// Operands in the dtype to compute in, and the dtype of the first, to which the result is [rounded].
+fn widened<const N: usize>(c: &mut Call<'_, '_>, names: [&str; N]) -> Lowered<([ValueId; N], DType)> {
+    let mut values = Vec::with_capacity(N);
+    for name in names {
+        values.push(c.tensor(name)?);
+    }
+    let dtype = values.first().map_or(DType::F32, |&v| c.dtype(v));
+    for v in &mut values {
+        *v = c.cast(*v, wide(dtype))?;
+    }
+    let count = values.len();
+    let values =
+        values.try_into().map_err(|_| Stop::Broken(format!("expected {N} operands, found {count}")))?;
+    Ok((values, dtype))
+}
+
+/// The result of a composite, rounded once.
+fn rounded(c: &mut Call<'_, '_>, x: ValueId, dtype: DType) -> Lowered {
+    let x = c.cast(x, dtype)?;
     c.done(x)
 }
 
+/// The result in the dtype of the forward op's operand.
+fn as_input(c: &mut Call<'_, '_>, x: ValueId, dtype: DType) -> Lowered {
+    let dtype = c.opt_dtype("input_dtype")?.unwrap_or(dtype);
+    rounded(c, x, dtype)
+}
+
 fn silu_backward(c: &mut Call<'_, '_>) -> Lowered {
-    let (gradient, x) = (c.tensor("grad_output")?, c.tensor("self")?);
+    let ([gradient, x], dtype) = widened(c, ["grad_output", "self"])?;
     let s = c.unary(UnaryOp::Sigmoid, x)?;
     let rest = one_minus(c, s)?;
     let rest = c.binary(BinaryOp::Mul, x, rest)?;
     let rest = c.with_float(BinaryOp::Add, rest, 1.0)?;
     let slope = c.binary(BinaryOp::Mul, s, rest)?;
     let y = c.binary(BinaryOp::Mul, gradient, slope)?;
-    c.done(y)
+    rounded(c, y, dtype)
 }
 
 fn gelu_backward(c: &mut Call<'_, '_>) -> Lowered {
-    let (gradient, x) = (c.tensor("grad_output")?, c.tensor("self")?);
+    let ([gradient, x], dtype) = widened(c, ["grad_output", "self"])?;
     let square = c.binary(BinaryOp::Mul, x, x)?;
     let slope = match c.opt_string("approximate")? {
         None | Some("none") => {
@@ -150,7 +175,7 @@ fn gelu_backward(c: &mut Call<'_, '_>) -> Lowered {
         }
     };
     let y = c.binary(BinaryOp::Mul, gradient, slope)?;
-    c.done(y)
+    rounded(c, y, dtype)
 }
 
 /// With `x̂ = (x - mean) * rstd` and `ĝ = g * weight`: the gradient of `x` is
@@ -162,7 +187,7 @@ fn layer_norm_backward(c: &mut Call<'_, '_>) -> Lowered {
     let (mean, rstd) = (c.tensor("mean")?, c.tensor("rstd")?);
     let weight = c.opt_tensor("weight")?;
     let dtype = c.dtype(x);
-    let wide = if dtype == DType::F64 { DType::F64 } else { DType::F32 };
+    let wide = wide(dtype);
     let rank = c.rank(x);
     let axes = c.dims("normalized_shape")?.len();
     if axes > rank {
@@ -208,7 +233,7 @@ fn rms_norm_backward(c: &mut Call<'_, '_>) -> Lowered {
     let (gradient, x, rstd) = (c.tensor("grad_out")?, c.tensor("input")?, c.tensor("rstd")?);
     let weight = c.opt_tensor("weight")?;
     let dtype = c.dtype(x);
-    let wide = if dtype == DType::F64 { DType::F64 } else { DType::F32 };
+    let wide = wide(dtype);
     let rank = c.rank(x);
     let axes = c.dims("normalized_shape")?.len();
     if axes > rank {

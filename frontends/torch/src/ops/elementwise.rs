@@ -188,7 +188,10 @@ fn floating_first(c: &mut Call<'_, '_>) -> Lowered<ValueId> {
 }
 
 /// A function that cancels in narrow floats, computed in f64.
-fn through_f64(c: &mut Call<'_, '_>, f: fn(&mut Call<'_, '_>, ValueId) -> Lowered<ValueId>) -> Lowered {
+pub(super) fn through_f64(
+    c: &mut Call<'_, '_>,
+    f: impl FnOnce(&mut Call<'_, '_>, ValueId) -> Lowered<ValueId>,
+) -> Lowered {
     let x = floating_first(c)?;
     let dtype = c.dtype(x);
     let wide = c.cast(x, DType::F64)?;
