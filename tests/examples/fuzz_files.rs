@@ -248,7 +248,7 @@ fn archive(bytes: &[u8], random: &mut SplitMix) -> Result<Vec<u8>> {
         let mut entry = from.by_index(i)?;
         let mut data = Vec::new();
         entry.read_to_end(&mut data)?;
-        let name = entry.name().to_string();
+        let name = entry.name()?.to_string();
         if name.ends_with("models/model.json") || (name.ends_with(".json") && random.one_in(8)) {
             data = json(&data, random)?;
         }
