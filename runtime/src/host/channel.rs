@@ -62,6 +62,8 @@ pub(super) struct Welcome {
 pub(super) enum FromRank {
     /// The first message of a rank that joins by itself, and would wait for the others so many milliseconds more.
     Join { rank: u32, ranks: u32, run: String, left_ms: u64 },
+    /// The only message of a rank that would join and cannot begin.
+    Decline { rank: u32, ranks: u32, run: String, error: RunError },
     /// What the rank runs: the hash of its plan, what people tell plans by, and what else is to be alike; of that these are
     /// contents, told by what identifies them.
     Hello {

@@ -149,9 +149,9 @@ impl<'a> Gathering<'a> {
                 self.until = self.until.min(Instant::now() + Duration::from_millis(left_ms));
                 self.seat(at, rank, ranks, &run)
             }
-            (Ok(Some(FromRank::Failed(error))), Some(_)) => {
+            (Ok(Some(FromRank::Decline { rank, ranks, run, error })), None) => {
                 guest.gone = true;
-                Err(error)
+                self.seat(at, rank, ranks, &run).and(Err(error))
             }
             (Ok(None), Some(rank)) => {
                 guest.gone = true;

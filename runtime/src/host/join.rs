@@ -147,8 +147,8 @@ impl Membership {
             }
             _ => {
                 let told = connect_to(self, Instant::now() + DECLINING, DECLINING).and_then(|channel| {
-                    channel.send(&self.join(DECLINING))?;
-                    channel.send(&FromRank::Failed(error.clone()))
+                    let (rank, ranks, run) = (self.rank, self.ranks, self.run.clone());
+                    channel.send(&FromRank::Decline { rank, ranks, run, error: error.clone() })
                 });
                 // This rank fails in any case; the others find out at their limit.
                 let _ = told;
