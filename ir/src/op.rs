@@ -28,7 +28,8 @@ pub enum Op {
     /// `cond ? x : y`, all three broadcast; `cond` is bool.
     Select,
     /// `x` converted to the dtype of the result: floats round to nearest even, float to integer truncates,
-    /// to bool is `x != 0`.
+    /// to bool is `x != 0`. Beyond the range of i64 a float becomes its nearest end and NaN becomes 0, then
+    /// narrower integers wrap.
     Cast,
 
     /// `x @ y` over the last two axes; leading axes broadcast. Accumulates in f32 (f64 for f64).
@@ -51,7 +52,7 @@ pub enum Op {
     /// Scaled dot-product attention: `q [.., h, l, e]`, `k [.., g, s, e]`, `v [.., g, s, f]`, `g` divides
     /// `h`; an optional fourth operand is a bool mask (true attends) or a float that is added to the
     /// scores, and broadcasts to `[.., h, l, s]`. `causal` lets row `i` see columns up to `i`. A row that
-    /// sees nothing is zero.
+    /// sees nothing is zero; what a row does not see adds nothing to it, also where `v` is NaN there.
     Attention { causal: bool, scale: Float },
 
     /// `x` indexed along `axis` by an integer tensor of any rank, whose axes replace that axis. Here and in
@@ -157,7 +158,8 @@ pub(crate) use named_enum;
 
 named_enum! {
     /// Element-wise functions of one operand. All keep the dtype, but `is_nan` and `is_finite`, which give
-    /// bool. `not` is logical on bool and bitwise on integers.
+    /// bool. `not` is logical on bool and bitwise on integers. NaN gives NaN, but for `sign`, which is 0
+    /// as in PyTorch.
     UnaryOp {
         Neg = "neg", Abs = "abs", Sign = "sign", Not = "not",
         Exp = "exp", Log = "log", Sqrt = "sqrt", Rsqrt = "rsqrt", Reciprocal = "reciprocal",
@@ -175,7 +177,9 @@ named_enum! {
 named_enum! {
     /// Element-wise functions of two operands of one dtype. Comparisons give bool; `and`, `or`, `xor` are
     /// logical on bool and bitwise on integers; `div` of integers is not defined (cast first, or
-    /// `floor_div`); `rem` has the sign of the divisor.
+    /// `floor_div`); `rem` has the sign of the divisor. `floor_div` is the floor of the exact quotient, of
+    /// zeros with the sign of the quotient; by zero it is the quotient of floats and an error of integers.
+    /// `max` and `min` are NaN where an operand is, and the first of equals.
     BinaryOp {
         Add = "add", Sub = "sub", Mul = "mul", Div = "div", FloorDiv = "floor_div", Rem = "rem",
         Pow = "pow", Max = "max", Min = "min", And = "and", Or = "or", Xor = "xor",

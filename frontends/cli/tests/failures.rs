@@ -77,14 +77,39 @@ fn a_stopped_rank_ends_the_run_at_the_limit() {
     assert!(text.contains("rank") && text.contains("step"), "{text}");
 }
 
-#[test]
-fn ranks_end_with_their_launcher() {
-    let (mut launcher, ranks) = start(FOREVER);
-    launcher.kill().expect("killed");
-    launcher.wait().expect("reaped");
+/// Waits until none of these processes is alive.
+fn all_gone(ranks: &[i32]) {
     let begun = Instant::now();
     while ranks.iter().any(|&p| alive(p)) {
         assert!(begun.elapsed() < Duration::from_secs(20), "ranks outlive their launcher");
         std::thread::sleep(Duration::from_millis(10));
     }
+}
+
+#[test]
+fn a_signal_to_the_launcher_ends_all_by_that_signal() {
+    use std::os::unix::process::ExitStatusExt;
+    for pause in [0, 20, 200] {
+        let (mut launcher, ranks) = start(FOREVER);
+        std::thread::sleep(Duration::from_millis(pause));
+        signal(launcher.id() as i32, "-TERM");
+        assert_eq!(launcher.wait().expect("it ends").signal(), Some(15));
+        all_gone(&ranks);
+    }
+}
+
+#[test]
+fn a_signal_to_a_rank_is_named() {
+    let (launcher, ranks) = start(FOREVER);
+    signal(ranks[1], "-TERM");
+    let text = end(launcher, &ranks, Duration::from_secs(20));
+    assert!(text.contains("died (signal 15, SIGTERM)"), "{text}");
+}
+
+#[test]
+fn ranks_end_with_their_launcher() {
+    let (mut launcher, ranks) = start(FOREVER);
+    launcher.kill().expect("killed");
+    launcher.wait().expect("reaped");
+    all_gone(&ranks);
 }

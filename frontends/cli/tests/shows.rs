@@ -244,6 +244,13 @@ fn ops_shows_the_text_form() {
 }
 
 #[test]
+fn ops_are_found_in_any_case() {
+    let text = stdout("ops RESHAPE");
+    assert!(text.contains("reshape") && text.contains("Reshape"), "{text}");
+    assert!(stdout("ops --symm GATHER").contains("**`all_gather`**"));
+}
+
+#[test]
 fn ops_lists_what_the_importer_knows() {
     let text = stdout("ops");
     assert!(

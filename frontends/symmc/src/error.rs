@@ -40,13 +40,13 @@ pub enum Error {
         message: String,
     },
     /// The check found the plan unsafe.
-    #[error("the plan does not check: {} finding(s)\n{}", .0.len(), list(.0))]
+    #[error("the plan does not check: {}\n{}", counted(.0), list(.0))]
     Check(Vec<String>),
     /// The plan that symmc made for a program does not check.
     #[error(
         "{program}: the plan that symmc made does not check. This is a defect of symmc, not of the program; \
-         please report it with the program, the command and these {} finding(s):\n{}",
-        .findings.len(), list(.findings)
+         please report it with the program, the command and the following, {}:\n{}",
+        counted(.findings), list(.findings)
     )]
     Defect {
         /// The name of the program.
@@ -65,6 +65,10 @@ pub enum Error {
     /// The reference interpreter failed.
     #[error("interpreter: {0}")]
     Interpreter(String),
+}
+
+fn counted(list: &[String]) -> String {
+    if list.len() == 1 { "1 finding".into() } else { format!("{} findings", list.len()) }
 }
 
 fn list(findings: &[String]) -> String {

@@ -115,9 +115,10 @@ pub struct Report {
 
 impl std::fmt::Display for Report {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let buckets = if self.buckets == 1 { "bucket" } else { "buckets" };
         write!(
             f,
-            "{} bucket(s), {} steps, {} values; {} accesses, {} conflicting pairs ordered, {} pairs of runs",
+            "{} {buckets}, {} steps, {} values; {} accesses, {} conflicting pairs ordered, {} pairs of runs",
             self.buckets, self.steps, self.values, self.accesses, self.compared, self.sequences
         )
     }
