@@ -120,7 +120,16 @@ fn chosen(graph: &Graph, r: &mut SplitMix, story: &mut String) -> Result<Checked
         ", {machine}, variants {:?}, {:?}, {:?}, {:?}",
         config.variants, config.bind, config.buckets, config.order
     );
-    let mut made = symmc::compile(&program, &config).map_err(|e| e.to_string())?;
+    let made = match symmc::compile(&program, &config) {
+        // What GPUs cannot run is told when a plan is made for them; host ranks run all.
+        Err(e) if e.is_bad_input() && e.to_string().contains("GPUs cannot run it") => {
+            story.push_str(", but for the host");
+            config.profile = Profile::builtin("host").ok_or("no such machine")?;
+            symmc::compile(&program, &config)
+        }
+        made => made,
+    };
+    let mut made = made.map_err(|e| e.to_string())?;
     if r.one_in(4) {
         let limit = tighter(made.arenas.symmetric, r);
         *story += &format!(", at most {limit} bytes");
