@@ -1,5 +1,5 @@
 //! The messages of the ONNX format that are read, with the field numbers of `onnx.proto` (IR version 14). The decoder
-//! skips fields that are not declared here; [`crate::fields`] refuses those that the format does not have.
+//! skips fields that are not declared here; `fields.rs` refuses those that the format does not have.
 //!
 //! The decoder bounds the nesting of messages, and keeps raw data as parts of the file's bytes.
 #![allow(missing_docs)]
@@ -100,7 +100,7 @@ pub mod attribute_type {
     pub const SPARSE_TENSOR: i32 = 11;
 }
 
-/// The codes of element types that are named elsewhere than in [`crate::data`].
+/// The codes of element types that are named elsewhere than in `data.rs`.
 pub mod element_type {
     pub const DOUBLE: i32 = 11;
 }

@@ -66,9 +66,9 @@ pub struct RunArgs {
     /// with starting the ranks
     #[arg(long)]
     pub timing: bool,
-    /// Write the outputs of all ranks to a file (safetensors), named as --tensors reads them: rank<r>.out.<i>; the new
+    /// Write the outputs of all ranks to a file (safetensors), named as --tensors reads them: rank{r}.out.{i}; the new
     /// value of an input that the program changes has the input's name. Under another launcher each rank writes its own,
-    /// FILE.safetensors as FILE.rank<r>.safetensors
+    /// FILE.safetensors as FILE.rank{r}.safetensors
     #[arg(long, value_name = "FILE")]
     pub output: Option<PathBuf>,
     /// Print the elements of small outputs (up to 64), and extremes and mean of others
