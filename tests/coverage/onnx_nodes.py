@@ -17,9 +17,10 @@ import collections
 import os
 import pathlib
 import re
-import subprocess
 import sys
 import tempfile
+
+from outcome import run
 
 # Cases whose result is not defined.
 APART = {"random numbers": r"(bernoulli|random|dropout.*training|training_dropout|multinomial)"}
@@ -35,16 +36,6 @@ def arrays(values, names):
             return None
         out[name] = numpy.ascontiguousarray(numpy.asarray(value))
     return out
-
-
-def run(symmc, model, tensors):
-    command = [symmc, "run", str(model), "--ranks", "1", "--tensors", str(tensors), "--backend", "threads"]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    except subprocess.TimeoutExpired:
-        return "wrong", "no end within 120 s"
-    words = (done.stderr.strip() or done.stdout.strip()).splitlines()[-1:] or [""]
-    return {0: "agreed", 2: "refused"}.get(done.returncode, "wrong"), words[0]
 
 
 def attempt(symmc, case, folder, constants):

@@ -27,6 +27,8 @@ import sys
 import tempfile
 import warnings
 
+from outcome import command, run
+
 DTYPES = ["float32", "bfloat16", "int64", "bool"]
 
 # Ops whose result is not defined by their operands.
@@ -86,17 +88,6 @@ def leaves(value):
     return []
 
 
-def run(symmc, program, tensors):
-    """What symmc makes of a program: `agreed`, `refused` or `wrong`, and its last words."""
-    command = [symmc, "run", str(program), "--ranks", "1", "--tensors", str(tensors), "--backend", "threads"]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    except subprocess.TimeoutExpired:
-        return "wrong", "no end within 120 s"
-    words = (done.stderr.strip() or done.stdout.strip()).splitlines()[-1:] or [""]
-    return {0: "agreed", 2: "refused"}.get(done.returncode, "wrong"), words[0]
-
-
 def only_rounded(symmc, module, tensors, expected, folder):
     """Whether symmc's outputs are about as close to what f64 gives as PyTorch's are."""
     import safetensors.torch
@@ -109,10 +100,10 @@ def only_rounded(symmc, module, tensors, expected, folder):
         exact = leaves(module(*wide))
     except Exception:  # Not every op takes f64.
         return False
-    files = [str(folder / f"sample.{end}") for end in ("pt2", "safetensors")]
+    files = [folder / f"sample.{end}" for end in ("pt2", "safetensors")]
     found = folder / "found.safetensors"
-    command = [symmc, "run", files[0], "--ranks", "1", "--tensors", files[1], "--backend", "threads"]
-    done = subprocess.run([*command, "--compare", "none", "--output", str(found)], capture_output=True, timeout=120)
+    again = [*command(symmc, *files), "--compare", "none", "--output", str(found)]
+    done = subprocess.run(again, capture_output=True, timeout=120)
     if done.returncode != 0:
         return False
     found = safetensors.torch.load_file(found)

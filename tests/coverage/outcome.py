@@ -1,0 +1,18 @@
+"""How the scripts of this folder run symmc on one program with its recorded tensors."""
+
+import subprocess
+
+
+def command(symmc, program, tensors):
+    """The command that runs a program of one rank on CPU kernels."""
+    return [symmc, "run", str(program), "--ranks", "1", "--tensors", str(tensors), "--backend", "threads"]
+
+
+def run(symmc, program, tensors):
+    """What symmc makes of a program: `agreed`, `refused` or `wrong`, and its last words."""
+    try:
+        done = subprocess.run(command(symmc, program, tensors), capture_output=True, text=True, timeout=120)
+    except subprocess.TimeoutExpired:
+        return "wrong", "no end within 120 s"
+    words = (done.stderr.strip() or done.stdout.strip()).splitlines()[-1:] or [""]
+    return {0: "agreed", 2: "refused"}.get(done.returncode, "wrong"), words[0]
