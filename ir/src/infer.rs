@@ -6,10 +6,14 @@
 
 use std::collections::HashSet;
 
+use crate::attention::{self, Bound, Operands};
 use crate::collective::{CollectiveKind, Splits};
 use crate::dim::{Dim, MAX_ATOMS};
 use crate::op::{BinaryOp, Op, Reduction, UnaryOp};
-use crate::types::{DType, Type};
+use crate::types::{DType, Float, Type};
+
+/// The most positions of a chunk of attention.
+const MAX_CHUNK: u64 = 1 << 40;
 
 /// The result types that `op` gives for operands of these types, on groups of `n` ranks. `Ok(None)` if
 /// the op leaves them to be declared.
@@ -75,7 +79,11 @@ pub fn infer(op: &Op, operands: &[&Type], n: Option<u32>) -> Result<Option<Vec<T
             normalised(operands, *axes)?;
             one(first()?)
         }
-        Op::Attention { .. } => one(attention(operands)?),
+        Op::Attention { cap, bounds, .. } => {
+            attributes_of_attention(*cap, bounds)?;
+            let parts = Operands::of(bounds, operands).ok_or("it needs queries, keys and values")?;
+            one(attention(&parts)?)
+        }
         Op::Take { axis } => one(take(operands, *axis)?),
         Op::Index { axis } => {
             let x = first()?;
@@ -216,7 +224,10 @@ pub fn operand_counts(op: &Op) -> (usize, usize) {
         Op::Select | Op::ScatterElements { .. } | Op::IndexAdd { .. } => (3, 3),
         Op::RmsNorm { .. } => (1, 2),
         Op::LayerNorm { .. } => (1, 3),
-        Op::Attention { .. } => (3, 4),
+        Op::Attention { bounds, .. } => {
+            let positions = attention::positions(bounds);
+            (3 + positions, 4 + positions)
+        }
         Op::Index { .. } => (2, usize::MAX),
         Op::IndexPut { .. } => (3, usize::MAX),
         Op::Concat { .. } => (1, usize::MAX),
@@ -319,9 +330,20 @@ fn matmul(x: &Type, y: &Type) -> Result<Type, String> {
     Ok(Type::new(x.dtype, shape))
 }
 
-fn attention(operands: &[&Type]) -> Result<Type, String> {
-    let (q, k, v) = (operands[0], operands[1], operands[2]);
-    same_dtype(&operands[..3])?;
+/// Checks what attention says beside its operands.
+fn attributes_of_attention(cap: Option<Float>, bounds: &[Bound]) -> Result<(), String> {
+    if let Some(cap) = cap {
+        want(cap.0.is_finite() && cap.0 > 0.0, || format!("the cap must be a positive number, found {cap}"))?;
+    }
+    match bounds.iter().filter_map(|b| b.chunk).find(|n| !(1..=MAX_CHUNK).contains(n)) {
+        Some(n) => Err(format!("a chunk must have 1 to {MAX_CHUNK} positions, found {n}")),
+        None => Ok(()),
+    }
+}
+
+fn attention(parts: &Operands<'_, &Type>) -> Result<Type, String> {
+    let (q, k, v) = (*parts.q, *parts.k, *parts.v);
+    same_dtype(&[q, k, v])?;
     float(q)?;
     same_rank(q, k)?;
     same_rank(q, v)?;
@@ -338,7 +360,7 @@ fn attention(operands: &[&Type]) -> Result<Type, String> {
     })?;
     same(&q.shape[r - 1], &k.shape[r - 1], "the inner extents of q and k")?;
     same(&k.shape[r - 2], &v.shape[r - 2], "the lengths of k and v")?;
-    if let Some(mask) = operands.get(3) {
+    if let Some(mask) = parts.mask {
         want(mask.dtype == DType::Bool || mask.dtype.is_float(), || {
             format!("the mask must be bool or floating-point, found {}", mask.dtype)
         })?;
@@ -346,6 +368,16 @@ fn attention(operands: &[&Type]) -> Result<Type, String> {
         scores.push(k.shape[r - 2].clone());
         want(broadcast(&[&mask.shape, &scores])? == scores, || {
             format!("the mask {:?} does not broadcast to {scores:?}", mask.shape)
+        })?;
+    }
+    for positions in parts.positions {
+        want(matches!(positions.dtype, DType::I32 | DType::I64), || {
+            format!("the positions of a bound must be i32 or i64, found {}", positions.dtype)
+        })?;
+        let mut rows = q.shape[..r - 1].to_vec();
+        rows.push(Dim::from(1));
+        want(broadcast(&[&positions.shape, &rows])? == rows, || {
+            format!("the positions {:?} do not broadcast to {rows:?}", positions.shape)
         })?;
     }
     let mut shape = q.shape.clone();

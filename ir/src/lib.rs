@@ -8,6 +8,7 @@
 //!
 //! It knows no other crate of the workspace.
 
+pub mod attention;
 mod backing;
 pub mod builder;
 pub mod collective;
@@ -30,6 +31,7 @@ pub mod text;
 pub mod types;
 pub mod verify;
 
+pub use attention::{Bound, Side};
 pub use backing::{Backing, Mapped, Part};
 pub use builder::Builder;
 pub use collective::{Collective, CollectiveKind, Contract, Exit, Meets, ReduceOp, Splits, Variant};

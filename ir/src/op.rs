@@ -5,6 +5,7 @@
 //! declared result type; for all others [`crate::infer`] derives it. Axes count from 0 and are never
 //! negative. Every op is pure.
 
+use crate::attention::Bound;
 use crate::collective::Collective;
 use crate::dim::Dim;
 use crate::graph::CustomId;
@@ -50,10 +51,13 @@ pub enum Op {
     /// three operands.
     LayerNorm { axes: usize, eps: Float },
     /// Scaled dot-product attention: `q [.., h, l, e]`, `k [.., g, s, e]`, `v [.., g, s, f]`, `g` divides
-    /// `h`; an optional fourth operand is a bool mask (true attends) or a float that is added to the
-    /// scores, and broadcasts to `[.., h, l, s]`. `causal` lets row `i` see columns up to `i`. A row that
-    /// sees nothing is zero; what a row does not see adds nothing to it, also where `v` is NaN there.
-    Attention { causal: bool, scale: Float },
+    /// `h`. Scores are `q @ kᵀ * scale`, and with a `cap` then `cap * tanh(scores / cap)`. An optional
+    /// operand after `v` is a bool mask (true attends) or a float that is added to the scores, and
+    /// broadcasts to `[.., h, l, s]`. Behind it stands an i32 or i64 operand for each of the `bounds` that
+    /// has one, which broadcasts to `[.., h, l, 1]`. A row sees the columns that the mask and all bounds let
+    /// it see; see [`crate::attention`]. A row that sees nothing is zero; what a row does not see adds
+    /// nothing to it, also where `v` is NaN there.
+    Attention { scale: Float, cap: Option<Float>, bounds: Vec<Bound> },
 
     /// `x` indexed along `axis` by an integer tensor of any rank, whose axes replace that axis. Here and in
     /// the ops below, an index that is negative or beyond its axis is an error of the run; where a framework

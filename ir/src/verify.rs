@@ -33,6 +33,8 @@
 use std::collections::HashSet;
 use std::fmt;
 
+use smallvec::{SmallVec, smallvec};
+
 use crate::dim::{self, Dim};
 use crate::entity::{Entity, Table};
 use crate::graph::{
@@ -191,7 +193,8 @@ impl Verifier<'_> {
             }
             _ => {}
         }
-        let missing = dims_of(op).iter().flat_map(|d| d.symbols()).find(|&s| g.symbols.get(s).is_none());
+        let missing =
+            dims_of(op).into_iter().flatten().flat_map(Dim::symbols).find(|&s| g.symbols.get(s).is_none());
         if let Some(s) = missing {
             self.report_node(Invariant::Ids, id, unknown("symbol", s, g.symbols.len()));
         }
@@ -385,14 +388,14 @@ impl Verifier<'_> {
     fn node(&mut self, id: NodeId, node: &Node, computable: &Table<ValueId, bool>) {
         let g = self.graph;
         let dims = dims_of(&node.op);
-        if let Err(message) = dim::check_size(dims) {
+        if let Err(message) = dims.iter().try_for_each(|dims| dim::check_size(dims)) {
             self.report_node(Invariant::Dims, id, message);
             return;
         }
         if !node.inputs.iter().chain(&node.outputs).all(|&v| computable[v]) {
             return;
         }
-        for dim in dims {
+        for dim in dims.into_iter().flatten() {
             let (low, high) = dim.bounds(&g.symbols);
             if low < -MAX_EXTENT || high > MAX_EXTENT {
                 let found = format!("found {} from {low} to {high}", dim.display(&g.symbols));
@@ -511,12 +514,13 @@ impl Verifier<'_> {
     }
 }
 
-/// The dims among the attributes of an op.
-fn dims_of(op: &Op) -> &[Dim] {
+/// The dims among the attributes of an op: for each attribute those that it has.
+fn dims_of(op: &Op) -> SmallVec<[&[Dim]; 2]> {
     match op {
-        Op::Slice { start, .. } => std::slice::from_ref(start),
-        Op::Pad { low, .. } => low,
-        _ => &[],
+        Op::Slice { start, .. } => smallvec![std::slice::from_ref(start)],
+        Op::Pad { low, .. } => smallvec![low.as_slice()],
+        Op::Attention { bounds, .. } => bounds.iter().map(|b| std::slice::from_ref(&b.add)).collect(),
+        _ => SmallVec::new(),
     }
 }
 

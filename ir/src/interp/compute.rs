@@ -6,7 +6,7 @@
 use super::array::Array;
 use super::error::OpError;
 use super::{elementwise, index, linear, movement, reduce};
-use crate::dim::Bindings;
+use crate::dim::{Bindings, Dim};
 use crate::op::Op;
 use crate::text;
 use crate::types::DType;
@@ -42,7 +42,13 @@ pub(super) fn compute(
         Op::LayerNorm { axes, eps } => {
             reduce::layer_norm(*axes, eps.0, x[0], x.get(1).copied(), x.get(2).copied())?
         }
-        Op::Attention { causal, scale } => linear::attention(x, *causal, scale.0, shape)?,
+        Op::Attention { scale, cap, bounds } => {
+            let add =
+                |d: &Dim| d.eval(bindings).ok_or(OpError::Attribute { what: "the position of a bound" });
+            let adds = bounds.iter().map(|b| add(&b.add)).collect::<Result<_, _>>()?;
+            let scores = linear::Scores { scale: scale.0, cap: cap.map(|c| c.0), bounds, adds };
+            linear::attention(x, &scores, shape)?
+        }
         Op::Take { axis } => index::index(x[0], *axis, &x[1..])?,
         Op::Index { axis } => index::index(x[0], *axis, &x[1..])?,
         Op::GatherElements { axis } => index::gather_elements(x[0], x[1], *axis)?,

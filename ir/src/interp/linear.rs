@@ -1,8 +1,11 @@
 //! Matrix product and attention, accumulated in f64 and rounded once.
 
+use std::ops::Range;
+
 use super::array::{Array, Data, broadcast_strides, numel, walk};
 use super::elementwise::float_max;
 use super::error::OpError;
+use crate::attention::{Bound, Operands, visible};
 
 /// Integers are multiplied and added in wrapping i64.
 pub(super) fn matmul(x: &Array, y: &Array, shape: &[usize]) -> Result<Array, OpError> {
@@ -63,20 +66,62 @@ enum Mask<'a> {
     Float(&'a [f64]),
 }
 
-/// Scaled dot-product attention; operands `q [.., h, l, e]`, `k [.., g, s, e]`, `v [.., g, s, f]`, mask.
+/// The attributes of attention.
+pub(super) struct Scores<'a> {
+    pub scale: f64,
+    pub cap: Option<f64>,
+    pub bounds: &'a [Bound],
+    /// What each bound adds.
+    pub adds: Vec<i64>,
+}
+
+impl Scores<'_> {
+    fn of(&self, query: &[f64], key: &[f64]) -> f64 {
+        let score = query.iter().zip(key).map(|(a, b)| a * b).sum::<f64>() * self.scale;
+        self.cap.map_or(score, |cap| cap * (score / cap).tanh())
+    }
+
+    /// The columns that each row of `rows`, `[.., h, l]`, sees of `s`.
+    fn visible(&self, positions: &[&Array], rows: &[usize], s: usize) -> Result<Vec<Range<usize>>, OpError> {
+        let n = numel(rows);
+        let l = rows.last().copied().unwrap_or(1);
+        let mut limits = vec![Vec::with_capacity(self.bounds.len()); n];
+        let mut positions = positions.iter();
+        let column = [rows, &[1]].concat();
+        for (bound, &add) in self.bounds.iter().zip(&self.adds) {
+            let mut of_rows = vec![0; n];
+            if bound.operand
+                && let Some(x) = positions.next()
+            {
+                let (elements, mut row) = (x.as_ints()?, 0);
+                walk(&column, [&broadcast_strides(&x.shape, &column)], |[at]| {
+                    of_rows[row] = elements[at];
+                    row += 1;
+                });
+            }
+            for (row, limits) in limits.iter_mut().enumerate() {
+                limits.push((bound.side, bound.limit(row % l, add, of_rows[row])));
+            }
+        }
+        Ok(limits.into_iter().map(|limits| visible(limits, s)).collect())
+    }
+}
+
+/// Scaled dot-product attention; operands `q [.., h, l, e]`, `k [.., g, s, e]`, `v [.., g, s, f]`, mask, positions.
 pub(super) fn attention(
     operands: &[&Array],
-    causal: bool,
-    scale: f64,
+    attributes: &Scores<'_>,
     shape: &[usize],
 ) -> Result<Array, OpError> {
-    let (q, k, v) = (operands[0], operands[1], operands[2]);
+    let missing = OpError::Attribute { what: "the operands of attention" };
+    let parts = Operands::of(attributes.bounds, operands).ok_or(missing)?;
+    let (q, k, v) = (*parts.q, *parts.k, *parts.v);
     let rank = shape.len();
     let (h, l, f) = (shape[rank - 3], shape[rank - 2], shape[rank - 1]);
     let (g, s, e) = (k.shape[rank - 3], k.shape[rank - 2], k.shape[rank - 1]);
     let mut scores_shape = shape[..rank - 1].to_vec();
     scores_shape.push(s);
-    let (mask, mask_strides) = match operands.get(3) {
+    let (mask, mask_strides) = match parts.mask {
         None => (Mask::None, vec![0; rank]),
         Some(m) => {
             let mask = match &*m.data {
@@ -90,9 +135,10 @@ pub(super) fn attention(
     let mut out = Vec::with_capacity(numel(shape));
     let mut scores = vec![None; s];
     let mut row = 0;
+    let visible = attributes.visible(parts.positions, &shape[..rank - 1], s)?;
     let rows_strides = &mask_strides[..rank - 1];
     walk(&shape[..rank - 1], [rows_strides], |[mask_start]| {
-        let (head, i) = (row / l, row % l);
+        let head = row / l;
         // Heads of q share heads of k and v in runs of h / g.
         let shared = head / h * g + head % h / (h / g.max(1)).max(1);
         let query = &q[row * e..][..e];
@@ -103,10 +149,8 @@ pub(super) fn attention(
                 Mask::Bool(m) => (m[at] != 0, 0.0),
                 Mask::Float(m) => (true, m[at]),
             };
-            *score = (seen && !(causal && j > i)).then(|| {
-                let key = &keys[(shared * s + j) * e..][..e];
-                query.iter().zip(key).map(|(a, b)| a * b).sum::<f64>() * scale + bias
-            });
+            *score = (seen && visible[row].contains(&j))
+                .then(|| attributes.of(query, &keys[(shared * s + j) * e..][..e]) + bias);
         }
         let start = out.len();
         out.resize(start + f, 0.0);

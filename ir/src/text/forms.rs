@@ -42,6 +42,7 @@ arg %mask: bool[t, 64]
 arg %ids: i64[t]
 arg %heads: f32[8, t, 16]
 arg %rows: i64[4]
+arg %lengths: i64[8, 1, 1]
 param %w: f32[128, 64] source "model.weight"
 param %scale: f32[64] source "norm.weight"
 "#;
@@ -234,11 +235,21 @@ pub const SECTIONS: &[Section] = &[
             ),
             op(
                 "attention",
-                "q, k, v, mask?",
+                "q, k, v, mask?, position?",
                 "Scaled dot-product attention of `q [.., h, l, e]`, `k [.., g, s, e]` and `v [.., g, s, f]`, where `g` \
                  divides `h`. The mask broadcasts to `[.., h, l, s]`: bool (true attends) or a float that is added to \
-                 the scores. `causal` lets row `i` see columns up to `i`; a row that sees nothing is zero.",
-                "%attention: f32[8, t, 16] = attention %heads, %heads, %heads causal=true scale=0.25",
+                 the scores, which are first `cap * tanh(scores / cap)` where a `cap` is given. `causal` lets row `i` see \
+                 columns up to `i`. Other `bounds` stand in its place: a row sees the columns that all of them let it \
+                 see, those `below` a limit, or those `from` it on. The limit is the sum that follows: the index of the \
+                 `row`, the `operand` of this bound, and a dim, of which only the dim must stand there; `chunk n of` makes \
+                 it the end (below) or the beginning (from) of the `n` positions, counted from 0 in whole chunks, among \
+                 which the sum lies. Operands of bounds are i32 or i64, broadcast to `[.., h, l, 1]`, and follow the \
+                 others in the order of their bounds. A row that sees nothing is zero.",
+                "%attention: f32[8, t, 16] = attention %heads, %heads, %heads causal=true scale=0.25\n\
+                 %attention.window: f32[8, t, 16] = attention %heads, %heads, %heads bounds=[below row + (1), from row + (-3)] \
+                 scale=0.25 cap=30.0\n\
+                 %attention.chunks: f32[8, t, 16] = attention %heads, %heads, %heads, %lengths bounds=[below operand + (0), \
+                 from chunk 16 of row + (0)] scale=0.25",
             ),
         ],
     },

@@ -5,7 +5,9 @@ use std::borrow::Cow;
 use super::cursor::{Cursor, Read};
 use super::error::{Failure, quote};
 use super::forms::forms;
+use super::lexer::Token;
 use super::parse::Parser;
+use crate::attention::{self, Bound, Side};
 use crate::collective::{Collective, CollectiveKind, ReduceOp, Splits, Variant};
 use crate::graph::ValueId;
 use crate::op::{ArgOp, BinaryOp, Op, Reduction, UnaryOp};
@@ -98,9 +100,7 @@ impl<'a> Parser<'a> {
             "layer_norm" => {
                 Op::LayerNorm { axes: a.read("axes", Cursor::natural)?, eps: a.read("eps", Cursor::float)? }
             }
-            "attention" => {
-                Op::Attention { causal: a.flag("causal")?, scale: a.read("scale", Cursor::float)? }
-            }
+            "attention" => a.attention()?,
             "take" => Op::Take { axis: a.axis()? },
             "index" => Op::Index { axis: a.axis()? },
             "gather_elements" => Op::GatherElements { axis: a.axis()? },
@@ -154,7 +154,7 @@ impl<'a> Parser<'a> {
         Attributes { op, cursor: &mut self.cursor }.key("group")?;
         let group = self.group()?;
         let mut variant = None;
-        if self.cursor.token == super::lexer::Token::Ident("via") {
+        if self.cursor.token == Token::Ident("via") {
             let mut a = Attributes { op, cursor: &mut self.cursor };
             variant = Some(a.choice("via", Variant::from_name, Variant::ALL)?);
         }
@@ -193,6 +193,42 @@ fn pair(cursor: &mut Cursor<'_>) -> Read<(u32, u32)> {
     let from = cursor.natural()?;
     cursor.expect("->")?;
     Ok((from, cursor.natural()?))
+}
+
+/// One bound of attention.
+fn bound(cursor: &mut Cursor<'_>) -> Read<Bound> {
+    let side = match cursor.token {
+        Token::Ident("below") => Side::Below,
+        Token::Ident("from") => Side::From,
+        _ => return Err(cursor.unexpected("`below` or `from`")),
+    };
+    cursor.take()?;
+    if !cursor.eat_word("chunk")? {
+        return position(side, None, cursor);
+    }
+    let at = cursor.at;
+    let size = cursor.integer()?;
+    let Some(size) = u64::try_from(size).ok().filter(|n| *n > 0) else {
+        return Err(Failure::new(at, format!("expected a positive number of positions, found {size}")));
+    };
+    cursor.expect_word("of")?;
+    position(side, Some(size), cursor)
+}
+
+/// The position of a bound: `row + operand + (dim)`, of which the first two may be missing.
+fn position(side: Side, chunk: Option<u64>, cursor: &mut Cursor<'_>) -> Read<Bound> {
+    let mut moves = |word| -> Read<bool> {
+        let found = cursor.eat_word(word)?;
+        if found {
+            cursor.expect("+")?;
+        }
+        Ok(found)
+    };
+    let (row, operand) = (moves("row")?, moves("operand")?);
+    cursor.expect("(")?;
+    let add = cursor.dim()?;
+    cursor.expect(")")?;
+    Ok(Bound { side, row, add, chunk, operand })
 }
 
 /// Reads the attributes of one op in their order.
@@ -236,7 +272,7 @@ impl<'a> Attributes<'_, 'a> {
     ) -> Read<T> {
         self.key(key)?;
         let found = match self.cursor.token {
-            super::lexer::Token::Ident(name) => from_name(name),
+            Token::Ident(name) => from_name(name),
             _ => None,
         };
         match found {
@@ -254,13 +290,25 @@ impl<'a> Attributes<'_, 'a> {
             return Ok(None);
         }
         let found = match self.cursor.token {
-            super::lexer::Token::Ident(name) => Reduction::from_name(name),
+            Token::Ident(name) => Reduction::from_name(name),
             _ => None,
         };
         match found {
             Some(reduction) => self.cursor.take().map(|_| Some(reduction)),
             None => Err(self.cursor.unexpected("`none` or a reduction")),
         }
+    }
+
+    /// Attention, whose bounds have a short form, and whose cap may be missing.
+    fn attention(&mut self) -> Read<Op> {
+        let bounds = match self.cursor.token {
+            Token::Ident("bounds") => self.read("bounds", |c| c.list(bound))?,
+            _ => attention::causal_if(self.flag("causal")?),
+        };
+        let scale = self.read("scale", Cursor::float)?;
+        let capped = self.cursor.token == Token::Ident("cap");
+        let cap = if capped { Some(self.read("cap", Cursor::float)?) } else { None };
+        Ok(Op::Attention { scale, cap, bounds })
     }
 
     fn splits(&mut self) -> Read<Splits> {

@@ -5,6 +5,7 @@
 
 use std::fmt::Write as _;
 
+use crate::attention::{self, Bound};
 use crate::collective::{Collective, CollectiveKind, Splits};
 use crate::dim::Dim;
 use crate::graph::{
@@ -321,7 +322,19 @@ impl Printer<'_> {
                 self.show(format_args!(" axes={axes} eps={eps} round_first={round_first}"));
             }
             Op::LayerNorm { axes, eps } => self.show(format_args!(" axes={axes} eps={eps}")),
-            Op::Attention { causal, scale } => self.show(format_args!(" causal={causal} scale={scale}")),
+            Op::Attention { scale, cap, bounds } => {
+                match bounds.is_empty() || attention::is_causal(bounds) {
+                    true => self.show(format_args!(" causal={}", !bounds.is_empty())),
+                    false => {
+                        self.put(" bounds=");
+                        self.list(bounds, Self::bound);
+                    }
+                }
+                self.show(format_args!(" scale={scale}"));
+                if let Some(cap) = cap {
+                    self.show(format_args!(" cap={cap}"));
+                }
+            }
             Op::CumSum { axis }
             | Op::Take { axis }
             | Op::Index { axis }
@@ -367,6 +380,21 @@ impl Printer<'_> {
             | Op::Copy
             | Op::Custom(_) => {}
         }
+    }
+
+    fn bound(&mut self, bound: &Bound) {
+        self.put(bound.side.name());
+        if let Some(chunk) = bound.chunk {
+            self.show(format_args!(" chunk {chunk} of"));
+        }
+        for (moves, word) in [(bound.row, " row +"), (bound.operand, " operand +")] {
+            if moves {
+                self.put(word);
+            }
+        }
+        self.put(" (");
+        self.dim(&bound.add);
+        self.put(")");
     }
 
     fn collective(&mut self, collective: &Collective) {

@@ -38,6 +38,9 @@ fn accepted() {
         "%o: f32[n, m] = matmul %x, %y",
         "%o: f32[2, 4, n, n] = matmul %q, %t",
         "%o: f32[2, 4, n, 8] = attention %q, %kv, %kv causal=false scale=1.0",
+        "%o: f32[2, 4, n, 8] = attention %q, %kv, %kv bounds=[below row + (1), from chunk 4 of row + (-n)] scale=1.0",
+        "%o: f32[2, 4, n, 8] = attention %q, %kv, %kv, %k1, %s1 bounds=[from operand + (0), below row + operand + (m)] \
+         scale=1.0 cap=50.0",
         "%o: f32[m, 8] = take %x, %r axis=0",
         "%o: f32[n, m] = take %x, %r axis=1",
         "%o: f32[n] = index %x, %k, %k axis=0",
@@ -62,7 +65,7 @@ fn accepted() {
         "%o: f32[] = opaque \"x\" attributes=\"\"",
         "%o: f32[], %p: i64[n] = custom \"c\" %x, %i",
     ] {
-        let extra = "arg %t: f32[8, n]\narg %t2: f32[m, n, 8]\narg %rows: f32[m, 8]\n";
+        let extra = "arg %t: f32[8, n]\narg %t2: f32[m, n, 8]\narg %rows: f32[m, 8]\narg %k1: i32[n, 1]\narg %s1: i64[]\n";
         assert_eq!(read(&format!("{extra}{node}")), Ok(()), "{node}");
     }
 }
@@ -93,6 +96,23 @@ const REFUSED: &[(&str, &str)] = &[
     ("attention %q, %q, %kv causal=true scale=1.0", "the heads of k and v differ: 4 and 2"),
     ("attention %kv, %q, %q causal=true scale=1.0", "the heads of k, 4, do not divide those of q, 2"),
     ("attention %q, %kv, %kv, %x causal=true scale=1.0", "the extents 8 and m do not broadcast"),
+    (
+        "attention %q, %kv, %kv bounds=[from row + operand + (1)] scale=1.0",
+        "it takes 4 to 5 operands, found 3",
+    ),
+    (
+        "attention %q, %kv, %kv, %x bounds=[from row + operand + (1)] scale=1.0",
+        "the positions of a bound must be i32 or i64, found f32",
+    ),
+    (
+        "attention %q, %kv, %kv, %i bounds=[from row + operand + (1)] scale=1.0",
+        "the positions [n, 8] do not broadcast to [2, 4, n, 1]",
+    ),
+    (
+        "attention %q, %kv, %kv bounds=[from chunk 1099511627777 of row + (1)] scale=1.0",
+        "a chunk must have 1 to 1099511627776 positions, found 1099511627777",
+    ),
+    ("attention %q, %kv, %kv causal=false scale=1.0 cap=0.0", "the cap must be a positive number, found 0.0"),
     ("take %x, %v axis=0", "an index must be an integer tensor, found f32"),
     ("index %x, %r, %r axis=1", "2 indices from axis 1 on an operand with 2 axes"),
     ("gather_elements %x, %r axis=0", "expected 2 axes, found 1"),

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use crate::common::*;
+use symmc_ir::Bound;
 use symmc_ir::interp::{
     Draw, InterpError, OpError, Registry, SeedConfig, bindings_from, run, run_with, seeded_inputs,
     seeded_inputs_with,
@@ -351,7 +352,7 @@ fn transformer(ranks: u32, vocabulary: usize, hidden: usize, heads: usize, inner
         };
         let qkv = ["q", "k", "v"].map(|name| project(&mut b, name));
         let scale = Float(1.0 / (head as f64).sqrt());
-        let a = b.op("a", Op::Attention { causal: true, scale }, &qkv).unwrap();
+        let a = b.op("a", Op::Attention { scale, cap: None, bounds: vec![Bound::causal()] }, &qkv).unwrap();
         let a = b.op("a", Op::Permute { perm: vec![1, 0, 2] }, &[a]).unwrap();
         let a = b.reshape("a", a, vec![tokens.clone(), Dim::from((heads * head) as i64)]).unwrap();
         let weight = param(&mut b, "o", &[heads * head, hidden]);

@@ -5,8 +5,9 @@
 use std::f64::consts::LN_2;
 
 use crate::common::*;
+use symmc_ir::attention::{self, Bound, Side};
 use symmc_ir::types::Float;
-use symmc_ir::{DType, Dim, Op, Reduction, Scalar};
+use symmc_ir::{DType, Dim, Op, Reduction, Scalar, Tensor};
 
 const INF: f64 = f64::INFINITY;
 const NAN: f64 = f64::NAN;
@@ -92,7 +93,8 @@ fn layer_norm() {
 
 #[test]
 fn attention() {
-    let attention = |causal| Op::Attention { causal, scale: Float(1.0) };
+    let attention =
+        |causal| Op::Attention { scale: Float(1.0), cap: None, bounds: attention::causal_if(causal) };
     let zeros = |n| f32s(&[1, n, 1], &vec![0.0; n]);
     // Equal scores: the mean of what is seen. Three queries on two keys.
     let v = f32s(&[1, 2, 1], &[2.0, 4.0]);
@@ -118,9 +120,56 @@ fn attention() {
 }
 
 #[test]
+fn attention_sees_what_all_bounds_let_it_see() {
+    // Each value is its own bit, and all scores are equal: four times the mean tells the columns.
+    let seen = |bounds: Vec<Bound>, positions: &[Tensor]| {
+        let op = Op::Attention { scale: Float(1.0), cap: None, bounds };
+        let v = f32s(&[1, 6, 1], &[1.0, 2.0, 4.0, 8.0, 16.0, 32.0]);
+        let operands = [&[f32s(&[1, 4, 1], &[0.0; 4]), f32s(&[1, 6, 1], &[0.0; 6]), v], positions].concat();
+        (op, operands)
+    };
+    let mean = |columns: &[i32]| match columns.len() {
+        0 => 0.0,
+        n => columns.iter().map(|&j| 2f64.powi(j)).sum::<f64>() / n as f64,
+    };
+    let rows = |rows: [&[i32]; 4]| [f32s(&[1, 4, 1], &rows.map(mean))];
+    let of_row = Bound::of_row;
+    let at = |side, add: i64| Bound { row: false, ..of_row(side, add) };
+    let chunk = |bound: Bound, n| Bound { chunk: Some(n), ..bound };
+    let operand = |bound: Bound| Bound { operand: true, ..bound };
+    let (below, from) = (Side::Below, Side::From);
+    let window = vec![of_row(below, 1), of_row(from, -1)];
+    let (op, x) = seen(window, &[]);
+    check_near(op, &x, &rows([&[0], &[0, 1], &[1, 2], &[2, 3]]), 1e-6);
+    // Rows from position 3 on in chunks of 2: 3, 4, 5, 6.
+    let chunks = vec![of_row(below, 4), chunk(of_row(from, 3), 2)];
+    let (op, x) = seen(chunks, &[]);
+    check_near(op, &x, &rows([&[2, 3], &[4], &[4, 5], &[]]), 1e-6);
+    let (op, x) = seen(vec![chunk(of_row(below, -1), 3)], &[]);
+    check_near(op, &x, &rows([&[], &[0, 1, 2], &[0, 1, 2], &[0, 1, 2]]), 1e-6);
+    let (op, x) = seen(vec![at(below, 4), at(from, -7), at(from, 2)], &[]);
+    check_near(op, &x, &rows([&[2, 3]; 4]), 1e-6);
+    // Operands in the order of their bounds; they broadcast, and may be far away.
+    let positions = [i64s(&[4, 1], &[2, i64::MAX, 6, i64::MIN]), i64s(&[], &[1])];
+    let (op, x) = seen(vec![operand(of_row(below, 0)), at(below, 6), operand(at(from, 0))], &positions);
+    check_near(op, &x, &rows([&[1], &[1, 2, 3, 4, 5], &[1, 2, 3, 4, 5], &[]]), 1e-6);
+}
+
+#[test]
+fn attention_caps_its_scores_before_the_mask() {
+    // Scores of 0 and 5, capped at 1: the tanh of 5.
+    let op = Op::Attention { scale: Float(5.0), cap: Some(Float(1.0)), bounds: vec![] };
+    let x = [f32s(&[1, 1, 1], &[1.0]), f32s(&[1, 2, 1], &[0.0, 1.0]), f32s(&[1, 2, 1], &[0.0, 1.0])];
+    let weight = |bias: f64| 1.0 / (1.0 + (-5f64.tanh() - bias).exp());
+    check_near(op.clone(), &x, &[f32s(&[1, 1, 1], &[weight(0.0)])], 1e-6);
+    let masked = [&x[..], &[f32s(&[2], &[0.0, 3.0])]].concat();
+    check_near(op, &masked, &[f32s(&[1, 1, 1], &[weight(3.0)])], 1e-6);
+}
+
+#[test]
 fn attention_scores_and_grouped_heads() {
     // q·k = [2, 4], scaled by ln(3)/2: weights 1/4 and 3/4.
-    let op = Op::Attention { causal: false, scale: Float(3f64.ln() / 2.0) };
+    let op = Op::Attention { scale: Float(3f64.ln() / 2.0), cap: None, bounds: vec![] };
     let q = f32s(&[1, 1, 2], &[1.0, 1.0]);
     let k = f32s(&[1, 2, 2], &[0.0, 2.0, 3.0, 1.0]);
     let v = f32s(&[1, 2, 1], &[4.0, 8.0]);

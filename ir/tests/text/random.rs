@@ -8,8 +8,8 @@ use symmc_ir::entity::Entity;
 use symmc_ir::graph::{CustomOp, Group, InputId, InputKind, Members, Output, OutputKind};
 use symmc_ir::text::{fuzz, parse, print};
 use symmc_ir::{
-    ArgOp, BinaryOp, Builder, Collective, CollectiveKind, DType, Dim, Float, Graph, GroupId, Op, ReduceOp,
-    Reduction, Scalar, Splits, SymbolId, Tensor, Type, UnaryOp, ValueId, Variant,
+    ArgOp, BinaryOp, Bound, Builder, Collective, CollectiveKind, DType, Dim, Float, Graph, GroupId, Op,
+    ReduceOp, Reduction, Scalar, Side, Splits, SymbolId, Tensor, Type, UnaryOp, ValueId, Variant,
 };
 
 /// A source of small decisions; after its end every decision is the first.
@@ -85,6 +85,18 @@ impl Choices {
             _ => CollectiveKind::Permute { pairs: self.one(&[vec![], vec![(0, 1)], vec![(1, 0), (0, 1)]]) },
         }
     }
+    fn attention(&mut self) -> Op {
+        let bound = |c: &mut Self| Bound {
+            side: c.one(&[Side::Below, Side::From]),
+            row: c.flag(),
+            add: c.dim(2),
+            chunk: c.one(&[None, Some(1), Some(512), Some(1 << 40)]),
+            operand: c.flag(),
+        };
+        let some = (0..self.below(4)).map(|_| bound(self)).collect();
+        let bounds = self.one(&[vec![], vec![Bound::causal()], some]);
+        Op::Attention { scale: self.float(), cap: self.one(&[None, Some(Float(30.0))]), bounds }
+    }
     fn op(&mut self, graph: &Graph) -> Op {
         let axis = self.below(3);
         match self.below(38) {
@@ -106,7 +118,7 @@ impl Choices {
             12 => Op::Softmax { axis, log: self.flag() },
             13 => Op::RmsNorm { axes: 1, eps: self.float(), round_first: self.flag() },
             14 => Op::LayerNorm { axes: 1, eps: self.float() },
-            15 => Op::Attention { causal: self.flag(), scale: self.float() },
+            15 => self.attention(),
             16 => Op::Take { axis },
             17 => Op::Index { axis },
             18 => Op::GatherElements { axis },
@@ -235,6 +247,36 @@ proptest! {
         let again = parse(&text).map_err(|e| TestCaseError::fail(format!("{e}\n{text}")))?;
         prop_assert_eq!(&again, &graph, "{}", text);
         prop_assert_eq!(print(&again), text);
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 300, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn attentions_read_back_as_printed(choices in prop::collection::vec(any::<u64>(), 100)) {
+        let c = &mut Choices(choices);
+        let mut b = Builder::new("p", Some(1));
+        // Words of the text form are names as others are.
+        for name in ["row", "operand", "chunk"] {
+            b.symbol(name, 1, 64);
+        }
+        let op = c.attention();
+        let heads = Type::new(DType::F16, vec![Dim::from(2), Dim::from(SymbolId::new(0)), Dim::from(8)]);
+        let positions = Type::new(c.one(&[DType::I32, DType::I64]), vec![Dim::from(2), Dim::from(1), Dim::from(1)]);
+        let mask = Type::new(DType::Bool, vec![Dim::from(SymbolId::new(0))]);
+        let input = |b: &mut Builder, ty: &Type| b.input(InputKind::Argument, "x", "", ty.clone(), None);
+        let mut operands: Vec<ValueId> = (0..3).map(|_| input(&mut b, &heads)).collect();
+        if c.flag() {
+            operands.push(input(&mut b, &mask));
+        }
+        let Op::Attention { bounds, .. } = &op else { unreachable!() };
+        operands.extend(bounds.iter().filter(|b| b.operand).map(|_| input(&mut b, &positions)));
+        b.node("y", op, &operands).map_err(|e| TestCaseError::fail(e.to_string()))?;
+        let graph = b.finish();
+        let text = print(&graph);
+        let again = parse(&text).map_err(|e| TestCaseError::fail(format!("{e}\n{text}")))?;
+        prop_assert_eq!(again, graph, "{}", text);
     }
 }
 

@@ -1,5 +1,6 @@
 //! Attention that was written out, whose mask is known, or whose heads are repeated.
 
+use symmc_ir::attention::{Bound, Operands, causal_if};
 use symmc_ir::{BinaryOp, DType, Dim, Float, Op, Scalar, Type, UnaryOp, ValueId, infer};
 
 use super::known::Known;
@@ -46,7 +47,8 @@ fn written_out(cx: &mut Rewriter, node: &Candidate) -> Option<Rewrite> {
     let last = perm.len().checked_sub(1).filter(|last| *last > 0)?;
     let mut perm = perm.clone();
     perm.swap(last - 1, last);
-    let op = Op::Attention { causal, scale: Float(outer * of_q * of_k * inner) };
+    let scale = Float(outer * of_q * of_k * inner);
+    let op = Op::Attention { scale, cap: None, bounds: causal_if(causal) };
     let ty = cx.ty(stored);
     let ty = Type::new(ty.dtype, perm.iter().map(|&axis| ty.shape[axis].clone()).collect::<Vec<_>>());
     // What the products broadcast has the heads of the query in attention.
@@ -95,18 +97,25 @@ fn unmasked(cx: &Rewriter, scores: ValueId) -> (ValueId, bool) {
 }
 
 fn full_mask(cx: &mut Rewriter, node: &Candidate) -> Option<Rewrite> {
-    let (Op::Attention { .. }, &[q, k, v, mask]) = (&node.op, &node.inputs[..]) else { return None };
-    let neutral = match cx.known(mask)?.full()? {
+    let Op::Attention { bounds, .. } = &node.op else { return None };
+    let operands = Operands::of(bounds, &node.inputs)?;
+    let neutral = match cx.known(*operands.mask?)?.full()? {
         Scalar::Bool(b) => b,
         s => s.as_f64() == 0.0,
     };
-    neutral.then(|| Rewrite::Node(node.op.clone(), vec![q, k, v]))
+    neutral.then(|| Rewrite::Node(node.op.clone(), operands.with_mask(None)))
 }
 
 fn causal_mask(cx: &mut Rewriter, node: &Candidate) -> Option<Rewrite> {
-    let (Op::Attention { scale, .. }, &[q, k, v, mask]) = (&node.op, &node.inputs[..]) else { return None };
-    lets_earlier(cx, mask)
-        .then(|| Rewrite::Node(Op::Attention { causal: true, scale: *scale }, vec![q, k, v]))
+    let Op::Attention { scale, cap, bounds } = &node.op else { return None };
+    let operands = Operands::of(bounds, &node.inputs)?;
+    lets_earlier(cx, *operands.mask?).then(|| {
+        let mut bounds = bounds.clone();
+        if !bounds.contains(&Bound::causal()) {
+            bounds.push(Bound::causal());
+        }
+        Rewrite::Node(Op::Attention { scale: *scale, cap: *cap, bounds }, operands.with_mask(None))
+    })
 }
 
 /// The softmax within `select(is_nan(s), 0, s)`, which is `s` where every row sees something.

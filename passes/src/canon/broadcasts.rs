@@ -3,6 +3,7 @@
 //! An op whose operands are all expanded works on what they were expanded from, and its result is expanded
 //! instead.
 
+use symmc_ir::attention::Operands;
 use symmc_ir::infer::broadcast;
 use symmc_ir::{Dim, Op, Type, ValueId};
 
@@ -102,7 +103,9 @@ fn matmul_of_expand(cx: &mut Rewriter, node: &Candidate) -> Option<Rewrite> {
 }
 
 fn mask_of_expand(cx: &mut Rewriter, node: &Candidate) -> Option<Rewrite> {
-    let (Op::Attention { .. }, &[q, k, v, mask]) = (&node.op, &node.inputs[..]) else { return None };
+    let Op::Attention { bounds, .. } = &node.op else { return None };
+    let operands = Operands::of(bounds, &node.inputs)?;
+    let mask = *operands.mask?;
     let narrow = unexpanded(cx, mask);
-    (narrow != mask).then(|| Rewrite::Node(node.op.clone(), vec![q, k, v, narrow]))
+    (narrow != mask).then(|| Rewrite::Node(node.op.clone(), operands.with_mask(Some(narrow))))
 }

@@ -1,5 +1,6 @@
 //! The passes on real programs: what they recognise, and that the programs compute the same.
 
+use symmc_ir::attention::is_causal;
 use symmc_ir::machine::Profile;
 use symmc_ir::text::op_name;
 use symmc_ir::{Graph, Op};
@@ -30,7 +31,8 @@ fn count(graph: &Graph, name: &str) -> usize {
 /// All attention of the program is causal and takes no mask.
 fn attention_is_causal(graph: &Graph) -> bool {
     let mut attention = graph.nodes.values().filter(|n| matches!(n.op, Op::Attention { .. }));
-    attention.all(|n| matches!(n.op, Op::Attention { causal: true, .. }) && n.inputs.len() == 3)
+    attention
+        .all(|n| matches!(&n.op, Op::Attention { bounds, .. } if is_causal(bounds)) && n.inputs.len() == 3)
 }
 
 /// Lowers for the machine of this many ranks and checks what holds of every program.

@@ -370,6 +370,13 @@ impl Binder<'_> {
             Op::Pad { low, value: fill } => {
                 Op::Pad { low: low.iter().map(value).collect::<Result<_, _>>()?, value: *fill }
             }
+            Op::Attention { scale, cap, bounds } => {
+                let mut bounds = bounds.clone();
+                for bound in &mut bounds {
+                    bound.add = value(&bound.add)?;
+                }
+                Op::Attention { scale: *scale, cap: *cap, bounds }
+            }
             _ => op.clone(),
         })
     }

@@ -3,9 +3,13 @@
 //! For each head, blocks of rows of `q` meet blocks of rows of `k` and `v`. The running maximum and sum of
 //! each row rescale what was accumulated before (online softmax: Milakov and Gimelshein, 2018; blocked as in
 //! FlashAttention, Dao et al., 2022). Scores, weights and sums are f32 (f64 for f64); the result is rounded
-//! once. What a row does not see adds nothing to it, also where `v` is infinite or NaN there.
+//! once. What a row does not see adds nothing to it, also where `v` is infinite or NaN there. What bounds leave to a row
+//! is an interval, so blocks of `k` and `v` that no row of a block sees are passed over.
 
-use symmc_ir::DType;
+use std::ops::Range;
+
+use symmc_ir::attention::{Bound, Operands, visible};
+use symmc_ir::{DType, Side};
 
 use super::KernelError;
 use super::gemm::{Extents, Gemm, Matrix};
@@ -19,12 +23,11 @@ const ROWS: usize = 64;
 /// Rows of `k` and `v` in a block.
 const COLUMNS: usize = 256;
 
-/// The operands of an attention. `mask` has the shape of the scores once it is broadcast.
-pub(super) struct Operands<'a> {
-    pub q: &'a Strided,
-    pub k: &'a Strided,
-    pub v: &'a Strided,
-    pub mask: Option<&'a Strided>,
+/// The attributes of an attention; what bounds add is constant.
+pub(super) struct Scores<'a> {
+    pub scale: f64,
+    pub cap: Option<f64>,
+    pub bounds: &'a [Bound],
 }
 
 /// The extents of one head, in the letters of [`symmc_ir::Op::Attention`].
@@ -34,18 +37,26 @@ struct Head {
     s: usize,
     e: usize,
     f: usize,
-    causal: bool,
     scale: f64,
+    cap: Option<f64>,
 }
 
 pub(super) fn attention(
-    causal: bool,
-    scale: f64,
-    o: &Operands<'_>,
+    scores: &Scores<'_>,
+    operands: &[Strided],
     result: &Strided,
     scratch: &mut Scratch,
 ) -> Result<(), KernelError> {
-    let (head, group) = check(causal, scale, o, result)?;
+    let o = &Operands::of(scores.bounds, operands).ok_or_else(|| KernelError::Arity {
+        op: "attention".into(),
+        expected: format!(
+            "q, k, v, a mask or none, and {} positions",
+            symmc_ir::attention::positions(scores.bounds)
+        ),
+        found: format!("{} operands", operands.len()),
+    })?;
+    let (head, group) = check(scores, o, result)?;
+    let limits = limits(scores.bounds, o, scratch)?;
     let rank = o.q.rank();
     let mut scores = o.q.shape();
     scores[rank - 1] = head.s;
@@ -64,18 +75,84 @@ pub(super) fn attention(
     let inner = |v: &Strided| v.with_axes(v.axes[batch..].iter().copied());
     let (q, k, v, r) = (inner(o.q), inner(o.k), inner(o.v), inner(result));
     let mask = mask.map(inner);
+    let mut first_head = 0;
     while let Some([qo, ko, vo, ro, mo]) = positions.next() {
         let mask = mask.as_ref().map(|m| m.at(mo));
         for kv in 0..k.n(0) {
             let at = |v: &Strided, offset: isize, head: usize| pick(&v.at(offset), head);
             let (k, v) = (at(&k, ko, kv), at(&v, vo, kv));
             let heads: Vec<_> = (kv * group..(kv + 1) * group)
-                .map(|h| (at(&q, qo, h), at(&r, ro, h), mask.as_ref().map(|m| pick(m, h))))
+                .map(|h| QueryHead {
+                    q: at(&q, qo, h),
+                    result: at(&r, ro, h),
+                    mask: mask.as_ref().map(|m| pick(m, h)),
+                    first_row: (first_head + h) * head.l,
+                })
                 .collect();
-            for_real!(o.q.dtype, R => run_heads::<R>(head, &heads, &k, &v, scratch));
+            for_real!(o.q.dtype, R => run_heads::<R>(head, &heads, &limits, &k, &v, scratch));
         }
+        first_head += q.n(0);
     }
+    limits.into_iter().filter_map(|l| l.positions).for_each(|p| scratch.give(p));
     Ok(())
+}
+
+/// A bound whose position is known.
+struct Limit<'a> {
+    bound: &'a Bound,
+    add: i64,
+    /// The operand at each row of all heads.
+    positions: Option<Buffer<i64>>,
+}
+
+impl Limit<'_> {
+    /// The limit of row `i` of a head whose first row is `first` of all rows.
+    fn of(&self, first: usize, i: usize) -> (Side, i64) {
+        let position = self.positions.as_ref().map_or(0, |p| p[first + i]);
+        (self.bound.side, self.bound.limit(i, self.add, position))
+    }
+}
+
+fn limits<'a>(
+    bounds: &'a [Bound],
+    o: &Operands<'_, Strided>,
+    scratch: &mut Scratch,
+) -> Result<Vec<Limit<'a>>, KernelError> {
+    let mut rows = o.q.shape();
+    if let Some(columns) = rows.last_mut() {
+        *columns = 1;
+    }
+    let mut operands = o.positions.iter();
+    let mut out = Vec::with_capacity(bounds.len());
+    for bound in bounds {
+        let open = || KernelError::Shape {
+            what: "a bound of attention".into(),
+            expected: "a position of known size".into(),
+            found: format!("{:?}", bound.add),
+        };
+        let add = bound.add.as_const().ok_or_else(open)?;
+        let operand = if bound.operand { operands.next() } else { None };
+        let positions = match operand {
+            None => None,
+            Some(x) => {
+                let x = x.broadcast(&rows)?;
+                let mut all = scratch.take::<i64>(x.numel());
+                Reader::new(&x).fill(&mut all);
+                Some(all)
+            }
+        };
+        out.push(Limit { bound, add, positions });
+    }
+    Ok(out)
+}
+
+/// A head of `q` with its result and mask.
+struct QueryHead {
+    q: Strided,
+    result: Strided,
+    mask: Option<Strided>,
+    /// The number of its first row among the rows of all heads.
+    first_row: usize,
 }
 
 /// Element `index` of the first axis.
@@ -84,7 +161,11 @@ fn pick(v: &Strided, index: usize) -> Strided {
 }
 
 /// Checks the shapes; gives the extents of a head and the number of query heads for each head of `k`.
-fn check(causal: bool, scale: f64, o: &Operands<'_>, result: &Strided) -> Result<(Head, usize), KernelError> {
+fn check(
+    scores: &Scores<'_>,
+    o: &Operands<'_, Strided>,
+    result: &Strided,
+) -> Result<(Head, usize), KernelError> {
     let (q, k, v) = (o.q.shape(), o.k.shape(), o.v.shape());
     let misfit = || KernelError::Shape {
         what: "attention".into(),
@@ -99,7 +180,8 @@ fn check(causal: bool, scale: f64, o: &Operands<'_>, result: &Strided) -> Result
     {
         return Err(misfit());
     }
-    let head = Head { l: q[r - 2], s: k[r - 2], e: q[r - 1], f: v[r - 1], causal, scale };
+    let &Scores { scale, cap, .. } = scores;
+    let head = Head { l: q[r - 2], s: k[r - 2], e: q[r - 1], f: v[r - 1], scale, cap };
     let mut expected = q.clone();
     expected[r - 1] = head.f;
     let fits = q[..r - 3] == k[..r - 3]
@@ -124,10 +206,11 @@ fn as_matrix<R: Gemm>(v: &Strided, scratch: &mut Scratch) -> (Matrix<R>, Option<
     (read_matrix(v, &mut buffer), Some(buffer))
 }
 
-/// The query heads that share one head of `k` and `v`. Each comes with its result and mask.
+/// The query heads that share one head of `k` and `v`.
 fn run_heads<R: Gemm>(
     head: Head,
-    heads: &[(Strided, Strided, Option<Strided>)],
+    heads: &[QueryHead],
+    limits: &[Limit<'_>],
     k: &Strided,
     v: &Strided,
     scratch: &mut Scratch,
@@ -146,13 +229,17 @@ fn run_heads<R: Gemm>(
         sums: scratch.take(ROWS * head.f),
         max: [R::NEG_INFINITY; ROWS],
         total: [0.0; ROWS],
+        visible: std::array::from_fn(|_| 0..0),
     };
-    for (q, result, mask) in heads {
+    for one in heads {
         for first in (0..head.l).step_by(ROWS) {
             let n = ROWS.min(head.l - first);
-            let (queries, buffer) = as_matrix::<R>(&q.cut(0, first, n), scratch);
-            rows.run(queries, first, n, mask.as_ref());
-            Writer::new(&result.cut(0, first, n)).put(&rows.sums[..n * head.f]);
+            let (queries, buffer) = as_matrix::<R>(&one.q.cut(0, first, n), scratch);
+            for (i, seen) in rows.visible[..n].iter_mut().enumerate() {
+                *seen = visible(limits.iter().map(|l| l.of(one.first_row, first + i)), head.s);
+            }
+            rows.run(queries, first, n, one.mask.as_ref());
+            Writer::new(&one.result.cut(0, first, n)).put(&rows.sums[..n * head.f]);
             buffer.into_iter().for_each(|b| scratch.give(b));
         }
     }
@@ -186,31 +273,37 @@ struct Rows<R> {
     max: [R; ROWS],
     /// The sums of the weights, scaled likewise.
     total: [f64; ROWS],
+    /// The columns that the bounds leave to each row.
+    visible: [Range<usize>; ROWS],
 }
 
 impl<R: Gemm> Rows<R> {
     /// Leaves the attention of rows `first..first + m` in `sums`.
     fn run(&mut self, queries: Matrix<R>, first: usize, m: usize, mask: Option<&Strided>) {
-        let Head { s, e, f, causal, scale, .. } = self.head;
+        let Head { e, f, scale, cap, .. } = self.head;
         self.sums[..m * f].fill(R::ZERO);
         self.max = [R::NEG_INFINITY; ROWS];
         self.total = [0.0; ROWS];
-        let seen = if causal { s.min(first + m) } else { s };
-        for start in (0..seen).step_by(COLUMNS) {
-            let n = COLUMNS.min(seen - start);
+        let seen = self.visible[..m].iter().filter(|r| !r.is_empty());
+        let seen = seen.cloned().reduce(|a, b| a.start.min(b.start)..a.end.max(b.end)).unwrap_or(0..0);
+        for start in seen.clone().step_by(COLUMNS) {
+            let n = COLUMNS.min(seen.end - start);
             let scores = Matrix::dense(self.scores.as_mut_ptr(), n);
             let keys = self.keys.at(start, 0).transposed();
             // SAFETY: the matrices hold these rows, and `scores` is a buffer of its own.
             unsafe { R::gemm(Extents { m, k: e, n }, R::of(scale), queries, keys, R::ZERO, scores) };
+            if let Some(cap) = cap {
+                let scores = self.scores[..m * n].iter_mut();
+                scores.for_each(|x| *x = R::of(cap) * (*x / R::of(cap)).tanh());
+            }
             if let Some(mask) = mask {
                 self.apply_mask(&mask.cut(0, first, m).cut(1, start, n), m * n);
             }
             for i in 0..m {
-                let visible = if causal { (first + i + 1).saturating_sub(start).min(n) } else { n };
-                self.weigh(i, n, visible);
+                self.weigh(i, start, n);
             }
             if !self.finite {
-                self.add_seen(first, m, start, n, mask.is_some_and(|mask| mask.dtype == DType::Bool));
+                self.add_seen(m, start, n, mask.is_some_and(|mask| mask.dtype == DType::Bool));
                 continue;
             }
             let sums = Matrix::dense(self.sums.as_mut_ptr(), f);
@@ -228,12 +321,12 @@ impl<R: Gemm> Rows<R> {
         }
     }
 
-    /// Adds the weighted rows `start..start + n` of `v` to rows `first..first + m`, without what these do not see: a
-    /// weight of 0 does not hide an infinite value. `masked` says that the mask is of bools.
-    fn add_seen(&mut self, first: usize, m: usize, start: usize, n: usize, masked: bool) {
-        let Head { f, causal, .. } = self.head;
+    /// Adds the weighted rows `start..start + n` of `v` to the `m` rows, without what these do not see: a weight of 0
+    /// does not hide an infinite value. `masked` says that the mask is of bools.
+    fn add_seen(&mut self, m: usize, start: usize, n: usize, masked: bool) {
+        let f = self.head.f;
         for (i, j) in (0..m).flat_map(|i| (0..n).map(move |j| (i, j))) {
-            let hidden = causal && start + j > first + i || masked && self.mask[i * n + j] == R::ZERO;
+            let hidden = !self.visible[i].contains(&(start + j)) || masked && self.mask[i * n + j] == R::ZERO;
             if hidden {
                 continue;
             }
@@ -256,12 +349,16 @@ impl<R: Gemm> Rows<R> {
         }
     }
 
-    /// Turns the `n` scores of row `i` into weights, of which the first `visible` count, and rescales what
-    /// the row has accumulated.
-    fn weigh(&mut self, i: usize, n: usize, visible: usize) {
+    /// Turns the scores of row `i` at the columns `start..start + n` into weights, of which those count that the row
+    /// sees, and rescales what the row has accumulated.
+    fn weigh(&mut self, i: usize, start: usize, n: usize) {
         let f = self.head.f;
-        let (row, hidden) = self.scores[i * n..(i + 1) * n].split_at_mut(visible);
-        hidden.fill(R::ZERO);
+        let column = |at: usize| at.saturating_sub(start).min(n);
+        let (from, below) = (column(self.visible[i].start), column(self.visible[i].end));
+        let scores = &mut self.scores[i * n..(i + 1) * n];
+        scores[..from].fill(R::ZERO);
+        scores[below..].fill(R::ZERO);
+        let row = &mut scores[from..below];
         let max = max_of::<R>(row).max_nan(self.max[i]);
         if max == R::NEG_INFINITY {
             row.fill(R::ZERO);

@@ -161,9 +161,9 @@ pub fn compute_with(
             norm::rms_norm(rms, &x[0], x.get(1), &r[0], scratch)?;
         }
         Op::LayerNorm { axes, eps } => norm::layer_norm(*axes, eps.0, &x[0], &x[1..], &r[0], scratch)?,
-        Op::Attention { causal, scale } => {
-            let operands = attention::Operands { q: &x[0], k: &x[1], v: &x[2], mask: x.get(3) };
-            attention::attention(*causal, scale.0, &operands, &r[0], scratch)?;
+        Op::Attention { scale, cap, bounds } => {
+            let scores = attention::Scores { scale: scale.0, cap: cap.map(|c| c.0), bounds };
+            attention::attention(&scores, &x, &r[0], scratch)?;
         }
         Op::Take { axis } => index::index(*axis, &x[0], &x[1..], &r[0], scratch)?,
         Op::Index { axis } => index::index(*axis, &x[0], &x[1..], &r[0], scratch)?,

@@ -195,6 +195,25 @@ return %f
 }
 
 #[test]
+fn attention_with_bounds_that_the_sizes_of_a_run_move() {
+    agrees(
+        r#"program "attention" ranks 1
+symbol n in 1..=90
+symbol m in 0..=40
+
+arg %q: bf16[4, n, 8]
+arg %k: bf16[2, m + n, 8]
+arg %ids: i64[4, 1, 1]
+%at: i64[4, 1, 1] = rem %ids, 50
+%o: bf16[4, n, 8] = attention %q, %k, %k, %at bounds=[below row + (m + 1), from operand + (-m)] scale=0.3
+%f: f32[4, n, 8] = cast %o
+return %f
+"#,
+        &[&[("n", 1), ("m", 0)], &[("n", 90), ("m", 40)], &[("n", 7), ("m", 30)]],
+    );
+}
+
+#[test]
 fn inputs_are_mutated_from_run_to_run() {
     let program = |via: &str| {
         format!(

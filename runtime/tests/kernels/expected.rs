@@ -1,8 +1,9 @@
 //! Kernels against values worked out by hand, with an eye on the corners of their definitions.
 
 use symmc_cases::agree;
+use symmc_ir::attention::causal_if;
 use symmc_ir::random::SplitMix;
-use symmc_ir::{ArgOp, BinaryOp, DType, Dim, Float, Op, Reduction, Scalar, Tensor, UnaryOp};
+use symmc_ir::{ArgOp, BinaryOp, Bound, DType, Dim, Float, Op, Reduction, Scalar, Side, Tensor, UnaryOp};
 use symmc_runtime::kernels::KernelError;
 
 use crate::support::{Placed, floats, ints, run};
@@ -222,7 +223,7 @@ fn rms_norm_rounds_first_where_asked() {
 
 #[test]
 fn attention_rows_that_see_nothing_are_zero() {
-    let op = |causal| Op::Attention { causal, scale: Float(1.0) };
+    let op = |causal| Op::Attention { scale: Float(1.0), cap: None, bounds: causal_if(causal) };
     let q = floats(DType::F32, &[2, 2, 1], &[0.0, 1.0, 0.0, 1.0]);
     let k = floats(DType::F32, &[1, 2, 1], &[1.0, 2.0]);
     let v = floats(DType::F32, &[1, 2, 1], &[10.0, 20.0]);
@@ -232,6 +233,23 @@ fn attention_rows_that_see_nothing_are_zero() {
     let second = (10.0 + 20.0 * e) / (1.0 + e);
     assert_floats(&masked, &[0.0, second, 0.0, second]);
     assert_floats(&one(&op(true), &[q, k, v], DType::F32, &[2, 2, 1]), &[10.0, second, 10.0, second]);
+}
+
+#[test]
+fn attention_passes_over_blocks_that_no_row_sees() {
+    // Positions that the kernel would read are NaN wherever the window of 3 leaves nothing to see.
+    let (l, s, window) = (1, 2000, 3);
+    let seen = |j: usize| (700..700 + window).contains(&j);
+    let k = floats(DType::F32, &[1, s, 1], &vec![0.0; s]);
+    let v: Vec<f64> = (0..s).map(|j| if seen(j) { j as f64 } else { f64::NAN }).collect();
+    let bound =
+        |side, add: i64, operand| Bound { side, row: true, add: Dim::from(add), chunk: None, operand };
+    let bounds = vec![bound(Side::Below, window as i64, true), bound(Side::From, 700, false)];
+    let op = Op::Attention { scale: Float(1.0), cap: None, bounds };
+    let operands = [floats(DType::F32, &[1, l, 1], &[1.0]), k, floats(DType::F32, &[1, s, 1], &v)];
+    let at = ints(DType::I32, &[1], &[700]);
+    let out = one(&op, &[&operands[..], &[at]].concat(), DType::F32, &[1, l, 1]);
+    assert_floats(&out, &[701.0]);
 }
 
 #[test]

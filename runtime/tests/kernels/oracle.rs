@@ -44,6 +44,8 @@ proptest! {
     #[test]
     fn attentions(seed: u64) { check("attention", seed)?; }
     #[test]
+    fn bounded_attentions(seed: u64) { check("bounded attention", seed)?; }
+    #[test]
     fn index_ops(seed: u64) { check("indexing", seed)?; }
     #[test]
     fn movement_ops(seed: u64) { check("movement", seed)?; }

@@ -1,5 +1,6 @@
 //! Cases of the size of real layers, against the CPU kernels.
 
+use symmc_ir::attention::causal_if;
 use symmc_ir::random::SplitMix;
 use symmc_ir::{ArgOp, BinaryOp, DType, Float, Op, Reduction, Tensor, UnaryOp};
 use symmc_runtime::kernels::{View, ViewMut, compute, contiguous_strides};
@@ -127,7 +128,7 @@ fn attentions(r: &mut SplitMix, out: &mut Vec<Case>) {
                     2 => operands.push(Placed::dense(tensor(r, dtype, &[h, 1, s]))),
                     _ => {}
                 }
-                let op = Op::Attention { causal, scale: Float(0.1) };
+                let op = Op::Attention { scale: Float(0.1), cap: None, bounds: causal_if(causal) };
                 let shape = [h, g, l, s, e, f];
                 let name = format!("attention {dtype} {shape:?} causal={causal} mask={masked}");
                 out.push(case(&name, op, operands, &[(dtype, &[1, h, l, f])], 3.0));

@@ -2,24 +2,26 @@
 
 use std::sync::Arc;
 
+use symmc_ir::attention::causal_if;
 use symmc_ir::random::SplitMix;
 use symmc_ir::{
-    ArgOp, BinaryOp, Bindings, DType, Dim, Float, Graph, InputKind, Op, Output, OutputKind, Reduction,
-    Scalar, Tensor, Type, UnaryOp, infer, interp,
+    ArgOp, BinaryOp, Bindings, Bound, DType, Dim, Float, Graph, InputKind, Op, Output, OutputKind, Reduction,
+    Scalar, Side, Tensor, Type, UnaryOp, infer, interp,
 };
 
-use crate::random::{indices, tensor};
+use crate::random::{indices, of, tensor};
 
 /// A theme of random cases: its name, and who makes one.
 pub type Theme = (&'static str, fn(&mut SplitMix) -> Draft);
 
 /// All themes.
-pub const THEMES: [Theme; 7] = [
+pub const THEMES: [Theme; 8] = [
     ("elementwise", elementwise),
     ("matmul", matmul),
     ("reduction", reduction),
     ("normalisation", normalisation),
     ("attention", attention),
+    ("bounded attention", bounded_attention),
     ("indexing", indexing),
     ("movement", movement),
 ];
@@ -260,7 +262,38 @@ fn attention(r: &mut SplitMix) -> Draft {
         let mask_dtype = if r.one_in(2) { DType::Bool } else { r.pick(&FLOATS) };
         operands.push(tensor(r, mask_dtype, &mask));
     }
-    case(Op::Attention { causal: r.one_in(2), scale: Float(0.3) }, operands).scaled(3.0)
+    let bounds = causal_if(r.one_in(2));
+    case(Op::Attention { scale: Float(0.3), cap: None, bounds }, operands).scaled(3.0)
+}
+
+/// Attention with bounds of every kind, and with capped scores.
+fn bounded_attention(r: &mut SplitMix) -> Draft {
+    let mut draft = attention(r);
+    let [q, k] = [0, 1].map(|i| draft.operands[i].shape().to_vec());
+    let (rows, l, s) = (&q[..q.len() - 1], q[q.len() - 2] as i64, k[k.len() - 2] as i64);
+    let mut bounds = Vec::new();
+    for _ in 0..r.below(4) {
+        let near = |r: &mut SplitMix| r.below((l + s + 4) as usize) as i64 - l;
+        let bound = Bound {
+            side: r.pick(&[Side::Below, Side::From]),
+            row: r.one_in(2),
+            add: Dim::from(near(r)),
+            chunk: r.one_in(3).then(|| 1 + r.below(9) as u64),
+            operand: r.one_in(2),
+        };
+        if bound.operand {
+            let shape = narrower(r, &[rows, &[1]].concat());
+            let far = r.pick(&[i64::MIN, i64::MAX]);
+            let dtype = r.pick(&[DType::I32, DType::I64]);
+            let far = if dtype == DType::I32 { far >> 32 } else { far };
+            let one = |r: &mut SplitMix| if r.one_in(30) { far } else { near(r) };
+            let positions: Vec<i64> = (0..shape.iter().product()).map(|_| one(r)).collect();
+            draft.operands.push(of(Tensor::from_i64(dtype, shape, &positions)));
+        }
+        bounds.push(bound);
+    }
+    let cap = r.one_in(3).then_some(Float(2.0));
+    Draft { op: Op::Attention { scale: Float(0.3), cap, bounds }, ..draft }
 }
 
 fn indexing(r: &mut SplitMix) -> Draft {

@@ -1,6 +1,7 @@
 //! Every op on the values at the edges of its dtypes: zeros of both signs, infinities, NaN, the least and the largest
 //! numbers, subnormal ones, and numbers whose squares overflow. The expected results are the interpreter's.
 
+use symmc_ir::attention::causal_if;
 use symmc_ir::{ArgOp, BinaryOp, DType, Dim, Float, Op, Reduction, Scalar, Tensor, UnaryOp};
 use symmc_runtime::kernels::KernelError;
 
@@ -277,7 +278,7 @@ fn attention(dtype: DType, out: &mut Vec<Draft>) {
             let operands =
                 vec![part(0, &[1, l, e]), part(1, &[1, s, e]), part(2, &[1, s, e]), part(3, &[1, l, s])];
             for causal in [false, true] {
-                let op = Op::Attention { causal, scale: Float(0.25) };
+                let op = Op::Attention { scale: Float(0.25), cap: None, bounds: causal_if(causal) };
                 out.push(Draft::new(op.clone(), operands.clone()));
                 let mask = of(Tensor::from_i64(DType::Bool, [1, l, s], &[1, 0, 1, 0, 0, 0]));
                 let masked = [&operands[..3], &[mask]].concat();

@@ -1,5 +1,6 @@
 //! Scaled dot-product attention and rotary embeddings, as ONNX and ONNX Runtime have them whole.
 
+use symmc_ir::attention::causal_if;
 use symmc_ir::{BinaryOp, DType, Dim, Emit, Float, Op, Scalar, ValueId};
 
 use super::{Row, row};
@@ -62,7 +63,8 @@ fn attend(
     if let Some(mask) = mask {
         operands.push(if c.dtype(mask).is_float() { mask } else { c.cast(mask, DType::Bool)? });
     }
-    let y = c.emit("attention", Op::Attention { causal, scale: Float(scale) }, &operands)?;
+    let op = Op::Attention { scale: Float(scale), cap: None, bounds: causal_if(causal) };
+    let y = c.emit("attention", op, &operands)?;
     if !flat {
         return c.done(y);
     }

@@ -3,6 +3,7 @@
 //! Only the first result is computed. The others (log-sum-exp, random state) serve PyTorch's own backward
 //! kernels; a call of which they are used stays opaque.
 
+use symmc_ir::attention::causal_if;
 use symmc_ir::{DType, Emit, Float, Op, ValueId};
 
 use super::{Row, row};
@@ -50,7 +51,8 @@ fn attention(c: &mut Call<'_, '_>, mask: Option<&str>) -> Lowered {
         let mask = if c.dtype(mask).is_float() { mask } else { c.cast(mask, DType::Bool)? };
         operands.push(mask);
     }
-    let y = c.emit("attention", Op::Attention { causal, scale: Float(scale) }, &operands)?;
+    let op = Op::Attention { scale: Float(scale), cap: None, bounds: causal_if(causal) };
+    let y = c.emit("attention", op, &operands)?;
     let y = if rank == 2 { c.drop_axis(y, 0)? } else { y };
     c.done(y)
 }

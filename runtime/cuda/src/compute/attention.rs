@@ -10,7 +10,8 @@
 
 use std::fmt::Write as _;
 
-use symmc_ir::DType;
+use symmc_ir::attention::{Bound, is_causal};
+use symmc_ir::{DType, Float};
 use symmc_runtime::exec::Located;
 
 use super::space::{Axis, broadcast};
@@ -192,13 +193,23 @@ fn wide(dtype: DType) -> usize {
     if dtype == DType::F64 { 8 } else { 4 }
 }
 
-pub(super) fn workspace(
-    _causal: bool,
-    _scale: f64,
-    operands: &[Located],
-    result: &Located,
-    multiprocessors: u32,
-) -> usize {
+/// Whether the kernels are to be causal.
+///
+/// # Errors
+/// Rows see other columns than all or those up to their own index, or scores are capped.
+pub(super) fn causal(cap: Option<Float>, bounds: &[Bound]) -> Result<bool, CudaError> {
+    let expected = "attention on a GPU: expected rows that see all columns or those up to their own index";
+    match (cap, bounds) {
+        (None, []) => Ok(false),
+        (None, _) if is_causal(bounds) => Ok(true),
+        (None, _) => Err(CudaError::Unsupported(format!("{expected}, found other bounds"))),
+        (Some(cap), _) => {
+            Err(CudaError::Unsupported(format!("{expected}, found scores that are capped at {cap}")))
+        }
+    }
+}
+
+pub(super) fn workspace(operands: &[Located], result: &Located, multiprocessors: u32) -> usize {
     let Ok(x) = extents(operands, result) else { return 0 };
     // Which way it is depends on addresses, which are not known yet.
     let rows = x.group * x.queries;

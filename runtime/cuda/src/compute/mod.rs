@@ -249,7 +249,9 @@ pub fn lower(
             rows::rms_norm(*axes, eps.0, round, x, &r[0], l)
         }
         Op::LayerNorm { axes, eps } => rows::layer_norm(*axes, eps.0, x, &r[0], l),
-        Op::Attention { causal, scale } => attention::lower(*causal, scale.0, x, &r[0], l),
+        Op::Attention { scale, cap, bounds } => {
+            attention::lower(attention::causal(*cap, bounds)?, scale.0, x, &r[0], l)
+        }
         Op::ScatterElements { axis, combine } => scatter::elements(*axis, *combine, x, &r[0], l),
         Op::IndexAdd { axis } => {
             let add = Some(symmc_ir::Reduction::Sum);
@@ -270,8 +272,8 @@ pub fn workspace(op: &Op, operands: &[Located], results: &[Located], multiproces
     match (op, operands) {
         (Op::MatMul, _) => GEMM_WORKSPACE,
         (Op::TopK { axis, .. } | Op::Sort { axis, .. }, [x]) => sort::workspace(*axis, x),
-        (Op::Attention { causal, scale }, [_, _, _, ..]) if !results.is_empty() => {
-            attention::workspace(*causal, scale.0, operands, &results[0], multiprocessors)
+        (Op::Attention { .. }, [_, _, _, ..]) if !results.is_empty() => {
+            attention::workspace(operands, &results[0], multiprocessors)
         }
         (Op::Reshape | Op::Copy, [x]) => x.shape.iter().product::<usize>() * x.dtype.size(),
         _ => 0,
@@ -294,7 +296,10 @@ fn arity(op: &Op, operands: usize, results: usize) -> Result<(), CudaError> {
         Op::Select | Op::ScatterElements { .. } | Op::IndexAdd { .. } => (3, 3),
         Op::RmsNorm { .. } => (1, 2),
         Op::LayerNorm { .. } => (1, 3),
-        Op::Attention { .. } => (3, 4),
+        Op::Attention { bounds, .. } => {
+            let positions = symmc_ir::attention::positions(bounds);
+            (3 + positions, 4 + positions)
+        }
         Op::Index { .. } => (2, usize::MAX),
         Op::IndexPut { .. } => (3, usize::MAX),
         Op::Concat { .. } | Op::Opaque { .. } | Op::Custom(_) | Op::Collective(_) => (0, usize::MAX),

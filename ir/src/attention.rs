@@ -1,0 +1,133 @@
+//! Which keys a query sees: the bounds of [`Op::Attention`](crate::Op::Attention), and the order of its operands.
+//!
+//! Rows are positions of queries, columns positions of keys, both counted from 0. A row sees the columns that all bounds
+//! let through, so what it sees is one interval ([`visible`]); causal order, windows, chunks and lengths are such bounds.
+//! Limits are exact integers: sums that leave 64 bits count as the nearest end, which no column reaches.
+
+use std::ops::Range;
+
+use crate::dim::Dim;
+
+/// One side of what a row sees, at the position `p`: `add`, plus the index of the row if `row`, plus the element of an
+/// operand if `operand`.
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+pub struct Bound {
+    /// On which side of the limit the columns are seen.
+    pub side: Side,
+    /// The limit moves with the row.
+    pub row: bool,
+    /// What is added; may be negative.
+    pub add: Dim,
+    /// Positions are cut into chunks of so many, from 0 on, and the limit is where the chunk of `p` begins (from) or ends
+    /// (below). Without chunks the limit is `p`.
+    pub chunk: Option<u64>,
+    /// An integer operand is added that broadcasts to `[.., h, l, 1]`.
+    pub operand: bool,
+}
+
+/// The columns of a bound.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Side {
+    /// Those before the limit.
+    Below,
+    /// The limit and those behind it.
+    From,
+}
+
+impl Side {
+    /// The word in the text form.
+    pub fn name(self) -> &'static str {
+        match self {
+            Side::Below => "below",
+            Side::From => "from",
+        }
+    }
+}
+
+impl Bound {
+    /// A bound at a position that moves with the row.
+    pub fn of_row(side: Side, add: impl Into<Dim>) -> Bound {
+        Bound { side, row: true, add: add.into(), chunk: None, operand: false }
+    }
+
+    /// Row `i` sees columns up to `i`.
+    pub fn causal() -> Bound {
+        Bound::of_row(Side::Below, 1)
+    }
+
+    /// The limit of a row, where `add` and the element of the operand (0 without one) are known.
+    pub fn limit(&self, row: usize, add: i64, operand: i64) -> i64 {
+        let row = if self.row { i64::try_from(row).unwrap_or(i64::MAX) } else { 0 };
+        let p = row.saturating_add(add).saturating_add(operand);
+        let Some(chunk) = self.chunk.and_then(|c| i64::try_from(c).ok()).filter(|c| *c > 0) else { return p };
+        let begin = p.div_euclid(chunk).saturating_mul(chunk);
+        match self.side {
+            Side::From => begin,
+            Side::Below => begin.saturating_add(chunk),
+        }
+    }
+}
+
+/// The bounds of attention that is causal or sees everything.
+pub fn causal_if(causal: bool) -> Vec<Bound> {
+    if causal { vec![Bound::causal()] } else { Vec::new() }
+}
+
+/// Whether the bounds say that row `i` sees columns up to `i`, and nothing else.
+pub fn is_causal(bounds: &[Bound]) -> bool {
+    matches!(bounds, [bound] if *bound == Bound::causal())
+}
+
+/// How many bounds have an operand.
+pub fn positions(bounds: &[Bound]) -> usize {
+    bounds.iter().filter(|b| b.operand).count()
+}
+
+/// The columns below `columns` that a row sees, by the limit of each bound.
+pub fn visible(limits: impl IntoIterator<Item = (Side, i64)>, columns: usize) -> Range<usize> {
+    let column = |limit: i64| usize::try_from(limit.max(0)).unwrap_or(usize::MAX).min(columns);
+    let (mut start, mut end) = (0, columns);
+    for (side, limit) in limits {
+        match side {
+            Side::From => start = start.max(column(limit)),
+            Side::Below => end = end.min(column(limit)),
+        }
+    }
+    start.min(end)..end
+}
+
+/// The operands of attention by what they are.
+#[derive(Clone, Copy, Debug)]
+pub struct Operands<'a, T> {
+    /// The queries.
+    pub q: &'a T,
+    /// The keys.
+    pub k: &'a T,
+    /// The values.
+    pub v: &'a T,
+    /// The mask, if there is one.
+    pub mask: Option<&'a T>,
+    /// One for each bound that has an operand, in their order.
+    pub positions: &'a [T],
+}
+
+impl<'a, T> Operands<'a, T> {
+    /// Takes operands in their order apart; `None` if there are not as many as bounds say.
+    pub fn of(bounds: &[Bound], operands: &'a [T]) -> Option<Self> {
+        let split = operands.len().checked_sub(positions(bounds))?;
+        let (first, positions) = operands.split_at(split);
+        match first {
+            [q, k, v] => Some(Operands { q, k, v, mask: None, positions }),
+            [q, k, v, mask] => Some(Operands { q, k, v, mask: Some(mask), positions }),
+            _ => None,
+        }
+    }
+}
+
+impl<T: Clone> Operands<'_, T> {
+    /// The operands in their order, with another mask.
+    pub fn with_mask(&self, mask: Option<T>) -> Vec<T> {
+        let first = [self.q, self.k, self.v].into_iter().cloned();
+        first.chain(mask).chain(self.positions.iter().cloned()).collect()
+    }
+}
