@@ -7,7 +7,7 @@
 # SYMMC is the binary, OUT a folder for the logs, GPUS how many to use (2 by default). Programs for more ranks than
 # there are GPUs run with several ranks on each, as long as their plans leave NCCL out, which refuses that. Beside the
 # binary may lie `examples/check_sessions`, `examples/check_replays` and `examples/print_programs` (of `symmc-tests`), and
-# `examples/adopt` (of `symmc-cuda`).
+# `examples/adopt` and `examples/check_compute` (of `symmc-cuda`).
 set -u
 symmc=$(realpath "$1") out=$(realpath "$2") gpus=${3:-2}
 programs=$(realpath "$(dirname "$0")/../programs")
@@ -16,12 +16,12 @@ count=0 failed=0
 
 say() { printf '%s\n' "$*" | tee -a "$out/table"; }
 
-# check NAME EXPECTED COMMAND...: runs within a minute and a half and compares the exit code.
+# check NAME EXPECTED COMMAND...: runs within a minute and a half, or `limit` seconds, and compares the exit code.
 check() {
   local name=$1 expected=$2 start=$SECONDS code
   shift 2
   count=$((count + 1))
-  timeout 90 "$@" >"$out/$count.log" 2>&1
+  timeout "${limit:-90}" "$@" >"$out/$count.log" 2>&1
   code=$?
   local verdict=ok
   if [ "$code" != "$expected" ]; then
@@ -111,6 +111,13 @@ check "hf_llama_tp2, NCCL's windows" 0 "$symmc" run "${llama[@]}" --backend cuda
 adopt=$(dirname "$symmc")/examples/adopt
 if [ -x "$adopt" ]; then check "an engine's stream and communicator" 0 "$adopt" 2; fi
 check "hf_llama_tp2, heuristic products" 0 "$symmc" run "${llama[@]}" --backend cuda --products heuristic
+# Every op by itself, also on the values at the edges of every dtype. Compiling thousands of kernels takes its time.
+compute=$(dirname "$symmc")/examples/check_compute
+if [ -x "$compute" ]; then
+  limit=600 check "every op" 0 "$compute"
+else
+  say "every op: left out, no $compute"
+fi
 sessions=$(dirname "$symmc")/examples/check_sessions
 if [ -x "$sessions" ]; then check "sessions" 0 "$sessions"; else say "sessions: left out, no $sessions"; fi
 

@@ -1,4 +1,5 @@
-//! Runs all cases of the compute steps on GPU 0 and prints those that fail.
+//! Runs all cases of the compute steps on GPU 0, those at the edges of dtypes (`special`) among them, and prints those that
+//! fail.
 //!
 //! ```text
 //! check_compute [words]    only cases whose names contain all words
@@ -18,6 +19,7 @@ use symmc_cuda::driver::Device;
 fn run(words: &[String]) -> Result<usize, CudaError> {
     let device = Device::open(0)?;
     let mut cases = symmc_cases::corpus();
+    cases.extend(symmc_cases::special());
     cases.retain(|c| words.iter().all(|w| c.name.contains(w.as_str())));
     let started = Instant::now();
     let failures = check::run(&device, &cases)?;

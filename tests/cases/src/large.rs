@@ -51,7 +51,7 @@ fn case(name: &str, op: Op, operands: Vec<Placed>, results: &[(DType, &[usize])]
         Placed::dense(of(Tensor::new(*dtype, *shape, data)))
     });
     let expected = computed.map(|()| tensors.collect());
-    Case { name: format!("large: {name}"), op, operands, expected, scale }
+    Case { name: format!("large: {name}"), op, operands, expected, scale: Some(scale) }
 }
 
 pub(crate) fn list() -> Vec<Case> {

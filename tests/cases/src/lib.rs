@@ -38,11 +38,22 @@ pub struct Case {
     pub operands: Vec<Placed>,
     /// Its results, or the error that its data cause.
     pub expected: Result<Vec<Placed>, KernelError>,
-    /// The size of values that results are sums of.
-    pub scale: f64,
+    /// The size of values that results are sums of; none where each number is held relative to itself ([`alike`]).
+    pub scale: Option<f64>,
 }
 
 impl Case {
+    /// Holds a result against the expected one.
+    ///
+    /// # Errors
+    /// A sentence that says where they differ.
+    pub fn agrees(&self, found: &Tensor, expected: &Tensor) -> Result<(), String> {
+        match self.scale {
+            Some(scale) => agree(found, expected, scale),
+            None => alike(&self.op, found, expected),
+        }
+    }
+
     /// Its results, without contents if it must fail.
     pub fn rooms(&self) -> Vec<Placed> {
         self.expected.clone().unwrap_or_else(|_| {

@@ -23,7 +23,7 @@ pub(crate) fn list() -> Vec<Case> {
             let operands = draft.operands.into_iter().map(|t| Placed::scattered(t, r)).collect();
             let expected = expected.into_iter().map(|t| Placed::scattered(t, r)).collect();
             let name = format!("{theme} {seed}: {:?}", draft.op);
-            out.push(Case { name, op: draft.op, operands, expected: Ok(expected), scale: draft.scale });
+            out.push(Case { name, op: draft.op, operands, expected: Ok(expected), scale: Some(draft.scale) });
         }
     }
     out.extend(failing());
@@ -41,7 +41,7 @@ fn failing() -> Vec<Case> {
         op,
         operands,
         expected: Err(error),
-        scale: 1.0,
+        scale: Some(1.0),
     };
     let mut out = Vec::new();
     for bad in [3, -4, i64::MIN, i64::MAX] {

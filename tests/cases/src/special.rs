@@ -35,7 +35,7 @@ fn case(draft: Draft) -> Case {
         expected: expected.map(|results| results.iter().map(dense).collect()),
         operands: draft.operands.iter().map(dense).collect(),
         op: draft.op,
-        scale: 0.0,
+        scale: None,
     }
 }
 

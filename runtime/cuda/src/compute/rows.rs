@@ -202,7 +202,8 @@ pub(super) fn reduce(
         return Err(empty(op));
     }
     let (xs, rs) = (Split::new(x, inner, l), per_row(result, l));
-    let accumulated = computed(x.dtype);
+    // A product may leave the range of float, to either side, on the way to a result within it.
+    let accumulated = if op == Reduction::Prod && x.dtype.is_float() { "double" } else { computed(x.dtype) };
     let mean = op == Reduction::Mean;
     let params = [("x", xs.at), ("r", rs.at)];
     let beside = xs.row.last().is_some_and(|a| a.stride.unsigned_abs() < xs.step());

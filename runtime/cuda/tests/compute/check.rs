@@ -6,7 +6,7 @@ use std::fmt;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 
-use symmc_cases::{Case, Placed, agree};
+use symmc_cases::{Case, Placed};
 use symmc_cuda::CudaError;
 use symmc_cuda::compile::{Source, compile};
 use symmc_cuda::compute::gemm::GemmPlanner;
@@ -118,7 +118,7 @@ impl Laid<'_> {
         }
         for (&start, expected) in self.starts.iter().zip(&self.rooms) {
             let found = read_as(expected, &read(start, bytes(expected) + BEHIND)?)?;
-            agree(&found, &expected.tensor, self.case.scale)?;
+            self.case.agrees(&found, &expected.tensor)?;
         }
         Ok(())
     }

@@ -128,6 +128,32 @@ __device__ __forceinline__ bool send_rows(const Call& call, const Norm& norm, Tu
     return true;
 }
 
+/// What multiplies the elements of a row before they are squared, where `mean`, of the squares, is not a number of full
+/// precision: the squares of floats far from 1 are not. Powers of two, so that nothing is rounded.
+__device__ __forceinline__ float unit_for(float mean) {
+    if (mean >= of_bits(0x00800000u) && mean <= of_bits(0x7f7fffffu)) return 1.0f;
+    return mean < 1.0f ? of_bits(0x71800000u) : of_bits(0x17800000u);
+}
+
+/// The sum of the squares of this thread's elements of a row, each times `unit`.
+template <class Form, u32 PER, class Piece>
+__device__ __forceinline__ float row_squares(const Piece (&pieces)[PER], u32 width, float unit) {
+    constexpr u32 COUNT = Piece::COUNT, EACH = COUNT / Form::WORDS;
+    float squares = 0;
+#pragma unroll
+    for (u32 k = 0; k < PER; k++) {
+        const u32 j = threadIdx.x + k * blockDim.x;
+        if (j >= Form::units(width)) continue;
+        float y[COUNT];
+        pieces[k].widen(y);
+#pragma unroll
+        for (u32 e = 0; e < COUNT; e++) {
+            if (e / EACH < Form::count(j, width)) squares += y[e] * unit * (y[e] * unit);
+        }
+    }
+    return squares;
+}
+
 /// Packets all-reduce, then `+ residual`, then RMS norm of each row, with the roundings of the three steps.
 /// A row has one block that receives it, and a thread of that the same `PER` units of each. All addresses are multiples
 /// of 8.
@@ -168,9 +194,15 @@ __device__ __forceinline__ void packets_norm(const Call& call, const Norm& norm)
             }
         }
         if (norm.normed == 0) continue;
-        const float mean = block_sum(squares, parity) / (float)(width * EACH);
-        const float scale = 1.0f / sqrtf(mean + norm.eps);
+        float mean = block_sum(squares, parity) / (float)(width * EACH) + norm.eps;
         parity ^= 1;
+        const float unit = unit_for(mean);
+        if (unit != 1.0f) {
+            const float sum = block_sum(row_squares<Form, PER>(x, width, unit), parity);
+            mean = sum / (float)(width * EACH) + norm.eps * unit * unit;
+            parity ^= 1;
+        }
+        const float scale = 1.0f / sqrtf(mean);
 #pragma unroll
         for (u32 k = 0; k < PER; k++) {
             const u32 j = thread + k * threads;
@@ -178,7 +210,7 @@ __device__ __forceinline__ void packets_norm(const Call& call, const Norm& norm)
             float y[COUNT], w[COUNT];
             x[k].widen(y);
 #pragma unroll
-            for (u32 e = 0; e < COUNT; e++) y[e] *= scale;
+            for (u32 e = 0; e < COUNT; e++) y[e] = y[e] * unit * scale;
             if (norm.weight != 0) {
                 if constexpr (ROUND_FIRST) {
                     x[k].narrow(y);

@@ -18,6 +18,8 @@ struct Shape {
     kept: bool,
     /// Where the sum goes.
     sum: Sum,
+    /// What all values are multiples of.
+    unit: f64,
 }
 
 #[derive(Clone, Copy, PartialEq, Debug)]
@@ -27,7 +29,7 @@ enum Sum {
 }
 
 const fn shape(dtype: DType, rows: usize, hidden: usize) -> Shape {
-    Shape { dtype, rows, hidden, normalised: true, kept: false, sum: Sum::Apart }
+    Shape { dtype, rows, hidden, normalised: true, kept: false, sum: Sum::Apart, unit: 1.0 }
 }
 
 const fn in_place(dtype: DType, rows: usize, hidden: usize) -> Shape {
@@ -45,6 +47,13 @@ fn residual(round: usize, i: usize) -> f64 {
 
 fn weight(j: usize) -> f64 {
     0.5 + (j % 4) as f64
+}
+
+impl Shape {
+    /// What is added to the mean of the squares.
+    fn eps(self) -> f64 {
+        if self.unit == 1.0 { EPS } else { 0.0 }
+    }
 }
 
 /// The values of one rank, in bytes of the dtype, and its kernel.
@@ -85,7 +94,7 @@ impl Layer {
             added: if shape.sum == Sum::OnOperand { operand } else { address(&mut out.added) },
             normed: shape.normalised.then(|| address(&mut out.normed)),
             hidden,
-            eps: EPS,
+            eps: shape.eps(),
             round_first: dtype == DType::BF16,
         };
         match lower_norm(3, &call, &norm, peers, source) {
@@ -97,17 +106,17 @@ impl Layer {
 
     /// Runs this rank's kernel on the values of a round and compares. Gives the bytes of the norm.
     fn run(&mut self, library: &Library, me: usize, n: usize, round: usize) -> Vec<u8> {
-        let Shape { dtype, rows, hidden, normalised, kept, sum } = self.shape;
-        fill(dtype, &mut self.operand, |i| operand(me, round, i));
-        fill(dtype, &mut self.residual, |i| residual(round, i));
+        let Shape { dtype, rows, hidden, normalised, kept, sum, unit } = self.shape;
+        fill(dtype, &mut self.operand, |i| operand(me, round, i) * unit);
+        fill(dtype, &mut self.residual, |i| residual(round, i) * unit);
         library.run(self.kernel.as_ref().expect("it was made"));
         let added = if sum == Sum::OnOperand { &self.operand } else { &self.added };
-        let reduced = |i: usize| (0..n).map(|r| operand(r, round, i)).sum::<f64>();
+        let reduced = |i: usize| (0..n).map(|r| operand(r, round, i)).sum::<f64>() * unit;
         for row in 0..rows {
             let at = |j: usize| row * hidden + j;
-            let x: Vec<f64> = (0..hidden).map(|j| reduced(at(j)) + residual(round, at(j))).collect();
+            let x: Vec<f64> = (0..hidden).map(|j| reduced(at(j)) + residual(round, at(j)) * unit).collect();
             let squares = x.iter().map(|x| x * x).sum::<f64>() / hidden as f64;
-            let scale = if normalised { 1.0 / (squares + EPS).sqrt() } else { 0.0 };
+            let scale = if normalised { 1.0 / (squares + self.shape.eps()).sqrt() } else { 0.0 };
             for (j, &x) in x.iter().enumerate() {
                 let what = (self.shape, n, me, round, row, j);
                 assert_eq!(read_f64(dtype, added, at(j)), x, "{what:?}");
@@ -175,6 +184,15 @@ fn residual_and_norm_follow_the_reduction() {
         1,
         "norm-wrapped",
     );
+}
+
+#[test]
+fn rows_whose_squares_do_not_fit_are_normalised() {
+    let of = |unit| move |shape| Shape { unit, ..shape };
+    let shapes = [shape(DType::F32, 3, 120), shape(DType::BF16, 7, 116), shape(DType::F32, 2, 8)];
+    let units = [2f64.powi(66), 2f64.powi(100), 2f64.powi(-66), 2f64.powi(-110)];
+    let all: Vec<Shape> = units.into_iter().flat_map(|unit| shapes.map(of(unit))).collect();
+    run(&[(3, Given::default())], &all, 2, "norm-edges");
 }
 
 #[test]

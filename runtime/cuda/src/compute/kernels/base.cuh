@@ -173,8 +173,9 @@ SC_FN double quotient(double x, double y) { return x / y; }
         return q - f > (F)0.5 ? f + 1 : f;                                                                  \
     }                                                                                                       \
     SC_FN F b_pow(F x, F y) { return y == 2 ? x * x : pow##S(x, y); }                                       \
-    SC_FN F b_max(F x, F y) { return x > y || x != x ? x : y; }                                             \
-    SC_FN F b_min(F x, F y) { return x < y || x != x ? x : y; }
+    /* The first of equals; NaN if one is. */                                                               \
+    SC_FN F b_max(F x, F y) { return x >= y || x != x ? x : y; }                                            \
+    SC_FN F b_min(F x, F y) { return x <= y || x != x ? x : y; }
 
 SC_REAL(float, f)
 SC_REAL(double, )

@@ -99,8 +99,10 @@ template <class L, int G, int ITEMS> struct Row {
             }
         }
     }
-    template <class Op, class F> __device__ __forceinline__ C join(F f) {
-        C acc = Op::template start<C>();
+    // The join of f(x) of all elements, in the type that f gives.
+    template <class Op, class F> __device__ __forceinline__ auto join(F f) {
+        typedef decltype(f(C())) A;
+        A acc = Op::template start<A>();
         each([&](i64, const C *c) {
 #pragma unroll
             for (int j = 0; j < V; j++) acc = Op::join(acc, f(c[j]));
@@ -120,11 +122,18 @@ template <class L, int G, int ITEMS> struct Row {
     }
 };
 
-// Joins each row; A is the type of the accumulation.
-template <class L, class Op, class A, bool MEAN, int G, int THREADS> SC_FN void reduce_rows(const void *x, void *r) {
-    u32 row = group_row<G, THREADS>(), lane = threadIdx.x % G;
-    if (row >= L::ROWS) return;
-    const typename L::X *from = (const typename L::X *)x + L::x_row(row);
+// Whether what is joined may leave the range of A on the way to a result within it. It is joined in double then.
+template <class Op, class A> struct Leaves { static const bool RANGE = false; };
+template <> struct Leaves<Sum, float> { static const bool RANGE = true; };
+
+// The result of a reduction of N elements.
+template <class L, bool MEAN, class A> SC_FN void store_reduced(void *r, u32 row, A acc) {
+    if (MEAN) acc = acc / (A)L::N;
+    ((typename L::R *)r)[L::r_row(row)] = Put<typename L::R>::of(acc);
+}
+
+// The join of a row, for all threads of its group; A is the type of the accumulation.
+template <class L, class Op, class A, int G> SC_FN A join_row(const typename L::X *from, u32 lane) {
     A acc = Op::template start<A>();
     for (i64 k = (i64)lane * L::V; k < L::N; k += (i64)G * L::V) {
         Few<typename L::X, L::V> few;
@@ -132,15 +141,29 @@ template <class L, class Op, class A, bool MEAN, int G, int THREADS> SC_FN void 
 #pragma unroll
         for (int j = 0; j < L::V; j++) acc = Op::join(acc, (A)get(few.e[j]));
     }
-    acc = group_join<Op, G>(acc);
-    if (MEAN) acc = acc / (A)L::N;
-    if (lane == 0) ((typename L::R *)r)[L::r_row(row)] = Put<typename L::R>::of(acc);
+    return group_join<Op, G>(acc);
 }
 
-// As above for rows that are neighbours in memory: 32 rows by 8 parts of each.
-template <class L, class Op, class A, bool MEAN> SC_FN void reduce_columns(const void *x, void *r) {
+// Joins each row.
+template <class L, class Op, class A, bool MEAN, int G, int THREADS> SC_FN void reduce_rows(const void *x, void *r) {
+    u32 row = group_row<G, THREADS>(), lane = threadIdx.x % G;
+    if (row >= L::ROWS) return;
+    const typename L::X *from = (const typename L::X *)x + L::x_row(row);
+    A acc = join_row<L, Op, A, G>(from, lane);
+    if constexpr (Leaves<Op, A>::RANGE) {
+        // All threads of the group have the same.
+        if (acc - acc != 0) {
+            double wide = join_row<L, Op, double, G>(from, lane);
+            if (lane == 0) store_reduced<L, MEAN>(r, row, wide);
+            return;
+        }
+    }
+    if (lane == 0) store_reduced<L, MEAN>(r, row, acc);
+}
+
+// The join of one of 32 rows that are neighbours in memory, by 8 parts of each; for the first part.
+template <class L, class Op, class A> SC_FN A join_column(const void *x, u32 row, u32 part) {
     __shared__ A parts[8][33];
-    u32 row = blockIdx.x * 32 + threadIdx.x % 32, part = threadIdx.x / 32;
     A acc = Op::template start<A>();
     if (row < L::ROWS) {
         const typename L::X *from = (const typename L::X *)x + L::x_row(row);
@@ -148,10 +171,30 @@ template <class L, class Op, class A, bool MEAN> SC_FN void reduce_columns(const
     }
     parts[part][threadIdx.x % 32] = acc;
     __syncthreads();
-    if (part != 0 || row >= L::ROWS) return;
-    for (int p = 1; p < 8; p++) acc = Op::join(acc, parts[p][threadIdx.x]);
-    if (MEAN) acc = acc / (A)L::N;
-    ((typename L::R *)r)[L::r_row(row)] = Put<typename L::R>::of(acc);
+    if (part == 0)
+        for (int p = 1; p < 8; p++) acc = Op::join(acc, parts[p][threadIdx.x]);
+    return acc;
+}
+
+// Joins each row where rows are neighbours in memory.
+template <class L, class Op, class A, bool MEAN> SC_FN void reduce_columns(const void *x, void *r) {
+    u32 row = blockIdx.x * 32 + threadIdx.x % 32, part = threadIdx.x / 32;
+    bool stores = part == 0 && row < L::ROWS;
+    A acc = join_column<L, Op, A>(x, row, part);
+    if constexpr (Leaves<Op, A>::RANGE) {
+        __shared__ int left;
+        if (threadIdx.x == 0) left = 0;
+        __syncthreads();
+        bool again = stores && acc - acc != 0;
+        if (again) left = 1;
+        __syncthreads();
+        if (left) {
+            double wide = join_column<L, Op, double>(x, row, part);
+            if (again) store_reduced<L, MEAN>(r, row, wide);
+            stores = stores && !again;
+        }
+    }
+    if (stores) store_reduced<L, MEAN>(r, row, acc);
 }
 
 // Whether x at i comes before y at j as the extreme: the first of equals, NaN before all numbers.
@@ -227,18 +270,34 @@ template <class L, bool LOG, int G, int THREADS, int ITEMS> SC_FN void softmax_r
     if (at >= L::ROWS) return;
     Row<L, G, ITEMS> row(x, at, threadIdx.x % G);
     C max = row.template join<Max>([](C c) { return c; });
-    C sum = row.template join<Sum>([=](C c) { return u_exp(c - max); });
     if (LOG) {
-        C shift = u_log(sum);
+        // The logarithm of a sum near 1 is what the sum differs from 1 by.
+        double sum = row.template join<Sum>([=](C c) { return (double)u_exp(c - max); });
+        C shift = (C)u_log(sum);
         row.store(r, at, [=](i64, C c) { return c - max - shift; });
     } else {
-        C scale = 1 / sum;
+        C scale = 1 / row.template join<Sum>([=](C c) { return u_exp(c - max); });
         row.store(r, at, [=](i64, C c) { return u_exp(c - max) * scale; });
     }
 }
 
 // The weight or the bias of a norm at element k of a row.
 template <class T> SC_FN typename Computed<T>::C parameter(const void *p, i64 offset) { return get(((const T *)p)[offset]); }
+
+// What multiplies the elements of a row before they are squared, where `mean`, of the squares, is not a number of full
+// precision: the squares of floats far from 1 are not. Powers of two, so that nothing is rounded.
+SC_FN float unit_for(float mean) {
+    if (mean >= __uint_as_float(0x00800000u) && mean <= __uint_as_float(0x7f7fffffu)) return 1;
+    return mean < 1 ? __uint_as_float(0x71800000u) : __uint_as_float(0x17800000u);
+}
+SC_FN double unit_for(double) { return 1; }
+
+// `eps` for elements times `unit`; not 0 if it is not.
+SC_FN float eps_for(float eps, float unit) {
+    float scaled = eps * unit * unit, least = __uint_as_float(0x00800000u);
+    return eps > 0 && scaled < least ? least : scaled;
+}
+SC_FN double eps_for(double eps, double) { return eps; }
 
 // `ROUND` rounds to the type of the result before the weight multiplies.
 template <class L, bool WEIGHT, bool ROUND, int G, int THREADS, int ITEMS>
@@ -248,10 +307,15 @@ SC_FN void rms_rows(const void *x, const void *w, void *r) {
     u32 at = group_row<G, THREADS>();
     if (at >= L::ROWS) return;
     Row<L, G, ITEMS> row(x, at, threadIdx.x % G);
-    C sum = row.template join<Sum>([](C c) { return c * c; });
-    C scale = 1 / u_sqrt(sum / (C)L::N + (C)L::eps());
+    C mean = row.template join<Sum>([](C c) { return c * c; }) / (C)L::N + (C)L::eps();
+    C unit = unit_for(mean);
+    if (unit != 1) {
+        C sum = row.template join<Sum>([=](C c) { return c * unit * (c * unit); });
+        mean = sum / (C)L::N + eps_for(L::eps(), unit);
+    }
+    C scale = 1 / u_sqrt(mean);
     row.store(r, at, [=](i64 k, C c) {
-        C y = c * scale;
+        C y = c * unit * scale;
         if (ROUND) y = get(Put<X>::of(y));
         return WEIGHT ? y * parameter<X>(w, L::w_in(k)) : y;
     });
@@ -265,10 +329,16 @@ SC_FN void layer_rows(const void *x, const void *w, const void *b, void *r) {
     if (at >= L::ROWS) return;
     Row<L, G, ITEMS> row(x, at, threadIdx.x % G);
     C mean = row.template join<Sum>([](C c) { return c; }) / (C)L::N;
-    C variance = row.template join<Sum>([=](C c) { return (c - mean) * (c - mean); }) / (C)L::N;
-    C scale = 1 / u_sqrt(variance + (C)L::eps());
+    C variance = row.template join<Sum>([=](C c) { return (c - mean) * (c - mean); }) / (C)L::N + (C)L::eps();
+    C unit = unit_for(variance);
+    if (unit != 1) {
+        mean = row.template join<Sum>([=](C c) { return c * unit; }) / (C)L::N;
+        C sum = row.template join<Sum>([=](C c) { return (c * unit - mean) * (c * unit - mean); });
+        variance = sum / (C)L::N + eps_for(L::eps(), unit);
+    }
+    C scale = 1 / u_sqrt(variance);
     row.store(r, at, [=](i64 k, C c) {
-        C y = (c - mean) * scale;
+        C y = (c * unit - mean) * scale;
         if (WEIGHT) y = y * parameter<X>(w, L::w_in(k));
         return BIAS ? y + parameter<X>(b, L::b_in(k)) : y;
     });

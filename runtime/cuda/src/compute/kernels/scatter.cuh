@@ -10,21 +10,24 @@ enum { STORE, SUM, MEAN, PROD, MAX, MIN, ANY, ALL };
 template <int HOW, class A> SC_FN A merge(A a, A b) {
     if (HOW == SUM || HOW == MEAN) return b_add(a, b);
     if (HOW == PROD) return b_mul(a, b);
-    if (HOW == MAX) return b_max(b, a);
-    if (HOW == MIN) return b_min(b, a);
+    if (HOW == MAX) return b_max(a, b);
+    if (HOW == MIN) return b_min(a, b);
     if (HOW == ANY) return (A)(a != 0 || b != 0);
     if (HOW == ALL) return (A)(a != 0 && b != 0);
     return b;
 }
-SC_FN float divide(float sum, i64 n) { return sum / n; }
 SC_FN double divide(double sum, i64 n) { return sum / n; }
 SC_FN i64 divide(i64 sum, i64 n) { return sum / n - (sum % n < 0); }
+
+// The type that elements are joined in: sums and products of floats may leave the range of float on the way.
+template <class C, bool ADDS> struct Joined { typedef C A; };
+template <> struct Joined<float, true> { typedef double A; };
 
 // One thread for each element of the source. `L`: types T and I (index), N elements, ALONG of them along the
 // axis, EXTENT of the destination there; offsets at position i with coordinate 0 along the axis.
 template <class L, int HOW> SC_FN void scatter_elements(const void *pi, const void *ps, void *pd, void *status, u32 site) {
     typedef typename L::T T;
-    typedef typename Computed<T>::C A;
+    typedef typename Joined<typename Computed<T>::C, HOW == SUM || HOW == MEAN || HOW == PROD>::A A;
     const i64 at = (i64)blockIdx.x * blockDim.x + threadIdx.x;
     if (at >= L::N) return;
     // Neighbouring threads differ in the lines across the axis.
@@ -61,7 +64,7 @@ template <class L, int HOW> SC_FN void scatter_elements(const void *pi, const vo
 // of the destination of place j, or -1.
 template <class L, int HOW> SC_FN void scatter_pieces(const typename L::Indices &indices, const void *ps, void *pd) {
     typedef typename L::T T;
-    typedef typename Computed<T>::C A;
+    typedef typename Joined<typename Computed<T>::C, HOW == SUM || HOW == MEAN || HOW == PROD>::A A;
     const int ITEMS = 4, THREADS = 256;
     __shared__ int found;
     __shared__ int count;
