@@ -100,6 +100,7 @@ impl fmt::Debug for Part {
 }
 
 /// A mapped file.
+#[derive(Debug)]
 pub struct Mapped {
     path: PathBuf,
     file: File,
@@ -139,7 +140,10 @@ impl Mapped {
     }
 
     /// Whether the file is what it was when it was opened.
-    fn unchanged(&self) -> io::Result<()> {
+    ///
+    /// # Errors
+    /// It is not, or the system does not tell.
+    pub fn unchanged(&self) -> io::Result<()> {
         let (now, then) = (Stamp::of(&self.file)?, self.stamp);
         if now == then {
             return Ok(());

@@ -5,6 +5,7 @@
 
 use std::cell::RefCell;
 use std::collections::HashMap;
+use std::io;
 use std::ops::Range;
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Component, Path, PathBuf};
@@ -66,13 +67,14 @@ pub(crate) fn layout(tensor: &proto::Tensor) -> Result<(DType, Vec<usize>), Stri
     }
 }
 
-/// The files of data beside one model.
+/// The files of data of one model: its own, where that is mapped, and those beside it.
 pub(crate) struct Beside {
     folder: Option<PathBuf>,
+    own: Option<Arc<Mapped>>,
     open: RefCell<HashMap<String, Arc<Mapped>>>,
 }
 
-/// Bytes of a model's file.
+/// Bytes of a model that are in memory.
 struct Inline(Bytes);
 
 impl Backing for Inline {
@@ -82,7 +84,8 @@ impl Backing for Inline {
 }
 
 /// Bytes that cannot be used where they lie: elements across their alignment, or bools that are not checked yet. They
-/// are copied when they are first read, which who only makes a plan never does.
+/// are copied when they are first read, which who only makes a plan never does. What others can change is read anew by
+/// whoever computes with it.
 struct Copied {
     from: Part,
     copy: OnceLock<Vec<u8>>,
@@ -90,21 +93,65 @@ struct Copied {
 }
 
 impl Backing for Copied {
+    /// Zeros where a file has lost the bytes: importing it, or reading them, is an error then.
     fn bytes(&self) -> &[u8] {
-        self.copy.get_or_init(|| match self.bools {
-            true => self.from.bytes().iter().map(|&b| u8::from(b != 0)).collect(),
-            false => self.from.bytes().to_vec(),
+        self.copy.get_or_init(|| {
+            let mut copy = vec![0; self.size()];
+            if self.read(0, &mut copy).is_err() {
+                copy.fill(0);
+            }
+            copy
         })
     }
 
     fn size(&self) -> usize {
         self.from.range().len()
     }
+
+    fn read(&self, at: usize, into: &mut [u8]) -> io::Result<()> {
+        if at.checked_add(into.len()).is_none_or(|end| end > self.size()) {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        self.from.backing().read(self.from.range().start + at, into)?;
+        if self.bools {
+            into.iter_mut().for_each(|b| *b = u8::from(*b != 0));
+        }
+        Ok(())
+    }
+
+    fn identity(&self) -> Option<String> {
+        Some(format!("{:?} of {}", self.from.range(), self.from.backing().identity()?))
+    }
+
+    fn modified(&self) -> Option<(i64, i64)> {
+        self.from.backing().modified()
+    }
 }
 
 impl Beside {
-    pub fn new(folder: Option<PathBuf>) -> Self {
-        Beside { folder, open: RefCell::default() }
+    pub fn new(folder: Option<PathBuf>, own: Option<Arc<Mapped>>) -> Self {
+        Beside { folder, own, open: RefCell::default() }
+    }
+
+    /// Whether all files are what they were when they were opened.
+    ///
+    /// # Errors
+    /// One has changed.
+    pub fn unchanged(&self) -> io::Result<()> {
+        let open = self.open.borrow();
+        self.own.iter().chain(open.values()).try_for_each(|file| file.unchanged())
+    }
+
+    /// Bytes of the model's file, in that file where it is mapped.
+    fn inline(&self, raw: &Bytes) -> Option<Part> {
+        if let Some(own) = &self.own {
+            let start = raw.as_ptr().addr().checked_sub(own.bytes().as_ptr().addr());
+            let range = start.and_then(|at| Some(at..at.checked_add(raw.len())?));
+            if let Some(part) = range.and_then(|range| Part::new(own.clone(), range)) {
+                return Some(part);
+            }
+        }
+        Part::new(Arc::new(Inline(raw.clone())), 0..raw.len())
     }
 
     /// A stored tensor with its data.
@@ -129,8 +176,7 @@ impl Beside {
             if count != Some(raw.len()) {
                 return Err(format!("{}, found {} in raw_data", expected(), raw.len()));
             }
-            let part = Part::new(Arc::new(Inline(raw.clone())), 0..raw.len());
-            part.and_then(|part| placed(dtype, &shape, part))
+            self.inline(raw).and_then(|part| placed(dtype, &shape, part))
         } else {
             let bytes = typed(tensor, dtype);
             if count != Some(bytes.len()) {
@@ -180,7 +226,7 @@ impl Beside {
             ));
         };
         let path = folder.join(relative);
-        let failed = |e: std::io::Error| format!("the file of its data, {}: {e}", path.display());
+        let failed = |e: io::Error| format!("the file of its data, {}: {e}", path.display());
         // To open a pipe would wait for its writer.
         let kind = std::fs::metadata(&path).map_err(failed)?.file_type();
         if !kind.is_file() {

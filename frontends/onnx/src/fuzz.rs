@@ -7,7 +7,7 @@ use crate::{ImportOptions, Source, import};
 /// # Panics
 /// The importer panics, or gives a graph that does not verify.
 pub fn check(bytes: &[u8]) -> bool {
-    let file = Source { name: "fuzz".into(), bytes: bytes.to_vec().into(), folder: None };
+    let file = Source { name: "fuzz".into(), bytes: bytes.to_vec().into(), file: None, folder: None };
     match import(&[file], &ImportOptions::default()) {
         Err(e) => {
             assert!(!e.to_string().is_empty());

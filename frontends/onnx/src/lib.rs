@@ -83,13 +83,16 @@ impl Default for ImportOptions {
 }
 
 /// The contents of a mapped file.
-struct Contents(Mapped);
+struct Contents(Arc<Mapped>);
 
 impl AsRef<[u8]> for Contents {
     fn as_ref(&self) -> &[u8] {
         self.0.bytes()
     }
 }
+
+/// The size from which on a file is mapped, in bytes. Smaller ones are read: nobody can change them any more then.
+const MAPPED: u64 = 16 << 20;
 
 /// The file of one rank.
 #[derive(Clone, Debug)]
@@ -98,28 +101,31 @@ pub struct Source {
     pub name: String,
     /// What it holds.
     pub bytes: Bytes,
+    /// The mapped file that the bytes are the contents of, if they are.
+    pub file: Option<Arc<Mapped>>,
     /// Where the files of its data are; without it, data in files of their own are refused.
     pub folder: Option<PathBuf>,
 }
 
 impl Source {
-    /// Opens a file. It is mapped: what is not looked at is not read.
+    /// Opens a file. A large one is mapped: what is not looked at is not read.
     ///
     /// # Errors
     /// It cannot be read.
     pub fn open(path: &Path) -> Result<Source, ImportError> {
         let name = path.display().to_string();
         // A pipe has no contents to map.
-        let bytes = match path.metadata() {
-            Ok(kind) if kind.is_file() && kind.len() > 0 => {
-                Mapped::open(path).map(|mapped| Bytes::from_owner(Contents(mapped)))
-            }
-            _ => std::fs::read(path).map(Bytes::from),
+        let opened = match path.metadata() {
+            Ok(kind) if kind.is_file() && kind.len() >= MAPPED => Mapped::open(path).map(|mapped| {
+                let mapped = Arc::new(mapped);
+                (Bytes::from_owner(Contents(mapped.clone())), Some(mapped))
+            }),
+            _ => std::fs::read(path).map(|bytes| (Bytes::from(bytes), None)),
         };
-        match bytes {
-            Ok(bytes) => {
+        match opened {
+            Ok((bytes, file)) => {
                 let folder = path.parent().map(|p| if p.as_os_str().is_empty() { Path::new(".") } else { p });
-                Ok(Source { name, bytes, folder: folder.map(Path::to_path_buf) })
+                Ok(Source { name, bytes, file, folder: folder.map(Path::to_path_buf) })
             }
             Err(e) => Err(Reason::Io(e).of(&name)),
         }
@@ -151,13 +157,14 @@ pub fn import(files: &[Source], options: &ImportOptions) -> Result<Imported, Imp
     let Some(first) = files.first() else {
         return Err(Reason::Ranks("expected a file for each rank, found none".into()).of(&options.name));
     };
-    let beside: Vec<Beside> = files.iter().map(|f| Beside::new(f.folder.clone())).collect();
+    let beside: Vec<Beside> = files.iter().map(|f| Beside::new(f.folder.clone(), f.file.clone())).collect();
     let parameters = signature::parameters(&models, &beside);
     let mut imported: Option<Imported> = None;
     for ((file, model), beside) in files.iter().zip(&models).zip(&beside) {
         let of_file = |reason: Reason| reason.of(&file.name);
         let ((graph, weights, notes), open) =
             convert(file, model, beside, &parameters, files.len(), options)?;
+        beside.unchanged().map_err(|e| Reason::Io(e).of(&file.name))?;
         match &mut imported {
             None => imported = Some(Imported { graph, weights: vec![weights], notes, open }),
             Some(all) => {

@@ -70,7 +70,9 @@ impl LocalMemory {
     ) -> Result<LocalMemory, RunError> {
         let Needs { outputs, mutated, .. } = needs;
         let aligned = |t: &Tensor| t.data().as_ptr().addr().is_multiple_of(t.dtype().size());
-        let in_file = |t: &Tensor| *engine == EngineChoice::Host && t.part().is_some_and(Part::is_volatile);
+        let host = *engine == EngineChoice::Host;
+        let volatile = |part: &Part| part.is_volatile() && (host || part.backing().file().is_none());
+        let in_file = |t: &Tensor| t.part().is_some_and(volatile);
         let copied = |i: usize| mutated[i] || in_file(&inputs[i]) || !aligned(&inputs[i]);
         let copies: Vec<usize> = (0..inputs.len()).filter(|&i| copied(i)).collect();
         let sizes = outputs.iter().map(|o| o.bytes).chain(copies.iter().map(|&i| inputs[i].data().len()));

@@ -235,7 +235,7 @@ fn fields_that_the_format_has_not_are_refused() {
     use symmc_onnx::{ImportOptions, Source, import};
     // A field of a number, bytes that say so, and the message in which they stand.
     let with = |bytes: Vec<u8>| {
-        let file = Source { name: "model.onnx".into(), bytes: bytes.into(), folder: None };
+        let file = Source { name: "model.onnx".into(), bytes: bytes.into(), file: None, folder: None };
         import(&[file], &ImportOptions::default())
     };
     let fake = || Fake::new(20).input("x", "f32[2]").node("Relu", &["x"], &["y"]).output("y");

@@ -2,6 +2,7 @@
 
 use prost::Message;
 use symmc_ir::ranges::{Extent, Given};
+use symmc_ir::{DType, Tensor};
 use symmc_onnx::{ImportError, ImportOptions, Imported, Source, import, import_files};
 
 use crate::common::{Fake, stored, tensor};
@@ -146,6 +147,26 @@ fn weights_within_a_file_are_read_when_they_are_used() {
         let data = weights[name].data();
         assert_eq!(data.len() as u64, bytes);
         assert!(data.as_ptr().addr().is_multiple_of(4) && data.iter().step_by(4096).all(|b| *b == 0));
+    }
+}
+
+#[test]
+fn weights_of_a_file_that_was_shortened_are_an_error() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let big = Tensor::zeros(DType::F32, [5 << 20]).expect("a tensor");
+    // Names that put the elements on their alignment, and across it.
+    for name in ["w", "wa", "wab", "wabc"] {
+        let fake = Fake::new(20).input("x", "f32[5242880]").held(stored(name, &big));
+        let fake = fake.node("Add", &["x", name], &["y"]).output("y");
+        let path = dir.path().join("m.onnx");
+        std::fs::write(&path, fake.bytes()).expect("a file");
+        let imported = import_files(std::slice::from_ref(&path), &ImportOptions::default());
+        let weight = imported.unwrap_or_else(|e| panic!("{e}")).weights[0][name].clone();
+        assert!(weight.loaded().expect("it is there").data().iter().all(|b| *b == 0));
+        let file = std::fs::OpenOptions::new().write(true).open(&path).expect("the file");
+        file.set_len(1000).expect("it is shortened");
+        let error = weight.loaded().expect_err("it is gone").to_string();
+        assert!(error.contains("m.onnx: the file changed while it was in use"), "{error}");
     }
 }
 

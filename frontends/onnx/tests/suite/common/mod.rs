@@ -176,7 +176,7 @@ impl Fake {
     }
 
     pub fn source(&self, name: &str) -> Source {
-        Source { name: name.into(), bytes: self.bytes().into(), folder: None }
+        Source { name: name.into(), bytes: self.bytes().into(), file: None, folder: None }
     }
 
     pub fn import(&self) -> Result<Imported, ImportError> {
