@@ -123,6 +123,14 @@ pub enum RunError {
         /// `before the first step` or `after the last step`.
         when: String,
     },
+    /// A rank's process ended by itself with exit code 2: memory, threads or files could not be had, not even to report it.
+    #[error(
+        "rank {rank} could not get what it needs of the system (exit code 2); its own message tells what"
+    )]
+    Refused {
+        /// The rank.
+        rank: u32,
+    },
     /// A rank neither finished nor reported within the limit.
     #[error("rank {rank} made no progress for {limit_ms} ms {at}")]
     Stuck {
@@ -207,6 +215,7 @@ impl RunError {
     pub fn is_bad_input(&self) -> bool {
         let unfit =
             matches!(self, RunError::Data { .. } | RunError::Memory { .. } | RunError::Exhausted { .. });
+        let unfit = unfit || matches!(self, RunError::Refused { .. });
         let unlike = matches!(self, RunError::PlanDiffers { .. } | RunError::VersionDiffers { .. });
         unfit || unlike || matches!(self, RunError::Invalid(_) | RunError::CannotRun { .. })
     }

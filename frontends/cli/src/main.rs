@@ -12,12 +12,34 @@ mod report;
 mod units;
 
 use std::process::ExitCode;
+use std::thread::{Builder, JoinHandle};
 
 use clap::Parser;
+
+/// The stack that the command asks for where the first thread's is limited to less than [`ENOUGH`], in bytes.
+const STACK: usize = 8 << 20;
+const ENOUGH: u64 = 1 << 20;
 
 fn main() -> ExitCode {
     // A reader that goes away (`symmc print … | head`) ends the command quietly, as for other filters.
     symmc::host::restore_default_sigpipe();
+    if symmc::host::stack_limit().is_none_or(|limit| limit >= ENOUGH) {
+        return command();
+    }
+    match Builder::new().stack_size(STACK).spawn(command).map(JoinHandle::join) {
+        Ok(Ok(code)) => code,
+        Ok(Err(panic)) => std::panic::resume_unwind(panic),
+        Err(error) => {
+            let least = ENOUGH >> 10;
+            eprintln!(
+                "error: the stack is limited to less than {least} KiB (ulimit -s), and no thread can be had: {error}"
+            );
+            ExitCode::from(2)
+        }
+    }
+}
+
+fn command() -> ExitCode {
     let args = args::Args::parse();
     match commands::dispatch(args) {
         Ok(code) => code,

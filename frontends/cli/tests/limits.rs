@@ -76,6 +76,12 @@ fn little_address_space_is_an_error_or_enough() {
 }
 
 #[test]
+fn a_small_stack_is_enough() {
+    let codes = sweep('s', &[64, 80, 100, 128, 200, 1024], &[PLAN, RUN, THREADS]);
+    assert!(codes.len() >= 9 && codes.iter().all(|&code| code == 0), "{codes:?}");
+}
+
+#[test]
 fn few_open_files_are_an_error_or_enough() {
     both(&sweep('n', &[0, 3, 4, 5, 6, 7, 8, 10, 12, 14, 17, 20, 64], &[PLAN, RUN, THREADS]));
 }

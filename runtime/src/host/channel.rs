@@ -64,16 +64,8 @@ pub(super) enum FromRank {
     Join { rank: u32, ranks: u32, run: String, left_ms: u64 },
     /// The only message of a rank that would join and cannot begin.
     Decline { rank: u32, ranks: u32, run: String, error: RunError },
-    /// What the rank runs: the hash of its plan, what people tell plans by, and what else is to be alike; of that these are
-    /// contents, told by what identifies them.
-    Hello {
-        protocol: u32,
-        version: String,
-        plan: String,
-        about: Vec<(String, String)>,
-        terms: Vec<(String, String)>,
-        contents: Vec<String>,
-    },
+    /// What the rank runs.
+    Hello(Identity),
     /// The digests of its contents, by name.
     Digests(Vec<(String, String)>),
     /// The rank's memory is loaded.
@@ -82,6 +74,21 @@ pub(super) enum FromRank {
     Done,
     /// The rank failed.
     Failed(RunError),
+}
+
+/// What must agree on all ranks.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub(super) struct Identity {
+    pub protocol: u32,
+    pub version: String,
+    /// The hash of the plan.
+    pub plan: String,
+    /// What people tell plans by.
+    pub about: Vec<(String, String)>,
+    /// What else is to be alike.
+    pub terms: Vec<(String, String)>,
+    /// Which of these are contents, told by what identifies them.
+    pub contents: Vec<String>,
 }
 
 /// One end of a control socket.

@@ -13,7 +13,7 @@ use symmc_ir::entity::Entity;
 use symmc_ir::{Bindings, SymbolId};
 use symmc_planner::plan::Plan;
 
-use super::channel::{Channel, FromRank, PROTOCOL, ToRank};
+use super::channel::{Channel, FromRank, Identity, PROTOCOL, ToRank};
 use super::control::Control;
 use super::job::locate;
 use super::terms::Term;
@@ -52,7 +52,7 @@ pub(super) fn hello(
     }
     let contents = settings.iter().filter(|t| t.is_content()).map(|t| t.name.clone()).collect();
     let (plan, about) = (plan.hash(), about(plan));
-    Ok(FromRank::Hello { protocol: PROTOCOL, version: version(), plan, about, terms, contents })
+    Ok(FromRank::Hello(Identity { protocol: PROTOCOL, version: version(), plan, about, terms, contents }))
 }
 
 /// What people tell a plan from others by.
@@ -86,17 +86,6 @@ fn unlike(a: &[(String, String)], b: &[(String, String)]) -> String {
     let differ: Vec<String> =
         a.iter().filter(|t| !b.contains(t)).map(|(name, value)| format!("{name}={value}")).collect();
     if differ.is_empty() { "without".into() } else { format!("with {}", differ.join(", ")) }
-}
-
-/// What must agree on all ranks.
-#[derive(Debug)]
-struct Identity {
-    protocol: u32,
-    version: String,
-    plan: String,
-    about: Vec<(String, String)>,
-    terms: Vec<(String, String)>,
-    contents: Vec<String>,
 }
 
 impl Identity {
@@ -157,7 +146,7 @@ pub(super) struct Coordinator<'a> {
     /// When ranks were asked for digests of their contents, if they were.
     pub asked: Option<Instant>,
     /// Tells how the process of a rank ended, if it has.
-    pub ended: &'a mut dyn FnMut(u32) -> Option<String>,
+    pub ended: &'a mut dyn FnMut(u32) -> Option<End>,
 }
 
 impl Coordinator<'_> {
@@ -242,11 +231,9 @@ impl Coordinator<'_> {
         member.since = Instant::now();
         let message = member.channel.receive(Some(Instant::now() + self.limit));
         match message.inspect_err(|_| member.phase = Phase::Gone)? {
-            Some(FromRank::Hello { protocol, version, plan, about, terms, contents })
-                if member.phase == Phase::New =>
-            {
+            Some(FromRank::Hello(identity)) if member.phase == Phase::New => {
                 member.phase = Phase::Known;
-                member.identity = Some(Identity { protocol, version, plan, about, terms, contents });
+                member.identity = Some(identity);
                 if self.all(Phase::Known) { self.settle() } else { Ok(()) }
             }
             Some(FromRank::Digests(digests)) if member.phase == Phase::Asked => {
@@ -368,8 +355,23 @@ impl Coordinator<'_> {
             std::thread::sleep(Duration::from_millis(1));
             how = (self.ended)(rank);
         }
-        death(self.plan, self.control, rank, how)
+        match how {
+            Some(End { code: Some(REFUSED), .. }) => RunError::Refused { rank },
+            how => death(self.plan, self.control, rank, how.map(|end| end.how)),
+        }
     }
+}
+
+/// The exit code of a rank that the system refused something.
+const REFUSED: i32 = 2;
+
+/// How the process of a rank ended.
+#[derive(Debug)]
+pub(super) struct End {
+    /// `signal 9, SIGKILL` or `exit code 3`.
+    pub how: String,
+    /// Its exit code, if it ended by itself.
+    pub code: Option<i32>,
 }
 
 /// The error of a rank that is gone, and how if that is known.
@@ -388,7 +390,7 @@ pub(super) fn death(plan: &Plan, control: &Control, rank: u32, how: Option<Strin
 /// The error that explains the others.
 pub(super) fn cause(errors: Vec<RunError>) -> RunError {
     let weight = |e: &RunError| match e {
-        RunError::Died { .. } | RunError::DiedOutside { .. } => 0,
+        RunError::Died { .. } | RunError::DiedOutside { .. } | RunError::Refused { .. } => 0,
         RunError::PlanDiffers { .. } | RunError::VersionDiffers { .. } => 1,
         RunError::Invalid(_) | RunError::Defect(_) | RunError::CannotRun { .. } => 1,
         RunError::Step { .. } | RunError::Data { .. } => 2,
@@ -410,6 +412,7 @@ fn rank_of(error: &RunError) -> u32 {
         | RunError::Limit { rank, .. }
         | RunError::Died { rank, .. }
         | RunError::DiedOutside { rank, .. }
+        | RunError::Refused { rank }
         | RunError::Stuck { rank, .. }
         | RunError::PlanDiffers { rank, .. }
         | RunError::VersionDiffers { rank, .. }

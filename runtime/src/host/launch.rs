@@ -19,7 +19,7 @@ use symmc_ir::{Backing, Tensor};
 
 use super::channel::{Channel, ToRank, Welcome};
 use super::comm::World;
-use super::coordinator::{Coordinator, Member};
+use super::coordinator::{Coordinator, End, Member};
 use super::inputs::FileStamp;
 use super::job::{HostConfig, Job, Needs, Ran, RankCommand};
 use super::memory::Segment;
@@ -274,9 +274,9 @@ impl Processes {
     }
 
     /// How the process of a rank ended, if it has.
-    fn ended(&mut self, rank: u32) -> Option<String> {
+    fn ended(&mut self, rank: u32) -> Option<End> {
         let status = self.children.get_mut(rank as usize)?.try_wait().ok().flatten()?;
-        Some(how(status))
+        Some(End { how: how(status), code: status.code() })
     }
 
     /// Lets the ranks end by themselves.

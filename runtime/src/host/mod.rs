@@ -65,3 +65,11 @@ pub fn restore_default_sigpipe() {
     // SAFETY: sets the disposition of one signal to the default; no handler is installed.
     unsafe { libc::signal(libc::SIGPIPE, libc::SIG_DFL) };
 }
+
+/// The bytes to which the stack of the first thread may grow; none without a limit.
+pub fn stack_limit() -> Option<u64> {
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: the call writes to the place it is given and keeps nothing.
+    let told = unsafe { libc::getrlimit(libc::RLIMIT_STACK, &raw mut limit) } == 0;
+    (told && limit.rlim_cur != libc::RLIM_INFINITY).then_some(limit.rlim_cur)
+}
