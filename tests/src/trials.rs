@@ -122,7 +122,7 @@ fn chosen(graph: &Graph, r: &mut SplitMix, story: &mut String) -> Result<Checked
     );
     let made = match symmc::compile(&program, &config) {
         // What GPUs cannot run is told when a plan is made for them; host ranks run all.
-        Err(e) if e.is_bad_input() && e.to_string().contains("GPUs cannot run it") => {
+        Err(symmc::Error::Refused { .. }) => {
             story.push_str(", but for the host");
             config.profile = Profile::builtin("host").ok_or("no such machine")?;
             symmc::compile(&program, &config)

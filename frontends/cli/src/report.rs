@@ -1,11 +1,12 @@
 //! What `symmc plan` prints for people.
 
+use std::collections::HashMap;
 use std::fmt::Write;
 
 use anyhow::Result;
 use indexmap::IndexMap;
 use symmc::cuda::nccl::EARLY;
-use symmc::ir::Variant;
+use symmc::ir::{Node, Variant, text};
 use symmc::plan::{ArenaKind, Barrier, Bucket, Decision, Memory, Role};
 use symmc::{CheckedPlan, Order, Plan};
 
@@ -76,6 +77,48 @@ fn collectives(plan: &Plan, bucket: &Bucket, planned: &Planned<'_>) -> String {
         cells.push([vec![name], row].concat());
     }
     table(&cells)
+}
+
+/// How many kinds of collectives [`decided`] shows.
+const DECIDED: usize = 4;
+
+/// What was decided for the collectives that a run has: a line for each kind.
+pub fn decided(plan: &CheckedPlan, bucket: usize) -> Result<String> {
+    let Some(bucket) = plan.buckets.get(bucket) else { return Ok(String::new()) };
+    let planned = Planned::new(plan, bucket)?;
+    let source = plan.source_program();
+    let named = |node: &Node| Some((source.name_of(*node.outputs.first()?), text::op_name(&node.op)));
+    let ops: HashMap<&str, &str> = source.nodes.values().filter_map(named).collect();
+    let mut kinds: IndexMap<String, usize> = IndexMap::new();
+    for decision in &bucket.decisions {
+        let op = ops.get(decision.collective.as_str()).copied().unwrap_or("collective");
+        let place = |v: Option<_>| v.map_or_else(|| "?".into(), |v| planned.short_place(plan, v));
+        let (operand, result) = planned.ends(decision);
+        let estimate =
+            |name: &str| decision.alternatives.iter().find(|a| a.name == name).map(|a| micros(a.us));
+        let estimates = match (estimate(&decision.chosen), estimate("plain")) {
+            (Some(chosen), Some(plain)) if decision.chosen != "plain" => {
+                format!("; estimated {chosen}, plain {plain}")
+            }
+            _ => String::new(),
+        };
+        let (size, chosen) = (bytes(decision.bytes), &decision.chosen);
+        let kind =
+            format!("{op} of {size} as {chosen}, memory {} to {}{estimates}", place(operand), place(result));
+        *kinds.entry(kind).or_default() += 1;
+    }
+    let mut out = String::new();
+    for (kind, times) in kinds.iter().take(DECIDED) {
+        writeln!(out, "{}: {times} × {kind}", plan.source.name)?;
+    }
+    if let Some(more @ 1..) = kinds.len().checked_sub(DECIDED) {
+        writeln!(
+            out,
+            "{}: and {more} more kinds of collectives, which `symmc plan` shows",
+            plan.source.name
+        )?;
+    }
+    Ok(out)
 }
 
 fn row(plan: &Plan, planned: &Planned<'_>, decision: &Decision) -> Vec<String> {

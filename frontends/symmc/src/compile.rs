@@ -197,7 +197,7 @@ pub fn refuse_for_gpus(plan: &CheckedPlan, gpus: &[u32]) -> Result<(), Error> {
         n if n <= NAMED => named.join("\n"),
         n => format!("{}\nand {} more", named.join("\n"), n - NAMED),
     };
-    Err(Error::Compile { program: plan.source.name.clone(), message })
+    Err(Error::Refused { program: plan.source.name.clone(), message })
 }
 
 /// A plan that was just made, if it checks.

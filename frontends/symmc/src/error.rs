@@ -39,6 +39,14 @@ pub enum Error {
         /// Which node, what was found and what was expected.
         message: String,
     },
+    /// The machine that a plan is made for cannot run it.
+    #[error("{program}: {message}")]
+    Refused {
+        /// The name of the program.
+        program: String,
+        /// Which nodes, and why.
+        message: String,
+    },
     /// The check found the plan unsafe.
     #[error("the plan does not check: {}\n{}", counted(.0), list(.0))]
     Check(Vec<String>),

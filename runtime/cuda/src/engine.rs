@@ -86,6 +86,10 @@ impl CudaConfig {
     }
 }
 
+fn configured(options: &str) -> Result<CudaConfig, RunError> {
+    serde_json::from_str(options).map_err(|e| RunError::Invalid(format!("options for GPUs: {e}")))
+}
+
 /// GPUs through CUDA.
 #[derive(Clone, Copy, Debug)]
 pub struct CudaEngine;
@@ -96,9 +100,10 @@ impl Engine for CudaEngine {
     }
 
     /// GPUs have no kernels of custom ops.
-    fn accepts(&self, plan: &Plan) -> Result<(), RunError> {
-        HostEngine { kernels: &Registry::new() }.accepts(plan)?;
-        match refusals(plan, &[]).into_iter().next() {
+    fn accepts(&self, options: &str, plan: &Plan) -> Result<(), RunError> {
+        let config = configured(options)?;
+        HostEngine { kernels: &Registry::new() }.accepts("", plan)?;
+        match refusals(plan, &config.gpus).into_iter().next() {
             None => Ok(()),
             Some(Refusal { node, op, reason }) => {
                 Err(RunError::CannotRun { rank: None, node, op, why: Mismatch::Backend(reason) })
@@ -113,8 +118,7 @@ impl Engine for CudaEngine {
         memory: &RankMemory,
         ready: &mut dyn FnMut() -> Result<(), RunError>,
     ) -> Result<(), RunError> {
-        let config: CudaConfig =
-            serde_json::from_str(options).map_err(|e| RunError::Invalid(format!("options for GPUs: {e}")))?;
+        let config = configured(options)?;
         let rank = run.comm.rank();
         let gpu = config.gpu(rank, run.comm.ranks())?;
         // Dropped after everything below.

@@ -90,13 +90,13 @@ pub trait Engine: Sync {
     /// The name by which jobs choose it.
     fn name(&self) -> &'static str;
 
-    /// Whether it runs every node of a plan. Asked when the plan is made for this engine, on a machine that may have no
-    /// such device; what passes here is refused by no rank. Without a body of its own it runs all.
+    /// Whether it runs every node of a plan, told `options` by the job. Asked when the plan is made for this engine, on a
+    /// machine that may have no such device; what passes here is refused by no rank. Without a body of its own it runs all.
     ///
     /// # Errors
     /// The first node that it does not run, and why ([`RunError::CannotRun`]).
-    fn accepts(&self, plan: &Plan) -> Result<(), RunError> {
-        let _ = plan;
+    fn accepts(&self, options: &str, plan: &Plan) -> Result<(), RunError> {
+        let _ = (options, plan);
         Ok(())
     }
 
@@ -147,8 +147,8 @@ impl<'a> Engines<'a> {
     /// There is no such engine, or as [`Engine::accepts`].
     pub fn accepts(&self, choice: &EngineChoice, plan: &Plan) -> Result<(), RunError> {
         match choice {
-            EngineChoice::Host => HostEngine { kernels: self.kernels }.accepts(plan),
-            EngineChoice::Named { name, .. } => self.named(name)?.accepts(plan),
+            EngineChoice::Host => HostEngine { kernels: self.kernels }.accepts("", plan),
+            EngineChoice::Named { name, options } => self.named(name)?.accepts(options, plan),
         }
     }
 
@@ -195,7 +195,7 @@ impl Engine for HostEngine<'_> {
         "host"
     }
 
-    fn accepts(&self, plan: &Plan) -> Result<(), RunError> {
+    fn accepts(&self, _options: &str, plan: &Plan) -> Result<(), RunError> {
         for (index, program) in plan.programs.iter().enumerate() {
             let graph = symmc_ir::text::parse(program)
                 .map_err(|e| RunError::Defect(format!("the program {index} of the plan: {e}")))?;

@@ -21,6 +21,7 @@ use crate::commands::{exit_code, rank_command};
 use crate::load;
 use crate::out::put;
 use crate::progress::spin;
+use crate::report::decided;
 use crate::units::{count, micros};
 
 /// Runs a program or a plan and compares the results.
@@ -40,6 +41,9 @@ pub fn run(args: &RunArgs) -> Result<ExitCode> {
     }
     if args.print {
         put(&printed(&source, ranks.clone(), &outputs))?;
+    }
+    if args.backend != BackendArg::Interpreter && ranks.start == 0 {
+        put(&decided(&plan, serving(&plan, &source, &work)?)?)?;
     }
     let tolerances = Tolerances { absolute: args.atol, relative: args.rtol };
     let agreed = match expected? {
@@ -69,9 +73,6 @@ fn prepare(args: &RunArgs, place: Option<&Membership>) -> Result<Prepared> {
     let tensors = load::tensors(args.tensors.as_deref())?;
     let Subject { plan, source, weights } = subject(args, tensors.as_ref())?;
     refuse_what_does_not_run(args, &plan)?;
-    if args.backend == BackendArg::Cuda {
-        symmc::refuse_for_gpus(&plan, &args.gpus)?;
-    }
     if let Some(place) = place.filter(|p| p.ranks != plan.ranks) {
         let found = count(place.ranks, "rank");
         bail!("{}: {} expected, the environment gives {found}", source.name, count(plan.ranks, "rank"));
@@ -313,12 +314,11 @@ fn refuse_idle(args: &RunArgs) -> Result<()> {
     }
 }
 
-/// Whether a bucket of the plan serves the sizes.
-fn serving(plan: &CheckedPlan, source: &Graph, work: &Workload) -> Result<()> {
+/// The bucket of the plan that serves the sizes.
+fn serving(plan: &CheckedPlan, source: &Graph, work: &Workload) -> Result<usize> {
     let sizes = source.symbols.iter();
     let sizes = sizes.filter_map(|(id, s)| Some((s.name.clone(), work.bindings.get(id)?))).collect();
-    plan.serving(&sizes).map_err(|e| symmc::Error::Request(e.to_string()))?;
-    Ok(())
+    Ok(plan.serving(&sizes).map_err(|e| symmc::Error::Request(e.to_string()))?)
 }
 
 fn backend(args: &RunArgs) -> Result<Backend> {
