@@ -35,6 +35,11 @@ impl DType {
             DType::I64 | DType::F64 => 8,
         }
     }
+    /// The dtype in which PyTorch and ONNX Runtime compute what is made of several ops on floats: f64 for itself, f32 for
+    /// all others.
+    pub fn wide(self) -> DType {
+        if self == DType::F64 { DType::F64 } else { DType::F32 }
+    }
 
     /// Whether this is a floating-point type.
     pub fn is_float(self) -> bool {

@@ -120,15 +120,19 @@ impl Work<'_> {
             orders.extend(found.iter().map(|c| c.order.clone()));
         }
         let mut best = found.swap_remove(least);
+        // The leanest is taken apart already.
+        let mut overlaps = false;
         for order in orders {
             if fastest(self.tasks, &order) < best.time
                 && let Some(c) = self.in_flight(order, limit)?
                 && (c.time, c.bytes()) < (best.time, best.bytes())
             {
-                best = c;
+                (best, overlaps) = (c, true);
             }
         }
-        self.take_apart(&mut best)?;
+        if overlaps {
+            self.take_apart(&mut best)?;
+        }
         Ok(best)
     }
 
@@ -204,19 +208,23 @@ impl Work<'_> {
 
     /// Decides for each larger result by itself, among those that matter where memory peaks, whether its parts are inside.
     fn take_apart(&self, candidate: &mut Candidate) -> Result<(), PlanError> {
+        let place = |apart: &Apart| {
+            self.place(self.steps.permuted(&candidate.order), candidate.joined.clone(), apart)
+        };
         let mut tried: BTreeSet<Apart> = BTreeSet::from([candidate.apart.clone()]);
+        let (mut apart, mut demand) = (candidate.apart.clone(), candidate.demand);
+        let mut changes = self.changes(&place(&apart), &apart)?;
         while tried.len() < PLACEMENTS {
-            let steps = self.steps.permuted(&candidate.order);
-            let placed = self.place(steps, candidate.joined.clone(), &candidate.apart);
-            let changes = self.changes(&placed, &candidate.apart)?;
-            let Some(next) = changes.into_iter().find(|apart| !tried.contains(apart)) else { break };
+            let Some(next) = changes.iter().find(|apart| !tried.contains(apart)).cloned() else { break };
             tried.insert(next.clone());
-            let changed = self.place(placed.steps, candidate.joined.clone(), &next);
-            let demand = self.demand(&changed)?;
-            if bytes(demand) < candidate.bytes() {
-                (candidate.apart, candidate.demand) = (next, demand);
+            let changed = place(&next);
+            let needed = self.demand(&changed)?;
+            if bytes(needed) < bytes(demand) {
+                changes = self.changes(&changed, &next)?;
+                (apart, demand) = (next, needed);
             }
         }
+        (candidate.apart, candidate.demand) = (apart, demand);
         Ok(())
     }
 

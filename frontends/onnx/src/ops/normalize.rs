@@ -1,6 +1,6 @@
 //! Softmax and the norms, which stay whole where the IR has them.
 
-use symmc_ir::{BinaryOp, DType, Dim, Emit, Float, Op, Reduction, Scalar, UnaryOp, ValueId};
+use symmc_ir::{BinaryOp, Dim, Emit, Float, Op, Reduction, Scalar, UnaryOp, ValueId};
 
 use super::{Row, row};
 use crate::call::Call;
@@ -112,11 +112,6 @@ fn tail(c: &mut Call<'_, '_>, x: ValueId, w: Option<ValueId>, axes: usize) -> Lo
     c.cast(w, c.dtype(x)).map(Some)
 }
 
-/// The dtype in which statistics are computed.
-fn wide(dtype: DType) -> DType {
-    if dtype == DType::F64 { DType::F64 } else { DType::F32 }
-}
-
 fn layer_norm(
     c: &mut Call<'_, '_>,
     x: ValueId,
@@ -129,7 +124,7 @@ fn layer_norm(
     let (weight, bias) = (tail(c, x, weight, axes)?, tail(c, x, bias, axes)?);
     let y = c.layer_norm(x, (weight, bias), axes, eps)?;
     if c.wants(1) || c.wants(2) {
-        let x = c.cast(x, wide(c.dtype(x)))?;
+        let x = c.cast(x, c.dtype(x).wide())?;
         let (mean, scale) = c.moments(x, (c.rank(x) - axes..c.rank(x)).collect(), eps)?;
         c.set(1, mean);
         c.set(2, scale);
@@ -147,7 +142,7 @@ fn rms_norm(c: &mut Call<'_, '_>, x: ValueId, weight: Option<ValueId>, epsilon: 
     // The inverse of the root mean square stands second, or third behind a mean that is never computed.
     let inverse = if c.result_count() > 2 { 2 } else { 1 };
     if c.wants(inverse) {
-        let x = c.cast(x, wide(c.dtype(x)))?;
+        let x = c.cast(x, c.dtype(x).wide())?;
         let squares = c.binary(BinaryOp::Mul, x, x)?;
         let all = (c.rank(x) - axes..c.rank(x)).collect();
         let mean = c.reduce(Reduction::Mean, squares, all, true)?;

@@ -87,11 +87,6 @@ fn one_minus(c: &mut Call<'_, '_>, x: ValueId) -> Lowered<ValueId> {
     c.scalar_with(BinaryOp::Sub, Scalar::Int(1), x)
 }
 
-/// The dtype that PyTorch's kernels compute a composite of floats in.
-fn wide(dtype: DType) -> DType {
-    if dtype == DType::F64 { DType::F64 } else { DType::F32 }
-}
-
 /// Operands in the dtype to compute in, and the dtype of the first, to which the result is [rounded].
 fn widened<const N: usize>(c: &mut Call<'_, '_>, names: [&str; N]) -> Lowered<([ValueId; N], DType)> {
     let mut values = Vec::with_capacity(N);
@@ -100,7 +95,7 @@ fn widened<const N: usize>(c: &mut Call<'_, '_>, names: [&str; N]) -> Lowered<([
     }
     let dtype = values.first().map_or(DType::F32, |&v| c.dtype(v));
     for v in &mut values {
-        *v = c.cast(*v, wide(dtype))?;
+        *v = c.cast(*v, dtype.wide())?;
     }
     let count = values.len();
     let values =
@@ -187,7 +182,7 @@ fn layer_norm_backward(c: &mut Call<'_, '_>) -> Lowered {
     let (mean, rstd) = (c.tensor("mean")?, c.tensor("rstd")?);
     let weight = c.opt_tensor("weight")?;
     let dtype = c.dtype(x);
-    let wide = wide(dtype);
+    let wide = dtype.wide();
     let rank = c.rank(x);
     let axes = c.dims("normalized_shape")?.len();
     if axes > rank {
@@ -233,7 +228,7 @@ fn rms_norm_backward(c: &mut Call<'_, '_>) -> Lowered {
     let (gradient, x, rstd) = (c.tensor("grad_out")?, c.tensor("input")?, c.tensor("rstd")?);
     let weight = c.opt_tensor("weight")?;
     let dtype = c.dtype(x);
-    let wide = wide(dtype);
+    let wide = dtype.wide();
     let rank = c.rank(x);
     let axes = c.dims("normalized_shape")?.len();
     if axes > rank {

@@ -103,7 +103,7 @@ fn rms_norm(c: &mut Call<'_, '_>) -> Lowered {
     };
     if c.wants(1) {
         // The second result of the fused form: 1 / sqrt(mean(x²) + eps).
-        let wide = if c.dtype(x) == DType::F64 { DType::F64 } else { DType::F32 };
+        let wide = c.dtype(x).wide();
         let x = c.cast(x, wide)?;
         let squares = c.binary(BinaryOp::Mul, x, x)?;
         let rank = c.rank(x);
@@ -124,7 +124,7 @@ fn layer_norm(c: &mut Call<'_, '_>) -> Lowered {
     let dtype = c.dtype(x);
     let y = c.layer_norm(x, (weight, bias), axes, eps)?;
     if c.wants(1) || c.wants(2) {
-        let wide = if dtype == DType::F64 { DType::F64 } else { DType::F32 };
+        let wide = dtype.wide();
         let x = c.cast(x, wide)?;
         let all: Vec<usize> = (c.rank(x) - axes..c.rank(x)).collect();
         let (mean, scale) = c.moments(x, all, eps)?;
