@@ -84,6 +84,10 @@ pub fn infer(op: &Op, operands: &[&Type], n: Option<u32>) -> Result<Option<Vec<T
             let parts = Operands::of(bounds, operands).ok_or("it needs queries, keys and values")?;
             one(attention(&parts)?)
         }
+        Op::RotaryEmbedding { width, .. } => {
+            rotary(operands, *width)?;
+            one(first()?)
+        }
         Op::Take { axis } => one(take(operands, *axis)?),
         Op::Index { axis } => {
             let x = first()?;
@@ -221,7 +225,7 @@ pub fn operand_counts(op: &Op) -> (usize, usize) {
     match op {
         Op::Full(_) | Op::Iota { .. } => (0, 0),
         Op::Binary(_) | Op::MatMul | Op::Take { .. } | Op::GatherElements { .. } => (2, 2),
-        Op::Select | Op::ScatterElements { .. } | Op::IndexAdd { .. } => (3, 3),
+        Op::Select | Op::ScatterElements { .. } | Op::IndexAdd { .. } | Op::RotaryEmbedding { .. } => (3, 3),
         Op::RmsNorm { .. } => (1, 2),
         Op::LayerNorm { .. } => (1, 3),
         Op::Attention { bounds, .. } => {
@@ -383,6 +387,45 @@ fn attention(parts: &Operands<'_, &Type>) -> Result<Type, String> {
     let mut shape = q.shape.clone();
     shape[r - 1] = v.shape[r - 1].clone();
     Ok(Type::new(q.dtype, shape))
+}
+
+/// Checks the operands of a rotary embedding of the first `width` elements.
+fn rotary(operands: &[&Type], width: usize) -> Result<(), String> {
+    let (x, cos, sin) = (operands[0], operands[1], operands[2]);
+    float(x)?;
+    float(cos)?;
+    want(cos == sin, || {
+        format!(
+            "the cosines and sines differ: {}{:?} and {}{:?}",
+            cos.dtype, cos.shape, sin.dtype, sin.shape
+        )
+    })?;
+    want(cos.dtype == x.dtype || cos.dtype.size() > x.dtype.size(), || {
+        format!("the cosines must be {} or wider, found {}", x.dtype, cos.dtype)
+    })?;
+    want(x.rank() >= 1 && (1..=x.rank()).contains(&cos.rank()), || {
+        format!("the cosines have {} axes, x has {}", cos.rank(), x.rank())
+    })?;
+    let ((x_last, x_rows), (last, rows)) = (split_last(x), split_last(cos));
+    let extent = |d: Option<&Dim>| d.and_then(Dim::as_const).and_then(|n| usize::try_from(n).ok());
+    want(width >= 2 && width.is_multiple_of(2), || format!("it turns pairs, found a width of {width}"))?;
+    want(extent(x_last).is_some_and(|n| n >= width), || {
+        format!("it turns {width} elements of rows of {:?}", x.shape)
+    })?;
+    want(extent(last).is_some_and(|n| n == width || n == width / 2), || {
+        format!("expected {width} or {} cosines in a row, found {:?}", width / 2, cos.shape)
+    })?;
+    want(broadcast(&[x_rows, rows])? == x_rows, || {
+        format!("the cosines {:?} do not broadcast to {:?}", cos.shape, x.shape)
+    })
+}
+
+/// The last extent, and those before it.
+fn split_last(ty: &Type) -> (Option<&Dim>, &[Dim]) {
+    match ty.shape.split_last() {
+        Some((last, rest)) => (Some(last), rest),
+        None => (None, &[]),
+    }
 }
 
 fn select(operands: &[&Type]) -> Result<Type, String> {

@@ -58,6 +58,13 @@ pub enum Op {
     /// it see; see [`crate::attention`]. A row that sees nothing is zero; what a row does not see adds
     /// nothing to it, also where `v` is NaN there.
     Attention { scale: Float, cap: Option<Float>, bounds: Vec<Bound> },
+    /// Rotary position embedding of `x [.., e]`: pairs of the first `width` elements of each row are turned by angles whose
+    /// cosines and sines are given, the rest stays. Pair `i` is the elements `i` and `i + width / 2`, or `2i` and
+    /// `2i + 1` where they are `interleaved`; `(a, b)` becomes `(a * cos - b * sin, b * cos + a * sin)`. Operands: `x`,
+    /// `cos` and `sin`, of one shape, which have a number for each of the `width` elements or one for each pair, and whose
+    /// leading axes broadcast to those of `x`. Their dtype is that of `x` or a wider one: each product and each sum is
+    /// rounded to it, and the result to that of `x`, as where these are nodes of their own.
+    RotaryEmbedding { width: usize, interleaved: bool },
 
     /// `x` indexed along `axis` by an integer tensor of any rank, whose axes replace that axis. Here and in
     /// the ops below, an index that is negative or beyond its axis is an error of the run; where a framework

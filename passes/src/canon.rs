@@ -6,8 +6,8 @@
 //! - casts, scalar ops and copies that change nothing are gone ([`identities`]),
 //! - operands are not expanded where the op broadcasts by itself ([`broadcasts`]),
 //! - products keep the axes of their operand instead of flattening them ([`products`]),
-//! - `rms_norm`, `softmax`, `silu` and attention are whole again ([`norms`], [`activations`]), and attention knows
-//!   that it is causal and that its heads are grouped ([`attention`]),
+//! - `rms_norm`, `softmax`, `silu`, rotary embeddings and attention are whole again ([`norms`], [`activations`],
+//!   [`rotary`]), and attention knows that it is causal and that its heads are grouped ([`attention`]),
 //! - collectives between one rank are gone ([`collectives`]),
 //! - equal nodes exist once.
 //!
@@ -23,6 +23,7 @@ pub mod identities;
 pub mod known;
 pub mod norms;
 pub mod products;
+pub mod rotary;
 pub mod views;
 
 use symmc_ir::Graph;
@@ -39,6 +40,7 @@ pub const RULES: &[&[Rule]] = &[
     products::RULES,
     norms::RULES,
     activations::RULES,
+    rotary::RULES,
     attention::RULES,
     collectives::RULES,
 ];

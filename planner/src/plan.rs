@@ -26,9 +26,9 @@
 //! - The result of `unary`, `binary`, `binary_scalar`, `select`, `cast` or `copy` lies on an operand of the
 //!   same shape and element size that is stored contiguously. Every operand of the node that has bytes in
 //!   common with the result has exactly the result's. A `copy` then moves nothing.
-//! - The result of `softmax`, `rms_norm`, `layer_norm`, `cumsum`, `scatter_elements`, `index_add` or `index_put` lies on its first
-//!   operand likewise; no other operand has bytes in common with it. The scatters then move nothing but what they
-//!   store.
+//! - The result of `softmax`, `rms_norm`, `layer_norm`, `cumsum`, `rotary_embedding`, `scatter_elements`, `index_add` or
+//!   `index_put` lies on its first operand likewise; no other operand has bytes in common with it. The scatters then move
+//!   nothing but what they store.
 //! - The operand of an all-gather lies at its rank's piece of the result (`by_rank`), and the result of an
 //!   all-reduce or a broadcast on its operand, where the contract of the variant says `in_place`.
 //! - An operand of `concat` lies at its own piece of the result, when the pieces are contiguous there. The

@@ -50,6 +50,7 @@ impl StepInfo {
             op if op.is_element_wise() || *op == Op::Copy => node.inputs.len(),
             // These read all of a row before they write it, or change a few elements of what is there.
             Op::Softmax { .. } | Op::RmsNorm { .. } | Op::LayerNorm { .. } | Op::CumSum { .. } => 1,
+            Op::RotaryEmbedding { .. } => 1,
             Op::ScatterElements { .. } | Op::IndexAdd { .. } | Op::IndexPut { .. } => 1,
             _ => 0,
         };

@@ -1,8 +1,8 @@
-//! Matrix product and attention, accumulated in f64 and rounded once.
+//! Matrix product and attention, accumulated in f64 and rounded once, and rotary embeddings.
 
 use std::ops::Range;
 
-use super::array::{Array, Data, broadcast_strides, numel, walk};
+use super::array::{Array, Data, broadcast_strides, numel, round, walk};
 use super::elementwise::float_max;
 use super::error::OpError;
 use crate::attention::{Bound, Operands, visible};
@@ -158,6 +158,36 @@ pub(super) fn attention(
         row += 1;
     });
     Ok(Array::floats(operands[0].dtype, shape, out))
+}
+
+/// Rotary position embedding: `x [.., e]`, the cosines and the sines. Each product and each sum is rounded to the dtype of
+/// the cosines.
+pub(super) fn rotary(
+    x: &Array,
+    cos: &Array,
+    sin: &Array,
+    width: usize,
+    interleaved: bool,
+) -> Result<Array, OpError> {
+    let (dtype, rank) = (cos.dtype, x.shape.len());
+    let (e, numbers) = (x.shape[rank - 1], cos.shape[cos.shape.len() - 1]);
+    let rows = &x.shape[..rank - 1];
+    let starts = broadcast_strides(&cos.shape[..cos.shape.len() - 1], rows);
+    let (v, cos, sin) = (x.as_floats()?, cos.as_floats()?, sin.as_floats()?);
+    let mut out = v.to_vec();
+    let mut row = 0;
+    walk(rows, [&starts], |[at]| {
+        let (from, to) = (&v[row * e..][..e], &mut out[row * e..][..e]);
+        for pair in 0..width / 2 {
+            let (i, j) = if interleaved { (2 * pair, 2 * pair + 1) } else { (pair, pair + width / 2) };
+            let number = |element| at * numbers + if numbers == width { element } else { pair };
+            let product = |x: f64, y: f64| round(dtype, x * y);
+            to[i] = round(dtype, product(from[i], cos[number(i)]) - product(from[j], sin[number(i)]));
+            to[j] = round(dtype, product(from[j], cos[number(j)]) + product(from[i], sin[number(j)]));
+        }
+        row += 1;
+    });
+    Ok(Array::floats(x.dtype, &x.shape, out))
 }
 
 /// Adds the rows of `values` to `out`, weighted with the softmax of the scores that are seen. If none is,

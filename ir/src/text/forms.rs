@@ -41,6 +41,7 @@ arg %y: f32[t, 64]
 arg %mask: bool[t, 64]
 arg %ids: i64[t]
 arg %heads: f32[8, t, 16]
+arg %angles: f32[t, 8]
 arg %rows: i64[4]
 arg %lengths: i64[8, 1, 1]
 param %w: f32[128, 64] source "model.weight"
@@ -250,6 +251,15 @@ pub const SECTIONS: &[Section] = &[
                  scale=0.25 cap=30.0\n\
                  %attention.chunks: f32[8, t, 16] = attention %heads, %heads, %heads, %lengths bounds=[below operand + (0), \
                  from chunk 16 of row + (0)] scale=0.25",
+            ),
+            op(
+                "rotary_embedding",
+                "x, cos, sin",
+                "Pairs of the first `width` elements of each row of `x`, turned: `(a, b)` becomes `(a * cos - b * sin, \
+                 b * cos + a * sin)`. Pair `i` is the elements `i` and `i + width / 2`, or `2i` and `2i + 1` where they \
+                 are `interleaved`. `cos` and `sin` have `width` numbers in a row, or one for each pair; their other axes \
+                 broadcast to those of `x`. Products and sums are rounded to their dtype, which is that of `x` or a wider one.",
+                "%rotary_embedding: f32[8, t, 16] = rotary_embedding %heads, %angles, %angles width=16 interleaved=false",
             ),
         ],
     },

@@ -101,6 +101,10 @@ impl<'a> Parser<'a> {
                 Op::LayerNorm { axes: a.read("axes", Cursor::natural)?, eps: a.read("eps", Cursor::float)? }
             }
             "attention" => a.attention()?,
+            "rotary_embedding" => Op::RotaryEmbedding {
+                width: a.read("width", Cursor::natural)?,
+                interleaved: a.flag("interleaved")?,
+            },
             "take" => Op::Take { axis: a.axis()? },
             "index" => Op::Index { axis: a.axis()? },
             "gather_elements" => Op::GatherElements { axis: a.axis()? },

@@ -41,6 +41,7 @@ pub fn op_name(op: &Op) -> &'static str {
         Op::RmsNorm { .. } => "rms_norm",
         Op::LayerNorm { .. } => "layer_norm",
         Op::Attention { .. } => "attention",
+        Op::RotaryEmbedding { .. } => "rotary_embedding",
         Op::Take { .. } => "take",
         Op::Index { .. } => "index",
         Op::GatherElements { .. } => "gather_elements",
@@ -334,6 +335,9 @@ impl Printer<'_> {
                 if let Some(cap) = cap {
                     self.show(format_args!(" cap={cap}"));
                 }
+            }
+            Op::RotaryEmbedding { width, interleaved } => {
+                self.show(format_args!(" width={width} interleaved={interleaved}"));
             }
             Op::CumSum { axis }
             | Op::Take { axis }

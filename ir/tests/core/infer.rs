@@ -41,6 +41,10 @@ fn accepted() {
         "%o: f32[2, 4, n, 8] = attention %q, %kv, %kv bounds=[below row + (1), from chunk 4 of row + (-n)] scale=1.0",
         "%o: f32[2, 4, n, 8] = attention %q, %kv, %kv, %k1, %s1 bounds=[from operand + (0), below row + operand + (m)] \
          scale=1.0 cap=50.0",
+        "%o: f32[2, 4, n, 8] = rotary_embedding %q, %x, %x width=8 interleaved=false",
+        "%o: bf16[n, 8] = rotary_embedding %h, %v, %v width=8 interleaved=true",
+        "%o: f32[8, 8] = rotary_embedding %c, %v4, %v4 width=4 interleaved=true",
+        "%o: f32[8, 8] = rotary_embedding %c, %v4, %v4 width=8 interleaved=true",
         "%o: f32[m, 8] = take %x, %r axis=0",
         "%o: f32[n, m] = take %x, %r axis=1",
         "%o: f32[n] = index %x, %k, %k axis=0",
@@ -65,7 +69,7 @@ fn accepted() {
         "%o: f32[] = opaque \"x\" attributes=\"\"",
         "%o: f32[], %p: i64[n] = custom \"c\" %x, %i",
     ] {
-        let extra = "arg %t: f32[8, n]\narg %t2: f32[m, n, 8]\narg %rows: f32[m, 8]\narg %k1: i32[n, 1]\narg %s1: i64[]\n";
+        let extra = "arg %v4: f32[4]\narg %t: f32[8, n]\narg %t2: f32[m, n, 8]\narg %rows: f32[m, 8]\narg %k1: i32[n, 1]\narg %s1: i64[]\n";
         assert_eq!(read(&format!("{extra}{node}")), Ok(()), "{node}");
     }
 }
@@ -113,6 +117,12 @@ const REFUSED: &[(&str, &str)] = &[
         "a chunk must have 1 to 1099511627776 positions, found 1099511627777",
     ),
     ("attention %q, %kv, %kv causal=false scale=1.0 cap=0.0", "the cap must be a positive number, found 0.0"),
+    ("rotary_embedding %x, %v, %i width=8 interleaved=false", "the cosines and sines differ: f32[8] and i64[n]"),
+    ("rotary_embedding %h, %h, %h width=3 interleaved=true", "it turns pairs, found a width of 3"),
+    ("rotary_embedding %x, %v, %v width=16 interleaved=true", "it turns 16 elements of rows of [n, 8]"),
+    ("rotary_embedding %x, %v, %v width=4 interleaved=true", "expected 4 or 2 cosines in a row, found [8]"),
+    ("rotary_embedding %x, %q, %q width=8 interleaved=true", "the cosines have 4 axes, x has 2"),
+    ("rotary_embedding %x, %h, %h width=8 interleaved=true", "the cosines must be f32 or wider, found bf16"),
     ("take %x, %v axis=0", "an index must be an integer tensor, found f32"),
     ("index %x, %r, %r axis=1", "2 indices from axis 1 on an operand with 2 axes"),
     ("gather_elements %x, %r axis=0", "expected 2 axes, found 1"),

@@ -6,3 +6,4 @@ mod errors;
 mod lower;
 mod programs;
 mod random;
+mod rotary;

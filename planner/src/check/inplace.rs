@@ -86,6 +86,7 @@ fn element_on_element(op: &Op, operand: usize, x: (&Home, &Type), r: (&Home, &Ty
         | Op::RmsNorm { .. }
         | Op::LayerNorm { .. }
         | Op::CumSum { .. }
+        | Op::RotaryEmbedding { .. }
         | Op::ScatterElements { .. }
         | Op::IndexAdd { .. }
         | Op::IndexPut { .. }

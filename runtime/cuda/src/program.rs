@@ -16,6 +16,7 @@ use crate::compile::{Source, compile};
 use crate::compute::fuse::{self, Member};
 use crate::compute::gemm::Prepared;
 use crate::compute::products;
+use crate::compute::rotary;
 use crate::compute::search::{self, Search};
 use crate::compute::twins;
 use crate::compute::{self, Machine, Sites};
@@ -291,6 +292,14 @@ fn together(
         let work = products::lower(list, &whole, &at, parts.machine, source, sites);
         if let (true, Ok(Some(work))) = (free, work) {
             fuse_into(&mut out, &places, vec![work]);
+        }
+    }
+    for places in rotary::groups(list) {
+        let steps: Vec<_> = places.iter().filter_map(|&p| fuse::compute_step(&list[p])).collect();
+        let free = places.iter().all(|&p| out[p].is_none());
+        let work = rotary::lower_together(&steps, &at, parts.machine, source, sites);
+        if let (true, Ok(work)) = (free, work) {
+            fuse_into(&mut out, &places, work);
         }
     }
     let member =

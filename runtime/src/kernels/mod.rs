@@ -7,8 +7,8 @@
 //!
 //! # Where a result may lie
 //! A result may lie exactly on an operand of the same layout for all element-wise ops, for softmax, norms
-//! and running sums, and on the first operand of a scatter; an operand of a concatenation may lie in its
-//! place in the result. Elsewhere a result must not overlap an operand.
+//! and running sums, and on the first operand of a scatter or a rotary embedding; an operand of a concatenation may
+//! lie in its place in the result. Elsewhere a result must not overlap an operand.
 //!
 //! Not here: collectives, custom and opaque ops, views other than reshapes that move data, and symbols
 //! (every dim of an op must be a constant).
@@ -22,6 +22,7 @@ mod matmul;
 mod norm;
 mod pointwise;
 mod reduce;
+mod rotary;
 mod scratch;
 mod shape;
 mod simd;
@@ -164,6 +165,10 @@ pub fn compute_with(
         Op::Attention { scale, cap, bounds } => {
             let scores = attention::Scores { scale: scale.0, cap: cap.map(|c| c.0), bounds };
             attention::attention(&scores, &x, &r[0], scratch)?;
+        }
+        Op::RotaryEmbedding { width, interleaved } => {
+            let turn = rotary::Turn { width: *width, interleaved: *interleaved };
+            rotary::rotary(turn, [&x[0], &x[1], &x[2]], &r[0], scratch)?;
         }
         Op::Take { axis } => index::index(*axis, &x[0], &x[1..], &r[0], scratch)?,
         Op::Index { axis } => index::index(*axis, &x[0], &x[1..], &r[0], scratch)?,

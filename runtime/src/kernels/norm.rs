@@ -152,7 +152,7 @@ pub(super) fn rms_norm(
 }
 
 /// Rounds numbers to a dtype and back.
-fn round_to<R: Real>(dtype: symmc_ir::DType, row: &mut [R]) {
+pub(super) fn round_to<R: Real>(dtype: symmc_ir::DType, row: &mut [R]) {
     use super::element::Element;
     fn through<E: Element, R: Real>(row: &mut [R]) {
         row.iter_mut().for_each(|x| *x = R::from_element(x.to_element::<E>()));

@@ -60,6 +60,7 @@ pub(crate) fn list() -> Vec<Case> {
     products(r, &mut out);
     attentions(r, &mut out);
     rows(r, &mut out);
+    rotary(r, &mut out);
     others(r, &mut out);
     out
 }
@@ -132,6 +133,24 @@ fn attentions(r: &mut SplitMix, out: &mut Vec<Case>) {
                 let shape = [h, g, l, s, e, f];
                 let name = format!("attention {dtype} {shape:?} causal={causal} mask={masked}");
                 out.push(case(&name, op, operands, &[(dtype, &[1, h, l, f])], 3.0));
+            }
+        }
+    }
+}
+
+/// Queries by heads, as views of what a product gives.
+fn rotary(r: &mut SplitMix, out: &mut Vec<Case>) {
+    for (dtype, angles) in [(DType::BF16, DType::BF16), (DType::F16, DType::F32), (DType::F32, DType::F32)] {
+        for (e, width) in [(128, 128), (80, 32), (64, 64), (36, 12)] {
+            for interleaved in [false, true] {
+                let (h, l) = (3, 70);
+                let mut x = Placed::dense(tensor(r, dtype, &[2, h, l, e]));
+                x.layout.strides = [l * h * e, e, h * e, 1].map(|s| s as isize).to_vec();
+                let numbers = [1, l, if interleaved { width / 2 } else { width }];
+                let [cos, sin] = [0, 1].map(|_| Placed::dense(tensor(r, angles, &[&[1], &numbers[..]].concat())));
+                let op = Op::RotaryEmbedding { width, interleaved };
+                let name = format!("rotary {dtype} {angles} [{e}, {width}] interleaved={interleaved}");
+                out.push(case(&name, op, vec![x, cos, sin], &[(dtype, &[2, h, l, e])], 0.0));
             }
         }
     }

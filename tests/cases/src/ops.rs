@@ -15,13 +15,14 @@ use crate::random::{indices, of, tensor};
 pub type Theme = (&'static str, fn(&mut SplitMix) -> Draft);
 
 /// All themes.
-pub const THEMES: [Theme; 8] = [
+pub const THEMES: [Theme; 9] = [
     ("elementwise", elementwise),
     ("matmul", matmul),
     ("reduction", reduction),
     ("normalisation", normalisation),
     ("attention", attention),
     ("bounded attention", bounded_attention),
+    ("rotary", rotary),
     ("indexing", indexing),
     ("movement", movement),
 ];
@@ -294,6 +295,21 @@ fn bounded_attention(r: &mut SplitMix) -> Draft {
     }
     let cap = r.one_in(3).then_some(Float(2.0));
     Draft { op: Op::Attention { scale: Float(0.3), cap, bounds }, ..draft }
+}
+
+fn rotary(r: &mut SplitMix) -> Draft {
+    let (rows, dtype) = (shape(r, 0, 3), r.pick(&FLOATS));
+    let most = if r.one_in(3) { 20 } else { 4 };
+    let width = 2 * (1 + r.below(most));
+    let rest = if r.one_in(2) { 0 } else { r.below(9) };
+    let numbers = if r.one_in(2) { width } else { width / 2 };
+    let wider: Vec<DType> = FLOATS.into_iter().filter(|d| *d == dtype || d.size() > dtype.size()).collect();
+    let number_dtype = if r.one_in(2) { dtype } else { r.pick(&wider) };
+    let x = tensor(r, dtype, &[&rows[..], &[width + rest]].concat());
+    let numbers = [narrower(r, &rows), vec![numbers]].concat();
+    let angles = [0, 1].map(|_| tensor(r, number_dtype, &numbers));
+    let op = Op::RotaryEmbedding { width, interleaved: r.one_in(2) };
+    case(op, std::iter::once(x).chain(angles).collect()).scaled(6.0)
 }
 
 fn indexing(r: &mut SplitMix) -> Draft {

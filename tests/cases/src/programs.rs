@@ -366,7 +366,13 @@ impl Grower {
         let ty = self.ty(x);
         let rank = ty.rank();
         let axis = r.below(rank);
-        let added = match r.below(4) {
+        let added = match r.below(5) {
+            3 => {
+                let width = ty.shape.last()?.as_const().and_then(|n| usize::try_from(n).ok())?;
+                let op = Op::RotaryEmbedding { width, interleaved: r.one_in(2) };
+                let [cos, sin] = [0, 1].map(|_| self.alike(r, x));
+                self.b.op("turned", op, &[x, cos, sin])
+            }
             0 => self.b.op("sum", Op::CumSum { axis }, &[x]),
             1 => self.b.op("soft", Op::Softmax { axis, log: false }, &[x]),
             2 => self.b.op("norm", Op::RmsNorm { axes: 1, eps: Float(1e-5), round_first: false }, &[x]),

@@ -9,7 +9,7 @@ use crate::random::of;
 use crate::{Case, Placed};
 
 /// How many cases of each theme. Bounds of attention other than the causal one are not every backend's.
-const COUNTS: [u64; THEMES.len()] = [100, 40, 60, 40, 24, 0, 60, 60];
+const COUNTS: [u64; THEMES.len()] = [100, 40, 60, 40, 24, 0, 40, 60, 60];
 
 /// All small cases.
 pub(crate) fn list() -> Vec<Case> {

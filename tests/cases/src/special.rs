@@ -22,6 +22,7 @@ pub fn special() -> Vec<Case> {
         rows(dtype, &mut drafts);
         products(dtype, &mut drafts);
         attention(dtype, &mut drafts);
+        rotary(dtype, &mut drafts);
     }
     drafts.into_iter().filter(Draft::fits).map(case).collect()
 }
@@ -285,6 +286,20 @@ fn attention(dtype: DType, out: &mut Vec<Draft>) {
                 out.push(Draft::new(op, masked));
             }
         }
+    }
+}
+
+/// Pairs of which one element is special, turned by ordinary and by special numbers.
+fn rotary(dtype: DType, out: &mut Vec<Draft>) {
+    let values = floats(dtype);
+    let n = values.len();
+    let rows: Vec<f64> = values.iter().flat_map(|&x| [x, 0.5, -1.5, x]).collect();
+    let ordinary: Vec<f64> = [0.5, -1.5, 1.0, -0.25].repeat(n);
+    let [rows, ordinary] = [rows, ordinary].map(|v| of(Tensor::from_f64(dtype, [n, 4], &v)));
+    for interleaved in [false, true] {
+        let op = Op::RotaryEmbedding { width: 4, interleaved };
+        out.push(Draft::new(op.clone(), vec![rows.clone(), ordinary.clone(), ordinary.clone()]));
+        out.push(Draft::new(op, vec![ordinary.clone(), rows.clone(), ordinary.clone()]));
     }
 }
 

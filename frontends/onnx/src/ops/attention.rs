@@ -11,11 +11,11 @@ use crate::proto::element_type as kind;
 pub(super) const ROWS: &[Row] = &[
     row("Attention", 25, "attention", attention),
     row("com.microsoft::MultiHeadAttention", 1, "attention", multi_head),
-    row("RotaryEmbedding", 23, "slice, mul, sub, add, concat", |c| {
+    row("RotaryEmbedding", 23, "rotary_embedding", |c| {
         let positions = c.opt_tensor(3)?;
         rotary(c, positions, (1, 2))
     }),
-    row("com.microsoft::RotaryEmbedding", 1, "slice, mul, sub, add, concat", |c| {
+    row("com.microsoft::RotaryEmbedding", 1, "rotary_embedding", |c| {
         let positions = c.tensor(1)?;
         rotary(c, Some(positions), (2, 3))
     }),
@@ -224,28 +224,11 @@ fn rotary(c: &mut Call<'_, '_>, positions: Option<ValueId>, caches: (usize, usiz
         }
         *angle = c.unsqueeze(*angle, 1)?;
     }
-    let interleaved = c.flag("interleaved")?;
-    let (second, step) = if interleaved { (Dim::from(1), 2) } else { (half.clone(), 1) };
-    let a = c.slice(x, 3, 0.into(), half.clone(), step)?;
-    let b = c.slice(x, 3, second, half, step)?;
-    let mut product = |x, angle| c.binary(BinaryOp::Mul, x, angle);
-    let (ac, bs) = (product(a, angles[0])?, product(b, angles[1])?);
-    let (as_, bc) = (product(a, angles[1])?, product(b, angles[0])?);
-    let parts = [c.binary(BinaryOp::Sub, ac, bs)?, c.binary(BinaryOp::Add, as_, bc)?];
-    let mut y = if interleaved {
-        let pairs = [c.unsqueeze(parts[0], 4)?, c.unsqueeze(parts[1], 4)?];
-        let pairs = c.concat(&pairs, 4)?;
-        let mut shape = c.shape(x);
-        shape[3] = turned.clone();
-        c.reshape(pairs, shape)?
-    } else {
-        c.concat(&parts, 3)?
+    let Some(width) = turned.as_const().and_then(|n| usize::try_from(n).ok()) else {
+        return Err(Stop::Opaque("the number of its angles is symbolic".into()));
     };
-    let rest = c.extent(x, 3) - turned.clone();
-    if rest.as_const() != Some(0) {
-        let kept = c.slice(x, 3, turned, rest, 1)?;
-        y = c.concat(&[y, kept], 3)?;
-    }
+    let op = Op::RotaryEmbedding { width, interleaved: c.flag("interleaved")? };
+    let mut y = c.emit("rotary_embedding", op, &[x, angles[0], angles[1]])?;
     if own.len() == 3 {
         y = c.permute(y, vec![0, 2, 1, 3])?;
         y = c.reshape(y, own)?;

@@ -8,7 +8,7 @@
 //! rounded once. Extents, strides and constants stand in the generated text; addresses are parameters, so
 //! equal steps share a function. Where a result may lie on an operand is as in
 //! [`symmc_runtime::kernels`]: exactly on it, for element-wise ops, softmax, norms and running sums, and on
-//! the first operand of a scatter.
+//! the first operand of a scatter or a rotary embedding.
 //!
 //! Data that is out of range touches no foreign memory. A kernel that meets such data writes the number of
 //! a [`Site`] to the status word; [`Sites::failure`] turns it into the error of the host's kernels.
@@ -23,6 +23,7 @@ mod map;
 mod matmul;
 mod movement;
 pub mod products;
+pub mod rotary;
 mod rows;
 mod scatter;
 pub mod search;
@@ -252,6 +253,7 @@ pub fn lower(
         Op::Attention { scale, cap, bounds } => {
             attention::lower(attention::causal(*cap, bounds)?, scale.0, x, &r[0], l)
         }
+        Op::RotaryEmbedding { width, interleaved } => rotary::lower(*width, *interleaved, x, &r[0], l),
         Op::ScatterElements { axis, combine } => scatter::elements(*axis, *combine, x, &r[0], l),
         Op::IndexAdd { axis } => {
             let add = Some(symmc_ir::Reduction::Sum);
@@ -293,7 +295,7 @@ fn arity(op: &Op, operands: usize, results: usize) -> Result<(), CudaError> {
     let (min, max) = match op {
         Op::Full(_) | Op::Iota { .. } => (0, 0),
         Op::Binary(_) | Op::MatMul | Op::Take { .. } | Op::GatherElements { .. } => (2, 2),
-        Op::Select | Op::ScatterElements { .. } | Op::IndexAdd { .. } => (3, 3),
+        Op::Select | Op::ScatterElements { .. } | Op::IndexAdd { .. } | Op::RotaryEmbedding { .. } => (3, 3),
         Op::RmsNorm { .. } => (1, 2),
         Op::LayerNorm { .. } => (1, 3),
         Op::Attention { bounds, .. } => {

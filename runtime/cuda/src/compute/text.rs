@@ -30,6 +30,8 @@ pub(super) const ATTENTION: &str = include_str!("kernels/attention.cuh");
 pub(super) const TENSOR: &str = include_str!("kernels/tensor.cuh");
 /// Attention of few rows.
 pub(super) const DECODE: &str = include_str!("kernels/decode.cuh");
+/// Rotary position embeddings.
+pub(super) const ROTARY: &str = include_str!("kernels/rotary.cuh");
 /// Stores at positions that are data.
 pub(super) const SCATTER: &str = include_str!("kernels/scatter.cuh");
 /// Sorting.

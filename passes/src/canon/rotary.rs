@@ -1,0 +1,433 @@
+//! Rotary position embeddings that were written out.
+//!
+//! Exporters write `x * cos + rotate_half(x) * sin`, or the two members of the pairs apart, concatenated or stacked; the
+//! halves and the neighbours of `rotate_half` come from slices, from axes of two, from repeated numbers. What all these
+//! have in common is which products each member of a pair is the sum of. So a candidate is read backwards: the *pieces* of
+//! its last axis that hold the first and the second members are followed through what only moves elements, down to two
+//! products each, and their factors to where pieces of one value are what is turned, and pieces of two others the cosines
+//! and sines.
+//!
+//! Not here: complex numbers, which the IR does not have.
+
+use symmc_ir::{BinaryOp, Dim, Op, Type, UnaryOp, ValueId, infer};
+
+use crate::rewrite::{Candidate, Rewrite, Rewriter, Rule};
+
+/// The rules of this theme.
+pub const RULES: &[Rule] = &[
+    Rule {
+        name: "rotary_embedding",
+        equation: "x * cos + rotate_half(x) * sin = (a * cos - b * sin, b * cos + a * sin) of the pairs (a, b) of x = \
+                   rotary_embedding(x, cos, sin)",
+        apply: written_out,
+    },
+    Rule {
+        name: "rotary_embedding_of_part",
+        equation: "concat(rotary_embedding(x[..r]), x[r..]) = rotary_embedding(x) of width r",
+        apply: of_part,
+    },
+    Rule {
+        name: "rotary_embedding_between_casts",
+        equation: "cast(rotary_embedding(cast(x), cos, sin)) = rotary_embedding(x, cos, sin)",
+        apply: between_casts,
+    },
+];
+
+/// How often a piece is followed one op further.
+const MOST_STEPS: usize = 16;
+
+/// Elements of a value: `start`, `start + step`, … along all its axes from `lead` on, taken as one.
+#[derive(Clone, PartialEq, Eq, Debug)]
+struct Piece {
+    value: ValueId,
+    at: Region,
+}
+
+#[derive(Clone, PartialEq, Eq, Debug)]
+struct Region {
+    lead: usize,
+    /// The extents of the leading axes where the piece is used: those of the value but for axes of extent 1.
+    rows: Vec<Dim>,
+    start: i64,
+    step: i64,
+    len: i64,
+    /// Whether what is used is the negative.
+    negative: bool,
+}
+
+/// A node, which need not be in the graph yet.
+struct Node<'a> {
+    op: &'a Op,
+    inputs: &'a [ValueId],
+    shape: &'a [Dim],
+}
+
+/// A product that is added, or subtracted where it is negative.
+struct Product {
+    negative: bool,
+    factors: [Piece; 2],
+}
+
+/// How pairs lie.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Pairs {
+    Halves,
+    Neighbours,
+}
+
+impl Pairs {
+    /// The step within the members of one kind, and the distance of the first two members, for `half` pairs.
+    fn geometry(self, half: i64) -> (i64, i64) {
+        match self {
+            Pairs::Halves => (1, half),
+            Pairs::Neighbours => (2, 1),
+        }
+    }
+}
+
+fn written_out(cx: &mut Rewriter, node: &Candidate) -> Option<Rewrite> {
+    let (last, rows) = node.ty.shape.split_last()?;
+    let joins = match &node.op {
+        Op::Binary(BinaryOp::Add | BinaryOp::Sub) => true,
+        Op::Concat { axis } => *axis == rows.len(),
+        Op::Reshape => matches!(cx.def(node.inputs[0]), Some((Op::Concat { .. }, _))),
+        _ => false,
+    };
+    let width = last.as_const().filter(|w| joins && node.ty.dtype.is_float() && *w >= 4 && w % 2 == 0)?;
+    let found = [Pairs::Halves, Pairs::Neighbours].into_iter().find_map(|pairs| turned(cx, node, pairs))?;
+    let [x, cos, sin] = found.operands.map(|part| part.emit(cx));
+    let op = Op::RotaryEmbedding {
+        width: usize::try_from(width).ok()?,
+        interleaved: found.pairs == Pairs::Neighbours,
+    };
+    let types = [cx.ty(x), cx.ty(cos), cx.ty(sin)];
+    let fits = infer::infer(&op, &types, None).is_ok_and(|t| t.as_deref() == Some(std::slice::from_ref(&node.ty)));
+    fits.then(|| Rewrite::Node(op, vec![x, cos, sin]))
+}
+
+/// The operands of a rotary embedding.
+struct Found {
+    pairs: Pairs,
+    operands: [Part; 3],
+}
+
+/// Elements of each row of a value.
+struct Part {
+    value: ValueId,
+    rows: Vec<Dim>,
+    /// The elements that a row of the value has.
+    extent: i64,
+    start: i64,
+    step: i64,
+    len: i64,
+}
+
+impl Part {
+    /// Both members of the pairs of which these are the first ones.
+    fn of_pairs(self) -> Part {
+        Part { step: 1, len: 2 * self.len, ..self }
+    }
+
+    /// The value of these elements alone.
+    fn emit(self, cx: &mut Rewriter) -> ValueId {
+        let shape = |n: i64| [&self.rows[..], &[Dim::from(n)]].concat();
+        let flat = cx.reshape(self.value, shape(self.extent));
+        let ty = Type::new(cx.ty(flat).dtype, shape(self.len));
+        let op = Op::Slice { axis: self.rows.len(), start: Dim::from(self.start), step: self.step };
+        if self.len == self.extent { flat } else { cx.emit("part", op, &[flat], ty) }
+    }
+}
+
+/// What a node turns, if its pairs lie so.
+fn turned(cx: &Rewriter, node: &Candidate, pairs: Pairs) -> Option<Found> {
+    let (last, rows) = node.ty.shape.split_last()?;
+    let half = last.as_const()? / 2;
+    let (step, distance) = pairs.geometry(half);
+    let member = |start| {
+        let node = Node { op: &node.op, inputs: &node.inputs, shape: &node.ty.shape };
+        let at = Region { lead: rows.len(), rows: rows.to_vec(), start, step, len: half, negative: false };
+        let mut out = Vec::new();
+        products(cx, &node, &at, MOST_STEPS, &mut out)?;
+        <[Product; 2]>::try_from(out).ok()
+    };
+    let (a, b) = (member(0)?, member(distance)?);
+    // The first members are a * cos - b * sin, the second ones b * cos + a * sin.
+    orders(&a).find_map(|first| orders(&b).find_map(|second| matched(cx, rows, pairs, half, &first, &second)))
+}
+
+/// A sum of two products: the factors of the first that are turned and that turn, and those of the second.
+struct Sum<'a> {
+    own: [&'a Piece; 2],
+    other: [&'a Piece; 2],
+    negative: [bool; 2],
+}
+
+/// The ways to take the products of a sum and their factors.
+fn orders(sum: &[Product; 2]) -> impl Iterator<Item = Sum<'_>> {
+    (0..8).map(move |n: usize| {
+        let (own, other) = (&sum[n & 1], &sum[1 - (n & 1)]);
+        let order = |swapped: bool| if swapped { [1, 0] } else { [0, 1] };
+        Sum {
+            own: order(n & 2 != 0).map(|k| &own.factors[k]),
+            other: order(n & 4 != 0).map(|k| &other.factors[k]),
+            negative: [own.negative, other.negative],
+        }
+    })
+}
+
+fn matched(
+    cx: &Rewriter,
+    rows: &[Dim],
+    pairs: Pairs,
+    half: i64,
+    first: &Sum<'_>,
+    second: &Sum<'_>,
+) -> Option<Found> {
+    let (step, distance) = pairs.geometry(half);
+    let chains = |pieces: [&Piece; 2]| pieces.map(|p| chain(cx, p));
+    // What is turned: the first member in a product with a cosine and in one with a sine, and so the second.
+    let [own_a, other_b] = chains([first.own[0], first.other[0]]);
+    let [own_b, other_a] = chains([second.own[0], second.other[0]]);
+    let of = |chain: &[Piece], root: &Piece| chain.iter().find(|p| p.same_elements(root)).map(|p| p.at.negative);
+    let roots = pieces(&own_a, &other_b, distance).filter(|(a, _)| a.at.step == step && a.at.rows == rows);
+    let (a, negative_x) = roots.into_iter().find_map(|(a, b)| {
+        Some((a, [a.at.negative, b.at.negative, of(&own_b, b)?, of(&other_a, a)?]))
+    })?;
+    let of_product = [first.negative[0], first.negative[1], second.negative[0], second.negative[1]];
+    let [cos_a, sin_a] = chains([first.own[1], first.other[1]]);
+    let [cos_b, sin_b] = chains([second.own[1], second.other[1]]);
+    let numbers = |each: bool| {
+        let (distance, wanted) = if each { (distance, Some(step)) } else { (0, None) };
+        let root = |a, b| pieces(a, b, distance).find(|(p, _)| wanted.is_none_or(|s| p.at.step == s));
+        let ((ca, cb), (sa, sb)) = (root(&cos_a, &cos_b)?, root(&sin_a, &sin_b)?);
+        let signs = [ca, sa, cb, sb].map(|p| p.at.negative);
+        let negative = [0, 1, 2, 3].map(|i| of_product[i] ^ negative_x[i] ^ signs[i]);
+        if negative != [false, true, false, false] {
+            return None;
+        }
+        let (cos, sin) = (ca.part(cx)?, sa.part(cx)?);
+        Some([cos, sin].map(|p| if each { p.of_pairs() } else { p }))
+    };
+    // One number for a pair is less to read.
+    let [cos, sin] = numbers(false).or_else(|| numbers(true))?;
+    Some(Found { pairs, operands: [a.part(cx)?.of_pairs(), cos, sin] })
+}
+
+/// Pieces of one value, the first from one chain and the second from another, that begin at this distance.
+fn pieces<'a>(
+    from: &'a [Piece],
+    to: &'a [Piece],
+    distance: i64,
+) -> impl Iterator<Item = (&'a Piece, &'a Piece)> {
+    from.iter().flat_map(move |a| {
+        let same = move |b: &&Piece| {
+            let moved = Region { start: a.at.start + distance, negative: b.at.negative, ..a.at.clone() };
+            a.value == b.value && b.at == moved
+        };
+        to.iter().find(same).map(|b| (a, b))
+    })
+}
+
+impl Piece {
+    /// Whether both are the same elements of a value, whatever their signs.
+    fn same_elements(&self, other: &Piece) -> bool {
+        let at = Region { negative: other.at.negative, ..self.at.clone() };
+        self.value == other.value && at == other.at
+    }
+
+    fn part(&self, cx: &Rewriter) -> Option<Part> {
+        let Region { lead, rows, start, step, len, .. } = self.at.clone();
+        let extent = tail(cx.shape(self.value), lead)?.iter().product();
+        Some(Part { value: self.value, rows, extent, start, step, len })
+    }
+}
+
+/// A piece, and what it is a piece of, one op further each time.
+fn chain(cx: &Rewriter, piece: &Piece) -> Vec<Piece> {
+    let further = |p: &Piece| {
+        let (op, inputs) = cx.def(p.value)?;
+        inward(cx, &Node { op, inputs, shape: cx.shape(p.value) }, &p.at)
+    };
+    std::iter::successors(Some(piece.clone()), further).take(MOST_STEPS).collect()
+}
+
+/// The products that elements of a node are the sum of, at most so many ops further.
+fn products(
+    cx: &Rewriter,
+    node: &Node<'_>,
+    at: &Region,
+    most: usize,
+    out: &mut Vec<Product>,
+) -> Option<()> {
+    let most = most.checked_sub(1)?;
+    let operand = |index: usize| operand(cx, node, at, *node.inputs.get(index)?);
+    match node.op {
+        // More are none of these.
+        _ if out.len() > 2 => None,
+        Op::Binary(BinaryOp::Mul) => {
+            let mut factors = [operand(0)?, operand(1)?];
+            factors.iter_mut().for_each(|f| f.at.negative = false);
+            out.push(Product { negative: at.negative, factors });
+            Some(())
+        }
+        Op::Binary(op @ (BinaryOp::Add | BinaryOp::Sub)) => {
+            let (a, mut b) = (operand(0)?, operand(1)?);
+            b.at.negative ^= *op == BinaryOp::Sub;
+            products_of(cx, &a, most, out)?;
+            products_of(cx, &b, most, out)
+        }
+        _ => products_of(cx, &inward(cx, node, at)?, most, out),
+    }
+}
+
+fn products_of(cx: &Rewriter, piece: &Piece, most: usize, out: &mut Vec<Product>) -> Option<()> {
+    let (op, inputs) = cx.def(piece.value)?;
+    products(cx, &Node { op, inputs, shape: cx.shape(piece.value) }, &piece.at, most, out)
+}
+
+/// The elements of an operand of an element-wise node that its elements are made of; none where it broadcasts to them.
+fn operand(cx: &Rewriter, node: &Node<'_>, at: &Region, value: ValueId) -> Option<Piece> {
+    let shape = cx.shape(value);
+    let lead = at.lead.checked_sub(node.shape.len().checked_sub(shape.len())?)?;
+    let same = shape[lead..] == node.shape[at.lead..];
+    same.then(|| Piece { value, at: Region { lead, rows: shape[..lead].to_vec(), ..at.clone() } })
+}
+
+/// The extents of a shape from `lead` on, if all are numbers.
+fn tail(shape: &[Dim], lead: usize) -> Option<Vec<i64>> {
+    shape.get(lead..)?.iter().map(Dim::as_const).collect()
+}
+
+/// Where elements of a node come from, if it only moves or negates them.
+fn inward(cx: &Rewriter, node: &Node<'_>, at: &Region) -> Option<Piece> {
+    let &value = node.inputs.first()?;
+    match node.op {
+        Op::Unary(UnaryOp::Neg) => {
+            Some(Piece { value, at: Region { negative: !at.negative, ..at.clone() } })
+        }
+        Op::Reshape => reshaped(cx.shape(value), node, at).map(|at| Piece { value, at }),
+        Op::Slice { axis, start, step } => {
+            let cut = Cut { axis: *axis, start: start.as_const()?, step: *step };
+            sliced(cx.shape(value), node, at, &cut).map(|at| Piece { value, at })
+        }
+        Op::Concat { axis } => concatenated(cx, node, at, *axis),
+        Op::Expand => expanded(cx.shape(value), node, at).map(|at| Piece { value, at }),
+        _ => None,
+    }
+}
+
+/// The leading axes stay but for those of extent 1; in row-major order nothing moves.
+fn reshaped(from: &[Dim], node: &Node<'_>, at: &Region) -> Option<Region> {
+    let all: i64 = tail(node.shape, at.lead)?.iter().product();
+    let longer = |shape: &[Dim]| shape.iter().filter(|d| d.as_const() != Some(1)).cloned().collect::<Vec<_>>();
+    let rows = longer(&node.shape[..at.lead]);
+    let fits = |&lead: &usize| {
+        longer(&from[..lead]) == rows && tail(from, lead).is_some_and(|t| t.iter().product::<i64>() == all)
+    };
+    let lead = (0..=from.len()).rev().find(fits)?;
+    Some(Region { lead, ..at.clone() })
+}
+
+/// A slice.
+struct Cut {
+    axis: usize,
+    start: i64,
+    step: i64,
+}
+
+fn sliced(from: &[Dim], node: &Node<'_>, at: &Region, cut: &Cut) -> Option<Region> {
+    let (kept, whole) = (tail(node.shape, at.lead)?, tail(from, at.lead)?);
+    let axis = cut.axis.checked_sub(at.lead)?;
+    let (outer, inner): (i64, i64) = (kept[..axis].iter().product(), kept[axis + 1..].iter().product());
+    let (start, step) = match (outer, inner, kept[axis]) {
+        (1, 1, _) => (cut.start + at.start * cut.step, at.step * cut.step),
+        (1, _, n) if n == 1 || cut.step == 1 => (at.start + cut.start * inner, at.step),
+        (_, 1, 1) => (at.start * whole[axis] + cut.start, at.step * whole[axis]),
+        _ => return None,
+    };
+    Some(Region { start, step, ..at.clone() })
+}
+
+fn concatenated(cx: &Rewriter, node: &Node<'_>, at: &Region, axis: usize) -> Option<Piece> {
+    let axis_within = axis.checked_sub(at.lead)?;
+    let all = tail(node.shape, at.lead)?;
+    let (outer, inner): (i64, i64) =
+        (all[..axis_within].iter().product(), all[axis_within + 1..].iter().product());
+    let mut low = 0;
+    for &value in node.inputs {
+        let n = cx.shape(value).get(axis)?.as_const()?;
+        let end = low + n;
+        let (first, last) = (at.start, at.start + (at.len - 1) * at.step);
+        if outer == 1 && low * inner <= first && last < end * inner {
+            return Some(Piece { value, at: Region { start: first - low * inner, ..at.clone() } });
+        }
+        // One of a stack.
+        let count = all[axis_within];
+        if inner == 1 && n == 1 && at.step % count == 0 && at.start % count == low {
+            let (start, step) = (at.start / count, at.step / count);
+            return Some(Piece { value, at: Region { start, step, ..at.clone() } });
+        }
+        low = end;
+    }
+    None
+}
+
+fn expanded(from: &[Dim], node: &Node<'_>, at: &Region) -> Option<Region> {
+    let lead = at.lead.checked_sub(node.shape.len().checked_sub(from.len())?)?;
+    // Axes of extent 1 that came or went before would be counted wrong.
+    if at.rows != node.shape[..at.lead] {
+        return None;
+    }
+    let (wide, narrow) = (tail(node.shape, at.lead)?, tail(from, lead)?);
+    let at = Region { lead, rows: from[..lead].to_vec(), ..at.clone() };
+    if wide == narrow {
+        return Some(at);
+    }
+    // Each element repeated.
+    let (n, _) = wide.split_last()?;
+    let repeated = narrow.last() == Some(&1) && narrow[..narrow.len() - 1] == wide[..wide.len() - 1];
+    (repeated && at.step % n == 0).then(|| Region { start: at.start / n, step: at.step / n, ..at })
+}
+
+fn of_part(cx: &mut Rewriter, node: &Candidate) -> Option<Rewrite> {
+    let Op::Concat { axis } = node.op else { return None };
+    if axis + 1 != node.ty.rank() {
+        return None;
+    }
+    let part = |cx: &Rewriter, v: ValueId| match cx.def(v) {
+        Some((Op::Slice { axis: a, start, step: 1 }, &[x])) if *a == axis => Some((x, start.clone())),
+        _ => None,
+    };
+    let turned = |cx: &Rewriter, v: ValueId| match cx.def(v) {
+        Some((op @ Op::RotaryEmbedding { .. }, &[x, cos, sin])) => Some((op.clone(), x, [cos, sin])),
+        _ => None,
+    };
+    let join = node.inputs.windows(2).position(|w| {
+        let Some((_, x, _)) = turned(cx, w[0]) else { return false };
+        match (part(cx, x), part(cx, w[1])) {
+            (Some((x, start)), Some((y, next))) => x == y && start + cx.shape(w[0])[axis].clone() == next,
+            _ => false,
+        }
+    })?;
+    let (op, head, [cos, sin]) = turned(cx, node.inputs[join])?;
+    let (x, start) = part(cx, head)?;
+    let mut ty = cx.ty(head).clone();
+    ty.shape[axis] = ty.shape[axis].clone() + cx.shape(node.inputs[join + 1])[axis].clone();
+    let whole = cx.emit("part", Op::Slice { axis, start, step: 1 }, &[x], ty.clone());
+    if node.inputs.len() == 2 {
+        return Some(Rewrite::Node(op, vec![whole, cos, sin]));
+    }
+    let all = cx.emit("turned", op, &[whole, cos, sin], ty);
+    let mut inputs = node.inputs.clone();
+    inputs.splice(join..join + 2, [all]);
+    Some(Rewrite::Node(node.op.clone(), inputs))
+}
+
+fn between_casts(cx: &mut Rewriter, node: &Candidate) -> Option<Rewrite> {
+    let (Op::Cast, &[wide]) = (&node.op, &node.inputs[..]) else { return None };
+    let (op @ Op::RotaryEmbedding { .. }, &[inner, cos, sin]) = cx.def(wide)? else { return None };
+    let op = op.clone();
+    let (Op::Cast, &[x]) = cx.def(inner)? else { return None };
+    let narrow = *cx.ty(x) == node.ty && node.ty.dtype.is_float() && node.ty.dtype.size() < cx.ty(wide).dtype.size();
+    narrow.then(|| Rewrite::Node(op, vec![x, cos, sin]))
+}

@@ -1,0 +1,201 @@
+//! Rotary position embeddings, several of them as one kernel.
+//!
+//! Queries and keys are turned one after the other, by the same cosines: each alone fills few multiprocessors, and both
+//! are one launch. [`groups`] finds such steps, [`lower_together`] makes one kernel of them, in which each has blocks of
+//! its own.
+
+use std::fmt::Write as _;
+
+use symmc_ir::Op;
+use symmc_planner::plan::Lane;
+use symmc_runtime::exec::{BoundStep, Located, Work as StepWork};
+
+use super::space::{Axis, Strides, axes, broadcast};
+use super::text::{self, offset, stored};
+use super::{Lowering, Machine, Sites, Step, fuse, misfit, spans};
+use crate::compile::Source;
+use crate::error::CudaError;
+use crate::launch::{Address, Kernel, Param, Work};
+
+/// Threads of a block.
+const THREADS: usize = 256;
+/// The most steps of a group.
+const MOST_STEPS: usize = 4;
+/// How far behind a step the next of its group is looked for, in steps.
+const REACH: usize = 8;
+
+/// The rows of one operand: where they lie, and the distance of neighbours within.
+struct Rows {
+    at: Address,
+    size: usize,
+    row: Vec<Axis>,
+    step: isize,
+}
+
+impl Rows {
+    /// The rows of `value`, whose leading axes broadcast to `rows`.
+    fn of(value: &Located, rows: &[usize], l: &Lowering<'_>) -> Rows {
+        let last = value.shape.len() - 1;
+        let strides = broadcast(rows, &value.shape[..last], &value.strides[..last]);
+        let row = axes(rows, &Strides::from_slice(&strides));
+        Rows { at: l.at(value), size: value.dtype.size(), row, step: value.strides[last] }
+    }
+
+    /// Whether accesses to `width` neighbours are aligned.
+    fn allows(&self, width: usize) -> bool {
+        let whole = |a: &Axis| a.stride.unsigned_abs().is_multiple_of(width);
+        self.step == 1
+            && self.at.is_multiple_of((width * self.size) as u64)
+            && self.row.iter().all(whole)
+    }
+}
+
+/// The part of a kernel that does one step.
+struct Part {
+    layout: String,
+    blocks: usize,
+    params: [Address; 4],
+}
+
+pub(super) fn lower(
+    width: usize,
+    interleaved: bool,
+    operands: &[Located],
+    result: &Located,
+    l: &mut Lowering<'_>,
+) -> Result<Vec<Work>, CudaError> {
+    let part = part(width, interleaved, operands, result, 0, l)?;
+    Ok(part.map(|p| launch(&[p], l)).into_iter().collect())
+}
+
+/// What steps of a group do on the device, as one kernel.
+///
+/// # Errors
+/// As [`super::lower`].
+pub fn lower_together(
+    steps: &[Step<'_>],
+    at: &dyn Fn(&Located) -> Address,
+    machine: &Machine,
+    source: &mut Source,
+    sites: &mut Sites,
+) -> Result<Vec<Work>, CudaError> {
+    let mut lowering = Lowering::new(at, machine, source, sites);
+    let mut parts = Vec::with_capacity(steps.len());
+    for step in steps {
+        let &Op::RotaryEmbedding { width, interleaved } = step.op else { return Err(super::no_kernel(step.op)) };
+        super::arity(step.op, step.operands.len(), step.results.len())?;
+        let number = parts.len();
+        parts.extend(part(width, interleaved, step.operands, &step.results[0], number, &lowering)?);
+    }
+    Ok(if parts.is_empty() { Vec::new() } else { vec![launch(&parts, &mut lowering)] })
+}
+
+/// The part of a kernel for one step, under the number that its layout has there; none where there are no rows.
+fn part(
+    width: usize,
+    interleaved: bool,
+    operands: &[Located],
+    result: &Located,
+    number: usize,
+    l: &Lowering<'_>,
+) -> Result<Option<Part>, CudaError> {
+    let [x, cos, sin] = operands else { return Err(misfit("a rotary embedding", 3, operands.len())) };
+    let (Some((&e, lead)), Some((&numbers, rows))) = (x.shape.split_last(), cos.shape.split_last()) else {
+        return Err(misfit("a rotary embedding", "rows", (&x.shape, &cos.shape)));
+    };
+    let skip = lead.len().checked_sub(rows.len());
+    let broadcasts = skip.is_some_and(|s| rows.iter().zip(&lead[s..]).all(|(a, b)| a == b || *a == 1));
+    let fits = broadcasts
+        && x.shape == result.shape
+        && x.dtype == result.dtype
+        && (cos.dtype, &cos.shape) == (sin.dtype, &sin.shape)
+        && [x.dtype, cos.dtype].into_iter().all(|d| d.is_float())
+        && cos.dtype.size() >= x.dtype.size()
+        && width.is_multiple_of(2)
+        && (2..=e).contains(&width)
+        && (numbers == width || 2 * numbers == width);
+    if !fits {
+        return Err(misfit("a rotary embedding", &x.shape, (&cos.shape, &sin.shape, &result.shape)));
+    }
+    let count: usize = lead.iter().product();
+    if count == 0 {
+        return Ok(None);
+    }
+    let all = [x, cos, sin, result].map(|v| Rows::of(v, lead, l));
+    let mut few = 16 / cos.dtype.size();
+    let allowed = |few: usize| {
+        (width / 2).is_multiple_of(few) && (e - width).is_multiple_of(few) && all.iter().all(|r| r.allows(few))
+    };
+    while few > 1 && !allowed(few) {
+        few /= 2;
+    }
+    let items = count * (width / 2 + e - width) / few;
+    let each = numbers == width;
+    let position = if items < 1 << 30 { "u32" } else { "u64" };
+    let mut layout = format!(
+        "namespace sc {{ struct @_L{number} {{\ntypedef {} X; typedef {} C; typedef {position} I;\nstatic const I ROWS = {count};\nstatic const int E = {e}, WIDTH = {width}, V = {few};\nstatic const bool INTERLEAVED = {interleaved}, EACH = {each};\n",
+        stored(x.dtype),
+        stored(cos.dtype),
+    );
+    for (name, rows) in ["x", "c", "s", "r"].into_iter().zip(&all) {
+        layout.push_str(&offset(&format!("{name}_row"), &rows.row));
+        let _ = writeln!(layout, "static const i64 {name}_step = {}ll;", rows.step);
+    }
+    layout.push_str("}; }\n");
+    let blocks = items.div_ceil(THREADS).clamp(1, l.machine.multiprocessors as usize * 16);
+    Ok(Some(Part { layout, blocks, params: all.map(|r| r.at) }))
+}
+
+fn launch(parts: &[Part], l: &mut Lowering<'_>) -> Work {
+    l.preludes();
+    l.source.prelude(text::ROTARY);
+    let layouts: String = parts.iter().map(|p| p.layout.as_str()).collect();
+    let declared = |i| format!("const void *x{i}, const void *c{i}, const void *s{i}, void *r{i}");
+    let declared: Vec<String> = (0..parts.len()).map(declared).collect();
+    let mut body = String::new();
+    let mut first = 0;
+    for (i, part) in parts.iter().enumerate() {
+        let (blocks, end) = (part.blocks, first + part.blocks);
+        let _ = writeln!(
+            body,
+            "    if (blockIdx.x >= {first}u && blockIdx.x < {end}u) sc::turn<sc::@_L{i}>(x{i}, c{i}, s{i}, r{i}, blockIdx.x - {first}u, {blocks}u, {THREADS}u);"
+        );
+        first = end;
+    }
+    let function = format!(
+        "{layouts}extern \"C\" __global__ void __launch_bounds__({THREADS}) @({}) {{\n    symmc_enter();\n{body}}}\n",
+        declared.join(", ")
+    );
+    let entry = l.source.function("rotary", function);
+    let params = parts.iter().flat_map(|p| p.params).map(Param::from).collect();
+    let (grid, block) = ([first as u32, 1, 1], [THREADS as u32, 1, 1]);
+    Work::Kernel(Kernel { entry, grid, block, cluster: 1, shared: 0, params })
+}
+
+/// The rotary embeddings of a list that may be done in place of the last of them, ascending and at least two each:
+/// nothing between them, and none of them, writes what another reads or writes.
+pub fn groups(list: &[BoundStep]) -> Vec<Vec<usize>> {
+    let awaited = fuse::awaited(list);
+    let turns = |place: usize| {
+        let rotary = matches!(&list[place].work, StepWork::Kernel { op: Op::RotaryEmbedding { .. }, .. });
+        rotary && list[place].lane == Lane::Compute
+    };
+    let mut out: Vec<Vec<usize>> = Vec::new();
+    let mut now: Vec<usize> = Vec::new();
+    for place in (0..list.len()).filter(|&p| turns(p)) {
+        let joins = now.last().is_some_and(|&last| {
+            let free = |member: usize| (member + 1..=place).all(|s| spans::commute(&list[member], &list[s]));
+            now.len() < MOST_STEPS
+                && place - last <= REACH
+                && !awaited[now[0]..place].contains(&true)
+                && now.iter().all(|&member| free(member))
+        });
+        if !joins {
+            out.push(std::mem::take(&mut now));
+        }
+        now.push(place);
+    }
+    out.push(now);
+    out.retain(|group| group.len() > 1);
+    out
+}
