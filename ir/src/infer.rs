@@ -395,10 +395,7 @@ fn rotary(operands: &[&Type], width: usize) -> Result<(), String> {
     float(x)?;
     float(cos)?;
     want(cos == sin, || {
-        format!(
-            "the cosines and sines differ: {}{:?} and {}{:?}",
-            cos.dtype, cos.shape, sin.dtype, sin.shape
-        )
+        format!("the cosines and sines differ: {}{:?} and {}{:?}", cos.dtype, cos.shape, sin.dtype, sin.shape)
     })?;
     want(cos.dtype == x.dtype || cos.dtype.size() > x.dtype.size(), || {
         format!("the cosines must be {} or wider, found {}", x.dtype, cos.dtype)

@@ -49,9 +49,7 @@ pub(super) fn compute(
             let scores = linear::Scores { scale: scale.0, cap: cap.map(|c| c.0), bounds, adds };
             linear::attention(x, &scores, shape)?
         }
-        Op::RotaryEmbedding { width, interleaved } => {
-            linear::rotary(x[0], x[1], x[2], *width, *interleaved)?
-        }
+        Op::RotaryEmbedding { width, interleaved } => linear::rotary(x[0], x[1], x[2], *width, *interleaved)?,
         Op::Take { axis } => index::index(x[0], *axis, &x[1..])?,
         Op::Index { axis } => index::index(x[0], *axis, &x[1..])?,
         Op::GatherElements { axis } => index::gather_elements(x[0], x[1], *axis)?,

@@ -117,7 +117,10 @@ const REFUSED: &[(&str, &str)] = &[
         "a chunk must have 1 to 1099511627776 positions, found 1099511627777",
     ),
     ("attention %q, %kv, %kv causal=false scale=1.0 cap=0.0", "the cap must be a positive number, found 0.0"),
-    ("rotary_embedding %x, %v, %i width=8 interleaved=false", "the cosines and sines differ: f32[8] and i64[n]"),
+    (
+        "rotary_embedding %x, %v, %i width=8 interleaved=false",
+        "the cosines and sines differ: f32[8] and i64[n, 8]",
+    ),
     ("rotary_embedding %h, %h, %h width=3 interleaved=true", "it turns pairs, found a width of 3"),
     ("rotary_embedding %x, %v, %v width=16 interleaved=true", "it turns 16 elements of rows of [n, 8]"),
     ("rotary_embedding %x, %v, %v width=4 interleaved=true", "expected 4 or 2 cosines in a row, found [8]"),

@@ -86,27 +86,44 @@ impl Pairs {
 }
 
 fn written_out(cx: &mut Rewriter, node: &Candidate) -> Option<Rewrite> {
-    let (last, rows) = node.ty.shape.split_last()?;
+    let (axis, last) = (node.ty.rank().checked_sub(1)?, node.ty.shape.last()?);
     let joins = match &node.op {
         Op::Binary(BinaryOp::Add | BinaryOp::Sub) => true,
-        Op::Concat { axis } => *axis == rows.len(),
+        Op::Concat { axis: along } => *along == axis,
         Op::Reshape => matches!(cx.def(node.inputs[0]), Some((Op::Concat { .. }, _))),
         _ => false,
     };
     let width = last.as_const().filter(|w| joins && node.ty.dtype.is_float() && *w >= 4 && w % 2 == 0)?;
-    let found = [Pairs::Halves, Pairs::Neighbours].into_iter().find_map(|pairs| turned(cx, node, pairs))?;
+    let both = [Pairs::Halves, Pairs::Neighbours];
+    let (pairs, found) = both.into_iter().find_map(|pairs| Some((pairs, turned(cx, node, pairs)?)))?;
     let [x, cos, sin] = found.operands.map(|part| part.emit(cx));
-    let op = Op::RotaryEmbedding {
-        width: usize::try_from(width).ok()?,
-        interleaved: found.pairs == Pairs::Neighbours,
-    };
+    let interleaved = found.pairs == Pairs::Neighbours;
+    let op = Op::RotaryEmbedding { width: usize::try_from(width).ok()?, interleaved };
     let types = [cx.ty(x), cx.ty(cos), cx.ty(sin)];
-    let fits = infer::infer(&op, &types, None).is_ok_and(|t| t.as_deref() == Some(std::slice::from_ref(&node.ty)));
-    fits.then(|| Rewrite::Node(op, vec![x, cos, sin]))
+    let fits =
+        infer::infer(&op, &types, None).is_ok_and(|t| t.as_deref() == Some(std::slice::from_ref(&node.ty)));
+    if !fits || found.pairs == pairs {
+        return fits.then(|| Rewrite::Node(op, vec![x, cos, sin]));
+    }
+    let y = cx.emit("turned", op, &[x, cos, sin], node.ty.clone());
+    let (step, distance) = found.pairs.geometry(width / 2);
+    let halves = [0, distance].map(|start| {
+        let part = Part {
+            value: y,
+            rows: node.ty.shape[..axis].to_vec(),
+            extent: width,
+            start,
+            step,
+            len: width / 2,
+        };
+        part.emit(cx)
+    });
+    Some(Rewrite::Node(Op::Concat { axis }, halves.to_vec()))
 }
 
 /// The operands of a rotary embedding.
 struct Found {
+    /// How pairs lie in what is turned, which may not be how they lie in the result.
     pairs: Pairs,
     operands: [Part; 3],
 }
@@ -152,7 +169,22 @@ fn turned(cx: &Rewriter, node: &Candidate, pairs: Pairs) -> Option<Found> {
     };
     let (a, b) = (member(0)?, member(distance)?);
     // The first members are a * cos - b * sin, the second ones b * cos + a * sin.
-    orders(&a).find_map(|first| orders(&b).find_map(|second| matched(cx, rows, pairs, half, &first, &second)))
+    let found = |own: Pairs| {
+        let wanted = Wanted { rows, half, own, each: own == pairs };
+        orders(&a).find_map(|first| orders(&b).find_map(|second| matched(cx, &wanted, [&first, &second])))
+    };
+    // Neighbours may be written as halves, which is a concatenation; halves are not written as neighbours.
+    found(pairs).or_else(|| (pairs == Pairs::Halves).then(|| found(Pairs::Neighbours)).flatten())
+}
+
+/// What is looked for.
+struct Wanted<'a> {
+    rows: &'a [Dim],
+    half: i64,
+    /// How pairs lie in what is turned.
+    own: Pairs,
+    /// Whether there may be a cosine for each element.
+    each: bool,
 }
 
 /// A sum of two products: the factors of the first that are turned and that turn, and those of the second.
@@ -175,30 +207,24 @@ fn orders(sum: &[Product; 2]) -> impl Iterator<Item = Sum<'_>> {
     })
 }
 
-fn matched(
-    cx: &Rewriter,
-    rows: &[Dim],
-    pairs: Pairs,
-    half: i64,
-    first: &Sum<'_>,
-    second: &Sum<'_>,
-) -> Option<Found> {
-    let (step, distance) = pairs.geometry(half);
+fn matched(cx: &Rewriter, wanted: &Wanted<'_>, [first, second]: [&Sum<'_>; 2]) -> Option<Found> {
+    let (step, distance) = wanted.own.geometry(wanted.half);
     let chains = |pieces: [&Piece; 2]| pieces.map(|p| chain(cx, p));
     // What is turned: the first member in a product with a cosine and in one with a sine, and so the second.
     let [own_a, other_b] = chains([first.own[0], first.other[0]]);
     let [own_b, other_a] = chains([second.own[0], second.other[0]]);
-    let of = |chain: &[Piece], root: &Piece| chain.iter().find(|p| p.same_elements(root)).map(|p| p.at.negative);
-    let roots = pieces(&own_a, &other_b, distance).filter(|(a, _)| a.at.step == step && a.at.rows == rows);
-    let (a, negative_x) = roots.into_iter().find_map(|(a, b)| {
-        Some((a, [a.at.negative, b.at.negative, of(&own_b, b)?, of(&other_a, a)?]))
-    })?;
+    let of =
+        |chain: &[Piece], root: &Piece| chain.iter().find(|p| p.same_elements(root)).map(|p| p.at.negative);
+    let mut roots =
+        pieces(&own_a, &other_b, distance).filter(|(a, _)| a.at.step == step && a.at.rows == wanted.rows);
+    let (a, negative_x) = roots
+        .find_map(|(a, b)| Some((a, [a.at.negative, b.at.negative, of(&own_b, b)?, of(&other_a, a)?])))?;
     let of_product = [first.negative[0], first.negative[1], second.negative[0], second.negative[1]];
     let [cos_a, sin_a] = chains([first.own[1], first.other[1]]);
     let [cos_b, sin_b] = chains([second.own[1], second.other[1]]);
     let numbers = |each: bool| {
-        let (distance, wanted) = if each { (distance, Some(step)) } else { (0, None) };
-        let root = |a, b| pieces(a, b, distance).find(|(p, _)| wanted.is_none_or(|s| p.at.step == s));
+        let distance = if each { distance } else { 0 };
+        let root = |a, b| pieces(a, b, distance).find(|(p, _)| !each || p.at.step == step);
         let ((ca, cb), (sa, sb)) = (root(&cos_a, &cos_b)?, root(&sin_a, &sin_b)?);
         let signs = [ca, sa, cb, sb].map(|p| p.at.negative);
         let negative = [0, 1, 2, 3].map(|i| of_product[i] ^ negative_x[i] ^ signs[i]);
@@ -209,8 +235,8 @@ fn matched(
         Some([cos, sin].map(|p| if each { p.of_pairs() } else { p }))
     };
     // One number for a pair is less to read.
-    let [cos, sin] = numbers(false).or_else(|| numbers(true))?;
-    Some(Found { pairs, operands: [a.part(cx)?.of_pairs(), cos, sin] })
+    let [cos, sin] = numbers(false).or_else(|| wanted.each.then(|| numbers(true)).flatten())?;
+    Some(Found { pairs: wanted.own, operands: [a.part(cx)?.of_pairs(), cos, sin] })
 }
 
 /// Pieces of one value, the first from one chain and the second from another, that begin at this distance.
@@ -252,13 +278,7 @@ fn chain(cx: &Rewriter, piece: &Piece) -> Vec<Piece> {
 }
 
 /// The products that elements of a node are the sum of, at most so many ops further.
-fn products(
-    cx: &Rewriter,
-    node: &Node<'_>,
-    at: &Region,
-    most: usize,
-    out: &mut Vec<Product>,
-) -> Option<()> {
+fn products(cx: &Rewriter, node: &Node<'_>, at: &Region, most: usize, out: &mut Vec<Product>) -> Option<()> {
     let most = most.checked_sub(1)?;
     let operand = |index: usize| operand(cx, node, at, *node.inputs.get(index)?);
     match node.op {
@@ -302,9 +322,7 @@ fn tail(shape: &[Dim], lead: usize) -> Option<Vec<i64>> {
 fn inward(cx: &Rewriter, node: &Node<'_>, at: &Region) -> Option<Piece> {
     let &value = node.inputs.first()?;
     match node.op {
-        Op::Unary(UnaryOp::Neg) => {
-            Some(Piece { value, at: Region { negative: !at.negative, ..at.clone() } })
-        }
+        Op::Unary(UnaryOp::Neg) => Some(Piece { value, at: Region { negative: !at.negative, ..at.clone() } }),
         Op::Reshape => reshaped(cx.shape(value), node, at).map(|at| Piece { value, at }),
         Op::Slice { axis, start, step } => {
             let cut = Cut { axis: *axis, start: start.as_const()?, step: *step };
@@ -319,7 +337,8 @@ fn inward(cx: &Rewriter, node: &Node<'_>, at: &Region) -> Option<Piece> {
 /// The leading axes stay but for those of extent 1; in row-major order nothing moves.
 fn reshaped(from: &[Dim], node: &Node<'_>, at: &Region) -> Option<Region> {
     let all: i64 = tail(node.shape, at.lead)?.iter().product();
-    let longer = |shape: &[Dim]| shape.iter().filter(|d| d.as_const() != Some(1)).cloned().collect::<Vec<_>>();
+    let longer =
+        |shape: &[Dim]| shape.iter().filter(|d| d.as_const() != Some(1)).cloned().collect::<Vec<_>>();
     let rows = longer(&node.shape[..at.lead]);
     let fits = |&lead: &usize| {
         longer(&from[..lead]) == rows && tail(from, lead).is_some_and(|t| t.iter().product::<i64>() == all)
@@ -428,6 +447,7 @@ fn between_casts(cx: &mut Rewriter, node: &Candidate) -> Option<Rewrite> {
     let (op @ Op::RotaryEmbedding { .. }, &[inner, cos, sin]) = cx.def(wide)? else { return None };
     let op = op.clone();
     let (Op::Cast, &[x]) = cx.def(inner)? else { return None };
-    let narrow = *cx.ty(x) == node.ty && node.ty.dtype.is_float() && node.ty.dtype.size() < cx.ty(wide).dtype.size();
+    let narrow =
+        *cx.ty(x) == node.ty && node.ty.dtype.is_float() && node.ty.dtype.size() < cx.ty(wide).dtype.size();
     narrow.then(|| Rewrite::Node(op, vec![x, cos, sin]))
 }

@@ -21,7 +21,7 @@ enum Fault {
     OneOff,
     /// Another value is multiplied with the sines.
     Other,
-    /// The numbers are in reverse in one place.
+    /// The numbers of one member are those of another.
     Numbers,
 }
 
@@ -145,17 +145,28 @@ impl Written<'_> {
             }
             let source = if fault == Fault::Other { self.members(other)[0] } else { a };
             let (aa, bb) = (self.mul(a, ca), self.mul(sb, source));
-            let (ab, ba) = if fault == Fault::Order { (self.mul(a, sa), self.mul(b, cb)) } else { (self.mul(b, sa), self.mul(b, cb)) };
+            let (ab, ba) = if fault == Fault::Order {
+                (self.mul(a, sa), self.mul(b, cb))
+            } else {
+                (self.mul(b, sa), self.mul(b, cb))
+            };
             let left = self.op(add(fault != Fault::Sign), &[aa, ab]);
             let right = self.op(add(fault == Fault::Difference), &[ba, bb]);
             return self.pairs([left, right]);
         }
         let numbers = |w: &mut Self, v: ValueId| if w.form.by_pair { w.pairs([v, v]) } else { v };
-        let (cos, mut sin) = (numbers(self, cos), numbers(self, sin));
+        let (cos, sin) = (numbers(self, cos), numbers(self, sin));
+        // Sines of pairs are the same on both sides of the rotation.
+        let fault = match fault {
+            Fault::Numbers if self.form.by_pair => Fault::Difference,
+            fault => fault,
+        };
         if fault == Fault::Numbers {
-            let [first, second] = self.members(sin);
-            let wrong = self.mul(second, second);
-            sin = self.pairs([first, wrong]);
+            let product = self.mul(x, sin);
+            let [a, b] = self.members(product);
+            let negative = self.op(Op::Unary(UnaryOp::Neg), &[b]);
+            let (one, two) = (self.mul(cos, x), self.pairs([negative, a]));
+            return self.op(add(false), &[one, two]);
         }
         let negative = if fault == Fault::Sign { a } else { b };
         let negative = self.op(Op::Unary(UnaryOp::Neg), &[negative]);
@@ -171,7 +182,7 @@ impl Written<'_> {
     }
 }
 
-/// A program of this form. With the numbers of pairs repeated in the wrong place the fault is one of values alone.
+/// A program of this form.
 fn program(form: &Form) -> Graph {
     let mut b = Builder::new("rotary", Some(1));
     let t = b.symbol("t", 1, 5);
@@ -224,7 +235,12 @@ fn what_is_written_out_is_one_op_with_the_same_bits() {
     let r = &mut SplitMix(5);
     for _ in 0..300 {
         let form = Form::random(r);
-        assert_eq!(found(&form), (1, 0), "{form:?}\n{}", text::print(&canonicalize(&program(&form)).unwrap()));
+        assert_eq!(
+            found(&form),
+            (1, 0),
+            "{form:?}\n{}",
+            text::print(&canonicalize(&program(&form)).unwrap())
+        );
     }
 }
 

@@ -34,7 +34,11 @@ pub(super) fn rotary(
     scratch: &mut Scratch,
 ) -> Result<(), KernelError> {
     let (Some(last), Some(numbers)) = (x.rank().checked_sub(1), cos.axes.last().map(|a| a.n)) else {
-        return Err(KernelError::shape("the operands of a rotary embedding", &[1, 1], &[x.rank(), cos.rank()]));
+        return Err(KernelError::shape(
+            "the operands of a rotary embedding",
+            &[1, 1],
+            &[x.rank(), cos.rank()],
+        ));
     };
     let e = x.n(last);
     if x.shape() != result.shape() || cos.shape() != sin.shape() {

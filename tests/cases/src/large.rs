@@ -147,7 +147,8 @@ fn rotary(r: &mut SplitMix, out: &mut Vec<Case>) {
                 let mut x = Placed::dense(tensor(r, dtype, &[2, h, l, e]));
                 x.layout.strides = [l * h * e, e, h * e, 1].map(|s| s as isize).to_vec();
                 let numbers = [1, l, if interleaved { width / 2 } else { width }];
-                let [cos, sin] = [0, 1].map(|_| Placed::dense(tensor(r, angles, &[&[1], &numbers[..]].concat())));
+                let [cos, sin] =
+                    [0, 1].map(|_| Placed::dense(tensor(r, angles, &[&[1], &numbers[..]].concat())));
                 let op = Op::RotaryEmbedding { width, interleaved };
                 let name = format!("rotary {dtype} {angles} [{e}, {width}] interleaved={interleaved}");
                 out.push(case(&name, op, vec![x, cos, sin], &[(dtype, &[2, h, l, e])], 0.0));

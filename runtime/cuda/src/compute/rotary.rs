@@ -44,9 +44,7 @@ impl Rows {
     /// Whether accesses to `width` neighbours are aligned.
     fn allows(&self, width: usize) -> bool {
         let whole = |a: &Axis| a.stride.unsigned_abs().is_multiple_of(width);
-        self.step == 1
-            && self.at.is_multiple_of((width * self.size) as u64)
-            && self.row.iter().all(whole)
+        self.step == 1 && self.at.is_multiple_of((width * self.size) as u64) && self.row.iter().all(whole)
     }
 }
 
@@ -82,7 +80,9 @@ pub fn lower_together(
     let mut lowering = Lowering::new(at, machine, source, sites);
     let mut parts = Vec::with_capacity(steps.len());
     for step in steps {
-        let &Op::RotaryEmbedding { width, interleaved } = step.op else { return Err(super::no_kernel(step.op)) };
+        let &Op::RotaryEmbedding { width, interleaved } = step.op else {
+            return Err(super::no_kernel(step.op));
+        };
         super::arity(step.op, step.operands.len(), step.results.len())?;
         let number = parts.len();
         parts.extend(part(width, interleaved, step.operands, &step.results[0], number, &lowering)?);
@@ -124,7 +124,9 @@ fn part(
     let all = [x, cos, sin, result].map(|v| Rows::of(v, lead, l));
     let mut few = 16 / cos.dtype.size();
     let allowed = |few: usize| {
-        (width / 2).is_multiple_of(few) && (e - width).is_multiple_of(few) && all.iter().all(|r| r.allows(few))
+        (width / 2).is_multiple_of(few)
+            && (e - width).is_multiple_of(few)
+            && all.iter().all(|r| r.allows(few))
     };
     while few > 1 && !allowed(few) {
         few /= 2;
