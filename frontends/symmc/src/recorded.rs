@@ -134,6 +134,15 @@ impl Names {
     }
 }
 
+/// The first argument in the file beyond the `count` that a program takes.
+pub(crate) fn surplus_argument(file: &TensorFile, ranks: u32, count: usize) -> Option<String> {
+    let surplus = |name: &String| match parts(name, ranks) {
+        Some(("in", rest)) => number(rest).is_some_and(|i| i >= count),
+        _ => false,
+    };
+    file.names().filter(surplus).min()
+}
+
 /// `rank{r}.{kind}.{rest}` of a rank that there is, as kind and rest.
 fn parts(name: &str, ranks: u32) -> Option<(&str, &str)> {
     let (rank, rest) = name.strip_prefix("rank")?.split_once('.')?;

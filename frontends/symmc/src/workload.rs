@@ -12,7 +12,7 @@ use crate::content::WeightContent;
 use crate::error::{Error, ranks as ranks_text};
 use crate::memory;
 use crate::program::{Program, Weights};
-use crate::recorded::{Recording, recording};
+use crate::recorded::{self, Recording, recording};
 use crate::tensors::TensorFile;
 
 /// The inputs of one run on all ranks.
@@ -68,7 +68,7 @@ impl Workload {
     ///
     /// # Errors
     /// A weight or argument is missing or has the wrong dtype or shape, a symbol is unknown or out of its
-    /// range, or the file is for another number of ranks.
+    /// range or told by nothing, or the file is for another number of ranks or another number of arguments.
     pub fn gather(
         graph: &Graph,
         weights: &Weights,
@@ -213,19 +213,35 @@ fn given(
     let Some(file) = tensors.filter(|f| f.has_inputs()) else {
         return Ok(Given::Drawn("the arguments of its outputs (rank<r>.in.<i>) are missing".into()));
     };
-    let recorded = recorded_arguments(file, ranks, count)?;
+    let recorded = recorded_arguments(graph, file, ranks, count)?;
     let bindings = solve(graph, &recorded, file)?;
     let other = set.iter().find_map(|&(s, v)| Some((s, bindings.get(s).filter(|&found| found != v)?, v)));
     if let Some((symbol, found, wanted)) = other {
         let name = &graph.symbols[symbol].name;
         return Ok(Given::Drawn(format!("its outputs are those of {name}={found}, not of {name}={wanted}")));
     }
-    Ok(Given::Recorded(completed(graph, bindings, set), recorded))
+    Ok(Given::Recorded(completed(graph, bindings, set, file)?, recorded))
 }
 
-/// Recorded arguments of all ranks.
-fn recorded_arguments(file: &TensorFile, ranks: u32, count: usize) -> Result<Vec<Vec<Arc<Tensor>>>, Error> {
+/// Recorded arguments of all ranks, which are those of the program and no more.
+fn recorded_arguments(
+    graph: &Graph,
+    file: &TensorFile,
+    ranks: u32,
+    count: usize,
+) -> Result<Vec<Vec<Arc<Tensor>>>, Error> {
     let takes = if count == 1 { "1 argument".into() } else { format!("{count} arguments") };
+    if let Some(surplus) = recorded::surplus_argument(file, ranks, count) {
+        let symbols: Vec<&str> = graph.symbols.values().map(|s| s.name.as_str()).collect();
+        let advice = match symbols.is_empty() {
+            true => String::new(),
+            false => format!(
+                " that are tensors; integer ones are symbols ({}), set with --set",
+                symbols.join(", ")
+            ),
+        };
+        return Err(Error::format(file.path(), format!("{surplus}: the program has {takes}{advice}")));
+    }
     let argument = |rank, index| {
         let missing = || {
             let text = format!("rank{rank}.in.{index} is missing; the program has {takes}");
@@ -256,15 +272,25 @@ fn solve(graph: &Graph, recorded: &[Vec<Arc<Tensor>>], file: &TensorFile) -> Res
     Ok(solved.unwrap_or_default())
 }
 
-/// What arguments imply, what the caller set, and a default for symbols that are neither.
-fn completed(graph: &Graph, mut bindings: Bindings, set: &[(SymbolId, i64)]) -> Bindings {
+/// What arguments imply and what the caller set. What was recorded is the outcome of one value of each symbol, so none
+/// is assumed.
+fn completed(
+    graph: &Graph,
+    mut bindings: Bindings,
+    set: &[(SymbolId, i64)],
+    file: &TensorFile,
+) -> Result<Bindings, Error> {
     set.iter().for_each(|&(s, v)| bindings.set(s, v));
-    for (id, symbol) in graph.symbols.iter() {
-        if bindings.get(id).is_none() {
-            bindings.set(id, DEFAULT_EXTENT.clamp(symbol.min, symbol.max));
+    match graph.symbols.iter().find(|(id, _)| bindings.get(*id).is_none()) {
+        Some((_, symbol)) => {
+            let name = &symbol.name;
+            Err(Error::format(
+                file.path(),
+                format!("no recorded argument has an extent that tells {name} (set it with --set {name}=N)"),
+            ))
         }
+        None => Ok(bindings),
     }
-    bindings
 }
 
 /// What is wrong with a recorded argument, by the name it has in the file.

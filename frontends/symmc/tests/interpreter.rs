@@ -1,10 +1,10 @@
-//! How often the interpreter runs a program.
+//! The interpreter runs a program as often as asked, and computes with the same numbers as the kernels.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use symmc::custom::CustomCall;
-use symmc::{Backend, Config, Draw, Program, Registry, RunConfig, Signature, Workload};
+use symmc::{Backend, Config, Draw, Program, Registry, RunConfig, Signature, Tensor, Workload};
 use symmc_ir::{DType, text};
 
 const PROGRAM: &str = r#"program "counted" ranks 2
@@ -51,4 +51,37 @@ fn the_interpreter_runs_as_often_as_asked() {
     assert_eq!(calls(PROGRAM, 5), 10);
     let changed = PROGRAM.replace("return %next", "return %next\nmutate %state = %next");
     assert_eq!(calls(&changed, 5), 10);
+}
+
+#[test]
+fn a_number_that_its_dtype_does_not_hold_wraps_on_every_backend() {
+    let ops = ["gt", "eq", "lt", "rem", "floor_div", "max", "min", "add", "mul"];
+    for (dtype, number, same) in [("u8", -3, 253), ("u8", 300, 44), ("i32", (1 << 32) - 2, -2)] {
+        let program = |number: i64| {
+            let mut text = format!("program \"p\" ranks 1\narg %x: {dtype}[6]\n");
+            for (i, op) in ops.iter().enumerate() {
+                let result = if i < 3 { "bool" } else { dtype };
+                text += &format!("%a{i}: {result}[6] = {op} %x, {number}\n");
+                text += &format!("%b{i}: {result}[6] = {op} {number}, %x\n");
+            }
+            let names: Vec<String> = (0..ops.len()).map(|i| format!("%a{i}, %b{i}")).collect();
+            text + &format!("return {}\n", names.join(", "))
+        };
+        let outputs = |number: i64, backend: &Backend| {
+            let program =
+                Program::from_graph(text::parse(&program(number)).expect("a program")).expect("verified");
+            let plan = symmc::compile(&program, &Config::default()).expect("a plan");
+            let mut work =
+                Workload::gather(&program.graph, &program.weights, None, &Draw::default()).expect("inputs");
+            let dtype = program.graph.inputs.values().map(|i| program.graph.ty(i.value).dtype).next();
+            let x = Tensor::from_f64(dtype.expect("an input"), [6], &[1.0, 2.0, 253.0, 44.0, 7.0, 255.0]);
+            work.inputs = vec![vec![Arc::new(x.expect("six elements"))]];
+            let found = symmc::run(&plan, &work, backend, &RunConfig::default()).expect("outputs");
+            found[0].iter().map(|t| t.to_f64()).collect::<Vec<_>>()
+        };
+        let expected = outputs(same, &Backend::Interpreter);
+        for backend in [Backend::Interpreter, Backend::Threads] {
+            assert_eq!(outputs(number, &backend), expected, "{dtype} {number} {backend:?}");
+        }
+    }
 }

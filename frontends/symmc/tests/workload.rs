@@ -226,6 +226,26 @@ fn a_size_that_is_set_draws_the_arguments() {
     assert_eq!(work.inputs[0][2].to_f64()[5], 5.0);
 }
 
+#[test]
+fn what_is_recorded_tells_every_symbol_and_has_no_more_arguments() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let program = PROGRAM.replace("param %w", "symbol k in 0..=3\nparam %w");
+    let graph = text::parse(&program).expect("a program");
+    let recorded = file(&dir, &RECORDED);
+    let gather = |set: &[(&str, i64)], file: &TensorFile| {
+        let symbols = set.iter().map(|(n, v)| (n.to_string(), *v)).collect();
+        Workload::gather(&graph, &weights(&["state"]), Some(file), &Draw { symbols, ..Draw::default() })
+    };
+    let error = gather(&[], &recorded).expect_err("k has no value").to_string();
+    assert!(error.contains("tells k (set it with --set k=N)"), "{error}");
+    let work = gather(&[("k", 2)], &recorded).expect("inputs");
+    assert_eq!(work.inputs[0][2].shape(), [3, 2]);
+    let more = [&RECORDED[..], &[("rank1.in.1", &[], 2.0)]].concat();
+    let error = gather(&[("k", 2)], &file(&dir, &more)).expect_err("two arguments").to_string();
+    assert!(error.contains("rank1.in.1: the program has 1 argument"), "{error}");
+    assert!(error.contains("symbols (n, k)"), "{error}");
+}
+
 const COUNTER: &str = r#"program "counter" ranks 2
 group @w world
 arg %x: f32[2]
