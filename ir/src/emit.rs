@@ -121,6 +121,37 @@ pub trait Emit {
         self.emit(op.name(), Op::BinaryScalar { op, scalar: s.converted(dtype), scalar_left: true }, &[x])
     }
 
+    /// The quotient of two integers, rounded towards zero.
+    fn truncated_quotient(&mut self, x: ValueId, y: ValueId) -> Result<ValueId, Self::Error> {
+        let floor = self.binary(BinaryOp::FloorDiv, x, y)?;
+        if self.is_non_negative(x) && self.is_non_negative(y) {
+            return Ok(floor);
+        }
+        // The floor lies below the truncation by one where the quotient is negative and not exact.
+        let negative = self.with_scalar(BinaryOp::Lt, floor, Scalar::Int(0))?;
+        let below = self.inexact(x, y, negative)?;
+        self.binary(BinaryOp::Add, floor, below)
+    }
+
+    /// The remainder of two integers that has the sign of `x`. (The least integer has no magnitude.)
+    fn truncated_remainder(&mut self, x: ValueId, y: ValueId) -> Result<ValueId, Self::Error> {
+        let rest = self.binary(BinaryOp::Rem, x, y)?;
+        let low_x = self.with_scalar(BinaryOp::Lt, x, Scalar::Int(0))?;
+        let low_y = self.with_scalar(BinaryOp::Lt, y, Scalar::Int(0))?;
+        let apart = self.binary(BinaryOp::Xor, low_x, low_y)?;
+        let apart = self.inexact(x, y, apart)?;
+        let excess = self.binary(BinaryOp::Mul, apart, y)?;
+        self.binary(BinaryOp::Sub, rest, excess)
+    }
+
+    /// 1 where integers have a remainder and `also` holds, else 0.
+    fn inexact(&mut self, x: ValueId, y: ValueId, also: ValueId) -> Result<ValueId, Self::Error> {
+        let rest = self.binary(BinaryOp::Rem, x, y)?;
+        let rest = self.with_scalar(BinaryOp::Ne, rest, Scalar::Int(0))?;
+        let both = self.binary(BinaryOp::And, rest, also)?;
+        self.cast(both, self.dtype(x))
+    }
+
     /// `x op y` for a number.
     fn with_float(&mut self, op: BinaryOp, x: ValueId, y: f64) -> Result<ValueId, Self::Error> {
         self.with_scalar(op, x, Scalar::Float(Float(y)))

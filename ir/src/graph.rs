@@ -201,9 +201,15 @@ impl Graph {
         value
     }
 
-    /// Adds a node with results of these names and types; returns the node.
+    /// Adds a node with results of these names and types; returns the node. The number of an op becomes a value of the
+    /// dtype that it stands beside.
     pub fn add_node(&mut self, op: Op, inputs: Vec<ValueId>, results: Vec<(String, Type)>) -> NodeId {
         let id = <NodeId as crate::entity::Entity>::new(self.nodes.len());
+        let operand = inputs.first().map(|&v| self.ty(v).dtype);
+        let op = match operand.or_else(|| Some(results.first()?.1.dtype)) {
+            Some(dtype) => op.with_scalar_of(dtype),
+            None => op,
+        };
         let outputs = results
             .into_iter()
             .enumerate()

@@ -9,7 +9,7 @@ use crate::attention::Bound;
 use crate::collective::Collective;
 use crate::dim::Dim;
 use crate::graph::CustomId;
-use crate::types::{Float, Scalar};
+use crate::types::{DType, Float, Scalar};
 
 /// What a node computes. Operands are written `x`, `y`, … in the order of the node's inputs.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
@@ -24,7 +24,7 @@ pub enum Op {
     Unary(UnaryOp),
     /// Two operands of one dtype, broadcast.
     Binary(BinaryOp),
-    /// `x op scalar`, or `scalar op x` when `scalar_left`.
+    /// `x op scalar`, or `scalar op x` when `scalar_left`. An integer is a value of the dtype of `x`.
     BinaryScalar { op: BinaryOp, scalar: Scalar, scalar_left: bool },
     /// `cond ? x : y`, all three broadcast; `cond` is bool.
     Select,
@@ -128,6 +128,20 @@ impl Op {
     pub fn is_element_wise(&self) -> bool {
         matches!(self, Op::Unary(_) | Op::Binary(_) | Op::BinaryScalar { .. } | Op::Select | Op::Cast)
     }
+
+    /// The op with its number, if it has one, as a value of this dtype: integers wrap, so that every backend computes
+    /// with the same one.
+    pub(crate) fn with_scalar_of(self, dtype: DType) -> Op {
+        match self {
+            Op::Full(s) => Op::Full(s.wrapped(dtype)),
+            Op::BinaryScalar { op, scalar, scalar_left } => {
+                Op::BinaryScalar { op, scalar: scalar.wrapped(dtype), scalar_left }
+            }
+            Op::Pad { low, value } => Op::Pad { low, value: value.wrapped(dtype) },
+            op => op,
+        }
+    }
+
     /// The collective, if it is one.
     pub fn as_collective(&self) -> Option<&Collective> {
         match self {

@@ -129,7 +129,23 @@ impl Scalar {
         match dtype {
             DType::Bool => Scalar::Bool(self.as_f64() != 0.0),
             d if d.is_float() => Scalar::Float(Float(self.as_f64())),
-            _ => Scalar::Int(self.as_i64()),
+            _ => Scalar::Int(self.as_i64()).wrapped(dtype),
+        }
+    }
+    /// An integer beyond the range of a narrower integer dtype wraps, as a value that is cast to it does.
+    pub fn wrapped(self, dtype: DType) -> Scalar {
+        match (self, dtype) {
+            (Scalar::Int(i), DType::U8) => Scalar::Int(i64::from(i as u8)),
+            (Scalar::Int(i), DType::I32) => Scalar::Int(i64::from(i as i32)),
+            (s, _) => s,
+        }
+    }
+    /// The value of an integer dtype that is nearest to an integer; others are as they were.
+    pub fn saturated(self, dtype: DType) -> Scalar {
+        match (self, dtype) {
+            (Scalar::Int(i), DType::U8) => Scalar::Int(i.clamp(0, i64::from(u8::MAX))),
+            (Scalar::Int(i), DType::I32) => Scalar::Int(i.clamp(i32::MIN.into(), i32::MAX.into())),
+            (s, _) => s,
         }
     }
     /// The value as `i64`; a float is truncated towards zero.

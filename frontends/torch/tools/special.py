@@ -103,3 +103,35 @@ line("aten.linspace.default",["start=0","end=5","steps=3","dtype=:i64"],{},A.lin
 line("aten.addmm.default",["self=%x","mat1=%y","mat2=%y","beta=0","alpha=1"],{},A.addmm(torch.full((2,2),nan),torch.eye(2),torch.eye(2),beta=0),[('x',torch.full((2,2),nan)),('y',torch.eye(2))])
 line("aten.linalg_vector_norm.default",["self=%x","ord=inf","dim=[1]"],{},A.linalg_vector_norm(r,inf,[1]),[('x',r)])
 line("aten._safe_softmax.default",["self=%x","dim=1"],{},A._safe_softmax(r,1),[('x',r)])
+line("aten.pow.Tensor_Scalar",["self=%x","exponent=0.5"],{},A.pow(x,0.5),[('x',x)])
+line("aten.pow.Tensor_Scalar",["self=%x","exponent=-0.5"],{},A.pow(x,-0.5),[('x',x)])
+def tried(call, args, f, ts):
+    """A line, unless PyTorch refuses the call."""
+    try: res = f()
+    except (RuntimeError, ZeroDivisionError): return
+    line(call, args, {}, res, ts)
+# Integers at the ends of their dtype (those of i64 that f64 holds), and numbers that the dtype does not hold.
+for kind in (torch.uint8,torch.int32,torch.int64):
+    low,high=torch.iinfo(kind).min,torch.iinfo(kind).max
+    ends=[low,low+1,high-1,high] if kind!=torch.int64 else [low,-2**62,2**62]
+    some=[v for v in (*ends,0,1,2,3,7,-1,-2,-7) if v>=low]
+    both=[(p,q) for p in some for q in some if q!=0 and (p,q)!=(low,-1)]
+    p,q=(torch.tensor(list(v),dtype=kind) for v in zip(*both))
+    n=torch.tensor(some,dtype=kind)
+    xy=[('x',p),('y',q)]
+    for op in "add sub mul remainder fmod floor_divide eq lt ge bitwise_and".split():
+        ov={'floor_divide':'default'}.get(op,'Tensor'); tried(f"aten.{op}.{ov}",["self=%x","other=%y"],lambda: getattr(A,op)(p,q),xy)
+    for rm in ('floor','trunc'): tried("aten.div.Tensor_mode",["self=%x","other=%y",f"rounding_mode='{rm}'"],lambda: A.div(p,q,rounding_mode=rm),xy)
+    for s in {torch.uint8:(-1,-3,300),torch.int32:(-3,2**31+7,-2**31-9),torch.int64:(-3,300)}[kind]:
+        for op in "add sub mul remainder fmod floor_divide eq ne lt le gt ge bitwise_and bitwise_or bitwise_xor".split():
+            ov='default' if op=='floor_divide' else 'Scalar'
+            tried(f"aten.{op}.{ov}" if op!='floor_divide' else "aten.floor_divide.Scalar",["self=%x",f"other={s}"],lambda: getattr(A,op)(n,s),[('x',n)])
+        for rm in ('floor','trunc'): tried("aten.div.Scalar_mode",["self=%x",f"other={s}",f"rounding_mode='{rm}'"],lambda: A.div(n,s,rounding_mode=rm),[('x',n)])
+        tried("aten.clamp.default",["self=%x",f"min={s}"],lambda: A.clamp(n,min=s),[('x',n)])
+        tried("aten.clamp.default",["self=%x",f"max={s}"],lambda: A.clamp(n,max=s),[('x',n)])
+for start,end,step in ((0.5,4.2,0.7),(4,-3.5,-1.5),(0.2,3,1.9),(-1,2.5,1.2),(3,0,-1)):
+    for kind in (torch.int64,torch.int32,torch.float32):
+        tried("aten.arange.start_step",[f"start={start}",f"end={end}",f"step={step}",f"dtype=:{D[kind]}"],lambda: A.arange(start,end,step,dtype=kind),[])
+for start,end,steps in ((0,1,50),(3,4,50),(4.9,2.1,7),(-2,3,5),(1,-1,2),(3,5,1)):
+    for kind in (torch.int64,torch.int32,torch.float32):
+        tried("aten.linspace.default",[f"start={start}",f"end={end}",f"steps={steps}",f"dtype=:{D[kind]}"],lambda: A.linspace(start,end,steps,dtype=kind),[])

@@ -162,25 +162,8 @@ fn divide(c: &mut Call<'_, '_>) -> Lowered {
         return binary(c, BinaryOp::Div);
     }
     let (x, y) = (c.tensor(0)?, c.tensor(1)?);
-    if c.is_non_negative(x) && c.is_non_negative(y) {
-        return binary(c, BinaryOp::FloorDiv);
-    }
-    // The floor lies below the truncation by one where the quotient is negative and not exact.
-    let floor = c.binary(BinaryOp::FloorDiv, x, y)?;
-    let negative = c.with_scalar(BinaryOp::Lt, floor, ZERO)?;
-    let below = inexact(c, x, y, negative)?;
-    let z = c.binary(BinaryOp::Add, floor, below)?;
+    let z = c.truncated_quotient(x, y)?;
     c.done(z)
-}
-
-const ZERO: Scalar = Scalar::Int(0);
-
-/// 1 where integers have a remainder and `also` holds, else 0.
-fn inexact(c: &mut Call<'_, '_>, x: ValueId, y: ValueId, also: ValueId) -> Lowered<ValueId> {
-    let rest = c.binary(BinaryOp::Rem, x, y)?;
-    let rest = c.with_scalar(BinaryOp::Ne, rest, ZERO)?;
-    let both = c.binary(BinaryOp::And, rest, also)?;
-    c.cast(both, c.dtype(x))
 }
 
 /// The sign of the divisor, or with `fmod` that of the dividend.
@@ -195,13 +178,7 @@ fn modulo(c: &mut Call<'_, '_>) -> Lowered {
         let z = c.binary(BinaryOp::Rem, x, y)?;
         c.binary(BinaryOp::Mul, z, sign)?
     } else {
-        // The least integer has no magnitude.
-        let rest = c.binary(BinaryOp::Rem, x, y)?;
-        let (low_x, low_y) = (c.with_scalar(BinaryOp::Lt, x, ZERO)?, c.with_scalar(BinaryOp::Lt, y, ZERO)?);
-        let apart = c.binary(BinaryOp::Xor, low_x, low_y)?;
-        let apart = inexact(c, x, y, apart)?;
-        let excess = c.binary(BinaryOp::Mul, apart, y)?;
-        c.binary(BinaryOp::Sub, rest, excess)?
+        c.truncated_remainder(x, y)?
     };
     c.done(z)
 }

@@ -167,7 +167,8 @@ fn range_by_rank(c: &mut Call<'_, '_>) -> Lowered<Option<ValueId>> {
     c.cast(y, dtype).map(Some)
 }
 
-/// A range of floats has as many elements as the program declares.
+/// A range of floats has as many elements as the program declares. One of an integer dtype goes from the integer part of
+/// its start by that of its step.
 fn float_range(c: &mut Call<'_, '_>, start: &Operand, step: &Operand) -> Lowered {
     let declared = c.declared(0)?;
     let (Operand::Scalar(start), Operand::Scalar(step), [len]) = (start, step, declared.shape.as_slice())
@@ -175,7 +176,11 @@ fn float_range(c: &mut Call<'_, '_>, start: &Operand, step: &Operand) -> Lowered
         return Err(Stop::Opaque("its bounds are symbolic floats".into()));
     };
     let dtype = c.opt_dtype("dtype")?.unwrap_or(dtype::DEFAULT_FLOAT);
-    let y = affine(c, len.clone(), start.as_f64(), step.as_f64(), dtype)?;
+    let y = if dtype.is_float() {
+        affine(c, len.clone(), start.as_f64(), step.as_f64(), dtype)?
+    } else {
+        c.iota(len.clone(), start.as_i64(), step.as_i64(), dtype)?
+    };
     c.done(y)
 }
 
@@ -187,12 +192,24 @@ fn affine(c: &mut Call<'_, '_>, len: Dim, start: f64, step: f64, dtype: DType) -
     c.cast(y, dtype)
 }
 
+/// The first half is counted from the start, the second from the end; both are values of the dtype.
 fn linspace(c: &mut Call<'_, '_>) -> Lowered {
     let steps = c.int("steps")?;
-    let (start, end) = (c.scalar("start")?.as_f64(), c.scalar("end")?.as_f64());
     let dtype = c.opt_dtype("dtype")?.unwrap_or(dtype::DEFAULT_FLOAT);
-    let step = if steps > 1 { (end - start) / (steps - 1) as f64 } else { 0.0 };
-    let y = affine(c, steps.into(), start, step, dtype)?;
+    let (start, end) =
+        (c.scalar("start")?.converted(dtype).as_f64(), c.scalar("end")?.converted(dtype).as_f64());
+    if steps < 2 {
+        let y = affine(c, steps.into(), start, 0.0, dtype)?;
+        return c.done(y);
+    }
+    let step = (end - start) / (steps - 1) as f64;
+    let half = steps / 2;
+    let first = affine(c, half.into(), start, step, dtype)?;
+    let back = c.iota((steps - half).into(), half - steps + 1, 1, DType::F64)?;
+    let back = c.with_float(BinaryOp::Mul, back, step)?;
+    let second = c.with_float(BinaryOp::Add, back, end)?;
+    let second = c.cast(second, dtype)?;
+    let y = c.concat(&[first, second], 0)?;
     c.done(y)
 }
 

@@ -267,11 +267,7 @@ fn divide(c: &mut Call<'_, '_>) -> Lowered {
         }
         Some("trunc") => {
             let (x, y) = (c.as_tensor(&a, common)?, c.as_tensor(&b, common)?);
-            let (ax, ay) = (c.unary(UnaryOp::Abs, x)?, c.unary(UnaryOp::Abs, y)?);
-            let q = c.binary(BinaryOp::FloorDiv, ax, ay)?;
-            let (sx, sy) = (c.unary(UnaryOp::Sign, x)?, c.unary(UnaryOp::Sign, y)?);
-            let sign = c.binary(BinaryOp::Mul, sx, sy)?;
-            c.binary(BinaryOp::Mul, q, sign)?
+            c.truncated_quotient(x, y)?
         }
         Some(other) => {
             return Err(Stop::Broken(format!("expected rounding_mode floor or trunc, found `{other}`")));
@@ -284,6 +280,10 @@ fn fmod(c: &mut Call<'_, '_>) -> Lowered {
     let (a, b) = operands(c)?;
     let dtype = c.common(&[&a, &b]);
     let (x, y) = (c.as_tensor(&a, dtype)?, c.as_tensor(&b, dtype)?);
+    if !dtype.is_float() {
+        let y = c.truncated_remainder(x, y)?;
+        return c.done(y);
+    }
     let (ax, ay) = (c.unary(UnaryOp::Abs, x)?, c.unary(UnaryOp::Abs, y)?);
     let r = c.binary(BinaryOp::Rem, ax, ay)?;
     let s = c.unary(UnaryOp::Sign, x)?;
@@ -291,10 +291,22 @@ fn fmod(c: &mut Call<'_, '_>) -> Lowered {
     c.done(y)
 }
 
+/// A power by half a number is the root, which of -infinity is NaN.
 fn pow(c: &mut Call<'_, '_>) -> Lowered {
     let (a, b) = (c.operand("self")?, c.operand("exponent")?);
     let dtype = c.common(&[&a, &b]);
-    let y = c.apply(BinaryOp::Pow, &a, &b, dtype)?;
+    let root = match &b {
+        Operand::Scalar(s) if s.as_f64() == 0.5 => Some(UnaryOp::Sqrt),
+        Operand::Scalar(s) if s.as_f64() == -0.5 => Some(UnaryOp::Rsqrt),
+        _ => None,
+    };
+    let y = match root {
+        Some(root) => {
+            let x = c.as_tensor(&a, dtype)?;
+            c.unary(root, x)?
+        }
+        None => c.apply(BinaryOp::Pow, &a, &b, dtype)?,
+    };
     c.done(y)
 }
 
@@ -318,6 +330,10 @@ fn clamp(c: &mut Call<'_, '_>) -> Lowered {
     let mut y = c.as_tensor(&x, dtype)?;
     for (op, bound) in [(BinaryOp::Max, low), (BinaryOp::Min, high)] {
         if let Some(bound) = bound {
+            let bound = match bound {
+                Operand::Scalar(s) => Operand::Scalar(s.saturated(dtype)),
+                bound => bound,
+            };
             y = c.apply(op, &Operand::Tensor(y), &bound, dtype)?;
         }
     }

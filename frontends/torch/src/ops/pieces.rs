@@ -101,6 +101,23 @@ fn slice(c: &mut Call<'_, '_>) -> Lowered {
 /// A slice that starts elsewhere on each rank and has one length on all: the rows of an index. It is no view, so
 /// that writing it would not write `x`.
 fn slice_by_rank(c: &mut Call<'_, '_>, x: ValueId, axis: usize, step: i64) -> Lowered<Option<ValueId>> {
+    match rows_by_rank(c, x, axis, step)? {
+        None => Ok(None),
+        Some((Rows::Same(start), len)) => c.slice(x, axis, start, len, step).map(Some),
+        Some((Rows::OfRank(index), _)) => c.emit("take", Op::Take { axis }, &[x, index]).map(Some),
+    }
+}
+
+/// The elements of an axis that a slice takes.
+enum Rows {
+    /// From here on, on all ranks.
+    Same(Dim),
+    /// Those of an index, which every rank has its own of.
+    OfRank(ValueId),
+}
+
+/// What a slice takes whose start or end is another on each rank, and how many; `None` where neither is.
+fn rows_by_rank(c: &mut Call<'_, '_>, x: ValueId, axis: usize, step: i64) -> Lowered<Option<(Rows, Dim)>> {
     let (start, end) = (c.ints_by_rank("start"), c.ints_by_rank("end"));
     let Some(ranks) = start.or(end).map(|(_, v)| v.len()) else { return Ok(None) };
     let n = c.extent(x, axis);
@@ -134,12 +151,12 @@ fn slice_by_rank(c: &mut Call<'_, '_>, x: ValueId, axis: usize, step: i64) -> Lo
         )));
     };
     let Some((start, _)) = start else {
-        return c.slice(x, axis, starts.first().copied().unwrap_or(0).into(), len.into(), step).map(Some);
+        return Ok(Some((Rows::Same(starts.first().copied().unwrap_or(0).into()), len.into())));
     };
     let start = c.number_of_rank(start)?;
     let line = c.iota(len.into(), 0, step, DType::I64)?;
     let index = c.binary(BinaryOp::Add, line, start)?;
-    c.emit("take", Op::Take { axis }, &[x, index]).map(Some)
+    Ok(Some((Rows::OfRank(index), len.into())))
 }
 
 /// An element of an axis that is another on each rank.
@@ -385,16 +402,23 @@ pub(super) fn put_slice(
     axis: usize,
     step: i64,
 ) -> Lowered<ValueId> {
-    let (start, len) = slice_range(c, &c.extent(x, axis), step)?;
+    let (rows, len) = match rows_by_rank(c, x, axis, step)? {
+        Some(found) => found,
+        None => {
+            let (start, len) = slice_range(c, &c.extent(x, axis), step)?;
+            (Rows::Same(start), len)
+        }
+    };
     let mut shape = c.shape(x);
     if let Some(d) = shape.get_mut(axis) {
         *d = len.clone();
     }
     let source = c.cast(source, c.dtype(x))?;
     let source = c.expand(source, shape)?;
-    if step == 1 {
-        return replace(c, x, source, axis, start);
-    }
-    let index = c.positions(&start, step, len)?;
+    let index = match rows {
+        Rows::Same(start) if step == 1 => return replace(c, x, source, axis, start),
+        Rows::Same(start) => c.positions(&start, step, len)?,
+        Rows::OfRank(index) => index,
+    };
     c.emit("index_put", Op::IndexPut { axis, accumulate: false }, &[x, source, index])
 }

@@ -142,6 +142,45 @@ fn slices_and_ranges_start_where_the_rank_says() {
 }
 
 #[test]
+fn slices_are_written_where_the_rank_says() {
+    let x = ints(&[0, 10, 20, 30, 40, 50]);
+    for (slices, expected) in [
+        (
+            ["start=0 end=2", "start=4 end=9223372036854775807"],
+            [[1.0, 11.0, 20.0, 30.0, 40.0, 50.0], [0.0, 10.0, 20.0, 30.0, 1.0, 11.0]],
+        ),
+        (
+            ["start=0 end=4 step=2", "start=1 end=5 step=2"],
+            [[1.0, 10.0, 11.0, 30.0, 40.0, 50.0], [0.0, 1.0, 20.0, 11.0, 40.0, 50.0]],
+        ),
+    ] {
+        let fake = |slice: &str| {
+            Fake::new()
+                .input("x", "i64[6]")
+                .node("aten.add.Tensor", "self=%x other=1", &[("more", "i64[6]")])
+                .node("aten.slice.Tensor", "self=%more dim=0 start=0 end=2", &[("new", "i64[2]")])
+                .node(
+                    "aten.slice_scatter.default",
+                    &format!("self=%x src=%new dim=0 {slice}"),
+                    &[("y", "i64[6]")],
+                )
+                .output("y")
+        };
+        let imported = joined(&slices.map(fake)).unwrap_or_else(|e| panic!("{slices:?}: {e}"));
+        assert_eq!(outputs(&imported, std::slice::from_ref(&x)), expected, "{slices:?}");
+    }
+    let fake = |slice: &str| {
+        Fake::new()
+            .input("x", "i64[6]")
+            .input("new", "i64[2]")
+            .node("aten.slice_scatter.default", &format!("self=%x src=%new {slice}"), &[("y", "i64[6]")])
+            .output("y")
+    };
+    let found = refusal(&[fake("start=0 end=2"), fake("start=2 end=5")]);
+    assert!(found.contains("slices of one length"), "{found}");
+}
+
+#[test]
 fn other_differences_are_refused_by_name() {
     let node = |target: &str, arguments: &str, result: &str| {
         Fake::new().input("x", "i64[6]").node(target, arguments, &[("y", result)]).output("y")
