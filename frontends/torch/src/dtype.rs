@@ -27,6 +27,15 @@ pub(crate) fn from_schema(code: u32) -> Result<DType, String> {
     })
 }
 
+/// The dtype of the parts of complex numbers of this `ScalarType`, if it is one of them.
+pub(crate) fn part_of_complex(code: u32) -> Option<DType> {
+    match code {
+        10 => Some(DType::F32),
+        11 => Some(DType::F64),
+        _ => None,
+    }
+}
+
 fn unsupported(code: u32) -> String {
     let name = match code {
         0 => "unknown",

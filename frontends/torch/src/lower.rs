@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use indexmap::IndexMap;
 use symmc_ir::builder::BuildError;
-use symmc_ir::{Builder, Dim, GroupId, InputId, Op, Tensor, Type, ValueId};
+use symmc_ir::{Builder, DType, Dim, GroupId, InputId, Op, Tensor, Type, ValueId};
 
 use crate::call::Call;
 use crate::dtype;
@@ -100,13 +100,34 @@ impl<'p> Lowering<'p> {
 
     /// The type that the program declares for a value.
     pub fn declared(&self, name: &str) -> Result<Type, ImportError> {
+        self.typed(name, dtype::from_schema)
+    }
+
+    /// The type of what is held for a value: complex numbers are their parts ([`ops::complex`]).
+    pub fn held(&self, name: &str) -> Result<Type, ImportError> {
+        if !self.is_complex(name) {
+            return self.declared(name);
+        }
+        let part = |code| dtype::part_of_complex(code).ok_or_else(|| "no complex numbers".to_string());
+        let mut ty = self.typed(name, part)?;
+        ty.shape.push(2.into());
+        Ok(ty)
+    }
+
+    /// Whether the program declares a value as complex.
+    pub fn is_complex(&self, name: &str) -> bool {
+        let meta = self.scope.graph.tensor_values.get(name);
+        meta.is_some_and(|m| dtype::part_of_complex(m.dtype).is_some())
+    }
+
+    fn typed(&self, name: &str, of: impl Fn(u32) -> Result<DType, String>) -> Result<Type, ImportError> {
         let error = |message: String| ImportError::Signature { name: name.into(), message };
         let meta = self.scope.graph.tensor_values.get(name);
         let meta = meta.ok_or_else(|| error("expected an entry in tensor_values, found none".into()))?;
         if meta.layout != STRIDED {
             return Err(error(format!("expected the strided layout, found layout {}", meta.layout)));
         }
-        let dtype = dtype::from_schema(meta.dtype)
+        let dtype = of(meta.dtype)
             .map_err(|found| error(format!("expected a dtype that the IR has, found {found}")))?;
         let shape = meta.sizes.iter().map(|s| self.symbols.dim(s)).collect::<Result<Vec<Dim>, _>>()?;
         symmc_ir::dim::check_size(&shape).map_err(error)?;
@@ -250,7 +271,7 @@ impl<'p> Lowering<'p> {
 
     /// Holds a value against the type declared for a name.
     pub fn check_declared(&self, node: &Node<'_>, name: &str, value: ValueId) -> Result<(), ImportError> {
-        let declared = self.declared(name)?;
+        let declared = self.held(name)?;
         let found = self.builder.graph().ty(value);
         if *found == declared {
             return Ok(());
@@ -284,11 +305,14 @@ impl<'p> Lowering<'p> {
 
 /// Lowers a node by what is known of its target.
 fn lowered(call: &mut Call<'_, '_>, effect: &Effect) -> Lowered {
-    if let Some(op) = functionalised::called(call.node) {
-        return functionalised::lower(call, op);
-    }
     if let Some(graph) = inline::body(call.node) {
         return inline::lower(call, graph);
+    }
+    if ops::complex::touches(call) {
+        return ops::complex::lower(call, effect);
+    }
+    if let Some(op) = functionalised::called(call.node) {
+        return functionalised::lower(call, op);
     }
     match effect {
         Effect::Writes(writes) => inplace::lower(call, writes),

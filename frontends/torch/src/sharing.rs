@@ -20,7 +20,7 @@ pub(crate) enum Sharing {
 }
 
 /// The ops whose result is their operand, or a view of it.
-const ALIASING: [&str; 48] = [
+const ALIASING: [&str; 51] = [
     "_reshape_alias",
     "adjoint",
     "alias",
@@ -69,6 +69,9 @@ const ALIASING: [&str; 48] = [
     "view_of",
     "wait_tensors",
     "_wrap_tensor_autograd",
+    "imag",
+    "view_as_complex",
+    "view_as_real",
 ];
 
 /// The ops whose result is a view where the strides of their operand allow it.

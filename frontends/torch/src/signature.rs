@@ -366,6 +366,10 @@ pub(crate) fn outputs<'p>(
             continue;
         };
         let value = lowering.scope.value(name).map_err(|message| error(name, message))?;
+        if lowering.is_complex(name) {
+            // What is held of it is not what the program returns.
+            lowering.declared(name)?;
+        }
         let kind = match target {
             Target::Caller => OutputKind::Returned,
             Target::Stored(source) => {

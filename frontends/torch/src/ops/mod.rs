@@ -9,6 +9,8 @@ mod activations;
 mod attention;
 mod backward;
 mod collectives;
+pub(crate) mod complex;
+mod convolution;
 mod create;
 mod elementwise;
 mod facts;
@@ -49,7 +51,7 @@ pub(crate) const fn row(target: &'static str, becomes: &'static str, rule: Rule)
 pub(crate) const DRAWS: &str = "it draws random numbers, which a program cannot: export the model in evaluation mode, \
                                 or make the numbers an argument";
 
-fn tables() -> [&'static [Row]; 17] {
+fn tables() -> [&'static [Row]; 19] {
     [
         elementwise::ROWS,
         activations::ROWS,
@@ -68,6 +70,8 @@ fn tables() -> [&'static [Row]; 17] {
         collectives::WRITING,
         foreach::ROWS,
         facts::ROWS,
+        complex::ROWS,
+        convolution::ROWS,
     ]
 }
 

@@ -78,7 +78,7 @@ pub(super) const ROWS: &[Row] = &[
 ];
 
 /// Start and length of the slice that the arguments describe.
-fn slice_range(c: &Call<'_, '_>, n: &Dim, step: i64) -> Lowered<(Dim, Dim)> {
+pub(super) fn slice_range(c: &Call<'_, '_>, n: &Dim, step: i64) -> Lowered<(Dim, Dim)> {
     if step < 1 {
         return Err(Stop::Broken(format!("expected a step of at least 1, found {step}")));
     }

@@ -2,6 +2,7 @@
 
 mod archive;
 mod common;
+mod complex;
 mod damage;
 mod import;
 mod ops;
