@@ -11,10 +11,10 @@ use crate::error::Error;
 
 /// Writes the outputs of these ranks: `rank{r}.out.<i>` is the i-th returned output of rank `r`, and the new value of an
 /// input that the program changes has that input's name, `rank{r}.w.<source>` or `rank{r}.in.<i>`. The file appears
-/// whole or not at all.
+/// whole or not at all; where a link stands, in the link's place.
 ///
 /// # Errors
-/// The file cannot be written.
+/// The file cannot be written, or something else that is no file stands there.
 pub fn write_outputs(
     path: &Path,
     graph: &Graph,
@@ -29,26 +29,38 @@ pub fn write_outputs(
             views.push((format!("rank{rank}.{name}"), view));
         }
     }
-    let part = Part::beside(path);
+    let place = place(path)?;
+    let part = Part::beside(&place);
     serialize_to_file(views, None, &part.0).map_err(|e| Error::format(path, e))?;
-    let written = File::open(&part.0).and_then(|f| f.sync_all()).and_then(|()| fs::rename(&part.0, path));
+    let written = File::open(&part.0).and_then(|f| f.sync_all()).and_then(|()| fs::rename(&part.0, &place));
     written.map_err(|e| Error::io(path, e))
 }
 
 /// Refuses a place where no file can be written, before any work.
 ///
 /// # Errors
-/// It is a folder, or lies in none.
+/// It is a folder, a device, a pipe or a socket, or lies in no folder.
 pub fn check_output(path: &Path) -> Result<(), Error> {
-    if path.is_dir() {
-        return Err(Error::format(path, "this is a folder; expected a file to write outputs to"));
-    }
+    let path = &place(path)?;
     let folder = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
     if !folder.is_dir() {
         return Err(Error::format(path, format!("there is no folder {}", folder.display())));
     }
     let part = Part::beside(path);
     File::create(&part.0).map(drop).map_err(|e| Error::io(path, e))
+}
+
+/// Where a file goes that is written to a path: what a link leads to is replaced, not the link. Nothing but a file is
+/// replaced, as `/dev/null` would be.
+fn place(path: &Path) -> Result<PathBuf, Error> {
+    let found = match fs::metadata(path) {
+        Ok(found) if found.is_file() => return fs::canonicalize(path).map_err(|e| Error::io(path, e)),
+        Ok(found) if found.is_dir() => "a folder",
+        Ok(_) => "a device, a pipe or a socket",
+        // Nothing stands there, or the folder is at fault.
+        Err(_) => return Ok(path.to_path_buf()),
+    };
+    Err(Error::format(path, format!("this is {found}; expected a file to write outputs to")))
 }
 
 /// A file under another name until it is whole; it is removed if it never is.
