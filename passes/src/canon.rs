@@ -7,7 +7,8 @@
 //! - operands are not expanded where the op broadcasts by itself ([`broadcasts`]),
 //! - products keep the axes of their operand instead of flattening them ([`products`]),
 //! - `rms_norm`, `softmax`, `silu`, rotary embeddings and attention are whole again ([`norms`], [`activations`],
-//!   [`rotary`]), and attention knows that it is causal and that its heads are grouped ([`attention`]),
+//!   [`rotary`]), attention has bounds instead of masks that say what positions see ([`seen`]), and its heads are grouped
+//!   ([`attention`]),
 //! - collectives between one rank are gone ([`collectives`]),
 //! - equal nodes exist once.
 //!
@@ -24,6 +25,7 @@ pub mod known;
 pub mod norms;
 pub mod products;
 pub mod rotary;
+pub mod seen;
 pub mod views;
 
 use symmc_ir::Graph;

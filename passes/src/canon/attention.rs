@@ -1,17 +1,22 @@
-//! Attention that was written out, whose mask is known, or whose heads are repeated.
+//! Attention that was written out, whose mask says what positions see, or whose heads are repeated.
 
-use symmc_ir::attention::{Bound, Operands, causal_if};
+use symmc_ir::attention::{self, Bound, Operands};
 use symmc_ir::{BinaryOp, DType, Dim, Float, Op, Scalar, Type, UnaryOp, ValueId, infer};
 
 use super::known::Known;
+use super::seen::additive::{self, Additive};
+use super::seen::bounds::{self, Split};
+use super::seen::linear::View;
+use super::seen::{self};
 use crate::rewrite::{Candidate, Rewrite, Rewriter, Rule};
 
 /// The rules of this theme.
 pub const RULES: &[Rule] = &[
     Rule {
         name: "attention",
-        equation: "matmul(softmax(matmul(q * s, transpose(k) * t) * r), v) = attention(q, k, v) with scale s*t*r, and \
-                   with an added causal mask causal attention, for f32 and f64",
+        equation: "matmul(softmax(c*tanh(matmul(q * s, transpose(k) * t) * r / c) + mask), v) = attention(q, k, v) with \
+                   scale s*t*r, cap c, and the bounds that the mask is where each row sees a column, else the mask \
+                   where its numbers are finite; scores and weights need not be rounded",
         apply: written_out,
     },
     Rule {
@@ -20,9 +25,11 @@ pub const RULES: &[Rule] = &[
         apply: full_mask,
     },
     Rule {
-        name: "causal_mask",
-        equation: "attention(q, k, v, column <= row) = causal attention(q, k, v)",
-        apply: causal_mask,
+        name: "mask_of_positions",
+        equation: "attention(q, k, v, a & .. & z) = attention(q, k, v, z) with bounds a, .., where these compare the column \
+                   with what does not depend on it; select(m, x, -inf) is the mask m with x added, and so is \
+                   select(m, x, lowest) where each row sees a column and x is of moderate size",
+        apply: mask_of_positions,
     },
     Rule {
         name: "grouped_heads",
@@ -31,15 +38,35 @@ pub const RULES: &[Rule] = &[
     },
 ];
 
+/// Scores on their way to a softmax: what is before the masks, and what these let through.
+struct Scores {
+    /// The extents before the last two where the masks are.
+    leading: Vec<Dim>,
+    before: ValueId,
+    mask: Additive,
+    /// What is added, whole.
+    added: Vec<ValueId>,
+    /// What all of it is multiplied by behind the masks.
+    factor: f64,
+    /// Masks chose scores instead of being added to them.
+    chose: bool,
+}
+
 fn written_out(cx: &mut Rewriter, node: &Candidate) -> Option<Rewrite> {
     let (Op::MatMul, &[weights, v]) = (&node.op, &node.inputs[..]) else { return None };
-    let (Op::Softmax { axis, log: false }, &[scores]) = cx.def(unguarded(cx, weights))? else { return None };
-    if *axis + 1 != node.ty.rank() || !matches!(node.ty.dtype, DType::F32 | DType::F64) {
+    let (softmax, guarded) = unguarded(cx, bare(cx, weights));
+    let (Op::Softmax { axis, log: false }, &[scores]) = cx.def(bare(cx, softmax))? else { return None };
+    if *axis + 1 != cx.shape(scores).len() {
         return None;
     }
-    let (scores, causal) = unmasked(cx, scores);
-    let (scores, outer) = unscaled(cx, scores);
-    let (Op::MatMul, &[q, k]) = cx.def(scores)? else { return None };
+    let shape = cx.shape(scores).to_vec();
+    let leading = &shape[..shape.len().checked_sub(2)?];
+    let scores = unmasked(cx, scores)?;
+    let (before, cap) = uncapped(cx, scores.before);
+    let (before, outer) = unscaled(cx, before);
+    let product = bare(cx, before);
+    let (Op::MatMul, &[q, k]) = cx.def(product)? else { return None };
+    let within = cx.shape(product)[..cx.shape(product).len() - 2].to_vec();
     let ((q, of_q), (k, of_k)) = (unscaled(cx, q), unscaled(cx, k));
     // Any permutation is one of the heads' axes, and then of the last two.
     let (Op::Permute { perm }, &[stored]) = cx.def(k)? else { return None };
@@ -47,28 +74,158 @@ fn written_out(cx: &mut Rewriter, node: &Candidate) -> Option<Rewrite> {
     let last = perm.len().checked_sub(1).filter(|last| *last > 0)?;
     let mut perm = perm.clone();
     perm.swap(last - 1, last);
-    let scale = Float(outer * of_q * of_k * inner);
-    let op = Op::Attention { scale, cap: None, bounds: causal_if(causal) };
     let ty = cx.ty(stored);
     let ty = Type::new(ty.dtype, perm.iter().map(|&axis| ty.shape[axis].clone()).collect::<Vec<_>>());
-    // What the products broadcast has the heads of the query in attention.
-    let leading = &node.ty.shape[..node.ty.rank().checked_sub(2)?];
-    let wide = |ty: &Type| {
-        let tail = ty.shape.get(ty.rank().checked_sub(2)?..)?;
-        Some(Type::new(ty.dtype, [leading, tail].concat()))
+    let k = match perm.iter().copied().eq(0..=last) {
+        true => stored,
+        false => cx.emit("heads", Op::Permute { perm }, &[stored], ty),
     };
-    let (of_key, of_value) = (wide(&ty)?, wide(cx.ty(v))?);
-    let types = [cx.ty(q), &of_key, &of_value];
-    let fits =
-        infer::infer(&op, &types, None).is_ok_and(|t| t.as_deref() == Some(std::slice::from_ref(&node.ty)));
-    fits.then(|| {
-        let k = match perm.iter().copied().eq(0..=last) {
-            true => stored,
-            false => cx.emit("heads", Op::Permute { perm }, &[stored], ty),
-        };
-        let (k, v) = (cx.expand(k, of_key.shape), cx.expand(v, of_value.shape));
-        Rewrite::Node(op, vec![q, k, v])
-    })
+    let of_node = &node.ty.shape[..node.ty.rank().checked_sub(2)?];
+    let (q, k) = (led(cx, q, &within, leading)?, led(cx, k, &within, leading)?);
+    let v = led(cx, v, of_node, leading)?;
+    // What the products broadcast has the heads of the query in attention.
+    let wide = |ty: &Type| Some([leading, ty.shape.get(ty.rank().checked_sub(2)?..)?].concat());
+    let (of_key, of_value) = (wide(cx.ty(k))?, wide(cx.ty(v))?);
+    let typed = |shape: &[Dim]| Type::new(node.ty.dtype, shape.to_vec());
+    let scale = Float(scores.factor * outer * of_q * of_k * inner);
+    // A cap is not of scores that are multiplied again.
+    let plain = Op::Attention { scale, cap, bounds: Vec::new() };
+    let dtypes = [cx.ty(q).dtype, cx.ty(k).dtype, cx.ty(v).dtype];
+    let types = [cx.ty(q), &typed(&of_key), &typed(&of_value)];
+    let result = infer::infer(&plain, &types, None).ok()??.pop()?;
+    let alike = dtypes.iter().all(|d| *d == node.ty.dtype) && result.numel() == node.ty.numel();
+    if !alike || cap.is_some() && scores.factor != 1.0 {
+        return None;
+    }
+    let (bounds, more) = of_softmax(cx, &scores, &shape, guarded)?;
+    let (k, v) = (cx.expand(k, of_key), cx.expand(v, of_value));
+    let (op, inputs) = (Op::Attention { scale, cap, bounds }, [vec![q, k, v], more].concat());
+    if result == node.ty {
+        return Some(Rewrite::Node(op, inputs));
+    }
+    let y = cx.emit("heads", op, &inputs, result);
+    Some(Rewrite::Value(cx.reshape(y, node.ty.shape.clone())))
+}
+
+/// A value of matrices with other extents before them; those of extent 1 broadcast.
+fn led(cx: &mut Rewriter, value: ValueId, from: &[Dim], to: &[Dim]) -> Option<ValueId> {
+    let shape = cx.shape(value);
+    let Some(rank) = shape.len().checked_sub(2).filter(|_| from != to) else { return Some(value) };
+    let (own, tail) = shape.split_at(rank);
+    let one = Dim::from(1);
+    let leading = if own.iter().all(|d| *d == one) {
+        Vec::new()
+    } else if own == from {
+        to.to_vec()
+    } else {
+        return None;
+    };
+    let wide = [&leading, tail].concat();
+    Some(cx.reshape(value, wide))
+}
+
+/// A value before casts between floats, and before reshapes of what stands before matrices.
+fn bare(cx: &Rewriter, mut value: ValueId) -> ValueId {
+    loop {
+        let inner = uncast(cx, unled(cx, value));
+        if inner == value {
+            return value;
+        }
+        value = inner;
+    }
+}
+
+/// A value of matrices before a reshape that keeps the matrices.
+fn unled(cx: &Rewriter, value: ValueId) -> ValueId {
+    let last = |v: ValueId| cx.shape(v).iter().rev().take(2).cloned().collect::<Vec<_>>();
+    match cx.def(value) {
+        Some((Op::Reshape, &[x])) if last(x).len() == 2 && last(x) == last(value) => x,
+        _ => value,
+    }
+}
+
+/// The bounds that masks before a softmax are, and the operands behind the values. Rows that see nothing are not alike
+/// there: what cannot be shown to leave each row a column stays a mask of finite numbers.
+fn of_softmax(
+    cx: &mut Rewriter,
+    scores: &Scores,
+    shape: &[Dim],
+    guarded: bool,
+) -> Option<(Vec<Bound>, Vec<ValueId>)> {
+    if scores.mask.seen.is_empty() && scores.mask.rest.is_empty() {
+        return Some((Vec::new(), Vec::new()));
+    }
+    let zero_rows = guarded && scores.mask.is_infinite();
+    if let Some(found) = bounded(cx, &scores.mask, &[], shape, zero_rows) {
+        return Some(found);
+    }
+    let finite = scores.mask.seen.iter().all(|(_, x)| x.is_finite());
+    let moderate = scores.mask.rest.iter().all(|leaf| additive::is_moderate(cx, leaf.value));
+    if scores.chose || scores.factor != 1.0 || !(guarded || finite && moderate) {
+        return None;
+    }
+    let mut sum = *scores.added.first()?;
+    for &mask in &scores.added[1..] {
+        sum = added(cx, sum, mask)?;
+    }
+    Some((Vec::new(), vec![sum]))
+}
+
+/// The sum of two masks.
+fn added(cx: &mut Rewriter, x: ValueId, y: ValueId) -> Option<ValueId> {
+    let shape = infer::broadcast(&[cx.shape(x), cx.shape(y)]).ok()?;
+    let ty = Type::new(cx.ty(x).dtype, shape);
+    (cx.ty(y).dtype == ty.dtype).then(|| cx.emit("bias", Op::Binary(BinaryOp::Add), &[x, y], ty))
+}
+
+/// The bounds that a mask of float is, beside those that there are, and the operands behind the values: what is left of
+/// the mask, and the positions of the bounds. `zero_rows` says that rows which see nothing are zero.
+fn bounded(
+    cx: &mut Rewriter,
+    mask: &Additive,
+    beside: &[Bound],
+    shape: &[Dim],
+    zero_rows: bool,
+) -> Option<(Vec<Bound>, Vec<ValueId>)> {
+    let condition = mask.condition()?;
+    let split = bounds::split(cx, &condition, shape)?;
+    let new = split.bounds.iter().map(|l| &l.bound);
+    let sees = split.rest.is_empty()
+        && mask.rest.iter().all(|leaf| additive::is_moderate(cx, leaf.value))
+        && bounds::each_row_sees(cx, new.chain(beside), shape);
+    if !sees && !zero_rows {
+        return None;
+    }
+    let mut sum = None;
+    for leaf in &mask.rest {
+        let next = bounds::placed(cx, leaf, shape)?;
+        sum = Some(match sum {
+            None => next,
+            Some(other) => added(cx, other, next)?,
+        });
+    }
+    let seen = bounds::mask(cx, &split.rest, shape);
+    let left = match (seen, sum) {
+        (Some(seen), Some(added)) => {
+            let ty =
+                Type::new(cx.ty(added).dtype, infer::broadcast(&[cx.shape(seen), cx.shape(added)]).ok()?);
+            let number = Type::new(ty.dtype, vec![]);
+            let never = cx.emit("never", Op::Full(Scalar::Float(Float(f64::NEG_INFINITY))), &[], number);
+            Some(cx.emit("mask", Op::Select, &[seen, added, never], ty))
+        }
+        (one, other) => one.or(other),
+    };
+    let (bounds, positions) = operands(cx, &split, shape)?;
+    Some((bounds, left.into_iter().chain(positions).collect()))
+}
+
+/// The bounds of a split, and the values of their operands.
+fn operands(cx: &mut Rewriter, split: &Split, shape: &[Dim]) -> Option<(Vec<Bound>, Vec<ValueId>)> {
+    let mut positions = Vec::new();
+    for limit in split.bounds.iter().filter(|l| l.bound.operand) {
+        positions.push(bounds::operand(cx, limit, shape)?);
+    }
+    Some((split.bounds.iter().map(|l| l.bound.clone()).collect(), positions))
 }
 
 /// `x` and `c`, if the value is `x * c` or `x / (1/c)`, else the value and 1.
@@ -82,19 +239,131 @@ fn unscaled(cx: &Rewriter, value: ValueId) -> (ValueId, f64) {
     }
 }
 
-/// Scores without the causal mask that is added to them, and whether there was one. Another mask may hide all
-/// of a row, which attention defines and softmax does not.
-fn unmasked(cx: &Rewriter, scores: ValueId) -> (ValueId, bool) {
-    if let Some((Op::Binary(BinaryOp::Add), &[a, b])) = cx.def(scores) {
-        for (x, mask) in [(a, b), (b, a)] {
-            let added = cx.shape(x) == cx.shape(scores) && cx.def(mask).is_some();
-            if added && lets_earlier(cx, mask) {
-                return (x, true);
+/// `x` and `c`, if the value is `c * tanh(x / c)`, else the value.
+fn uncapped(cx: &Rewriter, value: ValueId) -> (ValueId, Option<Float>) {
+    let capped = || {
+        let (tanh, cap) = unscaled(cx, uncast(cx, value));
+        let (Op::Unary(UnaryOp::Tanh), &[x]) = cx.def(uncast(cx, tanh))? else { return None };
+        let (x, inverse) = unscaled(cx, uncast(cx, x));
+        // The quotient is rounded as constants are.
+        let same = (cap * inverse - 1.0).abs() < 1e-6 && cap.is_finite() && cap > 0.0;
+        same.then_some((x, Some(Float(cap))))
+    };
+    capped().unwrap_or((value, None))
+}
+
+/// A float value before it was converted to another float dtype.
+fn uncast(cx: &Rewriter, value: ValueId) -> ValueId {
+    match cx.def(value) {
+        Some((Op::Cast, &[x])) if cx.ty(x).dtype.is_float() && cx.ty(value).dtype.is_float() => x,
+        _ => value,
+    }
+}
+
+/// Scores before the masks that are added to them or choose them, and before constants that are added to all of them.
+fn unmasked(cx: &mut Rewriter, scores: ValueId) -> Option<Scores> {
+    let shape = cx.shape(scores).to_vec();
+    let leading = shape[..shape.len().checked_sub(2)?].to_vec();
+    let added = Vec::new();
+    let mut out =
+        Scores { leading, before: scores, mask: Additive::default(), added, factor: 1.0, chose: false };
+    for _ in 0..MAX_MASKS {
+        let value = bare(cx, out.before);
+        let Some((op, inputs)) = cx.def(value) else { break };
+        let (op, inputs) = (op.clone(), inputs.to_vec());
+        match (op, &inputs[..]) {
+            (Op::BinaryScalar { op: BinaryOp::Add, scalar, .. }, &[x]) if scalar.as_f64().abs() < 1e6 => {
+                out.before = x;
             }
+            (Op::BinaryScalar { op: BinaryOp::Mul | BinaryOp::Div, .. }, _) => {
+                let (x, factor) = unscaled(cx, value);
+                let masked = matches!(
+                    cx.def(bare(cx, x)),
+                    Some((
+                        Op::Binary(BinaryOp::Add) | Op::BinaryScalar { op: BinaryOp::Add, .. } | Op::Select,
+                        _
+                    ))
+                );
+                if !masked || !(1e-3..1e3).contains(&factor) {
+                    break;
+                }
+                (out.before, out.factor) = (x, out.factor * factor);
+            }
+            (Op::Binary(BinaryOp::Add), &[a, b]) => {
+                let scored = |x: ValueId| cx.shape(x) == cx.shape(value) && is_scores(cx, x);
+                let (x, mask) = if scored(a) { (a, b) } else { (b, a) };
+                if !scored(x) {
+                    break;
+                }
+                let mask = out.led(cx, value, mask)?;
+                let parts = additive::additive(cx, mask).viewed(&View::broadcast(cx.shape(mask), &shape)?)?;
+                out.hide(parts)?;
+                out.added.push(mask);
+                out.before = x;
+            }
+            (Op::Select, &[c, x, y]) => {
+                let (_, number, other) = additive::chosen(cx, cx.ty(value).dtype, c, x, y)?;
+                if cx.shape(other) != cx.shape(value) {
+                    break;
+                }
+                let c = out.led(cx, value, c)?;
+                let seen = seen::condition(cx, c).viewed(&View::broadcast(cx.shape(c), &shape)?)?;
+                let seen = if other == x { seen } else { seen.contrary() };
+                out.hide(Additive { seen: vec![(seen, number)], rest: Vec::new() })?;
+                (out.before, out.chose) = (other, true);
+            }
+            _ => break,
         }
     }
-    (scores, false)
+    Some(out)
 }
+
+impl Scores {
+    /// What is combined with scores at `value`, as it is where the masks are.
+    fn led(&self, cx: &mut Rewriter, value: ValueId, mask: ValueId) -> Option<ValueId> {
+        let from = cx.shape(value)[..cx.shape(value).len() - 2].to_vec();
+        led(cx, mask, &from, &self.leading)
+    }
+
+    /// One mask more, before what is multiplied.
+    fn hide(&mut self, mut mask: Additive) -> Option<()> {
+        if self.factor != 1.0 && !mask.rest.is_empty() {
+            return None;
+        }
+        mask.seen.iter_mut().for_each(|(_, number)| *number *= self.factor);
+        self.mask = std::mem::take(&mut self.mask).plus(mask)?;
+        Some(())
+    }
+}
+
+/// Whether a value is a product of matrices under what comes before a softmax.
+fn is_scores(cx: &Rewriter, mut value: ValueId) -> bool {
+    for _ in 0..4 * MAX_MASKS {
+        value = match cx.def(value) {
+            Some((Op::MatMul, _)) => return true,
+            Some((Op::Cast | Op::Reshape | Op::BinaryScalar { .. } | Op::Unary(UnaryOp::Tanh), &[x])) => x,
+            Some((Op::Binary(BinaryOp::Add), &[a, b])) => {
+                if cx.shape(a) == cx.shape(value) {
+                    a
+                } else {
+                    b
+                }
+            }
+            Some((Op::Select, &[_, x, y])) => {
+                if cx.shape(x) == cx.shape(value) {
+                    x
+                } else {
+                    y
+                }
+            }
+            _ => return false,
+        };
+    }
+    false
+}
+
+/// Masks between scores and their softmax.
+const MAX_MASKS: usize = 6;
 
 fn full_mask(cx: &mut Rewriter, node: &Candidate) -> Option<Rewrite> {
     let Op::Attention { bounds, .. } = &node.op else { return None };
@@ -106,102 +375,42 @@ fn full_mask(cx: &mut Rewriter, node: &Candidate) -> Option<Rewrite> {
     neutral.then(|| Rewrite::Node(node.op.clone(), operands.with_mask(None)))
 }
 
-fn causal_mask(cx: &mut Rewriter, node: &Candidate) -> Option<Rewrite> {
-    let Op::Attention { scale, cap, bounds } = &node.op else { return None };
-    let operands = Operands::of(bounds, &node.inputs)?;
-    lets_earlier(cx, *operands.mask?).then(|| {
-        let mut bounds = bounds.clone();
-        if !bounds.contains(&Bound::causal()) {
-            bounds.push(Bound::causal());
-        }
-        Rewrite::Node(Op::Attention { scale: *scale, cap: *cap, bounds }, operands.with_mask(None))
-    })
+fn mask_of_positions(cx: &mut Rewriter, node: &Candidate) -> Option<Rewrite> {
+    let Op::Attention { scale, cap, bounds: old } = &node.op else { return None };
+    let parts = Operands::of(old, &node.inputs)?;
+    let mask = *parts.mask?;
+    let mut shape = cx.shape(*parts.q).to_vec();
+    *shape.last_mut()? = cx.shape(*parts.k).iter().rev().nth(1)?.clone();
+    let view = View::broadcast(cx.shape(mask), &shape)?;
+    let (mut bounds, more) = if cx.ty(mask).dtype == DType::Bool {
+        let condition = seen::condition(cx, mask).viewed(&view)?;
+        let split = bounds::split(cx, &condition, &shape)?;
+        let left = bounds::mask(cx, &split.rest, &shape);
+        let (new, positions) = operands(cx, &split, &shape)?;
+        (new, left.into_iter().chain(positions).collect::<Vec<_>>())
+    } else {
+        let mask = additive::additive(cx, mask).viewed(&view)?;
+        bounded(cx, &mask, old, &shape, mask.is_infinite())?
+    };
+    let count = attention::positions(&bounds);
+    let (left, positions) = more.split_at(more.len().checked_sub(count)?);
+    if left.first() == Some(&mask) {
+        return None;
+    }
+    let inputs = [&[*parts.q, *parts.k, *parts.v], left, parts.positions, positions].concat();
+    bounds.retain(|b| b.operand || !old.contains(b));
+    Some(Rewrite::Node(
+        Op::Attention { scale: *scale, cap: *cap, bounds: [&old[..], &bounds].concat() },
+        inputs,
+    ))
 }
 
-/// The softmax within `select(is_nan(s), 0, s)`, which is `s` where every row sees something.
-fn unguarded(cx: &Rewriter, weights: ValueId) -> ValueId {
-    let Some((Op::Select, &[nan, zero, s])) = cx.def(weights) else { return weights };
+/// The softmax within `select(is_nan(s), 0, s)`, which is `s` where every row sees something, and whether it is.
+fn unguarded(cx: &Rewriter, weights: ValueId) -> (ValueId, bool) {
+    let Some((Op::Select, &[nan, zero, s])) = cx.def(weights) else { return (weights, false) };
     let zero = cx.known(zero).and_then(Known::full).is_some_and(|s| s.as_f64() == 0.0);
     let guards = matches!(cx.def(nan), Some((Op::Unary(UnaryOp::IsNan), &[of])) if of == s);
-    if zero && guards { s } else { weights }
-}
-
-/// Whether a mask lets row `i` see the columns up to `i` and no others: a bool one, or one that is added and is 0
-/// where they are seen, elsewhere infinitely negative or the lowest f32. With an added mask a row that sees nothing
-/// is not defined alike; rows of a causal mask see their first column.
-fn lets_earlier(cx: &Rewriter, mask: ValueId) -> bool {
-    let mask = without_units(cx, mask);
-    if !cx.ty(mask).dtype.is_float() {
-        return is_causal(cx, mask, true);
-    }
-    let Some((Op::Select, &[cond, yes, no])) = cx.def(mask) else { return false };
-    let full = |v| cx.known(v).and_then(Known::full).map(Scalar::as_f64);
-    let hides = |x: f64| x <= f64::from(f32::MIN);
-    match (full(yes), full(no)) {
-        (Some(0.0), Some(no)) if hides(no) => is_causal(cx, cond, true),
-        (Some(yes), Some(0.0)) if hides(yes) => is_causal(cx, cond, false),
-        _ => false,
-    }
-}
-
-/// The value before axes of extent 1 in front of it.
-fn without_units(cx: &Rewriter, value: ValueId) -> ValueId {
-    match cx.def(value) {
-        Some((Op::Reshape, &[x])) => {
-            let (wide, own) = (cx.shape(value), cx.shape(x));
-            let new = wide.len().saturating_sub(own.len());
-            let units = wide[..new].iter().all(|d| d.as_const() == Some(1));
-            if units && wide[new..] == *own { x } else { value }
-        }
-        _ => value,
-    }
-}
-
-/// Whether a bool value has this truth for row `i` at the columns up to `i`, and the other elsewhere.
-fn is_causal(cx: &Rewriter, mut value: ValueId, mut truth: bool) -> bool {
-    let (op, a, b) = loop {
-        value = without_units(cx, value);
-        match cx.def(value) {
-            Some((Op::Unary(UnaryOp::Not), &[x])) => (value, truth) = (x, !truth),
-            Some((Op::BinaryScalar { op: BinaryOp::Eq, scalar, .. }, &[x])) => {
-                let Some((cond, first)) = chosen_by(cx, x, scalar.as_f64()) else { return false };
-                (value, truth) = (cond, first == truth);
-            }
-            Some((Op::Binary(op), &[a, b])) => break (*op, a, b),
-            _ => return false,
-        }
-    };
-    let (low, high, strict) = match (op, truth) {
-        (BinaryOp::Le, true) | (BinaryOp::Gt, false) => (a, b, 0),
-        (BinaryOp::Lt, true) | (BinaryOp::Ge, false) => (a, b, 1),
-        (BinaryOp::Ge, true) | (BinaryOp::Lt, false) => (b, a, 0),
-        (BinaryOp::Gt, true) | (BinaryOp::Le, false) => (b, a, 1),
-        _ => return false,
-    };
-    let rank = cx.shape(value).len();
-    // `low <= high - strict` with low = s + column and high = s + strict + row.
-    let (Some((column, s)), Some((row, t))) = (series(cx, low, rank), series(cx, high, rank)) else {
-        return false;
-    };
-    rank >= 2 && (column, row) == (rank - 1, rank - 2) && t.checked_sub(s) == Some(strict)
-}
-
-/// The condition of a choice between two numbers of which one is `number`, and whether that is the first.
-fn chosen_by(cx: &Rewriter, x: ValueId, number: f64) -> Option<(ValueId, bool)> {
-    let (Op::Select, &[cond, yes, no]) = cx.def(without_units(cx, x))? else { return None };
-    let is = |v| Some(cx.known(v)?.full()?.as_f64() == number);
-    match (is(yes)?, is(no)?) {
-        (true, false) => Some((cond, true)),
-        (false, true) => Some((cond, false)),
-        _ => None,
-    }
-}
-
-/// A series with step 1 along one axis: the axis, counted in a tensor of `rank` axes, and the first element.
-fn series(cx: &Rewriter, value: ValueId, rank: usize) -> Option<(usize, i64)> {
-    let Some(Known::Affine(a)) = cx.known(value) else { return None };
-    let (axis, step) = a.only_axis()?;
-    (step == 1).then_some((axis + rank - a.step.len(), a.start))
+    if zero && guards { (s, true) } else { (weights, false) }
 }
 
 fn grouped_heads(cx: &mut Rewriter, node: &Candidate) -> Option<Rewrite> {

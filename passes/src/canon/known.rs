@@ -8,7 +8,7 @@
 //! Invariants: a scalar is stored as the dtype stores it; an affine value fits its dtype everywhere, has
 //! a step for each axis, 0 along axes of extent 1, and at least one that is not 0.
 
-mod scalar;
+pub mod scalar;
 
 use symmc_ir::dim::SymbolId;
 use symmc_ir::graph::{Symbol, ValueId};

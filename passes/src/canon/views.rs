@@ -6,7 +6,7 @@
 
 use symmc_ir::{Dim, Op, Type, ValueId};
 
-use super::known::non_unit;
+use super::known::{Known, non_unit};
 use crate::rewrite::{Candidate, Rewrite, Rewriter, Rule};
 
 /// The rules of this theme.
@@ -66,6 +66,11 @@ pub const RULES: &[Rule] = &[
         name: "slice_of_concat",
         equation: "slice(concat(.., x, ..)) = slice(x) where it stays within x",
         apply: slice_of_concat,
+    },
+    Rule {
+        name: "index_of_positions",
+        equation: "take or index of x at numbers and at series along axes of their own = slice(x) with its axes moved",
+        apply: index_of_positions,
     },
     Rule {
         name: "concat_of_slices",
@@ -261,4 +266,53 @@ fn concat_of_slices(cx: &mut Rewriter, node: &Candidate) -> Option<Rewrite> {
     let mut inputs = node.inputs.clone();
     inputs.splice(join..join + 2, [joined]);
     Some(Rewrite::Node(node.op.clone(), inputs))
+}
+
+/// Elements at positions that are known: the result is a view.
+fn index_of_positions(cx: &mut Rewriter, node: &Candidate) -> Option<Rewrite> {
+    let (Op::Take { axis } | Op::Index { axis }) = &node.op else { return None };
+    let (&x, indices) = node.inputs.split_first()?;
+    let shape = cx.shape(x).to_vec();
+    let inner = (node.ty.rank() + indices.len()).checked_sub(shape.len())?;
+    // Each axis that is indexed: where it starts, its step, and the axis of the indices that moves it.
+    let mut moved = Vec::with_capacity(indices.len());
+    for (k, &index) in indices.iter().enumerate() {
+        let (start, step, along) = match cx.known(index)? {
+            Known::Full(s) => (s.as_i64(), 1, None),
+            Known::Affine(a) => {
+                let (own, step) = a.only_axis()?;
+                (a.start, step, Some(own + inner.checked_sub(a.step.len())?))
+            }
+        };
+        let count = along.map_or(Dim::from(1), |a| node.ty.shape[axis + a].clone());
+        let last = Dim::from(start) + (count.clone() - Dim::from(1)) * Dim::from(step);
+        let outside = start < 0 || step < 1 || shape[axis + k].provably_le(&last, cx.symbols());
+        let again = along.is_some() && moved.iter().any(|m: &(i64, i64, Option<usize>, Dim)| m.2 == along);
+        if outside || again {
+            return None;
+        }
+        moved.push((start, step, along, count));
+    }
+    let mut value = x;
+    for (k, (start, step, _, count)) in moved.iter().enumerate() {
+        let mut ty = cx.ty(value).clone();
+        ty.shape[axis + k] = count.clone();
+        let op = Op::Slice { axis: axis + k, start: Dim::from(*start), step: *step };
+        value = cx.emit("part", op, &[value], ty);
+    }
+    let mut order: Vec<usize> = (0..moved.len()).collect();
+    order.sort_by_key(|&k| moved[k].2);
+    let perm: Vec<usize> =
+        (0..*axis).chain(order.iter().map(|k| axis + k)).chain(axis + moved.len()..shape.len()).collect();
+    let ty = cx.ty(value).clone();
+    let turned = Type::new(ty.dtype, perm.iter().map(|&a| ty.shape[a].clone()).collect::<Vec<_>>());
+    value = cx.emit("axes", Op::Permute { perm }, &[value], turned);
+    let mut narrow = node.ty.shape.clone();
+    for a in 0..inner {
+        if !moved.iter().any(|m| m.2 == Some(a)) {
+            narrow[axis + a] = Dim::from(1);
+        }
+    }
+    value = cx.reshape(value, narrow.to_vec());
+    Some(Rewrite::Value(cx.expand(value, node.ty.shape.to_vec())))
 }

@@ -25,6 +25,7 @@ use symmc_ir::graph::{Def, Graph, Output, Symbol, ValueId};
 use symmc_ir::{Dim, NodeId, Op, Table, Type};
 
 use crate::canon::known::Known;
+use crate::canon::seen::Facts;
 pub use compact::{Names, compact};
 
 /// An equation and when it holds.
@@ -77,6 +78,7 @@ const MAX_DEPTH: usize = 32;
 pub struct Rewriter<'r> {
     graph: Graph,
     known: Table<ValueId, Option<Known>>,
+    facts: Facts,
     interned: HashMap<u64, Vec<NodeId>>,
     rules: &'r [&'r [Rule]],
     fired: IndexMap<&'static str, usize>,
@@ -130,6 +132,7 @@ impl<'r> Rewriter<'r> {
         Rewriter {
             graph: out,
             known,
+            facts: Facts::default(),
             interned: HashMap::new(),
             rules,
             fired: IndexMap::new(),
@@ -168,6 +171,11 @@ impl<'r> Rewriter<'r> {
     /// The contents of a value, where they are known.
     pub fn known(&self, value: ValueId) -> Option<&Known> {
         self.known[value].as_ref()
+    }
+
+    /// What is known of values as functions of positions, by value.
+    pub fn facts(&self) -> &Facts {
+        &self.facts
     }
 
     /// Adds a node that a replacement needs; `part` says in its name what it is for.

@@ -4,6 +4,7 @@ mod canon;
 mod common;
 mod errors;
 mod lower;
+mod masks;
 mod programs;
 mod random;
 mod rotary;
