@@ -502,7 +502,7 @@ pub struct BenchProgramArgs {
     /// Runs in one graph
     #[arg(long, default_value_t = 3, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=100))]
     pub runs: u32,
-    /// How algorithms of matrix products are chosen
+    /// How algorithms of matrix products and attention are chosen
     #[arg(long, value_enum, default_value_t = ProductsArg::Measured)]
     pub products: ProductsArg,
     /// Write the device times of one more run's steps, for Perfetto or chrome://tracing

@@ -63,6 +63,14 @@ pub fn config(args: &CompileArgs) -> Result<Config> {
     config_for(args, "host")
 }
 
+/// Says who computes attention on GPUs, if a plan has some and cuDNN is not there.
+pub fn note_attention(plan: &Plan) {
+    let attends = plan.programs.iter().any(|text| text.contains(" = attention "));
+    if attends && let Err(error) = symmc::cuda::cudnn::version() {
+        eprintln!("note: attention is computed by symmc's own kernels, as {error}");
+    }
+}
+
 /// How to compile for so many GPUs, unless a machine is named; `gpus` are those of the ranks, if they are named.
 /// What the library of this machine lacks is not chosen unless it is asked for.
 pub fn gpu_config(args: &CompileArgs, ranks: u32, gpus: &[u32]) -> Result<Config> {

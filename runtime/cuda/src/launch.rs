@@ -5,6 +5,7 @@
 
 use smallvec::SmallVec;
 
+use crate::compute::fused::Candidates;
 use crate::compute::gemm::Gemm;
 use crate::nccl::NcclCall;
 use crate::tensor_map::TensorMap;
@@ -19,6 +20,8 @@ pub enum Work {
     Kernel(Kernel),
     /// A matrix product by the vendor's library.
     Gemm(Gemm),
+    /// Attention by the vendor's library or by kernels, as is chosen when the program is loaded.
+    Attention(Box<Candidates>),
     /// A collective by the vendor's library.
     Nccl(NcclCall),
     /// Copies bytes; the two ranges do not overlap.

@@ -22,6 +22,7 @@ mod cache;
 pub mod collective;
 pub mod compile;
 pub mod compute;
+pub mod cudnn;
 pub mod driver;
 pub mod engine;
 pub mod error;

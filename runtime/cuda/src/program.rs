@@ -3,6 +3,7 @@
 //! [`order`] says which stream runs each step; one that the other stream waits for is an event. A kernel behind
 //! another one in its stream is launched early, and waits within.
 
+use std::cell::RefCell;
 use std::sync::Arc;
 
 use indexmap::IndexMap;
@@ -13,13 +14,16 @@ use symmc_runtime::exec::{BoundStep, Work as StepWork};
 use crate::adopt::LentStream;
 use crate::collective::{self, Peers, follow};
 use crate::compile::{Source, compile};
+use crate::compute::choice;
 use crate::compute::fuse::{self, Member};
+use crate::compute::fused::Candidates;
 use crate::compute::gemm::Prepared;
 use crate::compute::products;
 use crate::compute::rotary;
 use crate::compute::search::{self, Search};
 use crate::compute::twins;
 use crate::compute::{self, Machine, Sites};
+use crate::cudnn;
 use crate::driver::{Device, Event, Function, Graph, Module, Stream};
 use crate::error::CudaError;
 use crate::homes::Homes;
@@ -66,6 +70,7 @@ struct Step {
 enum Ready {
     Kernel(Function, Kernel),
     Gemm(Prepared),
+    Attention(cudnn::Prepared),
     Copy { to: u64, from: u64, bytes: usize },
     Store { at: u64, word: u32 },
     Zero { at: u64, bytes: usize },
@@ -78,6 +83,7 @@ impl Ready {
         match self {
             Ready::Kernel(..) => Start::Early,
             Ready::Gemm(_)
+            | Ready::Attention(_)
             | Ready::Copy { .. }
             | Ready::Store { .. }
             | Ready::Zero { .. }
@@ -137,11 +143,14 @@ impl Program {
             lowered.iter().flatten().filter_map(|w| if let Work::Gemm(g) = w { Some(*g) } else { None });
         let products: Vec<_> = products.collect();
         let products = search::prepare(parts.search, parts.device, parts.machine, &products)?.into_iter();
-        let mut loader = Loader { module: module.as_ref(), functions: IndexMap::new(), products };
+        let functions = RefCell::default();
+        let mut loader =
+            Loader { module: module.as_ref(), functions, products, attentions: vec![].into_iter() };
+        loader.attentions = loader.choose(&lowered, parts)?.into_iter();
         let mut steps = Vec::with_capacity(lowered.len());
         for (turn, work) in turns.into_iter().zip(lowered) {
-            let work = work.into_iter().map(|w| loader.ready(w)).collect::<Result<_, _>>()?;
-            steps.push(Step { turn, work });
+            let work = work.into_iter().map(|w| loader.ready(w)).collect::<Result<Vec<_>, _>>()?;
+            steps.push(Step { turn, work: work.into_iter().flatten().collect() });
         }
         let workspace = parts.machine.workspace;
         Ok(Program { steps, sites, workspace, _module: module })
@@ -244,6 +253,8 @@ impl Program {
             Ready::Zero { at, bytes } => unsafe { stream.fill(*at, 0, *bytes) },
             // SAFETY: as above.
             Ready::Gemm(gemm) => unsafe { gemm.run(stream, self.workspace) },
+            // SAFETY: as above.
+            Ready::Attention(attention) => unsafe { attention.run(stream) },
             // SAFETY: as above.
             Ready::Nccl(call) => unsafe { nccl.run(call, stream) },
         }
@@ -364,34 +375,62 @@ fn lower(
 /// Looks up what launches name.
 struct Loader<'a> {
     module: Option<&'a Module>,
-    functions: IndexMap<(String, u32), Function>,
+    functions: RefCell<IndexMap<(String, u32), Function>>,
     /// The matrix products, in the order of the work.
     products: std::vec::IntoIter<Prepared>,
+    /// The attentions that the library may compute, in the order of the work; `None` for those that kernels do.
+    attentions: std::vec::IntoIter<Option<cudnn::Prepared>>,
 }
 
 impl Loader<'_> {
-    fn ready(&mut self, work: Work) -> Result<Ready, CudaError> {
-        Ok(match work {
+    /// Who computes each attention that the library may.
+    fn choose(
+        &self,
+        lowered: &[Vec<Work>],
+        parts: &Parts<'_>,
+    ) -> Result<Vec<Option<cudnn::Prepared>>, CudaError> {
+        let all: Vec<&Candidates> = lowered
+            .iter()
+            .flatten()
+            .filter_map(|w| if let Work::Attention(of) = w { Some(&**of) } else { None })
+            .collect();
+        let launch = |kernel: &Kernel| match parts.search {
+            // SAFETY: the kernel was generated for memory that the checked plan lays out.
+            Some(search) => unsafe { search.stream.launch(self.function(kernel)?, kernel, Start::After) },
+            None => Ok(()),
+        };
+        choice::attentions(parts.search, parts.device, parts.machine, &all, &launch)
+    }
+
+    fn ready(&mut self, work: Work) -> Result<Vec<Ready>, CudaError> {
+        Ok(vec![match work {
             Work::Kernel(kernel) => Ready::Kernel(self.function(&kernel)?, kernel),
             Work::Gemm(gemm) => {
                 let missing = || CudaError::Unsupported(format!("{gemm:?} was not prepared"));
                 Ready::Gemm(self.products.next().ok_or_else(missing)?)
             }
+            Work::Attention(of) => {
+                let prepared = self.attentions.next().flatten();
+                let kernels = if prepared.is_some() { of.amend.into_iter().collect() } else { of.own };
+                let ready = |kernel| Ok(Ready::Kernel(self.function(&kernel)?, kernel));
+                let by_library = prepared.map(|p| Ok(Ready::Attention(p)));
+                return by_library.into_iter().chain(kernels.into_iter().map(ready)).collect();
+            }
             Work::Copy { to, from, bytes } => Ready::Copy { to, from, bytes },
             Work::Store { at, word } => Ready::Store { at, word },
             Work::Zero { at, bytes } => Ready::Zero { at, bytes },
             Work::Nccl(call) => Ready::Nccl(call),
-        })
+        }])
     }
 
-    fn function(&mut self, kernel: &Kernel) -> Result<Function, CudaError> {
+    fn function(&self, kernel: &Kernel) -> Result<Function, CudaError> {
         let key = (kernel.entry.clone(), kernel.shared);
-        if let Some(function) = self.functions.get(&key) {
+        if let Some(function) = self.functions.borrow().get(&key) {
             return Ok(*function);
         }
         let missing = || CudaError::Compile { detail: format!("kernel {} was not generated", kernel.entry) };
         let function = self.module.ok_or_else(missing)?.function(&kernel.entry, kernel.shared)?;
-        self.functions.insert(key, function);
+        self.functions.borrow_mut().insert(key, function);
         Ok(function)
     }
 }

@@ -17,7 +17,7 @@ use symmc_runtime::exec::{Bound, BoundCollective, BoundStep, Program, Registry, 
 
 use crate::collective::{self, Peers, by_library, control_of};
 use crate::compile::Source;
-use crate::compute::{self, GEMM_WORKSPACE, InputUse, Machine, Sites};
+use crate::compute::{self, Attentions, GEMM_WORKSPACE, InputUse, Machine, Sites};
 use crate::error::CudaError;
 use crate::homes::Layout;
 
@@ -130,20 +130,22 @@ fn on_group(call: &BoundCollective, gpus: &[u32]) -> Option<CudaError> {
 
 /// A GPU like those of the built-in profiles.
 fn machine(steps: &[BoundStep]) -> Machine {
-    const MULTIPROCESSORS: u32 = 132;
-    let workspace = |step: &BoundStep| match &step.work {
-        Work::Kernel { op, operands, results } => compute::workspace(op, operands, results, MULTIPROCESSORS),
-        _ => 0,
-    };
-    Machine {
-        multiprocessors: MULTIPROCESSORS,
+    let mut machine = Machine {
+        multiprocessors: 132,
         status: 1 << 16,
         workspace: 1 << 21,
-        workspace_bytes: steps.iter().map(workspace).max().unwrap_or(0).max(GEMM_WORKSPACE),
+        workspace_bytes: 0,
         shared: 225 << 10,
         groups: true,
         inputs: InputUse::Written,
-    }
+        attention: Attentions::Kernels,
+    };
+    let workspace = |step: &BoundStep| match &step.work {
+        Work::Kernel { op, operands, results } => compute::workspace(op, operands, results, &machine),
+        _ => 0,
+    };
+    machine.workspace_bytes = steps.iter().map(workspace).max().unwrap_or(0).max(GEMM_WORKSPACE);
+    machine
 }
 
 #[cfg(test)]

@@ -21,7 +21,8 @@ use crate::adopt::Adopted;
 use crate::arena::{Exchange, Source, SymmetricArena};
 use crate::collective::{self, Flow, Peers, Unfit};
 use crate::compute::search::{Products, Search};
-use crate::compute::{self, InputUse, Machine};
+use crate::compute::{self, Attentions, InputUse, Machine};
+use crate::cudnn;
 use crate::driver::{Device, Event, Graph, Memory, Pinned, Stream};
 use crate::error::CudaError;
 use crate::homes::{Homes, Layout};
@@ -73,6 +74,14 @@ impl SessionConfig {
         stream: &'a Stream,
     ) -> Search<'a> {
         Search { exchange, products: self.products, device, stream, limit: self.limit }
+    }
+
+    /// Who computes attention. cuDNN is one who measures may choose.
+    fn attention(&self) -> Attentions {
+        match self.products {
+            Products::Measured if cudnn::version().is_ok() => Attentions::Chosen,
+            Products::Measured | Products::Heuristic => Attentions::Kernels,
+        }
     }
 
     /// What it says of waits for peers; addresses are left out.
@@ -152,7 +161,8 @@ impl Session {
         let shared = symmetric + control.bytes();
         let arena = SymmetricArena::new(config.arena, &device, exchange, shared, config.limit)?;
         let counters = collective::local_bytes(control.groups).next_multiple_of(256);
-        let scratch = scratch_bytes(steps(), &device);
+        let machine = Machine { attention: config.attention(), ..Machine::of(&device) };
+        let scratch = scratch_bytes(steps(), &machine);
         let Private { memory, homes, counters: local, scratch: workspace } =
             lay_out(&device, bounds, arena.address(), [counters, scratch])?;
         let status = Pinned::new(&device, STATUS)?;
@@ -174,7 +184,7 @@ impl Session {
             workspace,
             workspace_bytes: scratch,
             inputs: inputs_of(steps()),
-            ..Machine::of(&device)
+            ..machine
         };
         let streams = Streams::with(&device, config.adopted.stream)?;
         let search = config.search(exchange, &device, &streams.compute);
@@ -473,11 +483,9 @@ fn inputs_of<'b>(mut steps: impl Iterator<Item = &'b BoundStep>) -> InputUse {
 }
 
 /// The workspace that these compute steps share.
-fn scratch_bytes<'b>(steps: impl Iterator<Item = &'b BoundStep>, device: &Device) -> usize {
+fn scratch_bytes<'b>(steps: impl Iterator<Item = &'b BoundStep>, machine: &Machine) -> usize {
     let step = |step: &BoundStep| match &step.work {
-        StepWork::Kernel { op, operands, results } => {
-            compute::workspace(op, operands, results, device.multiprocessors())
-        }
+        StepWork::Kernel { op, operands, results } => compute::workspace(op, operands, results, machine),
         _ => 0,
     };
     steps.map(step).max().unwrap_or(0)

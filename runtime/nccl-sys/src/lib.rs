@@ -26,7 +26,7 @@ pub use config::Config;
 pub use error::{Attempt, Error, LoadError, Missing, Refusal};
 pub use functions::Functions;
 pub use library::Nccl;
-pub use search::{PATH_VARIABLE, Search};
+pub use search::{NCCL, PATH_VARIABLE, Search, Wanted};
 pub use types::{
     Comm, DataType, RedOp, ResultCode, Stream, UniqueId, Window, cta_policy, data_type, red_op, result_code,
     split, window,

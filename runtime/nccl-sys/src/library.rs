@@ -10,7 +10,7 @@ use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
 use crate::config::Config;
 use crate::error::{Attempt, Error, LoadError, Missing, Refusal};
 use crate::functions::{Functions, later};
-use crate::search::Search;
+use crate::search::{NCCL, Search};
 use crate::types::{Comm, ResultCode, Stream, UniqueId, Window, result_code};
 use crate::version::Version;
 
@@ -38,7 +38,7 @@ impl Nccl {
         if let Some(nccl) = *loaded {
             return Ok(nccl);
         }
-        let nccl: &'static Nccl = Box::leak(Box::new(Nccl::find(&Search::from_env())?));
+        let nccl: &'static Nccl = Box::leak(Box::new(Nccl::find(&Search::from_env(&NCCL))?));
         Ok(*loaded.insert(nccl))
     }
 
@@ -50,7 +50,7 @@ impl Nccl {
     /// No candidate is usable.
     pub fn find(search: &Search) -> Result<Nccl, LoadError> {
         let mut attempts = Vec::new();
-        for path in search.candidates() {
+        for path in search.candidates(&NCCL) {
             match Nccl::open(&path) {
                 Ok(nccl) => return Ok(nccl),
                 Err(refusal) => attempts.push(Attempt { path, refusal }),

@@ -1,8 +1,8 @@
-//! Where the library is looked for.
+//! Where a library is looked for.
 //!
-//! With `SYMMC_NCCL_PATH` set, only there. Otherwise the names that the system's loader knows, then the wheels
-//! that `pip install nvidia-nccl-cu13` leaves below a Python installation. No Python is run: its folders follow
-//! from where `python3` lies on the `PATH`.
+//! With its own variable set (`SYMMC_NCCL_PATH`), only there. Otherwise the names that the system's loader knows, then the
+//! toolkit that `CUDA_HOME` or `CUDA_PATH` names, then the wheels that `pip install nvidia-nccl-cu13` leaves below a Python
+//! installation. No Python is run: its folders follow from where `python3` lies on the `PATH`.
 
 use std::collections::HashSet;
 use std::ffi::OsString;
@@ -11,16 +11,31 @@ use std::path::{Path, PathBuf};
 /// The environment variable that names the library: a file, or the folder that holds `libnccl.so.2`.
 pub const PATH_VARIABLE: &str = "SYMMC_NCCL_PATH";
 
-/// The library's names, the one with the interface's version first.
-const NAMES: [&str; 2] = ["libnccl.so.2", "libnccl.so"];
-/// The library's place below a folder of Python packages.
-const IN_WHEEL: &str = "nvidia/nccl/lib/libnccl.so.2";
+/// A library that is looked for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Wanted {
+    /// The environment variable that names it: a file, or the folder that holds it.
+    pub variable: &'static str,
+    /// Its names, the one with the interface's version first.
+    pub names: [&'static str; 2],
+    /// Its place below a folder of Python packages.
+    pub in_wheel: &'static str,
+}
+
+/// NCCL.
+pub const NCCL: Wanted = Wanted {
+    variable: PATH_VARIABLE,
+    names: ["libnccl.so.2", "libnccl.so"],
+    in_wheel: "nvidia/nccl/lib/libnccl.so.2",
+};
 
 /// What the search depends on.
 #[derive(Clone, PartialEq, Eq, Default, Debug)]
 pub struct Search {
     /// A file or a folder; if there is one, nothing else is tried.
     pub only: Option<PathBuf>,
+    /// The root of the CUDA toolkit.
+    pub toolkit: Option<PathBuf>,
     /// The root of a Python virtual environment.
     pub virtual_env: Option<PathBuf>,
     /// The folders of the `PATH`.
@@ -30,16 +45,17 @@ pub struct Search {
 }
 
 impl Search {
-    /// The search that this process's environment asks for: `SYMMC_NCCL_PATH`, `VIRTUAL_ENV`, `PATH` and `HOME`.
-    /// An empty variable counts as unset.
-    pub fn from_env() -> Search {
-        Search::from_variables(&|name| std::env::var_os(name))
+    /// The search that this process's environment asks for: the library's own variable, `CUDA_HOME`, `CUDA_PATH`,
+    /// `VIRTUAL_ENV`, `PATH` and `HOME`. An empty variable counts as unset.
+    pub fn from_env(wanted: &Wanted) -> Search {
+        Search::from_variables(wanted, &|name| std::env::var_os(name))
     }
 
-    fn from_variables(get: &dyn Fn(&str) -> Option<OsString>) -> Search {
+    fn from_variables(wanted: &Wanted, get: &dyn Fn(&str) -> Option<OsString>) -> Search {
         let value = |name| get(name).filter(|v| !v.is_empty());
         Search {
-            only: value(PATH_VARIABLE).map(PathBuf::from),
+            only: value(wanted.variable).map(PathBuf::from),
+            toolkit: value("CUDA_HOME").or_else(|| value("CUDA_PATH")).map(PathBuf::from),
             virtual_env: value("VIRTUAL_ENV").map(PathBuf::from),
             path: value("PATH").map(|p| std::env::split_paths(&p).collect()).unwrap_or_default(),
             home: value("HOME").map(PathBuf::from),
@@ -48,13 +64,15 @@ impl Search {
 
     /// What to open, in order. A path with a slash is a file, which may not exist; a bare name is for the
     /// system's loader.
-    pub fn candidates(&self) -> Vec<PathBuf> {
+    pub fn candidates(&self, wanted: &Wanted) -> Vec<PathBuf> {
         if let Some(path) = &self.only {
             let path = std::path::absolute(path).unwrap_or_else(|_| path.clone());
-            return if path.is_dir() { NAMES.map(|name| path.join(name)).into() } else { vec![path] };
+            return if path.is_dir() { wanted.names.map(|name| path.join(name)).into() } else { vec![path] };
         }
-        let wheels = self.package_folders().into_iter().map(|folder| folder.join(IN_WHEEL));
-        NAMES.iter().map(PathBuf::from).chain(wheels).collect()
+        let toolkit = self.toolkit.iter().flat_map(|root| ["lib64", "lib"].map(|lib| root.join(lib)));
+        let toolkit = toolkit.map(|lib| lib.join(wanted.names[0])).filter(|file| file.is_file());
+        let wheels = self.package_folders().into_iter().map(|folder| folder.join(wanted.in_wheel));
+        wanted.names.iter().map(PathBuf::from).chain(toolkit).chain(wheels).collect()
     }
 
     /// The folders of Python packages that exist: those of the virtual environment, then those of every
@@ -111,21 +129,21 @@ mod tests {
         folder(root.path(), "venv/lib/python3.12/site-packages");
         let variables = |named: &Path| {
             let (named, venv) = (named.as_os_str().to_owned(), root.path().join("venv").into_os_string());
-            Search::from_variables(&move |name| match name {
+            Search::from_variables(&NCCL, &move |name| match name {
                 PATH_VARIABLE => Some(named.clone()),
                 "VIRTUAL_ENV" => Some(venv.clone()),
                 _ => None,
             })
         };
         let file = root.path().join("my_nccl.so");
-        assert_eq!(variables(&file).candidates(), std::slice::from_ref(&file));
+        assert_eq!(variables(&file).candidates(&NCCL), std::slice::from_ref(&file));
         let both = [root.path().join("libnccl.so.2"), root.path().join("libnccl.so")];
-        assert_eq!(variables(root.path()).candidates(), both);
+        assert_eq!(variables(root.path()).candidates(&NCCL), both);
         assert!(
-            variables(Path::new("libx.so")).candidates()[0].is_absolute(),
+            variables(Path::new("libx.so")).candidates(&NCCL)[0].is_absolute(),
             "a file, not a name for the loader"
         );
-        assert_eq!(variables(Path::new("")).candidates().len(), 3, "empty is unset");
+        assert_eq!(variables(Path::new("")).candidates(&NCCL).len(), 3, "empty is unset");
     }
 
     #[test]
@@ -150,12 +168,15 @@ mod tests {
 
         let search = Search {
             only: None,
+            toolkit: Some(root.join("cuda")),
             virtual_env: Some(root.join("venv")),
             path: [&path[..], &[root.join("alias/bin")]].concat(),
             home: Some(root.join("home")),
         };
+        let in_toolkit = folder(&root, "cuda/lib64").join("libnccl.so.2");
+        std::fs::write(&in_toolkit, "").expect("a file");
         let names = ["libnccl.so.2", "libnccl.so"].map(PathBuf::from);
         let wheels = expected.map(|packages| packages.join("nvidia/nccl/lib/libnccl.so.2"));
-        assert_eq!(search.candidates(), [&names[..], &wheels[..]].concat());
+        assert_eq!(search.candidates(&NCCL), [&names[..], &[in_toolkit], &wheels[..]].concat());
     }
 }

@@ -2,7 +2,7 @@
 
 use symmc_ir::attention::causal_if;
 use symmc_ir::random::SplitMix;
-use symmc_ir::{ArgOp, BinaryOp, DType, Float, Op, Reduction, Tensor, UnaryOp};
+use symmc_ir::{ArgOp, BinaryOp, Bound, DType, Dim, Float, Op, Reduction, Side, Tensor, UnaryOp};
 use symmc_runtime::kernels::{View, ViewMut, compute, contiguous_strides};
 
 use crate::random::{indices, of, tensor};
@@ -59,6 +59,7 @@ pub(crate) fn list() -> Vec<Case> {
     let mut out = Vec::new();
     products(r, &mut out);
     attentions(r, &mut out);
+    bounded(r, &mut out);
     rows(r, &mut out);
     rotary(r, &mut out);
     others(r, &mut out);
@@ -133,6 +134,73 @@ fn attentions(r: &mut SplitMix, out: &mut Vec<Case>) {
                 let shape = [h, g, l, s, e, f];
                 let name = format!("attention {dtype} {shape:?} causal={causal} mask={masked}");
                 out.push(case(&name, op, operands, &[(dtype, &[1, h, l, f])], 3.0));
+            }
+        }
+    }
+}
+
+/// Bounds of attention of so many sequences, queries and keys, with the operands they have.
+fn kinds_of_bounds([b, l, s]: [usize; 3]) -> Vec<(&'static str, Vec<Bound>, Vec<Tensor>)> {
+    let (n, apart) = (s as i64, s as i64 - l as i64);
+    let row = |side, add: i64| Bound::of_row(side, add);
+    let given = |side, add: i64| Bound { side, row: false, add: Dim::from(add), chunk: None, operand: true };
+    let ints = |dtype, shape: &[usize], of: &dyn Fn(i64) -> i64| {
+        let all: Vec<i64> = (0..shape.iter().product::<usize>() as i64).map(of).collect();
+        of_ints(dtype, shape, &all)
+    };
+    let lengths = |of: &dyn Fn(i64) -> i64| ints(DType::I32, &[b, 1, 1, 1], of);
+    let places = ints(DType::I64, &[l, 1], &|i| (i * 7 + 3) % n);
+    let causal = Bound::causal();
+    vec![
+        ("causal", vec![causal.clone()], vec![]),
+        ("window", vec![row(Side::Below, apart + 1), row(Side::From, apart - 20)], vec![]),
+        (
+            "chunks",
+            vec![row(Side::Below, apart + 1), Bound { chunk: Some(48), ..row(Side::From, apart) }],
+            vec![],
+        ),
+        ("to the end of a chunk", vec![Bound { chunk: Some(64), ..row(Side::Below, 0) }], vec![]),
+        ("lengths", vec![given(Side::Below, 0)], vec![lengths(&|i| n / 2 + 3 - i * n)]),
+        ("padded in front", vec![causal, given(Side::From, 2)], vec![lengths(&|i| i * 9)]),
+        ("places in a cache", vec![given(Side::Below, 1)], vec![places.clone()]),
+        (
+            "window of a cache",
+            vec![given(Side::Below, 1), given(Side::From, -30)],
+            vec![places.clone(), places],
+        ),
+    ]
+}
+
+fn of_ints(dtype: DType, shape: &[usize], all: &[i64]) -> Tensor {
+    of(Tensor::from_i64(dtype, shape, all))
+}
+
+/// Attention with bounds, whose values are not finite here and there: what is not seen adds nothing.
+fn bounded(r: &mut SplitMix, out: &mut Vec<Case>) {
+    // Sequences, heads of q and of k, queries, keys, elements of q and k and of v.
+    let shapes: [[usize; 7]; 6] = [
+        [1, 4, 2, 150, 150, 64, 64],
+        [2, 4, 1, 70, 333, 128, 96],
+        [2, 8, 2, 1, 400, 128, 128],
+        [1, 4, 2, 3, 200, 64, 64],
+        [1, 2, 2, 65, 130, 136, 136],
+        [1, 1, 1, 130, 1100, 32, 32],
+    ];
+    for (d, dtype) in [DType::BF16, DType::F16, DType::F32].into_iter().enumerate() {
+        for (i, [b, h, g, l, s, e, f]) in shapes.into_iter().enumerate() {
+            let kinds = kinds_of_bounds([b, l, s]).into_iter().enumerate();
+            for (k, (what, bounds, positions)) in kinds.filter(|(k, _)| (k + i + d) % 3 != 0) {
+                let mut values = tensor(r, dtype, &[b, g, s, f]).to_f64();
+                for (at, bad) in [(5, f64::NAN), (s / 2, f64::INFINITY), (s - 1, f64::NAN)] {
+                    values[at * f + (k * 13 + at) % f] = bad;
+                }
+                let values = of(Tensor::from_f64(dtype, [b, g, s, f], &values));
+                let first = [tensor(r, dtype, &[b, h, l, e]), tensor(r, dtype, &[b, g, s, e]), values];
+                let operands = first.into_iter().chain(positions).map(Placed::dense).collect();
+                let cap = (k % 3 == 1).then_some(Float(1.5));
+                let op = Op::Attention { scale: Float(0.1), cap, bounds };
+                let name = format!("bounded attention {dtype} {:?} {what}", [b, h, g, l, s, e, f]);
+                out.push(case(&name, op, operands, &[(dtype, &[b, h, l, f])], 3.0));
             }
         }
     }

@@ -8,8 +8,8 @@ use crate::ops::THEMES;
 use crate::random::of;
 use crate::{Case, Placed};
 
-/// How many cases of each theme. Bounds of attention other than the causal one are not every backend's.
-const COUNTS: [u64; THEMES.len()] = [100, 40, 60, 40, 24, 0, 40, 60, 60];
+/// How many cases of each theme.
+const COUNTS: [u64; THEMES.len()] = [100, 40, 60, 40, 24, 60, 40, 60, 60];
 
 /// All small cases.
 pub(crate) fn list() -> Vec<Case> {

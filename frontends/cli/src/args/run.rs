@@ -86,7 +86,7 @@ pub struct RunArgs {
     /// With --backend cuda, who allocates the symmetric arena [default: vmm]
     #[arg(long, value_enum)]
     pub arena: Option<ArenaArg>,
-    /// With --backend cuda, how algorithms of matrix products are chosen [default: measured]
+    /// With --backend cuda, how algorithms of matrix products and attention are chosen [default: measured]
     #[arg(long, value_enum)]
     pub products: Option<ProductsArg>,
     /// With --backend cuda, write the device times of the last run's steps, for Perfetto or chrome://tracing
@@ -143,12 +143,12 @@ pub enum BackendArg {
     Interpreter,
 }
 
-/// How algorithms of matrix products are chosen.
+/// How algorithms of matrix products and attention are chosen.
 #[derive(ValueEnum, Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ProductsArg {
     /// The fastest of several, timed once for each shape and kept in the user's cache
     Measured,
-    /// The first that cuBLASLt names
+    /// The first that cuBLASLt names; attention by symmc's kernels, not cuDNN's
     Heuristic,
 }
 

@@ -123,6 +123,7 @@ pub fn program(args: &BenchProgramArgs) -> Result<ExitCode> {
         }
     };
     symmc::refuse_for_gpus(&plan, &args.gpus)?;
+    load::note_attention(&plan);
     let source = plan.source_program();
     let bindings = symmc::bindings(source, &args.set)?;
     let command = rank_command()?;

@@ -73,6 +73,9 @@ fn prepare(args: &RunArgs, place: Option<&Membership>) -> Result<Prepared> {
     let tensors = load::tensors(args.tensors.as_deref())?;
     let Subject { plan, source, weights } = subject(args, tensors.as_ref())?;
     refuse_what_does_not_run(args, &plan)?;
+    if args.backend == BackendArg::Cuda && place.is_none_or(|p| p.rank == 0) {
+        load::note_attention(&plan);
+    }
     if let Some(place) = place.filter(|p| p.ranks != plan.ranks) {
         let found = count(place.ranks, "rank");
         bail!("{}: {} expected, the environment gives {found}", source.name, count(plan.ranks, "rank"));

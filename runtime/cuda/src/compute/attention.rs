@@ -6,17 +6,20 @@
 //!
 //! bf16 and f16 go to matrix instructions, which round the weights to the type of the values: many rows through shared
 //! memory ([`Way::Tensor`]), few straight from memory ([`Way::Few`]). All else is computed in f32 or f64 by the lanes of
-//! warps.
+//! warps. All take any bounds; keys that no row of a block sees are passed over. What cuDNN may do instead is [`fused`].
 
 use std::fmt::Write as _;
 
-use symmc_ir::attention::{Bound, is_causal};
+use symmc_ir::attention::{Bound, Operands};
 use symmc_ir::{DType, Float};
 use symmc_runtime::exec::Located;
 
+use super::bounds::{self, Position};
+use super::fused::{self, Candidates, Form};
 use super::space::{Axis, broadcast};
 use super::text::{self, offset, real, stored};
-use super::{Lowering, misfit};
+use super::{Attentions, Lowering, Machine, misfit};
+use crate::cudnn;
 use crate::error::CudaError;
 use crate::launch::{Address, Kernel, Work};
 
@@ -97,18 +100,18 @@ struct Cut {
     chunk: usize,
 }
 
-fn extents(x: &[Located], result: &Located) -> Result<Extents, CudaError> {
-    let (q, k, v) = (&x[0].shape, &x[1].shape, &x[2].shape);
+fn extents(x: &Operands<'_, Located>, result: &Located) -> Result<Extents, CudaError> {
+    let (q, k, v) = (&x.q.shape, &x.k.shape, &x.v.shape);
     let r = q.len();
     let bad = || {
         let found = (q.clone(), k.clone(), v.clone(), result.shape.clone());
         misfit("attention", "q [.., h, l, e], k [.., g, s, e], v [.., g, s, f] for [.., h, l, f]", found)
     };
-    let same = |d: DType| d == x[0].dtype && d.is_float();
+    let same = |d: DType| d == x.q.dtype && d.is_float();
     if r < 3 || k.len() != r || v.len() != r || result.shape.len() != r {
         return Err(bad());
     }
-    if ![x[1].dtype, x[2].dtype, result.dtype].into_iter().all(same) {
+    if ![x.k.dtype, x.v.dtype, result.dtype].into_iter().all(same) {
         return Err(bad());
     }
     let (h, g) = (q[r - 3], k[r - 3]);
@@ -193,29 +196,31 @@ fn wide(dtype: DType) -> usize {
     if dtype == DType::F64 { 8 } else { 4 }
 }
 
-/// Whether the kernels are to be causal.
-///
-/// # Errors
-/// Rows see other columns than all or those up to their own index, or scores are capped.
-pub(super) fn causal(cap: Option<Float>, bounds: &[Bound]) -> Result<bool, CudaError> {
-    let expected = "attention on a GPU: expected rows that see all columns or those up to their own index";
-    match (cap, bounds) {
-        (None, []) => Ok(false),
-        (None, _) if is_causal(bounds) => Ok(true),
-        (None, _) => Err(CudaError::Unsupported(format!("{expected}, found other bounds"))),
-        (Some(cap), _) => {
-            Err(CudaError::Unsupported(format!("{expected}, found scores that are capped at {cap}")))
-        }
-    }
+/// What scores are, and which of them count.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Scores<'a> {
+    pub scale: Float,
+    pub cap: Option<Float>,
+    pub bounds: &'a [Bound],
 }
 
-pub(super) fn workspace(operands: &[Located], result: &Located, multiprocessors: u32) -> usize {
-    let Ok(x) = extents(operands, result) else { return 0 };
+pub(super) fn workspace(
+    scores: &Scores<'_>,
+    operands: &[Located],
+    result: &Located,
+    machine: &Machine,
+) -> usize {
+    let Some(o) = Operands::of(scores.bounds, operands) else { return 0 };
+    let Ok(x) = extents(&o, result) else { return 0 };
     // Which way it is depends on addresses, which are not known yet.
     let rows = x.group * x.queries;
     let ways = [lanes(rows), tensor(rows), Way::Few];
-    let bytes = |way| parts_bytes(&x, &cut(&x, way, multiprocessors as usize), operands[0].dtype);
-    ways.into_iter().map(bytes).max().unwrap_or(0)
+    let bytes = |way| parts_bytes(&x, &cut(&x, way, machine.multiprocessors as usize), o.q.dtype);
+    let own = ways.into_iter().map(bytes).max().unwrap_or(0);
+    if machine.attention == Attentions::Kernels || o.q.dtype.size() != 2 {
+        return own;
+    }
+    own.max(cudnn::attention::workspace(x.heads * rows))
 }
 
 fn parts_bytes(x: &Extents, cut: &Cut, dtype: DType) -> usize {
@@ -226,11 +231,11 @@ fn parts_bytes(x: &Extents, cut: &Cut, dtype: DType) -> usize {
 }
 
 /// One operand: where its heads and rows lie.
-struct Rows {
-    at: Address,
-    head: Vec<Axis>,
-    row: Vec<Axis>,
-    step: isize,
+pub(super) struct Rows {
+    pub at: Address,
+    pub head: Vec<Axis>,
+    pub row: Vec<Axis>,
+    pub step: isize,
 }
 
 /// Splits `[.., heads, rows, columns]`; `group` heads in a run share a head of keys.
@@ -260,118 +265,251 @@ fn width(rows: &Rows, n: usize, dtype: DType) -> usize {
     width
 }
 
+/// An attention to be lowered.
+struct Lowered<'a> {
+    x: Extents,
+    dtype: DType,
+    mask: Option<&'a Located>,
+    /// Where q, k, v, the mask and the result lie.
+    places: [Rows; 5],
+    /// The operands of the bounds.
+    positions: Vec<Position>,
+    /// The members of the layout that depend on neither way nor cut.
+    layout: String,
+    /// Whether keys and values lie still while the program runs, and no data say which are seen.
+    steady: bool,
+}
+
 pub(super) fn lower(
-    causal: bool,
-    scale: f64,
+    scores: &Scores<'_>,
     operands: &[Located],
     result: &Located,
     l: &mut Lowering<'_>,
 ) -> Result<Vec<Work>, CudaError> {
-    let x = extents(operands, result)?;
+    let few = || {
+        misfit(
+            "attention",
+            "q, k, v, a mask or none, and an operand for each bound that has one",
+            operands.len(),
+        )
+    };
+    let o = Operands::of(scores.bounds, operands).ok_or_else(few)?;
+    let x = extents(&o, result)?;
     if result.shape.contains(&0) {
         return Ok(Vec::new());
     }
-    let dtype = result.dtype;
-    let places = places(&x, operands, result, l)?;
-    let way = way(&x, dtype, &places[1], &places[2]);
-    let cut = cut(&x, way, l.machine.multiprocessors as usize);
-    let shared = way.shared(&x, dtype);
-    if shared > MOST_SHARED {
-        let text = format!("attention in {dtype} over heads of {} and {} elements on a GPU", x.e, x.f);
-        return Err(CudaError::Unsupported(text));
-    }
-    let partial = l.room("attention", parts_bytes(&x, &cut, dtype))?;
-    let layout = layout(&x, &cut, scale, operands.get(3), dtype, &places, l.machine.multiprocessors);
-    let mask = match operands.get(3).map(|m| m.dtype) {
-        None => 0,
-        Some(DType::Bool) => 1,
-        Some(_) => 2,
-    };
+    let open = || misfit("the bounds of attention", "positions of known size", scores.bounds);
+    let limits = bounds::constants(scores.bounds).ok_or_else(open)?;
+    let places = places(&x, &o, result, l)?;
+    let positions = positions(&x, &o, result, l)?;
+    let steady = positions.is_empty() && l.is_steady(o.k) && l.is_steady(o.v);
+    let mut layout = layout(&x, scores, o.mask, result.dtype, &places, l.machine.multiprocessors);
+    layout.push_str(&bounds::layout(&limits, &positions));
+    let a = Lowered { x, dtype: result.dtype, mask: o.mask, places, positions, layout, steady };
     l.preludes();
     l.source.prelude(text::ATTENTION);
-    let splits = cut.splits;
-    // Only the few begin to read before what is in front has ended.
-    let enter = if way == Way::Few { "" } else { "symmc_enter();\n    " };
-    let call = match way {
-        Way::Lanes(rows) => format!("attend<sc::@_L, {rows}, {splits}, {causal}, {mask}>"),
-        Way::Few => {
-            l.source.prelude(text::MATRIX);
-            l.source.prelude(text::DECODE);
-            let steady = l.is_steady(&operands[1]) && l.is_steady(&operands[2]);
-            format!("attend_few<sc::@_L, {splits}, {steady}, {causal}, {mask}>")
-        }
-        Way::Tensor(times) => {
-            l.source.prelude(text::MATRIX);
-            l.source.prelude(text::TENSOR);
-            format!("attend_tensor<sc::@_L, {times}, {splits}, {causal}, {mask}>")
-        }
-    };
-    let attend = format!(
-        "{layout}extern \"C\" __global__ void __launch_bounds__(128) @(const void *q, const void *k, const void *v, const void *m, void *r, void *partial) {{\n    {enter}sc::{call}(q, k, v, m, r, partial);\n}}\n"
-    );
-    let rows = x.group * x.queries;
-    let [q, k, v, m, r] = places.map(|p| p.at);
-    let mut out = vec![Work::Kernel(Kernel {
-        entry: l.source.function("attention", attend),
-        grid: [(x.heads * rows.div_ceil(way.rows()) * splits) as u32, 1, 1],
-        block: [128, 1, 1],
-        cluster: 1,
-        shared: shared as u32,
-        params: [q, k, v, m, r, partial].map(Into::into).to_vec(),
-    })];
-    if splits > 1 {
-        out.push(combine(&layout, splits, x.heads * rows, [partial, r], l));
+    let way = way(&x, a.dtype, &a.places[1], &a.places[2]);
+    let own = a.kernels(way, Redo::All, l)?;
+    let form = bounds::band(&limits, x.queries, x.keys)
+        .filter(|_| l.machine.attention == Attentions::Chosen)
+        .map(|(band, keys)| Form { scale: scores.scale.0, cap: scores.cap.map(|c| c.0), band, keys });
+    let attention =
+        form.and_then(|form| fused::attention(&form, [o.q, o.k, o.v, result], o.mask, &|v| l.at(v)));
+    let Some(attention) = attention else { return Ok(own.into_iter().map(Work::Kernel).collect()) };
+    let hides = attention.band != cudnn::Band::default() || attention.bias.is_some();
+    let amend = if hides { Some(a.amend(l)?) } else { None };
+    Ok(vec![Work::Attention(Box::new(Candidates { attention, amend, own }))])
+}
+
+/// Which blocks a kernel computes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Redo {
+    All,
+    /// Those in which something is not finite: of every so manyth row, all elements are looked at.
+    Damaged(usize),
+}
+
+/// Neighbouring rows that an instruction of the library multiplies at once, at least.
+const TOGETHER: usize = 16;
+
+impl Lowered<'_> {
+    /// The kernel that computes again what hidden values came into. The library may take query heads that share a head of
+    /// keys side by side.
+    fn amend(&self, l: &mut Lowering<'_>) -> Result<Kernel, CudaError> {
+        let x = &self.x;
+        let rows = x.group * x.queries;
+        let way = match way(
+            &Extents { queries: x.queries.max(MANY_ROWS), ..*x },
+            self.dtype,
+            &self.places[1],
+            &self.places[2],
+        ) {
+            Way::Tensor(_) => tensor(rows),
+            _ => lanes(rows),
+        };
+        let step = (TOGETHER / x.group.next_power_of_two()).max(1);
+        let kernels = self.kernels(way, Redo::Damaged(step), l)?;
+        let missing = || CudaError::Unsupported("an attention without a kernel".into());
+        kernels.into_iter().next().ok_or_else(missing)
     }
-    Ok(out)
+
+    /// The kernels of a way.
+    fn kernels(&self, way: Way, redo: Redo, l: &mut Lowering<'_>) -> Result<Vec<Kernel>, CudaError> {
+        let (x, dtype) = (&self.x, self.dtype);
+        let mut cut = cut(x, way, l.machine.multiprocessors as usize);
+        let step = match redo {
+            Redo::All => 0,
+            Redo::Damaged(step) => step,
+        };
+        if redo != Redo::All {
+            cut = Cut { way, splits: 1, chunk: x.keys.div_ceil(way.keys()).max(1) * way.keys() };
+        }
+        let shared = way.shared(x, dtype);
+        if shared > MOST_SHARED {
+            let text = format!("attention in {dtype} over heads of {} and {} elements on a GPU", x.e, x.f);
+            return Err(CudaError::Unsupported(text));
+        }
+        let partial = l.room("attention", parts_bytes(x, &cut, dtype))?;
+        let splits = cut.splits;
+        let layout = format!(
+            "namespace sc {{ struct @_L {{\n{}static const i64 CHUNK = {};\n}}; }}\n",
+            self.layout, cut.chunk
+        );
+        let entry = self.entry(way, splits, step, &layout, l);
+        let [q, k, v, m, r] = [0, 1, 2, 3, 4].map(|i| self.places[i].at);
+        let positions = self.positions.iter().map(|p| p.at.at);
+        let rows = x.group * x.queries;
+        let mut out = vec![Kernel {
+            entry,
+            grid: [(x.heads * rows.div_ceil(way.rows()) * splits) as u32, 1, 1],
+            block: [128, 1, 1],
+            cluster: 1,
+            shared: shared as u32,
+            params: [q, k, v, m, r, partial].into_iter().chain(positions).map(Into::into).collect(),
+        }];
+        if splits > 1 {
+            out.push(combine(&layout, splits, x.heads * rows, [partial, r], l));
+        }
+        Ok(out)
+    }
+
+    /// Adds the kernel's text; gives its name.
+    fn entry(&self, way: Way, splits: usize, step: usize, layout: &str, l: &mut Lowering<'_>) -> String {
+        let mask = match self.mask.map(|m| m.dtype) {
+            None => 0,
+            Some(DType::Bool) => 1,
+            Some(_) => 2,
+        };
+        // Only the few begin to read before what is in front has ended.
+        let enter = if way == Way::Few { "" } else { "symmc_enter();\n    " };
+        let call = match way {
+            Way::Lanes(rows) => format!("attend<sc::@_L, {rows}, {splits}, {step}, {mask}>"),
+            Way::Few => {
+                l.source.prelude(text::MATRIX);
+                l.source.prelude(text::DECODE);
+                format!("attend_few<sc::@_L, {splits}, {}, {mask}>", self.steady)
+            }
+            Way::Tensor(times) => {
+                l.source.prelude(text::MATRIX);
+                l.source.prelude(text::TENSOR);
+                format!("attend_tensor<sc::@_L, {times}, {splits}, {step}, {mask}>")
+            }
+        };
+        let n = self.positions.len();
+        let names: Vec<String> = (0..n).map(|i| format!("b{i}")).collect();
+        let parameters: String = names.iter().map(|b| format!(", const void *{b}")).collect();
+        let given = if n == 0 { "0".into() } else { names.join(", ") };
+        let text = format!(
+            "{layout}extern \"C\" __global__ void __launch_bounds__(128) @(const void *q, const void *k, const void *v, const void *m, void *r, void *partial{parameters}) {{\n    {enter}const void *const given[] = {{{given}}};\n    sc::{call}(q, k, v, m, r, partial, given);\n}}\n"
+        );
+        l.source.function(if step == 0 { "attention" } else { "attention_amend" }, text)
+    }
 }
 
 /// The kernel that puts the parts of the splits of each row together.
-fn combine(layout: &str, splits: usize, rows: usize, addresses: [Address; 2], l: &mut Lowering<'_>) -> Work {
+fn combine(
+    layout: &str,
+    splits: usize,
+    rows: usize,
+    addresses: [Address; 2],
+    l: &mut Lowering<'_>,
+) -> Kernel {
     let text = format!(
         "{layout}extern \"C\" __global__ void __launch_bounds__(128) @(const void *partial, void *r) {{\n    symmc_enter();\n    \
          sc::combine<sc::@_L, {splits}>(partial, r);\n}}\n"
     );
-    Work::Kernel(Kernel {
+    Kernel {
         entry: l.source.function("attention_combine", text),
         grid: [rows as u32, 1, 1],
         block: [128, 1, 1],
         cluster: 1,
         shared: 0,
         params: addresses.map(Into::into).to_vec(),
-    })
+    }
+}
+
+/// An operand that broadcasts to rows of all query heads with so many columns.
+fn broadcast_rows(
+    v: &Located,
+    scores: &[usize],
+    group: usize,
+    what: &str,
+    l: &Lowering<'_>,
+) -> Result<Rows, CudaError> {
+    let skip = scores.len().checked_sub(v.shape.len());
+    let fits = skip.is_some_and(|s| v.shape.iter().zip(&scores[s..]).all(|(a, b)| a == b || *a == 1));
+    if !fits {
+        return Err(misfit(what, scores, &v.shape));
+    }
+    Ok(rows(l.at(v), scores, &broadcast(scores, &v.shape, &v.strides), group))
+}
+
+/// The shape of the queries with another last axis.
+fn with_columns(q: &Located, columns: usize) -> Vec<usize> {
+    let mut shape = q.shape.to_vec();
+    if let Some(last) = shape.last_mut() {
+        *last = columns;
+    }
+    shape
 }
 
 /// Where q, k, v, the mask and the result lie.
 fn places(
     x: &Extents,
-    operands: &[Located],
+    o: &Operands<'_, Located>,
     result: &Located,
     l: &Lowering<'_>,
 ) -> Result<[Rows; 5], CudaError> {
     let place = |v: &Located, group| rows(l.at(v), &v.shape, &v.strides, group);
-    let mut scores = operands[0].shape.to_vec();
-    let last = scores.len() - 1;
-    scores[last] = x.keys;
-    let mask = match operands.get(3) {
+    let mask = match o.mask {
         None => Rows { at: 0, head: Vec::new(), row: Vec::new(), step: 0 },
-        Some(m) => {
-            let skip = scores.len().checked_sub(m.shape.len());
-            let fits = skip.is_some_and(|s| m.shape.iter().zip(&scores[s..]).all(|(a, b)| a == b || *a == 1));
-            if !fits {
-                return Err(misfit("the mask of attention", &scores, &m.shape));
-            }
-            rows(l.at(m), &scores, &broadcast(&scores, &m.shape, &m.strides), x.group)
-        }
+        Some(m) => broadcast_rows(m, &with_columns(o.q, x.keys), x.group, "the mask of attention", l)?,
     };
-    let [q, k, v] = [(0, x.group), (1, 1), (2, 1)].map(|(i, group)| place(&operands[i], group));
-    Ok([q, k, v, mask, place(result, x.group)])
+    Ok([place(o.q, x.group), place(o.k, 1), place(o.v, 1), mask, place(result, x.group)])
 }
 
-/// The layout struct of the kernels.
+/// Where the operands of the bounds lie.
+fn positions(
+    x: &Extents,
+    o: &Operands<'_, Located>,
+    result: &Located,
+    l: &Lowering<'_>,
+) -> Result<Vec<Position>, CudaError> {
+    let one = |v: &Located| {
+        if !matches!(v.dtype, DType::I32 | DType::I64) {
+            return Err(misfit("an operand of the bounds of attention", "i32 or i64", v.dtype));
+        }
+        let at =
+            broadcast_rows(v, &with_columns(result, 1), x.group, "an operand of the bounds of attention", l)?;
+        Ok(Position { at, dtype: v.dtype })
+    };
+    o.positions.iter().map(one).collect()
+}
+
+/// The members of the layout struct that all kernels of an attention have.
 fn layout(
     x: &Extents,
-    cut: &Cut,
-    scale: f64,
+    scores: &Scores<'_>,
     mask: Option<&Located>,
     dtype: DType,
     places: &[Rows; 5],
@@ -380,19 +518,19 @@ fn layout(
     let [q, k, v, _, r] = places;
     let mask_type = mask.map_or("boolean", |m| stored(m.dtype));
     let mut out = format!(
-        "namespace sc {{ struct @_L {{\ntypedef {} T; typedef {mask_type} M;\nstatic const i64 HEADS = {}, ROWS = {}, Q = {}, S = {}, CHUNK = {};\nstatic const int E = {}, F = {}, QW = {}, KW = {}, VW = {}, RW = {};\nstatic const u32 PROCESSORS = {multiprocessors};\n",
+        "typedef {} T; typedef {mask_type} M;\nstatic const i64 HEADS = {}, ROWS = {}, Q = {}, S = {};\nstatic const int E = {}, F = {}, QW = {}, KW = {}, VW = {}, RW = {};\nstatic const u32 PROCESSORS = {multiprocessors};\nstatic const bool CAPPED = {};\n",
         stored(dtype),
         x.heads,
         x.group * x.queries,
         x.queries,
         x.keys,
-        cut.chunk,
         x.e,
         x.f,
         width(q, x.e, dtype),
         width(k, x.e, dtype),
         width(v, x.f, dtype),
         width(r, x.f, dtype),
+        scores.cap.is_some(),
     );
     for (name, rows) in ["q", "k", "v", "m", "r"].into_iter().zip(places) {
         out.push_str(&offset(&format!("{name}_head"), &rows.head));
@@ -404,8 +542,9 @@ fn layout(
     let number = if dtype == DType::F64 { "double" } else { "float" };
     let _ = writeln!(
         out,
-        "SC_FN {number} scale() {{ return {}; }}\nSC_FN void enter() {{ symmc_enter(); }}\n}}; }}",
-        real(dtype, scale)
+        "SC_FN {number} scale() {{ return {}; }}\nSC_FN {number} cap() {{ return {}; }}\nSC_FN void enter() {{ symmc_enter(); }}",
+        real(dtype, scores.scale.0),
+        real(dtype, scores.cap.map_or(1.0, |c| c.0)),
     );
     out
 }

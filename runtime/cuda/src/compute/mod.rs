@@ -16,8 +16,11 @@
 //! Not here: collectives, custom and opaque ops.
 
 mod attention;
+mod bounds;
+pub(crate) mod choice;
 mod element;
 pub mod fuse;
+pub mod fused;
 pub mod gemm;
 mod map;
 mod matmul;
@@ -71,6 +74,17 @@ pub struct Machine {
     pub groups: bool,
     /// What steps write among the memory of inputs.
     pub inputs: InputUse,
+    /// Who computes attention.
+    pub attention: Attentions,
+}
+
+/// Who computes attention.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Attentions {
+    /// Generated kernels.
+    Kernels,
+    /// Generated kernels or cuDNN, as is chosen when a program is loaded.
+    Chosen,
 }
 
 impl Machine {
@@ -86,6 +100,7 @@ impl Machine {
                 && driver::version().is_ok_and(|v| v[0] >= 12)
                 && compile::version().is_ok_and(|v| v >= compile::LEAST_FOR_OWN),
             inputs: InputUse::Written,
+            attention: Attentions::Kernels,
         }
     }
 }
@@ -251,7 +266,7 @@ pub fn lower(
         }
         Op::LayerNorm { axes, eps } => rows::layer_norm(*axes, eps.0, x, &r[0], l),
         Op::Attention { scale, cap, bounds } => {
-            attention::lower(attention::causal(*cap, bounds)?, scale.0, x, &r[0], l)
+            attention::lower(&attention::Scores { scale: *scale, cap: *cap, bounds }, x, &r[0], l)
         }
         Op::RotaryEmbedding { width, interleaved } => rotary::lower(*width, *interleaved, x, &r[0], l),
         Op::ScatterElements { axis, combine } => scatter::elements(*axis, *combine, x, &r[0], l),
@@ -270,12 +285,13 @@ pub fn lower(
 }
 
 /// The bytes of workspace that a step uses.
-pub fn workspace(op: &Op, operands: &[Located], results: &[Located], multiprocessors: u32) -> usize {
+pub fn workspace(op: &Op, operands: &[Located], results: &[Located], machine: &Machine) -> usize {
     match (op, operands) {
         (Op::MatMul, _) => GEMM_WORKSPACE,
         (Op::TopK { axis, .. } | Op::Sort { axis, .. }, [x]) => sort::workspace(*axis, x),
-        (Op::Attention { .. }, [_, _, _, ..]) if !results.is_empty() => {
-            attention::workspace(operands, &results[0], multiprocessors)
+        (Op::Attention { scale, cap, bounds }, [_, _, _, ..]) if !results.is_empty() => {
+            let scores = attention::Scores { scale: *scale, cap: *cap, bounds };
+            attention::workspace(&scores, operands, &results[0], machine)
         }
         (Op::Reshape | Op::Copy, [x]) => x.shape.iter().product::<usize>() * x.dtype.size(),
         _ => 0,

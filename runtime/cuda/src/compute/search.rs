@@ -21,14 +21,14 @@ use crate::cache::{Cache, name_of};
 use crate::driver::{Device, Event, Stream, version};
 use crate::error::CudaError;
 
-/// How the algorithms of matrix products are chosen.
+/// How the algorithms of matrix products are chosen, and who computes attention.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Products {
     /// The fastest of several, by measurement; kept on disk.
     #[default]
     Measured,
-    /// The first that the library's heuristic names.
+    /// The first that the library's heuristic names; attention by generated kernels.
     Heuristic,
 }
 
@@ -41,7 +41,7 @@ const ROUNDS: usize = 2;
 /// The part of its time by which an algorithm must be faster than the heuristic's first.
 const GAIN: f64 = 0.02;
 /// What is not measured within this time, or a quarter of what ranks wait for each other, takes the heuristic's first.
-const BUDGET: Duration = Duration::from_secs(3);
+pub(super) const BUDGET: Duration = Duration::from_secs(3);
 
 /// What a choice needs besides the products.
 pub struct Search<'a> {

@@ -10,9 +10,12 @@ use symmc_cases::{Case, Placed};
 use symmc_cuda::CudaError;
 use symmc_cuda::compile::{Source, compile};
 use symmc_cuda::compute::gemm::GemmPlanner;
-use symmc_cuda::compute::{GEMM_WORKSPACE, InputUse, Machine, STATUS_BYTES, Sites, Step, lower, workspace};
+use symmc_cuda::compute::{
+    Attentions, GEMM_WORKSPACE, InputUse, Machine, STATUS_BYTES, Sites, Step, lower, workspace,
+};
+use symmc_cuda::cudnn;
 use symmc_cuda::driver::{Device, Memory, Module, Pinned, Stream};
-use symmc_cuda::launch::{Start, Work};
+use symmc_cuda::launch::{Kernel, Start, Work};
 use symmc_ir::Tensor;
 use symmc_runtime::exec::{Home, Located};
 use symmc_runtime::kernels::KernelError;
@@ -182,9 +185,9 @@ fn lower_all(laid: &[Laid<'_>], machine: &Machine, base: u64) -> Lowered {
 }
 
 /// The workspace that all cases do with.
-pub fn workspace_bytes(cases: &[Case], multiprocessors: u32) -> usize {
+pub fn workspace_bytes(cases: &[Case], machine: &Machine) -> usize {
     let (laid, _) = lay(cases);
-    let needed = laid.iter().map(|c| workspace(&c.case.op, &c.operands, &c.results, multiprocessors));
+    let needed = laid.iter().map(|c| workspace(&c.case.op, &c.operands, &c.results, machine));
     needed.max().unwrap_or(0).max(GEMM_WORKSPACE)
 }
 
@@ -197,14 +200,18 @@ pub fn run(device: &Arc<Device>, cases: &[Case]) -> Result<Vec<Failure>, CudaErr
     let stream = Stream::new(device)?;
     let memory = Memory::new(device, "the cases", bytes)?;
     let status = Pinned::new(device, STATUS_BYTES)?;
-    let room = workspace_bytes(cases, device.multiprocessors()).next_multiple_of(256);
+    // What cuDNN takes of attention, it computes.
+    let library = cudnn::Planner::new(device).ok();
+    let attention = if library.is_some() { Attentions::Chosen } else { Attentions::Kernels };
+    let machine = Machine { attention, ..Machine::of(device) };
+    let room = workspace_bytes(cases, &machine).next_multiple_of(256);
     let scratch = Memory::new(device, "the workspace", room)?;
     let machine = Machine {
         status: status.address(),
         workspace: scratch.address(),
         workspace_bytes: room,
         inputs: InputUse::Read,
-        ..Machine::of(device)
+        ..machine
     };
     let planner = GemmPlanner::new(device)?;
     let parts: Vec<&[Laid<'_>]> = laid.chunks(CHUNK).collect();
@@ -216,6 +223,8 @@ pub fn run(device: &Arc<Device>, cases: &[Case]) -> Result<Vec<Failure>, CudaErr
             stream: &stream,
             module: Module::load(device, &code?)?,
             planner: &planner,
+            library: library.as_ref(),
+            room,
             memory: &memory,
             status: &status,
             workspace: scratch.address(),
@@ -258,6 +267,8 @@ struct Runner<'a> {
     stream: &'a Stream,
     module: Module,
     planner: &'a GemmPlanner,
+    library: Option<&'a cudnn::Planner>,
+    room: usize,
     memory: &'a Memory,
     status: &'a Pinned,
     workspace: u64,
@@ -287,17 +298,29 @@ impl Runner<'_> {
         })
     }
 
+    fn kernel(&self, kernel: &Kernel) -> Result<(), CudaError> {
+        let function = self.module.function(&kernel.entry, kernel.shared)?;
+        // SAFETY: the kernel was generated for these parameters; all its memory exists.
+        unsafe { self.stream.launch(function, kernel, Start::After) }
+    }
+
     fn work(&self, work: &Work) -> Result<(), CudaError> {
         match work {
-            Work::Kernel(kernel) => {
-                let function = self.module.function(&kernel.entry, kernel.shared)?;
-                // SAFETY: the kernel was generated for these parameters; all its memory exists.
-                unsafe { self.stream.launch(function, kernel, Start::After) }
-            }
+            Work::Kernel(kernel) => self.kernel(kernel),
             Work::Gemm(gemm) => {
                 let prepared = self.planner.prepare(gemm, GEMM_WORKSPACE)?;
                 // SAFETY: as above; the workspace has that many bytes.
                 unsafe { prepared.run(self.stream, self.workspace) }?;
+                self.stream.synchronize()
+            }
+            Work::Attention(of) => {
+                let prepare = |l: &cudnn::Planner| l.prepare(&of.attention, self.workspace, self.room);
+                let Some(prepared) = self.library.map(prepare).transpose()?.flatten() else {
+                    return of.own.iter().try_for_each(|kernel| self.kernel(kernel));
+                };
+                // SAFETY: as above; the workspace has room for it.
+                unsafe { prepared.run(self.stream) }?;
+                of.amend.iter().try_for_each(|kernel| self.kernel(kernel))?;
                 self.stream.synchronize()
             }
             // SAFETY: as above.

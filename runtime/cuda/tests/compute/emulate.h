@@ -16,6 +16,7 @@
 #define __device__
 #define __global__
 #define __forceinline__ inline
+#define __noinline__
 #define __launch_bounds__(threads)
 #define __grid_constant__
 #define __shared__ static

@@ -13,7 +13,7 @@ use symmc_cuda::CudaError;
 use symmc_cuda::compile::Source;
 use symmc_cuda::compile::compile;
 use symmc_cuda::compute::fuse::{Group, Member, groups, lower_fused};
-use symmc_cuda::compute::{GEMM_WORKSPACE, InputUse, Machine};
+use symmc_cuda::compute::{Attentions, InputUse, Machine};
 use symmc_cuda::compute::{Sites, Step};
 use symmc_cuda::launch::Work;
 use symmc_ir::{BinaryOp, DType, Op, Scalar, UnaryOp};
@@ -31,13 +31,14 @@ fn machine(workspace_bytes: usize, shared: usize) -> Machine {
         shared,
         groups: true,
         inputs: InputUse::Read,
+        attention: Attentions::Kernels,
     }
 }
 
 #[test]
 fn every_case_is_lowered_and_compiles() {
     let cases = corpus();
-    let room = workspace_bytes(&cases, 132).max(GEMM_WORKSPACE);
+    let room = workspace_bytes(&cases, &machine(0, 0));
     let machine = machine(room, 225 << 10);
     let all = lowered(&cases, &machine, 1 << 32);
     for (case, works) in cases.iter().zip(&all.works) {

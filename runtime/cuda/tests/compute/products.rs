@@ -3,7 +3,9 @@
 use symmc_cuda::CudaError;
 use symmc_cuda::compile::{Source, compile};
 use symmc_cuda::compute::products::{Finished, find, lower};
-use symmc_cuda::compute::{self, GEMM_WORKSPACE, InputUse, Machine, STATUS_BYTES, Sites, Step, fuse};
+use symmc_cuda::compute::{
+    self, Attentions, GEMM_WORKSPACE, InputUse, Machine, STATUS_BYTES, Sites, Step, fuse,
+};
 use symmc_cuda::launch::{Kernel, Work};
 use symmc_ir::random::SplitMix;
 use symmc_ir::{BinaryOp, DType, Op, UnaryOp};
@@ -88,6 +90,7 @@ impl World {
             shared: 225 << 10,
             groups: false,
             inputs: InputUse::Read,
+            attention: Attentions::Kernels,
         };
         World { memory, machine }
     }

@@ -7,12 +7,104 @@
 //
 // A layout `L` gives the types T and M (mask), the extents HEADS (of k and v, over the batch), ROWS (of one of
 // them), Q (queries of one query head), S (keys), E and F, the strides of keys and values, the widths KW
-// and VW of an access, and the offsets of heads and rows.
+// and VW of an access, and the offsets of heads and rows. Where it is BOUNDED, `span` says which keys a row sees; such as
+// no row of a block sees are passed over.
 
 namespace sc {
 
 SC_FN float minus_infinity(float) { return __uint_as_float(0xff800000u); }
 SC_FN double minus_infinity(double) { return __longlong_as_double((i64)0xfff0000000000000ull); }
+
+// x + y, at the ends of i64 where it leaves them.
+SC_FN i64 saturate(i64 x, i64 y) {
+    const i64 sum = (i64)((u64)x + (u64)y), most = 0x7fffffffffffffffll;
+    if (x >= 0 && y >= 0 && sum < 0) return most;
+    return x < 0 && y < 0 && sum >= 0 ? -most - 1 : sum;
+}
+// Where the chunk of position p begins.
+SC_FN i64 chunk_of(i64 p, i64 chunk) {
+    const i64 rest = p % chunk;
+    return saturate(p, rest < 0 ? -rest - chunk : -rest);
+}
+
+// The keys that a row sees: from `from` on, before `below`.
+template <class I> struct Span { I from, below; };
+// What several rows see: no keys but those of [from, below), and all of them those of [all_from, all_below).
+template <class I> struct Seen { I from, below, all_from, all_below; };
+
+template <class L, class I> SC_FN Seen<I> seen_by_none() {
+    Seen<I> y;
+    y.from = L::S, y.below = 0, y.all_from = 0, y.all_below = L::S;
+    return y;
+}
+template <class L, class I> SC_FN Span<I> whole_span() {
+    Span<I> x;
+    x.from = 0, x.below = L::S;
+    return x;
+}
+// The span of a row, and one more row of `y`.
+template <class L, class I> SC_FN Span<I> span_of(Seen<I> &y, const void *const *given, u32 head, i64 row) {
+    if (row >= L::ROWS) return whole_span<L, I>();
+    Span<I> x;
+    i64 from, below;
+    L::span(given, head, row, from, below);
+    x.from = (I)from, x.below = (I)below;
+    if (x.from < x.below) {
+        if (x.from < y.from) y.from = x.from;
+        if (x.below > y.below) y.below = x.below;
+    }
+    if (x.from > y.all_from) y.all_from = x.from;
+    if (x.below < y.all_below) y.all_below = x.below;
+    return x;
+}
+// What the rows of all lanes see.
+template <class I> SC_FN void join_lanes(Seen<I> &y) {
+#pragma unroll
+    for (int d = 16; d > 0; d >>= 1) {
+        const I from = __shfl_xor_sync(0xffffffffu, y.from, d), below = __shfl_xor_sync(0xffffffffu, y.below, d);
+        const I all_from = __shfl_xor_sync(0xffffffffu, y.all_from, d), all_below = __shfl_xor_sync(0xffffffffu, y.all_below, d);
+        if (from < y.from) y.from = from;
+        if (below > y.below) y.below = below;
+        if (all_from > y.all_from) y.all_from = all_from;
+        if (all_below < y.all_below) y.all_below = all_below;
+    }
+}
+
+// Scores are capped before a mask adds to them.
+template <class L, class C> SC_FN C capped(C x) { return L::CAPPED ? (C)L::cap() * u_tanh(x / (C)L::cap()) : x; }
+
+// Whether any thread of the block says so.
+SC_FN bool any_thread(bool says) {
+    __shared__ int any;
+    __syncthreads();
+    if (threadIdx.x == 0) any = 0;
+    __syncthreads();
+    if (says) any = 1;
+    __syncthreads();
+    return any != 0;
+}
+
+// Whether a library that computed these rows may have let in what they do not see: a value that is not finite goes to all
+// rows that an instruction multiplies with it, and a row that sees nothing is 0 / 0. All elements of every STEPth row are
+// looked at, and some of each.
+template <class L, int BQ, int STEP> SC_FN bool is_damaged(const void *pr, u32 head, i64 row0) {
+    typedef typename L::T T;
+    const int W = 16 / sizeof(T), PIECES = L::F < W ? 1 : L::F / W;
+    bool odd = false;
+    for (int e = threadIdx.x; e < BQ * PIECES; e += 128) {
+        const i64 row = row0 + e / PIECES;
+        if (row >= L::ROWS || e % PIECES != 0 && row % L::Q % STEP != 0) continue;
+        const T *from = (const T *)pr + L::r_head(head) + L::r_row(row) + e % PIECES * W;
+        Few<T, W> few;
+        read<T, W>(few, from);
+#pragma unroll
+        for (int j = 0; j < W; j++) {
+            const auto x = get(few.e[j]);
+            odd = odd || !(x - x == 0);
+        }
+    }
+    return any_thread(odd);
+}
 
 template <class L> struct Attention {
     typedef typename L::T T;
@@ -42,8 +134,9 @@ SC_FN void load_tile(C *to, int pitch, const typename L::T *from, i64 row_step, 
     }
 }
 
-template <class L, int R, int SPLITS, bool CAUSAL, int MASK>
-SC_FN void attend(const void *pq, const void *pk, const void *pv, const void *pm, void *pr, void *partial) {
+// STEP: computes only the blocks that `is_damaged`; 0: all.
+template <class L, int R, int SPLITS, int STEP, int MASK>
+SC_FN void attend(const void *pq, const void *pk, const void *pv, const void *pm, void *pr, void *partial, const void *const *given) {
     typedef Attention<L> Q;
     typedef typename Q::T T;
     typedef typename Q::C C;
@@ -56,6 +149,7 @@ SC_FN void attend(const void *pq, const void *pk, const void *pv, const void *pm
     // Later rows see more keys: they start first.
     const u32 tile = tiles - 1 - b % tiles, head = b / tiles;
     const i64 row0 = (i64)tile * BQ;
+    if (STEP != 0 && !is_damaged<L, BQ, STEP == 0 ? 1 : STEP>(pr, head, row0)) return;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const T *q = (const T *)pq + L::q_head(head), *k = (const T *)pk + L::k_head(head), *v = (const T *)pv + L::v_head(head);
     for (int e = threadIdx.x; e < BQ * Q::E; e += THREADS) {
@@ -63,10 +157,19 @@ SC_FN void attend(const void *pq, const void *pk, const void *pv, const void *pm
         qs[e] = row < L::ROWS ? get(q[L::q_row(row) + (e % Q::E) * L::q_step]) : (C)0;
     }
     i64 first = (i64)split * L::CHUNK, end = first + L::CHUNK < L::S ? first + L::CHUNK : L::S;
-    if (CAUSAL) {
-        i64 top = row0 + BQ < L::ROWS ? row0 + BQ - 1 : L::ROWS - 1;
-        i64 seen = row0 / L::Q == top / L::Q ? top % L::Q + 1 : L::Q;
-        if (seen < end) end = seen;
+    // Lane i knows the span of row i of the block.
+    Span<i64> own = whole_span<L, i64>(), spans[R];
+    if (L::BOUNDED) {
+        Seen<i64> seen = seen_by_none<L, i64>();
+        if (lane < BQ) own = span_of<L>(seen, given, head, row0 + lane);
+        join_lanes(seen);
+        if (seen.below < end) end = seen.below;
+        if (seen.from > first) first += (seen.from - first) / 32 * 32;
+    }
+#pragma unroll
+    for (int r = 0; r < R; r++) {
+        spans[r].from = L::BOUNDED ? __shfl_sync(0xffffffffu, own.from, warp * R + r) : own.from;
+        spans[r].below = L::BOUNDED ? __shfl_sync(0xffffffffu, own.below, warp * R + r) : own.below;
     }
     C max[R], sum[R], acc[R][Q::COLUMNS];
 #pragma unroll
@@ -107,8 +210,8 @@ SC_FN void attend(const void *pq, const void *pk, const void *pv, const void *pm
 #pragma unroll
         for (int r = 0; r < R; r++) {
             const i64 row = row0 + warp * R + r, key = t + lane;
-            bool seen = lane < n && row < L::ROWS && (!CAUSAL || key <= row % L::Q);
-            C x = s[r] * (C)L::scale();
+            bool seen = lane < n && row < L::ROWS && (!L::BOUNDED || key >= spans[r].from && key < spans[r].below);
+            C x = capped<L>(s[r] * (C)L::scale());
             if (MASK != 0 && seen) {
                 auto m = get(((const typename L::M *)pm)[L::m_head(head) + L::m_row(row) + key * L::m_step]);
                 if (MASK == 1) seen = m != 0;

@@ -70,8 +70,8 @@ template <class L> struct Weighted {
     float max[2], sum[2], acc[L::F / 8][4];
 };
 
-// Takes 16 keys in, whose scores `s` are in the base of two.
-template <class L> SC_FN void take(Weighted<L> &y, float (&s)[2][4], const Values<L> &v) {
+// Takes 16 keys in, whose scores `s` are in the base of two. `hides` says that some row does not see some of them.
+template <class L> SC_FN void take(Weighted<L> &y, float (&s)[2][4], const Values<L> &v, bool hides) {
 #pragma unroll
     for (int h = 0; h < 2; h++) {
         float top = y.max[h];
@@ -93,14 +93,27 @@ template <class L> SC_FN void take(Weighted<L> &y, float (&s)[2][4], const Value
         for (int f = 0; f < L::F / 8; f++) y.acc[f][2 * h] *= shrink, y.acc[f][2 * h + 1] *= shrink;
     }
     typedef typename L::T T;
+    if (hides) {
+#pragma unroll
+        for (int j = 0; j < 2; j++)
+#pragma unroll
+            for (int c = 0; c < 4; c++) s[j][c] = kept(T(), s[j][c]);
+    }
     const u32 p[4] = {pack(T(), s[0][0], s[0][1]), pack(T(), s[0][2], s[0][3]), pack(T(), s[1][0], s[1][1]), pack(T(), s[1][2], s[1][3])};
 #pragma unroll
     for (int c = 0; c < L::F / 64; c++)
 #pragma unroll
         for (int w = 0; w < 4; w++) {
             const u32 x[4] = {word(v.x[0][c], w), word(v.x[1][c], w), word(v.x[2][c], w), word(v.x[3][c], w)};
-            multiply(T(), y.acc[c * 8 + 2 * w], p, (x[0] & 0xffff) | x[1] << 16, (x[2] & 0xffff) | x[3] << 16);
-            multiply(T(), y.acc[c * 8 + 2 * w + 1], p, x[0] >> 16 | (x[1] & 0xffff0000u), x[2] >> 16 | (x[3] & 0xffff0000u));
+            const u32 low[2] = {(x[0] & 0xffff) | x[1] << 16, (x[2] & 0xffff) | x[3] << 16};
+            const u32 high[2] = {x[0] >> 16 | (x[1] & 0xffff0000u), x[2] >> 16 | (x[3] & 0xffff0000u)};
+            if (hides) {
+                multiply_seen(T(), y.acc[c * 8 + 2 * w], p, low[0], low[1]);
+                multiply_seen(T(), y.acc[c * 8 + 2 * w + 1], p, high[0], high[1]);
+            } else {
+                multiply(T(), y.acc[c * 8 + 2 * w], p, low[0], low[1]);
+                multiply(T(), y.acc[c * 8 + 2 * w + 1], p, high[0], high[1]);
+            }
         }
 }
 
@@ -151,9 +164,10 @@ SC_FN void store_rows(const Weighted<L> &y, const i64 (&rows)[2], i64 row0, u32 
     }
 }
 
-// STEADY: nothing writes the keys and values while the program runs, so the first ones are asked for at once.
-template <class L, int SPLITS, bool STEADY, bool CAUSAL, int MASK>
-SC_FN void attend_few(const void *pq, const void *pk, const void *pv, const void *pm, void *pr, void *partial) {
+// STEADY: nothing writes the keys and values while the program runs, and no data say which are seen, so the first ones are
+// asked for at once.
+template <class L, int SPLITS, bool STEADY, int MASK>
+SC_FN void attend_few(const void *pq, const void *pk, const void *pv, const void *pm, void *pr, void *partial, const void *const *given) {
     typedef typename L::T T;
     const float LOG2E = 1.44269504088896340736f;
     const u32 tiles = (L::ROWS + 15) / 16;
@@ -165,25 +179,29 @@ SC_FN void attend_few(const void *pq, const void *pk, const void *pv, const void
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
     const T *k = (const T *)pk + L::k_head(head), *v = (const T *)pv + L::v_head(head);
     const i64 rows[2] = {row0 + g, row0 + g + 8};
-    const i64 first = (i64)split * L::CHUNK;
+    i64 first = (i64)split * L::CHUNK;
     i64 end = first + L::CHUNK < L::S ? first + L::CHUNK : L::S;
-    if (CAUSAL) {
-        const i64 top = row0 + 16 < L::ROWS ? row0 + 15 : L::ROWS - 1;
-        const i64 seen = row0 / L::Q == top / L::Q ? top % L::Q + 1 : L::Q;
-        if (seen < end) end = seen;
+    if (!STEADY) L::enter();
+    // Lane i knows the span of row i of the 16.
+    Span<int> own = whole_span<L, int>(), spans[2];
+    if (L::BOUNDED) {
+        Seen<int> seen = seen_by_none<L, int>();
+        if (lane < 16) own = span_of<L>(seen, given, head, row0 + lane);
+        join_lanes(seen);
+        if (seen.below < end) end = seen.below;
+        if (seen.from > first) first += (seen.from - first) / 64 * 64;
+    }
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        spans[h].from = L::BOUNDED ? __shfl_sync(0xffffffffu, own.from, g + 8 * h) : own.from;
+        spans[h].below = L::BOUNDED ? __shfl_sync(0xffffffffu, own.below, g + 8 * h) : own.below;
     }
     i64 start = first + warp * 16;
     Keys<L> keys;
     Values<L> values;
-    if (STEADY) {
-        keys.load(k, start, end, g, t);
-        values.load(v, start, end, g, t);
-    }
-    L::enter();
-    if (!STEADY) {
-        keys.load(k, start, end, g, t);
-        values.load(v, start, end, g, t);
-    }
+    keys.load(k, start, end, g, t);
+    values.load(v, start, end, g, t);
+    if (STEADY) L::enter();
     u32 qa[L::E / 16][4];
     load_queries<L>(qa, (const T *)pq + L::q_head(head), rows, t);
     Weighted<L> y;
@@ -204,21 +222,24 @@ SC_FN void attend_few(const void *pq, const void *pk, const void *pv, const void
                 multiply(T(), s[j], qa[e], word(keys.x[j][e / 2], e % 2 * 2), word(keys.x[j][e / 2], e % 2 * 2 + 1));
         }
         keys.load(k, start + 64, end, g, t);
+        bool hides = false;
 #pragma unroll
         for (int j = 0; j < 2; j++)
 #pragma unroll
             for (int c = 0; c < 4; c++) {
                 const i64 key = start + j * 8 + 2 * t + (c & 1), row = rows[c / 2];
-                float x = s[j][c] * (L::scale() * LOG2E);
-                bool seen = key < end && row < L::ROWS && (!CAUSAL || key <= row % L::Q);
+                float x = L::CAPPED ? capped<L>(s[j][c] * L::scale()) * LOG2E : s[j][c] * (L::scale() * LOG2E);
+                const bool in = key < end && row < L::ROWS;
+                bool seen = in && (!L::BOUNDED || key >= spans[c / 2].from && key < spans[c / 2].below);
                 if (MASK != 0 && seen) {
                     auto m = get(((const typename L::M *)pm)[L::m_head(head) + L::m_row(row) + key * L::m_step]);
                     if (MASK == 1) seen = m != 0;
                     if (MASK == 2) x = x + (float)m * LOG2E;
                 }
                 s[j][c] = seen ? x : minus_infinity(0.0f);
+                hides = hides || in && !seen;
             }
-        take<L>(y, s, values);
+        take<L>(y, s, values, (L::BOUNDED || MASK == 1) && __ballot_sync(0xffffffffu, hides) != 0);
         values.load(v, start + 64, end, g, t);
     }
     store_rows<L, SPLITS>(y, rows, row0, head, split, pr, partial);

@@ -18,12 +18,12 @@ template <class L, int MT> struct Rows {
 
 // Which rows of which head a block has: such as see the most keys first. Where all blocks find room at once, those of
 // the second half follow in reverse, so that each multiprocessor has one with many keys and one with few.
-template <class L, int BQ, bool CAUSAL> SC_FN void place(u32 b, u32 &head, int &row0) {
+template <class L, int BQ> SC_FN void place(u32 b, u32 &head, int &row0) {
     const u32 tiles = (L::ROWS + BQ - 1) / BQ, all = L::HEADS * tiles;
-    if (CAUSAL && all > L::PROCESSORS && all <= 2 * L::PROCESSORS && b >= L::PROCESSORS) b = L::PROCESSORS + all - 1 - b;
+    if (L::GROWS && all > L::PROCESSORS && all <= 2 * L::PROCESSORS && b >= L::PROCESSORS) b = L::PROCESSORS + all - 1 - b;
     head = b % L::HEADS;
     const u32 turn = tiles - 1 - b / L::HEADS;
-    if (CAUSAL && L::Q % BQ == 0) {
+    if (L::GROWS && L::Q % BQ == 0) {
         const u32 group = L::ROWS / L::Q;
         row0 = turn % group * (int)L::Q + turn / group * BQ;
     } else {
@@ -94,9 +94,9 @@ template <class L, int MT> SC_FN void score(float (&s)[MT][8][4], const u16 *qs,
 }
 
 // Scales scores to the base of two, and takes what is not seen, or lies at `n` or beyond, for minus infinity. `whole`
-// says that all is seen.
-template <class L, int MT, bool CAUSAL, int MASK>
-SC_FN void mask(float (&s)[MT][8][4], const Rows<L, MT> &y, int start, int n, bool whole, u32 head, const void *pm) {
+// says that all is seen. Lane i knows the span of row i of the warp.
+template <class L, int MT, int MASK>
+SC_FN void mask(float (&s)[MT][8][4], const Rows<L, MT> &y, const Span<int> &own, int start, int n, bool whole, u32 head, const void *pm) {
     const float LOG2E = 1.44269504088896340736f;
     const int t = threadIdx.x % 4;
 #pragma unroll
@@ -104,20 +104,23 @@ SC_FN void mask(float (&s)[MT][8][4], const Rows<L, MT> &y, int start, int n, bo
 #pragma unroll
         for (int j = 0; j < 8; j++)
 #pragma unroll
-            for (int c = 0; c < 4; c++) s[m][j][c] *= L::scale() * LOG2E;
+            for (int c = 0; c < 4; c++)
+                s[m][j][c] = L::CAPPED ? capped<L>(s[m][j][c] * L::scale()) * LOG2E : s[m][j][c] * (L::scale() * LOG2E);
     if (whole) return;
 #pragma unroll
     for (int m = 0; m < MT; m++)
 #pragma unroll
         for (int h = 0; h < 2; h++) {
-            const int row = y.row(m, h), last = CAUSAL ? (int)(row % L::Q) : (int)L::S;
+            const int row = y.row(m, h), at = m * 16 + h * 8 + threadIdx.x % 32 / 4;
+            const int from = L::BOUNDED ? __shfl_sync(0xffffffffu, own.from, at) : 0;
+            const int below = L::BOUNDED ? __shfl_sync(0xffffffffu, own.below, at) : (int)L::S;
 #pragma unroll
             for (int j = 0; j < 8; j++)
 #pragma unroll
                 for (int c = 0; c < 2; c++) {
                     const int column = j * 8 + 2 * t + c, key = start + column;
                     float &x = s[m][j][2 * h + c];
-                    bool seen = column < n && row < L::ROWS && key <= last;
+                    bool seen = column < n && row < L::ROWS && key >= from && key < below;
                     if (MASK != 0 && seen) {
                         auto given = get(((const typename L::M *)pm)[L::m_head(head) + L::m_row(row) + key * L::m_step]);
                         if (MASK == 1) seen = given != 0;
@@ -157,8 +160,8 @@ template <class L, int MT> SC_FN void weigh(Rows<L, MT> &y, float (&s)[MT][8][4]
         }
 }
 
-// Adds the values of 64 keys by their weights.
-template <class L, int MT> SC_FN void gather(Rows<L, MT> &y, const float (&s)[MT][8][4], const u16 *vs) {
+// Adds the values of 64 keys by their weights. HIDES: some row does not see some of them, and some are not finite.
+template <class L, int MT, bool HIDES> SC_FN void gather(Rows<L, MT> &y, const float (&s)[MT][8][4], const u16 *vs) {
     typedef typename L::T T;
     const int lane = threadIdx.x % 32;
 #pragma unroll
@@ -169,7 +172,7 @@ template <class L, int MT> SC_FN void gather(Rows<L, MT> &y, const float (&s)[MT
 #pragma unroll
             for (int i = 0; i < 4; i++) {
                 const float *x = &s[m][2 * j + i / 2][i % 2 * 2];
-                p[m][i] = pack(T(), x[0], x[1]);
+                p[m][i] = HIDES ? pack(T(), kept(T(), x[0]), kept(T(), x[1])) : pack(T(), x[0], x[1]);
             }
 #pragma unroll
         for (int f = 0; f < L::F / 16; f++) {
@@ -177,8 +180,13 @@ template <class L, int MT> SC_FN void gather(Rows<L, MT> &y, const float (&s)[MT
             load_transposed(b, vs + (j * 16 + lane % 16) * Rows<L, MT>::FP + f * 16 + lane / 16 * 8);
 #pragma unroll
             for (int m = 0; m < MT; m++) {
-                multiply(T(), y.acc[m][2 * f], p[m], b[0], b[1]);
-                multiply(T(), y.acc[m][2 * f + 1], p[m], b[2], b[3]);
+                if (HIDES) {
+                    multiply_seen(T(), y.acc[m][2 * f], p[m], b[0], b[1]);
+                    multiply_seen(T(), y.acc[m][2 * f + 1], p[m], b[2], b[3]);
+                } else {
+                    multiply(T(), y.acc[m][2 * f], p[m], b[0], b[1]);
+                    multiply(T(), y.acc[m][2 * f + 1], p[m], b[2], b[3]);
+                }
             }
         }
     }
@@ -223,62 +231,89 @@ SC_FN void store(const Rows<L, MT> &y, u32 head, u32 split, void *pr, void *part
         }
 }
 
-template <class L, int MT, int SPLITS, bool CAUSAL, int MASK>
-SC_FN void attend_tensor(const void *pq, const void *pk, const void *pv, const void *pm, void *pr, void *partial) {
+// Whether all sums of this thread are.
+template <class L, int MT> SC_FN bool is_finite(const Rows<L, MT> &y) {
+    float zero = 0;
+#pragma unroll
+    for (int m = 0; m < MT; m++)
+#pragma unroll
+        for (int f = 0; f < L::F / 8; f++)
+#pragma unroll
+            for (int c = 0; c < 4; c++) zero += y.acc[m][f][c] * 0.0f;
+    return zero == 0;
+}
+
+// STEP: computes only the blocks that `is_damaged`; 0: all.
+template <class L, int MT, int SPLITS, int STEP, int MASK>
+SC_FN void attend_tensor(const void *pq, const void *pk, const void *pv, const void *pm, void *pr, void *partial, const void *const *given) {
     typedef typename L::T T;
     typedef Rows<L, MT> R;
     u16 *qs = (u16 *)dynamic_shared(), *ks = qs + R::BQ * R::EP, *vs = ks + 2 * 64 * R::EP;
     const u32 split = blockIdx.x % SPLITS;
     u32 head;
     int row0;
-    place<L, R::BQ, CAUSAL>(blockIdx.x / SPLITS, head, row0);
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, Q = L::Q, S = L::S, ROWS = L::ROWS, CHUNK = L::CHUNK;
+    place<L, R::BQ>(blockIdx.x / SPLITS, head, row0);
+    if (STEP != 0 && !is_damaged<L, R::BQ, STEP == 0 ? 1 : STEP>(pr, head, row0)) return;
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, S = L::S, CHUNK = L::CHUNK;
+    copy_queries<L, MT>(qs, (const T *)pq + L::q_head(head), row0);
     const T *k = (const T *)pk + L::k_head(head), *v = (const T *)pv + L::v_head(head);
-    const int first = split * CHUNK;
-    int end = S - first < CHUNK ? S : first + CHUNK, warp_end = S;
-    // Where all rows are of one query head, their queries bound what the block and each warp see.
-    const int top_row = (row0 + R::BQ < ROWS ? row0 + R::BQ : ROWS) - 1;
-    const bool one_head = row0 / Q == top_row / Q;
-    const int all_see = one_head ? row0 % Q : 0;
-    if (CAUSAL) {
-        const int seen = one_head ? top_row % Q + 1 : Q;
-        if (seen < end) end = seen;
-        if (one_head) warp_end = row0 % Q + (warp + 1) * 16 * MT;
+    int first = split * CHUNK, end = S - first < CHUNK ? S : first + CHUNK;
+    // Of the rows of the warp, lane i knows the span of the ith.
+    Span<int> own = whole_span<L, int>();
+    Seen<int> near;
+    near.from = near.all_from = 0, near.below = near.all_below = S;
+    if (L::BOUNDED) {
+        Seen<int> seen = seen_by_none<L, int>();
+#pragma unroll 1
+        for (int r = lane; r < R::BQ; r += 32) span_of<L>(seen, given, head, row0 + r);
+        join_lanes(seen);
+        near = seen_by_none<L, int>();
+        own = span_of<L>(near, given, head, row0 + warp * MT * 16 + lane % (MT * 16));
+        join_lanes(near);
+        if (seen.below < end) end = seen.below;
+        if (seen.from > first) first += (seen.from - first) / 64 * 64;
     }
     const auto load = [&](int start, int stage) {
         const int n = end - start < 64 ? end - start : 64;
         copy_tile<T, L::E, R::EP>(ks + stage * 64 * R::EP, k + start * L::k_row_step, L::k_row_step, n);
         copy_tile<T, L::F, R::FP>(vs + stage * 64 * R::FP, v + start * L::v_row_step, L::v_row_step, n);
     };
-    copy_queries<L, MT>(qs, (const T *)pq + L::q_head(head), row0);
     if (first < end) load(first, 0);
     copies_commit();
     R y;
     y.first = (int)row0 + warp * MT * 16 + lane / 4;
+    // Where something came in that a row does not see, all is done again with care.
+    for (bool careful = false;;) {
 #pragma unroll
-    for (int m = 0; m < MT; m++) {
+        for (int m = 0; m < MT; m++) {
 #pragma unroll
-        for (int h = 0; h < 2; h++) y.max[m][h] = minus_infinity(0.0f), y.sum[m][h] = 0;
+            for (int h = 0; h < 2; h++) y.max[m][h] = minus_infinity(0.0f), y.sum[m][h] = 0;
 #pragma unroll
-        for (int f = 0; f < L::F / 8; f++)
+            for (int f = 0; f < L::F / 8; f++)
 #pragma unroll
-            for (int c = 0; c < 4; c++) y.acc[m][f][c] = 0;
-    }
-    int stage = 0;
-    for (int start = first; start < end; start += 64, stage ^= 1) {
-        copies_wait<0>();
-        // All have come, and nobody reads the other stage any more.
-        __syncthreads();
-        if (start + 64 < end) load(start + 64, stage ^ 1);
+                for (int c = 0; c < 4; c++) y.acc[m][f][c] = 0;
+        }
+        int stage = 0;
+        for (int start = first; start < end; start += 64, stage ^= 1) {
+            copies_wait<0>();
+            // All have come, and nobody reads the other stage any more.
+            __syncthreads();
+            if (start + 64 < end) load(start + 64, stage ^ 1);
+            copies_commit();
+            if (start >= near.below || start + 64 <= near.from) continue;
+            const int n = end - start < 64 ? end - start : 64;
+            float s[MT][8][4];
+            score<L, MT>(s, qs, ks + stage * 64 * R::EP);
+            const bool inside = start >= near.all_from && start + 64 <= near.all_below;
+            mask<L, MT, MASK>(s, y, own, start, n, MASK == 0 && n == 64 && inside, head, pm);
+            weigh<L, MT>(y, s);
+            if (careful && (MASK == 1 || !inside)) gather<L, MT, true>(y, s, vs + stage * 64 * R::FP);
+            else gather<L, MT, false>(y, s, vs + stage * 64 * R::FP);
+        }
+        if (!L::BOUNDED && MASK != 1 || careful || !any_thread(!is_finite<L, MT>(y))) break;
+        careful = true;
+        if (first < end) load(first, 0);
         copies_commit();
-        if (start >= warp_end) continue;
-        const int n = end - start < 64 ? end - start : 64;
-        float s[MT][8][4];
-        score<L, MT>(s, qs, ks + stage * 64 * R::EP);
-        const bool whole = MASK == 0 && n == 64 && (!CAUSAL || start + 63 <= all_see);
-        mask<L, MT, CAUSAL, MASK>(s, y, start, n, whole, head, pm);
-        weigh<L, MT>(y, s);
-        gather<L, MT>(y, s, vs + stage * 64 * R::FP);
     }
     store<L, MT, SPLITS>(y, head, split, pr, partial);
 }

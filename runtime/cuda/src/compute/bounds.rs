@@ -1,0 +1,115 @@
+//! Which keys rows see, as text of a kernel's layout, and as what cuDNN takes.
+
+use std::fmt::Write as _;
+
+use symmc_ir::attention::Bound;
+use symmc_ir::{DType, Side};
+
+use super::attention::Rows;
+use super::text::{int, offset, stored};
+use crate::cudnn::Band;
+
+/// The operand of a bound: where its elements lie for heads and rows, and their dtype.
+pub(super) struct Position {
+    pub at: Rows,
+    pub dtype: DType,
+}
+
+/// The bound with its constant; `None` while that is no number.
+fn constant(bound: &Bound) -> Option<(&Bound, i64)> {
+    Some((bound, bound.add.as_const()?))
+}
+
+/// The bounds with what they add, once that is known of all.
+pub(super) fn constants(bounds: &[Bound]) -> Option<Vec<(&Bound, i64)>> {
+    bounds.iter().map(constant).collect()
+}
+
+/// The members of a layout that say which keys a row of a head sees.
+pub(super) fn layout(bounds: &[(&Bound, i64)], positions: &[Position]) -> String {
+    let of_row = |side| bounds.iter().any(|(b, _)| b.row && b.side == side);
+    let grows = of_row(Side::Below) && !of_row(Side::From);
+    let mut out = format!("static const bool BOUNDED = {}, GROWS = {grows};\n", !bounds.is_empty());
+    for (i, position) in positions.iter().enumerate() {
+        out.push_str(&offset(&format!("b{i}_head"), &position.at.head));
+        out.push_str(&offset(&format!("b{i}_row"), &position.at.row));
+    }
+    out.push_str(
+        "SC_FN void span(const void *const *given, i64 head, i64 row, i64 &from, i64 &below) {\n    from = 0, below = S;\n    i64 p;\n",
+    );
+    let mut positions = positions.iter().enumerate();
+    for (bound, add) in bounds {
+        let row = if bound.row { "row % Q" } else { "0ll" };
+        let _ = writeln!(out, "    p = saturate({row}, {});", int(*add));
+        if let Some((i, position)) = bound.operand.then(|| positions.next()).flatten() {
+            let element = stored(position.dtype);
+            let _ = writeln!(
+                out,
+                "    p = saturate(p, get(((const {element} *)given[{i}])[b{i}_head(head) + b{i}_row(row)]));"
+            );
+        }
+        if let Some(chunk) = bound.chunk {
+            let _ = writeln!(out, "    p = chunk_of(p, {chunk}ll);");
+            if bound.side == Side::Below {
+                let _ = writeln!(out, "    p = saturate(p, {chunk}ll);");
+            }
+        }
+        out.push_str(match bound.side {
+            Side::Below => "    if (p < below) below = p;\n",
+            Side::From => "    if (p > from) from = p;\n",
+        });
+    }
+    out.push_str("    if (below < 0) below = 0;\n    if (from > below) from = below;\n}\n");
+    out
+}
+
+/// The band that `queries` rows see of how many of the keys, if that is what the bounds say.
+pub(super) fn band(bounds: &[(&Bound, i64)], queries: usize, keys: usize) -> Option<(Band, usize)> {
+    let (mut band, mut keys) = (Band::default(), i64::try_from(keys).ok()?);
+    let last = i64::try_from(queries).ok()?.checked_sub(1)?;
+    for &(bound, add) in bounds.iter().filter(|b| !b.0.operand) {
+        match (bound.side, bound.row && last > 0) {
+            (_, true) if bound.chunk.is_some() => return None,
+            (Side::Below, true) => band.below = Some(band.below.map_or(add, |b| b.min(add))),
+            (Side::From, true) => band.from = Some(band.from.map_or(add, |f| f.max(add))),
+            (Side::Below, false) => keys = keys.min(bound.limit(0, add, 0)),
+            (Side::From, false) if bound.limit(0, add, 0) > 0 => return None,
+            (Side::From, false) => {}
+        }
+    }
+    // What hides nothing is no bound.
+    band.below = band.below.filter(|&below| below < keys);
+    band.from = band.from.filter(|&from| from.saturating_add(last) > 0);
+    (keys > 0).then_some((band, usize::try_from(keys).ok()?)).filter(|_| bounds.iter().all(|b| !b.0.operand))
+}
+
+#[cfg(test)]
+mod tests {
+    use symmc_ir::Dim;
+
+    use super::*;
+
+    fn bound(side: Side, row: bool, add: i64) -> Bound {
+        Bound { side, row, add: Dim::from(add), chunk: None, operand: false }
+    }
+
+    #[test]
+    fn a_band_is_what_causal_order_windows_and_lengths_leave() {
+        let of = |bounds: &[Bound], queries, keys| band(&constants(bounds).unwrap(), queries, keys);
+        let [causal, window] = [bound(Side::Below, true, 1), bound(Side::From, true, -3)];
+        let whole = Band::default();
+        assert_eq!(of(&[], 5, 9), Some((whole, 9)));
+        let below = Band { below: Some(1), from: None };
+        assert_eq!(of(std::slice::from_ref(&causal), 5, 9), Some((below, 9)));
+        assert_eq!(of(&[causal.clone(), window], 5, 9), Some((Band { from: Some(-3), ..below }, 9)));
+        // Of one row, a bound is a number of keys.
+        assert_eq!(of(&[bound(Side::Below, true, 4)], 1, 9), Some((whole, 4)));
+        assert_eq!(of(&[bound(Side::Below, false, 4), causal], 5, 9), Some((below, 4)));
+        assert_eq!(of(&[bound(Side::Below, true, 9), bound(Side::From, true, -4)], 5, 9), Some((whole, 9)));
+        // What is neither: keys that begin later, chunks, data, nothing at all.
+        assert_eq!(of(&[bound(Side::From, false, 1)], 5, 9), None);
+        assert_eq!(of(&[Bound { chunk: Some(4), ..bound(Side::Below, true, 0) }], 5, 9), None);
+        assert_eq!(of(&[Bound { operand: true, ..bound(Side::Below, false, 0) }], 5, 9), None);
+        assert_eq!(of(&[bound(Side::Below, false, 0)], 5, 9), None);
+    }
+}

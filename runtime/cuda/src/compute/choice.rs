@@ -1,0 +1,166 @@
+//! The choice between cuDNN and generated kernels for each attention, by measurement.
+//!
+//! Both are timed on the device, as recorded launches, once for each shape; what was found is kept on disk for that
+//! device, driver and library. Rank 0 chooses for all, as it does for matrix products, and what one rank cannot prepare no
+//! rank does: both sum in different orders, and ranks that compute the same value must get the same bits.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use indexmap::{IndexMap, IndexSet};
+use symmc_runtime::RunError;
+
+use super::Machine;
+use super::fused::Candidates;
+use super::search::{BUDGET, Products, Search};
+use crate::arena::Exchange;
+use crate::cache::{Cache, name_of};
+use crate::cudnn::{Planner, Prepared};
+use crate::driver::{Device, Event, version};
+use crate::error::CudaError;
+use crate::launch::Kernel;
+
+/// Runs that are timed together.
+const RUNS: usize = 8;
+/// How often that is done; the least time counts.
+const ROUNDS: usize = 3;
+
+/// Launches a kernel of the program on the stream of the search.
+pub(crate) type Launch<'a> = &'a dyn Fn(&Kernel) -> Result<(), CudaError>;
+
+/// Prepares those attentions that the library is to compute; `None` for those that kernels do. All ranks call this with
+/// attentions of the same shapes.
+///
+/// # Errors
+/// A peer failed, or the device.
+pub(crate) fn attentions(
+    search: Option<&Search<'_>>,
+    device: &Arc<Device>,
+    machine: &Machine,
+    all: &[&Candidates],
+    launch: Launch<'_>,
+) -> Result<Vec<Option<Prepared>>, CudaError> {
+    let none = || all.iter().map(|_| None).collect();
+    let Some(search) = search else { return Ok(none()) };
+    let count = if search.products == Products::Measured { all.len() } else { 0 };
+    if !alike(search.exchange, count)? {
+        return Ok(none());
+    }
+    // Who has no library says so below, by preparing nothing.
+    let planner = Planner::new(device).ok();
+    let prepare = |x: &Candidates| match &planner {
+        Some(planner) => planner.prepare(&x.attention, machine.workspace, machine.workspace_bytes),
+        None => Ok(None),
+    };
+    let chosen = agree(search.exchange, all, |alike| {
+        let Some(planner) = &planner else { return Ok(false) };
+        let until = Instant::now() + BUDGET.min(search.limit / 4);
+        let [major, minor] = version()?;
+        let shape = format!("{}, {} multiprocessors", alike[0].attention.key(), machine.multiprocessors);
+        let versions = format!("{major}.{minor} {}", planner.version());
+        let name = name_of(&["attention 1", search.device.name(), &versions, &shape], "algorithm");
+        if let Some([kept @ (0 | 1)]) = Cache::of_user().read(&name).as_deref() {
+            return Ok(*kept == 1);
+        }
+        let found = measure(search, alike, &prepare, launch)?;
+        // What took too long may have been disturbed.
+        if Instant::now() <= until {
+            Cache::of_user().write(&name, &[u8::from(found)]);
+        }
+        Ok(found)
+    })?;
+    let mut warm = IndexSet::new();
+    let ready = |(x, chosen): (&&Candidates, bool)| {
+        let prepared = if chosen { prepare(x).ok().flatten() } else { None };
+        prepared.filter(|p| !warm.insert(x.attention.key()) || run_once(p, search).is_ok())
+    };
+    both(search.exchange, all.iter().zip(chosen).map(ready).collect())
+}
+
+/// Runs an attention by itself: the library loads code when it first runs, which it cannot while launches are recorded.
+fn run_once(prepared: &Prepared, search: &Search<'_>) -> Result<(), CudaError> {
+    // SAFETY: the operands, the result and the workspace exist, and nothing else runs.
+    unsafe { prepared.run(search.stream) }?;
+    search.stream.synchronize()
+}
+
+/// Whether all ranks have as many, and some.
+fn alike(exchange: &dyn Exchange, count: usize) -> Result<bool, CudaError> {
+    let mine = (count as u64).to_le_bytes();
+    let counts = exchange.all_gather(&mine)?;
+    Ok(count > 0 && counts.iter().all(|c| c[..] == mine))
+}
+
+/// What rank 0 chooses for each attention.
+fn agree(
+    exchange: &dyn Exchange,
+    all: &[&Candidates],
+    mut choose: impl FnMut(&[&Candidates]) -> Result<bool, CudaError>,
+) -> Result<Vec<bool>, CudaError> {
+    let mut mine = vec![0u8; all.len()];
+    if exchange.rank() == 0 {
+        let mut shapes: IndexMap<String, Vec<usize>> = IndexMap::new();
+        for (i, x) in all.iter().enumerate() {
+            shapes.entry(x.attention.key()).or_default().push(i);
+        }
+        for places in shapes.values() {
+            let alike: Vec<&Candidates> = places.iter().map(|&i| all[i]).collect();
+            if choose(&alike)? {
+                places.iter().for_each(|&i| mine[i] = 1);
+            }
+        }
+    }
+    let first = exchange.all_gather(&mine)?.into_iter().next();
+    let first = first.ok_or_else(|| RunError::system("choosing attention", "there is no rank 0"))?;
+    Ok(first.iter().map(|&b| b == 1).collect())
+}
+
+/// What every rank has prepared.
+fn both<T>(exchange: &dyn Exchange, prepared: Vec<Option<T>>) -> Result<Vec<Option<T>>, CudaError> {
+    let mine: Vec<u8> = prepared.iter().map(|p| u8::from(p.is_some())).collect();
+    let all = exchange.all_gather(&mine)?;
+    let everywhere = |i: usize| all.iter().all(|rank| rank.get(i) == Some(&1));
+    Ok(prepared.into_iter().enumerate().map(|(i, p)| p.filter(|_| everywhere(i))).collect())
+}
+
+/// Whether the library computes attentions of one shape faster than kernels.
+fn measure(
+    search: &Search<'_>,
+    alike: &[&Candidates],
+    prepare: &dyn Fn(&Candidates) -> Result<Option<Prepared>, CudaError>,
+    launch: Launch<'_>,
+) -> Result<bool, CudaError> {
+    let some: Vec<&Candidates> = alike.iter().copied().take(RUNS).collect();
+    // What the library refuses, kernels compute.
+    let Ok(Some(prepared)) = some.iter().map(|x| prepare(x)).collect::<Result<Option<Vec<_>>, _>>() else {
+        return Ok(false);
+    };
+    if prepared.iter().take(1).any(|p| run_once(p, search).is_err()) {
+        return Ok(false);
+    }
+    let stream = search.stream;
+    let by_library = || {
+        some.iter().zip(&prepared).cycle().take(RUNS).try_for_each(|(x, prepared)| {
+            // SAFETY: the operands, the results and the workspace exist, and nothing else runs.
+            unsafe { prepared.run(stream) }?;
+            x.amend.iter().try_for_each(launch)
+        })
+    };
+    let by_kernels = || some.iter().cycle().take(RUNS).try_for_each(|x| x.own.iter().try_for_each(launch));
+    // A library that fails as it runs is refused as one that does not prepare.
+    let Ok(graph) = stream.capture(by_library) else { return Ok(false) };
+    let graphs = [stream.capture(by_kernels)?, graph];
+    let (begin, end) = (Event::timed()?, Event::timed()?);
+    let mut best = [f64::INFINITY; 2];
+    for _ in 0..=ROUNDS {
+        for (graph, best) in graphs.iter().zip(&mut best) {
+            begin.record(stream)?;
+            // SAFETY: what was recorded uses memory that exists, and nothing else runs.
+            unsafe { stream.replay(graph)? };
+            end.record(stream)?;
+            stream.synchronize()?;
+            *best = best.min(begin.microseconds_to(&end)?);
+        }
+    }
+    Ok(best[1] < best[0])
+}

@@ -1,0 +1,185 @@
+//! The objects of cuDNN's graph interface: made, given attributes, finished, and let go.
+
+use std::ffi::c_void;
+use std::ptr;
+
+use super::library::{Cudnn, Handle};
+use crate::error::CudaError;
+
+/// What a descriptor describes, as `cudnnBackendDescriptorType_t` numbers it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(i32)]
+pub(super) enum Kind {
+    Pointwise = 0,
+    EngineConfig = 3,
+    Heuristics = 4,
+    Plan = 5,
+    OperationPointwise = 13,
+    Graph = 15,
+    Pack = 16,
+    Tensor = 17,
+    MatMul = 18,
+    OperationMatMul = 19,
+    Reduction = 21,
+    OperationReduction = 22,
+}
+
+/// An attribute, as `cudnnBackendAttributeName_t` numbers it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(i32)]
+pub(super) enum Attribute {
+    PointwiseMode = 0,
+    PointwisePrecision = 1,
+    PointwiseAxis = 9,
+    HeuristicsMode = 200,
+    HeuristicsGraph = 201,
+    HeuristicsResults = 202,
+    PlanHandle = 400,
+    PlanConfig = 401,
+    PlanWorkspace = 402,
+    OperationPointwise = 750,
+    OperationPointwiseX = 751,
+    OperationPointwiseB = 752,
+    OperationPointwiseY = 753,
+    OperationPointwiseT = 758,
+    GraphHandle = 800,
+    GraphOperations = 801,
+    TensorAlignment = 900,
+    TensorType = 901,
+    TensorExtents = 902,
+    TensorStrides = 903,
+    TensorId = 906,
+    TensorVirtual = 907,
+    TensorByValue = 908,
+    PackIds = 1000,
+    PackPointers = 1001,
+    PackWorkspace = 1003,
+    MatMulPrecision = 1500,
+    OperationMatMulA = 1520,
+    OperationMatMulB = 1521,
+    OperationMatMulC = 1522,
+    OperationMatMul = 1523,
+    ReductionOperator = 1600,
+    ReductionPrecision = 1601,
+    OperationReductionX = 1610,
+    OperationReductionY = 1611,
+    OperationReduction = 1612,
+}
+
+/// The value of an attribute, by its type.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Value<'a> {
+    Handle(Handle),
+    DataType(i32),
+    Bool(bool),
+    Ints(&'a [i64]),
+    Pointers(&'a [*mut c_void]),
+    HeuristicsMode(i32),
+    PointwiseMode(i32),
+    Reduction(i32),
+    One(&'a Descriptor),
+    Many(&'a [Descriptor]),
+}
+
+/// The types of attributes that are asked for.
+const INT: i32 = 3;
+const DESCRIPTOR: i32 = 15;
+
+/// An object of the library, which is destroyed with this.
+pub(super) struct Descriptor {
+    cudnn: &'static Cudnn,
+    kind: Kind,
+    pub at: Handle,
+}
+
+impl std::fmt::Debug for Descriptor {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{:?}", self.kind)
+    }
+}
+
+// SAFETY: descriptors are memory of the library; one that is finished is only read.
+unsafe impl Send for Descriptor {}
+// SAFETY: as above.
+unsafe impl Sync for Descriptor {}
+
+impl Drop for Descriptor {
+    fn drop(&mut self) {
+        // SAFETY: made by `new`, and nobody else's.
+        unsafe { (self.cudnn.functions.unmake)(self.at) };
+    }
+}
+
+impl Descriptor {
+    pub fn new(cudnn: &'static Cudnn, kind: Kind) -> Result<Descriptor, CudaError> {
+        let mut at = ptr::null_mut();
+        // SAFETY: the library writes a descriptor there.
+        let made = unsafe { (cudnn.functions.make)(kind as i32, &mut at) };
+        cudnn.check(&format!("making {kind:?}"), made)?;
+        Ok(Descriptor { cudnn, kind, at })
+    }
+
+    /// The same with an attribute set.
+    pub fn with(self, attribute: Attribute, value: Value<'_>) -> Result<Descriptor, CudaError> {
+        let many: Vec<Handle>;
+        let (kind, count, at): (i32, usize, *const c_void) = match &value {
+            Value::Handle(handle) => (0, 1, ptr::from_ref(handle).cast()),
+            Value::DataType(number) => (1, 1, ptr::from_ref(number).cast()),
+            Value::Bool(truth) => (2, 1, ptr::from_ref(truth).cast()),
+            Value::Ints(all) => (INT, all.len(), all.as_ptr().cast()),
+            Value::Pointers(all) => (6, all.len(), all.as_ptr().cast()),
+            Value::HeuristicsMode(number) => (8, 1, ptr::from_ref(number).cast()),
+            Value::PointwiseMode(number) => (14, 1, ptr::from_ref(number).cast()),
+            Value::Reduction(number) => (18, 1, ptr::from_ref(number).cast()),
+            Value::One(one) => (DESCRIPTOR, 1, ptr::from_ref(&one.at).cast()),
+            Value::Many(all) => {
+                many = all.iter().map(|d| d.at).collect();
+                (DESCRIPTOR, many.len(), many.as_ptr().cast())
+            }
+        };
+        // SAFETY: the descriptor is alive, and there are so many values of that type.
+        let set = unsafe { (self.cudnn.functions.set)(self.at, attribute as i32, kind, count as i64, at) };
+        self.cudnn.check(&format!("setting {attribute:?} of {:?} to {value:?}", self.kind), set)?;
+        Ok(self)
+    }
+
+    /// The same, finished: nothing is set any more.
+    pub fn finish(self) -> Result<Descriptor, CudaError> {
+        // SAFETY: the descriptor is alive.
+        let finished = unsafe { (self.cudnn.functions.finalize)(self.at) };
+        self.cudnn.check(&format!("finishing {:?}", self.kind), finished)?;
+        Ok(self)
+    }
+
+    /// An attribute that is one integer.
+    pub fn int(&self, attribute: Attribute) -> Result<i64, CudaError> {
+        let (mut value, mut count) = (0i64, 0i64);
+        // SAFETY: the descriptor is alive; there is room for one integer.
+        let got = unsafe {
+            let value = ptr::from_mut(&mut value).cast();
+            (self.cudnn.functions.get)(self.at, attribute as i32, INT, 1, &mut count, value)
+        };
+        self.cudnn.check(&format!("reading {attribute:?} of {:?}", self.kind), got)?;
+        Ok(value)
+    }
+
+    /// An attribute that is a list of descriptors.
+    pub fn list(&self, attribute: Attribute, kind: Kind) -> Result<Vec<Descriptor>, CudaError> {
+        let mut count = 0i64;
+        let call = format!("reading {attribute:?} of {:?}", self.kind);
+        let (get, attribute) = (self.cudnn.functions.get, attribute as i32);
+        // SAFETY: the descriptor is alive; without room only the number is told.
+        let got = unsafe { get(self.at, attribute, DESCRIPTOR, 0, &mut count, ptr::null_mut()) };
+        self.cudnn.check(&call, got)?;
+        let room = (0..count).map(|_| Descriptor::new(self.cudnn, kind));
+        let mut all = room.collect::<Result<Vec<_>, _>>()?;
+        let mut handles: Vec<Handle> = all.iter().map(|d| d.at).collect();
+        let mut filled = 0i64;
+        // SAFETY: as above; the library fills the descriptors that the list names.
+        let got =
+            unsafe { get(self.at, attribute, DESCRIPTOR, count, &mut filled, handles.as_mut_ptr().cast()) };
+        self.cudnn.check(&call, got)?;
+        all.truncate(usize::try_from(filled).unwrap_or(0));
+        Ok(all)
+    }
+}

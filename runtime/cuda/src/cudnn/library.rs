@@ -1,0 +1,168 @@
+//! libcudnn, loaded when first used.
+//!
+//! It is taken where a variable names it, and only there: a loader gives the parts of one version to another that it opens
+//! later, so that the library of the system and that of a Python package exclude each other. A library that was opened is
+//! never closed: it keeps threads and handlers.
+
+use std::ffi::{c_char, c_void};
+use std::mem::ManuallyDrop;
+use std::path::Path;
+use std::sync::OnceLock;
+
+use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
+use nccl_sys::{Search, Wanted};
+
+use crate::error::CudaError;
+
+/// The environment variable that names the library: a file, or the folder that holds `libcudnn.so.9`.
+pub const PATH_VARIABLE: &str = "SYMMC_CUDNN_PATH";
+
+const CUDNN: Wanted = Wanted {
+    variable: PATH_VARIABLE,
+    names: ["libcudnn.so.9", "libcudnn.so"],
+    in_wheel: "nvidia/cudnn/lib/libcudnn.so.9",
+};
+
+/// The oldest version that is taken; attention of those before it has known faults.
+const OLDEST: usize = 91_100;
+/// The first version whose constants and graphs may differ.
+const TOO_NEW: usize = 100_000;
+
+/// An answer of the library; 0 is success.
+pub(super) type Status = i32;
+/// A handle or a descriptor.
+pub(super) type Handle = *mut c_void;
+
+macro_rules! functions {
+    ($($field:ident = $symbol:literal ($($arg:ty),*) -> $answer:ty;)*) => {
+        /// The functions of the library that are called. To call one is unsafe: handles and descriptors must be alive.
+        pub(super) struct Functions {
+            $(pub $field: unsafe extern "C" fn($($arg),*) -> $answer,)*
+        }
+
+        impl Functions {
+            /// # Safety
+            /// The library is cuDNN 9 and stays open.
+            unsafe fn of(library: &Library) -> Result<Functions, String> {
+                Ok(Functions {
+                    // SAFETY: the functions of cuDNN 9 have these types.
+                    $($field: *unsafe { library.get($symbol) }.map_err(|_| format!("has no {}", $symbol))?,)*
+                })
+            }
+        }
+    };
+}
+
+functions! {
+    version = "cudnnGetVersion"() -> usize;
+    text = "cudnnGetErrorString"(Status) -> *const c_char;
+    create = "cudnnCreate"(*mut Handle) -> Status;
+    destroy = "cudnnDestroy"(Handle) -> Status;
+    set_stream = "cudnnSetStream"(Handle, *mut c_void) -> Status;
+    make = "cudnnBackendCreateDescriptor"(i32, *mut Handle) -> Status;
+    unmake = "cudnnBackendDestroyDescriptor"(Handle) -> Status;
+    set = "cudnnBackendSetAttribute"(Handle, i32, i32, i64, *const c_void) -> Status;
+    get = "cudnnBackendGetAttribute"(Handle, i32, i32, i64, *mut i64, *mut c_void) -> Status;
+    finalize = "cudnnBackendFinalize"(Handle) -> Status;
+    execute = "cudnnBackendExecute"(Handle, Handle, Handle) -> Status;
+}
+
+/// A loaded library.
+pub(super) struct Cudnn {
+    pub functions: Functions,
+    pub version: usize,
+}
+
+impl Cudnn {
+    /// The library of this process; what the first call finds stays.
+    ///
+    /// # Errors
+    /// There is none that is usable.
+    pub fn load() -> Result<&'static Cudnn, CudaError> {
+        static LOADED: OnceLock<Result<Cudnn, String>> = OnceLock::new();
+        let loaded = LOADED.get_or_init(|| {
+            let search = Search::from_env(&CUDNN);
+            if search.only.is_some() { Cudnn::find(&search) } else { Err("nothing".into()) }
+        });
+        loaded.as_ref().map_err(|tried| CudaError::Unsupported(missing(tried)))
+    }
+
+    fn find(search: &Search) -> Result<Cudnn, String> {
+        let mut tried = Vec::new();
+        for path in search.candidates(&CUDNN) {
+            match Cudnn::open(&path) {
+                Ok(cudnn) => return Ok(cudnn),
+                Err(why) => tried.push(format!("{} {why}", path.display())),
+            }
+        }
+        Err(tried.join("; "))
+    }
+
+    fn open(path: &Path) -> Result<Cudnn, String> {
+        if path.is_absolute() && !path.exists() {
+            return Err("is not there".into());
+        }
+        // SAFETY: the file is cuDNN by its name or by the user's word, and its initialisers may run at any time.
+        let library = unsafe { Library::open(Some(path), RTLD_NOW | RTLD_LOCAL) };
+        let library = ManuallyDrop::new(library.map_err(|e| format!("does not load ({e})"))?);
+        // SAFETY: the library stays open, and calls itself cuDNN; its version is asked for below.
+        let functions = unsafe { Functions::of(&library) }?;
+        // SAFETY: it takes nothing and only tells a number.
+        let version = unsafe { (functions.version)() };
+        if !(OLDEST..TOO_NEW).contains(&version) {
+            return Err(format!("is version {}; expected {} to 9", number(version), number(OLDEST)));
+        }
+        Ok(Cudnn { functions, version })
+    }
+
+    /// Checks an answer of a call.
+    pub fn check(&self, call: &str, status: Status) -> Result<(), CudaError> {
+        if status == 0 {
+            return Ok(());
+        }
+        // SAFETY: the answer is a text that the library never frees.
+        let text = unsafe {
+            let text = (self.functions.text)(status);
+            if text.is_null() { "".into() } else { std::ffi::CStr::from_ptr(text).to_string_lossy() }
+        };
+        Err(CudaError::Library { call: format!("cuDNN: {call}"), detail: format!("{text} ({status})") })
+    }
+}
+
+fn missing(tried: &str) -> String {
+    format!(
+        "cuDNN was not found: {PATH_VARIABLE} names libcudnn.so.9 of 9.11 or newer, or its folder, as `pip install \
+         nvidia-cudnn-cu13` leaves it; tried: {tried}"
+    )
+}
+
+fn number(version: usize) -> String {
+    format!("{}.{}.{}", version / 10_000, version / 100 % 100, version % 100)
+}
+
+/// The version of the library, `9.19.0`.
+///
+/// # Errors
+/// There is none that is usable.
+pub fn version() -> Result<String, CudaError> {
+    Ok(number(Cudnn::load()?.version))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_no_cudnn_is_named_with_what_it_is() {
+        let folder = std::env::temp_dir().join(format!("symmc-cudnn-{}", std::process::id()));
+        std::fs::create_dir_all(&folder).unwrap();
+        std::fs::write(folder.join("libcudnn.so.9"), "no library").unwrap();
+        let search = Search { only: Some(folder.clone()), ..Search::default() };
+        let Err(tried) = Cudnn::find(&search) else { panic!("it is no library") };
+        assert!(tried.contains("libcudnn.so.9 does not load ("), "{tried}");
+        assert!(tried.contains("libcudnn.so is not there"), "{tried}");
+        assert!(missing(&tried).contains(PATH_VARIABLE));
+        std::fs::remove_dir_all(&folder).unwrap();
+        assert_eq!(number(91_900), "9.19.0");
+    }
+}

@@ -1,0 +1,20 @@
+//! Fused attention by cuDNN.
+//!
+//! ```text
+//! Attention (data) ──Planner──► Plan (a graph of the library's, made once for a shape) ──at──► Prepared (addresses)
+//! ```
+//!
+//! `library` finds cuDNN when it is first wanted and fills a table of its functions, `descriptor` wraps the objects
+//! of its graph interface, [`attention`] says what an attention is for it, and `graph` builds the graph. A [`Prepared`] attention only enqueues, so that it can be recorded into a graph of launches.
+//!
+//! Deliberately not here: when the library is taken (`compute::choice`), and what it does not promise: that
+//! values which are not finite and not seen add nothing (`compute::fused` amends that).
+
+pub mod attention;
+mod descriptor;
+mod graph;
+mod library;
+
+pub use self::attention::{Attention, Band, Bias, Tensor};
+pub use self::graph::{Planner, Prepared};
+pub use self::library::{PATH_VARIABLE, version};
