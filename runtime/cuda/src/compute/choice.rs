@@ -164,3 +164,71 @@ fn measure(
     }
     Ok(best[1] < best[0])
 }
+
+#[cfg(test)]
+mod tests {
+    use symmc_ir::DType;
+
+    use super::super::search::tests::{Pair, Rank};
+    use super::*;
+    use crate::cudnn::{Attention, Band, Tensor};
+
+    fn candidates(queries: usize, at: u64) -> Candidates {
+        let tensor = |at| Tensor { at, strides: [4096, 64, 64] };
+        let attention = Attention {
+            dtype: DType::BF16,
+            batch: 1,
+            heads: 2,
+            key_heads: 1,
+            queries,
+            keys: 64,
+            e: 64,
+            f: 64,
+            scale: 0.125,
+            cap: None,
+            band: Band::default(),
+            bias: None,
+            q: tensor(at),
+            k: tensor(at + 4096),
+            v: tensor(at + 8192),
+            r: tensor(at + 12288),
+        };
+        Candidates { attention, amend: None, own: vec![] }
+    }
+
+    /// What both ranks answer.
+    fn on_both<T: Send>(of: impl Fn(&Rank<'_>) -> T + Sync) -> [T; 2] {
+        let pair = Pair::new();
+        std::thread::scope(|scope| {
+            let other = scope.spawn(|| of(&Rank(&pair, 1)));
+            [of(&Rank(&pair, 0)), other.join().unwrap()]
+        })
+    }
+
+    #[test]
+    fn rank_0_chooses_once_for_each_shape_wherever_it_lies() {
+        let all = [candidates(64, 4096), candidates(1, 4096), candidates(64, 1 << 20)];
+        let all: Vec<&Candidates> = all.iter().collect();
+        let chosen = on_both(|rank| {
+            let mut asked = vec![];
+            let chosen = agree(rank, &all, |alike| {
+                asked.push(alike.len());
+                Ok(alike[0].attention.queries > 1)
+            });
+            (chosen.unwrap(), asked)
+        });
+        let expected = vec![true, false, true];
+        assert_eq!(chosen, [(expected.clone(), vec![2, 1]), (expected, vec![])]);
+    }
+
+    #[test]
+    fn the_library_computes_only_what_all_ranks_prepared() {
+        let prepared =
+            |rank: &Rank<'_>| [vec![Some(1), Some(2), None], vec![Some(3), None, None]][rank.1].clone();
+        let found = on_both(|rank| both(rank, prepared(rank)).unwrap());
+        assert_eq!(found, [vec![Some(1), None, None], vec![Some(3), None, None]]);
+        assert_eq!(on_both(|rank| alike(rank, 2).unwrap()), [true, true]);
+        assert_eq!(on_both(|rank| alike(rank, rank.1).unwrap()), [false, false]);
+        assert_eq!(on_both(|rank| alike(rank, 0).unwrap()), [false, false]);
+    }
+}

@@ -223,7 +223,7 @@ fn agree(
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use std::sync::{Barrier, Mutex};
 
     use symmc_ir::DType;
@@ -232,12 +232,18 @@ mod tests {
     use super::*;
 
     /// Two threads as ranks.
-    struct Pair {
+    pub(in super::super) struct Pair {
         said: Mutex<[Vec<u8>; 2]>,
         both: Barrier,
     }
 
-    struct Rank<'a>(&'a Pair, usize);
+    impl Pair {
+        pub(in super::super) fn new() -> Pair {
+            Pair { said: Mutex::default(), both: Barrier::new(2) }
+        }
+    }
+
+    pub(in super::super) struct Rank<'a>(pub(in super::super) &'a Pair, pub(in super::super) usize);
 
     impl Exchange for Rank<'_> {
         fn rank(&self) -> u32 {
@@ -275,7 +281,7 @@ mod tests {
         products: [Products; 2],
         gemms: [&[Gemm]; 2],
     ) -> ([Chosen; 2], Vec<(usize, usize, Alignments)>) {
-        let pair = Pair { said: Mutex::default(), both: Barrier::new(2) };
+        let pair = Pair::new();
         let asked = Mutex::new(vec![]);
         let rank = |rank: usize| {
             agree(&Rank(&pair, rank), products[rank], gemms[rank], |alike, alignments| {
