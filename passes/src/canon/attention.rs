@@ -62,7 +62,7 @@ fn written_out(cx: &mut Rewriter, node: &Candidate) -> Option<Rewrite> {
     let shape = cx.shape(scores).to_vec();
     let leading = &shape[..shape.len().checked_sub(2)?];
     let scores = unmasked(cx, scores)?;
-    let (before, cap) = uncapped(cx, scores.before);
+    let (before, cap, within_cap) = uncapped(cx, scores.before);
     let (before, outer) = unscaled(cx, before);
     let product = bare(cx, before);
     let (Op::MatMul, &[q, k]) = cx.def(product)? else { return None };
@@ -87,7 +87,7 @@ fn written_out(cx: &mut Rewriter, node: &Candidate) -> Option<Rewrite> {
     let wide = |ty: &Type| Some([leading, ty.shape.get(ty.rank().checked_sub(2)?..)?].concat());
     let (of_key, of_value) = (wide(cx.ty(k))?, wide(cx.ty(v))?);
     let typed = |shape: &[Dim]| Type::new(node.ty.dtype, shape.to_vec());
-    let scale = Float(scores.factor * outer * of_q * of_k * inner);
+    let scale = Float(scores.factor * within_cap * outer * of_q * of_k * inner);
     // A cap is not of scores that are multiplied again.
     let plain = Op::Attention { scale, cap, bounds: Vec::new() };
     let dtypes = [cx.ty(q).dtype, cx.ty(k).dtype, cx.ty(v).dtype];
@@ -239,17 +239,15 @@ fn unscaled(cx: &Rewriter, value: ValueId) -> (ValueId, f64) {
     }
 }
 
-/// `x` and `c`, if the value is `c * tanh(x / c)`, else the value.
-fn uncapped(cx: &Rewriter, value: ValueId) -> (ValueId, Option<Float>) {
+/// `x`, `c` and `f`, if the value is `c * tanh(f * x / c)`, else the value.
+fn uncapped(cx: &Rewriter, value: ValueId) -> (ValueId, Option<Float>, f64) {
     let capped = || {
         let (tanh, cap) = unscaled(cx, uncast(cx, value));
         let (Op::Unary(UnaryOp::Tanh), &[x]) = cx.def(uncast(cx, tanh))? else { return None };
         let (x, inverse) = unscaled(cx, uncast(cx, x));
-        // The quotient is rounded as constants are.
-        let same = (cap * inverse - 1.0).abs() < 1e-6 && cap.is_finite() && cap > 0.0;
-        same.then_some((x, Some(Float(cap))))
+        (cap.is_finite() && cap > 0.0).then_some((x, Some(Float(cap)), cap * inverse))
     };
-    capped().unwrap_or((value, None))
+    capped().unwrap_or((value, None, 1.0))
 }
 
 /// A float value before it was converted to another float dtype.
