@@ -84,6 +84,13 @@ pub fn infer(op: &Op, operands: &[&Type], n: Option<u32>) -> Result<Option<Vec<T
             let parts = Operands::of(bounds, operands).ok_or("it needs queries, keys and values")?;
             one(attention(&parts)?)
         }
+        Op::Permuted { op, perm } => {
+            want(matches!(**op, Op::Attention { .. }), || "only attention permutes its result".into())?;
+            match infer(op, operands, n)?.as_deref() {
+                Some([ty]) => one(permute(ty, perm)?),
+                _ => Err("an op with one result is permuted".into()),
+            }
+        }
         Op::RotaryEmbedding { width, .. } => {
             rotary(operands, *width)?;
             one(first()?)
@@ -226,6 +233,7 @@ pub fn operand_counts(op: &Op) -> (usize, usize) {
         Op::Full(_) | Op::Iota { .. } => (0, 0),
         Op::Binary(_) | Op::MatMul | Op::Take { .. } | Op::GatherElements { .. } => (2, 2),
         Op::Select | Op::ScatterElements { .. } | Op::IndexAdd { .. } | Op::RotaryEmbedding { .. } => (3, 3),
+        Op::Permuted { op, .. } => operand_counts(op),
         Op::RmsNorm { .. } => (1, 2),
         Op::LayerNorm { .. } => (1, 3),
         Op::Attention { bounds, .. } => {

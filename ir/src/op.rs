@@ -58,6 +58,9 @@ pub enum Op {
     /// it see; see [`crate::attention`]. A row that sees nothing is zero; what a row does not see adds
     /// nothing to it, also where `v` is NaN there.
     Attention { scale: Float, cap: Option<Float>, bounds: Vec<Bound> },
+    /// What `op` gives, stored with its axes in another order: axis `i` of the result is axis `perm[i]` of that. `op` is
+    /// [`Op::Attention`], whose kernels store through strides, so that a permuted result costs no copy.
+    Permuted { op: Box<Op>, perm: Vec<usize> },
     /// Rotary position embedding of `x [.., e]`: pairs of the first `width` elements of each row are turned by angles whose
     /// cosines and sines are given, the rest stays. Pair `i` is the elements `i` and `i + width / 2`, or `2i` and
     /// `2i + 1` where they are `interleaved`; `(a, b)` becomes `(a * cos - b * sin, b * cos + a * sin)`. Operands: `x`,

@@ -520,6 +520,7 @@ fn dims_of(op: &Op) -> SmallVec<[&[Dim]; 2]> {
         Op::Slice { start, .. } => smallvec![std::slice::from_ref(start)],
         Op::Pad { low, .. } => smallvec![low.as_slice()],
         Op::Attention { bounds, .. } => bounds.iter().map(|b| std::slice::from_ref(&b.add)).collect(),
+        Op::Permuted { op, .. } => dims_of(op),
         _ => SmallVec::new(),
     }
 }

@@ -9,6 +9,7 @@
 //! - `rms_norm`, `softmax`, `silu`, rotary embeddings and attention are whole again ([`norms`], [`activations`],
 //!   [`rotary`]), attention has bounds instead of masks that say what positions see ([`seen`]), and its heads are grouped
 //!   ([`attention`]),
+//! - attention stores its result in the order in which it is read ([`stored`]),
 //! - collectives between one rank are gone ([`collectives`]),
 //! - equal nodes exist once.
 //!
@@ -26,6 +27,7 @@ pub mod norms;
 pub mod products;
 pub mod rotary;
 pub mod seen;
+pub mod stored;
 pub mod views;
 
 use symmc_ir::Graph;
@@ -61,7 +63,16 @@ pub fn canonicalize(graph: &Graph) -> Result<Graph, PassError> {
 /// As [`canonicalize`].
 pub fn canonicalize_with_report(graph: &Graph) -> Result<(Graph, Report), PassError> {
     crate::error::verified("before", "canonicalize", graph)?;
-    let (out, report) = rewrite(graph, RULES);
+    let (mut out, mut report) = rewrite(graph, RULES);
+    if let Some(stored) = stored::as_read(&out) {
+        // The permutations that are left change nothing, and views behind them may be one.
+        let more;
+        (out, more) = rewrite(&stored, RULES);
+        for (rule, count) in more.fired {
+            *report.fired.entry(rule).or_default() += count;
+        }
+        report.nodes_after = more.nodes_after;
+    }
     if cfg!(debug_assertions) {
         crate::error::verified("after", "canonicalize", &out)?;
     }

@@ -49,6 +49,12 @@ pub(super) fn compute(
             let scores = linear::Scores { scale: scale.0, cap: cap.map(|c| c.0), bounds, adds };
             linear::attention(x, &scores, shape)?
         }
+        Op::Permuted { op, perm } => {
+            let mut inner = vec![0; shape.len()];
+            perm.iter().zip(shape).for_each(|(&axis, &n)| inner[axis] = n);
+            let out = compute(op, x, &[(dtype, &inner)], bindings)?;
+            movement::permute(&out[0], perm, shape)
+        }
         Op::RotaryEmbedding { width, interleaved } => linear::rotary(x[0], x[1], x[2], *width, *interleaved)?,
         Op::Take { axis } => index::index(x[0], *axis, &x[1..])?,
         Op::Index { axis } => index::index(x[0], *axis, &x[1..])?,

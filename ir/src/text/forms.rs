@@ -245,12 +245,14 @@ pub const SECTIONS: &[Section] = &[
                  `row`, the `operand` of this bound, and a dim, of which only the dim must stand there; `chunk n of` makes \
                  it the end (below) or the beginning (from) of the `n` positions, counted from 0 in whole chunks, among \
                  which the sum lies. Operands of bounds are i32 or i64, broadcast to `[.., h, l, 1]`, and follow the \
-                 others in the order of their bounds. A row that sees nothing is zero.",
+                 others in the order of their bounds. A row that sees nothing is zero. The result is `[.., h, l, f]`, and with \
+                 a `perm` has axis `perm[i]` of that as its axis `i`.",
                 "%attention: f32[8, t, 16] = attention %heads, %heads, %heads causal=true scale=0.25\n\
                  %attention.window: f32[8, t, 16] = attention %heads, %heads, %heads bounds=[below row + (1), from row + (-3)] \
                  scale=0.25 cap=30.0\n\
                  %attention.chunks: f32[8, t, 16] = attention %heads, %heads, %heads, %lengths bounds=[below operand + (0), \
-                 from chunk 16 of row + (0)] scale=0.25",
+                 from chunk 16 of row + (0)] scale=0.25\n\
+                 %attention.rows: f32[t, 8, 16] = attention %heads, %heads, %heads causal=true scale=0.25 perm=[1, 0, 2]",
             ),
             op(
                 "rotary_embedding",

@@ -303,7 +303,7 @@ impl<'a> Attributes<'_, 'a> {
         }
     }
 
-    /// Attention, whose bounds have a short form, and whose cap may be missing.
+    /// Attention, whose bounds have a short form, and whose cap and permutation may be missing.
     fn attention(&mut self) -> Read<Op> {
         let bounds = match self.cursor.token {
             Token::Ident("bounds") => self.read("bounds", |c| c.list(bound))?,
@@ -312,7 +312,11 @@ impl<'a> Attributes<'_, 'a> {
         let scale = self.read("scale", Cursor::float)?;
         let capped = self.cursor.token == Token::Ident("cap");
         let cap = if capped { Some(self.read("cap", Cursor::float)?) } else { None };
-        Ok(Op::Attention { scale, cap, bounds })
+        let op = Op::Attention { scale, cap, bounds };
+        if self.cursor.token != Token::Ident("perm") {
+            return Ok(op);
+        }
+        Ok(Op::Permuted { op: Box::new(op), perm: self.naturals("perm")? })
     }
 
     fn splits(&mut self) -> Read<Splits> {

@@ -42,6 +42,7 @@ pub fn op_name(op: &Op) -> &'static str {
         Op::LayerNorm { .. } => "layer_norm",
         Op::Attention { .. } => "attention",
         Op::RotaryEmbedding { .. } => "rotary_embedding",
+        Op::Permuted { op, .. } => op_name(op),
         Op::Take { .. } => "take",
         Op::Index { .. } => "index",
         Op::GatherElements { .. } => "gather_elements",
@@ -335,6 +336,11 @@ impl Printer<'_> {
                 if let Some(cap) = cap {
                     self.show(format_args!(" cap={cap}"));
                 }
+            }
+            Op::Permuted { op, perm } => {
+                self.attributes(op);
+                self.put(" perm=");
+                self.list(perm, |p, axis| p.show(axis));
             }
             Op::RotaryEmbedding { width, interleaved } => {
                 self.show(format_args!(" width={width} interleaved={interleaved}"));

@@ -41,6 +41,7 @@ fn accepted() {
         "%o: f32[2, 4, n, 8] = attention %q, %kv, %kv bounds=[below row + (1), from chunk 4 of row + (-n)] scale=1.0",
         "%o: f32[2, 4, n, 8] = attention %q, %kv, %kv, %k1, %s1 bounds=[from operand + (0), below row + operand + (m)] \
          scale=1.0 cap=50.0",
+        "%o: f32[2, n, 4, 8] = attention %q, %kv, %kv causal=true scale=1.0 perm=[0, 2, 1, 3]",
         "%o: f32[2, 4, n, 8] = rotary_embedding %q, %x, %x width=8 interleaved=false",
         "%o: bf16[n, 8] = rotary_embedding %h, %v, %v width=8 interleaved=true",
         "%o: f32[8, 8] = rotary_embedding %c, %v4, %v4 width=4 interleaved=true",
@@ -126,6 +127,7 @@ const REFUSED: &[(&str, &str)] = &[
     ("rotary_embedding %x, %v, %v width=4 interleaved=true", "expected 4 or 2 cosines in a row, found [8]"),
     ("rotary_embedding %x, %q, %q width=8 interleaved=true", "the cosines have 4 axes, x has 2"),
     ("rotary_embedding %x, %h, %h width=8 interleaved=true", "the cosines must be f32 or wider, found bf16"),
+    ("attention %q, %kv, %kv causal=true scale=1.0 perm=[0, 2, 1]", "[0, 2, 1] is no permutation of 4 axes"),
     ("take %x, %v axis=0", "an index must be an integer tensor, found f32"),
     ("index %x, %r, %r axis=1", "2 indices from axis 1 on an operand with 2 axes"),
     ("gather_elements %x, %r axis=0", "expected 2 axes, found 1"),

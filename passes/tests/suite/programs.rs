@@ -30,9 +30,11 @@ fn count(graph: &Graph, name: &str) -> usize {
 
 /// All attention of the program is causal and takes no mask.
 fn attention_is_causal(graph: &Graph) -> bool {
-    let mut attention = graph.nodes.values().filter(|n| matches!(n.op, Op::Attention { .. }));
-    attention
-        .all(|n| matches!(&n.op, Op::Attention { bounds, .. } if is_causal(bounds)) && n.inputs.len() == 3)
+    let plain = |op: &Op| if let Op::Permuted { op, .. } = op { (**op).clone() } else { op.clone() };
+    let mut attention = graph.nodes.values().filter(|n| matches!(plain(&n.op), Op::Attention { .. }));
+    attention.all(|n| {
+        matches!(plain(&n.op), Op::Attention { bounds, .. } if is_causal(&bounds)) && n.inputs.len() == 3
+    })
 }
 
 /// Lowers for the machine of this many ranks and checks what holds of every program.

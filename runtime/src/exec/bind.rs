@@ -54,6 +54,21 @@ pub struct Located {
     pub strides: Box<[isize]>,
 }
 
+impl Located {
+    /// The same elements with axis `i` as axis `perm[i]`; `None` if `perm` is no permutation of the axes.
+    pub fn unpermuted(&self, perm: &[usize]) -> Option<Located> {
+        let mut seen = vec![false; self.shape.len()];
+        let mut out = self.clone();
+        for (i, &axis) in perm.iter().enumerate() {
+            let (&n, &stride) = (self.shape.get(i)?, self.strides.get(i)?);
+            *out.shape.get_mut(axis)? = n;
+            *out.strides.get_mut(axis)? = stride;
+            *seen.get_mut(axis)? = true;
+        }
+        seen.into_iter().all(|s| s).then_some(out)
+    }
+}
+
 /// An input as its caller gives it, and where the plan wants it.
 #[derive(Clone, Debug)]
 pub struct BoundInput {
@@ -376,6 +391,9 @@ impl Binder<'_> {
                     bound.add = value(&bound.add)?;
                 }
                 Op::Attention { scale: *scale, cap: *cap, bounds }
+            }
+            Op::Permuted { op, perm } => {
+                Op::Permuted { op: Box::new(self.concrete(node, op)?), perm: perm.clone() }
             }
             _ => op.clone(),
         })

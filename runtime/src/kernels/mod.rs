@@ -140,6 +140,10 @@ pub fn compute_with(
 ) -> Result<(), KernelError> {
     let x: SmallVec<[Strided; 4]> = operands.iter().map(Strided::from).collect();
     let r: SmallVec<[Strided; 2]> = results.iter_mut().map(Strided::from).collect();
+    run(op, &x, &r, scratch)
+}
+
+fn run(op: &Op, x: &[Strided], r: &[Strided], scratch: &mut Scratch) -> Result<(), KernelError> {
     arity(op, x.len(), r.len())?;
     match op {
         Op::Full(scalar) => pointwise::full(*scalar, &r[0]),
@@ -164,7 +168,12 @@ pub fn compute_with(
         Op::LayerNorm { axes, eps } => norm::layer_norm(*axes, eps.0, &x[0], &x[1..], &r[0], scratch)?,
         Op::Attention { scale, cap, bounds } => {
             let scores = attention::Scores { scale: scale.0, cap: cap.map(|c| c.0), bounds };
-            attention::attention(&scores, &x, &r[0], scratch)?;
+            attention::attention(&scores, x, &r[0], scratch)?;
+        }
+        Op::Permuted { op, perm } => {
+            let inner =
+                r[0].unpermuted(perm).ok_or_else(|| KernelError::shape("the axes", &r[0].shape(), perm))?;
+            run(op, x, &[inner], scratch)?;
         }
         Op::RotaryEmbedding { width, interleaved } => {
             let turn = rotary::Turn { width: *width, interleaved: *interleaved };
@@ -187,7 +196,7 @@ pub fn compute_with(
         }
         Op::TopK { axis, largest } => sort::sorted(*axis, *largest, &x[0], &r[0], &r[1], scratch)?,
         Op::Sort { axis, descending } => sort::sorted(*axis, *descending, &x[0], &r[0], &r[1], scratch)?,
-        Op::Concat { axis } => shape::concat(*axis, &x, &r[0])?,
+        Op::Concat { axis } => shape::concat(*axis, x, &r[0])?,
         Op::Pad { low, value } => shape::pad(low, *value, &x[0], &r[0])?,
         Op::Reshape | Op::Copy => shape::reshape(&x[0], &r[0], scratch)?,
         Op::Permute { .. }

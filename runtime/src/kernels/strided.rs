@@ -98,6 +98,15 @@ impl Strided {
         out.axes.push(moved);
         out
     }
+    /// Axis `i` as axis `perm[i]`; `None` if that is no permutation of the axes.
+    pub fn unpermuted(&self, perm: &[usize]) -> Option<Self> {
+        let mut axes: SmallVec<[Option<Axis>; 6]> = SmallVec::from_elem(None, self.rank());
+        for (i, &axis) in perm.iter().enumerate() {
+            *axes.get_mut(axis)? = Some(*self.axes.get(i)?);
+        }
+        let axes: Option<Axes> = axes.into_iter().collect();
+        axes.map(|axes| self.with_axes(axes))
+    }
     /// Broadcast to `shape`: axes of extent 1 and missing leading axes get stride 0.
     pub fn broadcast(&self, shape: &[usize]) -> Result<Self, KernelError> {
         let misfit = || KernelError::Shape {

@@ -61,6 +61,7 @@ fn is_exact(op: &Op) -> bool {
             matches!(op, Abs | Ceil | Floor | Neg | Reciprocal | Relu | Round | Sign | Sqrt | Trunc)
         }
         Op::Binary(op) | Op::BinaryScalar { op, .. } => *op != BinaryOp::Pow,
+        Op::Permuted { op, .. } => is_exact(op),
         Op::Reduce { .. } | Op::CumSum { .. } | Op::Softmax { .. } | Op::MatMul | Op::Attention { .. } => {
             false
         }

@@ -264,12 +264,21 @@ fn attention(r: &mut SplitMix) -> Draft {
         operands.push(tensor(r, mask_dtype, &mask));
     }
     let bounds = causal_if(r.one_in(2));
-    case(Op::Attention { scale: Float(0.3), cap: None, bounds }, operands).scaled(3.0)
+    let mut op = Op::Attention { scale: Float(0.3), cap: None, bounds };
+    if r.one_in(4) {
+        // The heads behind the rows, or the last batch axis behind all.
+        let rank = batch.len() + 3;
+        let mut perm: Vec<usize> = (0..rank).collect();
+        perm.swap(rank - 3, rank - 2 - 2 * usize::from(rank > 3 && r.one_in(3)));
+        op = Op::Permuted { op: Box::new(op), perm };
+    }
+    case(op, operands).scaled(3.0)
 }
 
 /// Attention with bounds of every kind, and with capped scores.
 fn bounded_attention(r: &mut SplitMix) -> Draft {
     let mut draft = attention(r);
+    let perm = if let Op::Permuted { perm, .. } = &draft.op { Some(perm.clone()) } else { None };
     let [q, k] = [0, 1].map(|i| draft.operands[i].shape().to_vec());
     let (rows, l, s) = (&q[..q.len() - 1], q[q.len() - 2] as i64, k[k.len() - 2] as i64);
     let mut bounds = Vec::new();
@@ -294,7 +303,12 @@ fn bounded_attention(r: &mut SplitMix) -> Draft {
         bounds.push(bound);
     }
     let cap = r.one_in(3).then_some(Float(2.0));
-    Draft { op: Op::Attention { scale: Float(0.3), cap, bounds }, ..draft }
+    let op = Op::Attention { scale: Float(0.3), cap, bounds };
+    let op = match perm {
+        Some(perm) => Op::Permuted { op: Box::new(op), perm },
+        None => op,
+    };
+    Draft { op, ..draft }
 }
 
 fn rotary(r: &mut SplitMix) -> Draft {

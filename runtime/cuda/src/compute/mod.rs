@@ -242,7 +242,10 @@ pub fn lower(
     let Step { op, operands: x, results: r, index } = *step;
     let mut lowering = Lowering::new(at, machine, source, sites);
     lowering.step = index;
-    let l = &mut lowering;
+    lower_op(op, x, r, &mut lowering)
+}
+
+fn lower_op(op: &Op, x: &[Located], r: &[Located], l: &mut Lowering<'_>) -> Result<Vec<Work>, CudaError> {
     arity(op, x.len(), r.len())?;
     match op {
         Op::Full(_) | Op::Iota { .. } | Op::Unary(_) | Op::Binary(_) | Op::BinaryScalar { .. } => {
@@ -267,6 +270,10 @@ pub fn lower(
         Op::LayerNorm { axes, eps } => rows::layer_norm(*axes, eps.0, x, &r[0], l),
         Op::Attention { scale, cap, bounds } => {
             attention::lower(&attention::Scores { scale: *scale, cap: *cap, bounds }, x, &r[0], l)
+        }
+        Op::Permuted { op, perm } => {
+            let inner = r[0].unpermuted(perm).ok_or_else(|| misfit("the axes", &r[0].shape, perm))?;
+            lower_op(op, x, &[inner], l)
         }
         Op::RotaryEmbedding { width, interleaved } => rotary::lower(*width, *interleaved, x, &r[0], l),
         Op::ScatterElements { axis, combine } => scatter::elements(*axis, *combine, x, &r[0], l),
@@ -293,6 +300,10 @@ pub fn workspace(op: &Op, operands: &[Located], results: &[Located], machine: &M
             let scores = attention::Scores { scale: *scale, cap: *cap, bounds };
             attention::workspace(&scores, operands, &results[0], machine)
         }
+        (Op::Permuted { op, perm }, _) => match results.first().and_then(|r| r.unpermuted(perm)) {
+            Some(inner) => workspace(op, operands, &[inner], machine),
+            None => 0,
+        },
         (Op::Reshape | Op::Copy, [x]) => x.shape.iter().product::<usize>() * x.dtype.size(),
         _ => 0,
     }
@@ -312,6 +323,7 @@ fn arity(op: &Op, operands: usize, results: usize) -> Result<(), CudaError> {
         Op::Full(_) | Op::Iota { .. } => (0, 0),
         Op::Binary(_) | Op::MatMul | Op::Take { .. } | Op::GatherElements { .. } => (2, 2),
         Op::Select | Op::ScatterElements { .. } | Op::IndexAdd { .. } | Op::RotaryEmbedding { .. } => (3, 3),
+        Op::Permuted { op, .. } => symmc_ir::infer::operand_counts(op),
         Op::RmsNorm { .. } => (1, 2),
         Op::LayerNorm { .. } => (1, 3),
         Op::Attention { bounds, .. } => {

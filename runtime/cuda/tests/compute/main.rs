@@ -6,6 +6,7 @@
 mod check;
 mod emulate;
 mod products;
+mod rotary;
 mod twins;
 
 use symmc_cases::corpus;

@@ -1,0 +1,128 @@
+//! Rotary embeddings of queries and keys as one kernel: which steps join, and that they give what they give alone.
+
+use symmc_cuda::compile::Source;
+use symmc_cuda::compute::fuse::compute_step;
+use symmc_cuda::compute::{self, GEMM_WORKSPACE, InputUse, Machine, STATUS_BYTES, Sites, Step, rotary};
+use symmc_cuda::launch::{Kernel, Work};
+use symmc_ir::random::SplitMix;
+use symmc_ir::{DType, Op};
+use symmc_planner::plan::Lane;
+use symmc_runtime::exec::{BoundStep, Home, Located};
+
+use crate::emulate::Library;
+use crate::products::{SPACING, step};
+
+/// Tokens, and elements of a head.
+const L: usize = 19;
+const E: usize = 32;
+
+/// A value by heads, which lie behind the tokens in memory where it is `turned`.
+fn heads(home: Home, place: usize, h: usize, by_token: bool) -> Located {
+    let strides = if by_token { [E, h * E, 1] } else { [L * E, E, 1] };
+    Located {
+        home,
+        offset: place * SPACING,
+        by_rank: 0,
+        dtype: DType::BF16,
+        shape: [h, L, E].into(),
+        strides: strides.map(|s| s as isize).into(),
+    }
+}
+
+fn angles(place: usize) -> Located {
+    let shape = [L, E / 2].into();
+    Located { shape, strides: [E as isize / 2, 1].into(), ..heads(Home::Ordinary, place, 1, false) }
+}
+
+fn turn(index: usize, x: Located, result: Located, interleaved: bool) -> BoundStep {
+    let op = Op::RotaryEmbedding { width: E, interleaved };
+    step(index, op, vec![x, angles(0), angles(1)], result)
+}
+
+/// Queries of more heads to a place of their own, and keys in place.
+fn both() -> Vec<BoundStep> {
+    let keys = heads(Home::Ordinary, 4, 2, false);
+    vec![
+        turn(0, heads(Home::Ordinary, 2, 6, true), heads(Home::Ordinary, 3, 6, false), false),
+        turn(1, keys.clone(), keys, true),
+    ]
+}
+
+#[test]
+fn queries_and_keys_are_one_kernel_unless_something_between_them_needs_or_writes_what_they_do() {
+    assert_eq!(rotary::groups(&both()), [[0, 1]]);
+    let with = |between: BoundStep| {
+        let mut list = both();
+        list.insert(1, between);
+        rotary::groups(&list)
+    };
+    let copy = |from, to| {
+        step(5, Op::Copy, vec![heads(Home::Ordinary, from, 2, false)], heads(Home::Ordinary, to, 2, false))
+    };
+    assert_eq!(with(copy(5, 6)), [[0, 2]]);
+    let none: Vec<Vec<usize>> = vec![];
+    // It reads the queries, overwrites what they are turned from, or the cosines.
+    assert_eq!(with(copy(3, 6)), none);
+    assert_eq!(with(copy(5, 2)), none);
+    assert_eq!(with(copy(5, 0)), none);
+    // The keys lie where the queries came from: they may be written before all queries are read.
+    let mut reused = both();
+    reused[1] = turn(1, heads(Home::Ordinary, 4, 2, false), heads(Home::Ordinary, 2, 2, false), true);
+    assert_eq!(rotary::groups(&reused), none);
+    // The other lane waits for the queries.
+    let mut awaited = both();
+    let wait = BoundStep { lane: Lane::Comm, waits: vec![0], ..copy(3, 6) };
+    awaited.push(wait);
+    assert_eq!(rotary::groups(&awaited), none);
+}
+
+fn kernels(works: Vec<Work>) -> Vec<Kernel> {
+    let kernel = |work| match work {
+        Work::Kernel(kernel) => kernel,
+        other => panic!("{other:?}"),
+    };
+    works.into_iter().map(kernel).collect()
+}
+
+#[test]
+fn one_kernel_gives_the_bits_of_two() {
+    let bytes = 5 * SPACING;
+    let mut memory = vec![0u128; (bytes + GEMM_WORKSPACE + STATUS_BYTES) / 16 + 16];
+    let base = (memory.as_mut_ptr().expose_provenance() as u64).next_multiple_of(256);
+    let machine = Machine {
+        status: base + bytes as u64,
+        workspace: base + (bytes + STATUS_BYTES) as u64,
+        inputs: InputUse::Written,
+        ..crate::machine(GEMM_WORKSPACE, 225 << 10)
+    };
+    let at = |v: &Located| base + v.offset as u64;
+    let list = both();
+    let steps: Vec<Step<'_>> = list.iter().filter_map(compute_step).collect();
+    let (mut source, mut sites) = (Source::new(), Sites::new());
+    let one = rotary::lower_together(&steps, &at, &machine, &mut source, &mut sites).expect("they fit");
+    let mut lower = |step: &Step<'_>| {
+        compute::lower(step, &at, &machine, &mut source, &mut sites).expect("it has a form")
+    };
+    let two: Vec<Work> = steps.iter().flat_map(&mut lower).collect();
+    let (one, two) = (kernels(one), kernels(two));
+    assert_eq!([one.len(), two.len()], [1, 2]);
+    let Some(library) = Library::build("rotary", &source.text(), source.names()) else { return };
+    let words = |place: usize, n: usize| {
+        let at = std::ptr::with_exposed_provenance::<u16>(base as usize + place * SPACING);
+        // SAFETY: as many elements lie there, and nothing writes them meanwhile.
+        unsafe { std::slice::from_raw_parts(at, n).to_vec() }
+    };
+    let mut run = |kernels: &[Kernel]| {
+        let mut random = SplitMix(4);
+        // Numbers near one, of both signs.
+        memory.iter_mut().take(bytes / 16 + 16).for_each(|word| {
+            *word = (0..8).fold(0, |w, i| w | u128::from((random.next() & 0x80ff) | 0x3f00) << (16 * i));
+        });
+        // SAFETY: all addresses lie in the memory; nothing else touches it meanwhile.
+        kernels.iter().for_each(|k| unsafe { library.run(k) });
+        [words(3, 6 * L * E), words(4, 2 * L * E)]
+    };
+    let (together, alone) = (run(&one), run(&two));
+    assert!(together == alone);
+    assert_ne!(together[0], together[0].iter().map(|_| 0).collect::<Vec<u16>>());
+}
