@@ -76,7 +76,10 @@ enum Source {
     Keys,
     Values,
     Result,
-    Bias,
+    /// With rows at multiples of 16 bytes, or of its elements.
+    Bias {
+        aligned: bool,
+    },
     /// The statistics of the rows, in the workspace.
     Statistics,
     /// Four bytes in the host's memory.
@@ -110,7 +113,7 @@ impl Builder {
         let index = self.tensors.len();
         let id = index as i64 + 1;
         let alignment = match source {
-            Some(Source::Bias) => 2,
+            Some(Source::Bias { aligned: false }) => 2,
             _ => 16,
         };
         let mut made = Descriptor::new(self.cudnn, Kind::Tensor)?
@@ -256,8 +259,9 @@ impl Builder {
             scores = self.map(Mode::Tanh, &[scores])?;
             scores = self.map(Mode::Mul, &[scores, cap])?;
         }
-        if let Some(Bias { dtype, extents, strides, .. }) = x.bias {
-            let bias = self.tensor(extents, strides, data_type(dtype)?, Some(Source::Bias))?;
+        if let Some(Bias { at, dtype, extents, strides }) = x.bias {
+            let aligned = at.is_multiple_of(16) && strides[..3].iter().all(|s| s % 8 == 0);
+            let bias = self.tensor(extents, strides, data_type(dtype)?, Some(Source::Bias { aligned }))?;
             scores = self.map(Mode::Add, &[scores, bias])?;
         }
         self.band(scores, x)
@@ -454,7 +458,7 @@ impl Prepared {
                 Source::Keys => x.k.at,
                 Source::Values => x.v.at,
                 Source::Result => x.r.at,
-                Source::Bias => x.bias.map_or(0, |b| b.at),
+                Source::Bias { .. } => x.bias.map_or(0, |b| b.at),
                 Source::Statistics => workspace,
                 Source::Constant(_) => return constant.as_ptr().cast_mut().cast(),
             };
