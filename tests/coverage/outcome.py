@@ -3,15 +3,15 @@
 import subprocess
 
 
-def command(symmc, program, tensors):
-    """The command that runs a program of one rank on CPU kernels."""
-    return [symmc, "run", str(program), "--ranks", "1", "--tensors", str(tensors), "--backend", "threads"]
+def command(symmc, program, tensors, ranks=1):
+    """The command that runs a program on CPU kernels."""
+    return [symmc, "run", str(program), "--ranks", str(ranks), "--tensors", str(tensors), "--backend", "threads"]
 
 
-def run(symmc, program, tensors):
+def run(symmc, program, tensors, ranks=1):
     """What symmc makes of a program: `agreed`, `refused` or `wrong`, and its last words."""
     try:
-        done = subprocess.run(command(symmc, program, tensors), capture_output=True, text=True, timeout=120)
+        done = subprocess.run(command(symmc, program, tensors, ranks), capture_output=True, text=True, timeout=120)
     except subprocess.TimeoutExpired:
         return "wrong", "no end within 120 s"
     words = (done.stderr.strip() or done.stdout.strip()).splitlines()[-1:] or [""]

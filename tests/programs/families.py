@@ -15,6 +15,7 @@ import copy
 import fnmatch
 import inspect
 import io
+import json
 import os
 import pathlib
 import sys
@@ -73,14 +74,17 @@ FAMILIES = {
     "qwen3": ("Qwen3Config", "Qwen3ForCausalLM", WIDE),
     "mistral": ("MistralConfig", "MistralForCausalLM", dict(COMMON, sliding_window=WINDOW)),
     "gemma": ("GemmaConfig", "GemmaForCausalLM", WIDE),
-    "gemma2": ("Gemma2Config", "Gemma2ForCausalLM", dict(WIDE, sliding_window=WINDOW, layer_types=MIXED, query_pre_attn_scalar=16)),
-    "gemma3": ("Gemma3TextConfig", "Gemma3ForCausalLM", dict(WIDE, sliding_window=WINDOW, layer_types=MIXED, query_pre_attn_scalar=16)),
+    "gemma2": ("Gemma2Config", "Gemma2ForCausalLM", dict(WIDE, sliding_window=WINDOW,
+        layer_types=MIXED, query_pre_attn_scalar=16)),
+    "gemma3": ("Gemma3TextConfig", "Gemma3ForCausalLM", dict(WIDE, sliding_window=WINDOW,
+        layer_types=MIXED, query_pre_attn_scalar=16)),
     "phi": ("PhiConfig", "PhiForCausalLM", dict(COMMON, partial_rotary_factor=0.5)),
     "phi3": ("Phi3Config", "Phi3ForCausalLM", dict(COMMON, partial_rotary_factor=0.5, sliding_window=None)),
     "phi3_long": ("Phi3Config", "Phi3ForCausalLM", dict(COMMON, original_max_position_embeddings=64, rope_parameters=dict(
         rope_type="longrope", rope_theta=10000.0, short_factor=[1.0, 1.1, 1.2, 1.3], long_factor=[2.0, 3.0, 4.0, 5.0],
         original_max_position_embeddings=64))),
-    "mixtral": ("MixtralConfig", "MixtralForCausalLM", dict(COMMON, num_local_experts=4, num_experts_per_tok=2, sliding_window=None)),
+    "mixtral": ("MixtralConfig", "MixtralForCausalLM", dict(COMMON, num_local_experts=4, num_experts_per_tok=2,
+        sliding_window=None)),
     "gpt2": ("GPT2Config", "GPT2LMHeadModel", dict(vocab_size=32, n_embd=16, n_layer=2, n_head=2, n_positions=SHORT,
         bos_token_id=1, eos_token_id=2)),
     "gpt_neox": ("GPTNeoXConfig", "GPTNeoXForCausalLM", dict(PLAIN, rotary_pct=0.5)),
@@ -98,25 +102,29 @@ FAMILIES = {
     "glm": ("GlmConfig", "GlmForCausalLM", dict(WIDE, partial_rotary_factor=0.5)),
     "glm4": ("Glm4Config", "Glm4ForCausalLM", dict(WIDE, partial_rotary_factor=0.5)),
     "opt": ("OPTConfig", "OPTForCausalLM", dict(vocab_size=32, hidden_size=16, ffn_dim=24, num_hidden_layers=2,
-        num_attention_heads=2, max_position_embeddings=SHORT, word_embed_proj_dim=16, pad_token_id=0, bos_token_id=1, eos_token_id=2)),
+        num_attention_heads=2, max_position_embeddings=SHORT, word_embed_proj_dim=16, pad_token_id=0,
+        bos_token_id=1, eos_token_id=2)),
     "falcon": ("FalconConfig", "FalconForCausalLM", dict(PLAIN, multi_query=True)),
-    "falcon_alibi": ("FalconConfig", "FalconForCausalLM", dict(PLAIN, alibi=True, multi_query=False, new_decoder_architecture=False)),
+    "falcon_alibi": ("FalconConfig", "FalconForCausalLM", dict(PLAIN, alibi=True, multi_query=False,
+        new_decoder_architecture=False)),
     "bloom": ("BloomConfig", "BloomForCausalLM", dict(vocab_size=32, hidden_size=16, n_layer=2, n_head=2, bos_token_id=1,
         eos_token_id=2, pad_token_id=0)),
     "mpt": ("MptConfig", "MptForCausalLM", dict(vocab_size=32, d_model=16, n_layers=2, n_heads=2, max_seq_len=SHORT)),
     "whisper": ("WhisperConfig", "WhisperForConditionalGeneration", dict(ENCODER_DECODER, num_mel_bins=8,
         max_source_positions=16, max_target_positions=SHORT, suppress_tokens=[], begin_suppress_tokens=[])),
-    "bart": ("BartConfig", "BartForConditionalGeneration", dict(ENCODER_DECODER, max_position_embeddings=SHORT, forced_eos_token_id=2)),
-    "t5": ("T5Config", "T5ForConditionalGeneration", dict(vocab_size=32, d_model=16, d_kv=8, d_ff=24, num_layers=2, num_heads=2,
-        pad_token_id=0, eos_token_id=1, decoder_start_token_id=0)),
-    "gpt_oss": ("GptOssConfig", "GptOssForCausalLM", dict(WIDE, num_local_experts=4, num_experts_per_tok=2, sliding_window=WINDOW,
-        layer_types=MIXED, rope_parameters=dict(rope_type="default", rope_theta=10000.0))),
-    "gpt_oss_yarn": ("GptOssConfig", "GptOssForCausalLM", dict(WIDE, num_local_experts=4, num_experts_per_tok=2, sliding_window=WINDOW,
-        layer_types=MIXED)),
+    "bart": ("BartConfig", "BartForConditionalGeneration", dict(ENCODER_DECODER,
+        max_position_embeddings=SHORT, forced_eos_token_id=2)),
+    "t5": ("T5Config", "T5ForConditionalGeneration", dict(vocab_size=32, d_model=16, d_kv=8, d_ff=24, num_layers=2,
+        num_heads=2, pad_token_id=0, eos_token_id=1, decoder_start_token_id=0)),
+    "gpt_oss": ("GptOssConfig", "GptOssForCausalLM", dict(WIDE, num_local_experts=4, num_experts_per_tok=2,
+        sliding_window=WINDOW, layer_types=MIXED, rope_parameters=dict(rope_type="default", rope_theta=10000.0))),
+    "gpt_oss_yarn": ("GptOssConfig", "GptOssForCausalLM", dict(WIDE, num_local_experts=4, num_experts_per_tok=2,
+        sliding_window=WINDOW, layer_types=MIXED)),
     "stablelm": ("StableLmConfig", "StableLmForCausalLM", dict(COMMON, partial_rotary_factor=0.5)),
     "qwen2_moe": ("Qwen2MoeConfig", "Qwen2MoeForCausalLM", dict(COMMON, num_experts=4, num_experts_per_tok=2,
         moe_intermediate_size=16, shared_expert_intermediate_size=16)),
-    "qwen3_moe": ("Qwen3MoeConfig", "Qwen3MoeForCausalLM", dict(WIDE, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=16)),
+    "qwen3_moe": ("Qwen3MoeConfig", "Qwen3MoeForCausalLM", dict(WIDE, num_experts=4, num_experts_per_tok=2,
+        moe_intermediate_size=16)),
     "deepseek_v2": ("DeepseekV2Config", "DeepseekV2ForCausalLM", {**COMMON, **MLA, "topk_method": "greedy"}),
     "deepseek_v3": ("DeepseekV3Config", "DeepseekV3ForCausalLM", {**COMMON, **MLA}),
     "olmo2": ("Olmo2Config", "Olmo2ForCausalLM", COMMON),
@@ -261,9 +269,10 @@ def built(family, attention="sdpa", ranks=1, rank=0, **changes):
     model.set_attn_implementation(attention)
     # Drawn so that every part of a model counts in its result.
     for i, (name, w) in enumerate(model.named_parameters()):
-        own = rank if any(part in name for part in ("_proj.",)) else 0
+        own = rank if "_proj." in name else 0
         generator = torch.Generator().manual_seed(SEED + 1000 * own + i)
-        w.data.copy_(torch.randn(w.shape, generator=generator) * (0.3 if w.dim() > 1 else 0.1) + (w.dim() == 1 and "norm" in name))
+        numbers = torch.randn(w.shape, generator=generator)
+        w.data.copy_(numbers * 0.3 if w.dim() > 1 else numbers * 0.1 + ("norm" in name))
     if ranks > 1:
         for layer in model.model.layers:
             layer.self_attn.o_proj = Reduced(layer.self_attn.o_proj)
@@ -300,7 +309,7 @@ def prefill(family, padded=False, batch=1, **how):
             source, of_source = torch.randn(batch, 8, 32), {}
         else:
             source, of_source = ids(2 if padded else batch, 9), {1: Dim("source", min=2, max=SHORT - 2)}
-            mask = mask[:, :9]
+            mask = mask[:, :9].contiguous()
         target = ids(2 if padded else batch, TOKENS - 2)
         given, dynamic = (source, target), (of_source, {1: tokens})
         return Crossed(model), given + ((mask,) if padded else ()), dynamic + ((of_source,) if padded else ())
@@ -339,8 +348,8 @@ def executorch(family, tokens, filled):
     model.generation_config = transformers.GenerationConfig(use_cache=True, cache_implementation="static",
         cache_config={"batch_size": 1, "max_cache_len": POSITIONS})
     sliding = getattr(model.config, "layer_types", None) and getattr(model.config, "sliding_window", None) is not None
-    kind = of_transformers.TorchExportableModuleWithHybridCache if sliding else of_transformers.TorchExportableModuleWithStaticCache
-    module = kind(model, 1, POSITIONS, torch.device("cpu"))
+    kind = "Hybrid" if sliding else "Static"
+    module = getattr(of_transformers, f"TorchExportableModuleWith{kind}Cache")(model, 1, POSITIONS, torch.device("cpu"))
     if filled:
         with torch.no_grad():
             module(input_ids=ids(1, filled), cache_position=torch.arange(filled))
@@ -388,7 +397,8 @@ def tp2(family, rank=0):
 
 
 VARIANTS = {
-    "prefill": prefill, "batched": batched, "positions": positions, "eager": eager, "padded": padded, "static_prefill": static_prefill,
+    "prefill": prefill, "batched": batched, "positions": positions, "eager": eager, "padded": padded,
+    "static_prefill": static_prefill,
     "static_decode": static_decode, "rolled_decode": rolled_decode, "past": past, "cuda": cuda, "tp2": tp2,
 }
 WITH_CACHE = ["llama", "qwen3", "mistral", "gemma2", "gemma3", "gpt_oss", "phi3", "gpt_neox", "cohere", "llama4"]
@@ -411,16 +421,27 @@ RECORDED = """
 """.split()
 
 
+def without_traces(value):
+    """A program's JSON without where in whose files its nodes come from."""
+    if isinstance(value, dict):
+        return {k: without_traces(v) for k, v in value.items() if k != "stack_trace"}
+    return [without_traces(v) for v in value] if isinstance(value, list) else value
+
+
 def stripped(program, out):
-    """Saves a program without the blobs of its weights and samples: what is told apart lies beside it."""
+    """Saves a program without the blobs of its weights and samples, which lie beside it, and without traces."""
     whole = io.BytesIO()
     torch.export.save(program, whole)
     with zipfile.ZipFile(whole) as source, zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as target:
         for name in sorted(source.namelist()):
-            if "/data/weights/weight_" not in name and "/data/sample_inputs/" not in name:
-                entry = zipfile.ZipInfo(name, date_time=(1980, 1, 1, 0, 0, 0))
-                entry.compress_type = zipfile.ZIP_DEFLATED
-                target.writestr(entry, source.read(name))
+            if "/data/weights/weight_" in name or "/data/sample_inputs/" in name:
+                continue
+            data = source.read(name)
+            if "/models/" in name:
+                data = json.dumps(without_traces(json.loads(data))).encode()
+            entry = zipfile.ZipInfo(name, date_time=(1980, 1, 1, 0, 0, 0))
+            entry.compress_type = zipfile.ZIP_DEFLATED
+            target.writestr(entry, data)
 
 
 def leaves(value):
@@ -454,7 +475,8 @@ def exported_on_cuda(module, given, dynamic):
         model = module.m
         there = type(module)(type(model)(model.config).eval())
         there.m.set_attn_implementation(model.config._attn_implementation)
-        program = torch.export.export(there, tuple(torch.zeros(t.shape, dtype=t.dtype) for t in given), dynamic_shapes=dynamic, strict=False)
+        given = tuple(torch.zeros(t.shape, dtype=t.dtype) for t in given)
+        program = torch.export.export(there, given, dynamic_shapes=dynamic, strict=False)
     buffers = dict(module.named_buffers())
     for name in program.constants:
         program.constants[name] = buffers[name]

@@ -8,39 +8,41 @@ use symmc_ir::interp::{Tolerance, compare};
 use symmc_ir::{Op, text};
 use symmc_tests::program;
 
-/// What Hugging Face's sliding window of 4 is.
-const WINDOW: &str = "below row + (1), from row + (-3)";
-
-/// Programs of `tests/programs/families`, and what each of their attentions sees, in the order of the program: `causal`,
-/// `all` or the bounds, and a mask where one is left.
-const FAMILIES: [(&str, &[&str]); 23] = [
-    ("bert_padded", &["all, mask"; 2]),
-    ("cohere2_prefill", &[WINDOW, "causal"]),
-    ("falcon_alibi_prefill", &["causal, mask"; 2]),
-    ("gemma2_prefill", &[WINDOW, "causal"]),
-    ("gemma3_cuda", &[WINDOW, "causal"]),
-    ("gemma3_rolled_decode", &["all", "below operand + (1)"]),
+/// Programs of `tests/programs/families`; how many rotary embeddings of queries or keys each has; and what each attention
+/// sees, in the order of the program: `causal`, `all` or the bounds, and `mask` where a tensor says more: which positions
+/// are padding, or a bias.
+const FAMILIES: [(&str, usize, &[&str]); 23] = [
+    ("bert_padded", 0, &["all, mask"; 2]),
+    ("cohere2_prefill", 2, &[WINDOW, "causal"]),
+    ("falcon_alibi_prefill", 0, &["causal, mask"; 2]),
+    ("gemma2_prefill", 4, &[WINDOW, "causal"]),
+    ("gemma3_cuda", 4, &[WINDOW, "causal"]),
+    ("gemma3_rolled_decode", 4, &["all", "below operand + (1)"]),
     (
         "gemma3_static_prefill",
+        4,
         &["below row + operand + (1), from row + operand + (-3)", "below row + operand + (1)"],
     ),
-    ("glm4_prefill", &["causal"; 2]),
-    ("gpt2_eager", &["causal"; 2]),
-    ("gpt_neox_prefill", &["causal"; 2]),
-    ("llama4_prefill", &["below row + (1), from chunk 4 of row + (0)", "causal"]),
-    ("llama_batched", &["causal"; 2]),
-    ("llama_padded", &["causal, mask"; 2]),
-    ("llama_past", &["below row + (s15 + 1)"; 2]),
-    ("llama_static_decode", &["below operand + (1)"; 2]),
-    ("mistral_prefill", &[WINDOW; 2]),
-    ("modernbert_prefill", &["below row + (5), from row + (-4)", "all"]),
-    ("opt_padded", &["causal, mask"; 2]),
-    ("phi3_prefill", &["causal"; 2]),
-    ("qwen3_tp2", &["causal"; 2]),
-    ("stablelm_prefill", &["causal"; 2]),
-    ("t5_prefill", &["all, mask", "all, mask", "causal, mask", "all", "causal, mask", "all"]),
-    ("whisper_prefill", &["all", "all", "causal", "all", "causal", "all"]),
+    ("glm4_prefill", 4, &["causal"; 2]),
+    ("gpt2_eager", 0, &["causal"; 2]),
+    ("gpt_neox_prefill", 4, &["causal"; 2]),
+    ("llama4_prefill", 2, &["below row + (1), from chunk 4 of row + (0)", "causal"]),
+    ("llama_batched", 4, &["causal"; 2]),
+    ("llama_padded", 4, &["causal, mask"; 2]),
+    ("llama_past", 4, &["below row + (s15 + 1)"; 2]),
+    ("llama_static_decode", 4, &["below operand + (1)"; 2]),
+    ("mistral_prefill", 4, &[WINDOW; 2]),
+    ("modernbert_prefill", 4, &["below row + (5), from row + (-4)", "all"]),
+    ("opt_padded", 0, &["causal, mask"; 2]),
+    ("phi3_prefill", 4, &["causal"; 2]),
+    ("qwen3_tp2", 4, &["causal"; 2]),
+    ("stablelm_prefill", 4, &["causal"; 2]),
+    ("t5_prefill", 0, &["all, mask", "all, mask", "causal, mask", "all", "causal, mask", "all"]),
+    ("whisper_prefill", 0, &["all", "all", "causal", "all", "causal", "all"]),
 ];
+
+/// A sliding window of four positions, the row's own among them.
+const WINDOW: &str = "below row + (1), from row + (-3)";
 
 fn open(stem: &str) -> (Program, Arc<TensorFile>) {
     let file = |end: &str| program(&format!("families/{stem}.{end}"));
@@ -53,7 +55,7 @@ fn open(stem: &str) -> (Program, Arc<TensorFile>) {
 #[test]
 fn families_give_what_pytorch_gave() {
     let mut failures = Vec::new();
-    for (stem, _) in FAMILIES {
+    for (stem, _, _) in FAMILIES {
         let (program, tensors) = open(stem);
         let plan = symmc::compile(&program, &Config::default()).expect("a plan");
         let work = Workload::gather(&program.graph, &program.weights, Some(&tensors), &Draw::default())
@@ -79,31 +81,34 @@ fn seen(graph: &Graph) -> Vec<String> {
 }
 
 fn sees(call: &str) -> String {
-    let operands = call.matches('%').count();
     let bounds = call.split_once("bounds=[").and_then(|(_, rest)| rest.split_once(']')).map(|(b, _)| b);
-    let known = bounds.map_or(0, |b| b.matches("operand").count());
-    let seen = match bounds {
+    let sees = match bounds {
         Some(bounds) => bounds,
         None if call.contains("causal=true") => "causal",
         None => "all",
     };
-    if operands - known > 3 { format!("{seen}, mask") } else { seen.into() }
+    // Queries, keys, values, the mask, and the positions or lengths of bounds.
+    let operands = call.matches('%').count() - bounds.map_or(0, |b| b.matches("operand").count());
+    if operands > 3 { format!("{sees}, mask") } else { sees.into() }
 }
 
 #[test]
-fn what_attention_sees_is_known() {
+fn what_attention_sees_and_rotary_embeddings_are_known() {
     let mut failures = Vec::new();
-    for (stem, expected) in FAMILIES {
+    for (stem, rotary, expected) in FAMILIES {
         let graph = symmc::canonical(&open(stem).0).expect("a program");
         let found = seen(&graph);
         if found != expected {
             failures.push(format!("{stem}: {found:?}"));
         }
-        // A bias of every row at every column.
-        if stem != "t5_prefill" {
-            failures.extend(
-                squares(&graph).into_iter().map(|v| format!("{stem}: {v} grows with the square of tokens")),
-            );
+        let embeddings = graph.nodes.values().filter(|n| matches!(n.op, Op::RotaryEmbedding { .. })).count();
+        if embeddings != rotary {
+            failures.push(format!("{stem}: {embeddings} rotary embeddings"));
+        }
+        // The relative positions of T5 have a bias each.
+        let squares = squares(&graph);
+        if !squares.is_empty() && stem != "t5_prefill" {
+            failures.push(format!("{stem}: {squares:?} grow with the square of tokens"));
         }
     }
     assert!(failures.is_empty(), "{}", failures.join("\n"));
@@ -112,13 +117,14 @@ fn what_attention_sees_is_known() {
 /// The values of which two axes grow with the number of tokens.
 fn squares(graph: &Graph) -> Vec<String> {
     let grows = |d: &symmc_ir::Dim| d.symbols().iter().any(|&s| graph.symbols[s].name != "batch");
-    let square = |v: &&symmc_ir::Value| v.ty.shape.iter().filter(|d| grows(d)).count() > 1;
-    graph.values.values().filter(square).map(|v| v.name.clone()).collect()
+    let square = |v: &symmc_ir::Value| v.ty.shape.iter().filter(|d| grows(d)).count() > 1;
+    let results = graph.nodes.values().flat_map(|n| &n.outputs).map(|&v| &graph.values[v]);
+    results.filter(|v| square(v)).map(|v| v.name.clone()).collect()
 }
 
 #[test]
 fn no_op_of_a_family_is_opaque() {
-    for (stem, _) in FAMILIES {
+    for (stem, _, _) in FAMILIES {
         let program = open(stem).0;
         let opaque = program.graph.nodes.values().find(|n| matches!(n.op, Op::Opaque { .. }));
         assert!(opaque.is_none(), "{stem}: {opaque:?}");
