@@ -209,9 +209,12 @@ def measure(name, out, scratch, tokens, peers, checks, sizes):
     for (_, to), (_, w) in zip(model.named_parameters(), drawn(model, rank)):
         to.copy_(w)
     if rank == 0:
-        # Eight tokens, because PyTorch takes an extent of 1 for a constant.
-        shape = ({1: torch.export.Dim("tokens", min=2, max=4096)},)
+        # Eight tokens, because PyTorch takes an extent of 1 for a constant. Nameless, because some versions cannot show
+        # that an extent that is the smallest of several multiples is the same one for all tokens.
+        shape = ({1: torch.export.Dim.AUTO(min=2, max=max(4096, *tokens))},)
         program = torch.export.export(Logits(model), (ids(8, sizes[5], device),), dynamic_shapes=shape)
+        given = next(n for n in program.graph.nodes if n.name == program.graph_signature.user_inputs[0])
+        (out / f"{name}-{ranks}.symbol").write_text(str(given.meta["val"].shape[1]))
         stripped(program, out / f"{name}-{ranks}.pt2", scratch)
         if checks:
             write_weights(model, ranks, scratch / "tensors.safetensors")

@@ -25,14 +25,15 @@ python3 -c 'import torch, transformers; print("torch", torch.__version__, "trans
 rm -f "$out/models.jsonl" "$out/models-symmc.txt"
 
 # What is the same for runs and measurements of one program.
-given() { printf '%s\n' "$out/$1-$ranks.pt2" --ranks "$ranks" --machine "$machine" --bucket "tokens=$tokens"; }
+given() { printf '%s\n' "$out/$1-$ranks.pt2" --ranks "$ranks" --machine "$machine" --bucket "$2=$tokens"; }
 
 for model in $models; do
   torchrun --nproc-per-node "$ranks" "$here/models.py" measure "$model" "$out" "$scratch" "$tokens" "$peers" "$checks" \
     "$sizes" >>"$out/peers.log" 2>&1 || { tail -20 "$out/peers.log"; exit 1; }
-  mapfile -t program < <(given "$model")
+  symbol=$(cat "$out/$model-$ranks.symbol")
+  mapfile -t program < <(given "$model" "$symbol")
   for count in ${tokens//,/ }; do
-    "$symmc" bench program "${program[@]}" --set "tokens=$count" --profile-trace "$out/$model-$ranks-$count.json" \
+    "$symmc" bench program "${program[@]}" --set "$symbol=$count" --profile-trace "$out/$model-$ranks-$count.json" \
       2>>"$out/symmc.err" | sed "s/^/$model $ranks $count /" >>"$out/models-symmc.txt" || tail -1 "$out/symmc.err"
   done
   for count in ${checks//,/ }; do
