@@ -1,12 +1,13 @@
 //! libcudnn, loaded when first used.
 //!
-//! It is taken where a variable names it, and only there: a loader gives the parts of one version to another that it opens
-//! later, so that the library of the system and that of a Python package exclude each other. A library that was opened is
-//! never closed: it keeps threads and handlers.
+//! A loader gives the parts of one version to another that it opens later, so a process has one cuDNN. Without a variable
+//! that names it, the one that the process has already is taken, then that of a Python package, which frameworks bring and
+//! keep current, then those of the toolkit and the system. A library that was opened is never closed: it keeps threads and
+//! handlers.
 
 use std::ffi::{c_char, c_void};
 use std::mem::ManuallyDrop;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
 use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
@@ -82,14 +83,24 @@ impl Cudnn {
         static LOADED: OnceLock<Result<Cudnn, String>> = OnceLock::new();
         let loaded = LOADED.get_or_init(|| {
             let search = Search::from_env(&CUDNN);
-            if search.only.is_some() { Cudnn::find(&search) } else { Err("nothing".into()) }
+            match Cudnn::loaded() {
+                Some(cudnn) if search.only.is_none() => Ok(cudnn),
+                _ => Cudnn::find(&search),
+            }
         });
         loaded.as_ref().map_err(|tried| CudaError::Unsupported(missing(tried)))
     }
 
+    /// The one that this process has already, if it is usable.
+    fn loaded() -> Option<Cudnn> {
+        // SAFETY: nothing is opened that is not open.
+        let library = unsafe { Library::open(Some(CUDNN.names[0]), RTLD_NOW | RTLD_LOCAL | RTLD_NOLOAD) };
+        Cudnn::of(ManuallyDrop::new(library.ok()?)).ok()
+    }
+
     fn find(search: &Search) -> Result<Cudnn, String> {
         let mut tried = Vec::new();
-        for path in search.candidates(&CUDNN) {
+        for path in in_order(search.candidates(&CUDNN)) {
             match Cudnn::open(&path) {
                 Ok(cudnn) => return Ok(cudnn),
                 Err(why) => tried.push(format!("{} {why}", path.display())),
@@ -104,7 +115,10 @@ impl Cudnn {
         }
         // SAFETY: the file is cuDNN by its name or by the user's word, and its initialisers may run at any time.
         let library = unsafe { Library::open(Some(path), RTLD_NOW | RTLD_LOCAL) };
-        let library = ManuallyDrop::new(library.map_err(|e| format!("does not load ({e})"))?);
+        Cudnn::of(ManuallyDrop::new(library.map_err(|e| format!("does not load ({e})"))?))
+    }
+
+    fn of(library: ManuallyDrop<Library>) -> Result<Cudnn, String> {
         // SAFETY: the library stays open, and calls itself cuDNN; its version is asked for below.
         let functions = unsafe { Functions::of(&library) }?;
         // SAFETY: it takes nothing and only tells a number.
@@ -129,10 +143,17 @@ impl Cudnn {
     }
 }
 
+/// Files of Python packages, then other files, then the names that the system's loader knows.
+fn in_order(mut candidates: Vec<PathBuf>) -> Vec<PathBuf> {
+    candidates.sort_by_key(|path| (!path.ends_with(CUDNN.in_wheel), !path.is_absolute()));
+    candidates
+}
+
 fn missing(tried: &str) -> String {
     format!(
-        "cuDNN was not found: {PATH_VARIABLE} names libcudnn.so.9 of 9.11 or newer, or its folder, as `pip install \
-         nvidia-cudnn-cu13` leaves it; tried: {tried}"
+        "cuDNN was not found; expected libcudnn.so.9 of {} or newer, as `pip install nvidia-cudnn-cu13` leaves it, or \
+         {PATH_VARIABLE} to name it or its folder; tried: {tried}",
+        number(OLDEST)
     )
 }
 
@@ -148,9 +169,20 @@ pub fn version() -> Result<String, CudaError> {
     Ok(number(Cudnn::load()?.version))
 }
 
+/// `dlopen`'s flag for a library only if the process has it.
+const RTLD_NOLOAD: i32 = 4;
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn packages_come_before_the_toolkit_and_that_before_the_system() {
+        let wheel = PathBuf::from("/py/lib/python3.12/site-packages").join(CUDNN.in_wheel);
+        let found = ["libcudnn.so.9", "libcudnn.so", "/cuda/lib64/libcudnn.so.9"].map(PathBuf::from);
+        let expected = [wheel.clone(), found[2].clone(), found[0].clone(), found[1].clone()];
+        assert_eq!(in_order([&found[..], &[wheel]].concat()), expected);
+    }
 
     #[test]
     fn what_is_no_cudnn_is_named_with_what_it_is() {
