@@ -111,15 +111,19 @@ fn the_interpreter_is_not_compared_with_itself() {
 fn tensors_without_use_are_named() {
     let dir = tempfile::tempdir().expect("a folder");
     let out = run(dir.path(), "", |all| {
-        for name in ["rank0.w.spare", "rank1.w.spare", "rank1.in.2", "scale", "rank0.hidden.3"] {
+        for name in ["rank0.w.spare", "rank1.w.spare", "scale", "rank0.hidden.3"] {
             all.push((name, "F32", &[1], f32s(&[0.0])));
         }
     });
     let text = String::from_utf8_lossy(&out.stderr).into_owned();
     assert!(out.status.success(), "{text}");
-    for name in ["rank0..1.w.spare", "rank1.in.2", "scale", "rank0.hidden.3"] {
+    for name in ["rank0..1.w.spare", "scale", "rank0.hidden.3"] {
         assert!(text.contains(name), "{name} is missing in\n{text}");
     }
+    let more = run(dir.path(), "", |all| all.push(("rank1.in.2", "F32", &[1], f32s(&[0.0]))));
+    let text = String::from_utf8_lossy(&more.stderr).into_owned();
+    assert_eq!(more.status.code(), Some(2), "{text}");
+    assert!(text.contains("rank1.in.2: the program has 2 arguments that are tensors"), "{text}");
     let quiet = run(dir.path(), "", |_| ());
     assert!(quiet.status.success() && quiet.stderr.is_empty(), "{quiet:?}");
 }

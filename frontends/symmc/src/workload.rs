@@ -231,6 +231,16 @@ fn recorded_arguments(
     count: usize,
 ) -> Result<Vec<Vec<Arc<Tensor>>>, Error> {
     let takes = if count == 1 { "1 argument".into() } else { format!("{count} arguments") };
+    let argument = |rank, index| {
+        let missing = || {
+            let text = format!("rank{rank}.in.{index} is missing; the program has {takes}");
+            Error::format(file.path(), text)
+        };
+        file.input(rank, index)?.ok_or_else(missing)
+    };
+    let all: Vec<Vec<_>> = (0..ranks)
+        .map(|rank| (0..count).map(|index| argument(rank, index)).collect())
+        .collect::<Result<_, Error>>()?;
     if let Some(surplus) = recorded::surplus_argument(file, ranks, count) {
         let symbols: Vec<&str> = graph.symbols.values().map(|s| s.name.as_str()).collect();
         let advice = match symbols.is_empty() {
@@ -242,14 +252,7 @@ fn recorded_arguments(
         };
         return Err(Error::format(file.path(), format!("{surplus}: the program has {takes}{advice}")));
     }
-    let argument = |rank, index| {
-        let missing = || {
-            let text = format!("rank{rank}.in.{index} is missing; the program has {takes}");
-            Error::format(file.path(), text)
-        };
-        file.input(rank, index)?.ok_or_else(missing)
-    };
-    (0..ranks).map(|rank| (0..count).map(|index| argument(rank, index)).collect()).collect()
+    Ok(all)
 }
 
 /// The bindings that recorded arguments imply.
