@@ -364,7 +364,11 @@ impl Lowered<'_> {
         if redo != Redo::All {
             cut = Cut { way, splits: 1, chunk: x.keys.div_ceil(way.keys()).max(1) * way.keys() };
         }
-        let shared = way.shared(x, dtype);
+        let shared = match (way, redo) {
+            // 64 rows at a time, and a tile of keys and values.
+            (Way::Tensor(_), Redo::Damaged(_)) => 64 * (2 * (x.e + 8) + x.f + 8) * dtype.size(),
+            _ => way.shared(x, dtype),
+        };
         if shared > MOST_SHARED {
             let text = format!("attention in {dtype} over heads of {} and {} elements on a GPU", x.e, x.f);
             return Err(CudaError::Unsupported(text));

@@ -29,7 +29,12 @@ pub(super) fn constants(bounds: &[Bound]) -> Option<Vec<(&Bound, i64)>> {
 pub(super) fn layout(bounds: &[(&Bound, i64)], positions: &[Position]) -> String {
     let of_row = |side| bounds.iter().any(|(b, _)| b.row && b.side == side);
     let grows = of_row(Side::Below) && !of_row(Side::From);
-    let mut out = format!("static const bool BOUNDED = {}, GROWS = {grows};\n", !bounds.is_empty());
+    // Without data, limits never fall from a row to the next.
+    let monotone = bounds.iter().all(|(b, _)| !b.operand);
+    let mut out = format!(
+        "static const bool BOUNDED = {}, GROWS = {grows}, MONOTONE = {monotone};\n",
+        !bounds.is_empty()
+    );
     for (i, position) in positions.iter().enumerate() {
         out.push_str(&offset(&format!("b{i}_head"), &position.at.head));
         out.push_str(&offset(&format!("b{i}_row"), &position.at.row));

@@ -57,6 +57,20 @@ template <class L, class I> SC_FN Span<I> span_of(Seen<I> &y, const void *const 
     if (x.below < y.all_below) y.all_below = x.below;
     return x;
 }
+// What so many rows from `row` on see where limits grow with the row: of one query head the first and the last say it, and
+// rows of several have among them the last of one and the first of the next.
+template <class L, class I> SC_FN Seen<I> seen_by_rows(u32 head, i64 row, int count) {
+    const bool none = row >= L::ROWS;
+    if (none) row = L::ROWS - 1;
+    const i64 last = (row + count < L::ROWS ? row + count : L::ROWS) - 1;
+    const bool one = row / L::Q == last / L::Q;
+    i64 from, below, last_from, last_below;
+    L::span(0, head, one ? row % L::Q : 0, from, below);
+    L::span(0, head, one ? last % L::Q : L::Q - 1, last_from, last_below);
+    Seen<I> y;
+    y.from = (I)from, y.below = none ? 0 : (I)last_below, y.all_from = (I)last_from, y.all_below = (I)below;
+    return y;
+}
 // What the rows of all lanes see.
 template <class I> SC_FN void join_lanes(Seen<I> &y) {
 #pragma unroll
@@ -86,21 +100,24 @@ SC_FN bool any_thread(bool says) {
 
 // Whether a library that computed these rows may have let in what they do not see: a value that is not finite goes to all
 // rows that an instruction multiplies with it, and a row that sees nothing is 0 / 0. All elements of every STEPth row are
-// looked at, and some of each.
+// looked at, and some of each. What is read is on its way at once.
 template <class L, int BQ, int STEP> SC_FN bool is_damaged(const void *pr, u32 head, i64 row0) {
     typedef typename L::T T;
     const int W = 16 / sizeof(T), PIECES = L::F < W ? 1 : L::F / W;
+    const int EVERY = L::Q % STEP == 0 && BQ % STEP == 0 ? STEP : 1, WHOLE = BQ / EVERY * PIECES;
+    const int MOST = WHOLE + (EVERY == 1 ? 0 : BQ);
     bool odd = false;
-    for (int e = threadIdx.x; e < BQ * PIECES; e += 128) {
-        const i64 row = row0 + e / PIECES;
-        if (row >= L::ROWS || e % PIECES != 0 && row % L::Q % STEP != 0) continue;
-        const T *from = (const T *)pr + L::r_head(head) + L::r_row(row) + e % PIECES * W;
+#pragma unroll 8
+    for (int i = 0; i < (MOST + 127) / 128; i++) {
+        const int e = i * 128 + threadIdx.x, piece = e < WHOLE ? e % PIECES : 0;
+        const i64 row = row0 + (e < WHOLE ? e / PIECES * EVERY : e - WHOLE);
+        const bool in = e < MOST && row < L::ROWS;
         Few<T, W> few;
-        read<T, W>(few, from);
+        read<T, W>(few, (const T *)pr + L::r_head(head) + L::r_row(in ? row : row0) + piece * W);
 #pragma unroll
         for (int j = 0; j < W; j++) {
             const auto x = get(few.e[j]);
-            odd = odd || !(x - x == 0);
+            odd = odd | (in & !(x - x == 0));
         }
     }
     return any_thread(odd);

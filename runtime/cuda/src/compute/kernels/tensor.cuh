@@ -94,7 +94,7 @@ template <class L, int MT> SC_FN void score(float (&s)[MT][8][4], const u16 *qs,
 }
 
 // Scales scores to the base of two, and takes what is not seen, or lies at `n` or beyond, for minus infinity. `whole`
-// says that all is seen. Lane i knows the span of row i of the warp.
+// says that all is seen. Lane i knows the span of row i of the warp, unless that follows from the row alone.
 template <class L, int MT, int MASK>
 SC_FN void mask(float (&s)[MT][8][4], const Rows<L, MT> &y, const Span<int> &own, int start, int n, bool whole, u32 head, const void *pm) {
     const float LOG2E = 1.44269504088896340736f;
@@ -112,15 +112,22 @@ SC_FN void mask(float (&s)[MT][8][4], const Rows<L, MT> &y, const Span<int> &own
 #pragma unroll
         for (int h = 0; h < 2; h++) {
             const int row = y.row(m, h), at = m * 16 + h * 8 + threadIdx.x % 32 / 4;
-            const int from = L::BOUNDED ? __shfl_sync(0xffffffffu, own.from, at) : 0;
-            const int below = L::BOUNDED ? __shfl_sync(0xffffffffu, own.below, at) : (int)L::S;
+            i64 from = 0, below = L::S;
+            if (L::BOUNDED && L::MONOTONE) L::span(0, head, row, from, below);
+            if (L::BOUNDED && !L::MONOTONE) {
+                from = __shfl_sync(0xffffffffu, own.from, at);
+                below = __shfl_sync(0xffffffffu, own.below, at);
+            }
+            // Columns of this thread, from its first one on.
+            const int low = (int)from - start - 2 * t, all = (int)below - start;
+            const int high = row < L::ROWS ? (all < n ? all : n) - 2 * t : 0;
 #pragma unroll
             for (int j = 0; j < 8; j++)
 #pragma unroll
                 for (int c = 0; c < 2; c++) {
-                    const int column = j * 8 + 2 * t + c, key = start + column;
+                    const int column = j * 8 + c, key = start + 2 * t + column;
                     float &x = s[m][j][2 * h + c];
-                    bool seen = column < n && row < L::ROWS && key >= from && key < below;
+                    bool seen = column >= low && column < high;
                     if (MASK != 0 && seen) {
                         auto given = get(((const typename L::M *)pm)[L::m_head(head) + L::m_row(row) + key * L::m_step]);
                         if (MASK == 1) seen = given != 0;
@@ -160,8 +167,8 @@ template <class L, int MT> SC_FN void weigh(Rows<L, MT> &y, float (&s)[MT][8][4]
         }
 }
 
-// Adds the values of 64 keys by their weights. HIDES: some row does not see some of them, and some are not finite.
-template <class L, int MT, bool HIDES> SC_FN void gather(Rows<L, MT> &y, const float (&s)[MT][8][4], const u16 *vs) {
+// Adds the values of 64 keys by their weights.
+template <class L, int MT> SC_FN void gather(Rows<L, MT> &y, const float (&s)[MT][8][4], const u16 *vs) {
     typedef typename L::T T;
     const int lane = threadIdx.x % 32;
 #pragma unroll
@@ -172,7 +179,7 @@ template <class L, int MT, bool HIDES> SC_FN void gather(Rows<L, MT> &y, const f
 #pragma unroll
             for (int i = 0; i < 4; i++) {
                 const float *x = &s[m][2 * j + i / 2][i % 2 * 2];
-                p[m][i] = HIDES ? pack(T(), kept(T(), x[0]), kept(T(), x[1])) : pack(T(), x[0], x[1]);
+                p[m][i] = pack(T(), x[0], x[1]);
             }
 #pragma unroll
         for (int f = 0; f < L::F / 16; f++) {
@@ -180,13 +187,35 @@ template <class L, int MT, bool HIDES> SC_FN void gather(Rows<L, MT> &y, const f
             load_transposed(b, vs + (j * 16 + lane % 16) * Rows<L, MT>::FP + f * 16 + lane / 16 * 8);
 #pragma unroll
             for (int m = 0; m < MT; m++) {
-                if (HIDES) {
-                    multiply_seen(T(), y.acc[m][2 * f], p[m], b[0], b[1]);
-                    multiply_seen(T(), y.acc[m][2 * f + 1], p[m], b[2], b[3]);
-                } else {
-                    multiply(T(), y.acc[m][2 * f], p[m], b[0], b[1]);
-                    multiply(T(), y.acc[m][2 * f + 1], p[m], b[2], b[3]);
-                }
+                multiply(T(), y.acc[m][2 * f], p[m], b[0], b[1]);
+                multiply(T(), y.acc[m][2 * f + 1], p[m], b[2], b[3]);
+            }
+        }
+    }
+}
+
+// As `gather`, in few registers; `hides` says that some row does not see some of the keys, whose values add nothing to it.
+template <class L> SC_FN void gather_seen(Rows<L, 1> &y, const float (&s)[1][8][4], const u16 *vs, bool hides) {
+    typedef typename L::T T;
+    const int lane = threadIdx.x % 32;
+#pragma unroll 1
+    for (int j = 0; j < 4; j++) {
+        u32 p[4];
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            const float *x = &s[0][2 * j + i / 2][i % 2 * 2];
+            p[i] = pack(T(), kept(T(), x[0]), kept(T(), x[1]));
+        }
+#pragma unroll 1
+        for (int f = 0; f < L::F / 16; f++) {
+            u32 b[4];
+            load_transposed(b, vs + (j * 16 + lane % 16) * Rows<L, 1>::FP + f * 16 + lane / 16 * 8);
+#pragma unroll 1
+            for (int i = 0; i < 2; i++) {
+                float(&c)[4] = y.acc[0][2 * f + i];
+                const u32 b0 = i == 0 ? b[0] : b[2], b1 = i == 0 ? b[1] : b[3];
+                if (hides) multiply_seen(T(), c, p, b0, b1);
+                else multiply(T(), c, p, b0, b1);
             }
         }
     }
@@ -243,6 +272,90 @@ template <class L, int MT> SC_FN bool is_finite(const Rows<L, MT> &y) {
     return zero == 0;
 }
 
+template <class L, int MT> SC_FN void clear(Rows<L, MT> &y) {
+#pragma unroll
+    for (int m = 0; m < MT; m++) {
+#pragma unroll
+        for (int h = 0; h < 2; h++) y.max[m][h] = minus_infinity(0.0f), y.sum[m][h] = 0;
+#pragma unroll
+        for (int f = 0; f < L::F / 8; f++)
+#pragma unroll
+            for (int c = 0; c < 4; c++) y.acc[m][f][c] = 0;
+    }
+}
+
+// Which keys a block of BQ rows and each of its warps go through.
+template <class L, int MT> struct Reach {
+    int first, end;
+    // Of the rows of the warp: what they see, and, in lane i, what the ith does.
+    Seen<int> near;
+    Span<int> own;
+    __device__ __forceinline__ Reach(const void *const *given, u32 head, int row0, u32 split) {
+        const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, S = L::S, CHUNK = L::CHUNK, BQ = 64 * MT;
+        const int warp0 = row0 + warp * MT * 16;
+        first = split * CHUNK, end = S - first < CHUNK ? S : first + CHUNK;
+        own = whole_span<L, int>();
+        near.from = near.all_from = 0, near.below = near.all_below = S;
+        if (!L::BOUNDED) return;
+        Seen<int> seen;
+        if (L::MONOTONE) {
+            seen = seen_by_rows<L, int>(head, row0, BQ);
+            near = seen_by_rows<L, int>(head, warp0, MT * 16);
+        } else {
+            seen = near = seen_by_none<L, int>();
+#pragma unroll 1
+            for (int r = lane; r < BQ; r += 32) span_of<L>(seen, given, head, row0 + r);
+            join_lanes(seen);
+            own = span_of<L>(near, given, head, warp0 + lane % (MT * 16));
+            join_lanes(near);
+        }
+        if (seen.below < end) end = seen.below;
+        if (seen.from > first) first += (seen.from - first) / 64 * 64;
+    }
+    // Whether the rows of the warp see none, or all, of 64 keys.
+    __device__ __forceinline__ bool outside(int start) const { return start >= near.below || start + 64 <= near.from; }
+    __device__ __forceinline__ bool inside(int start) const { return start >= near.all_from && start + 64 <= near.all_below; }
+};
+
+// Rows of which something is not finite, with care that nothing comes in that a row does not see: 64 after 64, one tile
+// of keys after the other, in few registers.
+template <class L, int SPLITS, int MASK>
+static __device__ __noinline__ void attend_apart(const void *pq, const void *pk, const void *pv, const void *pm, void *pr, void *partial,
+                                                 const void *const *given, u32 head, int row0, int rows, u32 split) {
+    typedef typename L::T T;
+    typedef Rows<L, 1> R;
+    u16 *qs = (u16 *)dynamic_shared(), *ks = qs + 64 * R::EP, *vs = ks + 64 * R::EP;
+    const T *k = (const T *)pk + L::k_head(head), *v = (const T *)pv + L::v_head(head);
+#pragma unroll 1
+    for (const int end_row = row0 + rows; row0 < end_row; row0 += 64) {
+        const Reach<L, 1> reach(given, head, row0, split);
+        R y;
+        y.first = row0 + threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4;
+        clear<L, 1>(y);
+        // Nobody reads the queries in front any more.
+        __syncthreads();
+        copy_queries<L, 1>(qs, (const T *)pq + L::q_head(head), row0);
+#pragma unroll 1
+        for (int start = reach.first; start < reach.end; start += 64) {
+            const int n = reach.end - start < 64 ? reach.end - start : 64;
+            __syncthreads();
+            copy_tile<T, L::E, R::EP>(ks, k + start * L::k_row_step, L::k_row_step, n);
+            copy_tile<T, L::F, R::FP>(vs, v + start * L::v_row_step, L::v_row_step, n);
+            copies_commit();
+            copies_wait<0>();
+            __syncthreads();
+            if (reach.outside(start)) continue;
+            float s[1][8][4];
+            score<L, 1>(s, qs, ks);
+            const bool inside = reach.inside(start);
+            mask<L, 1, MASK>(s, y, reach.own, start, n, MASK == 0 && n == 64 && inside, head, pm);
+            weigh<L, 1>(y, s);
+            gather_seen<L>(y, s, vs, MASK == 1 || !inside);
+        }
+        store<L, 1, SPLITS>(y, head, split, pr, partial);
+    }
+}
+
 // STEP: computes only the blocks that `is_damaged`; 0: all.
 template <class L, int MT, int SPLITS, int STEP, int MASK>
 SC_FN void attend_tensor(const void *pq, const void *pk, const void *pv, const void *pm, void *pr, void *partial, const void *const *given) {
@@ -253,26 +366,15 @@ SC_FN void attend_tensor(const void *pq, const void *pk, const void *pv, const v
     u32 head;
     int row0;
     place<L, R::BQ>(blockIdx.x / SPLITS, head, row0);
-    if (STEP != 0 && !is_damaged<L, R::BQ, STEP == 0 ? 1 : STEP>(pr, head, row0)) return;
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, S = L::S, CHUNK = L::CHUNK;
+    if (STEP != 0) {
+        if (is_damaged<L, R::BQ, STEP == 0 ? 1 : STEP>(pr, head, row0))
+            attend_apart<L, SPLITS, MASK>(pq, pk, pv, pm, pr, partial, given, head, row0, R::BQ, split);
+        return;
+    }
     copy_queries<L, MT>(qs, (const T *)pq + L::q_head(head), row0);
     const T *k = (const T *)pk + L::k_head(head), *v = (const T *)pv + L::v_head(head);
-    int first = split * CHUNK, end = S - first < CHUNK ? S : first + CHUNK;
-    // Of the rows of the warp, lane i knows the span of the ith.
-    Span<int> own = whole_span<L, int>();
-    Seen<int> near;
-    near.from = near.all_from = 0, near.below = near.all_below = S;
-    if (L::BOUNDED) {
-        Seen<int> seen = seen_by_none<L, int>();
-#pragma unroll 1
-        for (int r = lane; r < R::BQ; r += 32) span_of<L>(seen, given, head, row0 + r);
-        join_lanes(seen);
-        near = seen_by_none<L, int>();
-        own = span_of<L>(near, given, head, row0 + warp * MT * 16 + lane % (MT * 16));
-        join_lanes(near);
-        if (seen.below < end) end = seen.below;
-        if (seen.from > first) first += (seen.from - first) / 64 * 64;
-    }
+    const Reach<L, MT> reach(given, head, row0, split);
+    const int first = reach.first, end = reach.end;
     const auto load = [&](int start, int stage) {
         const int n = end - start < 64 ? end - start : 64;
         copy_tile<T, L::E, R::EP>(ks + stage * 64 * R::EP, k + start * L::k_row_step, L::k_row_step, n);
@@ -281,39 +383,27 @@ SC_FN void attend_tensor(const void *pq, const void *pk, const void *pv, const v
     if (first < end) load(first, 0);
     copies_commit();
     R y;
-    y.first = (int)row0 + warp * MT * 16 + lane / 4;
-    // Where something came in that a row does not see, all is done again with care.
-    for (bool careful = false;;) {
-#pragma unroll
-        for (int m = 0; m < MT; m++) {
-#pragma unroll
-            for (int h = 0; h < 2; h++) y.max[m][h] = minus_infinity(0.0f), y.sum[m][h] = 0;
-#pragma unroll
-            for (int f = 0; f < L::F / 8; f++)
-#pragma unroll
-                for (int c = 0; c < 4; c++) y.acc[m][f][c] = 0;
-        }
-        int stage = 0;
-        for (int start = first; start < end; start += 64, stage ^= 1) {
-            copies_wait<0>();
-            // All have come, and nobody reads the other stage any more.
-            __syncthreads();
-            if (start + 64 < end) load(start + 64, stage ^ 1);
-            copies_commit();
-            if (start >= near.below || start + 64 <= near.from) continue;
-            const int n = end - start < 64 ? end - start : 64;
-            float s[MT][8][4];
-            score<L, MT>(s, qs, ks + stage * 64 * R::EP);
-            const bool inside = start >= near.all_from && start + 64 <= near.all_below;
-            mask<L, MT, MASK>(s, y, own, start, n, MASK == 0 && n == 64 && inside, head, pm);
-            weigh<L, MT>(y, s);
-            if (careful && (MASK == 1 || !inside)) gather<L, MT, true>(y, s, vs + stage * 64 * R::FP);
-            else gather<L, MT, false>(y, s, vs + stage * 64 * R::FP);
-        }
-        if (!L::BOUNDED && MASK != 1 || careful || !any_thread(!is_finite<L, MT>(y))) break;
-        careful = true;
-        if (first < end) load(first, 0);
+    y.first = row0 + threadIdx.x / 32 * MT * 16 + threadIdx.x % 32 / 4;
+    clear<L, MT>(y);
+    int stage = 0;
+    for (int start = first; start < end; start += 64, stage ^= 1) {
+        copies_wait<0>();
+        // All have come, and nobody reads the other stage any more.
+        __syncthreads();
+        if (start + 64 < end) load(start + 64, stage ^ 1);
         copies_commit();
+        if (reach.outside(start)) continue;
+        const int n = end - start < 64 ? end - start : 64;
+        float s[MT][8][4];
+        score<L, MT>(s, qs, ks + stage * 64 * R::EP);
+        mask<L, MT, MASK>(s, y, reach.own, start, n, MASK == 0 && n == 64 && reach.inside(start), head, pm);
+        weigh<L, MT>(y, s);
+        gather<L, MT>(y, s, vs + stage * 64 * R::FP);
+    }
+    // Something may have come in that a row does not see: then the block begins anew.
+    if ((L::BOUNDED || MASK == 1) && any_thread(!is_finite<L, MT>(y))) {
+        attend_apart<L, SPLITS, MASK>(pq, pk, pv, pm, pr, partial, given, head, row0, R::BQ, split);
+        return;
     }
     store<L, MT, SPLITS>(y, head, split, pr, partial);
 }
