@@ -11,7 +11,7 @@ use sha2::{Digest, Sha256};
 use symmc_ir::{Backing, Mapped, Tensor, parallel};
 use symmc_runtime::host::Content;
 
-use crate::program::Weights;
+use crate::weights::Weights;
 
 /// The bytes of a piece.
 const PIECE: usize = 8 << 20;

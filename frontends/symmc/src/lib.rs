@@ -32,6 +32,7 @@ mod program;
 mod recorded;
 mod run;
 mod tensors;
+mod weights;
 mod workload;
 
 pub use against_source::{SourceComparison, compare_with_source};
@@ -42,9 +43,10 @@ pub use compile::{
 pub use custom::{Registry, Signature, check_kernels, rank_main};
 pub use error::Error;
 pub use outputs::{check_output, write_outputs};
-pub use program::{OpenOptions, Program, Weights};
+pub use program::{OpenOptions, Program};
 pub use run::{Backend, RunConfig, accepts, engines, run, run_joined, run_joined_timed, run_timed};
 pub use tensors::TensorFile;
+pub use weights::Weights;
 pub use workload::{Draw, Expected, Workload, bindings};
 
 pub use symmc_cuda as cuda;

@@ -9,8 +9,8 @@ use std::sync::Arc;
 use symmc_ir::{Bindings, Graph, InputKind, Output, OutputKind, Tensor};
 
 use crate::error::Error;
-use crate::program::Weights;
 use crate::tensors::TensorFile;
+use crate::weights::Weights;
 use crate::workload::Expected;
 
 /// The most names that one note lists.

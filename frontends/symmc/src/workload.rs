@@ -11,9 +11,10 @@ use symmc_runtime::host::Term;
 use crate::content::WeightContent;
 use crate::error::{Error, ranks as ranks_text};
 use crate::memory;
-use crate::program::{Program, Weights};
+use crate::program::Program;
 use crate::recorded::{self, Recording, recording};
 use crate::tensors::TensorFile;
+use crate::weights::Weights;
 
 /// The inputs of one run on all ranks.
 #[derive(Clone, Debug)]

@@ -7,7 +7,7 @@ use std::fmt;
 use serde::Deserialize;
 use serde::de::{Deserializer, IgnoredAny, MapAccess, Visitor};
 
-use crate::by_rank::ByRank;
+use crate::numbers::ByRank;
 use crate::schema::{Graph, Named, Real, Str};
 
 /// An argument or a result of a node.

@@ -9,10 +9,10 @@ use std::collections::HashSet;
 
 use symmc_ir::{DType, Dim, Scalar, ValueId};
 
-use crate::by_rank::{ByRank, Numbers};
 use crate::dtype;
 use crate::inplace;
 use crate::lower::{Lowered, Lowering, Stop};
+use crate::numbers::{ByRank, Numbers};
 use crate::ops::Rule;
 use crate::schema::{Argument, NamedArgument, Node, SymArgument};
 use crate::scope::Binding;

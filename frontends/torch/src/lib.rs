@@ -39,6 +39,7 @@ mod groups;
 mod inline;
 mod inplace;
 mod lower;
+mod numbers;
 mod ops;
 mod schema;
 mod scope;
@@ -294,7 +295,7 @@ fn lowered<'p>(
     for (rank, of_rank) in stores.iter_mut().enumerate() {
         let mut weights = written.clone();
         weights.extend(signature::weights(&inputs, of_rank).map_err(|e| e.of_rank(rank))?);
-        let number = |n: &&by_rank::ByRank| Some((n.name.clone(), Arc::new(n.numbers.of(rank)?)));
+        let number = |n: &&numbers::ByRank| Some((n.name.clone(), Arc::new(n.numbers.of(rank)?)));
         weights.extend(numbers.iter().filter_map(number));
         of_ranks.push(weights);
     }

@@ -15,10 +15,11 @@ use indexmap::{IndexMap, IndexSet};
 use symmc_ir::{DType, InputId, InputKind, Output, OutputKind, Tensor, Type, ValueId};
 
 use crate::archive::Archive;
-use crate::by_rank::{self, ByRank};
+use crate::by_rank;
 use crate::dtype;
 use crate::error::ImportError;
 use crate::lower::Lowering;
+use crate::numbers::ByRank;
 use crate::schema::{Argument, InputSpec, OutputSpec, Program};
 use crate::scope::Binding;
 use crate::stored::Store;

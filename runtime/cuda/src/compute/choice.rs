@@ -8,11 +8,10 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use indexmap::{IndexMap, IndexSet};
-use symmc_runtime::RunError;
 
 use super::Machine;
 use super::fused::Candidates;
-use super::search::{BUDGET, Products, Search};
+use super::search::{BUDGET, Search, all_measure, of_rank_0};
 use crate::arena::Exchange;
 use crate::cache::{Cache, name_of};
 use crate::cudnn::{Planner, Prepared};
@@ -42,8 +41,7 @@ pub(crate) fn attentions(
 ) -> Result<Vec<Option<Prepared>>, CudaError> {
     let none = || all.iter().map(|_| None).collect();
     let Some(search) = search else { return Ok(none()) };
-    let count = if search.products == Products::Measured { all.len() } else { 0 };
-    if !alike(search.exchange, count)? {
+    if !all_measure(search.exchange, search.products, all.len())? {
         return Ok(none());
     }
     // Who has no library says so below, by preparing nothing.
@@ -84,13 +82,6 @@ fn run_once(prepared: &Prepared, search: &Search<'_>) -> Result<(), CudaError> {
     search.stream.synchronize()
 }
 
-/// Whether all ranks have as many, and some.
-fn alike(exchange: &dyn Exchange, count: usize) -> Result<bool, CudaError> {
-    let mine = (count as u64).to_le_bytes();
-    let counts = exchange.all_gather(&mine)?;
-    Ok(count > 0 && counts.iter().all(|c| c[..] == mine))
-}
-
 /// What rank 0 chooses for each attention.
 fn agree(
     exchange: &dyn Exchange,
@@ -110,8 +101,7 @@ fn agree(
             }
         }
     }
-    let first = exchange.all_gather(&mine)?.into_iter().next();
-    let first = first.ok_or_else(|| RunError::system("choosing attention", "there is no rank 0"))?;
+    let first = of_rank_0(exchange, &mine)?;
     Ok(first.iter().map(|&b| b == 1).collect())
 }
 
@@ -169,6 +159,7 @@ fn measure(
 mod tests {
     use symmc_ir::DType;
 
+    use super::super::search::Products;
     use super::super::search::tests::{Pair, Rank};
     use super::*;
     use crate::cudnn::{Attention, Band, Tensor};
@@ -227,8 +218,9 @@ mod tests {
             |rank: &Rank<'_>| [vec![Some(1), Some(2), None], vec![Some(3), None, None]][rank.1].clone();
         let found = on_both(|rank| both(rank, prepared(rank)).unwrap());
         assert_eq!(found, [vec![Some(1), None, None], vec![Some(3), None, None]]);
-        assert_eq!(on_both(|rank| alike(rank, 2).unwrap()), [true, true]);
-        assert_eq!(on_both(|rank| alike(rank, rank.1).unwrap()), [false, false]);
-        assert_eq!(on_both(|rank| alike(rank, 0).unwrap()), [false, false]);
+        let all = |rank: &Rank<'_>, count| all_measure(rank, Products::Measured, count).unwrap();
+        assert_eq!(on_both(|rank| all(rank, 2)), [true, true]);
+        assert_eq!(on_both(|rank| all(rank, rank.1)), [false, false]);
+        assert_eq!(on_both(|rank| all(rank, 0)), [false, false]);
     }
 }

@@ -193,9 +193,7 @@ fn agree(
     gemms: &[Gemm],
     mut choose: impl FnMut(&[&Gemm], Alignments) -> Result<Option<Algorithm>, CudaError>,
 ) -> Result<Vec<Option<Algorithm>>, CudaError> {
-    let count = if products == Products::Measured { gemms.len() as u64 } else { 0 };
-    let counts = exchange.all_gather(&count.to_le_bytes())?;
-    if count == 0 || counts.iter().any(|c| c[..] != count.to_le_bytes()) {
+    if !all_measure(exchange, products, gemms.len())? {
         return Ok(vec![None; gemms.len()]);
     }
     let mine: Vec<u8> = gemms.iter().flat_map(Gemm::alignments).collect();
@@ -217,9 +215,25 @@ fn agree(
             }
         }
     }
-    let first = exchange.all_gather(&text)?.into_iter().next();
-    let first = first.ok_or_else(|| RunError::system("choosing algorithms", "there is no rank 0"))?;
+    let first = of_rank_0(exchange, &text)?;
     Ok(first.chunks(Algorithm::BYTES).map(Algorithm::from_bytes).collect())
+}
+
+/// Whether all ranks measure and have as many of what is measured, and some.
+pub(super) fn all_measure(
+    exchange: &dyn Exchange,
+    products: Products,
+    count: usize,
+) -> Result<bool, CudaError> {
+    let mine = if products == Products::Measured { count as u64 } else { 0 };
+    let counts = exchange.all_gather(&mine.to_le_bytes())?;
+    Ok(mine > 0 && counts.iter().all(|c| c[..] == mine.to_le_bytes()))
+}
+
+/// What rank 0 says, of what all ranks say.
+pub(super) fn of_rank_0(exchange: &dyn Exchange, mine: &[u8]) -> Result<Vec<u8>, CudaError> {
+    let first = exchange.all_gather(mine)?.into_iter().next();
+    Ok(first.ok_or_else(|| RunError::system("choosing algorithms", "there is no rank 0"))?)
 }
 
 #[cfg(test)]

@@ -83,10 +83,8 @@ impl Cudnn {
         static LOADED: OnceLock<Result<Cudnn, String>> = OnceLock::new();
         let loaded = LOADED.get_or_init(|| {
             let search = Search::from_env(&CUDNN);
-            match Cudnn::loaded() {
-                Some(cudnn) if search.only.is_none() => Ok(cudnn),
-                _ => Cudnn::find(&search),
-            }
+            let loaded = if search.only.is_none() { Cudnn::loaded() } else { None };
+            loaded.map_or_else(|| Cudnn::find(&search), Ok)
         });
         loaded.as_ref().map_err(|tried| CudaError::Unsupported(missing(tried)))
     }

@@ -120,7 +120,7 @@ impl World {
     }
 }
 
-fn kernels(works: Vec<Work>) -> Vec<Kernel> {
+pub(crate) fn kernels(works: Vec<Work>) -> Vec<Kernel> {
     let kernel = |work| match work {
         Work::Kernel(kernel) => kernel,
         other => panic!("{other:?}"),

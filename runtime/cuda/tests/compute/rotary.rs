@@ -10,7 +10,7 @@ use symmc_planner::plan::Lane;
 use symmc_runtime::exec::{BoundStep, Home, Located};
 
 use crate::emulate::Library;
-use crate::products::{SPACING, step};
+use crate::products::{SPACING, kernels, step};
 
 /// Tokens, and elements of a head.
 const L: usize = 19;
@@ -74,14 +74,6 @@ fn queries_and_keys_are_one_kernel_unless_something_between_them_needs_or_writes
     let wait = BoundStep { lane: Lane::Comm, waits: vec![0], ..copy(3, 6) };
     awaited.push(wait);
     assert_eq!(rotary::groups(&awaited), none);
-}
-
-fn kernels(works: Vec<Work>) -> Vec<Kernel> {
-    let kernel = |work| match work {
-        Work::Kernel(kernel) => kernel,
-        other => panic!("{other:?}"),
-    };
-    works.into_iter().map(kernel).collect()
 }
 
 #[test]
