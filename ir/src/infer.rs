@@ -55,6 +55,7 @@ pub fn infer(op: &Op, operands: &[&Type], n: Option<u32>) -> Result<Option<Vec<T
         }
         Op::Select => one(select(operands)?),
         Op::MatMul => one(matmul(operands[0], operands[1])?),
+        Op::GroupedMatMul => one(grouped_matmul(operands[0], operands[1], operands[2])?),
         Op::Reduce { op, axes, keep } => one(reduce(*op, axes, *keep, operands[0])?),
         Op::ArgReduce { axis, keep, .. } => {
             let x = first()?;
@@ -232,7 +233,8 @@ pub fn operand_counts(op: &Op) -> (usize, usize) {
     match op {
         Op::Full(_) | Op::Iota { .. } => (0, 0),
         Op::Binary(_) | Op::MatMul | Op::Take { .. } | Op::GatherElements { .. } => (2, 2),
-        Op::Select | Op::ScatterElements { .. } | Op::IndexAdd { .. } | Op::RotaryEmbedding { .. } => (3, 3),
+        Op::Select | Op::GroupedMatMul => (3, 3),
+        Op::ScatterElements { .. } | Op::IndexAdd { .. } | Op::RotaryEmbedding { .. } => (3, 3),
         Op::Permuted { op, .. } => operand_counts(op),
         Op::RmsNorm { .. } => (1, 2),
         Op::LayerNorm { .. } => (1, 3),
@@ -340,6 +342,22 @@ fn matmul(x: &Type, y: &Type) -> Result<Type, String> {
     let mut shape = broadcast(&[bx, by])?;
     shape.extend([mx[0].clone(), my[1].clone()]);
     Ok(Type::new(x.dtype, shape))
+}
+
+fn grouped_matmul(x: &Type, y: &Type, ends: &Type) -> Result<Type, String> {
+    same_dtype(&[x, y])?;
+    float(x)?;
+    let ([rows, k], [groups, inner, n]) = (&x.shape[..], &y.shape[..]) else {
+        return Err(format!("expected [rows, k] and [groups, k, n], found {:?} and {:?}", x.shape, y.shape));
+    };
+    want(k == inner, || format!("the inner extents differ: {k:?} and {inner:?}"))?;
+    want(matches!(ends.dtype, DType::I32 | DType::I64) && ends.shape[..] == [groups.clone()], || {
+        format!(
+            "the ends of the groups must be i32 or i64 [{groups:?}], found {}{:?}",
+            ends.dtype, ends.shape
+        )
+    })?;
+    Ok(Type::new(x.dtype, vec![rows.clone(), n.clone()]))
 }
 
 /// Checks what attention says beside its operands.

@@ -35,6 +35,12 @@ pub enum Op {
 
     /// `x @ y` over the last two axes; leading axes broadcast. Accumulates in f32 (f64 for f64).
     MatMul,
+    /// Matrix products of groups of rows, each with a matrix of its own, as a mixture of experts has them. Operands:
+    /// `x [rows, k]`, `y [groups, k, n]` and the `ends [groups]` of the groups (i32 or i64): group `g` has the rows from
+    /// `ends[g - 1]`, or 0 for the first, up to `ends[g]`, and each of them is `x @ y[g]` in the result `[rows, n]`,
+    /// accumulated as in [`Op::MatMul`]. Groups may be empty; rows behind the last end are zero. An end below the one
+    /// before it, or below 0, or beyond the rows, is an error of the run.
+    GroupedMatMul,
     /// Reduction over `axes` (ascending); `keep` leaves them with extent 1.
     Reduce { op: Reduction, axes: Vec<usize>, keep: bool },
     /// Index (i64) of the extreme element along `axis`, the first of equals.

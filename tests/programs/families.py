@@ -258,8 +258,9 @@ def built(family, attention="sdpa", ranks=1, rank=0, **changes):
     if ranks > 1:
         given |= dict(num_attention_heads=4, num_key_value_heads=2)
         given["head_dim"] = given.get("head_dim", given["hidden_size"] // given["num_attention_heads"])
-        for key in ("num_attention_heads", "num_key_value_heads", "intermediate_size"):
-            given[key] //= ranks
+        for key in ("num_attention_heads", "num_key_value_heads", "intermediate_size", "moe_intermediate_size"):
+            if key in given:
+                given[key] //= ranks
     config = getattr(transformers, config_class)(**given)
     if not getattr(getattr(transformers, model_class), "_supports_sdpa", False):
         attention = "eager"
@@ -269,14 +270,18 @@ def built(family, attention="sdpa", ranks=1, rank=0, **changes):
     model.set_attn_implementation(attention)
     # Drawn so that every part of a model counts in its result.
     for i, (name, w) in enumerate(model.named_parameters()):
-        own = rank if "_proj." in name else 0
+        own = rank if "_proj" in name else 0
         generator = torch.Generator().manual_seed(SEED + 1000 * own + i)
         numbers = torch.randn(w.shape, generator=generator)
         w.data.copy_(numbers * 0.3 if w.dim() > 1 else numbers * 0.1 + ("norm" in name))
     if ranks > 1:
         for layer in model.model.layers:
             layer.self_attn.o_proj = Reduced(layer.self_attn.o_proj)
-            layer.mlp.down_proj = Reduced(layer.mlp.down_proj)
+            if hasattr(layer.mlp, "down_proj"):
+                layer.mlp.down_proj = Reduced(layer.mlp.down_proj)
+            else:
+                # Each rank has a part of every expert.
+                layer.mlp = Reduced(layer.mlp)
     return model
 
 
@@ -411,13 +416,13 @@ NAMES = (
     + [f"{f}.{v}" for v in ("static_prefill", "static_decode", "past") for f in WITH_CACHE]
     + [f"{f}.rolled_decode" for f in ("mistral", "gemma2", "gemma3", "gpt_oss", "llama4")]
     + [f"{f}.cuda" for f in ("llama", "mistral", "gemma3", "gpt2", "bert", "gpt_neox", "phi3", "cohere2")]
-    + [f"{f}.tp2" for f in ("llama", "qwen3", "mistral", "gemma3", "glm4", "olmo2")]
+    + [f"{f}.tp2" for f in ("llama", "qwen3", "mistral", "gemma3", "glm4", "olmo2", "mixtral", "qwen3_moe")]
 )
 # What lies in the folder `families`.
 RECORDED = """
     bert.padded cohere2.prefill falcon_alibi.prefill gemma2.prefill gemma3.cuda gemma3.rolled_decode gemma3.static_prefill
     glm4.prefill gpt2.eager gpt_neox.prefill llama.batched llama.padded llama.past llama.static_decode llama4.prefill mistral.prefill
-    modernbert.prefill opt.padded phi3.prefill qwen3.tp2 stablelm.prefill t5.prefill whisper.prefill
+    mixtral.prefill modernbert.prefill opt.padded phi3.prefill qwen3_moe.tp2 qwen3.tp2 stablelm.prefill t5.prefill whisper.prefill
 """.split()
 
 

@@ -11,7 +11,7 @@ use symmc_tests::program;
 /// Programs of `tests/programs/families`; how many rotary embeddings of queries or keys each has; and what each attention
 /// sees, in the order of the program: `causal`, `all` or the bounds, and `mask` where a tensor says more: which positions
 /// are padding, or a bias.
-const FAMILIES: [(&str, usize, &[&str]); 23] = [
+const FAMILIES: [(&str, usize, &[&str]); 25] = [
     ("bert_padded", 0, &["all, mask"; 2]),
     ("cohere2_prefill", 2, &[WINDOW, "causal"]),
     ("falcon_alibi_prefill", 0, &["causal, mask"; 2]),
@@ -32,9 +32,11 @@ const FAMILIES: [(&str, usize, &[&str]); 23] = [
     ("llama_past", 4, &["below row + (s15 + 1)"; 2]),
     ("llama_static_decode", 4, &["below operand + (1)"; 2]),
     ("mistral_prefill", 4, &[WINDOW; 2]),
+    ("mixtral_prefill", 4, &["causal"; 2]),
     ("modernbert_prefill", 4, &["below row + (5), from row + (-4)", "all"]),
     ("opt_padded", 0, &["causal, mask"; 2]),
     ("phi3_prefill", 4, &["causal"; 2]),
+    ("qwen3_moe_tp2", 4, &["causal"; 2]),
     ("qwen3_tp2", 4, &["causal"; 2]),
     ("stablelm_prefill", 4, &["causal"; 2]),
     ("t5_prefill", 0, &["all, mask", "all, mask", "causal, mask", "all", "causal, mask", "all"]),

@@ -170,7 +170,7 @@ fn work(graph: &Graph, bindings: &Bindings) -> u128 {
         let values = node.inputs.iter().chain(&node.outputs).map(|&v| numel(v));
         let moved = values.clone().fold(0, u128::saturating_add);
         let products = match node.op {
-            Op::MatMul | Op::Attention { .. } | Op::Permuted { .. } => {
+            Op::MatMul | Op::GroupedMatMul | Op::Attention { .. } | Op::Permuted { .. } => {
                 values.fold(1, u128::saturating_mul).isqrt()
             }
             _ => 0,

@@ -15,6 +15,7 @@ for module in (
     "torch.distributed._functional_collectives",
     "torch.distributed._symmetric_memory",
     "torch.distributed.tensor",
+    "transformers.integrations.moe",
 ):
     importlib.import_module(module)
 

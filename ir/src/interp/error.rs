@@ -215,6 +215,18 @@ pub enum OpError {
         /// The element of the result, row-major.
         position: usize,
     },
+    /// A group of rows ends before it begins or beyond the rows.
+    #[error("group {group} of the rows ends at {end}: expected {start} to {rows}")]
+    GroupEnd {
+        /// The group.
+        group: usize,
+        /// Its end as it was given.
+        end: i64,
+        /// Where it begins.
+        start: usize,
+        /// The number of rows.
+        rows: usize,
+    },
     /// Split sizes that do not fit the operand or the result.
     #[error("{what}: expected at most {capacity} rows in all and none negative, found {found:?}")]
     Splits {

@@ -24,6 +24,24 @@ pub(super) fn matmul(x: &Array, y: &Array, shape: &[usize]) -> Result<Array, OpE
     }
 }
 
+/// Products of the groups of rows of `x` that end at `ends` with the matrices of `y`; zeros behind the last.
+pub(super) fn grouped_matmul(x: &Array, y: &Array, ends: &Array, shape: &[usize]) -> Result<Array, OpError> {
+    let (rows, n, k) = (shape[0], shape[1], x.shape[1]);
+    let (a, b) = (x.as_floats()?, y.as_floats()?);
+    let mut out = vec![0.0; numel(shape)];
+    let mut start = 0;
+    for (group, &end) in ends.as_ints()?.iter().enumerate() {
+        let within = usize::try_from(end).ok().filter(|end| (start..=rows).contains(end));
+        let end = within.ok_or(OpError::GroupEnd { group, end, start, rows })?;
+        let own = (&a[start * k..end * k], &b[group * k * n..][..k * n]);
+        let extents = [[end - start, k], [k, n], [end - start, n]];
+        let part = product(own.0, own.1, &extents[0], &extents[1], &extents[2], 0.0, |s, x, y| *s += x * y);
+        out[start * n..end * n].copy_from_slice(&part);
+        start = end;
+    }
+    Ok(Array::floats(x.dtype, shape, out))
+}
+
 fn product<T: Copy>(
     x: &[T],
     y: &[T],

@@ -65,7 +65,8 @@ pub fn seeded_inputs(
 /// - Float parameters with one axis or none are 1 ± 0.1 where a norm or a product multiplies with them,
 ///   else ± 0.1.
 /// - An integer that, through views, casts, concatenations and exchanges, indexes an axis is drawn within
-///   the smallest such axis; split sizes of an all-to-all so that they always fit; others from 0 to 7.
+///   the smallest such axis; split sizes of an all-to-all so that they always fit; ends of groups of rows ascend
+///   within these; others from 0 to 7.
 /// - Bools are true or false alike.
 ///
 /// # Errors
@@ -114,7 +115,8 @@ impl<'a> Seeds<'a> {
             DType::Bool => ints(DType::Bool, &shape, 2, &mut random),
             dtype if !dtype.is_float() => {
                 let end = index_limit(graph, bindings, users, input.value)?.unwrap_or(8);
-                ints(dtype, &shape, end.max(1) as usize, &mut random)
+                let drawn = ints(dtype, &shape, end.max(1) as usize, &mut random);
+                if ends_groups(graph, users, input.value) { drawn.and_then(ascending) } else { drawn }
             }
             dtype => {
                 let (center, spread) = match (input.kind, shape.as_slice()) {
@@ -138,6 +140,22 @@ fn ints(dtype: DType, shape: &[usize], end: usize, random: &mut SplitMix) -> Opt
     Tensor::from_i64(dtype, shape, &elements)
 }
 
+/// The elements in ascending order.
+fn ascending(drawn: Tensor) -> Option<Tensor> {
+    let mut elements = drawn.to_i64();
+    elements.sort_unstable();
+    Tensor::from_i64(drawn.dtype(), drawn.shape(), &elements)
+}
+
+/// Whether the value, as it is or cast, says where groups of rows end.
+fn ends_groups(graph: &Graph, users: &Table<ValueId, Vec<NodeId>>, value: ValueId) -> bool {
+    let ends = |v: ValueId, n: NodeId| {
+        let node = &graph.nodes[n];
+        node.op == Op::GroupedMatMul && node.inputs.get(2) == Some(&v)
+    };
+    carried(graph, users, value).into_iter().any(|v| users[v].iter().any(|&n| ends(v, n)))
+}
+
 /// One past the largest integer that is in range wherever the value indexes; `None` if it indexes nothing.
 fn index_limit(
     graph: &Graph,
@@ -156,6 +174,7 @@ fn index_limit(
                     Op::ScatterElements { axis, .. } | Op::IndexAdd { axis } if operand == 1 => *axis,
                     Op::Index { axis } if operand >= 1 => axis + operand - 1,
                     Op::IndexPut { axis, .. } if operand >= 2 => axis + operand - 2,
+                    Op::GroupedMatMul if operand == 2 => 0,
                     Op::Collective(c)
                         if c.kind == CollectiveKind::AllToAll(Splits::Device) && operand == 1 =>
                     {
@@ -165,8 +184,13 @@ fn index_limit(
                 };
                 let indexed = extents(graph, bindings, node.inputs[0])?;
                 let mut end = indexed.get(axis).map_or(0, |&d| d as u64);
-                if let Op::Collective(c) = &node.op {
-                    end = end / u64::from(graph.group_size(c.group).unwrap_or(1).max(1)) + 1;
+                match &node.op {
+                    Op::Collective(c) => {
+                        end = end / u64::from(graph.group_size(c.group).unwrap_or(1).max(1)) + 1;
+                    }
+                    // All rows may be in groups.
+                    Op::GroupedMatMul => end = end.saturating_add(1),
+                    _ => {}
                 }
                 limit = Some(limit.map_or(end, |l| l.min(end)));
             }

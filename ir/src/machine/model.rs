@@ -53,7 +53,9 @@ pub fn taken(
 
 /// Whether a step that reads and writes so many bytes takes a GPU little more than its launch.
 pub fn is_light(op: &Op, bytes: u64) -> bool {
-    !matches!(op, Op::MatMul | Op::Attention { .. } | Op::Permuted { .. } | Op::Custom(_)) && bytes <= LIGHT
+    let multiplies =
+        matches!(op, Op::MatMul | Op::GroupedMatMul | Op::Attention { .. } | Op::Permuted { .. });
+    !multiplies && !matches!(op, Op::Custom(_)) && bytes <= LIGHT
 }
 
 /// The bytes that a copy moves in the time of a step that reads and writes so many, and that adds up `terms` products for

@@ -191,6 +191,16 @@ pub const SECTIONS: &[Section] = &[
                 "%turned: f32[64, 128] = permute %w perm=[1, 0]\n%matmul: f32[t, 128] = matmul %x, %turned",
             ),
             op(
+                "grouped_matmul",
+                "x, y, ends",
+                "Products of groups of the rows of `x` (`[rows, k]`), each with its own matrix of `y` (`[groups, k, n]`). \
+                 Group `g` has the rows from `ends[g - 1]`, or 0 for the first, up to `ends[g]` (`[groups]`, i32 or i64). \
+                 Groups may be empty; rows behind the last end are zero. An end below the one before it or beyond the \
+                 rows ends the run with an error.",
+                "%experts: f32[4, 64, 32] = reshape %w\n\
+                 %grouped_matmul: f32[t, 32] = grouped_matmul %x, %experts, %rows",
+            ),
+            op(
                 "reduce",
                 "x",
                 "Combines the elements along `axes` (ascending) by `op`: sum, mean, prod, max, min, any or all; `keep` \

@@ -83,6 +83,7 @@ impl<'a> Parser<'a> {
             "select" => Op::Select,
             "cast" => Op::Cast,
             "matmul" => Op::MatMul,
+            "grouped_matmul" => Op::GroupedMatMul,
             "reduce" => Op::Reduce {
                 op: a.choice("op", Reduction::from_name, Reduction::ALL)?,
                 axes: a.naturals("axes")?,

@@ -33,6 +33,7 @@ pub fn op_name(op: &Op) -> &'static str {
         Op::Select => "select",
         Op::Cast => "cast",
         Op::MatMul => "matmul",
+        Op::GroupedMatMul => "grouped_matmul",
         Op::Reduce { .. } => "reduce",
         Op::ArgReduce { op: ArgOp::Max, .. } => "argmax",
         Op::ArgReduce { op: ArgOp::Min, .. } => "argmin",
@@ -385,6 +386,7 @@ impl Printer<'_> {
             | Op::Select
             | Op::Cast
             | Op::MatMul
+            | Op::GroupedMatMul
             | Op::Reshape
             | Op::Expand
             | Op::Copy

@@ -21,6 +21,8 @@ arg %q: f32[2, 4, n, 8]
 arg %kv: f32[2, 2, m, 8]
 arg %splits: i64[4]
 arg %c: f32[8, 8]
+arg %experts: f32[3, 8, m]
+arg %ends: i32[3]
 ";
 
 fn read(node: &str) -> Result<(), String> {
@@ -37,6 +39,7 @@ fn accepted() {
         "%o: f32[n, 8] = select %b, %v, %s",
         "%o: f32[n, m] = matmul %x, %y",
         "%o: f32[2, 4, n, n] = matmul %q, %t",
+        "%o: f32[n, m] = grouped_matmul %x, %experts, %ends",
         "%o: f32[2, 4, n, 8] = attention %q, %kv, %kv causal=false scale=1.0",
         "%o: f32[2, 4, n, 8] = attention %q, %kv, %kv bounds=[below row + (1), from chunk 4 of row + (-n)] scale=1.0",
         "%o: f32[2, 4, n, 8] = attention %q, %kv, %kv, %k1, %s1 bounds=[from operand + (0), below row + operand + (m)] \
@@ -89,6 +92,12 @@ const REFUSED: &[(&str, &str)] = &[
     ("cast %x", "the shape must stay [n, 8], found []"),
     ("matmul %x, %x", "the inner extents differ: 8 and n"),
     ("matmul %x, %v", "both operands need two axes or more, found 2 and 1"),
+    ("grouped_matmul %x, %c, %ends", "expected [rows, k] and [groups, k, n], found [n, 8] and [8, 8]"),
+    ("grouped_matmul %h, %experts, %ends", "the dtypes differ: bf16 and f32"),
+    ("grouped_matmul %y, %experts, %ends", "the inner extents differ: m and 8"),
+    ("grouped_matmul %x, %experts, %splits", "the ends of the groups must be i32 or i64 [3], found i64[4]"),
+    ("grouped_matmul %x, %experts, %v", "the ends of the groups must be i32 or i64 [3], found f32[8]"),
+    ("grouped_matmul %x, %experts", "it takes 3 operands, found 2"),
     ("reduce %x op=sum axes=[2] keep=false", "axis 2 of an operand with 2 axes"),
     ("reduce %x op=sum axes=[1, 0] keep=false", "the axes must ascend"),
     ("reduce %x op=sum axes=[0, 0] keep=false", "the axes must ascend"),

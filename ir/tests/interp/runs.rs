@@ -446,7 +446,10 @@ fn inputs_of_all_kinds() -> Graph {
     let normed = b.op("n", Op::RmsNorm { axes: 1, eps: Float(0.0), round_first: false }, &[x, norm]).unwrap();
     let sent =
         b.collective("sent", CollectiveKind::AllToAll(Splits::Device), world, &[normed, splits]).unwrap();
-    for v in [rows, bias, free, flags, sent[0], constant] {
+    let experts = input(&mut b, par, "experts", DType::BF16, &[3, 4, 2]);
+    let ends = input(&mut b, arg, "ends", DType::I32, &[3]);
+    let grouped = b.op("grouped", Op::GroupedMatMul, &[normed, experts, ends]).unwrap();
+    for v in [rows, bias, free, flags, sent[0], constant, grouped] {
         b.output(v);
     }
     b.finish()
@@ -485,7 +488,7 @@ fn seeds_draw_fitting_inputs() {
     let with = |rank| seeded_inputs_with(&graph, &Bindings::new(), &config, rank).unwrap();
     assert_eq!(with(0)[0], with(1)[0]);
     assert_ne!(with(0)[4], with(1)[4]);
-    // Whatever the seed, split sizes fit and the program runs.
+    // Whatever the seed, split sizes fit, groups of rows end in order, and the program runs.
     for seed in 0..20 {
         let config = SeedConfig { seed, ..config };
         let inputs: Vec<_> =

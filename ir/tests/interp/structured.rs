@@ -37,6 +37,32 @@ fn matmul() {
     assert!(nan.is_nan());
 }
 
+#[test]
+fn grouped_matmul() {
+    let x = f32s(&[4, 2], &[1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, INF]);
+    // The second of three groups is empty, and the last row is in none.
+    let y = f32s(&[3, 2, 1], &[1.0, 1.0, NAN, NAN, 10.0, 1.0]);
+    for dtype in [DType::I32, DType::I64] {
+        let ends = t(dtype, &[3], &[2.0, 2.0, 3.0]);
+        let expected = f32s(&[4, 1], &[3.0, 7.0, 56.0, 0.0]);
+        check(Op::GroupedMatMul, &[x.clone(), y.clone(), ends], &[expected]);
+    }
+    let none = [f32s(&[0, 2], &[]), y.clone(), i64s(&[3], &[0, 0, 0])];
+    check(Op::GroupedMatMul, &none, &[f32s(&[0, 1], &[])]);
+    let no_groups = [x.clone(), f32s(&[0, 2, 1], &[]), i64s(&[0], &[])];
+    check(Op::GroupedMatMul, &no_groups, &[f32s(&[4, 1], &[0.0; 4])]);
+    let no_terms = [f32s(&[2, 0], &[]), f32s(&[1, 0, 1], &[]), i64s(&[1], &[2])];
+    check(Op::GroupedMatMul, &no_terms, &[f32s(&[2, 1], &[0.0; 2])]);
+    for (ends, message) in [
+        ([2, 1, 4], "group 1 of the rows ends at 1: expected 2 to 4"),
+        ([-1, 1, 4], "group 0 of the rows ends at -1: expected 0 to 4"),
+        ([0, 5, 5], "group 1 of the rows ends at 5: expected 0 to 4"),
+    ] {
+        let operands = [x.clone(), y.clone(), i64s(&[3], &ends)];
+        check_error(Op::GroupedMatMul, &operands, &[ty(DType::F32, &[4, 1])], message);
+    }
+}
+
 /// Zero times infinity is not skipped.
 fn check_nan_product() -> f64 {
     let x = [f32s(&[1, 1], &[0.0]), f32s(&[1, 1], &[INF])];

@@ -99,7 +99,7 @@ impl Choices {
     }
     fn op(&mut self, graph: &Graph) -> Op {
         let axis = self.below(3);
-        match self.below(39) {
+        match self.below(40) {
             0 => Op::Full(self.scalar()),
             1 => Op::Iota { start: self.integer(), step: self.integer() },
             2 | 34 | 35 => Op::Unary(self.one(UnaryOp::ALL)),
@@ -146,6 +146,7 @@ impl Choices {
                     variant: self.one(&[None, Some(Variant::Plain), Some(Variant::Pull), Some(Variant::Put)]),
                 })
             }
+            39 => Op::GroupedMatMul,
             38 => Op::RotaryEmbedding { width: 2 * axis, interleaved: self.flag() },
             32 => Op::Opaque { name: self.name(), attributes: self.name() },
             _ => Op::Custom(graph.customs.keys().nth(self.below(graph.customs.len())).unwrap()),

@@ -99,7 +99,7 @@ fn moved(graph: &Graph, node: &Node, context: &Context) -> (u64, u64) {
 fn compute_us(graph: &Graph, node: &Node, context: &Context) -> f64 {
     let (read, written) = moved(graph, node, context);
     let terms = match (&node.op, node.inputs.first()) {
-        (Op::MatMul, Some(&x)) => graph.ty(x).shape.last().map(|d| context.upper(d)),
+        (Op::MatMul | Op::GroupedMatMul, Some(&x)) => graph.ty(x).shape.last().map(|d| context.upper(d)),
         _ => None,
     };
     context.profile.compute_us(read, written, terms)

@@ -299,7 +299,9 @@ fn time(
         None => 1000 + bytes / 1000,
     };
     let terms = match (&node.op, node.inputs.first()) {
-        (Op::MatMul, Some(&x)) => graph.ty(x).shape.last().map(|d| d.upper(symbols).max(1) as u64),
+        (Op::MatMul | Op::GroupedMatMul, Some(&x)) => {
+            graph.ty(x).shape.last().map(|d| d.upper(symbols).max(1) as u64)
+        }
         _ => None,
     };
     match &node.op {

@@ -1,14 +1,15 @@
-//! Matrix product over the last two axes, with broadcast leading axes.
+//! Matrix product over the last two axes, with broadcast leading axes, and products of groups of rows.
 //!
 //! f32 and f64 operands are multiplied where they lie, whatever their strides. Half-precision operands are
 //! converted to f32 block by block, with the whole of `k` in one block, so that every element of the result
 //! is rounded once. Integers are multiplied in i64 and wrap.
 
-use symmc_ir::DType;
+use symmc_ir::{DType, Scalar};
 
 use super::KernelError;
 use super::element::Number;
 use super::gemm::{Extents, Gemm, Matrix};
+use super::pointwise;
 use super::scratch::Scratch;
 use super::strided::{Odometer, Reader, Strided, Writer};
 
@@ -57,6 +58,44 @@ fn extents(x: &Strided, y: &Strided, result: &Strided) -> Result<(usize, Extents
         return Err(misfit());
     }
     Ok((result.rank(), Extents { m, k, n }))
+}
+
+/// Each group of the rows of `x` times its own matrix of `y`; zeros behind the last. The ends are checked before anything
+/// is written. Operands: `x`, `y`, the ends.
+pub(super) fn grouped(
+    [x, y, ends]: [&Strided; 3],
+    result: &Strided,
+    scratch: &mut Scratch,
+) -> Result<(), KernelError> {
+    let fits = x.rank() == 2 && y.rank() == 3 && ends.shape()[..] == [y.n(0)] && x.dtype.is_float();
+    if !fits {
+        return Err(KernelError::Shape {
+            what: "grouped_matmul".into(),
+            expected: "floats [rows, k] and [groups, k, n], and [groups]".into(),
+            found: format!("{:?}, {:?} and {:?}", x.shape(), y.shape(), ends.shape()),
+        });
+    }
+    let matrix = |group: usize| y.cut(0, group, 1).with_axes([y.axes[1], y.axes[2]]);
+    let whole = y.with_axes([y.axes[1], y.axes[2]]);
+    let (_, e) = extents(x, &whole, result)?;
+    let mut given = scratch.take::<i64>(y.n(0));
+    Reader::new(ends).fill(&mut given);
+    let (mut start, mut groups) = (0, Vec::with_capacity(given.len()));
+    for (group, &end) in given.iter().enumerate() {
+        let within = usize::try_from(end).ok().filter(|end| (start..=e.m).contains(end));
+        let end = within.ok_or(KernelError::GroupEnd { end, rows: e.m })?;
+        groups.push((group, start, end - start));
+        start = end;
+    }
+    scratch.give(given);
+    for (group, first, m) in groups.into_iter().filter(|g| g.2 > 0 && e.n > 0) {
+        let (rows, out) = (x.cut(0, first, m), result.cut(0, first, m));
+        one(&rows, &matrix(group), &out, Extents { m, ..e }, scratch);
+    }
+    if start < e.m {
+        pointwise::full(Scalar::Int(0), &result.cut(0, start, e.m - start));
+    }
+    Ok(())
 }
 
 /// A batch of products with one right matrix as a single product, where the rows of the batch lie at one

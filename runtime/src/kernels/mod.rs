@@ -82,6 +82,14 @@ pub enum KernelError {
         /// The dtype of the operand.
         dtype: DType,
     },
+    /// A group of rows ends before the one in front of it, or beyond the rows.
+    #[error("a group of rows ends at {end}, where ends ascend from 0 to at most {rows}")]
+    GroupEnd {
+        /// The first such end.
+        end: i64,
+        /// The number of rows.
+        rows: usize,
+    },
     /// An integer is divided by zero.
     #[error("an integer is divided by zero")]
     ZeroDivisor,
@@ -108,7 +116,8 @@ pub enum KernelError {
 impl KernelError {
     /// Whether the data of the operands are to blame, in contrast to a step that does not fit its op.
     pub fn is_about_data(&self) -> bool {
-        matches!(self, KernelError::Index { .. } | KernelError::ZeroDivisor | KernelError::Empty { .. })
+        use KernelError::{Empty, GroupEnd, Index, ZeroDivisor};
+        matches!(self, Index { .. } | GroupEnd { .. } | ZeroDivisor | Empty { .. })
     }
 
     fn shape(what: &str, expected: &[usize], found: &[usize]) -> Self {
@@ -157,6 +166,7 @@ fn run(op: &Op, x: &[Strided], r: &[Strided], scratch: &mut Scratch) -> Result<(
         Op::Select => pointwise::select(&x[0], &x[1], &x[2], &r[0])?,
         Op::Cast => same(&x[0], &r[0]).map(|()| pointwise::cast(&x[0], &r[0]))?,
         Op::MatMul => matmul::matmul(&x[0], &x[1], &r[0], scratch)?,
+        Op::GroupedMatMul => matmul::grouped([&x[0], &x[1], &x[2]], &r[0], scratch)?,
         Op::Reduce { op, axes, keep } => reduce::reduce(*op, axes, *keep, &x[0], &r[0], scratch)?,
         Op::ArgReduce { op, axis, keep } => reduce::arg_reduce(*op, *axis, *keep, &x[0], &r[0], scratch)?,
         Op::CumSum { axis } => reduce::cumsum(*axis, &x[0], &r[0], scratch)?,

@@ -5,6 +5,7 @@ use symmc_ir::random::SplitMix;
 use symmc_ir::{ArgOp, BinaryOp, Bound, DType, Dim, Float, Op, Reduction, Side, Tensor, UnaryOp};
 use symmc_runtime::kernels::{View, ViewMut, compute, contiguous_strides};
 
+use crate::ops::ends;
 use crate::random::{indices, of, tensor};
 use crate::{Case, Placed};
 
@@ -58,6 +59,7 @@ pub(crate) fn list() -> Vec<Case> {
     let r = &mut SplitMix(7);
     let mut out = Vec::new();
     products(r, &mut out);
+    grouped_products(r, &mut out);
     attentions(r, &mut out);
     bounded(r, &mut out);
     rows(r, &mut out);
@@ -94,6 +96,25 @@ fn products(r: &mut SplitMix, out: &mut Vec<Case>) {
     let operands =
         vec![Placed::dense(tensor(r, dtype, &[4, 30, 64])), Placed::dense(tensor(r, dtype, &[4, 64, 96]))];
     out.push(case("batched matmul", Op::MatMul, operands, &[(dtype, &[4, 30, 96])], 72.0));
+}
+
+/// Rows of a mixture of experts: few and many for each, more experts than a warp has lanes, weights in both layouts.
+fn grouped_products(r: &mut SplitMix, out: &mut Vec<Case>) {
+    for dtype in [DType::BF16, DType::F16, DType::F32] {
+        for [rows, groups, k, n] in
+            [[7, 40, 72, 136], [300, 4, 200, 264], [90, 70, 136, 40], [65, 1, 64, 128]]
+        {
+            let ends = ends(r, groups, rows);
+            let x = Placed::dense(tensor(r, dtype, &[rows, k]));
+            let y = tensor(r, dtype, &[groups, k, n]);
+            for (what, y) in [("row-major", Placed::dense(y.clone())), ("column-major", columns_first(y))] {
+                let operands = vec![x.clone(), y, Placed::dense(ends.clone())];
+                let name = format!("grouped matmul {dtype} [{rows}, {k}] by {what} [{groups}, {k}, {n}]");
+                let scale = 9.0 * (k as f64).sqrt();
+                out.push(case(&name, Op::GroupedMatMul, operands, &[(dtype, &[rows, n])], scale));
+            }
+        }
+    }
 }
 
 fn attentions(r: &mut SplitMix, out: &mut Vec<Case>) {

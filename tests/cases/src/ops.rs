@@ -15,9 +15,10 @@ use crate::random::{indices, of, tensor};
 pub type Theme = (&'static str, fn(&mut SplitMix) -> Draft);
 
 /// All themes.
-pub const THEMES: [Theme; 9] = [
+pub const THEMES: [Theme; 10] = [
     ("elementwise", elementwise),
     ("matmul", matmul),
+    ("grouped matmul", grouped_matmul),
     ("reduction", reduction),
     ("normalisation", normalisation),
     ("attention", attention),
@@ -202,6 +203,22 @@ fn matmul(r: &mut SplitMix) -> Draft {
     x.extend([m, k]);
     y.extend([k, n]);
     case(Op::MatMul, vec![tensor(r, dtype, &x), tensor(r, dtype, &y)]).scaled(k as f64)
+}
+
+fn grouped_matmul(r: &mut SplitMix) -> Draft {
+    let dtype = r.pick(&FLOATS);
+    let size = |r: &mut SplitMix| if r.one_in(4) { r.below(90) } else { 1 + r.below(6) };
+    let (rows, k, n, groups) = (size(r), size(r), size(r), size(r));
+    let y = tensor(r, dtype, &[groups, k, n]);
+    case(Op::GroupedMatMul, vec![tensor(r, dtype, &[rows, k]), y, ends(r, groups, rows)]).scaled(k as f64)
+}
+
+/// Where groups of rows end: some are empty, and some rows are in none.
+pub(crate) fn ends(r: &mut SplitMix, groups: usize, rows: usize) -> Tensor {
+    let most = if r.one_in(2) { rows } else { r.below(rows + 1) };
+    let mut ends: Vec<i64> = (0..groups).map(|_| r.below(most + 1) as i64).collect();
+    ends.sort_unstable();
+    of(Tensor::from_i64(r.pick(&[DType::I32, DType::I64]), [groups], &ends))
 }
 
 fn reduction(r: &mut SplitMix) -> Draft {

@@ -366,7 +366,8 @@ impl Grower {
         let ty = self.ty(x);
         let rank = ty.rank();
         let axis = r.below(rank);
-        let added = match r.below(5) {
+        let added = match r.below(6) {
+            4 => return self.grouped(r, x),
             3 => {
                 let width = ty.shape.last()?.as_const().and_then(|n| usize::try_from(n).ok())?;
                 let op = Op::RotaryEmbedding { width, interleaved: r.one_in(2) };
@@ -389,6 +390,22 @@ impl Grower {
             }
         };
         added.ok().map(|v| vec![v])
+    }
+
+    /// Groups of the rows of a matrix times the matrix itself, turned.
+    fn grouped(&mut self, r: &mut SplitMix, x: ValueId) -> Option<Vec<ValueId>> {
+        let ty = self.ty(x);
+        let [rows, k] = &ty.shape[..] else { return None };
+        let square = Type::new(ty.dtype, vec![rows.clone(), rows.clone()]);
+        if rows.bounds(&self.b.graph().symbols).0 < 2 || !ty.dtype.is_float() || !self.small(&square) {
+            return None;
+        }
+        let ends = Op::Iota { start: r.below(2) as i64, step: r.below(2) as i64 };
+        let ends = self.b.op_as("ends", ends, &[], Type::new(DType::I64, vec![Dim::from(2)])).ok()?;
+        let turned = self.b.op("turned", Op::Permute { perm: vec![1, 0] }, &[x]).ok()?;
+        let each = Type::new(ty.dtype, vec![Dim::from(2), k.clone(), rows.clone()]);
+        let each = self.b.op_as("each", Op::Expand, &[turned], each).ok()?;
+        self.b.op("grouped", Op::GroupedMatMul, &[x, each, ends]).ok().map(|v| vec![v])
     }
 
     /// Reductions and paddings.

@@ -9,7 +9,7 @@ use crate::random::of;
 use crate::{Case, Placed};
 
 /// How many cases of each theme.
-const COUNTS: [u64; THEMES.len()] = [100, 40, 60, 40, 24, 60, 40, 60, 60];
+const COUNTS: [u64; THEMES.len()] = [100, 40, 60, 60, 40, 24, 60, 40, 60, 60];
 
 /// All small cases.
 pub(crate) fn list() -> Vec<Case> {
@@ -54,6 +54,12 @@ fn failing() -> Vec<Case> {
     out.push(make("index_add", Op::IndexAdd { axis: 0 }, vec![x(), ints(&[1], &[5]), src()], index(5)));
     let put = Op::IndexPut { axis: 0, accumulate: false };
     out.push(make("index_put", put, vec![x(), src(), ints(&[1], &[-5])], index(-5)));
+    for (end, bad) in [(1, [2, 1, 3]), (-1, [-1, 2, 3]), (4, [0, 4, 4]), (i64::MIN, [3, i64::MIN, i64::MAX])]
+    {
+        let y = Placed::dense(of(Tensor::from_f64(DType::F32, [3, 2, 1], &[1.0; 6])));
+        let error = KernelError::GroupEnd { end, rows: 3 };
+        out.push(make("grouped_matmul", Op::GroupedMatMul, vec![x(), y, ints(&[3], &bad)], error));
+    }
     let divided = vec![ints(&[2], &[1, 2]), ints(&[2], &[1, 0])];
     out.push(make("division", Op::Binary(BinaryOp::FloorDiv), divided, KernelError::ZeroDivisor));
     out

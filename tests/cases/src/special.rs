@@ -267,7 +267,11 @@ fn products(dtype: DType, out: &mut Vec<Draft>) {
         let ones = |shape: &[usize]| of(Tensor::from_f64(dtype, shape, &vec![0.5; shape.iter().product()]));
         match m {
             1 => out.push(Draft::new(Op::MatMul, vec![ones(&[1, 19]), transposed(&x)])),
-            _ => out.push(Draft::new(Op::MatMul, vec![x.clone(), ones(&[19, n])])),
+            _ => {
+                out.push(Draft::new(Op::MatMul, vec![x.clone(), ones(&[19, n])]));
+                let ends = of(Tensor::from_i64(DType::I64, [2], &[3, m as i64 - 1]));
+                out.push(Draft::new(Op::GroupedMatMul, vec![x.clone(), ones(&[2, 19, n]), ends]));
+            }
         }
     }
 }

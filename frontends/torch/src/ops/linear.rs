@@ -1,6 +1,6 @@
 //! Matrix products in PyTorch's many forms, as batched `matmul` with views around it.
 
-use symmc_ir::{BinaryOp, Emit, ValueId};
+use symmc_ir::{BinaryOp, Emit, Op, ValueId};
 
 use super::{Row, row};
 use crate::call::{Call, Operand};
@@ -25,6 +25,12 @@ pub(super) const ROWS: &[Row] = &[
         c.done(z)
     }),
     row("aten.einsum", "permute, reshape, matmul", einsum),
+    row("aten._grouped_mm", "grouped_matmul", grouped),
+    row("transformers.grouped_mm_fallback", "grouped_matmul", |c| {
+        let (x, y, ends) = (c.tensor("input")?, c.tensor("weight")?, c.tensor("offs")?);
+        let z = c.emit("grouped_matmul", Op::GroupedMatMul, &[x, y, ends])?;
+        c.done(z)
+    }),
 ];
 
 fn linear(c: &mut Call<'_, '_>) -> Lowered {
@@ -85,4 +91,26 @@ fn einsum(c: &mut Call<'_, '_>) -> Lowered {
         Some(z) => c.done(z),
         None => Err(Stop::Opaque(format!("the equation {equation}"))),
     }
+}
+
+/// Matrices of one operand in groups of the other: rows of the left one, or columns of the right one. Without groups both
+/// are batches.
+fn grouped(c: &mut Call<'_, '_>) -> Lowered {
+    let (x, y) = (c.first()?, c.tensor("mat2")?);
+    let ends = c.opt_tensor("offs")?;
+    if c.opt_tensor("bias")?.is_some() {
+        return Err(Stop::Opaque("each group has a bias".into()));
+    }
+    let (x, y) = widened(c, x, y)?;
+    let z = match (c.rank(x), c.rank(y), ends) {
+        (2, 3, Some(ends)) => c.emit("grouped_matmul", Op::GroupedMatMul, &[x, y, ends])?,
+        (3, 2, Some(ends)) => {
+            let (rows, matrices) = (c.transposed(y)?, c.transposed(x)?);
+            let z = c.emit("grouped_matmul", Op::GroupedMatMul, &[rows, matrices, ends])?;
+            c.transposed(z)?
+        }
+        (3, 3, None) => c.matmul(x, y)?,
+        _ => return Err(Stop::Opaque("its groups divide the terms of the products".into())),
+    };
+    c.done(z)
 }

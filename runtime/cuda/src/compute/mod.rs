@@ -22,6 +22,7 @@ mod element;
 pub mod fuse;
 pub mod fused;
 pub mod gemm;
+mod grouped;
 mod map;
 mod matmul;
 mod movement;
@@ -119,8 +120,22 @@ pub enum InputUse {
 pub struct Site {
     /// The step.
     pub step: usize,
-    /// What is indexed there; `None` is a division of integers.
-    pub indexed: Option<Indexed>,
+    /// What data can do there.
+    pub fault: Fault,
+}
+
+/// What data can do that is an error.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Fault {
+    /// Index beyond an axis.
+    Index(Indexed),
+    /// End a group before the one in front of it, or beyond so many rows.
+    GroupEnd {
+        /// The rows.
+        rows: usize,
+    },
+    /// Divide an integer by zero.
+    Divisor,
 }
 
 /// An axis that data indexes.
@@ -153,9 +168,11 @@ impl Sites {
     /// The step and the error that a status word reports.
     pub fn failure(&self, status: [u64; 2]) -> Option<(usize, KernelError)> {
         let site = self.list.get((status[1] as usize).checked_sub(1)?)?;
-        let error = match site.indexed {
-            Some(Indexed { axis, extent }) => KernelError::Index { index: status[0] as i64, axis, extent },
-            None => KernelError::ZeroDivisor,
+        let found = status[0] as i64;
+        let error = match site.fault {
+            Fault::Index(Indexed { axis, extent }) => KernelError::Index { index: found, axis, extent },
+            Fault::GroupEnd { rows } => KernelError::GroupEnd { end: found, rows },
+            Fault::Divisor => KernelError::ZeroDivisor,
         };
         Some((site.step, error))
     }
@@ -196,12 +213,16 @@ impl<'a> Lowering<'a> {
         self.machine.inputs == InputUse::Read && matches!(value.home, Home::Input(_))
     }
 
+    fn site(&mut self, fault: Fault) -> u32 {
+        self.sites.add(Site { step: self.step, fault })
+    }
+
     fn index_site(&mut self, axis: usize, extent: usize) -> u32 {
-        self.sites.add(Site { step: self.step, indexed: Some(Indexed { axis, extent }) })
+        self.site(Fault::Index(Indexed { axis, extent }))
     }
 
     fn divisor_site(&mut self) -> u32 {
-        self.sites.add(Site { step: self.step, indexed: None })
+        self.site(Fault::Divisor)
     }
 
     /// The workspace, if it has this many bytes.
@@ -259,6 +280,7 @@ fn lower_op(op: &Op, x: &[Located], r: &[Located], l: &mut Lowering<'_>) -> Resu
         Op::Take { axis } | Op::Index { axis } => movement::index(*axis, x, &r[0], l),
         Op::GatherElements { axis } => movement::gather(*axis, x, &r[0], l),
         Op::MatMul => matmul::lower(&x[0], &x[1], &r[0], l),
+        Op::GroupedMatMul => grouped::lower([&x[0], &x[1], &x[2]], &r[0], l),
         Op::Reduce { op, axes, .. } => rows::reduce(*op, axes, &x[0], &r[0], l),
         Op::ArgReduce { op, axis, .. } => rows::arg_reduce(*op, *axis, &x[0], &r[0], l),
         Op::CumSum { axis } => rows::cumsum(*axis, &x[0], &r[0], l),
@@ -322,7 +344,8 @@ fn arity(op: &Op, operands: usize, results: usize) -> Result<(), CudaError> {
     let (min, max) = match op {
         Op::Full(_) | Op::Iota { .. } => (0, 0),
         Op::Binary(_) | Op::MatMul | Op::Take { .. } | Op::GatherElements { .. } => (2, 2),
-        Op::Select | Op::ScatterElements { .. } | Op::IndexAdd { .. } | Op::RotaryEmbedding { .. } => (3, 3),
+        Op::Select | Op::GroupedMatMul => (3, 3),
+        Op::ScatterElements { .. } | Op::IndexAdd { .. } | Op::RotaryEmbedding { .. } => (3, 3),
         Op::Permuted { op, .. } => symmc_ir::infer::operand_counts(op),
         Op::RmsNorm { .. } => (1, 2),
         Op::LayerNorm { .. } => (1, 3),

@@ -16,6 +16,8 @@ pub(super) const ROWS: &str = include_str!("kernels/rows.cuh");
 
 /// Matrix products of any layout.
 pub(super) const PRODUCT: &str = include_str!("kernels/product.cuh");
+/// Products of groups of rows.
+pub(super) const GROUPED: &str = include_str!("kernels/grouped.cuh");
 /// Products of few rows.
 pub(super) const SKINNY: &str = include_str!("kernels/skinny.cuh");
 /// Products of more rows.

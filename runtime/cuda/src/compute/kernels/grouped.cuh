@@ -1,0 +1,185 @@
+// Products of groups of rows with a matrix for each group. How many rows a group has is data: each block looks up which
+// tile of which group is its own. Rows behind the last group are one more group, whose sums have no terms.
+//
+// `L` gives R rows, N columns, K terms and G groups; the types T of elements, A of sums and I of ends; `a_at`, `c_at` and,
+// within a group, `b_at`; the distances `e_step` of ends and `b_group` of matrices.
+
+namespace sc {
+
+// Rows from `first` to below `end`, of a group or, where that is G, of none.
+struct GroupedRows { i64 first, end, group; };
+
+// The tile of this number: each group has one for every ROWS of its rows. No rows beyond the last tile. The first block
+// reports the first end that is below the one before it or beyond the rows; such groups are empty, or end with the rows.
+template <class L, int ROWS> SC_FN GroupedRows tile_of(const void *pe, i64 tile, void *status, u32 site) {
+    __shared__ GroupedRows own;
+    if (threadIdx.x == 0) own.first = 0, own.end = 0, own.group = L::G;
+    __syncthreads();
+    if (threadIdx.x < 32) {
+        const int lane = threadIdx.x;
+        // Where the groups before these end, and how many tiles they have.
+        i64 start = 0, before = 0;
+        bool sound = true;
+        for (i64 g0 = 0; g0 <= L::G; g0 += 32) {
+            const i64 g = g0 + lane;
+            const i64 given = g < L::G ? get(((const typename L::I *)pe)[g * L::e_step]) : L::R;
+            i64 end = given < start ? start : given > L::R ? L::R : given;
+            for (int by = 1; by < 32; by *= 2) {
+                const i64 other = __shfl_up_sync(0xffffffffu, end, by);
+                if (lane >= by && other > end) end = other;
+            }
+            i64 first = __shfl_up_sync(0xffffffffu, end, 1);
+            if (lane == 0) first = start;
+            const bool bad = given < first || given > L::R;
+            const u32 all_bad = __ballot_sync(0xffffffffu, bad);
+            if (sound && bad && blockIdx.x == 0 && (all_bad & ((1u << lane) - 1)) == 0) report(status, site, given);
+            sound = sound && all_bad == 0;
+            const i64 tiles = (end - first + ROWS - 1) / ROWS;
+            i64 sum = tiles;
+            for (int by = 1; by < 32; by *= 2) {
+                const i64 other = __shfl_up_sync(0xffffffffu, sum, by);
+                if (lane >= by) sum += other;
+            }
+            const i64 at = tile - (before + sum - tiles);
+            const bool hit = at >= 0 && at < tiles;
+            if (hit) {
+                own.first = first + at * ROWS, own.group = g;
+                own.end = own.first + ROWS < end ? own.first + ROWS : end;
+            }
+            // The first block goes on, for the report.
+            if (__ballot_sync(0xffffffffu, hit) != 0 && blockIdx.x != 0) break;
+            start = __shfl_sync(0xffffffffu, end, 31);
+            before += __shfl_sync(0xffffffffu, sum, 31);
+        }
+    }
+    __syncthreads();
+    return own;
+}
+
+// Of any strides and types.
+template <class L, int TILES>
+SC_FN void grouped_product(const void *pa, const void *pb, const void *pe, void *pc, void *status, u32 site) {
+    typedef typename L::T T;
+    const GroupedRows rows = tile_of<L, 64>(pe, blockIdx.x / TILES, status, site);
+    if (rows.first >= rows.end) return;
+    const bool none = rows.group >= L::G;
+    const T *b = (const T *)pb + (none ? 0 : rows.group * L::b_group);
+    product_tile<L>((const T *)pa, b, (T *)pc, rows.first, rows.end, blockIdx.x % TILES * 64, none ? 0 : L::K);
+}
+
+// Of halves by matrix instructions: a block of four warps computes ROWS by 128. Rows are contiguous; of the matrices the
+// terms of a column are (BY_TERMS), or the columns of a term.
+template <class L, int ROWS, int STAGES, bool BY_TERMS> struct GroupedTile {
+    typedef typename L::T T;
+    static const int COLUMNS = 128, TERMS = 64, THREADS = 128;
+    // Warps divide the rows, and then the columns. A warp's sums are of HEIGHT times 16 rows and WIDTH times eight columns.
+    static const int ROW_PARTS = ROWS > 16 ? 2 : 1, COLUMN_PARTS = 4 / ROW_PARTS;
+    static const int HEIGHT = ROWS / 16 / ROW_PARTS, WIDTH = COLUMNS / 8 / COLUMN_PARTS;
+    static const int STAGE = (ROWS + COLUMNS) * TERMS;
+
+    const T *a, *b;
+    GroupedRows rows;
+    i64 column0, terms;
+
+    // Where eight elements of a line lie: pieces of 16 bytes change places by the number of the line, so that eight lines
+    // meet different banks.
+    template <int LENGTH> SC_FN int at(int line, int element) { return line * LENGTH + ((element / 8) ^ (line % 8)) * 8; }
+
+    // Starts to copy the terms of a step, with zeros beyond rows, columns and terms.
+    __device__ __forceinline__ void bring(u16 *stage, i64 step) const {
+        const i64 k0 = step * TERMS;
+        if (k0 >= terms) return;
+#pragma unroll
+        for (int e = threadIdx.x; e < ROWS * TERMS / 8; e += THREADS) {
+            const int line = e / (TERMS / 8), term = e % (TERMS / 8) * 8;
+            const bool in = rows.first + line < rows.end && k0 + term < terms;
+            copy_async(stage + at<TERMS>(line, term), a + (in ? L::a_at(rows.first + line, k0 + term) : 0), in);
+        }
+        u16 *to = stage + ROWS * TERMS;
+#pragma unroll
+        for (int e = threadIdx.x; e < COLUMNS * TERMS / 8; e += THREADS) {
+            const int length = BY_TERMS ? TERMS : COLUMNS, line = e / (length / 8), piece = e % (length / 8) * 8;
+            const i64 term = k0 + (BY_TERMS ? piece : line), column = column0 + (BY_TERMS ? line : piece);
+            const bool in = term < terms && column < L::N;
+            copy_async(to + at<BY_TERMS ? TERMS : COLUMNS>(line, piece), b + (in ? L::b_at(term, column) : 0), in);
+        }
+    }
+
+    // Adds up the products of a stage for this warp.
+    __device__ __forceinline__ void multiply_stage(const u16 *stage, float (&acc)[HEIGHT][WIDTH][4]) const {
+        const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+        const int row0 = warp % ROW_PARTS * HEIGHT * 16, line0 = warp / ROW_PARTS * WIDTH * 8;
+        const u16 *matrix = stage + ROWS * TERMS;
+#pragma unroll
+        for (int k = 0; k < TERMS; k += 16) {
+            u32 x[HEIGHT][4];
+#pragma unroll
+            for (int h = 0; h < HEIGHT; h++)
+                load_matrices(x[h], stage + at<TERMS>(row0 + h * 16 + lane % 16, k + lane / 16 * 8));
+#pragma unroll
+            for (int e = 0; e < WIDTH; e += 2) {
+                const int column = line0 + e * 8 + lane / 16 * 8, term = k + lane / 8 % 2 * 8;
+                u32 y[4];
+                if (BY_TERMS) load_matrices(y, matrix + at<TERMS>(column + lane % 8, term));
+                else load_transposed(y, matrix + at<COLUMNS>(term + lane % 8, column));
+#pragma unroll
+                for (int h = 0; h < HEIGHT; h++) {
+                    multiply(T(), acc[h][e], x[h], y[0], y[1]);
+                    multiply(T(), acc[h][e + 1], x[h], y[2], y[3]);
+                }
+            }
+        }
+    }
+
+    __device__ __forceinline__ void store(T *c, const float (&acc)[HEIGHT][WIDTH][4]) const {
+        const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+        const i64 row0 = rows.first + warp % ROW_PARTS * HEIGHT * 16 + lane / 4;
+        const i64 line0 = column0 + warp / ROW_PARTS * WIDTH * 8 + lane % 4 * 2;
+#pragma unroll
+        for (int h = 0; h < HEIGHT; h++)
+#pragma unroll
+            for (int e = 0; e < WIDTH; e++)
+#pragma unroll
+                for (int i = 0; i < 4; i++) {
+                    const i64 row = row0 + h * 16 + i / 2 * 8, column = line0 + e * 8 + i % 2;
+                    if (row < rows.end && column < L::N) c[L::c_at(row, column)] = Put<T>::of(acc[h][e][i]);
+                }
+    }
+};
+
+template <class L, int TILES, int ROWS, int STAGES, bool BY_TERMS>
+SC_FN void grouped_tiles(const void *pa, const void *pb, const void *pe, void *pc, void *status, u32 site) {
+    typedef GroupedTile<L, ROWS, STAGES, BY_TERMS> X;
+    typedef typename L::T T;
+    X tile;
+    tile.rows = tile_of<L, ROWS>(pe, blockIdx.x / TILES, status, site);
+    if (tile.rows.first >= tile.rows.end) return;
+    const bool none = tile.rows.group >= L::G;
+    tile.a = (const T *)pa, tile.b = (const T *)pb + (none ? 0 : tile.rows.group * L::b_group);
+    tile.column0 = blockIdx.x % TILES * X::COLUMNS, tile.terms = none ? 0 : L::K;
+    u16 *stages = (u16 *)dynamic_shared();
+    float acc[X::HEIGHT][X::WIDTH][4];
+#pragma unroll
+    for (int h = 0; h < X::HEIGHT; h++)
+#pragma unroll
+        for (int e = 0; e < X::WIDTH; e++)
+#pragma unroll
+            for (int i = 0; i < 4; i++) acc[h][e][i] = 0;
+    for (int step = 0; step < STAGES - 1; step++) {
+        tile.bring(stages + step * X::STAGE, step);
+        copies_commit();
+    }
+    const i64 steps = (tile.terms + X::TERMS - 1) / X::TERMS;
+    for (i64 step = 0; step < steps; step++) {
+        // This step's copies of all threads have come, and all have read the stage that is filled next.
+        copies_wait<STAGES - 2>();
+        __syncthreads();
+        const i64 next = step + STAGES - 1;
+        tile.bring(stages + next % STAGES * X::STAGE, next);
+        copies_commit();
+        tile.multiply_stage(stages + step % STAGES * X::STAGE, acc);
+    }
+    tile.store((T *)pc, acc);
+}
+
+} // namespace sc
