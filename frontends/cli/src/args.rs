@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use clap::{Args as ClapArgs, Parser, Subcommand, ValueEnum};
+use clap::{Args as ClapArgs, CommandFactory as _, FromArgMatches as _, Parser, Subcommand, ValueEnum};
 use symmc::Order;
 use symmc::ir::ranges::Extent;
 use symmc::ir::{DType, Variant};
@@ -34,6 +34,19 @@ Examples:
   symmc print model.pt2 > model.symm                     the program as text, which every command reads
 
 Exit codes: 0 success; 1 a comparison or check failed, or a rank died; 2 bad input.";
+
+impl Args {
+    /// The arguments of this process. Libraries are looked for only where they are asked for.
+    pub fn of_process() -> Args {
+        let mut command = Args::command();
+        if std::env::args_os().nth(1).is_some_and(|first| first == "--version") {
+            let libraries = symmc::cuda::libraries::libraries().map(|library| format!("\n{library}"));
+            let text = format!("{}{}", env!("CARGO_PKG_VERSION"), libraries.concat());
+            command = command.long_version(&*text.leak());
+        }
+        Args::from_arg_matches(&command.get_matches()).unwrap_or_else(|error| error.exit())
+    }
+}
 
 /// What to do.
 #[derive(Subcommand, Debug)]

@@ -14,8 +14,6 @@ mod units;
 use std::process::ExitCode;
 use std::thread::{Builder, JoinHandle};
 
-use clap::Parser;
-
 /// The stack that the command asks for where the first thread's is limited to less than [`ENOUGH`], in bytes.
 const STACK: usize = 8 << 20;
 const ENOUGH: u64 = 1 << 20;
@@ -40,7 +38,7 @@ fn main() -> ExitCode {
 }
 
 fn command() -> ExitCode {
-    let args = args::Args::parse();
+    let args = args::Args::of_process();
     match commands::dispatch(args) {
         Ok(code) => code,
         Err(error) => {

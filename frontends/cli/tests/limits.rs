@@ -34,7 +34,7 @@ fn limited(limit: &str, line: &str) -> Output {
 
 /// Whether the limit lets the program start at all.
 fn starts(limit: &str) -> bool {
-    limited(limit, "--version").status.code() == Some(0)
+    limited(limit, "-V").status.code() == Some(0)
 }
 
 /// The codes with which each command ends under each limit.

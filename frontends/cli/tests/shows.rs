@@ -355,6 +355,22 @@ fn pack_writes_offsets_and_says_when_the_capacity_is_not_met() {
 }
 
 #[test]
+fn the_long_version_names_the_libraries_that_runs_take() {
+    let version = env!("CARGO_PKG_VERSION");
+    assert_eq!(stdout("-V"), format!("symmc {version}\n"));
+    let out = output(symmc("--version").env("SYMMC_CUDNN_PATH", "/nowhere/libcudnn.so.9"));
+    assert!(out.status.success(), "{out:?}");
+    let text = String::from_utf8_lossy(&out.stdout);
+    let lines: Vec<&str> = text.lines().collect();
+    let [own, driver, products, attention, collectives] = lines[..] else { panic!("{text}") };
+    assert_eq!(own, format!("symmc {version}"));
+    assert!(driver.starts_with("driver") && products.starts_with("cuBLASLt"), "{text}");
+    // The only file that the variable names is none.
+    assert!(attention.starts_with("cuDNN: ") && attention.contains("/nowhere/libcudnn.so.9"), "{text}");
+    assert!(collectives.starts_with("NCCL"), "{text}");
+}
+
+#[test]
 fn pack_meets_the_capacities_of_published_problems() {
     // Orders alone leave these 10 to 20 % above their bounds.
     let packs = |name: &str, capacity: u64| {

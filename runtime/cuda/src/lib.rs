@@ -28,6 +28,7 @@ pub mod engine;
 pub mod error;
 pub mod homes;
 pub mod launch;
+pub mod libraries;
 pub mod nccl;
 pub mod order;
 pub mod program;

@@ -126,6 +126,29 @@ impl Drop for Handle {
     }
 }
 
+/// Whether cuBLASLt can be loaded.
+fn present() -> Result<(), CudaError> {
+    // SAFETY: tries to load the library; nothing else.
+    if unsafe { sys::is_culib_present() } {
+        return Ok(());
+    }
+    Err(CudaError::Missing {
+        library: "cuBLASLt (libcublasLt.so)",
+        install: "install the CUDA toolkit, or `pip install nvidia-cublas` and put its folder into LD_LIBRARY_PATH",
+    })
+}
+
+/// The version of the library, `13.0.2`, and one of its functions.
+pub(crate) fn library() -> Result<(String, *const c_void), CudaError> {
+    present()?;
+    // SAFETY: the library is there; it only tells its version.
+    let version = unsafe { sys::cublasLtGetVersion() };
+    // SAFETY: the function is only looked up.
+    let symbol = unsafe { sys::culib().get::<unsafe extern "C" fn() -> usize>(b"cublasLtGetVersion\0") };
+    let at = symbol.map_or(ptr::null(), |f| *f as *const c_void);
+    Ok((format!("{}.{}.{}", version / 10_000, version / 100 % 100, version % 100), at))
+}
+
 /// Prepares matrix products on one device.
 #[derive(Clone)]
 pub struct GemmPlanner {
@@ -138,13 +161,7 @@ impl GemmPlanner {
     /// # Errors
     /// cuBLASLt is not there, or does not start.
     pub fn new(device: &Arc<Device>) -> Result<GemmPlanner, CudaError> {
-        // SAFETY: tries to load the library; nothing else.
-        if !unsafe { sys::is_culib_present() } {
-            return Err(CudaError::Missing {
-                library: "cuBLASLt (libcublasLt.so)",
-                install: "install the CUDA toolkit, or `pip install nvidia-cublas` and put its folder into LD_LIBRARY_PATH",
-            });
-        }
+        present()?;
         let handle = result::create_handle().map_err(|e| failed("cublasLtCreate", &e))?;
         Ok(GemmPlanner { handle: Arc::new(Handle { handle, _device: device.clone() }) })
     }

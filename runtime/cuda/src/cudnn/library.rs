@@ -167,6 +167,12 @@ pub fn version() -> Result<String, CudaError> {
     Ok(number(Cudnn::load()?.version))
 }
 
+/// The same, and one of its functions.
+pub(crate) fn library() -> Result<(String, *const c_void), CudaError> {
+    let cudnn = Cudnn::load()?;
+    Ok((number(cudnn.version), cudnn.functions.version as *const c_void))
+}
+
 /// `dlopen`'s flag for a library only if the process has it.
 const RTLD_NOLOAD: i32 = 4;
 

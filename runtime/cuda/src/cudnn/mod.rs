@@ -17,4 +17,5 @@ mod library;
 
 pub use self::attention::{Attention, Band, Bias, Tensor};
 pub use self::graph::{Planner, Prepared};
+pub(crate) use self::library::library;
 pub use self::library::{PATH_VARIABLE, version};
