@@ -1,10 +1,10 @@
 //! Builds a program by hand, prints it in text form, and plans it: a linear layer whose partial results are
-//! summed over two ranks.
+//! summed over two ranks. Text is the stable way to do so ([`Program::from_text`]); the builder is an inner crate's.
 //!
 //! `cargo run --release -p symmc --example build_graph`
 
-use symmc::ir::{Builder, CollectiveKind, DType, Dim, InputKind, Members, Op, ReduceOp, Type, text};
-use symmc::{Config, Program};
+use symmc::unstable::ir::{Builder, CollectiveKind, Dim, InputKind, Members, Op, ReduceOp, Type};
+use symmc::{Config, DType, Program};
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut b = Builder::new("linear", Some(2));
@@ -19,7 +19,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     b.output(sum[0]);
 
     let program = Program::from_graph(b.finish())?;
-    print!("{}", text::print(&program.graph));
+    print!("{}", program.to_text());
     let plan = symmc::compile(&program, &Config::default())?;
     println!("%sum runs as {}", plan.buckets[0].decisions[0].chosen);
     Ok(())

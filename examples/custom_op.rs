@@ -6,8 +6,7 @@
 use std::process::ExitCode;
 
 use symmc::custom::{CustomCall, CustomError};
-use symmc::ir::{DType, text};
-use symmc::{Backend, Config, Draw, Program, Registry, RunConfig, Signature, Workload};
+use symmc::{Backend, Config, DType, Draw, Program, Registry, RunConfig, Signature, Workload};
 
 /// `my::neighbour` reads operand 0 of its peers; the group says who they are.
 const PROGRAM: &str = r#"program "custom" ranks 3
@@ -64,10 +63,10 @@ fn main() -> ExitCode {
 }
 
 fn run() -> Result<(), Box<dyn std::error::Error>> {
-    let program = Program::from_graph(text::parse(PROGRAM)?)?;
+    let program = Program::from_text(PROGRAM)?;
     let plan = symmc::compile(&program, &Config::default())?;
     let work = Workload::gather(&program.graph, &program.weights, None, &Draw::default())?;
-    let config = RunConfig { kernels: kernels(), repeats: 3, ..RunConfig::default() };
+    let config = RunConfig::default().with_kernels(kernels()).with_repeats(3);
     let expected = symmc::run(&plan, &work, &Backend::Interpreter, &config)?;
     for backend in [Backend::Threads, Backend::this_program()?] {
         let found = symmc::run(&plan, &work, &backend, &config)?;

@@ -210,16 +210,6 @@ impl RunError {
         }
     }
 
-    /// Whether what was asked for cannot run, its ops, its data or its size, or ranks were asked for different things,
-    /// in contrast to a run that failed.
-    pub fn is_bad_input(&self) -> bool {
-        let unfit =
-            matches!(self, RunError::Data { .. } | RunError::Memory { .. } | RunError::Exhausted { .. });
-        let unfit = unfit || matches!(self, RunError::Refused { .. });
-        let unlike = matches!(self, RunError::PlanDiffers { .. } | RunError::VersionDiffers { .. });
-        unfit || unlike || matches!(self, RunError::Invalid(_) | RunError::CannotRun { .. })
-    }
-
     /// Whether this only repeats that the run ended elsewhere.
     pub fn is_consequence(&self) -> bool {
         matches!(self, RunError::Aborted { .. })

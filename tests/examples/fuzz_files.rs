@@ -150,7 +150,7 @@ impl Files {
             Kind::Safetensors => {
                 let Some(program) = &self.program else { return Err("no program".into()) };
                 let file = TensorFile::open(path).map_err(text)?;
-                let draw = Draw { seed: 1, arguments: false, symbols: Vec::new() };
+                let draw = Draw::default().with_seed(1);
                 Workload::gather(&program.graph, &program.weights, Some(&file), &draw).map(drop).map_err(text)
             }
             Kind::Plan => symmc::read_plan(path).and_then(symmc::checked).map(drop).map_err(text),

@@ -14,13 +14,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
-use symmc::cuda::session::{Progress, Recorded, Session, SessionConfig};
-use symmc::ir::entity::Entity;
-use symmc::ir::graph::Graph;
-use symmc::ir::interp::{self, Tolerance};
-use symmc::ir::random::SplitMix;
-use symmc::ir::{InputKind, OutputKind, Variant};
-use symmc::{CheckedPlan, Config, Draw, OpenOptions, Profile, Program, Tensor, TensorFile, Workload};
+use symmc::unstable::cuda::session::{Progress, Recorded, Session, SessionConfig};
+use symmc::unstable::ir::entity::Entity;
+use symmc::unstable::ir::interp::{self, Tolerance};
+use symmc::unstable::ir::random::SplitMix;
+use symmc::unstable::ir::{InputKind, OutputKind};
+use symmc::{
+    CheckedPlan, Config, Draw, Graph, OpenOptions, Profile, Program, Tensor, TensorFile, Variant, Workload,
+};
 use symmc_runtime::exec::{ExecConfig, Executor, Registry};
 use threads::{Rank, Threads, on_ranks};
 
@@ -62,7 +63,7 @@ fn rotated(tensor: &Tensor, by: usize) -> Arc<Tensor> {
 fn sets(graph: &Graph, first: &Inputs) -> Vec<Inputs> {
     let turn = |set: usize, inputs: &Vec<Arc<Tensor>>| {
         let each = graph.inputs.values().zip(inputs);
-        let one = |(input, tensor): (&symmc::ir::graph::Input, &Arc<Tensor>)| match input.kind {
+        let one = |(input, tensor): (&symmc::unstable::ir::graph::Input, &Arc<Tensor>)| match input.kind {
             InputKind::Argument => rotated(tensor, set * 37),
             _ => tensor.clone(),
         };
@@ -73,7 +74,7 @@ fn sets(graph: &Graph, first: &Inputs) -> Vec<Inputs> {
 
 impl Job {
     fn new(replays: usize, ranks: usize, files: &[PathBuf], variant: Option<Variant>) -> Result<Job> {
-        let options = OpenOptions { ranks: Some(ranks as u32), ..OpenOptions::default() };
+        let options = OpenOptions::default().with_ranks(ranks as u32);
         let (tensors, programs): (Vec<PathBuf>, _) =
             files.iter().cloned().partition(|f| f.extension().is_some_and(|e| e == "safetensors"));
         let program = Program::open_files(&programs, &options)?;
@@ -83,7 +84,8 @@ impl Job {
         let name = format!("h200x{ranks}");
         let profile = Profile::builtin(&name).with_context(|| format!("no profile {name}"))?;
         let variants = variant.map(|v| vec![v]);
-        let plan = symmc::compile(&program, &Config { profile, variants, ..Config::default() })?;
+        let plan =
+            symmc::compile(&program, &Config::default().with_profile(profile).with_variants(variants))?;
         if let Some(variant) = variant {
             let decisions = plan.buckets.iter().flat_map(|b| &b.decisions);
             let chosen = decisions.filter(|d| d.chosen == variant.name()).count();

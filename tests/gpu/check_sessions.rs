@@ -10,15 +10,15 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use symmc::cuda::CudaConfig;
-use symmc::cuda::arena::Exchange;
-use symmc::cuda::driver::Device;
-use symmc::cuda::session::{Recorded, Session, SessionConfig};
-use symmc::host::Membership;
-use symmc::ir::interp::Tolerance;
-use symmc::ir::random::SplitMix;
-use symmc::ir::{DType, interp, text};
-use symmc::{BucketSpec, CheckedPlan, Config, Draw, Profile, Program, RunConfig, Tensor, Weights, Workload};
+use symmc::unstable::cuda::arena::Exchange;
+use symmc::unstable::cuda::driver::Device;
+use symmc::unstable::cuda::session::{Recorded, Session, SessionConfig};
+use symmc::unstable::ir::interp::{self, Tolerance};
+use symmc::unstable::ir::random::SplitMix;
+use symmc::{
+    BucketSpec, CheckedPlan, Config, CudaConfig, DType, Draw, Membership, Profile, Program, RunConfig,
+    Tensor, Weights, Workload,
+};
 use symmc_runtime::exec::{Bound, ExecConfig, Executor, Registry};
 use threads::{Rank, Threads, on_ranks};
 
@@ -105,22 +105,22 @@ fn joins(plan: &CheckedPlan, work: &Workload, rank: usize, gpus: [u32; RANKS]) -
     let other = Device::open(gpus[RANKS - 1 - rank])?;
     let run = format!("check_sessions {}", std::process::id());
     let place = Membership { rank: rank as u32, ranks: RANKS as u32, run };
-    let engine = CudaConfig { gpus: gpus.to_vec(), ..CudaConfig::default() }.choice();
-    symmc::run_joined(plan, work, &place, &RunConfig { engine, limit: LIMIT, ..RunConfig::default() })?;
+    let engine = CudaConfig::default().with_gpus(gpus).choice();
+    symmc::run_joined(plan, work, &place, &RunConfig::default().with_engine(engine).with_limit(LIMIT))?;
     ensure!(other.is_current()?, "rank {rank}: the caller's context is not current after the run");
     Ok(())
 }
 
 fn run(gpus: [u32; RANKS]) -> Result<()> {
-    let program = Program::from_graph(text::parse(PROGRAM)?)?;
-    let buckets = vec![BucketSpec { symbol: "n".into(), upper: vec![4, 64] }];
+    let program = Program::from_text(PROGRAM)?;
+    let buckets = [BucketSpec::new("n", [4, 64])];
     let profile = Profile::builtin("h200x2").context("no profile h200x2")?;
-    let plan = symmc::compile(&program, &Config { profile, buckets, ..Config::default() })?;
+    let plan = symmc::compile(&program, &Config::default().with_profile(profile).with_buckets(buckets))?;
     let wanted = expected(&program)?;
     let threads = Threads::new(RANKS);
     on_ranks(RANKS, |rank| runs(&plan, gpus[rank], &threads.rank(rank), &wanted))?;
     println!("{} runs between {} bindings of 2 buckets: as the interpreter", ORDER.len(), SIZES.len());
-    let draw = Draw { symbols: vec![("n".into(), 4)], ..Draw::default() };
+    let draw = Draw::default().with_symbols([("n", 4)]);
     let work = Workload::gather(&program.graph, &Weights::default(), None, &draw)?;
     on_ranks(RANKS, |rank| joins(&plan, &work, rank, gpus))?;
     println!("joined runs leave the caller's context as it was");

@@ -3,7 +3,7 @@
 use std::sync::{Barrier, Mutex, PoisonError};
 
 use anyhow::{Result, bail};
-use symmc::cuda::arena::Exchange;
+use symmc::unstable::cuda::arena::Exchange;
 use symmc_runtime::RunError;
 
 /// Where the threads of all ranks meet.

@@ -13,7 +13,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::Duration;
 
-use symmc::{Bind, BucketSpec, CheckedPlan, Config, Order, Profile, Program};
+use symmc::{Bind, BucketSpec, CheckedPlan, Config, ErrorKind, Order, Profile, Program};
 use symmc_cases::programs::{self, Variants};
 use symmc_ir::entity::Entity;
 use symmc_ir::interp::{self, Draw, SeedConfig};
@@ -108,21 +108,15 @@ fn chosen(graph: &Graph, r: &mut SplitMix, story: &mut String) -> Result<Checked
         1 => Bind::Named(names.into_iter().filter(|_| r.one_in(2)).collect()),
         _ => Bind::None,
     };
-    let mut config = Config {
-        profile,
-        buckets: specs(graph, r),
-        bind,
-        variants: r.one_in(2).then_some(variants),
-        order: order(r),
-        ..Config::default()
-    };
+    let config = Config::default().with_profile(profile).with_buckets(specs(graph, r)).with_bind(bind);
+    let mut config = config.with_variants(r.one_in(2).then_some(variants)).with_order(order(r));
     *story += &format!(
         ", {machine}, variants {:?}, {:?}, {:?}, {:?}",
         config.variants, config.bind, config.buckets, config.order
     );
     let made = match symmc::compile(&program, &config) {
         // What GPUs cannot run is told when a plan is made for them; host ranks run all.
-        Err(symmc::Error::Refused { .. }) => {
+        Err(e) if e.kind() == ErrorKind::Unsupported => {
             story.push_str(", but for the host");
             config.profile = Profile::builtin("host").ok_or("no such machine")?;
             symmc::compile(&program, &config)
@@ -136,7 +130,7 @@ fn chosen(graph: &Graph, r: &mut SplitMix, story: &mut String) -> Result<Checked
         config.symm_limit = Some(limit);
         match symmc::compile(&program, &config) {
             Ok(tight) => made = tight,
-            Err(e) if e.is_bad_input() && e.to_string().contains("limit is") => {}
+            Err(e) if e.kind() == ErrorKind::Resources => {}
             Err(e) => return Err(e.to_string()),
         }
     }
@@ -156,7 +150,7 @@ fn specs(graph: &Graph, r: &mut SplitMix) -> Vec<BucketSpec> {
     let divided: Vec<_> = graph.symbols.values().filter(|s| s.max > s.min && r.one_in(2)).collect();
     let spec = |s: &symmc_ir::Symbol| {
         let middle = s.min + r.below((s.max - s.min) as usize) as i64;
-        BucketSpec { symbol: s.name.clone(), upper: vec![middle, s.max] }
+        BucketSpec::new(&s.name, [middle, s.max])
     };
     divided.into_iter().map(spec).collect()
 }

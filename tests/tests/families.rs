@@ -49,7 +49,7 @@ const WINDOW: &str = "below row + (1), from row + (-3)";
 fn open(stem: &str) -> (Program, Arc<TensorFile>) {
     let file = |end: &str| program(&format!("families/{stem}.{end}"));
     let tensors = Arc::new(TensorFile::open(&file("safetensors")).expect("recorded tensors"));
-    let options = OpenOptions { tensors: Some(tensors.clone()), ..OpenOptions::default() };
+    let options = OpenOptions::default().with_tensors(tensors.clone());
     let program = Program::open(&file("pt2"), &options).unwrap_or_else(|e| panic!("{stem}: {e}"));
     (program, tensors)
 }

@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use symmc::plan::Memory;
+use symmc::unstable::planner::plan::Memory;
 use symmc::{Backend, CheckedPlan, Config, Draw, OpenOptions, Program, RunConfig, TensorFile, Workload};
 use symmc_ir::{DType, InputKind, OutputKind, Tensor, text};
 use symmc_tests::root;
@@ -28,7 +28,7 @@ struct Part {
 impl Part {
     fn open(name: &str) -> Part {
         let weights = Arc::new(TensorFile::open(&file("model.safetensors")).expect("weights"));
-        let options = OpenOptions { tensors: Some(weights.clone()), ..OpenOptions::default() };
+        let options = OpenOptions::default().with_tensors(weights.clone());
         let program = Program::open(&file(name), &options).expect("a program");
         let plan = symmc::compile(&program, &Config::default()).expect("a plan");
         Part { program, plan, weights }
@@ -49,8 +49,8 @@ impl Part {
 
     /// Runs tokens that stand in the cache from a position on; the next token of each rank. Caches have their new content.
     fn next(&self, backend: &Backend, tokens: &[u8], position: usize, caches: &mut Caches) -> Vec<u8> {
-        let symbol = self.program.graph.symbols.values().map(|s| (s.name.clone(), tokens.len() as i64));
-        let draw = Draw { arguments: true, symbols: symbol.collect(), ..Draw::default() };
+        let symbol = self.program.graph.symbols.values().map(|s| (&s.name, tokens.len() as i64));
+        let draw = Draw::default().with_arguments(true).with_symbols(symbol);
         let mut work =
             Workload::gather(&self.program.graph, &self.program.weights, Some(&self.weights), &draw)
                 .expect("a workload");

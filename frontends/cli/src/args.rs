@@ -3,9 +3,9 @@
 use std::path::{Path, PathBuf};
 
 use clap::{Args as ClapArgs, CommandFactory as _, FromArgMatches as _, Parser, Subcommand, ValueEnum};
-use symmc::Order;
-use symmc::ir::ranges::Extent;
-use symmc::ir::{DType, Variant};
+use symmc::{DType, Extent, Order, Variant};
+
+use crate::gpu;
 
 mod run;
 
@@ -13,7 +13,7 @@ pub use run::{ArenaArg, BackendArg, Compare, LaunchArg, ProductsArg, RunArgs};
 use run::{RUN_EXAMPLES, RUN_PROGRAM};
 
 /// The most ranks that `--ranks` takes, as clap wants it.
-const MAX_RANKS: i64 = symmc::ir::verify::MAX_RANKS as i64;
+const MAX_RANKS: i64 = symmc::unstable::ir::verify::MAX_RANKS as i64;
 
 /// Places communication buffers of tensor programs in symmetric memory, proves the layout safe on every
 /// rank, and runs it.
@@ -40,8 +40,7 @@ impl Args {
     pub fn of_process() -> Args {
         let mut command = Args::command();
         if std::env::args_os().nth(1).is_some_and(|first| first == "--version") {
-            let libraries = symmc::cuda::libraries::libraries().map(|library| format!("\n{library}"));
-            let text = format!("{}{}", env!("CARGO_PKG_VERSION"), libraries.concat());
+            let text = format!("{}{}", env!("CARGO_PKG_VERSION"), gpu::libraries());
             command = command.long_version(&*text.leak());
         }
         Args::from_arg_matches(&command.get_matches()).unwrap_or_else(|error| error.exit())

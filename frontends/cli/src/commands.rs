@@ -1,6 +1,7 @@
 //! The commands, one function each.
 
-mod bench;
+#[cfg(feature = "cuda")]
+pub mod bench;
 mod pack;
 mod plan;
 mod print;
@@ -10,10 +11,11 @@ mod run;
 use std::process::ExitCode;
 
 use anyhow::{Result, bail};
-use symmc::host::RankCommand;
-use symmc::ir::text;
+use symmc::RankCommand;
+use symmc::unstable::ir::text;
 
 use crate::args::{Args, Bench, CheckArgs, Command, OpsArgs, RankArgs};
+use crate::gpu;
 use crate::load;
 use crate::out::put;
 use crate::units::{count, table};
@@ -26,9 +28,9 @@ pub fn dispatch(args: Args) -> Result<ExitCode> {
         Command::Run(args) => run::run(&args),
         Command::Print(args) => print::print(&args),
         Command::Pack(args) => pack::pack(&args),
-        Command::Tune(args) => bench::tune(&args),
-        Command::Bench(Bench::Collectives(args)) => bench::collectives(&args),
-        Command::Bench(Bench::Program(args)) => bench::program(&args),
+        Command::Tune(args) => gpu::tune(&args),
+        Command::Bench(Bench::Collectives(args)) => gpu::bench_collectives(&args),
+        Command::Bench(Bench::Program(args)) => gpu::bench_program(&args),
         Command::Ops(args) => ops(&args),
         Command::Rank(args) => rank(&args),
     }
@@ -36,8 +38,20 @@ pub fn dispatch(args: Args) -> Result<ExitCode> {
 
 /// The exit code of a command that failed: 2 for bad input, 1 for all else.
 pub fn exit_code(error: &anyhow::Error) -> u8 {
-    let bad_input = error.downcast_ref::<symmc::Error>().is_none_or(symmc::Error::is_bad_input);
-    if bad_input { 2 } else { 1 }
+    let kind = error.downcast_ref::<symmc::Error>().map(symmc::Error::kind);
+    if kind.is_none_or(symmc::ErrorKind::is_bad_input) { 2 } else { 1 }
+}
+
+/// The message of an error with what it is about in front. A [`symmc::Error`] says all that its sources do.
+pub fn message(error: &anyhow::Error) -> String {
+    let mut parts = Vec::new();
+    for cause in error.chain() {
+        parts.push(cause.to_string());
+        if cause.is::<symmc::Error>() {
+            break;
+        }
+    }
+    parts.join(": ")
 }
 
 fn check(args: &CheckArgs) -> Result<ExitCode> {
@@ -46,10 +60,8 @@ fn check(args: &CheckArgs) -> Result<ExitCode> {
     put(&format!("{at}: safe on {}. {}\n", count(plan.ranks, "rank"), plan.report()))?;
     let compared = symmc::compare_with_source(&plan);
     put(&format!("{at}: {}", against_source(&compared)))?;
-    match compared.differences.is_empty() {
-        true => Ok(ExitCode::SUCCESS),
-        false => Err(symmc::Error::Source(compared.differences).into()),
-    }
+    compared.agreed()?;
+    Ok(ExitCode::SUCCESS)
 }
 
 /// What was compared with the source, and what was not.
@@ -95,11 +107,16 @@ fn ops(args: &OpsArgs) -> Result<ExitCode> {
     if args.symm {
         return ops_of_text(args.filter.as_deref());
     }
-    let frontends = [("torch (.pt2)", symmc::supported_ops()), ("ONNX (.onnx)", symmc::supported_onnx_ops())];
+    let frontends: &[(&str, Vec<(&str, &str)>)] = &[
+        #[cfg(feature = "torch")]
+        ("torch (.pt2)", symmc::supported_torch_ops()),
+        #[cfg(feature = "onnx")]
+        ("ONNX (.onnx)", symmc::supported_onnx_ops()),
+    ];
     let filter = args.filter.as_deref().map(str::to_lowercase);
     let wanted = |name: &str| filter.as_ref().is_none_or(|f| name.to_lowercase().contains(f));
     let mut text = String::new();
-    for (frontend, all) in &frontends {
+    for (frontend, all) in frontends {
         let rows: Vec<Vec<String>> = all
             .iter()
             .filter(|(name, _)| wanted(name))
@@ -125,7 +142,6 @@ fn rank_command() -> Result<RankCommand> {
 }
 
 fn rank(args: &RankArgs) -> Result<ExitCode> {
-    Ok(symmc::host::rank_main(args.fd, &symmc::engines(&symmc::Registry::new()))
-        .map(|()| ExitCode::SUCCESS)
-        .map_err(symmc::Error::from)?)
+    symmc::rank_on(args.fd, &symmc::Registry::new())?;
+    Ok(ExitCode::SUCCESS)
 }

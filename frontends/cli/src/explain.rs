@@ -7,10 +7,10 @@ use std::collections::HashMap;
 use std::fmt::Write;
 
 use anyhow::{Result, anyhow, bail};
-use symmc::ir::layout::Layout;
-use symmc::ir::{Graph, Node, Op, Table, ValueId, text};
-use symmc::plan::{ArenaKind, Barrier, Bucket, Decision, Memory, Place, Step};
-use symmc::{CheckedPlan, Plan};
+use symmc::unstable::ir::layout::Layout;
+use symmc::unstable::ir::{Node, Op, Table, ValueId, text};
+use symmc::unstable::planner::plan::{ArenaKind, Barrier, Bucket, Decision, Memory, Place, Step};
+use symmc::{CheckedPlan, Graph, Plan};
 
 use crate::report;
 use crate::units::{bytes, micros};

@@ -4,12 +4,11 @@ use std::path::Path;
 use std::sync::Arc;
 
 use anyhow::{Context, Result, anyhow, bail};
-use symmc::cuda::nccl::has;
-use symmc::ir::Variant;
-use symmc::ir::ranges::Given;
-use symmc::{Bind, BucketSpec, Config, OpenOptions, Plan, Profile, Program, TensorFile};
+use symmc::unstable::ir::ranges::Given;
+use symmc::{Bind, BucketSpec, Config, OpenOptions, Plan, Profile, Program, TensorFile, Variant};
 
 use crate::args::{CompileArgs, ProgramArgs};
+use crate::gpu;
 use crate::units::count;
 
 /// A program that may run on these tensors, with what is said of its symbols; its number of ranks may be open.
@@ -22,13 +21,14 @@ pub fn program(args: &ProgramArgs, given: Given, tensors: Option<&Arc<TensorFile
             bail!("the members of group {name} are given twice");
         }
     }
-    let options = OpenOptions {
-        ranks: args.ranks,
-        groups: args.groups.iter().cloned().collect(),
-        schemas: args.schemas.clone(),
-        tensors: tensors.cloned(),
-        given,
-    };
+    let options = OpenOptions::default()
+        .with_ranks(args.ranks)
+        .with_groups(args.groups.iter().cloned())
+        .with_schemas(args.schemas.iter().cloned())
+        .with_tensors(tensors.cloned())
+        .with_extents(given.extents)
+        .with_bounds(given.bounds)
+        .with_recorded(given.recorded);
     let program = Program::open_files(&args.program, &options)?;
     for note in &program.notes {
         eprintln!("note: {note}");
@@ -63,14 +63,6 @@ pub fn config(args: &CompileArgs) -> Result<Config> {
     config_for(args, "host")
 }
 
-/// Says who computes attention on GPUs, if a plan has some and cuDNN is not there.
-pub fn note_attention(plan: &Plan) {
-    let attends = plan.programs.iter().any(|text| text.contains(" = attention "));
-    if attends && let Err(error) = symmc::cuda::cudnn::version() {
-        eprintln!("note: attention is computed by symmc's own kernels, as {error}");
-    }
-}
-
 /// How to compile for so many GPUs, unless a machine is named; `gpus` are those of the ranks, if they are named.
 /// What the library of this machine lacks is not chosen unless it is asked for.
 pub fn gpu_config(args: &CompileArgs, ranks: u32, gpus: &[u32]) -> Result<Config> {
@@ -85,7 +77,7 @@ pub fn gpu_config(args: &CompileArgs, ranks: u32, gpus: &[u32]) -> Result<Config
     let mut config = config_for(args, nearest)?;
     if config.variants.is_none() {
         let shared = gpus.iter().enumerate().any(|(i, gpu)| gpus[..i].contains(gpu));
-        let lacks = |v: &Variant| *v != Variant::Plain && (shared && v.is_library() || !has(*v));
+        let lacks = |v: &Variant| *v != Variant::Plain && (shared && v.is_library() || !gpu::has(*v));
         config.variants = Some(Variant::ALL.iter().copied().filter(|v| !lacks(v)).collect());
     }
     Ok(config)
@@ -97,10 +89,7 @@ fn config_for(args: &CompileArgs, machine: &str) -> Result<Config> {
         Some(profile) => profile,
         None => profile_file(machine)?,
     };
-    let buckets = args
-        .buckets
-        .iter()
-        .map(|(symbol, upper)| BucketSpec { symbol: symbol.clone(), upper: upper.clone() });
+    let buckets = args.buckets.iter().map(|(symbol, upper)| BucketSpec::new(symbol, upper.as_slice()));
     let bind = match args.bind.as_slice() {
         [] => Bind::None,
         [all] if all == "all" => Bind::All,
@@ -108,15 +97,14 @@ fn config_for(args: &CompileArgs, machine: &str) -> Result<Config> {
         names => Bind::Named(names.to_vec()),
     };
     let variants = (!args.variants.is_empty()).then(|| args.variants.clone());
-    let mut config = Config { profile, buckets: buckets.collect(), bind, variants, ..Config::default() };
-    config.symm_limit = args.symm_limit;
+    let mut config = Config::default().with_profile(profile).with_buckets(buckets).with_bind(bind);
     if let Some(order) = args.order {
-        config.order = order.into();
+        config = config.with_order(order.into());
     }
     if let Some(percent) = args.slack {
-        config.slack = percent / 100.0;
+        config = config.with_slack(percent / 100.0);
     }
-    Ok(config)
+    Ok(config.with_variants(variants).with_symm_limit(args.symm_limit))
 }
 
 fn profile_file(name: &str) -> Result<Profile> {

@@ -1,10 +1,13 @@
 //! The `symmc` command. Exit codes: 0 success, 1 a comparison or a check failed or a run broke down, 2 bad
 //! input. A plan of symmc's own that does not check is a failed check.
 
+// Without GPUs, what is said of them is parsed and refused.
+#[cfg_attr(not(feature = "cuda"), allow(dead_code, unused_imports))]
 mod args;
 mod bounded;
 mod commands;
 mod explain;
+mod gpu;
 mod load;
 mod out;
 mod progress;
@@ -14,14 +17,16 @@ mod units;
 use std::process::ExitCode;
 use std::thread::{Builder, JoinHandle};
 
+use symmc::unstable::runtime::host;
+
 /// The stack that the command asks for where the first thread's is limited to less than [`ENOUGH`], in bytes.
 const STACK: usize = 8 << 20;
 const ENOUGH: u64 = 1 << 20;
 
 fn main() -> ExitCode {
     // A reader that goes away (`symmc print … | head`) ends the command quietly, as for other filters.
-    symmc::host::restore_default_sigpipe();
-    if symmc::host::stack_limit().is_none_or(|limit| limit >= ENOUGH) {
+    host::restore_default_sigpipe();
+    if host::stack_limit().is_none_or(|limit| limit >= ENOUGH) {
         return command();
     }
     match Builder::new().stack_size(STACK).spawn(command).map(JoinHandle::join) {
@@ -42,8 +47,8 @@ fn command() -> ExitCode {
     match commands::dispatch(args) {
         Ok(code) => code,
         Err(error) => {
-            eprintln!("error: {error:#}");
-            if let Some(symmc::Error::Defect { .. }) = error.downcast_ref() {
+            eprintln!("error: {}", commands::message(&error));
+            if error.downcast_ref().is_some_and(|e: &symmc::Error| e.plan().is_some()) {
                 eprintln!("note: symmc plan with -o FILE keeps the plan, for the report");
             }
             ExitCode::from(commands::exit_code(&error))

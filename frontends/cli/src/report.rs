@@ -5,12 +5,12 @@ use std::fmt::Write;
 
 use anyhow::Result;
 use indexmap::IndexMap;
-use symmc::cuda::nccl::EARLY;
-use symmc::ir::{Node, Variant, text};
-use symmc::plan::{ArenaKind, Barrier, Bucket, Decision, Memory, Role};
+use symmc::unstable::ir::{Node, text};
+use symmc::unstable::planner::plan::{ArenaKind, Barrier, Bucket, Decision, Memory, Role};
 use symmc::{CheckedPlan, Order, Plan};
 
 use crate::explain::Planned;
+use crate::gpu;
 use crate::units::{bytes, count, gap, micros, table};
 
 /// The whole report.
@@ -27,22 +27,8 @@ pub fn report(plan: &CheckedPlan) -> Result<String> {
     }
     out.push_str(&fixed(plan));
     out.push_str(&unserved(plan));
-    out.push_str(&early(plan));
+    out.push_str(&gpu::early(plan));
     Ok(out)
-}
-
-/// What some versions of NCCL need for the variants of the plan.
-fn early(plan: &Plan) -> String {
-    let window = Variant::NcclWindow.name();
-    let [first, mended] = EARLY;
-    let mut decisions = plan.buckets.iter().flat_map(|b| &b.decisions);
-    match decisions.any(|d| d.chosen.split(" + ").any(|part| part == window)) {
-        true => format!(
-            "\nnote: NCCL from {first} on, before {mended}, launches the kernels of {window} before those in front of them \
-             have ended, and does not wait within; a run with such a version puts a store between\n"
-        ),
-        false => String::new(),
-    }
 }
 
 /// One line for each symbol whose largest values no bucket serves.

@@ -42,6 +42,14 @@ fn broken_files() {
 }
 
 #[test]
+fn a_message_says_everything_once() {
+    for line in ["plan nowhere.symm", "run nowhere.symm", "check nowhere.json", "pack nowhere.csv"] {
+        let text = failure(&mut symmc(line), 2);
+        assert_eq!(text.matches("No such file").count(), 1, "symmc {line}\n{text}");
+    }
+}
+
+#[test]
 fn tables_that_do_not_pack() {
     let dir = tempfile::tempdir().expect("a folder");
     let head = "id,lower,upper,size,offset";

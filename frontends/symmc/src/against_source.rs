@@ -12,6 +12,8 @@ use symmc_ir::{Bindings, Graph, Op, Tensor, ValueId};
 use symmc_planner::CheckedPlan;
 use symmc_planner::plan::Bucket;
 
+use crate::error::Error;
+
 /// The most that is computed for one plan, in elements of values and products of elements, on all ranks together.
 const WORK: u128 = 1 << 25;
 
@@ -27,6 +29,7 @@ const ENOUGH: usize = 100;
 
 /// What comparing a plan with its source showed.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
+#[non_exhaustive]
 pub struct SourceComparison {
     /// The number of buckets.
     pub buckets: usize,
@@ -115,6 +118,14 @@ fn of_bucket(
 }
 
 impl SourceComparison {
+    /// This comparison, if it showed no difference.
+    ///
+    /// # Errors
+    /// The differences ([`ErrorKind::Check`](crate::ErrorKind::Check)).
+    pub fn agreed(self) -> Result<SourceComparison, Error> {
+        if self.differences.is_empty() { Ok(self) } else { Err(Error::unlike_source(self.differences)) }
+    }
+
     fn leave_out(&mut self, reason: String) {
         match self.left_out.iter_mut().find(|(known, _)| *known == reason) {
             Some((_, count)) => *count += 1,

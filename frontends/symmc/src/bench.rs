@@ -5,20 +5,21 @@ use std::time::Duration;
 
 use indexmap::IndexMap;
 use serde::de::DeserializeOwned;
-use symmc_cuda::bench::{BenchConfig, Measurements};
 use symmc_cuda::{Bench, CudaConfig};
 use symmc_ir::machine::{self, Copying, Curve, ExitBarrier, Profile, Source};
 use symmc_ir::{Bindings, Part, Tensor, text};
 use symmc_planner::{BucketInput, CheckedPlan, PlanConfig};
 use symmc_runtime::host::{self, HostConfig, Job, RankCommand, Zeros};
 
-use crate::error::Error;
+pub use symmc_cuda::bench::{BenchConfig, Measurements};
+
+use crate::error::{Error, ErrorKind};
 
 /// Bytes that an answer may have.
 const ANSWER: usize = 4 << 20;
 
 /// Measures on so many ranks, each a process with a GPU; what each rank measured. `command` runs a rank with
-/// [`engines`](crate::engines). `gpus` names the GPU of each rank; when empty, rank `r` takes GPU `r`.
+/// [`rank_on`](crate::rank_on). `gpus` names the GPU of each rank; when empty, rank `r` takes GPU `r`.
 ///
 /// # Errors
 /// There are too few GPUs, a library is missing, or a rank failed.
@@ -31,18 +32,16 @@ pub fn collectives(
     // A program without work, whose output is where ranks leave their answer.
     let program =
         format!("program \"bench\" ranks {ranks}\n%answer: u8[{ANSWER}] = full value=0\nreturn %answer\n");
-    let fail = |e: &dyn std::fmt::Display| Error::Request(format!("the bench's own program: {e}"));
+    let fail = |e: &dyn std::fmt::Display| {
+        Error::new(ErrorKind::Defect, format!("the bench's own program: {e}; this is a defect of symmc"))
+    };
     let graph = text::parse(&program).map_err(|e| fail(&e))?;
     let bucket = BucketInput { graph: graph.clone(), decisions: vec![] };
     let plan = symmc_planner::plan(&graph, &[bucket], &PlanConfig::default()).map_err(|e| fail(&e))?;
     let plan = CheckedPlan::new(plan).map_err(|e| fail(&format!("{e:?}")))?;
     let inputs: Vec<Vec<Arc<Tensor>>> = (0..ranks).map(|_| vec![]).collect();
-    let engine = CudaConfig {
-        gpus: gpus.to_vec(),
-        bench: Some(Bench::Collectives(config.clone())),
-        ..CudaConfig::default()
-    }
-    .choice();
+    let bench = Bench::Collectives(config.clone());
+    let engine = CudaConfig::default().with_gpus(gpus.to_vec()).with_bench(bench).choice();
     let config = HostConfig { engine, limit: Duration::from_secs(600), ..HostConfig::default() };
     let job = Job { plan: &plan, bindings: Bindings::new(), inputs: &inputs, repeats: 1, config };
     answers(&host::launch(&job, command)?)
@@ -59,7 +58,7 @@ pub fn collectives(
 pub fn profile(name: &str, measured: &[Measurements], date: &str) -> Result<Profile, Error> {
     let ranks = measured.len() as u32;
     let Some(first) = measured.first() else {
-        return Err(Error::Request("no rank measured anything".into()));
+        return Err(Error::request("no rank measured anything"));
     };
     let mut copies = Points::default();
     for (i, (bytes, _)) in first.copies.iter().enumerate() {
@@ -165,7 +164,7 @@ pub fn program(
         let shape = ty.concrete(bindings);
         let bytes = shape.as_ref().and_then(|s| s.iter().try_fold(ty.dtype.size(), |n, &d| n.checked_mul(d)));
         let missing =
-            || Error::Request(format!("input %{} has no size: set all symbols", graph.name_of(input.value)));
+            || Error::request(format!("input %{} has no size: set all symbols", graph.name_of(input.value)));
         Ok((ty.dtype, shape.unwrap_or_default(), bytes.ok_or_else(missing)?))
     };
     let inputs = graph.inputs.values().map(sized).collect::<Result<Vec<_>, Error>>()?;
@@ -173,12 +172,12 @@ pub fn program(
     let zeros = Arc::new(Zeros::new(inputs.iter().map(|i| i.2).max().unwrap_or(0))?);
     let blank = |(dtype, shape, bytes)| {
         let tensor = Part::new(zeros.clone(), 0..bytes).and_then(|part| Tensor::shared(dtype, shape, part));
-        tensor.map(Arc::new).ok_or_else(|| Error::Request("an input has no size".into()))
+        tensor.map(Arc::new).ok_or_else(|| Error::request("an input has no size"))
     };
     let inputs: Vec<Arc<Tensor>> = inputs.into_iter().map(blank).collect::<Result<_, Error>>()?;
     let inputs: Vec<_> = (0..plan.ranks).map(|_| inputs.clone()).collect();
-    let bench = Some(Bench::Program { replays: replays as usize, runs });
-    let engine = CudaConfig { bench, ..gpus.clone() }.choice();
+    let bench = Bench::Program { replays: replays as usize, runs };
+    let engine = gpus.clone().with_bench(bench).choice();
     let config = HostConfig { engine, limit: Duration::from_secs(120), ..HostConfig::default() };
     let job = Job { plan, bindings: bindings.clone(), inputs: &inputs, repeats: 1, config };
     answers(&host::launch(&job, command)?)
@@ -190,7 +189,7 @@ fn answers<T: DeserializeOwned>(outputs: &[Vec<Tensor>]) -> Result<Vec<T>, Error
         let data = outputs.iter().map(Tensor::data).max_by_key(|data| data.len()).unwrap_or_default();
         let end = data.iter().position(|&b| b == 0).unwrap_or(data.len());
         serde_json::from_slice(&data[..end])
-            .map_err(|e| Error::Request(format!("a rank's answer is not understood: {e}")))
+            .map_err(|e| Error::new(ErrorKind::Run, format!("a rank's answer is not understood: {e}")))
     };
     outputs.iter().map(read).collect()
 }
@@ -253,7 +252,7 @@ mod tests {
         let text = "program \"p\" ranks 2\nsymbol n in 1..=65536\ngroup @all world\narg %x: bf16[n, 4]\n\
                     %y: bf16[n, 4] = neg %x\n%z: bf16[n, 4] = all_reduce %y op=sum group=@all\nreturn %z\n";
         let graph = text::parse(text).expect("a program");
-        let config = crate::Config { profile: profile.clone(), ..crate::Config::default() };
+        let config = crate::Config::default().with_profile(profile.clone());
         let plan =
             crate::compile(&Program::from_graph(graph).expect("it verifies"), &config).expect("a plan");
         let decision = &plan.buckets[0].decisions[0];

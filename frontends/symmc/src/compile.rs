@@ -9,17 +9,19 @@ use symmc_ir::collective::Collective;
 use symmc_ir::dim::SymbolId;
 use symmc_ir::machine::Profile;
 use symmc_ir::{CollectiveKind, Graph, InputId, InputKind, Node, Variant, parallel};
-use symmc_passes::{Choice, LowerConfig};
+use symmc_passes::{Choice, LowerConfig, PassError};
 use symmc_planner::check::{CheckError, Report};
 use symmc_planner::plan::{Alternative, AppliedRule, Decision, Plan};
 use symmc_planner::{BucketInput, CheckedPlan, Order, PlanConfig, PlanError};
 
-use crate::error::{Error, read, utf8};
+use crate::error::Error;
+use crate::files::{read, utf8};
 use crate::program::Program;
 use crate::workload::find_symbol;
 
-/// How to compile.
+/// How to compile: for the host of this machine, until a `with_…` says otherwise.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct Config {
     /// The machine that the choices are made for.
     pub profile: Profile,
@@ -47,8 +49,46 @@ impl Default for Config {
     }
 }
 
+impl Config {
+    /// Sets the machine that the choices are made for.
+    pub fn with_profile(self, profile: Profile) -> Config {
+        Config { profile, ..self }
+    }
+
+    /// Sets what divides the ranges of symbols.
+    pub fn with_buckets(self, buckets: impl IntoIterator<Item = BucketSpec>) -> Config {
+        Config { buckets: buckets.into_iter().collect(), ..self }
+    }
+
+    /// Sets which arguments their callers write straight into the symmetric arena.
+    pub fn with_bind(self, bind: Bind) -> Config {
+        Config { bind, ..self }
+    }
+
+    /// Sets the variants that collectives may run as, besides plain.
+    pub fn with_variants(self, variants: impl Into<Option<Vec<Variant>>>) -> Config {
+        Config { variants: variants.into(), ..self }
+    }
+
+    /// Sets how the steps are ordered.
+    pub fn with_order(self, order: Order) -> Config {
+        Config { order, ..self }
+    }
+
+    /// Sets how much more memory overlap may take, as a fraction of that of the leanest order.
+    pub fn with_slack(self, slack: f64) -> Config {
+        Config { slack, ..self }
+    }
+
+    /// Sets the bytes that the symmetric arena may take.
+    pub fn with_symm_limit(self, symm_limit: impl Into<Option<u64>>) -> Config {
+        Config { symm_limit: symm_limit.into(), ..self }
+    }
+}
+
 /// The buckets of one symbol.
 #[derive(Clone, PartialEq, Eq, Debug)]
+#[non_exhaustive]
 pub struct BucketSpec {
     /// The name of the symbol.
     pub symbol: String,
@@ -56,8 +96,16 @@ pub struct BucketSpec {
     pub upper: Vec<i64>,
 }
 
+impl BucketSpec {
+    /// The buckets of a symbol by the largest value of each, ascending.
+    pub fn new(symbol: impl Into<String>, upper: impl Into<Vec<i64>>) -> BucketSpec {
+        BucketSpec { symbol: symbol.into(), upper: upper.into() }
+    }
+}
+
 /// Which arguments are bound.
 #[derive(Clone, PartialEq, Eq, Debug)]
+#[non_exhaustive]
 pub enum Bind {
     /// None: an argument that must be symmetric is copied.
     None,
@@ -73,8 +121,10 @@ pub type Stages = Vec<(&'static str, Duration)>;
 /// Compiles a program into a plan, and checks that.
 ///
 /// # Errors
-/// The number of ranks is open, a request does not fit the program, the program cannot be planned, or the
-/// check finds the plan unsafe ([`Error::Defect`]).
+/// The number of ranks is open, a request does not fit the program, the program cannot be planned
+/// ([`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported) where the machine of the profile is why,
+/// [`ErrorKind::Resources`](crate::ErrorKind::Resources) where memory is), or the check finds the plan unsafe
+/// ([`ErrorKind::Defect`](crate::ErrorKind::Defect), with the [plan](Error::plan)).
 pub fn compile(program: &Program, config: &Config) -> Result<CheckedPlan, Error> {
     compile_timed(program, config).map(|(plan, _)| plan)
 }
@@ -96,11 +146,12 @@ pub fn compile_timed(program: &Program, config: &Config) -> Result<(CheckedPlan,
     lap("choose");
     let plan = match pipeline.plan(&inputs) {
         Err(PlanError::SymmLimit { .. }) => pipeline.within_the_limit(&inputs)?,
-        made => made.map_err(|e| pipeline.failed(e.to_string()))?,
+        made => made.map_err(|e| pipeline.failed(e))?,
     };
     lap("plan");
     let plan = proven(plan, &program.graph.name)?;
     lap("check");
+    #[cfg(feature = "cuda")]
     if config.profile.multiprocessors.is_some() {
         refuse_for_gpus(&plan, &[])?;
     }
@@ -118,14 +169,14 @@ struct Pipeline<'a> {
 }
 
 impl Pipeline<'_> {
-    fn failed(&self, message: String) -> Error {
-        Error::Compile { program: self.program.graph.name.clone(), message }
+    fn failed(&self, error: PlanError) -> Error {
+        Error::planner(&self.program.graph.name, error)
     }
 
     /// The buckets with a variant for each collective, of which none asks for more symmetric memory than `symmetric`.
     fn lower(&self, symmetric: Option<u64>) -> Result<Vec<BucketInput>, Error> {
         let nodes = self.ranges.len() * self.canonical.nodes.len();
-        let inputs: Result<Vec<BucketInput>, String> =
+        let inputs: Result<Vec<BucketInput>, PassError> =
             parallel::map(self.ranges.iter().collect(), nodes, |symbols| {
                 let (graph, choices) = lower(self.canonical, self.config, symbols, self.bound, symmetric)?;
                 let collectives = collectives(&graph);
@@ -135,7 +186,7 @@ impl Pipeline<'_> {
             })
             .into_iter()
             .collect();
-        inputs.map_err(|message| self.failed(message))
+        inputs.map_err(|e| Error::pass(&self.program.graph.name, e))
     }
 
     fn plan(&self, inputs: &[BucketInput]) -> Result<Plan, PlanError> {
@@ -155,15 +206,16 @@ impl Pipeline<'_> {
     /// for the most runs otherwise, until all fits.
     fn within_the_limit(&self, inputs: &[BucketInput]) -> Result<Plan, Error> {
         let mut largest = largest_asked(inputs);
-        for tries in 0.. {
+        let mut tries = 0;
+        loop {
             let most = if tries < EXACT_TRIES { largest.saturating_sub(1) } else { largest / 2 };
             let inputs = self.lower(Some(most))?;
             match self.plan(&inputs) {
                 Err(PlanError::SymmLimit { .. }) if most > 0 => largest = largest_asked(&inputs).min(most),
-                made => return made.map_err(|e| self.failed(e.to_string())),
+                made => return made.map_err(|e| self.failed(e)),
             }
+            tries += 1;
         }
-        Err(self.failed("no choice of variants was tried".into()))
     }
 }
 
@@ -187,17 +239,18 @@ fn largest_asked(inputs: &[BucketInput]) -> u64 {
 /// opaque ops are not looked at.
 ///
 /// # Errors
-/// The first steps that they cannot run, and why.
+/// The first steps that they cannot run, and why ([`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported)).
+#[cfg(feature = "cuda")]
 pub fn refuse_for_gpus(plan: &CheckedPlan, gpus: &[u32]) -> Result<(), Error> {
     const NAMED: usize = 5;
     let refusals = symmc_cuda::refusal::refusals(plan, gpus);
+    let Some(first) = refusals.first() else { return Ok(()) };
     let named: Vec<String> = refusals.iter().take(NAMED).map(ToString::to_string).collect();
     let message = match refusals.len() {
-        0 => return Ok(()),
         n if n <= NAMED => named.join("\n"),
         n => format!("{}\nand {} more", named.join("\n"), n - NAMED),
     };
-    Err(Error::Refused { program: plan.source.name.clone(), message })
+    Err(Error::refused(&plan.source.name, (&first.node, &first.op), message))
 }
 
 /// A plan that was just made, if it checks.
@@ -205,7 +258,7 @@ fn proven(plan: Plan, program: &str) -> Result<CheckedPlan, Error> {
     CheckedPlan::or_back(plan).map_err(|refused| {
         let (plan, findings) = *refused;
         let findings = findings.iter().map(ToString::to_string).collect();
-        Error::Defect { program: program.to_string(), findings, plan: Box::new(plan) }
+        Error::defect(program, plan, findings)
     })
 }
 
@@ -226,7 +279,7 @@ pub fn checked(plan: Plan) -> Result<CheckedPlan, Error> {
 }
 
 fn findings(errors: &[CheckError]) -> Error {
-    Error::Check(errors.iter().map(ToString::to_string).collect())
+    Error::unsafe_plan(errors.iter().map(ToString::to_string).collect())
 }
 
 /// What a file with a plan holds.
@@ -238,7 +291,7 @@ const PLAN: &str = "a plan (JSON)";
 /// The file cannot be read or is no plan of this version.
 pub fn read_plan(path: &Path) -> Result<Plan, Error> {
     let text = utf8(path, read(path, PLAN)?, PLAN)?;
-    Plan::from_json(&text).map_err(|e| Error::format(path, e))
+    Plan::from_json(&text).map_err(|e| Error::misread(path, e.to_string(), e))
 }
 
 /// The program with a variant for each collective: one graph for each bucket, with the ranges of its symbols.
@@ -248,7 +301,7 @@ pub fn read_plan(path: &Path) -> Result<Plan, Error> {
 pub fn lowered(program: &Program, config: &Config) -> Result<Vec<Graph>, Error> {
     let canonical = canonical(program)?;
     let bound = bound_inputs(&program.graph, &config.bind)?;
-    let fail = |message| Error::Compile { program: program.graph.name.clone(), message };
+    let fail = |e| Error::pass(&program.graph.name, e);
     let ranges = bucket_ranges(&program.graph, &config.buckets)?;
     let lowered =
         ranges.iter().map(|symbols| lower(&canonical, config, symbols, &bound, None).map(|(graph, _)| graph));
@@ -261,10 +314,9 @@ pub fn lowered(program: &Program, config: &Config) -> Result<Vec<Graph>, Error> 
 /// As [`compile`].
 pub fn canonical(program: &Program) -> Result<Graph, Error> {
     if program.graph.ranks.is_none() {
-        return Err(Error::Request("the number of ranks is open; fix it before compiling".into()));
+        return Err(Error::request("the number of ranks is open; fix it before compiling"));
     }
-    symmc_passes::canonicalize(&program.graph)
-        .map_err(|e| Error::Compile { program: program.graph.name.clone(), message: e.to_string() })
+    symmc_passes::canonicalize(&program.graph).map_err(|e| Error::pass(&program.graph.name, e))
 }
 
 fn lower(
@@ -273,7 +325,7 @@ fn lower(
     symbols: &IndexMap<SymbolId, (i64, i64)>,
     bound: &BTreeSet<InputId>,
     symmetric: Option<u64>,
-) -> Result<(Graph, Vec<Choice>), String> {
+) -> Result<(Graph, Vec<Choice>), PassError> {
     // The planner puts parameters and constants where collectives need them.
     let held = canonical.inputs.iter().filter(|(_, i)| i.kind != InputKind::Argument).map(|(id, _)| id);
     let lower = LowerConfig {
@@ -283,7 +335,7 @@ fn lower(
         symmetric,
         ..LowerConfig::new(config.profile.clone())
     };
-    symmc_passes::lower(canonical, &lower).map_err(|e| e.to_string())
+    symmc_passes::lower(canonical, &lower)
 }
 
 /// The collectives of a program by the name of their node.
@@ -336,12 +388,12 @@ fn bound_inputs(graph: &Graph, bind: &Bind) -> Result<BTreeSet<InputId>, Error> 
                 let known = if known.is_empty() { "none".into() } else { known.join(", ") };
                 match found {
                     Some((id, input)) if input.kind == InputKind::Argument => Ok(id),
-                    Some(_) => Err(Error::Request(format!(
+                    Some(_) => Err(Error::request(format!(
                         "{name} is no argument: what is not written between runs lies in symmetric memory \
                          wherever a collective needs it there; the program has the arguments: {known}"
                     ))),
                     None => {
-                        Err(Error::Request(format!("the program has no argument {name}; it has: {known}")))
+                        Err(Error::request(format!("the program has no argument {name}; it has: {known}")))
                     }
                 }
             })
@@ -360,7 +412,7 @@ fn bucket_ranges(graph: &Graph, specs: &[BucketSpec]) -> Result<Vec<IndexMap<Sym
     if count > MAX_BUCKETS {
         let counts: Vec<String> =
             specs.iter().map(|s| format!("{} of {}", s.upper.len(), s.symbol)).collect();
-        return Err(Error::Request(format!(
+        return Err(Error::request(format!(
             "expected at most {MAX_BUCKETS} buckets, found {count}, every combination of {}: name fewer upper \
              bounds, or divide fewer symbols",
             counts.join(" and ")
@@ -371,7 +423,7 @@ fn bucket_ranges(graph: &Graph, specs: &[BucketSpec]) -> Result<Vec<IndexMap<Sym
     for spec in specs {
         let id = find_symbol(graph, &spec.symbol)?;
         if !divided.insert(id) {
-            return Err(Error::Request(format!("the buckets of {} are given twice", spec.symbol)));
+            return Err(Error::request(format!("the buckets of {} are given twice", spec.symbol)));
         }
         let ranges = split_range(spec, graph.symbols[id].min, graph.symbols[id].max)?;
         all = all
@@ -394,23 +446,23 @@ fn split_range(spec: &BucketSpec, min: i64, max: i64) -> Result<Vec<(i64, i64)>,
     let mut ranges = Vec::new();
     for &high in &spec.upper {
         if !(min..=max).contains(&high) {
-            return Err(Error::Request(format!(
+            return Err(Error::request(format!(
                 "bucket {name}={high} is out of range: expected {min} to {max}"
             )));
         }
         if high < low {
-            return Err(Error::Request(format!("the buckets of {name} must ascend: {:?}", spec.upper)));
+            return Err(Error::request(format!("the buckets of {name} must ascend: {:?}", spec.upper)));
         }
         ranges.push((low, high));
         low = high + 1;
     }
     if ranges.is_empty() {
-        return Err(Error::Request(format!("the buckets of {name} are empty")));
+        return Err(Error::request(format!("the buckets of {name} are empty")));
     }
     Ok(ranges)
 }
 
-#[cfg(test)]
+#[cfg(all(test, feature = "cuda"))]
 mod tests {
     use symmc_cuda::collective::follow;
     use symmc_cuda::order;
@@ -420,6 +472,7 @@ mod tests {
     use symmc_runtime::exec::{ExecConfig, Executor};
 
     use super::*;
+    use crate::error::ErrorKind;
 
     #[test]
     fn a_plan_of_ours_that_does_not_check_is_a_defect_of_ours() {
@@ -429,10 +482,10 @@ mod tests {
         plan.buckets[0].steps.clear();
         let error = proven(plan.clone(), "p").expect_err("no step computes %y");
         assert!(
-            !error.is_bad_input() && error.to_string().contains("p: the plan that symmc made"),
+            error.kind() == ErrorKind::Defect && error.to_string().contains("p: the plan that symmc made"),
             "{error}"
         );
-        assert!(matches!(error, Error::Defect { plan: kept, .. } if *kept == plan));
+        assert!(error.plan() == Some(&plan) && !error.findings().is_empty());
     }
 
     /// Two layers of which each adds its residual behind an all-reduce, and an all-reduce that something else follows.
@@ -458,7 +511,7 @@ mod tests {
     /// The all-reduces of a program that are credited with a residual, and those that GPUs fuse with one.
     fn credited_and_fused(text: &str) -> [Vec<String>; 2] {
         let program = Program::from_graph(text::parse(text).expect("a graph")).expect("a program");
-        let config = Config { profile: Profile::builtin("h200x4").expect("built in"), ..Config::default() };
+        let config = Config::default().with_profile(Profile::builtin("h200x4").expect("built in"));
         let plan = compile(&program, &config).expect("a plan");
         let chosen = |d: &Decision| d.alternatives.iter().find(|a| a.name == d.chosen).map(|a| a.saved_us);
         let credited = plan.buckets[0].decisions.iter().filter(|d| chosen(d) > Some(0.0));

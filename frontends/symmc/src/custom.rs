@@ -2,7 +2,7 @@
 //!
 //! ```no_run
 //! use symmc::custom::{CustomError, Registry, Signature};
-//! use symmc::ir::DType;
+//! use symmc::DType;
 //!
 //! let mut kernels = Registry::new();
 //! let signature = Signature::new(&[DType::F32], &[DType::F32]);
@@ -51,6 +51,15 @@ impl Backend {
     }
 }
 
+/// Runs the rank whose control socket has this descriptor, with these kernels for custom ops, and ends when its run has:
+/// what the command of a rank does with the number that is its last argument.
+///
+/// # Errors
+/// The descriptor is not that of such a socket. What ends the run itself is reported to who started it.
+pub fn rank_on(fd: i32, kernels: &Registry) -> Result<(), Error> {
+    Ok(host::rank_main(fd, &engines(kernels))?)
+}
+
 /// Runs a rank, with these kernels for custom ops, if this process was started as one by
 /// [`Backend::this_program`]: the code to exit with, when the run has ended. `None` in any other process.
 ///
@@ -63,7 +72,7 @@ pub fn rank_main(kernels: &Registry) -> Option<ExitCode> {
         return None;
     }
     let fd = args.next().and_then(|fd| fd.to_str()?.parse().ok()).unwrap_or(-1);
-    Some(match host::rank_main(fd, &engines(kernels)) {
+    Some(match rank_on(fd, kernels) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("error: {error}");

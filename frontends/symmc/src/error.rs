@@ -1,52 +1,83 @@
 //! The one error type of the API.
+//!
+//! An [`Error`] has a kind, which says who is to blame and decides what a command's exit code is, a text that names the
+//! thing, what was found and what was expected, and, as far as they are known, the rank, the step, the node and the op.
+//! What it came from is its [source](std::error::Error::source); the text holds that already.
 
-use std::fs::File;
-use std::io::Read;
+use std::error::Error as StdError;
+use std::fmt;
+use std::io;
+use std::path::{Path, PathBuf};
 
+use symmc_ir::interp::{InterpError, OpError};
+use symmc_passes::PassError;
+use symmc_planner::PlanError;
+use symmc_planner::pack::PackError;
 use symmc_planner::plan::Plan;
 use symmc_runtime::RunError;
 use symmc_runtime::custom::Mismatch;
 use thiserror::Error as ThisError;
 
-/// What went wrong. The message names the thing, what was found and what was expected.
-#[derive(Debug, ThisError)]
+/// What sort of thing went wrong.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[non_exhaustive]
-pub enum Error {
+pub enum ErrorKind {
+    /// What was given is not what it should be: a file, an option, a tensor, the size of a symbol.
+    Input,
+    /// What was given is sound, but this build, this backend or this machine has nothing that plans or runs it.
+    Unsupported,
+    /// More memory, threads or files are needed than a limit or the system gives.
+    Resources,
+    /// The ranks of one run were started for different things: plans, versions, inputs.
+    Disagreement,
+    /// A plan is not proved safe, or computes something else than its source.
+    Check,
+    /// A step failed, or the system refused something that a run needs.
+    Run,
+    /// A rank died, did not come or made no progress.
+    Peer,
+    /// A fault of symmc itself, whatever the input.
+    Defect,
+}
+
+impl ErrorKind {
+    /// Whether what was asked for is to blame, in contrast to a check or a run that failed: another request can do, the
+    /// same one cannot.
+    pub fn is_bad_input(self) -> bool {
+        match self {
+            ErrorKind::Input | ErrorKind::Unsupported | ErrorKind::Resources | ErrorKind::Disagreement => {
+                true
+            }
+            ErrorKind::Check | ErrorKind::Run | ErrorKind::Peer | ErrorKind::Defect => false,
+        }
+    }
+}
+
+/// What went wrong. The message names the thing, what was found and what was expected.
+pub struct Error(Box<Cause>);
+
+/// What an [`Error`] is made of.
+#[derive(Debug, ThisError)]
+enum Cause {
     /// A file could not be read or written.
-    #[error("{path}: {cause}")]
-    Io {
-        /// The file.
-        path: String,
-        /// Why.
-        cause: std::io::Error,
-    },
+    #[error("{}: {cause}", path.display())]
+    Io { path: PathBuf, cause: io::Error },
     /// A file is not what it should be.
-    #[error("{path}: {message}")]
-    Format {
-        /// The file.
-        path: String,
-        /// What was found and what was expected.
-        message: String,
-    },
-    /// A request that does not fit the program, the plan or the machine.
-    #[error("{0}")]
-    Request(String),
-    /// The program cannot be compiled.
+    #[error("{}: {message}", path.display())]
+    Format { path: PathBuf, message: String, cause: Option<Box<dyn StdError + Send + Sync>> },
+    /// Said in words.
+    #[error("{message}")]
+    Said { kind: ErrorKind, message: String },
+    /// A pass cannot work on the program.
+    #[error("{program}: {cause}")]
+    Pass { program: String, cause: PassError },
+    /// The program cannot be planned.
+    #[error("{program}: {cause}")]
+    Plan { program: String, cause: PlanError },
+    /// The machine that a plan is made for cannot run it; node and op are those of the first step that it cannot run.
+    #[cfg(feature = "cuda")]
     #[error("{program}: {message}")]
-    Compile {
-        /// The name of the program.
-        program: String,
-        /// Which node, what was found and what was expected.
-        message: String,
-    },
-    /// The machine that a plan is made for cannot run it.
-    #[error("{program}: {message}")]
-    Refused {
-        /// The name of the program.
-        program: String,
-        /// Which nodes, and why.
-        message: String,
-    },
+    Refused { program: String, node: String, op: String, message: String },
     /// The check found the plan unsafe.
     #[error("the plan does not check: {}\n{}", counted(.0), list(.0))]
     Check(Vec<String>),
@@ -56,14 +87,7 @@ pub enum Error {
          please report it with the program, the command and the following, {}:\n{}",
         counted(.findings), list(.findings)
     )]
-    Defect {
-        /// The name of the program.
-        program: String,
-        /// What the check found.
-        findings: Vec<String>,
-        /// The plan, which must not be run.
-        plan: Box<Plan>,
-    },
+    Defect { program: String, findings: Vec<String>, plan: Box<Plan> },
     /// A plan computes something else than the source that it carries.
     #[error("the plan does not compute what its source does: {} difference(s)\n{}", .0.len(), list(.0))]
     Source(Vec<String>),
@@ -72,7 +96,7 @@ pub enum Error {
     Run(RunError),
     /// The reference interpreter failed.
     #[error("interpreter: {0}")]
-    Interpreter(String),
+    Interpreter(InterpError),
 }
 
 fn counted(list: &[String]) -> String {
@@ -83,88 +107,351 @@ fn list(findings: &[String]) -> String {
     findings.iter().map(|e| format!("  - {e}")).collect::<Vec<_>>().join("\n")
 }
 
-/// The bytes of a file that should be `expected`.
-///
-/// # Errors
-/// It cannot be read, or is a folder.
-pub(crate) fn read(path: &std::path::Path, expected: &str) -> Result<Vec<u8>, Error> {
-    let (bytes, file) = head(path, expected)?;
-    read_on(path, bytes, file)
-}
-
-/// The first two bytes of a file that should be `expected`, or as many as it has, and the file to [`read_on`].
-///
-/// # Errors
-/// As [`read`].
-pub(crate) fn head(path: &std::path::Path, expected: &str) -> Result<(Vec<u8>, File), Error> {
-    if path.is_dir() {
-        return Err(Error::format(path, format!("this is a folder; expected {expected}")));
-    }
-    let mut bytes = Vec::new();
-    let mut open = || {
-        let mut file = File::open(path)?;
-        file.by_ref().take(2).read_to_end(&mut bytes)?;
-        Ok(file)
-    };
-    let file = open().map_err(|e| Error::io(path, e))?;
-    Ok((bytes, file))
-}
-
-/// All of a file, of which `bytes` were read.
-///
-/// # Errors
-/// It cannot be read.
-pub(crate) fn read_on(path: &std::path::Path, mut bytes: Vec<u8>, mut file: File) -> Result<Vec<u8>, Error> {
-    file.read_to_end(&mut bytes).map_err(|e| Error::io(path, e))?;
-    Ok(bytes)
-}
-
-/// The text of a file that should be `expected`, without the mark that some editors put in front of UTF-8.
-///
-/// # Errors
-/// It is not UTF-8.
-pub(crate) fn utf8(path: &std::path::Path, bytes: Vec<u8>, expected: &str) -> Result<String, Error> {
-    let text = String::from_utf8(bytes)
-        .map_err(|_| Error::format(path, format!("the file is not UTF-8 text; expected {expected}")))?;
-    Ok(text.strip_prefix('\u{feff}').map(str::to_string).unwrap_or(text))
-}
-
 /// A number of ranks in words.
 pub(crate) fn ranks(n: u32) -> String {
     if n == 1 { "1 rank".into() } else { format!("{n} ranks") }
 }
 
-impl From<RunError> for Error {
-    fn from(error: RunError) -> Self {
-        Error::Run(error)
-    }
-}
-
 impl Error {
-    /// Whether the caller's input is to blame, in contrast to a check or a run that failed.
+    /// An error in the caller's own words, as functions that a caller lends to symmc return.
+    pub fn new(kind: ErrorKind, message: impl Into<String>) -> Error {
+        Cause::Said { kind, message: message.into() }.into()
+    }
+
+    /// What sort of thing went wrong.
+    pub fn kind(&self) -> ErrorKind {
+        match &*self.0 {
+            Cause::Io { cause, .. } => of_io(cause),
+            Cause::Format { .. } => ErrorKind::Input,
+            Cause::Said { kind, .. } => *kind,
+            Cause::Pass { cause, .. } => of_pass(cause),
+            Cause::Plan { cause, .. } => of_planner(cause),
+            #[cfg(feature = "cuda")]
+            Cause::Refused { .. } => ErrorKind::Unsupported,
+            Cause::Check(_) | Cause::Source(_) => ErrorKind::Check,
+            Cause::Defect { .. } => ErrorKind::Defect,
+            Cause::Run(cause) => of_run(cause),
+            Cause::Interpreter(cause) => of_interpreter(cause),
+        }
+    }
+
+    /// Whether the caller's input is to blame, as [`ErrorKind::is_bad_input`].
     pub fn is_bad_input(&self) -> bool {
-        match self {
-            Error::Check(_) | Error::Defect { .. } | Error::Source(_) => false,
-            Error::Run(e) => e.is_bad_input(),
-            _ => true,
+        self.kind().is_bad_input()
+    }
+
+    /// The file that it is about.
+    pub fn path(&self) -> Option<&Path> {
+        match &*self.0 {
+            Cause::Io { path, .. } | Cause::Format { path, .. } => Some(path),
+            _ => None,
+        }
+    }
+
+    /// The rank that it is about: that failed, that waited, or that differs from rank 0.
+    pub fn rank(&self) -> Option<u32> {
+        self.place().rank
+    }
+
+    /// The index of the step in its bucket.
+    pub fn step(&self) -> Option<usize> {
+        self.place().step
+    }
+
+    /// The node: the name of its first result, or of the value that it is about.
+    pub fn node(&self) -> Option<&str> {
+        self.place().node
+    }
+
+    /// The op of the node.
+    pub fn op(&self) -> Option<&str> {
+        self.place().op
+    }
+
+    /// What the check of a plan, or its comparison with its source, found, one text each.
+    pub fn findings(&self) -> &[String] {
+        match &*self.0 {
+            Cause::Check(findings) | Cause::Source(findings) | Cause::Defect { findings, .. } => findings,
+            _ => &[],
+        }
+    }
+
+    /// The plan that symmc made and that does not check: for a report, not to be run.
+    pub fn plan(&self) -> Option<&Plan> {
+        match &*self.0 {
+            Cause::Defect { plan, .. } => Some(plan),
+            _ => None,
         }
     }
 
     /// Whether an op lacks a kernel that its embedder registers.
     pub fn is_about_kernels(&self) -> bool {
-        let why = match self {
-            Error::Run(RunError::CannotRun { why, .. }) => Some(why),
-            _ => None,
-        };
-        why.is_some_and(|why| !matches!(why, Mismatch::Backend(_)))
+        match &*self.0 {
+            Cause::Run(RunError::CannotRun { why, .. }) => !matches!(why, Mismatch::Backend(_)),
+            _ => false,
+        }
+    }
+
+    fn place(&self) -> Place<'_> {
+        match &*self.0 {
+            Cause::Run(cause) => Place::of_run(cause),
+            Cause::Interpreter(cause) => Place::of_interpreter(cause),
+            Cause::Plan { cause, .. } => Place::of_planner(cause),
+            Cause::Pass { cause: PassError::NoPlain { node, collective, .. }, .. } => {
+                Place { node: Some(node), op: Some(collective), ..Place::default() }
+            }
+            #[cfg(feature = "cuda")]
+            Cause::Refused { node, op, .. } => Place { node: Some(node), op: Some(op), ..Place::default() },
+            _ => Place::default(),
+        }
+    }
+
+    /// A request that does not fit the program, the plan or the machine.
+    pub(crate) fn request(message: impl Into<String>) -> Error {
+        Error::new(ErrorKind::Input, message)
     }
 
     /// A file that could not be read or written.
-    pub fn io(path: &std::path::Path, cause: std::io::Error) -> Self {
-        Error::Io { path: path.display().to_string(), cause }
+    pub(crate) fn io(path: &Path, cause: io::Error) -> Error {
+        Cause::Io { path: path.to_path_buf(), cause }.into()
     }
 
-    pub(crate) fn format(path: &std::path::Path, message: impl ToString) -> Self {
-        Error::Format { path: path.display().to_string(), message: message.to_string() }
+    /// A file that is not what it should be.
+    pub(crate) fn format(path: &Path, message: impl ToString) -> Error {
+        Cause::Format { path: path.to_path_buf(), message: message.to_string(), cause: None }.into()
+    }
+
+    /// The same, as something that read it says.
+    pub(crate) fn misread(
+        path: &Path,
+        message: impl ToString,
+        cause: impl StdError + Send + Sync + 'static,
+    ) -> Error {
+        let (path, message) = (path.to_path_buf(), message.to_string());
+        Cause::Format { path, message, cause: Some(Box::new(cause)) }.into()
+    }
+
+    pub(crate) fn pass(program: &str, cause: PassError) -> Error {
+        Cause::Pass { program: program.into(), cause }.into()
+    }
+
+    pub(crate) fn planner(program: &str, cause: PlanError) -> Error {
+        Cause::Plan { program: program.into(), cause }.into()
+    }
+
+    /// What the check found in a plan of the caller's.
+    pub(crate) fn unsafe_plan(findings: Vec<String>) -> Error {
+        Cause::Check(findings).into()
+    }
+
+    /// What the check found in a plan of symmc's own.
+    pub(crate) fn defect(program: &str, plan: Plan, findings: Vec<String>) -> Error {
+        Cause::Defect { program: program.into(), findings, plan: Box::new(plan) }.into()
+    }
+
+    /// How a plan differs from its source.
+    pub(crate) fn unlike_source(differences: Vec<String>) -> Error {
+        Cause::Source(differences).into()
+    }
+
+    /// Steps that a machine cannot run; node and op are those of the first.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn refused(program: &str, (node, op): (&str, &str), message: String) -> Error {
+        Cause::Refused { program: program.into(), node: node.into(), op: op.into(), message }.into()
+    }
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+impl fmt::Debug for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:?}: {}", self.kind(), self.0)
+    }
+}
+
+impl StdError for Error {
+    fn source(&self) -> Option<&(dyn StdError + 'static)> {
+        match &*self.0 {
+            Cause::Io { cause, .. } => Some(cause),
+            Cause::Format { cause, .. } => cause.as_deref().map(|e| e as &(dyn StdError + 'static)),
+            Cause::Pass { cause, .. } => Some(cause),
+            Cause::Plan { cause, .. } => Some(cause),
+            Cause::Run(cause) => Some(cause),
+            Cause::Interpreter(cause) => Some(cause),
+            _ => None,
+        }
+    }
+}
+
+impl From<Cause> for Error {
+    fn from(cause: Cause) -> Self {
+        Error(Box::new(cause))
+    }
+}
+
+impl From<RunError> for Error {
+    fn from(error: RunError) -> Self {
+        Cause::Run(error).into()
+    }
+}
+
+impl From<InterpError> for Error {
+    fn from(error: InterpError) -> Self {
+        Cause::Interpreter(error).into()
+    }
+}
+
+/// Where in a run or a program something is, as far as it is known.
+#[derive(Clone, Copy, Default)]
+struct Place<'e> {
+    rank: Option<u32>,
+    step: Option<usize>,
+    node: Option<&'e str>,
+    op: Option<&'e str>,
+}
+
+impl<'e> Place<'e> {
+    fn of_run(error: &'e RunError) -> Place<'e> {
+        match error {
+            RunError::CannotRun { rank, node, op, .. } => {
+                Place { rank: *rank, step: None, node: Some(node), op: Some(op) }
+            }
+            RunError::Step { rank, step, node, op, .. }
+            | RunError::Data { rank, step, node, op, .. }
+            | RunError::Limit { rank, step, node, op, .. }
+            | RunError::Died { rank, step, node, op, .. } => {
+                Place { rank: Some(*rank), step: Some(*step), node: Some(node), op: Some(op) }
+            }
+            RunError::DiedOutside { rank, .. }
+            | RunError::Refused { rank }
+            | RunError::Stuck { rank, .. }
+            | RunError::PlanDiffers { rank, .. }
+            | RunError::VersionDiffers { rank, .. }
+            | RunError::Aborted { rank, .. }
+            | RunError::Protocol { rank, .. } => Place { rank: Some(*rank), ..Place::default() },
+            RunError::Absent { ranks, .. } => match ranks[..] {
+                [rank] => Place { rank: Some(rank), ..Place::default() },
+                _ => Place::default(),
+            },
+            RunError::Invalid(_)
+            | RunError::Defect(_)
+            | RunError::Memory { .. }
+            | RunError::Exhausted { .. }
+            | RunError::System { .. } => Place::default(),
+        }
+    }
+
+    fn of_interpreter(error: &'e InterpError) -> Place<'e> {
+        let rank = |rank: &usize| u32::try_from(*rank).ok();
+        match error {
+            InterpError::Op { rank: at, node, op, .. } => {
+                Place { rank: rank(at), step: None, node: Some(node), op: Some(op) }
+            }
+            InterpError::Type { node, op, .. } => {
+                Place { node: Some(node), op: Some(op), ..Place::default() }
+            }
+            InterpError::InputDType { rank: at, input, .. }
+            | InterpError::InputShape { rank: at, input, .. } => {
+                Place { rank: rank(at), node: Some(input), ..Place::default() }
+            }
+            InterpError::InputCount { rank: at, .. } => Place { rank: rank(at), ..Place::default() },
+            InterpError::NoData { input: value }
+            | InterpError::UnboundSymbol { value, .. }
+            | InterpError::Extent { value, .. }
+            | InterpError::TooLarge { value, .. }
+            | InterpError::Order { value } => Place { node: Some(value), ..Place::default() },
+            InterpError::OpenRanks
+            | InterpError::RankCount { .. }
+            | InterpError::Cells { .. }
+            | InterpError::SymbolOutOfRange { .. } => Place::default(),
+        }
+    }
+
+    fn of_planner(error: &'e PlanError) -> Place<'e> {
+        match error {
+            PlanError::NoVariant { node, op }
+            | PlanError::WrongVariant { node, op, .. }
+            | PlanError::EntrylessPush { node, op, .. } => {
+                Place { node: Some(node), op: Some(op), ..Place::default() }
+            }
+            PlanError::TooLarge { value: node, .. } | PlanError::LandingTooLarge { node, .. } => {
+                Place { node: Some(node), ..Place::default() }
+            }
+            _ => Place::default(),
+        }
+    }
+}
+
+fn of_io(error: &io::Error) -> ErrorKind {
+    match error.kind() {
+        io::ErrorKind::OutOfMemory | io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
+            ErrorKind::Resources
+        }
+        _ => ErrorKind::Input,
+    }
+}
+
+/// What a pass finds before its work is the caller's, what it finds after it is its own.
+fn of_pass(error: &PassError) -> ErrorKind {
+    match error {
+        PassError::Internal(_) | PassError::Invalid { when: "after", .. } => ErrorKind::Defect,
+        PassError::Invalid { .. }
+        | PassError::OpenRanks { .. }
+        | PassError::Range { .. }
+        | PassError::NoPlain { .. } => ErrorKind::Input,
+    }
+}
+
+/// Buckets, variants and alignments that the planner finds unsound were made on the way to it.
+fn of_planner(error: &PlanError) -> ErrorKind {
+    match error {
+        PlanError::OpenRanks { .. } | PlanError::WrongVariant { .. } => ErrorKind::Input,
+        PlanError::EntrylessPush { .. } => ErrorKind::Unsupported,
+        PlanError::TooLarge { .. }
+        | PlanError::LandingTooLarge { .. }
+        | PlanError::FixedTooLarge { .. }
+        | PlanError::ArenaTooLarge { .. }
+        | PlanError::SymmLimit { .. }
+        | PlanError::Pack { error: PackError::TooLarge, .. } => ErrorKind::Resources,
+        PlanError::NoBucket
+        | PlanError::Mismatch { .. }
+        | PlanError::Overlap { .. }
+        | PlanError::NoVariant { .. }
+        | PlanError::Pack { .. } => ErrorKind::Defect,
+    }
+}
+
+fn of_run(error: &RunError) -> ErrorKind {
+    match error {
+        RunError::Invalid(_) | RunError::Data { .. } => ErrorKind::Input,
+        RunError::CannotRun { .. } => ErrorKind::Unsupported,
+        RunError::Memory { .. } | RunError::Exhausted { .. } | RunError::Refused { .. } => {
+            ErrorKind::Resources
+        }
+        RunError::PlanDiffers { .. } | RunError::VersionDiffers { .. } => ErrorKind::Disagreement,
+        RunError::Step { .. } | RunError::System { .. } => ErrorKind::Run,
+        RunError::Limit { .. }
+        | RunError::Died { .. }
+        | RunError::DiedOutside { .. }
+        | RunError::Stuck { .. }
+        | RunError::Absent { .. }
+        | RunError::Aborted { .. }
+        | RunError::Protocol { .. } => ErrorKind::Peer,
+        RunError::Defect(_) => ErrorKind::Defect,
+    }
+}
+
+fn of_interpreter(error: &InterpError) -> ErrorKind {
+    match error {
+        InterpError::TooLarge { .. } => ErrorKind::Resources,
+        InterpError::Op { error: OpError::Opaque { .. } | OpError::NoKernel { .. }, .. } => {
+            ErrorKind::Unsupported
+        }
+        InterpError::Op { error: OpError::Custom { .. }, .. } => ErrorKind::Run,
+        _ => ErrorKind::Input,
     }
 }

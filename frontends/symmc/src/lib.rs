@@ -1,63 +1,117 @@
-//! The stable Rust API of symmc.
+//! The stable Rust API of symmc: programs with communication become plans that are proved safe, and run.
 //!
 //! ```no_run
-//! use symmc::{Backend, Config, OpenOptions, Program, RunConfig, TensorFile, Workload};
+//! use symmc::{Backend, Config, OpenOptions, Profile, Program, RunConfig, TensorFile, Workload};
 //!
 //! # fn main() -> Result<(), symmc::Error> {
-//! let program = Program::open("model.pt2".as_ref(), &OpenOptions { ranks: Some(4), ..OpenOptions::default() })?;
-//! let plan = symmc::compile(&program, &Config::default())?;
+//! let program = Program::open("model.pt2".as_ref(), &OpenOptions::default().with_ranks(4))?;
+//! let plan = symmc::compile(&program, &Config::default().with_slack(0.1))?;
 //! println!("{}", plan.report());
 //! let tensors = TensorFile::open("model.safetensors".as_ref())?;
 //! let work = Workload::recorded(&program, &tensors)?;
-//! let backend = Backend::Threads;
-//! let outputs = symmc::run(&plan, &work, &backend, &RunConfig::default())?;
+//! let outputs = symmc::run(&plan, &work, &Backend::Threads, &RunConfig::default().with_repeats(2))?;
 //! # let _ = outputs; Ok(()) }
 //! ```
 //!
-//! A [`Program`] is opened from a `.pt2`, `.onnx` or `.symm` file ([`Program::open_files`] takes the ONNX models of all ranks), [`compile`] makes a [`Plan`] of it and proves
-//! that safe, and [`run`] executes the [`CheckedPlan`] on a [`Backend`]. [`checked`] proves a plan from a file safe. A [`Workload`] is what a run needs
-//! besides: the values of the symbols and the inputs of every rank. Kernels of [`mod@custom`] ops are registered
-//! and given with the [`RunConfig`]. Errors say whether the input was bad
-//! ([`Error::is_bad_input`]) or a run failed.
+//! # From a file to outputs
+//! A [`Program`] is opened from a `.pt2`, `.onnx` or `.symm` file ([`Program::open_files`] takes the files of all ranks), or
+//! made from text ([`Program::from_text`]). [`compile`] makes a [`Plan`] of it and proves that safe; [`checked`] proves a plan
+//! from a file safe ([`read_plan`]). [`run`] executes the [`CheckedPlan`] on a [`Backend`], [`run_joined`] this process's
+//! rank among those that another launcher started. A [`Workload`] is what a run needs besides: the values of the symbols
+//! and the inputs of every rank. Kernels of [`mod@custom`] ops are registered and given with the [`RunConfig`].
+//!
+//! # Configurations
+//! [`OpenOptions`], [`Config`], [`Draw`] and [`RunConfig`] grow with the versions: begin with their `default()` and set what
+//! is to differ by `with_…` methods, each named for the field that it sets.
+//!
+//! ```
+//! use symmc::{Bind, BucketSpec, Config, ErrorKind, Program};
+//!
+//! let program = Program::from_text(
+//!     "program \"sum\" ranks 2\nsymbol n in 1..=64\ngroup @all world\narg %x: f32[n, 8]\n\
+//!      %y: f32[n, 8] = all_reduce %x op=sum group=@all\nreturn %y\n",
+//! )?;
+//! let config = Config::default().with_buckets([BucketSpec::new("n", [8, 64])]).with_bind(Bind::All);
+//! let plan = symmc::compile(&program, &config)?;
+//! assert_eq!(plan.buckets.len(), 2);
+//!
+//! let error = symmc::compile(&program, &config.with_buckets([BucketSpec::new("m", [8])])).expect_err("no symbol m");
+//! assert_eq!((error.kind(), error.is_bad_input()), (ErrorKind::Input, true));
+//! # Ok::<(), symmc::Error>(())
+//! ```
+//!
+//! # Errors
+//! There is one [`Error`]. Its [kind](Error::kind) says what sort of thing went wrong, and so whether another request can do
+//! ([`ErrorKind::is_bad_input`]); it knows the file, the rank, the step, the node and the op where there is one, and its
+//! source is the error of the inner crate that it came from.
+//!
+//! # Features
+//! | feature | gives |
+//! |---|---|
+//! | `cuda` | GPUs: `CudaConfig`, `refuse_for_gpus`, `bench`. CUDA itself is looked for when it is used |
+//! | `torch` | `.pt2` archives of PyTorch |
+//! | `onnx` | ONNX models |
+//!
+//! All are on by default. Without any, the crate plans `.symm` programs, for every machine, and runs them on host ranks; what
+//! needs a feature that is off is [`ErrorKind::Unsupported`] and names it.
+//!
+//! # What is stable
+//! What this page names. Types that come from an inner crate are stable as names, to be held and passed on; the inner
+//! crates themselves are in [`mod@unstable`] and change with any version.
 
 mod against_source;
+#[cfg(feature = "cuda")]
 pub mod bench;
 mod compile;
 mod content;
 pub mod custom;
 mod error;
+mod files;
 mod memory;
 mod outputs;
 mod program;
 mod recorded;
 mod run;
 mod tensors;
+pub mod unstable;
 mod weights;
 mod workload;
 
-pub use against_source::{SourceComparison, compare_with_source};
-pub use compile::{
-    Bind, BucketSpec, Config, canonical, check, checked, compile, compile_timed, lowered, read_plan,
-    refuse_for_gpus,
-};
-pub use custom::{Registry, Signature, check_kernels, rank_main};
-pub use error::Error;
-pub use outputs::{check_output, write_outputs};
+// Programs and what comes with them.
 pub use program::{OpenOptions, Program};
-pub use run::{Backend, RunConfig, accepts, engines, run, run_joined, run_joined_timed, run_timed};
+pub use symmc_ir::ranges::Extent;
+pub use symmc_ir::{Bindings, DType, Graph, Tensor};
 pub use tensors::TensorFile;
 pub use weights::Weights;
+
+// Plans, their proof and their reports.
+pub use against_source::{SourceComparison, compare_with_source};
+#[cfg(feature = "cuda")]
+pub use compile::refuse_for_gpus;
+pub use compile::{
+    Bind, BucketSpec, Config, Stages, canonical, check, checked, compile, compile_timed, lowered, read_plan,
+};
+pub use symmc_ir::Variant;
+pub use symmc_ir::machine::Profile;
+pub use symmc_planner::check::Report;
+pub use symmc_planner::plan::Plan;
+pub use symmc_planner::{CheckedPlan, Order};
+
+// Runs.
+pub use custom::{Registry, Signature, check_kernels, rank_main, rank_on};
+pub use outputs::{check_output, write_outputs};
+pub use run::{Backend, RunConfig, accepts, run, run_joined, run_joined_timed, run_timed};
+#[cfg(feature = "cuda")]
+pub use symmc_cuda::{CudaConfig, Products, arena::Source as ArenaSource};
+pub use symmc_runtime::host::{EngineChoice, Launch, Membership, Ran, RankCommand, RunTimes, Term};
 pub use workload::{Draw, Expected, Workload, bindings};
 
-pub use symmc_cuda as cuda;
-pub use symmc_ir as ir;
-pub use symmc_ir::machine::Profile;
-pub use symmc_ir::{Bindings, Graph, Tensor};
+// Errors.
+pub use error::{Error, ErrorKind};
+
 /// The ONNX ops that are imported as more than opaque ones, and what they become.
+#[cfg(feature = "onnx")]
 pub use symmc_onnx::supported_ops as supported_onnx_ops;
-pub use symmc_planner::check::Report;
-pub use symmc_planner::pack;
-pub use symmc_planner::plan::{self, Plan};
-pub use symmc_planner::{CheckedPlan, Order};
-pub use symmc_runtime::host;
-pub use symmc_torch::supported_ops;
+/// The PyTorch ops that are imported as more than opaque ones, and what they become.
+#[cfg(feature = "torch")]
+pub use symmc_torch::supported_ops as supported_torch_ops;

@@ -2,7 +2,7 @@
 
 use symmc_ir::{Bindings, Graph, Input, InputKind};
 
-use crate::error::Error;
+use crate::error::{Error, ErrorKind};
 
 /// Refuses inputs and outputs that do not fit: of all ranks the inputs that are held in memory and the outputs, which
 /// a run holds at least once, against what the system says is available. Constants are held already. Says nothing on
@@ -17,13 +17,16 @@ pub fn check_room(graph: &Graph, bindings: &Bindings, held: impl Fn(&Input) -> b
     let ranks = graph.ranks.unwrap_or(1);
     let needed = of_rank * u128::from(ranks);
     match available() {
-        Some(available) if needed > u128::from(available) => Err(Error::Request(format!(
-            "the inputs and outputs of {} of {} need {} MiB; {} MiB of memory are available",
-            crate::error::ranks(ranks),
-            graph.name,
-            needed >> 20,
-            available >> 20
-        ))),
+        Some(available) if needed > u128::from(available) => Err(Error::new(
+            ErrorKind::Resources,
+            format!(
+                "the inputs and outputs of {} of {} need {} MiB; {} MiB of memory are available",
+                crate::error::ranks(ranks),
+                graph.name,
+                needed >> 20,
+                available >> 20
+            ),
+        )),
         _ => Ok(()),
     }
 }

@@ -4,37 +4,126 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use indexmap::IndexMap;
-use symmc_ir::ranges::{self, Given, Questioned};
+use symmc_ir::ranges::{self, Extent, Given};
 use symmc_ir::{Graph, InputKind, Members, text, verify};
-use symmc_torch::{ImportError, ImportOptions, UndescribedGroup};
 
-use crate::error::{Error, head, ranks as ranks_text, read_on, utf8};
+use crate::error::{Error, ranks as ranks_text};
+use crate::files::{head, read_on, utf8};
 use crate::tensors::TensorFile;
 use crate::weights::Weights;
+
+#[cfg(any(feature = "torch", feature = "onnx"))]
+mod advice;
+#[cfg(feature = "onnx")]
+mod onnx;
+#[cfg(feature = "torch")]
+mod torch;
+
+/// Stands in for the reader of `.pt2` archives.
+#[cfg(not(feature = "torch"))]
+mod torch {
+    use super::{Error, OpenOptions, PathBuf, Program, unread};
+
+    pub(super) fn import(paths: &[PathBuf], _: &[Vec<u8>], _: &OpenOptions) -> Result<Program, Error> {
+        Err(unread(paths, "a .pt2 archive", "torch"))
+    }
+}
+
+/// Stands in for the reader of ONNX models.
+#[cfg(not(feature = "onnx"))]
+mod onnx {
+    use super::{Error, OpenOptions, PathBuf, Program, unread};
+
+    pub(super) fn import(paths: &[PathBuf], _: &OpenOptions) -> Result<Program, Error> {
+        Err(unread(paths, "an ONNX model", "onnx"))
+    }
+}
+
+/// A file of a format that this build does not read.
+#[cfg(not(all(feature = "torch", feature = "onnx")))]
+fn unread(paths: &[PathBuf], what: &str, feature: &str) -> Error {
+    let file = paths.first().map_or_else(String::new, |path| format!("{}: ", path.display()));
+    let message = format!(
+        "{file}this is {what}; this build of symmc was made without the feature `{feature}`, which reads it"
+    );
+    Error::new(crate::error::ErrorKind::Unsupported, message)
+}
 
 /// What a file with a program holds.
 const PROGRAM: &str = "a .pt2 archive, an .onnx model or a program as .symm text";
 
-/// How to open a program.
+/// How to open a program: by what its files say, until a `with_…` says more.
 #[derive(Clone, Debug, Default)]
+#[non_exhaustive]
 pub struct OpenOptions {
     /// The number of ranks. `None` takes what the program fixes.
     pub ranks: Option<u32>,
     /// The members of named groups, one list of ranks for each cell. A group of a `.pt2` without an entry is the world
     /// where its name or its size says so, else an error.
-    pub groups: IndexMap<String, Vec<Vec<u32>>>,
+    pub groups: Vec<(String, Vec<Vec<u32>>)>,
     /// Schemas of custom ops of a `.pt2` in PyTorch's notation, as far as it does not tell what they write:
     /// `mylib::f(Tensor x, Tensor(a!) out) -> ()`.
     pub schemas: Vec<String>,
     /// The tensors that the program will run on. They tell the number of ranks where nothing else does, and which of
     /// its constants differ from what a rank has: these become parameters.
     pub tensors: Option<Arc<TensorFile>>,
-    /// Ranges of symbols, and which symbols are expressions of others.
-    pub given: Given,
+    /// By name, ranges of symbols, and which symbols are expressions of others.
+    pub extents: Vec<(String, Extent)>,
+    /// By name, upper bounds of symbols to which nothing else gives one.
+    pub bounds: Vec<(String, i64)>,
+    /// The shapes of the arguments that are recorded of a run, in their order: bounds of the same kind.
+    pub recorded: Vec<Vec<usize>>,
+}
+
+impl OpenOptions {
+    /// Sets the number of ranks.
+    pub fn with_ranks(self, ranks: impl Into<Option<u32>>) -> OpenOptions {
+        OpenOptions { ranks: ranks.into(), ..self }
+    }
+
+    /// Sets the members of named groups, one list of ranks for each cell.
+    pub fn with_groups(
+        self,
+        groups: impl IntoIterator<Item = (impl Into<String>, Vec<Vec<u32>>)>,
+    ) -> OpenOptions {
+        let groups = groups.into_iter().map(|(name, cells)| (name.into(), cells));
+        OpenOptions { groups: groups.collect(), ..self }
+    }
+
+    /// Sets schemas of custom ops of a `.pt2`.
+    pub fn with_schemas(self, schemas: impl IntoIterator<Item = impl Into<String>>) -> OpenOptions {
+        OpenOptions { schemas: schemas.into_iter().map(Into::into).collect(), ..self }
+    }
+
+    /// Sets the tensors that the program will run on.
+    pub fn with_tensors(self, tensors: impl Into<Option<Arc<TensorFile>>>) -> OpenOptions {
+        OpenOptions { tensors: tensors.into(), ..self }
+    }
+
+    /// Sets what is said of symbols by name.
+    pub fn with_extents(self, extents: impl IntoIterator<Item = (impl Into<String>, Extent)>) -> OpenOptions {
+        let extents = extents.into_iter().map(|(name, extent)| (name.into(), extent));
+        OpenOptions { extents: extents.collect(), ..self }
+    }
+
+    /// Sets upper bounds of symbols to which nothing else gives one.
+    pub fn with_bounds(self, bounds: impl IntoIterator<Item = (impl Into<String>, i64)>) -> OpenOptions {
+        OpenOptions { bounds: bounds.into_iter().map(|(name, bound)| (name.into(), bound)).collect(), ..self }
+    }
+
+    /// Sets the shapes of recorded arguments.
+    pub fn with_recorded(self, recorded: Vec<Vec<usize>>) -> OpenOptions {
+        OpenOptions { recorded, ..self }
+    }
+
+    fn given(&self) -> Given {
+        Given { extents: self.extents.clone(), bounds: self.bounds.clone(), recorded: self.recorded.clone() }
+    }
 }
 
 /// An opened program.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct Program {
     /// The file it came from.
     pub path: PathBuf,
@@ -57,58 +146,19 @@ impl Program {
         let is_archive = is_archive(path, &head);
         if !is_archive && is_onnx(path, &head) {
             // The importer reads it.
-            return Program::onnx(&[path.to_path_buf()], options)?.on_tensors(options);
+            return onnx::import(&[path.to_path_buf()], options)?.on_tensors(options);
         }
         let bytes = read_on(path, head, file)?;
         if is_archive {
-            return Program::archives(&[path.to_path_buf()], &[bytes], options)?.on_tensors(options);
+            return torch::import(&[path.to_path_buf()], &[bytes], options)?.on_tensors(options);
         }
         let (mut graph, weights, mut notes) = (parse(path, bytes, options)?, Weights::default(), Vec::new());
-        ranges::narrow_all(&mut graph.symbols, &options.given, &mut notes)
-            .map_err(|e| Error::format(path, e))?;
+        ranges::narrow_all(&mut graph.symbols, &options.given(), &mut notes)
+            .map_err(|e| Error::misread(path, e.to_string(), e))?;
         let program = Program { path: path.to_path_buf(), graph, weights, notes };
         // The importers verify what they give.
         program.verify()?;
         program.on_tensors(options)
-    }
-
-    /// Imports a `.pt2` archive, or those of all ranks.
-    fn archives(paths: &[PathBuf], bytes: &[Vec<u8>], options: &OpenOptions) -> Result<Self, Error> {
-        let Some(path) = paths.first() else { return Err(Error::Request("no file is named".into())) };
-        let beside = match (&options.tensors, options.ranks) {
-            (None, None) if paths.len() == 1 => beside(path).and_then(|file| TensorFile::open(&file).ok()),
-            _ => None,
-        };
-        let tensors = options.tensors.as_deref().or(beside.as_ref());
-        let import = ImportOptions {
-            name: if paths.len() == 1 { stem(path) } else { stem_of_ranks(path) },
-            ranks: options.ranks,
-            assumed_ranks: tensors.map(TensorFile::ranks),
-            groups: options.groups.clone(),
-            schemas: options.schemas.clone(),
-            given: options.given.clone(),
-            ..ImportOptions::default()
-        };
-        let imported = match bytes {
-            [one] => symmc_torch::import(one, &import),
-            all => symmc_torch::import_ranks(&all.iter().map(Vec::as_slice).collect::<Vec<_>>(), &import),
-        };
-        let imported = imported.map_err(|e| {
-            let (rank, e) = match e {
-                ImportError::Rank { rank, source } => (rank, *source),
-                e => (0, e),
-            };
-            Error::format(paths.get(rank).unwrap_or(path), format!("{}{}", of_torch(&e), advice(&e)))
-        })?;
-        let mut notes = noted(imported.notes, &imported.open);
-        if let (Some(file), true) = (&beside, imported.ranks_assumed) {
-            let ranks = ranks_text(file.ranks());
-            notes.push(format!("{ranks}, as {} has tensors for", file.path().display()));
-        }
-        let ranks = std::iter::once(imported.weights).chain(imported.others).collect();
-        let (buffers, ties) = (imported.buffers, imported.ties);
-        let weights = Weights { ranks, buffers, ties };
-        Ok(Program { path: path.to_path_buf(), graph: imported.graph, weights, notes })
     }
 
     /// Takes from the tensors that the program will run on what it leaves open.
@@ -158,30 +208,22 @@ impl Program {
             }
         }
         if !archives.is_empty() {
-            return Program::archives(paths, &archives, options)?.on_tensors(options);
+            return torch::import(paths, &archives, options)?.on_tensors(options);
         }
-        Program::onnx(paths, options)?.on_tensors(options)
+        onnx::import(paths, options)?.on_tensors(options)
     }
 
-    fn onnx(paths: &[PathBuf], options: &OpenOptions) -> Result<Self, Error> {
-        let Some(first) = paths.first() else { return Err(Error::Request("no file is named".into())) };
-        if let Some((group, _)) = options.groups.first() {
-            return Err(Error::format(first, format!("an ONNX model names no groups, found {group}")));
-        }
-        let options = symmc_onnx::ImportOptions {
-            name: stem_of_ranks(first),
-            ranks: options.ranks,
-            given: options.given.clone(),
-            ..symmc_onnx::ImportOptions::default()
-        };
-        let imported = symmc_onnx::import_files(paths, &options)
-            .map_err(|e| Error::Format { message: of_onnx(&e), path: e.file })?;
-        Ok(Program {
-            path: first.clone(),
-            graph: imported.graph,
-            weights: Weights { ranks: imported.weights, ..Weights::default() },
-            notes: noted(imported.notes, &imported.open),
-        })
+    /// A program in text form; its name stands for a file.
+    ///
+    /// # Errors
+    /// The text is not that of a program, or the program breaks an invariant of the IR.
+    pub fn from_text(text: &str) -> Result<Self, Error> {
+        Program::from_graph(text::parse(text).map_err(|e| Error::misread("text".as_ref(), e.to_string(), e))?)
+    }
+
+    /// The program in text form.
+    pub fn to_text(&self) -> String {
+        text::print(&self.graph)
     }
 
     /// A program that was built in memory.
@@ -208,7 +250,7 @@ impl Program {
             self.set_ranks(TensorFile::open(&beside)?.ranks())?;
             return Ok(Some(beside));
         }
-        Err(Error::Request(format!(
+        Err(Error::request(format!(
             "{}: nothing in the program fixes the number of ranks; say it with --ranks N",
             self.path.display()
         )))
@@ -220,7 +262,7 @@ impl Program {
     /// The program is for another number of ranks, or does not fit this one.
     pub fn set_ranks(&mut self, ranks: u32) -> Result<(), Error> {
         match self.graph.ranks {
-            Some(fixed) if fixed != ranks => Err(Error::Request(format!(
+            Some(fixed) if fixed != ranks => Err(Error::request(format!(
                 "{}: the program is for {}, found {ranks}",
                 self.path.display(),
                 ranks_text(fixed)
@@ -246,95 +288,6 @@ fn beside(path: &Path) -> Option<PathBuf> {
     Some(path.with_extension("safetensors")).filter(|p| p.is_file())
 }
 
-/// What helps where an archive cannot be imported; empty or starting with a separator.
-fn advice(error: &ImportError) -> String {
-    let ImportError::Undescribed { groups, ranks } = error else { return String::new() };
-    let example = |g: &UndescribedGroup| format!(" --group '{}={}'", g.name, cells(g.size, *ranks));
-    let given: String = groups.iter().map(example).collect();
-    let all = match groups.as_slice() {
-        [UndescribedGroup { size: Some(n), .. }] if ranks.is_none() => {
-            format!(", or --ranks {n} if it is all ranks")
-        }
-        _ => String::new(),
-    };
-    format!("; give the ranks of each cell, such as{given}{all}")
-}
-
-/// Cells of so many ranks each, as `--group` takes them; two cells where the number of ranks is not known.
-fn cells(size: Option<u32>, ranks: Option<u32>) -> String {
-    const SHOWN: u32 = 16;
-    let size = size.unwrap_or(2).clamp(1, SHOWN);
-    let ranks = ranks.filter(|n| n.is_multiple_of(size)).unwrap_or(2 * size).min(SHOWN.max(size));
-    let cell = |c: u32| (c * size..(c + 1) * size).map(|r| r.to_string()).collect::<Vec<_>>().join(",");
-    (0..ranks / size).map(cell).collect::<Vec<_>>().join(";")
-}
-
-/// The notes of an import, with what may be said of the symbols that nobody bounds.
-fn noted(mut notes: Vec<String>, open: &[String]) -> Vec<String> {
-    if !open.is_empty() {
-        notes.push(format!("{} would bound {}", ranged(open), if open.len() == 1 { "it" } else { "them" }));
-    }
-    notes
-}
-
-/// The options that give symbols a range.
-fn ranged(symbols: &[String]) -> String {
-    symbols.iter().map(|s| format!("--dim {s}=MIN..MAX")).collect::<Vec<_>>().join(" ")
-}
-
-/// What is wrong with an archive of PyTorch, and what may be said of its symbols.
-fn of_torch(error: &symmc_torch::ImportError) -> String {
-    match error {
-        symmc_torch::ImportError::Extents { error: inner, symbols } => {
-            let size = matches!(**inner, symmc_torch::ImportError::Graph(_));
-            advised(inner.to_string(), symbols, size)
-        }
-        other => other.to_string(),
-    }
-}
-
-/// The same of an ONNX model.
-fn of_onnx(error: &symmc_onnx::ImportError) -> String {
-    let size = matches!(error.reason, symmc_onnx::Reason::Graph(_));
-    match &error.symbols {
-        Some(symbols) => advised(error.reason.to_string(), symbols, size),
-        None => error.reason.to_string(),
-    }
-}
-
-/// A message about extents, and what may be said of their symbols: that they have a range, or, where it is not about
-/// their size, that some are equal.
-fn advised(message: String, symbols: &Questioned, size: bool) -> String {
-    let narrow = if size && symbols.open.is_empty() { &symbols.named } else { &symbols.open };
-    let mut out = message;
-    if !narrow.is_empty() {
-        let (what, which) = match (symbols.open.is_empty(), narrow.len()) {
-            (true, _) => ("narrower ", narrow.join(", ")),
-            (false, 1) => ("", format!("{}, which has no upper bound in the program", narrow[0])),
-            (false, _) => ("", format!("{}, which have no upper bound in the program", narrow.join(", "))),
-        };
-        out.push_str(&format!("; give a {what}range to {which}: {}", ranged(narrow)));
-    }
-    if let (false, [first, others @ ..]) = (size, symbols.named.as_slice())
-        && !others.is_empty()
-    {
-        let same: Vec<String> = others.iter().map(|s| format!("--dim {s}={first}")).collect();
-        out.push_str(&format!("; if extents are equal in every run, say so, as with {}", same.join(" ")));
-    }
-    out
-}
-
-/// The name of a program by its file.
-fn stem(path: &Path) -> String {
-    path.file_stem().map_or_else(|| "program".into(), |s| s.to_string_lossy().into_owned())
-}
-
-/// The name of a program by the file of its rank 0.
-fn stem_of_ranks(path: &Path) -> String {
-    let stem = stem(path);
-    stem.strip_suffix("_rank0").unwrap_or(&stem).to_string()
-}
-
 /// Whether a file is a `.pt2` archive.
 fn is_archive(path: &Path, head: &[u8]) -> bool {
     head.starts_with(b"PK") || path.extension().is_some_and(|e| e == "pt2")
@@ -347,7 +300,7 @@ fn is_onnx(path: &Path, head: &[u8]) -> bool {
 
 fn parse(path: &Path, bytes: Vec<u8>, options: &OpenOptions) -> Result<Graph, Error> {
     let text = utf8(path, bytes, PROGRAM)?;
-    let mut graph = text::parse(&text).map_err(|e| Error::format(path, e))?;
+    let mut graph = text::parse(&text).map_err(|e| Error::misread(path, e.to_string(), e))?;
     for (name, cells) in &options.groups {
         let known: Vec<&str> = graph.groups.values().map(|g| g.name.as_str()).collect();
         let known = if known.is_empty() { "none".into() } else { known.join(", ") };

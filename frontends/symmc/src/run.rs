@@ -18,6 +18,7 @@ use crate::workload::Workload;
 
 /// Where a plan runs.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub enum Backend {
     /// The reference interpreter: the imported program, all ranks in this process, no plan executed.
     Interpreter,
@@ -29,12 +30,16 @@ pub enum Backend {
 }
 
 /// The engines of a rank process: the host's with these kernels of custom ops, and GPUs.
-pub fn engines(kernels: &Registry) -> Engines<'_> {
-    Engines { kernels, others: &[&symmc_cuda::CudaEngine] }
+pub(crate) fn engines(kernels: &Registry) -> Engines<'_> {
+    #[cfg(feature = "cuda")]
+    return Engines { kernels, others: &[&symmc_cuda::CudaEngine] };
+    #[cfg(not(feature = "cuda"))]
+    Engines::host(kernels)
 }
 
-/// How to run.
+/// How to run: once on the CPU, until a `with_…` says otherwise.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct RunConfig {
     /// No wait takes longer.
     pub limit: Duration,
@@ -44,8 +49,7 @@ pub struct RunConfig {
     pub repeats: u32,
     /// The kernels of custom ops.
     pub kernels: Registry,
-    /// What runs it on each rank: the CPU, or GPUs ([`CudaConfig::choice`](crate::cuda::CudaConfig::choice)),
-    /// for ranks that are processes.
+    /// What runs it on each rank: the CPU, or GPUs (`CudaConfig::choice`), for ranks that are processes.
     pub engine: EngineChoice,
 }
 
@@ -62,6 +66,31 @@ impl Default for RunConfig {
 }
 
 impl RunConfig {
+    /// Sets how long a wait may take.
+    pub fn with_limit(self, limit: Duration) -> RunConfig {
+        RunConfig { limit, ..self }
+    }
+
+    /// Sets the seed of random delays.
+    pub fn with_chaos(self, chaos: impl Into<Option<u64>>) -> RunConfig {
+        RunConfig { chaos: chaos.into(), ..self }
+    }
+
+    /// Sets how often the plan runs.
+    pub fn with_repeats(self, repeats: u32) -> RunConfig {
+        RunConfig { repeats, ..self }
+    }
+
+    /// Sets the kernels of custom ops.
+    pub fn with_kernels(self, kernels: Registry) -> RunConfig {
+        RunConfig { kernels, ..self }
+    }
+
+    /// Sets what runs it on each rank.
+    pub fn with_engine(self, engine: EngineChoice) -> RunConfig {
+        RunConfig { engine, ..self }
+    }
+
     /// Under chaos the lanes of a rank run at the same time, so that every order the plan allows can occur.
     fn host(&self) -> HostConfig {
         let threads = if self.chaos.is_some() { LaneThreads::Each } else { LaneThreads::One };
@@ -119,17 +148,16 @@ pub fn run_timed(
 
 /// Interprets the imported program as often as asked; inputs that outputs mutate have their new value from run to run.
 fn interpret(plan: &CheckedPlan, work: &Workload, config: &RunConfig) -> Result<Ran, Error> {
-    let fail = |e: &dyn std::fmt::Display| Error::Interpreter(e.to_string());
     let graph = plan.source_program();
     config.kernels.check(graph)?;
     let kernels = config.kernels.interpreted();
-    let load = |t: &Arc<Tensor>| t.loaded().map_err(|e| Error::Request(e.to_string()));
+    let load = |t: &Arc<Tensor>| t.loaded().map_err(|e| Error::request(e.to_string()));
     let of_rank = |inputs: &Vec<Arc<Tensor>>| inputs.iter().map(load).collect::<Result<Vec<_>, _>>();
     let mut inputs = work.inputs.iter().map(of_rank).collect::<Result<Vec<_>, _>>()?;
     let mut times = Vec::new();
     let mut run = |inputs: &[Vec<Arc<Tensor>>]| {
         let start = Instant::now();
-        let outputs = interp::run_with(graph, &work.bindings, inputs, &kernels).map_err(|e| fail(&e));
+        let outputs = interp::run_with(graph, &work.bindings, inputs, &kernels);
         times.push(start.elapsed());
         outputs
     };
@@ -172,7 +200,7 @@ pub fn run_joined_timed(
     config: &RunConfig,
 ) -> Result<(Vec<Tensor>, RunTimes), Error> {
     let inputs = work.inputs.get(place.rank as usize).ok_or_else(|| {
-        Error::Request(format!(
+        Error::request(format!(
             "rank {} of {}: the plan is for {}",
             place.rank,
             place.ranks,

@@ -7,30 +7,59 @@ use symmc_ir::Tensor;
 
 /// Weights that came with a program.
 #[derive(Clone, Debug, Default)]
+#[non_exhaustive]
 pub struct Weights {
     /// Their data by source name: those of every rank where a file of each gave the program, else those of the one
     /// that exported it.
-    pub ranks: Vec<IndexMap<String, Arc<Tensor>>>,
+    pub(crate) ranks: Vec<IndexMap<String, Arc<Tensor>>>,
     /// Those of them that PyTorch calls buffers. Every rank has the same where no file says otherwise.
-    pub buffers: Vec<String>,
+    pub(crate) buffers: Vec<String>,
     /// The names of tensors that have several: tied weights. What gives one of them gives all.
-    pub ties: Vec<Vec<String>>,
+    pub(crate) ties: Vec<Vec<String>>,
 }
 
 impl Weights {
+    /// Weights by source name, of every rank or of the one that exported the program.
+    pub fn new<N: Into<String>>(
+        ranks: impl IntoIterator<Item = impl IntoIterator<Item = (N, Arc<Tensor>)>>,
+    ) -> Weights {
+        let named = |(name, tensor): (N, Arc<Tensor>)| (name.into(), tensor);
+        let ranks = ranks.into_iter().map(|rank| rank.into_iter().map(named).collect());
+        Weights { ranks: ranks.collect(), ..Weights::default() }
+    }
+
+    /// Sets which of them PyTorch calls buffers.
+    pub fn with_buffers(self, buffers: impl IntoIterator<Item = impl Into<String>>) -> Weights {
+        Weights { buffers: buffers.into_iter().map(Into::into).collect(), ..self }
+    }
+
+    /// Sets which names are those of one tensor.
+    pub fn with_ties<N: Into<String>>(
+        self,
+        ties: impl IntoIterator<Item = impl IntoIterator<Item = N>>,
+    ) -> Weights {
+        let ties = ties.into_iter().map(|names| names.into_iter().map(Into::into).collect());
+        Weights { ties: ties.collect(), ..self }
+    }
+
+    /// A weight of a rank among so many, if it came with the program.
+    pub fn get(&self, source: &str, rank: u32, ranks: u32) -> Option<&Arc<Tensor>> {
+        self.of(rank, ranks)?.get(source)
+    }
+
     /// Those of a rank among so many; `None` where only another rank's may be known.
-    pub fn of(&self, rank: u32, ranks: u32) -> Option<&IndexMap<String, Arc<Tensor>>> {
+    pub(crate) fn of(&self, rank: u32, ranks: u32) -> Option<&IndexMap<String, Arc<Tensor>>> {
         self.ranks.get(rank as usize).filter(|_| self.ranks.len() == ranks as usize)
     }
 
     /// The other names of a tensor.
-    pub fn tied<'w>(&'w self, source: &'w str) -> impl Iterator<Item = &'w str> {
+    pub(crate) fn tied<'w>(&'w self, source: &'w str) -> impl Iterator<Item = &'w str> {
         let tie = self.ties.iter().find(|names| names.iter().any(|n| n == source));
         tie.into_iter().flatten().map(String::as_str).filter(move |n| *n != source)
     }
 
     /// A buffer, which every rank has alike.
-    pub fn buffer(&self, source: &str) -> Option<&Arc<Tensor>> {
+    pub(crate) fn buffer(&self, source: &str) -> Option<&Arc<Tensor>> {
         let known = self.buffers.iter().any(|b| b == source);
         self.ranks.first().filter(|_| known)?.get(source)
     }

@@ -18,6 +18,7 @@ use crate::weights::Weights;
 
 /// The inputs of one run on all ranks.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct Workload {
     /// The values of the program's symbols.
     pub bindings: Bindings,
@@ -38,6 +39,7 @@ pub type Expected = Vec<Vec<Option<Arc<Tensor>>>>;
 
 /// How inputs that no file gives are made.
 #[derive(Clone, Debug, Default)]
+#[non_exhaustive]
 pub struct Draw {
     /// The seed; equal seeds give equal inputs on every machine.
     pub seed: u64,
@@ -47,10 +49,34 @@ pub struct Draw {
     pub symbols: Vec<(String, i64)>,
 }
 
+impl Draw {
+    /// Sets the seed.
+    pub fn with_seed(self, seed: u64) -> Draw {
+        Draw { seed, ..self }
+    }
+
+    /// Sets whether the arguments are drawn even if a file records them.
+    pub fn with_arguments(self, arguments: bool) -> Draw {
+        Draw { arguments, ..self }
+    }
+
+    /// Sets the values of symbols by name.
+    pub fn with_symbols(self, symbols: impl IntoIterator<Item = (impl Into<String>, i64)>) -> Draw {
+        Draw { symbols: symbols.into_iter().map(|(name, value)| (name.into(), value)).collect(), ..self }
+    }
+}
+
 /// A symbol that nothing fixes is this, clamped to its range.
 const DEFAULT_EXTENT: i64 = 16;
 
 impl Workload {
+    /// Inputs of the caller's own: the values of the program's symbols, and for each rank one tensor for each input of
+    /// the program, in its order. Whether they fit is asked when they run.
+    pub fn new(bindings: Bindings, inputs: Vec<Vec<Arc<Tensor>>>) -> Self {
+        let (notes, settings) = (Vec::new(), Vec::new());
+        Workload { bindings, inputs, expected: None, incomparable: None, notes, settings }
+    }
+
     /// Everything from a file of recorded tensors.
     ///
     /// # Errors
@@ -76,7 +102,7 @@ impl Workload {
         tensors: Option<&TensorFile>,
         draw: &Draw,
     ) -> Result<Self, Error> {
-        let ranks = graph.ranks.ok_or_else(|| Error::Request("the number of ranks is open".into()))?;
+        let ranks = graph.ranks.ok_or_else(|| Error::request("the number of ranks is open"))?;
         if let Some(file) = tensors.filter(|f| f.ranks() != ranks) {
             let found = file.ranks();
             return Err(Error::format(
@@ -144,7 +170,7 @@ pub fn bindings(graph: &Graph, set: &[(String, i64)]) -> Result<Bindings, Error>
     let mut bindings = Bindings::new();
     requested(graph, set)?.into_iter().for_each(|(id, value)| bindings.set(id, value));
     match graph.symbols.iter().find(|(id, _)| bindings.get(*id).is_none()) {
-        Some((_, symbol)) => Err(Error::Request(format!("the symbol {} has no value: set one", symbol.name))),
+        Some((_, symbol)) => Err(Error::request(format!("the symbol {} has no value: set one", symbol.name))),
         None => Ok(bindings),
     }
 }
@@ -158,13 +184,13 @@ fn requested(graph: &Graph, set: &[(String, i64)]) -> Result<Vec<(SymbolId, i64)
             if let Some((_, other)) =
                 set.iter().find(|(n, v)| v != value && find_symbol(graph, n).is_ok_and(|o| o == id))
             {
-                return Err(Error::Request(format!("{name} is set to both {value} and {other}")));
+                return Err(Error::request(format!("{name} is set to both {value} and {other}")));
             }
             if (symbol.min..=symbol.max).contains(value) {
                 Ok((id, *value))
             } else {
                 let (min, max) = (symbol.min, symbol.max);
-                Err(Error::Request(format!("{name}={value} is out of range: expected {min} to {max}")))
+                Err(Error::request(format!("{name}={value} is out of range: expected {min} to {max}")))
             }
         })
         .collect()
@@ -183,7 +209,7 @@ pub(crate) fn find_symbol(graph: &Graph, name: &str) -> Result<SymbolId, Error> 
     found.map(|(id, _)| id).ok_or_else(|| {
         let known: Vec<&str> = graph.symbols.values().map(|s| s.name.as_str()).collect();
         let known = if known.is_empty() { "none".into() } else { known.join(", ") };
-        Error::Request(format!("the program has no symbol {name}; it has: {known}"))
+        Error::request(format!("the program has no symbol {name}; it has: {known}"))
     })
 }
 
@@ -263,11 +289,10 @@ fn solve(graph: &Graph, recorded: &[Vec<Arc<Tensor>>], file: &TensorFile) -> Res
     for (rank, tensors) in recorded.iter().enumerate() {
         let pairs: Vec<(ValueId, &Tensor)> =
             values.iter().copied().zip(tensors.iter().map(Arc::as_ref)).collect();
-        let bindings = interp::solve_bindings(graph, &pairs).map_err(|e| {
-            Error::Request(format!("{}: {}", file.path().display(), argument_error(graph, rank, e)))
-        })?;
+        let bindings = interp::solve_bindings(graph, &pairs)
+            .map_err(|e| Error::format(file.path(), argument_error(graph, rank, e)))?;
         if let Some(first) = solved.as_ref().filter(|&b| *b != bindings) {
-            return Err(Error::Request(format!(
+            return Err(Error::request(format!(
                 "the recorded arguments of rank {rank} have other extents than those of rank 0: {bindings:?} and {first:?}"
             )));
         }
@@ -338,7 +363,7 @@ struct Sources<'a> {
 
 impl Sources<'_> {
     fn of_rank(&self, rank: u32, notes: &mut Vec<String>) -> Result<Vec<Arc<Tensor>>, Error> {
-        let draw = |id| self.seeds.input(id, rank).map_err(|e| Error::Request(e.to_string()));
+        let draw = |id| self.seeds.input(id, rank).map_err(|e| Error::request(e.to_string()));
         let mut out = Vec::new();
         let mut argument = 0;
         for (index, input) in self.graph.inputs.iter() {
@@ -428,7 +453,7 @@ impl Sources<'_> {
             _ => format!("rank{rank}.w.{}", input.source),
         };
         let (expected, found) = (self.describe(input), format!("{}{:?}", tensor.dtype(), tensor.shape()));
-        Err(Error::Request(format!(
+        Err(Error::request(format!(
             "{name} (%{}): expected {expected}, found {found}",
             self.graph.name_of(input.value)
         )))

@@ -27,9 +27,9 @@ return %p
 
 fn plan(source: &str) -> Plan {
     let program = Program::from_graph(text::parse(source).expect("a program")).expect("verified");
-    let bucket = BucketSpec { symbol: "t".into(), upper: vec![4, 64] };
+    let bucket = BucketSpec::new("t", [4, 64]);
     let buckets = if source.contains("symbol t") { vec![bucket] } else { Vec::new() };
-    symmc::compile(&program, &Config { buckets, ..Config::default() }).expect("a plan").into_plan()
+    symmc::compile(&program, &Config::default().with_buckets(buckets)).expect("a plan").into_plan()
 }
 
 fn compared(plan: Plan) -> SourceComparison {
@@ -91,7 +91,7 @@ fn exported_programs_compute_what_their_sources_do() {
     for (name, ranks) in
         [("megatron_tp4_f32", 4), ("megatron_tp4_bf16", 4), ("hf_llama_tp2", 2), ("moe_ep4", 4)]
     {
-        let options = OpenOptions { ranks: Some(ranks), ..OpenOptions::default() };
+        let options = OpenOptions::default().with_ranks(ranks);
         let program = Program::open(&folder.join(format!("{name}.pt2")), &options).expect(name);
         let plan = symmc::compile(&program, &Config::default()).expect(name);
         let found = symmc::compare_with_source(&plan);

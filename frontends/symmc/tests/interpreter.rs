@@ -34,13 +34,9 @@ fn calls(program: &str, repeats: u32) -> usize {
     );
     let program = Program::from_graph(text::parse(program).expect("a program")).expect("verified");
     let plan = symmc::compile(&program, &Config::default()).expect("a plan");
-    let work = Workload::gather(
-        &program.graph,
-        &program.weights,
-        None,
-        &Draw { arguments: true, ..Draw::default() },
-    );
-    let config = RunConfig { kernels, repeats, ..RunConfig::default() };
+    let work =
+        Workload::gather(&program.graph, &program.weights, None, &Draw::default().with_arguments(true));
+    let config = RunConfig::default().with_kernels(kernels).with_repeats(repeats);
     symmc::run(&plan, &work.expect("inputs"), &Backend::Interpreter, &config).expect("outputs");
     counted.load(Ordering::Relaxed)
 }

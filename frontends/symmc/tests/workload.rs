@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use safetensors::tensor::{Dtype, TensorView, serialize_to_file};
-use symmc::host::TermValue;
-use symmc::{Draw, OpenOptions, Tensor, TensorFile, Weights, Workload};
+use symmc::unstable::runtime::host::TermValue;
+use symmc::{Draw, OpenOptions, RunConfig, Tensor, TensorFile, Weights, Workload};
 use symmc_ir::{DType, Graph, InputKind, text};
 
 const PROGRAM: &str = r#"program "p" ranks 2
@@ -40,13 +40,7 @@ fn file(dir: &tempfile::TempDir, tensors: &[(&str, &[usize], f32)]) -> TensorFil
 
 fn weights(buffers: &[&str]) -> Weights {
     let tensor = |x| Arc::new(Tensor::from_f64(DType::F32, [2], &[x, x]).expect("two elements"));
-    Weights {
-        ranks: vec![
-            [("w".to_string(), tensor(7.0)), ("state".to_string(), tensor(9.0))].into_iter().collect(),
-        ],
-        buffers: buffers.iter().map(|b| b.to_string()).collect(),
-        ..Weights::default()
-    }
+    Weights::new([[("w", tensor(7.0)), ("state", tensor(9.0))]]).with_buffers(buffers.iter().copied())
 }
 
 const RECORDED: [(&str, &[usize], f32); 4] = [
@@ -103,8 +97,8 @@ fn a_buffer_that_the_file_lacks_is_the_archives() {
 /// The weights that the files of both ranks give.
 fn weights_of_ranks(second: f64) -> Weights {
     let tensor = |x| Arc::new(Tensor::from_f64(DType::F32, [2], &[x, x]).expect("two elements"));
-    let of = |x| [("w".to_string(), tensor(x)), ("state".to_string(), tensor(x + 0.5))].into_iter().collect();
-    Weights { ranks: vec![of(7.0), of(second)], ..Weights::default() }
+    let of = |x| [("w", tensor(x)), ("state", tensor(x + 0.5))];
+    Weights::new([of(7.0), of(second)])
 }
 
 #[test]
@@ -146,10 +140,7 @@ fn a_parameter_that_the_file_lacks_is_an_error() {
 fn a_tied_weight_is_taken_by_its_other_name() {
     let dir = tempfile::tempdir().expect("a folder");
     let file = file(&dir, &RECORDED);
-    let tie = |names: &[&str]| Weights {
-        ties: vec![names.iter().map(|n| n.to_string()).collect()],
-        ..Weights::default()
-    };
+    let tie = |names: &[&'static str]| Weights::default().with_ties([names.to_vec()]);
     let gather = |weights: Weights| Workload::gather(&graph(), &weights, Some(&file), &Draw::default());
     let work = gather(tie(&["x", "w", "state"])).expect("inputs");
     for rank in 0..2 {
@@ -183,7 +174,7 @@ fn constants_that_the_tensors_contradict_become_parameters() {
         recorded.extend(first.map(|v| ("rank0.w.c", [2].as_slice(), v)));
         recorded.extend(second.map(|v| ("rank1.w.c", [2].as_slice(), v)));
         let file = Arc::new(file(&dir, &recorded));
-        let options = OpenOptions { tensors: Some(file.clone()), ..OpenOptions::default() };
+        let options = OpenOptions::default().with_tensors(file.clone());
         let program = symmc::Program::open(&path, &options).expect("a program");
         assert_eq!(program.graph.ranks, Some(2));
         let kinds: Vec<InputKind> = program.graph.inputs.values().map(|i| i.kind).collect();
@@ -196,7 +187,7 @@ fn constants_that_the_tensors_contradict_become_parameters() {
             assert_eq!(work.inputs[rank][0].to_f64()[0], f64::from(value.unwrap_or(1.0)), "rank {rank}");
         }
         // Opened without the tensors, it does not run on them.
-        let options = OpenOptions { ranks: Some(2), ..OpenOptions::default() };
+        let options = OpenOptions::default().with_ranks(2);
         let unaware = symmc::Program::open(&path, &options).expect("a program");
         let found = Workload::recorded(&unaware, &file);
         assert_eq!(found.is_err(), contradicted, "{first:?} {second:?}");
@@ -217,11 +208,11 @@ fn extents_of_ranks_must_agree() {
 fn a_size_that_is_set_draws_the_arguments() {
     let dir = tempfile::tempdir().expect("a folder");
     let file = file(&dir, &RECORDED);
-    let draw = Draw { symbols: vec![("n".into(), 5)], ..Draw::default() };
+    let draw = Draw::default().with_symbols([("n", 5)]);
     let work = Workload::gather(&graph(), &weights(&["state"]), Some(&file), &draw).expect("inputs");
     assert_eq!(work.inputs[0][2].shape(), [5, 2]);
     assert!(work.expected.is_none());
-    let draw = Draw { symbols: vec![("n".into(), 3)], ..Draw::default() };
+    let draw = Draw::default().with_symbols([("n", 3)]);
     let work = Workload::gather(&graph(), &weights(&["state"]), Some(&file), &draw).expect("inputs");
     assert_eq!(work.inputs[0][2].to_f64()[5], 5.0);
 }
@@ -233,8 +224,8 @@ fn what_is_recorded_tells_every_symbol_and_has_no_more_arguments() {
     let graph = text::parse(&program).expect("a program");
     let recorded = file(&dir, &RECORDED);
     let gather = |set: &[(&str, i64)], file: &TensorFile| {
-        let symbols = set.iter().map(|(n, v)| (n.to_string(), *v)).collect();
-        Workload::gather(&graph, &weights(&["state"]), Some(file), &Draw { symbols, ..Draw::default() })
+        let draw = Draw::default().with_symbols(set.iter().copied());
+        Workload::gather(&graph, &weights(&["state"]), Some(file), &draw)
     };
     let error = gather(&[], &recorded).expect_err("k has no value").to_string();
     assert!(error.contains("tells k (set it with --set k=N)"), "{error}");
@@ -269,7 +260,7 @@ fn state_lives_on_from_run_to_run_and_is_not_a_recorded_output() {
         ("rank1.out.0", &[2], 48.0),
     ];
     let file = file(&dir, &tensors);
-    let program = symmc::Program::from_graph(text::parse(COUNTER).expect("a program")).expect("valid");
+    let program = symmc::Program::from_text(COUNTER).expect("valid");
     let plan = symmc::compile(&program, &symmc::Config::default()).expect("a plan");
     let work = Workload::recorded(&program, &file).expect("inputs");
     let expected = work.expected.as_ref().expect("recorded");
@@ -277,7 +268,7 @@ fn state_lives_on_from_run_to_run_and_is_not_a_recorded_output() {
     assert_eq!(expected[0][1].as_ref().map(|t| t.get_f64(0)), Some(28.0));
     for backend in [symmc::Backend::Interpreter, symmc::Backend::Threads] {
         for (repeats, state) in [(1, [14.0, 24.0]), (3, [22.0, 32.0])] {
-            let config = symmc::RunConfig { repeats, ..symmc::RunConfig::default() };
+            let config = RunConfig::default().with_repeats(repeats);
             let found = symmc::run(&plan, &work, &backend, &config).expect("a run");
             for (rank, outputs) in found.iter().enumerate() {
                 assert_eq!(outputs[0].get_f64(0), state[rank], "{backend:?} {repeats}");

@@ -41,9 +41,10 @@ const COMPARED: usize = 4 << 20;
 /// Bytes up to which packets are measured; the landing zones have a slot of as many for every peer.
 const MOST_PACKETS: usize = 4 << 20;
 
-/// What is measured.
+/// What is measured: nothing, until a `with_…` says what.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
+#[non_exhaustive]
 pub struct BenchConfig {
     /// The larger side of each collective, in bytes.
     pub bytes: Vec<usize>,
@@ -55,6 +56,39 @@ pub struct BenchConfig {
     pub norms: Vec<[usize; 2]>,
     /// The most blocks that kernels of collectives are tried with; without any, as many as they have by themselves.
     pub blocks: Vec<u32>,
+}
+
+impl Default for BenchConfig {
+    fn default() -> Self {
+        BenchConfig { bytes: vec![], dtype: "bf16".into(), replays: 20, norms: vec![], blocks: vec![] }
+    }
+}
+
+impl BenchConfig {
+    /// Sets the larger sides of collectives, in bytes.
+    pub fn with_bytes(self, bytes: impl Into<Vec<usize>>) -> BenchConfig {
+        BenchConfig { bytes: bytes.into(), ..self }
+    }
+
+    /// Sets the type of the elements.
+    pub fn with_dtype(self, dtype: impl Into<String>) -> BenchConfig {
+        BenchConfig { dtype: dtype.into(), ..self }
+    }
+
+    /// Sets how many replays of each graph count.
+    pub fn with_replays(self, replays: usize) -> BenchConfig {
+        BenchConfig { replays, ..self }
+    }
+
+    /// Sets all-reduces with a residual and a norm: rows, and elements of a row.
+    pub fn with_norms(self, norms: impl Into<Vec<[usize; 2]>>) -> BenchConfig {
+        BenchConfig { norms: norms.into(), ..self }
+    }
+
+    /// Sets the most blocks that kernels of collectives are tried with.
+    pub fn with_blocks(self, blocks: impl Into<Vec<u32>>) -> BenchConfig {
+        BenchConfig { blocks: blocks.into(), ..self }
+    }
 }
 
 /// One measured case.

@@ -21,9 +21,10 @@ use crate::session::{Progress, Session, SessionConfig};
 use crate::trace;
 use crate::watch;
 
-/// How a job runs on GPUs.
+/// How a job runs on GPUs: rank `r` on GPU `r`, until a `with_…` says otherwise.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
+#[non_exhaustive]
 pub struct CudaConfig {
     /// The GPU of each rank, by its number among those that the rank's process sees. Empty: rank `r` takes
     /// GPU `r`.
@@ -59,6 +60,31 @@ pub enum Bench {
 }
 
 impl CudaConfig {
+    /// Sets the GPU of each rank.
+    pub fn with_gpus(self, gpus: impl Into<Vec<u32>>) -> CudaConfig {
+        CudaConfig { gpus: gpus.into(), ..self }
+    }
+
+    /// Sets who allocates the symmetric arena.
+    pub fn with_arena(self, arena: Source) -> CudaConfig {
+        CudaConfig { arena, ..self }
+    }
+
+    /// Sets how algorithms of matrix products are chosen.
+    pub fn with_products(self, products: Products) -> CudaConfig {
+        CudaConfig { products, ..self }
+    }
+
+    /// Sets the file of the times of the steps.
+    pub fn with_trace(self, trace: impl Into<Option<PathBuf>>) -> CudaConfig {
+        CudaConfig { trace: trace.into(), ..self }
+    }
+
+    /// Sets what is measured.
+    pub fn with_bench(self, bench: impl Into<Option<Bench>>) -> CudaConfig {
+        CudaConfig { bench: bench.into(), ..self }
+    }
+
     /// The choice of this engine for a job.
     pub fn choice(&self) -> EngineChoice {
         let options = serde_json::to_string(self).unwrap_or_default();

@@ -136,7 +136,7 @@ fn programs_that_are_no_ranks() {
     let refused =
         RankCommand { program: "/bin/sh".into(), args: ["-c", "exit 2"].map(String::from).to_vec() };
     let error = launch(&owned.job(), &refused).expect_err("the run fails");
-    assert!(matches!(error, RunError::Refused { rank: 0 }) && error.is_bad_input(), "{error}");
+    assert!(matches!(error, RunError::Refused { rank: 0 }), "{error}");
     let this = std::env::current_exe().expect("this binary has a path");
     let out = Command::new(this).args(["rank", "77"]).output().expect("it starts");
     assert_eq!(out.status.code(), Some(2));

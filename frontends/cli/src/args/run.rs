@@ -3,8 +3,7 @@
 use std::path::PathBuf;
 
 use clap::{Args as ClapArgs, ValueEnum};
-use symmc::cuda::Products;
-use symmc::host::Launch;
+use symmc::Launch;
 
 use super::{CompileArgs, ProgramArgs, parse_seconds, parse_setting, parse_tolerance};
 
@@ -150,15 +149,6 @@ pub enum ProductsArg {
     Measured,
     /// The first that cuBLASLt names; attention by symmc's kernels, not cuDNN's
     Heuristic,
-}
-
-impl From<ProductsArg> for Products {
-    fn from(arg: ProductsArg) -> Products {
-        match arg {
-            ProductsArg::Measured => Products::Measured,
-            ProductsArg::Heuristic => Products::Heuristic,
-        }
-    }
 }
 
 /// What results are compared with.

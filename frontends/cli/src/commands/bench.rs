@@ -5,11 +5,13 @@ use std::process::ExitCode;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, Result, bail};
-use symmc::cuda::CudaConfig;
-use symmc::cuda::bench::{BenchConfig, How, Measured, MeasuredNorm, Measurements};
+use symmc::CudaConfig;
+use symmc::bench::{BenchConfig, Measurements};
+use symmc::unstable::cuda::bench::{How, Measured, MeasuredNorm};
 
 use crate::args::{BenchArgs, BenchFormat, BenchProgramArgs, TuneArgs};
 use crate::commands::rank_command;
+use crate::gpu;
 use crate::load;
 use crate::out::put;
 use crate::progress::spin;
@@ -17,13 +19,11 @@ use crate::units;
 
 /// Measures collectives on GPUs and prints every variant beside the vendor's own.
 pub fn collectives(args: &BenchArgs) -> Result<ExitCode> {
-    let config = BenchConfig {
-        bytes: args.bytes.clone(),
-        dtype: args.dtype.clone(),
-        replays: args.replays as usize,
-        norms: args.norms.clone(),
-        blocks: vec![],
-    };
+    let config = BenchConfig::default()
+        .with_bytes(args.bytes.clone())
+        .with_dtype(&args.dtype)
+        .with_replays(args.replays as usize)
+        .with_norms(args.norms.clone());
     let command = rank_command()?;
     let measure = || symmc::bench::collectives(args.ranks, &args.gpus, &config, &command);
     let measured = spin("measuring", measure)?;
@@ -62,12 +62,11 @@ fn all_right(measured: &[Measurements]) -> bool {
 /// Measures this machine's GPUs into a profile.
 pub fn tune(args: &TuneArgs) -> Result<ExitCode> {
     let sizes = || (10..=28).map(|k| 1usize << k).collect();
-    let bytes = if args.bytes.is_empty() { sizes() } else { args.bytes.clone() };
-    let replays = args.replays as usize;
-    let blocks = args.blocks.clone();
-    let mut config = BenchConfig { bytes, dtype: "bf16".into(), replays, norms: vec![], blocks };
-    config.bytes.sort_unstable();
-    config.bytes.dedup();
+    let mut bytes = if args.bytes.is_empty() { sizes() } else { args.bytes.clone() };
+    bytes.sort_unstable();
+    bytes.dedup();
+    let config = BenchConfig::default().with_bytes(bytes).with_replays(args.replays as usize);
+    let config = config.with_blocks(args.blocks.clone());
     let command = rank_command()?;
     let measure = || symmc::bench::collectives(args.ranks, &args.gpus, &config, &command);
     let measured = spin("measuring", measure)?;
@@ -123,12 +122,12 @@ pub fn program(args: &BenchProgramArgs) -> Result<ExitCode> {
         }
     };
     symmc::refuse_for_gpus(&plan, &args.gpus)?;
-    load::note_attention(&plan);
+    gpu::note_attention(&plan);
     let source = plan.source_program();
     let bindings = symmc::bindings(source, &args.set)?;
     let command = rank_command()?;
-    let (gpus, trace) = (args.gpus.clone(), args.profile_trace.clone());
-    let gpus = CudaConfig { gpus, products: args.products.into(), trace, ..CudaConfig::default() };
+    let gpus = CudaConfig::default().with_gpus(args.gpus.clone()).with_products(args.products.into());
+    let gpus = gpus.with_trace(args.profile_trace.clone());
     let counts = [args.replays, args.runs];
     let measure = || symmc::bench::program(&plan, &bindings, &gpus, counts, &command);
     let times = spin("measuring", measure)?;

@@ -4,7 +4,8 @@ use std::process::ExitCode;
 use std::time::Instant;
 
 use anyhow::{Context, Result, anyhow};
-use symmc::pack::{self, Config, PackError, Packing, Table, Verified};
+use symmc::unstable::planner::pack::{self, Config, PackError, Packing, Table, Verified};
+use symmc::{Error, ErrorKind};
 
 use crate::args::{PackArgs, PackFormat};
 use crate::out::put;
@@ -21,9 +22,9 @@ pub fn pack(args: &PackArgs) -> Result<ExitCode> {
     let packing = pack::pack(&table.blocks, &config).map_err(|e| anyhow!("{name}: {}", named(&table, &e)))?;
     let seconds = start.elapsed().as_secs_f64();
     let verified = pack::verify(&table.blocks, &packing.offsets)
-        .map_err(|e| symmc::Error::Check(vec![format!("{name}: the offsets are no packing: {e}")]))?;
+        .map_err(|e| Error::new(ErrorKind::Defect, format!("{name}: the offsets are no packing: {e}")))?;
     if let Some(path) = &args.output {
-        std::fs::write(path, table.write(&packing.offsets)).map_err(|e| symmc::Error::io(path, e))?;
+        std::fs::write(path, table.write(&packing.offsets)).with_context(|| path.display().to_string())?;
     }
     let result = Outcome { table: &table, packing: &packing, verified, seconds, capacity: args.capacity };
     match args.format {

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::process::ExitCode;
 use std::time::Instant;
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 use symmc::{CheckedPlan, Config, Order, Plan, Program};
 
 use crate::args::{PlanArgs, PlanFormat};
@@ -28,7 +28,7 @@ pub fn plan(args: &PlanArgs) -> Result<ExitCode> {
         return Ok(ExitCode::SUCCESS);
     }
     let made = spin("planning", || symmc::compile_timed(&program, &config));
-    if let (Err(symmc::Error::Defect { plan, .. }), Some(path)) = (&made, &args.output) {
+    if let (Some(plan), Some(path)) = (made.as_ref().err().and_then(symmc::Error::plan), &args.output) {
         // For the report of the defect.
         write(plan, path)?;
     }
@@ -56,13 +56,12 @@ pub fn plan(args: &PlanArgs) -> Result<ExitCode> {
 /// A plan for each order, and what its largest bucket needs beside program order.
 fn orders(program: &Program, config: &Config) -> Result<String> {
     let plans: std::result::Result<Vec<(Order, CheckedPlan)>, symmc::Error> = spin("planning", || {
-        let plan =
-            |&order: &Order| Ok((order, symmc::compile(program, &Config { order, ..config.clone() })?));
+        let plan = |&order: &Order| Ok((order, symmc::compile(program, &config.clone().with_order(order))?));
         Order::ALL.iter().map(plan).collect()
     });
     Ok(report::orders(&plans?))
 }
 
 fn write(plan: &Plan, path: &Path) -> Result<()> {
-    Ok(std::fs::write(path, plan.to_json()).map_err(|e| symmc::Error::io(path, e))?)
+    std::fs::write(path, plan.to_json()).with_context(|| path.display().to_string())
 }

@@ -4,7 +4,7 @@ use std::fmt::Write;
 use std::process::ExitCode;
 
 use anyhow::{Result, anyhow, bail};
-use symmc::ir::text;
+use symmc::unstable::ir::{Node, NodeId, text};
 use symmc::{Graph, Program};
 
 use crate::args::{PrintArgs, PrintFormat, Stage};
@@ -87,7 +87,7 @@ fn range(graph: &Graph) -> String {
 fn dot(graph: &Graph) -> String {
     let dependence = graph.dependence();
     let label = |node| {
-        let node: &symmc::ir::Node = &graph.nodes[node];
+        let node: &Node = &graph.nodes[node];
         let ty = node
             .outputs
             .first()
@@ -98,7 +98,7 @@ fn dot(graph: &Graph) -> String {
         let name = node.outputs.first().map_or("", |&v| graph.name_of(v));
         format!("label=\"{op}\\n%{name}: {ty}\", shape=box{fill}")
     };
-    let nodes = |_, (_, &node): (_, &symmc::ir::NodeId)| label(node);
+    let nodes = |_, (_, &node): (_, &NodeId)| label(node);
     let edges = |_, _| String::new();
     let config = [petgraph::dot::Config::NodeNoLabel, petgraph::dot::Config::EdgeNoLabel];
     format!("{:?}", petgraph::dot::Dot::with_attr_getters(&dependence, &config, &edges, &nodes))

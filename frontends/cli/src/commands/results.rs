@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use anyhow::Result;
-use symmc::ir::interp::{self, Tolerance};
+use symmc::unstable::ir::interp::{self, Tolerance};
 use symmc::{Expected, Graph, Tensor};
 
 use crate::args::Compare;

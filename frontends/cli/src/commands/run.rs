@@ -6,18 +6,18 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use anyhow::{Result, bail};
-use symmc::cuda::arena::Source;
-use symmc::cuda::{CudaConfig, Products};
-use symmc::host::{EngineChoice, Membership, Ran, RunError, RunTimes};
-use symmc::ir::{Op, OutputKind};
+use anyhow::{Result, anyhow, bail};
+use symmc::unstable::ir::{Op, OutputKind};
+use symmc::unstable::runtime::RunError;
 use symmc::{
-    Backend, CheckedPlan, Config, Draw, Expected, Graph, RunConfig, Tensor, TensorFile, Weights, Workload,
+    Backend, CheckedPlan, Config, Draw, EngineChoice, Expected, Graph, Membership, Ran, RunConfig, RunTimes,
+    Tensor, TensorFile, Weights, Workload,
 };
 
-use crate::args::{ArenaArg, BackendArg, Compare, LaunchArg, RunArgs};
+use crate::args::{BackendArg, Compare, LaunchArg, RunArgs};
 use crate::commands::results::{Tolerances, printed, report};
-use crate::commands::{exit_code, rank_command};
+use crate::commands::{exit_code, message, rank_command};
+use crate::gpu;
 use crate::load;
 use crate::out::put;
 use crate::progress::spin;
@@ -74,14 +74,16 @@ fn prepare(args: &RunArgs, place: Option<&Membership>) -> Result<Prepared> {
     let Subject { plan, source, weights } = subject(args, tensors.as_ref())?;
     refuse_what_does_not_run(args, &plan)?;
     if args.backend == BackendArg::Cuda && place.is_none_or(|p| p.rank == 0) {
-        load::note_attention(&plan);
+        gpu::note_attention(&plan);
     }
     if let Some(place) = place.filter(|p| p.ranks != plan.ranks) {
         let found = count(place.ranks, "rank");
         bail!("{}: {} expected, the environment gives {found}", source.name, count(plan.ranks, "rank"));
     }
-    let draw =
-        Draw { seed: args.seed.unwrap_or(0), arguments: args.seed.is_some(), symbols: args.set.clone() };
+    let draw = Draw::default()
+        .with_seed(args.seed.unwrap_or(0))
+        .with_arguments(args.seed.is_some())
+        .with_symbols(args.set.iter().cloned());
     let gather = || Workload::gather(&source, &weights, tensors.as_deref(), &draw);
     let work = spin("reading and drawing inputs", gather)?;
     for note in &work.notes {
@@ -103,7 +105,7 @@ fn prepare(args: &RunArgs, place: Option<&Membership>) -> Result<Prepared> {
 /// Tells the ranks that joined that this one cannot begin.
 fn decline(place: Option<&Membership>, error: &anyhow::Error) {
     if let Some(place) = place {
-        let text = format!("{error:#}");
+        let text = message(error);
         let told = match exit_code(error) {
             2 => RunError::Invalid(format!("rank {}: {text}", place.rank)),
             _ => RunError::system(format!("rank {}", place.rank), text),
@@ -296,8 +298,13 @@ fn refuse_idle(args: &RunArgs) -> Result<()> {
         ("--products", args.products.is_some()),
         ("--profile-trace", args.profile_trace.is_some()),
     ];
-    if let Some((option, _)) = of_gpus.iter().find(|o| o.1 && args.backend != BackendArg::Cuda) {
-        bail!("{option} has no effect without --backend cuda");
+    match args.backend {
+        BackendArg::Cuda => gpu::present()?,
+        _ => {
+            if let Some((option, _)) = of_gpus.iter().find(|o| o.1) {
+                bail!("{option} has no effect without --backend cuda");
+            }
+        }
     }
     if args.backend == BackendArg::Interpreter && args.compare == Some(Compare::Interpreter) {
         bail!(
@@ -321,7 +328,7 @@ fn refuse_idle(args: &RunArgs) -> Result<()> {
 fn serving(plan: &CheckedPlan, source: &Graph, work: &Workload) -> Result<usize> {
     let sizes = source.symbols.iter();
     let sizes = sizes.filter_map(|(id, s)| Some((s.name.clone(), work.bindings.get(id)?))).collect();
-    Ok(plan.serving(&sizes).map_err(|e| symmc::Error::Request(e.to_string()))?)
+    plan.serving(&sizes).map_err(|e| anyhow!("{e}"))
 }
 
 fn backend(args: &RunArgs) -> Result<Backend> {
@@ -334,24 +341,14 @@ fn backend(args: &RunArgs) -> Result<Backend> {
 
 fn run_config(args: &RunArgs, chaos: Option<u64>) -> RunConfig {
     let engine = match args.backend {
-        BackendArg::Cuda => {
-            let (gpus, trace) = (args.gpus.clone(), args.profile_trace.clone());
-            let arena = match args.arena {
-                Some(ArenaArg::Nccl) => Source::Nccl,
-                Some(ArenaArg::Vmm) | None => Source::Vmm,
-            };
-            let products = args.products.map(Products::from).unwrap_or_default();
-            CudaConfig { gpus, arena, products, trace, bench: None }.choice()
-        }
+        BackendArg::Cuda => gpu::engine(args),
         _ => EngineChoice::Host,
     };
-    RunConfig {
-        limit: Duration::from_secs_f64(args.timeout),
-        chaos,
-        repeats: args.repeat,
-        engine,
-        ..RunConfig::default()
-    }
+    RunConfig::default()
+        .with_limit(Duration::from_secs_f64(args.timeout))
+        .with_chaos(chaos)
+        .with_repeats(args.repeat)
+        .with_engine(engine)
 }
 
 /// What the results are compared with.
@@ -363,7 +360,7 @@ fn expected(args: &RunArgs, plan: &CheckedPlan, work: &Workload) -> Result<Optio
         Compare::Interpreter => {
             // Where no output mutates an input, every run gives the same.
             let repeats = if mutates(plan) { args.repeat } else { 1 };
-            let config = RunConfig { repeats, ..run_config(args, None) };
+            let config = run_config(args, None).with_repeats(repeats);
             let interpret = || symmc::run(plan, work, &Backend::Interpreter, &config);
             let outputs = spin("interpreting", interpret)?;
             let outputs = outputs.into_iter().map(|r| r.into_iter().map(|t| Some(Arc::new(t))).collect());

@@ -2,9 +2,9 @@
 
 use std::fmt::Write;
 
-use symmc::ir::collective::{Contract, Meets};
-use symmc::ir::{Node, Op, ValueId};
-use symmc::plan::{ArenaKind, Barrier, Bucket, Buffer, Lane, Memory, Place, Reach};
+use symmc::unstable::ir::collective::{Contract, Meets};
+use symmc::unstable::ir::{Node, Op, ValueId};
+use symmc::unstable::planner::plan::{ArenaKind, Barrier, Bucket, Buffer, Lane, Memory, Place, Reach};
 
 use super::Planned;
 

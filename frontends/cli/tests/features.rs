@@ -1,0 +1,56 @@
+//! What a build without a feature says where that is needed: exit code 2, and the name of the feature.
+//!
+//! `cargo test -p symmc-cli --no-default-features --test features` builds the command for `.symm` programs on host ranks
+//! alone; what it can do, it does.
+
+mod common;
+
+use common::{failure, programs, stdout, symmc, write};
+
+/// A line that needs a feature names it, or gets past that where the build has it.
+fn needs(feature: &str, on: bool, line: &str) {
+    // What GPUs there are is not this test's.
+    if on && feature == "cuda" {
+        return;
+    }
+    let out = common::output(&mut symmc(line));
+    let text = String::from_utf8_lossy(&out.stderr);
+    let named = text.contains(&format!("without the feature `{feature}`"));
+    assert_eq!(named, !on, "symmc {line}\n{text}");
+    if !on {
+        failure(&mut symmc(line), 2);
+    }
+}
+
+#[test]
+fn a_feature_that_is_off_is_named_where_it_is_needed() {
+    let (torch, onnx, cuda) = (cfg!(feature = "torch"), cfg!(feature = "onnx"), cfg!(feature = "cuda"));
+    let dir = tempfile::tempdir().expect("a folder");
+    // Told apart by content, whatever their names.
+    let copy = |from: &str, to: &str| {
+        write(dir.path(), to, &std::fs::read(programs().join(from)).expect("a program"))
+    };
+    for line in ["plan megatron_tp4_f32.pt2", "print hf_llama_tp2.pt2", "run moe_ep4.pt2"] {
+        needs("torch", torch, line);
+    }
+    needs("torch", torch, &format!("plan {}", copy("moe_ep4.pt2", "archive")));
+    needs("onnx", onnx, "plan gpt_tp2_rank0.onnx gpt_tp2_rank1.onnx");
+    needs("onnx", onnx, &format!("print {}", copy("gpt_tp2_rank0.onnx", "model")));
+    for line in [
+        "run ../../examples/data_parallel.symm --backend cuda",
+        "bench collectives --ranks 2",
+        "tune --ranks 2 -o x.json",
+    ] {
+        needs("cuda", cuda, line);
+    }
+}
+
+#[test]
+fn programs_as_text_are_planned_for_every_machine_and_run_on_host_ranks() {
+    let program = "../../examples/data_parallel.symm";
+    for machine in ["host", "h200x2"] {
+        assert!(stdout(&format!("plan {program} --machine {machine}")).contains("%sum0"));
+    }
+    let found = stdout(&format!("run {program} --seed 1 --compare interpreter"));
+    assert!(found.contains("data_parallel"), "{found}");
+}

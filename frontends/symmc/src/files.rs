@@ -1,0 +1,53 @@
+//! Files as a whole, with what they should be for the message where they are not.
+
+use std::fs::File;
+use std::io::Read;
+use std::path::Path;
+
+use crate::error::Error;
+
+/// The bytes of a file that should be `expected`.
+///
+/// # Errors
+/// It cannot be read, or is a folder.
+pub(crate) fn read(path: &Path, expected: &str) -> Result<Vec<u8>, Error> {
+    let (bytes, file) = head(path, expected)?;
+    read_on(path, bytes, file)
+}
+
+/// The first two bytes of a file that should be `expected`, or as many as it has, and the file to [`read_on`].
+///
+/// # Errors
+/// As [`read`].
+pub(crate) fn head(path: &Path, expected: &str) -> Result<(Vec<u8>, File), Error> {
+    if path.is_dir() {
+        return Err(Error::format(path, format!("this is a folder; expected {expected}")));
+    }
+    let mut bytes = Vec::new();
+    let mut open = || {
+        let mut file = File::open(path)?;
+        file.by_ref().take(2).read_to_end(&mut bytes)?;
+        Ok(file)
+    };
+    let file = open().map_err(|e| Error::io(path, e))?;
+    Ok((bytes, file))
+}
+
+/// All of a file, of which `bytes` were read.
+///
+/// # Errors
+/// It cannot be read.
+pub(crate) fn read_on(path: &Path, mut bytes: Vec<u8>, mut file: File) -> Result<Vec<u8>, Error> {
+    file.read_to_end(&mut bytes).map_err(|e| Error::io(path, e))?;
+    Ok(bytes)
+}
+
+/// The text of a file that should be `expected`, without the mark that some editors put in front of UTF-8.
+///
+/// # Errors
+/// It is not UTF-8.
+pub(crate) fn utf8(path: &Path, bytes: Vec<u8>, expected: &str) -> Result<String, Error> {
+    let text = String::from_utf8(bytes)
+        .map_err(|_| Error::format(path, format!("the file is not UTF-8 text; expected {expected}")))?;
+    Ok(text.strip_prefix('\u{feff}').map(str::to_string).unwrap_or(text))
+}

@@ -1,0 +1,154 @@
+//! What an error is: its kind, where it happened, what it came from, and a text that says all of it once.
+
+use std::error::Error as _;
+use std::path::Path;
+
+use symmc::custom::Mismatch;
+use symmc::unstable::runtime::RunError;
+use symmc::{Backend, Config, Draw, Error, ErrorKind, OpenOptions, Program, RunConfig, Workload};
+
+/// The rank, the step and the op of an error.
+type Place = (Option<u32>, Option<usize>, Option<&'static str>);
+
+const NOWHERE: Place = (None, None, None);
+const RANK: Place = (Some(3), None, None);
+const STEP: Place = (Some(3), Some(7), Some("add"));
+
+/// Errors of runs, of every form, by their kind and what they say of where they happened.
+fn runs() -> Vec<(ErrorKind, Place, Vec<RunError>)> {
+    use ErrorKind::{Defect, Disagreement, Input, Peer, Resources, Run, Unsupported};
+    let text = |t: &str| t.to_string();
+    let (node, op, detail, how) = (|| text("y"), || text("add"), || text("no"), || text("exit code 3"));
+    let (rank, step, bytes, limit_ms, run) = (3, 7, 64, 30, 0);
+    let why = Mismatch::NoKernel;
+    let (expected, found) = (|| text("a"), || text("b"));
+    vec![
+        (Input, NOWHERE, vec![RunError::Invalid(detail())]),
+        (Defect, NOWHERE, vec![RunError::Defect(detail())]),
+        (Run, NOWHERE, vec![RunError::system("mmap", "no")]),
+        (Input, STEP, vec![RunError::Data { rank, step, node: node(), op: op(), detail: detail() }]),
+        (Run, STEP, vec![RunError::Step { rank, step, node: node(), op: op(), detail: detail() }]),
+        (
+            Unsupported,
+            (None, None, Some("add")),
+            vec![RunError::CannotRun { rank: None, node: node(), op: op(), why }],
+        ),
+        (
+            Resources,
+            NOWHERE,
+            vec![
+                RunError::Memory { what: text("an arena"), bytes, error: how() },
+                RunError::Exhausted { what: text("a thread"), error: how() },
+            ],
+        ),
+        (Resources, RANK, vec![RunError::Refused { rank }]),
+        (
+            Peer,
+            STEP,
+            vec![
+                RunError::Limit { rank, peers: vec![1], step, node: node(), op: op(), run, limit_ms },
+                RunError::Died { rank, how: how(), step, node: node(), op: op(), run },
+            ],
+        ),
+        (Peer, NOWHERE, vec![RunError::Absent { ranks: vec![1, 2], limit_ms }]),
+        (
+            Peer,
+            RANK,
+            vec![
+                RunError::DiedOutside { rank, how: how(), when: text("before the first step") },
+                RunError::Stuck { rank, at: text("at step 3"), limit_ms },
+                RunError::Absent { ranks: vec![3], limit_ms },
+                RunError::Aborted { rank, reason: detail() },
+                RunError::Protocol { rank, detail: detail() },
+            ],
+        ),
+        (
+            Disagreement,
+            RANK,
+            vec![
+                RunError::PlanDiffers { rank, expected: expected(), found: found() },
+                RunError::VersionDiffers { rank, expected: expected(), found: found() },
+            ],
+        ),
+    ]
+}
+
+#[test]
+fn an_error_of_a_run_says_of_what_kind_it_is_and_where_it_happened() {
+    for (kind, place, errors) in runs() {
+        for run in errors {
+            let error = Error::from(run.clone());
+            assert_eq!(error.kind(), kind, "{error}");
+            assert_eq!((error.rank(), error.step(), error.op()), place, "{error}");
+            assert_eq!(error.node(), place.2.map(|_| "y"), "{error}");
+            assert_eq!(error.to_string(), run.to_string());
+            let source = error.source().and_then(|s| s.downcast_ref::<RunError>());
+            assert_eq!(source, Some(&run));
+        }
+    }
+}
+
+#[test]
+fn a_fault_of_symmc_and_a_run_that_failed_are_not_bad_input() {
+    let bad = |kind: ErrorKind| Error::new(kind, "no").is_bad_input();
+    use ErrorKind::{Check, Defect, Disagreement, Input, Peer, Resources, Run, Unsupported};
+    assert!([Input, Unsupported, Resources, Disagreement].into_iter().all(bad));
+    assert!(![Check, Run, Peer, Defect].into_iter().any(bad));
+}
+
+#[test]
+fn files_are_named_and_say_once_why_they_cannot_be_read() {
+    let path = Path::new("/nowhere/model.symm");
+    let error = Program::open(path, &OpenOptions::default()).expect_err("no file");
+    assert_eq!((error.kind(), error.path()), (ErrorKind::Input, Some(path)));
+    let cause = error.source().expect("the system's answer");
+    assert!(cause.is::<std::io::Error>() && error.to_string() == format!("{}: {cause}", path.display()));
+
+    let dir = tempfile::tempdir().expect("a folder");
+    let path = dir.path().join("p.symm");
+    std::fs::write(&path, "program \"p\" ranks 1\n%y: f32[4] = exp %x\n").expect("written");
+    let error = Program::open(&path, &OpenOptions::default()).expect_err("%x is not defined");
+    assert_eq!((error.kind(), error.path()), (ErrorKind::Input, Some(path.as_path())));
+    assert!(error.source().is_some_and(|cause| error.to_string().ends_with(&cause.to_string())), "{error}");
+}
+
+#[test]
+fn what_does_not_fit_a_limit_needs_resources() {
+    let text = "program \"p\" ranks 2\ngroup @w world\n\
+                custom \"my::next\" symmetric operands [0] results [] group @w\narg %x: f32[64, 8]\n\
+                %y: f32[64, 8] = custom \"my::next\" %x\nreturn %y\n";
+    let program = Program::from_text(text).expect("a program");
+    let compile = |limit| symmc::compile(&program, &Config::default().with_symm_limit(limit));
+    assert!(compile(1 << 20).is_ok());
+    let error = compile(64).expect_err("%x has 2048 bytes");
+    assert_eq!((error.kind(), error.is_bad_input()), (ErrorKind::Resources, true), "{error}");
+}
+
+#[test]
+fn an_op_without_a_meaning_is_unsupported_by_name() {
+    let text = "program \"p\" ranks 1\narg %x: f32[4]\n%y: f32[4] = opaque \"my::op\" %x attributes=\"\"\nreturn %y\n";
+    let program = Program::from_text(text).expect("a program");
+    let plan = symmc::compile(&program, &Config::default()).expect("a plan");
+    let work = Workload::gather(&program.graph, &program.weights, None, &Draw::default()).expect("inputs");
+    for backend in [Backend::Threads, Backend::Interpreter] {
+        let error = symmc::run(&plan, &work, &backend, &RunConfig::default()).expect_err("no kernel");
+        assert_eq!((error.kind(), error.node()), (ErrorKind::Unsupported, Some("y")), "{error}");
+        assert!(error.op().is_some_and(|op| op.contains("opaque")), "{error:?}");
+    }
+}
+
+#[cfg(feature = "cuda")]
+#[test]
+fn what_gpus_cannot_run_is_unsupported_with_its_first_node() {
+    let text = "program \"p\" ranks 9\ngroup @w world\narg %x: f32[18, 7]\narg %n: i64[9]\n\
+                %y: f32[18, 7], %r: i64[9] = all_to_all %x, %n splits=device group=@w\nreturn %y\nreturn %r\n";
+    let profile = symmc::Profile::builtin("h200x8").expect("built in");
+    let program = Program::from_text(text).expect("a program");
+    let plan = symmc::compile(&program, &Config::default()).expect("a plan for the host");
+    let refused = symmc::refuse_for_gpus(&plan, &[]).expect_err("9 ranks");
+    let config = Config::default().with_profile(profile);
+    for error in [refused, symmc::compile(&program, &config).expect_err("9 ranks")] {
+        assert_eq!(error.kind(), ErrorKind::Unsupported, "{error}");
+        assert_eq!((error.node(), error.op()), (Some("y"), Some("all_to_all")), "{error}");
+    }
+}
