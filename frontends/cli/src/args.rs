@@ -7,8 +7,11 @@ use symmc::{DType, Extent, Order, Variant};
 
 use crate::gpu;
 
+mod doctor;
 mod run;
 
+use doctor::DOCTOR_EXAMPLES;
+pub use doctor::{DoctorArgs, DoctorFormat};
 pub use run::{ArenaArg, BackendArg, Compare, LaunchArg, ProductsArg, RunArgs};
 use run::{RUN_EXAMPLES, RUN_PROGRAM};
 
@@ -32,6 +35,7 @@ Examples:
   symmc plan model.pt2 --machine h200x8 --bucket tokens=1,64,8192 -o model.plan.json
   symmc check model.plan.json                            prove a plan safe
   symmc print model.pt2 > model.symm                     the program as text, which every command reads
+  symmc doctor                                           what this machine can do, and what it lacks
 
 Exit codes: 0 success; 1 a comparison or check failed, or a rank died; 2 bad input.";
 
@@ -73,6 +77,9 @@ pub enum Command {
     Bench(Bench),
     /// List the operators that each frontend supports
     Ops(OpsArgs),
+    /// Say what this machine can do and what it lacks: GPUs, which reach which, libraries, limits
+    #[command(after_help = DOCTOR_EXAMPLES)]
+    Doctor(DoctorArgs),
     /// One rank of a run that another symmc started
     #[command(hide = true)]
     Rank(RankArgs),

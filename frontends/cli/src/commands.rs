@@ -2,6 +2,7 @@
 
 #[cfg(feature = "cuda")]
 pub mod bench;
+mod doctor;
 mod pack;
 mod plan;
 mod print;
@@ -32,6 +33,7 @@ pub fn dispatch(args: Args) -> Result<ExitCode> {
         Command::Bench(Bench::Collectives(args)) => gpu::bench_collectives(&args),
         Command::Bench(Bench::Program(args)) => gpu::bench_program(&args),
         Command::Ops(args) => ops(&args),
+        Command::Doctor(args) => doctor::doctor(&args),
         Command::Rank(args) => rank(&args),
     }
 }

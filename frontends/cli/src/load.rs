@@ -66,11 +66,7 @@ pub fn config(args: &CompileArgs) -> Result<Config> {
 /// How to compile for so many GPUs, unless a machine is named; `gpus` are those of the ranks, if they are named.
 /// What the library of this machine lacks is not chosen unless it is asked for.
 pub fn gpu_config(args: &CompileArgs, ranks: u32, gpus: &[u32]) -> Result<Config> {
-    let nearest = match ranks {
-        0..=2 => "h200x2",
-        3..=4 => "h200x4",
-        _ => "h200x8",
-    };
+    let nearest = Profile::nearest(ranks);
     if args.machine.is_none() {
         eprintln!("note: chosen for {nearest}; --machine names another, and symmc tune measures this one");
     }

@@ -54,3 +54,10 @@ fn programs_as_text_are_planned_for_every_machine_and_run_on_host_ranks() {
     let found = stdout(&format!("run {program} --seed 1 --compare interpreter"));
     assert!(found.contains("data_parallel"), "{found}");
 }
+
+#[test]
+fn the_doctor_says_what_the_build_lacks() {
+    let text = stdout("doctor");
+    assert_eq!(text.contains("build it with the feature cuda"), !cfg!(feature = "cuda"), "{text}");
+    assert!(text.lines().any(|l| l.starts_with("ok       shared memory")), "{text}");
+}

@@ -10,6 +10,7 @@ use common::programs;
 
 const PLAN: &str = "plan megatron_tp4_f32.pt2";
 const RUN: &str = "run megatron_tp4_f32.pt2 --tensors megatron_tp4_f32.safetensors";
+const DOCTOR: &str = "doctor";
 const THREADS: &str = "run megatron_tp4_f32.pt2 --tensors megatron_tp4_f32.safetensors --backend threads";
 
 /// Runs symmc under a limit of the shell. What hangs is ended, and has no exit code.
@@ -72,7 +73,7 @@ fn little_memory_for_data_is_an_error_or_enough() {
 #[test]
 fn little_address_space_is_an_error_or_enough() {
     let limits = [9_000, 12_000, 16_000, 20_000, 24_000, 30_000, 40_000, 60_000, 100_000, 400_000];
-    both(&sweep('v', &limits, &[PLAN, RUN, THREADS]));
+    both(&sweep('v', &limits, &[PLAN, RUN, THREADS, DOCTOR]));
 }
 
 #[test]
@@ -83,5 +84,5 @@ fn a_small_stack_is_enough() {
 
 #[test]
 fn few_open_files_are_an_error_or_enough() {
-    both(&sweep('n', &[0, 3, 4, 5, 6, 7, 8, 10, 12, 14, 17, 20, 64], &[PLAN, RUN, THREADS]));
+    both(&sweep('n', &[0, 3, 4, 5, 6, 7, 8, 10, 12, 14, 17, 20, 64], &[PLAN, RUN, THREADS, DOCTOR]));
 }

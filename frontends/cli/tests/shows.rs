@@ -362,9 +362,10 @@ fn the_long_version_names_the_libraries_that_runs_take() {
     assert!(out.status.success(), "{out:?}");
     let text = String::from_utf8_lossy(&out.stdout);
     let lines: Vec<&str> = text.lines().collect();
-    let [own, driver, products, attention, collectives] = lines[..] else { panic!("{text}") };
+    let [own, driver, kernels, products, attention, collectives] = lines[..] else { panic!("{text}") };
     assert_eq!(own, format!("symmc {version}"));
-    assert!(driver.starts_with("driver") && products.starts_with("cuBLASLt"), "{text}");
+    assert!(driver.starts_with("driver") && kernels.starts_with("NVRTC"), "{text}");
+    assert!(products.starts_with("cuBLASLt"), "{text}");
     // The only file that the variable names is none.
     assert!(attention.starts_with("cuDNN: ") && attention.contains("/nowhere/libcudnn.so.9"), "{text}");
     assert!(collectives.starts_with("NCCL"), "{text}");

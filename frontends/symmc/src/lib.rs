@@ -45,6 +45,9 @@
 //! ([`ErrorKind::is_bad_input`]); it knows the file, the rank, the step, the node and the op where there is one, and its
 //! source is the error of the inner crate that it came from.
 //!
+//! # What a machine has
+//! [`doctor()`] says what this machine can do and what it lacks, with a remedy for each thing ([`mod@doctor`]).
+//!
 //! # Features
 //! | feature | gives |
 //! |---|---|
@@ -65,6 +68,7 @@ pub mod bench;
 mod compile;
 mod content;
 pub mod custom;
+pub mod doctor;
 mod error;
 mod files;
 mod memory;
@@ -105,6 +109,9 @@ pub use run::{Backend, RunConfig, accepts, run, run_joined, run_joined_timed, ru
 pub use symmc_cuda::{CudaConfig, Products, arena::Source as ArenaSource};
 pub use symmc_runtime::host::{EngineChoice, Launch, Membership, Ran, RankCommand, RunTimes, Term};
 pub use workload::{Draw, Expected, Workload, bindings};
+
+// What this machine can do.
+pub use doctor::{Diagnosis, DoctorConfig, doctor};
 
 // Errors.
 pub use error::{Error, ErrorKind};

@@ -1,6 +1,7 @@
 //! Whether the inputs and outputs of all ranks fit into this machine's memory, asked before they are made.
 
 use symmc_ir::{Bindings, Graph, Input, InputKind};
+use symmc_runtime::host::facts::room;
 
 use crate::error::{Error, ErrorKind};
 
@@ -16,7 +17,7 @@ pub fn check_room(graph: &Graph, bindings: &Bindings, held: impl Fn(&Input) -> b
     let of_rank: u128 = values.map(|v| graph.ty(v).bytes().eval(bindings).unwrap_or(i64::MAX) as u128).sum();
     let ranks = graph.ranks.unwrap_or(1);
     let needed = of_rank * u128::from(ranks);
-    match available() {
+    match room().map(|room| room.available) {
         Some(available) if needed > u128::from(available) => Err(Error::new(
             ErrorKind::Resources,
             format!(
@@ -29,11 +30,4 @@ pub fn check_room(graph: &Graph, bindings: &Bindings, held: impl Fn(&Input) -> b
         )),
         _ => Ok(()),
     }
-}
-
-/// Bytes that new allocations can have without swapping, as Linux estimates them.
-fn available() -> Option<u64> {
-    let text = std::fs::read_to_string("/proc/meminfo").ok()?;
-    let line = text.lines().find_map(|l| l.strip_prefix("MemAvailable:"))?;
-    line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
 }

@@ -111,6 +111,15 @@ impl Profile {
         Profile::from_json(text).ok()
     }
 
+    /// The name of the built-in profile that is nearest to a machine of so many GPUs.
+    pub fn nearest(gpus: u32) -> &'static str {
+        match gpus {
+            0..=2 => "h200x2",
+            3..=4 => "h200x4",
+            _ => "h200x8",
+        }
+    }
+
     /// The names of the built-in profiles.
     pub fn builtin_names() -> Vec<&'static str> {
         BUILTIN.iter().map(|(name, _)| *name).collect()

@@ -35,6 +35,11 @@ impl Cache {
         Cache { folder: base.map(|base| base.join("symmc")) }
     }
 
+    /// Where the files lie, which need not exist yet.
+    pub fn folder(&self) -> Option<&Path> {
+        self.folder.as_deref()
+    }
+
     /// What was written under this name, undamaged.
     pub fn read(&self, name: &str) -> Option<Vec<u8>> {
         let mut file = fs::read(self.folder.as_ref()?.join(name)).ok()?;

@@ -3,7 +3,7 @@
 //! A [`Source`] gathers functions; equal ones are kept once. The cache holds one file for each source,
 //! architecture and compiler version.
 
-use std::ffi::CString;
+use std::ffi::{CString, c_void};
 
 use cudarc::nvrtc::{result, sys};
 use indexmap::IndexMap;
@@ -115,17 +115,28 @@ pub(crate) fn version() -> Result<[i32; 2], CudaError> {
     let (mut major, mut minor) = (0, 0);
     // SAFETY: the library is there, and writes two integers.
     let code = unsafe { sys::nvrtcVersion(&mut major, &mut minor) };
-    code.result().map_err(|e| library("nvrtcVersion", &e))?;
+    code.result().map_err(|e| failed("nvrtcVersion", &e))?;
     Ok([major, minor])
 }
 
-fn library(call: &str, error: &result::NvrtcError) -> CudaError {
+/// The same as a text, and one of the library's functions.
+///
+/// # Errors
+/// It is not there.
+pub(crate) fn library() -> Result<(String, *const c_void), CudaError> {
+    let [major, minor] = version()?;
+    // SAFETY: the function is only looked up.
+    let symbol = unsafe { sys::culib().get::<unsafe extern "C" fn() -> i32>(b"nvrtcVersion\0") };
+    Ok((format!("{major}.{minor}"), symbol.map_or(std::ptr::null(), |f| *f as *const c_void)))
+}
+
+fn failed(call: &str, error: &result::NvrtcError) -> CudaError {
     CudaError::Library { call: call.into(), detail: format!("{:?}", error.0) }
 }
 
 fn translate(text: &str, target: &str) -> Result<Vec<u8>, CudaError> {
     let text = CString::new(text).map_err(|e| CudaError::Compile { detail: e.to_string() })?;
-    let program = result::create_program(&text, None).map_err(|e| library("nvrtcCreateProgram", &e))?;
+    let program = result::create_program(&text, None).map_err(|e| failed("nvrtcCreateProgram", &e))?;
     let architecture = format!("--gpu-architecture={target}");
     let options =
         [architecture.as_str(), "--std=c++17", "--fmad=true", "--disable-warnings"].map(String::from);
@@ -152,11 +163,11 @@ fn machine_code(program: sys::nvrtcProgram) -> Result<Vec<u8>, CudaError> {
     // SAFETY: the program exists and has been compiled; the size is written.
     unsafe { sys::nvrtcGetCUBINSize(program, &mut size) }
         .result()
-        .map_err(|e| library("nvrtcGetCUBINSize", &e))?;
+        .map_err(|e| failed("nvrtcGetCUBINSize", &e))?;
     let mut code = vec![0u8; size];
     // SAFETY: the buffer is as large as the library said.
     unsafe { sys::nvrtcGetCUBIN(program, code.as_mut_ptr().cast()) }
         .result()
-        .map_err(|e| library("nvrtcGetCUBIN", &e))?;
+        .map_err(|e| failed("nvrtcGetCUBIN", &e))?;
     Ok(code)
 }

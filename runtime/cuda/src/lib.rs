@@ -12,6 +12,8 @@
 //! own or of its caller ([`adopt`]), and [`engine`] is
 //! what a rank process runs.
 //!
+//! [`gpus`] and [`libraries`] say what this machine has of all that.
+//!
 //! CUDA is found at run time. Without it everything here builds, and using it is an error that says what is
 //! missing. No panic of a loader reaches a caller: every library is asked for before it is used.
 
@@ -26,6 +28,7 @@ pub mod cudnn;
 pub mod driver;
 pub mod engine;
 pub mod error;
+pub mod gpus;
 pub mod homes;
 pub mod launch;
 pub mod libraries;

@@ -1,16 +1,21 @@
-//! Which of the vendor's libraries this process finds: versions and files.
+//! The vendor's libraries that this process finds: versions and files, and what to do where there is none.
 //!
-//! Each is loaded as a run would load it, so what is named here is what a run takes. Nothing is asked of a GPU.
+//! Each is loaded as a run would load it, so what is named here is what a run takes. Nothing is asked of a GPU. What a
+//! library then starts of its own stays until the process ends.
 
 use std::ffi::{CStr, OsStr, c_void};
 use std::fmt;
 use std::os::unix::ffi::OsStrExt as _;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
-use nccl_sys::Nccl;
+use nccl_sys::{Nccl, Refusal};
+use symmc_ir::Variant;
 
+use crate::cache::Cache;
 use crate::compute::gemm;
-use crate::{cudnn, driver};
+use crate::error::CudaError;
+use crate::nccl as comms;
+use crate::{compile, cudnn, driver};
 
 /// A library that is there.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -21,13 +26,46 @@ pub struct Found {
     pub file: Option<PathBuf>,
 }
 
+impl Found {
+    /// A library of this version, by one of its functions.
+    fn of((version, symbol): (String, *const c_void)) -> Found {
+        Found { version, file: file_of(symbol) }
+    }
+}
+
+/// Why no library can be used.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Unusable {
+    /// What was found.
+    pub found: String,
+    /// What to do.
+    pub remedy: String,
+}
+
+impl fmt::Display for Unusable {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.found, self.remedy)
+    }
+}
+
+impl From<CudaError> for Unusable {
+    fn from(error: CudaError) -> Unusable {
+        match error {
+            CudaError::Missing { library, install } => {
+                Unusable { found: format!("{library} was not found"), remedy: install.into() }
+            }
+            other => Unusable { found: other.to_string(), remedy: "install another version".into() },
+        }
+    }
+}
+
 /// A library that runs on GPUs use.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Library {
     /// What its vendor calls it.
     pub name: &'static str,
     /// What was found, or why nothing was.
-    pub found: Result<Found, String>,
+    pub found: Result<Found, Unusable>,
 }
 
 impl fmt::Display for Library {
@@ -37,30 +75,114 @@ impl fmt::Display for Library {
                 write!(f, "{} {version} ({})", self.name, file.display())
             }
             Ok(Found { version, file: None }) => write!(f, "{} {version}", self.name),
-            Err(why) => {
-                let lines: Vec<&str> = why.lines().map(str::trim).collect();
-                write!(f, "{}: {}", self.name, lines.join(" "))
-            }
+            Err(why) => write!(f, "{}: {why}", self.name),
         }
     }
 }
 
-/// The driver, cuBLASLt, cuDNN and NCCL.
-pub fn libraries() -> [Library; 4] {
-    let text = |error: &dyn fmt::Display| error.to_string();
-    let found = |version: String, symbol| Found { version, file: file_of(symbol) };
+/// The driver, NVRTC, cuBLASLt, cuDNN and NCCL.
+pub fn libraries() -> [Library; 5] {
     let driver = driver::version()
         .map(|[major, minor]| Found { version: format!("CUDA {major}.{minor}"), file: None });
-    let products = gemm::library().map(|(version, symbol)| found(version, symbol));
-    let attention = cudnn::library().map(|(version, symbol)| found(version, symbol));
-    let collectives = Nccl::load()
-        .map(|nccl| found(nccl.version().to_string(), nccl.functions().get_version as *const c_void));
     [
-        Library { name: "driver", found: driver.map_err(|e| text(&e)) },
-        Library { name: "cuBLASLt", found: products.map_err(|e| text(&e)) },
-        Library { name: "cuDNN", found: attention.map_err(|e| text(&e)) },
-        Library { name: "NCCL", found: collectives.map_err(|e| text(&e)) },
+        Library { name: "driver", found: driver.map_err(Unusable::from) },
+        Library { name: "NVRTC", found: nvrtc() },
+        Library { name: "cuBLASLt", found: cublaslt() },
+        Library { name: "cuDNN", found: cudnn() },
+        Library { name: "NCCL", found: nccl().map(|nccl| nccl.library) },
     ]
+}
+
+/// NVRTC, which compiles kernels.
+///
+/// # Errors
+/// There is none.
+pub fn nvrtc() -> Result<Found, Unusable> {
+    Ok(Found::of(compile::library()?))
+}
+
+/// cuBLASLt, which computes matrix products.
+///
+/// # Errors
+/// There is none.
+pub fn cublaslt() -> Result<Found, Unusable> {
+    Ok(Found::of(gemm::library()?))
+}
+
+/// cuDNN, which computes attention where it is there.
+///
+/// # Errors
+/// There is none that is usable.
+pub fn cudnn() -> Result<Found, Unusable> {
+    cudnn::library().map(Found::of).map_err(|tried| Unusable {
+        found: refusals("libcudnn.so.9", tried.iter().cloned()),
+        remedy: format!("expected {}", cudnn::expected()),
+    })
+}
+
+/// NCCL, and what symmc makes of its version.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct FoundNccl {
+    /// The library.
+    pub library: Found,
+    /// Whether it has collectives by copy engines.
+    pub copy_engines: bool,
+    /// Whether its kernels on windows begin before what is in front of them in their stream has ended
+    /// ([`EARLY`](comms::EARLY)). Something that is no kernel then stands in front of each such call of a plan.
+    pub starts_early: bool,
+}
+
+/// NCCL, whose collectives the plain variants are, and those by its windows and copy engines.
+///
+/// # Errors
+/// There is none that is usable.
+pub fn nccl() -> Result<FoundNccl, Unusable> {
+    let nccl = Nccl::load().map_err(|error| {
+        let tried = error.attempts.iter().map(|a| match a.refusal {
+            Refusal::Absent => format!("{}{ABSENT}", a.path.display()),
+            ref refusal => format!("{}: {refusal}", a.path.display()),
+        });
+        // The last line of the text says how to get one.
+        let remedy = error.to_string().lines().last().unwrap_or_default().to_string();
+        Unusable { found: refusals("libnccl.so.2", tried), remedy }
+    })?;
+    let symbol = nccl.functions().get_version as *const c_void;
+    Ok(FoundNccl {
+        library: Found::of((nccl.version().to_string(), symbol)),
+        copy_engines: comms::has(Variant::CopyEngine),
+        starts_early: comms::starts_early(nccl.version(), Variant::NcclWindow),
+    })
+}
+
+/// How an attempt at a file that is not there ends.
+const ABSENT: &str = " is not there";
+/// How many files that are not there are named; more are counted.
+const NAMED: usize = 2;
+
+/// What was found in place of a library: the files that were refused, else that there is none.
+fn refusals(name: &str, tried: impl Iterator<Item = String>) -> String {
+    let absent = |text: &String| {
+        text.ends_with(ABSENT) || text.contains("cannot open shared object file: No such file")
+    };
+    let (absent, refused): (Vec<String>, Vec<String>) = tried.partition(absent);
+    match (refused.as_slice(), absent.as_slice()) {
+        ([], few) if few.len() <= NAMED => format!("{name} was not found: {}", few.join("; ")),
+        ([], many) => format!("{name} is at none of the {} places where it is looked for", many.len()),
+        (all, _) => format!("no usable {name}: {}", all.join("; ")),
+    }
+}
+
+/// Where compiled kernels and measured choices are kept for the user; none where the environment names no home.
+pub fn cache_folder() -> Option<PathBuf> {
+    Cache::of_user().folder().map(Path::to_path_buf)
+}
+
+/// The version of the driver's kernel module, where it is loaded: also in a container that has no GPUs.
+pub fn kernel_module() -> Option<String> {
+    let text = std::fs::read_to_string("/proc/driver/nvidia/version").ok()?;
+    let line = text.lines().next()?;
+    let version = line.split_whitespace().find(|w| w.starts_with(|c: char| c.is_ascii_digit()));
+    version.map(str::to_string)
 }
 
 /// The file that a function of this process was loaded from.
@@ -91,9 +213,21 @@ mod tests {
         let of = |found| Library { name: "cuDNN", found }.to_string();
         let at = |file: &str| Ok(Found { version: "9.19.0".into(), file: Some(file.into()) });
         assert_eq!(of(at("/a/libcudnn.so.9")), "cuDNN 9.19.0 (/a/libcudnn.so.9)");
-        assert_eq!(
-            of(Err("was not found; tried:\n  a: absent\n".into())),
-            "cuDNN: was not found; tried: a: absent"
-        );
+        let none = Unusable { found: "was not found".into(), remedy: "install it".into() };
+        assert_eq!(of(Err(none)), "cuDNN: was not found: install it");
+    }
+
+    #[test]
+    fn what_is_there_and_refused_is_named() {
+        let of = |tried: &[&str]| refusals("libx.so", tried.iter().map(ToString::to_string));
+        let absent = [
+            "/a/libx.so is not there",
+            "libx.so: libx.so: cannot open shared object file: No such file or directory",
+            "/c/libx.so is not there",
+        ];
+        let old = "/b/libx.so: found version 2.18.3, expected 2.27.0 or newer";
+        assert_eq!(of(&[absent[0], old, absent[1]]), format!("no usable libx.so: {old}"));
+        assert_eq!(of(&absent), "libx.so is at none of the 3 places where it is looked for");
+        assert_eq!(of(&absent[..1]), "libx.so was not found: /a/libx.so is not there");
     }
 }

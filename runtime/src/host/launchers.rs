@@ -45,6 +45,8 @@ impl fmt::Display for Launch {
 pub struct Found {
     /// Its place among the ranks that a launcher started; none if it starts them itself.
     pub place: Option<Membership>,
+    /// The launcher that gave the place, for people.
+    pub launcher: Option<&'static str>,
     /// What was found and does not count, for people.
     pub note: Option<String>,
 }
@@ -177,7 +179,7 @@ fn read(launch: Launch, get: Variables, starter: &dyn Fn(&str) -> String) -> Res
     }
     let Some(&(family, rank, ranks)) = found.first() else {
         return match launch {
-            Launch::Auto => Ok(Found { place: None, note }),
+            Launch::Auto => Ok(Found { note, ..Found::default() }),
             _ => {
                 let names: Vec<&str> =
                     FAMILIES.iter().filter(|f| f.launch == launch).map(|f| f.rank).collect();
@@ -201,7 +203,8 @@ fn read(launch: Launch, get: Variables, starter: &dyn Fn(&str) -> String) -> Res
     }
     family.on_one_host(ranks, get).map_err(|e| hinted(e, launch))?;
     let run = family.identity(get, starter);
-    Ok(Found { place: Some(Membership { rank, ranks, run }), note: None })
+    let place = Some(Membership { rank, ranks, run });
+    Ok(Found { place, launcher: Some(family.name), note: None })
 }
 
 impl Family {

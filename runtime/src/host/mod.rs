@@ -21,6 +21,7 @@ mod coordinator;
 mod copy;
 mod direct;
 mod engine;
+pub mod facts;
 mod gather;
 mod inputs;
 mod job;
@@ -68,8 +69,5 @@ pub fn restore_default_sigpipe() {
 
 /// The bytes to which the stack of the first thread may grow; none without a limit.
 pub fn stack_limit() -> Option<u64> {
-    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-    // SAFETY: the call writes to the place it is given and keeps nothing.
-    let told = unsafe { libc::getrlimit(libc::RLIMIT_STACK, &raw mut limit) } == 0;
-    (told && limit.rlim_cur != libc::RLIM_INFINITY).then_some(limit.rlim_cur)
+    facts::limit(facts::Limited::Stack)
 }

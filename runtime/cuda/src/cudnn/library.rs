@@ -80,13 +80,18 @@ impl Cudnn {
     /// # Errors
     /// There is none that is usable.
     pub fn load() -> Result<&'static Cudnn, CudaError> {
-        static LOADED: OnceLock<Result<Cudnn, String>> = OnceLock::new();
+        Cudnn::of_process().map_err(|tried| CudaError::Unsupported(missing(&tried.join("; "))))
+    }
+
+    /// The same, or what was tried and why it was not taken.
+    fn of_process() -> Result<&'static Cudnn, &'static [String]> {
+        static LOADED: OnceLock<Result<Cudnn, Vec<String>>> = OnceLock::new();
         let loaded = LOADED.get_or_init(|| {
             let search = Search::from_env(&CUDNN);
             let loaded = if search.only.is_none() { Cudnn::loaded() } else { None };
             loaded.map_or_else(|| Cudnn::find(&search), Ok)
         });
-        loaded.as_ref().map_err(|tried| CudaError::Unsupported(missing(tried)))
+        loaded.as_ref().map_err(Vec::as_slice)
     }
 
     /// The one that this process has already, if it is usable.
@@ -96,7 +101,7 @@ impl Cudnn {
         Cudnn::of(ManuallyDrop::new(library.ok()?)).ok()
     }
 
-    fn find(search: &Search) -> Result<Cudnn, String> {
+    fn find(search: &Search) -> Result<Cudnn, Vec<String>> {
         let mut tried = Vec::new();
         for path in in_order(search.candidates(&CUDNN)) {
             match Cudnn::open(&path) {
@@ -104,7 +109,7 @@ impl Cudnn {
                 Err(why) => tried.push(format!("{} {why}", path.display())),
             }
         }
-        Err(tried.join("; "))
+        Err(tried)
     }
 
     fn open(path: &Path) -> Result<Cudnn, String> {
@@ -113,7 +118,10 @@ impl Cudnn {
         }
         // SAFETY: the file is cuDNN by its name or by the user's word, and its initialisers may run at any time.
         let library = unsafe { Library::open(Some(path), RTLD_NOW | RTLD_LOCAL) };
-        Cudnn::of(ManuallyDrop::new(library.map_err(|e| format!("does not load ({e})"))?))
+        // The error itself names only the call.
+        let said =
+            |e: libloading::Error| std::error::Error::source(&e).map_or(e.to_string(), |s| s.to_string());
+        Cudnn::of(ManuallyDrop::new(library.map_err(|e| format!("does not load ({})", said(e)))?))
     }
 
     fn of(library: ManuallyDrop<Library>) -> Result<Cudnn, String> {
@@ -148,9 +156,14 @@ fn in_order(mut candidates: Vec<PathBuf>) -> Vec<PathBuf> {
 }
 
 fn missing(tried: &str) -> String {
+    format!("cuDNN was not found; expected {}; tried: {tried}", expected())
+}
+
+/// What is looked for, for people.
+pub(crate) fn expected() -> String {
     format!(
-        "cuDNN was not found; expected libcudnn.so.9 of {} or newer, as `pip install nvidia-cudnn-cu13` leaves it, or \
-         {PATH_VARIABLE} to name it or its folder; tried: {tried}",
+        "libcudnn.so.9 of {} or newer, as `pip install nvidia-cudnn-cu13` leaves it, or {PATH_VARIABLE} to name it or its \
+         folder",
         number(OLDEST)
     )
 }
@@ -167,9 +180,9 @@ pub fn version() -> Result<String, CudaError> {
     Ok(number(Cudnn::load()?.version))
 }
 
-/// The same, and one of its functions.
-pub(crate) fn library() -> Result<(String, *const c_void), CudaError> {
-    let cudnn = Cudnn::load()?;
+/// The same, and one of its functions; or what was tried and why it was not taken.
+pub(crate) fn library() -> Result<(String, *const c_void), &'static [String]> {
+    let cudnn = Cudnn::of_process()?;
     Ok((number(cudnn.version), cudnn.functions.version as *const c_void))
 }
 
@@ -195,6 +208,7 @@ mod tests {
         std::fs::write(folder.join("libcudnn.so.9"), "no library").unwrap();
         let search = Search { only: Some(folder.clone()), ..Search::default() };
         let Err(tried) = Cudnn::find(&search) else { panic!("it is no library") };
+        let tried = tried.join("; ");
         assert!(tried.contains("libcudnn.so.9 does not load ("), "{tried}");
         assert!(tried.contains("libcudnn.so is not there"), "{tried}");
         assert!(missing(&tried).contains(PATH_VARIABLE));

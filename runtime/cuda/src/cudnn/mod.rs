@@ -17,5 +17,5 @@ mod library;
 
 pub use self::attention::{Attention, Band, Bias, Tensor};
 pub use self::graph::{Planner, Prepared};
-pub(crate) use self::library::library;
 pub use self::library::{PATH_VARIABLE, version};
+pub(crate) use self::library::{expected, library};

@@ -325,7 +325,7 @@ const COPY_ENGINES: [u32; 2] = [12, 5];
 pub const EARLY: [Version; 2] = [Version::new(2, 28, 0), Version::new(2, 30, 7)];
 
 /// Whether a version launches a variant's kernels early and does not wait within.
-pub(super) fn starts_early(version: Version, variant: Variant) -> bool {
+pub(crate) fn starts_early(version: Version, variant: Variant) -> bool {
     Way::of(variant) == Some(Way::Window) && (EARLY[0]..EARLY[1]).contains(&version)
 }
 

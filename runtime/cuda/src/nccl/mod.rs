@@ -21,6 +21,7 @@ use symmc_ir::collective::{CollectiveKind, ReduceOp, Splits};
 use symmc_ir::{DType, Variant};
 use symmc_runtime::exec::BoundCollective;
 
+pub(crate) use self::comms::starts_early;
 pub use self::comms::{Communicators, EARLY, Making, has};
 pub use self::lent::Lent;
 pub use self::memory::WindowMemory;

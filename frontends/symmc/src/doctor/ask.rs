@@ -1,0 +1,183 @@
+//! Asks all parts at once, and waits for each no longer than the limit.
+//!
+//! What hangs is left behind: a thread ends with the process, a process is killed, and where the kernel does not let it go
+//! nobody waits for it.
+
+use std::io::Read;
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::thread::Builder;
+use std::time::{Duration, Instant};
+
+use super::{Check, DoctorConfig, Part, Prober, Status, examine};
+
+/// How often a process is looked at.
+const LOOK: Duration = Duration::from_millis(5);
+/// What is waited longer than processes have.
+const GRACE: Duration = Duration::from_secs(1);
+/// The most that a process may write.
+const LONGEST: u64 = 1 << 20;
+
+/// What became of a question.
+type Answer = Result<Vec<Check>, String>;
+
+/// The checks of all parts, in their order.
+pub(super) fn all(config: &DoctorConfig) -> Vec<Check> {
+    // A process that hangs is ended before nobody waits for it any more.
+    let until = Instant::now() + config.limit + GRACE;
+    let asked = Part::ALL.map(|part| (part, begin(part, config)));
+    let wait = |(part, asked): (Part, Option<Receiver<Answer>>)| {
+        let left = until.saturating_duration_since(Instant::now());
+        let answered = match asked.map(|a| a.recv_timeout(left)) {
+            Some(Ok(answer)) => answer,
+            Some(Err(RecvTimeoutError::Timeout)) => {
+                Err(format!("no answer within {} s", config.limit.as_secs_f32()))
+            }
+            Some(Err(RecvTimeoutError::Disconnected)) => Err("what was asked broke down".into()),
+            // The system has no thread to spare.
+            None => answer(part, config),
+        };
+        answered.unwrap_or_else(|why| part.all(Status::Unknown, &why, remedy(part)))
+    };
+    asked.into_iter().flat_map(wait).collect()
+}
+
+/// What to do where a part does not answer.
+fn remedy(part: Part) -> &'static str {
+    match part {
+        Part::Host => "look at the system's log",
+        Part::Gpus => "look at nvidia-smi and dmesg: a GPU that has failed needs a reset or a reboot",
+        _ => "install the library again, or name another one in its environment variable",
+    }
+}
+
+/// Asks on a thread; none where the system has no thread for it.
+fn begin(part: Part, config: &DoctorConfig) -> Option<Receiver<Answer>> {
+    let (tell, told) = channel();
+    let config = config.clone();
+    let ask = move || {
+        // Who asked may have gone on without.
+        let _ = tell.send(answer(part, &config));
+    };
+    Builder::new().name(format!("symmc {}", part.name())).spawn(ask).ok().map(|_| told)
+}
+
+/// Asks in this process, or has another one ask. The host has no libraries that break.
+fn answer(part: Part, config: &DoctorConfig) -> Answer {
+    match &config.prober {
+        Some(prober) if part != Part::Host => by_process(prober, part, config.limit),
+        _ => Ok(examine(part)),
+    }
+}
+
+/// Has a process ask.
+fn by_process(prober: &Prober, part: Part, limit: Duration) -> Answer {
+    let mut command = Command::new(&prober.program);
+    command.args(&prober.args).arg(part.name());
+    let piped = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
+    let mut child = piped.spawn().map_err(|e| format!("{} does not start: {e}", prober.program.display()))?;
+    let (tell, said) = channel();
+    if let Some(out) = child.stdout.take() {
+        let read = move || {
+            let mut text = Vec::new();
+            // What was read before an error may be whole.
+            let _ = out.take(LONGEST).read_to_end(&mut text);
+            let _ = tell.send(text);
+        };
+        if let Err(error) = Builder::new().spawn(read) {
+            let _ = child.kill();
+            let _ = child.wait();
+            return Err(format!("no thread for what the process says: {error}"));
+        }
+    }
+    let until = Instant::now() + limit;
+    let status = ended(child, until)?;
+    let left = until.saturating_duration_since(Instant::now()).max(LOOK);
+    let text = said.recv_timeout(left).unwrap_or_default();
+    // Libraries may have written lines of their own.
+    let text = String::from_utf8_lossy(&text);
+    let checks = text.lines().rev().find_map(|line| serde_json::from_str::<Vec<Check>>(line).ok());
+    match (status.success(), checks) {
+        (true, Some(checks)) => Ok(checks),
+        (true, None) => Err("the process that asked gave no answer".into()),
+        (false, _) => Err(format!("the process that asked ended with {status}")),
+    }
+}
+
+/// Waits for the end of a process, or ends it.
+fn ended(mut child: Child, until: Instant) -> Result<ExitStatus, String> {
+    loop {
+        match child.try_wait() {
+            Ok(Some(status)) => return Ok(status),
+            Ok(None) if Instant::now() < until => std::thread::sleep(LOOK),
+            Ok(None) => {
+                let _ = child.kill();
+                // The kernel may hold it: whoever waits for that must not be asked for anything else.
+                let _ = Builder::new().spawn(move || child.wait());
+                return Err("no answer within the limit".into());
+            }
+            Err(error) => return Err(format!("the process that asked is lost: {error}")),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A shell that answers as `text` says, with the part's name as `$0`.
+    fn shell(text: &str) -> Prober {
+        Prober { program: "/bin/sh".into(), args: vec!["-c".into(), text.into()] }
+    }
+
+    fn asked(text: &str, limit: Duration) -> Vec<Check> {
+        let config = DoctorConfig::default().with_limit(limit).with_prober(shell(text));
+        all(&config)
+    }
+
+    #[test]
+    fn what_a_process_answers_is_taken() {
+        let checks = r#"[{"part":"cudnn","name":"cudnn","status":"ok","found":"9","version":null,"path":null,"remedy":null}]"#;
+        let text = format!("echo noise; echo '{checks}'; echo more noise");
+        let found = by_process(&shell(&text), Part::Cudnn, Duration::from_secs(20)).unwrap();
+        assert_eq!(found, [Part::Cudnn.ok("cudnn", "9")]);
+    }
+
+    #[test]
+    fn a_process_that_crashes_is_a_line_and_the_others_are_asked() {
+        let all = asked("kill -SEGV $$", Duration::from_secs(20));
+        for part in Part::ALL {
+            let of: Vec<&Check> = all.iter().filter(|c| c.part == part).collect();
+            assert_eq!(of.iter().map(|c| c.name.as_str()).collect::<Vec<_>>(), part.names());
+            let broken = |c: &&&Check| {
+                c.status == Status::Unknown && c.found.contains("signal: 11") && c.remedy.is_some()
+            };
+            let count = of.iter().filter(broken).count();
+            assert_eq!(count, if part == Part::Host { 0 } else { of.len() }, "{of:?}");
+        }
+    }
+
+    #[test]
+    fn a_process_that_hangs_is_ended_and_said() {
+        let begun = Instant::now();
+        let all = asked("sleep 600", Duration::from_millis(200));
+        assert!(begun.elapsed() < Duration::from_secs(60));
+        let silent = all.iter().filter(|c| c.found.contains("no answer within")).count();
+        let of_others: usize = Part::ALL[1..].iter().map(|p| p.names().len()).sum();
+        assert_eq!(silent, of_others, "{all:?}");
+    }
+
+    #[test]
+    fn what_is_no_answer_is_said() {
+        for (text, said) in
+            [("exit 3", "exit status: 3"), ("echo '[1]'", "no answer"), ("exec /no/such", "exit status: 127")]
+        {
+            let found = by_process(&shell(text), Part::Nccl, Duration::from_secs(20)).unwrap_err();
+            assert!(found.contains(said), "{text}: {found}");
+        }
+        let none = Prober { program: "/no/such".into(), args: vec![] };
+        assert!(
+            by_process(&none, Part::Nccl, Duration::from_secs(20)).unwrap_err().contains("does not start")
+        );
+    }
+}

@@ -1,0 +1,333 @@
+//! What this machine can do and what it lacks, one [`Check`] for each thing, with the remedy where something is to be done.
+//!
+//! Everything is asked, nothing is changed: no context is made on a GPU, no communicator, no multicast object. Nothing that
+//! is missing is an error. What drivers and libraries answer is waited for with a limit; where a [`Prober`] is named, a
+//! process of its own asks each of them, so that one that crashes is a line of the report as well.
+//!
+//! The report is a wire form: names of checks and parts, and the meaning of a status, stay with [`VERSION`].
+
+mod ask;
+#[cfg(feature = "cuda")]
+mod gpus;
+mod host;
+#[cfg(feature = "cuda")]
+mod libraries;
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+/// The version of the report.
+pub const VERSION: u32 = 1;
+
+/// What a machine is found to have.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct Diagnosis {
+    /// The version of the report: [`VERSION`].
+    pub version: u32,
+    /// The version of symmc.
+    pub symmc: String,
+    /// All checks, in the order of [`Part::ALL`] and of [`Part::names`].
+    pub checks: Vec<Check>,
+}
+
+/// One thing that was asked for.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct Check {
+    /// What it belongs to.
+    pub part: Part,
+    /// Its name: one of [`Part::names`], or `gpu N` for each GPU.
+    pub name: String,
+    /// How it stands.
+    pub status: Status,
+    /// What was found, for people.
+    pub found: String,
+    /// The version, of what has one.
+    pub version: Option<String>,
+    /// The file, of what is one.
+    pub path: Option<String>,
+    /// What to do; none where all is well.
+    pub remedy: Option<String>,
+}
+
+/// How a thing stands.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum Status {
+    /// As it should be.
+    Ok,
+    /// There, with less than there could be.
+    Limited,
+    /// Not there, or not usable.
+    Missing,
+    /// It could not be told: nothing answered, or what was asked broke down.
+    Unknown,
+}
+
+impl Status {
+    /// The name in reports.
+    pub fn name(self) -> &'static str {
+        match self {
+            Status::Ok => "ok",
+            Status::Limited => "limited",
+            Status::Missing => "missing",
+            Status::Unknown => "unknown",
+        }
+    }
+}
+
+/// What is asked together.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum Part {
+    /// The machine without its GPUs.
+    Host,
+    /// The driver and GPUs.
+    Gpus,
+    /// NVRTC.
+    Nvrtc,
+    /// cuBLASLt.
+    Cublaslt,
+    /// cuDNN.
+    Cudnn,
+    /// NCCL.
+    Nccl,
+}
+
+impl Part {
+    /// All parts, in the order of reports.
+    pub const ALL: [Part; 6] = [Part::Host, Part::Gpus, Part::Nvrtc, Part::Cublaslt, Part::Cudnn, Part::Nccl];
+
+    /// The name in reports.
+    pub fn name(self) -> &'static str {
+        match self {
+            Part::Host => "host",
+            Part::Gpus => "gpus",
+            Part::Nvrtc => "nvrtc",
+            Part::Cublaslt => "cublaslt",
+            Part::Cudnn => "cudnn",
+            Part::Nccl => "nccl",
+        }
+    }
+
+    /// The part of this name.
+    pub fn from_name(name: &str) -> Option<Part> {
+        Part::ALL.into_iter().find(|p| p.name() == name)
+    }
+
+    /// The names of its checks, which every report has. For each GPU there is one more, `gpu N`, behind `gpus`.
+    pub fn names(self) -> &'static [&'static str] {
+        match self {
+            Part::Host => &[
+                "launcher",
+                "processors",
+                "memory",
+                "shared memory",
+                "/dev/shm",
+                "handle passing",
+                "descriptors",
+                "locked memory",
+                "kernel cache",
+            ],
+            Part::Gpus => &["driver", "gpus", "peer access", "memory handles", "profile"],
+            Part::Nvrtc => &["nvrtc"],
+            Part::Cublaslt => &["cublaslt"],
+            Part::Cudnn => &["cudnn"],
+            Part::Nccl => &["nccl", "nccl early launch"],
+        }
+    }
+
+    fn check(self, name: &str, status: Status, found: impl Into<String>) -> Check {
+        let (name, found) = (name.into(), one_line(&found.into()));
+        Check { part: self, name, status, found, version: None, path: None, remedy: None }
+    }
+
+    /// A check of what is as it should be.
+    fn ok(self, name: &str, found: impl Into<String>) -> Check {
+        self.check(name, Status::Ok, found)
+    }
+
+    /// A check that leaves something to be done.
+    fn short(self, name: &str, status: Status, found: impl Into<String>, remedy: impl Into<String>) -> Check {
+        Check { remedy: Some(one_line(&remedy.into())), ..self.check(name, status, found) }
+    }
+
+    /// The same state of all that the part is about.
+    fn all(self, status: Status, found: &str, remedy: &str) -> Vec<Check> {
+        self.names().iter().map(|name| self.short(name, status, found, remedy)).collect()
+    }
+}
+
+impl Check {
+    #[cfg(any(feature = "cuda", test))]
+    fn of_version(mut self, version: impl Into<String>) -> Check {
+        self.version = Some(version.into());
+        self
+    }
+
+    fn at(mut self, path: Option<&Path>) -> Check {
+        self.path = path.map(|p| p.display().to_string());
+        self
+    }
+}
+
+/// A text of several lines as one.
+fn one_line(text: &str) -> String {
+    text.lines().map(str::trim).filter(|l| !l.is_empty()).collect::<Vec<_>>().join("; ")
+}
+
+/// How to ask.
+#[derive(Clone, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub struct DoctorConfig {
+    /// How long a driver or a library may take to answer.
+    pub limit: Duration,
+    /// What asks drivers and libraries; none for threads of this process, which one that crashes takes with it.
+    pub prober: Option<Prober>,
+}
+
+impl Default for DoctorConfig {
+    /// Threads of this process, and half a minute: a driver that starts for the first time takes seconds for each GPU.
+    fn default() -> Self {
+        DoctorConfig { limit: Duration::from_secs(30), prober: None }
+    }
+}
+
+impl DoctorConfig {
+    /// With [`limit`](Self::limit).
+    #[must_use]
+    pub fn with_limit(mut self, limit: Duration) -> Self {
+        self.limit = limit;
+        self
+    }
+
+    /// With [`prober`](Self::prober).
+    #[must_use]
+    pub fn with_prober(mut self, prober: Prober) -> Self {
+        self.prober = Some(prober);
+        self
+    }
+}
+
+/// A command that is started for a part, whose name is its last argument, and writes the part's checks ([`examine`]) to
+/// standard output as a line of JSON.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Prober {
+    /// The program.
+    pub program: PathBuf,
+    /// Its arguments before the name.
+    pub args: Vec<String>,
+}
+
+/// What this machine can do and what it lacks.
+pub fn doctor(config: &DoctorConfig) -> Diagnosis {
+    let mut checks = ask::all(config);
+    relate(&mut checks);
+    Diagnosis { version: VERSION, symmc: env!("CARGO_PKG_VERSION").into(), checks }
+}
+
+/// The checks of one part, asked on this thread, however long that takes.
+pub fn examine(part: Part) -> Vec<Check> {
+    match part {
+        Part::Host => host::checks(),
+        #[cfg(feature = "cuda")]
+        Part::Gpus => gpus::checks(),
+        #[cfg(feature = "cuda")]
+        Part::Nvrtc | Part::Cublaslt | Part::Cudnn | Part::Nccl => libraries::checks(part),
+        #[cfg(not(feature = "cuda"))]
+        _ => part.all(Status::Missing, "this build of symmc knows no GPUs", "build it with the feature cuda"),
+    }
+}
+
+/// What follows from several checks together: a library of a later major version of CUDA than the driver's gives code that
+/// the driver does not load.
+fn relate(checks: &mut [Check]) {
+    let major = |version: &str| version.split('.').next()?.parse::<u32>().ok();
+    let driver = checks.iter().find(|c| c.name == "driver").and_then(|c| c.version.clone());
+    let Some((driver, most)) = driver.as_deref().and_then(|v| Some((v, major(v)?))) else { return };
+    for check in checks.iter_mut().filter(|c| matches!(c.part, Part::Nvrtc | Part::Cublaslt)) {
+        let Some(found) = check.version.as_deref().and_then(major).filter(|&found| found > most) else {
+            continue;
+        };
+        check.status = Status::Limited;
+        check.found = format!("{}, but the driver is for CUDA {driver}", check.found);
+        check.remedy = Some(format!("install a driver for CUDA {found}, or the library of CUDA {most}"));
+    }
+}
+
+/// Bytes with a binary unit.
+fn bytes(n: u64) -> String {
+    const UNITS: [(u32, &str); 4] = [(40, "TiB"), (30, "GiB"), (20, "MiB"), (10, "KiB")];
+    let unit = UNITS.into_iter().find(|(shift, _)| n >> shift > 0);
+    unit.map_or_else(
+        || format!("{n} B"),
+        |(shift, name)| format!("{:.1} {name}", n as f64 / (1u64 << shift) as f64),
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Each check that the page on parts names is there once and in order; each has a status, and a remedy where something
+    /// is to be done.
+    #[track_caller]
+    fn well_formed(checks: &[Check]) {
+        for part in Part::ALL {
+            let of_part = checks.iter().filter(|c| c.part == part).map(|c| c.name.as_str());
+            let fixed: Vec<&str> = of_part.filter(|n| !n.starts_with("gpu ")).collect();
+            assert_eq!(fixed, part.names(), "{part:?}");
+        }
+        for check in checks {
+            assert_eq!(check.status == Status::Ok, check.remedy.is_none(), "{check:?}");
+            let texts = [Some(&check.found), check.remedy.as_ref()];
+            assert!(texts.into_iter().flatten().all(|t| !t.is_empty() && !t.contains('\n')), "{check:?}");
+        }
+    }
+
+    #[test]
+    fn this_machine_has_a_whole_report() {
+        let found = doctor(&DoctorConfig::default());
+        well_formed(&found.checks);
+        let text = serde_json::to_string(&found).unwrap();
+        assert_eq!(serde_json::from_str::<Diagnosis>(&text).unwrap(), found);
+    }
+
+    #[test]
+    fn names_are_read_back() {
+        for part in Part::ALL {
+            assert_eq!(Part::from_name(part.name()), Some(part));
+            assert_eq!(serde_json::to_value(part).unwrap(), part.name());
+        }
+        for status in [Status::Ok, Status::Limited, Status::Missing, Status::Unknown] {
+            assert_eq!(serde_json::to_value(status).unwrap(), status.name());
+        }
+    }
+
+    #[test]
+    fn a_library_that_is_newer_than_the_driver_is_named() {
+        let of = |part: Part, name, version: &str| part.ok(name, version).of_version(version);
+        let mut checks = [
+            of(Part::Gpus, "driver", "12.8"),
+            of(Part::Nvrtc, "nvrtc", "13.0"),
+            of(Part::Cublaslt, "cublaslt", "12.9.1"),
+        ];
+        relate(&mut checks);
+        assert_eq!(checks[1].status, Status::Limited);
+        assert_eq!(checks[1].found, "13.0, but the driver is for CUDA 12.8");
+        assert_eq!(checks[2].status, Status::Ok, "minor versions go together");
+    }
+
+    #[test]
+    fn sizes_have_units() {
+        assert_eq!(
+            [0, 1023, 1024, 3 << 29, 5 << 40].map(bytes),
+            ["0 B", "1023 B", "1.0 KiB", "1.5 GiB", "5.0 TiB"]
+        );
+    }
+}
