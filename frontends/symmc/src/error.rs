@@ -115,7 +115,7 @@ pub(crate) fn ranks(n: u32) -> String {
 impl Error {
     /// An error in the caller's own words, as functions that a caller lends to symmc return.
     pub fn new(kind: ErrorKind, message: impl Into<String>) -> Error {
-        Cause::Said { kind, message: message.into() }.into()
+        Error::of(Cause::Said { kind, message: message.into() })
     }
 
     /// What sort of thing went wrong.
@@ -192,6 +192,10 @@ impl Error {
         }
     }
 
+    fn of(cause: Cause) -> Error {
+        Error(Box::new(cause))
+    }
+
     fn place(&self) -> Place<'_> {
         match &*self.0 {
             Cause::Run(cause) => Place::of_run(cause),
@@ -213,12 +217,12 @@ impl Error {
 
     /// A file that could not be read or written.
     pub(crate) fn io(path: &Path, cause: io::Error) -> Error {
-        Cause::Io { path: path.to_path_buf(), cause }.into()
+        Error::of(Cause::Io { path: path.to_path_buf(), cause })
     }
 
     /// A file that is not what it should be.
     pub(crate) fn format(path: &Path, message: impl ToString) -> Error {
-        Cause::Format { path: path.to_path_buf(), message: message.to_string(), cause: None }.into()
+        Error::of(Cause::Format { path: path.to_path_buf(), message: message.to_string(), cause: None })
     }
 
     /// The same, as something that read it says.
@@ -228,36 +232,40 @@ impl Error {
         cause: impl StdError + Send + Sync + 'static,
     ) -> Error {
         let (path, message) = (path.to_path_buf(), message.to_string());
-        Cause::Format { path, message, cause: Some(Box::new(cause)) }.into()
+        Error::of(Cause::Format { path, message, cause: Some(Box::new(cause)) })
     }
 
     pub(crate) fn pass(program: &str, cause: PassError) -> Error {
-        Cause::Pass { program: program.into(), cause }.into()
+        Error::of(Cause::Pass { program: program.into(), cause })
     }
 
     pub(crate) fn planner(program: &str, cause: PlanError) -> Error {
-        Cause::Plan { program: program.into(), cause }.into()
+        Error::of(Cause::Plan { program: program.into(), cause })
     }
 
     /// What the check found in a plan of the caller's.
     pub(crate) fn unsafe_plan(findings: Vec<String>) -> Error {
-        Cause::Check(findings).into()
+        Error::of(Cause::Check(findings))
     }
 
     /// What the check found in a plan of symmc's own.
     pub(crate) fn defect(program: &str, plan: Plan, findings: Vec<String>) -> Error {
-        Cause::Defect { program: program.into(), findings, plan: Box::new(plan) }.into()
+        Error::of(Cause::Defect { program: program.into(), findings, plan: Box::new(plan) })
+    }
+
+    pub(crate) fn interpreter(cause: InterpError) -> Error {
+        Error::of(Cause::Interpreter(cause))
     }
 
     /// How a plan differs from its source.
     pub(crate) fn unlike_source(differences: Vec<String>) -> Error {
-        Cause::Source(differences).into()
+        Error::of(Cause::Source(differences))
     }
 
     /// Steps that a machine cannot run; node and op are those of the first.
     #[cfg(feature = "cuda")]
     pub(crate) fn refused(program: &str, (node, op): (&str, &str), message: String) -> Error {
-        Cause::Refused { program: program.into(), node: node.into(), op: op.into(), message }.into()
+        Error::of(Cause::Refused { program: program.into(), node: node.into(), op: op.into(), message })
     }
 }
 
@@ -287,21 +295,9 @@ impl StdError for Error {
     }
 }
 
-impl From<Cause> for Error {
-    fn from(cause: Cause) -> Self {
-        Error(Box::new(cause))
-    }
-}
-
 impl From<RunError> for Error {
     fn from(error: RunError) -> Self {
-        Cause::Run(error).into()
-    }
-}
-
-impl From<InterpError> for Error {
-    fn from(error: InterpError) -> Self {
-        Cause::Interpreter(error).into()
+        Error::of(Cause::Run(error))
     }
 }
 

@@ -157,7 +157,7 @@ fn interpret(plan: &CheckedPlan, work: &Workload, config: &RunConfig) -> Result<
     let mut times = Vec::new();
     let mut run = |inputs: &[Vec<Arc<Tensor>>]| {
         let start = Instant::now();
-        let outputs = interp::run_with(graph, &work.bindings, inputs, &kernels);
+        let outputs = interp::run_with(graph, &work.bindings, inputs, &kernels).map_err(Error::interpreter);
         times.push(start.elapsed());
         outputs
     };

@@ -89,6 +89,12 @@ fn an_error_of_a_run_says_of_what_kind_it_is_and_where_it_happened() {
 }
 
 #[test]
+fn errors_cross_threads() {
+    fn crosses<E: std::error::Error + Send + Sync + 'static>() {}
+    crosses::<Error>();
+}
+
+#[test]
 fn a_fault_of_symmc_and_a_run_that_failed_are_not_bad_input() {
     let bad = |kind: ErrorKind| Error::new(kind, "no").is_bad_input();
     use ErrorKind::{Check, Defect, Disagreement, Input, Peer, Resources, Run, Unsupported};
