@@ -28,7 +28,7 @@ use crate::driver::{Device, Event, Function, Graph, Module, Stream};
 use crate::error::CudaError;
 use crate::homes::Homes;
 use crate::launch::{Address, Kernel, Start, Work};
-use crate::nccl::{Communicators, NcclCall};
+use crate::nccl::{Communicators, Front, NcclCall};
 use crate::order::{self, Turn};
 
 /// What a program runs with on its rank.
@@ -355,14 +355,9 @@ fn lower(
             match collective::lower(step.index, call, &ends, parts.peers, source).map_err(failed)? {
                 Some(work) => Ok(work),
                 None => {
-                    // Kernels of ours report where they wait; the library's do not.
                     let word = step.index as u32 + 1;
-                    let told = parts.progress.map(|at| Work::Store { at, word });
-                    let fence = parts.nccl.starts_early(call.variant);
-                    let fence = fence.then(|| Work::Store { at: collective::unread(parts.peers), word });
-                    let mark = told.or(fence);
-                    let calls = parts.nccl.lower(call, number, ends.operand, ends.result).map_err(failed)?;
-                    Ok(mark.into_iter().chain(calls).collect())
+                    let front = Front { told: parts.progress, unread: collective::unread(parts.peers), word };
+                    parts.nccl.lower(call, number, [ends.operand, ends.result], front).map_err(failed)
                 }
             }
         }

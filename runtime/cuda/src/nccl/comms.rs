@@ -254,8 +254,15 @@ impl Communicators {
     /// Whether the library launches a variant's kernels early without waiting, within, for what is in front of them in
     /// their stream ([`EARLY`]). A kernel of ours in front lets what follows begin at once, so something else must come
     /// between.
-    pub fn starts_early(&self, variant: Variant) -> bool {
+    pub(super) fn starts_early(&self, variant: Variant) -> bool {
         self.version().is_some_and(|version| starts_early(version, variant))
+    }
+
+    /// Communicators of another maker, for tests.
+    #[cfg(test)]
+    pub(super) fn of_test(library: &'static Nccl, group: usize, ways: &[Way], comm: Comm) -> Communicators {
+        let made = ways.iter().map(|&way| ((group, way), Made { comm, window: None, lent: true }));
+        Communicators { library: Some(library), made: made.collect(), limit: Duration::ZERO }
     }
 
     /// Ends all communicators at once, whatever runs on them. For a run that failed. What is lent stays its

@@ -57,8 +57,28 @@ enum CallKind {
     },
 }
 
+/// What is stored in front of a collective of the library.
+#[derive(Clone, Copy, Debug)]
+pub struct Front {
+    /// Where it is told that the collective begins, if anybody asks: kernels of ours report where they wait, the library's
+    /// do not.
+    pub told: Option<Address>,
+    /// A word that nobody reads.
+    pub unread: Address,
+    /// What is stored.
+    pub word: u32,
+}
+
 impl Communicators {
-    /// The calls of a collective of the library whose operand and result lie at these addresses.
+    /// What stands in front of a collective of this variant. Where the library's kernels begin early, and do not wait within
+    /// for the kernel in front of them, that is never a kernel.
+    fn front(&self, variant: Variant, front: Front) -> Option<Work> {
+        let at = front.told.or_else(|| self.starts_early(variant).then_some(front.unread))?;
+        Some(Work::Store { at, word: front.word })
+    }
+
+    /// The calls of a collective of the library whose operand and result lie at these addresses, behind what stands in front
+    /// of them.
     ///
     /// # Errors
     /// The library has no such collective.
@@ -66,8 +86,8 @@ impl Communicators {
         &self,
         call: &BoundCollective,
         number: usize,
-        operand: Address,
-        result: Address,
+        [operand, result]: [Address; 2],
+        front: Front,
     ) -> Result<Vec<Work>, CudaError> {
         let n = call.cell.len();
         let comm = self.of(call.group, call.variant)?;
@@ -82,7 +102,7 @@ impl Communicators {
         };
         let reduction = |op| reduction(op, call.dtype);
         let (elements, me) = (call.elements, number as i32);
-        let mut work = Vec::new();
+        let mut work: Vec<Work> = self.front(call.variant, front).into_iter().collect();
         let made = match &call.kind {
             CollectiveKind::AllReduce(op) => make(CallKind::AllReduce(reduction(*op)), elements),
             CollectiveKind::AllGather => make(CallKind::AllGather, elements),

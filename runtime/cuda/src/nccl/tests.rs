@@ -8,12 +8,15 @@ use std::time::Duration;
 
 use nccl_sys::{Comm, Nccl, Search, Version, result_code};
 use symmc_ir::DType;
-use symmc_ir::collective::{ReduceOp, Variant};
+use symmc_ir::collective::{CollectiveKind, ReduceOp, Splits, Variant};
+use symmc_runtime::exec::{BoundCollective, BoundRegion, Home};
 
-use super::comms::{Way, lacks, starts_early};
+use super::Front;
+use super::comms::{Communicators, Way, lacks, starts_early};
 use super::lent::Lent;
 use super::wait::Patience;
 use crate::error::CudaError;
+use crate::launch::Work;
 
 /// The fake library of a version.
 fn fake(version: &str, later: bool) -> Nccl {
@@ -85,6 +88,59 @@ fn window_kernels_start_early_in_some_versions() {
     assert!([(27, 7), (30, 7), (31, 0)].into_iter().all(|(minor, patch)| !window(minor, patch)));
     let others = [Variant::Plain, Variant::CopyEngine, Variant::Packets];
     assert!(others.into_iter().all(|variant| !starts_early(Version::new(2, 28, 9), variant)));
+}
+
+/// A collective of four ranks.
+fn call(kind: CollectiveKind, variant: Variant) -> BoundCollective {
+    let region = || BoundRegion { home: Home::Symmetric, offset: 0, by_rank: None };
+    BoundCollective {
+        kind,
+        variant,
+        exit: None,
+        cell: (0..4).collect(),
+        group: 7,
+        dtype: DType::F32,
+        elements: 64,
+        row: 1,
+        operand: region(),
+        result: region(),
+        blocks: None,
+        landing: None,
+        splits: None,
+    }
+}
+
+#[test]
+fn what_begins_early_never_follows_a_kernel() {
+    use CollectiveKind as Kind;
+    let kinds = [
+        Kind::AllReduce(ReduceOp::Sum),
+        Kind::AllGather,
+        Kind::ReduceScatter(ReduceOp::Sum),
+        Kind::Broadcast { root: 1 },
+        Kind::AllToAll(Splits::Even),
+    ];
+    let (told, unread) = (0x100, 0x200);
+    for (version, early) in
+        [("22707", false), ("22800", true), ("22907", true), ("23006", true), ("23007", false)]
+    {
+        let library: &'static Nccl = Box::leak(Box::new(fake(version, version > "22800")));
+        let ways = [Way::Plain, Way::Window, Way::CopyEngine];
+        let comms = Communicators::of_test(library, 7, &ways, comm(1));
+        for variant in [Variant::Plain, Variant::NcclWindow, Variant::CopyEngine] {
+            for (kind, asked) in kinds.iter().flat_map(|k| [(k, None), (k, Some(told))]) {
+                let front = Front { told: asked, unread, word: 3 };
+                let work =
+                    comms.lower(&call(kind.clone(), variant), 0, [0x1000, 0x2000], front).expect("calls");
+                let fenced = early && variant == Variant::NcclWindow;
+                let at = asked.or(fenced.then_some(unread));
+                let expected = at.map(|at| Work::Store { at, word: 3 });
+                let [front @ .., Work::Nccl(_)] = work.as_slice() else { panic!("{work:?}") };
+                assert_eq!(front.first(), expected.as_ref(), "{version} {variant} {kind:?}");
+                assert!(front.len() <= 1, "{work:?}");
+            }
+        }
+    }
 }
 
 #[test]
