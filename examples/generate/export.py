@@ -16,7 +16,7 @@ and `down_proj`, an all-gather follows `lm_head`. OUT gets
 Both programs take `input_ids` i64[1, tokens], `cache_position` i64[1] (where the first of these tokens stands in the
 cache) and the static cache `cache_I`, keys and values of each layer in turn, which they change in place. They return the
 most likely next token, i64[1, 1], which is what `decode` takes next. Two processes that gloo joins run both programs as
-PyTorch runs them, and must write what `generate` wrote. Needs no GPU; written for PyTorch 2.11 to 2.15 and transformers 5.17.
+PyTorch runs them, and must write what `generate` wrote. Needs no GPU; written for PyTorch 2.15 and transformers 5.17.
 """
 
 import argparse
