@@ -189,6 +189,7 @@ fn totals(ordinary: &Packing, symmetric: &Packing, steps: &[Step], copies: &[For
         barriers_dropped: exits(Barrier::Dropped),
         barriers_kept: exits(Barrier::Kept),
         barrier_bytes: 0,
+        workspace: 0,
     }
 }
 

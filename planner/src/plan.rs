@@ -444,4 +444,8 @@ pub struct Totals {
     /// planner says so; it is no sum of the plan, and the check does not ask for it.
     #[serde(default)]
     pub barrier_bytes: u64,
+    /// What GPUs use beside the arenas, at the largest sizes: a workspace of one step at a time. Whoever compiles for GPUs says
+    /// so; it is no sum of the plan, and the check does not ask for it.
+    #[serde(default)]
+    pub workspace: u64,
 }

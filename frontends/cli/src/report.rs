@@ -160,6 +160,10 @@ fn totals(plan: &Plan, bucket: &Bucket) -> String {
         bytes(plan.arenas.ordinary),
         bytes(plan.arenas.symmetric),
     );
+    if t.workspace > 0 {
+        let _ =
+            writeln!(out, "  GPUs use a workspace of {} beside them, one step at a time", bytes(t.workspace));
+    }
     out.push_str(&barriers(bucket));
     out
 }

@@ -355,6 +355,16 @@ fn pack_writes_offsets_and_says_when_the_capacity_is_not_met() {
 }
 
 #[test]
+fn plans_for_gpus_count_the_workspace_of_steps() {
+    let workspace = "GPUs use a workspace of 32.0 MiB beside them";
+    assert!(stdout("plan hf_llama_tp2.pt2 --machine h200x2").contains(workspace));
+    assert!(!stdout("plan hf_llama_tp2.pt2").contains("workspace"));
+    let json: serde_json::Value =
+        serde_json::from_str(&stdout("plan hf_llama_tp2.pt2 --machine h200x2 --format json")).expect("JSON");
+    assert_eq!(json["buckets"][0]["totals"]["workspace"], 32 << 20);
+}
+
+#[test]
 fn the_long_version_names_the_libraries_that_runs_take() {
     let version = env!("CARGO_PKG_VERSION");
     assert_eq!(stdout("-V"), format!("symmc {version}\n"));

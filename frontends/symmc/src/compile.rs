@@ -144,10 +144,15 @@ pub fn compile_timed(program: &Program, config: &Config) -> Result<(CheckedPlan,
     let pipeline = Pipeline { program, config, canonical: &canonical, bound: &bound, ranges: &ranges };
     let inputs = pipeline.lower(None)?;
     lap("choose");
-    let plan = match pipeline.plan(&inputs) {
+    let mut plan = match pipeline.plan(&inputs) {
         Err(PlanError::SymmLimit { .. }) => pipeline.within_the_limit(&inputs)?,
         made => made.map_err(|e| pipeline.failed(e))?,
     };
+    if config.profile.multiprocessors.is_some() {
+        for bucket in 0..plan.buckets.len() {
+            plan.buckets[bucket].totals.workspace = symmc_cuda::scratch::of_plan(&plan, bucket).unwrap_or(0);
+        }
+    }
     lap("plan");
     let plan = proven(plan, &program.graph.name)?;
     lap("check");

@@ -157,6 +157,7 @@ pub fn totals(plan: &Plan, schedule: &Schedule<'_>, errors: &mut Vec<CheckError>
         barriers_dropped: exits(Barrier::Dropped),
         barriers_kept: exits(Barrier::Kept),
         barrier_bytes: bucket.totals.barrier_bytes,
+        workspace: bucket.totals.workspace,
     };
     let found = &bucket.totals;
     for (total, expected, found) in [

@@ -22,10 +22,14 @@ fn run(words: &[String]) -> Result<usize, CudaError> {
     cases.extend(symmc_cases::special());
     cases.retain(|c| words.iter().all(|w| c.name.contains(w.as_str())));
     let started = Instant::now();
-    let failures = check::run(&device, &cases)?;
+    let (failures, by_library) = check::run(&device, &cases)?;
     failures.iter().for_each(|f| println!("{f}"));
     let (n, failed) = (cases.len(), failures.len());
-    println!("{}: {n} cases, {failed} failed, {:.1} s", device.name(), started.elapsed().as_secs_f64());
+    let seconds = started.elapsed().as_secs_f64();
+    println!(
+        "{}: {n} cases, {failed} failed, {by_library} attentions by cuDNN, {seconds:.1} s",
+        device.name()
+    );
     Ok(failed)
 }
 

@@ -37,6 +37,7 @@ pub mod order;
 pub mod program;
 pub mod refusal;
 mod rig;
+pub mod scratch;
 pub mod session;
 mod staging;
 pub mod tensor_map;

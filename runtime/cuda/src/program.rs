@@ -81,9 +81,9 @@ impl Ready {
     /// When a kernel behind this in its stream may start: early only behind kernels that let it.
     fn next(&self) -> Start {
         match self {
-            Ready::Kernel(..) => Start::Early,
+            // The library's attention lets it when it ends.
+            Ready::Kernel(..) | Ready::Attention(_) => Start::Early,
             Ready::Gemm(_)
-            | Ready::Attention(_)
             | Ready::Copy { .. }
             | Ready::Store { .. }
             | Ready::Zero { .. }
@@ -389,9 +389,9 @@ impl Loader<'_> {
             .flatten()
             .filter_map(|w| if let Work::Attention(of) = w { Some(&**of) } else { None })
             .collect();
-        let launch = |kernel: &Kernel| match parts.search {
+        let launch = |kernel: &Kernel, start| match parts.search {
             // SAFETY: the kernel was generated for memory that the checked plan lays out.
-            Some(search) => unsafe { search.stream.launch(self.function(kernel)?, kernel, Start::After) },
+            Some(search) => unsafe { search.stream.launch(self.function(kernel)?, kernel, start) },
             None => Ok(()),
         };
         choice::attentions(parts.search, parts.device, parts.machine, &all, &launch)
@@ -406,10 +406,12 @@ impl Loader<'_> {
             }
             Work::Attention(of) => {
                 let prepared = self.attentions.next().flatten();
-                let kernels = if prepared.is_some() { of.amend.into_iter().collect() } else { of.own };
                 let ready = |kernel| Ok(Ready::Kernel(self.function(&kernel)?, kernel));
-                let by_library = prepared.map(|p| Ok(Ready::Attention(p)));
-                return by_library.into_iter().chain(kernels.into_iter().map(ready)).collect();
+                let Some(prepared) = prepared else {
+                    return of.own.into_iter().map(ready).collect();
+                };
+                let (numbers, amend) = (of.numbers.map(ready), of.amend.map(ready));
+                return numbers.into_iter().chain([Ok(Ready::Attention(prepared))]).chain(amend).collect();
             }
             Work::Copy { to, from, bytes } => Ready::Copy { to, from, bytes },
             Work::Store { at, word } => Ready::Store { at, word },

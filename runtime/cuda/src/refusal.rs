@@ -20,6 +20,7 @@ use crate::compile::Source;
 use crate::compute::{self, Attentions, GEMM_WORKSPACE, InputUse, Machine, Sites};
 use crate::error::CudaError;
 use crate::homes::Layout;
+use crate::scratch;
 
 /// A step that GPUs cannot run.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -62,9 +63,10 @@ pub fn refusals(plan: &Plan, gpus: &[u32]) -> Vec<Refusal> {
 }
 
 /// The steps of a bucket at its largest sizes; `None` where that has no kernels for other reasons, or no size.
-fn bound(plan: &Plan, bucket: usize) -> Option<Arc<Bound>> {
+pub(crate) fn bound(plan: &Plan, bucket: usize) -> Option<Arc<Bound>> {
+    let symbols = &plan.buckets.get(bucket)?.symbols;
     let program = Program::new(plan, bucket, 0, &Registry::new()).ok()?;
-    let upper = plan.buckets[bucket].symbols.iter().map(|(name, range)| (name.clone(), range[1]));
+    let upper = symbols.iter().map(|(name, range)| (name.clone(), range[1]));
     program.bind(&upper.collect()).ok().map(Arc::new)
 }
 
@@ -80,7 +82,8 @@ fn of_steps(bound: &Arc<Bound>, ranks: u32, gpus: &[u32]) -> Vec<Refusal> {
         status: 1 << 16,
         ..Peers::default()
     };
-    let machine = machine(&bound.steps);
+    let workspace_bytes = scratch::of_steps(bound.steps.iter(), &MACHINE).max(GEMM_WORKSPACE);
+    let machine = Machine { workspace_bytes, ..MACHINE };
     let mut source = Source::new();
     let refused = |step: &BoundStep| {
         let error = match &step.work {
@@ -128,25 +131,17 @@ fn on_group(call: &BoundCollective, gpus: &[u32]) -> Option<CudaError> {
     )))
 }
 
-/// A GPU like those of the built-in profiles.
-fn machine(steps: &[BoundStep]) -> Machine {
-    let mut machine = Machine {
-        multiprocessors: 132,
-        status: 1 << 16,
-        workspace: 1 << 21,
-        workspace_bytes: 0,
-        shared: 225 << 10,
-        groups: true,
-        inputs: InputUse::Written,
-        attention: Attentions::Kernels,
-    };
-    let workspace = |step: &BoundStep| match &step.work {
-        Work::Kernel { op, operands, results } => compute::workspace(op, operands, results, &machine),
-        _ => 0,
-    };
-    machine.workspace_bytes = steps.iter().map(workspace).max().unwrap_or(0).max(GEMM_WORKSPACE);
-    machine
-}
+/// A GPU like those of the built-in profiles, without any memory.
+pub(crate) const MACHINE: Machine = Machine {
+    multiprocessors: 132,
+    status: 1 << 16,
+    workspace: 1 << 21,
+    workspace_bytes: 0,
+    shared: 225 << 10,
+    groups: true,
+    inputs: InputUse::Written,
+    attention: Attentions::Kernels,
+};
 
 #[cfg(test)]
 mod tests {

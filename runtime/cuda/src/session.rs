@@ -21,7 +21,7 @@ use crate::adopt::Adopted;
 use crate::arena::{Exchange, Source, SymmetricArena};
 use crate::collective::{self, Flow, Peers, Unfit};
 use crate::compute::search::{Products, Search};
-use crate::compute::{self, Attentions, InputUse, Machine};
+use crate::compute::{Attentions, InputUse, Machine};
 use crate::cudnn;
 use crate::driver::{Device, Event, Graph, Memory, Pinned, Stream};
 use crate::error::CudaError;
@@ -30,6 +30,7 @@ use crate::launch::Address;
 use crate::nccl::{Communicators, Making};
 use crate::program::{Parts, Program, Streams};
 use crate::rig::{self, Rig};
+use crate::scratch;
 use crate::staging::{LARGE, Staging};
 use crate::watch;
 
@@ -162,7 +163,7 @@ impl Session {
         let arena = SymmetricArena::new(config.arena, &device, exchange, shared, config.limit)?;
         let counters = collective::local_bytes(control.groups).next_multiple_of(256);
         let machine = Machine { attention: config.attention(), ..Machine::of(&device) };
-        let scratch = scratch_bytes(steps(), &machine);
+        let scratch = scratch::of_steps(steps(), &machine);
         let Private { memory, homes, counters: local, scratch: workspace } =
             lay_out(&device, bounds, arena.address(), [counters, scratch])?;
         let status = Pinned::new(&device, STATUS)?;
@@ -480,15 +481,6 @@ fn inputs_of<'b>(mut steps: impl Iterator<Item = &'b BoundStep>) -> InputUse {
         StepWork::Collective(call) => input(call.result.home),
     };
     if steps.any(writes) { InputUse::Written } else { InputUse::Read }
-}
-
-/// The workspace that these compute steps share.
-fn scratch_bytes<'b>(steps: impl Iterator<Item = &'b BoundStep>, machine: &Machine) -> usize {
-    let step = |step: &BoundStep| match &step.work {
-        StepWork::Kernel { op, operands, results } => compute::workspace(op, operands, results, machine),
-        _ => 0,
-    };
-    steps.map(step).max().unwrap_or(0)
 }
 
 /// What only one rank reaches.

@@ -15,7 +15,7 @@ use symmc_ir::{DType, Float};
 use symmc_runtime::exec::Located;
 
 use super::bounds::{self, Position};
-use super::fused::{self, Candidates, Form};
+use super::fused::{self, Candidates, Form, Mask};
 use super::space::{Axis, broadcast};
 use super::text::{self, offset, real, stored};
 use super::{Attentions, Lowering, Machine, misfit};
@@ -220,7 +220,8 @@ pub(super) fn workspace(
     if machine.attention == Attentions::Kernels || o.q.dtype.size() != 2 {
         return own;
     }
-    own.max(cudnn::attention::workspace(x.heads * rows))
+    let numbers = o.mask.and_then(|mask| fused::numbers(mask, x.keys, o.q.dtype));
+    own.max(cudnn::attention::workspace() + numbers.as_ref().map_or(0, fused::numbers_bytes))
 }
 
 fn parts_bytes(x: &Extents, cut: &Cut, dtype: DType) -> usize {
@@ -310,15 +311,15 @@ pub(super) fn lower(
     l.source.prelude(text::ATTENTION);
     let way = way(&x, a.dtype, &a.places[1], &a.places[2]);
     let own = a.kernels(way, Redo::All, l)?;
-    let form = bounds::band(&limits, x.queries, x.keys)
-        .filter(|_| l.machine.attention == Attentions::Chosen)
-        .map(|(band, keys)| Form { scale: scores.scale.0, cap: scores.cap.map(|c| c.0), band, keys });
-    let attention =
-        form.and_then(|form| fused::attention(&form, [o.q, o.k, o.v, result], o.mask, &|v| l.at(v)));
-    let Some(attention) = attention else { return Ok(own.into_iter().map(Work::Kernel).collect()) };
-    let hides = attention.band != cudnn::Band::default() || attention.bias.is_some();
-    let amend = if hides { Some(a.amend(l)?) } else { None };
-    Ok(vec![Work::Attention(Box::new(Candidates { attention, amend, own }))])
+    if l.machine.attention == Attentions::Chosen
+        && let Some((band, keys)) = bounds::band(&limits, x.queries, x.keys)
+    {
+        let form = Form { scale: scores.scale.0, cap: scores.cap.map(|c| c.0), band, keys };
+        if let Some(of) = a.candidates(&form, &o, result, own.clone(), l)? {
+            return Ok(vec![Work::Attention(Box::new(of))]);
+        }
+    }
+    Ok(own.into_iter().map(Work::Kernel).collect())
 }
 
 /// Which blocks a kernel computes.
@@ -333,6 +334,30 @@ enum Redo {
 const TOGETHER: usize = 16;
 
 impl Lowered<'_> {
+    /// The attention in both forms, if the library takes it.
+    fn candidates(
+        &self,
+        form: &Form,
+        o: &Operands<'_, Located>,
+        result: &Located,
+        own: Vec<Kernel>,
+        l: &mut Lowering<'_>,
+    ) -> Result<Option<Candidates>, CudaError> {
+        let numbers = o.mask.and_then(|mask| fused::numbers(mask, self.x.keys, self.dtype));
+        let taken = numbers.as_ref().map_or(0, fused::numbers_bytes);
+        let Some(room) = (l.machine.workspace_bytes & !255).checked_sub(taken) else { return Ok(None) };
+        let given = o.mask.map(|mask| Mask { at: l.at(mask), mask });
+        let made = numbers.as_ref().map(|mask| Mask { at: l.machine.workspace + room as Address, mask });
+        let operands = [o.q, o.k, o.v, result];
+        let attention = fused::attention(form, operands, made.or(given), &|v| l.at(v));
+        let Some(attention) = attention else { return Ok(None) };
+        let numbers = given.zip(made).map(|(given, made)| fused::make_numbers(given, made, l));
+        let hides = attention.band != cudnn::Band::default() || attention.bias.is_some();
+        let amend = if hides { Some(self.amend(l)?) } else { None };
+        let room = if taken == 0 { l.machine.workspace_bytes } else { room };
+        Ok(Some(Candidates { attention, room, numbers, amend, own }))
+    }
+
     /// The kernel that computes again what hidden values came into. The library may take query heads that share a head of
     /// keys side by side.
     fn amend(&self, l: &mut Lowering<'_>) -> Result<Kernel, CudaError> {

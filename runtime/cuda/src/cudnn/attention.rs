@@ -35,7 +35,7 @@ pub struct Band {
     pub from: Option<i64>,
 }
 
-/// An attention. What is written beside the result lies in the workspace.
+/// An attention.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Attention {
     /// The dtype of operands and result: bf16 or f16.
@@ -72,25 +72,12 @@ pub struct Attention {
     pub r: Tensor,
 }
 
-/// Bytes of workspace that graphs of the library may want.
-const GRAPH: usize = 8 << 20;
-
-/// `bytes` and those to the next boundary.
-fn whole(bytes: usize) -> usize {
-    bytes.next_multiple_of(256)
-}
-
-/// The bytes of workspace that an attention of so many rows of all heads may want.
-pub fn workspace(rows: usize) -> usize {
-    whole(4 * rows) + GRAPH
+/// The bytes of workspace that an attention may want.
+pub fn workspace() -> usize {
+    8 << 20
 }
 
 impl Attention {
-    /// The bytes that the statistics of the rows take at the start of the workspace.
-    pub(super) fn statistics(&self) -> usize {
-        whole(4 * self.batch * self.heads * self.queries)
-    }
-
     /// The same wherever it lies: what a plan of the library depends on.
     pub(crate) fn shape(&self) -> Attention {
         let nowhere = |t: Tensor| Tensor { at: 0, ..t };

@@ -51,6 +51,10 @@ const MAX: i32 = 3;
 /// The heuristic that is asked for engines.
 const MODE_A: i32 = 3;
 
+/// The compute capability from which on decoding with heads that share keys is reported to be wrong, by PyTorch with cuDNN 9.19
+/// and 9.20 on 10.0.
+const FAULTY: [u32; 2] = [10, 0];
+
 /// The type of a dtype of the IR.
 fn data_type(dtype: DType) -> Result<i32, CudaError> {
     match dtype {
@@ -80,8 +84,6 @@ enum Source {
     Bias {
         aligned: bool,
     },
-    /// The statistics of the rows, in the workspace.
-    Statistics,
     /// Four bytes in the host's memory.
     Constant([u8; 4]),
 }
@@ -304,8 +306,7 @@ impl Builder {
         let sum = self.reduce(SUM, weights)?;
         // The library knows the chain by its statistics, although nobody reads them.
         let log = self.map(Mode::Log, &[sum])?;
-        let statistics = self.tensor(top.extents, dense(top.extents), F32, Some(Source::Statistics))?;
-        self.put(Mode::Add, &[top, log], F32, None, statistics)?;
+        self.map(Mode::Add, &[top, log])?;
         let parts = self.between(scores.extents, kind)?;
         self.put(Mode::Div, &[weights, sum], F32, None, parts)?;
         let [b, h, s] = x.v.strides;
@@ -363,8 +364,14 @@ impl Planner {
     /// For the device, whose context is current.
     ///
     /// # Errors
-    /// cuDNN is not there, or does not start.
+    /// cuDNN is not there, or does not start, or its attention is not trusted on this device.
     pub fn new(device: &Arc<Device>) -> Result<Planner, CudaError> {
+        if device.capability() >= FAULTY {
+            let [major, minor] = device.capability();
+            return Err(CudaError::Unsupported(format!(
+                "cuDNN's attention is not taken on compute capability {major}.{minor}; expected less than 10.0"
+            )));
+        }
         let cudnn = Cudnn::load()?;
         let mut handle = ptr::null_mut();
         // SAFETY: the library writes a handle there.
@@ -391,7 +398,7 @@ impl Planner {
         let mut plans = self.plans.lock().unwrap_or_else(PoisonError::into_inner);
         // What the library refuses is no attention of its own.
         let plan = plans.entry(x.key()).or_insert_with(|| self.plan(x).ok().map(Arc::new));
-        match plan.as_ref().filter(|plan| x.statistics() + plan.workspace <= bytes) {
+        match plan.as_ref().filter(|plan| plan.workspace <= bytes) {
             Some(plan) => Prepared::new(plan, x, workspace).map(Some),
             None => Ok(None),
         }
@@ -451,7 +458,6 @@ impl Prepared {
             .iter()
             .map(|(_, source)| if let Source::Constant(bytes) = source { *bytes } else { [0; 4] })
             .collect();
-        let own = workspace + x.statistics() as Address;
         let place = |((_, source), constant): (&(i64, Source), &[u8; 4])| -> *mut c_void {
             let at = match source {
                 Source::Queries => x.q.at,
@@ -459,7 +465,6 @@ impl Prepared {
                 Source::Values => x.v.at,
                 Source::Result => x.r.at,
                 Source::Bias { .. } => x.bias.map_or(0, |b| b.at),
-                Source::Statistics => workspace,
                 Source::Constant(_) => return constant.as_ptr().cast_mut().cast(),
             };
             at as *mut c_void
@@ -469,7 +474,7 @@ impl Prepared {
         let pack = Descriptor::new(plan.context.cudnn, Kind::Pack)?
             .with(Attribute::PackIds, Value::Ints(&ids))?
             .with(Attribute::PackPointers, Value::Pointers(&pointers))?
-            .with(Attribute::PackWorkspace, Value::Pointers(&[own as *mut c_void]))?
+            .with(Attribute::PackWorkspace, Value::Pointers(&[workspace as *mut c_void]))?
             .finish()?;
         Ok(Prepared { plan: plan.clone(), pack, _constants: constants })
     }

@@ -2,6 +2,7 @@
 //!
 //! Cases are compiled in parts, side by side.
 
+use std::cell::Cell;
 use std::fmt;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -191,11 +192,11 @@ pub fn workspace_bytes(cases: &[Case], machine: &Machine) -> usize {
     needed.max().unwrap_or(0).max(GEMM_WORKSPACE)
 }
 
-/// Runs cases on a device; gives those that failed.
+/// Runs cases on a device; gives those that failed, and how many attentions the library computed.
 ///
 /// # Errors
 /// The device cannot be used, or the code of the cases does not compile.
-pub fn run(device: &Arc<Device>, cases: &[Case]) -> Result<Vec<Failure>, CudaError> {
+pub fn run(device: &Arc<Device>, cases: &[Case]) -> Result<(Vec<Failure>, usize), CudaError> {
     let (laid, bytes) = lay(cases);
     let stream = Stream::new(device)?;
     let memory = Memory::new(device, "the cases", bytes)?;
@@ -216,6 +217,7 @@ pub fn run(device: &Arc<Device>, cases: &[Case]) -> Result<Vec<Failure>, CudaErr
     let planner = GemmPlanner::new(device)?;
     let parts: Vec<&[Laid<'_>]> = laid.chunks(CHUNK).collect();
     let lowered: Vec<Lowered> = parts.iter().map(|p| lower_all(p, &machine, memory.address())).collect();
+    let by_library = Cell::new(0);
     let mut out = Vec::new();
     for ((part, lowered), code) in parts.iter().zip(&lowered).zip(compile_all(&lowered, device.capability()))
     {
@@ -224,7 +226,7 @@ pub fn run(device: &Arc<Device>, cases: &[Case]) -> Result<Vec<Failure>, CudaErr
             module: Module::load(device, &code?)?,
             planner: &planner,
             library: library.as_ref(),
-            room,
+            by_library: &by_library,
             memory: &memory,
             status: &status,
             workspace: scratch.address(),
@@ -237,7 +239,7 @@ pub fn run(device: &Arc<Device>, cases: &[Case]) -> Result<Vec<Failure>, CudaErr
             out.extend(found.err().map(|what| Failure { case: c.case.name.clone(), what }));
         }
     }
-    Ok(out)
+    Ok((out, by_library.get()))
 }
 
 /// The cases of one module.
@@ -268,7 +270,7 @@ struct Runner<'a> {
     module: Module,
     planner: &'a GemmPlanner,
     library: Option<&'a cudnn::Planner>,
-    room: usize,
+    by_library: &'a Cell<usize>,
     memory: &'a Memory,
     status: &'a Pinned,
     workspace: u64,
@@ -314,12 +316,14 @@ impl Runner<'_> {
                 self.stream.synchronize()
             }
             Work::Attention(of) => {
-                let prepare = |l: &cudnn::Planner| l.prepare(&of.attention, self.workspace, self.room);
+                let prepare = |l: &cudnn::Planner| l.prepare(&of.attention, self.workspace, of.room);
                 let Some(prepared) = self.library.map(prepare).transpose()?.flatten() else {
                     return of.own.iter().try_for_each(|kernel| self.kernel(kernel));
                 };
+                of.numbers.iter().try_for_each(|kernel| self.kernel(kernel))?;
                 // SAFETY: as above; the workspace has room for it.
                 unsafe { prepared.run(self.stream) }?;
+                self.by_library.set(self.by_library.get() + 1);
                 of.amend.iter().try_for_each(|kernel| self.kernel(kernel))?;
                 self.stream.synchronize()
             }

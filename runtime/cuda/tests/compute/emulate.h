@@ -139,6 +139,15 @@ inline long long to_int(double x) {
 
 inline void __syncwarp() { emulate::wait(emulate::WARP); }
 inline void __syncthreads() { emulate::wait(emulate::BLOCK); }
+inline int __syncthreads_or(int x) {
+    emulate::shown[emulate::own].words[0] = x != 0;
+    emulate::wait(emulate::BLOCK);
+    const unsigned first = emulate::own / blockDim.x * blockDim.x;
+    int any = 0;
+    for (unsigned i = 0; i < blockDim.x; i++) any |= (int)emulate::shown[first + i].words[0];
+    emulate::wait(emulate::BLOCK);
+    return any;
+}
 template <class A> A __shfl_xor_sync(unsigned, A x, int mask) { return emulate::at_lane(x, emulate::own ^ mask); }
 template <class A> A __shfl_sync(unsigned, A x, int lane) { return emulate::at_lane(x, emulate::own / 32 * 32 + lane % 32); }
 template <class A> A __shfl_up_sync(unsigned, A x, unsigned by) {

@@ -4,17 +4,15 @@
 use std::fmt::Write as _;
 
 use symmc_cases::{Case, HostLibrary, corpus, special};
-use symmc_cuda::compute::{Attentions, GEMM_WORKSPACE, InputUse, Machine};
+use symmc_cuda::compute::{Attentions, InputUse, Machine};
 use symmc_cuda::launch::{Kernel, Work};
 use symmc_ir::Op;
 
-use crate::check::{lay, lowered};
+use crate::check::{lay, lowered, workspace_bytes};
+use crate::library;
 
 /// Machine instructions, which `emulate.h` has other means for.
 const PTX: &str = include_str!("../../src/compute/kernels/ptx.cuh");
-
-/// Bytes behind the cases: the status word and the workspace.
-const BEHIND: usize = GEMM_WORKSPACE + 4096;
 
 /// Generated code as a library of the host.
 pub(crate) struct Library(HostLibrary);
@@ -107,27 +105,41 @@ fn sample() -> Vec<Case> {
     out
 }
 
-/// Runs cases as emulated kernels; gives how many ran and what is wrong with the others, or none without a compiler.
-fn run(what: &str, cases: &[Case]) -> Option<(usize, Vec<String>)> {
+/// What became of cases.
+#[derive(Default)]
+pub(crate) struct Ran {
+    /// How many ran.
+    pub all: usize,
+    /// How many of them were attentions that the library takes.
+    pub by_library: usize,
+    /// What is wrong.
+    pub wrong: Vec<String>,
+}
+
+/// Runs cases as emulated kernels, or none without a compiler.
+pub(crate) fn run(what: &str, cases: &[Case], attention: Attentions) -> Option<Ran> {
     let (laid, bytes) = lay(cases);
-    let mut memory = vec![0u128; (bytes + BEHIND).div_ceil(16) + 16];
-    let base = (memory.as_mut_ptr().expose_provenance() as u64).next_multiple_of(256);
-    let status = base + bytes as u64;
     let machine = Machine {
         // Few, so that small products have as many lines for each as large ones on a GPU.
         multiprocessors: 4,
-        status,
-        workspace: status + 256,
-        workspace_bytes: GEMM_WORKSPACE,
+        status: 0,
+        workspace: 0,
+        workspace_bytes: 0,
         shared: 225 << 10,
         groups: true,
         inputs: InputUse::Read,
-        attention: Attentions::Kernels,
+        attention,
     };
+    let workspace_bytes = workspace_bytes(cases, &machine);
+    // Behind the cases lie the status word and the workspace.
+    let mut memory = vec![0u128; (bytes + workspace_bytes + 4096).div_ceil(16) + 16];
+    let base = (memory.as_mut_ptr().expose_provenance() as u64).next_multiple_of(256);
+    let status = base + bytes as u64;
+    let machine = Machine { status, workspace: status + 256, workspace_bytes, ..machine };
     let all = lowered(cases, &machine, base);
     let library = Library::build(what, &all.source.text(), all.source.names())?;
     let pointer = |at: u64| std::ptr::with_exposed_provenance_mut::<u8>(at as usize);
-    let (mut ran, mut wrong) = (0, Vec::new());
+    let mut ran = Ran::default();
     for ((case, laid), works) in cases.iter().zip(&laid).zip(&all.works) {
         let works = works.as_ref().unwrap_or_else(|e| panic!("{}: {e}", case.name));
         // The library's products are not ours to emulate.
@@ -145,6 +157,12 @@ fn run(what: &str, cases: &[Case]) -> Option<(usize, Vec<String>)> {
                     Work::Kernel(kernel) => library.run(kernel),
                     Work::Copy { to, from, bytes } => pointer(*to).copy_from(pointer(*from), *bytes),
                     Work::Zero { at, bytes } => pointer(*at).write_bytes(0, *bytes),
+                    Work::Attention(of) => {
+                        of.numbers.iter().for_each(|kernel| library.run(kernel));
+                        library::attend(&of.attention);
+                        of.amend.iter().for_each(|kernel| library.run(kernel));
+                        ran.by_library += 1;
+                    }
                     other => panic!("{other:?}"),
                 }
             }
@@ -156,18 +174,18 @@ fn run(what: &str, cases: &[Case]) -> Option<(usize, Vec<String>)> {
             let bytes = unsafe { std::slice::from_raw_parts(pointer(base + start as u64), len) };
             Ok(bytes.to_vec())
         };
-        wrong.extend(laid.verify(failure, read).err().map(|what| format!("{}: {what}", case.name)));
-        ran += 1;
+        ran.wrong.extend(laid.verify(failure, read).err().map(|what| format!("{}: {what}", case.name)));
+        ran.all += 1;
     }
-    Some((ran, wrong))
+    Some(ran)
 }
 
 #[test]
 fn kernels_give_what_the_interpreter_gives() {
     let cases = sample();
-    let Some((ran, wrong)) = run("corpus", &cases) else { return };
-    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
-    assert!(ran > cases.len() / 2, "{ran} of {} cases", cases.len());
+    let Some(ran) = run("corpus", &cases, Attentions::Kernels) else { return };
+    assert!(ran.wrong.is_empty(), "{}", ran.wrong.join("\n"));
+    assert!(ran.all > cases.len() / 2, "{} of {} cases", ran.all, cases.len());
 }
 
 /// The cases at the edges of dtypes: of those with a scalar, which is a number in the text of the kernel, some of each op.
@@ -190,9 +208,9 @@ fn kernels_give_what_the_interpreter_gives_at_the_edges() {
     let cases = edges();
     let (mut all, mut failed) = (0, Vec::new());
     for (part, cases) in cases.chunks(400).enumerate() {
-        let Some((ran, wrong)) = run(&format!("edges-{part}"), cases) else { return };
-        all += ran;
-        failed.extend(wrong);
+        let Some(ran) = run(&format!("edges-{part}"), cases, Attentions::Kernels) else { return };
+        all += ran.all;
+        failed.extend(ran.wrong);
     }
     assert!(failed.is_empty(), "{} of {all} cases\n{}", failed.len(), failed.join("\n"));
     assert!(all > cases.len() / 2, "{all} of {} cases", cases.len());

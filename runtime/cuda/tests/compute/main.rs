@@ -5,6 +5,7 @@
 #[allow(dead_code)]
 mod check;
 mod emulate;
+mod library;
 mod products;
 mod rotary;
 mod twins;

@@ -88,15 +88,7 @@ template <class I> SC_FN void join_lanes(Seen<I> &y) {
 template <class L, class C> SC_FN C capped(C x) { return L::CAPPED ? (C)L::cap() * u_tanh(x / (C)L::cap()) : x; }
 
 // Whether any thread of the block says so.
-SC_FN bool any_thread(bool says) {
-    __shared__ int any;
-    __syncthreads();
-    if (threadIdx.x == 0) any = 0;
-    __syncthreads();
-    if (says) any = 1;
-    __syncthreads();
-    return any != 0;
-}
+SC_FN bool any_thread(bool says) { return __syncthreads_or(says) != 0; }
 
 // Whether a library that computed these rows may have let in what they do not see: a value that is not finite goes to all
 // rows that an instruction multiplies with it, and a row that sees nothing is 0 / 0. All elements of every STEPth row are

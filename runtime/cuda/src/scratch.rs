@@ -1,0 +1,67 @@
+//! The workspace of steps: memory beside the arenas that one compute step at a time uses.
+//!
+//! A session allocates what its steps want at most (`of_steps`). What that will be is told for a plan with every symbol at
+//! the upper end of its bucket, for a GPU like those of the built-in profiles and with every library there ([`of_plan`]).
+
+use symmc_planner::plan::Plan;
+use symmc_runtime::exec::{BoundStep, Work};
+
+use crate::compute::{self, Attentions, Machine};
+use crate::refusal;
+
+/// The bytes that these steps share.
+pub(crate) fn of_steps<'b>(steps: impl Iterator<Item = &'b BoundStep>, machine: &Machine) -> usize {
+    let step = |step: &BoundStep| match &step.work {
+        Work::Kernel { op, operands, results } => compute::workspace(op, operands, results, machine),
+        _ => 0,
+    };
+    steps.map(step).max().unwrap_or(0)
+}
+
+/// The bytes that the steps of a bucket share at its largest sizes; none where these cannot be bound.
+pub fn of_plan(plan: &Plan, bucket: usize) -> Option<u64> {
+    let bound = refusal::bound(plan, bucket)?;
+    let machine = Machine { attention: Attentions::Chosen, ..refusal::MACHINE };
+    u64::try_from(of_steps(bound.steps.iter(), &machine)).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use symmc_ir::text;
+    use symmc_planner::{BucketInput, PlanConfig, plan};
+
+    use super::*;
+    use crate::compute::GEMM_WORKSPACE;
+    use crate::cudnn;
+
+    /// The workspace of attention in a dtype with a mask of another.
+    fn of(dtype: &str, mask: &str) -> usize {
+        let program = format!(
+            "program \"p\" ranks 1\nsymbol n in 1..=512\narg %q: {dtype}[2, 8, n, 64]\narg %k: {dtype}[2, 2, n, 64]\n\
+             arg %m: {mask}[2, 1, 1, n]\n\
+             %y: {dtype}[2, 8, n, 64] = attention %q, %k, %k, %m causal=true scale=0.125\nreturn %y\n"
+        );
+        let graph = text::parse(&program).expect("a program");
+        let bucket = BucketInput { graph: graph.clone(), decisions: vec![] };
+        let plan = plan(&graph, &[bucket], &PlanConfig::default()).expect("a plan");
+        of_plan(&plan, 0).expect("a size") as usize
+    }
+
+    #[test]
+    fn the_library_counts_where_it_may_compute() {
+        let [numbers, none] = [of("bf16", "bf16"), of("f32", "f32")];
+        assert!(numbers >= cudnn::attention::workspace() && none < numbers, "{numbers} {none}");
+        // A mask of bools becomes numbers of two bytes.
+        assert_eq!(of("bf16", "bool"), numbers + 2 * 512 * 2);
+    }
+
+    #[test]
+    fn products_count_too() {
+        let program = "program \"p\" ranks 1\narg %x: f32[4, 8]\narg %w: f32[8, 8]\n%y: f32[4, 8] = matmul %x, %w\nreturn %y\n";
+        let graph = text::parse(program).expect("a program");
+        let bucket = BucketInput { graph: graph.clone(), decisions: vec![] };
+        let plan = plan(&graph, &[bucket], &PlanConfig::default()).expect("a plan");
+        assert_eq!(of_plan(&plan, 0), Some(GEMM_WORKSPACE as u64));
+        assert_eq!(of_plan(&plan, 1), None);
+    }
+}
