@@ -1,5 +1,5 @@
 //! Changes real files within their structure and opens them: no file may make symmc panic, hang or take memory out of
-//! proportion.
+//! proportion, or blame itself for it.
 //!
 //! ```sh
 //! cargo run --release -p symmc-tests --example fuzz_files -- pt2|onnx|safetensors|plan SECONDS [SEED]
@@ -7,8 +7,8 @@
 //!
 //! A change keeps the container intact (archive, JSON, protobuf's wire format, the header of safetensors) and alters
 //! some of its values: numbers at their limits, other kinds, missing, doubled and exchanged parts. What opens is compiled, and
-//! what compiles is checked. Prints how many files were opened and refused; a file that panics or takes longer than
-//! [`SLOW`] is kept in the current folder and makes the exit code 1. The fuzz targets in `tests/fuzz` go on from here by
+//! what compiles is checked. Prints how many files were opened and refused; a file that panics, takes longer than [`SLOW`] or
+//! gives an error that is no refusal of a file is kept in the current folder and makes the exit code 1. The fuzz targets in `tests/fuzz` go on from here by
 //! coverage, with raw bytes.
 
 use std::io::{Read, Write};
@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use serde_json::Value;
-use symmc::{Config, Draw, OpenOptions, Program, TensorFile, Workload};
+use symmc::{Config, Draw, Error, ErrorKind, OpenOptions, Program, TensorFile, Workload};
 use symmc_ir::random::SplitMix;
 use symmc_tests::root;
 
@@ -44,27 +44,34 @@ fn main() -> Result<()> {
         std::fs::write(&path, &bytes)?;
         let began = Instant::now();
         let outcome = catch_unwind(AssertUnwindSafe(|| files.open(&path)));
-        let slow = began.elapsed() > SLOW;
-        match &outcome {
-            Ok(Ok(())) => opened += 1,
-            Ok(Err(message)) if !message.is_empty() && !slow => refused += 1,
-            _ => {}
-        }
-        if slow
-            || !matches!(&outcome, Ok(Ok(())) | Ok(Err(_)))
-            || matches!(&outcome, Ok(Err(m)) if m.is_empty())
-        {
-            failed += 1;
-            let kept = PathBuf::from(format!("fuzz-{format}-{seed}-{failed}.{}", files.ending));
-            std::fs::write(&kept, &bytes)?;
-            println!("{}: {}", kept.display(), if slow { "slow" } else { "panic" });
-        }
+        let failure = match outcome {
+            _ if began.elapsed() > SLOW => "slow".to_string(),
+            Ok(Ok(())) => {
+                opened += 1;
+                continue;
+            }
+            Ok(Err(error)) if refuses(&error) => {
+                refused += 1;
+                continue;
+            }
+            Ok(Err(error)) => format!("{error:?}"),
+            Err(_) => "panic".to_string(),
+        };
+        failed += 1;
+        let kept = PathBuf::from(format!("fuzz-{format}-{seed}-{failed}.{}", files.ending));
+        std::fs::write(&kept, &bytes)?;
+        println!("{}: {failure}", kept.display());
     }
     println!(
         "{format}: {} files: {opened} opened, {refused} refused, {failed} failed",
         opened + refused + failed
     );
     std::process::exit(i32::from(failed > 0))
+}
+
+/// Whether an error says, in words, what is wrong with a file.
+fn refuses(error: &Error) -> bool {
+    (error.is_bad_input() || error.kind() == ErrorKind::Check) && !error.to_string().is_empty()
 }
 
 /// The files of one format that are changed.
@@ -137,23 +144,23 @@ impl Files {
     }
 
     /// Opens a file as far as it goes.
-    fn open(&self, path: &Path) -> Result<(), String> {
-        let text = |e: symmc::Error| e.to_string();
+    fn open(&self, path: &Path) -> Result<(), Error> {
         match self.kind {
             Kind::Pt2 | Kind::Onnx => {
-                let mut program = Program::open(path, &OpenOptions::default()).map_err(text)?;
+                let mut program = Program::open(path, &OpenOptions::default())?;
                 if program.graph.ranks.is_none() {
-                    program.set_ranks(4).map_err(text)?;
+                    program.set_ranks(4)?;
                 }
-                symmc::compile(&program, &Config::default()).map(drop).map_err(text)
+                symmc::compile(&program, &Config::default()).map(drop)
             }
             Kind::Safetensors => {
-                let Some(program) = &self.program else { return Err("no program".into()) };
-                let file = TensorFile::open(path).map_err(text)?;
+                let none = || Error::new(ErrorKind::Defect, "no program");
+                let program = self.program.as_ref().ok_or_else(none)?;
+                let file = TensorFile::open(path)?;
                 let draw = Draw::default().with_seed(1);
-                Workload::gather(&program.graph, &program.weights, Some(&file), &draw).map(drop).map_err(text)
+                Workload::gather(&program.graph, &program.weights, Some(&file), &draw).map(drop)
             }
-            Kind::Plan => symmc::read_plan(path).and_then(symmc::checked).map(drop).map_err(text),
+            Kind::Plan => symmc::read_plan(path).and_then(symmc::checked).map(drop),
         }
     }
 }

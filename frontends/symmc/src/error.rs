@@ -451,3 +451,49 @@ fn of_interpreter(error: &InterpError) -> ErrorKind {
         _ => ErrorKind::Input,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_passes_and_the_planner_get_wrong_is_a_defect_and_what_they_are_given_is_not() {
+        let (pass, violations) = ("lower", vec![]);
+        let passes = [
+            (PassError::Internal("no".into()), ErrorKind::Defect),
+            (PassError::Invalid { when: "after", pass, violations: violations.clone() }, ErrorKind::Defect),
+            (PassError::Invalid { when: "before", pass, violations }, ErrorKind::Input),
+            (PassError::OpenRanks { pass, program: "p".into() }, ErrorKind::Input),
+        ];
+        for (cause, kind) in passes {
+            let text = format!("p: {cause}");
+            let error = Error::pass("p", cause);
+            assert_eq!((error.kind(), error.to_string()), (kind, text));
+        }
+        let (node, op, arena) = (|| "y".to_string(), "all_reduce", "symmetric");
+        let plans = [
+            (PlanError::NoBucket, ErrorKind::Defect, None),
+            (PlanError::Overlap { first: 0, second: 1, example: "n=1".into() }, ErrorKind::Defect, None),
+            (PlanError::NoVariant { node: node(), op }, ErrorKind::Defect, Some("y")),
+            (PlanError::WrongVariant { node: node(), op, variant: "put" }, ErrorKind::Input, Some("y")),
+            (
+                PlanError::EntrylessPush { node: node(), op, variant: "put" },
+                ErrorKind::Unsupported,
+                Some("y"),
+            ),
+            (PlanError::TooLarge { value: node(), bytes: 1 << 53 }, ErrorKind::Resources, Some("y")),
+            (PlanError::ArenaTooLarge { arena, bytes: 1 << 53 }, ErrorKind::Resources, None),
+            (PlanError::SymmLimit { limit: 1, least: 2, fixed: 0 }, ErrorKind::Resources, None),
+            (PlanError::Pack { arena, error: PackError::TooLarge }, ErrorKind::Resources, None),
+            (
+                PlanError::Pack { arena, error: PackError::Overlap { first: 0, second: 1 } },
+                ErrorKind::Defect,
+                None,
+            ),
+        ];
+        for (cause, kind, node) in plans {
+            let error = Error::planner("p", cause);
+            assert_eq!((error.kind(), error.node()), (kind, node), "{error}");
+        }
+    }
+}
