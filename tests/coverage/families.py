@@ -18,7 +18,7 @@ import sys
 from outcome import run
 
 # Longer names before those that they end with.
-VARIANTS = "static_prefill prefill padded batched positions eager static_decode rolled_decode past tp2 cuda".split()
+VARIANTS = "static_prefill prefill eager_padded padded batched positions eager static_decode rolled_decode past tp2 cuda".split()
 
 
 def squares(symmc, program, tensors):

@@ -341,6 +341,10 @@ def eager(family):
     return prefill(family, attention="eager")
 
 
+def eager_padded(family):
+    return prefill(family, padded=True, attention="eager")
+
+
 def padded(family):
     return prefill(family, padded=True)
 
@@ -403,7 +407,7 @@ def tp2(family, rank=0):
 
 VARIANTS = {
     "prefill": prefill, "batched": batched, "positions": positions, "eager": eager, "padded": padded,
-    "static_prefill": static_prefill,
+    "eager_padded": eager_padded, "static_prefill": static_prefill,
     "static_decode": static_decode, "rolled_decode": rolled_decode, "past": past, "cuda": cuda, "tp2": tp2,
 }
 WITH_CACHE = ["llama", "qwen3", "mistral", "gemma2", "gemma3", "gpt_oss", "phi3", "gpt_neox", "cohere", "llama4"]
@@ -413,6 +417,7 @@ NAMES = (
     + [f"{f}.batched" for f in ("llama", "mistral", "gemma3", "llama4", "gpt_oss", "bert", "modernbert", "falcon_alibi")]
     + [f"{f}.positions" for f in ("llama", "mistral", "gemma3")]
     + [f"{f}.eager" for f in ("llama", "gemma2", "mistral", "gpt2", "bert", "t5", "gpt_neox")]
+    + [f"{f}.eager_padded" for f in ("llama", "gemma2", "mistral", "gpt2", "bert", "gpt_neox", "opt", "whisper")]
     + [f"{f}.{v}" for v in ("static_prefill", "static_decode", "past") for f in WITH_CACHE]
     + [f"{f}.rolled_decode" for f in ("mistral", "gemma2", "gemma3", "gpt_oss", "llama4")]
     + [f"{f}.cuda" for f in ("llama", "mistral", "gemma3", "gpt2", "bert", "gpt_neox", "phi3", "cohere2")]

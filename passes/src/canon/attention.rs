@@ -7,7 +7,7 @@ use super::known::Known;
 use super::seen::additive::{self, Additive};
 use super::seen::bounds::{self, Split};
 use super::seen::linear::View;
-use super::seen::{self};
+use super::seen::{self, rows};
 use crate::rewrite::{Candidate, Rewrite, Rewriter, Rule};
 
 /// The rules of this theme.
@@ -15,8 +15,8 @@ pub const RULES: &[Rule] = &[
     Rule {
         name: "attention",
         equation: "matmul(softmax(c*tanh(matmul(q * s, transpose(k) * t) * r / c) + mask), v) = attention(q, k, v) with \
-                   scale s*t*r, cap c, and the bounds that the mask is where each row sees a column, else the mask \
-                   where its numbers are finite; scores and weights need not be rounded",
+                   scale s*t*r, cap c, and the bounds that the mask is, where rows that see no column get the mean of v; \
+                   else the mask where its numbers are finite; scores and weights need not be rounded",
         apply: written_out,
     },
     Rule {
@@ -28,7 +28,7 @@ pub const RULES: &[Rule] = &[
         name: "mask_of_positions",
         equation: "attention(q, k, v, a & .. & z) = attention(q, k, v, z) with bounds a, .., where these compare the column \
                    with what does not depend on it; select(m, x, -inf) is the mask m with x added, and so is \
-                   select(m, x, lowest) where each row sees a column and x is of moderate size",
+                   select(m, x, lowest) where x is of moderate size, but for rows that see no column: these get the mean of v",
         apply: mask_of_positions,
     },
     Rule {
@@ -97,13 +97,15 @@ fn written_out(cx: &mut Rewriter, node: &Candidate) -> Option<Rewrite> {
     if !alike || cap.is_some() && scores.factor != 1.0 {
         return None;
     }
-    let (bounds, more) = of_softmax(cx, &scores, &shape, guarded)?;
+    let Seen { bounds, operands, rows } = of_softmax(cx, &scores, &shape, guarded)?;
+    let values = v;
     let (k, v) = (cx.expand(k, of_key), cx.expand(v, of_value));
-    let (op, inputs) = (Op::Attention { scale, cap, bounds }, [vec![q, k, v], more].concat());
-    if result == node.ty {
+    let (op, inputs) = (Op::Attention { scale, cap, bounds }, [vec![q, k, v], operands].concat());
+    if result == node.ty && rows.is_none() {
         return Some(Rewrite::Node(op, inputs));
     }
     let y = cx.emit("heads", op, &inputs, result);
+    let y = or_mean(cx, y, rows, values)?;
     Some(Rewrite::Value(cx.reshape(y, node.ty.shape.clone())))
 }
 
@@ -144,31 +146,49 @@ fn unled(cx: &Rewriter, value: ValueId) -> ValueId {
     }
 }
 
-/// The bounds that masks before a softmax are, and the operands behind the values. Rows that see nothing are not alike
-/// there: what cannot be shown to leave each row a column stays a mask of finite numbers.
-fn of_softmax(
-    cx: &mut Rewriter,
-    scores: &Scores,
-    shape: &[Dim],
-    guarded: bool,
-) -> Option<(Vec<Bound>, Vec<ValueId>)> {
+/// What attention sees.
+#[derive(Default)]
+struct Seen {
+    bounds: Vec<Bound>,
+    /// Its operands behind the values: what is left of the mask, and the positions of the bounds.
+    operands: Vec<ValueId>,
+    /// Whether a row sees a column, where the others have equal weights.
+    rows: Option<ValueId>,
+}
+
+/// What attention gives, where rows that see nothing have equal weights.
+fn or_mean(cx: &mut Rewriter, y: ValueId, rows: Option<ValueId>, v: ValueId) -> Option<ValueId> {
+    let Some(rows) = rows else { return Some(y) };
+    let v = match unrepeated(cx, v) {
+        Some((v, shape)) => cx.reshape(v, shape),
+        None => v,
+    };
+    rows::or_mean(cx, y, rows, v)
+}
+
+/// What masks before a softmax let through. Rows that see nothing are not alike there: where not each is shown to see a
+/// column, or has equal weights, finite numbers stay a mask.
+fn of_softmax(cx: &mut Rewriter, scores: &Scores, shape: &[Dim], guarded: bool) -> Option<Seen> {
     if scores.mask.seen.is_empty() && scores.mask.rest.is_empty() {
-        return Some((Vec::new(), Vec::new()));
+        return Some(Seen::default());
     }
     let zero_rows = guarded && scores.mask.is_infinite();
-    if let Some(found) = bounded(cx, &scores.mask, &[], shape, zero_rows) {
+    let plain = !scores.chose && scores.factor == 1.0;
+    let condition = scores.mask.condition();
+    let split = condition.and_then(|c| bounds::split(cx, &c, shape)).filter(|s| s.gained || !plain);
+    if let Some(found) = split.and_then(|s| bounded(cx, &scores.mask, &s, &[], shape, zero_rows)) {
         return Some(found);
     }
     let finite = scores.mask.seen.iter().all(|(_, x)| x.is_finite());
     let moderate = scores.mask.rest.iter().all(|leaf| additive::is_moderate(cx, leaf.value));
-    if scores.chose || scores.factor != 1.0 || !(guarded || finite && moderate) {
+    if !plain || !(guarded || finite && moderate) {
         return None;
     }
     let mut sum = *scores.added.first()?;
     for &mask in &scores.added[1..] {
         sum = added(cx, sum, mask)?;
     }
-    Some((Vec::new(), vec![sum]))
+    Some(Seen { operands: vec![sum], ..Seen::default() })
 }
 
 /// The sum of two masks.
@@ -178,23 +198,33 @@ fn added(cx: &mut Rewriter, x: ValueId, y: ValueId) -> Option<ValueId> {
     (cx.ty(y).dtype == ty.dtype).then(|| cx.emit("bias", Op::Binary(BinaryOp::Add), &[x, y], ty))
 }
 
-/// The bounds that a mask of float is, beside those that there are, and the operands behind the values: what is left of
-/// the mask, and the positions of the bounds. `zero_rows` says that rows which see nothing are zero.
+/// Numbers beside which scores of moderate size vanish, and which no dtype but f16 takes for infinite.
+const LOWEST: std::ops::RangeInclusive<f64> = f32::MIN as f64..=-1e38;
+
+/// Whether rows that a mask hides all of have equal weights: one such number hides.
+fn is_even(mask: &Additive) -> bool {
+    matches!(&mask.seen[..], [(_, number)] if LOWEST.contains(number))
+}
+
+/// The bounds that a mask of float is, which is split so, beside those that there are, and what is left of it. `zero_rows` says that rows
+/// which see nothing are zero.
 fn bounded(
     cx: &mut Rewriter,
     mask: &Additive,
+    split: &Split,
     beside: &[Bound],
     shape: &[Dim],
     zero_rows: bool,
-) -> Option<(Vec<Bound>, Vec<ValueId>)> {
-    let condition = mask.condition()?;
-    let split = bounds::split(cx, &condition, shape)?;
+) -> Option<Seen> {
     let new = split.bounds.iter().map(|l| &l.bound);
-    let sees = split.rest.is_empty()
-        && mask.rest.iter().all(|leaf| additive::is_moderate(cx, leaf.value))
-        && bounds::each_row_sees(cx, new.chain(beside), shape);
+    let moderate = mask.rest.iter().all(|leaf| additive::is_moderate(cx, leaf.value));
+    let sees = split.rest.is_empty() && moderate && bounds::each_row_sees(cx, new.chain(beside), shape);
+    let mut rows = None;
     if !sees && !zero_rows {
-        return None;
+        if !moderate || !beside.is_empty() || !is_even(mask) {
+            return None;
+        }
+        rows = Some(rows::see(cx, split, shape)?);
     }
     let mut sum = None;
     for leaf in &mask.rest {
@@ -215,8 +245,8 @@ fn bounded(
         }
         (one, other) => one.or(other),
     };
-    let (bounds, positions) = operands(cx, &split, shape)?;
-    Some((bounds, left.into_iter().chain(positions).collect()))
+    let (bounds, positions) = operands(cx, split, shape)?;
+    Some(Seen { bounds, operands: left.into_iter().chain(positions).collect(), rows })
 }
 
 /// The bounds of a split, and the values of their operands.
@@ -380,15 +410,16 @@ fn mask_of_positions(cx: &mut Rewriter, node: &Candidate) -> Option<Rewrite> {
     let mut shape = cx.shape(*parts.q).to_vec();
     *shape.last_mut()? = cx.shape(*parts.k).iter().rev().nth(1)?.clone();
     let view = View::broadcast(cx.shape(mask), &shape)?;
-    let (mut bounds, more) = if cx.ty(mask).dtype == DType::Bool {
+    let Seen { mut bounds, operands: more, rows } = if cx.ty(mask).dtype == DType::Bool {
         let condition = seen::condition(cx, mask).viewed(&view)?;
-        let split = bounds::split(cx, &condition, &shape)?;
+        let split = bounds::split(cx, &condition, &shape).filter(|s| s.gained)?;
         let left = bounds::mask(cx, &split.rest, &shape);
         let (new, positions) = operands(cx, &split, &shape)?;
-        (new, left.into_iter().chain(positions).collect::<Vec<_>>())
+        Seen { bounds: new, operands: left.into_iter().chain(positions).collect(), rows: None }
     } else {
         let mask = additive::additive(cx, mask).viewed(&view)?;
-        bounded(cx, &mask, old, &shape, mask.is_infinite())?
+        let split = bounds::split(cx, &mask.condition()?, &shape).filter(|s| s.gained)?;
+        bounded(cx, &mask, &split, old, &shape, mask.is_infinite())?
     };
     let count = attention::positions(&bounds);
     let (left, positions) = more.split_at(more.len().checked_sub(count)?);
@@ -397,10 +428,13 @@ fn mask_of_positions(cx: &mut Rewriter, node: &Candidate) -> Option<Rewrite> {
     }
     let inputs = [&[*parts.q, *parts.k, *parts.v], left, parts.positions, positions].concat();
     bounds.retain(|b| b.operand || !old.contains(b));
-    Some(Rewrite::Node(
-        Op::Attention { scale: *scale, cap: *cap, bounds: [&old[..], &bounds].concat() },
-        inputs,
-    ))
+    let op = Op::Attention { scale: *scale, cap: *cap, bounds: [&old[..], &bounds].concat() };
+    if rows.is_none() {
+        return Some(Rewrite::Node(op, inputs));
+    }
+    let (ty, v) = (node.ty.clone(), *parts.v);
+    let y = cx.emit("seen", op, &inputs, ty);
+    Some(Rewrite::Value(or_mean(cx, y, rows, v)?))
 }
 
 /// The softmax within `select(is_nan(s), 0, s)`, which is `s` where every row sees something, and whether it is.

@@ -17,6 +17,8 @@ pub struct Split {
     pub bounds: Vec<Limit>,
     /// What is left: all of these.
     pub rest: Vec<Witness>,
+    /// Whether anything of the condition is a bound, or hides nothing.
+    pub gained: bool,
 }
 
 /// A bound whose operand is not a value yet.
@@ -33,17 +35,16 @@ pub struct Limit {
 /// Positions beyond all extents.
 const FAR: i64 = 1 << 41;
 
-/// Takes a condition about scores of this shape apart; `None` if nothing of it is a bound.
+/// Takes a condition about scores of this shape apart, if it is a conjunction.
 pub fn split(cx: &Rewriter, condition: &Condition, scores: &[Dim]) -> Option<Split> {
     if condition.negated {
         return None;
     }
-    let mut out = Split { bounds: Vec::new(), rest: Vec::new() };
-    let mut gained = false;
+    let mut out = Split { bounds: Vec::new(), rest: Vec::new(), gained: false };
     for atom in &condition.atoms {
         match limit(cx, &atom.kind, scores).or_else(|| of_rows(atom, scores)) {
             Some(limit) => {
-                gained = true;
+                out.gained = true;
                 if !seen_anyway(cx, &limit, scores) {
                     add(&mut out.bounds, limit);
                 }
@@ -54,7 +55,7 @@ pub fn split(cx: &Rewriter, condition: &Condition, scores: &[Dim]) -> Option<Spl
     }
     let all = out.bounds.clone();
     out.bounds.retain(|limit| !all.iter().any(|other| is_implied(limit, other)));
-    gained.then_some(out)
+    Some(out)
 }
 
 /// Whether the end or the beginning of a chunk hides nothing beside a bound within the chunk.
@@ -249,7 +250,8 @@ pub fn mask(cx: &mut Rewriter, rest: &[Witness], scores: &[Dim]) -> Option<Value
     all
 }
 
-fn both(cx: &mut Rewriter, part: &str, op: BinaryOp, x: ValueId, y: ValueId) -> Option<ValueId> {
+/// An op of two values that broadcast together.
+pub fn both(cx: &mut Rewriter, part: &str, op: BinaryOp, x: ValueId, y: ValueId) -> Option<ValueId> {
     let shape = infer::broadcast(&[cx.shape(x), cx.shape(y)]).ok()?;
     let ty = Type::new(cx.ty(x).dtype, shape);
     Some(cx.emit(part, Op::Binary(op), &[x, y], ty))

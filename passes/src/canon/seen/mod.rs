@@ -3,7 +3,7 @@
 //! A mask is arithmetic on positions. [`fact`] follows it from the value back to where positions come from, and says what
 //! an element is at a position: a sum of positions ([`linear`]), a conjunction of comparisons of such sums
 //! ([`mod@condition`]), or one of two numbers by a condition. [`additive`] takes masks apart that are added to scores,
-//! [`bounds`] says what of a condition are bounds of attention. Everything follows from arithmetic on the facts; what is
+//! [`bounds`] says what of a condition are bounds of attention, [`rows`] which rows see a column at all. Everything follows from arithmetic on the facts; what is
 //! not understood is a leaf, an element of a value of the program.
 //!
 //! Facts are computed where they are asked for, and kept for each value.
@@ -13,6 +13,7 @@ pub mod bounds;
 pub mod condition;
 pub mod linear;
 mod matrix;
+pub mod rows;
 
 use std::cell::RefCell;
 use std::collections::HashMap;

@@ -1,0 +1,183 @@
+//! Which rows see a column at all, and what those have that do not.
+//!
+//! A row whose scores are all replaced by one lowest number has equal weights: the mean of the values. Attention with
+//! bounds gives such a row zeros, or what a mask that is left lets it see. So where it cannot be shown that each row sees
+//! a column, that is computed: of what the bounds leave of a row, an interval, the columns that the rest lets through are
+//! counted by running sums. Nothing of this is as large as the scores.
+
+use symmc_ir::{BinaryOp, DType, Dim, Op, Reduction, Scalar, Side, Type, ValueId, infer};
+
+use super::bounds::{self, Limit, Split};
+use crate::rewrite::Rewriter;
+
+/// A bool for each row of scores of this shape, `[.., l, 1]`: whether it sees a column. `None` where what is left of the
+/// condition depends on rows.
+pub fn see(cx: &mut Rewriter, split: &Split, scores: &[Dim]) -> Option<ValueId> {
+    let [row, _] = split_axes(scores)?;
+    let columns = scores.last()?;
+    if split.rest.iter().any(|w| w.leaf.moves_along(row)) || columns.bounds(cx.symbols()).0 < 1 {
+        return None;
+    }
+    let end = dim(cx, columns, scores.len())?;
+    let (mut below, mut from): (ValueId, Option<ValueId>) = (end, None);
+    for limit in &split.bounds {
+        let at = position(cx, limit, scores)?;
+        match limit.bound.side {
+            Side::Below => below = bounds::both(cx, "below", BinaryOp::Min, below, at)?,
+            Side::From => {
+                from = Some(match from {
+                    None => at,
+                    Some(other) => bounds::both(cx, "from", BinaryOp::Max, other, at)?,
+                });
+            }
+        }
+    }
+    let mut below = with(cx, BinaryOp::Max, below, 0);
+    if let Some(at) = from {
+        let within = bounds::both(cx, "from", BinaryOp::Min, at, end)?;
+        from = Some(with(cx, BinaryOp::Max, within, 0));
+    }
+    if let Some(rest) = bounds::mask(cx, &split.rest, scores) {
+        let counts = running(cx, rest)?;
+        below = gathered(cx, counts, below)?;
+        if let Some(at) = from {
+            from = Some(gathered(cx, counts, at)?);
+        }
+    }
+    let (high, low) = match from {
+        Some(from) => (below, from),
+        None => {
+            let ty = Type::new(DType::Bool, cx.shape(below).to_vec());
+            let op = Op::BinaryScalar { op: BinaryOp::Gt, scalar: Scalar::Int(0), scalar_left: false };
+            return Some(cx.emit("sees", op, &[below], ty));
+        }
+    };
+    let shape = infer::broadcast(&[cx.shape(high), cx.shape(low)]).ok()?;
+    Some(cx.emit("sees", Op::Binary(BinaryOp::Gt), &[high, low], Type::new(DType::Bool, shape)))
+}
+
+/// The axes of rows and of columns, the last two.
+fn split_axes(scores: &[Dim]) -> Option<[usize; 2]> {
+    let column = scores.len().checked_sub(1)?;
+    Some([column.checked_sub(1)?, column])
+}
+
+/// The number that a dim is, as a value of so many axes.
+fn dim(cx: &mut Rewriter, dim: &Dim, rank: usize) -> Option<ValueId> {
+    let ty = Type::new(DType::I64, vec![Dim::from(1); rank]);
+    if let Some(number) = dim.as_const() {
+        return Some(cx.emit("number", Op::Full(Scalar::Int(number)), &[], ty));
+    }
+    let at = counted_from(cx, dim, Dim::from(1))?;
+    Some(cx.reshape(at, ty.shape))
+}
+
+/// As many integers as an extent, in a row, from a dim on.
+fn counted_from(cx: &mut Rewriter, start: &Dim, count: Dim) -> Option<ValueId> {
+    let of = |n: Dim| Type::new(DType::I64, vec![n]);
+    if let Some(start) = start.as_const() {
+        return Some(cx.emit("row", Op::Iota { start, step: 1 }, &[], of(count)));
+    }
+    if start.bounds(cx.symbols()).0 < 0 {
+        return None;
+    }
+    let all = cx.emit("row", Op::Iota { start: 0, step: 1 }, &[], of(start.clone() + count.clone()));
+    Some(cx.emit("row", Op::Slice { axis: 0, start: start.clone(), step: 1 }, &[all], of(count)))
+}
+
+/// Where a bound is for each row, as i64 `[.., l, 1]`.
+fn position(cx: &mut Rewriter, limit: &Limit, scores: &[Dim]) -> Option<ValueId> {
+    let (bound, rank) = (&limit.bound, scores.len());
+    let [row, _] = split_axes(scores)?;
+    let mut at = match bound.row {
+        true => {
+            let all = counted_from(cx, &bound.add, scores[row].clone())?;
+            let mut shape = vec![Dim::from(1); rank];
+            shape[row] = scores[row].clone();
+            cx.reshape(all, shape)
+        }
+        false => dim(cx, &bound.add, rank)?,
+    };
+    if bound.operand {
+        let mut x = bounds::operand(cx, limit, scores)?;
+        if cx.ty(x).dtype != DType::I64 {
+            let ty = Type::new(DType::I64, cx.shape(x).to_vec());
+            x = cx.emit("wide", Op::Cast, &[x], ty);
+        }
+        at = bounds::both(cx, "position", BinaryOp::Add, at, x)?;
+    }
+    if let Some(chunk) = bound.chunk {
+        let chunk = i64::try_from(chunk).ok()?;
+        at = with(cx, BinaryOp::FloorDiv, at, chunk);
+        at = with(cx, BinaryOp::Mul, at, chunk);
+        if bound.side == Side::Below {
+            at = with(cx, BinaryOp::Add, at, chunk);
+        }
+    }
+    Some(at)
+}
+
+/// An op of integers and one number.
+fn with(cx: &mut Rewriter, op: BinaryOp, x: ValueId, number: i64) -> ValueId {
+    let ty = cx.ty(x).clone();
+    cx.emit("limit", Op::BinaryScalar { op, scalar: Scalar::Int(number), scalar_left: false }, &[x], ty)
+}
+
+/// How many of a bool mask `[.., s]` are true before each column and before the end, `[.., s + 1]`.
+fn running(cx: &mut Rewriter, mask: ValueId) -> Option<ValueId> {
+    let mut shape = cx.shape(mask).to_vec();
+    let axis = shape.len().checked_sub(1)?;
+    let sums = cx.emit("counts", Op::CumSum { axis }, &[mask], Type::new(DType::I64, shape.clone()));
+    let columns = std::mem::replace(&mut shape[axis], Dim::from(1));
+    let none = cx.emit("counts", Op::Full(Scalar::Int(0)), &[], Type::new(DType::I64, shape.clone()));
+    shape[axis] = columns + Dim::from(1);
+    Some(cx.emit("counts", Op::Concat { axis }, &[none, sums], Type::new(DType::I64, shape)))
+}
+
+/// The elements of `[.., 1, n]` at the positions `[.., l, 1]`.
+fn gathered(cx: &mut Rewriter, x: ValueId, at: ValueId) -> Option<ValueId> {
+    let at = turned(cx, at)?;
+    let (from, to) = (cx.shape(x).to_vec(), cx.shape(at).to_vec());
+    let axis = to.len().checked_sub(1)?;
+    let outer = infer::broadcast(&[from.get(..axis)?, to.get(..axis)?]).ok()?;
+    let wide = |last: &Dim| [&outer[..], std::slice::from_ref(last)].concat();
+    let (x, at) = (cx.expand(x, wide(&from[axis])), cx.expand(at, wide(&to[axis])));
+    let ty = Type::new(DType::I64, cx.shape(at).to_vec());
+    let found = cx.emit("counts", Op::GatherElements { axis }, &[x, at], ty);
+    turned(cx, found)
+}
+
+/// With the last two axes in turn.
+fn turned(cx: &mut Rewriter, x: ValueId) -> Option<ValueId> {
+    let mut ty = cx.ty(x).clone();
+    let [row, column] = split_axes(&ty.shape)?;
+    let mut perm: Vec<usize> = (0..ty.shape.len()).collect();
+    perm.swap(row, column);
+    ty.shape.swap(row, column);
+    Some(cx.emit("axes", Op::Permute { perm }, &[x], ty))
+}
+
+/// What attention gives, but for the rows that do not see a column the mean of the values `[.., g, s, f]`.
+pub fn or_mean(cx: &mut Rewriter, y: ValueId, sees: ValueId, v: ValueId) -> Option<ValueId> {
+    let (ty, mut mean) = (cx.ty(y).clone(), cx.ty(v).clone());
+    let axis = mean.shape.len().checked_sub(2)?;
+    mean.shape[axis] = Dim::from(1);
+    let shape = mean.shape.clone();
+    let op = Op::Reduce { op: Reduction::Mean, axes: vec![axis], keep: true };
+    let mut even = cx.emit("mean", op, &[v], mean);
+    // Heads that share values.
+    if let (Some(own), Some(heads)) = (axis.checked_sub(1), ty.shape.len().checked_sub(3)) {
+        let (groups, heads) = (shape[own].clone(), ty.shape[heads].clone());
+        if groups != heads && groups.as_const() != Some(1) {
+            let times = heads.exact_div(&groups)?;
+            let (before, behind) = shape.split_at(own + 1);
+            let narrow = [before, &[Dim::from(1)], behind].concat();
+            let wide = [before, &[times], behind].concat();
+            let whole = [&shape[..own], &[heads], behind].concat();
+            let each = cx.reshape(even, narrow);
+            let each = cx.expand(each, wide);
+            even = cx.reshape(each, whole);
+        }
+    }
+    Some(cx.emit("even", Op::Select, &[sees, y, even], ty))
+}
