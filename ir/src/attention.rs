@@ -109,16 +109,23 @@ pub struct Operands<'a, T> {
     pub mask: Option<&'a T>,
     /// One for each bound that has an operand, in their order.
     pub positions: &'a [T],
+    /// One more score of each row, if there is one.
+    pub sink: Option<&'a T>,
 }
 
 impl<'a, T> Operands<'a, T> {
-    /// Takes operands in their order apart; `None` if there are not as many as bounds say.
-    pub fn of(bounds: &[Bound], operands: &'a [T]) -> Option<Self> {
+    /// Takes operands in their order apart, of which the last is a `sink` or not; `None` if there are not as many as
+    /// bounds say.
+    pub fn of(bounds: &[Bound], sink: bool, operands: &'a [T]) -> Option<Self> {
+        let (sink, operands) = match sink {
+            true => operands.split_last().map(|(last, others)| (Some(last), others))?,
+            false => (None, operands),
+        };
         let split = operands.len().checked_sub(positions(bounds))?;
         let (first, positions) = operands.split_at(split);
         match first {
-            [q, k, v] => Some(Operands { q, k, v, mask: None, positions }),
-            [q, k, v, mask] => Some(Operands { q, k, v, mask: Some(mask), positions }),
+            [q, k, v] => Some(Operands { q, k, v, mask: None, positions, sink }),
+            [q, k, v, mask] => Some(Operands { q, k, v, mask: Some(mask), positions, sink }),
             _ => None,
         }
     }
@@ -128,6 +135,6 @@ impl<T: Clone> Operands<'_, T> {
     /// The operands in their order, with another mask.
     pub fn with_mask(&self, mask: Option<T>) -> Vec<T> {
         let first = [self.q, self.k, self.v].into_iter().cloned();
-        first.chain(mask).chain(self.positions.iter().cloned()).collect()
+        first.chain(mask).chain(self.positions.iter().cloned()).chain(self.sink.cloned()).collect()
     }
 }

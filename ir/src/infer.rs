@@ -80,9 +80,9 @@ pub fn infer(op: &Op, operands: &[&Type], n: Option<u32>) -> Result<Option<Vec<T
             normalised(operands, *axes)?;
             one(first()?)
         }
-        Op::Attention { cap, bounds, .. } => {
+        Op::Attention { cap, bounds, sink, .. } => {
             attributes_of_attention(*cap, bounds)?;
-            let parts = Operands::of(bounds, operands).ok_or("it needs queries, keys and values")?;
+            let parts = Operands::of(bounds, *sink, operands).ok_or("it needs queries, keys and values")?;
             one(attention(&parts)?)
         }
         Op::Permuted { op, perm } => {
@@ -238,9 +238,9 @@ pub fn operand_counts(op: &Op) -> (usize, usize) {
         Op::Permuted { op, .. } => operand_counts(op),
         Op::RmsNorm { .. } => (1, 2),
         Op::LayerNorm { .. } => (1, 3),
-        Op::Attention { bounds, .. } => {
-            let positions = attention::positions(bounds);
-            (3 + positions, 4 + positions)
+        Op::Attention { bounds, sink, .. } => {
+            let more = attention::positions(bounds) + usize::from(*sink);
+            (3 + more, 4 + more)
         }
         Op::Index { .. } => (2, usize::MAX),
         Op::IndexPut { .. } => (3, usize::MAX),
@@ -400,12 +400,18 @@ fn attention(parts: &Operands<'_, &Type>) -> Result<Type, String> {
             format!("the mask {:?} does not broadcast to {scores:?}", mask.shape)
         })?;
     }
+    let mut rows = q.shape[..r - 1].to_vec();
+    rows.push(Dim::from(1));
+    if let Some(sink) = parts.sink {
+        want(sink.dtype.is_float(), || format!("the sink must be floating-point, found {}", sink.dtype))?;
+        want(broadcast(&[&sink.shape, &rows])? == rows, || {
+            format!("the sink {:?} does not broadcast to {rows:?}", sink.shape)
+        })?;
+    }
     for positions in parts.positions {
         want(matches!(positions.dtype, DType::I32 | DType::I64), || {
             format!("the positions of a bound must be i32 or i64, found {}", positions.dtype)
         })?;
-        let mut rows = q.shape[..r - 1].to_vec();
-        rows.push(Dim::from(1));
         want(broadcast(&[&positions.shape, &rows])? == rows, || {
             format!("the positions {:?} do not broadcast to {rows:?}", positions.shape)
         })?;

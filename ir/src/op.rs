@@ -62,8 +62,9 @@ pub enum Op {
     /// broadcasts to `[.., h, l, s]`. Behind it stands an i32 or i64 operand for each of the `bounds` that
     /// has one, which broadcasts to `[.., h, l, 1]`. A row sees the columns that the mask and all bounds let
     /// it see; see [`crate::attention`]. A row that sees nothing is zero; what a row does not see adds
-    /// nothing to it, also where `v` is NaN there.
-    Attention { scale: Float, cap: Option<Float>, bounds: Vec<Bound> },
+    /// nothing to it, also where `v` is NaN there. With a `sink` the last operand, a float that broadcasts to
+    /// `[.., h, l, 1]`, is one more score of each row, neither scaled nor hidden, whose value is zero.
+    Attention { scale: Float, cap: Option<Float>, bounds: Vec<Bound>, sink: bool },
     /// What `op` gives, stored with its axes in another order: axis `i` of the result is axis `perm[i]` of that. `op` is
     /// [`Op::Attention`], whose kernels store through strides, so that a permuted result costs no copy.
     Permuted { op: Box<Op>, perm: Vec<usize> },

@@ -425,9 +425,10 @@ NAMES = (
 )
 # What lies in the folder `families`.
 RECORDED = """
-    bert.padded cohere2.prefill falcon_alibi.prefill gemma2.prefill gemma3.cuda gemma3.rolled_decode gemma3.static_prefill
-    glm4.prefill gpt2.eager gpt_neox.prefill llama.batched llama.padded llama.past llama.static_decode llama4.prefill mistral.prefill
-    mixtral.prefill modernbert.prefill opt.padded phi3.prefill qwen3_moe.tp2 qwen3.tp2 stablelm.prefill t5.prefill whisper.prefill
+    bert.padded bloom.padded cohere2.prefill falcon_alibi.prefill gemma2.prefill gemma3.cuda gemma3.rolled_decode
+    gemma3.static_prefill glm4.prefill gpt2.eager gpt_neox.prefill gpt_oss.prefill llama.batched llama.padded llama.past
+    llama.static_decode llama4.prefill mistral.prefill mistral.eager_padded mixtral.prefill modernbert.prefill
+    opt.padded phi3.prefill qwen3_moe.tp2 qwen3.tp2 stablelm.prefill t5.prefill whisper.prefill xglm.padded
 """.split()
 
 

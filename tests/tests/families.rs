@@ -3,16 +3,19 @@
 
 use std::sync::Arc;
 
-use symmc::{Backend, Config, Draw, Graph, OpenOptions, Program, RunConfig, TensorFile, Workload};
+use symmc::{
+    Backend, BucketSpec, Config, Draw, Graph, OpenOptions, Program, RunConfig, TensorFile, Workload,
+};
 use symmc_ir::interp::{Tolerance, compare};
 use symmc_ir::{Op, text};
 use symmc_tests::program;
 
 /// Programs of `tests/programs/families`; how many rotary embeddings of queries or keys each has; and what each attention
-/// sees, in the order of the program: `causal`, `all` or the bounds, and `mask` where a tensor says more: which positions
-/// are padding, or a bias.
-const FAMILIES: [(&str, usize, &[&str]); 25] = [
+/// sees, in the order of the program: `causal`, `all` or the bounds, `mask` where a tensor says more: which positions
+/// are padding, or a bias, and `sink` where there is a score more for each head.
+const FAMILIES: [(&str, usize, &[&str]); 29] = [
     ("bert_padded", 0, &["all, mask"; 2]),
+    ("bloom_padded", 0, &["causal, mask"; 2]),
     ("cohere2_prefill", 2, &[WINDOW, "causal"]),
     ("falcon_alibi_prefill", 0, &["causal, mask"; 2]),
     ("gemma2_prefill", 4, &[WINDOW, "causal"]),
@@ -26,6 +29,7 @@ const FAMILIES: [(&str, usize, &[&str]); 25] = [
     ("glm4_prefill", 4, &["causal"; 2]),
     ("gpt2_eager", 0, &["causal"; 2]),
     ("gpt_neox_prefill", 4, &["causal"; 2]),
+    ("gpt_oss_prefill", 4, &["below row + (1), from row + (-3), sink", "causal, sink"]),
     ("llama4_prefill", 2, &["below row + (1), from chunk 4 of row + (0)", "causal"]),
     ("llama_batched", 4, &["causal"; 2]),
     ("llama_padded", 4, &["causal, mask"; 2]),
@@ -33,6 +37,7 @@ const FAMILIES: [(&str, usize, &[&str]); 25] = [
     ("llama_static_decode", 4, &["below operand + (1)"; 2]),
     ("mistral_prefill", 4, &[WINDOW; 2]),
     ("mixtral_prefill", 4, &["causal"; 2]),
+    ("mistral_eager_padded", 4, &["below row + (1), from row + (-3), mask"; 2]),
     ("modernbert_prefill", 4, &["below row + (5), from row + (-4)", "all"]),
     ("opt_padded", 0, &["causal, mask"; 2]),
     ("phi3_prefill", 4, &["causal"; 2]),
@@ -40,8 +45,12 @@ const FAMILIES: [(&str, usize, &[&str]); 25] = [
     ("qwen3_tp2", 4, &["causal"; 2]),
     ("stablelm_prefill", 4, &["causal"; 2]),
     ("t5_prefill", 0, &["all, mask", "all, mask", "causal, mask", "all", "causal, mask", "all"]),
+    ("xglm_padded", 0, &["causal, mask"; 2]),
     ("whisper_prefill", 0, &["all", "all", "causal", "all", "causal", "all"]),
 ];
+
+/// Programs with a number for each pair of positions: the relative positions of T5 have a bias each.
+const SQUARE: [&str; 1] = ["t5_prefill"];
 
 /// A sliding window of four positions, the row's own among them.
 const WINDOW: &str = "below row + (1), from row + (-3)";
@@ -89,9 +98,11 @@ fn sees(call: &str) -> String {
         None if call.contains("causal=true") => "causal",
         None => "all",
     };
-    // Queries, keys, values, the mask, and the positions or lengths of bounds.
-    let operands = call.matches('%').count() - bounds.map_or(0, |b| b.matches("operand").count());
-    if operands > 3 { format!("{sees}, mask") } else { sees.into() }
+    // Queries, keys, values, the mask, the positions or lengths of bounds, and the sink.
+    let sink = call.contains("sink=true");
+    let positions = bounds.map_or(0, |b| b.matches("operand").count());
+    let masked = call.matches('%').count() > 3 + positions + usize::from(sink);
+    format!("{sees}{}{}", if masked { ", mask" } else { "" }, if sink { ", sink" } else { "" })
 }
 
 #[test]
@@ -107,13 +118,41 @@ fn what_attention_sees_and_rotary_embeddings_are_known() {
         if embeddings != rotary {
             failures.push(format!("{stem}: {embeddings} rotary embeddings"));
         }
-        // The relative positions of T5 have a bias each.
         let squares = squares(&graph);
-        if !squares.is_empty() && stem != "t5_prefill" {
+        if !squares.is_empty() && !SQUARE.contains(&stem) {
             failures.push(format!("{stem}: {squares:?} grow with the square of tokens"));
         }
     }
     assert!(failures.is_empty(), "{}", failures.join("\n"));
+}
+
+/// At the largest sizes that a program takes, 4094 tokens in most and one sequence, each buffer of a plan has fewer bytes
+/// than pairs of tokens.
+#[test]
+fn no_buffer_of_a_plan_for_4096_tokens_holds_tokens_by_tokens() {
+    let (mut failures, mut large) = (Vec::new(), 0);
+    for (stem, _, _) in FAMILIES.into_iter().filter(|f| !SQUARE.contains(&f.0)) {
+        let program = open(stem).0;
+        let batch = program.graph.symbols.values().find(|s| s.name == "batch");
+        let buckets = batch.map(|s| BucketSpec::new(s.name.clone(), [1, s.max]));
+        let config = Config::default().with_buckets(buckets);
+        let plan = symmc::compile(&program, &config).expect("a plan");
+        let tokens = |ranges: &mut dyn Iterator<Item = (&String, &[i64; 2])>| ranges.map(|r| r.1[1]).max();
+        let single = plan.buckets.iter().filter(|b| b.symbols.get("batch").is_none_or(|range| range[1] == 1));
+        for bucket in single {
+            let tokens = tokens(&mut bucket.symbols.iter()).unwrap_or(0).unsigned_abs();
+            if tokens < 1024 {
+                continue;
+            }
+            large += 1;
+            let most = bucket.buffers.iter().map(|b| b.size).max().unwrap_or(0);
+            if most >= tokens * tokens {
+                failures.push(format!("{stem}: a buffer of {most} bytes for {tokens} tokens"));
+            }
+        }
+    }
+    assert!(failures.is_empty(), "{}", failures.join("\n"));
+    assert!(large >= 17, "{large} programs take many tokens");
 }
 
 /// The values of which two axes grow with the number of tokens.

@@ -43,11 +43,11 @@ pub(super) fn compute(
         Op::LayerNorm { axes, eps } => {
             reduce::layer_norm(*axes, eps.0, x[0], x.get(1).copied(), x.get(2).copied())?
         }
-        Op::Attention { scale, cap, bounds } => {
+        Op::Attention { scale, cap, bounds, sink } => {
             let add =
                 |d: &Dim| d.eval(bindings).ok_or(OpError::Attribute { what: "the position of a bound" });
             let adds = bounds.iter().map(|b| add(&b.add)).collect::<Result<_, _>>()?;
-            let scores = linear::Scores { scale: scale.0, cap: cap.map(|c| c.0), bounds, adds };
+            let scores = linear::Scores { scale: scale.0, cap: cap.map(|c| c.0), bounds, adds, sink: *sink };
             linear::attention(x, &scores, shape)?
         }
         Op::Permuted { op, perm } => {

@@ -91,6 +91,8 @@ pub(super) struct Scores<'a> {
     pub bounds: &'a [Bound],
     /// What each bound adds.
     pub adds: Vec<i64>,
+    /// Whether an operand is one more score of each row.
+    pub sink: bool,
 }
 
 impl Scores<'_> {
@@ -132,7 +134,7 @@ pub(super) fn attention(
     shape: &[usize],
 ) -> Result<Array, OpError> {
     let missing = OpError::Attribute { what: "the operands of attention" };
-    let parts = Operands::of(attributes.bounds, operands).ok_or(missing)?;
+    let parts = Operands::of(attributes.bounds, attributes.sink, operands).ok_or(missing)?;
     let (q, k, v) = (*parts.q, *parts.k, *parts.v);
     let rank = shape.len();
     let (h, l, f) = (shape[rank - 3], shape[rank - 2], shape[rank - 1]);
@@ -154,8 +156,11 @@ pub(super) fn attention(
     let mut scores = vec![None; s];
     let mut row = 0;
     let visible = attributes.visible(parts.positions, &shape[..rank - 1], s)?;
-    let rows_strides = &mask_strides[..rank - 1];
-    walk(&shape[..rank - 1], [rows_strides], |[mask_start]| {
+    let sinks = parts.sink.map(|x| x.as_floats()).transpose()?;
+    let column = [&shape[..rank - 1], &[1]].concat();
+    let sink_strides = parts.sink.map_or_else(|| vec![0; rank], |x| broadcast_strides(&x.shape, &column));
+    let strides = [&mask_strides[..rank - 1], &sink_strides[..rank - 1]];
+    walk(&shape[..rank - 1], strides, |[mask_start, sink]| {
         let head = row / l;
         // Heads of q share heads of k and v in runs of h / g.
         let shared = head / h * g + head % h / (h / g.max(1)).max(1);
@@ -172,7 +177,8 @@ pub(super) fn attention(
         }
         let start = out.len();
         out.resize(start + f, 0.0);
-        attend(&scores, &values[shared * s * f..][..s * f], &mut out[start..]);
+        let sink = sinks.map(|x| x[sink]);
+        attend(&scores, sink, &values[shared * s * f..][..s * f], &mut out[start..]);
         row += 1;
     });
     Ok(Array::floats(operands[0].dtype, shape, out))
@@ -208,14 +214,14 @@ pub(super) fn rotary(
     Ok(Array::floats(x.dtype, &x.shape, out))
 }
 
-/// Adds the rows of `values` to `out`, weighted with the softmax of the scores that are seen. If none is,
-/// or all are minus infinity, `out` stays.
-fn attend(scores: &[Option<f64>], values: &[f64], out: &mut [f64]) {
-    let max = scores.iter().flatten().fold(f64::NEG_INFINITY, |m, &x| float_max(m, x));
+/// Adds the rows of `values` to `out`, weighted with the softmax of the scores that are seen and of the sink. If none is
+/// seen, or all are minus infinity, `out` stays.
+fn attend(scores: &[Option<f64>], sink: Option<f64>, values: &[f64], out: &mut [f64]) {
+    let max = scores.iter().flatten().chain(&sink).fold(f64::NEG_INFINITY, |m, &x| float_max(m, x));
     if max == f64::NEG_INFINITY || out.is_empty() {
         return;
     }
-    let mut sum = 0.0;
+    let mut sum = sink.map_or(0.0, |x| (x - max).exp());
     for (score, value) in scores.iter().zip(values.chunks_exact(out.len())) {
         let Some(score) = score else { continue };
         let weight = (score - max).exp();

@@ -46,6 +46,7 @@ arg %rows: i64[4]
 arg %lengths: i64[8, 1, 1]
 param %w: f32[128, 64] source "model.weight"
 param %scale: f32[64] source "norm.weight"
+param %sinks: f32[8, 1, 1] source "sinks"
 "#;
 
 const fn op(
@@ -246,7 +247,7 @@ pub const SECTIONS: &[Section] = &[
             ),
             op(
                 "attention",
-                "q, k, v, mask?, position?",
+                "q, k, v, mask?, position?, sink?",
                 "Scaled dot-product attention of `q [.., h, l, e]`, `k [.., g, s, e]` and `v [.., g, s, f]`, where `g` \
                  divides `h`. The mask broadcasts to `[.., h, l, s]`: bool (true attends) or a float that is added to \
                  the scores, which are first `cap * tanh(scores / cap)` where a `cap` is given. `causal` lets row `i` see \
@@ -255,13 +256,16 @@ pub const SECTIONS: &[Section] = &[
                  `row`, the `operand` of this bound, and a dim, of which only the dim must stand there; `chunk n of` makes \
                  it the end (below) or the beginning (from) of the `n` positions, counted from 0 in whole chunks, among \
                  which the sum lies. Operands of bounds are i32 or i64, broadcast to `[.., h, l, 1]`, and follow the \
-                 others in the order of their bounds. A row that sees nothing is zero. The result is `[.., h, l, f]`, and with \
+                 others in the order of their bounds. With `sink=true` the last operand, which broadcasts to `[.., h, l, 1]`, is one \
+                 more score of each row, neither scaled nor hidden, whose value is zero. A row that sees nothing is zero. The result is `[.., h, l, f]`, and with \
                  a `perm` has axis `perm[i]` of that as its axis `i`.",
                 "%attention: f32[8, t, 16] = attention %heads, %heads, %heads causal=true scale=0.25\n\
                  %attention.window: f32[8, t, 16] = attention %heads, %heads, %heads bounds=[below row + (1), from row + (-3)] \
                  scale=0.25 cap=30.0\n\
                  %attention.chunks: f32[8, t, 16] = attention %heads, %heads, %heads, %lengths bounds=[below operand + (0), \
                  from chunk 16 of row + (0)] scale=0.25\n\
+                 %attention.sink: f32[8, t, 16] = attention %heads, %heads, %heads, %lengths, %sinks bounds=[below operand + (0)] \
+                 scale=0.25 sink=true\n\
                  %attention.rows: f32[t, 8, 16] = attention %heads, %heads, %heads causal=true scale=0.25 perm=[1, 0, 2]",
             ),
             op(

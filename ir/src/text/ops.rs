@@ -304,7 +304,7 @@ impl<'a> Attributes<'_, 'a> {
         }
     }
 
-    /// Attention, whose bounds have a short form, and whose cap and permutation may be missing.
+    /// Attention, whose bounds have a short form, and whose cap, sink and permutation may be missing.
     fn attention(&mut self) -> Read<Op> {
         let bounds = match self.cursor.token {
             Token::Ident("bounds") => self.read("bounds", |c| c.list(bound))?,
@@ -313,7 +313,8 @@ impl<'a> Attributes<'_, 'a> {
         let scale = self.read("scale", Cursor::float)?;
         let capped = self.cursor.token == Token::Ident("cap");
         let cap = if capped { Some(self.read("cap", Cursor::float)?) } else { None };
-        let op = Op::Attention { scale, cap, bounds };
+        let sink = self.cursor.token == Token::Ident("sink") && self.flag("sink")?;
+        let op = Op::Attention { scale, cap, bounds, sink };
         if self.cursor.token != Token::Ident("perm") {
             return Ok(op);
         }

@@ -325,7 +325,7 @@ impl Printer<'_> {
                 self.show(format_args!(" axes={axes} eps={eps} round_first={round_first}"));
             }
             Op::LayerNorm { axes, eps } => self.show(format_args!(" axes={axes} eps={eps}")),
-            Op::Attention { scale, cap, bounds } => {
+            Op::Attention { scale, cap, bounds, sink } => {
                 match bounds.is_empty() || attention::is_causal(bounds) {
                     true => self.show(format_args!(" causal={}", !bounds.is_empty())),
                     false => {
@@ -336,6 +336,9 @@ impl Printer<'_> {
                 self.show(format_args!(" scale={scale}"));
                 if let Some(cap) = cap {
                     self.show(format_args!(" cap={cap}"));
+                }
+                if *sink {
+                    self.put(" sink=true");
                 }
             }
             Op::Permuted { op, perm } => {

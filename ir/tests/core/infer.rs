@@ -21,6 +21,7 @@ arg %q: f32[2, 4, n, 8]
 arg %kv: f32[2, 2, m, 8]
 arg %splits: i64[4]
 arg %c: f32[8, 8]
+arg %sinks: f32[4, 1, 1]
 arg %experts: f32[3, 8, m]
 arg %ends: i32[3]
 ";
@@ -44,6 +45,7 @@ fn accepted() {
         "%o: f32[2, 4, n, 8] = attention %q, %kv, %kv bounds=[below row + (1), from chunk 4 of row + (-n)] scale=1.0",
         "%o: f32[2, 4, n, 8] = attention %q, %kv, %kv, %k1, %s1 bounds=[from operand + (0), below row + operand + (m)] \
          scale=1.0 cap=50.0",
+        "%o: f32[2, 4, n, 8] = attention %q, %kv, %kv, %k1, %sinks bounds=[below operand + (1)] scale=1.0 cap=2.0 sink=true",
         "%o: f32[2, n, 4, 8] = attention %q, %kv, %kv causal=true scale=1.0 perm=[0, 2, 1, 3]",
         "%o: f32[2, 4, n, 8] = rotary_embedding %q, %x, %x width=8 interleaved=false",
         "%o: bf16[n, 8] = rotary_embedding %h, %v, %v width=8 interleaved=true",
@@ -125,6 +127,15 @@ const REFUSED: &[(&str, &str)] = &[
     (
         "attention %q, %kv, %kv bounds=[from chunk 1099511627777 of row + (1)] scale=1.0",
         "a chunk must have 1 to 1099511627776 positions, found 1099511627777",
+    ),
+    ("attention %q, %kv, %kv causal=true scale=1.0 sink=true", "it takes 4 to 5 operands, found 3"),
+    (
+        "attention %q, %kv, %kv, %r causal=true scale=1.0 sink=true",
+        "the sink must be floating-point, found i64",
+    ),
+    (
+        "attention %q, %kv, %kv, %x causal=true scale=1.0 sink=true",
+        "the sink [n, 8] does not broadcast to [2, 4, n, 1]",
     ),
     ("attention %q, %kv, %kv causal=false scale=1.0 cap=0.0", "the cap must be a positive number, found 0.0"),
     (

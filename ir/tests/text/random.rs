@@ -95,7 +95,12 @@ impl Choices {
         };
         let some = (0..self.below(4)).map(|_| bound(self)).collect();
         let bounds = self.one(&[vec![], vec![Bound::causal()], some]);
-        Op::Attention { scale: self.float(), cap: self.one(&[None, Some(Float(30.0))]), bounds }
+        Op::Attention {
+            scale: self.float(),
+            cap: self.one(&[None, Some(Float(30.0))]),
+            bounds,
+            sink: self.flag(),
+        }
     }
     fn op(&mut self, graph: &Graph) -> Op {
         let axis = self.below(3);
@@ -272,8 +277,11 @@ proptest! {
         if c.flag() {
             operands.push(input(&mut b, &mask));
         }
-        let Op::Attention { bounds, .. } = &op else { unreachable!() };
+        let Op::Attention { bounds, sink, .. } = &op else { unreachable!() };
         operands.extend(bounds.iter().filter(|b| b.operand).map(|_| input(&mut b, &positions)));
+        if *sink {
+            operands.push(input(&mut b, &Type::new(DType::F32, vec![])));
+        }
         b.node("y", op, &operands).map_err(|e| TestCaseError::fail(e.to_string()))?;
         let graph = b.finish();
         let text = print(&graph);

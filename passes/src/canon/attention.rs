@@ -1,11 +1,12 @@
 //! Attention that was written out, whose mask says what positions see, or whose heads are repeated.
 
 use symmc_ir::attention::{self, Bound, Operands};
-use symmc_ir::{BinaryOp, DType, Dim, Float, Op, Scalar, Type, UnaryOp, ValueId, infer};
+use symmc_ir::{BinaryOp, DType, Dim, Float, Op, Reduction, Scalar, Type, UnaryOp, ValueId, infer};
 
 use super::known::Known;
 use super::seen::additive::{self, Additive};
 use super::seen::bounds::{self, Split};
+use super::seen::condition::Condition;
 use super::seen::linear::View;
 use super::seen::{self, rows};
 use crate::rewrite::{Candidate, Rewrite, Rewriter, Rule};
@@ -48,6 +49,8 @@ struct Scores {
     added: Vec<ValueId>,
     /// What all of it is multiplied by behind the masks.
     factor: f64,
+    /// The least that scores are behind the masks further in, and what these let through where a row is not less.
+    floor: Option<(f64, Condition)>,
     /// Masks chose scores instead of being added to them.
     chose: bool,
 }
@@ -55,10 +58,17 @@ struct Scores {
 fn written_out(cx: &mut Rewriter, node: &Candidate) -> Option<Rewrite> {
     let (Op::MatMul, &[weights, v]) = (&node.op, &node.inputs[..]) else { return None };
     let (softmax, guarded) = unguarded(cx, bare(cx, weights));
-    let (Op::Softmax { axis, log: false }, &[scores]) = cx.def(bare(cx, softmax))? else { return None };
+    let (softmax, sunk) = unsunk(cx, bare(cx, softmax));
+    let (Op::Softmax { axis, log: false }, &[scores]) = cx.def(softmax)? else { return None };
     if *axis + 1 != cx.shape(scores).len() {
         return None;
     }
+    let (scores, sink) = match sunk {
+        Some(columns) => with_sink(cx, scores, &columns).map(|(scores, sink)| (scores, Some(sink)))?,
+        None => (scores, None),
+    };
+    // Masks may be of heads and batches that the softmax has as one axis.
+    let scores = bare(cx, scores);
     let shape = cx.shape(scores).to_vec();
     let leading = &shape[..shape.len().checked_sub(2)?];
     let scores = unmasked(cx, scores)?;
@@ -89,7 +99,7 @@ fn written_out(cx: &mut Rewriter, node: &Candidate) -> Option<Rewrite> {
     let typed = |shape: &[Dim]| Type::new(node.ty.dtype, shape.to_vec());
     let scale = Float(scores.factor * within_cap * outer * of_q * of_k * inner);
     // A cap is not of scores that are multiplied again.
-    let plain = Op::Attention { scale, cap, bounds: Vec::new() };
+    let plain = Op::Attention { scale, cap, bounds: Vec::new(), sink: false };
     let dtypes = [cx.ty(q).dtype, cx.ty(k).dtype, cx.ty(v).dtype];
     let types = [cx.ty(q), &typed(&of_key), &typed(&of_value)];
     let result = infer::infer(&plain, &types, None).ok()??.pop()?;
@@ -97,10 +107,19 @@ fn written_out(cx: &mut Rewriter, node: &Candidate) -> Option<Rewrite> {
     if !alike || cap.is_some() && scores.factor != 1.0 {
         return None;
     }
-    let Seen { bounds, operands, rows } = of_softmax(cx, &scores, &shape, guarded)?;
+    let hides = match sink {
+        Some(_) => Unseen::Zero,
+        None if guarded => Unseen::Guarded,
+        None => Unseen::Weighed,
+    };
+    let Seen { bounds, mut operands, rows } = of_softmax(cx, &scores, &shape, hides)?;
+    if let Some(sink) = sink {
+        operands.push(led(cx, sink, &shape[..shape.len() - 2], leading)?);
+    }
     let values = v;
     let (k, v) = (cx.expand(k, of_key), cx.expand(v, of_value));
-    let (op, inputs) = (Op::Attention { scale, cap, bounds }, [vec![q, k, v], operands].concat());
+    let (op, inputs) =
+        (Op::Attention { scale, cap, bounds, sink: sink.is_some() }, [vec![q, k, v], operands].concat());
     if result == node.ty && rows.is_none() {
         return Some(Rewrite::Node(op, inputs));
     }
@@ -146,6 +165,17 @@ fn unled(cx: &Rewriter, value: ValueId) -> ValueId {
     }
 }
 
+/// What a softmax makes of rows that a mask hides all of.
+#[derive(Clone, Copy, PartialEq)]
+enum Unseen {
+    /// Equal weights, or none that is a number.
+    Weighed,
+    /// The same, but zeros for what is not a number.
+    Guarded,
+    /// Zeros: a sink has all the weight.
+    Zero,
+}
+
 /// What attention sees.
 #[derive(Default)]
 struct Seen {
@@ -168,11 +198,15 @@ fn or_mean(cx: &mut Rewriter, y: ValueId, rows: Option<ValueId>, v: ValueId) -> 
 
 /// What masks before a softmax let through. Rows that see nothing are not alike there: where not each is shown to see a
 /// column, or has equal weights, finite numbers stay a mask.
-fn of_softmax(cx: &mut Rewriter, scores: &Scores, shape: &[Dim], guarded: bool) -> Option<Seen> {
+fn of_softmax(cx: &mut Rewriter, scores: &Scores, shape: &[Dim], unseen: Unseen) -> Option<Seen> {
     if scores.mask.seen.is_empty() && scores.mask.rest.is_empty() {
         return Some(Seen::default());
     }
-    let zero_rows = guarded && scores.mask.is_infinite();
+    let zero_rows = match unseen {
+        Unseen::Zero => true,
+        Unseen::Guarded => scores.mask.is_infinite(),
+        Unseen::Weighed => false,
+    };
     let plain = !scores.chose && scores.factor == 1.0;
     let condition = scores.mask.condition();
     let split = condition.and_then(|c| bounds::split(cx, &c, shape)).filter(|s| s.gained || !plain);
@@ -181,7 +215,7 @@ fn of_softmax(cx: &mut Rewriter, scores: &Scores, shape: &[Dim], guarded: bool) 
     }
     let finite = scores.mask.seen.iter().all(|(_, x)| x.is_finite());
     let moderate = scores.mask.rest.iter().all(|leaf| additive::is_moderate(cx, leaf.value));
-    if !plain || !(guarded || finite && moderate) {
+    if !plain || !(unseen != Unseen::Weighed || finite && moderate) {
         return None;
     }
     let mut sum = *scores.added.first()?;
@@ -293,8 +327,15 @@ fn unmasked(cx: &mut Rewriter, scores: ValueId) -> Option<Scores> {
     let shape = cx.shape(scores).to_vec();
     let leading = shape[..shape.len().checked_sub(2)?].to_vec();
     let added = Vec::new();
-    let mut out =
-        Scores { leading, before: scores, mask: Additive::default(), added, factor: 1.0, chose: false };
+    let mut out = Scores {
+        leading,
+        before: scores,
+        mask: Additive::default(),
+        added,
+        factor: 1.0,
+        floor: None,
+        chose: false,
+    };
     for _ in 0..MAX_MASKS {
         let value = bare(cx, out.before);
         let Some((op, inputs)) = cx.def(value) else { break };
@@ -316,6 +357,12 @@ fn unmasked(cx: &mut Rewriter, scores: ValueId) -> Option<Scores> {
                     break;
                 }
                 (out.before, out.factor) = (x, out.factor * factor);
+            }
+            (Op::BinaryScalar { op: BinaryOp::Max, scalar, .. }, &[x])
+                if out.factor == 1.0 && out.floor.is_none() && LOWEST.contains(&scalar.as_f64()) =>
+            {
+                out.floor = Some((scalar.as_f64(), Condition::constant(true)));
+                (out.before, out.chose) = (x, true);
             }
             (Op::Binary(BinaryOp::Add), &[a, b]) => {
                 let scored = |x: ValueId| cx.shape(x) == cx.shape(value) && is_scores(cx, x);
@@ -343,6 +390,9 @@ fn unmasked(cx: &mut Rewriter, scores: ValueId) -> Option<Scores> {
             _ => break,
         }
     }
+    if let Some((number, seen)) = out.floor.take().filter(|f| f.1.is_constant() != Some(true)) {
+        out.mask.seen.push((seen, number));
+    }
     Some(out)
 }
 
@@ -357,6 +407,15 @@ impl Scores {
     fn hide(&mut self, mut mask: Additive) -> Option<()> {
         if self.factor != 1.0 && !mask.rest.is_empty() {
             return None;
+        }
+        // Whatever hides is as low as the floor.
+        if let Some((floor, all)) = &mut self.floor {
+            for (seen, number) in std::mem::take(&mut mask.seen) {
+                if number > *floor {
+                    return None;
+                }
+                *all = std::mem::replace(all, Condition::constant(true)).and(seen)?;
+            }
         }
         mask.seen.iter_mut().for_each(|(_, number)| *number *= self.factor);
         self.mask = std::mem::take(&mut self.mask).plus(mask)?;
@@ -394,8 +453,8 @@ fn is_scores(cx: &Rewriter, mut value: ValueId) -> bool {
 const MAX_MASKS: usize = 6;
 
 fn full_mask(cx: &mut Rewriter, node: &Candidate) -> Option<Rewrite> {
-    let Op::Attention { bounds, .. } = &node.op else { return None };
-    let operands = Operands::of(bounds, &node.inputs)?;
+    let Op::Attention { bounds, sink, .. } = &node.op else { return None };
+    let operands = Operands::of(bounds, *sink, &node.inputs)?;
     let neutral = match cx.known(*operands.mask?)?.full()? {
         Scalar::Bool(b) => b,
         s => s.as_f64() == 0.0,
@@ -404,8 +463,8 @@ fn full_mask(cx: &mut Rewriter, node: &Candidate) -> Option<Rewrite> {
 }
 
 fn mask_of_positions(cx: &mut Rewriter, node: &Candidate) -> Option<Rewrite> {
-    let Op::Attention { scale, cap, bounds: old } = &node.op else { return None };
-    let parts = Operands::of(old, &node.inputs)?;
+    let Op::Attention { scale, cap, bounds: old, sink } = &node.op else { return None };
+    let parts = Operands::of(old, *sink, &node.inputs)?;
     let mask = *parts.mask?;
     let mut shape = cx.shape(*parts.q).to_vec();
     *shape.last_mut()? = cx.shape(*parts.k).iter().rev().nth(1)?.clone();
@@ -419,16 +478,19 @@ fn mask_of_positions(cx: &mut Rewriter, node: &Candidate) -> Option<Rewrite> {
     } else {
         let mask = additive::additive(cx, mask).viewed(&view)?;
         let split = bounds::split(cx, &mask.condition()?, &shape).filter(|s| s.gained)?;
-        bounded(cx, &mask, &split, old, &shape, mask.is_infinite())?
+        let zero_rows = mask.is_infinite() || parts.sink.is_some_and(|&sink| additive::is_moderate(cx, sink));
+        bounded(cx, &mask, &split, old, &shape, zero_rows)?
     };
     let count = attention::positions(&bounds);
     let (left, positions) = more.split_at(more.len().checked_sub(count)?);
     if left.first() == Some(&mask) {
         return None;
     }
-    let inputs = [&[*parts.q, *parts.k, *parts.v], left, parts.positions, positions].concat();
+    let sunk = parts.sink.copied();
+    let inputs =
+        [&[*parts.q, *parts.k, *parts.v], left, parts.positions, positions, sunk.as_slice()].concat();
     bounds.retain(|b| b.operand || !old.contains(b));
-    let op = Op::Attention { scale: *scale, cap: *cap, bounds: [&old[..], &bounds].concat() };
+    let op = Op::Attention { scale: *scale, cap: *cap, bounds: [&old[..], &bounds].concat(), sink: *sink };
     if rows.is_none() {
         return Some(Rewrite::Node(op, inputs));
     }
@@ -443,6 +505,40 @@ fn unguarded(cx: &Rewriter, weights: ValueId) -> (ValueId, bool) {
     let zero = cx.known(zero).and_then(Known::full).is_some_and(|s| s.as_f64() == 0.0);
     let guards = matches!(cx.def(nan), Some((Op::Unary(UnaryOp::IsNan), &[of])) if of == s);
     if zero && guards { (s, true) } else { (weights, false) }
+}
+
+/// The softmax of which a value is all columns but the last, and how many these are.
+fn unsunk(cx: &Rewriter, weights: ValueId) -> (ValueId, Option<Dim>) {
+    let sliced = || {
+        let (Op::Slice { axis, start, step: 1 }, &[whole]) = cx.def(weights)? else { return None };
+        let (columns, all) = (cx.shape(weights).last()?, cx.shape(whole).last()?);
+        let last = *axis + 1 == cx.shape(whole).len() && start.as_const() == Some(0);
+        let but_one = *all == columns.clone() + Dim::from(1);
+        (last && but_one).then(|| (bare(cx, whole), Some(columns.clone())))
+    };
+    sliced().unwrap_or((weights, None))
+}
+
+/// Scores of so many columns and the one behind them, of moderate size, of which a softmax is; also less the greatest of
+/// each row.
+fn with_sink(cx: &Rewriter, value: ValueId, columns: &Dim) -> Option<(ValueId, ValueId)> {
+    let mut value = bare(cx, value);
+    if let Some((Op::Binary(BinaryOp::Sub), &[x, most])) = cx.def(value)
+        && let Some((Op::Reduce { op: Reduction::Max, axes, keep: true }, &[of])) = cx.def(bare(cx, most))
+        && bare(cx, of) == bare(cx, x)
+        && axes[..] == [cx.shape(of).len() - 1]
+    {
+        value = bare(cx, x);
+    }
+    let (Op::Concat { axis }, &[scores, sink]) = cx.def(value)? else { return None };
+    let widths = [scores, sink].map(|v| cx.shape(v).last().cloned());
+    let fits = *axis + 1 == cx.shape(value).len() && widths == [Some(columns.clone()), Some(Dim::from(1))];
+    // What is the same in each row need not be there for each.
+    let narrow = match cx.def(sink) {
+        Some((Op::Expand, &[narrow])) => narrow,
+        _ => sink,
+    };
+    (fits && additive::is_moderate(cx, sink)).then_some((scores, narrow))
 }
 
 fn grouped_heads(cx: &mut Rewriter, node: &Candidate) -> Option<Rewrite> {

@@ -103,8 +103,8 @@ fn matmul_of_expand(cx: &mut Rewriter, node: &Candidate) -> Option<Rewrite> {
 }
 
 fn mask_of_expand(cx: &mut Rewriter, node: &Candidate) -> Option<Rewrite> {
-    let Op::Attention { bounds, .. } = &node.op else { return None };
-    let operands = Operands::of(bounds, &node.inputs)?;
+    let Op::Attention { bounds, sink, .. } = &node.op else { return None };
+    let operands = Operands::of(bounds, *sink, &node.inputs)?;
     let mask = *operands.mask?;
     let narrow = unexpanded(cx, mask);
     (narrow != mask).then(|| Rewrite::Node(node.op.clone(), operands.with_mask(Some(narrow))))

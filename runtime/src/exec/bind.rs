@@ -385,12 +385,12 @@ impl Binder<'_> {
             Op::Pad { low, value: fill } => {
                 Op::Pad { low: low.iter().map(value).collect::<Result<_, _>>()?, value: *fill }
             }
-            Op::Attention { scale, cap, bounds } => {
+            Op::Attention { scale, cap, bounds, sink } => {
                 let mut bounds = bounds.clone();
                 for bound in &mut bounds {
                     bound.add = value(&bound.add)?;
                 }
-                Op::Attention { scale: *scale, cap: *cap, bounds }
+                Op::Attention { scale: *scale, cap: *cap, bounds, sink: *sink }
             }
             Op::Permuted { op, perm } => {
                 Op::Permuted { op: Box::new(self.concrete(node, op)?), perm: perm.clone() }

@@ -28,6 +28,7 @@ pub(super) struct Scores<'a> {
     pub scale: f64,
     pub cap: Option<f64>,
     pub bounds: &'a [Bound],
+    pub sink: bool,
 }
 
 /// The extents of one head, in the letters of [`symmc_ir::Op::Attention`].
@@ -47,16 +48,29 @@ pub(super) fn attention(
     result: &Strided,
     scratch: &mut Scratch,
 ) -> Result<(), KernelError> {
-    let o = &Operands::of(scores.bounds, operands).ok_or_else(|| KernelError::Arity {
+    let o = &Operands::of(scores.bounds, scores.sink, operands).ok_or_else(|| KernelError::Arity {
         op: "attention".into(),
         expected: format!(
-            "q, k, v, a mask or none, and {} positions",
-            symmc_ir::attention::positions(scores.bounds)
+            "q, k, v, a mask or none, {} positions, and a sink: {}",
+            symmc_ir::attention::positions(scores.bounds),
+            scores.sink
         ),
         found: format!("{} operands", operands.len()),
     })?;
     let (head, group) = check(scores, o, result)?;
     let limits = limits(scores.bounds, o, scratch)?;
+    let sinks = match o.sink {
+        None => None,
+        Some(x) => {
+            let mut rows = o.q.shape();
+            rows[o.q.rank() - 1] = 1;
+            let x = x.broadcast(&rows)?;
+            let mut all = scratch.take::<f64>(x.numel());
+            Reader::new(&x).fill(&mut all);
+            Some(all)
+        }
+    };
+    let hidden = Hidden { limits: &limits, sinks: sinks.as_deref() };
     let rank = o.q.rank();
     let mut scores = o.q.shape();
     scores[rank - 1] = head.s;
@@ -89,12 +103,21 @@ pub(super) fn attention(
                     first_row: (first_head + h) * head.l,
                 })
                 .collect();
-            for_real!(o.q.dtype, R => run_heads::<R>(head, &heads, &limits, &k, &v, scratch));
+            for_real!(o.q.dtype, R => run_heads::<R>(head, &heads, &hidden, &k, &v, scratch));
         }
         first_head += q.n(0);
     }
     limits.into_iter().filter_map(|l| l.positions).for_each(|p| scratch.give(p));
+    sinks.into_iter().for_each(|s| scratch.give(s));
     Ok(())
+}
+
+/// What is known of the rows of all heads beside their scores.
+struct Hidden<'a> {
+    /// Which columns each sees.
+    limits: &'a [Limit<'a>],
+    /// One more score of each.
+    sinks: Option<&'a [f64]>,
 }
 
 /// A bound whose position is known.
@@ -210,7 +233,7 @@ fn as_matrix<R: Gemm>(v: &Strided, scratch: &mut Scratch) -> (Matrix<R>, Option<
 fn run_heads<R: Gemm>(
     head: Head,
     heads: &[QueryHead],
-    limits: &[Limit<'_>],
+    hidden: &Hidden<'_>,
     k: &Strided,
     v: &Strided,
     scratch: &mut Scratch,
@@ -236,8 +259,10 @@ fn run_heads<R: Gemm>(
             let n = ROWS.min(head.l - first);
             let (queries, buffer) = as_matrix::<R>(&one.q.cut(0, first, n), scratch);
             for (i, seen) in rows.visible[..n].iter_mut().enumerate() {
-                *seen = visible(limits.iter().map(|l| l.of(one.first_row, first + i)), head.s);
+                *seen = visible(hidden.limits.iter().map(|l| l.of(one.first_row, first + i)), head.s);
             }
+            let sinks = hidden.sinks.and_then(|s| s.get(one.first_row + first..one.first_row + first + n));
+            rows.begin(n, sinks);
             rows.run(queries, first, n, one.mask.as_ref());
             Writer::new(&one.result.cut(0, first, n)).put(&rows.sums[..n * head.f]);
             buffer.into_iter().for_each(|b| scratch.give(b));
@@ -278,12 +303,20 @@ struct Rows<R> {
 }
 
 impl<R: Gemm> Rows<R> {
-    /// Leaves the attention of rows `first..first + m` in `sums`.
-    fn run(&mut self, queries: Matrix<R>, first: usize, m: usize, mask: Option<&Strided>) {
-        let Head { e, f, scale, cap, .. } = self.head;
-        self.sums[..m * f].fill(R::ZERO);
+    /// Sets `m` rows to what they are before any column: a sink is a score whose value is zero.
+    fn begin(&mut self, m: usize, sinks: Option<&[f64]>) {
+        self.sums[..m * self.head.f].fill(R::ZERO);
         self.max = [R::NEG_INFINITY; ROWS];
         self.total = [0.0; ROWS];
+        let sinks = sinks.unwrap_or_default().iter().enumerate();
+        for (i, &sink) in sinks.filter(|s| *s.1 != f64::NEG_INFINITY) {
+            (self.max[i], self.total[i]) = (R::of(sink), 1.0);
+        }
+    }
+
+    /// Leaves the attention of rows `first..first + m`, which have begun, in `sums`.
+    fn run(&mut self, queries: Matrix<R>, first: usize, m: usize, mask: Option<&Strided>) {
+        let Head { e, f, scale, cap, .. } = self.head;
         let seen = self.visible[..m].iter().filter(|r| !r.is_empty());
         let seen = seen.cloned().reduce(|a, b| a.start.min(b.start)..a.end.max(b.end)).unwrap_or(0..0);
         for start in seen.clone().step_by(COLUMNS) {

@@ -176,8 +176,8 @@ fn run(op: &Op, x: &[Strided], r: &[Strided], scratch: &mut Scratch) -> Result<(
             norm::rms_norm(rms, &x[0], x.get(1), &r[0], scratch)?;
         }
         Op::LayerNorm { axes, eps } => norm::layer_norm(*axes, eps.0, &x[0], &x[1..], &r[0], scratch)?,
-        Op::Attention { scale, cap, bounds } => {
-            let scores = attention::Scores { scale: scale.0, cap: cap.map(|c| c.0), bounds };
+        Op::Attention { scale, cap, bounds, sink } => {
+            let scores = attention::Scores { scale: scale.0, cap: cap.map(|c| c.0), bounds, sink: *sink };
             attention::attention(&scores, x, &r[0], scratch)?;
         }
         Op::Permuted { op, perm } => {

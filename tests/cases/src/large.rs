@@ -61,6 +61,7 @@ pub(crate) fn list() -> Vec<Case> {
     products(r, &mut out);
     grouped_products(r, &mut out);
     attentions(r, &mut out);
+    sunk(r, &mut out);
     bounded(r, &mut out);
     rows(r, &mut out);
     rotary(r, &mut out);
@@ -151,7 +152,8 @@ fn attentions(r: &mut SplitMix, out: &mut Vec<Case>) {
                     2 => operands.push(Placed::dense(tensor(r, dtype, &[h, 1, s]))),
                     _ => {}
                 }
-                let op = Op::Attention { scale: Float(0.1), cap: None, bounds: causal_if(causal) };
+                let op =
+                    Op::Attention { scale: Float(0.1), cap: None, bounds: causal_if(causal), sink: false };
                 let shape = [h, g, l, s, e, f];
                 let name = format!("attention {dtype} {shape:?} causal={causal} mask={masked}");
                 out.push(case(&name, op, operands, &[(dtype, &[1, h, l, f])], 3.0));
@@ -219,10 +221,31 @@ fn bounded(r: &mut SplitMix, out: &mut Vec<Case>) {
                 let first = [tensor(r, dtype, &[b, h, l, e]), tensor(r, dtype, &[b, g, s, e]), values];
                 let operands = first.into_iter().chain(positions).map(Placed::dense).collect();
                 let cap = (k % 3 == 1).then_some(Float(1.5));
-                let op = Op::Attention { scale: Float(0.1), cap, bounds };
+                let op = Op::Attention { scale: Float(0.1), cap, bounds, sink: false };
                 let name = format!("bounded attention {dtype} {:?} {what}", [b, h, g, l, s, e, f]);
                 out.push(case(&name, op, operands, &[(dtype, &[b, h, l, f])], 3.0));
             }
+        }
+    }
+}
+
+/// With one more score for each head, in every way that there is.
+fn sunk(r: &mut SplitMix, out: &mut Vec<Case>) {
+    let shapes = [
+        [8, 2, 130, 130, 128, 128],
+        [8, 1, 1, 700, 128, 128],
+        [4, 2, 70, 200, 64, 64],
+        [4, 4, 3, 900, 40, 24],
+    ];
+    for dtype in [DType::BF16, DType::F16, DType::F32] {
+        for [h, g, l, s, e, f] in shapes {
+            let operands = [[h, l, e], [g, s, e], [g, s, f]].map(|shape| tensor(r, dtype, &shape));
+            let sinks = tensor(r, if l == 1 { DType::F32 } else { dtype }, &[h, 1, 1]);
+            let operands = operands.into_iter().chain([sinks]).map(Placed::dense).collect();
+            let bounds = vec![Bound::of_row(Side::Below, Dim::from((s - l + 1) as i64))];
+            let op = Op::Attention { scale: Float(0.1), cap: None, bounds, sink: true };
+            let name = format!("sink attention {dtype} {:?}", [h, g, l, s, e, f]);
+            out.push(case(&name, op, operands, &[(dtype, &[h, l, f])], 3.0));
         }
     }
 }

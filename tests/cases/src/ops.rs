@@ -21,7 +21,10 @@ pub const THEMES: [Theme; 10] = [
     ("grouped matmul", grouped_matmul),
     ("reduction", reduction),
     ("normalisation", normalisation),
-    ("attention", attention),
+    ("attention", |r| {
+        let draft = attention(r);
+        sunk(r, draft)
+    }),
     ("bounded attention", bounded_attention),
     ("rotary", rotary),
     ("indexing", indexing),
@@ -281,7 +284,7 @@ fn attention(r: &mut SplitMix) -> Draft {
         operands.push(tensor(r, mask_dtype, &mask));
     }
     let bounds = causal_if(r.one_in(2));
-    let mut op = Op::Attention { scale: Float(0.3), cap: None, bounds };
+    let mut op = Op::Attention { scale: Float(0.3), cap: None, bounds, sink: false };
     if r.one_in(4) {
         // The heads behind the rows, or the last batch axis behind all.
         let rank = batch.len() + 3;
@@ -320,12 +323,31 @@ fn bounded_attention(r: &mut SplitMix) -> Draft {
         bounds.push(bound);
     }
     let cap = r.one_in(3).then_some(Float(2.0));
-    let op = Op::Attention { scale: Float(0.3), cap, bounds };
+    let op = Op::Attention { scale: Float(0.3), cap, bounds, sink: false };
     let op = match perm {
         Some(perm) => Op::Permuted { op: Box::new(op), perm },
         None => op,
     };
-    Draft { op, ..draft }
+    sunk(r, Draft { op, ..draft })
+}
+
+/// Some with one more score of each row.
+fn sunk(r: &mut SplitMix, mut draft: Draft) -> Draft {
+    if r.one_in(4) {
+        let q = draft.operands[0].shape();
+        let rows = [&q[..q.len() - 1], &[1]].concat();
+        let shape = narrower(r, &rows);
+        let dtype = r.pick(&FLOATS);
+        draft.operands.push(tensor(r, dtype, &shape));
+        let op = match &mut draft.op {
+            Op::Permuted { op, .. } => op.as_mut(),
+            op => op,
+        };
+        if let Op::Attention { sink, .. } = op {
+            *sink = true;
+        }
+    }
+    draft
 }
 
 fn rotary(r: &mut SplitMix) -> Draft {

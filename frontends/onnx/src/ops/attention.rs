@@ -63,7 +63,7 @@ fn attend(
     if let Some(mask) = mask {
         operands.push(if c.dtype(mask).is_float() { mask } else { c.cast(mask, DType::Bool)? });
     }
-    let op = Op::Attention { scale: Float(scale), cap: None, bounds: causal_if(causal) };
+    let op = Op::Attention { scale: Float(scale), cap: None, bounds: causal_if(causal), sink: false };
     let y = c.emit("attention", op, &operands)?;
     if !flat {
         return c.done(y);

@@ -51,7 +51,7 @@ fn attention(c: &mut Call<'_, '_>, mask: Option<&str>) -> Lowered {
         let mask = if c.dtype(mask).is_float() { mask } else { c.cast(mask, DType::Bool)? };
         operands.push(mask);
     }
-    let op = Op::Attention { scale: Float(scale), cap: None, bounds: causal_if(causal) };
+    let op = Op::Attention { scale: Float(scale), cap: None, bounds: causal_if(causal), sink: false };
     let y = c.emit("attention", op, &operands)?;
     let y = if rank == 2 { c.drop_axis(y, 0)? } else { y };
     c.done(y)

@@ -202,6 +202,7 @@ pub(super) struct Scores<'a> {
     pub scale: Float,
     pub cap: Option<Float>,
     pub bounds: &'a [Bound],
+    pub sink: bool,
 }
 
 pub(super) fn workspace(
@@ -210,7 +211,7 @@ pub(super) fn workspace(
     result: &Located,
     machine: &Machine,
 ) -> usize {
-    let Some(o) = Operands::of(scores.bounds, operands) else { return 0 };
+    let Some(o) = Operands::of(scores.bounds, scores.sink, operands) else { return 0 };
     let Ok(x) = extents(&o, result) else { return 0 };
     // Which way it is depends on addresses, which are not known yet.
     let rows = x.group * x.queries;
@@ -273,8 +274,8 @@ struct Lowered<'a> {
     mask: Option<&'a Located>,
     /// Where q, k, v, the mask and the result lie.
     places: [Rows; 5],
-    /// The operands of the bounds.
-    positions: Vec<Position>,
+    /// The operands of the bounds, and the sink.
+    operands: Vec<Position>,
     /// The members of the layout that depend on neither way nor cut.
     layout: String,
     /// Whether keys and values lie still while the program runs, and no data say which are seen.
@@ -290,11 +291,11 @@ pub(super) fn lower(
     let few = || {
         misfit(
             "attention",
-            "q, k, v, a mask or none, and an operand for each bound that has one",
+            "q, k, v, a mask or none, an operand for each bound that has one, and a sink if there is one",
             operands.len(),
         )
     };
-    let o = Operands::of(scores.bounds, operands).ok_or_else(few)?;
+    let o = Operands::of(scores.bounds, scores.sink, operands).ok_or_else(few)?;
     let x = extents(&o, result)?;
     if result.shape.contains(&0) {
         return Ok(Vec::new());
@@ -303,15 +304,20 @@ pub(super) fn lower(
     let limits = bounds::constants(scores.bounds).ok_or_else(open)?;
     let places = places(&x, &o, result, l)?;
     let positions = positions(&x, &o, result, l)?;
+    let sink = o.sink.map(|v| sink(&x, v, result, l)).transpose()?;
     let steady = positions.is_empty() && l.is_steady(o.k) && l.is_steady(o.v);
     let mut layout = layout(&x, scores, o.mask, result.dtype, &places, l.machine.multiprocessors);
     layout.push_str(&bounds::layout(&limits, &positions));
-    let a = Lowered { x, dtype: result.dtype, mask: o.mask, places, positions, layout, steady };
+    layout.push_str(&bounds::sink(sink.as_ref(), positions.len()));
+    let steady = steady && sink.is_none();
+    let operands: Vec<Position> = positions.into_iter().chain(sink).collect();
+    let a = Lowered { x, dtype: result.dtype, mask: o.mask, places, operands, layout, steady };
     l.preludes();
     l.source.prelude(text::ATTENTION);
     let way = way(&x, a.dtype, &a.places[1], &a.places[2]);
     let own = a.kernels(way, Redo::All, l)?;
     if l.machine.attention == Attentions::Chosen
+        && !scores.sink
         && let Some((band, keys)) = bounds::band(&limits, x.queries, x.keys)
     {
         let form = Form { scale: scores.scale.0, cap: scores.cap.map(|c| c.0), band, keys };
@@ -406,7 +412,7 @@ impl Lowered<'_> {
         );
         let entry = self.entry(way, splits, step, &layout, l);
         let [q, k, v, m, r] = [0, 1, 2, 3, 4].map(|i| self.places[i].at);
-        let positions = self.positions.iter().map(|p| p.at.at);
+        let positions = self.operands.iter().map(|p| p.at.at);
         let rows = x.group * x.queries;
         let mut out = vec![Kernel {
             entry,
@@ -444,7 +450,7 @@ impl Lowered<'_> {
                 format!("attend_tensor<sc::@_L, {times}, {splits}, {step}, {mask}>")
             }
         };
-        let n = self.positions.len();
+        let n = self.operands.len();
         let names: Vec<String> = (0..n).map(|i| format!("b{i}")).collect();
         let parameters: String = names.iter().map(|b| format!(", const void *{b}")).collect();
         let given = if n == 0 { "0".into() } else { names.join(", ") };
@@ -533,6 +539,15 @@ fn positions(
         Ok(Position { at, dtype: v.dtype })
     };
     o.positions.iter().map(one).collect()
+}
+
+/// Where the sinks of the rows lie.
+fn sink(x: &Extents, v: &Located, result: &Located, l: &Lowering<'_>) -> Result<Position, CudaError> {
+    if !v.dtype.is_float() {
+        return Err(misfit("the sink of attention", "a float", v.dtype));
+    }
+    let at = broadcast_rows(v, &with_columns(result, 1), x.group, "the sink of attention", l)?;
+    Ok(Position { at, dtype: v.dtype })
 }
 
 /// The members of the layout struct that all kernels of an attention have.

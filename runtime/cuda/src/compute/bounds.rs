@@ -9,7 +9,7 @@ use super::attention::Rows;
 use super::text::{int, offset, stored};
 use crate::cudnn::Band;
 
-/// The operand of a bound: where its elements lie for heads and rows, and their dtype.
+/// The operand of a bound, or a sink: where its elements lie for heads and rows, and their dtype.
 pub(super) struct Position {
     pub at: Rows,
     pub dtype: DType,
@@ -65,6 +65,22 @@ pub(super) fn layout(bounds: &[(&Bound, i64)], positions: &[Position]) -> String
         });
     }
     out.push_str("    if (below < 0) below = 0;\n    if (from > below) from = below;\n}\n");
+    out
+}
+
+/// The members of a layout that say what one more score of a row is, which is the operand of this number.
+pub(super) fn sink(sink: Option<&Position>, number: usize) -> String {
+    let Some(sink) = sink else {
+        return "static const bool SINK = false;\nSC_FN float sink(const void *const *, i64, i64) { return 0; }\n".into();
+    };
+    let element = stored(sink.dtype);
+    let mut out = String::from("static const bool SINK = true;\n");
+    out.push_str(&offset("sink_head", &sink.at.head));
+    out.push_str(&offset("sink_row", &sink.at.row));
+    let _ = writeln!(
+        out,
+        "SC_FN Computed<{element}>::C sink(const void *const *given, i64 head, i64 row) {{ return get(((const {element} *)given[{number}])[sink_head(head) + sink_row(row)]); }}"
+    );
     out
 }
 

@@ -290,8 +290,9 @@ fn lower_op(op: &Op, x: &[Located], r: &[Located], l: &mut Lowering<'_>) -> Resu
             rows::rms_norm(*axes, eps.0, round, x, &r[0], l)
         }
         Op::LayerNorm { axes, eps } => rows::layer_norm(*axes, eps.0, x, &r[0], l),
-        Op::Attention { scale, cap, bounds } => {
-            attention::lower(&attention::Scores { scale: *scale, cap: *cap, bounds }, x, &r[0], l)
+        Op::Attention { scale, cap, bounds, sink } => {
+            let scores = attention::Scores { scale: *scale, cap: *cap, bounds, sink: *sink };
+            attention::lower(&scores, x, &r[0], l)
         }
         Op::Permuted { op, perm } => {
             let inner = r[0].unpermuted(perm).ok_or_else(|| misfit("the axes", &r[0].shape, perm))?;
@@ -318,8 +319,8 @@ pub fn workspace(op: &Op, operands: &[Located], results: &[Located], machine: &M
     match (op, operands) {
         (Op::MatMul, _) => GEMM_WORKSPACE,
         (Op::TopK { axis, .. } | Op::Sort { axis, .. }, [x]) => sort::workspace(*axis, x),
-        (Op::Attention { scale, cap, bounds }, [_, _, _, ..]) if !results.is_empty() => {
-            let scores = attention::Scores { scale: *scale, cap: *cap, bounds };
+        (Op::Attention { scale, cap, bounds, sink }, [_, _, _, ..]) if !results.is_empty() => {
+            let scores = attention::Scores { scale: *scale, cap: *cap, bounds, sink: *sink };
             attention::workspace(&scores, operands, &results[0], machine)
         }
         (Op::Permuted { op, perm }, _) => match results.first().and_then(|r| r.unpermuted(perm)) {
@@ -349,10 +350,7 @@ fn arity(op: &Op, operands: usize, results: usize) -> Result<(), CudaError> {
         Op::Permuted { op, .. } => symmc_ir::infer::operand_counts(op),
         Op::RmsNorm { .. } => (1, 2),
         Op::LayerNorm { .. } => (1, 3),
-        Op::Attention { bounds, .. } => {
-            let positions = symmc_ir::attention::positions(bounds);
-            (3 + positions, 4 + positions)
-        }
+        Op::Attention { .. } => symmc_ir::infer::operand_counts(op),
         Op::Index { .. } => (2, usize::MAX),
         Op::IndexPut { .. } => (3, usize::MAX),
         Op::Concat { .. } | Op::Opaque { .. } | Op::Custom(_) | Op::Collective(_) => (0, usize::MAX),

@@ -84,6 +84,15 @@ template <class I> SC_FN void join_lanes(Seen<I> &y) {
     }
 }
 
+// The maximum and the sum of a row before any key: of the first split, one more score whose value is zero, where there is a
+// SINK.
+template <class L, class C> SC_FN void begin_row(C &max, C &sum, const void *const *given, u32 head, i64 row, bool first) {
+    max = minus_infinity((C)0), sum = 0;
+    if (!L::SINK || !first || row >= L::ROWS) return;
+    max = (C)L::sink(given, head, row);
+    sum = max == minus_infinity((C)0) ? 0 : 1;
+}
+
 // Scores are capped before a mask adds to them.
 template <class L, class C> SC_FN C capped(C x) { return L::CAPPED ? (C)L::cap() * u_tanh(x / (C)L::cap()) : x; }
 
@@ -183,8 +192,7 @@ SC_FN void attend(const void *pq, const void *pk, const void *pv, const void *pm
     C max[R], sum[R], acc[R][Q::COLUMNS];
 #pragma unroll
     for (int r = 0; r < R; r++) {
-        max[r] = minus_infinity((C)0);
-        sum[r] = 0;
+        begin_row<L>(max[r], sum[r], given, head, row0 + warp * R + r, split == 0);
 #pragma unroll
         for (int c = 0; c < Q::COLUMNS; c++) acc[r][c] = 0;
     }

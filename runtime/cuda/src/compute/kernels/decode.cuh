@@ -206,7 +206,12 @@ SC_FN void attend_few(const void *pq, const void *pk, const void *pv, const void
     load_queries<L>(qa, (const T *)pq + L::q_head(head), rows, t);
     Weighted<L> y;
 #pragma unroll
-    for (int h = 0; h < 2; h++) y.max[h] = minus_infinity(0.0f), y.sum[h] = 0;
+    for (int h = 0; h < 2; h++) {
+        // One thread of each row has the sum.
+        begin_row<L>(y.max[h], y.sum[h], given, head, rows[h], split == 0 && warp == 0);
+        y.max[h] *= LOG2E;
+        if (t != 0) y.sum[h] = 0;
+    }
 #pragma unroll
     for (int f = 0; f < L::F / 8; f++)
 #pragma unroll

@@ -272,11 +272,17 @@ template <class L, int MT> SC_FN bool is_finite(const Rows<L, MT> &y) {
     return zero == 0;
 }
 
-template <class L, int MT> SC_FN void clear(Rows<L, MT> &y) {
+// Lets rows begin: one thread of each has the sum.
+template <class L, int MT> SC_FN void begin(Rows<L, MT> &y, const void *const *given, u32 head, u32 split) {
+    const float LOG2E = 1.44269504088896340736f;
 #pragma unroll
     for (int m = 0; m < MT; m++) {
 #pragma unroll
-        for (int h = 0; h < 2; h++) y.max[m][h] = minus_infinity(0.0f), y.sum[m][h] = 0;
+        for (int h = 0; h < 2; h++) {
+            begin_row<L>(y.max[m][h], y.sum[m][h], given, head, y.row(m, h), split == 0);
+            y.max[m][h] *= LOG2E;
+            if (threadIdx.x % 4 != 0) y.sum[m][h] = 0;
+        }
 #pragma unroll
         for (int f = 0; f < L::F / 8; f++)
 #pragma unroll
@@ -331,7 +337,7 @@ static __device__ __noinline__ void attend_apart(const void *pq, const void *pk,
         const Reach<L, 1> reach(given, head, row0, split);
         R y;
         y.first = row0 + threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4;
-        clear<L, 1>(y);
+        begin<L, 1>(y, given, head, split);
         // Nobody reads the queries in front any more.
         __syncthreads();
         copy_queries<L, 1>(qs, (const T *)pq + L::q_head(head), row0);
@@ -384,7 +390,7 @@ SC_FN void attend_tensor(const void *pq, const void *pk, const void *pv, const v
     copies_commit();
     R y;
     y.first = row0 + threadIdx.x / 32 * MT * 16 + threadIdx.x % 32 / 4;
-    clear<L, MT>(y);
+    begin<L, MT>(y, given, head, split);
     int stage = 0;
     for (int start = first; start < end; start += 64, stage ^= 1) {
         copies_wait<0>();
