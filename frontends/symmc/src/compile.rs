@@ -144,15 +144,12 @@ pub fn compile_timed(program: &Program, config: &Config) -> Result<(CheckedPlan,
     let pipeline = Pipeline { program, config, canonical: &canonical, bound: &bound, ranges: &ranges };
     let inputs = pipeline.lower(None)?;
     lap("choose");
-    let mut plan = match pipeline.plan(&inputs) {
+    let plan = match pipeline.plan(&inputs) {
         Err(PlanError::SymmLimit { .. }) => pipeline.within_the_limit(&inputs)?,
         made => made.map_err(|e| pipeline.failed(e))?,
     };
-    if config.profile.multiprocessors.is_some() {
-        for bucket in 0..plan.buckets.len() {
-            plan.buckets[bucket].totals.workspace = symmc_cuda::scratch::of_plan(&plan, bucket).unwrap_or(0);
-        }
-    }
+    #[cfg(feature = "cuda")]
+    let plan = if config.profile.multiprocessors.is_some() { with_workspaces(plan) } else { plan };
     lap("plan");
     let plan = proven(plan, &program.graph.name)?;
     lap("check");
@@ -161,6 +158,15 @@ pub fn compile_timed(program: &Program, config: &Config) -> Result<(CheckedPlan,
         refuse_for_gpus(&plan, &[])?;
     }
     Ok((plan, times))
+}
+
+/// A plan for GPUs, with what their steps take beside the arenas.
+#[cfg(feature = "cuda")]
+fn with_workspaces(mut plan: Plan) -> Plan {
+    for bucket in 0..plan.buckets.len() {
+        plan.buckets[bucket].totals.workspace = symmc_cuda::scratch::of_plan(&plan, bucket).unwrap_or(0);
+    }
+    plan
 }
 
 /// What the passes and the planner are asked for.
