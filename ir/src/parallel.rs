@@ -1,13 +1,13 @@
 //! Independent work on several threads, with results in the order of the items.
 //!
 //! What is computed does not depend on the number of threads: where the system gives fewer than there are cores, or
-//! none, the others do the work. Threads live no longer than a call, so that a process has one thread again when it
-//! forks.
+//! none, the others do the work. Its threads live no longer than a call, so that a process has one thread again when it
+//! forks; threads that others start here ([`start`], [`spawn`]) live as long as those want.
 
 use std::io::Result;
 use std::panic::resume_unwind;
 use std::sync::{Mutex, PoisonError};
-use std::thread::{self, Builder, Scope, ScopedJoinHandle};
+use std::thread::{self, Builder, JoinHandle, Scope, ScopedJoinHandle};
 
 use memmap2::MmapOptions;
 
@@ -25,6 +25,15 @@ pub fn start<'scope, T: Send + 'scope>(
 ) -> Result<ScopedJoinHandle<'scope, T>> {
     MmapOptions::new().len(THREAD).map_anon().map(drop)?;
     Builder::new().spawn_scoped(scope, work)
+}
+
+/// Starts a thread that lives on by itself, as [`start`].
+///
+/// # Errors
+/// As [`start`].
+pub fn spawn<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Result<JoinHandle<T>> {
+    MmapOptions::new().len(THREAD).map_anon().map(drop)?;
+    Builder::new().spawn(work)
 }
 
 /// Nodes of graphs, below which starting threads costs more than it saves.

@@ -4,17 +4,18 @@
 //! a [`CheckedPlan`] need not check it again. A plan from a file is a plain [`Plan`].
 
 use std::ops::Deref;
+use std::sync::Arc;
 
 use symmc_ir::Graph;
 
 use crate::check::{CheckError, PlannedProgram, Proof, Report, prove};
 use crate::plan::Plan;
 
-/// A plan that the [check](mod@crate::check) has proved safe.
+/// A plan that the [check](mod@crate::check) has proved safe. A clone shares it.
 #[derive(Clone, Debug)]
 pub struct CheckedPlan {
-    plan: Plan,
-    proof: Proof,
+    plan: Arc<Plan>,
+    proof: Arc<Proof>,
 }
 
 impl CheckedPlan {
@@ -32,7 +33,7 @@ impl CheckedPlan {
     /// The plan and every finding.
     pub fn or_back(plan: Plan) -> Result<Self, Box<(Plan, Vec<CheckError>)>> {
         match prove(&plan) {
-            Ok(proof) => Ok(CheckedPlan { plan, proof }),
+            Ok(proof) => Ok(CheckedPlan { plan: Arc::new(plan), proof: Arc::new(proof) }),
             Err(findings) => Err(Box::new((plan, findings))),
         }
     }
@@ -54,7 +55,12 @@ impl CheckedPlan {
 
     /// The plan, to be changed; it counts as unchecked then.
     pub fn into_plan(self) -> Plan {
-        self.plan
+        Arc::unwrap_or_clone(self.plan)
+    }
+
+    /// The plan, shared with whoever keeps it for longer.
+    pub fn shared(&self) -> Arc<Plan> {
+        self.plan.clone()
     }
 }
 

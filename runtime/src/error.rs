@@ -169,6 +169,20 @@ pub enum RunError {
         /// The version of `rank`.
         found: String,
     },
+    /// The ranks of a session do not run with the same sizes.
+    #[error(
+        "run {run}: rank {rank} runs it with {sizes}, rank {peer} with other sizes: all ranks must run alike"
+    )]
+    SizesDiffer {
+        /// The rank that found out.
+        rank: u32,
+        /// A rank that runs with other sizes.
+        peer: u32,
+        /// The run of the session, from 0.
+        run: u64,
+        /// The sizes of `rank`: `n=4`.
+        sizes: String,
+    },
     /// Another rank ended the run.
     #[error("rank {rank} stopped: {reason}")]
     Aborted {

@@ -107,7 +107,7 @@ impl Job {
     fn rank(&self, gpu: u32, exchange: &Rank<'_>) -> Result<()> {
         let registry = Registry::new();
         let mut executor =
-            Executor::new(&self.plan, exchange.number as u32, &registry, ExecConfig::default())?;
+            Executor::new(self.plan.shared(), exchange.number as u32, &registry, ExecConfig::default())?;
         let bounds = [executor.bind(&self.work.bindings)?];
         let config = SessionConfig { progress: self.progress, ..SessionConfig::new(gpu, LIMIT) };
         let session = Session::new(&bounds, exchange, &config)?;

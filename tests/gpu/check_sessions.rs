@@ -75,7 +75,7 @@ fn expected(program: &Program) -> Result<Expected> {
 /// One rank: a session for all bindings, each recorded once, run in the order above.
 fn runs(plan: &CheckedPlan, gpu: u32, exchange: &Rank<'_>, expected: &Expected) -> Result<()> {
     let registry = Registry::new();
-    let mut executor = Executor::new(plan, exchange.rank(), &registry, ExecConfig::default())?;
+    let mut executor = Executor::new(plan.shared(), exchange.rank(), &registry, ExecConfig::default())?;
     let mut bounds: Vec<Arc<Bound>> = vec![];
     for n in SIZES {
         bounds.push(executor.bind(&symmc::bindings(plan.source_program(), &[("n".into(), n)])?)?);

@@ -323,7 +323,8 @@ fn one_rank(
     config: ExecConfig,
 ) -> Result<(), String> {
     let (registry, rank) = (Registry::new(), comm.rank() as usize);
-    let mut executor = Executor::new(plan, comm.rank(), &registry, config).map_err(|e| e.to_string())?;
+    let mut executor =
+        Executor::new(plan.shared(), comm.rank(), &registry, config).map_err(|e| e.to_string())?;
     let mut ordinary = Block::new(plan.arenas.ordinary as usize);
     let mut inputs: Vec<Block> = Vec::new();
     for (k, turn) in turns.iter().enumerate() {

@@ -528,7 +528,7 @@ mod tests {
         let credited = plan.buckets[0].decisions.iter().filter(|d| chosen(d) > Some(0.0));
         let credited = credited.map(|d| d.collective.clone()).collect();
         let registry = Registry::new();
-        let mut executor = Executor::new(&plan, 0, &registry, ExecConfig::default()).expect("a plan");
+        let mut executor = Executor::new(plan.shared(), 0, &registry, ExecConfig::default()).expect("a plan");
         let list = &executor.bind(&Bindings::new()).expect("no symbols").steps;
         let fused = follow::find(list, &order::turns(list));
         [credited, fused.iter().map(|f| list[f.reduce].node.clone()).collect()]

@@ -327,6 +327,7 @@ impl<'e> Place<'e> {
             | RunError::Stuck { rank, .. }
             | RunError::PlanDiffers { rank, .. }
             | RunError::VersionDiffers { rank, .. }
+            | RunError::SizesDiffer { rank, .. }
             | RunError::Aborted { rank, .. }
             | RunError::Protocol { rank, .. } => Place { rank: Some(*rank), ..Place::default() },
             RunError::Absent { ranks, .. } => match ranks[..] {
@@ -429,6 +430,7 @@ fn of_run(error: &RunError) -> ErrorKind {
             ErrorKind::Resources
         }
         RunError::PlanDiffers { .. } | RunError::VersionDiffers { .. } => ErrorKind::Disagreement,
+        RunError::SizesDiffer { .. } => ErrorKind::Disagreement,
         RunError::Step { .. } | RunError::System { .. } => ErrorKind::Run,
         RunError::Limit { .. }
         | RunError::Died { .. }

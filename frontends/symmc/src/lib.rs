@@ -20,8 +20,12 @@
 //! rank among those that another launcher started. A [`Workload`] is what a run needs besides: the values of the symbols
 //! and the inputs of every rank. Kernels of [`mod@custom`] ops are registered and given with the [`RunConfig`].
 //!
+//! # Sessions
+//! A [`Session`] is one rank of a plan that stays: engines open it once, share the memory of weights, caches, inputs and
+//! outputs with it, set sizes, and start runs. The ranks of a [`Group`] open it together.
+//!
 //! # Configurations
-//! [`OpenOptions`], [`Config`], [`Draw`] and [`RunConfig`] grow with the versions: begin with their `default()` and set what
+//! [`OpenOptions`], [`Config`], [`Draw`], [`RunConfig`] and [`SessionConfig`] grow with the versions: begin with their `default()` and set what
 //! is to differ by `with_…` methods, each named for the field that it sets.
 //!
 //! ```
@@ -76,6 +80,7 @@ mod outputs;
 mod program;
 mod recorded;
 mod run;
+mod session;
 mod tensors;
 pub mod unstable;
 mod weights;
@@ -109,6 +114,9 @@ pub use run::{Backend, RunConfig, accepts, run, run_joined, run_joined_timed, ru
 pub use symmc_cuda::{CudaConfig, Products, arena::Source as ArenaSource};
 pub use symmc_runtime::host::{EngineChoice, Launch, Membership, Ran, RankCommand, RunTimes, Term};
 pub use workload::{Draw, Expected, Workload, bindings};
+
+// Sessions.
+pub use session::{Bootstrap, Group, Memory, Place, Session, SessionConfig, Value, ValueKind};
 
 // What this machine can do.
 pub use doctor::{Diagnosis, DoctorConfig, doctor};

@@ -68,6 +68,7 @@ fn runs() -> Vec<(ErrorKind, Place, Vec<RunError>)> {
             vec![
                 RunError::PlanDiffers { rank, expected: expected(), found: found() },
                 RunError::VersionDiffers { rank, expected: expected(), found: found() },
+                RunError::SizesDiffer { rank, peer: 0, run: 7, sizes: text("n=4") },
             ],
         ),
     ]

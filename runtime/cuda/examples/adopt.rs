@@ -123,7 +123,8 @@ impl Engine for Adopting {
             let adopted = Adopted { stream: Some(stream), communicator: Some(communicator) };
             let (gpu, limit) = (run.comm.rank(), run.config.limit);
             let registry = Registry::new();
-            let mut executor = Executor::new(run.plan, run.comm.rank(), &registry, ExecConfig::default())?;
+            let mut executor =
+                Executor::new(run.plan.clone(), run.comm.rank(), &registry, ExecConfig::default())?;
             let bound = executor.bind(run.bindings)?;
             Session::new(&[bound], run, &SessionConfig { adopted, ..SessionConfig::new(gpu, limit) })?
         };

@@ -155,7 +155,7 @@ impl Engine for CudaEngine {
             return answer(&measured, memory);
         }
         let registry = Registry::new();
-        let mut executor = Executor::new(run.plan, rank, &registry, ExecConfig::default())?;
+        let mut executor = Executor::new(run.plan.clone(), rank, &registry, ExecConfig::default())?;
         let bucket = executor.bucket(run.bindings)?;
         let bound = executor.bind(run.bindings)?;
         let session = SessionConfig {

@@ -161,7 +161,7 @@ mod tests {
         let plan = plan(&graph, &[bucket], &PlanConfig::default()).expect("a plan");
         let plan = CheckedPlan::new(plan).expect("it is safe");
         let registry = Registry::new();
-        let mut executor = Executor::new(&plan, 0, &registry, ExecConfig::default()).expect("a plan");
+        let mut executor = Executor::new(plan.shared(), 0, &registry, ExecConfig::default()).expect("a plan");
         let bound = executor.bind(&Bindings::new()).expect("no symbols");
         drop(executor);
         Arc::into_inner(bound).expect("nobody else has it")

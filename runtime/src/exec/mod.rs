@@ -121,10 +121,10 @@ pub trait Communicator: Sync {
 
 /// A plan on one rank, ready to run again and again.
 #[derive(Debug)]
-pub struct Executor<'p> {
-    plan: &'p Plan,
+pub struct Executor {
+    plan: Arc<Plan>,
     rank: u32,
-    registry: &'p Registry,
+    registry: Registry,
     config: ExecConfig,
     /// The names of the imported program's symbols, by id.
     symbols: Vec<String>,
@@ -135,15 +135,15 @@ pub struct Executor<'p> {
     scratch: [Scratch; 2],
 }
 
-impl<'p> Executor<'p> {
+impl Executor {
     /// A plan on rank `rank`. The plan must have been checked.
     ///
     /// # Errors
     /// The text of the imported program does not parse, or the plan has no such rank.
     pub fn new(
-        plan: &'p Plan,
+        plan: Arc<Plan>,
         rank: u32,
-        registry: &'p Registry,
+        registry: &Registry,
         config: ExecConfig,
     ) -> Result<Self, RunError> {
         if rank >= plan.ranks {
@@ -156,7 +156,7 @@ impl<'p> Executor<'p> {
             .map_err(|e| RunError::Invalid(format!("the imported program of the plan: {e}")))?;
         let symbols = source.symbols.values().map(|s| s.name.clone()).collect();
         let programs = plan.buckets.iter().map(|_| None).collect();
-        let bound = Vec::new();
+        let (bound, registry) = (Vec::new(), registry.clone());
         Ok(Executor { plan, rank, registry, config, symbols, programs, bound, scratch: Default::default() })
     }
 
@@ -165,7 +165,25 @@ impl<'p> Executor<'p> {
     /// # Errors
     /// None serves them.
     pub fn bucket(&self, bindings: &Bindings) -> Result<usize, RunError> {
-        bucket_of(self.plan, &self.by_name(bindings))
+        bucket_of(&self.plan, &self.by_name(bindings))
+    }
+
+    /// The plan.
+    pub fn plan(&self) -> &Plan {
+        &self.plan
+    }
+
+    /// The values of the symbols in words: `n=4, m=7`.
+    pub fn sizes(&self, bindings: &Bindings) -> String {
+        let text = |(name, value): (&String, &i64)| format!("{name}={value}");
+        self.by_name(bindings).iter().map(text).collect::<Vec<_>>().join(", ")
+    }
+
+    fn program(&mut self, bucket: usize) -> Result<&Program, RunError> {
+        Ok(match &mut self.programs[bucket] {
+            Some(program) => program,
+            empty => empty.insert(Program::new(&self.plan, bucket, self.rank, &self.registry)?),
+        })
     }
 
     /// The values of the symbols by name.
@@ -186,12 +204,8 @@ impl<'p> Executor<'p> {
             return Ok(bound.clone());
         }
         let named = self.by_name(bindings);
-        let bucket = bucket_of(self.plan, &named)?;
-        let program = match &mut self.programs[bucket] {
-            Some(program) => program,
-            empty => empty.insert(Program::new(self.plan, bucket, self.rank, self.registry)?),
-        };
-        let bound = Arc::new(program.bind(&named)?);
+        let bucket = bucket_of(&self.plan, &named)?;
+        let bound = Arc::new(self.program(bucket)?.bind(&named)?);
         if self.bound.len() == KEPT {
             self.bound.remove(0);
         }

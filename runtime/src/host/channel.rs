@@ -10,7 +10,8 @@ use std::time::Instant;
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::socket::{
-    ControlMessage, ControlMessageOwned, MsgFlags, SockFlag, accept4, getsockopt, recvmsg, sendmsg, sockopt,
+    ControlMessage, ControlMessageOwned, MsgFlags, Shutdown, SockFlag, accept4, getsockopt, recvmsg, sendmsg,
+    shutdown, sockopt,
 };
 use nix::unistd::getuid;
 use serde::de::DeserializeOwned;
@@ -225,6 +226,12 @@ impl Channel {
                 Err(e) => return Err(self.broken(e)),
             }
         }
+    }
+
+    /// Ends the connection: who waits at either end learns that nothing more comes.
+    pub fn close(&self) {
+        // An end that is closed already stays so.
+        let _ = shutdown(self.fd.as_raw_fd(), Shutdown::Both);
     }
 
     fn broken(&self, detail: impl std::fmt::Display) -> RunError {

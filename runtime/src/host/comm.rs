@@ -15,6 +15,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use smallvec::SmallVec;
+use symmc_ir::DType;
 use symmc_ir::collective::{CollectiveKind, Exit, Meets, ReduceOp, Variant};
 use symmc_planner::plan::Barrier;
 
@@ -167,6 +168,48 @@ impl Comm {
         clock.end();
         self.world.control.set_times(self.rank, clock.times());
         self.world.control.begin_run(self.rank, None);
+    }
+
+    /// Records that this rank has ended a run, and may begin another.
+    pub fn end_run(&self) {
+        self.clock.lock().unwrap_or_else(PoisonError::into_inner).end();
+        self.world.control.begin_run(self.rank, None);
+    }
+
+    /// Every rank's bytes, by rank. All ranks call this at the same point with equally many; not while the
+    /// plan runs on the host.
+    ///
+    /// # Errors
+    /// A peer failed, or did not come within the limit.
+    pub fn exchange(&self, mine: &[u8]) -> Result<Vec<Vec<u8>>, RunError> {
+        let cell: Vec<u32> = (0..self.ranks()).collect();
+        let mut operand = mine.to_vec();
+        let mut all = vec![0u8; operand.len() * cell.len()];
+        let private = |bytes: &mut [u8]| Region {
+            memory: RegionMemory::Private(bytes.as_mut_ptr()),
+            offset: 0,
+            by_rank: None,
+        };
+        let call = CollectiveCall {
+            step: 0,
+            name: "exchange",
+            kind: &CollectiveKind::AllGather,
+            variant: Variant::Plain,
+            exit: None,
+            cell: &cell,
+            // The last group is no group of the plan.
+            group: self.control().groups().saturating_sub(1),
+            dtype: DType::U8,
+            elements: operand.len(),
+            row: 1,
+            operand: private(&mut operand),
+            result: private(&mut all),
+            landing: None,
+            splits: None,
+        };
+        // SAFETY: both regions are buffers of this call, as large as it says.
+        unsafe { self.collective(&call)? };
+        Ok(all.chunks(operand.len().max(1)).map(<[u8]>::to_vec).collect())
     }
 
     /// Records that this rank begins a step. Collectives record themselves.

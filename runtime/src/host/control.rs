@@ -2,7 +2,8 @@
 //!
 //! It holds, each on cache lines of its own:
 //! - the abort word, with who ended the run and why;
-//! - per rank: a doorbell (a futex), the number of its sleepers, and how far it came;
+//! - per rank: a doorbell (a futex), the number of its sleepers, how far it came, and the runs of a session that it
+//!   announced last;
 //! - per group and rank three counters that only that rank advances and its peers wait for: `meet`
 //!   (barriers passed), `filled` and `drained` (chunks of the plain variant written and read);
 //! - per group and rank two signals of puts into that rank, `free` and `landed`.
@@ -25,8 +26,12 @@ const ABORT: usize = LINE;
 const ABORT_TEXT: usize = 2 * LINE;
 const ABORT_TEXT_LEN: usize = 2048;
 const RANKS: usize = 4096;
-const RANK_SIZE: usize = 2 * LINE;
+const RANK_SIZE: usize = 2 * LINE + ANNOUNCED as usize * 8;
 const FLAGS_SIZE: usize = 5 * LINE;
+/// Runs of a rank whose announcements are kept.
+pub(super) const ANNOUNCED: u64 = 64;
+/// Behind the times of a rank's runs: whether it is within one.
+const RUNNING: usize = 56;
 
 /// A counter of one rank in one group.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -55,6 +60,8 @@ pub struct Progress {
     pub run: u64,
     /// The bucket of that run.
     pub bucket: u32,
+    /// Whether the rank is within that run.
+    pub running: bool,
     /// The step that began last; `None` outside of a run.
     pub step: Option<u32>,
     /// A number that changes whenever the rank begins a step.
@@ -156,6 +163,11 @@ impl Control {
         super::wait::futex_wake_all(bell);
     }
 
+    /// The word in which `rank` announces a run: the run's number and one, then a digest of how it runs.
+    pub(super) fn announcement(&self, rank: u32, run: u64) -> &AtomicU64 {
+        self.long(self.rank_at(rank) + 2 * LINE + (run % ANNOUNCED) as usize * 8)
+    }
+
     /// Records that `rank` begins `step` of a run.
     #[inline]
     pub fn begin_step(&self, rank: u32, step: u32) {
@@ -173,6 +185,7 @@ impl Control {
             self.long(at + 8).store(run, Ordering::Relaxed);
             self.word(at + 4).store(bucket, Ordering::Relaxed);
         }
+        self.word(at + RUNNING).store(u32::from(run.is_some()), Ordering::Relaxed);
         self.long(at + 16).fetch_add(1, Ordering::Relaxed);
     }
 
@@ -200,6 +213,7 @@ impl Control {
         Progress {
             run: self.long(at + 8).load(Ordering::Relaxed),
             bucket: self.word(at + 4).load(Ordering::Relaxed),
+            running: self.word(at + RUNNING).load(Ordering::Relaxed) != 0,
             step: self.word(at).load(Ordering::Relaxed).checked_sub(1),
             beats: self.long(at + 16).load(Ordering::Relaxed),
         }

@@ -35,24 +35,27 @@ pub(super) fn version() -> String {
     format!("symmc {}", env!("CARGO_PKG_VERSION"))
 }
 
-/// What a rank says about itself: what it runs, under which sizes, how often and under which other settings.
-pub(super) fn hello(
+/// What a rank says about itself: what it runs, under which terms and under which other settings.
+pub(super) fn identity(
     plan: &Plan,
-    bindings: &Bindings,
-    repeats: u32,
+    mut terms: Vec<(String, String)>,
     settings: &[Term],
-) -> Result<FromRank, RunError> {
-    let names = plan.buckets.first().into_iter().flat_map(|b| b.symbols.keys()).enumerate();
-    let size =
-        |(i, name): (usize, &String)| Some((name.clone(), bindings.get(SymbolId::new(i))?.to_string()));
-    let mut terms: Vec<(String, String)> = names.filter_map(size).collect();
-    terms.push(("runs".into(), repeats.to_string()));
+) -> Result<Identity, RunError> {
     for term in settings {
         terms.push(term.first()?);
     }
     let contents = settings.iter().filter(|t| t.is_content()).map(|t| t.name.clone()).collect();
     let (plan, about) = (plan.hash(), about(plan));
-    Ok(FromRank::Hello(Identity { protocol: PROTOCOL, version: version(), plan, about, terms, contents }))
+    Ok(Identity { protocol: PROTOCOL, version: version(), plan, about, terms, contents })
+}
+
+/// The sizes of a job and how often it runs, as terms.
+pub(super) fn job_terms(plan: &Plan, bindings: &Bindings, repeats: u32) -> Vec<(String, String)> {
+    let names = plan.buckets.first().into_iter().flat_map(|b| b.symbols.keys()).enumerate();
+    let size =
+        |(i, name): (usize, &String)| Some((name.clone(), bindings.get(SymbolId::new(i))?.to_string()));
+    let runs = ("runs".to_string(), repeats.to_string());
+    names.filter_map(size).chain([runs]).collect()
 }
 
 /// What people tell a plan from others by.
@@ -135,8 +138,18 @@ impl Member {
     }
 }
 
+/// What the ranks are watched for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Watch {
+    /// A job: ranks run from the start to the end.
+    Job,
+    /// A session: between runs ranks may take as long as their callers want, until one of them closes.
+    Session,
+}
+
 /// Watches the ranks of one run.
 pub(super) struct Coordinator<'a> {
+    pub watch: Watch,
     pub plan: &'a Plan,
     pub control: &'a Control,
     /// The limit of every wait.
@@ -155,7 +168,7 @@ impl Coordinator<'_> {
     /// # Errors
     /// The cause.
     pub fn run(&mut self) -> Result<(), RunError> {
-        let result = self.watch();
+        let result = self.until_the_end();
         let verdict = ToRank::Verdict(result.as_ref().err().cloned());
         for member in &self.members {
             // A rank that cannot be told is gone.
@@ -164,7 +177,7 @@ impl Coordinator<'_> {
         result
     }
 
-    fn watch(&mut self) -> Result<(), RunError> {
+    fn until_the_end(&mut self) -> Result<(), RunError> {
         let started = Instant::now();
         let mut errors: Vec<RunError> = Vec::new();
         let mut last = None;
@@ -203,6 +216,7 @@ impl Coordinator<'_> {
             return Err(self.stuck(rank as u32));
         }
         if silent.is_none() {
+            self.check_closed()?;
             for rank in 0..self.members.len() {
                 self.check_progress(rank)?;
             }
@@ -321,11 +335,25 @@ impl Coordinator<'_> {
         Ok(())
     }
 
+    /// Notices that a session cannot run any more, because a rank has closed it for longer than the limit.
+    fn check_closed(&mut self) -> Result<(), RunError> {
+        let closed = |m: &Member| m.phase == Phase::Done && m.since.elapsed() > self.limit;
+        let Some(rank) = self.members.iter().position(closed) else { return Ok(()) };
+        if self.watch == Watch::Job || self.all(Phase::Done) {
+            return Ok(());
+        }
+        Err(RunError::Aborted { rank: rank as u32, reason: "it closed its session".into() })
+    }
+
     /// Notices a rank that begins no step for longer than the limit.
     fn check_progress(&mut self, rank: usize) -> Result<(), RunError> {
         let progress = self.control.progress(rank as u32);
         let member = &mut self.members[rank];
-        if progress.beats != member.beats || member.phase != Phase::Ready {
+        if member.phase != Phase::Ready {
+            return Ok(());
+        }
+        let idle = self.watch == Watch::Session && !progress.running;
+        if progress.beats != member.beats || idle {
             member.beats = progress.beats;
             member.since = Instant::now();
             return Ok(());
@@ -392,6 +420,7 @@ pub(super) fn cause(errors: Vec<RunError>) -> RunError {
     let weight = |e: &RunError| match e {
         RunError::Died { .. } | RunError::DiedOutside { .. } | RunError::Refused { .. } => 0,
         RunError::PlanDiffers { .. } | RunError::VersionDiffers { .. } => 1,
+        RunError::SizesDiffer { .. } => 1,
         RunError::Invalid(_) | RunError::Defect(_) | RunError::CannotRun { .. } => 1,
         RunError::Step { .. } | RunError::Data { .. } => 2,
         RunError::Memory { .. } | RunError::Exhausted { .. } | RunError::System { .. } => 2,
@@ -416,6 +445,7 @@ fn rank_of(error: &RunError) -> u32 {
         | RunError::Stuck { rank, .. }
         | RunError::PlanDiffers { rank, .. }
         | RunError::VersionDiffers { rank, .. }
+        | RunError::SizesDiffer { rank, .. }
         | RunError::Aborted { rank, .. }
         | RunError::Protocol { rank, .. } => *rank,
         RunError::CannotRun { rank, .. } => rank.unwrap_or(0),

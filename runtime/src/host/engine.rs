@@ -5,13 +5,14 @@
 //! the program that the rank process runs; it uses the host's [`Comm`] to meet its peers, to tell how far it
 //! came, and to learn that the run has ended.
 
+use std::sync::Arc;
+
 use serde::{Deserialize, Serialize};
-use symmc_ir::{Bindings, CollectiveKind, DType, Variant};
+use symmc_ir::Bindings;
 use symmc_planner::plan::Plan;
 
 use super::comm::Comm;
 use super::job::HostConfig;
-use crate::call::{CollectiveCall, Region, RegionMemory};
 use crate::custom::Registry;
 use crate::error::RunError;
 use crate::exec::{Executor, RankMemory};
@@ -35,7 +36,7 @@ pub enum EngineChoice {
 #[derive(Clone, Copy, Debug)]
 pub struct RankRun<'a> {
     /// The plan, checked and the same on all ranks.
-    pub plan: &'a Plan,
+    pub plan: &'a Arc<Plan>,
     /// The values of the imported program's symbols.
     pub bindings: &'a Bindings,
     /// How often the plan runs, at least once.
@@ -53,35 +54,7 @@ impl RankRun<'_> {
     /// # Errors
     /// A peer failed, or did not come within the limit.
     pub fn exchange(&self, mine: &[u8]) -> Result<Vec<Vec<u8>>, RunError> {
-        let ranks = self.comm.ranks() as usize;
-        let cell: Vec<u32> = (0..self.comm.ranks()).collect();
-        let mut operand = mine.to_vec();
-        let mut all = vec![0u8; operand.len() * ranks];
-        let private = |bytes: &mut [u8]| Region {
-            memory: RegionMemory::Private(bytes.as_mut_ptr()),
-            offset: 0,
-            by_rank: None,
-        };
-        let call = CollectiveCall {
-            step: 0,
-            name: "exchange",
-            kind: &CollectiveKind::AllGather,
-            variant: Variant::Plain,
-            exit: None,
-            cell: &cell,
-            // The last group is no group of the plan.
-            group: self.comm.control().groups().saturating_sub(1),
-            dtype: DType::U8,
-            elements: operand.len(),
-            row: 1,
-            operand: private(&mut operand),
-            result: private(&mut all),
-            landing: None,
-            splits: None,
-        };
-        // SAFETY: both regions are buffers of this call, as large as it says.
-        unsafe { self.comm.collective(&call)? };
-        Ok(all.chunks(operand.len().max(1)).map(<[u8]>::to_vec).collect())
+        self.comm.exchange(mine)
     }
 }
 
@@ -212,7 +185,7 @@ impl Engine for HostEngine<'_> {
         ready: &mut dyn FnMut() -> Result<(), RunError>,
     ) -> Result<(), RunError> {
         let RankRun { plan, bindings, repeats, config, comm } = *run;
-        let mut executor = Executor::new(plan, comm.rank(), self.kernels, config.exec())?;
+        let mut executor = Executor::new(plan.clone(), comm.rank(), self.kernels, config.exec())?;
         let bucket = executor.bucket(bindings)?;
         // SAFETY: the caller's promise.
         unsafe { executor.load(bindings, memory)? };

@@ -150,11 +150,15 @@ impl Needs {
                 mutated[input.index()] = true;
             }
         }
-        let planned = plan.programs().iter().map(|p| p.graph.groups.len());
-        // One more for what engines tell their peers.
-        let groups = planned.fold(graph.groups.len(), usize::max) + 1;
-        Ok(Needs { outputs, mutated, groups, symbols: graph.symbols.len() })
+        Ok(Needs { outputs, mutated, groups: groups(plan), symbols: graph.symbols.len() })
     }
+}
+
+/// The groups of ranks that have flags of their own.
+pub(super) fn groups(plan: &CheckedPlan) -> usize {
+    let planned = plan.programs().iter().map(|p| p.graph.groups.len());
+    // One more for what engines tell their peers.
+    planned.fold(plan.source_program().groups.len(), usize::max) + 1
 }
 
 fn slot(graph: &Graph, value: symmc_ir::ValueId, bindings: &Bindings, what: &str) -> Result<Slot, RunError> {

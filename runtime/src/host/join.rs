@@ -10,6 +10,7 @@
 
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
@@ -17,14 +18,16 @@ use nix::sys::socket::{AddressFamily, Backlog, SockFlag, SockType, UnixAddr, bin
 use nix::unistd::getuid;
 use symmc_ir::{Bindings, Tensor, parallel};
 use symmc_planner::CheckedPlan;
+use symmc_planner::plan::Plan;
 
-use super::channel::{Channel, FromRank, ToRank, Welcome, same_user};
+use super::channel::{Channel, FromRank, Identity, ToRank, Welcome, same_user};
 use super::comm::{Comm, World};
-use super::coordinator::{Coordinator, Member};
+use super::coordinator::{Coordinator, Member, Watch, identity, job_terms};
 use super::engine::{Engines, RankRun};
 use super::gather::{Gathering, LINGER};
 use super::job::{HostConfig, Needs};
-use super::rank::{Protocol, agree, map_world, receive_welcome};
+use super::link::{Link, agree};
+use super::rank::{map_world, receive_welcome};
 use super::terms::Term;
 use super::times::RunTimes;
 use super::walk::{LocalMemory, arena_size};
@@ -91,37 +94,13 @@ pub fn run_rank_timed(
     engines: &Engines<'_>,
 ) -> Result<(Vec<Tensor>, RunTimes), RunError> {
     let needs = prepare(place, job).inspect_err(|error| place.decline(error))?;
-    let until = Instant::now() + job.config.limit;
-    if place.rank != 0 {
-        return run_joined(place, job, engines, &needs, until);
-    }
-    let Some(listener) = meeting_point(place)? else {
-        // Whoever is there says whether it is this run's.
-        return match run_joined(place, job, engines, &needs, Instant::now() + DECLINING) {
-            Err(RunError::Absent { .. }) | Ok(_) => Err(RunError::Invalid(format!(
-                "another run of this user meets at the same point ({}): is MASTER_PORT in use?",
-                place.run
-            ))),
-            Err(error) => Err(error),
-        };
-    };
-    let listener = Mutex::new(Some(listener));
-    let take = || listener.lock().unwrap_or_else(PoisonError::into_inner).take();
-    std::thread::scope(|scope| {
-        let work = || take().map_or(Ok(()), |listener| coordinate(place, job, &needs, listener));
-        let coordinator = match parallel::start(scope, work) {
-            Ok(coordinator) => coordinator,
-            Err(e) => {
-                let error = RunError::exhausted("starting the thread that coordinates the ranks", &e);
-                take().into_iter().for_each(|listener| refuse(place, &listener, job.config.limit, &error));
-                return Err(error);
-            }
-        };
-        let result = run_joined(place, job, engines, &needs, until);
-        let verdict =
-            coordinator.join().unwrap_or_else(|_| Err(RunError::system("the coordinator", "panicked")));
-        verdict.and(result)
-    })
+    let terms = job_terms(job.plan, &job.bindings, job.repeats);
+    let identity = identity(job.plan, terms, job.settings).inspect_err(|error| place.decline(error))?;
+    let RankJob { plan, settings, config, .. } = job;
+    let (groups, watch) = (needs.groups, Watch::Job);
+    let joined = Joined::new(place, &Purpose { plan, groups, config, watch, identity, settings })?;
+    let result = joined.run(job, engines, &needs);
+    joined.ended().and(result)
 }
 
 /// What the job needs, once it is found to fit the run.
@@ -172,38 +151,148 @@ fn refuse(place: &Membership, listener: &OwnedFd, limit: Duration, error: &RunEr
     let _ = gathering.all();
 }
 
-/// Joins as this rank and runs.
-fn run_joined(
+/// What ranks join for.
+pub(super) struct Purpose<'a> {
+    pub plan: &'a CheckedPlan,
+    /// Groups of ranks that have flags of their own.
+    pub groups: usize,
+    pub config: &'a HostConfig,
+    pub watch: Watch,
+    /// What must agree on all ranks.
+    pub identity: Identity,
+    pub settings: &'a [Term],
+}
+
+/// A rank that joined and found that all ranks run the same.
+#[derive(Debug)]
+pub(super) struct Joined {
+    link: Link,
+    /// On rank 0, who coordinates all.
+    coordinator: Option<JoinHandle<Result<(), RunError>>>,
+}
+
+impl Joined {
+    /// Joins as the rank of `place`.
+    ///
+    /// # Errors
+    /// The other ranks do not come or run something else.
+    pub fn new(place: &Membership, purpose: &Purpose<'_>) -> Result<Joined, RunError> {
+        let until = Instant::now() + purpose.config.limit;
+        if place.rank != 0 {
+            return Ok(Joined { link: connect_link(place, purpose, until)?, coordinator: None });
+        }
+        let Some(listener) = meeting_point(place)? else {
+            // Whoever is there says whether it is this run's.
+            return match connect_link(place, purpose, Instant::now() + DECLINING) {
+                Err(RunError::Absent { .. }) | Ok(_) => Err(RunError::Invalid(format!(
+                    "another run of this user meets at the same point ({}): is MASTER_PORT in use?",
+                    place.run
+                ))),
+                Err(error) => Err(error),
+            };
+        };
+        let coordinator = start_coordinator(place, purpose, listener)?;
+        match connect_link(place, purpose, until) {
+            Ok(link) => Ok(Joined { link, coordinator: Some(coordinator) }),
+            Err(error) => await_coordinator(coordinator).and(Err(error)),
+        }
+    }
+
+    /// The link to the coordinator.
+    pub fn link(&self) -> &Link {
+        &self.link
+    }
+
+    /// Runs a job.
+    fn run(
+        &self,
+        job: &RankJob,
+        engines: &Engines<'_>,
+        needs: &Needs,
+    ) -> Result<(Vec<Tensor>, RunTimes), RunError> {
+        let link = &self.link;
+        let comm = link.comm();
+        let memory = LocalMemory::new(job.plan.arenas.ordinary, job.inputs, needs, &job.config.engine)
+            .map_err(|error| link.report(error))?;
+        let (plan, bindings) = (&job.plan.shared(), &job.bindings);
+        let run = RankRun { plan, bindings, repeats: job.repeats, config: &job.config, comm };
+        // SAFETY: the memory is this rank's own and as large as the program says; the inputs live in the job.
+        let ran = unsafe { engines.run(&run, &memory.rank(comm), &mut || link.start()) };
+        link.finish(ran)?;
+        Ok((memory.outputs(&needs.outputs)?, comm.control().times(comm.rank())))
+    }
+
+    /// Waits for the coordinator, which has said how the run ended, or says it soon.
+    ///
+    /// # Errors
+    /// What ended the run.
+    pub fn ended(self) -> Result<(), RunError> {
+        let Joined { link, coordinator } = self;
+        let verdict = coordinator.map_or(Ok(()), await_coordinator);
+        drop(link);
+        verdict
+    }
+
+    /// Leaves the run without waiting for how it ends for others. Rank 0, whose coordinator may live no longer than this
+    /// process, waits for so long that all others leave too.
+    pub fn leave(self, wait: Duration) {
+        // Who cannot be told finds out.
+        let _ = self.link.done();
+        drop(self.link);
+        let Some(coordinator) = self.coordinator else { return };
+        let until = Instant::now() + wait;
+        let mut pause = Duration::from_micros(50);
+        while !coordinator.is_finished() && Instant::now() < until {
+            std::thread::sleep(pause);
+            pause = (pause * 2).min(Duration::from_millis(5));
+        }
+    }
+}
+
+fn await_coordinator(coordinator: JoinHandle<Result<(), RunError>>) -> Result<(), RunError> {
+    coordinator.join().unwrap_or_else(|_| Err(RunError::system("the coordinator", "panicked")))
+}
+
+/// Starts the thread that gathers all ranks and coordinates them.
+fn start_coordinator(
     place: &Membership,
-    job: &RankJob,
-    engines: &Engines<'_>,
-    needs: &Needs,
-    until: Instant,
-) -> Result<(Vec<Tensor>, RunTimes), RunError> {
-    let (rank, ranks, limit) = (place.rank, place.ranks, job.config.limit);
+    purpose: &Purpose<'_>,
+    listener: OwnedFd,
+) -> Result<JoinHandle<Result<(), RunError>>, RunError> {
+    let listener = Arc::new(Mutex::new(Some(listener)));
+    let take =
+        |listener: &Mutex<Option<OwnedFd>>| listener.lock().unwrap_or_else(PoisonError::into_inner).take();
+    let (theirs, place_of, config) = (listener.clone(), place.clone(), purpose.config.clone());
+    let (plan, groups, watch) = (purpose.plan.shared(), purpose.groups, purpose.watch);
+    let work = move || {
+        let gathered = Gathered { place: &place_of, plan: &plan, groups, config: &config, watch };
+        take(&theirs).map_or(Ok(()), |listener| gathered.coordinate(listener))
+    };
+    parallel::spawn(work).map_err(|e| {
+        let error = RunError::exhausted("starting the thread that coordinates the ranks", &e);
+        take(&listener).into_iter().for_each(|l| refuse(place, &l, purpose.config.limit, &error));
+        error
+    })
+}
+
+/// Joins as the rank of `place`; returns when all ranks run the same.
+fn connect_link(place: &Membership, purpose: &Purpose<'_>, until: Instant) -> Result<Link, RunError> {
+    let Purpose { plan, config, identity, settings, .. } = purpose;
+    let (rank, ranks, limit) = (place.rank, place.ranks, config.limit);
     let channel = connect_to(place, until, limit)?;
     channel.send(&place.join(until.saturating_duration_since(Instant::now())))?;
     let (welcome, fds) = await_welcome(&channel, until + ANSWER, limit)?;
-    if welcome.arena != arena_size(job.plan.arenas.symmetric)? {
+    if welcome.arena != arena_size(plan.arenas.symmetric)? {
         // The plans differ; comparing their hashes names the ranks.
-        agree(&channel, rank, job.plan, &job.bindings, job.repeats, job.settings)?;
+        agree(&channel, rank, identity.clone(), settings)?;
         return Err(RunError::system("the symmetric arena", "has another size than the plan says"));
     }
     let world = map_world(&welcome, &mut fds.into_iter())?;
-    let comm = Comm::new(world, rank, job.config.comm(ranks))?;
-    let memory = LocalMemory::new(job.plan.arenas.ordinary, job.inputs, needs, &job.config.engine)?;
-    let run = RankRun {
-        plan: job.plan,
-        bindings: &job.bindings,
-        repeats: job.repeats,
-        config: &job.config,
-        comm: &comm,
-    };
-    let protocol =
-        Protocol { channel: &channel, welcome: &welcome, run: &run, settings: job.settings, engines };
-    // SAFETY: the memory is this rank's own and as large as the program says; the inputs live in the job.
-    unsafe { protocol.start(&memory.rank(&comm))? };
-    Ok((memory.outputs(&needs.outputs)?, comm.control().times(rank)))
+    let link = Link::new(channel, &welcome, Comm::new(world, rank, config.comm(ranks))?, limit);
+    match link.agree(identity.clone(), settings) {
+        Ok(()) => Ok(link),
+        Err(error) => Err(link.report(error)),
+    }
 }
 
 /// The first message of rank 0, which says who is missing where the run cannot be.
@@ -265,39 +354,51 @@ fn connect_to(place: &Membership, until: Instant, limit: Duration) -> Result<Cha
     }
 }
 
-/// Gathers all ranks, then coordinates them.
-fn coordinate(place: &Membership, job: &RankJob, needs: &Needs, listener: OwnedFd) -> Result<(), RunError> {
-    let channels = Gathering::new(place, &listener, job.config.limit).all()?;
-    // Who comes now belongs to no run any more.
-    drop(listener);
-    let result = arena_size(job.plan.arenas.symmetric)
-        .and_then(|arena| World::create(place.ranks, needs.groups, arena, job.config.first));
-    let world = result.inspect_err(|error| {
-        for channel in &channels {
-            // A rank that cannot be told is gone.
-            let _ = channel.send(&ToRank::Verdict(Some(error.clone())));
+/// What rank 0 coordinates once all ranks have come.
+struct Gathered<'a> {
+    place: &'a Membership,
+    plan: &'a Plan,
+    groups: usize,
+    config: &'a HostConfig,
+    watch: Watch,
+}
+
+impl Gathered<'_> {
+    /// Gathers all ranks, then coordinates them.
+    fn coordinate(&self, listener: OwnedFd) -> Result<(), RunError> {
+        let Gathered { place, plan, groups, config, watch } = *self;
+        let channels = Gathering::new(place, &listener, config.limit).all()?;
+        // Who comes now belongs to no run any more.
+        drop(listener);
+        let result = arena_size(plan.arenas.symmetric)
+            .and_then(|arena| World::create(place.ranks, groups, arena, config.first));
+        let world = result.inspect_err(|error| {
+            for channel in &channels {
+                // A rank that cannot be told is gone.
+                let _ = channel.send(&ToRank::Verdict(Some(error.clone())));
+            }
+        })?;
+        for (rank, channel) in (0..).zip(&channels) {
+            let (ranks, arena, first) = (place.ranks, world.arenas[0].len(), config.first);
+            let welcome = Welcome { rank, ranks, groups, arena, first, job: None, files: vec![] };
+            channel.send(&ToRank::Welcome(welcome))?;
+            channel.send_fds(&world.fds().into_iter().flatten().collect::<Vec<_>>())?;
         }
-    })?;
-    for (rank, channel) in (0..).zip(&channels) {
-        let (ranks, groups, arena) = (place.ranks, needs.groups, world.arenas[0].len());
-        let welcome =
-            Welcome { rank, ranks, groups, arena, first: job.config.first, job: None, files: vec![] };
-        channel.send(&ToRank::Welcome(welcome))?;
-        channel.send_fds(&world.fds().into_iter().flatten().collect::<Vec<_>>())?;
+        let mut ended = |_| None;
+        let mut coordinator = Coordinator {
+            watch,
+            plan,
+            control: &world.control,
+            limit: config.limit,
+            members: channels.into_iter().map(Member::new).collect(),
+            asked: None,
+            ended: &mut ended,
+        };
+        coordinator.run()
     }
-    let mut ended = |_| None;
-    let mut coordinator = Coordinator {
-        plan: job.plan,
-        control: &world.control,
-        limit: job.config.limit,
-        members: channels.into_iter().map(Member::new).collect(),
-        asked: None,
-        ended: &mut ended,
-    };
-    coordinator.run()
 }
 
 /// FNV-1a (Fowler, Noll, Vo), 64 bits.
-fn fnv(bytes: &[u8]) -> u64 {
+pub(super) fn fnv(bytes: &[u8]) -> u64 {
     bytes.iter().fold(0xcbf2_9ce4_8422_2325, |h, &b| (h ^ u64::from(b)).wrapping_mul(0x100_0000_01b3))
 }

@@ -19,7 +19,7 @@ use symmc_ir::{Backing, Tensor};
 
 use super::channel::{Channel, ToRank, Welcome};
 use super::comm::World;
-use super::coordinator::{Coordinator, End, Member};
+use super::coordinator::{Coordinator, End, Member, Watch};
 use super::inputs::FileStamp;
 use super::job::{HostConfig, Job, Needs, Ran, RankCommand};
 use super::memory::Segment;
@@ -99,6 +99,7 @@ pub fn launch_timed(job: &Job, command: &RankCommand) -> Result<Ran, RunError> {
     }
     let mut ended = |rank| processes.ended(rank);
     let mut coordinator = Coordinator {
+        watch: Watch::Job,
         plan: job.plan,
         control: &world.control,
         limit: job.config.limit,

@@ -112,6 +112,13 @@ impl Segment {
         Ok(segment)
     }
 
+    /// Gives the pages of a shared segment back to the system, for all processes that map it. Its bytes are zero then.
+    pub fn forget(&self) -> Result<(), RunError> {
+        // SAFETY: the range is this segment's mapping; who uses it answers for what it holds.
+        let done = unsafe { madvise(self.address.cast(), self.mapped, MmapAdvise::MADV_REMOVE) };
+        done.map_err(|e| RunError::system("giving shared memory back", e))
+    }
+
     /// The address of the first byte.
     pub fn as_ptr(&self) -> *mut u8 {
         self.address.as_ptr()

@@ -107,7 +107,7 @@ impl Rank {
     /// Runs a plan with arguments that are drawn anew for each run.
     fn run(
         &mut self,
-        executor: &mut Executor<'_>,
+        executor: &mut Executor,
         graph: &Graph,
         bindings: &Bindings,
         comm: &Comm,
@@ -158,7 +158,7 @@ pub fn run_once(
     memory: &RankMemory,
     comm: &dyn Communicator,
 ) -> Result<RunReport, RunError> {
-    let mut executor = Executor::new(plan, 0, registry, config)?;
+    let mut executor = Executor::new(Arc::new(plan.clone()), 0, registry, config)?;
     // SAFETY: the spans are blocks that the caller holds, and no other rank exists.
     unsafe {
         executor.load(bindings, memory)?;
@@ -188,7 +188,8 @@ pub fn check_against_interpreter(
             scope.spawn(move || {
                 let comm = CommConfig::new(ranks, Duration::from_secs(20));
                 let comm = Comm::new(world, rank, comm).expect("a communicator");
-                let mut executor = Executor::new(&planned.plan, rank, registry.0, config).expect("a plan");
+                let mut executor =
+                    Executor::new(Arc::new(planned.plan.clone()), rank, registry.0, config).expect("a plan");
                 let mut own = Rank::new(planned, bindings, &given[rank as usize]);
                 for run in 0..repeats {
                     own.run(&mut executor, graph, bindings, &comm, (run, rank));

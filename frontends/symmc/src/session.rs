@@ -1,0 +1,338 @@
+//! One rank of a plan that stays: memory that the caller shares, sizes that change, runs that follow each other.
+
+mod values;
+
+use std::time::Duration;
+
+use symmc_ir::{Bindings, Tensor};
+use symmc_planner::CheckedPlan;
+use symmc_runtime::host::{self, HostConfig, HostSession};
+use symmc_runtime::session::{DeviceSession, Extent, Owner, Port};
+use symmc_runtime::{Registry, RunError};
+
+pub use symmc_runtime::host::{Bootstrap, Group};
+pub use values::{Place, Value, ValueKind};
+
+use crate::error::Error;
+use crate::workload::find_symbol;
+
+/// How a session runs.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct SessionConfig {
+    /// No wait for other ranks takes longer.
+    pub limit: Duration,
+    /// The kernels of custom ops.
+    pub kernels: Registry,
+    /// Delays ranks at random around every touch of a peer, from this seed.
+    pub chaos: Option<u64>,
+}
+
+impl Default for SessionConfig {
+    fn default() -> Self {
+        SessionConfig { limit: Duration::from_secs(30), kernels: Registry::new(), chaos: None }
+    }
+}
+
+impl SessionConfig {
+    /// The same with another limit of waits.
+    #[must_use]
+    pub fn with_limit(self, limit: Duration) -> Self {
+        SessionConfig { limit, ..self }
+    }
+
+    /// The same with these kernels of custom ops.
+    #[must_use]
+    pub fn with_kernels(self, kernels: Registry) -> Self {
+        SessionConfig { kernels, ..self }
+    }
+
+    /// The same with random delays from this seed.
+    #[must_use]
+    pub fn with_chaos(self, seed: u64) -> Self {
+        SessionConfig { chaos: Some(seed), ..self }
+    }
+
+    fn host(&self) -> HostConfig {
+        let threads = if self.chaos.is_some() { host::LaneThreads::Each } else { host::LaneThreads::One };
+        HostConfig { limit: self.limit, chaos: self.chaos, threads, ..HostConfig::default() }
+    }
+}
+
+/// A plan on one rank, ready to run again and again.
+///
+/// All ranks of a [`Group`] open it together. Inputs and outputs have the names of the program: that of the value, that
+/// under which a weight is stored, or by number `in.<i>` (arguments), `w.<name>` and `out.<i>` as in tensor files.
+///
+/// A run takes the sizes and the memory that are set when it is started, and every input must have data by then: written
+/// ([`write`](Self::write)), in memory of the caller ([`bind`](Self::bind)), or at its [`address`](Self::address). What
+/// an output replaces is replaced where it lies.
+///
+/// A run that fails ends the session on every rank; after that all calls give the error. Dropping a session while a run is
+/// in progress ends it on the other ranks too.
+pub struct Session {
+    plan: CheckedPlan,
+    rank: u32,
+    bindings: Bindings,
+    device: Box<dyn DeviceSession>,
+}
+
+impl std::fmt::Debug for Session {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "rank {} of {} ({:?})", self.rank, self.plan.ranks, self.plan.source.name)
+    }
+}
+
+/// Bytes in memory, which the caller shares with a session.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub struct Memory {
+    /// The first byte, of the session's device.
+    pub address: u64,
+    /// The number of bytes.
+    pub bytes: usize,
+    /// Where it lies.
+    pub place: Place,
+}
+
+impl Memory {
+    /// The first byte of memory of the host.
+    pub fn as_ptr(&self) -> *mut u8 {
+        std::ptr::with_exposed_provenance_mut(self.address as usize)
+    }
+}
+
+impl Session {
+    /// Opens the session of this rank on the host; returns when all ranks of the group have opened theirs, of the same plan.
+    ///
+    /// # Errors
+    /// The group has another number of ranks, an op has no kernel, the other ranks do not come within the limit, or run
+    /// another plan or version.
+    pub fn open(plan: &CheckedPlan, group: &Group, config: &SessionConfig) -> Result<Session, Error> {
+        let terms = vec![("device".to_string(), "host".to_string())];
+        let device = HostSession::open(plan, group, &config.kernels, &config.host(), terms)?;
+        let mut session = Session {
+            plan: plan.clone(),
+            rank: group.rank(),
+            bindings: Bindings::new(),
+            device: Box::new(device),
+        };
+        if session.is_sized() {
+            session.device.set(&session.bindings)?;
+        }
+        Ok(session)
+    }
+
+    /// The rank.
+    pub fn rank(&self) -> u32 {
+        self.rank
+    }
+
+    /// The plan.
+    pub fn plan(&self) -> &CheckedPlan {
+        &self.plan
+    }
+
+    /// Sets the value of a symbol for the runs that come. Where a symbol has no value yet, nothing has a size.
+    ///
+    /// # Errors
+    /// There is no such symbol, or no bucket serves the value. The sizes stay as they were then.
+    pub fn set(&mut self, symbol: &str, value: i64) -> Result<(), Error> {
+        self.set_all(&[(symbol, value)])
+    }
+
+    /// Sets several symbols at once.
+    ///
+    /// # Errors
+    /// As [`set`](Self::set).
+    pub fn set_all(&mut self, values: &[(&str, i64)]) -> Result<(), Error> {
+        let mut bindings = self.bindings.clone();
+        let source = self.plan.source_program();
+        for (symbol, value) in values {
+            bindings.set(find_symbol(source, symbol)?, *value);
+        }
+        let old = std::mem::replace(&mut self.bindings, bindings);
+        if self.is_sized()
+            && let Err(error) = self.device.set(&self.bindings)
+        {
+            self.bindings = old;
+            return Err(error.into());
+        }
+        Ok(())
+    }
+
+    fn is_sized(&self) -> bool {
+        let symbols = &self.plan.source_program().symbols;
+        symbols.keys().all(|symbol| self.bindings.get(symbol).is_some())
+    }
+
+    /// The arguments: inputs that change from run to run.
+    ///
+    /// # Errors
+    /// A symbol has no value.
+    pub fn inputs(&self) -> Result<Vec<Value>, Error> {
+        self.values(|kind| kind == ValueKind::Argument)
+    }
+
+    /// The parameters: inputs that are given once.
+    ///
+    /// # Errors
+    /// A symbol has no value.
+    pub fn parameters(&self) -> Result<Vec<Value>, Error> {
+        self.values(|kind| kind == ValueKind::Parameter)
+    }
+
+    /// The outputs, those that replace an input among them.
+    ///
+    /// # Errors
+    /// A symbol has no value.
+    pub fn outputs(&self) -> Result<Vec<Value>, Error> {
+        self.values(|kind| kind == ValueKind::Output)
+    }
+
+    fn values(&self, which: impl Fn(ValueKind) -> bool) -> Result<Vec<Value>, Error> {
+        let all = values::all(self.plan.source_program(), &self.bindings)?;
+        Ok(all.into_iter().map(|(_, value)| value).filter(|value| which(value.kind)).collect())
+    }
+
+    fn port(&self, name: &str, prefer: values::Prefer) -> Result<Port, Error> {
+        values::find(self.plan.source_program(), name, prefer)
+    }
+
+    /// Where an input or output lies for the runs that come. The caller writes inputs there, or reads outputs, while no run
+    /// is in progress; the memory stays until a symbol is set that needs more, the memory is bound elsewhere, or the session
+    /// ends.
+    ///
+    /// # Errors
+    /// There is no such input or output, a symbol has no value, or there is no memory.
+    pub fn address(&mut self, name: &str) -> Result<Memory, Error> {
+        let port = self.port(name, values::Prefer::Either)?;
+        let spot = self.device.spot(port)?;
+        if spot.owner == Owner::Program {
+            return Err(Error::request(format!(
+                "{name} is a constant of the program: it has no memory to write"
+            )));
+        }
+        let place = Place::of(spot.owner);
+        Ok(Memory { address: spot.extent.address, bytes: spot.extent.bytes, place })
+    }
+
+    /// Has the runs that come find an input, or write an output, in memory of the caller, where it lies. Nothing is copied,
+    /// unless the plan holds the input in symmetric memory ([`Place::Symmetric`]): a parameter is copied there before the
+    /// first run then, an argument in every run.
+    ///
+    /// Inputs that no output replaces may share memory with each other; an output may share that of the input which it
+    /// replaces; nothing else may overlap.
+    ///
+    /// # Errors
+    /// There is no such input or output, or the memory has no address, is not aligned for its elements, is the session's own,
+    /// or too small for what has the same size always. What was bound before stays then. What depends on sizes, and whether
+    /// memory overlaps what it may not, is asked by the next run.
+    ///
+    /// # Safety
+    /// The memory is valid for reads and writes (what a run does not write: for reads) until something else is bound or the
+    /// session has ended, and all runs that take it have ended. While a run is in progress nobody else writes it, nor reads
+    /// what the run writes.
+    pub unsafe fn bind(&mut self, name: &str, pointer: *mut u8, bytes: usize) -> Result<(), Error> {
+        let port = self.port(name, values::Prefer::Either)?;
+        let address = pointer.expose_provenance() as u64;
+        values::expect_room(self.plan.source_program(), port, bytes)?;
+        // SAFETY: by the caller.
+        unsafe { self.device.lend(port, Some(Extent { address, bytes }))? };
+        Ok(())
+    }
+
+    /// Has the runs that come use memory of the session again. What was in the caller's is not copied.
+    ///
+    /// # Errors
+    /// There is no such input or output.
+    pub fn unbind(&mut self, name: &str) -> Result<(), Error> {
+        let port = self.port(name, values::Prefer::Either)?;
+        // SAFETY: no memory is lent.
+        unsafe { self.device.lend(port, None)? };
+        Ok(())
+    }
+
+    /// Copies the data of an input to where it lies.
+    ///
+    /// # Errors
+    /// There is no such input, it is a constant, the data have another size, a run is in progress, or one failed.
+    pub fn write(&mut self, name: &str, data: &[u8]) -> Result<(), Error> {
+        let Port::Input(input) = self.port(name, values::Prefer::Input)? else {
+            return Err(Error::request(format!("{name} is an output: only inputs are written")));
+        };
+        Ok(self.device.write(input, data)?)
+    }
+
+    /// The value of an output, or of an input, as it is now.
+    ///
+    /// # Errors
+    /// There is no such output or input, a run is in progress, or one failed.
+    pub fn read(&mut self, name: &str) -> Result<Tensor, Error> {
+        let port = self.port(name, values::Prefer::Output)?;
+        let all = values::all(self.plan.source_program(), &self.bindings)?;
+        let value = all.into_iter().find(|(other, _)| *other == port).map(|(_, value)| value);
+        let value = value.ok_or_else(|| Error::request(format!("{name} has no value")))?;
+        let mut data = vec![0; value.bytes];
+        self.device.read(port, &mut data)?;
+        let tensor = Tensor::new(value.dtype, value.extents, data);
+        tensor.ok_or_else(|| RunError::Defect(format!("{name}: its bytes do not fit its extents")).into())
+    }
+
+    /// Runs once and waits for the end. All ranks run the same, in the same order.
+    ///
+    /// # Errors
+    /// A symbol has no value, an input has no data, other ranks run with other sizes, or the run failed on some rank.
+    pub fn run(&mut self) -> Result<(), Error> {
+        Ok(self.device.run()?)
+    }
+
+    /// Starts one run behind those that were started, and returns.
+    ///
+    /// # Errors
+    /// As [`run`](Self::run), as far as it is known now.
+    pub fn enqueue(&mut self) -> Result<(), Error> {
+        Ok(self.device.enqueue(None)?)
+    }
+
+    /// Whether all runs have ended.
+    ///
+    /// # Errors
+    /// One failed.
+    pub fn poll(&mut self) -> Result<bool, Error> {
+        Ok(self.device.poll()?)
+    }
+
+    /// Waits until all runs have ended.
+    ///
+    /// # Errors
+    /// One failed, or they have not ended within `limit` and go on.
+    pub fn wait(&mut self, limit: Duration) -> Result<(), Error> {
+        Ok(self.device.wait(limit)?)
+    }
+
+    /// Gives the memory of the arenas back until [`resume`](Self::resume). All ranks call both, between runs. Memory of
+    /// inputs and outputs stays.
+    ///
+    /// # Errors
+    /// A run is in progress, or a rank failed.
+    pub fn release(&mut self) -> Result<(), Error> {
+        Ok(self.device.release()?)
+    }
+
+    /// Takes the memory of the arenas again. Inputs in symmetric memory are to be written again.
+    ///
+    /// # Errors
+    /// There is no memory, or a rank failed.
+    pub fn resume(&mut self) -> Result<(), Error> {
+        Ok(self.device.resume()?)
+    }
+
+    /// Waits until all runs have ended, and ends the session. Dropping it does not wait.
+    ///
+    /// # Errors
+    /// A run failed.
+    pub fn close(self) -> Result<(), Error> {
+        Ok(self.device.close()?)
+    }
+}

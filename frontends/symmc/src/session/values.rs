@@ -1,0 +1,174 @@
+//! The inputs and outputs of a session, as its caller knows them.
+
+use symmc_ir::entity::Entity;
+use symmc_ir::{Bindings, DType, Graph, InputId, InputKind, OutputKind, ValueId};
+use symmc_runtime::session::{Owner, Port};
+
+use crate::error::Error;
+
+/// What a value is to the caller.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub enum ValueKind {
+    /// An input that changes from run to run.
+    Argument,
+    /// An input that is given once.
+    Parameter,
+    /// An input that the program carries.
+    Constant,
+    /// An output.
+    Output,
+}
+
+/// Where memory of a session lies.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub enum Place {
+    /// In memory of this rank that the session holds.
+    Own,
+    /// In the symmetric arena, which peers reach.
+    Symmetric,
+    /// In memory of the caller.
+    Bound,
+}
+
+impl Place {
+    pub(super) fn of(owner: Owner) -> Place {
+        match owner {
+            Owner::Symmetric => Place::Symmetric,
+            Owner::Caller => Place::Bound,
+            _ => Place::Own,
+        }
+    }
+}
+
+/// An input or an output, at the sizes that are set.
+#[derive(Clone, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub struct Value {
+    /// The name of the value in the program.
+    pub name: String,
+    /// The name under which a weight is stored; that of an argument in the file that the program came from, if it has one.
+    pub source: Option<String>,
+    /// What it is.
+    pub kind: ValueKind,
+    /// The type of its elements.
+    pub dtype: DType,
+    /// The extent of each axis.
+    pub extents: Vec<usize>,
+    /// Its size.
+    pub bytes: usize,
+    /// For an output, the name of the input that it replaces.
+    pub replaces: Option<String>,
+}
+
+/// Which one is meant where an input and an output have one name.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Prefer {
+    Input,
+    Output,
+    Either,
+}
+
+/// All inputs, then all outputs.
+pub(super) fn all(graph: &Graph, bindings: &Bindings) -> Result<Vec<(Port, Value)>, Error> {
+    let mut out = Vec::new();
+    for (id, input) in graph.inputs.iter() {
+        let kind = match input.kind {
+            InputKind::Argument => ValueKind::Argument,
+            _ if input.data.is_some() => ValueKind::Constant,
+            _ => ValueKind::Parameter,
+        };
+        let source = Some(input.source.clone()).filter(|source| !source.is_empty());
+        out.push((Port::Input(id.index()), Value { source, ..value(graph, bindings, input.value, kind)? }));
+    }
+    for (k, output) in graph.outputs.iter().enumerate() {
+        let replaces = match output.kind {
+            OutputKind::Mutates(input) => Some(graph.name_of(graph.inputs[input].value).to_string()),
+            OutputKind::Returned => None,
+        };
+        let value = value(graph, bindings, output.value, ValueKind::Output)?;
+        out.push((Port::Output(k), Value { replaces, ..value }));
+    }
+    Ok(out)
+}
+
+fn value(graph: &Graph, bindings: &Bindings, id: ValueId, kind: ValueKind) -> Result<Value, Error> {
+    let (ty, name) = (graph.ty(id), graph.name_of(id).to_string());
+    let unsized_ = || Error::request(format!("%{name} has no size yet: set {}", unset(graph, bindings)));
+    let extents = ty.concrete(bindings).ok_or_else(unsized_)?;
+    let bytes = extents.iter().try_fold(ty.dtype.size(), |n, &d| n.checked_mul(d)).ok_or_else(unsized_)?;
+    Ok(Value { name, source: None, kind, dtype: ty.dtype, extents, bytes, replaces: None })
+}
+
+/// Whether memory is large enough for an input or output that has the same size always.
+pub(super) fn expect_room(graph: &Graph, port: Port, found: usize) -> Result<(), Error> {
+    let fixed = |id: ValueId, kind| value(graph, &Bindings::new(), id, kind).ok();
+    let value = match port {
+        Port::Input(i) => fixed(graph.inputs[InputId::new(i)].value, ValueKind::Argument),
+        Port::Output(k) => fixed(graph.outputs[k].value, ValueKind::Output),
+    };
+    match value.filter(|value| value.bytes > found) {
+        Some(Value { name, bytes, .. }) => Err(Error::request(format!(
+            "%{name}: the memory of {found} bytes is too small: expected {bytes}"
+        ))),
+        None => Ok(()),
+    }
+}
+
+/// The symbols without a value.
+fn unset(graph: &Graph, bindings: &Bindings) -> String {
+    let unset = graph.symbols.iter().filter(|(id, _)| bindings.get(*id).is_none());
+    unset.map(|(_, symbol)| symbol.name.clone()).collect::<Vec<_>>().join(", ")
+}
+
+/// The input or output of a name: that of the value, that of a weight, or `in.<i>`, `w.<name>`, `out.<i>`.
+pub(super) fn find(graph: &Graph, name: &str, prefer: Prefer) -> Result<Port, Error> {
+    let name = name.strip_prefix('%').unwrap_or(name);
+    let input = input(graph, name);
+    let output = output(graph, name);
+    match (input, output, prefer) {
+        (Some(input), Some(_), Prefer::Input) | (Some(input), None, _) => Ok(input),
+        (Some(_), Some(output), Prefer::Output) | (None, Some(output), _) => Ok(output),
+        (Some(_), Some(_), Prefer::Either) => Err(Error::request(format!(
+            "{name} is an input and an output: name it in.<i>, w.<name> or out.<i>"
+        ))),
+        (None, None, _) => Err(unknown(graph, name)),
+    }
+}
+
+fn input(graph: &Graph, name: &str) -> Option<Port> {
+    let is_argument = |id: &InputId| graph.inputs[*id].kind == InputKind::Argument;
+    if let Some(number) = name.strip_prefix("in.").and_then(|n| n.parse::<usize>().ok()) {
+        let mut arguments = graph.inputs.keys().filter(is_argument);
+        return arguments.nth(number).map(|id| Port::Input(id.index()));
+    }
+    let named = |id: &InputId| graph.name_of(graph.inputs[*id].value) == name;
+    let stored = name.strip_prefix("w.").unwrap_or(name);
+    let of_source = |id: &InputId| !stored.is_empty() && graph.inputs[*id].source == stored;
+    let found = graph.inputs.keys().find(named).or_else(|| graph.inputs.keys().find(of_source));
+    found.map(|id| Port::Input(id.index()))
+}
+
+fn output(graph: &Graph, name: &str) -> Option<Port> {
+    if let Some(number) = name.strip_prefix("out.").and_then(|n| n.parse::<usize>().ok()) {
+        let returned = graph.outputs.iter().enumerate().filter(|(_, o)| o.kind == OutputKind::Returned);
+        return returned.map(|(k, _)| Port::Output(k)).nth(number);
+    }
+    graph.outputs.iter().position(|o| graph.name_of(o.value) == name).map(Port::Output)
+}
+
+fn unknown(graph: &Graph, name: &str) -> Error {
+    const NAMED: usize = 8;
+    let inputs = graph.inputs.values().filter(|i| i.kind == InputKind::Argument).map(|i| i.value);
+    let all: Vec<String> = inputs
+        .chain(graph.outputs.iter().map(|o| o.value))
+        .map(|v| format!("%{}", graph.name_of(v)))
+        .collect();
+    let more = if all.len() > NAMED { ", …" } else { "" };
+    Error::request(format!(
+        "{}: there is no input or output {name}; expected one of {}{more}, or the name of a weight",
+        graph.name,
+        all[..all.len().min(NAMED)].join(", ")
+    ))
+}

@@ -1,0 +1,109 @@
+//! Ranks of a session announce each run before they begin it, so that none begins one with other sizes than its peers.
+//!
+//! A rank stores a digest of its sizes under the number of the run and then looks at what its peers stored under that
+//! number. Of two ranks at least the later one sees the other's, and refuses before it touches anything; the other one's
+//! waits end then. Nobody waits for a peer that has not come so far, unless it is so far behind that its announcement would
+//! be forgotten.
+
+use std::sync::atomic::{Ordering, fence};
+
+use super::comm::Comm;
+use super::control::ANNOUNCED;
+use super::wait::Ended;
+use crate::error::RunError;
+
+impl Comm {
+    /// Announces that this rank begins `run` so. `sizes` says in words how, for the error.
+    ///
+    /// # Errors
+    /// A peer begins it in another way, is too far behind, or failed. Each ends the run on all ranks.
+    pub fn announce(&self, run: u64, digest: u32, sizes: &dyn Fn() -> String) -> Result<(), RunError> {
+        let agreed = self.await_peers(run).and_then(|()| self.compare(run, digest, sizes));
+        agreed.inspect_err(|error| {
+            if !error.is_consequence() {
+                self.abort(error);
+            }
+        })
+    }
+
+    /// Waits until all peers are near enough.
+    fn await_peers(&self, run: u64) -> Result<(), RunError> {
+        // What the word of this run holds at a peer that is near: this run, or the one whose place it takes.
+        let near = [number(run), run.checked_sub(ANNOUNCED).map_or(0, number)];
+        let control = self.control();
+        let is_near = |peer| {
+            let word = control.announcement(peer, run).load(Ordering::Acquire);
+            near.contains(&((word >> 32) as u32))
+        };
+        let waited = self.waiter.until(|| (0..self.ranks()).all(is_near));
+        match waited {
+            Ok(()) => Ok(()),
+            Err(Ended::Aborted) => Err(control
+                .abort_reason()
+                .unwrap_or_else(|| RunError::Aborted { rank: 0, reason: "the run ends".into() })),
+            Err(Ended::Limit) => {
+                let peer = (0..self.ranks()).find(|&peer| !is_near(peer)).unwrap_or(0);
+                let at =
+                    format!("more than {ANNOUNCED} runs behind rank {}, which begins run {run}", self.rank());
+                let limit_ms = self.waiter.limit().as_millis() as u64;
+                Err(RunError::Stuck { rank: peer, at, limit_ms })
+            }
+        }
+    }
+
+    fn compare(&self, run: u64, digest: u32, sizes: &dyn Fn() -> String) -> Result<(), RunError> {
+        let (control, mine) = (self.control(), u64::from(number(run)) << 32 | u64::from(digest));
+        control.announcement(self.rank(), run).store(mine, Ordering::Release);
+        // This rank's store, then its loads: of two ranks one sees the other's.
+        fence(Ordering::SeqCst);
+        let word = |peer| control.announcement(peer, run).load(Ordering::Acquire);
+        let differs = |peer: &u32| (word(*peer) >> 32) as u32 == number(run) && word(*peer) != mine;
+        match (0..self.ranks()).find(differs) {
+            None => Ok(()),
+            Some(peer) => Err(RunError::SizesDiffer { rank: self.rank(), peer, run, sizes: sizes() }),
+        }
+    }
+}
+
+/// A run as its word names it; never 0 for those of the first 4 billion.
+fn number(run: u64) -> u32 {
+    (run as u32).wrapping_add(1)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::super::comm::{CommConfig, World};
+    use super::*;
+
+    fn ranks(limit_ms: u64) -> [Comm; 2] {
+        let world = World::create(2, 1, 64, 0).expect("shared memory");
+        let config = CommConfig::new(2, Duration::from_millis(limit_ms));
+        [0, 1].map(|rank| Comm::new(world.clone(), rank, config).expect("a rank"))
+    }
+
+    #[test]
+    fn the_later_of_two_ranks_that_differ_is_refused_and_ends_both() {
+        let [a, b] = ranks(1000);
+        for run in 0..200 {
+            a.announce(run, 7, &String::new).expect("nobody differs");
+            b.announce(run, 7, &String::new).expect("both are alike");
+        }
+        b.announce(200, 8, &String::new).expect("it is the first");
+        let error = a.announce(200, 7, &|| "n=4".into()).expect_err("they differ");
+        assert!(error.to_string().contains("run 200: rank 0 runs it with n=4"), "{error}");
+        assert!(b.control().aborted());
+    }
+
+    #[test]
+    fn a_rank_runs_ahead_as_far_as_announcements_are_kept() {
+        let [a, b] = ranks(50);
+        b.announce(0, 1, &String::new).expect("it is the first");
+        for run in 0..=ANNOUNCED {
+            a.announce(run, 1, &String::new).expect("it is near");
+        }
+        let error = a.announce(ANNOUNCED + 1, 1, &String::new).expect_err("rank 1 is behind");
+        assert!(matches!(error, RunError::Stuck { rank: 1, .. }), "{error}");
+    }
+}

@@ -1,0 +1,83 @@
+//! A rank's seat in a session: its peers have come and run the same, and are watched until it leaves.
+
+use std::time::Duration;
+
+use symmc_planner::CheckedPlan;
+
+use super::comm::Comm;
+use super::coordinator::{Watch, identity};
+use super::group::Group;
+use super::job::{HostConfig, groups};
+use super::join::{Joined, Purpose};
+use crate::error::RunError;
+
+/// A seat in a session that is opened by all ranks of a group together.
+#[derive(Debug)]
+pub struct Seat {
+    joined: Joined,
+    /// How long rank 0 waits for the others when it leaves.
+    farewell: Duration,
+}
+
+impl Seat {
+    /// Takes the seat of the group's rank for a session of `plan`; returns when all ranks have come. `terms` is what else
+    /// must be alike on all of them, by name.
+    ///
+    /// # Errors
+    /// The group has another number of ranks, or the other ranks do not come or run something else.
+    pub fn take(
+        plan: &CheckedPlan,
+        group: &Group,
+        config: &HostConfig,
+        terms: Vec<(String, String)>,
+    ) -> Result<Seat, RunError> {
+        let place = group.next();
+        let identity = expect_ranks(plan, group).and_then(|()| identity(plan, terms, &[]));
+        let identity = identity.inspect_err(|error| place.decline(error))?;
+        let (groups, watch) = (groups(plan), Watch::Session);
+        let joined = Joined::new(&place, &Purpose { plan, groups, config, watch, identity, settings: &[] })?;
+        let farewell = if group.is_within_process() { Duration::ZERO } else { config.limit };
+        Ok(Seat { joined, farewell })
+    }
+
+    /// What the rank communicates by.
+    pub fn comm(&self) -> &Comm {
+        self.joined.link().comm()
+    }
+
+    /// Says that this rank is ready to run; returns when all are.
+    ///
+    /// # Errors
+    /// A rank failed before.
+    pub fn start(&self) -> Result<(), RunError> {
+        self.joined.link().start()
+    }
+
+    /// Ends the session on all ranks, because of what happened on this one; the error that explains it best.
+    pub fn fail(&self, error: RunError) -> RunError {
+        self.comm().abort(&error);
+        self.joined.link().report(error)
+    }
+
+    /// Whether the session goes on.
+    ///
+    /// # Errors
+    /// Who ended it, and why.
+    pub fn alive(&self) -> Result<(), RunError> {
+        self.comm().control().abort_reason().map_or(Ok(()), Err)
+    }
+
+    /// Leaves. Where ranks are processes rank 0, which watches over the others, waits until they have left too, but no
+    /// longer than the limit.
+    pub fn leave(self) {
+        self.joined.leave(self.farewell);
+    }
+}
+
+fn expect_ranks(plan: &CheckedPlan, group: &Group) -> Result<(), RunError> {
+    if plan.ranks == group.ranks() {
+        return Ok(());
+    }
+    let (rank, expected, found) = (group.rank(), plan.ranks, group.ranks());
+    Err(RunError::Invalid(format!("rank {rank}: the plan is for {expected} ranks, the group has {found}")))
+}

@@ -1,0 +1,612 @@
+//! A session of one rank on the host: runs go from memory to memory of this process, peers are reached by shared memory.
+//!
+//! A run is put on a queue that a thread of the session works off. Who waits for it anyway runs it in the own thread, where
+//! nothing is in progress.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, mpsc};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use symmc_ir::{Bindings, InputKind, parallel};
+use symmc_planner::CheckedPlan;
+use symmc_planner::plan::{Plan, Role};
+
+use super::group::Group;
+use super::job::HostConfig;
+use super::join::fnv;
+use super::memory::Segment;
+use super::seat::Seat;
+use super::walk::arena_size;
+use crate::custom::{Registry, panic_text};
+use crate::error::RunError;
+use crate::exec::{Bound, ExecConfig, Executor, RankMemory, Span};
+use crate::kernels::Scratch;
+use crate::session::{DeviceSession, Extent, Lending, Owner, Port, RawStream, Spot, Taken};
+
+/// A plan on one rank of the host.
+pub struct HostSession {
+    /// `None` once the session has ended.
+    seat: Option<Arc<Seat>>,
+    executor: Executor,
+    /// The sizes that are set, the program at these, and how they are announced.
+    sized: Option<Sized>,
+    lending: Lending,
+    inputs: Vec<Held>,
+    outputs: Vec<Held>,
+    /// Where the plan holds inputs in the symmetric arena, in any bucket.
+    fixed: Vec<Option<usize>>,
+    ordinary: Option<Arc<Segment>>,
+    /// What the next run takes, unless something was set since.
+    resolved: Option<Arc<Resolved>>,
+    runs: u64,
+    queue: Queue,
+}
+
+/// The program at some sizes.
+struct Sized {
+    bound: Arc<Bound>,
+    digest: u32,
+    /// The sizes in words.
+    text: String,
+}
+
+/// Memory of the session for an input or output, and what is known of its data.
+#[derive(Default)]
+struct Held {
+    segment: Option<Arc<Segment>>,
+    /// Whether the caller wrote it, or was told where to.
+    given: bool,
+    /// Whether what the plan holds of it in the symmetric arena is there.
+    loaded: bool,
+}
+
+/// What one run takes.
+struct Resolved {
+    bound: Arc<Bound>,
+    memory: RankMemory,
+    digest: u32,
+    text: String,
+    /// Held as long as a run may use it.
+    _segments: Vec<Arc<Segment>>,
+}
+
+// SAFETY: the spans name memory that the segments hold, or that the caller lends to the session's runs, wherever they run.
+unsafe impl Send for Resolved {}
+// SAFETY: as above; runs follow each other.
+unsafe impl Sync for Resolved {}
+
+/// A run to be done.
+struct Turn {
+    number: u64,
+    resolved: Arc<Resolved>,
+    /// Inputs to be copied to the symmetric arena before: where from, where to, how many bytes.
+    loads: Vec<(Span, usize)>,
+}
+
+// SAFETY: as for `Resolved`.
+unsafe impl Send for Turn {}
+
+impl HostSession {
+    /// Opens the session of a rank; returns when all ranks of the group have, and run the same. `terms` is what else must
+    /// be alike.
+    ///
+    /// # Errors
+    /// The group has another number of ranks, an op has no kernel, or the other ranks do not come or run something else.
+    pub fn open(
+        plan: &CheckedPlan,
+        group: &Group,
+        kernels: &Registry,
+        config: &HostConfig,
+        terms: Vec<(String, String)>,
+    ) -> Result<HostSession, RunError> {
+        let runs = plan.programs().iter().try_for_each(|program| kernels.check(&program.graph));
+        runs.inspect_err(|error| group.decline(error))?;
+        let seat = Seat::take(plan, group, config, terms)?;
+        let built = HostSession::build(plan, group.rank(), kernels, config);
+        let mut session = built.map_err(|error| seat.fail(error))?;
+        seat.start().map_err(|error| seat.fail(error))?;
+        session.seat = Some(Arc::new(seat));
+        Ok(session)
+    }
+
+    fn build(
+        plan: &CheckedPlan,
+        rank: u32,
+        kernels: &Registry,
+        config: &HostConfig,
+    ) -> Result<HostSession, RunError> {
+        let source = plan.source_program();
+        let executor = Executor::new(plan.shared(), rank, kernels, config.exec())?;
+        let (inputs, outputs) = (source.inputs.len(), source.outputs.len());
+        let held = |n: usize| (0..n).map(|_| Held::default()).collect();
+        let mut fixed = vec![None; inputs];
+        for memory in &plan.fixed {
+            if let Role::Bound { input } = memory.role
+                && let Some(at) = fixed.get_mut(input)
+            {
+                *at = usize::try_from(memory.offset).ok();
+            }
+        }
+        Ok(HostSession {
+            seat: None,
+            executor,
+            sized: None,
+            lending: Lending::new(source, 1),
+            inputs: held(inputs),
+            outputs: held(outputs),
+            fixed,
+            ordinary: Some(ordinary(plan)?),
+            resolved: None,
+            runs: 0,
+            queue: Queue { exec: config.exec(), ..Queue::default() },
+        })
+    }
+
+    fn seat(&self) -> Result<Arc<Seat>, RunError> {
+        self.seat.clone().ok_or_else(|| RunError::Invalid("the session has ended".into()))
+    }
+
+    fn sized(&self) -> Result<&Sized, RunError> {
+        let none = || RunError::Invalid("the sizes of the program are not set: a symbol has no value".into());
+        self.sized.as_ref().ok_or_else(none)
+    }
+
+    fn arena(&self) -> Result<Extent, RunError> {
+        let seat = self.seat()?;
+        let arena = seat.comm().arena();
+        Ok(Extent { address: arena.as_ptr().addr() as u64, bytes: arena.len() })
+    }
+
+    fn reserved(&self) -> Result<Vec<(&'static str, Extent)>, RunError> {
+        let ordinary = self.ordinary.as_ref().map(|s| ("the ordinary arena", extent(s)));
+        Ok(ordinary.into_iter().chain([("the symmetric arena", self.arena()?)]).collect())
+    }
+
+    /// The memory of an input or output at the sizes that are set, made if there is none.
+    fn located(&mut self, port: Port) -> Result<Spot, RunError> {
+        let bound = self.sized()?.bound.clone();
+        let bytes = bytes_of(&bound, port)?;
+        if let Some(lent) = self.lending.of(port) {
+            return Ok(Spot { extent: Extent { bytes, ..lent }, owner: Owner::Caller });
+        }
+        let place = match port {
+            Port::Output(k) => match bound.outputs[k].held_by() {
+                Some(input) => return self.located(Port::Input(input)),
+                None => &mut self.outputs[k],
+            },
+            Port::Input(i) => {
+                if bound.constant(i).is_some() {
+                    return Ok(Spot { extent: Extent { address: 0, bytes }, owner: Owner::Program });
+                }
+                if let Some(offset) = self.fixed[i] {
+                    let address = self.arena()?.address + offset as u64;
+                    return Ok(Spot { extent: Extent { address, bytes }, owner: Owner::Symmetric });
+                }
+                &mut self.inputs[i]
+            }
+        };
+        let segment = match &place.segment {
+            Some(segment) if segment.len() >= bytes => segment,
+            smaller => {
+                let larger = Arc::new(Segment::private("memory of inputs and outputs", bytes)?);
+                // Runs in progress may use the old one, which holds the data too.
+                if let Some(old) = smaller {
+                    // SAFETY: both are mapped for as many bytes; they do not overlap.
+                    unsafe { std::ptr::copy_nonoverlapping(old.as_ptr(), larger.as_ptr(), old.len()) };
+                }
+                place.segment.insert(larger)
+            }
+        };
+        Ok(Spot { extent: Extent { bytes, ..extent(segment) }, owner: Owner::Session })
+    }
+
+    /// What the next run takes.
+    fn next_turn(&mut self) -> Result<Turn, RunError> {
+        self.queue.failed()?;
+        let resolved = match &self.resolved {
+            Some(resolved) => resolved.clone(),
+            None => {
+                let resolved = Arc::new(self.resolve()?);
+                self.resolved.insert(resolved).clone()
+            }
+        };
+        let loads = self.loads(&resolved);
+        let number = self.runs;
+        self.runs += 1;
+        Ok(Turn { number, resolved, loads })
+    }
+
+    fn resolve(&mut self) -> Result<Resolved, RunError> {
+        let Sized { bound, digest, text } = self.sized()?;
+        let (bound, digest, text) = (bound.clone(), *digest, text.clone());
+        self.lending.check(&bound)?;
+        let mut inputs = Vec::with_capacity(bound.inputs.len());
+        for (i, input) in bound.inputs.iter().enumerate() {
+            let spot = self.located(Port::Input(i))?;
+            let given = self.inputs[i].given || self.lending.of(Port::Input(i)).is_some();
+            if !given && input.bytes > 0 && bound.constant(i).is_none() {
+                return Err(RunError::Invalid(format!(
+                    "input %{} has no data: it was neither written, nor bound, nor asked for its address",
+                    input.name
+                )));
+            }
+            inputs.push(if spot.owner == Owner::Program { Span::NONE } else { span(spot.extent) });
+        }
+        let spots = (0..bound.outputs.len()).map(|k| self.located(Port::Output(k)));
+        let outputs = spots.map(|spot| Ok(span(spot?.extent))).collect::<Result<_, RunError>>()?;
+        let gone = || RunError::Invalid("the session gave its memory back: resume it first".into());
+        let ordinary = self.ordinary.clone().ok_or_else(gone)?;
+        let memory =
+            RankMemory { ordinary: span(extent(&ordinary)), symmetric: span(self.arena()?), inputs, outputs };
+        let held = self.inputs.iter().chain(&self.outputs).filter_map(|held| held.segment.clone());
+        let segments = held.chain([ordinary]).collect();
+        Ok(Resolved { bound, memory, digest, text, _segments: segments })
+    }
+
+    /// The parameters and constants that the run has to find in the symmetric arena and that are not there yet.
+    fn loads(&mut self, resolved: &Resolved) -> Vec<(Span, usize)> {
+        let Resolved { bound, memory, .. } = resolved;
+        let mut out = Vec::new();
+        for (i, input) in bound.inputs.iter().enumerate() {
+            let (Some(offset), false) = (input.fixed, self.inputs[i].loaded) else { continue };
+            if input.kind == InputKind::Argument {
+                continue;
+            }
+            self.inputs[i].loaded = true;
+            let given = memory.inputs[i];
+            let constant = || bound.constant(i).map(Span::of_const);
+            let from = if given.ptr.is_null() { constant() } else { Some(given) };
+            out.extend(from.map(|from| (Span { len: input.bytes.min(from.len), ..from }, offset)));
+        }
+        out
+    }
+
+    /// Refuses an access by the caller while runs may touch the memory.
+    fn at_rest(&self, port: Port, bytes: usize, found: usize) -> Result<(), RunError> {
+        if !self.queue.idle()? {
+            let name = self.lending.name(port);
+            return Err(RunError::Invalid(format!("{name}: a run is in progress: wait for its end first")));
+        }
+        if bytes != found {
+            let name = self.lending.name(port);
+            return Err(RunError::Invalid(format!("{name}: expected {bytes} bytes, found {found}")));
+        }
+        Ok(())
+    }
+
+    /// Ends the session; others may go on for a moment.
+    fn end(&mut self) {
+        self.queue.end();
+        let Some(seat) = self.seat.take() else { return };
+        // The worker has ended: nobody else holds it.
+        if let Some(seat) = Arc::into_inner(seat) {
+            seat.leave();
+        }
+    }
+}
+
+impl Drop for HostSession {
+    fn drop(&mut self) {
+        // A session that goes away within a run will not come to the peers' meetings.
+        if !self.queue.idle().unwrap_or(true)
+            && let Some(seat) = &self.seat
+        {
+            let rank = seat.comm().rank();
+            seat.fail(RunError::Aborted { rank, reason: "its session was dropped during a run".into() });
+        }
+        self.end();
+    }
+}
+
+impl DeviceSession for HostSession {
+    fn set(&mut self, bindings: &Bindings) -> Result<(), RunError> {
+        let bound = self.executor.bind(bindings)?;
+        let text = self.executor.sizes(bindings);
+        let digest = fnv(text.as_bytes());
+        let digest = (digest ^ (digest >> 32)) as u32;
+        self.sized = Some(Sized { bound, digest, text });
+        self.resolved = None;
+        Ok(())
+    }
+
+    fn bound(&self) -> Result<&Bound, RunError> {
+        Ok(&self.sized()?.bound)
+    }
+
+    unsafe fn lend(&mut self, port: Port, memory: Option<Extent>) -> Result<(), RunError> {
+        if let Port::Input(i) = port
+            && self.inputs.get(i).is_some_and(|held| held.loaded)
+        {
+            let name = self.lending.name(port);
+            return Err(RunError::Invalid(format!(
+                "{name}: the plan holds it in symmetric memory, where it was written before the first run"
+            )));
+        }
+        let reserved = self.reserved()?;
+        self.lending.lend(port, memory, &reserved)?;
+        self.resolved = None;
+        Ok(())
+    }
+
+    fn spot(&mut self, port: Port) -> Result<Spot, RunError> {
+        self.lending.expect(port)?;
+        let spot = self.located(port)?;
+        if let (Port::Input(i), Owner::Session | Owner::Symmetric) = (port, spot.owner) {
+            self.inputs[i].given = true;
+            self.resolved = None;
+        }
+        Ok(spot)
+    }
+
+    fn write(&mut self, input: usize, data: &[u8]) -> Result<(), RunError> {
+        let port = Port::Input(input);
+        let spot = self.spot(port)?;
+        self.at_rest(port, spot.extent.bytes, data.len())?;
+        if spot.owner == Owner::Program {
+            let name = self.lending.name(port);
+            return Err(RunError::Invalid(format!("{name} is a constant of the program")));
+        }
+        // SAFETY: the memory is the session's or lent for as many bytes, no run is in progress, and `data` is a slice
+        // that nobody writes.
+        unsafe { std::ptr::copy(data.as_ptr(), span(spot.extent).ptr, data.len()) };
+        Ok(())
+    }
+
+    fn read(&mut self, port: Port, data: &mut [u8]) -> Result<(), RunError> {
+        let spot = self.located(port)?;
+        self.at_rest(port, spot.extent.bytes, data.len())?;
+        let constant = match port {
+            Port::Input(i) if spot.owner == Owner::Program => self.sized()?.bound.constant(i),
+            _ => None,
+        };
+        match constant {
+            Some(bytes) => data.copy_from_slice(bytes),
+            // SAFETY: as for writing; the slice is the caller's alone.
+            None => unsafe { std::ptr::copy(span(spot.extent).ptr, data.as_mut_ptr(), data.len()) },
+        }
+        Ok(())
+    }
+
+    fn enqueue(&mut self, stream: Option<RawStream>) -> Result<(), RunError> {
+        if stream.is_some() {
+            return Err(RunError::Invalid("a stream was given: sessions of the host have none".into()));
+        }
+        let (turn, seat) = (self.next_turn()?, self.seat()?);
+        self.queue.put(&seat, turn)
+    }
+
+    fn run(&mut self) -> Result<(), RunError> {
+        let (turn, seat) = (self.next_turn()?, self.seat()?);
+        match self.queue.idle()? {
+            true => self.queue.run_here(&seat, &turn),
+            false => {
+                self.queue.put(&seat, turn)?;
+                self.queue.wait(None)
+            }
+        }
+    }
+
+    fn poll(&mut self) -> Result<bool, RunError> {
+        self.queue.idle()
+    }
+
+    fn wait(&mut self, limit: Duration) -> Result<(), RunError> {
+        self.queue.wait(Some(limit))
+    }
+
+    fn release(&mut self) -> Result<(), RunError> {
+        self.at_rest(Port::Input(0), 0, 0)?;
+        let seat = self.seat()?;
+        seat.comm().exchange(&[0])?;
+        self.ordinary = None;
+        self.resolved = None;
+        seat.comm().arena().forget()?;
+        for (held, _) in self.inputs.iter_mut().zip(&self.fixed).filter(|(_, fixed)| fixed.is_some()) {
+            *held = Held { segment: held.segment.take(), ..Held::default() };
+        }
+        seat.comm().exchange(&[0]).map(drop)
+    }
+
+    fn resume(&mut self) -> Result<(), RunError> {
+        let seat = self.seat()?;
+        if self.ordinary.is_none() {
+            self.ordinary = Some(ordinary(self.executor.plan())?);
+        }
+        seat.comm().exchange(&[0]).map(drop)
+    }
+
+    fn taken(&self) -> Taken {
+        let held = self.inputs.iter().chain(&self.outputs).filter_map(|held| held.segment.as_ref());
+        let symmetric = self.arena().map_or(0, |arena| arena.bytes);
+        Taken {
+            ordinary: self.ordinary.as_ref().map_or(0, |s| s.len()),
+            symmetric: if self.ordinary.is_some() { symmetric } else { 0 },
+            scratch: 0,
+            held: held.map(|s| s.len()).sum(),
+        }
+    }
+
+    fn close(mut self: Box<Self>) -> Result<(), RunError> {
+        self.queue.wait(None)?;
+        self.end();
+        Ok(())
+    }
+}
+
+fn ordinary(plan: &Plan) -> Result<Arc<Segment>, RunError> {
+    Ok(Arc::new(Segment::private("the ordinary arena", arena_size(plan.arenas.ordinary)?)?))
+}
+
+fn extent(segment: &Segment) -> Extent {
+    Extent { address: segment.as_ptr().addr() as u64, bytes: segment.len() }
+}
+
+fn span(extent: Extent) -> Span {
+    Span { ptr: std::ptr::with_exposed_provenance_mut(extent.address as usize), len: extent.bytes }
+}
+
+fn bytes_of(bound: &Bound, port: Port) -> Result<usize, RunError> {
+    let bytes = match port {
+        Port::Input(i) => bound.inputs.get(i).map(|x| x.bytes),
+        Port::Output(k) => bound.outputs.get(k).map(|y| y.bytes),
+    };
+    bytes.ok_or_else(|| RunError::Invalid(format!("{port:?}: the program has no such input or output")))
+}
+
+/// Runs that were put behind each other, and the thread that does them.
+#[derive(Default)]
+struct Queue {
+    exec: ExecConfig,
+    state: Arc<State>,
+    worker: Option<(mpsc::Sender<Turn>, JoinHandle<()>)>,
+}
+
+/// How far the runs are.
+#[derive(Default)]
+struct State {
+    progress: Mutex<Progress>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct Progress {
+    put: u64,
+    done: u64,
+    failure: Option<RunError>,
+    scratch: Option<[Scratch; 2]>,
+}
+
+impl State {
+    fn progress(&self) -> MutexGuard<'_, Progress> {
+        self.progress.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Does one run.
+    fn run(&self, seat: &Seat, exec: &ExecConfig, turn: &Turn) -> Result<(), RunError> {
+        let mut scratch = self.progress().scratch.take().unwrap_or_default();
+        // SAFETY: the segments of the turn and the lender keep the memory; no other run is in progress.
+        let work = AssertUnwindSafe(|| unsafe { one_run(seat, exec, turn, &mut scratch) });
+        let ran = catch_unwind(work).unwrap_or_else(|panic| {
+            Err(RunError::Defect(format!("run {} panicked: {}", turn.number, panic_text(&*panic))))
+        });
+        let ran = ran.map_err(|error| seat.fail(error));
+        let mut progress = self.progress();
+        progress.scratch = Some(scratch);
+        progress.done += 1;
+        if let Err(error) = &ran {
+            progress.failure.get_or_insert(error.clone());
+        }
+        drop(progress);
+        self.changed.notify_all();
+        ran
+    }
+}
+
+/// # Safety
+/// As [`Bound::run`].
+unsafe fn one_run(
+    seat: &Seat,
+    exec: &ExecConfig,
+    turn: &Turn,
+    scratch: &mut [Scratch; 2],
+) -> Result<(), RunError> {
+    let (comm, resolved) = (seat.comm(), &*turn.resolved);
+    seat.alive()?;
+    comm.announce(turn.number, resolved.digest, &|| resolved.text.clone())?;
+    comm.begin_run(turn.number, resolved.bound.bucket());
+    for (from, offset) in &turn.loads {
+        let to = comm.arena().as_ptr().wrapping_add(*offset);
+        if from.ptr != to {
+            // SAFETY: both hold the bytes of the input: it was resolved so, and peers touch it in runs alone.
+            unsafe { std::ptr::copy(from.ptr, to, from.len) };
+        }
+    }
+    // SAFETY: by the caller.
+    unsafe { resolved.bound.run(&resolved.memory, comm, exec, scratch)? };
+    comm.end_run();
+    Ok(())
+}
+
+impl Queue {
+    /// Whether nothing is in progress.
+    fn idle(&self) -> Result<bool, RunError> {
+        let progress = self.state.progress();
+        match &progress.failure {
+            Some(error) => Err(error.clone()),
+            None => Ok(progress.done == progress.put),
+        }
+    }
+
+    fn failed(&self) -> Result<(), RunError> {
+        self.state.progress().failure.clone().map_or(Ok(()), Err)
+    }
+
+    /// Runs in this thread; nothing is in progress.
+    fn run_here(&self, seat: &Seat, turn: &Turn) -> Result<(), RunError> {
+        self.state.progress().put += 1;
+        self.state.run(seat, &self.exec, turn)
+    }
+
+    fn put(&mut self, seat: &Arc<Seat>, turn: Turn) -> Result<(), RunError> {
+        let (sender, _) = match &self.worker {
+            Some(worker) => worker,
+            None => self.worker.insert(self.start(seat.clone())?),
+        };
+        self.state.progress().put += 1;
+        sender.send(turn).map_err(|_| RunError::Defect("the thread of the session has ended".into()))
+    }
+
+    fn start(&self, seat: Arc<Seat>) -> Result<(mpsc::Sender<Turn>, JoinHandle<()>), RunError> {
+        let (sender, turns) = mpsc::channel::<Turn>();
+        let (state, exec) = (self.state.clone(), self.exec);
+        let work = move || {
+            for turn in turns {
+                let failed = state.progress().failure.is_some();
+                match failed {
+                    // What comes behind a failure is not run.
+                    true => state.progress().done += 1,
+                    // The failure is kept for whoever waits.
+                    false => drop(state.run(&seat, &exec, &turn)),
+                }
+            }
+        };
+        let thread =
+            parallel::spawn(work).map_err(|e| RunError::exhausted("starting the thread of a session", &e))?;
+        Ok((sender, thread))
+    }
+
+    /// Waits until nothing is in progress.
+    fn wait(&self, limit: Option<Duration>) -> Result<(), RunError> {
+        let until = limit.map(|limit| Instant::now() + limit);
+        let mut progress = self.state.progress();
+        loop {
+            if let Some(error) = &progress.failure {
+                return Err(error.clone());
+            }
+            if progress.done == progress.put {
+                return Ok(());
+            }
+            let left =
+                until.map_or(Duration::from_secs(3600), |u| u.saturating_duration_since(Instant::now()));
+            if left.is_zero() {
+                let limit_ms = limit.unwrap_or_default().as_millis();
+                return Err(RunError::Invalid(format!(
+                    "run {} has not ended within {limit_ms} ms; it goes on",
+                    progress.done
+                )));
+            }
+            let waited = self.state.changed.wait_timeout(progress, left);
+            progress = waited.unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+
+    /// Ends the thread, once what is there has been done.
+    fn end(&mut self) {
+        if let Some((sender, thread)) = self.worker.take() {
+            drop(sender);
+            // Its failures were kept.
+            let _ = thread.join();
+        }
+    }
+}

@@ -1,0 +1,181 @@
+//! One rank of a plan between runs: the seam behind which sessions on devices stand.
+//!
+//! A session holds a rank's arenas, what was made of the plan for each size, and the connection to its peers. Its caller
+//! says where inputs and outputs lie, sets sizes, and puts runs behind each other. Names and types are the business of
+//! whoever stands in front; here inputs and outputs have numbers.
+//!
+//! A run takes the sizes and the memory that are set when it is put there. What is set later is for later runs.
+
+mod lending;
+
+use std::time::Duration;
+
+use symmc_ir::Bindings;
+
+use crate::error::RunError;
+use crate::exec::Bound;
+
+pub use lending::Lending;
+
+/// An input or an output of the program, by its number.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Port {
+    /// An input.
+    Input(usize),
+    /// An output.
+    Output(usize),
+}
+
+/// Bytes at an address of the session's device.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Extent {
+    /// The first byte.
+    pub address: u64,
+    /// The number of bytes.
+    pub bytes: usize,
+}
+
+impl Extent {
+    /// Whether they have a byte in common.
+    pub fn overlaps(&self, other: &Extent) -> bool {
+        let end = |e: &Extent| e.address.saturating_add(e.bytes as u64);
+        self.bytes > 0 && other.bytes > 0 && self.address < end(other) && other.address < end(self)
+    }
+}
+
+/// Whose memory an input or output lies in.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub enum Owner {
+    /// The session's, that peers do not reach.
+    Session,
+    /// The session's symmetric arena.
+    Symmetric,
+    /// The caller's.
+    Caller,
+    /// The program's: a constant that nobody gave.
+    Program,
+}
+
+/// Where an input or an output lies.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Spot {
+    /// Its bytes, at the sizes that are set.
+    pub extent: Extent,
+    /// Whose they are.
+    pub owner: Owner,
+}
+
+/// A stream of a device, by its driver's handle.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct RawStream(pub *mut std::ffi::c_void);
+
+// SAFETY: a handle is a name; whoever uses it answers for what it names.
+unsafe impl Send for RawStream {}
+
+/// Bytes that a session has taken of its device.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[non_exhaustive]
+pub struct Taken {
+    /// The ordinary arena.
+    pub ordinary: usize,
+    /// The symmetric arena, with the flags of collectives.
+    pub symmetric: usize,
+    /// Workspaces and counters of kernels.
+    pub scratch: usize,
+    /// Inputs and outputs that the session holds.
+    pub held: usize,
+}
+
+/// One rank of a plan on a device.
+pub trait DeviceSession: Send {
+    /// Sets the values of the imported program's symbols for the runs that come.
+    ///
+    /// # Errors
+    /// No bucket serves them.
+    fn set(&mut self, bindings: &Bindings) -> Result<(), RunError>;
+
+    /// The program at the sizes that are set.
+    ///
+    /// # Errors
+    /// A symbol has no value yet.
+    fn bound(&self) -> Result<&Bound, RunError>;
+
+    /// Has the runs that come find an input, or write an output, in memory of the caller; with `None` in memory of the
+    /// session again.
+    ///
+    /// # Errors
+    /// The memory is not aligned, of another device, or the session's. Whether it is large enough and overlaps nothing that
+    /// a run writes is asked when a run is put there.
+    ///
+    /// # Safety
+    /// The memory is valid until it is replaced or the session ends, and all runs that take it have ended. While a run is
+    /// in progress nobody else writes it, nor reads what the run writes.
+    unsafe fn lend(&mut self, port: Port, memory: Option<Extent>) -> Result<(), RunError>;
+
+    /// Where an input or output lies for the runs that come. The caller may write inputs there, and read outputs, while no
+    /// run is in progress, until sizes are set that need more, or the session ends.
+    ///
+    /// # Errors
+    /// A symbol has no value yet, or there is no memory.
+    fn spot(&mut self, port: Port) -> Result<Spot, RunError>;
+
+    /// Copies the data of an input to where it lies, once all runs have ended.
+    ///
+    /// # Errors
+    /// It has another size, is a constant, or a run failed.
+    fn write(&mut self, input: usize, data: &[u8]) -> Result<(), RunError>;
+
+    /// Copies the data of an input or output from where it lies, once all runs have ended.
+    ///
+    /// # Errors
+    /// It has another size, or a run failed.
+    fn read(&mut self, port: Port, data: &mut [u8]) -> Result<(), RunError>;
+
+    /// Puts one run behind those that are there; on `stream`, where the device has streams and one is given. All ranks put
+    /// the same runs there, in the same order.
+    ///
+    /// # Errors
+    /// An input has no data, lent memory is too small or overlaps what a run writes, peers run with other sizes, or an
+    /// earlier run failed.
+    fn enqueue(&mut self, stream: Option<RawStream>) -> Result<(), RunError>;
+
+    /// Runs once, behind those that are there, and waits for the end.
+    ///
+    /// # Errors
+    /// As [`enqueue`](Self::enqueue), or a run failed.
+    fn run(&mut self) -> Result<(), RunError>;
+
+    /// Whether all runs have ended.
+    ///
+    /// # Errors
+    /// One failed: which rank, step and op.
+    fn poll(&mut self) -> Result<bool, RunError>;
+
+    /// Waits until all runs have ended.
+    ///
+    /// # Errors
+    /// One failed, or did not end within `limit`.
+    fn wait(&mut self, limit: Duration) -> Result<(), RunError>;
+
+    /// Gives the memory of the arenas back until [`resume`](Self::resume), once all runs have ended. All ranks call both.
+    ///
+    /// # Errors
+    /// A rank failed.
+    fn release(&mut self) -> Result<(), RunError>;
+
+    /// Takes the memory of the arenas again. What lay there is lost: inputs there are to be written again.
+    ///
+    /// # Errors
+    /// A rank failed, or there is no memory.
+    fn resume(&mut self) -> Result<(), RunError>;
+
+    /// What the session takes of its device now.
+    fn taken(&self) -> Taken;
+
+    /// Waits until all runs have ended, and ends the session on this rank.
+    ///
+    /// # Errors
+    /// A run failed.
+    fn close(self: Box<Self>) -> Result<(), RunError>;
+}

@@ -1,0 +1,179 @@
+//! Which inputs and outputs lie in memory that the caller lends, and what of that may not be.
+
+use symmc_ir::{Graph, ValueId};
+
+use super::{Extent, Port};
+use crate::error::RunError;
+use crate::exec::Bound;
+
+/// The memory that a caller lends.
+#[derive(Clone, Debug)]
+pub struct Lending {
+    inputs: Vec<Slot>,
+    outputs: Vec<Slot>,
+}
+
+/// An input or an output.
+#[derive(Clone, Debug)]
+struct Slot {
+    /// `input %x`.
+    name: String,
+    /// What the start of its memory must be a multiple of.
+    align: usize,
+    memory: Option<Extent>,
+}
+
+impl Slot {
+    fn refused(&self, given: Extent, why: &str) -> RunError {
+        let Extent { address, bytes } = given;
+        RunError::Invalid(format!("{}: the memory of {bytes} bytes at {address:#x} {why}", self.name))
+    }
+
+    /// Whether memory is where it may be, whatever its size.
+    fn takes(&self, given: Extent, reserved: &[(&str, Extent)]) -> Result<(), RunError> {
+        if given.bytes == 0 {
+            return Ok(());
+        }
+        if given.address == 0 {
+            return Err(self.refused(given, "has no address"));
+        }
+        if !given.address.is_multiple_of(self.align as u64) {
+            return Err(
+                self.refused(given, &format!("is not aligned: expected a multiple of {}", self.align))
+            );
+        }
+        match reserved.iter().find(|(_, memory)| memory.overlaps(&given)) {
+            Some((what, _)) => Err(self.refused(given, &format!("overlaps {what} of the session"))),
+            None => Ok(()),
+        }
+    }
+}
+
+impl Lending {
+    /// No memory, for the inputs and outputs of a program, on a device whose kernels want memory at multiples of `align`.
+    pub fn new(source: &Graph, align: usize) -> Lending {
+        let slot = |kind: &str, value: ValueId| Slot {
+            name: format!("{kind} %{}", source.name_of(value)),
+            align: source.ty(value).dtype.size().max(align),
+            memory: None,
+        };
+        Lending {
+            inputs: source.inputs.values().map(|input| slot("input", input.value)).collect(),
+            outputs: source.outputs.iter().map(|output| slot("output", output.value)).collect(),
+        }
+    }
+
+    /// The memory of an input or output, if it is lent.
+    pub fn of(&self, port: Port) -> Option<Extent> {
+        self.slot(port)?.memory
+    }
+
+    /// An input or output by its name.
+    pub fn name(&self, port: Port) -> String {
+        self.slot(port).map_or_else(|| format!("{port:?}"), |slot| slot.name.clone())
+    }
+
+    /// Whether the program has such an input or output.
+    ///
+    /// # Errors
+    /// It has not.
+    pub fn expect(&self, port: Port) -> Result<(), RunError> {
+        let none = || RunError::Invalid(format!("{port:?}: the program has no such input or output"));
+        self.slot(port).map(drop).ok_or_else(none)
+    }
+
+    fn slot(&self, port: Port) -> Option<&Slot> {
+        match port {
+            Port::Input(i) => self.inputs.get(i),
+            Port::Output(k) => self.outputs.get(k),
+        }
+    }
+
+    /// Lends memory for an input or output, or takes it back. `reserved` is memory of the session, by what it is.
+    ///
+    /// # Errors
+    /// It has no address, is not aligned, or overlaps memory of the session. What was lent before stays then.
+    pub fn lend(
+        &mut self,
+        port: Port,
+        memory: Option<Extent>,
+        reserved: &[(&str, Extent)],
+    ) -> Result<(), RunError> {
+        self.expect(port)?;
+        let slot = match port {
+            Port::Input(i) => &mut self.inputs[i],
+            Port::Output(k) => &mut self.outputs[k],
+        };
+        if let Some(given) = memory {
+            slot.takes(given, reserved)?;
+        }
+        slot.memory = memory;
+        Ok(())
+    }
+
+    /// Whether all of it serves a run at these sizes.
+    ///
+    /// # Errors
+    /// It is too small, or a run writes what something else lies in too.
+    pub fn check(&self, bound: &Bound) -> Result<(), RunError> {
+        let all = self.all(bound);
+        for lent in &all {
+            if lent.used.bytes > lent.given.bytes {
+                let why = format!("is too small: expected {} bytes", lent.used.bytes);
+                return Err(lent.slot.refused(lent.given, &why));
+            }
+        }
+        for (at, a) in all.iter().enumerate() {
+            for b in &all[at + 1..] {
+                if (a.written || b.written) && a.used.overlaps(&b.used) && !a.is_replaced_by(b) {
+                    let (one, other) = if b.written { (b, a) } else { (a, b) };
+                    let why = format!("overlaps that of {}, and a run writes it", other.slot.name);
+                    return Err(one.slot.refused(one.given, &why));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn all<'l>(&'l self, bound: &Bound) -> Vec<Lent<'l>> {
+        let replaced = |i: usize| bound.outputs.iter().any(|o| o.mutates == Some(i));
+        let inputs = self.inputs.iter().zip(&bound.inputs).enumerate();
+        let inputs = inputs.filter_map(|(i, (slot, input))| {
+            Lent::of(slot, Port::Input(i), input.bytes, replaced(i), Some(i))
+        });
+        let outputs = self.outputs.iter().zip(&bound.outputs).enumerate();
+        let outputs = outputs.filter_map(|(k, (slot, output))| {
+            Lent::of(slot, Port::Output(k), output.bytes, true, output.mutates)
+        });
+        inputs.chain(outputs).collect()
+    }
+}
+
+/// Memory that is lent for something.
+struct Lent<'l> {
+    slot: &'l Slot,
+    port: Port,
+    given: Extent,
+    /// The part that a run uses.
+    used: Extent,
+    /// Whether a run writes it.
+    written: bool,
+    /// The input that it is, or that it replaces.
+    input: Option<usize>,
+}
+
+impl<'l> Lent<'l> {
+    fn of(slot: &'l Slot, port: Port, bytes: usize, written: bool, input: Option<usize>) -> Option<Lent<'l>> {
+        let given = slot.memory?;
+        Some(Lent { slot, port, given, used: Extent { bytes, ..given }, written, input })
+    }
+
+    /// Whether one is an input and the other the output that replaces it, at one place.
+    fn is_replaced_by(&self, other: &Lent<'_>) -> bool {
+        let one_each = matches!(
+            (self.port, other.port),
+            (Port::Input(_), Port::Output(_)) | (Port::Output(_), Port::Input(_))
+        );
+        one_each && self.input.is_some() && self.input == other.input && self.used == other.used
+    }
+}

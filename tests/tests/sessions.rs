@@ -1,0 +1,455 @@
+//! Sessions: programs run in them give what they give elsewhere, wherever their memory lies, and what callers do wrong is
+//! refused by name and leaves nothing behind.
+
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use symmc::{
+    Bind, Bootstrap, Config, Draw, Error, Group, OpenOptions, Place, Program, Session, SessionConfig, Tensor,
+    TensorFile, ValueKind, Workload,
+};
+use symmc_ir::interp::{Tolerance, compare};
+use symmc_ir::{InputKind, OutputKind, text};
+use symmc_planner::CheckedPlan;
+use symmc_tests::program;
+
+/// Where inputs and outputs lie.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Memory {
+    /// The session's, written and read by copies.
+    Copied,
+    /// The session's, written where they lie.
+    Addressed,
+    /// The caller's.
+    Bound,
+}
+
+/// The same work on every rank, each a thread.
+fn on_ranks<T: Send>(ranks: u32, work: impl Fn(Group) -> T + Sync) -> Vec<T> {
+    let groups = Group::threads(ranks);
+    thread::scope(|scope| {
+        let threads: Vec<_> = groups.into_iter().map(|group| scope.spawn(|| work(group))).collect();
+        threads.into_iter().map(|t| t.join().expect("a rank")).collect()
+    })
+}
+
+fn config() -> SessionConfig {
+    SessionConfig::default().with_limit(Duration::from_secs(20))
+}
+
+fn plan_of(text_of: &str, config: &Config) -> CheckedPlan {
+    let program = Program::from_graph(text::parse(text_of).expect("a program")).expect("it verifies");
+    symmc::compile(&program, config).expect("a plan")
+}
+
+/// Bytes whose start is aligned for every element.
+struct Aligned(Vec<u64>, usize);
+
+impl Aligned {
+    fn of(bytes: usize) -> Aligned {
+        Aligned(vec![0; bytes.div_ceil(8).max(1)], bytes)
+    }
+
+    fn ptr(&mut self) -> *mut u8 {
+        self.0.as_mut_ptr().cast()
+    }
+
+    fn bytes(&mut self) -> &mut [u8] {
+        // SAFETY: the words are as many bytes, all of them initialised.
+        unsafe { std::slice::from_raw_parts_mut(self.0.as_mut_ptr().cast(), self.1) }
+    }
+}
+
+/// Runs a rank's inputs `runs` times; its outputs.
+fn through_a_session(
+    plan: &CheckedPlan,
+    work: &Workload,
+    group: &Group,
+    memory: Memory,
+    runs: usize,
+) -> Result<Vec<Tensor>, Error> {
+    let source = plan.source_program();
+    let mut held: Vec<Aligned> = Vec::new();
+    let mut session = Session::open(plan, group, &config())?;
+    for (id, symbol) in source.symbols.iter() {
+        session.set(&symbol.name, work.bindings.get(id).expect("a value"))?;
+    }
+    let constants = session.inputs()?.len() + session.parameters()?.len();
+    for (input, tensor) in source.inputs.values().zip(&work.inputs[group.rank() as usize]) {
+        if input.data.is_some() && input.kind != InputKind::Argument {
+            continue;
+        }
+        let name = source.name_of(input.value);
+        match memory {
+            Memory::Copied => session.write(name, tensor.loaded().expect("data").data())?,
+            Memory::Addressed => {
+                let at = session.address(name)?;
+                assert_eq!(at.bytes, tensor.data().len());
+                // SAFETY: no run is in progress, and the session has as many bytes there.
+                unsafe { std::ptr::copy(tensor.data().as_ptr(), at.as_ptr(), at.bytes) };
+            }
+            Memory::Bound => {
+                let mut block = Aligned::of(tensor.data().len());
+                block.bytes().copy_from_slice(tensor.data());
+                // SAFETY: the block lives until the session has ended, and only the session uses it.
+                unsafe { session.bind(name, block.ptr(), tensor.data().len())? };
+                held.push(block);
+            }
+        }
+    }
+    assert!(constants <= source.inputs.len());
+    let mut outputs: Vec<(usize, Aligned)> = Vec::new();
+    if memory == Memory::Bound {
+        for (k, output) in source.outputs.iter().enumerate().filter(|(_, o)| o.kind == OutputKind::Returned) {
+            let number = source.outputs[..k].iter().filter(|o| o.kind == OutputKind::Returned).count();
+            let name = format!("out.{number}");
+            let bytes = session.outputs()?[k].bytes;
+            let mut block = Aligned::of(bytes);
+            // SAFETY: as above.
+            unsafe { session.bind(&name, block.ptr(), bytes)? };
+            assert_eq!(session.address(&name)?.as_ptr(), block.ptr(), "{output:?}");
+            outputs.push((k, block));
+        }
+    }
+    for run in 0..runs {
+        match run % 2 {
+            0 => session.run()?,
+            _ => {
+                session.enqueue()?;
+                session.wait(Duration::from_secs(20))?;
+                assert!(session.poll()?);
+            }
+        }
+    }
+    let values = session.outputs()?;
+    let mut returned = 0;
+    let mut out = Vec::new();
+    for (k, value) in values.iter().enumerate() {
+        let found = match source.outputs[k].kind {
+            OutputKind::Returned => {
+                returned += 1;
+                session.read(&format!("out.{}", returned - 1))?
+            }
+            // What an output replaces has its value where it lies.
+            OutputKind::Mutates(_) => session.read(value.replaces.as_deref().expect("what it replaces"))?,
+        };
+        if let Some((_, block)) = outputs.iter_mut().find(|(at, _)| *at == k) {
+            assert_eq!(block.bytes(), found.data(), "output {k} lies in the caller's memory");
+        }
+        out.push(found);
+    }
+    session.close()?;
+    Ok(out)
+}
+
+/// Programs with recorded tensors.
+const RECORDED: [&str; 8] = [
+    "families/llama_static_decode",
+    "families/gemma3_static_prefill",
+    "families/llama_past",
+    "families/qwen3_tp2",
+    "moe_ep4",
+    "expert_gather2",
+    "megatron_tp4_bf16",
+    "hf_llama_tp2",
+];
+
+#[test]
+fn recorded_programs_give_the_same_in_sessions_wherever_memory_lies() {
+    for stem in RECORDED {
+        let tensors = TensorFile::open(&program(&format!("{stem}.safetensors"))).expect("recorded tensors");
+        let tensors = Arc::new(tensors);
+        let options = OpenOptions::default().with_tensors(tensors.clone());
+        let program = Program::open(&program(&format!("{stem}.pt2")), &options).expect("a program");
+        let work = Workload::gather(&program.graph, &program.weights, Some(&tensors), &Draw::default())
+            .expect("a workload");
+        let expected = work.expected.clone().expect("recorded outputs");
+        for bind in [Bind::None, Bind::All] {
+            let config = Config::default().with_bind(bind.clone());
+            let plan = symmc::compile(&program, &config).expect("a plan");
+            for memory in [Memory::Copied, Memory::Addressed, Memory::Bound] {
+                let found = on_ranks(plan.ranks, |group| {
+                    through_a_session(&plan, &work, &group, memory, 1)
+                        .unwrap_or_else(|e| panic!("{stem}, {bind:?}, {memory:?}: {e}"))
+                });
+                for (found, expected) in found.iter().flatten().zip(expected.iter().flatten()) {
+                    let Some(expected) = expected else { continue };
+                    let comparison = compare(found, expected, Tolerance::of(expected));
+                    assert!(comparison.agrees(), "{stem}, {bind:?}, {memory:?}: {comparison}");
+                }
+            }
+        }
+    }
+}
+
+/// A sum over ranks, and a state that counts the runs.
+const COUNTED: &str = "program \"counted\" ranks 2\nsymbol n in 1..=64\ngroup @all world\n\
+    arg %x: f32[n, 4]\nparam %w: f32[4]\nparam %state: f32[4]\nconst %one: f32[4] = hex\"0000803f0000803f0000803f0000803f\"\n\
+    %a: f32[n, 4] = mul %x, %w\n%y: f32[n, 4] = all_reduce %a op=sum group=@all\n\
+    %next: f32[4] = add %state, %one\nreturn %y\nmutate %state = %next\n";
+
+fn floats(values: &[f32]) -> Vec<u8> {
+    values.iter().flat_map(|v| v.to_ne_bytes()).collect()
+}
+
+fn counted() -> CheckedPlan {
+    plan_of(COUNTED, &Config::default())
+}
+
+#[test]
+fn sizes_and_memory_change_between_runs_and_a_state_stays() {
+    let plan = counted();
+    on_ranks(2, |group| {
+        let rank = group.rank() as f32;
+        let mut session = Session::open(&plan, &group, &config()).expect("a session");
+        let error = session.run().expect_err("n has no value");
+        assert!(error.to_string().contains("symbol"), "{error}");
+        session.set("n", 2).expect("it is served");
+        let error = session.run().expect_err("nothing has data");
+        assert!(error.to_string().contains("%x") && error.is_bad_input(), "{error}");
+        session.write("w", &floats(&[1.0, 2.0, 3.0, 4.0])).expect("four floats");
+        session.write("state", &floats(&[0.0; 4])).expect("four floats");
+        let mut blocks: Vec<Aligned> = (0..3).map(|_| Aligned::of(64 * 16)).collect();
+        for (run, n) in [2usize, 5, 64, 1, 5].into_iter().enumerate() {
+            session.set("n", n as i64).expect("it is served");
+            let values = vec![run as f32 + rank; n * 4];
+            let block = &mut blocks[run % 3];
+            block.bytes()[..n * 16].copy_from_slice(&floats(&values));
+            // SAFETY: the blocks live as long as the session, and are written between runs only.
+            unsafe { session.bind("x", block.ptr(), n * 16).expect("it fits") };
+            session.run().expect("a run");
+            let found = session.read("y").expect("an output").to_f64();
+            let each = 2.0 * run as f64 + 1.0;
+            let expected: Vec<f64> = (0..n * 4).map(|i| each * (i % 4 + 1) as f64).collect();
+            assert_eq!(found, expected, "run {run}");
+            assert_eq!(session.read("state").expect("a state").to_f64(), vec![run as f64 + 1.0; 4]);
+        }
+        let error = session.set("n", 65).expect_err("it is out of range");
+        assert!(error.to_string().contains("65"), "{error}");
+        assert_eq!(session.read("y").expect("the sizes stay").shape(), [5, 4]);
+        session.close().expect("all went well");
+    });
+}
+
+#[test]
+fn memory_that_may_not_be_bound_is_refused_by_name() {
+    let plan = counted();
+    on_ranks(2, |group| {
+        let mut session = Session::open(&plan, &group, &config()).expect("a session");
+        session.set("n", 4).expect("it is served");
+        let mut block = Aligned::of(4096);
+        let at = block.ptr();
+        let arena = session.address("y").expect("it lies somewhere");
+        assert_eq!((arena.place, arena.bytes), (Place::Own, 64));
+        // SAFETY: the block outlives the session, and nobody else uses it.
+        let mut bind = |name: &str, at: *mut u8, bytes: usize| unsafe { session.bind(name, at, bytes) };
+        let refusals = [
+            ("w", at, 15, ["%w", "15 bytes", "expected 16"]),
+            ("x", at.wrapping_add(2), 64, ["input %x", "not aligned", "multiple of 4"]),
+            ("x", std::ptr::null_mut(), 64, ["input %x", "no address", ""]),
+            ("z", at, 64, ["no input or output z", "%x", ""]),
+        ];
+        for (name, at, bytes, parts) in refusals {
+            let error = bind(name, at, bytes).expect_err(name).to_string();
+            assert!(parts.iter().all(|part| error.contains(part)), "{error}");
+        }
+        bind("w", at, 16).expect("it fits");
+        bind("state", at.wrapping_add(16), 16).expect("it fits");
+        bind("out.0", at.wrapping_add(128), 80).expect("it fits");
+        // What a run would not take is refused by name before it begins, and does no harm.
+        let harmful = [
+            ("x", at, 63, ["input %x", "63 bytes", "expected 64"]),
+            ("x", at.wrapping_add(180), 64, ["output %y", "overlaps that of input %x", ""]),
+            ("x", at.wrapping_add(24), 64, ["input %state", "overlaps that of input %x", ""]),
+        ];
+        for (name, at, bytes, parts) in harmful {
+            // SAFETY: as above.
+            unsafe { session.bind(name, at, bytes).expect("it is asked later") };
+            let error = session.run().expect_err("it may not be").to_string();
+            assert!(parts.iter().all(|part| error.contains(part)), "{error}");
+        }
+        // What is only read may lie in one place.
+        // SAFETY: as above.
+        unsafe { session.bind("x", at.wrapping_add(32), 64).expect("it fits") };
+        session.run().expect("all is well");
+        session.set("n", 5).expect("it is served");
+        let error = session.run().expect_err("x has 64 bytes").to_string();
+        assert!(error.contains("input %x") && error.contains("expected 80"), "{error}");
+        session.unbind("x").expect("it was bound");
+        session.write("x", &floats(&[1.0; 20])).expect("twenty floats");
+        session.run().expect("all is well");
+        let error = session.write("one", &floats(&[2.0; 4])).expect_err("it is a constant").to_string();
+        assert!(error.contains("constant"), "{error}");
+        let error = session.write("y", &[0; 80]).expect_err("it is an output").to_string();
+        assert!(error.contains("output"), "{error}");
+        session.close().expect("all went well");
+    });
+}
+
+#[test]
+fn values_say_what_they_are_at_the_sizes_set() {
+    let plan = counted();
+    on_ranks(2, |group| {
+        let mut session = Session::open(&plan, &group, &config()).expect("a session");
+        assert!(session.inputs().is_err_and(|e| e.to_string().contains("set n")));
+        session.set("n", 3).expect("it is served");
+        let inputs = session.inputs().expect("sizes are set");
+        assert_eq!((inputs.len(), &inputs[0].extents[..], inputs[0].bytes), (1, &[3, 4][..], 48));
+        let names = |values: Vec<symmc::Value>| values.into_iter().map(|v| v.name).collect::<Vec<_>>();
+        assert_eq!(names(session.parameters().expect("sizes are set")), ["w", "state"]);
+        let outputs = session.outputs().expect("sizes are set");
+        assert_eq!((outputs[0].kind, outputs[0].replaces.as_deref()), (ValueKind::Output, None));
+        assert_eq!(outputs[1].replaces.as_deref(), Some("state"));
+    });
+}
+
+#[test]
+fn ranks_that_run_with_other_sizes_are_refused_before_they_touch_anything() {
+    let plan = counted();
+    let started = Instant::now();
+    let errors = on_ranks(2, |group| {
+        let mut session = Session::open(&plan, &group, &config()).expect("a session");
+        session.set("n", 2).expect("it is served");
+        session.write("w", &floats(&[1.0; 4])).expect("four floats");
+        session.write("state", &floats(&[0.0; 4])).expect("four floats");
+        session.write("x", &floats(&[1.0; 8])).expect("eight floats");
+        session.run().expect("both are alike");
+        let n = 2 + i64::from(group.rank());
+        session.set("n", n).expect("it is served");
+        session.write("x", &floats(&vec![1.0; n as usize * 4])).expect("they fit");
+        let error = session.run().expect_err("they differ");
+        let again = session.run().expect_err("the session has ended");
+        assert_eq!(error.to_string(), again.to_string());
+        error.to_string()
+    });
+    assert!(
+        errors.iter().all(|e| e.contains("run 1") && e.contains("all ranks must run alike")),
+        "{errors:?}"
+    );
+    assert!(started.elapsed() < Duration::from_secs(10));
+}
+
+#[test]
+fn ranks_with_other_plans_or_too_few_ranks_are_refused() {
+    let (one, other) = (counted(), plan_of(&COUNTED.replace("1..=64", "1..=63"), &Config::default()));
+    let errors = on_ranks(2, |group| {
+        let plan = if group.rank() == 0 { &one } else { &other };
+        Session::open(plan, &group, &config()).expect_err("the plans differ").to_string()
+    });
+    assert!(errors.iter().all(|e| e.contains("all ranks must run the same plan")), "{errors:?}");
+    let errors =
+        on_ranks(3, |group| Session::open(&one, &group, &config()).expect_err("3 ranks").to_string());
+    assert!(errors.iter().all(|e| e.contains("the plan is for 2 ranks, the group has 3")), "{errors:?}");
+    let alone = Group::threads(2).swap_remove(1);
+    let error = Session::open(&one, &alone, &config().with_limit(Duration::from_millis(200)));
+    assert!(error.expect_err("nobody else comes").to_string().contains("rank 0 did not join"));
+}
+
+#[test]
+fn a_rank_that_drops_its_session_ends_the_others_by_name() {
+    let plan = counted();
+    let errors = on_ranks(2, |group| {
+        let limit = Duration::from_millis(500);
+        let mut session = Session::open(&plan, &group, &config().with_limit(limit)).expect("a session");
+        session.set("n", 2).expect("it is served");
+        for (name, n) in [("w", 4), ("state", 4), ("x", 8)] {
+            session.write(name, &floats(&vec![1.0; n])).expect("they fit");
+        }
+        session.run().expect("a run");
+        if group.rank() == 1 {
+            session.enqueue().expect("a run begins");
+            // Rank 0 does not come.
+            drop(session);
+            return String::new();
+        }
+        thread::sleep(Duration::from_millis(100));
+        session.run().expect_err("rank 1 has gone").to_string()
+    });
+    assert!(errors[0].contains("rank 1"), "{errors:?}");
+}
+
+#[test]
+fn two_sessions_at_once_run_beside_each_other() {
+    let plan = counted();
+    on_ranks(2, |group| {
+        let mut both = [0, 1].map(|_| Session::open(&plan, &group, &config()).expect("a session"));
+        for session in &mut both {
+            session.set("n", 2).expect("it is served");
+            for (name, n) in [("w", 4), ("state", 4), ("x", 8)] {
+                session.write(name, &floats(&vec![1.0; n])).expect("they fit");
+            }
+        }
+        for _ in 0..20 {
+            both.iter_mut().for_each(|session| session.enqueue().expect("a run begins"));
+        }
+        for session in &mut both {
+            session.wait(Duration::from_secs(20)).expect("all end");
+            assert_eq!(session.read("state").expect("a state").to_f64(), vec![21.0; 4]);
+        }
+    });
+}
+
+#[test]
+fn memory_that_was_given_back_is_taken_again() {
+    let plan = plan_of(COUNTED, &Config::default().with_bind(Bind::All));
+    on_ranks(2, |group| {
+        let mut session = Session::open(&plan, &group, &config()).expect("a session");
+        session.set("n", 2).expect("it is served");
+        for (name, n) in [("w", 4), ("state", 4), ("x", 8)] {
+            session.write(name, &floats(&vec![1.0; n])).expect("they fit");
+        }
+        session.run().expect("a run");
+        session.release().expect("nothing runs");
+        assert!(session.run().is_err_and(|e| e.to_string().contains("resume")));
+        session.resume().expect("there is memory");
+        for (name, n) in [("w", 4), ("x", 8)] {
+            session.write(name, &floats(&vec![1.0; n])).expect("they fit");
+        }
+        session.run().expect("a run");
+        assert_eq!(session.read("y").expect("an output").to_f64(), vec![2.0; 8]);
+        session.close().expect("all went well");
+    });
+}
+
+/// Ranks that tell each other by a table in this process.
+struct Table<'a> {
+    rank: usize,
+    round: usize,
+    said: &'a std::sync::Mutex<Vec<Vec<Option<Vec<u8>>>>>,
+    ranks: usize,
+}
+
+impl Bootstrap for Table<'_> {
+    fn all_gather(&mut self, mine: &[u8]) -> Result<Vec<Vec<u8>>, String> {
+        let round = self.round;
+        self.round += 1;
+        loop {
+            let mut said = self.said.lock().expect("nobody panics");
+            let rounds = said.len().max(round + 1);
+            said.resize(rounds, vec![None; self.ranks]);
+            said[round][self.rank] = Some(mine.to_vec());
+            if let Some(all) = said[round].iter().cloned().collect() {
+                return Ok(all);
+            }
+            drop(said);
+            thread::sleep(Duration::from_millis(1));
+        }
+    }
+}
+
+#[test]
+fn ranks_meet_by_means_of_the_caller() {
+    let (plan, said) = (counted(), std::sync::Mutex::new(Vec::new()));
+    thread::scope(|scope| {
+        for rank in 0..2 {
+            let (plan, said) = (&plan, &said);
+            scope.spawn(move || {
+                let mut table = Table { rank, round: 0, said, ranks: 2 };
+                let group = Group::bootstrap(rank as u32, 2, &mut table).expect("a group");
+                let session = Session::open(plan, &group, &config()).expect("a session");
+                assert_eq!(session.rank(), rank as u32);
+            });
+        }
+    });
+}
