@@ -77,19 +77,7 @@ fn written_out(cx: &mut Rewriter, node: &Candidate) -> Option<Rewrite> {
     let product = bare(cx, before);
     let (Op::MatMul, &[q, k]) = cx.def(product)? else { return None };
     let within = cx.shape(product)[..cx.shape(product).len() - 2].to_vec();
-    let ((q, of_q), (k, of_k)) = (unscaled(cx, q), unscaled(cx, k));
-    // Any permutation is one of the heads' axes, and then of the last two.
-    let (Op::Permute { perm }, &[stored]) = cx.def(k)? else { return None };
-    let (stored, inner) = unscaled(cx, stored);
-    let last = perm.len().checked_sub(1).filter(|last| *last > 0)?;
-    let mut perm = perm.clone();
-    perm.swap(last - 1, last);
-    let ty = cx.ty(stored);
-    let ty = Type::new(ty.dtype, perm.iter().map(|&axis| ty.shape[axis].clone()).collect::<Vec<_>>());
-    let k = match perm.iter().copied().eq(0..=last) {
-        true => stored,
-        false => cx.emit("heads", Op::Permute { perm }, &[stored], ty),
-    };
+    let ((q, of_q), (k, of_k)) = (unscaled(cx, q), untransposed(cx, k)?);
     let of_node = &node.ty.shape[..node.ty.rank().checked_sub(2)?];
     let (q, k) = (led(cx, q, &within, leading)?, led(cx, k, &within, leading)?);
     let v = led(cx, v, of_node, leading)?;
@@ -97,7 +85,7 @@ fn written_out(cx: &mut Rewriter, node: &Candidate) -> Option<Rewrite> {
     let wide = |ty: &Type| Some([leading, ty.shape.get(ty.rank().checked_sub(2)?..)?].concat());
     let (of_key, of_value) = (wide(cx.ty(k))?, wide(cx.ty(v))?);
     let typed = |shape: &[Dim]| Type::new(node.ty.dtype, shape.to_vec());
-    let scale = Float(scores.factor * within_cap * outer * of_q * of_k * inner);
+    let scale = Float(scores.factor * within_cap * outer * of_q * of_k);
     // A cap is not of scores that are multiplied again.
     let plain = Op::Attention { scale, cap, bounds: Vec::new(), sink: false };
     let dtypes = [cx.ty(q).dtype, cx.ty(k).dtype, cx.ty(v).dtype];
@@ -126,6 +114,24 @@ fn written_out(cx: &mut Rewriter, node: &Candidate) -> Option<Rewrite> {
     let y = cx.emit("heads", op, &inputs, result);
     let y = or_mean(cx, y, rows, values)?;
     Some(Rewrite::Value(cx.reshape(y, node.ty.shape.clone())))
+}
+
+/// The keys `[.., s, e]` whose transpose a value is, and what it is multiplied by.
+fn untransposed(cx: &mut Rewriter, k: ValueId) -> Option<(ValueId, f64)> {
+    let (k, outer) = unscaled(cx, k);
+    // Any permutation is one of the heads' axes, and then of the last two.
+    let (Op::Permute { perm }, &[stored]) = cx.def(k)? else { return None };
+    let mut perm = perm.clone();
+    let (stored, inner) = unscaled(cx, stored);
+    let last = perm.len().checked_sub(1).filter(|last| *last > 0)?;
+    perm.swap(last - 1, last);
+    let ty = cx.ty(stored);
+    let ty = Type::new(ty.dtype, perm.iter().map(|&axis| ty.shape[axis].clone()).collect::<Vec<_>>());
+    let k = match perm.iter().copied().eq(0..=last) {
+        true => stored,
+        false => cx.emit("heads", Op::Permute { perm }, &[stored], ty),
+    };
+    Some((k, outer * inner))
 }
 
 /// A value of matrices with other extents before them; those of extent 1 broadcast.

@@ -190,6 +190,30 @@ impl Writer {
                 let op = self.r.pick(&["lt", "le", "ge"]);
                 self.compare(&j.0, op, &n, wide)
             }
+            // Chunks that begin with each sequence.
+            9 => {
+                let size = 1 + self.r.below(5);
+                let (n, _) = self.emit("i64", &["b", "1", "1", "1"], "reshape %lengths");
+                let (i, j) = (self.row(off), self.column(0));
+                let (i_shape, j_shape) = (&["b", "1", ROWS, "1"], &["b", "1", "1", COLUMNS]);
+                let (i, _) = self.emit("i64", i_shape, &format!("sub {}, {n}", i.0));
+                let (j, _) = self.emit("i64", j_shape, &format!("sub {}, {n}", j.0));
+                let (i, _) = self.emit("i64", i_shape, &format!("floor_div {i}, {size}"));
+                let (j, _) = self.emit("i64", j_shape, &format!("floor_div {j}, {size}"));
+                let op = self.r.pick(&["eq", "ge", "le"]);
+                self.compare(&i, op, &j, &["b", "1", ROWS, COLUMNS])
+            }
+            // Sequences that are packed into one.
+            10 => {
+                let (s, _) = self.emit("i64", &["b", COLUMNS], "cumsum %shown axis=1");
+                let start = self.r.pick(&["0", "m"]);
+                let (i, _) =
+                    self.emit("i64", &["b", ROWS], &format!("slice {s} axis=1 start={start} step=1"));
+                let (i, _) = self.emit("i64", &["b", "1", ROWS, "1"], &format!("reshape {i}"));
+                let (j, _) = self.emit("i64", &["b", "1", "1", COLUMNS], &format!("reshape {s}"));
+                let op = self.r.pick(&["eq", "ge", "le"]);
+                self.compare(&i, op, &j, &["b", "1", ROWS, COLUMNS])
+            }
             // What is padded, of columns and of rows.
             6 => self.emit("bool", &["b", "1", "1", COLUMNS], "reshape %shown"),
             7 => self.emit("bool", &["b", "1", ROWS, "1"], "reshape %asked"),
@@ -323,7 +347,7 @@ fn program(seed: u64) -> (String, usize) {
     let style = w.r.below(6);
     let mut mask = None;
     for _ in 0..1 + w.r.below(3) {
-        let kind = w.r.below(9);
+        let kind = w.r.below(11);
         let rule = w.rule(kind);
         mask = Some(match mask {
             None => rule,

@@ -8,6 +8,7 @@ use symmc_ir::{BinaryOp, Bound, DType, Dim, Op, Scalar, Side, Type, UnaryOp, Val
 
 use super::condition::{Atom, Condition, Kind, Witness};
 use super::linear::{Leaf, Linear, Place};
+use super::rows;
 use crate::rewrite::Rewriter;
 
 /// A condition as attention takes it.
@@ -26,10 +27,33 @@ pub struct Split {
 pub struct Limit {
     /// The bound.
     pub bound: Bound,
-    /// What its operand is a sum of; nothing if it has none.
-    pub terms: Vec<(i64, Leaf)>,
-    /// A bool operand: the row sees nothing where it is false.
-    pub rows: Option<Witness>,
+    /// What its operand is, if it has one.
+    pub operand: Source,
+}
+
+/// What the operand of a bound is.
+#[derive(Clone, PartialEq, Debug)]
+pub enum Source {
+    /// A sum of these; nothing if there is no operand.
+    Sum(Vec<(i64, Leaf)>),
+    /// The row sees nothing where this is false.
+    Rows(Witness),
+    /// Where the chunk of `of` begins, or ends on the side below, less `less`.
+    Chunk {
+        /// A position of the row.
+        of: Linear,
+        /// How much further the chunks of columns begin.
+        less: Linear,
+        /// The positions of a chunk.
+        by: i64,
+    },
+    /// Where the elements that equal that of the row begin, or end, along an axis along which they never fall.
+    Segment {
+        /// The element of the row.
+        leaf: Leaf,
+        /// The axis.
+        axis: usize,
+    },
 }
 
 /// Positions beyond all extents.
@@ -61,21 +85,25 @@ pub fn split(cx: &Rewriter, condition: &Condition, scores: &[Dim]) -> Option<Spl
 /// Whether the end or the beginning of a chunk hides nothing beside a bound within the chunk.
 fn is_implied(limit: &Limit, by: &Limit) -> bool {
     let (a, b) = (&limit.bound, &by.bound);
-    let alike = (a.side, a.row, a.operand) == (b.side, b.row, b.operand) && limit.terms == by.terms;
+    // Elements that never fall do not exceed that of the row up to it.
+    if let (Source::Segment { leaf, axis }, Side::Below) = (&limit.operand, a.side) {
+        let from_start = matches!(&leaf.at[*axis], Place::Along { start, .. } if start.as_const() == Some(0));
+        let near = b.row && !b.operand && b.chunk.is_none() && b.add.as_const().is_some_and(|c| c <= 1);
+        return from_start && near && b.side == Side::Below;
+    }
+    let alike = (a.side, a.row, a.operand) == (b.side, b.row, b.operand) && limit.operand == by.operand;
     let Some(behind) = (b.add.clone() - a.add.clone()).as_const() else { return false };
     let within = match a.side {
         Side::Below => behind <= 1,
         Side::From => behind >= 0,
     };
-    alike && a.chunk.is_some() && b.chunk.is_none() && by.rows.is_none() && within
+    alike && a.chunk.is_some() && b.chunk.is_none() && within
 }
 
 /// Adds a bound that is not there yet, those below a limit first.
 fn add(bounds: &mut Vec<Limit>, limit: Limit) {
     let alike = |b: &Limit| Bound { add: limit.bound.add.clone(), ..b.bound.clone() } == limit.bound;
-    let same = |b: &&mut Limit| {
-        b.bound.chunk.is_none() && alike(b) && b.terms == limit.terms && b.rows == limit.rows
-    };
+    let same = |b: &&mut Limit| b.bound.chunk.is_none() && alike(b) && b.operand == limit.operand;
     if let Some(other) = bounds.iter_mut().find(same)
         && let Some(more) = (limit.bound.add.clone() - other.bound.add.clone()).as_const()
     {
@@ -102,6 +130,7 @@ fn limit(cx: &Rewriter, kind: &Kind, scores: &[Dim]) -> Option<Limit> {
         still(&x).then_some(x)
     };
     match kind {
+        Kind::AtLeastZero(x) if x.steps[column] == 0 => segment(cx, x, scores),
         Kind::AtLeastZero(x) => match x.steps[column] {
             // column + e >= 0, and -column + e >= 0.
             1 => at(cx, Side::From, without(x)?.times(-1)?, None, scores),
@@ -117,11 +146,55 @@ fn limit(cx: &Rewriter, kind: &Kind, scores: &[Dim]) -> Option<Limit> {
                 _ => return None,
             };
             let whole = x.steps.iter().all(|s| *s == 0) && x.terms.is_empty() && x.constant.divisible_by(*by);
-            whole.then_some(())?;
+            if !whole {
+                let operand = Source::Chunk { of: other.clone(), less: x, by: *by };
+                return of_operand(cx, side, operand, scores);
+            }
             at(cx, side, other.plus(-1, &x)?, Some(u64::try_from(*by).ok()?), scores)
         }
         Kind::Opaque => None,
     }
+}
+
+/// The bound at an operand that is computed from positions of rows.
+fn of_operand(cx: &Rewriter, side: Side, operand: Source, scores: &[Dim]) -> Option<Limit> {
+    let row = scores.len().checked_sub(2).filter(|row| *row > 0)?;
+    let integer = |leaf: &Leaf| matches!(cx.ty(leaf.value).dtype, DType::I32 | DType::I64);
+    let fits = |x: &Linear| {
+        let others = x.steps.iter().enumerate().filter(|(axis, _)| *axis != row);
+        others.into_iter().all(|(_, s)| *s == 0) && x.terms.iter().all(|t| integer(&t.1))
+    };
+    let fits = match &operand {
+        Source::Chunk { of, less, .. } => fits(of) && fits(less),
+        _ => true,
+    };
+    let bound = Bound { side, row: false, add: Dim::from(0), chunk: None, operand: true };
+    fits.then_some(Limit { bound, operand })
+}
+
+/// The bound where an element of the row is not less, or not more, than that of the column, of a running sum of bools.
+fn segment(cx: &Rewriter, x: &Linear, scores: &[Dim]) -> Option<Limit> {
+    let (row, column) = (scores.len().checked_sub(2)?, scores.len() - 1);
+    let [(a, first), (b, second)] = &x.terms[..] else { return None };
+    let (side, own, other) = match (first.moves_along(row), second.moves_along(row), a, b) {
+        (true, false, 1, -1) => (Side::Below, first, second),
+        (true, false, -1, 1) => (Side::From, first, second),
+        (false, true, -1, 1) => (Side::Below, second, first),
+        (false, true, 1, -1) => (Side::From, second, first),
+        _ => return None,
+    };
+    let axis = own.at.iter().position(|p| matches!(p, Place::Along { axis, .. } if *axis == row))?;
+    let mut of_column = own.at.clone();
+    of_column[axis] = Place::Along { axis: column, start: Dim::from(0) };
+    let (Op::CumSum { axis: along }, &[counted]) = cx.def(own.value)? else { return None };
+    let fits = x.constant.as_const() == Some(0)
+        && x.steps.iter().all(|s| *s == 0)
+        && own.value == other.value
+        && other.at == of_column
+        && *along == axis
+        && cx.ty(counted).dtype == DType::Bool
+        && cx.shape(own.value)[axis] == scores[column];
+    fits.then(|| of_operand(cx, side, Source::Segment { leaf: own.clone(), axis }, scores)).flatten()
 }
 
 /// The bound at a position.
@@ -138,8 +211,7 @@ fn at(cx: &Rewriter, side: Side, p: Linear, chunk: Option<u64>, scores: &[Dim]) 
     let small = low > -(1 << 40) && high < 1 << 40 && chunk.is_none_or(|c| c <= 1 << 40);
     (fits && small && scores.len() >= 3).then(|| Limit {
         bound: Bound { side, row: moves, add: p.constant.clone(), chunk, operand: !p.terms.is_empty() },
-        terms: p.terms,
-        rows: None,
+        operand: Source::Sum(p.terms),
     })
 }
 
@@ -150,8 +222,7 @@ fn of_rows(atom: &Atom, scores: &[Dim]) -> Option<Limit> {
     let fits = leaf.moves_along(row) && !leaf.moves_along(column);
     fits.then(|| Limit {
         bound: Bound { side: Side::Below, row: false, add: Dim::from(0), chunk: None, operand: true },
-        terms: Vec::new(),
-        rows: Some(atom.witness.clone()),
+        operand: Source::Rows(atom.witness.clone()),
     })
 }
 
@@ -208,17 +279,38 @@ pub fn each_row_sees<'a>(cx: &Rewriter, bounds: impl Iterator<Item = &'a Bound>,
 
 /// The operand of a bound as a value that broadcasts to the rows of the scores; `None` if it has none.
 pub fn operand(cx: &mut Rewriter, limit: &Limit, scores: &[Dim]) -> Option<ValueId> {
-    if let Some(rows) = &limit.rows {
-        let seen = witness(cx, rows, scores)?;
-        let ty = Type::new(DType::I64, cx.shape(seen).to_vec());
-        let number = cx.emit("rows", Op::Cast, &[seen], ty.clone());
-        let op = Op::BinaryScalar { op: BinaryOp::Mul, scalar: Scalar::Int(FAR), scalar_left: false };
-        return Some(cx.emit("limit", op, &[number], ty));
+    match &limit.operand {
+        Source::Sum(terms) => sum(cx, terms, scores),
+        Source::Rows(rows) => {
+            let seen = witness(cx, rows, scores)?;
+            let ty = Type::new(DType::I64, cx.shape(seen).to_vec());
+            let number = cx.emit("rows", Op::Cast, &[seen], ty.clone());
+            let op = Op::BinaryScalar { op: BinaryOp::Mul, scalar: Scalar::Int(FAR), scalar_left: false };
+            Some(cx.emit("limit", op, &[number], ty))
+        }
+        Source::Chunk { of, less, by } => {
+            let of = rows::number(cx, of, scores)?;
+            let mut at = rows::with(cx, BinaryOp::FloorDiv, of, *by);
+            at = rows::with(cx, BinaryOp::Mul, at, *by);
+            if limit.bound.side == Side::Below {
+                at = rows::with(cx, BinaryOp::Add, at, *by);
+            }
+            let less = rows::number(cx, less, scores)?;
+            both(cx, "chunk", BinaryOp::Sub, at, less)
+        }
+        Source::Segment { leaf, axis } => {
+            let value = rows::segment(cx, limit.bound.side, leaf.value, *axis)?;
+            placed(cx, &Leaf { value, at: leaf.at.clone() }, scores)
+        }
     }
+}
+
+/// A sum of elements as a value that broadcasts to the rows of the scores; `None` if it has no terms.
+pub fn sum(cx: &mut Rewriter, terms: &[(i64, Leaf)], scores: &[Dim]) -> Option<ValueId> {
     let mut sum = None;
-    for (times, leaf) in &limit.terms {
+    for (times, leaf) in terms {
         let mut x = placed(cx, leaf, scores)?;
-        if limit.terms.len() > 1 || *times != 1 {
+        if terms.len() > 1 || *times != 1 {
             let ty = Type::new(DType::I64, cx.shape(x).to_vec());
             if cx.ty(x).dtype != DType::I64 {
                 x = cx.emit("wide", Op::Cast, &[x], ty.clone());

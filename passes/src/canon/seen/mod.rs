@@ -122,6 +122,10 @@ fn found(cx: &Rewriter, value: ValueId) -> Option<Fact> {
             binary(cx, *op, if *scalar_left { [s, x] } else { [x, s] }, value)
         }
         Op::Select => select(cx, inputs, ty),
+        // A leaf of its own, which views lead to.
+        Op::CumSum { .. } if !ty.dtype.is_float() => {
+            Some(Fact::Number(Number::Linear(Linear::leaf(Leaf::whole(cx, value), ty.rank()))))
+        }
         Op::Take { axis } => indexed(cx, *axis, first, &inputs[1..], ty),
         Op::Index { axis } => indexed(cx, *axis, first, &inputs[1..], ty),
         _ => None,

@@ -8,6 +8,7 @@
 use symmc_ir::{BinaryOp, DType, Dim, Op, Reduction, Scalar, Side, Type, ValueId, infer};
 
 use super::bounds::{self, Limit, Split};
+use super::linear::Linear;
 use crate::rewrite::Rewriter;
 
 /// A bool for each row of scores of this shape, `[.., l, 1]`: whether it sees a column. `None` where what is left of the
@@ -87,16 +88,10 @@ fn counted_from(cx: &mut Rewriter, start: &Dim, count: Dim) -> Option<ValueId> {
 
 /// Where a bound is for each row, as i64 `[.., l, 1]`.
 fn position(cx: &mut Rewriter, limit: &Limit, scores: &[Dim]) -> Option<ValueId> {
-    let (bound, rank) = (&limit.bound, scores.len());
-    let [row, _] = split_axes(scores)?;
+    let bound = &limit.bound;
     let mut at = match bound.row {
-        true => {
-            let all = counted_from(cx, &bound.add, scores[row].clone())?;
-            let mut shape = vec![Dim::from(1); rank];
-            shape[row] = scores[row].clone();
-            cx.reshape(all, shape)
-        }
-        false => dim(cx, &bound.add, rank)?,
+        true => of_rows(cx, &bound.add, scores)?,
+        false => dim(cx, &bound.add, scores.len())?,
     };
     if bound.operand {
         let mut x = bounds::operand(cx, limit, scores)?;
@@ -117,8 +112,57 @@ fn position(cx: &mut Rewriter, limit: &Limit, scores: &[Dim]) -> Option<ValueId>
     Some(at)
 }
 
+/// The index of each row and a dim, as i64 `[.., l, 1]`.
+fn of_rows(cx: &mut Rewriter, start: &Dim, scores: &[Dim]) -> Option<ValueId> {
+    let [row, _] = split_axes(scores)?;
+    let all = counted_from(cx, start, scores[row].clone())?;
+    let mut shape = vec![Dim::from(1); scores.len()];
+    shape[row] = scores[row].clone();
+    Some(cx.reshape(all, shape))
+}
+
+/// What a sum of positions that moves along rows alone is for each row, as i64 `[.., l, 1]`.
+pub fn number(cx: &mut Rewriter, x: &Linear, scores: &[Dim]) -> Option<ValueId> {
+    let [row, _] = split_axes(scores)?;
+    let mut at = dim(cx, &x.constant, scores.len())?;
+    if x.steps[row] != 0 {
+        let index = of_rows(cx, &Dim::from(0), scores)?;
+        let moved = with(cx, BinaryOp::Mul, index, x.steps[row]);
+        at = bounds::both(cx, "position", BinaryOp::Add, at, moved)?;
+    }
+    let Some(mut terms) = bounds::sum(cx, &x.terms, scores) else { return Some(at) };
+    if cx.ty(terms).dtype != DType::I64 {
+        let ty = Type::new(DType::I64, cx.shape(terms).to_vec());
+        terms = cx.emit("wide", Op::Cast, &[terms], ty);
+    }
+    bounds::both(cx, "position", BinaryOp::Add, at, terms)
+}
+
+/// For each element of a running sum of bools where the elements that equal it begin, or behind the last of them on the side
+/// below. The sums are at most as large as the axis.
+pub fn segment(cx: &mut Rewriter, side: Side, sums: ValueId, axis: usize) -> Option<ValueId> {
+    let shape = cx.shape(sums).to_vec();
+    let mut rooms = shape.clone();
+    rooms[axis] = shape[axis].clone() + Dim::from(1);
+    let (start, combine) = match side {
+        Side::From => (0, Reduction::Min),
+        Side::Below => (1, Reduction::Max),
+    };
+    let of = |shape: Vec<Dim>| Type::new(DType::I64, shape);
+    let fill = if side == Side::From { i64::MAX } else { 0 };
+    let none = cx.emit("segment", Op::Full(Scalar::Int(fill)), &[], of(rooms.clone()));
+    let at = cx.emit("segment", Op::Iota { start, step: 1 }, &[], of(vec![shape[axis].clone()]));
+    let mut along = vec![Dim::from(1); shape.len()];
+    along[axis] = shape[axis].clone();
+    let at = cx.reshape(at, along);
+    let at = cx.expand(at, shape.clone());
+    let scatter = Op::ScatterElements { axis, combine: Some(combine) };
+    let ends = cx.emit("segment", scatter, &[none, sums, at], of(rooms));
+    Some(cx.emit("segment", Op::GatherElements { axis }, &[ends, sums], of(shape)))
+}
+
 /// An op of integers and one number.
-fn with(cx: &mut Rewriter, op: BinaryOp, x: ValueId, number: i64) -> ValueId {
+pub fn with(cx: &mut Rewriter, op: BinaryOp, x: ValueId, number: i64) -> ValueId {
     let ty = cx.ty(x).clone();
     cx.emit("limit", Op::BinaryScalar { op, scalar: Scalar::Int(number), scalar_left: false }, &[x], ty)
 }
