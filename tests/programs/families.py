@@ -427,8 +427,9 @@ NAMES = (
 RECORDED = """
     bert.padded bloom.padded cohere2.prefill falcon_alibi.prefill gemma2.prefill gemma3.cuda gemma3.rolled_decode
     gemma3.static_prefill glm4.prefill gpt2.eager gpt_neox.prefill gpt_oss.prefill llama.batched llama.padded llama.past
-    llama.static_decode llama4.prefill mistral.prefill mistral.eager_padded mixtral.prefill modernbert.prefill
-    opt.padded phi3.prefill qwen3_moe.tp2 qwen3.tp2 stablelm.prefill t5.prefill whisper.prefill xglm.padded
+    llama.positions llama.static_decode llama4.padded llama4.prefill mistral.eager_padded mistral.prefill
+    mixtral.prefill modernbert.prefill opt.padded phi3.prefill qwen3.tp2 qwen3_moe.tp2 stablelm.prefill t5.prefill
+    whisper.prefill xglm.padded
 """.split()
 
 

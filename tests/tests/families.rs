@@ -13,7 +13,7 @@ use symmc_tests::program;
 /// Programs of `tests/programs/families`; how many rotary embeddings of queries or keys each has; and what each attention
 /// sees, in the order of the program: `causal`, `all` or the bounds, `mask` where a tensor says more: which positions
 /// are padding, or a bias, and `sink` where there is a score more for each head.
-const FAMILIES: [(&str, usize, &[&str]); 29] = [
+const FAMILIES: [(&str, usize, &[&str]); 31] = [
     ("bert_padded", 0, &["all, mask"; 2]),
     ("bloom_padded", 0, &["causal, mask"; 2]),
     ("cohere2_prefill", 2, &[WINDOW, "causal"]),
@@ -31,9 +31,11 @@ const FAMILIES: [(&str, usize, &[&str]); 29] = [
     ("gpt_neox_prefill", 4, &["causal"; 2]),
     ("gpt_oss_prefill", 4, &["below row + (1), from row + (-3), sink", "causal, sink"]),
     ("llama4_prefill", 2, &["below row + (1), from chunk 4 of row + (0)", "causal"]),
+    ("llama4_padded", 2, &["below operand + (0), below row + (1), from operand + (0), mask", "causal, mask"]),
     ("llama_batched", 4, &["causal"; 2]),
     ("llama_padded", 4, &["causal, mask"; 2]),
     ("llama_past", 4, &["below row + (s15 + 1)"; 2]),
+    ("llama_positions", 4, &["below row + (1), from operand + (0)"; 2]),
     ("llama_static_decode", 4, &["below operand + (1)"; 2]),
     ("mistral_prefill", 4, &[WINDOW; 2]),
     ("mixtral_prefill", 4, &["causal"; 2]),

@@ -37,12 +37,20 @@ fn by_heads(c: &mut Call<'_, '_>, x: ValueId, heads: i64) -> Lowered<ValueId> {
     }
 }
 
+/// What scores are beside a mask.
+struct Scores {
+    /// What caps them.
+    cap: Option<Float>,
+    /// Whether queries see keys up to their own alone.
+    causal: bool,
+}
+
 /// Attention of queries, keys and values by heads. The result is as the query was.
 fn attend(
     c: &mut Call<'_, '_>,
     [q, k, v]: [ValueId; 3],
     mask: Option<ValueId>,
-    causal: bool,
+    scores: Scores,
     flat: bool,
 ) -> Lowered {
     // The softmax is as precise as the program asks for, or more.
@@ -63,7 +71,8 @@ fn attend(
     if let Some(mask) = mask {
         operands.push(if c.dtype(mask).is_float() { mask } else { c.cast(mask, DType::Bool)? });
     }
-    let op = Op::Attention { scale: Float(scale), cap: None, bounds: causal_if(causal), sink: false };
+    let Scores { cap, causal } = scores;
+    let op = Op::Attention { scale: Float(scale), cap, bounds: causal_if(causal), sink: false };
     let y = c.emit("attention", op, &operands)?;
     if !flat {
         return c.done(y);
@@ -85,9 +94,11 @@ fn behind_past(c: &mut Call<'_, '_>, x: ValueId, past: usize, result: usize) -> 
 }
 
 fn attention(c: &mut Call<'_, '_>) -> Lowered {
-    if c.float_or("softcap", 0.0)? != 0.0 || c.name(6).is_some() || c.wants(3) {
-        return Err(Stop::Opaque("it caps or gives its scores, or pads keys".into()));
+    if c.name(6).is_some() || c.wants(3) {
+        return Err(Stop::Opaque("it gives its scores, or pads keys".into()));
     }
+    // Scores are capped before a mask is added to them.
+    let cap = Some(c.float_or("softcap", 0.0)?).filter(|cap| *cap > 0.0 && cap.is_finite()).map(Float);
     // It says which scores are given.
     c.ignore(&["qk_matmul_output_mode"]);
     let (q, k, v) = (c.tensor(0)?, c.tensor(1)?, c.tensor(2)?);
@@ -108,7 +119,7 @@ fn attention(c: &mut Call<'_, '_>) -> Lowered {
     let behind = past.as_const() != Some(0);
     let right = if causal && behind { 0 } else { right };
     let mask = windowed(c, (q, k), mask, &past, (left, right))?;
-    attend(c, [q, k, v], mask, causal && !behind, flat)
+    attend(c, [q, k, v], mask, Scores { cap, causal: causal && !behind }, flat)
 }
 
 /// A mask that also leaves out what is outside the window: keys more than `left` before a query or more than `right`
@@ -177,7 +188,7 @@ fn multi_head(c: &mut Call<'_, '_>) -> Lowered {
     let [q, k, v] = parts;
     let (k, v) = (behind_past(c, k, 6, 1)?, behind_past(c, v, 7, 2)?);
     let mask = c.opt_tensor(5)?;
-    attend(c, [q, k, v], mask, causal, flat)
+    attend(c, [q, k, v], mask, Scores { cap: None, causal }, flat)
 }
 
 /// Pairs of elements turned by angles: the first half of the turned elements with the second, or each with its

@@ -213,6 +213,8 @@ CASES = [
     (23, "Attention", {}, [wave(1, 2, 3, 4), wave(1, 2, 3, 4), ramp(1, 2, 3, 4), wave(3, 3)]),
     (23, "Attention", {}, [wave(1, 1, 2, 4), wave(1, 1, 2, 4), ramp(1, 1, 2, 4), f(1, 0, 1, 1, shape=(2, 2), dtype=bool)]),
     (23, "Attention", {}, [wave(1, 1, 2, 4), wave(1, 1, 2, 4), ramp(1, 1, 2, 4), None, wave(1, 1, 3, 4), ramp(1, 1, 3, 4)], 3),
+    (23, "Attention", {"softcap": 1.5, "is_causal": 1}, [wave(1, 2, 3, 4), wave(1, 2, 3, 4), ramp(1, 2, 3, 4), wave(3, 3)]),
+    (25, "Attention", {"softcap": 2.0, "left_window_size": 1}, [wave(1, 2, 5, 4), wave(1, 2, 5, 4) + 1, wave(1, 2, 5, 4) - 1]),
     (25, "Attention", {"left_window_size": 1}, [wave(1, 2, 5, 4), wave(1, 2, 5, 4) + 1, wave(1, 2, 5, 4) - 1]),
     (25, "Attention", {"left_window_size": 2, "right_window_size": 1, "is_causal": 1}, [wave(1, 2, 5, 4), wave(1, 1, 5, 4) + 1, wave(1, 1, 5, 4) - 1]),
     (25, "Attention", {"right_window_size": 0}, [wave(1, 1, 2, 4), wave(1, 1, 4, 4), wave(1, 1, 4, 4) - 1, wave(2, 4)]),
