@@ -41,7 +41,16 @@ pub trait Bootstrap {
 }
 
 impl Group {
-    /// The place that a launcher gave this process.
+    /// The place that a launcher gave this process: torchrun, `mpirun`, Slurm or another that sets their variables. `None`
+    /// where no launcher did.
+    ///
+    /// # Errors
+    /// Its variables contradict each other, or say that ranks are on several machines.
+    pub fn from_env() -> Result<Option<Group>, RunError> {
+        Ok(Membership::from_env()?.map(Group::of))
+    }
+
+    /// The place of a process that knows it otherwise.
     pub fn of(place: Membership) -> Group {
         Group { place, within_process: false, sessions: AtomicU64::new(0) }
     }

@@ -37,6 +37,8 @@ struct Ends {
     channel: Channel,
     rank: u32,
     ranks: u32,
+    /// Whether rank 0 coordinates the run, not a launcher.
+    by_rank_0: bool,
     comm: Comm,
     limit: Duration,
     /// Whether nobody waits for a verdict any more.
@@ -57,7 +59,9 @@ impl Link {
     /// The link behind `channel` of the rank that was welcomed, which communicates by `comm`.
     pub fn new(channel: Channel, welcome: &Welcome, comm: Comm, limit: Duration) -> Link {
         let (ended, told) = (AtomicBool::new(false), AtomicBool::new(false));
-        let ends = Ends { channel, rank: welcome.rank, ranks: welcome.ranks, comm, limit, ended, told };
+        let Welcome { rank, ranks, .. } = *welcome;
+        let by_rank_0 = welcome.job.is_none();
+        let ends = Ends { channel, rank, ranks, by_rank_0, comm, limit, ended, told };
         Link { ends: Arc::new(ends), listener: Mutex::default() }
     }
 
@@ -131,7 +135,7 @@ impl Link {
         if let Some(verdicts) = &self.listener().verdicts {
             return match verdicts.recv_timeout(TICK) {
                 Ok(verdict) => Some(verdict),
-                Err(RecvTimeoutError::Disconnected) => Some(Err(coordinator_gone(self.ends.rank))),
+                Err(RecvTimeoutError::Disconnected) => Some(Err(self.ends.coordinator_gone())),
                 Err(RecvTimeoutError::Timeout) => None,
             };
         }
@@ -206,8 +210,20 @@ impl Ends {
         match message? {
             Some(ToRank::Verdict(None)) => Ok(()),
             Some(ToRank::Verdict(Some(error))) => Err(error),
-            None => Err(coordinator_gone(self.rank)),
+            None => Err(self.coordinator_gone()),
             other => Err(unexpected("a verdict", &other)),
+        }
+    }
+
+    /// The end of who coordinates the run, before it said how that ended.
+    fn coordinator_gone(&self) -> RunError {
+        match self.by_rank_0 {
+            true => RunError::DiedOutside {
+                rank: 0,
+                how: "its process is gone".into(),
+                when: "and with it what coordinated the run".into(),
+            },
+            false => coordinator_gone(self.rank),
         }
     }
 }
