@@ -20,8 +20,9 @@ use symmc_ir::interp::{self, Draw, SeedConfig};
 use symmc_ir::random::SplitMix;
 use symmc_ir::{Bindings, Graph, InputId, InputKind, OutputKind, SymbolId, Tensor, Variant, text};
 use symmc_planner::{BucketInput, PlanConfig};
-use symmc_runtime::exec::{ExecConfig, Executor, Lanes, RankMemory, Registry, Span};
-use symmc_runtime::host::{Comm, CommConfig, HostConfig, Job, RankCommand, World, launch};
+use symmc_runtime::Registry;
+use symmc_runtime::host::{Group, HostConfig, HostSession, Job, LaneThreads, RankCommand, launch};
+use symmc_runtime::session::{DeviceSession, Extent, Port};
 
 /// No rank of a trial waits longer.
 const LIMIT: Duration = Duration::from_secs(30);
@@ -241,7 +242,7 @@ fn run(
 ) -> Result<Done, String> {
     let turns = session(graph, r)?;
     let chaos = r.one_in(4).then(|| r.next());
-    let lanes = if chaos.is_some() || r.one_in(4) { Lanes::Threads } else { Lanes::Inline };
+    let lanes = if chaos.is_some() || r.one_in(4) { LaneThreads::Each } else { LaneThreads::One };
     *story += &format!(", {} runs, chaos {chaos:?}, lanes {lanes:?}", turns.len());
     match processes {
         Some(command) => as_processes(graph, plan, &turns, chaos, command)?,
@@ -287,31 +288,24 @@ fn as_threads(
     plan: &CheckedPlan,
     turns: &[Turn],
     chaos: Option<u64>,
-    lanes: Lanes,
+    threads: LaneThreads,
 ) -> Result<(), String> {
-    let arena = plan.arenas.symmetric as usize;
-    let world = World::create(plan.ranks, graph.groups.len().max(1), arena, 0).map_err(|e| e.to_string())?;
+    let config = HostConfig { limit: LIMIT, chaos, threads, ..HostConfig::default() };
     let failures = Mutex::new(Vec::new());
     thread::scope(|scope| {
-        for rank in 0..plan.ranks {
-            let (world, failures) = (world.clone(), &failures);
+        for group in Group::threads(plan.ranks) {
+            let (config, failures) = (&config, &failures);
             scope.spawn(move || {
-                let config = CommConfig { chaos, ..CommConfig::new(plan.ranks, LIMIT) };
-                let comm = Comm::new(world, rank, config).expect("a rank of the world");
-                let config = ExecConfig { lanes, ..ExecConfig::default() };
-                if let Err(error) = one_rank(graph, plan, turns, &comm, config) {
-                    comm.abort(&symmc_runtime::RunError::system("trial", &error));
-                    failures
-                        .lock()
-                        .unwrap_or_else(PoisonError::into_inner)
-                        .push(format!("rank {rank}, {error}"));
+                if let Err(error) = one_rank(graph, plan, turns, &group, config) {
+                    let error = format!("rank {}, {error}", group.rank());
+                    failures.lock().unwrap_or_else(PoisonError::into_inner).push(error);
                 }
             });
         }
     });
     let mut failures = failures.into_inner().unwrap_or_else(PoisonError::into_inner);
     // What other ranks say of one that failed tells nothing.
-    failures.sort_by_key(|f| f.contains("stopped: "));
+    failures.sort_by_key(|f| f.contains("stopped: ") || f.contains("died"));
     failures.into_iter().next().map_or(Ok(()), Err)
 }
 
@@ -319,38 +313,37 @@ fn one_rank(
     graph: &Graph,
     plan: &CheckedPlan,
     turns: &[Turn],
-    comm: &Comm,
-    config: ExecConfig,
+    group: &Group,
+    config: &HostConfig,
 ) -> Result<(), String> {
-    let (registry, rank) = (Registry::new(), comm.rank() as usize);
-    let mut executor =
-        Executor::new(plan.shared(), comm.rank(), &registry, config).map_err(|e| e.to_string())?;
-    let mut ordinary = Block::new(plan.arenas.ordinary as usize);
+    let rank = group.rank() as usize;
     let mut inputs: Vec<Block> = Vec::new();
+    let mut outputs: Vec<Block> = Vec::new();
+    let mut session =
+        HostSession::open(plan, group, &Registry::new(), config, vec![]).map_err(|e| e.to_string())?;
     for (k, turn) in turns.iter().enumerate() {
         let fail = |e: &dyn std::fmt::Display| format!("run {k} {:?}: {e}", turn.bindings);
+        session.set(&turn.bindings).map_err(|e| fail(&e))?;
+        let mut lend = |port: Port, memory: &mut Block| {
+            // SAFETY: the block lives until another is lent in its place, and is used between runs only.
+            unsafe { session.lend(port, Some(memory.extent())) }.map_err(|e| fail(&e))
+        };
         for (i, (input, tensor)) in graph.inputs.values().zip(&turn.inputs[rank]).enumerate() {
-            if turn.changed {
-                inputs.truncate(graph.inputs.len());
-                let fresh = Block::of(tensor);
+            let varies = graph.ty(input.value).concrete(&Bindings::new()).is_none();
+            if k == 0 || input.kind == InputKind::Argument || (turn.changed && varies) {
+                let mut fresh = Block::of(tensor);
+                if input.data.is_none() {
+                    lend(Port::Input(i), &mut fresh)?;
+                }
                 if i < inputs.len() { inputs[i] = fresh } else { inputs.push(fresh) }
-            } else if input.kind == InputKind::Argument {
-                inputs[i] = Block::of(tensor);
             }
         }
-        let mut outputs: Vec<Block> = turn.outputs[rank].iter().map(|t| Block::new(t.data().len())).collect();
-        let memory = RankMemory {
-            ordinary: ordinary.span(),
-            symmetric: Span { ptr: comm.arena().as_ptr(), len: comm.arena().len() },
-            inputs: inputs.iter_mut().map(Block::span).collect(),
-            outputs: outputs.iter_mut().map(Block::span).collect(),
-        };
-        // SAFETY: the spans outlive the run and are as large as the program says; all ranks run the same checked plan.
-        unsafe {
-            if turn.changed {
-                executor.load(&turn.bindings, &memory).map_err(|e| fail(&e))?;
-            }
-            executor.run(&turn.bindings, &memory, comm).map_err(|e| fail(&e))?;
+        let mut fresh: Vec<Block> = turn.outputs[rank].iter().map(|t| Block::new(t.data().len())).collect();
+        fresh.iter_mut().enumerate().try_for_each(|(k, block)| lend(Port::Output(k), block))?;
+        outputs = fresh;
+        match k % 2 {
+            0 => session.run().map_err(|e| fail(&e))?,
+            _ => session.enqueue(None).and_then(|()| session.wait(LIMIT)).map_err(|e| fail(&e))?,
         }
         let found: Result<Vec<Tensor>, String> = turn.outputs[rank]
             .iter()
@@ -360,6 +353,8 @@ fn one_rank(
         compare(graph, &found?, &turn.outputs[rank]).map_err(|e| fail(&e))?;
         replaced(graph, turn, rank, &inputs).map_err(|e| fail(&e))?;
     }
+    drop(session);
+    drop(outputs);
     Ok(())
 }
 
@@ -427,8 +422,8 @@ impl Block {
         out
     }
 
-    fn span(&mut self) -> Span {
-        Span { ptr: self.lines.as_mut_ptr().cast(), len: self.len }
+    fn extent(&mut self) -> Extent {
+        Extent { address: self.lines.as_mut_ptr().expose_provenance() as u64, bytes: self.len }
     }
 
     fn bytes(&self) -> Vec<u8> {

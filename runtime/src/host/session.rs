@@ -8,7 +8,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, mpsc};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use symmc_ir::{Bindings, InputKind, parallel};
+use symmc_ir::{Bindings, Graph, Input, InputId, InputKind, OutputKind, parallel};
 use symmc_planner::CheckedPlan;
 use symmc_planner::plan::{Plan, Role};
 
@@ -36,6 +36,8 @@ pub struct HostSession {
     outputs: Vec<Held>,
     /// Where the plan holds inputs in the symmetric arena, in any bucket.
     fixed: Vec<Option<usize>>,
+    /// Which inputs may be written there before each run: the plan counts on it that others are before the first alone.
+    renewed: Vec<bool>,
     ordinary: Option<Arc<Segment>>,
     /// What the next run takes, unless something was set since.
     resolved: Option<Arc<Resolved>>,
@@ -136,6 +138,7 @@ impl HostSession {
             inputs: held(inputs),
             outputs: held(outputs),
             fixed,
+            renewed: renewed(source),
             ordinary: Some(ordinary(plan)?),
             resolved: None,
             runs: 0,
@@ -249,10 +252,10 @@ impl HostSession {
         let Resolved { bound, memory, .. } = resolved;
         let mut out = Vec::new();
         for (i, input) in bound.inputs.iter().enumerate() {
-            let (Some(offset), false) = (input.fixed, self.inputs[i].loaded) else { continue };
-            if input.kind == InputKind::Argument {
+            let once = self.inputs[i].loaded && !self.renewed[i];
+            let Some(offset) = input.fixed.filter(|_| !once && input.kind != InputKind::Argument) else {
                 continue;
-            }
+            };
             self.inputs[i].loaded = true;
             let given = memory.inputs[i];
             let constant = || bound.constant(i).map(Span::of_const);
@@ -317,6 +320,7 @@ impl DeviceSession for HostSession {
     unsafe fn lend(&mut self, port: Port, memory: Option<Extent>) -> Result<(), RunError> {
         if let Port::Input(i) = port
             && self.inputs.get(i).is_some_and(|held| held.loaded)
+            && !self.renewed[i]
         {
             let name = self.lending.name(port);
             return Err(RunError::Invalid(format!(
@@ -432,6 +436,17 @@ impl DeviceSession for HostSession {
         self.end();
         Ok(())
     }
+}
+
+/// For each input whether its caller may write it before each run: arguments, those that an output replaces, and those
+/// whose size depends on a symbol.
+fn renewed(source: &Graph) -> Vec<bool> {
+    let replaced = |id: InputId| source.outputs.iter().any(|o| o.kind == OutputKind::Mutates(id));
+    let varies = |value| source.ty(value).concrete(&Bindings::new()).is_none();
+    let of = |(id, input): (InputId, &Input)| {
+        input.kind == InputKind::Argument || replaced(id) || varies(input.value)
+    };
+    source.inputs.iter().map(of).collect()
 }
 
 fn ordinary(plan: &Plan) -> Result<Arc<Segment>, RunError> {
