@@ -16,6 +16,7 @@ use symmc_runtime::exec::Located;
 
 use super::bounds::{self, Position};
 use super::fused::{self, Candidates, Form, Mask};
+use super::numbers;
 use super::space::{Axis, broadcast};
 use super::text::{self, offset, real, stored};
 use super::{Attentions, Lowering, Machine, misfit};
@@ -221,8 +222,9 @@ pub(super) fn workspace(
     if machine.attention == Attentions::Kernels || o.q.dtype.size() != 2 {
         return own;
     }
-    let numbers = o.mask.and_then(|mask| fused::numbers(mask, x.keys, o.q.dtype));
-    own.max(cudnn::attention::workspace() + numbers.as_ref().map_or(0, fused::numbers_bytes))
+    let numbers =
+        if numbers::wanted(&o, scores.bounds) { numbers::of(&o, scores.bounds, x.keys) } else { None };
+    own.max(cudnn::attention::workspace() + numbers.as_ref().map_or(0, numbers::bytes))
 }
 
 fn parts_bytes(x: &Extents, cut: &Cut, dtype: DType) -> usize {
@@ -318,12 +320,9 @@ pub(super) fn lower(
     let own = a.kernels(way, Redo::All, l)?;
     if l.machine.attention == Attentions::Chosen
         && !scores.sink
-        && let Some((band, keys)) = bounds::band(&limits, x.queries, x.keys)
+        && let Some(of) = a.candidates(scores, &limits, &o, result, &own, l)?
     {
-        let form = Form { scale: scores.scale.0, cap: scores.cap.map(|c| c.0), band, keys };
-        if let Some(of) = a.candidates(&form, &o, result, own.clone(), l)? {
-            return Ok(vec![Work::Attention(Box::new(of))]);
-        }
+        return Ok(vec![Work::Attention(Box::new(of))]);
     }
     Ok(own.into_iter().map(Work::Kernel).collect())
 }
@@ -343,25 +342,34 @@ impl Lowered<'_> {
     /// The attention in both forms, if the library takes it.
     fn candidates(
         &self,
-        form: &Form,
+        scores: &Scores<'_>,
+        limits: &[(&Bound, i64)],
         o: &Operands<'_, Located>,
         result: &Located,
-        own: Vec<Kernel>,
+        own: &[Kernel],
         l: &mut Lowering<'_>,
     ) -> Result<Option<Candidates>, CudaError> {
-        let numbers = o.mask.and_then(|mask| fused::numbers(mask, self.x.keys, self.dtype));
-        let taken = numbers.as_ref().map_or(0, fused::numbers_bytes);
-        let Some(room) = (l.machine.workspace_bytes & !255).checked_sub(taken) else { return Ok(None) };
-        let given = o.mask.map(|mask| Mask { at: l.at(mask), mask });
-        let made = numbers.as_ref().map(|mask| Mask { at: l.machine.workspace + room as Address, mask });
-        let operands = [o.q, o.k, o.v, result];
-        let attention = fused::attention(form, operands, made.or(given), &|v| l.at(v));
+        let (by_data, rest): (Vec<_>, Vec<_>) = limits.iter().copied().partition(|(bound, _)| bound.operand);
+        let Some((band, keys)) = bounds::band(&rest, self.x.queries, self.x.keys) else { return Ok(None) };
+        let form = Form { scale: scores.scale.0, cap: scores.cap.map(|c| c.0), band, keys };
+        let made = numbers::of(o, scores.bounds, self.x.keys).and_then(|n| {
+            let (at, before) = numbers::place(&n, &l.machine)?;
+            Some((n, at, before))
+        });
+        let wanted = numbers::wanted(o, scores.bounds);
+        let (mask, room) = match (wanted, &made) {
+            (false, _) => (o.mask.map(|mask| Mask { at: l.at(mask), mask }), l.machine.workspace_bytes),
+            (true, Some((mask, at, before))) => (Some(Mask { at: *at, mask }), *before),
+            (true, None) => return Ok(None),
+        };
+        let attention = fused::attention(&form, [o.q, o.k, o.v, result], mask, &|v| l.at(v));
         let Some(attention) = attention else { return Ok(None) };
-        let numbers = given.zip(made).map(|(given, made)| fused::make_numbers(given, made, l));
+        let numbers = mask.filter(|_| wanted);
+        let numbers = numbers.map(|n| numbers::kernel(o, &by_data, n.mask, n.at, l));
         let hides = attention.band != cudnn::Band::default() || attention.bias.is_some();
         let amend = if hides { Some(self.amend(l)?) } else { None };
-        let room = if taken == 0 { l.machine.workspace_bytes } else { room };
-        Ok(Some(Candidates { attention, room, numbers, amend, own }))
+        let filled = numbers::filled(o, &by_data, l);
+        Ok(Some(Candidates { attention, room, numbers, filled, amend, own: own.to_vec() }))
     }
 
     /// The kernel that computes again what hidden values came into. The library may take query heads that share a head of

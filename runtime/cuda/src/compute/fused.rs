@@ -4,15 +4,13 @@
 //! gives rows that see nothing 0 / 0. Where something may be hidden, a kernel behind it looks at the result and computes
 //! those blocks again that such a number came into.
 //!
-//! It takes no mask of bools. In front of it a kernel makes numbers of those, 0 and minus infinity, at the end of the
-//! workspace.
+//! What it takes as numbers only, [`numbers`](super::numbers) makes in front of it.
 
 use symmc_ir::DType;
 use symmc_runtime::exec::Located;
 
+use super::numbers::Filled;
 use super::space::{Axis, Strides, broadcast, collapse};
-use super::text::{offset, stored};
-use super::{Lowering, text};
 use crate::cudnn::{Attention, Band, Bias, Tensor};
 use crate::launch::{Address, Kernel};
 
@@ -25,6 +23,8 @@ pub struct Candidates {
     pub room: usize,
     /// What is in front of it there.
     pub numbers: Option<Kernel>,
+    /// What is set before both are timed.
+    pub filled: Vec<Filled>,
     /// What follows it there.
     pub amend: Option<Kernel>,
     /// The kernels that compute it without the library.
@@ -34,8 +34,8 @@ pub struct Candidates {
 impl Candidates {
     /// What tells them apart, as far as a choice for them depends on it.
     pub(crate) fn key(&self) -> String {
-        let bools = if self.numbers.is_some() { " with a mask of bools" } else { "" };
-        format!("{}{bools}", self.attention.key())
+        let made = if self.numbers.is_some() { " with numbers in front" } else { "" };
+        format!("{}{made}", self.attention.key())
     }
 }
 
@@ -51,72 +51,11 @@ pub(super) struct Form {
 /// The most elements of a head that the library is asked for.
 const MOST_ELEMENTS: usize = 256;
 
-/// The most bytes of numbers that a mask of bools becomes.
-const MOST_NUMBERS: usize = 32 << 20;
-
 /// A mask with its first address.
 #[derive(Clone, Copy)]
 pub(super) struct Mask<'a> {
     pub at: Address,
     pub mask: &'a Located,
-}
-
-/// The numbers of a mask of bools, as many for each row as there are columns, in rows at multiples of 16 bytes; none for
-/// other masks, and where they are too many.
-pub(super) fn numbers(mask: &Located, columns: usize, dtype: DType) -> Option<Located> {
-    if mask.dtype != DType::Bool || mask.shape.is_empty() || dtype.size() != 2 {
-        return None;
-    }
-    let mut numbers = Located { dtype, ..mask.clone() };
-    let mut stride = columns.next_multiple_of(8);
-    let (outer, last) = (mask.shape.len() - 1, numbers.shape.last_mut()?);
-    *last = columns;
-    numbers.strides[outer] = 1;
-    for axis in (0..outer).rev() {
-        numbers.strides[axis] = isize::try_from(stride).ok()?;
-        stride = stride.checked_mul(mask.shape[axis])?;
-    }
-    stride
-        .checked_mul(dtype.size())
-        .is_some_and(|bytes| (1..=MOST_NUMBERS).contains(&bytes))
-        .then_some(numbers)
-}
-
-/// The bytes that such numbers take at the end of the workspace.
-pub(super) fn numbers_bytes(numbers: &Located) -> usize {
-    let rows: usize = numbers.shape.iter().rev().skip(1).product();
-    let pitch = numbers.shape.last().map_or(0, |columns| columns.next_multiple_of(8));
-    (rows * pitch * numbers.dtype.size()).next_multiple_of(256)
-}
-
-/// The kernel that makes the numbers of a mask.
-pub(super) fn make_numbers(mask: Mask<'_>, numbers: Mask<'_>, l: &mut Lowering<'_>) -> Kernel {
-    let outer = mask.mask.shape.len().saturating_sub(1);
-    let axis = |a: usize| Axis { n: mask.mask.shape[a], stride: mask.mask.strides[a] };
-    let rows: Vec<Axis> = (0..outer).map(axis).collect();
-    let columns = numbers.mask.shape[outer];
-    let step = if axis(outer).n == 1 { 0 } else { axis(outer).stride };
-    let pitch = columns.next_multiple_of(8);
-    let all = rows.iter().map(|a| a.n).product::<usize>() * pitch;
-    let (of_row, to) = (offset("row", &rows), stored(numbers.mask.dtype));
-    l.preludes();
-    l.source.prelude(text::ATTENTION);
-    let text = format!(
-        "namespace sc {{ struct @_L {{\n{of_row}}}; }}\n\
-         extern \"C\" __global__ void __launch_bounds__(256) @(const void *mask, void *numbers) {{\n    symmc_enter();\n    \
-         const sc::i64 at = (sc::i64)blockIdx.x * 256 + threadIdx.x, column = at % {pitch};\n    \
-         if (at >= {all}ll) return;\n    const sc::u8 *row = (const sc::u8 *)mask + sc::@_L::row(at / {pitch});\n    \
-         const bool seen = column >= {columns} || row[column * {step}ll] != 0;\n    \
-         ((sc::{to} *)numbers)[at] = sc::Put<sc::{to}>::of(seen ? 0.0f : sc::minus_infinity(0.0f));\n}}\n"
-    );
-    Kernel {
-        entry: l.source.function("attention_numbers", text),
-        grid: [all.div_ceil(256) as u32, 1, 1],
-        block: [256, 1, 1],
-        cluster: 1,
-        shared: 0,
-        params: vec![mask.at.into(), numbers.at.into()],
-    }
 }
 
 /// The attention as the library takes it, if it does: bf16 or f16, in rows without gaps at multiples of 16 bytes, with a mask

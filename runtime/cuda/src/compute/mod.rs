@@ -26,6 +26,7 @@ mod grouped;
 mod map;
 mod matmul;
 mod movement;
+pub mod numbers;
 pub mod products;
 pub mod rotary;
 mod rows;

@@ -124,6 +124,34 @@ template <class L, int BQ, int STEP> SC_FN bool is_damaged(const void *pr, u32 h
     return any_thread(odd);
 }
 
+// Stores zeros in those of these rows that see nothing.
+template <class L, int BQ, int MASK>
+SC_FN void clear_blind(const void *pm, void *pr, const void *const *given, u32 head, i64 row0) {
+    typedef typename L::T T;
+    const int lane = threadIdx.x % 32;
+#pragma unroll 1
+    for (int r = threadIdx.x / 32; r < BQ && row0 + r < L::ROWS; r += 4) {
+        const i64 row = row0 + r;
+        i64 from = 0, below = L::S;
+        if (L::BOUNDED) L::span(given, head, row, from, below);
+        bool sees = MASK != 1 && from < below;
+        const typename L::M *m = (const typename L::M *)pm + (MASK == 1 ? L::m_head(head) + L::m_row(row) : 0);
+        for (i64 key = from; MASK == 1 && !sees && key < below; key += 32)
+            sees = __ballot_sync(0xffffffffu, key + lane < below && get(m[(key + lane) * L::m_step]) != 0) != 0;
+        T *to = (T *)pr + L::r_head(head) + L::r_row(row);
+        for (int f = lane; !sees && f < L::F; f += 32) to[f * L::r_step] = Put<T>::of((typename Computed<T>::C)0);
+    }
+    __syncthreads();
+}
+
+// Whether these rows, which a library computed, are to be computed again. Such as see nothing are zero then.
+template <class L, int BQ, int STEP, int MASK>
+SC_FN bool to_amend(const void *pm, void *pr, const void *const *given, u32 head, i64 row0) {
+    if (!is_damaged<L, BQ, STEP>(pr, head, row0)) return false;
+    clear_blind<L, BQ, MASK>(pm, pr, given, head, row0);
+    return is_damaged<L, BQ, STEP>(pr, head, row0);
+}
+
 template <class L> struct Attention {
     typedef typename L::T T;
     typedef typename Computed<T>::C C;
@@ -152,7 +180,7 @@ SC_FN void load_tile(C *to, int pitch, const typename L::T *from, i64 row_step, 
     }
 }
 
-// STEP: computes only the blocks that `is_damaged`; 0: all.
+// STEP: computes only the blocks that are `to_amend`; 0: all.
 template <class L, int R, int SPLITS, int STEP, int MASK>
 SC_FN void attend(const void *pq, const void *pk, const void *pv, const void *pm, void *pr, void *partial, const void *const *given) {
     typedef Attention<L> Q;
@@ -167,7 +195,7 @@ SC_FN void attend(const void *pq, const void *pk, const void *pv, const void *pm
     // Later rows see more keys: they start first.
     const u32 tile = tiles - 1 - b % tiles, head = b / tiles;
     const i64 row0 = (i64)tile * BQ;
-    if (STEP != 0 && !is_damaged<L, BQ, STEP == 0 ? 1 : STEP>(pr, head, row0)) return;
+    if (STEP != 0 && !to_amend<L, BQ, STEP == 0 ? 1 : STEP, MASK>(pm, pr, given, head, row0)) return;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const T *q = (const T *)pq + L::q_head(head), *k = (const T *)pk + L::k_head(head), *v = (const T *)pv + L::v_head(head);
     for (int e = threadIdx.x; e < BQ * Q::E; e += THREADS) {

@@ -362,7 +362,7 @@ static __device__ __noinline__ void attend_apart(const void *pq, const void *pk,
     }
 }
 
-// STEP: computes only the blocks that `is_damaged`; 0: all.
+// STEP: computes only the blocks that are `to_amend`; 0: all.
 template <class L, int MT, int SPLITS, int STEP, int MASK>
 SC_FN void attend_tensor(const void *pq, const void *pk, const void *pv, const void *pm, void *pr, void *partial, const void *const *given) {
     typedef typename L::T T;
@@ -373,7 +373,7 @@ SC_FN void attend_tensor(const void *pq, const void *pk, const void *pv, const v
     int row0;
     place<L, R::BQ>(blockIdx.x / SPLITS, head, row0);
     if (STEP != 0) {
-        if (is_damaged<L, R::BQ, STEP == 0 ? 1 : STEP>(pr, head, row0))
+        if (to_amend<L, R::BQ, STEP == 0 ? 1 : STEP, MASK>(pm, pr, given, head, row0))
             attend_apart<L, SPLITS, MASK>(pq, pk, pv, pm, pr, partial, given, head, row0, R::BQ, split);
         return;
     }
