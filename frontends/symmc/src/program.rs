@@ -5,12 +5,13 @@ use std::sync::Arc;
 
 use indexmap::IndexMap;
 use symmc_ir::ranges::{self, Extent, Given};
-use symmc_ir::{Graph, InputKind, Members, text, verify};
+use symmc_ir::{Graph, InputKind, Members, Tensor, text, verify};
 
 use crate::error::{Error, ranks as ranks_text};
 use crate::files::{head, read_on, utf8};
 use crate::tensors::TensorFile;
 use crate::weights::Weights;
+use crate::workload;
 
 #[cfg(any(feature = "torch", feature = "onnx"))]
 mod advice;
@@ -235,6 +236,19 @@ impl Program {
         let program = Program { path, graph, weights: Weights::default(), notes: Vec::new() };
         program.verify()?;
         Ok(program)
+    }
+
+    /// The parameters of a rank by the names under which they are stored, read into memory, for
+    /// [`Session::share`](crate::Session::share): from `tensors` where it has them, else what came with the program.
+    ///
+    /// # Errors
+    /// One is missing, or cannot be read; the file has another value of a constant of the program.
+    pub fn parameters(
+        &self,
+        rank: u32,
+        tensors: Option<&TensorFile>,
+    ) -> Result<Vec<(String, Arc<Tensor>)>, Error> {
+        workload::parameters(&self.graph, &self.weights, tensors, rank)
     }
 
     /// Fixes an open number of ranks by the tensors recorded beside the program (`model.safetensors` for

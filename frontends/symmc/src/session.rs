@@ -1,5 +1,6 @@
 //! One rank of a plan that stays: memory that the caller shares, sizes that change, runs that follow each other.
 
+mod share;
 mod values;
 
 use std::time::Duration;
@@ -75,6 +76,8 @@ pub struct Session {
     rank: u32,
     bindings: Bindings,
     device: Box<dyn DeviceSession>,
+    /// What runs of the device may read: goes after it.
+    shared: share::Shared,
 }
 
 impl std::fmt::Debug for Session {
@@ -116,6 +119,7 @@ impl Session {
             rank: group.rank(),
             bindings: Bindings::new(),
             device: Box::new(device),
+            shared: share::Shared::default(),
         };
         if session.is_sized() {
             session.device.set(&session.bindings)?;
@@ -199,6 +203,12 @@ impl Session {
         values::find(self.plan.source_program(), name, prefer)
     }
 
+    fn value(&self, name: &str, port: Port) -> Result<Value, Error> {
+        let all = values::all(self.plan.source_program(), &self.bindings)?;
+        let value = all.into_iter().find(|(other, _)| *other == port).map(|(_, value)| value);
+        value.ok_or_else(|| Error::request(format!("{name} has no value")))
+    }
+
     /// Where an input or output lies for the runs that come. The caller writes inputs there, or reads outputs, while no run
     /// is in progress; the memory stays until a symbol is set that needs more, the memory is bound elsewhere, or the session
     /// ends.
@@ -270,9 +280,7 @@ impl Session {
     /// There is no such output or input, a run is in progress, or one failed.
     pub fn read(&mut self, name: &str) -> Result<Tensor, Error> {
         let port = self.port(name, values::Prefer::Output)?;
-        let all = values::all(self.plan.source_program(), &self.bindings)?;
-        let value = all.into_iter().find(|(other, _)| *other == port).map(|(_, value)| value);
-        let value = value.ok_or_else(|| Error::request(format!("{name} has no value")))?;
+        let value = self.value(name, port)?;
         let mut data = vec![0; value.bytes];
         self.device.read(port, &mut data)?;
         let tensor = Tensor::new(value.dtype, value.extents, data);

@@ -1,0 +1,264 @@
+//! Greedy text generation on two host ranks: prefill and decode are two programs over one set of weights and one cache.
+//!
+//! `cargo run --release --example generate -- [--prompt TEXT] [--tokens N] [FOLDER]`
+//!
+//! FOLDER holds what `export.py` writes. Each rank opens a session of each program. Both read the same weights, and both
+//! change the same caches, which belong to this program and stay where they are: from the prompt to the last token nothing
+//! but tokens and positions is copied. The ranks are threads of this process, or the processes of a launcher:
+//! `torchrun --nproc-per-node 2 --no-python target/release/examples/generate`. Tokens are written to stdout as they come,
+//! and how many there are to stderr.
+
+use std::io::{IsTerminal, Write};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use symmc::{
+    CheckedPlan, Config, Error, ErrorKind, Group, Membership, OpenOptions, Program, Session, SessionConfig,
+    TensorFile, Value,
+};
+
+/// Tokens are the bytes of ASCII text.
+const TOKENS: usize = 128;
+
+fn main() -> ExitCode {
+    match Options::parse(std::env::args().skip(1)).and_then(|options| generate(&options)) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error}");
+            ExitCode::from(if error.is_bad_input() { 2 } else { 1 })
+        }
+    }
+}
+
+fn refused(message: impl Into<String>) -> Error {
+    Error::new(ErrorKind::Input, message)
+}
+
+struct Options {
+    folder: PathBuf,
+    prompt: Option<String>,
+    tokens: usize,
+}
+
+impl Options {
+    fn parse(mut arguments: impl Iterator<Item = String>) -> Result<Options, Error> {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples/generate");
+        let mut options = Options { folder, prompt: None, tokens: 64 };
+        while let Some(argument) = arguments.next() {
+            let mut value = || arguments.next().ok_or_else(|| refused(format!("{argument} lacks a value")));
+            match argument.as_str() {
+                "--prompt" => options.prompt = Some(value()?),
+                "--tokens" => {
+                    let text = value()?;
+                    let expected = || refused(format!("--tokens: expected a number from 1 on, found {text}"));
+                    options.tokens = text.parse().ok().filter(|&n| n > 0).ok_or_else(expected)?;
+                }
+                option if option.starts_with('-') => {
+                    return Err(refused(format!(
+                        "unknown option {option}; expected --prompt TEXT, --tokens N or a folder"
+                    )));
+                }
+                folder => options.folder = folder.into(),
+            }
+        }
+        Ok(options)
+    }
+}
+
+/// A program, and the plan of it.
+struct Part {
+    program: Program,
+    plan: CheckedPlan,
+}
+
+impl Part {
+    fn open(path: &Path, tensors: &Arc<TensorFile>) -> Result<Part, Error> {
+        let program = Program::open(path, &OpenOptions::default().with_tensors(tensors.clone()))?;
+        let plan = symmc::compile(&program, &Config::default())?;
+        Ok(Part { program, plan })
+    }
+}
+
+/// What all ranks of this process have together.
+struct Model {
+    prefill: Part,
+    decode: Part,
+    tensors: Arc<TensorFile>,
+}
+
+fn generate(options: &Options) -> Result<(), Error> {
+    let prompt = prompt(options)?;
+    let tensors = Arc::new(TensorFile::open(&options.folder.join("model.safetensors"))?);
+    let part = |name: &str| Part::open(&options.folder.join(name), &tensors);
+    let model =
+        Model { prefill: part("prefill.pt2")?, decode: part("decode.pt2")?, tensors: tensors.clone() };
+    let ranks = model.prefill.plan.ranks;
+    let groups = match Membership::from_env()? {
+        Some(place) => vec![Group::of(place)],
+        None => Group::threads(ranks),
+    };
+    eprintln!("{ranks} ranks, a prompt of {} tokens, {} tokens to write", prompt.len(), options.tokens);
+    let ended: Vec<Result<(), Error>> = thread::scope(|scope| {
+        let rank = |group| {
+            let (model, prompt) = (&model, &prompt);
+            scope.spawn(move || of_rank(model, &group, prompt, options.tokens))
+        };
+        let threads: Vec<_> = groups.into_iter().map(rank).collect();
+        let panicked = |_| Err(Error::new(ErrorKind::Defect, "a rank panicked"));
+        threads.into_iter().map(|t| t.join().unwrap_or_else(panicked)).collect()
+    });
+    // What one rank says of another's failure explains less than what that one says itself.
+    let mut errors: Vec<Error> = ended.into_iter().filter_map(Result::err).collect();
+    errors.sort_by_key(|error| error.kind() == ErrorKind::Peer);
+    errors.into_iter().next().map_or(Ok(()), Err)
+}
+
+fn prompt(options: &Options) -> Result<Vec<i64>, Error> {
+    let path = options.folder.join("prompt.txt");
+    let text = match &options.prompt {
+        Some(text) => text.clone(),
+        None => std::fs::read_to_string(&path).map_err(|e| refused(format!("{}: {e}", path.display())))?,
+    };
+    match text.bytes().find(|&byte| usize::from(byte) >= TOKENS) {
+        Some(byte) => Err(refused(format!("the prompt: expected ASCII text, found the byte {byte:#x}"))),
+        None => Ok(text.bytes().map(i64::from).collect()),
+    }
+}
+
+/// A cache, in memory of this program that both sessions change.
+struct Cache {
+    name: String,
+    words: Vec<u64>,
+    bytes: usize,
+}
+
+impl Cache {
+    fn of(value: &Value, inputs: &[Value]) -> Result<Cache, Error> {
+        let input = value.replaces.as_ref().and_then(|name| inputs.iter().find(|input| input.name == *name));
+        let input = input.ok_or_else(|| refused(format!("%{} replaces no input", value.name)))?;
+        let name = input.source.clone().unwrap_or_else(|| input.name.clone());
+        Ok(Cache { name, words: vec![0; input.bytes.div_ceil(8)], bytes: input.bytes })
+    }
+}
+
+/// One rank of the model. What sessions use stands after them: it goes when they have gone.
+struct Rank {
+    prefill: Session,
+    decode: Session,
+    caches: Vec<Cache>,
+    /// How many tokens the caches have room for.
+    positions: usize,
+}
+
+impl Rank {
+    fn open(model: &Model, group: &Group, prompt: usize) -> Result<Rank, Error> {
+        let config = SessionConfig::default().with_limit(Duration::from_secs(60));
+        let mut prefill = Session::open(&model.prefill.plan, group, &config)?;
+        let decode = Session::open(&model.decode.plan, group, &config)?;
+        prefill.set("tokens", prompt as i64)?;
+        let inputs = prefill.inputs()?;
+        let replacing = prefill.outputs()?.into_iter().filter(|output| output.replaces.is_some());
+        let replacing: Vec<Value> = replacing.collect();
+        // Batch, heads, positions, elements.
+        let positions = replacing.first().and_then(|cache| cache.extents.get(2)).copied().unwrap_or(0);
+        let caches = replacing.iter().map(|value| Cache::of(value, &inputs)).collect::<Result<_, _>>()?;
+        let mut rank = Rank { prefill, decode, caches, positions };
+        rank.share_memory(model, group.rank())?;
+        Ok(rank)
+    }
+
+    /// Both sessions read the same weights and change the same caches.
+    fn share_memory(&mut self, model: &Model, rank: u32) -> Result<(), Error> {
+        for (name, tensor) in model.prefill.program.parameters(rank, Some(&model.tensors))? {
+            for session in [&mut self.prefill, &mut self.decode] {
+                session.share(&format!("w.{name}"), tensor.clone())?;
+            }
+        }
+        for cache in &mut self.caches {
+            let pointer = cache.words.as_mut_ptr().cast();
+            for session in [&mut self.prefill, &mut self.decode] {
+                // SAFETY: the memory has so many bytes and stays until the sessions have gone; their runs follow each
+                // other, and nobody else touches it.
+                unsafe { session.bind(&cache.name, pointer, cache.bytes)? };
+            }
+        }
+        Ok(())
+    }
+
+    fn close(self) -> Result<(), Error> {
+        self.prefill.close()?;
+        self.decode.close()
+    }
+}
+
+/// The token behind those given, which stand in the caches from a position on.
+fn next(session: &mut Session, tokens: &[i64], position: usize) -> Result<i64, Error> {
+    let bytes: Vec<u8> = tokens.iter().flat_map(|token| token.to_ne_bytes()).collect();
+    session.write("input_ids", &bytes)?;
+    session.write("cache_position", &(position as i64).to_ne_bytes())?;
+    session.run()?;
+    Ok(session.read("out.0")?.get_i64(0))
+}
+
+fn of_rank(model: &Model, group: &Group, prompt: &[i64], tokens: usize) -> Result<(), Error> {
+    let mut rank = Rank::open(model, group, prompt.len())?;
+    // The last token is written and not read again.
+    let needed = prompt.len() + tokens - 1;
+    if needed > rank.positions {
+        let room = rank.positions;
+        return Err(refused(format!("the caches have room for {room} tokens, {needed} are to stand there")));
+    }
+    let mut progress = (group.rank() == 0).then(|| Progress::new(tokens));
+    let mut token = next(&mut rank.prefill, prompt, 0)?;
+    progress.iter_mut().try_for_each(|p| p.written(token))?;
+    for position in prompt.len()..needed {
+        token = next(&mut rank.decode, &[token], position)?;
+        progress.iter_mut().try_for_each(|p| p.written(token))?;
+    }
+    if let Some(progress) = progress {
+        progress.end();
+    }
+    rank.close()
+}
+
+/// Writes tokens as they come, and how many there are.
+struct Progress {
+    tokens: usize,
+    written: usize,
+    start: Instant,
+    first: Duration,
+    /// Whether a line of its own shows it, which tokens do not break.
+    shown: bool,
+}
+
+impl Progress {
+    fn new(tokens: usize) -> Progress {
+        let shown = std::io::stderr().is_terminal() && !std::io::stdout().is_terminal();
+        Progress { tokens, written: 0, start: Instant::now(), first: Duration::ZERO, shown }
+    }
+
+    fn written(&mut self, token: i64) -> Result<(), Error> {
+        let token = u8::try_from(token).map_err(|_| refused(format!("the token {token} is no byte")))?;
+        let mut out = std::io::stdout().lock();
+        let written = out.write_all(&[token]).and_then(|()| out.flush());
+        written.map_err(|e| Error::new(ErrorKind::Run, format!("writing a token: {e}")))?;
+        self.written += 1;
+        if self.written == 1 {
+            self.first = self.start.elapsed();
+        }
+        if self.shown {
+            eprint!("\r{} of {} tokens", self.written, self.tokens);
+        }
+        Ok(())
+    }
+
+    fn end(self) {
+        let all = self.start.elapsed();
+        let rate = (self.written - 1) as f64 / (all - self.first).as_secs_f64().max(1e-9);
+        let (lead, n) = (if std::io::stdout().is_terminal() || self.shown { "\n" } else { "" }, self.written);
+        eprintln!("{lead}{n} tokens, the first after {:.1?}, then {rate:.0} in a second", self.first);
+    }
+}

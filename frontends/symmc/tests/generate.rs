@@ -1,0 +1,89 @@
+//! The example that generates text writes what PyTorch's `generate` wrote, its ranks threads or processes, and says what is
+//! wrong with what it is asked for.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+
+fn folder() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples/generate")
+}
+
+/// The example, which `cargo test` builds before it runs this.
+fn example() -> Command {
+    let test = std::env::current_exe().expect("a path");
+    let built = test.ancestors().nth(2).expect("the folder of the profile").join("examples/generate");
+    assert!(
+        built.is_file(),
+        "{}: `cargo build -p symmc --example generate` builds it, as `cargo test` does",
+        built.display()
+    );
+    let mut command = Command::new(built);
+    for name in ["RANK", "WORLD_SIZE", "PMI_RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID"] {
+        command.env_remove(name);
+    }
+    command
+}
+
+fn expected() -> String {
+    std::fs::read_to_string(folder().join("generated.txt")).expect("a text")
+}
+
+fn written(output: &Output) -> (String, String) {
+    let text = |bytes: &[u8]| String::from_utf8(bytes.to_vec()).expect("text");
+    (text(&output.stdout), text(&output.stderr))
+}
+
+#[test]
+fn threads_write_the_tokens_of_pytorch() {
+    let output = example().output().expect("it starts");
+    let (out, log) = written(&output);
+    assert!(output.status.success(), "{log}");
+    assert_eq!(out, expected(), "{log}");
+    assert_eq!(out.len(), 64);
+    assert!(log.contains("64 tokens, the first after"), "{log}");
+}
+
+#[test]
+fn processes_of_a_launcher_write_them_once() {
+    let port = std::process::id().to_string();
+    let start = |rank: &str| {
+        let places = [("RANK", rank), ("LOCAL_RANK", rank), ("WORLD_SIZE", "2"), ("LOCAL_WORLD_SIZE", "2")];
+        let mut command = example();
+        command
+            .envs(places)
+            .env("MASTER_ADDR", "localhost")
+            .env("MASTER_PORT", &port)
+            .arg("--tokens")
+            .arg("20");
+        command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("it starts")
+    };
+    let ranks = ["0", "1"].map(start);
+    let [first, second] = ranks.map(|rank| rank.wait_with_output().expect("it ends"));
+    assert!(
+        first.status.success() && second.status.success(),
+        "{:?} {:?}",
+        written(&first),
+        written(&second)
+    );
+    assert_eq!(written(&first).0, expected()[..20]);
+    assert_eq!(written(&second).0, "");
+}
+
+#[test]
+fn what_cannot_be_generated_is_refused_by_name() {
+    let cases: [(&[&str], &str); 7] = [
+        (&["--tokens", "0"], "--tokens: expected a number from 1 on, found 0"),
+        (&["--tokens"], "--tokens lacks a value"),
+        (&["--backend", "cuda"], "unknown option --backend"),
+        (&["--tokens", "1000"], "the caches have room for 128 tokens, 1012 are to stand there"),
+        (&["--prompt", "naïve"], "expected ASCII text, found the byte 0xc3"),
+        (&["--prompt", "x"], "tokens"),
+        (&["/nowhere"], "/nowhere/prompt.txt: No such file"),
+    ];
+    for (arguments, says) in cases {
+        let output = example().args(arguments).output().expect("it starts");
+        let (out, log) = written(&output);
+        assert_eq!((output.status.code(), out.as_str()), (Some(2), ""), "{arguments:?}: {log}");
+        assert!(log.contains(says), "{arguments:?}: {log}");
+    }
+}
