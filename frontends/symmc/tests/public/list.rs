@@ -426,5 +426,9 @@ fn tidy(tokens: impl ToTokens) -> String {
     let text = tokens.to_token_stream().to_string();
     let text = text.split_whitespace().collect::<Vec<_>>().join(" ");
     let text = CLOSER.iter().fold(text, |text, (from, to)| text.replace(from, to));
-    text.replace("FnOnce (", "FnOnce(").replace(",)", ")").replace(",>", ">")
+    text.replace("* mut ", "*mut ")
+        .replace("* const ", "*const ")
+        .replace("FnOnce (", "FnOnce(")
+        .replace(",)", ")")
+        .replace(",>", ">")
 }

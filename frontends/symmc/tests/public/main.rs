@@ -96,6 +96,7 @@ const INNER: &str = r#"
         pub fn new<T: Into<String>>(path: &Path, all: impl IntoIterator<Item = (T, [u8; 2])>) -> Self { loop {} }
         pub(crate) fn own(&self) {}
         fn private(&self) {}
+        pub unsafe fn lend(&mut self, from: *const u8, to: *mut u8) {}
     }
     impl From<u8> for Thing { fn from(x: u8) -> Self { loop {} } }
     pub enum Kind { One, Two { why: String }, Three(Thing, u8) }
@@ -117,6 +118,7 @@ fn a_list_has_what_users_can_name_and_nothing_else() {
         "pub own::Sort::Three(Thing, u8)",
         "pub own::Sort::Two { why: String }",
         "pub own::Thing::name: Option<Name>",
+        "pub unsafe fn own::Thing::lend(&mut self, from: *const u8, to: *mut u8)",
         "pub struct own::Thing #[non_exhaustive] { .. }: Clone, Debug, From<u8>",
         "pub const own::open::MOST: usize",
         "pub type own::open::All = Vec<super::Thing>",
