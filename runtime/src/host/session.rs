@@ -28,6 +28,7 @@ use crate::session::{DeviceSession, Extent, Lending, Owner, Port, RawStream, Spo
 pub struct HostSession {
     /// `None` once the session has ended.
     seat: Option<Arc<Seat>>,
+    rank: u32,
     executor: Executor,
     /// The sizes that are set, the program at these, and how they are announced.
     sized: Option<Sized>,
@@ -132,6 +133,7 @@ impl HostSession {
         }
         Ok(HostSession {
             seat: None,
+            rank,
             executor,
             sized: None,
             lending: Lending::new(source, 1),
@@ -376,19 +378,19 @@ impl DeviceSession for HostSession {
         if stream.is_some() {
             return Err(RunError::Invalid("a stream was given: sessions of the host have none".into()));
         }
-        let (turn, seat) = (self.next_turn()?, self.seat()?);
-        self.queue.put(&seat, turn)
+        // A run that has a number is done.
+        self.queue.prepare(&self.seat()?)?;
+        let turn = self.next_turn()?;
+        self.queue.put(turn)
     }
 
     fn run(&mut self) -> Result<(), RunError> {
-        let (turn, seat) = (self.next_turn()?, self.seat()?);
-        match self.queue.idle()? {
-            true => self.queue.run_here(&seat, &turn),
-            false => {
-                self.queue.put(&seat, turn)?;
-                self.queue.wait(None)
-            }
+        if !self.queue.idle()? {
+            self.enqueue(None)?;
+            return self.queue.wait(self.rank, None);
         }
+        let (turn, seat) = (self.next_turn()?, self.seat()?);
+        self.queue.run_here(&seat, &turn)
     }
 
     fn poll(&mut self) -> Result<bool, RunError> {
@@ -396,7 +398,7 @@ impl DeviceSession for HostSession {
     }
 
     fn wait(&mut self, limit: Duration) -> Result<(), RunError> {
-        self.queue.wait(Some(limit))
+        self.queue.wait(self.rank, Some(limit))
     }
 
     fn release(&mut self) -> Result<(), RunError> {
@@ -432,7 +434,7 @@ impl DeviceSession for HostSession {
     }
 
     fn close(mut self: Box<Self>) -> Result<(), RunError> {
-        self.queue.wait(None)?;
+        self.queue.wait(self.rank, None)?;
         self.end();
         Ok(())
     }
@@ -563,13 +565,19 @@ impl Queue {
         self.state.run(seat, &self.exec, turn)
     }
 
-    fn put(&mut self, seat: &Arc<Seat>, turn: Turn) -> Result<(), RunError> {
-        let (sender, _) = match &self.worker {
-            Some(worker) => worker,
-            None => self.worker.insert(self.start(seat.clone())?),
-        };
+    /// Starts the thread, if there is none.
+    fn prepare(&mut self, seat: &Arc<Seat>) -> Result<(), RunError> {
+        if self.worker.is_none() {
+            self.worker = Some(self.start(seat.clone())?);
+        }
+        Ok(())
+    }
+
+    /// Has the thread do a run.
+    fn put(&self, turn: Turn) -> Result<(), RunError> {
         self.state.progress().put += 1;
-        sender.send(turn).map_err(|_| RunError::Defect("the thread of the session has ended".into()))
+        let sent = self.worker.as_ref().is_some_and(|(sender, _)| sender.send(turn).is_ok());
+        sent.then_some(()).ok_or_else(|| RunError::Defect("a session has no thread".into()))
     }
 
     fn start(&self, seat: Arc<Seat>) -> Result<(mpsc::Sender<Turn>, JoinHandle<()>), RunError> {
@@ -591,8 +599,8 @@ impl Queue {
         Ok((sender, thread))
     }
 
-    /// Waits until nothing is in progress.
-    fn wait(&self, limit: Option<Duration>) -> Result<(), RunError> {
+    /// Waits on this rank until nothing is in progress.
+    fn wait(&self, rank: u32, limit: Option<Duration>) -> Result<(), RunError> {
         let until = limit.map(|limit| Instant::now() + limit);
         let mut progress = self.state.progress();
         loop {
@@ -605,11 +613,9 @@ impl Queue {
             let left =
                 until.map_or(Duration::from_secs(3600), |u| u.saturating_duration_since(Instant::now()));
             if left.is_zero() {
-                let limit_ms = limit.unwrap_or_default().as_millis();
-                return Err(RunError::Invalid(format!(
-                    "run {} has not ended within {limit_ms} ms; it goes on",
-                    progress.done
-                )));
+                let limit_ms = limit.unwrap_or_default().as_millis() as u64;
+                let at = format!("in run {}, which goes on", progress.done);
+                return Err(RunError::Stuck { rank, at, limit_ms });
             }
             let waited = self.state.changed.wait_timeout(progress, left);
             progress = waited.unwrap_or_else(PoisonError::into_inner).0;
