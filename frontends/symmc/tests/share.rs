@@ -99,3 +99,26 @@ fn what_does_not_fit_is_refused_by_name_and_changes_nothing() {
     let error = session.run().expect_err("nothing is there");
     assert!(error.to_string().contains("has no data"), "{error}");
 }
+
+#[test]
+fn bound_memory_that_is_too_small_is_neither_written_nor_read() {
+    let mut session = session();
+    session.set("n", 2).expect("a size");
+    let mut memory = [7f32; 64];
+    // SAFETY: the array stays until the session has gone, and nobody else touches it.
+    unsafe { session.bind("x", memory.as_mut_ptr().cast(), 32).expect("it fits two rows") };
+    session.write("x", &[0; 32]).expect("two rows");
+    session.set("n", 8).expect("another size");
+    let errors = [
+        session.write("x", &[0; 128]).expect_err("it is too small"),
+        session.read("x").expect_err("it is too small"),
+        session.address("x").expect_err("it is too small"),
+    ];
+    for error in errors {
+        assert!(error.to_string().contains("is too small: expected 128 bytes"), "{error}");
+    }
+    session.set("n", 1).expect("another size");
+    session.write("x", &[0; 16]).expect("one row");
+    drop(session);
+    assert_eq!(memory[8..], [7.0; 56]);
+}

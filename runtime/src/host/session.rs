@@ -173,6 +173,7 @@ impl HostSession {
         let bound = self.sized()?.bound.clone();
         let bytes = bytes_of(&bound, port)?;
         if let Some(lent) = self.lending.of(port) {
+            self.lending.expect_room(port, bytes)?;
             return Ok(Spot { extent: Extent { bytes, ..lent }, owner: Owner::Caller });
         }
         let place = match port {

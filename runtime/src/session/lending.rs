@@ -73,6 +73,19 @@ impl Lending {
         self.slot(port).map_or_else(|| format!("{port:?}"), |slot| slot.name.clone())
     }
 
+    /// Whether the memory of an input or output, if it is lent, has so many bytes.
+    ///
+    /// # Errors
+    /// It has not.
+    pub fn expect_room(&self, port: Port, bytes: usize) -> Result<(), RunError> {
+        match self.slot(port).and_then(|slot| Some((slot, slot.memory?))) {
+            Some((slot, given)) if given.bytes < bytes => {
+                Err(slot.refused(given, &format!("is too small: expected {bytes} bytes")))
+            }
+            _ => Ok(()),
+        }
+    }
+
     /// Whether the program has such an input or output.
     ///
     /// # Errors
