@@ -28,6 +28,7 @@ const ARROWS: &[(&str, &[&str])] = &[
         ],
     ),
     ("frontends/cli", &["symmc"]),
+    ("frontends/capi", &["symmc"]),
     ("tests", &["symmc", "symmc-cases", "symmc-ir", "symmc-planner", "symmc-runtime"]),
     ("tests/cases", &["symmc-ir", "symmc-runtime"]),
 ];

@@ -130,3 +130,8 @@ pub use symmc_onnx::supported_ops as supported_onnx_ops;
 /// The PyTorch ops that are imported as more than opaque ones, and what they become.
 #[cfg(feature = "torch")]
 pub use symmc_torch::supported_ops as supported_torch_ops;
+
+/// The page for who embeds symmc, whose program in Rust runs as a test.
+#[cfg(doctest)]
+#[doc = include_str!("../../../docs/embedding.md")]
+struct Embedding;

@@ -1,0 +1,37 @@
+//! The C interface: opaque handles, status codes, and the text of the last error of each thread.
+//!
+//! Every function is documented here; `include/symmc.h` is made of these sources, comments included, and
+//! a test holds it against them. No panic crosses the border: it is a status of its own kind, as any other defect. What
+//! strings and memory a function takes are read before it returns, unless it says otherwise.
+
+#![allow(non_camel_case_types)]
+
+mod error;
+mod group;
+mod plan;
+mod program;
+mod session;
+mod values;
+
+pub use error::*;
+pub use group::*;
+pub use plan::*;
+pub use program::*;
+pub use session::*;
+pub use values::*;
+
+/// The version of this interface: what `SYMMC_ABI_VERSION` is in the header of the library that is loaded. Programs that
+/// were compiled with another one do not fit it.
+pub const SYMMC_ABI_VERSION: u32 = 1;
+
+/// The `SYMMC_ABI_VERSION` of this library.
+#[unsafe(no_mangle)]
+pub extern "C" fn symmc_abi_version() -> u32 {
+    SYMMC_ABI_VERSION
+}
+
+/// The version of symmc, as `0.1.0`. The text is the library's and stays.
+#[unsafe(no_mangle)]
+pub extern "C" fn symmc_version() -> *const std::ffi::c_char {
+    concat!(env!("CARGO_PKG_VERSION"), "\0").as_ptr().cast()
+}

@@ -1,0 +1,269 @@
+//! How to compile, and plans.
+
+use std::ffi::{CString, c_char};
+use std::path::Path;
+
+use symmc::{Bind, BucketSpec, CheckedPlan, Config, Error, ErrorKind, Profile};
+
+use crate::error::{c_text, free, give, guard, handle, handle_mut, make, refused, slice, symmc_status, text};
+use crate::program::symmc_program;
+
+/// How to compile. One thread at a time uses it.
+pub struct symmc_options(Config);
+
+/// A plan that is proved safe. Any number of threads may read it at once.
+pub struct symmc_plan {
+    pub(crate) plan: CheckedPlan,
+    report: CString,
+}
+
+/// Bytes that each rank takes for a plan.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct symmc_plan_memory {
+    /// The ordinary arena.
+    pub ordinary: u64,
+    /// The symmetric arena, which peers reach.
+    pub symmetric: u64,
+}
+
+impl symmc_plan {
+    fn new(plan: CheckedPlan) -> symmc_plan {
+        let report = c_text(&report(&plan));
+        symmc_plan { plan, report }
+    }
+}
+
+/// What was decided, for people.
+fn report(plan: &CheckedPlan) -> String {
+    let mut lines = vec![format!("{}: {} ranks, machine {}", plan.source.name, plan.ranks, plan.machine)];
+    for bucket in &plan.buckets {
+        lines.push(bucket.range());
+        for decision in &bucket.decisions {
+            let chosen = decision.alternatives.iter().find(|way| way.name == decision.chosen);
+            let estimate = chosen.map_or_else(String::new, |way| format!(", estimated {:.1} us", way.us));
+            let (collective, bytes) = (&decision.collective, decision.bytes);
+            lines.push(format!("  %{collective} of {bytes} bytes runs as {}{estimate}", decision.chosen));
+        }
+    }
+    let arenas = &plan.arenas;
+    lines.push(format!("arenas: {} ordinary and {} symmetric bytes", arenas.ordinary, arenas.symmetric));
+    lines.push(format!("proved safe: {}", plan.report()));
+    lines.push(String::new());
+    lines.join("\n")
+}
+
+/// Options with which everything is as it is by itself: for the host, one bucket. They are the caller's, freed by
+/// `symmc_options_free`.
+///
+/// # Safety
+/// `out` takes a pointer.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn symmc_options_create(out: *mut *mut symmc_options) -> symmc_status {
+    // SAFETY: by the caller.
+    unsafe { make(out, || Ok(symmc_options(Config::default()))) }
+}
+
+/// Sets the machine that choices are made for: the name of a built-in profile, as `host` or `h200x8`, or the path of one that
+/// `symmc tune` wrote.
+///
+/// # Safety
+/// `options` are options, `machine` is a text.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn symmc_options_set_machine(
+    options: *mut symmc_options,
+    machine: *const c_char,
+) -> symmc_status {
+    guard(|| {
+        // SAFETY: by the caller.
+        let (options, machine) = unsafe { (handle_mut(options, "options")?, text(machine, "the machine")?) };
+        options.0.profile = match Profile::builtin(machine) {
+            Some(profile) => profile,
+            None => profile_file(machine)?,
+        };
+        Ok(())
+    })
+}
+
+fn profile_file(name: &str) -> Result<Profile, Error> {
+    if !Path::new(name).is_file() {
+        let known = Profile::builtin_names().join(", ");
+        return Err(refused(format!(
+            "there is no machine {name}; expected one of {known} or a profile file"
+        )));
+    }
+    let text = std::fs::read_to_string(name).map_err(|e| refused(format!("{name}: {e}")))?;
+    Profile::from_json(&text).map_err(|e| refused(format!("{name}: {e}")))
+}
+
+/// Divides the range of a symbol into buckets by the largest value of each, ascending. Other symbols keep theirs.
+///
+/// # Safety
+/// `options` are options, `symbol` is a text, `upper` has `count` numbers.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn symmc_options_set_buckets(
+    options: *mut symmc_options,
+    symbol: *const c_char,
+    upper: *const i64,
+    count: usize,
+) -> symmc_status {
+    guard(|| {
+        // SAFETY: by the caller.
+        let (options, symbol) = unsafe { (handle_mut(options, "options")?, text(symbol, "the symbol")?) };
+        // SAFETY: by the caller.
+        let upper = unsafe { slice(upper, count, "upper") }?;
+        options.0.buckets.retain(|spec| spec.symbol != symbol);
+        if !upper.is_empty() {
+            options.0.buckets.push(BucketSpec::new(symbol, upper));
+        }
+        Ok(())
+    })
+}
+
+/// Sets whether the plan holds arguments that have to be symmetric in its own symmetric memory, where the caller writes them
+/// (`symmc_session_address`), rather than copy them there in each run: 1 for all, 0 for none.
+///
+/// # Safety
+/// `options` are options.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn symmc_options_set_bind_arguments(
+    options: *mut symmc_options,
+    all: i32,
+) -> symmc_status {
+    guard(|| {
+        // SAFETY: by the caller.
+        let options = unsafe { handle_mut(options, "options") }?;
+        options.0.bind = if all == 0 { Bind::None } else { Bind::All };
+        Ok(())
+    })
+}
+
+/// Sets the most bytes that the symmetric arena may take, 0 for no limit.
+///
+/// # Safety
+/// `options` are options.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn symmc_options_set_symmetric_limit(
+    options: *mut symmc_options,
+    bytes: u64,
+) -> symmc_status {
+    guard(|| {
+        // SAFETY: by the caller.
+        let options = unsafe { handle_mut(options, "options") }?;
+        options.0.symm_limit = Some(bytes).filter(|&bytes| bytes > 0);
+        Ok(())
+    })
+}
+
+/// Frees options. NULL is none.
+///
+/// # Safety
+/// `options` are options that nobody uses, or NULL.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn symmc_options_free(options: *mut symmc_options) {
+    // SAFETY: by the caller.
+    unsafe { free(options) }
+}
+
+/// Compiles a program into a plan and proves that safe. `options` may be NULL. The plan is the caller's, freed by
+/// `symmc_plan_free`. All ranks that are to run it must have the same one: compile it once and pass it on by
+/// `symmc_plan_write`, or compile the same program with the same options everywhere.
+///
+/// # Safety
+/// `program` is a program, `options` are options or NULL.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn symmc_compile(
+    program: *const symmc_program,
+    options: *const symmc_options,
+    out: *mut *mut symmc_plan,
+) -> symmc_status {
+    let compile = || {
+        // SAFETY: by the caller.
+        let (program, options) = unsafe { (handle(program, "program")?, options.as_ref()) };
+        let plan = match options {
+            Some(options) => symmc::compile(&program.0, &options.0),
+            None => symmc::compile(&program.0, &Config::default()),
+        };
+        plan.map(symmc_plan::new)
+    };
+    // SAFETY: by the caller.
+    unsafe { make(out, compile) }
+}
+
+/// Reads a plan from a file and proves it safe. It is the caller's, freed by `symmc_plan_free`.
+///
+/// # Safety
+/// `path` is a text.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn symmc_plan_read(path: *const c_char, out: *mut *mut symmc_plan) -> symmc_status {
+    let read = || {
+        // SAFETY: by the caller.
+        let path = unsafe { text(path, "the path of the plan") }?;
+        symmc::checked(symmc::read_plan(Path::new(path))?).map(symmc_plan::new)
+    };
+    // SAFETY: by the caller.
+    unsafe { make(out, read) }
+}
+
+/// Writes a plan to a file, which it replaces.
+///
+/// # Safety
+/// `plan` is a plan, `path` a text.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn symmc_plan_write(plan: *const symmc_plan, path: *const c_char) -> symmc_status {
+    guard(|| {
+        // SAFETY: by the caller.
+        let (plan, path) = unsafe { (handle(plan, "plan")?, text(path, "the path of the plan")?) };
+        let failed = |e| Error::new(ErrorKind::Input, format!("{path}: {e}"));
+        std::fs::write(path, plan.plan.to_json()).map_err(failed)
+    })
+}
+
+/// The number of ranks of a plan; 0 for NULL.
+///
+/// # Safety
+/// `plan` is a plan or NULL.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn symmc_plan_ranks(plan: *const symmc_plan) -> u32 {
+    // SAFETY: by the caller.
+    unsafe { plan.as_ref() }.map_or(0, |plan| plan.plan.ranks)
+}
+
+/// What was decided, in lines for people. The text is the plan's and stays as long as it; NULL for NULL.
+///
+/// # Safety
+/// `plan` is a plan or NULL.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn symmc_plan_report(plan: *const symmc_plan) -> *const c_char {
+    // SAFETY: by the caller.
+    unsafe { plan.as_ref() }.map_or(std::ptr::null(), |plan| plan.report.as_ptr())
+}
+
+/// The bytes of the arenas that each rank takes when it opens a session of the plan. Inputs and outputs that the caller does
+/// not bind come on top, at the sizes that are set.
+///
+/// # Safety
+/// `plan` is a plan, `out` takes a `symmc_plan_memory`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn symmc_plan_get_memory(
+    plan: *const symmc_plan,
+    out: *mut symmc_plan_memory,
+) -> symmc_status {
+    guard(|| {
+        // SAFETY: by the caller.
+        let plan = unsafe { handle(plan, "plan") }?;
+        let (ordinary, symmetric) = (plan.plan.arenas.ordinary, plan.plan.arenas.symmetric);
+        // SAFETY: by the caller.
+        unsafe { give(out, symmc_plan_memory { ordinary, symmetric }) }
+    })
+}
+
+/// Frees a plan. Sessions of it go on. NULL is none.
+///
+/// # Safety
+/// `plan` is a plan that nobody uses, or NULL.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn symmc_plan_free(plan: *mut symmc_plan) {
+    // SAFETY: by the caller.
+    unsafe { free(plan) }
+}

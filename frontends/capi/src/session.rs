@@ -1,0 +1,384 @@
+//! Sessions: one rank of a plan that stays.
+
+use std::ffi::{c_char, c_int, c_void};
+use std::time::Duration;
+
+use symmc::{Error, Session, SessionConfig};
+
+use crate::error::{free, give, guard, handle, handle_mut, make, refused, slice, symmc_status, text};
+use crate::group::symmc_group;
+use crate::plan::symmc_plan;
+use crate::program::symmc_weights;
+use crate::values::{Described, SYMMC_ARGUMENT, SYMMC_OUTPUT, place, symmc_memory, symmc_value};
+
+/// A plan on one rank, ready to run again and again. One thread at a time uses it, and it may be handed to another thread.
+/// After a run that failed every call gives the error of that.
+pub struct symmc_session {
+    session: Session,
+    /// What the caller was told of values, until other sizes are set.
+    described: Option<Vec<Described>>,
+}
+
+impl symmc_session {
+    fn described(&mut self) -> Result<&[Described], Error> {
+        if self.described.is_none() {
+            let (arguments, parameters) = (self.session.inputs()?, self.session.parameters()?);
+            let all = arguments.into_iter().chain(parameters).chain(self.session.outputs()?);
+            self.described = Some(all.map(Described::of).collect::<Result<_, _>>()?);
+        }
+        Ok(self.described.as_deref().unwrap_or_default())
+    }
+}
+
+/// What most calls are: something with a session.
+///
+/// # Safety
+/// `session` is a session that no other thread uses, or NULL.
+unsafe fn with(
+    session: *mut symmc_session,
+    work: impl FnOnce(&mut symmc_session) -> Result<(), Error>,
+) -> symmc_status {
+    // SAFETY: by the caller.
+    guard(|| work(unsafe { handle_mut(session, "session") }?))
+}
+
+/// Opens the session of the group's rank on the host; returns when all ranks have opened theirs, of the same plan. No wait for
+/// other ranks takes longer than `limit_ms` milliseconds, 0 for 30,000, also in runs. Plan and group may be freed before the
+/// session. It is the caller's, ended by `symmc_session_close` or `symmc_session_free`.
+///
+/// # Safety
+/// `plan` is a plan, `group` a place that no other thread uses.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn symmc_session_open(
+    plan: *const symmc_plan,
+    group: *const symmc_group,
+    limit_ms: u64,
+    out: *mut *mut symmc_session,
+) -> symmc_status {
+    let open = || {
+        // SAFETY: by the caller.
+        let (plan, group) = unsafe { (handle(plan, "plan")?, handle(group, "group")?) };
+        let config = match limit_ms {
+            0 => SessionConfig::default(),
+            limit => SessionConfig::default().with_limit(Duration::from_millis(limit)),
+        };
+        Ok(symmc_session { session: Session::open(&plan.plan, &group.0, &config)?, described: None })
+    };
+    // SAFETY: by the caller.
+    unsafe { make(out, open) }
+}
+
+/// The rank of a session; 0 for NULL.
+///
+/// # Safety
+/// `session` is a session that no other thread uses, or NULL.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn symmc_session_rank(session: *const symmc_session) -> u32 {
+    // SAFETY: by the caller.
+    unsafe { session.as_ref() }.map_or(0, |session| session.session.rank())
+}
+
+/// Sets the values of `count` symbols for the runs that come. Nothing has a size before all symbols have a value. Where a value
+/// has no bucket, or bound memory is too small for it, the sizes stay as they were.
+///
+/// # Safety
+/// `session` is a session that no other thread uses, `symbols` has `count` texts and `values` `count` numbers.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn symmc_session_set(
+    session: *mut symmc_session,
+    symbols: *const *const c_char,
+    values: *const i64,
+    count: usize,
+) -> symmc_status {
+    let set = |session: &mut symmc_session| {
+        // SAFETY: by the caller.
+        let (names, values) = unsafe { (slice(symbols, count, "symbols")?, slice(values, count, "values")?) };
+        // SAFETY: by the caller.
+        let name = |name: &*const c_char| unsafe { text(*name, "the name of a symbol") };
+        let names = names.iter().map(name).collect::<Result<Vec<_>, _>>()?;
+        let all: Vec<(&str, i64)> = names.into_iter().zip(values.iter().copied()).collect();
+        session.session.set_all(&all)?;
+        session.described = None;
+        Ok(())
+    };
+    // SAFETY: by the caller.
+    unsafe { with(session, set) }
+}
+
+/// The number of values of a kind: `SYMMC_ARGUMENT`, `SYMMC_PARAMETER` or `SYMMC_OUTPUT`.
+///
+/// # Safety
+/// `session` is a session that no other thread uses, `count` takes a number.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn symmc_session_count(
+    session: *mut symmc_session,
+    kind: i32,
+    count: *mut usize,
+) -> symmc_status {
+    let of = |session: &mut symmc_session| {
+        let found = session.described()?.iter().filter(|value| value.kind == kind).count();
+        expect_kind(kind)?;
+        // SAFETY: by the caller.
+        unsafe { give(count, found) }
+    };
+    // SAFETY: by the caller.
+    unsafe { with(session, of) }
+}
+
+/// The value of a kind by its number, from 0 on. Arguments and outputs are those of the program in its order, constants stand
+/// among the parameters.
+///
+/// # Safety
+/// `session` is a session that no other thread uses, `value` takes a `symmc_value`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn symmc_session_value(
+    session: *mut symmc_session,
+    kind: i32,
+    index: usize,
+    value: *mut symmc_value,
+) -> symmc_status {
+    let of = |session: &mut symmc_session| {
+        expect_kind(kind)?;
+        let mut all = session.described()?.iter().filter(|value| value.kind == kind);
+        let none = || refused(format!("there is no value {index} of the kind {kind}"));
+        let found = all.nth(index).ok_or_else(none)?.as_c();
+        // SAFETY: by the caller.
+        unsafe { give(value, found) }
+    };
+    // SAFETY: by the caller.
+    unsafe { with(session, of) }
+}
+
+fn expect_kind(kind: i32) -> Result<(), Error> {
+    match (SYMMC_ARGUMENT..=SYMMC_OUTPUT).contains(&kind) {
+        true => Ok(()),
+        false => Err(refused(format!("there is no kind {kind}: expected SYMMC_ARGUMENT to SYMMC_OUTPUT"))),
+    }
+}
+
+/// Where an input or output lies for the runs that come: the caller writes inputs there, or reads outputs, while no run is in
+/// progress. The memory is the session's and stays until a symbol is set that needs more, the input or output is bound
+/// elsewhere, or the session ends. Names are those of values, those under which weights are stored, or `in.<i>` (arguments),
+/// `w.<name>` and `out.<i>`, here and below.
+///
+/// # Safety
+/// `session` is a session that no other thread uses, `name` is a text, `memory` takes a `symmc_memory`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn symmc_session_address(
+    session: *mut symmc_session,
+    name: *const c_char,
+    memory: *mut symmc_memory,
+) -> symmc_status {
+    let of = |session: &mut symmc_session| {
+        // SAFETY: by the caller.
+        let found = session.session.address(unsafe { text(name, "the name") }?)?;
+        let found =
+            symmc_memory { data: found.as_ptr().cast(), bytes: found.bytes, place: place(found.place) };
+        // SAFETY: by the caller.
+        unsafe { give(memory, found) }
+    };
+    // SAFETY: by the caller.
+    unsafe { with(session, of) }
+}
+
+/// Has the runs that come find an input, or write an output, in memory of the caller, where it lies. Nothing is copied, unless
+/// the plan holds the input in symmetric memory (`SYMMC_PLACE_SYMMETRIC` before it is bound): a parameter is copied there
+/// before the first run then, an argument in every run. The memory stays the caller's. It must be valid until something else
+/// is bound or the session has ended, and the runs that take it have ended; meanwhile nobody else writes it during a run, nor
+/// reads what the run writes. Inputs that no output replaces may share memory with each other, an output with the input that
+/// it replaces, nothing else. It must be aligned for its elements and not be the session's own; where the size of the value
+/// never changes it must have that. Whether it has the bytes of the sizes that are set, and overlaps what it may not, is asked
+/// by the next run.
+///
+/// # Safety
+/// `session` is a session that no other thread uses, `name` is a text, `data` has `bytes` bytes.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn symmc_session_bind(
+    session: *mut symmc_session,
+    name: *const c_char,
+    data: *mut c_void,
+    bytes: usize,
+) -> symmc_status {
+    let bind = |session: &mut symmc_session| {
+        // SAFETY: by the caller.
+        unsafe { session.session.bind(text(name, "the name")?, data.cast(), bytes) }
+    };
+    // SAFETY: by the caller.
+    unsafe { with(session, bind) }
+}
+
+/// Has the runs that come use memory of the session again. What was in the caller's is not copied.
+///
+/// # Safety
+/// `session` is a session that no other thread uses, `name` is a text.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn symmc_session_unbind(
+    session: *mut symmc_session,
+    name: *const c_char,
+) -> symmc_status {
+    // SAFETY: by the caller.
+    unsafe { with(session, |session| session.session.unbind(text(name, "the name")?)) }
+}
+
+/// Has the runs that come read the weights of this rank where they lie: several sessions may share them. All symbols must have
+/// a value. The session keeps what it needs: the caller may free its handle at any time.
+///
+/// # Safety
+/// `session` is a session that no other thread uses, `weights` are weights.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn symmc_session_share_weights(
+    session: *mut symmc_session,
+    weights: *const symmc_weights,
+) -> symmc_status {
+    let share = |session: &mut symmc_session| {
+        // SAFETY: by the caller.
+        let weights = unsafe { handle(weights, "weights") }?;
+        let mut each = weights.0.iter();
+        each.try_for_each(|(name, tensor)| session.session.share(&format!("w.{name}"), tensor.clone()))
+    };
+    // SAFETY: by the caller.
+    unsafe { with(session, share) }
+}
+
+/// Copies the data of an input to where it lies; `bytes` is its whole size. No run may be in progress.
+///
+/// # Safety
+/// `session` is a session that no other thread uses, `name` is a text, `data` has `bytes` bytes.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn symmc_session_write(
+    session: *mut symmc_session,
+    name: *const c_char,
+    data: *const c_void,
+    bytes: usize,
+) -> symmc_status {
+    let write = |session: &mut symmc_session| {
+        // SAFETY: by the caller.
+        unsafe { session.session.write(text(name, "the name")?, slice(data.cast(), bytes, "the data")?) }
+    };
+    // SAFETY: by the caller.
+    unsafe { with(session, write) }
+}
+
+/// Copies an output, or an input, as it is now to memory of the caller; `bytes` is its whole size. No run may be in progress.
+///
+/// # Safety
+/// `session` is a session that no other thread uses, `name` is a text, `data` has `bytes` bytes.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn symmc_session_read(
+    session: *mut symmc_session,
+    name: *const c_char,
+    data: *mut c_void,
+    bytes: usize,
+) -> symmc_status {
+    let read = |session: &mut symmc_session| {
+        // SAFETY: by the caller.
+        let name = unsafe { text(name, "the name") }?;
+        let tensor = session.session.read(name)?;
+        let found = tensor.data();
+        if found.len() != bytes {
+            return Err(refused(format!("{name}: it has {} bytes, the memory for it {bytes}", found.len())));
+        }
+        if bytes > 0 && data.is_null() {
+            return Err(refused(format!("{name}: the memory for it is NULL")));
+        }
+        // SAFETY: by the caller; a tensor of the session's does not overlap memory of the caller.
+        unsafe { std::ptr::copy(found.as_ptr(), data.cast(), bytes) };
+        Ok(())
+    };
+    // SAFETY: by the caller.
+    unsafe { with(session, read) }
+}
+
+/// Runs once and waits for the end. All ranks run the same, in the same order.
+///
+/// # Safety
+/// `session` is a session that no other thread uses.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn symmc_session_run(session: *mut symmc_session) -> symmc_status {
+    // SAFETY: by the caller.
+    unsafe { with(session, |session| session.session.run()) }
+}
+
+/// Starts one run behind those that were started, and returns. It takes the sizes and the memory that are set now.
+///
+/// # Safety
+/// `session` is a session that no other thread uses.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn symmc_session_enqueue(session: *mut symmc_session) -> symmc_status {
+    // SAFETY: by the caller.
+    unsafe { with(session, |session| session.session.enqueue()) }
+}
+
+/// Asks whether all runs have ended: `done` becomes 1, else 0. Fails if one failed.
+///
+/// # Safety
+/// `session` is a session that no other thread uses, `done` takes a number.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn symmc_session_poll(session: *mut symmc_session, done: *mut c_int) -> symmc_status {
+    let poll = |session: &mut symmc_session| {
+        let ended = session.session.poll()?;
+        // SAFETY: by the caller.
+        unsafe { give(done, c_int::from(ended)) }
+    };
+    // SAFETY: by the caller.
+    unsafe { with(session, poll) }
+}
+
+/// Waits until all runs have ended, for `limit_ms` milliseconds at most. Fails if one failed, or if they have not ended by
+/// then, in which case they go on.
+///
+/// # Safety
+/// `session` is a session that no other thread uses.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn symmc_session_wait(session: *mut symmc_session, limit_ms: u64) -> symmc_status {
+    // SAFETY: by the caller.
+    unsafe { with(session, |session| session.session.wait(Duration::from_millis(limit_ms))) }
+}
+
+/// Gives the memory of the arenas back until `symmc_session_resume`. All ranks call both, between runs. Memory of inputs and
+/// outputs stays.
+///
+/// # Safety
+/// `session` is a session that no other thread uses.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn symmc_session_release(session: *mut symmc_session) -> symmc_status {
+    // SAFETY: by the caller.
+    unsafe { with(session, |session| session.session.release()) }
+}
+
+/// Takes the memory of the arenas again. Inputs in symmetric memory are to be written again.
+///
+/// # Safety
+/// `session` is a session that no other thread uses.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn symmc_session_resume(session: *mut symmc_session) -> symmc_status {
+    // SAFETY: by the caller.
+    unsafe { with(session, |session| session.session.resume()) }
+}
+
+/// Waits until all runs have ended and ends the session, which is freed whatever is returned.
+///
+/// # Safety
+/// `session` is a session that no other thread uses, and none does from now on.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn symmc_session_close(session: *mut symmc_session) -> symmc_status {
+    guard(|| {
+        if session.is_null() {
+            return Err(refused("the handle of the session is NULL"));
+        }
+        // SAFETY: by the caller.
+        let session = unsafe { Box::from_raw(session) };
+        session.session.close()
+    })
+}
+
+/// Ends a session without waiting for its runs: where one is in progress the sessions of the other ranks end with an error
+/// too. NULL is none.
+///
+/// # Safety
+/// `session` is a session that no other thread uses, or NULL, and none does from now on.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn symmc_session_free(session: *mut symmc_session) {
+    // SAFETY: by the caller.
+    unsafe { free(session) }
+}

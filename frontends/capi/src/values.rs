@@ -1,0 +1,138 @@
+//! Inputs, parameters and outputs of a session, as C has them.
+
+use std::ffi::{CString, c_char};
+
+use symmc::{DType, Error, Place, Value, ValueKind};
+
+use crate::error::{c_text, refused};
+
+/// Inputs that change from run to run.
+pub const SYMMC_ARGUMENT: i32 = 0;
+/// Inputs that are given once: weights, and constants that the program carries.
+pub const SYMMC_PARAMETER: i32 = 1;
+/// Outputs, those that replace an input among them.
+pub const SYMMC_OUTPUT: i32 = 2;
+
+/// Elements of one byte, 0 or 1.
+pub const SYMMC_BOOL: i32 = 0;
+/// Unsigned integers of 8 bits.
+pub const SYMMC_U8: i32 = 1;
+/// Signed integers of 32 bits.
+pub const SYMMC_I32: i32 = 2;
+/// Signed integers of 64 bits.
+pub const SYMMC_I64: i32 = 3;
+/// IEEE 754 numbers of 16 bits.
+pub const SYMMC_F16: i32 = 4;
+/// The upper half of IEEE 754 numbers of 32 bits.
+pub const SYMMC_BF16: i32 = 5;
+/// IEEE 754 numbers of 32 bits.
+pub const SYMMC_F32: i32 = 6;
+/// IEEE 754 numbers of 64 bits.
+pub const SYMMC_F64: i32 = 7;
+
+/// In memory of this rank that the session holds.
+pub const SYMMC_PLACE_OWN: i32 = 0;
+/// In the symmetric arena, which peers reach.
+pub const SYMMC_PLACE_SYMMETRIC: i32 = 1;
+/// In memory of the caller.
+pub const SYMMC_PLACE_BOUND: i32 = 2;
+
+/// An input, a parameter or an output, at the sizes that are set. What it points to is the session's and stays until another
+/// size is set or the session ends.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct symmc_value {
+    /// The name of the value in the program.
+    pub name: *const c_char,
+    /// The name under which a weight is stored, or that an argument has where the program came from; NULL if it has none.
+    pub source: *const c_char,
+    /// For an output, the name of the input that it replaces, else NULL.
+    pub replaces: *const c_char,
+    /// The extent of each axis.
+    pub extents: *const i64,
+    /// The number of axes.
+    pub axes: usize,
+    /// Its size.
+    pub bytes: usize,
+    /// The type of its elements: `SYMMC_F32` and so on.
+    pub dtype: i32,
+}
+
+/// Where an input or output lies.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct symmc_memory {
+    /// The first byte.
+    pub data: *mut std::ffi::c_void,
+    /// The number of bytes, at the sizes that are set.
+    pub bytes: usize,
+    /// Whose it is: `SYMMC_PLACE_OWN` and so on.
+    pub place: i32,
+}
+
+/// A value with what C is told of it.
+pub(crate) struct Described {
+    pub kind: i32,
+    name: CString,
+    source: Option<CString>,
+    replaces: Option<CString>,
+    extents: Vec<i64>,
+    bytes: usize,
+    dtype: i32,
+}
+
+impl Described {
+    pub(crate) fn of(value: Value) -> Result<Described, Error> {
+        let text = |text: Option<String>| text.map(|text| c_text(&text));
+        let kind = match value.kind {
+            ValueKind::Argument => SYMMC_ARGUMENT,
+            ValueKind::Output => SYMMC_OUTPUT,
+            _ => SYMMC_PARAMETER,
+        };
+        let extents = value.extents.iter().map(|&extent| i64::try_from(extent));
+        let extents: Result<Vec<i64>, _> = extents.collect();
+        Ok(Described {
+            kind,
+            name: c_text(&value.name),
+            source: text(value.source),
+            replaces: text(value.replaces),
+            extents: extents.map_err(|_| refused(format!("%{}: its extents are too large", value.name)))?,
+            bytes: value.bytes,
+            dtype: dtype(value.dtype),
+        })
+    }
+
+    pub(crate) fn as_c(&self) -> symmc_value {
+        let pointer = |text: &Option<CString>| text.as_ref().map_or(std::ptr::null(), |t| t.as_ptr());
+        symmc_value {
+            name: self.name.as_ptr(),
+            source: pointer(&self.source),
+            replaces: pointer(&self.replaces),
+            extents: self.extents.as_ptr(),
+            axes: self.extents.len(),
+            bytes: self.bytes,
+            dtype: self.dtype,
+        }
+    }
+}
+
+fn dtype(dtype: DType) -> i32 {
+    match dtype {
+        DType::Bool => SYMMC_BOOL,
+        DType::U8 => SYMMC_U8,
+        DType::I32 => SYMMC_I32,
+        DType::I64 => SYMMC_I64,
+        DType::F16 => SYMMC_F16,
+        DType::BF16 => SYMMC_BF16,
+        DType::F32 => SYMMC_F32,
+        DType::F64 => SYMMC_F64,
+    }
+}
+
+pub(crate) fn place(place: Place) -> i32 {
+    match place {
+        Place::Symmetric => SYMMC_PLACE_SYMMETRIC,
+        Place::Bound => SYMMC_PLACE_BOUND,
+        _ => SYMMC_PLACE_OWN,
+    }
+}

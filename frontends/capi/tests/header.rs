@@ -1,0 +1,262 @@
+//! `include/symmc.h` is made of the sources: their functions, types, constants and comments. What is not in the header is not
+//! in the library, and no function of it lets a panic out.
+//!
+//! `UPDATE_EXPECT=1 cargo test -p symmc-capi --test header` writes it again. Made by these lines rather than by a generator of
+//! its own, because the interface has few kinds of types, and every generator brings a second parser of Rust along.
+
+use std::fmt::Write;
+use std::path::{Path, PathBuf};
+
+use quote::ToTokens;
+use syn::{Attribute, Expr, ExprLit, FnArg, Item, ItemFn, Lit, Meta, PointerMutability, ReturnType, Type};
+
+fn folder() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).to_path_buf()
+}
+
+/// The files in the order in which the header has them.
+const FILES: [&str; 7] = ["lib", "error", "program", "plan", "group", "values", "session"];
+
+const OPENING: &str = "\
+/* symmc: tensor programs with communication become plans that are proved safe, and run.
+ *
+ * Handles are pointers to what only the library knows. Whoever got one owns it and gives it to the function that frees it,
+ * once, from any thread. What a function takes besides handles it has read when it returns, unless it says otherwise. Texts
+ * are UTF-8 and end with a NUL.
+ *
+ * Functions that can fail return SYMMC_OK or the kind of the error; symmc_last_error has the text, for the thread that called.
+ * What a call was to give through a pointer is NULL then, or as it was. Any thread may call any function, but one at a time
+ * those of one handle that is not const to them, unless a handle says more. Wherever the library is wrong itself, the status
+ * is SYMMC_ERROR_DEFECT: nothing is thrown through the caller.
+ *
+ * Made from the sources of the library; do not edit it.
+ */
+#ifndef SYMMC_H
+#define SYMMC_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern \"C\" {
+#endif
+";
+
+const CLOSING: &str = "
+#ifdef __cplusplus
+}
+#endif
+
+#endif
+";
+
+fn items() -> Vec<(String, Vec<Item>)> {
+    let read = |name: &&str| {
+        let path = folder().join(format!("src/{name}.rs"));
+        let text = std::fs::read_to_string(&path).expect("a source");
+        let title =
+            text.lines().next().and_then(|line| line.strip_prefix("//! ")).expect("a page").to_string();
+        (title, syn::parse_file(&text).expect("Rust").items)
+    };
+    FILES.iter().map(read).collect()
+}
+
+/// The comment of an item as C has it, without what only callers in Rust have to know.
+fn comment(attributes: &[Attribute], indent: &str) -> String {
+    let line = |attribute: &Attribute| match &attribute.meta {
+        Meta::NameValue(pair) if pair.path.is_ident("doc") => match &pair.value {
+            Expr::Lit(ExprLit { lit: Lit::Str(text), .. }) => Some(text.value().trim().to_string()),
+            _ => None,
+        },
+        _ => None,
+    };
+    let lines: Vec<String> =
+        attributes.iter().filter_map(line).take_while(|text| text != "# Safety").collect();
+    let text = lines.join(&format!("\n{indent} * "));
+    let text = text.trim_end_matches([' ', '*', '\n']);
+    assert!(!text.is_empty(), "everything public has a comment");
+    format!("{indent}/* {text} */\n").replace(" * \n", " *\n")
+}
+
+/// A type as C has it; that of a pointer ends with its star.
+fn spelled(ty: &Type) -> String {
+    match ty {
+        Type::Ptr(pointer) => {
+            let to = spelled(&pointer.elem);
+            let constant = matches!(pointer.mutability, PointerMutability::Const(_));
+            match (matches!(*pointer.elem, Type::Ptr(_)), constant) {
+                (true, true) => format!("{to}const *"),
+                (true, false) => format!("{to}*"),
+                (false, true) => format!("const {to} *"),
+                (false, false) => format!("{to} *"),
+            }
+        }
+        Type::Path(path) => match path.path.segments.last().expect("a name").ident.to_string().as_str() {
+            "c_char" => "char".into(),
+            "c_int" => "int".into(),
+            "c_void" => "void".into(),
+            "usize" => "size_t".into(),
+            number @ ("i32" | "u32" | "i64" | "u64") => {
+                format!("{}int{}_t", if number.starts_with('u') { "u" } else { "" }, &number[1..])
+            }
+            own if own.starts_with("symmc_") => own.into(),
+            other => panic!("the header has no type {other}"),
+        },
+        other => panic!("the header has no type {}", other.to_token_stream()),
+    }
+}
+
+/// Something of a type.
+fn declared(ty: &Type, name: &str) -> String {
+    let ty = spelled(ty);
+    if ty.ends_with('*') { format!("{ty}{name}") } else { format!("{ty} {name}") }
+}
+
+fn returned(output: &ReturnType, name: &str) -> String {
+    match output {
+        ReturnType::Default => format!("void {name}"),
+        ReturnType::Type(_, ty) => declared(ty, name),
+    }
+}
+
+/// A function with its parameters, in lines of at most 120 characters.
+fn signature(head: &str, parameters: &[String]) -> String {
+    let all = if parameters.is_empty() { "void".into() } else { parameters.join(", ") };
+    let line = format!("{head}({all});");
+    if line.len() <= 120 { line } else { format!("{head}(\n    {});", parameters.join(",\n    ")) }
+}
+
+fn is_exported(function: &ItemFn) -> bool {
+    function.attrs.iter().any(|a| a.to_token_stream().to_string().contains("no_mangle"))
+}
+
+fn of_function(function: &ItemFn, out: &mut String) {
+    let parameter = |argument: &FnArg| match argument {
+        FnArg::Typed(typed) => declared(&typed.ty, &typed.pat.to_token_stream().to_string()),
+        FnArg::Receiver(_) => panic!("functions of C have no receiver"),
+    };
+    let parameters: Vec<String> = function.sig.inputs.iter().map(parameter).collect();
+    let head = returned(&function.sig.output, &function.sig.ident.to_string());
+    out.push_str(&comment(&function.attrs, ""));
+    let _ = writeln!(out, "{}\n", signature(&head, &parameters));
+}
+
+/// The function that may be left out, where a type is one.
+fn optional_function(ty: &Type) -> Option<&syn::TypeFnPtr> {
+    let Type::Path(path) = ty else { return None };
+    let syn::PathArguments::AngleBracketed(of) = &path.path.segments.last()?.arguments else { return None };
+    match of.args.first()? {
+        syn::GenericArgument::Type(Type::FnPtr(pointer)) => Some(pointer),
+        _ => None,
+    }
+}
+
+/// `pub type`: another name of a type, or a function of the caller's.
+fn of_alias(alias: &syn::ItemType, out: &mut String) {
+    out.push_str(&comment(&alias.attrs, ""));
+    let name = alias.ident.to_string();
+    let Some(pointer) = optional_function(&alias.ty) else {
+        let _ = writeln!(out, "typedef {};\n", declared(&alias.ty, &name));
+        return;
+    };
+    let parameter = |p: &syn::NamedArg| declared(&p.ty, &p.name.as_ref().expect("a name").0.to_string());
+    let parameters: Vec<String> = pointer.inputs.iter().map(parameter).collect();
+    let head = format!("typedef {}", returned(&pointer.output, &format!("(*{name})")));
+    let _ = writeln!(out, "{}\n", signature(&head, &parameters));
+}
+
+fn of_struct(item: &syn::ItemStruct, out: &mut String) {
+    let name = &item.ident;
+    if !item.attrs.iter().any(|a| a.to_token_stream().to_string().contains("repr (C)")) {
+        return;
+    }
+    out.push_str(&comment(&item.attrs, ""));
+    let _ = writeln!(out, "typedef struct {name} {{");
+    for field in &item.fields {
+        out.push_str(&comment(&field.attrs, "    "));
+        let _ =
+            writeln!(out, "    {};", declared(&field.ty, &field.ident.as_ref().expect("a name").to_string()));
+    }
+    let _ = writeln!(out, "}} {name};\n");
+}
+
+fn is_public(visibility: &syn::Visibility) -> bool {
+    matches!(visibility, syn::Visibility::Public(_))
+}
+
+/// The handles, before anything that names them.
+fn handles(files: &[(String, Vec<Item>)]) -> String {
+    let mut out = String::new();
+    for item in files.iter().flat_map(|(_, items)| items) {
+        if let Item::Struct(item) = item
+            && is_public(&item.vis)
+            && !item.attrs.iter().any(|a| a.to_token_stream().to_string().contains("repr (C)"))
+        {
+            out.push_str(&comment(&item.attrs, ""));
+            let _ = writeln!(out, "typedef struct {0} {0};\n", item.ident);
+        }
+    }
+    out
+}
+
+fn header() -> String {
+    let files = items();
+    let mut out = format!("{OPENING}\n{}", handles(&files));
+    for (title, items) in &files {
+        let mut part = String::new();
+        let mut constants = String::new();
+        for item in items {
+            match item {
+                Item::Const(constant) if is_public(&constant.vis) => {
+                    constants.push_str(&comment(&constant.attrs, ""));
+                    let value = constant.expr.to_token_stream();
+                    let _ = writeln!(constants, "#define {} {value}", constant.ident);
+                }
+                Item::Type(alias) if is_public(&alias.vis) => of_alias(alias, &mut part),
+                Item::Struct(item) if is_public(&item.vis) => of_struct(item, &mut part),
+                Item::Fn(function) if is_exported(function) => of_function(function, &mut part),
+                _ => {}
+            }
+        }
+        if !constants.is_empty() {
+            constants.push('\n');
+        }
+        let _ = write!(out, "/* ---- {title} ---- */\n\n{constants}{part}");
+    }
+    out.trim_end().to_string() + "\n" + CLOSING
+}
+
+#[test]
+fn the_header_is_that_of_the_sources() {
+    let path = folder().join("include/symmc.h");
+    let made = header();
+    if std::env::var_os("UPDATE_EXPECT").is_some() {
+        return std::fs::write(&path, made).expect("written");
+    }
+    let found = std::fs::read_to_string(&path).expect("the header");
+    assert!(found == made, "{} is not that of the sources: UPDATE_EXPECT=1 writes it", path.display());
+}
+
+#[test]
+fn every_function_is_exported_and_keeps_panics_in() {
+    let mut seen = 0;
+    for function in items().into_iter().flat_map(|(_, items)| items) {
+        let Item::Fn(function) = function else { continue };
+        let name = function.sig.ident.to_string();
+        if function.sig.abi.is_none() {
+            assert!(!name.starts_with("symmc_"), "{name} is no function of C");
+            continue;
+        }
+        seen += 1;
+        assert!(is_exported(&function) && is_public(&function.vis), "{name} is not exported");
+        assert!(name.starts_with("symmc_"), "{name} has no prefix");
+        let body = function.block.to_token_stream().to_string();
+        let guarded = ["guard (", "make (", "with (", "free ("].iter().any(|call| body.contains(call));
+        // What only reads a field, or what the thread keeps.
+        let reads =
+            ["as_ref ()", "last (", "SYMMC_ABI_VERSION", "concat !"].iter().any(|call| body.contains(call));
+        let calls = body.matches('(').count();
+        assert!(guarded || (reads && calls <= 8), "{name} may let a panic out: {body}");
+    }
+    assert!(seen > 40, "{seen}");
+}

@@ -1,0 +1,184 @@
+//! The programs of `examples/c`, and others, as C and as C++ with all warnings as errors, against the shared and the static
+//! library, and under AddressSanitizer.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+use std::sync::OnceLock;
+
+/// With what a program is compiled.
+#[derive(Clone, Copy)]
+struct Way {
+    compiler: &'static str,
+    flags: &'static [&'static str],
+    is_static: bool,
+}
+
+const C: Way = Way { compiler: "gcc", flags: &["-std=c11"], is_static: false };
+const CPP: Way = Way { compiler: "g++", flags: &["-std=c++17", "-x", "c++"], is_static: false };
+const STATIC: Way = Way { is_static: true, ..C };
+const SANITIZED: Way =
+    Way { flags: &["-std=c11", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"], ..C };
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
+}
+
+/// The libraries of the profile of this test, built by cargo as users build them: tests do not depend on what Rust cannot link.
+fn library(extension: &str) -> PathBuf {
+    static BUILT: OnceLock<PathBuf> = OnceLock::new();
+    let folder = BUILT.get_or_init(|| {
+        let test = std::env::current_exe().expect("a path");
+        let folder = test.ancestors().nth(2).expect("the folder of the profile").to_path_buf();
+        let mut command = Command::new(env!("CARGO"));
+        command.args(["build", "--quiet", "--locked", "-p", "symmc-capi"]).current_dir(root());
+        command.arg("--target-dir").arg(folder.parent().expect("the folder of all profiles"));
+        if folder.ends_with("release") {
+            command.arg("--release");
+        }
+        let output = command.output().expect("cargo starts");
+        assert!(output.status.success(), "{}", text(&output));
+        folder
+    });
+    folder.join("libsymmc").with_extension(extension)
+}
+
+/// Whether a compiler is there; says so where it is not.
+fn has(compiler: &str) -> bool {
+    let found = Command::new(compiler).arg("--version").output().is_ok_and(|output| output.status.success());
+    if !found {
+        eprintln!("there is no {compiler}: nothing was compiled with it");
+    }
+    found
+}
+
+fn text(output: &Output) -> String {
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    format!("{:?}\n{}{}", output.status, text(&output.stdout), text(&output.stderr))
+}
+
+/// Compiles and links a program.
+fn compiled(source: &Path, way: Way, into: &Path) -> PathBuf {
+    let name = source.file_stem().expect("a name").to_string_lossy();
+    let program =
+        into.join(format!("{name}-{}-{}", way.compiler, way.flags.len() + usize::from(way.is_static)));
+    let mut command = Command::new(way.compiler);
+    command.args(way.flags).args(["-Wall", "-Wextra", "-Werror", "-pedantic", "-O1"]);
+    command.arg("-I").arg(root().join("frontends/capi/include")).arg("-I").arg(root().join("examples/c"));
+    command.arg(source).args(["-x", "none"]);
+    if way.is_static {
+        command.arg(library("a")).args(["-lm", "-ldl", "-lrt"]);
+    } else {
+        let library = library("so");
+        let folder = library.parent().expect("a folder").display();
+        command.arg(&library).arg(format!("-Wl,-rpath,{folder}"));
+    }
+    command.args(["-pthread", "-o"]).arg(&program);
+    let output = command.output().expect("the compiler starts");
+    assert!(output.status.success(), "{command:?}: {}", text(&output));
+    program
+}
+
+/// Runs a program without what a launcher says; what it wrote.
+fn ran(program: &Path, arguments: &[&Path]) -> String {
+    let mut command = Command::new(program);
+    for name in ["RANK", "WORLD_SIZE", "PMI_RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID"] {
+        command.env_remove(name);
+    }
+    let output = command.args(arguments).output().expect("it starts");
+    assert!(output.status.success(), "{}: {}", program.display(), text(&output));
+    String::from_utf8(output.stdout).expect("text")
+}
+
+fn example(name: &str) -> PathBuf {
+    root().join("examples/c").join(name)
+}
+
+/// Threads and processes, compiled in one way.
+fn both(way: Way) {
+    if !has(way.compiler) {
+        return;
+    }
+    let folder = tempfile::tempdir().expect("a folder");
+    let out = ran(&compiled(&example("threads.c"), way, folder.path()), &[]);
+    for said in ["layer: 2 ranks, machine host", "%y of", "proved safe", "parameter w: 128 bytes, 2 axes"] {
+        assert!(out.contains(said), "{said}: {out}");
+    }
+    assert!(out.ends_with("2 threads agree\n"), "{out}");
+    let plan = folder.path().join("plan.json");
+    let out = ran(&compiled(&example("processes.c"), way, folder.path()), &[&plan]);
+    assert!(out.ends_with("2 processes agree\n") && plan.is_file(), "{out}");
+}
+
+#[test]
+fn the_examples_run_as_c() {
+    both(C);
+}
+
+#[test]
+fn the_examples_run_as_cpp() {
+    both(CPP);
+}
+
+#[test]
+fn the_examples_run_with_the_static_library() {
+    both(STATIC);
+}
+
+#[test]
+fn the_examples_are_clean_under_address_sanitizer() {
+    both(SANITIZED);
+}
+
+#[test]
+fn what_callers_do_wrong_is_a_status_with_a_text() {
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/wrong.c");
+    let folder = tempfile::tempdir().expect("a folder");
+    for way in [C, CPP, SANITIZED] {
+        if has(way.compiler) {
+            let out = ran(&compiled(&source, way, folder.path()), &[folder.path()]);
+            assert!(out.ends_with("all refused\n"), "{out}");
+        }
+    }
+}
+
+/// The program of the page for who embeds symmc.
+#[test]
+fn the_program_of_the_page_runs() {
+    let page = std::fs::read_to_string(root().join("docs/embedding.md")).expect("the page");
+    let program = page.split("```c\n").nth(1).and_then(|rest| rest.split("```").next()).expect("a program");
+    let folder = tempfile::tempdir().expect("a folder");
+    let source = folder.path().join("page.c");
+    std::fs::write(&source, program).expect("written");
+    for way in [C, CPP].into_iter().filter(|way| has(way.compiler)) {
+        assert_eq!(ran(&compiled(&source, way, folder.path()), &[]), "");
+    }
+}
+
+/// Every function of the header is in both libraries: a program that takes all their addresses links.
+#[test]
+fn the_libraries_have_every_function_of_the_header() {
+    let header = std::fs::read_to_string(root().join("frontends/capi/include/symmc.h")).expect("the header");
+    let is_name = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_';
+    let names: Vec<&str> = header
+        .lines()
+        .filter(|line| !line.starts_with([' ', '/', '#', '}']) && !line.starts_with("typedef"))
+        .filter_map(|line| line.split_once('(')?.0.rsplit(|c| !is_name(c)).next())
+        .collect();
+    assert!(names.len() > 40, "{names:?}");
+    let all: String = names.iter().map(|name| format!("    (function){name},\n")).collect();
+    let program = format!(
+        "#include <stdio.h>\n#include \"symmc.h\"\ntypedef void (*function)(void);\nstatic function const all[] = {{\n{all}}};\n\
+         int main(void) {{\n    for (size_t i = 0; i < sizeof all / sizeof *all; i++)\n        if (!all[i]) return 1;\n    \
+         printf(\"%s\\n\", symmc_version());\n    return symmc_abi_version() != SYMMC_ABI_VERSION;\n}}\n"
+    );
+    let folder = tempfile::tempdir().expect("a folder");
+    let source = folder.path().join("all.c");
+    std::fs::write(&source, program).expect("written");
+    for way in [C, STATIC].into_iter().filter(|way| has(way.compiler)) {
+        let way = Way { flags: &["-std=c11", "-Wno-cast-function-type"], ..way };
+        assert_eq!(
+            ran(&compiled(&source, way, folder.path()), &[]),
+            format!("{}\n", env!("CARGO_PKG_VERSION"))
+        );
+    }
+}

@@ -1,0 +1,166 @@
+/* What callers do wrong is a status and a text that names it, and never more than that. */
+#include "layer.h"
+
+static void refused_at(symmc_status status, symmc_status kind, const char *text, int line) {
+    if (status != kind || symmc_last_error_kind() != kind || strstr(symmc_last_error(), text) == NULL) {
+        fprintf(stderr, "line %d: expected kind %d and \"%s\", found %d: %s\n", line, (int)kind, text, (int)status,
+                symmc_last_error());
+        exit(1);
+    }
+}
+#define refused(call, kind, text) refused_at((call), SYMMC_ERROR_##kind, (text), __LINE__)
+
+static int fails(void *context, const void *mine, size_t bytes, void *all) {
+    (void)context, (void)mine, (void)bytes, (void)all;
+    return 7;
+}
+
+static int alone(void *context, const void *mine, size_t bytes, void *all) {
+    (void)context;
+    memcpy(all, mine, bytes);
+    return 0;
+}
+
+static const char *const ONE =
+    "program \"one\" ranks 1\n"
+    "symbol n in 1..=8\n"
+    "arg %x: f32[n]\n"
+    "arg %z: f32[n]\n"
+    "%y: f32[n] = add %x, %z\n"
+    "return %y\n";
+
+static void of_programs(const char *folder) {
+    symmc_program *program = (symmc_program *)1;
+    symmc_plan *plan;
+    symmc_options *options;
+    const char *missing = "/nowhere/model.pt2", *none = NULL;
+    const char not_utf8[] = {(char)0xff, (char)0xfe, 0};
+    const int64_t upper = 64;
+    char path[4096];
+    refused(symmc_program_from_text("nonsense", &program), INPUT, "program");
+    expect(program == NULL);
+    refused(symmc_program_from_text(NULL, &program), INPUT, "the program is NULL");
+    refused(symmc_program_from_text(not_utf8, &program), INPUT, "not UTF-8");
+    refused(symmc_program_from_text(ONE, NULL), INPUT, "the pointer to the result is NULL");
+    refused(symmc_program_open(&missing, 1, 0, NULL, &program), INPUT, "/nowhere/model.pt2");
+    refused(symmc_program_open(&none, 1, 0, NULL, &program), INPUT, "a path is NULL");
+    refused(symmc_program_open(NULL, 2, 0, NULL, &program), INPUT, "paths is NULL");
+    refused(symmc_program_open(NULL, 0, 0, NULL, &program), INPUT, "no path");
+    refused(symmc_program_open(&missing, SIZE_MAX, 0, NULL, &program), INPUT, "no memory has so many");
+    refused(symmc_program_open(&missing, 1, 0, "/nowhere/x.safetensors", &program), INPUT, "x.safetensors");
+    refused(symmc_compile(NULL, NULL, &plan), INPUT, "the handle of the program is NULL");
+    expect(plan == NULL);
+    refused(symmc_plan_read("/nowhere/plan.json", &plan), INPUT, "/nowhere/plan.json");
+    refused(symmc_plan_write(NULL, "x"), INPUT, "the handle of the plan is NULL");
+    expect(symmc_plan_ranks(NULL) == 0 && symmc_plan_report(NULL) == NULL && symmc_program_ranks(NULL) == 0);
+
+    must(symmc_program_from_text("program \"open\" ranks ?\narg %x: f32[2]\n%y: f32[2] = add %x, %x\nreturn %y\n", &program));
+    expect(symmc_program_ranks(program) == 0);
+    refused(symmc_compile(program, NULL, &plan), INPUT, "the number of ranks is open");
+    symmc_program_free(program);
+    must(symmc_program_from_text(ONE, &program));
+    must(symmc_options_create(&options));
+    refused(symmc_options_set_machine(options, "abacus"), INPUT, "there is no machine abacus");
+    must(symmc_options_set_buckets(options, "m", &upper, 1));
+    refused(symmc_compile(program, options, &plan), INPUT, "symbol m");
+    must(symmc_options_set_buckets(options, "m", NULL, 0));
+    must(symmc_compile(program, options, &plan));
+    snprintf(path, sizeof path, "%s/no/plan.json", folder);
+    refused(symmc_plan_write(plan, path), INPUT, path);
+    symmc_plan_free(plan);
+    symmc_options_free(options);
+    symmc_program_free(program);
+}
+
+static void of_groups(void) {
+    symmc_group *group = NULL;
+    refused(symmc_group_threads(2, NULL), INPUT, "NULL");
+    refused(symmc_group_threads(0, &group), INPUT, "found 0");
+    refused(symmc_group_threads(UINT32_MAX, &group), INPUT, "found 4294967295");
+    refused(symmc_group_from_environment(&group), INPUT, "the environment names no rank");
+    refused(symmc_group_bootstrap(0, 1, NULL, NULL, &group), INPUT, "all_gather is NULL");
+    refused(symmc_group_bootstrap(2, 2, alone, NULL, &group), INPUT, "rank 2 of 2");
+    refused(symmc_group_bootstrap(0, 1, fails, NULL, &group), INPUT, "all_gather returned 7");
+    expect(group == NULL && symmc_group_rank(NULL) == 0 && symmc_group_ranks(NULL) == 0);
+}
+
+static void of_sessions(void) {
+    symmc_program *program;
+    symmc_plan *plan;
+    symmc_group *group;
+    symmc_session *session;
+    symmc_value value;
+    symmc_memory memory;
+    size_t count;
+    int done;
+    float x[9] = {1}, y[8] = {0};
+    must(symmc_program_from_text(ONE, &program));
+    must(symmc_compile(program, NULL, &plan));
+    symmc_program_free(program);
+    must(symmc_group_bootstrap(0, 1, alone, NULL, &group));
+    must(symmc_session_open(plan, group, 0, &session));
+    symmc_plan_free(plan);
+    symmc_group_free(group);
+
+    refused(symmc_session_run(session), INPUT, "sizes");
+    refused(symmc_session_count(session, SYMMC_OUTPUT, &count), INPUT, "set n");
+    refused(symmc_session_set(session, NULL, NULL, 1), INPUT, "symbols is NULL");
+    set_rows(session, 8);
+    refused(symmc_session_run(session), INPUT, "has no data");
+    {
+        const char *m = "m", *n = "n";
+        const int64_t nine = 9;
+        refused(symmc_session_set(session, &m, &nine, 1), INPUT, "no symbol m");
+        refused(symmc_session_set(session, &n, &nine, 1), INPUT, "9");
+    }
+    refused(symmc_session_count(session, 9, &count), INPUT, "no kind 9");
+    refused(symmc_session_value(session, SYMMC_ARGUMENT, 2, &value), INPUT, "no value 2");
+    must(symmc_session_value(session, SYMMC_ARGUMENT, 1, &value));
+    expect(strcmp(value.name, "z") == 0 && value.source == NULL && value.replaces == NULL);
+    expect(value.axes == 1 && value.extents[0] == 8 && value.bytes == 32 && value.dtype == SYMMC_F32);
+    refused(symmc_session_address(session, "q", &memory), INPUT, "no input or output q");
+    refused(symmc_session_address(session, NULL, &memory), INPUT, "the name is NULL");
+    refused(symmc_session_bind(session, "x", NULL, 32), INPUT, "has no address");
+    refused(symmc_session_bind(session, "x", (char *)x + 1, 32), INPUT, "not aligned");
+    must(symmc_session_write(session, "z", x, 32));
+    must(symmc_session_bind(session, "x", x, 28));
+    refused(symmc_session_run(session), INPUT, "too small: expected 32 bytes");
+    refused(symmc_session_write(session, "x", y, 32), INPUT, "too small: expected 32 bytes");
+    refused(symmc_session_read(session, "x", y, 32), INPUT, "too small: expected 32 bytes");
+    refused(symmc_session_address(session, "x", &memory), INPUT, "too small: expected 32 bytes");
+    must(symmc_session_bind(session, "x", x, 32));
+    must(symmc_session_bind(session, "y", x + 1, 32));
+    refused(symmc_session_run(session), INPUT, "overlaps");
+    must(symmc_session_unbind(session, "y"));
+    refused(symmc_session_write(session, "z", x, 31), INPUT, "expected 32 bytes, found 31");
+    refused(symmc_session_write(session, "y", x, 32), INPUT, "only inputs are written");
+    refused(symmc_session_write(session, "z", NULL, 32), INPUT, "the data is NULL");
+    must(symmc_session_run(session));
+    refused(symmc_session_read(session, "y", y, 28), INPUT, "32 bytes");
+    refused(symmc_session_read(session, "y", NULL, 32), INPUT, "NULL");
+    refused(symmc_session_poll(session, NULL), INPUT, "NULL");
+    must(symmc_session_read(session, "y", y, sizeof y));
+    expect(y[0] == 2.0f && y[7] == 0.0f);
+    must(symmc_session_poll(session, &done));
+    refused(symmc_session_share_weights(session, NULL), INPUT, "the handle of the weights is NULL");
+    must(symmc_session_close(session));
+    refused(symmc_session_run(NULL), INPUT, "the handle of the session is NULL");
+    refused(symmc_session_close(NULL), INPUT, "the handle of the session is NULL");
+    symmc_session_free(NULL);
+    symmc_group_free(NULL);
+    symmc_plan_free(NULL);
+    symmc_program_free(NULL);
+    symmc_options_free(NULL);
+    symmc_weights_free(NULL);
+}
+
+int main(int count, char **arguments) {
+    expect(count == 2 && symmc_last_error_kind() == SYMMC_OK && symmc_last_error()[0] == '\0');
+    expect(symmc_last_error_rank() == -1 && symmc_last_error_step() == -1);
+    expect(symmc_last_error_node() == NULL && symmc_last_error_op() == NULL);
+    of_programs(arguments[1]);
+    of_groups();
+    of_sessions();
+    printf("all refused\n");
+    return 0;
+}
