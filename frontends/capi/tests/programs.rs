@@ -2,7 +2,7 @@
 //! library, and under AddressSanitizer.
 
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::process::{Command, Output, Stdio};
 use std::sync::OnceLock;
 
 /// With what a program is compiled.
@@ -138,6 +138,39 @@ fn what_callers_do_wrong_is_a_status_with_a_text() {
             let out = ran(&compiled(&source, way, folder.path()), &[folder.path()]);
             assert!(out.ends_with("all refused\n"), "{out}");
         }
+    }
+}
+
+#[test]
+fn processes_of_a_launcher_find_each_other() {
+    if !has(C.compiler) {
+        return;
+    }
+    let folder = tempfile::tempdir().expect("a folder");
+    let program = compiled(&example("processes.c"), C, folder.path());
+    let port = std::process::id().to_string();
+    let start = |rank: &str| {
+        let places = [("RANK", rank), ("LOCAL_RANK", rank), ("WORLD_SIZE", "2"), ("LOCAL_WORLD_SIZE", "2")];
+        let mut command = Command::new(&program);
+        command.envs(places).env("MASTER_ADDR", "localhost").env("MASTER_PORT", &port).arg("plan.json");
+        command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("it starts")
+    };
+    let ranks = ["0", "1"].map(start).map(|rank| rank.wait_with_output().expect("it ends"));
+    assert!(ranks.iter().all(|rank| rank.status.success()), "{:?}", ranks.each_ref().map(text));
+    let said = ranks.map(|rank| rank.stdout.ends_with(b"2 processes agree\n"));
+    assert_eq!(said, [true, false]);
+}
+
+#[test]
+fn sessions_share_the_weights_of_a_file() {
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/weights.c");
+    let model = root().join("examples/generate");
+    let expected = std::fs::read_to_string(model.join("generated.txt")).expect("a text");
+    let folder = tempfile::tempdir().expect("a folder");
+    for way in [C, CPP, SANITIZED].into_iter().filter(|way| has(way.compiler)) {
+        let program = compiled(&source, way, folder.path());
+        let files = [&*model.join("prefill.pt2"), &*model.join("model.safetensors")];
+        assert_eq!(ran(&program, &files), expected[..1]);
     }
 }
 
