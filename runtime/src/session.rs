@@ -10,7 +10,7 @@ mod lending;
 
 use std::time::Duration;
 
-use symmc_ir::Bindings;
+use symmc_ir::{Bindings, Graph, Input, InputId, InputKind, OutputKind};
 
 use crate::error::RunError;
 use crate::exec::Bound;
@@ -85,6 +85,17 @@ pub struct Taken {
     pub scratch: usize,
     /// Inputs and outputs that the session holds.
     pub held: usize,
+}
+
+/// For each input whether its caller may write it before each run: arguments, those that an output replaces, and those
+/// whose size depends on a symbol.
+pub fn renewed(source: &Graph) -> Vec<bool> {
+    let replaced = |id: InputId| source.outputs.iter().any(|o| o.kind == OutputKind::Mutates(id));
+    let varies = |value| source.ty(value).concrete(&Bindings::new()).is_none();
+    let of = |(id, input): (InputId, &Input)| {
+        input.kind == InputKind::Argument || replaced(id) || varies(input.value)
+    };
+    source.inputs.iter().map(of).collect()
 }
 
 /// One rank of a plan on a device.

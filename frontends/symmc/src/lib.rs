@@ -22,7 +22,8 @@
 //!
 //! # Sessions
 //! A [`Session`] is one rank of a plan that stays: engines open it once, share the memory of weights, caches, inputs and
-//! outputs with it, set sizes, and start runs. The ranks of a [`Group`] open it together.
+//! outputs with it, set sizes, and start runs. The ranks of a [`Group`] open it together, on the host or each on a GPU
+//! (`SessionConfig::with_gpu`).
 //!
 //! # Configurations
 //! [`OpenOptions`], [`Config`], [`Draw`], [`RunConfig`] and [`SessionConfig`] grow with the versions: begin with their `default()` and set what
@@ -116,7 +117,11 @@ pub use symmc_runtime::host::{EngineChoice, Launch, Membership, Ran, RankCommand
 pub use workload::{Draw, Expected, Workload, bindings};
 
 // Sessions.
-pub use session::{Bootstrap, Group, Memory, Place, Session, SessionConfig, Value, ValueKind};
+#[cfg(feature = "cuda")]
+pub use session::Gpu;
+pub use session::{Bootstrap, Group, Memory, Place, Session, SessionConfig, Taken, Value, ValueKind};
+#[cfg(feature = "cuda")]
+pub use symmc_cuda::embedded::memory_of as gpu_memory_of;
 
 // What this machine can do.
 pub use doctor::{Diagnosis, DoctorConfig, doctor};

@@ -8,10 +8,13 @@ use std::time::Duration;
 use symmc_ir::{Bindings, Tensor};
 use symmc_planner::CheckedPlan;
 use symmc_runtime::host::{self, HostConfig, HostSession};
-use symmc_runtime::session::{DeviceSession, Extent, Owner, Port};
+use symmc_runtime::session::{DeviceSession, Extent, Owner, Port, RawStream};
 use symmc_runtime::{Registry, RunError};
 
+#[cfg(feature = "cuda")]
+pub use symmc_cuda::Gpu;
 pub use symmc_runtime::host::{Bootstrap, Group};
+pub use symmc_runtime::session::Taken;
 pub use values::{Place, Value, ValueKind};
 
 use crate::error::Error;
@@ -27,11 +30,20 @@ pub struct SessionConfig {
     pub kernels: Registry,
     /// Delays ranks at random around every touch of a peer, from this seed.
     pub chaos: Option<u64>,
+    /// The GPU that it runs on; on the host without one.
+    #[cfg(feature = "cuda")]
+    pub gpu: Option<Gpu>,
 }
 
 impl Default for SessionConfig {
     fn default() -> Self {
-        SessionConfig { limit: Duration::from_secs(30), kernels: Registry::new(), chaos: None }
+        SessionConfig {
+            limit: Duration::from_secs(30),
+            kernels: Registry::new(),
+            chaos: None,
+            #[cfg(feature = "cuda")]
+            gpu: None,
+        }
     }
 }
 
@@ -52,6 +64,13 @@ impl SessionConfig {
     #[must_use]
     pub fn with_chaos(self, seed: u64) -> Self {
         SessionConfig { chaos: Some(seed), ..self }
+    }
+
+    /// The same on a GPU.
+    #[cfg(feature = "cuda")]
+    #[must_use]
+    pub fn with_gpu(self, gpu: Gpu) -> Self {
+        SessionConfig { gpu: Some(gpu), ..self }
     }
 
     fn host(&self) -> HostConfig {
@@ -99,32 +118,46 @@ pub struct Memory {
 }
 
 impl Memory {
-    /// The first byte of memory of the host.
+    /// The first byte, as a pointer of the session's device.
     pub fn as_ptr(&self) -> *mut u8 {
         std::ptr::with_exposed_provenance_mut(self.address as usize)
     }
 }
 
 impl Session {
-    /// Opens the session of this rank on the host; returns when all ranks of the group have opened theirs, of the same plan.
+    /// Opens the session of this rank on the host, or on a GPU if `config` names one; returns when all ranks of the group
+    /// have opened theirs, of the same plan.
     ///
     /// # Errors
-    /// The group has another number of ranks, an op has no kernel, the other ranks do not come within the limit, or run
-    /// another plan or version.
+    /// The group has another number of ranks, an op has no kernel, there is no such GPU or no memory, the other ranks do not
+    /// come within the limit, or run another plan, version or device.
     pub fn open(plan: &CheckedPlan, group: &Group, config: &SessionConfig) -> Result<Session, Error> {
-        let terms = vec![("device".to_string(), "host".to_string())];
-        let device = HostSession::open(plan, group, &config.kernels, &config.host(), terms)?;
-        let mut session = Session {
-            plan: plan.clone(),
-            rank: group.rank(),
-            bindings: Bindings::new(),
-            device: Box::new(device),
-            shared: share::Shared::default(),
-        };
+        let device = Session::on_device(plan, group, config)?;
+        let (plan, rank, bindings) = (plan.clone(), group.rank(), Bindings::new());
+        let mut session = Session { plan, rank, bindings, device, shared: share::Shared::default() };
         if session.is_sized() {
             session.device.set(&session.bindings)?;
         }
         Ok(session)
+    }
+
+    fn on_device(
+        plan: &CheckedPlan,
+        group: &Group,
+        config: &SessionConfig,
+    ) -> Result<Box<dyn DeviceSession>, Error> {
+        #[cfg(feature = "cuda")]
+        if let Some(gpu) = &config.gpu {
+            return Ok(Box::new(symmc_cuda::CudaSession::open(
+                plan,
+                group,
+                gpu,
+                config.limit,
+                config.chaos,
+            )?));
+        }
+        let terms = vec![("device".to_string(), "host".to_string())];
+        Ok(Box::new(HostSession::open(plan, group, &config.kernels, &config.host(), terms)?))
     }
 
     /// The rank.
@@ -301,6 +334,25 @@ impl Session {
     /// As [`run`](Self::run), as far as it is known now.
     pub fn enqueue(&mut self) -> Result<(), Error> {
         Ok(self.device.enqueue(None)?)
+    }
+
+    /// As [`enqueue`](Self::enqueue), on a stream of the caller (a `cudaStream_t` or `CUstream`): the run begins after what is
+    /// there, and what is put there next begins after the run. While the caller records the stream, the run becomes part of
+    /// the recording instead; the caller then waits for his replays before he asks [`poll`](Self::poll) how they went, and
+    /// replays them as long as the session is there and keeps its memory.
+    ///
+    /// # Errors
+    /// As [`enqueue`](Self::enqueue); the session is on the host, or the stream is of another GPU.
+    ///
+    /// # Safety
+    /// The stream exists, until all runs there have ended.
+    pub unsafe fn enqueue_on(&mut self, stream: *mut std::ffi::c_void) -> Result<(), Error> {
+        Ok(self.device.enqueue(Some(RawStream(stream)))?)
+    }
+
+    /// The bytes that the session takes of its device now.
+    pub fn taken(&self) -> Taken {
+        self.device.taken()
     }
 
     /// Whether all runs have ended.

@@ -283,7 +283,7 @@ impl<'a> Bench<'a> {
             outputs: vec![],
         };
         let (nccl, _arena, _memory) = (Communicators::default(), arena, memory);
-        let rig = rig::Parts { programs: vec![], streams, nccl, _arena, status, _memory, device };
+        let rig = rig::Parts { programs: vec![], streams, nccl, arena: _arena, status, _memory, device };
         let rig = Rig::new(rig);
         let off = IndexMap::new();
         let mut bench = Bench { exchange, dtype, rig, peers, homes, region: largest, zone, off };
@@ -302,7 +302,7 @@ impl<'a> Bench<'a> {
         let kind = CollectiveKind::AllGather;
         let steps = self.steps(&Case { kind, bytes: 0, variant, exit: None, blocks: None });
         let (device, exchange) = (self.rig.device.clone(), self.exchange);
-        let arena = (self.rig._arena.address(), self.rig._arena.len());
+        let arena = (self.rig.arena.address(), self.rig.arena.len());
         let making = Making { exchange, device: &device, arena, limit, lent: None };
         agreed(self.rig.nccl.add(&steps, &making), exchange)
     }
@@ -482,6 +482,7 @@ impl<'a> Bench<'a> {
             machine: &machine,
             nccl: &self.rig.nccl,
             search: None,
+            settled: None,
             progress: None,
         };
         make(&parts)

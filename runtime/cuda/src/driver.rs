@@ -53,6 +53,20 @@ impl CallersContext {
         let found = checked(|| "asking for the current context".into(), result::ctx::get_current())?;
         Ok(CallersContext { context: found.unwrap_or(ptr::null_mut()), _of_thread: PhantomData })
     }
+
+    /// What is current now, in place of which that of `device` is from now on; `None` if it is already.
+    ///
+    /// # Errors
+    /// The driver refuses.
+    pub fn changed_to(device: &Device) -> Result<Option<CallersContext>, CudaError> {
+        let found = checked(|| "asking for the current context".into(), result::ctx::get_current())?;
+        if found == Some(device.context) {
+            return Ok(None);
+        }
+        let callers = CallersContext { context: found.unwrap_or(ptr::null_mut()), _of_thread: PhantomData };
+        device.enter()?;
+        Ok(Some(callers))
+    }
 }
 
 impl Drop for CallersContext {
@@ -203,6 +217,53 @@ impl Device {
     pub fn synchronize(&self) -> Result<(), CudaError> {
         checked(|| "waiting for the GPU".into(), result::ctx::synchronize())
     }
+
+    /// The bytes of its memory that nobody has, of all processes. The context is current.
+    ///
+    /// # Errors
+    /// The driver does not answer.
+    pub fn free(&self) -> Result<usize, CudaError> {
+        let (mut free, mut total) = (0, 0);
+        // SAFETY: the call writes two numbers.
+        let asked = unsafe { sys::cuMemGetInfo_v2(&mut free, &mut total) };
+        checked(|| format!("asking for the free memory of GPU {}", self.ordinal), asked.result())?;
+        Ok(free)
+    }
+
+    /// Whose memory an address is. The context is current.
+    ///
+    /// # Errors
+    /// The driver does not answer.
+    pub fn holder(&self, address: Address) -> Result<Holder, CudaError> {
+        use sys::CUpointer_attribute as Attribute;
+        let ask = |attribute| {
+            let mut value = 0u32;
+            // SAFETY: the attributes asked for below are 32 bits; no memory is touched at the address.
+            let asked =
+                unsafe { sys::cuPointerGetAttribute((&raw mut value).cast::<c_void>(), attribute, address) };
+            match asked {
+                // Memory that the driver has not seen.
+                sys::CUresult::CUDA_ERROR_INVALID_VALUE => Ok(None),
+                other => checked(|| format!("asking for the memory at {address:#x}"), other.result())
+                    .map(|()| Some(value)),
+            }
+        };
+        let kind = ask(Attribute::CU_POINTER_ATTRIBUTE_MEMORY_TYPE)?;
+        if kind != Some(sys::CUmemorytype::CU_MEMORYTYPE_DEVICE as u32) {
+            return Ok(Holder::Host);
+        }
+        let gpu = ask(Attribute::CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL)?;
+        Ok(gpu.map_or(Holder::Host, Holder::Gpu))
+    }
+}
+
+/// Whose memory an address is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Holder {
+    /// A GPU's, by its number.
+    Gpu(u32),
+    /// The host's, or nobody's.
+    Host,
 }
 
 impl Drop for Device {
@@ -361,6 +422,34 @@ impl Stream {
     /// The driver's handle.
     pub fn handle(&self) -> sys::CUstream {
         self.handle
+    }
+
+    /// Whether it belongs to the context of its device, which is current.
+    ///
+    /// # Errors
+    /// There is no such stream.
+    pub fn is_of_device(&self) -> Result<bool, CudaError> {
+        let mut context = ptr::null_mut();
+        // SAFETY: the stream exists; the call writes a handle.
+        let asked = unsafe { sys::cuStreamGetCtx(self.handle, &mut context) };
+        checked(|| "asking for the context of a stream".into(), asked.result())?;
+        Ok(context == self.device.context)
+    }
+
+    /// Whether what is put on it is recorded, not run.
+    ///
+    /// # Errors
+    /// There is no such stream, or recording it failed.
+    pub fn is_capturing(&self) -> Result<bool, CudaError> {
+        let mut status = sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
+        // SAFETY: the stream exists; the call writes one word.
+        let asked = unsafe { sys::cuStreamIsCapturing(self.handle, &mut status) };
+        checked(|| "asking whether a stream is recorded".into(), asked.result())?;
+        match status {
+            sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE => Ok(false),
+            sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_ACTIVE => Ok(true),
+            _ => Err(CudaError::Unsupported("the stream is in a recording that has failed".into())),
+        }
     }
 
     /// Whether everything recorded so far has ended.
@@ -599,6 +688,18 @@ impl Event {
     pub fn record(&self, stream: &Stream) -> Result<(), CudaError> {
         // SAFETY: both exist.
         checked(|| "recording an event".into(), unsafe { result::event::record(self.handle, stream.handle) })
+    }
+
+    /// Whether it was reached, or marks nothing yet.
+    ///
+    /// # Errors
+    /// Something in front of it failed.
+    pub fn reached(&self) -> Result<bool, CudaError> {
+        // SAFETY: the event exists.
+        match unsafe { sys::cuEventQuery(self.handle) } {
+            sys::CUresult::CUDA_ERROR_NOT_READY => Ok(false),
+            other => checked(|| "running the program on the GPU".into(), other.result()).map(|()| true),
+        }
     }
 
     /// Waits until it was reached; at once if it marks nothing yet.

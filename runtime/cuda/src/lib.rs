@@ -9,7 +9,7 @@
 //! memory, [`compile`] turns CUDA C into loaded modules, [`launch`] is what a step becomes on a device,
 //! [`compute`], [`collective`] and [`nccl`] translate
 //! steps into that, [`program`] records them, [`session`] is one rank's program in its memory, on streams and communicators of its
-//! own or of its caller ([`adopt`]), and [`engine`] is
+//! own or of its caller ([`adopt`]), [`embedded`] is one rank of a plan that stays, on memory of its caller, and [`engine`] is
 //! what a rank process runs.
 //!
 //! [`gpus`] and [`libraries`] say what this machine has of all that.
@@ -26,6 +26,7 @@ pub mod compile;
 pub mod compute;
 pub mod cudnn;
 pub mod driver;
+pub mod embedded;
 pub mod engine;
 pub mod error;
 pub mod gpus;
@@ -36,6 +37,7 @@ pub mod nccl;
 pub mod order;
 pub mod program;
 pub mod refusal;
+mod report;
 mod rig;
 pub mod scratch;
 pub mod session;
@@ -45,5 +47,6 @@ mod trace;
 mod watch;
 
 pub use compute::search::Products;
+pub use embedded::{CudaSession, Gpu};
 pub use engine::{Bench, CudaConfig, CudaEngine};
 pub use error::CudaError;

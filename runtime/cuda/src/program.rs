@@ -46,8 +46,26 @@ pub struct Parts<'a> {
     pub nccl: &'a Communicators,
     /// How algorithms of matrix products are chosen; the heuristic's first without.
     pub search: Option<&'a Search<'a>>,
+    /// What was chosen for the same steps in other memory, which is chosen again without a search.
+    pub settled: Option<&'a Settled>,
     /// A word that holds one more than the step of the library's last collective that began, if anybody asks.
     pub progress: Option<Address>,
+}
+
+/// What was chosen when a program was made. Programs of the same steps in other memory are made by it without their peers.
+#[derive(Clone)]
+pub struct Settled {
+    products: search::Settled,
+    attentions: choice::Settled,
+    module: Option<Arc<Module>>,
+    /// What the module was compiled from.
+    text: Arc<str>,
+}
+
+impl std::fmt::Debug for Settled {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Settled").finish_non_exhaustive()
+    }
 }
 
 /// A program that is compiled and loaded.
@@ -57,8 +75,8 @@ pub struct Program {
     sites: Sites,
     /// Memory for one matrix product at a time.
     workspace: Address,
-    /// What the functions of the steps belong to.
-    _module: Option<Module>,
+    /// What was chosen for it, with the module that the functions of the steps belong to.
+    settled: Settled,
 }
 
 /// A step with everything looked up.
@@ -135,25 +153,41 @@ impl Program {
         (source, sites): (&Source, Sites),
         parts: &Parts<'_>,
     ) -> Result<Program, CudaError> {
-        let module = match source.is_empty() {
-            true => None,
-            false => Some(Module::load(parts.device, &compile(source, parts.device.capability())?)?),
+        let text: Arc<str> = source.text().into();
+        let module = match parts.settled.filter(|settled| settled.text == text) {
+            Some(settled) => settled.module.clone(),
+            None if source.is_empty() => None,
+            None => {
+                let code = compile(source, parts.device.capability())?;
+                Some(Arc::new(Module::load(parts.device, &code)?))
+            }
         };
         let products =
             lowered.iter().flatten().filter_map(|w| if let Work::Gemm(g) = w { Some(*g) } else { None });
         let products: Vec<_> = products.collect();
-        let products = search::prepare(parts.search, parts.device, parts.machine, &products)?.into_iter();
+        let settled = parts.settled.map(|settled| &settled.products);
+        let (products, chosen) =
+            search::prepare(settled, parts.search, parts.device, parts.machine, &products)?;
+        let products = products.into_iter();
         let functions = RefCell::default();
         let mut loader =
-            Loader { module: module.as_ref(), functions, products, attentions: vec![].into_iter() };
-        loader.attentions = loader.choose(&lowered, parts)?.into_iter();
+            Loader { module: module.as_deref(), functions, products, attentions: vec![].into_iter() };
+        let (prepared, attentions) = loader.choose(&lowered, parts)?;
+        loader.attentions = prepared.into_iter();
         let mut steps = Vec::with_capacity(lowered.len());
         for (turn, work) in turns.into_iter().zip(lowered) {
             let work = work.into_iter().map(|w| loader.ready(w)).collect::<Result<Vec<_>, _>>()?;
             steps.push(Step { turn, work: work.into_iter().flatten().collect() });
         }
         let workspace = parts.machine.workspace;
-        Ok(Program { steps, sites, workspace, _module: module })
+        drop(loader);
+        let settled = Settled { products: chosen, attentions, module, text };
+        Ok(Program { steps, sites, workspace, settled })
+    }
+
+    /// What was chosen for it.
+    pub fn settled(&self) -> &Settled {
+        &self.settled
     }
 
     /// Records `runs` runs, one after another, into one graph.
@@ -383,7 +417,7 @@ impl Loader<'_> {
         &self,
         lowered: &[Vec<Work>],
         parts: &Parts<'_>,
-    ) -> Result<Vec<Option<cudnn::Prepared>>, CudaError> {
+    ) -> Result<(Vec<Option<cudnn::Prepared>>, choice::Settled), CudaError> {
         let all: Vec<&Candidates> = lowered
             .iter()
             .flatten()
@@ -394,7 +428,8 @@ impl Loader<'_> {
             Some(search) => unsafe { search.stream.launch(self.function(kernel)?, kernel, start) },
             None => Ok(()),
         };
-        choice::attentions(parts.search, parts.device, parts.machine, &all, &launch)
+        let settled = parts.settled.map(|settled| &settled.attentions);
+        choice::attentions(settled, parts.search, parts.device, parts.machine, &all, &launch)
     }
 
     fn ready(&mut self, work: Work) -> Result<Vec<Ready>, CudaError> {

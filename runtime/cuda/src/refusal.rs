@@ -64,10 +64,15 @@ pub fn refusals(plan: &Plan, gpus: &[u32]) -> Vec<Refusal> {
 
 /// The steps of a bucket at its largest sizes; `None` where that has no kernels for other reasons, or no size.
 pub(crate) fn bound(plan: &Plan, bucket: usize) -> Option<Arc<Bound>> {
+    bound_on(plan, bucket, 0).map(Arc::new)
+}
+
+/// The same on one of the ranks.
+pub(crate) fn bound_on(plan: &Plan, bucket: usize, rank: u32) -> Option<Bound> {
     let symbols = &plan.buckets.get(bucket)?.symbols;
-    let program = Program::new(plan, bucket, 0, &Registry::new()).ok()?;
+    let program = Program::new(plan, bucket, rank, &Registry::new()).ok()?;
     let upper = symbols.iter().map(|(name, range)| (name.clone(), range[1]));
-    program.bind(&upper.collect()).ok().map(Arc::new)
+    program.bind(&upper.collect()).ok()
 }
 
 fn of_steps(bound: &Arc<Bound>, ranks: u32, gpus: &[u32]) -> Vec<Refusal> {

@@ -26,27 +26,27 @@ const ENDING: Duration = Duration::from_secs(5);
 const PAUSE: Duration = Duration::from_millis(1);
 
 /// The parts. They are dropped in this order: first what uses memory, then the memory.
-pub(crate) struct Parts {
+pub(crate) struct Parts<P = Vec<Program>, M = Memory> {
     /// What runs.
-    pub programs: Vec<Program>,
+    pub programs: P,
     pub streams: Streams,
     pub nccl: Communicators,
-    pub _arena: SymmetricArena,
+    pub arena: SymmetricArena,
     /// Through which kernels are told to end, and report.
     pub status: Pinned,
     /// What only this rank reaches.
-    pub _memory: Memory,
+    pub _memory: M,
     pub device: Arc<Device>,
 }
 
 /// The parts, and whether something that used them failed.
-pub(crate) struct Rig {
-    parts: ManuallyDrop<Parts>,
+pub(crate) struct Rig<P = Vec<Program>, M = Memory> {
+    parts: ManuallyDrop<Parts<P, M>>,
     failed: AtomicBool,
 }
 
-impl Rig {
-    pub fn new(parts: Parts) -> Rig {
+impl<P, M> Rig<P, M> {
+    pub fn new(parts: Parts<P, M>) -> Rig<P, M> {
         Rig { parts: ManuallyDrop::new(parts), failed: AtomicBool::new(false) }
     }
 
@@ -85,20 +85,20 @@ impl Rig {
     }
 }
 
-impl Deref for Rig {
-    type Target = Parts;
-    fn deref(&self) -> &Parts {
+impl<P, M> Deref for Rig<P, M> {
+    type Target = Parts<P, M>;
+    fn deref(&self) -> &Parts<P, M> {
         &self.parts
     }
 }
 
-impl DerefMut for Rig {
-    fn deref_mut(&mut self) -> &mut Parts {
+impl<P, M> DerefMut for Rig<P, M> {
+    fn deref_mut(&mut self) -> &mut Parts<P, M> {
         &mut self.parts
     }
 }
 
-impl Drop for Rig {
+impl<P, M> Drop for Rig<P, M> {
     fn drop(&mut self) {
         let _ = self.device.enter();
         // Without a failure all ends by itself.

@@ -19,7 +19,7 @@ use symmc_runtime::exec::{Bound, BoundStep, Home, Work as StepWork};
 
 use crate::adopt::Adopted;
 use crate::arena::{Exchange, Source, SymmetricArena};
-use crate::collective::{self, Flow, Peers, Unfit};
+use crate::collective::{self, Peers};
 use crate::compute::search::{Products, Search};
 use crate::compute::{Attentions, InputUse, Machine};
 use crate::cudnn;
@@ -29,6 +29,7 @@ use crate::homes::{Homes, Layout};
 use crate::launch::Address;
 use crate::nccl::{Communicators, Making};
 use crate::program::{Parts, Program, Streams};
+use crate::report::Report;
 use crate::rig::{self, Rig};
 use crate::scratch;
 use crate::staging::{LARGE, Staging};
@@ -74,7 +75,7 @@ impl SessionConfig {
         device: &'a Arc<Device>,
         stream: &'a Stream,
     ) -> Search<'a> {
-        Search { exchange, products: self.products, device, stream, limit: self.limit }
+        Search { exchange, products: self.products, device, stream, limit: self.limit, kept: &[] }
     }
 
     /// Who computes attention. cuDNN is one who measures may choose.
@@ -140,8 +141,8 @@ pub struct Recorded<'s> {
 }
 
 /// The words of pinned memory: first the collectives', then those of compute kernels, then that of progress.
-const STATUS: usize = 4096;
-const COMPUTE_STATUS: usize = 2048;
+pub(crate) const STATUS: usize = 4096;
+pub(crate) const COMPUTE_STATUS: usize = 2048;
 const PROGRESS: usize = 3072;
 
 impl Session {
@@ -198,6 +199,7 @@ impl Session {
                 machine: &machine,
                 nccl: &nccl,
                 search: Some(&search),
+                settled: None,
                 progress: (config.progress == Progress::Told).then(|| status.address() + PROGRESS as Address),
             };
             Program::new(exchange.rank(), &bound.steps, &parts)
@@ -206,8 +208,7 @@ impl Session {
         // SAFETY: the range was laid out above; nothing uses it yet.
         unsafe { streams.compute.fill(local, 0, counters)? };
         streams.compute.synchronize()?;
-        let rig =
-            Rig::new(rig::Parts { programs, streams, nccl, _arena: arena, status, _memory: memory, device });
+        let rig = Rig::new(rig::Parts { programs, streams, nccl, arena, status, _memory: memory, device });
         Ok(Session { rig, bounds: bounds.to_vec(), homes, limit: config.limit, runs: AtomicU64::new(0) })
     }
 
@@ -394,60 +395,10 @@ impl Session {
 
     /// What kernels of a binding reported.
     fn reported(&self, binding: usize) -> Result<(), CudaError> {
-        if let Some(missed) = collective::missed(&self.rig.status) {
-            return Err(self.missed(binding, missed).into());
-        }
-        if let Some(unfit) = collective::unfit(&self.rig.status) {
-            return Err(self.unfit(binding, unfit.step, self.sizes(binding, &unfit)).into());
-        }
-        // SAFETY: the words lie within the pinned memory, aligned; the streams are idle.
-        let word = |i: usize| unsafe {
-            self.rig.status.as_ptr().add(COMPUTE_STATUS).cast::<u64>().add(i).read_volatile()
-        };
-        match self.rig.programs[binding].sites().failure([word(0), word(1)]) {
-            Some((step, error)) => Err(self.unfit(binding, step, error.to_string()).into()),
-            None => Ok(()),
-        }
-    }
-
-    /// A peer that did not come, as the host's ranks report it.
-    fn missed(&self, binding: usize, missed: collective::Missed) -> RunError {
-        let (node, op) = self.name_of(binding, missed.step);
-        RunError::Limit {
-            rank: self.bounds[binding].rank(),
-            peers: vec![missed.peer],
-            step: missed.step,
-            node,
-            op,
-            run: self.runs.load(Ordering::Relaxed),
-            limit_ms: self.limit.as_millis() as u64,
-        }
-    }
-
-    /// What is wrong with sizes on the device, as the host's ranks say it.
-    fn sizes(&self, binding: usize, unfit: &Unfit) -> String {
-        let call = self.bounds[binding].steps.get(unfit.step).map(|s| &s.work);
-        let (ranks, capacity) = match call {
-            Some(StepWork::Collective(c)) => (c.cell.len(), c.elements.checked_div(c.row).unwrap_or(0)),
-            _ => (unfit.sizes.len(), 0),
-        };
-        let does = match unfit.way {
-            Flow::Sent => "sends",
-            Flow::Received => "receives",
-        };
-        let sizes = &unfit.sizes[..ranks.min(unfit.sizes.len())];
-        format!("rank {} {does} {sizes:?} rows: expected at most {capacity}", unfit.rank)
-    }
-
-    /// Data that a step does not take.
-    fn unfit(&self, binding: usize, step: usize, detail: String) -> RunError {
-        let (node, op) = self.name_of(binding, step);
-        RunError::Data { rank: self.bounds[binding].rank(), step, node, op, detail }
-    }
-
-    fn name_of(&self, binding: usize, step: usize) -> (String, String) {
-        let step = self.bounds[binding].steps.get(step);
-        step.map_or_else(Default::default, |s| (s.node.clone(), s.op_name.to_string()))
+        let (rig, run) = (&self.rig, self.runs.load(Ordering::Relaxed));
+        let (bound, sites) = (&*self.bounds[binding], rig.programs[binding].sites());
+        let report = Report { status: &rig.status, bound, sites, run, limit: self.limit };
+        report.failure().map_or(Ok(()), |error| Err(error.into()))
     }
 }
 
@@ -472,7 +423,7 @@ impl Recorded<'_> {
 const SAMPLE: usize = 8191;
 
 /// What the steps do with the memory of inputs.
-fn inputs_of<'b>(mut steps: impl Iterator<Item = &'b BoundStep>) -> InputUse {
+pub(crate) fn inputs_of<'b>(mut steps: impl Iterator<Item = &'b BoundStep>) -> InputUse {
     let input = |home: Home| matches!(home, Home::Input(_));
     let writes = |step: &BoundStep| match &step.work {
         StepWork::Kernel { results, .. } | StepWork::Custom { results, .. } => {

@@ -8,7 +8,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, mpsc};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use symmc_ir::{Bindings, Graph, Input, InputId, InputKind, OutputKind, parallel};
+use symmc_ir::{Bindings, InputKind, parallel};
 use symmc_planner::CheckedPlan;
 use symmc_planner::plan::{Plan, Role};
 
@@ -22,7 +22,7 @@ use crate::custom::{Registry, panic_text};
 use crate::error::RunError;
 use crate::exec::{Bound, ExecConfig, Executor, RankMemory, Span};
 use crate::kernels::Scratch;
-use crate::session::{DeviceSession, Extent, Lending, Owner, Port, RawStream, Spot, Taken};
+use crate::session::{DeviceSession, Extent, Lending, Owner, Port, RawStream, Spot, Taken, renewed};
 
 /// A plan on one rank of the host.
 pub struct HostSession {
@@ -439,17 +439,6 @@ impl DeviceSession for HostSession {
         self.end();
         Ok(())
     }
-}
-
-/// For each input whether its caller may write it before each run: arguments, those that an output replaces, and those
-/// whose size depends on a symbol.
-fn renewed(source: &Graph) -> Vec<bool> {
-    let replaced = |id: InputId| source.outputs.iter().any(|o| o.kind == OutputKind::Mutates(id));
-    let varies = |value| source.ty(value).concrete(&Bindings::new()).is_none();
-    let of = |(id, input): (InputId, &Input)| {
-        input.kind == InputKind::Argument || replaced(id) || varies(input.value)
-    };
-    source.inputs.iter().map(of).collect()
 }
 
 fn ordinary(plan: &Plan) -> Result<Arc<Segment>, RunError> {

@@ -30,28 +30,63 @@ const GAIN: f64 = 0.01;
 /// Launches a kernel of the program on the stream of the search.
 pub(crate) type Launch<'a> = &'a dyn Fn(&Kernel, Start) -> Result<(), CudaError>;
 
-/// Prepares those attentions that the library is to compute; `None` for those that kernels do. All ranks call this with
-/// attentions of the same shapes.
+/// Which attentions of a program the library computes, and who prepares them.
+#[derive(Clone, Default)]
+pub(crate) struct Settled {
+    planner: Option<Arc<Planner>>,
+    chosen: Arc<[bool]>,
+}
+
+/// Those that kernels do all.
+fn none(all: &[&Candidates]) -> (Vec<Option<Prepared>>, Settled) {
+    let chosen = vec![false; all.len()].into();
+    (all.iter().map(|_| None).collect(), Settled { planner: None, chosen })
+}
+
+/// Prepares the attentions that were settled to be the library's.
+fn again(
+    settled: &Settled,
+    machine: &Machine,
+    all: &[&Candidates],
+) -> Result<(Vec<Option<Prepared>>, Settled), CudaError> {
+    let prepare = |(x, &chosen): (&&Candidates, &bool)| {
+        let Some(planner) = settled.planner.as_ref().filter(|_| chosen) else { return Ok(None) };
+        let prepared = planner.prepare(&x.attention, machine.workspace, x.room)?;
+        let refused = || CudaError::Unsupported(format!("cuDNN does not compute {} any more", x.key()));
+        prepared.map(Some).ok_or_else(refused)
+    };
+    let prepared = all.iter().zip(settled.chosen.iter()).map(prepare).collect::<Result<_, _>>()?;
+    Ok((prepared, settled.clone()))
+}
+
+/// Prepares those attentions that the library is to compute, as was settled or as is found now; `None` for those that
+/// kernels do. Where it is not settled, all ranks call this with attentions of the same shapes.
 ///
 /// # Errors
 /// A peer failed, or the device.
 pub(crate) fn attentions(
+    settled: Option<&Settled>,
     search: Option<&Search<'_>>,
     device: &Arc<Device>,
     machine: &Machine,
     all: &[&Candidates],
     launch: Launch<'_>,
-) -> Result<Vec<Option<Prepared>>, CudaError> {
-    let none = || all.iter().map(|_| None).collect();
-    let Some(search) = search else { return Ok(none()) };
+) -> Result<(Vec<Option<Prepared>>, Settled), CudaError> {
+    if let Some(settled) = settled.filter(|settled| settled.chosen.len() == all.len()) {
+        return again(settled, machine, all);
+    }
+    let Some(search) = search else { return Ok(none(all)) };
     if !all_measure(search.exchange, search.products, all.len())? {
-        return Ok(none());
+        return Ok(none(all));
     }
     // Who has no library says so below, by preparing nothing.
-    let planner = Planner::new(device).ok();
+    let planner = Planner::new(device).ok().map(Arc::new);
     let prepare = |x: &Candidates| match &planner {
-        Some(planner) => planner.prepare(&x.attention, machine.workspace, x.room),
-        None => Ok(None),
+        // Running it once, below, writes its result.
+        Some(planner) if search.may_write(x.attention.r.at) => {
+            planner.prepare(&x.attention, machine.workspace, x.room)
+        }
+        _ => Ok(None),
     };
     let chosen = agree(search.exchange, all, |alike| {
         let Some(planner) = &planner else { return Ok(false) };
@@ -75,7 +110,9 @@ pub(crate) fn attentions(
         let prepared = if chosen { prepare(x).ok().flatten() } else { None };
         prepared.filter(|p| !warm.insert(x.key()) || run_once(p, search).is_ok())
     };
-    both(search.exchange, all.iter().zip(chosen).map(ready).collect())
+    let prepared = both(search.exchange, all.iter().zip(chosen).map(ready).collect())?;
+    let chosen = prepared.iter().map(Option::is_some).collect();
+    Ok((prepared, Settled { planner, chosen }))
 }
 
 /// Runs an attention by itself: the library loads code when it first runs, which it cannot while launches are recorded.

@@ -63,12 +63,13 @@ pub struct Gemm {
 }
 
 impl Gemm {
-    /// The alignments of `a`, `b` and `c` in every product of the batch, as powers of two in bytes; 256 at most.
+    /// The alignments of `a`, `b` and `c` in every product of the batch, as powers of two in bytes; 16 at most,
+    /// which is the most that algorithms ask for: what is chosen serves every memory that a caller may lend.
     pub(crate) fn alignments(&self) -> [u8; 3] {
         let size = self.dtype.size() as u64;
         [self.a, self.b, self.c].map(|matrix| {
             let every = matrix.at | (matrix.batch as i64 as u64).wrapping_mul(size);
-            every.trailing_zeros().min(8) as u8
+            every.trailing_zeros().min(4) as u8
         })
     }
 }

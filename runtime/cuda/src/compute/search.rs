@@ -7,6 +7,7 @@
 //! they do when the program runs.
 
 use std::fmt;
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -20,6 +21,7 @@ use crate::arena::Exchange;
 use crate::cache::{Cache, name_of};
 use crate::driver::{Device, Event, Stream, version};
 use crate::error::CudaError;
+use crate::launch::Address;
 
 /// How the algorithms of matrix products are chosen, and who computes attention.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
@@ -55,6 +57,22 @@ pub struct Search<'a> {
     pub stream: &'a Stream,
     /// How long ranks wait for each other.
     pub limit: Duration,
+    /// Memory whose data must stay: what is computed into it is not timed.
+    pub kept: &'a [Range<Address>],
+}
+
+impl Search<'_> {
+    /// Whether something may be computed into this place for a time.
+    pub(super) fn may_write(&self, at: Address) -> bool {
+        !self.kept.iter().any(|kept| kept.contains(&at))
+    }
+}
+
+/// The algorithms of a program's products, and who prepares them.
+#[derive(Clone)]
+pub(crate) struct Settled {
+    planner: Option<GemmPlanner>,
+    chosen: Arc<[Option<Algorithm>]>,
 }
 
 impl fmt::Debug for Search<'_> {
@@ -63,29 +81,38 @@ impl fmt::Debug for Search<'_> {
     }
 }
 
-/// Prepares all matrix products of a program, by the algorithms that `search` finds, if there is one.
+/// Prepares all matrix products of a program: by the algorithms that were settled, else by those that `search` finds, if
+/// there is one.
 ///
 /// # Errors
 /// The library is missing, has no algorithm for a product, or as the search.
 pub(crate) fn prepare(
+    settled: Option<&Settled>,
     search: Option<&Search<'_>>,
     device: &Arc<Device>,
     machine: &Machine,
     gemms: &[Gemm],
-) -> Result<Vec<Prepared>, CudaError> {
-    let planner = if gemms.is_empty() { None } else { Some(GemmPlanner::new(device)?) };
-    // Ranks without products take part all the same.
-    let chosen = match search {
-        Some(search) => search.choose(planner.as_ref(), gemms, machine)?,
-        None => vec![None; gemms.len()],
+) -> Result<(Vec<Prepared>, Settled), CudaError> {
+    let settled = match settled.filter(|settled| settled.chosen.len() == gemms.len()) {
+        Some(settled) => settled.clone(),
+        None => {
+            let planner = if gemms.is_empty() { None } else { Some(GemmPlanner::new(device)?) };
+            // Ranks without products take part all the same.
+            let chosen = match search {
+                Some(search) => search.choose(planner.as_ref(), gemms, machine)?,
+                None => vec![None; gemms.len()],
+            };
+            Settled { planner, chosen: chosen.into() }
+        }
     };
-    let Some(planner) = planner else { return Ok(vec![]) };
+    let Some(planner) = &settled.planner else { return Ok((vec![], settled)) };
     let workspace = machine.workspace_bytes;
     let prepare = |(gemm, chosen): (&Gemm, Option<Algorithm>)| {
         let chosen = chosen.and_then(|algorithm| planner.prepare_as(gemm, &algorithm, workspace).ok());
         chosen.map_or_else(|| planner.prepare(gemm, workspace), Ok)
     };
-    gemms.iter().zip(chosen).map(prepare).collect()
+    let prepared = gemms.iter().zip(settled.chosen.iter().copied()).map(prepare).collect::<Result<_, _>>()?;
+    Ok((prepared, settled))
 }
 
 impl Search<'_> {
@@ -136,6 +163,7 @@ impl Search<'_> {
         machine: &Machine,
         until: Instant,
     ) -> Result<Option<Algorithm>, CudaError> {
+        let alike: Vec<&Gemm> = alike.iter().copied().filter(|gemm| self.may_write(gemm.c.at)).collect();
         let (Some(first), workspace) = (alike.first(), machine.workspace_bytes) else { return Ok(None) };
         let found = planner.candidates(first, alignments, workspace, CANDIDATES)?;
         let mut tried = Vec::with_capacity(found.len());

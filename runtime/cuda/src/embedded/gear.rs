@@ -1,0 +1,241 @@
+//! What runs of a session need beside the memory of inputs and outputs: arenas, flags, communicators, streams, workspace.
+//! All ranks take it together, for all sizes that the plan serves, and may give it back between runs.
+
+use std::sync::Arc;
+
+use symmc_planner::plan::Plan;
+use symmc_runtime::RunError;
+use symmc_runtime::exec::{Bound, BoundStep};
+use symmc_runtime::host::Seat;
+use symmc_runtime::session::Taken;
+
+use super::recent::Recent;
+use super::{CudaSession, Gpu, Key, Recording};
+use crate::Products;
+use crate::arena::{Exchange, SymmetricArena};
+use crate::collective::{self, Control, Peers};
+use crate::compute::{Attentions, Machine};
+use crate::cudnn;
+use crate::driver::{Device, Memory, Pinned};
+use crate::error::CudaError;
+use crate::launch::Address;
+use crate::nccl::{Communicators, Making};
+use crate::program::Streams;
+use crate::refusal::bound_on;
+use crate::rig::{self, Rig};
+use crate::scratch;
+use crate::session::{COMPUTE_STATUS, STATUS, inputs_of};
+
+/// The ranks of a session tell each other something.
+pub(super) struct Ranks<'a>(pub &'a Seat);
+
+impl Exchange for Ranks<'_> {
+    fn rank(&self) -> u32 {
+        self.0.comm().rank()
+    }
+
+    fn ranks(&self) -> u32 {
+        self.0.comm().ranks()
+    }
+
+    fn all_gather(&self, mine: &[u8]) -> Result<Vec<Vec<u8>>, RunError> {
+        self.0.comm().exchange(mine)
+    }
+
+    fn alive(&self) -> Result<(), RunError> {
+        self.0.alive()
+    }
+}
+
+/// The programs of a session.
+pub(super) struct Programs {
+    pub recent: Recent<Key, Arc<Recording>>,
+    /// What had to go while it may still run.
+    pub retired: Vec<Arc<Recording>>,
+    /// What the caller's graphs hold.
+    pub captured: Vec<Arc<Recording>>,
+}
+
+/// What runs need.
+pub(super) struct Gear {
+    /// Its memories are the ordinary arena, the words of collectives, and the workspaces, of which the last is used.
+    pub rig: Rig<Programs, Vec<Memory>>,
+    pub peers: Peers,
+    pub machine: Machine,
+    pub ordinary: Address,
+}
+
+impl Gear {
+    /// Takes it; all ranks call this together.
+    pub fn new(
+        plan: &Plan,
+        seat: &Seat,
+        device: &Arc<Device>,
+        session: &CudaSession,
+    ) -> Result<Gear, CudaError> {
+        let (exchange, gpu, limit) = (Ranks(seat), &session.gpu, session.limit);
+        let sizes = Sizes::of(plan, exchange.rank(), attention(gpu.products));
+        let arena = SymmetricArena::new(
+            gpu.arena,
+            device,
+            &exchange,
+            sizes.symmetric + sizes.control.bytes(),
+            limit,
+        )?;
+        let ordinary = Memory::new(device, "the ordinary arena", sizes.ordinary)?;
+        let local = Memory::new(device, "the words of collectives", sizes.words)?;
+        let machine = Machine { attention: attention(gpu.products), ..Machine::of(device) };
+        let needed = sizes.bounds.iter().map(|b| scratch::of_steps(b.steps.iter(), &machine)).max();
+        let workspace = Memory::new(device, "the workspace of steps", needed.unwrap_or(0))?;
+        let status = Pinned::new(device, STATUS)?;
+        let peers = Peers {
+            rank: exchange.rank(),
+            arenas: arena.addresses(),
+            arena: sizes.symmetric,
+            control: sizes.control,
+            local: local.address(),
+            status: status.address(),
+            links: device.links()?,
+            limit_ns: u64::try_from(limit.as_nanos()).unwrap_or(u64::MAX),
+            chaos: session.chaos,
+            ..Peers::default()
+        };
+        let lent = gpu.adopted.communicator.as_ref();
+        let span = (arena.address(), arena.len());
+        let nccl = Communicators::new(
+            sizes.steps(),
+            &Making { exchange: &exchange, device, arena: span, limit, lent },
+        )?;
+        let machine = Machine {
+            status: status.address() + COMPUTE_STATUS as Address,
+            workspace: workspace.address(),
+            workspace_bytes: workspace.len(),
+            inputs: inputs_of(sizes.steps()),
+            ..machine
+        };
+        let streams = Streams::new(device)?;
+        // SAFETY: the words were just allocated; nothing uses them yet.
+        unsafe { streams.compute.fill(local.address(), 0, local.len())? };
+        streams.compute.synchronize()?;
+        // Nobody runs before all are here.
+        exchange.all_gather(&[0])?;
+        let ordinary_at = ordinary.address();
+        let programs = Programs { recent: Recent::new(gpu.kept), retired: Vec::new(), captured: Vec::new() };
+        let rig = Rig::new(rig::Parts {
+            programs,
+            streams,
+            nccl,
+            arena,
+            status,
+            _memory: vec![ordinary, local, workspace],
+            device: device.clone(),
+        });
+        Ok(Gear { rig, peers, machine, ordinary: ordinary_at })
+    }
+
+    /// Makes it serve these steps too, if they need more than the largest sizes of the plan do. All ranks call this
+    /// together if `exchange` is given.
+    pub fn serve(
+        &mut self,
+        steps: &[BoundStep],
+        exchange: Option<&dyn Exchange>,
+        session: (&Gpu, std::time::Duration),
+    ) -> Result<(), CudaError> {
+        let (found, has) = (collective::control_of(steps), self.peers.control);
+        if found.groups > has.groups || found.exchanging > has.exchanging {
+            return Err(CudaError::Run(RunError::Defect(format!(
+                "flags of the session: expected at most {has:?}, found {found:?}"
+            ))));
+        }
+        let needed = scratch::of_steps(steps.iter(), &self.machine);
+        let device = self.rig.device.clone();
+        if needed > self.machine.workspace_bytes {
+            let workspace = Memory::new(&device, "the workspace of steps", needed)?;
+            (self.machine.workspace, self.machine.workspace_bytes) = (workspace.address(), needed);
+            self.rig._memory.push(workspace);
+        }
+        if let Some(exchange) = exchange {
+            let span = (self.rig.arena.address(), self.rig.arena.len());
+            let lent = session.0.adopted.communicator.as_ref();
+            let making = Making { exchange, device: &device, arena: span, limit: session.1, lent };
+            self.rig.nccl.add(steps, &making)?;
+        }
+        Ok(())
+    }
+
+    /// What it takes of the device.
+    pub fn taken(&self) -> Taken {
+        let bytes: Vec<usize> = self.rig._memory.iter().map(Memory::len).collect();
+        let mut taken = Taken::default();
+        taken.ordinary = bytes.first().copied().unwrap_or(0);
+        taken.symmetric = self.rig.arena.len();
+        taken.scratch = bytes.iter().skip(1).sum();
+        taken
+    }
+}
+
+/// Who computes attention. cuDNN is one who measures may choose.
+pub(super) fn attention(products: Products) -> Attentions {
+    match products {
+        Products::Measured if cudnn::version().is_ok() => Attentions::Chosen,
+        Products::Measured | Products::Heuristic => Attentions::Kernels,
+    }
+}
+
+/// How large everything is, for all sizes that a plan serves.
+pub(super) struct Sizes {
+    pub ordinary: usize,
+    /// The symmetric arena without the flags behind it.
+    pub symmetric: usize,
+    pub control: Control,
+    pub words: usize,
+    /// Every bucket at its upper end.
+    pub bounds: Vec<Bound>,
+    /// The workspace on a GPU like those of the built-in profiles.
+    pub workspace: usize,
+}
+
+impl Sizes {
+    pub fn of(plan: &Plan, rank: u32, attention: Attentions) -> Sizes {
+        let bounds: Vec<Bound> =
+            (0..plan.buckets.len()).filter_map(|bucket| bound_on(plan, bucket, rank)).collect();
+        let control = collective::control_of(bounds.iter().flat_map(|b| &b.steps));
+        let words = collective::local_bytes(control.groups).next_multiple_of(256);
+        let machine = Machine { attention, ..crate::refusal::MACHINE };
+        let workspace = bounds.iter().map(|b| scratch::of_steps(b.steps.iter(), &machine)).max();
+        Sizes {
+            ordinary: usize::try_from(plan.arenas.ordinary).unwrap_or(usize::MAX),
+            symmetric: usize::try_from(plan.arenas.symmetric).unwrap_or(usize::MAX).next_multiple_of(4096),
+            control,
+            words,
+            workspace: workspace.unwrap_or(0),
+            bounds,
+        }
+    }
+
+    fn steps(&self) -> impl Iterator<Item = &BoundStep> {
+        self.bounds.iter().flat_map(|b| &b.steps)
+    }
+}
+
+/// What drivers round symmetric memory up to.
+const SHARED_UNIT: usize = 2 << 20;
+
+/// What a session of a plan takes of a rank's GPU when it is opened, and, as `held`, what it takes at most for inputs and
+/// outputs, if the caller lends memory for none. Told without a GPU, for one like those of the built-in profiles; what the
+/// driver, the vendor's libraries and code take for themselves is not in it.
+pub fn memory_of(plan: &Plan, rank: u32) -> Taken {
+    let sizes = Sizes::of(plan, rank, Attentions::Chosen);
+    let mut taken = Taken::default();
+    taken.ordinary = sizes.ordinary;
+    taken.symmetric = (sizes.symmetric + sizes.control.bytes()).max(1).next_multiple_of(SHARED_UNIT);
+    taken.scratch = sizes.words + sizes.workspace;
+    let most =
+        |bytes: &dyn Fn(&Bound) -> Option<usize>| sizes.bounds.iter().filter_map(bytes).max().unwrap_or(0);
+    let inputs = sizes.bounds.first().map_or(0, |b| b.inputs.len());
+    let outputs = sizes.bounds.first().map_or(0, |b| b.outputs.len());
+    let input = |i: usize| most(&|b| b.inputs.get(i).filter(|x| x.fixed.is_none()).map(|x| x.bytes));
+    let output = |k: usize| most(&|b| b.outputs.get(k).filter(|y| y.held_by().is_none()).map(|y| y.bytes));
+    taken.held = (0..inputs).map(input).sum::<usize>() + (0..outputs).map(output).sum::<usize>();
+    taken
+}

@@ -1,0 +1,71 @@
+//! The most recently used of something, as many as are to be kept.
+
+/// Values by key, of which the least recently used goes when there are too many.
+#[derive(Debug)]
+pub(super) struct Recent<K, V> {
+    /// The least recently used first.
+    entries: Vec<(K, V)>,
+    most: usize,
+    evicted: u64,
+}
+
+impl<K: PartialEq, V> Recent<K, V> {
+    /// Keeps at most so many, and one at least.
+    pub fn new(most: usize) -> Recent<K, V> {
+        Recent { entries: Vec::new(), most: most.max(1), evicted: 0 }
+    }
+
+    /// The value of a key, which is the most recently used from now on.
+    pub fn get(&mut self, key: &K) -> Option<&V> {
+        let at = self.entries.iter().rposition(|(known, _)| known == key)?;
+        self.entries[at..].rotate_left(1);
+        self.entries.last().map(|(_, value)| value)
+    }
+
+    /// Keeps a value; the one that has to go for it.
+    pub fn put(&mut self, key: K, value: V) -> Option<V> {
+        self.entries.push((key, value));
+        if self.entries.len() <= self.most {
+            return None;
+        }
+        self.evicted += 1;
+        Some(self.entries.remove(0).1)
+    }
+
+    /// How many had to go.
+    pub fn evicted(&self) -> u64 {
+        self.evicted
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_least_recently_used_goes() {
+        let mut recent = Recent::new(2);
+        assert_eq!([recent.put("a", 1), recent.put("b", 2)], [None, None]);
+        assert_eq!(recent.get(&"a"), Some(&1));
+        assert_eq!(recent.put("c", 3), Some(2));
+        assert_eq!([recent.get(&"b"), recent.get(&"a"), recent.get(&"c")], [None, Some(&1), Some(&3)]);
+        assert_eq!(recent.evicted(), 1);
+    }
+
+    #[test]
+    fn ranks_that_look_for_the_same_in_the_same_order_keep_the_same() {
+        let mut ranks = [Recent::new(3), Recent::new(3)];
+        for step in 0..200u64 {
+            let key = step * step % 7;
+            // The second looks more often for what it looked for last: its memory changed.
+            for (rank, recent) in ranks.iter_mut().enumerate() {
+                for _ in 0..=rank {
+                    if recent.get(&key).is_none() {
+                        recent.put(key, ());
+                    }
+                }
+            }
+            assert_eq!(ranks[0].entries, ranks[1].entries);
+        }
+    }
+}

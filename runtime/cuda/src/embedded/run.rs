@@ -1,0 +1,478 @@
+//! Runs of a session: put on streams, watched, and what failed.
+//!
+//! A run on another stream than the one before it waits for that one there. One event marks the end of the last run, and
+//! so of all. While the caller records a stream, a run becomes part of the recording; the caller then waits for his own
+//! replays, and [`DeviceSession::poll`] tells what they reported.
+
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use symmc_ir::Bindings;
+use symmc_runtime::RunError;
+use symmc_runtime::exec::Bound;
+use symmc_runtime::session::{DeviceSession, Extent, Owner, Port, RawStream, Spot, Taken};
+
+use super::gear::{Gear, Ranks};
+use super::memory::{Held, Move, Resolved, bytes_of};
+use super::{CudaSession, Key, Recording, Sized, gone};
+use crate::adopt::LentStream;
+use crate::arena::Exchange;
+use crate::collective;
+use crate::compute::search::Search;
+use crate::driver::{Event, Stream};
+use crate::error::CudaError;
+use crate::launch::Address;
+use crate::nccl::Communicators;
+use crate::program::{Parts, Program, Streams};
+use crate::report::Report;
+
+/// How long a failure waits for kernels that were told to end, so that their reports are seen.
+const ENDING: Duration = Duration::from_secs(3);
+
+/// The runs that were put on streams.
+pub(super) struct Flight {
+    end: Event,
+    /// The driver's handle of the stream of the last run.
+    stream: Option<usize>,
+    pending: bool,
+    /// The number of the first run that may not have ended.
+    first: u64,
+    /// What may run now; the oldest first.
+    recordings: Vec<Arc<Recording>>,
+}
+
+impl Flight {
+    pub fn new(end: Event) -> Flight {
+        Flight { end, stream: None, pending: false, first: 0, recordings: Vec::new() }
+    }
+
+    pub fn is_pending(&self) -> bool {
+        self.pending
+    }
+
+    /// What marks the end of the last run.
+    pub fn event(&self) -> &Event {
+        &self.end
+    }
+
+    pub fn clear(&mut self) {
+        (self.pending, self.recordings) = (false, Vec::new());
+    }
+
+    fn add(&mut self, recording: &Arc<Recording>, run: u64) {
+        if !self.pending {
+            (self.pending, self.first) = (true, run);
+        }
+        if self.recordings.last().is_none_or(|last| !Arc::ptr_eq(last, recording)) {
+            self.recordings.push(recording.clone());
+        }
+    }
+}
+
+impl Recording {
+    /// Puts one run on streams.
+    fn put(&self, streams: &Streams, nccl: &Communicators) -> Result<(), CudaError> {
+        let copy = |all: &[Move]| {
+            // SAFETY: the ranges exist and are apart: memory of the session, or lent for as many bytes.
+            all.iter().try_for_each(|m| unsafe { streams.compute.copy(m.to, m.from, m.bytes) })
+        };
+        copy(&self.moves[0])?;
+        self.program.enqueue(streams, nccl)?;
+        copy(&self.moves[1])
+    }
+}
+
+impl CudaSession {
+    /// Puts one run on a stream. What is wrong with it here is told before peers hear of it.
+    fn put(&mut self, stream: Option<RawStream>) -> Result<(), RunError> {
+        if let Some(error) = &self.failure {
+            return Err(error.clone());
+        }
+        let stream = match (stream, self.gpu.adopted.stream) {
+            // SAFETY: the caller's promise: it exists, on this GPU.
+            (Some(raw), _) => Some(unsafe { LentStream::new(raw.0) }),
+            (None, adopted) => adopted,
+        };
+        let stream = stream.map(|lent| Stream::adopt(&self.device, lent));
+        let is_recorded = match &stream {
+            Some(stream) => self.is_recorded(stream)?,
+            None => false,
+        };
+        let recording = match &self.ready {
+            Some(ready) => {
+                let ready = ready.clone();
+                self.announce()?;
+                ready
+            }
+            None => {
+                let resolved = self.resolve()?;
+                self.announce()?;
+                let ready = self.recording(resolved).map_err(|error| self.fail(error))?;
+                self.ready.insert(ready).clone()
+            }
+        };
+        let put = match is_recorded {
+            true => self.capture(&recording, stream),
+            false => self.launch(&recording, stream),
+        };
+        self.runs += 1;
+        put.map_err(|error| self.fail(error.into()))
+    }
+
+    /// Whether what is put on a stream of the caller is recorded.
+    fn is_recorded(&self, stream: &Stream) -> Result<bool, RunError> {
+        let known = self.flight.stream == Some(stream.handle().addr());
+        if !known && !stream.is_of_device()? {
+            return Err(RunError::Invalid(format!(
+                "the stream is not of the primary context of GPU {}",
+                self.device.ordinal()
+            )));
+        }
+        Ok(stream.is_capturing()?)
+    }
+
+    fn announce(&mut self) -> Result<(), RunError> {
+        let Sized { digest, text, .. } = self.sized()?;
+        let (seat, run) = (self.seat()?, self.runs);
+        let said = seat.alive().and_then(|()| seat.comm().announce(run, *digest, &|| text.to_string()));
+        said.map_err(|error| self.fail(error))
+    }
+
+    fn launch(&mut self, recording: &Arc<Recording>, stream: Option<Stream>) -> Result<(), CudaError> {
+        let Some(gear) = &self.gear else { return Err(gone().into()) };
+        let stream = stream.as_ref().unwrap_or(&gear.rig.streams.compute);
+        let handle = Some(stream.handle().addr());
+        if self.flight.pending && self.flight.stream != handle {
+            stream.wait(&self.flight.end)?;
+        }
+        // SAFETY: the recording holds what it uses, or the lender does, and the gear is there.
+        unsafe { stream.replay(&recording.graph)? };
+        self.flight.end.record(stream)?;
+        self.flight.stream = handle;
+        self.flight.add(recording, self.runs);
+        Ok(())
+    }
+
+    /// Makes a run part of what the caller records.
+    fn capture(&mut self, recording: &Arc<Recording>, stream: Option<Stream>) -> Result<(), CudaError> {
+        let Some(gear) = &mut self.gear else { return Err(gone().into()) };
+        let Some(compute) = stream else { return Err(gone().into()) };
+        // SAFETY: the session's own stream, which lives as long as the gear.
+        let comm = unsafe { LentStream::new(gear.rig.streams.comm.handle().cast()) };
+        let streams = Streams { compute, comm: Stream::adopt(&self.device, comm) };
+        recording.put(&streams, &gear.rig.nccl)?;
+        if !gear.rig.programs.captured.iter().any(|known| Arc::ptr_eq(known, recording)) {
+            gear.rig.programs.captured.push(recording.clone());
+        }
+        Ok(())
+    }
+
+    /// The recording of what was resolved. All ranks call this together where the sizes are new; which these are depends
+    /// on the runs before, which are the same on all ranks.
+    fn recording(&mut self, resolved: Resolved) -> Result<Arc<Recording>, RunError> {
+        self.load()?;
+        let Sized { text, bound, .. } = self.sized()?;
+        let (text, bound) = (text.clone(), bound.clone());
+        let settled = self.settled.get(&text).cloned();
+        let key: Key = (text.clone(), resolved.homes, resolved.moves);
+        let gear = self.gear.as_mut().ok_or_else(gone)?;
+        if settled.is_some()
+            && let Some(known) = gear.rig.programs.recent.get(&key)
+        {
+            return Ok(known.clone());
+        }
+        // Loading code may wait for what runs, and what is timed writes to the arenas.
+        self.until_idle(None)?;
+        let (limit, gpu, device) = (self.limit, self.gpu.clone(), self.device.clone());
+        let Some(seat) = &self.seat else { return Err(gone()) };
+        let ranks = Ranks(seat);
+        let gear = self.gear.as_mut().ok_or_else(gone)?;
+        if settled.is_none() {
+            ranks.all_gather(&[0])?;
+        }
+        let exchange = settled.is_none().then_some(&ranks as &dyn Exchange);
+        gear.serve(&bound.steps, exchange, (&gpu, limit))?;
+        let kept = inputs_at(&bound, &key);
+        let rig = &gear.rig;
+        let search = exchange.map(|exchange| Search {
+            exchange,
+            products: gpu.products,
+            device: &device,
+            stream: &rig.streams.compute,
+            limit,
+            kept: &kept,
+        });
+        let parts = Parts {
+            device: &device,
+            homes: &key.1,
+            peers: &gear.peers,
+            machine: &gear.machine,
+            nccl: &rig.nccl,
+            search: search.as_ref(),
+            settled: settled.as_ref(),
+            progress: None,
+        };
+        let program = Program::new(ranks.rank(), &bound.steps, &parts)?;
+        let made = rig.streams.compute.capture(|| {
+            let [before, after] = &key.2;
+            // SAFETY: as for `Recording::put`.
+            let copy = |m: &Move| unsafe { rig.streams.compute.copy(m.to, m.from, m.bytes) };
+            before.iter().try_for_each(copy)?;
+            program.enqueue(&rig.streams, &rig.nccl)?;
+            after.iter().try_for_each(copy)
+        });
+        let graph = made?;
+        if settled.is_none() {
+            self.settled.put(text, program.settled().clone());
+        }
+        let moves = key.2.clone();
+        let recording = Arc::new(Recording { graph, program, bound, moves, _memory: resolved.memory });
+        let programs = &mut gear.rig.programs;
+        programs.retired.extend(programs.recent.put(key, recording.clone()));
+        Ok(recording)
+    }
+
+    /// Whether all runs have ended.
+    pub(super) fn look(&mut self) -> Result<bool, RunError> {
+        if let Some(error) = &self.failure {
+            return Err(error.clone());
+        }
+        if self.flight.pending {
+            match self.flight.end.reached() {
+                Err(error) => return Err(self.fail(error.into())),
+                Ok(false) => {
+                    let alive = self.seat()?.alive();
+                    return alive.map(|()| false).map_err(|error| self.fail(error));
+                }
+                Ok(true) => {}
+            }
+        }
+        if let Some(error) = self.reported() {
+            return Err(self.fail(error));
+        }
+        self.flight.clear();
+        if let Some(gear) = &mut self.gear {
+            gear.rig.programs.retired.clear();
+        }
+        Ok(true)
+    }
+
+    /// What kernels reported, in words of the first run whose program it may be.
+    fn reported(&self) -> Option<RunError> {
+        let gear = self.gear.as_ref()?;
+        let captured = gear.rig.programs.captured.iter();
+        let all = self.flight.recordings.iter().chain(captured).chain(&self.ready);
+        let report = |recording: &Arc<Recording>| {
+            let (bound, sites) = (&*recording.bound, recording.program.sites());
+            let (status, run, limit) = (&gear.rig.status, self.flight.first, self.limit);
+            Report { status, bound, sites, run, limit }.failure()
+        };
+        all.into_iter().find_map(report)
+    }
+
+    /// Ends the session on all ranks; the error that explains it best.
+    pub(super) fn fail(&mut self, error: RunError) -> RunError {
+        if let Some(first) = &self.failure {
+            return first.clone();
+        }
+        if let Some(gear) = &self.gear {
+            gear.rig.fail();
+            collective::end(&gear.rig.status);
+        }
+        let start = Instant::now();
+        while self.flight.pending && !self.flight.end.reached().unwrap_or(true) && start.elapsed() < ENDING {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        // What kernels say of the step explains more than that a peer has gone.
+        let error = match error.is_consequence() {
+            true => self.reported().unwrap_or(error),
+            false => error,
+        };
+        let error = self.seat.as_ref().map_or(error.clone(), |seat| seat.fail(error));
+        self.failure.insert(error).clone()
+    }
+
+    /// Waits until all runs have ended.
+    pub(super) fn until_idle(&mut self, limit: Option<Duration>) -> Result<(), RunError> {
+        let start = Instant::now();
+        while !self.look()? {
+            let elapsed = start.elapsed();
+            if let Some(limit) = limit.filter(|limit| elapsed >= *limit) {
+                return Err(RunError::Invalid(format!(
+                    "run {} has not ended within {} ms; it goes on",
+                    self.flight.first,
+                    limit.as_millis()
+                )));
+            }
+            match elapsed > Duration::from_millis(2) {
+                true => std::thread::sleep(Duration::from_micros(50)),
+                false => std::hint::spin_loop(),
+            }
+        }
+        Ok(())
+    }
+
+    /// Refuses an access by the caller while runs may touch the memory.
+    fn at_rest(&mut self, port: Port, bytes: usize, found: usize) -> Result<(), RunError> {
+        if !self.look()? {
+            let name = self.lending.name(port);
+            return Err(RunError::Invalid(format!("{name}: a run is in progress: wait for its end first")));
+        }
+        if bytes != found {
+            let name = self.lending.name(port);
+            return Err(RunError::Invalid(format!("{name}: expected {bytes} bytes, found {found}")));
+        }
+        Ok(())
+    }
+
+    /// Tells all ranks that this one is here, and waits for them.
+    fn meet(&mut self) -> Result<(), RunError> {
+        let met = self.seat()?.comm().exchange(&[0]).map(drop);
+        met.map_err(|error| self.fail(error))
+    }
+}
+
+/// Where the inputs of a program lie, whose data must stay.
+fn inputs_at(bound: &Bound, key: &Key) -> Vec<Range<Address>> {
+    let at = bound.inputs.iter().zip(&key.1.inputs);
+    at.filter(|(input, _)| input.bytes > 0).map(|(input, &at)| at..at + input.bytes as Address).collect()
+}
+
+impl DeviceSession for CudaSession {
+    fn set(&mut self, bindings: &Bindings) -> Result<(), RunError> {
+        let bound = self.executor.bind(bindings)?;
+        let text = self.executor.sizes(bindings);
+        let digest = text
+            .bytes()
+            .fold(0x811c_9dc5_u32, |hash, byte| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193));
+        self.sized = Some(Sized { bound, digest, text: text.into() });
+        self.ready = None;
+        Ok(())
+    }
+
+    fn bound(&self) -> Result<&Bound, RunError> {
+        Ok(&self.sized()?.bound)
+    }
+
+    unsafe fn lend(&mut self, port: Port, memory: Option<Extent>) -> Result<(), RunError> {
+        let _context = self.entered()?;
+        if let Port::Input(i) = port
+            && self.inputs.get(i).is_some_and(|held| held.loaded)
+        {
+            let name = self.lending.name(port);
+            return Err(RunError::Invalid(format!(
+                "{name}: the plan holds it in symmetric memory, where it was written before the first run"
+            )));
+        }
+        self.lending.expect(port)?;
+        let before = self.lending.of(port);
+        if before == memory {
+            return Ok(());
+        }
+        let reserved = self.reserved();
+        self.lending.lend(port, memory, &reserved)?;
+        if let Some(given) = memory
+            && let Err(error) = self.expect_own(port, given)
+        {
+            self.lending.lend(port, before, &[])?;
+            return Err(error);
+        }
+        self.ready = None;
+        Ok(())
+    }
+
+    fn spot(&mut self, port: Port) -> Result<Spot, RunError> {
+        let _context = self.entered()?;
+        self.lending.expect(port)?;
+        let spot = self.located(port)?;
+        if let (Port::Input(i), Owner::Session | Owner::Symmetric) = (port, spot.owner) {
+            self.inputs[i].given = true;
+        }
+        Ok(spot)
+    }
+
+    fn write(&mut self, input: usize, data: &[u8]) -> Result<(), RunError> {
+        let _context = self.entered()?;
+        let port = Port::Input(input);
+        let spot = self.spot(port)?;
+        self.at_rest(port, spot.extent.bytes, data.len())?;
+        if spot.owner == Owner::Program {
+            let name = self.lending.name(port);
+            return Err(RunError::Invalid(format!("{name} is a constant of the program")));
+        }
+        self.upload(spot.extent.address, data)
+    }
+
+    fn read(&mut self, port: Port, data: &mut [u8]) -> Result<(), RunError> {
+        let _context = self.entered()?;
+        self.lending.expect(port)?;
+        let bytes = bytes_of(&self.sized()?.bound, port)?;
+        self.at_rest(port, bytes, data.len())?;
+        let spot = self.located(port)?;
+        let stream = &self.gear()?.rig.streams.compute;
+        // SAFETY: the memory has as many bytes, and no run is in progress.
+        Ok(unsafe { stream.download(data, spot.extent.address)? })
+    }
+
+    fn enqueue(&mut self, stream: Option<RawStream>) -> Result<(), RunError> {
+        let _context = self.entered()?;
+        self.put(stream)
+    }
+
+    fn run(&mut self) -> Result<(), RunError> {
+        let _context = self.entered()?;
+        self.put(None)?;
+        self.until_idle(None)
+    }
+
+    fn poll(&mut self) -> Result<bool, RunError> {
+        let _context = self.entered()?;
+        self.look()
+    }
+
+    fn wait(&mut self, limit: Duration) -> Result<(), RunError> {
+        let _context = self.entered()?;
+        self.until_idle(Some(limit))
+    }
+
+    fn release(&mut self) -> Result<(), RunError> {
+        let _context = self.entered()?;
+        if !self.look()? {
+            return Err(RunError::Invalid("a run is in progress: wait for its end first".into()));
+        }
+        self.meet()?;
+        self.ready = None;
+        self.gear = None;
+        for (held, _) in self.inputs.iter_mut().zip(&self.fixed).filter(|(_, fixed)| fixed.is_some()) {
+            *held = Held { memory: held.memory.take(), ..Held::default() };
+        }
+        self.meet()
+    }
+
+    fn resume(&mut self) -> Result<(), RunError> {
+        let _context = self.entered()?;
+        if self.gear.is_some() {
+            return self.meet();
+        }
+        let seat = self.seat()?;
+        let made = Gear::new(self.executor.plan(), seat, &self.device, self);
+        let gear = made.map_err(|error| self.fail(error.into()))?;
+        self.gear = Some(gear);
+        Ok(())
+    }
+
+    fn taken(&self) -> Taken {
+        let held = self.inputs.iter().chain(&self.outputs).filter_map(|held| held.memory.as_ref());
+        let mut taken = self.gear.as_ref().map_or_else(Taken::default, Gear::taken);
+        taken.held = held.map(|memory| memory.len()).sum();
+        taken
+    }
+
+    fn close(mut self: Box<Self>) -> Result<(), RunError> {
+        let _context = self.entered()?;
+        self.until_idle(None)?;
+        self.end();
+        Ok(())
+    }
+}

@@ -1,0 +1,80 @@
+//! What kernels report in the status words, as errors that name the step.
+
+use std::time::Duration;
+
+use symmc_runtime::RunError;
+use symmc_runtime::exec::{Bound, Work};
+
+use crate::collective::{self, Flow, Missed, Unfit};
+use crate::compute::Sites;
+use crate::driver::Pinned;
+use crate::session::COMPUTE_STATUS;
+
+/// The status words, and what ran that wrote them.
+pub(crate) struct Report<'a> {
+    pub status: &'a Pinned,
+    pub bound: &'a Bound,
+    pub sites: &'a Sites,
+    /// The number of the run.
+    pub run: u64,
+    /// The longest wait for a peer.
+    pub limit: Duration,
+}
+
+impl Report<'_> {
+    /// What failed, if something did. The streams are idle.
+    pub fn failure(&self) -> Option<RunError> {
+        if let Some(missed) = collective::missed(self.status) {
+            return Some(self.missed(missed));
+        }
+        if let Some(unfit) = collective::unfit(self.status) {
+            return Some(self.unfit(unfit.step, self.sizes(&unfit)));
+        }
+        // SAFETY: the words lie within the pinned memory, aligned; the streams are idle.
+        let word = |i: usize| unsafe {
+            self.status.as_ptr().add(COMPUTE_STATUS).cast::<u64>().add(i).read_volatile()
+        };
+        let (step, error) = self.sites.failure([word(0), word(1)])?;
+        Some(self.unfit(step, error.to_string()))
+    }
+
+    /// A peer that did not come, as the host's ranks report it.
+    fn missed(&self, missed: Missed) -> RunError {
+        let (node, op) = self.name_of(missed.step);
+        RunError::Limit {
+            rank: self.bound.rank(),
+            peers: vec![missed.peer],
+            step: missed.step,
+            node,
+            op,
+            run: self.run,
+            limit_ms: self.limit.as_millis() as u64,
+        }
+    }
+
+    /// What is wrong with sizes on the device, as the host's ranks say it.
+    fn sizes(&self, unfit: &Unfit) -> String {
+        let call = self.bound.steps.get(unfit.step).map(|s| &s.work);
+        let (ranks, capacity) = match call {
+            Some(Work::Collective(c)) => (c.cell.len(), c.elements.checked_div(c.row).unwrap_or(0)),
+            _ => (unfit.sizes.len(), 0),
+        };
+        let does = match unfit.way {
+            Flow::Sent => "sends",
+            Flow::Received => "receives",
+        };
+        let sizes = &unfit.sizes[..ranks.min(unfit.sizes.len())];
+        format!("rank {} {does} {sizes:?} rows: expected at most {capacity}", unfit.rank)
+    }
+
+    /// Data that a step does not take.
+    fn unfit(&self, step: usize, detail: String) -> RunError {
+        let (node, op) = self.name_of(step);
+        RunError::Data { rank: self.bound.rank(), step, node, op, detail }
+    }
+
+    fn name_of(&self, step: usize) -> (String, String) {
+        let step = self.bound.steps.get(step);
+        step.map_or_else(Default::default, |s| (s.node.clone(), s.op_name.to_string()))
+    }
+}
