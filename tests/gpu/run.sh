@@ -6,7 +6,7 @@
 #
 # SYMMC is the binary, OUT a folder for the logs, GPUS how many to use (2 by default). Programs for more ranks than
 # there are GPUs run with several ranks on each, as long as their plans leave NCCL out, which refuses that. Beside the
-# binary may lie `examples/check_sessions`, `examples/check_replays` and `examples/print_programs` (of `symmc-tests`), and
+# binary may lie `examples/check_sessions`, `examples/check_embedding`, `examples/check_replays` and `examples/print_programs` (of `symmc-tests`), and
 # `examples/adopt` and `examples/check_compute` (of `symmc-cuda`).
 set -u
 symmc=$(realpath "$1") out=$(realpath "$2") gpus=${3:-2}
@@ -120,6 +120,12 @@ else
 fi
 sessions=$(dirname "$symmc")/examples/check_sessions
 if [ -x "$sessions" ]; then check "sessions" 0 "$sessions"; else say "sessions: left out, no $sessions"; fi
+embedding=$(dirname "$symmc")/examples/check_embedding
+if [ -x "$embedding" ]; then
+  limit=300 check "sessions of an engine" 0 env -C "$programs/../.." "$embedding"
+else
+  say "sessions of an engine: left out, no $embedding"
+fi
 
 # Replays with inputs that change, on a GPU for each rank; every one has the bits of the first with its inputs.
 replays=$(dirname "$symmc")/examples/check_replays

@@ -2,6 +2,7 @@
 //! All ranks take it together, for all sizes that the plan serves, and may give it back between runs.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use symmc_planner::plan::Plan;
 use symmc_runtime::RunError;
@@ -56,6 +57,13 @@ pub(super) struct Programs {
     pub captured: Vec<Arc<Recording>>,
 }
 
+impl Programs {
+    /// None yet, of which so many are to be kept.
+    fn new(kept: usize) -> Programs {
+        Programs { recent: Recent::new(kept), retired: Vec::new(), captured: Vec::new() }
+    }
+}
+
 /// What runs need.
 pub(super) struct Gear {
     /// Its memories are the ordinary arena, the words of collectives, and the workspaces, of which the last is used.
@@ -96,16 +104,11 @@ impl Gear {
             local: local.address(),
             status: status.address(),
             links: device.links()?,
-            limit_ns: u64::try_from(limit.as_nanos()).unwrap_or(u64::MAX),
-            chaos: session.chaos,
-            ..Peers::default()
+            ..waits(limit, session.chaos)
         };
-        let lent = gpu.adopted.communicator.as_ref();
-        let span = (arena.address(), arena.len());
-        let nccl = Communicators::new(
-            sizes.steps(),
-            &Making { exchange: &exchange, device, arena: span, limit, lent },
-        )?;
+        let (span, lent) = ((arena.address(), arena.len()), gpu.adopted.communicator.as_ref());
+        let making = Making { exchange: &exchange, device, arena: span, limit, lent };
+        let nccl = Communicators::new(sizes.steps(), &making)?;
         let machine = Machine {
             status: status.address() + COMPUTE_STATUS as Address,
             workspace: workspace.address(),
@@ -120,9 +123,8 @@ impl Gear {
         // Nobody runs before all are here.
         exchange.all_gather(&[0])?;
         let ordinary_at = ordinary.address();
-        let programs = Programs { recent: Recent::new(gpu.kept), retired: Vec::new(), captured: Vec::new() };
         let rig = Rig::new(rig::Parts {
-            programs,
+            programs: Programs::new(gpu.kept),
             streams,
             nccl,
             arena,
@@ -139,7 +141,7 @@ impl Gear {
         &mut self,
         steps: &[BoundStep],
         exchange: Option<&dyn Exchange>,
-        session: (&Gpu, std::time::Duration),
+        session: (&Gpu, Duration),
     ) -> Result<(), CudaError> {
         let (found, has) = (collective::control_of(steps), self.peers.control);
         if found.groups > has.groups || found.exchanging > has.exchanging {
@@ -172,6 +174,11 @@ impl Gear {
         taken.scratch = bytes.iter().skip(1).sum();
         taken
     }
+}
+
+/// What waits for peers are like; addresses are left out.
+fn waits(limit: Duration, chaos: Option<u64>) -> Peers {
+    Peers { limit_ns: u64::try_from(limit.as_nanos()).unwrap_or(u64::MAX), chaos, ..Peers::default() }
 }
 
 /// Who computes attention. cuDNN is one who measures may choose.

@@ -43,6 +43,7 @@ impl CudaSession {
         let bound = self.sized()?.bound.clone();
         let bytes = bytes_of(&bound, port)?;
         if let Some(lent) = self.lending.of(port) {
+            self.lending.expect_room(port, bytes)?;
             return Ok(Spot { extent: Extent { bytes, ..lent }, owner: Owner::Caller });
         }
         if let Port::Output(k) = port
@@ -100,7 +101,8 @@ impl CudaSession {
         let stream = &self.gear()?.rig.streams.compute;
         if data.len() < LARGE {
             // SAFETY: the memory has as many bytes, and no run is in progress.
-            return Ok(unsafe { stream.upload(to, data)? });
+            unsafe { stream.upload(to, data)? };
+            return Ok(());
         }
         let mut staging = Staging::new(&self.device, stream)?;
         // SAFETY: as above; the end is waited for below.

@@ -156,6 +156,12 @@ struct Recording {
     _memory: Vec<Arc<Memory>>,
 }
 
+// SAFETY: handles of the driver and of the vendor's libraries may be used from any thread; one session has the recording, and
+// uses it from one thread at a time.
+unsafe impl Send for Recording {}
+// SAFETY: as above.
+unsafe impl Sync for Recording {}
+
 /// The program at some sizes.
 struct Sized {
     bound: Arc<Bound>,

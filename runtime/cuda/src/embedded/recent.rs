@@ -48,7 +48,8 @@ mod tests {
         assert_eq!([recent.put("a", 1), recent.put("b", 2)], [None, None]);
         assert_eq!(recent.get(&"a"), Some(&1));
         assert_eq!(recent.put("c", 3), Some(2));
-        assert_eq!([recent.get(&"b"), recent.get(&"a"), recent.get(&"c")], [None, Some(&1), Some(&3)]);
+        let found = ["b", "a", "c"].map(|key| recent.get(&key).copied());
+        assert_eq!(found, [None, Some(1), Some(3)]);
         assert_eq!(recent.evicted(), 1);
     }
 

@@ -20,11 +20,11 @@ use crate::adopt::LentStream;
 use crate::arena::Exchange;
 use crate::collective;
 use crate::compute::search::Search;
-use crate::driver::{Event, Stream};
+use crate::driver::{Event, Memory, Stream};
 use crate::error::CudaError;
 use crate::launch::Address;
 use crate::nccl::Communicators;
-use crate::program::{Parts, Program, Streams};
+use crate::program::{Parts, Program, Settled, Streams};
 use crate::report::Report;
 
 /// How long a failure waits for kernels that were told to end, so that their reports are seen.
@@ -70,17 +70,18 @@ impl Flight {
     }
 }
 
-impl Recording {
-    /// Puts one run on streams.
-    fn put(&self, streams: &Streams, nccl: &Communicators) -> Result<(), CudaError> {
-        let copy = |all: &[Move]| {
-            // SAFETY: the ranges exist and are apart: memory of the session, or lent for as many bytes.
-            all.iter().try_for_each(|m| unsafe { streams.compute.copy(m.to, m.from, m.bytes) })
-        };
-        copy(&self.moves[0])?;
-        self.program.enqueue(streams, nccl)?;
-        copy(&self.moves[1])
-    }
+/// Puts one run on streams: what is copied before, the steps, and what is copied behind them.
+fn put(
+    program: &Program,
+    [before, after]: &[Vec<Move>; 2],
+    streams: &Streams,
+    nccl: &Communicators,
+) -> Result<(), CudaError> {
+    // SAFETY: the ranges exist and are apart: memory of the session, or lent for as many bytes.
+    let copy = |m: &Move| unsafe { streams.compute.copy(m.to, m.from, m.bytes) };
+    before.iter().try_for_each(copy)?;
+    program.enqueue(streams, nccl)?;
+    after.iter().try_for_each(copy)
 }
 
 impl CudaSession {
@@ -161,7 +162,7 @@ impl CudaSession {
         // SAFETY: the session's own stream, which lives as long as the gear.
         let comm = unsafe { LentStream::new(gear.rig.streams.comm.handle().cast()) };
         let streams = Streams { compute, comm: Stream::adopt(&self.device, comm) };
-        recording.put(&streams, &gear.rig.nccl)?;
+        put(&recording.program, &recording.moves, &streams, &gear.rig.nccl)?;
         if !gear.rig.programs.captured.iter().any(|known| Arc::ptr_eq(known, recording)) {
             gear.rig.programs.captured.push(recording.clone());
         }
@@ -182,9 +183,20 @@ impl CudaSession {
         {
             return Ok(known.clone());
         }
+        self.record(bound, key, resolved.memory, settled)
+    }
+
+    /// Makes a recording; together with all ranks if nothing is settled for its sizes.
+    fn record(
+        &mut self,
+        bound: Arc<Bound>,
+        key: Key,
+        memory: Vec<Arc<Memory>>,
+        settled: Option<Settled>,
+    ) -> Result<Arc<Recording>, RunError> {
         // Loading code may wait for what runs, and what is timed writes to the arenas.
         self.until_idle(None)?;
-        let (limit, gpu, device) = (self.limit, self.gpu.clone(), self.device.clone());
+        let (limit, gpu, device) = (self.limit, &self.gpu, &self.device);
         let Some(seat) = &self.seat else { return Err(gone()) };
         let ranks = Ranks(seat);
         let gear = self.gear.as_mut().ok_or_else(gone)?;
@@ -192,19 +204,13 @@ impl CudaSession {
             ranks.all_gather(&[0])?;
         }
         let exchange = settled.is_none().then_some(&ranks as &dyn Exchange);
-        gear.serve(&bound.steps, exchange, (&gpu, limit))?;
-        let kept = inputs_at(&bound, &key);
-        let rig = &gear.rig;
-        let search = exchange.map(|exchange| Search {
-            exchange,
-            products: gpu.products,
-            device: &device,
-            stream: &rig.streams.compute,
-            limit,
-            kept: &kept,
-        });
+        gear.serve(&bound.steps, exchange, (gpu, limit))?;
+        let (kept, rig) = (inputs_at(&bound, &key), &gear.rig);
+        let (products, stream) = (gpu.products, &rig.streams.compute);
+        let search =
+            exchange.map(|exchange| Search { exchange, products, device, stream, limit, kept: &kept });
         let parts = Parts {
-            device: &device,
+            device,
             homes: &key.1,
             peers: &gear.peers,
             machine: &gear.machine,
@@ -214,20 +220,12 @@ impl CudaSession {
             progress: None,
         };
         let program = Program::new(ranks.rank(), &bound.steps, &parts)?;
-        let made = rig.streams.compute.capture(|| {
-            let [before, after] = &key.2;
-            // SAFETY: as for `Recording::put`.
-            let copy = |m: &Move| unsafe { rig.streams.compute.copy(m.to, m.from, m.bytes) };
-            before.iter().try_for_each(copy)?;
-            program.enqueue(&rig.streams, &rig.nccl)?;
-            after.iter().try_for_each(copy)
-        });
-        let graph = made?;
+        let graph = stream.capture(|| put(&program, &key.2, &rig.streams, &rig.nccl))?;
         if settled.is_none() {
-            self.settled.put(text, program.settled().clone());
+            self.settled.put(key.0.clone(), program.settled().clone());
         }
         let moves = key.2.clone();
-        let recording = Arc::new(Recording { graph, program, bound, moves, _memory: resolved.memory });
+        let recording = Arc::new(Recording { graph, program, bound, moves, _memory: memory });
         let programs = &mut gear.rig.programs;
         programs.retired.extend(programs.recent.put(key, recording.clone()));
         Ok(recording)
@@ -299,11 +297,9 @@ impl CudaSession {
         while !self.look()? {
             let elapsed = start.elapsed();
             if let Some(limit) = limit.filter(|limit| elapsed >= *limit) {
-                return Err(RunError::Invalid(format!(
-                    "run {} has not ended within {} ms; it goes on",
-                    self.flight.first,
-                    limit.as_millis()
-                )));
+                let rank = self.seat()?.comm().rank();
+                let at = format!("in run {}, which goes on", self.flight.first);
+                return Err(RunError::Stuck { rank, at, limit_ms: limit.as_millis() as u64 });
             }
             match elapsed > Duration::from_millis(2) {
                 true => std::thread::sleep(Duration::from_micros(50)),
@@ -412,7 +408,8 @@ impl DeviceSession for CudaSession {
         let spot = self.located(port)?;
         let stream = &self.gear()?.rig.streams.compute;
         // SAFETY: the memory has as many bytes, and no run is in progress.
-        Ok(unsafe { stream.download(data, spot.extent.address)? })
+        unsafe { stream.download(data, spot.extent.address)? };
+        Ok(())
     }
 
     fn enqueue(&mut self, stream: Option<RawStream>) -> Result<(), RunError> {
