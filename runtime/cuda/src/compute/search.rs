@@ -344,11 +344,11 @@ pub(super) mod tests {
     fn rank_0_chooses_for_all_at_the_least_alignment() {
         let measured = [Products::Measured; 2];
         let own = [gemm(64, 4096), gemm(8, 4096), gemm(64, 4096)];
-        let other = [gemm(64, 4096 + 16), gemm(8, 4096), gemm(64, 4096 + 16)];
+        let other = [gemm(64, 4096 + 8), gemm(8, 4096), gemm(64, 4096 + 8)];
         let (chosen, asked) = choose(measured, [&own, &other]);
         let expected = vec![Some(algorithm(64)), None, Some(algorithm(64))];
         assert_eq!(chosen, [expected.clone(), expected]);
-        assert_eq!(asked, [(64, 2, [4, 8, 8]), (8, 1, [8, 8, 8])]);
+        assert_eq!(asked, [(64, 2, [3, 4, 4]), (8, 1, [4, 4, 4])]);
     }
 
     #[test]
