@@ -43,7 +43,7 @@ fn program() -> String {
         text += &match i % 25 {
             24 => format!("%v{}: f32[n, 16] = all_reduce %v{i} op=max group=@all\n", i + 1),
             0 => format!("%v{}: f32[n, 16] = mul %v{i}, %w\n", i + 1),
-            _ => format!("%v{}: f32[n, 16] = neg %v{i}\n", i + 1),
+            _ => format!("%v{}: f32[n, 16] = tanh %v{i}\n", i + 1),
         };
     }
     text + &format!("return %v{STEPS}\n")

@@ -30,7 +30,10 @@ fn library(extension: &str) -> PathBuf {
         let test = std::env::current_exe().expect("a path");
         let folder = test.ancestors().nth(2).expect("the folder of the profile").to_path_buf();
         let mut command = Command::new(env!("CARGO"));
-        command.args(["build", "--quiet", "--locked", "-p", "symmc-capi"]).current_dir(root());
+        // With the command, whose dependencies have the features that those of the whole workspace have: what that built
+        // is not built again.
+        command.args(["build", "--quiet", "--locked", "--lib", "-p", "symmc-capi", "-p", "symmc-cli"]);
+        command.current_dir(root());
         command.arg("--target-dir").arg(folder.parent().expect("the folder of all profiles"));
         if folder.ends_with("release") {
             command.arg("--release");

@@ -37,8 +37,8 @@ use crate::error::RunError;
 const DECLINING: Duration = Duration::from_secs(2);
 /// How much longer than its limit a rank waits for rank 0 to say who is missing.
 const ANSWER: Duration = Duration::from_secs(1);
-/// The pause between two attempts to connect.
-const RETRY: Duration = Duration::from_millis(20);
+/// The pause between two attempts to connect: the first, and the longest.
+const RETRY: [Duration; 2] = [Duration::from_micros(100), Duration::from_millis(20)];
 
 /// This process's place in a run that another launcher started.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -332,6 +332,7 @@ fn seqpacket() -> nix::Result<OwnedFd> {
 /// Connects to rank 0, which may not be there yet.
 fn connect_to(place: &Membership, until: Instant, limit: Duration) -> Result<Channel, RunError> {
     let address = place.address()?;
+    let [mut pause, longest] = RETRY;
     loop {
         let fd = seqpacket().map_err(|e| RunError::exhausted("opening a control socket", &e.into()))?;
         match connect(fd.as_raw_fd(), &address) {
@@ -347,7 +348,8 @@ fn connect_to(place: &Membership, until: Instant, limit: Duration) -> Result<Cha
                     let limit_ms = limit.as_millis() as u64;
                     return Err(RunError::Absent { ranks: vec![0], limit_ms });
                 }
-                std::thread::sleep(RETRY);
+                std::thread::sleep(pause);
+                pause = (pause * 2).min(longest);
             }
             Err(e) => return Err(RunError::system(format!("rank {} did not find rank 0", place.rank), e)),
         }
