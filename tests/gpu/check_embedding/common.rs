@@ -1,0 +1,103 @@
+//! Two ranks as threads of one process, each with a GPU of its own, memory of a caller, and a program that counts its runs.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail, ensure};
+use symmc::unstable::cuda::driver::{Device, Memory, Stream};
+use symmc::{Bind, CheckedPlan, Config, Gpu, Group, Profile, Program, Session, SessionConfig};
+
+pub const RANKS: u32 = 2;
+
+pub const LIMIT: Duration = Duration::from_secs(20);
+
+/// A sum over ranks, and a state that counts the runs.
+pub const COUNTED: &str = "program \"counted\" ranks 2\nsymbol n in 1..=64\ngroup @all world\n\
+    arg %x: f32[n, 4]\nparam %w: f32[4]\nparam %state: f32[4]\nconst %one: f32[4] = hex\"0000803f0000803f0000803f0000803f\"\n\
+    %a: f32[n, 4] = mul %x, %w\n%y: f32[n, 4] = all_reduce %a op=sum group=@all\n\
+    %next: f32[4] = add %state, %one\nreturn %y\nmutate %state = %next\n";
+
+/// The same work on a thread for each rank, with its GPU.
+pub fn on_ranks<T: Send>(work: impl Fn(&Group, &Arc<Device>) -> Result<T> + Sync) -> Result<Vec<T>> {
+    let groups = Group::threads(RANKS);
+    std::thread::scope(|scope| {
+        let work = &work;
+        let rank = |group: Group| {
+            let device = Device::open(group.rank())?;
+            work(&group, &device).with_context(|| format!("rank {}", group.rank()))
+        };
+        let threads: Vec<_> = groups.into_iter().map(|group| scope.spawn(move || rank(group))).collect();
+        threads.into_iter().map(|t| t.join().unwrap_or_else(|_| bail!("a rank panicked"))).collect()
+    })
+}
+
+pub fn config(group: &Group) -> SessionConfig {
+    SessionConfig::default().with_limit(LIMIT).with_gpu(Gpu::new(group.rank()))
+}
+
+/// Memory of the caller on a GPU.
+pub struct Block {
+    memory: Memory,
+    stream: Stream,
+}
+
+impl Block {
+    pub fn of(device: &Arc<Device>, bytes: usize) -> Result<Block> {
+        device.enter()?;
+        Ok(Block {
+            memory: Memory::new(device, "a block of the caller", bytes)?,
+            stream: Stream::new(device)?,
+        })
+    }
+
+    pub fn holding(device: &Arc<Device>, data: &[u8]) -> Result<Block> {
+        let block = Block::of(device, data.len())?;
+        block.write(data)?;
+        Ok(block)
+    }
+
+    pub fn write(&self, data: &[u8]) -> Result<()> {
+        ensure!(data.len() <= self.memory.len(), "{} bytes in {}", data.len(), self.memory.len());
+        // SAFETY: the memory has as many bytes, and no run uses it now.
+        unsafe { self.stream.upload(self.memory.address(), data)? };
+        Ok(())
+    }
+
+    pub fn read(&self, bytes: usize) -> Result<Vec<u8>> {
+        let mut out = vec![0; bytes.min(self.memory.len())];
+        // SAFETY: as above.
+        unsafe { self.stream.download(&mut out, self.memory.address())? };
+        Ok(out)
+    }
+
+    pub fn ptr(&self) -> *mut u8 {
+        std::ptr::with_exposed_provenance_mut(self.memory.address() as usize)
+    }
+}
+
+pub fn floats(values: &[f32]) -> Vec<u8> {
+    values.iter().flat_map(|v| v.to_ne_bytes()).collect()
+}
+
+pub fn values(bytes: &[u8]) -> Vec<f32> {
+    bytes.chunks_exact(4).map(|b| f32::from_ne_bytes([b[0], b[1], b[2], b[3]])).collect()
+}
+
+pub fn planned(program: &Program, bind: Bind) -> Result<CheckedPlan> {
+    let profile = Profile::builtin("h200x2").context("no profile h200x2")?;
+    Ok(symmc::compile(program, &Config::default().with_profile(profile).with_bind(bind))?)
+}
+
+pub fn counted() -> Result<CheckedPlan> {
+    planned(&Program::from_text(COUNTED)?, Bind::None)
+}
+
+/// A session of the counting program with its weight and its state written.
+pub fn opened(plan: &CheckedPlan, group: &Group) -> Result<Session> {
+    let mut session = Session::open(plan, group, &config(group))?;
+    session.set("n", 4)?;
+    session.write("w", &floats(&[1.0, 2.0, 3.0, 4.0]))?;
+    session.write("state", &floats(&[0.0; 4]))?;
+    session.write("x", &floats(&[1.0; 16]))?;
+    Ok(session)
+}

@@ -1,0 +1,190 @@
+//! Runs of one program: sizes, pointers and streams that change, what callers do wrong, and what is left behind.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use symmc::CheckedPlan;
+use symmc::unstable::cuda::driver::{Device, Stream};
+
+use crate::common::{Block, LIMIT, floats, on_ranks, opened, values};
+
+/// Sizes and pointers that change from run to run; a state in the caller's memory that is changed where it lies.
+pub fn changes(plan: &CheckedPlan) -> Result<()> {
+    on_ranks(|group, device| {
+        let mut session = opened(plan, group)?;
+        let state = Block::holding(device, &floats(&[0.0; 4]))?;
+        // SAFETY: the blocks live until the session has ended.
+        unsafe { session.bind("state", state.ptr(), 16)? };
+        let blocks = [Block::of(device, 1024)?, Block::of(device, 1024)?, Block::of(device, 1024)?];
+        let output = Block::of(device, 1024)?;
+        // SAFETY: as above.
+        unsafe { session.bind("out.0", output.ptr(), 1024)? };
+        for (run, n) in [2usize, 5, 64, 1, 5, 64, 2, 2, 2].into_iter().enumerate() {
+            session.set("n", n as i64)?;
+            let block = &blocks[run % 3];
+            block.write(&floats(&vec![run as f32 + group.rank() as f32; n * 4]))?;
+            // SAFETY: as above.
+            unsafe { session.bind("x", block.ptr(), n * 16)? };
+            session.run()?;
+            let each = 2.0 * run as f32 + 1.0;
+            let wanted: Vec<f32> = (0..n * 4).map(|i| each * (i % 4 + 1) as f32).collect();
+            ensure!(values(&output.read(n * 16)?) == wanted, "run {run} of n={n}");
+            ensure!(values(&state.read(16)?) == [run as f32 + 1.0; 4], "the state after run {run}");
+        }
+        session.close()?;
+        Ok(())
+    })?;
+    println!("sizes and pointers change between runs, and a state of the caller is changed where it lies");
+    Ok(())
+}
+
+/// Runs on two streams of the caller, and in its graph.
+pub fn streams(plan: &CheckedPlan) -> Result<()> {
+    on_ranks(|group, device| {
+        let mut session = opened(plan, group)?;
+        device.enter()?;
+        let streams = [Stream::new(device)?, Stream::new(device)?];
+        for run in 0..20 {
+            // SAFETY: the streams live until all runs have ended.
+            unsafe { session.enqueue_on(streams[run % 2].handle().cast())? };
+            session.enqueue()?;
+        }
+        session.wait(LIMIT)?;
+        ensure!(values(session.read("state")?.data()) == [40.0; 4], "the state after 40 runs");
+        // SAFETY: as above.
+        let mut put = || unsafe { session.enqueue_on(streams[0].handle().cast()) };
+        let graph = streams[0].capture(|| {
+            (0..2)
+                .try_for_each(|_| put())
+                .map_err(|e| symmc::unstable::cuda::CudaError::Unsupported(e.to_string()))
+        })?;
+        for _ in 0..3 {
+            // SAFETY: the session, which the graph uses, is there.
+            unsafe { streams[0].replay(&graph)? };
+        }
+        streams[0].synchronize()?;
+        ensure!(session.poll()?, "the caller's replays have ended");
+        ensure!(values(session.read("state")?.data()) == [46.0; 4], "the state after 46 runs");
+        drop(graph);
+        session.release()?;
+        let error = session.run().err().context("it gave its memory back")?;
+        ensure!(error.to_string().contains("resume"), "{error}");
+        session.resume()?;
+        session.run()?;
+        ensure!(
+            values(session.read("state")?.data()) == [47.0; 4],
+            "the state after the memory was taken again"
+        );
+        session.close()?;
+        Ok(())
+    })?;
+    println!(
+        "runs on other streams, in a graph of the caller, and after the memory was given back and taken again"
+    );
+    Ok(())
+}
+
+/// Pointers that a session refuses by name.
+pub fn wrong_pointers(plan: &CheckedPlan) -> Result<()> {
+    on_ranks(|group, device| {
+        let mut session = opened(plan, group)?;
+        let other = Device::open(1 - group.rank())?;
+        let foreign = Block::of(&other, 1024)?;
+        let block = Block::of(device, 1024)?;
+        let mut host = vec![0u64; 128];
+        let refusals = [
+            ("x", host.as_mut_ptr().cast::<u8>(), 64, "memory of the host"),
+            ("x", foreign.ptr(), 64, "found at"),
+            ("x", block.ptr().wrapping_add(4), 64, "multiple of 16"),
+            ("w", block.ptr(), 8, "expected 16"),
+            ("x", std::ptr::null_mut(), 64, "no address"),
+        ];
+        for (name, at, bytes, part) in refusals {
+            // SAFETY: all blocks outlive the session, which refuses these.
+            let error = unsafe { session.bind(name, at, bytes) }.err().context(part)?;
+            ensure!(error.to_string().contains(part) && error.is_bad_input(), "{part}: {error}");
+        }
+        // SAFETY: as above.
+        unsafe {
+            session.bind("x", block.ptr(), 32)?;
+        }
+        let error = session.run().err().context("too small")?.to_string();
+        ensure!(error.contains("input %x") && error.contains("expected 64"), "{error}");
+        block.write(&floats(&[1.0; 64]))?;
+        // SAFETY: as above.
+        unsafe {
+            session.bind("x", block.ptr(), 64)?;
+            session.bind("out.0", block.ptr().wrapping_add(32), 64)?;
+        }
+        let error = session.run().err().context("they overlap")?.to_string();
+        ensure!(error.contains("overlaps"), "{error}");
+        session.unbind("out.0")?;
+        session.run()?;
+        session.close()?;
+        Ok(())
+    })?;
+    println!("wrong pointers are refused by name, and do no harm");
+    Ok(())
+}
+
+/// A session that is dropped within a run.
+pub fn dropped(plan: &CheckedPlan) -> Result<()> {
+    let start = Instant::now();
+    on_ranks(|group, device| {
+        let mut session = opened(plan, group)?;
+        session.run()?;
+        if group.rank() == 0 {
+            session.enqueue()?;
+            drop(session);
+            return Ok(());
+        }
+        std::thread::sleep(Duration::from_millis(300));
+        let error = (0..2).find_map(|_| session.run().err()).context("its peer has gone")?;
+        println!("the peer of a dropped session: {error}");
+        drop(session);
+        // The context of the caller works.
+        Block::holding(device, &[1; 64])?.read(64)?;
+        Ok(())
+    })?;
+    ensure!(start.elapsed() < Duration::from_secs(15), "it took {:?}", start.elapsed());
+    Ok(())
+}
+
+/// Many sessions, one behind another.
+pub fn many(plan: &CheckedPlan) -> Result<()> {
+    let mut free = Vec::new();
+    let start = Instant::now();
+    for round in 0..200 {
+        let left = on_ranks(|group, device| {
+            let mut session = opened(plan, group)?;
+            session.run()?;
+            session.close()?;
+            device.enter()?;
+            Ok(device.free()?)
+        })?;
+        if round == 9 || round == 199 {
+            free.push(left);
+        }
+    }
+    println!("200 sessions in {:.1} s; free bytes after 10 and 200: {free:?}", start.elapsed().as_secs_f64());
+    ensure!(free[0] == free[1], "memory is left behind");
+    Ok(())
+}
+
+/// What was announced is what is taken.
+pub fn budget(plan: &CheckedPlan) -> Result<()> {
+    on_ranks(|group, _| {
+        let session = opened(plan, group)?;
+        let (told, taken) = (symmc::gpu_memory_of(plan, group.rank()), session.taken());
+        ensure!(
+            (told.ordinary, told.symmetric) == (taken.ordinary, taken.symmetric)
+                && told.scratch >= taken.scratch
+                && told.held >= taken.held,
+            "told {told:?}, taken {taken:?}"
+        );
+        session.close()?;
+        Ok(())
+    })?;
+    println!("sessions take what was told before");
+    Ok(())
+}
