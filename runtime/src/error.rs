@@ -224,6 +224,34 @@ impl RunError {
         }
     }
 
+    /// The rank that it is about, if that is known and there is one.
+    pub fn rank(&self) -> Option<u32> {
+        match self {
+            RunError::Step { rank, .. }
+            | RunError::Data { rank, .. }
+            | RunError::Limit { rank, .. }
+            | RunError::Died { rank, .. }
+            | RunError::DiedOutside { rank, .. }
+            | RunError::Refused { rank }
+            | RunError::Stuck { rank, .. }
+            | RunError::PlanDiffers { rank, .. }
+            | RunError::VersionDiffers { rank, .. }
+            | RunError::SizesDiffer { rank, .. }
+            | RunError::Aborted { rank, .. }
+            | RunError::Protocol { rank, .. } => Some(*rank),
+            RunError::CannotRun { rank, .. } => *rank,
+            RunError::Absent { ranks, .. } => match ranks[..] {
+                [rank] => Some(rank),
+                _ => None,
+            },
+            RunError::Invalid(_)
+            | RunError::Defect(_)
+            | RunError::Memory { .. }
+            | RunError::Exhausted { .. }
+            | RunError::System { .. } => None,
+        }
+    }
+
     /// Whether this only repeats that the run ended elsewhere.
     pub fn is_consequence(&self) -> bool {
         matches!(self, RunError::Aborted { .. })

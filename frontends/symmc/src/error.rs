@@ -312,33 +312,16 @@ struct Place<'e> {
 
 impl<'e> Place<'e> {
     fn of_run(error: &'e RunError) -> Place<'e> {
+        let place = Place { rank: error.rank(), ..Place::default() };
         match error {
-            RunError::CannotRun { rank, node, op, .. } => {
-                Place { rank: *rank, step: None, node: Some(node), op: Some(op) }
+            RunError::CannotRun { node, op, .. } => Place { node: Some(node), op: Some(op), ..place },
+            RunError::Step { step, node, op, .. }
+            | RunError::Data { step, node, op, .. }
+            | RunError::Limit { step, node, op, .. }
+            | RunError::Died { step, node, op, .. } => {
+                Place { step: Some(*step), node: Some(node), op: Some(op), ..place }
             }
-            RunError::Step { rank, step, node, op, .. }
-            | RunError::Data { rank, step, node, op, .. }
-            | RunError::Limit { rank, step, node, op, .. }
-            | RunError::Died { rank, step, node, op, .. } => {
-                Place { rank: Some(*rank), step: Some(*step), node: Some(node), op: Some(op) }
-            }
-            RunError::DiedOutside { rank, .. }
-            | RunError::Refused { rank }
-            | RunError::Stuck { rank, .. }
-            | RunError::PlanDiffers { rank, .. }
-            | RunError::VersionDiffers { rank, .. }
-            | RunError::SizesDiffer { rank, .. }
-            | RunError::Aborted { rank, .. }
-            | RunError::Protocol { rank, .. } => Place { rank: Some(*rank), ..Place::default() },
-            RunError::Absent { ranks, .. } => match ranks[..] {
-                [rank] => Place { rank: Some(rank), ..Place::default() },
-                _ => Place::default(),
-            },
-            RunError::Invalid(_)
-            | RunError::Defect(_)
-            | RunError::Memory { .. }
-            | RunError::Exhausted { .. }
-            | RunError::System { .. } => Place::default(),
+            _ => place,
         }
     }
 

@@ -184,7 +184,7 @@ impl Coordinator<'_> {
         loop {
             if let Err(error) = self.step(started) {
                 if errors.is_empty() {
-                    self.control.abort(rank_of(&error), &error.to_string());
+                    self.control.abort(error.rank().unwrap_or(0), &error.to_string());
                     last = Some(Instant::now() + GRACE);
                 }
                 errors.push(error);
@@ -431,26 +431,4 @@ pub(super) fn cause(errors: Vec<RunError>) -> RunError {
     };
     let none = || RunError::system("the run", "failed without an error");
     errors.into_iter().min_by_key(weight).unwrap_or_else(none)
-}
-
-/// The rank that an error is about.
-fn rank_of(error: &RunError) -> u32 {
-    match error {
-        RunError::Step { rank, .. }
-        | RunError::Data { rank, .. }
-        | RunError::Limit { rank, .. }
-        | RunError::Died { rank, .. }
-        | RunError::DiedOutside { rank, .. }
-        | RunError::Refused { rank }
-        | RunError::Stuck { rank, .. }
-        | RunError::PlanDiffers { rank, .. }
-        | RunError::VersionDiffers { rank, .. }
-        | RunError::SizesDiffer { rank, .. }
-        | RunError::Aborted { rank, .. }
-        | RunError::Protocol { rank, .. } => *rank,
-        RunError::CannotRun { rank, .. } => rank.unwrap_or(0),
-        RunError::Absent { ranks, .. } => ranks.first().copied().unwrap_or(0),
-        RunError::Invalid(_) | RunError::Defect(_) | RunError::System { .. } => 0,
-        RunError::Memory { .. } | RunError::Exhausted { .. } => 0,
-    }
 }
