@@ -1,6 +1,7 @@
 //! One rank of a plan that stays: memory that the caller shares, sizes that change, runs that follow each other.
 
 mod share;
+mod shared;
 mod values;
 
 use std::time::Duration;
@@ -96,7 +97,7 @@ pub struct Session {
     bindings: Bindings,
     device: Box<dyn DeviceSession>,
     /// What runs of the device may read: goes after it.
-    shared: share::Shared,
+    shared: shared::Shared,
 }
 
 impl std::fmt::Debug for Session {
@@ -134,7 +135,7 @@ impl Session {
     pub fn open(plan: &CheckedPlan, group: &Group, config: &SessionConfig) -> Result<Session, Error> {
         let device = Session::on_device(plan, group, config)?;
         let (plan, rank, bindings) = (plan.clone(), group.rank(), Bindings::new());
-        let mut session = Session { plan, rank, bindings, device, shared: share::Shared::default() };
+        let mut session = Session { plan, rank, bindings, device, shared: shared::Shared::default() };
         if session.is_sized() {
             session.device.set(&session.bindings)?;
         }

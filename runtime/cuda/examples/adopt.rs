@@ -23,7 +23,7 @@ use symmc_ir::{Bindings, DType, Tensor, text};
 use symmc_planner::{BucketInput, CheckedPlan, PlanConfig};
 use symmc_runtime::RunError;
 use symmc_runtime::exec::{ExecConfig, Executor, RankMemory, Registry};
-use symmc_runtime::host::{self, Engine, EngineChoice, Engines, HostConfig, Job, RankCommand, RankRun};
+use symmc_runtime::host::{self, Comm, Engine, EngineChoice, Engines, HostConfig, Job, RankCommand, RankRun};
 
 const ELEMENTS: usize = 4096;
 /// Runs that the engine's graph holds, and how often it is replayed.
@@ -112,7 +112,7 @@ impl Engine for Adopting {
         let device = Device::open(run.comm.rank())?;
         let stream = Stream::new(&device)?;
         let nccl = Nccl::load().map_err(|e| RunError::Invalid(e.to_string()))?;
-        let communicator = communicator(nccl, run)?;
+        let communicator = communicator(nccl, run.comm)?;
         let session = {
             let all = (0..run.comm.ranks()).collect();
             // SAFETY: stream and communicator were made above for this GPU, by the library that the session uses,
@@ -126,7 +126,7 @@ impl Engine for Adopting {
             let mut executor =
                 Executor::new(run.plan.clone(), run.comm.rank(), &registry, ExecConfig::default())?;
             let bound = executor.bind(run.bindings)?;
-            Session::new(&[bound], run, &SessionConfig { adopted, ..SessionConfig::new(gpu, limit) })?
+            Session::new(&[bound], run.comm, &SessionConfig { adopted, ..SessionConfig::new(gpu, limit) })?
         };
         // SAFETY: the caller's promise: the input is as large.
         let input = unsafe { std::slice::from_raw_parts(memory.inputs[0].ptr, memory.inputs[0].len) };
@@ -134,13 +134,13 @@ impl Engine for Adopting {
         ready()?;
         // A run among other work of the engine, then a graph of the engine that holds runs.
         session.enqueue(0)?;
-        session.finish(0, &|| run.alive())?;
+        session.finish(0, &|| run.comm.alive())?;
         let graph = stream.capture(|| (0..RUNS).try_for_each(|_| session.enqueue(0)))?;
         for _ in 0..REPLAYS {
             // SAFETY: the session, which the graph uses, exists.
             unsafe { stream.replay(&graph)? };
         }
-        session.finish(0, &|| run.alive())?;
+        session.finish(0, &|| run.comm.alive())?;
         let output = &memory.outputs[0];
         // SAFETY: the caller's promise: the output is as large, and this rank's alone.
         session.read_output(0, 0, unsafe { std::slice::from_raw_parts_mut(output.ptr, output.len) })?;
@@ -155,7 +155,7 @@ impl Engine for Adopting {
 }
 
 /// The engine's own communicator of all ranks, which blocks.
-fn communicator(nccl: &Nccl, ranks: &RankRun<'_>) -> Result<nccl_sys::Comm, RunError> {
+fn communicator(nccl: &Nccl, ranks: &Comm) -> Result<nccl_sys::Comm, RunError> {
     let failed = |e: nccl_sys::Error| RunError::system("making the engine's communicator", e);
     let ids = ranks.all_gather(&nccl.unique_id().map_err(failed)?.to_bytes())?;
     let id = ids.first().and_then(|id| <[u8; UniqueId::BYTES]>::try_from(&id[..]).ok());

@@ -18,7 +18,7 @@ use cudarc::driver::sys;
 use nix::sys::socket::{AddressFamily, Backlog, SockFlag, SockType, UnixAddr, bind, connect, listen, socket};
 use serde::{Deserialize, Serialize};
 use symmc_runtime::RunError;
-use symmc_runtime::host::{Channel, RankRun, accept, same_user};
+use symmc_runtime::host::{Channel, Comm, accept, same_user};
 
 use crate::driver::{Device, checked};
 use crate::error::CudaError;
@@ -48,13 +48,13 @@ pub trait Exchange {
     }
 }
 
-impl Exchange for RankRun<'_> {
+impl Exchange for Comm {
     fn rank(&self) -> u32 {
-        self.comm.rank()
+        Comm::rank(self)
     }
 
     fn ranks(&self) -> u32 {
-        self.comm.ranks()
+        Comm::ranks(self)
     }
 
     fn all_gather(&self, mine: &[u8]) -> Result<Vec<Vec<u8>>, RunError> {
@@ -62,7 +62,7 @@ impl Exchange for RankRun<'_> {
     }
 
     fn alive(&self) -> Result<(), RunError> {
-        self.comm.control().abort_reason().map_or(Ok(()), Err)
+        self.control().abort_reason().map_or(Ok(()), Err)
     }
 }
 

@@ -7,16 +7,15 @@ use serde::{Deserialize, Serialize};
 use symmc_ir::InputKind;
 use symmc_planner::plan::Plan;
 use symmc_runtime::RunError;
-use symmc_runtime::custom::Mismatch;
 use symmc_runtime::exec::{Bound, ExecConfig, Executor, RankMemory, Registry, Span};
-use symmc_runtime::host::{Engine, EngineChoice, HostEngine, RankRun};
+use symmc_runtime::host::{Engine, EngineChoice, RankRun};
 
 use crate::arena::{Exchange, Source};
 use crate::bench::{self, BenchConfig};
 use crate::compute::search::Products;
 use crate::driver::{self, CallersContext};
 use crate::error::CudaError;
-use crate::refusal::{Refusal, refusals};
+use crate::refusal::accept;
 use crate::session::{Progress, Session, SessionConfig};
 use crate::trace;
 use crate::watch;
@@ -128,13 +127,7 @@ impl Engine for CudaEngine {
     /// GPUs have no kernels of custom ops.
     fn accepts(&self, options: &str, plan: &Plan) -> Result<(), RunError> {
         let config = configured(options)?;
-        HostEngine { kernels: &Registry::new() }.accepts("", plan)?;
-        match refusals(plan, &config.gpus).into_iter().next() {
-            None => Ok(()),
-            Some(Refusal { node, op, reason }) => {
-                Err(RunError::CannotRun { rank: None, node, op, why: Mismatch::Backend(reason) })
-            }
-        }
+        accept(plan, &config.gpus)
     }
 
     unsafe fn run(
@@ -151,7 +144,7 @@ impl Engine for CudaEngine {
         let _caller = CallersContext::keep()?;
         if let Some(Bench::Collectives(config)) = &config.bench {
             ready()?;
-            let measured = bench::run(gpu, run.config.limit, config, run, &|| run.alive())?;
+            let measured = bench::run(gpu, run.config.limit, config, run.comm, &|| run.comm.alive())?;
             return answer(&measured, memory);
         }
         let registry = Registry::new();
@@ -165,7 +158,7 @@ impl Engine for CudaEngine {
             arena: config.arena,
             ..SessionConfig::new(gpu, run.config.limit)
         };
-        let session = Session::new(std::slice::from_ref(&bound), run, &session)?;
+        let session = Session::new(std::slice::from_ref(&bound), run.comm, &session)?;
         let turn = Turn { run, session: &session, bound: &bound, bucket, trace: config.trace.as_deref() };
         let ran = match config.bench {
             Some(Bench::Program { replays, runs }) => {
@@ -235,7 +228,7 @@ impl Turn<'_> {
         if let Some(step) = progress.filter(|_| told.replace(progress) != progress) {
             self.run.comm.begin_step(step);
         }
-        self.run.alive()
+        self.run.comm.alive()
     }
 
     /// Whether an input's memory may hold something else after a run: an argument in fixed memory, which its
@@ -247,8 +240,8 @@ impl Turn<'_> {
     }
 
     fn write_trace(&self, path: &Path) -> Result<(), RunError> {
-        let steps = self.session.trace(ONLY, &|| self.run.alive())?;
-        trace::write(path, &steps, self.run)
+        let steps = self.session.trace(ONLY, &|| self.run.comm.alive())?;
+        trace::write(path, &steps, self.run.comm)
     }
 
     /// Least, median and most microseconds of one run over replays of so many runs, on numbers drawn on the device.
@@ -267,7 +260,7 @@ impl Turn<'_> {
         for replay in 0..WARM + replays {
             run.exchange(&[0])?;
             run.comm.begin_run(replay as u64, self.bucket);
-            let time = graph.replay(&|| run.alive())?;
+            let time = graph.replay(&|| run.comm.alive())?;
             if replay >= WARM {
                 times.push(time / runs.max(1) as f64);
             }

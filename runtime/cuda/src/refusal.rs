@@ -13,7 +13,9 @@ use symmc_ir::DType;
 use symmc_ir::collective::{CollectiveKind, ReduceOp};
 use symmc_planner::plan::{Bucket, Plan};
 use symmc_runtime::RunError;
+use symmc_runtime::custom::Mismatch;
 use symmc_runtime::exec::{Bound, BoundCollective, BoundStep, Program, Registry, Work};
+use symmc_runtime::host::{Engine, HostEngine};
 
 use crate::collective::{self, Peers, by_library, control_of};
 use crate::compile::Source;
@@ -60,6 +62,20 @@ pub fn refusals(plan: &Plan, gpus: &[u32]) -> Vec<Refusal> {
         }
     }
     out
+}
+
+/// Whether GPUs run all steps of a plan: those that symmc has kernels for, and no custom op.
+///
+/// # Errors
+/// The first step that they do not run, and why.
+pub(crate) fn accept(plan: &Plan, gpus: &[u32]) -> Result<(), RunError> {
+    HostEngine { kernels: &Registry::new() }.accepts("", plan)?;
+    match refusals(plan, gpus).into_iter().next() {
+        None => Ok(()),
+        Some(Refusal { node, op, reason }) => {
+            Err(RunError::CannotRun { rank: None, node, op, why: Mismatch::Backend(reason) })
+        }
+    }
 }
 
 /// The steps of a bucket at its largest sizes; `None` where that has no kernels for other reasons, or no size.

@@ -8,15 +8,6 @@ use symmc_runtime::session::{Extent, Port};
 use super::{Session, values};
 use crate::error::Error;
 
-/// The tensors that a session reads.
-#[derive(Default)]
-pub(super) struct Shared {
-    /// For each input that has one.
-    held: Vec<(usize, Arc<Tensor>)>,
-    /// Those that runs in progress may still read.
-    retired: Vec<Arc<Tensor>>,
-}
-
 impl Session {
     /// Has the runs that come find an input in a tensor, where it lies: several sessions may read one, and none copies it,
     /// unless the plan holds the input in symmetric memory ([`Place::Symmetric`](super::Place::Symmetric)). The session keeps
@@ -40,7 +31,11 @@ impl Session {
         // SAFETY: the session holds the tensor until its runs have ended; nobody writes it while it is held, nor do runs,
         // because no output replaces the input.
         unsafe { self.device.lend(port, Some(extent))? };
-        self.hold(input, tensor);
+        let idle = self.device.poll().unwrap_or(false);
+        self.shared.hold(input, tensor);
+        if idle {
+            self.shared.let_go();
+        }
         Ok(())
     }
 
@@ -52,21 +47,6 @@ impl Session {
         let port = self.port(name, values::Prefer::Input)?;
         self.expect_type(name, port, tensor)?;
         self.write(name, tensor.data())
-    }
-
-    fn hold(&mut self, input: usize, tensor: Arc<Tensor>) {
-        let idle = self.device.poll().unwrap_or(false);
-        let Shared { held, retired } = &mut self.shared;
-        if idle {
-            retired.clear();
-        }
-        if let Some(at) = held.iter().position(|(i, _)| *i == input) {
-            let (_, old) = held.swap_remove(at);
-            if !idle {
-                retired.push(old);
-            }
-        }
-        held.push((input, tensor));
     }
 
     /// Refuses inputs that runs write, and those of the program's own.
