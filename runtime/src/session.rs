@@ -2,11 +2,12 @@
 //!
 //! A session holds a rank's arenas, what was made of the plan for each size, and the connection to its peers. Its caller
 //! says where inputs and outputs lie, sets sizes, and puts runs behind each other. Names and types are the business of
-//! whoever stands in front; here inputs and outputs have numbers.
+//! whoever stands in front; here inputs and outputs have numbers. What does not depend on the device is in [`Ports`].
 //!
 //! A run takes the sizes and the memory that are set when it is put there. What is set later is for later runs.
 
 mod lending;
+mod ports;
 
 use std::time::Duration;
 
@@ -16,6 +17,7 @@ use crate::error::RunError;
 use crate::exec::Bound;
 
 pub use lending::Lending;
+pub use ports::{Held, Location, Ports, SizedProgram, Whose, ended, gave_back, in_progress};
 
 /// An input or an output of the program, by its number.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]

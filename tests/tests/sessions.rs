@@ -9,6 +9,7 @@ use symmc::{
     Bind, Bootstrap, Config, Draw, Error, Group, OpenOptions, Place, Program, Session, SessionConfig, Tensor,
     TensorFile, ValueKind, Workload,
 };
+use symmc_ir::collective::Variant;
 use symmc_ir::interp::{Tolerance, compare};
 use symmc_ir::{InputKind, OutputKind, text};
 use symmc_planner::CheckedPlan;
@@ -283,6 +284,55 @@ fn memory_that_may_not_be_bound_is_refused_by_name() {
         assert!(error.contains("constant"), "{error}");
         let error = session.write("y", &[0; 80]).expect_err("it is an output").to_string();
         assert!(error.contains("output"), "{error}");
+        session.close().expect("all went well");
+    });
+}
+
+#[test]
+fn what_a_plan_holds_in_symmetric_memory_for_all_runs_is_lent_before_the_first() {
+    let text = "program \"held\" ranks 2\ngroup @all world\narg %x: f32[4096]\nparam %w: f32[4096]\nparam %state: f32[4096]\n\
+        %a: f32[4096] = all_reduce %w op=sum group=@all\n%b: f32[4096] = all_reduce %x op=sum group=@all\n\
+        %next: f32[4096] = all_reduce %state op=sum group=@all\n%y: f32[4096] = add %a, %b\nreturn %y\nmutate %state = %next\n";
+    let config_of = Config::default().with_bind(Bind::All).with_variants(vec![Variant::OneShot]);
+    let plan = plan_of(text, &config_of);
+    on_ranks(2, |group| {
+        let mut session = Session::open(&plan, &group, &config()).expect("a session");
+        let names = ["x", "w", "state"];
+        for name in names {
+            assert_eq!(session.address(name).expect("it lies somewhere").place, Place::Symmetric, "{name}");
+        }
+        let mut blocks = [1.0f32, 2.0].map(|value| names.map(|_| (Aligned::of(4096 * 4), value)));
+        for (block, value) in blocks.iter_mut().flatten() {
+            block.bytes().copy_from_slice(&floats(&[*value; 4096]));
+        }
+        let [first, second] = blocks.map(|blocks| blocks.map(|(block, _)| block));
+        let (mut first, mut second) = (first, second);
+        // SAFETY: the blocks outlive the session, and nobody else uses them.
+        let mut bind = |name: &str, block: &mut Aligned| unsafe { session.bind(name, block.ptr(), 4096 * 4) };
+        for (name, block) in names.iter().zip(&mut first) {
+            bind(name, block).expect("no run has read it");
+        }
+        session.run().expect("a run");
+        assert_eq!(session.read("y").expect("an output").to_f64(), vec![4.0; 4096]);
+        for (name, block) in names.iter().zip(&mut first) {
+            // SAFETY: as above.
+            unsafe { session.bind(name, block.ptr(), 4096 * 4).expect("it lies there") };
+        }
+        for (name, block) in names.iter().zip(&mut second) {
+            // SAFETY: as above.
+            let bound = unsafe { session.bind(name, block.ptr(), 4096 * 4) };
+            match *name {
+                "w" => {
+                    let error = bound.expect_err("a run has read it").to_string();
+                    assert!(error.starts_with("input %w: the plan holds it in symmetric memory"), "{error}");
+                    assert!(session.unbind(name).is_err());
+                }
+                _ => bound.expect("it is read before each run"),
+            }
+        }
+        session.run().expect("a run");
+        assert_eq!(session.read("y").expect("an output").to_f64(), vec![6.0; 4096]);
+        assert_eq!(session.read("state").expect("a state").to_f64(), vec![4.0; 4096]);
         session.close().expect("all went well");
     });
 }

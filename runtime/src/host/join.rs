@@ -401,6 +401,6 @@ impl Gathered<'_> {
 }
 
 /// FNV-1a (Fowler, Noll, Vo), 64 bits.
-pub(super) fn fnv(bytes: &[u8]) -> u64 {
+fn fnv(bytes: &[u8]) -> u64 {
     bytes.iter().fold(0xcbf2_9ce4_8422_2325, |h, &b| (h ^ u64::from(b)).wrapping_mul(0x100_0000_01b3))
 }

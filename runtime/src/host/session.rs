@@ -10,35 +10,28 @@ use std::time::{Duration, Instant};
 
 use symmc_ir::{Bindings, InputKind, parallel};
 use symmc_planner::CheckedPlan;
-use symmc_planner::plan::{Plan, Role};
+use symmc_planner::plan::Plan;
 
 use super::group::Group;
 use super::job::HostConfig;
-use super::join::fnv;
 use super::memory::Segment;
 use super::seat::Seat;
 use super::walk::arena_size;
 use crate::custom::{Registry, panic_text};
 use crate::error::RunError;
-use crate::exec::{Bound, ExecConfig, Executor, RankMemory, Span};
+use crate::exec::{Bound, ExecConfig, RankMemory, Span};
 use crate::kernels::Scratch;
-use crate::session::{DeviceSession, Extent, Lending, Owner, Port, RawStream, Spot, Taken, renewed};
+use crate::session::{
+    DeviceSession, Extent, Location, Owner, Port, Ports, RawStream, SizedProgram, Spot, Taken, Whose, ended,
+    gave_back, in_progress,
+};
 
 /// A plan on one rank of the host.
 pub struct HostSession {
     /// `None` once the session has ended.
     seat: Option<Arc<Seat>>,
     rank: u32,
-    executor: Executor,
-    /// The sizes that are set, the program at these, and how they are announced.
-    sized: Option<Sized>,
-    lending: Lending,
-    inputs: Vec<Held>,
-    outputs: Vec<Held>,
-    /// Where the plan holds inputs in the symmetric arena, in any bucket.
-    fixed: Vec<Option<usize>>,
-    /// Which inputs may be written there before each run: the plan counts on it that others are before the first alone.
-    renewed: Vec<bool>,
+    ports: Ports<Segment>,
     ordinary: Option<Arc<Segment>>,
     /// What the next run takes, unless something was set since.
     resolved: Option<Arc<Resolved>>,
@@ -46,30 +39,10 @@ pub struct HostSession {
     queue: Queue,
 }
 
-/// The program at some sizes.
-struct Sized {
-    bound: Arc<Bound>,
-    digest: u32,
-    /// The sizes in words.
-    text: String,
-}
-
-/// Memory of the session for an input or output, and what is known of its data.
-#[derive(Default)]
-struct Held {
-    segment: Option<Arc<Segment>>,
-    /// Whether the caller wrote it, or was told where to.
-    given: bool,
-    /// Whether what the plan holds of it in the symmetric arena is there.
-    loaded: bool,
-}
-
 /// What one run takes.
 struct Resolved {
-    bound: Arc<Bound>,
+    sized: SizedProgram,
     memory: RankMemory,
-    digest: u32,
-    text: String,
     /// Held as long as a run may use it.
     _segments: Vec<Arc<Segment>>,
 }
@@ -119,28 +92,10 @@ impl HostSession {
         kernels: &Registry,
         config: &HostConfig,
     ) -> Result<HostSession, RunError> {
-        let source = plan.source_program();
-        let executor = Executor::new(plan.shared(), rank, kernels, config.exec())?;
-        let (inputs, outputs) = (source.inputs.len(), source.outputs.len());
-        let held = |n: usize| (0..n).map(|_| Held::default()).collect();
-        let mut fixed = vec![None; inputs];
-        for memory in &plan.fixed {
-            if let Role::Bound { input } = memory.role
-                && let Some(at) = fixed.get_mut(input)
-            {
-                *at = usize::try_from(memory.offset).ok();
-            }
-        }
         Ok(HostSession {
             seat: None,
             rank,
-            executor,
-            sized: None,
-            lending: Lending::new(source, 1),
-            inputs: held(inputs),
-            outputs: held(outputs),
-            fixed,
-            renewed: renewed(source),
+            ports: Ports::new(plan, rank, kernels, config.exec(), 1)?,
             ordinary: Some(ordinary(plan)?),
             resolved: None,
             runs: 0,
@@ -149,12 +104,7 @@ impl HostSession {
     }
 
     fn seat(&self) -> Result<Arc<Seat>, RunError> {
-        self.seat.clone().ok_or_else(|| RunError::Invalid("the session has ended".into()))
-    }
-
-    fn sized(&self) -> Result<&Sized, RunError> {
-        let none = || RunError::Invalid("the sizes of the program are not set: a symbol has no value".into());
-        self.sized.as_ref().ok_or_else(none)
+        self.seat.clone().ok_or_else(ended)
     }
 
     fn arena(&self) -> Result<Extent, RunError> {
@@ -170,29 +120,20 @@ impl HostSession {
 
     /// The memory of an input or output at the sizes that are set, made if there is none.
     fn located(&mut self, port: Port) -> Result<Spot, RunError> {
-        let bound = self.sized()?.bound.clone();
-        let bytes = bytes_of(&bound, port)?;
-        if let Some(lent) = self.lending.of(port) {
-            self.lending.expect_room(port, bytes)?;
-            return Ok(Spot { extent: Extent { bytes, ..lent }, owner: Owner::Caller });
-        }
-        let place = match port {
-            Port::Output(k) => match bound.outputs[k].held_by() {
-                Some(input) => return self.located(Port::Input(input)),
-                None => &mut self.outputs[k],
-            },
-            Port::Input(i) => {
-                if bound.constant(i).is_some() {
-                    return Ok(Spot { extent: Extent { address: 0, bytes }, owner: Owner::Program });
-                }
-                if let Some(offset) = self.fixed[i] {
-                    let address = self.arena()?.address + offset as u64;
-                    return Ok(Spot { extent: Extent { address, bytes }, owner: Owner::Symmetric });
-                }
-                &mut self.inputs[i]
-            }
+        let Location { port, bytes, memory } = self.ports.location(port)?;
+        let (address, owner) = match memory {
+            Whose::Caller(extent) => (extent.address, Owner::Caller),
+            Whose::Program(_) => (0, Owner::Program),
+            Whose::Symmetric(offset) => (self.arena()?.address + offset as u64, Owner::Symmetric),
+            Whose::Session => (self.room(port, bytes)?, Owner::Session),
         };
-        let segment = match &place.segment {
+        Ok(Spot { extent: Extent { address, bytes }, owner })
+    }
+
+    /// Memory of the session's own for so many bytes. What was in a smaller one is in the larger one too.
+    fn room(&mut self, port: Port, bytes: usize) -> Result<u64, RunError> {
+        let place = &mut self.ports.held_mut(port).memory;
+        let segment = match place {
             Some(segment) if segment.len() >= bytes => segment,
             smaller => {
                 let larger = Arc::new(Segment::private("memory of inputs and outputs", bytes)?);
@@ -201,10 +142,10 @@ impl HostSession {
                     // SAFETY: both are mapped for as many bytes; they do not overlap.
                     unsafe { std::ptr::copy_nonoverlapping(old.as_ptr(), larger.as_ptr(), old.len()) };
                 }
-                place.segment.insert(larger)
+                smaller.insert(larger)
             }
         };
-        Ok(Spot { extent: Extent { bytes, ..extent(segment) }, owner: Owner::Session })
+        Ok(extent(segment).address)
     }
 
     /// What the next run takes.
@@ -224,42 +165,34 @@ impl HostSession {
     }
 
     fn resolve(&mut self) -> Result<Resolved, RunError> {
-        let Sized { bound, digest, text } = self.sized()?;
-        let (bound, digest, text) = (bound.clone(), *digest, text.clone());
-        self.lending.check(&bound)?;
+        let sized = self.ports.sized()?.clone();
+        let bound = &sized.bound;
+        self.ports.lending().check(bound)?;
         let mut inputs = Vec::with_capacity(bound.inputs.len());
-        for (i, input) in bound.inputs.iter().enumerate() {
+        for i in 0..bound.inputs.len() {
             let spot = self.located(Port::Input(i))?;
-            let given = self.inputs[i].given || self.lending.of(Port::Input(i)).is_some();
-            if !given && input.bytes > 0 && bound.constant(i).is_none() {
-                return Err(RunError::Invalid(format!(
-                    "input %{} has no data: it was neither written, nor bound, nor asked for its address",
-                    input.name
-                )));
-            }
+            self.ports.expect_data(i)?;
             inputs.push(if spot.owner == Owner::Program { Span::NONE } else { span(spot.extent) });
         }
         let spots = (0..bound.outputs.len()).map(|k| self.located(Port::Output(k)));
         let outputs = spots.map(|spot| Ok(span(spot?.extent))).collect::<Result<_, RunError>>()?;
-        let gone = || RunError::Invalid("the session gave its memory back: resume it first".into());
-        let ordinary = self.ordinary.clone().ok_or_else(gone)?;
+        let ordinary = self.ordinary.clone().ok_or_else(gave_back)?;
         let memory =
             RankMemory { ordinary: span(extent(&ordinary)), symmetric: span(self.arena()?), inputs, outputs };
-        let held = self.inputs.iter().chain(&self.outputs).filter_map(|held| held.segment.clone());
-        let segments = held.chain([ordinary]).collect();
-        Ok(Resolved { bound, memory, digest, text, _segments: segments })
+        let segments = self.ports.memories().cloned().chain([ordinary]).collect();
+        Ok(Resolved { sized, memory, _segments: segments })
     }
 
     /// The parameters and constants that the run has to find in the symmetric arena and that are not there yet.
     fn loads(&mut self, resolved: &Resolved) -> Vec<(Span, usize)> {
-        let Resolved { bound, memory, .. } = resolved;
+        let Resolved { sized: SizedProgram { bound, .. }, memory, .. } = resolved;
         let mut out = Vec::new();
         for (i, input) in bound.inputs.iter().enumerate() {
-            let once = self.inputs[i].loaded && !self.renewed[i];
+            let once = self.ports.held(Port::Input(i)).loaded && !self.ports.is_renewed(i);
             let Some(offset) = input.fixed.filter(|_| !once && input.kind != InputKind::Argument) else {
                 continue;
             };
-            self.inputs[i].loaded = true;
+            self.ports.held_mut(Port::Input(i)).loaded = true;
             let given = memory.inputs[i];
             let constant = || bound.constant(i).map(Span::of_const);
             let from = if given.ptr.is_null() { constant() } else { Some(given) };
@@ -268,17 +201,12 @@ impl HostSession {
         out
     }
 
-    /// Refuses an access by the caller while runs may touch the memory.
-    fn at_rest(&self, port: Port, bytes: usize, found: usize) -> Result<(), RunError> {
-        if !self.queue.idle()? {
-            let name = self.lending.name(port);
-            return Err(RunError::Invalid(format!("{name}: a run is in progress: wait for its end first")));
+    /// Refuses an access by the caller while runs may touch the memory, and one of another size.
+    fn expect_access(&self, port: Port, found: usize) -> Result<(), RunError> {
+        match self.queue.idle()? {
+            true => self.ports.expect_bytes(port, found),
+            false => Err(self.ports.busy(port)),
         }
-        if bytes != found {
-            let name = self.lending.name(port);
-            return Err(RunError::Invalid(format!("{name}: expected {bytes} bytes, found {found}")));
-        }
-        Ok(())
     }
 
     /// Ends the session; others may go on for a moment.
@@ -307,40 +235,29 @@ impl Drop for HostSession {
 
 impl DeviceSession for HostSession {
     fn set(&mut self, bindings: &Bindings) -> Result<(), RunError> {
-        let bound = self.executor.bind(bindings)?;
-        let text = self.executor.sizes(bindings);
-        let digest = fnv(text.as_bytes());
-        let digest = (digest ^ (digest >> 32)) as u32;
-        self.sized = Some(Sized { bound, digest, text });
+        self.ports.set(bindings)?;
         self.resolved = None;
         Ok(())
     }
 
     fn bound(&self) -> Result<&Bound, RunError> {
-        Ok(&self.sized()?.bound)
+        Ok(&self.ports.sized()?.bound)
     }
 
     unsafe fn lend(&mut self, port: Port, memory: Option<Extent>) -> Result<(), RunError> {
-        if let Port::Input(i) = port
-            && self.inputs.get(i).is_some_and(|held| held.loaded)
-            && !self.renewed[i]
-        {
-            let name = self.lending.name(port);
-            return Err(RunError::Invalid(format!(
-                "{name}: the plan holds it in symmetric memory, where it was written before the first run"
-            )));
+        if self.ports.lending().of(port) == memory {
+            return self.ports.lending().expect(port);
         }
         let reserved = self.reserved()?;
-        self.lending.lend(port, memory, &reserved)?;
+        self.ports.lend(port, memory, &reserved)?;
         self.resolved = None;
         Ok(())
     }
 
     fn spot(&mut self, port: Port) -> Result<Spot, RunError> {
-        self.lending.expect(port)?;
         let spot = self.located(port)?;
-        if let (Port::Input(i), Owner::Session | Owner::Symmetric) = (port, spot.owner) {
-            self.inputs[i].given = true;
+        if let (Port::Input(_), Owner::Session | Owner::Symmetric) = (port, spot.owner) {
+            self.ports.held_mut(port).given = true;
             self.resolved = None;
         }
         Ok(spot)
@@ -349,10 +266,9 @@ impl DeviceSession for HostSession {
     fn write(&mut self, input: usize, data: &[u8]) -> Result<(), RunError> {
         let port = Port::Input(input);
         let spot = self.spot(port)?;
-        self.at_rest(port, spot.extent.bytes, data.len())?;
+        self.expect_access(port, data.len())?;
         if spot.owner == Owner::Program {
-            let name = self.lending.name(port);
-            return Err(RunError::Invalid(format!("{name} is a constant of the program")));
+            return Err(self.ports.is_constant(port));
         }
         // SAFETY: the memory is the session's or lent for as many bytes, no run is in progress, and `data` is a slice
         // that nobody writes.
@@ -362,9 +278,9 @@ impl DeviceSession for HostSession {
 
     fn read(&mut self, port: Port, data: &mut [u8]) -> Result<(), RunError> {
         let spot = self.located(port)?;
-        self.at_rest(port, spot.extent.bytes, data.len())?;
+        self.expect_access(port, data.len())?;
         let constant = match port {
-            Port::Input(i) if spot.owner == Owner::Program => self.sized()?.bound.constant(i),
+            Port::Input(i) if spot.owner == Owner::Program => self.ports.sized()?.bound.constant(i),
             _ => None,
         };
         match constant {
@@ -403,34 +319,33 @@ impl DeviceSession for HostSession {
     }
 
     fn release(&mut self) -> Result<(), RunError> {
-        self.at_rest(Port::Input(0), 0, 0)?;
+        if !self.queue.idle()? {
+            return Err(in_progress());
+        }
         let seat = self.seat()?;
         seat.comm().exchange(&[0])?;
         self.ordinary = None;
         self.resolved = None;
         seat.comm().arena().forget()?;
-        for (held, _) in self.inputs.iter_mut().zip(&self.fixed).filter(|(_, fixed)| fixed.is_some()) {
-            *held = Held { segment: held.segment.take(), ..Held::default() };
-        }
+        self.ports.lose_symmetric();
         seat.comm().exchange(&[0]).map(drop)
     }
 
     fn resume(&mut self) -> Result<(), RunError> {
         let seat = self.seat()?;
         if self.ordinary.is_none() {
-            self.ordinary = Some(ordinary(self.executor.plan())?);
+            self.ordinary = Some(ordinary(self.ports.plan())?);
         }
         seat.comm().exchange(&[0]).map(drop)
     }
 
     fn taken(&self) -> Taken {
-        let held = self.inputs.iter().chain(&self.outputs).filter_map(|held| held.segment.as_ref());
         let symmetric = self.arena().map_or(0, |arena| arena.bytes);
         Taken {
             ordinary: self.ordinary.as_ref().map_or(0, |s| s.len()),
             symmetric: if self.ordinary.is_some() { symmetric } else { 0 },
             scratch: 0,
-            held: held.map(|s| s.len()).sum(),
+            held: self.ports.memories().map(|s| s.len()).sum(),
         }
     }
 
@@ -451,14 +366,6 @@ fn extent(segment: &Segment) -> Extent {
 
 fn span(extent: Extent) -> Span {
     Span { ptr: std::ptr::with_exposed_provenance_mut(extent.address as usize), len: extent.bytes }
-}
-
-fn bytes_of(bound: &Bound, port: Port) -> Result<usize, RunError> {
-    let bytes = match port {
-        Port::Input(i) => bound.inputs.get(i).map(|x| x.bytes),
-        Port::Output(k) => bound.outputs.get(k).map(|y| y.bytes),
-    };
-    bytes.ok_or_else(|| RunError::Invalid(format!("{port:?}: the program has no such input or output")))
 }
 
 /// Runs that were put behind each other, and the thread that does them.
@@ -519,9 +426,10 @@ unsafe fn one_run(
     scratch: &mut [Scratch; 2],
 ) -> Result<(), RunError> {
     let (comm, resolved) = (seat.comm(), &*turn.resolved);
+    let SizedProgram { bound, digest, text } = &resolved.sized;
     seat.alive()?;
-    comm.announce(turn.number, resolved.digest, &|| resolved.text.clone())?;
-    comm.begin_run(turn.number, resolved.bound.bucket());
+    comm.announce(turn.number, *digest, &|| text.to_string())?;
+    comm.begin_run(turn.number, bound.bucket());
     for (from, offset) in &turn.loads {
         let to = comm.arena().as_ptr().wrapping_add(*offset);
         if from.ptr != to {
@@ -530,7 +438,7 @@ unsafe fn one_run(
         }
     }
     // SAFETY: by the caller.
-    unsafe { resolved.bound.run(&resolved.memory, comm, exec, scratch)? };
+    unsafe { bound.run(&resolved.memory, comm, exec, scratch)? };
     comm.end_run();
     Ok(())
 }

@@ -29,6 +29,16 @@ impl Slot {
         RunError::Invalid(format!("{}: the memory of {bytes} bytes at {address:#x} {why}", self.name))
     }
 
+    /// Whether its memory, if it is lent, has so many bytes.
+    fn expect_room(&self, bytes: usize) -> Result<(), RunError> {
+        match self.memory {
+            Some(given) if given.bytes < bytes => {
+                Err(self.refused(given, &format!("is too small: expected {bytes} bytes")))
+            }
+            _ => Ok(()),
+        }
+    }
+
     /// Whether memory is where it may be, whatever its size.
     fn takes(&self, given: Extent, reserved: &[(&str, Extent)]) -> Result<(), RunError> {
         if given.bytes == 0 {
@@ -78,12 +88,7 @@ impl Lending {
     /// # Errors
     /// It has not.
     pub fn expect_room(&self, port: Port, bytes: usize) -> Result<(), RunError> {
-        match self.slot(port).and_then(|slot| Some((slot, slot.memory?))) {
-            Some((slot, given)) if given.bytes < bytes => {
-                Err(slot.refused(given, &format!("is too small: expected {bytes} bytes")))
-            }
-            _ => Ok(()),
-        }
+        self.slot(port).map_or(Ok(()), |slot| slot.expect_room(bytes))
     }
 
     /// Whether the program has such an input or output.
@@ -130,12 +135,7 @@ impl Lending {
     /// It is too small, or a run writes what something else lies in too.
     pub fn check(&self, bound: &Bound) -> Result<(), RunError> {
         let all = self.all(bound);
-        for lent in &all {
-            if lent.used.bytes > lent.given.bytes {
-                let why = format!("is too small: expected {} bytes", lent.used.bytes);
-                return Err(lent.slot.refused(lent.given, &why));
-            }
-        }
+        all.iter().try_for_each(|lent| lent.slot.expect_room(lent.used.bytes))?;
         for (at, a) in all.iter().enumerate() {
             for b in &all[at + 1..] {
                 if (a.written || b.written) && a.used.overlaps(&b.used) && !a.is_replaced_by(b) {

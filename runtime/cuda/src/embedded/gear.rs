@@ -7,16 +7,13 @@ use std::time::Duration;
 use symmc_planner::plan::Plan;
 use symmc_runtime::RunError;
 use symmc_runtime::exec::{Bound, BoundStep};
-use symmc_runtime::host::Seat;
 use symmc_runtime::session::Taken;
 
-use super::recent::Recent;
-use super::{CudaSession, Gpu, Key, Recording};
-use crate::Products;
+use super::gpu::Gpu;
+use super::recording::Programs;
 use crate::arena::{Exchange, SymmetricArena};
 use crate::collective::{self, Control, Peers};
 use crate::compute::{Attentions, Machine};
-use crate::cudnn;
 use crate::driver::{Device, Memory, Pinned};
 use crate::error::CudaError;
 use crate::launch::Address;
@@ -26,43 +23,6 @@ use crate::refusal::bound_on;
 use crate::rig::{self, Rig};
 use crate::scratch;
 use crate::session::{COMPUTE_STATUS, STATUS, inputs_of};
-
-/// The ranks of a session tell each other something.
-pub(super) struct Ranks<'a>(pub &'a Seat);
-
-impl Exchange for Ranks<'_> {
-    fn rank(&self) -> u32 {
-        self.0.comm().rank()
-    }
-
-    fn ranks(&self) -> u32 {
-        self.0.comm().ranks()
-    }
-
-    fn all_gather(&self, mine: &[u8]) -> Result<Vec<Vec<u8>>, RunError> {
-        self.0.comm().exchange(mine)
-    }
-
-    fn alive(&self) -> Result<(), RunError> {
-        self.0.alive()
-    }
-}
-
-/// The programs of a session.
-pub(super) struct Programs {
-    pub recent: Recent<Key, Arc<Recording>>,
-    /// What had to go while it may still run.
-    pub retired: Vec<Arc<Recording>>,
-    /// What the caller's graphs hold.
-    pub captured: Vec<Arc<Recording>>,
-}
-
-impl Programs {
-    /// None yet, of which so many are to be kept.
-    fn new(kept: usize) -> Programs {
-        Programs { recent: Recent::new(kept), retired: Vec::new(), captured: Vec::new() }
-    }
-}
 
 /// What runs need.
 pub(super) struct Gear {
@@ -77,22 +37,17 @@ impl Gear {
     /// Takes it; all ranks call this together.
     pub fn new(
         plan: &Plan,
-        seat: &Seat,
+        exchange: &dyn Exchange,
         device: &Arc<Device>,
-        session: &CudaSession,
+        gpu: &Gpu,
+        (limit, chaos): (Duration, Option<u64>),
     ) -> Result<Gear, CudaError> {
-        let (exchange, gpu, limit) = (Ranks(seat), &session.gpu, session.limit);
-        let sizes = Sizes::of(plan, exchange.rank(), attention(gpu.products));
-        let arena = SymmetricArena::new(
-            gpu.arena,
-            device,
-            &exchange,
-            sizes.symmetric + sizes.control.bytes(),
-            limit,
-        )?;
+        let sizes = Sizes::of(plan, exchange.rank(), gpu.attention());
+        let arena =
+            SymmetricArena::new(gpu.arena, device, exchange, sizes.symmetric + sizes.control.bytes(), limit)?;
         let ordinary = Memory::new(device, "the ordinary arena", sizes.ordinary)?;
         let local = Memory::new(device, "the words of collectives", sizes.words)?;
-        let machine = Machine { attention: attention(gpu.products), ..Machine::of(device) };
+        let machine = Machine { attention: gpu.attention(), ..Machine::of(device) };
         let needed = sizes.bounds.iter().map(|b| scratch::of_steps(b.steps.iter(), &machine)).max();
         let workspace = Memory::new(device, "the workspace of steps", needed.unwrap_or(0))?;
         let status = Pinned::new(device, STATUS)?;
@@ -104,10 +59,10 @@ impl Gear {
             local: local.address(),
             status: status.address(),
             links: device.links()?,
-            ..waits(limit, session.chaos)
+            ..waits(limit, chaos)
         };
         let (span, lent) = ((arena.address(), arena.len()), gpu.adopted.communicator.as_ref());
-        let making = Making { exchange: &exchange, device, arena: span, limit, lent };
+        let making = Making { exchange, device, arena: span, limit, lent };
         let nccl = Communicators::new(sizes.steps(), &making)?;
         let machine = Machine {
             status: status.address() + COMPUTE_STATUS as Address,
@@ -141,7 +96,7 @@ impl Gear {
         &mut self,
         steps: &[BoundStep],
         exchange: Option<&dyn Exchange>,
-        session: (&Gpu, Duration),
+        (gpu, limit): (&Gpu, Duration),
     ) -> Result<(), CudaError> {
         let (found, has) = (collective::control_of(steps), self.peers.control);
         if found.groups > has.groups || found.exchanging > has.exchanging {
@@ -158,11 +113,16 @@ impl Gear {
         }
         if let Some(exchange) = exchange {
             let span = (self.rig.arena.address(), self.rig.arena.len());
-            let lent = session.0.adopted.communicator.as_ref();
-            let making = Making { exchange, device: &device, arena: span, limit: session.1, lent };
+            let lent = gpu.adopted.communicator.as_ref();
+            let making = Making { exchange, device: &device, arena: span, limit, lent };
             self.rig.nccl.add(steps, &making)?;
         }
         Ok(())
+    }
+
+    /// What lies so many bytes from the start of the symmetric arena.
+    pub fn symmetric(&self, offset: usize) -> Address {
+        self.rig.arena.address() + offset as Address
     }
 
     /// What it takes of the device.
@@ -179,14 +139,6 @@ impl Gear {
 /// What waits for peers are like; addresses are left out.
 fn waits(limit: Duration, chaos: Option<u64>) -> Peers {
     Peers { limit_ns: u64::try_from(limit.as_nanos()).unwrap_or(u64::MAX), chaos, ..Peers::default() }
-}
-
-/// Who computes attention. cuDNN is one who measures may choose.
-pub(super) fn attention(products: Products) -> Attentions {
-    match products {
-        Products::Measured if cudnn::version().is_ok() => Attentions::Chosen,
-        Products::Measured | Products::Heuristic => Attentions::Kernels,
-    }
 }
 
 /// How large everything is, for all sizes that a plan serves.

@@ -3,32 +3,14 @@
 use std::sync::Arc;
 
 use symmc_runtime::RunError;
-use symmc_runtime::exec::Bound;
-use symmc_runtime::session::{Extent, Owner, Port, Spot};
+use symmc_runtime::session::{Extent, Location, Owner, Port, Spot, Whose};
 
-use super::CudaSession;
+use super::recording::Move;
+use super::session::CudaSession;
 use crate::driver::{Holder, Memory};
 use crate::homes::Homes;
 use crate::launch::Address;
 use crate::staging::{LARGE, Staging};
-
-/// Memory of the session for an input or output, and what is known of its data.
-#[derive(Default)]
-pub(super) struct Held {
-    pub memory: Option<Arc<Memory>>,
-    /// Whether the caller wrote it, or was told where to; of a constant, whether it is there.
-    pub given: bool,
-    /// Whether what the plan holds of it in the symmetric arena is there.
-    pub loaded: bool,
-}
-
-/// Bytes that are copied in a run.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct Move {
-    pub to: Address,
-    pub from: Address,
-    pub bytes: usize,
-}
 
 /// What one run takes.
 pub(super) struct Resolved {
@@ -40,51 +22,38 @@ pub(super) struct Resolved {
 impl CudaSession {
     /// The memory of an input or output at the sizes that are set, made if there is none.
     pub(super) fn located(&mut self, port: Port) -> Result<Spot, RunError> {
-        let bound = self.sized()?.bound.clone();
-        let bytes = bytes_of(&bound, port)?;
-        if let Some(lent) = self.lending.of(port) {
-            self.lending.expect_room(port, bytes)?;
-            return Ok(Spot { extent: Extent { bytes, ..lent }, owner: Owner::Caller });
-        }
-        if let Port::Output(k) = port
-            && let Some(input) = bound.outputs[k].held_by()
-        {
-            return self.located(Port::Input(input));
-        }
-        let constant = if let Port::Input(i) = port { bound.constant(i) } else { None };
-        let owner = if constant.is_some() { Owner::Program } else { Owner::Session };
-        if let Port::Input(i) = port
-            && let Some(offset) = self.fixed[i]
-        {
-            let address = self.gear()?.rig.arena.address() + offset as Address;
-            let owner = if constant.is_some() { Owner::Program } else { Owner::Symmetric };
-            return Ok(Spot { extent: Extent { address, bytes }, owner });
-        }
-        let address = self.room(port, bytes)?;
-        if let (Port::Input(i), Some(data)) = (port, constant)
-            && !self.inputs[i].given
-        {
-            self.upload(address, data)?;
-            self.inputs[i].given = true;
-        }
+        let Location { port, bytes, memory } = self.ports.location(port)?;
+        let (address, owner) = match memory {
+            Whose::Caller(extent) => (extent.address, Owner::Caller),
+            Whose::Program(None) => (self.constant(port, bytes)?, Owner::Program),
+            Whose::Program(Some(offset)) => (self.gear()?.symmetric(offset), Owner::Program),
+            Whose::Symmetric(offset) => (self.gear()?.symmetric(offset), Owner::Symmetric),
+            Whose::Session => (self.room(port, bytes)?, Owner::Session),
+        };
         Ok(Spot { extent: Extent { address, bytes }, owner })
     }
 
-    fn held(&mut self, port: Port) -> &mut Held {
-        match port {
-            Port::Input(i) => &mut self.inputs[i],
-            Port::Output(k) => &mut self.outputs[k],
+    /// The memory of a constant, with its data.
+    fn constant(&mut self, port: Port, bytes: usize) -> Result<Address, RunError> {
+        let address = self.room(port, bytes)?;
+        if let Port::Input(i) = port
+            && !self.ports.held(port).given
+        {
+            let bound = self.ports.sized()?.bound.clone();
+            self.upload(address, bound.constant(i).unwrap_or_default())?;
+            self.ports.held_mut(port).given = true;
         }
+        Ok(address)
     }
 
     /// Memory of the session's own for so many bytes. What was in a smaller one is in the larger one too.
     fn room(&mut self, port: Port, bytes: usize) -> Result<Address, RunError> {
-        let there = self.held(port).memory.clone();
+        let there = self.ports.held(port).memory.clone();
         if let Some(memory) = there.as_ref().filter(|memory| memory.len() >= bytes) {
             return Ok(memory.address());
         }
         self.until_idle(None)?;
-        let larger = Memory::new(&self.device, &self.lending.name(port), bytes)?;
+        let larger = Memory::new(&self.device, &self.ports.lending().name(port), bytes)?;
         if let Some(old) = &there {
             let stream = &self.gear()?.rig.streams.compute;
             // SAFETY: both exist and are apart, and no run is in progress.
@@ -92,7 +61,7 @@ impl CudaSession {
             stream.synchronize()?;
         }
         let address = larger.address();
-        self.held(port).memory = Some(Arc::new(larger));
+        self.ports.held_mut(port).memory = Some(Arc::new(larger));
         Ok(address)
     }
 
@@ -123,7 +92,7 @@ impl CudaSession {
             let Extent { address, bytes } = given;
             return Err(RunError::Invalid(format!(
                 "{}: the memory of {bytes} bytes at {address:#x}: expected memory of GPU {}, found at {at:#x} {found}",
-                self.lending.name(port),
+                self.ports.lending().name(port),
                 self.device.ordinal()
             )));
         }
@@ -141,8 +110,8 @@ impl CudaSession {
 
     /// What the next run takes.
     pub(super) fn resolve(&mut self) -> Result<Resolved, RunError> {
-        let bound = self.sized()?.bound.clone();
-        self.lending.check(&bound)?;
+        let bound = self.ports.sized()?.bound.clone();
+        self.ports.lending().check(&bound)?;
         let arena = self.gear()?.rig.arena.address();
         let mut homes = Homes {
             ordinary: self.gear()?.ordinary,
@@ -152,23 +121,19 @@ impl CudaSession {
         };
         let [mut before, mut after] = [Vec::new(), Vec::new()];
         for (i, input) in bound.inputs.iter().enumerate() {
-            let lent = self.lending.of(Port::Input(i));
+            let lent = self.ports.lending().of(Port::Input(i));
             let spot = self.located(Port::Input(i))?;
-            if !self.inputs[i].given && lent.is_none() && input.bytes > 0 && bound.constant(i).is_none() {
-                return Err(RunError::Invalid(format!(
-                    "input %{} has no data: it was neither written, nor bound, nor asked for its address",
-                    input.name
-                )));
-            }
-            let held = self.fixed[i].map(|offset| arena + offset as Address);
-            if let (Some(to), Some(lent), true) = (held, lent, self.renewed[i]) {
+            self.ports.expect_data(i)?;
+            let held = self.ports.fixed(i).map(|offset| arena + offset as Address);
+            if let (Some(to), Some(lent), true) = (held, lent, self.ports.is_renewed(i)) {
                 before.push(Move { to, from: lent.address, bytes: input.bytes });
             }
             homes.inputs.push(held.unwrap_or(spot.extent.address));
         }
         for (k, output) in bound.outputs.iter().enumerate() {
             let spot = self.located(Port::Output(k))?.extent;
-            let given = output.mutates.and_then(|i| Some((i, self.lending.of(Port::Input(i))?.address)));
+            let given =
+                output.mutates.and_then(|i| Some((i, self.ports.lending().of(Port::Input(i))?.address)));
             match (output.held_by(), output.mutates) {
                 // The steps write it where the input lies.
                 (Some(i), _) => {
@@ -192,21 +157,20 @@ impl CudaSession {
             list.retain(|m| m.to != m.from && m.bytes > 0);
             list.dedup();
         }
-        let held = self.inputs.iter().chain(&self.outputs).filter_map(|held| held.memory.clone());
-        Ok(Resolved { homes, moves, memory: held.collect() })
+        Ok(Resolved { homes, moves, memory: self.ports.memories().cloned().collect() })
     }
 
     /// Has parameters and constants that the plan holds in the symmetric arena there.
     pub(super) fn load(&mut self) -> Result<(), RunError> {
-        let bound = self.sized()?.bound.clone();
+        let bound = self.ports.sized()?.bound.clone();
         for (i, input) in bound.inputs.iter().enumerate() {
-            let (Some(_), false) = (self.fixed[i], self.inputs[i].loaded) else { continue };
-            if input.fixed.is_none() || (self.renewed[i] && bound.constant(i).is_none()) {
+            let port = Port::Input(i);
+            let Some(offset) = input.fixed.filter(|_| !self.ports.is_renewed(i)) else { continue };
+            if self.ports.held(port).loaded {
                 continue;
             }
-            let arena = self.gear()?.rig.arena.address();
-            let to = arena + self.fixed[i].unwrap_or_default() as Address;
-            match (self.lending.of(Port::Input(i)), bound.constant(i)) {
+            let to = self.gear()?.symmetric(offset);
+            match (self.ports.lending().of(port), bound.constant(i)) {
                 (Some(lent), _) => {
                     self.until_idle(None)?;
                     let stream = &self.gear()?.rig.streams.compute;
@@ -221,16 +185,8 @@ impl CudaSession {
                 // It was written there.
                 (None, None) => {}
             }
-            self.inputs[i].loaded = true;
+            self.ports.held_mut(port).loaded = true;
         }
         Ok(())
     }
-}
-
-pub(super) fn bytes_of(bound: &Bound, port: Port) -> Result<usize, RunError> {
-    let bytes = match port {
-        Port::Input(i) => bound.inputs.get(i).map(|x| x.bytes),
-        Port::Output(k) => bound.outputs.get(k).map(|y| y.bytes),
-    };
-    bytes.ok_or_else(|| RunError::Invalid(format!("{port:?}: the program has no such input or output")))
 }

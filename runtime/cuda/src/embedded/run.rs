@@ -11,78 +11,26 @@ use std::time::{Duration, Instant};
 use symmc_ir::Bindings;
 use symmc_runtime::RunError;
 use symmc_runtime::exec::Bound;
-use symmc_runtime::session::{DeviceSession, Extent, Owner, Port, RawStream, Spot, Taken};
+use symmc_runtime::session::{
+    DeviceSession, Extent, Owner, Port, RawStream, SizedProgram, Spot, Taken, gave_back, in_progress,
+};
 
-use super::gear::{Gear, Ranks};
-use super::memory::{Held, Move, Resolved, bytes_of};
-use super::{CudaSession, Key, Recording, Sized, gone};
+use super::gear::Gear;
+use super::memory::Resolved;
+use super::recording::{Key, Recording, put};
+use super::session::CudaSession;
 use crate::adopt::LentStream;
 use crate::arena::Exchange;
 use crate::collective;
 use crate::compute::search::Search;
-use crate::driver::{Event, Memory, Stream};
+use crate::driver::{Memory, Stream};
 use crate::error::CudaError;
 use crate::launch::Address;
-use crate::nccl::Communicators;
 use crate::program::{Parts, Program, Settled, Streams};
 use crate::report::Report;
 
 /// How long a failure waits for kernels that were told to end, so that their reports are seen.
 const ENDING: Duration = Duration::from_secs(3);
-
-/// The runs that were put on streams.
-pub(super) struct Flight {
-    end: Event,
-    /// The driver's handle of the stream of the last run.
-    stream: Option<usize>,
-    pending: bool,
-    /// The number of the first run that may not have ended.
-    first: u64,
-    /// What may run now; the oldest first.
-    recordings: Vec<Arc<Recording>>,
-}
-
-impl Flight {
-    pub fn new(end: Event) -> Flight {
-        Flight { end, stream: None, pending: false, first: 0, recordings: Vec::new() }
-    }
-
-    pub fn is_pending(&self) -> bool {
-        self.pending
-    }
-
-    /// What marks the end of the last run.
-    pub fn event(&self) -> &Event {
-        &self.end
-    }
-
-    pub fn clear(&mut self) {
-        (self.pending, self.recordings) = (false, Vec::new());
-    }
-
-    fn add(&mut self, recording: &Arc<Recording>, run: u64) {
-        if !self.pending {
-            (self.pending, self.first) = (true, run);
-        }
-        if self.recordings.last().is_none_or(|last| !Arc::ptr_eq(last, recording)) {
-            self.recordings.push(recording.clone());
-        }
-    }
-}
-
-/// Puts one run on streams: what is copied before, the steps, and what is copied behind them.
-fn put(
-    program: &Program,
-    [before, after]: &[Vec<Move>; 2],
-    streams: &Streams,
-    nccl: &Communicators,
-) -> Result<(), CudaError> {
-    // SAFETY: the ranges exist and are apart: memory of the session, or lent for as many bytes.
-    let copy = |m: &Move| unsafe { streams.compute.copy(m.to, m.from, m.bytes) };
-    before.iter().try_for_each(copy)?;
-    program.enqueue(streams, nccl)?;
-    after.iter().try_for_each(copy)
-}
 
 impl CudaSession {
     /// Puts one run on a stream. What is wrong with it here is told before peers hear of it.
@@ -134,14 +82,14 @@ impl CudaSession {
     }
 
     fn announce(&mut self) -> Result<(), RunError> {
-        let Sized { digest, text, .. } = self.sized()?;
+        let SizedProgram { digest, text, .. } = self.ports.sized()?;
         let (seat, run) = (self.seat()?, self.runs);
         let said = seat.alive().and_then(|()| seat.comm().announce(run, *digest, &|| text.to_string()));
         said.map_err(|error| self.fail(error))
     }
 
     fn launch(&mut self, recording: &Arc<Recording>, stream: Option<Stream>) -> Result<(), CudaError> {
-        let Some(gear) = &self.gear else { return Err(gone().into()) };
+        let Some(gear) = &self.gear else { return Err(gave_back().into()) };
         let stream = stream.as_ref().unwrap_or(&gear.rig.streams.compute);
         let handle = Some(stream.handle().addr());
         if self.flight.pending && self.flight.stream != handle {
@@ -157,8 +105,8 @@ impl CudaSession {
 
     /// Makes a run part of what the caller records.
     fn capture(&mut self, recording: &Arc<Recording>, stream: Option<Stream>) -> Result<(), CudaError> {
-        let Some(gear) = &mut self.gear else { return Err(gone().into()) };
-        let Some(compute) = stream else { return Err(gone().into()) };
+        let Some(gear) = &mut self.gear else { return Err(gave_back().into()) };
+        let Some(compute) = stream else { return Err(gave_back().into()) };
         // SAFETY: the session's own stream, which lives as long as the gear.
         let comm = unsafe { LentStream::new(gear.rig.streams.comm.handle().cast()) };
         let streams = Streams { compute, comm: Stream::adopt(&self.device, comm) };
@@ -173,11 +121,11 @@ impl CudaSession {
     /// on the runs before, which are the same on all ranks.
     fn recording(&mut self, resolved: Resolved) -> Result<Arc<Recording>, RunError> {
         self.load()?;
-        let Sized { text, bound, .. } = self.sized()?;
+        let SizedProgram { text, bound, .. } = self.ports.sized()?;
         let (text, bound) = (text.clone(), bound.clone());
         let settled = self.settled.get(&text).cloned();
         let key: Key = (text.clone(), resolved.homes, resolved.moves);
-        let gear = self.gear.as_mut().ok_or_else(gone)?;
+        let gear = self.gear.as_mut().ok_or_else(gave_back)?;
         if settled.is_some()
             && let Some(known) = gear.rig.programs.recent.get(&key)
         {
@@ -197,13 +145,13 @@ impl CudaSession {
         // Loading code may wait for what runs, and what is timed writes to the arenas.
         self.until_idle(None)?;
         let (limit, gpu, device) = (self.limit, &self.gpu, &self.device);
-        let Some(seat) = &self.seat else { return Err(gone()) };
-        let ranks = Ranks(seat);
-        let gear = self.gear.as_mut().ok_or_else(gone)?;
+        let Some(seat) = &self.seat else { return Err(gave_back()) };
+        let ranks = seat.comm();
+        let gear = self.gear.as_mut().ok_or_else(gave_back)?;
         if settled.is_none() {
             ranks.all_gather(&[0])?;
         }
-        let exchange = settled.is_none().then_some(&ranks as &dyn Exchange);
+        let exchange = settled.is_none().then_some(ranks as &dyn Exchange);
         gear.serve(&bound.steps, exchange, (gpu, limit))?;
         let (kept, rig) = (inputs_at(&bound, &key), &gear.rig);
         let (products, stream) = (gpu.products, &rig.streams.compute);
@@ -309,17 +257,12 @@ impl CudaSession {
         Ok(())
     }
 
-    /// Refuses an access by the caller while runs may touch the memory.
-    fn at_rest(&mut self, port: Port, bytes: usize, found: usize) -> Result<(), RunError> {
-        if !self.look()? {
-            let name = self.lending.name(port);
-            return Err(RunError::Invalid(format!("{name}: a run is in progress: wait for its end first")));
+    /// Refuses an access by the caller while runs may touch the memory, and one of another size.
+    fn expect_access(&mut self, port: Port, found: usize) -> Result<(), RunError> {
+        match self.look()? {
+            true => self.ports.expect_bytes(port, found),
+            false => Err(self.ports.busy(port)),
         }
-        if bytes != found {
-            let name = self.lending.name(port);
-            return Err(RunError::Invalid(format!("{name}: expected {bytes} bytes, found {found}")));
-        }
-        Ok(())
     }
 
     /// Tells all ranks that this one is here, and waits for them.
@@ -337,41 +280,27 @@ fn inputs_at(bound: &Bound, key: &Key) -> Vec<Range<Address>> {
 
 impl DeviceSession for CudaSession {
     fn set(&mut self, bindings: &Bindings) -> Result<(), RunError> {
-        let bound = self.executor.bind(bindings)?;
-        let text = self.executor.sizes(bindings);
-        let digest = text
-            .bytes()
-            .fold(0x811c_9dc5_u32, |hash, byte| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193));
-        self.sized = Some(Sized { bound, digest, text: text.into() });
+        self.ports.set(bindings)?;
         self.ready = None;
         Ok(())
     }
 
     fn bound(&self) -> Result<&Bound, RunError> {
-        Ok(&self.sized()?.bound)
+        Ok(&self.ports.sized()?.bound)
     }
 
     unsafe fn lend(&mut self, port: Port, memory: Option<Extent>) -> Result<(), RunError> {
-        let _context = self.entered()?;
-        if let Port::Input(i) = port
-            && self.inputs.get(i).is_some_and(|held| held.loaded)
-        {
-            let name = self.lending.name(port);
-            return Err(RunError::Invalid(format!(
-                "{name}: the plan holds it in symmetric memory, where it was written before the first run"
-            )));
-        }
-        self.lending.expect(port)?;
-        let before = self.lending.of(port);
+        let before = self.ports.lending().of(port);
         if before == memory {
-            return Ok(());
+            return self.ports.lending().expect(port);
         }
+        let _context = self.entered()?;
         let reserved = self.reserved();
-        self.lending.lend(port, memory, &reserved)?;
+        self.ports.lend(port, memory, &reserved)?;
         if let Some(given) = memory
             && let Err(error) = self.expect_own(port, given)
         {
-            self.lending.lend(port, before, &[])?;
+            self.ports.lend(port, before, &[])?;
             return Err(error);
         }
         self.ready = None;
@@ -380,10 +309,9 @@ impl DeviceSession for CudaSession {
 
     fn spot(&mut self, port: Port) -> Result<Spot, RunError> {
         let _context = self.entered()?;
-        self.lending.expect(port)?;
         let spot = self.located(port)?;
-        if let (Port::Input(i), Owner::Session | Owner::Symmetric) = (port, spot.owner) {
-            self.inputs[i].given = true;
+        if let (Port::Input(_), Owner::Session | Owner::Symmetric) = (port, spot.owner) {
+            self.ports.held_mut(port).given = true;
         }
         Ok(spot)
     }
@@ -392,19 +320,16 @@ impl DeviceSession for CudaSession {
         let _context = self.entered()?;
         let port = Port::Input(input);
         let spot = self.spot(port)?;
-        self.at_rest(port, spot.extent.bytes, data.len())?;
+        self.expect_access(port, data.len())?;
         if spot.owner == Owner::Program {
-            let name = self.lending.name(port);
-            return Err(RunError::Invalid(format!("{name} is a constant of the program")));
+            return Err(self.ports.is_constant(port));
         }
         self.upload(spot.extent.address, data)
     }
 
     fn read(&mut self, port: Port, data: &mut [u8]) -> Result<(), RunError> {
         let _context = self.entered()?;
-        self.lending.expect(port)?;
-        let bytes = bytes_of(&self.sized()?.bound, port)?;
-        self.at_rest(port, bytes, data.len())?;
+        self.expect_access(port, data.len())?;
         let spot = self.located(port)?;
         let stream = &self.gear()?.rig.streams.compute;
         // SAFETY: the memory has as many bytes, and no run is in progress.
@@ -436,14 +361,12 @@ impl DeviceSession for CudaSession {
     fn release(&mut self) -> Result<(), RunError> {
         let _context = self.entered()?;
         if !self.look()? {
-            return Err(RunError::Invalid("a run is in progress: wait for its end first".into()));
+            return Err(in_progress());
         }
         self.meet()?;
         self.ready = None;
         self.gear = None;
-        for (held, _) in self.inputs.iter_mut().zip(&self.fixed).filter(|(_, fixed)| fixed.is_some()) {
-            *held = Held { memory: held.memory.take(), ..Held::default() };
-        }
+        self.ports.lose_symmetric();
         self.meet()
     }
 
@@ -452,17 +375,15 @@ impl DeviceSession for CudaSession {
         if self.gear.is_some() {
             return self.meet();
         }
-        let seat = self.seat()?;
-        let made = Gear::new(self.executor.plan(), seat, &self.device, self);
+        let made = self.make_gear(self.seat()?.comm());
         let gear = made.map_err(|error| self.fail(error.into()))?;
         self.gear = Some(gear);
         Ok(())
     }
 
     fn taken(&self) -> Taken {
-        let held = self.inputs.iter().chain(&self.outputs).filter_map(|held| held.memory.as_ref());
         let mut taken = self.gear.as_ref().map_or_else(Taken::default, Gear::taken);
-        taken.held = held.map(|memory| memory.len()).sum();
+        taken.held = self.ports.memories().map(|memory| memory.len()).sum();
         taken
     }
 

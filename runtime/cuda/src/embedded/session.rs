@@ -1,0 +1,159 @@
+//! A session of one rank on its GPU: what it holds, from its opening to its end.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use symmc_planner::CheckedPlan;
+use symmc_runtime::RunError;
+use symmc_runtime::exec::{ExecConfig, Registry};
+use symmc_runtime::host::{Comm, Group, HostConfig, Seat};
+use symmc_runtime::session::{Ports, ended, gave_back};
+
+use super::gear::Gear;
+use super::gpu::{ALIGN, Gpu};
+use super::recent::Recent;
+use super::recording::{Flight, Recording};
+use crate::driver::{CallersContext, Device, Event, Memory};
+use crate::error::CudaError;
+use crate::program::Settled;
+use crate::refusal::accept;
+
+/// A plan on one rank and its GPU.
+pub struct CudaSession {
+    /// What the next run takes, unless something was set since.
+    pub(super) ready: Option<Arc<Recording>>,
+    /// `None` while it is given back, and once the session has ended.
+    pub(super) gear: Option<Gear>,
+    /// By sizes.
+    pub(super) settled: Recent<Arc<str>, Settled>,
+    /// `None` once the session has ended.
+    pub(super) seat: Option<Seat>,
+    pub(super) gpu: Gpu,
+    pub(super) limit: Duration,
+    pub(super) chaos: Option<u64>,
+    pub(super) ports: Ports<Memory>,
+    pub(super) flight: Flight,
+    pub(super) runs: u64,
+    pub(super) failure: Option<RunError>,
+    pub(super) device: Arc<Device>,
+}
+
+// SAFETY: handles of the driver and of the vendor's libraries may be used from any thread, one at a time.
+unsafe impl Send for CudaSession {}
+
+impl CudaSession {
+    /// Opens the session of a rank; returns when all ranks of the group have, and run the same.
+    ///
+    /// # Errors
+    /// The group has another number of ranks, GPUs cannot run a step, there is no such GPU, a library or memory is missing,
+    /// or the other ranks do not come or run something else.
+    pub fn open(
+        plan: &CheckedPlan,
+        group: &Group,
+        gpu: &Gpu,
+        limit: Duration,
+        chaos: Option<u64>,
+    ) -> Result<CudaSession, RunError> {
+        let ordinal = gpu.ordinal.unwrap_or(group.rank());
+        let opened = accept(plan, &[]).and_then(|()| {
+            let caller = CallersContext::keep()?;
+            let device = Device::open(ordinal)?;
+            let terms = gpu.terms(&device)?;
+            Ok((caller, device, terms))
+        });
+        let (_caller, device, terms) = opened.inspect_err(|error| group.decline(error))?;
+        let config = HostConfig { limit, ..HostConfig::default() };
+        let seat = Seat::take(plan, group, &config, terms)?;
+        let built = CudaSession::build(plan, &seat, gpu, (limit, chaos), device);
+        let mut session = built.map_err(|error| seat.fail(error))?;
+        seat.start().map_err(|error| seat.fail(error))?;
+        session.seat = Some(seat);
+        Ok(session)
+    }
+
+    fn build(
+        plan: &CheckedPlan,
+        seat: &Seat,
+        gpu: &Gpu,
+        (limit, chaos): (Duration, Option<u64>),
+        device: Arc<Device>,
+    ) -> Result<CudaSession, RunError> {
+        let comm = seat.comm();
+        let ports = Ports::new(plan, comm.rank(), &Registry::new(), ExecConfig::default(), ALIGN)?;
+        let mut session = CudaSession {
+            ready: None,
+            gear: None,
+            settled: Recent::new(gpu.kept),
+            seat: None,
+            gpu: gpu.clone(),
+            limit,
+            chaos,
+            ports,
+            flight: Flight::new(Event::new()?),
+            runs: 0,
+            failure: None,
+            device,
+        };
+        session.gear = Some(session.make_gear(comm)?);
+        Ok(session)
+    }
+
+    /// Takes what runs need; all ranks call this together.
+    pub(super) fn make_gear(&self, comm: &Comm) -> Result<Gear, CudaError> {
+        Gear::new(self.ports.plan(), comm, &self.device, &self.gpu, (self.limit, self.chaos))
+    }
+
+    /// The GPU.
+    pub fn device(&self) -> &Arc<Device> {
+        &self.device
+    }
+
+    /// How many recorded runs had to go because more were kept than [`Gpu::kept`] allows.
+    pub fn evicted(&self) -> u64 {
+        self.gear.as_ref().map_or(0, |gear| gear.rig.programs.recent.evicted())
+    }
+
+    /// Makes the context of the GPU current, until what this gives is dropped.
+    pub(super) fn entered(&self) -> Result<Option<CallersContext>, RunError> {
+        Ok(CallersContext::changed_to(&self.device)?)
+    }
+
+    pub(super) fn seat(&self) -> Result<&Seat, RunError> {
+        self.seat.as_ref().ok_or_else(ended)
+    }
+
+    pub(super) fn gear(&self) -> Result<&Gear, RunError> {
+        self.gear.as_ref().ok_or_else(gave_back)
+    }
+
+    /// Ends the session; peers may go on for a moment.
+    pub(super) fn end(&mut self) {
+        if let Some(gear) = &mut self.gear {
+            // Runs on streams of the caller count as the session's own.
+            if self.flight.pending {
+                let _ = gear.rig.streams.compute.wait(&self.flight.end);
+            }
+            if self.failure.is_some() {
+                gear.rig.fail();
+            }
+        }
+        self.ready = None;
+        self.flight.clear();
+        self.gear = None;
+        if let Some(seat) = self.seat.take() {
+            seat.leave();
+        }
+    }
+}
+
+impl Drop for CudaSession {
+    fn drop(&mut self) {
+        let _context = self.entered();
+        if self.gear.is_some() && self.failure.is_none() && !self.look().unwrap_or(true) {
+            // A session that goes away within a run will not come to the peers' meetings.
+            let rank = self.seat.as_ref().map_or(0, |seat| seat.comm().rank());
+            self.fail(RunError::Aborted { rank, reason: "its session was dropped during a run".into() });
+        }
+        self.end();
+    }
+}

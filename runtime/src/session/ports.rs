@@ -1,0 +1,297 @@
+//! The inputs and outputs of a session: how large they are at the sizes that are set, whose memory they lie in, and what is
+//! known of their data.
+//!
+//! The rules are the same on every device; what memory is, and how data come there, is the device's.
+
+use std::sync::Arc;
+
+use symmc_ir::Bindings;
+use symmc_planner::CheckedPlan;
+use symmc_planner::plan::{Plan, Role};
+
+use super::{Extent, Lending, Port, renewed};
+use crate::error::RunError;
+use crate::exec::{Bound, ExecConfig, Executor, Registry};
+
+/// The program at some sizes.
+#[derive(Clone, Debug)]
+pub struct SizedProgram {
+    /// Everything resolved.
+    pub bound: Arc<Bound>,
+    /// What ranks compare before a run.
+    pub digest: u32,
+    /// The sizes in words.
+    pub text: Arc<str>,
+}
+
+/// Memory of the session for an input or output, and what is known of its data.
+#[derive(Debug)]
+pub struct Held<M> {
+    /// The memory, if there is some.
+    pub memory: Option<Arc<M>>,
+    /// Whether the caller wrote it, or was told where to; of a constant, whether it is there.
+    pub given: bool,
+    /// Whether what the plan holds of it in the symmetric arena is there.
+    pub loaded: bool,
+}
+
+impl<M> Default for Held<M> {
+    fn default() -> Self {
+        Held { memory: None, given: false, loaded: false }
+    }
+}
+
+/// Where an input or output lies.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Location {
+    /// What holds it: an output that lies in the memory of the input which it replaces is with that one.
+    pub port: Port,
+    /// Its bytes at the sizes that are set.
+    pub bytes: usize,
+    /// The memory.
+    pub memory: Whose,
+}
+
+/// Whose memory something lies in.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Whose {
+    /// The caller's, here.
+    Caller(Extent),
+    /// A constant's of the program, which the plan may hold in the symmetric arena, so many bytes from its start.
+    Program(Option<usize>),
+    /// In the symmetric arena, so many bytes from its start.
+    Symmetric(usize),
+    /// The session's own.
+    Session,
+}
+
+/// All inputs and outputs of a session, in memory of the kind `M`.
+#[derive(Debug)]
+pub struct Ports<M> {
+    executor: Executor,
+    sized: Option<SizedProgram>,
+    lending: Lending,
+    inputs: Vec<Held<M>>,
+    outputs: Vec<Held<M>>,
+    /// Where the plan holds inputs in the symmetric arena, in any bucket.
+    fixed: Vec<Option<usize>>,
+    /// Which inputs may be written there before each run: the plan counts on it that others are before the first alone.
+    renewed: Vec<bool>,
+}
+
+impl<M> Ports<M> {
+    /// Those of a plan on a rank, of which no data are there yet. `align` as for [`Lending::new`].
+    ///
+    /// # Errors
+    /// As [`Executor::new`].
+    pub fn new(
+        plan: &CheckedPlan,
+        rank: u32,
+        kernels: &Registry,
+        config: ExecConfig,
+        align: usize,
+    ) -> Result<Ports<M>, RunError> {
+        let source = plan.source_program();
+        let mut fixed = vec![None; source.inputs.len()];
+        for memory in &plan.fixed {
+            if let Role::Bound { input } = memory.role
+                && let Some(at) = fixed.get_mut(input)
+            {
+                *at = usize::try_from(memory.offset).ok();
+            }
+        }
+        Ok(Ports {
+            executor: Executor::new(plan.shared(), rank, kernels, config)?,
+            sized: None,
+            lending: Lending::new(source, align),
+            inputs: source.inputs.values().map(|_| Held::default()).collect(),
+            outputs: source.outputs.iter().map(|_| Held::default()).collect(),
+            fixed,
+            renewed: renewed(source),
+        })
+    }
+
+    /// The plan.
+    pub fn plan(&self) -> &Plan {
+        self.executor.plan()
+    }
+
+    /// Sets the values of the imported program's symbols.
+    ///
+    /// # Errors
+    /// No bucket serves them. The sizes stay as they were then.
+    pub fn set(&mut self, bindings: &Bindings) -> Result<(), RunError> {
+        let bound = self.executor.bind(bindings)?;
+        let text = self.executor.sizes(bindings);
+        let fnv = |hash: u32, byte: u8| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193);
+        let digest = text.bytes().fold(0x811c_9dc5, fnv);
+        self.sized = Some(SizedProgram { bound, digest, text: text.into() });
+        Ok(())
+    }
+
+    /// The program at the sizes that are set.
+    ///
+    /// # Errors
+    /// A symbol has no value.
+    pub fn sized(&self) -> Result<&SizedProgram, RunError> {
+        let none = || RunError::Invalid("the sizes of the program are not set: a symbol has no value".into());
+        self.sized.as_ref().ok_or_else(none)
+    }
+
+    /// The bytes of an input or output at the sizes that are set.
+    ///
+    /// # Errors
+    /// A symbol has no value, or there is no such input or output.
+    pub fn bytes(&self, port: Port) -> Result<usize, RunError> {
+        let bound = &self.sized()?.bound;
+        self.lending.expect(port)?;
+        Ok(match port {
+            Port::Input(i) => bound.inputs[i].bytes,
+            Port::Output(k) => bound.outputs[k].bytes,
+        })
+    }
+
+    /// Where an input or output lies.
+    ///
+    /// # Errors
+    /// As [`bytes`](Self::bytes), or lent memory is too small.
+    pub fn location(&self, port: Port) -> Result<Location, RunError> {
+        let (bytes, bound) = (self.bytes(port)?, &self.sized()?.bound);
+        let own = |memory| Ok(Location { port, bytes, memory });
+        if let Some(lent) = self.lending.of(port) {
+            self.lending.expect_room(port, bytes)?;
+            return own(Whose::Caller(Extent { bytes, ..lent }));
+        }
+        match port {
+            Port::Output(k) => match bound.outputs[k].held_by() {
+                Some(input) => self.location(Port::Input(input)),
+                None => own(Whose::Session),
+            },
+            Port::Input(i) if bound.constant(i).is_some() => own(Whose::Program(self.fixed[i])),
+            Port::Input(i) => own(self.fixed[i].map_or(Whose::Session, Whose::Symmetric)),
+        }
+    }
+
+    /// What the session holds of an input or output of the program.
+    pub fn held(&self, port: Port) -> &Held<M> {
+        match port {
+            Port::Input(i) => &self.inputs[i],
+            Port::Output(k) => &self.outputs[k],
+        }
+    }
+
+    /// The same, to be changed.
+    pub fn held_mut(&mut self, port: Port) -> &mut Held<M> {
+        match port {
+            Port::Input(i) => &mut self.inputs[i],
+            Port::Output(k) => &mut self.outputs[k],
+        }
+    }
+
+    /// All memory of the session's own.
+    pub fn memories(&self) -> impl Iterator<Item = &Arc<M>> {
+        self.inputs.iter().chain(&self.outputs).filter_map(|held| held.memory.as_ref())
+    }
+
+    /// Where the plan holds an input of the program in the symmetric arena, in any bucket.
+    pub fn fixed(&self, input: usize) -> Option<usize> {
+        self.fixed[input]
+    }
+
+    /// Whether an input of the program may be written there before each run, not before the first alone.
+    pub fn is_renewed(&self, input: usize) -> bool {
+        self.renewed[input]
+    }
+
+    /// What the caller lends.
+    pub fn lending(&self) -> &Lending {
+        &self.lending
+    }
+
+    /// Lends memory as [`Lending::lend`].
+    ///
+    /// # Errors
+    /// As that, or the plan holds the input in symmetric memory, and counts on it that it stays as it was when a run first
+    /// read it. What was lent before stays then.
+    pub fn lend(
+        &mut self,
+        port: Port,
+        memory: Option<Extent>,
+        reserved: &[(&str, Extent)],
+    ) -> Result<(), RunError> {
+        self.lending.expect(port)?;
+        if let Port::Input(i) = port
+            && self.inputs[i].loaded
+            && !self.renewed[i]
+        {
+            let name = self.lending.name(port);
+            return Err(RunError::Invalid(format!(
+                "{name}: the plan holds it in symmetric memory, where it was written before the first run"
+            )));
+        }
+        self.lending.lend(port, memory, reserved)
+    }
+
+    /// Forgets what was in the symmetric arena.
+    pub fn lose_symmetric(&mut self) {
+        for (held, _) in self.inputs.iter_mut().zip(&self.fixed).filter(|(_, fixed)| fixed.is_some()) {
+            *held = Held { memory: held.memory.take(), ..Held::default() };
+        }
+    }
+
+    /// Refuses a run that would find nothing in an input.
+    ///
+    /// # Errors
+    /// Nobody gave its data, or a symbol has no value.
+    pub fn expect_data(&self, input: usize) -> Result<(), RunError> {
+        let (port, bound) = (Port::Input(input), &self.sized()?.bound);
+        let given = self.inputs[input].given || self.lending.of(port).is_some();
+        if given || self.bytes(port)? == 0 || bound.constant(input).is_some() {
+            return Ok(());
+        }
+        Err(RunError::Invalid(format!(
+            "{} has no data: it was neither written, nor bound, nor asked for its address",
+            self.lending.name(port)
+        )))
+    }
+
+    /// Refuses data of another size.
+    ///
+    /// # Errors
+    /// An input or output has another number of bytes, or as [`bytes`](Self::bytes).
+    pub fn expect_bytes(&self, port: Port, found: usize) -> Result<(), RunError> {
+        let expected = self.bytes(port)?;
+        if expected == found {
+            return Ok(());
+        }
+        let name = self.lending.name(port);
+        Err(RunError::Invalid(format!("{name}: expected {expected} bytes, found {found}")))
+    }
+
+    /// An access by the caller while runs may touch the memory.
+    pub fn busy(&self, port: Port) -> RunError {
+        RunError::Invalid(format!("{}: {IN_PROGRESS}", self.lending.name(port)))
+    }
+
+    /// Data for a constant.
+    pub fn is_constant(&self, port: Port) -> RunError {
+        RunError::Invalid(format!("{} is a constant of the program", self.lending.name(port)))
+    }
+}
+
+const IN_PROGRESS: &str = "a run is in progress: wait for its end first";
+
+/// What may not be done while a run is in progress.
+pub fn in_progress() -> RunError {
+    RunError::Invalid(IN_PROGRESS.into())
+}
+
+/// A session that has ended.
+pub fn ended() -> RunError {
+    RunError::Invalid("the session has ended".into())
+}
+
+/// A session without arenas.
+pub fn gave_back() -> RunError {
+    RunError::Invalid("the session gave its memory back: resume it first".into())
+}
