@@ -1,12 +1,12 @@
-//! Greedy text generation on two host ranks: prefill and decode are two programs over one set of weights and one cache.
+//! Greedy text generation on two ranks: prefill and decode are two programs over one set of weights and one cache.
 //!
-//! `cargo run --release --example generate -- [--prompt TEXT] [--tokens N] [FOLDER]`
+//! `cargo run --release --example generate -- [--backend host|cuda] [--prompt TEXT] [--tokens N] [FOLDER]`
 //!
-//! FOLDER holds what `export.py` writes. Each rank opens a session of each program. Both read the same weights, and both
-//! change the same caches, which belong to this program and stay where they are: from the prompt to the last token nothing
-//! but tokens and positions is copied. The ranks are threads of this process, or the processes of a launcher:
-//! `torchrun --nproc-per-node 2 --no-python target/release/examples/generate`. Tokens are written to stdout as they come,
-//! and how many there are to stderr.
+//! FOLDER holds what `export.py` writes. Each rank opens a session of each program, on the host, or each rank on a GPU of its
+//! own. Both read the same weights, and both change the same caches, which belong to this program and stay where they are:
+//! from the prompt to the last token nothing but tokens and positions is copied. The ranks are threads of this process, or
+//! the processes of a launcher: `torchrun --nproc-per-node 2 --no-python target/release/examples/generate`. Tokens are
+//! written to stdout as they come, and how many there are to stderr.
 
 use std::io::{IsTerminal, Write};
 use std::path::{Path, PathBuf};
@@ -16,8 +16,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use symmc::{
-    CheckedPlan, Config, Error, ErrorKind, Group, Membership, OpenOptions, Program, Session, SessionConfig,
-    TensorFile, Value,
+    Buffer, CheckedPlan, Config, DType, Error, ErrorKind, Group, Membership, OpenOptions, Profile, Program,
+    Session, SessionConfig, TensorFile, Value,
 };
 
 /// Tokens are the bytes of ASCII text.
@@ -37,8 +37,47 @@ fn refused(message: impl Into<String>) -> Error {
     Error::new(ErrorKind::Input, message)
 }
 
+/// Where the ranks run.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Device {
+    Host,
+    /// Each rank on the GPU of its number.
+    Gpus,
+}
+
+impl Device {
+    fn parse(text: &str) -> Result<Device, Error> {
+        match text {
+            "host" => Ok(Device::Host),
+            "cuda" if cfg!(feature = "cuda") => Ok(Device::Gpus),
+            "cuda" => Err(refused("--backend cuda: this build was made without the feature `cuda`")),
+            other => Err(refused(format!("--backend: expected host or cuda, found {other}"))),
+        }
+    }
+
+    /// How a program is planned.
+    fn planning(self, program: &Program) -> Config {
+        let machine = match self {
+            Device::Host => "host",
+            Device::Gpus => Profile::nearest(program.graph.ranks.unwrap_or(1)),
+        };
+        Profile::builtin(machine)
+            .map_or_else(Config::default, |profile| Config::default().with_profile(profile))
+    }
+
+    fn session(self) -> SessionConfig {
+        let config = SessionConfig::default().with_limit(Duration::from_secs(60));
+        match self {
+            #[cfg(feature = "cuda")]
+            Device::Gpus => config.with_gpu(symmc::Gpu::default()),
+            _ => config,
+        }
+    }
+}
+
 struct Options {
     folder: PathBuf,
+    device: Device,
     prompt: Option<String>,
     tokens: usize,
 }
@@ -46,10 +85,11 @@ struct Options {
 impl Options {
     fn parse(mut arguments: impl Iterator<Item = String>) -> Result<Options, Error> {
         let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples/generate");
-        let mut options = Options { folder, prompt: None, tokens: 64 };
+        let mut options = Options { folder, device: Device::Host, prompt: None, tokens: 64 };
         while let Some(argument) = arguments.next() {
             let mut value = || arguments.next().ok_or_else(|| refused(format!("{argument} lacks a value")));
             match argument.as_str() {
+                "--backend" => options.device = Device::parse(&value()?)?,
                 "--prompt" => options.prompt = Some(value()?),
                 "--tokens" => {
                     let text = value()?;
@@ -58,7 +98,7 @@ impl Options {
                 }
                 option if option.starts_with('-') => {
                     return Err(refused(format!(
-                        "unknown option {option}; expected --prompt TEXT, --tokens N or a folder"
+                        "unknown option {option}; expected --backend host|cuda, --prompt TEXT, --tokens N or a folder"
                     )));
                 }
                 folder => options.folder = folder.into(),
@@ -75,9 +115,16 @@ struct Part {
 }
 
 impl Part {
-    fn open(path: &Path, tensors: &Arc<TensorFile>) -> Result<Part, Error> {
+    fn open(path: &Path, symbols: &[&str], tensors: &Arc<TensorFile>, device: Device) -> Result<Part, Error> {
         let program = Program::open(path, &OpenOptions::default().with_tensors(tensors.clone()))?;
-        let plan = symmc::compile(&program, &Config::default())?;
+        let found: Vec<&str> = program.graph.symbols.values().map(|symbol| symbol.name.as_str()).collect();
+        if found != symbols {
+            return Err(refused(format!(
+                "{}: expected a program of export.py, whose symbols are {symbols:?}; found {found:?}",
+                path.display()
+            )));
+        }
+        let plan = symmc::compile(&program, &device.planning(&program))?;
         Ok(Part { program, plan })
     }
 }
@@ -87,14 +134,16 @@ struct Model {
     prefill: Part,
     decode: Part,
     tensors: Arc<TensorFile>,
+    device: Device,
 }
 
 fn generate(options: &Options) -> Result<(), Error> {
     let prompt = prompt(options)?;
     let tensors = Arc::new(TensorFile::open(&options.folder.join("model.safetensors"))?);
-    let part = |name: &str| Part::open(&options.folder.join(name), &tensors);
-    let model =
-        Model { prefill: part("prefill.pt2")?, decode: part("decode.pt2")?, tensors: tensors.clone() };
+    let device = options.device;
+    let part = |name, symbols| Part::open(&options.folder.join(name), symbols, &tensors, device);
+    let (prefill, decode) = (part("prefill.pt2", &["tokens"])?, part("decode.pt2", &[])?);
+    let model = Model { prefill, decode, tensors: tensors.clone(), device };
     let ranks = model.prefill.plan.ranks;
     let groups = match Membership::from_env()? {
         Some(place) => vec![Group::of(place)],
@@ -131,20 +180,21 @@ fn prompt(options: &Options) -> Result<Vec<i64>, Error> {
 /// A cache, in memory of this program that both sessions change.
 struct Cache {
     name: String,
-    words: Vec<u64>,
-    bytes: usize,
+    buffer: Buffer,
 }
 
 impl Cache {
-    fn of(value: &Value, inputs: &[Value]) -> Result<Cache, Error> {
-        let input = value.replaces.as_ref().and_then(|name| inputs.iter().find(|input| input.name == *name));
-        let input = input.ok_or_else(|| refused(format!("%{} replaces no input", value.name)))?;
-        let name = input.source.clone().unwrap_or_else(|| input.name.clone());
-        Ok(Cache { name, words: vec![0; input.bytes.div_ceil(8)], bytes: input.bytes })
+    /// The cache that an output of a session replaces.
+    fn of(session: &Session, output: &Value) -> Result<Cache, Error> {
+        let inputs = session.inputs()?;
+        let input = inputs.into_iter().find(|input| output.replaces.as_ref() == Some(&input.name));
+        let input = input.ok_or_else(|| refused(format!("%{} replaces no argument", output.name)))?;
+        let buffer = session.allocate(input.bytes)?;
+        Ok(Cache { name: input.source.unwrap_or(input.name), buffer })
     }
 }
 
-/// One rank of the model. What sessions use stands after them: it goes when they have gone.
+/// One rank of the model.
 struct Rank {
     prefill: Session,
     decode: Session,
@@ -155,16 +205,17 @@ struct Rank {
 
 impl Rank {
     fn open(model: &Model, group: &Group, prompt: usize) -> Result<Rank, Error> {
-        let config = SessionConfig::default().with_limit(Duration::from_secs(60));
+        let config = model.device.session();
         let mut prefill = Session::open(&model.prefill.plan, group, &config)?;
         let decode = Session::open(&model.decode.plan, group, &config)?;
         prefill.set("tokens", prompt as i64)?;
-        let inputs = prefill.inputs()?;
+        expect_token(&prefill)?;
+        expect_token(&decode)?;
         let replacing = prefill.outputs()?.into_iter().filter(|output| output.replaces.is_some());
         let replacing: Vec<Value> = replacing.collect();
         // Batch, heads, positions, elements.
         let positions = replacing.first().and_then(|cache| cache.extents.get(2)).copied().unwrap_or(0);
-        let caches = replacing.iter().map(|value| Cache::of(value, &inputs)).collect::<Result<_, _>>()?;
+        let caches = replacing.iter().map(|value| Cache::of(&prefill, value)).collect::<Result<_, _>>()?;
         let mut rank = Rank { prefill, decode, caches, positions };
         rank.share_memory(model, group.rank())?;
         Ok(rank)
@@ -177,12 +228,10 @@ impl Rank {
                 session.share(&format!("w.{name}"), tensor.clone())?;
             }
         }
-        for cache in &mut self.caches {
-            let pointer = cache.words.as_mut_ptr().cast();
+        for cache in &self.caches {
             for session in [&mut self.prefill, &mut self.decode] {
-                // SAFETY: the memory has so many bytes and stays until the sessions have gone; their runs follow each
-                // other, and nobody else touches it.
-                unsafe { session.bind(&cache.name, pointer, cache.bytes)? };
+                // SAFETY: the runs of both sessions follow each other, and nobody else touches the buffer.
+                unsafe { session.bind_buffer(&cache.name, &cache.buffer)? };
             }
         }
         Ok(())
@@ -191,6 +240,22 @@ impl Rank {
     fn close(self) -> Result<(), Error> {
         self.prefill.close()?;
         self.decode.close()
+    }
+}
+
+/// Whether a session returns one token.
+fn expect_token(session: &Session) -> Result<(), Error> {
+    let outputs = session.outputs()?;
+    match outputs.iter().find(|output| output.replaces.is_none()) {
+        Some(token) if token.dtype == DType::I64 && token.extents.iter().all(|&extent| extent == 1) => Ok(()),
+        Some(other) => Err(refused(format!(
+            "{}: expected that it returns one token, i64[1, 1]; found %{}: {}{:?}",
+            session.plan().source.name,
+            other.name,
+            other.dtype,
+            other.extents
+        ))),
+        None => Err(refused(format!("{}: it returns no token", session.plan().source.name))),
     }
 }
 

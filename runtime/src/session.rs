@@ -7,16 +7,19 @@
 //! A run takes the sizes and the memory that are set when it is put there. What is set later is for later runs.
 
 mod lending;
+mod memory;
 mod ports;
 
+use std::sync::Arc;
 use std::time::Duration;
 
-use symmc_ir::{Bindings, Graph, Input, InputId, InputKind, OutputKind};
+use symmc_ir::{Bindings, Graph, Input, InputId, InputKind, OutputKind, Tensor};
 
 use crate::error::RunError;
 use crate::exec::Bound;
 
 pub use lending::Lending;
+pub use memory::{DeviceMemory, DeviceName, Kept};
 pub use ports::{Held, Location, Ports, SizedProgram, Whose, ended, gave_back, in_progress};
 
 /// An input or an output of the program, by its number.
@@ -125,6 +128,22 @@ pub trait DeviceSession: Send {
     /// The memory is valid until it is replaced or the session ends, and all runs that take it have ended. While a run is
     /// in progress nobody else writes it, nor reads what the run writes.
     unsafe fn lend(&mut self, port: Port, memory: Option<Extent>) -> Result<(), RunError>;
+
+    /// The device.
+    fn device(&self) -> DeviceName;
+
+    /// So many zeros of the device, which are the caller's and outlive the session.
+    ///
+    /// # Errors
+    /// There is not as much memory.
+    fn allocate(&self, bytes: usize) -> Result<Arc<dyn DeviceMemory>, RunError>;
+
+    /// The bytes of a tensor in memory of the device, which nobody writes: once there for all sessions of this process, as
+    /// long as one of them keeps them.
+    ///
+    /// # Errors
+    /// The file of the tensor cannot be read, or there is not as much memory.
+    fn keep(&self, tensor: &Arc<Tensor>) -> Result<Kept, RunError>;
 
     /// Where an input or output lies for the runs that come. The caller may write inputs there, and read outputs, while no
     /// run is in progress, until sizes are set that need more, or the session ends.

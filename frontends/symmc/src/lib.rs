@@ -119,7 +119,7 @@ pub use workload::{Draw, Expected, Workload, bindings};
 // Sessions.
 #[cfg(feature = "cuda")]
 pub use session::Gpu;
-pub use session::{Bootstrap, Group, Memory, Place, Session, SessionConfig, Taken, Value, ValueKind};
+pub use session::{Bootstrap, Buffer, Group, Memory, Place, Session, SessionConfig, Taken, Value, ValueKind};
 #[cfg(feature = "cuda")]
 pub use symmc_cuda::embedded::memory_of as gpu_memory_of;
 

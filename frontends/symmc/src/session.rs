@@ -1,5 +1,6 @@
 //! One rank of a plan that stays: memory that the caller shares, sizes that change, runs that follow each other.
 
+mod buffer;
 mod share;
 mod shared;
 mod values;
@@ -12,6 +13,7 @@ use symmc_runtime::host::{self, HostConfig, HostSession};
 use symmc_runtime::session::{DeviceSession, Extent, Owner, Port, RawStream};
 use symmc_runtime::{Registry, RunError};
 
+pub use buffer::Buffer;
 #[cfg(feature = "cuda")]
 pub use symmc_cuda::Gpu;
 pub use symmc_runtime::host::{Bootstrap, Group};
@@ -283,6 +285,7 @@ impl Session {
         values::expect_room(self.plan.source_program(), port, bytes)?;
         // SAFETY: by the caller.
         unsafe { self.device.lend(port, Some(Extent { address, bytes }))? };
+        self.hold(port, None);
         Ok(())
     }
 
@@ -294,6 +297,7 @@ impl Session {
         let port = self.port(name, values::Prefer::Either)?;
         // SAFETY: no memory is lent.
         unsafe { self.device.lend(port, None)? };
+        self.hold(port, None);
         Ok(())
     }
 

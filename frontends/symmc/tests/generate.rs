@@ -69,12 +69,35 @@ fn processes_of_a_launcher_write_them_once() {
     assert_eq!(written(&second).0, "");
 }
 
+/// A folder with programs that are none of a generator, for as many ranks.
+fn other_model() -> tempfile::TempDir {
+    let out = tempfile::tempdir().expect("a folder");
+    let programs = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/programs/families");
+    let copies = [
+        ("llama_past.pt2", "prefill.pt2"),
+        ("llama_past.pt2", "decode.pt2"),
+        ("llama_past.safetensors", "model.safetensors"),
+    ];
+    for (from, to) in copies {
+        std::fs::copy(programs.join(from), out.path().join(to)).expect("a copy");
+    }
+    std::fs::write(out.path().join("prompt.txt"), "A").expect("a prompt");
+    out
+}
+
 #[test]
 fn what_cannot_be_generated_is_refused_by_name() {
-    let cases: [(&[&str], &str); 7] = [
+    let long = "x".repeat(129);
+    let other = other_model();
+    let other = other.path().to_str().expect("a path");
+    let cases: [(&[&str], &str); 11] = [
         (&["--tokens", "0"], "--tokens: expected a number from 1 on, found 0"),
         (&["--tokens"], "--tokens lacks a value"),
-        (&["--backend", "cuda"], "unknown option --backend"),
+        (&["--ranks", "4"], "unknown option --ranks; expected --backend host|cuda"),
+        (&["--backend", "gpu"], "--backend: expected host or cuda, found gpu"),
+        (&["--backend"], "--backend lacks a value"),
+        (&["--prompt", &long, "--tokens", "1"], "no bucket of the plan serves tokens=129"),
+        (&[other], "prefill.pt2: expected a program of export.py, whose symbols are [\"tokens\"]; found"),
         (&["--tokens", "1000"], "the caches have room for 128 tokens, 1012 are to stand there"),
         (&["--prompt", "naïve"], "expected ASCII text, found the byte 0xc3"),
         (&["--prompt", "x"], "tokens"),

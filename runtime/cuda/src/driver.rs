@@ -293,6 +293,11 @@ impl Memory {
         Ok(Memory { device: device.clone(), at, len })
     }
 
+    /// The GPU.
+    pub fn device(&self) -> &Arc<Device> {
+        &self.device
+    }
+
     /// The first byte.
     pub fn address(&self) -> Address {
         self.at
@@ -311,7 +316,8 @@ impl Memory {
 
 impl Drop for Memory {
     fn drop(&mut self) {
-        let _ = self.device.enter();
+        // Whoever drops it may be on a thread of somebody else.
+        let _callers = CallersContext::changed_to(&self.device);
         // SAFETY: allocated by `new`; graphs that use it are dropped or not launched any more.
         let _ = unsafe { result::free_sync(self.at) };
     }

@@ -8,7 +8,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, mpsc};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use symmc_ir::{Bindings, InputKind, parallel};
+use symmc_ir::{Bindings, InputKind, Tensor, parallel};
 use symmc_planner::CheckedPlan;
 use symmc_planner::plan::Plan;
 
@@ -22,8 +22,8 @@ use crate::error::RunError;
 use crate::exec::{Bound, ExecConfig, RankMemory, Span};
 use crate::kernels::Scratch;
 use crate::session::{
-    DeviceSession, Extent, Location, Owner, Port, Ports, RawStream, SizedProgram, Spot, Taken, Whose, ended,
-    gave_back, in_progress,
+    DeviceMemory, DeviceName, DeviceSession, Extent, Kept, Location, Owner, Port, Ports, RawStream,
+    SizedProgram, Spot, Taken, Whose, ended, gave_back, in_progress,
 };
 
 /// A plan on one rank of the host.
@@ -252,6 +252,18 @@ impl DeviceSession for HostSession {
         self.ports.lend(port, memory, &reserved)?;
         self.resolved = None;
         Ok(())
+    }
+
+    fn device(&self) -> DeviceName {
+        DeviceName::Host
+    }
+
+    fn allocate(&self, bytes: usize) -> Result<Arc<dyn DeviceMemory>, RunError> {
+        Ok(Arc::new(Segment::private("memory of the caller", bytes)?))
+    }
+
+    fn keep(&self, tensor: &Arc<Tensor>) -> Result<Kept, RunError> {
+        Kept::on_host(tensor)
     }
 
     fn spot(&mut self, port: Port) -> Result<Spot, RunError> {

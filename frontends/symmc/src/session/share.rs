@@ -1,22 +1,25 @@
-//! Tensors that sessions read where they lie: weights that several sessions of one process have together.
+//! Tensors that sessions read: weights that several sessions of one process have together.
 
 use std::sync::Arc;
 
 use symmc_ir::{OutputKind, Tensor};
-use symmc_runtime::session::{Extent, Port};
+use symmc_runtime::RunError;
+use symmc_runtime::session::Port;
 
+use super::shared::Owner;
 use super::{Session, values};
 use crate::error::Error;
 
 impl Session {
-    /// Has the runs that come find an input in a tensor, where it lies: several sessions may read one, and none copies it,
-    /// unless the plan holds the input in symmetric memory ([`Place::Symmetric`](super::Place::Symmetric)). The session keeps
-    /// the tensor. One that lies in a file is read into memory here; who shares it with several sessions reads it before
-    /// ([`Program::parameters`](crate::Program::parameters) does).
+    /// Has the runs that come find an input in a tensor: several sessions may read one. On the host they read it where it
+    /// lies; on a GPU it is put there once for all sessions of this process that share it. Nothing else is copied, unless
+    /// the plan holds the input in symmetric memory ([`Place::Symmetric`](super::Place::Symmetric)). The session keeps what
+    /// it reads: on the host the tensor, on a GPU the copy there. A tensor that lies in a file is read into memory here; who
+    /// shares it with several sessions of the host reads it before ([`Program::parameters`](crate::Program::parameters) does).
     ///
     /// # Errors
     /// There is no such input, an output replaces it, it is a constant, a symbol has no value, the tensor has another dtype
-    /// or other extents, or its file cannot be read. What was there before stays then.
+    /// or other extents, its file cannot be read, or the GPU has no room. What was there before stays then.
     pub fn share(&mut self, name: &str, tensor: Arc<Tensor>) -> Result<(), Error> {
         let port = self.port(name, values::Prefer::Input)?;
         let Port::Input(input) = port else {
@@ -24,19 +27,22 @@ impl Session {
         };
         self.expect_read_only(name, input)?;
         self.expect_type(name, port, &tensor)?;
-        let tensor =
-            tensor.loaded().map_err(|e| Error::request(format!("{name}: its tensor cannot be read: {e}")))?;
-        let address = tensor.data().as_ptr().expose_provenance() as u64;
-        let extent = Extent { address, bytes: tensor.data().len() };
-        // SAFETY: the session holds the tensor until its runs have ended; nobody writes it while it is held, nor do runs,
-        // because no output replaces the input.
-        unsafe { self.device.lend(port, Some(extent))? };
-        let idle = self.device.poll().unwrap_or(false);
-        self.shared.hold(input, tensor);
-        if idle {
+        let kept = self.device.keep(&tensor).map_err(|error| match error {
+            RunError::Invalid(why) => RunError::Invalid(format!("{name}: {why}")),
+            other => other,
+        })?;
+        // SAFETY: the session holds the owner until its runs have ended; nobody writes the bytes while it is held, nor do
+        // runs, because no output replaces the input.
+        unsafe { self.device.lend(port, Some(kept.extent))? };
+        self.hold(port, Some(kept.owner));
+        Ok(())
+    }
+
+    /// Holds the owner of the memory of an input or output, or none, in place of another one.
+    pub(super) fn hold(&mut self, port: Port, owner: Option<Owner>) {
+        if self.shared.hold(port, owner) && self.device.poll().unwrap_or(false) {
             self.shared.let_go();
         }
-        Ok(())
     }
 
     /// Copies a tensor to where an input lies; in contrast to [`write`](Self::write) its dtype and extents are compared.

@@ -1,28 +1,34 @@
-//! The tensors that a session reads where they lie.
+//! What keeps the memory that a session uses and does not own: tensors and buffers.
 
+use std::any::Any;
 use std::sync::Arc;
 
-use symmc_ir::Tensor;
+use symmc_runtime::session::Port;
 
-/// Held as long as runs may read them.
+/// Something that keeps memory there.
+pub(super) type Owner = Arc<dyn Any + Send + Sync>;
+
+/// Held as long as runs may use their memory.
 #[derive(Default)]
 pub(super) struct Shared {
-    /// For each input that has one.
-    held: Vec<(usize, Arc<Tensor>)>,
-    /// Those that runs in progress may still read.
-    retired: Vec<Arc<Tensor>>,
+    /// For each input or output that has one.
+    held: Vec<(Port, Owner)>,
+    /// Those whose memory runs in progress may still use.
+    retired: Vec<Owner>,
 }
 
 impl Shared {
-    /// Holds the tensor of an input in place of another one.
-    pub fn hold(&mut self, input: usize, tensor: Arc<Tensor>) {
-        if let Some(at) = self.held.iter().position(|(i, _)| *i == input) {
-            self.retired.push(self.held.swap_remove(at).1);
-        }
-        self.held.push((input, tensor));
+    /// Holds the owner of the memory of an input or output, or none, in place of another one. Whether there was one.
+    pub fn hold(&mut self, port: Port, owner: Option<Owner>) -> bool {
+        let old = self.held.iter().position(|(other, _)| *other == port);
+        let old = old.map(|at| self.held.swap_remove(at).1);
+        self.held.extend(owner.map(|owner| (port, owner)));
+        let found = old.is_some();
+        self.retired.extend(old);
+        found
     }
 
-    /// Lets go of those that no input has any more: no run is in progress.
+    /// Lets go of those whose memory no input or output has any more: no run is in progress.
     pub fn let_go(&mut self) {
         self.retired.clear();
     }

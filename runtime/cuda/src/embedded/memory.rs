@@ -5,12 +5,12 @@ use std::sync::Arc;
 use symmc_runtime::RunError;
 use symmc_runtime::session::{Extent, Location, Owner, Port, Spot, Whose};
 
+use super::kept;
 use super::recording::Move;
 use super::session::CudaSession;
 use crate::driver::{Holder, Memory};
 use crate::homes::Homes;
 use crate::launch::Address;
-use crate::staging::{LARGE, Staging};
 
 /// What one run takes.
 pub(super) struct Resolved {
@@ -68,16 +68,8 @@ impl CudaSession {
     /// Copies data of the host to memory that no run touches now.
     pub(super) fn upload(&self, to: Address, data: &[u8]) -> Result<(), RunError> {
         let stream = &self.gear()?.rig.streams.compute;
-        if data.len() < LARGE {
-            // SAFETY: the memory has as many bytes, and no run is in progress.
-            unsafe { stream.upload(to, data)? };
-            return Ok(());
-        }
-        let mut staging = Staging::new(&self.device, stream)?;
-        // SAFETY: as above; the end is waited for below.
-        unsafe { staging.upload(to, data)? };
-        drop(staging);
-        Ok(stream.synchronize()?)
+        // SAFETY: the memory has as many bytes, and no run is in progress.
+        Ok(unsafe { kept::upload(&self.device, stream, to, data)? })
     }
 
     /// Refuses memory that the GPU of the session does not hold.

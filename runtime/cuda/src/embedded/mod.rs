@@ -12,10 +12,11 @@
 //!
 //! From the bottom up: `gpu` is what the caller says of the GPU, `recording` a run that is recorded, `gear` what all ranks
 //! take together (arenas, flags, communicators, workspace), `session` what a session holds, `memory` says where inputs and
-//! outputs lie, and `run` puts runs on streams and watches them.
+//! outputs lie, `kept` has memory that outlives the session, and `run` puts runs on streams and watches them.
 
 mod gear;
 mod gpu;
+mod kept;
 mod memory;
 mod recent;
 mod recording;

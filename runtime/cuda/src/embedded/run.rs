@@ -8,14 +8,16 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use symmc_ir::Bindings;
+use symmc_ir::{Bindings, Tensor};
 use symmc_runtime::RunError;
 use symmc_runtime::exec::Bound;
 use symmc_runtime::session::{
-    DeviceSession, Extent, Owner, Port, RawStream, SizedProgram, Spot, Taken, gave_back, in_progress,
+    DeviceMemory, DeviceName, DeviceSession, Extent, Kept, Owner, Port, RawStream, SizedProgram, Spot, Taken,
+    gave_back, in_progress,
 };
 
 use super::gear::Gear;
+use super::kept;
 use super::memory::Resolved;
 use super::recording::{Key, Recording, put};
 use super::session::CudaSession;
@@ -305,6 +307,20 @@ impl DeviceSession for CudaSession {
         }
         self.ready = None;
         Ok(())
+    }
+
+    fn device(&self) -> DeviceName {
+        DeviceName::Gpu(self.device.ordinal())
+    }
+
+    fn allocate(&self, bytes: usize) -> Result<Arc<dyn DeviceMemory>, RunError> {
+        let _context = self.entered()?;
+        Ok(Arc::new(kept::zeros(&self.device, bytes)?))
+    }
+
+    fn keep(&self, tensor: &Arc<Tensor>) -> Result<Kept, RunError> {
+        let _context = self.entered()?;
+        kept::keep(&self.device, tensor)
     }
 
     fn spot(&mut self, port: Port) -> Result<Spot, RunError> {

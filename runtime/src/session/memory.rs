@@ -1,0 +1,85 @@
+//! Memory of a device that whoever holds it may lend to sessions there.
+
+use std::any::Any;
+use std::fmt;
+use std::sync::Arc;
+
+use symmc_ir::Tensor;
+
+use super::Extent;
+use crate::error::RunError;
+
+/// A device of this process.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub enum DeviceName {
+    /// The host.
+    Host,
+    /// The GPU of this number.
+    Gpu(u32),
+}
+
+impl fmt::Display for DeviceName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            DeviceName::Host => f.write_str("the host"),
+            DeviceName::Gpu(ordinal) => write!(f, "GPU {ordinal}"),
+        }
+    }
+}
+
+/// Bytes of a device, which are there as long as this value is.
+pub trait DeviceMemory: fmt::Debug + Send + Sync {
+    /// Whose they are.
+    fn device(&self) -> DeviceName;
+
+    /// Where they are.
+    fn extent(&self) -> Extent;
+
+    /// Copies data to the bytes from `at` on.
+    ///
+    /// # Errors
+    /// The device does not.
+    ///
+    /// # Safety
+    /// There are as many, and no run uses them meanwhile.
+    unsafe fn write(&self, at: usize, data: &[u8]) -> Result<(), RunError>;
+
+    /// Copies the bytes from `at` on.
+    ///
+    /// # Errors
+    /// The device does not.
+    ///
+    /// # Safety
+    /// There are as many, and no run writes them meanwhile.
+    unsafe fn read(&self, at: usize, data: &mut [u8]) -> Result<(), RunError>;
+}
+
+/// Bytes of a device, and what keeps them there.
+#[derive(Clone)]
+pub struct Kept {
+    /// The bytes.
+    pub extent: Extent,
+    /// What keeps them.
+    pub owner: Arc<dyn Any + Send + Sync>,
+}
+
+impl Kept {
+    /// A tensor, where it lies on the host: in memory, into which one that lies in a file is read.
+    ///
+    /// # Errors
+    /// Its file cannot be read.
+    pub fn on_host(tensor: &Arc<Tensor>) -> Result<Kept, RunError> {
+        let owner = Kept::loaded(tensor)?;
+        let address = owner.data().as_ptr().expose_provenance() as u64;
+        Ok(Kept { extent: Extent { address, bytes: owner.data().len() }, owner })
+    }
+
+    /// A tensor in memory.
+    ///
+    /// # Errors
+    /// Its file cannot be read.
+    pub fn loaded(tensor: &Arc<Tensor>) -> Result<Arc<Tensor>, RunError> {
+        tensor.loaded().map_err(|e| RunError::Invalid(format!("its tensor cannot be read: {e}")))
+    }
+}
