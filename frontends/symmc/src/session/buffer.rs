@@ -42,7 +42,8 @@ impl Buffer {
         self.expect_room(at, data.len())?;
         let _alone = self.copying();
         // SAFETY: the bytes are there, and no other copy is in progress; runs are not, by who bound it.
-        Ok(unsafe { self.0.memory.write(at, data)? })
+        unsafe { self.0.memory.write(at, data)? };
+        Ok(())
     }
 
     /// Copies so many bytes from `at` on to the host, as [`write`](Self::write) does there.

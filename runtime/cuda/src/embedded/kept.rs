@@ -29,7 +29,8 @@ impl DeviceMemory for Memory {
         let _callers = CallersContext::changed_to(device)?;
         let stream = Stream::new(device)?;
         // SAFETY: by the caller.
-        Ok(unsafe { upload(device, &stream, self.address() + at as Address, data)? })
+        unsafe { upload(device, &stream, self.address() + at as Address, data)? };
+        Ok(())
     }
 
     unsafe fn read(&self, at: usize, data: &mut [u8]) -> Result<(), RunError> {
@@ -37,7 +38,8 @@ impl DeviceMemory for Memory {
         let _callers = CallersContext::changed_to(device)?;
         let stream = Stream::new(device)?;
         // SAFETY: by the caller.
-        Ok(unsafe { stream.download(data, self.address() + at as Address)? })
+        unsafe { stream.download(data, self.address() + at as Address)? };
+        Ok(())
     }
 }
 

@@ -69,7 +69,8 @@ impl CudaSession {
     pub(super) fn upload(&self, to: Address, data: &[u8]) -> Result<(), RunError> {
         let stream = &self.gear()?.rig.streams.compute;
         // SAFETY: the memory has as many bytes, and no run is in progress.
-        Ok(unsafe { kept::upload(&self.device, stream, to, data)? })
+        unsafe { kept::upload(&self.device, stream, to, data)? };
+        Ok(())
     }
 
     /// Refuses memory that the GPU of the session does not hold.
