@@ -6,6 +6,7 @@
 //!
 //! A run takes the sizes and the memory that are set when it is put there. What is set later is for later runs.
 
+mod callers;
 mod lending;
 mod memory;
 mod ports;
@@ -18,6 +19,7 @@ use symmc_ir::{Bindings, Graph, Input, InputId, InputKind, OutputKind, Tensor};
 use crate::error::RunError;
 use crate::exec::Bound;
 
+pub use callers::CallersPart;
 pub use lending::Lending;
 pub use memory::{DeviceMemory, DeviceName, Kept};
 pub use ports::{Held, Location, Ports, SizedProgram, Whose, ended, gave_back, in_progress};
@@ -137,6 +139,13 @@ pub trait DeviceSession: Send {
     /// # Errors
     /// There is not as much memory.
     fn allocate(&self, bytes: usize) -> Result<Arc<dyn DeviceMemory>, RunError>;
+
+    /// So many zeros of the symmetric memory for the caller, at the same offset on all ranks, which allocate together. They
+    /// outlive the session.
+    ///
+    /// # Errors
+    /// Ranks allocate different sizes, or there is not as much left, which is told to all of them alike; or a rank failed.
+    fn allocate_symmetric(&mut self, bytes: usize) -> Result<Arc<dyn DeviceMemory>, RunError>;
 
     /// The bytes of a tensor in memory of the device, which nobody writes: once there for all sessions of this process, as
     /// long as one of them keeps them.

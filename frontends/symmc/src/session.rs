@@ -33,6 +33,8 @@ pub struct SessionConfig {
     pub kernels: Registry,
     /// Delays ranks at random around every touch of a peer, from this seed.
     pub chaos: Option<u64>,
+    /// Bytes of symmetric memory for the caller ([`Session::allocate_symmetric`]), beside what the plan needs.
+    pub symmetric: usize,
     /// The GPU that it runs on; on the host without one.
     #[cfg(feature = "cuda")]
     pub gpu: Option<Gpu>,
@@ -44,6 +46,7 @@ impl Default for SessionConfig {
             limit: Duration::from_secs(30),
             kernels: Registry::new(),
             chaos: None,
+            symmetric: 0,
             #[cfg(feature = "cuda")]
             gpu: None,
         }
@@ -69,6 +72,12 @@ impl SessionConfig {
         SessionConfig { chaos: Some(seed), ..self }
     }
 
+    /// The same with so many bytes of symmetric memory for the caller.
+    #[must_use]
+    pub fn with_symmetric(self, bytes: usize) -> Self {
+        SessionConfig { symmetric: bytes, ..self }
+    }
+
     /// The same on a GPU.
     #[cfg(feature = "cuda")]
     #[must_use]
@@ -78,7 +87,8 @@ impl SessionConfig {
 
     fn host(&self) -> HostConfig {
         let threads = if self.chaos.is_some() { host::LaneThreads::Each } else { host::LaneThreads::One };
-        HostConfig { limit: self.limit, chaos: self.chaos, threads, ..HostConfig::default() }
+        let callers = self.symmetric;
+        HostConfig { limit: self.limit, chaos: self.chaos, threads, callers, ..HostConfig::default() }
     }
 }
 
@@ -151,13 +161,7 @@ impl Session {
     ) -> Result<Box<dyn DeviceSession>, Error> {
         #[cfg(feature = "cuda")]
         if let Some(gpu) = &config.gpu {
-            return Ok(Box::new(symmc_cuda::CudaSession::open(
-                plan,
-                group,
-                gpu,
-                config.limit,
-                config.chaos,
-            )?));
+            return Ok(Box::new(symmc_cuda::CudaSession::open(plan, group, gpu, &config.host())?));
         }
         let terms = vec![("device".to_string(), "host".to_string())];
         Ok(Box::new(HostSession::open(plan, group, &config.kernels, &config.host(), terms)?))
@@ -264,8 +268,9 @@ impl Session {
     }
 
     /// Has the runs that come find an input, or write an output, in memory of the caller, where it lies. Nothing is copied,
-    /// unless the plan holds the input in symmetric memory ([`Place::Symmetric`]): a parameter is copied there before the
-    /// first run then, an argument in every run.
+    /// unless the plan holds the input in symmetric memory ([`Place::Symmetric`]) and this memory is none
+    /// ([`allocate_symmetric`](Self::allocate_symmetric)): a parameter is copied there before the first run then, an argument
+    /// in every run.
     ///
     /// Inputs that no output replaces may share memory with each other; an output may share that of the input which it
     /// replaces; nothing else may overlap.

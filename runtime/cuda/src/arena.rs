@@ -20,7 +20,7 @@ use serde::{Deserialize, Serialize};
 use symmc_runtime::RunError;
 use symmc_runtime::host::{Channel, Comm, accept, same_user};
 
-use crate::driver::{Device, checked};
+use crate::driver::{CallersContext, Device, checked};
 use crate::error::CudaError;
 use crate::launch::Address;
 use crate::nccl::WindowMemory;
@@ -77,10 +77,10 @@ pub enum Source {
     Nccl,
 }
 
-/// Memory at equal offsets on all ranks.
-#[derive(Debug)]
+/// Memory at equal offsets on all ranks, which is there as long as a clone of this value is.
+#[derive(Clone, Debug)]
 pub struct SymmetricArena {
-    memory: Shared,
+    memory: Arc<Shared>,
     /// Where each rank's memory starts, as this rank maps it.
     addresses: Vec<Address>,
     rank: usize,
@@ -115,7 +115,7 @@ impl SymmetricArena {
             Source::Nccl => {
                 let memory = WindowMemory::new(device, exchange, len, limit)?;
                 let (addresses, len) = (memory.addresses().to_vec(), memory.bytes());
-                SymmetricArena { memory: Shared::Window { _memory: memory }, addresses, rank, len }
+                SymmetricArena { memory: Arc::new(Shared::Window { _memory: memory }), addresses, rank, len }
             }
         };
         let len = arena.len;
@@ -142,12 +142,12 @@ impl SymmetricArena {
         }
         let rank = exchange.rank() as usize;
         let addresses = mappings.iter().map(|m: &Mapping| m.at).collect();
-        Ok(SymmetricArena { memory: Shared::Mapped { _mappings: mappings }, addresses, rank, len })
+        Ok(SymmetricArena { memory: Arc::new(Shared::Mapped { _mappings: mappings }), addresses, rank, len })
     }
 
     /// Who allocated it.
     pub fn source(&self) -> Source {
-        match self.memory {
+        match *self.memory {
             Shared::Mapped { .. } => Source::Vmm,
             Shared::Window { .. } => Source::Nccl,
         }
@@ -279,7 +279,8 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        let _ = self.device.enter();
+        // Whoever drops it may be on a thread of somebody else.
+        let _callers = CallersContext::changed_to(&self.device);
         // SAFETY: mapped and reserved by `new`; nothing uses it any more.
         unsafe {
             let _ = sys::cuMemUnmap(self.at, self.len);

@@ -145,7 +145,7 @@ pub enum Work {
 }
 
 /// A collective with everything resolved but addresses.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct BoundCollective {
     /// What is communicated.
     pub kind: CollectiveKind,

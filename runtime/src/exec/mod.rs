@@ -16,6 +16,7 @@
 
 mod bind;
 mod memory;
+mod moved;
 mod peers;
 mod program;
 mod run;
@@ -34,6 +35,7 @@ use crate::kernels::Scratch;
 pub(crate) use bind::offset_on;
 pub use bind::{Bound, BoundCollective, BoundInput, BoundOutput, BoundRegion, BoundStep, Located, Work};
 pub use memory::{RankMemory, Span};
+pub use moved::Moved;
 pub use peers::{BoundPeers, PeerRegion};
 pub use program::{CustomKernel, Home, Program};
 

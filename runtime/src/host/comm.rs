@@ -150,6 +150,11 @@ impl Comm {
         &self.world.arenas[self.rank as usize]
     }
 
+    /// The same, for who keeps it beyond the run.
+    pub fn arena_kept(&self) -> &Arc<Segment> {
+        &self.world.arenas[self.rank as usize]
+    }
+
     /// The control words of the run.
     pub fn control(&self) -> &Control {
         &self.world.control

@@ -55,6 +55,9 @@ pub struct HostConfig {
     pub engine: EngineChoice,
     /// Where counters and packet epochs start. 0 but in tests of their wrap-around.
     pub first: u32,
+    /// Bytes of symmetric memory for the caller of a session, beside what the plan needs.
+    #[serde(default)]
+    pub callers: usize,
 }
 
 /// Which threads of a rank run its lanes.
@@ -75,6 +78,7 @@ impl Default for HostConfig {
             threads: LaneThreads::One,
             engine: EngineChoice::Host,
             first: 0,
+            callers: 0,
         }
     }
 }

@@ -30,8 +30,9 @@ use super::link::{Link, agree};
 use super::rank::{map_world, receive_welcome};
 use super::terms::Term;
 use super::times::RunTimes;
-use super::walk::{LocalMemory, arena_size};
+use super::walk::LocalMemory;
 use crate::error::RunError;
+use crate::session::CallersPart;
 
 /// How long a rank that cannot begin looks for rank 0, to tell it.
 const DECLINING: Duration = Duration::from_secs(2);
@@ -282,10 +283,10 @@ fn connect_link(place: &Membership, purpose: &Purpose<'_>, until: Instant) -> Re
     let channel = connect_to(place, until, limit)?;
     channel.send(&place.join(until.saturating_duration_since(Instant::now())))?;
     let (welcome, fds) = await_welcome(&channel, until + ANSWER, limit)?;
-    if welcome.arena != arena_size(plan.arenas.symmetric)? {
+    if welcome.arena != CallersPart::new(plan, config.callers)?.end() {
         // The plans differ; comparing their hashes names the ranks.
         agree(&channel, rank, identity.clone(), settings)?;
-        return Err(RunError::system("the symmetric arena", "has another size than the plan says"));
+        return Err(RunError::system("the symmetric arena", "has another size than this rank expects"));
     }
     let world = map_world(&welcome, &mut fds.into_iter())?;
     let link = Link::new(channel, &welcome, Comm::new(world, rank, config.comm(ranks))?, limit);
@@ -372,8 +373,8 @@ impl Gathered<'_> {
         let channels = Gathering::new(place, &listener, config.limit).all()?;
         // Who comes now belongs to no run any more.
         drop(listener);
-        let result = arena_size(plan.arenas.symmetric)
-            .and_then(|arena| World::create(place.ranks, groups, arena, config.first));
+        let result = CallersPart::new(plan, config.callers)
+            .and_then(|part| World::create(place.ranks, groups, part.end(), config.first));
         let world = result.inspect_err(|error| {
             for channel in &channels {
                 // A rank that cannot be told is gone.

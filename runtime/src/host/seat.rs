@@ -32,6 +32,8 @@ impl Seat {
         terms: Vec<(String, String)>,
     ) -> Result<Seat, RunError> {
         let place = group.next();
+        let callers = ("bytes of symmetric memory for the caller".to_string(), config.callers.to_string());
+        let terms = terms.into_iter().chain([callers]).collect();
         let identity = expect_ranks(plan, group).and_then(|()| identity(plan, terms, &[]));
         let identity = identity.inspect_err(|error| place.decline(error))?;
         let (groups, watch) = (groups(plan), Watch::Session);

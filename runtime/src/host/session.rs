@@ -3,6 +3,7 @@
 //! A run is put on a queue that a thread of the session works off. Who waits for it anyway runs it in the own thread, where
 //! nothing is in progress.
 
+use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, mpsc};
 use std::thread::JoinHandle;
@@ -95,7 +96,7 @@ impl HostSession {
         Ok(HostSession {
             seat: None,
             rank,
-            ports: Ports::new(plan, rank, kernels, config.exec(), 1)?,
+            ports: Ports::new(plan, rank, kernels, config.exec(), (1, config.callers))?,
             ordinary: Some(ordinary(plan)?),
             resolved: None,
             runs: 0,
@@ -111,11 +112,6 @@ impl HostSession {
         let seat = self.seat()?;
         let arena = seat.comm().arena();
         Ok(Extent { address: arena.as_ptr().addr() as u64, bytes: arena.len() })
-    }
-
-    fn reserved(&self) -> Result<Vec<(&'static str, Extent)>, RunError> {
-        let ordinary = self.ordinary.as_ref().map(|s| ("the ordinary arena", extent(s)));
-        Ok(ordinary.into_iter().chain([("the symmetric arena", self.arena()?)]).collect())
     }
 
     /// The memory of an input or output at the sizes that are set, made if there is none.
@@ -248,8 +244,9 @@ impl DeviceSession for HostSession {
         if self.ports.lending().of(port) == memory {
             return self.ports.lending().expect(port);
         }
-        let reserved = self.reserved()?;
-        self.ports.lend(port, memory, &reserved)?;
+        let ordinary = self.ordinary.as_ref().map(|s| ("the ordinary arena", extent(s)));
+        let (arena, reserved) = (self.arena()?, ordinary.into_iter().collect());
+        self.ports.lend(port, memory, Some(arena), reserved)?;
         self.resolved = None;
         Ok(())
     }
@@ -260,6 +257,14 @@ impl DeviceSession for HostSession {
 
     fn allocate(&self, bytes: usize) -> Result<Arc<dyn DeviceMemory>, RunError> {
         Ok(Arc::new(Segment::private("memory of the caller", bytes)?))
+    }
+
+    fn allocate_symmetric(&mut self, bytes: usize) -> Result<Arc<dyn DeviceMemory>, RunError> {
+        self.queue.wait(self.rank, None)?;
+        let (seat, rank) = (self.seat()?, self.rank);
+        let asked = seat.comm().exchange(&(bytes as u64).to_le_bytes()).map_err(|error| seat.fail(error))?;
+        let range = self.ports.callers().take(&asked, rank)?;
+        Ok(Arc::new(PartOfArena { arena: seat.comm().arena_kept().clone(), range }))
     }
 
     fn keep(&self, tensor: &Arc<Tensor>) -> Result<Kept, RunError> {
@@ -334,6 +339,7 @@ impl DeviceSession for HostSession {
         if !self.queue.idle()? {
             return Err(in_progress());
         }
+        self.ports.expect_no_callers()?;
         let seat = self.seat()?;
         seat.comm().exchange(&[0])?;
         self.ordinary = None;
@@ -370,6 +376,34 @@ impl DeviceSession for HostSession {
 
 fn ordinary(plan: &Plan) -> Result<Arc<Segment>, RunError> {
     Ok(Arc::new(Segment::private("the ordinary arena", arena_size(plan.arenas.ordinary)?)?))
+}
+
+/// Memory of the caller in the symmetric arena.
+#[derive(Debug)]
+struct PartOfArena {
+    arena: Arc<Segment>,
+    range: Range<usize>,
+}
+
+impl DeviceMemory for PartOfArena {
+    fn device(&self) -> DeviceName {
+        DeviceName::Host
+    }
+
+    fn extent(&self) -> Extent {
+        let all = DeviceMemory::extent(&*self.arena);
+        Extent { address: all.address + self.range.start as u64, bytes: self.range.len() }
+    }
+
+    unsafe fn write(&self, at: usize, data: &[u8]) -> Result<(), RunError> {
+        // SAFETY: by the caller; the part lies in the arena.
+        unsafe { self.arena.write(self.range.start + at, data) }
+    }
+
+    unsafe fn read(&self, at: usize, data: &mut [u8]) -> Result<(), RunError> {
+        // SAFETY: as above.
+        unsafe { self.arena.read(self.range.start + at, data) }
+    }
 }
 
 fn extent(segment: &Segment) -> Extent {

@@ -3,15 +3,16 @@
 //!
 //! The rules are the same on every device; what memory is, and how data come there, is the device's.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use symmc_ir::Bindings;
 use symmc_planner::CheckedPlan;
-use symmc_planner::plan::{Plan, Role};
+use symmc_planner::plan::{ALIGN, Plan, Role};
 
-use super::{Extent, Lending, Port, renewed};
+use super::{CallersPart, Extent, Lending, Port, renewed};
 use crate::error::RunError;
-use crate::exec::{Bound, ExecConfig, Executor, Registry};
+use crate::exec::{Bound, ExecConfig, Executor, Moved, Registry};
 
 /// The program at some sizes.
 #[derive(Clone, Debug)]
@@ -20,9 +21,12 @@ pub struct SizedProgram {
     pub bound: Arc<Bound>,
     /// What ranks compare before a run.
     pub digest: u32,
-    /// The sizes in words.
+    /// The sizes in words, and which inputs lie in symmetric memory of the caller.
     pub text: Arc<str>,
 }
+
+/// How many programs with inputs in symmetric memory of the caller are kept.
+const KEPT: usize = 64;
 
 /// Memory of the session for an input or output, and what is known of its data.
 #[derive(Debug)]
@@ -69,18 +73,25 @@ pub enum Whose {
 #[derive(Debug)]
 pub struct Ports<M> {
     executor: Executor,
+    bindings: Option<Bindings>,
     sized: Option<SizedProgram>,
+    /// Programs with inputs in symmetric memory of the caller, the oldest first.
+    moved: Vec<SizedProgram>,
     lending: Lending,
     inputs: Vec<Held<M>>,
     outputs: Vec<Held<M>>,
     /// Where the plan holds inputs in the symmetric arena, in any bucket.
-    fixed: Vec<Option<usize>>,
+    fixed: Vec<Option<Range<usize>>>,
+    /// Where they lie in symmetric memory of the caller instead.
+    placed: Vec<Option<usize>>,
+    callers: CallersPart,
     /// Which inputs may be written there before each run: the plan counts on it that others are before the first alone.
     renewed: Vec<bool>,
 }
 
 impl<M> Ports<M> {
-    /// Those of a plan on a rank, of which no data are there yet. `align` as for [`Lending::new`].
+    /// Those of a plan on a rank, of which no data are there yet. `align` as for [`Lending::new`], `callers` for how many bytes
+    /// of symmetric memory are the caller's.
     ///
     /// # Errors
     /// As [`Executor::new`].
@@ -89,7 +100,7 @@ impl<M> Ports<M> {
         rank: u32,
         kernels: &Registry,
         config: ExecConfig,
-        align: usize,
+        (align, callers): (usize, usize),
     ) -> Result<Ports<M>, RunError> {
         let source = plan.source_program();
         let mut fixed = vec![None; source.inputs.len()];
@@ -97,16 +108,22 @@ impl<M> Ports<M> {
             if let Role::Bound { input } = memory.role
                 && let Some(at) = fixed.get_mut(input)
             {
-                *at = usize::try_from(memory.offset).ok();
+                let place = |at: u64| usize::try_from(at).ok();
+                let end = memory.offset.checked_add(memory.size);
+                *at = place(memory.offset).zip(end.and_then(place)).map(|(start, end)| start..end);
             }
         }
         Ok(Ports {
             executor: Executor::new(plan.shared(), rank, kernels, config)?,
+            bindings: None,
             sized: None,
+            moved: Vec::new(),
             lending: Lending::new(source, align),
             inputs: source.inputs.values().map(|_| Held::default()).collect(),
             outputs: source.outputs.iter().map(|_| Held::default()).collect(),
+            placed: vec![None; fixed.len()],
             fixed,
+            callers: CallersPart::new(plan, callers)?,
             renewed: renewed(source),
         })
     }
@@ -121,12 +138,38 @@ impl<M> Ports<M> {
     /// # Errors
     /// No bucket serves them. The sizes stay as they were then.
     pub fn set(&mut self, bindings: &Bindings) -> Result<(), RunError> {
+        self.sized = Some(self.program(bindings)?);
+        self.bindings = Some(bindings.clone());
+        Ok(())
+    }
+
+    /// The program at these sizes, with inputs where they lie.
+    fn program(&mut self, bindings: &Bindings) -> Result<SizedProgram, RunError> {
         let bound = self.executor.bind(bindings)?;
-        let text = self.executor.sizes(bindings);
+        let mut parts = vec![self.executor.sizes(bindings)];
+        let mut moves = Vec::new();
+        for (i, (fixed, placed)) in self.fixed.iter().zip(&self.placed).enumerate() {
+            let (Some(from), Some(to)) = (fixed, *placed) else { continue };
+            moves.push(Moved { from: from.clone(), to });
+            parts.push(format!("{} in symmetric memory at {to}", self.lending.name(Port::Input(i))));
+        }
+        parts.retain(|part| !part.is_empty());
+        let text = parts.join(", ");
+        if let Some(known) = self.moved.iter().find(|known| *known.text == *text) {
+            return Ok(known.clone());
+        }
         let fnv = |hash: u32, byte: u8| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193);
         let digest = text.bytes().fold(0x811c_9dc5, fnv);
-        self.sized = Some(SizedProgram { bound, digest, text: text.into() });
-        Ok(())
+        let sized = SizedProgram { bound, digest, text: text.into() };
+        if moves.is_empty() {
+            return Ok(sized);
+        }
+        let sized = SizedProgram { bound: Arc::new(sized.bound.moved(&moves)), ..sized };
+        if self.moved.len() == KEPT {
+            self.moved.remove(0);
+        }
+        self.moved.push(sized.clone());
+        Ok(sized)
     }
 
     /// The program at the sizes that are set.
@@ -167,8 +210,8 @@ impl<M> Ports<M> {
                 Some(input) => self.location(Port::Input(input)),
                 None => own(Whose::Session),
             },
-            Port::Input(i) if bound.constant(i).is_some() => own(Whose::Program(self.fixed[i])),
-            Port::Input(i) => own(self.fixed[i].map_or(Whose::Session, Whose::Symmetric)),
+            Port::Input(i) if bound.constant(i).is_some() => own(Whose::Program(self.fixed(i))),
+            Port::Input(i) => own(self.fixed(i).map_or(Whose::Session, Whose::Symmetric)),
         }
     }
 
@@ -193,9 +236,9 @@ impl<M> Ports<M> {
         self.inputs.iter().chain(&self.outputs).filter_map(|held| held.memory.as_ref())
     }
 
-    /// Where the plan holds an input of the program in the symmetric arena, in any bucket.
+    /// Where an input of the program lies in the symmetric arena, if the plan holds it there in some bucket.
     pub fn fixed(&self, input: usize) -> Option<usize> {
-        self.fixed[input]
+        self.fixed[input].as_ref().map(|plan| self.placed[input].unwrap_or(plan.start))
     }
 
     /// Whether an input of the program may be written there before each run, not before the first alone.
@@ -208,18 +251,35 @@ impl<M> Ports<M> {
         &self.lending
     }
 
-    /// Lends memory as [`Lending::lend`].
+    /// Lends memory as [`Lending::lend`]. An input that the plan holds in symmetric memory lies in memory of the caller that is
+    /// symmetric itself, at the same place on all ranks. `arena` is the symmetric arena, if it is there now.
     ///
     /// # Errors
-    /// As that, or the plan holds the input in symmetric memory, and counts on it that it stays as it was when a run first
+    /// As that; symmetric memory is not aligned as the plan has it; or the plan holds the input in symmetric memory, and counts on it that it stays as it was when a run first
     /// read it. What was lent before stays then.
     pub fn lend(
         &mut self,
         port: Port,
         memory: Option<Extent>,
-        reserved: &[(&str, Extent)],
+        arena: Option<Extent>,
+        mut reserved: Vec<(&str, Extent)>,
     ) -> Result<(), RunError> {
         self.lending.expect(port)?;
+        if let Some(arena) = arena {
+            reserved.extend(self.callers.others(arena).map(|part| ("the symmetric arena", part)));
+        }
+        let placed = match port {
+            Port::Input(i) if self.fixed[i].is_some() => {
+                memory.zip(arena).and_then(|(memory, arena)| self.callers.offset_of(memory, arena))
+            }
+            _ => None,
+        };
+        if let Some(at) = placed.filter(|at| !at.is_multiple_of(ALIGN as usize)) {
+            return Err(RunError::Invalid(format!(
+                "{}: the memory at {at} in the symmetric arena is not aligned: expected a multiple of {ALIGN} there",
+                self.lending.name(port)
+            )));
+        }
         if let Port::Input(i) = port
             && self.inputs[i].loaded
             && !self.renewed[i]
@@ -229,7 +289,34 @@ impl<M> Ports<M> {
                 "{name}: the plan holds it in symmetric memory, where it was written before the first run"
             )));
         }
-        self.lending.lend(port, memory, reserved)
+        self.lending.lend(port, memory, &reserved)?;
+        if let Port::Input(i) = port
+            && self.placed[i] != placed
+        {
+            self.placed[i] = placed;
+            if let Some(bindings) = self.bindings.clone() {
+                self.sized = Some(self.program(&bindings)?);
+            }
+        }
+        Ok(())
+    }
+
+    /// Symmetric memory of the caller.
+    pub fn callers(&mut self) -> &mut CallersPart {
+        &mut self.callers
+    }
+
+    /// Refuses to give the arenas back while the caller has memory there.
+    ///
+    /// # Errors
+    /// He has.
+    pub fn expect_no_callers(&self) -> Result<(), RunError> {
+        match self.callers.is_untouched() {
+            true => Ok(()),
+            false => Err(RunError::Invalid(
+                "the caller has memory in the symmetric arena, which cannot be given back therefore".into(),
+            )),
+        }
     }
 
     /// Forgets what was in the symmetric arena.

@@ -23,6 +23,10 @@ struct Inner {
 }
 
 impl Buffer {
+    fn of(memory: Arc<dyn DeviceMemory>) -> Buffer {
+        Buffer(Arc::new(Inner { memory, copying: Mutex::new(()) }))
+    }
+
     /// The first byte, as a pointer of the device: at a multiple of 256 bytes.
     pub fn as_ptr(&self) -> *mut u8 {
         std::ptr::with_exposed_provenance_mut(self.0.memory.extent().address as usize)
@@ -80,8 +84,24 @@ impl Session {
     /// # Errors
     /// There is not as much memory.
     pub fn allocate(&self, bytes: usize) -> Result<Buffer, Error> {
-        let memory = self.device.allocate(bytes)?;
-        Ok(Buffer(Arc::new(Inner { memory, copying: Mutex::new(()) })))
+        Ok(Buffer::of(self.device.allocate(bytes)?))
+    }
+
+    /// Symmetric memory that belongs to the caller, of that which [`SessionConfig::symmetric`](super::SessionConfig) says. All
+    /// ranks allocate the same, together; each waits for its runs and for the others. A block stays taken until the session
+    /// ends.
+    ///
+    /// An input that the plan holds in symmetric memory ([`Place::Symmetric`](super::Place::Symmetric)) is read where it lies in
+    /// such a buffer, at a multiple of 64 bytes from its start, by peers too; memory that is not symmetric is copied. All ranks
+    /// have the same bytes of their buffers bound in a run. So one buffer may be filled while a run reads another one. On GPUs the ranks settle
+    /// the program together in the first run with an input in other bytes, as for other sizes. To other sessions, and for other
+    /// inputs and outputs, it is memory like any other. A session with such buffers does not
+    /// [give its memory back](Session::release).
+    ///
+    /// # Errors
+    /// The ranks ask for different sizes, there is not as much left, or a rank failed.
+    pub fn allocate_symmetric(&mut self, bytes: usize) -> Result<Buffer, Error> {
+        Ok(Buffer::of(self.device.allocate_symmetric(bytes)?))
     }
 
     /// As [`bind`](Self::bind), for all of a buffer; the session keeps it as long as a run may use it.

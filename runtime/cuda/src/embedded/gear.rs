@@ -7,7 +7,8 @@ use std::time::Duration;
 use symmc_planner::plan::Plan;
 use symmc_runtime::RunError;
 use symmc_runtime::exec::{Bound, BoundStep};
-use symmc_runtime::session::Taken;
+use symmc_runtime::host::HostConfig;
+use symmc_runtime::session::{CallersPart, Taken};
 
 use super::gpu::Gpu;
 use super::recording::Programs;
@@ -40,9 +41,10 @@ impl Gear {
         exchange: &dyn Exchange,
         device: &Arc<Device>,
         gpu: &Gpu,
-        (limit, chaos): (Duration, Option<u64>),
+        &HostConfig { limit, chaos, callers, .. }: &HostConfig,
     ) -> Result<Gear, CudaError> {
-        let sizes = Sizes::of(plan, exchange.rank(), gpu.attention());
+        let symmetric = CallersPart::new(plan, callers)?.end();
+        let sizes = Sizes { symmetric, ..Sizes::of(plan, exchange.rank(), gpu.attention()) };
         let arena =
             SymmetricArena::new(gpu.arena, device, exchange, sizes.symmetric + sizes.control.bytes(), limit)?;
         let ordinary = Memory::new(device, "the ordinary arena", sizes.ordinary)?;

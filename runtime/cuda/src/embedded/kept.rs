@@ -4,16 +4,48 @@
 //! its allocation. A weak reference keeps that from being used again, and the tensor from being written.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use symmc_ir::Tensor;
 use symmc_runtime::RunError;
 use symmc_runtime::session::{DeviceMemory, DeviceName, Extent, Kept};
 
+use crate::arena::SymmetricArena;
 use crate::driver::{CallersContext, Device, Memory, Stream};
 use crate::error::CudaError;
 use crate::launch::Address;
 use crate::staging::{LARGE, Staging};
+
+/// Memory of the caller in the symmetric arena.
+#[derive(Debug)]
+pub(super) struct PartOfArena {
+    pub device: Arc<Device>,
+    pub arena: SymmetricArena,
+    /// In bytes from its start.
+    pub range: Range<usize>,
+}
+
+impl DeviceMemory for PartOfArena {
+    fn device(&self) -> DeviceName {
+        DeviceName::Gpu(self.device.ordinal())
+    }
+
+    fn extent(&self) -> Extent {
+        let address = self.arena.address() + self.range.start as Address;
+        Extent { address, bytes: self.range.len() }
+    }
+
+    unsafe fn write(&self, at: usize, data: &[u8]) -> Result<(), RunError> {
+        // SAFETY: by the caller.
+        unsafe { write(&self.device, DeviceMemory::extent(self).address + at as Address, data) }
+    }
+
+    unsafe fn read(&self, at: usize, data: &mut [u8]) -> Result<(), RunError> {
+        // SAFETY: by the caller.
+        unsafe { read(&self.device, DeviceMemory::extent(self).address + at as Address, data) }
+    }
+}
 
 impl DeviceMemory for Memory {
     fn device(&self) -> DeviceName {
@@ -25,22 +57,38 @@ impl DeviceMemory for Memory {
     }
 
     unsafe fn write(&self, at: usize, data: &[u8]) -> Result<(), RunError> {
-        let device = Memory::device(self);
-        let _callers = CallersContext::changed_to(device)?;
-        let stream = Stream::new(device)?;
         // SAFETY: by the caller.
-        unsafe { upload(device, &stream, self.address() + at as Address, data)? };
-        Ok(())
+        unsafe { write(Memory::device(self), self.address() + at as Address, data) }
     }
 
     unsafe fn read(&self, at: usize, data: &mut [u8]) -> Result<(), RunError> {
-        let device = Memory::device(self);
-        let _callers = CallersContext::changed_to(device)?;
-        let stream = Stream::new(device)?;
         // SAFETY: by the caller.
-        unsafe { stream.download(data, self.address() + at as Address)? };
-        Ok(())
+        unsafe { read(Memory::device(self), self.address() + at as Address, data) }
     }
+}
+
+/// Copies data of the host to a GPU.
+///
+/// # Safety
+/// `to` has as many bytes, and nothing else uses them meanwhile.
+unsafe fn write(device: &Arc<Device>, to: Address, data: &[u8]) -> Result<(), RunError> {
+    let _callers = CallersContext::changed_to(device)?;
+    let stream = Stream::new(device)?;
+    // SAFETY: by the caller.
+    unsafe { upload(device, &stream, to, data)? };
+    Ok(())
+}
+
+/// Copies data of a GPU to the host.
+///
+/// # Safety
+/// `from` has as many bytes, and nothing writes them meanwhile.
+unsafe fn read(device: &Arc<Device>, from: Address, data: &mut [u8]) -> Result<(), RunError> {
+    let _callers = CallersContext::changed_to(device)?;
+    let stream = Stream::new(device)?;
+    // SAFETY: by the caller.
+    unsafe { stream.download(data, from)? };
+    Ok(())
 }
 
 /// Zeros of a GPU, whose context is current.

@@ -92,13 +92,17 @@ impl CudaSession {
         Ok(())
     }
 
-    /// What of the session a caller may not lend to it.
+    /// What of the session a caller may not lend to it, beside the symmetric arena.
     pub(super) fn reserved(&self) -> Vec<(&'static str, Extent)> {
         let Some(gear) = &self.gear else { return Vec::new() };
         let of = |memory: &Memory| Extent { address: memory.address(), bytes: memory.len() };
-        let own = gear.rig._memory.iter().map(|memory| ("memory", of(memory)));
-        let arena = Extent { address: gear.rig.arena.address(), bytes: gear.rig.arena.len() };
-        own.chain([("the symmetric arena", arena)]).collect()
+        gear.rig._memory.iter().map(|memory| ("memory", of(memory))).collect()
+    }
+
+    /// The symmetric arena, if it is there now.
+    pub(super) fn arena(&self) -> Option<Extent> {
+        let arena = &self.gear.as_ref()?.rig.arena;
+        Some(Extent { address: arena.address(), bytes: arena.len() })
     }
 
     /// What the next run takes.
@@ -164,6 +168,8 @@ impl CudaSession {
             }
             let to = self.gear()?.symmetric(offset);
             match (self.ports.lending().of(port), bound.constant(i)) {
+                // It lies there.
+                (Some(lent), _) if lent.address == to => {}
                 (Some(lent), _) => {
                     self.until_idle(None)?;
                     let stream = &self.gear()?.rig.streams.compute;

@@ -17,7 +17,7 @@ use symmc_runtime::session::{
 };
 
 use super::gear::Gear;
-use super::kept;
+use super::kept::{self, PartOfArena};
 use super::memory::Resolved;
 use super::recording::{Key, Recording, put};
 use super::session::CudaSession;
@@ -297,12 +297,12 @@ impl DeviceSession for CudaSession {
             return self.ports.lending().expect(port);
         }
         let _context = self.entered()?;
-        let reserved = self.reserved();
-        self.ports.lend(port, memory, &reserved)?;
+        let (arena, reserved) = (self.arena(), self.reserved());
+        self.ports.lend(port, memory, arena, reserved)?;
         if let Some(given) = memory
             && let Err(error) = self.expect_own(port, given)
         {
-            self.ports.lend(port, before, &[])?;
+            self.ports.lend(port, before, arena, Vec::new())?;
             return Err(error);
         }
         self.ready = None;
@@ -316,6 +316,16 @@ impl DeviceSession for CudaSession {
     fn allocate(&self, bytes: usize) -> Result<Arc<dyn DeviceMemory>, RunError> {
         let _context = self.entered()?;
         Ok(Arc::new(kept::zeros(&self.device, bytes)?))
+    }
+
+    fn allocate_symmetric(&mut self, bytes: usize) -> Result<Arc<dyn DeviceMemory>, RunError> {
+        let _context = self.entered()?;
+        let comm = self.seat()?.comm();
+        let (rank, asked) = (comm.rank(), comm.exchange(&(bytes as u64).to_le_bytes()));
+        let asked = asked.map_err(|error| self.fail(error))?;
+        let arena = self.gear()?.rig.arena.clone();
+        let range = self.ports.callers().take(&asked, rank)?;
+        Ok(Arc::new(PartOfArena { device: self.device.clone(), arena, range }))
     }
 
     fn keep(&self, tensor: &Arc<Tensor>) -> Result<Kept, RunError> {
@@ -379,6 +389,7 @@ impl DeviceSession for CudaSession {
         if !self.look()? {
             return Err(in_progress());
         }
+        self.ports.expect_no_callers()?;
         self.meet()?;
         self.ready = None;
         self.gear = None;

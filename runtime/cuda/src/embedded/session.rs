@@ -30,7 +30,7 @@ pub struct CudaSession {
     pub(super) seat: Option<Seat>,
     pub(super) gpu: Gpu,
     pub(super) limit: Duration,
-    pub(super) chaos: Option<u64>,
+    pub(super) config: HostConfig,
     pub(super) ports: Ports<Memory>,
     pub(super) flight: Flight,
     pub(super) runs: u64,
@@ -46,13 +46,13 @@ impl CudaSession {
     ///
     /// # Errors
     /// The group has another number of ranks, GPUs cannot run a step, there is no such GPU, a library or memory is missing,
-    /// or the other ranks do not come or run something else.
+    /// or the other ranks do not come or run something else. Of `config`, GPUs take the limit, the chaos and the symmetric
+    /// memory for the caller.
     pub fn open(
         plan: &CheckedPlan,
         group: &Group,
         gpu: &Gpu,
-        limit: Duration,
-        chaos: Option<u64>,
+        config: &HostConfig,
     ) -> Result<CudaSession, RunError> {
         let ordinal = gpu.ordinal.unwrap_or(group.rank());
         let opened = accept(plan, &[]).and_then(|()| {
@@ -62,9 +62,8 @@ impl CudaSession {
             Ok((caller, device, terms))
         });
         let (_caller, device, terms) = opened.inspect_err(|error| group.decline(error))?;
-        let config = HostConfig { limit, ..HostConfig::default() };
-        let seat = Seat::take(plan, group, &config, terms)?;
-        let built = CudaSession::build(plan, &seat, gpu, (limit, chaos), device);
+        let seat = Seat::take(plan, group, &HostConfig { chaos: None, ..config.clone() }, terms)?;
+        let built = CudaSession::build(plan, &seat, gpu, config, device);
         let mut session = built.map_err(|error| seat.fail(error))?;
         seat.start().map_err(|error| seat.fail(error))?;
         session.seat = Some(seat);
@@ -75,19 +74,20 @@ impl CudaSession {
         plan: &CheckedPlan,
         seat: &Seat,
         gpu: &Gpu,
-        (limit, chaos): (Duration, Option<u64>),
+        config: &HostConfig,
         device: Arc<Device>,
     ) -> Result<CudaSession, RunError> {
         let comm = seat.comm();
-        let ports = Ports::new(plan, comm.rank(), &Registry::new(), ExecConfig::default(), ALIGN)?;
+        let ports =
+            Ports::new(plan, comm.rank(), &Registry::new(), ExecConfig::default(), (ALIGN, config.callers))?;
         let mut session = CudaSession {
             ready: None,
             gear: None,
             settled: Recent::new(gpu.kept),
             seat: None,
             gpu: gpu.clone(),
-            limit,
-            chaos,
+            limit: config.limit,
+            config: config.clone(),
             ports,
             flight: Flight::new(Event::new()?),
             runs: 0,
@@ -100,7 +100,7 @@ impl CudaSession {
 
     /// Takes what runs need; all ranks call this together.
     pub(super) fn make_gear(&self, comm: &Comm) -> Result<Gear, CudaError> {
-        Gear::new(self.ports.plan(), comm, &self.device, &self.gpu, (self.limit, self.chaos))
+        Gear::new(self.ports.plan(), comm, &self.device, &self.gpu, &self.config)
     }
 
     /// The GPU.
