@@ -6,6 +6,7 @@
 //!
 //! A run takes the sizes and the memory that are set when it is put there. What is set later is for later runs.
 
+pub mod budget;
 mod callers;
 mod lending;
 mod memory;
@@ -19,6 +20,7 @@ use symmc_ir::{Bindings, Graph, Input, InputId, InputKind, OutputKind, Tensor};
 use crate::error::RunError;
 use crate::exec::Bound;
 
+pub use budget::Taken;
 pub use callers::CallersPart;
 pub use lending::Lending;
 pub use memory::{DeviceMemory, DeviceName, Kept};
@@ -79,20 +81,6 @@ pub struct RawStream(pub *mut std::ffi::c_void);
 
 // SAFETY: a handle is a name; whoever uses it answers for what it names.
 unsafe impl Send for RawStream {}
-
-/// Bytes that a session has taken of its device.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-#[non_exhaustive]
-pub struct Taken {
-    /// The ordinary arena.
-    pub ordinary: usize,
-    /// The symmetric arena, with the flags of collectives.
-    pub symmetric: usize,
-    /// Workspaces and counters of kernels.
-    pub scratch: usize,
-    /// Inputs and outputs that the session holds.
-    pub held: usize,
-}
 
 /// For each input whether its caller may write it before each run: arguments, those that an output replaces, and those
 /// whose size depends on a symbol.

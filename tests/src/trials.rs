@@ -22,7 +22,7 @@ use symmc_ir::{Bindings, Graph, InputId, InputKind, OutputKind, SymbolId, Tensor
 use symmc_planner::{BucketInput, PlanConfig};
 use symmc_runtime::Registry;
 use symmc_runtime::host::{Group, HostConfig, HostSession, Job, LaneThreads, RankCommand, launch};
-use symmc_runtime::session::{DeviceSession, Extent, Port};
+use symmc_runtime::session::{DeviceSession, Extent, Port, Taken};
 
 /// No rank of a trial waits longer.
 const LIMIT: Duration = Duration::from_secs(30);
@@ -321,6 +321,8 @@ fn one_rank(
     let mut outputs: Vec<Block> = Vec::new();
     let mut session =
         HostSession::open(plan, group, &Registry::new(), config, vec![]).map_err(|e| e.to_string())?;
+    let told =
+        HostSession::budget(plan, group.rank(), &Registry::new(), config).map_err(|e| e.to_string())?;
     for (k, turn) in turns.iter().enumerate() {
         let fail = |e: &dyn std::fmt::Display| format!("run {k} {:?}: {e}", turn.bindings);
         session.set(&turn.bindings).map_err(|e| fail(&e))?;
@@ -352,10 +354,20 @@ fn one_rank(
             .collect();
         compare(graph, &found?, &turn.outputs[rank]).map_err(|e| fail(&e))?;
         replaced(graph, turn, rank, &inputs).map_err(|e| fail(&e))?;
+        within(told, session.taken()).map_err(|e| fail(&e))?;
     }
     drop(session);
     drop(outputs);
     Ok(())
+}
+
+/// What a session takes is what was told before it was opened, and no more where that depends on what is run.
+fn within(told: Taken, taken: Taken) -> Result<(), String> {
+    let always = |t: Taken| [t.ordinary, t.symmetric, t.flags];
+    match always(told) == always(taken) && taken.scratch <= told.scratch && taken.held <= told.held {
+        true => Ok(()),
+        false => Err(format!("the session takes {taken:?}, told were {told:?}")),
+    }
 }
 
 /// Inputs that outputs replace have the new value where their caller holds them.

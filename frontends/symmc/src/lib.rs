@@ -120,8 +120,6 @@ pub use workload::{Draw, Expected, Workload, bindings};
 #[cfg(feature = "cuda")]
 pub use session::Gpu;
 pub use session::{Bootstrap, Buffer, Group, Memory, Place, Session, SessionConfig, Taken, Value, ValueKind};
-#[cfg(feature = "cuda")]
-pub use symmc_cuda::embedded::memory_of as gpu_memory_of;
 
 // What this machine can do.
 pub use doctor::{Diagnosis, DoctorConfig, doctor};

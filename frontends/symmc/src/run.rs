@@ -95,8 +95,19 @@ impl RunConfig {
     fn host(&self) -> HostConfig {
         let threads = if self.chaos.is_some() { LaneThreads::Each } else { LaneThreads::One };
         let engine = self.engine.clone();
-        HostConfig { limit: self.limit, chaos: self.chaos, threads, engine, ..HostConfig::default() }
+        HostConfig {
+            limit: in_reach(self.limit),
+            chaos: self.chaos,
+            threads,
+            engine,
+            ..HostConfig::default()
+        }
     }
+}
+
+/// A wait that ends before clocks do, for who says that it may take forever.
+pub(crate) fn in_reach(limit: Duration) -> Duration {
+    limit.min(Duration::from_secs(100 * 365 * 24 * 3600))
 }
 
 /// Whether the engine of a configuration runs every node of a plan, which it tells without starting anything.

@@ -21,6 +21,7 @@ pub use symmc_runtime::session::Taken;
 pub use values::{Place, Value, ValueKind};
 
 use crate::error::Error;
+use crate::run::in_reach;
 use crate::workload::find_symbol;
 
 /// How a session runs.
@@ -87,8 +88,8 @@ impl SessionConfig {
 
     fn host(&self) -> HostConfig {
         let threads = if self.chaos.is_some() { host::LaneThreads::Each } else { host::LaneThreads::One };
-        let callers = self.symmetric;
-        HostConfig { limit: self.limit, chaos: self.chaos, threads, callers, ..HostConfig::default() }
+        let (limit, callers) = (in_reach(self.limit), self.symmetric);
+        HostConfig { limit, chaos: self.chaos, threads, callers, ..HostConfig::default() }
     }
 }
 
@@ -152,6 +153,21 @@ impl Session {
             session.device.set(&session.bindings)?;
         }
         Ok(session)
+    }
+
+    /// What the session of a rank will take of its device when it is opened as `config` says, and, as `scratch` and `held`,
+    /// what it takes at most at any sizes that the plan serves, if the caller binds no input and no output. Nothing is
+    /// allocated for it, and no device is asked: an engine subtracts it from what its cache may have. What libraries,
+    /// drivers and kernels of custom ops take for themselves is not in it.
+    ///
+    /// # Errors
+    /// The plan has no such rank, or an op has no kernel there.
+    pub fn budget(plan: &CheckedPlan, rank: u32, config: &SessionConfig) -> Result<Taken, Error> {
+        #[cfg(feature = "cuda")]
+        if let Some(gpu) = &config.gpu {
+            return Ok(symmc_cuda::embedded::budget(plan, rank, gpu, &config.host())?);
+        }
+        Ok(HostSession::budget(plan, rank, &config.kernels, &config.host())?)
     }
 
     fn on_device(
@@ -378,7 +394,7 @@ impl Session {
     /// # Errors
     /// One failed, or they have not ended within `limit` and go on.
     pub fn wait(&mut self, limit: Duration) -> Result<(), Error> {
-        Ok(self.device.wait(limit)?)
+        Ok(self.device.wait(in_reach(limit))?)
     }
 
     /// Gives the memory of the arenas back until [`resume`](Self::resume). All ranks call both, between runs. Memory of

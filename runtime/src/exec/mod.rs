@@ -30,7 +30,7 @@ use symmc_planner::plan::Plan;
 use crate::call::{CollectiveCall, PeerCall, PeerMemory};
 pub use crate::custom::Registry;
 use crate::error::RunError;
-use crate::kernels::Scratch;
+use crate::kernels::{Needs, Scratch};
 
 pub(crate) use bind::offset_on;
 pub use bind::{Bound, BoundCollective, BoundInput, BoundOutput, BoundRegion, BoundStep, Located, Work};
@@ -168,6 +168,28 @@ impl Executor {
     /// None serves them.
     pub fn bucket(&self, bindings: &Bindings) -> Result<usize, RunError> {
         bucket_of(&self.plan, &self.by_name(bindings))
+    }
+
+    /// Every bucket that can run, with its symbols at their upper ends where it serves these.
+    pub fn largest(&mut self) -> Vec<(&Program, Option<Bound>)> {
+        for bucket in 0..self.programs.len() {
+            // One that cannot run is refused when it is to.
+            let _ = self.program(bucket);
+        }
+        let at_most = |program: &Program| {
+            let symbols = &self.plan.buckets.get(program.bucket)?.symbols;
+            program.bind(&symbols.iter().map(|(name, range)| (name.clone(), range[1])).collect()).ok()
+        };
+        self.programs.iter().flatten().map(|program| (program, at_most(program))).collect()
+    }
+
+    /// What kernels of the host need beside operands and results in each lane, at the largest sizes.
+    pub fn needs(&mut self) -> [Needs; 2] {
+        let (lanes, mut needs) = (self.config.lanes, <[Needs; 2]>::default());
+        for bound in self.largest().into_iter().filter_map(|(_, bound)| bound) {
+            bound.add_needs(lanes, &mut needs);
+        }
+        needs
     }
 
     /// The plan.

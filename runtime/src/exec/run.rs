@@ -17,7 +17,7 @@ use super::program::Home;
 use super::{Communicator, ExecConfig, Lanes, RunReport, Timing};
 use crate::call::{CollectiveCall, Region, RegionMemory};
 use crate::error::RunError;
-use crate::kernels::{Scratch, View, ViewMut, compute_with};
+use crate::kernels::{self, Needs, Scratch, Shaped, View, ViewMut, compute_with};
 
 /// How long a lane sleeps at most before it looks again; a wake-up normally comes first.
 const NAP: Duration = Duration::from_millis(50);
@@ -70,6 +70,22 @@ impl Bound {
         // SAFETY: the caller's promise; `check` saw that the memory is large enough.
         unsafe { self.write_fixed(memory, |kind| kind != InputKind::Argument) };
         Ok(())
+    }
+
+    /// Adds what its kernels need beside operands and results: those of both lanes where they run side by side.
+    pub(super) fn add_needs(&self, lanes: Lanes, needs: &mut [Needs; 2]) {
+        fn shaped(values: &[Located]) -> SmallVec<[Shaped<'_>; 4]> {
+            values.iter().map(|x| (x.dtype, &*x.shape, &*x.strides)).collect()
+        }
+        let [compute, comm] = needs;
+        for step in &self.steps {
+            let Work::Kernel { op, operands, results } = &step.work else { continue };
+            let found = kernels::needs(op, &shaped(operands), &shaped(results));
+            match (lanes, step.lane) {
+                (Lanes::Threads, Lane::Comm) => comm.merge(&found),
+                _ => compute.merge(&found),
+            }
+        }
     }
 
     /// Runs the program once.

@@ -47,6 +47,12 @@ impl World {
         groups * ranks as usize * staged::PER_RANK
     }
 
+    /// A rank's part of what the ranks have together beside their arenas.
+    pub fn part(ranks: u32, groups: usize) -> usize {
+        let all = Control::size(ranks, groups) + World::staging_size(ranks, groups);
+        all.div_ceil(ranks.max(1) as usize)
+    }
+
     /// Fresh memory for `ranks` ranks with symmetric arenas of `arena` bytes. Counters and packet epochs
     /// start at `first`, anything but [`CommConfig::first`] of the communicators is an error.
     pub fn create(ranks: u32, groups: usize, arena: usize, first: u32) -> Result<World, RunError> {
@@ -143,6 +149,11 @@ impl Comm {
     /// The number of ranks.
     pub fn ranks(&self) -> u32 {
         self.world.control.ranks()
+    }
+
+    /// Its part of what the ranks have together beside their arenas, in bytes.
+    pub fn part(&self) -> usize {
+        World::part(self.ranks(), self.world.control.groups())
     }
 
     /// The symmetric arena of this rank.

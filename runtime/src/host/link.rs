@@ -20,6 +20,8 @@ use crate::error::RunError;
 const TICK: Duration = Duration::from_millis(50);
 /// The coordinator gives up on ranks earlier than this behind the limit.
 const PATIENCE: Duration = Duration::from_secs(5);
+/// The coordinator explains a run that was ended earlier than this, if it can.
+const EXPLAINING: Duration = Duration::from_secs(1);
 
 /// How a run ended for all ranks.
 type Verdict = Result<(), RunError>;
@@ -100,7 +102,10 @@ impl Link {
     /// What ended the run; the error that explains it best.
     pub fn finish(&self, result: Result<(), RunError>) -> Result<(), RunError> {
         match result {
-            Ok(()) => self.done().and_then(|()| self.await_verdict()),
+            Ok(()) => self.done().and_then(|()| {
+                let patience = self.ends.limit + PATIENCE;
+                self.await_verdict(patience).unwrap_or_else(|| Err(self.coordinator_stuck()))
+            }),
             Err(error) => Err(self.report(error)),
         }
     }
@@ -120,7 +125,7 @@ impl Link {
             // The coordinator may have ended the run itself; then it does not listen any more.
             let _ = self.ends.channel.send(&FromRank::Failed(error.clone()));
         }
-        match error.is_consequence().then(|| self.await_verdict()) {
+        match error.is_consequence().then(|| self.await_verdict(EXPLAINING)).flatten() {
             Some(Err(cause)) if !cause.is_consequence() => cause,
             _ => error,
         }
@@ -147,26 +152,30 @@ impl Link {
         }
     }
 
-    /// The coordinator's verdict, which comes when all ranks have ended.
-    fn await_verdict(&self) -> Verdict {
-        let Ends { comm, ranks, limit, .. } = &*self.ends;
+    /// The coordinator's verdict, which comes when all ranks have ended; `None` if none made progress for so long.
+    fn await_verdict(&self, patience: Duration) -> Option<Verdict> {
+        let Ends { comm, ranks, .. } = &*self.ends;
         let beats = || (0..*ranks).map(|r| comm.control().progress(r).beats).collect::<Vec<_>>();
         let (mut last, mut since) = (beats(), Instant::now());
         loop {
             if let Some(verdict) = self.next_verdict() {
-                return verdict;
+                return Some(verdict);
             }
             let now = beats();
             if now != last {
                 (last, since) = (now, Instant::now());
             }
-            if since.elapsed() > *limit + PATIENCE {
-                let at = "as coordinator after the last step".into();
-                let error = RunError::Stuck { rank: 0, at, limit_ms: limit.as_millis() as u64 };
-                comm.abort(&error);
-                return Err(error);
+            if since.elapsed() > patience {
+                return None;
             }
         }
+    }
+
+    fn coordinator_stuck(&self) -> RunError {
+        let at = "as coordinator after the last step".into();
+        let error = RunError::Stuck { rank: 0, at, limit_ms: self.ends.limit.as_millis() as u64 };
+        self.ends.comm.abort(&error);
+        error
     }
 }
 

@@ -13,18 +13,20 @@ use symmc_ir::{Bindings, InputKind, Tensor, parallel};
 use symmc_planner::CheckedPlan;
 use symmc_planner::plan::Plan;
 
+use super::comm::World;
 use super::group::Group;
-use super::job::HostConfig;
+use super::job::{HostConfig, groups};
 use super::memory::Segment;
 use super::seat::Seat;
 use super::walk::arena_size;
 use crate::custom::{Registry, panic_text};
 use crate::error::RunError;
-use crate::exec::{Bound, ExecConfig, RankMemory, Span};
-use crate::kernels::Scratch;
+use crate::exec::{Bound, ExecConfig, Executor, RankMemory, Span};
+use crate::kernels::{Needs, Scratch};
+use crate::session::budget::{self, Constants};
 use crate::session::{
-    DeviceMemory, DeviceName, DeviceSession, Extent, Kept, Location, Owner, Port, Ports, RawStream,
-    SizedProgram, Spot, Taken, Whose, ended, gave_back, in_progress,
+    CallersPart, DeviceMemory, DeviceName, DeviceSession, Extent, Kept, Location, Owner, Port, Ports,
+    RawStream, SizedProgram, Spot, Taken, Whose, ended, gave_back, in_progress,
 };
 
 /// A plan on one rank of the host.
@@ -77,8 +79,7 @@ impl HostSession {
         config: &HostConfig,
         terms: Vec<(String, String)>,
     ) -> Result<HostSession, RunError> {
-        let runs = plan.programs().iter().try_for_each(|program| kernels.check(&program.graph));
-        runs.inspect_err(|error| group.decline(error))?;
+        has_kernels(plan, kernels).inspect_err(|error| group.decline(error))?;
         let seat = Seat::take(plan, group, config, terms)?;
         let built = HostSession::build(plan, group.rank(), kernels, config);
         let mut session = built.map_err(|error| seat.fail(error))?;
@@ -87,20 +88,44 @@ impl HostSession {
         Ok(session)
     }
 
+    /// What the session of a rank will take: at most, for what depends on sizes and on what the caller lends.
+    ///
+    /// # Errors
+    /// The plan has no such rank, or an op has no kernel.
+    pub fn budget(
+        plan: &CheckedPlan,
+        rank: u32,
+        kernels: &Registry,
+        config: &HostConfig,
+    ) -> Result<Taken, RunError> {
+        has_kernels(plan, kernels)?;
+        let mut executor = Executor::new(plan.shared(), rank, kernels, config.exec())?;
+        let needs = executor.needs();
+        Ok(Taken {
+            ordinary: arena_size(plan.arenas.ordinary)?,
+            symmetric: CallersPart::new(plan, config.callers)?.end(),
+            flags: World::part(plan.ranks, groups(plan)),
+            scratch: needs.iter().map(Needs::bytes).sum(),
+            held: budget::held(plan, &executor.largest(), Constants::Read),
+        })
+    }
+
     fn build(
         plan: &CheckedPlan,
         rank: u32,
         kernels: &Registry,
         config: &HostConfig,
     ) -> Result<HostSession, RunError> {
+        let mut ports = Ports::new(plan, rank, kernels, config.exec(), (1, config.callers))?;
+        let state = State { needs: ports.needs(), ..State::default() };
         Ok(HostSession {
             seat: None,
             rank,
-            ports: Ports::new(plan, rank, kernels, config.exec(), (1, config.callers))?,
+            ports,
             ordinary: Some(ordinary(plan)?),
             resolved: None,
             runs: 0,
-            queue: Queue { exec: config.exec(), ..Queue::default() },
+            queue: Queue { exec: config.exec(), state: Arc::new(state), ..Queue::default() },
         })
     }
 
@@ -344,6 +369,7 @@ impl DeviceSession for HostSession {
         seat.comm().exchange(&[0])?;
         self.ordinary = None;
         self.resolved = None;
+        self.queue.state.progress().scratch = None;
         seat.comm().arena().forget()?;
         self.ports.lose_symmetric();
         seat.comm().exchange(&[0]).map(drop)
@@ -362,7 +388,8 @@ impl DeviceSession for HostSession {
         Taken {
             ordinary: self.ordinary.as_ref().map_or(0, |s| s.len()),
             symmetric: if self.ordinary.is_some() { symmetric } else { 0 },
-            scratch: 0,
+            flags: self.seat.as_ref().map_or(0, |seat| seat.comm().part()),
+            scratch: self.queue.state.scratch(),
             held: self.ports.memories().map(|s| s.len()).sum(),
         }
     }
@@ -372,6 +399,10 @@ impl DeviceSession for HostSession {
         self.end();
         Ok(())
     }
+}
+
+fn has_kernels(plan: &CheckedPlan, kernels: &Registry) -> Result<(), RunError> {
+    plan.programs().iter().try_for_each(|program| kernels.check(&program.graph))
 }
 
 fn ordinary(plan: &Plan) -> Result<Arc<Segment>, RunError> {
@@ -427,6 +458,8 @@ struct Queue {
 struct State {
     progress: Mutex<Progress>,
     changed: Condvar,
+    /// What kernels of each lane need at the largest sizes.
+    needs: [Needs; 2],
 }
 
 #[derive(Default)]
@@ -434,6 +467,7 @@ struct Progress {
     put: u64,
     done: u64,
     failure: Option<RunError>,
+    /// `None` before the first run, and while one has it.
     scratch: Option<[Scratch; 2]>,
 }
 
@@ -442,9 +476,20 @@ impl State {
         self.progress.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// The bytes of what kernels have beside operands and results; of a run in progress, as much as it may need.
+    fn scratch(&self) -> usize {
+        let progress = self.progress();
+        match &progress.scratch {
+            Some(scratch) => scratch.iter().map(Scratch::bytes).sum(),
+            None if progress.done == progress.put => 0,
+            None => self.needs.iter().map(Needs::bytes).sum(),
+        }
+    }
+
     /// Does one run.
     fn run(&self, seat: &Seat, exec: &ExecConfig, turn: &Turn) -> Result<(), RunError> {
-        let mut scratch = self.progress().scratch.take().unwrap_or_default();
+        let kept = self.progress().scratch.take();
+        let mut scratch = kept.unwrap_or_else(|| self.needs.each_ref().map(Scratch::of));
         // SAFETY: the segments of the turn and the lender keep the memory; no other run is in progress.
         let work = AssertUnwindSafe(|| unsafe { one_run(seat, exec, turn, &mut scratch) });
         let ran = catch_unwind(work).unwrap_or_else(|panic| {

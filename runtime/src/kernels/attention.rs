@@ -15,7 +15,7 @@ use super::KernelError;
 use super::gemm::{Extents, Gemm, Matrix};
 use super::matmul::{elements, read_matrix};
 use super::norm::{exp_row, for_real, max_of};
-use super::scratch::{Buffer, Scratch};
+use super::scratch::{Buffer, Needs, Scratch};
 use super::strided::{Odometer, Reader, Strided, Writer};
 
 /// Rows of `q` in a block.
@@ -227,6 +227,16 @@ fn as_matrix<R: Gemm>(v: &Strided, scratch: &mut Scratch) -> (Matrix<R>, Option<
     }
     let mut buffer = scratch.take::<R>(v.numel());
     (read_matrix(v, &mut buffer), Some(buffer))
+}
+
+/// The buffers of the heads that share one head of `k` and `v`, by the extents in the order of [`Head`].
+pub(super) fn needs(dtype: DType, [l, s, e, f]: [usize; 4], out: &mut Needs) {
+    for_real!(dtype, R => {
+        if dtype != <R as super::element::Number>::DTYPE {
+            [s * e, s * f, ROWS.min(l) * e].into_iter().for_each(|n| out.add::<R>(n));
+        }
+        [ROWS * COLUMNS, ROWS * COLUMNS, ROWS * f].into_iter().for_each(|n| out.add::<R>(n));
+    });
 }
 
 /// The query heads that share one head of `k` and `v`.

@@ -8,7 +8,7 @@ use half::{bf16, f16};
 use symmc_ir::tensor::round_to_odd;
 use symmc_ir::{DType, Scalar};
 
-use super::scratch::Scratch;
+use super::scratch::{Needs, Scratch, Slot};
 
 /// A stored element: plain bytes, any bit pattern is valid.
 pub(super) trait Element: Copy {
@@ -162,7 +162,8 @@ pub(super) trait Number: Copy + PartialOrd + Default + 'static {
     fn from_element<E: Element>(x: E) -> Self;
     fn to_element<E: Element>(self) -> E;
     fn from_scalar(x: Scalar) -> Self;
-    fn pool(scratch: &mut Scratch) -> &mut Vec<Vec<Self>>;
+    fn pool(scratch: &mut Scratch) -> &mut Vec<Slot<Self>>;
+    fn sizes(needs: &mut Needs) -> &mut Vec<usize>;
 }
 
 macro_rules! number {
@@ -174,7 +175,8 @@ macro_rules! number {
             #[inline(always)]
             fn to_element<E: Element>(self) -> E { E::$from(self) }
             fn from_scalar($s: Scalar) -> Self { $scalar }
-            fn pool(scratch: &mut Scratch) -> &mut Vec<Vec<Self>> { &mut scratch.$pool }
+            fn pool(scratch: &mut Scratch) -> &mut Vec<Slot<Self>> { &mut scratch.$pool }
+            fn sizes(needs: &mut Needs) -> &mut Vec<usize> { &mut needs.$pool }
         }
     )* };
 }

@@ -10,7 +10,7 @@ use super::KernelError;
 use super::element::Number;
 use super::gemm::{Extents, Gemm, Matrix};
 use super::pointwise;
-use super::scratch::Scratch;
+use super::scratch::{Needs, Scratch};
 use super::strided::{Odometer, Reader, Strided, Writer};
 
 /// The most f32 numbers of the right operand that are converted at once.
@@ -141,9 +141,27 @@ pub(super) fn elements<C: Number>(v: &Strided) -> Matrix<C> {
     Matrix { ptr: v.ptr.cast(), row: v.axes[0].stride / size, column: v.axes[1].stride / size }
 }
 
-fn converted(x: &Strided, y: &Strided, result: &Strided, e: Extents, scratch: &mut Scratch) {
+/// The rows and columns of a result that are computed from converted operands at once.
+fn block(e: Extents) -> (usize, usize) {
     let columns = (BLOCK_NUMBERS / e.k.max(1)).clamp(8, e.n.max(8)).min(e.n);
     let rows = (BLOCK_NUMBERS / e.k.max(columns).max(1)).clamp(8, e.m.max(8)).min(e.m);
+    (rows, columns)
+}
+
+/// The buffers of one product.
+pub(super) fn needs(dtype: DType, e: Extents, out: &mut Needs) {
+    match dtype {
+        DType::F32 | DType::F64 => {}
+        DType::F16 | DType::BF16 => {
+            let (rows, columns) = block(e);
+            [rows * e.k, e.k * columns, rows * columns].into_iter().for_each(|n| out.add::<f32>(n));
+        }
+        _ => [e.m * e.k, e.k * e.n, e.n].into_iter().for_each(|n| out.add::<i64>(n)),
+    }
+}
+
+fn converted(x: &Strided, y: &Strided, result: &Strided, e: Extents, scratch: &mut Scratch) {
+    let (rows, columns) = block(e);
     let mut a = scratch.take::<f32>(rows * e.k);
     let mut b = scratch.take::<f32>(e.k * columns);
     let mut c = scratch.take::<f32>(rows * columns);

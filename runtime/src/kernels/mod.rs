@@ -19,6 +19,7 @@ mod gemm;
 mod index;
 mod math;
 mod matmul;
+mod needs;
 mod norm;
 mod pointwise;
 mod reduce;
@@ -35,7 +36,8 @@ use symmc_ir::text::op_name;
 use symmc_ir::{DType, Op};
 use thiserror::Error;
 
-pub use scratch::Scratch;
+pub use needs::{Shaped, needs};
+pub use scratch::{Needs, Scratch};
 pub(crate) use view::is_dense;
 pub use view::{View, ViewMut, contiguous_strides};
 

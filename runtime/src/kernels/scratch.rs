@@ -1,4 +1,7 @@
 //! Memory that kernels need while they run, kept from one kernel to the next.
+//!
+//! Who knows the ops that come says what they need ([`Needs`], by `needs` in this folder): buffers then never take more than
+//! that together, whatever the order in which ops ask for them. Nothing is allocated before a kernel asks.
 
 use std::ops::{Deref, DerefMut};
 
@@ -7,28 +10,35 @@ use super::element::Number;
 /// Buffers to reuse. One thread at a time uses it.
 #[derive(Debug, Default)]
 pub struct Scratch {
-    pub(super) f32s: Vec<Vec<f32>>,
-    pub(super) f64s: Vec<Vec<f64>>,
-    pub(super) i64s: Vec<Vec<i64>>,
+    pub(super) f32s: Vec<Slot<f32>>,
+    pub(super) f64s: Vec<Slot<f64>>,
+    pub(super) i64s: Vec<Slot<i64>>,
+}
+
+/// A buffer, and how many numbers it is meant to grow to.
+#[derive(Debug, Default)]
+pub(super) struct Slot<C> {
+    room: usize,
+    all: Vec<C>,
 }
 
 /// The first `n` numbers of a buffer that may be longer.
 #[derive(Debug)]
 pub(super) struct Buffer<C> {
-    all: Vec<C>,
+    slot: Slot<C>,
     n: usize,
 }
 
 impl<C> Deref for Buffer<C> {
     type Target = [C];
     fn deref(&self) -> &[C] {
-        &self.all[..self.n]
+        &self.slot.all[..self.n]
     }
 }
 
 impl<C> DerefMut for Buffer<C> {
     fn deref_mut(&mut self) -> &mut [C] {
-        &mut self.all[..self.n]
+        &mut self.slot.all[..self.n]
     }
 }
 
@@ -38,17 +48,102 @@ impl Scratch {
         Scratch::default()
     }
 
-    /// A buffer of `n` numbers of unspecified value.
-    pub(super) fn take<C: Number>(&mut self, n: usize) -> Buffer<C> {
-        let mut all = C::pool(self).pop().unwrap_or_default();
-        if all.len() < n {
-            all.resize(n, C::default());
+    /// No memory yet, for ops that need no more than this.
+    pub fn of(needs: &Needs) -> Self {
+        fn slots<C: Number>(sizes: &[usize]) -> Vec<Slot<C>> {
+            sizes.iter().map(|&room| Slot { room, all: Vec::new() }).collect()
         }
-        Buffer { all, n }
+        Scratch { f32s: slots(&needs.f32s), f64s: slots(&needs.f64s), i64s: slots(&needs.i64s) }
+    }
+
+    /// The bytes that it holds now.
+    pub fn bytes(&self) -> usize {
+        fn of<C>(slots: &[Slot<C>]) -> usize {
+            slots.iter().map(|slot| slot.all.capacity() * size_of::<C>()).sum()
+        }
+        of(&self.f32s) + of(&self.f64s) + of(&self.i64s)
+    }
+
+    /// A buffer of `n` numbers of unspecified value. The smallest that is meant for as many serves: what is left then serves
+    /// the rest of what the op needs.
+    pub(super) fn take<C: Number>(&mut self, n: usize) -> Buffer<C> {
+        let pool = C::pool(self);
+        let all = 0..pool.len();
+        let fits = all.clone().filter(|&i| pool[i].room >= n).min_by_key(|&i| pool[i].room);
+        let chosen = fits.or_else(|| all.max_by_key(|&i| pool[i].room));
+        let mut slot = chosen.map_or_else(|| Slot { room: 0, all: Vec::new() }, |i| pool.swap_remove(i));
+        slot.room = slot.room.max(n);
+        let has = slot.all.len();
+        if has < n {
+            // What grows a little in every run is not moved in every run.
+            slot.all.reserve_exact((2 * has).clamp(n, slot.room) - has);
+            slot.all.resize(n, C::default());
+        }
+        Buffer { slot, n }
     }
 
     /// Gives a buffer back.
     pub(super) fn give<C: Number>(&mut self, buffer: Buffer<C>) {
-        C::pool(self).push(buffer.all);
+        C::pool(self).push(buffer.slot);
+    }
+}
+
+/// The buffers that an op has at once, or at most those of several ops: how many numbers of each type, the most first.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Needs {
+    pub(super) f32s: Vec<usize>,
+    pub(super) f64s: Vec<usize>,
+    pub(super) i64s: Vec<usize>,
+}
+
+impl Needs {
+    /// One more buffer.
+    pub(super) fn add<C: Number>(&mut self, n: usize) {
+        let sizes = C::sizes(self);
+        let at = sizes.partition_point(|&other| other > n);
+        sizes.insert(at, n);
+    }
+
+    /// What serves both, one behind the other.
+    pub fn merge(&mut self, other: &Needs) {
+        let merge = |own: &mut Vec<usize>, other: &[usize]| {
+            own.resize(own.len().max(other.len()), 0);
+            own.iter_mut().zip(other).for_each(|(own, &other)| *own = (*own).max(other));
+        };
+        merge(&mut self.f32s, &other.f32s);
+        merge(&mut self.f64s, &other.f64s);
+        merge(&mut self.i64s, &other.i64s);
+    }
+
+    /// Their size.
+    pub fn bytes(&self) -> usize {
+        let sum = |sizes: &[usize]| sizes.iter().fold(0usize, |sum, &n| sum.saturating_add(n));
+        let [f32s, f64s, i64s] = [&self.f32s, &self.f64s, &self.i64s].map(|sizes| sum(sizes));
+        f32s.saturating_mul(4).saturating_add(f64s.saturating_add(i64s).saturating_mul(8))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn buffers_take_no_more_than_ops_need_in_whatever_order_they_ask() {
+        let ops: [&[usize]; 4] = [&[100, 1], &[60, 100], &[1, 30, 7], &[50, 50]];
+        let mut needs = Needs::default();
+        for op in ops {
+            let mut one = Needs::default();
+            op.iter().for_each(|&n| one.add::<f32>(n));
+            needs.merge(&one);
+        }
+        assert_eq!((&needs.f32s[..], needs.bytes()), (&[100, 60, 7][..], 668));
+        let mut scratch = Scratch::of(&needs);
+        for op in ops.iter().chain(ops.iter().rev()) {
+            let taken: Vec<Buffer<f32>> = op.iter().map(|&n| scratch.take(n)).collect();
+            assert!(taken.iter().zip(*op).all(|(buffer, &n)| buffer.len() == n));
+            taken.into_iter().for_each(|buffer| scratch.give(buffer));
+            assert!(scratch.bytes() <= needs.bytes(), "{scratch:?}");
+        }
+        assert!(scratch.bytes() > 600);
     }
 }

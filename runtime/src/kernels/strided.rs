@@ -65,6 +65,10 @@ impl Strided {
         }
         Strided { ptr, dtype, axes }
     }
+    /// The layout of a view that lies nowhere yet; strides count elements.
+    pub fn unplaced(dtype: DType, shape: &[usize], strides: &[isize]) -> Self {
+        Strided { ptr: std::ptr::null_mut(), dtype, axes: byte_axes(dtype, shape, strides) }
+    }
     pub fn rank(&self) -> usize {
         self.axes.len()
     }

@@ -47,6 +47,9 @@ impl Slot {
         if given.address == 0 {
             return Err(self.refused(given, "has no address"));
         }
+        if given.address.checked_add(given.bytes as u64).is_none() {
+            return Err(self.refused(given, "ends behind the last address"));
+        }
         if !given.address.is_multiple_of(self.align as u64) {
             return Err(
                 self.refused(given, &format!("is not aligned: expected a multiple of {}", self.align))

@@ -13,6 +13,7 @@ use symmc_planner::plan::{ALIGN, Plan, Role};
 use super::{CallersPart, Extent, Lending, Port, renewed};
 use crate::error::RunError;
 use crate::exec::{Bound, ExecConfig, Executor, Moved, Registry};
+use crate::kernels::Needs;
 
 /// The program at some sizes.
 #[derive(Clone, Debug)]
@@ -131,6 +132,11 @@ impl<M> Ports<M> {
     /// The plan.
     pub fn plan(&self) -> &Plan {
         self.executor.plan()
+    }
+
+    /// What kernels of the host need beside operands and results in each lane, at the largest sizes.
+    pub fn needs(&mut self) -> [Needs; 2] {
+        self.executor.needs()
     }
 
     /// Sets the values of the imported program's symbols.

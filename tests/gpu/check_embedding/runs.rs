@@ -3,10 +3,10 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use symmc::CheckedPlan;
 use symmc::unstable::cuda::driver::{Device, Stream};
+use symmc::{CheckedPlan, Session};
 
-use crate::common::{Block, LIMIT, floats, on_ranks, opened, values};
+use crate::common::{Block, LIMIT, config, floats, on_ranks, opened, values};
 
 /// Sizes and pointers that change from run to run; a state in the caller's memory that is changed where it lies.
 pub fn changes(plan: &CheckedPlan) -> Result<()> {
@@ -175,9 +175,9 @@ pub fn many(plan: &CheckedPlan) -> Result<()> {
 pub fn budget(plan: &CheckedPlan) -> Result<()> {
     on_ranks(|group, _| {
         let session = opened(plan, group)?;
-        let (told, taken) = (symmc::gpu_memory_of(plan, group.rank()), session.taken());
+        let (told, taken) = (Session::budget(plan, group.rank(), &config(group))?, session.taken());
         ensure!(
-            (told.ordinary, told.symmetric) == (taken.ordinary, taken.symmetric)
+            (told.ordinary, told.symmetric, told.flags) == (taken.ordinary, taken.symmetric, taken.flags)
                 && told.scratch >= taken.scratch
                 && told.held >= taken.held,
             "told {told:?}, taken {taken:?}"

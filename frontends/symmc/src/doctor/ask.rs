@@ -9,6 +9,8 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::thread::Builder;
 use std::time::{Duration, Instant};
 
+use crate::run::in_reach;
+
 use super::{Check, DoctorConfig, Part, Prober, Status, examine};
 
 /// How often a process is looked at.
@@ -24,7 +26,7 @@ type Answer = Result<Vec<Check>, String>;
 /// The checks of all parts, in their order.
 pub(super) fn all(config: &DoctorConfig) -> Vec<Check> {
     // A process that hangs is ended before nobody waits for it any more.
-    let until = Instant::now() + config.limit + GRACE;
+    let until = Instant::now() + in_reach(config.limit) + GRACE;
     let asked = Part::ALL.map(|part| (part, begin(part, config)));
     let wait = |(part, asked): (Part, Option<Receiver<Answer>>)| {
         let left = until.saturating_duration_since(Instant::now());
@@ -90,7 +92,7 @@ fn by_process(prober: &Prober, part: Part, limit: Duration) -> Answer {
             return Err(format!("no thread for what the process says: {error}"));
         }
     }
-    let until = Instant::now() + limit;
+    let until = Instant::now() + in_reach(limit);
     let status = ended(child, until)?;
     let left = until.saturating_duration_since(Instant::now()).max(LOOK);
     let text = said.recv_timeout(left).unwrap_or_default();

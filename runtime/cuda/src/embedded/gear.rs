@@ -4,14 +4,17 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use symmc_planner::CheckedPlan;
 use symmc_planner::plan::Plan;
 use symmc_runtime::RunError;
-use symmc_runtime::exec::{Bound, BoundStep};
+use symmc_runtime::exec::{Bound, BoundStep, ExecConfig, Executor, Registry};
 use symmc_runtime::host::HostConfig;
+use symmc_runtime::session::budget::{self, Constants};
 use symmc_runtime::session::{CallersPart, Taken};
 
 use super::gpu::Gpu;
 use super::recording::Programs;
+use crate::Products;
 use crate::arena::{Exchange, SymmetricArena};
 use crate::collective::{self, Control, Peers};
 use crate::compute::{Attentions, Machine};
@@ -20,7 +23,7 @@ use crate::error::CudaError;
 use crate::launch::Address;
 use crate::nccl::{Communicators, Making};
 use crate::program::Streams;
-use crate::refusal::bound_on;
+use crate::refusal::{self, bound_on};
 use crate::rig::{self, Rig};
 use crate::scratch;
 use crate::session::{COMPUTE_STATUS, STATUS, inputs_of};
@@ -130,10 +133,13 @@ impl Gear {
     /// What it takes of the device.
     pub fn taken(&self) -> Taken {
         let bytes: Vec<usize> = self.rig._memory.iter().map(Memory::len).collect();
+        let [ordinary, words] = [0, 1].map(|at| bytes.get(at).copied().unwrap_or(0));
+        let flags = self.peers.control.bytes();
         let mut taken = Taken::default();
-        taken.ordinary = bytes.first().copied().unwrap_or(0);
-        taken.symmetric = self.rig.arena.len();
-        taken.scratch = bytes.iter().skip(1).sum();
+        taken.ordinary = ordinary;
+        taken.symmetric = self.rig.arena.len().saturating_sub(flags);
+        taken.flags = flags + words;
+        taken.scratch = bytes.iter().skip(2).sum();
         taken
     }
 }
@@ -162,7 +168,7 @@ impl Sizes {
             (0..plan.buckets.len()).filter_map(|bucket| bound_on(plan, bucket, rank)).collect();
         let control = collective::control_of(bounds.iter().flat_map(|b| &b.steps));
         let words = collective::local_bytes(control.groups).next_multiple_of(256);
-        let machine = Machine { attention, ..crate::refusal::MACHINE };
+        let machine = Machine { attention, ..refusal::MACHINE };
         let workspace = bounds.iter().map(|b| scratch::of_steps(b.steps.iter(), &machine)).max();
         Sizes {
             ordinary: usize::try_from(plan.arenas.ordinary).unwrap_or(usize::MAX),
@@ -182,21 +188,26 @@ impl Sizes {
 /// What drivers round symmetric memory up to.
 const SHARED_UNIT: usize = 2 << 20;
 
-/// What a session of a plan takes of a rank's GPU when it is opened, and, as `held`, what it takes at most for inputs and
-/// outputs, if the caller lends memory for none. Told without a GPU, for one like those of the built-in profiles; what the
-/// driver, the vendor's libraries and code take for themselves is not in it.
-pub fn memory_of(plan: &Plan, rank: u32) -> Taken {
-    let sizes = Sizes::of(plan, rank, Attentions::Chosen);
+/// What the session of a rank will take of its GPU: at most, for what depends on sizes and on what the caller lends. Told
+/// without a GPU, for one like those of the built-in profiles with every library there; what the driver, the vendor's
+/// libraries and code take for themselves is not in it.
+///
+/// # Errors
+/// The plan has no such rank, or GPUs cannot run a step.
+pub fn budget(plan: &CheckedPlan, rank: u32, gpu: &Gpu, config: &HostConfig) -> Result<Taken, RunError> {
+    refusal::accept(plan, &[])?;
+    let attention = match gpu.products {
+        Products::Measured => Attentions::Chosen,
+        Products::Heuristic => Attentions::Kernels,
+    };
+    let mut executor = Executor::new(plan.shared(), rank, &Registry::new(), ExecConfig::default())?;
+    let sizes = Sizes::of(plan, rank, attention);
+    let (symmetric, flags) = (CallersPart::new(plan, config.callers)?.end(), sizes.control.bytes());
     let mut taken = Taken::default();
     taken.ordinary = sizes.ordinary;
-    taken.symmetric = (sizes.symmetric + sizes.control.bytes()).max(1).next_multiple_of(SHARED_UNIT);
-    taken.scratch = sizes.words + sizes.workspace;
-    let most =
-        |bytes: &dyn Fn(&Bound) -> Option<usize>| sizes.bounds.iter().filter_map(bytes).max().unwrap_or(0);
-    let inputs = sizes.bounds.first().map_or(0, |b| b.inputs.len());
-    let outputs = sizes.bounds.first().map_or(0, |b| b.outputs.len());
-    let input = |i: usize| most(&|b| b.inputs.get(i).filter(|x| x.fixed.is_none()).map(|x| x.bytes));
-    let output = |k: usize| most(&|b| b.outputs.get(k).filter(|y| y.held_by().is_none()).map(|y| y.bytes));
-    taken.held = (0..inputs).map(input).sum::<usize>() + (0..outputs).map(output).sum::<usize>();
-    taken
+    taken.symmetric = (symmetric + flags).max(1).next_multiple_of(SHARED_UNIT) - flags;
+    taken.flags = flags + sizes.words;
+    taken.scratch = sizes.workspace;
+    taken.held = budget::held(plan, &executor.largest(), Constants::Copied);
+    Ok(taken)
 }

@@ -1,7 +1,5 @@
 //! The GPU of a session, and what its caller lends.
 
-use symmc_runtime::session::RawStream;
-
 use crate::adopt::{Adopted, LentStream};
 use crate::arena::Source;
 use crate::compute::{Attentions, gemm};
@@ -52,9 +50,9 @@ impl Gpu {
     /// # Safety
     /// It belongs to the primary context of the GPU, and exists until the session has ended.
     #[must_use]
-    pub unsafe fn with_stream(mut self, stream: RawStream) -> Gpu {
+    pub unsafe fn with_stream(mut self, stream: *mut std::ffi::c_void) -> Gpu {
         // SAFETY: by the caller.
-        self.adopted.stream = Some(unsafe { LentStream::new(stream.0) });
+        self.adopted.stream = Some(unsafe { LentStream::new(stream) });
         self
     }
 
@@ -104,6 +102,7 @@ impl Gpu {
         ];
         Ok(terms.map(|(name, value)| (name.to_string(), value)).into())
     }
+
     /// Who computes attention. cuDNN is one who measures may choose.
     pub(super) fn attention(&self) -> Attentions {
         match self.products {

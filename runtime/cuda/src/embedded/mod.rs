@@ -23,6 +23,6 @@ mod recording;
 mod run;
 mod session;
 
-pub use gear::memory_of;
+pub use gear::budget;
 pub use gpu::{ALIGN, Gpu};
 pub use session::CudaSession;

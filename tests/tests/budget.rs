@@ -1,0 +1,147 @@
+//! Sessions take what was told before they were opened: over recorded programs, at the ends of their sizes, by what they
+//! say themselves and by what the system has mapped. A process of its own: others would map meanwhile.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::sync::{Arc, Barrier};
+use std::thread;
+use std::time::Duration;
+
+use symmc::{
+    Bind, CheckedPlan, Config, Draw, Group, OpenOptions, Program, Session, SessionConfig, Taken, TensorFile,
+    Workload,
+};
+use symmc_ir::Symbol;
+use symmc_tests::program;
+
+const RECORDED: [&str; 8] = [
+    "families/llama_static_decode",
+    "families/gemma3_static_prefill",
+    "families/llama_past",
+    "families/qwen3_tp2",
+    "moe_ep4",
+    "expert_gather2",
+    "megatron_tp4_bf16",
+    "hf_llama_tp2",
+];
+
+/// The bytes of shared memory of sessions that this process maps, each once, however often it is mapped.
+fn shared() -> usize {
+    let maps = fs::read_to_string("/proc/self/maps").expect("mappings");
+    let mut segments: BTreeMap<u64, usize> = BTreeMap::new();
+    for line in maps.lines().filter(|line| line.contains("memfd:symmc")) {
+        let mut words = line.split_whitespace();
+        let (start, end) = words.next().and_then(|range| range.split_once('-')).expect("a range");
+        let at = |text| usize::from_str_radix(text, 16).expect("an address");
+        let node = words.nth(3).and_then(|node| node.parse().ok()).expect("an inode");
+        let bytes = segments.entry(node).or_default();
+        *bytes = (*bytes).max(at(end) - at(start));
+    }
+    segments.values().sum()
+}
+
+/// What was told for every rank, and what the sessions took: when opened, and when all memory was made and one run done.
+fn told_and_taken(
+    plan: &CheckedPlan,
+    sizes: &[(String, i64)],
+    work: Option<&Workload>,
+) -> Vec<(Taken, Taken, Taken)> {
+    let together = Barrier::new(plan.ranks as usize);
+    let before = shared();
+    let config = SessionConfig::default().with_limit(Duration::from_secs(20));
+    let of_rank = |group: Group| {
+        let told = Session::budget(plan, group.rank(), &config).expect("it is told");
+        let mut session = Session::open(plan, &group, &config).expect("a session");
+        let opened = session.taken();
+        together.wait();
+        let mapped = shared() - before;
+        together.wait();
+        for (symbol, value) in sizes {
+            session.set(symbol, *value).expect("a size that the plan serves");
+        }
+        let source = plan.source_program();
+        for (k, input) in source.inputs.values().enumerate().filter(|(_, input)| input.data.is_none()) {
+            let name = source.name_of(input.value);
+            match work {
+                Some(work) => {
+                    let tensor = &work.inputs[group.rank() as usize][k];
+                    session.write(name, tensor.loaded().expect("data").data()).expect("it fits");
+                }
+                None => _ = session.address(name).expect("memory"),
+            }
+        }
+        let returned = source.outputs.iter().filter(|o| o.kind == symmc_ir::OutputKind::Returned).count();
+        for output in 0..returned {
+            session.address(&format!("out.{output}")).expect("memory");
+        }
+        if work.is_some() {
+            session.run().expect("a run");
+        }
+        let taken = session.taken();
+        session.close().expect("all went well");
+        (told, opened, taken, mapped)
+    };
+    let found: Vec<_> = thread::scope(|scope| {
+        let ranks = Group::threads(plan.ranks).into_iter().map(|group| scope.spawn(|| of_rank(group)));
+        let ranks: Vec<_> = ranks.collect();
+        ranks.into_iter().map(|rank| rank.join().expect("a rank")).collect()
+    });
+    // Every segment is rounded up to whole pages: the arenas, and two that the ranks have together.
+    let told: usize = found.iter().map(|(told, ..)| told.symmetric + told.flags).sum();
+    let mapped = found[0].3;
+    let rounding = 4096 * (found.len() + 2) + found.len();
+    assert!(mapped <= told + rounding && told <= mapped + rounding, "told {told}, mapped {mapped}");
+    found.into_iter().map(|(told, opened, taken, _)| (told, opened, taken)).collect()
+}
+
+fn expect_within(context: &str, found: Vec<(Taken, Taken, Taken)>, at_most: bool) {
+    for (told, opened, taken) in found {
+        let always = |t: Taken| [t.ordinary, t.symmetric, t.flags];
+        assert_eq!(always(told), always(opened), "{context}");
+        assert_eq!((opened.scratch, opened.held), (0, 0), "{context}: nothing was asked for yet");
+        assert_eq!(always(told), always(taken), "{context}");
+        assert!(taken.scratch <= told.scratch && taken.held <= told.held, "{context}: {told:?}, {taken:?}");
+        assert!(!at_most || taken.held == told.held, "{context}: {told:?}, {taken:?}");
+        let parts = [taken.ordinary, taken.symmetric, taken.flags, taken.scratch, taken.held];
+        assert_eq!(taken.total(), parts.iter().sum::<usize>());
+    }
+}
+
+fn ends(plan: &CheckedPlan, end: impl Fn(&Symbol) -> i64) -> Vec<(String, i64)> {
+    plan.source_program().symbols.values().map(|s| (s.name.clone(), end(s))).collect()
+}
+
+#[test]
+fn sessions_take_what_was_told_before() {
+    let mut used = 0;
+    for stem in RECORDED {
+        let tensors = TensorFile::open(&program(&format!("{stem}.safetensors"))).expect("recorded tensors");
+        let tensors = Arc::new(tensors);
+        let options = OpenOptions::default().with_tensors(tensors.clone());
+        let program = Program::open(&program(&format!("{stem}.pt2")), &options).expect("a program");
+        let draw = Draw::default();
+        let work =
+            Workload::gather(&program.graph, &program.weights, Some(&tensors), &draw).expect("a workload");
+        for bind in [Bind::None, Bind::All] {
+            let plan = symmc::compile(&program, &Config::default().with_bind(bind.clone())).expect("a plan");
+            let symbols = plan.source_program().symbols.iter();
+            let recorded = symbols.map(|(id, s)| (s.name.clone(), work.bindings.get(id).expect("a value")));
+            let found = told_and_taken(&plan, &recorded.collect::<Vec<_>>(), Some(&work));
+            used += found.iter().map(|(_, _, taken)| taken.scratch).sum::<usize>();
+            expect_within(&format!("{stem}, {bind:?}, as recorded"), found, false);
+            let found = told_and_taken(&plan, &ends(&plan, |s| s.min), None);
+            expect_within(&format!("{stem}, {bind:?}, smallest"), found, false);
+            let found = told_and_taken(&plan, &ends(&plan, |s| s.max), None);
+            expect_within(&format!("{stem}, {bind:?}, largest"), found, true);
+        }
+    }
+    assert!(used > 0, "kernels of some program need memory");
+
+    // An extent that falls as a symbol grows takes the most at the least size; a rank that there is not is named.
+    let text = "program \"falling\" ranks 1\nsymbol n in 1..=8\narg %x: f32[64 - 8 * n, 4]\n%y: f32[64 - 8 * n, 4] = neg %x\nreturn %y\n";
+    let falling = Program::from_text(text).expect("a program");
+    let plan = symmc::compile(&falling, &Config::default()).expect("a plan");
+    expect_within("falling", told_and_taken(&plan, &[("n".into(), 1)], None), true);
+    let error = Session::budget(&plan, 7, &SessionConfig::default()).expect_err("there is one rank");
+    assert!(error.is_bad_input() && error.to_string().contains("rank 7"), "{error}");
+}
