@@ -76,7 +76,9 @@ static inline void expect_rows(const float *y, int rows) {
 static inline void run_rank(const symmc_plan *plan, const symmc_group *group) {
     static const char *const KINDS[] = {"argument", "parameter", "output"};
     float x[ROWS * WIDE], w[WIDE * NARROW], y[ROWS * NARROW], count[NARROW] = {0};
+    symmc_session_options *options;
     symmc_session *session;
+    symmc_session_memory told, taken;
     symmc_value value;
     symmc_memory memory;
     size_t values;
@@ -86,7 +88,10 @@ static inline void run_rank(const symmc_plan *plan, const symmc_group *group) {
     for (int i = 0; i < WIDE * NARROW; i++) w[i] = (float)((rank + 1) * (uint32_t)(i % NARROW + 1));
 
     /* Returns when all ranks have opened theirs. */
-    must(symmc_session_open(plan, group, 20000, &session));
+    must(symmc_session_options_create(&options));
+    must(symmc_session_options_set_limit(options, 20000));
+    must(symmc_session_open(plan, group, options, &session));
+    symmc_session_options_free(options);
     expect(symmc_session_rank(session) == rank);
     set_rows(session, ROWS);
     for (int32_t kind = SYMMC_ARGUMENT; rank == 0 && kind <= SYMMC_OUTPUT; kind++) {
@@ -124,8 +129,16 @@ static inline void run_rank(const symmc_plan *plan, const symmc_group *group) {
     expect(strstr(symmc_last_error(), "%x") != NULL);
     expect(symmc_last_error_kind() == SYMMC_ERROR_INPUT);
 
+    /* What is taken was told before; of inputs and outputs only the weight has memory of the session. */
+    must(symmc_plan_get_memory(plan, rank, NULL, &told));
+    must(symmc_session_taken(session, &taken));
+    expect(taken.ordinary == told.ordinary && taken.symmetric == told.symmetric && taken.flags == told.flags);
+    expect(taken.scratch <= told.scratch && taken.held == sizeof w && taken.held < told.held);
+
     /* The arenas are given back and taken again. */
     must(symmc_session_release(session));
+    must(symmc_session_taken(session, &taken));
+    expect(taken.ordinary == 0 && taken.symmetric == 0 && taken.scratch == 0);
     must(symmc_session_resume(session));
     must(symmc_session_write(session, "layer.weight", w, sizeof w));
     must(symmc_session_unbind(session, "out.0"));

@@ -23,13 +23,15 @@ int main(void) {
     symmc_group *groups[RANKS];
     rank_arguments arguments[RANKS];
     pthread_t threads[RANKS];
-    symmc_plan_memory memory;
+    symmc_session_memory memory;
     expect(symmc_abi_version() == SYMMC_ABI_VERSION);
     symmc_plan *plan = compiled();
     expect(symmc_plan_ranks(plan) == RANKS);
-    must(symmc_plan_get_memory(plan, &memory));
+    must(symmc_plan_get_memory(plan, 0, NULL, &memory));
     printf("%s", symmc_plan_report(plan));
-    printf("each rank takes %llu bytes\n", (unsigned long long)(memory.ordinary + memory.symmetric));
+    printf("a rank takes %llu bytes, and at most %llu for what is not bound\n",
+           (unsigned long long)(memory.ordinary + memory.symmetric + memory.flags + memory.scratch),
+           (unsigned long long)memory.held);
 
     must(symmc_group_threads(RANKS, groups));
     for (int i = 0; i < RANKS; i++) {

@@ -37,6 +37,9 @@ typedef struct symmc_plan symmc_plan;
  * thread at a time uses it. It may be handed to another thread. */
 typedef struct symmc_group symmc_group;
 
+/* How a session runs. One thread at a time changes it; sessions keep what they need of it. */
+typedef struct symmc_session_options symmc_session_options;
+
 /* A plan on one rank, ready to run again and again. One thread at a time uses it, and it may be handed to another thread.
  * After a run that failed every call gives the error of that. */
 typedef struct symmc_session symmc_session;
@@ -45,7 +48,7 @@ typedef struct symmc_session symmc_session;
 
 /* The version of this interface: what `SYMMC_ABI_VERSION` is in the header of the library that is loaded. Programs that
  * were compiled with another one do not fit it. */
-#define SYMMC_ABI_VERSION 1
+#define SYMMC_ABI_VERSION 2
 
 /* The `SYMMC_ABI_VERSION` of this library. */
 uint32_t symmc_abi_version(void);
@@ -129,14 +132,6 @@ void symmc_weights_free(symmc_weights *weights);
 
 /* ---- How to compile, and plans. ---- */
 
-/* Bytes that each rank takes for a plan. */
-typedef struct symmc_plan_memory {
-    /* The ordinary arena. */
-    uint64_t ordinary;
-    /* The symmetric arena, which peers reach. */
-    uint64_t symmetric;
-} symmc_plan_memory;
-
 /* Options with which everything is as it is by itself: for the host, one bucket. They are the caller's, freed by
  * `symmc_options_free`. */
 symmc_status symmc_options_create(symmc_options **out);
@@ -174,10 +169,6 @@ uint32_t symmc_plan_ranks(const symmc_plan *plan);
 
 /* What was decided, in lines for people. The text is the plan's and stays as long as it; NULL for NULL. */
 const char *symmc_plan_report(const symmc_plan *plan);
-
-/* The bytes of the arenas that each rank takes when it opens a session of the plan. Inputs and outputs that the caller does
- * not bind come on top, at the sizes that are set. */
-symmc_status symmc_plan_get_memory(const symmc_plan *plan, symmc_plan_memory *out);
 
 /* Frees a plan. Sessions of it go on. NULL is none. */
 void symmc_plan_free(symmc_plan *plan);
@@ -275,15 +266,91 @@ typedef struct symmc_memory {
     int32_t place;
 } symmc_memory;
 
+/* ---- How sessions run: on the host, or on a GPU with what the caller lends. ---- */
+
+/* The GPU whose number is that of the rank. */
+#define SYMMC_GPU_OF_RANK 0xffffffff
+/* Symmetric memory is the driver's, passed between ranks by file descriptors. */
+#define SYMMC_ARENA_DRIVER 0
+/* Symmetric memory is NCCL's, mapped by a window over all ranks. */
+#define SYMMC_ARENA_NCCL 1
+/* Algorithms of matrix products are the fastest of several by measurement, which is kept on disk. */
+#define SYMMC_PRODUCTS_MEASURED 0
+/* Algorithms of matrix products are the first that the library names; attention is by kernels of symmc. */
+#define SYMMC_PRODUCTS_HEURISTIC 1
+
+/* Options with which everything is as it is by itself: a session on the host, no wait longer than 30 seconds. They are the
+ * caller's, freed by `symmc_session_options_free`. */
+symmc_status symmc_session_options_create(symmc_session_options **out);
+
+/* Sets the milliseconds that no wait for other ranks takes longer than, also in runs; 0 for 30,000. */
+symmc_status symmc_session_options_set_limit(symmc_session_options *options, uint64_t limit_ms);
+
+/* Has the session run on a GPU, by its number among those that the process sees, or `SYMMC_GPU_OF_RANK`. Each rank has a GPU
+ * of its own. Comes before the other settings of GPUs, which it leaves as they are. `SYMMC_ERROR_UNSUPPORTED` if this library
+ * was built without GPUs; whether there is such a GPU is asked when a session is opened. */
+symmc_status symmc_session_options_set_gpu(symmc_session_options *options, uint32_t ordinal);
+
+/* Has runs that are given no stream of their own go to this one, a `cudaStream_t` or `CUstream`; NULL for one of the
+ * session's. It stays the caller's, belongs to the primary context of the GPU, and exists until the session has ended. */
+symmc_status symmc_session_options_set_stream(symmc_session_options *options, void *stream);
+
+/* Has plain collectives of exactly these ranks run on a communicator of the caller, an `ncclComm_t`, whose ranks they are in
+ * its order; NULL for those of the session. All ranks of a session lend one, or none does. It stays the caller's, of the NCCL
+ * that the process has loaded as `libnccl.so.2`, and exists until the session has ended; nobody calls it while a call of the
+ * session is in progress, and the caller's own calls come in the same order among the session's on all ranks. */
+symmc_status symmc_session_options_set_communicator(
+    symmc_session_options *options,
+    void *communicator,
+    const uint32_t *ranks,
+    size_t count);
+
+/* Sets who allocates symmetric memory: `SYMMC_ARENA_DRIVER` or `SYMMC_ARENA_NCCL`, the same on all ranks. */
+symmc_status symmc_session_options_set_arena(symmc_session_options *options, int32_t arena);
+
+/* Sets how algorithms of matrix products are chosen: `SYMMC_PRODUCTS_MEASURED` or `SYMMC_PRODUCTS_HEURISTIC`, the same on all
+ * ranks. */
+symmc_status symmc_session_options_set_products(symmc_session_options *options, int32_t products);
+
+/* Sets how many recorded runs are kept, each for some sizes and some memory; the same on all ranks. */
+symmc_status symmc_session_options_set_kept(symmc_session_options *options, size_t kept);
+
+/* Frees options. Sessions that were opened with them go on. NULL is none. */
+void symmc_session_options_free(symmc_session_options *options);
+
 /* ---- Sessions: one rank of a plan that stays. ---- */
 
-/* Opens the session of the group's rank on the host; returns when all ranks have opened theirs, of the same plan. No wait for
- * other ranks takes longer than `limit_ms` milliseconds, 0 for 30,000, also in runs. Plan and group may be freed before the
- * session. It is the caller's, ended by `symmc_session_close` or `symmc_session_free`. */
+/* Bytes that a session takes of its device: of a GPU, or of the host. */
+typedef struct symmc_session_memory {
+    /* The ordinary arena. */
+    uint64_t ordinary;
+    /* The symmetric arena, which peers reach. */
+    uint64_t symmetric;
+    /* Words by which ranks signal each other, and what they pass chunks through: of what ranks of the host have together,
+     * this rank's part. */
+    uint64_t flags;
+    /* Workspaces of kernels. */
+    uint64_t scratch;
+    /* Inputs and outputs that the caller binds no memory for. */
+    uint64_t held;
+} symmc_session_memory;
+
+/* What the session of a rank will take of its device when it is opened with these options, which may be NULL: arenas and
+ * flags as they will be; workspaces, inputs and outputs at most, at any sizes that the plan serves and with nothing bound.
+ * Nothing is allocated, and no GPU is asked. What libraries, drivers and code take for themselves is not in it. */
+symmc_status symmc_plan_get_memory(
+    const symmc_plan *plan,
+    uint32_t rank,
+    const symmc_session_options *options,
+    symmc_session_memory *memory);
+
+/* Opens the session of the group's rank; returns when all ranks have opened theirs, of the same plan. `options` may be NULL,
+ * for the host. Plan, group and options may be freed before the session. It is the caller's, ended by `symmc_session_close`
+ * or `symmc_session_free`. */
 symmc_status symmc_session_open(
     const symmc_plan *plan,
     const symmc_group *group,
-    uint64_t limit_ms,
+    const symmc_session_options *options,
     symmc_session **out);
 
 /* The rank of a session; 0 for NULL. */
@@ -312,7 +379,7 @@ symmc_status symmc_session_address(symmc_session *session, const char *name, sym
  * is bound or the session has ended, and the runs that take it have ended; meanwhile nobody else writes it during a run, nor
  * reads what the run writes. Inputs that no output replaces may share memory with each other, an output with the input that
  * it replaces, nothing else. It must be aligned for its elements and not be the session's own; where the size of the value
- * never changes it must have that. Whether it has the bytes of the sizes that are set, and overlaps what it may not, is asked
+ * never changes it must have that. For a session on a GPU it is memory of that GPU at a multiple of 16 bytes. Whether it has the bytes of the sizes that are set, and overlaps what it may not, is asked
  * by the next run. */
 symmc_status symmc_session_bind(symmc_session *session, const char *name, void *data, size_t bytes);
 
@@ -323,10 +390,11 @@ symmc_status symmc_session_unbind(symmc_session *session, const char *name);
  * a value. The session keeps what it needs: the caller may free its handle at any time. */
 symmc_status symmc_session_share_weights(symmc_session *session, const symmc_weights *weights);
 
-/* Copies the data of an input to where it lies; `bytes` is its whole size. No run may be in progress. */
+/* Copies the data of an input from memory of the host to where it lies; `bytes` is its whole size. No run may be in progress. */
 symmc_status symmc_session_write(symmc_session *session, const char *name, const void *data, size_t bytes);
 
-/* Copies an output, or an input, as it is now to memory of the caller; `bytes` is its whole size. No run may be in progress. */
+/* Copies an output, or an input, as it is now to memory of the caller on the host; `bytes` is its whole size. No run may be in
+ * progress. */
 symmc_status symmc_session_read(symmc_session *session, const char *name, void *data, size_t bytes);
 
 /* Runs once and waits for the end. All ranks run the same, in the same order. */
@@ -334,6 +402,16 @@ symmc_status symmc_session_run(symmc_session *session);
 
 /* Starts one run behind those that were started, and returns. It takes the sizes and the memory that are set now. */
 symmc_status symmc_session_enqueue(symmc_session *session);
+
+/* As `symmc_session_enqueue`, on a stream of the caller, a `cudaStream_t` or `CUstream` of the session's GPU: the run begins
+ * after what is there, and what is put there next begins after the run. The stream stays the caller's and exists until the
+ * runs there have ended. While the caller records the stream the run becomes part of the recording instead: the caller then
+ * waits for the replays before `symmc_session_poll` tells how they went, and replays as long as the session is open and keeps
+ * its memory. Fails for sessions of the host. */
+symmc_status symmc_session_enqueue_on(symmc_session *session, void *stream);
+
+/* What the session takes of its device now. */
+symmc_status symmc_session_taken(symmc_session *session, symmc_session_memory *memory);
 
 /* Asks whether all runs have ended: `done` becomes 1, else 0. Fails if one failed. */
 symmc_status symmc_session_poll(symmc_session *session, int *done);

@@ -8,6 +8,7 @@
 
 mod error;
 mod group;
+mod options;
 mod plan;
 mod program;
 mod session;
@@ -15,6 +16,7 @@ mod values;
 
 pub use error::*;
 pub use group::*;
+pub use options::*;
 pub use plan::*;
 pub use program::*;
 pub use session::*;
@@ -22,7 +24,7 @@ pub use values::*;
 
 /// The version of this interface: what `SYMMC_ABI_VERSION` is in the header of the library that is loaded. Programs that
 /// were compiled with another one do not fit it.
-pub const SYMMC_ABI_VERSION: u32 = 1;
+pub const SYMMC_ABI_VERSION: u32 = 2;
 
 /// The `SYMMC_ABI_VERSION` of this library.
 #[unsafe(no_mangle)]

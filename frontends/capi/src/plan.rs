@@ -5,7 +5,7 @@ use std::path::Path;
 
 use symmc::{Bind, BucketSpec, CheckedPlan, Config, Error, ErrorKind, Profile};
 
-use crate::error::{c_text, free, give, guard, handle, handle_mut, make, refused, slice, symmc_status, text};
+use crate::error::{c_text, free, guard, handle, handle_mut, make, refused, slice, symmc_status, text};
 use crate::program::symmc_program;
 
 /// How to compile. One thread at a time uses it.
@@ -15,16 +15,6 @@ pub struct symmc_options(Config);
 pub struct symmc_plan {
     pub(crate) plan: CheckedPlan,
     report: CString,
-}
-
-/// Bytes that each rank takes for a plan.
-#[repr(C)]
-#[derive(Clone, Copy, Debug)]
-pub struct symmc_plan_memory {
-    /// The ordinary arena.
-    pub ordinary: u64,
-    /// The symmetric arena, which peers reach.
-    pub symmetric: u64,
 }
 
 impl symmc_plan {
@@ -237,25 +227,6 @@ pub unsafe extern "C" fn symmc_plan_ranks(plan: *const symmc_plan) -> u32 {
 pub unsafe extern "C" fn symmc_plan_report(plan: *const symmc_plan) -> *const c_char {
     // SAFETY: by the caller.
     unsafe { plan.as_ref() }.map_or(std::ptr::null(), |plan| plan.report.as_ptr())
-}
-
-/// The bytes of the arenas that each rank takes when it opens a session of the plan. Inputs and outputs that the caller does
-/// not bind come on top, at the sizes that are set.
-///
-/// # Safety
-/// `plan` is a plan, `out` takes a `symmc_plan_memory`.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn symmc_plan_get_memory(
-    plan: *const symmc_plan,
-    out: *mut symmc_plan_memory,
-) -> symmc_status {
-    guard(|| {
-        // SAFETY: by the caller.
-        let plan = unsafe { handle(plan, "plan") }?;
-        let (ordinary, symmetric) = (plan.plan.arenas.ordinary, plan.plan.arenas.symmetric);
-        // SAFETY: by the caller.
-        unsafe { give(out, symmc_plan_memory { ordinary, symmetric }) }
-    })
 }
 
 /// Frees a plan. Sessions of it go on. NULL is none.

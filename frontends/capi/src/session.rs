@@ -3,10 +3,11 @@
 use std::ffi::{c_char, c_int, c_void};
 use std::time::Duration;
 
-use symmc::{Error, Session, SessionConfig};
+use symmc::{Error, Session, SessionConfig, Taken};
 
 use crate::error::{free, give, guard, handle, handle_mut, make, refused, slice, symmc_status, text};
 use crate::group::symmc_group;
+use crate::options::symmc_session_options;
 use crate::plan::symmc_plan;
 use crate::program::symmc_weights;
 use crate::values::{Described, SYMMC_ARGUMENT, SYMMC_OUTPUT, place, symmc_memory, symmc_value};
@@ -42,26 +43,80 @@ unsafe fn with(
     guard(|| work(unsafe { handle_mut(session, "session") }?))
 }
 
-/// Opens the session of the group's rank on the host; returns when all ranks have opened theirs, of the same plan. No wait for
-/// other ranks takes longer than `limit_ms` milliseconds, 0 for 30,000, also in runs. Plan and group may be freed before the
-/// session. It is the caller's, ended by `symmc_session_close` or `symmc_session_free`.
+/// Bytes that a session takes of its device: of a GPU, or of the host.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct symmc_session_memory {
+    /// The ordinary arena.
+    pub ordinary: u64,
+    /// The symmetric arena, which peers reach.
+    pub symmetric: u64,
+    /// Words by which ranks signal each other, and what they pass chunks through: of what ranks of the host have together,
+    /// this rank's part.
+    pub flags: u64,
+    /// Workspaces of kernels.
+    pub scratch: u64,
+    /// Inputs and outputs that the caller binds no memory for.
+    pub held: u64,
+}
+
+impl From<Taken> for symmc_session_memory {
+    fn from(taken: Taken) -> Self {
+        let [ordinary, symmetric, flags, scratch, held] =
+            [taken.ordinary, taken.symmetric, taken.flags, taken.scratch, taken.held].map(|n| n as u64);
+        symmc_session_memory { ordinary, symmetric, flags, scratch, held }
+    }
+}
+
+/// What was said of a session; NULL for nothing.
 ///
 /// # Safety
-/// `plan` is a plan, `group` a place that no other thread uses.
+/// `options` are options or NULL, and stream and communicator what was said of them.
+unsafe fn config(options: *const symmc_session_options) -> Result<SessionConfig, Error> {
+    // SAFETY: by the caller.
+    unsafe { options.as_ref().map_or_else(|| Ok(SessionConfig::default()), |options| options.config()) }
+}
+
+/// What the session of a rank will take of its device when it is opened with these options, which may be NULL: arenas and
+/// flags as they will be; workspaces, inputs and outputs at most, at any sizes that the plan serves and with nothing bound.
+/// Nothing is allocated, and no GPU is asked. What libraries, drivers and code take for themselves is not in it.
+///
+/// # Safety
+/// `plan` is a plan, `options` are options or NULL, `memory` takes a `symmc_session_memory`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn symmc_plan_get_memory(
+    plan: *const symmc_plan,
+    rank: u32,
+    options: *const symmc_session_options,
+    memory: *mut symmc_session_memory,
+) -> symmc_status {
+    guard(|| {
+        // SAFETY: by the caller.
+        let (plan, config) = unsafe { (handle(plan, "plan")?, config(options)?) };
+        let told = Session::budget(&plan.plan, rank, &config)?;
+        // SAFETY: by the caller.
+        unsafe { give(memory, told.into()) }
+    })
+}
+
+/// Opens the session of the group's rank; returns when all ranks have opened theirs, of the same plan. `options` may be NULL,
+/// for the host. Plan, group and options may be freed before the session. It is the caller's, ended by `symmc_session_close`
+/// or `symmc_session_free`.
+///
+/// # Safety
+/// `plan` is a plan, `group` a place that no other thread uses, `options` are options or NULL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn symmc_session_open(
     plan: *const symmc_plan,
     group: *const symmc_group,
-    limit_ms: u64,
+    options: *const symmc_session_options,
     out: *mut *mut symmc_session,
 ) -> symmc_status {
     let open = || {
         // SAFETY: by the caller.
         let (plan, group) = unsafe { (handle(plan, "plan")?, handle(group, "group")?) };
-        let config = match limit_ms {
-            0 => SessionConfig::default(),
-            limit => SessionConfig::default().with_limit(Duration::from_millis(limit)),
-        };
+        // SAFETY: by the caller.
+        let config = unsafe { config(options) }?;
         Ok(symmc_session { session: Session::open(&plan.plan, &group.0, &config)?, described: None })
     };
     // SAFETY: by the caller.
@@ -187,7 +242,7 @@ pub unsafe extern "C" fn symmc_session_address(
 /// is bound or the session has ended, and the runs that take it have ended; meanwhile nobody else writes it during a run, nor
 /// reads what the run writes. Inputs that no output replaces may share memory with each other, an output with the input that
 /// it replaces, nothing else. It must be aligned for its elements and not be the session's own; where the size of the value
-/// never changes it must have that. Whether it has the bytes of the sizes that are set, and overlaps what it may not, is asked
+/// never changes it must have that. For a session on a GPU it is memory of that GPU at a multiple of 16 bytes. Whether it has the bytes of the sizes that are set, and overlaps what it may not, is asked
 /// by the next run.
 ///
 /// # Safety
@@ -240,7 +295,7 @@ pub unsafe extern "C" fn symmc_session_share_weights(
     unsafe { with(session, share) }
 }
 
-/// Copies the data of an input to where it lies; `bytes` is its whole size. No run may be in progress.
+/// Copies the data of an input from memory of the host to where it lies; `bytes` is its whole size. No run may be in progress.
 ///
 /// # Safety
 /// `session` is a session that no other thread uses, `name` is a text, `data` has `bytes` bytes.
@@ -259,7 +314,8 @@ pub unsafe extern "C" fn symmc_session_write(
     unsafe { with(session, write) }
 }
 
-/// Copies an output, or an input, as it is now to memory of the caller; `bytes` is its whole size. No run may be in progress.
+/// Copies an output, or an input, as it is now to memory of the caller on the host; `bytes` is its whole size. No run may be in
+/// progress.
 ///
 /// # Safety
 /// `session` is a session that no other thread uses, `name` is a text, `data` has `bytes` bytes.
@@ -307,6 +363,36 @@ pub unsafe extern "C" fn symmc_session_run(session: *mut symmc_session) -> symmc
 pub unsafe extern "C" fn symmc_session_enqueue(session: *mut symmc_session) -> symmc_status {
     // SAFETY: by the caller.
     unsafe { with(session, |session| session.session.enqueue()) }
+}
+
+/// As `symmc_session_enqueue`, on a stream of the caller, a `cudaStream_t` or `CUstream` of the session's GPU: the run begins
+/// after what is there, and what is put there next begins after the run. The stream stays the caller's and exists until the
+/// runs there have ended. While the caller records the stream the run becomes part of the recording instead: the caller then
+/// waits for the replays before `symmc_session_poll` tells how they went, and replays as long as the session is open and keeps
+/// its memory. Fails for sessions of the host.
+///
+/// # Safety
+/// `session` is a session that no other thread uses, `stream` is such a stream.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn symmc_session_enqueue_on(
+    session: *mut symmc_session,
+    stream: *mut c_void,
+) -> symmc_status {
+    // SAFETY: by the caller.
+    unsafe { with(session, |session| session.session.enqueue_on(stream)) }
+}
+
+/// What the session takes of its device now.
+///
+/// # Safety
+/// `session` is a session that no other thread uses, `memory` takes a `symmc_session_memory`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn symmc_session_taken(
+    session: *mut symmc_session,
+    memory: *mut symmc_session_memory,
+) -> symmc_status {
+    // SAFETY: by the caller.
+    unsafe { with(session, |session| give(memory, session.session.taken().into())) }
 }
 
 /// Asks whether all runs have ended: `done` becomes 1, else 0. Fails if one failed.

@@ -15,7 +15,7 @@ fn folder() -> PathBuf {
 }
 
 /// The files in the order in which the header has them.
-const FILES: [&str; 7] = ["lib", "error", "program", "plan", "group", "values", "session"];
+const FILES: [&str; 8] = ["lib", "error", "program", "plan", "group", "values", "options", "session"];
 
 const OPENING: &str = "\
 /* symmc: tensor programs with communication become plans that are proved safe, and run.

@@ -71,6 +71,7 @@ fn compiled(source: &Path, way: Way, into: &Path) -> PathBuf {
     if way.is_static {
         command.arg(library("a")).args(["-lm", "-ldl", "-lrt"]);
     } else {
+        command.arg("-ldl");
         let library = library("so");
         let folder = library.parent().expect("a folder").display();
         command.arg(&library).arg(format!("-Wl,-rpath,{folder}"));
@@ -130,6 +131,38 @@ fn the_examples_run_with_the_static_library() {
 #[test]
 fn the_examples_are_clean_under_address_sanitizer() {
     both(SANITIZED);
+}
+
+/// Where there are two GPUs they agree with the host; elsewhere it says what is missing.
+#[test]
+fn the_example_on_gpus_runs_or_says_what_is_missing() {
+    let folder = tempfile::tempdir().expect("a folder");
+    for way in [C, CPP, STATIC, SANITIZED].into_iter().filter(|way| has(way.compiler)) {
+        let program = compiled(&example("gpus.c"), way, folder.path());
+        let output = Command::new(&program).output().expect("it starts");
+        let (said, error) =
+            (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+        match output.status.code() {
+            Some(0) => assert!(said.ends_with("2 GPUs agree with the host\n"), "{}", text(&output)),
+            code => {
+                assert_eq!(code, Some(77), "{}", text(&output));
+                assert!(error.starts_with("this example needs two GPUs: "), "{}", text(&output));
+            }
+        }
+    }
+}
+
+#[test]
+fn a_rank_that_dies_or_stops_ends_the_runs_of_the_others_and_leaves_nothing_behind() {
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/dying.c");
+    let folder = tempfile::tempdir().expect("a folder");
+    for way in [C, CPP, SANITIZED].into_iter().filter(|way| has(way.compiler)) {
+        let program = compiled(&source, way, folder.path());
+        for (victim, how) in [("0", "kill"), ("1", "kill"), ("2", "kill"), ("0", "stop"), ("2", "stop")] {
+            let out = ran(&program, &[Path::new(victim), Path::new(how)]);
+            assert_eq!(out, "the others went on\n", "rank {victim}, {how}");
+        }
+    }
 }
 
 #[test]
@@ -217,4 +250,101 @@ fn the_libraries_have_every_function_of_the_header() {
             format!("{}\n", env!("CARGO_PKG_VERSION"))
         );
     }
+}
+
+/// All files and links in a folder.
+fn files(folder: &Path) -> Vec<PathBuf> {
+    let entries = std::fs::read_dir(folder).expect("a folder").map(|entry| entry.expect("an entry").path());
+    let mut all: Vec<PathBuf> =
+        entries.flat_map(|path| if path.is_dir() { files(&path) } else { vec![path] }).collect();
+    all.sort();
+    all
+}
+
+/// What `install.sh` says with these arguments.
+fn install(arguments: &[&Path], destination: &str) -> Output {
+    let script = root().join("frontends/capi/install.sh");
+    Command::new("sh").arg(script).args(arguments).env("DESTDIR", destination).output().expect("sh starts")
+}
+
+#[test]
+fn what_is_installed_is_found_by_pkg_config_and_runs() {
+    if !has(C.compiler) {
+        return;
+    }
+    let folder = tempfile::tempdir().expect("a folder");
+    let (prefix, archive) = (folder.path().join("prefix"), library("a"));
+    let libraries = archive.parent().expect("a folder");
+    let output = install(&[&prefix, libraries], "");
+    assert!(output.status.success(), "{}", text(&output));
+    let mut said: Vec<PathBuf> = String::from_utf8_lossy(&output.stdout).lines().map(PathBuf::from).collect();
+    said.sort();
+    assert_eq!(said, files(&prefix), "what is said is what is there");
+    let found =
+        std::fs::read_to_string(prefix.join("lib/pkgconfig/symmc.pc")).expect("the file of pkg-config");
+    for line in [format!("prefix={}", prefix.display()), format!("Version: {}", env!("CARGO_PKG_VERSION"))] {
+        assert!(found.lines().any(|other| other == line), "{line}: {found}");
+    }
+
+    let flags = |more: &str| {
+        let mut command = Command::new("pkg-config");
+        command
+            .args(["--cflags", "--libs", more, "symmc"])
+            .env("PKG_CONFIG_PATH", prefix.join("lib/pkgconfig"));
+        let output = command.output().expect("pkg-config starts");
+        assert!(output.status.success(), "{}", text(&output));
+        String::from_utf8(output.stdout).expect("text")
+    };
+    if !has("pkg-config") {
+        return;
+    }
+    for (more, is_static) in [("--print-errors", false), ("--static", true)] {
+        let flags = flags(more);
+        let flags = if is_static { flags.replace("-lsymmc", "-l:libsymmc.a") } else { flags };
+        let program = folder.path().join("threads");
+        let mut command = Command::new(C.compiler);
+        command
+            .arg(example("threads.c"))
+            .args(flags.split_whitespace())
+            .args(["-pthread", "-o"])
+            .arg(&program);
+        let output = command.output().expect("the compiler starts");
+        assert!(output.status.success(), "{command:?}: {}", text(&output));
+        let mut command = Command::new(&program);
+        if !is_static {
+            // Only by the name with the version of the interface.
+            std::fs::remove_file(prefix.join("lib/libsymmc.so")).expect("it is there");
+            command.env("LD_LIBRARY_PATH", prefix.join("lib"));
+        }
+        let output = command.output().expect("it starts");
+        assert!(
+            output.status.success() && output.stdout.ends_with(b"2 threads agree\n"),
+            "{}",
+            text(&output)
+        );
+    }
+}
+
+#[test]
+fn packages_are_made_behind_a_destination_and_other_places_are_refused() {
+    if !has(C.compiler) {
+        return;
+    }
+    let folder = tempfile::tempdir().expect("a folder");
+    let archive = library("a");
+    let libraries = archive.parent().expect("a folder");
+    let destination = folder.path().to_str().expect("text");
+    let output = install(&[Path::new("/opt/an & engine"), libraries], destination);
+    assert!(output.status.success(), "{}", text(&output));
+    let file = folder.path().join("opt/an & engine/lib/pkgconfig/symmc.pc");
+    let found = std::fs::read_to_string(file).expect("the file of pkg-config");
+    assert!(found.starts_with("prefix=/opt/an\\ &\\ engine\n"), "{found}");
+    for (prefix, libraries, error) in
+        [("prefix", libraries, "an absolute folder"), ("/nowhere", Path::new("/no"), "no libsymmc.a")]
+    {
+        let output = install(&[Path::new(prefix), libraries], destination);
+        assert_eq!(output.status.code(), Some(2));
+        assert!(text(&output).contains(error), "{}", text(&output));
+    }
+    assert!(!folder.path().join("nowhere").exists());
 }

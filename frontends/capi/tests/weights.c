@@ -47,7 +47,7 @@ static void *rank(void *argument) {
     const int64_t prompt = PROMPT;
     must(symmc_weights_open(program, symmc_group_rank(group), tensors, &weights));
     for (int i = 0; i < 2; i++) {
-        must(symmc_session_open(plan, group, 0, &sessions[i]));
+        must(symmc_session_open(plan, group, NULL, &sessions[i]));
         must(symmc_session_set(sessions[i], &symbol, &prompt, 1));
         must(symmc_session_share_weights(sessions[i], weights));
     }

@@ -98,7 +98,10 @@ static void of_sessions(void) {
     must(symmc_compile(program, NULL, &plan));
     symmc_program_free(program);
     must(symmc_group_bootstrap(0, 1, alone, NULL, &group));
-    must(symmc_session_open(plan, group, 0, &session));
+    refused(symmc_session_open(NULL, group, NULL, &session), INPUT, "the handle of the plan is NULL");
+    refused(symmc_session_open(plan, NULL, NULL, &session), INPUT, "the handle of the group is NULL");
+    refused(symmc_session_open(plan, group, NULL, NULL), INPUT, "the pointer to the result is NULL");
+    must(symmc_session_open(plan, group, NULL, &session));
     symmc_plan_free(plan);
     symmc_group_free(group);
 
@@ -111,7 +114,12 @@ static void of_sessions(void) {
         const char *m = "m", *n = "n";
         const int64_t nine = 9;
         refused(symmc_session_set(session, &m, &nine, 1), INPUT, "no symbol m");
-        refused(symmc_session_set(session, &n, &nine, 1), INPUT, "9");
+        const int64_t numbers[] = {9, 0, -1, INT64_MIN, INT64_MAX};
+        for (int i = 0; i < 5; i++) refused(symmc_session_set(session, &n, &numbers[i], 1), INPUT, "n=");
+        refused(symmc_session_set(session, &n, NULL, 1), INPUT, "values is NULL");
+        refused(symmc_session_set(session, &n, &nine, SIZE_MAX), INPUT, "no memory has so many");
+        refused(symmc_session_set(session, NULL, NULL, 1), INPUT, "symbols is NULL");
+        must(symmc_session_set(session, NULL, NULL, 0));
     }
     refused(symmc_session_count(session, 9, &count), INPUT, "no kind 9");
     refused(symmc_session_value(session, SYMMC_ARGUMENT, 2, &value), INPUT, "no value 2");
@@ -122,6 +130,12 @@ static void of_sessions(void) {
     refused(symmc_session_address(session, NULL, &memory), INPUT, "the name is NULL");
     refused(symmc_session_bind(session, "x", NULL, 32), INPUT, "has no address");
     refused(symmc_session_bind(session, "x", (char *)x + 1, 32), INPUT, "not aligned");
+    refused(symmc_session_bind(session, NULL, x, 32), INPUT, "the name is NULL");
+    refused(symmc_session_bind(session, "", x, 32), INPUT, "no input or output");
+    refused(symmc_session_bind(session, "in.99999999999999999999", x, 32), INPUT, "no input or output");
+    refused(symmc_session_bind(session, "out.1", x, 32), INPUT, "no input or output");
+    refused(symmc_session_bind(session, "x", x, SIZE_MAX), INPUT, "ends behind the last address");
+    refused(symmc_session_unbind(session, "w.q"), INPUT, "no input or output");
     must(symmc_session_write(session, "z", x, 32));
     must(symmc_session_bind(session, "x", x, 28));
     refused(symmc_session_run(session), INPUT, "too small: expected 32 bytes");
@@ -135,23 +149,103 @@ static void of_sessions(void) {
     refused(symmc_session_write(session, "z", x, 31), INPUT, "expected 32 bytes, found 31");
     refused(symmc_session_write(session, "y", x, 32), INPUT, "only inputs are written");
     refused(symmc_session_write(session, "z", NULL, 32), INPUT, "the data is NULL");
+    refused(symmc_session_write(session, "z", x, SIZE_MAX), INPUT, "no memory has so many");
     must(symmc_session_run(session));
     refused(symmc_session_read(session, "y", y, 28), INPUT, "32 bytes");
     refused(symmc_session_read(session, "y", NULL, 32), INPUT, "NULL");
     refused(symmc_session_poll(session, NULL), INPUT, "NULL");
+    refused(symmc_session_taken(session, NULL), INPUT, "NULL");
+    refused(symmc_session_enqueue_on(session, x), INPUT, "sessions of the host have none");
+    refused(symmc_session_read(session, "y", y, SIZE_MAX), INPUT, "32 bytes");
+    must(symmc_session_wait(session, UINT64_MAX));
     must(symmc_session_read(session, "y", y, sizeof y));
     expect(y[0] == 2.0f && y[7] == 0.0f);
     must(symmc_session_poll(session, &done));
     refused(symmc_session_share_weights(session, NULL), INPUT, "the handle of the weights is NULL");
+    /* What was given back is asked for by name until it is taken again. */
+    must(symmc_session_release(session));
+    refused(symmc_session_run(session), INPUT, "resume it first");
+    must(symmc_session_release(session));
+    must(symmc_session_resume(session));
+    must(symmc_session_resume(session));
+    must(symmc_session_run(session));
     must(symmc_session_close(session));
     refused(symmc_session_run(NULL), INPUT, "the handle of the session is NULL");
     refused(symmc_session_close(NULL), INPUT, "the handle of the session is NULL");
+    refused(symmc_session_enqueue_on(NULL, x), INPUT, "the handle of the session is NULL");
+    refused(symmc_session_taken(NULL, NULL), INPUT, "the handle of the session is NULL");
+    expect(symmc_session_rank(NULL) == 0);
     symmc_session_free(NULL);
     symmc_group_free(NULL);
     symmc_plan_free(NULL);
     symmc_program_free(NULL);
     symmc_options_free(NULL);
     symmc_weights_free(NULL);
+    symmc_session_options_free(NULL);
+}
+
+/* How sessions run, and GPUs where there are none. */
+static void of_options(void) {
+    symmc_session_options *options;
+    symmc_session_memory memory;
+    symmc_program *program;
+    symmc_session *session;
+    symmc_group *group;
+    symmc_plan *plan;
+    const uint32_t ranks[] = {0};
+    symmc_status status;
+    int something = 0;
+    must(symmc_program_from_text(ONE, &program));
+    must(symmc_compile(program, NULL, &plan));
+    refused(symmc_session_options_create(NULL), INPUT, "the pointer to the result is NULL");
+    must(symmc_session_options_create(&options));
+    refused(symmc_session_options_set_limit(NULL, 1), INPUT, "the handle of the options of the session is NULL");
+    refused(symmc_session_options_set_stream(options, &something), INPUT, "set_gpu comes first");
+    refused(symmc_session_options_set_communicator(options, &something, ranks, 1), INPUT, "set_gpu comes first");
+    refused(symmc_session_options_set_communicator(options, &something, NULL, 0), INPUT, "has no ranks");
+    refused(symmc_session_options_set_communicator(options, &something, NULL, 2), INPUT, "ranks is NULL");
+    refused(symmc_session_options_set_arena(options, SYMMC_ARENA_NCCL), INPUT, "set_gpu comes first");
+    refused(symmc_session_options_set_products(options, SYMMC_PRODUCTS_HEURISTIC), INPUT, "set_gpu comes first");
+    refused(symmc_session_options_set_kept(options, 2), INPUT, "set_gpu comes first");
+    refused(symmc_plan_get_memory(NULL, 0, NULL, &memory), INPUT, "the handle of the plan is NULL");
+    refused(symmc_plan_get_memory(plan, 0, NULL, NULL), INPUT, "NULL");
+    refused(symmc_plan_get_memory(plan, 1, options, &memory), INPUT, "rank 1");
+    must(symmc_plan_get_memory(plan, 0, options, &memory));
+    expect(memory.ordinary + memory.symmetric + memory.flags > 0 && memory.held >= 96);
+
+    /* A limit that no clock reaches. */
+    must(symmc_session_options_set_limit(options, UINT64_MAX));
+    must(symmc_group_bootstrap(0, 1, alone, NULL, &group));
+    must(symmc_session_open(plan, group, options, &session));
+    must(symmc_session_close(session));
+    must(symmc_session_options_set_limit(options, 0));
+
+    status = symmc_session_options_set_gpu(options, 4000);
+    if (status == SYMMC_ERROR_UNSUPPORTED) {
+        expect(strstr(symmc_last_error(), "built without GPUs") != NULL);
+    } else {
+        must(status);
+        refused(symmc_session_options_set_arena(options, 2), INPUT, "found 2");
+        refused(symmc_session_options_set_products(options, -1), INPUT, "found -1");
+        must(symmc_session_options_set_arena(options, SYMMC_ARENA_NCCL));
+        must(symmc_session_options_set_products(options, SYMMC_PRODUCTS_HEURISTIC));
+        must(symmc_session_options_set_kept(options, 0));
+        must(symmc_session_options_set_communicator(options, &something, ranks, 1));
+        must(symmc_session_options_set_communicator(options, NULL, NULL, 0));
+        must(symmc_session_options_set_stream(options, NULL));
+        must(symmc_plan_get_memory(plan, 0, options, &memory));
+        expect(memory.symmetric >= 1 << 20);
+        status = symmc_session_open(plan, group, options, &session);
+        expect(status != SYMMC_OK && status != SYMMC_ERROR_DEFECT && session == NULL);
+        expect(strlen(symmc_last_error()) > 10);
+    }
+    /* Its place is as good as before. */
+    must(symmc_session_open(plan, group, NULL, &session));
+    must(symmc_session_close(session));
+    symmc_session_options_free(options);
+    symmc_group_free(group);
+    symmc_plan_free(plan);
+    symmc_program_free(program);
 }
 
 int main(int count, char **arguments) {
@@ -161,6 +255,7 @@ int main(int count, char **arguments) {
     of_programs(arguments[1]);
     of_groups();
     of_sessions();
+    of_options();
     printf("all refused\n");
     return 0;
 }

@@ -1,0 +1,65 @@
+#!/bin/sh
+# Installs libsymmc for programs in C and C++: the header, the shared and the static library, and what pkg-config reads.
+#
+#   frontends/capi/install.sh PREFIX [LIBRARIES]
+#
+# PREFIX is an absolute folder, as /usr/local. LIBRARIES is a folder that has libsymmc.a; without it cargo builds it first.
+# DESTDIR, if it is set, is put in front of every path: for who makes packages. CC is the compiler that links, cc by default.
+# What is installed is written to the output, one path a line: removing these uninstalls it.
+#
+# The shared library is linked here, from the static one, because the name that programs ask the loader for has the version of
+# the interface in it, which libraries in cargo's folders have not: there the name would find no file.
+set -eu
+
+fail() {
+  echo "install.sh: $*" >&2
+  exit 2
+}
+
+case ${1-} in
+/*) prefix=${1%/} ;;
+*) fail "expected PREFIX, an absolute folder, found '${1-}'" ;;
+esac
+here=$(cd "$(dirname "$0")" && pwd)
+root=$(cd "$here/../.." && pwd)
+if [ $# -ge 2 ]; then
+  libraries=$2
+else
+  (cd "$root" && cargo build --release --locked -p symmc-capi) >&2
+  libraries=${CARGO_TARGET_DIR:-$root/target}/release
+fi
+[ -f "$libraries/libsymmc.a" ] || fail "$libraries has no libsymmc.a"
+
+abi=$(sed -n 's/^#define SYMMC_ABI_VERSION //p' "$here/include/symmc.h")
+version=$(sed -n 's/^version = "\(.*\)"/\1/p' "$root/Cargo.toml" | head -n 1)
+[ -n "$abi" ] && [ -n "$version" ] || fail "no version in $here/include/symmc.h or $root/Cargo.toml"
+
+installed() { echo "${DESTDIR-}$prefix/$1"; }
+lib=$(installed lib)
+mkdir -p "$lib/pkgconfig" "$(installed include)" || fail "cannot make $lib"
+made=$(mktemp -d)
+trap 'rm -rf "$made"' EXIT
+
+echo '{ global: symmc_*; local: *; };' >"$made/exported"
+${CC:-cc} -shared -o "$made/libsymmc.so" -Wl,-soname,"libsymmc.so.$abi" -Wl,--version-script,"$made/exported" \
+  -Wl,--gc-sections -Wl,--no-undefined -Wl,--whole-archive "$libraries/libsymmc.a" -Wl,--no-whole-archive \
+  -lgcc_s -lutil -lrt -pthread -lm -ldl
+# In what sed puts in, \, & and the sign that divides are special; a space is to what reads the file.
+escaped=$(printf '%s' "$prefix" | sed 's/[\\&|]/\\&/g; s/ /\\\\ /g')
+sed "s|@PREFIX@|$escaped|; s|@VERSION@|$version|" "$here/symmc.pc.in" >"$made/symmc.pc"
+
+put() {
+  cp "$1" "$(installed "$2")"
+  chmod "$3" "$(installed "$2")"
+  installed "$2"
+}
+link() {
+  ln -sf "$1" "$(installed "$2")"
+  installed "$2"
+}
+put "$here/include/symmc.h" include/symmc.h 644
+put "$made/libsymmc.so" "lib/libsymmc.so.$version" 755
+link "libsymmc.so.$version" "lib/libsymmc.so.$abi"
+link "libsymmc.so.$abi" lib/libsymmc.so
+put "$libraries/libsymmc.a" lib/libsymmc.a 644
+put "$made/symmc.pc" lib/pkgconfig/symmc.pc 644
