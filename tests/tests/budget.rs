@@ -48,7 +48,7 @@ fn told_and_taken(
 ) -> Vec<(Taken, Taken, Taken)> {
     let together = Barrier::new(plan.ranks as usize);
     let before = shared();
-    let config = SessionConfig::default().with_limit(Duration::from_secs(20));
+    let config = SessionConfig::default().with_limit(Duration::from_secs(20)).with_symmetric(5000);
     let of_rank = |group: Group| {
         let told = Session::budget(plan, group.rank(), &config).expect("it is told");
         let mut session = Session::open(plan, &group, &config).expect("a session");

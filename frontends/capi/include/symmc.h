@@ -44,6 +44,10 @@ typedef struct symmc_session_options symmc_session_options;
  * After a run that failed every call gives the error of that. */
 typedef struct symmc_session symmc_session;
 
+/* Memory of a device, the host or a GPU, that belongs to the caller: for weights, caches, activations and outputs. Any number
+ * of threads may use it at once. */
+typedef struct symmc_buffer symmc_buffer;
+
 /* ---- The C interface: opaque handles, status codes, and the text of the last error of each thread. ---- */
 
 /* The version of this interface: what `SYMMC_ABI_VERSION` is in the header of the library that is loaded. Programs that
@@ -286,6 +290,10 @@ symmc_status symmc_session_options_create(symmc_session_options **out);
 /* Sets the milliseconds that no wait for other ranks takes longer than, also in runs; 0 for 30,000. */
 symmc_status symmc_session_options_set_limit(symmc_session_options *options, uint64_t limit_ms);
 
+/* Sets the bytes of symmetric memory for the caller beside what the plan needs, the same on all ranks
+ * (`symmc_session_allocate_symmetric`). */
+symmc_status symmc_session_options_set_symmetric(symmc_session_options *options, size_t bytes);
+
 /* Has the session run on a GPU, by its number among those that the process sees, or `SYMMC_GPU_OF_RANK`. Each rank has a GPU
  * of its own. Comes before the other settings of GPUs, which it leaves as they are. `SYMMC_ERROR_UNSUPPORTED` if this library
  * was built without GPUs; whether there is such a GPU is asked when a session is opened. */
@@ -433,6 +441,37 @@ symmc_status symmc_session_close(symmc_session *session);
 /* Ends a session without waiting for its runs: where one is in progress the sessions of the other ranks end with an error
  * too. NULL is none. */
 void symmc_session_free(symmc_session *session);
+
+/* ---- Memory of a session's device that belongs to the caller. ---- */
+
+/* Memory of the session's device, full of zeros, at a multiple of 256 bytes. Every session of this process on that device may
+ * have it bound. It is the caller's, freed by `symmc_buffer_free`; it outlives the session. */
+symmc_status symmc_session_allocate(symmc_session *session, size_t bytes, symmc_buffer **out);
+
+/* Symmetric memory of the session for the caller, of what `symmc_session_options_set_symmetric` said. All ranks allocate the
+ * same, together; each waits for its runs and for the others. A block stays taken until the session ends. An input that the
+ * plan holds in symmetric memory is read where it lies in such a buffer, if all ranks have the same block bound for it. The
+ * buffer is the caller's, freed by `symmc_buffer_free`; a session that has given one does not give its memory back. */
+symmc_status symmc_session_allocate_symmetric(symmc_session *session, size_t bytes, symmc_buffer **out);
+
+/* As `symmc_session_bind`, for all of a buffer of the session's device. The session keeps the memory as long as a run may use
+ * it: the caller may free the buffer at any time. */
+symmc_status symmc_session_bind_buffer(symmc_session *session, const char *name, const symmc_buffer *buffer);
+
+/* The first byte, as a pointer of the device; NULL for NULL. */
+void *symmc_buffer_address(const symmc_buffer *buffer);
+
+/* The number of bytes; 0 for NULL. */
+size_t symmc_buffer_bytes(const symmc_buffer *buffer);
+
+/* Copies memory of the host to the bytes from `at` on. No run that uses them may be in progress. */
+symmc_status symmc_buffer_write(const symmc_buffer *buffer, size_t at, const void *data, size_t bytes);
+
+/* Copies so many bytes from `at` on to memory of the host. No run that writes them may be in progress. */
+symmc_status symmc_buffer_read(const symmc_buffer *buffer, size_t at, void *data, size_t bytes);
+
+/* Frees a buffer. Sessions that have it bound keep its memory. NULL is none. */
+void symmc_buffer_free(symmc_buffer *buffer);
 
 #ifdef __cplusplus
 }

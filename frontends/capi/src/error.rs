@@ -218,6 +218,27 @@ pub(crate) unsafe fn give<T>(out: *mut T, value: T) -> Result<(), Error> {
     Ok(())
 }
 
+/// Gives the caller bytes; `what` they are of.
+///
+/// # Safety
+/// `to` has `room` bytes, none of which are those of `from`.
+pub(crate) unsafe fn give_bytes(
+    to: *mut std::ffi::c_void,
+    room: usize,
+    from: &[u8],
+    what: &str,
+) -> Result<(), Error> {
+    if from.len() != room {
+        return Err(refused(format!("{what}: it has {} bytes, the memory for it {room}", from.len())));
+    }
+    if room > 0 && to.is_null() {
+        return Err(refused(format!("{what}: the memory for it is NULL")));
+    }
+    // SAFETY: by the caller.
+    unsafe { std::ptr::copy(from.as_ptr(), to.cast(), room) };
+    Ok(())
+}
+
 /// Makes a handle and gives it to the caller, who gets NULL where that fails.
 ///
 /// # Safety

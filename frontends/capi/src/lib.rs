@@ -6,6 +6,7 @@
 
 #![allow(non_camel_case_types)]
 
+mod buffer;
 mod error;
 mod group;
 mod options;
@@ -14,6 +15,7 @@ mod program;
 mod session;
 mod values;
 
+pub use buffer::*;
 pub use error::*;
 pub use group::*;
 pub use options::*;

@@ -23,6 +23,8 @@ pub const SYMMC_PRODUCTS_HEURISTIC: i32 = 1;
 /// How a session runs. One thread at a time changes it; sessions keep what they need of it.
 pub struct symmc_session_options {
     limit: Option<Duration>,
+    /// Bytes of symmetric memory for the caller.
+    symmetric: usize,
     gpu: Option<Lent>,
 }
 
@@ -34,6 +36,19 @@ struct Lent {
     arena: i32,
     products: i32,
     kept: Option<usize>,
+}
+
+impl Default for Lent {
+    fn default() -> Self {
+        Lent {
+            ordinal: None,
+            stream: std::ptr::null_mut(),
+            communicator: None,
+            arena: SYMMC_ARENA_DRIVER,
+            products: SYMMC_PRODUCTS_MEASURED,
+            kept: None,
+        }
+    }
 }
 
 impl symmc_session_options {
@@ -48,7 +63,7 @@ impl symmc_session_options {
     /// # Safety
     /// Stream and communicator are what was said of them.
     pub(crate) unsafe fn config(&self) -> Result<SessionConfig, Error> {
-        let config = SessionConfig::default();
+        let config = SessionConfig::default().with_symmetric(self.symmetric);
         let config = match self.limit {
             Some(limit) => config.with_limit(limit),
             None => config,
@@ -124,7 +139,7 @@ unsafe fn with(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn symmc_session_options_create(out: *mut *mut symmc_session_options) -> symmc_status {
     // SAFETY: by the caller.
-    unsafe { make(out, || Ok(symmc_session_options { limit: None, gpu: None })) }
+    unsafe { make(out, || Ok(symmc_session_options { limit: None, symmetric: 0, gpu: None })) }
 }
 
 /// Sets the milliseconds that no wait for other ranks takes longer than, also in runs; 0 for 30,000.
@@ -144,6 +159,24 @@ pub unsafe extern "C" fn symmc_session_options_set_limit(
     unsafe { with(options, set) }
 }
 
+/// Sets the bytes of symmetric memory for the caller beside what the plan needs, the same on all ranks
+/// (`symmc_session_allocate_symmetric`).
+///
+/// # Safety
+/// `options` are options.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn symmc_session_options_set_symmetric(
+    options: *mut symmc_session_options,
+    bytes: usize,
+) -> symmc_status {
+    let set = |options: &mut symmc_session_options| {
+        options.symmetric = bytes;
+        Ok(())
+    };
+    // SAFETY: by the caller.
+    unsafe { with(options, set) }
+}
+
 /// Has the session run on a GPU, by its number among those that the process sees, or `SYMMC_GPU_OF_RANK`. Each rank has a GPU
 /// of its own. Comes before the other settings of GPUs, which it leaves as they are. `SYMMC_ERROR_UNSUPPORTED` if this library
 /// was built without GPUs; whether there is such a GPU is asked when a session is opened.
@@ -157,15 +190,8 @@ pub unsafe extern "C" fn symmc_session_options_set_gpu(
 ) -> symmc_status {
     let set = |options: &mut symmc_session_options| {
         expect_gpus()?;
-        let lent = options.gpu.get_or_insert_with(|| Lent {
-            ordinal: None,
-            stream: std::ptr::null_mut(),
-            communicator: None,
-            arena: SYMMC_ARENA_DRIVER,
-            products: SYMMC_PRODUCTS_MEASURED,
-            kept: None,
-        });
-        lent.ordinal = Some(ordinal).filter(|&ordinal| ordinal != SYMMC_GPU_OF_RANK);
+        options.gpu.get_or_insert_default().ordinal =
+            Some(ordinal).filter(|&ordinal| ordinal != SYMMC_GPU_OF_RANK);
         Ok(())
     };
     // SAFETY: by the caller.

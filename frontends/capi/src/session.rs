@@ -5,7 +5,9 @@ use std::time::Duration;
 
 use symmc::{Error, Session, SessionConfig, Taken};
 
-use crate::error::{free, give, guard, handle, handle_mut, make, refused, slice, symmc_status, text};
+use crate::error::{
+    free, give, give_bytes, guard, handle, handle_mut, make, refused, slice, symmc_status, text,
+};
 use crate::group::symmc_group;
 use crate::options::symmc_session_options;
 use crate::plan::symmc_plan;
@@ -15,7 +17,7 @@ use crate::values::{Described, SYMMC_ARGUMENT, SYMMC_OUTPUT, place, symmc_memory
 /// A plan on one rank, ready to run again and again. One thread at a time uses it, and it may be handed to another thread.
 /// After a run that failed every call gives the error of that.
 pub struct symmc_session {
-    session: Session,
+    pub(crate) session: Session,
     /// What the caller was told of values, until other sizes are set.
     described: Option<Vec<Described>>,
 }
@@ -330,16 +332,8 @@ pub unsafe extern "C" fn symmc_session_read(
         // SAFETY: by the caller.
         let name = unsafe { text(name, "the name") }?;
         let tensor = session.session.read(name)?;
-        let found = tensor.data();
-        if found.len() != bytes {
-            return Err(refused(format!("{name}: it has {} bytes, the memory for it {bytes}", found.len())));
-        }
-        if bytes > 0 && data.is_null() {
-            return Err(refused(format!("{name}: the memory for it is NULL")));
-        }
-        // SAFETY: by the caller; a tensor of the session's does not overlap memory of the caller.
-        unsafe { std::ptr::copy(found.as_ptr(), data.cast(), bytes) };
-        Ok(())
+        // SAFETY: by the caller; the tensor is a copy.
+        unsafe { give_bytes(data, bytes, tensor.data(), name) }
     };
     // SAFETY: by the caller.
     unsafe { with(session, read) }

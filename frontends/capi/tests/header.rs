@@ -15,7 +15,8 @@ fn folder() -> PathBuf {
 }
 
 /// The files in the order in which the header has them.
-const FILES: [&str; 8] = ["lib", "error", "program", "plan", "group", "values", "options", "session"];
+const FILES: [&str; 9] =
+    ["lib", "error", "program", "plan", "group", "values", "options", "session", "buffer"];
 
 const OPENING: &str = "\
 /* symmc: tensor programs with communication become plans that are proved safe, and run.

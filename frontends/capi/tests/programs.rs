@@ -210,15 +210,18 @@ fn sessions_share_the_weights_of_a_file() {
     }
 }
 
-/// The program of the page for who embeds symmc.
+/// The programs of the page for who embeds symmc: a whole one, and the part of a rank on a GPU.
 #[test]
-fn the_program_of_the_page_runs() {
+fn the_programs_of_the_page_compile_and_run() {
     let page = std::fs::read_to_string(root().join("docs/embedding.md")).expect("the page");
-    let program = page.split("```c\n").nth(1).and_then(|rest| rest.split("```").next()).expect("a program");
+    let programs = page.split("```c\n").skip(1).map(|rest| rest.split("```").next().expect("an end"));
+    let [whole, part] = programs.collect::<Vec<_>>()[..] else { panic!("expected two programs in C") };
     let folder = tempfile::tempdir().expect("a folder");
     let source = folder.path().join("page.c");
-    std::fs::write(&source, program).expect("written");
     for way in [C, CPP].into_iter().filter(|way| has(way.compiler)) {
+        std::fs::write(&source, whole).expect("written");
+        assert_eq!(ran(&compiled(&source, way, folder.path()), &[]), "");
+        std::fs::write(&source, format!("{part}\nint main(void) {{ return 0; }}\n")).expect("written");
         assert_eq!(ran(&compiled(&source, way, folder.path()), &[]), "");
     }
 }

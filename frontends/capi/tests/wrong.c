@@ -93,6 +93,7 @@ static void of_sessions(void) {
     symmc_memory memory;
     size_t count;
     int done;
+    symmc_buffer *buffer = NULL;
     float x[9] = {1}, y[8] = {0};
     must(symmc_program_from_text(ONE, &program));
     must(symmc_compile(program, NULL, &plan));
@@ -162,6 +163,29 @@ static void of_sessions(void) {
     expect(y[0] == 2.0f && y[7] == 0.0f);
     must(symmc_session_poll(session, &done));
     refused(symmc_session_share_weights(session, NULL), INPUT, "the handle of the weights is NULL");
+    /* Buffers outlive whoever gave or bound them. */
+    refused(symmc_session_allocate(session, SIZE_MAX, &buffer), RESOURCES, "cannot be allocated");
+    refused(symmc_session_allocate(NULL, 8, &buffer), INPUT, "the handle of the session is NULL");
+    expect(buffer == NULL && symmc_buffer_address(NULL) == NULL && symmc_buffer_bytes(NULL) == 0);
+    must(symmc_session_allocate(session, 0, &buffer));
+    symmc_buffer_free(buffer);
+    must(symmc_session_allocate(session, 32, &buffer));
+    expect(symmc_buffer_bytes(buffer) == 32 && (size_t)symmc_buffer_address(buffer) % 256 == 0);
+    refused(symmc_buffer_write(NULL, 0, x, 4), INPUT, "the handle of the buffer is NULL");
+    refused(symmc_buffer_write(buffer, 32, x, 4), INPUT, "no 4 bytes from 32 on");
+    refused(symmc_buffer_write(buffer, SIZE_MAX, x, 4), INPUT, "bytes from");
+    refused(symmc_buffer_write(buffer, 0, NULL, 4), INPUT, "the data is NULL");
+    refused(symmc_buffer_read(buffer, 0, NULL, 4), INPUT, "NULL");
+    refused(symmc_buffer_read(buffer, 0, y, SIZE_MAX), INPUT, "bytes from");
+    refused(symmc_session_bind_buffer(session, "x", NULL), INPUT, "the handle of the buffer is NULL");
+    refused(symmc_session_bind_buffer(session, "q", buffer), INPUT, "no input or output q");
+    must(symmc_session_bind_buffer(session, "x", buffer));
+    must(symmc_buffer_write(buffer, 4, x, 4));
+    symmc_buffer_free(buffer);
+    must(symmc_session_run(session));
+    must(symmc_session_read(session, "y", y, sizeof y));
+    expect(y[0] == 1.0f && y[1] == 1.0f);
+
     /* What was given back is asked for by name until it is taken again. */
     must(symmc_session_release(session));
     refused(symmc_session_run(session), INPUT, "resume it first");
@@ -181,13 +205,15 @@ static void of_sessions(void) {
     symmc_program_free(NULL);
     symmc_options_free(NULL);
     symmc_weights_free(NULL);
+    symmc_buffer_free(NULL);
     symmc_session_options_free(NULL);
 }
 
 /* How sessions run, and GPUs where there are none. */
 static void of_options(void) {
     symmc_session_options *options;
-    symmc_session_memory memory;
+    symmc_session_memory memory, taken;
+    symmc_buffer *buffer = NULL;
     symmc_program *program;
     symmc_session *session;
     symmc_group *group;
@@ -213,11 +239,27 @@ static void of_options(void) {
     must(symmc_plan_get_memory(plan, 0, options, &memory));
     expect(memory.ordinary + memory.symmetric + memory.flags > 0 && memory.held >= 96);
 
-    /* A limit that no clock reaches. */
+    /* A limit that no clock reaches, and symmetric memory of the caller. */
     must(symmc_session_options_set_limit(options, UINT64_MAX));
+    must(symmc_session_options_set_symmetric(options, SIZE_MAX));
+    refused(symmc_plan_get_memory(plan, 0, options, &memory), RESOURCES, "overflows");
+    must(symmc_group_bootstrap(0, 1, alone, NULL, &group));
+    expect(symmc_session_open(plan, group, options, &session) == SYMMC_ERROR_RESOURCES);
+    symmc_group_free(group);
+    must(symmc_session_options_set_symmetric(options, 5000));
+    must(symmc_plan_get_memory(plan, 0, options, &memory));
     must(symmc_group_bootstrap(0, 1, alone, NULL, &group));
     must(symmc_session_open(plan, group, options, &session));
+    must(symmc_session_taken(session, &taken));
+    expect(taken.symmetric == memory.symmetric && taken.symmetric >= 5000);
+    must(symmc_session_allocate_symmetric(session, 4000, &buffer));
+    must(symmc_buffer_write(buffer, 3996, &something, 4));
+    symmc_buffer_free(buffer);
+    refused(symmc_session_allocate_symmetric(session, 1 << 20, &buffer), INPUT, "how much there is");
+    refused(symmc_session_allocate_symmetric(NULL, 8, &buffer), INPUT, "the handle of the session is NULL");
+    refused(symmc_session_release(session), INPUT, "cannot be given back");
     must(symmc_session_close(session));
+    must(symmc_session_options_set_symmetric(options, 0));
     must(symmc_session_options_set_limit(options, 0));
 
     status = symmc_session_options_set_gpu(options, 4000);

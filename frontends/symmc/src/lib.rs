@@ -134,7 +134,7 @@ pub use symmc_onnx::supported_ops as supported_onnx_ops;
 #[cfg(feature = "torch")]
 pub use symmc_torch::supported_ops as supported_torch_ops;
 
-/// The page for who embeds symmc, whose program in Rust runs as a test.
-#[cfg(doctest)]
+/// The page for who embeds symmc, whose programs in Rust are tests.
+#[cfg(all(doctest, feature = "cuda"))]
 #[doc = include_str!("../../../docs/embedding.md")]
 struct Embedding;
