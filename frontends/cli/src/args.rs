@@ -1,5 +1,6 @@
 //! Command-line arguments. Examples in the help are real commands on programs of this repository.
 
+use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
 use clap::{Args as ClapArgs, CommandFactory as _, FromArgMatches as _, Parser, Subcommand, ValueEnum};
@@ -40,14 +41,15 @@ Examples:
 Exit codes: 0 success; 1 a comparison or check failed, or a rank died; 2 bad input.";
 
 impl Args {
-    /// The arguments of this process. Libraries are looked for only where they are asked for.
-    pub fn of_process() -> Args {
+    /// What these arguments say, the first of which is the name of the command. Libraries are looked for only where they are
+    /// asked for.
+    pub fn of(arguments: Vec<OsString>) -> Args {
         let mut command = Args::command();
-        if std::env::args_os().nth(1).is_some_and(|first| first == "--version") {
+        if arguments.get(1).is_some_and(|first| first == "--version") {
             let text = format!("{}{}", env!("CARGO_PKG_VERSION"), gpu::libraries());
             command = command.long_version(&*text.leak());
         }
-        Args::from_arg_matches(&command.get_matches()).unwrap_or_else(|error| error.exit())
+        Args::from_arg_matches(&command.get_matches_from(arguments)).unwrap_or_else(|error| error.exit())
     }
 }
 

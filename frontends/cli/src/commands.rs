@@ -15,6 +15,7 @@ use anyhow::{Result, bail};
 use symmc::RankCommand;
 use symmc::unstable::ir::text;
 
+use crate::Own;
 use crate::args::{Args, Bench, CheckArgs, Command, OpsArgs, RankArgs};
 use crate::gpu;
 use crate::load;
@@ -22,18 +23,18 @@ use crate::out::put;
 use crate::units::{count, table};
 
 /// Runs the command.
-pub fn dispatch(args: Args) -> Result<ExitCode> {
+pub fn dispatch(args: Args, own: &Own) -> Result<ExitCode> {
     match args.command {
         Command::Plan(args) => plan::plan(&args),
         Command::Check(args) => check(&args),
-        Command::Run(args) => run::run(&args),
+        Command::Run(args) => run::run(&args, own),
         Command::Print(args) => print::print(&args),
         Command::Pack(args) => pack::pack(&args),
-        Command::Tune(args) => gpu::tune(&args),
-        Command::Bench(Bench::Collectives(args)) => gpu::bench_collectives(&args),
-        Command::Bench(Bench::Program(args)) => gpu::bench_program(&args),
+        Command::Tune(args) => gpu::tune(&args, own),
+        Command::Bench(Bench::Collectives(args)) => gpu::bench_collectives(&args, own),
+        Command::Bench(Bench::Program(args)) => gpu::bench_program(&args, own),
         Command::Ops(args) => ops(&args),
-        Command::Doctor(args) => doctor::doctor(&args),
+        Command::Doctor(args) => doctor::doctor(&args, own),
         Command::Rank(args) => rank(&args),
     }
 }
@@ -138,9 +139,9 @@ fn ops(args: &OpsArgs) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// This program as a rank of a run that it starts.
-fn rank_command() -> Result<RankCommand> {
-    Ok(RankCommand { program: std::env::current_exe()?, args: vec!["rank".into(), "--fd".into()] })
+/// The command as a rank of a run that it starts.
+fn rank_command(own: &Own) -> RankCommand {
+    RankCommand { program: own.program.clone(), args: own.with(&["rank", "--fd"]) }
 }
 
 fn rank(args: &RankArgs) -> Result<ExitCode> {

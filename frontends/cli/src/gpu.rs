@@ -80,6 +80,7 @@ mod without_cuda {
     use anyhow::Result;
     use symmc::{EngineChoice, Error, ErrorKind, Plan, Variant};
 
+    use crate::Own;
     use crate::args::{BenchArgs, BenchProgramArgs, RunArgs, TuneArgs};
 
     /// Whether this build can run on GPUs at all.
@@ -111,15 +112,15 @@ mod without_cuda {
         String::new()
     }
 
-    pub fn bench_collectives(_: &BenchArgs) -> Result<ExitCode> {
+    pub fn bench_collectives(_: &BenchArgs, _: &Own) -> Result<ExitCode> {
         Err(absent())
     }
 
-    pub fn bench_program(_: &BenchProgramArgs) -> Result<ExitCode> {
+    pub fn bench_program(_: &BenchProgramArgs, _: &Own) -> Result<ExitCode> {
         Err(absent())
     }
 
-    pub fn tune(_: &TuneArgs) -> Result<ExitCode> {
+    pub fn tune(_: &TuneArgs, _: &Own) -> Result<ExitCode> {
         Err(absent())
     }
 }

@@ -9,6 +9,7 @@ use symmc::CudaConfig;
 use symmc::bench::{BenchConfig, Measurements};
 use symmc::unstable::cuda::bench::{How, Measured, MeasuredNorm};
 
+use crate::Own;
 use crate::args::{BenchArgs, BenchFormat, BenchProgramArgs, TuneArgs};
 use crate::commands::rank_command;
 use crate::gpu;
@@ -18,13 +19,13 @@ use crate::progress::spin;
 use crate::units;
 
 /// Measures collectives on GPUs and prints every variant beside the vendor's own.
-pub fn collectives(args: &BenchArgs) -> Result<ExitCode> {
+pub fn collectives(args: &BenchArgs, own: &Own) -> Result<ExitCode> {
     let config = BenchConfig::default()
         .with_bytes(args.bytes.clone())
         .with_dtype(&args.dtype)
         .with_replays(args.replays as usize)
         .with_norms(args.norms.clone());
-    let command = rank_command()?;
+    let command = rank_command(own);
     let measure = || symmc::bench::collectives(args.ranks, &args.gpus, &config, &command);
     let measured = spin("measuring", measure)?;
     let Some(first) = measured.first() else { bail!("no rank answered") };
@@ -60,14 +61,14 @@ fn all_right(measured: &[Measurements]) -> bool {
 }
 
 /// Measures this machine's GPUs into a profile.
-pub fn tune(args: &TuneArgs) -> Result<ExitCode> {
+pub fn tune(args: &TuneArgs, own: &Own) -> Result<ExitCode> {
     let sizes = || (10..=28).map(|k| 1usize << k).collect();
     let mut bytes = if args.bytes.is_empty() { sizes() } else { args.bytes.clone() };
     bytes.sort_unstable();
     bytes.dedup();
     let config = BenchConfig::default().with_bytes(bytes).with_replays(args.replays as usize);
     let config = config.with_blocks(args.blocks.clone());
-    let command = rank_command()?;
+    let command = rank_command(own);
     let measure = || symmc::bench::collectives(args.ranks, &args.gpus, &config, &command);
     let measured = spin("measuring", measure)?;
     if !all_right(&measured) {
@@ -105,7 +106,7 @@ fn date(days: i64) -> String {
 }
 
 /// Measures a program or a plan and prints the time of one run, the slowest rank's.
-pub fn program(args: &BenchProgramArgs) -> Result<ExitCode> {
+pub fn program(args: &BenchProgramArgs, own: &Own) -> Result<ExitCode> {
     let path = args.program.first();
     let planned = load::names_plan(&args.program)?;
     if let (true, Some(option)) = (planned, args.compile.given().next()) {
@@ -125,7 +126,7 @@ pub fn program(args: &BenchProgramArgs) -> Result<ExitCode> {
     gpu::note_attention(&plan);
     let source = plan.source_program();
     let bindings = symmc::bindings(source, &args.set)?;
-    let command = rank_command()?;
+    let command = rank_command(own);
     let gpus = CudaConfig::default().with_gpus(args.gpus.clone()).with_products(args.products.into());
     let gpus = gpus.with_trace(args.profile_trace.clone());
     let counts = [args.replays, args.runs];

@@ -6,17 +6,18 @@ use std::time::Duration;
 use anyhow::Result;
 use symmc::doctor::{Check, Diagnosis, DoctorConfig, Prober, Status};
 
+use crate::Own;
 use crate::args::{DoctorArgs, DoctorFormat};
 use crate::out::put;
 use crate::progress::spin;
 
 /// Says what this machine can do and what it lacks.
-pub fn doctor(args: &DoctorArgs) -> Result<ExitCode> {
+pub fn doctor(args: &DoctorArgs, own: &Own) -> Result<ExitCode> {
     if let Some(part) = args.part {
         put(&(serde_json::to_string(&symmc::doctor::examine(part))? + "\n"))?;
         return Ok(ExitCode::SUCCESS);
     }
-    let prober = Prober { program: std::env::current_exe()?, args: vec!["doctor".into(), "--part".into()] };
+    let prober = Prober { program: own.program.clone(), args: own.with(&["doctor", "--part"]) };
     let limit = Duration::from_secs_f64(args.timeout);
     let config = DoctorConfig::default().with_limit(limit).with_prober(prober);
     let found = spin("asking drivers and libraries", || symmc::doctor(&config));

@@ -14,6 +14,7 @@ use symmc::{
     Tensor, TensorFile, Weights, Workload,
 };
 
+use crate::Own;
 use crate::args::{BackendArg, Compare, LaunchArg, RunArgs};
 use crate::commands::results::{Tolerances, printed, report};
 use crate::commands::{exit_code, message, rank_command};
@@ -25,13 +26,13 @@ use crate::report::decided;
 use crate::units::{count, micros};
 
 /// Runs a program or a plan and compares the results.
-pub fn run(args: &RunArgs) -> Result<ExitCode> {
+pub fn run(args: &RunArgs, own: &Own) -> Result<ExitCode> {
     refuse_idle(args)?;
     let place = place(args)?;
     let prepared = prepare(args, place.as_ref()).inspect_err(|error| decline(place.as_ref(), error))?;
     let Prepared { plan, source, work, expected, output } = prepared;
     let start = Instant::now();
-    let (ranks, ran) = spin("running", || execute(args, place, &plan, &work))?;
+    let (ranks, ran) = spin("running", || execute(args, own, place, (&plan, &work)))?;
     if let (true, Some(times)) = (args.timing, RunTimes::slowest(&ran.times)) {
         eprintln!("{}", timing(times, start.elapsed()));
     }
@@ -167,9 +168,9 @@ fn timing(times: RunTimes, all: Duration) -> String {
 /// The outputs of all ranks, or of the one that this process is when another launcher started it.
 fn execute(
     args: &RunArgs,
+    own: &Own,
     place: Option<Membership>,
-    plan: &CheckedPlan,
-    work: &Workload,
+    (plan, work): (&CheckedPlan, &Workload),
 ) -> Result<(Range<usize>, Ran)> {
     let config = run_config(args, args.chaos);
     if let Some(place) = place {
@@ -177,7 +178,7 @@ fn execute(
         let (outputs, times) = symmc::run_joined_timed(plan, work, &place, &config)?;
         return Ok((rank..rank + 1, Ran { outputs: vec![outputs], times: vec![times] }));
     }
-    let ran = symmc::run_timed(plan, work, &backend(args)?, &config)?;
+    let ran = symmc::run_timed(plan, work, &backend(args, own), &config)?;
     Ok((0..ran.outputs.len(), ran))
 }
 
@@ -331,12 +332,12 @@ fn serving(plan: &CheckedPlan, source: &Graph, work: &Workload) -> Result<usize>
     plan.serving(&sizes).map_err(|e| anyhow!("{e}"))
 }
 
-fn backend(args: &RunArgs) -> Result<Backend> {
-    Ok(match args.backend {
+fn backend(args: &RunArgs, own: &Own) -> Backend {
+    match args.backend {
         BackendArg::Interpreter => Backend::Interpreter,
         BackendArg::Threads => Backend::Threads,
-        BackendArg::Host | BackendArg::Cuda => Backend::Processes(rank_command()?),
-    })
+        BackendArg::Host | BackendArg::Cuda => Backend::Processes(rank_command(own)),
+    }
 }
 
 fn run_config(args: &RunArgs, chaos: Option<u64>) -> RunConfig {

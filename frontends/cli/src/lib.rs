@@ -1,0 +1,88 @@
+//! The `symmc` command, for programs that offer it as their own. Exit codes: 0 success, 1 a comparison or a check failed or a run broke down, 2 bad
+//! input. A plan of symmc's own that does not check is a failed check.
+
+// Without GPUs, what is said of them is parsed and refused.
+#[cfg_attr(not(feature = "cuda"), allow(dead_code, unused_imports))]
+mod args;
+mod bounded;
+mod commands;
+mod explain;
+mod gpu;
+mod load;
+mod out;
+mod progress;
+mod report;
+mod units;
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::thread::{Builder, JoinHandle};
+
+use symmc::unstable::runtime::host;
+
+pub use explain::explain;
+pub use report::report;
+
+/// How the command is started again: as a rank, or to ask a library that may crash.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Own {
+    /// The program.
+    pub program: PathBuf,
+    /// What stands before the arguments of the command.
+    pub args: Vec<String>,
+}
+
+impl Own {
+    /// This program, whose arguments are those of the command.
+    ///
+    /// # Errors
+    /// The system does not say which program this is.
+    pub fn of_process() -> std::io::Result<Own> {
+        Ok(Own { program: std::env::current_exe()?, args: Vec::new() })
+    }
+
+    /// Its arguments, and these behind.
+    fn with(&self, args: &[&str]) -> Vec<String> {
+        self.args.iter().cloned().chain(args.iter().map(ToString::to_string)).collect()
+    }
+}
+
+/// The stack that the command asks for where the first thread's is limited to less than [`ENOUGH`], in bytes.
+const STACK: usize = 8 << 20;
+const ENOUGH: u64 = 1 << 20;
+
+/// Runs the command with these arguments, the first of which is its name. Ends the process where it is asked for help, or
+/// the arguments make no sense.
+pub fn run(arguments: impl IntoIterator<Item = OsString>, own: &Own) -> ExitCode {
+    let arguments: Vec<OsString> = arguments.into_iter().collect();
+    if host::stack_limit().is_none_or(|limit| limit >= ENOUGH) {
+        return command(arguments, own);
+    }
+    let own = own.clone();
+    match Builder::new().stack_size(STACK).spawn(move || command(arguments, &own)).map(JoinHandle::join) {
+        Ok(Ok(code)) => code,
+        Ok(Err(panic)) => std::panic::resume_unwind(panic),
+        Err(error) => {
+            let least = ENOUGH >> 10;
+            eprintln!(
+                "error: the stack is limited to less than {least} KiB (ulimit -s), and no thread can be had: {error}"
+            );
+            ExitCode::from(2)
+        }
+    }
+}
+
+fn command(arguments: Vec<OsString>, own: &Own) -> ExitCode {
+    let args = args::Args::of(arguments);
+    match commands::dispatch(args, own) {
+        Ok(code) => code,
+        Err(error) => {
+            eprintln!("error: {}", commands::message(&error));
+            if error.downcast_ref().is_some_and(|e: &symmc::Error| e.plan().is_some()) {
+                eprintln!("note: symmc plan with -o FILE keeps the plan, for the report");
+            }
+            ExitCode::from(commands::exit_code(&error))
+        }
+    }
+}

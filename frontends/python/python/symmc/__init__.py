@@ -1,0 +1,103 @@
+"""Plans for tensor programs with collectives: communication buffers go into symmetric memory, and the plans run.
+
+    import symmc
+
+    program = symmc.open("model.pt2", ranks=2)
+    plan = symmc.compile(program)
+    print(plan.report())
+
+``symmc.torch`` has what needs PyTorch: ``torch.compile(model, backend="symmc")``.
+"""
+
+from __future__ import annotations
+
+from symmc._symmc import (
+    CheckError,
+    DefectError,
+    DisagreementError,
+    Error,
+    Group,
+    InputError,
+    PeerError,
+    Plan,
+    Program,
+    ResourceError,
+    RunError,
+    Session,
+    Tensor,
+    UnsupportedError,
+    Value,
+    __version__,
+    compile,
+    from_text,
+    load,
+    machines,
+    open,
+)
+
+__all__ = [
+    "CheckError",
+    "DefectError",
+    "DisagreementError",
+    "Error",
+    "Group",
+    "InputError",
+    "PeerError",
+    "Plan",
+    "Program",
+    "ResourceError",
+    "RunError",
+    "Session",
+    "Tensor",
+    "UnsupportedError",
+    "Value",
+    "__version__",
+    "compile",
+    "from_exported",
+    "from_fx",
+    "from_text",
+    "load",
+    "machines",
+    "open",
+    "run",
+]
+
+
+def from_exported(exported, **options) -> Program:
+    """The program of a ``torch.export.ExportedProgram``, with the options of :func:`open`."""
+    from symmc.torch import _graph
+
+    return _graph.opened([_graph.archived(exported)], **options)
+
+
+def from_fx(module, inputs=None, **options) -> Program:
+    """The program of a ``torch.fx.GraphModule`` of ATen operators, with the options of :func:`open`.
+
+    ``inputs`` are example inputs; without, the nodes of the graph carry their values (``node.meta["val"]``).
+    """
+    from symmc.torch import _graph
+
+    return _graph.from_fx(module, inputs, **options)
+
+
+def run(plan: Plan, inputs, *, symbols=None, timeout: float = 30.0) -> list[list[Tensor]]:
+    """Runs a plan once on ranks that are threads of this process, on the host.
+
+    ``inputs`` holds a mapping from names to tensors for each rank. Gives the outputs of each rank, by their numbers.
+    """
+    from concurrent.futures import ThreadPoolExecutor
+
+    if len(inputs) != plan.ranks:
+        raise InputError(f"expected inputs of {plan.ranks} ranks, found those of {len(inputs)}")
+
+    def of_rank(group: Group, given) -> list[Tensor]:
+        with Session(plan, group, timeout=timeout) as session:
+            session.set(**(symbols or {}))
+            for name, tensor in given.items():
+                session.write(name, tensor)
+            session.run()
+            returned = [value for value in session.outputs() if value.replaces is None]
+            return [session.read(f"out.{k}") for k in range(len(returned))]
+
+    with ThreadPoolExecutor(plan.ranks) as threads:
+        return list(threads.map(of_rank, Group.threads(plan.ranks), inputs))

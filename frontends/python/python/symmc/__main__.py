@@ -1,0 +1,19 @@
+"""The ``symmc`` command: ``python -m symmc``."""
+
+import signal
+import sys
+
+from symmc._symmc import command
+
+
+def main() -> None:
+    """Runs the command with the arguments of this process."""
+    # As in other commands, a reader that goes away ends it quietly, and Ctrl-C at once.
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    own = (sys.executable, ["-m", "symmc"])
+    sys.exit(command(["symmc", *sys.argv[1:]], own))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,141 @@
+"""Graphs that run as plans."""
+
+from __future__ import annotations
+
+import hashlib
+
+import torch
+
+import symmc
+from symmc.torch import _graph, _ranks
+from symmc.torch._options import Options
+
+_LEAST = 16
+"""The least bound of a size that the graph leaves open."""
+
+_DTYPES = {
+    "bool": torch.bool,
+    "u8": torch.uint8,
+    "i32": torch.int32,
+    "i64": torch.int64,
+    "f16": torch.float16,
+    "bf16": torch.bfloat16,
+    "f32": torch.float32,
+    "f64": torch.float64,
+}
+
+
+class Compiled:
+    """A graph as a function of the list of its inputs, which are on one device."""
+
+    _boxed_call = True
+
+    def __init__(self, module: torch.fx.GraphModule, options: Options):
+        self.options = options
+        self.lifted = _graph.Lifted.of(module)
+        self.ranks, cells = _ranks.taking_part(self.lifted.groups)
+        self.groups = {str(number): cells[name] for number, name in enumerate(self.lifted.groups)}
+        self.archives = [_graph.archived(self.lifted.exported)]
+        self.program = self._agreed(self._opened({}))
+        self.where = self._symbols()
+        self.device = next((v.device for v in self.lifted.values if isinstance(v, torch.Tensor)), torch.device("cpu"))
+        self.caps: dict[str, int] = {}
+        self.plan: symmc.Plan | None = None
+        self.session: symmc.Session | None = None
+        self.sizes: tuple[int, ...] | None = None
+        self.results: list[tuple[tuple[int, ...], torch.dtype]] = []
+
+    def _opened(self, dims) -> symmc.Program:
+        return _graph.opened(self.archives, ranks=len(self.ranks.members), groups=self.groups, dims=dims)
+
+    def _agreed(self, program: symmc.Program) -> symmc.Program:
+        """The program of all ranks: theirs may differ in constants."""
+        if len(self.ranks.members) == 1:
+            return program
+        digest = hashlib.sha256(program.text().encode()).digest()
+        if len(set(self.ranks.all_gather(digest))) == 1:
+            return program
+        self.archives = self.ranks.all_gather(self.archives[0])
+        return self._opened({})
+
+    def _symbols(self) -> list[tuple[str, int, int | None]]:
+        """For each symbol of the program the input of the graph, and the axis of that, which tell its value."""
+        told: dict[str, tuple[int, int | None]] = {}
+        for at, value in enumerate(self.lifted.values):
+            sizes = [(None, value)] if isinstance(value, torch.SymInt) else []
+            if isinstance(value, torch.Tensor):
+                sizes = list(enumerate(value.shape))
+            for axis, size in sizes:
+                if isinstance(size, torch.SymInt):
+                    told.setdefault(str(size.node.expr), (at, axis))
+        where = []
+        for name, alias in self.program.aliases.items():
+            if name in self.program.symbols:
+                found = told.get(alias) or told.get(name)
+                if found is None:
+                    raise symmc.UnsupportedError(f"no input has the size {alias}")
+                where.append((name, *found))
+        return where
+
+    def _prepare(self, sizes: tuple[int, ...]) -> None:
+        """Makes a plan that serves these sizes, if there is none."""
+        for (name, _, _), size in zip(self.where, sizes):
+            most = self.program.symbols[name][1]
+            if size > self.caps.get(name, 0):
+                self.caps[name] = min(most, max(_LEAST, 1 << max(size - 1, 0).bit_length()))
+                self.plan = None
+        if self.plan is not None:
+            return
+        if self.session is not None:
+            self.session.close()
+        program = self._opened({name: (None, cap) for name, cap in self.caps.items()}) if self.caps else self.program
+        buckets = {name: self._buckets(cap) for name, cap in self.caps.items()} if self.options.buckets else {}
+        self.plan = symmc.compile(program, machine=self._machine(), buckets=buckets)
+        if self.options.report:
+            with open(self.options.report, "a", encoding="utf-8") as file:
+                file.write(self.plan.report() + "\n")
+        gpu = self.device.index if self.device.type == "cuda" else None
+        self.session = symmc.Session(self.plan, self.ranks.group(), gpu=gpu, timeout=self.options.timeout)
+
+    def _buckets(self, cap: int) -> list[int]:
+        return sorted({bound for bound in self.options.buckets if bound < cap} | {cap})
+
+    def _machine(self) -> str | None:
+        if self.options.machine is not None or self.device.type != "cuda":
+            return self.options.machine
+        return "h200x4" if len(self.ranks.members) > 2 else "h200x2"
+
+    def _resize(self, sizes: tuple[int, ...]) -> None:
+        self._prepare(sizes)
+        self.session.set(**{name: size for (name, _, _), size in zip(self.where, sizes)})
+        returned = [value for value in self.session.outputs() if value.replaces is None]
+        self.results = [(tuple(value.shape), _DTYPES[value.dtype]) for value in returned]
+        self.sizes = sizes
+
+    def __call__(self, inputs: list):
+        sizes = tuple(inputs[at] if axis is None else inputs[at].shape[axis] for _, at, axis in self.where)
+        if sizes != self.sizes:
+            self._resize(sizes)
+        given = [inputs[at] for at in self.lifted.inputs]
+        lent = [tensor if tensor.is_contiguous() else tensor.contiguous() for tensor in given]
+        results = [torch.empty(shape, dtype=dtype, device=self.device) for shape, dtype in self.results]
+        stream = torch.cuda.current_stream(self.device).cuda_stream if self.device.type == "cuda" else None
+        self.session.launch([t.data_ptr() for t in lent], [t.data_ptr() for t in results], stream)
+        for at in self.lifted.mutated:
+            if lent[at] is not given[at]:
+                given[at].copy_(lent[at])
+        return [self._output(out, inputs, results, sizes) for out in self.lifted.outputs]
+
+    def _output(self, out: _graph.Output, inputs, results, sizes):
+        if out.number is not None:
+            return results[out.number]
+        if out.input is not None:
+            return inputs[out.input]
+        if isinstance(out.value, torch.SymInt):
+            values = {str(alias): size for alias, size in zip(self._aliases(), sizes)}
+            expression = out.value.node.expr
+            return int(expression.subs({s: values[str(s)] for s in expression.free_symbols}))
+        return out.value
+
+    def _aliases(self):
+        return [self.program.aliases[name] for name, _, _ in self.where]

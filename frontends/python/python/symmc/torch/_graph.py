@@ -1,0 +1,258 @@
+"""Graphs of PyTorch as programs: by way of ``torch.export``'s own format, which symmc reads."""
+
+from __future__ import annotations
+
+import io
+import operator
+import os
+import tempfile
+from dataclasses import dataclass, field
+
+import torch
+from torch.export import ExportedProgram
+from torch.export import graph_signature as signature
+from torch.export.exported_program import ModuleCallEntry, ModuleCallSignature
+from torch.utils import _pytree as pytree
+from torch.utils._sympy.numbers import int_oo
+from torch.utils._sympy.value_ranges import ValueRanges
+
+import symmc
+
+_KEPT = ("val", "tensor_meta", "stack_trace")
+
+
+def archived(exported: ExportedProgram) -> bytes:
+    """An exported program as a file."""
+    file = io.BytesIO()
+    torch.export.save(exported, file)
+    return file.getvalue()
+
+
+def opened(archives: list[bytes], **options) -> symmc.Program:
+    """The program of an archive, or of those of all ranks."""
+    with tempfile.TemporaryDirectory(prefix="symmc-") as folder:
+        paths = []
+        for rank, archive in enumerate(archives):
+            paths.append(os.path.join(folder, f"graph{rank}.pt2" if len(archives) > 1 else "graph.pt2"))
+            with open(paths[-1], "wb") as file:
+                file.write(archive)
+        return symmc.open(paths if len(paths) > 1 else paths[0], **options)
+
+
+def from_fx(module: torch.fx.GraphModule, inputs=None, **options) -> symmc.Program:
+    """The program of a graph of ATen operators."""
+    if inputs is not None:
+        from torch.fx.passes.fake_tensor_prop import FakeTensorProp
+
+        FakeTensorProp(module).propagate(*inputs)
+    return opened([archived(Lifted.of(module).exported)], **options)
+
+
+@dataclass
+class Lifted:
+    """A graph as an exported program, and how its inputs and outputs are those of the graph."""
+
+    exported: ExportedProgram
+    inputs: list[int]
+    """Which inputs of the graph are arguments of the program, in their order: all that are tensors."""
+    values: list[object]
+    """The value of every input of the graph, as it was traced."""
+    outputs: list[Output]
+    mutated: list[int]
+    """Which arguments of the program are replaced."""
+    groups: list[str] = field(default_factory=list)
+    """The process groups, by their first use; the program calls them ``0``, ``1`` and so on."""
+
+    @staticmethod
+    def of(module: torch.fx.GraphModule) -> Lifted:
+        """The program of a functional graph, of which changes of inputs at the end are part."""
+        graph = torch.fx.Graph()
+        known: dict[torch.fx.Node, torch.fx.Node] = {}
+        returned = graph.graph_copy(module.graph, known)
+        for old, new in known.items():
+            new.meta = {key: old.meta[key] for key in _KEPT if key in old.meta}
+        return _Lifting(module, graph, returned).lifted()
+
+
+@dataclass
+class Output:
+    """An output of the graph: of the program by its number, an input of the graph, or a value that is known."""
+
+    number: int | None = None
+    input: int | None = None
+    value: object = None
+
+
+class _Lifting:
+    """What is known while a graph becomes an exported program."""
+
+    def __init__(self, module, graph: torch.fx.Graph, returned):
+        self.module, self.graph = module, graph
+        self.placeholders = [node for node in graph.nodes if node.op == "placeholder"]
+        self.returned = list(returned) if isinstance(returned, (tuple, list)) else [returned]
+        self.groups: list[str] = []
+
+    def lifted(self) -> Lifted:
+        values = [node.meta.get("val") for node in self.placeholders]
+        specs, constants = self._constants()
+        tensors = [i for i, value in enumerate(values) if isinstance(value, torch.Tensor)]
+        specs += [_input(node) for node in self.placeholders]
+        mutations = self._mutations()
+        mutated = [tensors.index(self.placeholders.index(target)) for target, _ in mutations]
+        out_specs = [
+            signature.OutputSpec(
+                signature.OutputKind.USER_INPUT_MUTATION, signature.TensorArgument(name=node.name), target.name
+            )
+            for target, node in mutations
+        ]
+        results, outputs = self._outputs()
+        out_specs += [
+            signature.OutputSpec(signature.OutputKind.USER_OUTPUT, signature.TensorArgument(name=node.name), None)
+            for node in results
+        ]
+        self._rename_groups()
+        self.graph.output(tuple(node for _, node in mutations) + tuple(results))
+        self.graph.lint()
+        root = torch.fx.GraphModule(self.module, self.graph)
+        exported = ExportedProgram(
+            root=root,
+            graph=self.graph,
+            graph_signature=signature.ExportGraphSignature(specs, out_specs),
+            state_dict={},
+            range_constraints=_ranges(self.graph),
+            module_call_graph=[_call(len(self.placeholders), len(results))],
+            constants=constants,
+        )
+        return Lifted(exported, tensors, values, outputs, mutated, self.groups)
+
+    def _constants(self):
+        """Tensors of the module become inputs that the program carries."""
+        specs, constants = [], {}
+        first = next(iter(self.graph.nodes), None)
+        for node in [node for node in self.graph.nodes if node.op == "get_attr"]:
+            tensor = operator.attrgetter(node.target)(self.module)
+            if not isinstance(tensor, torch.Tensor):
+                continue
+            if node.target not in constants:
+                constants[node.target] = tensor.detach()
+            with self.graph.inserting_before(first):
+                name = f"constant_{len(specs)}"
+                placeholder = self.graph.placeholder(name)
+            placeholder.meta = node.meta
+            node.replace_all_uses_with(placeholder)
+            self.returned = [placeholder if out is node else out for out in self.returned]
+            self.graph.erase_node(node)
+            specs.append(
+                signature.InputSpec(
+                    signature.InputKind.CONSTANT_TENSOR, signature.TensorArgument(name=placeholder.name), node.target
+                )
+            )
+        return specs, constants
+
+    def _mutations(self):
+        """Inputs with what replaces them: ``copy_`` at the end of the graph."""
+        found: dict[torch.fx.Node, torch.fx.Node] = {}
+        for node in list(self.graph.nodes):
+            if node.op == "call_function" and node.target is torch.ops.aten.copy_.default:
+                target, value = node.args[0], node.args[1]
+                if target.op != "placeholder":
+                    continue
+                found[target] = self._of_type(node, target, value)
+                node.replace_all_uses_with(found[target])
+                self.returned = [found[target] if out is node else out for out in self.returned]
+                self.graph.erase_node(node)
+        return list(found.items())
+
+    def _of_type(self, copy, target, value):
+        """A value as its target has it: of its type and extents, and not an input as it is."""
+        with self.graph.inserting_before(copy):
+            want, have = target.meta["val"], value.meta["val"]
+            if have.dtype != want.dtype:
+                value = self._call(torch.ops.aten._to_copy.default, (value,), {"dtype": want.dtype}, want)
+            if tuple(have.shape) != tuple(want.shape):
+                value = self._call(torch.ops.aten.expand.default, (value, list(want.shape)), {}, want)
+            if value.op == "placeholder":
+                value = self._call(torch.ops.aten.clone.default, (value,), {}, want)
+        return value
+
+    def _call(self, target, args, kwargs, value):
+        node = self.graph.call_function(target, args, kwargs)
+        node.meta["val"] = value
+        return node
+
+    def _outputs(self):
+        """The results of the program, each once, and what the outputs of the graph are."""
+        results: list[torch.fx.Node] = []
+        outputs = []
+        for out in self.returned:
+            if not isinstance(out, torch.fx.Node):
+                outputs.append(Output(value=out))
+            elif out in self.placeholders:
+                outputs.append(Output(input=self.placeholders.index(out)))
+            elif not isinstance(out.meta.get("val"), torch.Tensor):
+                outputs.append(Output(value=out.meta.get("val")))
+            else:
+                if out not in results:
+                    results.append(out)
+                outputs.append(Output(number=results.index(out)))
+        return results, outputs
+
+    def _rename_groups(self):
+        """Process groups by the order of their first use: their own names may differ between ranks."""
+        for node in self.graph.nodes:
+            if node.op != "call_function" or not isinstance(node.target, torch._ops.OpOverload):
+                continue
+            for at, argument in enumerate(node.target._schema.arguments):
+                name = group_argument(node, at, argument)
+                if name is None:
+                    continue
+                if name not in self.groups:
+                    self.groups.append(name)
+                renamed = str(self.groups.index(name))
+                if at < len(node.args):
+                    node.update_arg(at, renamed)
+                else:
+                    node.update_kwarg(argument.name, renamed)
+
+
+def group_argument(node: torch.fx.Node, at: int, argument) -> str | None:
+    """The name of a process group, if this argument of a node is one."""
+    if argument.name != "group_name" and not argument.name.endswith("group_name"):
+        return None
+    name = node.args[at] if at < len(node.args) else node.kwargs.get(argument.name)
+    return name if isinstance(name, str) else None
+
+
+def _input(node: torch.fx.Node):
+    value = node.meta.get("val")
+    if isinstance(value, torch.Tensor):
+        argument = signature.TensorArgument(name=node.name)
+    elif isinstance(value, torch.SymInt):
+        argument = signature.SymIntArgument(name=node.name)
+    else:
+        argument = signature.ConstantArgument(name=node.name, value=value)
+    return signature.InputSpec(signature.InputKind.USER_INPUT, argument, None)
+
+
+def _call(inputs: int, outputs: int) -> ModuleCallEntry:
+    given = pytree.tree_structure((tuple(range(inputs)), {}))
+    result = pytree.tree_structure(tuple(range(outputs)))
+    return ModuleCallEntry("", ModuleCallSignature([], [], given, result))
+
+
+def _ranges(graph: torch.fx.Graph) -> dict:
+    """The least and the largest value of each symbol."""
+    for node in graph.nodes:
+        value = node.meta.get("val")
+        sizes = [value] if isinstance(value, torch.SymInt) else getattr(value, "shape", ())
+        for size in sizes:
+            if isinstance(size, torch.SymInt):
+                ranges = size.node.shape_env.var_to_range
+                return {symbol: _range(found) for symbol, found in ranges.items()}
+    return {}
+
+
+def _range(found: ValueRanges) -> ValueRanges:
+    lower = int(found.lower) if found.lower.is_Integer else 0
+    upper = int(found.upper) if found.upper.is_Integer else int_oo
+    return ValueRanges(lower, upper)

@@ -1,0 +1,39 @@
+"""What ``torch.compile(model, backend="symmc", options={...})`` takes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+
+from symmc import InputError, machines
+
+
+@dataclass(frozen=True)
+class Options:
+    """How graphs are compiled."""
+
+    machine: str | None = None
+    """The profile that choices are made by; by default that of the host, or of the GPUs that there are."""
+    buckets: Sequence[int] = ()
+    """The largest value of each bucket of a dynamic size. Without, there is one bucket, up to the next power of two."""
+    fallback: str = "inductor"
+    """What runs the operators that symmc does not know: ``inductor``, ``eager``, or ``error`` for nobody."""
+    timeout: float = 30.0
+    """No wait for other ranks takes longer, in seconds."""
+    report: str | None = None
+    """A file to which the reports of the plans are written."""
+
+    @staticmethod
+    def of(given) -> Options:
+        """The options of a mapping."""
+        given = dict(given or {})
+        known = [f.name for f in fields(Options)]
+        for name in given:
+            if name not in known:
+                raise InputError(f"option {name} of the backend symmc: expected one of {', '.join(known)}")
+        options = Options(**given)
+        if options.fallback not in ("inductor", "eager", "error"):
+            raise InputError(f"option fallback: expected inductor, eager or error, found {options.fallback!r}")
+        if options.machine is not None and not isinstance(options.machine, str):
+            raise InputError(f"option machine: expected a name such as {', '.join(machines())}, found {options.machine!r}")
+        return options

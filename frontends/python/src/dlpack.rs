@@ -1,0 +1,236 @@
+//! Tensors of other libraries by DLPack: what lies where, without copies.
+//!
+//! The layout of the structures is that of the DLPack specification, version 0.8 and 1.x (unversioned capsules).
+
+use std::ffi::c_void;
+
+use pyo3::exceptions::PyBufferError;
+use pyo3::prelude::*;
+use pyo3::types::{PyCapsule, PyDict};
+use symmc::DType;
+
+use crate::error::refused;
+
+/// What capsules that nobody has taken yet are called.
+pub const NAME: &std::ffi::CStr = c"dltensor";
+
+/// The types of devices of DLPack that symmc knows.
+pub mod device {
+    pub const CPU: i32 = 1;
+    pub const CUDA: i32 = 2;
+    pub const CUDA_HOST: i32 = 3;
+}
+
+/// A device.
+#[repr(C)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Device {
+    pub kind: i32,
+    pub id: i32,
+}
+
+/// The type of elements.
+#[repr(C)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct DataType {
+    pub code: u8,
+    pub bits: u8,
+    pub lanes: u16,
+}
+
+/// A tensor.
+#[repr(C)]
+pub struct DlTensor {
+    pub data: *mut c_void,
+    pub device: Device,
+    pub ndim: i32,
+    pub dtype: DataType,
+    pub shape: *mut i64,
+    pub strides: *mut i64,
+    pub byte_offset: u64,
+}
+
+/// A tensor with what frees it.
+#[repr(C)]
+pub struct Managed {
+    pub tensor: DlTensor,
+    pub context: *mut c_void,
+    pub deleter: Option<unsafe extern "C" fn(*mut Managed)>,
+}
+
+/// The dtype as DLPack has it.
+pub fn dtype_of(dtype: DType) -> DataType {
+    let (code, bits) = match dtype {
+        DType::I32 => (0, 32),
+        DType::I64 => (0, 64),
+        DType::U8 => (1, 8),
+        DType::F16 => (2, 16),
+        DType::F32 => (2, 32),
+        DType::F64 => (2, 64),
+        DType::BF16 => (4, 16),
+        DType::Bool => (6, 8),
+    };
+    DataType { code, bits, lanes: 1 }
+}
+
+/// A tensor of another library, which stays as long as this does.
+pub struct Foreign {
+    pub address: u64,
+    pub bytes: usize,
+    pub dtype: DType,
+    pub shape: Vec<usize>,
+    pub device: Device,
+    /// It frees the tensor when it goes, as nobody has taken that out.
+    capsule: Py<PyAny>,
+}
+
+impl Foreign {
+    /// The tensor of an object that has `__dlpack__`. `what` names it in errors.
+    pub fn of(what: &str, object: &Bound<'_, PyAny>) -> PyResult<Foreign> {
+        let py = object.py();
+        let exports = object.getattr_opt("__dlpack__")?;
+        let Some(export) = exports else {
+            let found = object.get_type().name()?;
+            return Err(refused(format!(
+                "{what}: expected a tensor (an object with __dlpack__, such as those of NumPy and PyTorch), found {found}"
+            )));
+        };
+        let device: (i32, i32) = object.call_method0("__dlpack_device__")?.extract()?;
+        let capsule = if device.0 == device::CUDA {
+            // Runs are put on the stream of the caller: there is nothing to wait for.
+            let stream = PyDict::new(py);
+            stream.set_item("stream", -1)?;
+            export.call((), Some(&stream))
+        } else {
+            export.call0()
+        };
+        let capsule = capsule.map_err(|error| {
+            let refusal = refused(format!("{what}: its memory cannot be shared: {error}"));
+            refusal.set_cause(py, Some(error));
+            refusal
+        })?;
+        let named = capsule.cast::<PyCapsule>().map_err(|_| refused(format!("{what}: __dlpack__ gave no capsule")))?;
+        let managed = named.pointer_checked(Some(NAME))?.cast::<Managed>();
+        // SAFETY: a capsule of this name holds such a structure, by the protocol, and nobody has taken it.
+        let tensor = unsafe { &managed.as_ref().tensor };
+        Foreign::read(what, tensor, capsule.clone().unbind())
+    }
+
+    fn read(what: &str, tensor: &DlTensor, capsule: Py<PyAny>) -> PyResult<Foreign> {
+        let dtype = DType::ALL.into_iter().find(|&d| dtype_of(d) == tensor.dtype).ok_or_else(|| {
+            let DataType { code, bits, lanes } = tensor.dtype;
+            refused(format!(
+                "{what}: the elements have a type that symmc does not know (DLPack code {code}, {bits} bits, {lanes} lanes)"
+            ))
+        })?;
+        let rank = usize::try_from(tensor.ndim).map_err(|_| refused(format!("{what}: it has {} axes", tensor.ndim)))?;
+        // SAFETY: the protocol gives one number for each axis; without axes nothing is read.
+        let of = |at: *mut i64| unsafe { (rank > 0 && !at.is_null()).then(|| std::slice::from_raw_parts(at, rank)) };
+        let extents = of(tensor.shape).unwrap_or_default();
+        let shape: Vec<usize> = extents.iter().map(|&d| usize::try_from(d).unwrap_or(0)).collect();
+        if let Some(strides) = of(tensor.strides)
+            && !is_dense(&shape, strides)
+        {
+            return Err(refused(format!(
+                "{what}: expected a contiguous tensor, found the extents {shape:?} at strides {strides:?}"
+            )));
+        }
+        let bytes = shape.iter().product::<usize>() * dtype.size();
+        let address = tensor.data.expose_provenance() as u64 + tensor.byte_offset;
+        Ok(Foreign { address, bytes, dtype, shape, device: tensor.device, capsule })
+    }
+
+    /// The first byte.
+    pub fn pointer(&self) -> *mut u8 {
+        std::ptr::with_exposed_provenance_mut(self.address as usize)
+    }
+
+    /// What keeps the tensor.
+    pub fn into_keeper(self) -> Py<PyAny> {
+        self.capsule
+    }
+}
+
+/// Whether elements lie behind each other, the last axis innermost. Strides of axes with one element do not matter.
+fn is_dense(shape: &[usize], strides: &[i64]) -> bool {
+    let mut expected = 1i64;
+    shape.contains(&0)
+        || shape.iter().zip(strides).rev().all(|(&extent, &stride)| {
+            let fits = extent == 1 || stride == expected;
+            expected = expected.saturating_mul(extent as i64);
+            fits
+        })
+}
+
+/// What a capsule that symmc gives away frees.
+struct Given<T> {
+    managed: Managed,
+    /// The extents, to which the tensor points.
+    shape: Vec<i64>,
+    _owner: T,
+}
+
+/// A capsule with a tensor at an address, which keeps `owner`.
+pub fn capsule<T: Send + 'static>(
+    py: Python<'_>,
+    address: u64,
+    (dtype, shape): (DType, &[usize]),
+    device: Device,
+    owner: T,
+) -> PyResult<Py<PyAny>> {
+    let shape: Vec<i64> = shape.iter().map(|&d| d as i64).collect();
+    let tensor = DlTensor {
+        data: std::ptr::with_exposed_provenance_mut(address as usize),
+        device,
+        ndim: shape.len() as i32,
+        dtype: dtype_of(dtype),
+        shape: std::ptr::null_mut(),
+        strides: std::ptr::null_mut(),
+        byte_offset: 0,
+    };
+    let managed = Managed { tensor, context: std::ptr::null_mut(), deleter: Some(free::<T>) };
+    let given = Box::into_raw(Box::new(Given { managed, shape, _owner: owner }));
+    // SAFETY: the box was just made, and nobody else has it.
+    let pointer = unsafe {
+        (*given).managed.context = given.cast();
+        (*given).managed.tensor.shape = (*given).shape.as_mut_ptr();
+        &raw mut (*given).managed
+    };
+    // SAFETY: the name is static; the pointer is valid until the destructor or who takes the tensor frees it.
+    let made = unsafe { pyo3::ffi::PyCapsule_New(pointer.cast(), NAME.as_ptr(), Some(drop_untaken)) };
+    // SAFETY: a new reference, or none and an exception.
+    match unsafe { Bound::from_owned_ptr_or_opt(py, made) } {
+        Some(capsule) => Ok(capsule.unbind()),
+        None => {
+            // SAFETY: nobody has the pointer.
+            unsafe { free::<T>(pointer) };
+            Err(PyErr::take(py).unwrap_or_else(|| PyBufferError::new_err("no capsule")))
+        }
+    }
+}
+
+/// Frees a tensor.
+///
+/// # Safety
+/// `managed` is of [`capsule`] with this owner, and freed once.
+unsafe extern "C" fn free<T>(managed: *mut Managed) {
+    // SAFETY: by the caller.
+    drop(unsafe { Box::from_raw((*managed).context.cast::<Given<T>>()) });
+}
+
+/// Frees the tensor of a capsule, unless somebody took it.
+///
+/// # Safety
+/// Called by the interpreter for a capsule of [`capsule`].
+unsafe extern "C" fn drop_untaken(capsule: *mut pyo3::ffi::PyObject) {
+    // SAFETY: by the caller; who takes the tensor renames the capsule.
+    unsafe {
+        if pyo3::ffi::PyCapsule_IsValid(capsule, NAME.as_ptr()) == 0 {
+            return;
+        }
+        let managed = pyo3::ffi::PyCapsule_GetPointer(capsule, NAME.as_ptr()).cast::<Managed>();
+        if let Some(deleter) = (*managed).deleter {
+            deleter(managed);
+        }
+    }
+}

@@ -1,0 +1,36 @@
+//! The module `symmc._symmc`, on which the Python package `symmc` stands.
+//!
+//! Programs, plans and sessions are those of the crate `symmc`. Tensors come in and go out by DLPack ([`dlpack`]), without
+//! copies and without a library of tensors. What takes long gives the interpreter's lock away and can be interrupted.
+
+mod command;
+mod dlpack;
+mod error;
+mod group;
+mod plan;
+mod program;
+mod session;
+mod tensor;
+
+use pyo3::prelude::*;
+
+/// The compiled part of the package `symmc`.
+#[pymodule]
+fn _symmc(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add("__version__", env!("CARGO_PKG_VERSION"))?;
+    error::add(module)?;
+    module.add_class::<program::Program>()?;
+    module.add_class::<plan::Plan>()?;
+    module.add_class::<group::Group>()?;
+    module.add_class::<session::Session>()?;
+    module.add_class::<session::Value>()?;
+    module.add_class::<tensor::Tensor>()?;
+    module.add_function(wrap_pyfunction!(program::open, module)?)?;
+    module.add_function(wrap_pyfunction!(program::from_text, module)?)?;
+    module.add_function(wrap_pyfunction!(program::torch_ops, module)?)?;
+    module.add_function(wrap_pyfunction!(plan::compile, module)?)?;
+    module.add_function(wrap_pyfunction!(plan::load, module)?)?;
+    module.add_function(wrap_pyfunction!(plan::machines, module)?)?;
+    module.add_function(wrap_pyfunction!(command::command, module)?)?;
+    Ok(())
+}

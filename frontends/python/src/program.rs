@@ -1,0 +1,154 @@
+//! Programs.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use indexmap::IndexMap;
+use pyo3::prelude::*;
+use symmc::{Extent, OpenOptions, TensorFile};
+
+use crate::error::{raised, refused};
+use crate::tensor::Tensor;
+
+/// A program with collectives. `symmc.open` reads one from a file.
+#[pyclass(frozen, module = "symmc")]
+pub struct Program(pub Arc<symmc::Program>);
+
+/// One path, or several.
+#[derive(FromPyObject)]
+pub enum Paths {
+    One(PathBuf),
+    All(Vec<PathBuf>),
+}
+
+/// What a symbol is to be: one value, a least and a largest, or a text as the option `--dim` of the command takes it.
+#[derive(FromPyObject)]
+pub enum Bounds {
+    One(i64),
+    Range((Option<i64>, Option<i64>)),
+    Text(String),
+}
+
+impl Bounds {
+    fn extent(self, name: &str) -> PyResult<Extent> {
+        match self {
+            Bounds::One(n) => Ok(Extent::Range { min: Some(n), max: Some(n) }),
+            Bounds::Range((min, max)) => Ok(Extent::Range { min, max }),
+            Bounds::Text(text) => Extent::parse(&text).map_err(|error| refused(format!("{name}: {error}"))),
+        }
+    }
+}
+
+/// Opens a `.pt2` archive, an `.onnx` model or a `.symm` text; several paths are the files of all ranks.
+///
+/// ranks: the number of ranks, where the file leaves it open. groups: the ranks of each cell of a group, by the name of the
+/// group. dims: the value of a symbol, or its least and largest. schemas: custom ops, in PyTorch's words. tensors: a
+/// safetensors file with weights.
+#[pyfunction]
+#[pyo3(signature = (paths, *, ranks=None, groups=None, dims=None, schemas=None, tensors=None))]
+pub fn open(
+    py: Python<'_>,
+    paths: Paths,
+    ranks: Option<u32>,
+    groups: Option<IndexMap<String, Vec<Vec<u32>>>>,
+    dims: Option<IndexMap<String, Bounds>>,
+    schemas: Option<Vec<String>>,
+    tensors: Option<PathBuf>,
+) -> PyResult<Program> {
+    let paths = match paths {
+        Paths::One(path) => vec![path],
+        Paths::All(paths) => paths,
+    };
+    let dims = dims.unwrap_or_default().into_iter();
+    let dims = dims.map(|(name, bounds)| Ok((bounds.extent(&name)?, name))).collect::<PyResult<Vec<_>>>()?;
+    let options = OpenOptions::default()
+        .with_ranks(ranks)
+        .with_groups(groups.unwrap_or_default())
+        .with_extents(dims.into_iter().map(|(extent, name)| (name, extent)))
+        .with_schemas(schemas.unwrap_or_default());
+    py.detach(|| {
+        let tensors = tensors.map(|path| TensorFile::open(&path).map(Arc::new)).transpose()?;
+        let mut program = symmc::Program::open_files(&paths, &options.with_tensors(tensors))?;
+        if program.graph.ranks.is_none() && ranks.is_none() {
+            program.close_ranks()?;
+        }
+        Ok(Program(Arc::new(program)))
+    })
+    .map_err(raised)
+}
+
+/// The program of a text in symmc's own form.
+#[pyfunction]
+pub fn from_text(py: Python<'_>, text: &str) -> PyResult<Program> {
+    py.detach(|| symmc::Program::from_text(text)).map(|program| Program(Arc::new(program))).map_err(raised)
+}
+
+/// The names of PyTorch's operators that symmc knows.
+#[pyfunction]
+pub fn torch_ops() -> Vec<&'static str> {
+    #[cfg(feature = "torch")]
+    return symmc::supported_torch_ops().into_iter().map(|(name, _)| name).collect();
+    #[cfg(not(feature = "torch"))]
+    Vec::new()
+}
+
+#[pymethods]
+impl Program {
+    /// The name.
+    #[getter]
+    fn name(&self) -> &str {
+        &self.0.graph.name
+    }
+
+    /// The number of ranks, if it is fixed.
+    #[getter]
+    fn ranks(&self) -> Option<u32> {
+        self.0.graph.ranks
+    }
+
+    /// What the importer wants people to know.
+    #[getter]
+    fn notes(&self) -> Vec<String> {
+        self.0.notes.clone()
+    }
+
+    /// The least and the largest value of each symbol.
+    #[getter]
+    fn symbols(&self) -> IndexMap<String, (i64, i64)> {
+        self.0.graph.symbols.values().map(|s| (s.name.clone(), (s.min, s.max))).collect()
+    }
+
+    /// The name of each symbol in the file that the program came from; its own where it has no other.
+    #[getter]
+    fn aliases(&self) -> IndexMap<String, String> {
+        let alias = |s: &symmc::unstable::ir::Symbol| s.alias.clone().unwrap_or_else(|| s.name.clone());
+        self.0.graph.symbols.values().map(|s| (s.name.clone(), alias(s))).collect()
+    }
+
+    /// The program in symmc's own form.
+    fn text(&self) -> String {
+        self.0.to_text()
+    }
+
+    /// The weights of a rank that came with the program, by the names under which they are stored.
+    #[pyo3(signature = (rank=0))]
+    fn parameters(&self, py: Python<'_>, rank: u32) -> PyResult<IndexMap<String, Tensor>> {
+        if self.0.graph.ranks.is_some_and(|ranks| rank >= ranks) {
+            return Err(refused(format!("rank {rank}: the program has {} ranks", self.0.graph.ranks.unwrap_or(0))));
+        }
+        let all = py.detach(|| self.0.parameters(rank, None)).map_err(raised)?;
+        Ok(all.into_iter().map(|(name, tensor)| (name, Tensor::new(tensor))).collect())
+    }
+
+    fn __repr__(&self) -> String {
+        let graph = &self.0.graph;
+        let ranks = graph.ranks.map_or("open".to_string(), |ranks| ranks.to_string());
+        format!(
+            "<symmc.Program {:?}: ranks {ranks}, {} nodes, {} inputs, {} outputs>",
+            graph.name,
+            graph.nodes.len(),
+            graph.inputs.len(),
+            graph.outputs.len()
+        )
+    }
+}

@@ -1,0 +1,477 @@
+//! One rank of a plan that stays.
+
+use std::collections::HashMap;
+use std::ffi::c_void;
+use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
+use std::time::{Duration, Instant};
+
+use indexmap::IndexMap;
+use pyo3::prelude::*;
+use pyo3::types::PyTuple;
+use symmc::{SessionConfig, ValueKind};
+
+use crate::dlpack::{Foreign, device};
+use crate::error::{raised, refused};
+use crate::group::Group;
+use crate::plan::Plan;
+use crate::tensor::Tensor;
+
+/// How often who waits asks whether the interpreter was interrupted.
+const LOOK: Duration = Duration::from_millis(50);
+
+/// An input or an output, at the sizes that are set.
+#[pyclass(frozen, get_all, module = "symmc")]
+pub struct Value {
+    /// The name of the value in the program.
+    name: String,
+    /// The name under which a weight is stored; that of an argument in the file that the program came from.
+    source: Option<String>,
+    /// argument, parameter, constant or output.
+    kind: &'static str,
+    /// The type of the elements.
+    dtype: String,
+    /// The extent of each axis.
+    shape: Py<PyTuple>,
+    /// The number of bytes.
+    nbytes: usize,
+    /// For an output, the name of the input that it replaces.
+    replaces: Option<String>,
+}
+
+#[pymethods]
+impl Value {
+    fn __repr__(&self, py: Python<'_>) -> String {
+        format!("<symmc.Value {} %{}: {}{}>", self.kind, self.name, self.dtype, self.shape.bind(py))
+    }
+}
+
+/// One rank of a plan that stays: on the host, or on a GPU.
+///
+/// Tensors are given by DLPack: what is bound is used where it lies, and kept as long as the session may use it. All ranks
+/// of the group open the session together and start the same runs in the same order.
+#[pyclass(frozen, module = "symmc")]
+pub struct Session {
+    inner: Mutex<Option<Open>>,
+    rank: u32,
+    name: String,
+    process: u32,
+    /// The number of the GPU; `None` on the host.
+    gpu: Option<i32>,
+}
+
+struct Open {
+    session: symmc::Session,
+    /// What keeps the tensor that is bound for a name.
+    bound: HashMap<String, Py<PyAny>>,
+    /// What keeps those that runs in progress may still use.
+    retired: Vec<Py<PyAny>>,
+    /// What was bound for the last launch, at the sizes that are set.
+    launched: Launched,
+}
+
+/// The addresses of arguments and of outputs that replace none, with their bytes.
+#[derive(Default)]
+struct Launched {
+    arguments: Vec<(u64, usize)>,
+    outputs: Vec<(u64, usize)>,
+}
+
+impl Open {
+    /// Keeps a tensor for a name instead of the one before, if there was one.
+    fn keep(&mut self, name: &str, keeper: Option<Py<PyAny>>) {
+        let old = match keeper {
+            Some(keeper) => self.bound.insert(name.to_string(), keeper),
+            None => self.bound.remove(name),
+        };
+        match self.session.poll() {
+            Ok(false) => self.retired.extend(old),
+            _ => self.retired.clear(),
+        }
+    }
+
+    fn bind(&mut self, name: &str, tensor: Foreign) -> Result<(), symmc::Error> {
+        // SAFETY: the tensor is kept until another is bound and all runs that took it have ended.
+        unsafe { self.session.bind(name, tensor.pointer(), tensor.bytes)? };
+        self.keep(name, Some(tensor.into_keeper()));
+        Ok(())
+    }
+
+    /// Binds arguments and outputs that lie elsewhere than at the last launch.
+    fn rebind(&mut self, arguments: Vec<u64>, outputs: Vec<u64>) -> Result<(), symmc::Error> {
+        if self.launched.arguments.is_empty() && self.launched.outputs.is_empty() {
+            let of = |value: symmc::Value| (0, value.bytes);
+            let returned = self.session.outputs()?.into_iter().filter(|value| value.replaces.is_none());
+            self.launched.outputs = returned.map(of).collect();
+            self.launched.arguments = self.session.inputs()?.into_iter().map(of).collect();
+        }
+        let Launched { arguments: inputs, outputs: results } = &mut self.launched;
+        for (kind, addresses, known) in [("in", arguments, inputs), ("out", outputs, results)] {
+            if addresses.len() != known.len() {
+                let (expected, found) = (known.len(), addresses.len());
+                let text = format!("{kind}: expected {expected} addresses, found {found}");
+                return Err(symmc::Error::new(symmc::ErrorKind::Input, text));
+            }
+            for (number, (address, (last, bytes))) in addresses.into_iter().zip(known).enumerate() {
+                if address == *last || *bytes == 0 {
+                    continue;
+                }
+                let pointer = std::ptr::with_exposed_provenance_mut(address as usize);
+                // SAFETY: by the caller, the memory has as many bytes until the run has ended.
+                unsafe { self.session.bind(&format!("{kind}.{number}"), pointer, *bytes)? };
+                *last = address;
+            }
+        }
+        Ok(())
+    }
+
+    /// The input or output of a name, if that is the one of a value.
+    fn value(&self, name: &str) -> Option<symmc::Value> {
+        let named = |all: Result<Vec<symmc::Value>, symmc::Error>| {
+            all.ok()?.into_iter().enumerate().find(|(i, value)| is_named(*i, value, name)).map(|(_, v)| v)
+        };
+        let session = &self.session;
+        named(session.inputs()).or_else(|| named(session.parameters())).or_else(|| named(session.outputs()))
+    }
+}
+
+/// Refuses a tensor of another type. What has no such name is refused by the session.
+fn expect_type(open: &Open, name: &str, tensor: &Foreign) -> PyResult<()> {
+    match open.value(name) {
+        Some(value) if value.dtype != tensor.dtype || value.extents != tensor.shape => Err(refused(format!(
+            "{name}: expected {}{:?}, found {}{:?}",
+            value.dtype, value.extents, tensor.dtype, tensor.shape
+        ))),
+        _ => Ok(()),
+    }
+}
+
+/// Whether a value of its kind, with this number among them, has a name.
+fn is_named(number: usize, value: &symmc::Value, name: &str) -> bool {
+    let name = name.strip_prefix('%').unwrap_or(name);
+    let numbered = match value.kind {
+        ValueKind::Argument => name.strip_prefix("in."),
+        ValueKind::Output => name.strip_prefix("out."),
+        _ => None,
+    };
+    let stored = name.strip_prefix("w.").unwrap_or(name);
+    numbered.is_some_and(|n| n.parse() == Ok(number))
+        || value.name == name
+        || value.source.as_deref() == Some(stored)
+}
+
+impl Session {
+    fn open_now(&self) -> PyResult<MutexGuard<'_, Option<Open>>> {
+        if std::process::id() != self.process {
+            return Err(refused(format!(
+                "the session belongs to process {}: a session does not survive a fork; open it in the process that uses it",
+                self.process
+            )));
+        }
+        match self.inner.try_lock() {
+            Ok(guard) => Ok(guard),
+            Err(TryLockError::Poisoned(poisoned)) => Ok(poisoned.into_inner()),
+            Err(TryLockError::WouldBlock) => {
+                Err(refused("another thread uses the session: one at a time may"))
+            }
+        }
+    }
+
+    fn with<T: Send>(
+        &self,
+        py: Python<'_>,
+        work: impl FnOnce(&mut Open) -> Result<T, symmc::Error> + Send,
+    ) -> PyResult<T> {
+        let mut guard = self.open_now()?;
+        let open = guard.as_mut().ok_or_else(|| refused("the session is closed"))?;
+        py.detach(|| work(open)).map_err(raised)
+    }
+
+    /// Refuses a tensor that a value cannot be.
+    fn expect(&self, open: &Open, name: &str, tensor: &Foreign) -> PyResult<()> {
+        self.expect_device(name, tensor)?;
+        expect_type(open, name, tensor)
+    }
+
+    fn expect_device(&self, name: &str, tensor: &Foreign) -> PyResult<()> {
+        let found = tensor.device;
+        let fits = match self.gpu {
+            None => found.kind == device::CPU || found.kind == device::CUDA_HOST,
+            Some(gpu) => found.kind == device::CUDA && found.id == gpu,
+        };
+        if fits {
+            return Ok(());
+        }
+        let at = |kind: i32, id: i32| match kind {
+            device::CPU => "memory of the host".to_string(),
+            device::CUDA => format!("memory of GPU {id}"),
+            _ => format!("a device of type {kind}"),
+        };
+        let expected = self.gpu.map_or_else(|| at(device::CPU, 0), |gpu| at(device::CUDA, gpu));
+        Err(refused(format!("{name}: expected {expected}, found {}", at(found.kind, found.id))))
+    }
+
+    /// Waits for the end of all runs, and for the interpreter's signals.
+    fn until_idle(&self, py: Python<'_>, limit: Option<Duration>) -> PyResult<()> {
+        let start = Instant::now();
+        loop {
+            let left = limit.map(|limit| limit.saturating_sub(start.elapsed()));
+            let part = left.map_or(LOOK, |left| left.min(LOOK));
+            let last = left.is_some_and(|left| left <= LOOK);
+            let ended = self.with(py, |open| {
+                if open.session.poll()? {
+                    return Ok(true);
+                }
+                match open.session.wait(part) {
+                    Ok(()) => Ok(true),
+                    // A run that failed has ended.
+                    Err(error) if last || open.session.poll().is_err() => Err(error),
+                    Err(_) => Ok(false),
+                }
+            })?;
+            if ended {
+                return Ok(());
+            }
+            py.check_signals()?;
+        }
+    }
+}
+
+#[pymethods]
+impl Session {
+    /// Opens the session of the group's rank; returns when all ranks have.
+    ///
+    /// group: a `Group`, a process group of PyTorch, or nothing for what the environment says. gpu: the number of the GPU that it runs on; without, it runs on the host. timeout: no wait for other ranks takes
+    /// longer, in seconds.
+    #[new]
+    #[pyo3(signature = (plan, group=None, *, gpu=None, timeout=30.0))]
+    fn new(
+        py: Python<'_>,
+        plan: &Plan,
+        group: Option<&Bound<'_, PyAny>>,
+        gpu: Option<u32>,
+        timeout: f64,
+    ) -> PyResult<Session> {
+        let limit = Duration::try_from_secs_f64(timeout)
+            .map_err(|_| refused(format!("timeout: expected seconds, found {timeout}")))?;
+        let config = on_gpu(SessionConfig::default().with_limit(limit), gpu)?;
+        let (plan, group) = (plan.0.clone(), Group::of(py, group)?);
+        let (rank, name) = (group.rank(), plan.source.name.clone());
+        let opening = std::thread::Builder::new()
+            .name("symmc open".into())
+            .spawn(move || symmc::Session::open(&plan, &group, &config))
+            .map_err(|error| refused(format!("no thread: {error}")))?;
+        while !opening.is_finished() {
+            py.detach(|| std::thread::sleep(Duration::from_micros(200)));
+            py.check_signals()?;
+        }
+        let panicked = |_| refused("opening the session panicked");
+        let session = opening.join().map_err(panicked)?.map_err(raised)?;
+        let open = Open { session, bound: HashMap::new(), retired: Vec::new(), launched: Launched::default() };
+        let gpu = gpu.map(|gpu| gpu as i32);
+        Ok(Session { inner: Mutex::new(Some(open)), rank, name, process: std::process::id(), gpu })
+    }
+
+    /// The rank.
+    #[getter]
+    fn rank(&self) -> u32 {
+        self.rank
+    }
+
+    /// Sets symbols for the runs that come.
+    #[pyo3(signature = (**symbols))]
+    fn set(&self, py: Python<'_>, symbols: Option<IndexMap<String, i64>>) -> PyResult<()> {
+        let symbols = symbols.unwrap_or_default();
+        self.with(py, |open| {
+            let values: Vec<(&str, i64)> = symbols.iter().map(|(name, n)| (name.as_str(), *n)).collect();
+            open.launched = Launched::default();
+            open.session.set_all(&values)
+        })
+    }
+
+    /// The arguments: inputs that change from run to run.
+    fn inputs(&self, py: Python<'_>) -> PyResult<Vec<Value>> {
+        values(py, self.with(py, |open| open.session.inputs())?)
+    }
+
+    /// The parameters: inputs that are given once.
+    fn parameters(&self, py: Python<'_>) -> PyResult<Vec<Value>> {
+        values(py, self.with(py, |open| open.session.parameters())?)
+    }
+
+    /// The outputs, those that replace an input among them.
+    fn outputs(&self, py: Python<'_>) -> PyResult<Vec<Value>> {
+        values(py, self.with(py, |open| open.session.outputs())?)
+    }
+
+    /// Has the runs that come find an input, or write an output, in a tensor, where it lies. The session keeps the tensor.
+    fn bind(&self, py: Python<'_>, name: &str, tensor: &Bound<'_, PyAny>) -> PyResult<()> {
+        let tensor = Foreign::of(name, tensor)?;
+        let mut guard = self.open_now()?;
+        let open = guard.as_mut().ok_or_else(|| refused("the session is closed"))?;
+        self.expect(open, name, &tensor)?;
+        py.detach(|| open.bind(name, tensor)).map_err(raised)
+    }
+
+    /// Has the runs that come use memory of the session for an input or output again.
+    fn unbind(&self, py: Python<'_>, name: &str) -> PyResult<()> {
+        self.with(py, |open| {
+            open.session.unbind(name)?;
+            open.keep(name, None);
+            Ok(())
+        })
+    }
+
+    /// Copies a tensor in memory of the host to where an input lies.
+    fn write(&self, py: Python<'_>, name: &str, tensor: &Bound<'_, PyAny>) -> PyResult<()> {
+        let tensor = Foreign::of(name, tensor)?;
+        if tensor.device.kind == device::CUDA {
+            return Err(refused(format!("{name}: expected memory of the host, found that of a GPU: bind it instead")));
+        }
+        let mut guard = self.open_now()?;
+        let open = guard.as_mut().ok_or_else(|| refused("the session is closed"))?;
+        expect_type(open, name, &tensor)?;
+        py.detach(|| {
+            let data: &[u8] = match tensor.bytes {
+                0 => &[],
+                // SAFETY: the tensor has so many bytes, and is kept meanwhile.
+                bytes => unsafe { std::slice::from_raw_parts(tensor.pointer(), bytes) },
+            };
+            open.session.write(name, data)
+        })
+        .map_err(raised)
+    }
+
+    /// A copy of an output, or of an input, as it is now, in memory of the host.
+    fn read(&self, py: Python<'_>, name: &str) -> PyResult<Tensor> {
+        self.with(py, |open| open.session.read(name)).map(|tensor| Tensor::new(Arc::new(tensor)))
+    }
+
+    /// Runs once, and waits for the end.
+    fn run(&self, py: Python<'_>) -> PyResult<()> {
+        self.with(py, |open| open.session.enqueue())?;
+        self.until_idle(py, None)
+    }
+
+    /// Starts one run behind those that were started, and returns. stream: a stream of the caller on the GPU, by its
+    /// driver's handle.
+    #[pyo3(signature = (stream=None))]
+    fn enqueue(&self, py: Python<'_>, stream: Option<usize>) -> PyResult<()> {
+        self.with(py, |open| match stream {
+            None => open.session.enqueue(),
+            Some(stream) => {
+                let stream: *mut c_void = std::ptr::with_exposed_provenance_mut(stream);
+                // SAFETY: by the caller, the stream exists.
+                unsafe { open.session.enqueue_on(stream) }
+            }
+        })
+    }
+
+    /// One run with all arguments and outputs at these addresses, by their numbers: what is called once for each call of a
+    /// compiled function. With a stream it is put there, without it has ended when this returns. The caller keeps the memory
+    /// until the run has ended.
+    fn launch(
+        &self,
+        py: Python<'_>,
+        arguments: Vec<u64>,
+        outputs: Vec<u64>,
+        stream: Option<usize>,
+    ) -> PyResult<()> {
+        let launched = self.with(py, |open| {
+            open.rebind(arguments, outputs)?;
+            match stream {
+                None => open.session.enqueue(),
+                Some(stream) => {
+                    let stream: *mut c_void = std::ptr::with_exposed_provenance_mut(stream);
+                    // SAFETY: by the caller, the stream exists.
+                    unsafe { open.session.enqueue_on(stream) }
+                }
+            }
+        });
+        launched?;
+        if stream.is_none() { self.until_idle(py, None) } else { Ok(()) }
+    }
+
+    /// Whether all runs have ended.
+    fn poll(&self, py: Python<'_>) -> PyResult<bool> {
+        self.with(py, |open| open.session.poll())
+    }
+
+    /// Waits until all runs have ended; at most so many seconds.
+    #[pyo3(signature = (timeout=None))]
+    fn wait(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<()> {
+        let limit = timeout.map(Duration::try_from_secs_f64).transpose();
+        let limit = limit.map_err(|_| refused(format!("timeout: expected seconds, found {timeout:?}")))?;
+        self.until_idle(py, limit)
+    }
+
+    /// Gives the memory of the arenas back until `resume`. All ranks call both, between runs.
+    fn release(&self, py: Python<'_>) -> PyResult<()> {
+        self.with(py, |open| open.session.release())
+    }
+
+    /// Takes the memory of the arenas again.
+    fn resume(&self, py: Python<'_>) -> PyResult<()> {
+        self.with(py, |open| open.session.resume())
+    }
+
+    /// Waits until all runs have ended, and ends the session.
+    fn close(&self, py: Python<'_>) -> PyResult<()> {
+        let open = self.open_now()?.take();
+        let Some(Open { session, bound, retired, .. }) = open else { return Ok(()) };
+        let closed = py.detach(|| session.close()).map_err(raised);
+        drop((bound, retired));
+        closed
+    }
+
+    fn __enter__(slf: Py<Self>) -> Py<Self> {
+        slf
+    }
+
+    #[pyo3(signature = (*_exception))]
+    fn __exit__(&self, py: Python<'_>, _exception: &Bound<'_, PyTuple>) -> PyResult<bool> {
+        if _exception.get_item(0).is_ok_and(|kind| kind.is_none()) {
+            self.close(py)?;
+        } else {
+            // The exception explains more than what ending the session would say.
+            let open = self.open_now()?.take();
+            py.detach(|| drop(open));
+        }
+        Ok(false)
+    }
+
+    fn __repr__(&self) -> String {
+        let place = self.gpu.map_or("host".to_string(), |gpu| format!("GPU {gpu}"));
+        format!("<symmc.Session {:?}: rank {}, {place}>", self.name, self.rank)
+    }
+}
+
+#[cfg(feature = "cuda")]
+fn on_gpu(config: SessionConfig, gpu: Option<u32>) -> PyResult<SessionConfig> {
+    Ok(match gpu {
+        Some(gpu) => config.with_gpu(symmc::Gpu::new(gpu)),
+        None => config,
+    })
+}
+
+#[cfg(not(feature = "cuda"))]
+fn on_gpu(config: SessionConfig, gpu: Option<u32>) -> PyResult<SessionConfig> {
+    match gpu {
+        Some(_) => Err(refused("this build of symmc has no GPUs: it was made without the feature `cuda`")),
+        None => Ok(config),
+    }
+}
+
+fn values(py: Python<'_>, all: Vec<symmc::Value>) -> PyResult<Vec<Value>> {
+    let value = |value: symmc::Value| {
+        let kind = match value.kind {
+            ValueKind::Argument => "argument",
+            ValueKind::Parameter => "parameter",
+            ValueKind::Constant => "constant",
+            _ => "output",
+        };
+        let shape = PyTuple::new(py, value.extents)?.unbind();
+        let (name, source, dtype) = (value.name, value.source, value.dtype.to_string());
+        Ok(Value { name, source, kind, dtype, shape, nbytes: value.bytes, replaces: value.replaces })
+    };
+    all.into_iter().map(value).collect()
+}

@@ -1,0 +1,79 @@
+//! Tensors that symmc gives: outputs, and weights of a program.
+
+use std::sync::Arc;
+
+use pyo3::prelude::*;
+use pyo3::types::{PyDict, PyTuple};
+
+use crate::dlpack::{self, Device, device};
+use crate::error::refused;
+
+/// A tensor in memory of the host, that libraries of tensors take without a copy: `numpy.from_dlpack(t)`,
+/// `torch.from_dlpack(t)`, or its methods `numpy()` and `torch()`.
+#[pyclass(frozen, module = "symmc")]
+pub struct Tensor(Arc<symmc::Tensor>);
+
+impl Tensor {
+    pub fn new(tensor: Arc<symmc::Tensor>) -> Tensor {
+        Tensor(tensor)
+    }
+}
+
+#[pymethods]
+impl Tensor {
+    /// The extent of each axis.
+    #[getter]
+    fn shape<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
+        PyTuple::new(py, self.0.shape())
+    }
+
+    /// The type of the elements: bool, u8, i32, i64, f16, bf16, f32 or f64.
+    #[getter]
+    fn dtype(&self) -> String {
+        self.0.dtype().to_string()
+    }
+
+    /// The number of bytes.
+    #[getter]
+    fn nbytes(&self) -> usize {
+        self.0.data().len()
+    }
+
+    /// A capsule of DLPack.
+    #[pyo3(signature = (*, stream=None, **_other))]
+    fn __dlpack__(
+        &self,
+        py: Python<'_>,
+        stream: Option<Bound<'_, PyAny>>,
+        _other: Option<&Bound<'_, PyDict>>,
+    ) -> PyResult<Py<PyAny>> {
+        if let Some(stream) = stream {
+            return Err(refused(format!("the tensor is in memory of the host, which has no stream; found {stream}")));
+        }
+        let address = self.0.data().as_ptr().expose_provenance() as u64;
+        let (tensor, host) = (&self.0, Device { kind: device::CPU, id: 0 });
+        dlpack::capsule(py, address, (tensor.dtype(), tensor.shape()), host, tensor.clone())
+    }
+
+    /// The device: memory of the host.
+    fn __dlpack_device__(&self) -> (i32, i32) {
+        (device::CPU, 0)
+    }
+
+    /// The same memory as an array of NumPy, which has no bf16.
+    fn numpy<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyAny>> {
+        if slf.get().0.dtype() == symmc::DType::BF16 {
+            return Err(refused("NumPy has no bf16: take torch(), or another library"));
+        }
+        slf.py().import("numpy")?.call_method1("from_dlpack", (slf,))
+    }
+
+    /// The same memory as a tensor of PyTorch.
+    fn torch<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyAny>> {
+        slf.py().import("torch")?.call_method1("from_dlpack", (slf,))
+    }
+
+    fn __repr__(&self) -> String {
+        format!("symmc.Tensor({}{:?})", self.0.dtype(), self.0.shape())
+    }
+}
