@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use indexmap::IndexMap;
 use pyo3::prelude::*;
+use symmc::unstable::ir::{Node, Op};
 use symmc::{Extent, OpenOptions, TensorFile};
 
 use crate::error::{raised, refused};
@@ -123,6 +124,15 @@ impl Program {
     fn aliases(&self) -> IndexMap<String, String> {
         let alias = |s: &symmc::unstable::ir::Symbol| s.alias.clone().unwrap_or_else(|| s.name.clone());
         self.0.graph.symbols.values().map(|s| (s.name.clone(), alias(s))).collect()
+    }
+
+    /// The operators that symmc does not know, by the node that has them: they can be planned and not run.
+    #[getter]
+    fn opaque(&self) -> IndexMap<String, String> {
+        let graph = &self.0.graph;
+        let name = |op: &Op| if let Op::Opaque { name, .. } = op { Some(name.clone()) } else { None };
+        let of = |(id, node): (_, &Node)| Some((graph.node_name(id).to_string(), name(&node.op)?));
+        graph.nodes.iter().filter_map(of).collect()
     }
 
     /// The program in symmc's own form.

@@ -201,6 +201,12 @@ impl Error {
             Cause::Run(cause) => Place::of_run(cause),
             Cause::Interpreter(cause) => Place::of_interpreter(cause),
             Cause::Plan { cause, .. } => Place::of_planner(cause),
+            #[cfg(feature = "torch")]
+            Cause::Format { cause: Some(cause), .. } => {
+                let imported = cause.downcast_ref::<symmc_torch::ImportError>();
+                let (node, op) = imported.and_then(|e| e.node()).unzip();
+                Place { node, op, ..Place::default() }
+            }
             Cause::Pass { cause: PassError::NoPlain { node, collective, .. }, .. } => {
                 Place { node: Some(node), op: Some(collective), ..Place::default() }
             }

@@ -206,6 +206,16 @@ pub enum ImportError {
 }
 
 impl ImportError {
+    /// The node that it is about, and its target.
+    pub fn node(&self) -> Option<(&str, &str)> {
+        match self {
+            ImportError::Node { node, op, .. } | ImportError::Type { node, op, .. } => Some((node, op)),
+            ImportError::Rank { source, .. } => source.node(),
+            ImportError::Extents { error, .. } => error.node(),
+            _ => None,
+        }
+    }
+
     /// The error of a rank, if it is not the first.
     pub(crate) fn of_rank(self, rank: usize) -> ImportError {
         if rank == 0 { self } else { ImportError::Rank { rank, source: Box::new(self) } }

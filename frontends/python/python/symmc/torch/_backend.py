@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch._dynamo.backends.common import aot_autograd
 
-from symmc.torch._compiled import Compiled
+from symmc.torch import _cut
 from symmc.torch._options import Options
 
 
@@ -14,7 +14,7 @@ def backend(module: torch.fx.GraphModule, inputs, *, options=None, **_others):
     wanted = Options.of(options)
 
     def compiled(graph: torch.fx.GraphModule, _inputs):
-        return Compiled(graph, wanted)
+        return _cut.compiled(graph, wanted)
 
     whole = aot_autograd(
         fw_compiler=compiled, bw_compiler=compiled, inference_compiler=compiled, keep_inference_input_mutations=True

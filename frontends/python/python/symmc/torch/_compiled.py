@@ -25,18 +25,29 @@ _DTYPES = {
 }
 
 
+class Refused(Exception):
+    """Nodes that symmc does not run, and why."""
+
+    def __init__(self, nodes: dict[str, str], error: Exception):
+        super().__init__(str(error))
+        self.nodes, self.error = nodes, error
+
+
 class Compiled:
     """A graph as a function of the list of its inputs, which are on one device."""
 
-    _boxed_call = True
-
     def __init__(self, module: torch.fx.GraphModule, options: Options):
+        self._boxed_call = True
         self.options = options
         self.lifted = _graph.Lifted.of(module)
         self.ranks, cells = _ranks.taking_part(self.lifted.groups)
         self.groups = {str(number): cells[name] for number, name in enumerate(self.lifted.groups)}
         self.archives = [_graph.archived(self.lifted.exported)]
-        self.program = self._agreed(self._opened({}))
+        self.program = self._checked(lambda: self._agreed(self._opened({})))
+        if self.program.opaque:
+            why = {node: f"{op} is not known" for node, op in self.program.opaque.items()}
+            text = ", ".join(sorted(set(self.program.opaque.values())))
+            raise Refused(why, symmc.UnsupportedError(f"operators that symmc does not know: {text}"))
         self.where = self._symbols()
         self.device = next((v.device for v in self.lifted.values if isinstance(v, torch.Tensor)), torch.device("cpu"))
         self.caps: dict[str, int] = {}
@@ -44,6 +55,25 @@ class Compiled:
         self.session: symmc.Session | None = None
         self.sizes: tuple[int, ...] | None = None
         self.results: list[tuple[tuple[int, ...], torch.dtype]] = []
+        self._checked(lambda: self._plan_for(self._traced()))
+
+    def _checked(self, work):
+        """What work gives; an error that names a node of the graph is about that node."""
+        try:
+            return work()
+        except symmc.Error as error:
+            names = {node.name for node in self.lifted.exported.graph.nodes if node.op == "call_function"}
+            node = error.node or ""
+            found = next((name for name in (node, node.split(".")[0]) if name in names), None)
+            if error.kind not in ("input", "unsupported") or found is None:
+                raise
+            raise Refused({found: str(error)}, error) from error
+
+    def _traced(self) -> tuple[int, ...]:
+        """The sizes of the inputs that the graph was traced with."""
+        values = self.lifted.values
+        sizes = [values[at] if axis is None else values[at].shape[axis] for _, at, axis in self.where]
+        return tuple(size.node.hint or _LEAST for size in sizes)
 
     def _opened(self, dims) -> symmc.Program:
         return _graph.opened(self.archives, ranks=len(self.ranks.members), groups=self.groups, dims=dims)
@@ -77,23 +107,29 @@ class Compiled:
                 where.append((name, *found))
         return where
 
-    def _prepare(self, sizes: tuple[int, ...]) -> None:
-        """Makes a plan that serves these sizes, if there is none."""
+    def _plan_for(self, sizes: tuple[int, ...]) -> bool:
+        """Makes a plan that serves these sizes, unless the one that there is does; whether it did."""
         for (name, _, _), size in zip(self.where, sizes):
             most = self.program.symbols[name][1]
             if size > self.caps.get(name, 0):
                 self.caps[name] = min(most, max(_LEAST, 1 << max(size - 1, 0).bit_length()))
                 self.plan = None
         if self.plan is not None:
-            return
-        if self.session is not None:
-            self.session.close()
+            return False
         program = self._opened({name: (None, cap) for name, cap in self.caps.items()}) if self.caps else self.program
         buckets = {name: self._buckets(cap) for name, cap in self.caps.items()} if self.options.buckets else {}
         self.plan = symmc.compile(program, machine=self._machine(), buckets=buckets)
         if self.options.report:
             with open(self.options.report, "a", encoding="utf-8") as file:
                 file.write(self.plan.report() + "\n")
+        return True
+
+    def _open_for(self, sizes: tuple[int, ...]) -> None:
+        """Opens a session that serves these sizes, unless the one that there is does."""
+        if not self._plan_for(sizes) and self.session is not None:
+            return
+        if self.session is not None:
+            self.session.close()
         gpu = self.device.index if self.device.type == "cuda" else None
         self.session = symmc.Session(self.plan, self.ranks.group(), gpu=gpu, timeout=self.options.timeout)
 
@@ -106,7 +142,7 @@ class Compiled:
         return "h200x4" if len(self.ranks.members) > 2 else "h200x2"
 
     def _resize(self, sizes: tuple[int, ...]) -> None:
-        self._prepare(sizes)
+        self._open_for(sizes)
         self.session.set(**{name: size for (name, _, _), size in zip(self.where, sizes)})
         returned = [value for value in self.session.outputs() if value.replaces is None]
         self.results = [(tuple(value.shape), _DTYPES[value.dtype]) for value in returned]

@@ -1,0 +1,158 @@
+"""Graphs that symmc cannot run whole: what it can run stays together, the rest is somebody else's."""
+
+from __future__ import annotations
+
+import operator
+import warnings
+
+import torch
+from torch.fx.passes.split_module import split_module
+
+import symmc
+from symmc.torch._compiled import Compiled, Refused
+from symmc.torch._options import Options
+
+_named: set[tuple[str, str]] = set()
+"""The operators with their lines that a warning named already."""
+
+
+def compiled(module: torch.fx.GraphModule, options: Options):
+    """A function of the list of the inputs of a graph: one plan, or several with what is between them."""
+    refused: dict[str, str] = {}
+    while True:
+        try:
+            return _compiled(module, refused, options)
+        except Refused as found:
+            new = {node: why for node, why in found.nodes.items() if node not in refused}
+            if options.fallback == "error" or not new:
+                raise found.error from None
+            refused |= new
+
+
+def _compiled(module: torch.fx.GraphModule, refused: dict[str, str], options: Options):
+    calls = [node for node in module.graph.nodes if node.op not in ("placeholder", "output", "get_attr")]
+    if not any(_is_tensor(node) for node in calls):
+        return _Elsewhere(module, "eager")
+    if not refused:
+        return Compiled(module, options)
+    _warn(calls, refused, options)
+    return _Cut(module, refused, options)
+
+
+def _is_tensor(node: torch.fx.Node) -> bool:
+    return isinstance(node.meta.get("val"), (torch.Tensor, tuple, list))
+
+
+class _Cut:
+    """A graph in stages: those of symmc and others take turns."""
+
+    def __init__(self, module: torch.fx.GraphModule, refused: dict[str, str], options: Options):
+        self._boxed_call = True
+        stages = _stages(module.graph, refused)
+        self.whole = split_module(module, None, lambda node: stages[node], keep_original_order=True)
+        for call in [node for node in self.whole.graph.nodes if node.op == "call_module"]:
+            part = getattr(self.whole, call.target)
+            _annotate(part, call)
+            number = int(call.target.removeprefix("submod_"))
+            function = Compiled(_as_tuple(part), options) if number % 2 == 0 else _Elsewhere(part, options.fallback)
+            setattr(self.whole, call.target, _Part(function, _is_single(part)))
+        self.whole.recompile()
+
+    def __call__(self, inputs: list):
+        return list(self.whole(*inputs))
+
+
+class _Part(torch.nn.Module):
+    """A stage, called as the graph calls it."""
+
+    def __init__(self, function, single: bool):
+        super().__init__()
+        self.function, self.single = function, single
+
+    def forward(self, *inputs):
+        results = self.function(list(inputs))
+        return results[0] if self.single else tuple(results)
+
+
+class _Elsewhere:
+    """A graph that Inductor runs, or nobody compiles."""
+
+    def __init__(self, module: torch.fx.GraphModule, how: str):
+        self._boxed_call = True
+        self.function = None
+        module = _as_tuple(module)
+        if how == "inductor":
+            from torch._inductor.compile_fx import compile_fx_inner
+
+            values = [node.meta["val"] for node in module.graph.nodes if node.op == "placeholder"]
+            self.function = compile_fx_inner(module, values)
+        else:
+            self.module = module
+
+    def __call__(self, inputs: list):
+        return list(self.module(*inputs) if self.function is None else self.function(list(inputs)))
+
+
+def _stages(graph: torch.fx.Graph, refused: dict[str, str]) -> dict[torch.fx.Node, int]:
+    """For each node the stage that runs it: symmc has the even ones. A stage reads what those before it wrote."""
+    stages: dict[torch.fx.Node, int] = {}
+    for node in graph.nodes:
+        if node.op in ("placeholder", "output", "get_attr"):
+            continue
+        before = [stages[given] for given in node.all_input_nodes if given in stages]
+        if node.target is operator.getitem or not _is_tensor(node):
+            # What a node gives several of, and sizes, belong where they come from.
+            stages[node] = max(before, default=0)
+            continue
+        kind = int(node.name in refused)
+        stages[node] = max((stage + (stage % 2 != kind) for stage in before), default=kind)
+    # Inputs are replaced when all who read them have.
+    last = max(stages.values(), default=0)
+    for node in stages:
+        if node.target is torch.ops.aten.copy_.default:
+            stages[node] = last + last % 2
+    return stages
+
+
+def _annotate(part: torch.fx.GraphModule, call: torch.fx.Node) -> None:
+    """Inputs of a stage have the values of what it is called with."""
+    for placeholder, given in zip([n for n in part.graph.nodes if n.op == "placeholder"], call.args):
+        if isinstance(given, torch.fx.Node) and "val" in given.meta:
+            placeholder.meta.setdefault("val", given.meta["val"])
+
+
+def _is_single(part: torch.fx.GraphModule) -> bool:
+    return not isinstance(_returned(part), (tuple, list))
+
+
+def _returned(part: torch.fx.GraphModule):
+    return next(node for node in part.graph.nodes if node.op == "output").args[0]
+
+
+def _as_tuple(part: torch.fx.GraphModule) -> torch.fx.GraphModule:
+    """The same with a tuple of results."""
+    returned = _returned(part)
+    if not isinstance(returned, (tuple, list)):
+        next(node for node in part.graph.nodes if node.op == "output").args = ((returned,),)
+        part.recompile()
+    return part
+
+
+def _warn(calls: list[torch.fx.Node], refused: dict[str, str], options: Options) -> None:
+    """Names each operator that symmc does not run, with its line, once."""
+    new = []
+    for node in calls:
+        if node.name in refused:
+            named = (str(node.target), _line(node))
+            if named not in _named:
+                _named.add(named)
+                new.append(f"{named[0]}{named[1]}: {refused[node.name]}")
+    if new:
+        text = "\n  ".join(new)
+        warnings.warn(f"symmc leaves {len(new)} operator(s) to {options.fallback}:\n  {text}", stacklevel=2)
+
+
+def _line(node: torch.fx.Node) -> str:
+    """Where in the model a node comes from."""
+    lines = [line.strip() for line in (node.meta.get("stack_trace") or "").splitlines() if line.strip().startswith("File ")]
+    return f" ({lines[-1]})" if lines else ""
