@@ -96,7 +96,7 @@ class _Lifting:
         values = [node.meta.get("val") for node in self.placeholders]
         specs, constants = self._constants()
         tensors = [i for i, value in enumerate(values) if isinstance(value, torch.Tensor)]
-        specs += [_input(node) for node in self.placeholders]
+        specs += [_input(node) for node in self._kept()]
         mutations = self._mutations()
         mutated = [tensors.index(self.placeholders.index(target)) for target, _ in mutations]
         out_specs = [
@@ -110,7 +110,6 @@ class _Lifting:
             signature.OutputSpec(signature.OutputKind.USER_OUTPUT, signature.TensorArgument(name=node.name), None)
             for node in results
         ]
-        self._rename_groups()
         self.graph.output(tuple(node for _, node in mutations) + tuple(results))
         self.graph.lint()
         root = torch.fx.GraphModule(self.module, self.graph)
@@ -120,7 +119,7 @@ class _Lifting:
             graph_signature=signature.ExportGraphSignature(specs, out_specs),
             state_dict={},
             range_constraints=_ranges(self.graph),
-            module_call_graph=[_call(len(self.placeholders), len(results))],
+            module_call_graph=[_call(len(specs) - len(constants), len(results))],
             constants=constants,
         )
         return Lifted(exported, tensors, values, outputs, mutated, self.groups)
@@ -148,6 +147,17 @@ class _Lifting:
                 )
             )
         return specs, constants
+
+    def _kept(self) -> list[torch.fx.Node]:
+        """Inputs but for objects of Python, such as meshes, that nothing uses once process groups have names."""
+        self._rename_groups()
+        kept = []
+        for node in self.placeholders:
+            if isinstance(node.meta.get("val"), (torch.Tensor, torch.SymInt, int, float, bool)) or node.users:
+                kept.append(node)
+            else:
+                self.graph.erase_node(node)
+        return kept
 
     def _mutations(self):
         """Inputs with what replaces them: ``copy_`` at the end of the graph."""
@@ -217,9 +227,13 @@ class _Lifting:
 
 def group_argument(node: torch.fx.Node, at: int, argument) -> str | None:
     """The name of a process group, if this argument of a node is one."""
-    if argument.name != "group_name" and not argument.name.endswith("group_name"):
+    if not argument.name.endswith(("group_name", "process_group")):
         return None
     name = node.args[at] if at < len(node.args) else node.kwargs.get(argument.name)
+    if isinstance(name, torch.fx.Node):
+        # The process group itself, which the graph is given.
+        group = getattr(name.meta.get("val"), "real_obj", None)
+        return getattr(group, "group_name", None)
     return name if isinstance(name, str) else None
 
 
