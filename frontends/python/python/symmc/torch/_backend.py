@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import torch
 from torch._dynamo.backends.common import aot_autograd
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from symmc.torch import _cut
 from symmc.torch._options import Options
@@ -16,7 +19,12 @@ def backend(module: torch.fx.GraphModule, inputs, *, options=None, **_others):
     def compiled(graph: torch.fx.GraphModule, _inputs):
         return _cut.compiled(graph, wanted)
 
+    differentiated = torch.is_grad_enabled() and any(
+        isinstance(value, torch.Tensor) and value.requires_grad for value in inputs
+    )
     whole = aot_autograd(
         fw_compiler=compiled, bw_compiler=compiled, inference_compiler=compiled, keep_inference_input_mutations=True
     )
-    return whole(module, inputs)
+    # Fused attention keeps what only its own backward reads: gradients are those of what it is made of.
+    with sdpa_kernel(SDPBackend.MATH) if differentiated else nullcontext():
+        return whole(module, inputs)
