@@ -6,6 +6,7 @@ from contextlib import nullcontext
 
 import torch
 from torch._dynamo.backends.common import aot_autograd
+from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from symmc.torch import _cut
@@ -17,7 +18,8 @@ def backend(module: torch.fx.GraphModule, inputs, *, options=None, **_others):
     wanted = Options.of(options)
 
     def compiled(graph: torch.fx.GraphModule, _inputs):
-        return _cut.compiled(graph, wanted)
+        with unset_fake_temporarily(), torch.no_grad():
+            return _cut.compiled(graph, wanted)
 
     differentiated = torch.is_grad_enabled() and any(
         isinstance(value, torch.Tensor) and value.requires_grad for value in inputs

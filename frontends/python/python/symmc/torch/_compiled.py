@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import operator
 
 import torch
 
@@ -26,9 +27,9 @@ _DTYPES = {
 
 
 class Refused(Exception):
-    """Nodes that symmc does not run, and why."""
+    """Nodes that symmc does not run, by their numbers, and why."""
 
-    def __init__(self, nodes: dict[str, str], error: Exception):
+    def __init__(self, nodes: dict[int, str], error: Exception):
         super().__init__(str(error))
         self.nodes, self.error = nodes, error
 
@@ -44,10 +45,7 @@ class Compiled:
         self.groups = {str(number): cells[name] for number, name in enumerate(self.lifted.groups)}
         self.archives = [_graph.archived(self.lifted.exported)]
         self.program = self._checked(lambda: self._agreed(self._opened({})))
-        if self.program.opaque:
-            why = {node: f"{op} is not known" for node, op in self.program.opaque.items()}
-            text = ", ".join(sorted(set(self.program.opaque.values())))
-            raise Refused(why, symmc.UnsupportedError(f"operators that symmc does not know: {text}"))
+        self._refuse(set(self.program.opaque.values()))
         self.where = self._symbols()
         self.device = next((v.device for v in self.lifted.values if isinstance(v, torch.Tensor)), torch.device("cpu"))
         self.caps: dict[str, int] = {}
@@ -57,17 +55,30 @@ class Compiled:
         self.results: list[tuple[tuple[int, ...], torch.dtype]] = []
         self._checked(lambda: self._plan_for(self._traced()))
 
+    def _calls(self) -> list[torch.fx.Node]:
+        return [node for node in self.lifted.exported.graph.nodes if node.op == "call_function"]
+
+    def _refuse(self, operators: set[str]) -> None:
+        """Refuses these operators, if there are any."""
+        if operators:
+            calls = [node for node in self._calls() if str(node.target) in operators]
+            error = symmc.UnsupportedError(f"operators that symmc does not know: {', '.join(sorted(operators))}")
+            raise Refused({node.meta[_graph.NUMBER]: f"{node.target} is not known" for node in calls}, error)
+
     def _checked(self, work):
         """What work gives; an error that names a node of the graph is about that node."""
         try:
             return work()
         except symmc.Error as error:
-            names = {node.name for node in self.lifted.exported.graph.nodes if node.op == "call_function"}
-            node = error.node or ""
-            found = next((name for name in (node, node.split(".")[0]) if name in names), None)
-            if error.kind not in ("input", "unsupported") or found is None:
+            calls = {node.name: node for node in self._calls()}
+            name = error.node or ""
+            node = calls.get(name) or calls.get(name.split(".")[0])
+            if error.kind not in ("input", "unsupported") or node is None:
                 raise
-            raise Refused({found: str(error)}, error) from error
+            if node.target is operator.getitem:
+                # A node of several results is called by the first of them.
+                node = node.args[0]
+            raise Refused({node.meta[_graph.NUMBER]: str(error)}, error) from error
 
     def _traced(self) -> tuple[int, ...]:
         """The sizes of the inputs that the graph was traced with."""
@@ -118,20 +129,22 @@ class Compiled:
             return False
         program = self._opened({name: (None, cap) for name, cap in self.caps.items()}) if self.caps else self.program
         buckets = {name: self._buckets(cap) for name, cap in self.caps.items()} if self.options.buckets else {}
+        self.planned = program
         self.plan = symmc.compile(program, machine=self._machine(), buckets=buckets)
         if self.options.report:
             with open(self.options.report, "a", encoding="utf-8") as file:
                 file.write(self.plan.report() + "\n")
         return True
 
-    def _open_for(self, sizes: tuple[int, ...]) -> None:
-        """Opens a session that serves these sizes, unless the one that there is does."""
+    def _open_for(self, sizes: tuple[int, ...]) -> bool:
+        """Opens a session that serves these sizes, unless the one that there is does; whether it did."""
         if not self._plan_for(sizes) and self.session is not None:
-            return
+            return False
         if self.session is not None:
             self.session.close()
         gpu = self.device.index if self.device.type == "cuda" else None
         self.session = symmc.Session(self.plan, self.ranks.group(), gpu=gpu, timeout=self.options.timeout)
+        return True
 
     def _buckets(self, cap: int) -> list[int]:
         return sorted({bound for bound in self.options.buckets if bound < cap} | {cap})
@@ -142,8 +155,12 @@ class Compiled:
         return "h200x4" if len(self.ranks.members) > 2 else "h200x2"
 
     def _resize(self, sizes: tuple[int, ...]) -> None:
-        self._open_for(sizes)
+        opened = self._open_for(sizes)
         self.session.set(**{name: size for (name, _, _), size in zip(self.where, sizes)})
+        if opened:
+            # Single numbers that differ between ranks.
+            for name, tensor in self.planned.parameters(self.ranks.rank).items():
+                self.session.write(f"w.{name}", tensor)
         returned = [value for value in self.session.outputs() if value.replaces is None]
         self.results = [(tuple(value.shape), _DTYPES[value.dtype]) for value in returned]
         self.sizes = sizes

@@ -8,7 +8,7 @@ import warnings
 import torch
 from torch.fx.passes.split_module import split_module
 
-import symmc
+from symmc.torch import _graph
 from symmc.torch._compiled import Compiled, Refused
 from symmc.torch._options import Options
 
@@ -18,7 +18,9 @@ _named: set[tuple[str, str]] = set()
 
 def compiled(module: torch.fx.GraphModule, options: Options):
     """A function of the list of the inputs of a graph: one plan, or several with what is between them."""
-    refused: dict[str, str] = {}
+    for number, node in enumerate(module.graph.nodes):
+        node.meta[_graph.NUMBER] = number
+    refused: dict[int, str] = {}
     while True:
         try:
             return _compiled(module, refused, options)
@@ -29,7 +31,7 @@ def compiled(module: torch.fx.GraphModule, options: Options):
             refused |= new
 
 
-def _compiled(module: torch.fx.GraphModule, refused: dict[str, str], options: Options):
+def _compiled(module: torch.fx.GraphModule, refused: dict[int, str], options: Options):
     calls = [node for node in module.graph.nodes if node.op not in ("placeholder", "output", "get_attr")]
     if not any(_is_tensor(node) for node in calls):
         return _Elsewhere(module, "eager")
@@ -46,16 +48,16 @@ def _is_tensor(node: torch.fx.Node) -> bool:
 class _Cut:
     """A graph in stages: those of symmc and others take turns."""
 
-    def __init__(self, module: torch.fx.GraphModule, refused: dict[str, str], options: Options):
+    def __init__(self, module: torch.fx.GraphModule, refused: dict[int, str], options: Options):
         self._boxed_call = True
         stages = _stages(module.graph, refused)
         self.whole = split_module(module, None, lambda node: stages[node], keep_original_order=True)
         for call in [node for node in self.whole.graph.nodes if node.op == "call_module"]:
             part = getattr(self.whole, call.target)
             _annotate(part, call)
-            number = int(call.target.removeprefix("submod_"))
+            number, single = int(call.target.removeprefix("submod_")), _is_single(part)
             function = Compiled(_as_tuple(part), options) if number % 2 == 0 else _Elsewhere(part, options.fallback)
-            setattr(self.whole, call.target, _Part(function, _is_single(part)))
+            setattr(self.whole, call.target, _Part(function, single))
         self.whole.recompile()
 
     def __call__(self, inputs: list):
@@ -93,7 +95,7 @@ class _Elsewhere:
         return list(self.module(*inputs) if self.function is None else self.function(list(inputs)))
 
 
-def _stages(graph: torch.fx.Graph, refused: dict[str, str]) -> dict[torch.fx.Node, int]:
+def _stages(graph: torch.fx.Graph, refused: dict[int, str]) -> dict[torch.fx.Node, int]:
     """For each node the stage that runs it: symmc has the even ones. A stage reads what those before it wrote."""
     stages: dict[torch.fx.Node, int] = {}
     for node in graph.nodes:
@@ -104,7 +106,7 @@ def _stages(graph: torch.fx.Graph, refused: dict[str, str]) -> dict[torch.fx.Nod
             # What a node gives several of, and sizes, belong where they come from.
             stages[node] = max(before, default=0)
             continue
-        kind = int(node.name in refused)
+        kind = int(node.meta[_graph.NUMBER] in refused)
         stages[node] = max((stage + (stage % 2 != kind) for stage in before), default=kind)
     # Inputs are replaced when all who read them have.
     last = max(stages.values(), default=0)
@@ -138,15 +140,15 @@ def _as_tuple(part: torch.fx.GraphModule) -> torch.fx.GraphModule:
     return part
 
 
-def _warn(calls: list[torch.fx.Node], refused: dict[str, str], options: Options) -> None:
+def _warn(calls: list[torch.fx.Node], refused: dict[int, str], options: Options) -> None:
     """Names each operator that symmc does not run, with its line, once."""
     new = []
     for node in calls:
-        if node.name in refused:
+        if node.meta[_graph.NUMBER] in refused:
             named = (str(node.target), _line(node))
             if named not in _named:
                 _named.add(named)
-                new.append(f"{named[0]}{named[1]}: {refused[node.name]}")
+                new.append(f"{named[0]}{named[1]}: {refused[node.meta[_graph.NUMBER]]}")
     if new:
         text = "\n  ".join(new)
         warnings.warn(f"symmc leaves {len(new)} operator(s) to {options.fallback}:\n  {text}", stacklevel=2)

@@ -18,7 +18,10 @@ from torch.utils._sympy.value_ranges import ValueRanges
 
 import symmc
 
-_KEPT = ("val", "tensor_meta", "stack_trace")
+NUMBER = "symmc"
+"""Where nodes have their number in the graph that is compiled: names differ between copies of it."""
+
+_KEPT = ("val", "tensor_meta", "stack_trace", NUMBER)
 
 
 def archived(exported: ExportedProgram) -> bytes:

@@ -1,0 +1,456 @@
+"""The package without PyTorch: programs, plans, sessions, errors, and the command."""
+
+import ast
+import inspect
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import unittest
+
+import numpy as np
+
+import symmc
+from symmc import _symmc
+
+SUM = """program "sum" ranks 2
+symbol n in 1..=64
+group @all world
+arg %x: f32[n, 8]
+param %w: f32[8] source "weight"
+%a: f32[n, 8] = mul %x, %w
+%y: f32[n, 8] = all_reduce %a op=sum group=@all
+return %y
+"""
+
+COUNT = """program "count" ranks 2
+group @all world
+arg %x: f32[4]
+arg %state: f32[4]
+%y: f32[4] = all_reduce %x op=sum group=@all
+%next: f32[4] = add %state, %y
+return %y
+mutate %state = %next
+"""
+
+
+def on_ranks(plan, work, **options):
+    """What work gives on each rank, which are threads, each with a session."""
+    results, errors = [None] * plan.ranks, []
+
+    def of_rank(group):
+        try:
+            with symmc.Session(plan, group, **options) as session:
+                results[group.rank] = work(session)
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=of_rank, args=(group,)) for group in symmc.Group.threads(plan.ranks)]
+    [thread.start() for thread in threads]
+    [thread.join() for thread in threads]
+    if errors:
+        raise errors[0]
+    return results
+
+
+class Programs(unittest.TestCase):
+    def test_a_program_prints_the_text_it_was_made_of(self):
+        program = symmc.from_text(SUM)
+        self.assertEqual((program.name, program.ranks, program.symbols), ("sum", 2, {"n": (1, 64)}))
+        self.assertEqual(symmc.from_text(program.text()).text(), program.text())
+        self.assertIn("ranks 2", repr(program))
+
+    def test_files_are_opened_by_their_path(self):
+        with tempfile.TemporaryDirectory() as folder:
+            path = pathlib.Path(folder) / "sum.symm"
+            path.write_text(SUM)
+            self.assertEqual(symmc.open(path).name, "sum")
+            self.assertEqual(symmc.open(str(path), dims={"n": (None, 16)}).symbols, {"n": (1, 16)})
+            self.assertEqual(symmc.open(path, dims={"n": "2..8"}).symbols, {"n": (2, 8)})
+            with self.assertRaisesRegex(symmc.InputError, "expected a range"):
+                symmc.open(path, dims={"n": "?"})
+
+    def test_what_is_wrong_with_a_file_has_its_name(self):
+        with self.assertRaises(symmc.InputError) as caught:
+            symmc.open("/nowhere/model.pt2")
+        self.assertIn("/nowhere/model.pt2", str(caught.exception))
+        self.assertEqual(caught.exception.kind, "input")
+        with self.assertRaises(symmc.InputError):
+            symmc.from_text("program")
+        self.assertTrue(issubclass(symmc.InputError, symmc.Error))
+
+
+class Plans(unittest.TestCase):
+    def setUp(self):
+        self.plan = symmc.compile(symmc.from_text(SUM), buckets={"n": [8, 64]})
+
+    def test_a_plan_reports_explains_and_checks_itself(self):
+        self.assertIn("%y", self.plan.report())
+        self.assertIn("%y", self.plan.explain("y"))
+        self.assertIn("2 buckets", self.plan.check())
+        self.assertEqual(set(self.plan.memory()), {"symmetric", "ordinary"})
+        with self.assertRaisesRegex(symmc.InputError, "nothing"):
+            self.plan.explain("nothing")
+
+    def test_a_plan_is_the_same_after_a_file(self):
+        with tempfile.TemporaryDirectory() as folder:
+            path = os.path.join(folder, "plan.json")
+            self.plan.save(path)
+            self.assertEqual(symmc.load(path).report(), self.plan.report())
+            with open(path, "a") as file:
+                file.write("x")
+            with self.assertRaises(symmc.InputError):
+                symmc.load(path)
+
+    def test_machines_have_names(self):
+        self.assertIn("host", symmc.machines())
+        for machine in symmc.machines():
+            symmc.compile(symmc.from_text(SUM), machine=machine)
+        with self.assertRaisesRegex(symmc.InputError, "expected one of host"):
+            symmc.compile(symmc.from_text(SUM), machine="toaster")
+        with self.assertRaisesRegex(symmc.InputError, "m"):
+            symmc.compile(symmc.from_text(SUM), buckets={"m": [4]})
+
+    def test_run_gives_the_outputs_of_all_ranks(self):
+        x, w = np.ones((3, 8), np.float32), np.arange(8, dtype=np.float32)
+        outputs = symmc.run(self.plan, [{"x": x, "weight": w}] * 2, symbols={"n": 3})
+        for (found,) in outputs:
+            np.testing.assert_array_equal(found.numpy(), 2 * np.broadcast_to(w, (3, 8)))
+        with self.assertRaisesRegex(symmc.InputError, "inputs of 2 ranks"):
+            symmc.run(self.plan, [{}])
+
+
+class Sessions(unittest.TestCase):
+    def test_bound_memory_is_used_where_it_lies(self):
+        plan = symmc.compile(symmc.from_text(COUNT))
+
+        def work(session):
+            x, y, state = np.full(4, session.rank + 1, np.float32), np.zeros(4, np.float32), np.zeros(4, np.float32)
+            for name, array in [("x", x), ("out.0", y), ("state", state)]:
+                session.bind(name, array)
+            for _ in range(3):
+                session.run()
+            x[:] = 0
+            session.enqueue()
+            session.wait(10)
+            return y.copy(), state.copy()
+
+        for y, state in on_ranks(plan, work):
+            np.testing.assert_array_equal(y, np.zeros(4))
+            np.testing.assert_array_equal(state, np.full(4, 9))
+
+    def test_sizes_change_between_runs(self):
+        plan = symmc.compile(symmc.from_text(SUM), buckets={"n": [8, 64]})
+
+        def work(session):
+            found = []
+            for n in (3, 64, 1):
+                session.set(n=n)
+                session.write("weight", np.ones(8, np.float32))
+                session.write("x", np.full((n, 8), n, np.float32))
+                session.run()
+                found.append(session.read("out.0").numpy())
+            return found
+
+        for found in on_ranks(plan, work):
+            for n, y in zip((3, 64, 1), found):
+                np.testing.assert_array_equal(y, np.full((n, 8), 2 * n))
+
+    def test_values_say_what_they_are(self):
+        plan = symmc.compile(symmc.from_text(SUM))
+
+        def work(session):
+            with self.assertRaisesRegex(symmc.InputError, "set n"):
+                session.inputs()
+            session.set(n=5)
+            (x,), (w,), (y,) = session.inputs(), session.parameters(), session.outputs()
+            return (x.name, x.kind, x.dtype, x.shape, x.nbytes), (w.source, w.kind), (y.kind, y.replaces)
+
+        for found in on_ranks(plan, work):
+            expected = (("x", "argument", "f32", (5, 8), 160), ("weight", "parameter"), ("output", None))
+            self.assertEqual(found, expected)
+
+    def test_what_does_not_fit_is_refused_by_name(self):
+        plan = symmc.compile(symmc.from_text(SUM))
+
+        def work(session):
+            session.set(n=4)
+            cases = [
+                (np.zeros((4, 7), np.float32), r"x: expected f32\[4, 8\], found f32\[4, 7\]"),
+                (np.zeros((4, 8), np.int64), r"x: expected f32\[4, 8\], found i64"),
+                (np.zeros((8, 4), np.float32).T, "contiguous"),
+                (np.zeros((4, 8), np.complex64), "type that symmc does not know"),
+                ([1.0], "expected a tensor"),
+                (None, "expected a tensor"),
+            ]
+            for value, text in cases:
+                for take in (session.bind, session.write):
+                    with self.assertRaisesRegex(symmc.InputError, text):
+                        take("x", value)
+            with self.assertRaisesRegex(symmc.InputError, "nothing"):
+                session.bind("nothing", np.zeros(4, np.float32))
+            with self.assertRaisesRegex(symmc.InputError, "m"):
+                session.set(m=4)
+            with self.assertRaisesRegex(symmc.InputError, "65"):
+                session.set(n=65)
+            with self.assertRaisesRegex(symmc.InputError, "no data"):
+                session.run()
+
+        on_ranks(plan, work)
+
+    def test_a_session_keeps_what_is_bound(self):
+        plan = symmc.compile(symmc.from_text(COUNT))
+
+        def work(session):
+            for name, value in [("x", 1), ("state", 0)]:
+                session.bind(name, np.full(4, value, np.float32))
+            junk = [np.full(4, 7, np.float32) for _ in range(1000)]
+            session.run()
+            del junk
+            return session.read("out.0").numpy()[0]
+
+        self.assertEqual(on_ranks(plan, work), [2.0, 2.0])
+
+    def test_after_the_end_there_is_none(self):
+        plan = symmc.compile(symmc.from_text(COUNT))
+        ended = on_ranks(plan, lambda session: session)
+        for session in ended:
+            with self.assertRaisesRegex(symmc.InputError, "closed"):
+                session.run()
+            session.close()
+
+    def test_a_rank_that_does_not_come_is_named(self):
+        plan = symmc.compile(symmc.from_text(COUNT))
+        with self.assertRaises(symmc.PeerError) as caught:
+            symmc.Session(plan, symmc.Group.threads(2)[0], timeout=0.3)
+        self.assertIn("rank 1", str(caught.exception))
+
+    def test_an_exception_in_one_rank_ends_the_run_of_the_other(self):
+        plan = symmc.compile(symmc.from_text(COUNT))
+
+        def work(session):
+            for name in ("x", "state"):
+                session.write(name, np.zeros(4, np.float32))
+            session.run()
+            if session.rank == 0:
+                raise KeyError("mine")
+            session.run()
+
+        with self.assertRaises((KeyError, symmc.PeerError)):
+            on_ranks(plan, work, timeout=5)
+
+    def test_environment_without_ranks_is_refused(self):
+        with self.assertRaisesRegex(symmc.InputError, "torchrun"):
+            symmc.Group.from_env()
+        with self.assertRaisesRegex(symmc.InputError, "ranks"):
+            symmc.Group.threads(0)
+
+    def test_ranks_with_means_of_their_own_find_each_other(self):
+        plan = symmc.compile(symmc.from_text(COUNT))
+        barrier, said = threading.Barrier(2), {}
+        found = []
+
+        def of_rank(rank):
+            def all_gather(mine):
+                said[rank] = mine
+                barrier.wait()
+                all_ = [said[0], said[1]]
+                barrier.wait()
+                return all_
+
+            group = symmc.Group.bootstrap(rank, 2, all_gather)
+            with symmc.Session(plan, group) as session:
+                for name in ("x", "state"):
+                    session.write(name, np.ones(4, np.float32))
+                session.run()
+                found.append(session.read("out.0").numpy()[0])
+
+        threads = [threading.Thread(target=of_rank, args=(rank,)) for rank in range(2)]
+        [thread.start() for thread in threads]
+        [thread.join() for thread in threads]
+        self.assertEqual(found, [2.0, 2.0])
+
+        def fails(_mine):
+            raise OSError("no network")
+
+        with self.assertRaisesRegex(symmc.Error, "no network"):
+            symmc.Group.bootstrap(0, 2, fails)
+
+
+PROGRAM = f"""
+import os, signal, sys, time
+import numpy as np
+import symmc
+plan = symmc.compile(symmc.from_text({COUNT!r}))
+"""
+
+
+def started(text, **environment):
+    """A process that runs a program."""
+    return subprocess.Popen(
+        [sys.executable, "-c", PROGRAM + text],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, **environment},
+    )
+
+
+def as_ranks(text):
+    """Two processes with the environment of torchrun."""
+    run = f"test-{os.getpid()}-{time.monotonic_ns()}"
+    common = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1", "TORCHELASTIC_RUN_ID": run}
+    return [started(text, RANK=str(rank), LOCAL_RANK=str(rank), **common) for rank in range(2)]
+
+
+class Processes(unittest.TestCase):
+    def test_a_killed_rank_is_named_by_the_other(self):
+        ranks = as_ranks(
+            """
+session = symmc.Session(plan, timeout=10)
+for name in ("x", "state"):
+    session.write(name, np.zeros(4, np.float32))
+session.run()
+if session.rank == 1:
+    os.kill(os.getpid(), signal.SIGKILL)
+try:
+    for _ in range(1000):
+        session.run()
+except symmc.PeerError as error:
+    print("rank", error.rank, error)
+"""
+        )
+        out, error = ranks[0].communicate(timeout=60)
+        ranks[1].communicate(timeout=60)
+        self.assertEqual((ranks[0].returncode, ranks[1].returncode), (0, -signal.SIGKILL), error)
+        self.assertIn("rank 1", out)
+
+    def test_ctrl_c_ends_a_wait(self):
+        ranks = as_ranks(
+            """
+session = symmc.Session(plan, timeout=60)
+for name in ("x", "state"):
+    session.write(name, np.zeros(4, np.float32))
+session.run()
+print("ready", flush=True)
+try:
+    if session.rank == 0:
+        session.run()
+    else:
+        time.sleep(60)
+except KeyboardInterrupt:
+    print("interrupted")
+"""
+        )
+        self.assertEqual(ranks[0].stdout.readline(), "ready\n")
+        self.assertEqual(ranks[1].stdout.readline(), "ready\n")
+        time.sleep(0.3)
+        start = time.monotonic()
+        for rank in ranks:
+            rank.send_signal(signal.SIGINT)
+        for rank in ranks:
+            out, error = rank.communicate(timeout=60)
+            self.assertIn("interrupted", out, error)
+        self.assertLess(time.monotonic() - start, 30)
+
+    def test_a_session_is_not_used_behind_a_fork(self):
+        process = started(
+            """
+import threading
+groups = symmc.Group.threads(2)
+threading.Thread(target=lambda: symmc.Session(plan, groups[1]), daemon=True).start()
+session = symmc.Session(plan, groups[0])
+pid = os.fork()
+if pid == 0:
+    try:
+        session.run()
+    except symmc.InputError as error:
+        os._exit(0 if "fork" in str(error) else 1)
+    os._exit(2)
+print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+"""
+        )
+        out, error = process.communicate(timeout=60)
+        self.assertEqual(out.strip(), "0", error)
+
+
+class Command(unittest.TestCase):
+    def run_command(self, *arguments):
+        return subprocess.run(
+            [sys.executable, "-m", "symmc", *arguments], capture_output=True, text=True, timeout=120
+        )
+
+    def test_the_command_runs_a_program_on_processes(self):
+        with tempfile.TemporaryDirectory() as folder:
+            path = os.path.join(folder, "sum.symm")
+            pathlib.Path(path).write_text(SUM)
+            ran = self.run_command("run", path, "--set", "n=4", "--compare", "interpreter")
+            self.assertEqual(ran.returncode, 0, ran.stderr)
+            self.assertIn("compared with the interpreter", ran.stdout)
+
+    def test_bad_input_has_exit_code_2(self):
+        ran = self.run_command("plan", "/nowhere.symm")
+        self.assertEqual(ran.returncode, 2)
+        self.assertIn("/nowhere.symm", ran.stderr)
+
+    def test_help_and_version(self):
+        self.assertIn("Usage: symmc", self.run_command("--help").stdout)
+        self.assertIn(symmc.__version__, self.run_command("--version").stdout)
+
+
+class Stubs(unittest.TestCase):
+    """The stub file says what the module has."""
+
+    def setUp(self):
+        path = pathlib.Path(symmc.__file__).parent / "_symmc.pyi"
+        self.tree = ast.parse(path.read_text())
+
+    def test_every_name_is_there_with_its_parameters(self):
+        missing = []
+        names = {node.name for node in self.tree.body if hasattr(node, "name")}
+        for node in self.tree.body:
+            if isinstance(node, ast.FunctionDef):
+                self.compare(node, getattr(_symmc, node.name), missing, skip=0)
+            if isinstance(node, ast.ClassDef) and node.name != "SupportsDLPack":
+                self.compare_class(node, getattr(_symmc, node.name), missing)
+        public = {name for name in dir(_symmc) if not name.startswith("__")} | {"SupportsDLPack"}
+        self.assertEqual(public, names)
+        self.assertEqual(missing, [])
+
+    def compare_class(self, node, found, missing):
+        stated = {item.name for item in node.body if isinstance(item, ast.FunctionDef)}
+        if not issubclass(found, Exception):
+            has = {name for name in vars(found) if not name.startswith("__")}
+            self.assertEqual(has, {name for name in stated if not name.startswith("__")}, node.name)
+        for item in node.body:
+            if isinstance(item, ast.FunctionDef) and not item.decorator_list and item.name != "__new__":
+                self.compare(item, getattr(found, item.name), missing, skip=1)
+
+    def compare(self, node, found, missing, skip):
+        arguments = node.args
+        stated = [a.arg for a in arguments.posonlyargs + arguments.args + arguments.kwonlyargs][skip:]
+        stated += [a.arg for a in (arguments.vararg, arguments.kwarg) if a]
+        try:
+            has = [name for name in inspect.signature(found).parameters if name != "self"]
+        except ValueError:
+            return
+        if sorted(stated) != sorted(has):
+            missing.append((node.name, stated, has))
+
+    def test_the_package_is_typed(self):
+        self.assertTrue((pathlib.Path(symmc.__file__).parent / "py.typed").is_file())
+
+
+class Start(unittest.TestCase):
+    def test_importing_loads_no_other_library(self):
+        text = "import sys, symmc; print([m for m in ('torch', 'numpy') if m in sys.modules])"
+        ran = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, timeout=60)
+        self.assertEqual(ran.stdout.strip(), "[]", ran.stderr)
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,458 @@
+"""The backend of ``torch.compile``, where PyTorch is (and transformers, for models)."""
+
+import copy
+import importlib.util
+import os
+import socket
+import traceback
+import unittest
+import warnings
+
+HAS_TORCH = importlib.util.find_spec("torch") is not None
+HAS_MODELS = HAS_TORCH and importlib.util.find_spec("transformers") is not None
+
+if HAS_TORCH:
+    import torch
+    import torch.distributed as dist
+    import torch.distributed._functional_collectives as funcol
+    import torch.multiprocessing as mp
+
+    import symmc
+
+    class Gathered(torch.autograd.Function):
+        """A shard of a weight, whole; its gradient is summed over ranks and divided among them."""
+
+        @staticmethod
+        def forward(ctx, shard):
+            return funcol.all_gather_tensor(shard, 0, dist.group.WORLD)
+
+        @staticmethod
+        def backward(ctx, gradient):
+            return funcol.reduce_scatter_tensor(gradient, "sum", 0, dist.group.WORLD)
+
+    class Replicated(torch.autograd.Function):
+        """A weight that all ranks have; its gradient is their mean."""
+
+        @staticmethod
+        def forward(ctx, weight):
+            return weight.view_as(weight)
+
+        @staticmethod
+        def backward(ctx, gradient):
+            return funcol.all_reduce(gradient, "avg", dist.group.WORLD)
+
+
+def compiled(function, **options):
+    """A function under the backend, which leaves nothing to others unless it is asked to."""
+    torch._dynamo.reset()
+    dynamic = options.pop("dynamic", None)
+    return torch.compile(function, backend="symmc", dynamic=dynamic, options={"fallback": "error", **options})
+
+
+def _of_rank(rank, ranks, port, name, failures):
+    warnings.filterwarnings("ignore")
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), RANK=str(rank), WORLD_SIZE=str(ranks))
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    try:
+        globals()[name](rank)
+        dist.barrier()
+    except BaseException:
+        failures.put(f"rank {rank}: {traceback.format_exc()}")
+        raise SystemExit(1) from None
+    finally:
+        dist.destroy_process_group()
+
+
+def on_ranks(name, ranks=2):
+    """Runs a function of this module on ranks that are processes."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    context = mp.get_context("spawn")
+    failures = context.SimpleQueue()
+    arguments = [(rank, ranks, port, name, failures) for rank in range(ranks)]
+    processes = [context.Process(target=_of_rank, args=given) for given in arguments]
+    [process.start() for process in processes]
+    [process.join(300) for process in processes]
+    if any(process.exitcode != 0 for process in processes):
+        [process.kill() for process in processes if process.is_alive()]
+        raise AssertionError(failures.get() if not failures.empty() else "a rank did not end")
+
+
+def close(found, expected, limit=1e-4):
+    difference = (found - expected).abs().max().item() if found.numel() else 0.0
+    if not difference <= limit:
+        raise AssertionError(f"largest difference {difference}, allowed {limit}")
+
+
+def gradients(function, parameters, *inputs):
+    """The loss and the gradients of a function of parameters and inputs."""
+    own = [p.detach().clone().requires_grad_() for p in parameters]
+    loss = function(*own, *inputs)
+    loss.backward()
+    return loss.detach(), [p.grad for p in own]
+
+
+def same_gradients(function, parameters, *inputs, limit=1e-4):
+    run = compiled(function)
+    for _ in range(2):
+        loss, found = gradients(run, parameters, *inputs)
+        expected_loss, expected = gradients(function, parameters, *inputs)
+        close(loss, expected_loss, limit * max(1.0, expected_loss.abs().item()))
+        for one, other in zip(found, expected):
+            close(one, other, limit * max(1.0, other.abs().max().item()))
+
+
+# What ranks do, by name.
+
+
+def sums(rank):
+    def function(x, scale):
+        return funcol.all_reduce(x * scale, "sum", dist.group.WORLD) + 1
+
+    run = compiled(function, dynamic=True)
+    for n in (5, 2, 100, 7):
+        torch.manual_seed(rank + n)
+        x = torch.randn(n, 16)
+        close(run(x, torch.tensor(2.0)), function(x, torch.tensor(2.0)))
+
+
+def fsdp_like(rank):
+    def step(w1, w2, x):
+        y = torch.relu(x @ Gathered.apply(w1).t()) @ Gathered.apply(w2).t()
+        return (y * y).mean()
+
+    torch.manual_seed(rank)
+    same_gradients(step, [torch.randn(16, 32), torch.randn(8, 32)], torch.randn(5, 32))
+
+
+def ddp_like(rank):
+    def step(w1, b1, w2, x):
+        h = torch.nn.functional.linear(x, Replicated.apply(w1), Replicated.apply(b1))
+        return torch.nn.functional.cross_entropy(torch.nn.functional.gelu(h) @ Replicated.apply(w2), torch.arange(5))
+
+    torch.manual_seed(0)
+    weights = [torch.randn(64, 32), torch.randn(64), torch.randn(64, 10)]
+    torch.manual_seed(rank)
+    same_gradients(step, weights, torch.randn(5, 32))
+
+
+def two_groups(rank):
+    """Four ranks in a mesh of two by two: sums over one axis, then the other."""
+    from torch.distributed.device_mesh import init_device_mesh
+
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+
+    def function(x):
+        y = funcol.all_reduce(x * 2, "sum", (mesh, 1))
+        return funcol.all_gather_tensor(y, 0, (mesh, 0))
+
+    run = compiled(function)
+    x = torch.arange(8.0).reshape(4, 2) + rank
+    close(run(x), function(x))
+
+
+def subgroup(rank):
+    """Only the ranks of a group compile what uses it."""
+    groups = [dist.new_group([0, 2]), dist.new_group([1])]
+    if rank == 1:
+        return
+
+    def function(x):
+        return funcol.all_reduce(x, "sum", groups[0])
+
+    x = torch.full((4,), float(rank))
+    close(compiled(function)(x), torch.full((4,), 2.0))
+
+
+def process_group_as_group(rank):
+    text = 'program "sum" ranks 2\ngroup @all world\narg %x: f32[4]\n%y: f32[4] = all_reduce %x op=sum group=@all\nreturn %y\n'
+    with symmc.Session(symmc.compile(symmc.from_text(text)), dist.group.WORLD) as session:
+        x, y = torch.full((4,), rank + 1.0), torch.zeros(4)
+        session.bind("x", x)
+        session.bind("out.0", y)
+        session.run()
+        close(y, torch.full((4,), 3.0))
+
+
+def different_constants(rank):
+    """Graphs of ranks that differ in a number are one program."""
+    factor = float(rank + 1)
+
+    def function(x):
+        return funcol.all_reduce(x * factor, "sum", dist.group.WORLD)
+
+    close(compiled(function)(torch.ones(4)), torch.full((4,), 3.0))
+
+
+def tensor_parallel(rank):
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+    columns = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj")
+    for name in ("llama", "qwen3", "mistral", "gemma"):
+        reference, model = make(name).eval(), make(name).eval()
+        styles = {}
+        for path, _ in model.named_modules():
+            last = path.split(".")[-1]
+            if last in columns:
+                styles[path] = ColwiseParallel()
+            if last in ("o_proj", "down_proj"):
+                styles[path] = RowwiseParallel()
+        parallelize_module(model, init_device_mesh("cpu", (dist.get_world_size(),)), styles)
+        run = compiled(model, dynamic=True)
+        with torch.no_grad():
+            for tokens in (7, 2, 100):
+                torch.manual_seed(tokens)
+                ids = torch.randint(0, 100, (1, tokens))
+                found = run(input_ids=ids, use_cache=False).logits
+                close(found, reference(input_ids=ids, use_cache=False).logits)
+
+
+def make(name):
+    """A tiny model of transformers, with drawn weights."""
+    import transformers as t
+
+    torch.manual_seed(0)
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2}
+    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "vocab_size": 100}
+    ends = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
+    both = {**sizes, **heads, **ends, "max_position_embeddings": 256}
+    if name == "llama":
+        return t.LlamaForCausalLM(t.LlamaConfig(**both))
+    if name == "qwen3":
+        return t.Qwen3ForCausalLM(t.Qwen3Config(**both, head_dim=16))
+    if name == "mistral":
+        return t.MistralForCausalLM(t.MistralConfig(**both))
+    if name == "phi3":
+        return t.Phi3ForCausalLM(t.Phi3Config(**both))
+    if name == "gemma":
+        return t.GemmaForCausalLM(t.GemmaConfig(**both, head_dim=16))
+    if name == "mixtral":
+        return t.MixtralForCausalLM(t.MixtralConfig(**both, num_local_experts=4))
+    if name == "gpt2":
+        return t.GPT2LMHeadModel(t.GPT2Config(n_embd=64, n_layer=2, n_head=4, vocab_size=100, n_positions=256, **ends))
+    return t.BertForMaskedLM(t.BertConfig(**sizes, num_attention_heads=4))
+
+
+MODELS = ("llama", "qwen3", "mistral", "phi3", "gemma", "mixtral", "gpt2", "bert")
+
+
+@unittest.skipUnless(HAS_TORCH, "PyTorch is not installed")
+class Backend(unittest.TestCase):
+    def setUp(self):
+        torch.set_num_threads(1)
+        torch.manual_seed(0)
+
+    def test_a_model_and_its_gradients(self):
+        model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.LayerNorm(16), torch.nn.GELU(), torch.nn.Linear(16, 4))
+        other, x = copy.deepcopy(model), torch.randn(5, 8)
+        compiled(model)(x).square().mean().backward()
+        other(x).square().mean().backward()
+        for one, two in zip(model.parameters(), other.parameters()):
+            close(one.grad, two.grad, 1e-6)
+
+    def test_weights_that_change_are_read_again(self):
+        model, x = torch.nn.Linear(4, 4), torch.randn(3, 4)
+        run = compiled(model)
+        with torch.no_grad():
+            for _ in range(3):
+                close(run(x), model(x))
+                model.weight.add_(1)
+                model.bias.data = torch.randn(4)
+
+    def test_inputs_are_changed_in_place(self):
+        def function(cache, x):
+            cache[:, 1:3] = x
+            cache.mul_(2)
+            return cache.sum(0)
+
+        run = compiled(function)
+        for layout in (lambda t: t, lambda t: t.t().contiguous().t()):
+            cache, x = layout(torch.randn(2, 6)), torch.randn(2, 2)
+            expected = cache.clone()
+            address = cache.data_ptr()
+            close(run(cache, x), function(expected, x), 1e-6)
+            close(cache, expected, 1e-6)
+            self.assertEqual(cache.data_ptr(), address)
+
+    def test_outputs_of_every_kind(self):
+        def function(x, n: int):
+            y = x + 1
+            return x, y, y, None, n, y.shape[0], y.t(), (x * n, [y.sum()])
+
+        run = compiled(function, dynamic=True)
+        for size in (4, 6):
+            x = torch.randn(size, 3)
+            found, expected = run(x, 3), function(x, 3)
+            self.assertIs(found[0], x)
+            self.assertEqual(found[3:6], expected[3:6])
+            for one, two in [(found[1], expected[1]), (found[6], expected[6]), (found[7][1][0], expected[7][1][0])]:
+                close(one, two, 1e-5)
+
+    def test_results_outlive_later_calls(self):
+        run = compiled(lambda x: x * 2)
+        results = [run(torch.full((4,), float(i))) for i in range(5)]
+        for i, result in enumerate(results):
+            close(result, torch.full((4,), 2.0 * i))
+
+    def test_sizes_up_to_any_and_empty(self):
+        run = compiled(lambda x: (x * 2).sum(1), dynamic=True)
+        for n in (3, 1000, 5, 20000, 2):
+            x = torch.randn(n, 4)
+            close(run(x), (x * 2).sum(1), 1e-5)
+
+    def test_dtypes(self):
+        def function(x):
+            return (x * 3 - 1).abs()
+
+        for dtype in (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.int32):
+            x = (torch.randn(7, 5) * 4).to(dtype)
+            close(compiled(function)(x).double(), function(x).double(), 1e-2)
+
+    def test_unknown_operators_are_left_to_others_and_named_once(self):
+        def function(x):
+            y = torch.relu(x + 1)
+            z = torch.linalg.qr(y @ y.t() + torch.eye(4))[1].abs()
+            return (z * 2).sum() + y.mean()
+
+        x = torch.randn(4, 4)
+        with self.assertRaisesRegex(Exception, "linalg_qr"):
+            compiled(function)(x)
+        for fallback in ("eager", "inductor"):
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                run = compiled(function, fallback=fallback)
+                close(run(x), function(x))
+                close(run(x), function(x))
+            said = [str(w.message) for w in caught if "symmc leaves" in str(w.message)]
+            self.assertEqual(len(said), int(fallback == "eager"), said)
+            self.assertTrue(all("linalg_qr" in text and "test_with_torch.py" in text for text in said), said)
+
+    def test_a_cut_graph_changes_inputs_in_place_and_has_gradients(self):
+        def function(state, x):
+            y = torch.linalg.inv(x @ x.t() + torch.eye(4)) * 2
+            state.add_(y.detach())
+            return y.sum() + state.sum()
+
+        run, x = compiled(function, fallback="eager"), torch.randn(4, 4)
+        for _ in range(2):
+            found, expected = torch.zeros(4, 4), torch.zeros(4, 4)
+            one, two = x.clone().requires_grad_(), x.clone().requires_grad_()
+            run(found, one).backward()
+            function(expected, two).backward()
+            close(found, expected)
+            close(one.grad, two.grad)
+
+    def test_options_are_checked(self):
+        for options, text in [({"colour": "red"}, "expected one of machine"), ({"fallback": "x"}, "expected inductor")]:
+            with self.assertRaisesRegex(Exception, text):
+                compiled(lambda x: x + 1, **options)(torch.ones(2))
+
+    def test_buckets_and_a_report(self):
+        import tempfile
+
+        with tempfile.NamedTemporaryFile("r") as file:
+            run = compiled(lambda x: x * 2, buckets=[4, 8, 16], report=file.name)
+            for n in (3, 5, 16):
+                x = torch.ones(n, 2)
+                torch._dynamo.mark_dynamic(x, 0)
+                close(run(x), x * 2)
+            self.assertIn("3 buckets", file.read())
+
+    def test_an_exported_program(self):
+        class Model(torch.nn.Module):
+            def forward(self, x):
+                return torch.relu(x) * 2
+
+        exported = torch.export.export(Model(), (torch.randn(3, 4),))
+        plan = symmc.compile(symmc.from_exported(exported, ranks=1))
+        x = torch.randn(3, 4)
+        (((found,)),) = symmc.run(plan, [{"in.0": x}])
+        close(found.torch(), torch.relu(x) * 2, 1e-6)
+
+    def test_a_graph_of_operators(self):
+        graph = torch.fx.Graph()
+        x = graph.placeholder("x")
+        graph.output((graph.call_function(torch.ops.aten.relu.default, (x,)),))
+        module = torch.fx.GraphModule(torch.nn.Module(), graph)
+        program = symmc.from_fx(module, (torch.randn(3, 4),), ranks=1)
+        self.assertIn("relu", program.text())
+
+    def test_bf16_by_dlpack(self):
+        text = 'program "p" ranks 1\narg %x: bf16[4]\n%y: bf16[4] = add %x, %x\nreturn %y\n'
+        plan = symmc.compile(symmc.from_text(text))
+        (((found,)),) = symmc.run(plan, [{"x": torch.ones(4, dtype=torch.bfloat16)}])
+        self.assertEqual(found.torch().tolist(), [2.0] * 4)
+        with self.assertRaisesRegex(symmc.InputError, "bf16"):
+            found.numpy()
+
+
+@unittest.skipUnless(HAS_TORCH, "PyTorch is not installed")
+class Ranks(unittest.TestCase):
+    def test_sums_over_ranks_at_several_sizes(self):
+        on_ranks("sums")
+
+    def test_a_step_with_weights_that_are_gathered(self):
+        on_ranks("fsdp_like")
+
+    def test_a_step_with_gradients_that_are_averaged(self):
+        on_ranks("ddp_like")
+
+    def test_a_mesh_of_two_axes(self):
+        on_ranks("two_groups", 4)
+
+    def test_a_group_of_some_ranks(self):
+        on_ranks("subgroup", 3)
+
+    def test_a_process_group_opens_sessions(self):
+        on_ranks("process_group_as_group")
+
+    def test_graphs_that_differ_between_ranks(self):
+        on_ranks("different_constants")
+
+
+@unittest.skipUnless(HAS_MODELS, "transformers is not installed")
+class Models(unittest.TestCase):
+    def setUp(self):
+        torch.set_num_threads(1)
+
+    def test_models_at_several_sizes_without_a_cut(self):
+        for name in MODELS:
+            model = make(name).eval()
+            run = compiled(model, dynamic=True)
+            keywords = {} if name == "bert" else {"use_cache": False}
+            with self.subTest(name), torch.no_grad():
+                for tokens in (7, 2, 100):
+                    ids = torch.randint(0, 100, (1, tokens))
+                    close(run(input_ids=ids, **keywords).logits, model(input_ids=ids, **keywords).logits)
+
+    def test_gradients_of_models(self):
+        for name in ("llama", "gpt2", "bert"):
+            one, other = make(name).eval(), make(name).eval()
+            ids = torch.randint(0, 100, (2, 12))
+            with self.subTest(name):
+                for model, run in [(one, compiled(one)), (other, other)]:
+                    run(input_ids=ids, labels=ids).loss.backward()
+                for a, b in zip(one.parameters(), other.parameters()):
+                    if b.grad is not None:
+                        close(a.grad, b.grad)
+
+    def test_generation_with_a_static_cache(self):
+        for name in ("llama", "qwen3"):
+            model = make(name).eval()
+            model.generation_config.eos_token_id = None
+            ids = torch.randint(3, 100, (2, 9))
+            options = {"max_new_tokens": 12, "do_sample": False, "cache_implementation": "static", "disable_compile": True}
+            with self.subTest(name):
+                expected = model.generate(ids, **options)
+                model.forward = compiled(model.forward)
+                self.assertEqual(model.generate(ids, **options).tolist(), expected.tolist())
+
+    def test_tensor_parallel_models(self):
+        on_ranks("tensor_parallel")
+
+
+if __name__ == "__main__":
+    unittest.main()
