@@ -14,6 +14,9 @@ from symmc.torch._options import Options
 _LEAST = 16
 """The least bound of a size that the graph leaves open."""
 
+_ALIGN = 16
+"""What memory of GPUs that a session uses starts at a multiple of."""
+
 _DTYPES = {
     "bool": torch.bool,
     "u8": torch.uint8,
@@ -35,7 +38,7 @@ class Refused(Exception):
 
 
 class Compiled:
-    """A graph as a function of the list of its inputs, which are on one device."""
+    """A graph as a function of the list of its inputs. What is on another device than the rest is copied in every call."""
 
     def __init__(self, module: torch.fx.GraphModule, options: Options):
         self._boxed_call = True
@@ -47,7 +50,12 @@ class Compiled:
         self.program = self._checked(lambda: self._agreed(self._opened({})))
         self._refuse(set(self.program.opaque.values()))
         self.where = self._symbols()
-        self.device = next((v.device for v in self.lifted.values if isinstance(v, torch.Tensor)), torch.device("cpu"))
+        self.device = self._device()
+        values = self.lifted.values
+        # On the host nothing is elsewhere, and tensors are aligned for their elements as they are.
+        self.align = _ALIGN if self.device.type == "cuda" else 1
+        self.elsewhere = [k for k, at in enumerate(self.lifted.inputs) if values[at].device != self.device]
+        self.host_results = [k for k, device in enumerate(self.lifted.devices) if device != self.device]
         self.caps: dict[str, int] = {}
         self.plan: symmc.Plan | None = None
         self.session: symmc.Session | None = None
@@ -85,6 +93,16 @@ class Compiled:
         values = self.lifted.values
         sizes = [values[at] if axis is None else values[at].shape[axis] for _, at, axis in self.where]
         return tuple(size.node.hint or _LEAST for size in sizes)
+
+    def _device(self) -> torch.device:
+        """Where the graph runs: on the GPU of its tensors, if one of them is there."""
+        tensors = [node.meta["val"] for node in self.lifted.exported.graph.nodes if _is_tensor(node)]
+        gpus = {tensor.device for tensor in tensors if tensor.device.type == "cuda"}
+        others = {tensor.device.type for tensor in tensors} - {"cpu", "cuda"}
+        if others or len(gpus) > 1:
+            found = ", ".join(sorted(others) + sorted(map(str, gpus)))
+            raise symmc.UnsupportedError(f"expected tensors of one GPU, or of the host, found some of {found}")
+        return next(iter(gpus), torch.device("cpu"))
 
     def _opened(self, dims) -> symmc.Program:
         return _graph.opened(self.archives, ranks=len(self.ranks.members), groups=self.groups, dims=dims)
@@ -171,12 +189,18 @@ class Compiled:
             self._resize(sizes)
         given = [inputs[at] for at in self.lifted.inputs]
         lent = [tensor if tensor.is_contiguous() else tensor.contiguous() for tensor in given]
+        for at in self.elsewhere:
+            lent[at] = lent[at].to(self.device)
+        if self.align > 1:
+            lent = [tensor if tensor.data_ptr() % self.align == 0 else tensor.clone() for tensor in lent]
         results = [torch.empty(shape, dtype=dtype, device=self.device) for shape, dtype in self.results]
         stream = torch.cuda.current_stream(self.device).cuda_stream if self.device.type == "cuda" else None
         self.session.launch([t.data_ptr() for t in lent], [t.data_ptr() for t in results], stream)
         for at in self.lifted.mutated:
             if lent[at] is not given[at]:
                 given[at].copy_(lent[at])
+        for at in self.host_results:
+            results[at] = results[at].cpu()
         return [self._output(out, inputs, results, sizes) for out in self.lifted.outputs]
 
     def _output(self, out: _graph.Output, inputs, results, sizes):
@@ -192,3 +216,7 @@ class Compiled:
 
     def _aliases(self):
         return [self.program.aliases[name] for name, _, _ in self.where]
+
+
+def _is_tensor(node: torch.fx.Node) -> bool:
+    return isinstance(node.meta.get("val"), torch.Tensor)

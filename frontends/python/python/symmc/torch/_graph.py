@@ -61,6 +61,8 @@ class Lifted:
     values: list[object]
     """The value of every input of the graph, as it was traced."""
     outputs: list[Output]
+    devices: list[torch.device]
+    """Where the outputs of the program that replace none are wanted."""
     mutated: list[int]
     """Which arguments of the program are replaced."""
     groups: list[str] = field(default_factory=list)
@@ -125,7 +127,8 @@ class _Lifting:
             module_call_graph=[_call(len(specs) - len(constants), len(results))],
             constants=constants,
         )
-        return Lifted(exported, tensors, values, outputs, mutated, self.groups)
+        devices = [node.meta["val"].device for node in results]
+        return Lifted(exported, tensors, values, outputs, devices, mutated, self.groups)
 
     def _constants(self):
         """Tensors of the module become inputs that the program carries."""
