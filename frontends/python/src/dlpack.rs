@@ -109,7 +109,9 @@ impl Foreign {
             refusal.set_cause(py, Some(error));
             refusal
         })?;
-        let named = capsule.cast::<PyCapsule>().map_err(|_| refused(format!("{what}: __dlpack__ gave no capsule")))?;
+        let named = capsule
+            .cast::<PyCapsule>()
+            .map_err(|_| refused(format!("{what}: __dlpack__ gave no capsule")))?;
         let managed = named.pointer_checked(Some(NAME))?.cast::<Managed>();
         // SAFETY: a capsule of this name holds such a structure, by the protocol, and nobody has taken it.
         let tensor = unsafe { &managed.as_ref().tensor };
@@ -123,9 +125,12 @@ impl Foreign {
                 "{what}: the elements have a type that symmc does not know (DLPack code {code}, {bits} bits, {lanes} lanes)"
             ))
         })?;
-        let rank = usize::try_from(tensor.ndim).map_err(|_| refused(format!("{what}: it has {} axes", tensor.ndim)))?;
+        let rank = usize::try_from(tensor.ndim)
+            .map_err(|_| refused(format!("{what}: it has {} axes", tensor.ndim)))?;
         // SAFETY: the protocol gives one number for each axis; without axes nothing is read.
-        let of = |at: *mut i64| unsafe { (rank > 0 && !at.is_null()).then(|| std::slice::from_raw_parts(at, rank)) };
+        let of = |at: *mut i64| unsafe {
+            (rank > 0 && !at.is_null()).then(|| std::slice::from_raw_parts(at, rank))
+        };
         let extents = of(tensor.shape).unwrap_or_default();
         let shape: Vec<usize> = extents.iter().map(|&d| usize::try_from(d).unwrap_or(0)).collect();
         if let Some(strides) = of(tensor.strides)

@@ -144,7 +144,10 @@ impl Program {
     #[pyo3(signature = (rank=0))]
     fn parameters(&self, py: Python<'_>, rank: u32) -> PyResult<IndexMap<String, Tensor>> {
         if self.0.graph.ranks.is_some_and(|ranks| rank >= ranks) {
-            return Err(refused(format!("rank {rank}: the program has {} ranks", self.0.graph.ranks.unwrap_or(0))));
+            return Err(refused(format!(
+                "rank {rank}: the program has {} ranks",
+                self.0.graph.ranks.unwrap_or(0)
+            )));
         }
         let all = py.detach(|| self.0.parameters(rank, None)).map_err(raised)?;
         Ok(all.into_iter().map(|(name, tensor)| (name, Tensor::new(tensor))).collect())

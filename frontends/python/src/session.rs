@@ -266,7 +266,8 @@ impl Session {
         }
         let panicked = |_| refused("opening the session panicked");
         let session = opening.join().map_err(panicked)?.map_err(raised)?;
-        let open = Open { session, bound: HashMap::new(), retired: Vec::new(), launched: Launched::default() };
+        let open =
+            Open { session, bound: HashMap::new(), retired: Vec::new(), launched: Launched::default() };
         let gpu = gpu.map(|gpu| gpu as i32);
         Ok(Session { inner: Mutex::new(Some(open)), rank, name, process: std::process::id(), gpu })
     }
@@ -325,7 +326,9 @@ impl Session {
     fn write(&self, py: Python<'_>, name: &str, tensor: &Bound<'_, PyAny>) -> PyResult<()> {
         let tensor = Foreign::of(name, tensor)?;
         if tensor.device.kind == device::CUDA {
-            return Err(refused(format!("{name}: expected memory of the host, found that of a GPU: bind it instead")));
+            return Err(refused(format!(
+                "{name}: expected memory of the host, found that of a GPU: bind it instead"
+            )));
         }
         let mut guard = self.open_now()?;
         let open = guard.as_mut().ok_or_else(|| refused("the session is closed"))?;

@@ -48,7 +48,9 @@ impl Tensor {
         _other: Option<&Bound<'_, PyDict>>,
     ) -> PyResult<Py<PyAny>> {
         if let Some(stream) = stream {
-            return Err(refused(format!("the tensor is in memory of the host, which has no stream; found {stream}")));
+            return Err(refused(format!(
+                "the tensor is in memory of the host, which has no stream; found {stream}"
+            )));
         }
         let address = self.0.data().as_ptr().expose_provenance() as u64;
         let (tensor, host) = (&self.0, Device { kind: device::CPU, id: 0 });

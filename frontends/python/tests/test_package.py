@@ -1,6 +1,7 @@
 """The package without PyTorch: programs, plans, sessions, errors, and the command."""
 
 import ast
+import importlib.util
 import inspect
 import os
 import pathlib
@@ -443,6 +444,28 @@ class Stubs(unittest.TestCase):
 
     def test_the_package_is_typed(self):
         self.assertTrue((pathlib.Path(symmc.__file__).parent / "py.typed").is_file())
+
+
+class Page(unittest.TestCase):
+    """The programs of docs/python.md run as they stand."""
+
+    def test_the_programs_of_the_page(self):
+        root = pathlib.Path(__file__).parents[3]
+        parts = (root / "docs" / "python.md").read_text().split("```python\n")[1:]
+        programs = [part.split("```")[0] for part in parts]
+        self.assertEqual(len(programs), 3)
+        for program in programs:
+            if "import torch" in program and importlib.util.find_spec("torch") is None:
+                continue
+            with self.subTest(program), tempfile.TemporaryDirectory() as folder:
+                (pathlib.Path(folder) / "tests").symlink_to(root / "tests")
+                path = pathlib.Path(folder) / "program.py"
+                path.write_text(program)
+                ran = subprocess.run(
+                    [sys.executable, "-W", "ignore", str(path)], cwd=folder, capture_output=True, text=True, timeout=300
+                )
+                self.assertEqual(ran.returncode, 0, ran.stderr)
+                self.assertNotEqual(ran.stdout, "")
 
 
 class Start(unittest.TestCase):

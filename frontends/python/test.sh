@@ -1,0 +1,29 @@
+#!/usr/bin/env bash
+# Builds the package, installs it into a fresh environment and runs its tests. Those of torch.compile run where PyTorch is
+# installed, those of models where transformers is as well; PYTHON names the interpreter that may have them.
+set -euo pipefail
+cd "$(dirname "$0")"
+python=${PYTHON:-python3}
+folder=$(mktemp -d)
+trap 'rm -rf "$folder"' EXIT
+export PYTHONDONTWRITEBYTECODE=1
+
+"$python" -m venv "$folder/env"
+if "$python" -c 'import torch' 2>/dev/null; then
+  site=$("$folder/env/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
+  "$python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))' > "$site/others.pth"
+fi
+"$folder/env/bin/python" -m pip install --quiet --disable-pip-version-check numpy
+"$folder/env/bin/python" -m pip install --quiet --disable-pip-version-check .
+# From elsewhere, so that the installed package is what runs.
+tests=$PWD/tests
+example=$PWD/../../examples/python/two_ranks.py
+cd "$folder"
+if "$folder/env/bin/python" -c 'import torch' 2>/dev/null; then
+  echo "with PyTorch $("$folder/env/bin/python" -c 'import torch; print(torch.__version__)')"
+  "$folder/env/bin/python" "$example"
+else
+  echo "without PyTorch: the tests of torch.compile are left out"
+fi
+"$folder/env/bin/python" -W ignore -m unittest discover -s "$tests"
+"$folder/env/bin/symmc" --version
