@@ -1,6 +1,6 @@
 //! The module `symmc._symmc`, on which the Python package `symmc` stands.
 //!
-//! Programs, plans and sessions are those of the crate `symmc`. Tensors come in and go out by DLPack ([`dlpack`]), without
+//! Programs, plans and sessions are those of the crate `symmc`. Tensors come in and go out by DLPack (`dlpack.rs`), without
 //! copies and without a library of tensors. What takes long gives the interpreter's lock away and can be interrupted.
 
 mod command;

@@ -4,10 +4,11 @@ use std::path::PathBuf;
 
 use indexmap::IndexMap;
 use pyo3::prelude::*;
-use symmc::{Bind, BucketSpec, CheckedPlan, Config, Profile};
+use symmc::{Bind, BucketSpec, CheckedPlan, Config, Profile, SessionConfig, Taken};
 
 use crate::error::{raised, refused};
 use crate::program::Program;
+use crate::session::on_gpu;
 
 /// A plan that is proved safe.
 #[pyclass(frozen, module = "symmc")]
@@ -117,10 +118,15 @@ impl Plan {
         py.detach(|| symmc::check(&self.0)).map(|report| report.to_string()).map_err(raised)
     }
 
-    /// The bytes of the arenas.
-    fn memory(&self) -> IndexMap<&'static str, u64> {
-        let arenas = &self.0.arenas;
-        [("symmetric", arenas.symmetric), ("ordinary", arenas.ordinary)].into_iter().collect()
+    /// The bytes that the session of a rank will take of the host, or of a GPU: both arenas, scratch, and at most for inputs
+    /// and outputs, if none is bound (`held`).
+    #[pyo3(signature = (rank=0, *, gpu=None))]
+    fn memory(&self, py: Python<'_>, rank: u32, gpu: Option<u32>) -> PyResult<IndexMap<&'static str, usize>> {
+        let config = on_gpu(SessionConfig::default(), gpu)?;
+        let taken = py.detach(|| symmc::Session::budget(&self.0, rank, &config)).map_err(raised)?;
+        let Taken { ordinary, symmetric, scratch, held, .. } = taken;
+        let all = [("ordinary", ordinary), ("symmetric", symmetric), ("scratch", scratch), ("held", held)];
+        Ok(all.into_iter().collect())
     }
 
     /// Writes the plan to a file (JSON), which `symmc.load` and the command `symmc` read.

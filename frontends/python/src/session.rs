@@ -449,7 +449,7 @@ impl Session {
 }
 
 #[cfg(feature = "cuda")]
-fn on_gpu(config: SessionConfig, gpu: Option<u32>) -> PyResult<SessionConfig> {
+pub fn on_gpu(config: SessionConfig, gpu: Option<u32>) -> PyResult<SessionConfig> {
     Ok(match gpu {
         Some(gpu) => config.with_gpu(symmc::Gpu::new(gpu)),
         None => config,
@@ -457,7 +457,7 @@ fn on_gpu(config: SessionConfig, gpu: Option<u32>) -> PyResult<SessionConfig> {
 }
 
 #[cfg(not(feature = "cuda"))]
-fn on_gpu(config: SessionConfig, gpu: Option<u32>) -> PyResult<SessionConfig> {
+pub fn on_gpu(config: SessionConfig, gpu: Option<u32>) -> PyResult<SessionConfig> {
     match gpu {
         Some(_) => Err(refused("this build of symmc has no GPUs: it was made without the feature `cuda`")),
         None => Ok(config),

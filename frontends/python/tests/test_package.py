@@ -93,7 +93,9 @@ class Plans(unittest.TestCase):
         self.assertIn("%y", self.plan.report())
         self.assertIn("%y", self.plan.explain("y"))
         self.assertIn("2 buckets", self.plan.check())
-        self.assertEqual(set(self.plan.memory()), {"symmetric", "ordinary"})
+        self.assertEqual(set(self.plan.memory()), {"symmetric", "ordinary", "scratch", "held"})
+        with self.assertRaisesRegex(symmc.InputError, "7"):
+            self.plan.memory(7)
         with self.assertRaisesRegex(symmc.InputError, "nothing"):
             self.plan.explain("nothing")
 
