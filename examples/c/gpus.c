@@ -61,8 +61,10 @@ static void no_gpus(const char *found) {
 
 /* `function` is the place of a pointer, which is copied because C does not turn pointers to data into those to functions. */
 static void look_up(void *library, const char *name, void *function) {
+    char text[64];
     void *found = dlsym(library, name);
-    if (found == NULL) no_gpus(name);
+    snprintf(text, sizeof text, "the driver has no %s", name);
+    if (found == NULL) no_gpus(text);
     memcpy(function, &found, sizeof found);
 }
 

@@ -7,7 +7,7 @@
 # SYMMC is the binary, OUT a folder for the logs, GPUS how many to use (2 by default). Programs for more ranks than
 # there are GPUs run with several ranks on each, as long as their plans leave NCCL out, which refuses that. Beside the
 # binary may lie `examples/check_sessions`, `examples/check_embedding`, `examples/check_replays` and `examples/print_programs` (of `symmc-tests`), and
-# `examples/adopt` and `examples/check_compute` (of `symmc-cuda`).
+# `examples/adopt` and `examples/check_compute` (of `symmc-cuda`), and `examples/gpus`, which is `examples/c/gpus.c` with `libsymmc.a`.
 set -u
 symmc=$(realpath "$1") out=$(realpath "$2") gpus=${3:-2}
 programs=$(realpath "$(dirname "$0")/../programs")
@@ -126,6 +126,8 @@ if [ -x "$embedding" ]; then
 else
   say "sessions of an engine: left out, no $embedding"
 fi
+in_c=$(dirname "$symmc")/examples/gpus
+if [ -x "$in_c" ]; then check "two GPUs in one process, from C" 0 "$in_c"; else say "from C: left out, no $in_c"; fi
 
 # Replays with inputs that change, on a GPU for each rank; every one has the bits of the first with its inputs.
 replays=$(dirname "$symmc")/examples/check_replays

@@ -425,7 +425,7 @@ symmc_status symmc_session_taken(symmc_session *session, symmc_session_memory *m
 symmc_status symmc_session_poll(symmc_session *session, int *done);
 
 /* Waits until all runs have ended, for `limit_ms` milliseconds at most. Fails if one failed, or if they have not ended by
- * then, in which case they go on. */
+ * then, in which case they go on: `symmc_session_poll` succeeds then, and tells the two apart. */
 symmc_status symmc_session_wait(symmc_session *session, uint64_t limit_ms);
 
 /* Gives the memory of the arenas back until `symmc_session_resume`. All ranks call both, between runs. Memory of inputs and

@@ -405,7 +405,7 @@ pub unsafe extern "C" fn symmc_session_poll(session: *mut symmc_session, done: *
 }
 
 /// Waits until all runs have ended, for `limit_ms` milliseconds at most. Fails if one failed, or if they have not ended by
-/// then, in which case they go on.
+/// then, in which case they go on: `symmc_session_poll` succeeds then, and tells the two apart.
 ///
 /// # Safety
 /// `session` is a session that no other thread uses.

@@ -4,6 +4,7 @@
 //! `UPDATE_EXPECT=1 cargo test -p symmc-capi --test header` writes it again. Made by these lines rather than by a generator of
 //! its own, because the interface has few kinds of types, and every generator brings a second parser of Rust along.
 
+use std::collections::BTreeSet;
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
 
@@ -260,4 +261,23 @@ fn every_function_is_exported_and_keeps_panics_in() {
         assert!(guarded || (reads && calls <= 8), "{name} may let a panic out: {body}");
     }
     assert!(seen > 40, "{seen}");
+}
+
+/// What pages say of C is there, letter by letter.
+#[test]
+fn pages_name_what_the_header_has() {
+    let is_name = |c: char| c.is_ascii_alphanumeric() || c == '_';
+    let names = |text: &str| -> BTreeSet<String> {
+        let words = text.split(|c| !is_name(c)).filter(|word| word.to_lowercase().starts_with("symmc_"));
+        words.map(str::to_string).collect()
+    };
+    let has = names(&header());
+    for page in ["docs/embedding.md", "README.md", "CHANGELOG.md"] {
+        let text = std::fs::read_to_string(folder().join("../..").join(page)).expect("a page");
+        // Crates have such names too, and so have variables of the environment.
+        let is_of_c = |name: &String| has.iter().any(|other| other.starts_with(&name[..name.len().min(12)]));
+        let unknown: Vec<String> =
+            names(&text).into_iter().filter(|n| !has.contains(n) && is_of_c(n)).collect();
+        assert!(unknown.is_empty(), "{page} names {unknown:?}, which the header has not");
+    }
 }
