@@ -225,6 +225,8 @@ impl Comm {
         };
         // SAFETY: both regions are buffers of this call, as large as it says.
         unsafe { self.collective(&call)? };
+        // It was no step of the plan.
+        self.world.control.end_step(self.rank);
         Ok(all.chunks(operand.len().max(1)).map(<[u8]>::to_vec).collect())
     }
 
@@ -405,5 +407,28 @@ impl<'a> Turn<'a> {
     /// The reduction of the call.
     pub fn reducer(&self, op: ReduceOp) -> Reducer {
         Reducer::new(self.call.dtype, op)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranks_that_told_each_other_something_are_within_no_step() {
+        let world = World::create(2, 1, 64, 0).expect("shared memory");
+        let config = CommConfig::new(2, Duration::from_secs(20));
+        let told = |rank: u32| {
+            let comm = Comm::new(world.clone(), rank, config).expect("a rank");
+            comm.exchange(&[rank as u8]).expect("both are there")
+        };
+        let told = &told;
+        let both = std::thread::scope(|scope| {
+            [0, 1].map(|rank| scope.spawn(move || told(rank))).map(|thread| thread.join())
+        });
+        for (rank, told) in both.into_iter().enumerate() {
+            assert_eq!(told.expect("a rank"), [[0], [1]]);
+            assert_eq!(world.control.progress(rank as u32).step, None);
+        }
     }
 }

@@ -177,6 +177,11 @@ impl Control {
         beats.store(beats.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
     }
 
+    /// Records that `rank` is within no step.
+    pub(super) fn end_step(&self, rank: u32) {
+        self.word(self.rank_at(rank) + LINE).store(0, Ordering::Relaxed);
+    }
+
     /// Records that `rank` begins a run, or ends its last when `run` is `None`.
     pub fn begin_run(&self, rank: u32, run: Option<(u64, u32)>) {
         let at = self.rank_at(rank) + LINE;

@@ -119,7 +119,7 @@ fn product(x: &Strided, y: &Strided, r: &Strided, out: &mut Needs) -> Option<()>
 fn positions(indices: &[Strided]) -> usize {
     let rank = indices.iter().map(Strided::rank).max().unwrap_or(0);
     let along = |back: usize| indices.iter().filter_map(|t| extent_back(t, back)).max().unwrap_or(1);
-    let common: usize = (1..=rank).map(along).product();
+    let common = (1..=rank).map(along).fold(1, usize::saturating_mul);
     indices.iter().map(Strided::numel).max().unwrap_or(0).max(common)
 }
 
