@@ -136,7 +136,7 @@ mod tests {
             op.iter().for_each(|&n| one.add::<f32>(n));
             needs.merge(&one);
         }
-        assert_eq!((&needs.f32s[..], needs.bytes()), (&[100, 60, 7][..], 668));
+        assert_eq!((&needs.f32s[..], needs.bytes()), (&[100, 60, 1][..], 644));
         let mut scratch = Scratch::of(&needs);
         for op in ops.iter().chain(ops.iter().rev()) {
             let taken: Vec<Buffer<f32>> = op.iter().map(|&n| scratch.take(n)).collect();
