@@ -6,8 +6,9 @@
 #
 # SYMMC is the binary, OUT a folder for the logs, GPUS how many to use (2 by default). Programs for more ranks than
 # there are GPUs run with several ranks on each, as long as their plans leave NCCL out, which refuses that. Beside the
-# binary may lie `examples/check_sessions`, `examples/check_embedding`, `examples/check_replays` and `examples/print_programs` (of `symmc-tests`), and
-# `examples/adopt` and `examples/check_compute` (of `symmc-cuda`), and `examples/gpus`, which is `examples/c/gpus.c` with `libsymmc.a`.
+# binary may lie `examples/check_sessions`, `examples/check_embedding`, `examples/check_replays` and `examples/print_programs` (of
+# `symmc-tests`), `examples/generate` (of `symmc`), `examples/adopt` and `examples/check_compute` (of `symmc-cuda`), and
+# `examples/gpus`, which is `examples/c/gpus.c` with `libsymmc.a`.
 set -u
 symmc=$(realpath "$1") out=$(realpath "$2") gpus=${3:-2}
 programs=$(realpath "$(dirname "$0")/../programs")
@@ -128,6 +129,18 @@ else
 fi
 in_c=$(dirname "$symmc")/examples/gpus
 if [ -x "$in_c" ]; then check "two GPUs in one process, from C" 0 "$in_c"; else say "from C: left out, no $in_c"; fi
+# The tokens of PyTorch's `generate`, its ranks threads and processes.
+generate=$(dirname "$symmc")/examples/generate text=$(realpath "$programs/../../examples/generate")
+if [ -x "$generate" ]; then
+  check "generated text" 0 bash -c '"$1" --backend cuda "$2" | cmp - "$2/generated.txt"' - "$generate" "$text"
+  if command -v torchrun >/dev/null; then
+    check "generated text, torchrun" 0 bash -c 'torchrun --nproc-per-node 2 --no-python "$1" --backend cuda "$2" | cmp - "$2/generated.txt"' \
+      - "$generate" "$text"
+  fi
+  check "a prompt that is too long" 2 "$generate" --backend cuda --prompt "$(printf 'x%.0s' $(seq 200))" "$text"
+else
+  say "generated text: left out, no $generate"
+fi
 
 # Replays with inputs that change, on a GPU for each rank; every one has the bits of the first with its inputs.
 replays=$(dirname "$symmc")/examples/check_replays

@@ -614,9 +614,10 @@ impl Stream {
     }
 
     /// Records what `record` does on this stream, and on streams that wait for events of it, into a graph
-    /// instead of running it.
+    /// instead of running it. NCCL connects ranks at the first call on a communicator; where they are threads of one process
+    /// the driver allows that while a stream is recorded in the relaxed mode alone.
     pub fn capture(&self, record: impl FnOnce() -> Result<(), CudaError>) -> Result<Graph, CudaError> {
-        let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
+        let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
         // SAFETY: the stream exists and is not capturing.
         let begun = unsafe { result::stream::begin_capture(self.handle, mode) };
         checked(|| "beginning to record a graph".into(), begun)?;

@@ -9,6 +9,9 @@ use symmc::{Bind, CheckedPlan, Config, Gpu, Group, Profile, Program, Session, Se
 
 pub const RANKS: u32 = 2;
 
+/// The GPUs that are used.
+pub const GPUS: u32 = 2;
+
 pub const LIMIT: Duration = Duration::from_secs(20);
 
 /// A sum over ranks, and a state that counts the runs.
@@ -70,6 +73,10 @@ impl Block {
         Ok(out)
     }
 
+    pub fn address(&self) -> u64 {
+        self.memory.address()
+    }
+
     pub fn ptr(&self) -> *mut u8 {
         std::ptr::with_exposed_provenance_mut(self.memory.address() as usize)
     }
@@ -84,7 +91,8 @@ pub fn values(bytes: &[u8]) -> Vec<f32> {
 }
 
 pub fn planned(program: &Program, bind: Bind) -> Result<CheckedPlan> {
-    let profile = Profile::builtin("h200x2").context("no profile h200x2")?;
+    let machine = Profile::nearest(program.graph.ranks.unwrap_or(1));
+    let profile = Profile::builtin(machine).with_context(|| format!("no profile {machine}"))?;
     Ok(symmc::compile(program, &Config::default().with_profile(profile).with_bind(bind))?)
 }
 
@@ -94,7 +102,12 @@ pub fn counted() -> Result<CheckedPlan> {
 
 /// A session of the counting program with its weight and its state written.
 pub fn opened(plan: &CheckedPlan, group: &Group) -> Result<Session> {
-    let mut session = Session::open(plan, group, &config(group))?;
+    opened_on(plan, group, Gpu::new(group.rank()))
+}
+
+/// The same on a GPU as it is described.
+pub fn opened_on(plan: &CheckedPlan, group: &Group, gpu: Gpu) -> Result<Session> {
+    let mut session = Session::open(plan, group, &SessionConfig::default().with_limit(LIMIT).with_gpu(gpu))?;
     session.set("n", 4)?;
     session.write("w", &floats(&[1.0, 2.0, 3.0, 4.0]))?;
     session.write("state", &floats(&[0.0; 4]))?;

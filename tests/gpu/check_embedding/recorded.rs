@@ -1,86 +1,199 @@
-//! Programs with recorded tensors, with memory of the session and of the caller.
+//! Every program with recorded tensors, its inputs and caches in memory of the session and of the caller.
+//!
+//! Programs of one rank run beside each other on both GPUs, those of two as threads, and those of two and four as processes
+//! ([`crate::processes`]): where two ranks have one GPU, their kernels wait for each other, and only contexts of their own
+//! are sure to take turns. NCCL refuses two ranks on one GPU, so plans of four ranks leave it out.
 
-use std::sync::Arc;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
 
-use anyhow::{Context, Result, ensure};
-use symmc::unstable::cuda::driver::Device;
+use anyhow::{Context, Result, bail, ensure};
+use symmc::unstable::ir::InputKind;
 use symmc::unstable::ir::interp::{Tolerance, compare};
-use symmc::{Bind, Draw, OpenOptions, Program, Session, Tensor, TensorFile, Workload};
+use symmc::{
+    Bind, CheckedPlan, Config, Gpu, Group, OpenOptions, Profile, Program, Session, SessionConfig, Tensor,
+    TensorFile, Variant, Workload,
+};
 
-use crate::common::{Block, LIMIT, config, on_ranks, planned};
+use crate::common::{GPUS, LIMIT, on_ranks};
 
-/// Recorded programs, with memory of the session and of the caller.
-pub fn recorded(stem: &str) -> Result<()> {
-    let folder = std::path::Path::new("tests/programs");
-    let tensors = Arc::new(TensorFile::open(&folder.join(format!("{stem}.safetensors")))?);
-    let options = OpenOptions::default().with_tensors(tensors.clone());
-    let program = Program::open(&folder.join(format!("{stem}.pt2")), &options)?;
-    let work = Workload::gather(&program.graph, &program.weights, Some(&tensors), &Draw::default())?;
-    let expected = work.expected.clone().context("no recorded outputs")?;
-    for bind in [Bind::None, Bind::All] {
-        let plan = planned(&program, bind.clone())?;
-        for lent in [false, true] {
-            let found = on_ranks(|group, device| {
-                let mut session = Session::open(&plan, group, &config(group))?;
-                let outputs = one_run(&mut session, &work, device, group.rank() as usize, lent)?;
-                session.close()?;
-                Ok(outputs)
+/// Where inputs lie.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Memory {
+    /// Where the session has them.
+    Placed,
+    /// In buffers of the caller.
+    Bound,
+}
+
+/// A program with the values of a run.
+pub struct Recorded {
+    pub stem: String,
+    pub program: Program,
+    work: Workload,
+}
+
+impl Recorded {
+    /// The program of a file of tensors under the folder of programs.
+    pub fn open(stem: &str) -> Result<Recorded> {
+        let path = Path::new("tests/programs").join(format!("{stem}.safetensors"));
+        let tensors = Arc::new(TensorFile::open(&path)?);
+        let archive = path.with_extension("pt2");
+        let model = |rank| PathBuf::from(format!("tests/programs/{stem}_rank{rank}.onnx"));
+        let files = if archive.is_file() { vec![archive] } else { (0..tensors.ranks()).map(model).collect() };
+        let mesh = [("3", vec![vec![0, 1], vec![2, 3]]), ("1", vec![vec![0, 2], vec![1, 3]])];
+        let groups = mesh.into_iter().filter(|_| stem == "mesh_2x2");
+        let options = OpenOptions::default().with_tensors(tensors.clone()).with_groups(groups);
+        let program = Program::open_files(&files, &options)?;
+        let work = Workload::recorded(&program, &tensors)?;
+        ensure!(work.expected.is_some(), "{stem}: no recorded outputs");
+        Ok(Recorded { stem: stem.to_string(), program, work })
+    }
+
+    pub fn ranks(&self) -> u32 {
+        self.program.graph.ranks.unwrap_or(1)
+    }
+
+    pub fn plan(&self, bind: Bind) -> Result<CheckedPlan> {
+        let profile = Profile::builtin(Profile::nearest(self.ranks())).context("no profile")?;
+        let alone = |variant: &Variant| !variant.is_library() || *variant == Variant::Plain;
+        let variants = Variant::ALL.iter().copied().filter(alone).collect();
+        let shared = (self.ranks() > GPUS).then_some(variants);
+        let config = Config::default().with_profile(profile).with_bind(bind).with_variants(shared);
+        Ok(symmc::compile(&self.program, &config)?)
+    }
+
+    /// Runs one rank on a GPU, and compares its outputs.
+    pub fn check(&self, plan: &CheckedPlan, group: &Group, gpu: u32, memory: Memory) -> Result<()> {
+        let config = SessionConfig::default().with_limit(LIMIT).with_gpu(Gpu::new(gpu));
+        let mut session = Session::open(plan, group, &config)?;
+        let rank = group.rank() as usize;
+        let found = self.run(&mut session, rank, memory)?;
+        let expected = self.work.expected.as_ref().and_then(|expected| expected.get(rank));
+        for (found, expected) in found.iter().zip(expected.context("no outputs of this rank")?) {
+            let Some(expected) = expected else { continue };
+            let comparison = compare(found, expected, Tolerance::of(expected));
+            ensure!(comparison.agrees(), "{}, rank {rank}, {memory:?}: {comparison}", self.stem);
+        }
+        Ok(session.close()?)
+    }
+
+    fn run(&self, session: &mut Session, rank: usize, memory: Memory) -> Result<Vec<Tensor>> {
+        let source = session.plan().source_program().clone();
+        for (id, symbol) in source.symbols.iter() {
+            session.set(&symbol.name, self.work.bindings.get(id).context("no value")?)?;
+        }
+        let mut arguments = 0;
+        for (input, tensor) in source.inputs.values().zip(&self.work.inputs[rank]) {
+            let number = arguments;
+            arguments += usize::from(input.kind == InputKind::Argument);
+            if input.data.is_some() {
+                continue;
+            }
+            let name = match input.kind {
+                InputKind::Argument => format!("in.{number}"),
+                _ => format!("w.{}", input.source),
+            };
+            let tensor = tensor.loaded()?;
+            if memory == Memory::Placed {
+                session.write_tensor(&name, &tensor)?;
+                continue;
+            }
+            let buffer = session.allocate(tensor.data().len())?;
+            buffer.write(0, tensor.data())?;
+            // SAFETY: nobody else uses the buffer.
+            unsafe { session.bind_buffer(&name, &buffer)? };
+        }
+        session.enqueue()?;
+        session.wait(LIMIT)?;
+        let mut returned = 0;
+        let mut out = Vec::new();
+        for output in session.outputs()? {
+            out.push(match output.replaces {
+                Some(input) => session.read(&input)?,
+                None => {
+                    returned += 1;
+                    session.read(&format!("out.{}", returned - 1))?
+                }
             });
-            let found = found.with_context(|| format!("{stem}, {bind:?}, lent {lent}"))?;
-            for (found, expected) in found.iter().flatten().zip(expected.iter().flatten()) {
-                let Some(expected) = expected else { continue };
-                let comparison = compare(found, expected, Tolerance::of(expected));
-                ensure!(comparison.agrees(), "{stem}, {bind:?}, lent {lent}: {comparison}");
+        }
+        Ok(out)
+    }
+}
+
+/// All files of tensors for so many ranks under the folder of programs, as stems.
+pub fn stems(ranks: u32) -> Result<Vec<String>> {
+    let mut out = Vec::new();
+    for folder in ["", "families/"] {
+        for file in std::fs::read_dir(Path::new("tests/programs").join(folder))? {
+            let path = file?.path();
+            if path.extension().is_some_and(|e| e == "safetensors")
+                && TensorFile::open(&path)?.ranks() == ranks
+            {
+                let stem = path.file_stem().and_then(|stem| stem.to_str()).context("a name")?;
+                out.push(format!("{folder}{stem}"));
             }
         }
     }
-    println!("{stem}: as recorded, with memory of the session and of the caller");
+    ensure!(!out.is_empty(), "there are no programs of {ranks} ranks: is this the root of the repository?");
+    out.sort();
+    Ok(out)
+}
+
+/// Programs of one rank, beside each other.
+pub fn of_one_rank() -> Result<()> {
+    let stems = stems(1)?;
+    let (next, failed) = (Mutex::new(stems.iter()), Mutex::new(Vec::new()));
+    let lock =
+        |list: &Mutex<Vec<String>>, text| list.lock().unwrap_or_else(PoisonError::into_inner).push(text);
+    let one = |stem: &str, gpu| {
+        let recorded = Recorded::open(stem)?;
+        let plan = recorded.plan(Bind::None)?;
+        let group = Group::threads(1).remove(0);
+        [Memory::Placed, Memory::Bound].into_iter().try_for_each(|m| recorded.check(&plan, &group, gpu, m))
+    };
+    std::thread::scope(|scope| {
+        for worker in 0..4 * GPUS {
+            let (next, failed, one) = (&next, &failed, &one);
+            scope.spawn(move || {
+                let stem = || next.lock().unwrap_or_else(PoisonError::into_inner).next();
+                while let Some(stem) = stem() {
+                    if let Err(error) = one(stem, worker % GPUS) {
+                        lock(failed, format!("{stem}: {error:#}"));
+                    }
+                }
+            });
+        }
+    });
+    let failed = failed.into_inner().unwrap_or_else(PoisonError::into_inner);
+    println!("{} programs of one rank: {} as recorded", stems.len(), stems.len() - failed.len());
+    if failed.is_empty() { Ok(()) } else { bail!("{}", failed.join("\n  ")) }
+}
+
+/// Programs of two ranks, whose arguments the plan holds in symmetric memory and not.
+pub fn of_two_ranks() -> Result<()> {
+    for stem in stems(2)? {
+        let recorded = Recorded::open(&stem)?;
+        for bind in [Bind::None, Bind::All] {
+            let plan = recorded.plan(bind)?;
+            for memory in [Memory::Placed, Memory::Bound] {
+                on_ranks(|group, _| recorded.check(&plan, group, group.rank(), memory))?;
+            }
+        }
+        println!("{stem}: as recorded, with memory of the session and of the caller");
+    }
     Ok(())
 }
 
-fn one_run(
-    session: &mut Session,
-    work: &Workload,
-    device: &Arc<Device>,
-    rank: usize,
-    lent: bool,
-) -> Result<Vec<Tensor>> {
-    let source = session.plan().source_program().clone();
-    for (id, symbol) in source.symbols.iter() {
-        session.set(&symbol.name, work.bindings.get(id).context("no value")?)?;
-    }
-    let mut blocks = Vec::new();
-    for (input, tensor) in source.inputs.values().zip(&work.inputs[rank]) {
-        if input.data.is_some() {
-            continue;
+/// What one process does: all programs of the group's number of ranks, of which several may have one GPU.
+pub fn as_a_process(group: &Group) -> Result<()> {
+    for stem in stems(group.ranks())? {
+        let recorded = Recorded::open(&stem)?;
+        let plan = recorded.plan(Bind::All)?;
+        for memory in [Memory::Placed, Memory::Bound] {
+            recorded.check(&plan, group, group.rank() % GPUS, memory)?;
         }
-        let (name, tensor) = (source.name_of(input.value), tensor.loaded()?);
-        if !lent {
-            session.write(name, tensor.data())?;
-            continue;
-        }
-        let block = Block::holding(device, tensor.data())?;
-        // SAFETY: the block lives until the session has ended.
-        unsafe { session.bind(name, block.ptr(), tensor.data().len())? };
-        blocks.push(block);
+        println!("said: {stem}");
     }
-    session.enqueue()?;
-    session.wait(LIMIT)?;
-    let outputs = session.outputs()?;
-    let mut returned = 0;
-    let mut out = Vec::new();
-    for output in &outputs {
-        out.push(match &output.replaces {
-            Some(input) => session.read(input)?,
-            None => {
-                returned += 1;
-                session.read(&format!("out.{}", returned - 1))?
-            }
-        });
-    }
-    // Before the blocks go.
-    for input in source.inputs.values().filter(|input| input.data.is_none()) {
-        let _ = session.unbind(source.name_of(input.value));
-    }
-    Ok(out)
+    Ok(())
 }

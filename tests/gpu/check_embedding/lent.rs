@@ -1,0 +1,111 @@
+//! A stream and a communicator that an engine lends to sessions, which are its own again behind them.
+
+use std::sync::{Arc, Barrier, Mutex, PoisonError};
+
+use anyhow::{Context, Result, anyhow, ensure};
+use nccl_sys::{Comm, Nccl, UniqueId, data_type, red_op};
+use symmc::unstable::cuda::driver::{Device, Stream};
+use symmc::{CheckedPlan, Config, Gpu, Group, Profile, Program, Session};
+
+use crate::common::{Block, COUNTED, RANKS, floats, on_ranks, opened, opened_on, values};
+
+/// An engine's stream and communicator.
+struct Engine {
+    device: Arc<Device>,
+    stream: Stream,
+    nccl: &'static Nccl,
+    communicator: Comm,
+}
+
+impl Engine {
+    /// All ranks call this together.
+    fn new(group: &Group, device: &Arc<Device>, id: &(Mutex<Option<UniqueId>>, Barrier)) -> Result<Engine> {
+        device.enter()?;
+        let nccl = Nccl::load().map_err(|e| anyhow!("{e}"))?;
+        if group.rank() == 0 {
+            let made = nccl.unique_id().map_err(|e| anyhow!("{e}"));
+            *id.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(made?);
+        }
+        id.1.wait();
+        let id = id.0.lock().unwrap_or_else(PoisonError::into_inner).context("no id")?;
+        let made = nccl.comm_init_rank(RANKS, id, group.rank(), &nccl_sys::Config::default());
+        let communicator = made.map_err(|e| anyhow!("{e}"))?;
+        Ok(Engine { device: device.clone(), stream: Stream::new(device)?, nccl, communicator })
+    }
+
+    fn open(&self, plan: &CheckedPlan, group: &Group) -> Result<Session> {
+        // SAFETY: both live until the session has ended, belong to this GPU, and the library is the one that symmc finds.
+        let gpu = unsafe {
+            Gpu::new(group.rank())
+                .with_stream(self.stream.handle().cast())
+                .with_communicator(self.communicator.0, (0..RANKS).collect())
+        };
+        opened_on(plan, group, gpu)
+    }
+
+    /// A sum of the engine's own over both ranks, behind what is on its stream.
+    fn sum(&self, block: &Block) -> Result<()> {
+        let at = block.ptr().cast();
+        let all_reduce = self.nccl.functions().all_reduce;
+        // SAFETY: the block has 4 numbers; the communicator and the stream are there.
+        let code = unsafe {
+            all_reduce(at, at, 4, data_type::F32, red_op::SUM, self.communicator, self.stream.handle().cast())
+        };
+        self.nccl.check("ncclAllReduce", code).map_err(|e| anyhow!("{e}"))
+    }
+
+    /// Whether stream, communicator and context work.
+    fn works(&self) -> Result<()> {
+        let block = Block::holding(&self.device, &floats(&[1.0; 4]))?;
+        (0..3).try_for_each(|_| self.sum(&block))?;
+        self.stream.synchronize()?;
+        ensure!(values(&block.read(16)?) == [8.0; 4], "sums of the engine's own");
+        Ok(())
+    }
+
+    fn end(self) -> Result<()> {
+        // SAFETY: nothing runs on it.
+        let code = unsafe { (self.nccl.functions().comm_destroy)(self.communicator) };
+        self.nccl.check("ncclCommDestroy", code).map_err(|e| anyhow!("{e}"))
+    }
+}
+
+/// Sessions whose collectives are NCCL's, among an engine's own on one stream and one communicator.
+pub fn lent() -> Result<()> {
+    let profile = Profile::builtin("h200x2").context("no profile h200x2")?;
+    let plain = Config::default().with_profile(profile).with_variants(vec![]);
+    let plan = symmc::compile(&Program::from_text(COUNTED)?, &plain)?;
+    let id = (Mutex::new(None), Barrier::new(RANKS as usize));
+    on_ranks(|group, device| {
+        let mut session = opened(&plan, group)?;
+        session.run()?;
+        ensure!(values(session.read("y")?.data())[..4] == [2.0, 4.0, 6.0, 8.0], "a communicator of its own");
+        session.close()?;
+        let engine = Engine::new(group, device, &id)?;
+        let mut session = engine.open(&plan, group)?;
+        let block = Block::holding(device, &floats(&[1.0; 4]))?;
+        for _ in 0..10 {
+            session.enqueue()?;
+            engine.sum(&block)?;
+        }
+        engine.stream.synchronize()?;
+        ensure!(session.poll()?, "all is behind the engine's stream");
+        ensure!(values(session.read("state")?.data()) == [10.0; 4], "the state after 10 runs");
+        ensure!(values(session.read("y")?.data())[..4] == [2.0, 4.0, 6.0, 8.0], "the sum");
+        ensure!(values(&block.read(16)?) == [1024.0; 4], "the engine's own sums");
+        session.close()?;
+        engine.works()?;
+        // A run that ranks begin with other sizes fails on all of them.
+        let mut session = engine.open(&plan, group)?;
+        session.run()?;
+        session.set("n", 5 + i64::from(group.rank()))?;
+        session.address("x")?;
+        let error = session.run().err().context("the ranks differ")?;
+        ensure!(error.to_string().contains("run"), "{error}");
+        drop(session);
+        engine.works()?;
+        engine.end()
+    })?;
+    println!("a stream and a communicator that were lent work behind sessions, and behind one that failed");
+    Ok(())
+}

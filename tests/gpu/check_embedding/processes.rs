@@ -1,0 +1,189 @@
+//! Ranks that are processes of this program, started as a launcher starts them; what they do, and what becomes of those whose
+//! peer is killed or stopped.
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::process::{Child, ChildStdout, Command, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use symmc::unstable::cuda::driver::{Device, Stream};
+use symmc::{Bind, ErrorKind, Gpu, Group, Program, Session, SessionConfig};
+
+use crate::common::{Block, GPUS, floats, planned};
+use crate::recorded;
+
+/// No wait for a peer that does not answer takes longer.
+const SHORT: Duration = Duration::from_secs(6);
+
+/// A product and a sum over ranks, again and again.
+const STEP: &str = "program \"step\" ranks 2\ngroup @all world\narg %x: f32[64, 256]\nparam %w: f32[256, 256]\n\
+    %m: f32[64, 256] = matmul %x, %w\n%y: f32[64, 256] = all_reduce %m op=sum group=@all\nreturn %y\n";
+
+/// Processes that are killed when this value goes.
+struct Ranks(Vec<Child>);
+
+impl Drop for Ranks {
+    fn drop(&mut self) {
+        for child in &mut self.0 {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+}
+
+static GROUPS: AtomicU32 = AtomicU32::new(0);
+
+/// Starts so many ranks, of which each does a task.
+fn start(ranks: u32, task: &str) -> Result<Ranks> {
+    let port = 20000 + std::process::id() % 20000 + GROUPS.fetch_add(1, Ordering::Relaxed);
+    let start = |rank: u32| {
+        let mut command = Command::new(std::env::current_exe()?);
+        command.args(["rank", task]).stdout(Stdio::piped()).stderr(Stdio::piped());
+        for (name, number) in
+            [("RANK", rank), ("LOCAL_RANK", rank), ("WORLD_SIZE", ranks), ("LOCAL_WORLD_SIZE", ranks)]
+        {
+            command.env(name, number.to_string());
+        }
+        command.env("MASTER_ADDR", "127.0.0.1").env("MASTER_PORT", port.to_string());
+        command.spawn().context("starting a rank")
+    };
+    let mut all = Ranks(Vec::new());
+    for rank in 0..ranks {
+        all.0.push(start(rank)?);
+    }
+    Ok(all)
+}
+
+/// What a rank does.
+pub fn rank(task: &str) -> Result<()> {
+    let group = Group::from_env()?.context("no launcher's environment")?;
+    match task {
+        "recorded" => recorded::as_a_process(&group),
+        "endure" => endure(&group),
+        other => bail!("no task {other}"),
+    }
+}
+
+/// The programs of so many ranks, each a process.
+pub fn programs(ranks: u32) -> Result<()> {
+    let mut all = start(ranks, "recorded")?;
+    let mut done = Vec::new();
+    for (rank, child) in all.0.drain(..).enumerate() {
+        let output = child.wait_with_output()?;
+        let (out, log) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+        ensure!(output.status.success(), "rank {rank} of {ranks}: {}\n{out}{log}", output.status);
+        done.push(out.matches("said: ").count());
+    }
+    let expected = recorded::stems(ranks)?.len();
+    ensure!(done.iter().all(|&n| n == expected), "{ranks} processes: {done:?} of {expected} programs");
+    println!("{expected} programs of {ranks} ranks on {GPUS} GPUs, each a process: as recorded");
+    Ok(())
+}
+
+/// Runs until a peer fails, and then sees whether what is the caller's is as it was.
+fn endure(group: &Group) -> Result<()> {
+    let device = Device::open(group.rank() % GPUS)?;
+    let (x, y) = (Block::holding(&device, &floats(&[1.0; 64 * 256]))?, Block::of(&device, 64 * 256 * 4)?);
+    let stream = Stream::new(&device)?;
+    let plan = planned(&Program::from_text(STEP)?, Bind::None)?;
+    // SAFETY: the stream lives until the session has ended.
+    let gpu = unsafe { Gpu::new(group.rank() % GPUS).with_stream(stream.handle().cast()) };
+    let config = SessionConfig::default().with_limit(SHORT).with_gpu(gpu);
+    let mut session = Session::open(&plan, group, &config)?;
+    session.write("w", &floats(&[1.0; 256 * 256]))?;
+    // SAFETY: the blocks live until the session has ended.
+    unsafe {
+        session.bind("x", x.ptr(), 64 * 256 * 4)?;
+        session.bind("out.0", y.ptr(), 64 * 256 * 4)?;
+    }
+    let mut runs = 0u64;
+    let error = loop {
+        let ran = session.enqueue().and_then(|()| session.run());
+        match ran {
+            Ok(()) if runs == 20 => say("ready")?,
+            Ok(()) => {}
+            Err(error) => break error,
+        }
+        runs += 1;
+    };
+    ensure!(runs > 20, "it failed too early: {error}");
+    ensure!(error.kind() == ErrorKind::Peer, "kind {:?}: {error}", error.kind());
+    say(&error.to_string())?;
+    let again = session.run().err().context("a session that failed")?;
+    ensure!(again.to_string() == error.to_string(), "{error}; then {again}");
+    drop(session);
+    // The caller's memory, stream and context work.
+    let data = floats(&[3.0; 64 * 256]);
+    x.write(&data)?;
+    // SAFETY: both blocks have as many bytes, and nothing else runs.
+    unsafe { stream.copy(y.address(), x.address(), data.len())? };
+    stream.synchronize()?;
+    ensure!(y.read(data.len())? == data, "the caller's memory");
+    say("usable")
+}
+
+fn say(text: &str) -> Result<()> {
+    let mut out = std::io::stdout().lock();
+    writeln!(out, "{text}")?;
+    Ok(out.flush()?)
+}
+
+/// Signals a rank in the middle of runs; the other one learns it by name and in time, and keeps what is its caller's.
+pub fn signalled(signal: Signal, victim: usize) -> Result<()> {
+    let mut all = start(2, "endure")?;
+    let mut said: Vec<BufReader<ChildStdout>> = all
+        .0
+        .iter_mut()
+        .map(|child| child.stdout.take().map(BufReader::new).context("its output"))
+        .collect::<Result<_>>()?;
+    for (rank, out) in said.iter_mut().enumerate() {
+        let line = line(out)?;
+        ensure!(line == "ready", "rank {rank}: {line:?}: {}", log(&mut all.0[rank]));
+    }
+    let pid = i32::try_from(all.0[victim].id()).context("a process id")?;
+    let begun = Instant::now();
+    kill(Pid::from_raw(pid), signal).context("signalling a rank")?;
+    let survivor = 1 - victim;
+    let error = line(&mut said[survivor])?;
+    let took = begun.elapsed();
+    let usable = line(&mut said[survivor])?;
+    ensure!(usable == "usable", "{error:?}, then {usable:?}: {}", log(&mut all.0[survivor]));
+    ensure!(all.0[survivor].wait()?.success(), "the survivor's exit");
+    ensure!(error.contains(&format!("rank {victim}")), "it does not name rank {victim}: {error}");
+    // The host does not know at which step a GPU was.
+    ensure!(signal != Signal::SIGKILL || !error.contains("at step"), "it names a step: {error}");
+    ensure!(took < SHORT + Duration::from_secs(4), "it took {took:?}: {error}");
+    println!("{signal:?} of rank {victim}: after {} ms: {error}", took.as_millis());
+    Ok(())
+}
+
+fn line(out: &mut impl BufRead) -> Result<String> {
+    let mut line = String::new();
+    out.read_line(&mut line)?;
+    Ok(line.trim_end().to_string())
+}
+
+/// What a process wrote to its errors; it is ended for that.
+fn log(child: &mut Child) -> String {
+    let _ = child.kill();
+    let mut text = String::new();
+    if let Some(mut errors) = child.stderr.take() {
+        let _ = errors.read_to_string(&mut text);
+    }
+    text
+}
+
+/// Nothing is left of processes that have gone.
+pub fn nothing_left() -> Result<()> {
+    let sockets = std::fs::read_to_string("/proc/net/unix")?;
+    let left: Vec<&str> = sockets.lines().filter(|line| line.contains("@symmc-")).collect();
+    ensure!(left.is_empty(), "sockets are left: {left:?}");
+    let shared: Vec<_> =
+        std::fs::read_dir("/dev/shm").into_iter().flatten().flatten().map(|f| f.file_name()).collect();
+    let ours = |name: &&std::ffi::OsString| name.to_string_lossy().contains("symmc");
+    ensure!(!shared.iter().any(|name| ours(&name)), "shared memory is left: {shared:?}");
+    Ok(())
+}
