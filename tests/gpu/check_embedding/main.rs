@@ -77,6 +77,7 @@ fn check(args: &[String]) -> Result<()> {
 
 /// Each rank is killed and stopped once, all beside each other.
 fn signals() -> Result<()> {
+    let before = processes::free_memory()?;
     let cases = [Signal::SIGKILL, Signal::SIGSTOP].map(|signal| [(signal, 0), (signal, 1)]).concat();
     let ended: Vec<Result<()>> = std::thread::scope(|scope| {
         let start = |(signal, victim)| {
@@ -87,7 +88,7 @@ fn signals() -> Result<()> {
         threads.into_iter().map(|t| t.join().unwrap_or_else(|_| bail!("a check panicked"))).collect()
     });
     ended.into_iter().collect::<Result<()>>()?;
-    processes::nothing_left()
+    processes::nothing_left(&before)
 }
 
 fn main() -> ExitCode {

@@ -176,8 +176,28 @@ fn log(child: &mut Child) -> String {
     text
 }
 
-/// Nothing is left of processes that have gone.
-pub fn nothing_left() -> Result<()> {
+/// The free bytes of each GPU.
+pub fn free_memory() -> Result<Vec<usize>> {
+    (0..GPUS)
+        .map(|gpu| {
+            let device = Device::open(gpu)?;
+            Ok(device.free()?)
+        })
+        .collect()
+}
+
+/// Nothing is left of processes that have gone, before which so many bytes were free on each GPU.
+pub fn nothing_left(before: &[usize]) -> Result<()> {
+    let start = Instant::now();
+    // The driver frees what they had when it comes to it.
+    while free_memory()?.iter().zip(before).any(|(now, before)| now < before) {
+        ensure!(
+            start.elapsed() < Duration::from_secs(5),
+            "free bytes before {before:?}, now {:?}",
+            free_memory()?
+        );
+        std::thread::sleep(Duration::from_millis(50));
+    }
     let sockets = std::fs::read_to_string("/proc/net/unix")?;
     let left: Vec<&str> = sockets.lines().filter(|line| line.contains("@symmc-")).collect();
     ensure!(left.is_empty(), "sockets are left: {left:?}");
