@@ -6,7 +6,7 @@ import io
 import operator
 import os
 import tempfile
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch.export import ExportedProgram
@@ -65,8 +65,23 @@ class Lifted:
     """Where the outputs of the program that replace none are wanted."""
     mutated: list[int]
     """Which arguments of the program are replaced."""
-    groups: list[str] = field(default_factory=list)
+    ranges: dict
+    """The least and the largest value of each symbol."""
+    groups: list[str]
     """The process groups, by their first use; the program calls them ``0``, ``1`` and so on."""
+
+    def archive(self, caps: dict[str, int]) -> bytes:
+        """The program as a file; symbols without a bound of their own have one of these."""
+        for symbol, found in self.ranges.items():
+            cap = caps.get(str(symbol))
+            if cap is not None and not (found.upper.is_Integer and found.upper < cap):
+                found = ValueRanges(found.lower, max(cap, int(found.lower)))
+            self.exported.range_constraints[symbol] = found
+        return archived(self.exported)
+
+    def dims(self, _caps: dict[str, int]) -> dict:
+        """Nothing: the file has the bounds."""
+        return {}
 
     @staticmethod
     def of(module: torch.fx.GraphModule) -> Lifted:
@@ -128,7 +143,8 @@ class _Lifting:
             constants=constants,
         )
         devices = [node.meta["val"].device for node in results]
-        return Lifted(exported, tensors, values, outputs, devices, mutated, self.groups)
+        ranges = dict(exported.range_constraints)
+        return Lifted(exported, tensors, values, outputs, devices, mutated, ranges, self.groups)
 
     def _constants(self):
         """Tensors of the module become inputs that the program carries."""

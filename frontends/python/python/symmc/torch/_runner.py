@@ -1,0 +1,129 @@
+"""Programs that run on the tensors of this process: a plan and a session for the sizes that come."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Protocol
+
+import torch
+
+import symmc
+from symmc.torch import _graph
+from symmc.torch._options import Options
+from symmc.torch._ranks import Ranks
+
+_LEAST = 16
+"""The least bound of a size that the graph leaves open."""
+
+_ALIGN = 16
+"""What memory of GPUs that a session uses starts at a multiple of."""
+
+_DTYPES = {
+    "bool": torch.bool,
+    "u8": torch.uint8,
+    "i32": torch.int32,
+    "i64": torch.int64,
+    "f16": torch.float16,
+    "bf16": torch.bfloat16,
+    "f32": torch.float32,
+    "f64": torch.float64,
+}
+
+
+class Source(Protocol):
+    """Where a program comes from."""
+
+    def archive(self, caps: dict[str, int]) -> bytes:
+        """The program of this rank as a file, for symbols up to these values."""
+
+    def dims(self, caps: dict[str, int]) -> dict:
+        """What has to be said of symbols when the file is opened."""
+
+
+class Runner:
+    """A program on one device, for any sizes."""
+
+    def __init__(self, source: Source, symbols: list[str], ranks: Ranks, groups: dict, options: Options):
+        self.source, self.symbols, self.ranks, self.groups, self.options = source, symbols, ranks, groups, options
+        self.caps: dict[str, int] = {}
+        self.program: symmc.Program | None = None
+        self.plan: symmc.Plan | None = None
+        self.session: symmc.Session | None = None
+        self.sizes: tuple[int, ...] | None = None
+        self.results: list[tuple[tuple[int, ...], torch.dtype]] = []
+
+    def _opened(self) -> symmc.Program:
+        """The program of all ranks, for sizes up to the caps."""
+        own, members = self.source.archive(self.caps), len(self.ranks.members)
+        options = {"ranks": members, "groups": self.groups, "dims": self.source.dims(self.caps)}
+        program = _graph.opened([own], **options)
+        if members == 1:
+            return program
+        digest = hashlib.sha256(program.text().encode()).digest()
+        if len(set(self.ranks.all_gather(digest))) == 1:
+            return program
+        # Theirs differ, as they may in single numbers.
+        return _graph.opened(self.ranks.all_gather(own), **options)
+
+    def plan_for(self, sizes: tuple[int, ...], device: torch.device, accept=lambda program: None) -> bool:
+        """Makes a plan that serves these sizes of the symbols, unless the one that there is does; whether it did."""
+        for symbol, size in zip(self.symbols, sizes):
+            if size > self.caps.get(symbol, 0):
+                self.caps[symbol] = max(_LEAST, 1 << max(size - 1, 0).bit_length())
+                self.plan = None
+        if self.plan is not None:
+            return False
+        self.program = self._opened()
+        accept(self.program)
+        aliases = self.program.aliases
+        for symbol in aliases.values():
+            if symbol not in self.symbols:
+                raise symmc.UnsupportedError(f"no input of the graph has the size {symbol}")
+        buckets = {}
+        if self.options.buckets:
+            buckets = {name: self._buckets(most) for name, (_, most) in self.program.symbols.items()}
+        self.plan = symmc.compile(self.program, machine=self._machine(device), buckets=buckets)
+        if self.options.report:
+            with open(self.options.report, "a", encoding="utf-8") as file:
+                file.write(self.plan.report() + "\n")
+        return True
+
+    def _buckets(self, most: int) -> list[int]:
+        return sorted({bound for bound in self.options.buckets if bound < most} | {most})
+
+    def _machine(self, device: torch.device) -> str | None:
+        if self.options.machine is not None or device.type != "cuda":
+            return self.options.machine
+        return "h200x4" if len(self.ranks.members) > 2 else "h200x2"
+
+    def _resize(self, sizes: tuple[int, ...], device: torch.device) -> None:
+        """Has the runs that come take these sizes."""
+        if self.plan_for(sizes, device) or self.session is None:
+            if self.session is not None:
+                self.session.close()
+            gpu = device.index if device.type == "cuda" else None
+            self.session = symmc.Session(self.plan, self.ranks.group(), gpu=gpu, timeout=self.options.timeout)
+            self.sizes = None
+        opened = self.sizes is None
+        values = dict(zip(self.symbols, sizes))
+        self.session.set(**{name: values[symbol] for name, symbol in self.program.aliases.items()})
+        if opened:
+            # Single numbers that differ between ranks.
+            for name, tensor in self.program.parameters(self.ranks.rank).items():
+                self.session.write(f"w.{name}", tensor)
+        returned = [value for value in self.session.outputs() if value.replaces is None]
+        self.results = [(tuple(value.shape), _DTYPES[value.dtype]) for value in returned]
+        self.sizes = sizes
+
+    def run(self, sizes: tuple[int, ...], given: list[torch.Tensor], device: torch.device):
+        """The results that replace no argument, and what was used instead of the arguments that do not lie as they must."""
+        if sizes != self.sizes:
+            self._resize(sizes, device)
+        lent = [tensor if tensor.is_contiguous() else tensor.contiguous() for tensor in given]
+        stream = None
+        if device.type == "cuda":
+            stream = torch.cuda.current_stream(device).cuda_stream
+            lent = [tensor if tensor.data_ptr() % _ALIGN == 0 else tensor.clone() for tensor in lent]
+        results = [torch.empty(shape, dtype=dtype, device=device) for shape, dtype in self.results]
+        self.session.launch([t.data_ptr() for t in lent], [t.data_ptr() for t in results], stream)
+        return results, lent
