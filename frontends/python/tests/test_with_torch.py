@@ -210,6 +210,63 @@ def tensor_parallel(rank):
                 close(found, reference(input_ids=ids, use_cache=False).logits)
 
 
+class Divided(torch.nn.Module if HAS_TORCH else object):
+    """Layers whose products are divided between ranks, with a residual and a norm behind each sum."""
+
+    def __init__(self, hidden, ranks):
+        super().__init__()
+        self.up = torch.nn.ModuleList(torch.nn.Linear(hidden, 4 * hidden // ranks, bias=False) for _ in range(3))
+        self.down = torch.nn.ModuleList(torch.nn.Linear(4 * hidden // ranks, hidden, bias=False) for _ in range(3))
+        self.norms = torch.nn.ModuleList(torch.nn.RMSNorm(hidden) for _ in range(4))
+
+    def forward(self, x):
+        y = self.norms[0](x)
+        for up, down, norm in zip(self.up, self.down, self.norms[1:]):
+            x = x + funcol.all_reduce(down(torch.nn.functional.silu(up(y))), "sum", dist.group.WORLD)
+            y = norm(x)
+        shared = funcol.reduce_scatter_tensor(y.repeat(2, 1), "sum", 0, dist.group.WORLD)
+        return funcol.all_gather_tensor(shared, 0, dist.group.WORLD), x
+
+
+def collectives_alone(rank):
+    """Collectives under Inductor, before and after the pass, with the same results."""
+    from symmc.torch import CollectivePass
+
+    counts = []
+
+    class Counted(CollectivePass):
+        def __call__(self, graph):
+            def count(text):
+                return sum(text in str(node.target) for node in graph.nodes)
+
+            before = count("c10d") - count("wait_tensor")
+            super().__call__(graph)
+            counts.append((before, count("c10d"), count("symmc.planned"), count("rsqrt")))
+
+    torch._inductor.config.post_grad_custom_post_pass = Counted()
+    torch.manual_seed(rank)
+    model = Divided(32, 2)
+    torch._dynamo.reset()
+    run = torch.compile(model, dynamic=True)
+    with torch.no_grad():
+        for tokens in (5, 2, 40):
+            torch.manual_seed(tokens)
+            x = torch.randn(tokens, 32)
+            for found, expected in zip(run(x), model(x)):
+                close(found, expected)
+    # The norm in front of the first product has no collective.
+    assert counts and all(count == (5, 0, 5, 1) for count in counts), counts
+
+
+def kept_by_inductor(rank):
+    """What Inductor keeps of a graph runs in another process as in the one that compiled it."""
+    import symmc.torch
+
+    symmc.torch.enable()
+    run = torch.compile(lambda x: funcol.all_reduce(x * 3, "sum", dist.group.WORLD) + 1)
+    close(run(torch.ones(8)), torch.full((8,), 7.0))
+
+
 def make(name):
     """A tiny model of transformers, with drawn weights."""
     import transformers as t
@@ -408,6 +465,20 @@ class Ranks(unittest.TestCase):
 
     def test_a_process_group_opens_sessions(self):
         on_ranks("process_group_as_group")
+
+    def test_collectives_alone(self):
+        on_ranks("collectives_alone")
+
+    def test_collectives_of_graphs_that_inductor_keeps(self):
+        import tempfile
+
+        with tempfile.TemporaryDirectory() as folder:
+            os.environ["TORCHINDUCTOR_CACHE_DIR"] = folder
+            try:
+                for _ in range(2):
+                    on_ranks("kept_by_inductor")
+            finally:
+                del os.environ["TORCHINDUCTOR_CACHE_DIR"]
 
     def test_graphs_that_differ_between_ranks(self):
         on_ranks("different_constants")

@@ -1,6 +1,33 @@
-"""symmc under PyTorch: ``torch.compile(model, backend="symmc")``, and process groups as groups of sessions."""
+"""symmc under PyTorch.
 
-from symmc.torch._backend import backend
+``torch.compile(model, backend="symmc")`` runs whole graphs as plans; :func:`enable` leaves graphs to Inductor and has their
+collectives run by symmc. A process group is a group of sessions: ``symmc.Session(plan, process_group)``.
+"""
+
+from __future__ import annotations
+
 from symmc.torch._ranks import group_of
 
-__all__ = ["backend", "group_of"]
+__all__ = ["CollectivePass", "backend", "enable", "group_of"]
+
+
+def backend(module, inputs, *, options=None, **others):
+    """The backend of ``torch.compile``."""
+    from symmc.torch import _backend
+
+    return _backend.backend(module, inputs, options=options, **others)
+
+
+def enable(**options) -> None:
+    """Has all of ``torch.compile`` run collectives by symmc: ``machine``, ``buckets`` and ``timeout`` as for the backend."""
+    from symmc.torch import _pass
+
+    _pass.enable(**options)
+
+
+def __getattr__(name: str):
+    if name == "CollectivePass":
+        from symmc.torch._pass import CollectivePass
+
+        return CollectivePass
+    raise AttributeError(f"module {__name__} has no attribute {name}")

@@ -8,9 +8,11 @@ import warnings
 import torch
 from torch.fx.passes.split_module import split_module
 
+import symmc
 from symmc.torch import _graph
 from symmc.torch._compiled import Compiled, Refused
 from symmc.torch._options import Options
+from symmc.torch._runner import DTYPES
 
 _named: set[tuple[str, str]] = set()
 """The operators with their lines that a warning named already."""
@@ -29,6 +31,16 @@ def compiled(module: torch.fx.GraphModule, options: Options):
             if options.fallback == "error" or not new:
                 raise found.error from None
             refused |= new
+        except symmc.Error as error:
+            # No node is to blame alone: those that touch a type which symmc does not know, or all.
+            if options.fallback == "error" or error.kind not in ("input", "unsupported"):
+                raise
+            odd = {number: str(error) for number in _odd(module.graph) if number not in refused}
+            if not odd:
+                text = f"symmc leaves a graph to {options.fallback}: {error}"
+                warnings.warn(text, stacklevel=2)
+                return _Elsewhere(module, options.fallback)
+            refused |= odd
 
 
 def _compiled(module: torch.fx.GraphModule, refused: dict[int, str], options: Options):
@@ -39,6 +51,17 @@ def _compiled(module: torch.fx.GraphModule, refused: dict[int, str], options: Op
         return Compiled(module, options)
     _warn(calls, refused, options)
     return _Cut(module, refused, options)
+
+
+def _odd(graph: torch.fx.Graph) -> list[int]:
+    """The numbers of nodes that take or give elements of a type that symmc does not know."""
+
+    def is_odd(node: torch.fx.Node) -> bool:
+        value = node.meta.get("val")
+        return isinstance(value, torch.Tensor) and value.dtype not in DTYPES.values()
+
+    calls = [node for node in graph.nodes if node.op == "call_function"]
+    return [node.meta[_graph.NUMBER] for node in calls if is_odd(node) or any(map(is_odd, node.all_input_nodes))]
 
 
 def _is_tensor(node: torch.fx.Node) -> bool:

@@ -18,7 +18,7 @@ _LEAST = 16
 _ALIGN = 16
 """What memory of GPUs that a session uses starts at a multiple of."""
 
-_DTYPES = {
+DTYPES = {
     "bool": torch.bool,
     "u8": torch.uint8,
     "i32": torch.int32,
@@ -112,7 +112,7 @@ class Runner:
             for name, tensor in self.program.parameters(self.ranks.rank).items():
                 self.session.write(f"w.{name}", tensor)
         returned = [value for value in self.session.outputs() if value.replaces is None]
-        self.results = [(tuple(value.shape), _DTYPES[value.dtype]) for value in returned]
+        self.results = [(tuple(value.shape), DTYPES[value.dtype]) for value in returned]
         self.sizes = sizes
 
     def run(self, sizes: tuple[int, ...], given: list[torch.Tensor], device: torch.device):
