@@ -202,11 +202,7 @@ impl Error {
             Cause::Interpreter(cause) => Place::of_interpreter(cause),
             Cause::Plan { cause, .. } => Place::of_planner(cause),
             #[cfg(feature = "torch")]
-            Cause::Format { cause: Some(cause), .. } => {
-                let imported = cause.downcast_ref::<symmc_torch::ImportError>();
-                let (node, op) = imported.and_then(|e| e.node()).unzip();
-                Place { node, op, ..Place::default() }
-            }
+            Cause::Format { cause: Some(cause), .. } => Place::of_import(&**cause),
             Cause::Pass { cause: PassError::NoPlain { node, collective, .. }, .. } => {
                 Place { node: Some(node), op: Some(collective), ..Place::default() }
             }
@@ -329,6 +325,13 @@ impl<'e> Place<'e> {
             }
             _ => place,
         }
+    }
+
+    #[cfg(feature = "torch")]
+    fn of_import(cause: &'e (dyn StdError + Send + Sync + 'static)) -> Place<'e> {
+        let imported = cause.downcast_ref::<symmc_torch::ImportError>();
+        let (node, op) = imported.and_then(|e| e.node()).unzip();
+        Place { node, op, ..Place::default() }
     }
 
     fn of_interpreter(error: &'e InterpError) -> Place<'e> {
