@@ -45,10 +45,14 @@ pub struct Extent {
 }
 
 impl Extent {
+    /// Behind the last byte.
+    pub fn end(&self) -> u64 {
+        self.address.saturating_add(self.bytes as u64)
+    }
+
     /// Whether they have a byte in common.
     pub fn overlaps(&self, other: &Extent) -> bool {
-        let end = |e: &Extent| e.address.saturating_add(e.bytes as u64);
-        self.bytes > 0 && other.bytes > 0 && self.address < end(other) && other.address < end(self)
+        self.bytes > 0 && other.bytes > 0 && self.address < other.end() && other.address < self.end()
     }
 }
 

@@ -139,8 +139,13 @@ impl Lending {
     pub fn check(&self, bound: &Bound) -> Result<(), RunError> {
         let all = self.all(bound);
         all.iter().try_for_each(|lent| lent.slot.expect_room(lent.used.bytes))?;
-        for (at, a) in all.iter().enumerate() {
-            for b in &all[at + 1..] {
+        // Only what begins before the end of another one overlaps it.
+        let mut order: Vec<usize> = (0..all.len()).collect();
+        order.sort_unstable_by_key(|&at| all[at].used.address);
+        for (place, &one) in order.iter().enumerate() {
+            let end = all[one].used.end();
+            for &other in order[place + 1..].iter().take_while(|&&other| all[other].used.address < end) {
+                let (a, b) = (&all[one.min(other)], &all[one.max(other)]);
                 if (a.written || b.written) && a.used.overlaps(&b.used) && !a.is_replaced_by(b) {
                     let (one, other) = if b.written { (b, a) } else { (a, b) };
                     let why = format!("overlaps that of {}, and a run writes it", other.slot.name);
@@ -152,10 +157,11 @@ impl Lending {
     }
 
     fn all<'l>(&'l self, bound: &Bound) -> Vec<Lent<'l>> {
-        let replaced = |i: usize| bound.outputs.iter().any(|o| o.mutates == Some(i));
+        let mut replaced = vec![false; bound.inputs.len()];
+        bound.outputs.iter().filter_map(|output| output.mutates).for_each(|i| replaced[i] = true);
         let inputs = self.inputs.iter().zip(&bound.inputs).enumerate();
         let inputs = inputs.filter_map(|(i, (slot, input))| {
-            Lent::of(slot, Port::Input(i), input.bytes, replaced(i), Some(i))
+            Lent::of(slot, Port::Input(i), input.bytes, replaced[i], Some(i))
         });
         let outputs = self.outputs.iter().zip(&bound.outputs).enumerate();
         let outputs = outputs.filter_map(|(k, (slot, output))| {
