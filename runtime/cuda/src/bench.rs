@@ -25,6 +25,7 @@ use crate::driver::{Device, Graph, Memory, Pinned};
 use crate::error::CudaError;
 use crate::homes::Homes;
 use crate::launch::{Address, Work};
+use crate::lowered::Distances;
 use crate::nccl::{Communicators, Making};
 use crate::program::{Parts, Program, Streams};
 use crate::rig::{self, Rig};
@@ -484,6 +485,8 @@ impl<'a> Bench<'a> {
             search: None,
             settled: None,
             progress: None,
+            distances: Distances::Alike,
+            shifted: None,
         };
         make(&parts)
     }

@@ -8,6 +8,8 @@
 //!
 //! Deliberately not here: memory that peers map ([`crate::arena`]).
 
+mod graph;
+
 use std::ffi::{CString, c_void};
 use std::marker::PhantomData;
 use std::ptr;
@@ -21,6 +23,8 @@ use crate::collective::Links;
 use crate::error::CudaError;
 use crate::launch::{Address, Kernel, Param, Start};
 use crate::tensor_map::TensorMap;
+
+pub use self::graph::{Copied, Frontier, Graph, Node, Template};
 
 /// The result of a driver call, with what was attempted.
 pub(crate) fn checked<T>(
@@ -558,15 +562,7 @@ impl Stream {
     /// # Safety
     /// The function takes these parameters and touches only memory that exists.
     pub unsafe fn launch(&self, function: Function, kernel: &Kernel, start: Start) -> Result<(), CudaError> {
-        let maps = kernel.params.iter().filter_map(Param::map).map(TensorMap::encode);
-        let maps = maps.collect::<Result<Vec<_>, _>>()?;
-        let mut maps = maps.iter();
-        let at = |p: &Param| match p.map() {
-            Some(_) => maps.next().map_or(ptr::null(), |m| ptr::from_ref(m).cast()),
-            None => p.as_ptr().cast(),
-        };
-        let mut params: Vec<*mut c_void> =
-            kernel.params.iter().map(at).map(<*const c_void>::cast_mut).collect();
+        let params = Params::of(kernel)?;
         let [gx, gy, gz] = kernel.grid;
         let [bx, by, bz] = kernel.block;
         let mut attributes = self.attributes(kernel, start);
@@ -584,7 +580,8 @@ impl Stream {
         };
         // SAFETY: by the caller; the driver copies the parameters before it returns.
         let launched = unsafe {
-            sys::cuLaunchKernelEx(&config, function.0, params.as_mut_ptr(), std::ptr::null_mut()).result()
+            sys::cuLaunchKernelEx(&config, function.0, params.pointers().as_mut_ptr(), ptr::null_mut())
+                .result()
         };
         checked(|| format!("launching {} on {:?} × {:?}", kernel.entry, kernel.grid, kernel.block), launched)
     }
@@ -612,47 +609,6 @@ impl Stream {
         }
         out
     }
-
-    /// Records what `record` does on this stream, and on streams that wait for events of it, into a graph
-    /// instead of running it. NCCL connects ranks at the first call on a communicator; where they are threads of one process
-    /// the driver allows that while a stream is recorded in the relaxed mode alone.
-    pub fn capture(&self, record: impl FnOnce() -> Result<(), CudaError>) -> Result<Graph, CudaError> {
-        let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
-        // SAFETY: the stream exists and is not capturing.
-        let begun = unsafe { result::stream::begin_capture(self.handle, mode) };
-        checked(|| "beginning to record a graph".into(), begun)?;
-        let recorded = record();
-        // SAFETY: the capture was begun above; ending it also ends a failed one.
-        let ended = unsafe { result::stream::end_capture(self.handle) };
-        if recorded.is_err()
-            && let Ok(graph) = ended
-        {
-            // SAFETY: the graph was just made, and is given to nobody.
-            let _ = unsafe { result::graph::destroy(graph) };
-        }
-        recorded?;
-        let graph = checked(|| "recording a graph".into(), ended)?;
-        // SAFETY: the graph was just made.
-        let made = unsafe {
-            result::graph::instantiate(
-                graph,
-                sys::CUgraphInstantiate_flags::CUDA_GRAPH_INSTANTIATE_FLAG_USE_NODE_PRIORITY,
-            )
-        };
-        // SAFETY: the executable graph does not need it.
-        let _ = unsafe { result::graph::destroy(graph) };
-        let exec = checked(|| "instantiating a graph".into(), made)?;
-        Ok(Graph { _device: self.device.clone(), exec })
-    }
-
-    /// Replays a graph.
-    ///
-    /// # Safety
-    /// Everything it uses still exists.
-    pub unsafe fn replay(&self, graph: &Graph) -> Result<(), CudaError> {
-        // SAFETY: the graph exists; the rest by the caller.
-        checked(|| "replaying a graph".into(), unsafe { result::graph::launch(graph.exec, self.handle) })
-    }
 }
 
 impl Drop for Stream {
@@ -663,6 +619,30 @@ impl Drop for Stream {
         let _ = self.device.enter();
         // SAFETY: created by `new`; the driver lets pending work end.
         let _ = unsafe { result::stream::destroy(self.handle) };
+    }
+}
+
+/// The parameters of a kernel as the driver takes them.
+struct Params<'k> {
+    kernel: &'k Kernel,
+    /// The driver's forms of the matrices.
+    maps: Vec<sys::CUtensorMap>,
+}
+
+impl Params<'_> {
+    fn of(kernel: &Kernel) -> Result<Params<'_>, CudaError> {
+        let maps = kernel.params.iter().filter_map(Param::map).map(TensorMap::encode);
+        Ok(Params { kernel, maps: maps.collect::<Result<_, _>>()? })
+    }
+
+    /// Where each is; valid as long as this value stays where it is.
+    fn pointers(&self) -> SmallVec<[*mut c_void; 16]> {
+        let mut maps = self.maps.iter();
+        let at = |p: &Param| match p.map() {
+            Some(_) => maps.next().map_or(ptr::null(), |m| ptr::from_ref(m).cast()),
+            None => p.as_ptr().cast::<c_void>(),
+        };
+        self.kernel.params.iter().map(at).map(<*const c_void>::cast_mut).collect()
     }
 }
 
@@ -778,22 +758,5 @@ impl Drop for Module {
         let _ = self.device.enter();
         // SAFETY: loaded by `load`; graphs that use it are not launched any more.
         let _ = unsafe { result::module::unload(self.handle) };
-    }
-}
-
-/// A recorded graph, ready to be replayed.
-#[derive(Debug)]
-pub struct Graph {
-    _device: Arc<Device>,
-    exec: sys::CUgraphExec,
-}
-
-// SAFETY: graphs may be used from any thread.
-unsafe impl Send for Graph {}
-
-impl Drop for Graph {
-    fn drop(&mut self) {
-        // SAFETY: instantiated by `capture`.
-        let _ = unsafe { result::graph::exec_destroy(self.exec) };
     }
 }

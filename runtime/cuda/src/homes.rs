@@ -33,6 +33,18 @@ impl Homes {
         own
     }
 
+    /// Where the memories of inputs and then those of outputs begin.
+    pub fn bases(&self) -> impl Iterator<Item = Address> {
+        self.inputs.iter().chain(&self.outputs).copied()
+    }
+
+    /// The same but for where these begin.
+    pub fn with_bases(&self, bases: &[Address]) -> Homes {
+        let mut out = self.clone();
+        out.inputs.iter_mut().chain(&mut out.outputs).zip(bases).for_each(|(at, &base)| *at = base);
+        out
+    }
+
     fn start(&self, home: Home) -> Address {
         match home {
             Home::Ordinary => self.ordinary,

@@ -8,7 +8,7 @@
 //! graphs), [`arena`] is symmetric
 //! memory, [`compile`] turns CUDA C into loaded modules, [`launch`] is what a step becomes on a device,
 //! [`compute`], [`collective`] and [`nccl`] translate
-//! steps into that, [`program`] records them, [`session`] is one rank's program in its memory, on streams and communicators of its
+//! steps into that ([`lowered`]), [`program`] records them, [`relocation`] is what of it changes with where memory lies, [`session`] is one rank's program in its memory, on streams and communicators of its
 //! own or of its caller ([`adopt`]), [`embedded`] is one rank of a plan that stays, on memory of its caller, and [`engine`] is
 //! what a rank process runs.
 //!
@@ -33,10 +33,12 @@ pub mod gpus;
 pub mod homes;
 pub mod launch;
 pub mod libraries;
+pub mod lowered;
 pub mod nccl;
 pub mod order;
 pub mod program;
 pub mod refusal;
+pub mod relocation;
 mod report;
 mod rig;
 pub mod scratch;

@@ -2,34 +2,39 @@
 //!
 //! [`order`] says which stream runs each step; one that the other stream waits for is an event. A kernel behind
 //! another one in its stream is launched early, and waits within.
+//!
+//! A program is made for memory at some addresses. What of it changes where inputs and outputs lie elsewhere it knows if
+//! it is asked to (`relocated`).
+
+mod relocated;
 
 use std::cell::RefCell;
 use std::sync::Arc;
 
 use indexmap::IndexMap;
 use symmc_planner::plan::Lane;
-use symmc_runtime::RunError;
-use symmc_runtime::exec::{BoundStep, Work as StepWork};
+use symmc_runtime::exec::BoundStep;
 
 use crate::adopt::LentStream;
-use crate::collective::{self, Peers, follow};
+use crate::collective::Peers;
 use crate::compile::{Source, compile};
 use crate::compute::choice;
-use crate::compute::fuse::{self, Member};
 use crate::compute::fused::Candidates;
 use crate::compute::gemm::Prepared;
-use crate::compute::products;
-use crate::compute::rotary;
 use crate::compute::search::{self, Search};
-use crate::compute::twins;
-use crate::compute::{self, Machine, Sites};
+use crate::compute::{Machine, Sites};
 use crate::cudnn;
 use crate::driver::{Device, Event, Function, Graph, Module, Stream};
 use crate::error::CudaError;
 use crate::homes::Homes;
 use crate::launch::{Address, Kernel, Start, Work};
-use crate::nccl::{Communicators, Front, NcclCall};
+use crate::lowered::{Distances, Lowered, Setting};
+use crate::nccl::{Communicators, NcclCall};
 use crate::order::{self, Turn};
+use crate::relocation::{Relocation, Relocations, Shifted};
+
+pub use self::relocated::{Nodes, Place};
+use self::relocated::{Split, Touching};
 
 /// What a program runs with on its rank.
 #[derive(Debug)]
@@ -50,6 +55,17 @@ pub struct Parts<'a> {
     pub settled: Option<&'a Settled>,
     /// A word that holds one more than the step of the library's last collective that began, if anybody asks.
     pub progress: Option<Address>,
+    /// How far the memories of inputs and outputs are apart.
+    pub distances: Distances,
+    /// The same memory with inputs and outputs elsewhere, if these may move.
+    pub shifted: Option<&'a Shifted>,
+}
+
+impl Parts<'_> {
+    fn setting<'p>(&'p self, homes: &'p Homes) -> Setting<'p> {
+        let Parts { peers, machine, nccl, progress, distances, .. } = *self;
+        Setting { homes, peers, machine, nccl, progress, distances }
+    }
 }
 
 /// What was chosen when a program was made. Programs of the same steps in other memory are made by it without their peers.
@@ -77,12 +93,19 @@ pub struct Program {
     workspace: Address,
     /// What was chosen for it, with the module that the functions of the steps belong to.
     settled: Settled,
+    touching: Touching,
 }
 
 /// A step with everything looked up.
 struct Step {
     turn: Turn,
-    work: Vec<Ready>,
+    work: Vec<Item>,
+}
+
+/// A piece of work, and which of its words are addresses of memory that may move.
+struct Item {
+    ready: Ready,
+    relocations: Box<[Relocation]>,
 }
 
 enum Ready {
@@ -116,22 +139,15 @@ impl Program {
     /// # Errors
     /// A step has no form on a GPU, or a library that it needs is missing.
     pub fn new(rank: u32, list: &[BoundStep], parts: &Parts<'_>) -> Result<Program, CudaError> {
-        let (mut source, mut sites) = (Source::new(), Sites::new());
-        let turns = order::turns(list);
-        let fused = together(list, &turns, parts, &mut source, &mut sites);
-        let done: Vec<usize> =
-            fused.iter().enumerate().map(|(place, f)| f.as_ref().map_or(place, |f| f.done)).collect();
-        let mut lowered = Vec::with_capacity(list.len());
-        for (step, fused) in list.iter().zip(fused) {
-            lowered.push(match fused {
-                Some(fused) => fused.work,
-                None => lower(rank, step, parts, &mut source, &mut sites)?,
-            });
-        }
-        let arena = parts.homes.symmetric..parts.homes.symmetric + parts.peers.arena as Address;
-        let private = |value: &_| !arena.contains(&parts.homes.at(value));
-        twins::join(list, &done, &private, &mut lowered);
-        Program::load(turns, lowered, (&source, sites), parts)
+        let lowered = Lowered::new(rank, list, &parts.setting(parts.homes))?;
+        let relocations = match parts.shifted {
+            Some(shifted) => {
+                let other = Lowered::new(rank, list, &parts.setting(shifted.homes()))?;
+                Relocations::find(&lowered, parts.homes, &other, shifted)
+            }
+            None => None,
+        };
+        Program::load(lowered, relocations, parts)
     }
 
     /// Compiles and loads work that is lowered already. `list` says how it is ordered.
@@ -144,21 +160,22 @@ impl Program {
         source: &Source,
         parts: &Parts<'_>,
     ) -> Result<Program, CudaError> {
-        Program::load(order::turns(list), lowered, (source, Sites::new()), parts)
+        let (turns, source) = (order::turns(list), source.clone());
+        Program::load(Lowered { turns, work: lowered, source, sites: Sites::new() }, None, parts)
     }
 
     fn load(
-        turns: Vec<Turn>,
-        lowered: Vec<Vec<Work>>,
-        (source, sites): (&Source, Sites),
+        lowered: Lowered,
+        relocations: Option<Relocations>,
         parts: &Parts<'_>,
     ) -> Result<Program, CudaError> {
+        let Lowered { turns, work: lowered, source, sites } = lowered;
         let text: Arc<str> = source.text().into();
         let module = match parts.settled.filter(|settled| settled.text == text) {
             Some(settled) => settled.module.clone(),
             None if source.is_empty() => None,
             None => {
-                let code = compile(source, parts.device.capability())?;
+                let code = compile(&source, parts.device.capability())?;
                 Some(Arc::new(Module::load(parts.device, &code)?))
             }
         };
@@ -175,14 +192,20 @@ impl Program {
         let (prepared, attentions) = loader.choose(&lowered, parts)?;
         loader.attentions = prepared.into_iter();
         let mut steps = Vec::with_capacity(lowered.len());
-        for (turn, work) in turns.into_iter().zip(lowered) {
-            let work = work.into_iter().map(|w| loader.ready(w)).collect::<Result<Vec<_>, _>>()?;
-            steps.push(Step { turn, work: work.into_iter().flatten().collect() });
+        for (place, (turn, work)) in turns.into_iter().zip(lowered).enumerate() {
+            let found = relocations.as_ref().and_then(|r| r.of_work.get(place));
+            let mut items = Vec::with_capacity(work.len());
+            for (number, work) in work.into_iter().enumerate() {
+                let found = found.and_then(|place| place.get(number));
+                items.extend(loader.ready(work, found.map_or(&[], Vec::as_slice))?);
+            }
+            steps.push(Step { turn, work: items });
         }
         let workspace = parts.machine.workspace;
         drop(loader);
         let settled = Settled { products: chosen, attentions, module, text };
-        Ok(Program { steps, sites, workspace, settled })
+        let touching = Touching::of(&steps, relocations.map(|r| r.fixed));
+        Ok(Program { steps, sites, workspace, settled, touching })
     }
 
     /// What was chosen for it.
@@ -209,6 +232,11 @@ impl Program {
     /// # Errors
     /// The driver refuses a launch.
     pub fn enqueue(&self, lanes: &Streams, nccl: &Communicators) -> Result<(), CudaError> {
+        self.enqueue_by(lanes, &mut |_, item, stream, start| self.put(&item.ready, stream, start, nccl))
+    }
+
+    /// The same by who puts each piece of work there.
+    fn enqueue_by(&self, lanes: &Streams, put: Put<'_>) -> Result<(), CudaError> {
         let both = self.steps.iter().any(|s| s.turn.stream == Lane::Comm);
         if both {
             let start = Event::new()?;
@@ -224,9 +252,9 @@ impl Program {
                 stream.wait(event)?;
                 *start = Start::After;
             }
-            for work in &step.work {
-                self.put(work, stream, *start, nccl)?;
-                *start = work.next();
+            for (number, item) in step.work.iter().enumerate() {
+                put(Place { step: index, number }, item, stream, *start)?;
+                *start = item.ready.next();
             }
             if step.turn.awaited {
                 let end = Event::new()?;
@@ -257,8 +285,8 @@ impl Program {
             }
             let pair = [Event::timed()?, Event::timed()?];
             pair[0].record(stream)?;
-            for work in &step.work {
-                self.put(work, stream, Start::After, nccl)?;
+            for item in &step.work {
+                self.put(&item.ready, stream, Start::After, nccl)?;
             }
             pair[1].record(stream)?;
             events.push(pair);
@@ -295,111 +323,8 @@ impl Program {
     }
 }
 
-/// What a step becomes that is done with others in one kernel.
-struct Fused {
-    /// The last of them, in whose place all is done.
-    done: usize,
-    /// The work, if this is the last; nothing otherwise.
-    work: Vec<Work>,
-}
-
-/// Has all steps at `places` done in place of the last.
-fn fuse_into(out: &mut [Option<Fused>], places: &[usize], work: Vec<Work>) {
-    let Some(&done) = places.last() else { return };
-    places.iter().for_each(|&place| out[place] = Some(Fused { done, work: Vec::new() }));
-    out[done] = Some(Fused { done, work });
-}
-
-/// The steps that are done several in one kernel. `None` for steps that are done by themselves.
-fn together(
-    list: &[BoundStep],
-    turns: &[Turn],
-    parts: &Parts<'_>,
-    source: &mut Source,
-    sites: &mut Sites,
-) -> Vec<Option<Fused>> {
-    let mut out: Vec<Option<Fused>> = list.iter().map(|_| None).collect();
-    let at = |value: &_| parts.homes.at(value);
-    // What does not fit together is done, or refused with its name, step by step.
-    for all in follow::find(list, turns) {
-        for all in [Some(all), all.without_norm()].into_iter().flatten() {
-            if let Ok(Some(work)) = follow::lower(list, &all, parts.homes, parts.peers, source) {
-                fuse_into(&mut out, &all.places(), vec![work]);
-                break;
-            }
-        }
-    }
-    let mut groups = fuse::groups(list);
-    groups.retain(|g| g.steps.iter().all(|&s| out[s].is_none()));
-    for whole in products::find(list, &groups) {
-        let places = whole.places();
-        let free = places.iter().all(|&p| out[p].is_none());
-        let work = products::lower(list, &whole, &at, parts.machine, source, sites);
-        if let (true, Ok(Some(work))) = (free, work) {
-            fuse_into(&mut out, &places, vec![work]);
-        }
-    }
-    for places in rotary::groups(list) {
-        let steps: Vec<_> = places.iter().filter_map(|&p| fuse::compute_step(&list[p])).collect();
-        let free = places.iter().all(|&p| out[p].is_none());
-        let work = rotary::lower_together(&steps, &at, parts.machine, source, sites);
-        if let (true, Ok(work)) = (free, work) {
-            fuse_into(&mut out, &places, work);
-        }
-    }
-    let member =
-        |(&place, &stored): (&usize, &bool)| Some(Member { step: fuse::compute_step(&list[place])?, stored });
-    for group in groups.iter().filter(|g| g.steps.iter().all(|&s| out[s].is_none())).collect::<Vec<_>>() {
-        let members: Vec<_> = group.steps.iter().zip(&group.stored).filter_map(member).collect();
-        let work = fuse::lower_fused(&members, &at, parts.machine, source, sites);
-        if let Ok(Some(work)) = work {
-            fuse_into(&mut out, &group.steps, work);
-        }
-    }
-    out
-}
-
-/// What a step becomes.
-fn lower(
-    rank: u32,
-    step: &BoundStep,
-    parts: &Parts<'_>,
-    source: &mut Source,
-    sites: &mut Sites,
-) -> Result<Vec<Work>, CudaError> {
-    let failed = |error| match error {
-        CudaError::Unsupported(detail) => CudaError::Run(RunError::Step {
-            rank,
-            step: step.index,
-            node: step.node.clone(),
-            op: step.op_name.clone(),
-            detail,
-        }),
-        error => error,
-    };
-    match &step.work {
-        StepWork::Kernel { op, operands, results } => {
-            let at = |value: &_| parts.homes.at(value);
-            let step = compute::Step { index: step.index, op, operands, results };
-            compute::lower(&step, &at, parts.machine, source, sites).map_err(failed)
-        }
-        StepWork::Collective(call) => {
-            let number = call.cell.iter().position(|&r| r == rank).unwrap_or(0);
-            let ends = parts.homes.ends(call);
-            match collective::lower(step.index, call, &ends, parts.peers, source).map_err(failed)? {
-                Some(work) => Ok(work),
-                None => {
-                    let word = step.index as u32 + 1;
-                    let front = Front { told: parts.progress, unread: collective::unread(parts.peers), word };
-                    parts.nccl.lower(call, number, [ends.operand, ends.result], front).map_err(failed)
-                }
-            }
-        }
-        StepWork::Custom { name, .. } => {
-            Err(failed(CudaError::Unsupported(format!("the custom op {name} has no kernel for GPUs"))))
-        }
-    }
-}
+/// Puts a piece of work on a stream.
+type Put<'p> = &'p mut dyn FnMut(Place, &Item, &Stream, Start) -> Result<(), CudaError>;
 
 /// Looks up what launches name.
 struct Loader<'a> {
@@ -432,27 +357,35 @@ impl Loader<'_> {
         choice::attentions(settled, parts.search, parts.device, parts.machine, &all, &launch)
     }
 
-    fn ready(&mut self, work: Work) -> Result<Vec<Ready>, CudaError> {
-        Ok(vec![match work {
+    fn ready(&mut self, work: Work, found: &[Relocation]) -> Result<Vec<Item>, CudaError> {
+        let ready = match work {
             Work::Kernel(kernel) => Ready::Kernel(self.function(&kernel)?, kernel),
             Work::Gemm(gemm) => {
                 let missing = || CudaError::Unsupported(format!("{gemm:?} was not prepared"));
                 Ready::Gemm(self.products.next().ok_or_else(missing)?)
             }
-            Work::Attention(of) => {
-                let prepared = self.attentions.next().flatten();
-                let ready = |kernel| Ok(Ready::Kernel(self.function(&kernel)?, kernel));
-                let Some(prepared) = prepared else {
-                    return of.own.into_iter().map(ready).collect();
-                };
-                let (numbers, amend) = (of.numbers.map(ready), of.amend.map(ready));
-                return numbers.into_iter().chain([Ok(Ready::Attention(prepared))]).chain(amend).collect();
-            }
+            Work::Attention(of) => return self.attention(*of, Split::of(found)),
             Work::Copy { to, from, bytes } => Ready::Copy { to, from, bytes },
             Work::Store { at, word } => Ready::Store { at, word },
             Work::Zero { at, bytes } => Ready::Zero { at, bytes },
             Work::Nccl(call) => Ready::Nccl(call),
-        }])
+        };
+        Ok(vec![Item { ready, relocations: found.into() }])
+    }
+
+    /// An attention as was chosen for it.
+    fn attention(&mut self, of: Candidates, mut found: Split<'_>) -> Result<Vec<Item>, CudaError> {
+        let prepared = self.attentions.next().flatten();
+        let kernel = |(relocations, kernel): (_, Kernel)| {
+            Ok::<_, CudaError>(Item { ready: Ready::Kernel(self.function(&kernel)?, kernel), relocations })
+        };
+        let own: Vec<_> = of.own.into_iter().map(|mut k| (found.next(&mut k), k)).collect();
+        let Some(prepared) = prepared else { return own.into_iter().map(kernel).collect() };
+        let numbers = of.numbers.map(|mut k| (found.next(&mut k), k)).map(kernel);
+        let relocations = found.next(&mut { *prepared.attention() });
+        let middle = Item { ready: Ready::Attention(prepared), relocations };
+        let amend = of.amend.map(|mut k| (found.next(&mut k), k)).map(kernel);
+        numbers.into_iter().chain([Ok(middle)]).chain(amend).collect()
     }
 
     fn function(&self, kernel: &Kernel) -> Result<Function, CudaError> {

@@ -22,6 +22,7 @@ use crate::compile::Source;
 use crate::compute::{self, Attentions, GEMM_WORKSPACE, InputUse, Machine, Sites};
 use crate::error::CudaError;
 use crate::homes::Layout;
+use crate::launch::Address;
 use crate::scratch;
 
 /// A step that GPUs cannot run.
@@ -94,15 +95,7 @@ pub(crate) fn bound_on(plan: &Plan, bucket: usize, rank: u32) -> Option<Bound> {
 fn of_steps(bound: &Arc<Bound>, ranks: u32, gpus: &[u32]) -> Vec<Refusal> {
     let Ok(layout) = Layout::new(std::slice::from_ref(bound), [0, 0]) else { return Vec::new() };
     let homes = layout.homes(1 << 40, 1 << 41).of(bound);
-    let peers = Peers {
-        rank: bound.rank(),
-        arenas: (0..u64::from(ranks)).map(|rank| (1 << 41) + (rank << 36)).collect(),
-        arena: bound.symmetric,
-        control: control_of(&bound.steps),
-        local: 1 << 20,
-        status: 1 << 16,
-        ..Peers::default()
-    };
+    let peers = peers(bound, ranks, homes.symmetric);
     let workspace_bytes = scratch::of_steps(bound.steps.iter(), &MACHINE).max(GEMM_WORKSPACE);
     let machine = Machine { workspace_bytes, ..MACHINE };
     let mut source = Source::new();
@@ -124,6 +117,19 @@ fn of_steps(bound: &Arc<Bound>, ranks: u32, gpus: &[u32]) -> Vec<Refusal> {
         Some(Refusal { node: step.node.clone(), op: step.op_name.clone(), reason })
     };
     bound.steps.iter().filter_map(refused).collect()
+}
+
+/// The peers of a rank with addresses that nothing has: the arena of rank `r` is at `arena` and `r` × 2^36 bytes.
+pub(crate) fn peers(bound: &Bound, ranks: u32, arena: Address) -> Peers {
+    Peers {
+        rank: bound.rank(),
+        arenas: (0..u64::from(ranks)).map(|rank| arena + (rank << 36)).collect(),
+        arena: bound.symmetric,
+        control: control_of(&bound.steps),
+        local: 1 << 20,
+        status: 1 << 16,
+        ..Peers::default()
+    }
 }
 
 /// What the library cannot do on a group.

@@ -27,6 +27,7 @@ use crate::driver::{Device, Event, Graph, Memory, Pinned, Stream};
 use crate::error::CudaError;
 use crate::homes::{Homes, Layout};
 use crate::launch::Address;
+use crate::lowered::Distances;
 use crate::nccl::{Communicators, Making};
 use crate::program::{Parts, Program, Streams};
 use crate::report::Report;
@@ -201,6 +202,8 @@ impl Session {
                 search: Some(&search),
                 settled: None,
                 progress: (config.progress == Progress::Told).then(|| status.address() + PROGRESS as Address),
+                distances: Distances::Alike,
+                shifted: None,
             };
             Program::new(exchange.rank(), &bound.steps, &parts)
         };

@@ -36,6 +36,11 @@ impl TensorMap {
         TensorMap { at, rows, columns, step, box_rows }
     }
 
+    /// Where the first element is.
+    pub(crate) fn at_mut(&mut self) -> &mut Address {
+        &mut self.at
+    }
+
     /// The driver's form of it.
     pub(crate) fn encode(&self) -> Result<sys::CUtensorMap, CudaError> {
         let mut out = sys::CUtensorMap { opaque: [0; 16] };

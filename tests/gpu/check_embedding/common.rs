@@ -41,16 +41,21 @@ pub fn config(group: &Group) -> SessionConfig {
 /// Memory of the caller on a GPU.
 pub struct Block {
     memory: Memory,
+    /// Where it begins in that.
+    from: usize,
     stream: Stream,
 }
 
 impl Block {
     pub fn of(device: &Arc<Device>, bytes: usize) -> Result<Block> {
+        Block::at(device, bytes, 0)
+    }
+
+    /// The same, so many bytes behind a multiple of 256.
+    pub fn at(device: &Arc<Device>, bytes: usize, from: usize) -> Result<Block> {
         device.enter()?;
-        Ok(Block {
-            memory: Memory::new(device, "a block of the caller", bytes)?,
-            stream: Stream::new(device)?,
-        })
+        let memory = Memory::new(device, "a block of the caller", bytes + from)?;
+        Ok(Block { memory, from, stream: Stream::new(device)? })
     }
 
     pub fn holding(device: &Arc<Device>, data: &[u8]) -> Result<Block> {
@@ -60,25 +65,29 @@ impl Block {
     }
 
     pub fn write(&self, data: &[u8]) -> Result<()> {
-        ensure!(data.len() <= self.memory.len(), "{} bytes in {}", data.len(), self.memory.len());
+        ensure!(data.len() <= self.bytes(), "{} bytes in {}", data.len(), self.bytes());
         // SAFETY: the memory has as many bytes, and no run uses it now.
-        unsafe { self.stream.upload(self.memory.address(), data)? };
+        unsafe { self.stream.upload(self.address(), data)? };
         Ok(())
     }
 
     pub fn read(&self, bytes: usize) -> Result<Vec<u8>> {
-        let mut out = vec![0; bytes.min(self.memory.len())];
+        let mut out = vec![0; bytes.min(self.bytes())];
         // SAFETY: as above.
-        unsafe { self.stream.download(&mut out, self.memory.address())? };
+        unsafe { self.stream.download(&mut out, self.address())? };
         Ok(out)
     }
 
+    pub fn bytes(&self) -> usize {
+        self.memory.len() - self.from
+    }
+
     pub fn address(&self) -> u64 {
-        self.memory.address()
+        self.memory.address() + self.from as u64
     }
 
     pub fn ptr(&self) -> *mut u8 {
-        std::ptr::with_exposed_provenance_mut(self.memory.address() as usize)
+        std::ptr::with_exposed_provenance_mut(self.address() as usize)
     }
 }
 

@@ -4,12 +4,13 @@
 //!
 //! ```text
 //! check_embedding [NAME]         the checks, or those whose name begins so
-//! check_embedding times FILE [SYMBOL=VALUE]   times of a program for two ranks
+//! check_embedding times FILE [SYMBOL=VALUE]   times of a program for two ranks, with pointers that change
 //! ```
 
 mod common;
 mod lent;
 mod memory;
+mod moves;
 mod processes;
 mod recorded;
 mod runs;
@@ -66,6 +67,11 @@ fn check(args: &[String]) -> Result<()> {
     check("recorded of one rank", &recorded::of_one_rank);
     for ranks in [2, 4] {
         check(&format!("processes of {ranks} ranks"), &|| processes::programs(ranks));
+    }
+    check("moves in flight", &|| moves::in_flight(&plan));
+    check("moves beside graphs", &|| moves::kept_by_graphs(&plan));
+    for stem in ["hf_llama_tp2", "families/qwen3_tp2", "families/qwen3_moe_tp2", "expert_gather2"] {
+        check(&format!("moves of {stem}"), &|| moves::moves(stem));
     }
     check("signals", &signals);
     check("dropped", &|| runs::dropped(&plan));

@@ -1,63 +1,171 @@
-//! Times of a program: opening, the host's part of a run, a run with another pointer, and the run.
+//! Times of a program: opening, the host's part of a run with the same pointers and with others, and the run.
 
-use std::time::Instant;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
-use symmc::{Bind, OpenOptions, Program, Session};
+use symmc::unstable::cuda::driver::Device;
+use symmc::{Bind, OpenOptions, Program, Session, Value};
 
 use crate::common::{Block, LIMIT, RANKS, config, on_ranks, planned};
 
-/// Times of a program: opening, the host's part of a run, a run with another pointer, and the run.
+/// How often each is timed.
+const RUNS: usize = 1000;
+
+/// The median and the most of some times, in µs.
+fn told(mut times: Vec<Duration>) -> String {
+    times.sort();
+    let us = |time: Option<&Duration>| time.map_or(0.0, |t| t.as_secs_f64() * 1e6);
+    let near = times.get(times.len() * 99 / 100);
+    format!("{:>8.2} {:>8.2} {:>8.2}", us(times.get(times.len() / 2)), us(near), us(times.last()))
+}
+
+/// The time of `enqueue` alone, of runs that are waited for; what is done `before` each is not in it.
+fn enqueued(
+    session: &mut Session,
+    runs: usize,
+    mut before: impl FnMut(&mut Session, usize) -> Result<()>,
+) -> Result<Vec<Duration>> {
+    let mut times = Vec::with_capacity(runs);
+    for run in 0..runs {
+        before(session, run)?;
+        let start = Instant::now();
+        session.enqueue()?;
+        times.push(start.elapsed());
+        session.wait(LIMIT)?;
+    }
+    Ok(times)
+}
+
+/// The time of one run of many behind each other, in µs.
+fn each(session: &mut Session, mut before: impl FnMut(&mut Session, usize) -> Result<()>) -> Result<f64> {
+    let start = Instant::now();
+    for run in 0..RUNS {
+        before(session, run)?;
+        session.enqueue()?;
+    }
+    session.wait(LIMIT)?;
+    Ok(start.elapsed().as_secs_f64() * 1e6 / RUNS as f64)
+}
+
+/// Memory of the caller, with many places for something in it.
+struct Places {
+    block: Block,
+    bytes: usize,
+}
+
+impl Places {
+    const STEP: usize = 256;
+
+    fn of(device: &Arc<Device>, value: &Value) -> Result<Places> {
+        Ok(Places { block: Block::of(device, value.bytes + RUNS * Places::STEP)?, bytes: value.bytes })
+    }
+
+    fn bind(&self, session: &mut Session, name: &str, place: usize) -> Result<()> {
+        let at = self.block.ptr().wrapping_add(place * Places::STEP);
+        // SAFETY: the block lives until something else is bound, and has room behind its last place.
+        unsafe { session.bind(name, at, self.bytes)? };
+        Ok(())
+    }
+}
+
+/// Every input and output in memory of the caller: nothing changed, one pointer that changes, all of them.
+fn all_bound(session: &mut Session, device: &Arc<Device>) -> Result<Vec<String>> {
+    let (arguments, parameters) = (session.inputs()?, session.parameters()?);
+    let outputs = session.outputs()?.into_iter().filter(|output| output.replaces.is_none());
+    let mut all = Vec::new();
+    for value in arguments.into_iter().chain(parameters).chain(outputs) {
+        let places = Places::of(device, &value)?;
+        places.bind(session, &value.name, 0)?;
+        all.push((value.name, places));
+    }
+    let (first, places) = all.first().context("no argument")?;
+    let same = enqueued(session, RUNS, |_, _| Ok(()))?;
+    let new = enqueued(session, RUNS, |s, run| places.bind(s, first, run))?;
+    let every = enqueued(session, 20, |s, run| {
+        all.iter().try_for_each(|(name, places)| places.bind(s, name, run + 1))
+    })?;
+    let behind = each(session, |_, _| Ok(()))?;
+    let moving = each(session, |s, run| places.bind(s, first, run))?;
+    let count = all.len();
+    for (name, _) in &all {
+        session.unbind(name)?;
+    }
+    session.run()?;
+    Ok(vec![
+        format!("all {count:>4} bound: enqueue, nothing changed:     {}", told(same)),
+        format!("                enqueue, a new pointer:         {}", told(new)),
+        format!("                enqueue, all pointers new:      {}", told(every)),
+        format!("                a run behind others:            {behind:>8.2}"),
+        format!("                the same, a new pointer each:   {moving:>8.2}"),
+    ])
+}
+
+/// The first argument in memory of the caller, which changes.
+fn one_bound(session: &mut Session, argument: &Value, device: &Arc<Device>) -> Result<Vec<String>> {
+    let (name, places) = (&argument.name, Places::of(device, argument)?);
+    let two = enqueued(session, RUNS, |s, run| places.bind(s, name, run % 2))?;
+    let new = enqueued(session, RUNS, |s, run| places.bind(s, name, run))?;
+    let mut bind = Vec::with_capacity(RUNS);
+    for run in 0..RUNS {
+        let start = Instant::now();
+        places.bind(session, name, run)?;
+        bind.push(start.elapsed());
+    }
+    session.unbind(name)?;
+    Ok(vec![
+        format!("one bound:      bind:                           {}", told(bind)),
+        format!("                enqueue, two pointers in turn:  {}", told(two)),
+        format!("                enqueue, a new pointer:         {}", told(new)),
+    ])
+}
+
+/// A new pointer of each input in turn, in memory that is taken for it alone.
+fn each_bound(session: &mut Session, values: &[Value], device: &Arc<Device>) -> Result<String> {
+    let mut times = Vec::new();
+    for value in values {
+        let places = Places::of(device, value)?;
+        let all = enqueued(session, 8, |s, run| places.bind(s, &value.name, run))?;
+        times.extend(all.into_iter().skip(1));
+        session.unbind(&value.name)?;
+        session.run()?;
+    }
+    Ok(format!("each in turn:   enqueue, a new pointer:         {}", told(times)))
+}
+
+/// Times of a program: opening, the host's part of a run, runs with other pointers, and the run.
 pub fn times(file: &str, symbols: &[(String, i64)]) -> Result<()> {
     let program = Program::open(file.as_ref(), &OpenOptions::default().with_ranks(RANKS))?;
     let plan = planned(&program, Bind::None)?;
     let steps = plan.buckets.first().map_or(0, |bucket| bucket.steps.len());
-    println!("{file}: {steps} steps");
-    on_ranks(|group, device| {
+    let ranks = on_ranks(|group, device| {
         let start = Instant::now();
         let mut session = Session::open(&plan, group, &config(group))?;
         let open = start.elapsed();
         for (symbol, value) in symbols {
             session.set(symbol, *value)?;
         }
-        for value in session.inputs()?.into_iter().chain(session.parameters()?) {
+        let values: Vec<Value> = session.inputs()?.into_iter().chain(session.parameters()?).collect();
+        for value in &values {
             session.address(&value.name)?;
         }
         let start = Instant::now();
         session.run()?;
-        let first = start.elapsed();
-        let mut host = Vec::new();
-        for _ in 0..300 {
-            let start = Instant::now();
-            session.enqueue()?;
-            host.push(start.elapsed());
-            session.wait(LIMIT)?;
-        }
-        let start = Instant::now();
-        for _ in 0..300 {
-            session.enqueue()?;
-        }
-        session.wait(LIMIT)?;
-        let each = start.elapsed() / 300;
-        let argument = session.inputs()?.into_iter().next().context("no argument")?;
-        let blocks = [Block::of(device, argument.bytes)?, Block::of(device, argument.bytes)?];
-        let mut other = Vec::new();
-        for run in 0..6 {
-            // SAFETY: the blocks live until the session has ended.
-            unsafe { session.bind(&argument.name, blocks[run % 2].ptr(), argument.bytes)? };
-            let start = Instant::now();
-            session.enqueue()?;
-            other.push(start.elapsed());
-            session.wait(LIMIT)?;
-        }
-        host.sort();
-        println!(
-            "rank {}: open {open:?}, first run {first:?}, enqueue {:?} (median), run {each:?}, with another pointer {other:?}",
-            group.rank(),
-            host[host.len() / 2]
-        );
+        let mut lines = vec![format!("open {open:?}, first run {:?}", start.elapsed())];
+        let same = enqueued(&mut session, RUNS, |_, _| Ok(()))?;
+        lines.push(format!("none bound:     enqueue, nothing changed:       {}", told(same)));
+        let behind = each(&mut session, |_, _| Ok(()))?;
+        lines.push(format!("                a run behind others:            {behind:>8.2}"));
+        lines.extend(one_bound(&mut session, values.first().context("no argument")?, device)?);
+        session.run()?;
+        lines.push(each_bound(&mut session, &values, device)?);
+        lines.extend(all_bound(&mut session, device)?);
         session.close()?;
-        Ok(())
+        Ok(lines)
     })?;
+    println!("{file}: {steps} steps; µs: the median, 99 of 100, the most");
+    for (rank, lines) in ranks.iter().enumerate() {
+        lines.iter().for_each(|line| println!("rank {rank}: {line}"));
+    }
     Ok(())
 }

@@ -235,7 +235,7 @@ impl GemmPlanner {
         algorithm: &Algorithm,
         workspace: usize,
     ) -> Result<Prepared, CudaError> {
-        let descriptors = Descriptors::new(gemm)?;
+        let descriptors = Arc::new(Descriptors::new(gemm)?);
         let d = &descriptors;
         let algo = sys::cublasLtMatmulAlgo_t { data: algorithm.words };
         // SAFETY: plain data for which zero is a valid value.
@@ -270,15 +270,29 @@ fn no_algorithm(gemm: &Gemm, status: sys::cublasStatus_t) -> CudaError {
 }
 
 /// A product with its algorithm.
+#[derive(Clone)]
 pub struct Prepared {
     handle: Arc<Handle>,
-    descriptors: Descriptors,
+    descriptors: Arc<Descriptors>,
     algorithm: sys::cublasLtMatmulAlgo_t,
     gemm: Gemm,
     needed: usize,
 }
 
 impl Prepared {
+    /// The product.
+    pub(crate) fn gemm(&self) -> Gemm {
+        self.gemm
+    }
+
+    /// The same of matrices that lie elsewhere, aligned as these.
+    pub(crate) fn at(&self, [a, b, c]: [Address; 3]) -> Prepared {
+        let moved = |matrix: Matrix, at| Matrix { at, ..matrix };
+        let Gemm { a: x, b: y, c: z, .. } = self.gemm;
+        let gemm = Gemm { a: moved(x, a), b: moved(y, b), c: moved(z, c), ..self.gemm };
+        Prepared { gemm, ..self.clone() }
+    }
+
     /// The bytes of workspace that it uses.
     pub fn workspace(&self) -> usize {
         self.needed

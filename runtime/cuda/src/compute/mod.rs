@@ -149,7 +149,7 @@ pub struct Indexed {
 }
 
 /// All sites of a program.
-#[derive(Clone, Default, Debug)]
+#[derive(Clone, PartialEq, Eq, Default, Debug)]
 pub struct Sites {
     list: Vec<Site>,
 }

@@ -3,9 +3,10 @@
 //! Gate and up projections are two products of equal extents. One after the other, each leaves multiprocessors idle in
 //! its last wave of tiles; as a batch they share it. A batch is described by the distances between its matrices, so
 //! nothing moves in memory: the first product is only done where the second is. The weights must lie in the order of
-//! the results, as the library (cuBLASLt of CUDA 13.0) takes no negative distances. All ranks decide alike: distances
-//! are those of places in a rank's private memory, which is laid out as that of the others.
+//! the results, as the library (cuBLASLt of CUDA 13.0) takes no negative distances. All ranks decide alike, because they
+//! would sum in different orders otherwise: only distances within one memory count that every rank lays out alike.
 
+use smallvec::SmallVec;
 use symmc_runtime::exec::{BoundStep, Located, Work as StepWork};
 
 use super::fuse;
@@ -17,21 +18,27 @@ use crate::launch::Work;
 const REACH: usize = 8;
 
 /// Joins twins. `done` says for each step in whose place its work is done, `lowered` what is done in each place; the
-/// work of both is done in place of the second. `private` says whether a value lies in the rank's private memory.
+/// work of both is done in place of the second. `memory` says in which memory a value lies whose places are as far apart on
+/// all ranks, if it lies in one.
 pub fn join(
     list: &[BoundStep],
     done: &[usize],
-    private: &dyn Fn(&Located) -> bool,
+    memory: &dyn Fn(&Located) -> Option<usize>,
     lowered: &mut [Vec<Work>],
 ) {
     let awaited = fuse::awaited(list);
-    // The left matrix is one: it may lie anywhere.
-    let fixed = |step: &BoundStep| match &step.work {
-        StepWork::Kernel { operands, results, .. } => operands.iter().skip(1).chain(results).all(private),
-        StepWork::Custom { .. } | StepWork::Collective(_) => false,
+    // Where the right matrix and the result lie. The left matrix is one: it may lie anywhere.
+    let memories = |step: &BoundStep| match &step.work {
+        StepWork::Kernel { operands, results, .. } => {
+            let all = operands.iter().skip(1).chain(results).map(memory);
+            all.collect::<Option<SmallVec<[usize; 4]>>>()
+        }
+        StepWork::Custom { .. } | StepWork::Collective(_) => None,
     };
-    for place in (0..list.len()).filter(|&p| fixed(&list[p])) {
-        let found = twin(list, done, &awaited, lowered, place).filter(|(other, _)| fixed(&list[*other]));
+    for place in 0..list.len() {
+        let Some(own) = memories(&list[place]) else { continue };
+        let found = twin(list, done, &awaited, lowered, place)
+            .filter(|(other, _)| memories(&list[*other]).is_some_and(|others| others == own));
         if let Some((other, both)) = found {
             lowered[place].clear();
             lowered[other] = vec![Work::Gemm(both)];

@@ -446,6 +446,8 @@ impl Planner {
 /// An attention with its plan and its addresses.
 pub struct Prepared {
     plan: Arc<Plan>,
+    attention: Attention,
+    workspace: Address,
     pack: Descriptor,
     /// The numbers that the pack points to.
     _constants: Box<[[u8; 4]]>,
@@ -476,7 +478,20 @@ impl Prepared {
             .with(Attribute::PackPointers, Value::Pointers(&pointers))?
             .with(Attribute::PackWorkspace, Value::Pointers(&[workspace as *mut c_void]))?
             .finish()?;
-        Ok(Prepared { plan: plan.clone(), pack, _constants: constants })
+        Ok(Prepared { plan: plan.clone(), attention: *x, workspace, pack, _constants: constants })
+    }
+
+    /// The attention.
+    pub(crate) fn attention(&self) -> &Attention {
+        &self.attention
+    }
+
+    /// The same of operands that lie elsewhere, aligned as these.
+    ///
+    /// # Errors
+    /// The library refuses the addresses.
+    pub(crate) fn at(&self, x: &Attention) -> Result<Prepared, CudaError> {
+        Prepared::new(&self.plan, x, self.workspace)
     }
 
     /// Enqueues the attention.

@@ -23,7 +23,7 @@ pub struct Gpu {
     pub arena: Source,
     /// How algorithms of matrix products are chosen, and who computes attention.
     pub products: Products,
-    /// How many recorded runs are kept, each for some sizes and some memory, and for how many sizes the choices.
+    /// How many recorded runs are kept, and for how many sizes the choices. One of the same sizes serves other memory too.
     pub kept: usize,
 }
 

@@ -22,6 +22,13 @@ impl<K: PartialEq, V> Recent<K, V> {
         self.entries.last().map(|(_, value)| value)
     }
 
+    /// Takes out what is nearest by this measure, the most recently used of several; nothing where it has none.
+    pub fn take_nearest(&mut self, measure: impl Fn(&K, &V) -> Option<usize>) -> Option<(K, V)> {
+        let far = |(at, (key, value)): (usize, &(K, V))| Some((measure(key, value)?, at));
+        let (_, at) = self.entries.iter().enumerate().rev().filter_map(far).min_by_key(|(far, _)| *far)?;
+        Some(self.entries.remove(at))
+    }
+
     /// Keeps a value; the one that has to go for it.
     pub fn put(&mut self, key: K, value: V) -> Option<V> {
         self.entries.push((key, value));
@@ -51,6 +58,21 @@ mod tests {
         let found = ["b", "a", "c"].map(|key| recent.get(&key).copied());
         assert_eq!(found, [None, Some(1), Some(3)]);
         assert_eq!(recent.evicted(), 1);
+    }
+
+    #[test]
+    fn the_nearest_is_taken_out() {
+        let mut recent = Recent::new(4);
+        for (at, key) in [1usize, 5, 9, 5].into_iter().enumerate() {
+            assert_eq!(recent.put(key, at), None);
+        }
+        let near = |to: usize| move |key: &usize, _: &usize| Some(key.abs_diff(to)).filter(|&far| far < 4);
+        assert_eq!(recent.take_nearest(near(6)), Some((5, 3)), "the last used of two");
+        assert_eq!(recent.take_nearest(near(6)), Some((5, 1)));
+        assert_eq!(recent.take_nearest(near(5)), None);
+        assert_eq!(recent.take_nearest(near(8)), Some((9, 2)));
+        assert_eq!(recent.evicted(), 0);
+        assert_eq!(recent.get(&1), Some(&0));
     }
 
     #[test]

@@ -1,16 +1,23 @@
-//! Runs that are recorded, each at some sizes in some memory, and those of them that are on streams.
+//! Runs that are recorded, what of them changes where inputs and outputs lie elsewhere, and those that are on streams.
+//!
+//! A recording is an executable graph with the memory that it runs in. Other memory of the same sizes takes the graph
+//! over: the parameters of the nodes that hold addresses of what moved are set, and the recording that was is none any
+//! more. Runs that were put on a stream before are not touched by that, nor is what a caller's graph holds. What cannot
+//! be set so is recorded for itself.
 
 use std::sync::Arc;
 
 use symmc_runtime::exec::Bound;
 
+use super::gear::Gear;
 use super::recent::Recent;
-use crate::driver::{Event, Graph, Memory};
+use crate::driver::{Copied, Event, Graph, Memory, Node, Stream};
 use crate::error::CudaError;
 use crate::homes::Homes;
 use crate::launch::Address;
 use crate::nccl::Communicators;
-use crate::program::{Program, Streams};
+use crate::program::{Nodes, Program, Streams};
+use crate::rig;
 
 /// Bytes that are copied in a run.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -23,35 +30,130 @@ pub(super) struct Move {
 /// Sizes in words, where everything lies, and what is copied: what tells recordings apart.
 pub(super) type Key = (Arc<str>, Homes, [Vec<Move>; 2]);
 
-/// A run at some sizes in some memory, recorded. Fields are dropped in this order.
-pub(super) struct Recording {
+/// A program at some sizes as an executable graph. Fields are dropped in this order.
+pub(super) struct Executable {
     pub graph: Graph,
     pub program: Program,
     pub bound: Arc<Bound>,
-    /// What is copied before the steps, and behind them.
-    pub moves: [Vec<Move>; 2],
-    /// Held as long as the recording may run.
-    pub _memory: Vec<Arc<Memory>>,
+    /// What the work of the program became, as far as it may move.
+    nodes: Nodes,
+    /// What the copies before and behind it became; `None` where that is not a node each.
+    copies: [Option<Vec<Node>>; 2],
 }
 
-// SAFETY: handles of the driver and of the vendor's libraries may be used from any thread; one session has the recording, and
+// SAFETY: handles of the driver and of the vendor's libraries may be used from any thread; one session has it, and
 // uses it from one thread at a time.
-unsafe impl Send for Recording {}
+unsafe impl Send for Executable {}
 // SAFETY: as above.
-unsafe impl Sync for Recording {}
+unsafe impl Sync for Executable {}
 
-/// Puts one run on streams: what is copied before, the steps, and what is copied behind them.
-pub(super) fn put(
-    program: &Program,
-    [before, after]: &[Vec<Move>; 2],
-    streams: &Streams,
-    nccl: &Communicators,
-) -> Result<(), CudaError> {
+/// An executable graph in the memory that it runs in. Fields are dropped in this order.
+pub(super) struct Recording {
+    pub executable: Arc<Executable>,
+    homes: Homes,
+    /// What is copied before the steps, and behind them.
+    moves: [Vec<Move>; 2],
+    /// Held as long as the recording may run.
+    _memory: Vec<Arc<Memory>>,
+}
+
+/// Copies on a stream.
+fn copy(moves: &[Move], stream: &Stream) -> Result<(), CudaError> {
     // SAFETY: the ranges exist and are apart: memory of the session, or lent for as many bytes.
-    let copy = |m: &Move| unsafe { streams.compute.copy(m.to, m.from, m.bytes) };
-    before.iter().try_for_each(copy)?;
-    program.enqueue(streams, nccl)?;
-    after.iter().try_for_each(copy)
+    moves.iter().try_for_each(|m| unsafe { stream.copy(m.to, m.from, m.bytes) })
+}
+
+/// The same on a stream that is recorded; the nodes that the copies become, if these are one each.
+fn copy_noted(moves: &[Move], stream: &Stream) -> Result<Option<Vec<Node>>, CudaError> {
+    let mut nodes = Some(Vec::with_capacity(moves.len()));
+    for one in moves {
+        let before = stream.frontier()?;
+        copy(std::slice::from_ref(one), stream)?;
+        match (stream.since(&before)?.as_deref(), &mut nodes) {
+            (Some(&[node]), Some(nodes)) => nodes.push(node),
+            _ => nodes = None,
+        }
+    }
+    Ok(nodes)
+}
+
+impl Recording {
+    /// Records a program that was made for this memory.
+    ///
+    /// # Errors
+    /// The driver refuses.
+    pub fn new(
+        program: Program,
+        bound: Arc<Bound>,
+        (_, homes, moves): &Key,
+        memory: Vec<Arc<Memory>>,
+        (streams, nccl): (&Streams, &Communicators),
+    ) -> Result<Recording, CudaError> {
+        let (mut nodes, mut copies) = (Nodes::new(), [None, None]);
+        let [before, after] = moves;
+        let graph = streams.compute.capture(|| {
+            if !program.may_move() {
+                copy(before, &streams.compute)?;
+                program.enqueue(streams, nccl)?;
+                return copy(after, &streams.compute);
+            }
+            copies[0] = copy_noted(before, &streams.compute)?;
+            nodes = program.enqueue_noted(streams, nccl)?;
+            copies[1] = copy_noted(after, &streams.compute)?;
+            Ok(())
+        })?;
+        let executable = Arc::new(Executable { graph, program, bound, nodes, copies });
+        Ok(Recording { executable, homes: homes.clone(), moves: moves.clone(), _memory: memory })
+    }
+
+    /// Puts one run on streams, as what they record or run.
+    ///
+    /// # Errors
+    /// The driver refuses.
+    pub fn put(&self, streams: &Streams, nccl: &Communicators) -> Result<(), CudaError> {
+        copy(&self.moves[0], &streams.compute)?;
+        self.executable.program.enqueue_at(&self.homes, streams, nccl)?;
+        copy(&self.moves[1], &streams.compute)
+    }
+
+    /// What is copied in a run.
+    ///
+    /// # Errors
+    /// The driver does not say.
+    pub fn copies(&self) -> Result<Vec<Copied>, CudaError> {
+        self.executable.graph.copies()
+    }
+
+    /// How many pieces of work would have to change for a run in this memory; `None` if it cannot be so.
+    fn far(&self, (_, homes, moves): &Key) -> Option<usize> {
+        let Executable { program, nodes, copies, .. } = &*self.executable;
+        let places = program.touched(&self.homes, homes)?;
+        let mut copied = 0;
+        for ((was, is), nodes) in self.moves.iter().zip(moves).zip(copies) {
+            let alike = was.iter().map(|m| m.bytes).eq(is.iter().map(|m| m.bytes));
+            if !alike || was != is && nodes.is_none() {
+                return None;
+            }
+            copied += was.iter().zip(is).filter(|(was, is)| was != is).count();
+        }
+        program.has_nodes(&places, nodes).then_some(places.len() + copied)
+    }
+
+    /// Has the graph run in this memory from now on; `None` if it cannot, and is of no use any more.
+    fn moved(&self, (_, homes, moves): &Key, memory: &[Arc<Memory>], scratch: &Stream) -> Option<Recording> {
+        let Executable { program, nodes, copies, graph, .. } = &*self.executable;
+        let places = program.touched(&self.homes, homes)?;
+        program.relocate(&places, homes, (graph, nodes), scratch).ok().filter(|&done| done)?;
+        for ((was, is), nodes) in self.moves.iter().zip(moves).zip(copies) {
+            let changed = was.iter().zip(is).zip(nodes.iter().flatten()).filter(|((was, is), _)| was != is);
+            for ((_, m), &node) in changed {
+                // SAFETY: the node copies as many bytes, and both ranges exist.
+                unsafe { graph.set_copy(node, m.to, m.from) }.ok()?;
+            }
+        }
+        let executable = self.executable.clone();
+        Some(Recording { executable, homes: homes.clone(), moves: moves.clone(), _memory: memory.into() })
+    }
 }
 
 /// The programs of a session.
@@ -61,12 +163,48 @@ pub(super) struct Programs {
     pub retired: Vec<Arc<Recording>>,
     /// What the caller's graphs hold.
     pub captured: Vec<Arc<Recording>>,
+    /// Sizes of which a graph refused what it should have taken.
+    refused: Vec<Arc<str>>,
+    /// How many recordings took over other memory.
+    pub moved: u64,
+    /// How many runs were recorded.
+    pub recorded: u64,
 }
 
 impl Programs {
     /// None yet, of which so many are to be kept.
     pub fn new(kept: usize) -> Programs {
-        Programs { recent: Recent::new(kept), retired: Vec::new(), captured: Vec::new() }
+        let (retired, captured, refused) = (Vec::new(), Vec::new(), Vec::new());
+        Programs { recent: Recent::new(kept), retired, captured, refused, moved: 0, recorded: 0 }
+    }
+}
+
+impl Gear {
+    /// The recording of some sizes and memory: one that is kept, or the nearest of the same sizes, moved there.
+    pub fn known(&mut self, key: &Key, memory: &[Arc<Memory>]) -> Option<Arc<Recording>> {
+        let rig::Parts { programs, streams, .. } = &mut *self.rig;
+        if let Some(known) = programs.recent.get(key) {
+            return Some(known.clone());
+        }
+        if programs.refused.contains(&key.0) {
+            return None;
+        }
+        let far = |known: &Key, recording: &Arc<Recording>| {
+            if known.0 == key.0 { recording.far(key) } else { None }
+        };
+        let (_, near) = programs.recent.take_nearest(far)?;
+        let moved = near.moved(key, memory, &streams.compute).map(Arc::new);
+        match &moved {
+            Some(moved) => {
+                programs.moved += 1;
+                programs.retired.extend(programs.recent.put(key.clone(), moved.clone()));
+            }
+            None => {
+                programs.refused.push(key.0.clone());
+                programs.retired.push(near);
+            }
+        }
+        moved
     }
 }
 
@@ -78,25 +216,26 @@ pub(super) struct Flight {
     pub pending: bool,
     /// The number of the first run that may not have ended.
     pub first: u64,
-    /// What may run now; the oldest first.
-    pub recordings: Vec<Arc<Recording>>,
+    /// What may run now.
+    pub running: Vec<Arc<Executable>>,
 }
 
 impl Flight {
     pub fn new(end: Event) -> Flight {
-        Flight { end, stream: None, pending: false, first: 0, recordings: Vec::new() }
+        Flight { end, stream: None, pending: false, first: 0, running: Vec::new() }
     }
 
     pub fn clear(&mut self) {
-        (self.pending, self.recordings) = (false, Vec::new());
+        self.pending = false;
+        self.running.clear();
     }
 
-    pub fn add(&mut self, recording: &Arc<Recording>, run: u64) {
+    pub fn add(&mut self, executable: &Arc<Executable>, run: u64) {
         if !self.pending {
             (self.pending, self.first) = (true, run);
         }
-        if self.recordings.last().is_none_or(|last| !Arc::ptr_eq(last, recording)) {
-            self.recordings.push(recording.clone());
+        if !self.running.iter().rev().any(|known| Arc::ptr_eq(known, executable)) {
+            self.running.push(executable.clone());
         }
     }
 }

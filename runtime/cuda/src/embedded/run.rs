@@ -19,16 +19,18 @@ use symmc_runtime::session::{
 use super::gear::Gear;
 use super::kept::{self, PartOfArena};
 use super::memory::Resolved;
-use super::recording::{Key, Recording, put};
+use super::recording::{Executable, Key, Recording};
 use super::session::CudaSession;
 use crate::adopt::LentStream;
 use crate::arena::Exchange;
 use crate::collective;
 use crate::compute::search::Search;
-use crate::driver::{Memory, Stream};
+use crate::driver::{self, Memory, Stream};
 use crate::error::CudaError;
 use crate::launch::Address;
+use crate::lowered::Distances;
 use crate::program::{Parts, Program, Settled, Streams};
+use crate::relocation::Shifted;
 use crate::report::Report;
 
 /// How long a failure waits for kernels that were told to end, so that their reports are seen.
@@ -98,10 +100,10 @@ impl CudaSession {
             stream.wait(&self.flight.end)?;
         }
         // SAFETY: the recording holds what it uses, or the lender does, and the gear is there.
-        unsafe { stream.replay(&recording.graph)? };
+        unsafe { stream.replay(&recording.executable.graph)? };
         self.flight.end.record(stream)?;
         self.flight.stream = handle;
-        self.flight.add(recording, self.runs);
+        self.flight.add(&recording.executable, self.runs);
         Ok(())
     }
 
@@ -112,7 +114,7 @@ impl CudaSession {
         // SAFETY: the session's own stream, which lives as long as the gear.
         let comm = unsafe { LentStream::new(gear.rig.streams.comm.handle().cast()) };
         let streams = Streams { compute, comm: Stream::adopt(&self.device, comm) };
-        put(&recording.program, &recording.moves, &streams, &gear.rig.nccl)?;
+        recording.put(&streams, &gear.rig.nccl)?;
         if !gear.rig.programs.captured.iter().any(|known| Arc::ptr_eq(known, recording)) {
             gear.rig.programs.captured.push(recording.clone());
         }
@@ -129,9 +131,9 @@ impl CudaSession {
         let key: Key = (text.clone(), resolved.homes, resolved.moves);
         let gear = self.gear.as_mut().ok_or_else(gave_back)?;
         if settled.is_some()
-            && let Some(known) = gear.rig.programs.recent.get(&key)
+            && let Some(known) = gear.known(&key, &resolved.memory)
         {
-            return Ok(known.clone());
+            return Ok(known);
         }
         self.record(bound, key, resolved.memory, settled)
     }
@@ -159,6 +161,8 @@ impl CudaSession {
         let (products, stream) = (gpu.products, &rig.streams.compute);
         let search =
             exchange.map(|exchange| Search { exchange, products, device, stream, limit, kept: &kept });
+        let arena = rig.arena.address()..rig.arena.address() + rig.arena.len() as Address;
+        let shifted = has_frontiers()?.then(|| Shifted::new(&key.1, &bound, arena));
         let parts = Parts {
             device,
             homes: &key.1,
@@ -168,15 +172,17 @@ impl CudaSession {
             search: search.as_ref(),
             settled: settled.as_ref(),
             progress: None,
+            distances: Distances::Unknown,
+            shifted: shifted.as_ref(),
         };
         let program = Program::new(ranks.rank(), &bound.steps, &parts)?;
-        let graph = stream.capture(|| put(&program, &key.2, &rig.streams, &rig.nccl))?;
         if settled.is_none() {
             self.settled.put(key.0.clone(), program.settled().clone());
         }
-        let moves = key.2.clone();
-        let recording = Arc::new(Recording { graph, program, bound, moves, _memory: memory });
+        let lanes = (&rig.streams, &rig.nccl);
+        let recording = Arc::new(Recording::new(program, bound, &key, memory, lanes)?);
         let programs = &mut gear.rig.programs;
+        programs.recorded += 1;
         programs.retired.extend(programs.recent.put(key, recording.clone()));
         Ok(recording)
     }
@@ -209,10 +215,10 @@ impl CudaSession {
     /// What kernels reported, in words of the first run whose program it may be.
     fn reported(&self) -> Option<RunError> {
         let gear = self.gear.as_ref()?;
-        let captured = gear.rig.programs.captured.iter();
-        let all = self.flight.recordings.iter().chain(captured).chain(&self.ready);
-        let report = |recording: &Arc<Recording>| {
-            let (bound, sites) = (&*recording.bound, recording.program.sites());
+        let captured = gear.rig.programs.captured.iter().chain(&self.ready);
+        let all = self.flight.running.iter().chain(captured.map(|recording| &recording.executable));
+        let report = |executable: &Arc<Executable>| {
+            let (bound, sites) = (&*executable.bound, executable.program.sites());
             let (status, run, limit) = (&gear.rig.status, self.flight.first, self.limit);
             Report { status, bound, sites, run, limit }.failure()
         };
@@ -272,6 +278,11 @@ impl CudaSession {
         let met = self.seat()?.comm().exchange(&[0]).map(drop);
         met.map_err(|error| self.fail(error))
     }
+}
+
+/// Whether the driver says what it records next work behind.
+fn has_frontiers() -> Result<bool, CudaError> {
+    Ok(driver::version()? >= [12, 3])
 }
 
 /// Where the inputs of a program lie, whose data must stay.

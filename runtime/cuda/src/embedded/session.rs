@@ -13,7 +13,7 @@ use super::gear::Gear;
 use super::gpu::{ALIGN, Gpu};
 use super::recent::Recent;
 use super::recording::{Flight, Recording};
-use crate::driver::{CallersContext, Device, Event, Memory};
+use crate::driver::{CallersContext, Copied, Device, Event, Memory};
 use crate::error::CudaError;
 use crate::program::Settled;
 use crate::refusal::accept;
@@ -111,6 +111,19 @@ impl CudaSession {
     /// How many recorded runs had to go because more were kept than [`Gpu::kept`] allows.
     pub fn evicted(&self) -> u64 {
         self.gear.as_ref().map_or(0, |gear| gear.rig.programs.recent.evicted())
+    }
+
+    /// How many recorded runs took over other memory, and how many runs were recorded.
+    pub fn moved_and_recorded(&self) -> [u64; 2] {
+        self.gear.as_ref().map_or([0; 2], |gear| [gear.rig.programs.moved, gear.rig.programs.recorded])
+    }
+
+    /// The copies that are part of what was run last, as it was recorded; none if something was set or lent since.
+    ///
+    /// # Errors
+    /// The driver does not say.
+    pub fn copies(&self) -> Result<Vec<Copied>, RunError> {
+        Ok(self.ready.as_ref().map_or(Ok(vec![]), |ready| ready.copies())?)
     }
 
     /// Makes the context of the GPU current, until what this gives is dropped.

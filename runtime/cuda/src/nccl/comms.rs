@@ -119,6 +119,16 @@ impl Communicators {
         Ok(out)
     }
 
+    /// Those that these steps need, of which there is none: the steps can be lowered with them, and not run.
+    pub(crate) fn of_nobody<'b>(steps: impl IntoIterator<Item = &'b BoundStep>) -> Communicators {
+        let none = || Made { comm: Comm(std::ptr::null_mut()), window: None, lent: true };
+        let of = |step: &BoundStep| match &step.work {
+            StepWork::Collective(call) => Some(((call.group, Way::of(call.variant)?), none())),
+            _ => None,
+        };
+        Communicators { made: steps.into_iter().filter_map(of).collect(), ..Communicators::default() }
+    }
+
     /// Makes those that these steps need too.
     ///
     /// # Errors

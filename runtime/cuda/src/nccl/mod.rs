@@ -41,6 +41,13 @@ pub struct NcclCall {
     dtype: DataType,
 }
 
+impl NcclCall {
+    /// Where the operand and the result are.
+    pub(crate) fn ends_mut(&mut self) -> [&mut Address; 2] {
+        [&mut self.send, &mut self.receive]
+    }
+}
+
 #[derive(Clone, PartialEq, Eq, Debug)]
 enum CallKind {
     AllReduce(RedOp),

@@ -28,8 +28,12 @@ fn joined(list: &[BoundStep]) -> Vec<Vec<Work>> {
         _ => vec![],
     };
     let mut lowered: Vec<Vec<Work>> = list.iter().enumerate().map(lower).collect();
-    let private = |v: &Located| v.home != Home::Symmetric;
-    twins::join(list, &done, &private, &mut lowered);
+    let memory = |v: &Located| match v.home {
+        Home::Symmetric => None,
+        Home::Input(i) => Some(i),
+        _ => Some(usize::MAX),
+    };
+    twins::join(list, &done, &memory, &mut lowered);
     lowered
 }
 
@@ -120,4 +124,8 @@ fn products_of_which_one_needs_the_other_or_that_lie_elsewhere_on_each_rank_stay
     assert_eq!(two([ordinary(1), square(Home::Symmetric, 2)], apart), [1, 1]);
     let shared = [ordinary(3), square(Home::Symmetric, 4)];
     assert_eq!(two([ordinary(1), ordinary(2)], shared), [1, 1]);
+    // Two inputs lie in another order on another rank, two parts of one do not.
+    let (apart, input) = ([ordinary(3), ordinary(4)], |i, place| square(Home::Input(i), place));
+    assert_eq!(two([input(0, 1), input(1, 2)], apart.clone()), [1, 1]);
+    assert_eq!(two([input(1, 1), input(1, 2)], apart), [2]);
 }

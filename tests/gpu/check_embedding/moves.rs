@@ -1,0 +1,258 @@
+//! Pointers that change while runs are in flight: every input and output of recorded programs in turn and together, graphs
+//! of the caller that keep the old ones, and what is copied in a run that has everything in the caller's memory.
+
+use std::sync::Arc;
+
+use anyhow::{Context, Result, ensure};
+use symmc::unstable::cuda::CudaSession;
+use symmc::unstable::cuda::driver::{Device, Stream};
+use symmc::unstable::runtime::host::HostConfig;
+use symmc::unstable::runtime::session::{DeviceSession, Extent, Owner, Port, RawStream};
+use symmc::{Bind, CheckedPlan, Draw, Gpu, Group, OpenOptions, Program, TensorFile, Workload};
+
+use crate::common::{Block, LIMIT, floats, on_ranks, opened, planned, values};
+
+/// Memory of a caller for an input or output, and what an input holds before each run.
+struct Lent {
+    port: Port,
+    bytes: usize,
+    data: Option<Block>,
+    block: Block,
+}
+
+/// A session all of whose inputs and outputs lie in memory of the caller.
+struct Caller<'d> {
+    session: CudaSession,
+    device: &'d Arc<Device>,
+    stream: Stream,
+    lent: Vec<Lent>,
+    /// Memory that runs in flight may use still.
+    old: Vec<Block>,
+    /// What the outputs were after each run.
+    found: Vec<Vec<Block>>,
+}
+
+impl Caller<'_> {
+    fn open<'d>(
+        plan: &CheckedPlan,
+        work: &Workload,
+        group: &Group,
+        device: &'d Arc<Device>,
+    ) -> Result<Caller<'d>> {
+        let config = HostConfig { limit: LIMIT, ..HostConfig::default() };
+        let mut session = CudaSession::open(plan, group, &Gpu::new(group.rank()), &config)?;
+        session.set(&work.bindings)?;
+        let mut lent = Vec::new();
+        let source = plan.source_program();
+        for (i, tensor) in work.inputs[group.rank() as usize].iter().enumerate() {
+            let (port, tensor) = (Port::Input(i), tensor.loaded()?);
+            if source.inputs.values().nth(i).is_some_and(|input| input.data.is_some()) {
+                continue;
+            }
+            let data = tensor.data();
+            // What the plan holds in symmetric memory is written there, so that nothing is copied.
+            if session.spot(port)?.owner == Owner::Symmetric {
+                session.write(i, data)?;
+                continue;
+            }
+            let (block, bytes) = (Block::holding(device, data)?, data.len());
+            lent.push(Lent { port, bytes, data: Some(Block::holding(device, data)?), block });
+        }
+        for (k, output) in session.bound()?.outputs.iter().enumerate().filter(|(_, o)| o.mutates.is_none()) {
+            let block = Block::of(device, output.bytes)?;
+            lent.push(Lent { port: Port::Output(k), bytes: output.bytes, data: None, block });
+        }
+        let stream = Stream::new(device)?;
+        let mut caller = Caller { session, device, stream, lent, old: vec![], found: vec![] };
+        (0..caller.lent.len()).try_for_each(|l| caller.lend(l))?;
+        Ok(caller)
+    }
+
+    fn lend(&mut self, l: usize) -> Result<()> {
+        let Lent { port, bytes, block, .. } = &self.lent[l];
+        let memory = Extent { address: block.address(), bytes: *bytes };
+        // SAFETY: blocks live as long as the session.
+        unsafe { self.session.lend(*port, Some(memory))? };
+        Ok(())
+    }
+
+    /// Has something lie elsewhere in the runs that come, at a place that is a multiple of 16 and of no more.
+    fn shift(&mut self, l: usize) -> Result<()> {
+        let block = Block::at(self.device, self.lent[l].bytes, 16 * (1 + 2 * (self.old.len() % 5)))?;
+        self.old.push(std::mem::replace(&mut self.lent[l].block, block));
+        self.lend(l)
+    }
+
+    /// Puts one run on the stream: inputs as they are, outputs of before wiped out, and what was given up, too.
+    fn run(&mut self) -> Result<()> {
+        for lent in &self.lent {
+            let at = lent.block.address();
+            // SAFETY: all blocks have as many bytes, and what is on the stream follows one another.
+            unsafe {
+                match &lent.data {
+                    Some(data) => self.stream.copy(at, data.address(), lent.bytes)?,
+                    None => self.stream.fill(at, 0xa5, lent.bytes)?,
+                }
+            }
+        }
+        self.session.enqueue(Some(RawStream(self.stream.handle().cast())))?;
+        let mut found = Vec::new();
+        for lent in &self.lent {
+            let copy = Block::of(self.device, lent.bytes)?;
+            // SAFETY: as above.
+            unsafe { self.stream.copy(copy.address(), lent.block.address(), lent.bytes)? };
+            found.push(copy);
+        }
+        self.found.push(found);
+        for old in &self.old {
+            // SAFETY: as above; runs in front of this may use it, those behind do not.
+            unsafe { self.stream.fill(old.address(), 0x5a, old.bytes())? };
+        }
+        Ok(())
+    }
+
+    /// Compares what all runs left with what the first did.
+    fn compare(&mut self) -> Result<()> {
+        self.session.wait(LIMIT)?;
+        self.stream.synchronize()?;
+        let read = |blocks: &Vec<Block>| -> Result<Vec<Vec<u8>>> {
+            blocks.iter().zip(&self.lent).map(|(block, lent)| block.read(lent.bytes)).collect()
+        };
+        let first = read(self.found.first().context("a run")?)?;
+        for (run, blocks) in self.found.iter().enumerate() {
+            for ((found, expected), lent) in read(blocks)?.iter().zip(&first).zip(&self.lent) {
+                ensure!(found == expected, "run {run}: {:?} differs from that of the first run", lent.port);
+            }
+        }
+        Ok(())
+    }
+
+    /// Refuses copies of the host, and of what the caller lends.
+    fn no_copies(&self) -> Result<usize> {
+        let copies = self.session.copies()?;
+        for copy in &copies {
+            ensure!(!copy.host, "a copy between host and device: {copy:?}");
+            for lent in self.lent.iter().filter(|lent| lent.bytes > 0) {
+                let at = lent.block.address()..lent.block.address() + lent.bytes as u64;
+                let ends = [copy.to, copy.from];
+                ensure!(!ends.iter().any(|end| at.contains(end)), "a copy of {:?}: {copy:?}", lent.port);
+            }
+        }
+        Ok(copies.len())
+    }
+}
+
+/// Every input and output of a recorded program moves in turn, and all together, while the runs before are in flight.
+pub fn moves(stem: &str) -> Result<()> {
+    let folder = std::path::Path::new("tests/programs");
+    let tensors = Arc::new(TensorFile::open(&folder.join(format!("{stem}.safetensors")))?);
+    let options = OpenOptions::default().with_tensors(tensors.clone());
+    let program = Program::open(&folder.join(format!("{stem}.pt2")), &options)?;
+    let work = Workload::gather(&program.graph, &program.weights, Some(&tensors), &Draw::default())?;
+    let plan = planned(&program, Bind::All)?;
+    let said = on_ranks(|group, device| {
+        let mut caller = Caller::open(&plan, &work, group, device)?;
+        caller.run()?;
+        let copies = caller.no_copies()?;
+        let count = caller.lent.len();
+        for l in 0..count {
+            caller.shift(l)?;
+            caller.run()?;
+        }
+        (0..count).try_for_each(|l| caller.shift(l))?;
+        caller.run()?;
+        caller.compare()?;
+        let [moved, recorded] = caller.session.moved_and_recorded();
+        ensure!(moved > 0, "nothing was moved, {recorded} runs were recorded");
+        Box::new(caller.session).close()?;
+        Ok((count, moved, recorded, copies))
+    })?;
+    for (rank, (count, moved, recorded, copies)) in said.into_iter().enumerate() {
+        println!(
+            "{stem}, rank {rank}: {count} inputs and outputs move in flight, {moved} times in a recording, {recorded} recorded; \
+             {copies} copies in a run, none of the host or of theirs"
+        );
+    }
+    Ok(())
+}
+
+/// Two pointers of each run change while all runs before are in flight; each run's result is its own.
+pub fn in_flight(plan: &CheckedPlan) -> Result<()> {
+    const RUNS: usize = 200;
+    on_ranks(|group, device| {
+        let mut session = opened(plan, group)?;
+        let inputs: Vec<Block> =
+            (0..3).map(|i| Block::holding(device, &floats(&[i as f32 + 1.0; 16]))).collect::<Result<_>>()?;
+        let outputs = Block::of(device, RUNS * 64)?;
+        for run in 0..RUNS {
+            // SAFETY: the blocks live until the session has ended.
+            unsafe {
+                session.bind("x", inputs[run * run % 3].ptr(), 64)?;
+                session.bind("out.0", outputs.ptr().wrapping_add(run * 64), 64)?;
+            }
+            session.enqueue()?;
+        }
+        session.wait(LIMIT)?;
+        for (run, found) in values(&outputs.read(RUNS * 64)?).chunks(16).enumerate() {
+            let each = 2.0 * ((run * run % 3) as f32 + 1.0);
+            let wanted: Vec<f32> = (0..16).map(|i| each * (i % 4 + 1) as f32).collect();
+            ensure!(found == wanted, "run {run}: found {found:?}, expected {wanted:?}");
+        }
+        session.close()?;
+        Ok(())
+    })?;
+    println!("{RUNS} runs in flight, each with an input and an output of its own");
+    Ok(())
+}
+
+/// Graphs of the caller keep the pointers that they were recorded with, whatever the session does since.
+pub fn kept_by_graphs(plan: &CheckedPlan) -> Result<()> {
+    on_ranks(|group, device| {
+        let mut session = opened(plan, group)?;
+        device.enter()?;
+        let stream = Stream::new(device)?;
+        let x: Vec<Block> =
+            (0..3).map(|i| Block::holding(device, &floats(&[i as f32 + 1.0; 16]))).collect::<Result<_>>()?;
+        let y: Vec<Block> = (0..3).map(|_| Block::of(device, 64)).collect::<Result<_>>()?;
+        let mut graphs = Vec::new();
+        for (x, y) in x.iter().zip(&y) {
+            // SAFETY: the blocks and the stream live until the session has ended.
+            unsafe {
+                session.bind("x", x.ptr(), 64)?;
+                session.bind("out.0", y.ptr(), 64)?;
+            }
+            session.run()?;
+            // SAFETY: as above.
+            let mut put = || unsafe { session.enqueue_on(stream.handle().cast()) };
+            graphs.push(stream.capture(|| {
+                put().map_err(|e| symmc::unstable::cuda::CudaError::Unsupported(e.to_string()))
+            })?);
+        }
+        let wanted =
+            |i: usize| (0..16).map(|j| 2.0 * (i as f32 + 1.0) * (j % 4 + 1) as f32).collect::<Vec<f32>>();
+        for turn in 0..6 {
+            y.iter().try_for_each(|y| y.write(&[0xa5; 64]))?;
+            // The session runs in other memory meanwhile.
+            let own = (turn + 1) % 3;
+            // SAFETY: as above.
+            unsafe {
+                session.bind("x", x[own].ptr(), 64)?;
+                session.bind("out.0", y[own].ptr(), 64)?;
+                session.enqueue_on(stream.handle().cast())?;
+                stream.replay(&graphs[turn % 3])?;
+            }
+            session.wait(LIMIT)?;
+            stream.synchronize()?;
+            for (i, y) in y.iter().enumerate() {
+                let found = values(&y.read(64)?);
+                let expected = if i == own || i == turn % 3 { wanted(i) } else { values(&[0xa5; 64]) };
+                ensure!(found == expected, "turn {turn}, memory {i}: found {found:?}");
+            }
+        }
+        drop(graphs);
+        session.close()?;
+        Ok(())
+    })?;
+    println!("graphs of the caller keep the pointers that they were recorded with");
+    Ok(())
+}
