@@ -171,11 +171,27 @@ pub fn many(plan: &CheckedPlan) -> Result<()> {
     Ok(())
 }
 
-/// What was announced is what is taken.
+/// The driver rounds each memory up, and recordings take some.
+const ROUNDING: usize = 8 << 20;
+
+/// What was announced is what is taken, by the session and by what the driver says is free.
 pub fn budget(plan: &CheckedPlan) -> Result<()> {
-    on_ranks(|group, _| {
-        let session = opened(plan, group)?;
+    let found = on_ranks(|group, device| {
+        // What a process takes once is taken then.
+        let mut first = opened(plan, group)?;
+        first.run()?;
+        first.close()?;
+        device.enter()?;
+        let before = device.free()?;
+        let mut session = opened(plan, group)?;
+        session.run()?;
+        device.enter()?;
+        let driver = before.saturating_sub(device.free()?);
         let (told, taken) = (Session::budget(plan, group.rank(), &config(group))?, session.taken());
+        ensure!(
+            driver.abs_diff(taken.total()) <= ROUNDING,
+            "the driver gave {driver} bytes, taken were {taken:?}"
+        );
         ensure!(
             (told.ordinary, told.symmetric, told.flags) == (taken.ordinary, taken.symmetric, taken.flags)
                 && told.scratch >= taken.scratch
@@ -183,8 +199,10 @@ pub fn budget(plan: &CheckedPlan) -> Result<()> {
             "told {told:?}, taken {taken:?}"
         );
         session.close()?;
-        Ok(())
+        Ok((told.total(), taken.total(), driver))
     })?;
-    println!("sessions take what was told before");
+    println!(
+        "sessions take what was told before; bytes told at most, taken, and given by the driver: {found:?}"
+    );
     Ok(())
 }
