@@ -14,16 +14,17 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
-use symmc::unstable::cuda::session::{Progress, Recorded, Session, SessionConfig};
+use symmc::unstable::cuda::Progress;
 use symmc::unstable::ir::entity::Entity;
+use symmc::unstable::ir::graph::{Input, Output};
 use symmc::unstable::ir::interp::{self, Tolerance};
 use symmc::unstable::ir::random::SplitMix;
 use symmc::unstable::ir::{InputKind, OutputKind};
 use symmc::{
-    CheckedPlan, Config, Draw, Graph, OpenOptions, Profile, Program, Tensor, TensorFile, Variant, Workload,
+    CheckedPlan, Config, Draw, Gpu, Graph, Group, OpenOptions, Profile, Program, Session, SessionConfig,
+    Tensor, TensorFile, Variant, Workload,
 };
-use symmc_runtime::exec::{ExecConfig, Executor, Registry};
-use threads::{Rank, Threads, on_ranks};
+use threads::on_ranks;
 
 /// Sets of inputs.
 const SETS: usize = 5;
@@ -37,13 +38,14 @@ type Inputs = Vec<Vec<Arc<Tensor>>>;
 /// What all ranks replay.
 struct Job {
     plan: CheckedPlan,
-    work: Workload,
     sets: Vec<Inputs>,
     /// By set, rank and output.
     expected: Vec<Vec<Vec<Tensor>>>,
     /// Which inputs differ from set to set, or are other ones after a run.
     written: Vec<bool>,
     replays: usize,
+    /// The values of the program's symbols.
+    symbols: Vec<(String, i64)>,
     progress: Progress,
 }
 
@@ -63,7 +65,7 @@ fn rotated(tensor: &Tensor, by: usize) -> Arc<Tensor> {
 fn sets(graph: &Graph, first: &Inputs) -> Vec<Inputs> {
     let turn = |set: usize, inputs: &Vec<Arc<Tensor>>| {
         let each = graph.inputs.values().zip(inputs);
-        let one = |(input, tensor): (&symmc::unstable::ir::graph::Input, &Arc<Tensor>)| match input.kind {
+        let one = |(input, tensor): (&Input, &Arc<Tensor>)| match input.kind {
             InputKind::Argument => rotated(tensor, set * 37),
             _ => tensor.clone(),
         };
@@ -100,34 +102,36 @@ impl Job {
         };
         let written = graph.inputs.values().enumerate();
         let written = written.map(|(i, input)| input.kind == InputKind::Argument || mutated(i)).collect();
-        Ok(Job { plan, work, sets, expected, written, replays, progress })
+        let symbols = graph.symbols.iter();
+        let symbols =
+            symbols.filter_map(|(id, symbol)| Some((symbol.name.clone(), work.bindings.get(id)?))).collect();
+        Ok(Job { plan, symbols, sets, expected, written, replays, progress })
     }
 
     /// All replays of one rank.
-    fn rank(&self, gpu: u32, exchange: &Rank<'_>) -> Result<()> {
-        let registry = Registry::new();
-        let mut executor =
-            Executor::new(self.plan.shared(), exchange.number as u32, &registry, ExecConfig::default())?;
-        let bounds = [executor.bind(&self.work.bindings)?];
-        let config = SessionConfig { progress: self.progress, ..SessionConfig::new(gpu, LIMIT) };
-        let session = Session::new(&bounds, exchange, &config)?;
-        let graph = session.record(0, 1)?;
+    fn rank(&self, gpu: u32, group: &Group) -> Result<()> {
+        let gpu = Gpu::new(gpu).with_progress(self.progress);
+        let config = SessionConfig::default().with_limit(LIMIT).with_gpu(gpu);
+        let mut session = Session::open(&self.plan, group, &config)?;
+        for (symbol, value) in &self.symbols {
+            session.set(symbol, *value)?;
+        }
+        let number = group.rank() as usize;
         let mut first: Vec<Vec<Tensor>> = vec![];
         let mut random = SplitMix(11);
         for replay in 0..self.replays {
             let set = if replay < SETS { replay } else { random.below(SETS) };
-            let found = self.replay(&session, &graph, exchange.number, set, replay == 0)?;
+            let found = self.replay(&mut session, number, set, replay == 0)?;
             let Some(wanted) = first.get(set) else {
-                self.agrees(set, exchange.number, &found)?;
+                self.agrees(set, number, &found)?;
                 first.push(found);
                 continue;
             };
             for (output, (found, wanted)) in found.iter().zip(wanted).enumerate() {
-                let rank = exchange.number;
                 let same = found.data() == wanted.data();
                 ensure!(
                     same,
-                    "replay {replay}, set {set}, rank {rank}: output {output} has other bits than before"
+                    "replay {replay}, set {set}, rank {number}: output {output} has other bits than before"
                 );
             }
         }
@@ -135,23 +139,24 @@ impl Job {
     }
 
     /// One replay with a set of inputs; gives the outputs.
-    fn replay(
-        &self,
-        session: &Session,
-        graph: &Recorded<'_>,
-        rank: usize,
-        set: usize,
-        all: bool,
-    ) -> Result<Vec<Tensor>> {
-        let inputs = &self.sets[set][rank];
-        session.write_inputs(0, |i| Some(inputs[i].data()), |i| all || self.written[i])?;
-        graph.replay(&|| Ok(()))?;
-        let mut out = self.expected[set][rank].clone();
-        for (index, tensor) in out.iter_mut().enumerate() {
-            tensor.data_mut().fill(0xa5);
-            session.read_output(0, index, tensor.data_mut())?;
+    fn replay(&self, session: &mut Session, rank: usize, set: usize, all: bool) -> Result<Vec<Tensor>> {
+        let graph = self.plan.source_program();
+        let inputs = graph.inputs.values().zip(&self.sets[set][rank]).zip(&self.written);
+        for ((input, tensor), &written) in inputs {
+            if input.data.is_none() && (all || written) {
+                session.write(graph.name_of(input.value), tensor.loaded()?.data())?;
+            }
         }
-        Ok(out)
+        session.run()?;
+        let outputs = graph.outputs.iter().enumerate();
+        let read = |(k, output): (usize, &Output)| match output.kind {
+            OutputKind::Mutates(input) => session.read(graph.name_of(graph.inputs[input].value)),
+            OutputKind::Returned => {
+                let before = graph.outputs[..k].iter().filter(|o| o.kind == OutputKind::Returned).count();
+                session.read(&format!("out.{before}"))
+            }
+        };
+        Ok(outputs.map(read).collect::<Result<_, _>>()?)
     }
 
     /// Whether the outputs of a rank are those of the interpreter.
@@ -179,8 +184,8 @@ fn run(args: &[String]) -> Result<()> {
     let gpus = gpus.split(',').map(str::parse).collect::<Result<Vec<u32>, _>>().context("the GPUs")?;
     let replays = replays.parse().context("the replays")?;
     let job = Job::new(replays, gpus.len(), &files, variant)?;
-    let threads = Threads::new(gpus.len());
-    on_ranks(gpus.len(), |rank| job.rank(gpus[rank], &threads.rank(rank)))?;
+    let groups = Group::threads(gpus.len() as u32);
+    on_ranks(gpus.len(), |rank| job.rank(gpus[rank], &groups[rank]))?;
     let (ranks, outputs) = (gpus.len(), job.expected[0][0].len());
     println!(
         "{replays} replays on {ranks} ranks, {SETS} sets of inputs, {outputs} outputs: the same bits for each set"

@@ -9,18 +9,15 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::{Context, Result, ensure};
-use symmc::unstable::cuda::arena::Exchange;
+use anyhow::{Context, Result, bail, ensure};
 use symmc::unstable::cuda::driver::Device;
-use symmc::unstable::cuda::session::{Recorded, Session, SessionConfig};
 use symmc::unstable::ir::interp::{self, Tolerance};
 use symmc::unstable::ir::random::SplitMix;
 use symmc::{
-    BucketSpec, CheckedPlan, Config, CudaConfig, DType, Draw, Membership, Profile, Program, RunConfig,
-    Tensor, Weights, Workload,
+    BucketSpec, CheckedPlan, Config, CudaConfig, DType, Draw, Gpu, Group, Membership, Profile, Program,
+    RunConfig, Session, SessionConfig, Tensor, Weights, Workload,
 };
-use symmc_runtime::exec::{Bound, ExecConfig, Executor, Registry};
-use threads::{Rank, Threads, on_ranks};
+use threads::on_ranks;
 
 const PROGRAM: &str = r#"program "buckets" ranks 2
 symbol n in 1..=64
@@ -72,32 +69,26 @@ fn expected(program: &Program) -> Result<Expected> {
     Ok(out)
 }
 
-/// One rank: a session for all bindings, each recorded once, run in the order above.
-fn runs(plan: &CheckedPlan, gpu: u32, exchange: &Rank<'_>, expected: &Expected) -> Result<()> {
-    let registry = Registry::new();
-    let mut executor = Executor::new(plan.shared(), exchange.rank(), &registry, ExecConfig::default())?;
-    let mut bounds: Vec<Arc<Bound>> = vec![];
-    for n in SIZES {
-        bounds.push(executor.bind(&symmc::bindings(plan.source_program(), &[("n".into(), n)])?)?);
-    }
-    ensure!(bounds[0].bucket() == bounds[1].bucket() && bounds[1].bucket() != bounds[2].bucket(), "buckets");
-    let config = SessionConfig::new(gpu, LIMIT);
-    let session = Session::new(&bounds, exchange, &config)?;
-    let graphs: Vec<Recorded<'_>> =
-        (0..SIZES.len()).map(|which| session.record(which, 1)).collect::<Result<_, _>>()?;
+/// One rank: a session whose sizes change, run in the order above.
+fn runs(plan: &CheckedPlan, gpu: u32, group: &Group, expected: &Expected) -> Result<()> {
+    let config = SessionConfig::default().with_limit(LIMIT).with_gpu(Gpu::new(gpu));
+    let mut session = Session::open(plan, group, &config)?;
     for (run, &which) in ORDER.iter().enumerate() {
-        let inputs = &expected.inputs[run][exchange.number];
-        // Parameters are written once; the state lives on in the session.
-        session.write_inputs(which, |i| Some(inputs[i].data()), |i| run == 0 || i == 0)?;
-        graphs[which].replay(&|| Ok(()))?;
-        session.write_back(which)?;
-        let wanted = &expected.outputs[run][exchange.number];
-        let mut found = wanted.clone();
-        session.read_output(which, 0, found.data_mut())?;
+        let rank = group.rank() as usize;
+        let [x, state, weights] = &expected.inputs[run][rank][..] else { bail!("three inputs") };
+        session.set("n", SIZES[which])?;
+        session.write_tensor("x", x)?;
+        if run == 0 {
+            // The state lives on in the session.
+            session.write_tensor("state", state)?;
+            session.write_tensor("w", weights)?;
+        }
+        session.run()?;
+        let (found, wanted) = (session.read("out.0")?, &expected.outputs[run][rank]);
         let difference = interp::compare(&found, wanted, Tolerance::absolute(1e-4));
         ensure!(difference.agrees(), "run {run} of n={} differs: {difference}", SIZES[which]);
     }
-    Ok(())
+    Ok(session.close()?)
 }
 
 /// Joins a run while the context of the other rank's GPU is current, which it must be afterwards.
@@ -117,8 +108,9 @@ fn run(gpus: [u32; RANKS]) -> Result<()> {
     let profile = Profile::builtin("h200x2").context("no profile h200x2")?;
     let plan = symmc::compile(&program, &Config::default().with_profile(profile).with_buckets(buckets))?;
     let wanted = expected(&program)?;
-    let threads = Threads::new(RANKS);
-    on_ranks(RANKS, |rank| runs(&plan, gpus[rank], &threads.rank(rank), &wanted))?;
+    ensure!(plan.buckets.len() == 2, "expected 2 buckets, found {}", plan.buckets.len());
+    let groups = Group::threads(RANKS as u32);
+    on_ranks(RANKS, |rank| runs(&plan, gpus[rank], &groups[rank], &wanted))?;
     println!("{} runs between {} bindings of 2 buckets: as the interpreter", ORDER.len(), SIZES.len());
     let draw = Draw::default().with_symbols([("n", 4)]);
     let work = Workload::gather(&program.graph, &Weights::default(), None, &draw)?;

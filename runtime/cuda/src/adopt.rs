@@ -1,7 +1,7 @@
 //! What an embedding engine lends to a session: its stream and its communicator.
 //!
 //! The session's runs then begin and end on the engine's stream: put there to run, or, while the engine captures
-//! the stream, recorded into the engine's graph ([`Session::enqueue`](crate::session::Session::enqueue)). Plain
+//! the stream, recorded into the engine's graph ([`DeviceSession::enqueue`](symmc_runtime::session::DeviceSession::enqueue)). Plain
 //! collectives run on the engine's communicator in place of one of the session's own. Neither is ever ended here.
 //!
 //! Both come as the raw handles that engines hold; what their owner promises stands at the constructors.

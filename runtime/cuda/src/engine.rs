@@ -1,22 +1,22 @@
 //! Ranks on GPUs: the engine that a rank process hands its job to.
 
-use std::cell::Cell;
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 use symmc_ir::InputKind;
 use symmc_planner::plan::Plan;
 use symmc_runtime::RunError;
-use symmc_runtime::exec::{Bound, ExecConfig, Executor, RankMemory, Registry, Span};
+use symmc_runtime::exec::{RankMemory, Span};
 use symmc_runtime::host::{Engine, EngineChoice, RankRun};
+use symmc_runtime::session::{DeviceSession, Port};
 
 use crate::arena::{Exchange, Source};
 use crate::bench::{self, BenchConfig};
 use crate::compute::search::Products;
 use crate::driver::{self, CallersContext};
+use crate::embedded::{CudaSession, Gpu, Progress, Runs};
 use crate::error::CudaError;
 use crate::refusal::accept;
-use crate::session::{Progress, Session, SessionConfig};
 use crate::trace;
 use crate::watch;
 
@@ -147,19 +147,15 @@ impl Engine for CudaEngine {
             let measured = bench::run(gpu, run.config.limit, config, run.comm, &|| run.comm.alive())?;
             return answer(&measured, memory);
         }
-        let registry = Registry::new();
-        let mut executor = Executor::new(run.plan.clone(), rank, &registry, ExecConfig::default())?;
-        let bucket = executor.bucket(run.bindings)?;
-        let bound = executor.bind(run.bindings)?;
-        let session = SessionConfig {
-            chaos: run.config.chaos,
+        let gpu = Gpu {
+            ordinal: Some(gpu),
+            arena: config.arena,
             products: config.products,
             progress: if config.bench.is_none() { Progress::Told } else { Progress::Untold },
-            arena: config.arena,
-            ..SessionConfig::new(gpu, run.config.limit)
+            ..Gpu::default()
         };
-        let session = Session::new(std::slice::from_ref(&bound), run.comm, &session)?;
-        let turn = Turn { run, session: &session, bound: &bound, bucket, trace: config.trace.as_deref() };
+        let session = CudaSession::of_job(run, &gpu)?;
+        let mut turn = Turn { run, session, trace: config.trace.as_deref() };
         let ran = match config.bench {
             Some(Bench::Program { replays, runs }) => {
                 turn.measure([replays, runs as usize], ready).and_then(|times| answer(&times, memory))
@@ -168,19 +164,14 @@ impl Engine for CudaEngine {
             _ => unsafe { turn.run(memory, ready) },
         };
         // Peers learn of a failure and leave.
-        ran.inspect_err(|_| session.abandon())
+        ran.map_err(|error| turn.session.fail(error))
     }
 }
-
-/// The binding of a job, of which there is one.
-const ONLY: usize = 0;
 
 /// A session on its rank, with what the run wants of it.
 struct Turn<'a> {
     run: &'a RankRun<'a>,
-    session: &'a Session,
-    bound: &'a Bound,
-    bucket: usize,
+    session: CudaSession<'a>,
     trace: Option<&'a Path>,
 }
 
@@ -190,85 +181,77 @@ impl Turn<'_> {
     /// # Safety
     /// As [`Engine::run`].
     unsafe fn run(
-        &self,
+        &mut self,
         memory: &RankMemory,
         ready: &mut dyn FnMut() -> Result<(), RunError>,
     ) -> Result<(), RunError> {
-        let (run, session) = (self.run, self.session);
         // SAFETY: the caller's promise.
-        let data = |i: usize| unsafe { bytes(memory.inputs.get(i)?) };
-        session.write_inputs(ONLY, data, |_| true)?;
-        let graph = session.record(ONLY, 1)?;
+        let data = |i: usize| unsafe { Some((i, bytes(memory.inputs.get(i)?)?)) };
+        self.session.write_all((0..memory.inputs.len()).filter_map(data))?;
+        let once = self.session.record_runs(1)?;
+        let again = self.written_again()?;
         ready()?;
-        let repeats = u64::from(run.repeats.max(1));
+        let (comm, bucket) = (self.run.comm, self.session.bound()?.bucket());
+        let repeats = u64::from(self.run.repeats.max(1));
         for repeat in 0..repeats {
-            run.comm.begin_run(repeat, self.bucket);
-            let told = Cell::new(None);
+            comm.begin_run(repeat, bucket);
             if repeat > 0 {
-                session.write_inputs(ONLY, data, |i| self.is_written_again(i))?;
+                self.session.write_all(again.iter().copied().filter_map(data))?;
             }
             match self.trace {
-                Some(path) if repeat + 1 == repeats => self.write_trace(path)?,
-                _ => graph.replay(&|| self.alive(&told)).map(|_| ())?,
+                Some(path) if repeat + 1 == repeats => self.write_trace(path, &once)?,
+                _ => self.session.replay(&once).map(|_| ())?,
             }
-            session.write_back(ONLY)?;
         }
-        run.comm.end_runs();
+        comm.end_runs();
         for (index, span) in memory.outputs.iter().enumerate().filter(|(_, span)| span.len > 0) {
             // SAFETY: the caller's promise.
             let to = unsafe { std::slice::from_raw_parts_mut(span.ptr, span.len) };
-            session.read_output(ONLY, index, to)?;
+            self.session.read(Port::Output(index), to)?;
         }
         Ok(())
     }
 
-    /// Whether the run goes on; tells the peers how far it is, if that has changed.
-    fn alive(&self, told: &Cell<Option<usize>>) -> Result<(), RunError> {
-        let progress = self.session.progress();
-        if let Some(step) = progress.filter(|_| told.replace(progress) != progress) {
-            self.run.comm.begin_step(step);
-        }
-        self.run.comm.alive()
+    /// Inputs whose memory may hold something else after a run: arguments in fixed memory, which their caller writes before
+    /// each run, unless an output replaces them.
+    fn written_again(&self) -> Result<Vec<usize>, RunError> {
+        let bound = self.session.bound()?;
+        let replaced = |i: usize| bound.outputs.iter().any(|o| o.mutates == Some(i));
+        let inputs = bound.inputs.iter().enumerate();
+        let fixed = inputs.filter(|(_, input)| input.kind == InputKind::Argument && input.fixed.is_some());
+        Ok(fixed.map(|(i, _)| i).filter(|&i| !replaced(i)).collect())
     }
 
-    /// Whether an input's memory may hold something else after a run: an argument in fixed memory, which its
-    /// caller writes before each run, unless an output replaces it.
-    fn is_written_again(&self, index: usize) -> bool {
-        let input = &self.bound.inputs[index];
-        let replaced = self.bound.outputs.iter().any(|o| o.mutates == Some(index));
-        input.kind == InputKind::Argument && input.fixed.is_some() && !replaced
-    }
-
-    fn write_trace(&self, path: &Path) -> Result<(), RunError> {
-        let steps = self.session.trace(ONLY, &|| self.run.comm.alive())?;
+    fn write_trace(&mut self, path: &Path, once: &Runs) -> Result<(), RunError> {
+        let steps = self.session.trace(once)?;
         trace::write(path, &steps, self.run.comm)
     }
 
     /// Least, median and most microseconds of one run over replays of so many runs, on numbers drawn on the device.
     /// Ranks meet before each replay.
     fn measure(
-        &self,
+        &mut self,
         [replays, runs]: [usize; 2],
         ready: &mut dyn FnMut() -> Result<(), RunError>,
     ) -> Result<[f64; 3], RunError> {
         const WARM: usize = 3;
-        let (run, session) = (self.run, self.session);
-        session.draw_inputs(ONLY)?;
-        let graph = session.record(ONLY, runs as u32)?;
+        self.session.draw_inputs()?;
+        let graph = self.session.record_runs(runs as u32)?;
         ready()?;
+        let (comm, bucket) = (self.run.comm, self.session.bound()?.bucket());
         let mut times = Vec::with_capacity(replays);
         for replay in 0..WARM + replays {
-            run.exchange(&[0])?;
-            run.comm.begin_run(replay as u64, self.bucket);
-            let time = graph.replay(&|| run.comm.alive())?;
+            comm.exchange(&[0])?;
+            comm.begin_run(replay as u64, bucket);
+            let time = self.session.replay(&graph)?;
             if replay >= WARM {
                 times.push(time / runs.max(1) as f64);
             }
         }
         if let Some(path) = self.trace {
-            self.write_trace(path)?;
+            self.write_trace(path, &graph)?;
         }
-        run.comm.end_runs();
+        comm.end_runs();
         Ok(watch::spread(times))
     }
 }

@@ -8,9 +8,9 @@
 //! graphs), [`arena`] is symmetric
 //! memory, [`compile`] turns CUDA C into loaded modules, [`launch`] is what a step becomes on a device,
 //! [`compute`], [`collective`] and [`nccl`] translate
-//! steps into that ([`lowered`]), [`program`] records them, [`relocation`] is what of it changes with where memory lies, [`session`] is one rank's program in its memory, on streams and communicators of its
-//! own or of its caller ([`adopt`]), [`embedded`] is one rank of a plan that stays, on memory of its caller, and [`engine`] is
-//! what a rank process runs.
+//! steps into that ([`lowered`]), [`program`] records them, [`relocation`] is what of it changes with where memory lies,
+//! [`embedded`] is one rank of a plan, which stays as long as its caller wants, on memory, streams and communicators of its own
+//! or of its caller ([`adopt`]), and [`engine`] is what a rank process of a job runs.
 //!
 //! [`gpus`] and [`libraries`] say what this machine has of all that.
 //!
@@ -42,13 +42,12 @@ pub mod relocation;
 mod report;
 mod rig;
 pub mod scratch;
-pub mod session;
 mod staging;
 pub mod tensor_map;
 mod trace;
 mod watch;
 
 pub use compute::search::Products;
-pub use embedded::{CudaSession, Gpu};
+pub use embedded::{CudaSession, Gpu, Progress};
 pub use engine::{Bench, CudaConfig, CudaEngine};
 pub use error::CudaError;

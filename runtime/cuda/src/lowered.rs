@@ -37,7 +37,7 @@ pub struct Setting<'a> {
 /// How far the memories of inputs and outputs, and the ordinary arena, are apart.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Distances {
-    /// As far as on every other rank: they are one allocation, laid out alike.
+    /// Those of inputs and outputs are as far from each other as on every other rank: they are one allocation, laid out alike.
     Alike,
     /// Each is where it is.
     Unknown,
@@ -48,7 +48,8 @@ impl Distances {
     fn memory(self, home: Home) -> Option<usize> {
         match (self, home) {
             (_, Home::Symmetric) => None,
-            (Distances::Alike, _) | (_, Home::Ordinary) => Some(0),
+            (_, Home::Ordinary) => Some(0),
+            (Distances::Alike, Home::Input(_) | Home::Output(_)) => Some(1),
             (Distances::Unknown, Home::Input(i)) => Some(1 + 2 * i),
             (Distances::Unknown, Home::Output(k)) => Some(2 + 2 * k),
         }

@@ -8,7 +8,11 @@ use symmc_runtime::exec::{Bound, Work};
 use crate::collective::{self, Flow, Missed, Unfit};
 use crate::compute::Sites;
 use crate::driver::Pinned;
-use crate::session::COMPUTE_STATUS;
+
+/// The bytes of the status words: first the collectives', then those of compute kernels, then that of progress.
+pub(crate) const STATUS: usize = 4096;
+pub(crate) const COMPUTE_STATUS: usize = 2048;
+pub(crate) const PROGRESS: usize = 3072;
 
 /// The status words, and what ran that wrote them.
 pub(crate) struct Report<'a> {

@@ -19,10 +19,41 @@ const THREADS: usize = 4;
 const SHARE: usize = 1 << 20;
 
 /// From this size on an upload is worth the buffers.
-pub(crate) const LARGE: usize = 4 << 20;
+const LARGE: usize = 4 << 20;
+
+/// Copies data of the host to places of the device, behind what the stream holds, and waits for the end. The context is
+/// current.
+///
+/// # Errors
+/// A copy fails.
+///
+/// # Safety
+/// Each place has as many bytes as its data, and nothing else uses them meanwhile.
+pub(crate) unsafe fn upload(
+    device: &Arc<Device>,
+    stream: &Stream,
+    all: &[(Address, &[u8])],
+) -> Result<(), CudaError> {
+    let mut staging = None;
+    for &(to, data) in all {
+        if data.len() < LARGE {
+            // SAFETY: by the caller.
+            unsafe { stream.upload(to, data)? };
+            continue;
+        }
+        let staging = match &mut staging {
+            Some(staging) => staging,
+            none => none.insert(Staging::new(device, stream)?),
+        };
+        // SAFETY: by the caller; the end is waited for below.
+        unsafe { staging.upload(to, data)? };
+    }
+    drop(staging);
+    stream.synchronize()
+}
 
 /// The buffers. Uploads may still read them when a call returns; dropping this value waits for that.
-pub(crate) struct Staging<'a> {
+struct Staging<'a> {
     stream: &'a Stream,
     buffers: [(Pinned, Event); 2],
     next: usize,
@@ -33,7 +64,7 @@ impl<'a> Staging<'a> {
     ///
     /// # Errors
     /// The system has not as much memory to pin.
-    pub fn new(device: &Arc<Device>, stream: &'a Stream) -> Result<Staging<'a>, CudaError> {
+    fn new(device: &Arc<Device>, stream: &'a Stream) -> Result<Staging<'a>, CudaError> {
         let buffer = || Ok::<_, CudaError>((Pinned::new(device, PIECE)?, Event::new()?));
         Ok(Staging { stream, buffers: [buffer()?, buffer()?], next: 0 })
     }
@@ -45,7 +76,7 @@ impl<'a> Staging<'a> {
     ///
     /// # Safety
     /// `to` has as many bytes, and nothing else uses them until the stream is idle.
-    pub unsafe fn upload(&mut self, to: Address, from: &[u8]) -> Result<(), CudaError> {
+    unsafe fn upload(&mut self, to: Address, from: &[u8]) -> Result<(), CudaError> {
         let mut at = to;
         for piece in from.chunks(PIECE) {
             let (buffer, taken) = &self.buffers[self.next];

@@ -5,12 +5,27 @@
 
 use std::path::Path;
 
+use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use symmc_planner::plan::Lane;
 use symmc_runtime::RunError;
 
 use crate::arena::Exchange;
-use crate::session::TracedStep;
+
+/// A step as it ran.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct TracedStep {
+    /// The name of its first result.
+    pub node: String,
+    /// Its op.
+    pub op: String,
+    /// The lane that ran it.
+    pub lane: Lane,
+    /// When it began, in microseconds from the start of the run.
+    pub start_us: f64,
+    /// How long it took.
+    pub us: f64,
+}
 
 /// Gathers what all ranks traced; rank 0 writes it to `path`.
 ///

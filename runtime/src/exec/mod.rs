@@ -24,7 +24,7 @@ mod run;
 use std::sync::Arc;
 
 use indexmap::IndexMap;
-use symmc_ir::{Bindings, text};
+use symmc_ir::{Bindings, Graph, text};
 use symmc_planner::plan::Plan;
 
 use crate::call::{CollectiveCall, PeerCall, PeerMemory};
@@ -128,8 +128,8 @@ pub struct Executor {
     rank: u32,
     registry: Registry,
     config: ExecConfig,
-    /// The names of the imported program's symbols, by id.
-    symbols: Vec<String>,
+    /// The imported program.
+    source: Graph,
     /// Each bucket's program, once it is needed.
     programs: Vec<Option<Program>>,
     /// Resolved bindings, oldest first.
@@ -156,10 +156,9 @@ impl Executor {
         }
         let source = text::parse(&plan.source.text)
             .map_err(|e| RunError::Invalid(format!("the imported program of the plan: {e}")))?;
-        let symbols = source.symbols.values().map(|s| s.name.clone()).collect();
         let programs = plan.buckets.iter().map(|_| None).collect();
         let (bound, registry) = (Vec::new(), registry.clone());
-        Ok(Executor { plan, rank, registry, config, symbols, programs, bound, scratch: Default::default() })
+        Ok(Executor { plan, rank, registry, config, source, programs, bound, scratch: Default::default() })
     }
 
     /// The index of the bucket that serves these values of the imported program's symbols.
@@ -197,6 +196,11 @@ impl Executor {
         &self.plan
     }
 
+    /// The imported program.
+    pub fn source(&self) -> &Graph {
+        &self.source
+    }
+
     /// The values of the symbols in words: `n=4, m=7`.
     pub fn sizes(&self, bindings: &Bindings) -> String {
         let text = |(name, value): (&String, &i64)| format!("{name}={value}");
@@ -212,9 +216,8 @@ impl Executor {
 
     /// The values of the symbols by name.
     fn by_name(&self, bindings: &Bindings) -> IndexMap<String, i64> {
-        use symmc_ir::entity::Entity;
-        let ids = (0..self.symbols.len()).map(symmc_ir::SymbolId::new);
-        let named = ids.zip(&self.symbols).filter_map(|(id, name)| Some((name.clone(), bindings.get(id)?)));
+        let symbols = self.source.symbols.iter();
+        let named = symbols.filter_map(|(id, symbol)| Some((symbol.name.clone(), bindings.get(id)?)));
         named.collect()
     }
 

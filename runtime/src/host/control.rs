@@ -182,6 +182,11 @@ impl Control {
         self.word(self.rank_at(rank) + LINE).store(0, Ordering::Relaxed);
     }
 
+    /// Records that `rank` goes on, wherever it is.
+    pub fn beat(&self, rank: u32) {
+        self.long(self.rank_at(rank) + LINE + 16).fetch_add(1, Ordering::Relaxed);
+    }
+
     /// Records that `rank` begins a run, or ends its last when `run` is `None`.
     pub fn begin_run(&self, rank: u32, run: Option<(u64, u32)>) {
         let at = self.rank_at(rank) + LINE;

@@ -369,6 +369,7 @@ impl Coordinator<'_> {
         let progress = self.control.progress(rank);
         let at = match locate(self.plan, &progress) {
             Some((step, node, op)) => format!("at step {step} ({op} %{node}), run {}", progress.run),
+            None if self.watch == Watch::Session && progress.running => format!("in run {}", progress.run),
             None => "before the first step".into(),
         };
         RunError::Stuck { rank, at, limit_ms: self.limit.as_millis() as u64 }

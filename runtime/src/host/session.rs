@@ -116,7 +116,7 @@ impl HostSession {
         kernels: &Registry,
         config: &HostConfig,
     ) -> Result<HostSession, RunError> {
-        let mut ports = Ports::new(plan, rank, kernels, config.exec(), (1, config.callers))?;
+        let mut ports = Ports::new(plan.shared(), rank, kernels, config.exec(), (1, config.callers))?;
         let state = State { needs: ports.needs(), ..State::default() };
         Ok(HostSession {
             seat: None,

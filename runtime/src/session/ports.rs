@@ -7,7 +7,6 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use symmc_ir::Bindings;
-use symmc_planner::CheckedPlan;
 use symmc_planner::plan::{ALIGN, Plan, Role};
 
 use super::{CallersPart, Extent, Lending, Port, renewed};
@@ -97,13 +96,14 @@ impl<M> Ports<M> {
     /// # Errors
     /// As [`Executor::new`].
     pub fn new(
-        plan: &CheckedPlan,
+        plan: Arc<Plan>,
         rank: u32,
         kernels: &Registry,
         config: ExecConfig,
         (align, callers): (usize, usize),
     ) -> Result<Ports<M>, RunError> {
-        let source = plan.source_program();
+        let executor = Executor::new(plan, rank, kernels, config)?;
+        let (plan, source) = (executor.plan(), executor.source());
         let mut fixed = vec![None; source.inputs.len()];
         for memory in &plan.fixed {
             if let Role::Bound { input } = memory.role
@@ -115,7 +115,6 @@ impl<M> Ports<M> {
             }
         }
         Ok(Ports {
-            executor: Executor::new(plan.shared(), rank, kernels, config)?,
             bindings: None,
             sized: None,
             moved: Vec::new(),
@@ -126,6 +125,7 @@ impl<M> Ports<M> {
             fixed,
             callers: CallersPart::new(plan, callers)?,
             renewed: renewed(source),
+            executor,
         })
     }
 

@@ -2,12 +2,13 @@
 //! All ranks take it together, for all sizes that the plan serves, and may give it back between runs.
 
 use std::sync::Arc;
+use std::sync::atomic::AtomicU32;
 use std::time::Duration;
 
 use symmc_planner::CheckedPlan;
 use symmc_planner::plan::Plan;
 use symmc_runtime::RunError;
-use symmc_runtime::exec::{Bound, BoundStep, ExecConfig, Executor, Registry};
+use symmc_runtime::exec::{Bound, BoundStep, ExecConfig, Executor, Home, Registry, Work};
 use symmc_runtime::host::HostConfig;
 use symmc_runtime::session::budget::{self, Constants};
 use symmc_runtime::session::{CallersPart, Taken};
@@ -17,16 +18,16 @@ use super::recording::Programs;
 use crate::Products;
 use crate::arena::{Exchange, SymmetricArena};
 use crate::collective::{self, Control, Peers};
-use crate::compute::{Attentions, Machine};
+use crate::compute::{Attentions, InputUse, Machine};
 use crate::driver::{Device, Memory, Pinned};
 use crate::error::CudaError;
 use crate::launch::Address;
 use crate::nccl::{Communicators, Making};
 use crate::program::Streams;
 use crate::refusal::{self, bound_on};
+use crate::report::{COMPUTE_STATUS, PROGRESS, STATUS};
 use crate::rig::{self, Rig};
 use crate::scratch;
-use crate::session::{COMPUTE_STATUS, STATUS, inputs_of};
 
 /// What runs need.
 pub(super) struct Gear {
@@ -40,21 +41,18 @@ pub(super) struct Gear {
 impl Gear {
     /// Takes it; all ranks call this together.
     pub fn new(
-        plan: &Plan,
+        sizes: &Sizes,
         exchange: &dyn Exchange,
         device: &Arc<Device>,
         gpu: &Gpu,
-        &HostConfig { limit, chaos, callers, .. }: &HostConfig,
+        &HostConfig { limit, chaos, .. }: &HostConfig,
     ) -> Result<Gear, CudaError> {
-        let symmetric = CallersPart::new(plan, callers)?.end();
-        let sizes = Sizes { symmetric, ..Sizes::of(plan, exchange.rank(), gpu.attention()) };
         let arena =
             SymmetricArena::new(gpu.arena, device, exchange, sizes.symmetric + sizes.control.bytes(), limit)?;
         let ordinary = Memory::new(device, "the ordinary arena", sizes.ordinary)?;
         let local = Memory::new(device, "the words of collectives", sizes.words)?;
         let machine = Machine { attention: gpu.attention(), ..Machine::of(device) };
-        let needed = sizes.bounds.iter().map(|b| scratch::of_steps(b.steps.iter(), &machine)).max();
-        let workspace = Memory::new(device, "the workspace of steps", needed.unwrap_or(0))?;
+        let workspace = Memory::new(device, "the workspace of steps", sizes.workspace(&machine))?;
         let status = Pinned::new(device, STATUS)?;
         let peers = Peers {
             rank: exchange.rank(),
@@ -130,6 +128,19 @@ impl Gear {
         self.rig.arena.address() + offset as Address
     }
 
+    /// Where the step of NCCL's last collective that began is told.
+    pub fn told(&self) -> Address {
+        self.rig.status.address() + PROGRESS as Address
+    }
+
+    /// The word there: one more than the step, and 0 before the first.
+    pub fn progress(&self) -> &AtomicU32 {
+        let at = self.rig.status.as_ptr().wrapping_add(PROGRESS);
+        // SAFETY: the word lies within the pinned memory, which lives as long as this, aligned; it is only used as an atomic
+        // here, and the device stores it whole.
+        unsafe { AtomicU32::from_ptr(at.cast()) }
+    }
+
     /// What it takes of the device.
     pub fn taken(&self) -> Taken {
         let bytes: Vec<usize> = self.rig._memory.iter().map(Memory::len).collect();
@@ -144,40 +155,63 @@ impl Gear {
     }
 }
 
+/// What the steps do with the memory of inputs.
+fn inputs_of<'b>(mut steps: impl Iterator<Item = &'b BoundStep>) -> InputUse {
+    let input = |home: Home| matches!(home, Home::Input(_));
+    let writes = |step: &BoundStep| match &step.work {
+        Work::Kernel { results, .. } | Work::Custom { results, .. } => results.iter().any(|r| input(r.home)),
+        Work::Collective(call) => input(call.result.home),
+    };
+    if steps.any(writes) { InputUse::Written } else { InputUse::Read }
+}
+
 /// What waits for peers are like; addresses are left out.
 fn waits(limit: Duration, chaos: Option<u64>) -> Peers {
     Peers { limit_ns: u64::try_from(limit.as_nanos()).unwrap_or(u64::MAX), chaos, ..Peers::default() }
 }
 
-/// How large everything is, for all sizes that a plan serves.
+/// How large everything is, for some sizes of a program.
 pub(super) struct Sizes {
     pub ordinary: usize,
     /// The symmetric arena without the flags behind it.
     pub symmetric: usize,
     pub control: Control,
     pub words: usize,
-    /// Every bucket at its upper end.
-    pub bounds: Vec<Bound>,
-    /// The workspace on a GPU like those of the built-in profiles.
-    pub workspace: usize,
+    /// The program at these sizes.
+    pub bounds: Vec<Arc<Bound>>,
 }
 
 impl Sizes {
-    pub fn of(plan: &Plan, rank: u32, attention: Attentions) -> Sizes {
-        let bounds: Vec<Bound> =
-            (0..plan.buckets.len()).filter_map(|bucket| bound_on(plan, bucket, rank)).collect();
+    /// For all that a plan serves: every bucket at its upper end.
+    pub fn of(plan: &Plan, rank: u32) -> Sizes {
+        let bounds = (0..plan.buckets.len()).filter_map(|bucket| bound_on(plan, bucket, rank));
+        let bytes = |arena: u64| usize::try_from(arena).unwrap_or(usize::MAX);
+        let arenas = [plan.arenas.ordinary, plan.arenas.symmetric].map(bytes);
+        Sizes::new(arenas, bounds.map(Arc::new).collect())
+    }
+
+    /// The same with so many bytes of symmetric memory of the caller.
+    ///
+    /// # Errors
+    /// The symmetric arena would be larger than any memory.
+    pub fn with_callers(self, plan: &Plan, callers: usize) -> Result<Sizes, RunError> {
+        Ok(Sizes { symmetric: CallersPart::new(plan, callers)?.end(), ..self })
+    }
+
+    /// For one binding alone.
+    pub fn at(bound: &Arc<Bound>) -> Sizes {
+        Sizes::new([bound.ordinary, bound.symmetric], vec![bound.clone()])
+    }
+
+    fn new([ordinary, symmetric]: [usize; 2], bounds: Vec<Arc<Bound>>) -> Sizes {
         let control = collective::control_of(bounds.iter().flat_map(|b| &b.steps));
         let words = collective::local_bytes(control.groups).next_multiple_of(256);
-        let machine = Machine { attention, ..refusal::MACHINE };
-        let workspace = bounds.iter().map(|b| scratch::of_steps(b.steps.iter(), &machine)).max();
-        Sizes {
-            ordinary: usize::try_from(plan.arenas.ordinary).unwrap_or(usize::MAX),
-            symmetric: usize::try_from(plan.arenas.symmetric).unwrap_or(usize::MAX).next_multiple_of(4096),
-            control,
-            words,
-            workspace: workspace.unwrap_or(0),
-            bounds,
-        }
+        Sizes { ordinary, symmetric: symmetric.next_multiple_of(4096), control, words, bounds }
+    }
+
+    /// The workspace of steps on a GPU.
+    fn workspace(&self, machine: &Machine) -> usize {
+        scratch::of_steps(self.steps(), machine)
     }
 
     fn steps(&self) -> impl Iterator<Item = &BoundStep> {
@@ -201,13 +235,13 @@ pub fn budget(plan: &CheckedPlan, rank: u32, gpu: &Gpu, config: &HostConfig) -> 
         Products::Heuristic => Attentions::Kernels,
     };
     let mut executor = Executor::new(plan.shared(), rank, &Registry::new(), ExecConfig::default())?;
-    let sizes = Sizes::of(plan, rank, attention);
-    let (symmetric, flags) = (CallersPart::new(plan, config.callers)?.end(), sizes.control.bytes());
+    let sizes = Sizes::of(plan, rank).with_callers(plan, config.callers)?;
+    let flags = sizes.control.bytes();
     let mut taken = Taken::default();
     taken.ordinary = sizes.ordinary;
-    taken.symmetric = (symmetric + flags).max(1).next_multiple_of(SHARED_UNIT) - flags;
+    taken.symmetric = (sizes.symmetric + flags).max(1).next_multiple_of(SHARED_UNIT) - flags;
     taken.flags = flags + sizes.words;
-    taken.scratch = sizes.workspace;
+    taken.scratch = sizes.workspace(&Machine { attention, ..refusal::MACHINE });
     taken.held = budget::held(plan, &executor.largest(), Constants::Copied);
     Ok(taken)
 }

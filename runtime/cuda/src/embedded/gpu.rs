@@ -11,6 +11,16 @@ use crate::{Products, compile, cudnn};
 /// What memory that is lent starts at a multiple of.
 pub const ALIGN: usize = 16;
 
+/// Whether ranks tell each other which of NCCL's collectives they are in.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Progress {
+    /// They do: each of them is preceded by a store, which takes a microsecond or two.
+    Told,
+    /// They do not.
+    #[default]
+    Untold,
+}
+
 /// The GPU of a session, and what its caller lends: by default the GPU whose number is that of the rank, and nothing.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
@@ -25,6 +35,8 @@ pub struct Gpu {
     pub products: Products,
     /// How many recorded runs are kept, and for how many sizes the choices. One of the same sizes serves other memory too.
     pub kept: usize,
+    /// Whether an error of a run that does not go on names the step, where that is one of NCCL's collectives.
+    pub progress: Progress,
 }
 
 impl Default for Gpu {
@@ -35,6 +47,7 @@ impl Default for Gpu {
             arena: Source::default(),
             products: Products::default(),
             kept: 64,
+            progress: Progress::default(),
         }
     }
 }
@@ -83,6 +96,12 @@ impl Gpu {
     #[must_use]
     pub fn with_kept(self, kept: usize) -> Gpu {
         Gpu { kept, ..self }
+    }
+
+    /// Whether an error of a run that does not go on names the step, where that is one of NCCL's collectives.
+    #[must_use]
+    pub fn with_progress(self, progress: Progress) -> Gpu {
+        Gpu { progress, ..self }
     }
 
     /// What must be alike on all ranks, by name.

@@ -15,7 +15,7 @@ use crate::arena::SymmetricArena;
 use crate::driver::{CallersContext, Device, Memory, Stream};
 use crate::error::CudaError;
 use crate::launch::Address;
-use crate::staging::{LARGE, Staging};
+use crate::staging::upload;
 
 /// Memory of the caller in the symmetric arena.
 #[derive(Debug)]
@@ -75,7 +75,7 @@ unsafe fn write(device: &Arc<Device>, to: Address, data: &[u8]) -> Result<(), Ru
     let _callers = CallersContext::changed_to(device)?;
     let stream = Stream::new(device)?;
     // SAFETY: by the caller.
-    unsafe { upload(device, &stream, to, data)? };
+    unsafe { upload(device, &stream, &[(to, data)])? };
     Ok(())
 }
 
@@ -99,27 +99,6 @@ pub(super) fn zeros(device: &Arc<Device>, bytes: usize) -> Result<Memory, CudaEr
     unsafe { stream.fill(memory.address(), 0, bytes)? };
     stream.synchronize()?;
     Ok(memory)
-}
-
-/// Copies data of the host behind what the stream holds, and waits for the end. The context is current.
-///
-/// # Safety
-/// `to` has as many bytes, and nothing else uses them meanwhile.
-pub(super) unsafe fn upload(
-    device: &Arc<Device>,
-    stream: &Stream,
-    to: Address,
-    data: &[u8],
-) -> Result<(), CudaError> {
-    if data.len() < LARGE {
-        // SAFETY: by the caller.
-        return unsafe { stream.upload(to, data) };
-    }
-    let mut staging = Staging::new(device, stream)?;
-    // SAFETY: by the caller.
-    unsafe { staging.upload(to, data)? };
-    drop(staging);
-    stream.synchronize()
 }
 
 /// A GPU, and the allocation of a tensor on the host.
@@ -188,6 +167,6 @@ fn copied(device: &Arc<Device>, identity: Identity, tensor: &Arc<Tensor>) -> Res
     let memory = Memory::new(device, "a tensor that sessions share", loaded.data().len())?;
     let stream = Stream::new(device)?;
     // SAFETY: the memory was just allocated for as many bytes.
-    unsafe { upload(device, &stream, memory.address(), loaded.data())? };
+    unsafe { upload(device, &stream, &[(memory.address(), loaded.data())])? };
     Ok(Copy { identity, memory })
 }

@@ -5,21 +5,22 @@ use std::sync::Arc;
 use symmc_runtime::RunError;
 use symmc_runtime::session::{Extent, Location, Owner, Port, Spot, Whose};
 
-use super::kept;
+use super::piece::Piece;
 use super::recording::Move;
 use super::session::CudaSession;
 use crate::driver::{Holder, Memory};
 use crate::homes::Homes;
 use crate::launch::Address;
+use crate::staging;
 
 /// What one run takes.
 pub(super) struct Resolved {
     pub homes: Homes,
     pub moves: [Vec<Move>; 2],
-    pub memory: Vec<Arc<Memory>>,
+    pub memory: Vec<Arc<Piece>>,
 }
 
-impl CudaSession {
+impl CudaSession<'_> {
     /// The memory of an input or output at the sizes that are set, made if there is none.
     pub(super) fn located(&mut self, port: Port) -> Result<Spot, RunError> {
         let Location { port, bytes, memory } = self.ports.location(port)?;
@@ -61,15 +62,21 @@ impl CudaSession {
             stream.synchronize()?;
         }
         let address = larger.address();
-        self.ports.held_mut(port).memory = Some(Arc::new(larger));
+        let len = larger.len();
+        self.ports.held_mut(port).memory = Some(Arc::new(Piece::of(&Arc::new(larger), 0..len)));
         Ok(address)
     }
 
     /// Copies data of the host to memory that no run touches now.
     pub(super) fn upload(&self, to: Address, data: &[u8]) -> Result<(), RunError> {
+        self.upload_all(&[(to, data)])
+    }
+
+    /// The same for several.
+    pub(super) fn upload_all(&self, all: &[(Address, &[u8])]) -> Result<(), RunError> {
         let stream = &self.gear()?.rig.streams.compute;
         // SAFETY: the memory has as many bytes, and no run is in progress.
-        unsafe { kept::upload(&self.device, stream, to, data)? };
+        unsafe { staging::upload(&self.device, stream, all)? };
         Ok(())
     }
 

@@ -17,13 +17,18 @@
 
 mod gear;
 mod gpu;
+mod job;
 mod kept;
 mod memory;
+mod piece;
+mod progress;
+mod ranks;
 mod recent;
 mod recording;
 mod run;
 mod session;
 
 pub use gear::budget;
-pub use gpu::{ALIGN, Gpu};
+pub use gpu::{ALIGN, Gpu, Progress};
+pub(crate) use job::Runs;
 pub use session::CudaSession;

@@ -6,12 +6,15 @@
 //! be set so is recorded for itself.
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use symmc_runtime::exec::Bound;
 
 use super::gear::Gear;
+use super::piece::Piece;
+use super::progress::Heard;
 use super::recent::Recent;
-use crate::driver::{Copied, Event, Graph, Memory, Node, Stream};
+use crate::driver::{Copied, Event, Graph, Node, Stream};
 use crate::error::CudaError;
 use crate::homes::Homes;
 use crate::launch::Address;
@@ -54,7 +57,7 @@ pub(super) struct Recording {
     /// What is copied before the steps, and behind them.
     moves: [Vec<Move>; 2],
     /// Held as long as the recording may run.
-    _memory: Vec<Arc<Memory>>,
+    _memory: Vec<Arc<Piece>>,
 }
 
 /// Copies on a stream.
@@ -86,7 +89,7 @@ impl Recording {
         program: Program,
         bound: Arc<Bound>,
         (_, homes, moves): &Key,
-        memory: Vec<Arc<Memory>>,
+        memory: Vec<Arc<Piece>>,
         (streams, nccl): (&Streams, &Communicators),
     ) -> Result<Recording, CudaError> {
         let (mut nodes, mut copies) = (Nodes::new(), [None, None]);
@@ -116,6 +119,17 @@ impl Recording {
         copy(&self.moves[1], &streams.compute)
     }
 
+    /// The same step by step, with an event before and after each, in the memory that the program was made for.
+    ///
+    /// # Errors
+    /// The driver refuses.
+    pub fn put_timed(&self, streams: &Streams, nccl: &Communicators) -> Result<Vec<[Event; 2]>, CudaError> {
+        copy(&self.moves[0], &streams.compute)?;
+        let events = self.executable.program.enqueue_timed(streams, nccl)?;
+        copy(&self.moves[1], &streams.compute)?;
+        Ok(events)
+    }
+
     /// What is copied in a run.
     ///
     /// # Errors
@@ -140,7 +154,7 @@ impl Recording {
     }
 
     /// Has the graph run in this memory from now on; `None` if it cannot, and is of no use any more.
-    fn moved(&self, (_, homes, moves): &Key, memory: &[Arc<Memory>], scratch: &Stream) -> Option<Recording> {
+    fn moved(&self, (_, homes, moves): &Key, memory: &[Arc<Piece>], scratch: &Stream) -> Option<Recording> {
         let Executable { program, nodes, copies, graph, .. } = &*self.executable;
         let places = program.touched(&self.homes, homes)?;
         program.relocate(&places, homes, (graph, nodes), scratch).ok().filter(|&done| done)?;
@@ -181,7 +195,7 @@ impl Programs {
 
 impl Gear {
     /// The recording of some sizes and memory: one that is kept, or the nearest of the same sizes, moved there.
-    pub fn known(&mut self, key: &Key, memory: &[Arc<Memory>]) -> Option<Arc<Recording>> {
+    pub fn known(&mut self, key: &Key, memory: &[Arc<Piece>]) -> Option<Arc<Recording>> {
         let rig::Parts { programs, streams, .. } = &mut *self.rig;
         if let Some(known) = programs.recent.get(key) {
             return Some(known.clone());
@@ -216,26 +230,49 @@ pub(super) struct Flight {
     pub pending: bool,
     /// The number of the first run that may not have ended.
     pub first: u64,
+    /// How many may not have.
+    pub count: u32,
     /// What may run now.
     pub running: Vec<Arc<Executable>>,
+    /// What peers heard of them.
+    pub heard: Heard,
 }
 
 impl Flight {
     pub fn new(end: Event) -> Flight {
-        Flight { end, stream: None, pending: false, first: 0, running: Vec::new() }
+        let heard = Heard::new(Instant::now());
+        Flight { end, stream: None, pending: false, first: 0, count: 0, running: Vec::new(), heard }
     }
 
     pub fn clear(&mut self) {
-        self.pending = false;
+        (self.pending, self.count) = (false, 0);
         self.running.clear();
     }
 
-    pub fn add(&mut self, executable: &Arc<Executable>, run: u64) {
+    /// Marks that so many runs were put on a stream, behind those that are there; this is the number of the first.
+    pub fn put(
+        &mut self,
+        stream: &Stream,
+        executable: &Arc<Executable>,
+        run: u64,
+        count: u32,
+    ) -> Result<(), CudaError> {
+        self.end.record(stream)?;
+        self.stream = Some(stream.handle().addr());
         if !self.pending {
-            (self.pending, self.first) = (true, run);
+            (self.pending, self.first, self.heard) = (true, run, Heard::new(Instant::now()));
         }
+        self.count = self.count.saturating_add(count);
         if !self.running.iter().rev().any(|known| Arc::ptr_eq(known, executable)) {
             self.running.push(executable.clone());
         }
+        Ok(())
+    }
+
+    /// The bucket of all runs, if it is one.
+    pub fn bucket(&self) -> Option<usize> {
+        let mut buckets = self.running.iter().map(|executable| executable.bound.bucket());
+        let first = buckets.next()?;
+        buckets.all(|bucket| bucket == first).then_some(first)
     }
 }

@@ -6,6 +6,7 @@
 
 use std::ops::Range;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use symmc_ir::{Bindings, Tensor};
@@ -13,19 +14,23 @@ use symmc_runtime::RunError;
 use symmc_runtime::exec::Bound;
 use symmc_runtime::session::{
     DeviceMemory, DeviceName, DeviceSession, Extent, Kept, Owner, Port, RawStream, SizedProgram, Spot, Taken,
-    gave_back, in_progress,
+    ended, gave_back, in_progress,
 };
 
-use super::gear::Gear;
+use super::gear::{Gear, Sizes};
+use super::gpu::Progress;
 use super::kept::{self, PartOfArena};
 use super::memory::Resolved;
+use super::piece::Piece;
+use super::progress::News;
+use super::ranks::Ranks;
 use super::recording::{Executable, Key, Recording};
 use super::session::CudaSession;
 use crate::adopt::LentStream;
 use crate::arena::Exchange;
 use crate::collective;
 use crate::compute::search::Search;
-use crate::driver::{self, Memory, Stream};
+use crate::driver::{self, Graph, Stream};
 use crate::error::CudaError;
 use crate::launch::Address;
 use crate::lowered::Distances;
@@ -36,7 +41,7 @@ use crate::report::Report;
 /// How long a failure waits for kernels that were told to end, so that their reports are seen.
 const ENDING: Duration = Duration::from_secs(3);
 
-impl CudaSession {
+impl CudaSession<'_> {
     /// Puts one run on a stream. What is wrong with it here is told before peers hear of it.
     fn put(&mut self, stream: Option<RawStream>) -> Result<(), RunError> {
         if let Some(error) = &self.failure {
@@ -52,25 +57,26 @@ impl CudaSession {
             Some(stream) => self.is_recorded(stream)?,
             None => false,
         };
-        let recording = match &self.ready {
-            Some(ready) => {
-                let ready = ready.clone();
-                self.announce()?;
-                ready
-            }
-            None => {
-                let resolved = self.resolve()?;
-                self.announce()?;
-                let ready = self.recording(resolved).map_err(|error| self.fail(error))?;
-                self.ready.insert(ready).clone()
-            }
-        };
+        let recording = self.next()?;
         let put = match is_recorded {
             true => self.capture(&recording, stream),
-            false => self.launch(&recording, stream),
+            false => self.launch(&recording, stream, (&recording.executable.graph, 1)),
         };
         self.runs += 1;
         put.map_err(|error| self.fail(error.into()))
+    }
+
+    /// The recording of the next run, once peers know its sizes.
+    pub(super) fn next(&mut self) -> Result<Arc<Recording>, RunError> {
+        if let Some(ready) = &self.ready {
+            let ready = ready.clone();
+            self.announce()?;
+            return Ok(ready);
+        }
+        let resolved = self.resolve()?;
+        self.announce()?;
+        let ready = self.recording(resolved).map_err(|error| self.fail(error))?;
+        Ok(self.ready.insert(ready).clone())
     }
 
     /// Whether what is put on a stream of the caller is recorded.
@@ -87,24 +93,28 @@ impl CudaSession {
 
     fn announce(&mut self) -> Result<(), RunError> {
         let SizedProgram { digest, text, .. } = self.ports.sized()?;
-        let (seat, run) = (self.seat()?, self.runs);
-        let said = seat.alive().and_then(|()| seat.comm().announce(run, *digest, &|| text.to_string()));
+        let (comm, run) = (self.comm()?, self.runs);
+        let said = comm.alive().and_then(|()| comm.announce(run, *digest, &|| text.to_string()));
         said.map_err(|error| self.fail(error))
     }
 
-    fn launch(&mut self, recording: &Arc<Recording>, stream: Option<Stream>) -> Result<(), CudaError> {
+    /// Launches a graph of so many runs of a recording, on the session's stream if none is given.
+    pub(super) fn launch(
+        &mut self,
+        recording: &Arc<Recording>,
+        stream: Option<Stream>,
+        (graph, runs): (&Graph, u32),
+    ) -> Result<(), CudaError> {
         let Some(gear) = &self.gear else { return Err(gave_back().into()) };
         let stream = stream.as_ref().unwrap_or(&gear.rig.streams.compute);
-        let handle = Some(stream.handle().addr());
-        if self.flight.pending && self.flight.stream != handle {
-            stream.wait(&self.flight.end)?;
+        match self.flight.pending {
+            true if self.flight.stream != Some(stream.handle().addr()) => stream.wait(&self.flight.end)?,
+            true => {}
+            false => gear.progress().store(0, Ordering::Relaxed),
         }
         // SAFETY: the recording holds what it uses, or the lender does, and the gear is there.
-        unsafe { stream.replay(&recording.executable.graph)? };
-        self.flight.end.record(stream)?;
-        self.flight.stream = handle;
-        self.flight.add(&recording.executable, self.runs);
-        Ok(())
+        unsafe { stream.replay(graph)? };
+        self.flight.put(stream, &recording.executable, self.runs, runs)
     }
 
     /// Makes a run part of what the caller records.
@@ -143,14 +153,13 @@ impl CudaSession {
         &mut self,
         bound: Arc<Bound>,
         key: Key,
-        memory: Vec<Arc<Memory>>,
+        memory: Vec<Arc<Piece>>,
         settled: Option<Settled>,
     ) -> Result<Arc<Recording>, RunError> {
         // Loading code may wait for what runs, and what is timed writes to the arenas.
         self.until_idle(None)?;
         let (limit, gpu, device) = (self.limit, &self.gpu, &self.device);
-        let Some(seat) = &self.seat else { return Err(gave_back()) };
-        let ranks = seat.comm();
+        let ranks = self.ranks.as_ref().map(Ranks::comm).ok_or_else(ended)?;
         let gear = self.gear.as_mut().ok_or_else(gave_back)?;
         if settled.is_none() {
             ranks.all_gather(&[0])?;
@@ -162,7 +171,12 @@ impl CudaSession {
         let search =
             exchange.map(|exchange| Search { exchange, products, device, stream, limit, kept: &kept });
         let arena = rig.arena.address()..rig.arena.address() + rig.arena.len() as Address;
-        let shifted = has_frontiers()?.then(|| Shifted::new(&key.1, &bound, arena));
+        // What a job has of its own is one allocation, and stays where it is.
+        let (distances, moves) = match self.ranks {
+            Some(Ranks::Job(_)) => (Distances::Alike, false),
+            _ => (Distances::Unknown, has_frontiers()?),
+        };
+        let shifted = moves.then(|| Shifted::new(&key.1, &bound, arena));
         let parts = Parts {
             device,
             homes: &key.1,
@@ -171,8 +185,8 @@ impl CudaSession {
             nccl: &rig.nccl,
             search: search.as_ref(),
             settled: settled.as_ref(),
-            progress: None,
-            distances: Distances::Unknown,
+            progress: (gpu.progress == Progress::Told).then(|| gear.told()),
+            distances,
             shifted: shifted.as_ref(),
         };
         let program = Program::new(ranks.rank(), &bound.steps, &parts)?;
@@ -195,10 +209,7 @@ impl CudaSession {
         if self.flight.pending {
             match self.flight.end.reached() {
                 Err(error) => return Err(self.fail(error.into())),
-                Ok(false) => {
-                    let alive = self.seat()?.alive();
-                    return alive.map(|()| false).map_err(|error| self.fail(error));
-                }
+                Ok(false) => return self.go_on().map(|()| false).map_err(|error| self.fail(error)),
                 Ok(true) => {}
             }
         }
@@ -210,6 +221,20 @@ impl CudaSession {
             gear.rig.programs.retired.clear();
         }
         Ok(true)
+    }
+
+    /// Tells peers how far the runs are; whether the session goes on.
+    fn go_on(&mut self) -> Result<(), RunError> {
+        let comm = self.ranks.as_ref().map(Ranks::comm).ok_or_else(ended)?;
+        let word = self.gear()?.progress().load(Ordering::Relaxed);
+        let flight = &mut self.flight;
+        match flight.heard.news(word, Instant::now(), self.limit, flight.count) {
+            // Steps have names where all runs are of one bucket.
+            Some(News::Step(step)) if flight.bucket().is_some() => comm.begin_step(step),
+            Some(_) => comm.control().beat(comm.rank()),
+            None => {}
+        }
+        comm.alive()
     }
 
     /// What kernels reported, in words of the first run whose program it may be.
@@ -226,7 +251,7 @@ impl CudaSession {
     }
 
     /// Ends the session on all ranks; the error that explains it best.
-    pub(super) fn fail(&mut self, error: RunError) -> RunError {
+    pub(crate) fn fail(&mut self, error: RunError) -> RunError {
         if let Some(first) = &self.failure {
             return first.clone();
         }
@@ -243,17 +268,29 @@ impl CudaSession {
             true => self.reported().unwrap_or(error),
             false => error,
         };
-        let error = self.seat.as_ref().map_or(error.clone(), |seat| seat.fail(error));
+        let error = self.ranks.as_ref().map_or(error.clone(), |ranks| ranks.fail(error));
         self.failure.insert(error).clone()
     }
 
     /// Waits until all runs have ended.
     pub(super) fn until_idle(&mut self, limit: Option<Duration>) -> Result<(), RunError> {
+        if self.look()? {
+            return Ok(());
+        }
+        let bucket = self.flight.bucket().and_then(|bucket| u32::try_from(bucket).ok());
+        let run = Some((self.flight.first, bucket.unwrap_or_default()));
+        self.ranks.iter().for_each(|ranks| ranks.wait_for(run));
+        let waited = self.await_end(limit);
+        self.ranks.iter().for_each(|ranks| ranks.wait_for(None));
+        waited
+    }
+
+    fn await_end(&mut self, limit: Option<Duration>) -> Result<(), RunError> {
         let start = Instant::now();
         while !self.look()? {
             let elapsed = start.elapsed();
             if let Some(limit) = limit.filter(|limit| elapsed >= *limit) {
-                let rank = self.seat()?.comm().rank();
+                let rank = self.comm()?.rank();
                 let at = format!("in run {}, which goes on", self.flight.first);
                 return Err(RunError::Stuck { rank, at, limit_ms: limit.as_millis() as u64 });
             }
@@ -266,7 +303,7 @@ impl CudaSession {
     }
 
     /// Refuses an access by the caller while runs may touch the memory, and one of another size.
-    fn expect_access(&mut self, port: Port, found: usize) -> Result<(), RunError> {
+    pub(super) fn expect_access(&mut self, port: Port, found: usize) -> Result<(), RunError> {
         match self.look()? {
             true => self.ports.expect_bytes(port, found),
             false => Err(self.ports.busy(port)),
@@ -275,7 +312,7 @@ impl CudaSession {
 
     /// Tells all ranks that this one is here, and waits for them.
     fn meet(&mut self) -> Result<(), RunError> {
-        let met = self.seat()?.comm().exchange(&[0]).map(drop);
+        let met = self.comm()?.exchange(&[0]).map(drop);
         met.map_err(|error| self.fail(error))
     }
 }
@@ -291,7 +328,7 @@ fn inputs_at(bound: &Bound, key: &Key) -> Vec<Range<Address>> {
     at.filter(|(input, _)| input.bytes > 0).map(|(input, &at)| at..at + input.bytes as Address).collect()
 }
 
-impl DeviceSession for CudaSession {
+impl DeviceSession for CudaSession<'_> {
     fn set(&mut self, bindings: &Bindings) -> Result<(), RunError> {
         self.ports.set(bindings)?;
         self.ready = None;
@@ -331,7 +368,7 @@ impl DeviceSession for CudaSession {
 
     fn allocate_symmetric(&mut self, bytes: usize) -> Result<Arc<dyn DeviceMemory>, RunError> {
         let _context = self.entered()?;
-        let comm = self.seat()?.comm();
+        let comm = self.comm()?;
         let (rank, asked) = (comm.rank(), comm.exchange(&(bytes as u64).to_le_bytes()));
         let asked = asked.map_err(|error| self.fail(error))?;
         let arena = self.gear()?.rig.arena.clone();
@@ -358,10 +395,10 @@ impl DeviceSession for CudaSession {
         let port = Port::Input(input);
         let spot = self.spot(port)?;
         self.expect_access(port, data.len())?;
-        if spot.owner == Owner::Program {
-            return Err(self.ports.is_constant(port));
+        match spot.owner {
+            Owner::Program => Err(self.ports.is_constant(port)),
+            _ => self.upload(spot.extent.address, data),
         }
-        self.upload(spot.extent.address, data)
     }
 
     fn read(&mut self, port: Port, data: &mut [u8]) -> Result<(), RunError> {
@@ -413,7 +450,10 @@ impl DeviceSession for CudaSession {
         if self.gear.is_some() {
             return self.meet();
         }
-        let made = self.make_gear(self.seat()?.comm());
+        let comm = self.comm()?;
+        let plan = self.ports.plan();
+        let sizes = Sizes::of(plan, comm.rank()).with_callers(plan, self.config.callers)?;
+        let made = self.make_gear(&sizes, comm);
         let gear = made.map_err(|error| self.fail(error.into()))?;
         self.gear = Some(gear);
         Ok(())

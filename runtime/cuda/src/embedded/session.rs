@@ -4,22 +4,25 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use symmc_planner::CheckedPlan;
+use symmc_planner::plan::Plan;
 use symmc_runtime::RunError;
 use symmc_runtime::exec::{ExecConfig, Registry};
-use symmc_runtime::host::{Comm, Group, HostConfig, Seat};
+use symmc_runtime::host::{Comm, Group, HostConfig, RankRun, Seat};
 use symmc_runtime::session::{Ports, ended, gave_back};
 
-use super::gear::Gear;
+use super::gear::{Gear, Sizes};
 use super::gpu::{ALIGN, Gpu};
+use super::piece::Piece;
+use super::ranks::Ranks;
 use super::recent::Recent;
 use super::recording::{Flight, Recording};
-use crate::driver::{CallersContext, Copied, Device, Event, Memory};
+use crate::driver::{CallersContext, Copied, Device, Event};
 use crate::error::CudaError;
 use crate::program::Settled;
 use crate::refusal::accept;
 
 /// A plan on one rank and its GPU.
-pub struct CudaSession {
+pub struct CudaSession<'c> {
     /// What the next run takes, unless something was set since.
     pub(super) ready: Option<Arc<Recording>>,
     /// `None` while it is given back, and once the session has ended.
@@ -27,11 +30,11 @@ pub struct CudaSession {
     /// By sizes.
     pub(super) settled: Recent<Arc<str>, Settled>,
     /// `None` once the session has ended.
-    pub(super) seat: Option<Seat>,
+    pub(super) ranks: Option<Ranks<'c>>,
     pub(super) gpu: Gpu,
     pub(super) limit: Duration,
     pub(super) config: HostConfig,
-    pub(super) ports: Ports<Memory>,
+    pub(super) ports: Ports<Piece>,
     pub(super) flight: Flight,
     pub(super) runs: u64,
     pub(super) failure: Option<RunError>,
@@ -39,9 +42,9 @@ pub struct CudaSession {
 }
 
 // SAFETY: handles of the driver and of the vendor's libraries may be used from any thread, one at a time.
-unsafe impl Send for CudaSession {}
+unsafe impl Send for CudaSession<'_> {}
 
-impl CudaSession {
+impl CudaSession<'static> {
     /// Opens the session of a rank; returns when all ranks of the group have, and run the same.
     ///
     /// # Errors
@@ -53,7 +56,7 @@ impl CudaSession {
         group: &Group,
         gpu: &Gpu,
         config: &HostConfig,
-    ) -> Result<CudaSession, RunError> {
+    ) -> Result<CudaSession<'static>, RunError> {
         let ordinal = gpu.ordinal.unwrap_or(group.rank());
         let opened = accept(plan, &[]).and_then(|()| {
             let caller = CallersContext::keep()?;
@@ -63,28 +66,49 @@ impl CudaSession {
         });
         let (_caller, device, terms) = opened.inspect_err(|error| group.decline(error))?;
         let seat = Seat::take(plan, group, &HostConfig { chaos: None, ..config.clone() }, terms)?;
-        let built = CudaSession::build(plan, &seat, gpu, config, device);
+        let comm = seat.comm();
+        let built = CudaSession::build(plan.shared(), comm.rank(), gpu, config, device);
+        let built = built.and_then(|session| {
+            let sizes = Sizes::of(plan, comm.rank()).with_callers(plan, config.callers)?;
+            session.with_gear(&sizes, comm)
+        });
         let mut session = built.map_err(|error| seat.fail(error))?;
         seat.start().map_err(|error| seat.fail(error))?;
-        session.seat = Some(seat);
+        session.ranks = Some(Ranks::Group(seat));
+        Ok(session)
+    }
+}
+
+impl<'c> CudaSession<'c> {
+    /// The session of a rank of a job, at the sizes of the job alone. All ranks of the job call this together.
+    ///
+    /// # Errors
+    /// GPUs cannot run a step, there is no such GPU, a library or memory is missing, or a peer failed.
+    pub(crate) fn of_job(run: &RankRun<'c>, gpu: &Gpu) -> Result<CudaSession<'c>, RunError> {
+        let device = Device::open(gpu.ordinal.unwrap_or(run.comm.rank()))?;
+        let mut session = CudaSession::build(run.plan.clone(), run.comm.rank(), gpu, run.config, device)?;
+        session.ports.set(run.bindings)?;
+        let sizes = Sizes::at(&session.ports.sized()?.bound);
+        let mut session = session.with_gear(&sizes, run.comm)?;
+        session.lay_out()?;
+        session.ranks = Some(Ranks::Job(run.comm));
         Ok(session)
     }
 
+    /// One without what runs need, which is nobody's yet.
     fn build(
-        plan: &CheckedPlan,
-        seat: &Seat,
+        plan: Arc<Plan>,
+        rank: u32,
         gpu: &Gpu,
         config: &HostConfig,
         device: Arc<Device>,
-    ) -> Result<CudaSession, RunError> {
-        let comm = seat.comm();
-        let ports =
-            Ports::new(plan, comm.rank(), &Registry::new(), ExecConfig::default(), (ALIGN, config.callers))?;
-        let mut session = CudaSession {
+    ) -> Result<CudaSession<'c>, RunError> {
+        let ports = Ports::new(plan, rank, &Registry::new(), ExecConfig::default(), (ALIGN, config.callers))?;
+        Ok(CudaSession {
             ready: None,
             gear: None,
             settled: Recent::new(gpu.kept),
-            seat: None,
+            ranks: None,
             gpu: gpu.clone(),
             limit: config.limit,
             config: config.clone(),
@@ -93,14 +117,17 @@ impl CudaSession {
             runs: 0,
             failure: None,
             device,
-        };
-        session.gear = Some(session.make_gear(comm)?);
-        Ok(session)
+        })
+    }
+
+    fn with_gear(mut self, sizes: &Sizes, comm: &Comm) -> Result<CudaSession<'c>, RunError> {
+        self.gear = Some(self.make_gear(sizes, comm)?);
+        Ok(self)
     }
 
     /// Takes what runs need; all ranks call this together.
-    pub(super) fn make_gear(&self, comm: &Comm) -> Result<Gear, CudaError> {
-        Gear::new(self.ports.plan(), comm, &self.device, &self.gpu, &self.config)
+    pub(super) fn make_gear(&self, sizes: &Sizes, comm: &Comm) -> Result<Gear, CudaError> {
+        Gear::new(sizes, comm, &self.device, &self.gpu, &self.config)
     }
 
     /// The GPU.
@@ -131,8 +158,8 @@ impl CudaSession {
         Ok(CallersContext::changed_to(&self.device)?)
     }
 
-    pub(super) fn seat(&self) -> Result<&Seat, RunError> {
-        self.seat.as_ref().ok_or_else(ended)
+    pub(super) fn comm(&self) -> Result<&Comm, RunError> {
+        self.ranks.as_ref().map(Ranks::comm).ok_or_else(ended)
     }
 
     pub(super) fn gear(&self) -> Result<&Gear, RunError> {
@@ -153,18 +180,18 @@ impl CudaSession {
         self.ready = None;
         self.flight.clear();
         self.gear = None;
-        if let Some(seat) = self.seat.take() {
-            seat.leave();
+        if let Some(ranks) = self.ranks.take() {
+            ranks.leave();
         }
     }
 }
 
-impl Drop for CudaSession {
+impl Drop for CudaSession<'_> {
     fn drop(&mut self) {
         let _context = self.entered();
         if self.gear.is_some() && self.failure.is_none() && !self.look().unwrap_or(true) {
             // A session that goes away within a run will not come to the peers' meetings.
-            let rank = self.seat.as_ref().map_or(0, |seat| seat.comm().rank());
+            let rank = self.comm().map_or(0, Comm::rank);
             self.fail(RunError::Aborted { rank, reason: "its session was dropped during a run".into() });
         }
         self.end();

@@ -1,0 +1,170 @@
+//! What jobs do with a session besides: several runs in one graph with their time on the device, runs step by step, inputs
+//! that are drawn on the device.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use symmc_ir::Tensor;
+use symmc_runtime::RunError;
+use symmc_runtime::exec::BoundStep;
+use symmc_runtime::session::{DeviceSession, Owner, Port, Whose, gave_back};
+
+use super::piece::Piece;
+use super::recording::Recording;
+use super::session::CudaSession;
+use crate::driver::{Event, Graph, Memory};
+use crate::error::CudaError;
+use crate::launch::Address;
+use crate::trace::TracedStep;
+
+/// Runs of a session that are recorded into one graph.
+pub(crate) struct Runs {
+    recording: Arc<Recording>,
+    /// That of the recording, if it is one run.
+    graph: Option<Graph>,
+    count: u32,
+}
+
+/// What memory within an allocation is aligned to.
+const UNIT: usize = 256;
+
+/// Numbers that are drawn before they repeat.
+const SAMPLE: usize = 8191;
+
+impl CudaSession<'_> {
+    /// Lays out the memory of all inputs and outputs in one allocation, alike on all ranks.
+    ///
+    /// # Errors
+    /// There is not as much memory.
+    pub(super) fn lay_out(&mut self) -> Result<(), RunError> {
+        let bound = self.ports.sized()?.bound.clone();
+        let ports =
+            (0..bound.inputs.len()).map(Port::Input).chain((0..bound.outputs.len()).map(Port::Output));
+        let (mut places, mut end) = (Vec::new(), 0usize);
+        for port in ports {
+            let location = self.ports.location(port)?;
+            if location.port == port && matches!(location.memory, Whose::Session | Whose::Program(None)) {
+                let range = end..end.saturating_add(location.bytes);
+                end = range.end.saturating_add(UNIT - 1) / UNIT * UNIT;
+                places.push((port, range));
+            }
+        }
+        let block = Arc::new(Memory::new(&self.device, "the memory of inputs and outputs", end)?);
+        for (port, range) in places {
+            self.ports.held_mut(port).memory = Some(Arc::new(Piece::of(&block, range)));
+        }
+        Ok(())
+    }
+
+    /// Copies the data of inputs to where they lie. Constants have theirs.
+    ///
+    /// # Errors
+    /// As [`DeviceSession::write`].
+    pub(crate) fn write_all<'d>(
+        &mut self,
+        all: impl Iterator<Item = (usize, &'d [u8])>,
+    ) -> Result<(), RunError> {
+        let mut places = Vec::new();
+        for (port, data) in all.map(|(input, data)| (Port::Input(input), data)) {
+            let spot = self.spot(port)?;
+            self.expect_access(port, data.len())?;
+            if spot.owner != Owner::Program {
+                places.push((spot.extent.address, data));
+            }
+        }
+        self.upload_all(&places)
+    }
+
+    /// Draws the data of all inputs on the device: floats of a few hundredths on either side of zero, other numbers zero,
+    /// constants as they are.
+    ///
+    /// # Errors
+    /// There is no memory, or the device failed.
+    pub(crate) fn draw_inputs(&mut self) -> Result<(), RunError> {
+        let sample: Vec<f64> = (0..SAMPLE).map(|i| ((i * 7919 % 8191) as f64 - 4095.0) / 1e5).collect();
+        let bound = self.ports.sized()?.bound.clone();
+        for (index, input) in bound.inputs.iter().enumerate() {
+            let spot = self.spot(Port::Input(index))?;
+            if spot.owner == Owner::Program {
+                continue;
+            }
+            let (at, compute) = (spot.extent.address, &self.gear()?.rig.streams.compute);
+            // SAFETY: the input's memory is as large; no run is in progress.
+            unsafe { compute.fill(at, 0, input.bytes)? };
+            let sample = Tensor::from_f64(input.dtype, vec![SAMPLE], &sample);
+            let Some(sample) = sample.filter(|_| input.dtype.is_float()) else { continue };
+            let mut done = input.bytes.min(sample.data().len());
+            // SAFETY: as above.
+            unsafe { compute.upload(at, &sample.data()[..done])? };
+            // What is there doubles until it fills the input.
+            while done < input.bytes {
+                let more = done.min(input.bytes - done);
+                // SAFETY: as above; the ranges do not overlap.
+                unsafe { compute.copy(at + done as Address, at, more)? };
+                done += more;
+            }
+        }
+        Ok(self.gear()?.rig.streams.compute.synchronize()?)
+    }
+
+    /// Records so many runs into one graph; together with all ranks.
+    ///
+    /// # Errors
+    /// An input has no data, peers run with other sizes, or the driver refuses a launch.
+    pub(crate) fn record_runs(&mut self, count: u32) -> Result<Runs, RunError> {
+        let recording = self.next()?;
+        let rig = &self.gear()?.rig;
+        let one = |_| recording.put(&rig.streams, &rig.nccl);
+        let several = || rig.streams.compute.capture(|| (0..count).try_for_each(one));
+        let graph = (count != 1).then(several).transpose()?;
+        Ok(Runs { recording, graph, count })
+    }
+
+    /// Runs a graph, and waits for its end; its time on the device in microseconds.
+    ///
+    /// # Errors
+    /// As [`DeviceSession::run`].
+    pub(crate) fn replay(&mut self, runs: &Runs) -> Result<f64, RunError> {
+        let [begin, end] = [Event::timed()?, Event::timed()?];
+        begin.record(&self.gear()?.rig.streams.compute)?;
+        let graph = (runs.graph.as_ref().unwrap_or(&runs.recording.executable.graph), runs.count);
+        self.launch(&runs.recording, None, graph).map_err(|error| self.fail(error.into()))?;
+        self.runs += u64::from(runs.count);
+        end.record(&self.gear()?.rig.streams.compute)?;
+        self.until_idle(None)?;
+        end.synchronize()?;
+        Ok(begin.microseconds_to(&end)?)
+    }
+
+    /// Runs once, step by step, and takes the time of each.
+    ///
+    /// # Errors
+    /// As [`DeviceSession::run`].
+    pub(crate) fn trace(&mut self, runs: &Runs) -> Result<Vec<TracedStep>, RunError> {
+        let (recording, start) = (&runs.recording, Event::timed()?);
+        let events = self.put_timed(recording, &start).map_err(|error| self.fail(error.into()))?;
+        self.runs += 1;
+        self.until_idle(None)?;
+        let traced = |(step, [begin, end]): (&BoundStep, &[Event; 2])| {
+            Ok(TracedStep {
+                node: step.node.clone(),
+                op: step.op_name.clone(),
+                lane: step.lane,
+                start_us: start.microseconds_to(begin)?,
+                us: begin.microseconds_to(end)?,
+            })
+        };
+        recording.executable.bound.steps.iter().zip(&events).map(traced).collect()
+    }
+
+    /// Puts one run on the session's streams step by step, behind `start`.
+    fn put_timed(&mut self, recording: &Arc<Recording>, start: &Event) -> Result<Vec<[Event; 2]>, CudaError> {
+        let Some(gear) = &self.gear else { return Err(gave_back().into()) };
+        gear.progress().store(0, Ordering::Relaxed);
+        let rig = &gear.rig;
+        start.record(&rig.streams.compute)?;
+        let events = recording.put_timed(&rig.streams, &rig.nccl)?;
+        self.flight.put(&rig.streams.compute, &recording.executable, self.runs, 1)?;
+        Ok(events)
+    }
+}

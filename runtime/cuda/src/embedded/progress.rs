@@ -1,0 +1,79 @@
+//! What peers hear of the runs that a rank waits for.
+//!
+//! Whoever coordinates the ranks ends a session when one of them waits and nothing is heard of it for longer than the limit. It
+//! hears of each of NCCL's collectives that begins, where the device tells it, and of this rank itself as long as runs are
+//! there that may take as long as they do: each as long as the limit.
+
+use std::time::{Duration, Instant};
+
+/// What was heard of the runs in progress.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Heard {
+    /// One more than the step that began last; 0 before the first.
+    word: u32,
+    /// When that changed.
+    changed: Instant,
+    last: Instant,
+}
+
+/// What peers are to hear.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum News {
+    /// A step began.
+    Step(usize),
+    /// This rank goes on.
+    GoesOn,
+}
+
+impl Heard {
+    /// Nothing of runs that begin now.
+    pub fn new(now: Instant) -> Heard {
+        Heard { word: 0, changed: now, last: now }
+    }
+
+    /// What peers are to hear of so many runs now that the device told `word`.
+    pub fn news(&mut self, word: u32, now: Instant, limit: Duration, runs: u32) -> Option<News> {
+        if word != self.word {
+            *self = Heard { word, changed: now, last: now };
+            return Some((word as usize).checked_sub(1).map_or(News::GoesOn, News::Step));
+        }
+        let others = limit.saturating_mul(runs.saturating_sub(1));
+        if now - self.changed >= others || now - self.last < limit / 4 {
+            return None;
+        }
+        self.last = now;
+        Some(News::GoesOn)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LIMIT: Duration = Duration::from_secs(8);
+
+    /// The seconds at which something is heard of runs of which the device tells nothing.
+    fn beats(runs: u32) -> Vec<u64> {
+        let start = Instant::now();
+        let mut heard = Heard::new(start);
+        let at = |second: &u64| start + Duration::from_secs(*second);
+        (0..100).filter(|second| heard.news(0, at(second), LIMIT, runs).is_some()).collect()
+    }
+
+    #[test]
+    fn each_run_may_take_as_long_as_the_limit() {
+        assert_eq!(beats(1), [0u64; 0]);
+        assert_eq!(beats(2), [2, 4, 6]);
+        assert_eq!(beats(4).last(), Some(&22));
+        assert_eq!(beats(u32::MAX).last(), Some(&98));
+    }
+
+    #[test]
+    fn a_step_is_heard_of_once_when_it_begins() {
+        let start = Instant::now();
+        let mut heard = Heard::new(start);
+        let found = [0, 4, 4, 2, 2, 0].map(|word| heard.news(word, start, LIMIT, 1));
+        let step = |step| Some(News::Step(step));
+        assert_eq!(found, [None, step(3), None, step(1), None, Some(News::GoesOn)]);
+    }
+}
