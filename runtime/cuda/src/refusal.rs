@@ -21,7 +21,7 @@ use crate::collective::{self, Peers, by_library, control_of};
 use crate::compile::Source;
 use crate::compute::{self, Attentions, GEMM_WORKSPACE, InputUse, Machine, Sites};
 use crate::error::CudaError;
-use crate::homes::Layout;
+use crate::homes::Homes;
 use crate::launch::Address;
 use crate::scratch;
 
@@ -92,9 +92,8 @@ pub(crate) fn bound_on(plan: &Plan, bucket: usize, rank: u32) -> Option<Bound> {
     program.bind(&upper.collect()).ok()
 }
 
-fn of_steps(bound: &Arc<Bound>, ranks: u32, gpus: &[u32]) -> Vec<Refusal> {
-    let Ok(layout) = Layout::new(std::slice::from_ref(bound), [0, 0]) else { return Vec::new() };
-    let homes = layout.homes(1 << 40, 1 << 41).of(bound);
+fn of_steps(bound: &Bound, ranks: u32, gpus: &[u32]) -> Vec<Refusal> {
+    let homes = Homes::without_device(bound, 1 << 40, 1 << 41);
     let peers = peers(bound, ranks, homes.symmetric);
     let workspace_bytes = scratch::of_steps(bound.steps.iter(), &MACHINE).max(GEMM_WORKSPACE);
     let machine = Machine { workspace_bytes, ..MACHINE };
