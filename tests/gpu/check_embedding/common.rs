@@ -116,7 +116,12 @@ pub fn opened(plan: &CheckedPlan, group: &Group) -> Result<Session> {
 
 /// The same on a GPU as it is described.
 pub fn opened_on(plan: &CheckedPlan, group: &Group, gpu: Gpu) -> Result<Session> {
-    let mut session = Session::open(plan, group, &SessionConfig::default().with_limit(LIMIT).with_gpu(gpu))?;
+    opened_as(plan, group, &SessionConfig::default().with_limit(LIMIT).with_gpu(gpu))
+}
+
+/// The same, opened as this says.
+pub fn opened_as(plan: &CheckedPlan, group: &Group, config: &SessionConfig) -> Result<Session> {
+    let mut session = Session::open(plan, group, config)?;
     session.set("n", 4)?;
     session.write("w", &floats(&[1.0, 2.0, 3.0, 4.0]))?;
     session.write("state", &floats(&[0.0; 4]))?;

@@ -75,6 +75,7 @@ fn check(args: &[String]) -> Result<()> {
     }
     check("signals", &signals);
     check("dropped", &|| runs::dropped(&plan));
+    check("stuck", &runs::stuck);
     check("many", &|| runs::many(&plan));
     ensure!(failed == 0, "{failed} of {done} checks failed");
     ensure!(done > 0, "no check is called {only}");

@@ -1,12 +1,16 @@
 //! Runs of one program: sizes, pointers and streams that change, what callers do wrong, and what is left behind.
 
+use std::sync::Barrier;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
+use symmc::unstable::cuda::Progress;
 use symmc::unstable::cuda::driver::{Device, Stream};
-use symmc::{CheckedPlan, Session};
+use symmc::{CheckedPlan, Config, Gpu, Profile, Program, Session, SessionConfig, Variant};
 
-use crate::common::{Block, LIMIT, config, floats, on_ranks, opened, values};
+use crate::common::{
+    Block, COUNTED, LIMIT, RANKS, config, floats, on_ranks, opened, opened_as, values,
+};
 
 /// Sizes and pointers that change from run to run; a state in the caller's memory that is changed where it lies.
 pub fn changes(plan: &CheckedPlan) -> Result<()> {
@@ -147,6 +151,38 @@ pub fn dropped(plan: &CheckedPlan) -> Result<()> {
         Ok(())
     })?;
     ensure!(start.elapsed() < Duration::from_secs(15), "it took {:?}", start.elapsed());
+    Ok(())
+}
+
+/// A rank that waits in one of NCCL's collectives for a peer that does not come.
+pub fn stuck() -> Result<()> {
+    let profile = Profile::builtin("h200x2").context("no profile h200x2")?;
+    let config_of = Config::default().with_profile(profile).with_variants(vec![Variant::Plain]);
+    let plan = symmc::compile(&Program::from_text(COUNTED)?, &config_of)?;
+    let (limit, both) = (Duration::from_secs(2), Barrier::new(RANKS as usize));
+    for (progress, named) in [(Progress::Told, "(all_reduce %y), run 1"), (Progress::Untold, "in run 1")] {
+        on_ranks(|group, _| {
+            let gpu = Gpu::new(group.rank()).with_progress(progress);
+            let config = SessionConfig::default().with_limit(limit).with_gpu(gpu);
+            let ready = opened_as(&plan, group, &config).and_then(|mut session| {
+                session.run()?;
+                Ok(session)
+            });
+            if group.rank() == 1 {
+                // Its session is there until the other has ended.
+                both.wait();
+                return ready.map(drop);
+            }
+            let start = Instant::now();
+            let error = ready.map(|mut session| session.run().err());
+            both.wait();
+            let error = error?.context("its peer did not come")?.to_string();
+            println!("{:.1} s behind a peer that does not come: {error}", start.elapsed().as_secs_f64());
+            ensure!(error.contains("rank 0") && error.contains(named), "expected {named:?}");
+            ensure!(start.elapsed() < 8 * limit, "it took {:?}", start.elapsed());
+            Ok(())
+        })?;
+    }
     Ok(())
 }
 
