@@ -14,15 +14,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
-use symmc::unstable::cuda::Progress;
 use symmc::unstable::ir::entity::Entity;
 use symmc::unstable::ir::graph::{Input, Output};
 use symmc::unstable::ir::interp::{self, Tolerance};
 use symmc::unstable::ir::random::SplitMix;
 use symmc::unstable::ir::{InputKind, OutputKind};
 use symmc::{
-    CheckedPlan, Config, Draw, Gpu, Graph, Group, OpenOptions, Profile, Program, Session, SessionConfig,
-    Tensor, TensorFile, Variant, Workload,
+    CheckedPlan, Config, Draw, Gpu, Graph, Group, OpenOptions, Profile, Program, Progress, Session,
+    SessionConfig, Tensor, TensorFile, Variant, Workload,
 };
 use threads::on_ranks;
 

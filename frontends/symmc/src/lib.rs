@@ -117,9 +117,9 @@ pub use symmc_runtime::host::{EngineChoice, Launch, Membership, Ran, RankCommand
 pub use workload::{Draw, Expected, Workload, bindings};
 
 // Sessions.
-#[cfg(feature = "cuda")]
-pub use session::Gpu;
 pub use session::{Bootstrap, Buffer, Group, Memory, Place, Session, SessionConfig, Taken, Value, ValueKind};
+#[cfg(feature = "cuda")]
+pub use session::{Gpu, Progress};
 
 // What this machine can do.
 pub use doctor::{Diagnosis, DoctorConfig, doctor};

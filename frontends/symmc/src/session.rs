@@ -15,7 +15,7 @@ use symmc_runtime::{Registry, RunError};
 
 pub use buffer::Buffer;
 #[cfg(feature = "cuda")]
-pub use symmc_cuda::Gpu;
+pub use symmc_cuda::{Gpu, Progress};
 pub use symmc_runtime::host::{Bootstrap, Group};
 pub use symmc_runtime::session::Taken;
 pub use values::{Place, Value, ValueKind};

@@ -17,7 +17,7 @@ use symmc_cuda::{CudaSession, Gpu};
 use symmc_ir::{Bindings, text};
 use symmc_planner::{BucketInput, CheckedPlan, PlanConfig};
 use symmc_runtime::host::{Group, HostConfig};
-use symmc_runtime::session::{DeviceSession, Port, RawStream};
+use symmc_runtime::session::{DeviceSession, Port};
 
 const ELEMENTS: usize = 4096;
 /// Runs that the engine's graph holds, and how often it is replayed.
@@ -94,7 +94,7 @@ fn rank(plan: &CheckedPlan, group: &Group, id: UniqueId) -> Result<Vec<f32>, Fai
     // session; only this thread uses them.
     let gpu = unsafe {
         Gpu::new(group.rank())
-            .with_stream(RawStream(stream.handle().cast()))
+            .with_stream(stream.handle().cast())
             .with_communicator(communicator.0, (0..group.ranks()).collect())
     };
     let config = HostConfig { limit: LIMIT, ..HostConfig::default() };

@@ -4,13 +4,10 @@ use std::sync::Barrier;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use symmc::unstable::cuda::Progress;
 use symmc::unstable::cuda::driver::{Device, Stream};
-use symmc::{CheckedPlan, Config, Gpu, Profile, Program, Session, SessionConfig, Variant};
+use symmc::{CheckedPlan, Config, Gpu, Profile, Program, Progress, Session, SessionConfig, Variant};
 
-use crate::common::{
-    Block, COUNTED, LIMIT, RANKS, config, floats, on_ranks, opened, opened_as, values,
-};
+use crate::common::{Block, COUNTED, LIMIT, RANKS, config, floats, on_ranks, opened, opened_as, values};
 
 /// Sizes and pointers that change from run to run; a state in the caller's memory that is changed where it lies.
 pub fn changes(plan: &CheckedPlan) -> Result<()> {

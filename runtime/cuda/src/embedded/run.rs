@@ -22,7 +22,7 @@ use super::gpu::Progress;
 use super::kept::{self, PartOfArena};
 use super::memory::Resolved;
 use super::piece::Piece;
-use super::progress::News;
+use super::progress::{Heard, News};
 use super::ranks::Ranks;
 use super::recording::{Executable, Key, Recording};
 use super::session::CudaSession;
@@ -274,12 +274,13 @@ impl CudaSession<'_> {
 
     /// Waits until all runs have ended.
     pub(super) fn until_idle(&mut self, limit: Option<Duration>) -> Result<(), RunError> {
-        if self.look()? {
-            return Ok(());
+        if !self.flight.pending {
+            return self.look().map(drop);
         }
         let bucket = self.flight.bucket().and_then(|bucket| u32::try_from(bucket).ok());
         let run = Some((self.flight.first, bucket.unwrap_or_default()));
         self.ranks.iter().for_each(|ranks| ranks.wait_for(run));
+        self.flight.heard = Heard::new(Instant::now());
         let waited = self.await_end(limit);
         self.ranks.iter().for_each(|ranks| ranks.wait_for(None));
         waited
