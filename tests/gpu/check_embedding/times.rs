@@ -80,6 +80,9 @@ fn all_bound(session: &mut Session, device: &Arc<Device>) -> Result<Vec<String>>
         all.push((value.name, places));
     }
     let (first, places) = all.first().context("no argument")?;
+    let turns = enqueued(session, RUNS, |s, run| {
+        all.iter().try_for_each(|(name, places)| places.bind(s, name, run % 2))
+    })?;
     let same = enqueued(session, RUNS, |_, _| Ok(()))?;
     let new = enqueued(session, RUNS, |s, run| places.bind(s, first, run))?;
     let every = enqueued(session, 20, |s, run| {
@@ -96,6 +99,7 @@ fn all_bound(session: &mut Session, device: &Arc<Device>) -> Result<Vec<String>>
         format!("all {count:>4} bound: enqueue, nothing changed:     {}", told(same)),
         format!("                enqueue, a new pointer:         {}", told(new)),
         format!("                enqueue, all pointers new:      {}", told(every)),
+        format!("                enqueue, two sets in turn:      {}", told(turns)),
         format!("                a run behind others:            {behind:>8.2}"),
         format!("                the same, a new pointer each:   {moving:>8.2}"),
     ])

@@ -22,11 +22,21 @@ impl<K: PartialEq, V> Recent<K, V> {
         self.entries.last().map(|(_, value)| value)
     }
 
-    /// Takes out what is nearest by this measure, the most recently used of several; nothing where it has none.
-    pub fn take_nearest(&mut self, measure: impl Fn(&K, &V) -> Option<usize>) -> Option<(K, V)> {
+    /// How far what is nearest by this measure is, and its place; the most recently used of several. Nothing where there is
+    /// no measure.
+    pub fn nearest(&self, measure: impl Fn(&K, &V) -> Option<usize>) -> Option<(usize, usize)> {
         let far = |(at, (key, value)): (usize, &(K, V))| Some((measure(key, value)?, at));
-        let (_, at) = self.entries.iter().enumerate().rev().filter_map(far).min_by_key(|(far, _)| *far)?;
-        Some(self.entries.remove(at))
+        self.entries.iter().enumerate().rev().filter_map(far).min_by_key(|(far, _)| *far)
+    }
+
+    /// Takes out what is at this place.
+    pub fn take(&mut self, at: usize) -> Option<(K, V)> {
+        (at < self.entries.len()).then(|| self.entries.remove(at))
+    }
+
+    /// Whether one more is kept without another one going.
+    pub fn has_room(&self) -> bool {
+        self.entries.len() < self.most
     }
 
     /// Keeps a value; the one that has to go for it.
@@ -61,18 +71,16 @@ mod tests {
     }
 
     #[test]
-    fn the_nearest_is_taken_out() {
-        let mut recent = Recent::new(4);
+    fn the_nearest_is_found() {
+        let mut recent = Recent::new(5);
         for (at, key) in [1usize, 5, 9, 5].into_iter().enumerate() {
             assert_eq!(recent.put(key, at), None);
         }
         let near = |to: usize| move |key: &usize, _: &usize| Some(key.abs_diff(to)).filter(|&far| far < 4);
-        assert_eq!(recent.take_nearest(near(6)), Some((5, 3)), "the last used of two");
-        assert_eq!(recent.take_nearest(near(6)), Some((5, 1)));
-        assert_eq!(recent.take_nearest(near(5)), None);
-        assert_eq!(recent.take_nearest(near(8)), Some((9, 2)));
-        assert_eq!(recent.evicted(), 0);
-        assert_eq!(recent.get(&1), Some(&0));
+        assert_eq!(recent.nearest(near(6)), Some((1, 3)), "the last used of two");
+        assert_eq!((recent.take(3), recent.take(3)), (Some((5, 3)), None));
+        assert_eq!((recent.nearest(near(6)), recent.nearest(near(20))), (Some((1, 1)), None));
+        assert!(recent.has_room() && recent.evicted() == 0);
     }
 
     #[test]

@@ -3,7 +3,7 @@
 //! A recording is an executable graph with the memory that it runs in. Other memory of the same sizes takes the graph
 //! over: the parameters of the nodes that hold addresses of what moved are set, and the recording that was is none any
 //! more. Runs that were put on a stream before are not touched by that, nor is what a caller's graph holds. What cannot
-//! be set so is recorded for itself.
+//! be set so is recorded for itself, and so is memory that comes again of which much would have to be set each time.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -177,6 +177,8 @@ pub(super) struct Programs {
     pub retired: Vec<Arc<Recording>>,
     /// What the caller's graphs hold.
     pub captured: Vec<Arc<Recording>>,
+    /// Memory that a recording gave up for other memory, of which much is different.
+    left: Recent<Key, ()>,
     /// Sizes of which a graph refused what it should have taken.
     refused: Vec<Arc<str>>,
     /// How many recordings took over other memory.
@@ -188,8 +190,8 @@ pub(super) struct Programs {
 impl Programs {
     /// None yet, of which so many are to be kept.
     pub fn new(kept: usize) -> Programs {
-        let (retired, captured, refused) = (Vec::new(), Vec::new(), Vec::new());
-        Programs { recent: Recent::new(kept), retired, captured, refused, moved: 0, recorded: 0 }
+        let (retired, captured, refused, left) = (Vec::new(), Vec::new(), Vec::new(), Recent::new(kept));
+        Programs { recent: Recent::new(kept), retired, captured, left, refused, moved: 0, recorded: 0 }
     }
 }
 
@@ -206,12 +208,16 @@ impl Gear {
         let far = |known: &Key, recording: &Arc<Recording>| {
             if known.0 == key.0 { recording.far(key) } else { None }
         };
-        let (_, near) = programs.recent.take_nearest(far)?;
+        let at = nearest(&programs.recent, &programs.left, key, far)?;
+        let (old, near) = programs.recent.take(at.place)?;
         let moved = near.moved(key, memory, &streams.compute).map(Arc::new);
         match &moved {
             Some(moved) => {
                 programs.moved += 1;
                 programs.retired.extend(programs.recent.put(key.clone(), moved.clone()));
+                if at.is_far {
+                    programs.left.put(old, ());
+                }
             }
             None => {
                 programs.refused.push(key.0.clone());
@@ -220,6 +226,30 @@ impl Gear {
         }
         moved
     }
+}
+
+/// Pieces of work whose parameters take less time to be set than what comes again takes to be recorded a few times.
+const FEW: usize = 24;
+
+/// A recording that can be moved.
+struct Near {
+    place: usize,
+    /// Whether more than a few pieces of work change.
+    is_far: bool,
+}
+
+/// The recording that is to be moved; none if there is none, or if what is far from all was left before and there is room
+/// for a recording of its own: memory that takes turns is recorded, and found from then on.
+fn nearest<K: PartialEq, V>(
+    recent: &Recent<K, V>,
+    left: &Recent<K, ()>,
+    key: &K,
+    far: impl Fn(&K, &V) -> Option<usize>,
+) -> Option<Near> {
+    let (far, place) = recent.nearest(far)?;
+    let is_far = far > FEW;
+    let comes_again = is_far && left.nearest(|known, ()| (known == key).then_some(0)).is_some();
+    (!(comes_again && recent.has_room())).then_some(Near { place, is_far })
 }
 
 /// The runs that were put on streams.
@@ -274,5 +304,55 @@ impl Flight {
         let mut buckets = self.running.iter().map(|executable| executable.bound.bucket());
         let first = buckets.next()?;
         buckets.all(|bucket| bucket == first).then_some(first)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// How often memory is moved and recorded, if these places are run in turn, of which so many recordings are kept.
+    fn counted(kept: usize, runs: &[usize]) -> [usize; 3] {
+        let (mut recent, mut left) = (Recent::new(kept), Recent::new(kept));
+        let [mut found, mut moved, mut recorded] = [0; 3];
+        for &run in runs {
+            if recent.get(&run).is_some() {
+                found += 1;
+                continue;
+            }
+            let near = nearest(&recent, &left, &run, |known, ()| Some(run.abs_diff(*known)));
+            match near.and_then(|near| Some((near.is_far, recent.take(near.place)?.0))) {
+                Some((is_far, old)) => {
+                    moved += 1;
+                    if is_far {
+                        left.put(old, ());
+                    }
+                }
+                None => recorded += 1,
+            }
+            recent.put(run, ());
+        }
+        [found, moved, recorded]
+    }
+
+    #[test]
+    fn memory_that_is_near_is_moved_each_time() {
+        let turns: Vec<usize> = (0..100).map(|run| run % 2).collect();
+        assert_eq!(counted(8, &turns), [0, 99, 1]);
+        let all: Vec<usize> = (0..100).collect();
+        assert_eq!(counted(8, &all), [0, 99, 1]);
+    }
+
+    #[test]
+    fn memory_that_is_far_is_recorded_when_it_comes_again() {
+        let turns = |of: usize| (0..100).map(|run| run % of * 1000).collect::<Vec<usize>>();
+        // Two: the first is left for the second, comes again, and both are found from then on.
+        assert_eq!(counted(8, &turns(2)), [97, 1, 2]);
+        assert_eq!(counted(8, &turns(4)), [93, 3, 4]);
+        // Where there is no room for all of them, they are moved.
+        let [_, moved, recorded] = counted(2, &turns(4));
+        assert!(moved > 50 && recorded <= 2, "{moved} moved, {recorded} recorded");
+        let all: Vec<usize> = (0..100).map(|run| run * 1000).collect();
+        assert_eq!(counted(8, &all), [0, 99, 1]);
     }
 }
