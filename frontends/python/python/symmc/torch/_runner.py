@@ -120,10 +120,14 @@ class Runner:
         if sizes != self.sizes:
             self._resize(sizes, device)
         lent = [tensor if tensor.is_contiguous() else tensor.contiguous() for tensor in given]
+        addresses = [tensor.data_ptr() for tensor in lent]
         stream = None
         if device.type == "cuda":
             stream = torch.cuda.current_stream(device).cuda_stream
-            lent = [tensor if tensor.data_ptr() % _ALIGN == 0 else tensor.clone() for tensor in lent]
+            for at, address in enumerate(addresses):
+                if address % _ALIGN:
+                    lent[at] = lent[at].clone()
+                    addresses[at] = lent[at].data_ptr()
         results = [torch.empty(shape, dtype=dtype, device=device) for shape, dtype in self.results]
-        self.session.launch([t.data_ptr() for t in lent], [t.data_ptr() for t in results], stream)
+        self.session.launch(addresses, [tensor.data_ptr() for tensor in results], stream)
         return results, lent
