@@ -85,8 +85,22 @@ pub struct Foreign {
 }
 
 impl Foreign {
-    /// The tensor of an object that has `__dlpack__`. `what` names it in errors.
+    /// The tensor of an object that has `__dlpack__`, for runs to use where it lies. `what` names it in errors.
     pub fn of(what: &str, object: &Bound<'_, PyAny>) -> PyResult<Foreign> {
+        Foreign::exported(what, object, false)
+    }
+
+    /// The tensor of an object that is only read: a copy, where the object does not share its memory, as memory that
+    /// nobody may write.
+    pub fn read_only(what: &str, object: &Bound<'_, PyAny>) -> PyResult<Foreign> {
+        Foreign::exported(what, object, false).or_else(|refusal| {
+            let cause = refusal.cause(object.py());
+            let unshared = cause.is_some_and(|cause| cause.is_instance_of::<PyBufferError>(object.py()));
+            if unshared { Foreign::exported(what, object, true).map_err(|_| refusal) } else { Err(refusal) }
+        })
+    }
+
+    fn exported(what: &str, object: &Bound<'_, PyAny>, copy: bool) -> PyResult<Foreign> {
         let py = object.py();
         let exports = object.getattr_opt("__dlpack__")?;
         let Some(export) = exports else {
@@ -95,30 +109,35 @@ impl Foreign {
                 "{what}: expected a tensor (an object with __dlpack__, such as those of NumPy and PyTorch), found {found}"
             )));
         };
-        let device: (i32, i32) = object.call_method0("__dlpack_device__")?.extract()?;
-        let capsule = if device.0 == device::CUDA {
-            // Runs are put on the stream of the caller: there is nothing to wait for.
-            let stream = PyDict::new(py);
-            stream.set_item("stream", -1)?;
-            export.call((), Some(&stream))
-        } else {
-            export.call0()
-        };
-        let capsule = capsule.map_err(|error| {
+        let unshared = |error: PyErr| {
             let refusal = refused(format!("{what}: its memory cannot be shared: {error}"));
             refusal.set_cause(py, Some(error));
             refusal
-        })?;
+        };
+        let place = object.call_method0("__dlpack_device__").and_then(|place| place.extract());
+        let device: (i32, i32) = place.map_err(unshared)?;
+        let keywords = PyDict::new(py);
+        if device.0 == device::CUDA {
+            // Runs are put on the stream of the caller: there is nothing to wait for.
+            keywords.set_item("stream", -1)?;
+        }
+        if copy {
+            keywords.set_item("copy", true)?;
+        }
+        let capsule = export.call((), Some(&keywords)).map_err(unshared)?;
         let named = capsule
             .cast::<PyCapsule>()
             .map_err(|_| refused(format!("{what}: __dlpack__ gave no capsule")))?;
-        let managed = named.pointer_checked(Some(NAME))?.cast::<Managed>();
+        let pointer = named.pointer_checked(Some(NAME));
+        let managed = pointer
+            .map_err(|_| refused(format!("{what}: somebody has taken the tensor of the capsule already")))?
+            .cast::<Managed>();
         // SAFETY: a capsule of this name holds such a structure, by the protocol, and nobody has taken it.
         let tensor = unsafe { &managed.as_ref().tensor };
-        Foreign::read(what, tensor, capsule.clone().unbind())
+        Foreign::described(what, tensor, capsule.clone().unbind())
     }
 
-    fn read(what: &str, tensor: &DlTensor, capsule: Py<PyAny>) -> PyResult<Foreign> {
+    fn described(what: &str, tensor: &DlTensor, capsule: Py<PyAny>) -> PyResult<Foreign> {
         let dtype = DType::ALL.into_iter().find(|&d| dtype_of(d) == tensor.dtype).ok_or_else(|| {
             let DataType { code, bits, lanes } = tensor.dtype;
             refused(format!(

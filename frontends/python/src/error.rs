@@ -3,6 +3,7 @@
 use pyo3::create_exception;
 use pyo3::exceptions::PyException;
 use pyo3::prelude::*;
+use pyo3::types::PyTuple;
 use symmc::ErrorKind;
 
 create_exception!(
@@ -34,20 +35,19 @@ create_exception!(symmc, DefectError, Error, "A fault of symmc itself.");
 /// An exception for an error.
 pub fn raised(error: symmc::Error) -> PyErr {
     let text = error.to_string();
-    let (name, exception) = match error.kind() {
-        ErrorKind::Input => ("input", InputError::new_err(text)),
-        ErrorKind::Unsupported => ("unsupported", UnsupportedError::new_err(text)),
-        ErrorKind::Resources => ("resources", ResourceError::new_err(text)),
-        ErrorKind::Disagreement => ("disagreement", DisagreementError::new_err(text)),
-        ErrorKind::Check => ("check", CheckError::new_err(text)),
-        ErrorKind::Run => ("run", RunError::new_err(text)),
-        ErrorKind::Peer => ("peer", PeerError::new_err(text)),
-        _ => ("defect", DefectError::new_err(text)),
+    let exception = match error.kind() {
+        ErrorKind::Input => InputError::new_err(text),
+        ErrorKind::Unsupported => UnsupportedError::new_err(text),
+        ErrorKind::Resources => ResourceError::new_err(text),
+        ErrorKind::Disagreement => DisagreementError::new_err(text),
+        ErrorKind::Check => CheckError::new_err(text),
+        ErrorKind::Run => RunError::new_err(text),
+        ErrorKind::Peer => PeerError::new_err(text),
+        _ => DefectError::new_err(text),
     };
     Python::attach(|py| {
         let value = exception.value(py);
         // An exception takes any attribute.
-        let _ = value.setattr("kind", name);
         let _ = value.setattr("rank", error.rank());
         let _ = value.setattr("step", error.step());
         let _ = value.setattr("node", error.node());
@@ -63,19 +63,27 @@ pub fn refused(message: impl Into<String>) -> PyErr {
     raised(symmc::Error::new(ErrorKind::Input, message))
 }
 
-/// Adds the classes to the module.
+/// Adds the classes to the module. Their attributes are there in exceptions that Python raises, too.
 pub fn add(module: &Bound<'_, PyModule>) -> PyResult<()> {
     let py = module.py();
+    let base = py.get_type::<Error>();
+    for name in ["kind", "rank", "step", "node", "op", "path"] {
+        base.setattr(name, py.None())?;
+    }
+    base.setattr("findings", PyTuple::empty(py))?;
+    module.add("Error", base)?;
     let classes = [
-        ("Error", py.get_type::<Error>()),
-        ("InputError", py.get_type::<InputError>()),
-        ("UnsupportedError", py.get_type::<UnsupportedError>()),
-        ("ResourceError", py.get_type::<ResourceError>()),
-        ("DisagreementError", py.get_type::<DisagreementError>()),
-        ("CheckError", py.get_type::<CheckError>()),
-        ("RunError", py.get_type::<RunError>()),
-        ("PeerError", py.get_type::<PeerError>()),
-        ("DefectError", py.get_type::<DefectError>()),
+        ("InputError", "input", py.get_type::<InputError>()),
+        ("UnsupportedError", "unsupported", py.get_type::<UnsupportedError>()),
+        ("ResourceError", "resources", py.get_type::<ResourceError>()),
+        ("DisagreementError", "disagreement", py.get_type::<DisagreementError>()),
+        ("CheckError", "check", py.get_type::<CheckError>()),
+        ("RunError", "run", py.get_type::<RunError>()),
+        ("PeerError", "peer", py.get_type::<PeerError>()),
+        ("DefectError", "defect", py.get_type::<DefectError>()),
     ];
-    classes.into_iter().try_for_each(|(name, class)| module.add(name, class))
+    classes.into_iter().try_for_each(|(name, kind, class)| {
+        class.setattr("kind", kind)?;
+        module.add(name, class)
+    })
 }

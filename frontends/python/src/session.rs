@@ -240,8 +240,8 @@ impl Session {
 impl Session {
     /// Opens the session of the group's rank; returns when all ranks have.
     ///
-    /// group: a `Group`, a process group of PyTorch, or nothing for what the environment says. gpu: the number of the GPU that it runs on; without, it runs on the host. timeout: no wait for other ranks takes
-    /// longer, in seconds.
+    /// group: a `Group`, a process group of PyTorch, or nothing for what the environment says. gpu: the number of the GPU that
+    /// it runs on; without, it runs on the host. timeout: no wait for other ranks takes longer, in seconds.
     #[new]
     #[pyo3(signature = (plan, group=None, *, gpu=None, timeout=30.0))]
     fn new(
@@ -324,7 +324,7 @@ impl Session {
 
     /// Copies a tensor in memory of the host to where an input lies.
     fn write(&self, py: Python<'_>, name: &str, tensor: &Bound<'_, PyAny>) -> PyResult<()> {
-        let tensor = Foreign::of(name, tensor)?;
+        let tensor = Foreign::read_only(name, tensor)?;
         if tensor.device.kind == device::CUDA {
             return Err(refused(format!(
                 "{name}: expected memory of the host, found that of a GPU: bind it instead"

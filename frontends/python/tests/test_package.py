@@ -84,6 +84,10 @@ class Programs(unittest.TestCase):
             symmc.from_text("program")
         self.assertTrue(issubclass(symmc.InputError, symmc.Error))
 
+    def test_errors_have_their_kind_whoever_raises_them(self):
+        self.assertEqual(symmc.UnsupportedError("text").kind, "unsupported")
+        self.assertEqual((symmc.PeerError("text").kind, symmc.PeerError("text").rank), ("peer", None))
+
 
 class Plans(unittest.TestCase):
     def setUp(self):
@@ -202,6 +206,50 @@ class Sessions(unittest.TestCase):
                 session.set(n=65)
             with self.assertRaisesRegex(symmc.InputError, "no data"):
                 session.run()
+
+        on_ranks(plan, work)
+
+    def test_memory_that_nobody_may_write_is_read(self):
+        plan = symmc.compile(symmc.from_text(COUNT))
+
+        def work(session):
+            x = np.ones(4, np.float32)
+            x.flags.writeable = False
+            for name in ("x", "state"):
+                session.write(name, x)
+                with self.assertRaisesRegex(symmc.InputError, "readonly"):
+                    session.bind(name, x)
+            session.run()
+            return session.read("out.0").numpy()[0]
+
+        self.assertEqual(on_ranks(plan, work), [2.0, 2.0])
+
+    def test_objects_that_share_nothing_are_refused_by_name(self):
+        plan = symmc.compile(symmc.from_text(COUNT))
+
+        class Shares:
+            def __init__(self, place, capsule):
+                self.place, self.capsule = place, capsule
+
+            def __dlpack_device__(self):
+                return self.place
+
+            def __dlpack__(self, **_keywords):
+                return self.capsule
+
+        def work(session):
+            taken = np.ones(4, np.float32).__dlpack__()
+            np.from_dlpack(Shares((1, 0), taken))
+            for value, text in [
+                (Shares((1, 0), taken), "x: somebody has taken"),
+                (Shares((1, 0), 5), "x: __dlpack__ gave no capsule"),
+                (Shares("here", taken), "x: its memory cannot be shared"),
+                (np.ones(4, ">f4"), "x: its memory cannot be shared"),
+                (np.ones(4, [("a", "f4")]), "x: its memory cannot be shared"),
+            ]:
+                for take in (session.bind, session.write):
+                    with self.assertRaisesRegex(symmc.InputError, text):
+                        take("x", value)
 
         on_ranks(plan, work)
 
