@@ -1,9 +1,11 @@
 """The backend of ``torch.compile``, where PyTorch is (and transformers, for models)."""
 
 import copy
+import gc
 import importlib.util
 import os
 import socket
+import threading
 import traceback
 import unittest
 import warnings
@@ -174,6 +176,43 @@ def process_group_as_group(rank):
         session.bind("out.0", y)
         session.run()
         close(y, torch.full((4,), 3.0))
+
+
+def groups_of_several_graphs(rank):
+    """Ranks that are in some graphs only, before and after process groups are made anew."""
+    for _ in range(2):
+        pair = dist.new_group([0, 1])
+        if rank < 2:
+            close(compiled(lambda x: funcol.all_reduce(x, "sum", pair))(torch.ones(4)), torch.full((4,), 2.0))
+        everyone = compiled(lambda x: funcol.all_reduce(x * 2, "sum", dist.group.WORLD))
+        close(everyone(torch.ones(4)), torch.full((4,), 6.0))
+        dist.barrier()
+        dist.destroy_process_group()
+        os.environ["MASTER_PORT"] = str(int(os.environ["MASTER_PORT"]) + 1)
+        dist.init_process_group("gloo")
+
+
+def different_graphs(rank):
+    """Graphs that are no one program are refused on all ranks, and those of sizes that do not fit."""
+
+    def function(x):
+        y = x * 2 if rank == 0 else x.sum(0).expand(x.shape) + x.relu()
+        return funcol.all_reduce(y, "sum", dist.group.WORLD)
+
+    try:
+        compiled(function, timeout=5)(torch.ones(4, 4))
+    except Exception as error:
+        assert "rank" in str(error), error
+    else:
+        raise AssertionError("two graphs ran as one program")
+    run = compiled(lambda x: funcol.all_reduce(x, "sum", dist.group.WORLD), timeout=3, dynamic=True)
+    close(run(torch.ones(3, 4)), torch.full((3, 4), 2.0))
+    try:
+        run(torch.ones(100 if rank == 0 else 5, 4))
+    except symmc.Error as error:
+        assert "rank" in str(error), error
+    else:
+        raise AssertionError("sizes that differ were summed")
 
 
 def different_constants(rank):
@@ -403,7 +442,16 @@ class Backend(unittest.TestCase):
             close(one.grad, two.grad)
 
     def test_options_are_checked(self):
-        for options, text in [({"colour": "red"}, "expected one of machine"), ({"fallback": "x"}, "expected inductor")]:
+        for options, text in [
+            ({"colour": "red"}, "expected one of machine"),
+            ({"fallback": "x"}, "expected inductor"),
+            ({"buckets": 4}, "option buckets"),
+            ({"buckets": [0]}, "option buckets"),
+            ({"timeout": "soon"}, "option timeout"),
+            ({"timeout": -1}, "option timeout"),
+            ({"report": 7}, "option report"),
+            ({"report": "/nowhere/report.txt"}, "/nowhere/report.txt: No such file"),
+        ]:
             with self.assertRaisesRegex(Exception, text):
                 compiled(lambda x: x + 1, **options)(torch.ones(2))
 
@@ -417,6 +465,112 @@ class Backend(unittest.TestCase):
                 torch._dynamo.mark_dynamic(x, 0)
                 close(run(x), x * 2)
             self.assertIn("3 buckets", file.read())
+
+    def test_views_are_views_of_what_they_are_in_eager(self):
+        def function(x, w):
+            y, z = x * 2, x.t() + 1
+            return x[x.shape[0] // 2 :], x.t(), y, y.t(), y.view(-1)[3:], z, z.t().view(-1), (w + 1)[:, 1], y.split(2)
+
+        run = compiled(function, dynamic=True)
+        for rows in (4, 6, 10):
+            x, w = torch.randn(2 * rows, 6)[::2], torch.randn(rows, 3)
+            found, expected = run(x, w), function(x, w)
+            for k, (one, other) in enumerate(zip([*found[:8], *found[8]], [*expected[:8], *expected[8]])):
+                with self.subTest(output=k, rows=rows):
+                    close(one, other)
+                    self.assertEqual(one.stride(), other.stride())
+                    self.assertEqual(one.storage_offset(), other.storage_offset())
+            self.assertEqual(found[1].data_ptr(), x.data_ptr())
+            found[2].zero_()
+            close(found[3], torch.zeros_like(found[3]))
+
+    def test_numbers_of_sizes_are_those_of_the_call(self):
+        def function(x):
+            return x.shape[0] / 2, x.shape[0] // 2, x.numel(), x * (x.shape[0] / 3)
+
+        run = compiled(function, dynamic=True, fallback="eager")
+        for rows in (5, 7, 12):
+            x = torch.randn(rows, 3)
+            found, expected = run(x), function(x)
+            self.assertEqual(found[:3], expected[:3])
+            close(found[3], expected[3])
+
+    def test_what_a_stage_of_others_gives_comes_before_who_reads_it(self):
+        def function(x):
+            y = x + torch.rand_like(x)
+            return y, torch.randn(3), torch.bernoulli(torch.sigmoid(x))
+
+        run, x = compiled(function, fallback="eager"), torch.randn(4, 4)
+        for _ in range(2):
+            torch.manual_seed(7)
+            found = run(x)
+            torch.manual_seed(7)
+            for one, other in zip(found, function(x)):
+                close(one, other, 1e-6)
+
+    def test_operators_of_higher_order_are_left_to_others(self):
+        def function(x):
+            return torch.cond(x.sum() > 0, lambda x: x * 2, lambda x: x - 1, (x * 3,)) + 1
+
+        run = compiled(function, fallback="eager")
+        for x in (torch.ones(4), -torch.ones(4)):
+            close(run(x), function(x))
+
+    def test_inductor_runs_random_numbers_and_parts_of_tensors(self):
+        def function(x):
+            return torch.nn.functional.dropout(x * 1, 0.5, True)
+
+        run, x = compiled(function, fallback="inductor"), torch.ones(1000, requires_grad=True)
+        y = run(x)
+        y.sum().backward()
+        self.assertTrue(torch.equal(x.grad, y.detach()))
+        self.assertEqual(set(y.tolist()), {0.0, 2.0})
+
+        def parts(x):
+            return torch.special.bessel_j0((x + 1)[:, :3]), torch.special.bessel_j0((x * 2).t())
+
+        x = torch.randn(6, 6)
+        for one, other in zip(compiled(parts, fallback="inductor")(x), parts(x)):
+            close(one, other)
+
+    def test_graphs_on_devices_that_symmc_does_not_know_are_left_to_others(self):
+        found = compiled(lambda x: x * 2, fallback="eager")(torch.ones(4, device="meta"))
+        self.assertEqual((found.shape, found.device.type), ((4,), "meta"))
+
+    def test_threads_take_turns(self):
+        def function(x):
+            return (x @ x.t()).relu().sum(0)
+
+        run, wrong = compiled(function, dynamic=True), []
+        run(torch.randn(5, 4))
+
+        def calls(thread):
+            try:
+                for k in range(40):
+                    x = torch.randn(2 + k * thread % 37, 4)
+                    close(run(x), function(x))
+            except BaseException as error:
+                wrong.append(error)
+
+        threads = [threading.Thread(target=calls, args=(thread,)) for thread in range(1, 5)]
+        [thread.start() for thread in threads]
+        [thread.join() for thread in threads]
+        self.assertEqual(wrong, [])
+
+    def test_compiling_again_leaves_nothing_behind(self):
+        def cycle():
+            layer = torch.nn.Linear(8, 8)
+            compiled(lambda x: layer(x).relu())(torch.randn(3, 8)).sum().backward()
+            gc.collect()
+            return len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task"))
+
+        for _ in range(2):
+            before = cycle()
+        for _ in range(5):
+            behind = cycle()
+        # What other tests left may have gone meanwhile.
+        self.assertLessEqual(behind[0], before[0])
+        self.assertLessEqual(behind[1], before[1])
 
     def test_an_exported_program(self):
         class Model(torch.nn.Module):
@@ -480,8 +634,14 @@ class Ranks(unittest.TestCase):
             finally:
                 del os.environ["TORCHINDUCTOR_CACHE_DIR"]
 
-    def test_graphs_that_differ_between_ranks(self):
+    def test_graphs_that_differ_in_numbers_between_ranks(self):
         on_ranks("different_constants")
+
+    def test_graphs_that_differ_between_ranks_are_refused(self):
+        on_ranks("different_graphs")
+
+    def test_ranks_are_in_some_graphs_only_and_groups_are_made_anew(self):
+        on_ranks("groups_of_several_graphs", 3)
 
 
 @unittest.skipUnless(HAS_MODELS, "transformers is not installed")

@@ -31,7 +31,7 @@ class Compiled:
         values = self.lifted.values
         self.elsewhere = [k for k, at in enumerate(self.lifted.inputs) if values[at].device != self.device]
         self.host_results = [k for k, device in enumerate(self.lifted.devices) if device != self.device]
-        ranks, cells = _ranks.taking_part(self.lifted.groups)
+        ranks, cells = _ranks.taking_part(self.lifted.groups, options.timeout)
         groups = {str(number): cells[name] for number, name in enumerate(self.lifted.groups)}
         self.runner = Runner(self.lifted, [symbol for symbol, _, _ in self.where], ranks, groups, options)
         self._checked(lambda: self.runner.plan_for(self._traced(), self.device, self._refuse))
@@ -43,7 +43,7 @@ class Compiled:
         """Refuses operators that are not known, if there are any."""
         operators = set(program.opaque.values())
         if operators:
-            calls = [node for node in self._calls() if str(node.target) in operators]
+            calls = [node for node in self._calls() if _name(node.target) in operators]
             error = symmc.UnsupportedError(f"operators that symmc does not know: {', '.join(sorted(operators))}")
             raise Refused({node.meta[_graph.NUMBER]: f"{node.target} is not known" for node in calls}, error)
 
@@ -90,18 +90,14 @@ class Compiled:
                 changed.copy_(lent[at])
         for at in self.host_results:
             results[at] = results[at].cpu()
-        return [self._output(out, inputs, results, sizes) for out in self.lifted.outputs]
+        return list(self.lifted.finish(inputs, results))
 
-    def _output(self, out: _graph.Output, inputs, results, sizes):
-        if out.number is not None:
-            return results[out.number]
-        if out.input is not None:
-            return inputs[out.input]
-        if isinstance(out.value, torch.SymInt):
-            values = {symbol: size for (symbol, _, _), size in zip(self.where, sizes)}
-            expression = out.value.node.expr
-            return int(expression.subs({s: values[str(s)] for s in expression.free_symbols}))
-        return out.value
+
+def _name(target) -> str:
+    """The name of an operator in programs."""
+    if isinstance(target, torch._ops.HigherOrderOperator):
+        return f"higher_order.{target.name()}"
+    return str(target)
 
 
 def _is_tensor(node: torch.fx.Node) -> bool:

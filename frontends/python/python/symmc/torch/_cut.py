@@ -6,6 +6,9 @@ import operator
 import warnings
 
 import torch
+from torch._guards import detect_fake_mode
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.passes.split_module import split_module
 
 import symmc
@@ -74,6 +77,9 @@ class _Cut:
     def __init__(self, module: torch.fx.GraphModule, refused: dict[int, str], options: Options):
         self._boxed_call = True
         stages = _stages(module.graph, refused)
+        end = next(node for node in module.graph.nodes if node.op == "output")
+        for node in sorted(stages, key=stages.__getitem__):
+            end.prepend(node)
         self.whole = split_module(module, None, lambda node: stages[node], keep_original_order=True)
         for call in [node for node in self.whole.graph.nodes if node.op == "call_module"]:
             part = getattr(self.whole, call.target)
@@ -107,10 +113,7 @@ class _Elsewhere:
         self.function = None
         module = _as_tuple(module)
         if how == "inductor":
-            from torch._inductor.compile_fx import compile_fx_inner
-
-            values = [node.meta["val"] for node in module.graph.nodes if node.op == "placeholder"]
-            self.function = compile_fx_inner(module, values)
+            self.function = _by_inductor(module)
         else:
             self.module = module
 
@@ -118,9 +121,24 @@ class _Elsewhere:
         return list(self.module(*inputs) if self.function is None else self.function(list(inputs)))
 
 
+def _by_inductor(module: torch.fx.GraphModule):
+    """A graph of ATen operators compiled by Inductor, which wants them as its own decompositions leave them."""
+    from torch._inductor.compile_fx import compile_fx_inner
+    from torch._inductor.decomposition import select_decomp_table
+    from torch._inductor.fx_passes.joint_graph import joint_graph_passes
+    from torch._inductor.virtualized import V
+
+    values = [node.meta["val"] for node in module.graph.nodes if node.op == "placeholder"]
+    fake = detect_fake_mode(values) or FakeTensorMode()
+    with fake, V.set_fake_mode(fake):
+        decomposed = make_fx(torch.fx.Interpreter(module).run, decomposition_table=select_decomp_table())(*values)
+        return compile_fx_inner(joint_graph_passes(decomposed), values)
+
+
 def _stages(graph: torch.fx.Graph, refused: dict[int, str]) -> dict[torch.fx.Node, int]:
     """For each node the stage that runs it: symmc has the even ones. A stage reads what those before it wrote."""
     stages: dict[torch.fx.Node, int] = {}
+    drawn = 0
     for node in graph.nodes:
         if node.op in ("placeholder", "output", "get_attr"):
             continue
@@ -131,12 +149,19 @@ def _stages(graph: torch.fx.Graph, refused: dict[int, str]) -> dict[torch.fx.Nod
             continue
         kind = int(node.meta[_graph.NUMBER] in refused)
         stages[node] = max((stage + (stage % 2 != kind) for stage in before), default=kind)
+        if _is_random(node):
+            # Random numbers are drawn in the order of the graph.
+            drawn = stages[node] = max(stages[node], drawn)
     # Inputs are replaced when all who read them have.
     last = max(stages.values(), default=0)
     for node in stages:
         if node.target is torch.ops.aten.copy_.default:
             stages[node] = last + last % 2
     return stages
+
+
+def _is_random(node: torch.fx.Node) -> bool:
+    return isinstance(node.target, torch._ops.OpOverload) and torch.Tag.nondeterministic_seeded in node.target.tags
 
 
 def _annotate(part: torch.fx.GraphModule, call: torch.fx.Node) -> None:

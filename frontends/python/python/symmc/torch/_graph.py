@@ -6,6 +6,7 @@ import io
 import operator
 import os
 import tempfile
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -23,11 +24,17 @@ NUMBER = "symmc"
 
 _KEPT = ("val", "tensor_meta", "stack_trace", NUMBER)
 
+_SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool, int, float, bool)
+
 
 def archived(exported: ExportedProgram) -> bytes:
     """An exported program as a file."""
     file = io.BytesIO()
-    torch.export.save(exported, file)
+    try:
+        torch.export.save(exported, file)
+    except Exception as error:
+        # PyTorch has no one class for what its format cannot hold.
+        raise symmc.UnsupportedError(f"torch.export does not store the graph: {error}") from error
     return file.getvalue()
 
 
@@ -60,7 +67,8 @@ class Lifted:
     """Which inputs of the graph are arguments of the program, in their order: all that are tensors."""
     values: list[object]
     """The value of every input of the graph, as it was traced."""
-    outputs: list[Output]
+    finish: Callable[[list, list], tuple]
+    """The outputs of the graph, of its inputs and of the results of the program: these themselves, views of them, and sizes."""
     devices: list[torch.device]
     """Where the outputs of the program that replace none are wanted."""
     mutated: list[int]
@@ -94,15 +102,6 @@ class Lifted:
         return _Lifting(module, graph, returned).lifted()
 
 
-@dataclass
-class Output:
-    """An output of the graph: of the program by its number, an input of the graph, or a value that is known."""
-
-    number: int | None = None
-    input: int | None = None
-    value: object = None
-
-
 class _Lifting:
     """What is known while a graph becomes an exported program."""
 
@@ -125,7 +124,8 @@ class _Lifting:
             )
             for target, node in mutations
         ]
-        results, outputs = self._outputs()
+        finishing = _Finishing(self.graph, self.placeholders, {target for target, _ in mutations})
+        finish, results = finishing.outputs(self.returned)
         out_specs += [
             signature.OutputSpec(signature.OutputKind.USER_OUTPUT, signature.TensorArgument(name=node.name), None)
             for node in results
@@ -144,7 +144,7 @@ class _Lifting:
         )
         devices = [node.meta["val"].device for node in results]
         ranges = dict(exported.range_constraints)
-        return Lifted(exported, tensors, values, outputs, devices, mutated, ranges, self.groups)
+        return Lifted(exported, tensors, values, finish, devices, mutated, ranges, self.groups)
 
     def _constants(self):
         """Tensors of the module become inputs that the program carries."""
@@ -212,23 +212,6 @@ class _Lifting:
         node.meta["val"] = value
         return node
 
-    def _outputs(self):
-        """The results of the program, each once, and what the outputs of the graph are."""
-        results: list[torch.fx.Node] = []
-        outputs = []
-        for out in self.returned:
-            if not isinstance(out, torch.fx.Node):
-                outputs.append(Output(value=out))
-            elif out in self.placeholders:
-                outputs.append(Output(input=self.placeholders.index(out)))
-            elif not isinstance(out.meta.get("val"), torch.Tensor):
-                outputs.append(Output(value=out.meta.get("val")))
-            else:
-                if out not in results:
-                    results.append(out)
-                outputs.append(Output(number=results.index(out)))
-        return results, outputs
-
     def _rename_groups(self):
         """Process groups by the order of their first use: their own names may differ between ranks."""
         for node in self.graph.nodes:
@@ -245,6 +228,94 @@ class _Lifting:
                     node.update_arg(at, renamed)
                 else:
                     node.update_kwarg(argument.name, renamed)
+
+
+class _Finishing:
+    """How the outputs of a graph are made of its inputs and of the results of the program.
+
+    Views are views of what eager's are views of, with its strides: whoever has them may ask for their layout, and sees what is
+    written to what they share.
+    """
+
+    def __init__(self, program: torch.fx.Graph, placeholders: list[torch.fx.Node], mutated: set[torch.fx.Node]):
+        self.program, self.placeholders, self.mutated = program, placeholders, mutated
+        self.graph = torch.fx.Graph()
+        self.inputs, self.given = self.graph.placeholder("inputs"), self.graph.placeholder("results")
+        self.results: list[torch.fx.Node] = []
+        self.known: dict[torch.fx.Node, torch.fx.Node] = {}
+
+    def outputs(self, returned: list):
+        """A function of the inputs and the results, and the nodes of the program that are its results."""
+        self.graph.output(tuple(self._made(out) if isinstance(out, torch.fx.Node) else out for out in returned))
+        return torch.fx.GraphModule(torch.nn.Module(), self.graph).forward, self.results
+
+    def _made(self, node: torch.fx.Node) -> torch.fx.Node:
+        if node not in self.known:
+            if node in self.placeholders:
+                self.known[node] = self._item(self.inputs, self.placeholders.index(node))
+            elif isinstance(node.meta.get("val"), _SYMBOLIC) or self._is_replayed(node):
+                self.known[node] = self.graph.node_copy(node, self._made)
+            else:
+                self.known[node] = self._result(node)
+        return self.known[node]
+
+    def _item(self, of: torch.fx.Node, number: int) -> torch.fx.Node:
+        return self.graph.call_function(operator.getitem, (of, number))
+
+    def _is_replayed(self, node: torch.fx.Node) -> bool:
+        """Whether a node is a view that is made of the tensor of which it is one: as it was traced, with the same strides."""
+        base = _base(node)
+        if base is node or base in self.mutated:
+            return False
+        if base.op == "placeholder":
+            return base in self.placeholders
+        return _memory_order(base.meta["val"]) is not None
+
+    def _result(self, node: torch.fx.Node) -> torch.fx.Node:
+        """A result of the program, with its axes in the order of its strides: the program's results are contiguous."""
+        order = _memory_order(node.meta["val"])
+        is_plain = order is None or order == sorted(order)
+        number = len(self.results)
+        if is_plain:
+            self.results.append(node)
+            return self._item(self.given, number)
+        stored = self.program.call_function(torch.ops.aten.permute.default, (node, order))
+        stored.meta = {key: value for key, value in node.meta.items() if key in (NUMBER, "stack_trace")}
+        stored.meta["val"] = node.meta["val"].permute(order)
+        self.results.append(stored)
+        back = [order.index(axis) for axis in range(len(order))]
+        return self.graph.call_function(torch.ops.aten.permute.default, (self._item(self.given, number), back))
+
+
+def _base(node: torch.fx.Node) -> torch.fx.Node:
+    """What a node is a view of, itself if it is none."""
+    while node.op == "call_function" and node.args and isinstance(node.args[0], torch.fx.Node):
+        is_view = isinstance(node.target, torch._ops.OpOverload) and node.target.is_view
+        is_part = node.target is operator.getitem and _base(node.args[0]) is not node.args[0]
+        if not (is_view or is_part):
+            break
+        node = node.args[0]
+    return node
+
+
+def _memory_order(value) -> list[int] | None:
+    """The axes from the outermost in memory to the innermost; none where elements do not lie behind each other."""
+    if not isinstance(value, torch.Tensor) or value.layout != torch.strided:
+        return None
+    sizes, strides = _hints(value.shape), _hints(value.stride())
+    if None in sizes or None in strides:
+        return None
+    order = sorted(range(len(sizes)), key=lambda axis: -strides[axis])
+    expected = 1
+    for axis in reversed(order):
+        if sizes[axis] != 1 and strides[axis] != expected:
+            return None
+        expected *= sizes[axis]
+    return order
+
+
+def _hints(sizes) -> list[int | None]:
+    return [size.node.hint if isinstance(size, torch.SymInt) else size for size in sizes]
 
 
 def group_argument(node: torch.fx.Node, at: int, argument) -> str | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from os import PathLike
 
 from symmc import InputError, machines
 
@@ -20,7 +21,7 @@ class Options:
     """What runs the operators that symmc does not know: ``inductor``, ``eager``, or ``error`` for nobody."""
     timeout: float = 30.0
     """No wait for other ranks takes longer, in seconds."""
-    report: str | None = None
+    report: str | PathLike[str] | None = None
     """A file to which the reports of the plans are written."""
 
     @staticmethod
@@ -36,4 +37,20 @@ class Options:
             raise InputError(f"option fallback: expected inductor, eager or error, found {options.fallback!r}")
         if options.machine is not None and not isinstance(options.machine, str):
             raise InputError(f"option machine: expected a name such as {', '.join(machines())}, found {options.machine!r}")
+        options._check()
         return options
+
+    def _check(self) -> None:
+        """Refuses values of other types, and those that say nothing."""
+        buckets = self.buckets
+        if isinstance(buckets, str) or not isinstance(buckets, Sequence) or not all(_is_size(b) for b in buckets):
+            raise InputError(f"option buckets: expected a list of sizes of at least 1, found {buckets!r}")
+        seconds = self.timeout
+        if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not 0 < seconds < float("inf"):
+            raise InputError(f"option timeout: expected seconds, found {seconds!r}")
+        if not isinstance(self.report, (str, PathLike, type(None))):
+            raise InputError(f"option report: expected a path, found {self.report!r}")
+
+
+def _is_size(value) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 1

@@ -123,6 +123,8 @@ def _replace(graph: torch.fx.Graph, region: list[torch.fx.Node], options: Option
         return
     for own, given in zip([node for node in part.graph.nodes if node.op == "placeholder"], inputs):
         own.meta["val"] = given.meta["val"]
+    if not all(node.meta["val"].is_contiguous() for node in outputs):
+        return
     lifted = _graph.Lifted.of(part)
     values = [node.meta["val"] for node in [*inputs, *outputs]]
     symbols = sorted({str(s) for v in values for d in v.shape if isinstance(d, torch.SymInt) for s in d.node.expr.free_symbols})
@@ -217,9 +219,10 @@ def _runner(spec: str) -> Runner:
     """What runs a program; made when it runs first, on all ranks together."""
     told = _of(spec)
     source = _Archived(zlib.decompress(base64.b85decode(told["archive"])))
-    ranks, cells = _ranks.taking_part(told["groups"])
+    options = Options.of(told["options"])
+    ranks, cells = _ranks.taking_part(told["groups"], options.timeout)
     groups = {str(number): cells[name] for number, name in enumerate(told["groups"])}
-    return Runner(source, told["symbols"], ranks, groups, Options.of(told["options"]))
+    return Runner(source, told["symbols"], ranks, groups, options)
 
 
 @torch.library.custom_op("symmc::planned", mutates_args=())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import threading
 from typing import Protocol
 
 import torch
@@ -51,6 +52,8 @@ class Runner:
         self.session: symmc.Session | None = None
         self.sizes: tuple[int, ...] | None = None
         self.results: list[tuple[tuple[int, ...], torch.dtype]] = []
+        self.turn = threading.Lock()
+        """Threads that call one function take turns: the session runs for one of them."""
 
     def _opened(self) -> symmc.Program:
         """The program of all ranks, for sizes up to the caps."""
@@ -84,9 +87,15 @@ class Runner:
             buckets = {name: self._buckets(most) for name, (_, most) in self.program.symbols.items()}
         self.plan = symmc.compile(self.program, machine=self._machine(device), buckets=buckets)
         if self.options.report:
-            with open(self.options.report, "a", encoding="utf-8") as file:
-                file.write(self.plan.report() + "\n")
+            self._write_report(self.options.report)
         return True
+
+    def _write_report(self, path) -> None:
+        try:
+            with open(path, "a", encoding="utf-8") as file:
+                file.write(self.plan.report() + "\n")
+        except OSError as error:
+            raise symmc.RunError(f"option report: {path}: {error.strerror}") from error
 
     def _buckets(self, most: int) -> list[int]:
         return sorted({bound for bound in self.options.buckets if bound < most} | {most})
@@ -117,8 +126,12 @@ class Runner:
 
     def run(self, sizes: tuple[int, ...], given: list[torch.Tensor], device: torch.device):
         """The results that replace no argument, and what was used instead of the arguments that do not lie as they must."""
-        if sizes != self.sizes:
-            self._resize(sizes, device)
+        with self.turn:
+            if sizes != self.sizes:
+                self._resize(sizes, device)
+            return self._launch(given, device)
+
+    def _launch(self, given: list[torch.Tensor], device: torch.device):
         lent = [tensor if tensor.is_contiguous() else tensor.contiguous() for tensor in given]
         addresses = [tensor.data_ptr() for tensor in lent]
         stream = None
