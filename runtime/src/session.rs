@@ -86,6 +86,19 @@ pub struct RawStream(pub *mut std::ffi::c_void);
 // SAFETY: a handle is a name; whoever uses it answers for what it names.
 unsafe impl Send for RawStream {}
 
+/// How often a session recorded a run of its program for sizes and memory, and what became of the recordings. The host
+/// records none.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[non_exhaustive]
+pub struct Recordings {
+    /// How many were made.
+    pub made: u64,
+    /// How often one took over other memory instead.
+    pub moved: u64,
+    /// How many had to go because more were kept than may be.
+    pub evicted: u64,
+}
+
 /// For each input whether its caller may write it before each run: arguments, those that an output replaces, and those
 /// whose size depends on a symbol.
 pub fn renewed(source: &Graph) -> Vec<bool> {
@@ -205,6 +218,11 @@ pub trait DeviceSession: Send {
 
     /// What the session takes of its device now.
     fn taken(&self) -> Taken;
+
+    /// How often it recorded runs since it was opened, or has had its memory again.
+    fn recordings(&self) -> Recordings {
+        Recordings::default()
+    }
 
     /// Waits until all runs have ended, and ends the session on this rank.
     ///

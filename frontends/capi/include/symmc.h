@@ -421,6 +421,10 @@ symmc_status symmc_session_enqueue_on(symmc_session *session, void *stream);
 /* What the session takes of its device now. */
 symmc_status symmc_session_taken(symmc_session *session, symmc_session_memory *memory);
 
+/* How often the session recorded runs on its GPU (`made`), had a recording take over other memory instead (`moved`), and gave
+ * one up because more were kept than may be (`evicted`). The host records none. Each pointer may be NULL. */
+symmc_status symmc_session_recordings(symmc_session *session, uint64_t *made, uint64_t *moved, uint64_t *evicted);
+
 /* Asks whether all runs have ended: `done` becomes 1, else 0. Fails if one failed. */
 symmc_status symmc_session_poll(symmc_session *session, int *done);
 

@@ -389,6 +389,32 @@ pub unsafe extern "C" fn symmc_session_taken(
     unsafe { with(session, |session| give(memory, session.session.taken().into())) }
 }
 
+/// How often the session recorded runs on its GPU (`made`), had a recording take over other memory instead (`moved`), and gave
+/// one up because more were kept than may be (`evicted`). The host records none. Each pointer may be NULL.
+///
+/// # Safety
+/// `session` is a session that no other thread uses, each pointer takes a number or is NULL.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn symmc_session_recordings(
+    session: *mut symmc_session,
+    made: *mut u64,
+    moved: *mut u64,
+    evicted: *mut u64,
+) -> symmc_status {
+    let tell = |session: &mut symmc_session| {
+        let found = session.session.recordings();
+        for (to, number) in [(made, found.made), (moved, found.moved), (evicted, found.evicted)] {
+            if !to.is_null() {
+                // SAFETY: by the caller.
+                unsafe { to.write(number) };
+            }
+        }
+        Ok(())
+    };
+    // SAFETY: by the caller.
+    unsafe { with(session, tell) }
+}
+
 /// Asks whether all runs have ended: `done` becomes 1, else 0. Fails if one failed.
 ///
 /// # Safety

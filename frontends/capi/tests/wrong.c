@@ -198,6 +198,7 @@ static void of_sessions(void) {
     refused(symmc_session_close(NULL), INPUT, "the handle of the session is NULL");
     refused(symmc_session_enqueue_on(NULL, x), INPUT, "the handle of the session is NULL");
     refused(symmc_session_taken(NULL, NULL), INPUT, "the handle of the session is NULL");
+    refused(symmc_session_recordings(NULL, NULL, NULL, NULL), INPUT, "the handle of the session is NULL");
     expect(symmc_session_rank(NULL) == 0);
     symmc_session_free(NULL);
     symmc_group_free(NULL);
@@ -251,6 +252,9 @@ static void of_options(void) {
     must(symmc_group_bootstrap(0, 1, alone, NULL, &group));
     must(symmc_session_open(plan, group, options, &session));
     must(symmc_session_taken(session, &taken));
+    uint64_t evicted = 1;
+    must(symmc_session_recordings(session, NULL, NULL, &evicted));
+    expect(evicted == 0);
     expect(taken.symmetric == memory.symmetric && taken.symmetric >= 5000);
     must(symmc_session_allocate_symmetric(session, 4000, &buffer));
     must(symmc_buffer_write(buffer, 3996, &something, 4));

@@ -117,7 +117,9 @@ pub use symmc_runtime::host::{EngineChoice, Launch, Membership, Ran, RankCommand
 pub use workload::{Draw, Expected, Workload, bindings};
 
 // Sessions.
-pub use session::{Bootstrap, Buffer, Group, Memory, Place, Session, SessionConfig, Taken, Value, ValueKind};
+pub use session::{
+    Bootstrap, Buffer, Group, Memory, Place, Recordings, Session, SessionConfig, Taken, Value, ValueKind,
+};
 #[cfg(feature = "cuda")]
 pub use session::{Gpu, Progress};
 

@@ -17,7 +17,7 @@ pub use buffer::Buffer;
 #[cfg(feature = "cuda")]
 pub use symmc_cuda::{Gpu, Progress};
 pub use symmc_runtime::host::{Bootstrap, Group};
-pub use symmc_runtime::session::Taken;
+pub use symmc_runtime::session::{Recordings, Taken};
 pub use values::{Place, Value, ValueKind};
 
 use crate::error::Error;
@@ -379,6 +379,12 @@ impl Session {
     /// The bytes that the session takes of its device now.
     pub fn taken(&self) -> Taken {
         self.device.taken()
+    }
+
+    /// How often the session recorded runs on its GPU, and what became of the recordings: one is made for new sizes and for
+    /// memory that none fits, and as many are kept as `Gpu::with_kept` says.
+    pub fn recordings(&self) -> Recordings {
+        self.device.recordings()
     }
 
     /// Whether all runs have ended.

@@ -8,7 +8,7 @@ use symmc::unstable::cuda::CudaSession;
 use symmc::unstable::cuda::driver::{Device, Stream};
 use symmc::unstable::runtime::host::HostConfig;
 use symmc::unstable::runtime::session::{DeviceSession, Extent, Owner, Port, RawStream};
-use symmc::{Bind, CheckedPlan, Draw, Gpu, Group, OpenOptions, Program, TensorFile, Workload};
+use symmc::{Bind, CheckedPlan, Draw, Gpu, Group, OpenOptions, Program, Recordings, TensorFile, Workload};
 
 use crate::common::{Block, LIMIT, floats, on_ranks, opened, planned, values};
 
@@ -162,7 +162,7 @@ pub fn moves(stem: &str) -> Result<()> {
         (0..count).try_for_each(|l| caller.shift(l))?;
         caller.run()?;
         caller.compare()?;
-        let [moved, recorded] = caller.session.moved_and_recorded();
+        let Recordings { moved, made: recorded, .. } = caller.session.recordings();
         ensure!(moved > 0, "nothing was moved, {recorded} runs were recorded");
         Box::new(caller.session).close()?;
         Ok((count, moved, recorded, copies))

@@ -13,8 +13,8 @@ use symmc_ir::{Bindings, Tensor};
 use symmc_runtime::RunError;
 use symmc_runtime::exec::Bound;
 use symmc_runtime::session::{
-    DeviceMemory, DeviceName, DeviceSession, Extent, Kept, Owner, Port, RawStream, SizedProgram, Spot, Taken,
-    ended, gave_back, in_progress,
+    DeviceMemory, DeviceName, DeviceSession, Extent, Kept, Owner, Port, RawStream, Recordings, SizedProgram,
+    Spot, Taken, ended, gave_back, in_progress,
 };
 
 use super::gear::{Gear, Sizes};
@@ -458,6 +458,16 @@ impl DeviceSession for CudaSession<'_> {
         let gear = made.map_err(|error| self.fail(error.into()))?;
         self.gear = Some(gear);
         Ok(())
+    }
+
+    fn recordings(&self) -> Recordings {
+        let mut out = Recordings::default();
+        if let Some(gear) = &self.gear {
+            let programs = &gear.rig.programs;
+            (out.made, out.moved, out.evicted) =
+                (programs.recorded, programs.moved, programs.recent.evicted());
+        }
+        out
     }
 
     fn taken(&self) -> Taken {

@@ -135,16 +135,6 @@ impl<'c> CudaSession<'c> {
         &self.device
     }
 
-    /// How many recorded runs had to go because more were kept than [`Gpu::kept`] allows.
-    pub fn evicted(&self) -> u64 {
-        self.gear.as_ref().map_or(0, |gear| gear.rig.programs.recent.evicted())
-    }
-
-    /// How many recorded runs took over other memory, and how many runs were recorded.
-    pub fn moved_and_recorded(&self) -> [u64; 2] {
-        self.gear.as_ref().map_or([0; 2], |gear| [gear.rig.programs.moved, gear.rig.programs.recorded])
-    }
-
     /// The copies that are part of what was run last, as it was recorded; none if something was set or lent since.
     ///
     /// # Errors
