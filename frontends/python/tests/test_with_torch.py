@@ -591,6 +591,25 @@ class Backend(unittest.TestCase):
         program = symmc.from_fx(module, (torch.randn(3, 4),), ranks=1)
         self.assertIn("relu", program.text())
 
+    def test_what_is_no_graph_of_operators_is_refused(self):
+        class Model(torch.nn.Module):
+            def forward(self, x):
+                return x.relu()
+
+        traced = torch.fx.symbolic_trace(Model())
+        graph = torch.fx.Graph()
+        graph.output((graph.placeholder("x"),))
+        bare = torch.fx.GraphModule(torch.nn.Module(), graph)
+        cases = [
+            (symmc.from_exported, Model(), "expected a torch.export.ExportedProgram, found Model"),
+            (symmc.from_fx, 5, "expected a torch.fx.GraphModule, found int"),
+            (symmc.from_fx, traced, "node relu: expected ATen operators"),
+            (symmc.from_fx, bare, "input x: its value is not known"),
+        ]
+        for function, given, text in cases:
+            with self.subTest(text), self.assertRaisesRegex(symmc.InputError, text):
+                function(given)
+
     def test_bf16_by_dlpack(self):
         text = 'program "p" ranks 1\narg %x: bf16[4]\n%y: bf16[4] = add %x, %x\nreturn %y\n'
         plan = symmc.compile(symmc.from_text(text))

@@ -67,7 +67,7 @@ def from_exported(exported, **options) -> Program:
     """The program of a ``torch.export.ExportedProgram``, with the options of :func:`open`."""
     from symmc.torch import _graph
 
-    return _graph.opened([_graph.archived(exported)], **options)
+    return _graph.from_exported(exported, **options)
 
 
 def from_fx(module, inputs=None, **options) -> Program:

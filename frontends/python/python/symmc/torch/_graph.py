@@ -51,11 +51,32 @@ def opened(archives: list[bytes], **options) -> symmc.Program:
 
 def from_fx(module: torch.fx.GraphModule, inputs=None, **options) -> symmc.Program:
     """The program of a graph of ATen operators."""
+    _check_graph(module, inputs)
     if inputs is not None:
         from torch.fx.passes.fake_tensor_prop import FakeTensorProp
 
         FakeTensorProp(module).propagate(*inputs)
     return opened([archived(Lifted.of(module).exported)], **options)
+
+
+def from_exported(exported: ExportedProgram, **options) -> symmc.Program:
+    """The program of an exported one."""
+    if not isinstance(exported, ExportedProgram):
+        raise symmc.InputError(f"expected a torch.export.ExportedProgram, found {type(exported).__name__}")
+    return opened([archived(exported)], **options)
+
+
+def _check_graph(module, inputs) -> None:
+    """Refuses what is no graph of ATen operators with values."""
+    if not isinstance(module, torch.fx.GraphModule):
+        raise symmc.InputError(f"expected a torch.fx.GraphModule, found {type(module).__name__}")
+    for node in module.graph.nodes:
+        if node.op in ("call_module", "call_method"):
+            found = f"{node.op} {node.target}"
+            raise symmc.InputError(f"node {node.name}: expected ATen operators, as make_fx gives them, found {found}")
+    for node in module.graph.nodes:
+        if inputs is None and node.op == "placeholder" and "val" not in node.meta:
+            raise symmc.InputError(f"input {node.name}: its value is not known: give example inputs")
 
 
 @dataclass
