@@ -118,14 +118,20 @@ impl Plan {
         py.detach(|| symmc::check(&self.0)).map(|report| report.to_string()).map_err(raised)
     }
 
-    /// The bytes that the session of a rank will take of the host, or of a GPU: both arenas, scratch, and at most for inputs
+    /// The bytes that the session of a rank will take of the host, or of a GPU: both arenas, flags, scratch, and at most for inputs
     /// and outputs, if none is bound (`held`).
     #[pyo3(signature = (rank=0, *, gpu=None))]
     fn memory(&self, py: Python<'_>, rank: u32, gpu: Option<u32>) -> PyResult<IndexMap<&'static str, usize>> {
         let config = on_gpu(SessionConfig::default(), gpu)?;
         let taken = py.detach(|| symmc::Session::budget(&self.0, rank, &config)).map_err(raised)?;
-        let Taken { ordinary, symmetric, scratch, held, .. } = taken;
-        let all = [("ordinary", ordinary), ("symmetric", symmetric), ("scratch", scratch), ("held", held)];
+        let Taken { ordinary, symmetric, flags, scratch, held, .. } = taken;
+        let all = [
+            ("ordinary", ordinary),
+            ("symmetric", symmetric),
+            ("flags", flags),
+            ("scratch", scratch),
+            ("held", held),
+        ];
         Ok(all.into_iter().collect())
     }
 

@@ -97,7 +97,7 @@ class Plans(unittest.TestCase):
         self.assertIn("%y", self.plan.report())
         self.assertIn("%y", self.plan.explain("y"))
         self.assertIn("2 buckets", self.plan.check())
-        self.assertEqual(set(self.plan.memory()), {"symmetric", "ordinary", "scratch", "held"})
+        self.assertEqual(set(self.plan.memory()), {"symmetric", "ordinary", "flags", "scratch", "held"})
         with self.assertRaisesRegex(symmc.InputError, "7"):
             self.plan.memory(7)
         with self.assertRaisesRegex(symmc.InputError, "nothing"):
@@ -505,7 +505,7 @@ class Page(unittest.TestCase):
         programs = [part.split("```")[0] for part in parts]
         self.assertEqual(len(programs), 4)
         for program in programs:
-            if "import torch" in program and importlib.util.find_spec("torch") is None:
+            if "torch" in program and importlib.util.find_spec("torch") is None:
                 continue
             with self.subTest(program), tempfile.TemporaryDirectory() as folder:
                 (pathlib.Path(folder) / "tests").symlink_to(root / "tests")
