@@ -25,8 +25,8 @@ const RECORDED: [&str; 8] = [
     "hf_llama_tp2",
 ];
 
-/// The bytes of shared memory of sessions that this process maps, each once, however often it is mapped.
-fn shared() -> usize {
+/// The segments of shared memory of sessions that this process maps, with their bytes, however often each is mapped.
+fn shared() -> BTreeMap<u64, usize> {
     let maps = fs::read_to_string("/proc/self/maps").expect("mappings");
     let mut segments: BTreeMap<u64, usize> = BTreeMap::new();
     for line in maps.lines().filter(|line| line.contains("memfd:symmc")) {
@@ -37,7 +37,7 @@ fn shared() -> usize {
         let bytes = segments.entry(node).or_default();
         *bytes = (*bytes).max(at(end) - at(start));
     }
-    segments.values().sum()
+    segments
 }
 
 /// What was told for every rank, and what the sessions took: when opened, and when all memory was made and one run done.
@@ -54,7 +54,9 @@ fn told_and_taken(
         let mut session = Session::open(plan, &group, &config).expect("a session");
         let opened = session.taken();
         together.wait();
-        let mapped = shared() - before;
+        // What coordinated the sessions before lets go of their memory in its own time.
+        let mapped =
+            shared().iter().filter(|(node, _)| !before.contains_key(node)).map(|(_, bytes)| bytes).sum();
         together.wait();
         for (symbol, value) in sizes {
             session.set(symbol, *value).expect("a size that the plan serves");
@@ -88,7 +90,7 @@ fn told_and_taken(
     });
     // Every segment is rounded up to whole pages: the arenas, and two that the ranks have together.
     let told: usize = found.iter().map(|(told, ..)| told.symmetric + told.flags).sum();
-    let mapped = found[0].3;
+    let mapped: usize = found[0].3;
     let rounding = 4096 * (found.len() + 2) + found.len();
     assert!(mapped <= told + rounding && told <= mapped + rounding, "told {told}, mapped {mapped}");
     found.into_iter().map(|(told, opened, taken, _)| (told, opened, taken)).collect()
