@@ -3,9 +3,9 @@
 use std::ffi::{CString, c_char};
 use std::path::Path;
 
-use symmc::{Bind, BucketSpec, CheckedPlan, Config, Error, ErrorKind, Profile};
+use symmc::{Bind, BucketSpec, CheckedPlan, Config, Error, ErrorKind};
 
-use crate::error::{c_text, free, guard, handle, handle_mut, make, refused, slice, symmc_status, text};
+use crate::error::{c_text, free, guard, handle, handle_mut, make, slice, symmc_status, text};
 use crate::program::symmc_program;
 
 /// How to compile. One thread at a time uses it.
@@ -67,23 +67,9 @@ pub unsafe extern "C" fn symmc_options_set_machine(
     guard(|| {
         // SAFETY: by the caller.
         let (options, machine) = unsafe { (handle_mut(options, "options")?, text(machine, "the machine")?) };
-        options.0.profile = match Profile::builtin(machine) {
-            Some(profile) => profile,
-            None => profile_file(machine)?,
-        };
+        options.0.profile = symmc::machine(machine)?;
         Ok(())
     })
-}
-
-fn profile_file(name: &str) -> Result<Profile, Error> {
-    if !Path::new(name).is_file() {
-        let known = Profile::builtin_names().join(", ");
-        return Err(refused(format!(
-            "there is no machine {name}; expected one of {known} or a profile file"
-        )));
-    }
-    let text = std::fs::read_to_string(name).map_err(|e| refused(format!("{name}: {e}")))?;
-    Profile::from_json(&text).map_err(|e| refused(format!("{name}: {e}")))
 }
 
 /// Divides the range of a symbol into buckets by the largest value of each, ascending. Other symbols keep theirs.

@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use anyhow::{Context, Result, anyhow, bail};
+use anyhow::{Result, bail};
 use symmc::unstable::ir::ranges::Given;
 use symmc::{Bind, BucketSpec, Config, OpenOptions, Plan, Profile, Program, TensorFile, Variant};
 
@@ -80,11 +80,7 @@ pub fn gpu_config(args: &CompileArgs, ranks: u32, gpus: &[u32]) -> Result<Config
 }
 
 fn config_for(args: &CompileArgs, machine: &str) -> Result<Config> {
-    let machine = args.machine.as_deref().unwrap_or(machine);
-    let profile = match Profile::builtin(machine) {
-        Some(profile) => profile,
-        None => profile_file(machine)?,
-    };
+    let profile = symmc::machine(args.machine.as_deref().unwrap_or(machine))?;
     let buckets = args.buckets.iter().map(|(symbol, upper)| BucketSpec::new(symbol, upper.as_slice()));
     let bind = match args.bind.as_slice() {
         [] => Bind::None,
@@ -101,21 +97,6 @@ fn config_for(args: &CompileArgs, machine: &str) -> Result<Config> {
         config = config.with_slack(percent / 100.0);
     }
     Ok(config.with_variants(variants).with_symm_limit(args.symm_limit))
-}
-
-fn profile_file(name: &str) -> Result<Profile> {
-    let path = Path::new(name);
-    if path.is_dir() {
-        bail!("{name}: this is a folder; expected a machine or a profile file");
-    }
-    if !path.exists() {
-        bail!(
-            "there is no machine {name}; expected one of {} or a profile file",
-            Profile::builtin_names().join(", ")
-        );
-    }
-    let text = std::fs::read_to_string(path).with_context(|| name.to_string())?;
-    Profile::from_json(text.trim_start_matches(BOM)).map_err(|e| anyhow!("{name}: {e}"))
 }
 
 /// The mark that some editors put in front of UTF-8.

@@ -27,6 +27,12 @@ pub fn machines() -> Vec<&'static str> {
     Profile::builtin_names()
 }
 
+/// The name of the built-in machine that is most like one with so many GPUs.
+#[pyfunction]
+pub fn nearest_machine(gpus: u32) -> &'static str {
+    Profile::nearest(gpus)
+}
+
 /// Makes a plan of a program, and proves it safe.
 ///
 /// machine: the name of a profile (`symmc.machines()`), or the path of one that `symmc tune` wrote. ranks: the number of
@@ -47,7 +53,7 @@ pub fn compile(
 ) -> PyResult<Plan> {
     let mut config = Config::default();
     if let Some(name) = machine {
-        config = config.with_profile(profile(name)?);
+        config = config.with_profile(symmc::machine(name).map_err(raised)?);
     }
     let buckets = buckets.unwrap_or_default().into_iter();
     config = config.with_buckets(buckets.map(|(symbol, upper)| BucketSpec::new(symbol, upper)));
@@ -70,17 +76,6 @@ pub fn compile(
     })
     .map(Plan)
     .map_err(raised)
-}
-
-fn profile(name: &str) -> PyResult<Profile> {
-    if let Some(profile) = Profile::builtin(name) {
-        return Ok(profile);
-    }
-    let text = std::fs::read_to_string(name).map_err(|error| {
-        let known = machines().join(", ");
-        refused(format!("the machine {name}: expected one of {known}, or a file; reading that: {error}"))
-    })?;
-    Profile::from_json(&text).map_err(|error| refused(format!("{name}: {error}")))
 }
 
 /// Reads a plan from a file, and proves it safe.

@@ -76,6 +76,7 @@ pub mod custom;
 pub mod doctor;
 mod error;
 mod files;
+mod machine;
 mod memory;
 mod outputs;
 mod program;
@@ -101,6 +102,7 @@ pub use compile::refuse_for_gpus;
 pub use compile::{
     Bind, BucketSpec, Config, Stages, canonical, check, checked, compile, compile_timed, lowered, read_plan,
 };
+pub use machine::machine;
 pub use symmc_ir::Variant;
 pub use symmc_ir::machine::Profile;
 pub use symmc_planner::check::Report;

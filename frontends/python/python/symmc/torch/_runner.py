@@ -9,6 +9,7 @@ from typing import Protocol
 import torch
 
 import symmc
+from symmc._symmc import nearest_machine
 from symmc.torch import _graph
 from symmc.torch._options import Options
 from symmc.torch._ranks import Ranks
@@ -103,7 +104,7 @@ class Runner:
     def _machine(self, device: torch.device) -> str | None:
         if self.options.machine is not None or device.type != "cuda":
             return self.options.machine
-        return "h200x4" if len(self.ranks.members) > 2 else "h200x2"
+        return nearest_machine(len(self.ranks.members))
 
     def _resize(self, sizes: tuple[int, ...], device: torch.device) -> None:
         """Has the runs that come take these sizes."""
