@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
-use symmc::{Bootstrap, Membership};
+use symmc::Bootstrap;
 
 use crate::error::{raised, refused};
 
@@ -52,11 +52,9 @@ impl Group {
     /// The place that torchrun, mpirun or srun gave this process.
     #[staticmethod]
     fn from_env() -> PyResult<Group> {
-        let place = Membership::from_env().map_err(|error| raised(error.into()))?;
-        let place = place.ok_or_else(|| {
-            refused("the environment names no rank: expected that of torchrun, mpirun or srun")
-        })?;
-        Ok(Group(Arc::new(symmc::Group::of(place))))
+        let group = symmc::Group::from_env().map_err(|error| raised(error.into()))?;
+        let none = || refused("the environment names no rank: expected that of torchrun, mpirun or srun");
+        Ok(Group(Arc::new(group.ok_or_else(none)?)))
     }
 
     /// The place of a rank that has means of its own: `all_gather` takes bytes and gives the list of those of all ranks. All

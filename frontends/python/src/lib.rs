@@ -6,6 +6,7 @@
 mod command;
 mod dlpack;
 mod error;
+mod gpu;
 mod group;
 mod plan;
 mod program;

@@ -7,8 +7,8 @@ use pyo3::prelude::*;
 use symmc::{Bind, BucketSpec, CheckedPlan, Config, Profile, SessionConfig, Taken};
 
 use crate::error::{raised, refused};
+use crate::gpu::on_gpu;
 use crate::program::Program;
-use crate::session::on_gpu;
 
 /// A plan that is proved safe.
 #[pyclass(frozen, module = "symmc")]

@@ -12,6 +12,7 @@ use symmc::{SessionConfig, ValueKind};
 
 use crate::dlpack::{Foreign, device};
 use crate::error::{raised, refused};
+use crate::gpu::on_gpu;
 use crate::group::Group;
 use crate::plan::Plan;
 use crate::tensor::Tensor;
@@ -124,39 +125,28 @@ impl Open {
         Ok(())
     }
 
-    /// The input or output of a name, if that is the one of a value.
-    fn value(&self, name: &str) -> Option<symmc::Value> {
-        let named = |all: Result<Vec<symmc::Value>, symmc::Error>| {
-            all.ok()?.into_iter().enumerate().find(|(i, value)| is_named(*i, value, name)).map(|(_, v)| v)
-        };
-        let session = &self.session;
-        named(session.inputs()).or_else(|| named(session.parameters())).or_else(|| named(session.outputs()))
+    /// Starts a run; on a stream of the caller, by its driver's handle, if there is one.
+    fn start(&mut self, stream: Option<usize>) -> Result<(), symmc::Error> {
+        match stream {
+            None => self.session.enqueue(),
+            Some(stream) => {
+                let stream: *mut c_void = std::ptr::with_exposed_provenance_mut(stream);
+                // SAFETY: by the caller, the stream exists.
+                unsafe { self.session.enqueue_on(stream) }
+            }
+        }
     }
 }
 
 /// Refuses a tensor of another type. What has no such name is refused by the session.
 fn expect_type(open: &Open, name: &str, tensor: &Foreign) -> PyResult<()> {
-    match open.value(name) {
-        Some(value) if value.dtype != tensor.dtype || value.extents != tensor.shape => Err(refused(format!(
+    match open.session.value(name) {
+        Ok(value) if value.dtype != tensor.dtype || value.extents != tensor.shape => Err(refused(format!(
             "{name}: expected {}{:?}, found {}{:?}",
             value.dtype, value.extents, tensor.dtype, tensor.shape
         ))),
         _ => Ok(()),
     }
-}
-
-/// Whether a value of its kind, with this number among them, has a name.
-fn is_named(number: usize, value: &symmc::Value, name: &str) -> bool {
-    let name = name.strip_prefix('%').unwrap_or(name);
-    let numbered = match value.kind {
-        ValueKind::Argument => name.strip_prefix("in."),
-        ValueKind::Output => name.strip_prefix("out."),
-        _ => None,
-    };
-    let stored = name.strip_prefix("w.").unwrap_or(name);
-    numbered.is_some_and(|n| n.parse() == Ok(number))
-        || value.name == name
-        || value.source.as_deref() == Some(stored)
 }
 
 impl Session {
@@ -359,14 +349,7 @@ impl Session {
     /// driver's handle.
     #[pyo3(signature = (stream=None))]
     fn enqueue(&self, py: Python<'_>, stream: Option<usize>) -> PyResult<()> {
-        self.with(py, |open| match stream {
-            None => open.session.enqueue(),
-            Some(stream) => {
-                let stream: *mut c_void = std::ptr::with_exposed_provenance_mut(stream);
-                // SAFETY: by the caller, the stream exists.
-                unsafe { open.session.enqueue_on(stream) }
-            }
-        })
+        self.with(py, |open| open.start(stream))
     }
 
     /// One run with all arguments and outputs at these addresses, by their numbers: what is called once for each call of a
@@ -379,18 +362,10 @@ impl Session {
         outputs: Vec<u64>,
         stream: Option<usize>,
     ) -> PyResult<()> {
-        let launched = self.with(py, |open| {
+        self.with(py, |open| {
             open.rebind(arguments, outputs)?;
-            match stream {
-                None => open.session.enqueue(),
-                Some(stream) => {
-                    let stream: *mut c_void = std::ptr::with_exposed_provenance_mut(stream);
-                    // SAFETY: by the caller, the stream exists.
-                    unsafe { open.session.enqueue_on(stream) }
-                }
-            }
-        });
-        launched?;
+            open.start(stream)
+        })?;
         if stream.is_none() { self.until_idle(py, None) } else { Ok(()) }
     }
 
@@ -445,22 +420,6 @@ impl Session {
     fn __repr__(&self) -> String {
         let place = self.gpu.map_or("host".to_string(), |gpu| format!("GPU {gpu}"));
         format!("<symmc.Session {:?}: rank {}, {place}>", self.name, self.rank)
-    }
-}
-
-#[cfg(feature = "cuda")]
-pub fn on_gpu(config: SessionConfig, gpu: Option<u32>) -> PyResult<SessionConfig> {
-    Ok(match gpu {
-        Some(gpu) => config.with_gpu(symmc::Gpu::new(gpu)),
-        None => config,
-    })
-}
-
-#[cfg(not(feature = "cuda"))]
-pub fn on_gpu(config: SessionConfig, gpu: Option<u32>) -> PyResult<SessionConfig> {
-    match gpu {
-        Some(_) => Err(refused("this build of symmc has no GPUs: it was made without the feature `cuda`")),
-        None => Ok(config),
     }
 }
 

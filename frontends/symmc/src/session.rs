@@ -259,7 +259,15 @@ impl Session {
         values::find(self.plan.source_program(), name, prefer)
     }
 
-    fn value(&self, name: &str, port: Port) -> Result<Value, Error> {
+    /// The input or output of a name; the input where both have it.
+    ///
+    /// # Errors
+    /// There is no such input or output, or a symbol has no value.
+    pub fn value(&self, name: &str) -> Result<Value, Error> {
+        self.value_of(name, self.port(name, values::Prefer::Input)?)
+    }
+
+    fn value_of(&self, name: &str, port: Port) -> Result<Value, Error> {
         let all = values::all(self.plan.source_program(), &self.bindings)?;
         let value = all.into_iter().find(|(other, _)| *other == port).map(|(_, value)| value);
         value.ok_or_else(|| Error::request(format!("{name} has no value")))
@@ -339,7 +347,7 @@ impl Session {
     /// There is no such output or input, a run is in progress, or one failed.
     pub fn read(&mut self, name: &str) -> Result<Tensor, Error> {
         let port = self.port(name, values::Prefer::Output)?;
-        let value = self.value(name, port)?;
+        let value = self.value_of(name, port)?;
         let mut data = vec![0; value.bytes];
         self.device.read(port, &mut data)?;
         let tensor = Tensor::new(value.dtype, value.extents, data);

@@ -78,7 +78,7 @@ impl Session {
 
     /// Refuses a tensor of another type.
     fn expect_type(&self, name: &str, port: Port, tensor: &Tensor) -> Result<(), Error> {
-        let value = self.value(name, port)?;
+        let value = self.value_of(name, port)?;
         if tensor.dtype() == value.dtype && tensor.shape() == value.extents {
             return Ok(());
         }
