@@ -82,6 +82,12 @@ impl Addresses for NcclCall {
     }
 }
 
+impl<const N: usize> Addresses for [Address; N] {
+    fn visit(&mut self, visit: &mut dyn FnMut(&mut Address)) {
+        self.iter_mut().for_each(visit);
+    }
+}
+
 impl Addresses for Work {
     fn visit(&mut self, visit: &mut dyn FnMut(&mut Address)) {
         match self {

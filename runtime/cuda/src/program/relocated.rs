@@ -70,11 +70,7 @@ impl<'r> Split<'r> {
 impl Item {
     /// The same with its addresses in memory that begins at these bases.
     fn at(&self, bases: &[Address]) -> Result<Ready, CudaError> {
-        let (found, moved) = (&self.relocations, |at: &mut u64, word| {
-            let found = self.relocations.iter().find(|r| r.word == word);
-            let base = found.and_then(|r| Some((r, bases.get(r.base as usize)?)));
-            base.into_iter().for_each(|(r, base)| *at = base.wrapping_add(r.addend));
-        });
+        let found = &self.relocations;
         Ok(match &self.ready {
             Ready::Kernel(function, kernel) => {
                 let mut kernel = kernel.clone();
@@ -96,18 +92,21 @@ impl Item {
                 relocate(&mut call, found, bases);
                 Ready::Nccl(call)
             }
-            &Ready::Copy { mut to, mut from, bytes } => {
-                moved(&mut to, 0);
-                moved(&mut from, 1);
+            &Ready::Copy { to, from, bytes } => {
+                let mut ends = [to, from];
+                relocate(&mut ends, found, bases);
+                let [to, from] = ends;
                 Ready::Copy { to, from, bytes }
             }
-            &Ready::Store { mut at, word } => {
-                moved(&mut at, 0);
-                Ready::Store { at, word }
+            &Ready::Store { at, word } => {
+                let mut at = [at];
+                relocate(&mut at, found, bases);
+                Ready::Store { at: at[0], word }
             }
-            &Ready::Zero { mut at, bytes } => {
-                moved(&mut at, 0);
-                Ready::Zero { at, bytes }
+            &Ready::Zero { at, bytes } => {
+                let mut at = [at];
+                relocate(&mut at, found, bases);
+                Ready::Zero { at: at[0], bytes }
             }
         })
     }
