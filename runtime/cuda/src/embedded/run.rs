@@ -158,7 +158,7 @@ impl CudaSession<'_> {
     ) -> Result<Arc<Recording>, RunError> {
         // Loading code may wait for what runs, and what is timed writes to the arenas.
         self.until_idle(None)?;
-        let (limit, gpu, device) = (self.limit, &self.gpu, &self.device);
+        let (limit, gpu, device) = (self.config.limit, &self.gpu, &self.device);
         let ranks = self.ranks.as_ref().map(Ranks::comm).ok_or_else(ended)?;
         let gear = self.gear.as_mut().ok_or_else(gave_back)?;
         if settled.is_none() {
@@ -228,7 +228,7 @@ impl CudaSession<'_> {
         let comm = self.ranks.as_ref().map(Ranks::comm).ok_or_else(ended)?;
         let word = self.gear()?.progress().load(Ordering::Relaxed);
         let flight = &mut self.flight;
-        match flight.heard.news(word, Instant::now(), self.limit, flight.count) {
+        match flight.heard.news(word, Instant::now(), self.config.limit, flight.count) {
             // Steps have names where all runs are of one bucket.
             Some(News::Step(step)) if flight.bucket().is_some() => comm.begin_step(step),
             Some(_) => comm.control().beat(comm.rank()),
@@ -244,7 +244,7 @@ impl CudaSession<'_> {
         let all = self.flight.running.iter().chain(captured.map(|recording| &recording.executable));
         let report = |executable: &Arc<Executable>| {
             let (bound, sites) = (&*executable.bound, executable.program.sites());
-            let (status, run, limit) = (&gear.rig.status, self.flight.first, self.limit);
+            let (status, run, limit) = (&gear.rig.status, self.flight.first, self.config.limit);
             Report { status, bound, sites, run, limit }.failure()
         };
         all.into_iter().find_map(report)

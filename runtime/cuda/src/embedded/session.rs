@@ -1,7 +1,6 @@
 //! A session of one rank on its GPU: what it holds, from its opening to its end.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use symmc_planner::CheckedPlan;
 use symmc_planner::plan::Plan;
@@ -32,7 +31,6 @@ pub struct CudaSession<'c> {
     /// `None` once the session has ended.
     pub(super) ranks: Option<Ranks<'c>>,
     pub(super) gpu: Gpu,
-    pub(super) limit: Duration,
     pub(super) config: HostConfig,
     pub(super) ports: Ports<Piece>,
     pub(super) flight: Flight,
@@ -110,7 +108,6 @@ impl<'c> CudaSession<'c> {
             settled: Recent::new(gpu.kept),
             ranks: None,
             gpu: gpu.clone(),
-            limit: config.limit,
             config: config.clone(),
             ports,
             flight: Flight::new(Event::new()?),
