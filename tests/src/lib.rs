@@ -3,6 +3,7 @@
 pub mod trials;
 
 use std::path::{Path, PathBuf};
+use std::process::Child;
 
 /// The top folder of the repository.
 pub fn root() -> PathBuf {
@@ -26,6 +27,30 @@ pub fn files(stem: &str, ranks: u32) -> Vec<PathBuf> {
 /// The programs that come with weights, inputs and outputs: stem and ranks.
 pub const RUNNABLE: [(&str, u32); 5] =
     [("megatron_tp4_f32", 4), ("megatron_tp4_bf16", 4), ("hf_llama_tp2", 2), ("moe_ep4", 4), ("gpt_tp2", 2)];
+
+/// Programs with recorded tensors, small and unlike each other: caches, symmetric inputs, several ranks.
+pub const RECORDED: [&str; 8] = [
+    "families/llama_static_decode",
+    "families/gemma3_static_prefill",
+    "families/llama_past",
+    "families/qwen3_tp2",
+    "moe_ep4",
+    "expert_gather2",
+    "megatron_tp4_bf16",
+    "hf_llama_tp2",
+];
+
+/// Processes that are killed when this value goes, however a test ends.
+pub struct Processes(pub Vec<Child>);
+
+impl Drop for Processes {
+    fn drop(&mut self) {
+        for child in &mut self.0 {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+}
 
 /// The programs that are only a graph: stem and ranks.
 pub const GRAPHS: [(&str, u32); 4] =

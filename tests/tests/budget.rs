@@ -12,18 +12,7 @@ use symmc::{
     Workload,
 };
 use symmc_ir::Symbol;
-use symmc_tests::program;
-
-const RECORDED: [&str; 8] = [
-    "families/llama_static_decode",
-    "families/gemma3_static_prefill",
-    "families/llama_past",
-    "families/qwen3_tp2",
-    "moe_ep4",
-    "expert_gather2",
-    "megatron_tp4_bf16",
-    "hf_llama_tp2",
-];
+use symmc_tests::{RECORDED, program};
 
 /// The segments of shared memory of sessions that this process maps, with their bytes, however often each is mapped.
 fn shared() -> BTreeMap<u64, usize> {

@@ -7,6 +7,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use symmc::{Config, Group, Program, Session, SessionConfig};
+use symmc_tests::Processes;
 
 /// What a rank does, in an environment variable.
 const TASK: &str = "SYMMC_TEST_TASK";
@@ -14,20 +15,8 @@ const TASK: &str = "SYMMC_TEST_TASK";
 const SUM: &str = "program \"sum\" ranks 2\ngroup @all world\narg %x: f32[256]\n\
     %y: f32[256] = neg %x\n%z: f32[256] = all_reduce %y op=sum group=@all\nreturn %z\n";
 
-/// Processes that are killed when the test ends, however it does.
-struct Ranks(Vec<Child>);
-
-impl Drop for Ranks {
-    fn drop(&mut self) {
-        for child in &mut self.0 {
-            let _ = child.kill();
-            let _ = child.wait();
-        }
-    }
-}
-
 /// Starts two ranks as torchrun would, of which each does its task.
-fn start(port: u16, tasks: [&str; 2]) -> Ranks {
+fn start(port: u16, tasks: [&str; 2]) -> Processes {
     let start = |(rank, task): (usize, &&str)| {
         let mut command = Command::new(std::env::current_exe().expect("this program"));
         command.args(["--exact", "as_a_rank", "--nocapture"]).env(TASK, task);
@@ -43,7 +32,7 @@ fn start(port: u16, tasks: [&str; 2]) -> Ranks {
         command.envs(environment).stdout(Stdio::piped()).stderr(Stdio::piped());
         command.spawn().expect("a process")
     };
-    Ranks(tasks.iter().enumerate().map(start).collect())
+    Processes(tasks.iter().enumerate().map(start).collect())
 }
 
 /// What a rank said: the lines behind `said:`.
@@ -96,7 +85,7 @@ fn ran(port: u16, tasks: [&str; 2]) -> ([String; 2], Duration) {
     let started = Instant::now();
     let mut ranks = start(port, tasks);
     let waited: Vec<Option<Child>> = ranks.0.drain(..).map(Some).collect();
-    let mut kept = Ranks(Vec::new());
+    let mut kept = Processes(Vec::new());
     let mut texts = [String::new(), String::new()];
     for ((child, task), text) in waited.into_iter().zip(tasks).zip(&mut texts) {
         let child = child.expect("a process");

@@ -13,7 +13,7 @@ use symmc_ir::collective::Variant;
 use symmc_ir::interp::{Tolerance, compare};
 use symmc_ir::{InputKind, OutputKind, text};
 use symmc_planner::CheckedPlan;
-use symmc_tests::program;
+use symmc_tests::{RECORDED, program};
 
 /// Where inputs and outputs lie.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -143,18 +143,6 @@ fn through_a_session(
     session.close()?;
     Ok(out)
 }
-
-/// Programs with recorded tensors.
-const RECORDED: [&str; 8] = [
-    "families/llama_static_decode",
-    "families/gemma3_static_prefill",
-    "families/llama_past",
-    "families/qwen3_tp2",
-    "moe_ep4",
-    "expert_gather2",
-    "megatron_tp4_bf16",
-    "hf_llama_tp2",
-];
 
 #[test]
 fn recorded_programs_give_the_same_in_sessions_wherever_memory_lies() {

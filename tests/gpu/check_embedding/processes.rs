@@ -11,6 +11,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use symmc::unstable::cuda::driver::{Device, Stream};
 use symmc::{Bind, ErrorKind, Gpu, Group, Program, Session, SessionConfig};
+use symmc_tests::Processes;
 
 use crate::common::{Block, GPUS, floats, planned};
 use crate::recorded;
@@ -22,22 +23,10 @@ const SHORT: Duration = Duration::from_secs(6);
 const STEP: &str = "program \"step\" ranks 2\ngroup @all world\narg %x: f32[64, 256]\nparam %w: f32[256, 256]\n\
     %m: f32[64, 256] = matmul %x, %w\n%y: f32[64, 256] = all_reduce %m op=sum group=@all\nreturn %y\n";
 
-/// Processes that are killed when this value goes.
-struct Ranks(Vec<Child>);
-
-impl Drop for Ranks {
-    fn drop(&mut self) {
-        for child in &mut self.0 {
-            let _ = child.kill();
-            let _ = child.wait();
-        }
-    }
-}
-
 static GROUPS: AtomicU32 = AtomicU32::new(0);
 
 /// Starts so many ranks, of which each does a task.
-fn start(ranks: u32, task: &str) -> Result<Ranks> {
+fn start(ranks: u32, task: &str) -> Result<Processes> {
     let port = 20000 + std::process::id() % 20000 + GROUPS.fetch_add(1, Ordering::Relaxed);
     let start = |rank: u32| {
         let mut command = Command::new(std::env::current_exe()?);
@@ -50,7 +39,7 @@ fn start(ranks: u32, task: &str) -> Result<Ranks> {
         command.env("MASTER_ADDR", "127.0.0.1").env("MASTER_PORT", port.to_string());
         command.spawn().context("starting a rank")
     };
-    let mut all = Ranks(Vec::new());
+    let mut all = Processes(Vec::new());
     for rank in 0..ranks {
         all.0.push(start(rank)?);
     }
