@@ -31,8 +31,7 @@ class Compiled:
         values = self.lifted.values
         self.elsewhere = [k for k, at in enumerate(self.lifted.inputs) if values[at].device != self.device]
         self.host_results = [k for k, device in enumerate(self.lifted.devices) if device != self.device]
-        ranks, cells = _ranks.taking_part(self.lifted.groups, options.timeout)
-        groups = {str(number): cells[name] for number, name in enumerate(self.lifted.groups)}
+        ranks, groups = _ranks.taking_part(self.lifted.groups, options.timeout)
         self.runner = Runner(self.lifted, [symbol for symbol, _, _ in self.where], ranks, groups, options)
         self._checked(lambda: self.runner.plan_for(self._traced(), self.device, self._refuse))
 

@@ -83,14 +83,13 @@ def _region(collective: torch.fx.Node) -> list[torch.fx.Node] | None:
     small = [collective, waits[0]]
     if collective.target._opname != "all_reduce":
         return small
-    behind = _descendants(collective)
+    behind, order = _descendants(collective), _order(collective.graph)
     region = set(small)
-    for node in sorted(behind, key=_order(collective.graph).__getitem__):
+    for node in sorted(behind, key=order.__getitem__):
         if node not in region and _belongs(node, region, behind):
             region.add(node)
     if not any(node.target is _aten.rsqrt.default for node in region):
         region = set(small)
-    order = _order(collective.graph)
     return sorted(region, key=order.__getitem__)
 
 
@@ -220,8 +219,7 @@ def _runner(spec: str) -> Runner:
     told = _of(spec)
     source = _Archived(zlib.decompress(base64.b85decode(told["archive"])))
     options = Options.of(told["options"])
-    ranks, cells = _ranks.taking_part(told["groups"], options.timeout)
-    groups = {str(number): cells[name] for number, name in enumerate(told["groups"])}
+    ranks, groups = _ranks.taking_part(told["groups"], options.timeout)
     return Runner(source, told["symbols"], ranks, groups, options)
 
 

@@ -75,7 +75,7 @@ def alone() -> Ranks:
 
 
 def taking_part(names: Iterable[str], timeout: float) -> tuple[Ranks, dict[str, list[list[int]]]]:
-    """The ranks that programs with these groups connect, and the cells of each group, by its name on this rank.
+    """The ranks that programs with these groups connect, and the cells of each group, by its number among the names.
 
     Ranks say which groups of theirs stand at which place of the program; whoever is in a group with one that takes part
     takes part too. The members of a group count the programs that it is in, so that each may be in others besides.
@@ -101,9 +101,9 @@ def taking_part(names: Iterable[str], timeout: float) -> tuple[Ranks, dict[str, 
     members = tuple(sorted(cells))
     place = {rank: number for number, rank in enumerate(members)}
     groups = {}
-    for number, name in enumerate(names):
+    for number in range(len(own)):
         distinct = dict.fromkeys(cells[rank][number] for rank in members)
-        groups[name] = [[place[rank] for rank in cell] for cell in distinct]
+        groups[str(number)] = [[place[rank] for rank in cell] for cell in distinct]
     return Ranks(members, place[me], timeout), groups
 
 
