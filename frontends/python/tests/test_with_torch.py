@@ -299,6 +299,58 @@ def collectives_alone(rank):
     assert counts and all(count == (5, 0, 5, 1) for count in counts), counts
 
 
+def forms_are_shared(rank):
+    """Collectives that are alike run as one program, in whichever graph and place they stand, with whatever names."""
+    from symmc.torch import CollectivePass, _planned
+
+    torch._inductor.config.force_disable_caches = True
+    torch._inductor.config.post_grad_custom_post_pass = CollectivePass()
+    made = []
+    _planned.Runner = lambda *given, of=_planned.Runner: made.append(of(*given)) or made[-1]
+    torch.manual_seed(rank)
+    model, norm = Divided(32, 2), torch.nn.RMSNorm(32)
+
+    def other(weight, scale, more, x):
+        # Other names, sizes by other symbols, and operators in another order.
+        given = (x * scale).relu()
+        return norm(funcol.all_reduce(given @ weight, "sum", dist.group.WORLD) + more)
+
+    def no_norm(x):
+        return funcol.all_reduce(x.sin(), "sum", dist.group.WORLD).cos()
+
+    with torch.no_grad():
+        for tokens in (5, 9):
+            x = torch.randn(tokens, 32)
+            close(torch.compile(model, dynamic=True)(x)[0], model(x)[0])
+            # A sum with a norm behind it, in three places, a reduce_scatter, and an all_gather.
+            assert len(made) == 3, [runner.program.text() for runner in made]
+        for weight, scale, more in [(torch.randn(7, 32), torch.randn(7), torch.randn(6, 32))]:
+            x = torch.randn(6, 7)
+            close(torch.compile(other, dynamic=True)(weight, scale, more, x), other(weight, scale, more, x))
+        # Its sum is no output.
+        assert len(made) == 4, [runner.program.text() for runner in made]
+        for function in (no_norm, lambda x: no_norm(x * 2)):
+            x = torch.randn(5, 3)
+            close(torch.compile(function, dynamic=False)(x), function(x))
+        assert len(made) == 5, [runner.program.text() for runner in made]
+    sessions = [runner.session for runner in made]
+    assert len(set(map(id, sessions))) == len(made)
+
+
+def groups_made_anew_under_inductor(rank):
+    """Under other process groups, names mean other groups."""
+    import symmc.torch
+
+    symmc.torch.enable()
+    run = torch.compile(lambda x: funcol.all_reduce(x, "sum", "0"))
+    for _ in range(2):
+        close(run(torch.ones(4)), torch.full((4,), 2.0))
+        dist.barrier()
+        dist.destroy_process_group()
+        os.environ["MASTER_PORT"] = str(int(os.environ["MASTER_PORT"]) + 1)
+        dist.init_process_group("gloo")
+
+
 def kept_by_inductor(rank):
     """What Inductor keeps of a graph runs in another process as in the one that compiled it."""
     import symmc.torch
@@ -643,6 +695,12 @@ class Ranks(unittest.TestCase):
 
     def test_collectives_alone(self):
         on_ranks("collectives_alone")
+
+    def test_collectives_that_are_alike_are_one_program(self):
+        on_ranks("forms_are_shared")
+
+    def test_collectives_alone_under_groups_that_are_made_anew(self):
+        on_ranks("groups_made_anew_under_inductor")
 
     def test_collectives_of_graphs_that_inductor_keeps(self):
         import tempfile

@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import base64
-import functools
 import hashlib
-import json
 import operator
 import pathlib
-import zlib
 
 import torch
 from torch._inductor.custom_graph_pass import CustomGraphPass
-from torch.fx.passes.utils.fuser_utils import fuse_as_graphmodule
 
 import symmc
-from symmc.torch import _graph, _ranks
+from symmc.torch import _planned  # noqa: F401 (the operator)
 from symmc.torch._compiled import where
+from symmc.torch._form import NotData, Part, is_data
 from symmc.torch._options import Options
-from symmc.torch._runner import Runner
 
 _aten, _prims = torch.ops.aten, torch.ops.prims
 
@@ -59,8 +54,9 @@ class CollectivePass(CustomGraphPass):
 
     def uuid(self) -> bytes:
         """What compile caches tell passes apart by."""
-        text = symmc.__version__ + repr(self.options) + pathlib.Path(__file__).read_text(encoding="utf-8")
-        return hashlib.sha256(text.encode()).digest()
+        text = [symmc.__version__, repr(self.options)]
+        text += [path.read_text(encoding="utf-8") for path in sorted(pathlib.Path(__file__).parent.glob("*.py"))]
+        return hashlib.sha256("\0".join(text).encode()).digest()
 
 
 def enable(**options) -> None:
@@ -97,7 +93,7 @@ def _belongs(node: torch.fx.Node, region: set, behind: set) -> bool:
     """Whether a node works on what the region gives, and otherwise on what is there before."""
     given = node.all_input_nodes
     inside = any(other in region for other in given)
-    return node.target in _FOLLOWERS and inside and all(other in region or other not in behind for other in given)
+    return node.target in _FOLLOWERS and inside and is_data(node) and all(other in region or other not in behind for other in given)
 
 
 def _descendants(node: torch.fx.Node) -> set[torch.fx.Node]:
@@ -115,26 +111,19 @@ def _order(graph: torch.fx.Graph) -> dict[torch.fx.Node, int]:
 
 
 def _replace(graph: torch.fx.Graph, region: list[torch.fx.Node], options: Options) -> None:
-    """Puts one operator in place of a region."""
-    owner = graph.owning_module
-    part, inputs, outputs = fuse_as_graphmodule(owner, region, "symmc_region")
-    if any(not isinstance(node.meta.get("val"), torch.Tensor) for node in [*inputs, *outputs]):
+    """Puts one operator in place of a region, if a form can hold it."""
+    try:
+        part = Part(region)
+    except NotData:
         return
-    for own, given in zip([node for node in part.graph.nodes if node.op == "placeholder"], inputs):
-        own.meta["val"] = given.meta["val"]
-    if not all(node.meta["val"].is_contiguous() for node in outputs):
+    sizes = [_size_node(graph, symbol) for symbol in part.symbols]
+    if None in sizes or not all(node.meta["val"].is_contiguous() for node in part.outputs):
         return
-    lifted = _graph.Lifted.of(part)
-    values = [node.meta["val"] for node in [*inputs, *outputs]]
-    symbols = sorted({str(s) for v in values for d in v.shape if isinstance(d, torch.SymInt) for s in d.node.expr.free_symbols})
-    sizes = [_size_node(graph, symbol) for symbol in symbols]
-    if None in sizes or any(_written(d) is None for value in values for d in value.shape):
-        return
-    spec = _spec(lifted, symbols, values[len(inputs) :], options)
+    text = part.text({"machine": options.machine, "buckets": list(options.buckets), "timeout": options.timeout})
     with graph.inserting_after(region[-1]):
-        call = graph.call_function(torch.ops.symmc.planned.default, (list(inputs), sizes, spec))
-    call.meta["val"] = [node.meta["val"] for node in outputs]
-    for number, old in enumerate(outputs):
+        call = graph.call_function(torch.ops.symmc.planned.default, (part.inputs, sizes, text))
+    call.meta["val"] = [node.meta["val"] for node in part.outputs]
+    for number, old in enumerate(part.outputs):
         with graph.inserting_after(call):
             new = graph.call_function(operator.getitem, (call, number))
         new.meta = dict(old.meta)
@@ -155,87 +144,3 @@ def _size_node(graph: torch.fx.Graph, symbol: str) -> torch.fx.Node | None:
             size.meta["val"] = placeholders[at].meta["val"].shape[axis]
             return size
     return None
-
-
-def _spec(lifted: _graph.Lifted, symbols: list[str], outputs, options: Options) -> str:
-    """All that another process needs to run a program."""
-    archive = base64.b85encode(zlib.compress(lifted.archive({}))).decode()
-    results = [[str(value.dtype).removeprefix("torch."), [_written(d) for d in value.shape]] for value in outputs]
-    return json.dumps(
-        {
-            "archive": archive,
-            "groups": lifted.groups,
-            "symbols": symbols,
-            "results": results,
-            "options": {"machine": options.machine, "buckets": list(options.buckets), "timeout": options.timeout},
-        }
-    )
-
-
-_OPERATIONS = {"Add": operator.add, "Mul": operator.mul, "FloorDiv": operator.floordiv, "Mod": operator.mod}
-
-
-def _written(size) -> int | str | list | None:
-    """A size as data: a number, a symbol, or an operation with its operands; none where it has others."""
-    expression = size.node.expr if isinstance(size, torch.SymInt) else size
-    if isinstance(expression, int) or expression.is_Integer:
-        return int(expression)
-    if expression.is_Symbol:
-        return str(expression)
-    name, operands = type(expression).__name__, [_written(operand) for operand in expression.args]
-    return [name, *operands] if name in _OPERATIONS and None not in operands else None
-
-
-def _read(size, values: dict):
-    """A size of data, for values that may be symbols themselves."""
-    if isinstance(size, list):
-        return functools.reduce(_OPERATIONS[size[0]], [_read(operand, values) for operand in size[1:]])
-    return values[size] if isinstance(size, str) else size
-
-
-class _Archived:
-    """A program in an operator's argument."""
-
-    def __init__(self, archive: bytes):
-        self._archive = archive
-
-    def archive(self, _caps: dict[str, int]) -> bytes:
-        """The file."""
-        return self._archive
-
-    def dims(self, caps: dict[str, int]) -> dict:
-        """The bounds, which the file has not."""
-        return {symbol: (None, cap) for symbol, cap in caps.items()}
-
-
-@functools.cache
-def _of(spec: str) -> dict:
-    return json.loads(spec)
-
-
-@functools.cache
-def _runner(spec: str) -> Runner:
-    """What runs a program; made when it runs first, on all ranks together."""
-    told = _of(spec)
-    source = _Archived(zlib.decompress(base64.b85decode(told["archive"])))
-    options = Options.of(told["options"])
-    ranks, groups = _ranks.taking_part(told["groups"], options.timeout)
-    return Runner(source, told["symbols"], ranks, groups, options)
-
-
-@torch.library.custom_op("symmc::planned", mutates_args=())
-def planned(inputs: list[torch.Tensor], sizes: list[int], spec: str) -> list[torch.Tensor]:
-    """The results of a program on these inputs, with these values of its symbols."""
-    results, _ = _runner(spec).run(tuple(sizes), list(inputs), inputs[0].device)
-    return results
-
-
-@planned.register_fake
-def _(inputs, sizes, spec):
-    told = _of(spec)
-    values = dict(zip(told["symbols"], sizes))
-
-    results = told["results"]
-    return [
-        inputs[0].new_empty([_read(d, values) for d in shape], dtype=getattr(torch, dtype)) for dtype, shape in results
-    ]

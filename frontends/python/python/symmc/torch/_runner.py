@@ -52,7 +52,8 @@ class Runner:
         self.plan: symmc.Plan | None = None
         self.session: symmc.Session | None = None
         self.sizes: tuple[int, ...] | None = None
-        self.results: list[tuple[tuple[int, ...], torch.dtype]] = []
+        self.results: list[torch.Tensor] = []
+        """One for each result, of its type and extents, in memory of one element."""
         self.turn = threading.Lock()
         """Threads that call one function take turns: the session runs for one of them."""
 
@@ -122,7 +123,8 @@ class Runner:
             for name, tensor in self.program.parameters(self.ranks.rank).items():
                 self.session.write(f"w.{name}", tensor)
         returned = [value for value in self.session.outputs() if value.replaces is None]
-        self.results = [(tuple(value.shape), DTYPES[value.dtype]) for value in returned]
+        empty = [torch.empty((), dtype=DTYPES[value.dtype], device=device) for value in returned]
+        self.results = [one.expand(tuple(value.shape)) for one, value in zip(empty, returned)]
         self.sizes = sizes
 
     def run(self, sizes: tuple[int, ...], given: list[torch.Tensor], device: torch.device):
@@ -133,15 +135,30 @@ class Runner:
             return self._launch(given, device)
 
     def _launch(self, given: list[torch.Tensor], device: torch.device):
-        lent = [tensor if tensor.is_contiguous() else tensor.contiguous() for tensor in given]
-        addresses = [tensor.data_ptr() for tensor in lent]
+        if not all(map(_is_contiguous, given)):
+            given = [tensor.contiguous() for tensor in given]
+        addresses = [tensor.data_ptr() for tensor in given]
         stream = None
         if device.type == "cuda":
-            stream = torch.cuda.current_stream(device).cuda_stream
-            for at, address in enumerate(addresses):
-                if address % _ALIGN:
-                    lent[at] = lent[at].clone()
-                    addresses[at] = lent[at].data_ptr()
-        results = [torch.empty(shape, dtype=dtype, device=device) for shape, dtype in self.results]
+            stream = _stream_of(device.index)
+            if any(address % _ALIGN for address in addresses):
+                given = [tensor.clone() if tensor.data_ptr() % _ALIGN else tensor for tensor in given]
+                addresses = [tensor.data_ptr() for tensor in given]
+        results = list(map(_empty_like, self.results))
         self.session.launch(addresses, [tensor.data_ptr() for tensor in results], stream)
-        return results, lent
+        return results, given
+
+    def close(self) -> None:
+        """Ends the session."""
+        with self.turn:
+            if self.session is not None:
+                self.session.close()
+            self.plan = self.session = self.sizes = None
+
+
+_is_contiguous, _empty_like = torch.Tensor.is_contiguous, torch.empty_like
+
+
+def _stream_of(gpu: int) -> int:
+    """The driver's handle of the stream of PyTorch on a GPU."""
+    return torch._C._cuda_getCurrentRawStream(gpu)

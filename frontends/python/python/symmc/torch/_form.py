@@ -1,0 +1,203 @@
+"""Parts of graphs as data: what they compute, by which parts that are alike are found, and which another process can run.
+
+A form says nothing of where its part stands in a graph: values are numbered in an order that follows from operators and types,
+symbols by their first use. It holds the type and the extents of every value, so that operators need not be run to know them.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import operator
+
+import torch
+from torch._dynamo.source import ConstantSource
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
+
+_OPERATIONS = {"Add": operator.add, "Mul": operator.mul, "FloorDiv": operator.floordiv, "Mod": operator.mod}
+
+_HINT = 5040
+"""What symbols are thought to be while types are made: a multiple of what sizes are divided by."""
+
+
+class NotData(Exception):
+    """A part of a graph that a form cannot hold."""
+
+
+class Part:
+    """Nodes of a graph as a form. ``inputs`` and ``outputs`` are nodes, ``symbols`` the names that the graph has for those of the form."""
+
+    def __init__(self, nodes: list[torch.fx.Node]):
+        self.inputs: list[torch.fx.Node] = []
+        self.values: list[list] = []
+        self._nodes, self._numbers = nodes, {}
+        self._symbols: dict[str, str] = {}
+        while len(self._numbers) < len(nodes) + len(self.inputs):
+            self._add(min(self._ready(), key=self._sketch))
+        returned = [node for node in nodes if any(user not in nodes for user in node.users)]
+        self.outputs = sorted(returned, key=self._numbers.__getitem__)
+
+    @property
+    def symbols(self) -> list[str]:
+        """The graph's names of the symbols, in the order of the form."""
+        return list(self._symbols)
+
+    def text(self, options: dict) -> str:
+        """The form, with options of the plan."""
+        outputs = [self._numbers[node] for node in self.outputs]
+        told = {"values": self.values, "outputs": outputs, "symbols": len(self._symbols), "options": options}
+        return json.dumps(told, separators=(",", ":"))
+
+    def _ready(self) -> list[torch.fx.Node]:
+        """Nodes of which all arguments are known that are in the part."""
+        known, inside = self._numbers, set(self._nodes)
+        return [n for n in self._nodes if n not in known and all(g in known or g not in inside for g in n.all_input_nodes)]
+
+    def _sketch(self, node: torch.fx.Node) -> str:
+        """What tells nodes apart, wherever they stand."""
+
+        def reference(given: torch.fx.Node):
+            return self._numbers.get(given, ["input", *_type(given, lambda size: str(_written(size, self._seen)))])
+
+        return repr([str(node.target), _data((node.args, node.kwargs), reference)])
+
+    def _seen(self, symbol: str) -> str:
+        return self._symbols.get(symbol, "?")
+
+    def _named(self, symbol: str) -> str:
+        return self._symbols.setdefault(symbol, f"s{len(self._symbols)}")
+
+    def _add(self, node: torch.fx.Node) -> None:
+        if not isinstance(node.target, torch._ops.OpOverload):
+            raise NotData(f"{node.name}: {node.target} is no operator of a library")
+        call = [str(node.target), _data(node.args, self._reference), _data(node.kwargs, self._reference)]
+        self._number(node, call)
+
+    def _reference(self, given: torch.fx.Node):
+        if given not in self._numbers:
+            self.inputs.append(given)
+            self._number(given, [])
+        return self._numbers[given]
+
+    def _number(self, node: torch.fx.Node, call: list) -> None:
+        dtype, *shape = _type(node, lambda size: _written(size, self._named))
+        self._numbers[node] = len(self.values)
+        self.values.append([dtype, shape, *call])
+
+
+def _type(node: torch.fx.Node, extent) -> list:
+    value = node.meta.get("val")
+    if not isinstance(value, torch.Tensor):
+        raise NotData(f"{node.name}: expected a tensor, found {type(value).__name__}")
+    return [str(value.dtype).removeprefix("torch."), *map(extent, value.shape)]
+
+
+def is_data(node: torch.fx.Node) -> bool:
+    """Whether a form can hold a node."""
+    try:
+        _data((node.args, node.kwargs), lambda given: _type(given, lambda size: _written(size, str)))
+        _type(node, lambda size: _written(size, str))
+    except NotData:
+        return False
+    return True
+
+
+def _data(value, reference):
+    """An argument of a node as data."""
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    if isinstance(value, torch.fx.Node):
+        return {"value": reference(value)}
+    if isinstance(value, torch.dtype):
+        return {"dtype": str(value).removeprefix("torch.")}
+    if isinstance(value, (list, tuple)):
+        return [_data(one, reference) for one in value]
+    if isinstance(value, dict):
+        return {"named": {name: _data(one, reference) for name, one in sorted(value.items())}}
+    raise NotData(f"{type(value).__name__} in an argument")
+
+
+def _argument(told, values: list):
+    """An argument of data, for these values."""
+    if isinstance(told, list):
+        return [_argument(one, values) for one in told]
+    if not isinstance(told, dict):
+        return told
+    if "value" in told:
+        return values[told["value"]]
+    if "dtype" in told:
+        return getattr(torch, told["dtype"])
+    return {name: _argument(one, values) for name, one in told["named"].items()}
+
+
+def _written(size, named) -> int | str | list:
+    """A size as data: a number, a symbol, or an operation with its operands."""
+    expression = size.node.expr if isinstance(size, torch.SymInt) else size
+    if isinstance(expression, int) or expression.is_Integer:
+        return int(expression)
+    if expression.is_Symbol:
+        return named(str(expression))
+    name = type(expression).__name__
+    if name not in _OPERATIONS:
+        raise NotData(f"a size of {name}")
+    operands = [_written(operand, named) for operand in expression.args]
+    return [name, *(sorted(operands, key=repr) if name in ("Add", "Mul") else operands)]
+
+
+def _read(size, values: dict):
+    """A size of data, for values that may be symbols themselves."""
+    if isinstance(size, list):
+        return functools.reduce(_OPERATIONS[size[0]], [_read(operand, values) for operand in size[1:]])
+    return values[size] if isinstance(size, str) else size
+
+
+class Form:
+    """A form that was read."""
+
+    def __init__(self, text: str):
+        told = json.loads(text)
+        self.values, self.outputs, self.options = told["values"], told["outputs"], told["options"]
+        self.symbols = [f"s{number}" for number in range(told["symbols"])]
+
+    def results(self, sizes, like: torch.Tensor) -> list[torch.Tensor]:
+        """Tensors as the outputs are, for values of the symbols."""
+        known = dict(zip(self.symbols, sizes))
+        types = [self.values[number][:2] for number in self.outputs]
+        return [like.new_empty([_read(n, known) for n in shape], dtype=getattr(torch, dtype)) for dtype, shape in types]
+
+    def module(self) -> tuple[torch.fx.GraphModule, list[str]]:
+        """The part as a graph of its own, and its names of the symbols."""
+        environment = ShapeEnv()
+        known = {symbol: _symbol(environment, symbol, number) for number, symbol in enumerate(self.symbols)}
+        graph, nodes = torch.fx.Graph(), []
+        with FakeTensorMode(shape_env=environment):
+            types = [
+                torch.empty([_read(n, known) for n in shape], dtype=getattr(torch, dtype))
+                for dtype, shape, *_ in self.values
+            ]
+        for number, (_, _, *call) in enumerate(self.values):
+            if call:
+                target, given, named = call
+                space, name, overload = target.split(".")
+                target = getattr(getattr(getattr(torch.ops, space), name), overload)
+                nodes.append(graph.call_function(target, tuple(_argument(given, nodes)), _argument(named, nodes)))
+            else:
+                nodes.append(_placeholder(graph, number))
+            nodes[-1].meta["val"] = types[number]
+        graph.output(tuple(nodes[number] for number in self.outputs))
+        return torch.fx.GraphModule(torch.nn.Module(), graph), [str(size.node.expr) for size in known.values()]
+
+
+def _placeholder(graph: torch.fx.Graph, number: int) -> torch.fx.Node:
+    """An input, behind the others: they come by their numbers, before all else."""
+    first = next((node for node in graph.nodes if node.op != "placeholder"), None)
+    with graph.inserting_before(first):
+        return graph.placeholder(f"input_{number}")
+
+
+def _symbol(environment: ShapeEnv, name: str, number: int) -> torch.SymInt:
+    source, hint = ConstantSource(name), _HINT * (number + 1)
+    options = {"constraint_dim": None, "do_not_specialize_zero_one": True}
+    symbol = environment.create_symbol(hint, source, DimDynamic.DYNAMIC, **options)
+    return environment.create_symintnode(symbol, hint=hint, source=source)
