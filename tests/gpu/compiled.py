@@ -1,17 +1,23 @@
 #!/usr/bin/env python3
 """Times a Llama whose weights are divided between ranks, compiled by symmc's Python package and by PyTorch.
 
-    torchrun --nproc-per-node 2 compiled.py [TOKENS,...]
+    torchrun --nproc-per-node 2 compiled.py [TOKENS,... [SYMMC]]
 
 Eight layers of hidden size 4096 (or `LAYERS`), bf16, the modelling code of transformers with functional all_reduces behind the
-second products. For each number of tokens: microseconds of a call when several follow each other (eager, `torch.compile`, the
-same with `symmc.torch.CollectivePass`, `torch.compile` with CUDA graphs, `backend="symmc"`), microseconds of the CPU within a
-call, and the relative error of each against f64 of eager's result. Needs the package `symmc`, PyTorch and transformers.
+second products. For each number of tokens and each way (`torch.compile`, the same with `symmc.torch.CollectivePass`, both with
+CUDA graphs, `backend="symmc"`): microseconds of a call when several follow each other, microseconds of the CPU within a call,
+and the relative distance of its result from eager's. Then ratios: with the pass to without, `backend="symmc"` to
+`torch.compile` without and with CUDA graphs and, where SYMMC names the command, to `symmc bench program` on the program that the
+backend planned. Needs the package `symmc`, PyTorch and transformers.
 """
 
 import os
+import pathlib
+import re
 import statistics
+import subprocess
 import sys
+import tempfile
 import time
 import warnings
 
@@ -23,9 +29,10 @@ import torch.distributed as dist
 import torch.distributed._functional_collectives as funcol
 import transformers
 
+import symmc
 from symmc.torch import CollectivePass
 
-WAYS = ["compile", "compile + pass", "CUDA graphs", "symmc"]
+WAYS = ["compile", "compile + pass", "graphs", "graphs + pass", "symmc"]
 
 
 class Reduced(torch.nn.Module):
@@ -65,14 +72,14 @@ def built(rank, ranks):
 
 def compiled(model, way):
     torch._dynamo.reset()
-    torch._inductor.config.post_grad_custom_post_pass = CollectivePass() if way == "compile + pass" else None
+    torch._inductor.config.post_grad_custom_post_pass = CollectivePass() if "pass" in way else None
     if way == "symmc":
         return torch.compile(model, backend="symmc", dynamic=False, options={"fallback": "error"})
-    return torch.compile(model, mode="reduce-overhead" if way == "CUDA graphs" else "default", dynamic=False)
+    return torch.compile(model, mode="reduce-overhead" if "graphs" in way else "default", dynamic=False)
 
 
 def on_gpu(call, times=12, runs=10):
-    """Microseconds of a call among others: the median."""
+    """Microseconds of a call behind others: the median."""
     for _ in range(5):
         call()
     torch.cuda.synchronize()
@@ -80,6 +87,7 @@ def on_gpu(call, times=12, runs=10):
     found = []
     for _ in range(times):
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        call()
         start.record()
         for _ in range(runs):
             call()
@@ -101,28 +109,64 @@ def on_cpu(call, times=40):
     return statistics.median(found)
 
 
+def by_itself(command, program, ranks, group):
+    """Microseconds of a run of a program by `symmc bench program`, which rank 0 starts while the others wait on the host."""
+    found = None
+    if dist.get_rank() == 0:
+        with tempfile.NamedTemporaryFile("w", suffix=".symm") as file:
+            file.write(program.text())
+            file.flush()
+            machine = "h200x4" if ranks > 2 else "h200x2"
+            line = [command, "bench", "program", file.name, "--machine", machine]
+            environment = {k: v for k, v in os.environ.items() if k not in ("RANK", "WORLD_SIZE", "LOCAL_RANK")}
+            ran = subprocess.run(line, capture_output=True, text=True, timeout=200, env=environment)
+        print((ran.stdout + ran.stderr).strip(), flush=True)
+        times = re.search(r"([\d.]+) µs", ran.stdout)
+        found = float(times[1]) if times else None
+    dist.barrier(group)
+    return found
+
+
 def main():
     rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     torch.cuda.set_device(rank)
     dist.init_process_group("nccl", device_id=torch.device("cuda", rank))
+    on_host = dist.new_group(backend="gloo")
+    command = str(pathlib.Path(sys.argv[2]).resolve()) if len(sys.argv) > 2 else None
+    planned, compile_plan = [], symmc.compile
+
+    def seen(program, **options):
+        planned.append(program)
+        return compile_plan(program, **options)
+
+    symmc.compile = seen
     model = built(rank, ranks)
     with torch.no_grad():
         for tokens in [int(n) for n in (sys.argv[1] if len(sys.argv) > 1 else "2,64,512").split(",")]:
             torch.manual_seed(tokens)
             ids = torch.randint(0, 1000, (1, tokens), device="cuda")
             exact = model(input_ids=ids, use_cache=False).logits.double()
-            rows = [f"{tokens} tokens: eager {on_gpu(lambda: model(input_ids=ids, use_cache=False), 3, 2):.0f}"]
-            for way in WAYS:
+            rows, times = [], {}
+            for way in os.environ.get("WAYS", ",".join(WAYS)).split(","):
                 function = compiled(model, way)
+                before = len(planned)
 
                 def call():
                     return function(input_ids=ids, use_cache=False).logits
 
-                for _ in range(2):
+                for _ in range(3):
                     error = ((call().double() - exact).norm() / exact.norm()).item()
-                rows.append(f"{way} {on_gpu(call):.0f} (CPU {on_cpu(call):.0f}, error {error:.0e})")
+                times[way] = on_gpu(call)
+                plans = len(planned) - before
+                rows.append(f"{way} {times[way]:.0f} (CPU {on_cpu(call):.0f}, error {error:.0e}, {plans} plans)")
+            if command and "symmc" in times:
+                times["bench program"] = by_itself(command, planned[-1], ranks, on_host)
+            pairs = [(WAYS[1], WAYS[0]), (WAYS[3], WAYS[2]), *(("symmc", peer) for peer in ("compile", "graphs", "bench program"))]
+            known = [pair for pair in pairs if all(times.get(way) for way in pair)]
             if rank == 0:
-                print(", ".join(rows), flush=True)
+                print(f"{tokens} tokens: " + ", ".join(rows), flush=True)
+                ratios = [f"{a} / {b} {times[a] / times[b]:.3f}" for a, b in known]
+                print(f"{tokens} tokens: " + ", ".join(ratios), flush=True)
     dist.barrier()
     # CUDA graphs hold communicators that NCCL would wait for.
     os._exit(0)

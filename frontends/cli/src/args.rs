@@ -494,7 +494,7 @@ pub enum Bench {
     /// Every variant of the collectives, with the vendor's own beside them
     #[command(after_help = BENCH_EXAMPLES)]
     Collectives(BenchArgs),
-    /// A program or a plan, on numbers drawn on the GPUs
+    /// A program or a plan, on inputs that are drawn
     #[command(after_help = BENCH_PROGRAM_EXAMPLES)]
     Program(Box<BenchProgramArgs>),
 }

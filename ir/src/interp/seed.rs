@@ -100,6 +100,18 @@ impl<'a> Seeds<'a> {
     /// # Errors
     /// As [`seeded_inputs_with`].
     pub fn input(&self, id: InputId, rank: u32) -> Result<Arc<Tensor>, InterpError> {
+        self.drawn(id, rank, usize::MAX)
+    }
+
+    /// The first elements of a float input on a rank, at most so many, along one axis; other inputs whole.
+    ///
+    /// # Errors
+    /// As [`seeded_inputs_with`].
+    pub fn sample(&self, id: InputId, rank: u32, most: usize) -> Result<Arc<Tensor>, InterpError> {
+        self.drawn(id, rank, most)
+    }
+
+    fn drawn(&self, id: InputId, rank: u32, most: usize) -> Result<Arc<Tensor>, InterpError> {
         let Seeds { graph, bindings, config, users } = self;
         let input = &graph.inputs[id];
         if input.kind == InputKind::Constant {
@@ -126,7 +138,8 @@ impl<'a> Seeds<'a> {
                     _ => (0.0, 0.1),
                 };
                 let element = |_| round(dtype, center + spread * random.symmetric());
-                let elements: Vec<f64> = (0..numel(&shape)).map(element).collect();
+                let elements: Vec<f64> = (0..numel(&shape).min(most)).map(element).collect();
+                let shape = if elements.len() < numel(&shape) { vec![elements.len()] } else { shape };
                 Tensor::from_f64(dtype, shape, &elements)
             }
         };

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use crate::common::*;
 use symmc_ir::Bound;
 use symmc_ir::interp::{
-    Draw, InterpError, OpError, Registry, SeedConfig, bindings_from, run, run_with, seeded_inputs,
+    Draw, InterpError, OpError, Registry, SeedConfig, Seeds, bindings_from, run, run_with, seeded_inputs,
     seeded_inputs_with,
 };
 use symmc_ir::types::Float;
@@ -490,6 +490,18 @@ fn seeds_draw_fitting_inputs() {
     let with = |rank| seeded_inputs_with(&graph, &Bindings::new(), &config, rank).unwrap();
     assert_eq!(with(0)[0], with(1)[0]);
     assert_ne!(with(0)[4], with(1)[4]);
+    // Where a part is enough, it is the first elements of a float input, and others whole.
+    let bindings = Bindings::new();
+    let seeds = Seeds::new(&graph, &bindings, SeedConfig::new(1));
+    for (id, whole) in graph.inputs.keys().zip(&inputs) {
+        let part = seeds.sample(id, 0, 3).unwrap();
+        let count = if whole.dtype().is_float() {
+            whole.data().len().min(3 * whole.dtype().size())
+        } else {
+            whole.data().len()
+        };
+        assert_eq!(part.data(), &whole.data()[..count], "%{}", graph.name_of(graph.inputs[id].value));
+    }
     // Whatever the seed, split sizes fit, groups of rows end in order, and the program runs.
     for seed in 0..20 {
         let config = SeedConfig { seed, ..config };

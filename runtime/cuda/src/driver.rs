@@ -80,6 +80,36 @@ impl Drop for CallersContext {
     }
 }
 
+/// While this value lives, its thread may make calls that are none of what a caller records on it: they wait, take memory
+/// or ask for events. In other modes than the relaxed one they would end that recording.
+#[derive(Debug)]
+pub struct Relaxed {
+    callers: sys::CUstreamCaptureMode,
+    /// The mode is that of a thread.
+    _of_thread: PhantomData<*mut ()>,
+}
+
+impl Relaxed {
+    /// From now on.
+    ///
+    /// # Errors
+    /// The driver refuses.
+    pub fn begin() -> Result<Relaxed, CudaError> {
+        let mut callers = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
+        // SAFETY: the call takes the new mode and writes the old one.
+        let changed = unsafe { sys::cuThreadExchangeStreamCaptureMode(&mut callers) };
+        checked(|| "changing how this thread records".into(), changed.result())?;
+        Ok(Relaxed { callers, _of_thread: PhantomData })
+    }
+}
+
+impl Drop for Relaxed {
+    fn drop(&mut self) {
+        // SAFETY: as above; the mode is one that the driver gave.
+        let _ = unsafe { sys::cuThreadExchangeStreamCaptureMode(&mut self.callers) };
+    }
+}
+
 /// A GPU and its primary context.
 #[derive(Debug)]
 pub struct Device {

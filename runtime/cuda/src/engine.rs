@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
-use symmc_ir::InputKind;
+use symmc_ir::{InputKind, text};
 use symmc_planner::plan::Plan;
 use symmc_runtime::RunError;
 use symmc_runtime::exec::{RankMemory, Span};
@@ -227,7 +227,7 @@ impl Turn<'_> {
         trace::write(path, &steps, self.run.comm)
     }
 
-    /// Least, median and most microseconds of one run over replays of so many runs, on numbers drawn on the device.
+    /// Least, median and most microseconds of one run over replays of so many runs, on inputs that are drawn.
     /// Ranks meet before each replay.
     fn measure(
         &mut self,
@@ -235,7 +235,9 @@ impl Turn<'_> {
         ready: &mut dyn FnMut() -> Result<(), RunError>,
     ) -> Result<[f64; 3], RunError> {
         const WARM: usize = 3;
-        self.session.draw_inputs()?;
+        let RankRun { plan, bindings, .. } = self.run;
+        let unread = |e| RunError::Invalid(format!("the plan's source: {e}"));
+        self.session.draw_inputs(&text::parse(&plan.source.text).map_err(unread)?, bindings)?;
         let graph = self.session.record_runs(runs as u32)?;
         ready()?;
         let (comm, bucket) = (self.run.comm, self.session.bound()?.bucket());

@@ -205,7 +205,7 @@ pub fn in_flight(plan: &CheckedPlan) -> Result<()> {
     Ok(())
 }
 
-/// Graphs of the caller keep the pointers that they were recorded with, whatever the session does since.
+/// Graphs of the caller take pointers that the session never ran with, and keep them, whatever the session does since.
 pub fn kept_by_graphs(plan: &CheckedPlan) -> Result<()> {
     on_ranks(|group, device| {
         let mut session = opened(plan, group)?;
@@ -215,16 +215,15 @@ pub fn kept_by_graphs(plan: &CheckedPlan) -> Result<()> {
             (0..3).map(|i| Block::holding(device, &floats(&[i as f32 + 1.0; 16]))).collect::<Result<_>>()?;
         let y: Vec<Block> = (0..3).map(|_| Block::of(device, 64)).collect::<Result<_>>()?;
         let mut graphs = Vec::new();
+        session.run()?;
         for (x, y) in x.iter().zip(&y) {
             // SAFETY: the blocks and the stream live until the session has ended.
-            unsafe {
+            let mut put = || unsafe {
                 session.bind("x", x.ptr(), 64)?;
                 session.bind("out.0", y.ptr(), 64)?;
-            }
-            session.run()?;
-            // SAFETY: as above.
-            let mut put = || unsafe { session.enqueue_on(stream.handle().cast()) };
-            graphs.push(stream.capture(|| {
+                session.enqueue_on(stream.handle().cast())
+            };
+            graphs.push(stream.capture_strictly(|| {
                 put().map_err(|e| symmc::unstable::cuda::CudaError::Unsupported(e.to_string()))
             })?);
         }
@@ -253,6 +252,6 @@ pub fn kept_by_graphs(plan: &CheckedPlan) -> Result<()> {
         session.close()?;
         Ok(())
     })?;
-    println!("graphs of the caller keep the pointers that they were recorded with");
+    println!("graphs of the caller take new pointers, and keep those that they were recorded with");
     Ok(())
 }

@@ -4,7 +4,7 @@
 //! on disk for that device, driver and library. Rank 0 chooses for all: algorithms sum in different orders, and ranks
 //! that compute the same value must get the same bits. Products are timed in the memory that the program has for
 //! them, before anything else lies there, and those of one shape in turn, so that their weights come from memory as
-//! they do when the program runs.
+//! they do when the program runs; recorded, as launching takes longer than a small product.
 
 use std::fmt;
 use std::ops::Range;
@@ -36,8 +36,8 @@ pub enum Products {
 
 /// Algorithms that are timed for a product.
 const CANDIDATES: usize = 8;
-/// Runs of each that are timed together.
-const RUNS: usize = 8;
+/// Runs of each that are timed together: all products of a shape, as far as that is between these.
+const RUNS: [usize; 2] = [8, 32];
 /// How often that is done; the least time counts.
 const ROUNDS: usize = 2;
 /// The part of its time by which an algorithm must be faster than the heuristic's first.
@@ -134,7 +134,7 @@ impl Search<'_> {
             let (Some(planner), Some(gemm)) = (planner, alike.first()) else { return Ok(None) };
             let library = planner.version();
             let shape = key(gemm, alignments, machine.workspace_bytes);
-            let parts = ["product 3", self.device.name(), &format!("{major}.{minor} {library}"), &shape];
+            let parts = ["product 4", self.device.name(), &format!("{major}.{minor} {library}"), &shape];
             let name = name_of(&parts, "algorithm");
             let kept = cache.read(&name).and_then(|bytes| Algorithm::from_bytes(&bytes));
             if let Some(algorithm) =
@@ -166,24 +166,28 @@ impl Search<'_> {
         let alike: Vec<&Gemm> = alike.iter().copied().filter(|gemm| self.may_write(gemm.c.at)).collect();
         let (Some(first), workspace) = (alike.first(), machine.workspace_bytes) else { return Ok(None) };
         let found = planner.candidates(first, alignments, workspace, CANDIDATES)?;
+        let [least, most] = RUNS;
+        let runs = alike.len().clamp(least, most);
         let mut tried = Vec::with_capacity(found.len());
         for algorithm in &found {
-            let of_each = alike.iter().take(RUNS).map(|gemm| planner.prepare_as(gemm, algorithm, workspace));
+            let of_each = alike.iter().take(most).map(|gemm| planner.prepare_as(gemm, algorithm, workspace));
+            let Ok(products) = of_each.collect::<Result<Vec<_>, _>>() else { continue };
+            // SAFETY: the operands, the results and the workspace exist, and nothing else runs.
+            let run = |product: &Prepared| unsafe { product.run(self.stream, machine.workspace) };
             // What the library does not take back is no candidate.
-            if let Ok(products) = of_each.collect::<Result<Vec<_>, _>>() {
-                tried.push((algorithm, products, f64::INFINITY));
+            if let Ok(graph) = self.stream.capture(|| products.iter().cycle().take(runs).try_for_each(run)) {
+                tried.push((algorithm, graph, f64::INFINITY));
             }
         }
         let (begin, end) = (Event::timed()?, Event::timed()?);
-        for _ in 0..ROUNDS {
-            for (_, products, best) in &mut tried {
-                // SAFETY: the operands, the results and the workspace exist, and nothing else runs.
-                let run = |product: &Prepared| unsafe { product.run(self.stream, machine.workspace) };
-                if Instant::now() > until || products.last().is_none_or(|product| run(product).is_err()) {
-                    continue;
+        for _ in 0..=ROUNDS {
+            for (_, graph, best) in &mut tried {
+                if Instant::now() > until {
+                    break;
                 }
                 begin.record(self.stream)?;
-                products.iter().cycle().take(RUNS).try_for_each(run)?;
+                // SAFETY: as above.
+                unsafe { self.stream.replay(graph)? };
                 end.record(self.stream)?;
                 self.stream.synchronize()?;
                 *best = best.min(begin.microseconds_to(&end)?);

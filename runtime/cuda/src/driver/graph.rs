@@ -70,7 +70,22 @@ impl Stream {
     /// instead of running it. NCCL connects ranks at the first call on a communicator; where they are threads of one process
     /// the driver allows that while a stream is recorded in the relaxed mode alone.
     pub fn capture(&self, record: impl FnOnce() -> Result<(), CudaError>) -> Result<Graph, CudaError> {
-        let template = self.record(record)?;
+        self.executable(self.record(record)?)
+    }
+
+    /// The same as callers record: what this thread does besides and waits, or takes memory, ends the recording.
+    ///
+    /// # Errors
+    /// As [`capture`](Self::capture).
+    pub fn capture_strictly(
+        &self,
+        record: impl FnOnce() -> Result<(), CudaError>,
+    ) -> Result<Graph, CudaError> {
+        let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
+        self.executable(self.record_in(mode, record)?)
+    }
+
+    fn executable(&self, template: Template) -> Result<Graph, CudaError> {
         // SAFETY: the graph was just made.
         let made = unsafe {
             result::graph::instantiate(
@@ -87,7 +102,14 @@ impl Stream {
     /// # Errors
     /// The driver refuses, or what `record` does.
     pub fn record(&self, record: impl FnOnce() -> Result<(), CudaError>) -> Result<Template, CudaError> {
-        let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
+        self.record_in(sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED, record)
+    }
+
+    fn record_in(
+        &self,
+        mode: sys::CUstreamCaptureMode,
+        record: impl FnOnce() -> Result<(), CudaError>,
+    ) -> Result<Template, CudaError> {
         // SAFETY: the stream exists and is not capturing.
         let begun = unsafe { result::stream::begin_capture(self.handle, mode) };
         checked(|| "beginning to record a graph".into(), begun)?;

@@ -4,7 +4,8 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use symmc_ir::Tensor;
+use symmc_ir::Bindings;
+use symmc_ir::interp::{SeedConfig, Seeds};
 use symmc_runtime::RunError;
 use symmc_runtime::exec::BoundStep;
 use symmc_runtime::session::{DeviceSession, Owner, Port, Whose, gave_back};
@@ -28,8 +29,8 @@ pub(crate) struct Runs {
 /// What memory within an allocation is aligned to.
 const UNIT: usize = 256;
 
-/// Numbers that are drawn before they repeat.
-const SAMPLE: usize = 8191;
+/// Floats that are drawn before they repeat: a prime number, so that rows of matrices differ.
+const SAMPLE: usize = 262_139;
 
 impl CudaSession<'_> {
     /// Lays out the memory of all inputs and outputs in one allocation, alike on all ranks.
@@ -75,26 +76,31 @@ impl CudaSession<'_> {
         self.upload_all(&places)
     }
 
-    /// Draws the data of all inputs on the device: floats of a few hundredths on either side of zero, other numbers zero,
-    /// constants as they are.
+    /// Draws the data of all inputs; large ones repeat what was drawn. Constants are as they are. How long a product of
+    /// matrices takes depends on its data.
     ///
     /// # Errors
-    /// There is no memory, or the device failed.
-    pub(crate) fn draw_inputs(&mut self) -> Result<(), RunError> {
-        let sample: Vec<f64> = (0..SAMPLE).map(|i| ((i * 7919 % 8191) as f64 - 4095.0) / 1e5).collect();
+    /// Inputs cannot be drawn, there is no memory, or the device failed.
+    pub(crate) fn draw_inputs(
+        &mut self,
+        source: &symmc_ir::Graph,
+        bindings: &Bindings,
+    ) -> Result<(), RunError> {
+        let seeds = Seeds::new(source, bindings, SeedConfig::new(1));
         let bound = self.ports.sized()?.bound.clone();
-        for (index, input) in bound.inputs.iter().enumerate() {
+        for (index, (id, input)) in source.inputs.keys().zip(&bound.inputs).enumerate() {
             let spot = self.spot(Port::Input(index))?;
             if spot.owner == Owner::Program {
                 continue;
             }
             let (at, compute) = (spot.extent.address, &self.gear()?.rig.streams.compute);
-            // SAFETY: the input's memory is as large; no run is in progress.
-            unsafe { compute.fill(at, 0, input.bytes)? };
-            let sample = Tensor::from_f64(input.dtype, vec![SAMPLE], &sample);
-            let Some(sample) = sample.filter(|_| input.dtype.is_float()) else { continue };
+            let sample = seeds.sample(id, bound.rank(), SAMPLE);
+            let sample = sample.map_err(|e| RunError::Invalid(format!("inputs cannot be drawn: {e}")))?;
             let mut done = input.bytes.min(sample.data().len());
-            // SAFETY: as above.
+            if done == 0 {
+                continue;
+            }
+            // SAFETY: the input's memory is as large; no run is in progress.
             unsafe { compute.upload(at, &sample.data()[..done])? };
             // What is there doubles until it fills the input.
             while done < input.bytes {

@@ -29,6 +29,11 @@ impl<K: PartialEq, V> Recent<K, V> {
         self.entries.iter().enumerate().rev().filter_map(far).min_by_key(|(far, _)| *far)
     }
 
+    /// What is made of the most recently used of those of which something can be made.
+    pub fn find<T>(&self, make: impl Fn(&K, &V) -> Option<T>) -> Option<T> {
+        self.entries.iter().rev().find_map(|(key, value)| make(key, value))
+    }
+
     /// Takes out what is at this place.
     pub fn take(&mut self, at: usize) -> Option<(K, V)> {
         (at < self.entries.len()).then(|| self.entries.remove(at))

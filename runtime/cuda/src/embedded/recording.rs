@@ -109,6 +109,19 @@ impl Recording {
         Ok(Recording { executable, homes: homes.clone(), moves: moves.clone(), _memory: memory })
     }
 
+    /// The same program in other memory, for [`put`](Self::put) alone: the graph runs where it did. `None` if it cannot.
+    pub fn elsewhere(&self, (_, homes, moves): &Key, memory: &[Arc<Piece>]) -> Option<Recording> {
+        let executable = self.executable.clone();
+        executable.program.touched(&self.homes, homes)?;
+        Some(Recording { executable, homes: homes.clone(), moves: moves.clone(), _memory: memory.into() })
+    }
+
+    /// Whether it is the same run in the same memory.
+    pub fn is_as(&self, other: &Recording) -> bool {
+        Arc::ptr_eq(&self.executable, &other.executable)
+            && (&self.homes, &self.moves) == (&other.homes, &other.moves)
+    }
+
     /// Puts one run on streams, as what they record or run.
     ///
     /// # Errors
@@ -175,7 +188,7 @@ pub(super) struct Programs {
     pub recent: Recent<Key, Arc<Recording>>,
     /// What had to go while it may still run.
     pub retired: Vec<Arc<Recording>>,
-    /// What the caller's graphs hold.
+    /// What the caller's graphs hold, each once.
     pub captured: Vec<Arc<Recording>>,
     /// Memory that a recording gave up for other memory, of which much is different.
     left: Recent<Key, ()>,
@@ -196,6 +209,16 @@ impl Programs {
 }
 
 impl Gear {
+    /// The program of some sizes in some memory, to be put piece by piece; `None` if none is known that can be there.
+    pub fn known_elsewhere(&self, key: &Key, memory: &[Arc<Piece>]) -> Option<Recording> {
+        let programs = &self.rig.programs;
+        programs.recent.find(
+            |known, recording| {
+                if known.0 == key.0 { recording.elsewhere(key, memory) } else { None }
+            },
+        )
+    }
+
     /// The recording of some sizes and memory: one that is kept, or the nearest of the same sizes, moved there.
     pub fn known(&mut self, key: &Key, memory: &[Arc<Piece>]) -> Option<Arc<Recording>> {
         let rig::Parts { programs, streams, .. } = &mut *self.rig;

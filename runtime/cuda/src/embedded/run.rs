@@ -53,14 +53,15 @@ impl CudaSession<'_> {
             (None, adopted) => adopted,
         };
         let stream = stream.map(|lent| Stream::adopt(&self.device, lent));
-        let is_recorded = match &stream {
-            Some(stream) => self.is_recorded(stream)?,
-            None => false,
-        };
-        let recording = self.next()?;
-        let put = match is_recorded {
-            true => self.capture(&recording, stream),
-            false => self.launch(&recording, stream, (&recording.executable.graph, 1)),
+        let put = match stream {
+            Some(stream) if self.is_recorded(&stream)? => {
+                let recording = self.next_elsewhere()?;
+                self.capture(&recording, stream)
+            }
+            stream => {
+                let recording = self.next()?;
+                self.launch(&recording, stream, (&recording.executable.graph, 1))
+            }
         };
         self.runs += 1;
         put.map_err(|error| self.fail(error.into()))
@@ -77,6 +78,22 @@ impl CudaSession<'_> {
         self.announce()?;
         let ready = self.recording(resolved).map_err(|error| self.fail(error))?;
         Ok(self.ready.insert(ready).clone())
+    }
+
+    /// The next run for a recording of the caller, once peers know its sizes. It needs no graph of the session's own.
+    fn next_elsewhere(&mut self) -> Result<Arc<Recording>, RunError> {
+        if self.ready.is_some() {
+            return self.next();
+        }
+        let resolved = self.resolve()?;
+        self.announce()?;
+        self.load()?;
+        let Resolved { homes, moves, memory } = &resolved;
+        let key = (self.ports.sized()?.text.clone(), homes.clone(), moves.clone());
+        match self.gear()?.known_elsewhere(&key, memory) {
+            Some(known) => Ok(Arc::new(known)),
+            None => self.recording(resolved).map_err(|error| self.fail(error)),
+        }
     }
 
     /// Whether what is put on a stream of the caller is recorded.
@@ -118,14 +135,13 @@ impl CudaSession<'_> {
     }
 
     /// Makes a run part of what the caller records.
-    fn capture(&mut self, recording: &Arc<Recording>, stream: Option<Stream>) -> Result<(), CudaError> {
+    fn capture(&mut self, recording: &Arc<Recording>, compute: Stream) -> Result<(), CudaError> {
         let Some(gear) = &mut self.gear else { return Err(gave_back().into()) };
-        let Some(compute) = stream else { return Err(gave_back().into()) };
         // SAFETY: the session's own stream, which lives as long as the gear.
         let comm = unsafe { LentStream::new(gear.rig.streams.comm.handle().cast()) };
         let streams = Streams { compute, comm: Stream::adopt(&self.device, comm) };
         recording.put(&streams, &gear.rig.nccl)?;
-        if !gear.rig.programs.captured.iter().any(|known| Arc::ptr_eq(known, recording)) {
+        if !gear.rig.programs.captured.iter().any(|known| known.is_as(recording)) {
             gear.rig.programs.captured.push(recording.clone());
         }
         Ok(())

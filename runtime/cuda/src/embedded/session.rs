@@ -15,7 +15,7 @@ use super::piece::Piece;
 use super::ranks::Ranks;
 use super::recent::Recent;
 use super::recording::{Flight, Recording};
-use crate::driver::{CallersContext, Copied, Device, Event};
+use crate::driver::{CallersContext, Copied, Device, Event, Relaxed};
 use crate::error::CudaError;
 use crate::program::Settled;
 use crate::refusal::accept;
@@ -140,9 +140,10 @@ impl<'c> CudaSession<'c> {
         Ok(self.ready.as_ref().map_or(Ok(vec![]), |ready| ready.copies())?)
     }
 
-    /// Makes the context of the GPU current, until what this gives is dropped.
-    pub(super) fn entered(&self) -> Result<Option<CallersContext>, RunError> {
-        Ok(CallersContext::changed_to(&self.device)?)
+    /// Makes the context of the GPU current, and what the caller records on this thread none of what is done here but on his
+    /// stream, until what this gives is dropped.
+    pub(super) fn entered(&self) -> Result<(Option<CallersContext>, Relaxed), RunError> {
+        Ok((CallersContext::changed_to(&self.device)?, Relaxed::begin()?))
     }
 
     pub(super) fn comm(&self) -> Result<&Comm, RunError> {
