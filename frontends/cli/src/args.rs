@@ -276,6 +276,8 @@ pub struct PlanArgs {
 pub enum PlanFormat {
     /// For people
     Text,
+    /// For people, as a page with the memory over the steps
+    Html,
     /// The plan itself
     Json,
 }

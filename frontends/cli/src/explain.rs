@@ -44,6 +44,11 @@ impl<'a> Planned<'a> {
         steps.into_iter().map(|s| &self.bucket.steps[s]).collect()
     }
 
+    /// The name of the op of a step.
+    pub fn op_of(&self, step: &Step) -> &'static str {
+        self.nodes.get(step.node.as_str()).map_or("?", |node| text::op_name(&node.op))
+    }
+
     /// The first operand and the first result of what runs a collective.
     pub fn ends(&self, decision: &Decision) -> (Option<ValueId>, Option<ValueId>) {
         let node = |name: &String| self.nodes.get(name.as_str());

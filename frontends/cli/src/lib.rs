@@ -8,6 +8,7 @@ mod bounded;
 mod commands;
 mod explain;
 mod gpu;
+mod html;
 mod load;
 mod out;
 mod progress;
@@ -22,6 +23,7 @@ use std::thread::{Builder, JoinHandle};
 use symmc::unstable::runtime::host;
 
 pub use explain::explain;
+pub use html::html;
 pub use report::report;
 
 /// How the command is started again: as a rank, or to ask a library that may crash.

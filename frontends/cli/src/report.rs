@@ -16,8 +16,7 @@ use crate::units::{bytes, count, gap, micros, table};
 /// The whole report.
 pub fn report(plan: &CheckedPlan) -> Result<String> {
     let mut out = String::new();
-    let (ranks, buckets) = (count(plan.ranks, "rank"), count(plan.buckets.len() as u64, "bucket"));
-    writeln!(out, "{}: {ranks}, machine {}, {buckets}", plan.source.name, plan.machine)?;
+    writeln!(out, "{}: {}", plan.source.name, sizes(plan))?;
     for bucket in &plan.buckets {
         let planned = Planned::new(plan, bucket)?;
         writeln!(out, "\n{}", bucket.range())?;
@@ -25,10 +24,19 @@ pub fn report(plan: &CheckedPlan) -> Result<String> {
         out.push_str(&totals(plan, bucket));
         out.push_str(&copies(bucket, &planned));
     }
-    out.push_str(&fixed(plan));
-    out.push_str(&unserved(plan));
-    out.push_str(&gpu::early(plan));
+    out.push_str(&rest(plan));
     Ok(out)
+}
+
+/// What holds for all buckets, in lines.
+pub fn rest(plan: &CheckedPlan) -> String {
+    fixed(plan) + &unserved(plan) + &gpu::early(plan)
+}
+
+/// Ranks, machine and buckets.
+pub fn sizes(plan: &Plan) -> String {
+    let (ranks, buckets) = (count(plan.ranks, "rank"), count(plan.buckets.len() as u64, "bucket"));
+    format!("{ranks}, machine {}, {buckets}", plan.machine)
 }
 
 /// One line for each symbol whose largest values no bucket serves.
@@ -43,14 +51,16 @@ fn unserved(plan: &CheckedPlan) -> String {
     out
 }
 
-/// One row for each collective; equal ones share a row.
 fn collectives(plan: &Plan, bucket: &Bucket, planned: &Planned<'_>) -> String {
+    let rows = collective_rows(plan, bucket, planned);
+    if rows.len() < 2 { "  no collectives\n".into() } else { table(&rows) }
+}
+
+/// A head, and one row for each collective; equal ones share a row.
+pub fn collective_rows(plan: &Plan, bucket: &Bucket, planned: &Planned<'_>) -> Vec<Vec<String>> {
     let mut rows: IndexMap<Vec<String>, Vec<&str>> = IndexMap::new();
     for decision in &bucket.decisions {
         rows.entry(row(plan, planned, decision)).or_default().push(&decision.collective);
-    }
-    if rows.is_empty() {
-        return "  no collectives\n".into();
     }
     let head = ["collective", "bytes", "chosen", "estimate", "runner-up", "", "plain", "operand", "result"];
     let mut cells = vec![head.map(str::to_string).to_vec()];
@@ -62,7 +72,7 @@ fn collectives(plan: &Plan, bucket: &Bucket, planned: &Planned<'_>) -> String {
         };
         cells.push([vec![name], row].concat());
     }
-    table(&cells)
+    cells
 }
 
 /// How many kinds of collectives [`decided`] shows.
@@ -132,9 +142,10 @@ fn row(plan: &Plan, planned: &Planned<'_>, decision: &Decision) -> Vec<String> {
     ]
 }
 
-fn totals(plan: &Plan, bucket: &Bucket) -> String {
+/// A head, and one row for each arena.
+pub fn arena_rows(bucket: &Bucket) -> [Vec<String>; 3] {
     let t = &bucket.totals;
-    let rows = [
+    [
         ["arena", "peak", "max-live bound", "gap"].map(str::to_string).to_vec(),
         vec![
             "ordinary".into(),
@@ -148,8 +159,16 @@ fn totals(plan: &Plan, bucket: &Bucket) -> String {
             bytes(t.symmetric_bound),
             gap(t.symmetric_peak, t.symmetric_bound),
         ],
-    ];
-    let mut out = table(&rows);
+    ]
+}
+
+fn totals(plan: &Plan, bucket: &Bucket) -> String {
+    table(&arena_rows(bucket)) + &notes(plan, bucket)
+}
+
+/// What arenas, barriers and the workspace take, in lines.
+pub fn notes(plan: &Plan, bucket: &Bucket) -> String {
+    let (t, mut out) = (&bucket.totals, String::new());
     let buffers = |kind| bucket.buffers.iter().filter(|b| b.arena == kind).count();
     let _ = writeln!(
         out,
@@ -201,7 +220,8 @@ pub fn kept_because(cost: Option<u64>) -> String {
     }
 }
 
-fn copies(bucket: &Bucket, planned: &Planned<'_>) -> String {
+/// The copies, in lines.
+pub fn copies(bucket: &Bucket, planned: &Planned<'_>) -> String {
     let t = &bucket.totals;
     if t.copies == 0 {
         return "  copies: none\n".into();

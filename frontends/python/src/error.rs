@@ -63,6 +63,16 @@ pub fn refused(message: impl Into<String>) -> PyErr {
     raised(symmc::Error::new(ErrorKind::Input, message))
 }
 
+/// An exception for what the system does not have.
+pub fn exhausted(message: impl Into<String>) -> PyErr {
+    raised(symmc::Error::new(ErrorKind::Resources, message))
+}
+
+/// An exception for a fault of symmc.
+pub fn defect(message: impl Into<String>) -> PyErr {
+    raised(symmc::Error::new(ErrorKind::Defect, message))
+}
+
 /// Adds the classes to the module. Their attributes are there in exceptions that Python raises, too.
 pub fn add(module: &Bound<'_, PyModule>) -> PyResult<()> {
     let py = module.py();

@@ -3,8 +3,14 @@
 use pyo3::prelude::*;
 use symmc::SessionConfig;
 
-#[cfg(not(feature = "cuda"))]
 use crate::error::refused;
+
+/// The number of a GPU, as the caller gives it.
+pub fn number(gpu: Option<i64>) -> PyResult<Option<u32>> {
+    let number = |n| u32::try_from(n).ok().filter(|&n| n <= i32::MAX as u32);
+    gpu.map(|n| number(n).ok_or_else(|| refused(format!("gpu: expected the number of a GPU, found {n}"))))
+        .transpose()
+}
 
 /// The configuration of a session on the GPU of this number, on the host without one.
 #[cfg(feature = "cuda")]

@@ -2,37 +2,54 @@
 
 use std::sync::Arc;
 
+use pyo3::exceptions::PyException;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 use symmc::Bootstrap;
 
-use crate::error::{raised, refused};
+use crate::error::{Error, raised, refused};
+use crate::here::Here;
 
 /// One rank's place among the ranks of one machine, in which it opens sessions together with the others, in the same order.
 #[pyclass(frozen, module = "symmc")]
-pub struct Group(pub Arc<symmc::Group>);
+pub struct Group(Here<Arc<symmc::Group>>);
 
 impl Group {
-    /// A group, a process group of PyTorch, or that of the environment.
-    pub fn of(py: Python<'_>, given: Option<&Bound<'_, PyAny>>) -> PyResult<Arc<symmc::Group>> {
-        let Some(given) = given else { return Group::from_env().map(|group| group.0) };
+    fn new(group: symmc::Group) -> Group {
+        Group(Here::new(Arc::new(group)))
+    }
+
+    /// A group, a process group of PyTorch, or that of the environment. Ranks that have to tell each other something first
+    /// wait for each other for so many seconds.
+    pub fn of(py: Python<'_>, given: Option<&Bound<'_, PyAny>>, timeout: f64) -> PyResult<Arc<symmc::Group>> {
+        let Some(given) = given else { return Group::from_env()?.shared() };
         if let Ok(group) = given.cast::<Group>() {
-            return Ok(group.get().0.clone());
+            return group.get().shared();
         }
-        let made = py.import("symmc.torch")?.call_method1("group_of", (given,))?;
-        Ok(made.cast::<Group>()?.get().0.clone())
+        let made = py.import("symmc.torch")?.call_method1("group_of", (given, timeout))?;
+        made.cast::<Group>()?.get().shared()
+    }
+
+    fn shared(&self) -> PyResult<Arc<symmc::Group>> {
+        self.0.get("group").cloned()
     }
 }
 
 /// A function in Python that tells all ranks something.
 struct Means<'py> {
     all_gather: Bound<'py, PyAny>,
+    /// What it raised.
+    raised: Option<PyErr>,
 }
 
 impl Bootstrap for Means<'_> {
     fn all_gather(&mut self, mine: &[u8]) -> Result<Vec<Vec<u8>>, String> {
         let mine = PyBytes::new(self.all_gather.py(), mine);
-        let all = self.all_gather.call1((mine,)).map_err(|error| error.to_string())?;
+        let all = self.all_gather.call1((mine,)).map_err(|error| {
+            let text = error.to_string();
+            self.raised = Some(error);
+            text
+        })?;
         all.extract().map_err(|_| format!("all_gather: expected a list of bytes, found {all}"))
     }
 }
@@ -46,7 +63,7 @@ impl Group {
         if !(1..=MOST).contains(&ranks) {
             return Err(refused(format!("expected 1 to {MOST} ranks, found {ranks}")));
         }
-        Ok(symmc::Group::threads(ranks).into_iter().map(|group| Group(Arc::new(group))).collect())
+        Ok(symmc::Group::threads(ranks).into_iter().map(Group::new).collect())
     }
 
     /// The place that torchrun, mpirun or srun gave this process.
@@ -54,30 +71,45 @@ impl Group {
     fn from_env() -> PyResult<Group> {
         let group = symmc::Group::from_env().map_err(|error| raised(error.into()))?;
         let none = || refused("the environment names no rank: expected that of torchrun, mpirun or srun");
-        Ok(Group(Arc::new(group.ok_or_else(none)?)))
+        Ok(Group::new(group.ok_or_else(none)?))
     }
 
     /// The place of a rank that has means of its own: `all_gather` takes bytes and gives the list of those of all ranks. All
     /// ranks call this at the same time.
     #[staticmethod]
     fn bootstrap(rank: u32, ranks: u32, all_gather: Bound<'_, PyAny>) -> PyResult<Group> {
-        let group = symmc::Group::bootstrap(rank, ranks, &mut Means { all_gather });
-        group.map(|group| Group(Arc::new(group))).map_err(|error| raised(error.into()))
+        let py = all_gather.py();
+        let mut means = Means { all_gather, raised: None };
+        symmc::Group::bootstrap(rank, ranks, &mut means).map(Group::new).map_err(|error| {
+            let cause = means.raised;
+            // Errors of symmc, and interrupts, stay what they are.
+            let stays =
+                |cause: &PyErr| cause.is_instance_of::<Error>(py) || !cause.is_instance_of::<PyException>(py);
+            match cause {
+                Some(cause) if stays(&cause) => cause,
+                cause => {
+                    let error = raised(error.into());
+                    error.set_cause(py, cause);
+                    error
+                }
+            }
+        })
     }
 
     /// This rank.
     #[getter]
-    fn rank(&self) -> u32 {
-        self.0.rank()
+    fn rank(&self) -> PyResult<u32> {
+        Ok(self.0.get("group")?.rank())
     }
 
     /// The number of ranks.
     #[getter]
-    fn ranks(&self) -> u32 {
-        self.0.ranks()
+    fn ranks(&self) -> PyResult<u32> {
+        Ok(self.0.get("group")?.ranks())
     }
 
-    fn __repr__(&self) -> String {
-        format!("<symmc.Group: rank {} of {}>", self.0.rank(), self.0.ranks())
+    fn __repr__(&self) -> PyResult<String> {
+        let group = self.0.get("group")?;
+        Ok(format!("<symmc.Group: rank {} of {}>", group.rank(), group.ranks()))
     }
 }

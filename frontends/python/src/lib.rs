@@ -8,10 +8,13 @@ mod dlpack;
 mod error;
 mod gpu;
 mod group;
+mod here;
+mod interrupt;
 mod plan;
 mod program;
 mod session;
 mod tensor;
+mod view;
 
 use pyo3::prelude::*;
 
@@ -26,11 +29,13 @@ fn _symmc(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<session::Session>()?;
     module.add_class::<session::Value>()?;
     module.add_class::<tensor::Tensor>()?;
+    module.add_class::<view::View>()?;
     module.add_function(wrap_pyfunction!(program::open, module)?)?;
     module.add_function(wrap_pyfunction!(program::from_text, module)?)?;
     module.add_function(wrap_pyfunction!(program::torch_ops, module)?)?;
     module.add_function(wrap_pyfunction!(plan::compile, module)?)?;
     module.add_function(wrap_pyfunction!(plan::load, module)?)?;
+    module.add_function(wrap_pyfunction!(plan::plan_of_json, module)?)?;
     module.add_function(wrap_pyfunction!(plan::machines, module)?)?;
     module.add_function(wrap_pyfunction!(plan::nearest_machine, module)?)?;
     module.add_function(wrap_pyfunction!(command::command, module)?)?;

@@ -4,10 +4,12 @@ use std::path::PathBuf;
 
 use indexmap::IndexMap;
 use pyo3::prelude::*;
+use pyo3::types::{PyString, PyTuple};
 use symmc::{Bind, BucketSpec, CheckedPlan, Config, Profile, SessionConfig, Taken};
 
 use crate::error::{raised, refused};
-use crate::gpu::on_gpu;
+use crate::gpu::{number, on_gpu};
+use crate::interrupt::long;
 use crate::program::Program;
 
 /// A plan that is proved safe.
@@ -16,7 +18,7 @@ pub struct Plan(pub CheckedPlan);
 
 /// Which arguments the caller writes straight into the symmetric arena.
 #[derive(FromPyObject)]
-pub enum Bound {
+pub enum Arguments {
     All(bool),
     Named(Vec<String>),
 }
@@ -47,7 +49,7 @@ pub fn compile(
     machine: Option<&str>,
     ranks: Option<u32>,
     buckets: Option<IndexMap<String, Vec<i64>>>,
-    bind: Option<Bound>,
+    bind: Option<Arguments>,
     slack: Option<f64>,
     symm_limit: Option<u64>,
 ) -> PyResult<Plan> {
@@ -58,30 +60,40 @@ pub fn compile(
     let buckets = buckets.unwrap_or_default().into_iter();
     config = config.with_buckets(buckets.map(|(symbol, upper)| BucketSpec::new(symbol, upper)));
     config = config.with_bind(match bind {
-        None | Some(Bound::All(false)) => Bind::None,
-        Some(Bound::All(true)) => Bind::All,
-        Some(Bound::Named(names)) => Bind::Named(names),
+        None | Some(Arguments::All(false)) => Bind::None,
+        Some(Arguments::All(true)) => Bind::All,
+        Some(Arguments::Named(names)) => Bind::Named(names),
     });
     if let Some(slack) = slack {
         config = config.with_slack(slack);
     }
     config = config.with_symm_limit(symm_limit);
-    py.detach(|| match ranks {
-        None => symmc::compile(&program.0, &config),
+    let given = program.0.clone();
+    long(py, "compile", move || match ranks {
+        None => symmc::compile(&given, &config),
         Some(ranks) => {
-            let mut program = symmc::Program::clone(&program.0);
+            let mut program = symmc::Program::clone(&given);
             program.set_ranks(ranks)?;
             symmc::compile(&program, &config)
         }
     })
     .map(Plan)
-    .map_err(raised)
 }
 
 /// Reads a plan from a file, and proves it safe.
 #[pyfunction]
 pub fn load(py: Python<'_>, path: PathBuf) -> PyResult<Plan> {
-    py.detach(|| symmc::checked(symmc::read_plan(&path)?)).map(Plan).map_err(raised)
+    long(py, "load", move || symmc::checked(symmc::read_plan(&path)?)).map(Plan)
+}
+
+/// The plan of a text (JSON), proved safe: how plans come out of pickles.
+#[pyfunction]
+pub fn plan_of_json(py: Python<'_>, text: String) -> PyResult<Plan> {
+    let read = move || {
+        let plan = symmc::Plan::from_json(&text);
+        symmc::checked(plan.map_err(|e| symmc::Error::new(symmc::ErrorKind::Input, e.to_string()))?)
+    };
+    long(py, "load", read).map(Plan)
 }
 
 #[pymethods]
@@ -98,9 +110,40 @@ impl Plan {
         self.0.ranks
     }
 
-    /// What runs how, what lives where, and what it costs, as `symmc plan` prints it.
-    fn report(&self, py: Python<'_>) -> PyResult<String> {
-        py.detach(|| symmc_cli::report(&self.0)).map_err(|error| refused(error.to_string()))
+    /// What runs how, what lives where, and what it costs, as `symmc plan` prints it. format: `text`, or `html` for a page with
+    /// drawings of the memory, which needs nothing else.
+    #[pyo3(signature = (format="text"))]
+    fn report(&self, py: Python<'_>, format: &str) -> PyResult<String> {
+        let of = match format {
+            "text" => symmc_cli::report,
+            "html" => symmc_cli::html,
+            _ => return Err(refused(format!("format: expected text or html, found {format:?}"))),
+        };
+        py.detach(|| of(&self.0)).map_err(|error| refused(error.to_string()))
+    }
+
+    /// What notebooks show: the page of the report, in a frame of its own.
+    fn _repr_html_(&self, py: Python<'_>) -> PyResult<String> {
+        let page = self.report(py, "html")?.replace('&', "&amp;").replace('"', "&quot;");
+        Ok(format!("<iframe srcdoc=\"{page}\" style=\"width:100%;height:40em;border:0\"></iframe>"))
+    }
+
+    fn __reduce__<'py>(slf: &Bound<'py, Self>) -> PyResult<(Bound<'py, PyAny>, Bound<'py, PyTuple>)> {
+        let py = slf.py();
+        let plan = slf.get();
+        let json = py.detach(|| plan.0.to_json());
+        let of = py.import("symmc._symmc")?.getattr("plan_of_json")?;
+        Ok((of, PyTuple::new(py, [PyString::new(py, &json)])?))
+    }
+
+    /// The plan itself, which nothing changes.
+    fn __copy__(slf: Py<Self>) -> Py<Self> {
+        slf
+    }
+
+    /// The plan itself, which nothing changes.
+    fn __deepcopy__(slf: Py<Self>, _memo: &Bound<'_, PyAny>) -> Py<Self> {
+        slf
     }
 
     /// Where a value lives, until when, who may touch it, and how its collective was chosen.
@@ -110,14 +153,15 @@ impl Plan {
 
     /// Proves the plan safe once more, and says what the proof looked at.
     fn check(&self, py: Python<'_>) -> PyResult<String> {
-        py.detach(|| symmc::check(&self.0)).map(|report| report.to_string()).map_err(raised)
+        let plan = self.0.clone();
+        long(py, "check", move || symmc::check(&plan)).map(|report| report.to_string())
     }
 
     /// The bytes that the session of a rank will take of the host, or of a GPU: both arenas, flags, scratch, and at most for inputs
     /// and outputs, if none is bound (`held`).
     #[pyo3(signature = (rank=0, *, gpu=None))]
-    fn memory(&self, py: Python<'_>, rank: u32, gpu: Option<u32>) -> PyResult<IndexMap<&'static str, usize>> {
-        let config = on_gpu(SessionConfig::default(), gpu)?;
+    fn memory(&self, py: Python<'_>, rank: u32, gpu: Option<i64>) -> PyResult<IndexMap<&'static str, usize>> {
+        let config = on_gpu(SessionConfig::default(), number(gpu)?)?;
         let taken = py.detach(|| symmc::Session::budget(&self.0, rank, &config)).map_err(raised)?;
         let Taken { ordinary, symmetric, flags, scratch, held, .. } = taken;
         let all = [

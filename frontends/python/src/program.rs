@@ -9,6 +9,7 @@ use symmc::unstable::ir::{Node, Op};
 use symmc::{Extent, OpenOptions, TensorFile};
 
 use crate::error::{raised, refused};
+use crate::interrupt::long;
 use crate::tensor::Tensor;
 
 /// A program with collectives. `symmc.open` reads one from a file.
@@ -67,7 +68,7 @@ pub fn open(
         .with_groups(groups.unwrap_or_default())
         .with_extents(dims.into_iter().map(|(extent, name)| (name, extent)))
         .with_schemas(schemas.unwrap_or_default());
-    py.detach(|| {
+    long(py, "open", move || {
         let tensors = tensors.map(|path| TensorFile::open(&path).map(Arc::new)).transpose()?;
         let mut program = symmc::Program::open_files(&paths, &options.with_tensors(tensors))?;
         if program.graph.ranks.is_none() && ranks.is_none() {
@@ -75,13 +76,12 @@ pub fn open(
         }
         Ok(Program(Arc::new(program)))
     })
-    .map_err(raised)
 }
 
 /// The program of a text in symmc's own form.
 #[pyfunction]
-pub fn from_text(py: Python<'_>, text: &str) -> PyResult<Program> {
-    py.detach(|| symmc::Program::from_text(text)).map(|program| Program(Arc::new(program))).map_err(raised)
+pub fn from_text(py: Python<'_>, text: String) -> PyResult<Program> {
+    long(py, "open", move || symmc::Program::from_text(&text)).map(|program| Program(Arc::new(program)))
 }
 
 /// The names of PyTorch's operators that symmc knows.

@@ -8,17 +8,17 @@ use std::time::{Duration, Instant};
 use indexmap::IndexMap;
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
-use symmc::{SessionConfig, ValueKind};
+use symmc::{Buffer, SessionConfig, ValueKind};
 
 use crate::dlpack::{Foreign, device};
 use crate::error::{raised, refused};
-use crate::gpu::on_gpu;
+use crate::gpu::{number, on_gpu};
 use crate::group::Group;
+use crate::here::Here;
+use crate::interrupt::{LOOK, long};
 use crate::plan::Plan;
 use crate::tensor::Tensor;
-
-/// How often who waits asks whether the interpreter was interrupted.
-const LOOK: Duration = Duration::from_millis(50);
+use crate::view::{Runs, View};
 
 /// An input or an output, at the sizes that are set.
 #[pyclass(frozen, get_all, module = "symmc")]
@@ -52,10 +52,10 @@ impl Value {
 /// of the group open the session together and start the same runs in the same order.
 #[pyclass(frozen, module = "symmc")]
 pub struct Session {
-    inner: Mutex<Option<Open>>,
+    inner: Here<Mutex<Option<Open>>>,
     rank: u32,
     name: String,
-    process: u32,
+    runs: Runs,
     /// The number of the GPU; `None` on the host.
     gpu: Option<i32>,
 }
@@ -68,6 +68,8 @@ struct Open {
     retired: Vec<Py<PyAny>>,
     /// What was bound for the last launch, at the sizes that are set.
     launched: Launched,
+    /// The memory of outputs that views are of, by their numbers.
+    viewed: HashMap<usize, Buffer>,
 }
 
 /// The addresses of arguments and of outputs that replace none, with their bytes.
@@ -93,12 +95,57 @@ impl Open {
     fn bind(&mut self, name: &str, tensor: Foreign) -> Result<(), symmc::Error> {
         // SAFETY: the tensor is kept until another is bound and all runs that took it have ended.
         unsafe { self.session.bind(name, tensor.pointer(), tensor.bytes)? };
+        self.viewed.clear();
         self.keep(name, Some(tensor.into_keeper()));
+        Ok(())
+    }
+
+    /// The output of this name, and its memory, which is that of views from the first one on: what is there is copied once.
+    fn viewed(&mut self, name: &str) -> Result<(symmc::Value, Buffer), symmc::Error> {
+        let error = |text: String| symmc::Error::new(symmc::ErrorKind::Input, text);
+        let returned = self.session.outputs()?.into_iter().filter(|value| value.replaces.is_none());
+        let mut numbered = returned.enumerate();
+        let found = numbered.find(|(number, value)| value.name == name || format!("out.{number}") == name);
+        let Some((number, value)) = found else {
+            return Err(error(format!("{name}: expected an output that replaces no input")));
+        };
+        let own = format!("out.{number}");
+        if self.bound.contains_key(&own) || self.bound.contains_key(&value.name) {
+            return Err(error(format!("{name}: it lies in the tensor that is bound for it")));
+        }
+        if !self.session.poll()? {
+            return Err(error(format!("{name}: a run is in progress: wait for its end")));
+        }
+        if let Some(buffer) = self.viewed.get(&number).filter(|buffer| buffer.bytes() >= value.bytes) {
+            return Ok((value, buffer.clone()));
+        }
+        let (now, buffer) = (self.session.read(&own)?, self.session.allocate(value.bytes)?);
+        buffer.write(0, now.data())?;
+        // SAFETY: only views have it besides, whose readers are told that a run writes there.
+        unsafe { self.session.bind_buffer(&own, &buffer)? };
+        self.launched = Launched::default();
+        self.viewed.insert(number, buffer.clone());
+        Ok((value, buffer))
+    }
+
+    /// Has outputs that outgrew the memory of their views lie in memory of the session again.
+    fn leave_small_views(&mut self) -> Result<(), symmc::Error> {
+        if self.viewed.is_empty() {
+            return Ok(());
+        }
+        let returned = self.session.outputs()?.into_iter().filter(|value| value.replaces.is_none());
+        for (number, value) in returned.enumerate() {
+            if self.viewed.get(&number).is_some_and(|buffer| buffer.bytes() < value.bytes) {
+                self.session.unbind(&format!("out.{number}"))?;
+                self.viewed.remove(&number);
+            }
+        }
         Ok(())
     }
 
     /// Binds arguments and outputs that lie elsewhere than at the last launch.
     fn rebind(&mut self, arguments: Vec<u64>, outputs: Vec<u64>) -> Result<(), symmc::Error> {
+        self.viewed.clear();
         if self.launched.arguments.is_empty() && self.launched.outputs.is_empty() {
             let of = |value: symmc::Value| (0, value.bytes);
             let returned = self.session.outputs()?.into_iter().filter(|value| value.replaces.is_none());
@@ -151,13 +198,7 @@ fn expect_type(open: &Open, name: &str, tensor: &Foreign) -> PyResult<()> {
 
 impl Session {
     fn open_now(&self) -> PyResult<MutexGuard<'_, Option<Open>>> {
-        if std::process::id() != self.process {
-            return Err(refused(format!(
-                "the session belongs to process {}: a session does not survive a fork; open it in the process that uses it",
-                self.process
-            )));
-        }
-        match self.inner.try_lock() {
+        match self.inner.get("session")?.try_lock() {
             Ok(guard) => Ok(guard),
             Err(TryLockError::Poisoned(poisoned)) => Ok(poisoned.into_inner()),
             Err(TryLockError::WouldBlock) => {
@@ -238,28 +279,25 @@ impl Session {
         py: Python<'_>,
         plan: &Plan,
         group: Option<&Bound<'_, PyAny>>,
-        gpu: Option<u32>,
+        gpu: Option<i64>,
         timeout: f64,
     ) -> PyResult<Session> {
-        let limit = Duration::try_from_secs_f64(timeout)
-            .map_err(|_| refused(format!("timeout: expected seconds, found {timeout}")))?;
+        let limit = Duration::try_from_secs_f64(timeout).ok().filter(|limit| !limit.is_zero());
+        let limit = limit.ok_or_else(|| refused(format!("timeout: expected seconds, found {timeout}")))?;
+        let gpu = number(gpu)?;
         let config = on_gpu(SessionConfig::default().with_limit(limit), gpu)?;
-        let (plan, group) = (plan.0.clone(), Group::of(py, group)?);
+        let (plan, group) = (plan.0.clone(), Group::of(py, group, timeout)?);
         let (rank, name) = (group.rank(), plan.source.name.clone());
-        let opening = std::thread::Builder::new()
-            .name("symmc open".into())
-            .spawn(move || symmc::Session::open(&plan, &group, &config))
-            .map_err(|error| refused(format!("no thread: {error}")))?;
-        while !opening.is_finished() {
-            py.detach(|| std::thread::sleep(Duration::from_micros(200)));
-            py.check_signals()?;
-        }
-        let panicked = |_| refused("opening the session panicked");
-        let session = opening.join().map_err(panicked)?.map_err(raised)?;
-        let open =
-            Open { session, bound: HashMap::new(), retired: Vec::new(), launched: Launched::default() };
-        let gpu = gpu.map(|gpu| gpu as i32);
-        Ok(Session { inner: Mutex::new(Some(open)), rank, name, process: std::process::id(), gpu })
+        let session = long(py, "open", move || symmc::Session::open(&plan, &group, &config))?;
+        let open = Open {
+            session,
+            bound: HashMap::new(),
+            retired: Vec::new(),
+            launched: Launched::default(),
+            viewed: HashMap::new(),
+        };
+        let (inner, gpu) = (Here::new(Mutex::new(Some(open))), gpu.map(|gpu| gpu as i32));
+        Ok(Session { inner, rank, name, runs: Runs::default(), gpu })
     }
 
     /// The rank.
@@ -275,7 +313,8 @@ impl Session {
         self.with(py, |open| {
             let values: Vec<(&str, i64)> = symbols.iter().map(|(name, n)| (name.as_str(), *n)).collect();
             open.launched = Launched::default();
-            open.session.set_all(&values)
+            open.session.set_all(&values)?;
+            open.leave_small_views()
         })
     }
 
@@ -307,6 +346,7 @@ impl Session {
     fn unbind(&self, py: Python<'_>, name: &str) -> PyResult<()> {
         self.with(py, |open| {
             open.session.unbind(name)?;
+            open.viewed.clear();
             open.keep(name, None);
             Ok(())
         })
@@ -339,8 +379,15 @@ impl Session {
         self.with(py, |open| open.session.read(name)).map(|tensor| Tensor::new(Arc::new(tensor)))
     }
 
+    /// An output where the last run wrote it, without a copy but for the first time: see `View`.
+    fn view(&self, py: Python<'_>, name: &str) -> PyResult<View> {
+        let (value, buffer) = self.with(py, |open| open.viewed(name))?;
+        Ok(View::new(value, buffer, self.gpu, &self.runs))
+    }
+
     /// Runs once, and waits for the end.
     fn run(&self, py: Python<'_>) -> PyResult<()> {
+        self.runs.begin();
         self.with(py, |open| open.session.enqueue())?;
         self.until_idle(py, None)
     }
@@ -349,6 +396,7 @@ impl Session {
     /// driver's handle.
     #[pyo3(signature = (stream=None))]
     fn enqueue(&self, py: Python<'_>, stream: Option<usize>) -> PyResult<()> {
+        self.runs.begin();
         self.with(py, |open| open.start(stream))
     }
 
@@ -362,6 +410,7 @@ impl Session {
         outputs: Vec<u64>,
         stream: Option<usize>,
     ) -> PyResult<()> {
+        self.runs.begin();
         self.with(py, |open| {
             open.rebind(arguments, outputs)?;
             open.start(stream)

@@ -1,10 +1,12 @@
 """The package without PyTorch: programs, plans, sessions, errors, and the command."""
 
 import ast
+import copy
 import importlib.util
 import inspect
 import os
 import pathlib
+import pickle
 import signal
 import subprocess
 import sys
@@ -102,6 +104,27 @@ class Plans(unittest.TestCase):
             self.plan.memory(7)
         with self.assertRaisesRegex(symmc.InputError, "nothing"):
             self.plan.explain("nothing")
+
+    def test_reports_are_text_or_a_page(self):
+        page = self.plan.report("html")
+        self.assertTrue(page.startswith("<!DOCTYPE html>") and "%y" in page, page)
+        self.assertNotIn("http", page)
+        self.assertEqual(self.plan.report(), self.plan.report(format="text"))
+        frame = self.plan._repr_html_()
+        self.assertTrue(frame.startswith("<iframe srcdoc=") and frame.count('"') == 4, frame[:100])
+        with self.assertRaisesRegex(symmc.InputError, "expected text or html"):
+            self.plan.report("pdf")
+
+    def test_plans_are_copied_and_pickled_and_nothing_else_is(self):
+        self.assertIs(copy.deepcopy([self.plan])[0], self.plan)
+        self.assertEqual(pickle.loads(pickle.dumps(self.plan)).report(), self.plan.report())
+        others = [symmc.from_text(SUM), symmc.Group.threads(1)[0]]
+        alone = symmc.compile(symmc.from_text(SUM.replace("ranks 2", "ranks 1")))
+        with symmc.Session(alone, symmc.Group.threads(1)[0]) as session:
+            for thing in [*others, session]:
+                for work in (pickle.dumps, copy.deepcopy):
+                    with self.assertRaisesRegex(TypeError, f"cannot pickle.*{type(thing).__name__}"):
+                        work(thing)
 
     def test_a_plan_is_the_same_after_a_file(self):
         with tempfile.TemporaryDirectory() as folder:
@@ -252,6 +275,100 @@ class Sessions(unittest.TestCase):
                         take("x", value)
 
         on_ranks(plan, work)
+
+    def test_views_are_outputs_until_the_next_run(self):
+        plan = symmc.compile(symmc.from_text(SUM))
+
+        def work(session):
+            def run(n, value):
+                session.set(n=n)
+                session.write("weight", np.ones(8, np.float32))
+                session.write("x", np.full((n, 8), value, np.float32))
+                session.run()
+
+            run(4, 1)
+            first = session.view("out.0")
+            taken = first.numpy()
+            np.testing.assert_array_equal(taken, np.full((4, 8), 2))
+            self.assertEqual((first.shape, first.dtype, first.stale), ((4, 8), "f32", False))
+            run(4, 5)
+            for take in (first.numpy, lambda: np.from_dlpack(first)):
+                with self.assertRaisesRegex(symmc.InputError, "%?y.*run 1.*later run"):
+                    take()
+            self.assertTrue(first.stale and "stale" in repr(first))
+            # The run wrote where the array lies, which is the next view's memory.
+            np.testing.assert_array_equal(taken, np.full((4, 8), 10))
+            second = session.view("y").numpy()
+            self.assertEqual(second.ctypes.data, taken.ctypes.data)
+            run(6, 1)
+            np.testing.assert_array_equal(session.view("out.0").numpy(), np.full((6, 8), 2))
+            # That of a larger size has memory of its own.
+            np.testing.assert_array_equal(second, np.full((4, 8), 10))
+            run(3, 1)
+            third = session.view("out.0")
+            for name in ("x", "nothing", "out.1"):
+                with self.assertRaisesRegex(symmc.InputError, f"{name}: expected an output"):
+                    session.view(name)
+            session.bind("out.0", np.zeros((3, 8), np.float32))
+            with self.assertRaisesRegex(symmc.InputError, "bound"):
+                session.view("out.0")
+            return third
+
+        for view in on_ranks(plan, work):
+            # The memory is there behind the session.
+            np.testing.assert_array_equal(view.numpy(), np.full((3, 8), 2))
+
+    def test_calls_with_anything_raise_exceptions(self):
+        """Whatever is given instead of an argument: the call works, or raises what names it; nothing ends the process."""
+        plan = symmc.compile(symmc.from_text(COUNT))
+        huge = 1 << 80
+
+        class Raises:
+            def __dlpack__(self, **_keywords):
+                raise RuntimeError("mine")
+
+            def __dlpack_device__(self):
+                return (1, 0)
+
+        read_only = np.ones(4, np.float32)
+        read_only.flags.writeable = False
+        things = [
+            None, -1, 0, 1.5, huge, -huge, float("nan"), float("inf"), True, "", "x", "\0", "out.0", "\ud800", b"x", [], [None],
+            {}, {"n": [0]}, {"n": huge}, object(), Raises(), read_only, np.ones(4, ">f4"), np.ones(8, np.float32)[::2],
+            np.zeros(0, np.float32), np.float32(1), np.array(1.0, np.float32), np.ones((2, 2), np.float32), symmc, plan,
+        ]  # fmt: skip
+
+        def work(session):
+            calls = [
+                *(getattr(symmc, name) for name in ("open", "from_text", "load", "compile", "run", "Session")),
+                *(lambda v, o=option: symmc.compile(symmc.from_text(SUM), **{o: v})
+                  for option in ("machine", "ranks", "buckets", "bind", "slack", "symm_limit")),
+                *(lambda v, o=option: symmc.open(__file__, **{o: v}) for option in ("ranks", "groups", "dims", "schemas", "tensors")),
+                *(lambda v, o=option: symmc.Session(plan, symmc.Group.threads(1)[0], **{o: v}) for option in ("gpu", "timeout")),
+                lambda v: symmc.Session(plan, v, timeout=0.1),
+                lambda v: symmc.run(plan, [v, v], timeout=0.1),
+                symmc.Group.threads, plan.report, plan.explain, plan.memory, lambda v: plan.memory(gpu=v),
+                lambda v: symmc.Group.bootstrap(v, 2, lambda mine: [mine]), lambda v: symmc.Group.bootstrap(0, v, lambda mine: [mine]),
+                lambda v: symmc.Group.bootstrap(0, 2, v), lambda v: symmc.Group.bootstrap(0, 2, lambda mine: v),
+                session.bind, session.write, lambda v: session.bind(v, np.ones(4, np.float32)), lambda v: session.bind("x", v),
+                lambda v: session.write("x", v), lambda v: session.set(n=v), session.unbind, session.read, session.view,
+                lambda v: session.enqueue(v) if v not in (None, True) else None, session.wait,
+            ]  # fmt: skip
+            wrong = []
+            for number, call in enumerate(calls):
+                for thing in things:
+                    if isinstance(thing, symmc.Plan) and number > 5:
+                        continue
+                    try:
+                        call(thing)
+                    except (symmc.DefectError, SystemError) as error:
+                        wrong.append((number, thing, error))
+                    except (symmc.Error, TypeError, ValueError, OverflowError, AttributeError, RuntimeError):
+                        pass
+            self.assertEqual(wrong, [])
+
+        alone = symmc.compile(symmc.from_text(COUNT.replace("ranks 2", "ranks 1")))
+        on_ranks(alone, work)
 
     def test_a_session_keeps_what_is_bound(self):
         plan = symmc.compile(symmc.from_text(COUNT))
@@ -427,6 +544,32 @@ print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
         )
         out, error = process.communicate(timeout=60)
         self.assertEqual(out.strip(), "0", error)
+
+
+    def test_ctrl_c_ends_long_work(self):
+        """A plan that takes much longer than the limit is given up at once."""
+        process = started(
+            """
+text = "program \\"long\\" ranks 2\\ngroup @all world\\narg %x: f32[64, 64]\\n%v0: f32[64, 64] = mul %x, %x\\n"
+for k in range(6000):
+    text += f"%s{k}: f32[64, 64] = all_reduce %v{k} op=sum group=@all\\n%v{k + 1}: f32[64, 64] = add %s{k}, %x\\n"
+program = symmc.from_text(text + "return %v6000\\n")
+print("ready", flush=True)
+start = time.monotonic()
+try:
+    symmc.compile(program)
+    print("too short:", time.monotonic() - start)
+except KeyboardInterrupt:
+    print("interrupted")
+"""
+        )
+        self.assertEqual(process.stdout.readline(), "ready\n")
+        time.sleep(0.3)
+        start = time.monotonic()
+        process.send_signal(signal.SIGINT)
+        out, error = process.communicate(timeout=60)
+        self.assertEqual((out, process.returncode), ("interrupted\n", 0), error)
+        self.assertLess(time.monotonic() - start, 3)
 
 
 class Command(unittest.TestCase):

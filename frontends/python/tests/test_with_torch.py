@@ -5,6 +5,7 @@ import gc
 import importlib.util
 import os
 import socket
+import tempfile
 import threading
 import traceback
 import unittest
@@ -504,21 +505,28 @@ class Backend(unittest.TestCase):
             ({"timeout": "soon"}, "option timeout"),
             ({"timeout": -1}, "option timeout"),
             ({"report": 7}, "option report"),
+            ({"report": "report.pdf"}, "ends in .txt or .html, found 'report.pdf'"),
             ({"report": "/nowhere/report.txt"}, "/nowhere/report.txt: No such file"),
         ]:
             with self.assertRaisesRegex(Exception, text):
                 compiled(lambda x: x + 1, **options)(torch.ones(2))
 
     def test_buckets_and_a_report(self):
-        import tempfile
-
-        with tempfile.NamedTemporaryFile("r") as file:
-            run = compiled(lambda x: x * 2, buckets=[4, 8, 16], report=file.name)
-            for n in (3, 5, 16):
-                x = torch.ones(n, 2)
-                torch._dynamo.mark_dynamic(x, 0)
-                close(run(x), x * 2)
-            self.assertIn("3 buckets", file.read())
+        with tempfile.TemporaryDirectory() as folder:
+            for suffix, texts in [("txt", ["3 buckets"]), ("html", ["<!DOCTYPE html>", "3 buckets", "</html>"])]:
+                path = os.path.join(folder, f"report.{suffix}")
+                for _ in range(2):
+                    run = compiled(lambda x: x * 2, buckets=[4, 8, 16], report=path)
+                    for n in (3, 5, 16):
+                        x = torch.ones(n, 2)
+                        torch._dynamo.mark_dynamic(x, 0)
+                        close(run(x), x * 2)
+                with open(path) as file:
+                    found = file.read()
+                for text in texts:
+                    self.assertIn(text, found)
+                # Two plans, on one page.
+                self.assertEqual((found.count("3 buckets"), found.count("</html>")), (2, int(suffix == "html")))
 
     def test_views_are_views_of_what_they_are_in_eager(self):
         def function(x, w):
@@ -703,8 +711,6 @@ class Ranks(unittest.TestCase):
         on_ranks("groups_made_anew_under_inductor")
 
     def test_collectives_of_graphs_that_inductor_keeps(self):
-        import tempfile
-
         with tempfile.TemporaryDirectory() as folder:
             os.environ["TORCHINDUCTOR_CACHE_DIR"] = folder
             try:

@@ -18,6 +18,10 @@ use crate::schema::{Payload, PayloadConfig};
 /// The largest JSON entry.
 const MAX_JSON: u64 = 1 << 30;
 
+/// The entry of the program in archives before PyTorch 2.8.
+const LEGACY: &str = "serialized_exported_program.json";
+const BEFORE: &str = "; the archive was written by a version of PyTorch before 2.8";
+
 /// What a byte of the file may become: weights hardly compress, and text seldom more.
 const RATIO: u64 = 64;
 
@@ -91,7 +95,11 @@ impl<'a> Archive<'a> {
             .find_map(|n| n.strip_suffix("archive_format").filter(|r| r.is_empty() || r.ends_with('/')))
             .ok_or_else(|| ImportError::MissingEntry {
                 entry: "archive_format".into(),
-                hint: "; it is no torch.export archive".into(),
+                hint: match names.iter().any(|n| n.rsplit('/').next() == Some(LEGACY)) {
+                    true => BEFORE,
+                    false => "; it is no torch.export archive",
+                }
+                .into(),
             })?
             .to_string();
         let mut entries = HashMap::with_capacity(names.len());
@@ -179,8 +187,8 @@ impl<'a> Archive<'a> {
 
     /// Why an archive may have no program.
     fn why_no_program(&self) -> &'static str {
-        if self.entries.contains_key("serialized_exported_program.json") {
-            "; the archive was written by a version of PyTorch before 2.8"
+        if self.entries.contains_key(LEGACY) {
+            BEFORE
         } else if self.entries.keys().any(|n| n.starts_with("data/") && n.ends_with("_config.json")) {
             "; torch.export.save failed before it wrote the program, its own error says why"
         } else {

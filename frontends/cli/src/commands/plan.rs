@@ -11,7 +11,7 @@ use symmc::{CheckedPlan, Config, Order, Plan, Program};
 use crate::args::{PlanArgs, PlanFormat};
 use crate::out::put;
 use crate::progress::spin;
-use crate::{explain, load, report};
+use crate::{explain, html, load, report};
 
 /// Plans a program, writes the plan where asked, and prints.
 pub fn plan(args: &PlanArgs) -> Result<ExitCode> {
@@ -41,6 +41,7 @@ pub fn plan(args: &PlanArgs) -> Result<ExitCode> {
     match (&args.explain, args.format) {
         (Some(value), _) => put(&explain::explain(&plan, value)?)?,
         (None, PlanFormat::Json) => put(&format!("{}\n", plan.to_json()))?,
+        (None, PlanFormat::Html) => put(&html::html(&plan)?)?,
         (None, PlanFormat::Text) => put(&report::report(&plan)?)?,
     }
     if args.timing {

@@ -46,6 +46,10 @@ fn what_is_no_program_is_refused_by_name() {
         (b"not a zip".to_vec(), "not a readable zip archive"),
         (Vec::new(), "not a readable zip archive"),
         (
+            zipped("", &[("serialized_exported_program.json".into(), b"{}".to_vec())]),
+            "written by a version of PyTorch before 2.8",
+        ),
+        (
             zipped("", &[("a.txt".into(), b"text".to_vec())]),
             "no entry `archive_format`; it is no torch.export",
         ),

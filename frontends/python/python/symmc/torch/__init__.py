@@ -6,6 +6,7 @@ collectives run by symmc. A process group is a group of sessions: ``symmc.Sessio
 
 from __future__ import annotations
 
+from symmc.torch import _versions as _versions
 from symmc.torch._ranks import group_of
 
 __all__ = ["CollectivePass", "backend", "enable", "group_of"]

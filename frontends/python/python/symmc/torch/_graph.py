@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import operator
 import os
 import tempfile
@@ -18,6 +17,7 @@ from torch.utils._sympy.numbers import int_oo
 from torch.utils._sympy.value_ranges import ValueRanges
 
 import symmc
+from symmc.torch import _archive
 
 NUMBER = "symmc"
 """Where nodes have their number in the graph that is compiled: names differ between copies of it."""
@@ -29,13 +29,11 @@ _SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool, int, float, bool)
 
 def archived(exported: ExportedProgram) -> bytes:
     """An exported program as a file."""
-    file = io.BytesIO()
     try:
-        torch.export.save(exported, file)
+        return _archive.stored(exported)
     except Exception as error:
         # PyTorch has no one class for what its format cannot hold.
         raise symmc.UnsupportedError(f"torch.export does not store the graph: {error}") from error
-    return file.getvalue()
 
 
 def opened(archives: list[bytes], **options) -> symmc.Program:

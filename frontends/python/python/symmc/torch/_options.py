@@ -7,6 +7,7 @@ from dataclasses import dataclass, fields
 from os import PathLike
 
 from symmc import InputError, machines
+from symmc.torch._report import format_of
 
 
 @dataclass(frozen=True)
@@ -22,7 +23,7 @@ class Options:
     timeout: float = 30.0
     """No wait for other ranks takes longer, in seconds."""
     report: str | PathLike[str] | None = None
-    """A file to which the reports of the plans are written."""
+    """A file to which the reports of the plans are written: text (``.txt``), or a page (``.html``)."""
 
     @staticmethod
     def of(given) -> Options:
@@ -50,6 +51,8 @@ class Options:
             raise InputError(f"option timeout: expected seconds, found {seconds!r}")
         if not isinstance(self.report, (str, PathLike, type(None))):
             raise InputError(f"option report: expected a path, found {self.report!r}")
+        if self.report is not None:
+            format_of(self.report)
 
 
 def _is_size(value) -> bool:

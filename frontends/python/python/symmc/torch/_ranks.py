@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import timedelta
 
 import torch.distributed as dist
 
@@ -12,6 +13,13 @@ from symmc import DisagreementError, Group, InputError, PeerError
 
 _PATIENCE = 300.0
 """How long ranks wait for each other where nobody says, in seconds."""
+
+
+_GIVEN, _FAILED = b"+", b"-"
+"""What stands before what a rank says: something that it gives, or why it gives nothing."""
+
+_TOLD = "symmc_told"
+"""The attribute of errors that the other ranks need not be told."""
 
 
 @dataclass(frozen=True)
@@ -29,14 +37,71 @@ class Ranks:
         """A group of sessions of these ranks; all of them call this together."""
         if len(self.members) == 1:
             return Group.threads(1)[0]
-        return Group.bootstrap(self.rank, len(self.members), self.all_gather)
+        return Group.bootstrap(self.rank, len(self.members), lambda mine: self.all_gather(mine, "a session"))
 
-    def all_gather(self, mine: bytes) -> list[bytes]:
-        """What every one of them gives, in their order; all of them call this together."""
+    def all_gather(self, mine: bytes, what: str = "a program") -> list[bytes]:
+        """What every one of them gives, in their order; all of them call this together, for the same thing.
+
+        Whoever gives up has said nothing: the next time that the ranks come together they understand each other again.
+        """
+        topic, turn = self._say(_GIVEN + what.encode() + b":" + mine)
+        try:
+            said = [_said(f"{topic}/{turn}/{rank}", rank, self.timeout) for rank in self.members]
+        except BaseException as error:
+            self._withdraw(topic, turn)
+            setattr(error, _TOLD, True)
+            raise
+        return [_given(one, rank, what) for one, rank in zip(said, self.members)]
+
+    @contextmanager
+    def telling(self) -> Iterator[None]:
+        """While this lasts, an error of this rank is told to the others, where they wait for what it would give next."""
+        try:
+            yield
+        except BaseException as error:
+            is_told = getattr(error, _TOLD, False)
+            if len(self.members) > 1 and dist.is_initialized() and not is_told:
+                text = str(error) or "interrupted"
+                try:
+                    self._say(_FAILED + f"{type(error).__name__}: {text}".encode())
+                except Exception:
+                    # Nobody is there to be told; the error itself says more.
+                    pass
+            raise
+
+    def _say(self, what: bytes) -> tuple[str, int]:
         topic = f"symmc/{_text(self.members)}"
         turn = _turn(topic)
-        _store().set(f"{topic}/{turn}/{dist.get_rank()}", mine)
-        return [_said(f"{topic}/{turn}/{rank}", rank, self.timeout) for rank in self.members]
+        _store().set(f"{topic}/{turn}/{dist.get_rank()}", what)
+        return topic, turn
+
+    def _withdraw(self, topic: str, turn: int) -> None:
+        store, me = _store(), dist.get_rank()
+        try:
+            store.delete_key(f"{topic}/{turn}/{me}")
+            store.add(f"{topic}/turns/{me}", -1)
+        except Exception:
+            # Not all stores take something back, and the rank that has the store may be gone.
+            pass
+
+
+def _peer_error(rank: int, text: str) -> PeerError:
+    error = PeerError(text)
+    error.rank = rank
+    return error
+
+
+def _given(said: bytes, rank: int, what: str) -> bytes:
+    """What a rank gives, if it gives something of this sort."""
+    if said[:1] == _FAILED:
+        error = _peer_error(rank, f"rank {rank} failed: {said[1:].decode()}")
+        setattr(error, _TOLD, True)
+        raise error
+    found, _, given = said[1:].partition(b":")
+    if found != what.encode():
+        text = f"rank {rank} wants {found.decode()} where this rank wants {what}: all ranks do the same in the same order"
+        raise DisagreementError(text)
+    return given
 
 
 def _store():
@@ -50,12 +115,14 @@ def _turn(topic: str) -> int:
 
 def _said(key: str, rank: int, timeout: float) -> bytes:
     """What a rank put into the store."""
-    store = _store()
-    try:
-        store.wait([key], timedelta(seconds=timeout))
-    except dist.DistStoreError as error:
-        text = f"rank {rank} did not come within {timeout} s: all ranks of a graph call it together, with sizes that fit"
-        raise PeerError(text) from error
+    store, until, pause = _store(), time.monotonic() + timeout, 0.0002
+    # A wait of the store would hear neither of Ctrl-C nor of other threads.
+    while not store.check([key]):
+        if time.monotonic() > until:
+            text = f"rank {rank} did not come within {timeout:g} s: all ranks of a graph call it together, with sizes that fit"
+            raise _peer_error(rank, text)
+        time.sleep(pause)
+        pause = min(2 * pause, 0.02)
     return bytes(store.get(key))
 
 
@@ -65,8 +132,17 @@ def _text(members: Iterable[int]) -> str:
 
 def members_of(name: str) -> tuple[int, ...]:
     """The ranks of a process group, by its name in graphs, as numbers in the job and in the order of the group."""
-    group = dist.distributed_c10d._resolve_process_group(name)
-    return tuple(dist.get_process_group_ranks(group))
+    _expect_initialized()
+    try:
+        group = dist.distributed_c10d._resolve_process_group(name)
+        return tuple(dist.get_process_group_ranks(group))
+    except (KeyError, RuntimeError) as error:
+        raise InputError(f"process group {name}: it is not there, or no more (destroy_process_group)") from error
+
+
+def _expect_initialized() -> None:
+    if not (dist.is_available() and dist.is_initialized()):
+        raise InputError("torch.distributed has no process group: call init_process_group before")
 
 
 def alone() -> Ranks:
@@ -116,14 +192,21 @@ def _same_number(cells: dict[int, list]) -> None:
             raise DisagreementError(text)
 
 
-def group_of(process_group=None) -> Group:
-    """The group of sessions of a process group of PyTorch, the default one without; all its ranks call this together."""
-    if not (dist.is_available() and dist.is_initialized()):
-        raise InputError("torch.distributed has no process group: call init_process_group before")
+def group_of(process_group=None, timeout: float = _PATIENCE) -> Group:
+    """The group of sessions of a process group of PyTorch, the default one without; all its ranks call this together.
+
+    They wait for each other for ``timeout`` seconds at most.
+    """
+    _expect_initialized()
+    if process_group is dist.GroupMember.NON_GROUP_MEMBER:
+        raise InputError(f"rank {dist.get_rank()} is not in the process group")
     if not (process_group is None or isinstance(process_group, dist.ProcessGroup)):
         raise InputError(f"expected a symmc.Group or a process group of torch.distributed, found {process_group!r}")
-    members = tuple(dist.get_process_group_ranks(process_group or dist.group.WORLD))
+    try:
+        members = tuple(dist.get_process_group_ranks(process_group or dist.group.WORLD))
+    except KeyError as error:
+        raise InputError("the process group is not there any more (destroy_process_group)") from error
     me = dist.get_rank()
     if me not in members:
         raise InputError(f"rank {me} is not in the process group, whose ranks are {list(members)}")
-    return Ranks(members, members.index(me)).group()
+    return Ranks(members, members.index(me), timeout).group()

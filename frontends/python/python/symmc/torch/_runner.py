@@ -10,7 +10,7 @@ import torch
 
 import symmc
 from symmc._symmc import nearest_machine
-from symmc.torch import _graph
+from symmc.torch import _graph, _report
 from symmc.torch._options import Options
 from symmc.torch._ranks import Ranks
 
@@ -54,6 +54,8 @@ class Runner:
         self.sizes: tuple[int, ...] | None = None
         self.results: list[torch.Tensor] = []
         """One for each result, of its type and extents, in memory of one element."""
+        self.unfinished: list[tuple[list, list]] = []
+        """What runs use that were not waited for: an interrupted one goes on."""
         self.turn = threading.Lock()
         """Threads that call one function take turns: the session runs for one of them."""
 
@@ -72,6 +74,10 @@ class Runner:
 
     def plan_for(self, sizes: tuple[int, ...], device: torch.device, accept=lambda program: None) -> bool:
         """Makes a plan that serves these sizes of the symbols, unless the one that there is does; whether it did."""
+        with self.ranks.telling():
+            return self._plan_for(sizes, device, accept)
+
+    def _plan_for(self, sizes: tuple[int, ...], device: torch.device, accept) -> bool:
         for symbol, size in zip(self.symbols, sizes):
             if size > self.caps.get(symbol, 0):
                 self.caps[symbol] = max(_LEAST, 1 << max(size - 1, 0).bit_length())
@@ -89,15 +95,8 @@ class Runner:
             buckets = {name: self._buckets(most) for name, (_, most) in self.program.symbols.items()}
         self.plan = symmc.compile(self.program, machine=self._machine(device), buckets=buckets)
         if self.options.report:
-            self._write_report(self.options.report)
+            _report.append(self.plan, self.options.report)
         return True
-
-    def _write_report(self, path) -> None:
-        try:
-            with open(path, "a", encoding="utf-8") as file:
-                file.write(self.plan.report() + "\n")
-        except OSError as error:
-            raise symmc.RunError(f"option report: {path}: {error.strerror}") from error
 
     def _buckets(self, most: int) -> list[int]:
         return sorted({bound for bound in self.options.buckets if bound < most} | {most})
@@ -145,7 +144,13 @@ class Runner:
                 given = [tensor.clone() if tensor.data_ptr() % _ALIGN else tensor for tensor in given]
                 addresses = [tensor.data_ptr() for tensor in given]
         results = list(map(_empty_like, self.results))
-        self.session.launch(addresses, [tensor.data_ptr() for tensor in results], stream)
+        if self.unfinished and self.session.poll():
+            self.unfinished.clear()
+        try:
+            self.session.launch(addresses, [tensor.data_ptr() for tensor in results], stream)
+        except BaseException:
+            self.unfinished.append((given, results))
+            raise
         return results, given
 
     def close(self) -> None:

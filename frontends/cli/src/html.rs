@@ -1,0 +1,277 @@
+//! The report of a plan as a page that needs nothing else: how collectives run, what memory holds over the steps, and the
+//! steps. What comes from programs is escaped.
+
+use std::collections::HashMap;
+use std::fmt::{Display, Write};
+
+use anyhow::Result;
+use symmc::CheckedPlan;
+use symmc::unstable::planner::plan::{ArenaKind, Barrier, Bucket, Buffer, Lane, Memory, Reach};
+
+use crate::explain::Planned;
+use crate::report;
+use crate::units::{bytes, count};
+
+const STYLE: &str = "body{font:14px/1.45 system-ui,sans-serif;margin:2em auto;max-width:72em;padding:0 1em;color:#222}\
+table{border-collapse:collapse;margin:.6em 0}td,th{padding:.15em .8em .15em 0;text-align:left;border-bottom:1px solid #ddd}\
+td.n{text-align:right}svg{width:100%;height:auto;background:#fafafa;border:1px solid #ddd}\
+svg text{font:11px system-ui,sans-serif;fill:#444}rect{stroke:#fff;stroke-width:.3}\
+rect.local{fill:#9db4c9}rect.read{fill:#e0a458}rect.written{fill:#c8553d}pre{white-space:pre-wrap}\
+summary{cursor:pointer;margin:.6em 0}.key span{padding:0 .5em;margin-right:1em;color:#fff}";
+
+/// How large drawings are, in units of their own.
+const WIDTH: f64 = 1000.0;
+const HEIGHT: f64 = 220.0;
+
+/// How many buffers a drawing shows.
+const DRAWN: usize = 4000;
+
+/// How many values of a buffer a drawing names.
+const NAMED: usize = 8;
+
+/// The whole page.
+pub fn html(plan: &CheckedPlan) -> Result<String> {
+    let name = escaped(&plan.source.name);
+    let mut out = format!(
+        "<!DOCTYPE html>\n<html lang=\"en\"><head><meta charset=\"utf-8\"><title>{name}</title><style>{STYLE}</style></head>\n\
+         <body><h1>{name}</h1>\n<p>{}</p>\n",
+        escaped(&report::sizes(plan))
+    );
+    for bucket in &plan.buckets {
+        let planned = Planned::new(plan, bucket)?;
+        writeln!(out, "<h2>{}</h2>", escaped(&bucket.range()))?;
+        out.push_str("<h3>Collectives</h3>\n");
+        out.push_str(&table(&report::collective_rows(plan, bucket, &planned)));
+        out.push_str("<h3>Memory</h3>\n");
+        out.push_str(&table(&report::arena_rows(bucket)));
+        let notes = report::notes(plan, bucket) + &report::copies(bucket, &planned);
+        writeln!(out, "<pre>{}</pre>", escaped(&notes))?;
+        let t = &bucket.totals;
+        let arenas = [(ArenaKind::Ordinary, t.ordinary_peak), (ArenaKind::Symmetric, t.symmetric_peak)];
+        for (arena, peak) in arenas {
+            out.push_str(&drawing(bucket, arena, peak));
+        }
+        out.push_str(&steps(bucket, &planned));
+    }
+    let rest = report::rest(plan);
+    if !rest.is_empty() {
+        writeln!(out, "<pre>{}</pre>", escaped(&rest))?;
+    }
+    out.push_str("</body></html>\n");
+    Ok(out)
+}
+
+fn escaped(text: &str) -> String {
+    let mut out = String::with_capacity(text.len());
+    for ch in text.chars() {
+        match ch {
+            '&' => out.push_str("&amp;"),
+            '<' => out.push_str("&lt;"),
+            '>' => out.push_str("&gt;"),
+            '"' => out.push_str("&quot;"),
+            '\'' => out.push_str("&#39;"),
+            ch => out.push(ch),
+        }
+    }
+    out
+}
+
+/// A table, whose first row is its head.
+fn table(rows: &[Vec<String>]) -> String {
+    let [head, rows @ ..] = rows else { return String::new() };
+    if rows.is_empty() {
+        return "<p>none</p>\n".into();
+    }
+    let mut out = String::from("<table><tr>");
+    out.extend(head.iter().map(|cell| format!("<th>{}</th>", escaped(cell))));
+    out.push_str("</tr>\n");
+    for row in rows {
+        let cell = |cell: &String| {
+            let class = if cell.starts_with(|ch: char| ch.is_ascii_digit()) { " class=\"n\"" } else { "" };
+            format!("<td{class}>{}</td>", escaped(cell))
+        };
+        out.push_str("<tr>");
+        out.extend(row.iter().map(cell));
+        out.push_str("</tr>\n");
+    }
+    out + "</table>\n"
+}
+
+/// The buffers of an arena: steps from left to right, bytes upwards.
+fn drawing(bucket: &Bucket, arena: ArenaKind, peak: u64) -> String {
+    let name = if arena == ArenaKind::Symmetric { "symmetric" } else { "ordinary" };
+    let mut buffers: Vec<(usize, &Buffer)> =
+        bucket.buffers.iter().enumerate().filter(|(_, b)| b.arena == arena).collect();
+    if buffers.is_empty() {
+        return format!("<p>The {name} arena holds nothing of these steps.</p>\n");
+    }
+    buffers.sort_by_key(|(_, buffer)| std::cmp::Reverse(buffer.size));
+    let left_out = buffers.len().saturating_sub(DRAWN);
+    buffers.truncate(DRAWN);
+    let end = bucket.steps.len();
+    let top = buffers.iter().map(|(_, b)| b.offset + b.size).max().unwrap_or(1).max(1);
+    let x = |step: usize| step as f64 / end.max(1) as f64 * WIDTH;
+    let y = |byte: u64| byte as f64 / top as f64 * HEIGHT;
+    let mut out = format!(
+        "<p>The {name} arena over {}: peak {}, in {}{}.</p>\n<svg viewBox=\"0 0 {WIDTH} {}\" role=\"img\">\n",
+        count(end as u64, "step"),
+        bytes(peak),
+        count(bucket.buffers.iter().filter(|b| b.arena == arena).count() as u64, "buffer"),
+        if left_out > 0 {
+            format!(", of which the {left_out} smallest are not drawn")
+        } else {
+            String::new()
+        },
+        HEIGHT + 16.0
+    );
+    let values = values(bucket);
+    for (index, buffer) in buffers {
+        let values = values.get(&index).map_or(&[][..], Vec::as_slice);
+        let (named, more) = values.split_at(values.len().min(NAMED));
+        let text = escaped(&format!(
+            "{}{}: {} at {}, steps {} to {}",
+            named.join(", "),
+            if more.is_empty() { "" } else { ", …" },
+            bytes(buffer.size),
+            buffer.offset,
+            buffer.first,
+            buffer.last
+        ));
+        let class = match buffer.reach {
+            Reach::Local => "local",
+            Reach::Read => "read",
+            Reach::Written => "written",
+        };
+        for (first, last) in spans(buffer, end) {
+            let (left, right) = (x(first), x(last + 1));
+            let _ = writeln!(
+                out,
+                "<rect class=\"{class}\" x=\"{left:.2}\" y=\"{:.2}\" width=\"{:.2}\" height=\"{:.2}\"><title>{text}</title></rect>",
+                HEIGHT - y(buffer.offset + buffer.size),
+                (right - left).max(0.0),
+                y(buffer.size),
+            );
+        }
+    }
+    let label = |x: f64, anchor: &str, text: &dyn Display| {
+        format!("<text x=\"{x}\" y=\"{}\" text-anchor=\"{anchor}\">{text}</text>\n", HEIGHT + 12.0)
+    };
+    out.push_str(&label(0.0, "start", &"step 0"));
+    out.push_str(&label(WIDTH / 2.0, "middle", &format_args!("height {}", bytes(top))));
+    out.push_str(&label(WIDTH, "end", &format_args!("step {}", end.saturating_sub(1))));
+    out.push_str("</svg>\n<p class=\"key\">Peers <span style=\"background:#9db4c9\">do not touch</span>");
+    out + "<span style=\"background:#e0a458\">read</span><span style=\"background:#c8553d\">write</span> it.</p>\n"
+}
+
+/// The names of the values in each buffer, by its number.
+fn values(bucket: &Bucket) -> HashMap<usize, Vec<&str>> {
+    let mut out: HashMap<usize, Vec<&str>> = HashMap::new();
+    for (name, place) in &bucket.places {
+        if let Memory::Buffer(index) = place.memory {
+            out.entry(index).or_default().push(name);
+        }
+    }
+    out
+}
+
+/// When a buffer is occupied, from the first step to the last: two spans where it is kept from a run to the next.
+fn spans(buffer: &Buffer, end: usize) -> Vec<(usize, usize)> {
+    match buffer.last < buffer.first {
+        true => vec![(buffer.first, end.saturating_sub(1)), (0, buffer.last)],
+        false => vec![(buffer.first, buffer.last)],
+    }
+}
+
+fn steps(bucket: &Bucket, planned: &Planned<'_>) -> String {
+    let mut rows =
+        vec![["step", "node", "op", "lane", "waits for", "exit barrier"].map(str::to_string).to_vec()];
+    for (number, step) in bucket.steps.iter().enumerate() {
+        let waits: Vec<String> = step.waits.iter().map(ToString::to_string).collect();
+        let lane = match step.lane {
+            Lane::Compute => "compute",
+            Lane::Comm => "collectives",
+        };
+        let exit = match step.exit {
+            Some(Barrier::Kept) => "kept",
+            Some(Barrier::Dropped) => "dropped",
+            None => "",
+        };
+        rows.push(vec![
+            number.to_string(),
+            format!("%{}", step.node),
+            planned.op_of(step).into(),
+            lane.into(),
+            waits.join(", "),
+            exit.into(),
+        ]);
+    }
+    let steps = count(bucket.steps.len() as u64, "step");
+    format!("<details><summary>{steps}</summary>\n{}</details>\n", table(&rows))
+}
+
+#[cfg(test)]
+mod tests {
+    use symmc::{Config, Program};
+
+    use super::*;
+
+    /// Every tag that is opened is closed, in order.
+    fn balanced(page: &str) -> bool {
+        let mut open = Vec::new();
+        for part in page.split('<').skip(1) {
+            let Some((tag, _)) = part.split_once('>') else { return false };
+            match tag.strip_prefix('/') {
+                Some(name) => match open.pop() {
+                    Some(last) if last == name => {}
+                    _ => return false,
+                },
+                None => match tag.split_whitespace().next().unwrap_or("") {
+                    "meta" | "!DOCTYPE" => {}
+                    name => open.push(name.to_string()),
+                },
+            }
+        }
+        open.is_empty()
+    }
+
+    #[test]
+    fn a_page_is_whole_and_shows_what_the_text_says() {
+        let text = "program \"a<script>&b\" ranks 4\nsymbol n in 1..=64\ngroup @all world\narg %x: f32[n, 512]\n\
+                    %a: f32[n, 512] = relu %x\n%y: f32[n, 512] = all_reduce %a op=sum group=@all\n\
+                    %z: f32[n, 512] = add %y, %x\nreturn %z\n";
+        let program = Program::from_text(text).unwrap();
+        for machine in ["host", "h200x4"] {
+            let config = Config::default().with_profile(symmc::machine(machine).unwrap());
+            let plan = symmc::compile(&program, &config).unwrap();
+            let page = html(&plan).unwrap();
+            assert!(balanced(&page), "{page}");
+            assert!(!page.contains("<script") && page.contains("a&lt;script&gt;&amp;b"), "{page}");
+            assert!(page.contains("<svg") && page.contains("<rect"), "{page}");
+            for bucket in &plan.buckets {
+                for decision in &bucket.decisions {
+                    assert!(
+                        page.contains(&decision.chosen)
+                            && page.contains(&format!("%{}", decision.collective))
+                    );
+                }
+                assert!(bucket.steps.iter().all(|step| page.contains(&format!("<td>%{}</td>", step.node))));
+                let drawn = page.matches("<rect").count();
+                assert!(drawn >= bucket.buffers.len(), "{drawn} of {}", bucket.buffers.len());
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_kept_from_a_run_to_the_next_is_drawn_twice() {
+        let buffer = |first, last| Buffer {
+            arena: ArenaKind::Ordinary,
+            offset: 0,
+            size: 64,
+            first,
+            last,
+            reach: Reach::Local,
+        };
+        assert_eq!(spans(&buffer(2, 5), 8), [(2, 5)]);
+        assert_eq!(spans(&buffer(6, 1), 8), [(6, 7), (0, 1)]);
+    }
+}

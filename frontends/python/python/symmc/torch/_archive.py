@@ -1,0 +1,64 @@
+"""Exported programs as files that symmc reads, whichever version of PyTorch is there."""
+
+from __future__ import annotations
+
+import ctypes
+import io
+import json
+import zipfile
+
+import torch
+from torch.export import ExportedProgram
+
+from symmc.torch._versions import VERSION
+
+_RAW = (2, 9)
+"""From this version on ``torch.export.save`` stores tensors as they are; before, pickled, which symmc does not read."""
+
+
+def stored(exported: ExportedProgram) -> bytes:
+    """An exported program as a file."""
+    if VERSION < _RAW:
+        return _written(exported)
+    file = io.BytesIO()
+    torch.export.save(exported, file)
+    return file.getvalue()
+
+
+def _written(exported: ExportedProgram) -> bytes:
+    """The file as later versions of PyTorch write it: the program in the words of this one, and the tensors as they are."""
+    from torch._export.serde.serialize import serialize
+
+    text = serialize(exported).exported_program
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w") as archive:
+        for entry, content in [("archive_format", "pt2"), ("byteorder", "little"), ("models/model.json", text)]:
+            archive.writestr(f"model/{entry}", content)
+        _put(archive, "weights", "weight", exported.state_dict)
+        _put(archive, "constants", "tensor", exported.constants)
+    return file.getvalue()
+
+
+def _put(archive: zipfile.ZipFile, kind: str, prefix: str, tensors: dict) -> None:
+    """Stores tensors, and what tells of them."""
+    from torch._export.serde.serialize import _TORCH_TO_SERIALIZE_DTYPE
+
+    config = {}
+    for number, (name, tensor) in enumerate(tensors.items()):
+        if not isinstance(tensor, torch.Tensor):
+            continue
+        path, whole = f"{prefix}_{number}", tensor.detach().cpu().contiguous()
+        data = ctypes.string_at(whole.data_ptr(), whole.nbytes) if whole.numel() else b""
+        archive.writestr(f"model/data/{kind}/{path}", data)
+        meta = {
+            "dtype": int(_TORCH_TO_SERIALIZE_DTYPE[tensor.dtype]),
+            "sizes": [{"as_int": size} for size in whole.shape],
+            "requires_grad": tensor.requires_grad,
+            "device": {"type": "cpu", "index": None},
+            "strides": [{"as_int": stride} for stride in whole.stride()],
+            "storage_offset": {"as_int": 0},
+            "layout": 7,
+        }
+        is_param = isinstance(tensor, torch.nn.Parameter)
+        config[name] = {"path_name": path, "is_param": is_param, "use_pickle": False, "tensor_meta": meta}
+    archive.writestr(f"model/data/{kind}/model_{kind}_config.json", json.dumps({"config": config}))

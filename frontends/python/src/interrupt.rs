@@ -1,0 +1,46 @@
+//! Long work that Ctrl-C ends for its caller.
+
+use std::sync::mpsc::{RecvTimeoutError, channel};
+use std::thread::Builder;
+use std::time::Duration;
+
+use pyo3::prelude::*;
+
+use crate::error::{defect, exhausted, raised};
+
+/// How often who waits asks whether the interpreter was interrupted.
+pub const LOOK: Duration = Duration::from_millis(50);
+
+/// The stack of long work, in bytes: that of a process's first thread.
+const STACK: usize = 8 << 20;
+
+/// What the work gives, which a thread of its own does while other threads of Python run. When the interpreter is
+/// interrupted, the work goes on, and what it gives is dropped.
+pub fn long<T: Send + 'static>(
+    py: Python<'_>,
+    what: &str,
+    work: impl FnOnce() -> Result<T, symmc::Error> + Send + 'static,
+) -> PyResult<T> {
+    let (sender, receiver) = channel();
+    let working = move || {
+        // Nobody listens any more behind an interrupt.
+        let _ = sender.send(work());
+    };
+    Builder::new()
+        .name(format!("symmc {what}"))
+        .stack_size(STACK)
+        .spawn(working)
+        .map_err(|error| exhausted(format!("{what}: no thread: {error}")))?;
+    let receiver = std::sync::Mutex::new(receiver);
+    loop {
+        let found = py.detach(|| {
+            let receiver = receiver.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+            receiver.recv_timeout(LOOK)
+        });
+        match found {
+            Ok(result) => return result.map_err(raised),
+            Err(RecvTimeoutError::Timeout) => py.check_signals()?,
+            Err(RecvTimeoutError::Disconnected) => return Err(defect(format!("{what} panicked"))),
+        }
+    }
+}

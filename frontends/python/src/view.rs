@@ -1,0 +1,123 @@
+//! Outputs where they lie.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use pyo3::prelude::*;
+use pyo3::types::{PyDict, PyTuple};
+use symmc::{Buffer, DType};
+
+use crate::dlpack::{self, Device, device};
+use crate::error::refused;
+
+/// How often a session has started runs.
+#[derive(Clone, Default)]
+pub struct Runs(Arc<AtomicU64>);
+
+impl Runs {
+    /// One more begins.
+    pub fn begin(&self) {
+        self.0.fetch_add(1, Ordering::Relaxed);
+    }
+
+    fn now(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+/// An output of the last run where it lies, without a copy: `numpy.from_dlpack(v)`, `torch.from_dlpack(v)`, or its methods
+/// `numpy()` and `torch()`.
+///
+/// It is the output until the next run begins, which writes there: from then on taking it raises an `InputError`. What was
+/// taken before shows what that run writes. The memory stays as long as anything of it does, also behind the session.
+#[pyclass(frozen, module = "symmc")]
+pub struct View {
+    name: String,
+    buffer: Buffer,
+    dtype: DType,
+    extents: Vec<usize>,
+    device: Device,
+    runs: Runs,
+    /// The number of runs when it was given.
+    run: u64,
+}
+
+impl View {
+    /// A value in a buffer, on the GPU of this number or on the host.
+    pub fn new(value: symmc::Value, buffer: Buffer, gpu: Option<i32>, runs: &Runs) -> View {
+        let device = match gpu {
+            Some(id) => Device { kind: device::CUDA, id },
+            None => Device { kind: device::CPU, id: 0 },
+        };
+        let symmc::Value { name, dtype, extents, .. } = value;
+        View { name, buffer, dtype, extents, device, runs: runs.clone(), run: runs.now() }
+    }
+}
+
+#[pymethods]
+impl View {
+    /// The extent of each axis.
+    #[getter]
+    fn shape<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
+        PyTuple::new(py, &self.extents)
+    }
+
+    /// The type of the elements: bool, u8, i32, i64, f16, bf16, f32 or f64.
+    #[getter]
+    fn dtype(&self) -> String {
+        self.dtype.to_string()
+    }
+
+    /// Whether a later run has begun.
+    #[getter]
+    fn stale(&self) -> bool {
+        self.runs.now() != self.run
+    }
+
+    /// A capsule of DLPack.
+    #[pyo3(signature = (*, stream=None, **_other))]
+    fn __dlpack__(
+        &self,
+        py: Python<'_>,
+        stream: Option<Bound<'_, PyAny>>,
+        _other: Option<&Bound<'_, PyDict>>,
+    ) -> PyResult<Py<PyAny>> {
+        if let Some(stream) = stream.filter(|_| self.device.kind == device::CPU) {
+            return Err(refused(format!(
+                "{}: the view is of memory of the host, which has no stream; found {stream}",
+                self.name
+            )));
+        }
+        if self.stale() {
+            return Err(refused(format!(
+                "{}: the view is of run {}, and a later run has begun: take what is needed of a view before, or copy it (read)",
+                self.name, self.run
+            )));
+        }
+        let address = self.buffer.as_ptr().expose_provenance() as u64;
+        dlpack::capsule(py, address, (self.dtype, &self.extents), self.device, self.buffer.clone())
+    }
+
+    /// The device.
+    fn __dlpack_device__(&self) -> (i32, i32) {
+        (self.device.kind, self.device.id)
+    }
+
+    /// The same memory as an array of NumPy, which has no bf16.
+    fn numpy<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyAny>> {
+        if slf.get().dtype == DType::BF16 {
+            return Err(refused("NumPy has no bf16: take torch(), or another library"));
+        }
+        slf.py().import("numpy")?.call_method1("from_dlpack", (slf,))
+    }
+
+    /// The same memory as a tensor of PyTorch.
+    fn torch<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyAny>> {
+        slf.py().import("torch")?.call_method1("from_dlpack", (slf,))
+    }
+
+    fn __repr__(&self) -> String {
+        let stale = if self.stale() { ", stale" } else { "" };
+        format!("<symmc.View {}: {}{:?}{stale}>", self.name, self.dtype, self.extents)
+    }
+}
