@@ -77,7 +77,8 @@ pub fn defect(message: impl Into<String>) -> PyErr {
 pub fn add(module: &Bound<'_, PyModule>) -> PyResult<()> {
     let py = module.py();
     let base = py.get_type::<Error>();
-    for name in ["kind", "rank", "step", "node", "op", "path"] {
+    base.setattr("kind", "error")?;
+    for name in ["rank", "step", "node", "op", "path"] {
         base.setattr(name, py.None())?;
     }
     base.setattr("findings", PyTuple::empty(py))?;

@@ -11,6 +11,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
 from symmc._symmc import (
     CheckError,
     DefectError,
@@ -35,6 +38,9 @@ from symmc._symmc import (
     machines,
     open,
 )
+
+if TYPE_CHECKING:
+    from symmc._symmc import SupportsDLPack
 
 __all__ = [
     "CheckError",
@@ -65,24 +71,32 @@ __all__ = [
 ]
 
 
-def from_exported(exported, **options) -> Program:
+def from_exported(exported: Any, **options: Any) -> Program:
     """The program of a ``torch.export.ExportedProgram``, with the options of :func:`open`."""
     from symmc.torch import _graph
 
-    return _graph.from_exported(exported, **options)
+    program: Program = _graph.from_exported(exported, **options)
+    return program
 
 
-def from_fx(module, inputs=None, **options) -> Program:
+def from_fx(module: Any, inputs: Sequence[Any] | None = None, **options: Any) -> Program:
     """The program of a ``torch.fx.GraphModule`` of ATen operators, with the options of :func:`open`.
 
     ``inputs`` are example inputs; without, the nodes of the graph carry their values (``node.meta["val"]``).
     """
     from symmc.torch import _graph
 
-    return _graph.from_fx(module, inputs, **options)
+    program: Program = _graph.from_fx(module, inputs, **options)
+    return program
 
 
-def run(plan: Plan, inputs, *, symbols=None, timeout: float = 30.0) -> list[list[Tensor]]:
+def run(
+    plan: Plan,
+    inputs: Sequence[Mapping[str, SupportsDLPack]],
+    *,
+    symbols: Mapping[str, int] | None = None,
+    timeout: float = 30.0,
+) -> list[list[Tensor]]:
     """Runs a plan once on ranks that are threads of this process, on the host.
 
     ``inputs`` holds a mapping from names to tensors for each rank. Gives the outputs of each rank, by their numbers.
@@ -92,7 +106,7 @@ def run(plan: Plan, inputs, *, symbols=None, timeout: float = 30.0) -> list[list
     if len(inputs) != plan.ranks:
         raise InputError(f"expected inputs of {plan.ranks} ranks, found those of {len(inputs)}")
 
-    def of_rank(group: Group, given) -> list[Tensor]:
+    def of_rank(group: Group, given: Mapping[str, SupportsDLPack]) -> list[Tensor]:
         with Session(plan, group, timeout=timeout) as session:
             session.set(**(symbols or {}))
             for name, tensor in given.items():

@@ -3,10 +3,39 @@
 from collections.abc import Callable, Mapping, Sequence
 from os import PathLike
 from types import TracebackType
-from typing import Any, Literal, Protocol, final
+from typing import Any, Literal, Protocol, final, type_check_only
 
 __version__: str
+__all__ = [
+    "__version__",
+    "Error",
+    "InputError",
+    "UnsupportedError",
+    "ResourceError",
+    "DisagreementError",
+    "CheckError",
+    "RunError",
+    "PeerError",
+    "DefectError",
+    "Program",
+    "Plan",
+    "Group",
+    "Session",
+    "Value",
+    "Tensor",
+    "View",
+    "open",
+    "from_text",
+    "torch_ops",
+    "compile",
+    "load",
+    "plan_of_json",
+    "machines",
+    "nearest_machine",
+    "command",
+]
 
+@type_check_only
 class SupportsDLPack(Protocol):
     """A tensor of any library."""
 
@@ -20,7 +49,7 @@ class Error(Exception):
     node: str | None
     op: str | None
     path: str | None
-    findings: list[str]
+    findings: Sequence[str]
 
 class InputError(Error): ...
 class UnsupportedError(Error): ...
@@ -56,6 +85,8 @@ class Plan:
     def ranks(self) -> int: ...
     def report(self, format: Literal["text", "html"] = "text") -> str: ...
     def _repr_html_(self) -> str: ...
+    def __copy__(self) -> Plan: ...
+    def __deepcopy__(self, _memo: Any) -> Plan: ...
     def explain(self, value: str) -> str: ...
     def check(self) -> str: ...
     def memory(self, rank: int = 0, *, gpu: int | None = None) -> dict[str, int]: ...
@@ -144,7 +175,7 @@ class Session:
     def __enter__(self) -> Session: ...
     def __exit__(
         self, *_exception: type[BaseException] | BaseException | TracebackType | None
-    ) -> bool: ...
+    ) -> Literal[False]: ...
 
 def open(
     paths: str | PathLike[str] | Sequence[str | PathLike[str]],
