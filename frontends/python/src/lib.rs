@@ -25,6 +25,7 @@ fn _symmc(module: &Bound<'_, PyModule>) -> PyResult<()> {
     error::add(module)?;
     module.add_class::<program::Program>()?;
     module.add_class::<plan::Plan>()?;
+    module.add_class::<plan::Choice>()?;
     module.add_class::<group::Group>()?;
     module.add_class::<session::Session>()?;
     module.add_class::<session::Value>()?;

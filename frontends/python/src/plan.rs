@@ -16,6 +16,29 @@ use crate::program::Program;
 #[pyclass(frozen, module = "symmc")]
 pub struct Plan(pub CheckedPlan);
 
+/// How a collective of the program runs at some sizes.
+#[pyclass(frozen, get_all, module = "symmc")]
+pub struct Choice {
+    /// The name of its result.
+    collective: String,
+    /// The least and the largest value of each symbol of the bucket.
+    symbols: IndexMap<String, (i64, i64)>,
+    /// The bytes that the estimates are for.
+    nbytes: u64,
+    /// The variant.
+    chosen: String,
+    /// Estimated microseconds of each variant that was considered, by name, the cheapest first; `plain` is the vendor's library.
+    estimates: IndexMap<String, f64>,
+}
+
+#[pymethods]
+impl Choice {
+    fn __repr__(&self) -> String {
+        let us = self.estimates.get(&self.chosen).copied().unwrap_or_default();
+        format!("<symmc.Choice %{} of {} bytes: {} ({us:.3} µs)>", self.collective, self.nbytes, self.chosen)
+    }
+}
+
 /// Which arguments the caller writes straight into the symmetric arena.
 #[derive(FromPyObject)]
 pub enum Arguments {
@@ -149,6 +172,23 @@ impl Plan {
     /// Where a value lives, until when, who may touch it, and how its collective was chosen.
     fn explain(&self, py: Python<'_>, value: &str) -> PyResult<String> {
         py.detach(|| symmc_cli::explain(&self.0, value)).map_err(|error| refused(error.to_string()))
+    }
+
+    /// How each collective runs, bucket by bucket, and what else was considered.
+    fn choices(&self) -> Vec<Choice> {
+        let mut found = Vec::new();
+        for bucket in &self.0.buckets {
+            let bounds = bucket.symbols.iter().map(|(name, [least, most])| (name.clone(), (*least, *most)));
+            let symbols: IndexMap<String, (i64, i64)> = bounds.collect();
+            found.extend(bucket.decisions.iter().map(|decision| Choice {
+                collective: decision.collective.clone(),
+                symbols: symbols.clone(),
+                nbytes: decision.bytes,
+                chosen: decision.chosen.clone(),
+                estimates: decision.alternatives.iter().map(|way| (way.name.clone(), way.us)).collect(),
+            }));
+        }
+        found
     }
 
     /// Proves the plan safe once more, and says what the proof looked at.

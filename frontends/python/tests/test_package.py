@@ -126,6 +126,19 @@ class Plans(unittest.TestCase):
                     with self.assertRaisesRegex(TypeError, f"cannot pickle.*{type(thing).__name__}"):
                         work(thing)
 
+    def test_choices_are_those_of_the_report(self):
+        plan = symmc.compile(symmc.from_text(SUM), machine="h200x2", buckets={"n": [4, 64]})
+        choices, report = plan.choices(), plan.report()
+        self.assertEqual([choice.symbols for choice in choices], [{"n": (1, 4)}, {"n": (5, 64)}])
+        for choice, nbytes in zip(choices, (128, 2048)):
+            self.assertEqual((choice.collective, choice.nbytes), ("y", nbytes))
+            times = list(choice.estimates.values())
+            self.assertEqual(times, sorted(times))
+            self.assertEqual(choice.estimates[choice.chosen], times[0])
+            self.assertIn("plain", choice.estimates)
+            self.assertRegex(report, f"%y .* {choice.chosen} ")
+            self.assertIn(choice.chosen, repr(choice))
+
     def test_a_plan_is_the_same_after_a_file(self):
         with tempfile.TemporaryDirectory() as folder:
             path = os.path.join(folder, "plan.json")

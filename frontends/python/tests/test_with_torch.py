@@ -52,13 +52,13 @@ def compiled(function, **options):
     return torch.compile(function, backend="symmc", dynamic=dynamic, options={"fallback": "error", **options})
 
 
-def _of_rank(rank, ranks, port, name, failures):
+def _of_rank(rank, ranks, port, function, failures):
     warnings.filterwarnings("ignore")
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), RANK=str(rank), WORLD_SIZE=str(ranks))
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     try:
-        globals()[name](rank)
+        (globals()[function] if isinstance(function, str) else function)(rank)
         dist.barrier()
     except BaseException:
         failures.put(f"rank {rank}: {traceback.format_exc()}")
@@ -67,14 +67,14 @@ def _of_rank(rank, ranks, port, name, failures):
         dist.destroy_process_group()
 
 
-def on_ranks(name, ranks=2):
-    """Runs a function of this module on ranks that are processes."""
+def on_ranks(function, ranks=2):
+    """Runs a function, of this module by its name, on ranks that are processes."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     context = mp.get_context("spawn")
     failures = context.SimpleQueue()
-    arguments = [(rank, ranks, port, name, failures) for rank in range(ranks)]
+    arguments = [(rank, ranks, port, function, failures) for rank in range(ranks)]
     processes = [context.Process(target=_of_rank, args=given) for given in arguments]
     [process.start() for process in processes]
     [process.join(300) for process in processes]
@@ -248,117 +248,6 @@ def tensor_parallel(rank):
                 ids = torch.randint(0, 100, (1, tokens))
                 found = run(input_ids=ids, use_cache=False).logits
                 close(found, reference(input_ids=ids, use_cache=False).logits)
-
-
-class Divided(torch.nn.Module if HAS_TORCH else object):
-    """Layers whose products are divided between ranks, with a residual and a norm behind each sum."""
-
-    def __init__(self, hidden, ranks):
-        super().__init__()
-        self.up = torch.nn.ModuleList(torch.nn.Linear(hidden, 4 * hidden // ranks, bias=False) for _ in range(3))
-        self.down = torch.nn.ModuleList(torch.nn.Linear(4 * hidden // ranks, hidden, bias=False) for _ in range(3))
-        self.norms = torch.nn.ModuleList(torch.nn.RMSNorm(hidden) for _ in range(4))
-
-    def forward(self, x):
-        y = self.norms[0](x)
-        for up, down, norm in zip(self.up, self.down, self.norms[1:]):
-            x = x + funcol.all_reduce(down(torch.nn.functional.silu(up(y))), "sum", dist.group.WORLD)
-            y = norm(x)
-        shared = funcol.reduce_scatter_tensor(y.repeat(2, 1), "sum", 0, dist.group.WORLD)
-        return funcol.all_gather_tensor(shared, 0, dist.group.WORLD), x
-
-
-def collectives_alone(rank):
-    """Collectives under Inductor, before and after the pass, with the same results."""
-    from symmc.torch import CollectivePass
-
-    counts = []
-
-    class Counted(CollectivePass):
-        def __call__(self, graph):
-            def count(text):
-                return sum(text in str(node.target) for node in graph.nodes)
-
-            before = count("c10d") - count("wait_tensor")
-            super().__call__(graph)
-            counts.append((before, count("c10d"), count("symmc.planned"), count("rsqrt")))
-
-    # A graph that Inductor has kept from another run passes no pass.
-    torch._inductor.config.force_disable_caches = True
-    torch._inductor.config.post_grad_custom_post_pass = Counted()
-    torch.manual_seed(rank)
-    model = Divided(32, 2)
-    torch._dynamo.reset()
-    run = torch.compile(model, dynamic=True)
-    with torch.no_grad():
-        for tokens in (5, 2, 40):
-            torch.manual_seed(tokens)
-            x = torch.randn(tokens, 32)
-            for found, expected in zip(run(x), model(x)):
-                close(found, expected)
-    # The norm in front of the first product has no collective.
-    assert counts and all(count == (5, 0, 5, 1) for count in counts), counts
-
-
-def forms_are_shared(rank):
-    """Collectives that are alike run as one program, in whichever graph and place they stand, with whatever names."""
-    from symmc.torch import CollectivePass, _planned
-
-    torch._inductor.config.force_disable_caches = True
-    torch._inductor.config.post_grad_custom_post_pass = CollectivePass()
-    made = []
-    _planned.Runner = lambda *given, of=_planned.Runner: made.append(of(*given)) or made[-1]
-    torch.manual_seed(rank)
-    model, norm = Divided(32, 2), torch.nn.RMSNorm(32)
-
-    def other(weight, scale, more, x):
-        # Other names, sizes by other symbols, and operators in another order.
-        given = (x * scale).relu()
-        return norm(funcol.all_reduce(given @ weight, "sum", dist.group.WORLD) + more)
-
-    def no_norm(x):
-        return funcol.all_reduce(x.sin(), "sum", dist.group.WORLD).cos()
-
-    with torch.no_grad():
-        for tokens in (5, 9):
-            x = torch.randn(tokens, 32)
-            close(torch.compile(model, dynamic=True)(x)[0], model(x)[0])
-            # A sum with a norm behind it, in three places, a reduce_scatter, and an all_gather.
-            assert len(made) == 3, [runner.program.text() for runner in made]
-        for weight, scale, more in [(torch.randn(7, 32), torch.randn(7), torch.randn(6, 32))]:
-            x = torch.randn(6, 7)
-            close(torch.compile(other, dynamic=True)(weight, scale, more, x), other(weight, scale, more, x))
-        # Its sum is no output.
-        assert len(made) == 4, [runner.program.text() for runner in made]
-        for function in (no_norm, lambda x: no_norm(x * 2)):
-            x = torch.randn(5, 3)
-            close(torch.compile(function, dynamic=False)(x), function(x))
-        assert len(made) == 5, [runner.program.text() for runner in made]
-    sessions = [runner.session for runner in made]
-    assert len(set(map(id, sessions))) == len(made)
-
-
-def groups_made_anew_under_inductor(rank):
-    """Under other process groups, names mean other groups."""
-    import symmc.torch
-
-    symmc.torch.enable()
-    run = torch.compile(lambda x: funcol.all_reduce(x, "sum", "0"))
-    for _ in range(2):
-        close(run(torch.ones(4)), torch.full((4,), 2.0))
-        dist.barrier()
-        dist.destroy_process_group()
-        os.environ["MASTER_PORT"] = str(int(os.environ["MASTER_PORT"]) + 1)
-        dist.init_process_group("gloo")
-
-
-def kept_by_inductor(rank):
-    """What Inductor keeps of a graph runs in another process as in the one that compiled it."""
-    import symmc.torch
-
-    symmc.torch.enable()
-    run = torch.compile(lambda x: funcol.all_reduce(x * 3, "sum", dist.group.WORLD) + 1)
-    close(run(torch.ones(8)), torch.full((8,), 7.0))
 
 
 def make(name):
@@ -700,24 +589,6 @@ class Ranks(unittest.TestCase):
 
     def test_a_process_group_opens_sessions(self):
         on_ranks("process_group_as_group")
-
-    def test_collectives_alone(self):
-        on_ranks("collectives_alone")
-
-    def test_collectives_that_are_alike_are_one_program(self):
-        on_ranks("forms_are_shared")
-
-    def test_collectives_alone_under_groups_that_are_made_anew(self):
-        on_ranks("groups_made_anew_under_inductor")
-
-    def test_collectives_of_graphs_that_inductor_keeps(self):
-        with tempfile.TemporaryDirectory() as folder:
-            os.environ["TORCHINDUCTOR_CACHE_DIR"] = folder
-            try:
-                for _ in range(2):
-                    on_ranks("kept_by_inductor")
-            finally:
-                del os.environ["TORCHINDUCTOR_CACHE_DIR"]
 
     def test_graphs_that_differ_in_numbers_between_ranks(self):
         on_ranks("different_constants")

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from symmc._symmc import (
     CheckError,
+    Choice,
     DefectError,
     DisagreementError,
     Error,
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "CheckError",
+    "Choice",
     "DefectError",
     "DisagreementError",
     "Error",

@@ -15,14 +15,13 @@ from torch._dynamo.source import ConstantSource
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
 
+from symmc.torch import _foreign, _graph
+from symmc.torch._foreign import NotData
+
 _OPERATIONS = {"Add": operator.add, "Mul": operator.mul, "FloorDiv": operator.floordiv, "Mod": operator.mod}
 
 _HINT = 5040
 """What symbols are thought to be while types are made: a multiple of what sizes are divided by."""
-
-
-class NotData(Exception):
-    """A part of a graph that a form cannot hold."""
 
 
 class Part:
@@ -31,11 +30,14 @@ class Part:
     def __init__(self, nodes: list[torch.fx.Node]):
         self.inputs: list[torch.fx.Node] = []
         self.values: list[list] = []
-        self._nodes, self._numbers = nodes, {}
+        self._nodes, self._inside, self._added = nodes, set(nodes), set()
+        self._numbers: dict[torch.fx.Node, int | list] = {}
         self._symbols: dict[str, str] = {}
-        while len(self._numbers) < len(nodes) + len(self.inputs):
+        while len(self._added) < len(nodes):
             self._add(min(self._ready(), key=self._sketch))
-        returned = [node for node in nodes if any(user not in nodes for user in node.users)]
+        returned = [node for node in nodes if any(user not in self._inside for user in node.users)]
+        if any(not isinstance(self._numbers[node], int) for node in returned):
+            raise NotData("several results of one node leave the part together")
         self.outputs = sorted(returned, key=self._numbers.__getitem__)
 
     @property
@@ -49,55 +51,75 @@ class Part:
         told = {"values": self.values, "outputs": outputs, "symbols": len(self._symbols), "options": options}
         return json.dumps(told, separators=(",", ":"))
 
+    def emit(self, target, arguments: list, like: torch.Tensor, dtype: torch.dtype | None = None, shape=None) -> dict:
+        """Adds a call whose result is like a tensor; what refers to that."""
+        call = [str(target), arguments, {"named": {}}]
+        return {"value": self._number(dtype or like.dtype, like.shape if shape is None else shape, call)}
+
+    def reference(self, given: torch.fx.Node) -> dict:
+        """What refers to the value of a node."""
+        if given not in self._numbers:
+            if given in self._inside:
+                raise NotData(f"{given.name}: it is needed before it is there")
+            value = _tensor(given)
+            self.inputs.append(given)
+            self._numbers[given] = self._number(value.dtype, value.shape, [])
+        if not isinstance(self._numbers[given], int):
+            raise NotData(f"{given.name}: several results as one argument")
+        return {"value": self._numbers[given]}
+
     def _ready(self) -> list[torch.fx.Node]:
         """Nodes of which all arguments are known that are in the part."""
-        known, inside = self._numbers, set(self._nodes)
-        return [n for n in self._nodes if n not in known and all(g in known or g not in inside for g in n.all_input_nodes)]
+        done, inside = self._added, self._inside
+        return [n for n in self._nodes if n not in done and all(g in done or g not in inside for g in n.all_input_nodes)]
 
     def _sketch(self, node: torch.fx.Node) -> str:
         """What tells nodes apart, wherever they stand."""
 
         def reference(given: torch.fx.Node):
-            return self._numbers.get(given, ["input", *_type(given, lambda size: str(_written(size, self._seen)))])
+            if given in self._numbers:
+                return self._numbers[given]
+            value = _tensor(given)
+            shape = [_written(size, lambda symbol: self._symbols.get(symbol, "?")) for size in value.shape]
+            return [str(value.dtype), shape]
 
         return repr([str(node.target), _data((node.args, node.kwargs), reference)])
-
-    def _seen(self, symbol: str) -> str:
-        return self._symbols.get(symbol, "?")
 
     def _named(self, symbol: str) -> str:
         return self._symbols.setdefault(symbol, f"s{len(self._symbols)}")
 
     def _add(self, node: torch.fx.Node) -> None:
-        if not isinstance(node.target, torch._ops.OpOverload):
-            raise NotData(f"{node.name}: {node.target} is no operator of a library")
-        call = [str(node.target), _data(node.args, self._reference), _data(node.kwargs, self._reference)]
-        self._number(node, call)
+        self._added.add(node)
+        foreign = _foreign.recipe(node)
+        if foreign is not None:
+            results = [result["value"] for result in foreign(self, node)]
+            self._numbers[node] = results if isinstance(node.meta.get("val"), (tuple, list)) else results[0]
+        elif node.target is operator.getitem:
+            self._numbers[node] = self._numbers[node.args[0]][node.args[1] - _foreign.first_result(node.args[0])]
+        else:
+            if not isinstance(node.target, torch._ops.OpOverload):
+                raise NotData(f"{node.name}: {node.target} is no operator of a library")
+            value = _tensor(node)
+            call = [str(node.target), _data(node.args, self.reference), _data(node.kwargs, self.reference)]
+            self._numbers[node] = self._number(value.dtype, value.shape, call)
 
-    def _reference(self, given: torch.fx.Node):
-        if given not in self._numbers:
-            self.inputs.append(given)
-            self._number(given, [])
-        return self._numbers[given]
-
-    def _number(self, node: torch.fx.Node, call: list) -> None:
-        dtype, *shape = _type(node, lambda size: _written(size, self._named))
-        self._numbers[node] = len(self.values)
-        self.values.append([dtype, shape, *call])
+    def _number(self, dtype: torch.dtype, shape, call: list) -> int:
+        self.values.append([str(dtype).removeprefix("torch."), [_written(size, self._named) for size in shape], *call])
+        return len(self.values) - 1
 
 
-def _type(node: torch.fx.Node, extent) -> list:
+def _tensor(node: torch.fx.Node) -> torch.Tensor:
     value = node.meta.get("val")
     if not isinstance(value, torch.Tensor):
         raise NotData(f"{node.name}: expected a tensor, found {type(value).__name__}")
-    return [str(value.dtype).removeprefix("torch."), *map(extent, value.shape)]
+    return value
 
 
 def is_data(node: torch.fx.Node) -> bool:
-    """Whether a form can hold a node."""
+    """Whether a form can hold a node of one result."""
     try:
-        _data((node.args, node.kwargs), lambda given: _type(given, lambda size: _written(size, str)))
-        _type(node, lambda size: _written(size, str))
+        _data((node.args, node.kwargs), _tensor)
+        [_written(size, str) for size in _tensor(node).shape]
     except NotData:
         return False
     return True
@@ -108,7 +130,11 @@ def _data(value, reference):
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     if isinstance(value, torch.fx.Node):
-        return {"value": reference(value)}
+        # The process group itself, which the graph is given, goes by its name.
+        group = getattr(value.meta.get("val"), "real_obj", None)
+        return getattr(group, "group_name", None) or reference(value)
+    if isinstance(value, torch._ops.OpOverload):
+        return {"operator": str(value)}
     if isinstance(value, torch.dtype):
         return {"dtype": str(value).removeprefix("torch.")}
     if isinstance(value, (list, tuple)):
@@ -160,6 +186,22 @@ class Form:
         self.values, self.outputs, self.options = told["values"], told["outputs"], told["options"]
         self.symbols = [f"s{number}" for number in range(told["symbols"])]
 
+    @property
+    def is_collective(self) -> bool:
+        """Whether it is a collective and the wait for it, and nothing else."""
+        return sum(len(value) > 2 for value in self.values) == 2
+
+    @property
+    def groups(self) -> list[str]:
+        """The names of its process groups."""
+        found = []
+        for _, _, *call in self.values:
+            if call:
+                schema = _operator(call[0])._schema.arguments
+                names = [name for name, argument in zip(call[1], schema) if _graph.is_group(argument)]
+                found += [name for name in names + [call[2]["named"].get("group_name")] if name is not None]
+        return list(dict.fromkeys(found))
+
     def results(self, sizes, like: torch.Tensor) -> list[torch.Tensor]:
         """Tensors as the outputs are, for values of the symbols."""
         known = dict(zip(self.symbols, sizes))
@@ -170,23 +212,26 @@ class Form:
         """The part as a graph of its own, and its names of the symbols."""
         environment = ShapeEnv()
         known = {symbol: _symbol(environment, symbol, number) for number, symbol in enumerate(self.symbols)}
-        graph, nodes = torch.fx.Graph(), []
         with FakeTensorMode(shape_env=environment):
             types = [
                 torch.empty([_read(n, known) for n in shape], dtype=getattr(torch, dtype))
                 for dtype, shape, *_ in self.values
             ]
+        graph, nodes = torch.fx.Graph(), []
         for number, (_, _, *call) in enumerate(self.values):
             if call:
                 target, given, named = call
-                space, name, overload = target.split(".")
-                target = getattr(getattr(getattr(torch.ops, space), name), overload)
-                nodes.append(graph.call_function(target, tuple(_argument(given, nodes)), _argument(named, nodes)))
+                nodes.append(graph.call_function(_operator(target), tuple(_argument(given, nodes)), _argument(named, nodes)))
             else:
                 nodes.append(_placeholder(graph, number))
             nodes[-1].meta["val"] = types[number]
         graph.output(tuple(nodes[number] for number in self.outputs))
         return torch.fx.GraphModule(torch.nn.Module(), graph), [str(size.node.expr) for size in known.values()]
+
+
+def _operator(name: str):
+    space, name, *overload = name.split(".")
+    return getattr(getattr(getattr(torch.ops, space), name), overload[0] if overload else "default")
 
 
 def _placeholder(graph: torch.fx.Graph, number: int) -> torch.fx.Node:

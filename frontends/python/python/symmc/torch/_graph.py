@@ -233,20 +233,26 @@ class _Lifting:
 
     def _rename_groups(self):
         """Process groups by the order of their first use: their own names may differ between ranks."""
-        for node in self.graph.nodes:
-            if node.op != "call_function" or not isinstance(node.target, torch._ops.OpOverload):
-                continue
-            for at, argument in enumerate(node.target._schema.arguments):
-                name = group_argument(node, at, argument)
-                if name is None:
-                    continue
-                if name not in self.groups:
-                    self.groups.append(name)
-                renamed = str(self.groups.index(name))
-                if at < len(node.args):
-                    node.update_arg(at, renamed)
-                else:
-                    node.update_kwarg(argument.name, renamed)
+
+        def number(name: str) -> str:
+            if name not in self.groups:
+                self.groups.append(name)
+            return str(self.groups.index(name))
+
+        rename_groups(self.graph, number)
+
+
+def rename_groups(graph: torch.fx.Graph, renamed: Callable[[str], str]) -> None:
+    """Has a graph call its process groups by other names."""
+    for node in graph.nodes:
+        if node.op != "call_function" or not isinstance(node.target, torch._ops.OpOverload):
+            continue
+        for at, argument in enumerate(node.target._schema.arguments):
+            name = group_argument(node, at, argument)
+            if name is not None and at < len(node.args):
+                node.update_arg(at, renamed(name))
+            elif name is not None:
+                node.update_kwarg(argument.name, renamed(name))
 
 
 class _Finishing:
@@ -339,7 +345,7 @@ def _hints(sizes) -> list[int | None]:
 
 def group_argument(node: torch.fx.Node, at: int, argument) -> str | None:
     """The name of a process group, if this argument of a node is one."""
-    if not argument.name.endswith(("group_name", "process_group")):
+    if not is_group(argument):
         return None
     name = node.args[at] if at < len(node.args) else node.kwargs.get(argument.name)
     if isinstance(name, torch.fx.Node):
@@ -347,6 +353,11 @@ def group_argument(node: torch.fx.Node, at: int, argument) -> str | None:
         group = getattr(name.meta.get("val"), "real_obj", None)
         return getattr(group, "group_name", None)
     return name if isinstance(name, str) else None
+
+
+def is_group(argument) -> bool:
+    """Whether an argument of a schema is a process group."""
+    return argument.name.endswith(("group_name", "process_group"))
 
 
 def _input(node: torch.fx.Node):

@@ -1,7 +1,12 @@
-"""The operator of symmc in graphs of PyTorch, and what runs behind it.
+"""The operators of symmc in graphs of PyTorch, and what runs behind them.
 
-It is called hundreds of times in a pass over a model, when the CPU is what a GPU waits for: nothing but a look-up stands before
-the run. A form has one program, plan and session, for all graphs and places that have it.
+They are called hundreds of times in a pass over a model, when the CPU is what a GPU waits for: nothing but a look-up stands before
+a run. A form has one program, plan and session, for all graphs and places that have it.
+
+``planned`` gives its results on the current stream. ``start`` begins the same on a stream of its own, behind what the current one
+has, and ``wait`` has the current one wait for that and gives the results; operands are arguments of both, so that nobody else takes
+their memory meanwhile. On the host a start is a whole run. Runs of a device follow each other in the order of the calls, as those
+of a communicator do: what two sessions wait for at a time might be each other.
 """
 
 from __future__ import annotations
@@ -10,19 +15,83 @@ import functools
 
 import torch
 import torch.distributed as dist
+from torch._subclasses.fake_tensor import unset_fake_temporarily
 
+import symmc
 from symmc.torch import _graph, _ranks
 from symmc.torch._form import Form
 from symmc.torch._options import Options
-from symmc.torch._runner import Runner
+from symmc.torch._runner import DTYPES, Runner, buckets_up_to, machine_for
 
 _library = torch.library.Library("symmc", "DEF")
 _library.define("planned(Tensor[] inputs, SymInt[] sizes, str form) -> Tensor[]")
+_library.define("start(Tensor[] inputs, SymInt[] sizes, str form) -> Tensor")
+_library.define("wait(Tensor started, Tensor[] inputs, SymInt[] sizes, str form) -> Tensor[]")
 
-_runners: dict[str, tuple[object, Runner]] = {}
-"""What runs forms, with the default process group that it was made under: names of groups mean others under another."""
+_MOST = 8192
+"""The largest value of a symbol for which it is asked whether a form is worth a plan."""
 
 _world = dist.distributed_c10d._world if dist.is_available() else None
+
+
+class Planned:
+    """A form as a function of its inputs, under the process groups that there are."""
+
+    def __init__(self, text: str):
+        self.world = _world.default_pg
+        form = form_of(text)
+        self.module, symbols = form.module()
+        lifted = _graph.Lifted.of(self.module)
+        options = Options.of(form.options)
+        ranks, groups = _ranks.taking_part(lifted.groups, options.timeout)
+        self.runner = Runner(lifted, symbols, ranks, groups, options)
+        self.decided: tuple[tuple[int, ...] | None, bool] = (None, False)
+        """Sizes, and whether PyTorch runs them: where the plan has the vendor's library for them, which PyTorch calls as well."""
+        self.begin = _collective(self.module) if form.is_collective else None
+        """What begins a form that is a collective alone by PyTorch."""
+
+    def is_left(self, sizes: tuple[int, ...], device: torch.device) -> bool:
+        """Whether PyTorch runs these sizes."""
+        decided = self.decided
+        return (decided if decided[0] == sizes else self._decide(sizes, device))[1]
+
+    def run(self, sizes: tuple[int, ...], inputs: list[torch.Tensor], stream=None) -> list[torch.Tensor]:
+        """The results of these inputs; ``stream`` says on which stream it runs, if not the current one."""
+        return self.runner.run(sizes, inputs, inputs[0].device, stream)[0]
+
+    def _decide(self, sizes: tuple[int, ...], device: torch.device):
+        is_left = False
+        if self.begin is not None and self.runner.machine(device) is not None:
+            with self.runner.turn:
+                self.runner.plan_for(sizes, device)
+                values = dict(zip(self.runner.symbols, sizes))
+                named = {name: values[symbol] for name, symbol in self.runner.program.aliases.items()}
+                is_left = not _gains(_serving(self.runner.plan.choices(), named))
+        self.decided = (sizes, is_left)
+        return self.decided
+
+
+def _collective(module: torch.fx.GraphModule):
+    """What begins the collective of a form, by PyTorch's names of the process groups."""
+    graph = torch.fx.Graph()
+    known: dict[torch.fx.Node, torch.fx.Node] = {}
+    graph.graph_copy(module.graph, known)
+    begun = next(new for new in known.values() if new.op == "call_function")
+    for node in list(begun.users):
+        graph.erase_node(node)
+    graph.output(begun)
+    _graph.rename_groups(graph, lambda name: _ranks.process_group(name).group_name)
+    return torch.fx.GraphModule(module, graph)
+
+
+def _serving(choices: list[symmc.Choice], values: dict[str, int]) -> list[symmc.Choice]:
+    """The choices of the bucket that serves these values."""
+    return [c for c in choices if all(low <= values[name] <= high for name, (low, high) in c.symbols.items())]
+
+
+def _gains(choices: list[symmc.Choice]) -> bool:
+    """Whether anything runs otherwise than by the vendor's library."""
+    return any(choice.chosen != "plain" for choice in choices)
 
 
 @functools.cache
@@ -31,33 +100,131 @@ def form_of(text: str) -> Form:
     return Form(text)
 
 
-def _planned(inputs: list[torch.Tensor], sizes: list[int], text: str) -> list[torch.Tensor]:
-    """The results of a form on these inputs, with these values of its symbols."""
-    known = _runners.get(text)
-    if known is None or known[0] is not _world.default_pg:
-        known = _made(text)
-    return known[1].run(tuple(sizes), inputs, inputs[0].device)[0]
+@functools.cache
+def is_worth_it(text: str, device: str, ranks: int) -> bool:
+    """Whether there is a plan of a form for so many ranks, and it has more than the vendor's library at some sizes.
 
-
-def _made(text: str) -> tuple[object, Runner]:
-    """What runs a form; made when it runs first, on all ranks together."""
-    for old, (world, _) in list(_runners.items()):
-        if world is not _world.default_pg:
-            _runners.pop(old)[1].close()
+    Asked while a graph is compiled. All ranks find the same by themselves: it follows from the form and the machine's profile.
+    On the host there is no library to compare with, unless the profile of another machine is asked for.
+    """
     form = form_of(text)
-    module, symbols = form.module()
-    lifted = _graph.Lifted.of(module)
     options = Options.of(form.options)
-    ranks, groups = _ranks.taking_part(lifted.groups, options.timeout)
-    return _runners.setdefault(text, (_world.default_pg, Runner(lifted, symbols, ranks, groups, options)))
+    known = {str(dtype).removeprefix("torch.") for dtype in DTYPES.values()}
+    if any(dtype not in known for dtype, *_ in form.values):
+        return False
+    with unset_fake_temporarily(), torch.no_grad():
+        module, symbols = form.module()
+        lifted = _graph.Lifted.of(module)
+        groups = {str(number): [list(range(ranks))] for number in range(len(lifted.groups))}
+        machine = machine_for(options, device, ranks)
+        try:
+            program = _graph.opened([lifted.archive(dict.fromkeys(symbols, _MOST))], ranks=ranks, groups=groups)
+            plan = symmc.compile(program, machine=machine, buckets=buckets_up_to(program, options))
+        except symmc.Error as error:
+            if error.kind not in ("input", "unsupported"):
+                raise
+            return False
+    return not program.opaque and (machine is None or _gains(plan.choices()))
+
+
+_planned: dict[str, Planned] = {}
+
+
+def _of(text: str) -> Planned:
+    """What runs a form. Names of process groups mean others when the default one is another."""
+    known = _planned.get(text)
+    if known is None or known.world is not _world.default_pg:
+        known = _made(text)
+    return known
+
+
+def _made(text: str) -> Planned:
+    """What runs a form; made when it runs first, on all ranks together."""
+    for old, planned in list(_planned.items()):
+        if planned.world is not _world.default_pg:
+            del _planned[old]
+            planned.runner.close()
+    return _planned.setdefault(text, Planned(text))
+
+
+class _Started:
+    """What was begun and nobody has waited for."""
+
+    def __init__(self, results: list[torch.Tensor], inputs: list[torch.Tensor], end: torch.cuda.Event | None, is_left: bool):
+        self.results, self.inputs, self.end, self.is_left = results, inputs, end, is_left
+
+    def wait(self) -> list[torch.Tensor]:
+        """Has the current stream wait for the results."""
+        if self.end is not None:
+            torch.cuda.current_stream(self.results[0].device).wait_event(self.end)
+        if self.is_left:
+            self.results = list(map(torch.ops._c10d_functional.wait_tensor.default, self.results))
+        return self.results
+
+
+_started: dict[int, _Started] = {}
+"""What was begun, by the address of what stands for it in the graph."""
+
+
+@functools.cache
+def _side(gpu: int) -> torch.cuda.Stream:
+    """The stream of a GPU on which runs are begun."""
+    return torch.cuda.Stream(gpu)
+
+
+def _run(inputs: list[torch.Tensor], sizes: list[int], text: str) -> list[torch.Tensor]:
+    """The results of a form on these inputs, with these values of its symbols."""
+    if _started:
+        for begun in list(_started.values()):
+            begun.wait()
+    planned, values = _of(text), tuple(sizes)
+    if planned.is_left(values, inputs[0].device):
+        return [torch.ops._c10d_functional.wait_tensor.default(planned.begin(*inputs))]
+    return planned.run(values, inputs)
+
+
+def _start(inputs: list[torch.Tensor], sizes: list[int], text: str) -> torch.Tensor:
+    """Begins a run; what stands for it."""
+    token = inputs[0].new_empty(1, dtype=torch.int64)
+    planned, values, device, end = _of(text), tuple(sizes), inputs[0].device, None
+    is_left = planned.is_left(values, device)
+    if is_left:
+        results = [planned.begin(*inputs)]
+    elif device.type == "cuda":
+        side = _side(device.index)
+
+        def stream() -> int:
+            side.wait_stream(torch.cuda.current_stream(device))
+            return side.cuda_stream
+
+        results = planned.run(values, inputs, stream)
+        end = side.record_event()
+    else:
+        results = planned.run(values, inputs)
+    _started[token.data_ptr()] = _Started(results, inputs, end, is_left)
+    return token
+
+
+def _wait(started: torch.Tensor, inputs: list[torch.Tensor], sizes: list[int], text: str) -> list[torch.Tensor]:
+    """The results of a run that was begun."""
+    return _started.pop(started.data_ptr()).wait()
 
 
 def _fake(inputs, sizes, text):
     return form_of(text).results(sizes, inputs[0])
 
 
-for _key in ("CPU", "CUDA"):
-    _library.impl("planned", _planned, _key)
-    # Graphs that have it are differentiated already.
-    _library.impl("planned", torch.library.fallthrough_kernel, f"Autograd{_key}")
-torch.library.register_fake("symmc::planned", _fake, lib=_library)
+def _fake_start(inputs, sizes, text):
+    return inputs[0].new_empty(1, dtype=torch.int64)
+
+
+def _fake_wait(started, inputs, sizes, text):
+    return form_of(text).results(sizes, inputs[0])
+
+
+for _name, _kernel, _meta in [("planned", _run, _fake), ("start", _start, _fake_start), ("wait", _wait, _fake_wait)]:
+    for _key in ("CPU", "CUDA"):
+        _library.impl(_name, _kernel, _key)
+        # Graphs that have it are differentiated already.
+        _library.impl(_name, torch.library.fallthrough_kernel, f"Autograd{_key}")
+    torch.library.register_fake(f"symmc::{_name}", _meta, lib=_library)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -130,12 +131,50 @@ def _text(members: Iterable[int]) -> str:
     return ".".join(map(str, members))
 
 
+def know(groups) -> None:
+    """Has names of graphs mean process groups: a mapping, or a function that gives a name's group, or none."""
+    if isinstance(groups, Mapping):
+        _known.insert(0, groups.get)
+    elif callable(groups):
+        _known.insert(0, groups)
+    else:
+        raise InputError(f"option groups: expected a mapping from names to process groups or a function, found {groups!r}")
+
+
+def process_group(name: str):
+    """The process group of a name in graphs."""
+    for find in _known:
+        group = find(name)
+        if group is not None:
+            return group
+    raise InputError(f"process group {name}: it is not there, or no more (destroy_process_group)")
+
+
+def _of_torch(name: str):
+    try:
+        return dist.distributed_c10d._resolve_process_group(name)
+    except (KeyError, RuntimeError):
+        return None
+
+
+def _of_engines(name: str):
+    """The group of a coordinator of vLLM or SGLang, which have names of their own."""
+    for module in ("vllm.distributed.parallel_state", "sglang.srt.distributed.parallel_state"):
+        coordinator = getattr(sys.modules.get(module), "_groups", {}).get(name)
+        if coordinator is not None and coordinator() is not None:
+            return coordinator().device_group
+    return None
+
+
+_known = [_of_torch, _of_engines]
+"""What finds process groups, in this order."""
+
+
 def members_of(name: str) -> tuple[int, ...]:
     """The ranks of a process group, by its name in graphs, as numbers in the job and in the order of the group."""
     _expect_initialized()
     try:
-        group = dist.distributed_c10d._resolve_process_group(name)
-        return tuple(dist.get_process_group_ranks(group))
+        return tuple(dist.get_process_group_ranks(process_group(name)))
     except (KeyError, RuntimeError) as error:
         raise InputError(f"process group {name}: it is not there, or no more (destroy_process_group)") from error
 
@@ -143,6 +182,14 @@ def members_of(name: str) -> tuple[int, ...]:
 def _expect_initialized() -> None:
     if not (dist.is_available() and dist.is_initialized()):
         raise InputError("torch.distributed has no process group: call init_process_group before")
+
+
+def group_sizes() -> dict[str, int]:
+    """The number of ranks of each process group of PyTorch that there is, by name."""
+    if not (dist.is_available() and dist.is_initialized()):
+        return {}
+    names = dist.distributed_c10d._world.pg_names
+    return {str(name): dist.get_world_size(group) for group, name in names.items()}
 
 
 def alone() -> Ranks:

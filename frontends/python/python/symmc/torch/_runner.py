@@ -32,6 +32,21 @@ DTYPES = {
 }
 
 
+def machine_for(options: Options, device: str, ranks: int) -> str | None:
+    """The profile by which is chosen for so many ranks; none for that of the host."""
+    if options.machine is not None or device != "cuda":
+        return options.machine
+    return nearest_machine(ranks)
+
+
+def buckets_up_to(program: symmc.Program, options: Options) -> dict[str, list[int]]:
+    """The largest values of the buckets of each symbol."""
+    if not options.buckets:
+        return {}
+    bounds = program.symbols.items()
+    return {name: sorted({bound for bound in options.buckets if bound < most} | {most}) for name, (_, most) in bounds}
+
+
 class Source(Protocol):
     """Where a program comes from."""
 
@@ -51,6 +66,8 @@ class Runner:
         self.program: symmc.Program | None = None
         self.plan: symmc.Plan | None = None
         self.session: symmc.Session | None = None
+        self.opened: symmc.Plan | None = None
+        """The plan of the session."""
         self.sizes: tuple[int, ...] | None = None
         self.results: list[torch.Tensor] = []
         """One for each result, of its type and extents, in memory of one element."""
@@ -90,34 +107,29 @@ class Runner:
         for symbol in aliases.values():
             if symbol not in self.symbols:
                 raise symmc.UnsupportedError(f"no input of the graph has the size {symbol}")
-        buckets = {}
-        if self.options.buckets:
-            buckets = {name: self._buckets(most) for name, (_, most) in self.program.symbols.items()}
-        self.plan = symmc.compile(self.program, machine=self._machine(device), buckets=buckets)
+        buckets = buckets_up_to(self.program, self.options)
+        self.plan = symmc.compile(self.program, machine=self.machine(device), buckets=buckets)
         if self.options.report:
             _report.append(self.plan, self.options.report)
         return True
 
-    def _buckets(self, most: int) -> list[int]:
-        return sorted({bound for bound in self.options.buckets if bound < most} | {most})
-
-    def _machine(self, device: torch.device) -> str | None:
-        if self.options.machine is not None or device.type != "cuda":
-            return self.options.machine
-        return nearest_machine(len(self.ranks.members))
+    def machine(self, device: torch.device) -> str | None:
+        """The profile by which is chosen; none for that of the host."""
+        return machine_for(self.options, device.type, len(self.ranks.members))
 
     def _resize(self, sizes: tuple[int, ...], device: torch.device) -> None:
         """Has the runs that come take these sizes."""
-        if self.plan_for(sizes, device) or self.session is None:
+        self.plan_for(sizes, device)
+        if self.session is None or self.opened is not self.plan:
             if self.session is not None:
                 self.session.close()
             gpu = device.index if device.type == "cuda" else None
             self.session = symmc.Session(self.plan, self.ranks.group(), gpu=gpu, timeout=self.options.timeout)
-            self.sizes = None
-        opened = self.sizes is None
+            self.sizes, self.opened = None, self.plan
+        is_new = self.sizes is None
         values = dict(zip(self.symbols, sizes))
         self.session.set(**{name: values[symbol] for name, symbol in self.program.aliases.items()})
-        if opened:
+        if is_new:
             # Single numbers that differ between ranks.
             for name, tensor in self.program.parameters(self.ranks.rank).items():
                 self.session.write(f"w.{name}", tensor)
@@ -126,28 +138,33 @@ class Runner:
         self.results = [one.expand(tuple(value.shape)) for one, value in zip(empty, returned)]
         self.sizes = sizes
 
-    def run(self, sizes: tuple[int, ...], given: list[torch.Tensor], device: torch.device):
-        """The results that replace no argument, and what was used instead of the arguments that do not lie as they must."""
+    def run(self, sizes: tuple[int, ...], given: list[torch.Tensor], device: torch.device, stream=None):
+        """The results that replace no argument, and what was used instead of the arguments that do not lie as they must.
+
+        On a GPU it runs on the stream whose handle ``stream`` gives when operands and results are there, by default the current.
+        """
         with self.turn:
             if sizes != self.sizes:
                 self._resize(sizes, device)
-            return self._launch(given, device)
+            return self._launch(given, device, stream)
 
-    def _launch(self, given: list[torch.Tensor], device: torch.device):
+    def _launch(self, given: list[torch.Tensor], device: torch.device, stream):
         if not all(map(_is_contiguous, given)):
             given = [tensor.contiguous() for tensor in given]
         addresses = [tensor.data_ptr() for tensor in given]
-        stream = None
-        if device.type == "cuda":
-            stream = _stream_of(device.index)
+        is_gpu = device.type == "cuda"
+        if is_gpu:
             if any(address % _ALIGN for address in addresses):
                 given = [tensor.clone() if tensor.data_ptr() % _ALIGN else tensor for tensor in given]
                 addresses = [tensor.data_ptr() for tensor in given]
         results = list(map(_empty_like, self.results))
+        handle = None
+        if is_gpu:
+            handle = _stream_of(device.index) if stream is None else stream()
         if self.unfinished and self.session.poll():
             self.unfinished.clear()
         try:
-            self.session.launch(addresses, [tensor.data_ptr() for tensor in results], stream)
+            self.session.launch(addresses, [tensor.data_ptr() for tensor in results], handle)
         except BaseException:
             self.unfinished.append((given, results))
             raise
@@ -158,7 +175,7 @@ class Runner:
         with self.turn:
             if self.session is not None:
                 self.session.close()
-            self.plan = self.session = self.sizes = None
+            self.plan = self.session = self.opened = self.sizes = None
 
 
 _is_contiguous, _empty_like = torch.Tensor.is_contiguous, torch.empty_like
