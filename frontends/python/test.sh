@@ -1,12 +1,17 @@
 #!/usr/bin/env bash
 # Builds the package, installs it into a fresh environment and runs its tests. Those of torch.compile run where PyTorch is
-# installed, those of models where transformers is as well; PYTHON names the interpreter that may have them.
+# installed, those of models where transformers is as well; PYTHON names the interpreter that may have them. PROFILE names a
+# profile of cargo other than release: `dev` takes what `cargo test` has built of its dependencies.
 set -euo pipefail
 cd "$(dirname "$0")"
 python=${PYTHON:-python3}
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
 export PYTHONDONTWRITEBYTECODE=1
+if [ -n "${PROFILE:-}" ]; then
+  export MATURIN_PEP517_ARGS="--profile $PROFILE --locked"
+  export CARGO_TARGET_DIR=${CARGO_TARGET_DIR:-$PWD/../../target}
+fi
 
 "$python" -m venv "$folder/env"
 if "$python" -c 'import torch' 2>/dev/null; then

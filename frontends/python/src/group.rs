@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use pyo3::exceptions::PyException;
+use pyo3::exceptions::{PyException, PyModuleNotFoundError};
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 use symmc::Bootstrap;
@@ -26,7 +26,14 @@ impl Group {
         if let Ok(group) = given.cast::<Group>() {
             return group.get().shared();
         }
-        let made = py.import("symmc.torch")?.call_method1("group_of", (given, timeout))?;
+        let torch = py.import("symmc.torch").map_err(|error| {
+            // Without PyTorch there are no process groups of it.
+            match error.is_instance_of::<PyModuleNotFoundError>(py) {
+                true => refused(format!("expected a symmc.Group, found {given}")),
+                false => error,
+            }
+        })?;
+        let made = torch.call_method1("group_of", (given, timeout))?;
         made.cast::<Group>()?.get().shared()
     }
 
