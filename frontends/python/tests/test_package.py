@@ -626,6 +626,8 @@ class Stubs(unittest.TestCase):
                 self.compare_class(node, getattr(_symmc, node.name), missing)
         public = {name for name in dir(_symmc) if not name.startswith("__")} | {"SupportsDLPack"}
         self.assertEqual(public, names)
+        exported = next(node for node in self.tree.body if isinstance(node, ast.Assign))
+        self.assertEqual(sorted(ast.literal_eval(exported.value)), sorted(_symmc.__all__))
         self.assertEqual(missing, [])
 
     def compare_class(self, node, found, missing):

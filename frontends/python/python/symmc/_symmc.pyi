@@ -19,6 +19,7 @@ __all__ = [
     "DefectError",
     "Program",
     "Plan",
+    "Choice",
     "Group",
     "Session",
     "Value",
