@@ -120,9 +120,7 @@ def is_worth_it(text: str, device: str, ranks: int) -> bool:
         try:
             program = _graph.opened([lifted.archive(dict.fromkeys(symbols, _MOST))], ranks=ranks, groups=groups)
             plan = symmc.compile(program, machine=machine, buckets=buckets_up_to(program, options))
-        except symmc.Error as error:
-            if error.kind not in ("input", "unsupported"):
-                raise
+        except (symmc.InputError, symmc.UnsupportedError, symmc.ResourceError):
             return False
     return not program.opaque and (machine is None or _gains(plan.choices()))
 
