@@ -18,6 +18,8 @@ use crate::entity::{Entity, Table};
 use crate::graph::Symbol;
 use crate::text::{is_identifier, write_string};
 
+mod quotient;
+
 crate::entity!(
     /// A symbol of a graph: an integer that is fixed for one run, within known bounds.
     SymbolId,
@@ -169,7 +171,14 @@ impl Dim {
             }
         }
         merged.retain(|t| t.factor != 0);
-        if merged.is_empty() { Dim(Repr::Const(constant)) } else { Dim::sum(merged, constant) }
+        match merged.iter().enumerate().find_map(|(i, t)| Some((i, t.undivided()?))) {
+            Some((i, whole)) => {
+                merged.remove(i);
+                Dim::from_terms(merged, constant) + whole
+            }
+            None if merged.is_empty() => Dim(Repr::Const(constant)),
+            None => Dim::sum(merged, constant),
+        }
     }
 
     /// The expression times a constant. Factors that are not 0 keep the normal form.
@@ -181,7 +190,9 @@ impl Dim {
             (Repr::Sum(sum), _) => {
                 let mut terms = sum.terms.clone();
                 terms.iter_mut().for_each(|t| t.factor = t.factor.saturating_mul(by));
-                Dim::sum(terms, sum.constant.saturating_mul(by))
+                let constant = sum.constant.saturating_mul(by);
+                let has_whole = terms.iter().any(|t| t.undivided().is_some());
+                if has_whole { Dim::from_terms(terms, constant) } else { Dim::sum(terms, constant) }
             }
         }
     }
@@ -298,6 +309,14 @@ impl Dim {
         }
         match (self.as_const(), divisor.as_const()) {
             (Some(a), Some(b)) if b != 0 => Dim::from(floor_div(a, b)),
+            (None, Some(b)) if b > 0 => {
+                let (whole, rest) = self.parted(b);
+                let rest = match rest.as_const() {
+                    Some(a) => Dim::from(floor_div(a, b)),
+                    None => Dim::atom(Atom::FloorDiv(rest, divisor.clone())),
+                };
+                whole + rest
+            }
             _ => Dim::atom(Atom::FloorDiv(self.clone(), divisor.clone())),
         }
     }
@@ -309,6 +328,10 @@ impl Dim {
         }
         match (self.as_const(), divisor.as_const()) {
             (Some(a), Some(b)) if b != 0 => Dim::from(floor_mod(a, b)),
+            (None, Some(b)) if b > 0 => {
+                let rest = self.parted(b).1;
+                if rest.as_const().is_some() { rest } else { Dim::atom(Atom::Mod(rest, divisor.clone())) }
+            }
             _ => Dim::atom(Atom::Mod(self.clone(), divisor.clone())),
         }
     }
@@ -378,6 +401,11 @@ impl Dim {
     /// The bounds where nothing nests.
     fn flat_bounds(&self, symbols: &Table<SymbolId, Symbol>) -> (i64, i64) {
         let plain = self.interval(symbols);
+        if let Some(k) = self.lacking(symbols) {
+            let (low, high) = self.scaled(k).flat_bounds(symbols);
+            let ends = (floor_div(low, k) + i64::from(floor_mod(low, k) > 0), floor_div(high, k));
+            return (plain.0.max(ends.0), plain.1.min(ends.1));
+        }
         match self.div_as_mod(symbols).map(|other| other.flat_bounds(symbols)) {
             Some(other) => (plain.0.max(other.0), plain.1.min(other.1)),
             None => plain,

@@ -22,6 +22,15 @@ if HAS_TORCH:
 
     import symmc
 
+    class Losses(torch.nn.Module):
+        """A sum of losses."""
+
+        def forward(self, x):
+            F, y = torch.nn.functional, x.detach().sigmoid()
+            labels = torch.tensor([1, -100, 3, 0, 7, 2])
+            parts = F.mse_loss(x, y), F.smooth_l1_loss(x, y), F.huber_loss(x, y), F.binary_cross_entropy_with_logits(x, y)
+            return sum(parts) + F.cross_entropy(x, labels, weight=torch.arange(1.0, 9.0), label_smoothing=0.1)
+
     class Gathered(torch.autograd.Function):
         """A shard of a weight, whole; its gradient is summed over ranks and divided among them."""
 
@@ -369,6 +378,70 @@ class Backend(unittest.TestCase):
             said = [str(w.message) for w in caught if "symmc leaves" in str(w.message)]
             self.assertEqual(len(said), int(fallback == "eager"), said)
             self.assertTrue(all("linalg_qr" in text and "test_with_torch.py" in text for text in said), said)
+
+    def test_operators_become_what_pytorch_defines_them_by(self):
+        nn, F = torch.nn, torch.nn.functional
+        cases = {
+            "batch norm in training": (nn.BatchNorm1d(8), (6, 8)),
+            "batch norm in evaluation": (nn.BatchNorm1d(8).eval(), (6, 8)),
+            "group norm": (nn.GroupNorm(2, 8), (3, 8, 5)),
+            "a convolution": (nn.Conv2d(2, 4, 3, 2, 1, bias=False), (2, 2, 6, 5)),
+            "patches": (nn.Conv2d(2, 4, 9, 9), (2, 2, 18, 18)),
+            "a causal convolution by channel": (nn.Sequential(nn.ConstantPad1d((3, 0), 0.0), nn.Conv1d(4, 4, 4, groups=4)), (2, 4, 7)),
+            "a transposed convolution": (nn.ConvTranspose1d(4, 6, 3, 2, 1, 1, groups=2), (2, 4, 5)),
+            "pools": (nn.Sequential(nn.Conv2d(1, 2, 3), nn.MaxPool2d(2), nn.AvgPool2d(2, 1, 1)), (2, 1, 8, 8)),
+            "reflected padding": (nn.Conv1d(4, 2, 3, padding=2, padding_mode="reflect"), (2, 4, 7)),
+            "interpolation": (nn.Sequential(nn.Conv2d(1, 2, 1), nn.Upsample(scale_factor=2, mode="bilinear")), (2, 1, 3, 4)),
+            "losses": (Losses(), (6, 8)),
+        }
+        for name, (module, shape) in cases.items():
+            with self.subTest(name):
+                torch.manual_seed(3)
+                x, other = torch.randn(shape), copy.deepcopy(module)
+                one, two = x.clone().requires_grad_(), x.clone().requires_grad_()
+                found, expected = compiled(module)(one), other(two)
+                close(found, expected)
+                found.square().sum().backward()
+                expected.square().sum().backward()
+                close(one.grad, two.grad, 1e-3)
+                for mine, theirs in zip(module.parameters(), other.parameters()):
+                    close(mine.grad, theirs.grad, 1e-3)
+                for mine, theirs in zip(module.buffers(), other.buffers()):
+                    close(mine, theirs)
+
+    def test_an_operator_whose_definition_is_not_known_stays_whole(self):
+        def function(x):
+            return torch.linalg.qr(x)[1].abs().sum() + torch.cummax(x * 2, 0)[0].sum() + torch.nn.functional.mse_loss(x, x * 2)
+
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            run, x = compiled(function, fallback="eager"), torch.randn(4, 4)
+            close(run(x), function(x))
+        said = "".join(str(w.message) for w in caught if "symmc leaves" in str(w.message))
+        self.assertIn("2 operator(s)", said)
+        self.assertIn("aten.linalg_qr", said)
+        self.assertIn("aten.cummax", said)
+
+    def test_sizes_of_windows_and_sums_of_sizes(self):
+        def chunks(x):
+            return torch.nn.functional.pad(x, (0, 0, 0, -x.shape[0] % 4)).view(-1, 4, 8).sum(1)
+
+        def halves(x):
+            half = x.shape[0] // 2
+            return torch.cat([x[half:] * 2, x[:half]]) + x
+
+        def sums(x):
+            return x.new_ones(torch.sym_sum([x.shape[0], x.shape[0], 5])).cumsum(0) if hasattr(torch, "sym_sum") else x
+
+        def spread(x):
+            return x.var(0) + torch.nn.functional.conv1d(x.t()[None], torch.ones(2, 8, 2), stride=2, padding=1).sum()
+
+        for function in (chunks, halves, sums, spread):
+            run = compiled(function, dynamic=True)
+            for rows in (7, 2, 100, 5):
+                with self.subTest(function.__name__, rows=rows):
+                    x = torch.randn(rows, 8)
+                    close(run(x), function(x), 1e-3)
 
     def test_a_cut_graph_changes_inputs_in_place_and_has_gradients(self):
         def function(state, x):

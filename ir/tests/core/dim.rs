@@ -200,7 +200,8 @@ fn normal_form() {
     assert_eq!(shown(c(-1) * s(0)), "-s0");
     assert_eq!(shown(c(0) - s(0) * c(2) - c(3)), "-2*s0 - 3");
     assert_eq!(shown((s(0) * c(4)).floor_div(&c(2))), "2*s0");
-    assert_eq!(shown((s(0) * c(4) + c(1)).floor_div(&c(2))), "div(4*s0 + 1, 2)");
+    assert_eq!(shown((s(0) * c(4) + c(1)).floor_div(&c(2))), "2*s0");
+    assert_eq!(shown((s(0) * c(3) + c(5)).floor_div(&c(2))), "div(3*s0 + 1, 2) + 2");
     assert_eq!(shown((s(0) * s(1)).floor_div(&s(1))), "s0");
     assert_eq!(shown((s(0) * s(1)).modulo(&s(0))), "0");
     assert_eq!(shown(s(0).floor_div(&c(0))), "div(s0, 0)");
@@ -289,4 +290,21 @@ fn bounds_of_nested_sums_of_divisions_are_found() {
     assert!(symmc_ir::dim::check_size(std::slice::from_ref(&dim)).is_ok());
     let (low, high) = dim.bounds(&symbols());
     assert!(low > 0 && low <= high, "{low} to {high}");
+}
+
+#[test]
+fn quotients_of_what_is_a_multiple_lose_nothing() {
+    let (n, four) = (s(1), c(4));
+    let padded = n.clone() + (c(0) - n.clone()).modulo(&four);
+    assert_eq!(padded.floor_div(&four) * four.clone(), padded);
+    assert_eq!((padded.clone() * s(2) * c(8)).floor_div(&c(32)) * c(32), padded * s(2) * c(8));
+    let behind = (four.clone() - n.modulo(&four)).modulo(&four);
+    let padded = n.clone() + behind;
+    let quotient = padded.floor_div(&four);
+    assert_eq!(quotient.clone() + quotient.clone() + quotient.clone() + quotient, padded);
+    assert_ne!(n.floor_div(&four) * four.clone(), n);
+    assert_eq!((n.clone() * c(8) + c(7)).floor_div(&four), n.clone() * c(2) + c(1));
+    assert_eq!((n.clone() - c(1)).floor_div(&c(2)) + c(1), (n.clone() + c(1)).floor_div(&c(2)));
+    assert_eq!((n.clone() + c(9)).modulo(&four), (n.clone() + c(1)).modulo(&four));
+    assert_eq!((n.clone() - n.floor_div(&c(2))).bounds(&symbols()), (1, 2));
 }

@@ -1,81 +1,171 @@
-//! Convolutions, as one product: the pieces of the operand under each element of the kernel, side by side, by the kernel
-//! as a matrix. A kernel of so many elements that the pieces would be many is left opaque.
+//! Convolutions, their transposes and gradients, as one product each: the pieces of an operand under each element of the
+//! kernel, side by side, by the kernel as a matrix. A kernel of so many elements that the pieces would be many is left opaque.
 
-use symmc_ir::{BinaryOp, Dim, Emit, Op, Scalar, Type, ValueId};
+use symmc_ir::{BinaryOp, Dim, Emit, Reduction, ValueId};
 
+use super::windows::{Windows, columns, spread};
 use super::{Row, row};
 use crate::call::Call;
 use crate::lower::{Lowered, Stop};
 
 pub(super) const ROWS: &[Row] = &[
-    row("aten.conv1d.default", "pad, slice, concat, matmul, add", |c| convolution(c, 1)),
-    row("aten.conv2d.default", "pad, slice, concat, matmul, add", |c| convolution(c, 2)),
-    row("aten.conv3d.default", "pad, slice, concat, matmul, add", |c| convolution(c, 3)),
+    row("aten.conv1d.default", "pad, slice, concat, matmul, add", |c| convolution(c, Some(1))),
+    row("aten.conv2d.default", "pad, slice, concat, matmul, add", |c| convolution(c, Some(2))),
+    row("aten.conv3d.default", "pad, slice, concat, matmul, add", |c| convolution(c, Some(3))),
+    row("aten.convolution", "pad, slice, concat, matmul, add", |c| convolution(c, None)),
+    row("aten.convolution_backward", "pad, slice, concat, matmul, sum", backward),
 ];
 
-/// The elements of a kernel at most, each of which is a slice.
-const MOST: i64 = 64;
-
-/// An integer for each of `n` axes: one stands for all.
-fn each(c: &Call<'_, '_>, name: &str, n: usize, default: i64, least: i64) -> Lowered<Vec<i64>> {
-    let given = c.opt_ints(name)?.filter(|v| !v.is_empty()).unwrap_or_else(|| vec![default]);
-    let all = if given.len() == 1 { vec![given[0]; n] } else { given };
-    if all.len() != n || all.iter().any(|&v| v < least || v > i64::from(i32::MAX)) {
-        let message = format!("expected {n} integers of at least {least} as `{name}`, found {all:?}");
-        return Err(Stop::Broken(message));
-    }
-    Ok(all)
+/// How a convolution takes its operands: `[outputs, inputs of a group, kernel...]` is the shape of its kernel, where a
+/// transposed one has its operand's channels in place of the outputs.
+struct Layout {
+    windows: Windows,
+    groups: i64,
+    /// The extents of the kernel's first two axes.
+    outer: i64,
+    inner: i64,
+    is_transposed: bool,
 }
 
-fn convolution(c: &mut Call<'_, '_>, n: usize) -> Lowered {
+impl Layout {
+    fn of(c: &Call<'_, '_>, w: ValueId, axes: usize) -> Lowered<Layout> {
+        let of_kernel = c.shape(w).iter().map(Dim::as_const).collect::<Option<Vec<i64>>>();
+        let Some(of_kernel) = of_kernel else {
+            return Err(Stop::Opaque("its kernel has a symbolic extent".into()));
+        };
+        let [outer, inner, kernel @ ..] = of_kernel.as_slice() else {
+            return Err(Stop::Broken(format!("expected a kernel of {} axes", axes + 2)));
+        };
+        let windows = Windows::of(c, kernel.to_vec(), 1)?;
+        let groups = c.int_or("groups", 1)?;
+        if groups < 1 || outer % groups != 0 {
+            return Err(Stop::Broken(format!("expected groups that divide {outer}, found {groups}")));
+        }
+        let is_transposed = c.bool_or("transposed", false)?;
+        Ok(Layout { windows, groups, outer: *outer, inner: *inner, is_transposed })
+    }
+
+    /// Refuses a tensor that has not so many channels.
+    fn check(&self, c: &Call<'_, '_>, x: ValueId, channels: Option<i64>) -> Lowered {
+        let found = c.extent(x, 1);
+        if channels.map(Dim::from) == Some(found.clone()) {
+            return Ok(());
+        }
+        let (inner, groups) = (self.inner, self.groups);
+        Err(Stop::Broken(format!("expected {inner} channels in each of {groups} groups, found {found:?}")))
+    }
+
+    fn inputs(&self) -> Option<i64> {
+        self.inner.checked_mul(self.groups)
+    }
+
+    /// From as many channels as the kernel's second axis says for each group to as many as its first.
+    fn forward(&self, c: &mut Call<'_, '_>, x: ValueId, w: ValueId) -> Lowered<ValueId> {
+        self.check(c, x, self.inputs())?;
+        let x = columns(c, x, &self.windows)?;
+        let w = self.matrix(c, w, [0, 1, 3, 2])?;
+        self.product(c, w, x, self.inner, self.outer)
+    }
+
+    /// The transpose of [`Layout::forward`], with a result of these extents.
+    fn transposed(&self, c: &mut Call<'_, '_>, x: ValueId, w: ValueId, to: &[Dim]) -> Lowered<ValueId> {
+        self.check(c, x, Some(self.outer))?;
+        let x = spread(c, x, &self.windows, to)?;
+        let w = self.matrix(c, w, [0, 2, 3, 1])?;
+        self.product(c, w, x, self.outer / self.groups, self.inner.saturating_mul(self.groups))
+    }
+
+    /// The gradient of the kernel, of the operand and the gradient of the result of [`Layout::forward`].
+    fn of_kernel(&self, c: &mut Call<'_, '_>, x: ValueId, y: ValueId) -> Lowered<ValueId> {
+        self.check(c, x, self.inputs())?;
+        self.check(c, y, Some(self.outer))?;
+        let x = columns(c, x, &self.windows)?;
+        let (batch, places) = (c.extent(x, 0), places(c, x, 3));
+        let terms = Dim::from(self.windows.elements() * self.inner);
+        let x = self.by_group(c, x, self.inner)?;
+        let x = c.permute(x, vec![1, 0, 3, 2])?;
+        let all = batch.clone() * places.clone();
+        let x = c.reshape(x, vec![self.groups.into(), all.clone(), terms])?;
+        let of_group = Dim::from(self.outer / self.groups);
+        let y = c.reshape(y, vec![batch, self.groups.into(), of_group.clone(), places])?;
+        let y = c.permute(y, vec![1, 2, 0, 3])?;
+        let y = c.reshape(y, vec![self.groups.into(), of_group, all])?;
+        let w = c.product(y, x)?;
+        let w = c.reshape(w, vec![self.outer.into(), self.windows.elements().into(), self.inner.into()])?;
+        let w = c.permute(w, vec![0, 2, 1])?;
+        let mut shape = vec![Dim::from(self.outer), Dim::from(self.inner)];
+        shape.extend(self.windows.kernel.iter().map(|&k| Dim::from(k)));
+        c.reshape(w, shape)
+    }
+
+    /// The kernel as `[groups, rows, elements * columns]`: `order` is that of groups, the rest of the first axis, the second
+    /// axis and the elements.
+    fn matrix(&self, c: &mut Call<'_, '_>, w: ValueId, order: [usize; 4]) -> Lowered<ValueId> {
+        let elements = self.windows.elements();
+        let shape = [self.groups, self.outer / self.groups, self.inner, elements];
+        let w = c.reshape(w, shape.iter().map(|&d| Dim::from(d)).collect())?;
+        let w = c.permute(w, order.to_vec())?;
+        let rows = shape.get(order[1]).copied().unwrap_or(1);
+        let terms = elements * shape.get(order[3]).copied().unwrap_or(1);
+        c.reshape(w, vec![self.groups.into(), rows.into(), terms.into()])
+    }
+
+    /// `[batch, elements, groups * inputs, ...]` as `[batch, groups, elements * inputs, places]`.
+    fn by_group(&self, c: &mut Call<'_, '_>, x: ValueId, inputs: i64) -> Lowered<ValueId> {
+        let (batch, places) = (c.extent(x, 0), places(c, x, 3));
+        let (elements, groups) = (self.windows.elements(), self.groups);
+        let shape = vec![batch.clone(), elements.into(), groups.into(), inputs.into(), places.clone()];
+        let x = c.reshape(x, shape)?;
+        let x = c.permute(x, vec![0, 2, 1, 3, 4])?;
+        c.reshape(x, vec![batch, groups.into(), (elements * inputs).into(), places])
+    }
+
+    /// A kernel as a matrix by the pieces of an operand: `[batch, outputs, ...]`.
+    fn product(
+        &self,
+        c: &mut Call<'_, '_>,
+        w: ValueId,
+        x: ValueId,
+        inputs: i64,
+        outputs: i64,
+    ) -> Lowered<ValueId> {
+        let mut shape = vec![c.extent(x, 0), outputs.into()];
+        shape.extend(c.shape(x).split_off(3));
+        let x = self.by_group(c, x, inputs)?;
+        let y = c.product(w, x)?;
+        c.reshape(y, shape)
+    }
+}
+
+/// How many places the axes from `first` on have.
+fn places(c: &Call<'_, '_>, x: ValueId, first: usize) -> Dim {
+    c.shape(x).into_iter().skip(first).fold(Dim::from(1), |a, b| a * b)
+}
+
+/// A convolution over `axes` axes, or as many as its kernel says.
+fn convolution(c: &mut Call<'_, '_>, axes: Option<usize>) -> Lowered {
     let (x, w) = (c.tensor("input")?, c.tensor("weight")?);
     let bias = c.opt_tensor("bias")?;
-    let (stride, padding) = (each(c, "stride", n, 1, 1)?, each(c, "padding", n, 0, 0)?);
-    let (dilation, groups) = (each(c, "dilation", n, 1, 1)?, c.int_or("groups", 1)?);
-    if c.rank(w) != n + 2 || !(c.rank(x) == n + 2 || c.rank(x) == n + 1) {
+    let n = axes.unwrap_or(c.rank(w).saturating_sub(2));
+    if n == 0 || c.rank(w) != n + 2 || !(c.rank(x) == n + 2 || c.rank(x) == n + 1) {
         let (found, kernel) = (c.rank(x), c.rank(w));
         return Err(Stop::Broken(format!("expected {} axes, found {found} and a kernel of {kernel}", n + 2)));
     }
     let single = c.rank(x) == n + 1;
     let x = if single { c.unsqueeze(x, 0)? } else { x };
-    let of_kernel = c.shape(w).iter().map(Dim::as_const).collect::<Option<Vec<i64>>>();
-    let Some(of_kernel) = of_kernel else {
-        return Err(Stop::Opaque("its kernel has a symbolic extent".into()));
+    let layout = Layout::of(c, w, n)?;
+    let further = layout.windows.each(c, "output_padding", 0, 0)?;
+    let y = if layout.is_transposed {
+        let area: Vec<Dim> = c.shape(x).split_off(2);
+        let to = layout.windows.covered(&area, &further);
+        layout.transposed(c, x, w, &to)?
+    } else {
+        layout.forward(c, x, w)?
     };
-    let [outputs, inputs, kernel @ ..] = of_kernel.as_slice() else {
-        return Err(Stop::Broken(format!("expected a kernel of {} axes", n + 2)));
-    };
-    let (outputs, inputs) = (*outputs, *inputs);
-    let channels = inputs.checked_mul(groups).map(Dim::from);
-    if groups < 1 || outputs % groups != 0 || channels != Some(c.extent(x, 1)) {
-        let found = c.extent(x, 1);
-        return Err(Stop::Broken(format!(
-            "expected {inputs} channels in each of {groups} groups, found {found:?}"
-        )));
-    }
-    let elements = kernel.iter().try_fold(1i64, |a, &k| a.checked_mul(k)).unwrap_or(i64::MAX);
-    if !(1..=MOST).contains(&elements) {
-        return Err(Stop::Opaque(format!("its kernel has {elements} elements, more than {MOST}")));
-    }
-    let x = padded(c, x, &padding)?;
-    let columns = columns(c, x, kernel, &stride, &dilation)?;
-    let area = c.shape(columns).split_off(3);
-    let places = area.iter().cloned().fold(Dim::from(1), |a, b| a * b);
-    // `[batch, groups, elements * inputs, places]` by `[groups, outputs / groups, elements * inputs]`.
-    let batch = c.extent(columns, 0);
-    let terms = Dim::from(elements * inputs);
-    let columns = by_group(c, columns, groups, inputs, elements, places)?;
-    let order = std::iter::once(0).chain(2..n + 2).chain([1]).collect();
-    let w = c.permute(w, order)?;
-    let w = c.reshape(w, vec![groups.into(), (outputs / groups).into(), terms])?;
-    let y = c.product(w, columns)?;
-    let mut shape = vec![batch, outputs.into()];
-    shape.extend(area);
-    let y = c.reshape(y, shape)?;
     let y = match bias {
         Some(b) => {
             let mut column = vec![Dim::from(1); n + 1];
-            column[0] = outputs.into();
+            column[0] = c.extent(y, 1);
             let b = c.reshape(b, column)?;
             c.binary(BinaryOp::Add, y, b)?
         }
@@ -85,69 +175,35 @@ fn convolution(c: &mut Call<'_, '_>, n: usize) -> Lowered {
     c.done(y)
 }
 
-fn padded(c: &mut Call<'_, '_>, x: ValueId, padding: &[i64]) -> Lowered<ValueId> {
-    if padding.iter().all(|&p| p == 0) {
-        return Ok(x);
+/// The gradients of the operand, the kernel and the bias.
+fn backward(c: &mut Call<'_, '_>) -> Lowered {
+    // Results that the mask leaves out are not read.
+    c.ignore(&["bias_sizes", "output_mask", "output_padding"]);
+    let (gradient, x, w) = (c.tensor("grad_output")?, c.tensor("input")?, c.tensor("weight")?);
+    let n = c.rank(w).saturating_sub(2);
+    if n == 0 || c.rank(x) != n + 2 || c.rank(gradient) != n + 2 {
+        let (found, of) = (c.rank(gradient), c.rank(x));
+        return Err(Stop::Broken(format!("expected {} axes, found {found} and {of}", n + 2)));
     }
-    let dtype = c.dtype(x);
-    let mut shape = c.shape(x);
-    let mut low = vec![Dim::from(0); shape.len()];
-    for (i, &p) in padding.iter().enumerate() {
-        if let (Some(extent), Some(low)) = (shape.get_mut(i + 2), low.get_mut(i + 2)) {
-            *extent = extent.clone() + Dim::from(2 * p);
-            *low = p.into();
-        }
+    let layout = Layout::of(c, w, n)?;
+    if c.wants(0) {
+        let y = if layout.is_transposed {
+            layout.forward(c, gradient, w)?
+        } else {
+            let to: Vec<Dim> = c.shape(x).split_off(2);
+            layout.transposed(c, gradient, w, &to)?
+        };
+        c.set(0, y);
     }
-    let value = Scalar::Int(0).converted(dtype);
-    c.emit_as("pad", Op::Pad { low, value }, &[x], Type::new(dtype, shape))
-}
-
-/// For each element of the kernel what lies under it, wherever the kernel stands: `[batch, elements, channels, ...]`.
-fn columns(
-    c: &mut Call<'_, '_>,
-    x: ValueId,
-    kernel: &[i64],
-    stride: &[i64],
-    dilation: &[i64],
-) -> Lowered<ValueId> {
-    let mut extents = Vec::new();
-    for (i, ((&k, &s), &d)) in kernel.iter().zip(stride).zip(dilation).enumerate() {
-        let left = c.extent(x, i + 2) - Dim::from((k - 1).saturating_mul(d) + 1);
-        if c.bounds(&left).0 < 0 {
-            let (n, reach) = (c.extent(x, i + 2), (k - 1).saturating_mul(d) + 1);
-            return Err(Stop::Opaque(format!(
-                "{n:?} elements of an axis may be fewer than the {reach} of the kernel"
-            )));
-        }
-        extents.push((left.floor_div(&s.into())) + Dim::from(1));
+    if c.wants(1) {
+        let (from, to) = if layout.is_transposed { (gradient, x) } else { (x, gradient) };
+        let y = layout.of_kernel(c, from, to)?;
+        c.set(1, y);
     }
-    let count: i64 = kernel.iter().product();
-    let mut pieces = Vec::new();
-    for element in 0..count {
-        let (mut piece, mut rest) = (x, element);
-        for (i, &k) in kernel.iter().enumerate().rev() {
-            let (s, d) = (stride.get(i).copied().unwrap_or(1), dilation.get(i).copied().unwrap_or(1));
-            let len = extents.get(i).cloned().unwrap_or(1.into());
-            piece = c.slice(piece, i + 2, ((rest % k) * d).into(), len, s)?;
-            rest /= k;
-        }
-        pieces.push(c.unsqueeze(piece, 1)?);
+    if c.wants(2) {
+        let axes = (0..n + 2).filter(|&a| a != 1).collect();
+        let y = c.reduce(Reduction::Sum, gradient, axes, false)?;
+        c.set(2, y);
     }
-    c.concat(&pieces, 1)
-}
-
-/// `[batch, elements, groups * inputs, ...]` as `[batch, groups, elements * inputs, places]`.
-fn by_group(
-    c: &mut Call<'_, '_>,
-    x: ValueId,
-    groups: i64,
-    inputs: i64,
-    elements: i64,
-    places: Dim,
-) -> Lowered<ValueId> {
-    let batch = c.extent(x, 0);
-    let shape = vec![batch.clone(), elements.into(), groups.into(), inputs.into(), places.clone()];
-    let x = c.reshape(x, shape)?;
-    let x = c.permute(x, vec![0, 2, 1, 3, 4])?;
-    c.reshape(x, vec![batch, groups.into(), (elements * inputs).into(), places])
+    Ok(())
 }

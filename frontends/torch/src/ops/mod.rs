@@ -23,6 +23,7 @@ pub(crate) mod pieces;
 mod reduce;
 mod scatter;
 mod views;
+mod windows;
 
 use std::collections::HashMap;
 use std::sync::OnceLock;
@@ -51,7 +52,7 @@ pub(crate) const fn row(target: &'static str, becomes: &'static str, rule: Rule)
 pub(crate) const DRAWS: &str = "it draws random numbers, which a program cannot: export the model in evaluation mode, \
                                 or make the numbers an argument";
 
-fn tables() -> [&'static [Row]; 19] {
+fn tables() -> [&'static [Row]; 20] {
     [
         elementwise::ROWS,
         activations::ROWS,
@@ -72,6 +73,7 @@ fn tables() -> [&'static [Row]; 19] {
         facts::ROWS,
         complex::ROWS,
         convolution::ROWS,
+        windows::ROWS,
     ]
 }
 

@@ -17,10 +17,7 @@ pub(super) const ROWS: &[Row] = &[
     row("aten.layer_norm", "layer_norm", layer_norm),
     row("aten.native_layer_norm", "layer_norm", layer_norm),
     row("aten.group_norm", "layer_norm of groups, mul, add", group_norm),
-    row("aten.native_group_norm", "layer_norm of groups, mul, add", |c| {
-        c.only(1)?;
-        group_norm(c)
-    }),
+    row("aten.native_group_norm", "layer_norm of groups, mul, add", group_norm),
     row("aten._native_batch_norm_legit_no_training", "sub, mul, add", batch_norm),
     row("aten.norm", "sqrt of sum of squares", vector_norm),
     row("aten.linalg_vector_norm", "sqrt of sum of squares", vector_norm),
@@ -151,6 +148,16 @@ fn group_norm(c: &mut Call<'_, '_>) -> Lowered {
         .ok_or_else(|| Stop::Broken(format!("expected {groups} groups to divide {channels:?} channels")))?;
     let flat = c.reshape(x, vec![n, groups.into(), per_group])?;
     let y = c.emit("layer_norm", Op::LayerNorm { axes: 1, eps: Float(eps) }, &[flat])?;
+    if c.wants(1) || c.wants(2) {
+        let wide = c.cast(flat, c.dtype(flat).wide())?;
+        let moments = c.moments(wide, vec![2], eps)?;
+        for (result, moment) in [(1, moments.0), (2, moments.1)] {
+            let declared = c.declared(result)?;
+            let moment = c.drop_axis(moment, 2)?;
+            let moment = c.cast(moment, declared.dtype)?;
+            c.set(result, moment);
+        }
+    }
     let mut y = c.reshape(y, shape.clone())?;
     for (op, name) in [(BinaryOp::Mul, "weight"), (BinaryOp::Add, "bias")] {
         if let Some(w) = c.opt_tensor(name)? {
@@ -173,7 +180,6 @@ fn per_channel(c: &mut Call<'_, '_>, w: ValueId, shape: &[Dim], channels: Dim) -
 fn batch_norm(c: &mut Call<'_, '_>) -> Lowered {
     // It is about statistics that are not updated here.
     c.ignore(&["momentum"]);
-    c.only(1)?;
     let x = c.first()?;
     let shape = c.shape(x);
     let Some(channels) = shape.get(1).cloned() else {
@@ -183,6 +189,16 @@ fn batch_norm(c: &mut Call<'_, '_>) -> Lowered {
     let (mean, variance) = (c.tensor("running_mean")?, c.tensor("running_var")?);
     let shifted = c.with_float(BinaryOp::Add, variance, eps)?;
     let scale = c.unary(UnaryOp::Rsqrt, shifted)?;
+    for (result, saved) in [(1, mean), (2, scale)] {
+        if c.wants(result) {
+            // What is kept for a gradient is nothing, or what was used.
+            let declared = c.declared(result)?;
+            let is_nothing = declared.numel().as_const() == Some(0);
+            let kept =
+                if is_nothing { c.full(Scalar::Int(0), declared.dtype, declared.shape)? } else { saved };
+            c.set(result, kept);
+        }
+    }
     let mut steps = vec![(BinaryOp::Sub, Some(mean)), (BinaryOp::Mul, Some(scale))];
     steps.push((BinaryOp::Mul, c.opt_tensor("weight")?));
     steps.push((BinaryOp::Add, c.opt_tensor("bias")?));

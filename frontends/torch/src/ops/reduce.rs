@@ -151,14 +151,22 @@ fn variance(c: &mut Call<'_, '_>, root: bool) -> Lowered {
         None => c.float_or("correction", 1.0)?,
     };
     let n = axes.iter().map(|&a| c.ty(x).shape[a].clone()).fold(Dim::from(1), |a, b| a * b);
-    let n = n.as_const().filter(|n| *n > 0 && *n as f64 > correction);
-    let n = n.ok_or_else(|| Stop::Opaque("its number of elements is symbolic or too small".into()))? as f64;
     let mean = c.reduce(Reduction::Mean, x, axes.clone(), true)?;
     let centred = c.binary(BinaryOp::Sub, x, mean)?;
     let squares = c.binary(BinaryOp::Mul, centred, centred)?;
     let mut y = c.reduce(Reduction::Mean, squares, axes.clone(), keep)?;
     if correction != 0.0 {
-        y = c.with_float(BinaryOp::Mul, y, n / (n - correction))?;
+        y = match n.as_const().map(|n| n as f64).filter(|n| *n > correction) {
+            Some(n) => c.with_float(BinaryOp::Mul, y, n / (n - correction))?,
+            None => {
+                // Too few elements leave 0 of 0, which is no number.
+                let count = c.dim_tensor(&n, c.dtype(y))?;
+                let left = c.with_float(BinaryOp::Sub, count, correction)?;
+                let left = c.with_float(BinaryOp::Max, left, 0.0)?;
+                let factor = c.binary(BinaryOp::Div, count, left)?;
+                c.binary(BinaryOp::Mul, y, factor)?
+            }
+        };
     }
     if root {
         y = c.unary(UnaryOp::Sqrt, y)?;

@@ -12,6 +12,10 @@ from symmc.torch._options import Options
 from symmc.torch._runner import Runner
 
 
+UNKNOWN = " is not known"
+"""How it is said of an operator that it is not known."""
+
+
 class Refused(Exception):
     """Nodes that symmc does not run, by their numbers, and why."""
 
@@ -40,11 +44,15 @@ class Compiled:
 
     def _refuse(self, program: symmc.Program) -> None:
         """Refuses operators that are not known, if there are any."""
-        operators = set(program.opaque.values())
-        if operators:
-            calls = [node for node in self._calls() if _name(node.target) in operators]
-            error = symmc.UnsupportedError(f"operators that symmc does not know: {', '.join(sorted(operators))}")
-            raise Refused({node.meta[_graph.NUMBER]: f"{node.target} is not known" for node in calls}, error)
+        opaque = program.opaque
+        if opaque:
+            calls = [node for node in self._calls() if node.target is not operator.getitem]
+            # A node of several results is called by one of them.
+            named = [node for node in calls if node.name in opaque or any(user.name in opaque for user in _parts(node))]
+            found = {_name(node.target) for node in named}
+            named += [node for node in calls if _name(node.target) in set(opaque.values()) - found]
+            error = symmc.UnsupportedError(f"operators that symmc does not know: {', '.join(sorted(set(opaque.values())))}")
+            raise Refused({node.meta[_graph.NUMBER]: f"{node.target}{UNKNOWN}" for node in named}, error)
 
     def _checked(self, work):
         """What work gives; an error that names a node of the graph is about that node."""
@@ -97,6 +105,11 @@ def _name(target) -> str:
     if isinstance(target, torch._ops.HigherOrderOperator):
         return f"higher_order.{target.name()}"
     return str(target)
+
+
+def _parts(node: torch.fx.Node) -> list[torch.fx.Node]:
+    """What is taken out of a node of several results."""
+    return [user for user in node.users if user.target is operator.getitem]
 
 
 def _is_tensor(node: torch.fx.Node) -> bool:

@@ -13,7 +13,8 @@ from torch.fx.passes.split_module import split_module
 
 import symmc
 from symmc.torch import _graph
-from symmc.torch._compiled import Compiled, Refused
+from symmc.torch._compiled import UNKNOWN, Compiled, Refused
+from symmc.torch._expand import Expanded
 from symmc.torch._options import Options
 from symmc.torch._runner import DTYPES
 
@@ -25,25 +26,60 @@ def compiled(module: torch.fx.GraphModule, options: Options):
     """A function of the list of the inputs of a graph: one plan, or several with what is between them."""
     for number, node in enumerate(module.graph.nodes):
         node.meta[_graph.NUMBER] = number
-    refused: dict[int, str] = {}
+    graph, search = Expanded(module), _Search(options)
     while True:
         try:
-            return _compiled(module, refused, options)
+            return _compiled(graph.module, search.whole, options)
         except Refused as found:
-            new = {node: why for node, why in found.nodes.items() if node not in refused}
-            if options.fallback == "error" or not new:
-                raise found.error from None
-            refused |= new
+            failed = {graph.origins[node]: why for node, why in found.nodes.items() if not graph.expand(node)}
+            search.note(found, {graph.origins[node]: why for node, why in found.nodes.items()})
+            if failed:
+                search.leave(failed, found)
+                # An operator whose definition needs what symmc does not know stays whole, for whoever runs it.
+                graph = Expanded(module, search.whole)
         except symmc.Error as error:
             # No node is to blame alone: those that touch a type which symmc does not know, or all.
             if options.fallback == "error" or error.kind not in ("input", "unsupported"):
                 raise
-            odd = {number: str(error) for number in _odd(module.graph) if number not in refused}
+            odd = {graph.origins[number]: str(error) for number in _odd(graph.module.graph)}
+            odd = {number: why for number, why in odd.items() if number not in search.whole}
             if not odd:
                 text = f"symmc leaves a graph to {options.fallback}: {error}"
                 warnings.warn(text, stacklevel=2)
                 return _Elsewhere(module, options.fallback)
-            refused |= odd
+            search.whole |= odd
+            graph = Expanded(module, search.whole)
+
+
+class _Search:
+    """What is known of the operators of a graph that symmc does not run as they are."""
+
+    def __init__(self, options: Options):
+        self.options = options
+        self.whole: dict[int, str] = {}
+        """Those that others run, by their numbers in the graph that is compiled, and why."""
+        self.first: dict[int, tuple[str, Exception]] = {}
+        """Why each was refused at first, before it was replaced by what it is made of."""
+
+    def note(self, found: Refused, nodes: dict[int, str]) -> None:
+        for node, why in nodes.items():
+            self.first.setdefault(node, (why, found.error))
+
+    def leave(self, failed: dict[int, str], found: Refused) -> None:
+        """Leaves operators to others, or says that nobody is there."""
+        new = failed.keys() - self.whole.keys()
+        if not new:
+            raise found.error from None
+        if self.options.fallback == "error":
+            raise self._error(sorted(new)) from None
+        self.whole |= {node: self.first[node][0] for node in new}
+
+    def _error(self, nodes: list[int]) -> Exception:
+        whys = list(dict.fromkeys(self.first[node][0] for node in nodes))
+        ends = [why.removesuffix(UNKNOWN) for why in whys]
+        if all(end != why for end, why in zip(ends, whys)):
+            return symmc.UnsupportedError(f"operators that symmc does not know: {', '.join(sorted(ends))}")
+        return next(error for why, error in map(self.first.__getitem__, nodes) if not why.endswith(UNKNOWN))
 
 
 def _compiled(module: torch.fx.GraphModule, refused: dict[int, str], options: Options):

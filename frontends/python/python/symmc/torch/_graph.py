@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 import os
+import re
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -33,7 +34,10 @@ def archived(exported: ExportedProgram) -> bytes:
         return _archive.stored(exported)
     except Exception as error:
         # PyTorch has no one class for what its format cannot hold.
-        raise symmc.UnsupportedError(f"torch.export does not store the graph: {error}") from error
+        refusal = symmc.UnsupportedError(f"torch.export does not store the graph: {error}")
+        named = re.search(r"Failed serializing node (\w+)", str(error))
+        refusal.node = named[1] if named else None
+        raise refusal from error
 
 
 def opened(archives: list[bytes], **options) -> symmc.Program:
@@ -118,6 +122,7 @@ class Lifted:
         returned = graph.graph_copy(module.graph, known)
         for old, new in known.items():
             new.meta = {key: old.meta[key] for key in _KEPT if key in old.meta}
+        _write_out_sums(graph)
         return _Lifting(module, graph, returned).lifted()
 
 
@@ -253,6 +258,25 @@ def rename_groups(graph: torch.fx.Graph, renamed: Callable[[str], str]) -> None:
                 node.update_arg(at, renamed(name))
             elif name is not None:
                 node.update_kwarg(argument.name, renamed(name))
+
+
+def _write_out_sums(graph: torch.fx.Graph) -> None:
+    """Sums of several sizes as sums of two, which the format has."""
+    sums = getattr(torch, "sym_sum", None)
+    for node in [node for node in graph.nodes if node.op == "call_function" and node.target is sums]:
+        terms = list(node.args[0]) or [0]
+        total, value = terms[0], _size(terms[0])
+        with graph.inserting_before(node):
+            for term in terms[1:]:
+                total = graph.call_function(operator.add, (total, term))
+                value = value + _size(term)
+                total.meta = {**node.meta, "val": value}
+        node.replace_all_uses_with(total)
+        graph.erase_node(node)
+
+
+def _size(term):
+    return term.meta["val"] if isinstance(term, torch.fx.Node) else term
 
 
 class _Finishing:

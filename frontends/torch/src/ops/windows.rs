@@ -1,0 +1,313 @@
+//! Windows that stand on the last axes of an operand, `[batch, channels, ...]`: those of convolutions and of pools.
+
+use symmc_ir::{BinaryOp, Dim, Emit, Op, Reduction, Scalar, Type, ValueId};
+
+use super::{Row, row};
+use crate::call::Call;
+use crate::lower::{Lowered, Stop};
+
+pub(super) const ROWS: &[Row] = &[
+    row("aten.avg_pool2d.default", "pad, slice, concat, sum", |c| mean(c, 2)),
+    row("aten.avg_pool3d.default", "pad, slice, concat, sum", |c| mean(c, 3)),
+    row("aten.avg_pool2d_backward.default", "pad, slice, concat, sum", |c| mean_backward(c, 2)),
+    row("aten.avg_pool3d_backward.default", "pad, slice, concat, sum", |c| mean_backward(c, 3)),
+];
+
+/// The elements of a window at most, each of which is a slice.
+const MOST: i64 = 64;
+
+/// Where windows stand, by axis.
+pub(super) struct Windows {
+    pub kernel: Vec<i64>,
+    stride: Vec<i64>,
+    padding: Vec<i64>,
+    dilation: Vec<i64>,
+}
+
+/// The integers of an argument that has some.
+fn given(c: &Call<'_, '_>, name: &str) -> Lowered<Option<Vec<i64>>> {
+    Ok(c.opt_ints(name)?.filter(|v| !v.is_empty()))
+}
+
+impl Windows {
+    /// Windows of these extents as a call places them, `step` apart unless it says how far.
+    pub fn of(c: &Call<'_, '_>, kernel: Vec<i64>, step: i64) -> Lowered<Windows> {
+        let unplaced = Windows { kernel, stride: vec![], padding: vec![], dilation: vec![] };
+        if unplaced.kernel.iter().try_fold(1i64, |a, &k| a.checked_mul(k)).is_none_or(|e| e < 1) {
+            return Err(Stop::Opaque(format!("its kernel has the extents {:?}", unplaced.kernel)));
+        }
+        let stride = unplaced.each(c, "stride", step, 1)?;
+        let padding = unplaced.each(c, "padding", 0, 0)?;
+        let dilation = unplaced.each(c, "dilation", 1, 1)?;
+        Ok(Windows { stride, padding, dilation, ..unplaced })
+    }
+
+    /// An integer for each axis: one stands for all.
+    pub fn each(&self, c: &Call<'_, '_>, name: &str, default: i64, least: i64) -> Lowered<Vec<i64>> {
+        let n = self.kernel.len();
+        let given = given(c, name)?.unwrap_or_else(|| vec![default]);
+        let all = if let [one] = given.as_slice() { vec![*one; n] } else { given };
+        if all.len() != n || all.iter().any(|&v| v < least || v > i64::from(i32::MAX)) {
+            let message = format!("expected {n} integers of at least {least} as `{name}`, found {all:?}");
+            return Err(Stop::Broken(message));
+        }
+        Ok(all)
+    }
+
+    pub fn elements(&self) -> i64 {
+        self.kernel.iter().product()
+    }
+
+    /// Extent, stride, padding and dilation of each axis.
+    fn axes(&self) -> impl Iterator<Item = (i64, i64, i64, i64)> + '_ {
+        let both = self.kernel.iter().zip(&self.stride).zip(&self.padding).zip(&self.dilation);
+        both.map(|(((&k, &s), &p), &d)| (k, s, p, d))
+    }
+
+    /// The extents of an operand on which so many windows stand, with what it has beyond the last.
+    pub fn covered(&self, count: &[Dim], further: &[i64]) -> Vec<Dim> {
+        let all = self.axes().zip(count).zip(further);
+        let extent = |(((k, s, p, d), count), &further): (((i64, i64, i64, i64), &Dim), &i64)| {
+            (count.clone() - Dim::from(1)) * Dim::from(s) + Dim::from(reach(k, d) + further - 2 * p)
+        };
+        all.map(extent).collect()
+    }
+
+    /// Windows that overlap nowhere and leave nothing between them.
+    fn are_tiles(&self) -> bool {
+        self.axes().all(|(k, s, p, d)| k == s && p == 0 && d == 1)
+    }
+
+    fn check_count(&self) -> Lowered {
+        match self.elements() {
+            n if n <= MOST => Ok(()),
+            n => Err(Stop::Opaque(format!("its kernel has {n} elements, more than {MOST}"))),
+        }
+    }
+}
+
+/// From the first to the last element under a window.
+fn reach(kernel: i64, dilation: i64) -> i64 {
+    (kernel - 1).saturating_mul(dilation).saturating_add(1)
+}
+
+/// For each element of a window what lies under it, wherever the window stands: `[batch, elements, channels, ...]`.
+pub(super) fn columns(c: &mut Call<'_, '_>, x: ValueId, windows: &Windows) -> Lowered<ValueId> {
+    let low: Vec<i64> = windows.padding.clone();
+    let mut extents = Vec::new();
+    let mut area = Vec::new();
+    for (i, (k, s, p, d)) in windows.axes().enumerate() {
+        let extent = c.extent(x, i + 2) + Dim::from(2 * p);
+        let left = extent.clone() - Dim::from(reach(k, d));
+        if c.bounds(&left).0 < 0 {
+            let (n, reach) = (c.extent(x, i + 2), reach(k, d));
+            return Err(Stop::Opaque(format!(
+                "{n:?} elements of an axis may be fewer than the {reach} of the kernel"
+            )));
+        }
+        extents.push(left.floor_div(&s.into()) + Dim::from(1));
+        area.push(extent);
+    }
+    if windows.are_tiles() {
+        return tiles(c, x, windows, &extents);
+    }
+    windows.check_count()?;
+    let x = padded(c, x, &low, area)?;
+    pieces(c, x, windows, &extents, |element| element)
+}
+
+/// The pieces of an operand under windows that lie side by side.
+fn tiles(c: &mut Call<'_, '_>, x: ValueId, windows: &Windows, extents: &[Dim]) -> Lowered<ValueId> {
+    let (mut x, n) = (x, extents.len());
+    let (mut shape, mut inner, mut outer) = (c.shape(x), Vec::new(), Vec::new());
+    shape.truncate(2);
+    for (i, (&k, extent)) in windows.kernel.iter().zip(extents).enumerate() {
+        x = c.slice(x, i + 2, 0.into(), extent.clone() * Dim::from(k), 1)?;
+        shape.extend([extent.clone(), k.into()]);
+        outer.push(2 + 2 * i);
+        inner.push(3 + 2 * i);
+    }
+    let x = c.reshape(x, shape)?;
+    let order = std::iter::once(0).chain(inner).chain([1]).chain(outer).collect();
+    let x = c.permute(x, order)?;
+    let mut shape = vec![c.extent(x, 0), windows.elements().into(), c.extent(x, n + 1)];
+    shape.extend(extents.iter().cloned());
+    c.reshape(x, shape)
+}
+
+/// The slice of a padded operand that each element of a window sees, side by side.
+fn pieces(
+    c: &mut Call<'_, '_>,
+    x: ValueId,
+    windows: &Windows,
+    extents: &[Dim],
+    of: impl Fn(i64) -> i64,
+) -> Lowered<ValueId> {
+    let mut all = Vec::new();
+    for element in 0..windows.elements() {
+        let (mut piece, mut rest) = (x, of(element));
+        for (i, (k, s, _, d)) in windows.axes().enumerate().collect::<Vec<_>>().into_iter().rev() {
+            let len = extents.get(i).cloned().unwrap_or(1.into());
+            piece = c.slice(piece, i + 2, ((rest % k) * d).into(), len, s)?;
+            rest /= k;
+        }
+        all.push(c.unsqueeze(piece, 1)?);
+    }
+    c.concat(&all, 1)
+}
+
+/// The operand with zeros around it: `low` in front, and behind as many as `area` wants.
+fn padded(c: &mut Call<'_, '_>, x: ValueId, low: &[i64], area: Vec<Dim>) -> Lowered<ValueId> {
+    let dtype = c.dtype(x);
+    let mut shape = c.shape(x);
+    if shape.get(2..) == Some(area.as_slice()) && low.iter().all(|&l| l == 0) {
+        return Ok(x);
+    }
+    shape.truncate(2);
+    shape.extend(area);
+    let low = [0, 0].iter().chain(low).map(|&l| Dim::from(l)).collect();
+    let value = Scalar::Int(0).converted(dtype);
+    c.emit_as("pad", Op::Pad { low, value }, &[x], Type::new(dtype, shape))
+}
+
+/// What [`columns`] gives of the transposed operand: for each element of a window, from the last to the first, the element of `x`
+/// that it took part in, of an operand of the extents `to`; 0 where there is none.
+pub(super) fn spread(c: &mut Call<'_, '_>, x: ValueId, windows: &Windows, to: &[Dim]) -> Lowered<ValueId> {
+    windows.check_count()?;
+    let (mut x, mut low, mut area) = (x, Vec::new(), Vec::new());
+    for (i, ((k, s, p, d), to)) in windows.axes().zip(to).enumerate() {
+        x = apart(c, x, i + 2, s)?;
+        let front = reach(k, d) - 1 - p;
+        let extent = to.clone() + Dim::from(reach(k, d) - 1);
+        let behind = extent.clone() - c.extent(x, i + 2) - Dim::from(front);
+        if front < 0 || c.bounds(&behind).0 < 0 {
+            return Err(Stop::Opaque(format!("its padding of {p} may be more than its kernel reaches")));
+        }
+        low.push(front);
+        area.push(extent);
+    }
+    let x = padded(c, x, &low, area)?;
+    let count = windows.elements();
+    let dense = Windows {
+        kernel: windows.kernel.clone(),
+        stride: vec![1; to.len()],
+        padding: vec![0; to.len()],
+        dilation: windows.dilation.clone(),
+    };
+    pieces(c, x, &dense, to, |element| count - 1 - element)
+}
+
+/// The elements of an axis with `step - 1` zeros between them.
+fn apart(c: &mut Call<'_, '_>, x: ValueId, axis: usize, step: i64) -> Lowered<ValueId> {
+    if step == 1 {
+        return Ok(x);
+    }
+    let (dtype, n) = (c.dtype(x), c.extent(x, axis));
+    let mut shape = c.shape(x);
+    let x = c.unsqueeze(x, axis + 1)?;
+    let mut wide = c.shape(x);
+    let low = vec![Dim::from(0); wide.len()];
+    if let Some(extent) = wide.get_mut(axis + 1) {
+        *extent = step.into();
+    }
+    let value = Scalar::Int(0).converted(dtype);
+    let x = c.emit_as("pad", Op::Pad { low, value }, &[x], Type::new(dtype, wide))?;
+    if let Some(extent) = shape.get_mut(axis) {
+        *extent = n.clone() * Dim::from(step);
+    }
+    let x = c.reshape(x, shape)?;
+    c.slice(x, axis, 0.into(), n * Dim::from(step) - Dim::from(step - 1), 1)
+}
+
+/// The windows of a pool over `n` axes.
+fn pool(c: &Call<'_, '_>, n: usize) -> Lowered<Windows> {
+    let kernel = given(c, "kernel_size")?.unwrap_or_default();
+    let kernel = if let [one] = kernel.as_slice() { vec![*one; n] } else { kernel };
+    if kernel.len() != n {
+        return Err(Stop::Broken(format!("expected {n} integers as `kernel_size`, found {kernel:?}")));
+    }
+    let mut windows = Windows::of(c, kernel, 1)?;
+    if given(c, "stride")?.is_none() {
+        windows.stride.clone_from(&windows.kernel);
+    }
+    Ok(windows)
+}
+
+/// An operand of a pool with an axis of batch and one channel.
+fn flattened(c: &mut Call<'_, '_>, x: ValueId, n: usize) -> Lowered<ValueId> {
+    let shape = c.shape(x);
+    let outer = shape.len().checked_sub(n);
+    let Some(outer) = outer.filter(|o| (1..=2).contains(o)) else {
+        return Err(Stop::Broken(format!("expected {} axes, found {}", n + 2, shape.len())));
+    };
+    let batch = shape.iter().take(outer).cloned().fold(Dim::from(1), |a, b| a * b);
+    let mut flat = vec![batch, Dim::from(1)];
+    flat.extend(shape.into_iter().skip(outer));
+    c.reshape(x, flat)
+}
+
+/// What a pool divides the sums of windows by: the elements of a window that count, a number or one for each window.
+fn counts(c: &mut Call<'_, '_>, windows: &Windows, area: &[Dim], y: ValueId) -> Lowered<ValueId> {
+    if let Some(number) = c.opt_int("divisor_override")? {
+        c.ignore(&["count_include_pad"]);
+        return c.with_float(BinaryOp::Div, y, number as f64);
+    }
+    let counts_padding = c.bool_or("count_include_pad", true)?;
+    if counts_padding || windows.padding.iter().all(|&p| p == 0) {
+        return c.with_float(BinaryOp::Div, y, windows.elements() as f64);
+    }
+    let mut shape = vec![Dim::from(1), Dim::from(1)];
+    shape.extend(area.iter().cloned());
+    let one = c.full(Scalar::Int(1), c.dtype(y), shape)?;
+    let ones = columns(c, one, windows)?;
+    let count = c.reduce(Reduction::Sum, ones, vec![1], false)?;
+    c.binary(BinaryOp::Div, y, count)
+}
+
+/// Fails as opaque where a pool may have windows that reach beyond its padding.
+fn check_ceiling(c: &Call<'_, '_>, windows: &Windows, area: &[Dim]) -> Lowered {
+    if !c.bool_or("ceil_mode", false)? {
+        return Ok(());
+    }
+    let is_whole = |((k, s, p, d), n): ((i64, i64, i64, i64), &Dim)| {
+        (n.clone() + Dim::from(2 * p - reach(k, d))).exact_div(&s.into()).is_some()
+    };
+    if windows.axes().zip(area).all(is_whole) {
+        return Ok(());
+    }
+    Err(Stop::Opaque("its last windows may reach beyond its operand".into()))
+}
+
+fn mean(c: &mut Call<'_, '_>, n: usize) -> Lowered {
+    let x = c.first()?;
+    let windows = pool(c, n)?;
+    let (mut shape, dtype) = (c.shape(x), c.dtype(x));
+    let x = flattened(c, x, n)?;
+    let area = c.shape(x).split_off(2);
+    check_ceiling(c, &windows, &area)?;
+    let x = c.cast(x, dtype.wide())?;
+    let all = columns(c, x, &windows)?;
+    let sum = c.reduce(Reduction::Sum, all, vec![1], false)?;
+    let y = counts(c, &windows, &area, sum)?;
+    shape.truncate(shape.len().saturating_sub(n));
+    shape.extend(c.shape(y).split_off(2));
+    let y = c.reshape(y, shape)?;
+    let y = c.cast(y, dtype)?;
+    c.done(y)
+}
+
+fn mean_backward(c: &mut Call<'_, '_>, n: usize) -> Lowered {
+    let (gradient, x) = (c.tensor("grad_output")?, c.tensor("self")?);
+    let windows = pool(c, n)?;
+    let (shape, dtype) = (c.shape(x), c.dtype(x));
+    let area = shape.get(shape.len().saturating_sub(n)..).unwrap_or_default().to_vec();
+    check_ceiling(c, &windows, &area)?;
+    let gradient = flattened(c, gradient, n)?;
+    let gradient = c.cast(gradient, dtype.wide())?;
+    let gradient = counts(c, &windows, &area, gradient)?;
+    let all = spread(c, gradient, &windows, &area)?;
+    let sum = c.reduce(Reduction::Sum, all, vec![1], false)?;
+    let y = c.reshape(sum, shape)?;
+    let y = c.cast(y, dtype)?;
+    c.done(y)
+}
