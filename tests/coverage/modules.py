@@ -305,7 +305,7 @@ MODULES = {
     "channel_shuffle": m(lambda: nn.ChannelShuffle(3), images),
 }
 
-# What draws nothing that gradients go through, or has no gradient at all.
+# What has no gradient, or one that depends on the order of equal elements.
 INFER_ONLY = {"argsort", "sort_tokens"}
 
 
@@ -330,6 +330,5 @@ def built(name):
     """A module, its arguments by number of tokens, and the numbers to try."""
     torch.manual_seed(5)
     module, given = MODULES[name]()
-    module.eval() if False else None
-    fixed = given in (images,) or given(7).keys() == given(2).keys() and all(a.shape == b.shape for a, b in zip(given(7).values(), given(2).values()))
+    fixed = all(a.shape == b.shape for a, b in zip(given(7).values(), given(2).values()))
     return module, lambda _model, n: given(n), (7,) if fixed else (7, 2, 100)
