@@ -8,9 +8,12 @@ use symmc::unstable::cuda::CudaSession;
 use symmc::unstable::cuda::driver::{Device, Stream};
 use symmc::unstable::runtime::host::HostConfig;
 use symmc::unstable::runtime::session::{DeviceSession, Extent, Owner, Port, RawStream};
-use symmc::{Bind, CheckedPlan, Draw, Gpu, Group, OpenOptions, Program, Recordings, TensorFile, Workload};
+use symmc::{
+    Bind, CheckedPlan, Config, Draw, Gpu, Group, OpenOptions, Place, Profile, Program, Recordings, Session,
+    TensorFile, Variant, Workload,
+};
 
-use crate::common::{Block, LIMIT, floats, on_ranks, opened, planned, values};
+use crate::common::{Block, LIMIT, config, floats, on_ranks, opened, planned, values};
 
 /// Memory of a caller for an input or output, and what an input holds before each run.
 struct Lent {
@@ -173,6 +176,46 @@ pub fn moves(stem: &str) -> Result<()> {
              {copies} copies in a run, none of the host or of theirs"
         );
     }
+    Ok(())
+}
+
+/// An argument that the plan holds in symmetric memory is copied there in each run, from wherever it lies.
+pub fn copied() -> Result<()> {
+    const SUMS: u32 = 6;
+    let mut text = "program \"sums\" ranks 2\ngroup @all world\narg %x: f32[16, 64]\n".to_string();
+    for sum in 1..=SUMS {
+        let before = if sum == 1 { "x".into() } else { format!("y{}", sum - 1) };
+        text += &format!("%y{sum}: f32[16, 64] = all_reduce %{before} op=sum group=@all\n");
+    }
+    text += &format!("return %y{SUMS}\n");
+    let profile = Profile::builtin("h200x2").context("no profile h200x2")?;
+    let one_shot = Config::default().with_profile(profile).with_variants(vec![Variant::OneShot]);
+    let plan = symmc::compile(&Program::from_text(&text)?, &one_shot.with_bind(Bind::All))?;
+    let bytes = 16 * 64 * 4;
+    let said = on_ranks(|group, device| {
+        let mut session = Session::open(&plan, group, &config(group))?;
+        ensure!(session.address("x")?.place == Place::Symmetric, "the plan holds %x in symmetric memory");
+        let x: Vec<Block> = (0..3)
+            .map(|i| Block::holding(device, &floats(&[i as f32 + 1.0; 16 * 64])))
+            .collect::<Result<_>>()?;
+        for run in 0..9 {
+            // SAFETY: the blocks live until the session has ended.
+            unsafe { session.bind("x", x[run % 3].ptr(), bytes)? };
+            session.run()?;
+            let expected = (run % 3 + 1) as f32 * 2f32.powi(SUMS as i32);
+            let found = values(session.read("out.0")?.data());
+            ensure!(
+                found == vec![expected; 16 * 64],
+                "run {run}: found {:?}, expected {expected}",
+                &found[..4]
+            );
+        }
+        let recordings = session.recordings();
+        ensure!(recordings.moved > 0, "nothing was moved: {recordings:?}");
+        session.close()?;
+        Ok(recordings)
+    })?;
+    println!("what is copied moves: {said:?}");
     Ok(())
 }
 

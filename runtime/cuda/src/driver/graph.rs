@@ -3,6 +3,7 @@
 //! An executable graph keeps what it was made of, because its nodes are named by those. Parameters that are set count for
 //! replays from then on; those that were put on a stream before keep theirs.
 
+use std::mem::MaybeUninit;
 use std::ptr;
 use std::sync::Arc;
 
@@ -189,40 +190,34 @@ fn dependencies(node: sys::CUgraphNode) -> Result<Frontier, CudaError> {
     Ok(Frontier(nodes[..count.min(MOST_NODES)].into()))
 }
 
-/// All zeros, which is a value of what the driver writes.
-fn nothing<T: Copy>() -> T {
-    // SAFETY: used for plain structs of the driver alone, in which null and 0 are allowed everywhere.
-    unsafe { std::mem::zeroed() }
+/// What a call of the driver writes.
+fn told<T>(what: &str, ask: impl FnOnce(*mut T) -> sys::CUresult) -> Result<T, CudaError> {
+    let mut out = MaybeUninit::zeroed();
+    let asked = ask(out.as_mut_ptr());
+    checked(|| format!("asking for {what}"), asked.result())?;
+    // SAFETY: the call wrote it.
+    Ok(unsafe { out.assume_init() })
 }
 
 impl Node {
     fn kind(self) -> Result<sys::CUgraphNodeType, CudaError> {
-        let mut kind = sys::CUgraphNodeType::CU_GRAPH_NODE_TYPE_EMPTY;
         // SAFETY: the node exists; the call writes an enumerator.
-        let asked = unsafe { sys::cuGraphNodeGetType(self.0, &mut kind) };
-        checked(|| "asking for the type of a node".into(), asked.result())?;
-        Ok(kind)
+        told("the type of a node", |out| unsafe { sys::cuGraphNodeGetType(self.0, out) })
     }
 
     fn kernel(self) -> Result<sys::CUDA_KERNEL_NODE_PARAMS, CudaError> {
-        let mut out = nothing();
         // SAFETY: the node exists; the call writes the struct.
-        let asked = unsafe { sys::cuGraphKernelNodeGetParams_v2(self.0, &mut out) };
-        checked(|| "asking for the parameters of a kernel".into(), asked.result()).map(|()| out)
+        told("the parameters of a kernel", |out| unsafe { sys::cuGraphKernelNodeGetParams_v2(self.0, out) })
     }
 
     fn copy(self) -> Result<sys::CUDA_MEMCPY3D, CudaError> {
-        let mut out = nothing();
         // SAFETY: as above.
-        let asked = unsafe { sys::cuGraphMemcpyNodeGetParams(self.0, &mut out) };
-        checked(|| "asking for the parameters of a copy".into(), asked.result()).map(|()| out)
+        told("the parameters of a copy", |out| unsafe { sys::cuGraphMemcpyNodeGetParams(self.0, out) })
     }
 
     fn fill(self) -> Result<sys::CUDA_MEMSET_NODE_PARAMS, CudaError> {
-        let mut out = nothing();
         // SAFETY: as above.
-        let asked = unsafe { sys::cuGraphMemsetNodeGetParams(self.0, &mut out) };
-        checked(|| "asking for the parameters of a fill".into(), asked.result()).map(|()| out)
+        told("the parameters of a fill", |out| unsafe { sys::cuGraphMemsetNodeGetParams(self.0, out) })
     }
 }
 
@@ -267,7 +262,9 @@ impl Graph {
             blockDimZ: bz,
             sharedMemBytes: kernel.shared,
             kernelParams: pointers.as_mut_ptr(),
-            ..nothing()
+            extra: ptr::null_mut(),
+            kern: ptr::null_mut(),
+            ctx: ptr::null_mut(),
         };
         // SAFETY: by the caller; the driver copies the parameters before it returns.
         let done = unsafe { sys::cuGraphExecKernelNodeSetParams_v2(self.exec, node.0, &set) };

@@ -4,8 +4,11 @@
 //! over: the parameters of the nodes that hold addresses of what moved are set, and the recording that was is none any
 //! more. Runs that were put on a stream before are not touched by that, nor is what a caller's graph holds. What cannot
 //! be set so is recorded for itself, and so is memory that comes again of which much would have to be set each time.
+//!
+//! A program of a few pieces of work is not moved: it is put piece by piece, which takes less time than setting parameters.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use symmc_runtime::exec::Bound;
@@ -14,7 +17,8 @@ use super::gear::Gear;
 use super::piece::Piece;
 use super::progress::Heard;
 use super::recent::Recent;
-use crate::driver::{Copied, Event, Graph, Node, Stream};
+use crate::adopt::LentStream;
+use crate::driver::{Copied, Device, Event, Graph, Node, Stream};
 use crate::error::CudaError;
 use crate::homes::Homes;
 use crate::launch::Address;
@@ -56,8 +60,10 @@ pub(super) struct Recording {
     homes: Homes,
     /// What is copied before the steps, and behind them.
     moves: [Vec<Move>; 2],
+    /// Whether the graph runs there; if not, it is put piece by piece.
+    pub by_graph: bool,
     /// Held as long as the recording may run.
-    _memory: Vec<Arc<Piece>>,
+    memory: Vec<Arc<Piece>>,
 }
 
 /// Copies on a stream.
@@ -106,14 +112,23 @@ impl Recording {
             Ok(())
         })?;
         let executable = Arc::new(Executable { graph, program, bound, nodes, copies });
-        Ok(Recording { executable, homes: homes.clone(), moves: moves.clone(), _memory: memory })
+        Ok(Recording { executable, homes: homes.clone(), moves: moves.clone(), by_graph: true, memory })
     }
 
     /// The same program in other memory, for [`put`](Self::put) alone: the graph runs where it did. `None` if it cannot.
     pub fn elsewhere(&self, (_, homes, moves): &Key, memory: &[Arc<Piece>]) -> Option<Recording> {
-        let executable = self.executable.clone();
-        executable.program.touched(&self.homes, homes)?;
-        Some(Recording { executable, homes: homes.clone(), moves: moves.clone(), _memory: memory.into() })
+        self.executable.program.touched(&self.homes, homes)?;
+        Some(self.at(homes, moves, memory, false))
+    }
+
+    fn at(&self, homes: &Homes, moves: &[Vec<Move>; 2], memory: &[Arc<Piece>], by_graph: bool) -> Recording {
+        let (executable, homes, moves) = (self.executable.clone(), homes.clone(), moves.clone());
+        Recording { executable, homes, moves, by_graph, memory: memory.into() }
+    }
+
+    /// Whether memory of the session must be kept until its runs have ended.
+    pub fn holds(&self) -> bool {
+        !self.memory.is_empty()
     }
 
     /// Whether it is the same run in the same memory.
@@ -166,6 +181,10 @@ impl Recording {
         program.has_nodes(&places, nodes).then_some(places.len() + copied)
     }
 
+    fn copied(&self) -> usize {
+        self.moves.iter().map(Vec::len).sum()
+    }
+
     /// Has the graph run in this memory from now on; `None` if it cannot, and is of no use any more.
     fn moved(&self, (_, homes, moves): &Key, memory: &[Arc<Piece>], scratch: &Stream) -> Option<Recording> {
         let Executable { program, nodes, copies, graph, .. } = &*self.executable;
@@ -178,8 +197,7 @@ impl Recording {
                 unsafe { graph.set_copy(node, m.to, m.from) }.ok()?;
             }
         }
-        let executable = self.executable.clone();
-        Some(Recording { executable, homes: homes.clone(), moves: moves.clone(), _memory: memory.into() })
+        Some(self.at(homes, moves, memory, true))
     }
 }
 
@@ -209,22 +227,35 @@ impl Programs {
 }
 
 impl Gear {
-    /// The program of some sizes in some memory, to be put piece by piece; `None` if none is known that can be there.
-    pub fn known_elsewhere(&self, key: &Key, memory: &[Arc<Piece>]) -> Option<Recording> {
-        let programs = &self.rig.programs;
-        programs.recent.find(
-            |known, recording| {
-                if known.0 == key.0 { recording.elsewhere(key, memory) } else { None }
-            },
-        )
+    /// The program of some sizes in some memory, to be put piece by piece; `None` if none is known that can be there and fits.
+    pub fn known_elsewhere(
+        &self,
+        key: &Key,
+        memory: &[Arc<Piece>],
+        fits: impl Fn(&Recording) -> bool,
+    ) -> Option<Recording> {
+        self.rig.programs.recent.find(|known, recording| {
+            if known.0 == key.0 && fits(recording) { recording.elsewhere(key, memory) } else { None }
+        })
+    }
+
+    /// A stream of the caller in place of the first of the session's.
+    pub fn lanes(&self, device: &Arc<Device>, compute: Stream) -> Streams {
+        // SAFETY: the session's own stream, which lives as long as the gear.
+        let comm = unsafe { LentStream::new(self.rig.streams.comm.handle().cast()) };
+        Streams { compute, comm: Stream::adopt(device, comm) }
     }
 
     /// The recording of some sizes and memory: one that is kept, or the nearest of the same sizes, moved there.
     pub fn known(&mut self, key: &Key, memory: &[Arc<Piece>]) -> Option<Arc<Recording>> {
-        let rig::Parts { programs, streams, .. } = &mut *self.rig;
-        if let Some(known) = programs.recent.get(key) {
+        if let Some(known) = self.rig.programs.recent.get(key) {
             return Some(known.clone());
         }
+        let few = |found: &Recording| found.executable.program.pieces() + found.copied() <= PIECES;
+        if let Some(found) = self.known_elsewhere(key, memory, few) {
+            return Some(Arc::new(found));
+        }
+        let rig::Parts { programs, streams, .. } = &mut *self.rig;
         if programs.refused.contains(&key.0) {
             return None;
         }
@@ -250,6 +281,9 @@ impl Gear {
         moved
     }
 }
+
+/// Pieces of work that take less time to be put one by one than to have their parameters set in a graph.
+const PIECES: usize = 4;
 
 /// Pieces of work whose parameters take less time to be set than what comes again takes to be recorded a few times.
 const FEW: usize = 24;
@@ -295,6 +329,16 @@ impl Flight {
     pub fn clear(&mut self) {
         (self.pending, self.count) = (false, 0);
         self.running.clear();
+    }
+
+    /// Has a stream wait for the runs that are there, if it is another one than theirs.
+    pub fn before(&self, stream: &Stream, gear: &Gear) -> Result<(), CudaError> {
+        match self.pending {
+            true if self.stream != Some(stream.handle().addr()) => stream.wait(&self.end)?,
+            true => {}
+            false => gear.progress().store(0, Ordering::Relaxed),
+        }
+        Ok(())
     }
 
     /// Marks that so many runs were put on a stream, behind those that are there; this is the number of the first.

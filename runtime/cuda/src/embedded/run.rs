@@ -34,7 +34,7 @@ use crate::driver::{self, Graph, Stream};
 use crate::error::CudaError;
 use crate::launch::Address;
 use crate::lowered::Distances;
-use crate::program::{Parts, Program, Settled, Streams};
+use crate::program::{Parts, Program, Settled};
 use crate::relocation::Shifted;
 use crate::report::Report;
 
@@ -60,7 +60,10 @@ impl CudaSession<'_> {
             }
             stream => {
                 let recording = self.next()?;
-                self.launch(&recording, stream, (&recording.executable.graph, 1))
+                match recording.by_graph {
+                    true => self.launch(&recording, stream, (&recording.executable.graph, 1)),
+                    false => self.launch_pieces(&recording, stream),
+                }
             }
         };
         self.runs += 1;
@@ -90,7 +93,7 @@ impl CudaSession<'_> {
         self.load()?;
         let Resolved { homes, moves, memory } = &resolved;
         let key = (self.ports.sized()?.text.clone(), homes.clone(), moves.clone());
-        match self.gear()?.known_elsewhere(&key, memory) {
+        match self.gear()?.known_elsewhere(&key, memory, |_| true) {
             Some(known) => Ok(Arc::new(known)),
             None => self.recording(resolved).map_err(|error| self.fail(error)),
         }
@@ -124,23 +127,31 @@ impl CudaSession<'_> {
     ) -> Result<(), CudaError> {
         let Some(gear) = &self.gear else { return Err(gave_back().into()) };
         let stream = stream.as_ref().unwrap_or(&gear.rig.streams.compute);
-        match self.flight.pending {
-            true if self.flight.stream != Some(stream.handle().addr()) => stream.wait(&self.flight.end)?,
-            true => {}
-            false => gear.progress().store(0, Ordering::Relaxed),
-        }
+        self.flight.before(stream, gear)?;
         // SAFETY: the recording holds what it uses, or the lender does, and the gear is there.
         unsafe { stream.replay(graph)? };
         self.flight.put(stream, &recording.executable, self.runs, runs)
     }
 
+    /// Launches one run piece by piece.
+    fn launch_pieces(&mut self, recording: &Arc<Recording>, stream: Option<Stream>) -> Result<(), CudaError> {
+        let Some(gear) = &mut self.gear else { return Err(gave_back().into()) };
+        // SAFETY: as for the other one.
+        let own = || unsafe { LentStream::new(gear.rig.streams.compute.handle().cast()) };
+        let stream = stream.unwrap_or_else(|| Stream::adopt(&self.device, own()));
+        self.flight.before(&stream, gear)?;
+        let streams = gear.lanes(&self.device, stream);
+        recording.put(&streams, &gear.rig.nccl)?;
+        if recording.holds() {
+            gear.rig.programs.retired.push(recording.clone());
+        }
+        self.flight.put(&streams.compute, &recording.executable, self.runs, 1)
+    }
+
     /// Makes a run part of what the caller records.
     fn capture(&mut self, recording: &Arc<Recording>, compute: Stream) -> Result<(), CudaError> {
         let Some(gear) = &mut self.gear else { return Err(gave_back().into()) };
-        // SAFETY: the session's own stream, which lives as long as the gear.
-        let comm = unsafe { LentStream::new(gear.rig.streams.comm.handle().cast()) };
-        let streams = Streams { compute, comm: Stream::adopt(&self.device, comm) };
-        recording.put(&streams, &gear.rig.nccl)?;
+        recording.put(&gear.lanes(&self.device, compute), &gear.rig.nccl)?;
         if !gear.rig.programs.captured.iter().any(|known| known.is_as(recording)) {
             gear.rig.programs.captured.push(recording.clone());
         }

@@ -113,6 +113,11 @@ impl Item {
 }
 
 impl Program {
+    /// How many pieces of work it has.
+    pub fn pieces(&self) -> usize {
+        self.steps.iter().map(|step| step.work.len()).sum()
+    }
+
     /// Whether it knows of any memory that may move.
     pub fn may_move(&self) -> bool {
         self.touching.0.iter().any(Option::is_some)
