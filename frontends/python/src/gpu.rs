@@ -1,7 +1,7 @@
 //! Sessions on GPUs, where this build has them.
 
 use pyo3::prelude::*;
-use symmc::{CheckedPlan, SessionConfig};
+use symmc::SessionConfig;
 
 use crate::error::refused;
 
@@ -12,27 +12,18 @@ pub fn number(gpu: Option<i64>) -> PyResult<Option<u32>> {
         .transpose()
 }
 
-/// The configuration of a session of a plan on the GPU of this number, on the host without one.
+/// The configuration of a session on the GPU of this number, on the host without one.
 #[cfg(feature = "cuda")]
-pub fn on_gpu(config: SessionConfig, plan: &CheckedPlan, gpu: Option<u32>) -> PyResult<SessionConfig> {
+pub fn on_gpu(config: SessionConfig, gpu: Option<u32>) -> PyResult<SessionConfig> {
     Ok(match gpu {
-        Some(gpu) => config.with_gpu(symmc::Gpu::new(gpu).with_kept(kept(plan))),
+        Some(gpu) => config.with_gpu(symmc::Gpu::new(gpu)),
         None => config,
     })
 }
 
-/// How many recorded runs are kept: more of a small program, which many places of a model may run, each with its own memory.
-#[cfg(feature = "cuda")]
-fn kept(plan: &CheckedPlan) -> usize {
-    /// The steps of all of them together.
-    const STEPS: usize = 2048;
-    let steps = plan.buckets.iter().map(|bucket| bucket.steps.len()).max().unwrap_or_default();
-    (STEPS / steps.max(1)).clamp(symmc::Gpu::default().kept, 512)
-}
-
 /// As above: no GPU can be named.
 #[cfg(not(feature = "cuda"))]
-pub fn on_gpu(config: SessionConfig, _plan: &CheckedPlan, gpu: Option<u32>) -> PyResult<SessionConfig> {
+pub fn on_gpu(config: SessionConfig, gpu: Option<u32>) -> PyResult<SessionConfig> {
     match gpu {
         Some(_) => Err(refused("this build of symmc has no GPUs: it was made without the feature `cuda`")),
         None => Ok(config),

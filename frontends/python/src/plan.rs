@@ -201,7 +201,7 @@ impl Plan {
     /// and outputs, if none is bound (`held`).
     #[pyo3(signature = (rank=0, *, gpu=None))]
     fn memory(&self, py: Python<'_>, rank: u32, gpu: Option<i64>) -> PyResult<IndexMap<&'static str, usize>> {
-        let config = on_gpu(SessionConfig::default(), &self.0, number(gpu)?)?;
+        let config = on_gpu(SessionConfig::default(), number(gpu)?)?;
         let taken = py.detach(|| symmc::Session::budget(&self.0, rank, &config)).map_err(raised)?;
         let Taken { ordinary, symmetric, flags, scratch, held, .. } = taken;
         let all = [

@@ -285,7 +285,7 @@ impl Session {
         let limit = Duration::try_from_secs_f64(timeout).ok().filter(|limit| !limit.is_zero());
         let limit = limit.ok_or_else(|| refused(format!("timeout: expected seconds, found {timeout}")))?;
         let gpu = number(gpu)?;
-        let config = on_gpu(SessionConfig::default().with_limit(limit), &plan.0, gpu)?;
+        let config = on_gpu(SessionConfig::default().with_limit(limit), gpu)?;
         let (plan, group) = (plan.0.clone(), Group::of(py, group, timeout)?);
         let (rank, name) = (group.rank(), plan.source.name.clone());
         let session = long(py, "open", move || symmc::Session::open(&plan, &group, &config))?;
