@@ -1,7 +1,8 @@
 //! The symbols of a program that is imported: what its file says of them, and what the caller says beyond that.
 //!
 //! A caller gives a symbol a narrower range, or says that it is an expression of others: exporters write a symbol for
-//! each extent that varies, also where two must be equal in every run. Such a symbol vanishes from the program.
+//! each extent that varies, also where two must be equal in every run. Such a symbol vanishes from the program. One that
+//! goes in steps is an expression of a symbol of its own, such as `2*pairs`.
 //!
 //! A symbol to which nobody gives an upper bound takes that of the recorded arguments, if there are some, else a
 //! default. It is told which those are.
@@ -23,7 +24,7 @@ pub enum Extent {
         /// The largest value.
         max: Option<i64>,
     },
-    /// It is an expression of other symbols, such as `past` or `past + 1`.
+    /// It is an expression of other symbols, such as `past` or `past + 1`, or of one that is new, in steps: `2*pairs`.
     Is(String),
 }
 
@@ -127,6 +128,9 @@ pub fn settle(
     default: i64,
     notes: &mut Vec<String>,
 ) -> Result<Settled, RangeError> {
+    let of_file = declared.len();
+    let with_parts = parts(declared, given);
+    let declared = with_parts.as_slice();
     let mut own: Vec<Declared> = declared.to_vec();
     let mut told: Vec<Option<&Extent>> = vec![None; own.len()];
     for (name, extent) in &given.extents {
@@ -169,7 +173,7 @@ pub fn settle(
             ids[at] = Some(settled.table.push(Symbol { name, min: symbol.min, max, alias }));
         }
     }
-    for (at, symbol) in own.iter().enumerate() {
+    for (at, symbol) in own.iter().enumerate().take(of_file) {
         settled.dims.push(match (ids[at], told[at]) {
             (Some(id), _) => Dim::from(id),
             (None, Some(Extent::Is(text))) => tied(declared, symbol, text, &ids, &settled.table)?,
@@ -177,6 +181,52 @@ pub fn settle(
         });
     }
     Ok(settled)
+}
+
+/// The symbols with those that are new in what is said of them: of a symbol that goes in steps, the number of these.
+fn parts(declared: &[Declared], given: &Given) -> Vec<Declared> {
+    let mut all = declared.to_vec();
+    for (name, extent) in &given.extents {
+        let (Ok(at), Extent::Is(text)) = (find(declared, name), extent) else { continue };
+        let Ok(parsed) = sympy::parse(text) else { continue };
+        let mut used = Vec::new();
+        sympy::symbols(&parsed, &mut used);
+        let ([part], Some((step @ 2.., rest))) = (used.as_slice(), line(&parsed)) else { continue };
+        if find(&all, part).is_ok() {
+            continue;
+        }
+        let (whole, within) = (&declared[at], |n: i64| n.saturating_sub(rest).div_euclid(step));
+        // The least number of steps that reaches the least value.
+        let min = within(whole.min.saturating_add(step - 1)).max(0);
+        all.push(Declared {
+            name: part.to_string(),
+            alias: None,
+            min,
+            max: whole.max.map(|max| within(max).max(min)),
+            recorded: whole.recorded.map(within),
+        });
+    }
+    all
+}
+
+/// The factor and the summand of an expression of one symbol, if it is a line.
+fn line(e: &sympy::Expr<'_>) -> Option<(i64, i64)> {
+    match e {
+        sympy::Expr::Int(i) => Some((0, *i)),
+        sympy::Expr::Symbol(_) => Some((1, 0)),
+        sympy::Expr::Call("Add", args) => args.iter().try_fold((0i64, 0i64), |(a, b), e| {
+            let (c, d) = line(e)?;
+            Some((a.checked_add(c)?, b.checked_add(d)?))
+        }),
+        sympy::Expr::Call("Mul", args) => {
+            args.iter().try_fold((0i64, 1i64), |(a, b), e| match (line(e)?, a) {
+                ((0, d), _) => Some((a.checked_mul(d)?, b.checked_mul(d)?)),
+                ((c, d), 0) => Some((b.checked_mul(c)?, b.checked_mul(d)?)),
+                _ => None,
+            })
+        }
+        sympy::Expr::Call(..) => None,
+    }
 }
 
 /// Narrows the range of a symbol of a program that is finished; what it is by an expression stands in its text.
@@ -363,6 +413,32 @@ mod tests {
         let table = all.table.values().map(|s| format!("{} {}..{}", s.name, s.min, s.max)).collect();
         let dims = all.dims.iter().map(|d| d.display(&all.table).to_string()).collect();
         Ok((table, dims, notes))
+    }
+
+    #[test]
+    fn what_goes_in_steps_is_an_expression_of_a_new_symbol() {
+        let of = |of, given: &[(&str, &str)]| settled(of, given).map(|(table, dims, _)| (table, dims));
+        let words = |words: &[&str]| words.iter().map(|w| (*w).to_string()).collect::<Vec<_>>();
+        assert_eq!(
+            of("a:2..65 b:0..9", &[("a", "2*pairs")]),
+            Ok((words(&["b 0..9", "pairs 1..32"]), words(&["2*pairs", "b"])))
+        );
+        assert_eq!(of("a:2..65", &[("s_a", "4*k + 1")]), Ok((words(&["k 1..16"]), words(&["4*k + 1"]))));
+        assert_eq!(of("a:0..", &[("a", "3 + 2*(k + k)")]), Ok((words(&["k 0..1000"]), words(&["4*k + 3"]))));
+        assert_eq!(of("a:2..65", &[("a", "2*k"), ("k", "..4")]), Ok((words(&["k 1..4"]), words(&["2*k"]))));
+        // A name that nothing has, and that is no number of steps, is a mistake.
+        for text in ["k", "k + 1", "2*k*k", "2*k + b", "floor(k/2)", "-2*k", "2*k + c"] {
+            let found = of("a:2..65 b:0..9", &[("a", text)]);
+            let error = found.expect_err(text);
+            assert!(
+                error.contains("expected a symbol of the program: a (s_a), b (s_b)")
+                    || error.contains("parse"),
+                "{text}: {error}"
+            );
+        }
+        // One step at least is within the range.
+        let error = of("a:2..3", &[("a", "5*k")]).expect_err("too far");
+        assert!(error.contains("expected a value within 2..3"), "{error}");
     }
 
     #[test]

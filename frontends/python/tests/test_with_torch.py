@@ -129,6 +129,16 @@ def sums(rank):
         x = torch.randn(n, 16)
         close(run(x, torch.tensor(2.0)), function(x, torch.tensor(2.0)))
 
+    def divided(x, y, world=dist.group.WORLD):
+        rows, columns = funcol.reduce_scatter_tensor(x, "avg", 0, world), funcol.reduce_scatter_tensor(y, "sum", 1, world)
+        return rows, columns, funcol.all_to_all_single(x, None, None, world), funcol.all_gather_tensor(columns, 1, world)
+
+    run = compiled(divided, dynamic=True, buckets=[16, 64])
+    for n in (6, 2, 100, 4):
+        x, y = torch.randn(n, 3), torch.randn(n + 1, 2 * n)
+        for found, expected in zip(run(x, y), divided(x, y)):
+            close(found, expected)
+
 
 def fsdp_like(rank):
     def step(w1, w2, x):
@@ -438,9 +448,18 @@ class Backend(unittest.TestCase):
         def spread(x):
             return x.var(0) + torch.nn.functional.conv1d(x.t()[None], torch.ones(2, 8, 2), stride=2, padding=1).sum()
 
-        for function in (chunks, halves, sums, spread):
+        def pairs(x):
+            return x.view(x.shape[0] // 2, 2, x.shape[1]).sum(1) + x.view(2, -1, 8)[0] + torch.cat(x.chunk(2), 1)[:, 4:12]
+
+        def behind_one(x):
+            assert (x.shape[0] - 1) % 3 == 0
+            return x[1:].unflatten(0, (-1, 3)).sum(1) * (x.shape[0] // 3)
+
+        any_size, odd, even = (7, 2, 100, 5), (7, 4, 100, 10), (6, 4, 100, 14)
+        cases = [(chunks, any_size), (halves, any_size), (sums, any_size), (spread, any_size), (pairs, even), (behind_one, odd)]
+        for function, sizes in cases:
             run = compiled(function, dynamic=True)
-            for rows in (7, 2, 100, 5):
+            for rows in sizes:
                 with self.subTest(function.__name__, rows=rows):
                     x = torch.randn(rows, 8)
                     close(run(x), function(x), 1e-3)

@@ -19,6 +19,7 @@ from torch.utils._sympy.value_ranges import ValueRanges
 
 import symmc
 from symmc.torch import _archive
+from symmc.torch._multiples import Steps, steps
 
 NUMBER = "symmc"
 """Where nodes have their number in the graph that is compiled: names differ between copies of it."""
@@ -100,6 +101,8 @@ class Lifted:
     """The least and the largest value of each symbol."""
     groups: list[str]
     """The process groups, by their first use; the program calls them ``0``, ``1`` and so on."""
+    steps: list[Steps]
+    """Sizes that are multiples of something."""
 
     def archive(self, caps: dict[str, int]) -> bytes:
         """The program as a file; symbols without a bound of their own have one of these."""
@@ -110,9 +113,13 @@ class Lifted:
             self.exported.range_constraints[symbol] = found
         return archived(self.exported)
 
-    def dims(self, _caps: dict[str, int]) -> dict:
-        """Nothing: the file has the bounds."""
-        return {}
+    def dims(self) -> dict:
+        """Symbols that are expressions of others."""
+        return {one.symbol: one.text for one in self.steps}
+
+    def of_symbols(self, sizes: dict[str, int]) -> dict[str, int]:
+        """The values of all symbols of the program, of those of the graph's."""
+        return sizes | {one.part: one.parts(sizes[one.symbol]) for one in self.steps if one.symbol in sizes}
 
     @staticmethod
     def of(module: torch.fx.GraphModule) -> Lifted:
@@ -168,7 +175,7 @@ class _Lifting:
         )
         devices = [node.meta["val"].device for node in results]
         ranges = dict(exported.range_constraints)
-        return Lifted(exported, tensors, values, finish, devices, mutated, ranges, self.groups)
+        return Lifted(exported, tensors, values, finish, devices, mutated, ranges, self.groups, steps(self.graph))
 
     def _constants(self):
         """Tensors of the module become inputs that the program carries."""

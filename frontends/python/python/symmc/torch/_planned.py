@@ -64,9 +64,7 @@ class Planned:
         if self.begin is not None and self.runner.machine(device) is not None:
             with self.runner.turn:
                 self.runner.plan_for(sizes, device)
-                values = dict(zip(self.runner.symbols, sizes))
-                named = {name: values[symbol] for name, symbol in self.runner.program.aliases.items()}
-                is_left = not _gains(_serving(self.runner.plan.choices(), named))
+                is_left = not _gains(_serving(self.runner.plan.choices(), self.runner.named(sizes)))
         self.decided = (sizes, is_left)
         return self.decided
 
@@ -118,8 +116,9 @@ def is_worth_it(text: str, device: str, ranks: int) -> bool:
         groups = {str(number): [list(range(ranks))] for number in range(len(lifted.groups))}
         machine = machine_for(options, device, ranks)
         try:
-            program = _graph.opened([lifted.archive(dict.fromkeys(symbols, _MOST))], ranks=ranks, groups=groups)
-            plan = symmc.compile(program, machine=machine, buckets=buckets_up_to(program, options))
+            archive, dims = lifted.archive(dict.fromkeys(symbols, _MOST)), lifted.dims()
+            program = _graph.opened([archive], ranks=ranks, groups=groups, dims=dims)
+            plan = symmc.compile(program, machine=machine, buckets=buckets_up_to(program, options, lifted.steps))
         except (symmc.InputError, symmc.UnsupportedError, symmc.ResourceError):
             return False
     return not program.opaque and (machine is None or _gains(plan.choices()))

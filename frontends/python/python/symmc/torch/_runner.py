@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import threading
+from collections.abc import Sequence
 from typing import Protocol
 
 import torch
@@ -11,6 +12,7 @@ import torch
 import symmc
 from symmc._symmc import nearest_machine
 from symmc.torch import _graph, _report
+from symmc.torch._multiples import Steps
 from symmc.torch._options import Options
 from symmc.torch._ranks import Ranks
 
@@ -39,22 +41,33 @@ def machine_for(options: Options, device: str, ranks: int) -> str | None:
     return nearest_machine(ranks)
 
 
-def buckets_up_to(program: symmc.Program, options: Options) -> dict[str, list[int]]:
-    """The largest values of the buckets of each symbol."""
+def buckets_up_to(program: symmc.Program, options: Options, steps: Sequence[Steps] = ()) -> dict[str, list[int]]:
+    """The largest values of the buckets of each symbol; the option tells those of sizes, which may go in steps."""
     if not options.buckets:
         return {}
-    bounds = program.symbols.items()
-    return {name: sorted({bound for bound in options.buckets if bound < most} | {most}) for name, (_, most) in bounds}
+    parts = {one.part: one for one in steps}
+    found = {}
+    for name, (least, most) in program.symbols.items():
+        one = parts.get(name)
+        bounds = options.buckets if one is None else [(bound - one.rest) // one.step for bound in options.buckets]
+        found[name] = sorted({bound for bound in bounds if least <= bound < most} | {most})
+    return found
 
 
 class Source(Protocol):
     """Where a program comes from."""
 
+    steps: Sequence[Steps]
+    """Sizes that are multiples of something."""
+
     def archive(self, caps: dict[str, int]) -> bytes:
         """The program of this rank as a file, for symbols up to these values."""
 
-    def dims(self, caps: dict[str, int]) -> dict:
+    def dims(self) -> dict:
         """What has to be said of symbols when the file is opened."""
+
+    def of_symbols(self, sizes: dict[str, int]) -> dict[str, int]:
+        """The values of the file's symbols."""
 
 
 class Runner:
@@ -79,7 +92,7 @@ class Runner:
     def _opened(self) -> symmc.Program:
         """The program of all ranks, for sizes up to the caps."""
         own, members = self.source.archive(self.caps), len(self.ranks.members)
-        options = {"ranks": members, "groups": self.groups, "dims": self.source.dims(self.caps)}
+        options = {"ranks": members, "groups": self.groups, "dims": self.source.dims()}
         program = _graph.opened([own], **options)
         if members == 1:
             return program
@@ -103,15 +116,20 @@ class Runner:
             return False
         self.program = self._opened()
         accept(self.program)
-        aliases = self.program.aliases
-        for symbol in aliases.values():
-            if symbol not in self.symbols:
-                raise symmc.UnsupportedError(f"no input of the graph has the size {symbol}")
-        buckets = buckets_up_to(self.program, self.options)
+        self.named(sizes)
+        buckets = buckets_up_to(self.program, self.options, self.source.steps)
         self.plan = symmc.compile(self.program, machine=self.machine(device), buckets=buckets)
         if self.options.report:
             _report.append(self.plan, self.options.report)
         return True
+
+    def named(self, sizes: tuple[int, ...]) -> dict[str, int]:
+        """The values of the program's symbols at these sizes."""
+        values = self.source.of_symbols(dict(zip(self.symbols, sizes)))
+        for symbol in self.program.aliases.values():
+            if symbol not in values:
+                raise symmc.UnsupportedError(f"no input of the graph has the size {symbol}")
+        return {name: values[symbol] for name, symbol in self.program.aliases.items()}
 
     def machine(self, device: torch.device) -> str | None:
         """The profile by which is chosen; none for that of the host."""
@@ -127,8 +145,7 @@ class Runner:
             self.session = symmc.Session(self.plan, self.ranks.group(), gpu=gpu, timeout=self.options.timeout)
             self.sizes, self.opened = None, self.plan
         is_new = self.sizes is None
-        values = dict(zip(self.symbols, sizes))
-        self.session.set(**{name: values[symbol] for name, symbol in self.program.aliases.items()})
+        self.session.set(**self.named(sizes))
         if is_new:
             # Single numbers that differ between ranks.
             for name, tensor in self.program.parameters(self.ranks.rank).items():
