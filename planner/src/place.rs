@@ -246,7 +246,9 @@ impl Placing<'_> {
         let symmetric = Home::Arena(ArenaKind::Symmetric);
         let fits = match (from.home, into.home) {
             (Home::Output(_), _) => false,
-            (Home::Arena(_), Home::Output(_)) => from.home != symmetric,
+            (Home::Arena(_), Home::Output(_)) => {
+                from.home != symmetric && self.within(from, &offset, by_rank.as_ref(), whole)
+            }
             (Home::Arena(_), home) => {
                 let apart = self.steps.def[whole].is_some_and(|s| self.apart.0.contains(&s));
                 !apart && (from.home != symmetric || home == symmetric)
@@ -278,6 +280,20 @@ impl Placing<'_> {
             }
             into.members.push(m);
         }
+    }
+
+    /// Whether all of a class lies within a value, at this offset of it, whatever the sizes. The memory of an output is as
+    /// large as the output is in that run.
+    fn within(&self, class: &Class, offset: &Dim, by_rank: Option<&(GroupId, Dim)>, whole: ValueId) -> bool {
+        let (graph, bytes) = (&self.program.graph, &self.program.bytes);
+        class.members.iter().all(|m| {
+            let mut end = m.offset.clone() + offset.clone() + bytes[m.value].clone();
+            if let Some((group, stride)) = by_rank.or(m.by_rank.as_ref()) {
+                let ranks = graph.group_size(*group).map_or(1, i64::from);
+                end = end + stride.clone() * Dim::from(ranks.max(1) - 1);
+            }
+            end.provably_le(&bytes[whole], &graph.symbols)
+        })
     }
 
     /// Whether a value of a class would lie elsewhere on ranks that find it in a window, if the class lay by rank in a
@@ -363,7 +379,9 @@ impl Placing<'_> {
         sizes
             && match (x.home, r.home) {
                 (Home::Output(_), _) => false,
-                (home, Home::Output(_)) => home == Home::Arena(ArenaKind::Ordinary),
+                (home, Home::Output(_)) => {
+                    home == Home::Arena(ArenaKind::Ordinary) && self.within(x, &Dim::from(0), None, r.top)
+                }
                 (a, b) => a == b,
             }
     }

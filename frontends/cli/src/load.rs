@@ -55,6 +55,10 @@ pub fn close_ranks(program: &mut Program) -> Result<()> {
         let ranks = program.graph.ranks.unwrap_or_default();
         eprintln!("note: {}, as {} has tensors for", count(ranks, "rank"), file.display());
     }
+    if program.graph.ranks.is_none() {
+        let path = program.path.display();
+        bail!("{path}: nothing in the program fixes the number of ranks; say it with --ranks N");
+    }
     Ok(())
 }
 

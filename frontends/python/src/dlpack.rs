@@ -93,10 +93,15 @@ impl Foreign {
     /// The tensor of an object that is only read: a copy, where the object does not share its memory, as memory that
     /// nobody may write.
     pub fn read_only(what: &str, object: &Bound<'_, PyAny>) -> PyResult<Foreign> {
+        let py = object.py();
         Foreign::exported(what, object, false).or_else(|refusal| {
-            let cause = refusal.cause(object.py());
-            let unshared = cause.is_some_and(|cause| cause.is_instance_of::<PyBufferError>(object.py()));
-            if unshared { Foreign::exported(what, object, true).map_err(|_| refusal) } else { Err(refusal) }
+            let cause = refusal.cause(py);
+            if !cause.is_some_and(|cause| cause.is_instance_of::<PyBufferError>(py)) {
+                return Err(refusal);
+            }
+            // Where the object gives no copy either, the first refusal says why.
+            let copied = Foreign::exported(what, object, true);
+            copied.map_err(|second| if second.cause(py).is_some() { refusal } else { second })
         })
     }
 
@@ -151,7 +156,8 @@ impl Foreign {
             (rank > 0 && !at.is_null()).then(|| std::slice::from_raw_parts(at, rank))
         };
         let extents = of(tensor.shape).unwrap_or_default();
-        let shape: Vec<usize> = extents.iter().map(|&d| usize::try_from(d).unwrap_or(0)).collect();
+        let shape: Result<Vec<usize>, _> = extents.iter().map(|&d| usize::try_from(d)).collect();
+        let shape = shape.map_err(|_| refused(format!("{what}: it has the extents {extents:?}")))?;
         if let Some(strides) = of(tensor.strides)
             && !is_dense(&shape, strides)
         {
@@ -159,7 +165,16 @@ impl Foreign {
                 "{what}: expected a contiguous tensor, found the extents {shape:?} at strides {strides:?}"
             )));
         }
-        let bytes = shape.iter().product::<usize>() * dtype.size();
+        let bytes = match shape.contains(&0) {
+            true => Some(0),
+            false => shape.iter().try_fold(dtype.size(), |bytes, &extent| bytes.checked_mul(extent)),
+        };
+        let bytes = bytes.ok_or_else(|| refused(format!("{what}: the extents {shape:?} are no memory's")))?;
+        if tensor.data.is_null() && bytes > 0 {
+            return Err(refused(format!(
+                "{what}: expected a tensor with memory, found one without (a fake one?)"
+            )));
+        }
         let address = tensor.data.expose_provenance() as u64 + tensor.byte_offset;
         Ok(Foreign { address, bytes, dtype, shape, device: tensor.device, capsule })
     }

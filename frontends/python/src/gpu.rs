@@ -6,7 +6,7 @@ use symmc::SessionConfig;
 use crate::error::refused;
 
 /// The number of a GPU, as the caller gives it.
-pub fn number(gpu: Option<i64>) -> PyResult<Option<u32>> {
+pub fn number(gpu: Option<i128>) -> PyResult<Option<u32>> {
     let number = |n| u32::try_from(n).ok().filter(|&n| n <= i32::MAX as u32);
     gpu.map(|n| number(n).ok_or_else(|| refused(format!("gpu: expected the number of a GPU, found {n}"))))
         .transpose()

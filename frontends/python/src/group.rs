@@ -7,6 +7,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 use symmc::Bootstrap;
 
+use crate::argument::whole;
 use crate::error::{Error, raised, refused};
 use crate::here::Here;
 
@@ -65,7 +66,8 @@ impl Bootstrap for Means<'_> {
 impl Group {
     /// A place for each of so many threads of this process.
     #[staticmethod]
-    fn threads(ranks: u32) -> PyResult<Vec<Group>> {
+    fn threads(ranks: i128) -> PyResult<Vec<Group>> {
+        let ranks = whole("ranks", ranks)?;
         const MOST: u32 = symmc::unstable::ir::verify::MAX_RANKS;
         if !(1..=MOST).contains(&ranks) {
             return Err(refused(format!("expected 1 to {MOST} ranks, found {ranks}")));
@@ -84,8 +86,12 @@ impl Group {
     /// The place of a rank that has means of its own: `all_gather` takes bytes and gives the list of those of all ranks. All
     /// ranks call this at the same time.
     #[staticmethod]
-    fn bootstrap(rank: u32, ranks: u32, all_gather: Bound<'_, PyAny>) -> PyResult<Group> {
-        let py = all_gather.py();
+    fn bootstrap(rank: i128, ranks: i128, all_gather: Bound<'_, PyAny>) -> PyResult<Group> {
+        let (py, ranks) = (all_gather.py(), whole("ranks", ranks)?);
+        let rank: u32 = whole("rank", rank)?;
+        if rank >= ranks {
+            return Err(refused(format!("rank: expected a number below {ranks}, found {rank}")));
+        }
         let mut means = Means { all_gather, raised: None };
         symmc::Group::bootstrap(rank, ranks, &mut means).map(Group::new).map_err(|error| {
             let cause = means.raised;

@@ -3,6 +3,7 @@
 //! Programs, plans and sessions are those of the crate `symmc`. Tensors come in and go out by DLPack (`dlpack.rs`), without
 //! copies and without a library of tensors. What takes long gives the interpreter's lock away and can be interrupted.
 
+mod argument;
 mod command;
 mod dlpack;
 mod error;
@@ -39,6 +40,7 @@ fn _symmc(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(plan::plan_of_json, module)?)?;
     module.add_function(wrap_pyfunction!(plan::machines, module)?)?;
     module.add_function(wrap_pyfunction!(plan::nearest_machine, module)?)?;
+    module.add_function(wrap_pyfunction!(plan::check_machine, module)?)?;
     module.add_function(wrap_pyfunction!(command::command, module)?)?;
     Ok(())
 }

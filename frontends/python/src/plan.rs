@@ -1,12 +1,13 @@
 //! Plans.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use indexmap::IndexMap;
 use pyo3::prelude::*;
 use pyo3::types::{PyString, PyTuple};
 use symmc::{Bind, BucketSpec, CheckedPlan, Config, Profile, SessionConfig, Taken};
 
+use crate::argument::{mistyped, whole};
 use crate::error::{raised, refused};
 use crate::gpu::{number, on_gpu};
 use crate::interrupt::long;
@@ -40,10 +41,24 @@ impl Choice {
 }
 
 /// Which arguments the caller writes straight into the symmetric arena.
-#[derive(FromPyObject)]
 pub enum Arguments {
     All(bool),
     Named(Vec<String>),
+}
+
+impl FromPyObject<'_, '_> for Arguments {
+    type Error = PyErr;
+
+    fn extract(given: Borrowed<'_, '_, PyAny>) -> PyResult<Arguments> {
+        if let Ok(all) = given.extract() {
+            return Ok(Arguments::All(all));
+        }
+        if let Ok(name) = given.extract() {
+            return Ok(Arguments::Named(vec![name]));
+        }
+        let names = given.extract().map(Arguments::Named);
+        names.map_err(|_| mistyped("bind", "True, or names of arguments", given))
+    }
 }
 
 /// The machines that plans can be made for by name.
@@ -58,6 +73,17 @@ pub fn nearest_machine(gpus: u32) -> &'static str {
     Profile::nearest(gpus)
 }
 
+/// Refuses what is neither the name of a machine nor the path of a profile.
+#[pyfunction]
+pub fn check_machine(name: PathBuf) -> PyResult<()> {
+    profile(&name).map(drop)
+}
+
+/// The machine of this name, or of a profile at this path.
+fn profile(name: &Path) -> PyResult<Profile> {
+    symmc::machine(&name.to_string_lossy()).map_err(raised)
+}
+
 /// Makes a plan of a program, and proves it safe.
 ///
 /// machine: the name of a profile (`symmc.machines()`), or the path of one that `symmc tune` wrote. ranks: the number of
@@ -69,16 +95,21 @@ pub fn nearest_machine(gpus: u32) -> &'static str {
 pub fn compile(
     py: Python<'_>,
     program: &Program,
-    machine: Option<&str>,
-    ranks: Option<u32>,
+    machine: Option<PathBuf>,
+    ranks: Option<i128>,
     buckets: Option<IndexMap<String, Vec<i64>>>,
     bind: Option<Arguments>,
     slack: Option<f64>,
-    symm_limit: Option<u64>,
+    symm_limit: Option<i128>,
 ) -> PyResult<Plan> {
     let mut config = Config::default();
     if let Some(name) = machine {
-        config = config.with_profile(symmc::machine(name).map_err(raised)?);
+        config = config.with_profile(profile(&name)?);
+    }
+    let ranks = ranks.map(|n| whole("ranks", n)).transpose()?;
+    let symm_limit: Option<u64> = symm_limit.map(|bytes| whole("symm_limit", bytes)).transpose()?;
+    if ranks.is_none() && program.0.graph.ranks.is_none() {
+        return Err(refused("ranks: nothing in the program says how many there are: expected their number"));
     }
     let buckets = buckets.unwrap_or_default().into_iter();
     config = config.with_buckets(buckets.map(|(symbol, upper)| BucketSpec::new(symbol, upper)));
@@ -200,7 +231,13 @@ impl Plan {
     /// The bytes that the session of a rank will take of the host, or of a GPU: both arenas, flags, scratch, and at most for inputs
     /// and outputs, if none is bound (`held`).
     #[pyo3(signature = (rank=0, *, gpu=None))]
-    fn memory(&self, py: Python<'_>, rank: u32, gpu: Option<i64>) -> PyResult<IndexMap<&'static str, usize>> {
+    fn memory(
+        &self,
+        py: Python<'_>,
+        rank: i128,
+        gpu: Option<i128>,
+    ) -> PyResult<IndexMap<&'static str, usize>> {
+        let rank = whole("rank", rank)?;
         let config = on_gpu(SessionConfig::default(), number(gpu)?)?;
         let taken = py.detach(|| symmc::Session::budget(&self.0, rank, &config)).map_err(raised)?;
         let Taken { ordinary, symmetric, flags, scratch, held, .. } = taken;

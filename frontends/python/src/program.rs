@@ -8,6 +8,7 @@ use pyo3::prelude::*;
 use symmc::unstable::ir::{Node, Op};
 use symmc::{Extent, OpenOptions, TensorFile};
 
+use crate::argument::{mistyped, whole};
 use crate::error::{raised, refused};
 use crate::interrupt::long;
 use crate::tensor::Tensor;
@@ -17,18 +18,40 @@ use crate::tensor::Tensor;
 pub struct Program(pub Arc<symmc::Program>);
 
 /// One path, or several.
-#[derive(FromPyObject)]
-pub enum Paths {
-    One(PathBuf),
-    All(Vec<PathBuf>),
+pub struct Paths(Vec<PathBuf>);
+
+impl FromPyObject<'_, '_> for Paths {
+    type Error = PyErr;
+
+    fn extract(given: Borrowed<'_, '_, PyAny>) -> PyResult<Paths> {
+        if let Ok(path) = given.extract() {
+            return Ok(Paths(vec![path]));
+        }
+        let paths = given.extract().map(Paths);
+        paths.map_err(|_| mistyped("paths", "a path, or a list of the paths of all ranks", given))
+    }
 }
 
 /// What a symbol is to be: one value, a least and a largest, or a text as the option `--dim` of the command takes it.
-#[derive(FromPyObject)]
 pub enum Bounds {
     One(i64),
     Range((Option<i64>, Option<i64>)),
     Text(String),
+}
+
+impl FromPyObject<'_, '_> for Bounds {
+    type Error = PyErr;
+
+    fn extract(given: Borrowed<'_, '_, PyAny>) -> PyResult<Bounds> {
+        if let Ok(value) = given.extract() {
+            return Ok(Bounds::One(value));
+        }
+        if let Ok(text) = given.extract() {
+            return Ok(Bounds::Text(text));
+        }
+        let range = given.extract().map(Bounds::Range);
+        range.map_err(|_| mistyped("dims", "a size, a pair of the least and the largest, or a text", given))
+    }
 }
 
 impl Bounds {
@@ -51,16 +74,13 @@ impl Bounds {
 pub fn open(
     py: Python<'_>,
     paths: Paths,
-    ranks: Option<u32>,
+    ranks: Option<i128>,
     groups: Option<IndexMap<String, Vec<Vec<u32>>>>,
     dims: Option<IndexMap<String, Bounds>>,
     schemas: Option<Vec<String>>,
     tensors: Option<PathBuf>,
 ) -> PyResult<Program> {
-    let paths = match paths {
-        Paths::One(path) => vec![path],
-        Paths::All(paths) => paths,
-    };
+    let ranks = ranks.map(|n| whole("ranks", n)).transpose()?;
     let dims = dims.unwrap_or_default().into_iter();
     let dims = dims.map(|(name, bounds)| Ok((bounds.extent(&name)?, name))).collect::<PyResult<Vec<_>>>()?;
     let options = OpenOptions::default()
@@ -70,10 +90,8 @@ pub fn open(
         .with_schemas(schemas.unwrap_or_default());
     long(py, "open", move || {
         let tensors = tensors.map(|path| TensorFile::open(&path).map(Arc::new)).transpose()?;
-        let mut program = symmc::Program::open_files(&paths, &options.with_tensors(tensors))?;
-        if program.graph.ranks.is_none() && ranks.is_none() {
-            program.close_ranks()?;
-        }
+        let mut program = symmc::Program::open_files(&paths.0, &options.with_tensors(tensors))?;
+        program.close_ranks()?;
         Ok(Program(Arc::new(program)))
     })
 }
@@ -142,7 +160,8 @@ impl Program {
 
     /// The weights of a rank that came with the program, by the names under which they are stored.
     #[pyo3(signature = (rank=0))]
-    fn parameters(&self, py: Python<'_>, rank: u32) -> PyResult<IndexMap<String, Tensor>> {
+    fn parameters(&self, py: Python<'_>, rank: i128) -> PyResult<IndexMap<String, Tensor>> {
+        let rank = whole("rank", rank)?;
         if self.0.graph.ranks.is_some_and(|ranks| rank >= ranks) {
             return Err(refused(format!(
                 "rank {rank}: the program has {} ranks",
@@ -151,6 +170,12 @@ impl Program {
         }
         let all = py.detach(|| self.0.parameters(rank, None)).map_err(raised)?;
         Ok(all.into_iter().map(|(name, tensor)| (name, Tensor::new(tensor))).collect())
+    }
+
+    /// What notebooks show: the program's text.
+    fn _repr_html_(&self) -> String {
+        let text = self.0.to_text().replace('&', "&amp;").replace('<', "&lt;");
+        format!("<pre style=\"max-height:40em;overflow:auto\">{text}</pre>")
     }
 
     fn __repr__(&self) -> String {

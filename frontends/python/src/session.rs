@@ -10,6 +10,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyTuple;
 use symmc::{Buffer, SessionConfig, ValueKind};
 
+use crate::argument::whole;
 use crate::dlpack::{Foreign, device};
 use crate::error::{raised, refused};
 use crate::gpu::{number, on_gpu};
@@ -95,18 +96,31 @@ impl Open {
     fn bind(&mut self, name: &str, tensor: Foreign) -> Result<(), symmc::Error> {
         // SAFETY: the tensor is kept until another is bound and all runs that took it have ended.
         unsafe { self.session.bind(name, tensor.pointer(), tensor.bytes)? };
-        self.viewed.clear();
         self.keep(name, Some(tensor.into_keeper()));
+        self.leave_view(name)
+    }
+
+    /// The output of this name that replaces no input, and its number among those.
+    fn returned(&self, name: &str) -> Result<Option<(usize, symmc::Value)>, symmc::Error> {
+        let returned = self.session.outputs()?.into_iter().filter(|value| value.replaces.is_none());
+        let mut numbered = returned.enumerate();
+        Ok(numbered.find(|(number, value)| value.name == name || format!("out.{number}") == name))
+    }
+
+    /// What is bound for a name is no memory of views any more.
+    fn leave_view(&mut self, name: &str) -> Result<(), symmc::Error> {
+        if !self.viewed.is_empty()
+            && let Some((number, _)) = self.returned(name)?
+        {
+            self.viewed.remove(&number);
+        }
         Ok(())
     }
 
     /// The output of this name, and its memory, which is that of views from the first one on: what is there is copied once.
     fn viewed(&mut self, name: &str) -> Result<(symmc::Value, Buffer), symmc::Error> {
         let error = |text: String| symmc::Error::new(symmc::ErrorKind::Input, text);
-        let returned = self.session.outputs()?.into_iter().filter(|value| value.replaces.is_none());
-        let mut numbered = returned.enumerate();
-        let found = numbered.find(|(number, value)| value.name == name || format!("out.{number}") == name);
-        let Some((number, value)) = found else {
+        let Some((number, value)) = self.returned(name)? else {
             return Err(error(format!("{name}: expected an output that replaces no input")));
         };
         let own = format!("out.{number}");
@@ -279,7 +293,7 @@ impl Session {
         py: Python<'_>,
         plan: &Plan,
         group: Option<&Bound<'_, PyAny>>,
-        gpu: Option<i64>,
+        gpu: Option<i128>,
         timeout: f64,
     ) -> PyResult<Session> {
         let limit = Duration::try_from_secs_f64(timeout).ok().filter(|limit| !limit.is_zero());
@@ -308,10 +322,11 @@ impl Session {
 
     /// Sets symbols for the runs that come.
     #[pyo3(signature = (**symbols))]
-    fn set(&self, py: Python<'_>, symbols: Option<IndexMap<String, i64>>) -> PyResult<()> {
+    fn set(&self, py: Python<'_>, symbols: Option<IndexMap<String, i128>>) -> PyResult<()> {
         let symbols = symbols.unwrap_or_default();
+        let values = symbols.iter().map(|(name, n)| Ok((name.as_str(), whole(name, *n)?)));
+        let values = values.collect::<PyResult<Vec<(&str, i64)>>>()?;
         self.with(py, |open| {
-            let values: Vec<(&str, i64)> = symbols.iter().map(|(name, n)| (name.as_str(), *n)).collect();
             open.launched = Launched::default();
             open.session.set_all(&values)?;
             open.leave_small_views()
@@ -346,9 +361,8 @@ impl Session {
     fn unbind(&self, py: Python<'_>, name: &str) -> PyResult<()> {
         self.with(py, |open| {
             open.session.unbind(name)?;
-            open.viewed.clear();
             open.keep(name, None);
-            Ok(())
+            open.leave_view(name)
         })
     }
 
@@ -387,8 +401,10 @@ impl Session {
 
     /// Runs once, and waits for the end.
     fn run(&self, py: Python<'_>) -> PyResult<()> {
-        self.runs.begin();
-        self.with(py, |open| open.session.enqueue())?;
+        self.with(py, |open| {
+            self.runs.begin();
+            open.session.enqueue()
+        })?;
         self.until_idle(py, None)
     }
 
@@ -396,8 +412,10 @@ impl Session {
     /// driver's handle.
     #[pyo3(signature = (stream=None))]
     fn enqueue(&self, py: Python<'_>, stream: Option<usize>) -> PyResult<()> {
-        self.runs.begin();
-        self.with(py, |open| open.start(stream))
+        self.with(py, |open| {
+            self.runs.begin();
+            open.start(stream)
+        })
     }
 
     /// One run with all arguments and outputs at these addresses, by their numbers: what is called once for each call of a
@@ -410,9 +428,9 @@ impl Session {
         outputs: Vec<u64>,
         stream: Option<usize>,
     ) -> PyResult<()> {
-        self.runs.begin();
         self.with(py, |open| {
             open.rebind(arguments, outputs)?;
+            self.runs.begin();
             open.start(stream)
         })?;
         if stream.is_none() { self.until_idle(py, None) } else { Ok(()) }
@@ -426,9 +444,11 @@ impl Session {
     /// Waits until all runs have ended; at most so many seconds.
     #[pyo3(signature = (timeout=None))]
     fn wait(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<()> {
-        let limit = timeout.map(Duration::try_from_secs_f64).transpose();
-        let limit = limit.map_err(|_| refused(format!("timeout: expected seconds, found {timeout:?}")))?;
-        self.until_idle(py, limit)
+        let seconds = |timeout| {
+            let limit = Duration::try_from_secs_f64(timeout);
+            limit.map_err(|_| refused(format!("timeout: expected seconds, found {timeout}")))
+        };
+        self.until_idle(py, timeout.map(seconds).transpose()?)
     }
 
     /// Gives the memory of the arenas back until `resume`. All ranks call both, between runs.

@@ -234,6 +234,8 @@ class Faults(unittest.TestCase):
 
 
 if __name__ == "__main__":
+    # Who starts tests in the background may have them ignore it.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     if len(sys.argv) == 2 and sys.argv[1] in globals():
         torch.set_num_threads(1)
         dist.init_process_group("gloo")

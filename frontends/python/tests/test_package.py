@@ -466,6 +466,8 @@ PROGRAM = f"""
 import os, signal, sys, time
 import numpy as np
 import symmc
+# Who starts tests in the background may have them ignore it.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 plan = symmc.compile(symmc.from_text({COUNT!r}))
 """
 

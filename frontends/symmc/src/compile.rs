@@ -134,6 +134,10 @@ pub fn compile(program: &Program, config: &Config) -> Result<CheckedPlan, Error>
 /// # Errors
 /// As [`compile`].
 pub fn compile_timed(program: &Program, config: &Config) -> Result<(CheckedPlan, Stages), Error> {
+    if !(config.slack.is_finite() && config.slack >= 0.0) {
+        let text = format!("slack: expected a fraction of at least 0, found {}", config.slack);
+        return Err(Error::request(text));
+    }
     let mut clock = Instant::now();
     let mut times = Stages::new();
     let mut lap = |stage| times.push((stage, std::mem::replace(&mut clock, Instant::now()).elapsed()));

@@ -252,22 +252,17 @@ impl Program {
     }
 
     /// Fixes an open number of ranks by the tensors recorded beside the program (`model.safetensors` for
-    /// `model.pt2`), if there are any. Returns the file that decided.
+    /// `model.pt2`), if there are any. Returns the file that decided; without one the number stays open.
     ///
     /// # Errors
-    /// The number of ranks stays open.
+    /// The file cannot be read, or the program does not fit its number of ranks.
     pub fn close_ranks(&mut self) -> Result<Option<PathBuf>, Error> {
         if self.graph.ranks.is_some() {
             return Ok(None);
         }
-        if let Some(beside) = beside(&self.path) {
-            self.set_ranks(TensorFile::open(&beside)?.ranks())?;
-            return Ok(Some(beside));
-        }
-        Err(Error::request(format!(
-            "{}: nothing in the program fixes the number of ranks; say it with --ranks N",
-            self.path.display()
-        )))
+        let Some(beside) = beside(&self.path) else { return Ok(None) };
+        self.set_ranks(TensorFile::open(&beside)?.ranks())?;
+        Ok(Some(beside))
     }
 
     /// Fixes the number of ranks.

@@ -35,3 +35,26 @@ fn what_is_taken_early_for_a_piece_is_not_taken_where_memory_peaks() {
     assert_ne!(why(&plan, "early"), "a piece of %all");
     assert_eq!(why(&plan, "a"), "a piece of %second");
 }
+
+#[test]
+fn what_is_not_known_to_lie_within_an_output_at_all_sizes_has_memory_of_its_own() {
+    // Whether one row lies within all rows is a matter of both symbols: an output's memory is as large as it is in that run.
+    let row = "symbol m in 2..=16\nsymbol n in 2..=16\narg %x: f32[m, n]\n%first: f32[1, n] = slice %x axis=0 start=0 step=1\n\
+        %row: f32[1, n] = add %first, 1.0\n%rest: f32[m - 1, n] = slice %x axis=0 start=1 step=1\n\
+        %all: f32[m, n] = concat %row, %rest axis=0\n";
+    for end in [
+        "return %all\n",
+        "%y: f32[m, n] = mul %all, 2.0\nmutate %x = %all\nreturn %y\n",
+        // The result is written over all rows, which has the first one inside.
+        "%y: f32[m, n] = mul %all, 2.0\nreturn %y\n",
+        "%y: f32[m, n] = mul %all, 2.0\nmutate %x = %y\n",
+    ] {
+        planned(&format!("{row}{end}"));
+    }
+    // The last rows end where all do.
+    let plan = planned(
+        "symbol m in 2..=16\narg %x: f32[m, 8]\n%first: f32[1, 8] = slice %x axis=0 start=0 step=1\n\
+         %row: f32[1, 8] = add %first, 1.0\n%more: f32[m, 8] = exp %x\n%all: f32[m + 1, 8] = concat %row, %more axis=0\nreturn %all\n",
+    );
+    assert_eq!([why(&plan, "row"), why(&plan, "more")], ["a piece of %all"; 2]);
+}

@@ -105,6 +105,8 @@ def run(
     """
     from concurrent.futures import ThreadPoolExecutor
 
+    if isinstance(inputs, Mapping) or not all(isinstance(given, Mapping) for given in inputs):
+        raise InputError("inputs: expected a list with a mapping from names to tensors for each rank")
     if len(inputs) != plan.ranks:
         raise InputError(f"expected inputs of {plan.ranks} ranks, found those of {len(inputs)}")
 

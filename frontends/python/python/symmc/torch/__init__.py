@@ -12,11 +12,11 @@ from symmc.torch._ranks import group_of
 __all__ = ["CollectivePass", "backend", "enable", "group_of"]
 
 
-def backend(module, inputs, *, options=None, **others):
+def backend(module, inputs, *, options=None, mode=None):
     """The backend of ``torch.compile``."""
     from symmc.torch import _backend
 
-    return _backend.backend(module, inputs, options=options, **others)
+    return _backend.backend(module, inputs, options=options, mode=mode)
 
 
 def enable(**options) -> None:

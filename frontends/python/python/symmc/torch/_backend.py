@@ -9,13 +9,18 @@ from torch._dynamo.backends.common import aot_autograd
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from symmc import InputError
 from symmc.torch import _cut
 from symmc.torch._options import Options
 
 
-def backend(module: torch.fx.GraphModule, inputs, *, options=None, **_others):
-    """Compiles a graph of Dynamo: forward, and backward where gradients are wanted."""
+def backend(module: torch.fx.GraphModule, inputs, *, options=None, mode=None):
+    """Compiles a graph of Dynamo: forward, and backward where gradients are wanted.
+
+    ``mode`` is one of Inductor's, of which symmc has no need.
+    """
     wanted = Options.of(options)
+    _check_mode(mode)
 
     def compiled(graph: torch.fx.GraphModule, _inputs):
         with unset_fake_temporarily(), torch.no_grad():
@@ -30,3 +35,14 @@ def backend(module: torch.fx.GraphModule, inputs, *, options=None, **_others):
     # Fused attention keeps what only its own backward reads: gradients are those of what it is made of.
     with sdpa_kernel(SDPBackend.MATH) if differentiated else nullcontext():
         return whole(module, inputs)
+
+
+def _check_mode(mode) -> None:
+    """Refuses a mode that is none of Inductor's."""
+    if mode is None:
+        return
+    from torch._inductor import list_mode_options
+
+    known = list_mode_options()
+    if not isinstance(mode, str) or mode not in known:
+        raise InputError(f"mode: expected one of {', '.join(known)}, found {mode!r}")

@@ -27,9 +27,9 @@ class Refused(Exception):
 class Compiled:
     """A graph as a function of the list of its inputs. What is on another device than the rest is copied in every call."""
 
-    def __init__(self, module: torch.fx.GraphModule, options: Options):
+    def __init__(self, lifted: _graph.Lifted, options: Options):
         self._boxed_call = True
-        self.lifted = _graph.Lifted.of(module)
+        self.lifted = lifted
         self.where = where(self.lifted.values)
         self.device = self._device()
         values = self.lifted.values

@@ -6,7 +6,7 @@ import operator
 import warnings
 
 import torch
-from torch._guards import detect_fake_mode
+from torch._guards import TracingContext, detect_fake_mode
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.passes.split_module import split_module
@@ -87,9 +87,15 @@ def _compiled(module: torch.fx.GraphModule, refused: dict[int, str], options: Op
     if not any(_is_tensor(node) for node in calls):
         return _Elsewhere(module, "eager")
     if not refused:
-        return Compiled(module, options)
+        return _planned(module, options)
     _warn(calls, refused, options)
     return _Cut(module, refused, options)
+
+
+def _planned(module: torch.fx.GraphModule, options: Options):
+    """A graph as a plan, unless all that it gives are views of its inputs: these are made as eager makes them."""
+    lifted = _graph.Lifted.of(module)
+    return Compiled(lifted, options) if lifted.exported.graph_signature.output_specs else _Elsewhere(module, "eager")
 
 
 def _odd(graph: torch.fx.Graph) -> list[int]:
@@ -121,7 +127,7 @@ class _Cut:
             part = getattr(self.whole, call.target)
             _annotate(part, call)
             number, single = int(call.target.removeprefix("submod_")), _is_single(part)
-            function = Compiled(_as_tuple(part), options) if number % 2 == 0 else _Elsewhere(part, options.fallback)
+            function = _planned(_as_tuple(part), options) if number % 2 == 0 else _Elsewhere(part, options.fallback)
             setattr(self.whole, call.target, _Part(function, single))
         self.whole.recompile()
 
@@ -166,9 +172,14 @@ def _by_inductor(module: torch.fx.GraphModule):
 
     values = [node.meta["val"] for node in module.graph.nodes if node.op == "placeholder"]
     fake = detect_fake_mode(values) or FakeTensorMode()
-    with fake, V.set_fake_mode(fake):
+    # What Inductor tells AOT autograd of strides would be taken for that of the whole graph, of which this may be a stage.
+    with fake, V.set_fake_mode(fake), TracingContext.report_output_strides():
         decomposed = make_fx(torch.fx.Interpreter(module).run, decomposition_table=select_decomp_table())(*values)
-        return compile_fx_inner(joint_graph_passes(decomposed), values)
+        joint = joint_graph_passes(decomposed)
+        end = next(node for node in joint.graph.nodes if node.op == "output")
+        # All results have the strides that they were traced with.
+        end.meta["user_visible_output_idxs"] = list(range(len(end.args[0])))
+        return compile_fx_inner(joint, values)
 
 
 def _stages(graph: torch.fx.Graph, refused: dict[int, str]) -> dict[torch.fx.Node, int]:

@@ -21,11 +21,7 @@ class Expanded:
 
     def __init__(self, module: torch.fx.GraphModule, whole: Container[int] = ()):
         self.whole = whole
-        graph = torch.fx.Graph()
-        graph.output(graph.graph_copy(module.graph, known := {}))
-        for old, new in known.items():
-            new.meta = dict(old.meta)
-        self.module = torch.fx.GraphModule(module, graph)
+        self.module = torch.fx.GraphModule(module, _graph.copied(module.graph, known := {}))
         self.origins = {node.meta[_graph.NUMBER]: node.meta[_graph.NUMBER] for node in known.values()}
         """For each node by its number the node of the given graph that it is part of."""
 

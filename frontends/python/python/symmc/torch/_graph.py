@@ -10,9 +10,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
+from torch._export.verifier import SpecViolationError
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.export import ExportedProgram
 from torch.export import graph_signature as signature
 from torch.export.exported_program import ModuleCallEntry, ModuleCallSignature
+from torch.fx.passes.fake_tensor_prop import FakeTensorProp
 from torch.utils import _pytree as pytree
 from torch.utils._sympy.numbers import int_oo
 from torch.utils._sympy.value_ranges import ValueRanges
@@ -49,17 +52,21 @@ def opened(archives: list[bytes], **options) -> symmc.Program:
             paths.append(os.path.join(folder, f"graph{rank}.pt2" if len(archives) > 1 else "graph.pt2"))
             with open(paths[-1], "wb") as file:
                 file.write(archive)
-        return symmc.open(paths if len(paths) > 1 else paths[0], **options)
+        try:
+            return symmc.open(paths if len(paths) > 1 else paths[0], **options)
+        except symmc.Error as error:
+            # Nobody else knows these files.
+            for rank, path in enumerate(paths):
+                name = "the graph" if len(paths) == 1 else f"the graph of rank {rank}"
+                error.args = tuple(str(text).replace(path, name) for text in error.args)
+            error.path = None
+            raise
 
 
 def from_fx(module: torch.fx.GraphModule, inputs=None, **options) -> symmc.Program:
     """The program of a graph of ATen operators."""
     _check_graph(module, inputs)
-    if inputs is not None:
-        from torch.fx.passes.fake_tensor_prop import FakeTensorProp
-
-        FakeTensorProp(module).propagate(*inputs)
-    return opened([archived(Lifted.of(module).exported)], **options)
+    return opened([archived(_Lifting.whole(_valued(module, inputs)))], **options)
 
 
 def from_exported(exported: ExportedProgram, **options) -> symmc.Program:
@@ -80,6 +87,46 @@ def _check_graph(module, inputs) -> None:
     for node in module.graph.nodes:
         if inputs is None and node.op == "placeholder" and "val" not in node.meta:
             raise symmc.InputError(f"input {node.name}: its value is not known: give example inputs")
+
+
+    placeholders = [node for node in module.graph.nodes if node.op == "placeholder"]
+    if inputs is not None and not isinstance(inputs, (list, tuple)):
+        raise symmc.InputError(f"inputs: expected a list of example inputs, found {type(inputs).__name__}")
+    if inputs is not None and len(inputs) != len(placeholders):
+        raise symmc.InputError(f"inputs: the graph has {len(placeholders)}, found {len(inputs)}")
+
+
+def _valued(module: torch.fx.GraphModule, inputs) -> torch.fx.GraphModule:
+    """A copy of a graph whose nodes carry their values, all of one mode of fake tensors."""
+    module = torch.fx.GraphModule(module, copied(module.graph, {}))
+    nodes = list(module.graph.nodes)
+    if inputs is None:
+        values = pytree.tree_leaves([node.meta.get("val") for node in nodes])
+        modes = {id(value.fake_mode) for value in values if isinstance(value, FakeTensor)}
+        if len(modes) == 1 and all("val" in node.meta for node in nodes if node.op == "call_function"):
+            return module
+        # Each value has a mode of its own where real tensors were traced.
+        inputs = [node.meta["val"] for node in nodes if node.op == "placeholder"]
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    FakeTensorProp(module, mode).propagate_dont_convert_inputs(*pytree.tree_map(lambda given: _faked(given, mode), inputs))
+    return module
+
+
+def _faked(given, mode: FakeTensorMode):
+    if not isinstance(given, torch.Tensor):
+        return given
+    with mode:
+        return torch.empty_strided(given.shape, given.stride(), dtype=given.dtype, device=given.device)
+
+
+def copied(graph: torch.fx.Graph, known: dict[torch.fx.Node, torch.fx.Node]) -> torch.fx.Graph:
+    """A copy of a graph; ``known`` is told the new node of each."""
+    copy = torch.fx.Graph()
+    returned = copy.graph_copy(graph, known)
+    copy.output(returned)
+    for old, new in known.items():
+        new.meta = dict(old.meta)
+    return copy
 
 
 @dataclass
@@ -147,35 +194,28 @@ class _Lifting:
         specs, constants = self._constants()
         tensors = [i for i, value in enumerate(values) if isinstance(value, torch.Tensor)]
         specs += [_input(node) for node in self._kept()]
-        mutations = self._mutations()
+        mutations, out_specs = self._replaced()
         mutated = [tensors.index(self.placeholders.index(target)) for target, _ in mutations]
-        out_specs = [
-            signature.OutputSpec(
-                signature.OutputKind.USER_INPUT_MUTATION, signature.TensorArgument(name=node.name), target.name
-            )
-            for target, node in mutations
-        ]
         finishing = _Finishing(self.graph, self.placeholders, {target for target, _ in mutations})
         finish, results = finishing.outputs(self.returned)
-        out_specs += [
-            signature.OutputSpec(signature.OutputKind.USER_OUTPUT, signature.TensorArgument(name=node.name), None)
-            for node in results
-        ]
-        self.graph.output(tuple(node for _, node in mutations) + tuple(results))
-        self.graph.lint()
-        root = torch.fx.GraphModule(self.module, self.graph)
-        exported = ExportedProgram(
-            root=root,
-            graph=self.graph,
-            graph_signature=signature.ExportGraphSignature(specs, out_specs),
-            state_dict={},
-            range_constraints=_ranges(self.graph),
-            module_call_graph=[_call(len(specs) - len(constants), len(results))],
-            constants=constants,
-        )
+        exported = self._exported((specs, constants), out_specs, mutations, results)
         devices = [node.meta["val"].device for node in results]
         ranges = dict(exported.range_constraints)
         return Lifted(exported, tensors, values, finish, devices, mutated, ranges, self.groups, steps(self.graph))
+
+    @staticmethod
+    def whole(module: torch.fx.GraphModule) -> ExportedProgram:
+        """A graph as an exported program all of whose outputs are results."""
+        graph = copied(module.graph, {})
+        end = next(node for node in graph.nodes if node.op == "output")
+        returned = end.args[0]
+        graph.erase_node(end)
+        _write_out_sums(graph)
+        lifting = _Lifting(module, graph, pytree.tree_leaves(returned))
+        specs, constants = lifting._constants()
+        specs += [_input(node) for node in lifting._kept()]
+        mutations, out_specs = lifting._replaced()
+        return lifting._exported((specs, constants), out_specs, mutations, lifting.returned)
 
     def _constants(self):
         """Tensors of the module become inputs that the program carries."""
@@ -200,6 +240,31 @@ class _Lifting:
                 )
             )
         return specs, constants
+
+    def _replaced(self):
+        """What replaces inputs, and what is said of it."""
+        mutations, kind = self._mutations(), signature.OutputKind.USER_INPUT_MUTATION
+        named = [(signature.TensorArgument(name=node.name), target.name) for target, node in mutations]
+        return mutations, [signature.OutputSpec(kind, argument, target) for argument, target in named]
+
+    def _exported(self, inputs, out_specs: list, mutations: list, results: list) -> ExportedProgram:
+        """The graph with these inputs (and constants), replacements of inputs, and results."""
+        (specs, constants), kind = inputs, signature.OutputKind.USER_OUTPUT
+        out_specs = out_specs + [signature.OutputSpec(kind, _argument(node), None) for node in results]
+        self.graph.output(tuple(node for _, node in mutations) + tuple(results))
+        self.graph.lint()
+        try:
+            return ExportedProgram(
+                root=torch.fx.GraphModule(self.module, self.graph),
+                graph=self.graph,
+                graph_signature=signature.ExportGraphSignature(specs, out_specs),
+                state_dict={},
+                range_constraints=_ranges(self.graph),
+                module_call_graph=[_call(len(specs) - len(constants), len(results))],
+                constants=constants,
+            )
+        except SpecViolationError as error:
+            raise symmc.InputError(f"expected a functional graph of ATen operators: {error}") from error
 
     def _kept(self) -> list[torch.fx.Node]:
         """Inputs but for objects of Python, such as meshes, that nothing uses once process groups have names."""
@@ -392,14 +457,19 @@ def is_group(argument) -> bool:
 
 
 def _input(node: torch.fx.Node):
+    return signature.InputSpec(signature.InputKind.USER_INPUT, _argument(node), None)
+
+
+def _argument(node):
+    """What a signature says of an input, or of an output, which may be no node."""
+    if not isinstance(node, torch.fx.Node):
+        return signature.ConstantArgument(name="", value=node)
     value = node.meta.get("val")
     if isinstance(value, torch.Tensor):
-        argument = signature.TensorArgument(name=node.name)
-    elif isinstance(value, torch.SymInt):
-        argument = signature.SymIntArgument(name=node.name)
-    else:
-        argument = signature.ConstantArgument(name=node.name, value=value)
-    return signature.InputSpec(signature.InputKind.USER_INPUT, argument, None)
+        return signature.TensorArgument(name=node.name)
+    if isinstance(value, torch.SymInt):
+        return signature.SymIntArgument(name=node.name)
+    return signature.ConstantArgument(name=node.name, value=value)
 
 
 def _call(inputs: int, outputs: int) -> ModuleCallEntry:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from os import PathLike
+from os import PathLike, fspath
 
 from symmc import InputError, machines
+
+from symmc._symmc import check_machine
 from symmc.torch._report import format_of
 
 
@@ -14,7 +16,7 @@ from symmc.torch._report import format_of
 class Options:
     """How graphs are compiled."""
 
-    machine: str | None = None
+    machine: str | PathLike[str] | None = None
     """The profile that choices are made by; by default that of the host, or of the GPUs that there are."""
     buckets: Sequence[int] = ()
     """The largest value of each bucket of a dynamic size. Without, there is one bucket, up to the next power of two."""
@@ -33,11 +35,15 @@ class Options:
         for name in given:
             if name not in known:
                 raise InputError(f"option {name} of the backend symmc: expected one of {', '.join(known)}")
+        if isinstance(given.get("machine"), PathLike):
+            given["machine"] = fspath(given["machine"])
         options = Options(**given)
         if options.fallback not in ("inductor", "eager", "error"):
             raise InputError(f"option fallback: expected inductor, eager or error, found {options.fallback!r}")
         if options.machine is not None and not isinstance(options.machine, str):
             raise InputError(f"option machine: expected a name such as {', '.join(machines())}, found {options.machine!r}")
+        if options.machine is not None:
+            check_machine(options.machine)
         options._check()
         return options
 

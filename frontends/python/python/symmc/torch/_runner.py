@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import threading
 from collections.abc import Sequence
 from typing import Protocol
@@ -151,8 +152,7 @@ class Runner:
             for name, tensor in self.program.parameters(self.ranks.rank).items():
                 self.session.write(f"w.{name}", tensor)
         returned = [value for value in self.session.outputs() if value.replaces is None]
-        empty = [torch.empty((), dtype=DTYPES[value.dtype], device=device) for value in returned]
-        self.results = [one.expand(tuple(value.shape)) for one, value in zip(empty, returned)]
+        self.results = [_template(tuple(value.shape), DTYPES[value.dtype], device) for value in returned]
         self.sizes = sizes
 
     def run(self, sizes: tuple[int, ...], given: list[torch.Tensor], device: torch.device, stream=None):
@@ -193,6 +193,14 @@ class Runner:
             if self.session is not None:
                 self.session.close()
             self.plan = self.session = self.opened = self.sizes = None
+
+
+def _template(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """What ``torch.empty_like`` makes contiguous tensors of: of any size in memory of one element."""
+    if math.prod(shape) <= 1:
+        # Strides of axes of one element would be kept as they are.
+        return torch.empty(shape, dtype=dtype, device=device)
+    return torch.empty((), dtype=dtype, device=device).expand(shape)
 
 
 _is_contiguous, _empty_like = torch.Tensor.is_contiguous, torch.empty_like

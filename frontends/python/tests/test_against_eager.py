@@ -1,0 +1,176 @@
+"""Compiled functions against eager ones, in all that a caller can see: values, types, strides, what shares memory with what,
+and what became of the inputs. Each function is tried whole, and cut where it has operators that symmc does not know."""
+
+import importlib.util
+import itertools
+import unittest
+import warnings
+
+HAS_TORCH = importlib.util.find_spec("torch") is not None
+
+if HAS_TORCH:
+    import torch
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    import symmc
+
+    R, B = torch.randn, torch.special.bessel_j0
+    CONSTANT = torch.arange(3.0)
+
+    def changed_view(x):
+        x[0].add_(1)
+        return x * 2
+
+    def changed_before(x, y):
+        x.add_(1)
+        return y * 2
+
+    def twice(x):
+        y = x + 1
+        return y, y, [y], y[1:], y.view(-1)
+
+    def same():
+        x = R(3)
+        return x, x
+
+    def overlapping():
+        x = R(4)
+        return x[:3], x[1:]
+
+    WHOLE = {
+        "an input": (lambda x: x, lambda: (R(3),)),
+        "views of an input alone": (lambda x: (x, x[0], x.t()), lambda: (R(3, 4),)),
+        "views of sizes that change": (lambda x: (x[1:], x.t(), x.shape[0]), lambda: (R(3, 4),), lambda: (R(5, 4),)),
+        "constants alone": (lambda: (torch.ones(3), torch.arange(4)), lambda: ()),
+        "constants and results": (lambda x: (x + 1, CONSTANT, torch.ones(2)), lambda: (R(3),)),
+        "no tensors": (lambda n: n + 1, lambda: (3,), lambda: (4,)),
+        "nothing": (lambda x: None, lambda: (R(3),)),
+        "numbers": (lambda x, n, f: (x * n + f, n, f * 2, x.shape[0] * n), lambda: (R(3), 3, 2.5), lambda: (R(4), 4, 1.5)),
+        "an input twice": (lambda x, y: x + y, same),
+        "an input twice, changed": (lambda x, y: x.add_(y), same),
+        "inputs that overlap": (lambda x, y: x + y, overlapping),
+        "a changed view": (changed_view, lambda: (R(3, 4),)),
+        "a changed input with gaps": (lambda x: x[::2].mul_(3), lambda: (R(8, 4),)),
+        "a changed transposed input": (lambda x: x.mul_(3), lambda: (R(8, 4).t(),)),
+        "one result several times": (twice, lambda: (R(4),)),
+        "no rows": (lambda x: (x + 1, (x * 2).sum(1), x.t()), lambda: (R(0, 4),), lambda: (R(3, 4),)),
+        "one row": (lambda x: ((x * 2).sum(1), x + 1, x * 2), lambda: (R(1, 4),), lambda: (R(3, 4),), lambda: (R(1, 1),)),
+        "one element": (lambda x: (x * 2, x.view(1, 1) + 1, (x + 1).view(1)), lambda: (R(()),)),
+        "expanded": (lambda x: ((x + 1).expand(3, 4), x * 2), lambda: (R(4),), lambda: (R(1, 4).expand(3, 4),)),
+        "channels last": (lambda x: x * 2, lambda: (R(2, 3, 4, 4).to(memory_format=torch.channels_last),)),
+        "where no vector starts": (lambda x: x * 2, lambda: (R(9)[1:],)),
+    }
+    CUT = {
+        "first and last": (lambda x: B(B(x) @ x), lambda: (R(4, 4),)),
+        "two stages apart": (lambda x: B(B(x + 1) @ x) * 2, lambda: (R(4, 4),)),
+        "sizes that change": (lambda x: B(B(x + 1) @ x.t()).t() * x.shape[0], lambda: (R(4, 3),), lambda: (R(7, 3),)),
+        "of views": (lambda x: B(x[1:]) + B((x @ x.t())[1:, :4]), lambda: (R(4, 4),)),
+        "a changed input": (lambda c, x: c.add_(B(x + 1)).mul_(B(c * 2)), lambda: (R(4), R(4))),
+        "a changed overlap": (changed_before, overlapping),
+        "transposed results": (lambda x: (B(x.t() @ x).t(), B(x).t(), B(x)[1:]), lambda: (R(4, 3),)),
+        "channels last": (lambda x: (B(x), x * 2), lambda: (R(2, 3, 4, 4).to(memory_format=torch.channels_last),)),
+        "complex": (lambda x: torch.fft.irfft(torch.fft.rfft(x) * 2) + 1, lambda: (R(8),)),
+        "types of others": (lambda x: ((x.to(torch.int8) + 1) * 2).float() + x, lambda: (torch.arange(4.0),)),
+    }
+
+
+def tensors(tree):
+    return [leaf for leaf in torch.utils._pytree.tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
+
+
+@unittest.skipUnless(HAS_TORCH, "PyTorch is not installed")
+class AgainstEager(unittest.TestCase):
+    def setUp(self):
+        torch.set_num_threads(1)
+
+    def expect_same(self, found, expected):
+        found, expected = torch.utils._pytree.tree_leaves(found), torch.utils._pytree.tree_leaves(expected)
+        self.assertEqual(len(found), len(expected))
+        for one, other in zip(found, expected):
+            if not isinstance(other, torch.Tensor):
+                self.assertEqual(one, other)
+                continue
+            self.assertEqual((one.shape, one.dtype, one.stride()), (other.shape, other.dtype, other.stride()))
+            torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
+
+    def shared(self, tree):
+        """Which tensors are one, and which lie in one memory."""
+        pairs = itertools.combinations([tensor for tensor in tensors(tree) if tensor.numel()], 2)
+        return [(a is b, a.untyped_storage().data_ptr() == b.untyped_storage().data_ptr()) for a, b in pairs]
+
+    def expect_eager(self, function, makers, dynamic, fallback):
+        torch._dynamo.reset()
+        run = torch.compile(function, backend="symmc", dynamic=dynamic, options={"fallback": fallback})
+        for _, make in itertools.product(range(2), makers):
+            torch.manual_seed(5)
+            mine = make()
+            torch.manual_seed(5)
+            theirs = make()
+            found, expected = run(*mine), function(*theirs)
+            self.expect_same((found, mine), (expected, theirs))
+            self.assertEqual(self.shared((found, mine)), self.shared((expected, theirs)))
+
+    def test_functions_without_a_cut(self):
+        for (name, (function, *makers)), dynamic in itertools.product(WHOLE.items(), (None, True)):
+            with self.subTest(name, dynamic=dynamic):
+                self.expect_eager(function, makers, dynamic, "error")
+
+    def test_functions_with_parts_of_others(self):
+        for (name, (function, *makers)), fallback in itertools.product(CUT.items(), ("inductor", "eager")):
+            with self.subTest(name, fallback=fallback), warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                self.expect_eager(function, makers, None, fallback)
+
+    def test_gradients_through_several_parts_of_others(self):
+        def function(x, w):
+            return torch.lgamma(torch.lgamma(x.abs() + 1) @ w + 5).sum()
+
+        for fallback in ("inductor", "eager"):
+            with self.subTest(fallback), warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                torch._dynamo.reset()
+                run = torch.compile(function, backend="symmc", options={"fallback": fallback})
+                x, w = R(3, 4, requires_grad=True), R(4, 4, requires_grad=True)
+                for one, other in zip(torch.autograd.grad(run(x, w), (x, w)), torch.autograd.grad(function(x, w), (x, w))):
+                    torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-3)
+
+    def test_a_machine_that_is_none_is_never_left_to_others(self):
+        for options, text in [({"machine": "h200"}, "there is no machine h200"), ({"machine": __file__}, "line 1")]:
+            torch._dynamo.reset()
+            with self.assertRaisesRegex(Exception, text):
+                torch.compile(lambda x: x + 1, backend="symmc", options=options)(torch.ones(2))
+
+    def test_modes_are_those_of_inductor(self):
+        torch._dynamo.reset()
+        self.assertEqual(torch.compile(lambda x: x + 1, backend="symmc", mode="reduce-overhead")(torch.ones(1)).item(), 2)
+        with self.assertRaisesRegex(Exception, "mode: expected one of .*reduce-overhead.* found 'fast'"):
+            torch.compile(lambda x: x + 1, backend="symmc", mode="fast")(torch.ones(2))
+
+    def test_programs_of_graphs_have_all_their_outputs(self):
+        def function(x):
+            return x.t(), x, x + CONSTANT, (x * 2).t()
+
+        x = torch.arange(6.0).view(2, 3)
+        for inputs in (None, (x,)):
+            with self.subTest(inputs=inputs is not None):
+                plan = symmc.compile(symmc.from_fx(make_fx(function)(x), inputs), ranks=1)
+                (found,) = symmc.run(plan, [{"in.0": x}])
+                self.expect_same([tensor.torch() for tensor in found], [out.contiguous() for out in function(x)])
+
+    def test_graphs_that_do_not_fit_are_refused_by_name(self):
+        module = make_fx(lambda x, y: x + y)(R(3), R(3))
+        changing = make_fx(lambda x: x.add_(1))(R(3))
+        cases = [
+            (lambda: symmc.from_fx(module, (R(3),)), "the graph has 2, found 1"),
+            (lambda: symmc.from_fx(module, R(3)), "expected a list of example inputs, found Tensor"),
+            (lambda: symmc.from_fx(changing), "expected a functional graph.*add_"),
+            (lambda: symmc.from_fx(module, ranks=0), "^the graph: "),
+            (lambda: symmc.compile(symmc.from_fx(module)), "ranks: nothing in the program says how many"),
+        ]
+        for work, text in cases:
+            with self.subTest(text), self.assertRaisesRegex(symmc.InputError, text):
+                work()
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,180 @@
+"""What callers may give wrongly: arguments, and tensors of any content by DLPack. Each is refused by its name."""
+
+import ctypes
+import pathlib
+import unittest
+
+import numpy as np
+
+import symmc
+
+SQUARE = """program "square" ranks 1
+symbol n in 1..=64
+arg %x: f32[n, 4]
+%y: f32[n, 4] = mul %x, %x
+return %y
+"""
+
+NAME = b"dltensor"
+
+new_capsule = ctypes.pythonapi.PyCapsule_New
+new_capsule.restype, new_capsule.argtypes = ctypes.py_object, [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
+
+
+class Managed(ctypes.Structure):
+    """A tensor as DLPack gives it; nothing frees it."""
+
+    _fields_ = [
+        ("data", ctypes.c_void_p),
+        ("device", ctypes.c_int32 * 2),
+        ("ndim", ctypes.c_int32),
+        ("code", ctypes.c_uint8),
+        ("bits", ctypes.c_uint8),
+        ("lanes", ctypes.c_uint16),
+        ("shape", ctypes.POINTER(ctypes.c_int64)),
+        ("strides", ctypes.POINTER(ctypes.c_int64)),
+        ("offset", ctypes.c_uint64),
+        ("context", ctypes.c_void_p),
+        ("deleter", ctypes.c_void_p),
+    ]
+
+
+class Exported:
+    """A tensor of any content."""
+
+    def __init__(self, data, shape, strides=None, dtype=(2, 32, 1)):
+        def array(numbers):
+            return None if numbers is None else (ctypes.c_int64 * max(len(numbers), 1))(*numbers)
+
+        self.shape, self.strides = array(shape), array(strides)
+        self.tensor = Managed(data, (1, 0), len(shape), *dtype, self.shape, self.strides, 0, None, None)
+
+    def __dlpack_device__(self):
+        return (1, 0)
+
+    def __dlpack__(self, **_keywords):
+        return new_capsule(ctypes.addressof(self.tensor), NAME, None)
+
+
+def alone(text=SQUARE):
+    return symmc.Session(symmc.compile(symmc.from_text(text)), symmc.Group.threads(1)[0])
+
+
+class Arguments(unittest.TestCase):
+    def test_numbers_are_refused_by_the_name_of_their_argument(self):
+        program = symmc.from_text(SQUARE)
+        plan, session = symmc.compile(program), alone()
+        calls = {
+            "ranks": [
+                lambda n: symmc.open(__file__, ranks=n),
+                lambda n: symmc.compile(program, ranks=n),
+                symmc.Group.threads,
+                lambda n: symmc.Group.bootstrap(0, n, list),
+            ],
+            "rank": [plan.memory, program.parameters, lambda n: symmc.Group.bootstrap(n, 2, list)],
+            "symm_limit": [lambda n: symmc.compile(program, symm_limit=n)],
+            "slack": [lambda n: symmc.compile(program, slack=float(min(n, -1)))],
+            "gpu": [lambda n: plan.memory(gpu=n), lambda n: symmc.Session(plan, gpu=n)],
+            "timeout": [lambda n: session.wait(float(min(n, -1))), lambda n: symmc.Session(plan, timeout=float(min(n, -1)))],
+            "n": [lambda n: session.set(n=n)],
+        }
+        for name, functions in calls.items():
+            for k, function in enumerate(functions):
+                for number in (-1, -(1 << 40), 1 << 80):
+                    with self.subTest(name, call=k, number=number), self.assertRaises(symmc.InputError) as caught:
+                        function(number)
+                    self.assertRegex(str(caught.exception), rf"\b{name}\b.*found|serves {name}=")
+
+    def test_things_of_other_types_are_told_what_is_expected(self):
+        program = symmc.from_text(SQUARE)
+        for function, text in [
+            (lambda v: symmc.open(v), "paths: expected a path"),
+            (lambda v: symmc.compile(program, bind=v), "bind: expected True, or names"),
+            (lambda v: symmc.open(__file__, dims={"n": v}), "dims: expected a size, a pair"),
+        ]:
+            for value in (b"x", 1.5, {1: 2}, object()):
+                with self.subTest(text, value=value), self.assertRaisesRegex(TypeError, f"{text}.*found {type(value).__name__}"):
+                    function(value)
+        plan = symmc.compile(program)
+        for inputs in ({"x": 1}, [1], "x"):
+            with self.subTest(inputs=inputs), self.assertRaisesRegex(symmc.InputError, "inputs: expected a list with a mapping"):
+                symmc.run(plan, inputs)
+
+    def test_what_may_be_said_in_several_ways(self):
+        program = symmc.from_text(SQUARE)
+        for options in ({"bind": "x"}, {"bind": ["x"]}, {"bind": True}, {"machine": "host"}):
+            self.assertEqual(symmc.compile(program, **options).ranks, 1)
+        with self.assertRaisesRegex(symmc.InputError, "there is no machine nowhere.json"):
+            symmc.compile(program, machine=pathlib.Path("nowhere.json"))
+
+    def test_notebooks_show_programs_by_their_text(self):
+        self.assertIn("arg %x: f32[n, 4]", symmc.from_text(SQUARE)._repr_html_())
+
+
+class Contents(unittest.TestCase):
+    """Tensors of any content: what cannot be read is refused, and never touched."""
+
+    def test_tensors_without_sense_are_refused_by_name(self):
+        huge = 1 << 62
+        cases = [
+            (Exported(None, (2, 4)), "without"),
+            (Exported(None, (huge, huge)), "extents"),
+            (Exported(64, (huge, huge)), "extents"),
+            (Exported(64, (-1, 4)), "extents"),
+            (Exported(None, (0, huge, huge)), r"expected f32\[2, 4\]"),
+            (Exported(64, (2, 4), (-4, 1)), "contiguous"),
+            (Exported(64, (2, 4), (0, 1)), "contiguous"),
+            (Exported(64, (2, 4), (1, 2)), "contiguous"),
+            (Exported(64, (2, 4), None, (2, 32, 4)), "type"),
+            (Exported(64, (2, 4), None, (9, 1, 0)), "type"),
+            (Exported(64, ()), r"expected f32\[2, 4\]"),
+        ]
+        with alone() as session:
+            session.set(n=2)
+            for k, (tensor, text) in enumerate(cases):
+                for take in (session.bind, session.write):
+                    with self.subTest(k, take=take.__name__), self.assertRaisesRegex(symmc.InputError, f"x: .*{text}"):
+                        take("x", tensor)
+
+    def test_what_is_empty_needs_no_memory(self):
+        with alone(SQUARE.replace("1..=64", "0..=64")) as session:
+            session.set(n=0)
+            session.write("x", Exported(None, (0, 4)))
+            session.run()
+            self.assertEqual(session.read("out.0").numpy().shape, (0, 4))
+
+    def test_copies_that_do_not_fit_say_why(self):
+        with alone() as session:
+            session.set(n=2)
+            # A copy of what nobody may write keeps the order of its axes.
+            with self.assertRaisesRegex(symmc.InputError, "x: expected a contiguous"):
+                session.write("x", np.broadcast_to(np.ones((1, 4), np.float32), (2, 4)))
+
+
+class Views(unittest.TestCase):
+    def test_views_stay_while_other_memory_is_bound_and_sizes_grow(self):
+        with alone() as session:
+            for n in (2, 50, 3, 64):
+                session.set(n=n)
+                session.bind("x", np.full((n, 4), 3, np.float32))
+                session.run()
+                view = session.view("out.0")
+                session.bind("x", np.full((n, 4), 5, np.float32))
+                np.testing.assert_array_equal(view.numpy(), np.full((n, 4), 9))
+
+    def test_runs_that_never_began_leave_views_as_they_are(self):
+        session = alone()
+        session.set(n=2)
+        session.write("x", np.ones((2, 4), np.float32))
+        session.run()
+        view = session.view("out.0")
+        session.close()
+        for call in (session.run, session.enqueue, lambda: session.launch([], [], None)):
+            with self.assertRaisesRegex(symmc.InputError, "closed"):
+                call()
+        self.assertFalse(view.stale)
+        np.testing.assert_array_equal(view.numpy(), np.ones((2, 4)))
+
+
+if __name__ == "__main__":
+    unittest.main()
