@@ -175,6 +175,8 @@ pub fn settle(
     }
     for (at, symbol) in own.iter().enumerate().take(of_file) {
         settled.dims.push(match (ids[at], told[at]) {
+            // Nothing has to be shown of a symbol that is a number.
+            (Some(_), _) if symbol.max == Some(symbol.min) => Dim::from(symbol.min),
             (Some(id), _) => Dim::from(id),
             (None, Some(Extent::Is(text))) => tied(declared, symbol, text, &ids, &settled.table)?,
             (None, _) => Dim::from(0),
@@ -365,6 +367,8 @@ fn tied(
 pub struct Questioned {
     /// Those that it names.
     pub named: Vec<String>,
+    /// The same by their names in the file.
+    pub aliases: Vec<String>,
     /// Those of these that took the default bound.
     pub open: Vec<String>,
 }
@@ -375,9 +379,10 @@ impl Questioned {
         let part = |c: char| !(c.is_ascii_alphanumeric() || c == '_');
         let words: Vec<&str> = message.split(part).collect();
         let named = symbols.values().filter(|s| words.contains(&s.name.as_str()));
-        let named: Vec<String> = named.map(|s| s.name.clone()).collect();
+        let (named, aliases): (Vec<String>, Vec<String>) =
+            named.map(|s| (s.name.clone(), s.alias.clone().unwrap_or_else(|| s.name.clone()))).unzip();
         let open = open.iter().filter(|s| named.contains(s)).cloned().collect();
-        (!named.is_empty()).then_some(Questioned { named, open })
+        (!named.is_empty()).then_some(Questioned { named, aliases, open })
     }
 }
 
@@ -447,7 +452,8 @@ mod tests {
         assert_eq!(table("a:2.. b:0..9", &[("a", "1..64")]), Ok(vec!["a 2..64".into(), "b 0..9".into()]));
         assert_eq!(table("a:2..", &[("s_a", "4..")]), Ok(vec!["a 4..1000".into()]));
         assert_eq!(table("a:2..9", &[("a", "..5")]), Ok(vec!["a 2..5".into()]));
-        assert_eq!(table("a:2..9", &[("a", "7")]), Ok(vec!["a 7..7".into()]));
+        let (one, dims, _) = settled("a:2..9 b:1..9", &[("a", "7")]).expect("a number");
+        assert_eq!((one, dims), (vec!["a 7..7".into(), "b 1..9".into()], vec!["7".into(), "b".into()]));
         let (_, _, notes) = settled("a:2.. b:0..", &[("a", "1..64")]).expect("ranges");
         assert_eq!(
             notes,
@@ -508,8 +514,11 @@ mod tests {
             notes[0],
             "symbol a (s_a) has no upper bound in the program; 5 is taken, as the recorded tensors have it"
         );
-        let of = |message| Questioned::of(message, &settled.table, &settled.open).map(|q| (q.named, q.open));
-        assert_eq!(of("the extents b + 1 and ab"), Some((vec!["b".into()], vec!["b".into()])));
+        let of = |message| {
+            Questioned::of(message, &settled.table, &settled.open).map(|q| (q.named, q.aliases, q.open))
+        };
+        let found = (vec!["b".into()], vec!["s_b".into()], vec!["b".into()]);
+        assert_eq!(of("the extents b + 1 and ab"), Some(found));
         assert_eq!(of("the extents 1 and ab"), None);
     }
 }

@@ -11,7 +11,7 @@ create_exception!(
     Error,
     PyException,
     "What went wrong. `kind` says what sort of thing it was; `rank`, `step`, `node`, `op` and `path` are what it is about, as \
-     far as it is known; `findings` lists what a check found."
+     far as it is known; `findings` lists what a check found, `symbols` the sizes that a program is refused for."
 );
 create_exception!(symmc, InputError, Error, "What was given is not what it should be.");
 create_exception!(
@@ -54,6 +54,7 @@ pub fn raised(error: symmc::Error) -> PyErr {
         let _ = value.setattr("op", error.op());
         let _ = value.setattr("path", error.path());
         let _ = value.setattr("findings", error.findings());
+        let _ = value.setattr("symbols", error.symbols());
     });
     exception
 }
@@ -82,6 +83,7 @@ pub fn add(module: &Bound<'_, PyModule>) -> PyResult<()> {
         base.setattr(name, py.None())?;
     }
     base.setattr("findings", PyTuple::empty(py))?;
+    base.setattr("symbols", PyTuple::empty(py))?;
     module.add("Error", base)?;
     let classes = [
         ("InputError", "input", py.get_type::<InputError>()),

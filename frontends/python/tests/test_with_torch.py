@@ -188,6 +188,22 @@ def subgroup(rank):
     close(compiled(function)(x), torch.full((4,), 2.0))
 
 
+def parts_by_rank(rank):
+    """Each rank takes its own part of what all have."""
+
+    def function(x, w):
+        mine = w.split(3)[rank] * x.sum()
+        other = funcol.all_gather_tensor(torch.cat([x, x * 2], 1).chunk(2, 1)[1 - rank], 1, dist.group.WORLD)
+        return funcol.all_reduce(mine, "sum", dist.group.WORLD), other
+
+    run = compiled(function, dynamic=True)
+    for rows in (4, 10, 100):
+        x, w = torch.randn(rows, 2 * rows), torch.randn(6, 2)
+        torch._dynamo.mark_static(w)
+        for found, expected in zip(run(x, w), function(x, w)):
+            close(found, expected, 1e-3)
+
+
 def process_group_as_group(rank):
     text = 'program "sum" ranks 2\ngroup @all world\narg %x: f32[4]\n%y: f32[4] = all_reduce %x op=sum group=@all\nreturn %y\n'
     with symmc.Session(symmc.compile(symmc.from_text(text)), dist.group.WORLD) as session:
@@ -464,6 +480,35 @@ class Backend(unittest.TestCase):
                     x = torch.randn(rows, 8)
                     close(run(x), function(x), 1e-3)
 
+    def test_sizes_of_which_a_graph_says_too_little(self):
+        """Extents that are equal, products or numbers in every call; others than those at first have plans of their own."""
+
+        def attention(q, k, v):
+            return torch.nn.functional.scaled_dot_product_attention(q, k, v)
+
+        def flattened(x, y):
+            return x.view(y.shape[0], y.shape[1], 32) + y
+
+        def heads(x, w):
+            return x.reshape(x.shape[0], x.shape[1], -1, w.shape[0]).sum(-2) * w
+
+        cases = [
+            # The lengths of keys and values have symbols of their own.
+            (attention, lambda n: [torch.randn(2, n, 8), torch.randn(2, n + 3, 8)[:, : n + 1], torch.randn(2, n + 1, 8)]),
+            (flattened, lambda n: [torch.randn(3 * n, 32), torch.randn(3, n, 1)]),
+            (heads, lambda n: [torch.randn(2, n, 16), torch.randn(4 if n < 50 else 8)]),
+            (lambda x: x.view(x.shape[0] // 2, -1) * 2, lambda n: [torch.randn(2 * n, 5)]),
+        ]
+        for function, make_inputs in cases:
+            run = compiled(function, dynamic=True)
+            for tokens in (7, 5, 100):
+                inputs = make_inputs(tokens)
+                for at, given in enumerate(inputs):
+                    for axis in range(given.dim()):
+                        # As behind a graph break: no two sizes are known to be one.
+                        torch._dynamo.maybe_mark_dynamic(given, axis)
+                close(run(*inputs), function(*inputs))
+
     def test_a_cut_graph_changes_inputs_in_place_and_has_gradients(self):
         def function(state, x):
             y = torch.linalg.inv(x @ x.t() + torch.eye(4)) * 2
@@ -686,6 +731,7 @@ class Ranks(unittest.TestCase):
 
     def test_graphs_that_differ_in_numbers_between_ranks(self):
         on_ranks("different_constants")
+        on_ranks("parts_by_rank")
 
     def test_graphs_that_differ_between_ranks_are_refused(self):
         on_ranks("different_graphs")

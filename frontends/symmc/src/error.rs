@@ -168,6 +168,21 @@ impl Error {
         self.place().op
     }
 
+    /// The symbols of an imported program that it may be about, by their names in the file: an operator does not fit their
+    /// ranges, or it would if some were equal.
+    pub fn symbols(&self) -> &[String] {
+        let Cause::Format { cause: Some(_cause), .. } = &*self.0 else { return &[] };
+        #[cfg(feature = "torch")]
+        if let Some(symmc_torch::ImportError::Extents { symbols, .. }) = _cause.downcast_ref() {
+            return &symbols.aliases;
+        }
+        #[cfg(feature = "onnx")]
+        if let Some(symmc_onnx::ImportError { symbols: Some(symbols), .. }) = _cause.downcast_ref() {
+            return &symbols.aliases;
+        }
+        &[]
+    }
+
     /// What the check of a plan, or its comparison with its source, found, one text each.
     pub fn findings(&self) -> &[String] {
         match &*self.0 {

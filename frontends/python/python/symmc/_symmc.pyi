@@ -52,6 +52,7 @@ class Error(Exception):
     op: str | None
     path: str | None
     findings: Sequence[str]
+    symbols: Sequence[str]
 
 class InputError(Error): ...
 class UnsupportedError(Error): ...

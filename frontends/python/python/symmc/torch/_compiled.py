@@ -23,11 +23,16 @@ class Refused(Exception):
         super().__init__(str(error))
         self.nodes, self.error = nodes, error
 
+    @property
+    def symbols(self) -> tuple[str, ...]:
+        """The sizes that the refusal is about."""
+        return tuple(self.error.symbols)
+
 
 class Compiled:
     """A graph as a function of the list of its inputs. What is on another device than the rest is copied in every call."""
 
-    def __init__(self, lifted: _graph.Lifted, options: Options):
+    def __init__(self, lifted: _graph.Lifted, options: Options, fixes: bool = False):
         self._boxed_call = True
         self.lifted = lifted
         self.where = where(self.lifted.values)
@@ -36,7 +41,7 @@ class Compiled:
         self.elsewhere = [k for k, at in enumerate(self.lifted.inputs) if values[at].device != self.device]
         self.host_results = [k for k, device in enumerate(self.lifted.devices) if device != self.device]
         ranks, groups = _ranks.taking_part(self.lifted.groups, options.timeout)
-        self.runner = Runner(self.lifted, [symbol for symbol, _, _ in self.where], ranks, groups, options)
+        self.runner = Runner(self.lifted, [symbol for symbol, _, _ in self.where], ranks, groups, options, fixes)
         self._checked(lambda: self.runner.plan_for(self._traced(), self.device, self._refuse))
 
     def _calls(self) -> list[torch.fx.Node]:

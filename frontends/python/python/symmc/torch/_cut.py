@@ -29,11 +29,13 @@ def compiled(module: torch.fx.GraphModule, options: Options):
     graph, search = Expanded(module), _Search(options)
     while True:
         try:
-            return _compiled(graph.module, search.whole, options)
+            return _compiled(graph.module, search)
         except Refused as found:
             failed = {graph.origins[node]: why for node, why in found.nodes.items() if not graph.expand(node)}
             search.note(found, {graph.origins[node]: why for node, why in found.nodes.items()})
-            if failed:
+            if failed and found.symbols and not search.fixes:
+                search.fixes = True
+            elif failed:
                 search.leave(failed, found)
                 # An operator whose definition needs what symmc does not know stays whole, for whoever runs it.
                 graph = Expanded(module, search.whole)
@@ -58,6 +60,8 @@ class _Search:
         self.options = options
         self.whole: dict[int, str] = {}
         """Those that others run, by their numbers in the graph that is compiled, and why."""
+        self.fixes = False
+        """Whether sizes may be taken for numbers, where an operator is refused for them that has no other form."""
         self.first: dict[int, tuple[str, Exception]] = {}
         """Why each was refused at first, before it was replaced by what it is made of."""
 
@@ -82,20 +86,21 @@ class _Search:
         return next(error for why, error in map(self.first.__getitem__, nodes) if not why.endswith(UNKNOWN))
 
 
-def _compiled(module: torch.fx.GraphModule, refused: dict[int, str], options: Options):
+def _compiled(module: torch.fx.GraphModule, search: _Search):
+    refused, options = search.whole, search.options
     calls = [node for node in module.graph.nodes if node.op not in ("placeholder", "output", "get_attr")]
     if not any(_is_tensor(node) for node in calls):
         return _Elsewhere(module, "eager")
     if not refused:
-        return _planned(module, options)
+        return _planned(module, options, search.fixes)
     _warn(calls, refused, options)
-    return _Cut(module, refused, options)
+    return _Cut(module, search)
 
 
-def _planned(module: torch.fx.GraphModule, options: Options):
+def _planned(module: torch.fx.GraphModule, options: Options, fixes: bool):
     """A graph as a plan, unless all that it gives are views of its inputs: these are made as eager makes them."""
     lifted = _graph.Lifted.of(module)
-    return Compiled(lifted, options) if lifted.exported.graph_signature.output_specs else _Elsewhere(module, "eager")
+    return Compiled(lifted, options, fixes) if lifted.exported.graph_signature.output_specs else _Elsewhere(module, "eager")
 
 
 def _odd(graph: torch.fx.Graph) -> list[int]:
@@ -116,9 +121,10 @@ def _is_tensor(node: torch.fx.Node) -> bool:
 class _Cut:
     """A graph in stages: those of symmc and others take turns."""
 
-    def __init__(self, module: torch.fx.GraphModule, refused: dict[int, str], options: Options):
+    def __init__(self, module: torch.fx.GraphModule, search: _Search):
         self._boxed_call = True
-        stages = _stages(module.graph, refused)
+        options = search.options
+        stages = _stages(module.graph, search.whole)
         end = next(node for node in module.graph.nodes if node.op == "output")
         for node in sorted(stages, key=stages.__getitem__):
             end.prepend(node)
@@ -127,7 +133,10 @@ class _Cut:
             part = getattr(self.whole, call.target)
             _annotate(part, call)
             number, single = int(call.target.removeprefix("submod_")), _is_single(part)
-            function = _planned(_as_tuple(part), options) if number % 2 == 0 else _Elsewhere(part, options.fallback)
+            if number % 2 == 0:
+                function = _planned(_as_tuple(part), options, search.fixes)
+            else:
+                function = _Elsewhere(part, options.fallback)
             setattr(self.whole, call.target, _Part(function, single))
         self.whole.recompile()
 

@@ -22,7 +22,8 @@ from torch.utils._sympy.value_ranges import ValueRanges
 
 import symmc
 from symmc.torch import _archive
-from symmc.torch._multiples import Steps, steps
+from symmc.torch._multiples import Steps, numbers, steps
+from symmc.torch._parts import take_parts
 
 NUMBER = "symmc"
 """Where nodes have their number in the graph that is compiled: names differ between copies of it."""
@@ -150,6 +151,8 @@ class Lifted:
     """The process groups, by their first use; the program calls them ``0``, ``1`` and so on."""
     steps: list[Steps]
     """Sizes that are multiples of something."""
+    numbers: list[str]
+    """Sizes that have to be numbers in the program."""
 
     def archive(self, caps: dict[str, int]) -> bytes:
         """The program as a file; symbols without a bound of their own have one of these."""
@@ -159,10 +162,6 @@ class Lifted:
                 found = ValueRanges(found.lower, max(cap, int(found.lower)))
             self.exported.range_constraints[symbol] = found
         return archived(self.exported)
-
-    def dims(self) -> dict:
-        """Symbols that are expressions of others."""
-        return {one.symbol: one.text for one in self.steps}
 
     def of_symbols(self, sizes: dict[str, int]) -> dict[str, int]:
         """The values of all symbols of the program, of those of the graph's."""
@@ -177,6 +176,8 @@ class Lifted:
         for old, new in known.items():
             new.meta = {key: old.meta[key] for key in _KEPT if key in old.meta}
         _write_out_sums(graph)
+        if any(group_argument(node, at, argument) for node in graph.nodes for at, argument in _arguments(node)):
+            take_parts(graph)
         return _Lifting(module, graph, returned).lifted()
 
 
@@ -201,7 +202,8 @@ class _Lifting:
         exported = self._exported((specs, constants), out_specs, mutations, results)
         devices = [node.meta["val"].device for node in results]
         ranges = dict(exported.range_constraints)
-        return Lifted(exported, tensors, values, finish, devices, mutated, ranges, self.groups, steps(self.graph))
+        known = steps(self.graph), numbers(self.graph)
+        return Lifted(exported, tensors, values, finish, devices, mutated, ranges, self.groups, *known)
 
     @staticmethod
     def whole(module: torch.fx.GraphModule) -> ExportedProgram:
@@ -322,14 +324,18 @@ class _Lifting:
 def rename_groups(graph: torch.fx.Graph, renamed: Callable[[str], str]) -> None:
     """Has a graph call its process groups by other names."""
     for node in graph.nodes:
-        if node.op != "call_function" or not isinstance(node.target, torch._ops.OpOverload):
-            continue
-        for at, argument in enumerate(node.target._schema.arguments):
+        for at, argument in _arguments(node):
             name = group_argument(node, at, argument)
             if name is not None and at < len(node.args):
                 node.update_arg(at, renamed(name))
             elif name is not None:
                 node.update_kwarg(argument.name, renamed(name))
+
+
+def _arguments(node: torch.fx.Node):
+    """The arguments of an operator's schema, numbered."""
+    is_operator = node.op == "call_function" and isinstance(node.target, torch._ops.OpOverload)
+    return enumerate(node.target._schema.arguments) if is_operator else ()
 
 
 def _write_out_sums(graph: torch.fx.Graph) -> None:
@@ -479,15 +485,15 @@ def _call(inputs: int, outputs: int) -> ModuleCallEntry:
 
 
 def _ranges(graph: torch.fx.Graph) -> dict:
-    """The least and the largest value of each symbol."""
+    """The least and the largest value of each symbol that the graph has: Dynamo knows others, as of numbers of a rank."""
+    found = {}
     for node in graph.nodes:
         value = node.meta.get("val")
-        sizes = [value] if isinstance(value, torch.SymInt) else getattr(value, "shape", ())
-        for size in sizes:
+        for size in value.shape if isinstance(value, torch.Tensor) else (value,):
             if isinstance(size, torch.SymInt):
-                ranges = size.node.shape_env.var_to_range
-                return {symbol: _range(found) for symbol, found in ranges.items()}
-    return {}
+                known = size.node.shape_env.var_to_range
+                found |= {symbol: _range(known[symbol]) for symbol in size.node.expr.free_symbols if symbol not in found}
+    return found
 
 
 def _range(found: ValueRanges) -> ValueRanges:

@@ -1,4 +1,4 @@
-"""What is known of the sizes of a graph beyond their ranges: which are multiples of something.
+"""What is known of the sizes of a graph beyond their ranges: which are multiples of something, and which are numbers.
 
 Who divides rows among ranks or into pieces asks whether that comes out even, and the answer holds in every call of the graph.
 The program has a symbol for the number of pieces then, of which the size is an expression.
@@ -36,9 +36,9 @@ class Steps:
         return f"{self.symbol}_by_{self.step}"
 
     @property
-    def text(self) -> str:
+    def expression(self) -> sympy.Expr:
         """The size as an expression of the part."""
-        return f"{self.step}*{self.part} + {self.rest}" if self.rest else f"{self.step}*{self.part}"
+        return self.step * sympy.Symbol(self.part, integer=True) + self.rest
 
     def parts(self, size: int) -> int:
         """The part of a size."""
@@ -69,6 +69,18 @@ def _symbols(node: torch.fx.Node) -> set:
     value = node.meta.get("val")
     sizes = value.shape if isinstance(value, torch.Tensor) else (value,)
     return set().union(*(size.node.expr.free_symbols for size in sizes if isinstance(size, torch.SymInt)))
+
+
+def numbers(graph: torch.fx.Graph) -> list[str]:
+    """The sizes that have to be numbers in a program: those of heads, by which attention scales scores."""
+    found: dict[str, None] = {}
+    for node in graph.nodes:
+        is_attention = isinstance(node.target, torch._ops.OpOverload) and "scaled_dot_product" in node.target._schema.name
+        query = node.args[0].meta.get("val") if is_attention and node.args else None
+        size = query.shape[-1] if isinstance(query, torch.Tensor) else None
+        if isinstance(size, torch.SymInt):
+            found |= dict.fromkeys(sorted(map(str, size.node.expr.free_symbols)))
+    return list(found)
 
 
 def _environment(graph: torch.fx.Graph):

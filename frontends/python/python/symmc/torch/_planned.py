@@ -19,6 +19,7 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 import symmc
 from symmc.torch import _graph, _ranks
+from symmc.torch._assumed import Assumed
 from symmc.torch._form import Form
 from symmc.torch._options import Options
 from symmc.torch._runner import DTYPES, Runner, buckets_up_to, machine_for
@@ -116,7 +117,7 @@ def is_worth_it(text: str, device: str, ranks: int) -> bool:
         groups = {str(number): [list(range(ranks))] for number in range(len(lifted.groups))}
         machine = machine_for(options, device, ranks)
         try:
-            archive, dims = lifted.archive(dict.fromkeys(symbols, _MOST)), lifted.dims()
+            archive, dims = lifted.archive(dict.fromkeys(symbols, _MOST)), Assumed(lifted.steps, False).dims()
             program = _graph.opened([archive], ranks=ranks, groups=groups, dims=dims)
             plan = symmc.compile(program, machine=machine, buckets=buckets_up_to(program, options, lifted.steps))
         except (symmc.InputError, symmc.UnsupportedError, symmc.ResourceError):

@@ -13,6 +13,7 @@ import torch
 import symmc
 from symmc._symmc import nearest_machine
 from symmc.torch import _graph, _report
+from symmc.torch._assumed import Assumed
 from symmc.torch._multiples import Steps
 from symmc.torch._options import Options
 from symmc.torch._ranks import Ranks
@@ -60,12 +61,11 @@ class Source(Protocol):
 
     steps: Sequence[Steps]
     """Sizes that are multiples of something."""
+    numbers: Sequence[str]
+    """Sizes that have to be numbers in the program."""
 
     def archive(self, caps: dict[str, int]) -> bytes:
         """The program of this rank as a file, for symbols up to these values."""
-
-    def dims(self) -> dict:
-        """What has to be said of symbols when the file is opened."""
 
     def of_symbols(self, sizes: dict[str, int]) -> dict[str, int]:
         """The values of the file's symbols."""
@@ -74,8 +74,11 @@ class Source(Protocol):
 class Runner:
     """A program on one device, for any sizes."""
 
-    def __init__(self, source: Source, symbols: list[str], ranks: Ranks, groups: dict, options: Options):
+    def __init__(
+        self, source: Source, symbols: list[str], ranks: Ranks, groups: dict, options: Options, fixes: bool = False
+    ):
         self.source, self.symbols, self.ranks, self.groups, self.options = source, symbols, ranks, groups, options
+        self.assumed = Assumed(source.steps, fixes)
         self.caps: dict[str, int] = {}
         self.program: symmc.Program | None = None
         self.plan: symmc.Plan | None = None
@@ -90,18 +93,28 @@ class Runner:
         self.turn = threading.Lock()
         """Threads that call one function take turns: the session runs for one of them."""
 
-    def _opened(self) -> symmc.Program:
-        """The program of all ranks, for sizes up to the caps."""
+    def _opened(self, values: dict[str, int]) -> symmc.Program:
+        """The program of all ranks, for sizes up to the caps and such as these."""
         own, members = self.source.archive(self.caps), len(self.ranks.members)
-        options = {"ranks": members, "groups": self.groups, "dims": self.source.dims()}
-        program = _graph.opened([own], **options)
+
+        def opened(archives: list[bytes]) -> symmc.Program:
+            return _graph.opened(archives, ranks=members, groups=self.groups, dims=self.assumed.dims())
+
+        program = None
+        while program is None:
+            try:
+                program = opened([own])
+            except symmc.InputError as error:
+                # All ranks find the same: they have the same program, but for single numbers, and the same sizes.
+                if not self.assumed.extend(error, values, lambda: opened([own])):
+                    raise
         if members == 1:
             return program
         digest = hashlib.sha256(program.text().encode()).digest()
         if len(set(self.ranks.all_gather(digest))) == 1:
             return program
         # Theirs differ, as they may in single numbers.
-        return _graph.opened(self.ranks.all_gather(own), **options)
+        return opened(self.ranks.all_gather(own))
 
     def plan_for(self, sizes: tuple[int, ...], device: torch.device, accept=lambda program: None) -> bool:
         """Makes a plan that serves these sizes of the symbols, unless the one that there is does; whether it did."""
@@ -113,9 +126,13 @@ class Runner:
             if size > self.caps.get(symbol, 0):
                 self.caps[symbol] = max(_LEAST, 1 << max(size - 1, 0).bit_length())
                 self.plan = None
+        values = self.source.of_symbols(dict(zip(self.symbols, sizes)))
+        if not self.assumed.keep(values):
+            self.plan = None
         if self.plan is not None:
             return False
-        self.program = self._opened()
+        self.assumed.fix(self.source.numbers, values)
+        self.program = self._opened(values)
         accept(self.program)
         self.named(sizes)
         buckets = buckets_up_to(self.program, self.options, self.source.steps)

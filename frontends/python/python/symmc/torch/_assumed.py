@@ -1,0 +1,107 @@
+"""What a graph leaves open of its sizes, and a plan takes from those at hand.
+
+Dynamo has a symbol for each extent that varies. Where it does not ask, it does not know that two are equal in every run, or that one
+is a product of others, such as tokens that were flattened in a graph before: operators would fail otherwise. What an operator is
+refused for is assumed if it holds for the sizes of the call. Sizes for which it does not hold have a plan made without it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+import sympy
+
+import symmc
+from symmc.torch._multiples import Steps
+
+_MOST_TOGETHER = 3
+"""The largest number of sizes of which another one is taken for the product, or that are taken for numbers at a time."""
+
+
+class Assumed:
+    """What is said of the symbols of a program: which go in steps, and what is assumed of them."""
+
+    def __init__(self, steps: Sequence[Steps], fixes: bool):
+        self.steps = steps
+        self.fixes = fixes
+        """Whether sizes may be taken for numbers: each of their values has a plan of its own then."""
+        self.taken: dict[str, sympy.Expr] = {}
+        self.refuted: set[tuple[str, str]] = set()
+
+    def dims(self) -> dict[str, int | str]:
+        """What is said of symbols when the program is opened."""
+        known = {one.symbol: one.expression for one in self.steps} | self.taken
+        return {symbol: _said(_resolved(known, expression)) for symbol, expression in known.items() if self._is_there(symbol)}
+
+    def _is_there(self, symbol: str) -> bool:
+        """Whether a symbol is one of the file: the number of steps is not, and vanishes if it is something else."""
+        return all(one.part != symbol for one in self.steps)
+
+    def keep(self, values: dict[str, int]) -> bool:
+        """Drops what does not hold for the values of the symbols; whether all of it does."""
+        wrong = [symbol for symbol, expression in self.taken.items() if _value(expression, values) != values[symbol]]
+        for symbol in wrong:
+            self.refuted.add((symbol, str(self.taken.pop(symbol))))
+        return not wrong
+
+    def extend(self, error: symmc.Error, values: dict[str, int], retry: Callable[[], object]) -> bool:
+        """Assumes something else that the operator of an error is not refused with; whether there is such a thing."""
+        before = self.taken
+        for more in self._candidates([name for name in error.symbols if name in values], values):
+            self.taken = before | more
+            try:
+                retry()
+            except symmc.Error as other:
+                if (other.node, other.kind) == (error.node, error.kind):
+                    continue
+            return True
+        self.taken = before
+        return False
+
+    def fix(self, symbols: Iterable[str], values: dict[str, int]) -> None:
+        """Takes symbols for numbers."""
+        self.taken |= {symbol: sympy.Integer(values[symbol]) for symbol in symbols if symbol not in self.taken}
+
+    def _candidates(self, named: list[str], values: dict[str, int]) -> Iterator[dict[str, sympy.Expr]]:
+        """What may be assumed of symbols: that two are equal, or one is a product of others, or, if need be, some are numbers."""
+        free = [symbol for symbol in named if symbol not in self.taken]
+        found: list[tuple[str, sympy.Expr]] = []
+        for one, other in itertools.combinations(free, 2):
+            if values[one] == values[other]:
+                found.append((other, _symbol(one)))
+        for symbol in free:
+            others = [other for other in free if other != symbol and values[other] > 1]
+            for factors in _some(others, range(2, _MOST_TOGETHER + 1)):
+                if math.prod(values[factor] for factor in factors) == values[symbol]:
+                    found.append((symbol, sympy.Mul(*map(_symbol, factors))))
+        yield from ({symbol: expression} for symbol, expression in found if (symbol, str(expression)) not in self.refuted)
+        for numbers in _some(free[::-1], range(1, _MOST_TOGETHER + 1)) if self.fixes else ():
+            yield {symbol: sympy.Integer(values[symbol]) for symbol in numbers}
+
+
+def _some(symbols: list[str], numbers: range) -> Iterator[tuple[str, ...]]:
+    """So many symbols at a time, fewer first."""
+    return itertools.chain.from_iterable(itertools.combinations(symbols, number) for number in numbers)
+
+
+def _symbol(name: str) -> sympy.Symbol:
+    return sympy.Symbol(name, integer=True)
+
+
+def _resolved(known: dict[str, sympy.Expr], expression: sympy.Expr) -> sympy.Expr:
+    """An expression of symbols of which nothing is said."""
+    while True:
+        inner = {symbol: known[symbol.name] for symbol in expression.free_symbols if symbol.name in known}
+        if not inner:
+            return sympy.expand(expression)
+        expression = expression.subs(inner)
+
+
+def _said(expression: sympy.Expr) -> int | str:
+    return int(expression) if expression.is_Integer else str(expression)
+
+
+def _value(expression: sympy.Expr, values: dict[str, int]) -> int:
+    return int(expression.subs({symbol: values[symbol.name] for symbol in expression.free_symbols}))
