@@ -241,6 +241,20 @@ def different_graphs(rank):
         assert "rank" in str(error), error
     else:
         raise AssertionError("two graphs ran as one program")
+    # Others may run the collectives, so that each rank has programs of its own.
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        run, x = compiled(function, fallback="eager"), torch.randn(4, 4)
+        for _ in range(2):
+            close(run(x), function(x))
+    assert any("the graphs of ranks differ" in str(warning.message) for warning in caught), caught
+
+    def whole(x):
+        # An operator that symmc does not know between collectives, which stay in its programs.
+        y = torch.linalg.inv(funcol.all_reduce(x, "sum", dist.group.WORLD) + torch.eye(4) * 9)
+        return funcol.all_gather_tensor(y @ x, 0, dist.group.WORLD) + 1
+
+    close(compiled(whole, fallback="eager")(x), whole(x))
     run = compiled(lambda x: funcol.all_reduce(x, "sum", dist.group.WORLD), timeout=3, dynamic=True)
     close(run(torch.ones(3, 4)), torch.full((3, 4), 2.0))
     try:

@@ -9,6 +9,7 @@ import torch
 import symmc
 from symmc.torch import _graph, _ranks
 from symmc.torch._options import Options
+from symmc.torch._ranks import Apart
 from symmc.torch._runner import Runner
 
 
@@ -63,6 +64,8 @@ class Compiled:
         """What work gives; an error that names a node of the graph is about that node."""
         try:
             return work()
+        except Apart:
+            raise
         except symmc.Error as error:
             calls = {node.name: node for node in self._calls()}
             name = error.node or ""

@@ -16,6 +16,7 @@ from symmc.torch import _graph
 from symmc.torch._compiled import UNKNOWN, Compiled, Refused
 from symmc.torch._expand import Expanded
 from symmc.torch._options import Options
+from symmc.torch._ranks import Apart
 from symmc.torch._runner import DTYPES
 
 _named: set[tuple[str, str]] = set()
@@ -39,6 +40,13 @@ def compiled(module: torch.fx.GraphModule, options: Options):
                 search.leave(failed, found)
                 # An operator whose definition needs what symmc does not know stays whole, for whoever runs it.
                 graph = Expanded(module, search.whole)
+        except Apart as error:
+            # Each rank runs what is between its collectives, and nobody has to be alike.
+            found = {graph.origins[number]: f"the graphs of ranks differ: {error}" for number in _collectives(graph.module.graph)}
+            if options.fallback == "error" or found.keys() <= search.whole.keys():
+                raise
+            search.whole |= found
+            graph = Expanded(module, search.whole)
         except symmc.Error as error:
             # No node is to blame alone: those that touch a type which symmc does not know, or all.
             if options.fallback == "error" or error.kind not in ("input", "unsupported"):
@@ -101,6 +109,17 @@ def _planned(module: torch.fx.GraphModule, options: Options, fixes: bool):
     """A graph as a plan, unless all that it gives are views of its inputs: these are made as eager makes them."""
     lifted = _graph.Lifted.of(module)
     return Compiled(lifted, options, fixes) if lifted.exported.graph_signature.output_specs else _Elsewhere(module, "eager")
+
+
+def _collectives(graph: torch.fx.Graph) -> list[int]:
+    """The numbers of collectives, and of what waits for them."""
+
+    def is_one(node: torch.fx.Node) -> bool:
+        return isinstance(node.target, torch._ops.OpOverload) and (
+            node.target.namespace.startswith("_c10d_functional") or any(map(_graph.is_group, node.target._schema.arguments))
+        )
+
+    return [node.meta[_graph.NUMBER] for node in graph.nodes if is_one(node)]
 
 
 def _odd(graph: torch.fx.Graph) -> list[int]:

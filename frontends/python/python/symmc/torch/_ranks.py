@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import torch.distributed as dist
 
-from symmc import DisagreementError, Group, InputError, PeerError
+from symmc import DisagreementError, Error, Group, InputError, PeerError
 
 _PATIENCE = 300.0
 """How long ranks wait for each other where nobody says, in seconds."""
@@ -21,6 +21,15 @@ _GIVEN, _FAILED = b"+", b"-"
 
 _TOLD = "symmc_told"
 """The attribute of errors that the other ranks need not be told."""
+
+
+class Apart(InputError):
+    """The graphs of ranks are not one program. All of the ranks find that."""
+
+    def __init__(self, error: Error):
+        super().__init__(str(error))
+        self.node, self.op, self.rank, self.path = error.node, error.op, error.rank, error.path
+        setattr(self, _TOLD, True)
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from symmc.torch import _graph, _report
 from symmc.torch._assumed import Assumed
 from symmc.torch._multiples import Steps
 from symmc.torch._options import Options
-from symmc.torch._ranks import Ranks
+from symmc.torch._ranks import Apart, Ranks
 
 _LEAST = 16
 """The least bound of a size that the graph leaves open."""
@@ -114,7 +114,11 @@ class Runner:
         if len(set(self.ranks.all_gather(digest))) == 1:
             return program
         # Theirs differ, as they may in single numbers.
-        return opened(self.ranks.all_gather(own))
+        archives = self.ranks.all_gather(own)
+        try:
+            return opened(archives)
+        except symmc.InputError as error:
+            raise Apart(error) from error
 
     def plan_for(self, sizes: tuple[int, ...], device: torch.device, accept=lambda program: None) -> bool:
         """Makes a plan that serves these sizes of the symbols, unless the one that there is does; whether it did."""
