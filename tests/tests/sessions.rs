@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use proptest::prelude::*;
 use symmc::{
     Bind, Bootstrap, Config, Draw, Error, Group, OpenOptions, Place, Program, Session, SessionConfig, Tensor,
     TensorFile, ValueKind, Workload,
@@ -274,6 +275,57 @@ fn memory_that_may_not_be_bound_is_refused_by_name() {
         assert!(error.contains("output"), "{error}");
         session.close().expect("all went well");
     });
+}
+
+/// Sessions of a program with inputs, outputs and a state, in which runs are refused memory that they may not have.
+fn lent_to(plan: &CheckedPlan, at: *mut u8, lent: &[(&str, usize)], n: i64) -> Result<(), String> {
+    let group = Group::threads(1).remove(0);
+    let mut session = Session::open(plan, &group, &config()).expect("a session");
+    session.set("n", n).expect("it is served");
+    for &(name, place) in lent {
+        // SAFETY: the caller's block holds it, outlives the session, and nobody else uses it.
+        unsafe { session.bind(name, at.wrapping_add(4 * place), 32).expect("it is asked later") };
+    }
+    session.run().map_err(|error| error.to_string())
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 40, ..ProptestConfig::default() })]
+    /// Memory that is lent bit by bit, and runs between, are refused where all of it at once is, by any order of changes.
+    #[test]
+    fn what_is_lent_between_runs_is_refused_as_what_is_lent_at_once(
+        steps in proptest::collection::vec((0..7usize, 0..72usize, 0..4usize, 1..=8i64), 1..40),
+    ) {
+        let text = "program \"lent\" ranks 1\nsymbol n in 1..=8\narg %a: f32[n]\narg %b: f32[n]\narg %c: f32[n]\n\
+            arg %state: f32[n]\n%y: f32[n] = add %a, %b\n%z: f32[n] = mul %b, %c\n%next: f32[n] = add %state, %c\n\
+            return %y, %z\nmutate %state = %next\n";
+        let plan = plan_of(text, &Config::default());
+        let names = ["a", "b", "c", "state", "out.0", "out.1", "next"];
+        let mut block = Aligned::of(4 * 80);
+        let at = block.ptr();
+        let mut lent: Vec<(&str, usize)> = names.iter().enumerate().map(|(k, &name)| (name, 8 * k)).collect();
+        let mut n = 8;
+        let group = Group::threads(1).remove(0);
+        let mut session = Session::open(&plan, &group, &config()).expect("a session");
+        session.set("n", n).expect("it is served");
+        for &(name, place) in &lent {
+            // SAFETY: the block outlives the session, and nobody else uses it.
+            unsafe { session.bind(name, at.wrapping_add(4 * place), 32).expect("it is asked later") };
+        }
+        for (which, place, how, size) in steps {
+            lent[which].1 = place;
+            // SAFETY: as above.
+            unsafe { session.bind(names[which], at.wrapping_add(4 * place), 32).expect("it is asked later") };
+            if how == 0 {
+                n = size;
+                session.set("n", n).expect("it is served");
+            }
+            if how < 3 {
+                let found = session.run().map_err(|error| error.to_string());
+                prop_assert_eq!(found.is_ok(), lent_to(&plan, at, &lent, n).is_ok(), "{:?} of {:?}", found, lent);
+            }
+        }
+    }
 }
 
 #[test]

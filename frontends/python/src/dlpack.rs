@@ -159,7 +159,7 @@ impl Foreign {
         let shape: Result<Vec<usize>, _> = extents.iter().map(|&d| usize::try_from(d)).collect();
         let shape = shape.map_err(|_| refused(format!("{what}: it has the extents {extents:?}")))?;
         if let Some(strides) = of(tensor.strides)
-            && !is_dense(&shape, strides)
+            && !is_dense(extents, strides)
         {
             return Err(refused(format!(
                 "{what}: expected a contiguous tensor, found the extents {shape:?} at strides {strides:?}"
@@ -191,12 +191,12 @@ impl Foreign {
 }
 
 /// Whether elements lie behind each other, the last axis innermost. Strides of axes with one element do not matter.
-fn is_dense(shape: &[usize], strides: &[i64]) -> bool {
+pub fn is_dense(extents: &[i64], strides: &[i64]) -> bool {
     let mut expected = 1i64;
-    shape.contains(&0)
-        || shape.iter().zip(strides).rev().all(|(&extent, &stride)| {
+    extents.contains(&0)
+        || extents.iter().zip(strides).rev().all(|(&extent, &stride)| {
             let fits = extent == 1 || stride == expected;
-            expected = expected.saturating_mul(extent as i64);
+            expected = expected.saturating_mul(extent);
             fits
         })
 }

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use indexmap::IndexMap;
 use pyo3::prelude::*;
-use pyo3::types::PyTuple;
+use pyo3::types::{PyList, PyTuple};
 use symmc::{Buffer, SessionConfig, ValueKind};
 
 use crate::argument::whole;
@@ -17,6 +17,7 @@ use crate::gpu::{number, on_gpu};
 use crate::group::Group;
 use crate::here::Here;
 use crate::interrupt::{LOOK, long};
+use crate::launch::{Launched, expect_device};
 use crate::plan::Plan;
 use crate::tensor::Tensor;
 use crate::view::{Runs, View};
@@ -73,13 +74,6 @@ struct Open {
     viewed: HashMap<usize, Buffer>,
 }
 
-/// The addresses of arguments and of outputs that replace none, with their bytes.
-#[derive(Default)]
-struct Launched {
-    arguments: Vec<(u64, usize)>,
-    outputs: Vec<(u64, usize)>,
-}
-
 impl Open {
     /// Keeps a tensor for a name instead of the one before, if there was one.
     fn keep(&mut self, name: &str, keeper: Option<Py<PyAny>>) {
@@ -96,6 +90,7 @@ impl Open {
     fn bind(&mut self, name: &str, tensor: Foreign) -> Result<(), symmc::Error> {
         // SAFETY: the tensor is kept until another is bound and all runs that took it have ended.
         unsafe { self.session.bind(name, tensor.pointer(), tensor.bytes)? };
+        self.launched.forget();
         self.keep(name, Some(tensor.into_keeper()));
         self.leave_view(name)
     }
@@ -137,7 +132,7 @@ impl Open {
         buffer.write(0, now.data())?;
         // SAFETY: only views have it besides, whose readers are told that a run writes there.
         unsafe { self.session.bind_buffer(&own, &buffer)? };
-        self.launched = Launched::default();
+        self.launched.forget();
         self.viewed.insert(number, buffer.clone());
         Ok((value, buffer))
     }
@@ -152,35 +147,6 @@ impl Open {
             if self.viewed.get(&number).is_some_and(|buffer| buffer.bytes() < value.bytes) {
                 self.session.unbind(&format!("out.{number}"))?;
                 self.viewed.remove(&number);
-            }
-        }
-        Ok(())
-    }
-
-    /// Binds arguments and outputs that lie elsewhere than at the last launch.
-    fn rebind(&mut self, arguments: Vec<u64>, outputs: Vec<u64>) -> Result<(), symmc::Error> {
-        self.viewed.clear();
-        if self.launched.arguments.is_empty() && self.launched.outputs.is_empty() {
-            let of = |value: symmc::Value| (0, value.bytes);
-            let returned = self.session.outputs()?.into_iter().filter(|value| value.replaces.is_none());
-            self.launched.outputs = returned.map(of).collect();
-            self.launched.arguments = self.session.inputs()?.into_iter().map(of).collect();
-        }
-        let Launched { arguments: inputs, outputs: results } = &mut self.launched;
-        for (kind, addresses, known) in [("in", arguments, inputs), ("out", outputs, results)] {
-            if addresses.len() != known.len() {
-                let (expected, found) = (known.len(), addresses.len());
-                let text = format!("{kind}: expected {expected} addresses, found {found}");
-                return Err(symmc::Error::new(symmc::ErrorKind::Input, text));
-            }
-            for (number, (address, (last, bytes))) in addresses.into_iter().zip(known).enumerate() {
-                if address == *last || *bytes == 0 {
-                    continue;
-                }
-                let pointer = std::ptr::with_exposed_provenance_mut(address as usize);
-                // SAFETY: by the caller, the memory has as many bytes until the run has ended.
-                unsafe { self.session.bind(&format!("{kind}.{number}"), pointer, *bytes)? };
-                *last = address;
             }
         }
         Ok(())
@@ -233,26 +199,8 @@ impl Session {
 
     /// Refuses a tensor that a value cannot be.
     fn expect(&self, open: &Open, name: &str, tensor: &Foreign) -> PyResult<()> {
-        self.expect_device(name, tensor)?;
+        expect_device(self.gpu, tensor.device, || name.to_string())?;
         expect_type(open, name, tensor)
-    }
-
-    fn expect_device(&self, name: &str, tensor: &Foreign) -> PyResult<()> {
-        let found = tensor.device;
-        let fits = match self.gpu {
-            None => found.kind == device::CPU || found.kind == device::CUDA_HOST,
-            Some(gpu) => found.kind == device::CUDA && found.id == gpu,
-        };
-        if fits {
-            return Ok(());
-        }
-        let at = |kind: i32, id: i32| match kind {
-            device::CPU => "memory of the host".to_string(),
-            device::CUDA => format!("memory of GPU {id}"),
-            _ => format!("a device of type {kind}"),
-        };
-        let expected = self.gpu.map_or_else(|| at(device::CPU, 0), |gpu| at(device::CUDA, gpu));
-        Err(refused(format!("{name}: expected {expected}, found {}", at(found.kind, found.id))))
     }
 
     /// Waits for the end of all runs, and for the interpreter's signals.
@@ -327,7 +275,7 @@ impl Session {
         let values = symbols.iter().map(|(name, n)| Ok((name.as_str(), whole(name, *n)?)));
         let values = values.collect::<PyResult<Vec<(&str, i64)>>>()?;
         self.with(py, |open| {
-            open.launched = Launched::default();
+            open.launched.forget();
             open.session.set_all(&values)?;
             open.leave_small_views()
         })
@@ -361,6 +309,7 @@ impl Session {
     fn unbind(&self, py: Python<'_>, name: &str) -> PyResult<()> {
         self.with(py, |open| {
             open.session.unbind(name)?;
+            open.launched.forget();
             open.keep(name, None);
             open.leave_view(name)
         })
@@ -418,22 +367,38 @@ impl Session {
         })
     }
 
-    /// One run with all arguments and outputs at these addresses, by their numbers: what is called once for each call of a
-    /// compiled function. With a stream it is put there, without it has ended when this returns. The caller keeps the memory
-    /// until the run has ended.
+    /// One run with all arguments and outputs in these tensors of PyTorch, by their numbers: what is called once for each call
+    /// of a compiled function. With a stream it is put there, without it has ended when this returns. The caller keeps the
+    /// tensors until the run has ended.
+    ///
+    /// Nothing is started if arguments do not lie as a run wants them (their elements behind each other, on a GPU from a
+    /// multiple of 16 bytes on); it gives their numbers then.
     fn launch(
         &self,
         py: Python<'_>,
-        arguments: Vec<u64>,
-        outputs: Vec<u64>,
+        arguments: &Bound<'_, PyTuple>,
+        outputs: &Bound<'_, PyList>,
         stream: Option<usize>,
-    ) -> PyResult<()> {
-        self.with(py, |open| {
-            open.rebind(arguments, outputs)?;
+    ) -> PyResult<Option<Vec<usize>>> {
+        let mut guard = self.open_now()?;
+        let open = guard.as_mut().ok_or_else(|| refused("the session is closed"))?;
+        let odd = open.launched.look(&open.session, self.gpu, arguments, outputs)?;
+        if !odd.is_empty() {
+            return Ok(Some(odd));
+        }
+        py.detach(|| {
+            open.viewed.clear();
+            // SAFETY: by the caller.
+            unsafe { open.launched.bind(&mut open.session)? };
             self.runs.begin();
             open.start(stream)
-        })?;
-        if stream.is_none() { self.until_idle(py, None) } else { Ok(()) }
+        })
+        .map_err(raised)?;
+        drop(guard);
+        if stream.is_none() {
+            self.until_idle(py, None)?;
+        }
+        Ok(None)
     }
 
     /// Whether all runs have ended.

@@ -120,7 +120,8 @@ pub use workload::{Draw, Expected, Workload, bindings};
 
 // Sessions.
 pub use session::{
-    Bootstrap, Buffer, Group, Memory, Place, Recordings, Session, SessionConfig, Taken, Value, ValueKind,
+    Bootstrap, Buffer, Group, Memory, Place, Recordings, Session, SessionConfig, Slot, Taken, Value,
+    ValueKind,
 };
 #[cfg(feature = "cuda")]
 pub use session::{Gpu, Progress};

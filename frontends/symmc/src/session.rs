@@ -3,6 +3,7 @@
 mod buffer;
 mod share;
 mod shared;
+mod slot;
 mod values;
 
 use std::time::Duration;
@@ -10,10 +11,11 @@ use std::time::Duration;
 use symmc_ir::{Bindings, Tensor};
 use symmc_planner::CheckedPlan;
 use symmc_runtime::host::{self, HostConfig, HostSession};
-use symmc_runtime::session::{DeviceSession, Extent, Owner, Port, RawStream};
+use symmc_runtime::session::{DeviceSession, Owner, Port, RawStream};
 use symmc_runtime::{Registry, RunError};
 
 pub use buffer::Buffer;
+pub use slot::Slot;
 #[cfg(feature = "cuda")]
 pub use symmc_cuda::{Gpu, Progress};
 pub use symmc_runtime::host::{Bootstrap, Group};
@@ -309,13 +311,9 @@ impl Session {
     /// session has ended, and all runs that take it have ended. While a run is in progress nobody else writes it, nor reads
     /// what the run writes.
     pub unsafe fn bind(&mut self, name: &str, pointer: *mut u8, bytes: usize) -> Result<(), Error> {
-        let port = self.port(name, values::Prefer::Either)?;
-        let address = pointer.expose_provenance() as u64;
-        values::expect_room(self.plan.source_program(), port, bytes)?;
+        let slot = self.slot(name)?;
         // SAFETY: by the caller.
-        unsafe { self.device.lend(port, Some(Extent { address, bytes }))? };
-        self.hold(port, None);
-        Ok(())
+        unsafe { self.bind_slot(slot, pointer, bytes) }
     }
 
     /// Has the runs that come use memory of the session again. What was in the caller's is not copied.

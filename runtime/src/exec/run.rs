@@ -131,7 +131,7 @@ impl Bound {
 
     /// Checks that the memory is there, large enough and aligned.
     fn check(&self, memory: &RankMemory) -> Result<(), RunError> {
-        let fits = |what: &str, span: &Span, bytes: usize, align: usize| {
+        let fits = |what: &dyn Fn() -> String, span: &Span, bytes: usize, align: usize| {
             let aligned = span.ptr.addr().is_multiple_of(align);
             if bytes == 0 || (!span.ptr.is_null() && span.len >= bytes && aligned) {
                 return Ok(());
@@ -139,11 +139,12 @@ impl Bound {
             let found =
                 if !aligned { "memory without this alignment".into() } else { format!("{} bytes", span.len) };
             Err(RunError::Invalid(format!(
-                "{what}: expected {bytes} bytes aligned to {align}, found {found}"
+                "{}: expected {bytes} bytes aligned to {align}, found {found}",
+                what()
             )))
         };
-        fits("the ordinary arena", &memory.ordinary, self.ordinary, 64)?;
-        fits("the symmetric arena", &memory.symmetric, self.symmetric, 64)?;
+        fits(&|| "the ordinary arena".into(), &memory.ordinary, self.ordinary, 64)?;
+        fits(&|| "the symmetric arena".into(), &memory.symmetric, self.symmetric, 64)?;
         let count = |what: &str, expected: usize, found: usize| match expected == found {
             true => Ok(()),
             false => Err(RunError::Invalid(format!("expected {expected} {what}, found {found}"))),
@@ -153,11 +154,11 @@ impl Bound {
         for (i, (input, span)) in self.inputs.iter().zip(&memory.inputs).enumerate() {
             let given = !span.ptr.is_null();
             if given || (input.direct && self.constants[i].is_none()) {
-                fits(&format!("input {i} (%{})", input.name), span, input.bytes, input.dtype.size())?;
+                fits(&|| format!("input {i} (%{})", input.name), span, input.bytes, input.dtype.size())?;
             }
         }
         for (k, (output, span)) in self.outputs.iter().zip(&memory.outputs).enumerate() {
-            fits(&format!("output {k} (%{})", output.name), span, output.bytes, output.dtype.size())?;
+            fits(&|| format!("output {k} (%{})", output.name), span, output.bytes, output.dtype.size())?;
         }
         Ok(())
     }

@@ -188,7 +188,7 @@ impl HostSession {
     fn resolve(&mut self) -> Result<Resolved, RunError> {
         let sized = self.ports.sized()?.clone();
         let bound = &sized.bound;
-        self.ports.lending().check(bound)?;
+        self.ports.check_lending()?;
         let mut inputs = Vec::with_capacity(bound.inputs.len());
         for i in 0..bound.inputs.len() {
             let spot = self.located(Port::Input(i))?;

@@ -11,7 +11,20 @@ use crate::exec::Bound;
 pub struct Lending {
     inputs: Vec<Slot>,
     outputs: Vec<Slot>,
+    unchecked: Unchecked,
 }
+
+/// What may not serve a run.
+#[derive(Clone, Debug)]
+enum Unchecked {
+    /// Anything.
+    All,
+    /// What was lent for these since all of it was found to serve a run.
+    These(Vec<Port>),
+}
+
+/// How many are looked at one by one, each beside all others.
+const FEW: usize = 8;
 
 /// An input or an output.
 #[derive(Clone, Debug)]
@@ -73,6 +86,7 @@ impl Lending {
         Lending {
             inputs: source.inputs.values().map(|input| slot("input", input.value)).collect(),
             outputs: source.outputs.iter().map(|output| slot("output", output.value)).collect(),
+            unchecked: Unchecked::All,
         }
     }
 
@@ -129,15 +143,44 @@ impl Lending {
             slot.takes(given, reserved)?;
         }
         slot.memory = memory;
+        if let Unchecked::These(ports) = &mut self.unchecked
+            && !ports.contains(&port)
+        {
+            match ports.len() < FEW {
+                true => ports.push(port),
+                false => self.unchecked = Unchecked::All,
+            }
+        }
         Ok(())
     }
 
-    /// Whether all of it serves a run at these sizes.
+    /// Says that runs have other sizes from now on.
+    pub fn resized(&mut self) {
+        self.unchecked = Unchecked::All;
+    }
+
+    /// Whether all of it serves a run at these sizes, which are those of the last call, or [other ones](Self::resized).
     ///
     /// # Errors
     /// It is too small, or a run writes what something else lies in too.
-    pub fn check(&self, bound: &Bound) -> Result<(), RunError> {
-        let all = self.all(bound);
+    pub fn check(&mut self, bound: &Bound) -> Result<(), RunError> {
+        match &self.unchecked {
+            Unchecked::These(ports) if ports.is_empty() => return Ok(()),
+            Unchecked::These(ports) => {
+                let all = self.all(bound);
+                for (at, changed) in all.iter().enumerate().filter(|(_, lent)| ports.contains(&lent.port)) {
+                    changed.slot.expect_room(changed.used.bytes)?;
+                    all[..at].iter().try_for_each(|earlier| earlier.beside(changed))?;
+                    all[at + 1..].iter().try_for_each(|later| changed.beside(later))?;
+                }
+            }
+            Unchecked::All => Lending::check_all(&self.all(bound))?,
+        }
+        self.unchecked = Unchecked::These(Vec::new());
+        Ok(())
+    }
+
+    fn check_all(all: &[Lent<'_>]) -> Result<(), RunError> {
         all.iter().try_for_each(|lent| lent.slot.expect_room(lent.used.bytes))?;
         // Only what begins before the end of another one overlaps it.
         let mut order: Vec<usize> = (0..all.len()).collect();
@@ -145,12 +188,7 @@ impl Lending {
         for (place, &one) in order.iter().enumerate() {
             let end = all[one].used.end();
             for &other in order[place + 1..].iter().take_while(|&&other| all[other].used.address < end) {
-                let (a, b) = (&all[one.min(other)], &all[one.max(other)]);
-                if (a.written || b.written) && a.used.overlaps(&b.used) && !a.is_replaced_by(b) {
-                    let (one, other) = if b.written { (b, a) } else { (a, b) };
-                    let why = format!("overlaps that of {}, and a run writes it", other.slot.name);
-                    return Err(one.slot.refused(one.given, &why));
-                }
+                all[one.min(other)].beside(&all[one.max(other)])?;
             }
         }
         Ok(())
@@ -188,6 +226,18 @@ impl<'l> Lent<'l> {
     fn of(slot: &'l Slot, port: Port, bytes: usize, written: bool, input: Option<usize>) -> Option<Lent<'l>> {
         let given = slot.memory?;
         Some(Lent { slot, port, given, used: Extent { bytes, ..given }, written, input })
+    }
+
+    /// Whether both may be used by one run.
+    fn beside(&self, other: &Lent<'_>) -> Result<(), RunError> {
+        if !(self.written || other.written) || !self.used.overlaps(&other.used) || self.is_replaced_by(other)
+        {
+            return Ok(());
+        }
+        let (one, other) = if other.written { (other, self) } else { (self, other) };
+        Err(one
+            .slot
+            .refused(one.given, &format!("overlaps that of {}, and a run writes it", other.slot.name)))
     }
 
     /// Whether one is an input and the other the output that replaces it, at one place.

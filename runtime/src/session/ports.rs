@@ -146,6 +146,7 @@ impl<M> Ports<M> {
     pub fn set(&mut self, bindings: &Bindings) -> Result<(), RunError> {
         self.sized = Some(self.program(bindings)?);
         self.bindings = Some(bindings.clone());
+        self.lending.resized();
         Ok(())
     }
 
@@ -255,6 +256,15 @@ impl<M> Ports<M> {
     /// What the caller lends.
     pub fn lending(&self) -> &Lending {
         &self.lending
+    }
+
+    /// Refuses a run with what the caller lends, as [`Lending::check`].
+    ///
+    /// # Errors
+    /// As that, or a symbol has no value.
+    pub fn check_lending(&mut self) -> Result<(), RunError> {
+        let bound = self.sized()?.bound.clone();
+        self.lending.check(&bound)
     }
 
     /// Lends memory as [`Lending::lend`]. An input that the plan holds in symmetric memory lies in memory of the caller that is

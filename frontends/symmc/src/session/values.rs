@@ -103,14 +103,19 @@ fn value(graph: &Graph, bindings: &Bindings, id: ValueId, kind: ValueKind) -> Re
 
 /// Whether memory is large enough for an input or output that has the same size always.
 pub(super) fn expect_room(graph: &Graph, port: Port, found: usize) -> Result<(), Error> {
-    let fixed = |id: ValueId, kind| value(graph, &Bindings::new(), id, kind).ok();
-    let value = match port {
-        Port::Input(i) => fixed(graph.inputs[InputId::new(i)].value, ValueKind::Argument),
-        Port::Output(k) => fixed(graph.outputs[k].value, ValueKind::Output),
+    let id = match port {
+        Port::Input(i) => graph.inputs.values().nth(i).map(|input| input.value),
+        Port::Output(k) => graph.outputs.get(k).map(|output| output.value),
     };
-    match value.filter(|value| value.bytes > found) {
-        Some(Value { name, bytes, .. }) => Err(Error::request(format!(
-            "%{name}: the memory of {found} bytes is too small: expected {bytes}"
+    let unknown = || Error::request(format!("{}: there is no {port:?}", graph.name));
+    let id = id.ok_or_else(unknown)?;
+    let ty = graph.ty(id);
+    let extents = ty.concrete(&Bindings::new());
+    let bytes = extents.and_then(|all| all.iter().try_fold(ty.dtype.size(), |n, &d| n.checked_mul(d)));
+    match bytes.filter(|&bytes| bytes > found) {
+        Some(bytes) => Err(Error::request(format!(
+            "%{}: the memory of {found} bytes is too small: expected {bytes}",
+            graph.name_of(id)
         ))),
         None => Ok(()),
     }

@@ -115,7 +115,7 @@ impl CudaSession<'_> {
     /// What the next run takes.
     pub(super) fn resolve(&mut self) -> Result<Resolved, RunError> {
         let bound = self.ports.sized()?.bound.clone();
-        self.ports.lending().check(&bound)?;
+        self.ports.check_lending()?;
         let arena = self.gear()?.rig.arena.address();
         let mut homes = Homes {
             ordinary: self.gear()?.ordinary,

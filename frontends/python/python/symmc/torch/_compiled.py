@@ -40,6 +40,7 @@ class Compiled:
         self.device = self._device()
         values = self.lifted.values
         self.elsewhere = [k for k, at in enumerate(self.lifted.inputs) if values[at].device != self.device]
+        self.take = _taking(self.lifted.inputs, len(values))
         self.host_results = [k for k, device in enumerate(self.lifted.devices) if device != self.device]
         ranks, groups = _ranks.taking_part(self.lifted.groups, options.timeout)
         self.runner = Runner(self.lifted, [symbol for symbol, _, _ in self.where], ranks, groups, options, fixes)
@@ -94,10 +95,10 @@ class Compiled:
         return next(iter(gpus), torch.device("cpu"))
 
     def __call__(self, inputs: list):
-        sizes = tuple(inputs[at] if axis is None else inputs[at].shape[axis] for _, at, axis in self.where)
-        given = [inputs[at] for at in self.lifted.inputs]
-        for at in self.elsewhere:
-            given[at] = given[at].to(self.device)
+        sizes = tuple([inputs[at] if axis is None else inputs[at].shape[axis] for _, at, axis in self.where])
+        given = self.take(inputs)
+        if self.elsewhere:
+            given = tuple(one.to(self.device) if at in self.elsewhere else one for at, one in enumerate(given))
         results, lent = self.runner.run(sizes, given, self.device)
         for at in self.lifted.mutated:
             changed = inputs[self.lifted.inputs[at]]
@@ -106,6 +107,15 @@ class Compiled:
         for at in self.host_results:
             results[at] = results[at].cpu()
         return list(self.lifted.finish(inputs, results))
+
+
+def _taking(places: list[int], count: int):
+    """What takes the inputs at some places out of so many, as a tuple."""
+    if places == list(range(count)):
+        return tuple
+    if len(places) < 2:
+        return lambda inputs: tuple([inputs[at] for at in places])
+    return operator.itemgetter(*places)
 
 
 def _name(target) -> str:

@@ -58,6 +58,7 @@ class CollectivePass(CustomGraphPass):
         if found:
             from torch._inductor.pattern_matcher import stable_topological_sort
 
+            _planned.lower()
             stable_topological_sort(graph)
             graph.lint()
 

@@ -56,10 +56,6 @@ class Planned:
         decided = self.decided
         return (decided if decided[0] == sizes else self._decide(sizes, device))[1]
 
-    def run(self, sizes: tuple[int, ...], inputs: list[torch.Tensor], stream=None) -> list[torch.Tensor]:
-        """The results of these inputs; ``stream`` says on which stream it runs, if not the current one."""
-        return self.runner.run(sizes, inputs, inputs[0].device, stream)[0]
-
     def _decide(self, sizes: tuple[int, ...], device: torch.device):
         is_left = False
         if self.begin is not None and self.runner.machine(device) is not None:
@@ -125,24 +121,29 @@ def is_worth_it(text: str, device: str, ranks: int) -> bool:
     return not program.opaque and (machine is None or _gains(plan.choices()))
 
 
-_planned: dict[str, Planned] = {}
+_planned: dict[str, dict[torch.device, Planned]] = {}
+"""What runs forms, by their texts and the devices of their operands."""
 
 
-def _of(text: str) -> Planned:
+def _of(text: str, device: torch.device) -> Planned:
     """What runs a form. Names of process groups mean others when the default one is another."""
-    known = _planned.get(text)
+    known = _planned.get(text, _NOWHERE).get(device)
     if known is None or known.world is not _world.default_pg:
-        known = _made(text)
+        known = _made(text, device)
     return known
 
 
-def _made(text: str) -> Planned:
+_NOWHERE: dict = {}
+
+
+def _made(text: str, device: torch.device) -> Planned:
     """What runs a form; made when it runs first, on all ranks together."""
-    for old, planned in list(_planned.items()):
-        if planned.world is not _world.default_pg:
-            del _planned[old]
-            planned.runner.close()
-    return _planned.setdefault(text, Planned(text))
+    for known in list(_planned.values()):
+        for place, planned in list(known.items()):
+            if planned.world is not _world.default_pg:
+                del known[place]
+                planned.runner.close()
+    return _planned.setdefault(text, {}).setdefault(device, Planned(text))
 
 
 class _Started:
@@ -175,16 +176,18 @@ def _run(inputs: list[torch.Tensor], sizes: list[int], text: str) -> list[torch.
     if _started:
         for begun in list(_started.values()):
             begun.wait()
-    planned, values = _of(text), tuple(sizes)
-    if planned.is_left(values, inputs[0].device):
+    values, device = tuple(sizes), inputs[0].device
+    planned = _of(text, device)
+    if planned.is_left(values, device):
         return [torch.ops._c10d_functional.wait_tensor.default(planned.begin(*inputs))]
-    return planned.run(values, inputs)
+    return planned.runner.run(values, tuple(inputs), device)[0]
 
 
 def _start(inputs: list[torch.Tensor], sizes: list[int], text: str) -> torch.Tensor:
     """Begins a run; what stands for it."""
     token = inputs[0].new_empty(1, dtype=torch.int64)
-    planned, values, device, end = _of(text), tuple(sizes), inputs[0].device, None
+    values, device, end = tuple(sizes), inputs[0].device, None
+    planned = _of(text, device)
     is_left = planned.is_left(values, device)
     if is_left:
         results = [planned.begin(*inputs)]
@@ -195,10 +198,10 @@ def _start(inputs: list[torch.Tensor], sizes: list[int], text: str) -> torch.Ten
             side.wait_stream(torch.cuda.current_stream(device))
             return side.cuda_stream
 
-        results = planned.run(values, inputs, stream)
+        results = planned.runner.run(values, tuple(inputs), device, stream)[0]
         end = side.record_event()
     else:
-        results = planned.run(values, inputs)
+        results = planned.runner.run(values, tuple(inputs), device)[0]
     _started[token.data_ptr()] = _Started(results, inputs, end, is_left)
     return token
 
@@ -220,9 +223,42 @@ def _fake_wait(started, inputs, sizes, text):
     return form_of(text).results(sizes, inputs[0])
 
 
+_CALLED = "called_{}"
+"""What the function of an operator is called in ``torch.ops.symmc``, where graphs of Inductor find it."""
+
 for _name, _kernel, _meta in [("planned", _run, _fake), ("start", _start, _fake_start), ("wait", _wait, _fake_wait)]:
     for _key in ("CPU", "CUDA"):
         _library.impl(_name, _kernel, _key)
         # Graphs that have it are differentiated already.
         _library.impl(_name, torch.library.fallthrough_kernel, f"Autograd{_key}")
     torch.library.register_fake(f"symmc::{_name}", _meta, lib=_library)
+    setattr(torch.ops.symmc, _CALLED.format(_name), _kernel)
+
+
+def lower() -> None:
+    """Has code that Inductor writes call the functions of the operators, past the dispatcher, which takes longer than they do."""
+    from torch._inductor import lowering
+
+    for name in ("planned", "start", "wait"):
+        op = getattr(torch.ops.symmc, name).default
+        if op not in lowering.lowerings:
+            lowering.make_fallback(op, layout_constraint=lowering.require_contiguous, warn=False)
+            lowering.lowerings[op] = _lowered(lowering.lowerings[op], op, f"torch.ops.symmc.{_CALLED.format(name)}")
+
+
+def _lowered(lowered, op: torch._ops.OpOverload, function: str):
+    """Lowers an operator as others that Inductor does not know, but for the name by which Python calls it."""
+
+    @functools.wraps(lowered)
+    def of(*given, **named):
+        from torch._inductor.virtualized import V
+
+        made = lowered(*given, **named)
+        if not V.graph.cpp_wrapper and not getattr(V.graph, "fx_wrapper", False):
+            kernels = reversed(V.graph.operations)
+            kernel = next((kernel for kernel in kernels if getattr(kernel, "op_overload", None) is op), None)
+            if kernel is not None:
+                kernel.python_kernel_name = function
+        return made
+
+    return of

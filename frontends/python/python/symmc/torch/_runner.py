@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import math
 import threading
 from collections.abc import Sequence
 from typing import Protocol
@@ -20,9 +19,6 @@ from symmc.torch._ranks import Apart, Ranks
 
 _LEAST = 16
 """The least bound of a size that the graph leaves open."""
-
-_ALIGN = 16
-"""What memory of GPUs that a session uses starts at a multiple of."""
 
 DTYPES = {
     "bool": torch.bool,
@@ -86,8 +82,8 @@ class Runner:
         self.opened: symmc.Plan | None = None
         """The plan of the session."""
         self.sizes: tuple[int, ...] | None = None
-        self.results: list[torch.Tensor] = []
-        """One for each result, of its type and extents, in memory of one element."""
+        self.results: list[tuple] = []
+        """Extents, strides and type of each result."""
         self.unfinished: list[tuple[list, list]] = []
         """What runs use that were not waited for: an interrupted one goes on."""
         self.turn = threading.Lock()
@@ -173,10 +169,10 @@ class Runner:
             for name, tensor in self.program.parameters(self.ranks.rank).items():
                 self.session.write(f"w.{name}", tensor)
         returned = [value for value in self.session.outputs() if value.replaces is None]
-        self.results = [_template(tuple(value.shape), DTYPES[value.dtype], device) for value in returned]
+        self.results = [(value.shape, _strides(value.shape), DTYPES[value.dtype]) for value in returned]
         self.sizes = sizes
 
-    def run(self, sizes: tuple[int, ...], given: list[torch.Tensor], device: torch.device, stream=None):
+    def run(self, sizes: tuple[int, ...], given: tuple[torch.Tensor, ...], device: torch.device, stream=None):
         """The results that replace no argument, and what was used instead of the arguments that do not lie as they must.
 
         On a GPU it runs on the stream whose handle ``stream`` gives when operands and results are there, by default the current.
@@ -184,29 +180,20 @@ class Runner:
         with self.turn:
             if sizes != self.sizes:
                 self._resize(sizes, device)
-            return self._launch(given, device, stream)
-
-    def _launch(self, given: list[torch.Tensor], device: torch.device, stream):
-        if not all(map(_is_contiguous, given)):
-            given = [tensor.contiguous() for tensor in given]
-        addresses = [tensor.data_ptr() for tensor in given]
-        is_gpu = device.type == "cuda"
-        if is_gpu:
-            if any(address % _ALIGN for address in addresses):
-                given = [tensor.clone() if tensor.data_ptr() % _ALIGN else tensor for tensor in given]
-                addresses = [tensor.data_ptr() for tensor in given]
-        results = list(map(_empty_like, self.results))
-        handle = None
-        if is_gpu:
-            handle = _stream_of(device.index) if stream is None else stream()
-        if self.unfinished and self.session.poll():
-            self.unfinished.clear()
-        try:
-            self.session.launch(addresses, [tensor.data_ptr() for tensor in results], handle)
-        except BaseException:
-            self.unfinished.append((given, results))
-            raise
-        return results, given
+            results, handle = _empty(device, self.results), None
+            if device.type == "cuda":
+                handle = _stream_of(device.index) if stream is None else stream()
+            if self.unfinished and self.session.poll():
+                self.unfinished.clear()
+            try:
+                odd = self.session.launch(given, results, handle)
+                if odd is not None:
+                    given = tuple(_as_wanted(one) if at in odd else one for at, one in enumerate(given))
+                    self.session.launch(given, results, handle)
+            except BaseException:
+                self.unfinished.append((given, results))
+                raise
+            return results, given
 
     def close(self) -> None:
         """Ends the session."""
@@ -216,15 +203,31 @@ class Runner:
             self.plan = self.session = self.opened = self.sizes = None
 
 
-def _template(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """What ``torch.empty_like`` makes contiguous tensors of: of any size in memory of one element."""
-    if math.prod(shape) <= 1:
-        # Strides of axes of one element would be kept as they are.
-        return torch.empty(shape, dtype=dtype, device=device)
-    return torch.empty((), dtype=dtype, device=device).expand(shape)
+_empty_on_host = torch._C._dynamo.guards._empty_strided_cpu
+_empty_on_gpu = torch._C._dynamo.guards._empty_strided_cuda
+"""What graphs of Inductor make tensors by: on the current GPU, and past the dispatcher."""
 
 
-_is_contiguous, _empty_like = torch.Tensor.is_contiguous, torch.empty_like
+def _empty(device: torch.device, wanted: list[tuple]) -> list[torch.Tensor]:
+    """Tensors of these extents, strides and types."""
+    if device.type == "cpu":
+        return [_empty_on_host(*one) for one in wanted]
+    if device.index == torch._C._cuda_getDevice():
+        return [_empty_on_gpu(*one) for one in wanted]
+    return [torch.empty_strided(size, stride, dtype=dtype, device=device) for size, stride, dtype in wanted]
+
+
+def _strides(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The strides of a tensor whose elements lie behind each other."""
+    strides = [1] * len(shape)
+    for axis in reversed(range(len(shape) - 1)):
+        strides[axis] = strides[axis + 1] * max(shape[axis + 1], 1)
+    return tuple(strides)
+
+
+def _as_wanted(tensor: torch.Tensor) -> torch.Tensor:
+    """The same where it lies as runs want it."""
+    return tensor.clone() if tensor.is_contiguous() else tensor.contiguous()
 
 
 def _stream_of(gpu: int) -> int:
