@@ -6,11 +6,12 @@ from contextlib import nullcontext
 
 import torch
 from torch._dynamo.backends.common import aot_autograd
+from torch._functorch.partitioners import default_partition, min_cut_rematerialization_partition
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from symmc import InputError
-from symmc.torch import _cut
+from symmc.torch import _cut, _multiples
 from symmc.torch._options import Options
 
 
@@ -26,15 +27,32 @@ def backend(module: torch.fx.GraphModule, inputs, *, options=None, mode=None):
         with unset_fake_temporarily(), torch.no_grad():
             return _cut.compiled(graph, wanted)
 
+    def inferred(graph: torch.fx.GraphModule, given):
+        _multiples.guard_attention(graph.graph)
+        return compiled(graph, given)
+
     differentiated = torch.is_grad_enabled() and any(
         isinstance(value, torch.Tensor) and value.requires_grad for value in inputs
     )
     whole = aot_autograd(
-        fw_compiler=compiled, bw_compiler=compiled, inference_compiler=compiled, keep_inference_input_mutations=True
+        fw_compiler=compiled,
+        bw_compiler=compiled,
+        inference_compiler=inferred,
+        partition_fn=_partition,
+        keep_inference_input_mutations=True,
     )
     # Fused attention keeps what only its own backward reads: gradients are those of what it is made of.
     with sdpa_kernel(SDPBackend.MATH) if differentiated else nullcontext():
         return whole(module, inputs)
+
+
+def _partition(joint: torch.fx.GraphModule, inputs, **others):
+    """A graph of both passes as one forward and one backward."""
+    try:
+        return default_partition(joint, inputs, **others)
+    except AssertionError:
+        # PyTorch 2.8 has no place for sizes behind operators of several results.
+        return min_cut_rematerialization_partition(joint, inputs, **others)
 
 
 def _check_mode(mode) -> None:
