@@ -333,6 +333,21 @@ impl Variant {
 /// which takes no more room.
 pub const PACKET_WORDS: u64 = 128 << 10;
 
+/// What an all-reduce by packets must save on the links of a rank, in bytes, to go in two rounds: one round sends the operand
+/// to each peer, two send a slice to and from each.
+pub const TWO_ROUNDS: u64 = 512 << 10;
+
+/// Whether packets carry messages of so many bytes to each of `n` ranks as words on a GPU.
+pub fn are_words(message: u64, n: u64) -> bool {
+    message <= PACKET_WORDS / n.max(1)
+}
+
+/// Whether an all-reduce by packets of so many bytes among `n` ranks goes in two rounds on a GPU.
+pub fn two_rounds(bytes: u64, n: u64) -> bool {
+    // One round sends n - 1 operands, two send 2 (n - 1) / n of one.
+    n > 2 && !are_words(bytes, n) && bytes.saturating_mul((n - 1) * (n - 2)) / n >= TWO_ROUNDS
+}
+
 /// The bytes from which on a GPU's two-shot all-reduce between two ranks stores to its peer and loads nothing from it; among
 /// more ranks it is fewer by as much as there are more. Then it adds a residual along the way.
 pub const TWO_SHOT_STORES: u64 = 32 << 20;

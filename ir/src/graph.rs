@@ -9,6 +9,7 @@ use indexmap::IndexMap;
 use petgraph::graph::DiGraph;
 
 use crate::dim::SymbolId;
+use crate::dispatch::Dispatch;
 use crate::entity::Table;
 use crate::op::Op;
 use crate::tensor::Tensor;
@@ -176,6 +177,9 @@ pub struct Graph {
     pub values: Table<ValueId, Value>,
     /// All nodes, in program order.
     pub nodes: Table<NodeId, Node>,
+    /// The nodes that run together, in program order; all others run by themselves. What a program computes does not depend
+    /// on it, and passes drop it.
+    pub dispatches: Vec<Dispatch>,
     /// The outputs.
     pub outputs: Vec<Output>,
 }

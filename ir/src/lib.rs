@@ -13,6 +13,7 @@ mod backing;
 pub mod builder;
 pub mod collective;
 pub mod dim;
+pub mod dispatch;
 pub mod einsum;
 pub mod emit;
 pub mod entity;
@@ -36,6 +37,7 @@ pub use backing::{Backing, Mapped, Part};
 pub use builder::Builder;
 pub use collective::{Collective, CollectiveKind, Contract, Exit, Meets, ReduceOp, Splits, Variant};
 pub use dim::{Bindings, Dim, SymbolId};
+pub use dispatch::{Dispatch, Form, Overwriting};
 pub use emit::Emit;
 pub use entity::Table;
 pub use graph::{

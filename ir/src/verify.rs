@@ -29,6 +29,8 @@
 //!   the index of `gather_elements` and `scatter_elements` is not longer than `x` along any other axis. A node
 //!   violates this only if interval arithmetic shows that all values of the symbols break it; what some
 //!   values break is for those to refuse who know the values.
+//! - **I16 dispatches**: they have nodes of the graph, each node belongs to one at most, they stand in program order, and
+//!   their nodes are what their form takes ([`crate::dispatch`]).
 
 use std::collections::HashSet;
 use std::fmt;
@@ -36,6 +38,7 @@ use std::fmt;
 use smallvec::{SmallVec, smallvec};
 
 use crate::dim::{self, Dim};
+use crate::dispatch;
 use crate::entity::{Entity, Table};
 use crate::graph::{
     Def, Graph, Group, Input, InputId, InputKind, Members, Node, NodeId, OutputKind, ValueId,
@@ -71,6 +74,7 @@ pub enum Invariant {
     Variants,
     Customs,
     Bounds,
+    Dispatches,
 }
 
 /// A place where a graph breaks an invariant.
@@ -112,6 +116,7 @@ pub fn verify(graph: &Graph) -> Result<(), Vec<Violation>> {
             v.node(id, node, &computable);
         }
         v.outputs();
+        v.dispatches();
     }
     if v.found.is_empty() { Ok(()) } else { Err(v.found) }
 }
@@ -480,6 +485,29 @@ impl Verifier<'_> {
                 id,
                 format!("expected at most {limit} elements, found {found}"),
             );
+        }
+    }
+
+    // I16
+
+    fn dispatches(&mut self) {
+        let g = self.graph;
+        if g.dispatches.is_empty() {
+            return;
+        }
+        let (users, mut next) = (g.users(), 0);
+        for (d, dispatch) in g.dispatches.iter().enumerate() {
+            let [first, last] = [dispatch.first, dispatch.last].map(Entity::index);
+            if !(next <= first && first <= last && last < g.nodes.len()) {
+                let message =
+                    format!("expected nodes from {next} to below {}, found {first} to {last}", g.nodes.len());
+                self.report(Invariant::Dispatches, format!("dispatch {d}"), message);
+                return;
+            }
+            next = last + 1;
+            if let Err((node, message)) = dispatch::check(g, dispatch, &users) {
+                self.report_node(Invariant::Dispatches, node, with_symbol_names(&message, &g.symbols));
+            }
         }
     }
 

@@ -4,7 +4,7 @@
 //! the operands of the product while it writes what the last of those steps gives. So where a plan is for GPUs, such a
 //! product releases its operands no sooner than those steps. They are small, as the rows are few.
 
-use symmc_ir::{Graph, Op, ValueId};
+use symmc_ir::{Form, Graph, Op, ValueId};
 
 use crate::bucket::Symbols;
 use crate::plan::Lane;
@@ -38,7 +38,8 @@ fn has_few_rows(graph: &Graph, value: ValueId, symbols: &Symbols) -> bool {
 fn is_element_wise(graph: &Graph, steps: &Steps, step: usize) -> bool {
     let step = &steps.list[step];
     let op = &graph.nodes[step.node].op;
-    step.lane == Lane::Compute && op.is_element_wise()
+    let map = step.dispatch.is_some_and(|d| d.form == Form::Map);
+    step.lane == Lane::Compute && (map || op.is_element_wise())
 }
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! From lowered graphs to the plan: prepare, order, place, pack, write down.
+//! From lowered graphs to the plan: prepare, form dispatches, order, place, pack, write down.
 //!
 //! Buckets whose planned programs are equal share one entry of [`Plan::programs`], one order and one
 //! placement; they differ in sizes, offsets and waits.
@@ -82,11 +82,15 @@ pub fn plan(source: &Graph, lowered: &[BucketInput], config: &PlanConfig) -> Res
     for (b, views) in lowered.iter().zip(&views) {
         bound.extend(bound_inputs(&b.graph, views, &config.bind)?);
     }
+    let profile = config.profile.clone().or_else(|| Profile::builtin(&config.machine));
     let prepared = parallel::map(lowered.iter().zip(&views).collect(), nodes, |(b, views)| {
-        prepare(&b.graph, views, &bound)
+        let prepared = prepare(&b.graph, views, &bound)?;
+        Ok(match &profile {
+            Some(profile) => prepared.dispatched(profile),
+            None => prepared,
+        })
     });
     let (prepared, program_of) = distinct(prepared)?;
-    let profile = config.profile.clone().or_else(|| Profile::builtin(&config.machine));
     let (fixed, memory) = fixed_memory(lowered.iter().map(|b| &b.graph), &bound)?;
     let work = Work {
         lowered,

@@ -11,12 +11,12 @@
 use std::collections::BTreeSet;
 
 use symmc_ir::entity::Entity;
-use symmc_ir::{CollectiveKind, Dim, GroupId, Op, OutputKind, Table, ValueId};
+use symmc_ir::{CollectiveKind, Dim, Form, GroupId, Op, OutputKind, Table, ValueId};
 
 use crate::liveness::Liveness;
 use crate::plan::{ArenaKind, PEER_ALIGN};
 use crate::prepare::Prepared;
-use crate::steps::Steps;
+use crate::steps::{Operand, Steps};
 
 /// The memory of a class.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -90,8 +90,9 @@ pub struct Classes {
 impl Classes {
     /// Places every base that a node defines.
     pub fn new(program: &Prepared, steps: &Steps, live: &Liveness, apart: &Apart) -> Classes {
-        let (classes, windows) = (singles(program, steps), windows(program, steps));
-        let mut placing = Placing { program, steps, live, apart, classes, windows };
+        let (classes, windows, level) =
+            (singles(program, steps), windows(program, steps), level(program, steps));
+        let mut placing = Placing { program, steps, live, apart, classes, windows, level };
         for s in 0..steps.list.len() {
             placing.gather(s);
             placing.concat(s);
@@ -157,6 +158,18 @@ struct Placing<'a> {
     apart: &'a Apart,
     classes: Classes,
     windows: Vec<InWindow>,
+    /// Bases that lie at one place on all ranks.
+    level: BTreeSet<ValueId>,
+}
+
+/// The bases that kernels of dispatches find at one place on all ranks: those of reductions and of products.
+fn level(program: &Prepared, steps: &Steps) -> BTreeSet<ValueId> {
+    let forms = [Form::Reduction, Form::Product].map(Some);
+    let of = steps.list.iter().filter(|step| forms.contains(&step.dispatch.map(|d| d.form)));
+    of.flat_map(|step| step.reads.iter().chain(&step.writes))
+        .copied()
+        .filter(|&v| program.base[v] == v)
+        .collect()
 }
 
 /// A value that the library looks for in a window.
@@ -261,7 +274,8 @@ impl Placing<'_> {
         if p == w || !fits || nested || !aligned || into.top != whole {
             return;
         }
-        if by_rank.as_ref().is_some_and(|(group, _)| self.window_breaks(from, *group)) {
+        let level = from.members.iter().any(|m| self.level.contains(&m.value));
+        if by_rank.as_ref().is_some_and(|(group, _)| level || self.window_breaks(from, *group)) {
             return;
         }
         let release = from.release(self.live);
@@ -305,39 +319,38 @@ impl Placing<'_> {
         self.windows.iter().filter(uses).any(|w| !own(w) && !graph.level(group, w.group))
     }
 
-    /// The result of a node that allows it over an operand that it reads last.
+    /// The results of a step that allows it over operands that it reads last.
     fn overwrite(&mut self, s: usize) {
-        let graph = &self.program.graph;
-        let step = &self.steps.list[s];
-        let node = &graph.nodes[step.node];
-        let operands = step.overwritable(graph);
-        let result = node.outputs[0];
-        let Some(r) = self.classes.of[result] else { return };
-        let single = self.classes.list[r as usize].members.len() == 1;
-        let over = operands.iter().find_map(|&operand| {
-            let base = self.dying(operand, s)?;
-            let class = self.classes.of[base]?;
-            let mut bases = node.inputs.iter().map(|&v| self.program.base[v]);
-            let apart = bases.all(|b| b == base || self.classes.of[b] != Some(class));
-            (apart && self.covers(s, base) && self.mergeable(class, r)).then_some(base)
-        });
-        if let (Some(base), true) = (over, single) {
-            self.write_over(base, result);
+        let (program, step) = (self.program, &self.steps.list[s]);
+        let operands = step.operands(&program.graph, &program.base);
+        for &result in &step.writes {
+            let Some(r) = self.classes.of[result] else { continue };
+            let single = self.classes.list[r as usize].members.len() == 1;
+            let over = operands.iter().filter(|o| o.allows(&program.graph, result)).find_map(|o| {
+                let base = self.dying(o.value, s)?;
+                let class = self.classes.of[base]?;
+                let mut bases = operands.iter().map(|o| program.base[o.value]);
+                let apart = bases.all(|b| b == base || self.classes.of[b] != Some(class));
+                let covers = self.covers(&operands, base, result);
+                (apart && covers && self.mergeable(class, r)).then_some(base)
+            });
+            if let (Some(base), true) = (over, single) {
+                self.write_over(base, result);
+            }
         }
     }
 
-    /// Whether every operand of step `s` that has bytes of `base` has exactly the elements of the result, and is one that
-    /// the result may lie on.
-    fn covers(&self, s: usize, base: ValueId) -> bool {
+    /// Whether every operand that has bytes of `base` has exactly the elements of the result, and is one that the result may
+    /// lie on.
+    fn covers(&self, operands: &[Operand], base: ValueId, result: ValueId) -> bool {
         let graph = &self.program.graph;
-        let step = &self.steps.list[s];
-        let node = &graph.nodes[step.node];
-        let (able, ty) = (step.overwritable(graph).len(), graph.ty(node.outputs[0]));
+        let ty = graph.ty(result);
         let same = |v: ValueId| {
             let of = graph.ty(v);
             self.program.whole[v] && of.shape == ty.shape && of.dtype.size() == ty.dtype.size()
         };
-        node.inputs.iter().enumerate().all(|(k, &v)| self.program.base[v] != base || (k < able && same(v)))
+        let on = |o: &Operand| o.allows(graph, result) && same(o.value);
+        operands.iter().all(|o| self.program.base[o.value] != base || on(o))
     }
 
     /// Inputs in the memory of the outputs that replace them, where nothing reads the input any more once the first value
@@ -354,18 +367,22 @@ impl Placing<'_> {
             if self.program.symmetric[old] || last > Some(first) || !self.live.settled_at(old, first) {
                 continue;
             }
-            let covers = !reads || self.covers(first as usize, old);
-            let class = &mut self.classes.list[c as usize];
             if reads {
+                let step = &self.steps.list[first as usize];
+                let operands = step.operands(graph, &self.program.base);
                 // The value that this step writes, at the start of the memory.
-                let begins =
-                    |m: &&mut Member| self.steps.def[m.value] == Some(first) && m.offset == Dim::from(0);
-                match class.members.iter_mut().find(begins).filter(|m| covers && m.by_rank.is_none()) {
-                    Some(member) => member.shares = Shares::Over(old),
+                let begins = |m: &Member| self.steps.def[m.value] == Some(first) && m.offset == Dim::from(0);
+                let members = &self.classes.list[c as usize].members;
+                let over = members.iter().position(begins).filter(|&m| {
+                    members[m].by_rank.is_none() && self.covers(&operands, old, members[m].value)
+                });
+                match over {
+                    Some(m) => self.classes.list[c as usize].members[m].shares = Shares::Over(old),
                     None => continue,
                 }
             }
             let shares = Shares::Nothing;
+            let class = &mut self.classes.list[c as usize];
             class.members.push(Member { value: old, offset: Dim::from(0), by_rank: None, shares });
             self.classes.of[old] = Some(c);
         }

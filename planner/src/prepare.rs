@@ -11,8 +11,12 @@
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 
+use symmc_dispatch::Unit;
 use symmc_ir::entity::Entity;
-use symmc_ir::{Dim, Graph, InputId, InputKind, Node, NodeId, Op, Output, Table, Type, Value, ValueId};
+use symmc_ir::machine::Profile;
+use symmc_ir::{
+    Dim, Dispatch, Graph, InputId, InputKind, Node, NodeId, Op, Output, Table, Type, Value, ValueId,
+};
 
 use crate::error::PlanError;
 use crate::plan::{CopyReason, PEER_ALIGN};
@@ -254,7 +258,7 @@ impl<'a> Rebuild<'a> {
         Rebuild { old, graph, map, names: HashSet::new() }
     }
 
-    fn node(&mut self, id: NodeId, operands: Vec<ValueId>) {
+    fn node(&mut self, id: NodeId, operands: Vec<ValueId>) -> NodeId {
         let node = &self.old.nodes[id];
         let results = node.outputs.iter().map(|&v| {
             let Value { name, ty, .. } = &self.old.values[v];
@@ -264,6 +268,7 @@ impl<'a> Rebuild<'a> {
         for (&v, &w) in node.outputs.iter().zip(&self.graph.nodes[new].outputs) {
             self.map[v] = w;
         }
+        new
     }
 
     /// A copy of an old value, named after it.
@@ -301,32 +306,74 @@ fn skeleton(old: &Graph) -> Graph {
     }
 }
 
-impl Prepared {
-    /// The same program with its steps in this order; each view stands before its first user.
-    pub fn reordered(&self, order: &[NodeId]) -> Prepared {
-        let mut out = Rebuild::new(&self.graph);
-        let mut done = vec![false; self.graph.nodes.len()];
-        let all: Vec<NodeId> = self.graph.nodes.keys().collect();
-        // Views that nothing uses come last.
-        let mut stack = Vec::new();
-        for &root in order.iter().chain(&all) {
-            stack.push(root);
-            while let Some(&id) = stack.last() {
-                if done[id.index()] {
-                    stack.pop();
-                    continue;
-                }
-                let node = &self.graph.nodes[id];
-                let missing = node.inputs.iter().filter_map(|&v| self.graph.def_node(v));
-                let before = stack.len();
-                stack.extend(missing.filter(|n| !done[n.index()]));
-                if stack.len() == before {
-                    out.node(id, node.inputs.iter().map(|&v| out.map[v]).collect());
-                    done[id.index()] = true;
-                    stack.pop();
-                }
+/// A program whose nodes are put in another order.
+struct Reorder<'a> {
+    old: &'a Graph,
+    out: Rebuild<'a>,
+    /// The new node of each old one that is there.
+    done: Table<NodeId, Option<NodeId>>,
+}
+
+impl Reorder<'_> {
+    /// Puts a node behind those that it needs, of which only views may be missing.
+    fn put(&mut self, node: NodeId) {
+        let mut stack = vec![node];
+        while let Some(&id) = stack.last() {
+            if self.done[id].is_some() {
+                stack.pop();
+                continue;
+            }
+            let before = stack.len();
+            self.missing(id, &mut stack);
+            if stack.len() == before {
+                let operands = self.old.nodes[id].inputs.iter().map(|&v| self.out.map[v]).collect();
+                self.done[id] = Some(self.out.node(id, operands));
+                stack.pop();
             }
         }
+    }
+
+    /// The nodes that a node needs and that are not there.
+    fn missing(&self, id: NodeId, into: &mut Vec<NodeId>) {
+        let defs = self.old.nodes[id].inputs.iter().filter_map(|&v| self.old.def_node(v));
+        into.extend(defs.filter(|&n| self.done[n].is_none()));
+    }
+
+    /// Puts the nodes of a unit next to each other, behind all that they need.
+    fn unit(&mut self, unit: &Unit) {
+        let mut missing = Vec::new();
+        unit.nodes.iter().for_each(|&n| self.missing(n, &mut missing));
+        missing.retain(|n| !unit.nodes.contains(n));
+        missing.into_iter().for_each(|n| self.put(n));
+        unit.nodes.iter().for_each(|&n| self.put(n));
+        let new = |n: Option<&NodeId>| n.and_then(|&n| self.done[n]);
+        if let (Some(form), Some(first), Some(last)) =
+            (unit.form, new(unit.nodes.first()), new(unit.nodes.last()))
+        {
+            self.out.graph.dispatches.push(Dispatch { form, first, last });
+        }
+    }
+}
+
+impl Prepared {
+    /// The same program with the dispatches that a machine is capable of.
+    pub fn dispatched(self, profile: &Profile) -> Prepared {
+        if profile.dispatches.is_none() {
+            return self;
+        }
+        let units = symmc_dispatch::units(&self.graph, &self.base, profile);
+        if units.iter().any(|u| u.form.is_some()) { self.reordered(&units) } else { self }
+    }
+
+    /// The same program with its nodes in this order, which names all that are no views outside of dispatches; each of these
+    /// stands before the first that needs it.
+    pub fn reordered(&self, order: &[Unit]) -> Prepared {
+        let done = Table::filled(None, self.graph.nodes.len());
+        let mut reorder = Reorder { old: &self.graph, out: Rebuild::new(&self.graph), done };
+        order.iter().for_each(|unit| reorder.unit(unit));
+        // Views that nothing uses come last.
+        self.graph.nodes.keys().for_each(|n| reorder.put(n));
+        let mut out = reorder.out;
         let outputs = self.graph.outputs.iter();
         out.graph.outputs = outputs.map(|o| Output { value: out.map[o.value], kind: o.kind }).collect();
         let len = out.graph.values.len();

@@ -8,7 +8,7 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use symmc_ir::NodeId;
+use symmc_dispatch::Unit;
 use symmc_ir::machine::Profile;
 
 use crate::barriers::{self, load};
@@ -70,8 +70,8 @@ pub fn schedule(prepared: &Arc<Prepared>, rules: &Rules<'_>) -> Result<Program, 
     let prepared = match in_place {
         true => prepared.clone(),
         false => {
-            let nodes: Vec<NodeId> = best.order.iter().map(|&s| steps.list[s as usize].node).collect();
-            Arc::new(prepared.reordered(&nodes))
+            let units: Vec<Unit> = best.order.iter().map(|&s| steps.list[s as usize].unit()).collect();
+            Arc::new(prepared.reordered(&units))
         }
     };
     let steps = Steps::new(&prepared.graph, &prepared.base)?;

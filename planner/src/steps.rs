@@ -1,22 +1,30 @@
-//! The steps of a program: its nodes without the views, with the base values that each reads and writes.
+//! The steps of a program: its dispatches, and its other nodes without the views, with the base values that each reads and
+//! writes.
 
+use smallvec::SmallVec;
+use symmc_dispatch::Unit;
 use symmc_ir::collective::Meets;
 use symmc_ir::entity::Entity;
-use symmc_ir::{CollectiveKind, Contract, Def, Graph, GroupId, InputId, NodeId, Op, Table, ValueId};
+use symmc_ir::{
+    CollectiveKind, Contract, Def, Dispatch, Graph, GroupId, InputId, Node, NodeId, Op, Overwriting, Table,
+    ValueId,
+};
 
 use crate::error::PlanError;
 use crate::plan::Lane;
 
-/// A node that runs.
+/// A node that runs, or several as one.
 #[derive(Clone, Debug)]
 pub struct StepInfo {
-    /// The node that it runs.
+    /// The node that it runs, or the first of its dispatch.
     pub node: NodeId,
+    /// The dispatch that it runs, if it is one.
+    pub dispatch: Option<Dispatch>,
     /// The lane that runs it.
     pub lane: Lane,
     /// The bases whose memory it reads, each once, in order of its operands.
     pub reads: Vec<ValueId>,
-    /// The values that it defines, all of them bases.
+    /// The values that it defines and that have memory, all of them bases.
     pub writes: Vec<ValueId>,
     /// What it promises to peers, if it touches any or meets them.
     pub peers: Option<Peers>,
@@ -38,11 +46,39 @@ impl StepInfo {
         (all(touch.reads_operand(), &self.reads), all(touch.writes_result(), &self.writes))
     }
 
-    /// The operands that the result may lie on, element on element, where they are read last; the first ones of the
-    /// node. The others may not share bytes with the result.
-    pub fn overwritable<'a>(&self, graph: &'a Graph) -> &'a [ValueId] {
-        let node = &graph.nodes[self.node];
-        let count = match &node.op {
+    /// The nodes that it runs.
+    pub fn nodes(&self) -> impl Iterator<Item = NodeId> + use<> {
+        let last = self.dispatch.map_or(self.node, |d| d.last);
+        (self.node.index()..=last.index()).map(NodeId::new)
+    }
+
+    /// The same as a part of a program.
+    pub fn unit(&self) -> Unit {
+        Unit { form: self.dispatch.map(|d| d.form), nodes: self.nodes().collect() }
+    }
+
+    /// What it reads of values that other steps define.
+    pub fn operands(&self, graph: &Graph, base: &Table<ValueId, ValueId>) -> SmallVec<[Operand; 4]> {
+        let mut out = SmallVec::new();
+        for id in self.nodes() {
+            let node = &graph.nodes[id];
+            let first = if self.dispatch.is_none() { self.overwritable(node) } else { 0 };
+            for (k, &value) in node.inputs.iter().enumerate() {
+                let overwriting = match self.dispatch {
+                    Some(d) if graph.def_node(base[value]).is_some_and(|n| d.has(n)) => continue,
+                    Some(d) => d.form.overwriting(&node.op, k),
+                    None if k < first => Overwriting::Own,
+                    None => Overwriting::Never,
+                };
+                out.push(Operand { value, node: id, overwriting });
+            }
+        }
+        out
+    }
+
+    /// How many of the operands of the node may be overwritten: its first ones.
+    fn overwritable(&self, node: &Node) -> usize {
+        match &node.op {
             Op::Collective(c) => {
                 let able = matches!(c.kind, CollectiveKind::AllReduce(_) | CollectiveKind::Broadcast { .. });
                 usize::from(able && self.peers.is_some_and(|p| p.contract.in_place))
@@ -53,8 +89,26 @@ impl StepInfo {
             Op::RotaryEmbedding { .. } => 1,
             Op::ScatterElements { .. } | Op::IndexAdd { .. } | Op::IndexPut { .. } => 1,
             _ => 0,
-        };
-        &node.inputs[..count.min(node.inputs.len())]
+        }
+    }
+}
+
+/// An operand of a step.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Operand {
+    /// The value.
+    pub value: ValueId,
+    /// The node that reads it.
+    node: NodeId,
+    /// Which results of the step may lie on it, element on element, where it is read last. The others may not share bytes
+    /// with it.
+    overwriting: Overwriting,
+}
+
+impl Operand {
+    /// Whether a result of the step may lie on it.
+    pub fn allows(&self, graph: &Graph, result: ValueId) -> bool {
+        graph.def_node(result).is_some_and(|writer| self.overwriting.allows(self.node, writer))
     }
 }
 
@@ -79,24 +133,47 @@ pub struct Steps {
 impl Steps {
     /// The steps of `graph` in the order of its nodes.
     pub fn new(graph: &Graph, base: &Table<ValueId, ValueId>) -> Result<Steps, PlanError> {
-        let mut list = Vec::with_capacity(graph.nodes.len());
+        let mut list: Vec<StepInfo> = Vec::with_capacity(graph.nodes.len());
         let mut def = Table::filled(None, graph.values.len());
+        let inner = graph.inner(|v| base[v]);
+        let mut dispatches = graph.dispatches.iter().peekable();
+        let mut open: Option<Dispatch> = None;
         for (id, node) in graph.nodes.iter() {
+            if let Some(dispatch) = dispatches.next_if(|d| d.first == id) {
+                open = Some(*dispatch);
+                list.push(StepInfo {
+                    node: id,
+                    dispatch: open,
+                    lane: Lane::Compute,
+                    reads: Vec::new(),
+                    writes: Vec::new(),
+                    peers: None,
+                });
+            }
             if is_view(graph, base, id) {
                 continue;
             }
-            let mut reads: Vec<ValueId> = Vec::with_capacity(node.inputs.len());
-            for &v in &node.inputs {
-                if !reads.contains(&base[v]) {
-                    reads.push(base[v]);
-                }
-            }
-            for &v in &node.outputs {
-                def[v] = Some(list.len() as u32);
-            }
             let peers = peers(graph, id)?;
             let lane = if peers.is_some() { Lane::Comm } else { Lane::Compute };
-            list.push(StepInfo { node: id, lane, reads, writes: node.outputs.clone(), peers });
+            if open.is_none() {
+                let (reads, writes) = (Vec::with_capacity(node.inputs.len()), Vec::new());
+                list.push(StepInfo { node: id, dispatch: None, lane, reads, writes, peers });
+            }
+            let s = list.len() as u32 - 1;
+            let Some(step) = list.last_mut() else { continue };
+            if peers.is_some() {
+                (step.lane, step.peers) = (lane, peers);
+            }
+            for &b in node.inputs.iter().map(|v| &base[*v]) {
+                if def[b] != Some(s) && !inner[b] && !step.reads.contains(&b) {
+                    step.reads.push(b);
+                }
+            }
+            for &v in node.outputs.iter().filter(|&&v| !inner[v]) {
+                step.writes.push(v);
+                def[v] = Some(s);
+            }
+            open = open.filter(|d| d.last != id);
         }
         Ok(Steps { list, def })
     }

@@ -17,6 +17,7 @@ use symmc::{Bind, BucketSpec, CheckedPlan, Config, ErrorKind, Order, Profile, Pr
 use symmc_cases::programs::{self, Variants};
 use symmc_ir::entity::Entity;
 use symmc_ir::interp::{self, Draw, SeedConfig};
+use symmc_ir::machine::Capabilities;
 use symmc_ir::random::SplitMix;
 use symmc_ir::{Bindings, Graph, InputId, InputKind, OutputKind, SymbolId, Tensor, Variant, text};
 use symmc_planner::{BucketInput, PlanConfig};
@@ -78,7 +79,8 @@ fn given(graph: &Graph, r: &mut SplitMix, story: &mut String) -> Result<CheckedP
     };
     let buckets: Vec<BucketInput> = ranges.iter().map(narrow).collect();
     let bind = graph.inputs.keys().filter(|_| r.one_in(3)).collect();
-    let config = PlanConfig { bind, order: order(r), ..PlanConfig::default() };
+    let profile = r.one_in(2).then(|| Profile::builtin("h200x2")).flatten().map(capable);
+    let config = PlanConfig { bind, order: order(r), profile, ..PlanConfig::default() };
     *story +=
         &format!(", variants given, {} buckets, {:?}, bound {:?}", buckets.len(), config.order, config.bind);
     let plan =
@@ -100,7 +102,11 @@ fn given(graph: &Graph, r: &mut SplitMix, story: &mut String) -> Result<CheckedP
 fn chosen(graph: &Graph, r: &mut SplitMix, story: &mut String) -> Result<CheckedPlan, String> {
     let program = Program::from_graph(graph.clone()).map_err(|e| format!("no program: {e}"))?;
     let machine = r.pick(&Profile::builtin_names());
-    let profile = Profile::builtin(machine).ok_or("no such machine")?;
+    let mut profile = Profile::builtin(machine).ok_or("no such machine")?;
+    if r.one_in(2) {
+        profile = capable(profile);
+        story.push_str(", with dispatches");
+    }
     let variants: Vec<Variant> = Variant::ALL.iter().copied().filter(|_| r.one_in(2)).collect();
     let arguments = graph.inputs.values().filter(|i| i.kind == InputKind::Argument);
     let names: Vec<String> = arguments.map(|i| graph.name_of(i.value).to_string()).collect();
@@ -136,6 +142,11 @@ fn chosen(graph: &Graph, r: &mut SplitMix, story: &mut String) -> Result<Checked
         }
     }
     Ok(made)
+}
+
+/// A machine that runs all dispatches.
+fn capable(profile: Profile) -> Profile {
+    Profile { dispatches: Capabilities::GPU, ..profile }
 }
 
 fn tighter(bytes: u64, r: &mut SplitMix) -> u64 {

@@ -9,7 +9,8 @@ use symmc_tests::root;
 const ARROWS: &[(&str, &[&str])] = &[
     ("ir", &[]),
     ("passes", &["symmc-ir"]),
-    ("planner", &["symmc-ir"]),
+    ("passes/dispatch", &["symmc-ir"]),
+    ("planner", &["symmc-ir", "symmc-dispatch"]),
     ("runtime", &["symmc-ir", "symmc-planner"]),
     ("runtime/nccl-sys", &[]),
     ("frontends/torch", &["symmc-ir"]),

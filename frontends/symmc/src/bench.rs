@@ -104,6 +104,7 @@ pub fn profile(name: &str, measured: &[Measurements], date: &str) -> Result<Prof
         about,
         multiprocessors: Some(first.multiprocessors),
         fuses_residual: true,
+        dispatches: Default::default(),
         copy,
         curves: curves.collect(),
     })

@@ -31,6 +31,7 @@
 //! Deliberately not here: what copies a placement forces (the lowering and the planner know that) and how
 //! profiles are measured.
 
+mod capability;
 mod curve;
 pub mod model;
 
@@ -38,6 +39,7 @@ use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
 use crate::collective::{CollectiveKind, TWO_SHOT_STORES, Variant};
+pub use capability::{Capabilities, Extents, Maps, Pairs, Products, Reductions, Rotaries};
 pub use curve::{Copying, Curve, ExitBarrier, Source};
 
 /// The version of the format that this crate reads and writes.
@@ -72,6 +74,9 @@ pub struct Profile {
     /// compute beside the two keeps them apart.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub fuses_residual: bool,
+    /// Which nodes are one kernel there.
+    #[serde(default, skip_serializing_if = "Capabilities::is_none")]
+    pub dispatches: Capabilities,
     /// What a copy within the memory of one rank costs.
     pub copy: Copying,
     /// The curves, at most one for each collective, variant, exit barrier and number of ranks.

@@ -8,10 +8,11 @@ use super::cursor::{Cursor, Read};
 use super::error::{Failure, ParseError, quote};
 use super::lexer::Token;
 use crate::dim::{self, Dim, SymbolId};
-use crate::entity::Table;
+use crate::dispatch::{Dispatch, Form};
+use crate::entity::{Entity, Table};
 use crate::graph::{
-    CustomId, CustomOp, Def, Graph, Group, GroupId, InputId, InputKind, Members, Output, OutputKind, Symbol,
-    ValueId,
+    CustomId, CustomOp, Def, Graph, Group, GroupId, InputId, InputKind, Members, NodeId, Output, OutputKind,
+    Symbol, ValueId,
 };
 use crate::infer;
 use crate::tensor::Tensor;
@@ -99,8 +100,9 @@ impl<'a> Parser<'a> {
             "const" => |p: &mut Self| p.input(InputKind::Constant),
             "return" => Self::returned,
             "mutate" => Self::mutation,
+            "dispatch" => Self::dispatch,
             _ => {
-                let known = "symbol, group, custom, arg, param, const, return, mutate or a node (`%name: …`)";
+                let known = "symbol, group, custom, arg, param, const, return, mutate, dispatch or a node (`%name: …`)";
                 return Err(self.cursor.unexpected(&format!("one of the statements {known}")));
             }
         };
@@ -266,6 +268,30 @@ impl<'a> Parser<'a> {
             self.define(name, at, id)?;
         }
         Ok(())
+    }
+
+    /// Nodes between braces.
+    fn dispatch(&mut self) -> Read<()> {
+        let at = self.cursor.at;
+        let word = self.cursor.word("the form of the dispatch")?;
+        let Some(form) = Form::from_name(word) else {
+            let names = Form::ALL.map(Form::name).join(", ");
+            return Err(Failure::new(at, format!("expected a form ({names}), found {}", quote(word))));
+        };
+        self.cursor.expect("{")?;
+        self.cursor.end_line()?;
+        let first = self.graph.nodes.len();
+        while self.cursor.is_value() {
+            self.node()?;
+            self.cursor.end_line()?;
+        }
+        let end = self.graph.nodes.len();
+        if first == end {
+            return Err(self.cursor.unexpected("a node of the dispatch"));
+        }
+        let (first, last) = (NodeId::new(first), NodeId::new(end - 1));
+        self.graph.dispatches.push(Dispatch { form, first, last });
+        self.cursor.expect("}")
     }
 
     fn returned(&mut self) -> Read<()> {

@@ -210,6 +210,7 @@ impl Printer<'_> {
 
     fn body(&mut self) {
         let graph = self.graph;
+        let mut dispatches = graph.dispatches.iter().peekable();
         for (id, value) in graph.values.iter() {
             match value.def {
                 Def::Input(input) => {
@@ -217,9 +218,15 @@ impl Printer<'_> {
                         self.input(id, input);
                     }
                 }
-                Def::Node(node, 0) => {
-                    if let Some(node) = graph.nodes.get(node) {
+                Def::Node(id, 0) => {
+                    if let Some(dispatch) = dispatches.peek().filter(|d| d.first == id) {
+                        self.show(format_args!("dispatch {} {{\n", dispatch.form));
+                    }
+                    if let Some(node) = graph.nodes.get(id) {
                         self.node(node);
+                    }
+                    if dispatches.next_if(|d| d.last == id).is_some() {
+                        self.put("}\n");
                     }
                 }
                 Def::Node(..) => {}

@@ -52,7 +52,7 @@ fn long_lines_are_cut() {
 const STATEMENTS: &[(&str, &str)] = &[
     (
         "relu %x",
-        "1: expected one of the statements symbol, group, custom, arg, param, const, return, mutate or a node (`%name: …`), found `relu`",
+        "1: expected one of the statements symbol, group, custom, arg, param, const, return, mutate, dispatch or a node (`%name: …`), found `relu`",
     ),
     ("= %x", "1: expected a statement, found `=`"),
     ("arg %x: f32[]", "5: the value `%x` is already defined"),

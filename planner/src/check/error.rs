@@ -231,6 +231,10 @@ pub enum CheckError {
         "{at}: {side} %{value} lies by rank in group {group}, expected one place in the window on all ranks of the cell"
     )]
     WindowUneven { at: At, side: Side, value: String, group: String },
+    #[error(
+        "{at}: {side} %{value} of a reduction lies by rank in group {group}, expected one place on all ranks"
+    )]
+    ReductionUneven { at: At, side: Side, value: String, group: String },
     #[error("{at}: operand %{value} of a collective is not stored contiguously")]
     NotContiguous { at: At, value: String },
     #[error("{at}: group {group} has no landing zone {zone}")]

@@ -8,13 +8,14 @@
 //!   of them. Or all of its base is an operand that does.
 //! - Collectives whose contract allows it: exactly on the operand; for all-gather the operand is this
 //!   rank's piece of the result, for reduce-scatter the result is this rank's piece of the operand.
+//! - Dispatches: on operands that the contract of their form names, exactly and with elements of the same extents and size.
 //! - Any op: the elements that it reads of the shared base are disjoint from the result.
 //!
 //! Everything else reads elements after others were written, in an order that this module does not know.
 
 use std::collections::HashSet;
 
-use symmc_ir::{CollectiveKind, Contract, Dim, Node, NodeId, Op, Type, ValueId};
+use symmc_ir::{CollectiveKind, Contract, Dim, Form, Graph, Node, NodeId, Op, Type, ValueId};
 
 use super::place::{Home, Numbered, Range, apart};
 use super::step::{Context, is_whole};
@@ -30,17 +31,28 @@ pub enum Overlay {
     Keeps,
 }
 
-/// What result `result` of a node does to its operand number `operand`, whose base it overlaps. `in_place` are the
-/// operands of a concatenation that lie where they end up.
+/// An operand as a step reads it.
+#[derive(Clone, Copy)]
+pub struct Reading {
+    /// The node that reads it.
+    pub node: NodeId,
+    /// Its number among the operands of the node.
+    pub operand: usize,
+    /// The form of the dispatch of the node.
+    pub form: Option<Form>,
+}
+
+/// What a result of a step does to an operand of it, whose base it overlaps. `in_place` are the operands of a
+/// concatenation that lie where they end up.
 pub fn overlay(
     ctx: &Context<'_>,
-    node: NodeId,
-    operand: usize,
+    reading: Reading,
     result: ValueId,
     contract: Option<&Contract>,
     in_place: &InPlace,
 ) -> Overlay {
     let graph = &ctx.program.graph;
+    let Reading { node, operand, form } = reading;
     let node = &graph.nodes[node];
     let x = node.inputs[operand];
     let layout = &ctx.program.layouts[x];
@@ -53,11 +65,16 @@ pub fn overlay(
     let same_memory = base.range.memory == home.range.memory;
     let rule = match &node.op {
         _ if !same_memory => Overlay::Illegal,
+        _ if form.is_some_and(|form| !allowed(form, reading, graph, result)) => Overlay::Illegal,
         Op::Concat { .. } if in_place.keeps(x, layout.base) && base.range.rank == home.range.rank => {
             Overlay::Keeps
         }
         Op::Concat { .. } => Overlay::Illegal,
         _ if start != home.range.start || !layout.is_contiguous(tx) => Overlay::Illegal,
+        _ if form.is_some() => match same_elements((base, tx), (home, tr)) {
+            true => Overlay::Replaces,
+            false => Overlay::Illegal,
+        },
         Op::Collective(c) if contract.is_some_and(|c| c.in_place) => {
             collective(&c.kind, ctx.program.group(c.group), (base, tx), (home, tr))
         }
@@ -75,11 +92,21 @@ pub fn overlay(
     if apart(&read, &home.range, ctx.symbols) { Overlay::Replaces } else { Overlay::Illegal }
 }
 
+/// Whether two contiguous values that start at one place have their elements at the same places.
+fn same_elements(x: (&Home, &Type), r: (&Home, &Type)) -> bool {
+    x.1.shape == r.1.shape && x.1.dtype.size() == r.1.dtype.size() && x.0.range.rank == r.0.range.rank
+}
+
+/// Whether a result of a dispatch may lie on an operand of one of its nodes, element on element.
+fn allowed(form: Form, reading: Reading, graph: &Graph, result: ValueId) -> bool {
+    let overwriting = form.overwriting(&graph.nodes[reading.node].op, reading.operand);
+    graph.def_node(result).is_some_and(|writer| overwriting.allows(reading.node, writer))
+}
+
 /// The rule for a contiguous operand that starts where its result does and has this number.
 fn element_on_element(op: &Op, operand: usize, x: (&Home, &Type), r: (&Home, &Type)) -> Overlay {
-    let same_elements = x.1.shape == r.1.shape && x.1.dtype.size() == r.1.dtype.size();
     match op {
-        _ if !same_elements || x.0.range.rank != r.0.range.rank => Overlay::Illegal,
+        _ if !same_elements(x, r) => Overlay::Illegal,
         Op::Copy => Overlay::Keeps,
         Op::Unary(_) | Op::Binary(_) | Op::BinaryScalar { .. } | Op::Select | Op::Cast => Overlay::Replaces,
         Op::Softmax { .. }

@@ -144,14 +144,12 @@ pub fn homes(
     let resolver = Resolver { plan, programs, index, bucket, program, symbols };
     for (name, place) in &bucket.places {
         match program.names.get(name) {
-            Some(&value) if program.base(value) == value => {
-                homes[value] = resolver.home(value, place, errors)
-            }
+            Some(&value) if program.has_memory(value) => homes[value] = resolver.home(value, place, errors),
             _ => errors.push(CheckError::PlaceUnknown { bucket: index, value: name.clone() }),
         }
     }
     for (id, value) in program.graph.values.iter() {
-        if program.base(id) == id && !bucket.places.contains_key(&value.name) {
+        if program.has_memory(id) && !bucket.places.contains_key(&value.name) {
             errors.push(CheckError::PlaceMissing { bucket: index, value: value.name.clone() });
         }
     }

@@ -6,7 +6,9 @@ use sha2::{Digest, Sha256};
 use symmc_ir::collective::PACKET_LINE;
 use symmc_ir::layout::{Layout, layouts};
 use symmc_ir::verify::MAX_RANKS;
-use symmc_ir::{Dim, Graph, GroupId, Members, SymbolId, Table, Type, ValueId, parallel, text, verify};
+use symmc_ir::{
+    Dim, Dispatch, Graph, GroupId, Members, NodeId, SymbolId, Table, Type, ValueId, parallel, text, verify,
+};
 
 use super::error::{CheckError, ProgramId};
 use crate::plan::{ALIGN, ArenaKind, Arenas, Fixed, MAX_SIZE, Plan, Role, VERSION};
@@ -20,6 +22,10 @@ pub struct Program {
     pub graph: Graph,
     /// Where each value lies within its base.
     pub layouts: Table<ValueId, Layout>,
+    /// The dispatch of each node, an index.
+    pub dispatch_of: Table<NodeId, Option<usize>>,
+    /// The bases that have no memory.
+    pub inner: Table<ValueId, bool>,
     /// The value of each name.
     pub names: HashMap<String, ValueId>,
     /// The index of each of its groups in [`Programs::groups`].
@@ -36,14 +42,26 @@ impl Program {
             all.collect::<Vec<_>>()
         })?;
         let layouts = layouts(&graph);
+        let (dispatch_of, inner) = (graph.dispatch_of(), graph.inner(|v| layouts[v].base));
         let names = graph.values.iter().map(|(id, v)| (v.name.clone(), id)).collect();
-        Ok(Program { graph, layouts, names, groups: Vec::new() })
+        Ok(Program { graph, layouts, dispatch_of, inner, names, groups: Vec::new() })
     }
 
     /// The base of a value.
     pub fn base(&self, value: ValueId) -> ValueId {
         self.layouts[value].base
     }
+
+    /// Whether a value has memory of its own.
+    pub fn has_memory(&self, value: ValueId) -> bool {
+        self.base(value) == value && !self.inner[value]
+    }
+
+    /// The dispatch of a node.
+    pub fn dispatch(&self, node: NodeId) -> Option<Dispatch> {
+        self.dispatch_of[node].and_then(|d| self.graph.dispatches.get(d)).copied()
+    }
+
     /// The index of a group in [`Programs::groups`].
     pub fn group(&self, group: GroupId) -> usize {
         self.groups.get(symmc_ir::entity::Entity::index(group)).copied().unwrap_or(0)

@@ -4,10 +4,12 @@ use std::collections::{HashMap, HashSet};
 
 use symmc_ir::collective::{Exit, Meets};
 use symmc_ir::entity::Entity;
-use symmc_ir::{CollectiveKind, Contract, Dim, Graph, Node, NodeId, Op, Table, ValueId, Variant};
+use symmc_ir::{
+    CollectiveKind, Contract, Dim, Dispatch, Form, Graph, Node, NodeId, Op, Table, ValueId, Variant,
+};
 
 use super::error::{At, CheckError, Side};
-use super::inplace::{InPlace, Overlay, overlay};
+use super::inplace::{InPlace, Overlay, Reading, overlay};
 use super::overlap::Overlaps;
 use super::place::{Home, Symbols, written_each_run};
 use super::program::{Program, Programs};
@@ -124,26 +126,65 @@ pub fn steps(ctx: &Context<'_>, errors: &mut Vec<CheckError>) -> Vec<Step> {
     for (s, step) in ctx.bucket.steps.iter().enumerate() {
         let node = ctx.program.names.get(&step.node).and_then(|&v| graph.def_node(v));
         let node = node.filter(|&n| graph.node_name(n) == step.node && !is_view(ctx.program, n));
-        let Some(node) = node else {
+        let run = node.and_then(|n| Run::of(ctx.program, n));
+        nodes.push(run);
+        let Some(run) = run else {
             errors.push(CheckError::StepUnknown { bucket: ctx.index, step: s, found: step.node.clone() });
-            nodes.push(None);
             continue;
         };
-        nodes.push(Some(node));
-        if let Some(first) = step_of.insert(node, s) {
+        if let Some(&first) = step_of.get(&run.first) {
             errors.push(CheckError::StepTwice { at: ctx.at(s), first });
-            step_of.insert(node, first);
+        } else {
+            step_of.extend(run.nodes().map(|n| (n, s)));
         }
     }
     for id in graph.nodes.keys().filter(|&n| !is_view(ctx.program, n) && !step_of.contains_key(&n)) {
         errors.push(CheckError::StepMissing { bucket: ctx.index, node: graph.node_name(id).to_string() });
     }
-    let resolved = nodes.iter().enumerate().filter_map(|(s, node)| {
-        let node = (*node)?;
-        order(ctx, s, node, &step_of, errors);
-        Some(resolve(ctx, s, node, errors))
+    let resolved = nodes.iter().enumerate().filter_map(|(s, run)| {
+        let run = (*run)?;
+        order(ctx, s, run, &step_of, errors);
+        Some(resolve(ctx, s, run, errors))
     });
     resolved.collect()
+}
+
+/// What a step runs: a node, or those of a dispatch.
+#[derive(Clone, Copy)]
+struct Run {
+    first: NodeId,
+    dispatch: Option<Dispatch>,
+}
+
+impl Run {
+    /// What the step runs that is named by a node; none if that stands in a dispatch behind its first node.
+    fn of(program: &Program, first: NodeId) -> Option<Run> {
+        let dispatch = program.dispatch(first);
+        dispatch.is_none_or(|d| d.first == first).then_some(Run { first, dispatch })
+    }
+
+    fn nodes(self) -> impl Iterator<Item = NodeId> {
+        let last = self.dispatch.map_or(self.first, |d| d.last);
+        (self.first.index()..=last.index()).map(NodeId::new)
+    }
+
+    /// The operands that other steps define, each with the node that reads it and its number there.
+    fn operands(self, program: &Program) -> impl Iterator<Item = (NodeId, usize, ValueId)> + '_ {
+        let graph = &program.graph;
+        let all =
+            self.nodes().flat_map(|n| graph.nodes[n].inputs.iter().enumerate().map(move |(k, &x)| (n, k, x)));
+        let own = move |x: ValueId| {
+            let def = graph.def_node(program.base(x));
+            self.dispatch.is_some() && def.is_some_and(|n| self.nodes().any(|own| own == n))
+        };
+        all.filter(move |(_, _, x)| !own(*x))
+    }
+
+    /// The values that it defines and that have memory.
+    fn results(self, program: &Program) -> Vec<ValueId> {
+        let all = self.nodes().flat_map(|n| program.graph.nodes[n].outputs.iter().copied());
+        all.filter(|&v| !program.inner[v]).collect()
+    }
 }
 
 /// The inputs of a program that lie in memory which steps may write, and whether the caller writes them before each run.
@@ -172,12 +213,12 @@ pub fn is_whole(program: &Program, x: ValueId) -> bool {
 fn order(
     ctx: &Context<'_>,
     s: usize,
-    node: NodeId,
+    run: Run,
     step_of: &HashMap<NodeId, usize>,
     errors: &mut Vec<CheckError>,
 ) {
     let graph = &ctx.program.graph;
-    for &x in &graph.nodes[node].inputs {
+    for (_, _, x) in run.operands(ctx.program) {
         let def = graph.def_node(ctx.program.base(x)).and_then(|n| step_of.get(&n));
         if let Some(&defined) = def.filter(|&&d| d >= s) {
             let operand = graph.name_of(x).to_string();
@@ -194,9 +235,8 @@ fn order(
     }
 }
 
-fn resolve(ctx: &Context<'_>, s: usize, id: NodeId, errors: &mut Vec<CheckError>) -> Step {
+fn resolve(ctx: &Context<'_>, s: usize, run: Run, errors: &mut Vec<CheckError>) -> Step {
     let program = ctx.program;
-    let node = &program.graph.nodes[id];
     let step = &ctx.bucket.steps[s];
     let mut out = Step {
         lane: match step.lane {
@@ -204,60 +244,88 @@ fn resolve(ctx: &Context<'_>, s: usize, id: NodeId, errors: &mut Vec<CheckError>
             Lane::Comm => 1,
         },
         waits: step.waits.clone(),
-        reads: Vec::with_capacity(node.inputs.len()),
-        writes: node.outputs.clone(),
+        reads: Vec::new(),
+        writes: run.results(program),
         peer_reads: Vec::new(),
         peer_writes: Vec::new(),
         keeps: HashSet::new(),
         sync: None,
         pairs: Vec::new(),
     };
-    for &x in &node.inputs {
+    for (_, _, x) in run.operands(program) {
         let base = program.base(x);
         if !out.reads.contains(&base) {
             out.reads.push(base);
         }
     }
-    let contract = match &node.op {
-        Op::Collective(_) => collective(ctx, s, node, &mut out, errors),
-        Op::Custom(_) => {
-            custom(ctx, s, node, &mut out, errors);
-            None
+    let mut contract = None;
+    let mut communicates = false;
+    for node in run.nodes().map(|n| &program.graph.nodes[n]) {
+        match &node.op {
+            Op::Collective(_) => {
+                communicates = true;
+                contract = collective(ctx, s, node, &mut out, errors);
+            }
+            Op::Custom(_) => custom(ctx, s, node, &mut out, errors),
+            _ => {}
         }
-        _ => None,
-    };
-    if out.sync.is_none() && step.exit.is_some() && node.op.as_collective().is_none() {
+    }
+    if run.dispatch.is_some_and(|d| d.form == Form::Reduction) {
+        level(ctx, s, run, errors);
+    }
+    if out.sync.is_none() && step.exit.is_some() && !communicates {
         errors.push(CheckError::ExitUnexpected { at: ctx.at(s) });
     }
-    shared_bytes(ctx, s, id, contract.as_ref(), &mut out, errors);
+    shared_bytes(ctx, s, run, contract.as_ref(), &mut out, errors);
     out
 }
 
-/// Results must not lie on each other, and on operands only where the op allows it.
+/// What a reduction reads and writes is stored contiguously, at one place on all ranks.
+fn level(ctx: &Context<'_>, s: usize, run: Run, errors: &mut Vec<CheckError>) {
+    let graph = &ctx.program.graph;
+    let operands = run.operands(ctx.program).map(|(_, _, x)| (x, Side::Operand));
+    let results = run.results(ctx.program).into_iter().map(|r| (r, Side::Result));
+    for (v, side) in operands.chain(results) {
+        let (layout, name) = (&ctx.program.layouts[v], || graph.name_of(v).to_string());
+        if !layout.is_contiguous(graph.ty(v)) {
+            errors.push(CheckError::NotContiguous { at: ctx.at(s), value: name() });
+        }
+        let numbered = ctx.homes[layout.base].as_ref().and_then(|h| h.range.rank.as_ref());
+        if let Some(numbered) = numbered {
+            let group = ctx.programs.groups[numbered.group].name.clone();
+            errors.push(CheckError::ReductionUneven { at: ctx.at(s), side, value: name(), group });
+        }
+    }
+}
+
+/// Results must not lie on each other, and on operands only where the op, or the form of the dispatch, allows it.
 fn shared_bytes(
     ctx: &Context<'_>,
     s: usize,
-    id: NodeId,
+    run: Run,
     contract: Option<&Contract>,
     out: &mut Step,
     errors: &mut Vec<CheckError>,
 ) {
     let graph = &ctx.program.graph;
-    let node = &graph.nodes[id];
-    for (i, &r) in node.outputs.iter().enumerate() {
-        let in_place = InPlace::of(ctx, node, r);
-        for &other in &node.outputs[..i] {
+    for (i, &r) in out.writes.iter().enumerate() {
+        let in_place = match run.dispatch {
+            Some(_) => InPlace::default(),
+            None => InPlace::of(ctx, &graph.nodes[run.first], r),
+        };
+        for &other in &out.writes[..i] {
             if ctx.share(other, r) {
                 let (first, second) = (graph.name_of(other).to_string(), graph.name_of(r).to_string());
                 errors.push(CheckError::ResultsOverlap { at: ctx.at(s), first, second });
             }
         }
-        for (k, &x) in node.inputs.iter().enumerate() {
+        for (node, k, x) in run.operands(ctx.program) {
             let base = ctx.program.base(x);
             if !ctx.share(base, r) {
                 continue;
             }
-            match overlay(ctx, id, k, r, contract, &in_place) {
+            let form = run.dispatch.map(|d| d.form);
+            match overlay(ctx, Reading { node, operand: k, form }, r, contract, &in_place) {
                 Overlay::Replaces => {}
                 Overlay::Keeps if is_whole(ctx.program, x) => drop(out.keeps.insert(base)),
                 Overlay::Keeps => {}

@@ -247,14 +247,14 @@ impl<'a> Shared<'a> {
     /// The bases of a step's operands that its result may be written over, apart from when they die.
     fn overwritable(&self, s: usize) -> impl Iterator<Item = ValueId> {
         let (graph, step) = (&self.program.graph, &self.steps.list[s]);
-        let node = &graph.nodes[step.node];
-        let result = node.outputs[0];
-        let (ty, arena) = (graph.ty(result), self.program.symmetric[result]);
-        step.overwritable(graph).iter().filter_map(move |&operand| {
-            let (of, base) = (graph.ty(operand), self.program.base[operand]);
+        let operands = step.operands(graph, &self.program.base);
+        operands.into_iter().filter_map(move |o| {
+            let result = *step.writes.first().filter(|&&r| o.allows(graph, r))?;
+            let (ty, arena) = (graph.ty(result), self.program.symmetric[result]);
+            let (of, base) = (graph.ty(o.value), self.program.base[o.value]);
             let same = of.shape == ty.shape && of.dtype.size() == ty.dtype.size();
             let near = self.program.symmetric[base] == arena && !self.output[base.index()];
-            let fits = same && near && self.program.whole[operand] && self.steps.def[base].is_some();
+            let fits = same && near && self.program.whole[o.value] && self.steps.def[base].is_some();
             fits.then_some(base)
         })
     }

@@ -4,6 +4,7 @@ mod check;
 mod check_cost;
 mod check_sizes;
 mod common;
+mod dispatch;
 mod parts;
 mod plan;
 mod plan_file;

@@ -60,6 +60,8 @@ impl Homes {
             Home::Symmetric => self.symmetric,
             Home::Input(i) => self.inputs[i],
             Home::Output(o) => self.outputs[o],
+            // Kernels have it in registers.
+            Home::Inner => 0,
         }
     }
 

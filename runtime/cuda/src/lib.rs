@@ -25,6 +25,7 @@ pub mod collective;
 pub mod compile;
 pub mod compute;
 pub mod cudnn;
+mod dispatch;
 pub mod driver;
 pub mod embedded;
 pub mod engine;

@@ -15,7 +15,7 @@ use crate::homes::Homes;
 use crate::launch::{Address, Work};
 use crate::nccl::{Communicators, Front};
 use crate::order::{self, Turn};
-use crate::{refusal, scratch};
+use crate::{dispatch, refusal, scratch};
 
 /// What steps are lowered with.
 #[derive(Clone, Copy, Debug)]
@@ -47,7 +47,7 @@ impl Distances {
     /// A number for the memory of a value that is laid out alike on all ranks.
     fn memory(self, home: Home) -> Option<usize> {
         match (self, home) {
-            (_, Home::Symmetric) => None,
+            (_, Home::Symmetric | Home::Inner) => None,
             (_, Home::Ordinary) => Some(0),
             (Distances::Alike, Home::Input(_) | Home::Output(_)) => Some(1),
             (Distances::Unknown, Home::Input(i)) => Some(1 + 2 * i),
@@ -157,6 +157,10 @@ fn together(
     sites: &mut Sites,
 ) -> Vec<Option<Fused>> {
     let mut out: Vec<Option<Fused>> = list.iter().map(|_| None).collect();
+    // A plan that has dispatches says what is done together.
+    if list.iter().any(|step| matches!(step.work, StepWork::Dispatch(_))) {
+        return out;
+    }
     let at = |value: &_| setting.homes.at(value);
     // What does not fit together is done, or refused with its name, step by step.
     for all in follow::find(list, turns) {
@@ -234,6 +238,7 @@ fn lower(
                 }
             }
         }
+        StepWork::Dispatch(all) => dispatch::lower(step.index, all, setting, source, sites).map_err(failed),
         StepWork::Custom { name, .. } => {
             Err(failed(CudaError::Unsupported(format!("the custom op {name} has no kernel for GPUs"))))
         }

@@ -8,7 +8,7 @@
 
 use symmc_ir::machine::model::{self, FEW};
 use symmc_planner::plan::Lane;
-use symmc_runtime::exec::{BoundStep, Located, Work};
+use symmc_runtime::exec::{BoundStep, Home, Located, Work};
 
 /// Where and after what a step runs.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -62,15 +62,20 @@ fn alone(list: &[BoundStep]) -> Vec<bool> {
 }
 
 fn is_light(step: &BoundStep) -> bool {
-    let Work::Kernel { op, operands, results } = &step.work else { return false };
     let bytes = |v: &Located| (v.shape.iter().product::<usize>() * v.dtype.size()) as u64;
-    model::is_light(op, operands.iter().chain(results).map(bytes).fold(0, u64::saturating_add))
+    let has_memory = |v: &&Located| v.home != Home::Inner;
+    let mut sum = 0u64;
+    step.work.parts().all(|work| {
+        let Work::Kernel { op, operands, results } = work else { return false };
+        let moved = operands.iter().chain(results).filter(has_memory).map(bytes);
+        sum = moved.fold(sum, u64::saturating_add);
+        model::is_light(op, sum)
+    })
 }
 
 #[cfg(test)]
 mod tests {
     use symmc_ir::{DType, Op};
-    use symmc_runtime::exec::Home;
 
     use super::*;
 

@@ -23,7 +23,9 @@ use crate::compute::{self, Attentions, GEMM_WORKSPACE, InputUse, Machine, Sites}
 use crate::error::CudaError;
 use crate::homes::Homes;
 use crate::launch::Address;
-use crate::scratch;
+use crate::lowered::{Distances, Setting};
+use crate::nccl::Communicators;
+use crate::{dispatch, scratch};
 
 /// A step that GPUs cannot run.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -92,11 +94,20 @@ pub(crate) fn bound_on(plan: &Plan, bucket: usize, rank: u32) -> Option<Bound> {
     program.bind(&upper.collect()).ok()
 }
 
-fn of_steps(bound: &Bound, ranks: u32, gpus: &[u32]) -> Vec<Refusal> {
+pub(crate) fn of_steps(bound: &Bound, ranks: u32, gpus: &[u32]) -> Vec<Refusal> {
     let homes = Homes::without_device(bound, 1 << 40, 1 << 41);
     let peers = peers(bound, ranks, homes.symmetric);
     let workspace_bytes = scratch::of_steps(bound.steps.iter(), &MACHINE).max(GEMM_WORKSPACE);
     let machine = Machine { workspace_bytes, ..MACHINE };
+    let nccl = Communicators::of_nobody(&bound.steps);
+    let setting = Setting {
+        homes: &homes,
+        peers: &peers,
+        machine: &machine,
+        nccl: &nccl,
+        progress: None,
+        distances: Distances::Unknown,
+    };
     let mut source = Source::new();
     let refused = |step: &BoundStep| {
         let error = match &step.work {
@@ -106,6 +117,15 @@ fn of_steps(bound: &Bound, ranks: u32, gpus: &[u32]) -> Vec<Refusal> {
             Work::Kernel { op, operands, results } => {
                 let step = compute::Step { index: step.index, op, operands, results };
                 compute::lower(&step, &|v| homes.at(v), &machine, &mut source, &mut Sites::new()).err()
+            }
+            Work::Dispatch(dispatch) => {
+                let calls = dispatch.members.iter().filter_map(|m| match &m.work {
+                    Work::Collective(call) => Some(call),
+                    _ => None,
+                });
+                calls.filter_map(|call| on_group(call, gpus)).next().or_else(|| {
+                    dispatch::lower(step.index, dispatch, &setting, &mut source, &mut Sites::new()).err()
+                })
             }
             Work::Custom { .. } => None,
         };

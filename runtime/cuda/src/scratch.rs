@@ -11,11 +11,11 @@ use crate::refusal;
 
 /// The bytes that these steps share.
 pub(crate) fn of_steps<'b>(steps: impl Iterator<Item = &'b BoundStep>, machine: &Machine) -> usize {
-    let step = |step: &BoundStep| match &step.work {
+    let part = |work: &Work| match work {
         Work::Kernel { op, operands, results } => compute::workspace(op, operands, results, machine),
         _ => 0,
     };
-    steps.map(step).max().unwrap_or(0)
+    steps.flat_map(|step| step.work.parts()).map(part).max().unwrap_or(0)
 }
 
 /// The bytes that the steps of a bucket share at its largest sizes; none where these cannot be bound.

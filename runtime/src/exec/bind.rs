@@ -4,12 +4,14 @@
 //! memory that its place names, every collective's operand and result is one dense run. Only the start
 //! addresses of the arenas and of the caller's memory are left for the run.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use indexmap::IndexMap;
 use symmc_ir::entity::Entity;
 use symmc_ir::{
-    Bindings, Collective, CollectiveKind, DType, Dim, Graph, InputId, InputKind, NodeId, Op, ValueId, Variant,
+    Bindings, Collective, CollectiveKind, DType, Dim, Dispatch, Form, Graph, InputId, InputKind, Node,
+    NodeId, Op, ValueId, Variant,
 };
 use symmc_planner::plan::{Barrier, Lane};
 
@@ -18,6 +20,9 @@ use super::program::{BasePlace, CustomKernel, Home, PreparedStep, Program, Words
 use crate::custom::op_text;
 use crate::error::RunError;
 use crate::kernels::is_dense;
+
+/// Inner values of a dispatch start at multiples of this.
+const INNER_ALIGN: usize = 64;
 
 /// A program resolved for one binding, ready to run.
 #[derive(Debug)]
@@ -142,6 +147,39 @@ pub enum Work {
     },
     /// A collective.
     Collective(BoundCollective),
+    /// A dispatch.
+    Dispatch(BoundDispatch),
+}
+
+impl Work {
+    /// What it does, node by node: itself, or what the members of the dispatch do.
+    pub fn parts(&self) -> impl Iterator<Item = &Work> {
+        let members = if let Work::Dispatch(dispatch) = self { &dispatch.members[..] } else { &[] };
+        let own = (!matches!(self, Work::Dispatch(_))).then_some(self);
+        own.into_iter().chain(members.iter().map(|m| &m.work))
+    }
+}
+
+/// Nodes that run as one step, with everything resolved. Values that only they know lie in [`Home::Inner`].
+#[derive(Debug)]
+pub struct BoundDispatch {
+    /// What their kernel is.
+    pub form: Form,
+    /// The nodes without the views, in order.
+    pub members: Vec<Member>,
+    /// The bytes of their inner values, where each has memory of its own.
+    pub inner: usize,
+}
+
+/// A node of a dispatch.
+#[derive(Debug)]
+pub struct Member {
+    /// The name of its first result.
+    pub node: String,
+    /// Its op, in words.
+    pub op_name: String,
+    /// What it does; neither a custom op nor a dispatch.
+    pub work: Work,
 }
 
 /// A collective with everything resolved but addresses.
@@ -236,7 +274,8 @@ impl Program {
             })?;
             bindings.set(id, value);
         }
-        let binder = Binder { program: self, graph: &self.graph, bindings };
+        let mut binder = Binder { program: self, graph: &self.graph, bindings, inner: HashMap::new() };
+        binder.place_inner()?;
         let steps = self.steps.iter().enumerate();
         let steps = steps.map(|(i, s)| binder.step(i, s)).collect::<Result<Vec<_>, _>>()?;
         Ok(Bound {
@@ -256,11 +295,28 @@ pub(super) struct Binder<'a> {
     pub(super) program: &'a Program,
     pub(super) graph: &'a Graph,
     bindings: Bindings,
+    /// Where the inner values of each dispatch start.
+    inner: HashMap<ValueId, usize>,
 }
 
 impl Binder<'_> {
     pub(super) fn invalid(&self, value: ValueId, message: impl std::fmt::Display) -> RunError {
         RunError::Defect(format!("the plan cannot run: %{}: {message}", self.graph.name_of(value)))
+    }
+
+    /// Places the inner values of each dispatch one behind the other.
+    fn place_inner(&mut self) -> Result<(), RunError> {
+        let inner = |v: ValueId| self.program.places[v].as_ref().is_some_and(|p| p.home == Home::Inner);
+        let mut found = HashMap::new();
+        for dispatch in &self.graph.dispatches {
+            let mut at = 0usize;
+            for &v in dispatch.nodes().flat_map(|n| &self.graph.nodes[n].outputs).filter(|v| inner(**v)) {
+                found.insert(v, at);
+                at = at.saturating_add(self.bytes(v)?.next_multiple_of(INNER_ALIGN));
+            }
+        }
+        self.inner = found;
+        Ok(())
     }
 
     fn number(&self, value: ValueId, dim: &Dim) -> Result<i64, RunError> {
@@ -292,6 +348,9 @@ impl Binder<'_> {
     pub(super) fn base(&self, base: ValueId) -> Result<(&BasePlace, usize, usize), RunError> {
         let place = self.program.places[base].as_ref();
         let place = place.ok_or_else(|| self.invalid(base, "it has no place"))?;
+        if place.home == Home::Inner {
+            return Ok((place, self.inner.get(&base).copied().unwrap_or(0), 0));
+        }
         let offset = self.size(base, &place.offset)?;
         let by_rank = match &place.by_rank {
             Some(by_rank) => self.size(base, &by_rank.stride)?,
@@ -358,8 +417,13 @@ impl Binder<'_> {
     fn step(&self, index: usize, step: &PreparedStep) -> Result<BoundStep, RunError> {
         let node = &self.graph.nodes[step.node];
         let name = self.graph.node_name(step.node).to_string();
+        let (lane, waits) = (step.lane, step.waits.clone());
+        if let Some(dispatch) = step.dispatch {
+            let work = Work::Dispatch(self.dispatch(step, dispatch)?);
+            let op_name = format!("dispatch {}", dispatch.form);
+            return Ok(BoundStep { index, lane, waits, node: name, op_name, work });
+        }
         let work = match (&node.op, &step.custom) {
-            (Op::Collective(c), _) => Work::Collective(self.collective(step, c)?),
             (Op::Custom(id), Some(kernel)) => Work::Custom {
                 name: self.graph.customs[*id].name.clone(),
                 kernel: kernel.clone(),
@@ -367,14 +431,40 @@ impl Binder<'_> {
                 results: self.all(&node.outputs)?,
                 peers: self.peers(step.node, *id)?,
             },
-            (op, _) => Work::Kernel {
-                op: self.concrete(step.node, op)?,
+            _ => self.work(step, step.node)?,
+        };
+        Ok(BoundStep { index, lane, waits, node: name, op_name: op_text(self.graph, &node.op), work })
+    }
+
+    /// What a node of a step does that is no custom op.
+    fn work(&self, step: &PreparedStep, id: NodeId) -> Result<Work, RunError> {
+        let node = &self.graph.nodes[id];
+        Ok(match &node.op {
+            Op::Collective(c) => Work::Collective(self.collective(step, id, c)?),
+            op => Work::Kernel {
+                op: self.concrete(id, op)?,
                 operands: self.all(&node.inputs)?,
                 results: self.all(&node.outputs)?,
             },
-        };
-        let (lane, waits) = (step.lane, step.waits.clone());
-        Ok(BoundStep { index, lane, waits, node: name, op_name: op_text(self.graph, &node.op), work })
+        })
+    }
+
+    fn dispatch(&self, step: &PreparedStep, dispatch: Dispatch) -> Result<BoundDispatch, RunError> {
+        let view = |node: &Node| node.outputs.iter().all(|&v| self.program.layouts[v].base != v);
+        let (mut members, mut inner) = (Vec::new(), 0);
+        for id in dispatch.nodes() {
+            let node = &self.graph.nodes[id];
+            for v in &node.outputs {
+                if let Some(at) = self.inner.get(v) {
+                    inner = inner.max(at.saturating_add(self.bytes(*v)?));
+                }
+            }
+            if !view(node) {
+                let (name, op_name) = (self.graph.node_name(id).to_string(), op_text(self.graph, &node.op));
+                members.push(Member { node: name, op_name, work: self.work(step, id)? });
+            }
+        }
+        Ok(BoundDispatch { form: dispatch.form, members, inner })
     }
 
     /// The op with the dims of its attributes replaced by their values.
@@ -399,8 +489,13 @@ impl Binder<'_> {
         })
     }
 
-    fn collective(&self, step: &PreparedStep, c: &Collective) -> Result<BoundCollective, RunError> {
-        let node = &self.graph.nodes[step.node];
+    fn collective(
+        &self,
+        step: &PreparedStep,
+        id: NodeId,
+        c: &Collective,
+    ) -> Result<BoundCollective, RunError> {
+        let node = &self.graph.nodes[id];
         let (x, y) = (node.inputs[0], node.outputs[0]);
         let missing = || self.invalid(y, "it names no variant that runs it");
         let variant = c.variant.ok_or_else(missing)?;

@@ -33,7 +33,10 @@ use crate::error::RunError;
 use crate::kernels::{Needs, Scratch};
 
 pub(crate) use bind::offset_on;
-pub use bind::{Bound, BoundCollective, BoundInput, BoundOutput, BoundRegion, BoundStep, Located, Work};
+pub use bind::{
+    Bound, BoundCollective, BoundDispatch, BoundInput, BoundOutput, BoundRegion, BoundStep, Located, Member,
+    Work,
+};
 pub use memory::{RankMemory, Span};
 pub use moved::Moved;
 pub use peers::{BoundPeers, PeerRegion};

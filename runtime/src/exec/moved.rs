@@ -7,7 +7,9 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use super::bind::{Bound, BoundCollective, BoundInput, BoundRegion, BoundStep, Located, Work};
+use super::bind::{
+    Bound, BoundCollective, BoundDispatch, BoundInput, BoundRegion, BoundStep, Located, Member, Work,
+};
 use super::peers::{BoundPeers, PeerRegion};
 use super::program::Home;
 
@@ -78,7 +80,13 @@ impl Moves<'_> {
     }
 
     fn step(&self, step: &BoundStep) -> BoundStep {
-        let work = match &step.work {
+        let BoundStep { index, lane, waits, node, op_name, work } = step;
+        let (waits, node, op_name) = (waits.clone(), node.clone(), op_name.clone());
+        BoundStep { index: *index, lane: *lane, waits, node, op_name, work: self.work(work) }
+    }
+
+    fn work(&self, work: &Work) -> Work {
+        match work {
             Work::Kernel { op, operands, results } => {
                 Work::Kernel { op: op.clone(), operands: self.all(operands), results: self.all(results) }
             }
@@ -90,10 +98,16 @@ impl Moves<'_> {
                 peers: peers.as_ref().map(|peers| self.peers(peers)),
             },
             Work::Collective(call) => Work::Collective(self.collective(call)),
-        };
-        let BoundStep { index, lane, waits, node, op_name, .. } = step;
-        let (waits, node, op_name) = (waits.clone(), node.clone(), op_name.clone());
-        BoundStep { index: *index, lane: *lane, waits, node, op_name, work }
+            Work::Dispatch(BoundDispatch { form, members, inner }) => {
+                let member = |m: &Member| Member {
+                    node: m.node.clone(),
+                    op_name: m.op_name.clone(),
+                    work: self.work(&m.work),
+                };
+                let members = members.iter().map(member).collect();
+                Work::Dispatch(BoundDispatch { form: *form, members, inner: *inner })
+            }
+        }
     }
 
     fn collective(&self, call: &BoundCollective) -> BoundCollective {

@@ -5,7 +5,9 @@ use std::sync::Arc;
 
 use indexmap::IndexMap;
 use symmc_ir::layout::{Layout, layouts};
-use symmc_ir::{Dim, Graph, GroupId, InputId, NodeId, Op, OutputKind, Table, Tensor, ValueId, text, verify};
+use symmc_ir::{
+    Dim, Dispatch, Graph, GroupId, InputId, NodeId, Op, OutputKind, Table, Tensor, ValueId, text, verify,
+};
 use symmc_planner::plan::{self, ArenaKind, Barrier, Bucket, Lane, Memory, Plan, Role};
 
 use crate::custom::{Entry, Registry};
@@ -22,6 +24,8 @@ pub enum Home {
     Input(usize),
     /// The caller's memory of an output.
     Output(usize),
+    /// Memory that belongs to a dispatch while it runs. Where a dispatch is one kernel, what lies there has no memory.
+    Inner,
 }
 
 /// Where a base value lies.
@@ -57,6 +61,8 @@ pub(super) struct ByRank {
 #[derive(Clone, Debug)]
 pub(super) struct PreparedStep {
     pub node: NodeId,
+    /// The dispatch that it runs, which `node` begins.
+    pub dispatch: Option<Dispatch>,
     pub lane: Lane,
     pub waits: Vec<usize>,
     pub exit: Option<Barrier>,
@@ -143,8 +149,9 @@ impl Program {
         }
         narrow(&mut graph, bucket)?;
         let layouts = layouts(&graph);
+        let inner = graph.inner(|v| layouts[v].base);
         let context = Context { plan, bucket, graph: &graph, rank };
-        let places = context.places()?;
+        let places = context.places(&inner)?;
         let steps = context.steps(&layouts, registry)?;
         let landing = context.landing();
         let constants = graph.inputs.values().map(|i| i.data.as_ref().map(|t| Words::new(t))).collect();
@@ -203,7 +210,7 @@ struct Context<'a> {
 }
 
 impl Context<'_> {
-    fn places(&self) -> Result<Table<ValueId, Option<BasePlace>>, RunError> {
+    fn places(&self, inner: &Table<ValueId, bool>) -> Result<Table<ValueId, Option<BasePlace>>, RunError> {
         let names = self.graph.values_by_name();
         let mut out = Table::filled(None, self.graph.values.len());
         for (name, place) in &self.bucket.places {
@@ -211,6 +218,11 @@ impl Context<'_> {
                 names.get(name.as_str()).ok_or_else(|| invalid(format!("no value is called %{name}")))?;
             let place = self.place(place).map_err(|e| invalid(format!("the place of %{name}: {e}")))?;
             out[*value] = Some(place);
+        }
+        for (value, _) in inner.iter().filter(|(_, inner)| **inner) {
+            let place =
+                BasePlace { home: Home::Inner, start: 0, room: None, offset: Dim::from(0), by_rank: None };
+            out[value] = Some(place);
         }
         Ok(out)
     }
@@ -258,6 +270,7 @@ impl Context<'_> {
             self.graph.nodes.keys().map(|n| (self.graph.node_name(n), n)).collect();
         let decided = self.bucket.decisions.iter().flat_map(|d| d.nodes.iter().zip(&d.blocks));
         let blocks: HashMap<&str, u32> = decided.map(|(node, &b)| (node.as_str(), b)).collect();
+        let dispatch_of = self.graph.dispatch_of();
         let mut out = Vec::with_capacity(self.bucket.steps.len());
         for (index, step) in self.bucket.steps.iter().enumerate() {
             let node = names.get(step.node.as_str());
@@ -271,10 +284,16 @@ impl Context<'_> {
                 return Err(invalid(format!("step {index}, %{}, {why}", step.node)));
             }
             let custom = registry.entry(self.graph, node, Some(self.rank))?.map(CustomKernel);
-            self.expect_variant(&data.op, &step.node)?;
+            let dispatch = dispatch_of[node].and_then(|d| self.graph.dispatches.get(d)).copied();
+            if dispatch.is_some_and(|d| d.first != node) {
+                return Err(invalid(format!("step {index}, %{}, is within a dispatch", step.node)));
+            }
+            for node in dispatch.map_or(vec![node], |d| d.nodes().collect()) {
+                self.expect_variant(&self.graph.nodes[node].op, self.graph.node_name(node))?;
+            }
             let (lane, waits, exit) = (step.lane, step.waits.clone(), step.exit);
             let blocks = blocks.get(step.node.as_str()).copied().filter(|&b| b > 0);
-            out.push(PreparedStep { node, lane, waits, exit, blocks, custom });
+            out.push(PreparedStep { node, dispatch, lane, waits, exit, blocks, custom });
         }
         Ok(out)
     }

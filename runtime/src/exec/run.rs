@@ -34,25 +34,15 @@ struct Bases {
 unsafe impl Sync for Bases {}
 
 impl Bases {
-    fn of(&self, home: Home) -> *mut u8 {
+    /// The start of a home; of that of a dispatch, `inner`.
+    fn of(&self, home: Home, inner: *mut u8) -> *mut u8 {
         match home {
             Home::Ordinary => self.ordinary,
             Home::Symmetric => self.symmetric,
             Home::Input(i) => self.inputs[i],
             Home::Output(o) => self.outputs[o],
+            Home::Inner => inner,
         }
-    }
-
-    fn at(&self, value: &Located) -> *mut u8 {
-        self.of(value.home).wrapping_add(value.offset)
-    }
-
-    fn region<'r>(&self, region: &'r BoundRegion) -> Region<'r> {
-        let memory = match region.home {
-            Home::Symmetric => RegionMemory::Symmetric,
-            home => RegionMemory::Private(self.of(home)),
-        };
-        Region { memory, offset: region.offset, by_rank: region.by_rank.as_deref() }
     }
 }
 
@@ -77,10 +67,23 @@ impl Bound {
         fn shaped(values: &[Located]) -> SmallVec<[Shaped<'_>; 4]> {
             values.iter().map(|x| (x.dtype, &*x.shape, &*x.strides)).collect()
         }
+        fn of(work: &Work) -> Needs {
+            match work {
+                Work::Kernel { op, operands, results } => {
+                    kernels::needs(op, &shaped(operands), &shaped(results))
+                }
+                Work::Dispatch(dispatch) => {
+                    let mut all = Needs::default();
+                    dispatch.members.iter().for_each(|m| all.merge(&of(&m.work)));
+                    all.add_bytes(dispatch.inner);
+                    all
+                }
+                Work::Custom { .. } | Work::Collective(_) => Needs::default(),
+            }
+        }
         let [compute, comm] = needs;
         for step in &self.steps {
-            let Work::Kernel { op, operands, results } = &step.work else { continue };
-            let found = kernels::needs(op, &shaped(operands), &shaped(results));
+            let found = of(&step.work);
             match (lanes, step.lane) {
                 (Lanes::Threads, Lane::Comm) => comm.merge(&found),
                 _ => compute.merge(&found),
@@ -337,35 +340,56 @@ impl Walk<'_> {
     }
 
     fn step(&self, step: &BoundStep, scratch: &mut Scratch) -> Result<(), RunError> {
-        let run = StepRun { walk: self, step };
-        match &step.work {
-            Work::Kernel { op, operands, results } => {
-                let operands: SmallVec<[View<'_>; 4]> = operands.iter().map(|x| run.view(x)).collect();
-                let mut results: SmallVec<[ViewMut<'_>; 2]> =
-                    results.iter().map(|y| run.view_mut(y)).collect();
-                compute_with(op, &operands, &mut results, scratch).map_err(|e| match e.is_about_data() {
-                    true => run.unfit(e.to_string()),
-                    false => run.failed(e.to_string()),
-                })
-            }
-            Work::Custom { name, kernel, operands, results, peers } => {
-                let (op, peers) = (step.op_name.as_str(), peers.as_ref());
-                let custom = CustomStep { name, op, kernel: &kernel.0, operands, results, peers };
-                // SAFETY: as for a collective.
-                unsafe { custom.run(&run) }
-            }
-            Work::Collective(c) => run.collective(c),
-        }
+        let run =
+            StepRun { walk: self, step, node: &step.node, op: &step.op_name, inner: std::ptr::null_mut() };
+        let Work::Dispatch(dispatch) = &step.work else { return run.work(&step.work, scratch) };
+        let mut inner = scratch.take_bytes(dispatch.inner);
+        let at = inner.as_mut_ptr();
+        let mut members = dispatch.members.iter();
+        let result = members.try_for_each(|member| {
+            StepRun { node: &member.node, op: &member.op_name, inner: at, ..run }.work(&member.work, scratch)
+        });
+        scratch.give_bytes(inner);
+        result
     }
 }
 
-/// One step of a run.
+/// A node of a step of a run.
+#[derive(Clone, Copy)]
 pub(super) struct StepRun<'a> {
     walk: &'a Walk<'a>,
     step: &'a BoundStep,
+    node: &'a str,
+    op: &'a str,
+    /// The memory of the dispatch that the step is, if it is one.
+    inner: *mut u8,
 }
 
 impl StepRun<'_> {
+    fn work(&self, work: &Work, scratch: &mut Scratch) -> Result<(), RunError> {
+        match work {
+            Work::Kernel { op, operands, results } => {
+                let operands: SmallVec<[View<'_>; 4]> = operands.iter().map(|x| self.view(x)).collect();
+                let mut results: SmallVec<[ViewMut<'_>; 2]> =
+                    results.iter().map(|y| self.view_mut(y)).collect();
+                compute_with(op, &operands, &mut results, scratch).map_err(|e| match e.is_about_data() {
+                    true => self.unfit(e.to_string()),
+                    false => self.failed(e.to_string()),
+                })
+            }
+            Work::Custom { name, kernel, operands, results, peers } => {
+                let (op, peers) = (self.op, peers.as_ref());
+                let custom = CustomStep { name, op, kernel: &kernel.0, operands, results, peers };
+                // SAFETY: as for a collective.
+                unsafe { custom.run(self) }
+            }
+            Work::Collective(c) => self.collective(c),
+            Work::Dispatch(_) => {
+                Err(RunError::Defect(format!("%{}: a dispatch within a dispatch", self.node)))
+            }
+        }
+    }
+
     pub fn rank(&self) -> u32 {
         self.walk.bound.rank
     }
@@ -375,7 +399,7 @@ impl StepRun<'_> {
     }
 
     pub fn node(&self) -> &str {
-        &self.step.node
+        self.node
     }
 
     pub fn communicator(&self) -> &dyn Communicator {
@@ -384,19 +408,19 @@ impl StepRun<'_> {
 
     /// The error of this step.
     pub fn failed(&self, detail: String) -> RunError {
-        let (step, node, op) = (self.step.index, self.step.node.clone(), self.step.op_name.clone());
+        let (step, node, op) = (self.step.index, self.node.to_string(), self.op.to_string());
         RunError::Step { rank: self.walk.bound.rank, step, node, op, detail }
     }
 
     /// The error of the data that this step is given.
     fn unfit(&self, detail: String) -> RunError {
-        let (step, node, op) = (self.step.index, self.step.node.clone(), self.step.op_name.clone());
+        let (step, node, op) = (self.step.index, self.node.to_string(), self.op.to_string());
         RunError::Data { rank: self.walk.bound.rank, step, node, op, detail }
     }
 
     /// The first element of a value of this rank.
     pub fn address(&self, value: &Located) -> *mut u8 {
-        self.walk.bases.at(value)
+        self.walk.bases.of(value.home, self.inner).wrapping_add(value.offset)
     }
 
     pub fn view<'v>(&self, x: &'v Located) -> View<'v> {
@@ -411,10 +435,16 @@ impl StepRun<'_> {
     }
 
     fn collective(&self, c: &BoundCollective) -> Result<(), RunError> {
-        let region = |r| self.walk.bases.region(r);
+        fn region<'r>(run: &StepRun<'_>, region: &'r BoundRegion) -> Region<'r> {
+            let memory = match region.home {
+                Home::Symmetric => RegionMemory::Symmetric,
+                home => RegionMemory::Private(run.walk.bases.of(home, run.inner)),
+            };
+            Region { memory, offset: region.offset, by_rank: region.by_rank.as_deref() }
+        }
         let call = CollectiveCall {
             step: self.step.index,
-            name: &self.step.node,
+            name: self.node,
             kind: &c.kind,
             variant: c.variant,
             exit: c.exit,
@@ -423,10 +453,10 @@ impl StepRun<'_> {
             dtype: c.dtype,
             elements: c.elements,
             row: c.row,
-            operand: region(&c.operand),
-            result: region(&c.result),
+            operand: region(self, &c.operand),
+            result: region(self, &c.result),
             landing: c.landing,
-            splits: c.splits.as_ref().map(|(a, b)| (region(a), region(b))),
+            splits: c.splits.as_ref().map(|(a, b)| (region(self, a), region(self, b))),
         };
         // SAFETY: the regions were resolved against memory that `check` saw to be large enough, and the plan
         // orders the step.

@@ -37,7 +37,7 @@ use symmc_ir::{DType, Op};
 use thiserror::Error;
 
 pub use needs::{Shaped, needs};
-pub use scratch::{Needs, Scratch};
+pub use scratch::{Bytes, Needs, Scratch};
 pub(crate) use view::is_dense;
 pub use view::{View, ViewMut, contiguous_strides};
 

@@ -42,6 +42,17 @@ impl<C> DerefMut for Buffer<C> {
     }
 }
 
+/// Memory for values of any type.
+#[derive(Debug)]
+pub struct Bytes(Buffer<i64>);
+
+impl Bytes {
+    /// The first byte.
+    pub fn as_mut_ptr(&mut self) -> *mut u8 {
+        self.0.as_mut_ptr().cast()
+    }
+}
+
 impl Scratch {
     /// No memory yet.
     pub fn new() -> Self {
@@ -62,6 +73,16 @@ impl Scratch {
             slots.iter().map(|slot| slot.all.capacity() * size_of::<C>()).sum()
         }
         of(&self.f32s) + of(&self.f64s) + of(&self.i64s)
+    }
+
+    /// Memory of so many bytes of unspecified value, aligned to 8.
+    pub fn take_bytes(&mut self, bytes: usize) -> Bytes {
+        Bytes(self.take::<i64>(bytes.div_ceil(8)))
+    }
+
+    /// Gives it back.
+    pub fn give_bytes(&mut self, bytes: Bytes) {
+        self.give(bytes.0);
     }
 
     /// A buffer of `n` numbers of unspecified value. The smallest that is meant for as many serves: what is left then serves
@@ -102,6 +123,11 @@ impl Needs {
         let sizes = C::sizes(self);
         let at = sizes.partition_point(|&other| other > n);
         sizes.insert(at, n);
+    }
+
+    /// So many bytes beside the rest.
+    pub fn add_bytes(&mut self, bytes: usize) {
+        self.add::<i64>(bytes.div_ceil(8));
     }
 
     /// What serves both, one behind the other.

@@ -154,7 +154,9 @@ impl Bench<'_> {
                     let work = collective::lower(step.index, call, &ends, parts.peers, &mut source)?;
                     Ok(work.unwrap_or_default())
                 }
-                StepWork::Custom { name, .. } => Err(CudaError::Unsupported(name.clone())),
+                StepWork::Custom { .. } | StepWork::Dispatch(_) => {
+                    Err(CudaError::Unsupported(step.op_name.clone()))
+                }
             };
             steps.iter().map(lower).collect::<Result<Vec<_>, _>>()
         })?;

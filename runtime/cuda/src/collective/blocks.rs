@@ -2,7 +2,7 @@
 //!
 //! A grid follows from the bytes of the call alone, so that it is the same on all ranks.
 
-use symmc_ir::collective::{PACKET_WORDS, TWO_SHOT_STORES};
+use symmc_ir::collective::{PACKET_WORDS, TWO_ROUNDS, TWO_SHOT_STORES};
 
 use super::control::{MAX_BLOCKS, MAX_RANKS};
 
@@ -83,8 +83,7 @@ pub struct Forms {
     /// What the messages of all ranks of a cell together may have for packets to carry them as words. Landing zones
     /// are laid out by it: it is the contract's [`PACKET_WORDS`] wherever a plan runs.
     pub words: usize,
-    /// What an all-reduce by packets must save on the links of a rank to go in two rounds: one round sends the
-    /// operand to each peer, two send a slice to and from each.
+    /// What an all-reduce by packets must save to go in two rounds, the contract's [`TWO_ROUNDS`] wherever a plan runs.
     pub saved: usize,
     /// The smallest operand that a two-shot all-reduce sends by stores alone between two ranks; among more it is
     /// smaller by as much as there are more. Profiles credit it with what it does along the way by the contract's
@@ -94,7 +93,7 @@ pub struct Forms {
 
 impl Default for Forms {
     fn default() -> Self {
-        Forms { words: PACKET_WORDS as usize, saved: 512 << 10, pushed: TWO_SHOT_STORES as usize }
+        Forms { words: PACKET_WORDS as usize, saved: TWO_ROUNDS as usize, pushed: TWO_SHOT_STORES as usize }
     }
 }
 

@@ -13,7 +13,7 @@ use smallvec::SmallVec;
 use symmc_ir::collective::{CollectiveKind as Kind, Variant};
 use symmc_ir::{BinaryOp, Op};
 use symmc_planner::plan::Lane;
-use symmc_runtime::exec::{BoundCollective, BoundStep, Located, Work as StepWork};
+use symmc_runtime::exec::{BoundCollective, BoundStep, Home, Located, Member, Work as StepWork};
 
 use super::{Addition, FusedNorm, Peers, lower_addition, lower_norm};
 use crate::compile::Source;
@@ -112,17 +112,52 @@ pub fn lower(
     peers: &Peers,
     source: &mut Source,
 ) -> Result<Option<Work>, CudaError> {
-    let Some(Values { call, residual, sum, norm }) = values(list, all) else { return Ok(None) };
-    let step = list[all.reduce].index;
+    let Some(values) = values(list, all) else { return Ok(None) };
+    if values.call.variant == Variant::Packets && !pays(values.call, all.tail, peers) {
+        return Ok(None);
+    }
+    let read = is_read(list, all, values.call, values.sum);
+    lower_values(list[all.reduce].index, &values, read, homes, peers, source)
+}
+
+/// The kernel of a dispatch.
+///
+/// # Errors
+/// As [`super::lower`].
+pub fn lower_dispatch(
+    step: usize,
+    members: &[Member],
+    homes: &Homes,
+    peers: &Peers,
+    source: &mut Source,
+) -> Result<Option<Work>, CudaError> {
+    let parts: SmallVec<[&StepWork; 3]> = members.iter().map(|m| &m.work).collect();
+    let (reduce, add, norm) = match parts[..] {
+        [reduce, add] => (reduce, add, None),
+        [reduce, add, norm] => (reduce, add, Some(norm)),
+        _ => return Ok(None),
+    };
+    let Some(values) = values_of(reduce, add, norm) else { return Ok(None) };
+    let read = values.call.result.home != Home::Inner;
+    lower_values(step, &values, read, homes, peers, source)
+}
+
+/// The kernel of these values. `read` says that the reduction is read by somebody else.
+fn lower_values(
+    step: usize,
+    values: &Values<'_>,
+    read: bool,
+    homes: &Homes,
+    peers: &Peers,
+    source: &mut Source,
+) -> Result<Option<Work>, CudaError> {
+    let Values { call, residual, sum, norm } = values;
     if call.variant == Variant::TwoShot {
         let addition = Addition { residual: homes.at(residual), sum: homes.at(sum) };
         let own = [&call.operand, &call.result].map(|r| homes.region(r));
         // What the norm needs comes with the last chunk.
         let alone = norm.is_none();
         return if alone { lower_addition(step, call, own, &addition, peers, source) } else { Ok(None) };
-    }
-    if !pays(call, all.tail, peers) {
-        return Ok(None);
     }
     let last = sum.shape.last().copied().unwrap_or(1);
     let hidden = match &norm {
@@ -133,7 +168,7 @@ pub fn lower(
     let fused = FusedNorm {
         operand: homes.region(&call.operand),
         residual: homes.at(residual),
-        reduced: is_read(list, all, call, sum).then(|| homes.region(&call.result)),
+        reduced: read.then(|| homes.region(&call.result)),
         added: homes.at(sum),
         weight: norm.as_ref().and_then(|n| n.weight).map(|w| homes.at(w)),
         normed: norm.as_ref().map(|n| homes.at(n.result)),
@@ -145,13 +180,18 @@ pub fn lower(
 }
 
 fn values<'a>(list: &'a [BoundStep], all: &Followed) -> Option<Values<'a>> {
-    let StepWork::Collective(call) = &list.get(all.reduce)?.work else { return None };
+    let norm = match all.tail {
+        Tail::Nothing => None,
+        Tail::Norm => Some(&list.get(all.add + 1)?.work),
+    };
+    values_of(&list.get(all.reduce)?.work, &list.get(all.add)?.work, norm)
+}
+
+fn values_of<'a>(reduce: &'a StepWork, add: &'a StepWork, norm: Option<&'a StepWork>) -> Option<Values<'a>> {
+    let StepWork::Collective(call) = reduce else { return None };
     let reduces = matches!(call.variant, Variant::Packets | Variant::TwoShot)
         && matches!(call.kind, Kind::AllReduce(_));
-    let StepWork::Kernel { op: Op::Binary(BinaryOp::Add), operands, results } = &list.get(all.add)?.work
-    else {
-        return None;
-    };
+    let StepWork::Kernel { op: Op::Binary(BinaryOp::Add), operands, results } = add else { return None };
     let ([x, y], [sum]) = (&operands[..], &results[..]) else { return None };
     let residual = match (is_result(call, x), is_result(call, y)) {
         (true, false) => y,
@@ -162,9 +202,9 @@ fn values<'a>(list: &'a [BoundStep], all: &Followed) -> Option<Values<'a>> {
     if !reduces || call.operand.by_rank.is_some() || ![x, y, sum].into_iter().all(same) {
         return None;
     }
-    let norm = match all.tail {
-        Tail::Nothing => None,
-        Tail::Norm => Some(rows(list.get(all.add + 1)?, sum)?),
+    let norm = match norm {
+        None => None,
+        Some(norm) => Some(rows(norm, sum)?),
     };
     Some(Values { call, residual, sum, norm })
 }
@@ -180,9 +220,8 @@ fn is_result(call: &BoundCollective, value: &Located) -> bool {
 }
 
 /// The norm of the rows of `sum`.
-fn rows<'a>(step: &'a BoundStep, sum: &Located) -> Option<Rows<'a>> {
-    let StepWork::Kernel { op: Op::RmsNorm { axes: 1, eps, round_first }, operands, results } = &step.work
-    else {
+fn rows<'a>(norm: &'a StepWork, sum: &Located) -> Option<Rows<'a>> {
+    let StepWork::Kernel { op: Op::RmsNorm { axes: 1, eps, round_first }, operands, results } = norm else {
         return None;
     };
     let (x, weight) = (operands.first()?, operands.get(1));
@@ -227,7 +266,7 @@ fn is_read(list: &[BoundStep], all: &Followed, call: &BoundCollective, sum: &Loc
 #[cfg(test)]
 mod tests {
     use symmc_ir::{DType, Float, ReduceOp};
-    use symmc_runtime::exec::{BoundRegion, Home};
+    use symmc_runtime::exec::BoundRegion;
 
     use super::*;
     use crate::order;

@@ -177,8 +177,8 @@ pub fn unread(peers: &Peers) -> Address {
 /// What these steps need of the control region: as many groups as one more than the highest that they communicate on.
 pub fn control_of<'b>(steps: impl IntoIterator<Item = &'b BoundStep>) -> Control {
     let mut out = Control { groups: 0, exchanging: 0, staged: STAGED };
-    for step in steps {
-        let StepWork::Collective(call) = &step.work else { continue };
+    for work in steps.into_iter().flat_map(|step| step.work.parts()) {
+        let StepWork::Collective(call) = work else { continue };
         out.groups = out.groups.max(call.group + 1);
         if call.kind == Kind::AllToAll(Splits::Device) {
             out.exchanging = out.exchanging.max(call.cell.len());

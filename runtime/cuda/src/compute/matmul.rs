@@ -8,7 +8,7 @@ use symmc_ir::DType;
 use symmc_runtime::exec::Located;
 
 use super::gemm::{Gemm, Matrix, Order};
-use super::skinny::{self, Finish};
+use super::skinny::{self, Finish, Worth};
 use super::space::{Axis, Strides, broadcast, collapse};
 use super::text::{self, computed, offset, stored};
 use super::{Lowering, misfit};
@@ -58,7 +58,7 @@ pub(super) fn lower(
         && let Some(products) = products(&p)
     {
         if let [one] = products[..]
-            && let Some(work) = skinny::lower(&[one], l.is_steady(y), Finish::store(&one), l)
+            && let Some(work) = skinny::lower(&[one], Worth::Asked, l.is_steady(y), Finish::store(&one), l)
         {
             return Ok(vec![work]);
         }

@@ -9,11 +9,11 @@
 use smallvec::SmallVec;
 use symmc_ir::Op;
 use symmc_planner::plan::Lane;
-use symmc_runtime::exec::{BoundStep, Located, Work as StepWork};
+use symmc_runtime::exec::{BoundStep, Home, Located, Work as StepWork};
 
 use super::fuse::{self, Group, Member};
 use super::map::{Map, Val};
-use super::skinny::{self, MOST_PRODUCTS};
+use super::skinny::{self, MOST_PRODUCTS, Worth};
 use super::spans::Span;
 use super::text::stored;
 use super::{Lowering, Machine, Sites, Step, matmul};
@@ -167,7 +167,7 @@ fn may_be_done_later(
     };
     (place + 1..=last).all(|other| match &list[other].work {
         StepWork::Kernel { results, .. } => clean(results),
-        StepWork::Custom { .. } | StepWork::Collective(_) => false,
+        StepWork::Custom { .. } | StepWork::Collective(_) | StepWork::Dispatch(_) => false,
     }) && group.steps.iter().filter(|s| **s < place).all(|&s| match &list[s].work {
         StepWork::Kernel { results, .. } => clean(results),
         _ => false,
@@ -216,7 +216,39 @@ pub fn lower(
     source: &mut Source,
     sites: &mut Sites,
 ) -> Result<Option<Work>, CudaError> {
-    let parts = &parts(list, whole)[..];
+    lower_parts(&parts(list, whole), Worth::Asked, at, machine, source, sites)
+}
+
+/// The kernel of a dispatch, in whose steps each product and each element-wise one stands; `None` where their layouts do not
+/// allow one.
+///
+/// # Errors
+/// As [`super::lower`].
+pub fn lower_dispatch(
+    steps: &[Step<'_>],
+    at: &dyn Fn(&Located) -> Address,
+    machine: &Machine,
+    source: &mut Source,
+    sites: &mut Sites,
+) -> Result<Option<Work>, CudaError> {
+    fn part(step: Step<'_>) -> Option<Part<'_>> {
+        Some(match step.op {
+            Op::MatMul => Part::Product(step),
+            _ => Part::Member(Member { step, stored: step.results.first()?.home != Home::Inner }),
+        })
+    }
+    let parts: Vec<Part<'_>> = steps.iter().filter_map(|step| part(*step)).collect();
+    lower_parts(&parts, Worth::Given, at, machine, source, sites)
+}
+
+fn lower_parts(
+    parts: &[Part<'_>],
+    worth: Worth,
+    at: &dyn Fn(&Located) -> Address,
+    machine: &Machine,
+    source: &mut Source,
+    sites: &mut Sites,
+) -> Result<Option<Work>, CudaError> {
     let members: SmallVec<[Member<'_>; 8]> =
         parts.iter().filter_map(|p| if let Part::Member(m) = p { Some(*m) } else { None }).collect();
     let Some(shape) = members.first().and_then(|m| m.step.results.first()).map(|r| &r.shape) else {
@@ -255,7 +287,7 @@ pub fn lower(
     fuse::store(&mut map, &members, &known, shape, l);
     let Some(first) = gemms.first() else { return Ok(None) };
     match map.finish_products([first.m, first.n]) {
-        Some(finish) => Ok(skinny::lower(&gemms, steady, finish, l)),
+        Some(finish) => Ok(skinny::lower(&gemms, worth, steady, finish, l)),
         None => Ok(None),
     }
 }

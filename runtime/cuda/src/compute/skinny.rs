@@ -4,6 +4,7 @@
 //! element by element with their results, are one kernel.
 
 use symmc_ir::DType;
+use symmc_ir::machine::{Capabilities, Extents, Products};
 
 use super::Lowering;
 use super::gemm::{Gemm, Order};
@@ -16,15 +17,14 @@ use crate::tensor_map::TensorMap;
 const MOST_ROWS_BY_COLUMNS: usize = 4;
 /// Columns that a block computes there.
 const COLUMNS: usize = 32;
-/// The most rows by matrix instructions. On an H200 a 4096 × 7168 matrix takes 17 µs with up to 16 rows, and two that
+/// What is worth it by matrix instructions. On an H200 a 4096 × 7168 matrix takes 17 µs with up to 16 rows, and two that
 /// are multiplied together 28; the library takes 19 for each with any of these.
-const MOST_ROWS: usize = 64;
-/// The most lines of right matrices that a block has there, and the most blocks that a multiprocessor does in turn.
-const MOST_LINES: usize = 112;
-const MOST_TURNS: usize = 2;
-/// Fewer lines are less work than what a step costs beside; more terms than these are too many such steps.
-const FEW_LINES: usize = 24;
-const MOST_TERMS_OF_FEW: usize = 2048;
+const LIMITS: Products = match Capabilities::GPU.product {
+    Some(limits) => limits,
+    None => panic!("GPUs have such kernels"),
+};
+/// The most rows there.
+const MOST_ROWS: usize = LIMITS.rows as usize;
 /// Threads of a block there, and terms of a step.
 const TILE_THREADS: u32 = 448;
 const TERMS: usize = 128;
@@ -32,10 +32,7 @@ const TERMS: usize = 128;
 const STAGES: [usize; 2] = [4, 16];
 const STAGE_BARRIERS: usize = 16;
 
-/// By instructions of warp groups: the fewest rows and the most lines of right matrices, terms of a stage, threads of a
-/// block, of which so many multiply.
-const LEAST_ROWS_OF_GROUPS: usize = 17;
-const MOST_GROUP_LINES: usize = 224;
+/// By instructions of warp groups: terms of a stage, threads of a block, of which so many multiply.
 const GROUP_TERMS: usize = 64;
 const GROUP_THREADS: u32 = 384;
 const GROUP_WORKERS: usize = 128;
@@ -43,7 +40,16 @@ const GROUP_WORKERS: usize = 128;
 const GROUP_STAGES: [usize; 2] = [3, 16];
 
 /// The most products of one kernel.
-pub(super) const MOST_PRODUCTS: usize = 2;
+pub(super) const MOST_PRODUCTS: usize = LIMITS.products as usize;
+
+/// Whether somebody decided already that the kernel is worth it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Worth {
+    /// Nobody did: there is none where the library is faster.
+    Asked,
+    /// The plan says so.
+    Given,
+}
 
 /// What a kernel does with the sums of all its products at one position.
 #[derive(Clone, Debug)]
@@ -115,13 +121,19 @@ impl Way {
 
 /// One kernel for products of the same left matrix and the same extents, if it has few rows and a layout that is
 /// read in accesses of 16 bytes. `steady` says that nothing writes the right matrices while the program runs.
-pub(super) fn lower(gemms: &[Gemm], steady: bool, finish: Finish, l: &mut Lowering<'_>) -> Option<Work> {
+pub(super) fn lower(
+    gemms: &[Gemm],
+    worth: Worth,
+    steady: bool,
+    finish: Finish,
+    l: &mut Lowering<'_>,
+) -> Option<Work> {
     let first = gemms.first().filter(|_| gemms.len() <= MOST_PRODUCTS)?;
     let same = |g: &Gemm| {
         let extents = |g: &Gemm| (g.dtype, g.m, g.n, g.k, g.a, g.b.step, g.b.order);
         g.batch == 1 && extents(g) == extents(first)
     };
-    let way = gemms.iter().all(same).then(|| way(gemms, l)).flatten()?;
+    let way = gemms.iter().all(same).then(|| way(gemms, worth, l)).flatten()?;
     let width = 16 / first.dtype.size();
     let count = gemms.len();
     let mut declared = vec![way.declare("a")];
@@ -158,7 +170,7 @@ pub(super) fn lower(gemms: &[Gemm], steady: bool, finish: Finish, l: &mut Loweri
     }))
 }
 
-fn way(gemms: &[Gemm], l: &Lowering<'_>) -> Option<Way> {
+fn way(gemms: &[Gemm], worth: Worth, l: &Lowering<'_>) -> Option<Way> {
     let gemm = &gemms[0];
     let width = 16 / gemm.dtype.size();
     let aligned = |at: Address, step: usize| at.is_multiple_of(16) && step.is_multiple_of(width);
@@ -174,7 +186,7 @@ fn way(gemms: &[Gemm], l: &Lowering<'_>) -> Option<Way> {
     match gemm.b.order {
         Order::Rows => by_columns(gemms),
         Order::Columns if !gemm.k.is_multiple_of(width) || !aligned(gemm.a.at, gemm.a.step) => None,
-        Order::Columns => by_matrix(gemms, l).or_else(|| by_line(gemm)),
+        Order::Columns => by_matrix(gemms, worth, l).or_else(|| by_line(gemm)),
     }
 }
 
@@ -199,28 +211,23 @@ fn by_line(gemm: &Gemm) -> Option<Way> {
 }
 
 /// Matrix instructions.
-fn by_matrix(gemms: &[Gemm], l: &Lowering<'_>) -> Option<Way> {
+fn by_matrix(gemms: &[Gemm], worth: Worth, l: &Lowering<'_>) -> Option<Way> {
     let fits = matches!(gemms[0].dtype, DType::BF16 | DType::F16) && gemms[0].m <= MOST_ROWS;
-    fits.then(|| groups(gemms, l).or_else(|| tiles(gemms, l))).flatten()
+    fits.then(|| groups(gemms, l).or_else(|| tiles(gemms, worth, l))).flatten()
 }
 
-/// Whether steps of so many lines are worth what each costs beside, for so many terms.
-fn is_worth(lines: usize, terms: usize) -> bool {
-    lines >= FEW_LINES || terms <= MOST_TERMS_OF_FEW
+fn extents(gemms: &[Gemm]) -> Extents {
+    let [count, rows, columns, terms] = [gemms.len(), gemms[0].m, gemms[0].n, gemms[0].k].map(|n| n as u64);
+    Extents { count, rows, columns, terms }
 }
 
-/// All multiprocessors have an equal part of the lines, and each reads all rows. Where rows are many beside lines, the
-/// library is faster.
-fn tiles(gemms: &[Gemm], l: &Lowering<'_>) -> Option<Way> {
+/// All multiprocessors have an equal part of the lines, and each reads all rows.
+fn tiles(gemms: &[Gemm], worth: Worth, l: &Lowering<'_>) -> Option<Way> {
     let gemm = &gemms[0];
-    let all = gemm.n * gemms.len();
-    let multiprocessors = l.machine.multiprocessors as usize;
-    let turns = all.div_ceil(multiprocessors * MOST_LINES);
+    let (_, lines) = LIMITS.turns_and_lines(&extents(gemms), l.machine.multiprocessors);
+    let lines = usize::try_from(lines).ok()?;
     let rows = gemm.m.next_power_of_two().clamp(16, MOST_ROWS);
-    let lines = all.div_ceil(multiprocessors * turns).next_multiple_of(8);
-    // The library would do one product after another.
-    let most_rows = if gemms.len() == 1 { lines * 9 / 10 } else { lines * 5 / 4 };
-    let fits = turns <= MOST_TURNS && gemm.m <= most_rows && is_worth(lines, gemm.k);
+    let fits = worth == Worth::Given || LIMITS.apart(&extents(gemms), l.machine.multiprocessors);
     let stage = (lines + rows) * TERMS * gemm.dtype.size();
     let [least, most] = STAGES;
     let shared = l.machine.shared.saturating_sub(most * STAGE_BARRIERS);
@@ -243,20 +250,18 @@ fn tiles(gemms: &[Gemm], l: &Lowering<'_>) -> Option<Way> {
 fn groups(gemms: &[Gemm], l: &Lowering<'_>) -> Option<Way> {
     let (gemm, count) = (&gemms[0], gemms.len());
     let pairs = l.machine.multiprocessors as usize / 2;
-    let fits = l.machine.groups && gemm.m >= LEAST_ROWS_OF_GROUPS && gemm.k >= 2 * GROUP_TERMS && pairs > 0;
-    if !fits {
+    if !l.machine.groups || !LIMITS.in_pairs(&extents(gemms), l.machine.multiprocessors) {
         return None;
     }
     let columns = gemm.n.div_ceil(pairs).next_multiple_of(8);
     let (lines, rows) = (columns * count, gemm.m.next_multiple_of(8));
-    let most_rows = if count == 1 { lines } else { lines * 5 / 4 };
     let stage = (lines + rows).max(MOST_ROWS) * GROUP_TERMS * gemm.dtype.size();
     // Sums of another block, and what lies in front of a multiple of 1024.
     let beside = lines.div_ceil(16) * 16 * GROUP_WORKERS + 1024;
     let [least, most] = GROUP_STAGES;
     let room = l.machine.shared.saturating_sub(beside + (most + 1) * STAGE_BARRIERS);
     let stages = (room / stage).min(most);
-    if !is_worth(lines, gemm.k) || lines > MOST_GROUP_LINES || gemm.m > most_rows || stages < least {
+    if stages < least {
         return None;
     }
     Some(Way {

@@ -66,7 +66,16 @@ type Spans = SmallVec<[Span; 4]>;
 
 /// What a step may read, and what it writes whole.
 fn touched(step: &BoundStep) -> (Spans, Spans) {
-    match &step.work {
+    let (mut reads, mut writes) = (Spans::new(), Spans::new());
+    for (read, written) in step.work.parts().map(touched_by) {
+        reads.extend(read);
+        writes.extend(written);
+    }
+    (reads, writes)
+}
+
+fn touched_by(work: &Work) -> (Spans, Spans) {
+    match work {
         Work::Kernel { operands, results, .. } | Work::Custom { operands, results, .. } => {
             let writes = results.iter().filter(|r| r.by_rank == 0 && is_run(r)).map(Span::of).collect();
             (operands.iter().map(Span::of).collect(), writes)
@@ -82,6 +91,7 @@ fn touched(step: &BoundStep) -> (Spans, Spans) {
             let regions = [&call.operand, &call.result].into_iter().chain(splits);
             (regions.map(|r| Span::around(r, call)).collect(), Spans::new())
         }
+        Work::Dispatch(_) => Default::default(),
     }
 }
 
@@ -92,7 +102,7 @@ pub(crate) fn commute(one: &BoundStep, other: &BoundStep) -> bool {
             let [reads, writes] = [operands, results].map(|all| all.iter().map(Span::of).collect::<Spans>());
             Some((reads, writes))
         }
-        Work::Custom { .. } | Work::Collective(_) => None,
+        Work::Custom { .. } | Work::Collective(_) | Work::Dispatch(_) => None,
     };
     let (Some((reads, writes)), Some((other_reads, other_writes))) = (spans(one), spans(other)) else {
         return false;

@@ -33,7 +33,7 @@ pub fn join(
             let all = operands.iter().skip(1).chain(results).map(memory);
             all.collect::<Option<SmallVec<[usize; 4]>>>()
         }
-        StepWork::Custom { .. } | StepWork::Collective(_) => None,
+        StepWork::Custom { .. } | StepWork::Collective(_) | StepWork::Dispatch(_) => None,
     };
     for place in 0..list.len() {
         let Some(own) = memories(&list[place]) else { continue };

@@ -158,11 +158,12 @@ impl Gear {
 /// What the steps do with the memory of inputs.
 fn inputs_of<'b>(mut steps: impl Iterator<Item = &'b BoundStep>) -> InputUse {
     let input = |home: Home| matches!(home, Home::Input(_));
-    let writes = |step: &BoundStep| match &step.work {
+    let writes = |work: &Work| match work {
         Work::Kernel { results, .. } | Work::Custom { results, .. } => results.iter().any(|r| input(r.home)),
         Work::Collective(call) => input(call.result.home),
+        Work::Dispatch(_) => false,
     };
-    if steps.any(writes) { InputUse::Written } else { InputUse::Read }
+    if steps.any(|step| step.work.parts().any(writes)) { InputUse::Written } else { InputUse::Read }
 }
 
 /// What waits for peers are like; addresses are left out.

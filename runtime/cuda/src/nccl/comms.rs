@@ -122,11 +122,12 @@ impl Communicators {
     /// Those that these steps need, of which there is none: the steps can be lowered with them, and not run.
     pub(crate) fn of_nobody<'b>(steps: impl IntoIterator<Item = &'b BoundStep>) -> Communicators {
         let none = || Made { comm: Comm(std::ptr::null_mut()), window: None, lent: true };
-        let of = |step: &BoundStep| match &step.work {
+        let of = |work: &StepWork| match work {
             StepWork::Collective(call) => Some(((call.group, Way::of(call.variant)?), none())),
             _ => None,
         };
-        Communicators { made: steps.into_iter().filter_map(of).collect(), ..Communicators::default() }
+        let parts = steps.into_iter().flat_map(|step| step.work.parts());
+        Communicators { made: parts.filter_map(of).collect(), ..Communicators::default() }
     }
 
     /// Makes those that these steps need too.
@@ -139,8 +140,8 @@ impl Communicators {
         making: &Making<'_>,
     ) -> Result<(), CudaError> {
         let mut wanted: BTreeMap<(usize, Way), &[u32]> = BTreeMap::new();
-        for step in steps {
-            if let StepWork::Collective(call) = &step.work
+        for work in steps.into_iter().flat_map(|step| step.work.parts()) {
+            if let StepWork::Collective(call) = work
                 && let Some(way) = Way::of(call.variant)
                 && by_library(call)
             {

@@ -1,0 +1,411 @@
+//! Dispatches: nodes that run as one step.
+//!
+//! A [`Dispatch`] is a run of nodes of a program, neighbours in program order, and the [`Form`] of the kernel that they are.
+//! Towards everything else it is one step: it reads its operands, those values that others define, and writes its results,
+//! those values that others read. What its nodes pass among each other is *inner*: it has no memory.
+//!
+//! Dispatches say how a program runs, not what it computes: interpreters look at the nodes alone, each value is rounded to its
+//! dtype as if it were stored, and passes that build a new graph drop them.
+//!
+//! # Forms
+//! What a kernel of each form reads and writes, and when: its contract. Everything else about it is of no consequence to a
+//! plan.
+//!
+//! **`map`**: element-wise nodes and constants of one shape. Each position is computed by itself, so results may lie on
+//! operands, element on element, that no node behind theirs reads: what lies in one place is then told by the order of the
+//! nodes.
+//!
+//! **`product`**: matrix products of one left operand, whose results nothing else reads, and a `map` over them or over columns
+//! of them. The products read all of their operands at any time; for the others it is a map.
+//!
+//! **`reduction`**: an all-reduce, the addition of a residual to what it gives, and perhaps the RMS norm of each row of the sum.
+//! Towards peers it is the all-reduce, under the contract of its variant. All operands are read and all results written
+//! between arrival and completion, each position like that of a map, but for the weight of the norm, which all rows read. All
+//! of them lie at one place on all ranks, and none has gaps. The reduction itself has memory where peers write it, and where something else reads it.
+//!
+//! **`rotary`**: rotary embeddings that do not need each other. Each result may lie on the operand of its own node that is
+//! turned, element on element.
+
+use std::fmt;
+
+use crate::collective::CollectiveKind;
+use crate::entity::{Entity, Table};
+use crate::graph::{Def, Graph, Node, NodeId, ValueId};
+use crate::op::{BinaryOp, Op};
+use crate::text::op_name;
+
+/// What the kernel of a dispatch is (see the [module](self)).
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
+pub enum Form {
+    /// Element-wise nodes over one shape.
+    Map,
+    /// Matrix products and element-wise nodes behind them.
+    Product,
+    /// An all-reduce, a residual, and a norm.
+    Reduction,
+    /// Rotary embeddings.
+    Rotary,
+}
+
+/// Which results of a dispatch may lie on an operand of one of its nodes, element on element.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Overwriting {
+    /// None.
+    Never,
+    /// Those of the same node.
+    Own,
+    /// Those of the same node and of nodes behind it.
+    Later,
+}
+
+impl Overwriting {
+    /// Whether the results of `writer` may lie on an operand that `reader` reads.
+    pub fn allows(self, reader: NodeId, writer: NodeId) -> bool {
+        match self {
+            Overwriting::Never => false,
+            Overwriting::Own => reader == writer,
+            Overwriting::Later => reader <= writer,
+        }
+    }
+}
+
+impl Form {
+    /// Every form.
+    pub const ALL: [Form; 4] = [Form::Map, Form::Product, Form::Reduction, Form::Rotary];
+
+    /// The name in the text form.
+    pub fn name(self) -> &'static str {
+        match self {
+            Form::Map => "map",
+            Form::Product => "product",
+            Form::Reduction => "reduction",
+            Form::Rotary => "rotary",
+        }
+    }
+
+    /// The form of this name.
+    pub fn from_name(name: &str) -> Option<Form> {
+        Form::ALL.into_iter().find(|f| f.name() == name)
+    }
+
+    /// Which results may lie on this operand of a node, which other steps define.
+    pub fn overwriting(self, op: &Op, operand: usize) -> Overwriting {
+        match (self, op) {
+            (Form::Reduction, Op::Collective(c)) => {
+                let contract = c.variant.and_then(|v| v.contract(&c.kind));
+                if contract.is_some_and(|c| c.in_place) { Overwriting::Later } else { Overwriting::Never }
+            }
+            (Form::Rotary, Op::RotaryEmbedding { .. }) if operand == 0 => Overwriting::Own,
+            (Form::Map | Form::Product | Form::Reduction, op) if op.is_element_wise() => Overwriting::Later,
+            _ => Overwriting::Never,
+        }
+    }
+
+    /// Whether what a node gives has no memory if nothing else reads it.
+    fn passes_on(self, op: &Op) -> bool {
+        match (self, op) {
+            (Form::Reduction, Op::Collective(c)) => {
+                let contract = c.variant.and_then(|v| v.contract(&c.kind));
+                contract.is_some_and(|c| !c.touch.writes_result())
+            }
+            (Form::Map | Form::Product, _) => true,
+            (Form::Reduction | Form::Rotary, _) => false,
+        }
+    }
+}
+
+impl fmt::Display for Form {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// Nodes that run as one step.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct Dispatch {
+    /// What their kernel is.
+    pub form: Form,
+    /// The first of the nodes, by which the step is named.
+    pub first: NodeId,
+    /// The last of them; all between the two belong to it.
+    pub last: NodeId,
+}
+
+impl Dispatch {
+    /// Its nodes, in program order.
+    pub fn nodes(&self) -> impl DoubleEndedIterator<Item = NodeId> + use<> {
+        (self.first.index()..=self.last.index()).map(NodeId::new)
+    }
+
+    /// Whether a node is one of them.
+    pub fn has(&self, node: NodeId) -> bool {
+        (self.first..=self.last).contains(&node)
+    }
+}
+
+impl Graph {
+    /// The index of the dispatch of each node, for those that have one.
+    pub fn dispatch_of(&self) -> Table<NodeId, Option<usize>> {
+        let mut out = Table::filled(None, self.nodes.len());
+        for (d, dispatch) in self.dispatches.iter().enumerate() {
+            dispatch.nodes().filter(|n| n.index() < self.nodes.len()).for_each(|n| out[n] = Some(d));
+        }
+        out
+    }
+
+    /// Which bases have no memory, because only nodes of one dispatch know them. `base` gives the base of each value.
+    pub fn inner(&self, base: impl Fn(ValueId) -> ValueId) -> Table<ValueId, bool> {
+        let mut out = Table::filled(false, self.values.len());
+        if self.dispatches.is_empty() {
+            return out;
+        }
+        let of = self.dispatch_of();
+        let defined = |v: ValueId| match self.values[v].def {
+            Def::Node(n, _) => of[n],
+            Def::Input(_) => None,
+        };
+        for dispatch in &self.dispatches {
+            for node in dispatch.nodes().map(|n| &self.nodes[n]) {
+                let inner = dispatch.form.passes_on(&node.op);
+                node.outputs.iter().for_each(|&v| out[v] = inner && base(v) == v);
+            }
+        }
+        for (id, node) in self.nodes.iter() {
+            for b in node.inputs.iter().map(|&v| base(v)).filter(|&b| of[id] != defined(b)) {
+                out[b] = false;
+            }
+        }
+        self.outputs.iter().for_each(|o| out[base(o.value)] = false);
+        out
+    }
+}
+
+/// Checks that the nodes of a dispatch are one of its form. `users` are the nodes that use each value.
+///
+/// # Errors
+/// The first node that is not, with what was expected and found.
+pub(crate) fn check(
+    graph: &Graph,
+    dispatch: &Dispatch,
+    users: &Table<ValueId, Vec<NodeId>>,
+) -> Result<(), (NodeId, String)> {
+    let nodes = Nodes { graph, dispatch, users };
+    if let Some(first) = dispatch.nodes().next().filter(|&n| graph.nodes[n].op.is_view()) {
+        return Err(nodes.unfit(first, "a step in front"));
+    }
+    match dispatch.form {
+        Form::Map => nodes.map(),
+        Form::Product => nodes.product(),
+        Form::Reduction => nodes.reduction(),
+        Form::Rotary => nodes.rotary(),
+    }
+}
+
+type Checked = Result<(), (NodeId, String)>;
+
+/// The nodes of a dispatch.
+struct Nodes<'a> {
+    graph: &'a Graph,
+    dispatch: &'a Dispatch,
+    users: &'a Table<ValueId, Vec<NodeId>>,
+}
+
+impl<'a> Nodes<'a> {
+    fn all(&self) -> impl Iterator<Item = (NodeId, &'a Node)> + use<'a> {
+        let graph = self.graph;
+        self.dispatch.nodes().map(|n| (n, &graph.nodes[n]))
+    }
+
+    fn unfit(&self, at: NodeId, expected: &str) -> (NodeId, String) {
+        let (form, found) = (self.dispatch.form, op_name(&self.graph.nodes[at].op));
+        (at, format!("expected {expected} of a dispatch of the form {form}, found {found}"))
+    }
+
+    /// The node of the dispatch that defines a value.
+    fn inside(&self, value: ValueId) -> Option<NodeId> {
+        self.graph.def_node(value).filter(|&n| self.dispatch.has(n))
+    }
+
+    fn is_map(op: &Op) -> bool {
+        op.is_element_wise() || matches!(op, Op::Full(_))
+    }
+
+    fn map(&self) -> Checked {
+        match self.all().find(|(_, n)| !Self::is_map(&n.op)) {
+            Some((id, _)) => Err(self.unfit(id, "an element-wise node")),
+            None => self.one_shape(),
+        }
+    }
+
+    /// The element-wise nodes have one shape, and read values of the dispatch at the same positions.
+    fn one_shape(&self) -> Checked {
+        let mut expected = None;
+        for (id, node) in self.all().filter(|(_, n)| Self::is_map(&n.op)) {
+            let shape = |v: &ValueId| &self.graph.ty(*v).shape;
+            let inside = node.inputs.iter().filter(|v| self.inside(**v).is_some());
+            for found in inside.chain(node.outputs.first()).map(shape) {
+                let expected = *expected.get_or_insert(found);
+                if expected != found {
+                    return Err((
+                        id,
+                        format!("expected the shape {expected:?} of its dispatch, found {found:?}"),
+                    ));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn product(&self) -> Checked {
+        let mut left = None;
+        for (id, node) in self.all() {
+            match (&node.op, &node.inputs[..]) {
+                (Op::MatMul, &[x, y]) => {
+                    if *left.get_or_insert(x) != x || self.inside(x).or(self.inside(y)).is_some() {
+                        return Err(self.unfit(id, "products of one left operand that others define"));
+                    }
+                    self.alone(id)?;
+                }
+                (Op::Slice { axis, step: 1, .. }, &[x]) if axis + 1 == self.graph.ty(x).rank() => {
+                    if self.inside(x).is_none_or(|n| self.graph.nodes[n].op != Op::MatMul) {
+                        return Err(self.unfit(id, "columns of a product"));
+                    }
+                    self.alone(id)?;
+                }
+                (op, _) if Self::is_map(op) => {}
+                _ => return Err(self.unfit(id, "a product, columns of one, or an element-wise node")),
+            }
+        }
+        match left {
+            Some(_) => self.one_shape(),
+            None => Err(self.unfit(self.dispatch.first, "a product")),
+        }
+    }
+
+    /// Only nodes of the dispatch read what a node gives.
+    fn alone(&self, id: NodeId) -> Checked {
+        for &v in &self.graph.nodes[id].outputs {
+            let returned = self.graph.outputs.iter().any(|o| o.value == v);
+            if returned || self.users[v].iter().any(|&n| !self.dispatch.has(n)) {
+                return Err(self.unfit(id, "a product that nothing else reads"));
+            }
+        }
+        Ok(())
+    }
+
+    /// What a value is before it was given another shape by nodes of the dispatch.
+    fn shaped(&self, value: ValueId) -> ValueId {
+        let node = self.inside(value).map(|n| &self.graph.nodes[n]);
+        match node.map(|n| (&n.op, &n.inputs[..])) {
+            Some((Op::Reshape, &[x])) => self.shaped(x),
+            _ => value,
+        }
+    }
+
+    fn reduction(&self) -> Checked {
+        let (mut reduced, mut sum, mut normed) = (None, None, None);
+        for (id, node) in self.all() {
+            let inside = |k: usize| node.inputs.get(k).filter(|v| self.inside(**v).is_some());
+            let fits = match &node.op {
+                Op::Collective(c) => {
+                    let reduces = matches!(c.kind, CollectiveKind::AllReduce(_));
+                    reduces && reduced.replace(node.outputs[0]).is_none()
+                }
+                Op::Reshape => inside(0).is_some(),
+                Op::Binary(BinaryOp::Add) => {
+                    let of = [inside(0), inside(1)].map(|v| v.map(|&v| self.shaped(v)));
+                    let one = matches!(of, [Some(v), None] | [None, Some(v)] if Some(v) == reduced);
+                    let shape = |v: &ValueId| &self.graph.ty(*v).shape;
+                    let same = node.inputs.iter().all(|v| shape(v) == shape(&node.outputs[0]));
+                    one && same && sum.replace(node.outputs[0]).is_none()
+                }
+                Op::RmsNorm { axes: 1, .. } => {
+                    let of = inside(0).map(|&v| self.shaped(v));
+                    of.is_some() && of == sum && inside(1).is_none() && normed.replace(id).is_none()
+                }
+                _ => false,
+            };
+            if !fits {
+                return Err(self.unfit(id, "an all-reduce, the sum with a residual and the norm of its rows"));
+            }
+        }
+        match sum {
+            Some(_) => Ok(()),
+            None => Err(self.unfit(self.dispatch.last, "the sum with a residual")),
+        }
+    }
+
+    fn rotary(&self) -> Checked {
+        let fits = |node: &Node| {
+            let apart = node.inputs.iter().all(|&v| self.inside(v).is_none());
+            matches!(node.op, Op::RotaryEmbedding { .. }) && apart
+        };
+        match self.all().find(|(_, node)| !fits(node)) {
+            Some((id, _)) => Err(self.unfit(id, "rotary embeddings that do not need each other")),
+            None => Ok(()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::layout::layouts;
+    use crate::text;
+    use crate::verify::verify;
+
+    const PROGRAM: &str = "program \"d\" ranks 2\n\narg %x: f32[4, 8]\narg %s: f32[8]\ndispatch map {\n\
+        %a: f32[4, 8] = neg %x\n%b: bf16[4, 8] = cast %a\n%c: f32[4, 8] = mul %a, %s\n}\n\
+        %d: bf16[8, 4] = permute %b perm=[1, 0]\n\nreturn %c\nreturn %d\n";
+
+    #[test]
+    fn the_text_form_keeps_dispatches() {
+        let graph = text::parse(PROGRAM).unwrap_or_else(|e| panic!("{e}"));
+        assert_eq!(verify(&graph), Ok(()));
+        assert_eq!(text::print(&graph), PROGRAM);
+        assert_eq!(graph.dispatches.len(), 1);
+        let nodes: Vec<_> = graph.dispatches[0].nodes().map(|n| graph.node_name(n)).collect();
+        assert_eq!(nodes, ["a", "b", "c"]);
+    }
+
+    #[test]
+    fn what_only_nodes_of_a_dispatch_read_is_inner() {
+        let graph = text::parse(PROGRAM).unwrap_or_else(|e| panic!("{e}"));
+        let layouts = layouts(&graph);
+        let inner = graph.inner(|v| layouts[v].base);
+        let names: Vec<_> = inner.iter().filter(|(_, i)| **i).map(|(v, _)| graph.name_of(v)).collect();
+        assert_eq!(names, ["a"]);
+    }
+
+    #[test]
+    fn texts_that_are_no_dispatch_are_refused_by_name() {
+        for (from, to, message) in [
+            (
+                "dispatch map",
+                "dispatch heap",
+                "expected a form (map, product, reduction, rotary), found `heap`",
+            ),
+            (
+                "%a: f32[4, 8] = neg %x\n%b: bf16[4, 8] = cast %a\n%c: f32[4, 8] = mul %a, %s\n",
+                "",
+                "a node of the dispatch",
+            ),
+            ("}\n", "", "expected `}`"),
+        ] {
+            let error = text::parse(&PROGRAM.replace(from, to)).expect_err(to).to_string();
+            assert!(error.contains(message), "{error}");
+        }
+        for (from, to, message) in [
+            (
+                "%b: bf16[4, 8] = cast %a",
+                "%b: f32[4, 8] = softmax %a axis=1 log=false",
+                "form map, found softmax",
+            ),
+            ("%b: bf16[4, 8] = cast %a", "%b: bf16[8] = cast %s", "the shape"),
+        ] {
+            let text = PROGRAM.replace(from, to).replace("%d: bf16[8, 4] = permute %b perm=[1, 0]\n", "");
+            let graph = text::parse(&text.replace("return %d\n", "")).unwrap_or_else(|e| panic!("{e}"));
+            let found = verify(&graph).expect_err(to);
+            assert!(found.iter().any(|v| v.to_string().contains(message)), "{found:?}");
+        }
+    }
+}

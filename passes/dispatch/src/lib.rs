@@ -1,0 +1,48 @@
+//! Which nodes of a program run as one step.
+//!
+//! [`units`] divides a lowered program, in which every copy stands that placement needs, into units: nodes that run by
+//! themselves and nodes that are one kernel. What may be one is told by the capabilities of the machine, and what the
+//! forms mean by [`symmc_ir::dispatch`]. Everything behind this pass (order, placement, packing, the check, the backends)
+//! knows a unit as one step.
+//!
+//! # Method
+//! One walk in program order, with units that are open. A unit is run in place of its last node; it is closed as soon as
+//! a node that is not of it reads what its nodes give. So units never need each other in a circle, and program order
+//! with each unit in place of its last node is an order in which they can run. Matrix products join in the end: only the
+//! nodes of one unit read them, so that they can run in its place.
+//!
+//! What is not here: whether a product or a collective is faster in another variant (the lowering), and in which order
+//! units run (the planner).
+
+mod facts;
+mod map;
+mod product;
+mod reduction;
+mod rotary;
+mod walk;
+
+use symmc_ir::machine::Profile;
+use symmc_ir::{Form, Graph, NodeId, Table, ValueId};
+
+/// A part of a program that runs as one step.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Unit {
+    /// What its kernel is; none for a node that runs by itself.
+    pub form: Option<Form>,
+    /// Its nodes, in program order.
+    pub nodes: Vec<NodeId>,
+}
+
+/// The units of a program on a machine, in an order in which they can run. `base` gives the value whose memory each value
+/// uses. Views stand in a unit only if they are part of its kernel.
+pub fn units(graph: &Graph, base: &Table<ValueId, ValueId>, profile: &Profile) -> Vec<Unit> {
+    let facts = facts::Facts::new(graph, base, profile);
+    let mut units = walk::Walk::new(&facts).units();
+    product::join(&facts, &mut units);
+    for unit in &mut units {
+        unit.form = unit.form.filter(|_| unit.nodes.len() > 1);
+    }
+    units.retain(|unit| !unit.nodes.is_empty());
+    units.sort_by_key(|unit| unit.nodes.last().copied());
+    units
+}

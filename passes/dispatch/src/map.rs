@@ -1,0 +1,44 @@
+//! Element-wise nodes over one shape as one kernel.
+//!
+//! A node joins a unit that gives it an operand, as it is and not a view of it; or, where both wait for the same collectives,
+//! one that reads an operand of it or that stands right in front of it.
+
+use symmc_ir::{Form, NodeId, Op, ValueId};
+
+use crate::facts::Facts;
+use crate::walk::{Place, Walk};
+
+/// Whether a node can be part of a map.
+pub fn takes(op: &Op) -> bool {
+    op.is_element_wise() || matches!(op, Op::Full(_))
+}
+
+/// What becomes of a node.
+pub fn place(walk: &Walk<'_>, id: NodeId) -> Option<Place> {
+    let facts = walk.facts;
+    let most = facts.capabilities().map.filter(|_| takes(&facts.node(id).op))?.nodes;
+    let read = walk.read(id);
+    let joins = |&u: &usize| {
+        let near = || waits_alike(walk, u, id) && (walk.is_last(u) || shares(walk, u, id));
+        fits(facts, &walk.units[u].nodes, id) && (read.contains(&u) || near())
+    };
+    let unit = walk.open(Form::Map, most).find(joins);
+    Some(unit.map_or(Place::Begins(Form::Map), |unit| Place::Joins(unit, Vec::new())))
+}
+
+/// Whether a node has the shape of others, and reads what they give at the same positions.
+fn fits(facts: &Facts<'_>, nodes: &[NodeId], id: NodeId) -> bool {
+    let shape = |n: NodeId| facts.node(n).outputs.first().map(|&v| &facts.graph.ty(v).shape);
+    let inside = |v: ValueId| facts.source(v).is_some_and(|n| nodes.contains(&n));
+    let same = |&v: &ValueId| facts.base[v] == v || !inside(v);
+    nodes.first().is_some_and(|&n| shape(n) == shape(id)) && facts.node(id).inputs.iter().all(same)
+}
+
+fn waits_alike(walk: &Walk<'_>, unit: usize, id: NodeId) -> bool {
+    walk.units[unit].nodes.iter().filter_map(|&n| walk.facts.needs[n]).max() == walk.facts.needs[id]
+}
+
+fn shares(walk: &Walk<'_>, unit: usize, id: NodeId) -> bool {
+    let own = &walk.facts.node(id).inputs;
+    walk.units[unit].nodes.iter().flat_map(|&n| &walk.facts.node(n).inputs).any(|v| own.contains(v))
+}

@@ -1,0 +1,161 @@
+//! Matrix products of few rows together with the element-wise nodes that alone read their results.
+//!
+//! Such products take the time of reading the right matrix once. A product of which columns are read side by side, as the
+//! halves of one weight are, counts as several.
+
+use symmc_ir::entity::Entity;
+use symmc_ir::machine::Extents;
+use symmc_ir::{DType, Dim, Form, NodeId, Op, ValueId};
+
+use crate::Unit;
+use crate::facts::Facts;
+use crate::map;
+
+/// The fewest columns and terms of a product.
+const LEAST: [u64; 2] = [32, 64];
+
+/// Lets products join the units that read them.
+pub fn join(facts: &Facts<'_>, units: &mut [Unit]) {
+    let (Some(limits), Some(multiprocessors)) = (facts.capabilities().product, facts.profile.multiprocessors)
+    else {
+        return;
+    };
+    let mut unit_of = vec![usize::MAX; facts.graph.nodes.len()];
+    for (u, unit) in units.iter().enumerate() {
+        unit.nodes.iter().for_each(|&n| unit_of[n.index()] = u);
+    }
+    let at = |n: NodeId| unit_of[n.index()];
+    // The products that each unit may take, in program order.
+    let mut wanted: Vec<Vec<Product>> = units.iter().map(|_| Vec::new()).collect();
+    for (id, _) in facts.graph.nodes.iter().filter(|(_, n)| n.op == Op::MatMul) {
+        let Some(product) = Product::new(facts, id) else { continue };
+        let Some(&reader) = product.readers.first() else { continue };
+        let unit = at(reader);
+        let map = units[unit].nodes.iter().all(|&n| map::takes(&facts.node(n).op));
+        if map && product.readers.iter().all(|&n| at(n) == unit) && product.fits(facts, &units[unit]) {
+            wanted[unit].push(product);
+        }
+    }
+    for (unit, wanted) in wanted.into_iter().enumerate() {
+        let mut taken: Vec<Product> = Vec::new();
+        for product in wanted {
+            let count = taken.iter().chain([&product]).map(|p| p.parts).sum::<u64>();
+            let same = taken.first().is_none_or(|t| t.alike(&product));
+            let Product { columns, terms, .. } = product;
+            let worth = |rows| limits.are_worth(&Extents { count, rows, columns, terms }, multiprocessors);
+            // Fewer rows may go another way.
+            let fewer = limits.pairs.map_or(product.rows, |p| u64::from(p.rows - 1).min(product.rows));
+            if same && worth(product.rows) && worth(fewer) {
+                taken.push(product);
+            }
+        }
+        for product in taken {
+            let from = at(product.node);
+            units[from].nodes.clear();
+            units[unit].form = Some(Form::Product);
+            units[unit].nodes.extend(product.views.into_iter().chain([product.node]));
+            units[unit].nodes.sort_unstable();
+        }
+    }
+}
+
+/// A product that kernels of few rows can do.
+struct Product {
+    node: NodeId,
+    left: ValueId,
+    dtype: DType,
+    /// The most rows, the columns that are read side by side, and the terms.
+    rows: u64,
+    columns: u64,
+    terms: u64,
+    /// How many products it counts as.
+    parts: u64,
+    /// The shape of what is read.
+    shape: Vec<Dim>,
+    /// The nodes that give columns of it.
+    views: Vec<NodeId>,
+    /// The nodes that read it, each at least once.
+    readers: Vec<NodeId>,
+}
+
+impl Product {
+    fn new(facts: &Facts<'_>, node: NodeId) -> Option<Product> {
+        let graph = facts.graph;
+        let &[left, right] = &facts.node(node).inputs[..] else { return None };
+        let result = *facts.node(node).outputs.first()?;
+        let ty = graph.ty(result);
+        let (leading, columns) = (&ty.shape[..ty.rank() - 1], ty.shape.last()?.as_const()?);
+        let most = |d: &Dim| facts.bounds(d)[1];
+        let terms = graph.ty(left).shape.last()?.as_const()?;
+        // Rows of the left matrix lie one behind the other, lines of the right one along the terms.
+        let layout = facts.layout(right)?;
+        let [along, across] = [layout.strides.first()?.as_const()?, layout.strides.get(1)?.as_const()?];
+        let fits = matches!(ty.dtype, DType::BF16 | DType::F16)
+            && graph.ty(right).rank() == 2
+            && facts.is_run(left)
+            && along == 1
+            && across >= terms
+            && facts.aligned(&Dim::from(across), right)
+            && facts.aligned(&layout.offset, right)
+            && facts.aligned(&Dim::from(terms), left);
+        if !fits || facts.returned[result] {
+            return None;
+        }
+        let mut out = Product {
+            node,
+            left,
+            dtype: ty.dtype,
+            rows: leading.iter().map(most).fold(1, u64::saturating_mul),
+            columns: columns as u64,
+            terms: terms as u64,
+            parts: 1,
+            shape: ty.shape.clone(),
+            views: Vec::new(),
+            readers: Vec::new(),
+        };
+        let users = &facts.users[result];
+        match users.iter().any(|&n| facts.is_view(n)) {
+            true => out.cut(facts, users)?,
+            false => out.readers.clone_from(users),
+        }
+        (out.columns >= LEAST[0] && out.terms >= LEAST[1]).then_some(out)
+    }
+
+    /// What is read of it are columns side by side, as many in each part.
+    fn cut(&mut self, facts: &Facts<'_>, users: &[NodeId]) -> Option<()> {
+        let axis = self.shape.len() - 1;
+        let mut starts: Vec<i64> = Vec::new();
+        for &n in users {
+            let node = facts.node(n);
+            let &part = node.outputs.first()?;
+            let Op::Slice { axis: of, start, step: 1 } = &node.op else { return None };
+            let shape = &facts.graph.ty(part).shape;
+            let first = self.views.is_empty();
+            if *of != axis || facts.returned[part] || (!first && *shape != self.shape) {
+                return None;
+            }
+            self.shape.clone_from(shape);
+            let start = start.as_const()?;
+            if !starts.contains(&start) {
+                starts.push(start);
+            }
+            self.views.push(n);
+            self.readers.extend(&facts.users[part]);
+        }
+        self.columns = u64::try_from(self.shape.last()?.as_const()?).ok()?;
+        self.parts = starts.len() as u64;
+        Some(())
+    }
+
+    /// Whether a unit is over the positions of what is read.
+    fn fits(&self, facts: &Facts<'_>, unit: &Unit) -> bool {
+        let shape = |&n: &NodeId| &facts.graph.ty(facts.node(n).outputs[0]).shape;
+        unit.nodes.iter().map(shape).all(|s| *s == self.shape)
+    }
+
+    /// Whether both can be done side by side.
+    fn alike(&self, other: &Product) -> bool {
+        let of = |p: &Product| (p.left, p.dtype, p.columns, p.terms);
+        of(self) == of(other)
+    }
+}

@@ -1,0 +1,128 @@
+//! All-reduces whose kernel adds the residual behind them, and normalises the rows of the sum.
+//!
+//! The residual is there when the all-reduce begins. An addition that shares its kernel with an element-wise step or a
+//! product next to it costs none of its own, but the reduction that is not stored and read again is saved all the same.
+//!
+//! By packets the operand goes to each peer as a whole, unless it is so large that two rounds send less; then the norm has a
+//! kernel of its own, as it costs less than what one round would send more. In two shots large tensors go by stores alone,
+//! and take the addition.
+
+use symmc_ir::collective::{TWO_SHOT_STORES, Variant, two_rounds};
+use symmc_ir::machine::model::GPU_CELL;
+use symmc_ir::{BinaryOp, CollectiveKind, DType, Dim, Form, NodeId, Op, ValueId};
+
+use crate::facts::Facts;
+use crate::walk::{Place, Walk};
+
+/// The elements of a row where rows only divide the work among blocks.
+const ROW: i64 = 1024;
+
+/// What becomes of a node.
+pub fn place(walk: &Walk<'_>, id: NodeId) -> Option<Place> {
+    let facts = walk.facts;
+    facts.capabilities().reduction?;
+    let node = facts.node(id);
+    match &node.op {
+        Op::Collective(_) => reduces(facts, id).then_some(Place::Begins(Form::Reduction)),
+        Op::Binary(BinaryOp::Add) => {
+            let (x, y) = (node.inputs[0], node.inputs[1]);
+            sum(walk, id, x, y).or_else(|| sum(walk, id, y, x))
+        }
+        Op::RmsNorm { axes: 1, .. } => norm(walk, id),
+        _ => None,
+    }
+}
+
+/// The all-reduce that a unit is so far.
+struct Reduction {
+    variant: Variant,
+    /// The number of ranks.
+    ranks: u64,
+    /// The least and the most bytes.
+    bytes: [u64; 2],
+}
+
+fn reduction(facts: &Facts<'_>, id: NodeId) -> Option<Reduction> {
+    let node = facts.node(id);
+    let c = node.op.as_collective().filter(|c| matches!(c.kind, CollectiveKind::AllReduce(_)))?;
+    let ranks = facts.graph.group_size(c.group).filter(|n| (2..=GPU_CELL).contains(n))?;
+    let bytes = facts.bounds(&facts.graph.ty(*node.outputs.first()?).bytes());
+    Some(Reduction { variant: c.variant?, ranks: u64::from(ranks), bytes })
+}
+
+/// Whether a node is an all-reduce whose kernel can add something.
+fn reduces(facts: &Facts<'_>, id: NodeId) -> bool {
+    let Some(Reduction { variant, ranks, bytes }) = reduction(facts, id) else { return false };
+    let ty = facts.graph.ty(facts.node(id).outputs[0]);
+    let floats = matches!(ty.dtype, DType::F32 | DType::F16 | DType::BF16);
+    let able = match variant {
+        Variant::Packets => bytes[0] > 0,
+        Variant::TwoShot => {
+            let stores = bytes[0].saturating_mul(ranks) >= 2 * TWO_SHOT_STORES;
+            stores && ty.bytes().divisible_by(16 * ranks as i64)
+        }
+        _ => false,
+    };
+    floats && able
+}
+
+/// The unit whose all-reduce gives `reduced`, if an addition joins it.
+fn sum(walk: &Walk<'_>, id: NodeId, reduced: ValueId, residual: ValueId) -> Option<Place> {
+    let facts = walk.facts;
+    let unit = walk.giver(reduced, Form::Reduction)?;
+    let &[reduce] = &walk.units[unit].nodes[..] else { return None };
+    let first = facts.unshaped(reduced);
+    let ty = facts.graph.ty(facts.node(id).outputs[0]);
+    let whole = |v: ValueId| facts.graph.ty(v) == ty && facts.is_run(v);
+    let of = reduction(facts, reduce)?;
+    let rows = of.variant == Variant::TwoShot
+        || ty.numel().divisible_by(ROW)
+        || is_row(facts, &of, ty.shape.last()?, ty.dtype);
+    let fits = facts.graph.def_node(first) == Some(reduce)
+        && whole(reduced)
+        && whole(residual)
+        && facts.unshaped(residual) != first
+        && walk.is_before(residual, reduce)
+        && rows;
+    fits.then(|| Place::Joins(unit, facts.reshapes(reduced)))
+}
+
+/// The unit whose sum a norm reads, if the norm joins it.
+fn norm(walk: &Walk<'_>, id: NodeId) -> Option<Place> {
+    let facts = walk.facts;
+    let node = facts.node(id);
+    let (&x, weight) = (node.inputs.first()?, node.inputs.get(1));
+    let unit = walk.giver(x, Form::Reduction)?;
+    let nodes = &walk.units[unit].nodes;
+    let (&reduce, &sum) = (nodes.first()?, nodes.last()?);
+    let of = reduction(facts, reduce)?;
+    let (ty, added) = (facts.graph.ty(x), facts.unshaped(x));
+    let fits = of.variant == Variant::Packets
+        && !two_rounds(of.bytes[1], of.ranks)
+        && facts.graph.def_node(added) == Some(sum)
+        && facts.node(sum).op == Op::Binary(BinaryOp::Add)
+        && is_row(facts, &of, ty.shape.last()?, ty.dtype)
+        && facts.graph.ty(*node.outputs.first()?) == ty
+        && weight.is_none_or(|&w| {
+            let of = facts.graph.ty(w);
+            of.dtype == ty.dtype && of.rank() == 1 && facts.is_run(w) && walk.is_before(w, reduce)
+        });
+    fits.then(|| Place::Joins(unit, facts.reshapes(x)))
+}
+
+/// Whether blocks can have whole rows of so many elements.
+fn is_row(facts: &Facts<'_>, of: &Reduction, elements: &Dim, dtype: DType) -> bool {
+    let Some(bytes) = elements.as_const().and_then(|n| u64::try_from(n).ok()) else { return false };
+    let bytes = bytes * dtype.size() as u64;
+    let most = facts.capabilities().reduction.map_or(0, |r| u64::from(r.row));
+    // Rows begin with a line of 128 bytes, 120 of them data: short ones may need more lines than landing zones have.
+    let lines = bytes.div_ceil(120) * 128;
+    (1..=most).contains(&bytes) && bytes.is_multiple_of(8) && (!of.has_lines() || lines * 15 <= bytes * 17)
+}
+
+impl Reduction {
+    /// Whether packets may be lines.
+    fn has_lines(&self) -> bool {
+        !symmc_ir::collective::are_words(self.bytes[1], self.ranks)
+    }
+}

@@ -1,0 +1,125 @@
+//! Dispatches: which nodes become one step, what of them has memory, and that the check sees through them.
+
+use std::collections::BTreeSet;
+
+use symmc_ir::machine::{Capabilities, Profile};
+use symmc_ir::{Graph, text};
+use symmc_planner::check::check;
+use symmc_planner::plan::{ByRank, Plan};
+use symmc_planner::{BucketInput, PlanConfig, plan};
+
+fn profile() -> Profile {
+    Profile { dispatches: Capabilities::GPU, ..Profile::builtin("h200x2").expect("a profile") }
+}
+
+fn planned(program: &str) -> Plan {
+    let graph = text::parse(program).unwrap_or_else(|e| panic!("{e}"));
+    let bucket = BucketInput { graph: graph.clone(), decisions: vec![] };
+    let config = PlanConfig { profile: Some(profile()), ..PlanConfig::default() };
+    let plan = plan(&graph, &[bucket], &config).unwrap_or_else(|e| panic!("{e}"));
+    check(&plan).unwrap_or_else(|e| panic!("{e:?}\n{}", plan.programs[0]));
+    plan
+}
+
+/// The dispatches of the planned program, each as its form and the names of its nodes.
+fn dispatches(plan: &Plan) -> Vec<String> {
+    let graph: Graph = text::parse(&plan.programs[0]).expect("it reads");
+    let all = graph.dispatches.iter().map(|d| {
+        let names: Vec<&str> = d.nodes().map(|n| graph.node_name(n)).collect();
+        format!("{}: {}", d.form, names.join(" "))
+    });
+    all.collect()
+}
+
+/// A layer of a transformer behind its attention, for so many tokens.
+fn layer(tokens: &str, variant: &str) -> String {
+    format!(
+        "program \"layer\" ranks 2\nsymbol t in {tokens}\ngroup @tp world\n\
+         arg %x: bf16[t, 4096]\narg %h: bf16[t, 2048]\nparam %o: bf16[4096, 2048]\nparam %gu: bf16[8192, 4096]\n\
+         param %dn: bf16[4096, 4096]\nparam %n: bf16[4096]\n\
+         %ot: bf16[2048, 4096] = permute %o perm=[1, 0]\n%gut: bf16[4096, 8192] = permute %gu perm=[1, 0]\n\
+         %dnt: bf16[4096, 4096] = permute %dn perm=[1, 0]\n\
+         %p: bf16[t, 4096] = matmul %h, %ot\n\
+         %r: bf16[t, 4096] = all_reduce %p op=sum group=@tp via={variant}\n\
+         %y: bf16[t, 4096] = add %x, %r\n\
+         %ny: bf16[t, 4096] = rms_norm %y, %n axes=1 eps=1.0e-5 round_first=false\n\
+         %g: bf16[t, 8192] = matmul %ny, %gut\n\
+         %ga: bf16[t, 4096] = slice %g axis=1 start=0 step=1\n%up: bf16[t, 4096] = slice %g axis=1 start=4096 step=1\n\
+         %s: bf16[t, 4096] = silu %ga\n%m: bf16[t, 4096] = mul %s, %up\n\
+         %d: bf16[t, 4096] = matmul %m, %dnt\n\
+         %rd: bf16[t, 4096] = all_reduce %d op=sum group=@tp via={variant}\n\
+         %z: bf16[t, 4096] = add %y, %rd\n\
+         %nz: bf16[t, 4096] = rms_norm %z, %n axes=1 eps=1.0e-5 round_first=false\n\
+         return %nz\n"
+    )
+}
+
+#[test]
+fn a_layer_of_few_tokens_is_its_kernels() {
+    let plan = planned(&layer("1..=64", "packets"));
+    assert_eq!(dispatches(&plan), ["reduction: r y ny", "product: g ga up s m", "reduction: rd z nz"]);
+    let steps: Vec<&str> = plan.buckets[0].steps.iter().map(|s| s.node.as_str()).collect();
+    assert_eq!(steps, ["p", "r", "g", "d", "rd"]);
+    for inner in ["r", "g", "s", "rd"] {
+        assert!(!plan.buckets[0].places.contains_key(inner), "%{inner} has memory");
+    }
+}
+
+#[test]
+fn many_tokens_keep_what_pays() {
+    let plan = planned(&layer("1..=4096", "packets"));
+    assert_eq!(dispatches(&plan), ["reduction: r y ny", "map: s m", "reduction: rd z nz"]);
+    // By stores alone from 32 MiB on, which give no norm.
+    let plan = planned(&layer("4096..=8192", "two_shot"));
+    assert_eq!(dispatches(&plan), ["reduction: r y", "map: s m", "reduction: rd z"]);
+    assert!(plan.buckets[0].places.contains_key("r"), "peers write the reduction");
+    let plan = planned(&layer("1..=8192", "two_shot"));
+    assert_eq!(dispatches(&plan), ["map: s m"]);
+}
+
+/// The rules that a plan breaks.
+fn broken(plan: &Plan) -> BTreeSet<String> {
+    check(plan).err().unwrap_or_default().iter().map(|e| e.kind()).collect()
+}
+
+/// The plan of a layer with its program changed.
+fn edited(from: &str, to: &str) -> Plan {
+    let mut plan = planned(&layer("1..=64", "packets"));
+    assert!(plan.programs[0].contains(from), "{from}\n{}", plan.programs[0]);
+    plan.programs[0] = plan.programs[0].replacen(from, to, 1);
+    plan
+}
+
+#[test]
+fn a_dispatch_that_is_wider_or_narrower_than_planned_is_found() {
+    let last = "%m: bf16[t, 4096] = mul %s, %up\n}\n";
+    // Without the last node the one before has a result that needs memory, and the last is no step.
+    let mut narrow = planned(&layer("1..=4096", "packets"));
+    narrow.programs[0] = narrow.programs[0].replacen(last, "}\n%m: bf16[t, 4096] = mul %s, %up\n", 1);
+    let found = broken(&narrow);
+    assert!(found.contains("StepMissing") && found.contains("PlaceMissing"), "{found:?}");
+    // With the product behind it, which is a step of its own.
+    let down = "%d: bf16[t, 4096] = matmul %m, %dnt\n";
+    let mut wide = edited(last, &last[..last.len() - 2]);
+    wide.programs[0] = wide.programs[0].replacen(down, &format!("{down}}}\n"), 1);
+    assert_eq!(broken(&wide), BTreeSet::from(["Invalid".to_string()]));
+    // Another form.
+    let other = edited("dispatch product {", "dispatch map {");
+    assert_eq!(broken(&other), BTreeSet::from(["Invalid".to_string()]));
+}
+
+#[test]
+fn results_lie_on_no_operand_that_the_form_reads_at_any_time() {
+    // The gated product over the left matrix.
+    let mut plan = planned(&layer("1..=64", "packets"));
+    let left = plan.buckets[0].places["ny"].clone();
+    plan.buckets[0].places["m"] = left;
+    assert!(broken(&plan).contains("InPlace"), "{:?}", broken(&plan));
+}
+
+#[test]
+fn reductions_lie_at_one_place_on_all_ranks() {
+    let mut plan = planned(&layer("1..=64", "packets"));
+    plan.buckets[0].places["y"].by_rank = Some(ByRank { group: "tp".into(), stride: "0".into() });
+    assert!(broken(&plan).contains("ReductionUneven"), "{:?}", broken(&plan));
+}

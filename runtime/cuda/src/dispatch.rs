@@ -1,0 +1,140 @@
+//! Dispatches: one kernel each.
+//!
+//! What is one kernel the plan says, and that there is one the capabilities of the machine profile that it was made for. A
+//! dispatch that has none here was made for another machine, or the table promises what this generator cannot do.
+
+use smallvec::SmallVec;
+use symmc_ir::Form;
+use symmc_runtime::exec::{BoundDispatch, Home, Work as StepWork};
+
+use crate::collective::follow;
+use crate::compile::Source;
+use crate::compute::fuse::{self, Member};
+use crate::compute::{Sites, Step, products, rotary};
+use crate::error::CudaError;
+use crate::launch::Work;
+use crate::lowered::Setting;
+
+/// What a dispatch becomes.
+///
+/// # Errors
+/// There is no kernel for it.
+pub fn lower(
+    index: usize,
+    dispatch: &BoundDispatch,
+    setting: &Setting<'_>,
+    source: &mut Source,
+    sites: &mut Sites,
+) -> Result<Vec<Work>, CudaError> {
+    let at = |value: &_| setting.homes.at(value);
+    let steps = dispatch.members.iter().filter_map(|member| match &member.work {
+        StepWork::Kernel { op, operands, results } => Some(Step { index, op, operands, results }),
+        _ => None,
+    });
+    let steps: SmallVec<[Step<'_>; 8]> = steps.collect();
+    let work = match dispatch.form {
+        Form::Map => {
+            let stored = |s: &Step<'_>| s.results.first().is_some_and(|r| r.home != Home::Inner);
+            let members: SmallVec<[Member<'_>; 8]> =
+                steps.iter().map(|&step| Member { step, stored: stored(&step) }).collect();
+            fuse::lower_fused(&members, &at, setting.machine, source, sites)?
+        }
+        Form::Product => {
+            products::lower_dispatch(&steps, &at, setting.machine, source, sites)?.map(|work| vec![work])
+        }
+        Form::Rotary => Some(rotary::lower_together(&steps, &at, setting.machine, source, sites)?),
+        Form::Reduction => {
+            follow::lower_dispatch(index, &dispatch.members, setting.homes, setting.peers, source)?
+                .map(|work| vec![work])
+        }
+    };
+    work.ok_or_else(|| {
+        let ops: Vec<&str> = dispatch.members.iter().map(|m| m.op_name.as_str()).collect();
+        CudaError::Unsupported(format!(
+            "expected a kernel for {} as a dispatch of the form {}, which the capabilities of the machine profile promise; \
+             found none for these sizes and layouts",
+            ops.join(", "),
+            dispatch.form
+        ))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use indexmap::IndexMap;
+    use symmc_ir::machine::{Capabilities, Profile};
+    use symmc_ir::random::SplitMix;
+    use symmc_ir::text;
+    use symmc_planner::plan::Plan;
+    use symmc_planner::{BucketInput, PlanConfig, plan};
+    use symmc_runtime::exec::{Program, Registry};
+
+    use super::*;
+    use crate::refusal;
+
+    /// A layer whose extents, dtype, variant and way to write products are drawn.
+    fn layer(r: &mut SplitMix) -> (String, [i64; 2]) {
+        let [h, f] = [(); 2].map(|()| r.pick(&[64, 256, 1000, 1024, 2048, 4096, 5120, 8192, 16384]));
+        let (ranks, dtype) = (r.pick(&[2u32, 4, 8]), r.pick(&["bf16", "bf16", "f16", "f32"]));
+        let variant = r.pick(&["packets", "packets", "two_shot", "one_shot"]);
+        let low = r.pick(&[1i64, 1, 5, 17, 1024]);
+        let high = low + r.pick(&[0i64, 3, 15, 47, 63, 500, 4095]);
+        let gate = match r.one_in(2) {
+            true => format!(
+                "%g: D[t, {f2}] = matmul %ny, %gu\n%ga: D[t, {f}] = slice %g axis=1 start=0 step=1\n\
+                 %up: D[t, {f}] = slice %g axis=1 start={f} step=1\n",
+                f2 = 2 * f
+            ),
+            false => format!("%ga: D[t, {f}] = matmul %ny, %g1\n%up: D[t, {f}] = matmul %ny, %g2\n"),
+        };
+        let program = format!(
+            "program \"layer\" ranks {ranks}\nsymbol t in {low}..={high}\ngroup @tp world\narg %x: D[1, t, {h}]\n\
+             arg %p: D[t, {h}]\nparam %gw: D[{f2}, {h}]\nparam %ga.w: D[{f}, {h}]\nparam %up.w: D[{f}, {h}]\nparam %n: D[{h}]\n\
+             arg %cos: f32[t, 64]\narg %sin: f32[t, 64]\narg %q: D[8, t, 128]\narg %k: D[2, t, 128]\n\
+             %gu: D[{h}, {f2}] = permute %gw perm=[1, 0]\n%g1: D[{h}, {f}] = permute %ga.w perm=[1, 0]\n\
+             %g2: D[{h}, {f}] = permute %up.w perm=[1, 0]\n\
+             %r: D[t, {h}] = all_reduce %p op=sum group=@tp via={variant}\n\
+             %r1: D[1, t, {h}] = reshape %r\n%y: D[1, t, {h}] = add %r1, %x\n\
+             %ny1: D[1, t, {h}] = rms_norm %y, %n axes=1 eps=1.0e-5 round_first=false\n%ny: D[t, {h}] = reshape %ny1\n\
+             {gate}%s: D[t, {f}] = silu %ga\n%m: D[t, {f}] = mul %s, %up\n\
+             %qr: D[8, t, 128] = rotary_embedding %q, %cos, %sin width=128 interleaved=false\n\
+             %kr: D[2, t, 128] = rotary_embedding %k, %cos, %sin width=128 interleaved=false\n\
+             return %m, %y, %qr, %kr\n",
+            f2 = 2 * f,
+        );
+        (program.replace("D[", &format!("{dtype}[")), [low, high])
+    }
+
+    fn planned(program: &str) -> Plan {
+        let graph = text::parse(program).unwrap_or_else(|e| panic!("{e}\n{program}"));
+        let bucket = BucketInput { graph: graph.clone(), decisions: vec![] };
+        let profile = Profile::builtin("h200x2").expect("a profile");
+        let profile = Some(Profile { dispatches: Capabilities::GPU, ..profile });
+        plan(&graph, &[bucket], &PlanConfig { profile, ..PlanConfig::default() }).expect("a plan")
+    }
+
+    #[test]
+    fn what_the_capabilities_promise_is_generated_at_all_sizes() {
+        let mut r = SplitMix(11);
+        let mut forms: BTreeMap<Form, usize> = BTreeMap::new();
+        for _ in 0..300 {
+            let (program, [low, high]) = layer(&mut r);
+            let plan = planned(&program);
+            let graph = text::parse(&plan.programs[0]).expect("it reads");
+            graph.dispatches.iter().for_each(|d| *forms.entry(d.form).or_default() += 1);
+            let any = low + r.below((high - low + 1) as usize) as i64;
+            for rank in [0, plan.ranks - 1] {
+                let program = Program::new(&plan, 0, rank, &Registry::new()).expect("a program");
+                for t in [low, any, high] {
+                    let sizes: IndexMap<String, i64> = [("t".to_string(), t)].into_iter().collect();
+                    let bound = program.bind(&sizes).expect("sizes");
+                    let refused = refusal::of_steps(&bound, plan.ranks, &[]);
+                    assert!(refused.is_empty(), "t={t}: {}\n{}", refused[0], plan.programs[0]);
+                }
+            }
+        }
+        assert!(forms.len() == Form::ALL.len() && forms.values().all(|&n| n > 20), "{forms:?}");
+    }
+}
