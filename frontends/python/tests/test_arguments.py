@@ -169,7 +169,7 @@ class Views(unittest.TestCase):
         session.run()
         view = session.view("out.0")
         session.close()
-        for call in (session.run, session.enqueue, lambda: session.launch([], [], None)):
+        for call in (session.run, session.enqueue, lambda: session.launch((), [], None)):
             with self.assertRaisesRegex(symmc.InputError, "closed"):
                 call()
         self.assertFalse(view.stale)
