@@ -4,7 +4,7 @@ use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
 use clap::{Args as ClapArgs, CommandFactory as _, FromArgMatches as _, Parser, Subcommand, ValueEnum};
-use symmc::{DType, Extent, Order, Variant};
+use symmc::{DType, Extent, Numerics, Order, Variant};
 
 use crate::gpu;
 
@@ -185,6 +185,27 @@ pub struct CompileArgs {
     /// it would take more
     #[arg(long, value_name = "BYTES")]
     pub symm_limit: Option<u64>,
+    /// Whether collectives are also rewritten where that rounds results in other places [default: strict]
+    #[arg(long, value_enum)]
+    pub numerics: Option<NumericsArg>,
+}
+
+/// Whether results may be rounded in other places.
+#[derive(ValueEnum, Debug, Clone, Copy, PartialEq, Eq)]
+pub enum NumericsArg {
+    /// Only what rounds alike is rewritten
+    Strict,
+    /// Sums may be added up or rounded in another order
+    Relaxed,
+}
+
+impl From<NumericsArg> for Numerics {
+    fn from(arg: NumericsArg) -> Numerics {
+        match arg {
+            NumericsArg::Strict => Numerics::Strict,
+            NumericsArg::Relaxed => Numerics::Relaxed,
+        }
+    }
 }
 
 impl CompileArgs {
@@ -198,6 +219,7 @@ impl CompileArgs {
             ("--order", self.order.is_some()),
             ("--slack", self.slack.is_some()),
             ("--symm-limit", self.symm_limit.is_some()),
+            ("--numerics", self.numerics.is_some()),
         ];
         given.into_iter().filter(|(_, given)| *given).map(|(option, _)| option)
     }

@@ -100,6 +100,9 @@ fn config_for(args: &CompileArgs, machine: &str) -> Result<Config> {
     if let Some(percent) = args.slack {
         config = config.with_slack(percent / 100.0);
     }
+    if let Some(numerics) = args.numerics {
+        config = config.with_numerics(numerics.into());
+    }
     Ok(config.with_variants(variants).with_symm_limit(args.symm_limit))
 }
 

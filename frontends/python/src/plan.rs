@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use indexmap::IndexMap;
 use pyo3::prelude::*;
 use pyo3::types::{PyString, PyTuple};
-use symmc::{Bind, BucketSpec, CheckedPlan, Config, Profile, SessionConfig, Taken};
+use symmc::{Bind, BucketSpec, CheckedPlan, Config, Numerics, Profile, SessionConfig, Taken};
 
 use crate::argument::{mistyped, whole};
 use crate::error::{raised, refused};
@@ -89,9 +89,11 @@ fn profile(name: &Path) -> PyResult<Profile> {
 /// machine: the name of a profile (`symmc.machines()`), or the path of one that `symmc tune` wrote. ranks: the number of
 /// ranks, where the program leaves it open. buckets: the largest value of each bucket, by symbol. bind: the arguments that
 /// are written straight into the symmetric arena; True for all. slack: how much more memory than the leanest order the
-/// chosen one may take, as a fraction. symm_limit: the bytes that the symmetric arena may take.
+/// chosen one may take, as a fraction. symm_limit: the bytes that the symmetric arena may take. numerics: "strict", or "relaxed"
+/// where sums of floats may be added up or rounded in another order than the program says.
+#[expect(clippy::too_many_arguments, reason = "these are the keywords that Python has")]
 #[pyfunction]
-#[pyo3(signature = (program, *, machine=None, ranks=None, buckets=None, bind=None, slack=None, symm_limit=None))]
+#[pyo3(signature = (program, *, machine=None, ranks=None, buckets=None, bind=None, slack=None, symm_limit=None, numerics=None))]
 pub fn compile(
     py: Python<'_>,
     program: &Program,
@@ -101,6 +103,7 @@ pub fn compile(
     bind: Option<Arguments>,
     slack: Option<f64>,
     symm_limit: Option<i128>,
+    numerics: Option<String>,
 ) -> PyResult<Plan> {
     let mut config = Config::default();
     if let Some(name) = machine {
@@ -122,6 +125,11 @@ pub fn compile(
         config = config.with_slack(slack);
     }
     config = config.with_symm_limit(symm_limit);
+    config = config.with_numerics(match numerics.as_deref() {
+        None | Some("strict") => Numerics::Strict,
+        Some("relaxed") => Numerics::Relaxed,
+        Some(found) => return Err(refused(format!("numerics: expected strict or relaxed, found {found:?}"))),
+    });
     let given = program.0.clone();
     long(py, "compile", move || match ranks {
         None => symmc::compile(&given, &config),

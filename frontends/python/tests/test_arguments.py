@@ -39,6 +39,30 @@ class Managed(ctypes.Structure):
     ]
 
 
+SUMS = """program "sums" ranks 2
+group @g world
+arg %x: f32[4096]
+arg %y: f32[4096]
+%a: f32[4096] = all_reduce %x op=sum group=@g
+%b: f32[4096] = all_reduce %y op=sum group=@g
+%c: f32[4096] = add %a, %b
+return %c
+"""
+
+
+class Numerics(unittest.TestCase):
+    """Sums of floats are added up in another order where that is allowed, and only there."""
+
+    def test_two_reductions_become_one_where_rounding_may_change(self):
+        reductions = {}
+        for numerics in (None, "strict", "relaxed"):
+            plan = symmc.compile(symmc.from_text(SUMS), numerics=numerics)
+            reductions[numerics] = str(plan.__reduce__()).count("all_reduce %") - SUMS.count("all_reduce %")
+        self.assertEqual(reductions, {None: 2, "strict": 2, "relaxed": 1})
+        with self.assertRaisesRegex(symmc.InputError, "numerics: expected strict or relaxed, found"):
+            symmc.compile(symmc.from_text(SUMS), numerics="fast")
+
+
 class Exported:
     """A tensor of any content."""
 

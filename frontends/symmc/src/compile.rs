@@ -39,13 +39,35 @@ pub struct Config {
     /// What the symmetric arena may take. Where it would take more, exit barriers are kept, then collectives that ask for
     /// much symmetric memory run as variants that ask for less; that no plan fits is an error.
     pub symm_limit: Option<u64>,
+    /// Whether results may be rounded in other places than the program says.
+    pub numerics: Numerics,
+}
+
+/// Whether results may be rounded in other places than a program says.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[non_exhaustive]
+pub enum Numerics {
+    /// Collectives are rewritten only where that rounds alike.
+    #[default]
+    Strict,
+    /// Also where sums of floats are added up or rounded in another order, as when a cast or a sum passes a reduction.
+    Relaxed,
 }
 
 impl Default for Config {
     fn default() -> Self {
         let profile = Profile::builtin("host").expect("the host profile is built in");
         let PlanConfig { order, slack, symm_limit, .. } = PlanConfig::default();
-        Config { profile, buckets: Vec::new(), bind: Bind::None, variants: None, order, slack, symm_limit }
+        Config {
+            profile,
+            buckets: Vec::new(),
+            bind: Bind::None,
+            variants: None,
+            order,
+            slack,
+            symm_limit,
+            numerics: Numerics::Strict,
+        }
     }
 }
 
@@ -83,6 +105,11 @@ impl Config {
     /// Sets the bytes that the symmetric arena may take.
     pub fn with_symm_limit(self, symm_limit: impl Into<Option<u64>>) -> Config {
         Config { symm_limit: symm_limit.into(), ..self }
+    }
+
+    /// Sets whether results may be rounded in other places.
+    pub fn with_numerics(self, numerics: Numerics) -> Config {
+        Config { numerics, ..self }
     }
 }
 
@@ -348,6 +375,7 @@ fn lower(
         bound: held.chain(bound.iter().copied()).collect(),
         variants: config.variants.clone(),
         symmetric,
+        allow_rounding_changes: config.numerics == Numerics::Relaxed,
         ..LowerConfig::new(config.profile.clone())
     };
     symmc_passes::lower(canonical, &lower)

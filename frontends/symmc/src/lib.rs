@@ -100,7 +100,8 @@ pub use against_source::{SourceComparison, compare_with_source};
 #[cfg(feature = "cuda")]
 pub use compile::refuse_for_gpus;
 pub use compile::{
-    Bind, BucketSpec, Config, Stages, canonical, check, checked, compile, compile_timed, lowered, read_plan,
+    Bind, BucketSpec, Config, Numerics, Stages, canonical, check, checked, compile, compile_timed, lowered,
+    read_plan,
 };
 pub use machine::machine;
 pub use symmc_ir::Variant;

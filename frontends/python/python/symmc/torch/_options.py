@@ -22,6 +22,8 @@ class Options:
     """The largest value of each bucket of a dynamic size. Without, there is one bucket, up to the next power of two."""
     fallback: str = "inductor"
     """What runs the operators that symmc does not know: ``inductor``, ``eager``, or ``error`` for nobody."""
+    numerics: str = "strict"
+    """Whether sums of floats may be added up or rounded in another order than the graph says: ``strict`` or ``relaxed``."""
     timeout: float = 30.0
     """No wait for other ranks takes longer, in seconds."""
     report: str | PathLike[str] | None = None
@@ -40,6 +42,8 @@ class Options:
         options = Options(**given)
         if options.fallback not in ("inductor", "eager", "error"):
             raise InputError(f"option fallback: expected inductor, eager or error, found {options.fallback!r}")
+        if options.numerics not in ("strict", "relaxed"):
+            raise InputError(f"option numerics: expected strict or relaxed, found {options.numerics!r}")
         if options.machine is not None and not isinstance(options.machine, str):
             raise InputError(f"option machine: expected a name such as {', '.join(machines())}, found {options.machine!r}")
         if options.machine is not None:

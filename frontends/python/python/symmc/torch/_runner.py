@@ -136,7 +136,7 @@ class Runner:
         accept(self.program)
         self.named(sizes)
         buckets = buckets_up_to(self.program, self.options, self.source.steps)
-        self.plan = symmc.compile(self.program, machine=self.machine(device), buckets=buckets)
+        self.plan = symmc.compile(self.program, machine=self.machine(device), buckets=buckets, numerics=self.options.numerics)
         if self.options.report:
             _report.append(self.plan, self.options.report)
         return True
