@@ -42,8 +42,11 @@ impl StepInfo {
             return (operands.collect(), results.collect());
         }
         let touch = peers.contract.touch;
-        let all = |on: bool, values: &Vec<ValueId>| if on { values.clone() } else { Vec::new() };
-        (all(touch.reads_operand(), &self.reads), all(touch.writes_result(), &self.writes))
+        let collective = self.nodes().find(|&n| graph.nodes[n].op.as_collective().is_some());
+        let node = collective.map_or(node, |n| &graph.nodes[n]);
+        let operands = node.inputs.iter().filter(|_| touch.reads_operand()).map(|&v| base[v]);
+        let results = node.outputs.iter().filter(|_| touch.writes_result()).copied();
+        (operands.collect(), results.collect())
     }
 
     /// The nodes that it runs.

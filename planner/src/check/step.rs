@@ -380,10 +380,10 @@ fn collective(
         windows(ctx, s, node, errors);
     }
     if contract.touch.reads_operand() {
-        out.peer_reads.clone_from(&out.reads);
+        out.peer_reads = node.inputs.iter().map(|&x| ctx.program.base(x)).collect();
     }
     if contract.touch.writes_result() {
-        out.peer_writes.clone_from(&out.writes);
+        out.peer_writes.clone_from(&node.outputs);
     }
     let group = ctx.program.group(c.group);
     let landing = landing(ctx, s, node, variant, errors);

@@ -1,10 +1,10 @@
 //! Random programs through the planner: plans pass the check, and the explorer, which decides by brute force,
 //! finds nothing in them.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use symmc_ir::random::SplitMix;
-use symmc_ir::{Op, parallel, text};
+use symmc_ir::{Form, Op, parallel, text};
 use symmc_planner::Plan;
 use symmc_planner::check::{CheckError, check};
 
@@ -26,6 +26,7 @@ fn config(rng: &mut SplitMix) -> Config {
 
 #[test]
 fn planned_programs_pass() {
+    let mut forms: BTreeMap<Form, usize> = BTreeMap::new();
     for seed in 0..160 {
         let mut rng = SplitMix(seed);
         let config = config(&mut rng);
@@ -42,7 +43,11 @@ fn planned_programs_pass() {
             );
         }
         assert!(errors.is_empty(), "seed {seed}, {config:?}:\n{errors:#?}\n{}", plan.to_json());
+        let programs = plan.programs.iter().map(|t| text::parse(t).expect("parses"));
+        programs.for_each(|g| g.dispatches.iter().for_each(|d| *forms.entry(d.form).or_default() += 1));
     }
+    let often = |form: Form| forms.get(&form).is_some_and(|&n| n >= 10);
+    assert!([Form::Map, Form::Reduction].into_iter().all(often), "{forms:?}");
 }
 
 /// Errors that the explorer can find too.

@@ -17,8 +17,8 @@ use symmc_ir::entity::Entity;
 use symmc_ir::layout::{Layout, layouts};
 use symmc_ir::random::SplitMix;
 use symmc_ir::{
-    Bindings, CollectiveKind, Contract, Def, Graph, GroupId, InputId, InputKind, NodeId, Op, OutputKind,
-    Table, ValueId, text,
+    Bindings, CollectiveKind, Contract, Def, Dispatch, Graph, GroupId, InputId, InputKind, NodeId, Op,
+    OutputKind, Table, ValueId, text,
 };
 use symmc_planner::plan::{ArenaKind, Barrier, Bucket, Lane, Memory, Place, Plan, Role};
 
@@ -45,24 +45,22 @@ pub struct Run {
 
 /// What is wrong with a plan in this sequence of runs: one line for each finding, sorted.
 pub fn explore(plan: &Plan, runs: &[Run]) -> BTreeSet<String> {
-    let programs: Vec<(Graph, Table<ValueId, Layout>)> = plan
-        .programs
-        .iter()
-        .map(|t| {
-            let graph = text::parse(t).expect("a planned program parses");
-            let layouts = layouts(&graph);
-            (graph, layouts)
-        })
-        .collect();
+    let read = |t: &String| {
+        let graph = text::parse(t).expect("a planned program parses");
+        let layouts = layouts(&graph);
+        let inner = graph.inner(|v| layouts[v].base);
+        (graph, layouts, inner)
+    };
+    let programs: Vec<_> = plan.programs.iter().map(read).collect();
     let mut world = World::new(plan);
     for (r, run) in runs.iter().enumerate() {
         let bucket = &plan.buckets[run.bucket];
-        let (graph, layouts) = &programs[bucket.program];
+        let (graph, layouts, inner) = &programs[bucket.program];
         let mut bindings = Bindings::new();
         for (id, s) in graph.symbols.iter() {
             bindings.set(id, run.symbols[&s.name]);
         }
-        let stage = Stage { run: r, plan, bucket, graph, layouts, bindings };
+        let stage = Stage { run: r, plan, bucket, graph, layouts, inner, bindings };
         world.unroll(&stage);
         world.play(&stage);
     }
@@ -113,6 +111,8 @@ struct Stage<'a> {
     bucket: &'a Bucket,
     graph: &'a Graph,
     layouts: &'a Table<ValueId, Layout>,
+    /// The bases that have no memory.
+    inner: &'a Table<ValueId, bool>,
     bindings: Bindings,
 }
 
@@ -258,13 +258,12 @@ impl World {
 
     /// A step that touches nothing but its own rank.
     fn alone(&mut self, stage: &Stage<'_>, s: usize, arrive: &[Event]) -> Vec<Event> {
-        let node = &stage.graph.nodes[stage.node(s)];
         let completed: Vec<Event> = arrive.iter().map(|&a| self.event(&[a])).collect();
         for r in 0..self.ranks {
-            for &x in &node.inputs {
+            for (_, _, x) in stage.operands(s) {
                 self.access(stage, r, stage.base(x), arrive[r], completed[r], false, s, "own");
             }
-            for &y in &node.outputs {
+            for y in stage.results(s) {
                 self.access(stage, r, y, arrive[r], completed[r], true, s, "own");
             }
         }
@@ -335,7 +334,8 @@ impl World {
         r: usize,
         at: &Points<'_>,
     ) {
-        let node = &stage.graph.nodes[stage.node(s)];
+        let id = stage.node(s);
+        let node = &stage.graph.nodes[id];
         let peers: Vec<usize> = stage.cell(group, r).into_iter().filter(|&q| q != r).collect();
         let begin = |q: usize| if contract.entry { at.met[q] } else { at.arrive[q] };
         // Peers reach what the signature of a custom op names, and all that the contract of a variant says.
@@ -351,17 +351,18 @@ impl World {
                 (all(touch.reads_operand(), operands), all(touch.writes_result(), results))
             }
         };
-        for (i, &x) in node.inputs.iter().enumerate() {
+        for (reader, i, x) in stage.operands(s) {
             let x = stage.base(x);
             self.access(stage, r, x, at.arrive[r], at.completed[r], false, s, "own");
-            for &q in peers.iter().filter(|_| operands.contains(&i)) {
+            for &q in peers.iter().filter(|_| reader == id && operands.contains(&i)) {
                 self.access(stage, r, x, begin(q), at.touched[q], false, s, "peer");
             }
         }
         let own_begin = if contract.result_after_meeting { at.met[r] } else { at.arrive[r] };
         let pairs = contract.meets == Meets::Pairs;
-        for (i, &y) in node.outputs.iter().enumerate() {
+        for y in stage.results(s) {
             self.access(stage, r, y, own_begin, at.completed[r], true, s, "own");
+            let Some(i) = node.outputs.iter().position(|&o| o == y) else { continue };
             for &(_, _, begin, end) in at.puts.iter().filter(|&&(_, to, ..)| to == r) {
                 self.access(stage, r, y, begin, end, true, s, "sender's");
             }
@@ -475,16 +476,14 @@ impl World {
             }
         }
         for s in 0..stage.bucket.steps.len() {
-            let id = stage.node(s);
-            let node = &stage.graph.nodes[id];
             for rank in 0..self.ranks {
-                for &x in &node.inputs {
+                for (_, _, x) in stage.operands(s) {
                     self.load(stage, &tags, stage.base(x), rank, &format!("step {s}"));
                 }
-                self.over_operands(stage, &tags, s, id, rank);
+                self.over_operands(stage, &tags, s, rank);
             }
             for rank in 0..self.ranks {
-                for &y in &node.outputs {
+                for y in stage.results(s) {
                     self.store(stage, &tags, y, rank);
                 }
             }
@@ -515,17 +514,17 @@ impl World {
     }
 
     /// Finds results on bytes that their step still reads.
-    fn over_operands(&mut self, stage: &Stage<'_>, tags: &Tags<'_>, s: usize, id: NodeId, rank: usize) {
-        let node = &stage.graph.nodes[id];
-        for (i, &r) in node.outputs.iter().enumerate() {
+    fn over_operands(&mut self, stage: &Stage<'_>, tags: &Tags<'_>, s: usize, rank: usize) {
+        let results = stage.results(s);
+        for (i, &r) in results.iter().enumerate() {
             let (memory, low, high) = stage.bytes(r, rank);
-            for &other in &node.outputs[..i] {
+            for &other in &results[..i] {
                 let (m, l, h) = stage.bytes(other, rank);
                 if m == memory && l < high && low < h {
                     self.findings.insert(format!("overlay: two results of step {s} overlap"));
                 }
             }
-            for (k, &x) in node.inputs.iter().enumerate() {
+            for (id, k, x) in stage.operands(s) {
                 if !stage.element_bytes(x, rank).iter().all(|&(m, at, element)| {
                     m != memory
                         || at + stage.size(x) <= low
@@ -559,11 +558,25 @@ impl World {
             return true;
         }
         let same_element = at == low + element * size && size == tr.dtype.size();
+        if stage.dispatch(id).is_some() {
+            // A node behind the writer would read what is written.
+            let later = stage.graph.def_node(r).is_some_and(|writer| writer >= id);
+            let reads_there = match &stage.graph.nodes[id].op {
+                Op::Collective(c) => c.variant.and_then(|v| v.contract(&c.kind)).is_some_and(|c| c.in_place),
+                op => op.is_element_wise(),
+            };
+            return later
+                && reads_there
+                && same_element
+                && stage.eval(&tx.numel()) == stage.eval(&tr.numel());
+        }
         match &stage.graph.nodes[id].op {
             Op::Unary(_) | Op::Binary(_) | Op::BinaryScalar { .. } | Op::Select | Op::Cast | Op::Copy => {
                 same_element && tx.shape == tr.shape
             }
-            Op::LayerNorm { .. } | Op::CumSum { .. } => k == 0 && same_element && tx.shape == tr.shape,
+            Op::RmsNorm { .. } | Op::LayerNorm { .. } | Op::CumSum { .. } => {
+                k == 0 && same_element && tx.shape == tr.shape
+            }
             Op::Collective(c) => {
                 let in_place = c.variant.and_then(|v| v.contract(&c.kind)).is_some_and(|c| c.in_place);
                 let number = stage.cell(c.group, rank).iter().position(|&q| q == rank).unwrap_or(0);
@@ -582,10 +595,43 @@ impl World {
 }
 
 impl Stage<'_> {
-    fn node(&self, s: usize) -> NodeId {
+    /// The node that a step names.
+    fn first(&self, s: usize) -> NodeId {
         let name = &self.bucket.steps[s].node;
         let value = self.graph.values.iter().find(|(_, v)| v.name == *name).map(|(id, _)| id);
         value.and_then(|v| self.graph.def_node(v)).expect("a step names a node")
+    }
+
+    fn dispatch(&self, node: NodeId) -> Option<Dispatch> {
+        self.graph.dispatches.iter().copied().find(|d| d.has(node))
+    }
+
+    /// The nodes of a step.
+    fn nodes(&self, s: usize) -> Vec<NodeId> {
+        let first = self.first(s);
+        self.dispatch(first).map_or(vec![first], |d| d.nodes().collect())
+    }
+
+    /// The node of a step that communicates, or its first.
+    fn node(&self, s: usize) -> NodeId {
+        let communicates = |n: &NodeId| self.graph.nodes[*n].op.as_collective().is_some();
+        self.nodes(s).into_iter().find(communicates).unwrap_or_else(|| self.first(s))
+    }
+
+    /// What a step reads of other steps: the node that does, the number of its operand, the operand.
+    fn operands(&self, s: usize) -> Vec<(NodeId, usize, ValueId)> {
+        let nodes = self.nodes(s);
+        let all = nodes
+            .iter()
+            .flat_map(|&n| self.graph.nodes[n].inputs.iter().enumerate().map(move |(k, &x)| (n, k, x)));
+        let own = |x: ValueId| self.graph.def_node(self.base(x)).is_some_and(|n| nodes.contains(&n));
+        all.filter(|(_, _, x)| !own(*x)).collect()
+    }
+
+    /// The values of a step that have memory.
+    fn results(&self, s: usize) -> Vec<ValueId> {
+        let all = self.nodes(s).into_iter().flat_map(|n| self.graph.nodes[n].outputs.iter().copied());
+        all.filter(|&v| !self.inner[v] && self.base(v) == v).collect()
     }
 
     fn base(&self, v: ValueId) -> ValueId {

@@ -9,6 +9,7 @@ pub mod corrupt;
 pub mod explore;
 
 use symmc_ir::entity::Entity;
+use symmc_ir::machine::{Capabilities, Profile};
 use symmc_ir::random::SplitMix;
 use symmc_ir::{
     BinaryOp, Builder, CollectiveKind, CustomOp, DType, Dim, Float, Graph, InputKind, Members, NodeId, Op,
@@ -135,8 +136,25 @@ impl Maker {
             }
             5 => self.view(rng, x),
             6 if rng.one_in(3) => self.push("k", Op::Copy, &[x]),
+            6 => self.reduced(rng, x, &rows),
             7 if rng.one_in(2) => self.custom(rng, x),
             _ => self.collective(rng, x, large),
+        }
+    }
+
+    /// A sum over ranks, what is added to it, and perhaps the norm of the rows of that.
+    fn reduced(&mut self, rng: &mut SplitMix, x: ValueId, rows: &Dim) {
+        let residual = self.same_rows(rng, rows);
+        let kind = CollectiveKind::AllReduce(ReduceOp::Sum);
+        let group = rng.pick(&self.groups);
+        let Ok(sums) = self.b.collective("all_reduce", kind, group, &[x]) else { return };
+        if rng.one_in(4) {
+            self.values.push(sums[0]);
+        }
+        self.push("b", Op::Binary(BinaryOp::Add), &[residual, sums[0]]);
+        if rng.one_in(2) {
+            let sum = self.recent(rng);
+            self.push("w", Op::RmsNorm { axes: 1, eps: Float(1e-5), round_first: false }, &[sum]);
         }
     }
 
@@ -275,7 +293,9 @@ pub fn planned(graph: &Graph, rng: &mut SplitMix) -> Plan {
         _ => graph.inputs.keys().take(1).collect(),
     };
     let (order, slack) = (rng.pick(&Order::ALL), rng.pick(&[0.0, 0.05, 1.0]));
-    let config = PlanConfig { bind, order, slack, ..PlanConfig::default() };
+    let capable = |profile| Profile { dispatches: Capabilities::GPU, ..profile };
+    let profile = rng.one_in(2).then(|| Profile::builtin("h200x2")).flatten().map(capable);
+    let config = PlanConfig { bind, order, slack, profile, ..PlanConfig::default() };
     let made = plan(graph, &buckets, &config).expect("plans");
     // Some with as many barriers as the least symmetric arena keeps.
     match plan(graph, &buckets, &PlanConfig { symm_limit: Some(0), ..config.clone() }) {
