@@ -9,7 +9,7 @@
 //! A lane runs in order, so waiting for the latest covers all earlier ones, and a wait that an earlier step
 //! of the lane already made is left out. What remains is the smallest set.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, HashMap};
 
 use symmc_ir::ValueId;
 
@@ -38,20 +38,18 @@ pub struct Extent {
 /// The waits of each step.
 pub fn waits(steps: &Steps, live: &Liveness, classes: &Classes, extents: &[Extent]) -> Vec<Vec<usize>> {
     let followed = predecessors(extents, classes, &last_touches(steps, live, classes));
-    let containers: HashSet<ValueId> = classes
+    // Values that lie inside of a larger one, with that.
+    let inside: HashMap<ValueId, ValueId> = classes
         .iter()
         .flat_map(|(_, c)| &c.members)
         .filter_map(|m| match m.shares {
-            Shares::Piece(whole) | Shares::Shard(whole) => Some(whole),
+            Shares::Piece(whole) | Shares::Shard(whole) => Some((m.value, whole)),
             _ => None,
         })
         .collect();
-    let leaves: HashSet<ValueId> = classes
-        .iter()
-        .flat_map(|(_, c)| &c.members)
-        .filter(|m| matches!(m.shares, Shares::Piece(_) | Shares::Shard(_)) && !containers.contains(&m.value))
-        .map(|m| m.value)
-        .collect();
+    // What is touched of the parts of those that have parts themselves: nothing else of the class has their bytes.
+    let mut parts: HashMap<ValueId, Touches> =
+        inside.values().filter(|whole| inside.contains_key(whole)).map(|&whole| (whole, [0; 2])).collect();
     let mut so_far: Vec<Touches> = vec![[0; 2]; classes.list.len()];
     let mut known: Touches = [0; 2];
     let mut out = Vec::with_capacity(steps.list.len());
@@ -66,11 +64,24 @@ pub fn waits(steps: &Steps, live: &Liveness, classes: &Classes, extents: &[Exten
         for &v in &step.writes {
             let Some(c) = classes.of[v].map(|c| c as usize) else { continue };
             need = need.max(followed[c][other]);
-            if !leaves.contains(&v) {
-                need = need.max(so_far[c][other]);
+            need = need.max(match (inside.contains_key(&v), parts.get(&v)) {
+                (false, _) => so_far[c][other],
+                (true, Some(parts)) => parts[other],
+                (true, None) => 0,
+            });
+        }
+        for (v, lane, until) in touched(steps, live, s) {
+            if let Some(c) = classes.of[v] {
+                latest(&mut so_far[c as usize], lane, until);
+            }
+            let mut at = v;
+            while let Some(&whole) = inside.get(&at) {
+                if let Some(parts) = parts.get_mut(&whole) {
+                    latest(parts, lane, until);
+                }
+                at = whole;
             }
         }
-        touch(steps, live, classes, s, &mut so_far);
         debug_assert!(need as usize <= s, "step {s} would wait for step {need}");
         let new = need > known[own];
         known[own] = known[own].max(need);
@@ -79,27 +90,28 @@ pub fn waits(steps: &Steps, live: &Liveness, classes: &Classes, extents: &[Exten
     out
 }
 
-/// Notes what step `s` touches, for each class.
-fn touch(steps: &Steps, live: &Liveness, classes: &Classes, s: usize, touches: &mut [Touches]) {
+/// What step `s` touches: values, each with a lane and the step, plus 1, of that lane until which it does.
+fn touched(steps: &Steps, live: &Liveness, s: usize) -> impl Iterator<Item = (ValueId, Lane, u32)> {
     let step = &steps.list[s];
-    for &v in step.reads.iter().chain(&step.writes) {
-        if let Some(c) = classes.of[v] {
-            let lane = &mut touches[c as usize][step.lane as usize];
-            *lane = (*lane).max(s as u32 + 1);
-        }
-    }
-    if let (ExitChoice::Dropped(Meeting::Later(y)), Some(&v)) = (live.exits[s], step.reads.first())
-        && let Some(c) = classes.of[v]
-    {
-        let lane = &mut touches[c as usize][Lane::Comm as usize];
-        *lane = (*lane).max(y + 1);
-    }
+    let own = step.reads.iter().chain(&step.writes).map(move |&v| (v, step.lane, s as u32 + 1));
+    let peers = match (live.exits[s], step.reads.first()) {
+        (ExitChoice::Dropped(Meeting::Later(y)), Some(&v)) => Some((v, Lane::Comm, y + 1)),
+        _ => None,
+    };
+    own.chain(peers)
+}
+
+fn latest(touches: &mut Touches, lane: Lane, until: u32) {
+    let known = &mut touches[lane as usize];
+    *known = (*known).max(until);
 }
 
 fn last_touches(steps: &Steps, live: &Liveness, classes: &Classes) -> Vec<Touches> {
     let mut touches = vec![[0; 2]; classes.list.len()];
-    for s in 0..steps.list.len() {
-        touch(steps, live, classes, s, &mut touches);
+    for (v, lane, until) in (0..steps.list.len()).flat_map(|s| touched(steps, live, s)) {
+        if let Some(c) = classes.of[v] {
+            latest(&mut touches[c as usize], lane, until);
+        }
     }
     touches
 }

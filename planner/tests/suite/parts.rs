@@ -2,12 +2,18 @@
 
 use symmc_ir::text;
 use symmc_planner::check::check;
-use symmc_planner::plan::Plan;
+use symmc_planner::plan::{Barrier, Plan};
 use symmc_planner::{BucketInput, Order, PlanConfig, plan};
 
 /// Plans a program of one rank in program order.
 fn planned(body: &str) -> Plan {
-    let graph = text::parse(&format!("program \"p\" ranks 1\n{body}")).unwrap_or_else(|e| panic!("{e}"));
+    planned_on(1, body)
+}
+
+/// The same on several ranks.
+fn planned_on(ranks: u32, body: &str) -> Plan {
+    let text = format!("program \"p\" ranks {ranks}\n{body}");
+    let graph = text::parse(&text).unwrap_or_else(|e| panic!("{e}"));
     let bucket = BucketInput { graph: graph.clone(), decisions: Vec::new() };
     let config = PlanConfig { order: Order::Program, ..PlanConfig::default() };
     let plan = plan(&graph, &[bucket], &config).unwrap_or_else(|e| panic!("{e}"));
@@ -57,4 +63,18 @@ fn what_is_not_known_to_lie_within_an_output_at_all_sizes_has_memory_of_its_own(
          %row: f32[1, 8] = add %first, 1.0\n%more: f32[m, 8] = exp %x\n%all: f32[m + 1, 8] = concat %row, %more axis=0\nreturn %all\n",
     );
     assert_eq!([why(&plan, "row"), why(&plan, "more")], ["a piece of %all"; 2]);
+}
+
+#[test]
+fn a_part_that_peers_still_read_does_not_hold_back_another_part() {
+    // Peers read %b until the all-gather has met, while %c is put together beside it in %all.
+    let body = "group @g world\narg %x: f32[6, 4]\n%s: f32[6, 4] = neg %x\n\
+        %p: f32[6, 4] = broadcast %s root=0 group=@g via=plain\n%b: f32[6, 4] = mul %p, %x\n\
+        %r: f32[6, 4] = all_reduce %b op=sum group=@g via=one_shot\n%t: f32[6, 4] = add %p, %r\n\
+        %c: f32[12, 4] = concat %p, %t axis=0\n%g: f32[18, 4] = all_gather %t group=@g via=copy_engine\n\
+        %all: f32[18, 4] = concat %c, %b axis=0\n%u: f32[18, 4] = all_reduce %all op=sum group=@g via=two_shot\n\
+        %z: f32[18, 4] = add %g, %u\nreturn %z\n";
+    let plan = planned_on(3, body);
+    assert_eq!([why(&plan, "c"), why(&plan, "b")].map(|w| w.split(';').next()), [Some("a piece of %all"); 2]);
+    assert_eq!(plan.buckets[0].steps[3].exit, Some(Barrier::Dropped));
 }
