@@ -4,7 +4,7 @@
 //! halves of one weight are, counts as several.
 
 use symmc_ir::entity::Entity;
-use symmc_ir::machine::Extents;
+use symmc_ir::machine::{Extents, Products};
 use symmc_ir::{DType, Dim, Form, NodeId, Op, ValueId};
 
 use crate::Unit;
@@ -37,19 +37,7 @@ pub fn join(facts: &Facts<'_>, units: &mut [Unit]) {
         }
     }
     for (unit, wanted) in wanted.into_iter().enumerate() {
-        let mut taken: Vec<Product> = Vec::new();
-        for product in wanted {
-            let count = taken.iter().chain([&product]).map(|p| p.parts).sum::<u64>();
-            let same = taken.first().is_none_or(|t| t.alike(&product));
-            let Product { columns, terms, .. } = product;
-            let worth = |rows| limits.are_worth(&Extents { count, rows, columns, terms }, multiprocessors);
-            // Fewer rows may go another way.
-            let fewer = limits.pairs.map_or(product.rows, |p| u64::from(p.rows - 1).min(product.rows));
-            if same && worth(product.rows) && worth(fewer) {
-                taken.push(product);
-            }
-        }
-        for product in taken {
+        for product in side_by_side(wanted, &limits, multiprocessors) {
             let from = at(product.node);
             units[from].nodes.clear();
             units[unit].form = Some(Form::Product);
@@ -57,6 +45,30 @@ pub fn join(facts: &Facts<'_>, units: &mut [Unit]) {
             units[unit].nodes.sort_unstable();
         }
     }
+}
+
+/// As many products, from the first on and like it, as one kernel does no slower than the library.
+fn side_by_side(wanted: Vec<Product>, limits: &Products, multiprocessors: u32) -> Vec<Product> {
+    let mut taken: Vec<Product> = Vec::new();
+    for product in wanted {
+        let count = taken.iter().chain([&product]).map(|p| p.parts).sum::<u64>();
+        if count <= u64::from(limits.products) && taken.first().is_none_or(|t| t.alike(&product)) {
+            taken.push(product);
+        }
+    }
+    // Two may be worth it where one is not.
+    while !are_worth(&taken, limits, multiprocessors) && taken.pop().is_some() {}
+    taken
+}
+
+fn are_worth(products: &[Product], limits: &Products, multiprocessors: u32) -> bool {
+    let Some(&Product { rows, columns, terms, .. }) = products.first() else { return true };
+    let count = products.iter().map(|p| p.parts).sum();
+    let worth = |rows| limits.are_worth(&Extents { count, rows, columns, terms }, multiprocessors);
+    // Fewer rows may go another way.
+    let fewer = limits.pairs.map_or(rows, |p| u64::from(p.rows - 1).min(rows));
+    let most = products.iter().map(|p| p.rows).max().unwrap_or(rows);
+    worth(most) && worth(fewer)
 }
 
 /// A product that kernels of few rows can do.

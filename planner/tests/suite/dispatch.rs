@@ -77,6 +77,22 @@ fn many_tokens_keep_what_pays() {
     assert_eq!(dispatches(&plan), ["map: s m"]);
 }
 
+#[test]
+fn two_products_are_worth_a_kernel_where_one_is_not() {
+    let program = |second: &str| {
+        format!(
+            "program \"gated\" ranks 1\nsymbol t in 1..=64\narg %x: bf16[t, 8192]\nparam %g: bf16[3584, 8192]\n\
+             param %u: bf16[3584, 8192]\narg %z: bf16[t, 3584]\n%gt: bf16[8192, 3584] = permute %g perm=[1, 0]\n\
+             %ut: bf16[8192, 3584] = permute %u perm=[1, 0]\n%a: bf16[t, 3584] = matmul %x, %gt\n\
+             %s: bf16[t, 3584] = silu %a\n{second}%m: bf16[t, 3584] = mul %s, %b\nreturn %m\n"
+        )
+    };
+    let both = planned(&program("%b: bf16[t, 3584] = matmul %x, %ut\n"));
+    assert_eq!(dispatches(&both), ["product: a s b m"]);
+    let one = planned(&program("%b: bf16[t, 3584] = neg %z\n"));
+    assert_eq!(dispatches(&one), ["map: s b m"]);
+}
+
 /// The rules that a plan breaks.
 fn broken(plan: &Plan) -> BTreeSet<String> {
     check(plan).err().unwrap_or_default().iter().map(|e| e.kind()).collect()
