@@ -271,6 +271,10 @@ impl Placing<'_> {
         // Peers touch aligned bytes only.
         let step = by_rank.as_ref().map_or(&offset, |(_, stride)| stride);
         let aligned = step.divisible_by(PEER_ALIGN) || from.home != symmetric;
+        // A place begins within its memory as far as its bounds show.
+        let begins =
+            |m: &Member| (m.offset.clone() + offset.clone()).bounds(&self.program.graph.symbols).0 >= 0;
+        let fits = fits && from.members.iter().all(begins);
         if p == w || !fits || nested || !aligned || into.top != whole {
             return;
         }

@@ -78,3 +78,16 @@ fn a_part_that_peers_still_read_does_not_hold_back_another_part() {
     assert_eq!([why(&plan, "c"), why(&plan, "b")].map(|w| w.split(';').next()), [Some("a piece of %all"); 2]);
     assert_eq!(plan.buckets[0].steps[3].exit, Some(Barrier::Dropped));
 }
+
+#[test]
+fn what_is_not_known_to_begin_within_a_value_has_memory_of_its_own() {
+    // The last part begins at 128 t u - 32 t, whose bounds are -192 and more.
+    for output in ["return %all\n", "%n: f32[12*t, 4*u - 1] = exp %all\nreturn %n\n"] {
+        let plan = planned(&format!(
+            "symbol t in 0..=6\nsymbol u in 1..=3\narg %x: f32[4*t, 4*u - 1]\n\
+             %a: f32[4*t, 4*u - 1] = neg %x\n%b: f32[4*t, 4*u - 1] = exp %x\n%c: f32[4*t, 4*u - 1] = abs %x\n\
+             %all: f32[12*t, 4*u - 1] = concat %a, %b, %c axis=0\n{output}"
+        ));
+        assert_ne!(why(&plan, "c"), "a piece of %all");
+    }
+}
