@@ -258,6 +258,16 @@ impl Graph {
         users
     }
 
+    /// For each node the last collective that it is or needs.
+    pub fn last_collectives(&self) -> Table<NodeId, Option<NodeId>> {
+        let mut out: Table<NodeId, Option<NodeId>> = Table::filled(None, self.nodes.len());
+        for (n, node) in self.nodes.iter() {
+            let before = node.inputs.iter().filter_map(|&v| out[self.def_node(v)?]).max();
+            out[n] = if node.op.as_collective().is_some() { Some(n) } else { before };
+        }
+        out
+    }
+
     /// The cells of a group: lists of ranks that partition all ranks. `None` while the number of ranks is
     /// open.
     pub fn cells(&self, group: GroupId) -> Option<Vec<Vec<u32>>> {

@@ -31,7 +31,15 @@ impl<'a> Facts<'a> {
         }
         let mut returned = Table::filled(false, graph.values.len());
         graph.outputs.iter().for_each(|o| returned[o.value] = true);
-        Facts { graph, base, profile, needs: needs(graph), communicated, users: graph.users(), returned }
+        Facts {
+            graph,
+            base,
+            profile,
+            needs: graph.last_collectives(),
+            communicated,
+            users: graph.users(),
+            returned,
+        }
     }
 
     pub fn capabilities(&self) -> &'a Capabilities {
@@ -102,13 +110,4 @@ impl<'a> Facts<'a> {
         }
         out
     }
-}
-
-fn needs(graph: &Graph) -> Table<NodeId, Option<NodeId>> {
-    let mut out: Table<NodeId, Option<NodeId>> = Table::filled(None, graph.nodes.len());
-    for (n, node) in graph.nodes.iter() {
-        let before = node.inputs.iter().filter_map(|&v| out[graph.def_node(v)?]).max();
-        out[n] = if node.op.as_collective().is_some() { Some(n) } else { before };
-    }
-    out
 }

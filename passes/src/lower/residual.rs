@@ -29,7 +29,7 @@ pub fn added(graph: &Graph, context: &Context) -> BTreeSet<ValueId> {
         return BTreeSet::new();
     }
     let layouts = layouts(graph);
-    let facts = Facts { graph, readers: readers(graph, &layouts), needs: needs(graph), layouts };
+    let facts = Facts { graph, readers: readers(graph, &layouts), needs: graph.last_collectives(), layouts };
     graph.nodes.values().filter_map(|node| facts.reduction(node)).collect()
 }
 
@@ -115,14 +115,5 @@ fn readers(graph: &Graph, layouts: &Table<ValueId, Layout>) -> Table<ValueId, Ve
         node.inputs.iter().filter(|_| reads).for_each(|&v| out[layouts[v].base].push(Reader::Node(n)));
     }
     graph.outputs.iter().for_each(|o| out[layouts[o.value].base].push(Reader::Output));
-    out
-}
-
-fn needs(graph: &Graph) -> Table<NodeId, Option<NodeId>> {
-    let mut out: Table<NodeId, Option<NodeId>> = Table::filled(None, graph.nodes.len());
-    for (n, node) in graph.nodes.iter() {
-        let before = node.inputs.iter().filter_map(|&v| out[graph.def_node(v)?]).max();
-        out[n] = if node.op.as_collective().is_some() { Some(n) } else { before };
-    }
     out
 }
