@@ -226,12 +226,8 @@ impl<'a> Nodes<'a> {
         self.graph.def_node(value).filter(|&n| self.dispatch.has(n))
     }
 
-    fn is_map(op: &Op) -> bool {
-        op.is_element_wise() || matches!(op, Op::Full(_))
-    }
-
     fn map(&self) -> Checked {
-        match self.all().find(|(_, n)| !Self::is_map(&n.op)) {
+        match self.all().find(|(_, n)| !n.op.fits_map()) {
             Some((id, _)) => Err(self.unfit(id, "an element-wise node")),
             None => self.one_shape(),
         }
@@ -240,7 +236,7 @@ impl<'a> Nodes<'a> {
     /// The element-wise nodes have one shape, and read values of the dispatch at the same positions.
     fn one_shape(&self) -> Checked {
         let mut expected = None;
-        for (id, node) in self.all().filter(|(_, n)| Self::is_map(&n.op)) {
+        for (id, node) in self.all().filter(|(_, n)| n.op.fits_map()) {
             let shape = |v: &ValueId| &self.graph.ty(*v).shape;
             let inside = node.inputs.iter().filter(|v| self.inside(**v).is_some());
             for found in inside.chain(node.outputs.first()).map(shape) {
@@ -272,7 +268,7 @@ impl<'a> Nodes<'a> {
                     }
                     self.alone(id)?;
                 }
-                (op, _) if Self::is_map(op) => {}
+                (op, _) if op.fits_map() => {}
                 _ => return Err(self.unfit(id, "a product, columns of one, or an element-wise node")),
             }
         }

@@ -138,6 +138,10 @@ impl Op {
     pub fn is_element_wise(&self) -> bool {
         matches!(self, Op::Unary(_) | Op::Binary(_) | Op::BinaryScalar { .. } | Op::Select | Op::Cast)
     }
+    /// Whether it can be a node of a [map](crate::Form::Map): it is element-wise, or gives the same at each position.
+    pub fn fits_map(&self) -> bool {
+        self.is_element_wise() || matches!(self, Op::Full(_))
+    }
 
     /// The op with its number, if it has one, as a value of this dtype: integers wrap, so that every backend computes
     /// with the same one.

@@ -3,20 +3,15 @@
 //! A node joins a unit that gives it an operand, as it is and not a view of it; or, where both wait for the same collectives,
 //! one that reads an operand of it or that stands right in front of it.
 
-use symmc_ir::{Form, NodeId, Op, ValueId};
+use symmc_ir::{Form, NodeId, ValueId};
 
 use crate::facts::Facts;
 use crate::walk::{Place, Walk};
 
-/// Whether a node can be part of a map.
-pub fn takes(op: &Op) -> bool {
-    op.is_element_wise() || matches!(op, Op::Full(_))
-}
-
 /// What becomes of a node.
 pub fn place(walk: &Walk<'_>, id: NodeId) -> Option<Place> {
     let facts = walk.facts;
-    let most = facts.capabilities().map.filter(|_| takes(&facts.node(id).op))?.nodes;
+    let most = facts.capabilities().map.filter(|_| facts.node(id).op.fits_map())?.nodes;
     let read = walk.read(id);
     let joins = |&u: &usize| {
         let near = || waits_alike(walk, u, id) && (walk.is_last(u) || shares(walk, u, id));

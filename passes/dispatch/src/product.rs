@@ -9,7 +9,6 @@ use symmc_ir::{DType, Dim, Form, NodeId, Op, ValueId};
 
 use crate::Unit;
 use crate::facts::Facts;
-use crate::map;
 
 /// The fewest columns and terms of a product.
 const LEAST: [u64; 2] = [32, 64];
@@ -31,7 +30,7 @@ pub fn join(facts: &Facts<'_>, units: &mut [Unit]) {
         let Some(product) = Product::new(facts, id) else { continue };
         let Some(&reader) = product.readers.first() else { continue };
         let unit = at(reader);
-        let map = units[unit].nodes.iter().all(|&n| map::takes(&facts.node(n).op));
+        let map = units[unit].nodes.iter().all(|&n| facts.node(n).op.fits_map());
         if map && product.readers.iter().all(|&n| at(n) == unit) && product.fits(facts, &units[unit]) {
             wanted[unit].push(product);
         }
