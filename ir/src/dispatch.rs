@@ -21,7 +21,8 @@
 //! **`reduction`**: an all-reduce, the addition of a residual to what it gives, and perhaps the RMS norm of each row of the sum.
 //! Towards peers it is the all-reduce, under the contract of its variant. All operands are read and all results written
 //! between arrival and completion, each position like that of a map, but for the weight of the norm, which all rows read. All
-//! of them lie at one place on all ranks, and none has gaps. The reduction itself has memory where peers write it, and where something else reads it.
+//! of them lie at one place on all ranks, and none has gaps. The reduction itself has memory where peers write it, and where
+//! something else reads it.
 //!
 //! **`rotary`**: rotary embeddings that do not need each other. Each result may lie on the operand of its own node that is
 //! turned, element on element.

@@ -90,8 +90,7 @@ pub struct Classes {
 impl Classes {
     /// Places every base that a node defines.
     pub fn new(program: &Prepared, steps: &Steps, live: &Liveness, apart: &Apart) -> Classes {
-        let (classes, windows, level) =
-            (singles(program, steps), windows(program, steps), level(program, steps));
+        let (classes, windows, level) = (singles(program, steps), windows(program, steps), level(steps));
         let mut placing = Placing { program, steps, live, apart, classes, windows, level };
         for s in 0..steps.list.len() {
             placing.gather(s);
@@ -163,13 +162,10 @@ struct Placing<'a> {
 }
 
 /// The bases that kernels of dispatches find at one place on all ranks: those of reductions and of products.
-fn level(program: &Prepared, steps: &Steps) -> BTreeSet<ValueId> {
+fn level(steps: &Steps) -> BTreeSet<ValueId> {
     let forms = [Form::Reduction, Form::Product].map(Some);
     let of = steps.list.iter().filter(|step| forms.contains(&step.dispatch.map(|d| d.form)));
-    of.flat_map(|step| step.reads.iter().chain(&step.writes))
-        .copied()
-        .filter(|&v| program.base[v] == v)
-        .collect()
+    of.flat_map(|step| step.reads.iter().chain(&step.writes)).copied().collect()
 }
 
 /// A value that the library looks for in a window.

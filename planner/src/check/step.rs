@@ -175,7 +175,7 @@ impl Run {
             self.nodes().flat_map(|n| graph.nodes[n].inputs.iter().enumerate().map(move |(k, &x)| (n, k, x)));
         let own = move |x: ValueId| {
             let def = graph.def_node(program.base(x));
-            self.dispatch.is_some() && def.is_some_and(|n| self.nodes().any(|own| own == n))
+            self.dispatch.zip(def).is_some_and(|(dispatch, n)| dispatch.has(n))
         };
         all.filter(move |(_, _, x)| !own(*x))
     }
