@@ -8,10 +8,11 @@
 
 use std::collections::BTreeSet;
 
+use symmc_pack::Block;
+use symmc_plan::ArenaKind;
+
 use crate::bucket::{Placed, Sized, lifetime};
 use crate::liveness::{ExitChoice, Liveness, Meeting};
-use crate::pack::Block;
-use crate::plan::ArenaKind;
 
 /// What dropping barriers costs.
 pub struct Costs {

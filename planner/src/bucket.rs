@@ -7,17 +7,17 @@ use std::sync::Arc;
 use indexmap::IndexMap;
 use symmc_ir::entity::Entity;
 use symmc_ir::{Dim, Graph, Op, Symbol, SymbolId, Table, ValueId};
+use symmc_pack::{Block, Packing};
+use symmc_plan::{
+    ALIGN, ArenaKind, Barrier, Bucket, Buffer, ByRank, CopyReason, Decision, ForcedCopy, MAX_SIZE, Memory,
+    Place, Reach, Step, Totals,
+};
 
 use crate::barriers::{self, Costs};
 use crate::error::PlanError;
 use crate::fixed::FixedMemory;
 use crate::liveness::{ExitChoice, Liveness, Meeting};
-use crate::pack::{self, Block, Packing};
 use crate::place::{Class, Classes, Home, Member, Shares};
-use crate::plan::{
-    ALIGN, ArenaKind, Barrier, Bucket, Buffer, ByRank, CopyReason, Decision, ForcedCopy, MAX_SIZE, Memory,
-    Place, Reach, Step, Totals,
-};
 use crate::prepare::Prepared;
 use crate::steps::Steps;
 use crate::waits::{Extent, waits};
@@ -128,7 +128,7 @@ pub fn bucket(
     symbols: &Symbols,
     fixed: &FixedMemory,
     decisions: &[Decision],
-    config: &pack::Config,
+    config: &symmc_pack::Config,
 ) -> Result<Bucket, PlanError> {
     let sized = sized(&program.prepared, &program.placed, symbols)?;
     let ordinary = pack_arena(&sized, ArenaKind::Ordinary, 0, config)?;
@@ -198,10 +198,10 @@ fn pack_arena(
     sized: &[Sized],
     arena: ArenaKind,
     fixed: u64,
-    config: &pack::Config,
+    config: &symmc_pack::Config,
 ) -> Result<Packing, PlanError> {
     let blocks: Vec<Block> = sized.iter().filter(|s| s.arena == arena).map(|s| s.block).collect();
-    let mut packing = pack::pack(&blocks, config).map_err(|error| PlanError::Pack {
+    let mut packing = symmc_pack::pack(&blocks, config).map_err(|error| PlanError::Pack {
         arena: if arena == ArenaKind::Ordinary { "ordinary" } else { "symmetric" },
         error,
     })?;

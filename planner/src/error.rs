@@ -2,7 +2,7 @@
 
 use thiserror::Error;
 
-use crate::pack::PackError;
+use symmc_pack::PackError;
 
 /// A program that cannot be planned.
 #[derive(Clone, PartialEq, Debug, Error)]

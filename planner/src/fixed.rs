@@ -10,10 +10,10 @@ use indexmap::IndexMap;
 use symmc_ir::collective::{PACKET_LINE, Touch};
 use symmc_ir::entity::Entity;
 use symmc_ir::{Graph, InputId, Op};
+use symmc_plan::{Fixed, MAX_SIZE, Role};
 
 use crate::bucket::size;
 use crate::error::PlanError;
-use crate::plan::{Fixed, MAX_SIZE, Role};
 
 /// Where fixed memory ends and inputs are bound.
 #[derive(Default)]

@@ -6,9 +6,10 @@
 //! [`at_once`]: crate::liveness::at_once
 //! [`awaited`]: crate::liveness::awaited
 
+use symmc_plan::Lane;
+
 use crate::bucket::{Placed, Sized};
 use crate::order::Demand;
-use crate::plan::Lane;
 
 /// The joins of each step. `sized` are the classes of `placed`, which has nothing in flight; `awaited` are the latest
 /// joins of use, and `limit` is what each arena may hold at any instant.

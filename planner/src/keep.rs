@@ -5,9 +5,9 @@
 //! product releases its operands no sooner than those steps. They are small, as the rows are few.
 
 use symmc_ir::{Form, Graph, Op, ValueId};
+use symmc_plan::Lane;
 
 use crate::bucket::Symbols;
-use crate::plan::Lane;
 use crate::steps::{StepInfo, Steps};
 
 /// The most rows of a product that may become one kernel with other steps.

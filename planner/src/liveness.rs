@@ -22,8 +22,8 @@ use std::collections::BTreeSet;
 use symmc_ir::collective::{Exit, Meets};
 use symmc_ir::entity::Entity;
 use symmc_ir::{Graph, GroupId, InputKind, OutputKind, ValueId};
+use symmc_plan::Lane;
 
-use crate::plan::Lane;
 use crate::steps::{Readers, Steps, input_of};
 
 /// The next collective that meets all peers of another.

@@ -9,15 +9,14 @@ use std::sync::Arc;
 use symmc_ir::machine::Profile;
 use symmc_ir::verify::verify;
 use symmc_ir::{Graph, InputId, Node, Op, parallel, text};
+use symmc_plan::sha256;
+use symmc_plan::{Arenas, Bucket, Decision, MAX_SIZE, PAGE, Plan, Source, VERSION};
 
 use crate::bucket::{Program, bucket};
 use crate::error::PlanError;
 use crate::fixed::{FixedMemory, fixed_memory};
 use crate::liveness::NextRun;
 use crate::order::Order;
-use crate::pack;
-use crate::plan::{Arenas, Bucket, Decision, MAX_SIZE, PAGE, Plan, Source, VERSION};
-use crate::plan_io::sha256;
 use crate::prepare::{Prepared, bound_inputs, prepare};
 use crate::schedule::{Rules, schedule};
 use crate::views::Views;
@@ -50,7 +49,7 @@ pub struct PlanConfig {
     /// What the symmetric arena may take: barriers are kept, overlap is given up, where it would take more.
     pub symm_limit: Option<u64>,
     /// How hard to pack.
-    pub pack: pack::Config,
+    pub pack: symmc_pack::Config,
 }
 
 impl Default for PlanConfig {
@@ -62,7 +61,13 @@ impl Default for PlanConfig {
             order: Order::Chosen,
             slack: 0.05,
             symm_limit: None,
-            pack: pack::Config { work: 60_000, rounds: 32, enough: 0.0, exact: 400_000, capacity: None },
+            pack: symmc_pack::Config {
+                work: 60_000,
+                rounds: 32,
+                enough: 0.0,
+                exact: 400_000,
+                capacity: None,
+            },
         }
     }
 }
@@ -197,7 +202,7 @@ impl Work<'_> {
         let inputs = self.lowered.iter().zip(&self.program_of).collect();
         let pack = &self.config.pack;
         // Buckets share the budget of the exact search.
-        let pack = pack::Config { exact: pack.exact / self.lowered.len().max(1) as u64, ..*pack };
+        let pack = symmc_pack::Config { exact: pack.exact / self.lowered.len().max(1) as u64, ..*pack };
         let buckets = parallel::map(inputs, self.nodes, |(b, &p)| {
             bucket(&programs[p], p, &b.graph.symbols, self.fixed, &b.decisions, &pack)
         });

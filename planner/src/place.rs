@@ -12,9 +12,9 @@ use std::collections::BTreeSet;
 
 use symmc_ir::entity::Entity;
 use symmc_ir::{CollectiveKind, Dim, Form, GroupId, Op, OutputKind, Table, ValueId};
+use symmc_plan::{ArenaKind, PEER_ALIGN};
 
 use crate::liveness::Liveness;
-use crate::plan::{ArenaKind, PEER_ALIGN};
 use crate::prepare::Prepared;
 use crate::steps::{Operand, Steps};
 

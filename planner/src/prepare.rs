@@ -17,9 +17,9 @@ use symmc_ir::machine::Profile;
 use symmc_ir::{
     Dim, Dispatch, Graph, InputId, InputKind, Node, NodeId, Op, Output, Table, Type, Value, ValueId,
 };
+use symmc_plan::{CopyReason, PEER_ALIGN};
 
 use crate::error::PlanError;
-use crate::plan::{CopyReason, PEER_ALIGN};
 use crate::steps::{input_of, peers, symmetric_positions};
 use crate::views::Views;
 

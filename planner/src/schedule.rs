@@ -10,6 +10,7 @@ use std::sync::Arc;
 
 use symmc_dispatch::Unit;
 use symmc_ir::machine::Profile;
+use symmc_plan::ArenaKind;
 
 use crate::barriers::{self, load};
 use crate::bucket::{Placed, Program, Symbols, sized};
@@ -18,9 +19,7 @@ use crate::flight;
 use crate::keep::kept;
 use crate::liveness::{Choices, Liveness, NextRun, at_once, awaited};
 use crate::order::{self, Demand, Order, Tasks, bytes, fastest, improve, makespan, more};
-use crate::pack;
 use crate::place::{Apart, Classes};
-use crate::plan::ArenaKind;
 use crate::prepare::Prepared;
 use crate::steps::Steps;
 
@@ -259,7 +258,7 @@ impl Work<'_> {
         let sized = sized(self.prepared, placed, self.symbols)?;
         let of = |arena| {
             let blocks = sized.iter().filter(|s| s.arena == arena).map(|s| s.block);
-            pack::bound(&blocks.collect::<Vec<pack::Block>>())
+            symmc_pack::bound(&blocks.collect::<Vec<symmc_pack::Block>>())
         };
         Ok([of(ArenaKind::Ordinary), of(ArenaKind::Symmetric)])
     }

@@ -9,9 +9,9 @@ use symmc_ir::{
     CollectiveKind, Contract, Def, Dispatch, Graph, GroupId, InputId, Node, NodeId, Op, Overwriting, Table,
     ValueId,
 };
+use symmc_plan::Lane;
 
 use crate::error::PlanError;
-use crate::plan::Lane;
 
 /// A node that runs, or several as one.
 #[derive(Clone, Debug)]

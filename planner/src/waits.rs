@@ -12,10 +12,10 @@
 use std::collections::{BTreeMap, HashMap};
 
 use symmc_ir::ValueId;
+use symmc_plan::{ArenaKind, Lane};
 
 use crate::liveness::{ExitChoice, Liveness, Meeting};
 use crate::place::{Classes, Home, Shares};
-use crate::plan::{ArenaKind, Lane};
 use crate::steps::Steps;
 
 /// The latest step of each lane, as `step + 1`; 0 is none.

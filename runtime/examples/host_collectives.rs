@@ -20,7 +20,7 @@ use nix::unistd::{ForkResult, fork};
 use symmc_ir::collective::{CollectiveKind, Exit, ReduceOp, Splits, Variant};
 use symmc_ir::machine::{Copying, Curve, ExitBarrier, Profile, Source};
 use symmc_ir::types::DType;
-use symmc_planner::plan::Barrier;
+use symmc_plan::Barrier;
 use symmc_runtime::call::{CollectiveCall, Region, RegionMemory};
 use symmc_runtime::host::{Comm, CommConfig, Segment, World};
 

@@ -6,7 +6,7 @@
 
 use symmc_ir::collective::{CollectiveKind, Variant};
 use symmc_ir::types::DType;
-use symmc_planner::plan::Barrier;
+use symmc_plan::Barrier;
 
 use crate::error::RunError;
 use crate::exec::offset_on;

@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use symmc::unstable::planner::plan::Memory;
+use symmc::unstable::plan::Memory;
 use symmc::{Backend, CheckedPlan, Config, Draw, OpenOptions, Program, RunConfig, TensorFile, Workload};
 use symmc_ir::{DType, InputKind, OutputKind, Tensor, text};
 use symmc_tests::root;

@@ -10,10 +10,10 @@ use symmc::{
     Bind, Bootstrap, Config, Draw, Error, Group, OpenOptions, Place, Program, Session, SessionConfig, Tensor,
     TensorFile, ValueKind, Workload,
 };
+use symmc_check::CheckedPlan;
 use symmc_ir::collective::Variant;
 use symmc_ir::interp::{Tolerance, compare};
 use symmc_ir::{InputKind, OutputKind, text};
-use symmc_planner::CheckedPlan;
 use symmc_tests::{RECORDED, program};
 
 /// Where inputs and outputs lie.

@@ -9,7 +9,7 @@ use std::fmt::Write;
 use anyhow::{Result, anyhow, bail};
 use symmc::unstable::ir::layout::Layout;
 use symmc::unstable::ir::{Node, Op, Table, ValueId, text};
-use symmc::unstable::planner::plan::{ArenaKind, Barrier, Bucket, Decision, Memory, Place, Step};
+use symmc::unstable::plan::{ArenaKind, Barrier, Bucket, Decision, Memory, Place, Step};
 use symmc::{CheckedPlan, Graph, Plan};
 
 use crate::report;

@@ -6,7 +6,7 @@ use std::fmt::{Display, Write};
 
 use anyhow::Result;
 use symmc::CheckedPlan;
-use symmc::unstable::planner::plan::{ArenaKind, Barrier, Bucket, Buffer, Lane, Memory, Reach};
+use symmc::unstable::plan::{ArenaKind, Barrier, Bucket, Buffer, Lane, Memory, Reach};
 
 use crate::explain::Planned;
 use crate::report;

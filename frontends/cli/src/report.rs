@@ -6,7 +6,7 @@ use std::fmt::Write;
 use anyhow::Result;
 use indexmap::IndexMap;
 use symmc::unstable::ir::{Node, text};
-use symmc::unstable::planner::plan::{ArenaKind, Barrier, Bucket, Decision, Memory, Role};
+use symmc::unstable::plan::{ArenaKind, Barrier, Bucket, Decision, Memory, Role};
 use symmc::{CheckedPlan, Order, Plan};
 
 use crate::explain::Planned;

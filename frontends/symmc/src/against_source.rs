@@ -7,10 +7,10 @@
 
 use std::sync::Arc;
 
+use symmc_check::CheckedPlan;
 use symmc_ir::interp::{Draw, SeedConfig, Seeds, Tolerance, compare, run};
 use symmc_ir::{Bindings, Graph, Op, Tensor, ValueId};
-use symmc_planner::CheckedPlan;
-use symmc_planner::plan::Bucket;
+use symmc_plan::Bucket;
 
 use crate::error::Error;
 

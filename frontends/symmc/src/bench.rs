@@ -5,10 +5,11 @@ use std::time::Duration;
 
 use indexmap::IndexMap;
 use serde::de::DeserializeOwned;
+use symmc_check::CheckedPlan;
 use symmc_cuda::{Bench, CudaConfig};
 use symmc_ir::machine::{self, Copying, Curve, ExitBarrier, Profile, Source};
 use symmc_ir::{Bindings, Part, Tensor, text};
-use symmc_planner::{BucketInput, CheckedPlan, PlanConfig};
+use symmc_planner::{BucketInput, PlanConfig};
 use symmc_runtime::host::{self, HostConfig, Job, RankCommand, Zeros};
 
 pub use symmc_cuda::bench::{BenchConfig, Measurements};

@@ -5,14 +5,15 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use indexmap::IndexMap;
+use symmc_check::CheckedPlan;
+use symmc_check::{CheckError, Report};
 use symmc_ir::collective::Collective;
 use symmc_ir::dim::SymbolId;
 use symmc_ir::machine::Profile;
 use symmc_ir::{CollectiveKind, Graph, InputId, InputKind, Node, Variant, parallel};
 use symmc_passes::{Choice, LowerConfig, PassError};
-use symmc_planner::check::{CheckError, Report};
-use symmc_planner::plan::{Alternative, AppliedRule, Decision, Plan};
-use symmc_planner::{BucketInput, CheckedPlan, Order, PlanConfig, PlanError};
+use symmc_plan::{Alternative, AppliedRule, Decision, Plan};
+use symmc_planner::{BucketInput, Order, PlanConfig, PlanError};
 
 use crate::error::Error;
 use crate::files::{read, utf8};
@@ -309,7 +310,7 @@ fn proven(plan: Plan, program: &str) -> Result<CheckedPlan, Error> {
 /// # Errors
 /// Every finding.
 pub fn check(plan: &Plan) -> Result<Report, Error> {
-    symmc_planner::check::check(plan).map_err(|e| findings(&e))
+    symmc_check::check(plan).map_err(|e| findings(&e))
 }
 
 /// Proves a plan safe, so that it can run.

@@ -17,7 +17,7 @@
 
 use std::process::ExitCode;
 
-use symmc_planner::plan::Plan;
+use symmc_plan::Plan;
 use symmc_runtime::host::{self, EngineChoice, RankCommand};
 
 use crate::run::engines;

@@ -10,10 +10,10 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use symmc_ir::interp::{InterpError, OpError};
+use symmc_pack::PackError;
 use symmc_passes::PassError;
+use symmc_plan::Plan;
 use symmc_planner::PlanError;
-use symmc_planner::pack::PackError;
-use symmc_planner::plan::Plan;
 use symmc_runtime::RunError;
 use symmc_runtime::custom::Mismatch;
 use thiserror::Error as ThisError;

@@ -104,11 +104,12 @@ pub use compile::{
     read_plan,
 };
 pub use machine::machine;
+pub use symmc_check::CheckedPlan;
+pub use symmc_check::Report;
 pub use symmc_ir::Variant;
 pub use symmc_ir::machine::Profile;
-pub use symmc_planner::check::Report;
-pub use symmc_planner::plan::Plan;
-pub use symmc_planner::{CheckedPlan, Order};
+pub use symmc_plan::Plan;
+pub use symmc_planner::Order;
 
 // Runs.
 pub use custom::{Registry, Signature, check_kernels, rank_main, rank_on};

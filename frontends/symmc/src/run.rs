@@ -3,10 +3,10 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use symmc_check::CheckedPlan;
 use symmc_ir::entity::Entity;
 use symmc_ir::{OutputKind, Tensor, interp};
-use symmc_planner::CheckedPlan;
-use symmc_planner::plan::Plan;
+use symmc_plan::Plan;
 use symmc_runtime::custom::Registry;
 use symmc_runtime::host::{
     self, EngineChoice, Engines, HostConfig, Job, LaneThreads, Membership, Ran, RankCommand, RankJob,

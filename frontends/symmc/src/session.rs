@@ -8,8 +8,8 @@ mod values;
 
 use std::time::Duration;
 
+use symmc_check::CheckedPlan;
 use symmc_ir::{Bindings, Tensor};
-use symmc_planner::CheckedPlan;
 use symmc_runtime::host::{self, HostConfig, HostSession};
 use symmc_runtime::session::{DeviceSession, Owner, Port, RawStream};
 use symmc_runtime::{Registry, RunError};

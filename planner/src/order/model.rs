@@ -15,9 +15,9 @@ use symmc_ir::entity::Entity;
 use symmc_ir::machine::Profile;
 use symmc_ir::machine::model::like_a_copy;
 use symmc_ir::{CollectiveKind, Op, ValueId};
+use symmc_plan::{ALIGN, CopyReason, Lane};
 
 use crate::bucket::Symbols;
-use crate::plan::{ALIGN, CopyReason, Lane};
 use crate::prepare::Prepared;
 use crate::steps::{Readers, StepInfo, Steps};
 
@@ -47,7 +47,7 @@ pub struct Tasks {
 pub struct Class {
     /// Its bytes.
     pub bytes: u64,
-    /// The index of its arena: [`crate::plan::ArenaKind`].
+    /// The index of its arena: [`symmc_plan::ArenaKind`].
     pub arena: usize,
 }
 

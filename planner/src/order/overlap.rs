@@ -8,9 +8,10 @@
 use std::cmp::Reverse;
 use std::collections::{BTreeSet, BinaryHeap};
 
+use symmc_plan::Lane;
+
 use super::memory::{Bytes, Memory};
 use super::model::Tasks;
-use crate::plan::Lane;
 
 /// Limits of an overlapped order.
 #[derive(Clone, Copy, Debug)]

@@ -5,9 +5,8 @@
 use std::collections::BTreeSet;
 
 use indexmap::IndexMap;
-use sha2::{Digest, Sha256};
-use symmc_planner::check::{CheckError, check};
-use symmc_planner::plan::{
+use symmc_check::{CheckError, check};
+use symmc_plan::{
     Alternative, ArenaKind, Arenas, Barrier, Bucket, Buffer, ByRank, CopyReason, Decision, Fixed, ForcedCopy,
     Lane, Memory, Place, Plan, Reach, Role, Source, Step, Totals, VERSION,
 };
@@ -134,7 +133,7 @@ fn good() -> Plan {
 }
 
 fn hash(text: &str) -> String {
-    Sha256::digest(text.as_bytes()).iter().map(|b| format!("{b:02x}")).collect()
+    symmc_plan::sha256(text.as_bytes())
 }
 
 pub fn kinds(plan: &Plan) -> BTreeSet<String> {
@@ -170,7 +169,7 @@ fn each(plan: &mut Plan, change: impl Fn(&mut Bucket)) {
 fn every_rule_has_a_test() {
     let here = include_str!("check.rs");
     let rules =
-        include_str!("../../src/check/error.rs").split("pub enum CheckError {").nth(1).expect("the enum");
+        include_str!("../../check/src/error.rs").split("pub enum CheckError {").nth(1).expect("the enum");
     let rules = rules.split("\n}").next().unwrap_or_default().lines();
     let names = rules.filter_map(|l| l.trim().split_once(" {")).map(|(name, _)| name);
     let names = names.filter(|n| n.chars().all(char::is_alphanumeric));

@@ -1,7 +1,7 @@
 //! What a proof takes its work from: not pairs of values, not pairs of buckets, and not every rank.
 
+use symmc_check::{Report, check};
 use symmc_ir::{Graph, Members, Variant, text};
-use symmc_planner::check::{Report, check};
 use symmc_planner::{BucketInput, PlanConfig, plan};
 
 /// `n` values of a symbol each, all-reduced and gathered as one.

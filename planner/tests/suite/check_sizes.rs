@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use symmc_planner::plan::{Barrier, Lane, Plan};
+use symmc_plan::{Barrier, Lane, Plan};
 
 use crate::check::{DROPPED, KEPT, breaks_as_it_is, kinds, small, step};
 use crate::common::corrupt::sums;

@@ -2,10 +2,10 @@
 
 use std::collections::BTreeSet;
 
+use symmc_check::check;
 use symmc_ir::machine::{Capabilities, Profile};
 use symmc_ir::{Graph, text};
-use symmc_planner::check::check;
-use symmc_planner::plan::{ByRank, Plan};
+use symmc_plan::{ByRank, Plan};
 use symmc_planner::{BucketInput, PlanConfig, plan};
 
 fn profile() -> Profile {

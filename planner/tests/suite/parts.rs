@@ -1,8 +1,8 @@
 //! Larger results whose parts are produced inside of them: only where that takes no more memory.
 
+use symmc_check::check;
 use symmc_ir::text;
-use symmc_planner::check::check;
-use symmc_planner::plan::{Barrier, Plan};
+use symmc_plan::{Barrier, Plan};
 use symmc_planner::{BucketInput, Order, PlanConfig, plan};
 
 /// Plans a program of one rank in program order.

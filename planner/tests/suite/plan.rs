@@ -7,10 +7,10 @@
 
 use std::fmt::Write;
 
+use symmc_check::{CheckError, check};
 use symmc_ir::entity::Entity;
 use symmc_ir::{Graph, InputId, text};
-use symmc_planner::check::{CheckError, check};
-use symmc_planner::plan::{ArenaKind, Barrier, Bucket, CopyReason, Lane, Memory, Place, Plan, Reach, Role};
+use symmc_plan::{ArenaKind, Barrier, Bucket, CopyReason, Lane, Memory, Place, Plan, Reach, Role};
 use symmc_planner::{BucketInput, PlanConfig, PlanError, plan};
 
 use crate::programs::narrowed;
@@ -715,7 +715,7 @@ fn what_nobody_awaits_is_waited_for_where_its_memory_is_needed() {
 
 #[test]
 fn decisions_stand_in_order_of_the_steps() {
-    use symmc_planner::plan::{Alternative, Decision};
+    use symmc_plan::{Alternative, Decision};
     let decision = |node: &str| Decision {
         collective: node.into(),
         nodes: vec![node.into()],

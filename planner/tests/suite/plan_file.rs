@@ -2,9 +2,11 @@
 
 use std::time::{Duration, Instant};
 
+use symmc_check::fuzz;
 use symmc_ir::random::SplitMix;
-use symmc_planner::plan::Plan;
-use symmc_planner::{BucketInput, PlanConfig, PlanReadError, plan, plan_fuzz};
+use symmc_plan::Plan;
+use symmc_plan::PlanReadError;
+use symmc_planner::{BucketInput, PlanConfig, plan};
 
 use crate::programs::program;
 
@@ -80,6 +82,6 @@ fn damaged_files_do_not_panic() {
         for _ in 0..1 + r.below(3) {
             damage(&mut r, &mut text);
         }
-        plan_fuzz::check(&text);
+        fuzz::check(&text);
     }
 }

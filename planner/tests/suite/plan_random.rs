@@ -1,9 +1,9 @@
 //! Random programs: every plan passes the check, is the same twice, and survives its file.
 
+use symmc_check::check;
 use symmc_ir::Graph;
 use symmc_ir::random::SplitMix;
-use symmc_planner::check::check;
-use symmc_planner::plan::Plan;
+use symmc_plan::Plan;
 use symmc_planner::{BucketInput, Order, PlanConfig, PlanError, plan};
 
 use crate::programs::{narrowed, program};

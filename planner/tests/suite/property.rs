@@ -3,10 +3,10 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use symmc_check::{CheckError, check};
 use symmc_ir::random::SplitMix;
 use symmc_ir::{Form, Op, parallel, text};
-use symmc_planner::Plan;
-use symmc_planner::check::{CheckError, check};
+use symmc_plan::Plan;
 
 use crate::common::corrupt::{damage, flatten, mend};
 use crate::common::explore::{explore, sequences};

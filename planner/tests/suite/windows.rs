@@ -1,8 +1,8 @@
 //! Collectives of the library in windows: what peers are to find there lies at one place on all ranks of a cell.
 
+use symmc_check::{CheckError, check};
 use symmc_ir::text;
-use symmc_planner::check::{CheckError, check};
-use symmc_planner::plan::{ByRank, Plan};
+use symmc_plan::{ByRank, Plan};
 use symmc_planner::{BucketInput, PlanConfig, plan};
 
 /// A collective in a window, whose result another group gathers in place.

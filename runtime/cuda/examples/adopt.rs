@@ -12,10 +12,11 @@ use std::thread;
 use std::time::Duration;
 
 use nccl_sys::{Config, Nccl, UniqueId};
+use symmc_check::CheckedPlan;
 use symmc_cuda::driver::{Device, Stream};
 use symmc_cuda::{CudaSession, Gpu};
 use symmc_ir::{Bindings, text};
-use symmc_planner::{BucketInput, CheckedPlan, PlanConfig};
+use symmc_planner::{BucketInput, PlanConfig};
 use symmc_runtime::host::{Group, HostConfig};
 use symmc_runtime::session::{DeviceSession, Port};
 

@@ -13,7 +13,7 @@ use indexmap::IndexMap;
 use serde::{Deserialize, Serialize};
 use symmc_ir::collective::{Exit, Splits, Variant};
 use symmc_ir::{CollectiveKind, DType, Op, ReduceOp, Tensor};
-use symmc_planner::plan::{Barrier, Lane};
+use symmc_plan::{Barrier, Lane};
 use symmc_runtime::RunError;
 use symmc_runtime::exec::{BoundCollective, BoundRegion, BoundStep, Home, Located, Work as StepWork};
 

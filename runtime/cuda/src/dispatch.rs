@@ -67,7 +67,7 @@ mod tests {
     use symmc_ir::machine::{Capabilities, Profile};
     use symmc_ir::random::SplitMix;
     use symmc_ir::text;
-    use symmc_planner::plan::Plan;
+    use symmc_plan::Plan;
     use symmc_planner::{BucketInput, PlanConfig, plan};
     use symmc_runtime::exec::{Program, Registry};
 

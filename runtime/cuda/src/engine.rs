@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 use symmc_ir::{InputKind, text};
-use symmc_planner::plan::Plan;
+use symmc_plan::Plan;
 use symmc_runtime::RunError;
 use symmc_runtime::exec::{RankMemory, Span};
 use symmc_runtime::host::{Engine, EngineChoice, RankRun};

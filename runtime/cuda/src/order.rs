@@ -7,7 +7,7 @@
 //! run, and steps of two streams of which none waits for the other may follow each other in any order.
 
 use symmc_ir::machine::model::{self, FEW};
-use symmc_planner::plan::Lane;
+use symmc_plan::Lane;
 use symmc_runtime::exec::{BoundStep, Home, Located, Work};
 
 /// Where and after what a step runs.

@@ -12,7 +12,7 @@ use std::cell::RefCell;
 use std::sync::Arc;
 
 use indexmap::IndexMap;
-use symmc_planner::plan::Lane;
+use symmc_plan::Lane;
 use symmc_runtime::exec::BoundStep;
 
 use crate::adopt::LentStream;

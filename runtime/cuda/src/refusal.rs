@@ -11,7 +11,7 @@ use std::sync::Arc;
 use indexmap::IndexMap;
 use symmc_ir::DType;
 use symmc_ir::collective::{CollectiveKind, ReduceOp};
-use symmc_planner::plan::{Bucket, Plan};
+use symmc_plan::{Bucket, Plan};
 use symmc_runtime::RunError;
 use symmc_runtime::custom::Mismatch;
 use symmc_runtime::exec::{Bound, BoundCollective, BoundStep, Program, Registry, Work};

@@ -3,7 +3,7 @@
 //! A session allocates what its steps want at most (`of_steps`). What that will be is told for a plan with every symbol at
 //! the upper end of its bucket, for a GPU like those of the built-in profiles and with every library there ([`of_plan`]).
 
-use symmc_planner::plan::Plan;
+use symmc_plan::Plan;
 use symmc_runtime::exec::{BoundStep, Work};
 
 use crate::compute::{self, Attentions, Machine};

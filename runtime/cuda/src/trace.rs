@@ -7,7 +7,7 @@ use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
-use symmc_planner::plan::Lane;
+use symmc_plan::Lane;
 use symmc_runtime::RunError;
 
 use crate::arena::Exchange;

@@ -13,7 +13,7 @@ use symmc_ir::{
     Bindings, Collective, CollectiveKind, DType, Dim, Dispatch, Form, Graph, InputId, InputKind, Node,
     NodeId, Op, ValueId, Variant,
 };
-use symmc_planner::plan::{Barrier, Lane};
+use symmc_plan::{Barrier, Lane};
 
 use super::peers::BoundPeers;
 use super::program::{BasePlace, CustomKernel, Home, PreparedStep, Program, Words};

@@ -25,7 +25,7 @@ use std::sync::Arc;
 
 use indexmap::IndexMap;
 use symmc_ir::{Bindings, Graph, text};
-use symmc_planner::plan::Plan;
+use symmc_plan::Plan;
 
 use crate::call::{CollectiveCall, PeerCall, PeerMemory};
 pub use crate::custom::Registry;

@@ -8,7 +8,7 @@ use symmc_ir::layout::{Layout, layouts};
 use symmc_ir::{
     Dim, Dispatch, Graph, GroupId, InputId, NodeId, Op, OutputKind, Table, Tensor, ValueId, text, verify,
 };
-use symmc_planner::plan::{self, ArenaKind, Barrier, Bucket, Lane, Memory, Plan, Role};
+use symmc_plan::{ArenaKind, Barrier, Bucket, Lane, Memory, Plan, Role};
 
 use crate::custom::{Entry, Registry};
 use crate::error::RunError;
@@ -90,7 +90,7 @@ pub struct Program {
     pub(super) places: Table<ValueId, Option<BasePlace>>,
     pub(super) steps: Vec<PreparedStep>,
     /// Bytes of the two arenas.
-    pub(super) arenas: plan::Arenas,
+    pub(super) arenas: symmc_plan::Arenas,
     /// The offsets of each group's landing zones.
     pub(super) landing: Table<GroupId, [Option<usize>; 2]>,
     /// The data of each constant input, aligned.
@@ -227,7 +227,7 @@ impl Context<'_> {
         Ok(out)
     }
 
-    fn place(&self, place: &plan::Place) -> Result<BasePlace, String> {
+    fn place(&self, place: &symmc_plan::Place) -> Result<BasePlace, String> {
         let dim = |text: &str| text::parse_dim(text, &self.graph.symbols).map_err(|e| e.to_string());
         let (home, start, room) = match place.memory {
             Memory::Buffer(b) => {

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use smallvec::SmallVec;
 use symmc_ir::InputKind;
 use symmc_ir::parallel::start;
-use symmc_planner::plan::Lane;
+use symmc_plan::Lane;
 
 use super::bind::{Bound, BoundCollective, BoundInput, BoundOutput, BoundRegion, BoundStep, Located, Work};
 use super::memory::{RankMemory, Span};

@@ -17,7 +17,7 @@ use std::time::Duration;
 use smallvec::SmallVec;
 use symmc_ir::DType;
 use symmc_ir::collective::{CollectiveKind, Exit, Meets, ReduceOp, Variant};
-use symmc_planner::plan::Barrier;
+use symmc_plan::Barrier;
 
 use super::chaos::Chaos;
 use super::control::Control;

@@ -11,7 +11,7 @@ use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use symmc_ir::entity::Entity;
 use symmc_ir::{Bindings, SymbolId};
-use symmc_planner::plan::Plan;
+use symmc_plan::Plan;
 
 use super::channel::{Channel, FromRank, Identity, PROTOCOL, ToRank};
 use super::control::Control;

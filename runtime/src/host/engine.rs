@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 use symmc_ir::Bindings;
-use symmc_planner::plan::Plan;
+use symmc_plan::Plan;
 
 use super::comm::Comm;
 use super::job::HostConfig;

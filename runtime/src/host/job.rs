@@ -5,9 +5,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
+use symmc_check::CheckedPlan;
 use symmc_ir::{Bindings, Graph, OutputKind, Tensor, text};
-use symmc_planner::CheckedPlan;
-use symmc_planner::plan::Plan;
+use symmc_plan::Plan;
 
 use super::comm::CommConfig;
 use super::control::Progress;

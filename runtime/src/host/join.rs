@@ -16,9 +16,9 @@ use std::time::{Duration, Instant};
 use nix::errno::Errno;
 use nix::sys::socket::{AddressFamily, Backlog, SockFlag, SockType, UnixAddr, bind, connect, listen, socket};
 use nix::unistd::getuid;
+use symmc_check::CheckedPlan;
 use symmc_ir::{Bindings, Tensor, parallel};
-use symmc_planner::CheckedPlan;
-use symmc_planner::plan::Plan;
+use symmc_plan::Plan;
 
 use super::channel::{Channel, FromRank, Identity, ToRank, Welcome, same_user};
 use super::comm::{Comm, World};

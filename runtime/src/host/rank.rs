@@ -9,7 +9,7 @@ use nix::sys::socket::{getsockopt, sockopt};
 use symmc_ir::Bindings;
 use symmc_ir::dim::SymbolId;
 use symmc_ir::entity::Entity;
-use symmc_planner::plan::Plan;
+use symmc_plan::Plan;
 
 use super::channel::{Channel, FromRank, ToRank, Welcome};
 use super::comm::{Comm, World};

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use symmc_planner::CheckedPlan;
+use symmc_check::CheckedPlan;
 
 use super::comm::Comm;
 use super::coordinator::{Watch, identity};

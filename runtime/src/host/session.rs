@@ -9,9 +9,9 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, mpsc};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use symmc_check::CheckedPlan;
 use symmc_ir::{Bindings, InputKind, Tensor, parallel};
-use symmc_planner::CheckedPlan;
-use symmc_planner::plan::Plan;
+use symmc_plan::Plan;
 
 use super::comm::World;
 use super::group::Group;

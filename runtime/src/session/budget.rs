@@ -1,6 +1,6 @@
 //! What sessions take of memory, told before anything is allocated.
 
-use symmc_planner::plan::{Plan, Role};
+use symmc_plan::{Plan, Role};
 
 use crate::exec::{Bound, Program};
 

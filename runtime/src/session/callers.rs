@@ -5,7 +5,7 @@
 
 use std::ops::Range;
 
-use symmc_planner::plan::{PAGE, Plan};
+use symmc_plan::{PAGE, Plan};
 
 use super::Extent;
 use crate::error::RunError;

@@ -7,7 +7,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use symmc_ir::Bindings;
-use symmc_planner::plan::{ALIGN, Plan, Role};
+use symmc_plan::{ALIGN, Plan, Role};
 
 use super::{CallersPart, Extent, Lending, Port, renewed};
 use crate::error::RunError;

@@ -4,8 +4,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Condvar, Mutex};
 
 use symmc_ir::Bindings;
-use symmc_planner::Plan;
-use symmc_planner::plan::Lane;
+use symmc_plan::Lane;
+use symmc_plan::Plan;
 use symmc_runtime::exec::{Communicator, ExecConfig, Lanes, RankMemory, Registry, Span};
 use symmc_runtime::host::{EngineChoice, Engines};
 use symmc_runtime::{CollectiveCall, RunError};
@@ -177,7 +177,7 @@ fn plans_that_leave_their_memory_are_refused() {
     };
     let bucket = &planned.plan.buckets[0];
     let in_buffer = bucket.places.iter().find_map(|(name, p)| match p.memory {
-        symmc_planner::plan::Memory::Buffer(b) => Some((name.clone(), b)),
+        symmc_plan::Memory::Buffer(b) => Some((name.clone(), b)),
         _ => None,
     });
     let (name, buffer) = in_buffer.expect("an intermediate lies in a buffer");

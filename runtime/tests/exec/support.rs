@@ -4,10 +4,11 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
+use symmc_check::check;
 use symmc_ir::entity::Entity;
 use symmc_ir::{Bindings, Graph, InputKind, OutputKind, Tensor, interp, text};
-use symmc_planner::check::check;
-use symmc_planner::{BucketInput, Plan, PlanConfig, plan};
+use symmc_plan::Plan;
+use symmc_planner::{BucketInput, PlanConfig, plan};
 use symmc_runtime::RunError;
 use symmc_runtime::exec::{Communicator, ExecConfig, Executor, RankMemory, Registry, RunReport, Span};
 use symmc_runtime::host::{Comm, CommConfig, World};

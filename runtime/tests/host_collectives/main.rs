@@ -6,7 +6,7 @@ mod cases;
 use cases::{Case, Setup, every_way, run_cases};
 use symmc_ir::collective::{CollectiveKind, ReduceOp, Splits, Variant};
 use symmc_ir::types::DType;
-use symmc_planner::plan::Barrier;
+use symmc_plan::Barrier;
 
 fn world(n: usize) -> Vec<Vec<u32>> {
     vec![(0..n as u32).collect()]

@@ -3,8 +3,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use symmc_check::CheckedPlan;
 use symmc_ir::{Bindings, DType, Graph, InputKind, SymbolId, Tensor, entity::Entity, interp, text};
-use symmc_planner::{BucketInput, CheckedPlan, Plan, PlanConfig};
+use symmc_plan::Plan;
+use symmc_planner::{BucketInput, PlanConfig};
 use symmc_runtime::host::{HostConfig, Job, RankCommand};
 
 /// Most variants, two groups, a symbol, and a state that outputs mutate.

@@ -2,4 +2,4 @@
 
 #![no_main]
 
-libfuzzer_sys::fuzz_target!(|data: &[u8]| symmc_planner::plan_fuzz::check(data));
+libfuzzer_sys::fuzz_target!(|data: &[u8]| symmc_check::fuzz::check(data));

@@ -4,7 +4,7 @@ use std::process::ExitCode;
 use std::time::Instant;
 
 use anyhow::{Context, Result, anyhow};
-use symmc::unstable::planner::pack::{self, Config, PackError, Packing, Table, Verified};
+use symmc::unstable::pack::{self, Config, PackError, Packing, Table, Verified};
 use symmc::{Error, ErrorKind};
 
 use crate::args::{PackArgs, PackFormat};

@@ -4,7 +4,7 @@ use std::fmt::Write;
 
 use symmc::unstable::ir::collective::{Contract, Meets};
 use symmc::unstable::ir::{Node, Op, ValueId};
-use symmc::unstable::planner::plan::{ArenaKind, Barrier, Bucket, Buffer, Lane, Memory, Place, Reach};
+use symmc::unstable::plan::{ArenaKind, Barrier, Bucket, Buffer, Lane, Memory, Place, Reach};
 
 use super::Planned;
 

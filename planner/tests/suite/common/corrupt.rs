@@ -6,10 +6,10 @@
 
 use std::collections::BTreeSet;
 
+use symmc_check::{CheckError, check};
 use symmc_ir::random::SplitMix;
 use symmc_ir::{Graph, Op, Variant, text};
-use symmc_planner::check::{CheckError, check};
-use symmc_planner::plan::{ArenaKind, Barrier, Buffer, Lane, Memory, Plan, Reach, Role};
+use symmc_plan::{ArenaKind, Barrier, Buffer, Lane, Memory, Plan, Reach, Role};
 
 /// What a flattened arena has besides the room that values are moved in: for [`stack`].
 const ROOM: u64 = 1 << 14;
@@ -120,7 +120,7 @@ fn add_zones(plan: &mut Plan, size: u64) {
     for group in groups {
         for zone in 0..2 {
             let role = Role::Landing { group: group.clone(), zone };
-            plan.fixed.push(symmc_planner::plan::Fixed { role, offset: end, size });
+            plan.fixed.push(symmc_plan::Fixed { role, offset: end, size });
             end += size;
         }
     }

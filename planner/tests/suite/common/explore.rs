@@ -20,7 +20,7 @@ use symmc_ir::{
     Bindings, CollectiveKind, Contract, Def, Dispatch, Graph, GroupId, InputId, InputKind, NodeId, Op,
     OutputKind, Table, ValueId, text,
 };
-use symmc_planner::plan::{ArenaKind, Barrier, Bucket, Lane, Memory, Place, Plan, Role};
+use symmc_plan::{ArenaKind, Barrier, Bucket, Lane, Memory, Place, Plan, Role};
 
 /// What a custom op with a group promises.
 const CUSTOM: Contract = Contract {

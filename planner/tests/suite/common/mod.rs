@@ -15,7 +15,7 @@ use symmc_ir::{
     BinaryOp, Builder, CollectiveKind, CustomOp, DType, Dim, Float, Graph, InputKind, Members, NodeId, Op,
     Output, OutputKind, ReduceOp, Scalar, Splits, Type, UnaryOp, ValueId, Variant,
 };
-use symmc_planner::plan::Plan;
+use symmc_plan::Plan;
 use symmc_planner::{BucketInput, Order, PlanConfig, PlanError, plan};
 
 /// What random programs look like.

@@ -6,7 +6,7 @@ use symmc_ir::collective::Variant;
 use symmc_ir::op::BinaryOp;
 use symmc_ir::types::Float;
 use symmc_ir::{CollectiveKind, Op, ReduceOp, Tensor};
-use symmc_planner::plan::Lane;
+use symmc_plan::Lane;
 use symmc_runtime::RunError;
 use symmc_runtime::exec::{BoundRegion, BoundStep, Home, Located, Work as StepWork};
 

@@ -12,7 +12,7 @@
 use smallvec::SmallVec;
 use symmc_ir::collective::{CollectiveKind as Kind, Variant};
 use symmc_ir::{BinaryOp, Op};
-use symmc_planner::plan::Lane;
+use symmc_plan::Lane;
 use symmc_runtime::exec::{BoundCollective, BoundStep, Home, Located, Member, Work as StepWork};
 
 use super::{Addition, FusedNorm, Peers, lower_addition, lower_norm};

@@ -79,7 +79,7 @@ mod two_shot;
 
 use symmc_ir::DType;
 use symmc_ir::collective::{CollectiveKind as Kind, ReduceOp, Splits, Variant};
-use symmc_planner::plan::Barrier;
+use symmc_plan::Barrier;
 use symmc_runtime::exec::{BoundCollective, BoundStep, Work as StepWork};
 
 pub use self::blocks::{BlockCounts, Blocks, Forms};

@@ -4,7 +4,7 @@
 
 use symmc_ir::DType;
 use symmc_ir::collective::{CollectiveKind as Kind, ReduceOp, Variant};
-use symmc_planner::plan::Barrier;
+use symmc_plan::Barrier;
 use symmc_runtime::exec::{BoundCollective, Home};
 
 use super::blocks::MAX_THREADS;

@@ -10,7 +10,7 @@
 
 use smallvec::SmallVec;
 use symmc_ir::Op;
-use symmc_planner::plan::Lane;
+use symmc_plan::Lane;
 use symmc_runtime::exec::{BoundStep, Located, Work as StepWork};
 
 use super::map::{Map, Val};

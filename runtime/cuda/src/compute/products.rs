@@ -8,7 +8,7 @@
 
 use smallvec::SmallVec;
 use symmc_ir::Op;
-use symmc_planner::plan::Lane;
+use symmc_plan::Lane;
 use symmc_runtime::exec::{BoundStep, Home, Located, Work as StepWork};
 
 use super::fuse::{self, Group, Member};

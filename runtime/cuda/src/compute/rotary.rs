@@ -7,7 +7,7 @@
 use std::fmt::Write as _;
 
 use symmc_ir::Op;
-use symmc_planner::plan::Lane;
+use symmc_plan::Lane;
 use symmc_runtime::exec::{BoundStep, Located, Work as StepWork};
 
 use super::space::{Axis, Strides, axes, broadcast};

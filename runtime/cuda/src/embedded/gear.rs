@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU32;
 use std::time::Duration;
 
-use symmc_planner::CheckedPlan;
-use symmc_planner::plan::Plan;
+use symmc_check::CheckedPlan;
+use symmc_plan::Plan;
 use symmc_runtime::RunError;
 use symmc_runtime::exec::{Bound, BoundStep, ExecConfig, Executor, Home, Registry, Work};
 use symmc_runtime::host::HostConfig;

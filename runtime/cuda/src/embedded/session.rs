@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use symmc_planner::CheckedPlan;
-use symmc_planner::plan::Plan;
+use symmc_check::CheckedPlan;
+use symmc_plan::Plan;
 use symmc_runtime::RunError;
 use symmc_runtime::exec::{ExecConfig, Registry};
 use symmc_runtime::host::{Comm, Group, HostConfig, RankRun, Seat};

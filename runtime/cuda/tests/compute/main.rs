@@ -19,7 +19,7 @@ use symmc_cuda::compute::{Attentions, InputUse, Machine};
 use symmc_cuda::compute::{Sites, Step};
 use symmc_cuda::launch::Work;
 use symmc_ir::{BinaryOp, DType, Op, Scalar, UnaryOp};
-use symmc_planner::plan::Lane;
+use symmc_plan::Lane;
 use symmc_runtime::exec::{BoundStep, Home, Located, Work as StepWork};
 
 use crate::check::{lowered, workspace_bytes};

@@ -9,7 +9,7 @@ use symmc_cuda::compute::{
 use symmc_cuda::launch::{Kernel, Work};
 use symmc_ir::random::SplitMix;
 use symmc_ir::{BinaryOp, DType, Op, UnaryOp};
-use symmc_planner::plan::Lane;
+use symmc_plan::Lane;
 use symmc_runtime::exec::{BoundStep, Home, Located, Work as StepWork};
 
 use crate::emulate::Library;

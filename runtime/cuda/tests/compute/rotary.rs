@@ -6,7 +6,7 @@ use symmc_cuda::compute::{self, GEMM_WORKSPACE, InputUse, Machine, STATUS_BYTES,
 use symmc_cuda::launch::{Kernel, Work};
 use symmc_ir::random::SplitMix;
 use symmc_ir::{DType, Op};
-use symmc_planner::plan::Lane;
+use symmc_plan::Lane;
 use symmc_runtime::exec::{BoundStep, Home, Located};
 
 use crate::emulate::Library;

@@ -6,7 +6,7 @@ use symmc_cuda::compute::gemm::Gemm;
 use symmc_cuda::compute::{self, GEMM_WORKSPACE, Sites, twins};
 use symmc_cuda::launch::Work;
 use symmc_ir::Op;
-use symmc_planner::plan::Lane;
+use symmc_plan::Lane;
 use symmc_runtime::exec::{BoundStep, Home, Located, Work as StepWork};
 
 use crate::machine;

@@ -11,7 +11,7 @@ use symmc_ir::DType;
 use symmc_ir::collective::{
     CollectiveKind as Kind, PACKET_LINE, PACKET_WORDS, ReduceOp, Splits, Variant, packet_zone,
 };
-use symmc_planner::plan::Barrier;
+use symmc_plan::Barrier;
 use symmc_runtime::exec::{BoundCollective, BoundRegion, Home};
 
 use super::*;

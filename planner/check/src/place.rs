@@ -8,10 +8,10 @@
 
 use symmc_ir::entity::Entity;
 use symmc_ir::{Def, Dim, Graph, InputKind, OutputKind, SymbolId, Table, Type, ValueId, text};
+use symmc_plan::{ArenaKind, Bucket, Memory, Place, Plan, Role};
 
 use super::error::CheckError;
 use super::program::{Program, Programs};
-use crate::plan::{ArenaKind, Bucket, Memory, Place, Plan, Role};
 
 /// The symbols of a program with the ranges of a bucket.
 pub type Symbols = Table<SymbolId, symmc_ir::Symbol>;

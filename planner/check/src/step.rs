@@ -7,13 +7,13 @@ use symmc_ir::entity::Entity;
 use symmc_ir::{
     CollectiveKind, Contract, Dim, Dispatch, Form, Graph, Node, NodeId, Op, Table, ValueId, Variant,
 };
+use symmc_plan::{Barrier, Bucket, Lane, Plan, Role};
 
 use super::error::{At, CheckError, Side};
 use super::inplace::{InPlace, Overlay, Reading, overlay};
 use super::overlap::Overlaps;
 use super::place::{Home, Symbols, written_each_run};
 use super::program::{Program, Programs};
-use crate::plan::{Barrier, Bucket, Lane, Plan, Role};
 
 /// The alignment of what peers reach.
 const PEER_ALIGNMENT: i64 = 16;

@@ -5,7 +5,7 @@
 //! compared with line tools.
 //!
 //! Reading refuses other versions, unknown fields and missing fields by name. It checks the form alone;
-//! that indices exist and memory is safe is the business of [`crate::check`].
+//! that indices exist and memory is safe is the business of the check.
 
 use std::io;
 
@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use thiserror::Error;
 
-use crate::plan::{Plan, VERSION};
+use crate::{Plan, VERSION};
 
 /// A text that is no plan of this version.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
@@ -72,7 +72,7 @@ impl Plan {
 }
 
 /// SHA-256 in hexadecimal.
-pub(crate) fn sha256(bytes: &[u8]) -> String {
+pub fn sha256(bytes: &[u8]) -> String {
     use std::fmt::Write;
     Sha256::digest(bytes).iter().fold(String::with_capacity(64), |mut out, byte| {
         let _ = write!(out, "{byte:02x}");

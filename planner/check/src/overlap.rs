@@ -8,9 +8,9 @@
 use std::collections::HashMap;
 
 use symmc_ir::{Bindings, Dim, Table, ValueId};
+use symmc_plan::Memory;
 
 use super::place::{Home, Range, Symbols, apart};
-use crate::plan::Memory;
 
 /// See the [module](self).
 pub struct Overlaps {

@@ -3,10 +3,10 @@
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 
 use symmc_ir::{Op, ValueId};
+use symmc_plan::{ALIGN, ArenaKind, Barrier, Bucket, Buffer, Memory, Plan, Reach, Totals};
 
 use super::error::CheckError;
 use super::step::Schedule;
-use crate::plan::{ALIGN, ArenaKind, Barrier, Bucket, Buffer, Memory, Plan, Reach, Totals};
 
 /// Checks the buffers of a bucket as they are declared: within their arena, aligned, apart while alive
 /// together, and apart from fixed memory.
@@ -28,7 +28,7 @@ pub fn declared(plan: &Plan, index: usize, bucket: &Bucket, errors: &mut Vec<Che
             errors.push(CheckError::BufferSteps { bucket, buffer: i, first, last, steps });
         }
         if b.arena == ArenaKind::Symmetric {
-            let meets = |f: &crate::plan::Fixed| f.offset < end && b.offset < f.offset.saturating_add(f.size);
+            let meets = |f: &symmc_plan::Fixed| f.offset < end && b.offset < f.offset.saturating_add(f.size);
             if let Some(fixed) = plan.fixed.iter().position(meets).filter(|_| b.size > 0) {
                 errors.push(CheckError::BufferFixedOverlap { bucket: index, buffer: i, fixed });
             }

@@ -7,11 +7,11 @@ use std::ops::Deref;
 use std::sync::Arc;
 
 use symmc_ir::Graph;
+use symmc_plan::Plan;
 
-use crate::check::{CheckError, PlannedProgram, Proof, Report, prove};
-use crate::plan::Plan;
+use crate::{CheckError, PlannedProgram, Proof, Report, prove};
 
-/// A plan that the [check](mod@crate::check) has proved safe. A clone shares it.
+/// A plan that the [check](crate) has proved safe. A clone shares it.
 #[derive(Clone, Debug)]
 pub struct CheckedPlan {
     plan: Arc<Plan>,

@@ -2,16 +2,15 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use sha2::{Digest, Sha256};
 use symmc_ir::collective::PACKET_LINE;
 use symmc_ir::layout::{Layout, layouts};
 use symmc_ir::verify::MAX_RANKS;
 use symmc_ir::{
     Dim, Dispatch, Graph, GroupId, Members, NodeId, SymbolId, Table, Type, ValueId, parallel, text, verify,
 };
+use symmc_plan::{ALIGN, ArenaKind, Arenas, Fixed, MAX_SIZE, Plan, Role, VERSION, sha256};
 
 use super::error::{CheckError, ProgramId};
-use crate::plan::{ALIGN, ArenaKind, Arenas, Fixed, MAX_SIZE, Plan, Role, VERSION};
 
 /// About the bytes of a line of a program's text.
 const BYTES_OF_LINE: usize = 64;
@@ -101,7 +100,7 @@ pub fn read(plan: &Plan) -> Result<Programs, Vec<CheckError>> {
         return Err(vec![CheckError::Ranks { expected: MAX_RANKS, found: plan.ranks }]);
     }
     let mut errors = Vec::new();
-    let hash = hex(&Sha256::digest(plan.source.text.as_bytes()));
+    let hash = sha256(plan.source.text.as_bytes());
     if hash != plan.source.hash {
         errors.push(CheckError::SourceHash { expected: plan.source.hash.clone(), found: hash });
     }
@@ -139,10 +138,6 @@ pub fn read(plan: &Plan) -> Result<Programs, Vec<CheckError>> {
         program.groups = groups;
     }
     Ok(Programs { source, planned, groups })
-}
-
-fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|b| format!("{b:02x}")).collect()
 }
 
 /// The groups of all programs by name, and for each program the index of each of its groups.

@@ -1,14 +1,14 @@
-//! The plan artifact: what the planner writes, what [`crate::check`] proves and what a runtime executes.
+//! The plan: what the planner writes, what the check proves and what a runtime executes.
 //!
 //! A plan is versioned JSON. It carries the text of the program that was imported and of each lowered
 //! program that it schedules, so that no other description is needed. Unknown versions and fields are
-//! refused by name. Offsets within buffers are dims in text form ([`symmc_ir::text`]), in bytes; all other
+//! refused by name. Offsets within buffers are dims in text form (docs/symm.md), in bytes; all other
 //! numbers are bytes or indices.
 //!
 //! # What a planned program looks like
 //! - Its inputs and outputs are those of the imported program, in the same order.
 //! - Every collective carries its variant. Every copy is a `copy` node.
-//! - Every value is a *base* (see [`symmc_ir::layout`]) with a [`Place`], or a view of one. Bases are
+//! - Every value is a *base* (see `symmc_ir::layout`) with a [`Place`], or a view of one. Bases are
 //!   stored
 //!   contiguously.
 //! - Output `k` is a base at [`Memory::Output`]`(k)`, and no two outputs are the same value.
@@ -41,11 +41,15 @@
 //! flight, and the cross-rank rules. What it leaves open is the order between lanes: where bytes pass from
 //! one lane to the other, `waits` make the later writer follow the earlier accesses.
 
+mod io;
+
 use std::collections::BTreeMap;
 
 use indexmap::IndexMap;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
+
+pub use io::{PlanReadError, sha256};
 
 /// The version of the artifact that this crate reads and writes.
 pub const VERSION: u32 = 1;

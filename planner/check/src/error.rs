@@ -5,7 +5,7 @@ use std::fmt;
 
 use thiserror::Error;
 
-use crate::plan::{ArenaKind, Memory, Reach};
+use symmc_plan::{ArenaKind, Memory, Reach};
 
 /// A step of a bucket.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]

@@ -1,7 +1,6 @@
 //! What must hold for any bytes that are read as a plan: shared by the fuzz target and the tests.
 
-use crate::check;
-use crate::plan::Plan;
+use symmc_plan::Plan;
 
 /// Panics if these bytes break a promise of the reader: whatever reads is written as a text that reads as
 /// the same plan, errors say where, and the check answers for any plan.
@@ -13,7 +12,7 @@ pub fn check(data: &[u8]) {
             let again =
                 Plan::from_json(&written).unwrap_or_else(|e| panic!("a written plan does not read: {e}"));
             assert_eq!(written, again.to_json(), "a plan is written in two ways");
-            let _ = check::check(&plan);
+            let _ = crate::check(&plan);
         }
         Err(error) => assert!(!error.to_string().is_empty()),
     }

@@ -3,7 +3,7 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::pack::{Block, Spans};
+use crate::{Block, Spans};
 
 /// What must come back when a change is undone: heights, what is left and resting, lowest offsets, what crosses, the key.
 type State = (Vec<[u32; 3]>, Vec<u32>, Vec<u32>, u128);
@@ -65,7 +65,7 @@ proptest! {
         };
         let blocks: Vec<Block> = blocks.iter().map(block).collect();
         let problem = Exact::new(&blocks, &Spans::new(&blocks), 16).expect("neither wrapped nor given");
-        let bound = (crate::pack::bound(&blocks) / problem.unit) as u32;
+        let bound = (crate::bound(&blocks) / problem.unit) as u32;
         let mut skyline = Skyline::new(&problem, bound + bound * spare / 200);
         recount(&skyline)?;
         if skyline.conclude().is_err() {

@@ -65,8 +65,11 @@
 //! knows the sizes and refuses those.
 
 mod buffer;
+mod checked;
 mod clock;
 mod error;
+#[doc(hidden)]
+pub mod fuzz;
 mod inplace;
 mod left;
 mod memory;
@@ -81,10 +84,11 @@ use std::collections::HashSet;
 
 use symmc_ir::layout::Layout;
 use symmc_ir::{Graph, Table, ValueId, parallel};
+use symmc_plan::{Bucket, Plan};
 
+pub use checked::CheckedPlan;
 pub use error::{Access, At, CheckError, Moment, ProgramId, Side, Who};
 
-use crate::plan::{Bucket, Plan};
 use overlap::Overlaps;
 use place::Symbols;
 use program::{Program, Programs};
