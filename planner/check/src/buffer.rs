@@ -206,7 +206,7 @@ pub fn decisions(schedule: &Schedule<'_>, sources: &HashSet<&str>, errors: &mut 
             unknown(&d.collective);
         }
         for node in &d.nodes {
-            match schedule.program.names.get(node) {
+            match schedule.program.named(node) {
                 Some(_) => *count.entry(node.as_str()).or_default() += 1,
                 None => unknown(node),
             }
@@ -243,7 +243,7 @@ pub fn copies(schedule: &Schedule<'_>, errors: &mut Vec<CheckError>) {
                 errors.push(CheckError::Copy { bucket, node, what, expected, found });
             }
         };
-        let value = program.names.get(&copy.node).copied();
+        let value = program.named(&copy.node);
         let node =
             value.and_then(|v| graph.def_node(v)).map(|n| &graph.nodes[n]).filter(|n| n.op == Op::Copy);
         let (Some(value), Some(node)) = (value, node) else {

@@ -7,9 +7,9 @@ use std::ops::Deref;
 use std::sync::Arc;
 
 use symmc_ir::Graph;
-use symmc_plan::Plan;
+use symmc_plan::{Plan, Program};
 
-use crate::{CheckError, PlannedProgram, Proof, Report, prove};
+use crate::{CheckError, Proof, Report, prove};
 
 /// A plan that the [check](crate) has proved safe. A clone shares it.
 #[derive(Clone, Debug)]
@@ -49,7 +49,7 @@ impl CheckedPlan {
     }
 
     /// The planned programs, as the check read them.
-    pub fn programs(&self) -> &[PlannedProgram] {
+    pub fn programs(&self) -> &[Program] {
         &self.proof.programs
     }
 

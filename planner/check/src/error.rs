@@ -3,9 +3,8 @@
 
 use std::fmt;
 
+use symmc_plan::{ArenaKind, Memory, Reach, Unresolved};
 use thiserror::Error;
-
-use symmc_plan::{ArenaKind, Memory, Reach};
 
 /// A step of a bucket.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
@@ -151,8 +150,8 @@ pub enum CheckError {
     // Buckets.
     #[error("bucket {bucket} names program {found} of {expected}")]
     BucketProgram { bucket: usize, expected: usize, found: usize },
-    #[error("bucket {bucket} has symbols {found:?}, its program {expected:?}")]
-    BucketSymbols { bucket: usize, expected: Vec<String>, found: Vec<String> },
+    #[error("bucket {bucket}: {error}")]
+    Unresolved { bucket: usize, error: Unresolved },
     #[error("bucket {bucket} has {symbol} in {found:?}, expected a range within {expected:?}")]
     BucketRange { bucket: usize, symbol: String, expected: [i64; 2], found: [i64; 2] },
     #[error("buckets {first} and {second} serve the same sizes")]
@@ -179,16 +178,8 @@ pub enum CheckError {
     Total { bucket: usize, total: &'static str, expected: u64, found: u64 },
 
     // Places.
-    #[error("bucket {bucket}: %{value} has no place")]
-    PlaceMissing { bucket: usize, value: String },
-    #[error("bucket {bucket}: a place is given for %{value}, which is no base value of the program")]
-    PlaceUnknown { bucket: usize, value: String },
     #[error("bucket {bucket}: %{value} lies in {found:?}, which does not exist")]
     PlaceMemory { bucket: usize, value: String, found: Memory },
-    #[error("bucket {bucket}: the place of %{value} has {text:?}: {error}")]
-    PlaceDim { bucket: usize, value: String, text: String, error: String },
-    #[error("bucket {bucket}: the place of %{value} counts ranks within {group}, which does not exist")]
-    PlaceGroup { bucket: usize, value: String, group: String },
     #[error("bucket {bucket}: %{value} takes bytes {low} to {high} of {memory:?}, which has {size}")]
     PlaceOutside { bucket: usize, value: String, memory: Memory, low: i64, high: i64, size: u64 },
     #[error("bucket {bucket}: %{value} starts at {found}, expected a multiple of {expected} bytes")]
@@ -205,8 +196,6 @@ pub enum CheckError {
     PlaceReadOnly { bucket: usize, value: String, found: Memory },
 
     // Steps.
-    #[error("bucket {bucket}, step {step}: %{found} names no node that is a step")]
-    StepUnknown { bucket: usize, step: usize, found: String },
     #[error("{at}: the node already is step {first}")]
     StepTwice { at: At, first: usize },
     #[error("bucket {bucket}: %{node} has no step")]
@@ -298,6 +287,9 @@ impl fmt::Display for ProgramId {
 impl CheckError {
     /// The name of the rule, the same for all plans that break it.
     pub fn kind(&self) -> String {
+        if let CheckError::Unresolved { error, .. } = self {
+            return error.kind().to_string();
+        }
         let debug = format!("{self:?}");
         debug.split(|c: char| !c.is_alphanumeric()).next().unwrap_or_default().to_string()
     }

@@ -82,15 +82,13 @@ mod time;
 
 use std::collections::HashSet;
 
-use symmc_ir::layout::Layout;
-use symmc_ir::{Graph, Table, ValueId, parallel};
-use symmc_plan::{Bucket, Plan};
+use symmc_ir::{Graph, parallel};
+use symmc_plan::{Bucket, Plan, Symbols};
 
 pub use checked::CheckedPlan;
 pub use error::{Access, At, CheckError, Moment, ProgramId, Side, Who};
 
 use overlap::Overlaps;
-use place::Symbols;
 use program::{Program, Programs};
 use step::{Context, Schedule};
 
@@ -136,16 +134,7 @@ pub struct Proof {
     /// The imported program as it read it.
     pub source: Graph,
     /// The planned programs as it read them.
-    pub programs: Vec<PlannedProgram>,
-}
-
-/// A planned program, read from its text.
-#[derive(Clone, Debug)]
-pub struct PlannedProgram {
-    /// The program.
-    pub graph: Graph,
-    /// Where each value lies within its base.
-    pub layouts: Table<ValueId, Layout>,
+    pub programs: Vec<symmc_plan::Program>,
 }
 
 /// Proves a plan safe (see the [module](self)).
@@ -187,8 +176,7 @@ pub fn prove(plan: &Plan) -> Result<Proof, Vec<CheckError>> {
         return Err(errors);
     }
     let Programs { source, planned, .. } = programs;
-    let programs = planned.into_iter().map(|p| PlannedProgram { graph: p.graph, layouts: p.layouts });
-    Ok(Proof { report, source, programs: programs.collect() })
+    Ok(Proof { report, source, programs: planned.into_iter().map(Program::into_read).collect() })
 }
 
 /// Each bucket resolved, what is wrong with its places and steps, and what is wrong with the rest of it.
@@ -254,25 +242,22 @@ fn symbols(
     bucket: &Bucket,
     errors: &mut Vec<CheckError>,
 ) -> Option<Symbols> {
-    let expected: Vec<String> = program.graph.symbols.values().map(|s| s.name.clone()).collect();
-    let found: Vec<String> = bucket.symbols.keys().cloned().collect();
-    let same = expected.len() == found.len() && expected.iter().all(|s| bucket.symbols.contains_key(s));
-    if !same {
-        errors.push(CheckError::BucketSymbols { bucket: index, expected, found });
-        return None;
-    }
-    let mut symbols: Symbols = Table::new();
-    for symbol in program.graph.symbols.values() {
-        let found = bucket.symbols[&symbol.name];
+    let symbols = match program.symbols(bucket) {
+        Ok(symbols) => symbols,
+        Err(error) => {
+            errors.push(CheckError::Unresolved { bucket: index, error });
+            return None;
+        }
+    };
+    for (symbol, ranged) in program.graph.symbols.values().zip(symbols.values()) {
         let source = programs.source.symbols.values().find(|s| s.name == symbol.name);
         let (min, max) =
             source.map_or((symbol.min, symbol.max), |s| (s.min.max(symbol.min), s.max.min(symbol.max)));
-        if found[0] > found[1] || found[0] < min || found[1] > max {
-            let (symbol, expected) = (symbol.name.clone(), [min, max]);
+        if ranged.min > ranged.max || ranged.min < min || ranged.max > max {
+            let (symbol, expected, found) = (symbol.name.clone(), [min, max], [ranged.min, ranged.max]);
             errors.push(CheckError::BucketRange { bucket: index, symbol, expected, found });
             return None;
         }
-        symbols.push(symmc_ir::Symbol { min: found[0], max: found[1], ..symbol.clone() });
     }
     Some(symbols)
 }

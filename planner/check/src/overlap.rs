@@ -8,9 +8,9 @@
 use std::collections::HashMap;
 
 use symmc_ir::{Bindings, Dim, Table, ValueId};
-use symmc_plan::Memory;
+use symmc_plan::{Memory, Symbols};
 
-use super::place::{Home, Range, Symbols, apart};
+use super::place::{Home, Range, apart};
 
 /// See the [module](self).
 pub struct Overlaps {

@@ -7,14 +7,11 @@
 //! their spans alone.
 
 use symmc_ir::entity::Entity;
-use symmc_ir::{Def, Dim, Graph, InputKind, OutputKind, SymbolId, Table, Type, ValueId, text};
-use symmc_plan::{ArenaKind, Bucket, Memory, Place, Plan, Role};
+use symmc_ir::{Def, Dim, Graph, GroupId, InputKind, OutputKind, SymbolId, Table, Type, ValueId};
+use symmc_plan::{ArenaKind, Bucket, Memory, Placed, Plan, Role, Symbols};
 
 use super::error::CheckError;
 use super::program::{Program, Programs};
-
-/// The symbols of a program with the ranges of a bucket.
-pub type Symbols = Table<SymbolId, symmc_ir::Symbol>;
 
 /// Memory that steps write, numbered: the two arenas, then one for each output.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
@@ -142,17 +139,11 @@ pub fn homes(
 ) -> Table<ValueId, Option<Home>> {
     let mut homes: Table<ValueId, Option<Home>> = Table::filled(None, program.graph.values.len());
     let resolver = Resolver { plan, programs, index, bucket, program, symbols };
-    for (name, place) in &bucket.places {
-        match program.names.get(name) {
-            Some(&value) if program.has_memory(value) => homes[value] = resolver.home(value, place, errors),
-            _ => errors.push(CheckError::PlaceUnknown { bucket: index, value: name.clone() }),
-        }
+    let (places, unresolved) = program.places(bucket, symbols);
+    for (value, placed) in places.iter() {
+        homes[value] = placed.as_ref().and_then(|placed| resolver.home(value, placed, errors));
     }
-    for (id, value) in program.graph.values.iter() {
-        if program.has_memory(id) && !bucket.places.contains_key(&value.name) {
-            errors.push(CheckError::PlaceMissing { bucket: index, value: value.name.clone() });
-        }
-    }
+    errors.extend(unresolved.into_iter().map(|error| CheckError::Unresolved { bucket: index, error }));
     resolver.ends(&homes, errors);
     homes
 }
@@ -174,15 +165,12 @@ struct Resolver<'a> {
 }
 
 impl Resolver<'_> {
-    fn home(&self, value: ValueId, place: &Place, errors: &mut Vec<CheckError>) -> Option<Home> {
+    fn home(&self, value: ValueId, place: &Placed, errors: &mut Vec<CheckError>) -> Option<Home> {
         let graph = &self.program.graph;
         let (name, ty) = (graph.name_of(value).to_string(), graph.ty(value));
         let (space, origin, size) = self.memory(value, &name, place.memory, errors)?;
-        let start = self.dim(&name, &place.offset, errors)?;
-        let rank = match &place.by_rank {
-            Some(by) => Some(self.numbered(&name, &by.group, &by.stride, errors)?),
-            None => None,
-        };
+        let start = place.offset.clone();
+        let rank = place.by_rank.as_ref().map(|(group, stride)| self.numbered(*group, stride));
         let mut low = start.bounds(self.symbols).0;
         let limit = i64::try_from(size).unwrap_or(i64::MAX);
         let mut high = match start.as_const() {
@@ -280,39 +268,9 @@ impl Resolver<'_> {
         found
     }
 
-    fn dim(&self, name: &str, text: &str, errors: &mut Vec<CheckError>) -> Option<Dim> {
-        if !text.is_empty() && text.len() < 18 && text.bytes().all(|b| b.is_ascii_digit()) {
-            return text.parse().ok().map(|n: i64| Dim::from(n));
-        }
-        match text::parse_dim(text, self.symbols) {
-            Ok(dim) => Some(dim),
-            Err(error) => {
-                let (value, text, error) = (name.to_string(), text.to_string(), error.to_string());
-                errors.push(CheckError::PlaceDim { bucket: self.index, value, text, error });
-                None
-            }
-        }
-    }
-
-    fn numbered(
-        &self,
-        name: &str,
-        group: &str,
-        stride: &str,
-        errors: &mut Vec<CheckError>,
-    ) -> Option<Numbered> {
-        let stride = self.dim(name, stride, errors)?;
-        match self.program.graph.groups.iter().find(|(_, g)| g.name == group) {
-            Some((id, _)) => {
-                let group = self.program.group(id);
-                Some(Numbered { group, size: self.programs.groups[group].size.max(1), stride })
-            }
-            None => {
-                let (value, group) = (name.to_string(), group.to_string());
-                errors.push(CheckError::PlaceGroup { bucket: self.index, value, group });
-                None
-            }
-        }
+    fn numbered(&self, group: GroupId, stride: &Dim) -> Numbered {
+        let group = self.program.group(group);
+        Numbered { group, size: self.programs.groups[group].size.max(1), stride: stride.clone() }
     }
 
     /// Inputs and outputs must lie where the caller puts and finds them.

@@ -1,69 +1,43 @@
 //! The plan as a whole: its programs, their ranks, groups and signatures, and its fixed memory.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
+use std::ops::Deref;
 
 use symmc_ir::collective::PACKET_LINE;
-use symmc_ir::layout::{Layout, layouts};
+use symmc_ir::entity::Entity;
 use symmc_ir::verify::MAX_RANKS;
-use symmc_ir::{
-    Dim, Dispatch, Graph, GroupId, Members, NodeId, SymbolId, Table, Type, ValueId, parallel, text, verify,
-};
-use symmc_plan::{ALIGN, ArenaKind, Arenas, Fixed, MAX_SIZE, Plan, Role, VERSION, sha256};
+use symmc_ir::{Dim, Graph, GroupId, Members, Type, parallel};
+use symmc_plan::{ALIGN, ArenaKind, Arenas, Fixed, MAX_SIZE, Plan, Role, Symbols, Unread, VERSION, sha256};
 
 use super::error::{CheckError, ProgramId};
 
 /// About the bytes of a line of a program's text.
 const BYTES_OF_LINE: usize = 64;
 
-/// A planned program with what follows from its text alone.
+/// A planned program.
 pub struct Program {
-    /// The program.
-    pub graph: Graph,
-    /// Where each value lies within its base.
-    pub layouts: Table<ValueId, Layout>,
-    /// The dispatch of each node, an index.
-    pub dispatch_of: Table<NodeId, Option<usize>>,
-    /// The bases that have no memory.
-    pub inner: Table<ValueId, bool>,
-    /// The value of each name.
-    pub names: HashMap<String, ValueId>,
+    read: symmc_plan::Program,
     /// The index of each of its groups in [`Programs::groups`].
-    pub groups: Vec<usize>,
+    groups: Vec<usize>,
 }
 
 impl Program {
-    /// Reads a program, without its groups.
-    fn read(text: &str, program: ProgramId) -> Result<Program, Vec<CheckError>> {
-        let graph = text::parse(text)
-            .map_err(|error| vec![CheckError::Text { program, error: error.to_string() }])?;
-        verify::verify(&graph).map_err(|violations| {
-            let all = violations.iter().map(|v| CheckError::Invalid { program, violation: v.to_string() });
-            all.collect::<Vec<_>>()
-        })?;
-        let layouts = layouts(&graph);
-        let (dispatch_of, inner) = (graph.dispatch_of(), graph.inner(|v| layouts[v].base));
-        let names = graph.values.iter().map(|(id, v)| (v.name.clone(), id)).collect();
-        Ok(Program { graph, layouts, dispatch_of, inner, names, groups: Vec::new() })
-    }
-
-    /// The base of a value.
-    pub fn base(&self, value: ValueId) -> ValueId {
-        self.layouts[value].base
-    }
-
-    /// Whether a value has memory of its own.
-    pub fn has_memory(&self, value: ValueId) -> bool {
-        self.base(value) == value && !self.inner[value]
-    }
-
-    /// The dispatch of a node.
-    pub fn dispatch(&self, node: NodeId) -> Option<Dispatch> {
-        self.dispatch_of[node].and_then(|d| self.graph.dispatches.get(d)).copied()
-    }
-
     /// The index of a group in [`Programs::groups`].
     pub fn group(&self, group: GroupId) -> usize {
-        self.groups.get(symmc_ir::entity::Entity::index(group)).copied().unwrap_or(0)
+        self.groups.get(group.index()).copied().unwrap_or(0)
+    }
+
+    /// The program alone.
+    pub fn into_read(self) -> symmc_plan::Program {
+        self.read
+    }
+}
+
+impl Deref for Program {
+    type Target = symmc_plan::Program;
+
+    fn deref(&self) -> &symmc_plan::Program {
+        &self.read
     }
 }
 
@@ -108,22 +82,29 @@ pub fn read(plan: &Plan) -> Result<Programs, Vec<CheckError>> {
     let texts: Vec<_> = [(ProgramId::Source, &plan.source.text)].into_iter().chain(planned).collect();
     let lines = texts.iter().map(|(_, text)| text.len() / BYTES_OF_LINE).sum();
     let mut read = Vec::with_capacity(texts.len());
-    for result in parallel::map(texts, lines, |(program, text)| Program::read(text, program)) {
+    let one = |(program, text): (ProgramId, &String)| (program, symmc_plan::Program::read(text));
+    for (program, result) in parallel::map(texts, lines, one) {
         match result {
             Ok(program) => read.push(program),
-            Err(found) => errors.extend(found),
+            Err(Unread::Text(error)) => {
+                errors.push(CheckError::Text { program, error: error.to_string() });
+            }
+            Err(Unread::Invalid(found)) => {
+                let all = found.iter().map(|v| CheckError::Invalid { program, violation: v.to_string() });
+                errors.extend(all);
+            }
         }
     }
     if read.len() <= plan.programs.len() {
         return Err(errors);
     }
-    let mut planned = read.split_off(1);
+    let planned = read.split_off(1);
     let Some(source) = read.pop().map(|p| p.graph) else { return Err(errors) };
     if source.ranks.is_some_and(|r| r != plan.ranks) {
         let (program, found) = (ProgramId::Source, source.ranks);
         errors.push(CheckError::ProgramRanks { program, expected: plan.ranks, found });
     }
-    for (p, Program { graph, .. }) in planned.iter().enumerate() {
+    for (p, symmc_plan::Program { graph, .. }) in planned.iter().enumerate() {
         let program = ProgramId::Planned(p);
         if graph.ranks != Some(plan.ranks) {
             errors.push(CheckError::ProgramRanks { program, expected: plan.ranks, found: graph.ranks });
@@ -134,18 +115,20 @@ pub fn read(plan: &Plan) -> Result<Programs, Vec<CheckError>> {
     if !errors.is_empty() {
         return Err(errors);
     }
-    for (program, groups) in planned.iter_mut().zip(of_program) {
-        program.groups = groups;
-    }
-    Ok(Programs { source, planned, groups })
+    let planned = planned.into_iter().zip(of_program).map(|(read, groups)| Program { read, groups });
+    Ok(Programs { source, planned: planned.collect(), groups })
 }
 
 /// The groups of all programs by name, and for each program the index of each of its groups.
-fn groups(planned: &[Program], ranks: u32, errors: &mut Vec<CheckError>) -> (Vec<Group>, Vec<Vec<usize>>) {
+fn groups(
+    planned: &[symmc_plan::Program],
+    ranks: u32,
+    errors: &mut Vec<CheckError>,
+) -> (Vec<Group>, Vec<Vec<usize>>) {
     let mut all: Vec<Group> = Vec::new();
     let mut first: BTreeMap<String, (usize, usize)> = BTreeMap::new();
     let mut of_program = Vec::with_capacity(planned.len());
-    for (p, Program { graph, .. }) in planned.iter().enumerate() {
+    for (p, symmc_plan::Program { graph, .. }) in planned.iter().enumerate() {
         let mut of_group = Vec::with_capacity(graph.groups.len());
         for (id, group) in graph.groups.iter() {
             let size = graph.group_size(id).unwrap_or(ranks);
@@ -193,8 +176,6 @@ fn signature(source: &Graph, planned: &Graph, program: ProgramId, errors: &mut V
         differ(format!("the type of output {k}"), expected, found);
     }
 }
-
-type Symbols = Table<SymbolId, symmc_ir::Symbol>;
 
 /// The symbols of the source, with the ranges of the planned program.
 fn narrowed(source: &Graph, planned: &Graph) -> Symbols {

@@ -4,15 +4,13 @@ use std::collections::{HashMap, HashSet};
 
 use symmc_ir::collective::{Exit, Meets};
 use symmc_ir::entity::Entity;
-use symmc_ir::{
-    CollectiveKind, Contract, Dim, Dispatch, Form, Graph, Node, NodeId, Op, Table, ValueId, Variant,
-};
-use symmc_plan::{Barrier, Bucket, Lane, Plan, Role};
+use symmc_ir::{CollectiveKind, Contract, Dim, Form, Graph, Node, NodeId, Op, Table, ValueId, Variant};
+use symmc_plan::{Barrier, Bucket, Lane, Plan, Role, Run, Symbols};
 
 use super::error::{At, CheckError, Side};
 use super::inplace::{InPlace, Overlay, Reading, overlay};
 use super::overlap::Overlaps;
-use super::place::{Home, Symbols, written_each_run};
+use super::place::{Home, written_each_run};
 use super::program::{Program, Programs};
 
 /// The alignment of what peers reach.
@@ -122,69 +120,30 @@ fn share(overlaps: &Overlaps, homes: &Table<ValueId, Option<Home>>, a: ValueId, 
 pub fn steps(ctx: &Context<'_>, errors: &mut Vec<CheckError>) -> Vec<Step> {
     let graph = &ctx.program.graph;
     let mut step_of: HashMap<NodeId, usize> = HashMap::with_capacity(ctx.bucket.steps.len());
-    let mut nodes = Vec::with_capacity(ctx.bucket.steps.len());
-    for (s, step) in ctx.bucket.steps.iter().enumerate() {
-        let node = ctx.program.names.get(&step.node).and_then(|&v| graph.def_node(v));
-        let node = node.filter(|&n| graph.node_name(n) == step.node && !is_view(ctx.program, n));
-        let run = node.and_then(|n| Run::of(ctx.program, n));
-        nodes.push(run);
-        let Some(run) = run else {
-            errors.push(CheckError::StepUnknown { bucket: ctx.index, step: s, found: step.node.clone() });
-            continue;
+    let mut runs = Vec::with_capacity(ctx.bucket.steps.len());
+    for (s, run) in ctx.program.runs(ctx.bucket).enumerate() {
+        let run = match run {
+            Ok(run) => run,
+            Err(error) => {
+                errors.push(CheckError::Unresolved { bucket: ctx.index, error });
+                continue;
+            }
         };
+        runs.push((s, run));
         if let Some(&first) = step_of.get(&run.first) {
             errors.push(CheckError::StepTwice { at: ctx.at(s), first });
         } else {
             step_of.extend(run.nodes().map(|n| (n, s)));
         }
     }
-    for id in graph.nodes.keys().filter(|&n| !is_view(ctx.program, n) && !step_of.contains_key(&n)) {
+    for id in graph.nodes.keys().filter(|&n| !ctx.program.is_view(n) && !step_of.contains_key(&n)) {
         errors.push(CheckError::StepMissing { bucket: ctx.index, node: graph.node_name(id).to_string() });
     }
-    let resolved = nodes.iter().enumerate().filter_map(|(s, run)| {
-        let run = (*run)?;
+    let resolved = runs.into_iter().map(|(s, run)| {
         order(ctx, s, run, &step_of, errors);
-        Some(resolve(ctx, s, run, errors))
+        resolve(ctx, s, run, errors)
     });
     resolved.collect()
-}
-
-/// What a step runs: a node, or those of a dispatch.
-#[derive(Clone, Copy)]
-struct Run {
-    first: NodeId,
-    dispatch: Option<Dispatch>,
-}
-
-impl Run {
-    /// What the step runs that is named by a node; none if that stands in a dispatch behind its first node.
-    fn of(program: &Program, first: NodeId) -> Option<Run> {
-        let dispatch = program.dispatch(first);
-        dispatch.is_none_or(|d| d.first == first).then_some(Run { first, dispatch })
-    }
-
-    fn nodes(self) -> impl Iterator<Item = NodeId> {
-        let last = self.dispatch.map_or(self.first, |d| d.last);
-        (self.first.index()..=last.index()).map(NodeId::new)
-    }
-
-    /// The operands that other steps define, each with the node that reads it and its number there.
-    fn operands(self, program: &Program) -> impl Iterator<Item = (NodeId, usize, ValueId)> + '_ {
-        let graph = &program.graph;
-        let all =
-            self.nodes().flat_map(|n| graph.nodes[n].inputs.iter().enumerate().map(move |(k, &x)| (n, k, x)));
-        let own = move |x: ValueId| {
-            let def = graph.def_node(program.base(x));
-            self.dispatch.zip(def).is_some_and(|(dispatch, n)| dispatch.has(n))
-        };
-        all.filter(move |(_, _, x)| !own(*x))
-    }
-
-    /// The values that it defines and that have memory.
-    fn results(self, program: &Program) -> Vec<ValueId> {
-        let all = self.nodes().flat_map(|n| program.graph.nodes[n].outputs.iter().copied());
-        all.filter(|&v| !program.inner[v]).collect()
-    }
 }
 
 /// The inputs of a program that lie in memory which steps may write, and whether the caller writes them before each run.
@@ -196,11 +155,6 @@ pub fn bound_inputs(
     let within = |v: ValueId| homes[v].as_ref().is_some_and(|h| h.space.is_some());
     let inputs = program.graph.inputs.iter().filter(|(_, i)| within(i.value));
     inputs.map(|(id, i)| (i.value, written_each_run(source, id.index()))).collect()
-}
-
-fn is_view(program: &Program, node: NodeId) -> bool {
-    let node = &program.graph.nodes[node];
-    node.op.is_view() && node.outputs.first().is_some_and(|&v| program.base(v) != v)
 }
 
 /// Whether a value has as many elements as its base.

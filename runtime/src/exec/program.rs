@@ -1,14 +1,10 @@
 //! One bucket of a plan on one rank: what does not depend on the bindings of a run.
 
-use std::collections::HashMap;
 use std::sync::Arc;
 
-use indexmap::IndexMap;
-use symmc_ir::layout::{Layout, layouts};
-use symmc_ir::{
-    Dim, Dispatch, Graph, GroupId, InputId, NodeId, Op, OutputKind, Table, Tensor, ValueId, text, verify,
-};
-use symmc_plan::{ArenaKind, Barrier, Bucket, Lane, Memory, Plan, Role};
+use symmc_ir::layout::Layout;
+use symmc_ir::{Dim, Dispatch, Graph, GroupId, InputId, NodeId, Op, OutputKind, Table, Tensor, ValueId};
+use symmc_plan::{ArenaKind, Barrier, Bucket, Lane, Memory, Placed, Plan, Role, Run};
 
 use crate::custom::{Entry, Registry};
 use crate::error::RunError;
@@ -139,21 +135,24 @@ impl Program {
         let bucket = plan.buckets.get(index).ok_or_else(|| invalid(format!("there is no bucket {index}")))?;
         let program = plan.programs.get(bucket.program);
         let program = program.ok_or_else(|| invalid(format!("there is no program {}", bucket.program)))?;
-        let mut graph =
-            text::parse(program).map_err(|e| invalid(format!("program {}: {e}", bucket.program)))?;
-        if let Some(violation) = verify::verify(&graph).err().and_then(|v| v.into_iter().next()) {
-            return Err(invalid(format!("program {}: {violation}", bucket.program)));
-        }
-        if graph.ranks != Some(plan.ranks) {
+        let program = symmc_plan::Program::read(program)
+            .map_err(|e| invalid(format!("program {}: {e}", bucket.program)))?;
+        if program.graph.ranks != Some(plan.ranks) {
             return Err(invalid(format!("program {} is not for {} ranks", bucket.program, plan.ranks)));
         }
-        narrow(&mut graph, bucket)?;
-        let layouts = layouts(&graph);
-        let inner = graph.inner(|v| layouts[v].base);
-        let context = Context { plan, bucket, graph: &graph, rank };
-        let places = context.places(&inner)?;
-        let steps = context.steps(&layouts, registry)?;
+        let symbols = program.symbols(bucket).map_err(|e| invalid(e.to_string()))?;
+        let (placed, unresolved) = program.places(bucket, &symbols);
+        if let Some(error) = unresolved.first() {
+            return Err(invalid(error.to_string()));
+        }
+        let runs: Result<Vec<Run>, _> = program.runs(bucket).collect();
+        let runs = runs.map_err(|e| invalid(e.to_string()))?;
+        let context = Context { plan, bucket, program: &program, rank };
+        let places = context.places(&placed)?;
+        let steps = context.steps(&runs, registry)?;
         let landing = context.landing();
+        let (mut graph, layouts) = (program.graph, program.layouts);
+        graph.symbols = symbols;
         let constants = graph.inputs.values().map(|i| i.data.as_ref().map(|t| Words::new(t))).collect();
         Ok(Program {
             bucket: index,
@@ -191,44 +190,34 @@ fn invalid(message: String) -> RunError {
     RunError::Defect(format!("the plan cannot run: {message}"))
 }
 
-/// Narrows the symbols of a program to the ranges of its bucket.
-fn narrow(graph: &mut Graph, bucket: &Bucket) -> Result<(), RunError> {
-    for symbol in graph.symbols.values_mut() {
-        let range = bucket.symbols.get(&symbol.name);
-        let &[min, max] = range.ok_or_else(|| invalid(format!("symbol {} has no range", symbol.name)))?;
-        (symbol.min, symbol.max) = (min, max);
-    }
-    Ok(())
-}
-
-/// What the parts of a program are resolved against.
+/// What the parts of a program are made from.
 struct Context<'a> {
     plan: &'a Plan,
     bucket: &'a Bucket,
-    graph: &'a Graph,
+    program: &'a symmc_plan::Program,
     rank: u32,
 }
 
 impl Context<'_> {
-    fn places(&self, inner: &Table<ValueId, bool>) -> Result<Table<ValueId, Option<BasePlace>>, RunError> {
-        let names = self.graph.values_by_name();
-        let mut out = Table::filled(None, self.graph.values.len());
-        for (name, place) in &self.bucket.places {
-            let value =
-                names.get(name.as_str()).ok_or_else(|| invalid(format!("no value is called %{name}")))?;
-            let place = self.place(place).map_err(|e| invalid(format!("the place of %{name}: {e}")))?;
-            out[*value] = Some(place);
-        }
-        for (value, _) in inner.iter().filter(|(_, inner)| **inner) {
-            let place =
-                BasePlace { home: Home::Inner, start: 0, room: None, offset: Dim::from(0), by_rank: None };
-            out[value] = Some(place);
-        }
-        Ok(out)
+    fn places(
+        &self,
+        placed: &Table<ValueId, Option<Placed>>,
+    ) -> Result<Table<ValueId, Option<BasePlace>>, RunError> {
+        let graph = &self.program.graph;
+        let inner =
+            BasePlace { home: Home::Inner, start: 0, room: None, offset: Dim::from(0), by_rank: None };
+        let place = |(value, placed): (ValueId, &Option<Placed>)| match placed {
+            Some(placed) => self
+                .place(placed)
+                .map(Some)
+                .map_err(|e| invalid(format!("the place of %{}: {e}", graph.name_of(value)))),
+            None => Ok(self.program.is_inner(value).then(|| inner.clone())),
+        };
+        placed.iter().map(place).collect()
     }
 
-    fn place(&self, place: &symmc_plan::Place) -> Result<BasePlace, String> {
-        let dim = |text: &str| text::parse_dim(text, &self.graph.symbols).map_err(|e| e.to_string());
+    fn place(&self, place: &Placed) -> Result<BasePlace, String> {
+        let graph = &self.program.graph;
         let (home, start, room) = match place.memory {
             Memory::Buffer(b) => {
                 let b = self.bucket.buffers.get(b).ok_or_else(|| format!("there is no buffer {b}"))?;
@@ -242,57 +231,35 @@ impl Context<'_> {
                 let f = self.plan.fixed.get(f).ok_or_else(|| format!("there is no fixed memory {f}"))?;
                 (Home::Symmetric, f.offset, Some(within(f.offset, f.size, self.plan.arenas.symmetric)?))
             }
-            Memory::Input(i) if i < self.graph.inputs.len() => (Home::Input(i), 0, None),
-            Memory::Output(o) if o < self.graph.outputs.len() => (Home::Output(o), 0, None),
+            Memory::Input(i) if i < graph.inputs.len() => (Home::Input(i), 0, None),
+            Memory::Output(o) if o < graph.outputs.len() => (Home::Output(o), 0, None),
             Memory::Input(i) => return Err(format!("there is no input {i}")),
             Memory::Output(o) => return Err(format!("there is no output {o}")),
         };
         let by_rank = match &place.by_rank {
             None => None,
-            Some(by_rank) => Some(self.by_rank(&by_rank.group, dim(&by_rank.stride)?)?),
+            Some((group, stride)) => {
+                let none = || format!("group @{} has no ranks", graph.groups[*group].name);
+                let numbers = graph.numbers(*group).ok_or_else(none)?;
+                Some(ByRank { stride: stride.clone(), numbers: numbers.into() })
+            }
         };
-        Ok(BasePlace { home, start: start as usize, room, offset: dim(&place.offset)?, by_rank })
+        Ok(BasePlace { home, start: start as usize, room, offset: place.offset.clone(), by_rank })
     }
 
-    fn by_rank(&self, group: &str, stride: Dim) -> Result<ByRank, String> {
-        let found = self.graph.groups.iter().find(|(_, g)| g.name == group);
-        let (id, _) = found.ok_or_else(|| format!("there is no group @{group}"))?;
-        let numbers = self.graph.numbers(id).ok_or_else(|| format!("group @{group} has no ranks"))?;
-        Ok(ByRank { stride, numbers: numbers.into() })
-    }
-
-    fn steps(
-        &self,
-        layouts: &Table<ValueId, Layout>,
-        registry: &Registry,
-    ) -> Result<Vec<PreparedStep>, RunError> {
-        let names: IndexMap<&str, NodeId> =
-            self.graph.nodes.keys().map(|n| (self.graph.node_name(n), n)).collect();
-        let decided = self.bucket.decisions.iter().flat_map(|d| d.nodes.iter().zip(&d.blocks));
-        let blocks: HashMap<&str, u32> = decided.map(|(node, &b)| (node.as_str(), b)).collect();
-        let dispatch_of = self.graph.dispatch_of();
-        let mut out = Vec::with_capacity(self.bucket.steps.len());
-        for (index, step) in self.bucket.steps.iter().enumerate() {
-            let node = names.get(step.node.as_str());
-            let &node =
-                node.ok_or_else(|| invalid(format!("step {index}: no node is called %{}", step.node)))?;
-            let data = &self.graph.nodes[node];
-            let is_view = data.op.is_view() && data.outputs.first().is_some_and(|&r| layouts[r].base != r);
-            let forward = step.waits.iter().any(|&w| w >= index);
-            if is_view || forward {
-                let why = if is_view { "is a view" } else { "waits for a later step" };
-                return Err(invalid(format!("step {index}, %{}, {why}", step.node)));
+    fn steps(&self, runs: &[Run], registry: &Registry) -> Result<Vec<PreparedStep>, RunError> {
+        let graph = &self.program.graph;
+        let mut out = Vec::with_capacity(runs.len());
+        for (index, (step, run)) in self.bucket.steps.iter().zip(runs).enumerate() {
+            if step.waits.iter().any(|&w| w >= index) {
+                return Err(invalid(format!("step {index}, %{}, waits for a later step", step.node)));
             }
-            let custom = registry.entry(self.graph, node, Some(self.rank))?.map(CustomKernel);
-            let dispatch = dispatch_of[node].and_then(|d| self.graph.dispatches.get(d)).copied();
-            if dispatch.is_some_and(|d| d.first != node) {
-                return Err(invalid(format!("step {index}, %{}, is within a dispatch", step.node)));
-            }
-            for node in dispatch.map_or(vec![node], |d| d.nodes().collect()) {
-                self.expect_variant(&self.graph.nodes[node].op, self.graph.node_name(node))?;
+            let custom = registry.entry(graph, run.first, Some(self.rank))?.map(CustomKernel);
+            for node in run.nodes() {
+                self.expect_variant(&graph.nodes[node].op, graph.node_name(node))?;
             }
             let (lane, waits, exit) = (step.lane, step.waits.clone(), step.exit);
-            let blocks = blocks.get(step.node.as_str()).copied().filter(|&b| b > 0);
+            let Run { first: node, dispatch, blocks } = *run;
             out.push(PreparedStep { node, dispatch, lane, waits, exit, blocks, custom });
         }
         Ok(out)
@@ -315,7 +282,7 @@ impl Context<'_> {
                 _ => None,
             })
         };
-        self.graph.groups.values().map(|g| [zone(&g.name, 0), zone(&g.name, 1)]).collect()
+        self.program.graph.groups.values().map(|g| [zone(&g.name, 0), zone(&g.name, 1)]).collect()
     }
 }
 
