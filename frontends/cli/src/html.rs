@@ -61,7 +61,8 @@ pub fn html(plan: &CheckedPlan) -> Result<String> {
     Ok(out)
 }
 
-fn escaped(text: &str) -> String {
+/// A text as it stands in a page, within elements and attributes.
+pub fn escaped(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for ch in text.chars() {
         match ch {

@@ -23,7 +23,7 @@ use std::thread::{Builder, JoinHandle};
 use symmc::unstable::runtime::host;
 
 pub use explain::explain;
-pub use html::html;
+pub use html::{escaped, html};
 pub use report::report;
 
 /// How the command is started again: as a rank, or to ask a library that may crash.

@@ -186,7 +186,7 @@ impl Plan {
 
     /// What notebooks show: the page of the report, in a frame of its own.
     fn _repr_html_(&self, py: Python<'_>) -> PyResult<String> {
-        let page = self.report(py, "html")?.replace('&', "&amp;").replace('"', "&quot;");
+        let page = symmc_cli::escaped(&self.report(py, "html")?);
         Ok(format!("<iframe srcdoc=\"{page}\" style=\"width:100%;height:40em;border:0\"></iframe>"))
     }
 

@@ -174,7 +174,7 @@ impl Program {
 
     /// What notebooks show: the program's text.
     fn _repr_html_(&self) -> String {
-        let text = self.0.to_text().replace('&', "&amp;").replace('<', "&lt;");
+        let text = symmc_cli::escaped(&self.0.to_text());
         format!("<pre style=\"max-height:40em;overflow:auto\">{text}</pre>")
     }
 
