@@ -275,6 +275,33 @@ def different_graphs(rank):
         raise AssertionError("sizes that differ were summed")
 
 
+def refused_on_one_rank(rank):
+    """Where the importer refuses the graph of one rank, all leave theirs to others together, or name the operator."""
+
+    def function(x):
+        drawn = torch.rand_like(x) if rank == 1 else torch.ones_like(x)
+        return funcol.all_reduce(x * 2 + drawn.clamp(5, 5), "sum", dist.group.WORLD) + 1
+
+    x = torch.randn(4, 4)
+    try:
+        compiled(function, timeout=60)(x)
+    except Exception as error:
+        assert "rand" in str(error) and "draws random numbers" in str(error), error
+        assert "rank 1" in str(error) or rank == 1, error
+    else:
+        raise AssertionError("a graph that draws random numbers ran")
+    for fallback in ("eager", "inductor"):
+        # Each operator is named once, with its line.
+        symmc.torch._cut._named.clear()
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            run = compiled(function, fallback=fallback, timeout=60)
+            for _ in range(2):
+                close(run(x), function(x))
+        told = [str(warning.message) for warning in caught]
+        assert any("the graphs of ranks differ" in text and "rand" in text for text in told), told
+
+
 def different_constants(rank):
     """Graphs of ranks that differ in a number are one program."""
     factor = float(rank + 1)
@@ -696,7 +723,7 @@ class Ranks(unittest.TestCase):
         on_ranks("subgroup", 3)
 
     def test_graphs_that_differ_between_ranks_are_refused(self):
-        on_ranks("different_graphs")
+        on_ranks(["different_graphs", "refused_on_one_rank"])
 
     def test_ranks_are_in_some_graphs_only_and_groups_are_made_anew(self):
         on_ranks("groups_of_several_graphs", 3)

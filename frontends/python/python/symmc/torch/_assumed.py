@@ -46,19 +46,28 @@ class Assumed:
             self.refuted.add((symbol, str(self.taken.pop(symbol))))
         return not wrong
 
-    def extend(self, error: symmc.Error, values: dict[str, int], retry: Callable[[], object]) -> bool:
-        """Assumes something else that the operator of an error is not refused with; whether there is such a thing."""
+    def opened(self, open: Callable[[], symmc.Program], values: dict[str, int]) -> symmc.Program:
+        """The program that ``open`` gives; what an operator is refused for is assumed if it holds for these values."""
+        found = _tried(open)
+        while isinstance(found, symmc.InputError):
+            other = self._extended(found, values, open)
+            if other is None:
+                break
+            found = other
+        if isinstance(found, symmc.Error):
+            raise found
+        return found
+
+    def _extended(self, error: symmc.Error, values: dict[str, int], open: Callable[[], symmc.Program]):
+        """What ``open`` gives, or is refused for, where something is assumed with which the operator of an error is not refused."""
         before = self.taken
         for more in self._candidates([name for name in error.symbols if name in values], values):
             self.taken = before | more
-            try:
-                retry()
-            except symmc.Error as other:
-                if (other.node, other.kind) == (error.node, error.kind):
-                    continue
-            return True
+            found = _tried(open)
+            if not isinstance(found, symmc.Error) or (found.node, found.kind) != (error.node, error.kind):
+                return found
         self.taken = before
-        return False
+        return None
 
     def fix(self, symbols: Iterable[str], values: dict[str, int]) -> None:
         """Takes symbols for numbers."""
@@ -79,6 +88,14 @@ class Assumed:
         yield from ({symbol: expression} for symbol, expression in found if (symbol, str(expression)) not in self.refuted)
         for numbers in _some(free[::-1], range(1, _MOST_TOGETHER + 1)) if self.fixes else ():
             yield {symbol: sympy.Integer(values[symbol]) for symbol in numbers}
+
+
+def _tried(open: Callable[[], symmc.Program]) -> symmc.Program | symmc.Error:
+    """What is opened, or why it is not."""
+    try:
+        return open()
+    except symmc.Error as error:
+        return error
 
 
 def _some(symbols: list[str], numbers: range) -> Iterator[tuple[str, ...]]:

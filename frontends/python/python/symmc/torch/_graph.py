@@ -88,8 +88,6 @@ def _check_graph(module, inputs) -> None:
     for node in module.graph.nodes:
         if inputs is None and node.op == "placeholder" and "val" not in node.meta:
             raise symmc.InputError(f"input {node.name}: its value is not known: give example inputs")
-
-
     placeholders = [node for node in module.graph.nodes if node.op == "placeholder"]
     if inputs is not None and not isinstance(inputs, (list, tuple)):
         raise symmc.InputError(f"inputs: expected a list of example inputs, found {type(inputs).__name__}")

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 import threading
 from collections.abc import Sequence
 from typing import Protocol
 
 import torch
+from torch._prims_common import make_contiguous_strides_for
 
 import symmc
 from symmc._symmc import nearest_machine
@@ -91,30 +91,28 @@ class Runner:
 
     def _opened(self, values: dict[str, int]) -> symmc.Program:
         """The program of all ranks, for sizes up to the caps and such as these."""
-        own, members = self.source.archive(self.caps), len(self.ranks.members)
+        members = len(self.ranks.members)
 
         def opened(archives: list[bytes]) -> symmc.Program:
             return _graph.opened(archives, ranks=members, groups=self.groups, dims=self.assumed.dims())
 
-        program = None
-        while program is None:
-            try:
-                program = opened([own])
-            except symmc.InputError as error:
-                # All ranks find the same: they have the same program, but for single numbers, and the same sizes.
-                if not self.assumed.extend(error, values, lambda: opened([own])):
-                    raise
-        if members == 1:
-            return program
-        digest = hashlib.sha256(program.text().encode()).digest()
-        if len(set(self.ranks.all_gather(digest))) == 1:
-            return program
-        # Theirs differ, as they may in single numbers.
-        archives = self.ranks.all_gather(own)
+        program, refusal = None, None
         try:
-            return opened(archives)
-        except symmc.InputError as error:
-            raise Apart(error) from error
+            own = self.source.archive(self.caps)
+            # All ranks find the same: they have the same program, but for single numbers, and the same sizes.
+            program = self.assumed.opened(lambda: opened([own]), values)
+        except (symmc.InputError, symmc.UnsupportedError) as error:
+            refusal = error
+        if members > 1 and not self.ranks.are_alike(program and program.text(), refusal):
+            # Theirs differ, as they may in single numbers.
+            archives = self.ranks.all_gather(own)
+            try:
+                return opened(archives)
+            except symmc.InputError as error:
+                raise Apart(error) from error
+        if refusal is not None:
+            raise refusal
+        return program
 
     def plan_for(self, sizes: tuple[int, ...], device: torch.device, accept=lambda program: None) -> bool:
         """Makes a plan that serves these sizes of the symbols, unless the one that there is does; whether it did."""
@@ -169,7 +167,7 @@ class Runner:
             for name, tensor in self.program.parameters(self.ranks.rank).items():
                 self.session.write(f"w.{name}", tensor)
         returned = [value for value in self.session.outputs() if value.replaces is None]
-        self.results = [(value.shape, _strides(value.shape), DTYPES[value.dtype]) for value in returned]
+        self.results = [(value.shape, make_contiguous_strides_for(value.shape), DTYPES[value.dtype]) for value in returned]
         self.sizes = sizes
 
     def run(self, sizes: tuple[int, ...], given: tuple[torch.Tensor, ...], device: torch.device, stream=None):
@@ -215,14 +213,6 @@ def _empty(device: torch.device, wanted: list[tuple]) -> list[torch.Tensor]:
     if device.index == torch._C._cuda_getDevice():
         return [_empty_on_gpu(*one) for one in wanted]
     return [torch.empty_strided(size, stride, dtype=dtype, device=device) for size, stride, dtype in wanted]
-
-
-def _strides(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """The strides of a tensor whose elements lie behind each other."""
-    strides = [1] * len(shape)
-    for axis in reversed(range(len(shape) - 1)):
-        strides[axis] = strides[axis + 1] * max(shape[axis + 1], 1)
-    return tuple(strides)
 
 
 def _as_wanted(tensor: torch.Tensor) -> torch.Tensor:
