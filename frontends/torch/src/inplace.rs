@@ -47,6 +47,13 @@ pub(crate) fn separate(c: &mut Call<'_, '_>, value: ValueId) -> Lowered<ValueId>
     Ok(copy)
 }
 
+/// Notes that PyTorch has the result of an op that gives views in the memory of `operand`, where the program reads it.
+pub(crate) fn entangle(c: &mut Call<'_, '_>, value: ValueId, operand: ValueId) {
+    if c.lowering.in_place && effects::is_view(&c.node.target) {
+        c.lowering.entangled.push((value, operand));
+    }
+}
+
 /// Lowers a call of an op that writes.
 pub(crate) fn lower(c: &mut Call<'_, '_>, writes: &Writes) -> Lowered {
     let written = flat_names(c, &writes.arguments);

@@ -198,6 +198,9 @@ pub(crate) struct ValueMeta<'a> {
     /// In elements; absent in programs that were not traced by PyTorch.
     #[serde(borrow, default)]
     pub strides: Vec<SymInt<'a>>,
+    /// Where the first element is in the storage, in elements; absent for 0.
+    #[serde(borrow, default)]
+    pub storage_offset: Option<SymInt<'a>>,
     #[serde(default = "strided")]
     pub layout: u32,
 }

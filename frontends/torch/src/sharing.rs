@@ -20,13 +20,15 @@ pub(crate) enum Sharing {
 }
 
 /// The ops whose result is their operand, or a view of it.
-const ALIASING: [&str; 51] = [
+const ALIASING: [&str; 54] = [
     "_reshape_alias",
     "adjoint",
     "alias",
+    "as_strided",
     "broadcast_to",
     "chunk",
     "detach",
+    "diagonal",
     "dropout",
     "expand",
     "expand_as",
@@ -54,6 +56,7 @@ const ALIASING: [&str; 51] = [
     "type_as",
     "unbind",
     "unflatten",
+    "unfold",
     "unsafe_chunk",
     "unsafe_split",
     "unsqueeze",
@@ -102,8 +105,27 @@ fn operand<'p>(c: &Call<'_, 'p>) -> Option<(Vec<Dim>, Vec<Dim>)> {
     (sizes.len() == strides.len()).then_some((sizes, strides))
 }
 
+/// Where the first operand begins in its storage, in elements, as the program declares it.
+pub(crate) fn begin(c: &Call<'_, '_>) -> Option<Dim> {
+    let Some(Argument::Tensor(name)) = c.at(0) else { return None };
+    let meta = c.lowering.scope.graph.tensor_values.get(&**name)?;
+    meta.storage_offset.as_ref().map_or(Some(Dim::from(0)), |offset| c.lowering.symbols.dim(offset).ok())
+}
+
+/// The axes of the first operand from the outermost in memory to the innermost, where its elements lie behind each other.
+pub(crate) fn memory_order(c: &Call<'_, '_>) -> Option<Vec<usize>> {
+    let (sizes, strides) = operand(c)?;
+    let mut order: Vec<usize> = (0..sizes.len()).collect();
+    if row_major(&sizes, &strides) != Some(true) {
+        let known = strides.iter().map(Dim::as_const).collect::<Option<Vec<i64>>>()?;
+        order.sort_by_key(|&a| std::cmp::Reverse(known.get(a).copied()));
+    }
+    let sorted = |of: &[Dim]| -> Vec<Dim> { order.iter().filter_map(|&a| of.get(a).cloned()).collect() };
+    (row_major(&sorted(&sizes), &sorted(&strides)) == Some(true)).then_some(order)
+}
+
 /// Whether these are the strides of row-major order; `None` if that is not known.
-fn row_major(sizes: &[Dim], strides: &[Dim]) -> Option<bool> {
+pub(crate) fn row_major(sizes: &[Dim], strides: &[Dim]) -> Option<bool> {
     let mut expected = Dim::from(1);
     for (size, stride) in sizes.iter().zip(strides).rev() {
         if size.as_const() == Some(1) {

@@ -8,6 +8,7 @@
 mod activations;
 mod attention;
 mod backward;
+mod bags;
 mod collectives;
 pub(crate) mod complex;
 mod convolution;
@@ -22,6 +23,8 @@ mod normalize;
 pub(crate) mod pieces;
 mod reduce;
 mod scatter;
+mod strided;
+mod triangular;
 mod views;
 mod windows;
 
@@ -52,7 +55,7 @@ pub(crate) const fn row(target: &'static str, becomes: &'static str, rule: Rule)
 pub(crate) const DRAWS: &str = "it draws random numbers, which a program cannot: export the model in evaluation mode, \
                                 or make the numbers an argument";
 
-fn tables() -> [&'static [Row]; 20] {
+fn tables() -> [&'static [Row]; 23] {
     [
         elementwise::ROWS,
         activations::ROWS,
@@ -74,6 +77,9 @@ fn tables() -> [&'static [Row]; 20] {
         complex::ROWS,
         convolution::ROWS,
         windows::ROWS,
+        strided::ROWS,
+        bags::ROWS,
+        triangular::ROWS,
     ]
 }
 

@@ -46,6 +46,7 @@ pub(super) const ROWS: &[Row] = &[
         let y = as_asked(c, y)?;
         c.done(y)
     }),
+    row("aten.cumprod", "take, select, mul", cumulative_product),
     row("aten.histc", "eq with an iota, sum", histogram),
     row("aten.topk", "topk", top_k),
     row("aten.sort", "sort", sort),
@@ -237,6 +238,52 @@ fn sort(c: &mut Call<'_, '_>) -> Lowered {
     let both = c.emit_all("sort", Op::Sort { axis, descending }, &[x])?;
     c.set(1, both[1]);
     c.done(both[0])
+}
+
+/// The largest extent of an axis along which products run: each doubling of it is one more pass over the operand.
+const MOST_FACTORS: i64 = 1 << 24;
+
+/// Running products: in each pass an element takes in the product of twice as many before it.
+fn cumulative_product(c: &mut Call<'_, '_>) -> Lowered {
+    let x = c.first()?;
+    let axis = c.axis("dim", c.rank(x))?;
+    let dtype = match c.opt_dtype("dtype")? {
+        Some(dtype) => dtype,
+        None if c.dtype(x).is_float() => c.dtype(x),
+        None => DType::I64,
+    };
+    let x = c.cast(x, dtype)?;
+    if c.rank(x) == 0 {
+        return c.done(x);
+    }
+    let n = c.extent(x, axis);
+    let most = c.bounds(&n).1;
+    if most > MOST_FACTORS {
+        return Err(Stop::Opaque(format!("its axis may have {most} elements, more than {MOST_FACTORS}")));
+    }
+    // PyTorch has wider factors between.
+    let wide = match dtype {
+        DType::F32 => DType::F64,
+        other if other.is_float() => other.wide(),
+        other => other,
+    };
+    let mut y = c.cast(x, wide)?;
+    let one = c.full(Scalar::Int(1), wide, vec![])?;
+    let mut column = vec![Dim::from(1); c.rank(x) - axis];
+    let mut distance = 1;
+    while distance < most {
+        let from = c.iota(n.clone(), -distance, 1, DType::I64)?;
+        let index = c.with_scalar(BinaryOp::Max, from, Scalar::Int(0))?;
+        let before = c.emit("take", Op::Take { axis }, &[y, index])?;
+        let is_there = c.with_scalar(BinaryOp::Ge, from, Scalar::Int(0))?;
+        column[0] = n.clone();
+        let is_there = c.reshape(is_there, column.clone())?;
+        let factor = c.select(is_there, before, one)?;
+        y = c.binary(BinaryOp::Mul, y, factor)?;
+        distance *= 2;
+    }
+    let y = c.cast(y, dtype)?;
+    c.done(y)
 }
 
 /// How many elements fall into each of `bins` equal intervals of `min..=max`; the last one includes `max`.

@@ -1,6 +1,6 @@
 //! Windows that stand on the last axes of an operand, `[batch, channels, ...]`: those of convolutions and of pools.
 
-use symmc_ir::{BinaryOp, Dim, Emit, Op, Reduction, Scalar, Type, ValueId};
+use symmc_ir::{ArgOp, BinaryOp, DType, Dim, Emit, Float, Op, Reduction, Scalar, Type, ValueId};
 
 use super::{Row, row};
 use crate::call::Call;
@@ -11,17 +11,24 @@ pub(super) const ROWS: &[Row] = &[
     row("aten.avg_pool3d.default", "pad, slice, concat, sum", |c| mean(c, 3)),
     row("aten.avg_pool2d_backward.default", "pad, slice, concat, sum", |c| mean_backward(c, 2)),
     row("aten.avg_pool3d_backward.default", "pad, slice, concat, sum", |c| mean_backward(c, 3)),
+    row("aten.max_pool2d_with_indices.default", "pad, slice, concat, max, argmax", |c| largest(c, 2)),
+    row("aten.max_pool3d_with_indices.default", "pad, slice, concat, max, argmax", |c| largest(c, 3)),
+    row("aten.max_pool2d_with_indices_backward.default", "scatter", |c| largest_backward(c, 2)),
+    row("aten.max_pool3d_with_indices_backward.default", "scatter", |c| largest_backward(c, 3)),
 ];
 
 /// The elements of a window at most, each of which is a slice.
 const MOST: i64 = 64;
 
 /// Where windows stand, by axis.
+#[derive(Clone)]
 pub(super) struct Windows {
     pub kernel: Vec<i64>,
     stride: Vec<i64>,
     padding: Vec<i64>,
     dilation: Vec<i64>,
+    /// How far the last window reaches beyond the padding.
+    beyond: Vec<i64>,
 }
 
 /// The integers of an argument that has some.
@@ -32,7 +39,8 @@ fn given(c: &Call<'_, '_>, name: &str) -> Lowered<Option<Vec<i64>>> {
 impl Windows {
     /// Windows of these extents as a call places them, `step` apart unless it says how far.
     pub fn of(c: &Call<'_, '_>, kernel: Vec<i64>, step: i64) -> Lowered<Windows> {
-        let unplaced = Windows { kernel, stride: vec![], padding: vec![], dilation: vec![] };
+        let beyond = vec![0; kernel.len()];
+        let unplaced = Windows { kernel, stride: vec![], padding: vec![], dilation: vec![], beyond };
         if unplaced.kernel.iter().try_fold(1i64, |a, &k| a.checked_mul(k)).is_none_or(|e| e < 1) {
             return Err(Stop::Opaque(format!("its kernel has the extents {:?}", unplaced.kernel)));
         }
@@ -75,7 +83,40 @@ impl Windows {
 
     /// Windows that overlap nowhere and leave nothing between them.
     fn are_tiles(&self) -> bool {
-        self.axes().all(|(k, s, p, d)| k == s && p == 0 && d == 1)
+        !self.reach_beyond() && self.axes().all(|(k, s, p, d)| k == s && p == 0 && d == 1)
+    }
+
+    fn reach_beyond(&self) -> bool {
+        self.beyond.iter().any(|&b| b > 0)
+    }
+
+    /// Has windows reach beyond the padding of an operand of these extents, where the call asks for that: as far as they begin
+    /// within it. One that is alone on an axis ends where the padding does.
+    fn reach_to_the_end(&mut self, c: &Call<'_, '_>, area: &[Dim]) -> Lowered {
+        if !c.bool_or("ceil_mode", false)? {
+            return Ok(());
+        }
+        let axes: Vec<(i64, i64, i64, i64)> = self.axes().collect();
+        for (i, ((k, s, p, d), n)) in axes.into_iter().zip(area).enumerate() {
+            if (n.clone() + Dim::from(2 * p - reach(k, d))).exact_div(&s.into()).is_some() {
+                continue;
+            }
+            let Some(n) = n.as_const() else {
+                return Err(Stop::Opaque("its last windows may reach beyond its operand".into()));
+            };
+            let whole = n.saturating_add(2 * p);
+            let after = whole.saturating_sub(reach(k, d)).max(1 - s);
+            let mut last = (after + s - 1).div_euclid(s);
+            if last * s >= n + p {
+                last -= 1;
+            }
+            if last <= 0 && d == 1 {
+                (self.kernel[i], self.stride[i]) = (k.min(whole), k.min(whole).max(1));
+            } else {
+                self.beyond[i] = (last * s).saturating_add(reach(k, d)).saturating_sub(whole).max(0);
+            }
+        }
+        Ok(())
     }
 
     fn check_count(&self) -> Lowered {
@@ -93,11 +134,16 @@ fn reach(kernel: i64, dilation: i64) -> i64 {
 
 /// For each element of a window what lies under it, wherever the window stands: `[batch, elements, channels, ...]`.
 pub(super) fn columns(c: &mut Call<'_, '_>, x: ValueId, windows: &Windows) -> Lowered<ValueId> {
+    columns_with(c, x, windows, Scalar::Int(0))
+}
+
+/// The same where `around` is what lies around the operand.
+fn columns_with(c: &mut Call<'_, '_>, x: ValueId, windows: &Windows, around: Scalar) -> Lowered<ValueId> {
     let low: Vec<i64> = windows.padding.clone();
     let mut extents = Vec::new();
     let mut area = Vec::new();
-    for (i, (k, s, p, d)) in windows.axes().enumerate() {
-        let extent = c.extent(x, i + 2) + Dim::from(2 * p);
+    for (i, ((k, s, p, d), beyond)) in windows.axes().zip(&windows.beyond).enumerate() {
+        let extent = c.extent(x, i + 2) + Dim::from((2 * p).saturating_add(*beyond));
         let left = extent.clone() - Dim::from(reach(k, d));
         if c.bounds(&left).0 < 0 {
             let (n, reach) = (c.extent(x, i + 2), reach(k, d));
@@ -112,7 +158,7 @@ pub(super) fn columns(c: &mut Call<'_, '_>, x: ValueId, windows: &Windows) -> Lo
         return tiles(c, x, windows, &extents);
     }
     windows.check_count()?;
-    let x = padded(c, x, &low, area)?;
+    let x = padded(c, x, &low, area, around)?;
     pieces(c, x, windows, &extents, |element| element)
 }
 
@@ -156,8 +202,8 @@ fn pieces(
     c.concat(&all, 1)
 }
 
-/// The operand with zeros around it: `low` in front, and behind as many as `area` wants.
-fn padded(c: &mut Call<'_, '_>, x: ValueId, low: &[i64], area: Vec<Dim>) -> Lowered<ValueId> {
+/// The operand with a number around it: `low` times in front, and behind as often as `area` wants.
+fn padded(c: &mut Call<'_, '_>, x: ValueId, low: &[i64], area: Vec<Dim>, around: Scalar) -> Lowered<ValueId> {
     let dtype = c.dtype(x);
     let mut shape = c.shape(x);
     if shape.get(2..) == Some(area.as_slice()) && low.iter().all(|&l| l == 0) {
@@ -166,7 +212,7 @@ fn padded(c: &mut Call<'_, '_>, x: ValueId, low: &[i64], area: Vec<Dim>) -> Lowe
     shape.truncate(2);
     shape.extend(area);
     let low = [0, 0].iter().chain(low).map(|&l| Dim::from(l)).collect();
-    let value = Scalar::Int(0).converted(dtype);
+    let value = around.converted(dtype);
     c.emit_as("pad", Op::Pad { low, value }, &[x], Type::new(dtype, shape))
 }
 
@@ -186,13 +232,14 @@ pub(super) fn spread(c: &mut Call<'_, '_>, x: ValueId, windows: &Windows, to: &[
         low.push(front);
         area.push(extent);
     }
-    let x = padded(c, x, &low, area)?;
+    let x = padded(c, x, &low, area, Scalar::Int(0))?;
     let count = windows.elements();
     let dense = Windows {
         kernel: windows.kernel.clone(),
         stride: vec![1; to.len()],
         padding: vec![0; to.len()],
         dilation: windows.dilation.clone(),
+        beyond: vec![0; to.len()],
     };
     pieces(c, x, &dense, to, |element| count - 1 - element)
 }
@@ -252,39 +299,31 @@ fn counts(c: &mut Call<'_, '_>, windows: &Windows, area: &[Dim], y: ValueId) -> 
         c.ignore(&["count_include_pad"]);
         return c.with_float(BinaryOp::Div, y, number as f64);
     }
-    let counts_padding = c.bool_or("count_include_pad", true)?;
-    if counts_padding || windows.padding.iter().all(|&p| p == 0) {
+    let counts_padding = c.bool_or("count_include_pad", true)? || windows.padding.iter().all(|&p| p == 0);
+    if counts_padding && !windows.reach_beyond() {
         return c.with_float(BinaryOp::Div, y, windows.elements() as f64);
     }
+    let mut counted = windows.clone();
     let mut shape = vec![Dim::from(1), Dim::from(1)];
     shape.extend(area.iter().cloned());
+    if counts_padding {
+        for (extent, padding) in shape.iter_mut().skip(2).zip(&mut counted.padding) {
+            *extent = extent.clone() + Dim::from(2 * std::mem::take(padding));
+        }
+    }
     let one = c.full(Scalar::Int(1), c.dtype(y), shape)?;
-    let ones = columns(c, one, windows)?;
+    let ones = columns(c, one, &counted)?;
     let count = c.reduce(Reduction::Sum, ones, vec![1], false)?;
     c.binary(BinaryOp::Div, y, count)
 }
 
-/// Fails as opaque where a pool may have windows that reach beyond its padding.
-fn check_ceiling(c: &Call<'_, '_>, windows: &Windows, area: &[Dim]) -> Lowered {
-    if !c.bool_or("ceil_mode", false)? {
-        return Ok(());
-    }
-    let is_whole = |((k, s, p, d), n): ((i64, i64, i64, i64), &Dim)| {
-        (n.clone() + Dim::from(2 * p - reach(k, d))).exact_div(&s.into()).is_some()
-    };
-    if windows.axes().zip(area).all(is_whole) {
-        return Ok(());
-    }
-    Err(Stop::Opaque("its last windows may reach beyond its operand".into()))
-}
-
 fn mean(c: &mut Call<'_, '_>, n: usize) -> Lowered {
     let x = c.first()?;
-    let windows = pool(c, n)?;
+    let mut windows = pool(c, n)?;
     let (mut shape, dtype) = (c.shape(x), c.dtype(x));
     let x = flattened(c, x, n)?;
     let area = c.shape(x).split_off(2);
-    check_ceiling(c, &windows, &area)?;
+    windows.reach_to_the_end(c, &area)?;
     let x = c.cast(x, dtype.wide())?;
     let all = columns(c, x, &windows)?;
     let sum = c.reduce(Reduction::Sum, all, vec![1], false)?;
@@ -298,16 +337,96 @@ fn mean(c: &mut Call<'_, '_>, n: usize) -> Lowered {
 
 fn mean_backward(c: &mut Call<'_, '_>, n: usize) -> Lowered {
     let (gradient, x) = (c.tensor("grad_output")?, c.tensor("self")?);
-    let windows = pool(c, n)?;
+    let mut windows = pool(c, n)?;
     let (shape, dtype) = (c.shape(x), c.dtype(x));
     let area = shape.get(shape.len().saturating_sub(n)..).unwrap_or_default().to_vec();
-    check_ceiling(c, &windows, &area)?;
+    windows.reach_to_the_end(c, &area)?;
+    if windows.reach_beyond() {
+        return Err(Stop::Opaque("its last windows reach beyond its operand".into()));
+    }
     let gradient = flattened(c, gradient, n)?;
     let gradient = c.cast(gradient, dtype.wide())?;
     let gradient = counts(c, &windows, &area, gradient)?;
     let all = spread(c, gradient, &windows, &area)?;
     let sum = c.reduce(Reduction::Sum, all, vec![1], false)?;
     let y = c.reshape(sum, shape)?;
+    let y = c.cast(y, dtype)?;
+    c.done(y)
+}
+
+/// The largest element under each window, and where it is in the operand, in row-major order of the axes of windows.
+fn largest(c: &mut Call<'_, '_>, n: usize) -> Lowered {
+    let x = c.first()?;
+    let mut windows = pool(c, n)?;
+    let (mut shape, dtype) = (c.shape(x), c.dtype(x));
+    let x = flattened(c, x, n)?;
+    let area = c.shape(x).split_off(2);
+    windows.reach_to_the_end(c, &area)?;
+    if !dtype.is_float() {
+        return Err(Stop::Opaque(format!("its operand is of {dtype}")));
+    }
+    let all = columns_with(c, x, &windows, Scalar::Float(Float(f64::NEG_INFINITY)))?;
+    let y = c.reduce(Reduction::Max, all, vec![1], false)?;
+    let standing = c.shape(y).split_off(2);
+    shape.truncate(shape.len().saturating_sub(n));
+    shape.extend(standing.iter().cloned());
+    if c.wants(1) {
+        let element = c.arg_reduce(ArgOp::Max, all, 1, false)?;
+        let at = places(c, &windows, &area, &standing, element)?;
+        let at = c.reshape(at, shape.clone())?;
+        c.set(1, at);
+    }
+    let y = c.reshape(y, shape)?;
+    c.done(y)
+}
+
+/// Where in an operand of the extents `area` elements of windows are, by their numbers within their windows.
+fn places(
+    c: &mut Call<'_, '_>,
+    windows: &Windows,
+    area: &[Dim],
+    standing: &[Dim],
+    element: ValueId,
+) -> Lowered<ValueId> {
+    let mut place = c.full(Scalar::Int(0), DType::I64, vec![])?;
+    let mut inner = windows.elements();
+    for (i, (((k, s, p, d), extent), count)) in windows.axes().zip(area).zip(standing).enumerate() {
+        inner /= k;
+        let within = c.with_scalar(BinaryOp::FloorDiv, element, Scalar::Int(inner))?;
+        let within = c.with_scalar(BinaryOp::Rem, within, Scalar::Int(k))?;
+        let within = c.with_scalar(BinaryOp::Mul, within, Scalar::Int(d))?;
+        let begin = c.iota(count.clone(), -p, s, DType::I64)?;
+        let mut column = vec![Dim::from(1); standing.len() - i];
+        column[0] = count.clone();
+        let begin = c.reshape(begin, column)?;
+        let at = c.binary(BinaryOp::Add, within, begin)?;
+        let extent = c.dim_tensor(extent, DType::I64)?;
+        place = c.binary(BinaryOp::Mul, place, extent)?;
+        place = c.binary(BinaryOp::Add, place, at)?;
+    }
+    Ok(place)
+}
+
+/// The gradient of each window, where its largest element was.
+fn largest_backward(c: &mut Call<'_, '_>, n: usize) -> Lowered {
+    // The places say where windows stood.
+    c.ignore(&["kernel_size", "stride", "padding", "dilation", "ceil_mode"]);
+    let (gradient, x, places) = (c.tensor("grad_output")?, c.tensor("self")?, c.tensor("indices")?);
+    let (shape, dtype) = (c.shape(x), c.dtype(gradient));
+    let plane = |c: &mut Call<'_, '_>, x: ValueId| {
+        let x = flattened(c, x, n)?;
+        let flat = c.shape(x).into_iter().skip(2).fold(Dim::from(1), |a, b| a * b);
+        let outer = c.extent(x, 0);
+        c.reshape(x, vec![outer, flat])
+    };
+    let x = plane(c, x)?;
+    let (gradient, places) = (plane(c, gradient)?, plane(c, places)?);
+    let gradient = c.cast(gradient, dtype.wide())?;
+    let ty = Type::new(dtype.wide(), c.shape(x));
+    let zero = c.full(Scalar::Int(0), ty.dtype, ty.shape.clone())?;
+    let op = Op::ScatterElements { axis: 1, combine: Some(Reduction::Sum) };
+    let y = c.emit_as("scatter", op, &[zero, places, gradient], ty)?;
+    let y = c.reshape(y, shape)?;
     let y = c.cast(y, dtype)?;
     c.done(y)
 }

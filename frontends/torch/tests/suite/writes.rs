@@ -139,17 +139,81 @@ fn writing_an_opaque_view_is_refused_where_its_base_is_read() {
     let fake = Fake::new()
         .input("x", "f32[3,3]")
         .node("aten.clone.default", "self=%x", &[("c", "f32[3,3]")])
-        .node("aten.diagonal.default", "self=%c", &[("d", "f32[3]")])
-        .node("aten.zero_.default", "self=%d", &[("z", "f32[3]")]);
+        .node("aten.view.dtype", "self=%c dtype=:i32", &[("d", "i32[3,3]")])
+        .node("aten.zero_.default", "self=%d", &[("z", "i32[3,3]")]);
     let error = fake.clone().output("c").error();
     assert!(error.contains("it writes `d`, which may share memory with `c`"), "{error}");
     fake.output("z").import().expect("c is not read after the write");
     let input = Fake::new()
         .input("x", "f32[3,3]")
-        .node("aten.diagonal.default", "self=%x", &[("d", "f32[3]")])
-        .node("aten.zero_.default", "self=%d", &[("z", "f32[3]")]);
+        .node("aten.view.dtype", "self=%x dtype=:i32", &[("d", "i32[3,3]")])
+        .node("aten.zero_.default", "self=%d", &[("z", "i32[3,3]")]);
     let error = input.output("z").error();
     assert!(error.contains("it writes `d`, which may share memory with the input `x`"), "{error}");
+}
+
+#[test]
+fn views_by_strides_are_written_where_they_are_views_and_refused_where_they_are_read_by_index() {
+    let written = |op: &str, arguments: &str, shape: &str| {
+        Fake::new()
+            .input("x", "f32[2,3]")
+            .node("aten.clone.default", "self=%x", &[("c", "f32[2,3]")])
+            .node(op, &format!("self=%c {arguments}"), &[("v", shape)])
+            .node("aten.zero_.default", "self=%v", &[("z", shape)])
+            .output("c")
+    };
+    let x: &[f64] = &[1.0, 2.0, 3.0, 4.0, 5.0, 6.0];
+    for (op, arguments, shape, expected) in [
+        ("aten.diagonal.default", "", "f32[2]", [0.0, 2.0, 3.0, 4.0, 0.0, 6.0]),
+        ("aten.diagonal.default", "offset=1 dim1=1 dim2=0", "f32[1]", [1.0, 2.0, 3.0, 0.0, 5.0, 6.0]),
+        ("aten.unfold.default", "dimension=1 size=2 step=2", "f32[2,1,2]", [0.0, 0.0, 3.0, 0.0, 0.0, 6.0]),
+        (
+            "aten.as_strided.default",
+            "size=[2,2] stride=[1,2] storage_offset=1",
+            "f32[2,2]",
+            [1.0, 0.0, 0.0, 0.0, 0.0, 6.0],
+        ),
+    ] {
+        assert_eq!(run(&written(op, arguments, shape), &[x]), [expected.to_vec()], "{op} {arguments}");
+    }
+    for (op, arguments, shape) in [
+        ("aten.unfold.default", "dimension=1 size=2 step=1", "f32[2,2,2]"),
+        ("aten.as_strided.default", "size=[2,2] stride=[3,2]", "f32[2,2]"),
+    ] {
+        let error = written(op, arguments, shape).error();
+        assert!(error.contains("it writes `v`, which may share memory with `c`"), "{op}: {error}");
+    }
+}
+
+#[test]
+fn what_lies_elsewhere_in_memory_is_not_read_by_strides() {
+    let strided = |change: &dyn Fn(&mut Fake), arguments: &str| {
+        let mut fake = Fake::new().input("x", "f32[2,3]").node(
+            "aten.as_strided.default",
+            &format!("self=%x {arguments}"),
+            &[("v", "f32[2]")],
+        );
+        change(&mut fake);
+        fake.output("v")
+    };
+    let run = |fake: Fake| run(&fake, &[&[1.0, 2.0, 3.0, 4.0, 5.0, 6.0]]);
+    // The operand lies by columns, or behind something else.
+    let columns =
+        |fake: &mut Fake| fake.values["x"]["strides"] = serde_json::json!([{"as_int": 1}, {"as_int": 2}]);
+    let behind = |fake: &mut Fake| fake.values["x"]["storage_offset"] = serde_json::json!({"as_int": 4});
+    assert_eq!(run(strided(&columns, "size=[2] stride=[1] storage_offset=1")), [vec![4.0, 2.0]]);
+    assert_eq!(run(strided(&behind, "size=[2] stride=[1] storage_offset=5")), [vec![2.0, 3.0]]);
+    assert_eq!(run(strided(&behind, "size=[2] stride=[5]")), [vec![1.0, 6.0]]);
+    let spread =
+        |fake: &mut Fake| fake.values["x"]["strides"] = serde_json::json!([{"as_int": 6}, {"as_int": 1}]);
+    for fake in [
+        strided(&|_| (), "size=[2] stride=[6]"),
+        strided(&behind, "size=[2] stride=[1] storage_offset=3"),
+        strided(&spread, "size=[2] stride=[1]"),
+    ] {
+        let graph = fake.import().unwrap().graph;
+        assert!(graph.nodes.values().any(|n| matches!(n.op, symmc_ir::Op::Opaque { .. })));
+    }
 }
 
 #[test]

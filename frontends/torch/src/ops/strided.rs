@@ -1,0 +1,197 @@
+//! Views by strides: diagonals, windows along an axis, and elements at any strides.
+//!
+//! Where extents are known, or windows lie side by side, they are views of the program as well. Others are read by index: the
+//! program then does not show that PyTorch has them in the memory of the operand, which [`inplace::entangle`] notes.
+
+use symmc_ir::{BinaryOp, DType, Dim, Emit, Op, ValueId};
+
+use super::{Row, row};
+use crate::call::Call;
+use crate::inplace;
+use crate::lower::{Lowered, Stop};
+use crate::sharing;
+
+pub(super) const ROWS: &[Row] = &[
+    row("aten.diagonal", "permute, reshape, slice; index where extents vary", diagonal),
+    row("aten.diagonal_copy", "permute, reshape, slice; index where extents vary", diagonal),
+    row("aten.unfold", "slice, reshape, permute; take where windows overlap", unfold),
+    row("aten.unfold_copy", "slice, reshape, permute; take where windows overlap", unfold),
+    row("aten.as_strided", "slice, reshape, permute, expand; take", as_strided),
+    row("aten.as_strided_copy", "slice, reshape, permute, expand; take", as_strided),
+];
+
+fn diagonal(c: &mut Call<'_, '_>) -> Lowered {
+    let x = c.first()?;
+    let rank = c.rank(x);
+    let offset = c.int_or("offset", 0)?;
+    let (first, second) = (c.axis_or("dim1", 0, rank)?, c.axis_or("dim2", 1, rank)?);
+    if first == second {
+        return Err(Stop::Broken(format!("expected two distinct axes, found {first} and {second}")));
+    }
+    let (n, m) = (c.extent(x, first), c.extent(x, second));
+    let others = (0..rank).filter(|&a| a != first && a != second);
+    let perm: Vec<usize> = others.chain([first, second]).collect();
+    let x = c.permute(x, perm)?;
+    let (row, column) = (offset.min(0).saturating_neg(), offset.max(0));
+    if let (Some(n), Some(m)) = (n.as_const(), m.as_const()) {
+        let len = n.saturating_sub(row).min(m.saturating_sub(column)).max(0);
+        let start = if len == 0 { 0 } else { row * m + column };
+        let mut flat = c.shape(x);
+        flat.truncate(rank - 2);
+        flat.push(Dim::from(n) * Dim::from(m));
+        let y = c.reshape(x, flat)?;
+        let y = c.slice(y, rank - 2, start.into(), len.into(), m.saturating_add(1))?;
+        return c.done(y);
+    }
+    let len = (n - Dim::from(row)).min_with(&(m - Dim::from(column)));
+    let len = if c.bounds(&len).0 < 0 { len.max_with(&0.into()) } else { len };
+    let rows = c.positions(&row.into(), 1, len.clone())?;
+    let columns = c.positions(&column.into(), 1, len)?;
+    let y = c.emit("index", Op::Index { axis: rank - 2 }, &[x, rows, columns])?;
+    inplace::entangle(c, y, x);
+    c.done(y)
+}
+
+/// `result[.., i, .., j]` is `x[.., i * step + j, ..]`.
+fn unfold(c: &mut Call<'_, '_>) -> Lowered {
+    let x = c.first()?;
+    let rank = c.rank(x);
+    if rank == 0 {
+        return Err(Stop::Opaque("its operand has no axis".into()));
+    }
+    let axis = c.axis("dimension", rank)?;
+    let (size, step) = (c.int("size")?, c.int("step")?);
+    let n = c.extent(x, axis);
+    let beyond = n.clone() - Dim::from(size);
+    if size < 0 || step < 1 || c.bounds(&beyond).1 < 0 {
+        return Err(Stop::Broken(format!(
+            "expected windows of 0 to {n:?} elements that are at least 1 apart, found {size} and {step}"
+        )));
+    }
+    if c.bounds(&beyond).0 < 0 {
+        return Err(Stop::Opaque(format!(
+            "{n:?} elements of an axis may be fewer than the {size} of a window"
+        )));
+    }
+    let count = beyond.floor_div(&step.into()) + Dim::from(1);
+    let y = if size == step {
+        let whole = c.slice(x, axis, 0.into(), count.clone() * Dim::from(size), 1)?;
+        let mut shape = c.shape(x);
+        shape.splice(axis..=axis, [count, size.into()]);
+        c.reshape(whole, shape)?
+    } else {
+        let from = c.iota(count, 0, step, DType::I64)?;
+        let from = c.unsqueeze(from, 1)?;
+        let within = c.iota(size.into(), 0, 1, DType::I64)?;
+        let index = c.binary(BinaryOp::Add, from, within)?;
+        let y = c.emit("take", Op::Take { axis }, &[x, index])?;
+        inplace::entangle(c, y, x);
+        y
+    };
+    let perm = (0..=rank).filter(|&a| a != axis + 1).chain([axis + 1]).collect();
+    let y = c.permute(y, perm)?;
+    c.done(y)
+}
+
+/// An axis of a result that steps through memory.
+struct Axis {
+    /// Which one of the result.
+    at: usize,
+    size: Dim,
+    stride: Dim,
+}
+
+fn as_strided(c: &mut Call<'_, '_>) -> Lowered {
+    let x = c.first()?;
+    let (shape, strides) = (c.dims("size")?, c.dims("stride")?);
+    if shape.len() != strides.len() {
+        let (sizes, strides) = (shape.len(), strides.len());
+        return Err(Stop::Broken(format!("expected a stride for each extent, found {sizes} and {strides}")));
+    }
+    let Some(begin) = sharing::begin(c) else {
+        return Err(Stop::Opaque("where its operand begins in memory is not known".into()));
+    };
+    let offset = c.opt_dim("storage_offset")?.unwrap_or(begin.clone()) - begin;
+    let x = in_memory(c, x)?;
+    let sizes = shape.iter().zip(&strides).enumerate();
+    let stepping =
+        sizes.filter(|(_, (size, stride))| size.as_const() != Some(1) && stride.as_const() != Some(0));
+    let axes: Vec<Axis> = stepping
+        .map(|(at, (size, stride))| Axis { at, size: size.clone(), stride: stride.clone() })
+        .collect();
+    if shape.iter().any(|d| d.as_const() == Some(0)) {
+        let y = c.slice(x, 0, 0.into(), 0.into(), 1)?;
+        let y = c.reshape(y, shape)?;
+        return c.done(y);
+    }
+    let steps = axes.iter().map(|a| (a.size.clone() - Dim::from(1)) * a.stride.clone());
+    let last = steps.fold(offset.clone(), |a, b| a + b);
+    let low = axes.iter().map(|a| c.bounds(&a.stride).0).chain([c.bounds(&offset).0]).min();
+    if low.is_none_or(|low| low < 0) || c.bounds(&(c.extent(x, 0) - last)).0 < 1 {
+        return Err(Stop::Opaque("it may reach beyond its operand".into()));
+    }
+    let y = stepped(c, x, &offset, &axes)?;
+    let mut narrow = vec![Dim::from(1); shape.len()];
+    for axis in &axes {
+        if let Some(extent) = narrow.get_mut(axis.at) {
+            *extent = axis.size.clone();
+        }
+    }
+    let y = c.reshape(y, narrow)?;
+    let y = c.expand(y, shape)?;
+    c.done(y)
+}
+
+/// The elements of the operand as they lie in memory, along one axis.
+fn in_memory(c: &mut Call<'_, '_>, x: ValueId) -> Lowered<ValueId> {
+    let Some(order) = sharing::memory_order(c) else {
+        return Err(Stop::Opaque(
+            "its operand does not lie in memory as a whole, or where it does is not known".into(),
+        ));
+    };
+    let y = c.permute(x, order)?;
+    c.reshape(y, vec![c.ty(y).numel()])
+}
+
+/// The elements at these steps from `offset` on, with an axis for each.
+fn stepped(c: &mut Call<'_, '_>, x: ValueId, offset: &Dim, axes: &[Axis]) -> Lowered<ValueId> {
+    let sizes = |order: &[usize]| -> Vec<Dim> {
+        order.iter().filter_map(|&a| Some(axes.get(a)?.size.clone())).collect()
+    };
+    let strides = |order: &[usize]| -> Vec<Dim> {
+        order.iter().filter_map(|&a| Some(axes.get(a)?.stride.clone())).collect()
+    };
+    let mut order: Vec<usize> = (0..axes.len()).collect();
+    order.sort_by_key(|&a| {
+        std::cmp::Reverse(axes.get(a).and_then(|a| a.stride.as_const()).unwrap_or(i64::MAX))
+    });
+    let dense = sizes(&order);
+    if sharing::row_major(&dense, &strides(&order)) == Some(true) {
+        let numel = dense.iter().cloned().fold(Dim::from(1), |a, b| a * b);
+        let piece = c.slice(x, 0, offset.clone(), numel, 1)?;
+        let y = c.reshape(piece, dense)?;
+        let mut back = vec![0; order.len()];
+        for (to, &from) in order.iter().enumerate() {
+            back[from] = to;
+        }
+        return c.permute(y, back);
+    }
+    let mut index = c.dim_tensor(offset, DType::I64)?;
+    for (i, axis) in axes.iter().enumerate() {
+        let line = match axis.stride.as_const() {
+            Some(stride) => c.iota(axis.size.clone(), 0, stride, DType::I64)?,
+            None => {
+                let line = c.iota(axis.size.clone(), 0, 1, DType::I64)?;
+                let stride = c.dim_tensor(&axis.stride, DType::I64)?;
+                c.binary(BinaryOp::Mul, line, stride)?
+            }
+        };
+        let mut shape = vec![Dim::from(1); axes.len() - i];
+        shape[0] = axis.size.clone();
+        let line = c.reshape(line, shape)?;
+        index = c.binary(BinaryOp::Add, index, line)?;
+    }
+    let y = c.emit("take", Op::Take { axis: 0 }, &[x, index])?;
+    inplace::entangle(c, y, x);
+    Ok(y)
+}
