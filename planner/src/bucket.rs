@@ -17,6 +17,7 @@ use crate::barriers::{self, Costs};
 use crate::error::PlanError;
 use crate::fixed::FixedMemory;
 use crate::liveness::{ExitChoice, Liveness, Meeting};
+use crate::pipeline::Decided;
 use crate::place::{Class, Classes, Home, Member, Shares};
 use crate::prepare::Prepared;
 use crate::steps::Steps;
@@ -127,7 +128,7 @@ pub fn bucket(
     index: usize,
     symbols: &Symbols,
     fixed: &FixedMemory,
-    decisions: &[Decision],
+    decisions: &[Decided],
     config: &symmc_pack::Config,
 ) -> Result<Bucket, PlanError> {
     let sized = sized(&program.prepared, &program.placed, symbols)?;
@@ -159,8 +160,8 @@ pub fn bucket(
             wraps: s.wraps,
         })
         .collect();
-    let steps =
-        writer.steps(waits(&program.placed.steps, &program.placed.live, &program.placed.classes, &extents));
+    let waits = waits(&program.placed.steps, &program.placed.live, &program.placed.classes, &extents);
+    let steps = writer.steps(waits, decisions);
     let copies = writer.copies()?;
     let totals =
         Totals { barrier_bytes: writer.costs.dropped, ..totals(&ordinary, &symmetric, &steps, &copies) };
@@ -254,13 +255,16 @@ impl Writer<'_> {
         }
     }
 
-    fn steps(&self, waits: Vec<Vec<usize>>) -> Vec<Step> {
-        let placed = &self.program.placed;
+    fn steps(&self, waits: Vec<Vec<usize>>, decisions: &[Decided]) -> Vec<Step> {
+        let (graph, placed) = (self.graph(), &self.program.placed);
+        let decided = decisions.iter().flat_map(|d| d.decision.nodes.iter().zip(&d.blocks));
+        let blocks: HashMap<&str, u32> = decided.filter_map(|(node, &b)| Some((node.as_str(), b?))).collect();
         let list = placed.steps.list.iter().zip(waits).zip(placed.live.exits.iter().zip(&self.costs.each));
         list.map(|((step, waits), (exit, &exit_bytes))| Step {
-            node: self.graph().node_name(step.node).to_string(),
+            node: graph.node_name(step.node).to_string(),
             lane: step.lane,
             waits,
+            blocks: step.nodes().find_map(|n| blocks.get(graph.node_name(n)).copied()),
             exit: match exit {
                 ExitChoice::None => None,
                 ExitChoice::Dropped(_) => Some(Barrier::Dropped),
@@ -396,7 +400,7 @@ impl Writer<'_> {
     }
 
     /// The decisions in order of the steps. Estimates are kept to the nanosecond.
-    fn decisions(&self, decisions: &[Decision]) -> Vec<Decision> {
+    fn decisions(&self, decisions: &[Decided]) -> Vec<Decision> {
         let graph = self.graph();
         let list = self.program.placed.steps.list.iter().enumerate();
         let step_of: HashMap<&str, usize> = list.map(|(s, step)| (graph.node_name(step.node), s)).collect();
@@ -405,7 +409,7 @@ impl Writer<'_> {
             steps.min().copied().unwrap_or(usize::MAX)
         };
         let nanoseconds = |us: f64| (us * 1000.0).round() / 1000.0;
-        let mut out: Vec<Decision> = decisions.to_vec();
+        let mut out: Vec<Decision> = decisions.iter().map(|d| d.decision.clone()).collect();
         for a in out.iter_mut().flat_map(|d| &mut d.alternatives) {
             for us in [&mut a.us, &mut a.copy_us, &mut a.saved_us] {
                 *us = nanoseconds(*us);

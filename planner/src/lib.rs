@@ -26,4 +26,4 @@ mod waits;
 
 pub use error::PlanError;
 pub use order::Order;
-pub use pipeline::{BucketInput, PlanConfig, plan};
+pub use pipeline::{BucketInput, Decided, PlanConfig, plan};

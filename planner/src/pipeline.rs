@@ -27,7 +27,16 @@ pub struct BucketInput {
     /// The lowered program: every collective has a variant, the symbols have the ranges of the bucket.
     pub graph: Graph,
     /// How its collectives were chosen, in any order.
-    pub decisions: Vec<Decision>,
+    pub decisions: Vec<Decided>,
+}
+
+/// How a collective was chosen, and what follows for its steps.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Decided {
+    /// What the plan says of it.
+    pub decision: Decision,
+    /// Of each of its nodes the most blocks of its kernel on GPUs, if the machine's profile says so; missing ones are none.
+    pub blocks: Vec<Option<u32>>,
 }
 
 /// How to plan.

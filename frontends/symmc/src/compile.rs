@@ -13,7 +13,7 @@ use symmc_ir::machine::Profile;
 use symmc_ir::{CollectiveKind, Graph, InputId, InputKind, Node, Variant, parallel};
 use symmc_passes::{Choice, LowerConfig, PassError};
 use symmc_plan::{Alternative, AppliedRule, Decision, Plan};
-use symmc_planner::{BucketInput, Order, PlanConfig, PlanError};
+use symmc_planner::{BucketInput, Decided, Order, PlanConfig, PlanError};
 
 use crate::error::Error;
 use crate::files::{read, utf8};
@@ -392,29 +392,26 @@ fn decision(
     graph: &Graph,
     collectives: &HashMap<&str, &Collective>,
     profile: &Profile,
-) -> Decision {
+) -> Decided {
     let blocks = |name: &String| {
         let c = collectives.get(name.as_str())?;
         profile.blocks(&c.kind, c.variant?, choice.bytes, graph.group_size(c.group)?)
     };
-    let mut blocks: Vec<u32> = choice.nodes.iter().map(|n| blocks(n).unwrap_or(0)).collect();
-    if blocks.iter().all(|&b| b == 0) {
-        blocks.clear();
-    }
+    let blocks = choice.nodes.iter().map(blocks).collect();
     let alternatives = choice
         .alternatives
         .into_iter()
         .map(|a| Alternative { name: a.name, us: a.us, copy_us: a.copy_us, saved_us: a.saved_us })
         .collect();
-    Decision {
+    let decision = Decision {
         collective: choice.collective,
         nodes: choice.nodes,
-        blocks,
         chosen: choice.chosen,
         bytes: choice.bytes,
         alternatives,
         rules: choice.rules.into_iter().map(|r| AppliedRule { name: r.name, us: r.us }).collect(),
-    }
+    };
+    Decided { decision, blocks }
 }
 
 /// The arguments that are bound, by their position.

@@ -211,10 +211,6 @@ pub fn decisions(schedule: &Schedule<'_>, sources: &HashSet<&str>, errors: &mut 
                 None => unknown(node),
             }
         }
-        if !d.blocks.is_empty() && d.blocks.len() != d.nodes.len() {
-            let (collective, found, expected) = (d.collective.clone(), d.blocks.len(), d.nodes.len());
-            errors.push(CheckError::DecisionBlocks { bucket, collective, found, expected });
-        }
         for a in &d.alternatives {
             let times = [("us", a.us), ("copy_us", a.copy_us), ("saved_us", a.saved_us)];
             for (what, us) in times.into_iter().filter(|(_, us)| !us.is_finite() || *us < 0.0) {

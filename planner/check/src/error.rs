@@ -243,10 +243,6 @@ pub enum CheckError {
     )]
     DecisionChosen { bucket: usize, collective: String, found: String },
     #[error(
-        "bucket {bucket}: the decision on %{collective} has {found} numbers of blocks, expected {expected} or none"
-    )]
-    DecisionBlocks { bucket: usize, collective: String, found: usize, expected: usize },
-    #[error(
         "bucket {bucket}: the decision for %{collective} estimates {what} of {alternative} at {found}, expected 0 or more"
     )]
     DecisionTime { bucket: usize, collective: String, alternative: String, what: &'static str, found: String },

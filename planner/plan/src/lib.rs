@@ -7,6 +7,7 @@
 //! Not here: how plans are made, and whether they are safe.
 
 mod io;
+mod read;
 mod resolve;
 mod wire;
 

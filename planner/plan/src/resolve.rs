@@ -13,7 +13,7 @@ use symmc_ir::verify::{Violation, verify};
 use symmc_ir::{Dim, Dispatch, Graph, GroupId, NodeId, Symbol, SymbolId, Table, ValueId};
 use thiserror::Error;
 
-use crate::{Bucket, Memory, Place};
+use crate::{Bucket, Memory, Place, Step};
 
 /// The symbols of a program with the ranges of a bucket.
 pub type Symbols = Table<SymbolId, Symbol>;
@@ -77,8 +77,6 @@ pub struct Run {
     pub first: NodeId,
     /// The dispatch.
     pub dispatch: Option<Dispatch>,
-    /// The most blocks of its kernel on GPUs, if the plan says so.
-    pub blocks: Option<u32>,
 }
 
 impl Program {
@@ -194,21 +192,17 @@ impl Program {
     /// # Errors
     /// Its name is that of no step.
     pub fn runs(&self, bucket: &Bucket) -> impl Iterator<Item = Result<Run, Unresolved>> {
-        let decided = bucket.decisions.iter().flat_map(|d| d.nodes.iter().zip(&d.blocks));
-        let blocks: HashMap<&str, u32> = decided.map(|(node, &b)| (node.as_str(), b)).collect();
-        bucket.steps.iter().enumerate().map(move |(step, s)| {
-            let run = self.run(&s.node, blocks.get(s.node.as_str()).copied().filter(|&b| b > 0));
-            run.ok_or_else(|| Unresolved::StepUnknown { step, found: s.node.clone() })
-        })
+        let unknown = |(step, s): (usize, &Step)| Unresolved::StepUnknown { step, found: s.node.clone() };
+        bucket.steps.iter().enumerate().map(move |s| self.run(&s.1.node).ok_or_else(|| unknown(s)))
     }
 
     /// A step is named by its node, or by the first one of its dispatch; a node by its first result.
-    fn run(&self, name: &str, blocks: Option<u32>) -> Option<Run> {
+    fn run(&self, name: &str) -> Option<Run> {
         let first = self.graph.def_node(self.named(name)?)?;
         let dispatch = self.dispatch_of[first].and_then(|d| self.graph.dispatches.get(d)).copied();
         let named = self.graph.node_name(first) == name && !self.is_view(first);
         let begins = dispatch.is_none_or(|d| d.first == first);
-        (named && begins).then_some(Run { first, dispatch, blocks })
+        (named && begins).then_some(Run { first, dispatch })
     }
 }
 

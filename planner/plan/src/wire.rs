@@ -47,6 +47,8 @@ use indexmap::IndexMap;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
+use crate::read;
+
 /// The version of the artifact that this crate reads and writes.
 pub const VERSION: u32 = 1;
 
@@ -178,7 +180,7 @@ pub enum Role {
 
 /// The schedule for one range of the symbols.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[serde(from = "read::Bucket")]
 pub struct Bucket {
     /// The inclusive range of each symbol; sizes and lifetimes hold for all of it.
     pub symbols: IndexMap<String, [i64; 2]>,
@@ -354,6 +356,10 @@ pub struct Step {
     /// arena is higher when this one is dropped than when it is kept, with all others as they are.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub exit_bytes: Option<u64>,
+    /// The most blocks of its kernel on GPUs, if it runs a collective and the machine's profile says so. All ranks launch as
+    /// many.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub blocks: Option<u32>,
 }
 
 /// The fate of a droppable exit barrier.
@@ -367,17 +373,12 @@ pub enum Barrier {
 }
 
 /// How a collective was chosen.
-#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct Decision {
     /// The collective of the imported program: the name of its result.
     pub collective: String,
     /// The nodes of the planned program that run it.
     pub nodes: Vec<String>,
-    /// Of each of `nodes`, the most blocks of its kernel on GPUs, if the machine's profile says so for all; 0 where it
-    /// is no kernel of symmc's. All ranks launch as many.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub blocks: Vec<u32>,
     /// The name of what was chosen, as in `alternatives`.
     pub chosen: String,
     /// Bytes that the estimates are for: the tensor of an all-reduce or all-to-all, the result of an

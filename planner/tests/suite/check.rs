@@ -47,7 +47,7 @@ fn place(memory: Memory, offset: &str) -> Place {
 }
 
 pub fn step(node: &str, lane: Lane, waits: &[usize], exit: Option<Barrier>) -> Step {
-    Step { node: node.into(), lane, waits: waits.to_vec(), exit, exit_bytes: None }
+    Step { node: node.into(), lane, waits: waits.to_vec(), exit, exit_bytes: None, blocks: None }
 }
 
 fn places() -> IndexMap<String, Place> {
@@ -350,7 +350,6 @@ fn decisions_and_copies() {
     let decision = |collective: &str, node: &str, chosen: &str| Decision {
         collective: collective.into(),
         nodes: vec![node.into()],
-        blocks: vec![],
         chosen: chosen.into(),
         bytes: 0,
         alternatives: vec![Alternative { name: "plain".into(), us: 1.0, copy_us: 0.0, saved_us: 0.0 }],
@@ -359,10 +358,6 @@ fn decisions_and_copies() {
     breaks("DecisionNode", |p| p.buckets[0].decisions.push(decision("r", "nothing", "plain")));
     breaks("DecisionNode", |p| p.buckets[0].decisions.push(decision("nothing", "r", "plain")));
     breaks("DecisionChosen", |p| p.buckets[0].decisions.push(decision("r", "r", "push")));
-    breaks("DecisionBlocks", |p| {
-        let blocks = vec![8, 16];
-        p.buckets[0].decisions.push(Decision { blocks, ..decision("r", "r", "plain") });
-    });
     let estimated = |us, copy_us, saved_us| {
         let alternatives = vec![Alternative { name: "plain".into(), us, copy_us, saved_us }];
         Decision { alternatives, ..decision("r", "r", "plain") }

@@ -11,7 +11,7 @@ use symmc_check::{CheckError, check};
 use symmc_ir::entity::Entity;
 use symmc_ir::{Graph, InputId, text};
 use symmc_plan::{ArenaKind, Barrier, Bucket, CopyReason, Lane, Memory, Place, Plan, Reach, Role};
-use symmc_planner::{BucketInput, PlanConfig, PlanError, plan};
+use symmc_planner::{BucketInput, Decided, PlanConfig, PlanError, plan};
 
 use crate::programs::narrowed;
 
@@ -716,25 +716,26 @@ fn what_nobody_awaits_is_waited_for_where_its_memory_is_needed() {
 #[test]
 fn decisions_stand_in_order_of_the_steps() {
     use symmc_plan::{Alternative, Decision};
-    let decision = |node: &str| Decision {
-        collective: node.into(),
-        nodes: vec![node.into()],
-        blocks: vec![],
-        chosen: "plain".into(),
-        bytes: 1024,
-        alternatives: vec![Alternative {
-            name: "plain".into(),
-            us: 1.000_049_9,
-            copy_us: 0.0,
-            saved_us: 0.0,
-        }],
-        rules: vec![],
+    let alternative = Alternative { name: "plain".into(), us: 1.000_049_9, copy_us: 0.0, saved_us: 0.0 };
+    let decided = |node: &str, blocks| Decided {
+        decision: Decision {
+            collective: node.into(),
+            nodes: vec![node.into()],
+            chosen: "plain".into(),
+            bytes: 1024,
+            alternatives: vec![alternative.clone()],
+            rules: vec![],
+        },
+        blocks: vec![blocks],
     };
     let g = graph(&chain(&["@all via=plain", "@all via=plain"]));
-    let input = BucketInput { graph: g.clone(), decisions: vec![decision("r1"), decision("r0")] };
+    let input =
+        BucketInput { graph: g.clone(), decisions: vec![decided("r1", Some(8)), decided("r0", None)] };
     let p = plan(&g, &[input], &PlanConfig::default()).expect("plans");
     let order: Vec<&str> = p.buckets[0].decisions.iter().map(|d| d.collective.as_str()).collect();
     assert_eq!(order, ["r0", "r1"]);
+    let launched = p.buckets[0].steps.iter().filter_map(|s| Some((s.node.as_str(), s.blocks?)));
+    assert_eq!(launched.collect::<Vec<_>>(), [("r1", 8)], "launch sizes stand with the steps");
     assert_eq!(p.buckets[0].decisions[0].alternatives[0].us, 1.0, "kept to the nanosecond");
 }
 

@@ -2,10 +2,9 @@
 
 use std::time::{Duration, Instant};
 
-use symmc_check::fuzz;
+use symmc_check::{check, fuzz};
 use symmc_ir::random::SplitMix;
-use symmc_plan::Plan;
-use symmc_plan::PlanReadError;
+use symmc_plan::{Plan, PlanReadError};
 use symmc_planner::{BucketInput, PlanConfig, plan};
 
 use crate::programs::program;
@@ -49,6 +48,21 @@ fn a_step_a_buffer_and_a_place_are_lines() {
     assert_eq!(count("{\"node\": "), bucket.steps.len() + bucket.copies.len());
     assert_eq!(count("{\"arena\": "), bucket.buffers.len());
     assert!(text.ends_with("}\n"));
+}
+
+#[test]
+fn blocks_that_stand_with_decisions_are_those_of_the_steps() {
+    let text = include_str!("blocks.json");
+    assert!(text.contains("\"nodes\": [\"r\"], \"blocks\": [64], "));
+    let plan = Plan::from_json(text).expect("it reads");
+    let blocks: Vec<_> = plan.buckets[0].steps.iter().map(|s| s.blocks).collect();
+    assert_eq!(blocks, [None, Some(64), None]);
+    assert!(check(&plan).is_ok());
+    let moved =
+        text.replace(" \"blocks\": [64],", "").replace("\"waits\": [0]}", "\"waits\": [0], \"blocks\": 64}");
+    assert_eq!(plan.to_json(), moved);
+    let unknown = Plan::from_json(&text.replace("\"chosen\"", "\"taken\"")).expect_err("refused").to_string();
+    assert!(unknown.contains("unknown field `taken`"), "{unknown}");
 }
 
 /// Half of the damage cuts, copies or overwrites bytes; the other half replaces one number by another.

@@ -258,8 +258,8 @@ impl Context<'_> {
             for node in run.nodes() {
                 self.expect_variant(&graph.nodes[node].op, graph.node_name(node))?;
             }
-            let (lane, waits, exit) = (step.lane, step.waits.clone(), step.exit);
-            let Run { first: node, dispatch, blocks } = *run;
+            let (lane, waits, exit, blocks) = (step.lane, step.waits.clone(), step.exit, step.blocks);
+            let Run { first: node, dispatch } = *run;
             out.push(PreparedStep { node, dispatch, lane, waits, exit, blocks, custom });
         }
         Ok(out)
