@@ -27,8 +27,6 @@
 //! stays near `n log n`; so does time, unless thousands of gaps lie between the blocks of one instant: what is read of
 //! them counts as work.
 //!
-//! Blocks can be tied to one another ([`pack_tied`]).
-//!
 //! Not here: the choice of an order of operators.
 
 mod exact;
@@ -38,7 +36,6 @@ mod parts;
 mod refine;
 mod sweep;
 mod table;
-mod ties;
 mod verify;
 
 use thiserror::Error;
@@ -47,7 +44,6 @@ use occupancy::Occupancy;
 use orders::{Fit, Order};
 
 pub use table::{Names, Table, TableError};
-pub use ties::{Tie, TieError, pack_tied};
 pub use verify::{Verified, VerifyError, verify};
 
 /// A block of memory to place.

@@ -169,51 +169,6 @@ fn blocks_of_no_size_do_not_keep_others_from_being_packed_in_parts() {
     assert_eq!((p.offsets[2], &p.offsets[4..]), (64, &p.offsets[..2]));
 }
 
-#[test]
-fn an_inner_block_lies_in_its_outer_one_for_as_long_as_either_lives() {
-    let b = blocks("0..2:8 3..5:4 2..4:8 0..1:2");
-    let ties = [Tie::Inside { block: 1, outer: 0, at: 4 }, Tie::Inside { block: 3, outer: 1, at: 1 }];
-    let p = pack_tied(&b, &ties, &Config::default()).expect("packs");
-    assert_eq!((p.offsets[1] - p.offsets[0], p.offsets[3] - p.offsets[1]), (4, 1));
-    assert_eq!((p.bound, p.peak), (16, 16));
-}
-
-#[test]
-fn offsets_are_equal_modulo_a_number() {
-    let b = blocks("0..2:10 0..2:10 0..2:6");
-    let ties = [Tie::Modulo { first: 0, second: 2, modulus: 16 }];
-    let p = pack_tied(&b, &ties, &Config::default()).expect("packs");
-    assert_eq!(p.offsets[0] % 16, p.offsets[2] % 16);
-    let given = pack_tied(
-        &blocks("0..2:10@8 0..2:6"),
-        &[Tie::Modulo { first: 0, second: 1, modulus: 16 }],
-        &Config::default(),
-    );
-    assert_eq!(given, Err(TieError::Pack(PackError::Misaligned { block: 0, offset: 8, align: 16 })));
-}
-
-#[test]
-fn ties_that_cannot_be_kept_are_refused() {
-    let mut b = blocks("0..2:8 0..2:4 0..2:8 0..2:2@0");
-    b[1].align = 4;
-    let inside = |block, outer, at| Tie::Inside { block, outer, at };
-    for (ties, tie, found) in [
-        (vec![inside(1, 4, 0)], 0, "no such block"),
-        (vec![inside(1, 0, 0), inside(1, 2, 0)], 1, "already lies inside"),
-        (vec![inside(3, 0, 0)], 0, "no given offset"),
-        (vec![inside(1, 0, 8)], 0, "behind the outer one"),
-        (vec![inside(1, 0, 2)], 0, "no multiple"),
-        (vec![inside(0, 2, 0), inside(2, 0, 0)], 0, "in a circle"),
-        (vec![Tie::Modulo { first: 0, second: 1, modulus: 0 }], 0, "modulus is 0"),
-        (vec![inside(1, 0, 4), Tie::Modulo { first: 1, second: 2, modulus: 8 }], 1, "differ modulo"),
-    ] {
-        let Err(TieError::Tie { tie: at, reason }) = pack_tied(&b, &ties, &Config::default()) else {
-            panic!("{ties:?} are kept");
-        };
-        assert!(at == tie && reason.contains(found), "{ties:?}: {at} {reason}");
-    }
-}
-
 fn arbitrary_block() -> impl Strategy<Value = Block> {
     (0usize..20, 0usize..20, 0u64..100, prop_oneof![Just(0u64), Just(1), Just(16), Just(64)])
         .prop_map(|(start, end, size, align)| Block { start, end, size, align, offset: None })
@@ -256,47 +211,6 @@ proptest! {
         let (p, one) = (pack(&blocks, &Config::default()).expect("packs"), pack(&once, &Config::default()).expect("packs"));
         prop_assert_eq!(verify(&blocks, &p.offsets), Ok(Verified { peak: p.peak, bound: p.bound }));
         prop_assert_eq!((p.peak, p.bound), (one.peak, one.bound));
-    }
-
-    #[test]
-    fn ties_are_kept(
-        blocks in prop::collection::vec(arbitrary_block(), 2..14),
-        wanted in prop::collection::vec((any::<bool>(), 0usize..14, 0usize..14, 0u64..64), 0..10)
-    ) {
-        let mut ties = Vec::new();
-        for (inside, a, b, number) in wanted {
-            ties.push(match inside {
-                true => Tie::Inside { block: a, outer: b, at: number },
-                false => Tie::Modulo { first: a, second: b, modulus: number },
-            });
-            if pack_tied(&blocks, &ties, &Config { work: 0, ..Config::default() }).is_err() {
-                ties.pop();
-            }
-        }
-        let p = pack_tied(&blocks, &ties, &Config::default()).expect("packs");
-        let mut outer: Vec<usize> = (0..blocks.len()).collect();
-        for tie in &ties {
-            match *tie {
-                Tie::Inside { block, outer: o, at } => {
-                    prop_assert_eq!(p.offsets[block], p.offsets[o] + at);
-                    let root = outer[o];
-                    let moved = outer[block];
-                    outer.iter_mut().filter(|r| **r == moved).for_each(|r| *r = root);
-                }
-                Tie::Modulo { first, second, modulus } => {
-                    prop_assert_eq!(p.offsets[first] % modulus, p.offsets[second] % modulus);
-                }
-            }
-        }
-        let alive = |b: &Block, t: usize| if b.start < b.end { (b.start..b.end).contains(&t) } else { t >= b.start || t < b.end };
-        for (i, a) in blocks.iter().enumerate() {
-            prop_assert_eq!(p.offsets[i] % a.align.max(1), 0);
-            for (j, b) in blocks.iter().enumerate().skip(i + 1).filter(|(j, _)| outer[i] != outer[*j]) {
-                let overlap = p.offsets[i] < p.offsets[j] + b.size && p.offsets[j] < p.offsets[i] + a.size;
-                let together = (0..21).any(|t| alive(a, t) && alive(b, t));
-                prop_assert!(!(together && overlap && a.size > 0 && b.size > 0), "{i} and {j} in {:?}", p);
-            }
-        }
     }
 
     #[test]
