@@ -47,7 +47,10 @@ use indexmap::IndexMap;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
-use crate::read;
+mod json;
+mod read;
+
+pub use json::{PlanReadError, sha256};
 
 /// The version of the artifact that this crate reads and writes.
 pub const VERSION: u32 = 1;

@@ -1,8 +1,6 @@
 //! What the planner makes and what the check proves, in one binary, because each takes seconds to link.
 
-mod check;
 mod check_cost;
-mod check_sizes;
 mod common;
 mod dispatch;
 mod parts;

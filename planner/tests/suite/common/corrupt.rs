@@ -6,10 +6,12 @@
 
 use std::collections::BTreeSet;
 
-use symmc_check::{CheckError, check};
+use symmc_check::CheckError;
 use symmc_ir::random::SplitMix;
 use symmc_ir::{Graph, Op, Variant, text};
 use symmc_plan::{ArenaKind, Barrier, Buffer, Lane, Memory, Plan, Reach, Role};
+
+use super::sums::{mend_sum, repeat};
 
 /// What a flattened arena has besides the room that values are moved in: for [`stack`].
 const ROOM: u64 = 1 << 14;
@@ -39,11 +41,6 @@ pub fn flatten(plan: &Plan, zone: u64) -> Plan {
     plan
 }
 
-/// Makes sums and reach fit the rest of the plan.
-pub fn sums(plan: &mut Plan) {
-    repeat(plan, mend_sum);
-}
-
 /// Makes sums, reach and the presence of barriers fit the rest of the plan.
 pub fn mend(plan: &mut Plan) {
     repeat(plan, |plan, error| {
@@ -56,39 +53,6 @@ pub fn mend(plan: &mut Plan) {
         }
         true
     });
-}
-
-fn repeat(plan: &mut Plan, mend: impl Fn(&mut Plan, &CheckError) -> bool) {
-    for _ in 0..8 {
-        let errors = check(plan).err().unwrap_or_default();
-        if errors.iter().filter(|e| mend(plan, e)).count() == 0 {
-            return;
-        }
-    }
-}
-
-fn mend_sum(plan: &mut Plan, error: &CheckError) -> bool {
-    match error {
-        CheckError::Total { bucket, total, expected, .. } => {
-            let t = &mut plan.buckets[*bucket].totals;
-            let field = match *total {
-                "ordinary_peak" => &mut t.ordinary_peak,
-                "ordinary_bound" => &mut t.ordinary_bound,
-                "symmetric_peak" => &mut t.symmetric_peak,
-                "symmetric_bound" => &mut t.symmetric_bound,
-                "copies" => &mut t.copies,
-                "copied" => &mut t.copied,
-                "barriers_dropped" => &mut t.barriers_dropped,
-                _ => &mut t.barriers_kept,
-            };
-            *field = *expected;
-        }
-        CheckError::BufferReach { bucket, buffer, expected, .. } => {
-            plan.buckets[*bucket].buffers[*buffer].reach = *expected;
-        }
-        _ => return false,
-    }
-    true
 }
 
 /// Moves fixed memory behind everything else, and gives every group two landing zones of `size` bytes, so that

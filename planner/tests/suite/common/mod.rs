@@ -7,6 +7,8 @@
 
 pub mod corrupt;
 pub mod explore;
+#[path = "../../../check/tests/suite/sums.rs"]
+pub mod sums;
 
 use symmc_ir::entity::Entity;
 use symmc_ir::machine::{Capabilities, Profile};

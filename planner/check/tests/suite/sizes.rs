@@ -4,8 +4,8 @@ use std::collections::BTreeSet;
 
 use symmc_plan::{Barrier, Lane, Plan};
 
-use crate::check::{DROPPED, KEPT, breaks_as_it_is, kinds, small, step};
-use crate::common::corrupt::sums;
+use crate::rules::{DROPPED, KEPT, breaks_as_it_is, kinds, small, step};
+use crate::sums::sums;
 
 /// Peers may still read `%b` when the next run writes `%a`, but not when it writes `%b`: it has met by then.
 fn behind_each_other(a: &str, b: &str, exit: Option<Barrier>) -> Plan {

@@ -5,9 +5,9 @@ use std::collections::HashMap;
 use indexmap::IndexMap;
 use serde::Deserialize;
 
-use crate::wire::{self, Alternative, AppliedRule, Buffer, ForcedCopy, Place, Step, Totals};
+use super::{Alternative, AppliedRule, Buffer, ForcedCopy, Place, Step, Totals};
 
-/// The fields of [`wire::Bucket`].
+/// The fields of [`super::Bucket`].
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Bucket {
@@ -21,7 +21,7 @@ pub struct Bucket {
     totals: Totals,
 }
 
-/// The fields of [`wire::Decision`], and the blocks of each of its nodes; 0 is none.
+/// The fields of [`super::Decision`], and the blocks of each of its nodes; 0 is none.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Decision {
@@ -35,8 +35,8 @@ struct Decision {
     rules: Vec<AppliedRule>,
 }
 
-impl From<Bucket> for wire::Bucket {
-    fn from(read: Bucket) -> wire::Bucket {
+impl From<Bucket> for super::Bucket {
+    fn from(read: Bucket) -> super::Bucket {
         let Bucket { symbols, program, buffers, places, mut steps, decisions, copies, totals } = read;
         let decided = decisions.iter().flat_map(|d| d.nodes.iter().zip(&d.blocks));
         let blocks: HashMap<&str, u32> =
@@ -46,9 +46,9 @@ impl From<Bucket> for wire::Bucket {
         }
         let decisions = decisions.into_iter().map(|d| {
             let Decision { collective, nodes, blocks: _, chosen, bytes, alternatives, rules } = d;
-            wire::Decision { collective, nodes, chosen, bytes, alternatives, rules }
+            super::Decision { collective, nodes, chosen, bytes, alternatives, rules }
         });
         let decisions = decisions.collect();
-        wire::Bucket { symbols, program, buffers, places, steps, decisions, copies, totals }
+        super::Bucket { symbols, program, buffers, places, steps, decisions, copies, totals }
     }
 }
