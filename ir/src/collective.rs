@@ -45,16 +45,21 @@ pub enum CollectiveKind {
 }
 
 impl CollectiveKind {
+    /// What it is called, without attributes.
+    pub fn named(&self) -> CollectiveName {
+        match self {
+            CollectiveKind::AllReduce(_) => CollectiveName::AllReduce,
+            CollectiveKind::AllGather => CollectiveName::AllGather,
+            CollectiveKind::ReduceScatter(_) => CollectiveName::ReduceScatter,
+            CollectiveKind::AllToAll(_) => CollectiveName::AllToAll,
+            CollectiveKind::Broadcast { .. } => CollectiveName::Broadcast,
+            CollectiveKind::Permute { .. } => CollectiveName::PermuteRanks,
+        }
+    }
+
     /// The name in the text form, without attributes.
     pub fn name(&self) -> &'static str {
-        match self {
-            CollectiveKind::AllReduce(_) => "all_reduce",
-            CollectiveKind::AllGather => "all_gather",
-            CollectiveKind::ReduceScatter(_) => "reduce_scatter",
-            CollectiveKind::AllToAll(_) => "all_to_all",
-            CollectiveKind::Broadcast { .. } => "broadcast",
-            CollectiveKind::Permute { .. } => "permute_ranks",
-        }
+        self.named().name()
     }
 
     /// The pairs `(from, to)` of different ranks of which `from` sends its operand to `to`, in a cell of `n`
@@ -82,6 +87,18 @@ pub enum Splits {
     /// rows received, packed in order of rank at the front of `x`'s type (the rest is zero), and `[n]` i64
     /// rows received from each rank.
     Device,
+}
+
+named_enum! {
+    /// The collectives by their names in the text form and in profiles.
+    CollectiveName {
+        AllReduce = "all_reduce",
+        AllGather = "all_gather",
+        ReduceScatter = "reduce_scatter",
+        AllToAll = "all_to_all",
+        Broadcast = "broadcast",
+        PermuteRanks = "permute_ranks",
+    }
 }
 
 named_enum! {

@@ -35,7 +35,9 @@ pub mod verify;
 pub use attention::{Bound, Side};
 pub use backing::{Backing, Mapped, Part};
 pub use builder::Builder;
-pub use collective::{Collective, CollectiveKind, Contract, Exit, Meets, ReduceOp, Splits, Variant};
+pub use collective::{
+    Collective, CollectiveKind, CollectiveName, Contract, Exit, Meets, ReduceOp, Splits, Variant,
+};
 pub use dim::{Bindings, Dim, SymbolId};
 pub use dispatch::{Dispatch, Form, Overwriting};
 pub use emit::Emit;

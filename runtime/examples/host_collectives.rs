@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 
 use nix::sys::wait::{WaitStatus, waitpid};
 use nix::unistd::{ForkResult, fork};
-use symmc_ir::collective::{CollectiveKind, Exit, ReduceOp, Splits, Variant};
+use symmc_ir::collective::{CollectiveKind, CollectiveName, Exit, ReduceOp, Splits, Variant};
 use symmc_ir::machine::{Copying, Curve, ExitBarrier, Profile, Source};
 use symmc_ir::types::DType;
 use symmc_plan::Barrier;
@@ -290,9 +290,10 @@ fn profile(measured: &Measured) -> Result<(), Failure> {
             None if matches!(name, "one_shot" | "pull") => Some(ExitBarrier::Dropped),
             None => None,
         };
-        Curve {
-            collective: kind.into(),
-            variant: kept.unwrap_or(name).into(),
+        let variant = kept.unwrap_or(name);
+        Ok(Curve {
+            collective: CollectiveName::from_name(kind).ok_or_else(|| format!("{kind} is no collective"))?,
+            variant: Variant::from_name(variant).ok_or_else(|| format!("{variant} is no variant"))?,
             exit,
             ranks,
             source: Source::Measured,
@@ -300,7 +301,7 @@ fn profile(measured: &Measured) -> Result<(), Failure> {
             points: points.iter().enumerate().map(|(i, p)| (p.0, p.1.max(floor(i)))).collect(),
             spread: Vec::new(),
             blocks: vec![],
-        }
+        })
     };
     let cores = std::thread::available_parallelism()?;
     let profile = Profile {
@@ -311,7 +312,7 @@ fn profile(measured: &Measured) -> Result<(), Failure> {
         fuses_residual: false,
         dispatches: Default::default(),
         copy: Copying { source: Source::Measured, note: String::new(), points: copy },
-        curves: series.iter().map(curve).collect(),
+        curves: series.iter().map(curve).collect::<Result<_, Failure>>()?,
     };
     print!("{}", Profile::from_json(&profile.to_json())?.to_json());
     Ok(())

@@ -8,7 +8,7 @@ use serde::de::DeserializeOwned;
 use symmc_check::CheckedPlan;
 use symmc_cuda::{Bench, CudaConfig};
 use symmc_ir::machine::{self, Copying, Curve, ExitBarrier, Profile, Source};
-use symmc_ir::{Bindings, Part, Tensor, text};
+use symmc_ir::{Bindings, CollectiveName, Part, Tensor, Variant, text};
 use symmc_planner::{BucketInput, PlanConfig};
 use symmc_runtime::host::{self, HostConfig, Job, RankCommand, Zeros};
 
@@ -82,9 +82,15 @@ pub fn profile(name: &str, measured: &[Measurements], date: &str) -> Result<Prof
         if let (Some(true), Some(floor)) = (exit, dropped.get(&(collective, variant))) {
             points.list.iter_mut().zip(&floor.list).for_each(|(p, f)| p.1 = p.1.max(f.1));
         }
-        Curve {
-            collective: collective.into(),
-            variant: variant.into(),
+        let named = CollectiveName::from_name(collective).zip(Variant::from_name(variant));
+        let (collective, variant) = named.ok_or_else(|| {
+            let message =
+                format!("a rank measured {collective} {variant}, which is no way to run a collective");
+            Error::new(ErrorKind::Defect, message)
+        })?;
+        Ok(Curve {
+            collective,
+            variant,
             exit: exit.map(|kept| if kept { ExitBarrier::Kept } else { ExitBarrier::Dropped }),
             ranks,
             source: Source::Measured,
@@ -92,7 +98,7 @@ pub fn profile(name: &str, measured: &[Measurements], date: &str) -> Result<Prof
             points: points.list,
             spread: points.spread,
             blocks: points.blocks,
-        }
+        })
     });
     let about = format!(
         "{ranks} × {}, {date}. Medians of replays of a CUDA graph of ten calls, the slowest rank's.",
@@ -107,7 +113,7 @@ pub fn profile(name: &str, measured: &[Measurements], date: &str) -> Result<Prof
         fuses_residual: true,
         dispatches: Default::default(),
         copy,
-        curves: curves.collect(),
+        curves: curves.collect::<Result<_, Error>>()?,
     })
 }
 
@@ -200,7 +206,7 @@ fn answers<T: DeserializeOwned>(outputs: &[Vec<Tensor>]) -> Result<Vec<T>, Error
 mod tests {
     use symmc_cuda::bench::Measured;
     use symmc_ir::DType;
-    use symmc_ir::collective::{CollectiveKind, ReduceOp, Variant};
+    use symmc_ir::collective::{CollectiveKind, ReduceOp};
     use symmc_runtime::Registry;
     use symmc_runtime::exec::{ExecConfig, Executor, Work};
 
@@ -245,8 +251,7 @@ mod tests {
     fn the_blocks_of_a_profile_reach_the_kernels_call() {
         let mut profile = Profile::builtin("h200x2").expect("built in");
         for curve in &mut profile.curves {
-            let (first, variant) = (curve.points[0].0, Variant::from_name(&curve.variant));
-            let kernel = variant.is_some_and(|v| !v.is_library());
+            let (first, kernel) = (curve.points[0].0, !curve.variant.is_library());
             // One more for each point.
             curve.blocks = curve.points.iter().map(|p| 3 + (p.0 / first).ilog2()).collect();
             curve.blocks.retain(|_| kernel);

@@ -4,33 +4,31 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
+use crate::collective::{CollectiveName, Variant};
+
 /// The time of one way to run one collective by its size, on groups of one number of ranks.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[serde(try_from = "written::Curve", into = "written::Curve")]
 pub struct Curve {
-    /// The name of the collective.
-    pub collective: String,
-    /// The name of the variant.
-    pub variant: String,
+    /// The collective.
+    pub collective: CollectiveName,
+    /// The variant.
+    pub variant: Variant,
     /// For a variant whose exit barrier can be dropped: whether it was.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub exit: Option<ExitBarrier>,
     /// The number of ranks in the group, at least 2.
     pub ranks: u32,
     /// Where the numbers come from.
     pub source: Source,
     /// How they were measured or what they were modelled from, for people.
-    #[serde(default, skip_serializing_if = "String::is_empty")]
     pub note: String,
     /// Bytes and microseconds, by ascending bytes.
     pub points: Vec<(u64, f64)>,
     /// Of each point, how far the least and the most of its measurements lie apart, as a part of the time, if that
     /// is known.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub spread: Vec<f64>,
     /// Of each point, the most blocks of a kernel that the time is for, if the variant is a kernel and that is known;
     /// all ranks launch as many.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub blocks: Vec<u32>,
 }
 
@@ -69,8 +67,8 @@ pub enum Source {
 
 impl Curve {
     /// What a profile has at most one curve for.
-    pub(super) fn key(&self) -> (&str, &str, Option<ExitBarrier>, u32) {
-        (&self.collective, &self.variant, self.exit, self.ranks)
+    pub(super) fn key(&self) -> (CollectiveName, Variant, Option<ExitBarrier>, u32) {
+        (self.collective, self.variant, self.exit, self.ranks)
     }
 
     /// The time in microseconds for `bytes`, on this curve's number of ranks.
@@ -87,13 +85,69 @@ impl Curve {
 
 impl fmt::Display for Curve {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} {}", self.collective, self.variant)?;
-        match self.exit {
-            Some(ExitBarrier::Kept) => f.write_str(" with exit barrier")?,
-            Some(ExitBarrier::Dropped) => f.write_str(" without exit barrier")?,
-            None => {}
+        f.write_str(&in_words(self.collective.name(), self.variant.name(), self.exit, self.ranks))
+    }
+}
+
+fn in_words(collective: &str, variant: &str, exit: Option<ExitBarrier>, ranks: u32) -> String {
+    let exit = match exit {
+        Some(ExitBarrier::Kept) => " with exit barrier",
+        Some(ExitBarrier::Dropped) => " without exit barrier",
+        None => "",
+    };
+    format!("{collective} {variant}{exit} on {ranks} ranks")
+}
+
+/// Curves as profiles write them.
+mod written {
+    use serde::{Deserialize, Serialize};
+
+    use super::{CollectiveName, ExitBarrier, Source, Variant, in_words};
+
+    /// The fields of [`super::Curve`], with names.
+    #[derive(Serialize, Deserialize)]
+    #[serde(deny_unknown_fields)]
+    pub struct Curve {
+        collective: String,
+        variant: String,
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        exit: Option<ExitBarrier>,
+        ranks: u32,
+        source: Source,
+        #[serde(default, skip_serializing_if = "String::is_empty")]
+        note: String,
+        points: Vec<(u64, f64)>,
+        #[serde(default, skip_serializing_if = "Vec::is_empty")]
+        spread: Vec<f64>,
+        #[serde(default, skip_serializing_if = "Vec::is_empty")]
+        blocks: Vec<u32>,
+    }
+
+    impl From<super::Curve> for Curve {
+        fn from(curve: super::Curve) -> Curve {
+            let super::Curve { collective, variant, exit, ranks, source, note, points, spread, blocks } =
+                curve;
+            let (collective, variant) = (collective.name().to_string(), variant.name().to_string());
+            Curve { collective, variant, exit, ranks, source, note, points, spread, blocks }
         }
-        write!(f, " on {} ranks", self.ranks)
+    }
+
+    impl TryFrom<Curve> for super::Curve {
+        type Error = String;
+
+        fn try_from(curve: Curve) -> Result<super::Curve, String> {
+            let Curve { collective, variant, exit, ranks, source, note, points, spread, blocks } = curve;
+            let unknown = |what: &str, names: Vec<&str>| {
+                let curve = in_words(&collective, &variant, exit, ranks);
+                format!("curve {curve}: unknown {what}, expected one of {}", names.join(", "))
+            };
+            let collective = CollectiveName::from_name(&collective).ok_or_else(|| {
+                unknown("collective", CollectiveName::ALL.iter().map(|c| c.name()).collect())
+            })?;
+            let variant = Variant::from_name(&variant)
+                .ok_or_else(|| unknown("variant", Variant::ALL.iter().map(|v| v.name()).collect()))?;
+            Ok(super::Curve { collective, variant, exit, ranks, source, note, points, spread, blocks })
+        }
     }
 }
 

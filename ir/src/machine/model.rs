@@ -6,7 +6,7 @@
 //! `t` its time at these bytes, `n` ranks take `first + (t - first) * traffic(n) / traffic(m)`.
 
 use super::curve::Curve;
-use crate::collective::Variant;
+use crate::collective::{CollectiveName, Variant};
 use crate::op::Op;
 
 /// What moving bytes at the speed of links and memory takes from compute beside it, whoever moves them: on two H200
@@ -28,7 +28,7 @@ const OPERATIONS: u64 = 256;
 /// copy engines take none of these; a kernel has a block on one for every 4 KiB that it moves for a peer (1 KiB as
 /// packets), up to `most`, or 128 (64) where a profile names none, which is how GPUs run them.
 pub fn taken(
-    collective: &str,
+    collective: CollectiveName,
     variant: Variant,
     bytes: u64,
     ranks: u32,
@@ -36,9 +36,9 @@ pub fn taken(
     multiprocessors: u32,
 ) -> f64 {
     let whole = match collective {
-        "all_reduce" => matches!(variant, Variant::OneShot | Variant::Packets),
-        "broadcast" | "permute_ranks" => true,
-        _ => false,
+        CollectiveName::AllReduce => matches!(variant, Variant::OneShot | Variant::Packets),
+        CollectiveName::Broadcast | CollectiveName::PermuteRanks => true,
+        CollectiveName::AllGather | CollectiveName::ReduceScatter | CollectiveName::AllToAll => false,
     };
     let moved = if whole { bytes } else { bytes / u64::from(ranks.max(1)) };
     let most = |own: u64| most.map_or(own, u64::from);
@@ -73,14 +73,15 @@ pub fn like_a_copy(read: u64, written: u64, terms: Option<u64>) -> u64 {
 /// All-reduces that read or write everything (`one_shot`, `packets`) carry `n - 1`, those in two phases
 /// `2(n-1)/n`; all-gather, reduce-scatter and all-to-all carry `(n-1)/n` of their larger side; broadcast
 /// and permute carry each byte once, but a root that puts sends each byte to all others.
-pub fn traffic(collective: &str, variant: &str, ranks: u32) -> f64 {
+pub fn traffic(collective: CollectiveName, variant: Variant, ranks: u32) -> f64 {
+    use CollectiveName as C;
     let n = f64::from(ranks.max(1));
     match (collective, variant) {
-        ("all_reduce", "one_shot" | "packets") => n - 1.0,
-        ("all_reduce", _) => 2.0 * (n - 1.0) / n,
-        ("broadcast", "put") => n - 1.0,
-        ("broadcast" | "permute_ranks", _) => 1.0,
-        _ => (n - 1.0) / n,
+        (C::AllReduce, Variant::OneShot | Variant::Packets) => n - 1.0,
+        (C::AllReduce, _) => 2.0 * (n - 1.0) / n,
+        (C::Broadcast, Variant::Put) => n - 1.0,
+        (C::Broadcast | C::PermuteRanks, _) => 1.0,
+        (C::AllGather | C::ReduceScatter | C::AllToAll, _) => (n - 1.0) / n,
     }
 }
 
@@ -91,8 +92,8 @@ pub(super) fn scaled(curve: &Curve, bytes: u64, ranks: u32) -> f64 {
         return time;
     }
     let first = curve.points.first().map_or(0.0, |p| p.1);
-    let factor = traffic(&curve.collective, &curve.variant, ranks)
-        / traffic(&curve.collective, &curve.variant, curve.ranks);
+    let factor = traffic(curve.collective, curve.variant, ranks)
+        / traffic(curve.collective, curve.variant, curve.ranks);
     first + (time - first) * factor
 }
 
@@ -103,9 +104,9 @@ mod tests {
 
     #[test]
     fn the_transfer_scales_and_the_start_up_stays() {
-        let curve = |collective: &str, variant: &str| Curve {
-            collective: collective.into(),
-            variant: variant.into(),
+        let curve = |collective: CollectiveName, variant: Variant| Curve {
+            collective,
+            variant,
             exit: None,
             ranks: 4,
             source: Source::Measured,
@@ -114,23 +115,35 @@ mod tests {
             spread: vec![],
             blocks: vec![],
         };
-        assert_eq!(scaled(&curve("all_reduce", "one_shot"), 2000, 8), 3.0 + 3.0 * 7.0 / 3.0);
-        assert_eq!(scaled(&curve("all_reduce", "two_shot"), 2000, 2), 3.0 + 3.0 * (1.0 / 1.5));
-        assert_eq!(scaled(&curve("all_gather", "push"), 2000, 1), 3.0);
-        assert_eq!(scaled(&curve("all_gather", "push"), 1, 8), 3.0);
-        assert_eq!(scaled(&curve("broadcast", "plain"), 2000, 8), 6.0);
-        assert_eq!(scaled(&curve("broadcast", "put"), 2000, 7), 9.0);
-        assert_eq!(scaled(&curve("permute_ranks", "put"), 2000, 8), 6.0);
+        assert_eq!(
+            scaled(&curve(CollectiveName::AllReduce, Variant::OneShot), 2000, 8),
+            3.0 + 3.0 * 7.0 / 3.0
+        );
+        assert_eq!(
+            scaled(&curve(CollectiveName::AllReduce, Variant::TwoShot), 2000, 2),
+            3.0 + 3.0 * (1.0 / 1.5)
+        );
+        assert_eq!(scaled(&curve(CollectiveName::AllGather, Variant::Push), 2000, 1), 3.0);
+        assert_eq!(scaled(&curve(CollectiveName::AllGather, Variant::Push), 1, 8), 3.0);
+        assert_eq!(scaled(&curve(CollectiveName::Broadcast, Variant::Plain), 2000, 8), 6.0);
+        assert_eq!(scaled(&curve(CollectiveName::Broadcast, Variant::Put), 2000, 7), 9.0);
+        assert_eq!(scaled(&curve(CollectiveName::PermuteRanks, Variant::Put), 2000, 8), 6.0);
     }
 
     #[test]
     fn kernels_take_their_blocks_and_all_take_what_moving_takes() {
-        let taken = |variant, bytes| taken("all_gather", variant, bytes, 2, None, 128);
+        let taken = |variant, bytes| taken(CollectiveName::AllGather, variant, bytes, 2, None, 128);
         assert_eq!(taken(Variant::Copies, 1 << 30), MOVING);
         assert_eq!(taken(Variant::Push, 32 << 13), 0.25 + MOVING);
         assert_eq!(taken(Variant::Push, 1 << 30), 1.0);
-        assert_eq!(super::taken("all_gather", Variant::Push, 1 << 30, 2, Some(16), 128), 0.125 + MOVING);
+        assert_eq!(
+            super::taken(CollectiveName::AllGather, Variant::Push, 1 << 30, 2, Some(16), 128),
+            0.125 + MOVING
+        );
         assert_eq!(taken(Variant::Plain, 1 << 30), 0.25 + MOVING);
-        assert_eq!(super::taken("all_reduce", Variant::Packets, 1 << 14, 2, None, 128), 0.125 + MOVING);
+        assert_eq!(
+            super::taken(CollectiveName::AllReduce, Variant::Packets, 1 << 14, 2, None, 128),
+            0.125 + MOVING
+        );
     }
 }

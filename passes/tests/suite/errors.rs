@@ -57,7 +57,7 @@ fn a_bucket_lies_within_its_symbol() {
 #[test]
 fn a_profile_must_know_plain() {
     let mut config = config();
-    config.profile.curves.retain(|c| c.collective != "all_reduce");
+    config.profile.curves.retain(|c| c.collective != symmc_ir::CollectiveName::AllReduce);
     let message = lower(&program(), &config).unwrap_err().to_string();
     assert_eq!(message, "lower: %y: all_reduce: profile host has no curve for plain");
 }
