@@ -6,7 +6,7 @@ use egg::{Id, Language, RecExpr};
 use symmc_ir::{Op, Type, Variant};
 
 use super::extract::Taken;
-use super::language::{self, Attr, Graph, Lang, Name};
+use super::language::{self, Attr, Graph, Lang};
 use super::region::{Key, KeyNode, Operand, Use};
 
 /// See the [module](self).
@@ -54,7 +54,7 @@ impl Imported {
                 let mut children =
                     attributes.map(|a| self.write(graph, Lang::Attr(a))).collect::<Option<Vec<Id>>>()?;
                 children.extend(&operands);
-                Lang::Collective(Name::of(&c.kind), None, children)
+                Lang::Collective(c.kind.named(), None, children)
             }
             (Op::Cast, &[x]) => {
                 let dtype = from.types.first().map(|ty: &Type| ty.dtype)?;

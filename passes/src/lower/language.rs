@@ -11,7 +11,8 @@ use std::sync::Arc;
 
 use egg::{Analysis, DidMerge, EGraph, FromOp, FromOpError, Id, Language};
 use symmc_ir::{
-    BinaryOp, Collective, CollectiveKind, DType, Dim, GroupId, Op, ReduceOp, Splits, Type, Variant, infer,
+    BinaryOp, Collective, CollectiveKind, CollectiveName, DType, Dim, GroupId, Op, ReduceOp, Splits, Type,
+    Variant, infer,
 };
 
 use super::context::Context;
@@ -23,8 +24,8 @@ pub enum Lang {
     Leaf(usize),
     /// An attribute of another node.
     Attr(Attr),
-    /// A collective, or a way to run it.
-    Collective(Name, Option<Variant>, Vec<Id>),
+    /// A collective, or a way to run it: `(all_reduce op group x)`, `(all_gather group x)`, `(all_to_all device group x sizes)`.
+    Collective(CollectiveName, Option<Variant>, Vec<Id>),
     /// `(reshape shape x)`.
     Reshape([Id; 2]),
     /// `(cast dtype x)`.
@@ -56,61 +57,9 @@ pub enum Attr {
     DType(DType),
 }
 
-/// The kind of a collective, without its attributes.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
-pub enum Name {
-    /// `(all_reduce op group x)`
-    AllReduce,
-    /// `(all_gather group x)`
-    AllGather,
-    /// `(reduce_scatter op group x)`
-    ReduceScatter,
-    /// `(all_to_all splits group x)`, `(all_to_all device group x sizes)`
-    AllToAll,
-    /// `(broadcast root group x)`
-    Broadcast,
-    /// `(permute_ranks pairs group x)`
-    Permute,
-}
-
-impl Name {
-    const ALL: [Name; 6] = [
-        Name::AllReduce,
-        Name::AllGather,
-        Name::ReduceScatter,
-        Name::AllToAll,
-        Name::Broadcast,
-        Name::Permute,
-    ];
-
-    /// As in the text form.
-    pub fn text(self) -> &'static str {
-        match self {
-            Name::AllReduce => "all_reduce",
-            Name::AllGather => "all_gather",
-            Name::ReduceScatter => "reduce_scatter",
-            Name::AllToAll => "all_to_all",
-            Name::Broadcast => "broadcast",
-            Name::Permute => "permute_ranks",
-        }
-    }
-
-    /// Of a collective.
-    pub fn of(kind: &CollectiveKind) -> Name {
-        match kind {
-            CollectiveKind::AllReduce(_) => Name::AllReduce,
-            CollectiveKind::AllGather => Name::AllGather,
-            CollectiveKind::ReduceScatter(_) => Name::ReduceScatter,
-            CollectiveKind::AllToAll(_) => Name::AllToAll,
-            CollectiveKind::Broadcast { .. } => Name::Broadcast,
-            CollectiveKind::Permute { .. } => Name::Permute,
-        }
-    }
-
-    /// The number of attributes before the operands.
-    pub fn attributes(self) -> usize {
-        if self == Name::AllGather { 1 } else { 2 }
-    }
+/// The number of attributes of a collective, which stand before its operands.
+pub fn attribute_count(name: CollectiveName) -> usize {
+    if name == CollectiveName::AllGather { 1 } else { 2 }
 }
 
 /// The attributes of a collective, in order.
@@ -127,24 +76,30 @@ pub fn attributes(kind: &CollectiveKind, group: GroupId) -> Vec<Attr> {
 }
 
 /// The collective of a kind with these attributes.
-pub fn collective(name: Name, variant: Option<Variant>, attributes: &[&Attr]) -> Option<Collective> {
+pub fn collective(
+    name: CollectiveName,
+    variant: Option<Variant>,
+    attributes: &[&Attr],
+) -> Option<Collective> {
     let (group, own) = attributes.split_last()?;
     let Attr::Group(group) = group else { return None };
     let kind = match (name, own) {
-        (Name::AllReduce, [Attr::Reduce(op)]) => CollectiveKind::AllReduce(*op),
-        (Name::ReduceScatter, [Attr::Reduce(op)]) => CollectiveKind::ReduceScatter(*op),
-        (Name::AllGather, []) => CollectiveKind::AllGather,
-        (Name::AllToAll, [Attr::Even]) => CollectiveKind::AllToAll(Splits::Even),
-        (Name::AllToAll, [Attr::Device]) => CollectiveKind::AllToAll(Splits::Device),
-        (Name::Broadcast, [Attr::Root(root)]) => CollectiveKind::Broadcast { root: *root },
-        (Name::Permute, [Attr::Pairs(pairs)]) => CollectiveKind::Permute { pairs: pairs.clone() },
+        (CollectiveName::AllReduce, [Attr::Reduce(op)]) => CollectiveKind::AllReduce(*op),
+        (CollectiveName::ReduceScatter, [Attr::Reduce(op)]) => CollectiveKind::ReduceScatter(*op),
+        (CollectiveName::AllGather, []) => CollectiveKind::AllGather,
+        (CollectiveName::AllToAll, [Attr::Even]) => CollectiveKind::AllToAll(Splits::Even),
+        (CollectiveName::AllToAll, [Attr::Device]) => CollectiveKind::AllToAll(Splits::Device),
+        (CollectiveName::Broadcast, [Attr::Root(root)]) => CollectiveKind::Broadcast { root: *root },
+        (CollectiveName::PermuteRanks, [Attr::Pairs(pairs)]) => {
+            CollectiveKind::Permute { pairs: pairs.clone() }
+        }
         _ => return None,
     };
     Some(Collective { kind, group: *group, variant })
 }
 
 impl Language for Lang {
-    type Discriminant = (std::mem::Discriminant<Lang>, Option<Name>, Option<Variant>);
+    type Discriminant = (std::mem::Discriminant<Lang>, Option<CollectiveName>, Option<Variant>);
 
     fn discriminant(&self) -> Self::Discriminant {
         let (name, variant) = match self {
@@ -190,8 +145,8 @@ impl fmt::Display for Lang {
             Lang::Leaf(i) => write!(f, "leaf{i}"),
             Lang::Attr(Attr::Reduce(op)) => write!(f, "{op}"),
             Lang::Attr(a) => write!(f, "{a:?}"),
-            Lang::Collective(name, None, _) => f.write_str(name.text()),
-            Lang::Collective(name, Some(v), _) => write!(f, "{}.{v}", name.text()),
+            Lang::Collective(name, None, _) => write!(f, "{name}"),
+            Lang::Collective(name, Some(v), _) => write!(f, "{name}.{v}"),
             Lang::Reshape(_) => f.write_str("reshape"),
             Lang::Cast(_) => f.write_str("cast"),
             Lang::Add(_) => f.write_str("add"),
@@ -212,7 +167,7 @@ impl FromOp for Lang {
             None => Some(None),
         };
         if let Some(variant) = known
-            && let Some(name) = Name::ALL.into_iter().find(|n| n.text() == name)
+            && let Some(name) = CollectiveName::from_name(name)
         {
             return Ok(Lang::Collective(name, variant, children));
         }
@@ -287,7 +242,7 @@ pub fn value(graph: &Graph, id: Id) -> Option<&Value> {
 /// The collective that a node is, and its operands.
 pub fn as_collective<'a>(graph: &Graph, node: &'a Lang) -> Option<(Collective, &'a [Id])> {
     let Lang::Collective(name, variant, children) = node else { return None };
-    let (attributes, operands) = children.split_at_checked(name.attributes())?;
+    let (attributes, operands) = children.split_at_checked(attribute_count(*name))?;
     let attributes = attributes.iter().map(|&a| attr(graph, a)).collect::<Option<Vec<_>>>()?;
     Some((collective(*name, *variant, &attributes)?, operands))
 }

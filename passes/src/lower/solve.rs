@@ -242,7 +242,7 @@ impl Chooser<'_> {
             if !claimed.contains(&step) {
                 let own = extract::cost(self.graph, class, node, self.uses)?;
                 sum += own;
-                names.push(format!("{}.{variant}", name.text()));
+                names.push(format!("{name}.{variant}"));
                 steps.push(step);
             }
         }
@@ -261,7 +261,7 @@ impl Chooser<'_> {
 
     fn attributes(&self, node: usize) -> usize {
         match &self.imported.nodes[node].node {
-            Lang::Collective(name, ..) => name.attributes(),
+            Lang::Collective(name, ..) => language::attribute_count(*name),
             _ => 0,
         }
     }
@@ -338,7 +338,7 @@ impl Chooser<'_> {
         let mut sum = Cost::default();
         self.walk(class, node, 0, &mut parts, &mut sum)?;
         let own = match &self.imported.nodes[imported].node {
-            Lang::Collective(name, ..) => name.text(),
+            Lang::Collective(name, ..) => name.name(),
             _ => "",
         };
         let name = match &parts[..] {
@@ -369,7 +369,7 @@ impl Chooser<'_> {
             }
         }
         if let Lang::Collective(name, Some(variant), _) = node {
-            parts.push((name.text(), variant.name()));
+            parts.push((name.name(), variant.name()));
         }
         let own = extract::cost(self.graph, class, node, self.uses)?;
         *sum += own;
