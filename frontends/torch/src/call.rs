@@ -24,6 +24,8 @@ pub(crate) enum Operand {
     Scalar(Scalar),
     /// An integer that is an expression of the program's symbols.
     Dim(Dim),
+    /// A float that is one, in PyTorch's words.
+    Ratio(String),
 }
 
 /// Arguments that say where and how a tensor is stored, not what it holds.
@@ -257,6 +259,10 @@ impl<'c, 'p> Call<'c, 'p> {
                 d if d.as_const().is_some() => Operand::Scalar(Scalar::Int(d.as_const().unwrap_or(0))),
                 d => Operand::Dim(d),
             },
+            Argument::SymFloat(s) => match self.ratio(s) {
+                Some(text) => Operand::Ratio(text.to_string()),
+                None => Operand::Scalar(self.scalar_of(name, arg)?),
+            },
             other => Operand::Scalar(self.scalar_of(name, other)?),
         }))
     }
@@ -425,6 +431,12 @@ impl<'c, 'p> Call<'c, 'p> {
                 broken("expected `as_name` or `as_int` in a symbolic integer, found neither".into())
             }
         }
+    }
+
+    /// The expression of a float that is not known.
+    fn ratio(&self, s: &SymArgument<'p>) -> Option<&'p str> {
+        let value = self.lowering.scope.graph.sym_float_values.get(&**s.as_name.as_ref()?)?;
+        value.as_expr.as_ref().map(|e| &*e.expr_str)
     }
 
     fn sym_float(&self, s: &SymArgument<'_>) -> Lowered<f64> {

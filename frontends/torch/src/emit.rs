@@ -5,6 +5,7 @@ use symmc_ir::{BinaryOp, Builder, DType, Emit, GroupId, ValueId};
 use crate::call::{Call, Operand};
 use crate::dtype::{self, Weight};
 use crate::lower::{Lowered, Stop};
+use crate::ratios;
 
 impl Emit for Call<'_, '_> {
     type Error = Stop;
@@ -40,6 +41,7 @@ impl Call<'_, '_> {
             }
             Operand::Scalar(s) => (Weight::Scalar, dtype::of_scalar(*s)),
             Operand::Dim(_) => (Weight::Scalar, DType::I64),
+            Operand::Ratio(_) => (Weight::Scalar, dtype::DEFAULT_FLOAT),
         }
     }
 
@@ -55,6 +57,10 @@ impl Call<'_, '_> {
             Operand::Tensor(v) => self.cast(*v, dtype),
             Operand::Scalar(s) => self.full(*s, dtype, vec![]),
             Operand::Dim(d) => self.dim_tensor(d, dtype),
+            Operand::Ratio(text) => {
+                let value = ratios::value(self, text)?;
+                self.cast(value, dtype)
+            }
         }
     }
 

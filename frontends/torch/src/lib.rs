@@ -41,6 +41,7 @@ mod inplace;
 mod lower;
 mod numbers;
 mod ops;
+mod ratios;
 mod schema;
 mod scope;
 mod sharing;

@@ -142,7 +142,7 @@ pub(crate) struct Graph<'a> {
     #[serde(borrow, default)]
     pub sym_bool_values: HashMap<Str<'a>, SymBool<'a>>,
     #[serde(borrow, default)]
-    pub sym_float_values: HashMap<Str<'a>, SymFloat>,
+    pub sym_float_values: HashMap<Str<'a>, SymFloat<'a>>,
 }
 
 #[derive(Deserialize)]
@@ -233,7 +233,9 @@ pub(crate) struct SymBool<'a> {
 }
 
 #[derive(Deserialize)]
-pub(crate) struct SymFloat {
+pub(crate) struct SymFloat<'a> {
+    #[serde(borrow)]
+    pub as_expr: Option<SymExpr<'a>>,
     pub as_float: Option<Real>,
 }
 

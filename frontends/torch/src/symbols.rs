@@ -109,6 +109,11 @@ impl<'p> Symbols<'p> {
         Ok(dim)
     }
 
+    /// The dim of a parsed expression, if it is one of integers.
+    pub fn dim_of(&self, e: &Expr<'_>) -> Result<Dim, String> {
+        sympy::to_dim(e, &|s| self.resolve(s)).map(|dim| dim.within(&self.table))
+    }
+
     /// The truth of a symbolic relation, where the bounds of the symbols decide it.
     pub fn decide(&self, text: &str) -> Option<bool> {
         let e = sympy::parse(text).ok()?;

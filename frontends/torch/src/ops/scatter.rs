@@ -1,6 +1,6 @@
 //! Writing by index: `index_put`, `index_add`, `scatter` and their like, as functional ops.
 
-use symmc_ir::{BinaryOp, DType, Dim, Emit, Op, Reduction, Scalar, Type, ValueId};
+use symmc_ir::{BinaryOp, DType, Dim, Emit, Float, Op, Reduction, Scalar, Type, ValueId};
 
 use super::index::{Indexing, as_row, indexing};
 use super::{Row, row};
@@ -48,19 +48,7 @@ pub(super) const ROWS: &[Row] = &[
         scatter(c, combine)
     }),
     row("aten.scatter_add", "scatter", |c| scatter(c, Some(Reduction::Sum))),
-    row("aten.scatter_reduce", "scatter", |c| {
-        if !c.bool_or("include_self", true)? {
-            return Err(Stop::Opaque("it leaves out the elements of its operand".into()));
-        }
-        let combine = match c.opt_string("reduce")? {
-            Some("sum") => Reduction::Sum,
-            Some("prod") => Reduction::Prod,
-            Some("amax") => Reduction::Max,
-            Some("amin") => Reduction::Min,
-            other => return Err(Stop::Opaque(format!("it combines by {}", other.unwrap_or("nothing")))),
-        };
-        scatter(c, Some(combine))
-    }),
+    row("aten.scatter_reduce", "scatter; div for means", scatter_reduce),
     row("aten.embedding_dense_backward", "index_put", |c| {
         let (gradient, index) = (c.tensor("grad_output")?, c.tensor("indices")?);
         if c.bool_or("scale_grad_by_freq", false)? {
@@ -151,25 +139,75 @@ fn index_add(c: &mut Call<'_, '_>) -> Lowered {
 }
 
 fn scatter(c: &mut Call<'_, '_>, combine: Option<Reduction>) -> Lowered {
-    let (x, index) = (c.first()?, c.tensor("index")?);
-    let axis = c.axis("dim", c.rank(x))?;
-    let dtype = c.dtype(x);
-    let shape = c.shape(index);
-    let source = match (c.opt_operand("src")?, c.opt_operand("value")?) {
+    let x = c.first()?;
+    let source = source(c, c.dtype(x))?;
+    let y = scattered(c, x, source, combine)?;
+    c.done(y)
+}
+
+/// What is scattered, with the extents of the index.
+fn source(c: &mut Call<'_, '_>, dtype: DType) -> Lowered<ValueId> {
+    let shape = c.shape(c.tensor("index")?);
+    match (c.opt_operand("src")?, c.opt_operand("value")?) {
         (Some(Operand::Tensor(source)), _) => {
             let mut source = c.cast(source, dtype)?;
             for (a, n) in shape.iter().enumerate() {
                 source = c.slice(source, a, 0.into(), n.clone(), 1)?;
             }
-            source
+            Ok(source)
         }
         (Some(value), _) | (None, Some(value)) => {
             let value = c.as_tensor(&value, dtype)?;
-            c.expand(value, shape)?
+            c.expand(value, shape)
         }
-        (None, None) => return Err(Stop::Broken("expected `src` or `value`, found neither".into())),
+        (None, None) => Err(Stop::Broken("expected `src` or `value`, found neither".into())),
+    }
+}
+
+/// `x` with the source stored, or combined, where the arguments say.
+fn scattered(
+    c: &mut Call<'_, '_>,
+    x: ValueId,
+    source: ValueId,
+    combine: Option<Reduction>,
+) -> Lowered<ValueId> {
+    let axis = c.axis("dim", c.rank(x))?;
+    let index = c.tensor("index")?;
+    let ty = Type::new(c.dtype(x), c.shape(x));
+    c.emit_as("scatter", Op::ScatterElements { axis, combine }, &[x, index, source], ty)
+}
+
+/// Elements of the operand take part, or only what is scattered where anything is.
+fn scatter_reduce(c: &mut Call<'_, '_>) -> Lowered {
+    let x = c.first()?;
+    let dtype = c.dtype(x);
+    let least = |s: i64, f: f64| {
+        if dtype.is_float() { Scalar::Float(Float(f)) } else { Scalar::Int(s).saturated(dtype) }
     };
-    let ty = Type::new(dtype, c.shape(x));
-    let y = c.emit_as("scatter", Op::ScatterElements { axis, combine }, &[x, index, source], ty)?;
+    let (combine, nothing) = match c.opt_string("reduce")? {
+        Some("sum" | "mean") => (Reduction::Sum, Scalar::Int(0)),
+        Some("prod") => (Reduction::Prod, Scalar::Int(1)),
+        Some("amax") => (Reduction::Max, least(i64::MIN, f64::NEG_INFINITY)),
+        Some("amin") => (Reduction::Min, least(i64::MAX, f64::INFINITY)),
+        other => return Err(Stop::Opaque(format!("it combines by {}", other.unwrap_or("nothing")))),
+    };
+    let source = source(c, dtype)?;
+    let shape = c.shape(source);
+    let takes_part = c.bool_or("include_self", true)?;
+    let base = if takes_part {
+        x
+    } else {
+        let nothing = c.full(nothing, dtype, shape.clone())?;
+        scattered(c, x, nothing, None)?
+    };
+    let mut y = scattered(c, base, source, Some(combine))?;
+    if c.opt_string("reduce")? == Some("mean") {
+        let none = c.full(Scalar::Int(i64::from(takes_part)), dtype, c.shape(x))?;
+        let one = c.full(Scalar::Int(1), dtype, shape)?;
+        let count = scattered(c, none, one, Some(Reduction::Sum))?;
+        let count = c.with_scalar(BinaryOp::Max, count, Scalar::Int(1))?;
+        let op = if dtype.is_float() { BinaryOp::Div } else { BinaryOp::FloorDiv };
+        y = c.binary(op, y, count)?;
+    }
     c.done(y)
 }

@@ -18,7 +18,7 @@ pub(super) const ROWS: &[Row] = &[
 ];
 
 /// The elements of a window at most, each of which is a slice.
-const MOST: i64 = 64;
+const MOST: i64 = 128;
 
 /// Where windows stand, by axis.
 #[derive(Clone)]

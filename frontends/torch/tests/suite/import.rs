@@ -185,6 +185,53 @@ fn symbolic_integers_are_extents() {
 }
 
 #[test]
+fn symbolic_floats_stand_where_numbers_stand() {
+    let n = "Symbol('s0', positive=True, integer=True)";
+    let half = format!("FloorDiv({n}, Integer(2))");
+    for (expression, expected) in [
+        (format!("IntTrueDiv({n}, {half})"), 3.0),
+        (format!("Mul(ToFloat({n}), FloatTrueDiv(Integer(1), Integer(4)))"), 0.75),
+        (format!("OpaqueUnaryFn_sqrt(Add(ToFloat({n}), Integer(1)))"), 2.0),
+        (format!("FloatPow(ToFloat({n}), Integer(2))"), 9.0),
+    ] {
+        let fake = |result: &str, input: &str| {
+            Fake::new()
+                .range("s0", Some(2), Some(64))
+                .sym_int("n", "s0")
+                .sym_float("f", &expression)
+                .input("x", input)
+                .node("aten.mul.Tensor", "self=%x other=~f", &[("y", result)])
+                .node("aten.full_like.default", "self=%y fill_value=~f", &[("z", result)])
+                .output("y")
+                .output("z")
+        };
+        // Numbers do not make a result wider, and those of integers are of the default float type.
+        for (result, input, dtype) in [
+            ("f32[s0]", "f32[s0]", DType::F32),
+            ("f32[s0]", "i64[s0]", DType::I64),
+            ("f64[s0]", "f64[s0]", DType::F64),
+        ] {
+            let mut graph = fake(result, input).import().unwrap().graph;
+            graph.ranks = Some(1);
+            let mut bindings = Bindings::new();
+            bindings.set(symmc_ir::entity::Entity::new(0), 3);
+            let x = Arc::new(Tensor::from_f64(dtype, [3], &[1.0, 2.0, 4.0]).unwrap());
+            let out = symmc_ir::interp::run(&graph, &bindings, &[vec![x]]).unwrap();
+            assert_eq!(out[0][0].to_f64(), [expected, 2.0 * expected, 4.0 * expected], "{expression}");
+            assert_eq!(out[0][1].to_f64(), [expected; 3], "{expression}");
+        }
+    }
+    let unknown = Fake::new()
+        .sym_float("f", "Symbol('zuf0')")
+        .input("x", "f32[2]")
+        .node("aten.mul.Tensor", "self=%x other=~f", &[("y", "f32[2]")])
+        .output("y");
+    let imported = unknown.import().unwrap();
+    let told = imported.notes.join("; ");
+    assert!(told.contains("aten.mul.Tensor stays opaque") && told.contains("Symbol('zuf0')"), "{told}");
+}
+
+#[test]
 fn an_integer_argument_is_a_symbol() {
     let mut fake =
         Fake::new().range("s5", Some(0), Some(7)).sym_int("k", "s5").input("x", "f32[8]").output("y");

@@ -77,6 +77,9 @@ fn argument(text: &str) -> Value {
     if let Some(name) = text.strip_prefix('$') {
         return json!({"as_sym_int": {"as_name": name}});
     }
+    if let Some(name) = text.strip_prefix('~') {
+        return json!({"as_sym_float": {"as_name": name}});
+    }
     if let Some(name) = text.strip_prefix('?') {
         return json!({"as_sym_bool": {"as_name": name}});
     }
@@ -134,6 +137,7 @@ pub struct Fake {
     pub nodes: Vec<Value>,
     pub values: Map<String, Value>,
     pub sym_ints: Map<String, Value>,
+    pub sym_floats: Map<String, Value>,
     pub sym_bools: Map<String, Value>,
     pub ranges: Map<String, Value>,
     pub schema: (i64, i64),
@@ -153,6 +157,7 @@ impl Fake {
             nodes: vec![],
             values: Map::new(),
             sym_ints: Map::new(),
+            sym_floats: Map::new(),
             sym_bools: Map::new(),
             ranges: Map::new(),
             schema: (8, 17),
@@ -253,6 +258,13 @@ impl Fake {
         self
     }
 
+    /// A symbolic float of this expression, as PyTorch writes it.
+    pub fn sym_float(mut self, name: &str, expression: &str) -> Self {
+        let value = json!({"as_expr": {"expr_str": expression, "hint": {"as_float": 2.0}}});
+        self.sym_floats.insert(name.into(), value);
+        self
+    }
+
     /// As `run_decompositions()` leaves a program: its ops write nothing.
     pub fn functional(mut self) -> Self {
         self.dialect = "ATEN";
@@ -276,6 +288,7 @@ impl Fake {
                 "graph": {
                     "inputs": self.inputs, "outputs": outputs, "nodes": self.nodes,
                     "tensor_values": self.values, "sym_int_values": self.sym_ints,
+                    "sym_float_values": self.sym_floats,
                     "sym_bool_values": self.sym_bools, "is_single_tensor_return": false,
                 },
                 "signature": {"input_specs": self.input_specs, "output_specs": self.output_specs},
