@@ -302,6 +302,31 @@ def refused_on_one_rank(rank):
         assert any("the graphs of ranks differ" in text and "rand" in text for text in told), told
 
 
+def uneven_pieces(rank):
+    """Pieces that differ between ranks are refused by name and go to others, and nothing besides them does."""
+    world, x = dist.group.WORLD, torch.randn(6) + rank
+
+    def function(x):
+        total = funcol.all_reduce(x, "sum", world)
+        return funcol.permute_tensor(x * 2, [1, 0], world) + total, funcol.all_to_all_single(x, [rank + 1] * 2, [1, 2], world)[0]
+
+    try:
+        compiled(function, timeout=60)(x[:3])
+    except Exception as error:
+        assert "all_to_all_single" in str(error) and "expected equal" in str(error), error
+    else:
+        raise AssertionError("pieces that differ between ranks became one program")
+    for fallback in ("eager", "inductor"):
+        symmc.torch._cut._named.clear()
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            run = compiled(function, fallback=fallback, timeout=60)
+            for found, expected in zip(run(x[:3]), function(x[:3])):
+                close(found, expected)
+        told = "".join(str(warning.message) for warning in caught)
+        assert "all_to_all_single" in told and "all_reduce" not in told, told
+
+
 def different_constants(rank):
     """Graphs of ranks that differ in a number are one program."""
     factor = float(rank + 1)
@@ -405,9 +430,6 @@ class Backend(unittest.TestCase):
 
     def test_operators_become_what_pytorch_defines_them_by(self):
         nn, F = torch.nn, torch.nn.functional
-        # Older versions of PyTorch do not say what pools of maxima are made of.
-        is_made = torch.ops.aten.max_pool2d_with_indices.default in torch._decomp.decomposition_table
-        pool = nn.MaxPool2d(2) if is_made else nn.AvgPool2d(2)
         cases = {
             "batch norm in training": (nn.BatchNorm1d(8), (6, 8)),
             "batch norm in evaluation": (nn.BatchNorm1d(8).eval(), (6, 8)),
@@ -416,7 +438,7 @@ class Backend(unittest.TestCase):
             "patches": (nn.Conv2d(2, 4, 9, 9), (2, 2, 18, 18)),
             "a causal convolution by channel": (nn.Sequential(nn.ConstantPad1d((3, 0), 0.0), nn.Conv1d(4, 4, 4, groups=4)), (2, 4, 7)),
             "a transposed convolution": (nn.ConvTranspose1d(4, 6, 3, 2, 1, 1, groups=2), (2, 4, 5)),
-            "pools": (nn.Sequential(nn.Conv2d(1, 2, 3), pool, nn.AvgPool2d(2, 1, 1)), (2, 1, 8, 8)),
+            "pools": (nn.Sequential(nn.Conv2d(1, 2, 3), nn.MaxPool2d(2), nn.AvgPool2d(2, 1, 1)), (2, 1, 8, 8)),
             "reflected padding": (nn.Conv1d(4, 2, 3, padding=2, padding_mode="reflect"), (2, 4, 7)),
             "interpolation": (nn.Sequential(nn.Conv2d(1, 2, 1), nn.Upsample(scale_factor=2, mode="bilinear")), (2, 1, 3, 4)),
             "losses": (Losses(), (6, 8)),
@@ -723,7 +745,7 @@ class Ranks(unittest.TestCase):
         on_ranks("subgroup", 3)
 
     def test_graphs_that_differ_between_ranks_are_refused(self):
-        on_ranks(["different_graphs", "refused_on_one_rank"])
+        on_ranks(["different_graphs", "refused_on_one_rank", "uneven_pieces"])
 
     def test_ranks_are_in_some_graphs_only_and_groups_are_made_anew(self):
         on_ranks("groups_of_several_graphs", 3)

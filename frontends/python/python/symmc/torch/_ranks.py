@@ -66,22 +66,24 @@ class Ranks:
         return [_given(one, rank, what) for one, rank in zip(said, self.members)]
 
     def are_alike(self, program: str | None, refusal: Error | None) -> bool:
-        """Whether all have the same program, or are refused one for the same reason; all of them call this together.
+        """Whether all have the same program, or are refused one for the same node; all of them call this together.
 
-        Where only some are refused, or for several reasons, the graphs are no one program.
+        Where only some are refused, or for several nodes, the graphs are no one program.
         """
-        own = hashlib.sha256(program.encode()).hexdigest() if refusal is None else [refusal.node, refusal.op, str(refusal)]
-        said = [json.loads(one) for one in self.all_gather(json.dumps(own).encode())]
+        digest, text = hashlib.sha256((program or "").encode()).hexdigest(), str(refusal)
+        own = [digest] if refusal is None else [refusal.node or text, refusal.op]
+        said = [json.loads(one) for one in self.all_gather(json.dumps([own, text]).encode())]
         if refusal is not None:
             setattr(refusal, _TOLD, True)
-        refused = [(rank, one) for rank, one in zip(self.members, said) if isinstance(one, list)]
-        if refused and any(one != own for one in said):
+        is_one = all(one == own for one, _ in said)
+        refused = [(rank, one, text) for rank, (one, text) in zip(self.members, said) if len(one) > 1]
+        if refused and not is_one:
             if refusal is None:
-                rank, (node, op, text) = refused[0]
+                rank, (node, op), text = refused[0]
                 refusal = InputError(f"the graph of rank {rank}: {text.removeprefix('the graph: ')}")
                 refusal.node, refusal.op, refusal.rank = node, op, rank
             raise Apart(refusal) from refusal
-        return all(one == own for one in said)
+        return is_one
 
     @contextmanager
     def telling(self) -> Iterator[None]:
