@@ -11,7 +11,7 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from symmc import InputError
-from symmc.torch import _cut, _multiples
+from symmc.torch import _cut
 from symmc.torch._options import Options
 
 
@@ -27,17 +27,12 @@ def backend(module: torch.fx.GraphModule, inputs, *, options=None, mode=None):
         with unset_fake_temporarily(), torch.no_grad():
             return _cut.compiled(graph, wanted)
 
-    def inferred(graph: torch.fx.GraphModule, given):
-        _multiples.guard_attention(graph.graph)
-        return compiled(graph, given)
-
     differentiated = torch.is_grad_enabled() and any(
         isinstance(value, torch.Tensor) and value.requires_grad for value in inputs
     )
     whole = aot_autograd(
         fw_compiler=compiled,
         bw_compiler=compiled,
-        inference_compiler=inferred,
         partition_fn=_partition,
         keep_inference_input_mutations=True,
     )

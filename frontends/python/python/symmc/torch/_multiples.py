@@ -64,21 +64,6 @@ def steps(graph: torch.fx.Graph) -> list[Steps]:
     return [Steps(symbol, *step) for symbol, step in found.items() if step is not None]
 
 
-def guard_attention(graph: torch.fx.Graph) -> None:
-    """Has guards say which extents of the operands of attention are equal.
-
-    PyTorch asks no such thing of sizes that change, such as those of two caches, and goes wrong where they are not.
-    """
-    for node in graph.nodes:
-        if not isinstance(node.target, torch._ops.OpOverload) or "_scaled_dot_product" not in node.target._opname:
-            continue
-        values = [one.meta.get("val") if isinstance(one, torch.fx.Node) else None for one in node.args[:3]]
-        if all(isinstance(value, torch.Tensor) and value.dim() == 4 for value in values):
-            (q, k, v) = values
-            # Asking is what makes the guard.
-            _ = [bool(a == b) for a, b in zip((q.shape[0], *k.shape[:3]), (k.shape[0], *v.shape[:3]))]
-
-
 def _symbols(node: torch.fx.Node) -> set:
     """The symbols in the extents of a node's value, or in that itself."""
     value = node.meta.get("val")
