@@ -37,6 +37,19 @@ if HAS_TORCH:
         x = R(4)
         return x[:3], x[1:]
 
+    def bags(table, ids):
+        offsets = torch.tensor([0, 2, 2, 5])
+        modes = ("sum", "mean", "max")
+        return [torch.nn.functional.embedding_bag(ids, table, offsets, mode=mode, padding_idx=3) for mode in modes]
+
+    def pools(x):
+        return torch.nn.functional.max_pool2d(x, 3, 2, 1, ceil_mode=True), torch.nn.functional.avg_pool2d(x, 3, 2, ceil_mode=True)
+
+    def triangular(x):
+        lower = x[:, :4, :4].tril() + 4 * torch.eye(4)
+        one = torch.linalg.solve_triangular(lower, x[:, :4], upper=False)
+        return one, torch.linalg.solve_triangular(lower.mT, x[:, :4], upper=True, unitriangular=True)
+
     WHOLE = {
         "an input": (lambda x: x, lambda: (R(3),)),
         "views of an input alone": (lambda x: (x, x[0], x.t()), lambda: (R(3, 4),)),
@@ -58,6 +71,15 @@ if HAS_TORCH:
         "one element": (lambda x: (x * 2, x.view(1, 1) + 1, (x + 1).view(1)), lambda: (R(()),)),
         "expanded": (lambda x: ((x + 1).expand(3, 4), x * 2), lambda: (R(4),), lambda: (R(1, 4).expand(3, 4),)),
         "channels last": (lambda x: x * 2, lambda: (R(2, 3, 4, 4).to(memory_format=torch.channels_last),)),
+        "diagonals": (lambda x: ((x * 2).diagonal(1) + 1, x.diagonal()), lambda: (R(4, 4),), lambda: (R(6, 6),)),
+        "windows that overlap": (lambda x: (x + 1).unfold(0, 3, 2) * 2, lambda: (R(9, 4),), lambda: (R(12, 4),)),
+        "windows side by side": (lambda x: (x + 1).unfold(1, 2, 2).sum(-1), lambda: (R(3, 4),), lambda: (R(5, 4),)),
+        "strides": (lambda x: (x * 2).as_strided((3, 4), (2, 1), 1) + x, lambda: (R(3, 4),)),
+        "running products": (lambda x: (x.cumprod(0), x.cumprod(1)), lambda: (R(5, 3),), lambda: (R(9, 3),)),
+        "bags of embeddings": (bags, lambda: (R(8, 4), torch.randint(0, 8, (9,))), lambda: (R(8, 4), torch.randint(0, 8, (6,)))),
+        "pools": (pools, lambda: (R(2, 3, 7, 7),), lambda: (R(4, 3, 7, 7),)),
+        "triangular systems": (triangular, lambda: (R(2, 7, 5),), lambda: (R(3, 7, 5),)),
+        "ratios of sizes": (lambda x: x * (x.shape[0] / x.shape[1]), lambda: (R(6, 4),), lambda: (R(9, 5),)),
         "where no vector starts": (lambda x: x * 2, lambda: (R(9)[1:],)),
     }
     CUT = {

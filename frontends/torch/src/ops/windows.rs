@@ -28,7 +28,7 @@ pub(super) struct Windows {
     padding: Vec<i64>,
     dilation: Vec<i64>,
     /// How far the last window reaches beyond the padding.
-    beyond: Vec<i64>,
+    beyond: Vec<Dim>,
 }
 
 /// The integers of an argument that has some.
@@ -39,7 +39,7 @@ fn given(c: &Call<'_, '_>, name: &str) -> Lowered<Option<Vec<i64>>> {
 impl Windows {
     /// Windows of these extents as a call places them, `step` apart unless it says how far.
     pub fn of(c: &Call<'_, '_>, kernel: Vec<i64>, step: i64) -> Lowered<Windows> {
-        let beyond = vec![0; kernel.len()];
+        let beyond = vec![Dim::from(0); kernel.len()];
         let unplaced = Windows { kernel, stride: vec![], padding: vec![], dilation: vec![], beyond };
         if unplaced.kernel.iter().try_fold(1i64, |a, &k| a.checked_mul(k)).is_none_or(|e| e < 1) {
             return Err(Stop::Opaque(format!("its kernel has the extents {:?}", unplaced.kernel)));
@@ -83,11 +83,11 @@ impl Windows {
 
     /// Windows that overlap nowhere and leave nothing between them.
     fn are_tiles(&self) -> bool {
-        !self.reach_beyond() && self.axes().all(|(k, s, p, d)| k == s && p == 0 && d == 1)
+        self.axes().all(|(k, s, p, d)| k == s && p == 0 && d == 1)
     }
 
     fn reach_beyond(&self) -> bool {
-        self.beyond.iter().any(|&b| b > 0)
+        self.beyond.iter().any(|b| b.as_const() != Some(0))
     }
 
     /// Has windows reach beyond the padding of an operand of these extents, where the call asks for that: as far as they begin
@@ -101,19 +101,24 @@ impl Windows {
             if (n.clone() + Dim::from(2 * p - reach(k, d))).exact_div(&s.into()).is_some() {
                 continue;
             }
-            let Some(n) = n.as_const() else {
-                return Err(Stop::Opaque("its last windows may reach beyond its operand".into()));
-            };
-            let whole = n.saturating_add(2 * p);
-            let after = whole.saturating_sub(reach(k, d)).max(1 - s);
-            let mut last = (after + s - 1).div_euclid(s);
-            if last * s >= n + p {
-                last -= 1;
+            // A window begins before the end of the operand and of the padding in front of it.
+            let whole = n.clone() + Dim::from(2 * p);
+            let mut last = (whole.clone() - Dim::from(reach(k, d)) + Dim::from(s - 1)).floor_div(&s.into());
+            if p.saturating_add(s) > reach(k, d) {
+                let Some(n) = n.as_const() else {
+                    return Err(Stop::Opaque("its last windows may begin beyond its operand".into()));
+                };
+                last = last.min_with(&(n.saturating_add(p) - 1).div_euclid(s).into());
             }
-            if last <= 0 && d == 1 {
-                (self.kernel[i], self.stride[i]) = (k.min(whole), k.min(whole).max(1));
-            } else {
-                self.beyond[i] = (last * s).saturating_add(reach(k, d)).saturating_sub(whole).max(0);
+            match (last.as_const(), whole.as_const()) {
+                (Some(..=0), Some(whole)) if d == 1 => {
+                    (self.kernel[i], self.stride[i]) = (k.min(whole), k.min(whole).max(1));
+                }
+                _ => {
+                    let beyond = last * Dim::from(s) + Dim::from(reach(k, d)) - whole;
+                    self.beyond[i] =
+                        if c.bounds(&beyond).0 < 0 { beyond.max_with(&0.into()) } else { beyond };
+                }
             }
         }
         Ok(())
@@ -143,7 +148,7 @@ fn columns_with(c: &mut Call<'_, '_>, x: ValueId, windows: &Windows, around: Sca
     let mut extents = Vec::new();
     let mut area = Vec::new();
     for (i, ((k, s, p, d), beyond)) in windows.axes().zip(&windows.beyond).enumerate() {
-        let extent = c.extent(x, i + 2) + Dim::from((2 * p).saturating_add(*beyond));
+        let extent = c.extent(x, i + 2) + Dim::from(2 * p) + beyond.clone();
         let left = extent.clone() - Dim::from(reach(k, d));
         if c.bounds(&left).0 < 0 {
             let (n, reach) = (c.extent(x, i + 2), reach(k, d));
@@ -155,6 +160,7 @@ fn columns_with(c: &mut Call<'_, '_>, x: ValueId, windows: &Windows, around: Sca
         area.push(extent);
     }
     if windows.are_tiles() {
+        let x = padded(c, x, &low, area, around)?;
         return tiles(c, x, windows, &extents);
     }
     windows.check_count()?;
@@ -239,7 +245,7 @@ pub(super) fn spread(c: &mut Call<'_, '_>, x: ValueId, windows: &Windows, to: &[
         stride: vec![1; to.len()],
         padding: vec![0; to.len()],
         dilation: windows.dilation.clone(),
-        beyond: vec![0; to.len()],
+        beyond: vec![Dim::from(0); to.len()],
     };
     pieces(c, x, &dense, to, |element| count - 1 - element)
 }
