@@ -122,6 +122,11 @@ def _collectives(graph: torch.fx.Graph) -> list[int]:
     return [node.meta[_graph.NUMBER] for node in graph.nodes if is_one(node)]
 
 
+def _is_wait(node: torch.fx.Node) -> bool:
+    """Whether a node waits for a collective that another one began."""
+    return isinstance(node.target, torch._ops.OpOverload) and node.target._schema.name.endswith("::wait_tensor")
+
+
 def _odd(graph: torch.fx.Graph) -> list[int]:
     """The numbers of nodes that take or give elements of a type that symmc does not know."""
 
@@ -218,8 +223,8 @@ def _stages(graph: torch.fx.Graph, refused: dict[int, str]) -> dict[torch.fx.Nod
         if node.op in ("placeholder", "output", "get_attr"):
             continue
         before = [stages[given] for given in node.all_input_nodes if given in stages]
-        if node.target is operator.getitem or not _is_tensor(node):
-            # What a node gives several of, and sizes, belong where they come from.
+        if node.target is operator.getitem or _is_wait(node) or not _is_tensor(node):
+            # What a node gives several of, sizes, and waits for who begins something belong where they come from.
             stages[node] = max(before, default=0)
             continue
         kind = int(node.meta[_graph.NUMBER] in refused)
