@@ -45,6 +45,10 @@ if HAS_TORCH:
     def pools(x):
         return torch.nn.functional.max_pool2d(x, 3, 2, 1, ceil_mode=True), torch.nn.functional.avg_pool2d(x, 3, 2, ceil_mode=True)
 
+    def sums(x):
+        # Older versions have sums of two alone.
+        return x * 2, torch.sym_sum([x.shape[0], x.shape[0], 5]) if hasattr(torch, "sym_sum") else x.shape[0]
+
     def triangular(x):
         lower = x[:, :4, :4].tril() + 4 * torch.eye(4)
         one = torch.linalg.solve_triangular(lower, x[:, :4], upper=False)
@@ -79,6 +83,7 @@ if HAS_TORCH:
         "bags of embeddings": (bags, lambda: (R(8, 4), torch.randint(0, 8, (9,))), lambda: (R(8, 4), torch.randint(0, 8, (6,)))),
         "pools": (pools, lambda: (R(2, 3, 7, 7),), lambda: (R(4, 3, 7, 7),)),
         "triangular systems": (triangular, lambda: (R(2, 7, 5),), lambda: (R(3, 7, 5),)),
+        "sums of sizes": (sums, lambda: (R(6, 4),), lambda: (R(9, 4),)),
         "ratios of sizes": (lambda x: x * (x.shape[0] / x.shape[1]), lambda: (R(6, 4),), lambda: (R(9, 5),)),
         "where no vector starts": (lambda x: x * 2, lambda: (R(9)[1:],)),
     }

@@ -173,9 +173,13 @@ class Lifted:
         returned = graph.graph_copy(module.graph, known)
         for old, new in known.items():
             new.meta = {key: old.meta[key] for key in _KEPT if key in old.meta}
+        # What is replaced is so in what the graph gives, too.
+        end = graph.output(returned)
         _write_out_sums(graph)
         if any(group_argument(node, at, argument) for node in graph.nodes for at, argument in _arguments(node)):
             take_parts(graph)
+        returned = end.args[0]
+        graph.erase_node(end)
         return _Lifting(module, graph, returned).lifted()
 
 
@@ -207,10 +211,10 @@ class _Lifting:
     def whole(module: torch.fx.GraphModule) -> ExportedProgram:
         """A graph as an exported program all of whose outputs are results."""
         graph = copied(module.graph, {})
+        _write_out_sums(graph)
         end = next(node for node in graph.nodes if node.op == "output")
         returned = end.args[0]
         graph.erase_node(end)
-        _write_out_sums(graph)
         lifting = _Lifting(module, graph, pytree.tree_leaves(returned))
         specs, constants = lifting._constants()
         specs += [_input(node) for node in lifting._kept()]
