@@ -18,6 +18,9 @@
 //! **`product`**: matrix products of one left operand, whose results nothing else reads, and a `map` over them or over columns
 //! of them. The products read all of their operands at any time; for the others it is a map.
 //!
+//! **`batch`**: matrix products of one left operand and of the same extents that do not need each other. No result lies on an
+//! operand.
+//!
 //! **`reduction`**: an all-reduce, the addition of a residual to what it gives, and perhaps the RMS norm of each row of the sum.
 //! Towards peers it is the all-reduce, under the contract of its variant. All operands are read and all results written
 //! between arrival and completion, each position like that of a map, but for the weight of the norm, which all rows read. All
@@ -42,6 +45,8 @@ pub enum Form {
     Map,
     /// Matrix products and element-wise nodes behind them.
     Product,
+    /// Matrix products side by side.
+    Batch,
     /// An all-reduce, a residual, and a norm.
     Reduction,
     /// Rotary embeddings.
@@ -72,13 +77,14 @@ impl Overwriting {
 
 impl Form {
     /// Every form.
-    pub const ALL: [Form; 4] = [Form::Map, Form::Product, Form::Reduction, Form::Rotary];
+    pub const ALL: [Form; 5] = [Form::Map, Form::Product, Form::Batch, Form::Reduction, Form::Rotary];
 
     /// The name in the text form.
     pub fn name(self) -> &'static str {
         match self {
             Form::Map => "map",
             Form::Product => "product",
+            Form::Batch => "batch",
             Form::Reduction => "reduction",
             Form::Rotary => "rotary",
         }
@@ -110,7 +116,7 @@ impl Form {
                 contract.is_some_and(|c| !c.touch.writes_result())
             }
             (Form::Map | Form::Product, _) => true,
-            (Form::Reduction | Form::Rotary, _) => false,
+            (Form::Batch | Form::Reduction | Form::Rotary, _) => false,
         }
     }
 }
@@ -197,6 +203,7 @@ pub(crate) fn check(
     match dispatch.form {
         Form::Map => nodes.map(),
         Form::Product => nodes.product(),
+        Form::Batch => nodes.batch(),
         Form::Reduction => nodes.reduction(),
         Form::Rotary => nodes.rotary(),
     }
@@ -277,6 +284,20 @@ impl<'a> Nodes<'a> {
             Some(_) => self.one_shape(),
             None => Err(self.unfit(self.dispatch.first, "a product")),
         }
+    }
+
+    fn batch(&self) -> Checked {
+        let mut alike = None;
+        for (id, node) in self.all() {
+            let (&Op::MatMul, &[x, y], &[r]) = (&node.op, &node.inputs[..], &node.outputs[..]) else {
+                return Err(self.unfit(id, "a product"));
+            };
+            let of = (x, self.graph.ty(y), self.graph.ty(r));
+            if *alike.get_or_insert(of) != of || self.inside(x).or(self.inside(y)).is_some() {
+                return Err(self.unfit(id, "products of one left operand, of the same extents"));
+            }
+        }
+        Ok(())
     }
 
     /// Only nodes of the dispatch read what a node gives.
@@ -379,7 +400,7 @@ mod tests {
             (
                 "dispatch map",
                 "dispatch heap",
-                "expected a form (map, product, reduction, rotary), found `heap`",
+                "expected a form (map, product, batch, reduction, rotary), found `heap`",
             ),
             (
                 "%a: f32[4, 8] = neg %x\n%b: bf16[4, 8] = cast %a\n%c: f32[4, 8] = mul %a, %s\n",

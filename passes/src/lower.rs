@@ -17,7 +17,6 @@ mod extract;
 mod imported;
 mod language;
 mod region;
-mod residual;
 pub mod rules;
 mod solve;
 

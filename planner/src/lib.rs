@@ -13,7 +13,6 @@ mod bucket;
 mod error;
 mod fixed;
 mod flight;
-mod keep;
 mod liveness;
 mod order;
 mod pipeline;

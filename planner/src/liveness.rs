@@ -55,8 +55,6 @@ pub enum ExitChoice {
 pub struct Liveness {
     /// The first step, behind each, that may write bytes which it used ([`awaited`], [`at_once`], or between).
     pub joined: Vec<u32>,
-    /// The first step, behind each, that may write what it read, as far as somebody asks for that.
-    operands: Vec<u32>,
     /// For a collective: whether it writes its results after its meeting.
     late: Vec<bool>,
     /// For each step, what is decided about its exit barrier.
@@ -138,20 +136,7 @@ impl Liveness {
         }
         let late = steps.list.iter().map(|s| s.peers.is_some_and(|p| p.contract.result_after_meeting));
         let (joined, late) = (choices.joined, late.collect());
-        Liveness {
-            joined,
-            operands: vec![0; steps.list.len()],
-            late,
-            exits,
-            options,
-            readers: steps.readers(),
-            outputs,
-        }
-    }
-
-    /// The same with what each step reads released no sooner than this.
-    pub fn with_operands(self, operands: Vec<u32>) -> Liveness {
-        Liveness { operands, ..self }
+        Liveness { joined, late, exits, options, readers: steps.readers(), outputs }
     }
 
     /// The number of steps, which stands for the end of the run.
@@ -161,7 +146,7 @@ impl Liveness {
 
     /// The release of an operand that a step read.
     pub fn read_release(&self, step: u32) -> u32 {
-        let own = self.joined[step as usize].max(self.operands[step as usize]);
+        let own = self.joined[step as usize];
         match self.exits[step as usize] {
             ExitChoice::Dropped(Meeting::Later(y)) => self.meeting_release(y).max(own.min(y)),
             ExitChoice::Dropped(Meeting::NextRun(_)) | ExitChoice::Pending(_) => self.end(),

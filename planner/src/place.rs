@@ -326,7 +326,11 @@ impl Placing<'_> {
         for &result in &step.writes {
             let Some(r) = self.classes.of[result] else { continue };
             let single = self.classes.list[r as usize].members.len() == 1;
-            let over = operands.iter().filter(|o| o.allows(&program.graph, result)).find_map(|o| {
+            let mut able: Vec<&Operand> =
+                operands.iter().filter(|o| o.allows(&program.graph, result)).collect();
+            // A value that nodes add to one after another stays in one place.
+            able.sort_by_key(|o| program.graph.def_node(result) != Some(o.node));
+            let over = able.into_iter().find_map(|o| {
                 let base = self.dying(o.value, s)?;
                 let class = self.classes.of[base]?;
                 let mut bases = operands.iter().map(|o| program.base[o.value]);

@@ -16,7 +16,6 @@ use crate::barriers::{self, load};
 use crate::bucket::{Placed, Program, Symbols, sized};
 use crate::error::PlanError;
 use crate::flight;
-use crate::keep::kept;
 use crate::liveness::{Choices, Liveness, NextRun, at_once, awaited};
 use crate::order::{self, Demand, Order, Tasks, bytes, fastest, improve, makespan, more};
 use crate::place::{Apart, Classes};
@@ -276,10 +275,7 @@ const SMALL: usize = 500;
 /// Places a program with its steps in this order.
 fn place(program: &Prepared, steps: Steps, rules: &Rules<'_>, choices: Choices, apart: &Apart) -> Placed {
     let graph = &program.graph;
-    let mut live = Liveness::new(graph, &steps, rules.bound, rules.next_run, choices);
-    if rules.profile.is_some_and(|p| p.multiprocessors.is_some()) {
-        live = live.with_operands(kept(graph, &steps, &graph.symbols));
-    }
+    let live = Liveness::new(graph, &steps, rules.bound, rules.next_run, choices);
     let classes = Classes::new(program, &steps, &live, apart);
     let mut placed = Placed { steps, live, classes };
     placed.settle();

@@ -102,7 +102,7 @@ pub struct Operand {
     /// The value.
     pub value: ValueId,
     /// The node that reads it.
-    node: NodeId,
+    pub node: NodeId,
     /// Which results of the step may lie on it, element on element, where it is read last. The others may not share bytes
     /// with it.
     overwriting: Overwriting,

@@ -309,7 +309,6 @@ fn profile(measured: &Measured) -> Result<(), Failure> {
         name: "host".into(),
         about: format!("Processes of one machine with {cores} processors, over shared memory."),
         multiprocessors: None,
-        fuses_residual: false,
         dispatches: Default::default(),
         copy: Copying { source: Source::Measured, note: String::new(), points: copy },
         curves: series.iter().map(curve).collect::<Result<_, Failure>>()?,

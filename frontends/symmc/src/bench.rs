@@ -7,7 +7,7 @@ use indexmap::IndexMap;
 use serde::de::DeserializeOwned;
 use symmc_check::CheckedPlan;
 use symmc_cuda::{Bench, CudaConfig};
-use symmc_ir::machine::{self, Copying, Curve, ExitBarrier, Profile, Source};
+use symmc_ir::machine::{self, Capabilities, Copying, Curve, ExitBarrier, Profile, Source};
 use symmc_ir::{Bindings, CollectiveName, Part, Tensor, Variant, text};
 use symmc_planner::{BucketInput, PlanConfig};
 use symmc_runtime::host::{self, HostConfig, Job, RankCommand, Zeros};
@@ -110,8 +110,7 @@ pub fn profile(name: &str, measured: &[Measurements], date: &str) -> Result<Prof
         name: name.into(),
         about,
         multiprocessors: Some(first.multiprocessors),
-        fuses_residual: true,
-        dispatches: Default::default(),
+        dispatches: Capabilities::GPU,
         copy,
         curves: curves.collect::<Result<_, Error>>()?,
     })
@@ -243,7 +242,6 @@ mod tests {
         let [curve] = &profile.curves[..] else { panic!("{:?}", profile.curves) };
         assert_eq!((&curve.points[..], &curve.blocks[..]), (&[(1024, 3.0), (4096, 4.0)][..], &[8, 16][..]));
         assert_eq!(curve.spread, [0.5; 2]);
-        assert!(profile.fuses_residual);
         assert_eq!(Profile::from_json(&profile.to_json()).expect("what was written"), profile);
     }
 

@@ -15,6 +15,9 @@ pub struct Capabilities {
     /// Matrix products of bf16 and f16, and what is done element by element with them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub product: Option<Products>,
+    /// Matrix products of one left operand and of the same extents.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub batch: Option<Batches>,
     /// All-reduces by packets, and in two shots of large tensors, with a residual and a norm.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reduction: Option<Reductions>,
@@ -50,6 +53,14 @@ pub struct Products {
     /// Where pairs of multiprocessors halve the terms, the fewest rows and the most lines of a pair.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pairs: Option<Pairs>,
+}
+
+/// Limits of dispatches of the form `batch`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Batches {
+    /// The most products.
+    pub products: u32,
 }
 
 /// Products by pairs of multiprocessors.
@@ -106,6 +117,7 @@ impl Capabilities {
             few_terms: 2048,
             pairs: Some(Pairs { rows: 17, lines: 224, terms: 128 }),
         }),
+        batch: Some(Batches { products: 2 }),
         reduction: Some(Reductions { row: 20 << 10 }),
         rotary: Some(Rotaries { nodes: 4 }),
     };

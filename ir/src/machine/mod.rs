@@ -23,10 +23,9 @@
 //! tell, nothing counts as hidden.
 //!
 //! # What a collective does along the way
-//! Where a machine fuses it, the kernel of an all-reduce by packets, or in two shots of a large tensor, also adds the
-//! residual that follows. Packets save a kernel, and storing and reading the reduction once; two shots do the addition
-//! while the links are busy. The variant is credited with as much as a copy of the reduction takes
-//! ([`Profile::saved_us`]).
+//! On a machine whose [capabilities](Capabilities) say so, the kernel of an all-reduce by packets, or in two shots of a large
+//! tensor, also adds the residual that follows. Packets save a kernel, and storing and reading the reduction once; two shots
+//! do the addition while the links are busy. The variant is credited with as much as a copy of the reduction takes.
 //!
 //! Deliberately not here: what copies a placement forces (the lowering and the planner know that) and how
 //! profiles are measured.
@@ -38,8 +37,8 @@ pub mod model;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
-use crate::collective::{CollectiveKind, TWO_SHOT_STORES, Variant};
-pub use capability::{Capabilities, Extents, Maps, Pairs, Products, Reductions, Rotaries};
+use crate::collective::{CollectiveKind, Variant};
+pub use capability::{Batches, Capabilities, Extents, Maps, Pairs, Products, Reductions, Rotaries};
 pub use curve::{Copying, Curve, ExitBarrier, Source};
 
 /// The version of the format that this crate reads and writes.
@@ -65,12 +64,8 @@ pub struct Profile {
     /// How many multiprocessors a GPU has; none where communication takes all of a rank that computes beside it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub multiprocessors: Option<u32>,
-    /// Whether the kernel of an all-reduce by packets, or in two shots from [`TWO_SHOT_STORES`] on, also adds the residual
-    /// that follows it. The lowering credits that only if it knows [`multiprocessors`](Self::multiprocessors), because
-    /// compute beside the two keeps them apart.
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    pub fuses_residual: bool,
-    /// Which nodes are one kernel there.
+    /// Which nodes are one kernel there. A profile that was written before there were such tables, with the field
+    /// `fuses_residual`, is read with that of the kernels for GPUs.
     #[serde(default, skip_serializing_if = "Capabilities::is_none")]
     pub dispatches: Capabilities,
     /// What a copy within the memory of one rank costs.
@@ -132,7 +127,8 @@ impl Profile {
     /// The text is no profile, has another version, or a curve is named twice, names an unknown collective
     /// or variant, or has no, unordered or impossible points.
     pub fn from_json(text: &str) -> Result<Profile, ProfileError> {
-        let profile: Profile = serde_json::from_str(text)?;
+        let profile = serde_json::from_str(text).or_else(|error| of_older(text).ok_or(error));
+        let profile: Profile = profile?;
         if profile.version != VERSION {
             return Err(ProfileError::Version { name: profile.name, found: profile.version });
         }
@@ -195,19 +191,6 @@ impl Profile {
         Some(us - hidden + hidden * taken)
     }
 
-    /// The estimated microseconds that a run saves because the kernel of a collective also adds the residual that
-    /// follows it (see the [module](self)); none where it does not. `bytes` are those of the operand.
-    pub fn saved_us(&self, kind: &CollectiveKind, variant: Variant, bytes: u64, ranks: u32) -> f64 {
-        let by_stores = || {
-            let ranks = u64::from(ranks.max(1));
-            bytes.saturating_mul(ranks) >= 2 * TWO_SHOT_STORES && bytes.is_multiple_of(16 * ranks)
-        };
-        let fuses = self.fuses_residual
-            && matches!(kind, CollectiveKind::AllReduce(_))
-            && (variant == Variant::Packets || variant == Variant::TwoShot && by_stores());
-        if fuses { self.copy_us(bytes) } else { 0.0 }
-    }
-
     /// The curve that [`estimate`](Self::estimate) reads: that of `ranks` ranks or, lacking it, the nearest
     /// number (the smaller of two equally near), from which the time is modelled.
     pub fn curve(
@@ -252,6 +235,15 @@ impl Profile {
     pub fn compute_us(&self, read: u64, written: u64, terms: Option<u64>) -> f64 {
         self.copy_us(model::like_a_copy(read, written, terms))
     }
+}
+
+/// A profile with a field that versions without tables of capabilities wrote.
+fn of_older(text: &str) -> Option<Profile> {
+    let mut fields: serde_json::Map<String, serde_json::Value> = serde_json::from_str(text).ok()?;
+    if fields.remove("fuses_residual")?.as_bool()? {
+        fields.entry("dispatches").or_insert(serde_json::to_value(Capabilities::GPU).ok()?);
+    }
+    serde_json::from_value(fields.into()).ok()
 }
 
 fn check_curve(curve: &Curve) -> Result<(), String> {
@@ -362,19 +354,16 @@ mod tests {
     }
 
     #[test]
-    fn a_residual_saves_what_a_copy_takes_where_the_machine_fuses_it() {
+    fn profiles_from_before_there_were_tables_have_that_of_the_kernels_for_gpus() {
         let p = Profile::builtin("h200x4").unwrap();
-        let saved = |variant, bytes| p.saved_us(&AR, variant, bytes, 4);
-        assert_eq!(saved(Variant::Packets, 1 << 17), 1.146);
-        assert_eq!(saved(Variant::OneShot, 1 << 17), 0.0);
-        assert_eq!(p.saved_us(&CollectiveKind::AllGather, Variant::Packets, 1 << 17, 4), 0.0);
-        // In two shots only large tensors, of slices that divide into units.
-        assert_eq!(saved(Variant::TwoShot, 16 << 20), saved(Variant::Packets, 16 << 20));
-        assert_eq!(p.saved_us(&AR, Variant::TwoShot, 16 << 20, 2), 0.0);
-        assert_eq!(saved(Variant::TwoShot, (16 << 20) - 64), 0.0);
-        assert_eq!(saved(Variant::TwoShot, (16 << 20) + 32), 0.0);
-        let host = Profile::builtin("host").unwrap();
-        assert_eq!(host.saved_us(&AR, Variant::Packets, 1 << 17, 4), 0.0);
+        assert_eq!(p.dispatches, Capabilities::GPU);
+        let without = Profile { dispatches: Capabilities::default(), ..p.clone() }.to_json();
+        let older =
+            |fuses| without.replacen("\"copy\"", &format!("\"fuses_residual\": {fuses}, \"copy\""), 1);
+        assert_eq!(Profile::from_json(&older(true)).unwrap(), p);
+        assert!(Profile::from_json(&older(false)).unwrap().dispatches.is_none());
+        let broken = older(true).replacen("\"curves\"", "\"carves\"", 1);
+        assert!(Profile::from_json(&broken).is_err());
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use symmc_ir::layout::{Layout, view_of};
 use symmc_ir::machine::{Capabilities, Profile};
-use symmc_ir::{Dim, Graph, Node, NodeId, Op, Table, ValueId};
+use symmc_ir::{Dim, Graph, Node, NodeId, Op, Table, ValueId, Variant};
 
 /// Addresses that kernels read in accesses of many bytes are multiples of this.
 pub const ALIGN: i64 = 16;
@@ -13,6 +13,8 @@ pub struct Facts<'a> {
     /// The value whose memory each value uses.
     pub base: &'a Table<ValueId, ValueId>,
     pub profile: &'a Profile,
+    /// How collectives run that do not say it.
+    pub assumed: Option<Variant>,
     /// For each node the last collective that it is or needs.
     pub needs: Table<NodeId, Option<NodeId>>,
     /// Whether a collective reads a value that lies in this one.
@@ -31,15 +33,8 @@ impl<'a> Facts<'a> {
         }
         let mut returned = Table::filled(false, graph.values.len());
         graph.outputs.iter().for_each(|o| returned[o.value] = true);
-        Facts {
-            graph,
-            base,
-            profile,
-            needs: graph.last_collectives(),
-            communicated,
-            users: graph.users(),
-            returned,
-        }
+        let (assumed, needs, users) = (None, graph.last_collectives(), graph.users());
+        Facts { graph, base, profile, assumed, needs, communicated, users, returned }
     }
 
     pub fn capabilities(&self) -> &'a Capabilities {

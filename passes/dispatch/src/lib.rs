@@ -14,15 +14,23 @@
 //! What is not here: whether a product or a collective is faster in another variant (the lowering), and in which order
 //! units run (the planner).
 
+mod batch;
 mod facts;
+mod limits;
 mod map;
 mod product;
 mod reduction;
 mod rotary;
 mod walk;
 
+use std::collections::{BTreeSet, HashSet};
+
+use symmc_ir::layout::layouts;
 use symmc_ir::machine::Profile;
-use symmc_ir::{Form, Graph, NodeId, Table, ValueId};
+use symmc_ir::{BinaryOp, Form, Graph, NodeId, Op, Table, ValueId, Variant};
+
+pub use limits::limits;
+pub use reduction::VARIANTS;
 
 /// A part of a program that runs as one step.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -36,13 +44,44 @@ pub struct Unit {
 /// The units of a program on a machine, in an order in which they can run. `base` gives the value whose memory each value
 /// uses. Views stand in a unit only if they are part of its kernel.
 pub fn units(graph: &Graph, base: &Table<ValueId, ValueId>, profile: &Profile) -> Vec<Unit> {
-    let facts = facts::Facts::new(graph, base, profile);
-    let mut units = walk::Walk::new(&facts).units();
-    product::join(&facts, &mut units);
+    divided(&facts::Facts::new(graph, base, profile))
+}
+
+fn divided(facts: &facts::Facts<'_>) -> Vec<Unit> {
+    let mut units = walk::Walk::new(facts).units();
+    product::join(facts, &mut units);
     for unit in &mut units {
         unit.form = unit.form.filter(|_| unit.nodes.len() > 1);
     }
     units.retain(|unit| !unit.nodes.is_empty());
     units.sort_by_key(|unit| unit.nodes.last().copied());
     units
+}
+
+/// The all-reduces, by their results, that would be one step with the addition behind them, which is a step of its own
+/// otherwise, and that nothing else reads: each with the variant that has such a kernel. For programs whose collectives have no variant yet.
+pub fn residuals(graph: &Graph, profile: &Profile) -> BTreeSet<(ValueId, Variant)> {
+    if profile.dispatches.reduction.is_none() {
+        return BTreeSet::new();
+    }
+    let base = layouts(graph).values().map(|layout| layout.base).collect();
+    let mut facts = facts::Facts::new(graph, &base, profile);
+    let is_add = |id: &&NodeId| graph.nodes[**id].op == Op::Binary(BinaryOp::Add);
+    let single = divided(&facts).into_iter().filter(|unit| unit.form.is_none()).flat_map(|unit| unit.nodes);
+    let single: HashSet<NodeId> = single.collect();
+    let mut out = BTreeSet::new();
+    for variant in VARIANTS {
+        facts.assumed = Some(variant);
+        for unit in divided(&facts).iter().filter(|unit| unit.form == Some(Form::Reduction)) {
+            let Some(&add) = unit.nodes.iter().find(is_add) else { continue };
+            let known = |&v: &ValueId| {
+                !facts.returned[v] && facts.users[v].iter().all(|user| unit.nodes.contains(user))
+            };
+            let before = unit.nodes.iter().take_while(|&&n| n < add).flat_map(|&n| &graph.nodes[n].outputs);
+            let reduced =
+                before.clone().next().filter(|_| before.clone().all(known) && single.contains(&add));
+            out.extend(reduced.map(|&v| (v, variant)));
+        }
+    }
+    out
 }

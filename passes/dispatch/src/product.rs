@@ -5,10 +5,11 @@
 
 use symmc_ir::entity::Entity;
 use symmc_ir::machine::{Extents, Products};
-use symmc_ir::{DType, Dim, Form, NodeId, Op, ValueId};
+use symmc_ir::{DType, Dim, Form, Node, NodeId, Op, ValueId};
 
 use crate::Unit;
 use crate::facts::Facts;
+use crate::limits::Limit;
 
 /// The fewest columns and terms of a product.
 const LEAST: [u64; 2] = [32, 64];
@@ -38,12 +39,32 @@ pub fn join(facts: &Facts<'_>, units: &mut [Unit]) {
     for (unit, wanted) in wanted.into_iter().enumerate() {
         for product in side_by_side(wanted, &limits, multiprocessors) {
             let from = at(product.node);
-            units[from].nodes.clear();
+            units[from].nodes.retain(|&n| n != product.node);
             units[unit].form = Some(Form::Product);
             units[unit].nodes.extend(product.views.into_iter().chain([product.node]));
             units[unit].nodes.sort_unstable();
         }
     }
+}
+
+/// The rows up to which products are part of kernels, where element-wise nodes read them.
+pub fn limits<'a>(facts: &Facts<'a>) -> Vec<Limit<'a>> {
+    let (Some(limits), Some(multiprocessors)) = (facts.capabilities().product, facts.profile.multiprocessors)
+    else {
+        return Vec::new();
+    };
+    let of = |(id, _): (NodeId, &Node)| {
+        let product = Product::new(facts, id)?;
+        let read = product.readers.iter().all(|&n| facts.node(n).op.fits_map());
+        let Product { columns, terms, .. } = product;
+        let worth = |count| limits.are_worth(&Extents { count, rows: 1, columns, terms }, multiprocessors);
+        let left = facts.graph.ty(product.left);
+        let rows = left.shape.iter().rev().skip(1).fold(Dim::from(1), |rows, d| rows * d.clone());
+        let takes = Box::new(move |rows| rows <= u64::from(limits.rows));
+        (read && (product.parts..=u64::from(limits.products)).any(worth))
+            .then_some(Limit { amount: rows, takes })
+    };
+    facts.graph.nodes.iter().filter(|(_, n)| n.op == Op::MatMul).filter_map(of).collect()
 }
 
 /// As many products, from the first on and like it, as one kernel does no slower than the library.

@@ -12,10 +12,14 @@ use symmc_ir::machine::model::GPU_CELL;
 use symmc_ir::{BinaryOp, CollectiveKind, DType, Dim, Form, NodeId, Op, ValueId};
 
 use crate::facts::Facts;
+use crate::limits::Limit;
 use crate::walk::{Place, Walk};
 
 /// The elements of a row where rows only divide the work among blocks.
 const ROW: i64 = 1024;
+
+/// The variants whose kernels add something.
+pub const VARIANTS: [Variant; 2] = [Variant::Packets, Variant::TwoShot];
 
 /// What becomes of a node.
 pub fn place(walk: &Walk<'_>, id: NodeId) -> Option<Place> {
@@ -47,7 +51,7 @@ fn reduction(facts: &Facts<'_>, id: NodeId) -> Option<Reduction> {
     let c = node.op.as_collective().filter(|c| matches!(c.kind, CollectiveKind::AllReduce(_)))?;
     let ranks = facts.graph.group_size(c.group).filter(|n| (2..=GPU_CELL).contains(n))?;
     let bytes = facts.bounds(&facts.graph.ty(*node.outputs.first()?).bytes());
-    Some(Reduction { variant: c.variant?, ranks: u64::from(ranks), bytes })
+    Some(Reduction { variant: c.variant.or(facts.assumed)?, ranks: u64::from(ranks), bytes })
 }
 
 /// Whether a node is an all-reduce whose kernel can add something.
@@ -57,13 +61,42 @@ fn reduces(facts: &Facts<'_>, id: NodeId) -> bool {
     let floats = matches!(ty.dtype, DType::F32 | DType::F16 | DType::BF16);
     let able = match variant {
         Variant::Packets => bytes[0] > 0,
-        Variant::TwoShot => {
-            let stores = bytes[0].saturating_mul(ranks) >= 2 * TWO_SHOT_STORES;
-            stores && ty.bytes().divisible_by(16 * ranks as i64)
-        }
+        Variant::TwoShot => stores(bytes[0], ranks) && ty.bytes().divisible_by(16 * ranks as i64),
         _ => false,
     };
     floats && able
+}
+
+/// Whether an all-reduce in two shots is by stores alone.
+fn stores(bytes: u64, ranks: u64) -> bool {
+    bytes.saturating_mul(ranks) >= 2 * TWO_SHOT_STORES
+}
+
+/// The bytes from which on an all-reduce in two shots takes the addition behind it, and one by packets no norm.
+pub fn limits<'a>(facts: &Facts<'a>) -> Vec<Limit<'a>> {
+    let mut out: Vec<Limit<'a>> = Vec::new();
+    if facts.capabilities().reduction.is_none() {
+        return out;
+    }
+    for node in facts.graph.nodes.values() {
+        let Op::Binary(BinaryOp::Add) = &node.op else { continue };
+        for &v in &node.inputs {
+            let v = facts.unshaped(v);
+            let Some(c) = facts.graph.def_node(v).and_then(|n| facts.node(n).op.as_collective()) else {
+                continue;
+            };
+            let amount = facts.graph.ty(v).bytes();
+            let reduces = matches!(c.kind, CollectiveKind::AllReduce(_));
+            if let (true, Some(ranks)) = (reduces, facts.graph.group_size(c.group).map(u64::from)) {
+                out.push(Limit {
+                    amount: amount.clone(),
+                    takes: Box::new(move |bytes| stores(bytes, ranks)),
+                });
+                out.push(Limit { amount, takes: Box::new(move |bytes| !two_rounds(bytes, ranks)) });
+            }
+        }
+    }
+    out
 }
 
 /// The unit whose all-reduce gives `reduced`, if an addition joins it.

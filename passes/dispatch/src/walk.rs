@@ -3,7 +3,7 @@
 use symmc_ir::{Form, NodeId, Table, ValueId};
 
 use crate::facts::Facts;
-use crate::{Unit, map, reduction, rotary};
+use crate::{Unit, batch, map, reduction, rotary};
 
 /// The units of a program so far.
 pub struct Walk<'a> {
@@ -48,8 +48,10 @@ impl<'a> Walk<'a> {
     }
 
     fn node(&mut self, id: NodeId) {
-        let place =
-            reduction::place(self, id).or_else(|| rotary::place(self, id)).or_else(|| map::place(self, id));
+        let place = reduction::place(self, id)
+            .or_else(|| rotary::place(self, id))
+            .or_else(|| batch::place(self, id))
+            .or_else(|| map::place(self, id));
         let joined = if let Some(Place::Joins(unit, _)) = place { Some(unit) } else { None };
         // Whoever reads what a unit gives comes behind it.
         for unit in self.read(id).into_iter().filter(|u| Some(*u) != joined) {

@@ -6,14 +6,9 @@
 //!
 //! Estimates of compute are rough, so amounts are rounded down to three binary digits of microseconds, and few
 //! microseconds, in which lanes hardly start side by side, are none; regions that differ in less stay equal.
-//!
-//! GPUs run a collective on the compute stream, where it may be one kernel with what follows, if only [few](FEW)
-//! [light](is_light) steps are beside it. Light ones count in equal parts as well: each runs beside one region, so
-//! those that each layer has do not add up. One that is not light counts in full wherever it may run.
 
 use symmc_ir::entity::Entity;
 use symmc_ir::graph::{Graph, Node, ValueId};
-use symmc_ir::machine::model::{FEW, is_light};
 use symmc_ir::{NodeId, Op};
 
 use super::context::Context;
@@ -23,20 +18,11 @@ const LEAST: u64 = 8;
 /// Regions that one word of bits tells of.
 const WORD: usize = 64;
 
-/// What can run beside a region.
-#[derive(Clone, Copy, PartialEq, Debug)]
-pub struct Beside {
-    /// Microseconds of compute.
-    pub us: u64,
-    /// Whether it is so little that GPUs run the region among the compute around it.
-    pub little: bool,
-}
-
-/// For each region, given by its nodes, the compute that can run beside it, on a machine that tells what communication
-/// takes from compute; on others nothing is known to, and may.
-pub fn beside(graph: &Graph, regions: &[&[NodeId]], context: &Context) -> Vec<Beside> {
+/// For each region, given by its nodes, the microseconds of compute that can run beside it, on a machine that tells what
+/// communication takes from compute; on others nothing is known to.
+pub fn beside(graph: &Graph, regions: &[&[NodeId]], context: &Context) -> Vec<u64> {
     if context.profile.multiprocessors.is_none() {
-        return vec![Beside { us: 0, little: false }; regions.len()];
+        return vec![0; regions.len()];
     }
     let mut member: Vec<Option<usize>> = vec![None; graph.nodes.len()];
     for (r, nodes) in regions.iter().enumerate() {
@@ -44,27 +30,24 @@ pub fn beside(graph: &Graph, regions: &[&[NodeId]], context: &Context) -> Vec<Be
     }
     let words: Vec<Vec<u64>> =
         (0..regions.len().div_ceil(WORD)).map(|w| apart(graph, &member, w * WORD, regions.len())).collect();
-    // For each region microseconds, and steps.
-    let mut out = vec![(0.0, 0.0); regions.len()];
+    let mut out = vec![0.0; regions.len()];
     for (n, node) in graph.nodes.iter().filter(|(_, node)| computes(node)) {
         let n = n.index();
-        let among = f64::from(words.iter().map(|w| w[n].count_ones()).sum::<u32>());
-        let (read, written) = moved(graph, node, context);
         // Sums and casts of regions may go as they are rewritten: they hide nothing for sure.
-        let us = if member[n].is_none() { compute_us(graph, node, context) / among } else { 0.0 };
-        let light = is_light(&node.op, read.saturating_add(written));
-        let steps = if light { among.recip() } else { f64::INFINITY };
+        if member[n].is_some() {
+            continue;
+        }
+        let among = f64::from(words.iter().map(|w| w[n].count_ones()).sum::<u32>());
+        let us = compute_us(graph, node, context) / among;
         for (w, word) in words.iter().enumerate() {
             let mut bits = word[n];
             while bits != 0 {
-                let sum: &mut (f64, f64) = &mut out[w * WORD + bits.trailing_zeros() as usize];
-                *sum = (sum.0 + us, sum.1 + steps);
+                out[w * WORD + bits.trailing_zeros() as usize] += us;
                 bits &= bits - 1;
             }
         }
     }
-    let of = |(us, steps)| Beside { us: rounded(us as u64), little: steps <= FEW as f64 };
-    out.into_iter().map(of).collect()
+    out.into_iter().map(|us: f64| rounded(us as u64)).collect()
 }
 
 /// For each node the regions from `first` on, as many as a word has bits, that it neither needs nor is needed by.
@@ -88,21 +71,15 @@ fn computes(node: &Node) -> bool {
     !node.op.is_view() && node.op.as_collective().is_none()
 }
 
-/// The bytes that a node reads and writes.
-fn moved(graph: &Graph, node: &Node, context: &Context) -> (u64, u64) {
-    let bytes =
-        |values: &[ValueId]| values.iter().map(|&v| context.bytes(graph.ty(v))).fold(0, u64::saturating_add);
-    (bytes(&node.inputs), bytes(&node.outputs))
-}
-
 /// The time of a node that computes.
 fn compute_us(graph: &Graph, node: &Node, context: &Context) -> f64 {
-    let (read, written) = moved(graph, node, context);
+    let bytes =
+        |values: &[ValueId]| values.iter().map(|&v| context.bytes(graph.ty(v))).fold(0, u64::saturating_add);
     let terms = match (&node.op, node.inputs.first()) {
         (Op::MatMul | Op::GroupedMatMul, Some(&x)) => graph.ty(x).shape.last().map(|d| context.upper(d)),
         _ => None,
     };
-    context.profile.compute_us(read, written, terms)
+    context.profile.compute_us(bytes(&node.inputs), bytes(&node.outputs), terms)
 }
 
 /// Rounded down to three binary digits, or to nothing.

@@ -13,7 +13,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ops::AddAssign;
 
 use egg::{Id, Language};
-use symmc_ir::Variant;
+use symmc_ir::{CollectiveKind, Variant};
 
 use super::language::{self, Graph, Lang};
 
@@ -40,8 +40,8 @@ impl AddAssign for Cost {
 pub struct Uses {
     /// Of values that the program returns.
     pub outputs: BTreeSet<Id>,
-    /// Of reductions to which the kernel of an all-reduce may add a residual ([`super::residual`]).
-    pub added: BTreeSet<Id>,
+    /// Of reductions, with the variants of the all-reduce that are one step with the addition behind it.
+    pub added: BTreeSet<(Id, Variant)>,
 }
 
 /// The nodes taken, by class.
@@ -80,9 +80,10 @@ pub fn cost(graph: &Graph, class: Id, node: &Lang, uses: &Uses) -> Option<Cost> 
             let beside = graph.analysis.beside_us;
             let run = context.estimate(kind, collective.group, variant, bytes, moving + out, beside)?;
             let copy_us = packing + moving + out;
-            let added = uses.added.contains(&class);
-            let saved = || context.profile.saved_us(kind, variant, bytes, context.ranks(collective.group));
-            let saved_us = if added { saved().min(run) } else { 0.0 };
+            let reduces = matches!(kind, CollectiveKind::AllReduce(_));
+            let added = reduces && uses.added.contains(&(class, variant));
+            // The reduction is not stored and read again.
+            let saved_us = if added { context.profile.copy_us(bytes).min(run) } else { 0.0 };
             Some(Cost { us: run + copy_us - saved_us, copy_us, saved_us })
         }
     }

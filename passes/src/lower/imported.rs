@@ -89,7 +89,7 @@ impl Imported {
     }
 
     /// The classes of the results that are used in some way, in program order.
-    pub fn classes(&self, graph: &Graph, key: &Key, is: fn(&Use) -> bool) -> Vec<Id> {
+    pub fn classes(&self, graph: &Graph, key: &Key, is: impl Fn(&Use) -> bool) -> Vec<Id> {
         let nodes = self.nodes.iter().zip(&key.nodes);
         let used = nodes.flat_map(|(n, k)| n.results.iter().zip(&k.uses).filter(|(_, u)| is(u)));
         used.map(|(&id, _)| graph.find(id)).collect()

@@ -13,12 +13,11 @@ use petgraph::unionfind::UnionFind;
 use symmc_ir::entity::Entity;
 use symmc_ir::graph::{Def, Graph, ValueId};
 use symmc_ir::layout::{Layout, view_of};
-use symmc_ir::{BinaryOp, CollectiveKind, Dim, InputId, NodeId, Op, Type};
+use symmc_ir::{BinaryOp, CollectiveKind, Dim, InputId, NodeId, Op, Type, Variant};
 
-use super::beside::{Beside, beside};
+use super::beside::beside;
 use super::context::Context;
 use super::language::Value;
-use super::residual::added;
 
 /// A region of a program.
 pub struct Region {
@@ -64,14 +63,14 @@ pub enum Operand {
 }
 
 /// How a value of a region is used.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub struct Use {
     /// By a node that is not in the region, or as an output.
     pub outside: bool,
     /// As an output of the program.
     pub output: bool,
-    /// By the addition of a residual that the kernel of an all-reduce may do ([`super::residual`]).
-    pub added: bool,
+    /// The variants of an all-reduce that are one step with the addition of a residual that follows.
+    pub added: Vec<Variant>,
 }
 
 /// The most nodes of a region.
@@ -86,7 +85,7 @@ pub fn cut(graph: &Graph, bound: &BTreeSet<InputId>, rounding: bool, context: &C
     }
     let outputs: BTreeSet<ValueId> = graph.outputs.iter().map(|o| o.value).collect();
     let outside = used_outside(graph, &piece_of, &outputs);
-    let facts = Facts { bound, outputs, outside, added: added(graph, context) };
+    let facts = Facts { bound, outputs, outside, added: symmc_dispatch::residuals(graph, &context.profile) };
     let hidden = beside(graph, &pieces.iter().map(Vec::as_slice).collect::<Vec<_>>(), context);
     pieces.into_iter().zip(hidden).map(|(nodes, beside)| region(graph, nodes, beside, &facts)).collect()
 }
@@ -153,10 +152,14 @@ struct Facts<'a> {
     bound: &'a BTreeSet<InputId>,
     outputs: BTreeSet<ValueId>,
     outside: BTreeSet<ValueId>,
-    added: BTreeSet<ValueId>,
+    added: BTreeSet<(ValueId, Variant)>,
 }
 
-fn region(graph: &Graph, nodes: Vec<NodeId>, beside: Beside, facts: &Facts<'_>) -> Region {
+fn region(graph: &Graph, nodes: Vec<NodeId>, beside: u64, facts: &Facts<'_>) -> Region {
+    let added = |&v: &ValueId| {
+        let able = symmc_dispatch::VARIANTS.into_iter();
+        able.filter(|&variant| facts.added.contains(&(v, variant))).collect()
+    };
     let place: BTreeMap<NodeId, usize> = nodes.iter().enumerate().map(|(i, &n)| (n, i)).collect();
     let mut leaves: Vec<ValueId> = Vec::new();
     let mut keys = Vec::with_capacity(nodes.len());
@@ -179,15 +182,14 @@ fn region(graph: &Graph, nodes: Vec<NodeId>, beside: Beside, facts: &Facts<'_>) 
         let used = |v| Use {
             outside: facts.outside.contains(v),
             output: facts.outputs.contains(v),
-            // A collective with compute beside it runs apart from what follows.
-            added: beside.little && facts.added.contains(v),
+            added: added(v),
         };
         let uses = node.outputs.iter().map(used).collect();
         let types = node.outputs.iter().map(|&v| graph.ty(v).clone()).collect();
         keys.push(KeyNode { op: node.op.clone(), operands, types, uses });
     }
     let known = leaves.iter().map(|&v| leaf(graph, v, facts)).collect();
-    Region { nodes, leaves, key: Key { nodes: keys, leaves: known, beside: beside.us } }
+    Region { nodes, leaves, key: Key { nodes: keys, leaves: known, beside } }
 }
 
 /// What is known of a leaf. An output lies where its caller wants it and an input where its caller put it,

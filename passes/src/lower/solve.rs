@@ -129,7 +129,11 @@ fn uses(graph: &Graph, imported: &Imported, key: &Key) -> Uses {
     let all = imported.classes(graph, key, |_| true);
     // Results that became equal have the readers of all of them.
     let single = |id: &Id| all.iter().filter(|a| *a == id).count() == 1;
-    let added = imported.classes(graph, key, |u| u.added).into_iter().filter(single).collect();
+    let added = symmc_dispatch::VARIANTS.into_iter().flat_map(|variant| {
+        let classes = imported.classes(graph, key, |u| u.added.contains(&variant));
+        classes.into_iter().filter(single).map(move |id| (id, variant)).collect::<Vec<_>>()
+    });
+    let added = added.collect();
     Uses { outputs, added }
 }
 

@@ -165,9 +165,8 @@ fn rules_cover_the_contracts() {
     assert!(Variant::OneShot.contract(&kinds[0]).is_some_and(droppable));
 }
 
-/// A machine that does not tell what communication takes from compute may run anything beside it.
 #[test]
-fn residuals_are_not_saved_where_nothing_is_known_of_compute() {
+fn residuals_are_saved_where_the_machine_adds_them_along_the_way() {
     let program = "program \"p\" ranks 4\ngroup @all world\narg %x: bf16[16, 4096]\n%h: bf16[16, 4096] = neg %x\n\
         %y: bf16[16, 4096] = all_reduce %h op=sum group=@all\n%z: bf16[16, 4096] = add %x, %y\nreturn %z\n";
     let program = text::parse(program).unwrap();
@@ -177,8 +176,8 @@ fn residuals_are_not_saved_where_nothing_is_known_of_compute() {
     };
     let mut profile = Profile::builtin("h200x4").unwrap();
     assert!(saved(&profile));
-    profile.multiprocessors = None;
-    assert!(profile.fuses_residual && !saved(&profile));
+    profile.dispatches.reduction = None;
+    assert!(!saved(&profile));
 }
 
 /// A chain of `n` collectives that feed one another, with two results.

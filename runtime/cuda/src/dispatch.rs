@@ -5,14 +5,13 @@
 
 use smallvec::SmallVec;
 use symmc_ir::Form;
-use symmc_runtime::exec::{BoundDispatch, Home, Work as StepWork};
+use symmc_runtime::exec::{BoundDispatch, Located, Work as StepWork};
 
 use crate::collective::follow;
 use crate::compile::Source;
-use crate::compute::fuse::{self, Member};
-use crate::compute::{Sites, Step, products, rotary};
+use crate::compute::{Sites, Step, batch, fuse, products, rotary};
 use crate::error::CudaError;
-use crate::launch::Work;
+use crate::launch::{Address, Work};
 use crate::lowered::Setting;
 
 /// What a dispatch becomes.
@@ -33,20 +32,15 @@ pub fn lower(
     });
     let steps: SmallVec<[Step<'_>; 8]> = steps.collect();
     let work = match dispatch.form {
-        Form::Map => {
-            let stored = |s: &Step<'_>| s.results.first().is_some_and(|r| r.home != Home::Inner);
-            let members: SmallVec<[Member<'_>; 8]> =
-                steps.iter().map(|&step| Member { step, stored: stored(&step) }).collect();
-            fuse::lower_fused(&members, &at, setting.machine, source, sites)?
-        }
-        Form::Product => {
-            products::lower_dispatch(&steps, &at, setting.machine, source, sites)?.map(|work| vec![work])
+        Form::Map => fuse::lower(&steps, &at, setting.machine, source, sites)?,
+        Form::Product => products::lower(&steps, &at, setting.machine, source, sites)?.map(|work| vec![work]),
+        Form::Batch => {
+            let memory = |value: &Located| memory(value, setting);
+            Some(batch::lower(&steps, &at, &memory, setting.machine, source, sites)?)
         }
         Form::Rotary => Some(rotary::lower_together(&steps, &at, setting.machine, source, sites)?),
-        Form::Reduction => {
-            follow::lower_dispatch(index, &dispatch.members, setting.homes, setting.peers, source)?
-                .map(|work| vec![work])
-        }
+        Form::Reduction => follow::lower(index, &dispatch.members, setting.homes, setting.peers, source)?
+            .map(|work| vec![work]),
     };
     work.ok_or_else(|| {
         let ops: Vec<&str> = dispatch.members.iter().map(|m| m.op_name.as_str()).collect();
@@ -57,6 +51,13 @@ pub fn lower(
             dispatch.form
         ))
     })
+}
+
+/// The memory of a value whose places are as far apart on all ranks.
+fn memory(value: &Located, setting: &Setting<'_>) -> Option<usize> {
+    let arena = setting.homes.symmetric..setting.homes.symmetric + setting.peers.arena as Address;
+    let apart = value.by_rank != 0 || arena.contains(&setting.homes.at(value));
+    if apart { None } else { setting.distances.memory(value.home) }
 }
 
 #[cfg(test)]

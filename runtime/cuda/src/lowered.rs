@@ -4,12 +4,11 @@
 use std::sync::Arc;
 
 use symmc_runtime::RunError;
-use symmc_runtime::exec::{Bound, BoundStep, Home, Located, Work as StepWork};
+use symmc_runtime::exec::{Bound, BoundStep, Home, Work as StepWork};
 
-use crate::collective::{self, Peers, follow};
+use crate::collective::{self, Peers};
 use crate::compile::Source;
-use crate::compute::fuse::{self, Member};
-use crate::compute::{self, Attentions, GEMM_WORKSPACE, Machine, Sites, products, rotary, twins};
+use crate::compute::{self, Attentions, GEMM_WORKSPACE, Machine, Sites};
 use crate::error::CudaError;
 use crate::homes::Homes;
 use crate::launch::{Address, Work};
@@ -45,7 +44,7 @@ pub enum Distances {
 
 impl Distances {
     /// A number for the memory of a value that is laid out alike on all ranks.
-    fn memory(self, home: Home) -> Option<usize> {
+    pub fn memory(self, home: Home) -> Option<usize> {
         match (self, home) {
             (_, Home::Symmetric | Home::Inner) => None,
             (_, Home::Ordinary) => Some(0),
@@ -76,22 +75,8 @@ impl Lowered {
     pub fn new(rank: u32, list: &[BoundStep], setting: &Setting<'_>) -> Result<Lowered, CudaError> {
         let (mut source, mut sites) = (Source::new(), Sites::new());
         let turns = order::turns(list);
-        let fused = together(list, &turns, setting, &mut source, &mut sites);
-        let done: Vec<usize> =
-            fused.iter().enumerate().map(|(place, f)| f.as_ref().map_or(place, |f| f.done)).collect();
-        let mut work = Vec::with_capacity(list.len());
-        for (step, fused) in list.iter().zip(fused) {
-            work.push(match fused {
-                Some(fused) => fused.work,
-                None => lower(rank, step, setting, &mut source, &mut sites)?,
-            });
-        }
-        let arena = setting.homes.symmetric..setting.homes.symmetric + setting.peers.arena as Address;
-        let memory = |value: &Located| match arena.contains(&setting.homes.at(value)) {
-            true => None,
-            false => setting.distances.memory(value.home),
-        };
-        twins::join(list, &done, &memory, &mut work);
+        let work = list.iter().map(|step| lower(rank, step, setting, &mut source, &mut sites));
+        let work = work.collect::<Result<_, CudaError>>()?;
         Ok(Lowered { turns, work, source, sites })
     }
 
@@ -131,74 +116,6 @@ impl Lowered {
     pub fn code(&self) -> String {
         self.source.text()
     }
-}
-
-/// What a step becomes that is done with others in one kernel.
-struct Fused {
-    /// The last of them, in whose place all is done.
-    done: usize,
-    /// The work, if this is the last; nothing otherwise.
-    work: Vec<Work>,
-}
-
-/// Has all steps at `places` done in place of the last.
-fn fuse_into(out: &mut [Option<Fused>], places: &[usize], work: Vec<Work>) {
-    let Some(&done) = places.last() else { return };
-    places.iter().for_each(|&place| out[place] = Some(Fused { done, work: Vec::new() }));
-    out[done] = Some(Fused { done, work });
-}
-
-/// The steps that are done several in one kernel. `None` for steps that are done by themselves.
-fn together(
-    list: &[BoundStep],
-    turns: &[Turn],
-    setting: &Setting<'_>,
-    source: &mut Source,
-    sites: &mut Sites,
-) -> Vec<Option<Fused>> {
-    let mut out: Vec<Option<Fused>> = list.iter().map(|_| None).collect();
-    // A plan that has dispatches says what is done together.
-    if list.iter().any(|step| matches!(step.work, StepWork::Dispatch(_))) {
-        return out;
-    }
-    let at = |value: &_| setting.homes.at(value);
-    // What does not fit together is done, or refused with its name, step by step.
-    for all in follow::find(list, turns) {
-        for all in [Some(all), all.without_norm()].into_iter().flatten() {
-            if let Ok(Some(work)) = follow::lower(list, &all, setting.homes, setting.peers, source) {
-                fuse_into(&mut out, &all.places(), vec![work]);
-                break;
-            }
-        }
-    }
-    let mut groups = fuse::groups(list);
-    groups.retain(|g| g.steps.iter().all(|&s| out[s].is_none()));
-    for whole in products::find(list, &groups) {
-        let places = whole.places();
-        let free = places.iter().all(|&p| out[p].is_none());
-        let work = products::lower(list, &whole, &at, setting.machine, source, sites);
-        if let (true, Ok(Some(work))) = (free, work) {
-            fuse_into(&mut out, &places, vec![work]);
-        }
-    }
-    for places in rotary::groups(list) {
-        let steps: Vec<_> = places.iter().filter_map(|&p| fuse::compute_step(&list[p])).collect();
-        let free = places.iter().all(|&p| out[p].is_none());
-        let work = rotary::lower_together(&steps, &at, setting.machine, source, sites);
-        if let (true, Ok(work)) = (free, work) {
-            fuse_into(&mut out, &places, work);
-        }
-    }
-    let member =
-        |(&place, &stored): (&usize, &bool)| Some(Member { step: fuse::compute_step(&list[place])?, stored });
-    for group in groups.iter().filter(|g| g.steps.iter().all(|&s| out[s].is_none())).collect::<Vec<_>>() {
-        let members: Vec<_> = group.steps.iter().zip(&group.stored).filter_map(member).collect();
-        let work = fuse::lower_fused(&members, &at, setting.machine, source, sites);
-        if let Ok(Some(work)) = work {
-            fuse_into(&mut out, &group.steps, work);
-        }
-    }
-    out
 }
 
 /// What a step becomes.

@@ -16,6 +16,7 @@
 //! Not here: collectives, custom and opaque ops.
 
 mod attention;
+pub mod batch;
 mod bounds;
 pub(crate) mod choice;
 mod element;
@@ -34,10 +35,8 @@ mod scatter;
 pub mod search;
 mod skinny;
 mod sort;
-mod space;
-pub(crate) mod spans;
+pub(crate) mod space;
 mod text;
-pub mod twins;
 
 use symmc_ir::Op;
 use symmc_ir::text::op_name;

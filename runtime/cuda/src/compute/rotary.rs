@@ -1,28 +1,22 @@
 //! Rotary position embeddings, several of them as one kernel.
 //!
 //! Queries and keys are turned one after the other, by the same cosines: each alone fills few multiprocessors, and both
-//! are one launch. [`groups`] finds such steps, [`lower_together`] makes one kernel of them, in which each has blocks of
-//! its own.
+//! are one launch, in which each has blocks of its own ([`lower_together`]).
 
 use std::fmt::Write as _;
 
 use symmc_ir::Op;
-use symmc_plan::Lane;
-use symmc_runtime::exec::{BoundStep, Located, Work as StepWork};
+use symmc_runtime::exec::Located;
 
 use super::space::{Axis, Strides, axes, broadcast};
 use super::text::{self, offset, stored};
-use super::{Lowering, Machine, Sites, Step, fuse, misfit, spans};
+use super::{Lowering, Machine, Sites, Step, misfit};
 use crate::compile::Source;
 use crate::error::CudaError;
 use crate::launch::{Address, Kernel, Param, Work};
 
 /// Threads of a block.
 const THREADS: usize = 256;
-/// The most steps of a group.
-const MOST_STEPS: usize = 4;
-/// How far behind a step the next of its group is looked for, in steps.
-const REACH: usize = 8;
 
 /// The rows of one operand: where they lie, and the distance of neighbours within.
 struct Rows {
@@ -66,7 +60,7 @@ pub(super) fn lower(
     Ok(part.map(|p| launch(&[p], l)).into_iter().collect())
 }
 
-/// What steps of a group do on the device, as one kernel.
+/// What steps do on the device, as one kernel.
 ///
 /// # Errors
 /// As [`super::lower`].
@@ -172,32 +166,4 @@ fn launch(parts: &[Part], l: &mut Lowering<'_>) -> Work {
     let params = parts.iter().flat_map(|p| p.params).map(Param::from).collect();
     let (grid, block) = ([first as u32, 1, 1], [THREADS as u32, 1, 1]);
     Work::Kernel(Kernel { entry, grid, block, cluster: 1, shared: 0, params })
-}
-
-/// The rotary embeddings of a list that may be done in place of the last of them, ascending and at least two each:
-/// nothing between them, and none of them, writes what another reads or writes.
-pub fn groups(list: &[BoundStep]) -> Vec<Vec<usize>> {
-    let awaited = fuse::awaited(list);
-    let turns = |place: usize| {
-        let rotary = matches!(&list[place].work, StepWork::Kernel { op: Op::RotaryEmbedding { .. }, .. });
-        rotary && list[place].lane == Lane::Compute
-    };
-    let mut out: Vec<Vec<usize>> = Vec::new();
-    let mut now: Vec<usize> = Vec::new();
-    for place in (0..list.len()).filter(|&p| turns(p)) {
-        let joins = now.last().is_some_and(|&last| {
-            let free = |member: usize| (member + 1..=place).all(|s| spans::commute(&list[member], &list[s]));
-            now.len() < MOST_STEPS
-                && place - last <= REACH
-                && !awaited[now[0]..place].contains(&true)
-                && now.iter().all(|&member| free(member))
-        });
-        if !joins {
-            out.push(std::mem::take(&mut now));
-        }
-        now.push(place);
-    }
-    out.push(now);
-    out.retain(|group| group.len() > 1);
-    out
 }

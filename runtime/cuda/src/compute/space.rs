@@ -1,6 +1,7 @@
 //! Iteration spaces: the axes of several operands, joined where they lie joined in memory.
 
 use smallvec::SmallVec;
+use symmc_runtime::exec::Located;
 
 /// One axis of one operand.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -53,6 +54,11 @@ pub(super) fn collapse(shape: &mut Vec<usize>, operands: &mut [&mut Strides]) {
     }
     operands.iter_mut().for_each(|s| s.truncate(to));
     *shape = kept;
+}
+
+/// Whether the elements of a value are one run.
+pub(crate) fn is_run(value: &Located) -> bool {
+    axes(&value.shape, &value.strides).iter().all(|a| a.stride == 1)
 }
 
 /// The axes of one operand, joined.

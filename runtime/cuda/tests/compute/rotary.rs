@@ -1,16 +1,14 @@
-//! Rotary embeddings of queries and keys as one kernel: which steps join, and that they give what they give alone.
+//! Rotary embeddings of queries and keys as one kernel give what they give alone.
 
 use symmc_cuda::compile::Source;
-use symmc_cuda::compute::fuse::compute_step;
 use symmc_cuda::compute::{self, GEMM_WORKSPACE, InputUse, Machine, STATUS_BYTES, Sites, Step, rotary};
 use symmc_cuda::launch::{Kernel, Work};
 use symmc_ir::random::SplitMix;
 use symmc_ir::{DType, Op};
-use symmc_plan::Lane;
-use symmc_runtime::exec::{BoundStep, Home, Located};
+use symmc_runtime::exec::{Home, Located};
 
 use crate::emulate::Library;
-use crate::products::{SPACING, kernels, step};
+use crate::products::{Part, SPACING, kernels, part, steps};
 
 /// Tokens, and elements of a head.
 const L: usize = 19;
@@ -34,46 +32,18 @@ fn angles(place: usize) -> Located {
     Located { shape, strides: [E as isize / 2, 1].into(), ..heads(Home::Ordinary, place, 1, false) }
 }
 
-fn turn(index: usize, x: Located, result: Located, interleaved: bool) -> BoundStep {
+fn turn(x: Located, result: Located, interleaved: bool) -> Part {
     let op = Op::RotaryEmbedding { width: E, interleaved };
-    step(index, op, vec![x, angles(0), angles(1)], result)
+    part(op, vec![x, angles(0), angles(1)], result)
 }
 
 /// Queries of more heads to a place of their own, and keys in place.
-fn both() -> Vec<BoundStep> {
+fn both() -> Vec<Part> {
     let keys = heads(Home::Ordinary, 4, 2, false);
     vec![
-        turn(0, heads(Home::Ordinary, 2, 6, true), heads(Home::Ordinary, 3, 6, false), false),
-        turn(1, keys.clone(), keys, true),
+        turn(heads(Home::Ordinary, 2, 6, true), heads(Home::Ordinary, 3, 6, false), false),
+        turn(keys.clone(), keys, true),
     ]
-}
-
-#[test]
-fn queries_and_keys_are_one_kernel_unless_something_between_them_needs_or_writes_what_they_do() {
-    assert_eq!(rotary::groups(&both()), [[0, 1]]);
-    let with = |between: BoundStep| {
-        let mut list = both();
-        list.insert(1, between);
-        rotary::groups(&list)
-    };
-    let copy = |from, to| {
-        step(5, Op::Copy, vec![heads(Home::Ordinary, from, 2, false)], heads(Home::Ordinary, to, 2, false))
-    };
-    assert_eq!(with(copy(5, 6)), [[0, 2]]);
-    let none: Vec<Vec<usize>> = vec![];
-    // It reads the queries, overwrites what they are turned from, or the cosines.
-    assert_eq!(with(copy(3, 6)), none);
-    assert_eq!(with(copy(5, 2)), none);
-    assert_eq!(with(copy(5, 0)), none);
-    // The keys lie where the queries came from: they may be written before all queries are read.
-    let mut reused = both();
-    reused[1] = turn(1, heads(Home::Ordinary, 4, 2, false), heads(Home::Ordinary, 2, 2, false), true);
-    assert_eq!(rotary::groups(&reused), none);
-    // The other lane waits for the queries.
-    let mut awaited = both();
-    let wait = BoundStep { lane: Lane::Comm, waits: vec![0], ..copy(3, 6) };
-    awaited.push(wait);
-    assert_eq!(rotary::groups(&awaited), none);
 }
 
 #[test]
@@ -89,7 +59,7 @@ fn one_kernel_gives_the_bits_of_two() {
     };
     let at = |v: &Located| base + v.offset as u64;
     let list = both();
-    let steps: Vec<Step<'_>> = list.iter().filter_map(compute_step).collect();
+    let steps = steps(&list);
     let (mut source, mut sites) = (Source::new(), Sites::new());
     let one = rotary::lower_together(&steps, &at, &machine, &mut source, &mut sites).expect("they fit");
     let mut lower = |step: &Step<'_>| {

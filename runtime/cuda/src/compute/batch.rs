@@ -1,0 +1,67 @@
+//! Two products of one left matrix as a batch of the library.
+//!
+//! The library computes both at once by the distances between their matrices. The weights must lie in the order of the
+//! results, as the library (cuBLASLt of CUDA 13.0) takes no negative distances. All ranks decide alike, because they would
+//! sum in different orders otherwise: only distances within one memory count that every rank lays out alike.
+
+use smallvec::SmallVec;
+use symmc_runtime::exec::Located;
+
+use super::gemm::{Gemm, Matrix};
+use super::{Machine, Sites, Step};
+use crate::compile::Source;
+use crate::error::CudaError;
+use crate::launch::{Address, Work};
+
+/// What products do on the device: as one, or one after another. `memory` says in which memory a value lies whose places are
+/// as far apart on all ranks, if it lies in one.
+///
+/// # Errors
+/// As [`super::lower`].
+pub fn lower(
+    steps: &[Step<'_>],
+    at: &dyn Fn(&Located) -> Address,
+    memory: &dyn Fn(&Located) -> Option<usize>,
+    machine: &Machine,
+    source: &mut Source,
+    sites: &mut Sites,
+) -> Result<Vec<Work>, CudaError> {
+    let mut works = Vec::with_capacity(steps.len());
+    for step in steps {
+        works.extend(super::lower(step, at, machine, source, sites)?);
+    }
+    // The left matrix is one: it may lie anywhere.
+    let memories = |step: &Step<'_>| {
+        let all = step.operands.iter().skip(1).chain(step.results).map(memory);
+        all.collect::<Option<SmallVec<[usize; 2]>>>()
+    };
+    let batch = match (steps, &works[..]) {
+        ([one, other], [Work::Gemm(first), Work::Gemm(second)]) => {
+            let memories = [one, other].map(memories);
+            let known = memories[0].is_some() && memories[0] == memories[1];
+            batch(first, second).filter(|_| known)
+        }
+        _ => None,
+    };
+    Ok(batch.map_or(works, |both| vec![Work::Gemm(both)]))
+}
+
+/// Two products of one left matrix as one batch, in the order of their results.
+fn batch(first: &Gemm, second: &Gemm) -> Option<Gemm> {
+    let (low, high) = if first.c.at < second.c.at { (first, second) } else { (second, first) };
+    let alike = |x: &Matrix, y: &Matrix| (x.step, x.order) == (y.step, y.order);
+    let extents = |g: &Gemm| (g.dtype, g.m, g.n, g.k, g.batch, g.a);
+    let fits = extents(low) == extents(high)
+        && low.batch == 1
+        && alike(&low.b, &high.b)
+        && alike(&low.c, &high.c)
+        && low.b.at < high.b.at
+        && low.c.at < high.c.at;
+    let size = low.dtype.size() as i64;
+    let between = |x: &Matrix, y: &Matrix| {
+        let bytes = y.at.wrapping_sub(x.at) as i64;
+        (bytes % size == 0).then_some(Matrix { batch: (bytes / size) as isize, ..*x })
+    };
+    let (b, c) = (between(&low.b, &high.b)?, between(&low.c, &high.c)?);
+    fits.then_some(Gemm { batch: 2, a: Matrix { batch: 0, ..low.a }, b, c, ..*low })
+}
