@@ -1,14 +1,15 @@
-//! `symmc plan --explain %value`: where a value lives, until when, who may touch it ([`life`]), and how its
-//! collective was chosen.
+//! `symmc plan --explain %value`: where a value lives, until when, who may touch it ([`life`]), with what it is computed
+//! in one step ([`together`]), and how its collective was chosen.
 
 mod life;
+pub mod together;
 
 use std::collections::HashMap;
 use std::fmt::Write;
 
 use anyhow::{Result, anyhow, bail};
 use symmc::unstable::ir::layout::Layout;
-use symmc::unstable::ir::{Node, Op, Table, ValueId, text};
+use symmc::unstable::ir::{Dispatch, Node, NodeId, Op, Table, ValueId, text};
 use symmc::unstable::plan::{ArenaKind, Barrier, Bucket, Decision, Memory, Place, Step};
 use symmc::{CheckedPlan, Graph, Plan};
 
@@ -21,8 +22,10 @@ pub struct Planned<'a> {
     graph: &'a Graph,
     layouts: &'a Table<ValueId, Layout>,
     nodes: HashMap<&'a str, &'a Node>,
-    /// The position of the step of each node that is one.
+    /// The position of the step of each node that is one or part of one.
     steps: HashMap<&'a str, usize>,
+    /// Which values have no memory, because only nodes of one step know them.
+    inner: Table<ValueId, bool>,
 }
 
 impl<'a> Planned<'a> {
@@ -32,8 +35,28 @@ impl<'a> Planned<'a> {
         let program = program.ok_or_else(|| anyhow!("the plan has no program {}", bucket.program))?;
         let (graph, layouts) = (&program.graph, &program.layouts);
         let nodes = graph.nodes.iter().map(|(id, n)| (graph.node_name(id), n)).collect();
-        let steps = bucket.steps.iter().enumerate().map(|(i, s)| (s.node.as_str(), i)).collect();
-        Ok(Planned { bucket, graph, layouts, nodes, steps })
+        let mut steps: HashMap<&str, usize> =
+            bucket.steps.iter().enumerate().map(|(i, s)| (s.node.as_str(), i)).collect();
+        for dispatch in &graph.dispatches {
+            let Some(&step) = steps.get(graph.node_name(dispatch.first)) else { continue };
+            steps.extend(dispatch.nodes().map(|n| (graph.node_name(n), step)));
+        }
+        let inner = graph.inner(|v| layouts[v].base);
+        Ok(Planned { bucket, graph, layouts, nodes, steps, inner })
+    }
+
+    /// Whether a node only gives another view of memory.
+    fn is_view(&self, node: NodeId) -> bool {
+        self.graph.nodes[node].outputs.iter().all(|&v| self.layouts[v].base != v)
+    }
+
+    /// The nodes of a step that compute something.
+    fn nodes_of(&self, step: &Step) -> Vec<&'a Node> {
+        let graph = self.graph;
+        let Some(&first) = self.nodes.get(step.node.as_str()) else { return Vec::new() };
+        let of = |d: &&Dispatch| graph.node_name(d.first) == step.node;
+        let Some(dispatch) = graph.dispatches.iter().find(of) else { return vec![first] };
+        dispatch.nodes().filter(|&n| !self.is_view(n)).map(|n| &graph.nodes[n]).collect()
     }
 
     /// The steps that run a collective, in their order.
@@ -44,9 +67,10 @@ impl<'a> Planned<'a> {
         steps.into_iter().map(|s| &self.bucket.steps[s]).collect()
     }
 
-    /// The name of the op of a step.
-    pub fn op_of(&self, step: &Step) -> &'static str {
-        self.nodes.get(step.node.as_str()).map_or("?", |node| text::op_name(&node.op))
+    /// The names of the ops of a step.
+    pub fn ops_of(&self, step: &Step) -> String {
+        let ops: Vec<&str> = self.nodes_of(step).iter().map(|node| text::op_name(&node.op)).collect();
+        ops.join(", ")
     }
 
     /// The first operand and the first result of what runs a collective.
@@ -64,7 +88,11 @@ impl<'a> Planned<'a> {
 
     /// The memory of a value in few words.
     pub fn short_place(&self, plan: &Plan, value: ValueId) -> String {
-        self.place(value).map_or_else(|| "?".into(), |p| report::memory(plan, self.bucket, p.memory))
+        match self.place(value) {
+            Some(place) => report::memory(plan, self.bucket, place.memory),
+            None if self.inner[self.layouts[value].base] => "not stored".into(),
+            None => "?".into(),
+        }
     }
 
     /// The copies of the planned program: name, reason, and the input whose binding avoids it.
@@ -119,10 +147,14 @@ fn one(plan: &Plan, bucket: &Bucket, planned: &Planned<'_>, id: ValueId) -> Resu
     if let Some(node) = graph.def_node(id) {
         let step = planned.step_of(id).map_or_else(|| "a view, no step".into(), |s| format!("step {s}"));
         writeln!(out, "  made by {} ({step})", text::op_name(&graph.nodes[node].op))?;
+        out.push_str(&together::text(planned, node, &plan.machine));
     }
     let base = planned.layouts[id].base;
     if base != id {
         writeln!(out, "  a view of %{}", graph.name_of(base))?;
+    }
+    if planned.inner[base] {
+        writeln!(out, "  has no memory: only this step knows it")?;
     }
     if let Some(place) = planned.place(id) {
         out.push_str(&place_text(plan, bucket, place));

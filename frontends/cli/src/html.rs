@@ -8,7 +8,7 @@ use anyhow::Result;
 use symmc::CheckedPlan;
 use symmc::unstable::plan::{ArenaKind, Barrier, Bucket, Buffer, Lane, Memory, Reach};
 
-use crate::explain::Planned;
+use crate::explain::{Planned, together};
 use crate::report;
 use crate::units::{bytes, count};
 
@@ -44,7 +44,8 @@ pub fn html(plan: &CheckedPlan) -> Result<String> {
         out.push_str(&table(&report::collective_rows(plan, bucket, &planned)));
         out.push_str("<h3>Memory</h3>\n");
         out.push_str(&table(&report::arena_rows(bucket)));
-        let notes = report::notes(plan, bucket) + &report::copies(bucket, &planned);
+        let notes =
+            report::notes(plan, bucket) + &together::summary(&planned) + &report::copies(bucket, &planned);
         writeln!(out, "<pre>{}</pre>", escaped(&notes))?;
         let t = &bucket.totals;
         let arenas = [(ArenaKind::Ordinary, t.ordinary_peak), (ArenaKind::Symmetric, t.symmetric_peak)];
@@ -200,7 +201,7 @@ fn steps(bucket: &Bucket, planned: &Planned<'_>) -> String {
         rows.push(vec![
             number.to_string(),
             format!("%{}", step.node),
-            planned.op_of(step).into(),
+            planned.ops_of(step),
             lane.into(),
             waits.join(", "),
             exit.into(),

@@ -9,7 +9,7 @@ use symmc::unstable::ir::{Node, text};
 use symmc::unstable::plan::{ArenaKind, Barrier, Bucket, Decision, Memory, Role};
 use symmc::{CheckedPlan, Order, Plan};
 
-use crate::explain::Planned;
+use crate::explain::{Planned, together};
 use crate::gpu;
 use crate::units::{bytes, count, gap, micros, table};
 
@@ -22,6 +22,7 @@ pub fn report(plan: &CheckedPlan) -> Result<String> {
         writeln!(out, "\n{}", bucket.range())?;
         out.push_str(&collectives(plan, bucket, &planned));
         out.push_str(&totals(plan, bucket));
+        out.push_str(&together::summary(&planned));
         out.push_str(&copies(bucket, &planned));
     }
     out.push_str(&rest(plan));

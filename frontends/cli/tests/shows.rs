@@ -152,6 +152,21 @@ fn plan_explains_itself() {
 }
 
 #[test]
+fn plan_tells_what_is_one_step_and_what_that_saves() {
+    let plan = "plan megatron_tp4_bf16.pt2 --machine h200x4 --bucket tokens=16";
+    let text = stdout(plan);
+    assert!(text.contains("dispatches: ") && text.contains(" reduction"), "{text}");
+    let text = stdout(&format!("{plan} --explain %all_reduce"));
+    for part in
+        ["one step with others: %all_reduce, %add", "form reduction", "saves 2 kernels", "has no memory"]
+    {
+        assert!(text.contains(part), "{part}:\n{text}");
+    }
+    // On a machine that runs node by node nothing is said of it.
+    assert!(!stdout("plan megatron_tp4_bf16.pt2").contains("dispatches"));
+}
+
+#[test]
 fn orders_are_compared_and_can_be_asked_for() {
     let text = stdout("plan fsdp4_bw_graph.pt2 --orders");
     for order in ["chosen", "lean", "program", "list", "dfs", "dfs-users", "post-order", "lpmf", "bfs"] {

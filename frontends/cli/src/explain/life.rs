@@ -24,7 +24,9 @@ pub fn text(planned: &Planned<'_>, base: ValueId, place: &Place) -> String {
     };
     let touches = touches(planned, base);
     let names = |wanted: fn(&Touch<'_>) -> bool| -> Vec<String> {
-        touches.iter().filter(|t| wanted(t)).map(|t| step(planned.bucket, t.step)).collect()
+        let mut steps: Vec<usize> = touches.iter().filter(|t| wanted(t)).map(|t| t.step).collect();
+        steps.dedup();
+        steps.into_iter().map(|s| step(planned.bucket, s)).collect()
     };
     match names(|t| t.writes).as_slice() {
         [] => line("its caller writes it before each run, or once if it is a parameter".into()),
@@ -59,14 +61,16 @@ pub fn text(planned: &Planned<'_>, base: ValueId, place: &Place) -> String {
     out
 }
 
-/// The steps that touch a base, in order.
+/// The nodes of steps that touch a base, in order.
 fn touches<'a>(planned: &Planned<'a>, base: ValueId) -> Vec<Touch<'a>> {
     let of = |v: &ValueId| planned.layouts[*v].base == base;
     let steps = planned.bucket.steps.iter().enumerate();
-    steps
-        .filter_map(|(step, s)| {
-            let node = *planned.nodes.get(s.node.as_str())?;
-            let (reads, writes) = (node.inputs.iter().any(of), node.outputs.contains(&base));
+    let nodes = steps.flat_map(|(step, s)| planned.nodes_of(s).into_iter().map(move |node| (step, node)));
+    nodes
+        .filter_map(|(step, node)| {
+            let writes = node.outputs.contains(&base);
+            // What a step defines it does not read, though one of its nodes may.
+            let reads = node.inputs.iter().any(of) && planned.step_of(base) != Some(step);
             (reads || writes).then_some(Touch { step, node, reads, writes })
         })
         .collect()
