@@ -1,5 +1,5 @@
-//! Launches that are relocated are what would have been lowered, for every program of this repository and random ones.
-//! Where memory begins is drawn anew, in any order, at multiples of 16.
+//! Launches that are relocated are what would have been lowered, and ranks lower alike what they do together, for every
+//! program of this repository and random ones. Where memory begins is drawn anew, in any order, at multiples of 16.
 
 use std::sync::Arc;
 
@@ -106,6 +106,23 @@ fn check_plan(name: &str, plan: &CheckedPlan, seed: u64, count: &mut Count) {
     }
 }
 
+/// What ranks do together is alike on all of them, wherever a rank has its own memory.
+fn check_agreement(name: &str, plan: &CheckedPlan, seed: u64) -> usize {
+    let alike = |rank: u32| -> Vec<Option<Vec<u8>>> {
+        let lowered = |bound: Arc<Bound>| {
+            let homes = homes(&bound, &mut SplitMix(seed + u64::from(rank)));
+            let lowered = Lowered::dry(&bound, plan.ranks, &homes, Attentions::Kernels).ok()?;
+            Some(lowered.alike(&bound.steps))
+        };
+        bounds(plan, rank).into_iter().map(lowered).collect()
+    };
+    let first = alike(0);
+    for rank in 1..plan.ranks {
+        assert!(alike(rank) == first, "{name}: rank {rank} runs a collective otherwise than rank 0");
+    }
+    first.iter().flatten().flatten().filter(|b| **b != 0).count()
+}
+
 /// A plan for GPUs.
 fn planned(program: &Program, bind: Bind) -> Option<CheckedPlan> {
     let ranks = program.graph.ranks.unwrap_or(1);
@@ -127,16 +144,18 @@ fn recorded() -> Vec<(String, u32)> {
 }
 
 #[test]
-fn recorded_programs_are_relocated_as_they_would_be_lowered() {
-    let mut count = Count::default();
+fn recorded_programs_are_relocated_as_they_would_be_lowered_and_alike_on_all_ranks() {
+    let (mut count, mut compared) = (Count::default(), 0);
     for (number, (stem, ranks)) in recorded().iter().enumerate() {
         let options = OpenOptions::default().with_ranks(*ranks);
         let program = Program::open_files(&files(stem, *ranks), &options).expect("a valid program");
         for bind in [Bind::None, Bind::All] {
             let plan = planned(&program, bind).unwrap_or_else(|| panic!("{stem}: no plan"));
             check_plan(stem, &plan, number as u64, &mut count);
+            compared += check_agreement(stem, &plan, number as u64);
         }
     }
+    assert!(compared > 1000, "{compared} bytes say what ranks do together");
     let Count { bases, fixed, without_reason } = count;
     println!("{bases} bases, of which {fixed} cannot move");
     assert!(
@@ -147,7 +166,7 @@ fn recorded_programs_are_relocated_as_they_would_be_lowered() {
 }
 
 #[test]
-fn random_programs_are_relocated_as_they_would_be_lowered() {
+fn random_programs_are_relocated_as_they_would_be_lowered_and_alike_on_all_ranks() {
     let mut count = Count::default();
     for seed in 0..150 {
         let graph = programs::program(seed, 4 + seed as usize % 20, Variants::Drawn);
@@ -155,6 +174,7 @@ fn random_programs_are_relocated_as_they_would_be_lowered() {
         for bind in [Bind::None, Bind::All] {
             let Some(plan) = planned(&program, bind) else { continue };
             check_plan(&format!("seed {seed}"), &plan, seed, &mut count);
+            check_agreement(&format!("seed {seed}"), &plan, seed);
         }
     }
     assert!(count.bases > 1000 && count.without_reason == 0, "{} bases", count.bases);

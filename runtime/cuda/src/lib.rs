@@ -18,6 +18,7 @@
 //! missing. No panic of a loader reaches a caller: every library is asked for before it is used.
 
 pub mod adopt;
+mod agreement;
 pub mod arena;
 pub mod bench;
 mod cache;

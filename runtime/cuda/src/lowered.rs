@@ -14,7 +14,7 @@ use crate::homes::Homes;
 use crate::launch::{Address, Work};
 use crate::nccl::{Communicators, Front};
 use crate::order::{self, Turn};
-use crate::{dispatch, refusal, scratch};
+use crate::{agreement, dispatch, refusal, scratch};
 
 /// What steps are lowered with.
 #[derive(Clone, Copy, Debug)]
@@ -105,6 +105,11 @@ impl Lowered {
             distances: Distances::Unknown,
         };
         Lowered::new(bound.rank(), &bound.steps, &setting)
+    }
+
+    /// What all ranks must have alike, for the steps that it was lowered from.
+    pub fn alike(&self, list: &[BoundStep]) -> Vec<u8> {
+        agreement::words(list, &self.work, &self.source)
     }
 
     /// What is done in the place of each step.

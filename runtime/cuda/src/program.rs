@@ -16,6 +16,7 @@ use symmc_plan::Lane;
 use symmc_runtime::exec::BoundStep;
 
 use crate::adopt::LentStream;
+use crate::agreement;
 use crate::collective::Peers;
 use crate::compile::{Source, compile};
 use crate::compute::choice;
@@ -140,6 +141,9 @@ impl Program {
     /// A step has no form on a GPU, or a library that it needs is missing.
     pub fn new(rank: u32, list: &[BoundStep], parts: &Parts<'_>) -> Result<Program, CudaError> {
         let lowered = Lowered::new(rank, list, &parts.setting(parts.homes))?;
+        if let (Some(search), None) = (parts.search, parts.settled) {
+            agreement::agreed(list, &lowered.alike(list), search.exchange)?;
+        }
         let relocations = match parts.shifted {
             Some(shifted) => {
                 let other = Lowered::new(rank, list, &parts.setting(shifted.homes()))?;
