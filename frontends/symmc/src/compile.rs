@@ -26,8 +26,8 @@ use crate::workload::find_symbol;
 pub struct Config {
     /// The machine that the choices are made for.
     pub profile: Profile,
-    /// Upper bounds that divide the range of a symbol. Where the machine has a kernel for some of the sizes of a bucket
-    /// only, it is divided further.
+    /// Upper bounds that divide the range of a symbol. A symbol without any is divided where the machine has a kernel for
+    /// several steps at small sizes only.
     pub buckets: Vec<BucketSpec>,
     /// Which arguments their callers write straight into the symmetric arena.
     pub bind: Bind,
@@ -446,10 +446,15 @@ fn bound_inputs(graph: &Graph, bind: &Bind) -> Result<BTreeSet<InputId>, Error> 
 /// The most buckets of a plan.
 const MAX_BUCKETS: usize = 4096;
 
-/// The ranges of each bucket of a program in canonical form: as asked for, and divided where its dispatches change.
+/// The ranges of each bucket of a program in canonical form: as asked for, and of symbols of which nothing is asked divided
+/// where dispatches change.
 fn ranges(canonical: &Graph, config: &Config) -> Result<Vec<Ranges>, Error> {
     let mut all = bucket_ranges(canonical, &config.buckets)?;
-    for (symbol, sizes) in symmc_dispatch::limits(canonical, &config.profile) {
+    let asked = |symbol: &SymbolId| {
+        config.buckets.iter().any(|b| find_symbol(canonical, &b.symbol).is_ok_and(|s| s == *symbol))
+    };
+    let limits = symmc_dispatch::limits(canonical, &config.profile);
+    for (symbol, sizes) in limits.into_iter().filter(|(symbol, _)| !asked(symbol)) {
         for size in sizes {
             let divided: Vec<Ranges> = all.iter().flat_map(|of| divided(of, symbol, size)).collect();
             if divided.len() <= MAX_BUCKETS {
@@ -585,6 +590,32 @@ mod tests {
         let graph = text::parse(&plan.programs[0]).expect("a graph");
         let fused = graph.dispatches.iter().filter(|d| d.form == Form::Reduction);
         [credited, fused.map(|d| graph.node_name(d.first).to_string()).collect()]
+    }
+
+    #[test]
+    fn buckets_are_divided_where_dispatches_change() {
+        let text = "program \"p\" ranks 2\nsymbol t in 1..=8192\ngroup @all world\narg %x: bf16[t, 4096]\n\
+            param %w: bf16[4096, 4096]\n%p: bf16[4096, 4096] = permute %w perm=[1, 0]\n\
+            %h: bf16[t, 4096] = matmul %x, %p\n%s: bf16[t, 4096] = silu %h\n\
+            %r: bf16[t, 4096] = all_reduce %s op=sum group=@all\n%z: bf16[t, 4096] = add %x, %r\nreturn %z\n";
+        let program = Program::from_graph(text::parse(text).expect("a graph")).expect("a program");
+        let planned = |machine: &str, upper: &[i64]| {
+            let config = Config::default().with_profile(Profile::builtin(machine).expect("built in"));
+            let spec = (!upper.is_empty()).then(|| BucketSpec::new("t", upper));
+            compile(&program, &config.with_buckets(spec)).expect("a plan")
+        };
+        let upper = |plan: &CheckedPlan| plan.buckets.iter().map(|b| b.symbols["t"][1]).collect::<Vec<i64>>();
+        assert_eq!(upper(&planned("host", &[])), [8192]);
+        assert_eq!(upper(&planned("h200x2", &[16, 512])), [16, 512]);
+        let plan = planned("h200x2", &[]);
+        assert_eq!(upper(&plan), [64, 8192]);
+        let forms = |bucket: &symmc_plan::Bucket| {
+            let graph = text::parse(&plan.programs[bucket.program]).expect("a graph");
+            graph.dispatches.iter().map(|d| d.form).collect::<Vec<Form>>()
+        };
+        let forms: Vec<Vec<Form>> = plan.buckets.iter().map(forms).collect();
+        assert!(forms[0].contains(&Form::Product) && !forms[1].contains(&Form::Product), "{forms:?}");
+        assert!(forms[0].contains(&Form::Reduction), "{forms:?}");
     }
 
     #[test]

@@ -9,7 +9,6 @@ use symmc_ir::{DType, Dim, Form, Node, NodeId, Op, ValueId};
 
 use crate::Unit;
 use crate::facts::Facts;
-use crate::limits::Limit;
 
 /// The fewest columns and terms of a product.
 const LEAST: [u64; 2] = [32, 64];
@@ -47,8 +46,8 @@ pub fn join(facts: &Facts<'_>, units: &mut [Unit]) {
     }
 }
 
-/// The rows up to which products are part of kernels, where element-wise nodes read them.
-pub fn limits<'a>(facts: &Facts<'a>) -> Vec<Limit<'a>> {
+/// The rows of products that may be part of kernels, and how many of them.
+pub fn limits(facts: &Facts<'_>) -> Vec<(Dim, u64)> {
     let (Some(limits), Some(multiprocessors)) = (facts.capabilities().product, facts.profile.multiprocessors)
     else {
         return Vec::new();
@@ -60,9 +59,8 @@ pub fn limits<'a>(facts: &Facts<'a>) -> Vec<Limit<'a>> {
         let worth = |count| limits.are_worth(&Extents { count, rows: 1, columns, terms }, multiprocessors);
         let left = facts.graph.ty(product.left);
         let rows = left.shape.iter().rev().skip(1).fold(Dim::from(1), |rows, d| rows * d.clone());
-        let takes = Box::new(move |rows| rows <= u64::from(limits.rows));
-        (read && (product.parts..=u64::from(limits.products)).any(worth))
-            .then_some(Limit { amount: rows, takes })
+        let able = read && (product.parts..=u64::from(limits.products)).any(worth);
+        able.then_some((rows, u64::from(limits.rows)))
     };
     facts.graph.nodes.iter().filter(|(_, n)| n.op == Op::MatMul).filter_map(of).collect()
 }

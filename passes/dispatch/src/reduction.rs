@@ -12,7 +12,6 @@ use symmc_ir::machine::model::GPU_CELL;
 use symmc_ir::{BinaryOp, CollectiveKind, DType, Dim, Form, NodeId, Op, ValueId};
 
 use crate::facts::Facts;
-use crate::limits::Limit;
 use crate::walk::{Place, Walk};
 
 /// The elements of a row where rows only divide the work among blocks.
@@ -72,33 +71,6 @@ fn stores(bytes: u64, ranks: u64) -> bool {
     bytes.saturating_mul(ranks) >= 2 * TWO_SHOT_STORES
 }
 
-/// The bytes from which on an all-reduce in two shots takes the addition behind it, and one by packets no norm.
-pub fn limits<'a>(facts: &Facts<'a>) -> Vec<Limit<'a>> {
-    let mut out: Vec<Limit<'a>> = Vec::new();
-    if facts.capabilities().reduction.is_none() {
-        return out;
-    }
-    for node in facts.graph.nodes.values() {
-        let Op::Binary(BinaryOp::Add) = &node.op else { continue };
-        for &v in &node.inputs {
-            let v = facts.unshaped(v);
-            let Some(c) = facts.graph.def_node(v).and_then(|n| facts.node(n).op.as_collective()) else {
-                continue;
-            };
-            let amount = facts.graph.ty(v).bytes();
-            let reduces = matches!(c.kind, CollectiveKind::AllReduce(_));
-            if let (true, Some(ranks)) = (reduces, facts.graph.group_size(c.group).map(u64::from)) {
-                out.push(Limit {
-                    amount: amount.clone(),
-                    takes: Box::new(move |bytes| stores(bytes, ranks)),
-                });
-                out.push(Limit { amount, takes: Box::new(move |bytes| !two_rounds(bytes, ranks)) });
-            }
-        }
-    }
-    out
-}
-
 /// The unit whose all-reduce gives `reduced`, if an addition joins it.
 fn sum(walk: &Walk<'_>, id: NodeId, reduced: ValueId, residual: ValueId) -> Option<Place> {
     let facts = walk.facts;
@@ -131,7 +103,7 @@ fn norm(walk: &Walk<'_>, id: NodeId) -> Option<Place> {
     let of = reduction(facts, reduce)?;
     let (ty, added) = (facts.graph.ty(x), facts.unshaped(x));
     let fits = of.variant == Variant::Packets
-        && !two_rounds(of.bytes[1], of.ranks)
+        && !two_rounds(of.bytes[0], of.ranks)
         && facts.graph.def_node(added) == Some(sum)
         && facts.node(sum).op == Op::Binary(BinaryOp::Add)
         && is_row(facts, &of, ty.shape.last()?, ty.dtype)

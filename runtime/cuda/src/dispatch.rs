@@ -39,8 +39,7 @@ pub fn lower(
             Some(batch::lower(&steps, &at, &memory, setting.machine, source, sites)?)
         }
         Form::Rotary => Some(rotary::lower_together(&steps, &at, setting.machine, source, sites)?),
-        Form::Reduction => follow::lower(index, &dispatch.members, setting.homes, setting.peers, source)?
-            .map(|work| vec![work]),
+        Form::Reduction => follow::lower(index, &dispatch.members, setting, source, sites)?,
     };
     work.ok_or_else(|| {
         let ops: Vec<&str> = dispatch.members.iter().map(|m| m.op_name.as_str()).collect();

@@ -3,8 +3,10 @@
 //! Towards peers the kernel is the all-reduce, at its place in the order; it rounds where the single steps round. A two-shot
 //! is the same towards peers with the addition and without.
 //!
-//! Such kernels are the all-reduce by packets, and the two-shot of large tensors, which takes the addition alone. With a
-//! norm the packets of one kernel bring the whole operand to each peer.
+//! Such kernels are the all-reduce by packets, and the two-shot of large tensors, which takes the addition alone: what the
+//! norm needs comes with the last chunk. With a norm the packets of one kernel bring the whole operand to each peer. An
+//! all-reduce so large that it goes in two rounds sends less by itself, and takes the addition alone: what that saves is more
+//! than the norm's own kernel costs.
 
 use smallvec::SmallVec;
 use symmc_ir::collective::{CollectiveKind as Kind, Variant};
@@ -14,9 +16,11 @@ use symmc_runtime::exec::{BoundCollective, Home, Located, Member, Work as StepWo
 use super::{Addition, FusedNorm, Peers, lower_addition, lower_norm};
 use crate::compile::Source;
 use crate::compute::space::is_run;
+use crate::compute::{self, Sites, Step};
 use crate::error::CudaError;
 use crate::homes::Homes;
 use crate::launch::Work;
+use crate::lowered::Setting;
 
 /// The elements of a row where the rows are not normalised: then they only divide the work among blocks.
 const ROW: usize = 1024;
@@ -37,33 +41,53 @@ struct Rows<'a> {
     round_first: bool,
 }
 
-/// The kernel of a dispatch.
+/// What an all-reduce, the addition behind it and perhaps the norm of the sum do on the device. Where the sizes of a run have no
+/// kernel for all of them, the last ones have kernels of their own. `None` where their layouts do not allow one.
 ///
 /// # Errors
 /// As [`super::lower`].
 pub fn lower(
     step: usize,
     members: &[Member],
-    homes: &Homes,
-    peers: &Peers,
+    setting: &Setting<'_>,
     source: &mut Source,
-) -> Result<Option<Work>, CudaError> {
+    sites: &mut Sites,
+) -> Result<Option<Vec<Work>>, CudaError> {
+    let Setting { homes, peers, .. } = *setting;
     let parts: SmallVec<[&StepWork; 3]> = members.iter().map(|m| &m.work).collect();
     let (reduce, add, norm) = match parts[..] {
         [reduce, add] => (reduce, add, None),
         [reduce, add, norm] => (reduce, add, Some(norm)),
         _ => return Ok(None),
     };
-    let Some(values) = values_of(reduce, add, norm) else { return Ok(None) };
-    let read = values.call.result.home != Home::Inner;
-    lower_values(step, &values, read, homes, peers, source)
+    let Some(mut values) = values_of(reduce, add, norm) else { return Ok(None) };
+    let call = values.call;
+    let two_rounds = || peers.forms.two_rounds(call.elements * call.dtype.size(), call.cell.len());
+    if call.variant == Variant::TwoShot || two_rounds() {
+        values.norm = None;
+    }
+    let (mut works, done) = match lower_values(step, &values, homes, peers, source)? {
+        Some(work) => (vec![work], if values.norm.is_some() { 3 } else { 2 }),
+        // It loads from its peers.
+        None if call.variant == Variant::TwoShot && call.result.home != Home::Inner => {
+            let alone = super::lower(step, call, &homes.ends(call), peers, source)?;
+            (alone.unwrap_or_default(), 1)
+        }
+        None => return Ok(None),
+    };
+    let at = |value: &_| homes.at(value);
+    for part in &parts[done..] {
+        let StepWork::Kernel { op, operands, results } = part else { return Ok(None) };
+        let step = Step { index: step, op, operands, results };
+        works.extend(compute::lower(&step, &at, setting.machine, source, sites)?);
+    }
+    Ok(Some(works))
 }
 
-/// The kernel of these values. `read` says that the reduction is read by somebody else.
+/// One kernel of these values, if there is one.
 fn lower_values(
     step: usize,
     values: &Values<'_>,
-    read: bool,
     homes: &Homes,
     peers: &Peers,
     source: &mut Source,
@@ -72,9 +96,7 @@ fn lower_values(
     if call.variant == Variant::TwoShot {
         let addition = Addition { residual: homes.at(residual), sum: homes.at(sum) };
         let own = [&call.operand, &call.result].map(|r| homes.region(r));
-        // What the norm needs comes with the last chunk.
-        let alone = norm.is_none();
-        return if alone { lower_addition(step, call, own, &addition, peers, source) } else { Ok(None) };
+        return lower_addition(step, call, own, &addition, peers, source);
     }
     let last = sum.shape.last().copied().unwrap_or(1);
     let hidden = match &norm {
@@ -85,7 +107,7 @@ fn lower_values(
     let fused = FusedNorm {
         operand: homes.region(&call.operand),
         residual: homes.at(residual),
-        reduced: read.then(|| homes.region(&call.result)),
+        reduced: (call.result.home != Home::Inner).then(|| homes.region(&call.result)),
         added: homes.at(sum),
         weight: norm.as_ref().and_then(|n| n.weight).map(|w| homes.at(w)),
         normed: norm.as_ref().map(|n| homes.at(n.result)),
@@ -150,6 +172,8 @@ mod tests {
     use symmc_runtime::exec::BoundRegion;
 
     use super::*;
+    use crate::lowered::Distances;
+    use crate::nccl::Communicators;
 
     const ROWS: usize = 4;
     const HIDDEN: usize = 64;
@@ -208,15 +232,23 @@ mod tests {
         }
     }
 
-    /// The kernel of members as a rank has it, with its text; `None` if there is none.
-    fn lowered(members: &[Member], rank: u32) -> Option<(Work, String)> {
+    /// The kernels of members as a rank has them, with their text; `None` if there are none.
+    fn lowered(members: &[Member], rank: u32) -> Option<(Vec<Work>, String)> {
         let StepWork::Collective(call) = &members[0].work else { panic!("{members:?}") };
         let homes = Homes { ordinary: 1 << 40, symmetric: 1 << 32, inputs: vec![], outputs: vec![] };
         let arenas = (1..=call.cell.len() as u64).map(|r| r << 32).collect();
         let peers = Peers { rank, arenas, arena: 1 << 32, ..Peers::default() };
-        let mut source = Source::new();
-        let work = lower(0, members, &homes, &peers, &mut source).expect("it fits");
-        work.map(|work| (work, source.text()))
+        let (mut source, mut sites) = (Source::new(), Sites::new());
+        let setting = Setting {
+            homes: &homes,
+            peers: &peers,
+            machine: &crate::refusal::MACHINE,
+            nccl: &Communicators::of_nobody(&[]),
+            progress: None,
+            distances: Distances::Unknown,
+        };
+        let works = lower(0, members, &setting, &mut source, &mut sites).expect("it fits");
+        works.map(|works| (works, source.text()))
     }
 
     #[test]
@@ -227,7 +259,7 @@ mod tests {
         values_in(&mut members[1]).for_each(|v| v.offset = v.offset.min(2 * BYTES));
         assert_eq!(lowered(&members, 0).expect("a kernel").1, whole.1);
         members.pop();
-        assert!(lowered(&members, 0).is_some_and(|alone| alone.1 != whole.1));
+        assert!(lowered(&members, 0).is_some_and(|alone| alone.0 != whole.0));
         // What only the dispatch reads is not stored.
         call_in(&mut members).result.home = Home::Inner;
         values_in(&mut members[1]).filter(|v| v.offset == BYTES).for_each(|v| v.home = Home::Inner);
@@ -251,10 +283,8 @@ mod tests {
     }
 
     #[test]
-    fn all_ranks_have_the_kernel_or_none() {
-        for (ranks, rows, hidden) in
-            [(4, 1, 4096), (4, 32, 8192), (2, 2048, 4096), (8, 4, 8192), (3, 5, 1000)]
-        {
+    fn what_goes_in_two_rounds_has_its_norm_apart_on_all_ranks() {
+        let kernels = |ranks: u32, rows: usize, hidden: usize| {
             let zone = 64 << 20;
             let mut members = layer();
             let call = call_in(&mut members);
@@ -266,13 +296,20 @@ mod tests {
                 value.strides = if is_weight { [1].into() } else { [hidden as isize, 1].into() };
                 value.offset = value.offset / BYTES * zone;
             }
-            let texts: Vec<_> =
-                (0..ranks).map(|rank| lowered(&members, rank).map(|(_, text)| text)).collect();
-            assert!(
-                texts[0].is_some() && texts.iter().all(Option::is_some),
-                "{ranks} ranks, {rows} x {hidden}"
-            );
+            let of = |rank| lowered(&members, rank).expect("kernels").0.len();
+            let all: Vec<usize> = (0..ranks).map(of).collect();
+            assert!(all.iter().all(|n| *n == all[0]), "{ranks} ranks, {rows} x {hidden}: {all:?}");
+            all[0]
+        };
+        for (rows, hidden) in [(1, 4096), (32, 4096), (1, 8192), (8, 8192)] {
+            assert_eq!(kernels(4, rows, hidden), 1, "{rows} x {hidden}");
         }
+        for (rows, hidden) in [(128, 4096), (32, 8192), (128, 8192), (2048, 4096)] {
+            assert_eq!(kernels(4, rows, hidden), 2, "{rows} x {hidden}");
+        }
+        // Between two ranks there is nothing to save; among more it is sooner.
+        assert_eq!([kernels(2, 128, 8192), kernels(2, 2048, 4096)], [1, 1]);
+        assert_eq!([kernels(8, 4, 8192), kernels(8, 8, 8192)], [1, 2]);
     }
 
     /// A reduction in two shots, of `rows` rows of 4096 elements on two ranks, and its residual.
@@ -294,7 +331,11 @@ mod tests {
 
     #[test]
     fn a_two_shot_by_stores_alone_takes_the_addition() {
-        let text = |members: &[Member]| lowered(members, 0).map(|(_, text)| text);
+        // The text of what is one kernel.
+        let text = |members: &[Member]| {
+            let (works, text) = lowered(members, 0).expect("kernels");
+            (works.len() == 1).then_some(text)
+        };
         assert!(text(&two_shot(4096)).expect("a kernel").contains("pushed_add<BF16, Sum, 2, 4, false>"));
         assert_eq!(text(&two_shot(2048)), None, "it loads from peers");
         let mut on_result = two_shot(4096);
@@ -311,6 +352,12 @@ mod tests {
         let mut normed = two_shot(4096);
         normed.push(layer().pop().expect("a norm"));
         values_in(&mut normed[2]).for_each(|v| v.offset <<= 16);
-        assert_eq!(text(&normed), None, "a norm");
+        values_in(&mut normed[2]).take(1).for_each(|v| v.home = Home::Symmetric);
+        values_in(&mut normed[2]).for_each(|v| {
+            let is_weight = v.shape.len() == 1;
+            v.shape = if is_weight { [4096].into() } else { [4096, 4096].into() };
+            v.strides = if is_weight { [1].into() } else { [4096, 1].into() };
+        });
+        assert_eq!(lowered(&normed, 0).expect("kernels").0.len(), 2, "the norm is apart");
     }
 }
