@@ -51,6 +51,8 @@ pub fn waits(steps: &Steps, live: &Liveness, classes: &Classes, extents: &[Exten
     let mut parts: HashMap<ValueId, Touches> =
         inside.values().filter(|whole| inside.contains_key(whole)).map(|&whole| (whole, [0; 2])).collect();
     let mut so_far: Vec<Touches> = vec![[0; 2]; classes.list.len()];
+    // What is touched of inputs, which have all bytes of the outputs that replace them.
+    let mut replaced: Vec<Touches> = vec![[0; 2]; classes.list.len()];
     let mut known: Touches = [0; 2];
     let mut out = Vec::with_capacity(steps.list.len());
     for (s, step) in steps.list.iter().enumerate() {
@@ -66,13 +68,16 @@ pub fn waits(steps: &Steps, live: &Liveness, classes: &Classes, extents: &[Exten
             need = need.max(followed[c][other]);
             need = need.max(match (inside.contains_key(&v), parts.get(&v)) {
                 (false, _) => so_far[c][other],
-                (true, Some(parts)) => parts[other],
-                (true, None) => 0,
+                (true, Some(parts)) => parts[other].max(replaced[c][other]),
+                (true, None) => replaced[c][other],
             });
         }
         for (v, lane, until) in touched(steps, live, s) {
             if let Some(c) = classes.of[v] {
                 latest(&mut so_far[c as usize], lane, until);
+                if steps.def[v].is_none() {
+                    latest(&mut replaced[c as usize], lane, until);
+                }
             }
             let mut at = v;
             while let Some(&whole) = inside.get(&at) {
@@ -233,6 +238,15 @@ mod tests {
             %z: f32[16, 16] = matmul %d, %d\nreturn %z\n";
         assert_eq!(waits_of(program, "a 0 9 b 50 60 c 10 19 d 5 15")[3], [2]);
         assert_eq!(waits_of(program, "a 0 9 b 50 60 c 10 19 d 5 10")[3], [0usize; 0]);
+    }
+
+    #[test]
+    fn parts_of_what_replaces_an_input_wait_for_who_reads_the_input() {
+        let program = "%n: f32[16, 16] = neg %x\n%m: f32[16, 16] = exp %x\n\
+            %c: f32[8, 16] = reduce_scatter %n op=sum group=@g via=plain\n%p: f32[8, 16] = neg %c\n\
+            %t: f32[16, 16] = concat %c, %p axis=0\nreturn %m\nmutate %x = %t\n";
+        let waits = waits_of(program, "n 0 1024");
+        assert_eq!(waits[2], [1], "{waits:?}");
     }
 
     #[test]
