@@ -8,7 +8,7 @@ use symmc_tests::root;
 /// The crates of the workspace and those of ours that each may use.
 const ARROWS: &[(&str, &[&str])] = &[
     ("ir", &[]),
-    ("passes", &["symmc-ir"]),
+    ("passes", &["symmc-ir", "symmc-dispatch"]),
     ("passes/dispatch", &["symmc-ir"]),
     ("planner/pack", &[]),
     ("planner/plan", &["symmc-ir"]),
@@ -23,6 +23,7 @@ const ARROWS: &[(&str, &[&str])] = &[
         "frontends/symmc",
         &[
             "symmc-ir",
+            "symmc-dispatch",
             "symmc-passes",
             "symmc-planner",
             "symmc-pack",

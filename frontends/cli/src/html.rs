@@ -248,7 +248,9 @@ mod tests {
             let page = html(&plan).unwrap();
             assert!(balanced(&page), "{page}");
             assert!(!page.contains("<script") && page.contains("a&lt;script&gt;&amp;b"), "{page}");
-            assert!(page.contains("<svg") && page.contains("<rect"), "{page}");
+            let any = plan.buckets.iter().any(|bucket| !bucket.buffers.is_empty());
+            assert_eq!(page.contains("<svg") && page.contains("<rect"), any, "{page}");
+            assert!(any || machine == "h200x4", "the host stores what is between steps");
             for bucket in &plan.buckets {
                 for decision in &bucket.decisions {
                     assert!(

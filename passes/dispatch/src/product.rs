@@ -5,7 +5,7 @@
 
 use symmc_ir::entity::Entity;
 use symmc_ir::machine::{Extents, Products};
-use symmc_ir::{DType, Dim, Form, Node, NodeId, Op, ValueId};
+use symmc_ir::{BinaryOp, DType, Dim, Form, Node, NodeId, Op, ValueId};
 
 use crate::Unit;
 use crate::facts::Facts;
@@ -30,7 +30,8 @@ pub fn join(facts: &Facts<'_>, units: &mut [Unit]) {
         let Some(product) = Product::new(facts, id) else { continue };
         let Some(&reader) = product.readers.first() else { continue };
         let unit = at(reader);
-        let map = units[unit].nodes.iter().all(|&n| facts.node(n).op.fits_map());
+        let able = |&n: &NodeId| facts.node(n).op.fits_map() && !reports(facts, n);
+        let map = units[unit].nodes.iter().all(able);
         if map && product.readers.iter().all(|&n| at(n) == unit) && product.fits(facts, &units[unit]) {
             wanted[unit].push(product);
         }
@@ -65,6 +66,17 @@ pub fn limits(facts: &Facts<'_>) -> Vec<(Dim, u64)> {
     facts.graph.nodes.iter().filter(|(_, n)| n.op == Op::MatMul).filter_map(of).collect()
 }
 
+/// Whether a node can meet data that it does not take, which kernels of products do not tell.
+fn reports(facts: &Facts<'_>, node: NodeId) -> bool {
+    let node = facts.node(node);
+    let divides = |op: &BinaryOp| matches!(op, BinaryOp::FloorDiv | BinaryOp::Rem);
+    let integers = || node.outputs.iter().any(|&v| !facts.graph.ty(v).dtype.is_float());
+    match &node.op {
+        Op::Binary(op) | Op::BinaryScalar { op, .. } => divides(op) && integers(),
+        _ => false,
+    }
+}
+
 /// As many products, from the first on and like it, as one kernel does no slower than the library.
 fn side_by_side(wanted: Vec<Product>, limits: &Products, multiprocessors: u32) -> Vec<Product> {
     let mut taken: Vec<Product> = Vec::new();
@@ -94,6 +106,8 @@ struct Product {
     node: NodeId,
     left: ValueId,
     dtype: DType,
+    /// How far apart the lines of the right matrix are.
+    across: i64,
     /// The most rows, the columns that are read side by side, and the terms.
     rows: u64,
     columns: u64,
@@ -135,6 +149,7 @@ impl Product {
             node,
             left,
             dtype: ty.dtype,
+            across,
             rows: leading.iter().map(most).fold(1, u64::saturating_mul),
             columns: columns as u64,
             terms: terms as u64,
@@ -161,7 +176,8 @@ impl Product {
             let Op::Slice { axis: of, start, step: 1 } = &node.op else { return None };
             let shape = &facts.graph.ty(part).shape;
             let first = self.views.is_empty();
-            if *of != axis || facts.returned[part] || (!first && *shape != self.shape) {
+            let viewed = facts.users[part].iter().any(|&user| facts.is_view(user));
+            if *of != axis || facts.returned[part] || viewed || (!first && *shape != self.shape) {
                 return None;
             }
             self.shape.clone_from(shape);
@@ -185,7 +201,7 @@ impl Product {
 
     /// Whether both can be done side by side.
     fn alike(&self, other: &Product) -> bool {
-        let of = |p: &Product| (p.left, p.dtype, p.columns, p.terms);
+        let of = |p: &Product| (p.left, p.dtype, p.across, p.columns, p.terms);
         of(self) == of(other)
     }
 }

@@ -60,13 +60,13 @@ fn reduces(facts: &Facts<'_>, id: NodeId) -> bool {
     let floats = matches!(ty.dtype, DType::F32 | DType::F16 | DType::BF16);
     let able = match variant {
         Variant::Packets => bytes[0] > 0,
-        Variant::TwoShot => stores(bytes[0], ranks) && ty.bytes().divisible_by(16 * ranks as i64),
+        Variant::TwoShot => stores(bytes[1], ranks) && ty.bytes().divisible_by(16 * ranks as i64),
         _ => false,
     };
     floats && able
 }
 
-/// Whether an all-reduce in two shots is by stores alone.
+/// Whether an all-reduce in two shots is by stores alone. Where smaller ones are not, the addition has a kernel of its own.
 fn stores(bytes: u64, ranks: u64) -> bool {
     bytes.saturating_mul(ranks) >= 2 * TWO_SHOT_STORES
 }

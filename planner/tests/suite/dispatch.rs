@@ -73,7 +73,10 @@ fn many_tokens_keep_what_pays() {
     let plan = planned(&layer("4096..=8192", "two_shot"));
     assert_eq!(dispatches(&plan), ["reduction: r y", "map: s m", "reduction: rd z"]);
     assert!(plan.buckets[0].places.contains_key("r"), "peers write the reduction");
+    // Smaller ones of the bucket add by a kernel of its own.
     let plan = planned(&layer("1..=8192", "two_shot"));
+    assert_eq!(dispatches(&plan), ["reduction: r y", "map: s m", "reduction: rd z"]);
+    let plan = planned(&layer("1..=2048", "two_shot"));
     assert_eq!(dispatches(&plan), ["map: s m"]);
 }
 

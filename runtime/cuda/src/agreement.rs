@@ -5,12 +5,11 @@
 //! version of symmc. A run would hang or give wrong numbers then; so ranks compare before the first.
 
 use sha2::{Digest, Sha256};
-use symmc_ir::CollectiveKind as Kind;
+use symmc_ir::{CollectiveKind as Kind, Variant};
 use symmc_runtime::RunError;
 use symmc_runtime::exec::{BoundStep, Work as StepWork};
 
 use crate::arena::Exchange;
-use crate::compile::Source;
 use crate::error::CudaError;
 use crate::launch::Work;
 
@@ -18,30 +17,31 @@ use crate::launch::Work;
 const BYTES: usize = 8;
 
 /// What is compared of each step: how its collective is launched, parameters aside; zeros for steps without one, and for
-/// those whose kernels differ by rank in any case.
-pub fn words(list: &[BoundStep], work: &[Vec<Work>], source: &Source) -> Vec<u8> {
+/// those whose kernels may differ by rank.
+pub fn words(list: &[BoundStep], work: &[Vec<Work>]) -> Vec<u8> {
     let mut out = vec![0; list.len() * BYTES];
     for ((step, work), word) in list.iter().zip(work).zip(out.chunks_mut(BYTES)) {
         if step.work.parts().any(is_alike) {
-            word.copy_from_slice(&digest(work, source)[..BYTES]);
+            word.copy_from_slice(&digest(work)[..BYTES]);
         }
     }
     out
 }
 
-/// Whether all ranks run a collective by the same kernel.
+/// Whether all ranks run a collective by the same kernel. Those that only load from peers, or store there, do as the memory
+/// of each rank allows.
 fn is_alike(work: &StepWork) -> bool {
     let StepWork::Collective(call) = work else { return false };
-    let kind = matches!(call.kind, Kind::AllReduce(_) | Kind::AllGather | Kind::ReduceScatter(_));
-    kind && call.splits.is_none() && !call.variant.is_library()
+    let meets = matches!(call.variant, Variant::Packets | Variant::TwoShot);
+    meets && matches!(call.kind, Kind::AllReduce(_))
 }
 
-fn digest(work: &[Work], source: &Source) -> [u8; 32] {
+fn digest(work: &[Work]) -> [u8; 32] {
     let mut hasher = Sha256::new();
-    for work in work {
-        let Work::Kernel(kernel) = work else { continue };
-        // Names are numbers of functions, of which a rank may have others beside.
-        hasher.update(source.function_of(&kernel.entry).replace(&kernel.entry, "@"));
+    // Peers see the first kernel alone.
+    if let Some(Work::Kernel(kernel)) = work.first() {
+        // What is behind the name of a protocol is a number, and accesses may be as wide as a rank's own memory allows.
+        hasher.update(kernel.entry.trim_end_matches(|c: char| c.is_ascii_digit()));
         for n in kernel.grid.into_iter().chain(kernel.block).chain([kernel.cluster, kernel.shared]) {
             hasher.update(n.to_le_bytes());
         }
@@ -55,8 +55,9 @@ fn digest(work: &[Work], source: &Source) -> [u8; 32] {
 /// Another rank runs a collective by another kernel, with the first such step; a peer failed.
 pub fn agreed(list: &[BoundStep], mine: &[u8], exchange: &dyn Exchange) -> Result<(), CudaError> {
     for (other, theirs) in exchange.all_gather(mine)?.iter().enumerate() {
-        let same = |s: &usize| mine.chunks(BYTES).nth(*s) == theirs.chunks(BYTES).nth(*s);
-        let Some(step) = (0..list.len()).find(|s| !same(s)).and_then(|s| list.get(s)) else { continue };
+        let differs = mine.chunks(BYTES).zip(theirs.chunks(BYTES)).position(|(a, b)| a != b);
+        let fewer = (mine.len() != theirs.len()).then(|| list.len().saturating_sub(1));
+        let Some(step) = differs.or(fewer).and_then(|s| list.get(s)) else { continue };
         return Err(CudaError::Run(RunError::Step {
             rank: exchange.rank(),
             step: step.index,

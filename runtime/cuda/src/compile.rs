@@ -55,11 +55,6 @@ impl Source {
         name
     }
 
-    /// The text of a function; nothing if there is none of this name.
-    pub fn function_of(&self, name: &str) -> &str {
-        self.functions.get(name).map_or("", String::as_str)
-    }
-
     /// Whether there is no function.
     pub fn is_empty(&self) -> bool {
         self.functions.is_empty()

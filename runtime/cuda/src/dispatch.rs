@@ -33,7 +33,7 @@ pub fn lower(
     let steps: SmallVec<[Step<'_>; 8]> = steps.collect();
     let work = match dispatch.form {
         Form::Map => fuse::lower(&steps, &at, setting.machine, source, sites)?,
-        Form::Product => products::lower(&steps, &at, setting.machine, source, sites)?.map(|work| vec![work]),
+        Form::Product => products::lower(&steps, &at, setting.machine, source, sites)?,
         Form::Batch => {
             let memory = |value: &Located| memory(value, setting);
             Some(batch::lower(&steps, &at, &memory, setting.machine, source, sites)?)
@@ -79,30 +79,55 @@ mod tests {
         let [h, f] = [(); 2].map(|()| r.pick(&[64, 256, 1000, 1024, 2048, 4096, 5120, 8192, 16384]));
         let (ranks, dtype) = (r.pick(&[2u32, 4, 8]), r.pick(&["bf16", "bf16", "f16", "f32"]));
         let variant = r.pick(&["packets", "packets", "two_shot", "one_shot"]);
-        let low = r.pick(&[1i64, 1, 5, 17, 1024]);
+        let low = r.pick(&[0i64, 1, 1, 5, 17, 1024]);
         let high = low + r.pick(&[0i64, 3, 15, 47, 63, 500, 4095]);
-        let gate = match r.one_in(2) {
-            true => format!(
-                "%g: D[t, {f2}] = matmul %ny, %gu\n%ga: D[t, {f}] = slice %g axis=1 start=0 step=1\n\
-                 %up: D[t, {f}] = slice %g axis=1 start={f} step=1\n",
+        let wide = format!("%g: D[t, {f2}] = matmul %ny, %gu\n", f2 = 2 * f);
+        let halves = |value: &str, lead: &str, axis: usize| {
+            format!(
+                "%ga: D[{lead}, {f}] = slice {value} axis={axis} start=0 step=1\n\
+                 %up: D[{lead}, {f}] = slice {value} axis={axis} start={f} step=1\n"
+            )
+        };
+        let one = "%ga: D[t, F] = matmul %ny, %g1\n";
+        let gated = "%s: D[t, F] = silu %ga\n%m: D[t, F] = mul %s, %up\n";
+        let gate = match r.below(6) {
+            0 => format!("{wide}{}{gated}", halves("%g", "t", 1)),
+            // With a leading axis.
+            1 => format!(
+                "%g: D[1, t, {f2}] = matmul %ny1, %gu\n{}%s: D[1, t, F] = silu %ga\n%m1: D[1, t, F] = mul %s, %up\n\
+                 %m: D[t, F] = reshape %m1\n",
+                halves("%g", "1, t", 2),
                 f2 = 2 * f
             ),
-            false => format!("%ga: D[t, {f}] = matmul %ny, %g1\n%up: D[t, {f}] = matmul %ny, %g2\n"),
+            // Read as another shape.
+            2 => format!(
+                "{wide}{}%gr: D[t, 8, {e}] = reshape %ga\n%ur: D[t, 8, {e}] = reshape %up\n\
+                 %s: D[t, 8, {e}] = silu %gr\n%mr: D[t, 8, {e}] = mul %s, %ur\n%m: D[t, F] = reshape %mr\n",
+                halves("%g", "t", 1),
+                e = f / 8
+            ),
+            3 => format!("{one}%up: D[t, F] = matmul %ny, %g2\n{gated}"),
+            // A weight that is a part of a wider one.
+            4 => format!("{one}%up: D[t, F] = matmul %ny, %g3\n{gated}"),
+            // What can meet data that it does not take.
+            _ => format!("{one}%d: i64[t, F] = floor_div %i, %j\n%up: D[t, F] = cast %d\n{gated}"),
         };
+        let gate = gate.replace("F]", &format!("{f}]"));
         let program = format!(
             "program \"layer\" ranks {ranks}\nsymbol t in {low}..={high}\ngroup @tp world\narg %x: D[1, t, {h}]\n\
              arg %p: D[t, {h}]\nparam %gw: D[{f2}, {h}]\nparam %ga.w: D[{f}, {h}]\nparam %up.w: D[{f}, {h}]\nparam %n: D[{h}]\n\
-             arg %cos: f32[t, 64]\narg %sin: f32[t, 64]\narg %q: D[8, t, 128]\narg %k: D[2, t, 128]\n\
+             param %wide: D[{f}, {h2}]\narg %i: i64[t, {f}]\narg %j: i64[t, {f}]\narg %cos: f32[t, 64]\narg %sin: f32[t, 64]\narg %q: D[8, t, 128]\narg %k: D[2, t, 128]\n\
              %gu: D[{h}, {f2}] = permute %gw perm=[1, 0]\n%g1: D[{h}, {f}] = permute %ga.w perm=[1, 0]\n\
              %g2: D[{h}, {f}] = permute %up.w perm=[1, 0]\n\
+             %part: D[{f}, {h}] = slice %wide axis=1 start=0 step=1\n%g3: D[{h}, {f}] = permute %part perm=[1, 0]\n\
              %r: D[t, {h}] = all_reduce %p op=sum group=@tp via={variant}\n\
              %r1: D[1, t, {h}] = reshape %r\n%y: D[1, t, {h}] = add %r1, %x\n\
              %ny1: D[1, t, {h}] = rms_norm %y, %n axes=1 eps=1.0e-5 round_first=false\n%ny: D[t, {h}] = reshape %ny1\n\
-             {gate}%s: D[t, {f}] = silu %ga\n%m: D[t, {f}] = mul %s, %up\n\
-             %qr: D[8, t, 128] = rotary_embedding %q, %cos, %sin width=128 interleaved=false\n\
+             {gate}%qr: D[8, t, 128] = rotary_embedding %q, %cos, %sin width=128 interleaved=false\n\
              %kr: D[2, t, 128] = rotary_embedding %k, %cos, %sin width=128 interleaved=false\n\
              return %m, %y, %qr, %kr\n",
             f2 = 2 * f,
+            h2 = 2 * h,
         );
         (program.replace("D[", &format!("{dtype}[")), [low, high])
     }

@@ -109,7 +109,7 @@ impl Lowered {
 
     /// What all ranks must have alike, for the steps that it was lowered from.
     pub fn alike(&self, list: &[BoundStep]) -> Vec<u8> {
-        agreement::words(list, &self.work, &self.source)
+        agreement::words(list, &self.work)
     }
 
     /// What is done in the place of each step.

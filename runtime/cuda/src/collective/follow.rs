@@ -70,8 +70,10 @@ pub fn lower(
         Some(work) => (vec![work], if values.norm.is_some() { 3 } else { 2 }),
         // It loads from its peers.
         None if call.variant == Variant::TwoShot && call.result.home != Home::Inner => {
-            let alone = super::lower(step, call, &homes.ends(call), peers, source)?;
-            (alone.unwrap_or_default(), 1)
+            let Some(alone) = super::lower(step, call, &homes.ends(call), peers, source)? else {
+                return Ok(None);
+            };
+            (alone, 1)
         }
         None => return Ok(None),
     };

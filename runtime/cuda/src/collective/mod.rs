@@ -62,7 +62,7 @@
 //! for long, and what they leave in memory is meaningless.
 //!
 //! [`lower_norm`] is the packets all-reduce with what often follows it in a model, [`lower_addition`] the two-shot of large
-//! tensors with a residual; [`follow`] finds them in a program.
+//! tensors with a residual; [`follow`] makes them of a dispatch.
 //!
 //! Before the first run control region, landing zones and private words are zero on all ranks.
 

@@ -1,9 +1,8 @@
 //! Products of few rows together with the element-wise steps that alone read their results, as one kernel.
 //!
 //! The products of one left matrix stand side by side, then come the steps on the sums of a position, each value rounded to
-//! its dtype as if it had been stored. A product of which
-//! they read columns side by side, as halves of one weight are, counts as several. So the bits are
-//! those of single steps with the same sums; products that the library or pairs of blocks would do by themselves may be
+//! its dtype as if it had been stored. A product of which they read columns side by side, as halves of one weight are, counts as
+//! several. So the bits are those of single steps with the same sums; products that the library or pairs of blocks would do by themselves may be
 //! added up in another order here.
 
 use smallvec::SmallVec;
@@ -13,6 +12,7 @@ use symmc_runtime::exec::Located;
 use super::fuse;
 use super::map::{Map, Val};
 use super::skinny::{self, MOST_PRODUCTS, Worth};
+use super::space::is_run;
 use super::text::stored;
 use super::{Lowering, Machine, Sites, Step, matmul};
 use crate::compile::Source;
@@ -52,7 +52,9 @@ fn cuts<'a>(
         let mut cut = Cut { right: right.clone(), result: result.clone() };
         if let Some(first) = first {
             let size = result.dtype.size();
-            (cut.right.shape[1], cut.result.shape[1]) = (shape[1], shape[1]);
+            let columns = shape.last().copied().unwrap_or(1);
+            cut.right.shape[1] = columns;
+            cut.result.shape.iter_mut().last().into_iter().for_each(|n| *n = columns);
             cut.right.offset =
                 right.offset.wrapping_add_signed(first as isize * right.strides[1] * size as isize);
             cut.result.offset += first * size;
@@ -62,15 +64,15 @@ fn cuts<'a>(
     firsts.into_iter().map(cut).collect()
 }
 
-/// The first of the columns of a matrix, stored row by row, that `x` is at the positions of `shape`.
+/// The first of the columns of a matrix, stored row by row, that `x` is at the positions of `shape`. Leading axes are rows.
 fn first_column(matrix: &Located, x: &Located, shape: &[usize]) -> Option<usize> {
-    let (&[rows, columns], &[m, n]) = (&matrix.shape[..], shape) else { return None };
+    let ((&columns, rows), (&n, m)) = (matrix.shape.split_last()?, shape.split_last()?);
     let bytes = x.offset.checked_sub(matrix.offset)?;
     let first = bytes / matrix.dtype.size();
     let fits = (x.home, x.dtype, x.by_rank, &x.strides)
         == (matrix.home, matrix.dtype, matrix.by_rank, &matrix.strides)
         && *x.shape == *shape
-        && matrix.strides[..] == [columns as isize, 1]
+        && is_run(matrix)
         && rows == m
         && bytes.is_multiple_of(matrix.dtype.size())
         && first + n <= columns;
@@ -87,13 +89,16 @@ pub fn lower(
     machine: &Machine,
     source: &mut Source,
     sites: &mut Sites,
-) -> Result<Option<Work>, CudaError> {
+) -> Result<Option<Vec<Work>>, CudaError> {
     let maps: SmallVec<[Step<'_>; 8]> = steps.iter().filter(|s| *s.op != Op::MatMul).copied().collect();
     let Some(shape) = maps.first().and_then(|step| step.results.first()).map(|r| &r.shape) else {
         return Ok(None);
     };
     if !fuse::fit(&maps, shape) {
         return Ok(None);
+    }
+    if shape.contains(&0) {
+        return Ok(Some(Vec::new()));
     }
     let mut lowering = Lowering::new(at, machine, source, sites);
     let l = &mut lowering;
@@ -128,7 +133,7 @@ pub fn lower(
     fuse::store(&mut map, &known, shape, l);
     let Some(first) = gemms.first() else { return Ok(None) };
     match map.finish_products([first.m, first.n]) {
-        Some(finish) => Ok(skinny::lower(&gemms, Worth::Given, steady, finish, l)),
+        Some(finish) => Ok(skinny::lower(&gemms, Worth::Given, steady, finish, l).map(|work| vec![work])),
         None => Ok(None),
     }
 }

@@ -225,12 +225,17 @@ fn extents(gemms: &[Gemm]) -> Extents {
 fn tiles(gemms: &[Gemm], worth: Worth, l: &Lowering<'_>) -> Option<Way> {
     let gemm = &gemms[0];
     let (_, lines) = LIMITS.turns_and_lines(&extents(gemms), l.machine.multiprocessors);
-    let lines = usize::try_from(lines).ok()?;
+    let mut lines = usize::try_from(lines).ok()?;
     let rows = gemm.m.next_power_of_two().clamp(16, MOST_ROWS);
     let fits = worth == Worth::Given || LIMITS.apart(&extents(gemms), l.machine.multiprocessors);
-    let stage = (lines + rows) * TERMS * gemm.dtype.size();
+    let stage = |lines: usize| (lines + rows) * TERMS * gemm.dtype.size();
     let [least, most] = STAGES;
     let shared = l.machine.shared.saturating_sub(most * STAGE_BARRIERS);
+    // A machine with less shared memory has fewer lines at once.
+    while worth == Worth::Given && lines > 16 && shared < least * stage(lines) {
+        lines = (lines / 2).next_multiple_of(8);
+    }
+    let stage = stage(lines);
     if !fits || shared < least * stage {
         return None;
     }

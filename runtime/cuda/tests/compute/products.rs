@@ -163,7 +163,7 @@ fn products_and_what_follows_are_one_kernel_with_the_same_bits() {
         let (mut source, mut sites) = (Source::new(), Sites::new());
         let (list, whole) = (of(m), inside(of(m)));
         let one = lower(&steps(&whole), &at, &machine, &mut source, &mut sites).expect("it fits");
-        let one = kernels(vec![one.expect("one kernel")]);
+        let one = kernels(one.expect("one kernel"));
         let single = |step: &Step<'_>| {
             kernels(compute::lower(step, &at, &machine, &mut source, &mut sites).expect("it fits"))
         };
@@ -192,7 +192,7 @@ fn pairs_of_blocks_add_up_the_same_sums_in_another_order() {
         let (mut source, mut sites) = (Source::new(), Sites::new());
         let [one, two] = [alone, pairs].map(|machine| {
             let work = lower(&steps(&list), &at, &machine, &mut source, &mut sites).expect("it fits");
-            kernels(vec![work.expect("one kernel")])
+            kernels(work.expect("one kernel"))
         });
         assert_eq!([one[0].cluster, two[0].cluster], [1, 2]);
         compiles(&source);
