@@ -7,7 +7,6 @@
 
 use super::curve::Curve;
 use crate::collective::{CollectiveName, Variant};
-use crate::op::Op;
 
 /// What moving bytes at the speed of links and memory takes from compute beside it, whoever moves them: on two H200
 /// copies of 213 µs add 77 to 119 to a product of 1334 to 1391.
@@ -16,11 +15,6 @@ const MOVING: f64 = 1.0 / 3.0;
 const LIBRARY_BLOCKS: u64 = 32;
 /// The most ranks of a cell that kernels on GPUs communicate in; more are left to the library.
 pub const GPU_CELL: u32 = 8;
-/// How many steps beside a collective still take less time on GPUs than crossing between streams, if they are
-/// [light](is_light): then it runs on the compute stream.
-pub const FEW: usize = 2;
-/// The bytes that a light step reads and writes at most.
-const LIGHT: u64 = 1 << 20;
 /// The operations of a product that take as long as moving a byte.
 const OPERATIONS: u64 = 256;
 
@@ -49,13 +43,6 @@ pub fn taken(
         _ => moved.div_ceil(4 << 10).min(most(128)),
     };
     (blocks as f64 / f64::from(multiprocessors.max(1)) + MOVING).min(1.0)
-}
-
-/// Whether a step that reads and writes so many bytes takes a GPU little more than its launch.
-pub fn is_light(op: &Op, bytes: u64) -> bool {
-    let multiplies =
-        matches!(op, Op::MatMul | Op::GroupedMatMul | Op::Attention { .. } | Op::Permuted { .. });
-    !multiplies && !matches!(op, Op::Custom(_)) && bytes <= LIGHT
 }
 
 /// The bytes that a copy moves in the time of a step that reads and writes so many, and that adds up `terms` products for

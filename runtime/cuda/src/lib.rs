@@ -37,7 +37,7 @@ pub mod launch;
 pub mod libraries;
 pub mod lowered;
 pub mod nccl;
-pub mod order;
+mod order;
 pub mod program;
 pub mod refusal;
 pub mod relocation;

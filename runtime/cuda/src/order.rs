@@ -6,9 +6,14 @@
 //! the second may be launched early. The order of the plan stays: steps of one lane follow each other wherever they
 //! run, and steps of two streams of which none waits for the other may follow each other in any order.
 
-use symmc_ir::machine::model::{self, FEW};
+use symmc_ir::Op;
 use symmc_plan::Lane;
 use symmc_runtime::exec::{BoundStep, Home, Located, Work};
+
+/// How many light steps beside a collective still take less time than crossing between streams.
+const FEW: usize = 2;
+/// The bytes that a light step reads and writes at most.
+const LIGHT: u64 = 1 << 20;
 
 /// Where and after what a step runs.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -61,6 +66,7 @@ fn alone(list: &[BoundStep]) -> Vec<bool> {
     out
 }
 
+/// Whether a step takes little more than its launch.
 fn is_light(step: &BoundStep) -> bool {
     let bytes = |v: &Located| (v.shape.iter().product::<usize>() * v.dtype.size()) as u64;
     let has_memory = |v: &&Located| v.home != Home::Inner;
@@ -69,13 +75,15 @@ fn is_light(step: &BoundStep) -> bool {
         let Work::Kernel { op, operands, results } = work else { return false };
         let moved = operands.iter().chain(results).filter(has_memory).map(bytes);
         sum = moved.fold(sum, u64::saturating_add);
-        model::is_light(op, sum)
+        let multiplies =
+            matches!(op, Op::MatMul | Op::GroupedMatMul | Op::Attention { .. } | Op::Permuted { .. });
+        !multiplies && !matches!(op, Op::Custom(_)) && sum <= LIGHT
     })
 }
 
 #[cfg(test)]
 mod tests {
-    use symmc_ir::{DType, Op};
+    use symmc_ir::DType;
 
     use super::*;
 

@@ -62,14 +62,14 @@
 //! for long, and what they leave in memory is meaningless.
 //!
 //! [`lower_norm`] is the packets all-reduce with what often follows it in a model, [`lower_addition`] the two-shot of large
-//! tensors with a residual; [`follow`] makes them of a dispatch.
+//! tensors with a residual; `follow` makes them of a dispatch.
 //!
 //! Before the first run control region, landing zones and private words are zero on all ranks.
 
 mod blocks;
 mod call;
 mod control;
-pub mod follow;
+pub(crate) mod follow;
 mod norm;
 mod packets;
 mod splits;
