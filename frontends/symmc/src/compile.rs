@@ -453,6 +453,9 @@ fn ranges(canonical: &Graph, config: &Config) -> Result<Vec<Ranges>, Error> {
     let asked = |symbol: &SymbolId| {
         config.buckets.iter().any(|b| find_symbol(canonical, &b.symbol).is_ok_and(|s| s == *symbol))
     };
+    if canonical.symbols.keys().all(|symbol| asked(&symbol)) {
+        return Ok(all);
+    }
     let limits = symmc_dispatch::limits(canonical, &config.profile);
     for (symbol, sizes) in limits.into_iter().filter(|(symbol, _)| !asked(symbol)) {
         for size in sizes {
