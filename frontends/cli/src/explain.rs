@@ -4,13 +4,11 @@
 mod life;
 pub mod together;
 
-use std::collections::HashMap;
 use std::fmt::Write;
 
 use anyhow::{Result, anyhow, bail};
-use symmc::unstable::ir::layout::Layout;
-use symmc::unstable::ir::{Dispatch, Node, NodeId, Op, Table, ValueId, text};
-use symmc::unstable::plan::{ArenaKind, Barrier, Bucket, Decision, Memory, Place, Step};
+use symmc::unstable::ir::{Node, NodeId, Op, Table, ValueId, text};
+use symmc::unstable::plan::{ArenaKind, Barrier, Bucket, Decision, Memory, Place, Program, Run, Step};
 use symmc::{CheckedPlan, Graph, Plan};
 
 use crate::report;
@@ -19,13 +17,12 @@ use crate::units::{bytes, micros};
 /// A bucket with its planned program.
 pub struct Planned<'a> {
     bucket: &'a Bucket,
+    program: &'a Program,
     graph: &'a Graph,
-    layouts: &'a Table<ValueId, Layout>,
-    nodes: HashMap<&'a str, &'a Node>,
+    /// What each step runs.
+    runs: Vec<Run>,
     /// The position of the step of each node that is one or part of one.
-    steps: HashMap<&'a str, usize>,
-    /// Which values have no memory, because only nodes of one step know them.
-    inner: Table<ValueId, bool>,
+    step_of: Table<NodeId, Option<usize>>,
 }
 
 impl<'a> Planned<'a> {
@@ -33,49 +30,42 @@ impl<'a> Planned<'a> {
     pub fn new(plan: &'a CheckedPlan, bucket: &'a Bucket) -> Result<Self> {
         let program = plan.programs().get(bucket.program);
         let program = program.ok_or_else(|| anyhow!("the plan has no program {}", bucket.program))?;
-        let (graph, layouts) = (&program.graph, &program.layouts);
-        let nodes = graph.nodes.iter().map(|(id, n)| (graph.node_name(id), n)).collect();
-        let mut steps: HashMap<&str, usize> =
-            bucket.steps.iter().enumerate().map(|(i, s)| (s.node.as_str(), i)).collect();
-        for dispatch in &graph.dispatches {
-            let Some(&step) = steps.get(graph.node_name(dispatch.first)) else { continue };
-            steps.extend(dispatch.nodes().map(|n| (graph.node_name(n), step)));
+        let runs = program.runs(bucket).collect::<Result<Vec<Run>, _>>()?;
+        let mut step_of = Table::filled(None, program.graph.nodes.len());
+        for (step, run) in runs.iter().enumerate() {
+            run.nodes().for_each(|n| step_of[n] = Some(step));
         }
-        let inner = graph.inner(|v| layouts[v].base);
-        Ok(Planned { bucket, graph, layouts, nodes, steps, inner })
+        Ok(Planned { bucket, program, graph: &program.graph, runs, step_of })
     }
 
-    /// Whether a node only gives another view of memory.
-    fn is_view(&self, node: NodeId) -> bool {
-        self.graph.nodes[node].outputs.iter().all(|&v| self.layouts[v].base != v)
+    /// The node of a name.
+    fn node(&self, name: &str) -> Option<NodeId> {
+        self.graph.def_node(self.program.named(name)?).filter(|&n| self.graph.node_name(n) == name)
     }
 
     /// The nodes of a step that compute something.
-    fn nodes_of(&self, step: &Step) -> Vec<&'a Node> {
-        let graph = self.graph;
-        let Some(&first) = self.nodes.get(step.node.as_str()) else { return Vec::new() };
-        let of = |d: &&Dispatch| graph.node_name(d.first) == step.node;
-        let Some(dispatch) = graph.dispatches.iter().find(of) else { return vec![first] };
-        dispatch.nodes().filter(|&n| !self.is_view(n)).map(|n| &graph.nodes[n]).collect()
+    fn nodes_of(&self, step: usize) -> impl Iterator<Item = &'a Node> + use<'_, 'a> {
+        let nodes = self.runs.get(step).into_iter().flat_map(|run| run.nodes());
+        nodes.filter(|&n| !self.program.is_view(n)).map(|n| &self.graph.nodes[n])
     }
 
     /// The steps that run a collective, in their order.
     pub fn steps_of(&self, decision: &Decision) -> Vec<&'a Step> {
-        let mut steps: Vec<usize> =
-            decision.nodes.iter().filter_map(|n| self.steps.get(n.as_str()).copied()).collect();
+        let step_of = |name: &String| self.node(name).and_then(|n| self.step_of[n]);
+        let mut steps: Vec<usize> = decision.nodes.iter().filter_map(step_of).collect();
         steps.sort_unstable();
         steps.into_iter().map(|s| &self.bucket.steps[s]).collect()
     }
 
     /// The names of the ops of a step.
-    pub fn ops_of(&self, step: &Step) -> String {
-        let ops: Vec<&str> = self.nodes_of(step).iter().map(|node| text::op_name(&node.op)).collect();
+    pub fn ops_of(&self, step: usize) -> String {
+        let ops: Vec<&str> = self.nodes_of(step).map(|node| text::op_name(&node.op)).collect();
         ops.join(", ")
     }
 
     /// The first operand and the first result of what runs a collective.
     pub fn ends(&self, decision: &Decision) -> (Option<ValueId>, Option<ValueId>) {
-        let node = |name: &String| self.nodes.get(name.as_str());
+        let node = |name: &String| self.node(name).map(|n| &self.graph.nodes[n]);
         let first = decision.nodes.first().and_then(node);
         let last = decision.nodes.last().and_then(node);
         (first.and_then(|n| n.inputs.first().copied()), last.and_then(|n| n.outputs.first().copied()))
@@ -83,14 +73,14 @@ impl<'a> Planned<'a> {
 
     /// The place of a value's base.
     pub fn place(&self, value: ValueId) -> Option<&'a Place> {
-        self.bucket.places.get(self.graph.name_of(self.layouts[value].base))
+        self.bucket.places.get(self.graph.name_of(self.program.base(value)))
     }
 
     /// The memory of a value in few words.
     pub fn short_place(&self, plan: &Plan, value: ValueId) -> String {
         match self.place(value) {
             Some(place) => report::memory(plan, self.bucket, place.memory),
-            None if self.inner[self.layouts[value].base] => "not stored".into(),
+            None if self.program.is_inner(self.program.base(value)) => "not stored".into(),
             None => "?".into(),
         }
     }
@@ -102,7 +92,7 @@ impl<'a> Planned<'a> {
             .filter_map(|node| {
                 let (from, to) = (*node.inputs.first()?, *node.outputs.first()?);
                 let place = self.place(to)?;
-                let base = self.layouts[from].base;
+                let base = self.program.base(from);
                 let input = self.graph.inputs.values().find(|i| i.value == base);
                 let symmetric = match place.memory {
                     Memory::Buffer(i) => self.bucket.buffers.get(i)?.arena == ArenaKind::Symmetric,
@@ -115,8 +105,7 @@ impl<'a> Planned<'a> {
     }
 
     fn step_of(&self, value: ValueId) -> Option<usize> {
-        let node = self.graph.def_node(value)?;
-        self.steps.get(self.graph.node_name(node)).copied()
+        self.step_of[self.graph.def_node(value)?]
     }
 }
 
@@ -149,11 +138,11 @@ fn one(plan: &Plan, bucket: &Bucket, planned: &Planned<'_>, id: ValueId) -> Resu
         writeln!(out, "  made by {} ({step})", text::op_name(&graph.nodes[node].op))?;
         out.push_str(&together::text(planned, node, &plan.machine));
     }
-    let base = planned.layouts[id].base;
+    let base = planned.program.base(id);
     if base != id {
         writeln!(out, "  a view of %{}", graph.name_of(base))?;
     }
-    if planned.inner[base] {
+    if planned.program.is_inner(base) {
         writeln!(out, "  has no memory: only this step knows it")?;
     }
     if let Some(place) = planned.place(id) {

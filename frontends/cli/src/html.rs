@@ -201,7 +201,7 @@ fn steps(bucket: &Bucket, planned: &Planned<'_>) -> String {
         rows.push(vec![
             number.to_string(),
             format!("%{}", step.node),
-            planned.ops_of(step),
+            planned.ops_of(number),
             lane.into(),
             waits.join(", "),
             exit.into(),

@@ -63,9 +63,9 @@ pub fn text(planned: &Planned<'_>, base: ValueId, place: &Place) -> String {
 
 /// The nodes of steps that touch a base, in order.
 fn touches<'a>(planned: &Planned<'a>, base: ValueId) -> Vec<Touch<'a>> {
-    let of = |v: &ValueId| planned.layouts[*v].base == base;
-    let steps = planned.bucket.steps.iter().enumerate();
-    let nodes = steps.flat_map(|(step, s)| planned.nodes_of(s).into_iter().map(move |node| (step, node)));
+    let of = |v: &ValueId| planned.program.base(*v) == base;
+    let steps = 0..planned.bucket.steps.len();
+    let nodes = steps.flat_map(|step| planned.nodes_of(step).map(move |node| (step, node)));
     nodes
         .filter_map(|(step, node)| {
             let writes = node.outputs.contains(&base);
@@ -147,7 +147,7 @@ fn meeting(planned: &Planned<'_>, s: usize) -> Option<usize> {
         Op::Collective(c) => Some(c.group),
         _ => None,
     };
-    let node = |s: usize| planned.nodes.get(planned.bucket.steps[s].node.as_str()).copied();
+    let node = |s: usize| planned.runs.get(s).map(|run| &planned.graph.nodes[run.first]);
     let own = group(node(s)?)?;
     let world = planned.graph.group_size(own).is_some_and(|n| Some(n) == planned.graph.ranks);
     let n = planned.bucket.steps.len();

@@ -11,20 +11,20 @@ use crate::units::{bytes, count};
 
 /// The nodes of a dispatch that are steps where each runs by itself.
 fn members(planned: &Planned<'_>, dispatch: &Dispatch) -> Vec<NodeId> {
-    let of = |n: &NodeId| !planned.is_view(*n);
-    dispatch.nodes().filter(of).collect()
+    dispatch.nodes().filter(|&n| !planned.program.is_view(n)).collect()
 }
 
-/// The values that only a dispatch knows, each with its bytes at the largest sizes of the bucket.
-fn inner(planned: &Planned<'_>, dispatch: &Dispatch) -> Vec<(ValueId, u64)> {
+/// The largest sizes of a bucket.
+fn largest(planned: &Planned<'_>) -> Bindings {
+    planned.program.symbols(planned.bucket).map(|symbols| Bindings::upper(&symbols)).unwrap_or_default()
+}
+
+/// The values that only a dispatch knows, each with its bytes at these sizes.
+fn inner(planned: &Planned<'_>, dispatch: &Dispatch, sizes: &Bindings) -> Vec<(ValueId, u64)> {
     let graph = planned.graph;
-    let mut sizes = Bindings::new();
-    for (id, symbol) in graph.symbols.iter() {
-        sizes.set(id, planned.bucket.symbols.get(&symbol.name).map_or(symbol.max, |range| range[1]));
-    }
-    let size = |v: ValueId| graph.ty(v).bytes().eval(&sizes).and_then(|n| u64::try_from(n).ok());
+    let size = |v: ValueId| graph.ty(v).bytes().eval(sizes).and_then(|n| u64::try_from(n).ok());
     let all = dispatch.nodes().flat_map(|n| &graph.nodes[n].outputs);
-    all.filter(|v| planned.inner[**v]).map(|&v| (v, size(v).unwrap_or(0))).collect()
+    all.filter(|v| planned.program.is_inner(**v)).map(|&v| (v, size(v).unwrap_or(0))).collect()
 }
 
 /// The steps of a bucket that are several nodes, in a line; nothing if there are none.
@@ -37,7 +37,8 @@ pub fn summary(planned: &Planned<'_>) -> String {
     dispatches.iter().for_each(|d| *forms.entry(d.form.name()).or_default() += 1);
     let forms: Vec<String> = forms.iter().map(|(form, n)| format!("{n} {form}")).collect();
     let nodes: usize = dispatches.iter().map(|d| members(planned, d).len()).sum();
-    let saved: u64 = dispatches.iter().flat_map(|d| inner(planned, d)).map(|(_, bytes)| bytes).sum();
+    let sizes = largest(planned);
+    let saved: u64 = dispatches.iter().flat_map(|d| inner(planned, d, &sizes)).map(|(_, bytes)| bytes).sum();
     let (nodes, steps) = (count(nodes as u64, "node"), count(dispatches.len() as u64, "step"));
     format!(
         "  dispatches: {}: {nodes} in {steps}; {} in each run are neither stored nor read again\n",
@@ -58,7 +59,7 @@ pub fn text(planned: &Planned<'_>, node: NodeId, machine: &str) -> String {
     let _ = writeln!(out, "  one step with others: {}", names(&all));
     let _ = writeln!(out, "    {machine} has a kernel for them: a dispatch of the form {form}");
     let kernels = count(all.len().saturating_sub(1) as u64, "kernel");
-    let inner = inner(planned, dispatch);
+    let inner = inner(planned, dispatch, &largest(planned));
     let stored: Vec<String> =
         inner.iter().map(|(v, n)| format!("%{} of {}", planned.graph.name_of(*v), bytes(*n))).collect();
     let stored = match stored.as_slice() {
