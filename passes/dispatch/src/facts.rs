@@ -1,6 +1,6 @@
 //! What is known of a program before its nodes are divided.
 
-use symmc_ir::layout::{Layout, view_of};
+use symmc_ir::layout::{Layout, layouts, view_of};
 use symmc_ir::machine::{Capabilities, Profile};
 use symmc_ir::{Dim, Graph, Node, NodeId, Op, Table, ValueId, Variant};
 
@@ -23,6 +23,11 @@ pub struct Facts<'a> {
     pub users: Table<ValueId, Vec<NodeId>>,
     /// Whether a value is an output.
     pub returned: Table<ValueId, bool>,
+}
+
+/// The value whose memory each value of a program uses that has no copies yet.
+pub fn bases(graph: &Graph) -> Table<ValueId, ValueId> {
+    layouts(graph).values().map(|layout| layout.base).collect()
 }
 
 impl<'a> Facts<'a> {

@@ -25,7 +25,6 @@ mod walk;
 
 use std::collections::{BTreeSet, HashSet};
 
-use symmc_ir::layout::layouts;
 use symmc_ir::machine::Profile;
 use symmc_ir::{BinaryOp, Form, Graph, NodeId, Op, Table, ValueId, Variant};
 
@@ -59,12 +58,13 @@ fn divided(facts: &facts::Facts<'_>) -> Vec<Unit> {
 }
 
 /// The all-reduces, by their results, that would be one step with the addition behind them, which is a step of its own
-/// otherwise, and that nothing else reads: each with the variant that has such a kernel. For programs whose collectives have no variant yet.
+/// otherwise, and that nothing else reads: each with the variant that has such a kernel. For programs whose collectives have
+/// no variant yet.
 pub fn residuals(graph: &Graph, profile: &Profile) -> BTreeSet<(ValueId, Variant)> {
     if profile.dispatches.reduction.is_none() {
         return BTreeSet::new();
     }
-    let base = layouts(graph).values().map(|layout| layout.base).collect();
+    let base = facts::bases(graph);
     let mut facts = facts::Facts::new(graph, &base, profile);
     let is_add = |id: &&NodeId| graph.nodes[**id].op == Op::Binary(BinaryOp::Add);
     let single = divided(&facts).into_iter().filter(|unit| unit.form.is_none()).flat_map(|unit| unit.nodes);

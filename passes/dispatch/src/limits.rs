@@ -6,11 +6,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use symmc_ir::dim::{Bindings, SymbolId};
-use symmc_ir::layout::layouts;
 use symmc_ir::machine::Profile;
 use symmc_ir::{Dim, Graph};
 
-use crate::facts::Facts;
+use crate::facts::{Facts, bases};
 use crate::product;
 
 /// Of each symbol the largest sizes up to which there may be units that there are not beyond.
@@ -19,7 +18,7 @@ pub fn limits(graph: &Graph, profile: &Profile) -> BTreeMap<SymbolId, BTreeSet<i
     if profile.dispatches.product.is_none() {
         return out;
     }
-    let base = layouts(graph).values().map(|layout| layout.base).collect();
+    let base = bases(graph);
     for (amount, most) in product::limits(&Facts::new(graph, &base, profile)) {
         if let Some((symbol, size)) = last(graph, &amount, most) {
             out.entry(symbol).or_default().insert(size);
