@@ -350,24 +350,44 @@ impl Variant {
 /// which takes no more room.
 pub const PACKET_WORDS: u64 = 128 << 10;
 
-/// What an all-reduce by packets must save on the links of a rank, in bytes, to go in two rounds: one round sends the operand
-/// to each peer, two send a slice to and from each.
-pub const TWO_ROUNDS: u64 = 512 << 10;
-
-/// Whether packets carry messages of so many bytes to each of `n` ranks as words on a GPU.
-pub fn are_words(message: u64, n: u64) -> bool {
-    message <= PACKET_WORDS / n.max(1)
+/// Sizes in bytes from which on a variant takes another form on GPUs. They follow from the call alone and are equal on all
+/// ranks. Plans are made and run by the default; others are for tests.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Forms {
+    /// What the messages of all ranks of a cell together may have for packets to carry them as words. Landing zones
+    /// are laid out by it: it is [`PACKET_WORDS`] wherever a plan runs.
+    pub words: u64,
+    /// What an all-reduce by packets must save on the links of a rank to go in two rounds: one round sends the operand to each
+    /// peer, two send a slice to and from each.
+    pub saved: u64,
+    /// The smallest operand of a two-shot all-reduce between two ranks that stores to its peer and loads nothing from it; among
+    /// more ranks it is smaller by as much as there are more. Then it adds a residual along the way.
+    pub pushed: u64,
 }
 
-/// Whether an all-reduce by packets of so many bytes among `n` ranks goes in two rounds on a GPU.
-pub fn two_rounds(bytes: u64, n: u64) -> bool {
-    // One round sends n - 1 operands, two send 2 (n - 1) / n of one.
-    n > 2 && !are_words(bytes, n) && bytes.saturating_mul((n - 1) * (n - 2)) / n >= TWO_ROUNDS
+impl Default for Forms {
+    fn default() -> Self {
+        Forms { words: PACKET_WORDS, saved: 512 << 10, pushed: 32 << 20 }
+    }
 }
 
-/// The bytes from which on a GPU's two-shot all-reduce between two ranks stores to its peer and loads nothing from it; among
-/// more ranks it is fewer by as much as there are more. Then it adds a residual along the way.
-pub const TWO_SHOT_STORES: u64 = 32 << 20;
+impl Forms {
+    /// Whether packets carry messages of so many bytes to each of `n` ranks as words.
+    pub fn are_words(&self, message: u64, n: u64) -> bool {
+        message <= self.words / n.max(1)
+    }
+
+    /// Whether an all-reduce by packets of so many bytes among `n` ranks goes in two rounds.
+    pub fn two_rounds(&self, bytes: u64, n: u64) -> bool {
+        // One round sends n - 1 operands, two send 2 (n - 1) / n of one.
+        n > 2 && !self.are_words(bytes, n) && bytes.saturating_mul((n - 1) * (n - 2)) / n >= self.saved
+    }
+
+    /// Whether an all-reduce in two shots of so many bytes among `n` ranks is large enough to go by stores alone.
+    pub fn stores(&self, bytes: u64, n: u64) -> bool {
+        bytes.saturating_mul(n) >= self.pushed.max(1).saturating_mul(2)
+    }
+}
 
 /// The bytes of a line, which lies at a multiple of as many: landing zones do, and all their parts.
 pub const PACKET_LINE: u64 = 128;

@@ -7,7 +7,7 @@
 //! kernel of its own, as it costs less than what one round would send more. In two shots large tensors go by stores alone,
 //! and take the addition.
 
-use symmc_ir::collective::{TWO_SHOT_STORES, Variant, two_rounds};
+use symmc_ir::collective::{Forms, Variant};
 use symmc_ir::machine::model::GPU_CELL;
 use symmc_ir::{BinaryOp, CollectiveKind, DType, Dim, Form, NodeId, Op, ValueId};
 
@@ -60,15 +60,13 @@ fn reduces(facts: &Facts<'_>, id: NodeId) -> bool {
     let floats = matches!(ty.dtype, DType::F32 | DType::F16 | DType::BF16);
     let able = match variant {
         Variant::Packets => bytes[0] > 0,
-        Variant::TwoShot => stores(bytes[1], ranks) && ty.bytes().divisible_by(16 * ranks as i64),
+        // Where smaller ones are not by stores alone, the addition has a kernel of its own.
+        Variant::TwoShot => {
+            Forms::default().stores(bytes[1], ranks) && ty.bytes().divisible_by(16 * ranks as i64)
+        }
         _ => false,
     };
     floats && able
-}
-
-/// Whether an all-reduce in two shots is by stores alone. Where smaller ones are not, the addition has a kernel of its own.
-fn stores(bytes: u64, ranks: u64) -> bool {
-    bytes.saturating_mul(ranks) >= 2 * TWO_SHOT_STORES
 }
 
 /// The unit whose all-reduce gives `reduced`, if an addition joins it.
@@ -103,7 +101,7 @@ fn norm(walk: &Walk<'_>, id: NodeId) -> Option<Place> {
     let of = reduction(facts, reduce)?;
     let (ty, added) = (facts.graph.ty(x), facts.unshaped(x));
     let fits = of.variant == Variant::Packets
-        && !two_rounds(of.bytes[0], of.ranks)
+        && !Forms::default().two_rounds(of.bytes[0], of.ranks)
         && facts.graph.def_node(added) == Some(sum)
         && facts.node(sum).op == Op::Binary(BinaryOp::Add)
         && is_row(facts, &of, ty.shape.last()?, ty.dtype)
@@ -128,6 +126,6 @@ fn is_row(facts: &Facts<'_>, of: &Reduction, elements: &Dim, dtype: DType) -> bo
 impl Reduction {
     /// Whether packets may be lines.
     fn has_lines(&self) -> bool {
-        !symmc_ir::collective::are_words(self.bytes[1], self.ranks)
+        !Forms::default().are_words(self.bytes[1], self.ranks)
     }
 }

@@ -11,14 +11,14 @@ use std::time::Duration;
 
 use indexmap::IndexMap;
 use serde::{Deserialize, Serialize};
-use symmc_ir::collective::{Exit, Splits, Variant};
+use symmc_ir::collective::{Exit, Forms, Splits, Variant};
 use symmc_ir::{CollectiveKind, DType, Op, ReduceOp, Tensor};
 use symmc_plan::{Barrier, Lane};
 use symmc_runtime::RunError;
 use symmc_runtime::exec::{BoundCollective, BoundRegion, BoundStep, Home, Located, Work as StepWork};
 
 use crate::arena::{Exchange, Source, SymmetricArena};
-use crate::collective::{self, BlockCounts, Control, Forms, Peers};
+use crate::collective::{self, BlockCounts, Control, Peers};
 use crate::compile;
 use crate::compute::Machine;
 use crate::driver::{Device, Graph, Memory, Pinned};

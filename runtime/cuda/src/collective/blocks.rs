@@ -2,8 +2,6 @@
 //!
 //! A grid follows from the bytes of the call alone, so that it is the same on all ranks.
 
-use symmc_ir::collective::{PACKET_WORDS, TWO_ROUNDS, TWO_SHOT_STORES};
-
 use super::control::{MAX_BLOCKS, MAX_RANKS};
 
 /// The most threads of a block, which kernels are compiled for.
@@ -74,40 +72,6 @@ pub(super) enum Form {
     Words,
     /// 128 bytes, 120 of data.
     Lines,
-}
-
-/// Sizes in bytes from which on a variant takes another form. They follow from the call alone and are equal on all
-/// ranks.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Forms {
-    /// What the messages of all ranks of a cell together may have for packets to carry them as words. Landing zones
-    /// are laid out by it: it is the contract's [`PACKET_WORDS`] wherever a plan runs.
-    pub words: usize,
-    /// What an all-reduce by packets must save to go in two rounds, the contract's [`TWO_ROUNDS`] wherever a plan runs.
-    pub saved: usize,
-    /// The smallest operand that a two-shot all-reduce sends by stores alone between two ranks; among more it is
-    /// smaller by as much as there are more. Profiles credit it with what it does along the way by the contract's
-    /// [`TWO_SHOT_STORES`].
-    pub pushed: usize,
-}
-
-impl Default for Forms {
-    fn default() -> Self {
-        Forms { words: PACKET_WORDS as usize, saved: TWO_ROUNDS as usize, pushed: TWO_SHOT_STORES as usize }
-    }
-}
-
-impl Forms {
-    /// How messages of so many bytes travel among `n` ranks.
-    pub(super) fn of(&self, message: usize, n: usize) -> Form {
-        if message <= self.words / n { Form::Words } else { Form::Lines }
-    }
-
-    /// Whether an all-reduce by packets of so many bytes among `n` ranks goes in two rounds.
-    pub(super) fn two_rounds(&self, bytes: usize, n: usize) -> bool {
-        // One round sends n - 1 operands, two send 2 (n - 1) / n of one.
-        n > 2 && self.of(bytes, n) == Form::Lines && bytes.saturating_mul((n - 1) * (n - 2)) / n >= self.saved
-    }
 }
 
 /// The grids of all variants. A unit of work is 16 bytes of what one rank reduces or gets of each peer; for

@@ -2,11 +2,11 @@
 //!
 //! Every address of a peer is checked here against the arena before a kernel gets it.
 
-use symmc_ir::collective::{PACKET_LINE, packet_words, packet_zone};
+use symmc_ir::collective::{Forms, PACKET_LINE, packet_words, packet_zone};
 use symmc_runtime::exec::{BoundCollective, BoundRegion, Home};
 
 use super::control::{self, MAX_RANKS};
-use super::{BlockCounts, Blocks, Form, Forms, Peers};
+use super::{BlockCounts, Blocks, Form, Peers};
 use crate::error::CudaError;
 use crate::launch::{Address, plain};
 
@@ -118,7 +118,7 @@ impl<'a> Turn<'a> {
             return Err(self.unfit("expected landing zones for packets, found none".into()));
         };
         let n = self.n as u64;
-        let words = self.peers.forms.words as u64;
+        let words = self.peers.forms.words;
         // Lines lie behind all words, so that neither ever finds data of the other where it looks for a flag.
         let before = if form == Form::Lines { packet_words(words / n, n) as usize } else { 0 };
         let (slot, room) = (units * 16, packet_zone(message as u64, n, words) as usize);
@@ -177,7 +177,7 @@ impl<'a> Turn<'a> {
 
     /// How messages of so many bytes travel.
     pub fn form(&self, message: usize) -> Form {
-        self.peers.forms.of(message, self.n)
+        if self.peers.forms.are_words(message as u64, self.n as u64) { Form::Words } else { Form::Lines }
     }
 
     pub fn forms(&self) -> &Forms {

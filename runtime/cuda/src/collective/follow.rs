@@ -62,7 +62,8 @@ pub fn lower(
     };
     let Some(mut values) = values_of(reduce, add, norm) else { return Ok(None) };
     let call = values.call;
-    let two_rounds = || peers.forms.two_rounds(call.elements * call.dtype.size(), call.cell.len());
+    let bytes = (call.elements * call.dtype.size()) as u64;
+    let two_rounds = || peers.forms.two_rounds(bytes, call.cell.len() as u64);
     if call.variant == Variant::TwoShot || two_rounds() {
         values.norm = None;
     }

@@ -78,11 +78,11 @@ mod tests;
 mod two_shot;
 
 use symmc_ir::DType;
-use symmc_ir::collective::{CollectiveKind as Kind, ReduceOp, Splits, Variant};
+use symmc_ir::collective::{CollectiveKind as Kind, Forms, ReduceOp, Splits, Variant};
 use symmc_plan::Barrier;
 use symmc_runtime::exec::{BoundCollective, BoundStep, Work as StepWork};
 
-pub use self::blocks::{BlockCounts, Blocks, Forms};
+pub use self::blocks::{BlockCounts, Blocks};
 use self::blocks::{Form, MAX_THREADS};
 use self::call::{Call, Turn};
 pub use self::control::{

@@ -105,7 +105,7 @@ pub fn lower_norm(
     }
     let turn = Turn::new(step, call, [norm.operand, norm.added], peers)?;
     let beside = norm.parameters(turn.bytes, row);
-    if norm.normed.is_none() && peers.forms.two_rounds(turn.bytes, turn.n) {
+    if norm.normed.is_none() && peers.forms.two_rounds(turn.bytes as u64, turn.n as u64) {
         let prepared = packets::reduce_and_add(&turn, *op, ("Norm", Param::of(&beside)))?;
         return Ok(Some(Work::Kernel(prepared.launch(peers, source))));
     }

@@ -47,7 +47,7 @@ fn reduce_to(
 ) -> Result<Prepared, CudaError> {
     let n = turn.n;
     let form = turn.form(turn.bytes);
-    let two_rounds = turn.forms().two_rounds(turn.bytes, n);
+    let two_rounds = turn.forms().two_rounds(turn.bytes as u64, n as u64);
     let slice = turn.bytes.div_ceil(n).next_multiple_of(8);
     let (units, rounds) = if two_rounds { (units(form, slice), 2) } else { (units(form, turn.bytes), 1) };
     let mut call = turn.packets(turn.bytes, form, units, rounds)?;

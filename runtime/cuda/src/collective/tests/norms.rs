@@ -207,7 +207,7 @@ fn a_large_reduction_takes_the_residual_in_two_rounds() {
     let given = Given { zone: 32 << 10, ..Given::default() };
     for n in [3, 5, 8] {
         let bytes = |s: &Shape| s.rows * s.hidden * s.dtype.size();
-        assert!(shapes.iter().all(|s| given.forms.two_rounds(bytes(s), n)));
+        assert!(shapes.iter().all(|s| given.forms.two_rounds(bytes(s) as u64, n as u64)));
     }
     run(&[3, 5, 8].map(|n| (n, given)), &shapes, 3, "norm-twice");
     let chaos = |seed| [(3, Given { chaos: Some(seed), ..given }), wrapped(4, seed, given)];
