@@ -9,7 +9,6 @@ use symmc_ir::types::DType;
 use symmc_plan::Barrier;
 
 use crate::error::RunError;
-use crate::exec::offset_on;
 
 /// One collective step of one rank.
 #[derive(Clone, Copy, Debug)]
@@ -97,4 +96,9 @@ pub trait PeerMemory {
 
     /// Comes before or after a touch of a peer.
     fn touch(&self) {}
+}
+
+/// Where bytes start on a rank: at the same place on all, or as the list says, which has every rank of the run.
+pub(crate) fn offset_on(offset: usize, by_rank: Option<&[usize]>, rank: u32) -> usize {
+    by_rank.map_or(offset, |list| list.get(rank as usize).copied().unwrap_or(usize::MAX))
 }

@@ -10,12 +10,13 @@ pub mod budget;
 mod callers;
 mod lending;
 mod memory;
+mod port;
 mod ports;
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use symmc_ir::{Bindings, Graph, Input, InputId, InputKind, OutputKind, Tensor};
+use symmc_ir::{Bindings, Tensor};
 
 use crate::error::RunError;
 use crate::exec::Bound;
@@ -24,60 +25,8 @@ pub use budget::Taken;
 pub use callers::CallersPart;
 pub use lending::Lending;
 pub use memory::{DeviceMemory, DeviceName, Kept};
+pub use port::{Extent, Owner, Port, Spot};
 pub use ports::{Held, Location, Ports, SizedProgram, Whose, ended, gave_back, in_progress};
-
-/// An input or an output of the program, by its number.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub enum Port {
-    /// An input.
-    Input(usize),
-    /// An output.
-    Output(usize),
-}
-
-/// Bytes at an address of the session's device.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Extent {
-    /// The first byte.
-    pub address: u64,
-    /// The number of bytes.
-    pub bytes: usize,
-}
-
-impl Extent {
-    /// Behind the last byte.
-    pub fn end(&self) -> u64 {
-        self.address.saturating_add(self.bytes as u64)
-    }
-
-    /// Whether they have a byte in common.
-    pub fn overlaps(&self, other: &Extent) -> bool {
-        self.bytes > 0 && other.bytes > 0 && self.address < other.end() && other.address < self.end()
-    }
-}
-
-/// Whose memory an input or output lies in.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-#[non_exhaustive]
-pub enum Owner {
-    /// The session's, that peers do not reach.
-    Session,
-    /// The session's symmetric arena.
-    Symmetric,
-    /// The caller's.
-    Caller,
-    /// The program's: a constant that nobody gave.
-    Program,
-}
-
-/// Where an input or an output lies.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Spot {
-    /// Its bytes, at the sizes that are set.
-    pub extent: Extent,
-    /// Whose they are.
-    pub owner: Owner,
-}
 
 /// A stream of a device, by its driver's handle.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -97,17 +46,6 @@ pub struct Recordings {
     pub moved: u64,
     /// How many had to go because more were kept than may be.
     pub evicted: u64,
-}
-
-/// For each input whether its caller may write it before each run: arguments, those that an output replaces, and those
-/// whose size depends on a symbol.
-pub fn renewed(source: &Graph) -> Vec<bool> {
-    let replaced = |id: InputId| source.outputs.iter().any(|o| o.kind == OutputKind::Mutates(id));
-    let varies = |value| source.ty(value).concrete(&Bindings::new()).is_none();
-    let of = |(id, input): (InputId, &Input)| {
-        input.kind == InputKind::Argument || replaced(id) || varies(input.value)
-    };
-    source.inputs.iter().map(of).collect()
 }
 
 /// One rank of a plan on a device.

@@ -7,7 +7,7 @@ use symmc_ir::DType;
 
 use super::element::Element;
 use super::error::CustomError;
-use super::registry::Signature;
+use super::signature::Signature;
 use crate::kernels::View;
 
 /// A dense result before it is written.

@@ -16,11 +16,13 @@ mod element;
 mod error;
 mod interpret;
 mod registry;
+mod signature;
 
 pub use call::{CustomCall, PeerResult};
 pub use element::{Element, bf16, f16};
-pub use error::CustomError;
-pub use registry::{Mismatch, Registry, Signature};
+pub use error::{CustomError, Mismatch};
+pub use registry::Registry;
+pub use signature::Signature;
 
 pub(crate) use call::{Side, Written};
 pub(crate) use registry::{Entry, invoke, op_text, panic_text};

@@ -1,8 +1,7 @@
-//! A program under one binding of its symbols: every extent, stride and offset a number.
+//! Resolves a program for one binding of its symbols.
 //!
 //! Resolving checks what memory safety rests on: every view lies within its base, every base within the
-//! memory that its place names, every collective's operand and result is one dense run. Only the start
-//! addresses of the arenas and of the caller's memory are left for the run.
+//! memory that its place names, every collective's operand and result is one dense run.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -10,254 +9,20 @@ use std::sync::Arc;
 use indexmap::IndexMap;
 use symmc_ir::entity::Entity;
 use symmc_ir::{
-    Bindings, Collective, CollectiveKind, DType, Dim, Dispatch, Form, Graph, InputId, InputKind, Node,
-    NodeId, Op, ValueId, Variant,
+    Bindings, Collective, CustomId, Dim, Dispatch, Graph, InputId, Node, NodeId, Op, ValueId, Variant,
 };
-use symmc_plan::{Barrier, Lane};
 
-use super::peers::BoundPeers;
-use super::program::{BasePlace, CustomKernel, Home, PreparedStep, Program, Words};
+use super::bound::{
+    Bound, BoundCollective, BoundDispatch, BoundInput, BoundOutput, BoundPeers, BoundRegion, BoundStep,
+    Located, Member, PeerRegion, Work,
+};
+use super::program::{BasePlace, Home, PreparedStep, Program};
 use crate::custom::op_text;
 use crate::error::RunError;
 use crate::kernels::is_dense;
 
 /// Inner values of a dispatch start at multiples of this.
 const INNER_ALIGN: usize = 64;
-
-/// A program resolved for one binding, ready to run.
-#[derive(Debug)]
-pub struct Bound {
-    pub(super) bucket: usize,
-    pub(super) rank: u32,
-    /// The steps, in the order of the plan.
-    pub steps: Vec<BoundStep>,
-    /// The inputs of the program, in order.
-    pub inputs: Vec<BoundInput>,
-    /// The outputs of the program, in order.
-    pub outputs: Vec<BoundOutput>,
-    /// Bytes of the ordinary arena.
-    pub ordinary: usize,
-    /// Bytes of the symmetric arena.
-    pub symmetric: usize,
-    pub(super) constants: Arc<[Option<Words>]>,
-}
-
-/// A value where it lies.
-#[derive(Clone, Debug)]
-pub struct Located {
-    /// The memory that its first byte is counted from.
-    pub home: Home,
-    /// Bytes from the start of the home.
-    pub offset: usize,
-    /// Bytes by which the offset grows from each rank of a cell to the next; 0 where it is the same on all.
-    pub by_rank: usize,
-    /// The type of its elements.
-    pub dtype: DType,
-    /// The extent of each axis.
-    pub shape: Box<[usize]>,
-    /// The distance of neighbours along each axis, in elements.
-    pub strides: Box<[isize]>,
-}
-
-impl Located {
-    /// The same elements with axis `i` as axis `perm[i]`; `None` if `perm` is no permutation of the axes.
-    pub fn unpermuted(&self, perm: &[usize]) -> Option<Located> {
-        let mut seen = vec![false; self.shape.len()];
-        let mut out = self.clone();
-        for (i, &axis) in perm.iter().enumerate() {
-            let (&n, &stride) = (self.shape.get(i)?, self.strides.get(i)?);
-            *out.shape.get_mut(axis)? = n;
-            *out.strides.get_mut(axis)? = stride;
-            *seen.get_mut(axis)? = true;
-        }
-        seen.into_iter().all(|s| s).then_some(out)
-    }
-}
-
-/// An input as its caller gives it, and where the plan wants it.
-#[derive(Clone, Debug)]
-pub struct BoundInput {
-    /// Its name.
-    pub name: String,
-    /// What it is to the program.
-    pub kind: InputKind,
-    /// The type of its elements.
-    pub dtype: DType,
-    /// Its size.
-    pub bytes: usize,
-    /// The offset in the symmetric arena of an input that is held in fixed memory.
-    pub fixed: Option<usize>,
-    /// Whether a step or an output reads the caller's memory during the run.
-    pub direct: bool,
-}
-
-/// An output's memory.
-#[derive(Clone, Debug)]
-pub struct BoundOutput {
-    /// Its name.
-    pub name: String,
-    /// The type of its elements.
-    pub dtype: DType,
-    /// Its size.
-    pub bytes: usize,
-    /// The input that it is written back to at the end of the run.
-    pub mutates: Option<usize>,
-    /// Whether that input lies in the output's memory: the steps take the memory of the input for both.
-    pub in_place: bool,
-}
-
-impl BoundOutput {
-    /// The input in whose memory the steps write it, if it lies there.
-    pub fn held_by(&self) -> Option<usize> {
-        self.mutates.filter(|_| self.in_place)
-    }
-}
-
-/// A step with everything resolved.
-#[derive(Debug)]
-pub struct BoundStep {
-    /// Its number in the list.
-    pub index: usize,
-    /// The lane that runs it.
-    pub lane: Lane,
-    /// Earlier steps of other lanes that must have completed before it starts.
-    pub waits: Vec<usize>,
-    /// The name of its first result.
-    pub node: String,
-    /// Its op, with the name of a custom one.
-    pub op_name: String,
-    /// What it does.
-    pub work: Work,
-}
-
-/// What a step does.
-#[derive(Debug)]
-pub enum Work {
-    /// An op of the closed set. The dims of its attributes are numbers.
-    #[allow(missing_docs)]
-    Kernel { op: Op, operands: Vec<Located>, results: Vec<Located> },
-    /// A custom op, and its peers if it touches any.
-    #[allow(missing_docs)]
-    Custom {
-        name: String,
-        kernel: CustomKernel,
-        operands: Vec<Located>,
-        results: Vec<Located>,
-        peers: Option<BoundPeers>,
-    },
-    /// A collective.
-    Collective(BoundCollective),
-    /// A dispatch.
-    Dispatch(BoundDispatch),
-}
-
-impl Work {
-    /// What it does, node by node: itself, or what the members of the dispatch do.
-    pub fn parts(&self) -> impl Iterator<Item = &Work> {
-        let members = if let Work::Dispatch(dispatch) = self { &dispatch.members[..] } else { &[] };
-        let own = (!matches!(self, Work::Dispatch(_))).then_some(self);
-        own.into_iter().chain(members.iter().map(|m| &m.work))
-    }
-}
-
-/// Nodes that run as one step, with everything resolved. Values that only they know lie in [`Home::Inner`].
-#[derive(Debug)]
-pub struct BoundDispatch {
-    /// What their kernel is.
-    pub form: Form,
-    /// The nodes without the views, in order.
-    pub members: Vec<Member>,
-    /// The bytes of their inner values, where each has memory of its own.
-    pub inner: usize,
-}
-
-/// A node of a dispatch.
-#[derive(Debug)]
-pub struct Member {
-    /// The name of its first result.
-    pub node: String,
-    /// Its op, in words.
-    pub op_name: String,
-    /// What it does; neither a custom op nor a dispatch.
-    pub work: Work,
-}
-
-/// A collective with everything resolved but addresses.
-#[derive(Clone, Debug)]
-pub struct BoundCollective {
-    /// What is communicated.
-    pub kind: CollectiveKind,
-    /// How.
-    pub variant: Variant,
-    /// Whether a droppable exit barrier runs.
-    pub exit: Option<Barrier>,
-    /// The ranks of this rank's cell, in the order of the group.
-    pub cell: Vec<u32>,
-    /// The index of the group.
-    pub group: usize,
-    /// The type of the elements.
-    pub dtype: DType,
-    /// The number of elements of the operand.
-    pub elements: usize,
-    /// The number of elements of one row of the operand's leading axis.
-    pub row: usize,
-    /// Where the operand lies.
-    pub operand: BoundRegion,
-    /// Where the result lies.
-    pub result: BoundRegion,
-    /// The most blocks of its kernel on GPUs, equal on all ranks, if the plan says so.
-    pub blocks: Option<u32>,
-    /// The offsets of the two landing zones in the symmetric arena, for packets.
-    pub landing: Option<[usize; 2]>,
-    /// The split sizes and the received sizes of an all-to-all with sizes on the device.
-    pub splits: Option<(BoundRegion, BoundRegion)>,
-}
-
-/// Dense bytes.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct BoundRegion {
-    /// The memory that its first byte is counted from.
-    pub home: Home,
-    /// Bytes from the start of the home on this rank.
-    pub offset: usize,
-    /// For bytes that lie elsewhere on each rank, which may be a piece of what another group gathers: where they start
-    /// on each rank of the run. `None` where that is `offset` on all.
-    pub by_rank: Option<Arc<[usize]>>,
-}
-
-impl BoundRegion {
-    /// A region that starts at `offset` on every rank.
-    pub fn even(home: Home, offset: usize) -> Self {
-        BoundRegion { home, offset, by_rank: None }
-    }
-
-    /// Bytes from the start of the home on a rank of the run.
-    pub fn on(&self, rank: u32) -> usize {
-        offset_on(self.offset, self.by_rank.as_deref(), rank)
-    }
-}
-
-/// Where bytes start on a rank: at the same place on all, or as the list says, which has every rank of the run.
-pub(crate) fn offset_on(offset: usize, by_rank: Option<&[usize]>, rank: u32) -> usize {
-    by_rank.map_or(offset, |list| list.get(rank as usize).copied().unwrap_or(usize::MAX))
-}
-
-impl Bound {
-    /// The index of the bucket that it belongs to.
-    pub fn bucket(&self) -> usize {
-        self.bucket
-    }
-
-    /// The rank that it is resolved for.
-    pub fn rank(&self) -> u32 {
-        self.rank
-    }
-
-    /// The data of a constant input, which the program carries.
-    pub fn constant(&self, input: usize) -> Option<&[u8]> {
-        self.constants.get(input)?.as_ref().map(Words::bytes)
-    }
-}
 
 impl Program {
     /// Resolves the program for these values of its symbols, by name.
@@ -291,16 +56,16 @@ impl Program {
     }
 }
 
-pub(super) struct Binder<'a> {
-    pub(super) program: &'a Program,
-    pub(super) graph: &'a Graph,
+struct Binder<'a> {
+    program: &'a Program,
+    graph: &'a Graph,
     bindings: Bindings,
     /// Where the inner values of each dispatch start.
     inner: HashMap<ValueId, usize>,
 }
 
 impl Binder<'_> {
-    pub(super) fn invalid(&self, value: ValueId, message: impl std::fmt::Display) -> RunError {
+    fn invalid(&self, value: ValueId, message: impl std::fmt::Display) -> RunError {
         RunError::Defect(format!("the plan cannot run: %{}: {message}", self.graph.name_of(value)))
     }
 
@@ -335,7 +100,7 @@ impl Binder<'_> {
     }
 
     /// The bytes of a value stored contiguously.
-    pub(super) fn bytes(&self, value: ValueId) -> Result<usize, RunError> {
+    fn bytes(&self, value: ValueId) -> Result<usize, RunError> {
         let dtype = self.graph.ty(value).dtype;
         let product = self.shape(value)?.iter().try_fold(dtype.size(), |n, &d| n.checked_mul(d));
         product
@@ -345,7 +110,7 @@ impl Binder<'_> {
 
     /// The place of a base, with its offset behind the start of its home (without the part that depends on
     /// the rank) and that part.
-    pub(super) fn base(&self, base: ValueId) -> Result<(&BasePlace, usize, usize), RunError> {
+    fn base(&self, base: ValueId) -> Result<(&BasePlace, usize, usize), RunError> {
         let place = self.program.places[base].as_ref();
         let place = place.ok_or_else(|| self.invalid(base, "it has no place"))?;
         if place.home == Home::Inner {
@@ -381,7 +146,7 @@ impl Binder<'_> {
     }
 
     /// Where a value lies; it lies within its base.
-    pub(super) fn located(&self, value: ValueId) -> Result<Located, RunError> {
+    fn located(&self, value: ValueId) -> Result<Located, RunError> {
         let layout = &self.program.layouts[value];
         let (place, offset, by_rank) = self.base(layout.base)?;
         let number = place.number_on(self.program.rank);
@@ -545,7 +310,7 @@ impl Binder<'_> {
     }
 
     /// Where a value that lies by rank starts on every rank of the run.
-    pub(super) fn by_rank(&self, value: ValueId, at: &Located) -> Result<Option<Arc<[usize]>>, RunError> {
+    fn by_rank(&self, value: ValueId, at: &Located) -> Result<Option<Arc<[usize]>>, RunError> {
         let (place, _, stride) = self.base(self.program.layouts[value].base)?;
         let Some(by_rank) = &place.by_rank else { return Ok(None) };
         let on_first = at.offset - stride * place.number_on(self.program.rank);
@@ -606,5 +371,33 @@ impl Binder<'_> {
                 Ok(BoundOutput { name, dtype, bytes: self.bytes(output.value)?, mutates, in_place })
             })
             .collect()
+    }
+
+    /// The peers of a custom op; `None` for an op without a group.
+    fn peers(&self, id: NodeId, custom: CustomId) -> Result<Option<BoundPeers>, RunError> {
+        let (node, op) = (&self.graph.nodes[id], &self.graph.customs[custom]);
+        let Some(group) = op.group else { return Ok(None) };
+        let cells = self.graph.cells(group).unwrap_or_default();
+        let cell = cells.iter().find(|cell| cell.contains(&self.program.rank)).cloned();
+        let cell = cell.ok_or_else(|| self.invalid(node.outputs[0], "this rank is not in its group"))?;
+        let number = cell.iter().position(|&r| r == self.program.rank).unwrap_or(0);
+        let all = |values: &[ValueId], named: &[usize]| {
+            let of = |(i, &v): (usize, &ValueId)| named.contains(&i).then(|| self.on_peers(v));
+            values.iter().enumerate().map(|value| of(value).transpose()).collect::<Result<Vec<_>, _>>()
+        };
+        let operands = all(&node.inputs, &op.symmetric_operands)?;
+        let results = all(&node.outputs, &op.symmetric_results)?;
+        Ok(Some(BoundPeers { group: group.index(), cell, number, operands, results }))
+    }
+
+    fn on_peers(&self, value: ValueId) -> Result<PeerRegion, RunError> {
+        let at = self.located(value)?;
+        if at.home != Home::Symmetric {
+            return Err(self.invalid(value, "peers touch it, but it does not lie in the symmetric arena"));
+        }
+        let base = self.program.layouts[value].base;
+        let own = self.located(base)?;
+        let (first, bytes) = (at.offset - own.offset, self.bytes(base)?);
+        Ok(PeerRegion { offset: own.offset, by_rank: self.by_rank(base, &own)?, bytes, first })
     }
 }

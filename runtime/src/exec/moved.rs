@@ -7,10 +7,10 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use super::bind::{
-    Bound, BoundCollective, BoundDispatch, BoundInput, BoundRegion, BoundStep, Located, Member, Work,
+use super::bound::{
+    Bound, BoundCollective, BoundDispatch, BoundInput, BoundPeers, BoundRegion, BoundStep, Located, Member,
+    PeerRegion, Work,
 };
-use super::peers::{BoundPeers, PeerRegion};
 use super::program::Home;
 
 /// Fixed memory that lies elsewhere, in bytes from the start of the symmetric arena.

@@ -131,12 +131,23 @@ impl Program {
     /// # Errors
     /// The bucket names something that it does not have, or holds an op that has no kernel here.
     pub fn new(plan: &Plan, bucket: usize, rank: u32, registry: &Registry) -> Result<Self, RunError> {
+        let of = plan.buckets.get(bucket).ok_or_else(|| invalid(format!("there is no bucket {bucket}")))?;
+        Program::of(plan, &read(plan, of.program)?, bucket, rank, registry)
+    }
+
+    /// The same with the bucket's program as it was read already.
+    ///
+    /// # Errors
+    /// As [`new`](Self::new).
+    pub(super) fn of(
+        plan: &Plan,
+        program: &symmc_plan::Program,
+        bucket: usize,
+        rank: u32,
+        registry: &Registry,
+    ) -> Result<Self, RunError> {
         let index = bucket;
         let bucket = plan.buckets.get(index).ok_or_else(|| invalid(format!("there is no bucket {index}")))?;
-        let program = plan.programs.get(bucket.program);
-        let program = program.ok_or_else(|| invalid(format!("there is no program {}", bucket.program)))?;
-        let program = symmc_plan::Program::read(program)
-            .map_err(|e| invalid(format!("program {}: {e}", bucket.program)))?;
         if program.graph.ranks != Some(plan.ranks) {
             return Err(invalid(format!("program {} is not for {} ranks", bucket.program, plan.ranks)));
         }
@@ -147,11 +158,11 @@ impl Program {
         }
         let runs: Result<Vec<Run>, _> = program.runs(bucket).collect();
         let runs = runs.map_err(|e| invalid(e.to_string()))?;
-        let context = Context { plan, bucket, program: &program, rank };
+        let context = Context { plan, bucket, program, rank };
         let places = context.places(&placed)?;
         let steps = context.steps(&runs, registry)?;
         let landing = context.landing();
-        let (mut graph, layouts) = (program.graph, program.layouts);
+        let (mut graph, layouts) = (program.graph.clone(), program.layouts.clone());
         graph.symbols = symbols;
         let constants = graph.inputs.values().map(|i| i.data.as_ref().map(|t| Words::new(t))).collect();
         Ok(Program {
@@ -184,6 +195,15 @@ impl Program {
             OutputKind::Returned => None,
         })
     }
+}
+
+/// Reads a program of a plan.
+///
+/// # Errors
+/// There is none of this index, or its text is no valid program.
+pub(super) fn read(plan: &Plan, index: usize) -> Result<symmc_plan::Program, RunError> {
+    let text = plan.programs.get(index).ok_or_else(|| invalid(format!("there is no program {index}")))?;
+    symmc_plan::Program::read(text).map_err(|e| invalid(format!("program {index}: {e}")))
 }
 
 fn invalid(message: String) -> RunError {

@@ -1,4 +1,4 @@
-//! Walks resolved steps: addresses are formed here, kernels and collectives called.
+//! Walks resolved steps: kernels and collectives are called here.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
@@ -10,41 +10,19 @@ use symmc_ir::InputKind;
 use symmc_ir::parallel::start;
 use symmc_plan::Lane;
 
-use super::bind::{Bound, BoundCollective, BoundInput, BoundOutput, BoundRegion, BoundStep, Located, Work};
+use super::bound::{Bound, BoundCollective, BoundInput, BoundOutput, BoundRegion, BoundStep, Located, Work};
+use super::communicator::Communicator;
+use super::config::{ExecConfig, Lanes, RunReport, Timing};
+use super::custom::CustomStep;
 use super::memory::{RankMemory, Span};
-use super::peers::CustomStep;
 use super::program::Home;
-use super::{Communicator, ExecConfig, Lanes, RunReport, Timing};
+use super::step::{Bases, StepRun};
 use crate::call::{CollectiveCall, Region, RegionMemory};
 use crate::error::RunError;
 use crate::kernels::{self, Needs, Scratch, Shaped, View, ViewMut, compute_with};
 
 /// How long a lane sleeps at most before it looks again; a wake-up normally comes first.
 const NAP: Duration = Duration::from_millis(50);
-
-/// The start addresses of a run.
-struct Bases {
-    ordinary: *mut u8,
-    symmetric: *mut u8,
-    inputs: Vec<*mut u8>,
-    outputs: Vec<*mut u8>,
-}
-
-// SAFETY: the pointers are only used to form views of steps, whose accesses the plan orders between lanes.
-unsafe impl Sync for Bases {}
-
-impl Bases {
-    /// The start of a home; of that of a dispatch, `inner`.
-    fn of(&self, home: Home, inner: *mut u8) -> *mut u8 {
-        match home {
-            Home::Ordinary => self.ordinary,
-            Home::Symmetric => self.symmetric,
-            Home::Input(i) => self.inputs[i],
-            Home::Output(o) => self.outputs[o],
-            Home::Inner => inner,
-        }
-    }
-}
 
 impl Bound {
     /// Writes parameters and constants that the plan holds in fixed memory there. An input without caller's
@@ -340,8 +318,15 @@ impl Walk<'_> {
     }
 
     fn step(&self, step: &BoundStep, scratch: &mut Scratch) -> Result<(), RunError> {
-        let run =
-            StepRun { walk: self, step, node: &step.node, op: &step.op_name, inner: std::ptr::null_mut() };
+        let run = StepRun {
+            rank: self.bound.rank,
+            index: step.index,
+            node: &step.node,
+            op: &step.op_name,
+            comm: self.comm,
+            bases: self.bases,
+            inner: std::ptr::null_mut(),
+        };
         let Work::Dispatch(dispatch) = &step.work else { return run.work(&step.work, scratch) };
         let mut inner = scratch.take_bytes(dispatch.inner);
         let at = inner.as_mut_ptr();
@@ -352,17 +337,6 @@ impl Walk<'_> {
         scratch.give_bytes(inner);
         result
     }
-}
-
-/// A node of a step of a run.
-#[derive(Clone, Copy)]
-pub(super) struct StepRun<'a> {
-    walk: &'a Walk<'a>,
-    step: &'a BoundStep,
-    node: &'a str,
-    op: &'a str,
-    /// The memory of the dispatch that the step is, if it is one.
-    inner: *mut u8,
 }
 
 impl StepRun<'_> {
@@ -390,60 +364,16 @@ impl StepRun<'_> {
         }
     }
 
-    pub fn rank(&self) -> u32 {
-        self.walk.bound.rank
-    }
-
-    pub fn index(&self) -> usize {
-        self.step.index
-    }
-
-    pub fn node(&self) -> &str {
-        self.node
-    }
-
-    pub fn communicator(&self) -> &dyn Communicator {
-        self.walk.comm
-    }
-
-    /// The error of this step.
-    pub fn failed(&self, detail: String) -> RunError {
-        let (step, node, op) = (self.step.index, self.node.to_string(), self.op.to_string());
-        RunError::Step { rank: self.walk.bound.rank, step, node, op, detail }
-    }
-
-    /// The error of the data that this step is given.
-    fn unfit(&self, detail: String) -> RunError {
-        let (step, node, op) = (self.step.index, self.node.to_string(), self.op.to_string());
-        RunError::Data { rank: self.walk.bound.rank, step, node, op, detail }
-    }
-
-    /// The first element of a value of this rank.
-    pub fn address(&self, value: &Located) -> *mut u8 {
-        self.walk.bases.of(value.home, self.inner).wrapping_add(value.offset)
-    }
-
-    pub fn view<'v>(&self, x: &'v Located) -> View<'v> {
-        // SAFETY: resolving the value saw that it lies within its memory and is aligned there; the checked
-        // plan orders this step before and after all others that touch the bytes.
-        unsafe { View::new(x.dtype, &x.shape, &x.strides, self.address(x)) }
-    }
-
-    fn view_mut<'v>(&self, y: &'v Located) -> ViewMut<'v> {
-        // SAFETY: as above; a result is a base, so no two of its elements share bytes.
-        unsafe { ViewMut::new(y.dtype, &y.shape, &y.strides, self.address(y)) }
-    }
-
     fn collective(&self, c: &BoundCollective) -> Result<(), RunError> {
         fn region<'r>(run: &StepRun<'_>, region: &'r BoundRegion) -> Region<'r> {
             let memory = match region.home {
                 Home::Symmetric => RegionMemory::Symmetric,
-                home => RegionMemory::Private(run.walk.bases.of(home, run.inner)),
+                home => RegionMemory::Private(run.bases.of(home, run.inner)),
             };
             Region { memory, offset: region.offset, by_rank: region.by_rank.as_deref() }
         }
         let call = CollectiveCall {
-            step: self.step.index,
+            step: self.index,
             name: self.node,
             kind: &c.kind,
             variant: c.variant,
@@ -460,6 +390,6 @@ impl StepRun<'_> {
         };
         // SAFETY: the regions were resolved against memory that `check` saw to be large enough, and the plan
         // orders the step.
-        unsafe { self.walk.comm.collective(&call) }
+        unsafe { self.comm.collective(&call) }
     }
 }

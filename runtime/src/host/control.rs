@@ -16,6 +16,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 use std::time::Duration;
 
+use super::futex::futex_wake_all;
 use super::memory::Segment;
 use super::times::RunTimes;
 use crate::error::RunError;
@@ -160,7 +161,7 @@ impl Control {
     fn wake(&self, rank: u32) {
         let bell = self.bell(rank);
         bell.fetch_add(1, Ordering::SeqCst);
-        super::wait::futex_wake_all(bell);
+        futex_wake_all(bell);
     }
 
     /// The word in which `rank` announces a run: the run's number and one, then a digest of how it runs.

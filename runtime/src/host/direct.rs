@@ -6,12 +6,10 @@
 
 use symmc_ir::collective::{CollectiveKind, ReduceOp, Splits, Variant};
 
-use super::comm::{PerRank, Turn};
-use super::copy::{Stores, copy};
+use super::copy::Stores;
+use super::turn::{PerRank, SLICE, Turn, copy_slices};
 use crate::error::RunError;
 
-/// Bytes of one slice: between slices a rank may be delayed.
-const SLICE: usize = 256 << 10;
 /// Slices of two-shot all-reduce begin at multiples of this.
 const ALIGN: usize = 64;
 
@@ -146,21 +144,6 @@ fn reduce_range(turn: &Turn, op: ReduceOp, operands: &[*const u8], outs: &[*mut 
         // barrier has passed, so peers have arrived and the contract lets this rank touch them.
         unsafe { reducer.reduce(&sources, &outs, elements, stores) };
         at += elements;
-        turn.touch();
-    }
-    stores.settle();
-}
-
-/// Copies in slices; this rank may touch both at this time.
-pub(super) fn copy_slices(turn: &Turn, to: *mut u8, from: *const u8, bytes: usize) {
-    let stores = Stores::of(bytes * turn.n);
-    let mut at = 0;
-    while at < bytes {
-        let n = SLICE.min(bytes - at);
-        // SAFETY: the ranges were checked against their arenas when their addresses were taken, or are this
-        // rank's own; the contract lets this rank touch them now.
-        unsafe { copy(to.wrapping_add(at), from.wrapping_add(at), n, stores) };
-        at += n;
         turn.touch();
     }
     stores.settle();

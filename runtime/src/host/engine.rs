@@ -7,30 +7,14 @@
 
 use std::sync::Arc;
 
-use serde::{Deserialize, Serialize};
 use symmc_ir::Bindings;
 use symmc_plan::Plan;
 
 use super::comm::Comm;
-use super::job::HostConfig;
+use super::job::{EngineChoice, HostConfig};
 use crate::custom::Registry;
 use crate::error::RunError;
 use crate::exec::{Executor, RankMemory};
-
-/// Which engine runs a job.
-#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
-pub enum EngineChoice {
-    /// The CPU.
-    #[default]
-    Host,
-    /// The engine of this name.
-    Named {
-        /// Its [`Engine::name`].
-        name: String,
-        /// What it is told, in a form of its own.
-        options: String,
-    },
-}
 
 /// What one rank runs.
 #[derive(Clone, Copy, Debug)]

@@ -11,7 +11,7 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::socket::{getsockopt, sockopt};
 
 use super::channel::{Channel, FromRank, ToRank, accept, same_user};
-use super::join::Membership;
+use super::membership::Membership;
 use crate::error::RunError;
 
 /// How long ranks that have not come are awaited once the run cannot be.

@@ -8,7 +8,7 @@ use std::fs::File;
 use std::io::Read;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::join::Membership;
+use super::membership::Membership;
 use crate::error::RunError;
 
 /// Groups of threads that this process has made.
@@ -71,8 +71,7 @@ impl Group {
     pub fn bootstrap(rank: u32, ranks: u32, means: &mut dyn Bootstrap) -> Result<Group, RunError> {
         let failed = |e| RunError::Invalid(format!("rank {rank} of {ranks}: telling the other ranks: {e}"));
         let mut mine = [0u8; 24];
-        let read = File::open("/dev/urandom").and_then(|mut f| f.read_exact(&mut mine[8..]));
-        read.map_err(|e| RunError::system("reading /dev/urandom", e))?;
+        mine[8..].copy_from_slice(&secret()?);
         mine[..4].copy_from_slice(&rank.to_le_bytes());
         mine[4..8].copy_from_slice(&ranks.to_le_bytes());
         let all = means.all_gather(&mine).map_err(failed)?;
@@ -114,4 +113,15 @@ impl Group {
         let number = self.sessions.fetch_add(1, Ordering::Relaxed);
         Membership { run: format!("{}, session {number}", self.place.run), ..self.place.clone() }
     }
+}
+
+/// 16 bytes that nobody guesses: what ranks tell each other as the name of a place to meet.
+///
+/// # Errors
+/// The system draws none.
+pub fn secret() -> Result<[u8; 16], RunError> {
+    let mut out = [0u8; 16];
+    let read = File::open("/dev/urandom").and_then(|mut f| f.read_exact(&mut out));
+    read.map_err(|e| RunError::system("reading /dev/urandom", e))?;
+    Ok(out)
 }

@@ -13,8 +13,7 @@ use nix::fcntl::{FcntlArg, SealFlag, fcntl};
 use serde::{Deserialize, Serialize};
 use symmc_ir::Backing;
 
-use super::engine::EngineChoice;
-use super::launch::InputPlace;
+use super::job::EngineChoice;
 use super::memory::Segment;
 use super::walk::lay_out;
 use crate::error::RunError;
@@ -33,6 +32,15 @@ impl FileStamp {
     pub fn of(backing: &dyn Backing) -> FileStamp {
         FileStamp { bytes: backing.bytes().len(), modified: backing.modified() }
     }
+}
+
+/// Where the data of an input lie.
+#[derive(Clone, Copy, Serialize, Deserialize)]
+pub(super) struct InputPlace {
+    /// The file, if not the segment of all inputs.
+    pub file: Option<usize>,
+    pub offset: usize,
+    pub len: usize,
 }
 
 /// The inputs of a rank that lie in files.
@@ -61,7 +69,7 @@ pub(super) fn take(
         if is_sealed(&fd) || *engine != EngineChoice::Host {
             let segment = Segment::of_file("a file of inputs", fd, stamp.bytes)?;
             for (i, place) in places {
-                out.spans[i] = Some(super::rank::within(&segment, place.offset, place.len)?);
+                out.spans[i] = Some(segment.span(place.offset, place.len)?);
             }
             out.segments.push(segment);
             continue;
@@ -70,7 +78,7 @@ pub(super) fn take(
         let segment = Segment::private("the inputs of a rank", end)?;
         let file = File::from(fd);
         for ((i, place), start) in places.into_iter().zip(starts) {
-            let span = super::rank::within(&segment, start, place.len)?;
+            let span = segment.span(start, place.len)?;
             // SAFETY: the span lies within the fresh segment, which nobody else has.
             let bytes = unsafe { std::slice::from_raw_parts_mut(span.ptr, span.len) };
             file.read_exact_at(bytes, place.offset as u64).map_err(|e| unread(&file, stamp, &e))?;

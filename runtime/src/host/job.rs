@@ -11,7 +11,6 @@ use symmc_plan::Plan;
 
 use super::comm::CommConfig;
 use super::control::Progress;
-use super::engine::EngineChoice;
 use super::times::RunTimes;
 use super::wait::Spin;
 use crate::custom::op_text;
@@ -40,6 +39,21 @@ pub struct Ran {
     pub outputs: Vec<Vec<Tensor>>,
     /// The times of each rank's runs.
     pub times: Vec<RunTimes>,
+}
+
+/// Which engine runs a job.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+pub enum EngineChoice {
+    /// The CPU.
+    #[default]
+    Host,
+    /// The engine of this name.
+    Named {
+        /// Its [`Engine::name`](super::Engine::name).
+        name: String,
+        /// What it is told, in a form of its own.
+        options: String,
+    },
 }
 
 /// How a plan runs on the ranks of this machine.

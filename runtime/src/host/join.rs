@@ -14,8 +14,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
-use nix::sys::socket::{AddressFamily, Backlog, SockFlag, SockType, UnixAddr, bind, connect, listen, socket};
-use nix::unistd::getuid;
+use nix::sys::socket::{AddressFamily, Backlog, SockFlag, SockType, bind, connect, listen, socket};
 use symmc_check::CheckedPlan;
 use symmc_ir::{Bindings, Tensor, parallel};
 use symmc_plan::Plan;
@@ -27,6 +26,7 @@ use super::engine::{Engines, RankRun};
 use super::gather::{Gathering, LINGER};
 use super::job::{HostConfig, Needs};
 use super::link::{Link, agree};
+use super::membership::Membership;
 use super::rank::{map_world, receive_welcome};
 use super::terms::Term;
 use super::times::RunTimes;
@@ -40,25 +40,6 @@ const DECLINING: Duration = Duration::from_secs(2);
 const ANSWER: Duration = Duration::from_secs(1);
 /// The pause between two attempts to connect: the first, and the longest.
 const RETRY: [Duration; 2] = [Duration::from_micros(100), Duration::from_millis(20)];
-
-/// This process's place in a run that another launcher started.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Membership {
-    /// This process's rank.
-    pub rank: u32,
-    /// The number of ranks.
-    pub ranks: u32,
-    /// What tells this run from others of the user.
-    pub run: String,
-}
-
-impl Membership {
-    /// The address where the ranks meet.
-    fn address(&self) -> Result<UnixAddr, RunError> {
-        let name = format!("symmc-{}-{:016x}", getuid(), fnv(self.run.as_bytes()));
-        UnixAddr::new_abstract(name.as_bytes()).map_err(|e| RunError::system("naming the meeting point", e))
-    }
-}
 
 /// What one rank of such a run brings along.
 #[derive(Clone, Debug)]
@@ -399,9 +380,4 @@ impl Gathered<'_> {
         };
         coordinator.run()
     }
-}
-
-/// FNV-1a (Fowler, Noll, Vo), 64 bits.
-fn fnv(bytes: &[u8]) -> u64 {
-    bytes.iter().fold(0xcbf2_9ce4_8422_2325, |h, &b| (h ^ u64::from(b)).wrapping_mul(0x100_0000_01b3))
 }

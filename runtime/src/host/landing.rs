@@ -11,10 +11,10 @@ use std::sync::atomic::{Ordering, fence};
 
 use symmc_ir::collective::{CollectiveKind, ReduceOp};
 
-use super::comm::{PerRank, Turn};
 use super::copy::{Stores, copy};
 use super::packets;
 use super::reduce::{BLOCK, Room};
+use super::turn::{PerRank, Turn};
 use crate::error::RunError;
 
 /// The number of epochs.

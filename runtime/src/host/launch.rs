@@ -20,7 +20,7 @@ use symmc_ir::{Backing, Tensor};
 use super::channel::{Channel, ToRank, Welcome};
 use super::comm::World;
 use super::coordinator::{Coordinator, End, Member, Watch};
-use super::inputs::FileStamp;
+use super::inputs::{FileStamp, InputPlace};
 use super::job::{HostConfig, Job, Needs, Ran, RankCommand};
 use super::memory::Segment;
 use super::threads::expect_ranks;
@@ -47,15 +47,6 @@ pub(super) struct JobText {
     pub mutated: Vec<Option<usize>>,
     /// The offset and size of each output in the rank's own segment.
     pub outputs: Vec<[usize; 2]>,
-}
-
-/// Where the data of an input lie.
-#[derive(Clone, Copy, Serialize, Deserialize)]
-pub(super) struct InputPlace {
-    /// The file, if not the segment of all inputs.
-    pub file: Option<usize>,
-    pub offset: usize,
-    pub len: usize,
 }
 
 /// Runs a job on one process for each rank; the outputs of each rank.

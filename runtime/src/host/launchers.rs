@@ -9,7 +9,7 @@
 
 use std::fmt;
 
-use super::join::Membership;
+use super::membership::Membership;
 use crate::error::RunError;
 
 /// Who says which rank this process is.

@@ -7,6 +7,7 @@ use std::sync::atomic::Ordering;
 use super::comm::{Comm, GroupState};
 use super::control::{Counter, reached};
 use super::wait::Ended;
+use crate::call::PeerMemory;
 use crate::error::RunError;
 
 /// The step that a rank meets its peers for.
@@ -165,6 +166,16 @@ impl<'a> Meeting<'a> {
     pub fn unfit(&self, detail: String) -> RunError {
         let Site { step, node, op, .. } = self.site;
         RunError::Data { rank: self.comm.rank, step, node: node.into(), op: op.into(), detail }
+    }
+}
+
+impl PeerMemory for Meeting<'_> {
+    fn at(&self, number: usize, offset: usize, bytes: usize) -> Result<*mut u8, RunError> {
+        self.arena(number, offset, bytes)
+    }
+
+    fn touch(&self) {
+        Meeting::touch(self);
     }
 }
 

@@ -21,6 +21,7 @@ use nix::unistd::ftruncate;
 use symmc_ir::Backing;
 
 use crate::error::RunError;
+use crate::exec::Span;
 use crate::session::{DeviceMemory, DeviceName, Extent};
 
 /// From this size on a mapping is aligned to huge pages and asks for them.
@@ -138,6 +139,17 @@ impl Segment {
     /// The descriptor of a shared segment.
     pub fn fd(&self) -> Option<BorrowedFd<'_>> {
         self.fd.as_ref().map(|fd| fd.as_fd())
+    }
+
+    /// So many bytes from an offset on, as memory of a run.
+    ///
+    /// # Errors
+    /// They do not lie within the segment.
+    pub(super) fn span(&self, offset: usize, len: usize) -> Result<Span, RunError> {
+        let fits = offset.checked_add(len).is_some_and(|end| end <= self.len());
+        let span = Span { ptr: self.as_ptr().wrapping_add(offset), len };
+        let outside = || RunError::system("reading the job", "a tensor lies outside of its segment");
+        fits.then_some(span).ok_or_else(outside)
     }
 }
 

@@ -11,9 +11,8 @@ use std::sync::atomic::Ordering;
 
 use symmc_ir::collective::CollectiveKind;
 
-use super::comm::Turn;
 use super::control::Signal;
-use super::direct::copy_slices;
+use super::turn::{Turn, copy_slices};
 use crate::error::RunError;
 
 pub(super) fn run(turn: &Turn) -> Result<(), RunError> {

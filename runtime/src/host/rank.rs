@@ -17,13 +17,13 @@ use super::control::Control;
 use super::coordinator::{identity, job_terms};
 use super::engine::{Engines, RankRun};
 use super::inputs;
-use super::launch::{InputPlace, JobText};
+use super::launch::JobText;
 use super::link::{Link, unexpected};
 use super::memory::{Access, Segment};
 use super::terms::Term;
 use super::walk::arena_size;
 use crate::error::RunError;
-use crate::exec::{RankMemory, Span};
+use crate::exec::RankMemory;
 
 /// How long a rank waits for its launcher's first message.
 const WELCOME: Duration = Duration::from_secs(30);
@@ -127,19 +127,20 @@ impl Launched {
         let ordinary = Segment::private("the ordinary arena", arena_size(plan.arenas.ordinary)?)?;
         let places = job.inputs.get(welcome.rank as usize).map_or(&[][..], |p| &p[..]);
         let files = inputs::take(files, places, &job.mutated, &job.config.engine)?;
-        let input = |(i, (place, copy)): (usize, (&InputPlace, &Option<usize>))| match (copy, place.file) {
-            (Some(at), _) => within(own, *at, place.len),
-            (None, None) => within(shared, place.offset, place.len),
-            (None, Some(_)) => {
-                let missing = || RunError::system("reading the job", "a file of inputs was not sent");
-                files.spans.get(i).copied().flatten().ok_or_else(missing)
-            }
-        };
+        let input =
+            |(i, (place, copy)): (usize, (&inputs::InputPlace, &Option<usize>))| match (copy, place.file) {
+                (Some(at), _) => own.span(*at, place.len),
+                (None, None) => shared.span(place.offset, place.len),
+                (None, Some(_)) => {
+                    let missing = || RunError::system("reading the job", "a file of inputs was not sent");
+                    files.spans.get(i).copied().flatten().ok_or_else(missing)
+                }
+            };
         let memory = RankMemory {
-            ordinary: within(&ordinary, 0, ordinary.len())?,
-            symmetric: within(comm.arena(), 0, comm.arena().len())?,
+            ordinary: ordinary.span(0, ordinary.len())?,
+            symmetric: comm.arena().span(0, comm.arena().len())?,
             inputs: places.iter().zip(&job.mutated).enumerate().map(input).collect::<Result<_, _>>()?,
-            outputs: job.outputs.iter().map(|&[at, len]| within(own, at, len)).collect::<Result<_, _>>()?,
+            outputs: job.outputs.iter().map(|&[at, len]| own.span(at, len)).collect::<Result<_, _>>()?,
         };
         segments.push(ordinary);
         segments.extend(files.segments);
@@ -180,12 +181,4 @@ pub(super) unsafe fn run_job(
     // SAFETY: by the caller.
     let ran = agreed.and_then(|()| unsafe { engines.run(run, memory, &mut || link.start()) });
     link.finish(ran)
-}
-
-/// Bytes of a segment.
-pub(super) fn within(segment: &Segment, offset: usize, len: usize) -> Result<Span, RunError> {
-    let fits = offset.checked_add(len).is_some_and(|end| end <= segment.len());
-    let span = Span { ptr: segment.as_ptr().wrapping_add(offset), len };
-    let outside = || RunError::system("reading the job", "a tensor lies outside of its segment");
-    fits.then_some(span).ok_or_else(outside)
 }

@@ -4,10 +4,10 @@
 //! it fits and on the number of chunks. Through staging each chunk then carries, for each peer, its share of the rows.
 //! Last, what no row fills is zeroed and the received sizes are stored.
 
-use super::comm::{PerRank, Turn};
+use super::comm::CHUNK;
 use super::copy::{Stores, copy};
-use super::direct::copy_slices;
-use super::staged::{Stage, share};
+use super::stage::{Stage, share};
+use super::turn::{PerRank, Turn, copy_slices};
 use crate::error::RunError;
 
 pub(super) fn run(turn: &Turn) -> Result<(), RunError> {
@@ -156,8 +156,8 @@ fn matrix(
     let mut shown: Vec<*const u8> = vec![splits; n];
     let chunk = stage.next();
     if n > 1 {
-        if 8 * n > Stage::CHUNK {
-            return Err(turn.fail(format!("expected at most {} ranks, found {n}", Stage::CHUNK / 8)));
+        if 8 * n > CHUNK {
+            return Err(turn.fail(format!("expected at most {} ranks, found {n}", CHUNK / 8)));
         }
         stage.acquire(chunk)?;
         // SAFETY: the sizes are `n` numbers and fit a chunk, which is this rank's to write.

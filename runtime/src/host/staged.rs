@@ -1,26 +1,16 @@
 //! The plain variant: data passes through staging memory of its own, so that operands and results may lie
-//! anywhere. Also the collectives of a cell of one rank.
-//!
-//! Each rank has two chunks of staging for each group. All ranks of a cell count the chunks that they
-//! exchange in the same way; chunk `c` lies in staging `c % 2`. A rank writes a chunk once all peers have
-//! drained the one before the last (`drained` ≥ `c - 1`), then sets `filled` to `c + 1`; a reader waits for
-//! that, and sets `drained` to `c + 1` when it needs nothing of that chunk any more from anybody.
+//! anywhere ([`super::stage`]). Also the collectives of a cell of one rank.
 //!
 //! All kinds but broadcast and permute wait for the first chunk of every peer before they write a result.
 
-use std::sync::atomic::Ordering;
-
 use symmc_ir::collective::{CollectiveKind, ReduceOp, Splits};
 
-use super::comm::{PerRank, Turn};
-use super::control::Counter;
+use super::comm::CHUNK;
 use super::copy::{Stores, copy};
+use super::stage::{Stage, share};
+use super::turn::{PerRank, Turn};
 use crate::error::RunError;
 
-/// Bytes of one chunk.
-const CHUNK: usize = 256 << 10;
-/// Bytes of staging of one rank in one group.
-pub(super) const PER_RANK: usize = 2 * CHUNK;
 /// All-reduce up to this many bytes from all peers together is reduced by every rank.
 const ONE_PHASE: usize = 64 << 10;
 
@@ -53,68 +43,6 @@ pub(super) fn alone(turn: &Turn) -> Result<(), RunError> {
         }
     }
     Ok(())
-}
-
-/// The staging of one collective.
-pub(super) struct Stage<'a> {
-    turn: &'a Turn<'a>,
-    next: u32,
-}
-
-impl<'a> Stage<'a> {
-    pub fn new(turn: &'a Turn<'a>) -> Self {
-        Stage { turn, next: turn.group.chunks.load(Ordering::Relaxed) }
-    }
-
-    /// The next chunk.
-    pub fn next(&mut self) -> u32 {
-        let chunk = self.next;
-        self.next = chunk.wrapping_add(1);
-        self.turn.group.chunks.store(self.next, Ordering::Relaxed);
-        chunk
-    }
-
-    /// The memory of a chunk of rank number `p`: [`Stage::CHUNK`] bytes.
-    pub fn slot(&self, p: usize, chunk: u32) -> *mut u8 {
-        let world = &self.turn.comm.world;
-        let rank = self.turn.call.cell[p] as usize;
-        let slot = self.turn.call.group * world.arenas.len() + rank;
-        world.staging.as_ptr().wrapping_add(slot * PER_RANK + (chunk % 2) as usize * CHUNK)
-    }
-
-    /// Waits until this rank may write its memory of a chunk.
-    pub fn acquire(&self, chunk: u32) -> Result<(), RunError> {
-        self.turn.await_peers(Counter::Drained, chunk.wrapping_sub(1))
-    }
-
-    /// Hands this rank's chunk to the peers.
-    pub fn publish(&self, chunk: u32) {
-        self.turn.touch();
-        self.turn.advance(Counter::Filled, chunk.wrapping_add(1));
-    }
-
-    /// Waits for a chunk of every peer.
-    pub fn await_all(&self, chunk: u32) -> Result<(), RunError> {
-        self.turn.await_peers(Counter::Filled, chunk.wrapping_add(1))?;
-        self.turn.touch();
-        Ok(())
-    }
-
-    /// Waits for a chunk of rank number `p`.
-    pub fn await_one(&self, p: usize, chunk: u32) -> Result<(), RunError> {
-        self.turn.await_peer(p, Counter::Filled, chunk.wrapping_add(1))
-    }
-
-    /// Says that this rank needs nothing of a chunk any more.
-    pub fn drained(&self, chunk: u32) {
-        self.turn.touch();
-        self.turn.advance(Counter::Drained, chunk.wrapping_add(1));
-    }
-}
-
-impl Stage<'_> {
-    /// Bytes of one chunk.
-    pub const CHUNK: usize = CHUNK;
 }
 
 /// Element ranges of at most `most` elements that cover `elements`.
@@ -280,14 +208,6 @@ fn all_to_all(turn: &Turn) -> Result<(), RunError> {
         stage.drained(chunk);
     }
     Ok(())
-}
-
-/// Bytes that each peer has in a chunk that is divided among the peers, a multiple of 8.
-pub(super) fn share(turn: &Turn) -> Result<usize, RunError> {
-    match CHUNK / turn.n / 8 * 8 {
-        0 => Err(turn.fail(format!("expected at most {} ranks, found {}", CHUNK / 8, turn.n))),
-        share => Ok(share),
-    }
 }
 
 fn broadcast(turn: &Turn, root: usize) -> Result<(), RunError> {

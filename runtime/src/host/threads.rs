@@ -8,8 +8,8 @@ use symmc_ir::{Tensor, parallel};
 
 use super::comm::{Comm, World};
 use super::coordinator::cause;
-use super::engine::{EngineChoice, Engines, RankRun};
-use super::job::{Job, Needs, Ran};
+use super::engine::{Engines, RankRun};
+use super::job::{EngineChoice, Job, Needs, Ran};
 use super::walk::{LocalMemory, arena_size};
 use crate::custom::{Registry, panic_text};
 use crate::error::RunError;

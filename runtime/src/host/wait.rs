@@ -12,6 +12,7 @@ use std::sync::atomic::{AtomicU32, Ordering, fence};
 use std::time::{Duration, Instant};
 
 use super::control::Control;
+use super::futex::futex_wait;
 
 /// The longest sleep without a look at the abort word and the clock.
 const SLICE: Duration = Duration::from_millis(20);
@@ -151,23 +152,6 @@ impl Waiter {
         let next = budget - budget / 8 + wanted / 8;
         self.budget.store(next.clamp(self.spin.min_ns, self.spin.max_ns), Ordering::Relaxed);
     }
-}
-
-/// Sleeps while `word` is `value`, for at most `time`. May return at any time.
-pub fn futex_wait(word: &AtomicU32, value: u32, time: Duration) {
-    let time = libc::timespec {
-        tv_sec: time.as_secs() as libc::time_t,
-        tv_nsec: time.subsec_nanos() as libc::c_long,
-    };
-    // SAFETY: the word outlives the call and `time` is a valid timespec; the word may be shared between
-    // processes, so the operation is not the private one.
-    unsafe { libc::syscall(libc::SYS_futex, word.as_ptr(), libc::FUTEX_WAIT, value, &time) };
-}
-
-/// Wakes all sleepers on `word`.
-pub fn futex_wake_all(word: &AtomicU32) {
-    // SAFETY: the word outlives the call.
-    unsafe { libc::syscall(libc::SYS_futex, word.as_ptr(), libc::FUTEX_WAKE, i32::MAX) };
 }
 
 #[cfg(test)]

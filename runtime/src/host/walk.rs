@@ -5,8 +5,7 @@ use std::sync::Arc;
 use symmc_ir::{Part, Tensor};
 
 use super::comm::Comm;
-use super::engine::EngineChoice;
-use super::job::{Needs, Slot};
+use super::job::{EngineChoice, Needs, Slot};
 use super::memory::Segment;
 use crate::call::{CollectiveCall, PeerCall, PeerMemory};
 use crate::error::RunError;

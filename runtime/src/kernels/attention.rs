@@ -11,7 +11,7 @@ use std::ops::Range;
 use symmc_ir::attention::{Bound, Operands, visible};
 use symmc_ir::{DType, Side};
 
-use super::KernelError;
+use super::error::KernelError;
 use super::gemm::{Extents, Gemm, Matrix};
 use super::matmul::{elements, read_matrix};
 use super::norm::{exp_row, for_real, max_of};

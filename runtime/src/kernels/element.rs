@@ -8,7 +8,7 @@ use half::{bf16, f16};
 use symmc_ir::tensor::round_to_odd;
 use symmc_ir::{DType, Scalar};
 
-use super::scratch::{Needs, Scratch, Slot};
+use super::scratch::Pooled;
 
 /// A stored element: plain bytes, any bit pattern is valid.
 pub(super) trait Element: Copy {
@@ -156,18 +156,16 @@ impl Element for f16 {
 }
 
 /// A type that kernels compute in.
-pub(super) trait Number: Copy + PartialOrd + Default + 'static {
+pub(super) trait Number: Pooled + PartialOrd {
     /// The dtype that is stored as this very type.
     const DTYPE: DType;
     fn from_element<E: Element>(x: E) -> Self;
     fn to_element<E: Element>(self) -> E;
     fn from_scalar(x: Scalar) -> Self;
-    fn pool(scratch: &mut Scratch) -> &mut Vec<Slot<Self>>;
-    fn sizes(needs: &mut Needs) -> &mut Vec<usize>;
 }
 
 macro_rules! number {
-    ($($t:ty, $dtype:ident, $to:ident, $from:ident, $pool:ident, |$s:ident| $scalar:expr;)*) => { $(
+    ($($t:ty, $dtype:ident, $to:ident, $from:ident, |$s:ident| $scalar:expr;)*) => { $(
         impl Number for $t {
             const DTYPE: DType = DType::$dtype;
             #[inline(always)]
@@ -175,16 +173,14 @@ macro_rules! number {
             #[inline(always)]
             fn to_element<E: Element>(self) -> E { E::$from(self) }
             fn from_scalar($s: Scalar) -> Self { $scalar }
-            fn pool(scratch: &mut Scratch) -> &mut Vec<Slot<Self>> { &mut scratch.$pool }
-            fn sizes(needs: &mut Needs) -> &mut Vec<usize> { &mut needs.$pool }
         }
     )* };
 }
 
 number! {
-    f32, F32, to_f32, from_f32, f32s, |s| s.as_f64() as f32;
-    f64, F64, to_f64, from_f64, f64s, |s| s.as_f64();
-    i64, I64, to_i64, from_i64, i64s, |s| s.as_i64();
+    f32, F32, to_f32, from_f32, |s| s.as_f64() as f32;
+    f64, F64, to_f64, from_f64, |s| s.as_f64();
+    i64, I64, to_i64, from_i64, |s| s.as_i64();
 }
 
 /// Calls a generic function for the element type of a dtype: `for_element!(dtype, E => f::<E>(x))`.

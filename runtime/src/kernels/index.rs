@@ -7,8 +7,8 @@
 
 use symmc_ir::{DType, Reduction};
 
-use super::KernelError;
 use super::element::Number;
+use super::error::KernelError;
 use super::scratch::{Buffer, Scratch};
 use super::strided::{Axis, CopyPlan, Odometer, Reader, Strided, Writer, copy};
 

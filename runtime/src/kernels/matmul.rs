@@ -6,8 +6,8 @@
 
 use symmc_ir::{DType, Scalar};
 
-use super::KernelError;
 use super::element::Number;
+use super::error::KernelError;
 use super::gemm::{Extents, Gemm, Matrix};
 use super::pointwise;
 use super::scratch::{Needs, Scratch};

@@ -7,11 +7,12 @@ use symmc_ir::attention::Operands;
 use symmc_ir::{DType, Op, Reduction};
 
 use super::element::for_number;
+use super::error::arity;
 use super::gemm::Extents;
 use super::norm::for_real;
 use super::scratch::Needs;
 use super::strided::{Strided, numel};
-use super::{arity, attention, matmul};
+use super::{attention, matmul};
 
 /// An operand or a result without its address: dtype, extents, and strides in elements.
 pub type Shaped<'a> = (DType, &'a [usize], &'a [isize]);

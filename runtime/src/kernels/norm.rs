@@ -3,7 +3,7 @@
 //! Softmax is computed in f32 (f64 for f64), with sums in f64. Norms are computed in f64 and rounded once: the squares of
 //! numbers far from 1 do not fit f32.
 
-use super::KernelError;
+use super::error::KernelError;
 use super::gemm::sum_by;
 use super::math::Real;
 use super::scratch::{Buffer, Scratch};

@@ -5,8 +5,8 @@
 
 use symmc_ir::{BinaryOp, DType, Scalar, UnaryOp};
 
-use super::KernelError;
 use super::element::{Number, for_element, for_number};
+use super::error::KernelError;
 use super::math::Real;
 use super::simd::widened;
 use super::strided::{BLOCK, Reader, Strided, Writer};

@@ -5,8 +5,8 @@
 
 use symmc_ir::{ArgOp, DType, Reduction};
 
-use super::KernelError;
 use super::element::{Number, for_number};
+use super::error::KernelError;
 use super::gemm::sum_by;
 use super::pointwise::blocks;
 use super::scratch::Scratch;

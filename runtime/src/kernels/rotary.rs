@@ -5,7 +5,7 @@
 
 use symmc_ir::DType;
 
-use super::KernelError;
+use super::error::KernelError;
 use super::math::Real;
 use super::norm::round_to;
 use super::scratch::Scratch;

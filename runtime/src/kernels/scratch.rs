@@ -5,14 +5,12 @@
 
 use std::ops::{Deref, DerefMut};
 
-use super::element::Number;
-
 /// Buffers to reuse. One thread at a time uses it.
 #[derive(Debug, Default)]
 pub struct Scratch {
-    pub(super) f32s: Vec<Slot<f32>>,
-    pub(super) f64s: Vec<Slot<f64>>,
-    pub(super) i64s: Vec<Slot<i64>>,
+    f32s: Vec<Slot<f32>>,
+    f64s: Vec<Slot<f64>>,
+    i64s: Vec<Slot<i64>>,
 }
 
 /// A buffer, and how many numbers it is meant to grow to.
@@ -20,6 +18,27 @@ pub struct Scratch {
 pub(super) struct Slot<C> {
     room: usize,
     all: Vec<C>,
+}
+
+/// A type of numbers that there are buffers of.
+pub(super) trait Pooled: Copy + Default + 'static {
+    fn pool(scratch: &mut Scratch) -> &mut Vec<Slot<Self>>;
+    fn sizes(needs: &mut Needs) -> &mut Vec<usize>;
+}
+
+macro_rules! pooled {
+    ($($t:ty, $pool:ident;)*) => { $(
+        impl Pooled for $t {
+            fn pool(scratch: &mut Scratch) -> &mut Vec<Slot<Self>> { &mut scratch.$pool }
+            fn sizes(needs: &mut Needs) -> &mut Vec<usize> { &mut needs.$pool }
+        }
+    )* };
+}
+
+pooled! {
+    f32, f32s;
+    f64, f64s;
+    i64, i64s;
 }
 
 /// The first `n` numbers of a buffer that may be longer.
@@ -61,7 +80,7 @@ impl Scratch {
 
     /// No memory yet, for ops that need no more than this.
     pub fn of(needs: &Needs) -> Self {
-        fn slots<C: Number>(sizes: &[usize]) -> Vec<Slot<C>> {
+        fn slots<C: Pooled>(sizes: &[usize]) -> Vec<Slot<C>> {
             sizes.iter().map(|&room| Slot { room, all: Vec::new() }).collect()
         }
         Scratch { f32s: slots(&needs.f32s), f64s: slots(&needs.f64s), i64s: slots(&needs.i64s) }
@@ -87,7 +106,7 @@ impl Scratch {
 
     /// A buffer of `n` numbers of unspecified value. The smallest that is meant for as many serves: what is left then serves
     /// the rest of what the op needs.
-    pub(super) fn take<C: Number>(&mut self, n: usize) -> Buffer<C> {
+    pub(super) fn take<C: Pooled>(&mut self, n: usize) -> Buffer<C> {
         let pool = C::pool(self);
         let all = 0..pool.len();
         let fits = all.clone().filter(|&i| pool[i].room >= n).min_by_key(|&i| pool[i].room);
@@ -104,7 +123,7 @@ impl Scratch {
     }
 
     /// Gives a buffer back.
-    pub(super) fn give<C: Number>(&mut self, buffer: Buffer<C>) {
+    pub(super) fn give<C: Pooled>(&mut self, buffer: Buffer<C>) {
         C::pool(self).push(buffer.slot);
     }
 }
@@ -112,14 +131,14 @@ impl Scratch {
 /// The buffers that an op has at once, or at most those of several ops: how many numbers of each type, the most first.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Needs {
-    pub(super) f32s: Vec<usize>,
-    pub(super) f64s: Vec<usize>,
-    pub(super) i64s: Vec<usize>,
+    f32s: Vec<usize>,
+    f64s: Vec<usize>,
+    i64s: Vec<usize>,
 }
 
 impl Needs {
     /// One more buffer.
-    pub(super) fn add<C: Number>(&mut self, n: usize) {
+    pub(super) fn add<C: Pooled>(&mut self, n: usize) {
         let sizes = C::sizes(self);
         let at = sizes.partition_point(|&other| other > n);
         sizes.insert(at, n);

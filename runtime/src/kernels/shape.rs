@@ -3,7 +3,7 @@
 use smallvec::SmallVec;
 use symmc_ir::{Dim, Scalar};
 
-use super::KernelError;
+use super::error::KernelError;
 use super::pointwise::full;
 use super::scratch::Scratch;
 use super::strided::{Strided, copy};

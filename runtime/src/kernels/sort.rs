@@ -4,8 +4,8 @@
 
 use std::cmp::Ordering;
 
-use super::KernelError;
 use super::element::{Number, for_number};
+use super::error::KernelError;
 use super::scratch::Scratch;
 use super::strided::{Reader, Strided, Writer};
 

@@ -11,8 +11,8 @@ use std::marker::PhantomData;
 use smallvec::SmallVec;
 use symmc_ir::DType;
 
-use super::KernelError;
 use super::element::{Element, Number, for_element};
+use super::error::KernelError;
 use super::view::{View, ViewMut};
 
 /// How many numbers kernels handle at once.

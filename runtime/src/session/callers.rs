@@ -7,7 +7,7 @@ use std::ops::Range;
 
 use symmc_plan::{PAGE, Plan};
 
-use super::Extent;
+use super::port::Extent;
 use crate::error::RunError;
 
 /// What blocks start at multiples of.

@@ -2,7 +2,7 @@
 
 use symmc_ir::{Graph, ValueId};
 
-use super::{Extent, Port};
+use super::port::{Extent, Port};
 use crate::error::RunError;
 use crate::exec::Bound;
 

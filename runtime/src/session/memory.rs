@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use symmc_ir::Tensor;
 
-use super::Extent;
+use super::port::Extent;
 use crate::error::RunError;
 
 /// A device of this process.

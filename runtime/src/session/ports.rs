@@ -6,12 +6,14 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use symmc_ir::Bindings;
+use symmc_ir::{Bindings, Graph, Input, InputId, InputKind, OutputKind};
 use symmc_plan::{ALIGN, Plan, Role};
 
-use super::{CallersPart, Extent, Lending, Port, renewed};
+use super::callers::CallersPart;
+use super::lending::Lending;
+use super::port::{Extent, Port};
 use crate::error::RunError;
-use crate::exec::{Bound, ExecConfig, Executor, Moved, Registry};
+use crate::exec::{Bound, Executor, Moved};
 use crate::kernels::Needs;
 
 /// The program at some sizes.
@@ -90,19 +92,12 @@ pub struct Ports<M> {
 }
 
 impl<M> Ports<M> {
-    /// Those of a plan on a rank, of which no data are there yet. `align` as for [`Lending::new`], `callers` for how many bytes
-    /// of symmetric memory are the caller's.
+    /// Those of the plan of an executor on its rank, of which no data are there yet. `align` as for [`Lending::new`], `callers`
+    /// for how many bytes of symmetric memory are the caller's.
     ///
     /// # Errors
-    /// As [`Executor::new`].
-    pub fn new(
-        plan: Arc<Plan>,
-        rank: u32,
-        kernels: &Registry,
-        config: ExecConfig,
-        (align, callers): (usize, usize),
-    ) -> Result<Ports<M>, RunError> {
-        let executor = Executor::new(plan, rank, kernels, config)?;
+    /// The symmetric arena would be larger than any memory.
+    pub fn new(executor: Executor, (align, callers): (usize, usize)) -> Result<Ports<M>, RunError> {
         let (plan, source) = (executor.plan(), executor.source());
         let mut fixed = vec![None; source.inputs.len()];
         for memory in &plan.fixed {
@@ -397,4 +392,15 @@ pub fn ended() -> RunError {
 /// A session without arenas.
 pub fn gave_back() -> RunError {
     RunError::Invalid("the session gave its memory back: resume it first".into())
+}
+
+/// For each input whether its caller may write it before each run: arguments, those that an output replaces, and those
+/// whose size depends on a symbol.
+fn renewed(source: &Graph) -> Vec<bool> {
+    let replaced = |id: InputId| source.outputs.iter().any(|o| o.kind == OutputKind::Mutates(id));
+    let varies = |value| source.ty(value).concrete(&Bindings::new()).is_none();
+    let of = |(id, input): (InputId, &Input)| {
+        input.kind == InputKind::Argument || replaced(id) || varies(input.value)
+    };
+    source.inputs.iter().map(of).collect()
 }

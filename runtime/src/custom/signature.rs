@@ -1,0 +1,80 @@
+//! What a kernel of a custom op is made for.
+
+use symmc_ir::{CustomId, DType, Graph, Node};
+
+/// What a kernel expects of the op that it is registered for.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Signature {
+    operands: Vec<DType>,
+    results: Vec<DType>,
+    reads: Vec<usize>,
+    writes: Vec<usize>,
+}
+
+impl Signature {
+    /// An op with operands and results of these dtypes that touches no peer.
+    pub fn new(operands: &[DType], results: &[DType]) -> Self {
+        let (operands, results) = (operands.to_vec(), results.to_vec());
+        Signature { operands, results, reads: Vec::new(), writes: Vec::new() }
+    }
+
+    /// The same, and it reads the operands of peers at these positions: those that the program declares
+    /// symmetric.
+    pub fn reading_peers(mut self, operands: &[usize]) -> Self {
+        self.reads = sorted(operands);
+        self
+    }
+
+    /// The same, and it writes the results of peers at these positions: those that the program declares
+    /// symmetric.
+    pub fn writing_peers(mut self, results: &[usize]) -> Self {
+        self.writes = sorted(results);
+        self
+    }
+
+    /// Positions of the operands that it reads of peers.
+    pub fn reads(&self) -> &[usize] {
+        &self.reads
+    }
+
+    /// Positions of the results that it writes of peers.
+    pub fn writes(&self) -> &[usize] {
+        &self.writes
+    }
+
+    /// What is different from a node of a program.
+    pub(super) fn differs(&self, graph: &Graph, node: &Node, id: CustomId) -> Result<(), String> {
+        let dtypes = |what, expected: &[DType], values: &[symmc_ir::ValueId]| {
+            if expected.len() != values.len() {
+                return Err(format!("expected {} {what}(s), found {}", expected.len(), values.len()));
+            }
+            let found = values.iter().map(|&v| graph.ty(v).dtype);
+            match expected.iter().zip(found).enumerate().find(|(_, (e, f))| *e != f) {
+                Some((i, (expected, found))) => {
+                    Err(format!("{what} {i}: expected {expected}, found {found}"))
+                }
+                None => Ok(()),
+            }
+        };
+        dtypes("operand", &self.operands, &node.inputs)?;
+        dtypes("result", &self.results, &node.outputs)?;
+        let op = &graph.customs[id];
+        let declared = |positions: &[usize]| match op.group {
+            Some(_) => sorted(positions),
+            None => Vec::new(),
+        };
+        let touched = |what, expected: &[usize], found: Vec<usize>| match expected == found {
+            true => Ok(()),
+            false => Err(format!("{what}: expected positions {expected:?}, found {found:?}")),
+        };
+        touched("operands that peers read", &self.reads, declared(&op.symmetric_operands))?;
+        touched("results that peers write", &self.writes, declared(&op.symmetric_results))
+    }
+}
+
+fn sorted(positions: &[usize]) -> Vec<usize> {
+    let mut out = positions.to_vec();
+    out.sort_unstable();
+    out.dedup();
+    out
+}

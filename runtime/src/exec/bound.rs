@@ -1,0 +1,283 @@
+//! A program under one binding of its symbols: every extent, stride and offset a number. Only the start addresses of the
+//! arenas and of the caller's memory are left for the run.
+
+use std::sync::Arc;
+
+use symmc_ir::{CollectiveKind, DType, Form, InputKind, Op, Variant};
+use symmc_plan::{Barrier, Lane};
+
+use super::program::{CustomKernel, Home, Words};
+use crate::call::{PeerMemory, offset_on};
+use crate::error::RunError;
+
+/// A program resolved for one binding, ready to run.
+#[derive(Debug)]
+pub struct Bound {
+    pub(super) bucket: usize,
+    pub(super) rank: u32,
+    /// The steps, in the order of the plan.
+    pub steps: Vec<BoundStep>,
+    /// The inputs of the program, in order.
+    pub inputs: Vec<BoundInput>,
+    /// The outputs of the program, in order.
+    pub outputs: Vec<BoundOutput>,
+    /// Bytes of the ordinary arena.
+    pub ordinary: usize,
+    /// Bytes of the symmetric arena.
+    pub symmetric: usize,
+    pub(super) constants: Arc<[Option<Words>]>,
+}
+
+impl Bound {
+    /// The index of the bucket that it belongs to.
+    pub fn bucket(&self) -> usize {
+        self.bucket
+    }
+
+    /// The rank that it is resolved for.
+    pub fn rank(&self) -> u32 {
+        self.rank
+    }
+
+    /// The data of a constant input, which the program carries.
+    pub fn constant(&self, input: usize) -> Option<&[u8]> {
+        self.constants.get(input)?.as_ref().map(Words::bytes)
+    }
+}
+
+/// A value where it lies.
+#[derive(Clone, Debug)]
+pub struct Located {
+    /// The memory that its first byte is counted from.
+    pub home: Home,
+    /// Bytes from the start of the home.
+    pub offset: usize,
+    /// Bytes by which the offset grows from each rank of a cell to the next; 0 where it is the same on all.
+    pub by_rank: usize,
+    /// The type of its elements.
+    pub dtype: DType,
+    /// The extent of each axis.
+    pub shape: Box<[usize]>,
+    /// The distance of neighbours along each axis, in elements.
+    pub strides: Box<[isize]>,
+}
+
+impl Located {
+    /// The same elements with axis `i` as axis `perm[i]`; `None` if `perm` is no permutation of the axes.
+    pub fn unpermuted(&self, perm: &[usize]) -> Option<Located> {
+        let mut seen = vec![false; self.shape.len()];
+        let mut out = self.clone();
+        for (i, &axis) in perm.iter().enumerate() {
+            let (&n, &stride) = (self.shape.get(i)?, self.strides.get(i)?);
+            *out.shape.get_mut(axis)? = n;
+            *out.strides.get_mut(axis)? = stride;
+            *seen.get_mut(axis)? = true;
+        }
+        seen.into_iter().all(|s| s).then_some(out)
+    }
+}
+
+/// An input as its caller gives it, and where the plan wants it.
+#[derive(Clone, Debug)]
+pub struct BoundInput {
+    /// Its name.
+    pub name: String,
+    /// What it is to the program.
+    pub kind: InputKind,
+    /// The type of its elements.
+    pub dtype: DType,
+    /// Its size.
+    pub bytes: usize,
+    /// The offset in the symmetric arena of an input that is held in fixed memory.
+    pub fixed: Option<usize>,
+    /// Whether a step or an output reads the caller's memory during the run.
+    pub direct: bool,
+}
+
+/// An output's memory.
+#[derive(Clone, Debug)]
+pub struct BoundOutput {
+    /// Its name.
+    pub name: String,
+    /// The type of its elements.
+    pub dtype: DType,
+    /// Its size.
+    pub bytes: usize,
+    /// The input that it is written back to at the end of the run.
+    pub mutates: Option<usize>,
+    /// Whether that input lies in the output's memory: the steps take the memory of the input for both.
+    pub in_place: bool,
+}
+
+impl BoundOutput {
+    /// The input in whose memory the steps write it, if it lies there.
+    pub fn held_by(&self) -> Option<usize> {
+        self.mutates.filter(|_| self.in_place)
+    }
+}
+
+/// A step with everything resolved.
+#[derive(Debug)]
+pub struct BoundStep {
+    /// Its number in the list.
+    pub index: usize,
+    /// The lane that runs it.
+    pub lane: Lane,
+    /// Earlier steps of other lanes that must have completed before it starts.
+    pub waits: Vec<usize>,
+    /// The name of its first result.
+    pub node: String,
+    /// Its op, with the name of a custom one.
+    pub op_name: String,
+    /// What it does.
+    pub work: Work,
+}
+
+/// What a step does.
+#[derive(Debug)]
+pub enum Work {
+    /// An op of the closed set. The dims of its attributes are numbers.
+    #[allow(missing_docs)]
+    Kernel { op: Op, operands: Vec<Located>, results: Vec<Located> },
+    /// A custom op, and its peers if it touches any.
+    #[allow(missing_docs)]
+    Custom {
+        name: String,
+        kernel: CustomKernel,
+        operands: Vec<Located>,
+        results: Vec<Located>,
+        peers: Option<BoundPeers>,
+    },
+    /// A collective.
+    Collective(BoundCollective),
+    /// A dispatch.
+    Dispatch(BoundDispatch),
+}
+
+impl Work {
+    /// What it does, node by node: itself, or what the members of the dispatch do.
+    pub fn parts(&self) -> impl Iterator<Item = &Work> {
+        let members = if let Work::Dispatch(dispatch) = self { &dispatch.members[..] } else { &[] };
+        let own = (!matches!(self, Work::Dispatch(_))).then_some(self);
+        own.into_iter().chain(members.iter().map(|m| &m.work))
+    }
+}
+
+/// Nodes that run as one step, with everything resolved. Values that only they know lie in [`Home::Inner`].
+#[derive(Debug)]
+pub struct BoundDispatch {
+    /// What their kernel is.
+    pub form: Form,
+    /// The nodes without the views, in order.
+    pub members: Vec<Member>,
+    /// The bytes of their inner values, where each has memory of its own.
+    pub inner: usize,
+}
+
+/// A node of a dispatch.
+#[derive(Debug)]
+pub struct Member {
+    /// The name of its first result.
+    pub node: String,
+    /// Its op, in words.
+    pub op_name: String,
+    /// What it does; neither a custom op nor a dispatch.
+    pub work: Work,
+}
+
+/// A collective with everything resolved but addresses.
+#[derive(Clone, Debug)]
+pub struct BoundCollective {
+    /// What is communicated.
+    pub kind: CollectiveKind,
+    /// How.
+    pub variant: Variant,
+    /// Whether a droppable exit barrier runs.
+    pub exit: Option<Barrier>,
+    /// The ranks of this rank's cell, in the order of the group.
+    pub cell: Vec<u32>,
+    /// The index of the group.
+    pub group: usize,
+    /// The type of the elements.
+    pub dtype: DType,
+    /// The number of elements of the operand.
+    pub elements: usize,
+    /// The number of elements of one row of the operand's leading axis.
+    pub row: usize,
+    /// Where the operand lies.
+    pub operand: BoundRegion,
+    /// Where the result lies.
+    pub result: BoundRegion,
+    /// The most blocks of its kernel on GPUs, equal on all ranks, if the plan says so.
+    pub blocks: Option<u32>,
+    /// The offsets of the two landing zones in the symmetric arena, for packets.
+    pub landing: Option<[usize; 2]>,
+    /// The split sizes and the received sizes of an all-to-all with sizes on the device.
+    pub splits: Option<(BoundRegion, BoundRegion)>,
+}
+
+/// Dense bytes.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct BoundRegion {
+    /// The memory that its first byte is counted from.
+    pub home: Home,
+    /// Bytes from the start of the home on this rank.
+    pub offset: usize,
+    /// For bytes that lie elsewhere on each rank, which may be a piece of what another group gathers: where they start
+    /// on each rank of the run. `None` where that is `offset` on all.
+    pub by_rank: Option<Arc<[usize]>>,
+}
+
+impl BoundRegion {
+    /// A region that starts at `offset` on every rank.
+    pub fn even(home: Home, offset: usize) -> Self {
+        BoundRegion { home, offset, by_rank: None }
+    }
+
+    /// Bytes from the start of the home on a rank of the run.
+    pub fn on(&self, rank: u32) -> usize {
+        offset_on(self.offset, self.by_rank.as_deref(), rank)
+    }
+}
+
+/// The peers of a custom op.
+#[derive(Clone, Debug)]
+pub struct BoundPeers {
+    /// The ranks of this rank's cell, in the order of the group.
+    pub cell: Vec<u32>,
+    /// This rank's number within the cell.
+    pub number: usize,
+    /// The index of the group.
+    pub group: usize,
+    /// Where each operand lies in the arenas of the cell; `None` for one that peers do not read.
+    pub operands: Vec<Option<PeerRegion>>,
+    /// Where each result lies in the arenas of the cell; `None` for one that peers do not write.
+    pub results: Vec<Option<PeerRegion>>,
+}
+
+/// A value in the symmetric arenas of a cell.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct PeerRegion {
+    /// Bytes from the start of the arena to its base, on every rank that `by_rank` does not tell of.
+    pub offset: usize,
+    /// Where its base starts on each rank of the run, if it lies elsewhere on each.
+    pub by_rank: Option<Arc<[usize]>>,
+    /// The size of its base.
+    pub bytes: usize,
+    /// Bytes from the start of its base to its first element.
+    pub first: usize,
+}
+
+impl PeerRegion {
+    /// The first element on the rank of this number in the cell.
+    pub(super) fn on(
+        &self,
+        memory: &dyn PeerMemory,
+        cell: &[u32],
+        number: usize,
+    ) -> Result<*mut u8, RunError> {
+        let offset = offset_on(self.offset, self.by_rank.as_deref(), cell[number]);
+        let base = memory.at(number, offset, self.bytes)?;
+        Ok(base.wrapping_add(self.first))
+    }
+}

@@ -1,0 +1,75 @@
+//! A step of a run: what every step knows, and where its values lie.
+
+use super::bound::Located;
+use super::communicator::Communicator;
+use super::program::Home;
+use crate::error::RunError;
+use crate::kernels::{View, ViewMut};
+
+/// A node of a step of a run.
+#[derive(Clone, Copy)]
+pub(super) struct StepRun<'a> {
+    pub rank: u32,
+    /// The number of the step in the list.
+    pub index: usize,
+    pub node: &'a str,
+    pub op: &'a str,
+    pub comm: &'a dyn Communicator,
+    pub bases: &'a Bases,
+    /// The memory of the dispatch that the step is, if it is one.
+    pub inner: *mut u8,
+}
+
+impl StepRun<'_> {
+    /// The error of this step.
+    pub fn failed(&self, detail: String) -> RunError {
+        let (step, node, op) = (self.index, self.node.to_string(), self.op.to_string());
+        RunError::Step { rank: self.rank, step, node, op, detail }
+    }
+
+    /// The error of the data that this step is given.
+    pub fn unfit(&self, detail: String) -> RunError {
+        let (step, node, op) = (self.index, self.node.to_string(), self.op.to_string());
+        RunError::Data { rank: self.rank, step, node, op, detail }
+    }
+
+    /// The first element of a value of this rank.
+    pub fn address(&self, value: &Located) -> *mut u8 {
+        self.bases.of(value.home, self.inner).wrapping_add(value.offset)
+    }
+
+    pub fn view<'v>(&self, x: &'v Located) -> View<'v> {
+        // SAFETY: resolving the value saw that it lies within its memory and is aligned there; the checked
+        // plan orders this step before and after all others that touch the bytes.
+        unsafe { View::new(x.dtype, &x.shape, &x.strides, self.address(x)) }
+    }
+
+    pub fn view_mut<'v>(&self, y: &'v Located) -> ViewMut<'v> {
+        // SAFETY: as above; a result is a base, so no two of its elements share bytes.
+        unsafe { ViewMut::new(y.dtype, &y.shape, &y.strides, self.address(y)) }
+    }
+}
+
+/// The start addresses of a run.
+pub(super) struct Bases {
+    pub ordinary: *mut u8,
+    pub symmetric: *mut u8,
+    pub inputs: Vec<*mut u8>,
+    pub outputs: Vec<*mut u8>,
+}
+
+// SAFETY: the pointers are only used to form views of steps, whose accesses the plan orders between lanes.
+unsafe impl Sync for Bases {}
+
+impl Bases {
+    /// The start of a home; of that of a dispatch, `inner`.
+    pub fn of(&self, home: Home, inner: *mut u8) -> *mut u8 {
+        match home {
+            Home::Ordinary => self.ordinary,
+            Home::Symmetric => self.symmetric,
+            Home::Input(i) => self.inputs[i],
+            Home::Output(o) => self.outputs[o],
+            Home::Inner => inner,
+        }
+    }
+}

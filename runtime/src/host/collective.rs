@@ -1,0 +1,148 @@
+//! Collectives, and custom ops that touch peers, on one rank: which variant runs, and who hears of an error.
+
+use symmc_ir::DType;
+use symmc_ir::collective::{CollectiveKind, Meets, Variant};
+
+use super::comm::Comm;
+use super::meeting::{Meeting, Site};
+use super::turn::Turn;
+use super::{direct, landing, put, staged};
+use crate::call::{CollectiveCall, PeerCall, PeerMemory, Region, RegionMemory};
+use crate::error::RunError;
+
+impl Comm {
+    /// Every rank's bytes, by rank. All ranks call this at the same point with equally many; not while the
+    /// plan runs on the host.
+    ///
+    /// # Errors
+    /// A peer failed, or did not come within the limit.
+    pub fn exchange(&self, mine: &[u8]) -> Result<Vec<Vec<u8>>, RunError> {
+        let cell: Vec<u32> = (0..self.ranks()).collect();
+        let mut operand = mine.to_vec();
+        let mut all = vec![0u8; operand.len() * cell.len()];
+        let private = |bytes: &mut [u8]| Region {
+            memory: RegionMemory::Private(bytes.as_mut_ptr()),
+            offset: 0,
+            by_rank: None,
+        };
+        let call = CollectiveCall {
+            step: 0,
+            name: "exchange",
+            kind: &CollectiveKind::AllGather,
+            variant: Variant::Plain,
+            exit: None,
+            cell: &cell,
+            // The last group is no group of the plan.
+            group: self.control().groups().saturating_sub(1),
+            dtype: DType::U8,
+            elements: operand.len(),
+            row: 1,
+            operand: private(&mut operand),
+            result: private(&mut all),
+            landing: None,
+            splits: None,
+        };
+        // SAFETY: both regions are buffers of this call, as large as it says.
+        unsafe { self.collective(&call)? };
+        // It was no step of the plan.
+        self.world.control.end_step(self.rank);
+        Ok(all.chunks(operand.len().max(1)).map(<[u8]>::to_vec).collect())
+    }
+
+    /// Runs one collective on this rank.
+    ///
+    /// # Errors
+    /// [`RunError::Step`] for a call that its variant or its memory cannot serve, [`RunError::Limit`] when
+    /// peers do not come, [`RunError::Aborted`] when the run ended elsewhere. Each ends the run on all
+    /// ranks.
+    ///
+    /// # Safety
+    /// `Private` regions point to memory of this rank as large as the call says. Nobody else touches the
+    /// call's memory in ways that the contract of its variant does not order.
+    pub unsafe fn collective(&self, call: &CollectiveCall) -> Result<(), RunError> {
+        self.begin_step(call.step);
+        let result = Turn::new(self, call).and_then(|turn| run(&turn));
+        result.inspect_err(|error| self.tell(error))
+    }
+
+    /// Runs `kernel` on this rank between the two barriers of a custom op that touches peers: every peer has
+    /// arrived before it starts, and this returns when the kernels of all peers have ended. The kernel is given
+    /// the peers' memory.
+    ///
+    /// # Errors
+    /// As [`collective`](Self::collective), and the error of the kernel, which ends the run on all ranks too.
+    ///
+    /// # Safety
+    /// Nobody touches what the kernel touches in ways that an entry and an exit barrier do not order.
+    pub unsafe fn custom(
+        &self,
+        call: &PeerCall<'_>,
+        kernel: &mut dyn FnMut(&dyn PeerMemory) -> Result<(), RunError>,
+    ) -> Result<(), RunError> {
+        self.begin_step(call.step);
+        let PeerCall { step, name: node, op, cell, group } = *call;
+        let result = Meeting::new(self, Site { step, node, op, cell, group }).and_then(|meeting| {
+            meeting.meet()?;
+            kernel(&meeting)?;
+            meeting.meet()
+        });
+        result.inspect_err(|error| self.tell(error))
+    }
+
+    /// Tells the peers of an error that began here.
+    fn tell(&self, error: &RunError) {
+        if !error.is_consequence() {
+            self.abort(error);
+        }
+    }
+}
+
+/// Runs the variant of a collective.
+fn run(turn: &Turn) -> Result<(), RunError> {
+    if turn.n == 1 {
+        return staged::alone(turn);
+    }
+    if turn.bytes == 0 && turn.call.splits.is_none() {
+        // Nothing to move; what meets still meets.
+        return match turn.call.variant.contract(turn.call.kind).map(|c| c.meets) {
+            Some(Meets::Group) => turn.meet(),
+            Some(Meets::Pairs) => put::run(turn),
+            Some(Meets::Nobody) | None => Ok(()),
+        };
+    }
+    turn.touch();
+    match turn.call.variant {
+        variant if variant.is_library() => staged::run(turn)?,
+        Variant::Packets => landing::run(turn)?,
+        Variant::Put => put::run(turn)?,
+        _ => direct::run(turn)?,
+    }
+    turn.touch();
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::super::comm::{CommConfig, World};
+    use super::*;
+
+    #[test]
+    fn ranks_that_told_each_other_something_are_within_no_step() {
+        let world = World::create(2, 1, 64, 0).expect("shared memory");
+        let config = CommConfig::new(2, Duration::from_secs(20));
+        let told = |rank: u32| {
+            let comm = Comm::new(world.clone(), rank, config).expect("a rank");
+            comm.exchange(&[rank as u8]).expect("both are there")
+        };
+        let told = &told;
+        let both = std::thread::scope(|scope| {
+            [0, 1].map(|rank| scope.spawn(move || told(rank))).map(|thread| thread.join())
+        });
+        for (rank, told) in both.into_iter().enumerate() {
+            assert_eq!(told.expect("a rank"), [[0], [1]]);
+            assert_eq!(world.control.progress(rank as u32).step, None);
+        }
+    }
+}

@@ -1,0 +1,30 @@
+//! A process's place among the ranks of a run that another launcher started, and the address where they meet.
+
+use nix::sys::socket::UnixAddr;
+use nix::unistd::getuid;
+
+use crate::error::RunError;
+
+/// This process's place in a run that another launcher started.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Membership {
+    /// This process's rank.
+    pub rank: u32,
+    /// The number of ranks.
+    pub ranks: u32,
+    /// What tells this run from others of the user.
+    pub run: String,
+}
+
+impl Membership {
+    /// The address where the ranks meet.
+    pub(super) fn address(&self) -> Result<UnixAddr, RunError> {
+        let name = format!("symmc-{}-{:016x}", getuid(), fnv(self.run.as_bytes()));
+        UnixAddr::new_abstract(name.as_bytes()).map_err(|e| RunError::system("naming the meeting point", e))
+    }
+}
+
+/// FNV-1a (Fowler, Noll, Vo), 64 bits.
+fn fnv(bytes: &[u8]) -> u64 {
+    bytes.iter().fold(0xcbf2_9ce4_8422_2325, |h, &b| (h ^ u64::from(b)).wrapping_mul(0x100_0000_01b3))
+}
