@@ -5,9 +5,9 @@ use std::sync::Arc;
 
 use symmc::unstable::cuda::compute::Attentions;
 use symmc::unstable::cuda::homes::Homes;
-use symmc::unstable::cuda::launch::Work;
 use symmc::unstable::cuda::lowered::Lowered;
 use symmc::unstable::cuda::relocation::{Relocations, Shifted};
+use symmc::unstable::cuda::work::Work;
 use symmc::{Bind, CheckedPlan, Config, OpenOptions, Profile, Program, Registry};
 use symmc_cases::programs::{self, Variants};
 use symmc_ir::random::SplitMix;

@@ -9,9 +9,9 @@ use symmc_ir::{CollectiveKind as Kind, Variant};
 use symmc_runtime::RunError;
 use symmc_runtime::exec::{BoundStep, Work as StepWork};
 
-use crate::arena::Exchange;
 use crate::error::CudaError;
-use crate::launch::Work;
+use crate::exchange::Exchange;
+use crate::work::Work;
 
 /// Bytes of what is compared of a step.
 const BYTES: usize = 8;

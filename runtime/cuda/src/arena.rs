@@ -8,8 +8,6 @@
 //! The memory is what the CUDA driver calls virtual memory management, which is also what NCCL asks of a
 //! window. It may be NCCL's own as well ([`Source`]).
 
-use std::fs::File;
-use std::io::Read;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -18,53 +16,16 @@ use cudarc::driver::sys;
 use nix::sys::socket::{AddressFamily, Backlog, SockFlag, SockType, UnixAddr, bind, connect, listen, socket};
 use serde::{Deserialize, Serialize};
 use symmc_runtime::RunError;
-use symmc_runtime::host::{Channel, Comm, accept, same_user};
+use symmc_runtime::host::{Channel, accept, same_user, secret};
 
-use crate::driver::{CallersContext, Device, checked};
-use crate::error::CudaError;
+use crate::driver::{CallersContext, Device};
+use crate::error::{CudaError, checked};
+use crate::exchange::Exchange;
 use crate::launch::Address;
 use crate::nccl::WindowMemory;
 
 /// How long peers have to pass their memory.
 const PASSING: Duration = Duration::from_secs(60);
-
-/// How ranks tell each other small things before they share memory. All ranks call in the same order.
-pub trait Exchange {
-    /// This rank.
-    fn rank(&self) -> u32;
-    /// The number of ranks.
-    fn ranks(&self) -> u32;
-    /// Every rank's bytes, by rank. All ranks give equally many.
-    ///
-    /// # Errors
-    /// A peer failed or did not come.
-    fn all_gather(&self, mine: &[u8]) -> Result<Vec<Vec<u8>>, RunError>;
-    /// Whether the run goes on. Asked while this rank waits for peers in other ways than through this value.
-    ///
-    /// # Errors
-    /// A peer failed.
-    fn alive(&self) -> Result<(), RunError> {
-        Ok(())
-    }
-}
-
-impl Exchange for Comm {
-    fn rank(&self) -> u32 {
-        Comm::rank(self)
-    }
-
-    fn ranks(&self) -> u32 {
-        Comm::ranks(self)
-    }
-
-    fn all_gather(&self, mine: &[u8]) -> Result<Vec<Vec<u8>>, RunError> {
-        self.exchange(mine)
-    }
-
-    fn alive(&self) -> Result<(), RunError> {
-        self.control().abort_reason().map_or(Ok(()), Err)
-    }
-}
 
 /// Who allocates and maps symmetric memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
@@ -294,7 +255,7 @@ fn pass(exchange: &dyn Exchange, mine: OwnedFd) -> Result<Vec<Option<OwnedFd>>, 
     let failed = |what: &str, e: nix::Error| CudaError::Run(RunError::system(what, e));
     let me = exchange.rank();
     let open = || socket(AddressFamily::Unix, SockType::SeqPacket, SockFlag::SOCK_CLOEXEC, None);
-    let name = random_name()?;
+    let name = format!("{:032x}", u128::from_le_bytes(secret()?)).into_bytes();
     let listener = open().map_err(|e| failed("opening a socket for the arena", e))?;
     let address =
         |name: &[u8]| UnixAddr::new_abstract(name).map_err(|e| failed("naming a socket for the arena", e));
@@ -330,12 +291,4 @@ fn pass(exchange: &dyn Exchange, mine: OwnedFd) -> Result<Vec<Option<OwnedFd>>, 
     // Nobody leaves before all have what they need.
     exchange.all_gather(&[0])?;
     Ok(out)
-}
-
-/// 32 characters that nobody guesses.
-pub(crate) fn random_name() -> Result<Vec<u8>, CudaError> {
-    let mut bytes = [0u8; 16];
-    let read = File::open("/dev/urandom").and_then(|mut f| f.read_exact(&mut bytes));
-    read.map_err(|e| RunError::system("reading /dev/urandom", e))?;
-    Ok(bytes.iter().flat_map(|b| [b >> 4, b & 15]).map(|d| b"0123456789abcdef"[d as usize]).collect())
 }

@@ -12,8 +12,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use sha2::{Digest, Sha256};
-
-use crate::arena::random_name;
+use symmc_runtime::host::secret;
 
 /// The bytes of the hash that a file begins with.
 const HASH: usize = 32;
@@ -59,8 +58,8 @@ impl Cache {
         let Some(folder) = &self.folder else { return Ok(()) };
         fs::DirBuilder::new().recursive(true).mode(0o700).create(folder)?;
         remove_drafts(folder, LEFT);
-        let random = random_name().map_err(std::io::Error::other)?;
-        let draft = folder.join(format!("{}.draft", String::from_utf8_lossy(&random)));
+        let random = u128::from_le_bytes(secret().map_err(std::io::Error::other)?);
+        let draft = folder.join(format!("{random:032x}.draft"));
         let mut options = fs::OpenOptions::new();
         let mut file = options.write(true).create_new(true).mode(0o600).open(&draft)?;
         let written = file.write_all(&hash(name, data)).and_then(|()| file.write_all(data));

@@ -11,8 +11,9 @@ use crate::collective::follow;
 use crate::compile::Source;
 use crate::compute::{Sites, Step, batch, fuse, products, rotary};
 use crate::error::CudaError;
-use crate::launch::{Address, Work};
-use crate::lowered::Setting;
+use crate::launch::Address;
+use crate::setting::Setting;
+use crate::work::Work;
 
 /// What a dispatch becomes.
 ///

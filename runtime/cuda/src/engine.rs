@@ -10,15 +10,15 @@ use symmc_runtime::exec::{RankMemory, Span};
 use symmc_runtime::host::{Engine, EngineChoice, RankRun};
 use symmc_runtime::session::{DeviceSession, Port};
 
-use crate::arena::{Exchange, Source};
+use crate::arena::Source;
 use crate::bench::{self, BenchConfig};
 use crate::compute::search::Products;
 use crate::driver::{self, CallersContext};
 use crate::embedded::{CudaSession, Gpu, Progress, Runs};
 use crate::error::CudaError;
+use crate::exchange::Exchange;
 use crate::refusal::accept;
-use crate::trace;
-use crate::watch;
+use crate::{trace, watch};
 
 /// How a job runs on GPUs: rank `r` on GPU `r`, until a `with_…` says otherwise.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]

@@ -1,5 +1,6 @@
 //! What goes wrong on a device.
 
+use cudarc::driver::result;
 use symmc_runtime::RunError;
 use thiserror::Error;
 
@@ -56,4 +57,23 @@ impl From<CudaError> for RunError {
             other => RunError::system("CUDA", other),
         }
     }
+}
+
+impl From<nccl_sys::Error> for CudaError {
+    fn from(error: nccl_sys::Error) -> CudaError {
+        CudaError::Library { call: error.call.into(), detail: error.to_string() }
+    }
+}
+
+/// The result of a driver call, with what was attempted.
+pub(crate) fn checked<T>(
+    what: impl FnOnce() -> String,
+    result: Result<T, result::DriverError>,
+) -> Result<T, CudaError> {
+    result.map_err(|error| {
+        let text = |t: Result<&std::ffi::CStr, _>| {
+            t.map_or_else(|_: result::DriverError| "unknown".into(), |t| t.to_string_lossy().into_owned())
+        };
+        CudaError::Driver { call: what(), name: text(error.error_name()), text: text(error.error_string()) }
+    })
 }

@@ -3,8 +3,8 @@
 
 use cudarc::driver::{result, sys};
 
-use crate::driver::{checked, count, version};
-use crate::error::CudaError;
+use crate::driver::{count, version};
+use crate::error::{CudaError, checked};
 
 /// How a GPU reaches the memory of another.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]

@@ -4,13 +4,12 @@
 //! Bound (numbers) ──compute, collective──► Work (launches with addresses) ──capture──► CUDA graph
 //! ```
 //!
-//! From the bottom up: [`driver`] owns what the CUDA driver gives (contexts, memory, streams, modules,
-//! graphs), [`arena`] is symmetric
-//! memory, [`compile`] turns CUDA C into loaded modules, [`launch`] is what a step becomes on a device,
-//! [`compute`], [`collective`] and [`nccl`] translate
-//! steps into that ([`lowered`]), [`program`] records them, [`relocation`] is what of it changes with where memory lies,
-//! [`embedded`] is one rank of a plan, which stays as long as its caller wants, on memory, streams and communicators of its own
-//! or of its caller ([`adopt`]), and [`engine`] is what a rank process of a job runs.
+//! From the bottom up: [`launch`] is a kernel with its parameters, [`driver`] owns what the CUDA driver gives (contexts,
+//! memory, streams, modules, graphs), [`arena`] is symmetric memory, [`compile`] turns CUDA C into loaded modules, [`work`]
+//! is what a step becomes on a device, [`compute`], [`collective`] and [`nccl`] translate steps into that ([`setting`] is
+//! what they are lowered with, [`lowered`] what comes of it), [`program`] records them, [`relocation`] is what of it changes
+//! with where memory lies, [`embedded`] is one rank of a plan, which stays as long as its caller wants, on memory, streams
+//! and communicators of its own or of its caller ([`adopt`]), and [`engine`] is what a rank process of a job runs.
 //!
 //! [`gpus`] and [`libraries`] say what this machine has of all that.
 //!
@@ -31,8 +30,10 @@ pub mod driver;
 pub mod embedded;
 pub mod engine;
 pub mod error;
+pub mod exchange;
 pub mod gpus;
 pub mod homes;
+mod largest;
 pub mod launch;
 pub mod libraries;
 pub mod lowered;
@@ -44,10 +45,12 @@ pub mod relocation;
 mod report;
 mod rig;
 pub mod scratch;
+pub mod setting;
 mod staging;
-pub mod tensor_map;
+pub mod streams;
 mod trace;
 mod watch;
+pub mod work;
 
 pub use compute::search::Products;
 pub use embedded::{CudaSession, Gpu, Progress};

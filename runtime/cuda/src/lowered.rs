@@ -4,56 +4,17 @@
 use std::sync::Arc;
 
 use symmc_runtime::RunError;
-use symmc_runtime::exec::{Bound, BoundStep, Home, Work as StepWork};
+use symmc_runtime::exec::{Bound, BoundStep, Work as StepWork};
 
-use crate::collective::{self, Peers};
 use crate::compile::Source;
-use crate::compute::{self, Attentions, GEMM_WORKSPACE, Machine, Sites};
+use crate::compute::{self, Attentions, Sites};
 use crate::error::CudaError;
 use crate::homes::Homes;
-use crate::launch::{Address, Work};
-use crate::nccl::{Communicators, Front};
+use crate::nccl::Front;
 use crate::order::{self, Turn};
-use crate::{agreement, dispatch, refusal, scratch};
-
-/// What steps are lowered with.
-#[derive(Clone, Copy, Debug)]
-pub struct Setting<'a> {
-    /// Where everything lies.
-    pub homes: &'a Homes,
-    /// The peers' memory.
-    pub peers: &'a Peers,
-    /// What compute steps are lowered for.
-    pub machine: &'a Machine,
-    /// The communicators of the library's own collectives.
-    pub nccl: &'a Communicators,
-    /// A word that holds one more than the step of the library's last collective that began, if anybody asks.
-    pub progress: Option<Address>,
-    /// How far the memories of inputs and outputs are apart.
-    pub distances: Distances,
-}
-
-/// How far the memories of inputs and outputs, and the ordinary arena, are apart.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Distances {
-    /// Those of inputs and outputs are as far from each other as on every other rank: they are one allocation, laid out alike.
-    Alike,
-    /// Each is where it is.
-    Unknown,
-}
-
-impl Distances {
-    /// A number for the memory of a value that is laid out alike on all ranks.
-    pub fn memory(self, home: Home) -> Option<usize> {
-        match (self, home) {
-            (_, Home::Symmetric | Home::Inner) => None,
-            (_, Home::Ordinary) => Some(0),
-            (Distances::Alike, Home::Input(_) | Home::Output(_)) => Some(1),
-            (Distances::Unknown, Home::Input(i)) => Some(1 + 2 * i),
-            (Distances::Unknown, Home::Output(k)) => Some(2 + 2 * k),
-        }
-    }
-}
+use crate::setting::{Dry, Setting};
+use crate::work::Work;
+use crate::{agreement, collective, dispatch};
 
 /// The steps of a rank as launches.
 #[derive(Debug)]
@@ -91,20 +52,8 @@ impl Lowered {
         homes: &Homes,
         attention: Attentions,
     ) -> Result<Lowered, CudaError> {
-        let machine = Machine { attention, ..refusal::MACHINE };
-        let workspace_bytes = scratch::of_steps(bound.steps.iter(), &machine).max(GEMM_WORKSPACE);
-        let machine = Machine { workspace_bytes, ..machine };
-        let peers = refusal::peers(bound, ranks, homes.symmetric);
-        let nccl = Communicators::of_nobody(&bound.steps);
-        let setting = Setting {
-            homes,
-            peers: &peers,
-            machine: &machine,
-            nccl: &nccl,
-            progress: None,
-            distances: Distances::Unknown,
-        };
-        Lowered::new(bound.rank(), &bound.steps, &setting)
+        let dry = Dry::new(bound, ranks, homes.clone(), attention);
+        Lowered::new(bound.rank(), &bound.steps, &dry.setting())
     }
 
     /// What all ranks must have alike, for the steps that it was lowered from.

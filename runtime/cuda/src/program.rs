@@ -6,6 +6,7 @@
 //! A program is made for memory at some addresses. What of it changes where inputs and outputs lie elsewhere it knows if
 //! it is asked to (`relocated`).
 
+mod item;
 mod relocated;
 
 use std::cell::RefCell;
@@ -15,27 +16,27 @@ use indexmap::IndexMap;
 use symmc_plan::Lane;
 use symmc_runtime::exec::BoundStep;
 
-use crate::adopt::LentStream;
-use crate::agreement;
 use crate::collective::Peers;
 use crate::compile::{Source, compile};
-use crate::compute::choice;
 use crate::compute::fused::Candidates;
 use crate::compute::gemm::Prepared;
 use crate::compute::search::{self, Search};
-use crate::compute::{Machine, Sites};
-use crate::cudnn;
+use crate::compute::{Machine, Sites, choice};
 use crate::driver::{Device, Event, Function, Graph, Module, Stream};
 use crate::error::CudaError;
 use crate::homes::Homes;
-use crate::launch::{Address, Kernel, Start, Work};
-use crate::lowered::{Distances, Lowered, Setting};
-use crate::nccl::{Communicators, NcclCall};
-use crate::order::{self, Turn};
+use crate::launch::{Address, Kernel, Start};
+use crate::lowered::Lowered;
+use crate::nccl::Communicators;
+use crate::order;
 use crate::relocation::{Relocation, Relocations, Shifted};
+use crate::setting::{Distances, Setting};
+use crate::streams::Streams;
+use crate::work::Work;
+use crate::{agreement, cudnn};
 
-pub use self::relocated::{Nodes, Place};
-use self::relocated::{Split, Touching};
+use self::item::{Item, Ready, Split, Step, Touching};
+pub use self::item::{Nodes, Place};
 
 /// What a program runs with on its rank.
 #[derive(Debug)]
@@ -95,43 +96,6 @@ pub struct Program {
     /// What was chosen for it, with the module that the functions of the steps belong to.
     settled: Settled,
     touching: Touching,
-}
-
-/// A step with everything looked up.
-struct Step {
-    turn: Turn,
-    work: Vec<Item>,
-}
-
-/// A piece of work, and which of its words are addresses of memory that may move.
-struct Item {
-    ready: Ready,
-    relocations: Box<[Relocation]>,
-}
-
-enum Ready {
-    Kernel(Function, Kernel),
-    Gemm(Prepared),
-    Attention(cudnn::Prepared),
-    Copy { to: u64, from: u64, bytes: usize },
-    Store { at: u64, word: u32 },
-    Zero { at: u64, bytes: usize },
-    Nccl(NcclCall),
-}
-
-impl Ready {
-    /// When a kernel behind this in its stream may start: early only behind kernels that let it.
-    fn next(&self) -> Start {
-        match self {
-            // The library's attention lets it when it ends.
-            Ready::Kernel(..) | Ready::Attention(_) => Start::Early,
-            Ready::Gemm(_)
-            | Ready::Copy { .. }
-            | Ready::Store { .. }
-            | Ready::Zero { .. }
-            | Ready::Nccl(_) => Start::After,
-        }
-    }
 }
 
 impl Program {
@@ -401,36 +365,5 @@ impl Loader<'_> {
         let function = self.module.ok_or_else(missing)?.function(&kernel.entry, kernel.shared)?;
         self.functions.borrow_mut().insert(key, function);
         Ok(function)
-    }
-}
-
-/// The streams of a rank.
-#[derive(Debug)]
-pub struct Streams {
-    /// The compute lane; runs begin and end here.
-    pub compute: Stream,
-    /// The communication lane.
-    pub comm: Stream,
-}
-
-impl Streams {
-    /// One stream for each lane. What communicates goes first, because peers wait for it.
-    pub fn new(device: &Arc<Device>) -> Result<Streams, CudaError> {
-        Ok(Streams { compute: Stream::new(device)?, comm: Stream::urgent(device)? })
-    }
-
-    /// The caller's stream for the compute lane, if there is one, and new ones otherwise.
-    pub fn with(device: &Arc<Device>, lent: Option<LentStream>) -> Result<Streams, CudaError> {
-        match lent {
-            Some(lent) => Ok(Streams { compute: Stream::adopt(device, lent), comm: Stream::urgent(device)? }),
-            None => Streams::new(device),
-        }
-    }
-
-    fn of(&self, lane: Lane) -> &Stream {
-        match lane {
-            Lane::Compute => &self.compute,
-            Lane::Comm => &self.comm,
-        }
     }
 }

@@ -6,26 +6,21 @@
 //!
 //! Not here: what a machine lacks (libraries, GPUs, memory, peer access), which only that machine knows.
 
-use std::sync::Arc;
-
-use indexmap::IndexMap;
 use symmc_ir::DType;
 use symmc_ir::collective::{CollectiveKind, ReduceOp};
-use symmc_plan::{Bucket, Plan};
+use symmc_plan::Plan;
 use symmc_runtime::RunError;
 use symmc_runtime::custom::Mismatch;
-use symmc_runtime::exec::{Bound, BoundCollective, BoundStep, Program, Registry, Work};
+use symmc_runtime::exec::{Bound, BoundCollective, BoundStep, Registry, Work};
 use symmc_runtime::host::{Engine, HostEngine};
 
-use crate::collective::{self, Peers, by_library, control_of};
 use crate::compile::Source;
-use crate::compute::{self, Attentions, GEMM_WORKSPACE, InputUse, Machine, Sites};
+use crate::compute::{self, Attentions, Sites};
 use crate::error::CudaError;
 use crate::homes::Homes;
-use crate::launch::Address;
-use crate::lowered::{Distances, Setting};
-use crate::nccl::Communicators;
-use crate::{dispatch, scratch};
+use crate::nccl::by_library;
+use crate::setting::Dry;
+use crate::{collective, dispatch, largest};
 
 /// A step that GPUs cannot run.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -47,17 +42,9 @@ impl std::fmt::Display for Refusal {
 /// What GPUs cannot run of a plan, in order of the steps. `gpus` is the GPU of each rank, one each if it is empty.
 /// Custom and opaque ops are not among it: whoever runs a plan knows which kernels there are.
 pub fn refusals(plan: &Plan, gpus: &[u32]) -> Vec<Refusal> {
-    let mut largest: IndexMap<usize, usize> = IndexMap::new();
-    for (index, bucket) in plan.buckets.iter().enumerate() {
-        let upper = |b: &Bucket| b.symbols.values().map(|r| r[1] as f64).sum::<f64>();
-        let best = largest.entry(bucket.program).or_insert(index);
-        if upper(bucket) > upper(&plan.buckets[*best]) {
-            *best = index;
-        }
-    }
     let mut out: Vec<Refusal> = Vec::new();
-    for &bucket in largest.values() {
-        let Some(bound) = bound(plan, bucket) else { continue };
+    for bucket in largest::buckets(plan) {
+        let Some(bound) = largest::bound(plan, bucket) else { continue };
         for refusal in of_steps(&bound, plan.ranks, gpus) {
             if !out.contains(&refusal) {
                 out.push(refusal);
@@ -81,42 +68,19 @@ pub(crate) fn accept(plan: &Plan, gpus: &[u32]) -> Result<(), RunError> {
     }
 }
 
-/// The steps of a bucket at its largest sizes; `None` where that has no kernels for other reasons, or no size.
-pub(crate) fn bound(plan: &Plan, bucket: usize) -> Option<Arc<Bound>> {
-    bound_on(plan, bucket, 0).map(Arc::new)
-}
-
-/// The same on one of the ranks.
-pub(crate) fn bound_on(plan: &Plan, bucket: usize, rank: u32) -> Option<Bound> {
-    let symbols = &plan.buckets.get(bucket)?.symbols;
-    let program = Program::new(plan, bucket, rank, &Registry::new()).ok()?;
-    let upper = symbols.iter().map(|(name, range)| (name.clone(), range[1]));
-    program.bind(&upper.collect()).ok()
-}
-
 pub(crate) fn of_steps(bound: &Bound, ranks: u32, gpus: &[u32]) -> Vec<Refusal> {
     let homes = Homes::without_device(bound, 1 << 40, 1 << 41);
-    let peers = peers(bound, ranks, homes.symmetric);
-    let workspace_bytes = scratch::of_steps(bound.steps.iter(), &MACHINE).max(GEMM_WORKSPACE);
-    let machine = Machine { workspace_bytes, ..MACHINE };
-    let nccl = Communicators::of_nobody(&bound.steps);
-    let setting = Setting {
-        homes: &homes,
-        peers: &peers,
-        machine: &machine,
-        nccl: &nccl,
-        progress: None,
-        distances: Distances::Unknown,
-    };
+    let dry = Dry::new(bound, ranks, homes, Attentions::Kernels);
+    let Dry { homes, peers, machine, .. } = &dry;
+    let setting = dry.setting();
     let mut source = Source::new();
     let refused = |step: &BoundStep| {
         let error = match &step.work {
-            Work::Collective(call) => on_group(call, gpus).or_else(|| {
-                collective::lower(step.index, call, &homes.ends(call), &peers, &mut source).err()
-            }),
+            Work::Collective(call) => on_group(call, gpus)
+                .or_else(|| collective::lower(step.index, call, &homes.ends(call), peers, &mut source).err()),
             Work::Kernel { op, operands, results } => {
                 let step = compute::Step { index: step.index, op, operands, results };
-                compute::lower(&step, &|v| homes.at(v), &machine, &mut source, &mut Sites::new()).err()
+                compute::lower(&step, &|v| homes.at(v), machine, &mut source, &mut Sites::new()).err()
             }
             Work::Dispatch(dispatch) => {
                 let calls = dispatch.members.iter().filter_map(|m| match &m.work {
@@ -136,19 +100,6 @@ pub(crate) fn of_steps(bound: &Bound, ranks: u32, gpus: &[u32]) -> Vec<Refusal> 
         Some(Refusal { node: step.node.clone(), op: step.op_name.clone(), reason })
     };
     bound.steps.iter().filter_map(refused).collect()
-}
-
-/// The peers of a rank with addresses that nothing has: the arena of rank `r` is at `arena` and `r` × 2^36 bytes.
-pub(crate) fn peers(bound: &Bound, ranks: u32, arena: Address) -> Peers {
-    Peers {
-        rank: bound.rank(),
-        arenas: (0..u64::from(ranks)).map(|rank| arena + (rank << 36)).collect(),
-        arena: bound.symmetric,
-        control: control_of(&bound.steps),
-        local: 1 << 20,
-        status: 1 << 16,
-        ..Peers::default()
-    }
 }
 
 /// What the library cannot do on a group.
@@ -176,18 +127,6 @@ fn on_group(call: &BoundCollective, gpus: &[u32]) -> Option<CudaError> {
         call.variant
     )))
 }
-
-/// A GPU like those of the built-in profiles, without any memory.
-pub(crate) const MACHINE: Machine = Machine {
-    multiprocessors: 132,
-    status: 1 << 16,
-    workspace: 1 << 21,
-    workspace_bytes: 0,
-    shared: 225 << 10,
-    groups: true,
-    inputs: InputUse::Written,
-    attention: Attentions::Kernels,
-};
 
 #[cfg(test)]
 mod tests {

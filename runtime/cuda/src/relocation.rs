@@ -21,9 +21,10 @@ use crate::compute::fused::Candidates;
 use crate::compute::gemm::Gemm;
 use crate::cudnn::Attention;
 use crate::homes::Homes;
-use crate::launch::{Address, Kernel, Param, Work};
+use crate::launch::{Address, Kernel, Param};
 use crate::lowered::Lowered;
 use crate::nccl::NcclCall;
+use crate::work::Work;
 
 /// A word of a piece of work that is an address of a base.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -13,12 +13,12 @@ use std::time::{Duration, Instant};
 use symmc_runtime::RunError;
 
 use crate::arena::SymmetricArena;
-use crate::collective;
 use crate::driver::{Device, Graph, Memory, Pinned};
 use crate::error::CudaError;
 use crate::nccl::Communicators;
-use crate::program::{Program, Streams};
-use crate::watch;
+use crate::program::Program;
+use crate::streams::Streams;
+use crate::{collective, watch};
 
 /// How long kernels have to end after they were told to.
 const ENDING: Duration = Duration::from_secs(5);

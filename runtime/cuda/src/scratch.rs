@@ -7,7 +7,7 @@ use symmc_plan::Plan;
 use symmc_runtime::exec::{BoundStep, Work};
 
 use crate::compute::{self, Attentions, Machine};
-use crate::refusal;
+use crate::largest;
 
 /// The bytes that these steps share.
 pub(crate) fn of_steps<'b>(steps: impl Iterator<Item = &'b BoundStep>, machine: &Machine) -> usize {
@@ -20,8 +20,8 @@ pub(crate) fn of_steps<'b>(steps: impl Iterator<Item = &'b BoundStep>, machine: 
 
 /// The bytes that the steps of a bucket share at its largest sizes; none where these cannot be bound.
 pub fn of_plan(plan: &Plan, bucket: usize) -> Option<u64> {
-    let bound = refusal::bound(plan, bucket)?;
-    let machine = Machine { attention: Attentions::Chosen, ..refusal::MACHINE };
+    let bound = largest::bound(plan, bucket)?;
+    let machine = Machine { attention: Attentions::Chosen, ..Machine::OF_PROFILES };
     u64::try_from(of_steps(bound.steps.iter(), &machine)).ok()
 }
 

@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use symmc_plan::Lane;
 use symmc_runtime::RunError;
 
-use crate::arena::Exchange;
+use crate::exchange::Exchange;
 
 /// A step as it ran.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]

@@ -7,7 +7,7 @@ use symmc_runtime::RunError;
 use crate::collective;
 use crate::driver::{Event, Graph, Pinned};
 use crate::error::CudaError;
-use crate::program::Streams;
+use crate::streams::Streams;
 
 /// How long a failure waits for kernels that were told to end, so that their reports are seen.
 const ENDING: Duration = Duration::from_secs(3);

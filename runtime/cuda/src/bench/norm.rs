@@ -1,7 +1,6 @@
 //! Times of an all-reduce with the addition of a residual and RMS norm: as one kernel, and as a kernel for each. Both
 //! are compared with what the host computes in f64.
 
-use serde::{Deserialize, Serialize};
 use symmc_ir::collective::Variant;
 use symmc_ir::op::BinaryOp;
 use symmc_ir::types::Float;
@@ -10,7 +9,8 @@ use symmc_plan::Lane;
 use symmc_runtime::RunError;
 use symmc_runtime::exec::{BoundRegion, BoundStep, Home, Located, Work as StepWork};
 
-use super::{Bench, CALLS, Case, agreed, numbers};
+use super::measured::{How, MeasuredNorm};
+use super::rank::{Bench, CALLS, Case, agreed, numbers};
 use crate::collective::{self, FusedNorm, lower_norm};
 use crate::compile;
 use crate::compute::{self, Sites};
@@ -21,31 +21,6 @@ use crate::launch::Address;
 const EPS: f64 = 1e-5;
 /// How far a normalised element may be off, as a part of it: two roundings of bf16.
 const TOLERANCE: f64 = 0.01;
-
-/// How the three are run.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum How {
-    /// As one kernel.
-    Fused,
-    /// One after another.
-    Separate,
-}
-
-/// One measured case.
-#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
-pub struct MeasuredNorm {
-    /// Rows of the tensor.
-    pub rows: usize,
-    /// Elements of a row.
-    pub hidden: usize,
-    /// How.
-    pub how: How,
-    /// Microseconds: least, median, most. `None` if it cannot run.
-    pub us: Option<[f64; 3]>,
-    /// What is wrong with its result, or why it cannot run.
-    pub failed: Option<String>,
-}
 
 /// Which of the ordinary regions holds what.
 const RESIDUAL: usize = 0;

@@ -5,8 +5,9 @@
 use symmc_ir::collective::{Forms, PACKET_LINE, packet_words, packet_zone};
 use symmc_runtime::exec::{BoundCollective, BoundRegion, Home};
 
+use super::blocks::{BlockCounts, Blocks, Form};
 use super::control::{self, MAX_RANKS};
-use super::{BlockCounts, Blocks, Form, Peers};
+use super::peers::Peers;
 use crate::error::CudaError;
 use crate::launch::{Address, plain};
 

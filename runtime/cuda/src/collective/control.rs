@@ -10,7 +10,9 @@
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
+use symmc_ir::collective::{CollectiveKind as Kind, Splits};
 use symmc_ir::machine::model::GPU_CELL;
+use symmc_runtime::exec::{BoundStep, Work as StepWork};
 
 use crate::driver::Pinned;
 
@@ -62,6 +64,19 @@ impl Control {
     pub(super) fn staging_at(&self) -> usize {
         if self.exchanging == 0 { self.groups * FLAGS } else { self.sizes_at(self.groups) }
     }
+}
+
+/// What these steps need of the control region: as many groups as one more than the highest that they communicate on.
+pub fn control_of<'b>(steps: impl IntoIterator<Item = &'b BoundStep>) -> Control {
+    let mut out = Control { groups: 0, exchanging: 0, staged: STAGED };
+    for work in steps.into_iter().flat_map(|step| step.work.parts()) {
+        let StepWork::Collective(call) = work else { continue };
+        out.groups = out.groups.max(call.group + 1);
+        if call.kind == Kind::AllToAll(Splits::Device) {
+            out.exchanging = out.exchanging.max(call.cell.len());
+        }
+    }
+    out
 }
 
 /// A word among the private ones that nobody reads.

@@ -19,8 +19,8 @@ use crate::compute::space::is_run;
 use crate::compute::{self, Sites, Step};
 use crate::error::CudaError;
 use crate::homes::Homes;
-use crate::launch::Work;
-use crate::lowered::Setting;
+use crate::setting::Setting;
+use crate::work::Work;
 
 /// The elements of a row where the rows are not normalised: then they only divide the work among blocks.
 const ROW: usize = 1024;
@@ -175,8 +175,9 @@ mod tests {
     use symmc_runtime::exec::BoundRegion;
 
     use super::*;
-    use crate::lowered::Distances;
+    use crate::compute::Machine;
     use crate::nccl::Communicators;
+    use crate::setting::Dry;
 
     const ROWS: usize = 4;
     const HIDDEN: usize = 64;
@@ -242,15 +243,9 @@ mod tests {
         let arenas = (1..=call.cell.len() as u64).map(|r| r << 32).collect();
         let peers = Peers { rank, arenas, arena: 1 << 32, ..Peers::default() };
         let (mut source, mut sites) = (Source::new(), Sites::new());
-        let setting = Setting {
-            homes: &homes,
-            peers: &peers,
-            machine: &crate::refusal::MACHINE,
-            nccl: &Communicators::of_nobody(&[]),
-            progress: None,
-            distances: Distances::Unknown,
-        };
-        let works = lower(0, members, &setting, &mut source, &mut sites).expect("it fits");
+        let (machine, nccl) = (Machine::OF_PROFILES, Communicators::of_nobody(&[]));
+        let dry = Dry { homes, peers, machine, nccl };
+        let works = lower(0, members, &dry.setting(), &mut source, &mut sites).expect("it fits");
         works.map(|works| (works, source.text()))
     }
 

@@ -11,10 +11,13 @@ use symmc_runtime::exec::BoundCollective;
 
 use super::blocks::{Form, MAX_THREADS, RowGrid};
 use super::call::Turn;
-use super::{Peers, Prepared, packets, reduction};
+use super::packets;
+use super::peers::Peers;
+use super::prepared::{Prepared, reduction};
 use crate::compile::Source;
 use crate::error::CudaError;
-use crate::launch::{Address, Param, Work, plain};
+use crate::launch::{Address, Param, plain};
+use crate::work::Work;
 
 /// What follows the all-reduce, in its dtype. The operands and results may lie on each other's bytes, element on
 /// element.

@@ -8,7 +8,7 @@ use symmc_ir::collective::{CollectiveKind as Kind, ReduceOp};
 
 use super::blocks::{Form, MAX_THREADS};
 use super::call::{Call, Turn};
-use super::{Prepared, Sends, pieces, reduction};
+use super::prepared::{Prepared, Sends, pieces, reduction};
 use crate::error::CudaError;
 use crate::launch::{Address, Param};
 

@@ -4,9 +4,10 @@
 //! region, and peers touch nothing of the plan. Sizes that do not fit are seen by all ranks of the cell alike, and
 //! reported ([`super::unfit`]).
 
-use super::Prepared;
 use super::call::Turn;
 use super::control::MAX_RANKS;
+use super::peers::Sizes;
+use super::prepared::Prepared;
 use crate::error::CudaError;
 use crate::launch::{Address, Param, plain};
 use symmc_ir::collective::Variant;
@@ -27,15 +28,6 @@ plain! {
         capacity: u64,
         slot: u64,
     }
-}
-
-/// Where the sizes lie on a rank: those that it sends, and those that it receives.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Sizes {
-    /// What it sends.
-    pub sent: Address,
-    /// What it receives.
-    pub received: Address,
 }
 
 pub(super) fn exchange(turn: &Turn, sizes: Option<Sizes>) -> Result<Prepared, CudaError> {

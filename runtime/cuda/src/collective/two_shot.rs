@@ -7,12 +7,15 @@ use symmc_ir::collective::{CollectiveKind as Kind, ReduceOp, Variant};
 use symmc_plan::Barrier;
 use symmc_runtime::exec::{BoundCollective, Home};
 
+use super::barrier::{self, Reduction};
 use super::blocks::MAX_THREADS;
 use super::call::Turn;
-use super::{Peers, Prepared, Reduction, reduction};
+use super::peers::Peers;
+use super::prepared::{Prepared, reduction};
 use crate::compile::Source;
 use crate::error::CudaError;
-use crate::launch::{Address, Param, Work, plain};
+use crate::launch::{Address, Param, plain};
+use crate::work::Work;
 
 /// The most threads of a block by stores alone, so that there are registers for what it adds. Whether it adds makes no
 /// difference to the grid, which is the same on all ranks.
@@ -37,7 +40,7 @@ pub(super) fn reduce(turn: &Turn, op: ReduceOp) -> Result<Prepared, CudaError> {
     let how = Reduction { op, outs: turn.n, elements: to - from, exit: Barrier::Kept };
     // Slices differ by a unit at most; grids are equal.
     let blocks = turn.grid(|b| &b.two_shot, units.div_ceil(turn.n));
-    Ok(super::reduce(turn, call, how, blocks, "two_shot"))
+    Ok(barrier::reduce(turn, call, how, blocks, "two_shot"))
 }
 
 /// The bytes of a slice of a two-shot all-reduce by stores alone, if it can be one. All ranks answer alike, for

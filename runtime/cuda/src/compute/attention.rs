@@ -16,13 +16,15 @@ use symmc_runtime::exec::Located;
 
 use super::bounds::{self, Position};
 use super::fused::{self, Candidates, Form, Mask};
+use super::lowering::{Lowering, misfit};
+use super::machine::{Attentions, Machine};
 use super::numbers;
-use super::space::{Axis, broadcast};
+use super::space::{Axis, Rows, broadcast};
 use super::text::{self, offset, real, stored};
-use super::{Attentions, Lowering, Machine, misfit};
 use crate::cudnn;
 use crate::error::CudaError;
-use crate::launch::{Address, Kernel, Work};
+use crate::launch::{Address, Kernel};
+use crate::work::Work;
 
 /// Warps of a block.
 const WARPS: usize = 4;
@@ -232,25 +234,6 @@ fn parts_bytes(x: &Extents, cut: &Cut, dtype: DType) -> usize {
         return 0;
     }
     x.heads * x.group * x.queries * cut.splits * (x.f + 2) * wide(dtype)
-}
-
-/// One operand: where its heads and rows lie.
-pub(super) struct Rows {
-    pub at: Address,
-    pub head: Vec<Axis>,
-    pub row: Vec<Axis>,
-    pub step: isize,
-}
-
-/// Splits `[.., heads, rows, columns]`; `group` heads in a run share a head of keys.
-fn rows(at: Address, shape: &[usize], strides: &[isize], group: usize) -> Rows {
-    let r = shape.len();
-    let axis = |a: usize| Axis { n: shape[a], stride: strides[a] };
-    let heads = axis(r - 3);
-    let mut head: Vec<Axis> = (0..r - 3).map(axis).collect();
-    head.push(Axis { n: heads.n / group, stride: heads.stride * group as isize });
-    let row = vec![Axis { n: group, stride: heads.stride }, axis(r - 2)];
-    Rows { at, head, row, step: strides[r - 1] }
 }
 
 /// The width of an access to rows of `n` elements.
@@ -504,7 +487,7 @@ fn broadcast_rows(
     if !fits {
         return Err(misfit(what, scores, &v.shape));
     }
-    Ok(rows(l.at(v), scores, &broadcast(scores, &v.shape, &v.strides), group))
+    Ok(Rows::new(l.at(v), scores, &broadcast(scores, &v.shape, &v.strides), group))
 }
 
 /// The shape of the queries with another last axis.
@@ -523,7 +506,7 @@ fn places(
     result: &Located,
     l: &Lowering<'_>,
 ) -> Result<[Rows; 5], CudaError> {
-    let place = |v: &Located, group| rows(l.at(v), &v.shape, &v.strides, group);
+    let place = |v: &Located, group| Rows::new(l.at(v), &v.shape, &v.strides, group);
     let mask = match o.mask {
         None => Rows { at: 0, head: Vec::new(), row: Vec::new(), step: 0 },
         Some(m) => broadcast_rows(m, &with_columns(o.q, x.keys), x.group, "the mask of attention", l)?,

@@ -8,10 +8,13 @@ use smallvec::SmallVec;
 use symmc_runtime::exec::Located;
 
 use super::gemm::{Gemm, Matrix};
-use super::{Machine, Sites, Step};
+use super::lowering::Step;
+use super::machine::Machine;
+use super::sites::Sites;
 use crate::compile::Source;
 use crate::error::CudaError;
-use crate::launch::{Address, Work};
+use crate::launch::Address;
+use crate::work::Work;
 
 /// What products do on the device: as one, or one after another. `memory` says in which memory a value lies whose places are
 /// as far apart on all ranks, if it lies in one.

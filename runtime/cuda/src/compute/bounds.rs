@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use symmc_ir::attention::Bound;
 use symmc_ir::{DType, Side};
 
-use super::attention::Rows;
+use super::space::Rows;
 use super::text::{int, offset, stored};
 use crate::cudnn::Band;
 

@@ -10,14 +10,14 @@ use std::time::Instant;
 
 use indexmap::{IndexMap, IndexSet};
 
-use super::Machine;
 use super::fused::Candidates;
-use super::search::{BUDGET, Search, all_measure, of_rank_0};
-use crate::arena::Exchange;
+use super::machine::Machine;
+use super::search::{BUDGET, Search, all_measure};
 use crate::cache::{Cache, name_of};
 use crate::cudnn::{Planner, Prepared};
 use crate::driver::{Device, Event, version};
 use crate::error::CudaError;
+use crate::exchange::{Exchange, of_rank_0};
 use crate::launch::{Kernel, Start};
 
 /// Runs that are timed together.
@@ -210,9 +210,9 @@ mod tests {
     use symmc_ir::DType;
 
     use super::super::search::Products;
-    use super::super::search::tests::{Pair, Rank};
     use super::*;
     use crate::cudnn::{Attention, Band, Tensor};
+    use crate::exchange::tests::{Pair, Rank};
 
     fn candidates(queries: usize, at: u64) -> Candidates {
         let tensor = |at| Tensor { at, strides: [4096, 64, 64] };

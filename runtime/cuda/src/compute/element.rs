@@ -4,12 +4,12 @@ use symmc_ir::tensor::{read_f64, write_f64};
 use symmc_ir::{BinaryOp, DType, Op, Scalar, UnaryOp};
 use symmc_runtime::exec::Located;
 
+use super::lowering::{Lowering, misfit};
 use super::map::{Map, Val};
 use super::space::{Strides, broadcast};
 use super::text::{bits, computed, int, real, stored};
-use super::{Lowering, misfit};
 use crate::error::CudaError;
-use crate::launch::Work;
+use crate::work::Work;
 
 /// One op in a kernel of its own.
 pub(super) fn lower(
@@ -76,7 +76,7 @@ pub(super) fn value(
         }
         Op::Cast if x[0].1 == to => return Ok(x[0].0),
         Op::Cast => name(0),
-        _ => return Err(super::no_kernel(op)),
+        _ => return Err(super::lowering::no_kernel(op)),
     };
     Ok(map.compute(stored(to), format!("Put<{}>::of({expression})", stored(to))))
 }

@@ -6,12 +6,16 @@
 use smallvec::SmallVec;
 use symmc_runtime::exec::{Home, Located};
 
+use super::element;
+use super::lowering::{Lowering, Step};
+use super::machine::Machine;
 use super::map::{Map, Val};
+use super::sites::Sites;
 use super::space::Strides;
-use super::{Lowering, Machine, Sites, Step, element};
 use crate::compile::Source;
 use crate::error::CudaError;
-use crate::launch::{Address, Work};
+use crate::launch::Address;
+use crate::work::Work;
 
 /// What steps do on the device, as one kernel; `None` where their shapes do not allow it.
 ///
@@ -54,7 +58,7 @@ pub(super) fn evaluate<'a>(
     l: &mut Lowering<'_>,
 ) -> Result<(), CudaError> {
     let Step { index, op, operands, results } = *step;
-    super::arity(op, operands.len(), results.len())?;
+    super::lowering::arity(op, operands.len(), results.len())?;
     l.step = index;
     let mut values: SmallVec<[_; 3]> = SmallVec::new();
     for x in operands {

@@ -9,7 +9,6 @@
 use symmc_ir::DType;
 use symmc_runtime::exec::Located;
 
-use super::numbers::Filled;
 use super::space::{Axis, Strides, broadcast, collapse};
 use crate::cudnn::{Attention, Band, Bias, Tensor};
 use crate::launch::{Address, Kernel};
@@ -37,6 +36,17 @@ impl Candidates {
         let made = if self.numbers.is_some() { " with numbers in front" } else { "" };
         format!("{}{made}", self.attention.key())
     }
+}
+
+/// Memory that is set before kernels and the library are timed: so that all columns are seen.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Filled {
+    /// Where it begins.
+    pub at: Address,
+    /// How long it is.
+    pub bytes: usize,
+    /// What each byte of it becomes.
+    pub byte: u8,
 }
 
 /// What an attention is but for where its operands lie.

@@ -7,10 +7,12 @@
 use symmc_ir::DType;
 use symmc_runtime::exec::Located;
 
+use super::lowering::{Lowering, misfit};
+use super::sites::Fault;
 use super::text::{self, computed, stored};
-use super::{Fault, Lowering, misfit};
 use crate::error::CudaError;
-use crate::launch::{Kernel, Param, Work};
+use crate::launch::{Kernel, Param};
+use crate::work::Work;
 
 /// Rows and columns of a tile of the kernel for any layout, and its threads.
 const TILE: usize = 64;

@@ -10,10 +10,11 @@ use std::fmt::Write as _;
 
 use smallvec::SmallVec;
 
-use super::Lowering;
+use super::lowering::Lowering;
 use super::skinny::Finish;
 use super::space::{Strides, by_stride, collapse, reach};
-use crate::launch::{Address, Kernel, Param, Work};
+use crate::launch::{Address, Kernel, Param};
+use crate::work::Work;
 
 /// Threads of a block.
 const THREADS: usize = 256;

@@ -8,12 +8,13 @@ use symmc_ir::DType;
 use symmc_runtime::exec::Located;
 
 use super::gemm::{Gemm, Matrix, Order};
+use super::lowering::{Lowering, misfit};
 use super::skinny::{self, Finish, Worth};
 use super::space::{Axis, Strides, broadcast, collapse};
 use super::text::{self, computed, offset, stored};
-use super::{Lowering, misfit};
 use crate::error::CudaError;
-use crate::launch::{Address, Kernel, Work};
+use crate::launch::{Address, Kernel};
+use crate::work::Work;
 
 /// The most products of the library that one step becomes.
 const MOST_PRODUCTS: usize = 64;

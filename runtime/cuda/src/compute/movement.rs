@@ -3,12 +3,14 @@
 use symmc_ir::{Dim, Op, Scalar};
 use symmc_runtime::exec::Located;
 
+use super::element;
+use super::lowering::{Lowering, misfit};
 use super::map::{Map, Val};
 use super::space::{Strides, axes, broadcast, dense};
 use super::text::{moved, stored};
-use super::{Lowering, element, misfit};
 use crate::error::CudaError;
-use crate::launch::{Address, Work};
+use crate::launch::Address;
+use crate::work::Work;
 
 /// Part of a value: an address and strides over a shape.
 #[derive(Clone)]

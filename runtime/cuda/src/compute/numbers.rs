@@ -7,11 +7,12 @@ use symmc_ir::attention::{Bound, Operands};
 use symmc_ir::{DType, Side};
 use symmc_runtime::exec::Located;
 
-use super::attention::Rows;
 use super::bounds::{self, Position};
-use super::space::{Axis, broadcast};
+use super::fused::Filled;
+use super::lowering::Lowering;
+use super::machine::Machine;
+use super::space::{Axis, Rows, broadcast};
 use super::text::{self, offset, stored};
-use super::{Lowering, Machine};
 use crate::launch::{Address, Kernel};
 
 /// The most bytes that they may take.
@@ -19,17 +20,6 @@ const MOST: usize = 32 << 20;
 
 /// Threads of a block.
 const THREADS: usize = 256;
-
-/// Memory that is set before kernels and the library are timed: so that all columns are seen.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Filled {
-    /// Where it begins.
-    pub at: Address,
-    /// How long it is.
-    pub bytes: usize,
-    /// What each byte of it becomes.
-    pub byte: u8,
-}
 
 /// Whether an attention has something that the library takes as numbers only.
 pub(super) fn wanted(o: &Operands<'_, Located>, bounds: &[Bound]) -> bool {

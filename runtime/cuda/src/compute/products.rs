@@ -9,15 +9,18 @@ use smallvec::SmallVec;
 use symmc_ir::Op;
 use symmc_runtime::exec::Located;
 
-use super::fuse;
+use super::lowering::{Lowering, Step};
+use super::machine::Machine;
 use super::map::{Map, Val};
+use super::sites::Sites;
 use super::skinny::{self, MOST_PRODUCTS, Worth};
 use super::space::is_run;
 use super::text::stored;
-use super::{Lowering, Machine, Sites, Step, matmul};
+use super::{fuse, matmul};
 use crate::compile::Source;
 use crate::error::CudaError;
-use crate::launch::{Address, Work};
+use crate::launch::Address;
+use crate::work::Work;
 
 /// Columns of a product that are read element by element.
 struct Cut {
@@ -116,7 +119,7 @@ pub fn lower(
     for step in steps {
         match step.op {
             Op::MatMul => {
-                super::arity(step.op, step.operands.len(), step.results.len())?;
+                super::lowering::arity(step.op, step.operands.len(), step.results.len())?;
                 for Cut { right, result } in products.next().into_iter().flatten() {
                     let Some(gemm) = matmul::one(&step.operands[0], right, result, l)? else {
                         return Ok(None);

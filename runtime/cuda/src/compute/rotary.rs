@@ -8,12 +8,15 @@ use std::fmt::Write as _;
 use symmc_ir::Op;
 use symmc_runtime::exec::Located;
 
+use super::lowering::{Lowering, Step, misfit};
+use super::machine::Machine;
+use super::sites::Sites;
 use super::space::{Axis, Strides, axes, broadcast};
 use super::text::{self, offset, stored};
-use super::{Lowering, Machine, Sites, Step, misfit};
 use crate::compile::Source;
 use crate::error::CudaError;
-use crate::launch::{Address, Kernel, Param, Work};
+use crate::launch::{Address, Kernel, Param};
+use crate::work::Work;
 
 /// Threads of a block.
 const THREADS: usize = 256;
@@ -75,9 +78,9 @@ pub fn lower_together(
     let mut parts = Vec::with_capacity(steps.len());
     for step in steps {
         let &Op::RotaryEmbedding { width, interleaved } = step.op else {
-            return Err(super::no_kernel(step.op));
+            return Err(super::lowering::no_kernel(step.op));
         };
-        super::arity(step.op, step.operands.len(), step.results.len())?;
+        super::lowering::arity(step.op, step.operands.len(), step.results.len())?;
         let number = parts.len();
         parts.extend(part(width, interleaved, step.operands, &step.results[0], number, &lowering)?);
     }

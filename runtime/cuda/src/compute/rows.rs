@@ -8,11 +8,12 @@ use std::fmt::Write as _;
 use symmc_ir::{ArgOp, DType, Reduction};
 use symmc_runtime::exec::Located;
 
+use super::lowering::{Lowering, misfit};
 use super::space::{Axis, axes};
 use super::text::{self, computed, offset, real, stored};
-use super::{Lowering, misfit};
 use crate::error::CudaError;
-use crate::launch::{Address, Kernel, Param, Work};
+use crate::launch::{Address, Kernel, Param};
+use crate::work::Work;
 
 /// The most elements of a row that one thread keeps in registers.
 const KEPT: usize = 32;

@@ -8,12 +8,13 @@ use std::fmt::Write as _;
 use symmc_ir::Reduction;
 use symmc_runtime::exec::Located;
 
+use super::lowering::{Lowering, misfit};
 use super::movement::{common_shape, copy};
 use super::space::{Axis, axes, broadcast};
 use super::text::{self, offset, stored};
-use super::{Lowering, misfit};
 use crate::error::CudaError;
-use crate::launch::{Kernel, Param, Work, plain};
+use crate::launch::{Kernel, Param, plain};
+use crate::work::Work;
 
 /// The name of a combination in the kernels.
 fn how(combine: Option<Reduction>) -> &'static str {

@@ -13,14 +13,13 @@ use std::time::{Duration, Instant};
 
 use indexmap::IndexMap;
 use serde::{Deserialize, Serialize};
-use symmc_runtime::RunError;
 
-use super::Machine;
 use super::gemm::{Algorithm, Gemm, GemmPlanner, Matrix, Prepared};
-use crate::arena::Exchange;
+use super::machine::Machine;
 use crate::cache::{Cache, name_of};
 use crate::driver::{Device, Event, Stream, version};
 use crate::error::CudaError;
+use crate::exchange::{Exchange, of_rank_0};
 use crate::launch::Address;
 
 /// How the algorithms of matrix products are chosen, and who computes attention.
@@ -262,50 +261,15 @@ pub(super) fn all_measure(
     Ok(mine > 0 && counts.iter().all(|c| c[..] == mine.to_le_bytes()))
 }
 
-/// What rank 0 says, of what all ranks say.
-pub(super) fn of_rank_0(exchange: &dyn Exchange, mine: &[u8]) -> Result<Vec<u8>, CudaError> {
-    let first = exchange.all_gather(mine)?.into_iter().next();
-    Ok(first.ok_or_else(|| RunError::system("choosing algorithms", "there is no rank 0"))?)
-}
-
 #[cfg(test)]
-pub(super) mod tests {
-    use std::sync::{Barrier, Mutex};
+mod tests {
+    use std::sync::Mutex;
 
     use symmc_ir::DType;
 
     use super::super::gemm::Order;
     use super::*;
-
-    /// Two threads as ranks.
-    pub(in super::super) struct Pair {
-        said: Mutex<[Vec<u8>; 2]>,
-        both: Barrier,
-    }
-
-    impl Pair {
-        pub(in super::super) fn new() -> Pair {
-            Pair { said: Mutex::default(), both: Barrier::new(2) }
-        }
-    }
-
-    pub(in super::super) struct Rank<'a>(pub(in super::super) &'a Pair, pub(in super::super) usize);
-
-    impl Exchange for Rank<'_> {
-        fn rank(&self) -> u32 {
-            self.1 as u32
-        }
-        fn ranks(&self) -> u32 {
-            2
-        }
-        fn all_gather(&self, mine: &[u8]) -> Result<Vec<Vec<u8>>, RunError> {
-            self.0.said.lock().unwrap()[self.1] = mine.to_vec();
-            self.0.both.wait();
-            let all = self.0.said.lock().unwrap().to_vec();
-            self.0.both.wait();
-            Ok(all)
-        }
-    }
+    use crate::exchange::tests::{Pair, Rank};
 
     fn gemm(n: usize, at: u64) -> Gemm {
         let side = |at| Matrix { at, step: n, order: Order::Rows, batch: 0 };

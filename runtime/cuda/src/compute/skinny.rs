@@ -6,11 +6,11 @@
 use symmc_ir::DType;
 use symmc_ir::machine::{Capabilities, Extents, Products};
 
-use super::Lowering;
 use super::gemm::{Gemm, Order};
+use super::lowering::Lowering;
 use super::text::{self, stored};
-use crate::launch::{Address, Kernel, Param, Work};
-use crate::tensor_map::TensorMap;
+use crate::launch::{Address, Kernel, Param, TensorMap};
+use crate::work::Work;
 
 /// The most rows where lines of the right matrix lie along the columns. The library takes about 19 µs for any few
 /// rows of a 4096 × 7168 matrix on an H200; 4 rows take 19 this way, 8 rows 27.

@@ -5,11 +5,12 @@ use std::fmt::Write as _;
 use symmc_ir::DType;
 use symmc_runtime::exec::Located;
 
+use super::lowering::{Lowering, misfit};
 use super::space::Axis;
 use super::text::{self, offset, stored};
-use super::{Lowering, misfit};
 use crate::error::CudaError;
-use crate::launch::{Address, Kernel, Param, Work};
+use crate::launch::{Address, Kernel, Param};
+use crate::work::Work;
 
 /// The longest row that is sorted in shared memory; elements of a tile of longer ones.
 const TILE: usize = 4096;

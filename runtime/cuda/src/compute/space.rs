@@ -3,6 +3,8 @@
 use smallvec::SmallVec;
 use symmc_runtime::exec::Located;
 
+use crate::launch::Address;
+
 /// One axis of one operand.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Axis {
@@ -10,6 +12,27 @@ pub(super) struct Axis {
     pub n: usize,
     /// The distance of neighbours, in elements.
     pub stride: isize,
+}
+
+/// An operand of attention: where its heads and rows lie.
+pub(super) struct Rows {
+    pub at: Address,
+    pub head: Vec<Axis>,
+    pub row: Vec<Axis>,
+    pub step: isize,
+}
+
+impl Rows {
+    /// Of `[.., heads, rows, columns]`; `group` heads in a run share a head of keys.
+    pub fn new(at: Address, shape: &[usize], strides: &[isize], group: usize) -> Rows {
+        let r = shape.len();
+        let axis = |a: usize| Axis { n: shape[a], stride: strides[a] };
+        let heads = axis(r - 3);
+        let mut head: Vec<Axis> = (0..r - 3).map(axis).collect();
+        head.push(Axis { n: heads.n / group, stride: heads.stride * group as isize });
+        let row = vec![Axis { n: group, stride: heads.stride }, axis(r - 2)];
+        Rows { at, head, row, step: strides[r - 1] }
+    }
 }
 
 /// The strides of an operand over a space.

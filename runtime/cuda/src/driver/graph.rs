@@ -10,8 +10,10 @@ use std::sync::Arc;
 use cudarc::driver::{result, sys};
 use smallvec::SmallVec;
 
-use super::{Device, Function, Params, Stream, checked};
-use crate::error::CudaError;
+use super::device::Device;
+use super::module::Function;
+use super::stream::{Params, Stream};
+use crate::error::{CudaError, checked};
 use crate::launch::{Address, Kernel};
 
 /// A node of a graph.
@@ -253,7 +255,7 @@ impl Graph {
         let [gx, gy, gz] = kernel.grid;
         let [bx, by, bz] = kernel.block;
         let set = sys::CUDA_KERNEL_NODE_PARAMS {
-            func: function.0,
+            func: function.handle(),
             gridDimX: gx,
             gridDimY: gy,
             gridDimZ: gz,

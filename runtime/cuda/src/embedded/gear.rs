@@ -14,20 +14,20 @@ use symmc_runtime::session::budget::{self, Constants};
 use symmc_runtime::session::{CallersPart, Taken};
 
 use super::gpu::Gpu;
-use super::recording::Programs;
-use crate::Products;
-use crate::arena::{Exchange, SymmetricArena};
+use super::programs::Programs;
+use crate::arena::SymmetricArena;
 use crate::collective::{self, Control, Peers};
 use crate::compute::{Attentions, InputUse, Machine};
-use crate::driver::{Device, Memory, Pinned};
+use crate::driver::{Device, LentStream, Memory, Pinned, Stream};
 use crate::error::CudaError;
+use crate::exchange::Exchange;
+use crate::largest::bound_on;
 use crate::launch::Address;
 use crate::nccl::{Communicators, Making};
-use crate::program::Streams;
-use crate::refusal::{self, bound_on};
 use crate::report::{COMPUTE_STATUS, PROGRESS, STATUS};
 use crate::rig::{self, Rig};
-use crate::scratch;
+use crate::streams::Streams;
+use crate::{Products, refusal, scratch};
 
 /// What runs need.
 pub(super) struct Gear {
@@ -121,6 +121,13 @@ impl Gear {
             self.rig.nccl.add(steps, &making)?;
         }
         Ok(())
+    }
+
+    /// A stream of the caller in place of the first of the session's.
+    pub fn lanes(&self, device: &Arc<Device>, compute: Stream) -> Streams {
+        // SAFETY: the session's own stream, which lives as long as the gear.
+        let comm = unsafe { LentStream::new(self.rig.streams.comm.handle().cast()) };
+        Streams { compute, comm: Stream::adopt(device, comm) }
     }
 
     /// What lies so many bytes from the start of the symmetric arena.
@@ -235,14 +242,14 @@ pub fn budget(plan: &CheckedPlan, rank: u32, gpu: &Gpu, config: &HostConfig) -> 
         Products::Measured => Attentions::Chosen,
         Products::Heuristic => Attentions::Kernels,
     };
-    let mut executor = Executor::new(plan.shared(), rank, &Registry::new(), ExecConfig::default())?;
+    let mut executor = Executor::of_checked(plan, rank, &Registry::new(), ExecConfig::default())?;
     let sizes = Sizes::of(plan, rank).with_callers(plan, config.callers)?;
     let flags = sizes.control.bytes();
     let mut taken = Taken::default();
     taken.ordinary = sizes.ordinary;
     taken.symmetric = (sizes.symmetric + flags).max(1).next_multiple_of(SHARED_UNIT) - flags;
     taken.flags = flags + sizes.words;
-    taken.scratch = sizes.workspace(&Machine { attention, ..refusal::MACHINE });
+    taken.scratch = sizes.workspace(&Machine { attention, ..Machine::OF_PROFILES });
     taken.held = budget::held(plan, &executor.largest(), Constants::Copied);
     Ok(taken)
 }

@@ -1,9 +1,9 @@
 //! The GPU of a session, and what its caller lends.
 
-use crate::adopt::{Adopted, LentStream};
+use crate::adopt::Adopted;
 use crate::arena::Source;
 use crate::compute::{Attentions, gemm};
-use crate::driver::{self, Device};
+use crate::driver::{self, Device, LentStream};
 use crate::error::CudaError;
 use crate::nccl::Lent;
 use crate::{Products, compile, cudnn};

@@ -7,13 +7,17 @@ use std::sync::atomic::Ordering;
 use symmc_ir::Bindings;
 use symmc_ir::interp::{SeedConfig, Seeds};
 use symmc_runtime::RunError;
-use symmc_runtime::exec::BoundStep;
+use symmc_runtime::exec::{BoundStep, ExecConfig, Executor, Registry};
+use symmc_runtime::host::RankRun;
 use symmc_runtime::session::{DeviceSession, Owner, Port, Whose, gave_back};
 
+use super::gear::Sizes;
+use super::gpu::Gpu;
 use super::piece::Piece;
+use super::ranks::Ranks;
 use super::recording::Recording;
 use super::session::CudaSession;
-use crate::driver::{Event, Graph, Memory};
+use crate::driver::{Device, Event, Graph, Memory};
 use crate::error::CudaError;
 use crate::launch::Address;
 use crate::trace::TracedStep;
@@ -32,12 +36,31 @@ const UNIT: usize = 256;
 /// Floats that are drawn before they repeat: a prime number, so that rows of matrices differ.
 const SAMPLE: usize = 262_139;
 
+impl<'c> CudaSession<'c> {
+    /// The session of a rank of a job, at the sizes of the job alone. All ranks of the job call this together.
+    ///
+    /// # Errors
+    /// GPUs cannot run a step, there is no such GPU, a library or memory is missing, or a peer failed.
+    pub(crate) fn of_job(run: &RankRun<'c>, gpu: &Gpu) -> Result<CudaSession<'c>, RunError> {
+        let device = Device::open(gpu.ordinal.unwrap_or(run.comm.rank()))?;
+        let executor =
+            Executor::new(run.plan.clone(), run.comm.rank(), &Registry::new(), ExecConfig::default())?;
+        let mut session = CudaSession::build(executor, gpu, run.config, device)?;
+        session.ports.set(run.bindings)?;
+        let sizes = Sizes::at(&session.ports.sized()?.bound);
+        let mut session = session.with_gear(&sizes, run.comm)?;
+        session.lay_out()?;
+        session.ranks = Some(Ranks::Job(run.comm));
+        Ok(session)
+    }
+}
+
 impl CudaSession<'_> {
     /// Lays out the memory of all inputs and outputs in one allocation, alike on all ranks.
     ///
     /// # Errors
     /// There is not as much memory.
-    pub(super) fn lay_out(&mut self) -> Result<(), RunError> {
+    fn lay_out(&mut self) -> Result<(), RunError> {
         let bound = self.ports.sized()?.bound.clone();
         let ports =
             (0..bound.inputs.len()).map(Port::Input).chain((0..bound.outputs.len()).map(Port::Output));

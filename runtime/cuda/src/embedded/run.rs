@@ -26,17 +26,16 @@ use super::progress::{Heard, News};
 use super::ranks::Ranks;
 use super::recording::{Executable, Key, Recording};
 use super::session::CudaSession;
-use crate::adopt::LentStream;
-use crate::arena::Exchange;
-use crate::collective;
 use crate::compute::search::Search;
-use crate::driver::{self, Graph, Stream};
+use crate::driver::{self, Graph, LentStream, Stream};
 use crate::error::CudaError;
+use crate::exchange::Exchange;
 use crate::launch::Address;
-use crate::lowered::Distances;
 use crate::program::{Parts, Program, Settled};
 use crate::relocation::Shifted;
 use crate::report::Report;
+use crate::setting::Distances;
+use crate::{collective, rig};
 
 /// How long a failure waits for kernels that were told to end, so that their reports are seen.
 const ENDING: Duration = Duration::from_secs(3);
@@ -93,7 +92,7 @@ impl CudaSession<'_> {
         self.load()?;
         let Resolved { homes, moves, memory } = &resolved;
         let key = (self.ports.sized()?.text.clone(), homes.clone(), moves.clone());
-        match self.gear()?.known_elsewhere(&key, memory, |_| true) {
+        match self.gear()?.rig.programs.known_elsewhere(&key, memory, |_| true) {
             Some(known) => Ok(Arc::new(known)),
             None => self.recording(resolved).map_err(|error| self.fail(error)),
         }
@@ -167,8 +166,9 @@ impl CudaSession<'_> {
         let settled = self.settled.get(&text).cloned();
         let key: Key = (text.clone(), resolved.homes, resolved.moves);
         let gear = self.gear.as_mut().ok_or_else(gave_back)?;
+        let rig::Parts { programs, streams, .. } = &mut *gear.rig;
         if settled.is_some()
-            && let Some(known) = gear.known(&key, &resolved.memory)
+            && let Some(known) = programs.known(&key, &resolved.memory, &streams.compute)
         {
             return Ok(known);
         }

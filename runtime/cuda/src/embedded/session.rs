@@ -3,18 +3,18 @@
 use std::sync::Arc;
 
 use symmc_check::CheckedPlan;
-use symmc_plan::Plan;
 use symmc_runtime::RunError;
-use symmc_runtime::exec::{ExecConfig, Registry};
-use symmc_runtime::host::{Comm, Group, HostConfig, RankRun, Seat};
+use symmc_runtime::exec::{ExecConfig, Executor, Registry};
+use symmc_runtime::host::{Comm, Group, HostConfig, Seat};
 use symmc_runtime::session::{Ports, ended, gave_back};
 
+use super::flight::Flight;
 use super::gear::{Gear, Sizes};
 use super::gpu::{ALIGN, Gpu};
 use super::piece::Piece;
 use super::ranks::Ranks;
 use super::recent::Recent;
-use super::recording::{Flight, Recording};
+use super::recording::Recording;
 use crate::driver::{CallersContext, Copied, Device, Event, Relaxed};
 use crate::error::CudaError;
 use crate::program::Settled;
@@ -65,8 +65,9 @@ impl CudaSession<'static> {
         let (_caller, device, terms) = opened.inspect_err(|error| group.decline(error))?;
         let seat = Seat::take(plan, group, &HostConfig { chaos: None, ..config.clone() }, terms)?;
         let comm = seat.comm();
-        let built = CudaSession::build(plan.shared(), comm.rank(), gpu, config, device);
-        let built = built.and_then(|session| {
+        let executor = Executor::of_checked(plan, comm.rank(), &Registry::new(), ExecConfig::default());
+        let built = executor.and_then(|executor| {
+            let session = CudaSession::build(executor, gpu, config, device)?;
             let sizes = Sizes::of(plan, comm.rank()).with_callers(plan, config.callers)?;
             session.with_gear(&sizes, comm)
         });
@@ -78,30 +79,14 @@ impl CudaSession<'static> {
 }
 
 impl<'c> CudaSession<'c> {
-    /// The session of a rank of a job, at the sizes of the job alone. All ranks of the job call this together.
-    ///
-    /// # Errors
-    /// GPUs cannot run a step, there is no such GPU, a library or memory is missing, or a peer failed.
-    pub(crate) fn of_job(run: &RankRun<'c>, gpu: &Gpu) -> Result<CudaSession<'c>, RunError> {
-        let device = Device::open(gpu.ordinal.unwrap_or(run.comm.rank()))?;
-        let mut session = CudaSession::build(run.plan.clone(), run.comm.rank(), gpu, run.config, device)?;
-        session.ports.set(run.bindings)?;
-        let sizes = Sizes::at(&session.ports.sized()?.bound);
-        let mut session = session.with_gear(&sizes, run.comm)?;
-        session.lay_out()?;
-        session.ranks = Some(Ranks::Job(run.comm));
-        Ok(session)
-    }
-
     /// One without what runs need, which is nobody's yet.
-    fn build(
-        plan: Arc<Plan>,
-        rank: u32,
+    pub(super) fn build(
+        executor: Executor,
         gpu: &Gpu,
         config: &HostConfig,
         device: Arc<Device>,
     ) -> Result<CudaSession<'c>, RunError> {
-        let ports = Ports::new(plan, rank, &Registry::new(), ExecConfig::default(), (ALIGN, config.callers))?;
+        let ports = Ports::new(executor, (ALIGN, config.callers))?;
         Ok(CudaSession {
             ready: None,
             gear: None,
@@ -117,7 +102,7 @@ impl<'c> CudaSession<'c> {
         })
     }
 
-    fn with_gear(mut self, sizes: &Sizes, comm: &Comm) -> Result<CudaSession<'c>, RunError> {
+    pub(super) fn with_gear(mut self, sizes: &Sizes, comm: &Comm) -> Result<CudaSession<'c>, RunError> {
         self.gear = Some(self.make_gear(sizes, comm)?);
         Ok(self)
     }

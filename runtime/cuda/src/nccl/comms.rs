@@ -20,13 +20,12 @@ use nccl_sys::{Comm, Config, Nccl, UniqueId, Version, Window, cta_policy, data_t
 use symmc_ir::Variant;
 use symmc_runtime::exec::{BoundStep, Work as StepWork};
 
-use super::failed;
+use super::call::by_library;
 use super::lent::Lent;
 use super::wait::Patience;
-use crate::arena::Exchange;
-use crate::collective::by_library;
 use crate::driver::{self, Device, Stream};
 use crate::error::CudaError;
+use crate::exchange::Exchange;
 use crate::launch::Address;
 
 /// What communicators are made with.
@@ -204,7 +203,7 @@ impl Communicators {
     ) -> Result<(), CudaError> {
         let (exchange, way) = (making.exchange, key.1);
         // A rank that cannot says so, so that none waits for it.
-        let mine = able(nccl, way).and_then(|()| nccl.unique_id().map_err(failed));
+        let mine = able(nccl, way).and_then(|()| Ok(nccl.unique_id()?));
         let bytes = mine.as_ref().map_or([0; UniqueId::BYTES], |id| id.to_bytes());
         let said = [&[u8::from(mine.is_ok())][..], &bytes].concat();
         let all = exchange.all_gather(&said)?;
@@ -220,7 +219,7 @@ impl Communicators {
             return Err(CudaError::Unsupported(format!("rank {} is not in its group", exchange.rank())));
         };
         let (ranks, id) = (cell.len() as u32, UniqueId::from_bytes(id));
-        let comm = nccl.comm_init_rank(ranks, id, number as u32, &way.config()).map_err(failed)?;
+        let comm = nccl.comm_init_rank(ranks, id, number as u32, &way.config())?;
         self.made.insert(key, Made { comm, window: None, lent: false });
         let alive = || exchange.alive();
         let patience = making.patience(&alive);

@@ -4,7 +4,6 @@ use std::ffi::{c_int, c_void};
 
 use nccl_sys::{Comm, Nccl};
 
-use super::failed;
 use crate::error::CudaError;
 
 /// A communicator of somebody else: the session runs the plain collectives of its ranks on it and never ends it.
@@ -39,8 +38,8 @@ impl Lent {
         let f = nccl.functions();
         // SAFETY: the communicator exists by the promise of `new`; the functions write one integer each.
         unsafe {
-            nccl.check("ncclCommCount", (f.comm_count)(self.comm, &mut count)).map_err(failed)?;
-            nccl.check("ncclCommUserRank", (f.comm_user_rank)(self.comm, &mut number)).map_err(failed)?;
+            nccl.check("ncclCommCount", (f.comm_count)(self.comm, &mut count))?;
+            nccl.check("ncclCommUserRank", (f.comm_user_rank)(self.comm, &mut number))?;
         }
         let there = usize::try_from(number).ok().and_then(|n| self.ranks.get(n));
         match usize::try_from(count) == Ok(self.ranks.len()) && there == Some(&rank) {

@@ -8,10 +8,9 @@ use cudarc::driver::result;
 use nccl_sys::{Nccl, Window};
 
 use super::comms::{Communicators, DEVICE_WINDOWS, Making};
-use super::failed;
-use crate::arena::Exchange;
-use crate::driver::{Device, checked};
-use crate::error::CudaError;
+use crate::driver::Device;
+use crate::error::{CudaError, checked};
+use crate::exchange::Exchange;
 use crate::launch::Address;
 
 /// Sizes are multiples of this, which the driver allocates anyway.
@@ -51,7 +50,7 @@ impl WindowMemory {
     ) -> Result<WindowMemory, CudaError> {
         let library = Nccl::load().map_err(|e| CudaError::Unsupported(e.to_string()))?;
         let len = len.max(1).next_multiple_of(UNIT);
-        let own = Own(library.mem_alloc(len).map_err(failed)?);
+        let own = Own(library.mem_alloc(len)?);
         let at = own.0 as usize as Address;
         // From here on what is dropped after a failure frees the memory.
         let (addresses, communicators) = (vec![at], Communicators::default());
@@ -115,7 +114,7 @@ fn place(library: &Nccl, window: Window, rank: u32) -> Result<Address, CudaError
             let mut at = std::ptr::null_mut();
             // SAFETY: the window exists; the function writes one address.
             let code = unsafe { call(window, 0, rank as i32, &mut at) };
-            library.check("ncclGetLsaDevicePointer", code).map_err(failed)?;
+            library.check("ncclGetLsaDevicePointer", code)?;
             Ok(at as usize as Address)
         }
         Err(_) if library.version() >= DEVICE_WINDOWS => {

@@ -7,6 +7,7 @@
 //! Deliberately not here: how the library splits a collective among its algorithms. What all of them promise is
 //! in `symmc_ir::collective`.
 
+mod call;
 mod comms;
 mod lent;
 mod memory;
@@ -16,53 +17,21 @@ mod wait;
 
 use std::ffi::c_void;
 
-use nccl_sys::{Comm, DataType, RedOp, ResultCode, data_type, red_op, result_code};
+use nccl_sys::{DataType, RedOp, ResultCode, data_type, red_op, result_code};
 use symmc_ir::collective::{CollectiveKind, ReduceOp, Splits};
 use symmc_ir::{DType, Variant};
 use symmc_runtime::exec::BoundCollective;
 
+use self::call::CallKind;
+pub use self::call::{NcclCall, by_library};
 pub(crate) use self::comms::starts_early;
 pub use self::comms::{Communicators, EARLY, Making, has};
 pub use self::lent::Lent;
 pub use self::memory::WindowMemory;
 use crate::driver::Stream;
 use crate::error::CudaError;
-use crate::launch::{Address, Work};
-
-/// A call of the library, with everything fixed but the stream.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct NcclCall {
-    comm: Comm,
-    kind: CallKind,
-    send: Address,
-    receive: Address,
-    /// Elements of the smaller side.
-    count: usize,
-    dtype: DataType,
-}
-
-impl NcclCall {
-    /// Where the operand and the result are.
-    pub(crate) fn ends_mut(&mut self) -> [&mut Address; 2] {
-        [&mut self.send, &mut self.receive]
-    }
-}
-
-#[derive(Clone, PartialEq, Eq, Debug)]
-enum CallKind {
-    AllReduce(RedOp),
-    AllGather,
-    AllToAll,
-    ReduceScatter(RedOp),
-    Broadcast {
-        root: i32,
-    },
-    /// Pieces to and from these numbers of the cell, with their distance from the start in bytes.
-    Exchange {
-        sends: Vec<(i32, usize)>,
-        receives: Vec<(i32, usize)>,
-    },
-}
+use crate::launch::Address;
+use crate::work::Work;
 
 /// What is stored in front of a collective of the library.
 #[derive(Clone, Copy, Debug)]
@@ -196,7 +165,7 @@ impl Communicators {
             }
             CallKind::Exchange { sends, receives } => {
                 // SAFETY: the group is ended below, whatever happens between.
-                nccl.check("ncclGroupStart", unsafe { (f.group_start)() }).map_err(failed)?;
+                nccl.check("ncclGroupStart", unsafe { (f.group_start)() })?;
                 let mut first = ("ncclGroupEnd", result_code::SUCCESS);
                 let mut keep = |name, code| {
                     if first.1 == result_code::SUCCESS && code != result_code::IN_PROGRESS {
@@ -220,10 +189,6 @@ impl Communicators {
             }
         })
     }
-}
-
-fn failed(error: nccl_sys::Error) -> CudaError {
-    CudaError::Library { call: error.call.into(), detail: error.to_string() }
 }
 
 fn dtype_of(dtype: DType) -> DataType {

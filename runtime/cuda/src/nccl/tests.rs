@@ -16,7 +16,7 @@ use super::comms::{Communicators, Way, lacks, starts_early};
 use super::lent::Lent;
 use super::wait::Patience;
 use crate::error::CudaError;
-use crate::launch::Work;
+use crate::work::Work;
 
 /// The fake library of a version.
 fn fake(version: &str, later: bool) -> Nccl {

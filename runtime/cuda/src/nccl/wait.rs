@@ -5,7 +5,6 @@ use std::time::{Duration, Instant};
 use nccl_sys::{Comm, Nccl, ResultCode, result_code};
 use symmc_runtime::RunError;
 
-use super::failed;
 use crate::error::CudaError;
 
 /// How long and for whom this rank waits.
@@ -59,14 +58,14 @@ impl Patience<'_> {
         code: ResultCode,
     ) -> Result<(), CudaError> {
         if code != result_code::IN_PROGRESS {
-            nccl.check(call, code).map_err(failed)?;
+            nccl.check(call, code)?;
         }
         // Some calls say that they are done while their work goes on; the communicator's state does not.
         self.until(call, || {
             // SAFETY: by the caller.
-            match unsafe { nccl.state(comm) }.map_err(failed)? {
+            match unsafe { nccl.state(comm) }? {
                 result_code::IN_PROGRESS => Ok(None),
-                code => nccl.check(call, code).map_err(failed).map(Some),
+                code => nccl.check(call, code).map(Some).map_err(CudaError::from),
             }
         })
     }

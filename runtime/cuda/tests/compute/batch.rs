@@ -3,7 +3,7 @@
 use symmc_cuda::compile::Source;
 use symmc_cuda::compute::gemm::Gemm;
 use symmc_cuda::compute::{GEMM_WORKSPACE, Sites, batch};
-use symmc_cuda::launch::Work;
+use symmc_cuda::work::Work;
 use symmc_ir::Op;
 use symmc_runtime::exec::{Home, Located};
 

@@ -8,15 +8,15 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use symmc_cases::{Case, Placed};
-use symmc_cuda::CudaError;
 use symmc_cuda::compile::{Source, compile};
 use symmc_cuda::compute::gemm::GemmPlanner;
 use symmc_cuda::compute::{
     Attentions, GEMM_WORKSPACE, InputUse, Machine, STATUS_BYTES, Sites, Step, lower, workspace,
 };
-use symmc_cuda::cudnn;
 use symmc_cuda::driver::{Device, Memory, Module, Pinned, Stream};
-use symmc_cuda::launch::{Kernel, Start, Work};
+use symmc_cuda::launch::{Kernel, Start};
+use symmc_cuda::work::Work;
+use symmc_cuda::{CudaError, cudnn};
 use symmc_ir::Tensor;
 use symmc_runtime::exec::{Home, Located};
 use symmc_runtime::kernels::KernelError;

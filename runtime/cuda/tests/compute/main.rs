@@ -12,12 +12,10 @@ mod rotary;
 
 use symmc_cases::corpus;
 use symmc_cuda::CudaError;
-use symmc_cuda::compile::Source;
-use symmc_cuda::compile::compile;
+use symmc_cuda::compile::{Source, compile};
 use symmc_cuda::compute::fuse::lower;
-use symmc_cuda::compute::{Attentions, InputUse, Machine};
-use symmc_cuda::compute::{Sites, Step};
-use symmc_cuda::launch::Work;
+use symmc_cuda::compute::{Attentions, InputUse, Machine, Sites, Step};
+use symmc_cuda::work::Work;
 use symmc_ir::{BinaryOp, DType, Op, Scalar, UnaryOp};
 use symmc_runtime::exec::{Home, Located};
 

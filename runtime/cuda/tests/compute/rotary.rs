@@ -2,7 +2,8 @@
 
 use symmc_cuda::compile::Source;
 use symmc_cuda::compute::{self, GEMM_WORKSPACE, InputUse, Machine, STATUS_BYTES, Sites, Step, rotary};
-use symmc_cuda::launch::{Kernel, Work};
+use symmc_cuda::launch::Kernel;
+use symmc_cuda::work::Work;
 use symmc_ir::random::SplitMix;
 use symmc_ir::{DType, Op};
 use symmc_runtime::exec::{Home, Located};

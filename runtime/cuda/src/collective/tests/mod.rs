@@ -9,13 +9,18 @@ use std::collections::BTreeSet;
 
 use symmc_ir::DType;
 use symmc_ir::collective::{
-    CollectiveKind as Kind, PACKET_LINE, PACKET_WORDS, ReduceOp, Splits, Variant, packet_zone,
+    CollectiveKind as Kind, Forms, PACKET_LINE, PACKET_WORDS, ReduceOp, Splits, Variant, packet_zone,
 };
 use symmc_plan::Barrier;
 use symmc_runtime::exec::{BoundCollective, BoundRegion, Home};
 
+use super::blocks::Form;
+use super::call::Call;
+use super::prepared::DEVICE;
 use super::*;
 use crate::compile::compile;
+use crate::driver::Links;
+use crate::launch::{Address, Kernel, Param};
 
 const ARENA: usize = 64 << 20;
 

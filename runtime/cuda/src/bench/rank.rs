@@ -1,0 +1,399 @@
+//! One rank that measures: its memory, the calls of a case as a program, and replays of what was recorded.
+
+use std::time::Duration;
+
+use indexmap::IndexMap;
+use symmc_ir::collective::{Forms, Variant};
+use symmc_ir::{CollectiveKind, DType, Op, ReduceOp, Tensor};
+use symmc_plan::{Barrier, Lane};
+use symmc_runtime::RunError;
+use symmc_runtime::exec::{BoundCollective, BoundRegion, BoundStep, Home, Located, Work as StepWork};
+
+use super::measured::BenchConfig;
+use crate::arena::{Source, SymmetricArena};
+use crate::collective::{self, BlockCounts, Control, Peers};
+use crate::compute::Machine;
+use crate::driver::{Device, Graph, Memory, Pinned};
+use crate::error::CudaError;
+use crate::exchange::Exchange;
+use crate::homes::Homes;
+use crate::launch::Address;
+use crate::nccl::{Communicators, Making};
+use crate::program::{Parts, Program};
+use crate::rig::{self, Rig};
+use crate::setting::Distances;
+use crate::streams::Streams;
+use crate::work::Work;
+use crate::{compile, watch};
+
+/// Calls in one graph.
+pub(super) const CALLS: usize = 10;
+
+/// Replays that do not count.
+const WARM: usize = 3;
+
+/// Bytes up to which results are compared.
+const COMPARED: usize = 4 << 20;
+
+/// Bytes up to which packets are measured; the landing zones have a slot of as many for every peer.
+pub(super) const MOST_PACKETS: usize = 4 << 20;
+
+/// What is measured by itself.
+#[derive(Clone, PartialEq, Debug)]
+pub(super) struct Case {
+    pub kind: CollectiveKind,
+    /// The larger side.
+    pub bytes: usize,
+    pub variant: Variant,
+    /// Whether a droppable exit barrier is kept.
+    pub exit: Option<bool>,
+    /// The most blocks of its kernel.
+    pub blocks: Option<u32>,
+}
+
+pub(super) struct Bench<'a> {
+    pub exchange: &'a dyn Exchange,
+    pub dtype: DType,
+    pub rig: Rig,
+    pub peers: Peers,
+    pub homes: Homes,
+    /// Bytes of each of the regions: two operands, two results, two landing zones.
+    pub region: usize,
+    pub zone: usize,
+    /// Variants of the library that this machine cannot run, and why.
+    pub off: IndexMap<Variant, String>,
+}
+
+impl<'a> Bench<'a> {
+    pub fn new(
+        gpu: u32,
+        limit: Duration,
+        config: &BenchConfig,
+        dtype: DType,
+        exchange: &'a dyn Exchange,
+    ) -> Result<Bench<'a>, CudaError> {
+        let device = Device::open(gpu)?;
+        let n = exchange.ranks() as usize;
+        let norm = config.norms.iter().map(|[rows, hidden]| rows * hidden * dtype.size()).max().unwrap_or(0);
+        let bytes = config.bytes.iter().copied().max().unwrap_or(0);
+        let largest = bytes.max(norm).next_multiple_of(4096);
+        let sum = CollectiveKind::AllReduce(ReduceOp::Sum);
+        let zone = Variant::Packets.landing_bytes(&sum, bytes.min(MOST_PACKETS).max(norm) as u64, n as u64);
+        let zone = (zone as usize).next_multiple_of(4096);
+        let symmetric = 4 * largest + 2 * zone;
+        let control = Control { groups: 1, ..Control::default() };
+        let arena = SymmetricArena::new(Source::Vmm, &device, exchange, symmetric + control.bytes(), limit)?;
+        let local = collective::local_bytes(1).next_multiple_of(256);
+        let memory = Memory::new(&device, "operands of plain collectives", local + 4 * largest)?;
+        let status = Pinned::new(&device, 4096)?;
+        let streams = Streams::new(&device)?;
+        // SAFETY: the memory was just allocated.
+        unsafe { streams.compute.fill(memory.address(), 0, local)? };
+        streams.compute.synchronize()?;
+        let peers = Peers {
+            rank: exchange.rank(),
+            arenas: arena.addresses(),
+            arena: symmetric,
+            control,
+            local: memory.address(),
+            status: status.address(),
+            limit_ns: u64::try_from(limit.as_nanos()).unwrap_or(u64::MAX),
+            chaos: None,
+            blocks: BlockCounts::default(),
+            forms: Forms::default(),
+            links: device.links()?,
+        };
+        let homes = Homes {
+            ordinary: memory.address() + local as Address,
+            symmetric: arena.address(),
+            inputs: vec![],
+            outputs: vec![],
+        };
+        let (nccl, _arena, _memory) = (Communicators::default(), arena, memory);
+        let rig = rig::Parts { programs: vec![], streams, nccl, arena: _arena, status, _memory, device };
+        let rig = Rig::new(rig);
+        let off = IndexMap::new();
+        let mut bench = Bench { exchange, dtype, rig, peers, homes, region: largest, zone, off };
+        for variant in Variant::ALL.iter().copied().filter(|v| v.is_library()) {
+            match bench.communicator(variant, limit)? {
+                Ok(()) => {}
+                Err(text) if variant == Variant::Plain => return Err(CudaError::Unsupported(text)),
+                Err(text) => drop(bench.off.insert(variant, text)),
+            }
+        }
+        Ok(bench)
+    }
+
+    /// Makes the communicator of a variant of the library, or says why there is none.
+    pub fn communicator(
+        &mut self,
+        variant: Variant,
+        limit: Duration,
+    ) -> Result<Result<(), String>, CudaError> {
+        let kind = CollectiveKind::AllGather;
+        let steps = self.steps(&Case { kind, bytes: 0, variant, exit: None, blocks: None });
+        let (device, exchange) = (self.rig.device.clone(), self.exchange);
+        let arena = (self.rig.arena.address(), self.rig.arena.len());
+        let making = Making { exchange, device: &device, arena, limit, lent: None };
+        agreed(self.rig.nccl.add(&steps, &making), exchange)
+    }
+
+    /// The calls of a case.
+    pub fn steps(&self, case: &Case) -> Vec<BoundStep> {
+        let Case { kind, bytes, variant, exit, blocks } = case;
+        let n = self.exchange.ranks() as usize;
+        let home = if *variant == Variant::Plain { Home::Ordinary } else { Home::Symmetric };
+        let elements = bytes / self.dtype.size() / n * n;
+        let operand_elements = if *kind == CollectiveKind::AllGather { elements / n } else { elements };
+        let zones = 4 * self.region;
+        let step = |index: usize| {
+            let turn = index % 2;
+            let at = |i: usize| BoundRegion::even(home, i * self.region);
+            BoundStep {
+                index,
+                lane: Lane::Comm,
+                waits: vec![],
+                node: format!("call{index}"),
+                op_name: kind.name().to_string(),
+                work: StepWork::Collective(BoundCollective {
+                    kind: kind.clone(),
+                    variant: *variant,
+                    exit: exit.map(|kept| if kept { Barrier::Kept } else { Barrier::Dropped }),
+                    cell: (0..self.exchange.ranks()).collect(),
+                    group: 0,
+                    dtype: self.dtype,
+                    elements: operand_elements,
+                    row: 1,
+                    operand: at(turn),
+                    result: at(2 + turn),
+                    blocks: *blocks,
+                    landing: (*variant == Variant::Packets).then_some([zones, zones + self.zone]),
+                    splits: None,
+                }),
+            }
+        };
+        (0..CALLS).map(step).collect()
+    }
+
+    /// Times of copies of so many bytes between two buffers.
+    pub fn copies(
+        &mut self,
+        bytes: usize,
+        replays: usize,
+        alive: &dyn Fn() -> Result<(), RunError>,
+    ) -> Result<[f64; 3], CudaError> {
+        let elements = bytes / self.dtype.size();
+        let at = |i: usize| Located {
+            home: Home::Ordinary,
+            offset: i * self.region,
+            by_rank: 0,
+            dtype: self.dtype,
+            shape: [elements].into(),
+            strides: [1].into(),
+        };
+        let step = |index: usize| BoundStep {
+            index,
+            lane: Lane::Compute,
+            waits: vec![],
+            node: format!("copy{index}"),
+            op_name: "copy".into(),
+            work: StepWork::Kernel {
+                op: Op::Copy,
+                operands: vec![at(index % 2)],
+                results: vec![at(2 + index % 2)],
+            },
+        };
+        let steps: Vec<BoundStep> = (0..CALLS).map(step).collect();
+        self.prepare(&steps)?;
+        let graph = self.record()?;
+        let times = self.times(&graph, replays, alive, &mut || Ok(()))?;
+        Ok(times)
+    }
+
+    /// Times of a case whose calls were recorded, and what is wrong with its result.
+    pub fn case(
+        &self,
+        graph: &Graph,
+        case: &Case,
+        replays: usize,
+        alive: &dyn Fn() -> Result<(), RunError>,
+    ) -> Result<([f64; 3], Option<String>), CudaError> {
+        let (kind, bytes) = (&case.kind, case.bytes);
+        let base = if case.variant == Variant::Plain { self.homes.ordinary } else { self.homes.symmetric };
+        let n = self.exchange.ranks() as usize;
+        let elements = bytes / self.dtype.size() / n * n;
+        let mut wrong = None;
+        if elements == 0 || bytes > COMPARED {
+            return Ok((self.times(graph, replays, alive, &mut || Ok(()))?, wrong));
+        }
+        let operand = numbers(self.dtype, elements, self.exchange.rank())?;
+        let poison = vec![0x7f; bytes];
+        for turn in 0..2 {
+            let at = base + (turn * self.region) as Address;
+            // SAFETY: the regions exist; nothing runs.
+            unsafe {
+                self.rig.streams.compute.upload(at, operand.data())?;
+                self.rig.streams.compute.upload(at + 2 * self.region as Address, &poison)?;
+            }
+        }
+        let mut compare = || {
+            wrong = self.compare(kind, base, elements)?;
+            Ok(())
+        };
+        let times = self.times(graph, replays, alive, &mut compare)?;
+        Ok((times, wrong))
+    }
+
+    /// Compiles these calls, which are the only program then.
+    pub fn prepare(&mut self, steps: &[BoundStep]) -> Result<(), CudaError> {
+        let program = self.with_parts(|parts| Program::new(self.exchange.rank(), steps, parts))?;
+        self.rig.programs = vec![program];
+        Ok(())
+    }
+
+    /// The same for calls that are lowered already.
+    pub fn prepare_lowered(
+        &mut self,
+        steps: &[BoundStep],
+        lowered: Vec<Vec<Work>>,
+        source: &compile::Source,
+    ) -> Result<(), CudaError> {
+        let program = self.with_parts(|parts| Program::of_work(steps, lowered, source, parts))?;
+        self.rig.programs = vec![program];
+        Ok(())
+    }
+
+    /// Calls `make` with what programs of the bench run with.
+    pub fn with_parts<T>(&self, make: impl FnOnce(&Parts<'_>) -> T) -> T {
+        let machine = Machine { status: self.rig.status.address() + 2048, ..Machine::of(&self.rig.device) };
+        let parts = Parts {
+            device: &self.rig.device,
+            homes: &self.homes,
+            peers: &self.peers,
+            machine: &machine,
+            nccl: &self.rig.nccl,
+            search: None,
+            settled: None,
+            progress: None,
+            distances: Distances::Alike,
+            shifted: None,
+        };
+        make(&parts)
+    }
+
+    /// Records what was prepared.
+    pub fn record(&self) -> Result<Graph, CudaError> {
+        let missing = || CudaError::Unsupported("nothing was prepared".into());
+        let program = self.rig.programs.last().ok_or_else(missing)?;
+        program.record(&self.rig.streams, &self.rig.nccl, 1)
+    }
+
+    /// Least, median and most microseconds of one of the recorded calls over the replays; `first` is called after
+    /// the first replay.
+    pub fn times(
+        &self,
+        graph: &Graph,
+        replays: usize,
+        alive: &dyn Fn() -> Result<(), RunError>,
+        first: &mut dyn FnMut() -> Result<(), CudaError>,
+    ) -> Result<[f64; 3], CudaError> {
+        let mut times = Vec::with_capacity(replays);
+        for replay in 0..replays + WARM {
+            self.exchange.all_gather(&[0])?;
+            // SAFETY: the graph was recorded from a program of the rig.
+            let time = unsafe { self.rig.replay(graph, alive)? };
+            self.reported()?;
+            if replay == 0 {
+                first()?;
+            }
+            if replay >= WARM {
+                times.push(time / CALLS as f64);
+            }
+        }
+        Ok(watch::spread(times))
+    }
+
+    /// What kernels reported.
+    pub fn reported(&self) -> Result<(), CudaError> {
+        match collective::missed(&self.rig.status) {
+            Some(m) => Err(CudaError::Run(RunError::system(
+                "a collective",
+                format!("rank {} did not come to call {}", m.peer, m.step),
+            ))),
+            None => Ok(()),
+        }
+    }
+
+    /// The first element of either result that is not what the collective gives.
+    pub fn compare(
+        &self,
+        kind: &CollectiveKind,
+        base: Address,
+        elements: usize,
+    ) -> Result<Option<String>, CudaError> {
+        let n = self.exchange.ranks() as usize;
+        let me = self.exchange.rank() as usize;
+        let all: Vec<Vec<f64>> = (0..n)
+            .map(|r| numbers(self.dtype, elements, r as u32).map(|t| t.to_f64()))
+            .collect::<Result<_, _>>()?;
+        let sum = |i: usize| all.iter().map(|x| x[i]).sum::<f64>();
+        let piece = elements / n;
+        let expected: Vec<f64> = match kind {
+            CollectiveKind::AllReduce(_) => (0..elements).map(sum).collect(),
+            CollectiveKind::AllGather => (0..elements).map(|i| all[i / piece][i % piece]).collect(),
+            CollectiveKind::ReduceScatter(_) => (0..piece).map(|i| sum(me * piece + i)).collect(),
+            CollectiveKind::Broadcast { root } => all[*root as usize].clone(),
+            CollectiveKind::Permute { .. } => all[(me + n - 1) % n].clone(),
+            CollectiveKind::AllToAll(_) => {
+                (0..elements).map(|i| all[i / piece][me * piece + i % piece]).collect()
+            }
+        };
+        for turn in 0..2 {
+            let mut bytes = vec![0; expected.len() * self.dtype.size()];
+            let at = base + ((2 + turn) * self.region) as Address;
+            // SAFETY: the region exists; nothing runs.
+            unsafe { self.rig.streams.compute.download(&mut bytes, at)? };
+            let found = Tensor::new(self.dtype, vec![expected.len()], bytes);
+            let found = found.map(|t| t.to_f64()).unwrap_or_default();
+            let differs = |(i, (f, e)): (usize, (&f64, &f64))| {
+                (f != e).then(|| format!("result {turn}, element {i}: expected {e}, found {f}"))
+            };
+            if let Some(text) = found.iter().zip(&expected).enumerate().find_map(differs) {
+                return Ok(Some(text));
+            }
+        }
+        Ok(None)
+    }
+}
+
+/// What a rank prepared, if every rank could; else why this one could not, or which other.
+///
+/// # Errors
+/// What no other case can do without, or a peer failed.
+pub(super) fn agreed<T>(
+    mine: Result<T, CudaError>,
+    exchange: &dyn Exchange,
+) -> Result<Result<T, String>, CudaError> {
+    let mine = match mine {
+        Ok(value) => Ok(value),
+        Err(e @ (CudaError::Unsupported(_) | CudaError::Library { .. })) => Err(e.to_string()),
+        Err(e) => return Err(e),
+    };
+    let all = exchange.all_gather(&[u8::from(mine.is_ok())])?;
+    let value = match mine {
+        Ok(value) => value,
+        Err(text) => return Ok(Err(text)),
+    };
+    Ok(match all.iter().position(|said| said[..] != [1]) {
+        None => Ok(value),
+        Some(rank) => Err(format!("rank {rank} cannot run it")),
+    })
+}
+
+/// Small whole numbers, whose sums are exact in every dtype.
+pub(super) fn numbers(dtype: DType, elements: usize, rank: u32) -> Result<Tensor, CudaError> {
+    let number = |i: usize| ((i * 7 + i / 11 + rank as usize * 5) % 13) as f64 - 6.0;
+    let numbers: Vec<f64> = (0..elements).map(number).collect();
+    Tensor::from_f64(dtype, vec![elements], &numbers)
+        .ok_or_else(|| CudaError::Unsupported(format!("no numbers of dtype {dtype}")))
+}

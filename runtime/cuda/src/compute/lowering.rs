@@ -1,0 +1,114 @@
+//! What lowering a step takes and adds to.
+
+use symmc_ir::Op;
+use symmc_ir::text::op_name;
+use symmc_runtime::exec::{Home, Located};
+
+use super::machine::{InputUse, Machine};
+use super::sites::{Fault, Indexed, Site, Sites};
+use super::text;
+use crate::compile::Source;
+use crate::error::CudaError;
+use crate::launch::Address;
+
+/// A step to be lowered.
+#[derive(Clone, Copy, Debug)]
+pub struct Step<'a> {
+    /// Its number in the list of steps.
+    pub index: usize,
+    /// The op; the dims of its attributes are numbers.
+    pub op: &'a Op,
+    /// Its operands.
+    pub operands: &'a [Located],
+    /// Its results.
+    pub results: &'a [Located],
+}
+
+/// What lowering one step needs and adds to.
+pub(super) struct Lowering<'a> {
+    at: &'a dyn Fn(&Located) -> Address,
+    pub source: &'a mut Source,
+    pub sites: &'a mut Sites,
+    pub step: usize,
+    pub machine: Machine,
+}
+
+impl<'a> Lowering<'a> {
+    /// For the steps of one program; the number of the step is set for each.
+    pub fn new(
+        at: &'a dyn Fn(&Located) -> Address,
+        machine: &Machine,
+        source: &'a mut Source,
+        sites: &'a mut Sites,
+    ) -> Lowering<'a> {
+        Lowering { at, source, sites, step: 0, machine: *machine }
+    }
+
+    /// Puts what all kernels rest on before them.
+    pub fn preludes(&mut self) {
+        self.source.prelude(text::PTX);
+        self.source.prelude(text::BASE);
+    }
+
+    pub fn at(&self, value: &Located) -> Address {
+        (self.at)(value)
+    }
+
+    /// Whether nothing writes a value while the program runs.
+    pub fn is_steady(&self, value: &Located) -> bool {
+        self.machine.inputs == InputUse::Read && matches!(value.home, Home::Input(_))
+    }
+
+    pub fn site(&mut self, fault: Fault) -> u32 {
+        self.sites.add(Site { step: self.step, fault })
+    }
+
+    pub fn index_site(&mut self, axis: usize, extent: usize) -> u32 {
+        self.site(Fault::Index(Indexed { axis, extent }))
+    }
+
+    pub fn divisor_site(&mut self) -> u32 {
+        self.site(Fault::Divisor)
+    }
+
+    /// The workspace, if it has this many bytes.
+    pub fn room(&self, what: &str, bytes: usize) -> Result<Address, CudaError> {
+        let found = self.machine.workspace_bytes;
+        if bytes <= found {
+            return Ok(self.machine.workspace);
+        }
+        Err(CudaError::Unsupported(format!("{what} needs {bytes} bytes of workspace, found {found}")))
+    }
+}
+
+pub(super) fn no_kernel(op: &Op) -> CudaError {
+    CudaError::Unsupported(format!("there is no GPU kernel for {}", op_name(op)))
+}
+
+pub(super) fn misfit(what: &str, expected: impl std::fmt::Debug, found: impl std::fmt::Debug) -> CudaError {
+    CudaError::Unsupported(format!("{what}: expected {expected:?}, found {found:?}"))
+}
+
+/// Checks that the slices that [`lower`] takes apart are long enough.
+pub(super) fn arity(op: &Op, operands: usize, results: usize) -> Result<(), CudaError> {
+    let (min, max) = match op {
+        Op::Full(_) | Op::Iota { .. } => (0, 0),
+        Op::Binary(_) | Op::MatMul | Op::Take { .. } | Op::GatherElements { .. } => (2, 2),
+        Op::Select | Op::GroupedMatMul => (3, 3),
+        Op::ScatterElements { .. } | Op::IndexAdd { .. } | Op::RotaryEmbedding { .. } => (3, 3),
+        Op::Permuted { op, .. } => symmc_ir::infer::operand_counts(op),
+        Op::RmsNorm { .. } => (1, 2),
+        Op::LayerNorm { .. } => (1, 3),
+        Op::Attention { .. } => symmc_ir::infer::operand_counts(op),
+        Op::Index { .. } => (2, usize::MAX),
+        Op::IndexPut { .. } => (3, usize::MAX),
+        Op::Concat { .. } | Op::Opaque { .. } | Op::Custom(_) | Op::Collective(_) => (0, usize::MAX),
+        _ => (1, 1),
+    };
+    let expected = if matches!(op, Op::TopK { .. } | Op::Sort { .. }) { 2 } else { 1 };
+    if (min..=max).contains(&operands) && results >= expected {
+        return Ok(());
+    }
+    let found = format!("{operands} operands and {results} results");
+    Err(misfit(op_name(op), format!("{min} to {max} operands and {expected} results"), found))
+}

@@ -1,0 +1,69 @@
+//! Places in a program where data can be out of range.
+//!
+//! A kernel that meets such data writes the number of a [`Site`] to the status word; [`Sites::failure`] turns it into the
+//! error of the host's kernels.
+
+use symmc_runtime::kernels::KernelError;
+
+/// A place in the program where data can be out of range.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Site {
+    /// The step.
+    pub step: usize,
+    /// What data can do there.
+    pub fault: Fault,
+}
+
+/// What data can do that is an error.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Fault {
+    /// Index beyond an axis.
+    Index(Indexed),
+    /// End a group before the one in front of it, or beyond so many rows.
+    GroupEnd {
+        /// The rows.
+        rows: usize,
+    },
+    /// Divide an integer by zero.
+    Divisor,
+}
+
+/// An axis that data indexes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Indexed {
+    /// The axis of the first operand.
+    pub axis: usize,
+    /// Its extent.
+    pub extent: usize,
+}
+
+/// All sites of a program.
+#[derive(Clone, PartialEq, Eq, Default, Debug)]
+pub struct Sites {
+    list: Vec<Site>,
+}
+
+impl Sites {
+    /// No sites.
+    pub fn new() -> Sites {
+        Sites::default()
+    }
+
+    pub(super) fn add(&mut self, site: Site) -> u32 {
+        // 0 in the status word means that nothing was reported.
+        self.list.push(site);
+        self.list.len() as u32
+    }
+
+    /// The step and the error that a status word reports.
+    pub fn failure(&self, status: [u64; 2]) -> Option<(usize, KernelError)> {
+        let site = self.list.get((status[1] as usize).checked_sub(1)?)?;
+        let found = status[0] as i64;
+        let error = match site.fault {
+            Fault::Index(Indexed { axis, extent }) => KernelError::Index { index: found, axis, extent },
+            Fault::GroupEnd { rows } => KernelError::GroupEnd { end: found, rows },
+            Fault::Divisor => KernelError::ZeroDivisor,
+        };
+        Some((site.step, error))
+    }
+}

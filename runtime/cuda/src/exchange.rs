@@ -1,0 +1,87 @@
+//! What ranks tell each other before they share memory, and while they choose together.
+
+use symmc_runtime::RunError;
+use symmc_runtime::host::Comm;
+
+use crate::error::CudaError;
+
+/// How ranks tell each other small things before they share memory. All ranks call in the same order.
+pub trait Exchange {
+    /// This rank.
+    fn rank(&self) -> u32;
+    /// The number of ranks.
+    fn ranks(&self) -> u32;
+    /// Every rank's bytes, by rank. All ranks give equally many.
+    ///
+    /// # Errors
+    /// A peer failed or did not come.
+    fn all_gather(&self, mine: &[u8]) -> Result<Vec<Vec<u8>>, RunError>;
+    /// Whether the run goes on. Asked while this rank waits for peers in other ways than through this value.
+    ///
+    /// # Errors
+    /// A peer failed.
+    fn alive(&self) -> Result<(), RunError> {
+        Ok(())
+    }
+}
+
+impl Exchange for Comm {
+    fn rank(&self) -> u32 {
+        Comm::rank(self)
+    }
+
+    fn ranks(&self) -> u32 {
+        Comm::ranks(self)
+    }
+
+    fn all_gather(&self, mine: &[u8]) -> Result<Vec<Vec<u8>>, RunError> {
+        self.exchange(mine)
+    }
+
+    fn alive(&self) -> Result<(), RunError> {
+        self.control().abort_reason().map_or(Ok(()), Err)
+    }
+}
+
+/// What rank 0 says, of what all ranks say.
+pub(crate) fn of_rank_0(exchange: &dyn Exchange, mine: &[u8]) -> Result<Vec<u8>, CudaError> {
+    let first = exchange.all_gather(mine)?.into_iter().next();
+    Ok(first.ok_or_else(|| RunError::system("choosing algorithms", "there is no rank 0"))?)
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use std::sync::{Barrier, Mutex};
+
+    use super::*;
+
+    /// Two threads as ranks.
+    pub struct Pair {
+        said: Mutex<[Vec<u8>; 2]>,
+        both: Barrier,
+    }
+
+    impl Pair {
+        pub fn new() -> Pair {
+            Pair { said: Mutex::default(), both: Barrier::new(2) }
+        }
+    }
+
+    pub struct Rank<'a>(pub &'a Pair, pub usize);
+
+    impl Exchange for Rank<'_> {
+        fn rank(&self) -> u32 {
+            self.1 as u32
+        }
+        fn ranks(&self) -> u32 {
+            2
+        }
+        fn all_gather(&self, mine: &[u8]) -> Result<Vec<Vec<u8>>, RunError> {
+            self.0.said.lock().unwrap()[self.1] = mine.to_vec();
+            self.0.both.wait();
+            let all = self.0.said.lock().unwrap().to_vec();
+            self.0.both.wait();
+            Ok(all)
+        }
+    }
+}

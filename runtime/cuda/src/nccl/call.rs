@@ -1,0 +1,47 @@
+//! A collective as a call of the library, with everything fixed but the stream.
+
+use nccl_sys::{Comm, DataType, RedOp};
+use symmc_ir::collective::{CollectiveKind, Splits};
+use symmc_runtime::exec::BoundCollective;
+
+use crate::launch::Address;
+
+/// Whether the library runs a collective: it has none with sizes on the device, and a rank alone needs none.
+pub fn by_library(call: &BoundCollective) -> bool {
+    call.variant.is_library() && call.cell.len() > 1 && call.kind != CollectiveKind::AllToAll(Splits::Device)
+}
+
+/// A call of the library, with everything fixed but the stream.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct NcclCall {
+    pub(super) comm: Comm,
+    pub(super) kind: CallKind,
+    pub(super) send: Address,
+    pub(super) receive: Address,
+    /// Elements of the smaller side.
+    pub(super) count: usize,
+    pub(super) dtype: DataType,
+}
+
+impl NcclCall {
+    /// Where the operand and the result are.
+    pub(crate) fn ends_mut(&mut self) -> [&mut Address; 2] {
+        [&mut self.send, &mut self.receive]
+    }
+}
+
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(super) enum CallKind {
+    AllReduce(RedOp),
+    AllGather,
+    AllToAll,
+    ReduceScatter(RedOp),
+    Broadcast {
+        root: i32,
+    },
+    /// Pieces to and from these numbers of the cell, with their distance from the start in bytes.
+    Exchange {
+        sends: Vec<(i32, usize)>,
+        receives: Vec<(i32, usize)>,
+    },
+}

@@ -1,0 +1,86 @@
+//! What the steps of a rank are lowered with: where everything lies, and for what machine.
+//!
+//! A session has its own. Where there is no device, `Dry` has one for a GPU like those of the built-in profiles.
+
+use symmc_runtime::exec::{Bound, Home};
+
+use crate::collective::{Peers, control_of};
+use crate::compute::{Attentions, GEMM_WORKSPACE, Machine};
+use crate::homes::Homes;
+use crate::launch::Address;
+use crate::nccl::Communicators;
+use crate::scratch;
+
+/// What steps are lowered with.
+#[derive(Clone, Copy, Debug)]
+pub struct Setting<'a> {
+    /// Where everything lies.
+    pub homes: &'a Homes,
+    /// The peers' memory.
+    pub peers: &'a Peers,
+    /// What compute steps are lowered for.
+    pub machine: &'a Machine,
+    /// The communicators of the library's own collectives.
+    pub nccl: &'a Communicators,
+    /// A word that holds one more than the step of the library's last collective that began, if anybody asks.
+    pub progress: Option<Address>,
+    /// How far the memories of inputs and outputs are apart.
+    pub distances: Distances,
+}
+
+/// How far the memories of inputs and outputs, and the ordinary arena, are apart.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Distances {
+    /// Those of inputs and outputs are as far from each other as on every other rank: they are one allocation, laid out alike.
+    Alike,
+    /// Each is where it is.
+    Unknown,
+}
+
+impl Distances {
+    /// A number for the memory of a value that is laid out alike on all ranks.
+    pub fn memory(self, home: Home) -> Option<usize> {
+        match (self, home) {
+            (_, Home::Symmetric | Home::Inner) => None,
+            (_, Home::Ordinary) => Some(0),
+            (Distances::Alike, Home::Input(_) | Home::Output(_)) => Some(1),
+            (Distances::Unknown, Home::Input(i)) => Some(1 + 2 * i),
+            (Distances::Unknown, Home::Output(k)) => Some(2 + 2 * k),
+        }
+    }
+}
+
+/// What steps are lowered with where there is no device.
+#[derive(Debug)]
+pub(crate) struct Dry {
+    pub homes: Homes,
+    pub peers: Peers,
+    pub machine: Machine,
+    pub nccl: Communicators,
+}
+
+impl Dry {
+    /// For the steps of a rank of so many, in memory at these addresses, which nothing has: the symmetric arena of rank `r`
+    /// is at `homes.symmetric` and `r` × 2^36 bytes.
+    pub fn new(bound: &Bound, ranks: u32, homes: Homes, attention: Attentions) -> Dry {
+        let machine = Machine { attention, ..Machine::OF_PROFILES };
+        let workspace_bytes = scratch::of_steps(bound.steps.iter(), &machine).max(GEMM_WORKSPACE);
+        let peers = Peers {
+            rank: bound.rank(),
+            arenas: (0..u64::from(ranks)).map(|rank| homes.symmetric + (rank << 36)).collect(),
+            arena: bound.symmetric,
+            control: control_of(&bound.steps),
+            local: 1 << 20,
+            status: 1 << 16,
+            ..Peers::default()
+        };
+        let nccl = Communicators::of_nobody(&bound.steps);
+        Dry { homes, peers, machine: Machine { workspace_bytes, ..machine }, nccl }
+    }
+
+    /// The setting.
+    pub fn setting(&self) -> Setting<'_> {
+        let Dry { homes, peers, machine, nccl } = self;
+        Setting { homes, peers, machine, nccl, progress: None, distances: Distances::Unknown }
+    }
+}
