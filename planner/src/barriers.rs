@@ -11,8 +11,8 @@ use std::collections::BTreeSet;
 use symmc_pack::Block;
 use symmc_plan::ArenaKind;
 
-use crate::bucket::{Placed, Sized, lifetime};
 use crate::liveness::{ExitChoice, Liveness, Meeting};
+use crate::placed::{Placed, Sized, lifetime};
 
 /// What dropping barriers costs.
 pub struct Costs {

@@ -12,8 +12,8 @@ use symmc_ir::entity::Entity;
 use symmc_ir::{Graph, InputId, Op};
 use symmc_plan::{Fixed, MAX_SIZE, Role};
 
-use crate::bucket::size;
 use crate::error::PlanError;
+use crate::placed::size;
 
 /// Where fixed memory ends and inputs are bound.
 #[derive(Default)]

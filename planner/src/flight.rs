@@ -8,8 +8,8 @@
 
 use symmc_plan::Lane;
 
-use crate::bucket::{Placed, Sized};
 use crate::order::Demand;
+use crate::placed::{Placed, Sized};
 
 /// The joins of each step. `sized` are the classes of `placed`, which has nothing in flight; `awaited` are the latest
 /// joins of use, and `limit` is what each arena may hold at any instant.

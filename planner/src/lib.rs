@@ -17,12 +17,14 @@ mod liveness;
 mod order;
 mod pipeline;
 mod place;
+mod placed;
 mod prepare;
 mod schedule;
 mod steps;
 mod views;
 mod waits;
 
+pub use bucket::Decided;
 pub use error::PlanError;
 pub use order::Order;
-pub use pipeline::{BucketInput, Decided, PlanConfig, plan};
+pub use pipeline::{BucketInput, PlanConfig, plan};

@@ -9,14 +9,14 @@ use std::sync::Arc;
 use symmc_ir::machine::Profile;
 use symmc_ir::verify::verify;
 use symmc_ir::{Graph, InputId, Node, Op, parallel, text};
-use symmc_plan::sha256;
-use symmc_plan::{Arenas, Bucket, Decision, MAX_SIZE, PAGE, Plan, Source, VERSION};
+use symmc_plan::{Arenas, Bucket, MAX_SIZE, PAGE, Plan, Source, VERSION, sha256};
 
-use crate::bucket::{Program, bucket};
+use crate::bucket::{Decided, bucket};
 use crate::error::PlanError;
 use crate::fixed::{FixedMemory, fixed_memory};
 use crate::liveness::NextRun;
 use crate::order::Order;
+use crate::placed::Program;
 use crate::prepare::{Prepared, bound_inputs, prepare};
 use crate::schedule::{Rules, schedule};
 use crate::views::Views;
@@ -28,15 +28,6 @@ pub struct BucketInput {
     pub graph: Graph,
     /// How its collectives were chosen, in any order.
     pub decisions: Vec<Decided>,
-}
-
-/// How a collective was chosen, and what follows for its steps.
-#[derive(Clone, PartialEq, Debug)]
-pub struct Decided {
-    /// What the plan says of it.
-    pub decision: Decision,
-    /// Of each of its nodes the most blocks of its kernel on GPUs, if the machine's profile says so; missing ones are none.
-    pub blocks: Vec<Option<u32>>,
 }
 
 /// How to plan.

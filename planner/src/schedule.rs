@@ -10,15 +10,15 @@ use std::sync::Arc;
 
 use symmc_dispatch::Unit;
 use symmc_ir::machine::Profile;
-use symmc_plan::ArenaKind;
+use symmc_plan::{ArenaKind, Symbols};
 
 use crate::barriers::{self, load};
-use crate::bucket::{Placed, Program, Symbols, sized};
 use crate::error::PlanError;
 use crate::flight;
 use crate::liveness::{Choices, Liveness, NextRun, at_once, awaited};
 use crate::order::{self, Demand, Order, Tasks, bytes, fastest, improve, makespan, more};
 use crate::place::{Apart, Classes};
+use crate::placed::{Placed, Program, sized};
 use crate::prepare::Prepared;
 use crate::steps::Steps;
 

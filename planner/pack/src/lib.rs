@@ -29,6 +29,7 @@
 //!
 //! Not here: the choice of an order of operators.
 
+mod block;
 mod exact;
 mod occupancy;
 mod orders;
@@ -40,34 +41,13 @@ mod verify;
 
 use thiserror::Error;
 
+use block::Spans;
 use occupancy::Occupancy;
-use orders::{Fit, Order};
+use orders::{Fit, Found, Order};
 
+pub use block::Block;
 pub use table::{Names, Table, TableError};
 pub use verify::{Verified, VerifyError, verify};
-
-/// A block of memory to place.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Block {
-    /// The first instant at which it is alive.
-    pub start: usize,
-    /// The first instant at which it is not alive any more. With `end <= start` the lifetime wraps: it is
-    /// alive at all instants from `start` on and at all instants before `end`.
-    pub end: usize,
-    /// Its size in bytes.
-    pub size: u64,
-    /// Its offset is a multiple of this; 0 counts as 1.
-    pub align: u64,
-    /// Where it must lie, if that is given.
-    pub offset: Option<u64>,
-}
-
-impl Block {
-    /// A block that is alive over `start..end`, of any offset.
-    pub fn new(start: usize, end: usize, size: u64) -> Self {
-        Block { start, end, size, align: 1, offset: None }
-    }
-}
 
 /// How much to search.
 #[derive(Clone, Copy, PartialEq, Debug)]
@@ -255,128 +235,6 @@ fn highest(loads: &[u64]) -> (u64, Option<usize>) {
     }
     best
 }
-
-/// Whether all blocks of some size are alive over one range of instants and may lie anywhere.
-fn plain(blocks: &[Block]) -> bool {
-    blocks.iter().all(|b| b.size == 0 || (b.start < b.end && b.offset.is_none()))
-}
-
-/// The greatest common divisor.
-fn divisor(a: u64, b: u64) -> u64 {
-    if b == 0 { a } else { divisor(b, a % b) }
-}
-
-/// Lifetimes over sections: the instants whose sets of live blocks are in no other's. Two blocks are alive together
-/// exactly if they share a section. Blocks of no size are in none.
-struct Spans {
-    sections: usize,
-    /// Up to two half-open ranges a block; the second one is empty unless the lifetime wraps.
-    parts: Vec<[(u32, u32); 2]>,
-}
-
-impl Spans {
-    fn new(blocks: &[Block]) -> Self {
-        let times = Times::new(blocks);
-        let at = |t| times.at(t);
-        let parts = blocks
-            .iter()
-            .map(|b| match b.start < b.end {
-                _ if b.size == 0 => [(at(b.start), at(b.start)), (0, 0)],
-                true => [(at(b.start), at(b.end)), (0, 0)],
-                false => [(at(b.start), times.count), (0, at(b.end))],
-            })
-            .collect();
-        Spans { sections: times.count as usize, parts }
-    }
-
-    /// The half-open ranges of a block that are not empty.
-    fn of(&self, block: usize) -> impl Iterator<Item = (usize, usize)> + use<'_> {
-        self.parts[block].iter().filter(|p| p.0 < p.1).map(|p| (p.0 as usize, p.1 as usize))
-    }
-
-    fn alive_at(&self, block: usize, instant: usize) -> bool {
-        self.of(block).any(|(from, to)| from <= instant && instant < to)
-    }
-
-    /// The sum of sizes alive at each instant.
-    fn loads(&self, blocks: &[Block]) -> Vec<u64> {
-        let mut change = vec![0i64; self.sections + 1];
-        for (b, block) in blocks.iter().enumerate() {
-            for (from, to) in self.of(b) {
-                change[from] = change[from].wrapping_add(block.size as i64);
-                change[to] = change[to].wrapping_sub(block.size as i64);
-            }
-        }
-        let mut load = 0i64;
-        change[..self.sections]
-            .iter()
-            .map(|c| {
-                load = load.wrapping_add(*c);
-                load as u64
-            })
-            .collect()
-    }
-}
-
-/// How many sections come before each instant.
-struct Times {
-    /// The instants at which something starts or ends, where they are far apart.
-    sorted: Vec<usize>,
-    /// The number of sections before each of these, or before each instant.
-    before: Vec<u32>,
-    count: u32,
-}
-
-impl Times {
-    const STARTS: u32 = 1;
-    const ENDS: u32 = 2;
-
-    fn new(blocks: &[Block]) -> Self {
-        let each = || blocks.iter().flat_map(|b| [b.start, b.end]);
-        let last = each().max().unwrap_or(0);
-        let mut sorted = Vec::new();
-        if last / 8 > blocks.len() {
-            sorted = each().chain([0]).collect();
-            sorted.sort_unstable();
-            sorted.dedup();
-        }
-        let instants = if sorted.is_empty() { last + 1 } else { sorted.len() };
-        let mut times = Times { sorted, before: vec![0; instants], count: 0 };
-        for b in blocks.iter().filter(|b| b.size > 0) {
-            let (start, end) = (times.index(b.start), times.index(b.end));
-            times.before[start] |= Self::STARTS;
-            times.before[end] |= Self::ENDS;
-            if b.end <= b.start && b.end > 0 {
-                times.before[0] |= Self::STARTS;
-            }
-        }
-        // A section is the last start before an end, and the end of time ends all.
-        let mut open = 0;
-        for t in &mut times.before {
-            let marks = *t;
-            if marks & Self::ENDS != 0 {
-                times.count += std::mem::take(&mut open);
-            }
-            *t = times.count;
-            if marks & Self::STARTS != 0 {
-                open = 1;
-            }
-        }
-        times.count += open;
-        times
-    }
-
-    fn index(&self, t: usize) -> usize {
-        if self.sorted.is_empty() { t } else { self.sorted.partition_point(|&x| x < t) }
-    }
-
-    fn at(&self, t: usize) -> u32 {
-        self.before[self.index(t)]
-    }
-}
-
-/// A peak, its offsets and the name of the order that gave them.
-type Found = (u64, Vec<u64>, &'static str);
 
 /// The number of orders that come before an exact search.
 const FIRST_ORDERS: usize = 2;

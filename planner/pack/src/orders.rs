@@ -1,6 +1,6 @@
 //! The orders in which blocks are placed.
 
-use super::{Block, Spans};
+use crate::block::{Block, Spans};
 
 /// Which gap a block takes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -113,3 +113,6 @@ pub fn contention(spans: &Spans, loads: &[u64], blocks: usize) -> Vec<u64> {
     };
     (0..blocks).map(|b| spans.of(b).map(over).max().unwrap_or(0)).collect()
 }
+
+/// A peak, its offsets and the name of the order that gave them.
+pub(crate) type Found = (u64, Vec<u64>, &'static str);

@@ -5,7 +5,7 @@
 
 use std::collections::HashMap;
 
-use super::{Block, Spans, plain};
+use crate::block::{Block, Spans, plain};
 
 /// Start and end within the part, size and alignment.
 type Shape = (u32, u32, u64, u64);

@@ -5,7 +5,8 @@
 //! shown to be out of reach, or the budget is spent.
 
 use super::exact::{Answer, Exact, Search};
-use super::{Block, Found, Spans};
+use crate::block::{Block, Spans};
+use crate::orders::Found;
 
 /// The largest problem for exact search.
 const BLOCKS: usize = 1_200;

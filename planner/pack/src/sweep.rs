@@ -13,7 +13,7 @@
 use std::cmp::Reverse;
 use std::collections::BTreeSet;
 
-use super::{Block, Spans, plain};
+use crate::block::{Block, Spans, plain};
 
 /// The number of gaps that are tried for a block before one is taken that has room for any alignment.
 const TRIED: usize = 16;

@@ -11,7 +11,7 @@ use std::ops::Index;
 
 use thiserror::Error;
 
-use super::Block;
+use crate::block::Block;
 
 /// Buffers by name.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 
 use thiserror::Error;
 
-use super::Block;
+use crate::block::Block;
 
 /// What a packing reaches.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]

@@ -1,17 +1,19 @@
 //! The plan: what the planner writes, what the check proves and what a runtime executes.
 //!
-//! A [`Plan`] is the plan as it is written (`wire.rs`, as JSON in `wire/json.rs`): it names programs, values, nodes and groups by
+//! A [`Plan`] is the plan as it is written (`wire.rs`, as JSON in `json.rs`): it names programs, values, nodes and groups by
 //! text, so that it can be kept, compared and read elsewhere. Whoever works with one reads its programs as [`Program`]s and
 //! resolves what it says against them (`resolve.rs`): ids, dims and dispatches.
 //!
 //! Not here: how plans are made, and whether they are safe.
 
+mod json;
 mod resolve;
 mod wire;
 
+pub use json::{PlanReadError, sha256};
 pub use resolve::{Placed, Program, Run, Symbols, Unread, Unresolved};
 pub use wire::{
     ALIGN, Alternative, AppliedRule, ArenaKind, Arenas, Barrier, Bucket, Buffer, ByRank, CopyReason,
-    Decision, Fixed, ForcedCopy, Lane, MAX_SIZE, Memory, PAGE, PEER_ALIGN, Place, Plan, PlanReadError, Reach,
-    Role, Source, Step, Totals, Unserved, VERSION, sha256,
+    Decision, Fixed, ForcedCopy, Lane, MAX_SIZE, Memory, PAGE, PEER_ALIGN, Place, Plan, Reach, Role, Source,
+    Step, Totals, Unserved, VERSION,
 };

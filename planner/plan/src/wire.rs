@@ -41,16 +41,19 @@
 //! flight, and the cross-rank rules. What it leaves open is the order between lanes: where bytes pass from
 //! one lane to the other, `waits` make the later writer follow the earlier accesses.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 
 use indexmap::IndexMap;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
-mod json;
+mod entries;
 mod read;
 
-pub use json::{PlanReadError, sha256};
+pub use entries::{
+    Alternative, AppliedRule, ArenaKind, Barrier, Buffer, ByRank, CopyReason, Decision, ForcedCopy, Lane,
+    Memory, Place, Reach, Step, Totals,
+};
 
 /// The version of the artifact that this crate reads and writes.
 pub const VERSION: u32 = 1;
@@ -141,16 +144,6 @@ pub struct Arenas {
     pub symmetric: u64,
 }
 
-/// One of the two arenas of a rank.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum ArenaKind {
-    /// Private to its rank.
-    Ordinary,
-    /// Reached by peers, at equal offsets on all ranks.
-    Symmetric,
-}
-
 /// Memory of the symmetric arena that has one place in all buckets.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -228,228 +221,20 @@ impl Bucket {
     }
 }
 
-/// A copy that placement forced.
-#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct ForcedCopy {
-    /// The `copy` node of the planned program.
-    pub node: String,
-    /// The value that it copies.
-    pub of: String,
-    /// What it moves, at the upper bound of the bucket.
-    pub bytes: u64,
-    /// Why it is needed.
-    pub reason: CopyReason,
-    /// The index of the input that a caller can bind to avoid it.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub bind: Option<usize>,
-}
-
-/// Why placement forced a copy.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum CopyReason {
-    /// A collective needs an input in the symmetric arena and the input is not bound.
-    SymmetricInput,
-    /// A collective needs a part of an output in the symmetric arena.
-    SymmetricOutput,
-    /// A collective needs its operand contiguous, and aligned where peers touch it.
-    Contiguous,
-    /// An output is an input, a view, a value that is returned twice, or a value that lies in the symmetric
-    /// arena.
-    Output,
-}
-
-/// Memory in an arena.
-#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Buffer {
-    /// Which arena.
-    pub arena: ArenaKind,
-    /// Where it starts in the arena.
-    pub offset: u64,
-    /// Its size at the upper bound of the bucket, rounded up to a multiple of [`ALIGN`].
-    pub size: u64,
-    /// The first step at which it is occupied, counting the cross-rank rules.
-    pub first: usize,
-    /// The last step at which it is occupied, counting the cross-rank rules. When `last < first` it is
-    /// occupied from `first` through the end of the run and on to `last` of the next run.
-    pub last: usize,
-    /// What peers do to it.
-    pub reach: Reach,
-}
-
-/// What peers do to a buffer.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Reach {
-    /// Nothing.
-    Local,
-    /// They read it.
-    Read,
-    /// They write it (and may read it).
-    Written,
-}
-
-/// Where a base value lies.
-#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Place {
-    /// The memory.
-    pub memory: Memory,
-    /// The position of its first byte in the memory, a dim.
-    pub offset: String,
-    /// When set, `stride` times this rank's number within `group` is added to the offset.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub by_rank: Option<ByRank>,
-    /// Why it lies there, for people.
-    pub why: String,
-}
-
-/// The part of an offset that depends on the rank.
-#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct ByRank {
-    /// The name of the group within which the rank counts.
-    pub group: String,
-    /// Bytes per rank, a dim.
-    pub stride: String,
-}
-
-/// Memory that a place names.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Memory {
-    /// A buffer of the bucket.
-    Buffer(usize),
-    /// Fixed memory of the plan.
-    Fixed(usize),
-    /// The caller's memory of an input; only read.
-    Input(usize),
-    /// The caller's memory of an output.
-    Output(usize),
-}
-
-/// A sequence of steps that run one after another. Steps in different lanes run at the same time unless a
-/// wait orders them.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Lane {
-    /// Everything that computes.
-    Compute,
-    /// Collectives.
-    Comm,
-}
-
-/// One node in the schedule.
-#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Step {
-    /// The node: the name of its first result.
-    pub node: String,
-    /// The lane that runs it.
-    pub lane: Lane,
-    /// Earlier steps of other lanes that must have completed on this rank before it starts.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub waits: Vec<usize>,
-    /// For a collective whose variant has a droppable exit barrier: whether it is kept.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub exit: Option<Barrier>,
-    /// For an exit barrier that lifetimes can stand in for: by how much the largest sum of live bytes in the symmetric
-    /// arena is higher when this one is dropped than when it is kept, with all others as they are.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub exit_bytes: Option<u64>,
-    /// The most blocks of its kernel on GPUs, if it runs a collective and the machine's profile says so. All ranks launch as
-    /// many.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub blocks: Option<u32>,
-}
-
-/// The fate of a droppable exit barrier.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Barrier {
-    /// It runs.
-    Kept,
-    /// It does not: lifetimes stand in for it.
-    Dropped,
-}
-
-/// How a collective was chosen.
-#[derive(Clone, PartialEq, Debug, Serialize)]
-pub struct Decision {
-    /// The collective of the imported program: the name of its result.
-    pub collective: String,
-    /// The nodes of the planned program that run it.
-    pub nodes: Vec<String>,
-    /// The name of what was chosen, as in `alternatives`.
-    pub chosen: String,
-    /// Bytes that the estimates are for: the tensor of an all-reduce or all-to-all, the result of an
-    /// all-gather, the operand of a reduce-scatter.
-    pub bytes: u64,
-    /// Every way that was considered, cheapest first, the chosen one among them; plain always is.
-    pub alternatives: Vec<Alternative>,
-    /// The rules that led from the imported collective to the chosen form, in order.
-    pub rules: Vec<AppliedRule>,
-}
-
-/// A rule on the way from an imported collective to the form that was chosen.
-#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct AppliedRule {
-    /// Its name.
-    pub name: String,
-    /// Estimated microseconds of what it put in place, copies included; none while that is a form that does
-    /// not say how it is run.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub us: Option<f64>,
-}
-
-/// A way to run a collective.
-#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Alternative {
-    /// Its name: a variant, or two joined with ` + `.
-    pub name: String,
-    /// Estimated microseconds that it adds to a run, copies included: less than its time where compute hides it.
-    pub us: f64,
-    /// The part of `us` that copies cost.
-    pub copy_us: f64,
-    /// How much less `us` is because the kernel also adds the residual that follows, on a machine that fuses the two.
-    #[serde(default, skip_serializing_if = "is_zero")]
-    pub saved_us: f64,
-}
-
-fn is_zero(us: &f64) -> bool {
-    *us == 0.0
-}
-
-/// Sums over a bucket, in bytes unless they say otherwise.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Totals {
-    /// The highest end of a buffer in the ordinary arena.
-    pub ordinary_peak: u64,
-    /// The largest sum of buffers of the ordinary arena that are alive together.
-    pub ordinary_bound: u64,
-    /// The highest end of a buffer in the symmetric arena, fixed memory included.
-    pub symmetric_peak: u64,
-    /// The largest sum of buffers of the symmetric arena that are alive together, fixed memory included.
-    pub symmetric_bound: u64,
-    /// The number of copies that placement forced: the entries of [`Bucket::copies`].
-    pub copies: u64,
-    /// What they move: the sum of their bytes.
-    pub copied: u64,
-    /// The number of exit barriers dropped.
-    pub barriers_dropped: u64,
-    /// The number of droppable exit barriers kept.
-    pub barriers_kept: u64,
-    /// What the dropped ones cost together: how much lower `symmetric_bound` would be were all of them kept. The
-    /// planner says so; it is no sum of the plan, and the check does not ask for it.
-    #[serde(default)]
-    pub barrier_bytes: u64,
-    /// What GPUs use beside the arenas, at the largest sizes: a workspace of one step at a time. Whoever compiles for GPUs says
-    /// so; it is no sum of the plan, and the check does not ask for it.
-    #[serde(default)]
-    pub workspace: u64,
+impl From<read::Bucket> for Bucket {
+    fn from(read: read::Bucket) -> Bucket {
+        let read::Bucket { symbols, program, buffers, places, mut steps, decisions, copies, totals } = read;
+        let decided = decisions.iter().flat_map(|d| d.nodes.iter().zip(&d.blocks));
+        let blocks: HashMap<&str, u32> =
+            decided.filter(|(_, b)| **b > 0).map(|(n, &b)| (n.as_str(), b)).collect();
+        for step in &mut steps {
+            step.blocks = step.blocks.or(blocks.get(step.node.as_str()).copied());
+        }
+        let decisions = decisions.into_iter().map(|d| {
+            let read::Decision { collective, nodes, blocks: _, chosen, bytes, alternatives, rules } = d;
+            Decision { collective, nodes, chosen, bytes, alternatives, rules }
+        });
+        let decisions = decisions.collect();
+        Bucket { symbols, program, buffers, places, steps, decisions, copies, totals }
+    }
 }

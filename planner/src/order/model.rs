@@ -15,9 +15,8 @@ use symmc_ir::entity::Entity;
 use symmc_ir::machine::Profile;
 use symmc_ir::machine::model::like_a_copy;
 use symmc_ir::{CollectiveKind, Op, ValueId};
-use symmc_plan::{ALIGN, CopyReason, Lane};
+use symmc_plan::{ALIGN, CopyReason, Lane, Symbols};
 
-use crate::bucket::Symbols;
 use crate::prepare::Prepared;
 use crate::steps::{Readers, StepInfo, Steps};
 

@@ -5,8 +5,8 @@
 
 use std::collections::HashSet;
 
+use super::problem::{Answer, Exact, UNITS};
 use super::skyline::Skyline;
-use super::{Answer, Exact};
 
 /// The number of failures that end each of the first turns.
 const FIRST_TURN: u64 = 200;
@@ -74,6 +74,13 @@ pub struct Search<'a> {
     /// The steps and the work that end this run.
     limit: u64,
     budget: u64,
+}
+
+impl Exact {
+    /// A search for a packing of at most this peak.
+    pub fn search(&self, capacity: u64) -> Search<'_> {
+        Search::new(self, (capacity / self.unit).min(UNITS) as u32)
+    }
 }
 
 enum End {

@@ -13,7 +13,7 @@
 #[cfg(test)]
 mod tests;
 
-use super::{Exact, mixed};
+use super::problem::{Exact, mixed};
 
 /// What a section that may waste more than this part of the capacity says of its blocks is not looked at: it costs
 /// more than it finds.

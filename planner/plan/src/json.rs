@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use thiserror::Error;
 
-use super::{Plan, VERSION};
+use crate::wire::{Plan, VERSION};
 
 /// A text that is no plan of this version.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]

@@ -1,0 +1,129 @@
+//! A problem for exact search: blocks without wrapped lifetimes and given offsets, in whole units.
+
+use crate::block::{Block, Spans, plain};
+
+/// The largest sum of sizes and alignments, in units.
+pub(super) const UNITS: u64 = 1 << 30;
+
+/// How far later turns stray from the keys of their ranks.
+const NOISE: f64 = 0.05;
+
+/// What a search came to.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Answer {
+    /// These offsets.
+    Found(Vec<u64>),
+    /// There is no such packing, of sizes that are whole units.
+    Impossible,
+    /// The limit was reached first.
+    Open,
+}
+
+/// A problem for exact search. Its blocks are those of some size, its sizes are in units.
+pub struct Exact {
+    /// The index of each block among those given.
+    pub(super) block: Vec<usize>,
+    /// The number of blocks given.
+    pub(super) given: usize,
+    /// The bytes of a unit.
+    pub(super) unit: u64,
+    pub(super) size: Vec<u32>,
+    pub(super) align: Vec<u32>,
+    /// The half-open range of sections of each block.
+    pub(super) life: Vec<(usize, usize)>,
+    pub(super) sections: usize,
+    /// The 64-bit words of a set of blocks.
+    pub(super) words: usize,
+    /// The blocks that start before each section, and those that end there or before.
+    pub(super) started: Vec<u64>,
+    pub(super) ended: Vec<u64>,
+}
+
+impl Exact {
+    /// A problem of at most `most` blocks, fewer than 2^16, without wrapped lifetimes and given offsets.
+    pub fn new(blocks: &[Block], spans: &Spans, most: usize) -> Option<Self> {
+        if blocks.len() > most || !plain(blocks) {
+            return None;
+        }
+        let unit = unit(blocks)?;
+        let block: Vec<usize> = (0..blocks.len()).filter(|&b| blocks[b].size > 0).collect();
+        let life: Vec<(usize, usize)> = block.iter().flat_map(|&b| spans.of(b)).collect();
+        let (words, sections) = (block.len().div_ceil(64), spans.sections);
+        let sums = |at: &dyn Fn(usize) -> usize| {
+            let mut sets = vec![0u64; (sections + 1) * words];
+            (0..life.len()).for_each(|b| sets[at(b) * words + b / 64] |= 1 << (b % 64));
+            (words..sets.len()).for_each(|i| sets[i] |= sets[i - words]);
+            sets
+        };
+        let (started, ended) = (sums(&|b| life[b].0 + 1), sums(&|b| life[b].1));
+        let size = block.iter().map(|&b| blocks[b].size.div_ceil(unit) as u32).collect();
+        let align = block.iter().map(|&b| (blocks[b].align / unit).max(1) as u32).collect();
+        Some(Exact { block, given: blocks.len(), unit, size, align, life, sections, words, started, ended })
+    }
+
+    /// A word of the set of blocks that are alive in one of these sections.
+    pub(super) fn among(&self, from: usize, to: usize, word: usize) -> u64 {
+        self.started[to * self.words + word] & !self.ended[from * self.words + word]
+    }
+
+    /// The least peak above this one that a packing can have.
+    pub fn above(&self, peak: u64) -> u64 {
+        (peak / self.unit + 1) * self.unit
+    }
+
+    /// A rank of each block for a turn: the long, the large in both, or the tall first, shuffled a little in later turns.
+    pub(super) fn rank(&self, turn: u64) -> Vec<u32> {
+        let key = |b: usize| {
+            let (length, size) = ((self.life[b].1 - self.life[b].0) as f64, self.size[b] as f64);
+            let key = match turn % 3 {
+                0 => length + size / 1e9,
+                1 => length * size,
+                _ => size + length / 1e9,
+            };
+            let noise = if turn < 12 { 0.0 } else { mixed(turn << 32 | b as u64) as f64 / u64::MAX as f64 };
+            key * (1.0 + NOISE * noise)
+        };
+        let keys: Vec<f64> = (0..self.life.len()).map(key).collect();
+        let mut order: Vec<usize> = (0..keys.len()).collect();
+        order.sort_by(|&a, &b| keys[b].total_cmp(&keys[a]));
+        let mut rank = vec![0; keys.len()];
+        order.iter().zip(0..).for_each(|(&b, r)| rank[b] = r);
+        rank
+    }
+
+    /// Offsets in bytes, by the indices of the blocks given.
+    pub(super) fn offsets(&self, units: &[u32]) -> Vec<u64> {
+        let mut offsets = vec![0; self.given];
+        self.block.iter().zip(units).for_each(|(&b, &at)| offsets[b] = u64::from(at) * self.unit);
+        offsets
+    }
+}
+
+/// The largest number of which every size is a multiple and every alignment a multiple or a divisor; where the sum is more
+/// than [`UNITS`] of these, a multiple that keeps alignments, and sizes are rounded up. Blocks that rest on one another lie
+/// at multiples of it.
+fn unit(blocks: &[Block]) -> Option<u64> {
+    let sized = || blocks.iter().filter(|b| b.size > 0);
+    let mut unit = sized().fold(0, |unit, b| divisor(unit, b.size)).max(1);
+    let apart =
+        |unit: u64| sized().find(|b| !unit.is_multiple_of(b.align.max(1)) && !b.align.is_multiple_of(unit));
+    while let Some(block) = apart(unit) {
+        unit = divisor(unit, block.align);
+    }
+    while sized().map(|b| b.size.div_ceil(unit) + b.align / unit).sum::<u64>() > UNITS {
+        unit *= 2;
+    }
+    apart(unit).is_none().then_some(unit)
+}
+
+/// A number that has little in common with another's.
+pub(super) fn mixed(from: u64) -> u64 {
+    let x = (from ^ (from >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+    let x = (x ^ (x >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+    x ^ (x >> 31)
+}
+
+/// The greatest common divisor.
+fn divisor(a: u64, b: u64) -> u64 {
+    if b == 0 { a } else { divisor(b, a % b) }
+}

@@ -1,0 +1,109 @@
+//! A program that is ordered and placed, and how large its classes are at the upper bounds of a bucket.
+
+use std::sync::Arc;
+
+use symmc_ir::Dim;
+use symmc_pack::Block;
+use symmc_plan::{ALIGN, ArenaKind, MAX_SIZE, Symbols};
+
+use crate::error::PlanError;
+use crate::liveness::{ExitChoice, Liveness, Meeting};
+use crate::place::{Class, Classes, Home};
+use crate::prepare::Prepared;
+use crate::steps::Steps;
+
+/// A program that is ordered and placed; buckets that share it differ in sizes alone.
+pub struct Program {
+    /// The program with its copies.
+    pub prepared: Arc<Prepared>,
+    /// Its order, and where its values lie.
+    pub placed: Placed,
+}
+
+/// An order of the steps of a program with what follows from it.
+pub struct Placed {
+    /// The steps in order.
+    pub steps: Steps,
+    /// When memory may be written again.
+    pub live: Liveness,
+    /// Which values share memory.
+    pub classes: Classes,
+}
+
+impl Placed {
+    /// Keeps or drops the exit barriers that were left open, now that the classes are known.
+    pub fn settle(&mut self) {
+        let (steps, classes) = (&self.steps.list, &self.classes);
+        let settle = |(s, exit): (usize, &mut ExitChoice)| {
+            if let ExitChoice::Pending(y) = *exit {
+                let operand = steps[s].reads.first();
+                let class = operand.and_then(|&v| classes.of[v]).map(|c| &classes.list[c as usize]);
+                *exit = match class {
+                    Some(c) if c.first > y => ExitChoice::Dropped(Meeting::NextRun(y)),
+                    _ => ExitChoice::Kept,
+                };
+            }
+        };
+        self.live.exits.iter_mut().enumerate().for_each(settle);
+        self.live.options.iter_mut().enumerate().for_each(settle);
+    }
+}
+
+/// The size of a dim in bytes at the upper bounds of `symbols`, rounded up.
+pub fn size(dim: &Dim, symbols: &Symbols, value: &str) -> Result<u64, PlanError> {
+    let bytes = dim.upper(symbols);
+    match u64::try_from(bytes) {
+        Ok(size) if size <= MAX_SIZE => Ok(size.next_multiple_of(ALIGN)),
+        _ => Err(PlanError::TooLarge { value: value.to_string(), bytes }),
+    }
+}
+
+/// The lifetime of each class with arena memory as a block without a size.
+pub fn lifetime(class: &Class, live: &Liveness, wraps: Option<u32>) -> Block {
+    let (first, release) = (class.first, class.release(live).max(class.first + 1));
+    let end = match wraps {
+        // It is freed by the meeting's own results at the earliest, and before it is written again.
+        Some(y) => match live.meeting_release(y).min(first) {
+            0 => release,
+            end => end,
+        },
+        None => release,
+    };
+    Block { align: ALIGN, ..Block::new(first as usize, end as usize, 0) }
+}
+
+/// A class in an arena with its lifetime and size.
+pub struct Sized {
+    /// The index of the class in [`Classes::list`].
+    pub class: usize,
+    /// The arena that holds it.
+    pub arena: ArenaKind,
+    /// Its lifetime and size, as they are packed.
+    pub block: Block,
+    /// The meeting of the next run that frees it, if its lifetime wraps.
+    pub wraps: Option<u32>,
+}
+
+/// The classes that lie in an arena, with their lifetimes and their sizes at the upper bounds of `symbols`.
+pub fn sized(prepared: &Prepared, placed: &Placed, symbols: &Symbols) -> Result<Vec<Sized>, PlanError> {
+    let mut wraps = vec![None; placed.classes.list.len()];
+    for (s, exit) in placed.live.exits.iter().enumerate() {
+        if let (ExitChoice::Dropped(Meeting::NextRun(y)), Some(&v)) =
+            (exit, placed.steps.list[s].reads.first())
+            && let Some(c) = placed.classes.of[v]
+        {
+            wraps[c as usize] = Some(wraps[c as usize].map_or(*y, |w: u32| w.max(*y)));
+        }
+    }
+    let arenas = placed.classes.iter().filter_map(|(c, class)| match class.home {
+        Home::Arena(arena) => Some((c, class, arena)),
+        Home::Output(_) => None,
+    });
+    arenas
+        .map(|(c, class, arena)| {
+            let bytes = size(&class.size, symbols, prepared.graph.name_of(class.top))?;
+            let block = Block { size: bytes, ..lifetime(class, &placed.live, wraps[c]) };
+            Ok(Sized { class: c, arena, block, wraps: wraps[c] })
+        })
+        .collect()
+}
