@@ -37,6 +37,7 @@ use crate::entity::{Entity, Table};
 use crate::graph::{Def, Graph, Node, NodeId, ValueId};
 use crate::op::{BinaryOp, Op};
 use crate::text::op_name;
+use crate::types::Type;
 
 /// What the kernel of a dispatch is (see the [module](self)).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
@@ -187,6 +188,16 @@ impl Graph {
     }
 }
 
+/// What the products of one [`Form::Batch`] have alike: the left operand, and the types of the right one and of the result.
+/// None of what is no product.
+pub fn batched(graph: &Graph, node: NodeId) -> Option<(ValueId, &Type, &Type)> {
+    let node = &graph.nodes[node];
+    match (&node.op, &node.inputs[..], &node.outputs[..]) {
+        (Op::MatMul, &[left, right], &[result]) => Some((left, graph.ty(right), graph.ty(result))),
+        _ => None,
+    }
+}
+
 /// Checks that the nodes of a dispatch are one of its form. `users` are the nodes that use each value.
 ///
 /// # Errors
@@ -289,11 +300,9 @@ impl<'a> Nodes<'a> {
     fn batch(&self) -> Checked {
         let mut alike = None;
         for (id, node) in self.all() {
-            let (&Op::MatMul, &[x, y], &[r]) = (&node.op, &node.inputs[..], &node.outputs[..]) else {
-                return Err(self.unfit(id, "a product"));
-            };
-            let of = (x, self.graph.ty(y), self.graph.ty(r));
-            if *alike.get_or_insert(of) != of || self.inside(x).or(self.inside(y)).is_some() {
+            let of = batched(self.graph, id).ok_or_else(|| self.unfit(id, "a product"))?;
+            let inside = node.inputs.iter().any(|&v| self.inside(v).is_some());
+            if *alike.get_or_insert(of) != of || inside {
                 return Err(self.unfit(id, "products of one left operand, of the same extents"));
             }
         }

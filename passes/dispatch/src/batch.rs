@@ -1,5 +1,6 @@
 //! Matrix products of one left operand and of the same extents, as keys and values are, as one step.
 
+use symmc_ir::dispatch::batched;
 use symmc_ir::{Form, NodeId, Op};
 
 use crate::facts::Facts;
@@ -11,10 +12,10 @@ const REACH: usize = 8;
 /// What becomes of a node.
 pub fn place(walk: &Walk<'_>, id: NodeId) -> Option<Place> {
     let batch = walk.facts.capabilities().batch.filter(|_| is_flat(walk.facts, id))?;
-    let read = walk.read(id);
+    let (read, graph) = (walk.read(id), walk.facts.graph);
     let joins = |&u: &usize| {
         let near = walk.units.len() - u <= REACH && !read.contains(&u);
-        near && walk.units[u].nodes.iter().all(|&n| alike(walk.facts, n, id))
+        near && walk.units[u].nodes.iter().all(|&n| batched(graph, n) == batched(graph, id))
     };
     let unit = walk.open(Form::Batch, batch.products).find(joins);
     Some(unit.map_or(Place::Begins(Form::Batch), |unit| Place::Joins(unit, Vec::new())))
@@ -24,13 +25,4 @@ pub fn place(walk: &Walk<'_>, id: NodeId) -> Option<Place> {
 fn is_flat(facts: &Facts<'_>, id: NodeId) -> bool {
     let node = facts.node(id);
     node.op == Op::MatMul && node.inputs.get(1).is_some_and(|&v| facts.graph.ty(v).rank() == 2)
-}
-
-/// Whether two products have one left operand and the same extents.
-fn alike(facts: &Facts<'_>, one: NodeId, other: NodeId) -> bool {
-    let of = |n: NodeId| {
-        let node = facts.node(n);
-        (node.inputs[0], facts.graph.ty(node.inputs[1]), facts.graph.ty(node.outputs[0]))
-    };
-    of(one) == of(other)
 }

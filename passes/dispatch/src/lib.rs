@@ -28,17 +28,11 @@ use std::collections::{BTreeSet, HashSet};
 use symmc_ir::machine::Profile;
 use symmc_ir::{BinaryOp, Form, Graph, NodeId, Op, Table, ValueId, Variant};
 
+use walk::Walk;
+
 pub use limits::limits;
 pub use reduction::VARIANTS;
-
-/// A part of a program that runs as one step.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Unit {
-    /// What its kernel is; none for a node that runs by itself.
-    pub form: Option<Form>,
-    /// Its nodes, in program order.
-    pub nodes: Vec<NodeId>,
-}
+pub use walk::Unit;
 
 /// The units of a program on a machine, in an order in which they can run. `base` gives the value whose memory each value
 /// uses. Views stand in a unit only if they are part of its kernel.
@@ -47,7 +41,15 @@ pub fn units(graph: &Graph, base: &Table<ValueId, ValueId>, profile: &Profile) -
 }
 
 fn divided(facts: &facts::Facts<'_>) -> Vec<Unit> {
-    let mut units = walk::Walk::new(facts).units();
+    let mut walk = Walk::new(facts);
+    for id in facts.graph.nodes.keys().filter(|&n| !facts.is_view(n)) {
+        let place = reduction::place(&walk, id)
+            .or_else(|| rotary::place(&walk, id))
+            .or_else(|| batch::place(&walk, id))
+            .or_else(|| map::place(&walk, id));
+        walk.put(id, place);
+    }
+    let mut units = walk.units;
     product::join(facts, &mut units);
     for unit in &mut units {
         unit.form = unit.form.filter(|_| unit.nodes.len() > 1);

@@ -7,8 +7,8 @@ use symmc_ir::entity::Entity;
 use symmc_ir::machine::{Extents, Products};
 use symmc_ir::{BinaryOp, DType, Dim, Form, Node, NodeId, Op, ValueId};
 
-use crate::Unit;
 use crate::facts::Facts;
+use crate::walk::Unit;
 
 /// The fewest columns and terms of a product.
 const LEAST: [u64; 2] = [32, 64];

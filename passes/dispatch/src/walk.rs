@@ -1,9 +1,17 @@
-//! The walk over a program, with the units that are open.
+//! A walk over a program: the units so far, and those that are open.
 
 use symmc_ir::{Form, NodeId, Table, ValueId};
 
 use crate::facts::Facts;
-use crate::{Unit, batch, map, reduction, rotary};
+
+/// A part of a program that runs as one step.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Unit {
+    /// What its kernel is; none for a node that runs by itself.
+    pub form: Option<Form>,
+    /// Its nodes, in program order.
+    pub nodes: Vec<NodeId>,
+}
 
 /// The units of a program so far.
 pub struct Walk<'a> {
@@ -38,20 +46,8 @@ impl<'a> Walk<'a> {
         }
     }
 
-    /// The units, in order of their first nodes.
-    pub fn units(mut self) -> Vec<Unit> {
-        let nodes = self.facts.graph.nodes.keys().filter(|&n| !self.facts.is_view(n));
-        for id in nodes.collect::<Vec<_>>() {
-            self.node(id);
-        }
-        self.units
-    }
-
-    fn node(&mut self, id: NodeId) {
-        let place = reduction::place(self, id)
-            .or_else(|| rotary::place(self, id))
-            .or_else(|| batch::place(self, id))
-            .or_else(|| map::place(self, id));
+    /// Puts the next node where it belongs: into a unit, or into one of its own.
+    pub fn put(&mut self, id: NodeId, place: Option<Place>) {
         let joined = if let Some(Place::Joins(unit, _)) = place { Some(unit) } else { None };
         // Whoever reads what a unit gives comes behind it.
         for unit in self.read(id).into_iter().filter(|u| Some(*u) != joined) {
@@ -79,6 +75,7 @@ impl<'a> Walk<'a> {
         }
     }
 
+    /// Lets a unit grow no more.
     fn close(&mut self, unit: usize) {
         self.open.retain(|&u| u != unit);
     }
