@@ -5,9 +5,10 @@ use symmc_ir::random::SplitMix;
 use symmc_ir::{ArgOp, BinaryOp, Bound, DType, Dim, Float, Op, Reduction, Side, Tensor, UnaryOp};
 use symmc_runtime::kernels::{View, ViewMut, compute, contiguous_strides};
 
+use crate::case::Case;
+use crate::layout::Placed;
 use crate::ops::ends;
 use crate::random::{indices, of, tensor};
-use crate::{Case, Placed};
 
 /// Swaps the last two axes of how a tensor lies: its columns are contiguous then.
 fn columns_first(tensor: Tensor) -> Placed {

@@ -4,9 +4,10 @@ use symmc_ir::random::SplitMix;
 use symmc_ir::{BinaryOp, DType, Op, Tensor};
 use symmc_runtime::kernels::KernelError;
 
+use crate::case::Case;
+use crate::layout::Placed;
 use crate::ops::THEMES;
 use crate::random::of;
-use crate::{Case, Placed};
 
 /// How many cases of each theme.
 const COUNTS: [u64; THEMES.len()] = [100, 40, 60, 60, 40, 24, 60, 40, 60, 60];

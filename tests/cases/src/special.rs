@@ -5,9 +5,10 @@ use symmc_ir::attention::causal_if;
 use symmc_ir::{ArgOp, BinaryOp, DType, Dim, Float, Op, Reduction, Scalar, Tensor, UnaryOp};
 use symmc_runtime::kernels::KernelError;
 
+use crate::case::Case;
+use crate::layout::Placed;
 use crate::ops::{Draft, FLOATS};
 use crate::random::of;
-use crate::{Case, Placed};
 
 /// The cases of every op.
 pub fn special() -> Vec<Case> {
