@@ -9,7 +9,9 @@ use std::sync::Arc;
 use symmc_ir::Graph;
 use symmc_plan::{Plan, Program};
 
-use crate::{CheckError, Proof, Report, prove};
+use crate::error::CheckError;
+use crate::prove::{Proof, prove};
+use crate::report::Report;
 
 /// A plan that the [check](crate) has proved safe. A clone shares it.
 #[derive(Clone, Debug)]

@@ -17,8 +17,8 @@ use std::collections::HashSet;
 
 use symmc_ir::{CollectiveKind, Contract, Dim, Form, Graph, Node, NodeId, Op, Type, ValueId};
 
+use super::context::{Context, is_whole};
 use super::place::{Home, Numbered, Range, apart};
-use super::step::{Context, is_whole};
 
 /// What a result does to an operand whose base it overlaps.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

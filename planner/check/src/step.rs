@@ -5,13 +5,14 @@ use std::collections::{HashMap, HashSet};
 use symmc_ir::collective::{Exit, Meets};
 use symmc_ir::entity::Entity;
 use symmc_ir::{CollectiveKind, Contract, Dim, Form, Graph, Node, NodeId, Op, Table, ValueId, Variant};
-use symmc_plan::{Barrier, Bucket, Lane, Plan, Role, Run, Symbols};
+use symmc_plan::{Barrier, Bucket, Lane, Role, Run, Symbols};
 
+use super::context::{Context, is_whole, share};
 use super::error::{At, CheckError, Side};
 use super::inplace::{InPlace, Overlay, Reading, overlay};
 use super::overlap::Overlaps;
 use super::place::{Home, written_each_run};
-use super::program::{Program, Programs};
+use super::program::Program;
 
 /// The alignment of what peers reach.
 const PEER_ALIGNMENT: i64 = 16;
@@ -85,35 +86,11 @@ pub struct Sync {
     pub landing: bool,
 }
 
-/// What the rules for one step need.
-pub struct Context<'a> {
-    /// The plan.
-    pub plan: &'a Plan,
-    /// All programs.
-    pub programs: &'a Programs,
-    /// The index of the bucket.
-    pub index: usize,
-    /// The bucket.
-    pub bucket: &'a Bucket,
-    /// Its program.
-    pub program: &'a Program,
-    /// The symbols of the program with the ranges of the bucket.
-    pub symbols: &'a Symbols,
-    /// Where each base value lies.
-    pub homes: &'a Table<ValueId, Option<Home>>,
-    /// Which of them share bytes in one run.
-    pub overlaps: &'a Overlaps,
-}
-
 impl Schedule<'_> {
     /// Whether two values share bytes in one run, as far as is known.
     pub fn share(&self, a: ValueId, b: ValueId) -> bool {
         share(&self.overlaps, &self.homes, a, b)
     }
-}
-
-fn share(overlaps: &Overlaps, homes: &Table<ValueId, Option<Home>>, a: ValueId, b: ValueId) -> bool {
-    homes[a].as_ref().zip(homes[b].as_ref()).is_some_and(|(x, y)| overlaps.share((a, x), (b, y)))
 }
 
 /// Resolves the steps of a bucket.
@@ -155,12 +132,6 @@ pub fn bound_inputs(
     let within = |v: ValueId| homes[v].as_ref().is_some_and(|h| h.space.is_some());
     let inputs = program.graph.inputs.iter().filter(|(_, i)| within(i.value));
     inputs.map(|(id, i)| (i.value, written_each_run(source, id.index()))).collect()
-}
-
-/// Whether a value has as many elements as its base.
-pub fn is_whole(program: &Program, x: ValueId) -> bool {
-    let (graph, base) = (&program.graph, program.base(x));
-    base == x || graph.ty(base).numel() == graph.ty(x).numel()
 }
 
 /// Checks that operands are defined and waits point at earlier steps.
@@ -446,17 +417,5 @@ fn symmetric(ctx: &Context<'_>, s: usize, value: ValueId, side: Side, errors: &m
             errors.push(CheckError::Misaligned { at: ctx.at(s), side, value: name, expected, found });
             return;
         }
-    }
-}
-
-impl Context<'_> {
-    /// Whether two values share bytes.
-    fn share(&self, a: ValueId, b: ValueId) -> bool {
-        share(self.overlaps, self.homes, a, b)
-    }
-
-    fn at(&self, step: usize) -> At {
-        let node = self.bucket.steps.get(step).map(|s| s.node.clone()).unwrap_or_default();
-        At { bucket: self.index, step, node }
     }
 }

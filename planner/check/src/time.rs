@@ -17,7 +17,6 @@ use std::collections::{BTreeSet, HashSet};
 use symmc_ir::collective::Meets;
 use symmc_ir::{Table, ValueId, parallel};
 
-use super::Report;
 use super::clock::{Clocks, Fault, Past, Start};
 use super::error::{Access, CheckError, Moment, Who};
 use super::left::Left;
@@ -25,6 +24,7 @@ use super::memory::{MemoryOfRank, Order, Record, START, Span};
 use super::place::Home;
 use super::program::Programs;
 use super::ranks::{Exchange, Ranks};
+use super::report::Report;
 use super::step::{Schedule, Step};
 
 /// After this many errors no more are looked for.

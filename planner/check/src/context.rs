@@ -1,0 +1,52 @@
+//! What the rules for the steps of one bucket look at.
+
+use symmc_ir::{Table, ValueId};
+use symmc_plan::{Bucket, Plan, Symbols};
+
+use super::error::At;
+use super::overlap::Overlaps;
+use super::place::Home;
+use super::program::{Program, Programs};
+
+/// What the rules for one step need.
+pub struct Context<'a> {
+    /// The plan.
+    pub plan: &'a Plan,
+    /// All programs.
+    pub programs: &'a Programs,
+    /// The index of the bucket.
+    pub index: usize,
+    /// The bucket.
+    pub bucket: &'a Bucket,
+    /// Its program.
+    pub program: &'a Program,
+    /// The symbols of the program with the ranges of the bucket.
+    pub symbols: &'a Symbols,
+    /// Where each base value lies.
+    pub homes: &'a Table<ValueId, Option<Home>>,
+    /// Which of them share bytes in one run.
+    pub overlaps: &'a Overlaps,
+}
+
+impl Context<'_> {
+    /// Whether two values share bytes.
+    pub fn share(&self, a: ValueId, b: ValueId) -> bool {
+        share(self.overlaps, self.homes, a, b)
+    }
+
+    pub fn at(&self, step: usize) -> At {
+        let node = self.bucket.steps.get(step).map(|s| s.node.clone()).unwrap_or_default();
+        At { bucket: self.index, step, node }
+    }
+}
+
+/// Whether two values share bytes in one run, as far as is known of where they lie.
+pub fn share(overlaps: &Overlaps, homes: &Table<ValueId, Option<Home>>, a: ValueId, b: ValueId) -> bool {
+    homes[a].as_ref().zip(homes[b].as_ref()).is_some_and(|(x, y)| overlaps.share((a, x), (b, y)))
+}
+
+/// Whether a value has as many elements as its base.
+pub fn is_whole(program: &Program, x: ValueId) -> bool {
+    let (graph, base) = (&program.graph, program.base(x));
+    base == x || graph.ty(base).numel() == graph.ty(x).numel()
+}

@@ -1,0 +1,176 @@
+//! The proof of a plan: its texts, then places, buffers and steps of each bucket, then time.
+
+use std::collections::HashSet;
+
+use symmc_ir::{Graph, parallel};
+use symmc_plan::{Bucket, Plan, Symbols};
+
+use super::context::Context;
+use super::error::CheckError;
+use super::overlap::Overlaps;
+use super::program::{self, Program, Programs};
+use super::report::Report;
+use super::step::{self, Schedule};
+use super::{buffer, place, time};
+
+/// Proves a plan safe (see the [crate](super)).
+///
+/// # Errors
+/// As [`prove`].
+pub fn check(plan: &Plan) -> Result<Report, Vec<CheckError>> {
+    prove(plan).map(|proof| proof.report)
+}
+
+/// [`check`] that gives the programs it read as well, so that nobody has to read them again.
+///
+/// # Errors
+/// What the plan breaks. Rules about texts come first; places, buffers and steps are looked at when the texts
+/// are right, and time when everything else is.
+pub fn prove(plan: &Plan) -> Result<Proof, Vec<CheckError>> {
+    let programs = program::read(plan)?;
+    let mut errors = Vec::new();
+    let mut report = Report { buckets: plan.buckets.len(), ..Report::default() };
+    program::whole(plan, &mut errors);
+    program::fixed(plan, &programs, &mut errors);
+    let (mut schedules, mut uses) = (Vec::new(), Vec::new());
+    for (schedule, misplaced, misused) in of_buckets(plan, &programs) {
+        schedules.extend(schedule);
+        errors.extend(misplaced);
+        uses.extend(misused);
+    }
+    ranges_overlap(plan, &mut errors);
+    errors.extend(uses);
+    for schedule in &schedules {
+        report.steps += schedule.steps.len();
+        report.values += schedule.homes.values().flatten().count();
+    }
+    if errors.is_empty() {
+        errors = time::check(&programs, &schedules, plan.ranks, &mut report);
+    }
+    drop(schedules);
+    if !errors.is_empty() {
+        return Err(errors);
+    }
+    let Programs { source, planned, .. } = programs;
+    Ok(Proof { report, source, programs: planned.into_iter().map(Program::into_read).collect() })
+}
+
+/// What a proof leaves behind.
+#[derive(Clone, Debug)]
+pub struct Proof {
+    /// What it looked at.
+    pub report: Report,
+    /// The imported program as it read it.
+    pub source: Graph,
+    /// The planned programs as it read them.
+    pub programs: Vec<symmc_plan::Program>,
+}
+
+/// Each bucket resolved, what is wrong with its places and steps, and what is wrong with the rest of it.
+fn of_buckets<'a>(
+    plan: &'a Plan,
+    programs: &'a Programs,
+) -> Vec<(Option<Schedule<'a>>, Vec<CheckError>, Vec<CheckError>)> {
+    let steps = plan.buckets.iter().map(|b| b.steps.len()).sum();
+    let sources: HashSet<&str> = programs.source.values.values().map(|v| v.name.as_str()).collect();
+    parallel::map(plan.buckets.iter().enumerate().collect(), steps, |(i, bucket)| {
+        let (mut misplaced, mut misused) = (Vec::new(), Vec::new());
+        let schedule = schedule(plan, programs, i, bucket, &mut misplaced);
+        if let Some(schedule) = &schedule {
+            if schedule.steps.len() == schedule.bucket.steps.len() {
+                buffer::used(schedule, &mut misused);
+            }
+            buffer::totals(plan, schedule, &mut misused);
+            buffer::decisions(schedule, &sources, &mut misused);
+            buffer::copies(schedule, &mut misused);
+        }
+        (schedule, misplaced, misused)
+    })
+}
+
+/// Resolves a bucket; `None` if it does not say which program it schedules, or for which sizes.
+fn schedule<'a>(
+    plan: &Plan,
+    programs: &'a Programs,
+    index: usize,
+    bucket: &'a Bucket,
+    errors: &mut Vec<CheckError>,
+) -> Option<Schedule<'a>> {
+    let Some(program) = programs.planned.get(bucket.program) else {
+        let (expected, found) = (programs.planned.len(), bucket.program);
+        errors.push(CheckError::BucketProgram { bucket: index, expected, found });
+        return None;
+    };
+    let symbols = symbols(programs, program, index, bucket, errors)?;
+    buffer::declared(plan, index, bucket, errors);
+    let homes = place::homes((plan, programs), (index, bucket), program, &symbols, errors);
+    let overlaps = Overlaps::new(&homes, &symbols);
+    let (of_bucket, overlap) = (&symbols, &overlaps);
+    let ctx = Context {
+        plan,
+        programs,
+        index,
+        bucket,
+        program,
+        symbols: of_bucket,
+        homes: &homes,
+        overlaps: overlap,
+    };
+    let steps = step::steps(&ctx, errors);
+    let bound = step::bound_inputs(&programs.source, program, &homes);
+    Some(Schedule { index, bucket, program, symbols, homes, overlaps, steps, bound })
+}
+
+/// The symbols of a program with the ranges of a bucket, which must be those of the program or narrower.
+fn symbols(
+    programs: &Programs,
+    program: &Program,
+    index: usize,
+    bucket: &Bucket,
+    errors: &mut Vec<CheckError>,
+) -> Option<Symbols> {
+    let symbols = match program.symbols(bucket) {
+        Ok(symbols) => symbols,
+        Err(error) => {
+            errors.push(CheckError::Unresolved { bucket: index, error });
+            return None;
+        }
+    };
+    for (symbol, ranged) in program.graph.symbols.values().zip(symbols.values()) {
+        let source = programs.source.symbols.values().find(|s| s.name == symbol.name);
+        let (min, max) =
+            source.map_or((symbol.min, symbol.max), |s| (s.min.max(symbol.min), s.max.min(symbol.max)));
+        if ranged.min > ranged.max || ranged.min < min || ranged.max > max {
+            let (symbol, expected, found) = (symbol.name.clone(), [min, max], [ranged.min, ranged.max]);
+            errors.push(CheckError::BucketRange { bucket: index, symbol, expected, found });
+            return None;
+        }
+    }
+    Some(symbols)
+}
+
+/// Each size must have at most one bucket. Buckets are compared where their ranges of one symbol meet.
+fn ranges_overlap(plan: &Plan, errors: &mut Vec<CheckError>) {
+    let symbols = plan.buckets.first().map(|b| b.symbols.keys().collect::<Vec<_>>()).unwrap_or_default();
+    // A bucket without the symbols of the others is reported for that.
+    let ranges = |(i, b): (usize, &Bucket)| {
+        let of = symbols.iter().map(|&s| b.symbols.get(s).copied());
+        Some((i, of.collect::<Option<Vec<[i64; 2]>>>()?)).filter(|_| b.symbols.len() == symbols.len())
+    };
+    let mut ranges: Vec<(usize, Vec<[i64; 2]>)> =
+        plan.buckets.iter().enumerate().filter_map(ranges).collect();
+    let starts = |axis: usize| ranges.iter().map(|(_, r)| r[axis][0]).collect::<HashSet<i64>>().len();
+    let Some(axis) = (0..symbols.len()).max_by_key(|&axis| starts(axis)) else {
+        let pairs = (1..plan.buckets.len()).map(|second| CheckError::BucketsOverlap { first: 0, second });
+        return errors.extend(pairs);
+    };
+    ranges.sort_by_key(|(i, r)| (r[axis][0], *i));
+    let mut found = Vec::new();
+    for (k, (a, x)) in ranges.iter().enumerate() {
+        let behind = ranges[k + 1..].iter().take_while(|(_, y)| y[axis][0] <= x[axis][1]);
+        let meets = behind.filter(|(_, y)| x.iter().zip(y).all(|(x, y)| x[0] <= y[1] && y[0] <= x[1]));
+        found.extend(meets.map(|(b, _)| (a.max(b), a.min(b))));
+    }
+    found.sort_unstable();
+    errors.extend(found.into_iter().map(|(&second, &first)| CheckError::BucketsOverlap { first, second }));
+}

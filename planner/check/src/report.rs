@@ -1,0 +1,35 @@
+//! What a proof looked at.
+
+/// What a proof looked at.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Report {
+    /// The number of buckets.
+    pub buckets: usize,
+    /// The number of steps of all buckets.
+    pub steps: usize,
+    /// The number of base values with a place, over all buckets.
+    pub values: usize,
+    /// The number of ranks that were simulated; symmetry covers the others.
+    pub simulated: usize,
+    /// The number of ranks whose memory was examined.
+    pub examined: usize,
+    /// The number of accesses to memory.
+    pub accesses: u64,
+    /// The number of pairs of accesses to shared bytes that were compared.
+    pub compared: u64,
+    /// The number of clocks that meetings joined.
+    pub joins: u64,
+    /// The number of runs followed after another.
+    pub sequences: usize,
+}
+
+impl std::fmt::Display for Report {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let buckets = if self.buckets == 1 { "bucket" } else { "buckets" };
+        write!(
+            f,
+            "{} {buckets}, {} steps, {} values; {} accesses, {} conflicting pairs ordered, {} pairs of runs",
+            self.buckets, self.steps, self.values, self.accesses, self.compared, self.sequences
+        )
+    }
+}
