@@ -18,6 +18,7 @@ use crate::entity::{Entity, Table};
 use crate::graph::Symbol;
 use crate::text::{is_identifier, write_string};
 
+mod corner;
 mod quotient;
 
 crate::entity!(
@@ -381,8 +382,8 @@ impl Dim {
     }
 
     /// Inclusive bounds over all values of the symbols within their own bounds, by interval arithmetic:
-    /// never too narrow, possibly too wide. That `k*div(a, k)` lies within `k - 1` below `a` is known for
-    /// sums `a` of symbols.
+    /// never too narrow, possibly too wide. Products of differences are taken whole. That `k*div(a, k)` lies within
+    /// `k - 1` below `a` is known for sums `a` of symbols.
     pub fn bounds(&self, symbols: &Table<SymbolId, Symbol>) -> (i64, i64) {
         let (terms, constant) = self.parts();
         let is_flat = |a: &Atom| a.arguments().is_none_or(|(a, b)| a.depth() == 0 && b.depth() == 0);
@@ -400,7 +401,10 @@ impl Dim {
 
     /// The bounds where nothing nests.
     fn flat_bounds(&self, symbols: &Table<SymbolId, Symbol>) -> (i64, i64) {
-        let plain = self.interval(symbols);
+        let mut plain = self.interval(symbols);
+        if let Some((low, high)) = self.corner_bounds(symbols) {
+            plain = (plain.0.max(low), plain.1.min(high));
+        }
         if let Some(k) = self.lacking(symbols) {
             let (low, high) = self.scaled(k).flat_bounds(symbols);
             let ends = (floor_div(low, k) + i64::from(floor_mod(low, k) > 0), floor_div(high, k));

@@ -262,6 +262,9 @@ fn bounds() {
     assert_eq!((rounded_up.clone() - s(1)).bounds(&symbols), (0, 3));
     assert_eq!((s(1) - rounded_up.clone() * c(2)).bounds(&symbols), (-7, -4));
     assert_eq!(rounded_up.bounds(&symbols), (4, 4));
+    assert_eq!(((s(1) - c(1)) * (s(0) + c(1))).bounds(&symbols), (0, 12));
+    assert_eq!(((s(1) - c(1)) * (s(1) - c(1))).bounds(&symbols), (0, 9));
+    assert_eq!(((s(1) - c(1)) * (s(0) + c(1)) * c(-2) + c(1)).bounds(&symbols), (-23, 1));
     assert!(s(0).provably_le(&s(2), &symbols));
     assert!(!s(1).provably_le(&s(0), &symbols));
 }

@@ -1,0 +1,59 @@
+//! Bounds of polynomials whose terms have several signs, as of `(a - 2) * (b - 2)`.
+//!
+//! Interval arithmetic takes each term for itself. Counted from the least value of every atom, such a product has no negative
+//! terms, and its bounds are exact.
+
+use std::collections::BTreeMap;
+
+use super::{Atom, Dim, SymbolId};
+use crate::entity::Table;
+use crate::graph::Symbol;
+
+/// The most terms, and the most atoms of a term, that are written anew.
+const MOST_TERMS: usize = 16;
+const MOST_ATOMS: usize = 4;
+
+impl Dim {
+    /// The bounds where each atom is written as its least value and what it has above that: never too narrow. `None` where that
+    /// tells nothing new, or not in numbers of this size.
+    pub(super) fn corner_bounds(&self, symbols: &Table<SymbolId, Symbol>) -> Option<(i64, i64)> {
+        let (terms, constant) = self.parts();
+        let is_product = terms.iter().any(|t| t.product.len() > 1);
+        let signs = terms.iter().any(|t| t.factor > 0) && terms.iter().any(|t| t.factor < 0);
+        if !is_product || !signs || terms.len() > MOST_TERMS {
+            return None;
+        }
+        let mut sums: BTreeMap<Vec<&Atom>, i128> = BTreeMap::from([(Vec::new(), i128::from(constant))]);
+        for term in terms {
+            if term.product.len() > MOST_ATOMS {
+                return None;
+            }
+            for above in 0..1u32 << term.product.len() {
+                let (mut factor, mut rest) = (i128::from(term.factor), Vec::new());
+                for (i, atom) in term.product.iter().enumerate() {
+                    if above >> i & 1 == 1 {
+                        rest.push(atom);
+                    } else {
+                        factor = factor.checked_mul(i128::from(atom.bounds(symbols).0))?;
+                    }
+                }
+                let sum = sums.entry(rest).or_insert(0);
+                *sum = sum.checked_add(factor)?;
+            }
+        }
+        let (mut low, mut high) = (0i128, 0i128);
+        for (atoms, factor) in sums {
+            let mut most = factor;
+            for atom in &atoms {
+                let (least, largest) = atom.bounds(symbols);
+                most = most.checked_mul(i128::from(largest) - i128::from(least))?;
+            }
+            // What is above the least value may be 0.
+            let least = if atoms.is_empty() { factor } else { 0 };
+            low = low.checked_add(most.min(least))?;
+            high = high.checked_add(most.max(least))?;
+        }
+        let end = |x: i128| i64::try_from(x).unwrap_or(if x < 0 { i64::MIN } else { i64::MAX });
+        Some((end(low), end(high)))
+    }
+}
