@@ -54,7 +54,58 @@ if HAS_TORCH:
         one = torch.linalg.solve_triangular(lower, x[:, :4], upper=False)
         return one, torch.linalg.solve_triangular(lower.mT, x[:, :4], upper=True, unitriangular=True)
 
+    C = torch.complex64
+
+    def rotary(x, factors):
+        # As Llama's own code has it: pairs of neighbours turned by factors that a table holds.
+        pairs = torch.view_as_complex(x.float().reshape(*x.shape[:-1], -1, 2))
+        turned = pairs * factors.unsqueeze(1)
+        return torch.view_as_real(turned).flatten(2).type_as(x)
+
+    def complex_sums(x, y):
+        z = torch.cat([x * 1j + y, (x / y).conj()]) @ y.mT
+        return z, z.abs(), z.real + z.imag, torch.view_as_real(z.mean(0)), z.resolve_conj() * (2 - 1j)
+
+    def transforms(x):
+        spectrum = torch.fft.rfft(x)
+        back = torch.fft.irfft(spectrum * 2, n=x.shape[-1])
+        return back, torch.fft.fft2(x).real, torch.fft.ifft(x, norm="ortho", dim=0), spectrum
+
+    def encoder():
+        # In inference modules of PyTorch call one operator for a whole layer.
+        layers = [torch.nn.TransformerEncoderLayer(8, 2, 16, batch_first=True, norm_first=first) for first in (False, True)]
+        both = torch.nn.Sequential(*layers).eval()
+        attention = torch.nn.MultiheadAttention(8, 2, batch_first=True).eval()
+
+        def run(x):
+            with torch.no_grad():
+                return both(x), attention(x, x, x)
+
+        return run
+
+    def kernels_alone(x, n):
+        lower = torch.func.jacrev(lambda y: y.sin() * y.sum())(x[0])
+        apart = [torch.cdist(x, x + 1, p) for p in (1.0, 2.0, 3.0, float("inf"))]
+        return lower, apart, n << 2, n >> 1, torch.diagonal_scatter(x, x[0, :3] * 2, 1), torch.nn.functional.rrelu(x)
+
+    def convolved(x):
+        weight = torch.arange(54.0).view(2, 3, 3, 3) / 54
+        y = torch.nn.functional.conv2d(x, weight)
+        return y, torch.nn.functional.fold(torch.nn.functional.unfold(x, 2), x.shape[-2:], 2)
+
+    def fft_changed(z, x):
+        z.mul_(2).add_(x)
+        return torch.fft.fft(z, dim=0)
+
     WHOLE = {
+        "rotary embeddings by complex factors": (rotary, lambda: (R(5, 2, 8), R(5, 4, dtype=C)), lambda: (R(7, 2, 8), R(7, 4, dtype=C))),
+        "complex numbers": (complex_sums, lambda: (R(4, 6, dtype=C), R(4, 6, dtype=C)), lambda: (R(5, 6, dtype=C), R(5, 6, dtype=C))),
+        "Fourier transforms": (transforms, lambda: (R(6, 8),), lambda: (R(9, 8),), lambda: (R(9, 7),)),
+        "complex numbers changed in place": (fft_changed, lambda: (R(4, 3, dtype=C), R(4, 3)), lambda: (R(4, 6, dtype=C)[:, ::2], R(4, 3))),
+        "a layer of an encoder as one operator": (encoder(), lambda: (R(2, 5, 8),), lambda: (R(3, 7, 8),)),
+        "operators that are kernels alone": (kernels_alone, lambda: (R(4, 4), torch.arange(-5, 5)), lambda: (R(5, 4), torch.arange(9))),
+        "windows over images of any size": (convolved, lambda: (R(2, 3, 6, 7),), lambda: (R(2, 3, 9, 5),), lambda: (R(2, 3, 12, 12),)),
+        "conjugates": (lambda z: (z.conj() * 2, z.conj()), lambda: (R(4, dtype=C),), lambda: (R(4, dtype=C).conj(),)),
         "an input": (lambda x: x, lambda: (R(3),)),
         "views of an input alone": (lambda x: (x, x[0], x.t()), lambda: (R(3, 4),)),
         "views of sizes that change": (lambda x: (x[1:], x.t(), x.shape[0]), lambda: (R(3, 4),), lambda: (R(5, 4),)),
@@ -96,7 +147,7 @@ if HAS_TORCH:
         "a changed overlap": (changed_before, overlapping),
         "transposed results": (lambda x: (B(x.t() @ x).t(), B(x).t(), B(x)[1:]), lambda: (R(4, 3),)),
         "channels last": (lambda x: (B(x), x * 2), lambda: (R(2, 3, 4, 4).to(memory_format=torch.channels_last),)),
-        "complex": (lambda x: torch.fft.irfft(torch.fft.rfft(x) * 2) + 1, lambda: (R(8),)),
+        "complex": (lambda x: torch.linalg.inv(torch.complex(x, x + 1)) * (1 + 2j), lambda: (R(3, 3),)),
         "types of others": (lambda x: ((x.to(torch.int8) + 1) * 2).float() + x, lambda: (torch.arange(4.0),)),
     }
 
@@ -150,6 +201,16 @@ class AgainstEager(unittest.TestCase):
                 with self.subTest(name, fallback=fallback), warnings.catch_warnings():
                     warnings.simplefilter("ignore")
                     self.expect_eager(function, makers, None, fallback)
+
+    def test_gradients_of_operators_that_are_kernels_alone(self):
+        layer = torch.nn.utils.parametrizations.weight_norm(torch.nn.Linear(4, 3))
+        for function in (layer, lambda x: torch.cdist(x, x.flip(0) * 2), lambda x: torch.view_as_complex(x.view(3, 2, 2)).square().abs()):
+            torch._dynamo.reset()
+            x = R(3, 4, requires_grad=True)
+            inputs = (x, *layer.parameters()) if function is layer else (x,)
+            run = torch.compile(function, backend="symmc", options={"fallback": "error"})
+            for one, other in zip(torch.autograd.grad(run(x).sum(), inputs), torch.autograd.grad(function(x).sum(), inputs)):
+                torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
 
     def test_gradients_through_several_parts_of_others(self):
         def function(x, w):

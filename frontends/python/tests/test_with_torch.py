@@ -290,6 +290,35 @@ def refused_on_one_rank(rank):
         assert "rank 1" in str(error) or rank == 1, error
     else:
         raise AssertionError("a graph that draws random numbers ran")
+    for told in left_to_others(function, x):
+        assert any("the graphs of ranks differ" in text and "rand" in text for text in told), told
+
+
+def refused_before_import(rank):
+    """What one rank refuses before its graph is imported, the others learn as well, long before their limit."""
+
+    def function(x):
+        odd = torch.ones(3, device="meta" if rank == 1 else "cpu") * 2
+        return funcol.all_reduce(x * 2, "sum", dist.group.WORLD) + 1, odd
+
+    begun = time.monotonic()
+    try:
+        compiled(function, timeout=120)(torch.ones(4))
+    except Exception as error:
+        assert "tensors of one GPU, or of the host, found some of" in str(error), error
+        assert "rank 1" in str(error) or rank == 1, error
+    else:
+        raise AssertionError("a graph of two devices ran")
+    assert time.monotonic() - begun < 60, "the other rank was waited for"
+    run = compiled(function, fallback="eager", timeout=120)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for _ in range(2):
+            close(run(torch.ones(4))[0], torch.full((4,), 5.0))
+
+
+def left_to_others(function, *inputs):
+    """What is told of a function whose parts go to others, to each of them in turn; its results are those of eager."""
     for fallback in ("eager", "inductor"):
         # Each operator is named once, with its line.
         symmc.torch._cut._named.clear()
@@ -297,34 +326,40 @@ def refused_on_one_rank(rank):
             warnings.simplefilter("always")
             run = compiled(function, fallback=fallback, timeout=60)
             for _ in range(2):
-                close(run(x), function(x))
-        told = [str(warning.message) for warning in caught]
-        assert any("the graphs of ranks differ" in text and "rand" in text for text in told), told
+                found, expected = run(*inputs), function(*inputs)
+                for one, other in zip(*map(torch.utils._pytree.tree_leaves, (found, expected))):
+                    close(one, other)
+        yield [str(warning.message) for warning in caught]
 
 
 def uneven_pieces(rank):
-    """Pieces that differ between ranks are refused by name and go to others, and nothing besides them does."""
+    """Pieces that differ between ranks are exchanged where each has as many rows; others are refused by name and go to others."""
     world, x = dist.group.WORLD, torch.randn(6) + rank
 
     def function(x):
         total = funcol.all_reduce(x, "sum", world)
-        return funcol.permute_tensor(x * 2, [1, 0], world) + total, funcol.all_to_all_single(x, [rank + 1] * 2, [1, 2], world)[0]
+        swapped = funcol.permute_tensor(x * 2, [1, 0], world)
+        return swapped + total, funcol.all_to_all_single(x, [[1, 5], [5, 1]][rank], [[1, 5], [5, 1]][rank], world) + 1
+
+    for dynamic in (None, False):
+        for one, other in zip(compiled(function, timeout=60, dynamic=dynamic)(x), function(x)):
+            close(one, other)
+    run = compiled(lambda x: funcol.permute_tensor(x * 2, [1, 0], world), timeout=60, dynamic=True)
+    for rows in (5, 2, 100):
+        close(run(torch.full((rows,), rank + 1.0)), torch.full((rows,), 4.0 - 2 * rank))
+
+    def function(x):
+        total = funcol.all_reduce(x, "sum", world)
+        return total, funcol.all_to_all_single(x, [rank + 1] * 2, [1, 2], world)[0]
 
     try:
         compiled(function, timeout=60)(x[:3])
     except Exception as error:
-        assert "all_to_all_single" in str(error) and "expected equal" in str(error), error
+        assert "all_to_all_single" in str(error) and "split_sizes" in str(error), error
     else:
-        raise AssertionError("pieces that differ between ranks became one program")
-    for fallback in ("eager", "inductor"):
-        symmc.torch._cut._named.clear()
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            run = compiled(function, fallback=fallback, timeout=60)
-            for found, expected in zip(run(x[:3]), function(x[:3])):
-                close(found, expected)
-        told = "".join(str(warning.message) for warning in caught)
-        assert "all_to_all_single" in told and "all_reduce" not in told, told
+        raise AssertionError("pieces of other numbers on each rank became one program")
+    for told in left_to_others(function, x[:3]):
+        assert any("all_to_all_single" in text for text in told) and "all_reduce" not in "".join(told), told
 
 
 def different_constants(rank):
@@ -745,7 +780,7 @@ class Ranks(unittest.TestCase):
         on_ranks("subgroup", 3)
 
     def test_graphs_that_differ_between_ranks_are_refused(self):
-        on_ranks(["different_graphs", "refused_on_one_rank", "uneven_pieces"])
+        on_ranks(["different_graphs", "refused_on_one_rank", "refused_before_import", "uneven_pieces"])
 
     def test_ranks_are_in_some_graphs_only_and_groups_are_made_anew(self):
         on_ranks("groups_of_several_graphs", 3)

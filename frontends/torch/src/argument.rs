@@ -20,6 +20,8 @@ pub(crate) enum Argument<'a> {
     Ints(Vec<i64>),
     Float(f64),
     Floats(Vec<f64>),
+    /// The real and the imaginary part of a number.
+    Complex(f64, f64),
     Bool(bool),
     Bools(Vec<bool>),
     String(Str<'a>),
@@ -51,6 +53,7 @@ impl Argument<'_> {
             Argument::Ints(i) => format!("the integers {i:?}"),
             Argument::Float(x) => format!("the number {x:?}"),
             Argument::Floats(x) => format!("the numbers {x:?}"),
+            Argument::Complex(a, b) => format!("the complex number {a:?} + {b:?}i"),
             Argument::Bool(b) => format!("{b}"),
             Argument::Bools(b) => format!("{b:?}"),
             Argument::String(s) => format!("\"{}\"", &**s),
@@ -150,6 +153,7 @@ fn alternative<'de, A: MapAccess<'de>>(
         "as_floats" => map
             .next_value::<Option<Vec<Real>>>()?
             .map(|x| Argument::Floats(x.into_iter().map(|x| x.0).collect())),
+        "as_complex" => map.next_value::<Option<Complex>>()?.map(|z| Argument::Complex(z.real.0, z.imag.0)),
         "as_bool" => map.next_value::<Option<bool>>()?.map(Argument::Bool),
         "as_bools" => map.next_value::<Option<Vec<bool>>>()?.map(Argument::Bools),
         "as_string" => map.next_value::<Option<Str<'de>>>()?.map(Argument::String),
@@ -176,6 +180,12 @@ pub(crate) struct SymArgument<'a> {
     pub as_int: Option<i64>,
     pub as_float: Option<Real>,
     pub as_bool: Option<bool>,
+}
+
+#[derive(Deserialize)]
+struct Complex {
+    real: Real,
+    imag: Real,
 }
 
 #[derive(Deserialize)]

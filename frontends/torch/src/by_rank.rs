@@ -2,7 +2,7 @@
 //!
 //! They must be one program but for names and data. A number that differs, such as the first row of a rank's part of a
 //! vocabulary, becomes an argument that is known for each rank ([`ByRank`]); rules that take a tensor there take it, and
-//! others refuse it by name. Process groups that ranks call by different names are the cells of one group. Every other
+//! others refuse it by name. So do the lists of pieces that ranks exchange. Process groups that ranks call by different names are the cells of one group. Every other
 //! difference is an error.
 
 use std::collections::HashMap;
@@ -36,22 +36,29 @@ pub(crate) fn merge<'p>(programs: &mut [Program<'p>]) -> Result<Merged, ImportEr
         return Ok(Merged { names, groups: IndexMap::new() });
     };
     let mut numbers = vec![collect(first, number)];
+    let mut lists = vec![collect(first, pieces)];
     let mut called = vec![collect(first, group)];
     for (i, other) in others.iter().enumerate() {
         names.push(Comparison::new(first, other).run().map_err(|e| e.of_rank(i + 1))?);
         numbers.push(collect(other, number));
+        lists.push(collect(other, pieces));
         called.push(collect(other, group));
     }
     let groups = cells(first, &called)?;
-    let mut at = 0;
+    let (mut at, mut list) = (0, 0);
     visit_mut(&mut first.graph_module.graph, &mut |node, input| {
-        if number(input).is_some() {
-            let of_ranks: Vec<Number> = numbers.iter().filter_map(|n| n.get(at).copied()).collect();
+        let differing = if number(input).is_some() {
             at += 1;
-            if let Some(differing) = differing(&of_ranks) {
-                let name = format!("by_rank.{node}.{}", &*input.name);
-                input.arg = Argument::ByRank(ByRank { name, numbers: differing });
-            }
+            differing(&numbers.iter().filter_map(|n| n.get(at - 1).copied()).collect::<Vec<_>>())
+        } else if pieces(input).is_some() {
+            list += 1;
+            differing_pieces(lists.iter().filter_map(|l| l.get(list - 1)).collect())
+        } else {
+            None
+        };
+        if let Some(numbers) = differing {
+            let name = format!("by_rank.{node}.{}", &*input.name);
+            input.arg = Argument::ByRank(ByRank { name, numbers });
         }
     });
     Ok(Merged { names, groups })
@@ -70,6 +77,41 @@ fn number(input: &NamedArgument<'_>) -> Option<Number> {
         Argument::SymInt(SymArgument { as_name: None, as_int: Some(i), .. }) => Some(Number::Int(*i)),
         _ => None,
     }
+}
+
+/// How many rows a rank exchanges with each.
+#[derive(Clone, PartialEq)]
+enum Piece {
+    Known(i64),
+    Named(String),
+}
+
+/// The pieces of an exchange, where an argument says which: other ones on each rank, as a rule.
+fn pieces(input: &NamedArgument<'_>) -> Option<Vec<Piece>> {
+    if !matches!(&*input.name, "input_split_sizes" | "output_split_sizes") {
+        return None;
+    }
+    let piece = |s: &SymArgument<'_>| match (&s.as_name, s.as_int) {
+        (Some(name), _) => Some(Piece::Named(name.to_string())),
+        (None, known) => known.map(Piece::Known),
+    };
+    match &input.arg {
+        Argument::Ints(v) => Some(v.iter().copied().map(Piece::Known).collect()),
+        Argument::SymInts(v) => v.iter().map(piece).collect(),
+        _ => None,
+    }
+}
+
+/// The lists, if they are not all the same.
+fn differing_pieces(of_ranks: Vec<&Vec<Piece>>) -> Option<Numbers> {
+    if of_ranks.windows(2).all(|w| w[0] == w[1]) {
+        return None;
+    }
+    let known = |piece: &Piece| match piece {
+        Piece::Known(rows) => Some(*rows),
+        Piece::Named(_) => None,
+    };
+    Some(Numbers::Lists(of_ranks.into_iter().map(|list| list.iter().map(known).collect()).collect()))
 }
 
 /// The numbers, if they are not all the same.
@@ -314,8 +356,10 @@ impl<'a, 'p> Comparison<'a, 'p> {
             if x.name != y.name {
                 return differs(format!("{place}, argument {i}"), &*x.name, &*y.name);
             }
-            let same_kind =
-                number(x).is_some() && number(y).is_some() || group(x).is_some() && group(y).is_some();
+            let lists = pieces(x).zip(pieces(y)).is_some_and(|(x, y)| x.len() == y.len());
+            let same_kind = number(x).is_some() && number(y).is_some()
+                || group(x).is_some() && group(y).is_some()
+                || lists;
             if !same_kind {
                 self.argument(graphs, &format!("{place}, `{}`", &*x.name), &x.arg, &y.arg)?;
             }
@@ -372,6 +416,9 @@ impl<'a, 'p> Comparison<'a, 'p> {
             (Argument::Int(x), Argument::Int(y)) => x == y,
             (Argument::Float(x), Argument::Float(y)) => x.to_bits() == y.to_bits(),
             (Argument::Bool(x), Argument::Bool(y)) => x == y,
+            (Argument::Complex(a, b), Argument::Complex(x, y)) => {
+                [a.to_bits(), b.to_bits()] == [x.to_bits(), y.to_bits()]
+            }
             (Argument::String(x), Argument::String(y)) | (Argument::Other(x), Argument::Other(y)) => x == y,
             (Argument::ScalarType(x), Argument::ScalarType(y)) => x == y,
             (Argument::Operator(x), Argument::Operator(y)) => x == y,

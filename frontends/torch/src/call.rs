@@ -5,7 +5,7 @@
 //! that the rule of its op does not look at is an error: what it means would be passed over.
 
 use std::cell::RefCell;
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 
 use symmc_ir::{DType, Dim, Scalar, ValueId};
 
@@ -42,6 +42,8 @@ pub(crate) struct Call<'c, 'p> {
     inputs: &'p [NamedArgument<'p>],
     /// Arguments that a wrapper gives in another form.
     given: Vec<(&'p str, ValueId)>,
+    /// What stands for tensors by their names, while a rule is applied to parts of them.
+    parts: Option<HashMap<&'p str, ValueId>>,
     /// The element of list arguments that is meant, where an op is applied to one after the other.
     element: Option<usize>,
     /// Names that an argument has here, where a rule asks for another.
@@ -74,6 +76,7 @@ impl<'c, 'p> Call<'c, 'p> {
             node,
             inputs: &node.inputs,
             given: Vec::new(),
+            parts: None,
             element: None,
             renamed: &[],
             read: RefCell::default(),
@@ -108,6 +111,19 @@ impl<'c, 'p> Call<'c, 'p> {
         (self.element, self.renamed) = (None, &[]);
         self.bound.fill(None);
         Ok(all)
+    }
+
+    /// The results of a rule where values stand for tensors by their names: the real or the imaginary parts of complex ones,
+    /// whose dtypes mean those of the parts then.
+    pub fn with_parts(
+        &mut self,
+        parts: HashMap<&'p str, ValueId>,
+        rule: Rule,
+    ) -> Lowered<Vec<Option<ValueId>>> {
+        self.parts = Some(parts);
+        let done = rule(self);
+        self.parts = None;
+        done.map(|()| self.take_results())
     }
 
     // Arguments.
@@ -187,7 +203,10 @@ impl<'c, 'p> Call<'c, 'p> {
     }
 
     fn value(&self, name: &str) -> Lowered<ValueId> {
-        self.lowering.scope.value(name).map_err(Stop::Broken)
+        match self.parts.as_ref().and_then(|parts| parts.get(name)) {
+            Some(part) => Ok(*part),
+            None => self.lowering.scope.value(name).map_err(Stop::Broken),
+        }
     }
 
     pub fn opt_tensor(&self, name: &str) -> Lowered<Option<ValueId>> {
@@ -272,7 +291,18 @@ impl<'c, 'p> Call<'c, 'p> {
         match self.get(name) {
             Some(Argument::ByRank(b)) => match &b.numbers {
                 Numbers::Ints(v) => Some((b, v)),
-                Numbers::Floats(_) => None,
+                Numbers::Floats(_) | Numbers::Lists(_) => None,
+            },
+            _ => None,
+        }
+    }
+
+    /// The lists of all ranks that an argument is, if they differ.
+    pub fn lists_by_rank(&self, name: &str) -> Option<(&'p ByRank, &'p [Vec<Option<i64>>])> {
+        match self.get(name) {
+            Some(Argument::ByRank(b)) => match &b.numbers {
+                Numbers::Lists(v) => Some((b, v)),
+                Numbers::Ints(_) | Numbers::Floats(_) => None,
             },
             _ => None,
         }
@@ -346,12 +376,18 @@ impl<'c, 'p> Call<'c, 'p> {
     pub fn opt_dtype(&self, name: &str) -> Lowered<Option<DType>> {
         match self.get(name) {
             None => Ok(None),
-            Some(Argument::ScalarType(code)) => match dtype::from_schema(*code) {
+            Some(Argument::ScalarType(code)) => match self.dtype_of(*code) {
                 Ok(d) => Ok(Some(d)),
                 Err(found) => broken(format!("expected a dtype that the IR has as `{name}`, found {found}")),
             },
             Some(other) => self.wrong(name, "a dtype", other),
         }
+    }
+
+    /// The dtype of a `ScalarType`; of a complex one that of its parts, where these are meant.
+    fn dtype_of(&self, code: u32) -> Result<DType, String> {
+        let part = self.parts.as_ref().and_then(|_| dtype::part_of_complex(code));
+        part.map_or_else(|| dtype::from_schema(code), Ok)
     }
 
     /// An integer that may be symbolic.
@@ -506,6 +542,11 @@ impl<'c, 'p> Call<'c, 'p> {
     /// The declared shape of a result.
     pub fn declared(&self, result: usize) -> Lowered<symmc_ir::Type> {
         match self.results.get(result).copied().flatten() {
+            Some(name) if self.parts.is_some() && self.lowering.is_complex(name) => {
+                let mut both = self.lowering.held(name)?;
+                both.shape.pop();
+                Ok(both)
+            }
             Some(name) => Ok(self.lowering.declared(name)?),
             None => broken(format!("expected a result {result}, found none")),
         }

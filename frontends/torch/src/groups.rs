@@ -10,6 +10,7 @@ use symmc_ir::Members;
 use crate::ImportOptions;
 use crate::error::{ImportError, UndescribedGroup};
 use crate::functionalised;
+use crate::numbers::{ByRank, Numbers};
 use crate::schema::{Argument, Graph, Node, Program};
 
 /// PyTorch's name of the default group, which has all ranks: groups are counted in the order they are made.
@@ -197,6 +198,7 @@ fn stated_size(node: &Node<'_>) -> Option<u32> {
         let count = match argument(node, &[list])? {
             Argument::Ints(v) => v.len(),
             Argument::SymInts(v) => v.len(),
+            Argument::ByRank(ByRank { numbers: Numbers::Lists(v), .. }) => v.first().map_or(0, Vec::len),
             _ => 0,
         };
         (count > 0).then_some(count as u32)

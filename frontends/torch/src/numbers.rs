@@ -1,8 +1,8 @@
-//! A number that differs between the programs of ranks.
+//! A number, or a list of them, that differs between the programs of ranks.
 
-use symmc_ir::{DType, Tensor};
+use symmc_ir::{DType, Dim, Tensor, Type};
 
-/// A number of each rank.
+/// A number or a list of each rank.
 #[derive(Clone, PartialEq, Debug)]
 pub(crate) struct ByRank {
     /// What the input that holds it is called.
@@ -14,6 +14,8 @@ pub(crate) struct ByRank {
 pub(crate) enum Numbers {
     Ints(Vec<i64>),
     Floats(Vec<f64>),
+    /// A list of each rank, in which sizes that depend on symbols are not known.
+    Lists(Vec<Vec<Option<i64>>>),
 }
 
 impl Numbers {
@@ -22,21 +24,42 @@ impl Numbers {
         match self {
             Numbers::Ints(v) => format!("another integer on each rank, {v:?}"),
             Numbers::Floats(v) => format!("another number on each rank, {v:?}"),
+            Numbers::Lists(v) => {
+                let size = |n: &Option<i64>| n.map_or("?".to_string(), |n| n.to_string());
+                let list =
+                    |v: &Vec<Option<i64>>| format!("[{}]", v.iter().map(size).collect::<Vec<_>>().join(", "));
+                format!("other integers on each rank, {}", v.iter().map(list).collect::<Vec<_>>().join(", "))
+            }
         }
     }
 
-    /// The number of a rank as a tensor without axes.
+    /// Whether an input of the program holds them: lists of which all is known.
+    pub fn is_input(&self) -> bool {
+        match self {
+            Numbers::Lists(v) => v.iter().flatten().all(Option::is_some),
+            Numbers::Ints(_) | Numbers::Floats(_) => true,
+        }
+    }
+
+    /// The type of what that input holds.
+    pub fn ty(&self) -> Type {
+        match self {
+            Numbers::Ints(_) => Type::new(DType::I64, vec![]),
+            Numbers::Floats(_) => Type::new(DType::F64, vec![]),
+            Numbers::Lists(v) => Type::new(DType::I64, vec![Dim::from(v.first().map_or(0, Vec::len) as i64)]),
+        }
+    }
+
+    /// What a rank has, as a tensor.
     pub fn of(&self, rank: usize) -> Option<Tensor> {
         match self {
             Numbers::Ints(v) => Tensor::new(DType::I64, [], v.get(rank)?.to_le_bytes().to_vec()),
             Numbers::Floats(v) => Tensor::new(DType::F64, [], v.get(rank)?.to_le_bytes().to_vec()),
-        }
-    }
-
-    pub fn dtype(&self) -> DType {
-        match self {
-            Numbers::Ints(_) => DType::I64,
-            Numbers::Floats(_) => DType::F64,
+            Numbers::Lists(v) => {
+                let list = v.get(rank)?.iter().copied().collect::<Option<Vec<i64>>>()?;
+                let bytes = list.iter().flat_map(|i| i.to_le_bytes()).collect();
+                Tensor::new(DType::I64, [list.len()], bytes)
+            }
         }
     }
 }

@@ -6,6 +6,7 @@
 //!   writes them and they are small enough to be part of the program's text; else parameters.
 //! - An integer argument is a symbol; strings, numbers and tokens among the arguments are already part of
 //!   the program and vanish, with a note that names the argument and its value.
+//! - Complex tensors are floats with one more axis ([`crate::ops::complex`]).
 //! - Outputs that are no tensors vanish. A mutation is an output that goes into an input.
 
 use std::collections::HashMap;
@@ -174,7 +175,7 @@ pub(crate) fn inputs<'p>(
             }
             continue;
         };
-        let ty = lowering.declared(name)?;
+        let ty = lowering.held(name)?;
         let size = stores.first().map_or(Ok(None), |s| s.size(source))?;
         let small = size.is_some_and(|n| n <= MAX_CONSTANT);
         let constant = match may_be_constant && small && !mutated.contains(source) {
@@ -224,10 +225,10 @@ fn agreed(
 /// Adds an input for each number that differs between ranks.
 pub(crate) fn numbers_by_rank<'p>(lowering: &mut Lowering<'p>, program: &'p Program<'p>) -> Vec<&'p ByRank> {
     let mut inputs: Vec<(&'p ByRank, ValueId)> = Vec::new();
-    for number in by_rank::found(program) {
+    for number in by_rank::found(program).into_iter().filter(|n| n.numbers.is_input()) {
         let known = inputs.iter().find(|(n, _)| n.numbers == number.numbers).map(|(_, value)| *value);
         let value = known.unwrap_or_else(|| {
-            let ty = Type::new(number.numbers.dtype(), vec![]);
+            let ty = number.numbers.ty();
             lowering.builder.input(InputKind::Parameter, &number.name, &number.name, ty, None)
         });
         if known.is_none() {
@@ -288,7 +289,8 @@ fn user_input<'p>(
 ) -> Result<(), ImportError> {
     match arg {
         Argument::Tensor(name) => {
-            let ty = lowering.declared(name)?;
+            let ty = lowering.held(name)?;
+            note_complex(lowering, "argument", name);
             let value = lowering.builder.input(InputKind::Argument, name, name, ty, None);
             inputs.by_argument.insert(name.to_string(), last_input(lowering));
             bind(lowering, name, Binding::Value(value))
@@ -310,6 +312,15 @@ fn user_input<'p>(
             Err(error("user_input", format!("expected a tensor or a number, found {}", arg.describe())))
         }
         _ => Ok(()),
+    }
+}
+
+/// Notes what is held of complex numbers that a caller gives or takes.
+fn note_complex(lowering: &mut Lowering<'_>, what: &str, name: &str) {
+    if lowering.is_complex(name) {
+        lowering
+            .notes
+            .push(format!("the {what} {name} is complex: its last axis has the real and the imaginary part"));
     }
 }
 
@@ -367,10 +378,7 @@ pub(crate) fn outputs<'p>(
             continue;
         };
         let value = lowering.scope.value(name).map_err(|message| error(name, message))?;
-        if lowering.is_complex(name) {
-            // What is held of it is not what the program returns.
-            lowering.declared(name)?;
-        }
+        note_complex(lowering, "output", name);
         let kind = match target {
             Target::Caller => OutputKind::Returned,
             Target::Stored(source) => {

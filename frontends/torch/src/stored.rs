@@ -153,20 +153,31 @@ impl Region {
         if meta.layout != STRIDED {
             return Err(stored(name, "the strided layout", format!("layout {}", meta.layout)));
         }
-        let dtype = dtype::from_schema(meta.dtype)
+        // Complex numbers are their parts, side by side.
+        let part = dtype::part_of_complex(meta.dtype);
+        let dtype = part
+            .map_or_else(|| dtype::from_schema(meta.dtype), Ok)
             .map_err(|found| stored(name, "a dtype of the program format", found))?;
         let known = |what: &str, e: &crate::schema::Extent| {
             e.as_int.and_then(|i| usize::try_from(i).ok()).ok_or_else(|| {
                 stored(name, format!("a known, non-negative {what}"), format!("{:?}", e.as_int))
             })
         };
-        let shape = meta.sizes.iter().map(|e| known("extent", e)).collect::<Result<Vec<_>, _>>()?;
-        let strides = meta.strides.iter().map(|e| known("stride", e)).collect::<Result<Vec<_>, _>>()?;
-        let offset = known("storage offset", &meta.storage_offset)?;
+        let mut shape = meta.sizes.iter().map(|e| known("extent", e)).collect::<Result<Vec<_>, _>>()?;
+        let mut strides = meta.strides.iter().map(|e| known("stride", e)).collect::<Result<Vec<_>, _>>()?;
+        let mut offset = known("storage offset", &meta.storage_offset)?;
         if shape.len() != strides.len() {
             return Err(stored(name, format!("{} strides", shape.len()), strides.len().to_string()));
         }
-        let too_large = || stored(name, "a size that fits the address space", format!("{shape:?}"));
+        let sizes = format!("{shape:?}");
+        let too_large = || stored(name, "a size that fits the address space", sizes.clone());
+        if part.is_some() {
+            for stride in strides.iter_mut().chain([&mut offset]) {
+                *stride = stride.checked_mul(2).ok_or_else(too_large)?;
+            }
+            shape.push(2);
+            strides.push(1);
+        }
         let numel = shape.iter().try_fold(1usize, |n, &d| n.checked_mul(d)).ok_or_else(too_large)?;
         let bytes = numel.checked_mul(dtype.size()).ok_or_else(too_large)? as u64;
         let mut last = offset;

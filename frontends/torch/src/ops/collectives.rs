@@ -3,12 +3,13 @@
 //! `wait_tensor` vanishes: the schedule decides when to wait. A coalesced call is one collective for each
 //! of its tensors. What a symmetric-memory op leaves in its work buffers is not defined. Groups are named by strings; see [`crate::groups`] for their members.
 
-use symmc_ir::{CollectiveKind, Dim, Emit, ReduceOp, Splits, ValueId};
+use symmc_ir::{Collective, CollectiveKind, Dim, Emit, GroupId, Op, ReduceOp, Splits, ValueId};
 
 use super::elementwise::identity;
 use super::{Row, row};
 use crate::call::Call;
 use crate::lower::{Lowered, Stop};
+use crate::numbers::ByRank;
 
 pub(super) const ROWS: &[Row] = &[
     row("_c10d_functional.all_reduce", "all_reduce", |c| each(c, all_reduce)),
@@ -17,7 +18,7 @@ pub(super) const ROWS: &[Row] = &[
     row("_c10d_functional.all_gather_into_tensor_coalesced", "all_gather", |c| each(c, all_gather)),
     row("_c10d_functional.reduce_scatter_tensor", "reduce_scatter", |c| each(c, reduce_scatter)),
     row("_c10d_functional.reduce_scatter_tensor_coalesced", "reduce_scatter", |c| each(c, reduce_scatter)),
-    row("_c10d_functional.all_to_all_single", "all_to_all", |c| each(c, all_to_all)),
+    row("_c10d_functional.all_to_all_single", "all_to_all, permute_ranks", |c| each(c, all_to_all)),
     row("_c10d_functional.broadcast", "broadcast", |c| each(c, |c, x| broadcast(c, x, "src"))),
     row("_c10d_functional.wait_tensor", "(identity)", identity),
     row("_c10d_functional.wait_tensors", "(identity)", |c| each(c, |_, x| Ok(x))),
@@ -156,7 +157,10 @@ fn reduce_scatter(c: &mut Call<'_, '_>, x: ValueId) -> Lowered<ValueId> {
 
 fn all_to_all(c: &mut Call<'_, '_>, x: ValueId) -> Lowered<ValueId> {
     let group = c.group()?;
-    for name in ["output_split_sizes", "input_split_sizes"] {
+    if let (Some(to), Some(from)) = (c.lists_by_rank(INPUT_SPLITS), c.lists_by_rank(OUTPUT_SPLITS)) {
+        return exchange(c, x, group, to, from.1);
+    }
+    for name in [OUTPUT_SPLITS, INPUT_SPLITS] {
         let sizes = c.opt_dims(name)?.unwrap_or_default();
         if sizes.windows(2).any(|w| w[0] != w[1]) {
             return Err(Stop::Broken(format!(
@@ -174,6 +178,76 @@ fn all_to_all(c: &mut Call<'_, '_>, x: ValueId) -> Lowered<ValueId> {
         }
     }
     c.collective(CollectiveKind::AllToAll(Splits::Even), group, x)
+}
+
+const INPUT_SPLITS: &str = "input_split_sizes";
+const OUTPUT_SPLITS: &str = "output_split_sizes";
+
+/// Rows of each rank, for each.
+type Lists = [Vec<Option<i64>>];
+
+/// An exchange of pieces that differ, of as many rows on all ranks: what each sends whole to one other is a permutation.
+fn exchange(
+    c: &mut Call<'_, '_>,
+    x: ValueId,
+    group: GroupId,
+    (by_rank, to): (&ByRank, &Lists),
+    from: &Lists,
+) -> Lowered<ValueId> {
+    let cells = c.lowering.builder.graph().cells(group);
+    let cells =
+        cells.ok_or_else(|| Stop::Broken("expected a known number of ranks, found an open one".into()))?;
+    let piece = |of: &Lists, rank: u32, other: usize| -> Option<Option<i64>> {
+        of.get(rank as usize)?.get(other).copied()
+    };
+    for cell in &cells {
+        for (i, &sender) in cell.iter().enumerate() {
+            for (j, &receiver) in cell.iter().enumerate() {
+                let (sent, received) = (piece(to, sender, j), piece(from, receiver, i));
+                if sent.is_none() || sent != received {
+                    let numbers = by_rank.numbers.describe();
+                    return Err(Stop::Broken(format!(
+                        "expected rank {receiver} to receive from rank {sender} what that sends, found {sent:?} and \
+                         {received:?} in {numbers}"
+                    )));
+                }
+            }
+        }
+    }
+    if let Some(pairs) = permutation(&cells, to) {
+        return c.collective(CollectiveKind::Permute { pairs }, group, x);
+    }
+    let rows = c.ty(x).shape.first().and_then(Dim::as_const);
+    let total = |list: &Vec<Option<i64>>| list.iter().try_fold(0i64, |sum, rows| sum.checked_add((*rows)?));
+    if to.iter().chain(from).any(|list| total(list).is_none() || total(list) != rows) {
+        let (rows, numbers) = (c.ty(x).shape.first(), by_rank.numbers.describe());
+        return Err(Stop::Broken(format!(
+            "expected known {INPUT_SPLITS} of {rows:?} rows together on all ranks, found {numbers}"
+        )));
+    }
+    let counts = c.number_of_rank(by_rank)?;
+    let kind = CollectiveKind::AllToAll(Splits::Device);
+    let op = Op::Collective(Collective { kind, group, variant: None });
+    match c.emit_all("all_to_all", op, &[x, counts])?.first() {
+        Some(&y) => Ok(y),
+        None => Err(Stop::Broken("expected a result, found none".into())),
+    }
+}
+
+/// Who sends to whom in each cell, where each sends all to one.
+fn permutation(cells: &[Vec<u32>], to: &Lists) -> Option<Vec<(u32, u32)>> {
+    let target = |rank: &u32| {
+        let mut sent = to.get(*rank as usize)?.iter().enumerate().filter(|(_, rows)| **rows != Some(0));
+        let (target, _) = sent.next()?;
+        sent.next().is_none().then_some(target as u32)
+    };
+    let of_cell = |cell: &Vec<u32>| {
+        let pairs = cell.iter().enumerate().map(|(i, rank)| Some((i as u32, target(rank)?)));
+        pairs.collect::<Option<Vec<_>>>()
+    };
+    let mut all = cells.iter().map(of_cell);
+    let first = all.next()??;
+    all.all(|pairs| pairs.as_ref() == Some(&first)).then_some(first)
 }
 
 fn broadcast(c: &mut Call<'_, '_>, x: ValueId, source: &str) -> Lowered<ValueId> {

@@ -1,48 +1,80 @@
-//! Complex numbers within a program, as rotary embeddings use them.
+//! Complex numbers, as rotary embeddings and Fourier transforms use them.
 //!
 //! A complex tensor is held as PyTorch stores it: floats with one more axis, of extent 2, for the real and the imaginary
-//! part. So `view_as_complex` and `view_as_real` are the same value under another name. Whether a name stands for
-//! complex numbers is what the program declares for it. An op on complex operands, or with a complex result, goes by
-//! the table here alone; others are refused, as are inputs, outputs and stored tensors that are complex.
+//! part. So `view_as_complex` and `view_as_real` are the same value under another name, and inputs, outputs and stored
+//! tensors that are complex are floats with that axis. Whether a name stands for complex numbers is what the program
+//! declares for it. An op on complex operands, or with a complex result, goes by the tables here alone; others are refused.
+//!
+//! - What moves, adds up or fills does with either part what it does with other numbers ([`by_parts`]).
+//! - Products, and what is made of them, have formulas ([`arithmetic`]).
+//! - Fourier transforms are products with matrices of roots of one ([`fourier`]).
 
-use symmc_ir::{BinaryOp, Dim, Emit, ValueId};
+mod arithmetic;
+mod by_parts;
+mod fourier;
+
+use symmc_ir::{BinaryOp, Dim, Emit, Type, UnaryOp, ValueId};
 
 use super::{Row, Rule, row};
-use crate::call::{Call, Operand};
-use crate::dtype;
+use crate::call::Call;
 use crate::effects::{Effect, bare};
 use crate::lower::{Lowered, Stop};
 use crate::schema::Argument;
 use crate::scope::tensor_names;
+
+pub(super) use fourier::ROWS as TRANSFORMS;
 
 pub(super) const ROWS: &[Row] = &[
     row("aten.view_as_complex", "(identity)", identity),
     row("aten.view_as_real", "(identity)", identity),
     row("aten.polar", "cos, sin, mul, concat", |c| {
         let (length, angle) = (c.tensor("abs")?, c.tensor("angle")?);
-        let (x, y) = (c.unary(symmc_ir::UnaryOp::Cos, angle)?, c.unary(symmc_ir::UnaryOp::Sin, angle)?);
+        let (x, y) = (c.unary(UnaryOp::Cos, angle)?, c.unary(UnaryOp::Sin, angle)?);
         let (x, y) = (c.binary(BinaryOp::Mul, length, x)?, c.binary(BinaryOp::Mul, length, y)?);
-        joined(c, x, y)
+        done(c, x, y)
     }),
     row("aten.complex", "concat", |c| {
         let (x, y) = (c.tensor("real")?, c.tensor("imag")?);
-        joined(c, x, y)
+        done(c, x, y)
     }),
 ];
 
 /// Ops that have rows elsewhere for other numbers.
 const ALSO_COMPLEX: &[Row] = &[
-    row("aten.mul", "mul, sub, add, concat", mul),
-    row("aten.add", "add", |c| sum(c, BinaryOp::Add)),
-    row("aten.sub", "sub", |c| sum(c, BinaryOp::Sub)),
+    row("aten.mul", "mul, sub, add, concat", arithmetic::mul),
+    row("aten.div.Tensor", "mul, div, concat", arithmetic::div),
+    row("aten.add", "add", |c| arithmetic::sum(c, "aten.add")),
+    row("aten.sub", "sub", |c| arithmetic::sum(c, "aten.sub")),
+    row("aten.neg", "neg", |c| {
+        let x = c.first()?;
+        let y = c.unary(UnaryOp::Neg, x)?;
+        c.done(y)
+    }),
+    row("aten.reciprocal", "mul, div, concat", arithmetic::reciprocal),
+    row("aten.abs", "mul, add, sqrt", arithmetic::abs),
+    row("aten.sgn", "mul, add, sqrt, div", arithmetic::sgn),
+    row("aten.exp", "exp, cos, sin, mul, concat", arithmetic::exp),
+    row("aten.square", "mul, sub, add, concat", arithmetic::square),
+    row("aten.conj", "mul", conjugate),
+    row("aten._conj", "mul", conjugate),
+    row("aten.conj_physical", "mul", conjugate),
+    row("aten._conj_physical", "mul", conjugate),
+    row("aten.resolve_conj", "(identity)", identity),
+    row("aten.resolve_neg", "(identity)", identity),
+    row("aten.mm", "matmul, sub, add, concat", |c| arithmetic::product(c, "mat2")),
+    row("aten.bmm", "matmul, sub, add, concat", |c| arithmetic::product(c, "mat2")),
+    row("aten.mv", "matmul, sub, add, concat", |c| arithmetic::product(c, "vec")),
+    row("aten.dot", "matmul, sub, add, concat", |c| arithmetic::product(c, "tensor")),
+    row("aten.matmul", "matmul, sub, add, concat", |c| arithmetic::product(c, "other")),
     row("aten.real", "slice, reshape", |c| part_of_first(c, 0)),
     row("aten.imag", "slice, reshape", |c| part_of_first(c, 1)),
-    row("aten.to", "(identity)", converted),
-    row("aten._to_copy", "(identity)", converted),
+    row("aten.to", "cast", converted),
+    row("aten._to_copy", "cast", converted),
     row("aten.clone", "(identity)", identity),
     row("aten.contiguous", "(identity)", identity),
     row("aten.alias", "(identity)", identity),
     row("aten.detach", "(identity)", identity),
+    row("aten.lift_fresh_copy", "(identity)", identity),
     row("aten._assert_tensor_metadata", "(nothing)", |c| {
         c.ignore_all();
         Ok(())
@@ -84,21 +116,30 @@ pub(crate) fn touches(c: &Call<'_, '_>) -> bool {
 /// Lowers a call that has complex operands or results.
 pub(crate) fn lower(c: &mut Call<'_, '_>, effect: &Effect) -> Lowered {
     let writes = matches!(effect, Effect::Writes(_) | Effect::Resizes | Effect::Unclear);
-    let Some(rule) = find(&c.node.target).filter(|_| !writes) else {
-        let known: Vec<&str> = ROWS.iter().chain(ALSO_COMPLEX).map(|r| r.target).collect();
-        return Err(Stop::Broken(format!(
-            "it works on complex numbers: expected one of {}, and not in place",
-            known.join(", ")
-        )));
+    let target = bare(&c.node.target);
+    let done = match find(target).filter(|_| !writes) {
+        Some(rule) => rule(c),
+        None if !writes && by_parts::knows(target) => by_parts::lower(c, target),
+        None => {
+            let known: Vec<&str> = ROWS.iter().chain(ALSO_COMPLEX).map(|r| r.target).collect();
+            let known = [&known[..], by_parts::MOVING, by_parts::FILLING].concat().join(", ");
+            return Err(Stop::Broken(format!(
+                "it works on complex numbers: expected one of {known}, and not in place"
+            )));
+        }
     };
-    rule(c)?;
+    // An opaque op has results of the IR's types.
+    done.map_err(|e| match e {
+        Stop::Opaque(why) => Stop::Broken(format!("it works on complex numbers: {why}")),
+        other => other,
+    })?;
     c.all_read()?;
     c.separate_results()
 }
 
 fn find(target: &str) -> Option<Rule> {
-    let target = bare(target);
-    let of = |name: &str| ROWS.iter().chain(ALSO_COMPLEX).find(|r| r.target == name).map(|r| r.rule);
+    let all = || ROWS.iter().chain(TRANSFORMS).chain(ALSO_COMPLEX);
+    let of = |name: &str| all().find(|r| r.target == name).map(|r| r.rule);
     of(target).or_else(|| of(target.rsplit_once('.')?.0))
 }
 
@@ -114,10 +155,18 @@ fn part(c: &mut Call<'_, '_>, x: ValueId, which: i64) -> Lowered<ValueId> {
     c.drop_axis(one, axis)
 }
 
-fn joined(c: &mut Call<'_, '_>, real: ValueId, imaginary: ValueId) -> Lowered {
+fn parts(c: &mut Call<'_, '_>, x: ValueId) -> Lowered<(ValueId, ValueId)> {
+    Ok((part(c, x, 0)?, part(c, x, 1)?))
+}
+
+fn joined(c: &mut Call<'_, '_>, real: ValueId, imaginary: ValueId) -> Lowered<ValueId> {
     let axis = c.rank(real);
     let parts = [c.unsqueeze(real, axis)?, c.unsqueeze(imaginary, axis)?];
-    let z = c.concat(&parts, axis)?;
+    c.concat(&parts, axis)
+}
+
+fn done(c: &mut Call<'_, '_>, real: ValueId, imaginary: ValueId) -> Lowered {
+    let z = joined(c, real, imaginary)?;
     c.done(z)
 }
 
@@ -132,66 +181,61 @@ fn part_of_first(c: &mut Call<'_, '_>, which: i64) -> Lowered {
     c.done(y)
 }
 
-/// A conversion to the dtype that the operand has.
-fn converted(c: &mut Call<'_, '_>) -> Lowered {
-    c.ignore(&["copy"]);
+/// The imaginary part times -1: both parts times 1 and -1.
+fn conjugate(c: &mut Call<'_, '_>) -> Lowered {
     let x = c.first()?;
-    let own = c.dtype(x);
-    match c.get("dtype") {
-        None => c.done(x),
-        Some(Argument::ScalarType(code)) if dtype::part_of_complex(*code) == Some(own) => c.done(x),
-        Some(other) => {
-            Err(Stop::Broken(format!("expected complex numbers of {own}, found {}", other.describe())))
+    let signs = c.iota(2.into(), 1, -2, symmc_ir::DType::I64)?;
+    let signs = c.cast(signs, c.dtype(x))?;
+    let y = c.binary(BinaryOp::Mul, x, signs)?;
+    c.done(y)
+}
+
+/// A conversion: real numbers have an imaginary part of 0, and complex ones lose theirs where they become real.
+fn converted(c: &mut Call<'_, '_>) -> Lowered {
+    c.ignore(&["copy", "dtype", "other"]);
+    let x = c.first()?;
+    let to = declared(c)?;
+    match (of_first(c), is_complex_result(c)) {
+        (true, true) => {
+            let y = c.cast(x, to.dtype)?;
+            c.done(y)
+        }
+        (true, false) => {
+            let y = part(c, x, 0)?;
+            let y = c.cast(y, to.dtype)?;
+            c.done(y)
+        }
+        (false, _) => {
+            let y = c.cast(x, to.dtype)?;
+            let zero = c.full(symmc_ir::Scalar::Int(0), to.dtype, c.shape(y))?;
+            done(c, y, zero)
         }
     }
 }
 
-/// The dtype that the result declares for its parts.
-fn declared(c: &Call<'_, '_>) -> Lowered<symmc_ir::DType> {
-    let Some(name) = c.result_names().first().copied().flatten() else {
-        return Err(Stop::Broken("expected a result, found none".into()));
-    };
-    Ok(c.lowering.held(name)?.dtype)
+/// The type of what is held for the result.
+fn declared(c: &Call<'_, '_>) -> Lowered<Type> {
+    match result(c) {
+        Some(name) => Ok(c.lowering.held(name)?),
+        None => Err(Stop::Broken("expected a result, found none".into())),
+    }
+}
+
+fn result<'p>(c: &Call<'_, 'p>) -> Option<&'p str> {
+    c.result_names().first().copied().flatten()
+}
+
+fn is_complex_result(c: &Call<'_, '_>) -> bool {
+    result(c).is_some_and(|name| c.lowering.is_complex(name))
 }
 
 fn is_complex(c: &Call<'_, '_>, name: &str) -> bool {
     matches!(c.get(name), Some(Argument::Tensor(n)) if c.lowering.is_complex(n))
 }
 
-/// `(a + bi)(d + ei) = ad - be + (ae + bd)i`; a real factor multiplies both parts.
-fn mul(c: &mut Call<'_, '_>) -> Lowered {
-    let dtype = declared(c)?;
-    let (x, y) = (c.operand("self")?, c.operand("other")?);
-    let (z, factor) = match (is_complex(c, "self"), is_complex(c, "other"), x, y) {
-        (true, true, Operand::Tensor(x), Operand::Tensor(y)) => {
-            let (x, y) = (c.cast(x, dtype)?, c.cast(y, dtype)?);
-            let (a, b) = (part(c, x, 0)?, part(c, x, 1)?);
-            let (d, e) = (part(c, y, 0)?, part(c, y, 1)?);
-            let (ad, be) = (c.binary(BinaryOp::Mul, a, d)?, c.binary(BinaryOp::Mul, b, e)?);
-            let (ae, bd) = (c.binary(BinaryOp::Mul, a, e)?, c.binary(BinaryOp::Mul, b, d)?);
-            let (real, imaginary) = (c.binary(BinaryOp::Sub, ad, be)?, c.binary(BinaryOp::Add, ae, bd)?);
-            return joined(c, real, imaginary);
-        }
-        (true, _, Operand::Tensor(z), factor) | (_, true, factor, Operand::Tensor(z)) => (z, factor),
-        _ => return Err(Stop::Broken("expected a complex factor, found none".into())),
-    };
-    let factor = match factor {
-        Operand::Tensor(v) => Operand::Tensor(c.unsqueeze(v, c.rank(v))?),
-        number => number,
-    };
-    let y = c.apply(BinaryOp::Mul, &Operand::Tensor(z), &factor, dtype)?;
-    c.done(y)
-}
-
-/// A sum or a difference of two complex tensors.
-fn sum(c: &mut Call<'_, '_>, op: BinaryOp) -> Lowered {
-    if !(is_complex(c, "self") && is_complex(c, "other")) {
-        return Err(Stop::Broken("expected two complex tensors, found a real operand".into()));
-    }
-    let dtype = declared(c)?;
-    let (x, y) = (c.tensor("self")?, c.tensor("other")?);
-    let y = c.apply(op, &Operand::Tensor(x), &Operand::Tensor(y), dtype)?;
-    c.done(y)
+/// Whether the first argument is complex.
+fn of_first(c: &Call<'_, '_>) -> bool {
+    matches!(c.at(0), Some(Argument::Tensor(n)) if c.lowering.is_complex(n))
 }
 
 fn reshape(c: &mut Call<'_, '_>, name: &str) -> Lowered {

@@ -55,7 +55,7 @@ pub(crate) const fn row(target: &'static str, becomes: &'static str, rule: Rule)
 pub(crate) const DRAWS: &str = "it draws random numbers, which a program cannot: export the model in evaluation mode, \
                                 or make the numbers an argument";
 
-fn tables() -> [&'static [Row]; 23] {
+fn tables() -> [&'static [Row]; 24] {
     [
         elementwise::ROWS,
         activations::ROWS,
@@ -75,6 +75,7 @@ fn tables() -> [&'static [Row]; 23] {
         foreach::ROWS,
         facts::ROWS,
         complex::ROWS,
+        complex::TRANSFORMS,
         convolution::ROWS,
         windows::ROWS,
         strided::ROWS,

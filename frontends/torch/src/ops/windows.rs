@@ -11,6 +11,7 @@ pub(super) const ROWS: &[Row] = &[
     row("aten.avg_pool3d.default", "pad, slice, concat, sum", |c| mean(c, 3)),
     row("aten.avg_pool2d_backward.default", "pad, slice, concat, sum", |c| mean_backward(c, 2)),
     row("aten.avg_pool3d_backward.default", "pad, slice, concat, sum", |c| mean_backward(c, 3)),
+    row("aten.col2im", "slice, pad, add", fold),
     row("aten.max_pool2d_with_indices.default", "pad, slice, concat, max, argmax", |c| largest(c, 2)),
     row("aten.max_pool3d_with_indices.default", "pad, slice, concat, max, argmax", |c| largest(c, 3)),
     row("aten.max_pool2d_with_indices_backward.default", "scatter", |c| largest_backward(c, 2)),
@@ -248,6 +249,67 @@ pub(super) fn spread(c: &mut Call<'_, '_>, x: ValueId, windows: &Windows, to: &[
         beyond: vec![Dim::from(0); to.len()],
     };
     pieces(c, x, &dense, to, |element| count - 1 - element)
+}
+
+/// The sum of what lies under windows, at each element of an operand on which they stand: the transpose of [`columns`].
+fn fold(c: &mut Call<'_, '_>) -> Lowered {
+    let x = c.first()?;
+    let kernel = given(c, "kernel_size")?.unwrap_or_default();
+    let (windows, area) = (Windows::of(c, kernel, 1)?, c.dims("output_size")?);
+    windows.check_count()?;
+    let is_batch = c.rank(x) == 3;
+    let (count, n) = (Dim::from(windows.elements()), windows.kernel.len());
+    let channels = c.shape(x).iter().rev().nth(1).and_then(|rows| rows.exact_div(&count));
+    let Some(channels) = channels.filter(|_| c.rank(x) <= 3 && area.len() == n) else {
+        let found = c.shape(x);
+        return Err(Stop::Broken(format!(
+            "expected {count:?} rows for each of some channels, found {found:?}"
+        )));
+    };
+    let mut shape = vec![if is_batch { c.extent(x, 0) } else { 1.into() }, channels, count];
+    let mut around = Vec::new();
+    for ((k, s, p, d), extent) in windows.axes().zip(&area) {
+        let padded = extent.clone() + Dim::from(2 * p);
+        shape.push((padded.clone() - Dim::from(reach(k, d))).floor_div(&s.into()) + Dim::from(1));
+        around.push(padded);
+    }
+    let dtype = c.dtype(x);
+    let x = c.cast(x, dtype.wide())?;
+    let x = c.reshape(x, shape)?;
+    let mut sum = None;
+    for element in 0..windows.elements() {
+        let piece = under(c, x, &windows, element, &around)?;
+        sum = Some(match sum {
+            Some(sum) => c.binary(BinaryOp::Add, sum, piece)?,
+            None => piece,
+        });
+    }
+    let Some(mut y) = sum else { return Err(Stop::Broken("expected a kernel, found none".into())) };
+    for (i, ((.., p, _), extent)) in windows.axes().zip(area).enumerate() {
+        y = c.slice(y, i + 2, p.into(), extent, 1)?;
+    }
+    let y = if is_batch { y } else { c.drop_axis(y, 0)? };
+    let y = c.cast(y, dtype)?;
+    c.done(y)
+}
+
+/// What one element of all windows has, where it lies under them in an operand of the extents `around`.
+fn under(
+    c: &mut Call<'_, '_>,
+    x: ValueId,
+    windows: &Windows,
+    element: i64,
+    around: &[Dim],
+) -> Lowered<ValueId> {
+    let piece = c.slice(x, 2, element.into(), 1.into(), 1)?;
+    let mut piece = c.drop_axis(piece, 2)?;
+    let (mut rest, mut low) = (element, vec![0; windows.kernel.len()]);
+    for (i, (k, s, _, d)) in windows.axes().enumerate().collect::<Vec<_>>().into_iter().rev() {
+        low[i] = (rest % k) * d;
+        rest /= k;
+        piece = apart(c, piece, i + 2, s)?;
+    }
+    padded(c, piece, &low, around.to_vec(), Scalar::Int(0))
 }
 
 /// The elements of an axis with `step - 1` zeros between them.

@@ -275,3 +275,46 @@ fn groups_have_the_cells_that_their_names_tell() {
     let found = refusal(&[rank("3", "0"), rank("3", "0"), rank("4", "0")]);
     assert!(found.contains("group `3`: expected lists of ranks of one length"), "{found}");
 }
+
+/// A rank that adds its hundreds to `x` and exchanges pieces of it.
+fn exchanging(rank: usize, to: &str, from: &str) -> Fake {
+    let arguments = format!("input=%own output_split_sizes={from} input_split_sizes={to} group_name='0'");
+    Fake::new()
+        .input("x", "i64[3]")
+        .node("aten.add.Tensor", &format!("self=%x other={}", 100 * rank), &[("own", "i64[3]")])
+        .node("_c10d_functional.all_to_all_single.default", &arguments, &[("sent", "i64[3]")])
+        .node("_c10d_functional.wait_tensor.default", "tensor=%sent", &[("y", "i64[3]")])
+        .output("y")
+}
+
+#[test]
+fn pieces_that_differ_between_ranks_are_exchanged() {
+    let x = ints(&[0, 1, 2]);
+    for (to, from, expected) in [
+        // All of it to the next, which is a permutation.
+        (
+            ["[0,3,0]", "[0,0,3]", "[3,0,0]"],
+            ["[0,0,3]", "[3,0,0]", "[0,3,0]"],
+            [[200.0, 201.0, 202.0], [0.0, 1.0, 2.0], [100.0, 101.0, 102.0]],
+        ),
+        (
+            ["[1,2,0]", "[0,1,2]", "[2,0,1]"],
+            ["[1,0,2]", "[2,1,0]", "[0,2,1]"],
+            [[0.0, 200.0, 201.0], [1.0, 2.0, 100.0], [101.0, 102.0, 202.0]],
+        ),
+    ] {
+        let ranks: Vec<Fake> = (0..3).map(|r| exchanging(r, to[r], from[r])).collect();
+        let imported = joined(&ranks).expect("one program");
+        let found = outputs(&imported, std::slice::from_ref(&x));
+        assert_eq!(found, expected.map(|e| e.to_vec()), "{to:?}");
+    }
+    for (to, from, expected) in [
+        (["[1,2]", "[2,1]"], ["[1,1]", "[2,1]"], "to receive from rank 1 what that sends"),
+        (["[1,1]", "[2,1]"], ["[1,2]", "[1,1]"], "rows together on all ranks"),
+        (["[1,2]", "[2,1,0]"], ["[1,2]", "[2,1]"], "`input_split_sizes`"),
+    ] {
+        let ranks: Vec<Fake> = (0..2).map(|r| exchanging(r, to[r], from[r])).collect();
+        let error = refusal(&ranks);
+        assert!(error.contains(expected), "{error}");
+    }
+}

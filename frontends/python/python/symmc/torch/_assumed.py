@@ -64,7 +64,7 @@ class Assumed:
         for more in self._candidates([name for name in error.symbols if name in values], values):
             self.taken = before | more
             found = _tried(open)
-            if not isinstance(found, symmc.Error) or (found.node, found.kind) != (error.node, error.kind):
+            if not isinstance(found, symmc.Error) or _about(found) != _about(error):
                 return found
         self.taken = before
         return None
@@ -96,6 +96,11 @@ def _tried(open: Callable[[], symmc.Program]) -> symmc.Program | symmc.Error:
         return open()
     except symmc.Error as error:
         return error
+
+
+def _about(error: symmc.Error) -> tuple:
+    """What an error says is in the way."""
+    return error.node, error.kind, tuple(error.symbols)
 
 
 def _some(symbols: list[str], numbers: range) -> Iterator[tuple[str, ...]]:

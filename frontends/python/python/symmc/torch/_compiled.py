@@ -37,7 +37,7 @@ class Compiled:
         self._boxed_call = True
         self.lifted = lifted
         self.where = where(self.lifted.values)
-        self.device = self._device()
+        self.device = device_of(lifted)
         values = self.lifted.values
         self.elsewhere = [k for k, at in enumerate(self.lifted.inputs) if values[at].device != self.device]
         self.take = _taking(self.lifted.inputs, len(values))
@@ -84,29 +84,37 @@ class Compiled:
         sizes = [values[at] if axis is None else values[at].shape[axis] for _, at, axis in self.where]
         return tuple(1 if size.node.hint is None else size.node.hint for size in sizes)
 
-    def _device(self) -> torch.device:
-        """Where the graph runs: on the GPU of its tensors, if one of them is there."""
-        tensors = [node.meta["val"] for node in self.lifted.exported.graph.nodes if _is_tensor(node)]
-        gpus = {tensor.device for tensor in tensors if tensor.device.type == "cuda"}
-        others = {tensor.device.type for tensor in tensors} - {"cpu", "cuda"}
-        if others or len(gpus) > 1:
-            found = ", ".join(sorted(others) + sorted(map(str, gpus)))
-            raise symmc.UnsupportedError(f"expected tensors of one GPU, or of the host, found some of {found}")
-        return next(iter(gpus), torch.device("cpu"))
-
     def __call__(self, inputs: list):
         sizes = tuple([inputs[at] if axis is None else inputs[at].shape[axis] for _, at, axis in self.where])
         given = self.take(inputs)
+        if self.lifted.complex:
+            given = tuple(_as_real(one) if at in self.lifted.complex else one for at, one in enumerate(given))
         if self.elsewhere:
             given = tuple(one.to(self.device) if at in self.elsewhere else one for at, one in enumerate(given))
         results, lent = self.runner.run(sizes, given, self.device)
         for at in self.lifted.mutated:
             changed = inputs[self.lifted.inputs[at]]
             if lent[at] is not changed:
-                changed.copy_(lent[at])
+                changed.copy_(torch.view_as_complex(lent[at]) if at in self.lifted.complex else lent[at])
         for at in self.host_results:
             results[at] = results[at].cpu()
         return list(self.lifted.finish(inputs, results))
+
+
+def _as_real(tensor: torch.Tensor) -> torch.Tensor:
+    """Complex numbers as real ones with one more axis, where they lie."""
+    return torch.view_as_real(tensor.resolve_conj())
+
+
+def device_of(lifted: _graph.Lifted) -> torch.device:
+    """Where a graph runs: on the GPU of its tensors, if one of them is there."""
+    tensors = [node.meta["val"] for node in lifted.exported.graph.nodes if _is_tensor(node)]
+    gpus = {tensor.device for tensor in tensors if tensor.device.type == "cuda"}
+    others = {tensor.device.type for tensor in tensors} - {"cpu", "cuda"}
+    if others or len(gpus) > 1:
+        found = ", ".join(sorted(others) + sorted(map(str, gpus)))
+        raise symmc.UnsupportedError(f"expected tensors of one GPU, or of the host, found some of {found}")
+    return next(iter(gpus), torch.device("cpu"))
 
 
 def _taking(places: list[int], count: int):

@@ -12,8 +12,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.passes.split_module import split_module
 
 import symmc
-from symmc.torch import _graph
-from symmc.torch._compiled import UNKNOWN, Compiled, Refused
+from symmc.torch import _graph, _ranks
+from symmc.torch._compiled import UNKNOWN, Compiled, Refused, device_of
 from symmc.torch._expand import Expanded
 from symmc.torch._options import Options
 from symmc.torch._ranks import Apart
@@ -107,7 +107,9 @@ def _compiled(module: torch.fx.GraphModule, search: _Search):
 
 def _planned(module: torch.fx.GraphModule, options: Options, fixes: bool):
     """A graph as a plan, unless all that it gives are views of its inputs: these are made as eager makes them."""
-    lifted = _graph.Lifted.of(module)
+    with _ranks.refusing_together(_graph.groups_in(module.graph), options.timeout):
+        lifted = _graph.Lifted.of(module)
+        device_of(lifted)
     return Compiled(lifted, options, fixes) if lifted.exported.graph_signature.output_specs else _Elsewhere(module, "eager")
 
 
@@ -132,7 +134,7 @@ def _odd(graph: torch.fx.Graph) -> list[int]:
 
     def is_odd(node: torch.fx.Node) -> bool:
         value = node.meta.get("val")
-        return isinstance(value, torch.Tensor) and value.dtype not in DTYPES.values()
+        return isinstance(value, torch.Tensor) and value.dtype not in (*DTYPES.values(), torch.complex64, torch.complex128)
 
     calls = [node for node in graph.nodes if node.op == "call_function"]
     return [node.meta[_graph.NUMBER] for node in calls if is_odd(node) or any(map(is_odd, node.all_input_nodes))]

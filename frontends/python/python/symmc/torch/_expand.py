@@ -1,4 +1,4 @@
-"""Operators in terms of others, as PyTorch itself defines them: what symmc does not know may be made of what it knows."""
+"""Operators in terms of others, as PyTorch itself defines them, or ``_definitions`` does: what symmc does not know may be made of what it knows."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
-from symmc.torch import _graph
+from symmc.torch import _definitions, _graph
 
 
 class Expanded:
@@ -120,8 +120,9 @@ def _definition(node: torch.fx.Node):
         return None
     if any(user.target is not operator.getitem for user in node.users) and not isinstance(node.meta["val"], torch.Tensor):
         return None
-    if target in decomposition_table:
-        return decomposition_table[target]
+    own = _definitions.of(target)
+    if own is not None or target in decomposition_table:
+        return own or decomposition_table[target]
     implicit = torch._C.DispatchKey.CompositeImplicitAutograd
     return target.decompose if target.has_kernel_for_dispatch_key(implicit) else None
 

@@ -143,6 +143,8 @@ class Lifted:
     """Where the outputs of the program that replace none are wanted."""
     mutated: list[int]
     """Which arguments of the program are replaced."""
+    complex: list[int]
+    """Which arguments of the program are complex numbers, which it takes as real ones with one more axis."""
     ranges: dict
     """The least and the largest value of each symbol."""
     groups: list[str]
@@ -203,9 +205,10 @@ class _Lifting:
         finish, results = finishing.outputs(self.returned)
         exported = self._exported((specs, constants), out_specs, mutations, results)
         devices = [node.meta["val"].device for node in results]
+        odd = [at for at, tensor in enumerate(tensors) if values[tensor].is_complex()]
         ranges = dict(exported.range_constraints)
         known = steps(self.graph), numbers(self.graph)
-        return Lifted(exported, tensors, values, finish, devices, mutated, ranges, self.groups, *known)
+        return Lifted(exported, tensors, values, finish, devices, mutated, odd, ranges, self.groups, *known)
 
     @staticmethod
     def whole(module: torch.fx.GraphModule) -> ExportedProgram:
@@ -323,6 +326,12 @@ class _Lifting:
         rename_groups(self.graph, number)
 
 
+def groups_in(graph: torch.fx.Graph) -> list[str]:
+    """The names of the process groups of a graph, by their first use."""
+    found = [group_argument(node, at, argument) for node in graph.nodes for at, argument in _arguments(node)]
+    return list(dict.fromkeys(name for name in found if name is not None))
+
+
 def rename_groups(graph: torch.fx.Graph, renamed: Callable[[str], str]) -> None:
     """Has a graph call its process groups by other names."""
     for node in graph.nodes:
@@ -401,19 +410,24 @@ class _Finishing:
         return _memory_order(base.meta["val"]) is not None
 
     def _result(self, node: torch.fx.Node) -> torch.fx.Node:
-        """A result of the program, with its axes in the order of its strides: the program's results are contiguous."""
+        """A result of the program, with its axes in the order of its strides: the program's results are contiguous.
+
+        Complex numbers are real ones with one more axis.
+        """
         order = _memory_order(node.meta["val"])
         is_plain = order is None or order == sorted(order)
-        number = len(self.results)
+        given = self._item(self.given, len(self.results))
+        if node.meta["val"].is_complex():
+            given = self.graph.call_function(torch.ops.aten.view_as_complex.default, (given,))
         if is_plain:
             self.results.append(node)
-            return self._item(self.given, number)
+            return given
         stored = self.program.call_function(torch.ops.aten.permute.default, (node, order))
         stored.meta = {key: value for key, value in node.meta.items() if key in (NUMBER, "stack_trace")}
         stored.meta["val"] = node.meta["val"].permute(order)
         self.results.append(stored)
         back = [order.index(axis) for axis in range(len(order))]
-        return self.graph.call_function(torch.ops.aten.permute.default, (self._item(self.given, number), back))
+        return self.graph.call_function(torch.ops.aten.permute.default, (given, back))
 
 
 def _base(node: torch.fx.Node) -> torch.fx.Node:

@@ -128,10 +128,18 @@ def _divided(node: torch.fx.Node) -> list[tuple]:
     if name not in _DIVIDED:
         return []
     given = dict(zip((argument.name for argument in target._schema.arguments), node.args)) | node.kwargs
+    pieces = [one for name in ("output_split_sizes", "input_split_sizes") for one in given.get(name) or ()]
+    if len(set(map(_told, pieces))) > 1:
+        return []
     ranks = given.get("group_size") or len(given.get("output_split_sizes") or ()) or 1
     values = [one.meta.get("val") for one in node.all_input_nodes]
     leading = [value.shape[0] for value in values if isinstance(value, torch.Tensor) and value.dim()]
     return [(size.node.expr, sympy.Integer(ranks)) for size in leading if isinstance(size, torch.SymInt)]
+
+
+def _told(size) -> str:
+    """A size, which may be a node, as what it is in symbols or numbers."""
+    return str(size.meta.get("val") if isinstance(size, torch.fx.Node) else size)
 
 
 def _note(dividend, divisor, facts: dict[str, list]) -> None:

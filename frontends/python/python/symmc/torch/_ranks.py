@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import torch.distributed as dist
 
-from symmc import DisagreementError, Error, Group, InputError, PeerError
+from symmc import DisagreementError, Error, Group, InputError, PeerError, UnsupportedError
 
 _PATIENCE = 300.0
 """How long ranks wait for each other where nobody says, in seconds."""
@@ -65,14 +65,16 @@ class Ranks:
             raise
         return [_given(one, rank, what) for one, rank in zip(said, self.members)]
 
-    def are_alike(self, program: str | None, refusal: Error | None) -> bool:
-        """Whether all have the same program, or are refused one for the same node; all of them call this together.
+    def are_alike(self, program: str | None, refusal: Error | None, archive: bytes = b"") -> bool:
+        """Whether all have the same program, or the same archive for which they are refused one; all of them call this together.
 
         Where only some are refused, or for several nodes, the graphs are no one program.
         """
-        digest, text = hashlib.sha256((program or "").encode()).hexdigest(), str(refusal)
-        own = [digest] if refusal is None else [refusal.node or text, refusal.op]
-        said = [json.loads(one) for one in self.all_gather(json.dumps([own, text]).encode())]
+        text = str(refusal)
+        own = [_digest((program or "").encode())] if refusal is None else [refusal.node or text, refusal.op]
+        mine = _digest(archive)
+        told = [json.loads(one) for one in self.all_gather(json.dumps([own, text, mine]).encode())]
+        said = [(one, text) for one, text, _ in told]
         if refusal is not None:
             setattr(refusal, _TOLD, True)
         is_one = all(one == own for one, _ in said)
@@ -83,7 +85,7 @@ class Ranks:
                 refusal = InputError(f"the graph of rank {rank}: {text.removeprefix('the graph: ')}")
                 refusal.node, refusal.op, refusal.rank = node, op, rank
             raise Apart(refusal) from refusal
-        return is_one
+        return is_one and (refusal is None or all(one == mine for _, _, one in told))
 
     @contextmanager
     def telling(self) -> Iterator[None]:
@@ -115,6 +117,10 @@ class Ranks:
         except Exception:
             # Not all stores take something back, and the rank that has the store may be gone.
             pass
+
+
+def _digest(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
 
 
 def _peer_error(rank: int, text: str) -> PeerError:
@@ -259,6 +265,24 @@ def taking_part(names: Iterable[str], timeout: float) -> tuple[Ranks, dict[str, 
         distinct = dict.fromkeys(cells[rank][number] for rank in members)
         groups[str(number)] = [[place[rank] for rank in cell] for cell in distinct]
     return Ranks(members, place[me], timeout), groups
+
+
+@contextmanager
+def refusing_together(names: list[str], timeout: float) -> Iterator[None]:
+    """What is refused while this lasts, before there is a program with these groups, is so as if its import had been."""
+    try:
+        yield
+    except Exception as error:
+        try:
+            ranks, _ = taking_part(names, timeout)
+        except Error:
+            raise error from None
+        if len(ranks.members) > 1:
+            with ranks.telling():
+                if isinstance(error, (InputError, UnsupportedError)):
+                    ranks.are_alike(None, error)
+                raise
+        raise
 
 
 def _same_number(cells: dict[int, list]) -> None:

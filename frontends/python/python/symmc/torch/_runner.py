@@ -96,20 +96,20 @@ class Runner:
         def opened(archives: list[bytes]) -> symmc.Program:
             return _graph.opened(archives, ranks=members, groups=self.groups, dims=self.assumed.dims())
 
-        program, refusal = None, None
+        program, refusal, own = None, None, b""
         try:
             own = self.source.archive(self.caps)
             # All ranks find the same: they have the same program, but for single numbers, and the same sizes.
             program = self.assumed.opened(lambda: opened([own]), values)
         except (symmc.InputError, symmc.UnsupportedError) as error:
             refusal = error
-        if members > 1 and not self.ranks.are_alike(program and program.text(), refusal):
-            # Theirs differ, as they may in single numbers.
+        if members > 1 and not self.ranks.are_alike(program and program.text(), refusal, own):
+            # Theirs differ, as they may in single numbers, for which alone one may be refused.
             archives = self.ranks.all_gather(own)
             try:
                 return opened(archives)
             except symmc.InputError as error:
-                raise Apart(error) from error
+                raise refusal or Apart(error) from error
         if refusal is not None:
             raise refusal
         return program

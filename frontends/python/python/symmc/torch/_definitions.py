@@ -1,0 +1,135 @@
+"""Operators that PyTorch has as kernels alone, in terms of others.
+
+They stand where PyTorch defines nothing that is made of operators: what its fast paths call, and some backward passes.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+
+
+def of(target: torch._ops.OpOverload):
+    """The function that an operator is defined by here, if it is."""
+    return _DEFINITIONS.get(str(target))
+
+
+def _attention(
+    query, key, value, embed_dim, num_head, qkv_weight, qkv_bias, proj_weight, proj_bias,
+    mask=None, need_weights=True, average_attn_weights=True, mask_type=None,
+):  # fmt: skip
+    """Attention of several heads; a mask says what is not seen: for rows and columns (0), for columns (1), or for each head."""
+    parts = zip((query, key, value), qkv_weight.chunk(3), qkv_bias.chunk(3))
+    q, k, v = (F.linear(x, w, b).unflatten(-1, (num_head, -1)).transpose(1, 2) for x, w, b in parts)
+    scores = q @ k.transpose(-2, -1) / math.sqrt(embed_dim // num_head)
+    if mask is not None:
+        seen = mask[:, None, None, :] if mask_type == 1 else mask
+        scores = scores.masked_fill(seen, -math.inf)
+    weights = scores.softmax(-1)
+    result = F.linear((weights @ v).transpose(1, 2).flatten(2), proj_weight, proj_bias)
+    return result, (weights.mean(1) if average_attn_weights else weights) if need_weights else None
+
+
+def _encoder_layer(
+    x, embed_dim, num_heads, qkv_weight, qkv_bias, proj_weight, proj_bias, use_gelu, norm_first, eps, norm_weight_1,
+    norm_bias_1, norm_weight_2, norm_bias_2, ffn_weight_1, ffn_bias_1, ffn_weight_2, ffn_bias_2, mask=None, mask_type=None,
+):  # fmt: skip
+    """A layer of ``torch.nn.TransformerEncoder``."""
+
+    def attended(y):
+        projections = qkv_weight, qkv_bias, proj_weight, proj_bias
+        return _attention(y, y, y, embed_dim, num_heads, *projections, mask, False, mask_type=mask_type)[0]
+
+    def fed(y):
+        y = F.linear(y, ffn_weight_1, ffn_bias_1)
+        return F.linear(F.gelu(y) if use_gelu else F.relu(y), ffn_weight_2, ffn_bias_2)
+
+    def first(y):
+        return F.layer_norm(y, (embed_dim,), norm_weight_1, norm_bias_1, eps)
+
+    def second(y):
+        return F.layer_norm(y, (embed_dim,), norm_weight_2, norm_bias_2, eps)
+
+    if norm_first:
+        x = x + attended(first(x))
+        return x + fed(second(x))
+    x = first(x + attended(x))
+    return second(x + fed(x))
+
+
+def _distances(x, y, p, compute_mode=None):
+    """The distances of each row of one operand from each of the other."""
+    apart = (x.unsqueeze(-2) - y.unsqueeze(-3)).abs()
+    if p == 0:
+        return (apart != 0).to(x.dtype).sum(-1)
+    if math.isinf(p):
+        return apart.amax(-1)
+    if p == 1:
+        return apart.sum(-1)
+    return (apart * apart).sum(-1).sqrt() if p == 2 else apart.pow(p).sum(-1).pow(1 / p)
+
+
+def _distances_backward(gradient, x, y, p, distance):
+    apart = x.unsqueeze(-2) - y.unsqueeze(-3)
+    if p == 0:
+        return torch.zeros_like(x)
+    gradient, distance = gradient.unsqueeze(-1), distance.unsqueeze(-1)
+    if p == 1:
+        return (gradient * apart.sign()).sum(-2)
+    if math.isinf(p):
+        return (gradient * apart.sign() * (apart.abs() == distance)).sum(-2)
+    slope = apart / distance if p == 2 else apart.sign() * (apart.abs() / distance).pow(p - 1)
+    return (gradient * torch.where(distance == 0, 0.0, slope)).sum(-2)
+
+
+def _weight_norm_backward(gradient, direction, length, norms, dim):
+    others = [axis for axis in range(direction.dim()) if axis != dim]
+    along = (gradient * direction).sum(others, keepdim=True)
+    return length / norms * (gradient - direction * (along / (norms * norms))), along / norms
+
+
+def _diagonal_scatter(x, source, offset=0, dim1=0, dim2=1):
+    is_there = torch.diag_embed(torch.ones_like(source, dtype=torch.bool), offset, dim1, dim2)
+    source = torch.diag_embed(source, offset, dim1, dim2)
+    # Where the operand is not square, the squares that these make reach beyond it, or not to its end.
+    for axis in (dim1, dim2):
+        missing = x.shape[axis] - source.shape[axis]
+        width = [0, 0] * (x.dim() - 1 - axis % x.dim()) + [0, missing]
+        source, is_there = F.pad(source, width), F.pad(is_there, width)
+    return torch.where(is_there, source, x)
+
+
+def _rrelu(x, noise, lower=1 / 8, upper=1 / 3, training=False, generator=None):
+    if training:
+        raise NotImplementedError("random numbers")
+    return F.leaky_relu(x, (lower + upper) / 2), noise.clone()
+
+
+def _shifted_left(x, bits):
+    return x * 2**bits if isinstance(bits, int) else x * torch.full_like(bits, 2).pow(bits)
+
+
+def _shifted_right(x, bits):
+    return (x // 2**bits) if isinstance(bits, int) else x // torch.full_like(bits, 2).pow(bits)
+
+
+_DEFINITIONS = {
+    "aten._native_multi_head_attention.default": _attention,
+    "aten._transformer_encoder_layer_fwd.default": _encoder_layer,
+    "aten._cdist_forward.default": _distances,
+    "aten._cdist_backward.default": _distances_backward,
+    "aten._weight_norm_interface_backward.default": _weight_norm_backward,
+    "aten.diagonal_scatter.default": _diagonal_scatter,
+    "aten.rrelu_with_noise_functional.default": _rrelu,
+    "prims.fma.default": lambda x, y, z: x * y + z,
+    "aten.__lshift__.Scalar": _shifted_left,
+    "aten.__lshift__.Tensor": _shifted_left,
+    "aten.__rshift__.Scalar": _shifted_right,
+    "aten.__rshift__.Tensor": _shifted_right,
+    "aten.bitwise_left_shift.Tensor": _shifted_left,
+    "aten.bitwise_left_shift.Tensor_Scalar": _shifted_left,
+    "aten.bitwise_right_shift.Tensor": _shifted_right,
+    "aten.bitwise_right_shift.Tensor_Scalar": _shifted_right,
+}

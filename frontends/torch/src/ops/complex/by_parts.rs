@@ -1,0 +1,174 @@
+//! Ops that do with the real and with the imaginary parts of their operands what they do with other numbers: they move
+//! elements, add them up, or fill a tensor with them.
+//!
+//! The op's own rule is applied twice, to either part. Real operands among complex ones have an imaginary part of 0.
+
+use std::collections::HashMap;
+
+use symmc_ir::{Emit, Scalar, ValueId};
+
+use super::joined;
+use crate::call::Call;
+use crate::effects;
+use crate::lower::{Lowered, Stop};
+use crate::ops::{self, Rule};
+use crate::schema::Argument;
+use crate::scope::tensor_names;
+
+/// Ops that move elements and add them up.
+pub(super) const MOVING: &[&str] = &[
+    "aten.cat",
+    "aten.chunk",
+    "aten.constant_pad_nd",
+    "aten.cumsum",
+    "aten.diagonal",
+    "aten.embedding",
+    "aten.expand_as",
+    "aten.flatten",
+    "aten.flip",
+    "aten.gather",
+    "aten.index.Tensor",
+    "aten.index_add",
+    "aten.index_put",
+    "aten.index_select",
+    "aten.masked_fill",
+    "aten.mean",
+    "aten.movedim",
+    "aten.permute",
+    "aten.repeat",
+    "aten.roll",
+    "aten.select.int",
+    "aten.select_backward",
+    "aten.select_scatter",
+    "aten.slice_backward",
+    "aten.slice_scatter",
+    "aten.split",
+    "aten.split_with_sizes",
+    "aten.squeeze",
+    "aten.stack",
+    "aten.sum",
+    "aten.t",
+    "aten.tril",
+    "aten.triu",
+    "aten.unbind",
+    "aten.unflatten",
+    "aten.view_as",
+    "aten.where.self",
+];
+
+/// Ops that fill a tensor with a real number.
+pub(super) const FILLING: &[&str] = &[
+    "aten.empty",
+    "aten.empty_like",
+    "aten.full",
+    "aten.full_like",
+    "aten.new_empty",
+    "aten.new_full",
+    "aten.new_ones",
+    "aten.new_zeros",
+    "aten.ones",
+    "aten.ones_like",
+    "aten.scalar_tensor",
+    "aten.zeros",
+    "aten.zeros_like",
+];
+
+/// Arguments that say which elements are meant.
+const CHOOSING: [&str; 4] = ["index", "indices", "condition", "mask"];
+
+/// Arguments that may be a number where others are tensors.
+const NUMBERS: [&str; 3] = ["self", "other", "value"];
+
+fn is_of(table: &[&str], target: &str) -> bool {
+    table.iter().any(|&of| of == target || target.rsplit_once('.').is_some_and(|(op, _)| of == op))
+}
+
+pub(super) fn knows(target: &str) -> bool {
+    is_of(MOVING, target) || is_of(FILLING, target)
+}
+
+/// Lowers a call of one of these ops.
+pub(super) fn lower(c: &mut Call<'_, '_>, target: &str) -> Lowered {
+    let Some(rule) = ops::find(target) else { return Err(Stop::Opaque("no rule for it".into())) };
+    match is_of(FILLING, target) {
+        true => fill(c, rule),
+        false => apply(c, rule),
+    }
+}
+
+/// Applies a rule to either part of the operands.
+pub(super) fn apply(c: &mut Call<'_, '_>, rule: Rule) -> Lowered {
+    let number = |name: &&str| !matches!(c.get(name), None | Some(Argument::Tensor(_) | Argument::Int(0)));
+    if let Some(name) = NUMBERS.iter().find(|n| number(n)) {
+        let zero = matches!(c.get(name), Some(Argument::Float(x)) if *x == 0.0);
+        if !zero {
+            return Err(Stop::Opaque(format!("`{name}` is a number that is not 0")));
+        }
+    }
+    let (mut real, mut imaginary) = (HashMap::new(), HashMap::new());
+    let mut operands = Vec::new();
+    for input in c.node.inputs.iter().filter(|i| !CHOOSING.contains(&&*i.name)) {
+        for name in tensor_names(&input.arg) {
+            let x = c.lowering.scope.value(name).map_err(Stop::Broken)?;
+            let (a, b) = match c.lowering.is_complex(name) {
+                true => super::parts(c, x)?,
+                false => (x, c.full(Scalar::Int(0), c.dtype(x), c.shape(x))?),
+            };
+            real.insert(name, a);
+            imaginary.insert(name, b);
+            operands.push(x);
+        }
+    }
+    let real = c.with_parts(real, rule)?;
+    let imaginary = c.with_parts(imaginary, rule)?;
+    for (i, both) in real.into_iter().zip(imaginary).enumerate() {
+        if let (Some(a), Some(b)) = both {
+            let z = joined(c, a, b)?;
+            c.set(i, z);
+            entangle(c, z, &operands);
+        }
+    }
+    Ok(())
+}
+
+/// What PyTorch has as a view is a value of its own here.
+fn entangle(c: &mut Call<'_, '_>, z: ValueId, operands: &[ValueId]) {
+    if c.lowering.in_place && effects::is_view(&c.node.target) {
+        c.lowering.entangled.extend(operands.iter().map(|&x| (z, x)));
+    }
+}
+
+/// The result of a rule, with an imaginary part of 0.
+fn fill(c: &mut Call<'_, '_>, rule: Rule) -> Lowered {
+    let mut real = HashMap::new();
+    for name in c.node.inputs.iter().flat_map(|i| tensor_names(&i.arg)) {
+        let x = c.lowering.scope.value(name).map_err(Stop::Broken)?;
+        let x = if c.lowering.is_complex(name) { super::part(c, x, 0)? } else { x };
+        real.insert(name, x);
+    }
+    let filled = c.with_parts(real, rule)?;
+    let Some(x) = filled.into_iter().next().flatten() else {
+        return Err(Stop::Broken("expected a result, found none".into()));
+    };
+    if !super::is_complex_result(c) {
+        return c.done(x);
+    }
+    let zero = c.full(Scalar::Int(0), c.dtype(x), c.shape(x))?;
+    super::done(c, x, zero)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn all_have_rules() {
+        for target in MOVING.iter().chain(FILLING) {
+            assert!(
+                ops::find(target).or_else(|| ops::find(&format!("{target}.default"))).is_some(),
+                "{target}"
+            );
+            assert!(knows(target), "{target}");
+        }
+    }
+}
