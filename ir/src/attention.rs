@@ -7,6 +7,7 @@
 use std::ops::Range;
 
 use crate::dim::Dim;
+use crate::named::named_enum;
 
 /// One side of what a row sees, at the position `p`: `add`, plus the index of the row if `row`, plus the element of an
 /// operand if `operand`.
@@ -25,22 +26,13 @@ pub struct Bound {
     pub operand: bool,
 }
 
-/// The columns of a bound.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub enum Side {
-    /// Those before the limit.
-    Below,
-    /// The limit and those behind it.
-    From,
-}
-
-impl Side {
-    /// The word in the text form.
-    pub fn name(self) -> &'static str {
-        match self {
-            Side::Below => "below",
-            Side::From => "from",
-        }
+named_enum! {
+    /// The columns of a bound.
+    Side {
+        /// Those before the limit.
+        Below = "below",
+        /// The limit and those behind it.
+        From = "from",
     }
 }
 

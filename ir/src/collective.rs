@@ -6,7 +6,7 @@
 //! read this table.
 
 use crate::graph::GroupId;
-use crate::op::named_enum;
+use crate::named::named_enum;
 
 /// Communication between the ranks of a group.
 ///
@@ -78,15 +78,16 @@ impl CollectiveKind {
     }
 }
 
-/// How an all-to-all divides the leading axis.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub enum Splits {
-    /// Into equal pieces.
-    Even,
-    /// By a second operand: `[n]` i64 rows for each rank, known only on the device. The results are the
-    /// rows received, packed in order of rank at the front of `x`'s type (the rest is zero), and `[n]` i64
-    /// rows received from each rank.
-    Device,
+named_enum! {
+    /// How an all-to-all divides the leading axis.
+    Splits {
+        /// Into equal pieces.
+        Even = "even",
+        /// By a second operand: `[n]` i64 rows for each rank, known only on the device. The results are the
+        /// rows received, packed in order of rank at the front of `x`'s type (the rest is zero), and `[n]` i64
+        /// rows received from each rank.
+        Device = "device",
+    }
 }
 
 named_enum! {

@@ -6,10 +6,11 @@
 
 use std::collections::HashSet;
 
-use crate::attention::{self, Bound, Operands};
+use crate::attention::{Bound, Operands};
 use crate::collective::{CollectiveKind, Splits};
 use crate::dim::{Dim, MAX_ATOMS};
 use crate::op::{BinaryOp, Op, Reduction, UnaryOp};
+use crate::text::forms;
 use crate::types::{DType, Float, Type};
 
 /// The most positions of a chunk of attention.
@@ -152,7 +153,7 @@ pub fn check(op: &Op, operands: &[&Type], results: &[&Type], n: Option<u32>) -> 
     if matches!(op, Op::Opaque { .. } | Op::Custom(_)) {
         return want(!results.is_empty(), || "it needs a result".into());
     }
-    let count = if matches!(op, Op::TopK { .. }) { 2 } else { 1 };
+    let count = result_count(op);
     want(results.len() == count, || format!("it gives {count} results, found {}", results.len()))?;
     let r = results[0];
     let same =
@@ -230,25 +231,27 @@ fn want(holds: bool, message: impl FnOnce() -> String) -> Result<(), String> {
 
 /// The least and the largest number of operands of an op.
 pub fn operand_counts(op: &Op) -> (usize, usize) {
+    forms::head(op).1
+}
+
+/// The number of results of an op that no program leaves open: one, but for ops that give positions or sizes too.
+fn result_count(op: &Op) -> usize {
     match op {
-        Op::Full(_) | Op::Iota { .. } => (0, 0),
-        Op::Binary(_) | Op::MatMul | Op::Take { .. } | Op::GatherElements { .. } => (2, 2),
-        Op::Select | Op::GroupedMatMul => (3, 3),
-        Op::ScatterElements { .. } | Op::IndexAdd { .. } | Op::RotaryEmbedding { .. } => (3, 3),
-        Op::Permuted { op, .. } => operand_counts(op),
-        Op::RmsNorm { .. } => (1, 2),
-        Op::LayerNorm { .. } => (1, 3),
-        Op::Attention { bounds, sink, .. } => {
-            let more = attention::positions(bounds) + usize::from(*sink);
-            (3 + more, 4 + more)
-        }
-        Op::Index { .. } => (2, usize::MAX),
-        Op::IndexPut { .. } => (3, usize::MAX),
-        Op::Concat { .. } => (1, usize::MAX),
-        Op::Opaque { .. } | Op::Custom(_) => (0, usize::MAX),
-        Op::Collective(c) if c.kind == CollectiveKind::AllToAll(Splits::Device) => (2, 2),
-        _ => (1, 1),
+        Op::TopK { .. } | Op::Sort { .. } => 2,
+        Op::Collective(c) if c.kind == CollectiveKind::AllToAll(Splits::Device) => 2,
+        _ => 1,
     }
+}
+
+/// Checks that an op can take apart so many operands and results.
+///
+/// # Errors
+/// How many it takes and gives.
+pub fn fits(op: &Op, operands: usize, results: usize) -> Result<(), String> {
+    let ((min, max), least) = (operand_counts(op), result_count(op));
+    want((min..=max).contains(&operands) && results >= least, || {
+        format!("{min} to {max} operands and {least} results")
+    })
 }
 
 fn arity(op: &Op, found: usize) -> Result<(), String> {

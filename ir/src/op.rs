@@ -9,6 +9,7 @@ use crate::attention::Bound;
 use crate::collective::Collective;
 use crate::dim::Dim;
 use crate::graph::CustomId;
+use crate::named::named_enum;
 use crate::types::{DType, Float, Scalar};
 
 /// What a node computes. Operands are written `x`, `y`, … in the order of the node's inputs.
@@ -164,36 +165,6 @@ impl Op {
         }
     }
 }
-
-/// Declares a fieldless enum with the name of each variant in the text form.
-macro_rules! named_enum {
-    ($(#[$doc:meta])* $name:ident { $($(#[$vdoc:meta])* $variant:ident = $text:literal),* $(,)? }) => {
-        $(#[$doc])*
-        #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
-        #[allow(missing_docs)]
-        pub enum $name { $($(#[$vdoc])* $variant),* }
-
-        impl $name {
-            /// Every one, in order of declaration.
-            pub const ALL: &'static [$name] = &[$($name::$variant),*];
-            /// The name in the text form.
-            pub fn name(self) -> &'static str {
-                match self { $($name::$variant => $text),* }
-            }
-            /// The one of this name.
-            pub fn from_name(name: &str) -> Option<Self> {
-                match name { $($text => Some($name::$variant),)* _ => None }
-            }
-        }
-
-        impl std::fmt::Display for $name {
-            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-                f.write_str(self.name())
-            }
-        }
-    };
-}
-pub(crate) use named_enum;
 
 named_enum! {
     /// Element-wise functions of one operand. All keep the dtype, but `is_nan` and `is_finite`, which give

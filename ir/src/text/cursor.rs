@@ -5,6 +5,7 @@
 
 use std::borrow::Cow;
 use std::collections::HashMap;
+use std::fmt;
 
 use super::error::{Failure, quote};
 use super::lexer::{Lexer, Token};
@@ -164,6 +165,26 @@ impl<'a> Cursor<'a> {
             Token::Ident("true") => self.take().map(|_| true),
             Token::Ident("false") => self.take().map(|_| false),
             _ => Err(self.unexpected("`true` or `false`")),
+        }
+    }
+
+    /// One of these, by its name.
+    pub fn choice<T: fmt::Display>(
+        &mut self,
+        from_name: impl FnOnce(&str) -> Option<T>,
+        all: &[T],
+    ) -> Read<T> {
+        let found = match self.token {
+            Token::Ident(name) => from_name(name),
+            _ => None,
+        };
+        match (found, all) {
+            (Some(found), _) => self.take().map(|_| found),
+            (None, [one, other]) => Err(self.unexpected(&format!("`{one}` or `{other}`"))),
+            (None, all) => {
+                let names: Vec<String> = all.iter().map(T::to_string).collect();
+                Err(self.unexpected(&format!("one of {}", names.join(", "))))
+            }
         }
     }
 

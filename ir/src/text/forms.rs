@@ -1,9 +1,18 @@
-//! The table of the ops in the text form: name, operands, meaning and an example of each.
+//! The table of the ops in the text form: name, operands, attributes, meaning and an example of each.
 //!
-//! [`op_names`](super::op_names) and [`reference()`](super::reference()) are made of it. Every example stands in the
-//! program [`PRELUDE`]; it is printed as it is written here, so what it shows of attributes is what there is.
+//! Reading, writing, [`operand_counts`](crate::infer::operand_counts), [`op_names`] and
+//! [`reference()`](super::reference()) are made of it, as `table.rs` says. Every example stands in the program [`PRELUDE`] and
+//! is printed as it is written here.
 //!
-//! What is not here: how attributes are read (`ops.rs`) and what types an op takes and gives ([`crate::infer`]).
+//! What is not here: what types an op takes and gives ([`crate::infer`]).
+
+use super::attributes::Attributes;
+use super::cursor::Read;
+use super::table::{counts, ops};
+use super::writer::Writer;
+use crate::attention;
+use crate::collective::{CollectiveKind, Splits};
+use crate::op::{ArgOp, Op};
 
 /// One op of the text form.
 #[derive(Clone, Copy, Debug)]
@@ -49,414 +58,261 @@ param %scale: f32[64] source "norm.weight"
 param %sinks: f32[8, 1, 1] source "sinks"
 "#;
 
-const fn op(
-    name: &'static str,
-    operands: &'static str,
-    meaning: &'static str,
-    example: &'static str,
-) -> OpForm {
-    OpForm { name, operands, meaning, example }
-}
+ops! {
+    section "Values from nothing"
+    "The result type says how many elements there are." {
+        "full" ("") op Full { @0 value }:
+            "Every element is `value`."
+            => "%full: bf16[t, 8] = full value=0.5";
+        "iota" ("") op Iota { start, step }:
+            "`start + i * step` along the only axis."
+            => "%iota: i64[t] = iota start=0 step=1";
+    }
 
-/// Every op, by kind.
-pub const SECTIONS: &[Section] = &[
-    Section {
-        title: "Values from nothing",
-        about: "The result type says how many elements there are.",
-        forms: &[
-            op("full", "", "Every element is `value`.", "%full: bf16[t, 8] = full value=0.5"),
-            op("iota", "", "`start + i * step` along the only axis.", "%iota: i64[t] = iota start=0 step=1"),
-        ],
-    },
-    Section {
-        title: "Element by element, one operand",
-        about: "The result has the shape of the operand, and its dtype where nothing else is said. Functions of floats \
-                compute in f32, or in f64 for f64, and round once.",
-        forms: &[
-            op("neg", "x", "`-x`, for numbers.", "%neg: f32[t, 64] = neg %x"),
-            op("abs", "x", "The magnitude, for numbers.", "%abs: f32[t, 64] = abs %x"),
-            op("sign", "x", "-1, 0 or 1, for numbers.", "%sign: f32[t, 64] = sign %x"),
-            op("not", "x", "Logical on bool, bitwise on integers.", "%not: bool[t, 64] = not %mask"),
-            op("exp", "x", "The exponential, for floats.", "%exp: f32[t, 64] = exp %x"),
-            op("log", "x", "The natural logarithm, for floats.", "%log: f32[t, 64] = log %x"),
-            op("sqrt", "x", "The square root, for floats.", "%sqrt: f32[t, 64] = sqrt %x"),
-            op("rsqrt", "x", "`1 / sqrt(x)`, for floats.", "%rsqrt: f32[t, 64] = rsqrt %x"),
-            op("reciprocal", "x", "`1 / x`, for floats.", "%reciprocal: f32[t, 64] = reciprocal %x"),
-            op("sin", "x", "The sine, for floats.", "%sin: f32[t, 64] = sin %x"),
-            op("cos", "x", "The cosine, for floats.", "%cos: f32[t, 64] = cos %x"),
-            op("tanh", "x", "The hyperbolic tangent, for floats.", "%tanh: f32[t, 64] = tanh %x"),
-            op("erf", "x", "The error function, for floats.", "%erf: f32[t, 64] = erf %x"),
-            op(
-                "floor",
-                "x",
-                "The largest integer that is not above, for floats.",
-                "%floor: f32[t, 64] = floor %x",
-            ),
-            op(
-                "ceil",
-                "x",
-                "The smallest integer that is not below, for floats.",
-                "%ceil: f32[t, 64] = ceil %x",
-            ),
-            op(
-                "round",
-                "x",
-                "The nearest integer, ties to even, for floats.",
-                "%round: f32[t, 64] = round %x",
-            ),
-            op("trunc", "x", "The nearest integer towards 0, for floats.", "%trunc: f32[t, 64] = trunc %x"),
-            op("relu", "x", "`max(x, 0)`, for numbers.", "%relu: f32[t, 64] = relu %x"),
-            op("sigmoid", "x", "`1 / (1 + exp(-x))`, for floats.", "%sigmoid: f32[t, 64] = sigmoid %x"),
-            op("silu", "x", "`x * sigmoid(x)`, for floats.", "%silu: f32[t, 64] = silu %x"),
-            op("gelu", "x", "`x * (1 + erf(x / sqrt(2))) / 2`, for floats.", "%gelu: f32[t, 64] = gelu %x"),
-            op(
-                "gelu_tanh",
-                "x",
-                "The approximation of `gelu` with the hyperbolic tangent, for floats.",
-                "%gelu_tanh: f32[t, 64] = gelu_tanh %x",
-            ),
-            op(
-                "is_nan",
-                "x",
-                "Whether it is NaN, for floats; gives bool.",
-                "%is_nan: bool[t, 64] = is_nan %x",
-            ),
-            op(
-                "is_finite",
-                "x",
-                "Whether it is neither NaN nor infinite, for floats; gives bool.",
-                "%is_finite: bool[t, 64] = is_finite %x",
-            ),
-        ],
-    },
-    Section {
-        title: "Element by element, two operands or more",
-        about: "Operands have one dtype and broadcast as NumPy's do. A scalar may stand in the place of either of two.",
-        forms: &[
-            op("add", "x, y", "The sum, for numbers.", "%add: f32[t, 64] = add %x, %scale"),
-            op("sub", "x, y", "The difference, for numbers.", "%sub: f32[t, 64] = sub 1.0, %x"),
-            op("mul", "x, y", "The product, for numbers.", "%mul: f32[t, 64] = mul %x, 2.0"),
-            op("div", "x, y", "The quotient, for floats.", "%div: f32[t, 64] = div %x, %y"),
-            op(
-                "floor_div",
-                "x, y",
-                "The largest integer that is not above the quotient, for numbers.",
-                "%floor_div: i64[t] = floor_div %ids, 2",
-            ),
-            op(
-                "rem",
-                "x, y",
-                "What `floor_div` leaves, with the sign of the divisor, for numbers.",
-                "%rem: i64[t] = rem %ids, 2",
-            ),
-            op("pow", "x, y", "`x` to the power of `y`, for numbers.", "%pow: f32[t, 64] = pow %x, 2.0"),
-            op("max", "x, y", "The larger.", "%max: f32[t, 64] = max %x, %y"),
-            op("min", "x, y", "The smaller.", "%min: f32[t, 64] = min %x, %y"),
-            op(
-                "and",
-                "x, y",
-                "Logical on bool, bitwise on integers.",
-                "%and: bool[t, 64] = and %mask, %mask",
-            ),
-            op("or", "x, y", "Logical on bool, bitwise on integers.", "%or: bool[t, 64] = or %mask, true"),
-            op("xor", "x, y", "Logical on bool, bitwise on integers.", "%xor: i64[t] = xor %ids, 1"),
-            op("eq", "x, y", "Whether they are equal; gives bool.", "%eq: bool[t, 64] = eq %x, %y"),
-            op("ne", "x, y", "Whether they differ; gives bool.", "%ne: bool[t, 64] = ne %x, %y"),
-            op("lt", "x, y", "Whether `x` is below `y`; gives bool.", "%lt: bool[t, 64] = lt %x, 0.0"),
-            op("le", "x, y", "Whether `x` is not above `y`; gives bool.", "%le: bool[t, 64] = le %x, 0.0"),
-            op("gt", "x, y", "Whether `x` is above `y`; gives bool.", "%gt: bool[t, 64] = gt %x, 0.0"),
-            op("ge", "x, y", "Whether `x` is not below `y`; gives bool.", "%ge: bool[t, 64] = ge %x, 0.0"),
-            op(
-                "select",
-                "cond, x, y",
-                "`x` where `cond` (bool) is true, `y` elsewhere.",
-                "%select: f32[t, 64] = select %mask, %x, %y",
-            ),
-            op(
-                "cast",
-                "x",
-                "`x` in the dtype of the result: floats round to nearest even, float to integer truncates, to bool is \
-                 `x != 0`.",
-                "%cast: bf16[t, 64] = cast %x",
-            ),
-        ],
-    },
-    Section {
-        title: "Products, reductions and norms",
-        about: "Floats accumulate in f32, or in f64 for f64, and round once.",
-        forms: &[
-            op(
-                "matmul",
-                "x, y",
-                "`x @ y` over the last two axes; leading axes broadcast.",
-                "%turned: f32[64, 128] = permute %w perm=[1, 0]\n%matmul: f32[t, 128] = matmul %x, %turned",
-            ),
-            op(
-                "grouped_matmul",
-                "x, y, ends",
-                "Products of groups of the rows of `x` (`[rows, k]`), each with its own matrix of `y` (`[groups, k, n]`). \
-                 Group `g` has the rows from `ends[g - 1]`, or 0 for the first, up to `ends[g]` (`[groups]`, i32 or i64). \
-                 Groups may be empty; rows behind the last end are zero. An end below the one before it or beyond the \
-                 rows ends the run with an error.",
-                "%experts: f32[4, 64, 32] = reshape %w\n\
-                 %grouped_matmul: f32[t, 32] = grouped_matmul %x, %experts, %rows",
-            ),
-            op(
-                "reduce",
-                "x",
-                "Combines the elements along `axes` (ascending) by `op`: sum, mean, prod, max, min, any or all; `keep` \
-                 leaves the axes with extent 1. Sums and products of integers and bool give i64, `any` and `all` bool.",
-                "%reduce: f32[t, 1] = reduce %x op=sum axes=[1] keep=true",
-            ),
-            op(
-                "argmax",
-                "x",
-                "The index (i64) of the largest element along `axis`, the first of equals.",
-                "%argmax: i64[t] = argmax %x axis=1 keep=false",
-            ),
-            op(
-                "argmin",
-                "x",
-                "The index (i64) of the smallest element along `axis`, the first of equals.",
-                "%argmin: i64[t] = argmin %x axis=1 keep=false",
-            ),
-            op(
-                "cumsum",
-                "x",
-                "The inclusive running sum along `axis`; of integers and bool in i64.",
-                "%cumsum: i64[t] = cumsum %ids axis=0",
-            ),
-            op(
-                "softmax",
-                "x",
-                "Softmax along `axis`; its logarithm when `log`.",
-                "%softmax: f32[t, 64] = softmax %x axis=1 log=false",
-            ),
-            op(
-                "rms_norm",
-                "x, weight?",
-                "`x / sqrt(mean(x²) + eps)` over the last `axes` axes, times the weight. With `round_first` the \
-                 normalised value is rounded to the dtype before the weight multiplies it, else after.",
-                "%rms_norm: f32[t, 64] = rms_norm %x, %scale axes=1 eps=1e-6 round_first=false",
-            ),
-            op(
-                "layer_norm",
-                "x, weight?, bias?",
-                "`(x - mean) / sqrt(var + eps)` over the last `axes` axes, times the weight, plus the bias.",
-                "%layer_norm: f32[t, 64] = layer_norm %x, %scale, %scale axes=1 eps=1e-5",
-            ),
-            op(
-                "attention",
-                "q, k, v, mask?, position?, sink?",
-                "Scaled dot-product attention of `q [.., h, l, e]`, `k [.., g, s, e]` and `v [.., g, s, f]`, where `g` \
-                 divides `h`. The mask broadcasts to `[.., h, l, s]`: bool (true attends) or a float that is added to \
-                 the scores, which are first `cap * tanh(scores / cap)` where a `cap` is given. `causal` lets row `i` see \
-                 columns up to `i`. Other `bounds` stand in its place: a row sees the columns that all of them let it \
-                 see, those `below` a limit, or those `from` it on. The limit is the sum that follows: the index of the \
-                 `row`, the `operand` of this bound, and a dim, of which only the dim must stand there; `chunk n of` makes \
-                 it the end (below) or the beginning (from) of the `n` positions, counted from 0 in whole chunks, among \
-                 which the sum lies. Operands of bounds are i32 or i64, broadcast to `[.., h, l, 1]`, and follow the \
-                 others in the order of their bounds. With `sink=true` the last operand, which broadcasts to `[.., h, l, 1]`, is one \
-                 more score of each row, neither scaled nor hidden, whose value is zero. A row that sees nothing is zero. The result is `[.., h, l, f]`, and with \
-                 a `perm` has axis `perm[i]` of that as its axis `i`.",
-                "%attention: f32[8, t, 16] = attention %heads, %heads, %heads causal=true scale=0.25\n\
-                 %attention.window: f32[8, t, 16] = attention %heads, %heads, %heads bounds=[below row + (1), from row + (-3)] \
-                 scale=0.25 cap=30.0\n\
-                 %attention.chunks: f32[8, t, 16] = attention %heads, %heads, %heads, %lengths bounds=[below operand + (0), \
-                 from chunk 16 of row + (0)] scale=0.25\n\
-                 %attention.sink: f32[8, t, 16] = attention %heads, %heads, %heads, %lengths, %sinks bounds=[below operand + (0)] \
-                 scale=0.25 sink=true\n\
-                 %attention.rows: f32[t, 8, 16] = attention %heads, %heads, %heads causal=true scale=0.25 perm=[1, 0, 2]",
-            ),
-            op(
-                "rotary_embedding",
-                "x, cos, sin",
-                "Pairs of the first `width` elements of each row of `x`, turned: `(a, b)` becomes `(a * cos - b * sin, \
-                 b * cos + a * sin)`. Pair `i` is the elements `i` and `i + width / 2`, or `2i` and `2i + 1` where they \
-                 are `interleaved`. `cos` and `sin` have `width` numbers in a row, or one for each pair; their other axes \
-                 broadcast to those of `x`. Products and sums are rounded to their dtype, which is that of `x` or a wider one.",
-                "%rotary_embedding: f32[8, t, 16] = rotary_embedding %heads, %angles, %angles width=16 interleaved=false",
-            ),
-        ],
-    },
-    Section {
-        title: "Indices",
-        about: "Indices are i64, i32 or u8. One that is negative or beyond its axis ends the run with an error.",
-        forms: &[
-            op(
-                "take",
-                "x, index",
-                "`x` indexed along `axis`; the axes of the index replace that axis.",
-                "%take: f32[t, 64] = take %w, %ids axis=0",
-            ),
-            op(
-                "index",
-                "x, index…",
-                "`x` indexed by several tensors that broadcast together, at `axis`, `axis + 1`, …; their broadcast axes \
-                 replace those.",
-                "%index: f32[t] = index %w, %ids, %ids axis=0",
-            ),
-            op(
-                "gather_elements",
-                "x, index",
-                "`result[i…] = x[i…]` with the coordinate of `axis` replaced by `index[i…]`.",
-                "%column: i64[t, 1] = reshape %ids\n%gather_elements: f32[t, 1] = gather_elements %x, %column axis=1",
-            ),
-            op(
-                "scatter_elements",
-                "x, index, src",
-                "`x` with `src[i…]` at `i…` with the coordinate of `axis` replaced by `index[i…]`: stored with \
-                 `combine=none`, where the last in row-major order wins, or combined by sum, mean, prod, max, min.",
-                "%scatter_elements: f32[t, 64] = scatter_elements %x, %column, %gather_elements axis=1 combine=sum",
-            ),
-            op(
-                "index_add",
-                "x, index, src",
-                "`x` with `src` added at the rows `index` (one axis) along `axis`.",
-                "%index_add: f32[128, 64] = index_add %w, %ids, %x axis=0",
-            ),
-            op(
-                "index_put",
-                "x, src, index…",
-                "`x` with `src` stored, or added when `accumulate`, at the positions that `index` reads.",
-                "%index_put: f32[128, 64] = index_put %w, %x, %ids axis=0 accumulate=false",
-            ),
-        ],
-    },
-    Section {
-        title: "Order",
-        about: "Two results: the elements, and their positions (i64) along `axis`. Equal elements keep their order.",
-        forms: &[
-            op(
-                "topk",
-                "x",
-                "The first elements in sorted order, as many as the results have along `axis`.",
-                "%topk: f32[t, 2], %topk.at: i64[t, 2] = topk %x axis=1 largest=true",
-            ),
-            op(
-                "sort",
-                "x",
-                "All elements in sorted order.",
-                "%sort: i64[t], %sort.at: i64[t] = sort %ids axis=0 descending=false",
-            ),
-        ],
-    },
-    Section {
-        title: "Shape",
-        about: "`reshape`, `permute`, `slice` and `expand` are views: they cost nothing where the layout allows it. The \
-                result type says the extents.",
-        forms: &[
-            op(
-                "concat",
-                "x…",
-                "All operands one after another along `axis`.",
-                "%concat: f32[2*t, 64] = concat %x, %y axis=0",
-            ),
-            op(
-                "pad",
-                "x",
-                "`x` with `low[i]` elements of `value` before axis `i`, and behind it as many as the result has room \
-                 for. A negative `low` crops.",
-                "%pad: f32[t + 1, 64] = pad %x low=[1, 0] value=0.0",
-            ),
-            op(
-                "reshape",
-                "x",
-                "The same elements in row-major order.",
-                "%reshape: f32[t, 4, 16] = reshape %x",
-            ),
-            op(
-                "permute",
-                "x",
-                "Axis `i` of the result is axis `perm[i]` of `x`.",
-                "%permute: f32[4, t, 16] = permute %reshape perm=[1, 0, 2]",
-            ),
-            op(
-                "slice",
-                "x",
-                "`x[start], x[start + step], …` along `axis`; `start` is a dim.",
-                "%slice: f32[1, 64] = slice %x axis=0 start=t - 1 step=1",
-            ),
-            op(
-                "expand",
-                "x",
-                "`x` broadcast to the result; new axes stand in front.",
-                "%expand: f32[t, 64] = expand %scale",
-            ),
-            op("copy", "x", "The same value in memory of its own.", "%copy: f32[1, 64] = copy %slice"),
-        ],
-    },
-    Section {
-        title: "Collectives",
-        about: "`group` says which ranks communicate; numbers of ranks are positions within a cell of it. `n` is the size \
-                of a cell. `via=` behind the group says the variant, once one is chosen (docs/concepts.md). Floats \
-                accumulate in f32, or in f64 for f64, in ascending order of rank and round once.",
-        forms: &[
-            op(
-                "all_reduce",
-                "x",
-                "The reduction of `x` over the ranks by `op`: sum, avg, max, min or prod.",
-                "%all_reduce: f32[t, 64] = all_reduce %x op=sum group=@all",
-            ),
-            op(
-                "all_gather",
-                "x",
-                "`[d, …]` gives `[n*d, …]`: the operands of the ranks one after another.",
-                "%all_gather: f32[2*t, 64] = all_gather %x group=@pairs via=push",
-            ),
-            op(
-                "reduce_scatter",
-                "x",
-                "`[n*d, …]` gives `[d, …]`: this rank's piece of the reduction.",
-                "%reduce_scatter: f32[32, 64] = reduce_scatter %w op=sum group=@all",
-            ),
-            op(
-                "all_to_all",
-                "x, rows?",
-                "Piece `p` of `x` goes to rank `p`, which stores it as the piece of this rank's number. With \
-                 `splits=even` pieces are equal. With `splits=device` the second operand (`[n]`, i64) has the number of \
-                 rows for each rank; the results are the rows received, packed in order of rank with zeros behind, \
-                 and how many came from each rank.",
-                "%all_to_all: f32[128, 64] = all_to_all %w splits=even group=@all\n%packed: f32[t, 64], %received: \
-                 i64[4] = all_to_all %x, %rows splits=device group=@all",
-            ),
-            op(
-                "broadcast",
-                "x",
-                "The operand of rank `root`.",
-                "%broadcast: f32[t, 64] = broadcast %x root=0 group=@all",
-            ),
-            op(
-                "permute_ranks",
-                "x",
-                "For each pair `from->to` the result on `to` is the operand of `from`; a rank that nobody sends to has \
-                 zeros.",
-                "%permute_ranks: f32[t, 64] = permute_ranks %x pairs=[0->1, 1->2, 2->3, 3->0] group=@all",
-            ),
-        ],
-    },
-    Section {
-        title: "Ops from outside",
-        about: "The result types are what the program says.",
-        forms: &[
-            op(
-                "opaque",
-                "x?…",
-                "An op that the importer does not know, by its name: it is planned, not run. `attributes` is what is \
-                 known of the rest.",
-                "%opaque: f32[t] = opaque \"aten::mystery.default\" %x, %ids attributes=\"dim=1\"",
-            ),
-            op(
-                "custom",
-                "x?…",
-                "An op of yours, which a `custom` statement declares.",
-                "%custom: f32[t, 64] = custom \"my::gate\" %x",
-            ),
-        ],
-    },
-];
+    section "Element by element, one operand"
+    "The result has the shape of the operand, and its dtype where nothing else is said. Functions of floats \
+     compute in f32, or in f64 for f64, and round once." {
+        "neg" ("x"): "`-x`, for numbers." => "%neg: f32[t, 64] = neg %x";
+        "abs" ("x"): "The magnitude, for numbers." => "%abs: f32[t, 64] = abs %x";
+        "sign" ("x"): "-1, 0 or 1, for numbers." => "%sign: f32[t, 64] = sign %x";
+        "not" ("x"): "Logical on bool, bitwise on integers." => "%not: bool[t, 64] = not %mask";
+        "exp" ("x"): "The exponential, for floats." => "%exp: f32[t, 64] = exp %x";
+        "log" ("x"): "The natural logarithm, for floats." => "%log: f32[t, 64] = log %x";
+        "sqrt" ("x"): "The square root, for floats." => "%sqrt: f32[t, 64] = sqrt %x";
+        "rsqrt" ("x"): "`1 / sqrt(x)`, for floats." => "%rsqrt: f32[t, 64] = rsqrt %x";
+        "reciprocal" ("x"): "`1 / x`, for floats." => "%reciprocal: f32[t, 64] = reciprocal %x";
+        "sin" ("x"): "The sine, for floats." => "%sin: f32[t, 64] = sin %x";
+        "cos" ("x"): "The cosine, for floats." => "%cos: f32[t, 64] = cos %x";
+        "tanh" ("x"): "The hyperbolic tangent, for floats." => "%tanh: f32[t, 64] = tanh %x";
+        "erf" ("x"): "The error function, for floats." => "%erf: f32[t, 64] = erf %x";
+        "floor" ("x"):
+            "The largest integer that is not above, for floats."
+            => "%floor: f32[t, 64] = floor %x";
+        "ceil" ("x"): "The smallest integer that is not below, for floats." => "%ceil: f32[t, 64] = ceil %x";
+        "round" ("x"): "The nearest integer, ties to even, for floats." => "%round: f32[t, 64] = round %x";
+        "trunc" ("x"): "The nearest integer towards 0, for floats." => "%trunc: f32[t, 64] = trunc %x";
+        "relu" ("x"): "`max(x, 0)`, for numbers." => "%relu: f32[t, 64] = relu %x";
+        "sigmoid" ("x"): "`1 / (1 + exp(-x))`, for floats." => "%sigmoid: f32[t, 64] = sigmoid %x";
+        "silu" ("x"): "`x * sigmoid(x)`, for floats." => "%silu: f32[t, 64] = silu %x";
+        "gelu" ("x"): "`x * (1 + erf(x / sqrt(2))) / 2`, for floats." => "%gelu: f32[t, 64] = gelu %x";
+        "gelu_tanh" ("x"):
+            "The approximation of `gelu` with the hyperbolic tangent, for floats."
+            => "%gelu_tanh: f32[t, 64] = gelu_tanh %x";
+        "is_nan" ("x"): "Whether it is NaN, for floats; gives bool." => "%is_nan: bool[t, 64] = is_nan %x";
+        "is_finite" ("x"):
+            "Whether it is neither NaN nor infinite, for floats; gives bool."
+            => "%is_finite: bool[t, 64] = is_finite %x";
+    }
+
+    section "Element by element, two operands or more"
+    "Operands have one dtype and broadcast as NumPy's do. A scalar may stand in the place of either of two." {
+        "add" ("x, y"): "The sum, for numbers." => "%add: f32[t, 64] = add %x, %scale";
+        "sub" ("x, y"): "The difference, for numbers." => "%sub: f32[t, 64] = sub 1.0, %x";
+        "mul" ("x, y"): "The product, for numbers." => "%mul: f32[t, 64] = mul %x, 2.0";
+        "div" ("x, y"): "The quotient, for floats." => "%div: f32[t, 64] = div %x, %y";
+        "floor_div" ("x, y"):
+            "The largest integer that is not above the quotient, for numbers."
+            => "%floor_div: i64[t] = floor_div %ids, 2";
+        "rem" ("x, y"):
+            "What `floor_div` leaves, with the sign of the divisor, for numbers."
+            => "%rem: i64[t] = rem %ids, 2";
+        "pow" ("x, y"): "`x` to the power of `y`, for numbers." => "%pow: f32[t, 64] = pow %x, 2.0";
+        "max" ("x, y"): "The larger." => "%max: f32[t, 64] = max %x, %y";
+        "min" ("x, y"): "The smaller." => "%min: f32[t, 64] = min %x, %y";
+        "and" ("x, y"): "Logical on bool, bitwise on integers." => "%and: bool[t, 64] = and %mask, %mask";
+        "or" ("x, y"): "Logical on bool, bitwise on integers." => "%or: bool[t, 64] = or %mask, true";
+        "xor" ("x, y"): "Logical on bool, bitwise on integers." => "%xor: i64[t] = xor %ids, 1";
+        "eq" ("x, y"): "Whether they are equal; gives bool." => "%eq: bool[t, 64] = eq %x, %y";
+        "ne" ("x, y"): "Whether they differ; gives bool." => "%ne: bool[t, 64] = ne %x, %y";
+        "lt" ("x, y"): "Whether `x` is below `y`; gives bool." => "%lt: bool[t, 64] = lt %x, 0.0";
+        "le" ("x, y"): "Whether `x` is not above `y`; gives bool." => "%le: bool[t, 64] = le %x, 0.0";
+        "gt" ("x, y"): "Whether `x` is above `y`; gives bool." => "%gt: bool[t, 64] = gt %x, 0.0";
+        "ge" ("x, y"): "Whether `x` is not below `y`; gives bool." => "%ge: bool[t, 64] = ge %x, 0.0";
+        "select" ("cond, x, y") op Select {}:
+            "`x` where `cond` (bool) is true, `y` elsewhere."
+            => "%select: f32[t, 64] = select %mask, %x, %y";
+        "cast" ("x") op Cast {}:
+            "`x` in the dtype of the result: floats round to nearest even, float to integer truncates, to bool is \
+             `x != 0`."
+            => "%cast: bf16[t, 64] = cast %x";
+    }
+
+    section "Products, reductions and norms"
+    "Floats accumulate in f32, or in f64 for f64, and round once." {
+        "matmul" ("x, y") op MatMul {}:
+            "`x @ y` over the last two axes; leading axes broadcast."
+            => "%turned: f32[64, 128] = permute %w perm=[1, 0]\n%matmul: f32[t, 128] = matmul %x, %turned";
+        "grouped_matmul" ("x, y, ends") op GroupedMatMul {}:
+            "Products of groups of the rows of `x` (`[rows, k]`), each with its own matrix of `y` (`[groups, k, n]`). \
+             Group `g` has the rows from `ends[g - 1]`, or 0 for the first, up to `ends[g]` (`[groups]`, i32 or i64). \
+             Groups may be empty; rows behind the last end are zero. An end below the one before it or beyond the \
+             rows ends the run with an error."
+            => "%experts: f32[4, 64, 32] = reshape %w\n\
+                %grouped_matmul: f32[t, 32] = grouped_matmul %x, %experts, %rows";
+        "reduce" ("x") op Reduce { op, axes, keep }:
+            "Combines the elements along `axes` (ascending) by `op`: sum, mean, prod, max, min, any or all; `keep` \
+             leaves the axes with extent 1. Sums and products of integers and bool give i64, `any` and `all` bool."
+            => "%reduce: f32[t, 1] = reduce %x op=sum axes=[1] keep=true";
+        "argmax" ("x") op ArgReduce { axis, keep; op = ArgOp::Max }:
+            "The index (i64) of the largest element along `axis`, the first of equals."
+            => "%argmax: i64[t] = argmax %x axis=1 keep=false";
+        "argmin" ("x") op ArgReduce { axis, keep; op = ArgOp::Min }:
+            "The index (i64) of the smallest element along `axis`, the first of equals."
+            => "%argmin: i64[t] = argmin %x axis=1 keep=false";
+        "cumsum" ("x") op CumSum { axis }:
+            "The inclusive running sum along `axis`; of integers and bool in i64."
+            => "%cumsum: i64[t] = cumsum %ids axis=0";
+        "softmax" ("x") op Softmax { axis, log }:
+            "Softmax along `axis`; its logarithm when `log`."
+            => "%softmax: f32[t, 64] = softmax %x axis=1 log=false";
+        "rms_norm" ("x, weight?") op RmsNorm { axes, eps, round_first }:
+            "`x / sqrt(mean(x²) + eps)` over the last `axes` axes, times the weight. With `round_first` the \
+             normalised value is rounded to the dtype before the weight multiplies it, else after."
+            => "%rms_norm: f32[t, 64] = rms_norm %x, %scale axes=1 eps=1e-6 round_first=false";
+        "layer_norm" ("x, weight?, bias?") op LayerNorm { axes, eps }:
+            "`(x - mean) / sqrt(var + eps)` over the last `axes` axes, times the weight, plus the bias."
+            => "%layer_norm: f32[t, 64] = layer_norm %x, %scale, %scale axes=1 eps=1e-5";
+        "attention" ("q, k, v, mask?, position?, sink?"):
+            "Scaled dot-product attention of `q [.., h, l, e]`, `k [.., g, s, e]` and `v [.., g, s, f]`, where `g` \
+             divides `h`. The mask broadcasts to `[.., h, l, s]`: bool (true attends) or a float that is added to \
+             the scores, which are first `cap * tanh(scores / cap)` where a `cap` is given. `causal` lets row `i` see \
+             columns up to `i`. Other `bounds` stand in its place: a row sees the columns that all of them let it \
+             see, those `below` a limit, or those `from` it on. The limit is the sum that follows: the index of the \
+             `row`, the `operand` of this bound, and a dim, of which only the dim must stand there; `chunk n of` makes \
+             it the end (below) or the beginning (from) of the `n` positions, counted from 0 in whole chunks, among \
+             which the sum lies. Operands of bounds are i32 or i64, broadcast to `[.., h, l, 1]`, and follow the \
+             others in the order of their bounds. With `sink=true` the last operand, which broadcasts to `[.., h, l, 1]`, is one \
+             more score of each row, neither scaled nor hidden, whose value is zero. A row that sees nothing is zero. The result is `[.., h, l, f]`, and with \
+             a `perm` has axis `perm[i]` of that as its axis `i`."
+            => "%attention: f32[8, t, 16] = attention %heads, %heads, %heads causal=true scale=0.25\n\
+                %attention.window: f32[8, t, 16] = attention %heads, %heads, %heads bounds=[below row + (1), from row + (-3)] \
+                scale=0.25 cap=30.0\n\
+                %attention.chunks: f32[8, t, 16] = attention %heads, %heads, %heads, %lengths bounds=[below operand + (0), \
+                from chunk 16 of row + (0)] scale=0.25\n\
+                %attention.sink: f32[8, t, 16] = attention %heads, %heads, %heads, %lengths, %sinks bounds=[below operand + (0)] \
+                scale=0.25 sink=true\n\
+                %attention.rows: f32[t, 8, 16] = attention %heads, %heads, %heads causal=true scale=0.25 perm=[1, 0, 2]";
+        "rotary_embedding" ("x, cos, sin") op RotaryEmbedding { width, interleaved }:
+            "Pairs of the first `width` elements of each row of `x`, turned: `(a, b)` becomes `(a * cos - b * sin, \
+             b * cos + a * sin)`. Pair `i` is the elements `i` and `i + width / 2`, or `2i` and `2i + 1` where they \
+             are `interleaved`. `cos` and `sin` have `width` numbers in a row, or one for each pair; their other axes \
+             broadcast to those of `x`. Products and sums are rounded to their dtype, which is that of `x` or a wider one."
+            => "%rotary_embedding: f32[8, t, 16] = rotary_embedding %heads, %angles, %angles width=16 interleaved=false";
+    }
+
+    section "Indices"
+    "Indices are i64, i32 or u8. One that is negative or beyond its axis ends the run with an error." {
+        "take" ("x, index") op Take { axis }:
+            "`x` indexed along `axis`; the axes of the index replace that axis."
+            => "%take: f32[t, 64] = take %w, %ids axis=0";
+        "index" ("x, index…") op Index { axis }:
+            "`x` indexed by several tensors that broadcast together, at `axis`, `axis + 1`, …; their broadcast axes \
+             replace those."
+            => "%index: f32[t] = index %w, %ids, %ids axis=0";
+        "gather_elements" ("x, index") op GatherElements { axis }:
+            "`result[i…] = x[i…]` with the coordinate of `axis` replaced by `index[i…]`."
+            => "%column: i64[t, 1] = reshape %ids\n%gather_elements: f32[t, 1] = gather_elements %x, %column axis=1";
+        "scatter_elements" ("x, index, src") op ScatterElements { axis, combine }:
+            "`x` with `src[i…]` at `i…` with the coordinate of `axis` replaced by `index[i…]`: stored with \
+             `combine=none`, where the last in row-major order wins, or combined by sum, mean, prod, max, min."
+            => "%scatter_elements: f32[t, 64] = scatter_elements %x, %column, %gather_elements axis=1 combine=sum";
+        "index_add" ("x, index, src") op IndexAdd { axis }:
+            "`x` with `src` added at the rows `index` (one axis) along `axis`."
+            => "%index_add: f32[128, 64] = index_add %w, %ids, %x axis=0";
+        "index_put" ("x, src, index…") op IndexPut { axis, accumulate }:
+            "`x` with `src` stored, or added when `accumulate`, at the positions that `index` reads."
+            => "%index_put: f32[128, 64] = index_put %w, %x, %ids axis=0 accumulate=false";
+    }
+
+    section "Order"
+    "Two results: the elements, and their positions (i64) along `axis`. Equal elements keep their order." {
+        "topk" ("x") op TopK { axis, largest }:
+            "The first elements in sorted order, as many as the results have along `axis`."
+            => "%topk: f32[t, 2], %topk.at: i64[t, 2] = topk %x axis=1 largest=true";
+        "sort" ("x") op Sort { axis, descending }:
+            "All elements in sorted order."
+            => "%sort: i64[t], %sort.at: i64[t] = sort %ids axis=0 descending=false";
+    }
+
+    section "Shape"
+    "`reshape`, `permute`, `slice` and `expand` are views: they cost nothing where the layout allows it. The \
+     result type says the extents." {
+        "concat" ("x…") op Concat { axis }:
+            "All operands one after another along `axis`."
+            => "%concat: f32[2*t, 64] = concat %x, %y axis=0";
+        "pad" ("x") op Pad { low, value }:
+            "`x` with `low[i]` elements of `value` before axis `i`, and behind it as many as the result has room \
+             for. A negative `low` crops."
+            => "%pad: f32[t + 1, 64] = pad %x low=[1, 0] value=0.0";
+        "reshape" ("x") op Reshape {}:
+            "The same elements in row-major order."
+            => "%reshape: f32[t, 4, 16] = reshape %x";
+        "permute" ("x") op Permute { perm }:
+            "Axis `i` of the result is axis `perm[i]` of `x`."
+            => "%permute: f32[4, t, 16] = permute %reshape perm=[1, 0, 2]";
+        "slice" ("x") op Slice { axis, start, step }:
+            "`x[start], x[start + step], …` along `axis`; `start` is a dim."
+            => "%slice: f32[1, 64] = slice %x axis=0 start=t - 1 step=1";
+        "expand" ("x") op Expand {}:
+            "`x` broadcast to the result; new axes stand in front."
+            => "%expand: f32[t, 64] = expand %scale";
+        "copy" ("x") op Copy {}:
+            "The same value in memory of its own."
+            => "%copy: f32[1, 64] = copy %slice";
+    }
+
+    section "Collectives"
+    "`group` says which ranks communicate; numbers of ranks are positions within a cell of it. `n` is the size \
+     of a cell. `via=` behind the group says the variant, once one is chosen (docs/concepts.md). Floats \
+     accumulate in f32, or in f64 for f64, in ascending order of rank and round once." {
+        "all_reduce" ("x") kind AllReduce { @0 op }:
+            "The reduction of `x` over the ranks by `op`: sum, avg, max, min or prod."
+            => "%all_reduce: f32[t, 64] = all_reduce %x op=sum group=@all";
+        "all_gather" ("x") kind AllGather {}:
+            "`[d, …]` gives `[n*d, …]`: the operands of the ranks one after another."
+            => "%all_gather: f32[2*t, 64] = all_gather %x group=@pairs via=push";
+        "reduce_scatter" ("x") kind ReduceScatter { @0 op }:
+            "`[n*d, …]` gives `[d, …]`: this rank's piece of the reduction."
+            => "%reduce_scatter: f32[32, 64] = reduce_scatter %w op=sum group=@all";
+        "all_to_all" ("x, rows?") kind AllToAll { @0 splits }:
+            "Piece `p` of `x` goes to rank `p`, which stores it as the piece of this rank's number. With \
+             `splits=even` pieces are equal. With `splits=device` the second operand (`[n]`, i64) has the number of \
+             rows for each rank; the results are the rows received, packed in order of rank with zeros behind, \
+             and how many came from each rank."
+            => "%all_to_all: f32[128, 64] = all_to_all %w splits=even group=@all\n%packed: f32[t, 64], %received: \
+                i64[4] = all_to_all %x, %rows splits=device group=@all";
+        "broadcast" ("x") kind Broadcast { root }:
+            "The operand of rank `root`."
+            => "%broadcast: f32[t, 64] = broadcast %x root=0 group=@all";
+        "permute_ranks" ("x") kind Permute { pairs }:
+            "For each pair `from->to` the result on `to` is the operand of `from`; a rank that nobody sends to has \
+             zeros."
+            => "%permute_ranks: f32[t, 64] = permute_ranks %x pairs=[0->1, 1->2, 2->3, 3->0] group=@all";
+    }
+
+    section "Ops from outside"
+    "The result types are what the program says." {
+        "opaque" ("x?…"):
+            "An op that the importer does not know, by its name: it is planned, not run. `attributes` is what is \
+             known of the rest."
+            => "%opaque: f32[t] = opaque \"aten::mystery.default\" %x, %ids attributes=\"dim=1\"";
+        "custom" ("x?…"):
+            "An op of yours, which a `custom` statement declares."
+            => "%custom: f32[t, 64] = custom \"my::gate\" %x";
+    }
+}
 
 /// Every op of the table.
 pub fn forms() -> impl Iterator<Item = &'static OpForm> {
     SECTIONS.iter().flat_map(|s| s.forms)
+}
+
+/// The names of all ops in the text form.
+pub fn op_names() -> impl Iterator<Item = &'static str> {
+    forms().map(|form| form.name)
+}
+
+/// The name of an op in the text form.
+pub fn op_name(op: &Op) -> &'static str {
+    head(op).0
 }

@@ -33,6 +33,7 @@
 //!
 //! What is not here: files, and any other rendering of a graph.
 
+mod attributes;
 mod cursor;
 mod error;
 pub mod forms;
@@ -43,15 +44,17 @@ mod ops;
 mod parse;
 mod print;
 mod reference;
+mod table;
+mod writer;
 
 use std::fmt::Write as _;
 
 pub use error::ParseError;
-pub use ops::op_names;
+pub use forms::{op_name, op_names};
 pub use parse::{parse, parse_dim};
-pub(crate) use print::{is_identifier, write_string};
-pub use print::{op_name, print};
+pub use print::print;
 pub use reference::reference;
+pub(crate) use writer::{is_identifier, write_string};
 
 use crate::dim::SymbolId;
 use crate::entity::{Entity, Table};

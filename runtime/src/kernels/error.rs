@@ -94,14 +94,9 @@ impl KernelError {
 
 /// Checks that the slices that [`compute_with`](super::compute_with) takes apart are long enough.
 pub(super) fn arity(op: &Op, operands: usize, results: usize) -> Result<(), KernelError> {
-    let (min, max) = symmc_ir::infer::operand_counts(op);
-    let results_expected = if matches!(op, Op::TopK { .. } | Op::Sort { .. }) { 2 } else { 1 };
-    if (min..=max).contains(&operands) && results >= results_expected {
-        return Ok(());
-    }
-    Err(KernelError::Arity {
+    symmc_ir::infer::fits(op, operands, results).map_err(|expected| KernelError::Arity {
         op: op_name(op).into(),
-        expected: format!("{min} to {max} operands and {results_expected} results"),
+        expected,
         found: format!("{operands} and {results}"),
     })
 }

@@ -91,24 +91,7 @@ pub(super) fn misfit(what: &str, expected: impl std::fmt::Debug, found: impl std
 
 /// Checks that the slices that [`lower`] takes apart are long enough.
 pub(super) fn arity(op: &Op, operands: usize, results: usize) -> Result<(), CudaError> {
-    let (min, max) = match op {
-        Op::Full(_) | Op::Iota { .. } => (0, 0),
-        Op::Binary(_) | Op::MatMul | Op::Take { .. } | Op::GatherElements { .. } => (2, 2),
-        Op::Select | Op::GroupedMatMul => (3, 3),
-        Op::ScatterElements { .. } | Op::IndexAdd { .. } | Op::RotaryEmbedding { .. } => (3, 3),
-        Op::Permuted { op, .. } => symmc_ir::infer::operand_counts(op),
-        Op::RmsNorm { .. } => (1, 2),
-        Op::LayerNorm { .. } => (1, 3),
-        Op::Attention { .. } => symmc_ir::infer::operand_counts(op),
-        Op::Index { .. } => (2, usize::MAX),
-        Op::IndexPut { .. } => (3, usize::MAX),
-        Op::Concat { .. } | Op::Opaque { .. } | Op::Custom(_) | Op::Collective(_) => (0, usize::MAX),
-        _ => (1, 1),
-    };
-    let expected = if matches!(op, Op::TopK { .. } | Op::Sort { .. }) { 2 } else { 1 };
-    if (min..=max).contains(&operands) && results >= expected {
-        return Ok(());
-    }
-    let found = format!("{operands} operands and {results} results");
-    Err(misfit(op_name(op), format!("{min} to {max} operands and {expected} results"), found))
+    symmc_ir::infer::fits(op, operands, results).map_err(|expected| {
+        misfit(op_name(op), expected, format!("{operands} operands and {results} results"))
+    })
 }

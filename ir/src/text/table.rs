@@ -1,0 +1,130 @@
+//! What a row of the table of ops becomes.
+//!
+//! `ops!` reads the rows of `forms.rs`: a name, operands, the variant of [`Op`] or of [`CollectiveKind`] with its attributes
+//! in the order of the text, a meaning and an example. Of these it makes the names, the numbers of operands, what reads
+//! attributes and what writes them, and the documented [`SECTIONS`](super::forms::SECTIONS). A variant without a row does not compile.
+//! An attribute is a field of its name, or, behind `@0`, the field 0; what stands behind `;` is no attribute but tells two
+//! rows of one variant apart. Rows without a variant are read and written by hand here: element-wise ops, attention, and
+//! ops from outside.
+//!
+//! What is not here: how a value of each type is read and written (`attributes.rs`).
+//!
+//! [`Op`]: crate::op::Op
+//! [`CollectiveKind`]: crate::collective::CollectiveKind
+
+/// The least and the largest number of operands that a row names.
+pub(super) const fn counts(operands: &str) -> (usize, usize) {
+    let mut rest = operands.as_bytes();
+    let (mut named, mut optional, mut repeated) = (!rest.is_empty() as usize, 0, false);
+    while let [first, behind @ ..] = rest {
+        match *first {
+            b',' => named += 1,
+            b'?' => optional += 1,
+            // The first byte of `…`.
+            0xe2 => repeated = true,
+            _ => {}
+        }
+        rest = behind;
+    }
+    (named - optional, if repeated { usize::MAX } else { named })
+}
+
+macro_rules! ops {
+    ($(section $title:literal $about:literal {
+        $($name:literal ($operands:literal)
+            $(op $op:ident { $($(@ $at:tt)? $key:ident),* $(; $which:ident = $value:path)? })?
+            $(kind $kind:ident { $($(@ $kind_at:tt)? $kind_key:ident),* })?
+            : $meaning:literal => $example:literal;)*
+    })*) => {
+        /// Every op, by kind.
+        pub const SECTIONS: &[Section] = &[$(Section {
+            title: $title,
+            about: $about,
+            forms: &[$(OpForm { name: $name, operands: $operands, meaning: $meaning, example: $example }),*],
+        }),*];
+
+        /// The name of an op, and the least and the largest number of its operands.
+        pub(crate) fn head(op: &Op) -> (&'static str, (usize, usize)) {
+            match op {
+                $($($(Op::$op { $($which: $value,)? .. } => ($name, const { counts($operands) }),)?)*)*
+                Op::Unary(op) => (op.name(), (1, 1)),
+                Op::Binary(op) => (op.name(), (2, 2)),
+                Op::BinaryScalar { op, .. } => (op.name(), (1, 1)),
+                Op::Attention { bounds, sink, .. } => {
+                    let more = attention::positions(bounds) + usize::from(*sink);
+                    ("attention", (3 + more, 4 + more))
+                }
+                Op::Permuted { op, .. } => head(op),
+                Op::Collective(c) => {
+                    let operands = if c.kind == CollectiveKind::AllToAll(Splits::Device) { 2 } else { 1 };
+                    (c.kind.name(), (operands, operands))
+                }
+                Op::Opaque { .. } => ("opaque", (0, usize::MAX)),
+                Op::Custom(_) => ("custom", (0, usize::MAX)),
+            }
+        }
+
+        /// The op of this name with its attributes, if it has a row with a variant of [`Op`].
+        pub(super) fn read_op(name: &str, a: &mut Attributes<'_, '_>) -> Read<Option<Op>> {
+            Ok(Some(match name {
+                $($($($name => {
+                    $(let $key = a.read(stringify!($key))?;)*
+                    Op::$op { $($($at:)? $key,)* $($which: $value)? }
+                })?)*)*
+                _ => return Ok(None),
+            }))
+        }
+
+        /// What the collective of this name communicates, if there is one.
+        pub(super) fn read_kind(name: &str, a: &mut Attributes<'_, '_>) -> Read<Option<CollectiveKind>> {
+            Ok(Some(match name {
+                $($($($name => {
+                    $(let $kind_key = a.read(stringify!($kind_key))?;)*
+                    CollectiveKind::$kind { $($($kind_at:)? $kind_key,)* }
+                })?)*)*
+                _ => return Ok(None),
+            }))
+        }
+
+        /// Writes the attributes of an op.
+        pub(super) fn write_attributes(op: &Op, out: &mut Writer<'_>) {
+            match op {
+                $($($(Op::$op { $($($at:)? $key,)* $($which: $value)? } => {
+                    $(out.attribute(stringify!($key), $key);)*
+                })?)*)*
+                Op::Unary(_) | Op::Binary(_) | Op::BinaryScalar { .. } | Op::Custom(_) => {}
+                Op::Attention { scale, cap, bounds, sink } => {
+                    match bounds.is_empty() || attention::is_causal(bounds) {
+                        true => out.attribute("causal", &!bounds.is_empty()),
+                        false => out.attribute("bounds", bounds),
+                    }
+                    out.attribute("scale", scale);
+                    if let Some(cap) = cap {
+                        out.attribute("cap", cap);
+                    }
+                    if *sink {
+                        out.attribute("sink", sink);
+                    }
+                }
+                Op::Permuted { op, perm } => {
+                    write_attributes(op, out);
+                    out.attribute("perm", perm);
+                }
+                Op::Collective(c) => {
+                    match &c.kind {
+                        $($($(CollectiveKind::$kind { $($($kind_at:)? $kind_key,)* } => {
+                            $(out.attribute(stringify!($kind_key), $kind_key);)*
+                        })?)*)*
+                    }
+                    out.put(" group=");
+                    out.group(c.group);
+                    if let Some(variant) = &c.variant {
+                        out.attribute("via", variant);
+                    }
+                }
+                Op::Opaque { attributes, .. } => out.attribute("attributes", attributes),
+            }
+        }
+    };
+}
+pub(super) use ops;
