@@ -62,6 +62,20 @@ impl CollectiveKind {
         self.named().name()
     }
 
+    /// One of each kind that contracts tell apart, among `n` ranks: reductions sum, the root is rank 0, each rank sends to
+    /// the next.
+    pub fn samples(n: u32) -> [CollectiveKind; 7] {
+        [
+            CollectiveKind::AllReduce(ReduceOp::Sum),
+            CollectiveKind::AllGather,
+            CollectiveKind::ReduceScatter(ReduceOp::Sum),
+            CollectiveKind::AllToAll(Splits::Even),
+            CollectiveKind::AllToAll(Splits::Device),
+            CollectiveKind::Broadcast { root: 0 },
+            CollectiveKind::Permute { pairs: (0..n).map(|rank| (rank, (rank + 1) % n)).collect() },
+        ]
+    }
+
     /// The pairs `(from, to)` of different ranks of which `from` sends its operand to `to`, in a cell of `n`
     /// ranks: those of a permute without ranks that send to themselves, and for a broadcast the root with
     /// every other rank. `None` for collectives that take from every rank. No rank receives twice.
@@ -425,16 +439,7 @@ mod tests {
 
     #[test]
     fn contracts_hold_together() {
-        let kinds = [
-            CollectiveKind::AllReduce(ReduceOp::Sum),
-            CollectiveKind::AllGather,
-            CollectiveKind::ReduceScatter(ReduceOp::Sum),
-            CollectiveKind::AllToAll(Splits::Even),
-            CollectiveKind::AllToAll(Splits::Device),
-            CollectiveKind::Broadcast { root: 0 },
-            CollectiveKind::Permute { pairs: vec![(0, 1)] },
-        ];
-        for kind in &kinds {
+        for kind in &CollectiveKind::samples(2) {
             for &variant in Variant::ALL {
                 let Some(c) = variant.contract(kind) else { continue };
                 let what = format!("{} {variant}", kind.name());
@@ -449,6 +454,7 @@ mod tests {
                 assert!(c.meets != Meets::Pairs || kind.pairs(2).is_some(), "{what}");
                 assert!(!c.touch.reads_operand() || c.symmetric_operand, "{what}");
                 assert!(!c.touch.writes_result() || c.symmetric_result, "{what}");
+                assert!(variant != Variant::OneShot || c.exit == Exit::Droppable, "{what}");
             }
         }
     }

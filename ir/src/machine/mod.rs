@@ -272,17 +272,6 @@ mod tests {
 
     const AR: CollectiveKind = CollectiveKind::AllReduce(ReduceOp::Sum);
 
-    fn kinds() -> Vec<CollectiveKind> {
-        vec![
-            AR,
-            CollectiveKind::AllGather,
-            CollectiveKind::ReduceScatter(ReduceOp::Sum),
-            CollectiveKind::AllToAll(Splits::Even),
-            CollectiveKind::Broadcast { root: 0 },
-            CollectiveKind::Permute { pairs: vec![(0, 1)] },
-        ]
-    }
-
     #[test]
     fn builtin_profiles_read_and_round_trip() {
         for name in Profile::builtin_names() {
@@ -300,7 +289,10 @@ mod tests {
     fn builtin_profiles_are_complete() {
         for name in Profile::builtin_names() {
             let profile = Profile::builtin(name).unwrap();
-            for kind in kinds() {
+            for kind in CollectiveKind::samples(4) {
+                if kind == CollectiveKind::AllToAll(Splits::Device) {
+                    continue;
+                }
                 for &variant in Variant::ALL {
                     let Some(Contract { exit, .. }) = variant.contract(&kind) else { continue };
                     let on_gpus = [Variant::NcclWindow, Variant::CopyEngine, Variant::Copies];

@@ -1,11 +1,12 @@
 //! The rules of the e-graph, as data.
 //!
+//! Each variant runs what it has a contract for: these rules follow from the contracts ([`ways`]). The others are [`RULES`].
 //! A rule equates its left side with its right side wherever the left side occurs and its condition holds. A
 //! condition may also bind variables that only the right side has, such as the shape of a reshape. Rules
 //! whose two sides round differently are marked and only used on request.
 
 use egg::{Applier, Id, Pattern, PatternAst, Rewrite, SearchMatches, Subst, Symbol, Var};
-use symmc_ir::{DType, Dim, Type};
+use symmc_ir::{CollectiveKind, DType, Dim, Splits, Type, Variant};
 
 use super::language::{self, Attr, Facts, Graph, Lang};
 
@@ -30,187 +31,47 @@ pub struct Rule {
 pub enum When {
     /// Always.
     Always,
-    /// The right side names a variant that may run the collective and has an estimate.
+    /// The right side names a variant that may run the collective and has an estimate: that of a [`Way`].
     VariantRuns,
     /// This holds; it may bind variables.
     Holds(fn(&mut Graph, &mut Subst) -> Option<()>),
 }
 
-/// A rule that runs a collective by a variant.
-const fn way(name: &'static str, equation: &'static str, from: &'static str, to: &'static str) -> Rule {
-    Rule { name, equation, from, to, when: When::VariantRuns, rounds: false }
+/// A rule that a collective equals itself run by a variant.
+pub struct Way {
+    /// The name under which plans list it.
+    pub name: String,
+    from: String,
+    to: String,
 }
 
-/// All rules.
+/// A way for each variant to run each kind of collective that it has a contract for.
+pub fn ways() -> Vec<Way> {
+    let mut out = Vec::new();
+    for kind in CollectiveKind::samples(1) {
+        let able = Variant::ALL.iter().filter(|variant| variant.contract(&kind).is_some());
+        out.extend(able.map(|variant| way(&kind, *variant)));
+    }
+    out
+}
+
+fn way(kind: &CollectiveKind, variant: Variant) -> Way {
+    let name = kind.name();
+    let own = if language::attribute_count(kind.named()) > 1 { "?own " } else { "" };
+    let (listed, operands) = match kind {
+        CollectiveKind::AllToAll(Splits::Device) => ("all_to_all_sizes", "?x ?sizes"),
+        CollectiveKind::Permute { .. } => ("permute", "?x"),
+        _ => (name, "?x"),
+    };
+    Way {
+        name: format!("{listed}_{variant}"),
+        from: format!("({name} {own}?g {operands})"),
+        to: format!("({name}.{variant} {own}?g {operands})"),
+    }
+}
+
+/// The rules that change more than the variant.
 pub const RULES: &[Rule] = &[
-    way(
-        "all_reduce_plain",
-        "all_reduce(x) = the library's all-reduce of x",
-        "(all_reduce ?op ?g ?x)",
-        "(all_reduce.plain ?op ?g ?x)",
-    ),
-    way(
-        "all_reduce_one_shot",
-        "all_reduce(x) = every rank reads x of all ranks and reduces it",
-        "(all_reduce ?op ?g ?x)",
-        "(all_reduce.one_shot ?op ?g ?x)",
-    ),
-    way(
-        "all_reduce_packets",
-        "all_reduce(x) = every rank stores x with flags into all landing zones and reduces what lands",
-        "(all_reduce ?op ?g ?x)",
-        "(all_reduce.packets ?op ?g ?x)",
-    ),
-    way(
-        "all_reduce_two_shot",
-        "all_reduce(x) = every rank reduces one slice and writes it into all results",
-        "(all_reduce ?op ?g ?x)",
-        "(all_reduce.two_shot ?op ?g ?x)",
-    ),
-    way(
-        "all_reduce_nccl_window",
-        "all_reduce(x) = the library's all-reduce of x, with x and the result in its window",
-        "(all_reduce ?op ?g ?x)",
-        "(all_reduce.nccl_window ?op ?g ?x)",
-    ),
-    way(
-        "all_gather_plain",
-        "all_gather(x) = the library's all-gather of x",
-        "(all_gather ?g ?x)",
-        "(all_gather.plain ?g ?x)",
-    ),
-    way(
-        "all_gather_push",
-        "all_gather(x) = every rank writes x into all results",
-        "(all_gather ?g ?x)",
-        "(all_gather.push ?g ?x)",
-    ),
-    way(
-        "all_gather_copies",
-        "all_gather(x) = every rank copies x into all results",
-        "(all_gather ?g ?x)",
-        "(all_gather.copies ?g ?x)",
-    ),
-    way(
-        "all_gather_pull",
-        "all_gather(x) = every rank reads x of all ranks",
-        "(all_gather ?g ?x)",
-        "(all_gather.pull ?g ?x)",
-    ),
-    way(
-        "all_gather_packets",
-        "all_gather(x) = every rank stores x with flags into all landing zones",
-        "(all_gather ?g ?x)",
-        "(all_gather.packets ?g ?x)",
-    ),
-    way(
-        "all_gather_nccl_window",
-        "all_gather(x) = the library's all-gather of x, with x and the result in its window",
-        "(all_gather ?g ?x)",
-        "(all_gather.nccl_window ?g ?x)",
-    ),
-    way(
-        "all_gather_copy_engine",
-        "all_gather(x) = the same by copy engines",
-        "(all_gather ?g ?x)",
-        "(all_gather.copy_engine ?g ?x)",
-    ),
-    way(
-        "reduce_scatter_plain",
-        "reduce_scatter(x) = the library's reduce-scatter of x",
-        "(reduce_scatter ?op ?g ?x)",
-        "(reduce_scatter.plain ?op ?g ?x)",
-    ),
-    way(
-        "reduce_scatter_pull",
-        "reduce_scatter(x) = every rank reads its piece of x of all ranks and reduces it",
-        "(reduce_scatter ?op ?g ?x)",
-        "(reduce_scatter.pull ?op ?g ?x)",
-    ),
-    way(
-        "reduce_scatter_nccl_window",
-        "reduce_scatter(x) = the library's reduce-scatter of x, with x and the result in its window",
-        "(reduce_scatter ?op ?g ?x)",
-        "(reduce_scatter.nccl_window ?op ?g ?x)",
-    ),
-    way(
-        "all_to_all_plain",
-        "all_to_all(x) = the library's all-to-all of x",
-        "(all_to_all ?s ?g ?x)",
-        "(all_to_all.plain ?s ?g ?x)",
-    ),
-    way(
-        "all_to_all_sizes_plain",
-        "all_to_all(x, sizes) = the library's all-to-all of x with sizes known on the device",
-        "(all_to_all ?s ?g ?x ?n)",
-        "(all_to_all.plain ?s ?g ?x ?n)",
-    ),
-    way(
-        "all_to_all_sizes_pull",
-        "all_to_all(x, sizes) = every rank reads its rows of x of all ranks, with sizes known on the device",
-        "(all_to_all ?s ?g ?x ?n)",
-        "(all_to_all.pull ?s ?g ?x ?n)",
-    ),
-    way(
-        "all_to_all_push",
-        "all_to_all(x) = every rank writes its pieces into all results",
-        "(all_to_all ?s ?g ?x)",
-        "(all_to_all.push ?s ?g ?x)",
-    ),
-    way(
-        "all_to_all_copies",
-        "all_to_all(x) = every rank copies its pieces into all results",
-        "(all_to_all ?s ?g ?x)",
-        "(all_to_all.copies ?s ?g ?x)",
-    ),
-    way(
-        "all_to_all_pull",
-        "all_to_all(x) = every rank reads its piece of x of all ranks",
-        "(all_to_all ?s ?g ?x)",
-        "(all_to_all.pull ?s ?g ?x)",
-    ),
-    way(
-        "all_to_all_packets",
-        "all_to_all(x) = every rank stores its pieces with flags into all landing zones",
-        "(all_to_all ?s ?g ?x)",
-        "(all_to_all.packets ?s ?g ?x)",
-    ),
-    way(
-        "all_to_all_nccl_window",
-        "all_to_all(x) = the library's all-to-all of x, with x and the result in its window",
-        "(all_to_all ?s ?g ?x)",
-        "(all_to_all.nccl_window ?s ?g ?x)",
-    ),
-    way(
-        "all_to_all_copy_engine",
-        "all_to_all(x) = the same by copy engines",
-        "(all_to_all ?s ?g ?x)",
-        "(all_to_all.copy_engine ?s ?g ?x)",
-    ),
-    way(
-        "broadcast_plain",
-        "broadcast(x) = the library's broadcast of x",
-        "(broadcast ?r ?g ?x)",
-        "(broadcast.plain ?r ?g ?x)",
-    ),
-    way(
-        "broadcast_put",
-        "broadcast(x) = the root writes x into all results and sets a flag there",
-        "(broadcast ?r ?g ?x)",
-        "(broadcast.put ?r ?g ?x)",
-    ),
-    way(
-        "permute_plain",
-        "permute_ranks(x) = the library's sends and receives of x",
-        "(permute_ranks ?p ?g ?x)",
-        "(permute_ranks.plain ?p ?g ?x)",
-    ),
-    way(
-        "permute_put",
-        "permute_ranks(x) = every sender writes x into its receiver's result and sets a flag there",
-        "(permute_ranks ?p ?g ?x)",
-        "(permute_ranks.put ?p ?g ?x)",
-    ),
     Rule {
         name: "all_reduce_in_pieces",
         equation: "all_reduce(x) = all_gather(reduce_scatter(x)) where the ranks divide the leading axis",
@@ -267,16 +128,15 @@ pub const RULES: &[Rule] = &[
 /// # Errors
 /// The name of a rule whose patterns do not parse, which the tests exclude.
 pub(super) fn compiled(rounding: bool) -> Result<Vec<Rewrite<Lang, Facts>>, String> {
+    let rewrite = |name: &str, from: &str, to: &str, when| {
+        let error = |e: String| format!("rule {name}: {e}");
+        let from: Pattern<Lang> = from.parse().map_err(|e| error(format!("{e}")))?;
+        let to: Pattern<Lang> = to.parse().map_err(|e| error(format!("{e}")))?;
+        Rewrite::new(name, from, Checked { to: to.ast, when }).map_err(error)
+    };
+    let ways = ways().into_iter().map(|way| rewrite(&way.name, &way.from, &way.to, When::VariantRuns));
     let usable = RULES.iter().filter(|r| rounding || !r.rounds);
-    usable
-        .map(|rule| {
-            let error = |e: String| format!("rule {}: {e}", rule.name);
-            let from: Pattern<Lang> = rule.from.parse().map_err(|e| error(format!("{e}")))?;
-            let to: Pattern<Lang> = rule.to.parse().map_err(|e| error(format!("{e}")))?;
-            let applier = Checked { to: to.ast, when: rule.when };
-            Rewrite::new(rule.name, from, applier).map_err(error)
-        })
-        .collect()
+    ways.chain(usable.map(|rule| rewrite(rule.name, rule.from, rule.to, rule.when))).collect()
 }
 
 /// The right side of a rule behind its condition.

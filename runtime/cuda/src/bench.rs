@@ -12,7 +12,7 @@ mod rank;
 use std::time::Duration;
 
 use symmc_ir::collective::{Exit, Splits, Variant};
-use symmc_ir::{CollectiveKind, DType, ReduceOp};
+use symmc_ir::{CollectiveKind, DType};
 use symmc_runtime::RunError;
 
 pub use self::measured::{BenchConfig, How, Measured, MeasuredNorm, Measurements};
@@ -84,14 +84,9 @@ impl Bench<'_> {
 
 /// Cases by collective, in the order in which they are measured: for each size the plain variant first.
 fn cases(config: &BenchConfig, ranks: u32) -> Vec<Case> {
-    let kinds = [
-        CollectiveKind::AllReduce(ReduceOp::Sum),
-        CollectiveKind::AllGather,
-        CollectiveKind::ReduceScatter(ReduceOp::Sum),
-        CollectiveKind::AllToAll(Splits::Even),
-        CollectiveKind::Broadcast { root: 0 },
-        CollectiveKind::Permute { pairs: (0..ranks).map(|r| (r, (r + 1) % ranks)).collect() },
-    ];
+    // Sizes that the device alone knows take as long as even ones.
+    let kinds = CollectiveKind::samples(ranks);
+    let kinds = kinds.into_iter().filter(|kind| *kind != CollectiveKind::AllToAll(Splits::Device));
     let mut out = Vec::new();
     for kind in kinds {
         for &bytes in &config.bytes {
