@@ -300,25 +300,11 @@ fn integer(x: &Type) -> Result<(), String> {
 }
 
 fn unary_operand(op: UnaryOp, dtype: DType) -> Result<(), String> {
-    use UnaryOp::*;
-    let fits = match op {
-        Not => !dtype.is_float(),
-        Neg | Abs | Sign | Relu => dtype != DType::Bool,
-        _ => dtype.is_float(),
-    };
-    want(fits, || format!("{op} is not defined on {dtype}"))
+    want(op.takes(dtype), || format!("{op} is not defined on {dtype}"))
 }
 
 fn binary_result(op: BinaryOp, dtype: DType) -> Result<DType, String> {
-    use BinaryOp::*;
-    let fits = match op {
-        And | Or | Xor => !dtype.is_float(),
-        Div => dtype.is_float(),
-        _ if op.is_comparison() => true,
-        Max | Min => true,
-        _ => dtype != DType::Bool,
-    };
-    want(fits, || format!("{op} is not defined on {dtype}"))?;
+    want(op.takes(dtype), || format!("{op} is not defined on {dtype}"))?;
     Ok(if op.is_comparison() { DType::Bool } else { dtype })
 }
 

@@ -198,6 +198,16 @@ named_enum! {
 }
 
 impl BinaryOp {
+    /// Whether operands may have this dtype.
+    pub fn takes(self, dtype: DType) -> bool {
+        use BinaryOp::*;
+        match self {
+            And | Or | Xor => !dtype.is_float(),
+            Div => dtype.is_float(),
+            Max | Min | Eq | Ne | Lt | Le | Gt | Ge => true,
+            Add | Sub | Mul | FloorDiv | Rem | Pow => dtype != DType::Bool,
+        }
+    }
     /// Whether the result is bool whatever the operands are.
     pub fn is_comparison(self) -> bool {
         use BinaryOp::*;
@@ -206,6 +216,15 @@ impl BinaryOp {
 }
 
 impl UnaryOp {
+    /// Whether the operand may have this dtype.
+    pub fn takes(self, dtype: DType) -> bool {
+        use UnaryOp::*;
+        match self {
+            Not => !dtype.is_float(),
+            Neg | Abs | Sign | Relu => dtype != DType::Bool,
+            _ => dtype.is_float(),
+        }
+    }
     /// Whether the result is bool whatever the operand is.
     pub fn is_predicate(self) -> bool {
         matches!(self, UnaryOp::IsNan | UnaryOp::IsFinite)

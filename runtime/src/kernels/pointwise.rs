@@ -12,20 +12,21 @@ use super::simd::widened;
 use super::strided::{BLOCK, Reader, Strided, Writer};
 
 pub(super) fn unary(op: UnaryOp, x: &Strided, result: &Strided) -> Result<(), KernelError> {
+    defined(op.takes(x.dtype), op.name(), x.dtype)?;
     match x.dtype {
         DType::F64 => map_blocks::<f64>(x, result, |b| unary_block(op, b)),
         d if d.is_float() => map_blocks::<f32>(x, result, |b| unary_block(op, b)),
-        d => {
-            if !matches!(op, UnaryOp::Neg | UnaryOp::Abs | UnaryOp::Sign | UnaryOp::Not | UnaryOp::Relu) {
-                return Err(KernelError::Undefined { op: op.name().into(), dtype: d });
-            }
-            map_blocks::<i64>(x, result, |b| unary_int_block(op, d, b));
-        }
+        d => map_blocks::<i64>(x, result, |b| unary_int_block(op, d, b)),
     }
     Ok(())
 }
 
+fn defined(takes: bool, op: &str, dtype: DType) -> Result<(), KernelError> {
+    if takes { Ok(()) } else { Err(KernelError::Undefined { op: op.into(), dtype }) }
+}
+
 pub(super) fn binary(op: BinaryOp, x: &Strided, y: &Strided, result: &Strided) -> Result<(), KernelError> {
+    defined(op.takes(x.dtype), op.name(), x.dtype)?;
     let shape = result.shape();
     let (x, y) = (x.broadcast(&shape)?, y.broadcast(&shape)?);
     for_number!(x.dtype, C => {
@@ -49,6 +50,7 @@ pub(super) fn binary_scalar(
     x: &Strided,
     result: &Strided,
 ) -> Result<(), KernelError> {
+    defined(op.takes(x.dtype), op.name(), x.dtype)?;
     for_number!(x.dtype, C => {
         let (mut xs, mut out) = (Reader::<C>::new(x), Writer::<C>::new(result));
         let scalar = match op.is_comparison() {
@@ -258,14 +260,15 @@ impl Combine for f64 {
 
 impl Combine for i64 {
     fn combine(op: BinaryOp, a: &mut [i64], b: &[i64]) -> Result<(), KernelError> {
-        if matches!(op, BinaryOp::FloorDiv | BinaryOp::Rem | BinaryOp::Div) && b.contains(&0) {
+        if matches!(op, BinaryOp::FloorDiv | BinaryOp::Rem) && b.contains(&0) {
             return Err(KernelError::ZeroDivisor);
         }
         match op {
             BinaryOp::Add => zip(a, b, i64::wrapping_add),
             BinaryOp::Sub => zip(a, b, i64::wrapping_sub),
             BinaryOp::Mul => zip(a, b, i64::wrapping_mul),
-            BinaryOp::Div => zip(a, b, i64::wrapping_div),
+            // Not reached: it is not defined on integers.
+            BinaryOp::Div => {}
             BinaryOp::FloorDiv => zip(a, b, |x, y| {
                 let q = x.wrapping_div(y);
                 if x.wrapping_rem(y) != 0 && (x < 0) != (y < 0) { q - 1 } else { q }

@@ -143,16 +143,12 @@ fn elementwise(r: &mut SplitMix) -> Draft {
     match r.below(5) {
         0 => {
             let op = r.pick(UnaryOp::ALL);
-            let dtype = match op {
-                UnaryOp::Not => r.pick(&[DType::Bool, DType::U8, DType::I64]),
-                UnaryOp::Neg | UnaryOp::Abs | UnaryOp::Sign | UnaryOp::Relu => r.pick(&DType::ALL[1..]),
-                _ => r.pick(&FLOATS),
-            };
+            let dtype = any(r, |dtype| op.takes(dtype));
             case(Op::Unary(op), vec![tensor(r, dtype, &s)]).scaled(1e-3)
         }
         1 | 2 => {
             let op = r.pick(BinaryOp::ALL);
-            let dtype = binary_dtype(r, op);
+            let dtype = any(r, |dtype| op.takes(dtype));
             let (mut a, mut b) = (s.clone(), narrower(r, &s));
             if r.one_in(2) {
                 std::mem::swap(&mut a, &mut b);
@@ -182,16 +178,9 @@ fn elementwise(r: &mut SplitMix) -> Draft {
     }
 }
 
-fn binary_dtype(r: &mut SplitMix, op: BinaryOp) -> DType {
-    match op {
-        BinaryOp::And | BinaryOp::Or | BinaryOp::Xor => {
-            r.pick(&[DType::Bool, DType::U8, DType::I32, DType::I64])
-        }
-        BinaryOp::Div => r.pick(&FLOATS),
-        _ if op.is_comparison() => r.pick(&DType::ALL),
-        BinaryOp::Max | BinaryOp::Min => r.pick(&DType::ALL),
-        _ => r.pick(&DType::ALL[1..]),
-    }
+fn any(r: &mut SplitMix, takes: impl Fn(DType) -> bool) -> DType {
+    let fit: Vec<DType> = DType::ALL.into_iter().filter(|dtype| takes(*dtype)).collect();
+    r.pick(&fit)
 }
 
 fn matmul(r: &mut SplitMix) -> Draft {

@@ -82,9 +82,7 @@ pub(super) fn value(
 }
 
 fn unary(op: UnaryOp, dtype: DType, x: &str) -> Result<String, CudaError> {
-    let integers = matches!(op, UnaryOp::Neg | UnaryOp::Abs | UnaryOp::Sign | UnaryOp::Not | UnaryOp::Relu);
-    let fits = if dtype.is_float() { op != UnaryOp::Not } else { integers };
-    if !fits {
+    if !op.takes(dtype) {
         return Err(CudaError::Unsupported(format!("{op} is not defined on {dtype}")));
     }
     let suffix = if op == UnaryOp::Not && dtype == DType::Bool { "_bool" } else { "" };
@@ -99,8 +97,7 @@ fn binary(
     y: &str,
     l: &mut Lowering<'_>,
 ) -> Result<String, CudaError> {
-    let bitwise = matches!(op, BinaryOp::And | BinaryOp::Or | BinaryOp::Xor);
-    if bitwise && dtype.is_float() || op == BinaryOp::Div && !dtype.is_float() {
+    if !op.takes(dtype) {
         return Err(CudaError::Unsupported(format!("{op} is not defined on {dtype}")));
     }
     let divides = matches!(op, BinaryOp::FloorDiv | BinaryOp::Rem) && !dtype.is_float();
