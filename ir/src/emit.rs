@@ -157,6 +157,30 @@ pub trait Emit {
         self.with_scalar(op, x, Scalar::Float(Float(y)))
     }
 
+    /// The angle from -π/2 to π/2 that has this sine.
+    fn arc_sine(&mut self, sine: ValueId) -> Result<ValueId, Self::Error> {
+        let (x, other) = self.legs(sine)?;
+        let angle = self.binary(BinaryOp::Atan2, x, other)?;
+        self.cast(angle, self.dtype(sine))
+    }
+
+    /// The angle from 0 to π that has this cosine.
+    fn arc_cosine(&mut self, cosine: ValueId) -> Result<ValueId, Self::Error> {
+        let (x, other) = self.legs(cosine)?;
+        let angle = self.binary(BinaryOp::Atan2, other, x)?;
+        self.cast(angle, self.dtype(cosine))
+    }
+
+    /// One leg of a right triangle whose hypotenuse is 1, in the dtype that it is computed in, and the other leg:
+    /// `sqrt((1 - x) * (1 + x))`, where nothing cancels.
+    fn legs(&mut self, x: ValueId) -> Result<(ValueId, ValueId), Self::Error> {
+        let x = self.cast(x, self.dtype(x).wide())?;
+        let below = self.scalar_with(BinaryOp::Sub, Scalar::Int(1), x)?;
+        let above = self.with_float(BinaryOp::Add, x, 1.0)?;
+        let square = self.binary(BinaryOp::Mul, below, above)?;
+        Ok((x, self.unary(UnaryOp::Sqrt, square)?))
+    }
+
     /// `condition ? x : y`.
     fn select(&mut self, condition: ValueId, x: ValueId, y: ValueId) -> Result<ValueId, Self::Error> {
         self.emit("select", Op::Select, &[condition, x, y])

@@ -189,10 +189,11 @@ named_enum! {
     /// logical on bool and bitwise on integers; `div` of integers is not defined (cast first, or
     /// `floor_div`); `rem` has the sign of the divisor. `floor_div` is the floor of the exact quotient, of
     /// zeros with the sign of the quotient; by zero it is the quotient of floats and an error of integers.
+    /// `atan2` of `x` and `y` is the angle of the point `(y, x)`, which is the order of C and PyTorch.
     /// `max` and `min` are NaN where an operand is, and the first of equals.
     BinaryOp {
         Add = "add", Sub = "sub", Mul = "mul", Div = "div", FloorDiv = "floor_div", Rem = "rem",
-        Pow = "pow", Max = "max", Min = "min", And = "and", Or = "or", Xor = "xor",
+        Pow = "pow", Atan2 = "atan2", Max = "max", Min = "min", And = "and", Or = "or", Xor = "xor",
         Eq = "eq", Ne = "ne", Lt = "lt", Le = "le", Gt = "gt", Ge = "ge",
     }
 }
@@ -203,7 +204,7 @@ impl BinaryOp {
         use BinaryOp::*;
         match self {
             And | Or | Xor => !dtype.is_float(),
-            Div => dtype.is_float(),
+            Div | Atan2 => dtype.is_float(),
             Max | Min | Eq | Ne | Lt | Le | Gt | Ge => true,
             Add | Sub | Mul | FloorDiv | Rem | Pow => dtype != DType::Bool,
         }

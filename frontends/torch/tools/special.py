@@ -30,12 +30,12 @@ def line(call, args, kw, res, ts):
 x=torch.tensor(V)
 pairs=list(itertools.product(V,V)); a=torch.tensor([p[0] for p in pairs]); b=torch.tensor([p[1] for p in pairs])
 A=torch.ops.aten
-for op in "relu tanh sigmoid silu relu6 hardtanh hardsigmoid hardswish leaky_relu elu softplus mish log_sigmoid neg abs sign sgn floor ceil round trunc exp log sqrt rsqrt reciprocal sin cos erf exp2 log2 log10 log1p expm1 erfc sinh cosh square tan isnan isfinite isinf nan_to_num logical_not".split():
+for op in "relu tanh sigmoid silu relu6 hardtanh hardsigmoid hardswish leaky_relu elu softplus mish log_sigmoid neg abs sign sgn floor ceil round trunc exp log sqrt rsqrt reciprocal sin cos erf exp2 log2 log10 log1p expm1 erfc sinh cosh square tan atan asin acos isnan isfinite isinf nan_to_num logical_not".split():
     f=getattr(A,op)
     try: line(f"aten.{op}.default",["self=%x"],{},f(x),[('x',x)])
     except Exception as e: raise SystemExit(f'{op}: {e}')
-for op in "add sub mul div floor_divide remainder fmod pow eq ne lt le gt ge logical_and logical_or logical_xor maximum minimum".split():
-    f=getattr(A,op); ov={'maximum':'default','minimum':'default','floor_divide':'default','logical_and':'default','logical_or':'default','logical_xor':'default','pow':'Tensor_Tensor'}.get(op,'Tensor')
+for op in "add sub mul div floor_divide remainder fmod pow atan2 eq ne lt le gt ge logical_and logical_or logical_xor maximum minimum".split():
+    f=getattr(A,op); ov={'maximum':'default','minimum':'default','floor_divide':'default','logical_and':'default','logical_or':'default','logical_xor':'default','atan2':'default','pow':'Tensor_Tensor'}.get(op,'Tensor')
     second='exponent' if op=='pow' else 'other'
     line(f"aten.{op}.{ov}",["self=%x",f"{second}=%y"],{},f(a,b),[('x',a),('y',b)])
 for rm in ('floor','trunc'):

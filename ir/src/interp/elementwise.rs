@@ -156,6 +156,7 @@ fn float_binary(op: BinaryOp) -> fn(f64, f64) -> f64 {
             if r != 0.0 && (r < 0.0) != (b < 0.0) { r + b } else { r }
         },
         BinaryOp::Pow => f64::powf,
+        BinaryOp::Atan2 => f64::atan2,
         BinaryOp::Max => float_max,
         BinaryOp::Min => float_min,
         // Not reached: bitwise ops are not defined on floats, comparisons give bool.

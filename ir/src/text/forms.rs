@@ -117,6 +117,9 @@ ops! {
             "What `floor_div` leaves, with the sign of the divisor, for numbers."
             => "%rem: i64[t] = rem %ids, 2";
         "pow" ("x, y"): "`x` to the power of `y`, for numbers." => "%pow: f32[t, 64] = pow %x, 2.0";
+        "atan2" ("x, y"):
+            "The angle of the point `(y, x)`, from -π to π: the arc tangent of `x / y` where `y` is positive, for floats."
+            => "%atan2: f32[t, 64] = atan2 %x, %y";
         "max" ("x, y"): "The larger." => "%max: f32[t, 64] = max %x, %y";
         "min" ("x, y"): "The smaller." => "%min: f32[t, 64] = min %x, %y";
         "and" ("x, y"): "Logical on bool, bitwise on integers." => "%and: bool[t, 64] = and %mask, %mask";

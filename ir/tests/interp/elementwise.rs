@@ -2,6 +2,8 @@
 
 #![allow(clippy::cloned_ref_to_slice_refs)] // `&[x.clone()]` reads as the list of operands that it is.
 
+use std::f64::consts::PI;
+
 use crate::common::*;
 use symmc_ir::types::Float;
 use symmc_ir::{ArgOp, BinaryOp, DType, Op, Reduction, Scalar, UnaryOp};
@@ -93,6 +95,9 @@ fn binary_on_floats() {
         (FloorDiv, &[(-7.0, 2.0, -4.0), (7.0, 2.0, 3.0)]),
         (Rem, &[(-7.0, 2.0, 1.0), (7.0, -2.0, -1.0), (6.0, 3.0, 0.0)]),
         (Pow, &[(2.0, 10.0, 1024.0), (4.0, -0.5, 0.5), (-8.0, 0.5, NAN)]),
+        (Atan2, &[(0.0, -0.0, PI), (-0.0, -1.0, -PI), (-0.0, 2.0, -0.0), (INF, INF, PI / 4.0)]),
+        (Atan2, &[(-INF, -INF, -0.75 * PI), (1.0, INF, 0.0), (-1.0, 0.0, -PI / 2.0)]),
+        (Atan2, &[(0.0, NAN, NAN), (NAN, 1.0, NAN), (3.0, 4.0, 0.643_501_108_793_284_4)]),
         (Max, &[(1.0, 2.0, 2.0), (NAN, 1.0, NAN), (1.0, NAN, NAN)]),
         (Min, &[(1.0, 2.0, 1.0), (NAN, 1.0, NAN), (1.0, NAN, NAN)]),
     ];

@@ -33,6 +33,7 @@ pub(super) trait Real:
     fn round_even(self) -> Self;
     fn trunc(self) -> Self;
     fn powf(self, e: Self) -> Self;
+    fn atan2(self, other: Self) -> Self;
     fn is_nan(self) -> bool;
     fn is_finite(self) -> bool;
 
@@ -128,6 +129,7 @@ macro_rules! real {
             #[inline(always)]
             fn trunc(self) -> Self { $t::trunc(self) }
             fn powf(self, e: Self) -> Self { $t::powf(self, e) }
+            fn atan2(self, other: Self) -> Self { $t::atan2(self, other) }
             #[inline(always)]
             fn is_nan(self) -> bool { $t::is_nan(self) }
             #[inline(always)]

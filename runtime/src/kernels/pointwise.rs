@@ -229,6 +229,7 @@ fn combine_real<R: Real>(op: BinaryOp, a: &mut [R], b: &[R]) {
         BinaryOp::FloorDiv => zip(a, b, R::div_floor),
         BinaryOp::Rem => zip(a, b, R::rem_floor),
         BinaryOp::Pow => zip(a, b, |x, y| if y == R::of(2.0) { x * x } else { x.powf(y) }),
+        BinaryOp::Atan2 => zip(a, b, R::atan2),
         BinaryOp::Max => zip(a, b, R::max_nan),
         BinaryOp::Min => zip(a, b, R::min_nan),
         BinaryOp::And => zip(a, b, |x, y| truth(x != R::ZERO && y != R::ZERO)),
@@ -267,8 +268,8 @@ impl Combine for i64 {
             BinaryOp::Add => zip(a, b, i64::wrapping_add),
             BinaryOp::Sub => zip(a, b, i64::wrapping_sub),
             BinaryOp::Mul => zip(a, b, i64::wrapping_mul),
-            // Not reached: it is not defined on integers.
-            BinaryOp::Div => {}
+            // Not reached: they are not defined on integers.
+            BinaryOp::Div | BinaryOp::Atan2 => {}
             BinaryOp::FloorDiv => zip(a, b, |x, y| {
                 let q = x.wrapping_div(y);
                 if x.wrapping_rem(y) != 0 && (x < 0) != (y < 0) { q - 1 } else { q }

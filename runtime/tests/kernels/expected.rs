@@ -1,5 +1,7 @@
 //! Kernels against values worked out by hand, with an eye on the corners of their definitions.
 
+use std::f64::consts::PI;
+
 use symmc_cases::agree;
 use symmc_ir::attention::causal_if;
 use symmc_ir::random::SplitMix;
@@ -72,6 +74,9 @@ fn binary_functions() {
     assert_floats(&f(BinaryOp::FloorDiv, &[7.0, -7.0, 1.0], &[2.0, 2.0, 0.0]), &[3.0, -4.0, INF]);
     assert_floats(&f(BinaryOp::Max, &[1.0, NAN, 2.0], &[3.0, 0.0, NAN]), &[3.0, NAN, NAN]);
     assert_floats(&f(BinaryOp::Pow, &[2.0, 3.0, 4.0], &[10.0, 2.0, 0.5]), &[1024.0, 9.0, 2.0]);
+    let angles = f(BinaryOp::Atan2, &[0.0, -0.0, -0.0, INF, 3.0, NAN], &[-0.0, -1.0, 2.0, -INF, 4.0, 1.0]);
+    assert_floats(&angles, &[PI, -PI, -0.0, 0.75 * PI, 0.6435011, NAN]);
+    assert!(angles.to_f64()[2].is_sign_negative());
     let g =
         |op, x: &[i64], y: &[i64]| one(&Op::Binary(op), &[i64s(x), i64s(y)], DType::I64, &[x.len()]).to_i64();
     assert_eq!(g(BinaryOp::FloorDiv, &[7, -7, i64::MIN], &[2, 2, -1]), [3, -4, i64::MIN]);

@@ -60,7 +60,7 @@ fn is_exact(op: &Op) -> bool {
         Op::Unary(op) => {
             matches!(op, Abs | Ceil | Floor | Neg | Reciprocal | Relu | Round | Sign | Sqrt | Trunc)
         }
-        Op::Binary(op) | Op::BinaryScalar { op, .. } => *op != BinaryOp::Pow,
+        Op::Binary(op) | Op::BinaryScalar { op, .. } => !matches!(op, BinaryOp::Pow | BinaryOp::Atan2),
         Op::Permuted { op, .. } => is_exact(op),
         Op::Reduce { .. } | Op::CumSum { .. } | Op::Softmax { .. } | Op::MatMul | Op::Attention { .. } => {
             false

@@ -68,6 +68,21 @@ pub(super) const ROWS: &[Row] = &[
         let y = c.binary(BinaryOp::Div, s, k)?;
         c.done(y)
     }),
+    row("Atan", 22, "atan2(x, 1)", |c| {
+        let x = c.tensor(0)?;
+        let y = c.with_float(BinaryOp::Atan2, x, 1.0)?;
+        c.done(y)
+    }),
+    row("Asin", 22, "atan2(x, sqrt((1 - x) * (1 + x)))", |c| {
+        let x = c.tensor(0)?;
+        let y = c.arc_sine(x)?;
+        c.done(y)
+    }),
+    row("Acos", 22, "atan2(sqrt((1 - x) * (1 + x)), x)", |c| {
+        let x = c.tensor(0)?;
+        let y = c.arc_cosine(x)?;
+        c.done(y)
+    }),
     row("IsNaN", 20, "is_nan", |c| unary(c, UnaryOp::IsNan)),
     row("IsInf", 20, "eq with infinity", is_inf),
     row("Clip", 13, "max, min", clip),

@@ -114,6 +114,14 @@ pub(super) const ROWS: &[Row] = &[
         let y = c.binary(BinaryOp::Div, s, k)?;
         c.done(y)
     }),
+    row("aten.atan2", "atan2", |c| float_binary(c, BinaryOp::Atan2)),
+    row("aten.arctan2", "atan2", |c| float_binary(c, BinaryOp::Atan2)),
+    row("aten.atan", "atan2(x, 1)", |c| of_float(c, |c, x| c.with_float(BinaryOp::Atan2, x, 1.0))),
+    row("aten.arctan", "atan2(x, 1)", |c| of_float(c, |c, x| c.with_float(BinaryOp::Atan2, x, 1.0))),
+    row("aten.asin", "atan2(x, sqrt((1 - x) * (1 + x)))", |c| of_float(c, |c, x| c.arc_sine(x))),
+    row("aten.arcsin", "atan2(x, sqrt((1 - x) * (1 + x)))", |c| of_float(c, |c, x| c.arc_sine(x))),
+    row("aten.acos", "atan2(sqrt((1 - x) * (1 + x)), x)", |c| of_float(c, |c, x| c.arc_cosine(x))),
+    row("aten.arccos", "atan2(sqrt((1 - x) * (1 + x)), x)", |c| of_float(c, |c, x| c.arc_cosine(x))),
     row("aten.isnan", "is_nan", |c| float_unary(c, UnaryOp::IsNan)),
     row("aten.isfinite", "is_finite", |c| float_unary(c, UnaryOp::IsFinite)),
     row("aten.isinf", "eq of abs with infinity", |c| {
@@ -171,8 +179,12 @@ pub(super) fn unary(c: &mut Call<'_, '_>, op: UnaryOp) -> Lowered {
 }
 
 pub(super) fn float_unary(c: &mut Call<'_, '_>, op: UnaryOp) -> Lowered {
+    of_float(c, |c, x| c.unary(op, x))
+}
+
+fn of_float(c: &mut Call<'_, '_>, f: impl FnOnce(&mut Call<'_, '_>, ValueId) -> Lowered<ValueId>) -> Lowered {
     let x = floating_first(c)?;
-    let y = c.unary(op, x)?;
+    let y = f(c, x)?;
     c.done(y)
 }
 
@@ -286,14 +298,19 @@ fn combine_scaled(c: &mut Call<'_, '_>, op: BinaryOp, a: Operand, b: Operand) ->
     c.apply(op, &a, &b, dtype)
 }
 
+fn float_binary(c: &mut Call<'_, '_>, op: BinaryOp) -> Lowered {
+    let (a, b) = operands(c)?;
+    let common = c.common(&[&a, &b]);
+    let dtype = if common.is_float() { common } else { dtype::DEFAULT_FLOAT };
+    let y = c.apply(op, &a, &b, dtype)?;
+    c.done(y)
+}
+
 fn divide(c: &mut Call<'_, '_>) -> Lowered {
     let (a, b) = operands(c)?;
     let common = c.common(&[&a, &b]);
     let y = match c.opt_string("rounding_mode")? {
-        None => {
-            let dtype = if common.is_float() { common } else { dtype::DEFAULT_FLOAT };
-            c.apply(BinaryOp::Div, &a, &b, dtype)?
-        }
+        None => return float_binary(c, BinaryOp::Div),
         Some("floor") => c.apply(BinaryOp::FloorDiv, &a, &b, common)?,
         Some("trunc") if common.is_float() => {
             let q = c.apply(BinaryOp::Div, &a, &b, common)?;

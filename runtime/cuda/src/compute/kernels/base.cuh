@@ -173,6 +173,7 @@ SC_FN double quotient(double x, double y) { return x / y; }
         return q - f > (F)0.5 ? f + 1 : f;                                                                  \
     }                                                                                                       \
     SC_FN F b_pow(F x, F y) { return y == 2 ? x * x : pow##S(x, y); }                                       \
+    SC_FN F b_atan2(F x, F y) { return atan2##S(x, y); }                                                    \
     /* The first of equals; NaN if one is. */                                                               \
     SC_FN F b_max(F x, F y) { return x >= y || x != x ? x : y; }                                            \
     SC_FN F b_min(F x, F y) { return x <= y || x != x ? x : y; }
