@@ -105,13 +105,13 @@ fn files_stay_below_800_lines() {
 }
 
 #[test]
-fn the_readme_quotes_the_example_of_custom_ops() {
+fn the_page_of_custom_ops_quotes_the_example() {
     let read = |name: &str| std::fs::read_to_string(root().join(name)).expect("UTF-8 text");
-    let (readme, example) = (read("README.md"), read("examples/custom_op.rs"));
-    let quote = readme.split("<!-- custom ops -->\n```rust\n").nth(1).expect("the quote");
+    let (page, example) = (read("docs/custom-ops.md"), read("examples/custom_op.rs"));
+    let quote = page.split("<!-- custom ops -->\n```rust\n").nth(1).expect("the quote");
     let quote = quote.split("```").next().unwrap_or_default();
     assert!(quote.lines().count() > 3 && example.contains(quote), "not in the example:\n{quote}");
-    let declared = readme.split("```text\n").filter_map(|b| b.split("```").next());
+    let declared = page.split("```text\n").filter_map(|b| b.split("```").next());
     let declared = declared.filter(|b| b.starts_with("custom ")).flat_map(str::lines);
     assert!(declared.map(|line| assert!(example.contains(line), "{line}")).count() == 2);
 }

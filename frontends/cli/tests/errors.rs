@@ -341,7 +341,7 @@ fn ops_without_a_kernel_do_not_run() {
         stdout(&format!("plan {file} -o {plan}"));
         stdout(&format!("check {plan}"));
         for line in [format!("run {file} --seed 1"), format!("run {plan} --backend threads")] {
-            says(&line, &[&format!("%y ({op})"), "\"Custom ops\" in the README"]);
+            says(&line, &[&format!("%y ({op})"), "docs/custom-ops.md"]);
         }
         says(&format!("run {file} --backend interpreter"), &[op]);
     }

@@ -262,7 +262,7 @@ fn refuse_what_does_not_run(args: &RunArgs, plan: &CheckedPlan) -> Result<()> {
     let custom = match error.is_about_kernels() {
         true if known => "; symmc does not support this op, or not as it is used here",
         true => {
-            "; a custom op runs where symmc is embedded and its kernel is registered: see \"Custom ops\" in the README"
+            "; a custom op runs where symmc is embedded and its kernel is registered: see docs/custom-ops.md"
         }
         false => "",
     };
