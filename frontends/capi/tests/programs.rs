@@ -30,9 +30,9 @@ fn library(extension: &str) -> PathBuf {
         let test = std::env::current_exe().expect("a path");
         let folder = test.ancestors().nth(2).expect("the folder of the profile").to_path_buf();
         let mut command = Command::new(env!("CARGO"));
-        // With the command, whose dependencies have the features that those of the whole workspace have: what that built
-        // is not built again.
-        command.args(["build", "--quiet", "--locked", "--lib", "-p", "symmc-capi", "-p", "symmc-cli"]);
+        // All libraries, and an example, so that dependencies have the features that they have in the tests of the whole
+        // workspace: what those built is not built again.
+        command.args(["build", "--quiet", "--locked", "--workspace", "--lib", "--example", "custom_op"]);
         command.current_dir(root());
         command.arg("--target-dir").arg(folder.parent().expect("the folder of all profiles"));
         if folder.ends_with("release") {
