@@ -6,6 +6,8 @@
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
+use symmc_plan::UnreadPlan;
+
 use crate::custom::Mismatch;
 
 /// Why a run failed, with the rank, step and node as far as they are known.
@@ -255,6 +257,13 @@ impl RunError {
     /// Whether this only repeats that the run ended elsewhere.
     pub fn is_consequence(&self) -> bool {
         matches!(self, RunError::Aborted { .. })
+    }
+}
+
+/// Whoever runs a plan has checked it.
+impl From<UnreadPlan> for RunError {
+    fn from(unread: UnreadPlan) -> RunError {
+        RunError::Defect(format!("the plan cannot run: {unread}"))
     }
 }
 

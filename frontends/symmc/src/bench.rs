@@ -262,7 +262,7 @@ mod tests {
             crate::compile(&Program::from_graph(graph).expect("it verifies"), &config).expect("a plan");
         let decision = &plan.buckets[0].decisions[0];
         let registry = Registry::new();
-        let mut executor = Executor::of_checked(&plan, 0, &registry, ExecConfig::default()).expect("a plan");
+        let mut executor = Executor::new(&plan, 0, &registry, ExecConfig::default()).expect("a plan");
         let mut bindings = Bindings::new();
         bindings.set(plan.source_program().symbols.keys().next().expect("n"), 16);
         let bound = executor.bind(&bindings).expect("it serves 16");

@@ -181,25 +181,22 @@ pub fn compile_timed(program: &Program, config: &Config) -> Result<(CheckedPlan,
         Err(PlanError::SymmLimit { .. }) => pipeline.within_the_limit(&inputs)?,
         made => made.map_err(|e| pipeline.failed(e))?,
     };
-    #[cfg(feature = "cuda")]
-    let plan = if config.profile.multiprocessors.is_some() { with_workspaces(plan) } else { plan };
     lap("plan");
     let plan = proven(plan, &program.graph.name)?;
     lap("check");
     #[cfg(feature = "cuda")]
-    if config.profile.multiprocessors.is_some() {
-        refuse_for_gpus(&plan, &[])?;
-    }
+    let plan = if config.profile.multiprocessors.is_some() { for_gpus(plan)? } else { plan };
+    #[cfg(feature = "cuda")]
+    lap("lower");
     Ok((plan, times))
 }
 
-/// A plan for GPUs, with what their steps take beside the arenas.
+/// A plan of which GPUs can run every step, with what these take beside the arenas.
 #[cfg(feature = "cuda")]
-fn with_workspaces(mut plan: Plan) -> Plan {
-    for bucket in 0..plan.buckets.len() {
-        plan.buckets[bucket].totals.workspace = symmc_cuda::scratch::of_plan(&plan, bucket).unwrap_or(0);
-    }
-    plan
+fn for_gpus(plan: CheckedPlan) -> Result<CheckedPlan, Error> {
+    let found = symmc_cuda::refusal::on_gpus(&plan, &[]);
+    refuse(&plan, &found.refusals)?;
+    Ok(plan.with_workspaces(&found.workspaces))
 }
 
 /// What the passes and the planner are asked for.
@@ -286,8 +283,12 @@ fn largest_asked(inputs: &[BucketInput]) -> u64 {
 /// The first steps that they cannot run, and why ([`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported)).
 #[cfg(feature = "cuda")]
 pub fn refuse_for_gpus(plan: &CheckedPlan, gpus: &[u32]) -> Result<(), Error> {
+    refuse(plan, &symmc_cuda::refusal::on_gpus(plan, gpus).refusals)
+}
+
+#[cfg(feature = "cuda")]
+fn refuse(plan: &CheckedPlan, refusals: &[symmc_cuda::refusal::Refusal]) -> Result<(), Error> {
     const NAMED: usize = 5;
-    let refusals = symmc_cuda::refusal::refusals(plan, gpus);
     let Some(first) = refusals.first() else { return Ok(()) };
     let named: Vec<String> = refusals.iter().take(NAMED).map(ToString::to_string).collect();
     let message = match refusals.len() {

@@ -17,7 +17,7 @@
 
 use std::process::ExitCode;
 
-use symmc_plan::Plan;
+use symmc_check::CheckedPlan;
 use symmc_runtime::host::{self, EngineChoice, RankCommand};
 
 use crate::run::engines;
@@ -36,7 +36,7 @@ const RANK: &str = "--symmc-rank";
 ///
 /// # Errors
 /// The first that has none, or one of another signature.
-pub fn check_kernels(plan: &Plan, kernels: &Registry) -> Result<(), Error> {
+pub fn check_kernels(plan: &CheckedPlan, kernels: &Registry) -> Result<(), Error> {
     Ok(engines(kernels).accepts(&EngineChoice::Host, plan)?)
 }
 

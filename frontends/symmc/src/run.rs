@@ -6,7 +6,6 @@ use std::time::{Duration, Instant};
 use symmc_check::CheckedPlan;
 use symmc_ir::entity::Entity;
 use symmc_ir::{OutputKind, Tensor, interp};
-use symmc_plan::Plan;
 use symmc_runtime::custom::Registry;
 use symmc_runtime::host::{
     self, EngineChoice, Engines, HostConfig, Job, LaneThreads, Membership, Ran, RankCommand, RankJob,
@@ -114,7 +113,7 @@ pub(crate) fn in_reach(limit: Duration) -> Duration {
 ///
 /// # Errors
 /// The first node that it does not run, and why.
-pub fn accepts(plan: &Plan, config: &RunConfig) -> Result<(), Error> {
+pub fn accepts(plan: &CheckedPlan, config: &RunConfig) -> Result<(), Error> {
     Ok(engines(&config.kernels).accepts(&config.engine, plan)?)
 }
 

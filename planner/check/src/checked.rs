@@ -1,23 +1,22 @@
 //! A plan together with its proof: what runs.
 //!
-//! Checking is the only way to make one, and nothing changes a plan inside of one, so whoever takes
+//! Checking is the only way to make one, and nothing that was checked changes inside of one, so whoever takes
 //! a [`CheckedPlan`] need not check it again. A plan from a file is a plain [`Plan`].
 
 use std::ops::Deref;
 use std::sync::Arc;
 
-use symmc_ir::Graph;
-use symmc_plan::{Plan, Program};
+use symmc_plan::{Plan, ReadPlan};
 
 use crate::error::CheckError;
-use crate::prove::{Proof, prove};
+use crate::prove::prove;
 use crate::report::Report;
 
-/// A plan that the [check](crate) has proved safe. A clone shares it.
+/// A plan that the [check](crate) has proved safe, with its programs as the check read them. A clone shares it.
 #[derive(Clone, Debug)]
 pub struct CheckedPlan {
-    plan: Arc<Plan>,
-    proof: Arc<Proof>,
+    plan: ReadPlan,
+    report: Arc<Report>,
 }
 
 impl CheckedPlan {
@@ -35,41 +34,34 @@ impl CheckedPlan {
     /// The plan and every finding.
     pub fn or_back(plan: Plan) -> Result<Self, Box<(Plan, Vec<CheckError>)>> {
         match prove(&plan) {
-            Ok(proof) => Ok(CheckedPlan { plan: Arc::new(plan), proof: Arc::new(proof) }),
+            Ok(proof) => {
+                let plan = ReadPlan::of(Arc::new(plan), proof.source, proof.programs);
+                Ok(CheckedPlan { plan, report: Arc::new(proof.report) })
+            }
             Err(findings) => Err(Box::new((plan, findings))),
         }
     }
 
     /// What the proof looked at.
     pub fn report(&self) -> &Report {
-        &self.proof.report
-    }
-
-    /// The imported program, as the check read it.
-    pub fn source_program(&self) -> &Graph {
-        &self.proof.source
-    }
-
-    /// The planned programs, as the check read them.
-    pub fn programs(&self) -> &[Program] {
-        &self.proof.programs
+        &self.report
     }
 
     /// The plan, to be changed; it counts as unchecked then.
     pub fn into_plan(self) -> Plan {
-        Arc::unwrap_or_clone(self.plan)
+        self.plan.into_written()
     }
 
-    /// The plan, shared with whoever keeps it for longer.
-    pub fn shared(&self) -> Arc<Plan> {
-        self.plan.clone()
+    /// [`ReadPlan::with_workspaces`]: the check does not ask for these.
+    pub fn with_workspaces(self, bytes: &[u64]) -> CheckedPlan {
+        CheckedPlan { plan: self.plan.with_workspaces(bytes), ..self }
     }
 }
 
 impl Deref for CheckedPlan {
-    type Target = Plan;
+    type Target = ReadPlan;
 
-    fn deref(&self) -> &Plan {
+    fn deref(&self) -> &ReadPlan {
         &self.plan
     }
 }

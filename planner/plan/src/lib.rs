@@ -1,16 +1,18 @@
 //! The plan: what the planner writes, what the check proves and what a runtime executes.
 //!
 //! A [`Plan`] is the plan as it is written (`wire.rs`, as JSON in `json.rs`): it names programs, values, nodes and groups by
-//! text, so that it can be kept, compared and read elsewhere. Whoever works with one reads its programs as [`Program`]s and
-//! resolves what it says against them (`resolve.rs`): ids, dims and dispatches.
+//! text, so that it can be kept, compared and read elsewhere. A [`ReadPlan`] has its programs as graphs (`read.rs`), each read once;
+//! against those whoever works with it resolves what it says (`resolve.rs`): ids, dims and dispatches.
 //!
 //! Not here: how plans are made, and whether they are safe.
 
 mod json;
+mod read;
 mod resolve;
 mod wire;
 
 pub use json::{PlanReadError, sha256};
+pub use read::{ReadPlan, UnreadPlan};
 pub use resolve::{Placed, Program, Run, Symbols, Unread, Unresolved};
 pub use wire::{
     ALIGN, Alternative, AppliedRule, ArenaKind, Arenas, Barrier, Bucket, Buffer, ByRank, CopyReason,

@@ -63,12 +63,13 @@ fn memory(value: &Located, setting: &Setting<'_>) -> Option<usize> {
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeMap;
+    use std::sync::Arc;
 
     use indexmap::IndexMap;
     use symmc_ir::machine::{Capabilities, Profile};
     use symmc_ir::random::SplitMix;
     use symmc_ir::text;
-    use symmc_plan::Plan;
+    use symmc_plan::{Plan, ReadPlan};
     use symmc_planner::{BucketInput, PlanConfig, plan};
     use symmc_runtime::exec::{Program, Registry};
 
@@ -147,7 +148,7 @@ mod tests {
         let mut forms: BTreeMap<Form, usize> = BTreeMap::new();
         for _ in 0..300 {
             let (program, [low, high]) = layer(&mut r);
-            let plan = planned(&program);
+            let plan = ReadPlan::read(Arc::new(planned(&program))).expect("programs");
             let graph = text::parse(&plan.programs[0]).expect("it reads");
             graph.dispatches.iter().for_each(|d| *forms.entry(d.form).or_default() += 1);
             let any = low + r.below((high - low + 1) as usize) as i64;

@@ -3,8 +3,8 @@
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
-use symmc_ir::{InputKind, text};
-use symmc_plan::Plan;
+use symmc_ir::InputKind;
+use symmc_plan::ReadPlan;
 use symmc_runtime::RunError;
 use symmc_runtime::exec::{RankMemory, Span};
 use symmc_runtime::host::{Engine, EngineChoice, RankRun};
@@ -125,7 +125,7 @@ impl Engine for CudaEngine {
     }
 
     /// GPUs have no kernels of custom ops.
-    fn accepts(&self, options: &str, plan: &Plan) -> Result<(), RunError> {
+    fn accepts(&self, options: &str, plan: &ReadPlan) -> Result<(), RunError> {
         let config = configured(options)?;
         accept(plan, &config.gpus)
     }
@@ -236,8 +236,7 @@ impl Turn<'_> {
     ) -> Result<[f64; 3], RunError> {
         const WARM: usize = 3;
         let RankRun { plan, bindings, .. } = self.run;
-        let unread = |e| RunError::Invalid(format!("the plan's source: {e}"));
-        self.session.draw_inputs(&text::parse(&plan.source.text).map_err(unread)?, bindings)?;
+        self.session.draw_inputs(plan.source_program(), bindings)?;
         let graph = self.session.record_runs(runs as u32)?;
         ready()?;
         let (comm, bucket) = (self.run.comm, self.session.bound()?.bucket());

@@ -1,13 +1,11 @@
 //! The steps of a plan at its largest sizes, without a device: every symbol at the upper end of its bucket.
 
-use std::sync::Arc;
-
 use indexmap::IndexMap;
-use symmc_plan::{Bucket, Plan};
+use symmc_plan::{Bucket, ReadPlan};
 use symmc_runtime::exec::{Bound, Program, Registry};
 
 /// Of the buckets of each program, the one with the largest sizes.
-pub(crate) fn buckets(plan: &Plan) -> impl Iterator<Item = usize> + use<> {
+pub(crate) fn buckets(plan: &ReadPlan) -> impl Iterator<Item = usize> + use<> {
     let mut largest: IndexMap<usize, usize> = IndexMap::new();
     for (index, bucket) in plan.buckets.iter().enumerate() {
         let upper = |b: &Bucket| b.symbols.values().map(|r| r[1] as f64).sum::<f64>();
@@ -19,13 +17,8 @@ pub(crate) fn buckets(plan: &Plan) -> impl Iterator<Item = usize> + use<> {
     largest.into_values()
 }
 
-/// The steps of a bucket at its largest sizes; `None` where that has no kernels for other reasons, or no size.
-pub(crate) fn bound(plan: &Plan, bucket: usize) -> Option<Arc<Bound>> {
-    bound_on(plan, bucket, 0).map(Arc::new)
-}
-
-/// The same on one of the ranks.
-pub(crate) fn bound_on(plan: &Plan, bucket: usize, rank: u32) -> Option<Bound> {
+/// The steps of a bucket at its largest sizes on a rank; `None` where that has no kernels for other reasons, or no size.
+pub(crate) fn bound(plan: &ReadPlan, bucket: usize, rank: u32) -> Option<Bound> {
     let symbols = &plan.buckets.get(bucket)?.symbols;
     let program = Program::new(plan, bucket, rank, &Registry::new()).ok()?;
     let upper = symbols.iter().map(|(name, range)| (name.clone(), range[1]));

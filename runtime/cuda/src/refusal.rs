@@ -8,7 +8,7 @@
 
 use symmc_ir::DType;
 use symmc_ir::collective::{CollectiveKind, ReduceOp};
-use symmc_plan::Plan;
+use symmc_plan::ReadPlan;
 use symmc_runtime::RunError;
 use symmc_runtime::custom::Mismatch;
 use symmc_runtime::exec::{Bound, BoundCollective, BoundStep, Registry, Work};
@@ -20,7 +20,7 @@ use crate::error::CudaError;
 use crate::homes::Homes;
 use crate::nccl::by_library;
 use crate::setting::Dry;
-use crate::{collective, dispatch, largest};
+use crate::{collective, dispatch, largest, scratch};
 
 /// A step that GPUs cannot run.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -39,15 +39,25 @@ impl std::fmt::Display for Refusal {
     }
 }
 
-/// What GPUs cannot run of a plan, in order of the steps. `gpus` is the GPU of each rank, one each if it is empty.
-/// Custom and opaque ops are not among it: whoever runs a plan knows which kernels there are.
-pub fn refusals(plan: &Plan, gpus: &[u32]) -> Vec<Refusal> {
-    let mut out: Vec<Refusal> = Vec::new();
-    for bucket in largest::buckets(plan) {
-        let Some(bound) = largest::bound(plan, bucket) else { continue };
-        for refusal in of_steps(&bound, plan.ranks, gpus) {
-            if !out.contains(&refusal) {
-                out.push(refusal);
+/// A plan at its largest sizes on GPUs.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct OnGpus {
+    /// What GPUs cannot run, in order of the steps. Custom and opaque ops are not among it: whoever runs a plan knows which
+    /// kernels there are.
+    pub refusals: Vec<Refusal>,
+    /// The bytes that the steps of each bucket share beside the arenas; 0 where they cannot be bound.
+    pub workspaces: Vec<u64>,
+}
+
+/// What GPUs make of a plan. `gpus` is the GPU of each rank, one each if it is empty.
+pub fn on_gpus(plan: &ReadPlan, gpus: &[u32]) -> OnGpus {
+    let bounds: Vec<Option<Bound>> = (0..plan.buckets.len()).map(|b| largest::bound(plan, b, 0)).collect();
+    let workspace = |bound: &Option<Bound>| bound.as_ref().map_or(0, scratch::at_most);
+    let mut out = OnGpus { refusals: Vec::new(), workspaces: bounds.iter().map(workspace).collect() };
+    for bound in largest::buckets(plan).filter_map(|bucket| bounds.get(bucket)?.as_ref()) {
+        for refusal in of_steps(bound, plan.ranks, gpus) {
+            if !out.refusals.contains(&refusal) {
+                out.refusals.push(refusal);
             }
         }
     }
@@ -58,9 +68,9 @@ pub fn refusals(plan: &Plan, gpus: &[u32]) -> Vec<Refusal> {
 ///
 /// # Errors
 /// The first step that they do not run, and why.
-pub(crate) fn accept(plan: &Plan, gpus: &[u32]) -> Result<(), RunError> {
+pub(crate) fn accept(plan: &ReadPlan, gpus: &[u32]) -> Result<(), RunError> {
     HostEngine { kernels: &Registry::new() }.accepts("", plan)?;
-    match refusals(plan, gpus).into_iter().next() {
+    match on_gpus(plan, gpus).refusals.into_iter().next() {
         None => Ok(()),
         Some(Refusal { node, op, reason }) => {
             Err(RunError::CannotRun { rank: None, node, op, why: Mismatch::Backend(reason) })
@@ -130,6 +140,8 @@ fn on_group(call: &BoundCollective, gpus: &[u32]) -> Option<CudaError> {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use symmc_ir::text;
     use symmc_planner::{BucketInput, PlanConfig, plan};
 
@@ -140,7 +152,8 @@ mod tests {
         let graph = text::parse(program).expect("a program");
         let bucket = BucketInput { graph: graph.clone(), decisions: vec![] };
         let plan = plan(&graph, &[bucket], &PlanConfig::default()).expect("a plan");
-        refusals(&plan, gpus).iter().map(Refusal::to_string).collect()
+        let plan = ReadPlan::read(Arc::new(plan)).expect("programs");
+        on_gpus(&plan, gpus).refusals.iter().map(Refusal::to_string).collect()
     }
 
     fn program(ranks: u32, dtype: &str, nodes: &str) -> String {

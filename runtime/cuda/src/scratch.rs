@@ -1,13 +1,11 @@
 //! The workspace of steps: memory beside the arenas that one compute step at a time uses.
 //!
 //! A session allocates what its steps want at most (`of_steps`). What that will be is told for a plan with every symbol at
-//! the upper end of its bucket, for a GPU like those of the built-in profiles and with every library there ([`of_plan`]).
+//! the upper end of its bucket, for a GPU like those of the built-in profiles and with every library there (`at_most`).
 
-use symmc_plan::Plan;
-use symmc_runtime::exec::{BoundStep, Work};
+use symmc_runtime::exec::{Bound, BoundStep, Work};
 
 use crate::compute::{self, Attentions, Machine};
-use crate::largest;
 
 /// The bytes that these steps share.
 pub(crate) fn of_steps<'b>(steps: impl Iterator<Item = &'b BoundStep>, machine: &Machine) -> usize {
@@ -18,21 +16,28 @@ pub(crate) fn of_steps<'b>(steps: impl Iterator<Item = &'b BoundStep>, machine: 
     steps.flat_map(|step| step.work.parts()).map(part).max().unwrap_or(0)
 }
 
-/// The bytes that the steps of a bucket share at its largest sizes; none where these cannot be bound.
-pub fn of_plan(plan: &Plan, bucket: usize) -> Option<u64> {
-    let bound = largest::bound(plan, bucket)?;
+/// The bytes that the steps of a program share at these sizes, whatever libraries there are.
+pub(crate) fn at_most(bound: &Bound) -> u64 {
     let machine = Machine { attention: Attentions::Chosen, ..Machine::OF_PROFILES };
-    u64::try_from(of_steps(bound.steps.iter(), &machine)).ok()
+    of_steps(bound.steps.iter(), &machine) as u64
 }
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use symmc_ir::text;
+    use symmc_plan::{Plan, ReadPlan};
     use symmc_planner::{BucketInput, PlanConfig, plan};
 
-    use super::*;
     use crate::compute::GEMM_WORKSPACE;
-    use crate::cudnn;
+    use crate::{cudnn, refusal};
+
+    /// The workspace of each bucket.
+    fn workspaces(plan: Plan) -> Vec<u64> {
+        let plan = ReadPlan::read(Arc::new(plan)).expect("programs");
+        refusal::on_gpus(&plan, &[]).workspaces
+    }
 
     /// The workspace of attention in a dtype with a mask of another.
     fn of(dtype: &str, mask: &str) -> usize {
@@ -43,8 +48,7 @@ mod tests {
         );
         let graph = text::parse(&program).expect("a program");
         let bucket = BucketInput { graph: graph.clone(), decisions: vec![] };
-        let plan = plan(&graph, &[bucket], &PlanConfig::default()).expect("a plan");
-        of_plan(&plan, 0).expect("a size") as usize
+        workspaces(plan(&graph, &[bucket], &PlanConfig::default()).expect("a plan"))[0] as usize
     }
 
     #[test]
@@ -61,7 +65,6 @@ mod tests {
         let graph = text::parse(program).expect("a program");
         let bucket = BucketInput { graph: graph.clone(), decisions: vec![] };
         let plan = plan(&graph, &[bucket], &PlanConfig::default()).expect("a plan");
-        assert_eq!(of_plan(&plan, 0), Some(GEMM_WORKSPACE as u64));
-        assert_eq!(of_plan(&plan, 1), None);
+        assert_eq!(workspaces(plan), [GEMM_WORKSPACE as u64]);
     }
 }

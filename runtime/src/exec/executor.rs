@@ -3,15 +3,14 @@
 use std::sync::Arc;
 
 use indexmap::IndexMap;
-use symmc_check::CheckedPlan;
-use symmc_ir::{Bindings, Graph, text};
-use symmc_plan::Plan;
+use symmc_ir::{Bindings, Graph};
+use symmc_plan::{Plan, ReadPlan};
 
 use super::bound::Bound;
 use super::communicator::Communicator;
 use super::config::{ExecConfig, RunReport};
 use super::memory::RankMemory;
-use super::program::{Program, read};
+use super::program::Program;
 use crate::custom::Registry;
 use crate::error::RunError;
 use crate::kernels::{Needs, Scratch};
@@ -22,14 +21,10 @@ const KEPT: usize = 64;
 /// A plan on one rank, ready to run again and again.
 #[derive(Debug)]
 pub struct Executor {
-    plan: Arc<Plan>,
+    plan: ReadPlan,
     rank: u32,
     registry: Registry,
     config: ExecConfig,
-    /// The imported program.
-    source: Graph,
-    /// The planned programs as they were read, each once.
-    read: Read,
     /// Each bucket's program, once it is needed.
     programs: Vec<Option<Program>>,
     /// Resolved bindings, oldest first.
@@ -37,63 +32,14 @@ pub struct Executor {
     scratch: [Scratch; 2],
 }
 
-/// The planned programs of a plan.
-#[derive(Debug)]
-enum Read {
-    /// As the check read them.
-    Checked(CheckedPlan),
-    /// Those that were needed so far: the check was elsewhere.
-    Needed(Vec<Option<symmc_plan::Program>>),
-}
-
-impl Read {
-    fn program(&mut self, plan: &Plan, index: usize) -> Result<&symmc_plan::Program, RunError> {
-        let missing = || RunError::Defect(format!("the plan cannot run: there is no program {index}"));
-        match self {
-            Read::Checked(checked) => checked.programs().get(index).ok_or_else(missing),
-            Read::Needed(all) => match all.get_mut(index).ok_or_else(missing)? {
-                Some(program) => Ok(program),
-                empty => Ok(empty.insert(read(plan, index)?)),
-            },
-        }
-    }
-}
-
 impl Executor {
-    /// A plan on rank `rank`, with the programs as the check read them.
+    /// A plan on rank `rank`. The plan must have been checked.
     ///
     /// # Errors
     /// The plan has no such rank.
-    pub fn of_checked(
-        plan: &CheckedPlan,
-        rank: u32,
-        registry: &Registry,
-        config: ExecConfig,
-    ) -> Result<Self, RunError> {
-        let (source, read) = (plan.source_program().clone(), Read::Checked(plan.clone()));
-        Executor::of(plan.shared(), rank, (source, read), registry, config)
-    }
-
-    /// A plan on rank `rank`. The plan must have been checked: by another process, whose reading of it is not here.
-    ///
-    /// # Errors
-    /// The text of the imported program does not parse, or the plan has no such rank.
     pub fn new(
-        plan: Arc<Plan>,
+        plan: &ReadPlan,
         rank: u32,
-        registry: &Registry,
-        config: ExecConfig,
-    ) -> Result<Self, RunError> {
-        let source = text::parse(&plan.source.text)
-            .map_err(|e| RunError::Invalid(format!("the imported program of the plan: {e}")))?;
-        let read = Read::Needed(plan.programs.iter().map(|_| None).collect());
-        Executor::of(plan, rank, (source, read), registry, config)
-    }
-
-    fn of(
-        plan: Arc<Plan>,
-        rank: u32,
-        (source, read): (Graph, Read),
         registry: &Registry,
         config: ExecConfig,
     ) -> Result<Self, RunError> {
@@ -102,8 +48,8 @@ impl Executor {
             return Err(RunError::Invalid(format!("the plan is for {ranks} ranks, this is rank {rank}")));
         }
         let programs = plan.buckets.iter().map(|_| None).collect();
-        let (bound, registry, scratch) = (Vec::new(), registry.clone(), Default::default());
-        Ok(Executor { plan, rank, registry, config, source, read, programs, bound, scratch })
+        let (plan, registry, scratch) = (plan.clone(), registry.clone(), Default::default());
+        Ok(Executor { plan, rank, registry, config, programs, bound: Vec::new(), scratch })
     }
 
     /// The index of the bucket that serves these values of the imported program's symbols.
@@ -137,13 +83,13 @@ impl Executor {
     }
 
     /// The plan.
-    pub fn plan(&self) -> &Plan {
+    pub fn plan(&self) -> &ReadPlan {
         &self.plan
     }
 
     /// The imported program.
     pub fn source(&self) -> &Graph {
-        &self.source
+        self.plan.source_program()
     }
 
     /// The values of the symbols in words: `n=4, m=7`.
@@ -155,17 +101,13 @@ impl Executor {
     fn program(&mut self, bucket: usize) -> Result<&Program, RunError> {
         Ok(match &mut self.programs[bucket] {
             Some(program) => program,
-            empty => {
-                // An executor has a place for each bucket of its plan.
-                let read = self.read.program(&self.plan, self.plan.buckets[bucket].program)?;
-                empty.insert(Program::of(&self.plan, read, bucket, self.rank, &self.registry)?)
-            }
+            empty => empty.insert(Program::new(&self.plan, bucket, self.rank, &self.registry)?),
         })
     }
 
     /// The values of the symbols by name.
     fn by_name(&self, bindings: &Bindings) -> IndexMap<String, i64> {
-        let symbols = self.source.symbols.iter();
+        let symbols = self.source().symbols.iter();
         let named = symbols.filter_map(|(id, symbol)| Some((symbol.name.clone(), bindings.get(id)?)));
         named.collect()
     }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use symmc_ir::layout::Layout;
 use symmc_ir::{Dim, Dispatch, Graph, GroupId, InputId, NodeId, Op, OutputKind, Table, Tensor, ValueId};
-use symmc_plan::{ArenaKind, Barrier, Bucket, Lane, Memory, Placed, Plan, Role, Run};
+use symmc_plan::{ArenaKind, Barrier, Bucket, Lane, Memory, Placed, Plan, ReadPlan, Role, Run};
 
 use crate::custom::{Entry, Registry};
 use crate::error::RunError;
@@ -130,24 +130,11 @@ impl Program {
     ///
     /// # Errors
     /// The bucket names something that it does not have, or holds an op that has no kernel here.
-    pub fn new(plan: &Plan, bucket: usize, rank: u32, registry: &Registry) -> Result<Self, RunError> {
-        let of = plan.buckets.get(bucket).ok_or_else(|| invalid(format!("there is no bucket {bucket}")))?;
-        Program::of(plan, &read(plan, of.program)?, bucket, rank, registry)
-    }
-
-    /// The same with the bucket's program as it was read already.
-    ///
-    /// # Errors
-    /// As [`new`](Self::new).
-    pub(super) fn of(
-        plan: &Plan,
-        program: &symmc_plan::Program,
-        bucket: usize,
-        rank: u32,
-        registry: &Registry,
-    ) -> Result<Self, RunError> {
+    pub fn new(plan: &ReadPlan, bucket: usize, rank: u32, registry: &Registry) -> Result<Self, RunError> {
         let index = bucket;
         let bucket = plan.buckets.get(index).ok_or_else(|| invalid(format!("there is no bucket {index}")))?;
+        let program = plan.programs().get(bucket.program);
+        let program = program.ok_or_else(|| invalid(format!("there is no program {}", bucket.program)))?;
         if program.graph.ranks != Some(plan.ranks) {
             return Err(invalid(format!("program {} is not for {} ranks", bucket.program, plan.ranks)));
         }
@@ -162,13 +149,12 @@ impl Program {
         let places = context.places(&placed)?;
         let steps = context.steps(&runs, registry)?;
         let landing = context.landing();
-        let (mut graph, layouts) = (program.graph.clone(), program.layouts.clone());
-        graph.symbols = symbols;
+        let graph = Graph { symbols, ..program.graph.clone() };
         let constants = graph.inputs.values().map(|i| i.data.as_ref().map(|t| Words::new(t))).collect();
         Ok(Program {
             bucket: index,
             rank,
-            layouts,
+            layouts: program.layouts.clone(),
             places,
             steps,
             arenas: plan.arenas,
@@ -195,15 +181,6 @@ impl Program {
             OutputKind::Returned => None,
         })
     }
-}
-
-/// Reads a program of a plan.
-///
-/// # Errors
-/// There is none of this index, or its text is no valid program.
-pub(super) fn read(plan: &Plan, index: usize) -> Result<symmc_plan::Program, RunError> {
-    let text = plan.programs.get(index).ok_or_else(|| invalid(format!("there is no program {index}")))?;
-    symmc_plan::Program::read(text).map_err(|e| invalid(format!("program {index}: {e}")))
 }
 
 fn invalid(message: String) -> RunError {

@@ -5,10 +5,8 @@
 //! the program that the rank process runs; it uses the host's [`Comm`] to meet its peers, to tell how far it
 //! came, and to learn that the run has ended.
 
-use std::sync::Arc;
-
 use symmc_ir::Bindings;
-use symmc_plan::Plan;
+use symmc_plan::ReadPlan;
 
 use super::comm::Comm;
 use super::job::{EngineChoice, HostConfig};
@@ -20,7 +18,7 @@ use crate::exec::{Executor, RankMemory};
 #[derive(Clone, Copy, Debug)]
 pub struct RankRun<'a> {
     /// The plan, checked and the same on all ranks.
-    pub plan: &'a Arc<Plan>,
+    pub plan: &'a ReadPlan,
     /// The values of the imported program's symbols.
     pub bindings: &'a Bindings,
     /// How often the plan runs, at least once.
@@ -52,7 +50,7 @@ pub trait Engine: Sync {
     ///
     /// # Errors
     /// The first node that it does not run, and why ([`RunError::CannotRun`]).
-    fn accepts(&self, options: &str, plan: &Plan) -> Result<(), RunError> {
+    fn accepts(&self, options: &str, plan: &ReadPlan) -> Result<(), RunError> {
         let _ = (options, plan);
         Ok(())
     }
@@ -102,7 +100,7 @@ impl<'a> Engines<'a> {
     ///
     /// # Errors
     /// There is no such engine, or as [`Engine::accepts`].
-    pub fn accepts(&self, choice: &EngineChoice, plan: &Plan) -> Result<(), RunError> {
+    pub fn accepts(&self, choice: &EngineChoice, plan: &ReadPlan) -> Result<(), RunError> {
         match choice {
             EngineChoice::Host => HostEngine { kernels: self.kernels }.accepts("", plan),
             EngineChoice::Named { name, options } => self.named(name)?.accepts(options, plan),
@@ -152,13 +150,8 @@ impl Engine for HostEngine<'_> {
         "host"
     }
 
-    fn accepts(&self, _options: &str, plan: &Plan) -> Result<(), RunError> {
-        for (index, program) in plan.programs.iter().enumerate() {
-            let graph = symmc_ir::text::parse(program)
-                .map_err(|e| RunError::Defect(format!("the program {index} of the plan: {e}")))?;
-            self.kernels.check(&graph)?;
-        }
-        Ok(())
+    fn accepts(&self, _options: &str, plan: &ReadPlan) -> Result<(), RunError> {
+        plan.programs().iter().try_for_each(|program| self.kernels.check(&program.graph))
     }
 
     unsafe fn run(
@@ -169,7 +162,7 @@ impl Engine for HostEngine<'_> {
         ready: &mut dyn FnMut() -> Result<(), RunError>,
     ) -> Result<(), RunError> {
         let RankRun { plan, bindings, repeats, config, comm } = *run;
-        let mut executor = Executor::new(plan.clone(), comm.rank(), self.kernels, config.exec())?;
+        let mut executor = Executor::new(plan, comm.rank(), self.kernels, config.exec())?;
         let bucket = executor.bucket(bindings)?;
         // SAFETY: the caller's promise.
         unsafe { executor.load(bindings, memory)? };

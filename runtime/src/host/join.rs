@@ -196,8 +196,13 @@ impl Joined {
         let comm = link.comm();
         let memory = LocalMemory::new(job.plan.arenas.ordinary, job.inputs, needs, &job.config.engine)
             .map_err(|error| link.report(error))?;
-        let (plan, bindings) = (&job.plan.shared(), &job.bindings);
-        let run = RankRun { plan, bindings, repeats: job.repeats, config: &job.config, comm };
+        let run = RankRun {
+            plan: job.plan,
+            bindings: &job.bindings,
+            repeats: job.repeats,
+            config: &job.config,
+            comm,
+        };
         // SAFETY: the memory is this rank's own and as large as the program says; the inputs live in the job.
         let ran = unsafe { engines.run(&run, &memory.rank(comm), &mut || link.start()) };
         link.finish(ran)?;
@@ -245,7 +250,7 @@ fn start_coordinator(
     let take =
         |listener: &Mutex<Option<OwnedFd>>| listener.lock().unwrap_or_else(PoisonError::into_inner).take();
     let (theirs, place_of, config) = (listener.clone(), place.clone(), purpose.config.clone());
-    let (plan, groups, watch) = (purpose.plan.shared(), purpose.groups, purpose.watch);
+    let (plan, groups, watch) = (purpose.plan.clone(), purpose.groups, purpose.watch);
     let work = move || {
         let gathered = Gathered { place: &place_of, plan: &plan, groups, config: &config, watch };
         take(&theirs).map_or(Ok(()), |listener| gathered.coordinate(listener))

@@ -9,7 +9,7 @@ use nix::sys::socket::{getsockopt, sockopt};
 use symmc_ir::Bindings;
 use symmc_ir::dim::SymbolId;
 use symmc_ir::entity::Entity;
-use symmc_plan::Plan;
+use symmc_plan::{Plan, ReadPlan};
 
 use super::channel::{Channel, FromRank, ToRank, Welcome};
 use super::comm::{Comm, World};
@@ -91,7 +91,7 @@ pub(super) fn map_world(
 
 /// A rank that the launcher started: the job and the tensors lie in shared memory.
 struct Launched {
-    plan: Arc<Plan>,
+    plan: ReadPlan,
     bindings: Bindings,
     job: JobText,
     memory: RankMemory,
@@ -118,7 +118,7 @@ impl Launched {
         let job: JobText =
             serde_json::from_slice(text).map_err(|e| RunError::system("reading the job", e))?;
         let plan = Plan::from_json(&job.plan).map_err(|e| RunError::Invalid(e.to_string()))?;
-        let plan = Arc::new(plan);
+        let plan = ReadPlan::read(Arc::new(plan))?;
         let mut bindings = Bindings::new();
         for (id, value) in job.bindings.iter().enumerate() {
             value.iter().for_each(|&v| bindings.set(SymbolId::new(id), v));

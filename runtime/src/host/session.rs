@@ -99,7 +99,7 @@ impl HostSession {
         config: &HostConfig,
     ) -> Result<Taken, RunError> {
         has_kernels(plan, kernels)?;
-        let mut executor = Executor::of_checked(plan, rank, kernels, config.exec())?;
+        let mut executor = Executor::new(plan, rank, kernels, config.exec())?;
         let needs = executor.needs();
         Ok(Taken {
             ordinary: arena_size(plan.arenas.ordinary)?,
@@ -116,7 +116,7 @@ impl HostSession {
         kernels: &Registry,
         config: &HostConfig,
     ) -> Result<HostSession, RunError> {
-        let executor = Executor::of_checked(plan, rank, kernels, config.exec())?;
+        let executor = Executor::new(plan, rank, kernels, config.exec())?;
         let mut ports = Ports::new(executor, (1, config.callers))?;
         let state = State { needs: ports.needs(), ..State::default() };
         Ok(HostSession {

@@ -126,7 +126,7 @@ fn run_rank(
     let comm = Comm::new(world, rank, job.config.comm(job.plan.ranks))?;
     let memory = LocalMemory::new(job.plan.arenas.ordinary, inputs, needs, &EngineChoice::Host)?;
     let run = RankRun {
-        plan: &job.plan.shared(),
+        plan: job.plan,
         bindings: &job.bindings,
         repeats: job.repeats,
         config: &job.config,

@@ -7,7 +7,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use symmc_ir::{Bindings, Graph, Input, InputId, InputKind, OutputKind};
-use symmc_plan::{ALIGN, Plan, Role};
+use symmc_plan::{ALIGN, ReadPlan, Role};
 
 use super::callers::CallersPart;
 use super::lending::Lending;
@@ -125,7 +125,7 @@ impl<M> Ports<M> {
     }
 
     /// The plan.
-    pub fn plan(&self) -> &Plan {
+    pub fn plan(&self) -> &ReadPlan {
         self.executor.plan()
     }
 

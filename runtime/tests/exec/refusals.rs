@@ -1,11 +1,10 @@
 //! What the executor refuses, and how a failure in one lane ends the other.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Condvar, Mutex};
+use std::sync::{Arc, Condvar, Mutex};
 
 use symmc_ir::Bindings;
-use symmc_plan::Lane;
-use symmc_plan::Plan;
+use symmc_plan::{Lane, Plan, ReadPlan};
 use symmc_runtime::exec::{Communicator, ExecConfig, Lanes, RankMemory, Registry, Span};
 use symmc_runtime::host::{EngineChoice, Engines};
 use symmc_runtime::{CollectiveCall, RunError};
@@ -106,10 +105,11 @@ fn opaque_ops_are_refused_by_name_before_anything_runs() {
     assert_eq!(comm.begun.load(Ordering::Relaxed), 0);
     // Without anything started, the engine says the same.
     let kernels = Registry::new();
-    let told = Engines::host(&kernels).accepts(&EngineChoice::Host, &planned.plan).expect_err("no kernel");
+    let plan = ReadPlan::read(Arc::new(planned.plan)).expect("programs");
+    let told = Engines::host(&kernels).accepts(&EngineChoice::Host, &plan).expect_err("no kernel");
     assert!(matches!(&told, RunError::CannotRun { node, rank: None, .. } if node == "z"), "{told:?}");
     let none = EngineChoice::Named { name: "abacus".into(), options: String::new() };
-    let told = Engines::host(&kernels).accepts(&none, &planned.plan).expect_err("no engine");
+    let told = Engines::host(&kernels).accepts(&none, &plan).expect_err("no engine");
     assert_contains(&told.to_string(), &["no engine called abacus"]);
 }
 

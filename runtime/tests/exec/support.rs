@@ -7,7 +7,7 @@ use std::time::Duration;
 use symmc_check::check;
 use symmc_ir::entity::Entity;
 use symmc_ir::{Bindings, Graph, InputKind, OutputKind, Tensor, interp, text};
-use symmc_plan::Plan;
+use symmc_plan::{Plan, ReadPlan};
 use symmc_planner::{BucketInput, PlanConfig, plan};
 use symmc_runtime::RunError;
 use symmc_runtime::exec::{Communicator, ExecConfig, Executor, RankMemory, Registry, RunReport, Span};
@@ -159,7 +159,7 @@ pub fn run_once(
     memory: &RankMemory,
     comm: &dyn Communicator,
 ) -> Result<RunReport, RunError> {
-    let mut executor = Executor::new(Arc::new(plan.clone()), 0, registry, config)?;
+    let mut executor = Executor::new(&ReadPlan::read(Arc::new(plan.clone()))?, 0, registry, config)?;
     // SAFETY: the spans are blocks that the caller holds, and no other rank exists.
     unsafe {
         executor.load(bindings, memory)?;
@@ -189,8 +189,8 @@ pub fn check_against_interpreter(
             scope.spawn(move || {
                 let comm = CommConfig::new(ranks, Duration::from_secs(20));
                 let comm = Comm::new(world, rank, comm).expect("a communicator");
-                let mut executor =
-                    Executor::new(Arc::new(planned.plan.clone()), rank, registry.0, config).expect("a plan");
+                let plan = ReadPlan::read(Arc::new(planned.plan.clone())).expect("programs");
+                let mut executor = Executor::new(&plan, rank, registry.0, config).expect("a plan");
                 let mut own = Rank::new(planned, bindings, &given[rank as usize]);
                 for run in 0..repeats {
                     own.run(&mut executor, graph, bindings, &comm, (run, rank));

@@ -6,7 +6,7 @@ use std::sync::atomic::AtomicU32;
 use std::time::Duration;
 
 use symmc_check::CheckedPlan;
-use symmc_plan::Plan;
+use symmc_plan::{Plan, ReadPlan};
 use symmc_runtime::RunError;
 use symmc_runtime::exec::{Bound, BoundStep, ExecConfig, Executor, Home, Registry, Work};
 use symmc_runtime::host::HostConfig;
@@ -21,7 +21,7 @@ use crate::compute::{Attentions, InputUse, Machine};
 use crate::driver::{Device, LentStream, Memory, Pinned, Stream};
 use crate::error::CudaError;
 use crate::exchange::Exchange;
-use crate::largest::bound_on;
+use crate::largest::bound;
 use crate::launch::Address;
 use crate::nccl::{Communicators, Making};
 use crate::report::{COMPUTE_STATUS, PROGRESS, STATUS};
@@ -191,8 +191,8 @@ pub(super) struct Sizes {
 
 impl Sizes {
     /// For all that a plan serves: every bucket at its upper end.
-    pub fn of(plan: &Plan, rank: u32) -> Sizes {
-        let bounds = (0..plan.buckets.len()).filter_map(|bucket| bound_on(plan, bucket, rank));
+    pub fn of(plan: &ReadPlan, rank: u32) -> Sizes {
+        let bounds = (0..plan.buckets.len()).filter_map(|bucket| bound(plan, bucket, rank));
         let bytes = |arena: u64| usize::try_from(arena).unwrap_or(usize::MAX);
         let arenas = [plan.arenas.ordinary, plan.arenas.symmetric].map(bytes);
         Sizes::new(arenas, bounds.map(Arc::new).collect())
@@ -242,7 +242,7 @@ pub fn budget(plan: &CheckedPlan, rank: u32, gpu: &Gpu, config: &HostConfig) -> 
         Products::Measured => Attentions::Chosen,
         Products::Heuristic => Attentions::Kernels,
     };
-    let mut executor = Executor::of_checked(plan, rank, &Registry::new(), ExecConfig::default())?;
+    let mut executor = Executor::new(plan, rank, &Registry::new(), ExecConfig::default())?;
     let sizes = Sizes::of(plan, rank).with_callers(plan, config.callers)?;
     let flags = sizes.control.bytes();
     let mut taken = Taken::default();

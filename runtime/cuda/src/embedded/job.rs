@@ -43,8 +43,7 @@ impl<'c> CudaSession<'c> {
     /// GPUs cannot run a step, there is no such GPU, a library or memory is missing, or a peer failed.
     pub(crate) fn of_job(run: &RankRun<'c>, gpu: &Gpu) -> Result<CudaSession<'c>, RunError> {
         let device = Device::open(gpu.ordinal.unwrap_or(run.comm.rank()))?;
-        let executor =
-            Executor::new(run.plan.clone(), run.comm.rank(), &Registry::new(), ExecConfig::default())?;
+        let executor = Executor::new(run.plan, run.comm.rank(), &Registry::new(), ExecConfig::default())?;
         let mut session = CudaSession::build(executor, gpu, run.config, device)?;
         session.ports.set(run.bindings)?;
         let sizes = Sizes::at(&session.ports.sized()?.bound);

@@ -65,7 +65,7 @@ impl CudaSession<'static> {
         let (_caller, device, terms) = opened.inspect_err(|error| group.decline(error))?;
         let seat = Seat::take(plan, group, &HostConfig { chaos: None, ..config.clone() }, terms)?;
         let comm = seat.comm();
-        let executor = Executor::of_checked(plan, comm.rank(), &Registry::new(), ExecConfig::default());
+        let executor = Executor::new(plan, comm.rank(), &Registry::new(), ExecConfig::default());
         let built = executor.and_then(|executor| {
             let session = CudaSession::build(executor, gpu, config, device)?;
             let sizes = Sizes::of(plan, comm.rank()).with_callers(plan, config.callers)?;
