@@ -32,6 +32,7 @@ use context::Context;
 use extract::Cost;
 pub use region::MOST;
 use region::{Key, Region};
+pub use solve::Limits;
 use solve::{Decision, Solution, solve};
 
 /// How to lower a program for one bucket.
@@ -53,15 +54,6 @@ pub struct LowerConfig {
     pub allow_rounding_changes: bool,
     /// Where the e-graph of one region stops growing.
     pub limits: Limits,
-}
-
-/// Where the e-graph of one region stops growing.
-#[derive(Clone, Copy, Debug)]
-pub struct Limits {
-    /// Nodes.
-    pub nodes: usize,
-    /// Iterations of all rules.
-    pub iterations: usize,
 }
 
 impl LowerConfig {

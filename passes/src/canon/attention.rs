@@ -8,7 +8,7 @@ use super::seen::additive::{self, Additive};
 use super::seen::bounds::{self, Split};
 use super::seen::condition::Condition;
 use super::seen::linear::View;
-use super::seen::{self, rows};
+use super::seen::{self, operands, rows};
 use crate::rewrite::{Candidate, Rewrite, Rewriter, Rule};
 
 /// The rules of this theme.
@@ -268,13 +268,13 @@ fn bounded(
     }
     let mut sum = None;
     for leaf in &mask.rest {
-        let next = bounds::placed(cx, leaf, shape)?;
+        let next = operands::placed(cx, leaf, shape)?;
         sum = Some(match sum {
             None => next,
             Some(other) => added(cx, other, next)?,
         });
     }
-    let seen = bounds::mask(cx, &split.rest, shape);
+    let seen = operands::mask(cx, &split.rest, shape);
     let left = match (seen, sum) {
         (Some(seen), Some(added)) => {
             let ty =
@@ -293,7 +293,7 @@ fn bounded(
 fn operands(cx: &mut Rewriter, split: &Split, shape: &[Dim]) -> Option<(Vec<Bound>, Vec<ValueId>)> {
     let mut positions = Vec::new();
     for limit in split.bounds.iter().filter(|l| l.bound.operand) {
-        positions.push(bounds::operand(cx, limit, shape)?);
+        positions.push(operands::operand(cx, limit, shape)?);
     }
     Some((split.bounds.iter().map(|l| l.bound.clone()).collect(), positions))
 }
@@ -478,7 +478,7 @@ fn mask_of_positions(cx: &mut Rewriter, node: &Candidate) -> Option<Rewrite> {
     let Seen { mut bounds, operands: more, rows } = if cx.ty(mask).dtype == DType::Bool {
         let condition = seen::condition(cx, mask).viewed(&view)?;
         let split = bounds::split(cx, &condition, &shape).filter(|s| s.gained)?;
-        let left = bounds::mask(cx, &split.rest, &shape);
+        let left = operands::mask(cx, &split.rest, &shape);
         let (new, positions) = operands(cx, &split, &shape)?;
         Seen { bounds: new, operands: left.into_iter().chain(positions).collect(), rows: None }
     } else {

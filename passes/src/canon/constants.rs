@@ -19,7 +19,7 @@ fn known_full(cx: &mut Rewriter, node: &Candidate) -> Option<Rewrite> {
     if matches!(node.op, Op::Full(_)) {
         return None;
     }
-    let s = Known::of_node(cx, &node.op, &node.inputs, &node.ty)?.full()?;
+    let s = Known::of_node(cx.context(), &node.op, &node.inputs, &node.ty)?.full()?;
     Some(Rewrite::Node(Op::Full(s), vec![]))
 }
 
@@ -28,7 +28,9 @@ fn known_series(cx: &mut Rewriter, node: &Candidate) -> Option<Rewrite> {
     if series(&node.op) {
         return None;
     }
-    let Known::Affine(value) = Known::of_node(cx, &node.op, &node.inputs, &node.ty)? else { return None };
+    let Known::Affine(value) = Known::of_node(cx.context(), &node.op, &node.inputs, &node.ty)? else {
+        return None;
+    };
     let (axis, step) = value.only_axis()?;
     let extent = &node.ty.shape[axis];
     let iota = cx.emit(

@@ -11,10 +11,9 @@
 pub mod scalar;
 
 use symmc_ir::dim::SymbolId;
-use symmc_ir::graph::{Symbol, ValueId};
+use symmc_ir::graph::{Graph, Symbol, ValueId};
 use symmc_ir::{BinaryOp, DType, Dim, Op, Reduction, Scalar, Table, Tensor, Type, UnaryOp};
 
-use crate::rewrite::Rewriter;
 pub use scalar::{exact, stored};
 
 /// The elements of a value in closed form (see the [module](self)).
@@ -38,7 +37,23 @@ pub struct Affine {
 /// Constants up to this many elements are looked at.
 const MAX_ELEMENTS: usize = 1 << 16;
 
-type Symbols = Table<SymbolId, Symbol>;
+/// The symbols of a graph.
+pub type Symbols = Table<SymbolId, Symbol>;
+
+/// A graph and what is known of its values.
+#[derive(Clone, Copy)]
+pub struct Context<'a> {
+    /// The graph.
+    pub graph: &'a Graph,
+    /// The contents of its values, where they are known.
+    pub known: &'a Table<ValueId, Option<Known>>,
+}
+
+impl<'a> Context<'a> {
+    fn known(self, value: ValueId) -> Option<&'a Known> {
+        self.known[value].as_ref()
+    }
+}
 
 impl Known {
     /// The scalar that every element is.
@@ -77,10 +92,10 @@ impl Known {
     }
 
     /// What is known of the one result of a node, from what is known of its operands.
-    pub fn of_node(cx: &Rewriter, op: &Op, inputs: &[ValueId], ty: &Type) -> Option<Known> {
+    pub fn of_node(cx: Context<'_>, op: &Op, inputs: &[ValueId], ty: &Type) -> Option<Known> {
         let known = |i: usize| inputs.get(i).and_then(|&v| cx.known(v));
         let full = |i: usize| known(i).and_then(Known::full);
-        let symbols = cx.symbols();
+        let symbols = &cx.graph.symbols;
         match op {
             Op::Full(s) => Some(Known::Full(stored(ty.dtype, *s)?)),
             Op::Iota { start, step } => affine(*start, vec![*step], ty, symbols),
@@ -90,7 +105,7 @@ impl Known {
                 let x = *inputs.first()?;
                 match cx.known(x)? {
                     Known::Full(s) => Some(Known::Full(*s)),
-                    Known::Affine(a) => a.viewed(op, cx.ty(x), ty, symbols),
+                    Known::Affine(a) => a.viewed(op, cx.graph.ty(x), ty, symbols),
                 }
             }
             Op::Take { .. } | Op::Index { .. } | Op::GatherElements { .. } => Some(Known::Full(full(0)?)),
@@ -101,11 +116,11 @@ impl Known {
             Op::Concat { axis } => concat(cx, *axis, inputs, ty),
             Op::Unary(op) => unary(*op, known(0)?, ty, symbols),
             Op::Binary(op) => {
-                let operands = [inputs[0], inputs[1]].map(|v| (cx.known(v), cx.ty(v)));
+                let operands = [inputs[0], inputs[1]].map(|v| (cx.known(v), cx.graph.ty(v)));
                 binary(*op, operands, ty, symbols)
             }
             Op::BinaryScalar { op, scalar, scalar_left } => {
-                let x = (known(0), cx.ty(inputs[0]));
+                let x = (known(0), cx.graph.ty(inputs[0]));
                 let s = Known::Full(stored(x.1.dtype, *scalar)?);
                 let of_scalar = Type::new(x.1.dtype, vec![]);
                 let y = (Some(&s), &of_scalar);
@@ -124,7 +139,7 @@ impl Known {
                 *steps.get_mut(*axis)? = step;
                 affine(step, steps, ty, symbols)
             }
-            Op::Reduce { op, axes, .. } => reduce(*op, full(0)?, cx.ty(inputs[0]), axes, symbols),
+            Op::Reduce { op, axes, .. } => reduce(*op, full(0)?, cx.graph.ty(inputs[0]), axes, symbols),
             _ => None,
         }
     }
@@ -323,9 +338,9 @@ fn reduce(op: Reduction, s: Scalar, x: &Type, axes: &[usize], symbols: &Symbols)
 }
 
 /// Pieces that continue one another. A piece of extent 1 fits any step along the axis.
-fn concat(cx: &Rewriter, axis: usize, inputs: &[ValueId], ty: &Type) -> Option<Known> {
+fn concat(cx: Context<'_>, axis: usize, inputs: &[ValueId], ty: &Type) -> Option<Known> {
     let pieces: Vec<(&Known, &Dim)> =
-        inputs.iter().map(|&v| Some((cx.known(v)?, &cx.shape(v)[axis]))).collect::<Option<_>>()?;
+        inputs.iter().map(|&v| Some((cx.known(v)?, &cx.graph.ty(v).shape[axis]))).collect::<Option<_>>()?;
     if let Some(Known::Full(s)) = pieces.first().map(|p| p.0)
         && pieces.iter().all(|p| *p.0 == Known::Full(*s))
     {
@@ -348,5 +363,5 @@ fn concat(cx: &Rewriter, axis: usize, inputs: &[ValueId], ty: &Type) -> Option<K
         offset = extent.as_const().and_then(|e| offset?.checked_add(e));
     }
     let whole = whole?;
-    affine(whole.start, whole.step, ty, cx.symbols())
+    affine(whole.start, whole.step, ty, &cx.graph.symbols)
 }

@@ -7,12 +7,20 @@ use std::time::Duration;
 use egg::{FlatTerm, Id, Language, RecExpr, Rewrite, Runner, SimpleScheduler};
 use symmc_ir::{BinaryOp, Op, Type};
 
-use super::Limits;
 use super::context::Context;
 use super::extract::{self, Cost, Taken, Uses};
 use super::imported::Imported;
 use super::language::{self, Facts, Graph, Lang};
 use super::region::Key;
+
+/// Where the e-graph of one region stops growing.
+#[derive(Clone, Copy, Debug)]
+pub struct Limits {
+    /// Nodes.
+    pub nodes: usize,
+    /// Iterations of all rules.
+    pub iterations: usize,
+}
 
 /// How a region is run.
 pub struct Solution {

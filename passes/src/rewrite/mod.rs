@@ -24,7 +24,7 @@ use symmc_ir::dim::SymbolId;
 use symmc_ir::graph::{Def, Graph, Output, Symbol, ValueId};
 use symmc_ir::{Dim, NodeId, Op, Table, Type};
 
-use crate::canon::known::Known;
+use crate::canon::known::{Context, Known};
 use crate::canon::seen::Facts;
 pub use compact::{Names, compact};
 
@@ -173,6 +173,11 @@ impl<'r> Rewriter<'r> {
         self.known[value].as_ref()
     }
 
+    /// The graph, with the contents of its values.
+    pub fn context(&self) -> Context<'_> {
+        Context { graph: &self.graph, known: &self.known }
+    }
+
     /// What is known of values as functions of positions, by value.
     pub fn facts(&self) -> &Facts {
         &self.facts
@@ -251,7 +256,7 @@ impl<'r> Rewriter<'r> {
             }
         }
         let known = match &results[..] {
-            [(_, ty)] => Known::of_node(self, &op, &inputs, ty),
+            [(_, ty)] => Known::of_node(self.context(), &op, &inputs, ty),
             _ => None,
         };
         let n = self.graph.add_node(op, inputs, results);

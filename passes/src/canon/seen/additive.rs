@@ -38,7 +38,7 @@ pub fn hides(dtype: DType, x: f64) -> bool {
 impl Additive {
     /// A value that is added, of which no more is known.
     fn open(cx: &Rewriter, value: ValueId) -> Additive {
-        Additive { seen: Vec::new(), rest: vec![Leaf::whole(cx, value)] }
+        Additive { seen: Vec::new(), rest: vec![Leaf::whole(cx.graph(), value)] }
     }
 
     /// The same for the positions of a view.
@@ -168,10 +168,12 @@ fn interval(cx: &Rewriter, value: ValueId, left: &mut usize) -> (f64, f64) {
             Def::Input(input) if cx.graph().inputs[input].kind == InputKind::Parameter => (-WEIGHT, WEIGHT),
             _ => ANY,
         },
-        Some((op, inputs)) => match super::number(cx, value).linear().and_then(|x| x.range(cx, &ty.shape)) {
-            Some((low, high)) => (low as f64, high as f64),
-            None => combine(cx, op, inputs, left),
-        },
+        Some((op, inputs)) => {
+            match super::number(cx, value).linear().and_then(|x| x.range(cx.symbols(), &ty.shape)) {
+                Some((low, high)) => (low as f64, high as f64),
+                None => combine(cx, op, inputs, left),
+            }
+        }
     };
     // Integers wrap within their range.
     match ty.dtype.is_float() {

@@ -4,11 +4,10 @@
 //! the row, or nothing of the column, stay small: the former are the mask that is left, the latter hide all of a row
 //! and become a bound at an operand. Only what depends on both and is no bound keeps the mask as large as it was.
 
-use symmc_ir::{BinaryOp, Bound, DType, Dim, Op, Scalar, Side, Type, UnaryOp, ValueId, infer};
+use symmc_ir::{Bound, DType, Dim, Op, Side};
 
 use super::condition::{Atom, Condition, Kind, Witness};
 use super::linear::{Leaf, Linear, Place};
-use super::rows;
 use crate::rewrite::Rewriter;
 
 /// A condition as attention takes it.
@@ -55,9 +54,6 @@ pub enum Source {
         axis: usize,
     },
 }
-
-/// Positions beyond all extents.
-const FAR: i64 = 1 << 41;
 
 /// Takes a condition about scores of this shape apart, if it is a conjunction.
 pub fn split(cx: &Rewriter, condition: &Condition, scores: &[Dim]) -> Option<Split> {
@@ -275,115 +271,4 @@ pub fn each_row_sees<'a>(cx: &Rewriter, bounds: impl Iterator<Item = &'a Bound>,
             one.provably_le(&room, symbols) && one.provably_le(&at_last, symbols)
         })
     })
-}
-
-/// The operand of a bound as a value that broadcasts to the rows of the scores; `None` if it has none.
-pub fn operand(cx: &mut Rewriter, limit: &Limit, scores: &[Dim]) -> Option<ValueId> {
-    match &limit.operand {
-        Source::Sum(terms) => sum(cx, terms, scores),
-        Source::Rows(rows) => {
-            let seen = witness(cx, rows, scores)?;
-            let ty = Type::new(DType::I64, cx.shape(seen).to_vec());
-            let number = cx.emit("rows", Op::Cast, &[seen], ty.clone());
-            let op = Op::BinaryScalar { op: BinaryOp::Mul, scalar: Scalar::Int(FAR), scalar_left: false };
-            Some(cx.emit("limit", op, &[number], ty))
-        }
-        Source::Chunk { of, less, by } => {
-            let of = rows::number(cx, of, scores)?;
-            let mut at = rows::with(cx, BinaryOp::FloorDiv, of, *by);
-            at = rows::with(cx, BinaryOp::Mul, at, *by);
-            if limit.bound.side == Side::Below {
-                at = rows::with(cx, BinaryOp::Add, at, *by);
-            }
-            let less = rows::number(cx, less, scores)?;
-            both(cx, "chunk", BinaryOp::Sub, at, less)
-        }
-        Source::Segment { leaf, axis } => {
-            let value = rows::segment(cx, limit.bound.side, leaf.value, *axis)?;
-            placed(cx, &Leaf { value, at: leaf.at.clone() }, scores)
-        }
-    }
-}
-
-/// A sum of elements as a value that broadcasts to the rows of the scores; `None` if it has no terms.
-pub fn sum(cx: &mut Rewriter, terms: &[(i64, Leaf)], scores: &[Dim]) -> Option<ValueId> {
-    let mut sum = None;
-    for (times, leaf) in terms {
-        let mut x = placed(cx, leaf, scores)?;
-        if terms.len() > 1 || *times != 1 {
-            let ty = Type::new(DType::I64, cx.shape(x).to_vec());
-            if cx.ty(x).dtype != DType::I64 {
-                x = cx.emit("wide", Op::Cast, &[x], ty.clone());
-            }
-            if *times != 1 {
-                let op =
-                    Op::BinaryScalar { op: BinaryOp::Mul, scalar: Scalar::Int(*times), scalar_left: false };
-                x = cx.emit("times", op, &[x], ty);
-            }
-        }
-        sum = Some(match sum {
-            None => x,
-            Some(other) => both(cx, "position", BinaryOp::Add, other, x)?,
-        });
-    }
-    sum
-}
-
-/// All of some witnesses as a mask; `None` if there are none.
-pub fn mask(cx: &mut Rewriter, rest: &[Witness], scores: &[Dim]) -> Option<ValueId> {
-    let mut all = None;
-    for one in rest {
-        let next = witness(cx, one, scores)?;
-        all = Some(match all {
-            None => next,
-            Some(other) => both(cx, "mask", BinaryOp::And, other, next)?,
-        });
-    }
-    all
-}
-
-/// An op of two values that broadcast together.
-pub fn both(cx: &mut Rewriter, part: &str, op: BinaryOp, x: ValueId, y: ValueId) -> Option<ValueId> {
-    let shape = infer::broadcast(&[cx.shape(x), cx.shape(y)]).ok()?;
-    let ty = Type::new(cx.ty(x).dtype, shape);
-    Some(cx.emit(part, Op::Binary(op), &[x, y], ty))
-}
-
-fn witness(cx: &mut Rewriter, of: &Witness, scores: &[Dim]) -> Option<ValueId> {
-    let value = placed(cx, &of.leaf, scores)?;
-    let ty = cx.ty(value).clone();
-    Some(if of.negated { cx.emit("not", Op::Unary(UnaryOp::Not), &[value], ty) } else { value })
-}
-
-/// A leaf as a value whose axes are those of a shape, of extent 1 where it does not move along them.
-pub fn placed(cx: &mut Rewriter, leaf: &Leaf, shape: &[Dim]) -> Option<ValueId> {
-    let mut value = leaf.value;
-    let mut order = Vec::new();
-    for (axis, place) in leaf.at.iter().enumerate() {
-        let (start, count) = match place {
-            Place::Fixed(at) => (at.clone(), Dim::from(1)),
-            Place::Along { axis: to, start } => {
-                order.push((*to, axis));
-                (start.clone(), shape.get(*to)?.clone())
-            }
-        };
-        let mut ty = cx.ty(value).clone();
-        if ty.shape[axis] != count {
-            ty.shape[axis] = count;
-            value = cx.emit("part", Op::Slice { axis, start, step: 1 }, &[value], ty);
-        }
-    }
-    order.sort_unstable();
-    // Two axes that move along one would be a diagonal.
-    if order.windows(2).any(|w| w[0].0 == w[1].0) {
-        return None;
-    }
-    let fixed = (0..leaf.at.len()).filter(|a| !order.iter().any(|(_, axis)| axis == a));
-    let perm: Vec<usize> = fixed.chain(order.iter().map(|(_, axis)| *axis)).collect();
-    let ty = cx.ty(value).clone();
-    let turned = Type::new(ty.dtype, perm.iter().map(|&a| ty.shape[a].clone()).collect::<Vec<_>>());
-    let value = cx.emit("axes", Op::Permute { perm }, &[value], turned);
-    let mut wide = vec![Dim::from(1); shape.len()];
-    order.iter().for_each(|&(to, _)| wide[to] = shape[to].clone());
-    Some(cx.reshape(value, wide))
 }

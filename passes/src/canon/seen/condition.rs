@@ -4,10 +4,9 @@
 //! what is not used as a bound is computed as before. The conjunction of all atoms stays the same with any of them
 //! replaced by their witnesses; an atom alone need not be its witness.
 
-use symmc_ir::ValueId;
+use symmc_ir::{Graph, ValueId};
 
 use super::linear::{Leaf, Linear, View};
-use crate::rewrite::Rewriter;
 
 /// Integers as comparisons know them.
 #[derive(Clone, PartialEq, Debug)]
@@ -168,8 +167,8 @@ impl Condition {
     }
 
     /// A bool value of which no more is known.
-    pub fn opaque(cx: &Rewriter, value: ValueId) -> Condition {
-        let witness = Witness { leaf: Leaf::whole(cx, value), negated: false };
+    pub fn opaque(graph: &Graph, value: ValueId) -> Condition {
+        let witness = Witness { leaf: Leaf::whole(graph, value), negated: false };
         Condition { negated: false, atoms: vec![Atom { kind: Kind::Opaque, witness }] }
     }
 

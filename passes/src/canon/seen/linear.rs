@@ -4,10 +4,9 @@
 //! to another ([`View`]). What is not understood is a [`Leaf`]: an element of a value of the program, with the place
 //! where it stands. Sums are exact integers; [`Linear::fits`] says whether a tensor of a dtype holds them.
 
-use symmc_ir::{DType, Dim, Op, Type, ValueId};
+use symmc_ir::{DType, Dim, Graph, Op, Type, ValueId};
 
-use super::super::known::non_unit;
-use crate::rewrite::Rewriter;
+use crate::canon::known::{Symbols, non_unit};
 
 /// Where an element of a value stands along one of its axes, for the positions of another value.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
@@ -107,8 +106,8 @@ impl View {
 
 impl Leaf {
     /// All of a value, element by element.
-    pub fn whole(cx: &Rewriter, value: ValueId) -> Leaf {
-        let at = cx.shape(value).iter().enumerate().map(|(axis, d)| match d.as_const() {
+    pub fn whole(graph: &Graph, value: ValueId) -> Leaf {
+        let at = graph.ty(value).shape.iter().enumerate().map(|(axis, d)| match d.as_const() {
             Some(1) => Place::Fixed(Dim::from(0)),
             _ => Place::Along { axis, start: Dim::from(0) },
         });
@@ -226,11 +225,10 @@ impl Linear {
     }
 
     /// The least and the greatest value over a shape, never too narrow; `None` if elements of values are in it.
-    pub fn range(&self, cx: &Rewriter, shape: &[Dim]) -> Option<(i64, i64)> {
+    pub fn range(&self, symbols: &Symbols, shape: &[Dim]) -> Option<(i64, i64)> {
         if !self.terms.is_empty() {
             return None;
         }
-        let symbols = cx.symbols();
         let mut ends = [self.constant.clone(), self.constant.clone()];
         for (&step, extent) in self.steps.iter().zip(shape) {
             let last = scaled(&(extent.clone() - Dim::from(1)), step)?;
@@ -243,9 +241,9 @@ impl Linear {
 
     /// Whether a tensor of this type holds it. Elements of 64 bits are positions and far from the ends of their range; sums
     /// of narrower ones with anything are not known to fit.
-    pub fn fits(&self, cx: &Rewriter, ty: &Type) -> bool {
+    pub fn fits(&self, symbols: &Symbols, ty: &Type) -> bool {
         let free = Linear { terms: Vec::new(), ..self.clone() };
-        let Some((low, high)) = free.range(cx, &ty.shape) else { return false };
+        let Some((low, high)) = free.range(symbols, &ty.shape) else { return false };
         let (min, max) = match ty.dtype {
             DType::I64 => (-MAX_CONSTANT, MAX_CONSTANT),
             DType::I32 => (i64::from(i32::MIN), i64::from(i32::MAX)),

@@ -1,11 +1,10 @@
 //! Masks that are stored: constants of two values, one of which fills an interval of each row.
 
-use symmc_ir::{DType, Dim, Float, Scalar, Tensor, ValueId};
+use symmc_ir::{DType, Dim, Float, Graph, Scalar, Tensor, ValueId};
 
 use super::condition::{Atom, Condition, Kind, Witness};
+use super::fact::{Fact, chosen};
 use super::linear::{Leaf, Linear};
-use super::{Fact, chosen};
-use crate::rewrite::Rewriter;
 
 /// Larger constants are not looked at.
 const MAX_ELEMENTS: usize = 1 << 24;
@@ -33,7 +32,7 @@ impl End {
 }
 
 /// What the elements of a constant say of positions.
-pub fn fact(cx: &Rewriter, value: ValueId, data: &Tensor) -> Option<Fact> {
+pub fn fact(graph: &Graph, value: ValueId, data: &Tensor) -> Option<Fact> {
     let (shape, size) = (data.shape(), data.dtype().size());
     let (&columns, outer) = shape.split_last()?;
     let rows = outer.last().copied().unwrap_or(1);
@@ -64,7 +63,7 @@ pub fn fact(cx: &Rewriter, value: ValueId, data: &Tensor) -> Option<Fact> {
         Some(ends) => (ends, of),
         None => (seen(second)?, [of[1], of[0]]),
     };
-    Some(chosen(condition(cx, value, ends), of, data.dtype()))
+    Some(chosen(condition(graph, value, ends), of, data.dtype()))
 }
 
 fn scalar(data: &Tensor, at: usize) -> Option<Scalar> {
@@ -103,8 +102,8 @@ fn ends(runs: &[(usize, usize)], columns: usize) -> Option<(End, End)> {
     from.iter().find_map(|&f| below.iter().find(|&&b| fits(f, b)).map(|&b| (f, b)))
 }
 
-fn condition(cx: &Rewriter, value: ValueId, (from, below): (End, End)) -> Condition {
-    let shape = cx.shape(value);
+fn condition(graph: &Graph, value: ValueId, (from, below): (End, End)) -> Condition {
+    let shape = &graph.ty(value).shape;
     let rank = shape.len();
     let one = Dim::from(1);
     let step = |axis: Option<usize>, by: i64, steps: &mut Vec<i64>| {
@@ -126,7 +125,7 @@ fn condition(cx: &Rewriter, value: ValueId, (from, below): (End, End)) -> Condit
         if moves {
             step(row, -sign, &mut linear.steps);
         }
-        let witness = Witness { leaf: Leaf::whole(cx, value), negated: false };
+        let witness = Witness { leaf: Leaf::whole(graph, value), negated: false };
         atoms.push(Atom { kind: Kind::AtLeastZero(linear), witness });
     }
     Condition { negated: false, atoms }

@@ -1,9 +1,10 @@
 //! What masks say: integers and bools as functions of positions.
 //!
-//! A mask is arithmetic on positions. [`fact`] follows it from the value back to where positions come from, and says what
+//! A mask is arithmetic on positions. [`fact()`] follows it from the value back to where positions come from, and says what
 //! an element is at a position: a sum of positions ([`linear`]), a conjunction of comparisons of such sums
 //! ([`mod@condition`]), or one of two numbers by a condition. [`additive`] takes masks apart that are added to scores,
-//! [`bounds`] says what of a condition are bounds of attention, [`rows`] which rows see a column at all. Everything follows from arithmetic on the facts; what is
+//! [`bounds`] says what of a condition are bounds of attention, [`operands`] makes values of what these read, [`rows`] says
+//! which rows see a column at all. Everything follows from arithmetic on the facts; what is
 //! not understood is a leaf, an element of a value of the program.
 //!
 //! Facts are computed where they are asked for, and kept for each value.
@@ -11,40 +12,22 @@
 pub mod additive;
 pub mod bounds;
 pub mod condition;
+mod fact;
 pub mod linear;
 mod matrix;
+pub mod operands;
 pub mod rows;
 
-use std::cell::RefCell;
-use std::collections::HashMap;
 use std::rc::Rc;
 
 use symmc_ir::{BinaryOp, DType, Def, Dim, Op, Scalar, Type, UnaryOp, ValueId};
 
 use self::condition::{Condition, Number, Witness, at_least};
+use self::fact::chosen;
+pub use self::fact::{Fact, Facts};
 use self::linear::{Leaf, Linear, View};
 use super::known::{Known, scalar};
 use crate::rewrite::Rewriter;
-
-/// What is known of the elements of a value.
-#[derive(Clone, PartialEq, Debug)]
-pub enum Fact {
-    /// An integer.
-    Number(Number),
-    /// A bool.
-    Condition(Condition),
-    /// A number that is the first where a condition holds, else the second.
-    Choice(Condition, [Scalar; 2]),
-    /// Nothing.
-    Open,
-}
-
-/// The facts of values, by value.
-#[derive(Default)]
-pub struct Facts {
-    of: RefCell<HashMap<ValueId, Rc<Fact>>>,
-    depth: std::cell::Cell<usize>,
-}
 
 /// How far facts are followed, one inside the other.
 const MAX_DEPTH: usize = 64;
@@ -69,7 +52,7 @@ pub fn fact(cx: &Rewriter, value: ValueId) -> Rc<Fact> {
 pub fn number(cx: &Rewriter, value: ValueId) -> Number {
     match &*fact(cx, value) {
         Fact::Number(n) => n.clone(),
-        _ => Number::Linear(Linear::leaf(Leaf::whole(cx, value), cx.shape(value).len())),
+        _ => Number::Linear(Linear::leaf(Leaf::whole(cx.graph(), value), cx.shape(value).len())),
     }
 }
 
@@ -77,20 +60,20 @@ pub fn number(cx: &Rewriter, value: ValueId) -> Number {
 pub fn condition(cx: &Rewriter, value: ValueId) -> Condition {
     match &*fact(cx, value) {
         Fact::Condition(c) => c.clone(),
-        _ => Condition::opaque(cx, value),
+        _ => Condition::opaque(cx.graph(), value),
     }
 }
 
 fn witness(cx: &Rewriter, value: ValueId) -> Witness {
-    Witness { leaf: Leaf::whole(cx, value), negated: false }
+    Witness { leaf: Leaf::whole(cx.graph(), value), negated: false }
 }
 
 /// An integer value of this type, if it is held exactly.
 fn held(cx: &Rewriter, number: Number, ty: &Type) -> Option<Fact> {
     let fits = match &number {
-        Number::Linear(x) | Number::Floor(x, _) => x.fits(cx, ty),
-        Number::Floors(x, y, _) => x.fits(cx, ty) && y.fits(cx, ty),
-        Number::Max(all) | Number::Min(all) => all.iter().all(|x| x.fits(cx, ty)),
+        Number::Linear(x) | Number::Floor(x, _) => x.fits(cx.symbols(), ty),
+        Number::Floors(x, y, _) => x.fits(cx.symbols(), ty) && y.fits(cx.symbols(), ty),
+        Number::Max(all) | Number::Min(all) => all.iter().all(|x| x.fits(cx.symbols(), ty)),
     };
     fits.then_some(Fact::Number(number))
 }
@@ -101,7 +84,7 @@ fn found(cx: &Rewriter, value: ValueId) -> Option<Fact> {
         return from_known(cx, known, ty);
     }
     if let Def::Input(input) = cx.graph().values[value].def {
-        return matrix::fact(cx, value, cx.graph().inputs[input].data.as_ref()?);
+        return matrix::fact(cx.graph(), value, cx.graph().inputs[input].data.as_ref()?);
     }
     let (op, inputs) = cx.def(value)?;
     let first = *inputs.first()?;
@@ -124,7 +107,7 @@ fn found(cx: &Rewriter, value: ValueId) -> Option<Fact> {
         Op::Select => select(cx, inputs, ty),
         // A leaf of its own, which views lead to.
         Op::CumSum { .. } if !ty.dtype.is_float() => {
-            Some(Fact::Number(Number::Linear(Linear::leaf(Leaf::whole(cx, value), ty.rank()))))
+            Some(Fact::Number(Number::Linear(Linear::leaf(Leaf::whole(cx.graph(), value), ty.rank()))))
         }
         Op::Take { axis } => indexed(cx, *axis, first, &inputs[1..], ty),
         Op::Index { axis } => indexed(cx, *axis, first, &inputs[1..], ty),
@@ -178,17 +161,6 @@ fn cast(cx: &Rewriter, x: ValueId, ty: &Type) -> Option<Fact> {
             Some(Fact::Number(number(cx, x)))
         }
         _ => None,
-    }
-}
-
-/// One of two numbers of a dtype; a condition if they are bools.
-fn chosen(c: Condition, of: [Scalar; 2], dtype: DType) -> Fact {
-    let bools = of.map(|s| s.as_f64() != 0.0);
-    match (dtype, bools) {
-        (DType::Bool, [true, false]) => Fact::Condition(c),
-        (DType::Bool, [false, true]) => Fact::Condition(c.contrary()),
-        (DType::Bool, [same, _]) => Fact::Condition(Condition::constant(same)),
-        _ => Fact::Choice(c, of),
     }
 }
 

@@ -7,8 +7,8 @@
 
 use symmc_ir::{BinaryOp, DType, Dim, Op, Reduction, Scalar, Side, Type, ValueId, infer};
 
-use super::bounds::{self, Limit, Split};
-use super::linear::Linear;
+use super::bounds::{Limit, Split};
+use super::operands::{self, both, dim, of_rows, split_axes, with};
 use crate::rewrite::Rewriter;
 
 /// A bool for each row of scores of this shape, `[.., l, 1]`: whether it sees a column. `None` where what is left of the
@@ -24,21 +24,21 @@ pub fn see(cx: &mut Rewriter, split: &Split, scores: &[Dim]) -> Option<ValueId> 
     for limit in &split.bounds {
         let at = position(cx, limit, scores)?;
         match limit.bound.side {
-            Side::Below => below = bounds::both(cx, "below", BinaryOp::Min, below, at)?,
+            Side::Below => below = both(cx, "below", BinaryOp::Min, below, at)?,
             Side::From => {
                 from = Some(match from {
                     None => at,
-                    Some(other) => bounds::both(cx, "from", BinaryOp::Max, other, at)?,
+                    Some(other) => both(cx, "from", BinaryOp::Max, other, at)?,
                 });
             }
         }
     }
     let mut below = with(cx, BinaryOp::Max, below, 0);
     if let Some(at) = from {
-        let within = bounds::both(cx, "from", BinaryOp::Min, at, end)?;
+        let within = both(cx, "from", BinaryOp::Min, at, end)?;
         from = Some(with(cx, BinaryOp::Max, within, 0));
     }
-    if let Some(rest) = bounds::mask(cx, &split.rest, scores) {
+    if let Some(rest) = operands::mask(cx, &split.rest, scores) {
         let counts = running(cx, rest)?;
         below = gathered(cx, counts, below)?;
         if let Some(at) = from {
@@ -57,35 +57,6 @@ pub fn see(cx: &mut Rewriter, split: &Split, scores: &[Dim]) -> Option<ValueId> 
     Some(cx.emit("sees", Op::Binary(BinaryOp::Gt), &[high, low], Type::new(DType::Bool, shape)))
 }
 
-/// The axes of rows and of columns, the last two.
-fn split_axes(scores: &[Dim]) -> Option<[usize; 2]> {
-    let column = scores.len().checked_sub(1)?;
-    Some([column.checked_sub(1)?, column])
-}
-
-/// The number that a dim is, as a value of so many axes.
-fn dim(cx: &mut Rewriter, dim: &Dim, rank: usize) -> Option<ValueId> {
-    let ty = Type::new(DType::I64, vec![Dim::from(1); rank]);
-    if let Some(number) = dim.as_const() {
-        return Some(cx.emit("number", Op::Full(Scalar::Int(number)), &[], ty));
-    }
-    let at = counted_from(cx, dim, Dim::from(1))?;
-    Some(cx.reshape(at, ty.shape))
-}
-
-/// As many integers as an extent, in a row, from a dim on.
-fn counted_from(cx: &mut Rewriter, start: &Dim, count: Dim) -> Option<ValueId> {
-    let of = |n: Dim| Type::new(DType::I64, vec![n]);
-    if let Some(start) = start.as_const() {
-        return Some(cx.emit("row", Op::Iota { start, step: 1 }, &[], of(count)));
-    }
-    if start.bounds(cx.symbols()).0 < 0 {
-        return None;
-    }
-    let all = cx.emit("row", Op::Iota { start: 0, step: 1 }, &[], of(start.clone() + count.clone()));
-    Some(cx.emit("row", Op::Slice { axis: 0, start: start.clone(), step: 1 }, &[all], of(count)))
-}
-
 /// Where a bound is for each row, as i64 `[.., l, 1]`.
 fn position(cx: &mut Rewriter, limit: &Limit, scores: &[Dim]) -> Option<ValueId> {
     let bound = &limit.bound;
@@ -94,12 +65,12 @@ fn position(cx: &mut Rewriter, limit: &Limit, scores: &[Dim]) -> Option<ValueId>
         false => dim(cx, &bound.add, scores.len())?,
     };
     if bound.operand {
-        let mut x = bounds::operand(cx, limit, scores)?;
+        let mut x = operands::operand(cx, limit, scores)?;
         if cx.ty(x).dtype != DType::I64 {
             let ty = Type::new(DType::I64, cx.shape(x).to_vec());
             x = cx.emit("wide", Op::Cast, &[x], ty);
         }
-        at = bounds::both(cx, "position", BinaryOp::Add, at, x)?;
+        at = both(cx, "position", BinaryOp::Add, at, x)?;
     }
     if let Some(chunk) = bound.chunk {
         let chunk = i64::try_from(chunk).ok()?;
@@ -110,61 +81,6 @@ fn position(cx: &mut Rewriter, limit: &Limit, scores: &[Dim]) -> Option<ValueId>
         }
     }
     Some(at)
-}
-
-/// The index of each row and a dim, as i64 `[.., l, 1]`.
-fn of_rows(cx: &mut Rewriter, start: &Dim, scores: &[Dim]) -> Option<ValueId> {
-    let [row, _] = split_axes(scores)?;
-    let all = counted_from(cx, start, scores[row].clone())?;
-    let mut shape = vec![Dim::from(1); scores.len()];
-    shape[row] = scores[row].clone();
-    Some(cx.reshape(all, shape))
-}
-
-/// What a sum of positions that moves along rows alone is for each row, as i64 `[.., l, 1]`.
-pub fn number(cx: &mut Rewriter, x: &Linear, scores: &[Dim]) -> Option<ValueId> {
-    let [row, _] = split_axes(scores)?;
-    let mut at = dim(cx, &x.constant, scores.len())?;
-    if x.steps[row] != 0 {
-        let index = of_rows(cx, &Dim::from(0), scores)?;
-        let moved = with(cx, BinaryOp::Mul, index, x.steps[row]);
-        at = bounds::both(cx, "position", BinaryOp::Add, at, moved)?;
-    }
-    let Some(mut terms) = bounds::sum(cx, &x.terms, scores) else { return Some(at) };
-    if cx.ty(terms).dtype != DType::I64 {
-        let ty = Type::new(DType::I64, cx.shape(terms).to_vec());
-        terms = cx.emit("wide", Op::Cast, &[terms], ty);
-    }
-    bounds::both(cx, "position", BinaryOp::Add, at, terms)
-}
-
-/// For each element of a running sum of bools where the elements that equal it begin, or behind the last of them on the side
-/// below. The sums are at most as large as the axis.
-pub fn segment(cx: &mut Rewriter, side: Side, sums: ValueId, axis: usize) -> Option<ValueId> {
-    let shape = cx.shape(sums).to_vec();
-    let mut rooms = shape.clone();
-    rooms[axis] = shape[axis].clone() + Dim::from(1);
-    let (start, combine) = match side {
-        Side::From => (0, Reduction::Min),
-        Side::Below => (1, Reduction::Max),
-    };
-    let of = |shape: Vec<Dim>| Type::new(DType::I64, shape);
-    let fill = if side == Side::From { i64::MAX } else { 0 };
-    let none = cx.emit("segment", Op::Full(Scalar::Int(fill)), &[], of(rooms.clone()));
-    let at = cx.emit("segment", Op::Iota { start, step: 1 }, &[], of(vec![shape[axis].clone()]));
-    let mut along = vec![Dim::from(1); shape.len()];
-    along[axis] = shape[axis].clone();
-    let at = cx.reshape(at, along);
-    let at = cx.expand(at, shape.clone());
-    let scatter = Op::ScatterElements { axis, combine: Some(combine) };
-    let ends = cx.emit("segment", scatter, &[none, sums, at], of(rooms));
-    Some(cx.emit("segment", Op::GatherElements { axis }, &[ends, sums], of(shape)))
-}
-
-/// An op of integers and one number.
-pub fn with(cx: &mut Rewriter, op: BinaryOp, x: ValueId, number: i64) -> ValueId {
-    let ty = cx.ty(x).clone();
-    cx.emit("limit", Op::BinaryScalar { op, scalar: Scalar::Int(number), scalar_left: false }, &[x], ty)
 }
 
 /// How many of a bool mask `[.., s]` are true before each column and before the end, `[.., s + 1]`.
