@@ -86,7 +86,15 @@ if HAS_TORCH:
     def kernels_alone(x, n):
         lower = torch.func.jacrev(lambda y: y.sin() * y.sum())(x[0])
         apart = [torch.cdist(x, x + 1, p) for p in (1.0, 2.0, 3.0, float("inf"))]
-        return lower, apart, n << 2, n >> 1, torch.diagonal_scatter(x, x[0, :3] * 2, 1), torch.nn.functional.rrelu(x)
+        lengths = x.hypot(x * 2), x.copysign(-x)
+        return lower, apart, n << 2, n >> 1, torch.diagonal_scatter(x, x[0, :3] * 2, 1), torch.nn.functional.rrelu(x), lengths
+
+    def divided(x, n):
+        return x.view(-1, n).sum(), x.new_zeros(n), torch.full((n,), x.shape[0])
+
+    def changed_overlap(x, y):
+        x.add_(1)
+        return x + y[:3]
 
     def convolved(x):
         weight = torch.arange(54.0).view(2, 3, 3, 3) / 54
@@ -105,6 +113,7 @@ if HAS_TORCH:
         "a layer of an encoder as one operator": (encoder(), lambda: (R(2, 5, 8),), lambda: (R(3, 7, 8),)),
         "operators that are kernels alone": (kernels_alone, lambda: (R(4, 4), torch.arange(-5, 5)), lambda: (R(5, 4), torch.arange(9))),
         "windows over images of any size": (convolved, lambda: (R(2, 3, 6, 7),), lambda: (R(2, 3, 9, 5),), lambda: (R(2, 3, 12, 12),)),
+        "sizes that divide others": (divided, lambda: (R(6), 2), lambda: (R(9), 3), lambda: (R(12), 3)),
         "conjugates": (lambda z: (z.conj() * 2, z.conj()), lambda: (R(4, dtype=C),), lambda: (R(4, dtype=C).conj(),)),
         "an input": (lambda x: x, lambda: (R(3),)),
         "views of an input alone": (lambda x: (x, x[0], x.t()), lambda: (R(3, 4),)),
@@ -192,6 +201,9 @@ class AgainstEager(unittest.TestCase):
         for (name, (function, *makers)), dynamic in itertools.product(WHOLE.items(), (None, True)):
             with self.subTest(name, dynamic=dynamic):
                 self.expect_eager(function, makers, dynamic, "error")
+
+    def test_inputs_that_overlap_and_are_changed(self):
+        self.expect_eager(changed_overlap, [overlapping], None, "error")
 
     def test_functions_with_parts_of_others(self):
         # Inductor compiles each part for seconds.

@@ -34,8 +34,9 @@ def compiled(module: torch.fx.GraphModule, options: Options):
         except Refused as found:
             failed = {graph.origins[node]: why for node, why in found.nodes.items() if not graph.expand(node)}
             search.note(found, {graph.origins[node]: why for node, why in found.nodes.items()})
-            if failed and found.symbols and not search.fixes:
+            if failed and not search.fixes and (found.symbols or search.are_sizes(failed)):
                 search.fixes = True
+                graph = Expanded(module, search.whole)
             elif failed:
                 search.leave(failed, found)
                 # An operator whose definition needs what symmc does not know stays whole, for whoever runs it.
@@ -48,6 +49,11 @@ def compiled(module: torch.fx.GraphModule, options: Options):
             search.whole |= found
             graph = Expanded(module, search.whole)
         except symmc.Error as error:
+            if error.kind == "input" and error.symbols and not search.fixes:
+                # Sizes of which nothing else is known may be numbers.
+                search.fixes = True
+                graph = Expanded(module, search.whole)
+                continue
             # No node is to blame alone: those that touch a type which symmc does not know, or all.
             if options.fallback == "error" or error.kind not in ("input", "unsupported"):
                 raise
@@ -76,6 +82,10 @@ class _Search:
     def note(self, found: Refused, nodes: dict[int, str]) -> None:
         for node, why in nodes.items():
             self.first.setdefault(node, (why, found.error))
+
+    def are_sizes(self, failed: dict[int, str]) -> bool:
+        """Whether sizes were why one of these was refused at first."""
+        return any(getattr(self.first[node][1], "symbols", ()) for node in failed)
 
     def leave(self, failed: dict[int, str], found: Refused) -> None:
         """Leaves operators to others, or says that nobody is there."""

@@ -101,6 +101,28 @@ def _diagonal_scatter(x, source, offset=0, dim1=0, dim2=1):
     return torch.where(is_there, source, x)
 
 
+def _strided_scatter(x, source, size, stride, storage_offset=None):
+    if not x.is_contiguous() or x.storage_offset() != 0:
+        raise NotImplementedError("an operand with gaps")
+    place = torch.full((), storage_offset or 0, dtype=torch.int64, device=x.device)
+    for n, step in zip(size, stride):
+        place = place.unsqueeze(-1) + torch.arange(n, device=x.device) * step
+    return x.reshape(-1).index_put((place.reshape(-1),), source.reshape(-1)).reshape(x.shape)
+
+
+def _hypot(x, y):
+    largest, least = torch.maximum(x.abs(), y.abs()), torch.minimum(x.abs(), y.abs())
+    ratio = torch.where(largest > least, least / largest, 1.0)
+    length = largest * (ratio * ratio + 1).sqrt()
+    return torch.where(x.isinf() | y.isinf(), math.inf, length)
+
+
+def _copysign(x, y):
+    y = torch.as_tensor(y, dtype=x.dtype, device=x.device)
+    negative = (y < 0) | (y == 0) & (1 / y < 0)
+    return torch.where(negative, -x.abs(), x.abs())
+
+
 def _rrelu(x, noise, lower=1 / 8, upper=1 / 3, training=False, generator=None):
     if training:
         raise NotImplementedError("random numbers")
@@ -122,6 +144,9 @@ _DEFINITIONS = {
     "aten._cdist_backward.default": _distances_backward,
     "aten._weight_norm_interface_backward.default": _weight_norm_backward,
     "aten.diagonal_scatter.default": _diagonal_scatter,
+    "aten.as_strided_scatter.default": _strided_scatter,
+    "aten.hypot.default": _hypot,
+    "aten.copysign.Tensor": _copysign,
     "aten.rrelu_with_noise_functional.default": _rrelu,
     "prims.fma.default": lambda x, y, z: x * y + z,
     "aten.__lshift__.Scalar": _shifted_left,
