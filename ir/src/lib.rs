@@ -14,8 +14,6 @@ pub mod builder;
 pub mod collective;
 pub mod dim;
 pub mod dispatch;
-pub mod einsum;
-pub mod emit;
 pub mod entity;
 pub mod graph;
 pub mod infer;
@@ -26,8 +24,6 @@ mod named;
 pub mod op;
 pub mod parallel;
 pub mod random;
-pub mod ranges;
-pub mod sympy;
 pub mod tensor;
 pub mod text;
 pub mod types;
@@ -41,7 +37,6 @@ pub use collective::{
 };
 pub use dim::{Bindings, Dim, SymbolId};
 pub use dispatch::{Dispatch, Form, Overwriting};
-pub use emit::Emit;
 pub use entity::Table;
 pub use graph::{
     CustomId, CustomOp, Def, Graph, Group, GroupId, Input, InputId, InputKind, Members, Node, NodeId, Output,

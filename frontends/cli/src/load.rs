@@ -4,7 +4,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use anyhow::{Result, bail};
-use symmc::unstable::ir::ranges::Given;
+use symmc::unstable::import::ranges::Given;
 use symmc::{Bind, BucketSpec, Config, OpenOptions, Plan, Profile, Program, TensorFile, Variant};
 
 use crate::args::{CompileArgs, ProgramArgs};

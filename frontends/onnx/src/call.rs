@@ -4,11 +4,14 @@ use std::cell::RefCell;
 use std::collections::HashSet;
 use std::sync::Arc;
 
-use symmc_ir::{DType, Def, Dim, Emit, InputKind, Scalar, Tensor, Type, ValueId};
+use symmc_import::Emit;
+use symmc_ir::{Builder, DType, Def, Dim, InputKind, Scalar, Tensor, Type, ValueId};
 
 use crate::data;
-use crate::known::{Ints, Known};
-use crate::lower::{Lowered, Lowering, Stop, label, type_of, uniform};
+use crate::error::Reason;
+use crate::known::{Ints, Known, type_of, uniform};
+use crate::lower::{Lowered, Lowering, Stop};
+use crate::node::{describe, label};
 use crate::ops::schemas::Schema;
 use crate::proto::{self, attribute_type as kind};
 use crate::scope::Binding;
@@ -18,6 +21,23 @@ use crate::scope::Binding;
 pub(crate) enum Operand {
     Tensor(ValueId),
     Scalar(Scalar),
+}
+
+/// Emits the nodes of one call.
+pub(crate) type Rule = for<'a, 'c, 'p> fn(&'a mut Call<'c, 'p>) -> Lowered;
+
+/// A rule, and the newest version of the op that it was written for. A later one that
+/// [`schemas`](crate::ops::schemas) knows is refused.
+pub(crate) struct Versioned {
+    pub up_to: i64,
+    pub rule: Rule,
+}
+
+/// A row of a table: the name, behind its domain and two colons if that is not ONNX's own, what it becomes, and its rule.
+pub(crate) type Row = symmc_import::Row<Versioned>;
+
+pub(crate) const fn row(name: &'static str, up_to: i64, becomes: &'static str, rule: Rule) -> Row {
+    Row { name, becomes, rule: Versioned { up_to, rule } }
 }
 
 /// A node while its rule runs.
@@ -38,6 +58,22 @@ pub(crate) struct Call<'c, 'p> {
 
 fn broken<T>(message: String) -> Lowered<T> {
     Err(Stop::Broken(message))
+}
+
+impl Emit for Call<'_, '_> {
+    type Error = Reason;
+
+    fn builder(&self) -> &Builder {
+        &self.lowering.builder
+    }
+
+    fn builder_mut(&mut self) -> &mut Builder {
+        &mut self.lowering.builder
+    }
+
+    fn label(&self) -> &str {
+        &self.label
+    }
 }
 
 /// What of a node was looked at, by position.
@@ -301,12 +337,7 @@ impl<'c, 'p> Call<'c, 'p> {
 
     /// An axis counted from 0, given that negative ones count from the end of `rank` axes.
     pub fn axis_of(&self, axis: i64, rank: usize) -> Lowered<usize> {
-        let n = rank as i64;
-        if (-n..n).contains(&axis) {
-            Ok(axis.rem_euclid(n) as usize)
-        } else {
-            broken(format!("expected an axis from {} to {}, found {axis}", -n, n - 1))
-        }
+        self.axis_within(axis, rank)
     }
 
     /// The axis that an attribute names.
@@ -320,13 +351,7 @@ impl<'c, 'p> Call<'c, 'p> {
             Some(axes) => Some(axes),
             None => self.opt_attribute_ints("axes")?.map(<[i64]>::to_vec),
         };
-        let Some(given) = given else { return Ok(None) };
-        let mut axes = given.into_iter().map(|a| self.axis_of(a, rank)).collect::<Lowered<Vec<_>>>()?;
-        axes.sort_unstable();
-        if axes.windows(2).any(|w| w[0] == w[1]) {
-            return broken(format!("expected distinct axes, found {axes:?}"));
-        }
-        Ok(Some(axes))
+        given.map(|axes| self.axes_within(&axes, rank)).transpose()
     }
 
     // Results.
@@ -446,20 +471,4 @@ impl<'c, 'p> Call<'c, 'p> {
         }
         Ok(())
     }
-}
-
-/// An attribute for messages.
-pub(crate) fn describe(a: &proto::Attribute) -> String {
-    let value = match a.r#type {
-        kind::FLOAT => a.f.to_string(),
-        kind::INT => a.i.to_string(),
-        kind::STRING => format!("'{}'", String::from_utf8_lossy(&a.s)),
-        kind::FLOATS => format!("{:?}", a.floats),
-        kind::INTS => format!("{:?}", a.ints),
-        kind::STRINGS => format!("{} strings", a.strings.len()),
-        kind::TENSOR => "a tensor".into(),
-        kind::GRAPH => "a graph".into(),
-        other => format!("an attribute of type {other}"),
-    };
-    format!("{}={value}", a.name)
 }

@@ -1,26 +1,10 @@
-//! How rules emit nodes, by [`symmc_ir::emit`], and the values that hold known expressions.
+//! The values that hold known expressions.
 
-use symmc_ir::{Builder, Emit, Type, ValueId};
+use symmc_import::{Emit, Lowered};
+use symmc_ir::{Builder, Type, ValueId};
 
-use crate::call::Call;
+use crate::error::Reason;
 use crate::known::Ints;
-use crate::lower::{Lowered, Lowering, Stop};
-
-impl Emit for Call<'_, '_> {
-    type Error = Stop;
-
-    fn builder(&self) -> &Builder {
-        &self.lowering.builder
-    }
-
-    fn builder_mut(&mut self) -> &mut Builder {
-        &mut self.lowering.builder
-    }
-
-    fn label(&self) -> &str {
-        &self.label
-    }
-}
 
 /// Emits nodes that no node of the program stands for.
 struct Aside<'a> {
@@ -29,7 +13,7 @@ struct Aside<'a> {
 }
 
 impl Emit for Aside<'_> {
-    type Error = Stop;
+    type Error = Reason;
 
     fn builder(&self) -> &Builder {
         self.builder
@@ -45,8 +29,8 @@ impl Emit for Aside<'_> {
 }
 
 /// A value that holds these expressions.
-pub(crate) fn ints(lowering: &mut Lowering<'_>, label: &str, ints: &Ints) -> Lowered<ValueId> {
-    let mut e = Aside { builder: &mut lowering.builder, label };
+pub(crate) fn ints(builder: &mut Builder, label: &str, ints: &Ints) -> Lowered<ValueId, Reason> {
+    let mut e = Aside { builder, label };
     let mut parts = Vec::with_capacity(ints.dims.len());
     for dim in &ints.dims {
         let one = e.dim_tensor(dim, ints.dtype)?;

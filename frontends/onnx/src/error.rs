@@ -1,7 +1,7 @@
 //! Why programs could not be imported. Every message names the file and the tensor, symbol or node at fault, what was
 //! expected and what was found.
 
-use symmc_ir::ranges::{Questioned, RangeError};
+use symmc_import::ranges::{Questioned, RangeError};
 use thiserror::Error;
 
 /// A file that cannot be imported.
@@ -41,17 +41,7 @@ pub enum Reason {
         /// What was expected and found.
         message: String,
     },
-    /// The range of a symbol is empty or unusable.
-    #[error("symbol `{symbol}`: expected {expected}, found {found}")]
-    Symbol {
-        /// The name of the symbol.
-        symbol: String,
-        /// What a range must be.
-        expected: String,
-        /// What it is.
-        found: String,
-    },
-    /// What the caller says of a symbol contradicts the program.
+    /// The range of a symbol is empty or unusable, or what the caller says of it contradicts the program.
     #[error(transparent)]
     Range(#[from] RangeError),
     /// An input, an output or a value is not what the graph says.

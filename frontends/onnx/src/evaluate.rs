@@ -5,10 +5,9 @@ use std::sync::Arc;
 
 use symmc_ir::{Bindings, Builder, InputKind, Op, Output, OutputKind, Tensor, interp};
 
-use crate::call::Call;
+use crate::call::{Call, Rule};
 use crate::known::Known;
 use crate::lower::Lowered;
-use crate::ops::Rule;
 
 /// The most elements of operands and results together that are computed.
 const MAX_ELEMENTS: usize = 1 << 14;

@@ -1,18 +1,19 @@
 //! Ops on integers that are expressions of the program's symbols: what shapes are computed with.
 
+use symmc_import::Emit;
 use symmc_ir::dim::check_size;
-use symmc_ir::{DType, Dim, Emit};
+use symmc_ir::{DType, Dim};
 
 use crate::call::Call;
 use crate::data;
 use crate::known::{Ints, Known};
 use crate::lower::Lowered;
-use crate::ops;
+use crate::node::normalised;
 
 /// Computes the node, if all its operands are known integers, some of them symbolic, and the op is one that keeps
 /// them integers. Returns whether it was.
 pub(crate) fn ints(c: &mut Call<'_, '_>) -> Lowered<bool> {
-    if !ops::normalised(&c.node.domain).is_empty() || c.node.input.is_empty() || c.node.input.len() > 64 {
+    if !normalised(&c.node.domain).is_empty() || c.node.input.is_empty() || c.node.input.len() > 64 {
         return Ok(false);
     }
     let mut operands = Vec::with_capacity(c.node.input.len());

@@ -1,8 +1,8 @@
 //! Nodes that run a graph of their own: calls of the model's functions, and branches whose condition is known. The
 //! nodes of that graph take their place.
 
-use crate::lower::{Lowered, Lowering, Stop, label};
-use crate::ops;
+use crate::lower::{Lowered, Lowering, Stop};
+use crate::node::{describe, label, normalised};
 use crate::proto;
 use crate::scope::{Binding, Scope};
 use crate::versions;
@@ -18,7 +18,7 @@ pub(crate) enum Body<'p> {
 
 /// The graph that a node runs, if it is one that is put in its place.
 pub(crate) fn body<'p>(lowering: &mut Lowering<'p>, node: &'p proto::Node) -> Lowered<Option<Body<'p>>> {
-    let domain = ops::normalised(&node.domain);
+    let domain = normalised(&node.domain);
     let key = (domain, node.op_type.as_str(), node.overload.as_str());
     if let Some(function) = lowering.functions.get(&key) {
         return Ok(Some(Body::Function(function)));
@@ -44,16 +44,29 @@ pub(crate) fn body<'p>(lowering: &mut Lowering<'p>, node: &'p proto::Node) -> Lo
     }
 }
 
-/// Lowers the nodes of a body in place of the node.
-pub(crate) fn lower<'p>(lowering: &mut Lowering<'p>, node: &'p proto::Node, body: Body<'p>) -> Lowered {
+/// What a body needs to be lowered.
+pub(crate) struct Inner<'p> {
+    pub scope: Scope<'p>,
+    pub nodes: &'p [proto::Node],
+    /// The names of its results.
+    pub outputs: Vec<&'p str>,
+}
+
+/// The body of a node with names of its own.
+pub(crate) fn inner<'p>(
+    lowering: &mut Lowering<'p>,
+    node: &'p proto::Node,
+    body: Body<'p>,
+) -> Lowered<Inner<'p>> {
     if lowering.outer.len() >= MAX_DEPTH {
         return Err(Stop::Broken(format!("calls are nested more than {MAX_DEPTH} deep")));
     }
     let prefix = format!("{}{}.", lowering.scope.prefix, label(node));
-    let (scope, nodes, outputs) = match body {
+    match body {
         Body::Function(function) => {
-            let outputs: Vec<&'p str> = function.output.iter().map(String::as_str).collect();
-            (called(lowering, node, function, prefix)?, &function.node, outputs)
+            let outputs = function.output.iter().map(String::as_str).collect();
+            let scope = called(lowering, node, function, prefix)?;
+            Ok(Inner { scope, nodes: &function.node, outputs })
         }
         Body::Branch(graph) => {
             let mut scope = lowering.scope.branch(prefix);
@@ -61,32 +74,10 @@ pub(crate) fn lower<'p>(lowering: &mut Lowering<'p>, node: &'p proto::Node, body
             for tensor in &graph.initializer {
                 scope.bind(&tensor.name, Binding::Stored(tensor)).map_err(Stop::Broken)?;
             }
-            let outputs: Vec<&'p str> = graph.output.iter().map(|o| o.name.as_str()).collect();
-            (scope, &graph.node, outputs)
-        }
-    };
-    let wanted = outputs.clone();
-    let mut results = Vec::new();
-    lowering.within(scope, |inner| {
-        inner.scope.mark_read_at_end(wanted.iter().copied());
-        inner.run_nodes(nodes)?;
-        for name in &wanted {
-            let binding = inner.resolve(name).unwrap_or_else(|_| {
-                Binding::Nothing(format!(
-                    "the result `{name}` of `{}`, which it does not define",
-                    label(node)
-                ))
-            });
-            results.push(binding);
-        }
-        Ok(())
-    })?;
-    for (name, binding) in node.output.iter().zip(results) {
-        if !name.is_empty() {
-            lowering.scope.bind(name, binding).map_err(Stop::Broken)?;
+            let outputs = graph.output.iter().map(|o| o.name.as_str()).collect();
+            Ok(Inner { scope, nodes: &graph.node, outputs })
         }
     }
-    Ok(())
 }
 
 /// The scope of the body of a called function.
@@ -117,7 +108,7 @@ fn called<'p>(
     };
     for given in &node.attribute {
         if !declared(&given.name) {
-            let found = crate::call::describe(given);
+            let found = describe(given);
             return Err(Stop::Broken(format!("expected an attribute of the function, found {found}")));
         }
         if let Some(resolved) = lowering.scope.attribute(given) {

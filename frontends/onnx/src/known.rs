@@ -5,7 +5,7 @@
 use std::sync::Arc;
 
 use symmc_ir::dim::check_size;
-use symmc_ir::{DType, Dim, Tensor};
+use symmc_ir::{DType, Dim, Float, Scalar, Tensor, Type};
 
 /// The most elements of an integer tensor that are followed as expressions.
 pub(crate) const MAX_FOLLOWED: usize = 1024;
@@ -136,4 +136,25 @@ fn broadcast(a: &[usize], b: &[usize]) -> Option<Vec<usize>> {
             (d, e) => (d == e).then_some(d),
         })
         .collect()
+}
+
+/// The type of data.
+pub(crate) fn type_of(data: &Tensor) -> Type {
+    let shape: Vec<Dim> =
+        data.shape().iter().map(|&d| Dim::from(i64::try_from(d).unwrap_or(i64::MAX))).collect();
+    Type::new(data.dtype(), shape)
+}
+
+/// The one number that all elements are.
+pub(crate) fn uniform(data: &Tensor) -> Option<Scalar> {
+    let size = data.dtype().size();
+    let first = data.data().get(..size)?;
+    if !data.data().chunks(size).all(|element| element == first) {
+        return None;
+    }
+    let scalar = match data.dtype() {
+        d if d.is_float() => Scalar::Float(Float(data.get_f64(0))),
+        _ => Scalar::Int(symmc_ir::tensor::read_i64(data.dtype(), data.data(), 0)),
+    };
+    Some(scalar.converted(data.dtype()))
 }

@@ -36,13 +36,16 @@ pub mod fuzz;
 mod inline;
 mod known;
 mod lower;
+mod node;
 mod ops;
+mod parameters;
 pub mod proto;
 mod ranks;
 mod scope;
 mod signature;
 mod symbols;
 mod versions;
+mod walk;
 
 use std::collections::HashSet;
 use std::path::{Path, PathBuf};
@@ -51,16 +54,18 @@ use std::sync::Arc;
 use bytes::Bytes;
 use indexmap::IndexMap;
 use prost::Message;
-use symmc_ir::ranges::{Given, Questioned};
+use symmc_import::declared::verified;
+use symmc_import::ranges::{Given, Questioned};
 use symmc_ir::{Backing, Builder, Graph, Mapped, Tensor};
 
 pub use error::{ImportError, Reason};
 
 use data::Beside;
 use lower::Lowering;
+use node::normalised;
+use parameters::Parameters;
 use ranks::Ranks;
 use scope::Scope;
-use signature::Parameters;
 use symbols::Symbols;
 
 /// What the files leave open.
@@ -158,7 +163,7 @@ pub fn import(files: &[Source], options: &ImportOptions) -> Result<Imported, Imp
         return Err(Reason::Ranks("expected a file for each rank, found none".into()).of(&options.name));
     };
     let beside: Vec<Beside> = files.iter().map(|f| Beside::new(f.folder.clone(), f.file.clone())).collect();
-    let parameters = signature::parameters(&models, &beside);
+    let parameters = parameters::parameters(&models, &beside);
     let mut imported: Option<Imported> = None;
     for ((file, model), beside) in files.iter().zip(&models).zip(&beside) {
         let of_file = |reason: Reason| reason.of(&file.name);
@@ -271,7 +276,7 @@ fn prepared<'p>(
     let mut lowering = Lowering::new(builder, symbols, scope, ranks, beside, parameters);
     lowering.notes = notes;
     for function in &model.functions {
-        let key = (ops::normalised(&function.domain), function.name.as_str(), function.overload.as_str());
+        let key = (normalised(&function.domain), function.name.as_str(), function.overload.as_str());
         lowering.functions.insert(key, function);
     }
     Ok(lowering)
@@ -290,10 +295,7 @@ fn lowered<'p>(
     let Lowering { builder, ranks, weights, mut notes, .. } = lowering;
     let mut graph = builder.finish();
     graph.ranks = ranks.settled();
-    symmc_ir::verify::verify(&graph).map_err(|violations| {
-        let shown: Vec<String> = violations.iter().take(3).map(ToString::to_string).collect();
-        Reason::Graph(shown.join("; "))
-    })?;
+    let graph = verified(graph).map_err(Reason::Graph)?;
     if let (1, Some(ranks @ 2..), false) = (files, graph.ranks, weights.is_empty()) {
         notes.push(format!(
             "the file holds the weights of one of {ranks} ranks; with one file for each rank, all are known"

@@ -1,61 +1,34 @@
-//! Turns the nodes of a program into nodes of a graph, one after another.
-//!
-//! Each op has a rule ([`crate::ops`]) that emits nodes for it. Around the rules, this module resolves names, follows
-//! known values, puts the bodies of functions and of decided branches in the place of their calls, keeps ONNX's names
-//! for results, and holds each result against the type that the program declares for it. An op without a rule becomes
-//! opaque if its result types are declared.
+//! A program on its way to a graph: what its names and symbols stand for, what it declares, and what it stores.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use indexmap::IndexMap;
-use symmc_ir::builder::BuildError;
-use symmc_ir::text::with_symbol_names;
-use symmc_ir::{Builder, DType, Dim, InputKind, Op, Scalar, Tensor, Type, ValueId};
+use symmc_import::{OpaqueOps, declared};
+use symmc_ir::{Builder, DType, Dim, InputKind, Op, Tensor, Type, ValueId};
 
-use crate::call::Call;
 use crate::data::{self, Beside};
+use crate::emit;
 use crate::error::Reason;
-use crate::known::Known;
-use crate::ops;
+use crate::known::{Known, type_of, uniform};
+use crate::node::{display_name, label};
+use crate::parameters::{MAX_CONSTANT, Parameters, is_constant};
 use crate::proto;
 use crate::ranks::Ranks;
 use crate::scope::{Binding, Scope};
-use crate::signature::Parameters;
 use crate::symbols::Symbols;
-use crate::{evaluate, fold, inline};
 
 /// Why a rule does not lower a node.
-#[derive(Debug)]
-pub(crate) enum Stop {
-    /// The node is a valid use of the op that the rule does not cover: it becomes opaque.
-    Opaque(String),
-    /// The node is broken: one sentence with what was expected and found.
-    Broken(String),
-    /// The program is broken elsewhere.
-    Error(Reason),
-}
+pub(crate) type Stop = symmc_import::Stop<Reason>;
 
-impl From<BuildError> for Stop {
-    fn from(e: BuildError) -> Self {
-        Stop::Broken(e.message)
-    }
-}
+/// The result of a rule, and of what rules call.
+pub(crate) type Lowered<T = ()> = symmc_import::Lowered<T, Reason>;
 
 impl From<Reason> for Stop {
     fn from(e: Reason) -> Self {
         Stop::Error(e)
     }
 }
-
-/// The result of a rule, and of what rules call.
-pub(crate) type Lowered<T = ()> = Result<T, Stop>;
-
-/// The largest constant that becomes part of the program, in bytes.
-pub(crate) const MAX_CONSTANT: usize = 1 << 20;
-
-/// The most nodes that calls of functions may expand to.
-const MAX_NODES: usize = 1 << 18;
 
 /// A function of the model, by domain, name and overload.
 pub(crate) type FunctionKey<'p> = (&'p str, &'p str, &'p str);
@@ -78,9 +51,9 @@ pub(crate) struct Lowering<'p> {
     pub weights: IndexMap<String, Arc<Tensor>>,
     /// Whether nodes are built to be evaluated: then nothing is kept of them.
     pub scratch: bool,
-    /// Opaque ops with why and how often.
-    opaque: IndexMap<String, (String, usize)>,
-    nodes: usize,
+    pub opaque: OpaqueOps,
+    /// How many nodes were lowered.
+    pub nodes: usize,
     pub notes: Vec<String>,
 }
 
@@ -105,7 +78,7 @@ impl<'p> Lowering<'p> {
             initializers: HashSet::new(),
             weights: IndexMap::new(),
             scratch: false,
-            opaque: IndexMap::new(),
+            opaque: OpaqueOps::default(),
             nodes: 0,
             notes: Vec::new(),
         }
@@ -248,7 +221,7 @@ impl<'p> Lowering<'p> {
     fn hold(&mut self, name: &str, known: &Known) -> Lowered<ValueId> {
         let label = format!("{}{name}", self.scope.prefix);
         match known {
-            Known::Ints(ints) => crate::emit::ints(self, &label, ints),
+            Known::Ints(ints) => emit::ints(&mut self.builder, &label, ints),
             Known::Data(data) => {
                 let ty = type_of(data);
                 if let Some(scalar) = uniform(data) {
@@ -263,175 +236,13 @@ impl<'p> Lowering<'p> {
         }
     }
 
-    // Nodes.
-
-    /// Lowers the nodes of the program.
-    pub fn run(&mut self, nodes: &'p [proto::Node]) -> Result<(), Reason> {
-        self.run_nodes(nodes)?;
-        for (op, (why, count)) in std::mem::take(&mut self.opaque) {
-            let nodes = if count == 1 { "node" } else { "nodes" };
-            self.notes.push(format!("{op} stays opaque ({count} {nodes}): {why}"));
-        }
-        Ok(())
-    }
-
-    /// Lowers nodes in the current scope.
-    pub fn run_nodes(&mut self, nodes: &'p [proto::Node]) -> Result<(), Reason> {
-        self.scope.mark_read(nodes);
-        nodes.iter().try_for_each(|node| self.node(node))
-    }
-
-    fn node(&mut self, node: &'p proto::Node) -> Result<(), Reason> {
-        let error = |message: String| Reason::Node {
-            node: label(node).to_string(),
-            op: ops::display_name(node),
-            message,
-        };
-        self.nodes += 1;
-        if self.nodes > MAX_NODES && !self.outer.is_empty() {
-            return Err(error(format!("functions expand to more than {MAX_NODES} nodes")));
-        }
-        let lowered = match inline::body(self, node) {
-            Ok(Some(body)) => inline::lower(self, node, body),
-            Ok(None) => self.by_rule(node),
-            Err(stop) => Err(stop),
-        };
-        let lowered = match lowered {
-            Err(Stop::Opaque(why)) => self.opaque(node, &why),
-            other => other,
-        };
-        match lowered {
-            Ok(()) => Ok(()),
-            Err(Stop::Error(e)) => Err(e),
-            // Messages of the IR have ids of symbols.
-            Err(Stop::Broken(message) | Stop::Opaque(message)) => {
-                Err(error(with_symbol_names(&message, &self.symbols.table)))
-            }
-        }
-    }
-
-    fn by_rule(&mut self, node: &'p proto::Node) -> Lowered {
-        let Some(row) = ops::find(&node.domain, &node.op_type) else {
-            let standard =
-                ops::normalised(&node.domain).is_empty() && ops::schemas::is_standard(&node.op_type);
-            let why = if standard { "this op of ONNX is not supported" } else { "no rule for it" };
-            return Err(Stop::Opaque(why.into()));
-        };
-        let Some(version) = self.scope.opsets.get(ops::normalised(&node.domain)).copied() else {
-            return Err(Stop::Broken(format!(
-                "expected an import of the operators of `{}`, found none",
-                node.domain
-            )));
-        };
-        let schema = ops::definition(row, version).map_err(Stop::Broken)?;
-        schema.check(row.name, node, |a| self.scope.attribute(a)).map_err(Stop::Broken)?;
-        let mut call = Call::new(self, node, version, schema);
-        if fold::ints(&mut call)? || evaluate::constants(&mut call, row.rule)? {
-            return call.finish();
-        }
-        call.start();
-        (row.rule)(&mut call)?;
-        call.finish()
-    }
-
-    /// Represents a node as an opaque op with its declared results.
-    fn opaque(&mut self, node: &'p proto::Node, why: &str) -> Lowered {
-        let op = ops::display_name(node);
-        if self.scratch {
-            return Err(Stop::Opaque(why.to_string()));
-        }
-        let mut operands = Vec::new();
-        for name in node.input.iter().filter(|n| !n.is_empty()) {
-            operands.push(self.value(name)?);
-        }
-        let wanted: Vec<&'p str> =
-            node.output.iter().map(String::as_str).filter(|n| self.scope.is_read(n)).collect();
-        let mut types = Vec::new();
-        for name in &wanted {
-            let declared = self.declared_type(name)?;
-            types.push(declared.ok_or_else(|| {
-                Stop::Broken(format!(
-                    "{why}, and the program does not declare the type of its result `{name}`; onnx.shape_inference declares those of ONNX's own ops"
-                ))
-            })?);
-        }
-        let why = &with_symbol_names(why, &self.symbols.table);
-        self.opaque.entry(op.clone()).or_insert((why.to_string(), 0)).1 += 1;
-        if wanted.is_empty() {
-            return Ok(());
-        }
-        let attributes: Vec<String> = node.attribute.iter().map(crate::call::describe).collect();
-        let op = Op::Opaque { name: op, attributes: attributes.join(", ") };
-        let label = format!("{}{}.opaque", self.scope.prefix, label(node));
-        let results = self.builder.node_as(&label, op, &operands, types)?;
-        for (name, value) in wanted.into_iter().zip(results) {
-            let shown = format!("{}{name}", self.scope.prefix);
-            self.builder.rename(value, &shown)?;
-            self.scope.bind(name, Binding::Value(value)).map_err(Stop::Broken)?;
-        }
-        Ok(())
-    }
-
     /// Holds a type against the one that is declared for a name.
     pub fn check_declared(&self, node: &proto::Node, name: &str, found: &Type) -> Result<(), Reason> {
         let Some((dtype, dims)) = self.declared(name)? else { return Ok(()) };
-        let symbols = &self.symbols.table;
-        let may_agree = |a: &Dim, b: &Dim| {
-            let (low, high) = (a.clone() - b.clone()).bounds(symbols);
-            low <= 0 && high >= 0
-        };
-        let agree = found.dtype == dtype
-            && found.rank() == dims.len()
-            && found.shape.iter().zip(&dims).all(|(a, b)| b.as_ref().is_none_or(|b| may_agree(a, b)));
-        if agree {
-            return Ok(());
-        }
-        let show = |d: &Dim| d.display(symbols).to_string();
-        let extents = |dims: Vec<String>| dims.join(", ");
-        let expected = dims.iter().map(|d| d.as_ref().map_or("?".into(), show)).collect();
-        let (expected, found_dims) = (extents(expected), extents(found.shape.iter().map(show).collect()));
-        Err(Reason::Node {
+        declared::hold(found, dtype, &dims, &self.symbols.table).map_err(|differ| Reason::Node {
             node: label(node).to_string(),
-            op: ops::display_name(node),
-            message: format!(
-                "the program declares {dtype}[{expected}] for `{name}`, found {}[{found_dims}]",
-                found.dtype
-            ),
+            op: display_name(node),
+            message: format!("the program declares {} for `{name}`, found {}", differ.expected, differ.found),
         })
     }
-}
-
-/// The name of a node, or else of its first result.
-pub(crate) fn label(node: &proto::Node) -> &str {
-    let first = node.output.iter().find(|o| !o.is_empty()).map_or("", String::as_str);
-    if node.name.is_empty() { first } else { &node.name }
-}
-
-/// Whether a stored tensor of this type is a constant unless it is known to be a parameter: integers, which are
-/// shapes, positions and masks, and single numbers.
-pub(crate) fn is_constant(dtype: DType, shape: &[usize]) -> bool {
-    let elements = shape.iter().try_fold(1usize, |n, &d| n.checked_mul(d)).unwrap_or(usize::MAX);
-    let bytes = elements.saturating_mul(dtype.size());
-    if dtype.is_float() { elements <= 1 } else { bytes <= MAX_CONSTANT }
-}
-
-/// The type of data.
-pub(crate) fn type_of(data: &Tensor) -> Type {
-    let shape: Vec<Dim> =
-        data.shape().iter().map(|&d| Dim::from(i64::try_from(d).unwrap_or(i64::MAX))).collect();
-    Type::new(data.dtype(), shape)
-}
-
-/// The one number that all elements are.
-pub(crate) fn uniform(data: &Tensor) -> Option<Scalar> {
-    let size = data.dtype().size();
-    let first = data.data().get(..size)?;
-    if !data.data().chunks(size).all(|element| element == first) {
-        return None;
-    }
-    let scalar = match data.dtype() {
-        d if d.is_float() => Scalar::Float(symmc_ir::Float(data.get_f64(0))),
-        _ => Scalar::Int(symmc_ir::tensor::read_i64(data.dtype(), data.data(), 0)),
-    };
-    Some(scalar.converted(data.dtype()))
 }

@@ -1,127 +1,21 @@
 //! The inputs and outputs of a program.
 //!
 //! Inputs of the graph that no stored tensor gives are arguments. Stored tensors that are read become parameters or
-//! constants ([`crate::lower`]).
+//! constants ([`crate::parameters`]).
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashSet;
 
 use symmc_ir::{InputKind, Type};
 
-use crate::data::{self, Beside};
 use crate::error::Reason;
-use crate::lower::{Lowering, Stop, is_constant};
+use crate::lower::Lowering;
 use crate::proto;
 use crate::scope::Binding;
-
-/// Where `torch.onnx` keeps what the inputs of the exported program are.
-const SIGNATURE: &str = "pkg.torch.export.ExportedProgram.graph_signature";
 
 /// The inputs that a caller gives.
 pub(crate) fn arguments(graph: &proto::Graph) -> Vec<&proto::ValueInfo> {
     let stored: HashSet<&str> = graph.initializer.iter().map(|t| t.name.as_str()).collect();
     graph.input.iter().filter(|i| !stored.contains(i.name.as_str())).collect()
-}
-
-/// The tensors that are parameters whatever they look like.
-#[derive(Default)]
-pub(crate) struct Parameters {
-    /// Those that PyTorch says are, by name.
-    named: HashSet<String>,
-    /// Those whose data differ between the files, by address: names may differ as well.
-    differing: HashSet<*const proto::Tensor>,
-}
-
-impl Parameters {
-    /// Whether an initializer is a parameter whatever it looks like.
-    pub fn contains(&self, tensor: &proto::Tensor) -> bool {
-        self.named.contains(&tensor.name) || self.differs(tensor)
-    }
-
-    /// Whether the data that stand at this place of the program differ between the files.
-    pub fn differs(&self, tensor: &proto::Tensor) -> bool {
-        self.differing.contains(&std::ptr::from_ref(tensor))
-    }
-}
-
-/// Finds the tensors that are parameters whatever they look like.
-pub(crate) fn parameters(models: &[proto::Model], beside: &[Beside]) -> Parameters {
-    let mut out = Parameters::default();
-    let Some(first) = models.first() else { return out };
-    let metadata = first.graph.iter().flat_map(|g| &g.metadata_props).chain(&first.metadata_props);
-    for text in metadata.filter(|e| e.key == SIGNATURE).map(|e| e.value.as_str()) {
-        let targets = text.lines().filter_map(|line| line.split_once(": PARAMETER target='"));
-        out.named.extend(targets.filter_map(|(_, rest)| Some(rest.split_once('\'')?.0.to_string())));
-    }
-    // What cannot be read is told where it is used.
-    let read = |place: &Place<'_>, beside: &Beside| {
-        let small = data::layout(place.tensor).is_ok_and(|(dtype, shape)| is_constant(dtype, &shape));
-        (small || !place.initializer).then(|| beside.load(place.tensor).ok()).flatten()
-    };
-    let expected = places(first);
-    for (model, own) in models.iter().zip(beside).skip(1) {
-        for (a, b) in expected.iter().zip(&places(model)) {
-            if let (Some(x), Some(y)) = (read(a, &beside[0]), read(b, own))
-                && x != y
-            {
-                out.differing.extend([a.tensor, b.tensor].map(std::ptr::from_ref));
-            }
-        }
-    }
-    out
-}
-
-/// Where a program reads a tensor that its file holds.
-struct Place<'p> {
-    tensor: &'p proto::Tensor,
-    /// Else it is the value of a `Constant`.
-    initializer: bool,
-}
-
-/// All of them in the order of the nodes, which is that of the same program under other names.
-fn places(model: &proto::Model) -> Vec<Place<'_>> {
-    let mut out = Vec::new();
-    if let Some(graph) = &model.graph {
-        places_of_graph(graph, None, &mut out);
-    }
-    for function in &model.functions {
-        places_of_nodes(&function.node, &Names::default(), &mut out);
-    }
-    out
-}
-
-/// The initializers that a graph sees by name: its own and those around it.
-#[derive(Default)]
-struct Names<'a, 'p> {
-    own: HashMap<&'p str, &'p proto::Tensor>,
-    around: Option<&'a Names<'a, 'p>>,
-}
-
-impl<'p> Names<'_, 'p> {
-    fn get(&self, name: &str) -> Option<&'p proto::Tensor> {
-        self.own.get(name).copied().or_else(|| self.around?.get(name))
-    }
-}
-
-fn places_of_graph<'p>(graph: &'p proto::Graph, around: Option<&Names<'_, 'p>>, out: &mut Vec<Place<'p>>) {
-    let own = graph.initializer.iter().map(|t| (t.name.as_str(), t)).collect();
-    let names = Names { own, around };
-    places_of_nodes(&graph.node, &names, out);
-    let results = graph.output.iter().filter_map(|o| names.get(&o.name));
-    out.extend(results.map(|tensor| Place { tensor, initializer: true }));
-}
-
-fn places_of_nodes<'p>(nodes: &'p [proto::Node], names: &Names<'_, 'p>, out: &mut Vec<Place<'p>>) {
-    for node in nodes {
-        let operands = node.input.iter().filter_map(|name| names.get(name));
-        out.extend(operands.map(|tensor| Place { tensor, initializer: true }));
-        for attribute in &node.attribute {
-            let constant = attribute.t.as_deref().filter(|_| node.op_type == "Constant");
-            out.extend(constant.map(|tensor| Place { tensor, initializer: false }));
-            if let Some(graph) = &attribute.g {
-                places_of_graph(graph, Some(names), out);
-            }
-        }
-    }
 }
 
 /// Adds the arguments and names the stored tensors.
@@ -168,10 +62,7 @@ pub(crate) fn outputs<'p>(lowering: &mut Lowering<'p>, graph: &'p proto::Graph) 
     for output in &graph.output {
         let name = output.name.as_str();
         let error = |message: String| Reason::Value { value: name.into(), message };
-        let value = lowering.value(name).map_err(|stop| match stop {
-            Stop::Error(e) => e,
-            Stop::Broken(m) | Stop::Opaque(m) => error(m),
-        })?;
+        let value = lowering.value(name).map_err(|stop| stop.into_error(error))?;
         lowering.builder.output(value);
     }
     Ok(())

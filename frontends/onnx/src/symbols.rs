@@ -10,15 +10,12 @@
 use std::collections::HashMap;
 
 use indexmap::IndexMap;
-use symmc_ir::ranges::{Declared, Extent, Given, Settled};
-use symmc_ir::sympy::{self, Expr};
+use symmc_import::ranges::{self, Declared, Extent, Given, Settled};
+use symmc_import::sympy::{self, Expr};
 use symmc_ir::{Dim, Symbol, SymbolId, Table};
 
 use crate::error::Reason;
 use crate::proto;
-
-/// Upper bounds from here on mean "no bound" (PyTorch writes such for open ends).
-const OPEN: i64 = 1 << 40;
 
 /// Where `torch.onnx` keeps the ranges of symbols.
 const RANGES: &str = "pkg.torch.export.ExportedProgram.range_constraints";
@@ -55,12 +52,14 @@ impl Symbols {
                 collect(&argument.name, axis, dim, &mut order);
             }
         }
-        let ranges = metadata.iter().find(|e| e.key == RANGES).map(|e| ranges(&e.value)).unwrap_or_default();
+        let stated =
+            metadata.iter().find(|e| e.key == RANGES).map(|e| of_metadata(&e.value)).unwrap_or_default();
         let mut declared: Vec<Declared> = Vec::with_capacity(order.len());
-        for (name, known) in order.iter().zip(assigned(&order, &ranges)) {
+        for (name, known) in order.iter().zip(assigned(&order, &stated)) {
             let generated = order.len() == 1 && is_generated(name);
-            let shown = unique(&declared, if generated { "tokens".into() } else { identifier(name) });
-            let (min, max) = bounds(name, known.range)?;
+            let shown = unique(&declared, if generated { "tokens".into() } else { ranges::identifier(name) });
+            let (min, max) =
+                ranges::bounds(name, known.range.and_then(|r| r.min), known.range.and_then(|r| r.max))?;
             let said = |(asked, _): &(String, Extent)| *asked == shown || asked == name;
             if !known.certain && !given.extents.iter().any(said) {
                 let max = max.map_or("any size".into(), |max| max.to_string());
@@ -72,7 +71,7 @@ impl Symbols {
             let recorded = recorded(name, arguments, &given.recorded);
             declared.push(Declared { name: shown, alias, min, max, recorded });
         }
-        let Settled { table, dims, open } = symmc_ir::ranges::settle(&declared, given, max_extent, notes)?;
+        let Settled { table, dims, open } = ranges::settle(&declared, given, max_extent, notes)?;
         Ok(Symbols { table, ids: order.into_iter().zip(dims).collect(), open })
     }
 
@@ -201,7 +200,7 @@ fn assigned<'r>(order: &[String], ranges: &'r IndexMap<String, Range>) -> Vec<As
 }
 
 /// `{s23: VR[2, 1024], s5: VR[0, int_oo]}`; what cannot be read is left out.
-fn ranges(text: &str) -> IndexMap<String, Range> {
+fn of_metadata(text: &str) -> IndexMap<String, Range> {
     let mut out = IndexMap::new();
     for part in text.trim().trim_start_matches('{').split("VR[").collect::<Vec<_>>().windows(2) {
         let name = part[0].rsplit([',', '{', ']']).next().unwrap_or("").trim().trim_end_matches(':').trim();
@@ -221,30 +220,6 @@ fn unique(others: &[Declared], name: String) -> String {
         false => name,
         true => numbered.into_iter().find(|n| !taken(n)).unwrap_or(name),
     }
-}
-
-/// A symbol's name as an identifier of the text form.
-fn identifier(name: &str) -> String {
-    let fits = |c: char| c.is_ascii_alphanumeric() || c == '_';
-    let mut out: String = name.chars().map(|c| if fits(c) { c } else { '_' }).collect();
-    if out.is_empty() || out.starts_with(|c: char| c.is_ascii_digit()) {
-        out.insert(0, '_');
-    }
-    out
-}
-
-/// What the program says of a symbol; without an upper bound, `None`.
-fn bounds(name: &str, range: Option<Range>) -> Result<(i64, Option<i64>), Reason> {
-    let min = range.and_then(|r| r.min).unwrap_or(0).max(0);
-    let max = range.and_then(|r| r.max).filter(|m| *m < OPEN);
-    if max.is_some_and(|max| min > max) || min >= OPEN {
-        return Err(Reason::Symbol {
-            symbol: name.into(),
-            expected: format!("a range that is not empty and starts below {OPEN}"),
-            found: format!("{min}..={}", max.unwrap_or(OPEN)),
-        });
-    }
-    Ok((min, max))
 }
 
 #[cfg(test)]

@@ -5,7 +5,8 @@
 use std::collections::HashMap;
 
 use crate::error::Reason;
-use crate::ops::{self, schemas};
+use crate::node::normalised;
+use crate::ops::schemas;
 use crate::proto;
 
 /// The versions of the format that are read: operator sets are imported since the first, and [`proto`] has the fields
@@ -28,7 +29,7 @@ pub(crate) fn of_model(model: &proto::Model) -> Result<(), Reason> {
     for function in &model.functions {
         by_domain(&function.opset_import)?;
     }
-    match model.opset_import.iter().any(|o| ops::normalised(&o.domain).is_empty()) {
+    match model.opset_import.iter().any(|o| normalised(&o.domain).is_empty()) {
         true => Ok(()),
         false => Err(Reason::Version {
             expected: format!("version {OLDEST} to {} of ONNX's operators", schemas::newest()),
@@ -44,7 +45,7 @@ pub(crate) fn of_model(model: &proto::Model) -> Result<(), Reason> {
 pub(crate) fn by_domain(imports: &[proto::OperatorSet]) -> Result<HashMap<&str, i64>, Reason> {
     let mut versions = HashMap::new();
     for import in imports {
-        let domain = ops::normalised(&import.domain);
+        let domain = normalised(&import.domain);
         let (who, known) = match domain {
             "" => ("ONNX's operators", OLDEST..=schemas::newest()),
             "com.microsoft" => ("ONNX Runtime's operators", 1..=1),

@@ -90,7 +90,7 @@ mod workload;
 
 // Programs and what comes with them.
 pub use program::{OpenOptions, Program};
-pub use symmc_ir::ranges::Extent;
+pub use symmc_import::ranges::Extent;
 pub use symmc_ir::{Bindings, DType, Graph, Tensor};
 pub use tensors::TensorFile;
 pub use weights::Weights;

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use indexmap::IndexMap;
-use symmc_ir::ranges::{self, Extent, Given};
+use symmc_import::ranges::{self, Extent, Given};
 use symmc_ir::{Graph, InputKind, Members, Tensor, text, verify};
 
 use crate::error::{Error, ranks as ranks_text};

@@ -1,4 +1,4 @@
-//! Arguments and results of nodes: one-of objects of the schema, as enums.
+//! How arguments and results of nodes are read and shown: they are one-of objects of the schema.
 //!
 //! An alternative that no op here needs is [`Argument::Other`] with its name.
 
@@ -7,40 +7,7 @@ use std::fmt;
 use serde::Deserialize;
 use serde::de::{Deserializer, IgnoredAny, MapAccess, Visitor};
 
-use crate::numbers::ByRank;
-use crate::schema::{Graph, Named, Real, Str};
-
-/// An argument or a result of a node.
-pub(crate) enum Argument<'a> {
-    None,
-    Tensor(Str<'a>),
-    Tensors(Vec<Str<'a>>),
-    OptionalTensors(Vec<Option<Str<'a>>>),
-    Int(i64),
-    Ints(Vec<i64>),
-    Float(f64),
-    Floats(Vec<f64>),
-    /// The real and the imaginary part of a number.
-    Complex(f64, f64),
-    Bool(bool),
-    Bools(Vec<bool>),
-    String(Str<'a>),
-    SymInt(SymArgument<'a>),
-    SymInts(Vec<SymArgument<'a>>),
-    SymBool(SymArgument<'a>),
-    SymFloat(SymArgument<'a>),
-    SymFloats(Vec<SymArgument<'a>>),
-    ScalarType(u32),
-    CustomObj(Str<'a>),
-    /// A number that differs between ranks; no archive holds one.
-    ByRank(ByRank),
-    /// The target of an op that a wrapper calls.
-    Operator(Str<'a>),
-    /// The body of a wrapper.
-    Graph(Box<Graph<'a>>),
-    /// An alternative that no op here reads (device, layout, …): its name.
-    Other(Str<'a>),
-}
+use crate::schema::{Argument, Graph, Named, Real, Str, SymArgument};
 
 impl Argument<'_> {
     /// What the argument is, for messages.
@@ -170,16 +137,6 @@ fn alternative<'de, A: MapAccess<'de>>(
         }
         _ => map.next_value::<Option<IgnoredAny>>()?.map(|_| Argument::Other(key.clone())),
     })
-}
-
-/// A reference by name or a literal, within arguments.
-#[derive(Deserialize)]
-pub(crate) struct SymArgument<'a> {
-    #[serde(borrow)]
-    pub as_name: Option<Str<'a>>,
-    pub as_int: Option<i64>,
-    pub as_float: Option<Real>,
-    pub as_bool: Option<bool>,
 }
 
 #[derive(Deserialize)]

@@ -7,13 +7,12 @@
 use std::cell::RefCell;
 use std::collections::{HashMap, HashSet};
 
+use symmc_import::Emit;
 use symmc_ir::{DType, Dim, Scalar, ValueId};
 
 use crate::dtype;
-use crate::inplace;
 use crate::lower::{Lowered, Lowering, Stop};
 use crate::numbers::{ByRank, Numbers};
-use crate::ops::Rule;
 use crate::schema::{Argument, NamedArgument, Node, SymArgument};
 use crate::scope::Binding;
 
@@ -31,6 +30,16 @@ pub(crate) enum Operand {
 /// Arguments that say where and how a tensor is stored, not what it holds.
 const IMMATERIAL: [&str; 6] =
     ["device", "layout", "memory_format", "non_blocking", "pin_memory", "requires_grad"];
+
+/// Emits the nodes of one call.
+pub(crate) type Rule = for<'a, 'c, 'p> fn(&'a mut Call<'c, 'p>) -> Lowered;
+
+/// A row of a table: the target without `torch.ops.`, what it becomes, and its rule.
+pub(crate) type Row = symmc_import::Row<Rule>;
+
+pub(crate) const fn row(name: &'static str, becomes: &'static str, rule: Rule) -> Row {
+    Row { name, becomes, rule }
+}
 
 /// A node while its rule runs.
 pub(crate) struct Call<'c, 'p> {
@@ -483,15 +492,10 @@ impl<'c, 'p> Call<'c, 'p> {
         value.map(|x| x.0).ok_or_else(|| Stop::Opaque("an operand is a symbolic float".into()))
     }
 
-    /// An axis counted from 0, given that negative ones count from the end of `rank` axes.
+    /// An axis counted from 0, given that negative ones count from the end of `rank` axes. PyTorch lets a tensor without
+    /// axes be addressed as if it had one.
     pub fn axis_of(&self, axis: i64, rank: usize) -> Lowered<usize> {
-        // PyTorch lets a tensor without axes be addressed as if it had one.
-        let n = rank.max(1) as i64;
-        if (-n..n).contains(&axis) {
-            Ok(axis.rem_euclid(n) as usize)
-        } else {
-            broken(format!("expected an axis from {} to {}, found {axis}", -n, n - 1))
-        }
+        self.axis_within(axis, rank.max(1))
     }
 
     pub fn axis_or(&self, name: &str, default: i64, rank: usize) -> Lowered<usize> {
@@ -505,15 +509,9 @@ impl<'c, 'p> Call<'c, 'p> {
     /// Axes of a reduction, ascending; no list or an empty one means all.
     pub fn axes(&self, name: &str, rank: usize) -> Lowered<Vec<usize>> {
         let mut axes = match self.opt_ints(name)? {
-            Some(list) if !list.is_empty() => {
-                list.into_iter().map(|a| self.axis_of(a, rank)).collect::<Lowered<Vec<_>>>()?
-            }
+            Some(list) if !list.is_empty() => self.axes_within(&list, rank.max(1))?,
             _ => (0..rank).collect(),
         };
-        axes.sort_unstable();
-        if axes.windows(2).any(|w| w[0] == w[1]) {
-            return broken(format!("expected distinct axes, found {axes:?}"));
-        }
         axes.retain(|&a| a < rank);
         Ok(axes)
     }
@@ -573,6 +571,11 @@ impl<'c, 'p> Call<'c, 'p> {
         &self.results
     }
 
+    /// How many results may have values that were stated.
+    pub fn stated_count(&self) -> usize {
+        self.bound.len()
+    }
+
     /// The value that was stated for a result.
     pub fn result(&self, result: usize) -> Option<ValueId> {
         self.bound.get(result).copied().flatten()
@@ -587,18 +590,6 @@ impl<'c, 'p> Call<'c, 'p> {
     /// Whether a value was there before this call.
     pub fn is_older(&self, value: ValueId) -> bool {
         symmc_ir::entity::Entity::index(value) < self.first_new
-    }
-
-    /// In a program with in-place ops, gives results memory of their own where PyTorch does.
-    pub fn separate_results(&mut self) -> Lowered {
-        if self.lowering.in_place {
-            for i in 0..self.bound.len() {
-                if let Some(value) = self.bound[i] {
-                    self.bound[i] = Some(inplace::separate(self, value)?);
-                }
-            }
-        }
-        Ok(())
     }
 
     /// Checks the results against their declarations and binds their names.

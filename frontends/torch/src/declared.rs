@@ -1,7 +1,18 @@
 //! Schemas of custom ops, as a caller declares them in PyTorch's notation:
 //! `mylib::f(Tensor x, Tensor(a!) out, *, float eps=1e-5) -> ()`, with `!` at what the op writes.
 
-use crate::effects::Writes;
+/// What an op writes.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(crate) struct Writes {
+    /// The arguments that it writes.
+    pub arguments: Vec<String>,
+    /// The counterpart that gives the new contents as results, in the order of `arguments`.
+    pub functional: Option<String>,
+    /// How many results it gives besides. They come first; without any the results are what it wrote.
+    pub own: usize,
+    /// The written arguments that the results are, if they are not the first ones.
+    pub returned: Option<Vec<String>>,
+}
 
 /// The schema of one op.
 #[derive(Clone, Debug)]

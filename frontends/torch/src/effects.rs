@@ -10,21 +10,10 @@ use std::collections::{HashMap, HashSet};
 use std::sync::OnceLock;
 
 use crate::declared::Declared;
+pub(crate) use crate::declared::Writes;
 use crate::error::ImportError;
-use crate::schema::{Argument, Graph, Node};
-
-/// What an op writes.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub(crate) struct Writes {
-    /// The arguments that it writes.
-    pub arguments: Vec<String>,
-    /// The counterpart that gives the new contents as results, in the order of `arguments`.
-    pub functional: Option<String>,
-    /// How many results it gives besides. They come first; without any the results are what it wrote.
-    pub own: usize,
-    /// The written arguments that the results are, if they are not the first ones.
-    pub returned: Option<Vec<String>>,
-}
+use crate::schema::{Argument, Graph, NamedArgument, Node, Str};
+use crate::scope::tensor_names;
 
 /// What an op does beside giving results.
 #[derive(Clone, Debug, PartialEq)]
@@ -63,6 +52,10 @@ struct Table {
     kinds: HashMap<&'static str, Kind>,
     views: HashSet<&'static str>,
 }
+
+/// Why an op that draws random numbers is refused.
+pub(crate) const DRAWS: &str = "it draws random numbers, which a program cannot: export the model in evaluation mode, \
+                                or make the numbers an argument";
 
 /// Wrappers of graphs that have no effects but those of their graphs.
 const WRAPPERS: [&str; 12] = [
@@ -149,6 +142,18 @@ fn op_of(target: &str) -> &str {
     bare(target).rsplit_once('.').map_or(target, |(op, _)| op)
 }
 
+/// The op that a node calls in the form of [`crate::functionalised`], if it is such a call.
+pub(crate) fn called<'p>(node: &'p Node<'p>) -> Option<&'p str> {
+    let name = bare(&node.target).strip_prefix("higher_order.auto_functionalized")?;
+    if !matches!(name.split('.').next(), Some("" | "_v2")) {
+        return None;
+    }
+    node.inputs.iter().find_map(|i| match &i.arg {
+        Argument::Operator(op) => Some(&**op),
+        _ => None,
+    })
+}
+
 /// What an op of PyTorch writes.
 pub(crate) fn of_table(target: &str) -> Option<&'static Writes> {
     table().writes.get(bare(target)).map(|row| &row.writes)
@@ -163,7 +168,7 @@ pub(crate) fn is_view(target: &str) -> bool {
 pub(crate) fn draws(node: &Node<'_>) -> bool {
     let op = op_of(&node.target);
     let told = |name: &str| node.inputs.iter().any(|i| &*i.name == name);
-    let off = |i: &crate::schema::NamedArgument<'_>| match (&*i.name, &i.arg) {
+    let off = |i: &NamedArgument<'_>| match (&*i.name, &i.arg) {
         ("train" | "training", Argument::Bool(on)) => !on,
         ("p" | "dropout" | "dropout_p", Argument::Float(p)) => *p == 0.0,
         ("p" | "dropout" | "dropout_p", Argument::Int(p)) => *p == 0,
@@ -193,7 +198,7 @@ impl Effects {
     ///
     /// # Errors
     /// One cannot be read, or two are of one op.
-    pub fn new(schemas: &[String], verifiers: &[crate::schema::Str<'_>]) -> Result<Self, ImportError> {
+    pub fn new(schemas: &[String], verifiers: &[Str<'_>]) -> Result<Self, ImportError> {
         let mut declared = HashMap::new();
         for text in schemas {
             let one = Declared::parse(text)
@@ -239,7 +244,7 @@ impl Effects {
             let nothing = row.flag.is_some_and(off);
             return if nothing { Effect::Pure } else { Effect::Writes(row.writes.clone()) };
         }
-        if crate::functionalised::called(node).is_some() {
+        if called(node).is_some() {
             return Effect::Pure;
         }
         if let Some(name) = target.strip_prefix("higher_order.") {
@@ -253,7 +258,7 @@ impl Effects {
             Some(Kind::Draws) => Effect::Pure,
             None if is_named_in_place(target) => Effect::Unclear,
             None if self.functional => Effect::Pure,
-            None if node.inputs.iter().all(|i| crate::scope::tensor_names(&i.arg).is_empty()) => Effect::Pure,
+            None if node.inputs.iter().all(|i| tensor_names(&i.arg).is_empty()) => Effect::Pure,
             None => Effect::Unknown,
         }
     }

@@ -1,14 +1,16 @@
-//! The dtype handling that PyTorch does implicitly, and groups by name. What rules emit is [`symmc_ir::emit`]'s.
+//! The dtype handling that PyTorch does implicitly, and groups by name. What rules emit is [`symmc_import::emit`]'s.
 
-use symmc_ir::{BinaryOp, Builder, DType, Emit, GroupId, ValueId};
+use symmc_import::Emit;
+use symmc_ir::{BinaryOp, Builder, DType, GroupId, ValueId};
 
 use crate::call::{Call, Operand};
 use crate::dtype::{self, Weight};
+use crate::error::ImportError;
 use crate::lower::{Lowered, Stop};
 use crate::ratios;
 
 impl Emit for Call<'_, '_> {
-    type Error = Stop;
+    type Error = ImportError;
 
     fn builder(&self) -> &Builder {
         &self.lowering.builder

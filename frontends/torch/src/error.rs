@@ -87,26 +87,16 @@ pub enum ImportError {
         /// Which part of it is not supported.
         message: String,
     },
-    /// The range of a symbol is empty or unusable.
-    #[error("symbol `{symbol}`: expected {expected}, found {found}")]
-    Symbol {
-        /// The name of the symbol.
-        symbol: String,
-        /// What a range must be.
-        expected: String,
-        /// What it is.
-        found: String,
-    },
-    /// What the caller says of a symbol contradicts the program.
+    /// The range of a symbol is empty or unusable, or what the caller says of it contradicts the program.
     #[error(transparent)]
-    Range(#[from] symmc_ir::ranges::RangeError),
+    Range(#[from] symmc_import::ranges::RangeError),
     /// Something is wrong that extents with symbols show; it may be that these have no range, or are equal.
     #[error("{error}")]
     Extents {
         /// What is wrong.
         error: Box<ImportError>,
         /// The symbols in question.
-        symbols: symmc_ir::ranges::Questioned,
+        symbols: symmc_import::ranges::Questioned,
     },
     /// A part of the signature does not fit the graph.
     #[error("`{name}` in the signature: {message}")]

@@ -2,26 +2,14 @@
 //! version take the op, its other arguments, and the memory that it writes (the *bases*), of which each written
 //! argument is a view; their results are those of the op and then the new bases.
 
+use symmc_import::Emit;
 use symmc_ir::ValueId;
 
 use crate::call::Call;
-use crate::effects::{self, Writes, bare};
-use crate::inplace::separate;
+use crate::effects::{self, Writes};
 use crate::lower::{Lowered, Stop};
 use crate::ops::{self, pieces};
-use crate::schema::{Argument, Node};
-
-/// The op that a node calls in this form.
-pub(crate) fn called<'p>(node: &'p Node<'p>) -> Option<&'p str> {
-    let name = bare(&node.target).strip_prefix("higher_order.auto_functionalized")?;
-    if !matches!(name.split('.').next(), Some("" | "_v2")) {
-        return None;
-    }
-    node.inputs.iter().find_map(|i| match &i.arg {
-        Argument::Operator(op) => Some(&**op),
-        _ => None,
-    })
-}
+use crate::sharing::separate;
 
 /// How a written argument lies in its base.
 enum View {
@@ -135,7 +123,6 @@ fn written<'p>(c: &Call<'_, 'p>) -> Lowered<Vec<Written<'p>>> {
 
 /// The written argument as it lies in its base.
 fn part(c: &mut Call<'_, '_>, base: ValueId, w: &Written<'_>) -> Lowered<ValueId> {
-    use symmc_ir::Emit;
     match &w.view {
         View::Whole => Ok(base),
         View::Slice { axis, start, end } => {
@@ -148,7 +135,6 @@ fn part(c: &mut Call<'_, '_>, base: ValueId, w: &Written<'_>) -> Lowered<ValueId
 
 /// The base with new contents of the written argument.
 fn put(c: &mut Call<'_, '_>, base: ValueId, w: &Written<'_>, value: ValueId) -> Lowered<ValueId> {
-    use symmc_ir::Emit;
     let value = c.cast(value, c.dtype(base))?;
     match &w.view {
         View::Whole => Ok(value),

@@ -17,18 +17,7 @@ pub fn check(bytes: &[u8]) -> bool {
     } else {
         bytes
     };
-    match import(bytes, &ImportOptions::default()) {
-        Err(e) => {
-            assert!(!e.to_string().is_empty());
-            false
-        }
-        Ok(imported) => {
-            if let Err(violations) = symmc_ir::verify::verify(&imported.graph) {
-                panic!("{}", violations.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n"));
-            }
-            true
-        }
-    }
+    symmc_import::fuzz::check(import(bytes, &ImportOptions::default()).map(|imported| imported.graph))
 }
 
 /// An archive of this program, without stored tensors; empty if it cannot be written.

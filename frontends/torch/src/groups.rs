@@ -7,10 +7,10 @@
 use indexmap::IndexMap;
 use symmc_ir::Members;
 
-use crate::ImportOptions;
+use crate::effects;
 use crate::error::{ImportError, UndescribedGroup};
-use crate::functionalised;
 use crate::numbers::{ByRank, Numbers};
+use crate::options::ImportOptions;
 use crate::schema::{Argument, Graph, Node, Program};
 
 /// PyTorch's name of the default group, which has all ranks: groups are counted in the order they are made.
@@ -111,7 +111,7 @@ fn collect(graph: &Graph<'_>, uses: &mut IndexMap<String, Use>) -> Result<(), Im
             }
         }
         let Some(group) =
-            group_name(node).filter(|_| is_collective(functionalised::called(node).unwrap_or(&node.target)))
+            group_name(node).filter(|_| is_collective(effects::called(node).unwrap_or(&node.target)))
         else {
             continue;
         };

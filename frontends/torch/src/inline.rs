@@ -27,8 +27,8 @@ pub(crate) fn body<'p>(node: &'p Node<'p>) -> Option<&'p schema::Graph<'p>> {
     })
 }
 
-/// Lowers the nodes of a wrapped graph in place of the call.
-pub(crate) fn lower<'p>(c: &mut Call<'_, 'p>, graph: &'p schema::Graph<'p>) -> Lowered {
+/// The names of a wrapped graph, of which those of its inputs stand for the operands of the call.
+pub(crate) fn scope<'p>(c: &Call<'_, 'p>, graph: &'p schema::Graph<'p>) -> Lowered<Scope<'p>> {
     let node = c.node;
     let autocast = node.target.contains("autocast");
     if autocast
@@ -56,10 +56,11 @@ pub(crate) fn lower<'p>(c: &mut Call<'_, 'p>, graph: &'p schema::Graph<'p>) -> L
         let value = c.lowering.scope.value(operand).map_err(Stop::Broken)?;
         inner.bind(parameter, Binding::Value(value)).map_err(Stop::Broken)?;
     }
-    let outer = std::mem::replace(&mut c.lowering.scope, inner);
-    let ran = c.lowering.run_scope();
-    let inner = std::mem::replace(&mut c.lowering.scope, outer);
-    ran?;
+    Ok(inner)
+}
+
+/// Lets the results of the call be those of the wrapped graph.
+pub(crate) fn results(c: &mut Call<'_, '_>, graph: &schema::Graph<'_>, inner: &Scope<'_>) -> Lowered {
     for (i, name) in graph.outputs.iter().flat_map(tensor_names).enumerate() {
         let value = inner.value(name).map_err(Stop::Broken)?;
         c.set(i, value);

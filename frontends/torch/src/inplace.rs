@@ -12,46 +12,22 @@
 
 use std::collections::HashSet;
 
+use symmc_import::Emit;
 use symmc_ir::entity::Entity;
-use symmc_ir::{Def, Emit, InputKind, NodeId, Op, Type, ValueId};
+use symmc_ir::{Def, InputKind, NodeId, Op, Type, ValueId};
 
 use crate::call::Call;
 use crate::effects::{self, Writes};
 use crate::lower::{Lowered, Stop};
 use crate::ops;
 use crate::scope::{Binding, tensor_names};
-use crate::sharing::{Sharing, sharing};
+use crate::sharing::base_of;
 
 /// What helps where an op that writes cannot be lowered.
 pub(crate) const ADVICE: &str = "after `run_decompositions()` no op of the program writes its operands";
 
 fn refused<T>(why: &str) -> Lowered<T> {
     Err(Stop::Broken(format!("{why}; {ADVICE}")))
-}
-
-/// In a program with ops that write: the result of an op that PyTorch gives memory of its own, as a copy if its rule
-/// left it in the memory of an operand.
-pub(crate) fn separate(c: &mut Call<'_, '_>, value: ValueId) -> Lowered<ValueId> {
-    let (base, _) = base_of(c, value);
-    if !c.is_older(base) {
-        return Ok(value);
-    }
-    let how = sharing(c);
-    if how == Sharing::Shared {
-        return Ok(value);
-    }
-    let copy = c.emit("copy", Op::Copy, &[value])?;
-    if how == Sharing::Unknown {
-        c.lowering.entangled.push((copy, base));
-    }
-    Ok(copy)
-}
-
-/// Notes that PyTorch has the result of an op that gives views in the memory of `operand`, where the program reads it.
-pub(crate) fn entangle(c: &mut Call<'_, '_>, value: ValueId, operand: ValueId) {
-    if c.lowering.in_place && effects::is_view(&c.node.target) {
-        c.lowering.entangled.push((value, operand));
-    }
 }
 
 /// Lowers a call of an op that writes.
@@ -115,7 +91,7 @@ fn opaque(
     why: &str,
 ) -> Lowered<Vec<Option<ValueId>>> {
     if effects::draws(c.node) {
-        return Err(Stop::Broken(ops::DRAWS.into()));
+        return Err(Stop::Broken(effects::DRAWS.into()));
     }
     let mut types = Vec::new();
     for i in 0..own_results(c, writes) {
@@ -235,21 +211,6 @@ fn reader(c: &Call<'_, '_>, bases: &HashSet<ValueId>) -> Option<String> {
 /// Who would see it if a node wrote this operand: the first of them.
 pub(crate) fn would_notice(c: &Call<'_, '_>, operand: ValueId) -> Option<String> {
     reader(c, &entangled(c, base_of(c, operand).0))
-}
-
-/// The base of a value, and the view nodes that lead from it to the value.
-fn base_of(c: &Call<'_, '_>, value: ValueId) -> (ValueId, Vec<NodeId>) {
-    let graph = c.lowering.builder.graph();
-    let (mut at, mut chain) = (value, Vec::new());
-    while let Def::Node(node, _) = graph.values[at].def {
-        if !graph.nodes[node].op.is_view() {
-            break;
-        }
-        chain.push(node);
-        at = graph.nodes[node].inputs[0];
-    }
-    chain.reverse();
-    (at, chain)
 }
 
 /// The base after `new` was written into the view that `chain` describes.

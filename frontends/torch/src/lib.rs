@@ -41,6 +41,7 @@ mod inplace;
 mod lower;
 mod numbers;
 mod ops;
+mod options;
 mod ratios;
 mod schema;
 mod scope;
@@ -48,16 +49,19 @@ mod sharing;
 mod signature;
 mod stored;
 mod symbols;
+mod walk;
 
 use std::collections::HashMap;
 use std::path::Path;
 use std::sync::Arc;
 
 use indexmap::IndexMap;
-use symmc_ir::ranges::{Given, Questioned};
+use symmc_import::declared::verified;
+use symmc_import::ranges::Questioned;
 use symmc_ir::{Builder, Graph, Members, Tensor};
 
 pub use error::{ImportError, UndescribedGroup};
+pub use options::ImportOptions;
 
 use archive::Archive;
 use effects::Effects;
@@ -66,41 +70,6 @@ use schema::{Program, VersionOnly};
 use signature::Stores;
 use stored::Store;
 use symbols::Symbols;
-
-/// What the file leaves open.
-#[derive(Clone, Debug)]
-pub struct ImportOptions {
-    /// The name of the graph. In an archive of several programs, also which one to read.
-    pub name: String,
-    /// The number of ranks, if it is known otherwise than from the program.
-    pub ranks: Option<u32>,
-    /// The number of ranks where neither [`ranks`](Self::ranks) nor the program fixes it.
-    pub assumed_ranks: Option<u32>,
-    /// The members of groups by PyTorch's names: lists of ranks that partition all ranks. A group without
-    /// an entry is all ranks if its name or its size says so; another cannot be imported.
-    pub groups: IndexMap<String, Vec<Vec<u32>>>,
-    /// What the caller says of symbols, and the shapes of recorded arguments.
-    pub given: Given,
-    /// The upper bound of symbols to which neither the program nor the caller gives one.
-    pub max_extent: i64,
-    /// Schemas of custom ops in PyTorch's notation, as far as the program does not tell what they write:
-    /// `mylib::f(Tensor x, Tensor(a!) out) -> ()`.
-    pub schemas: Vec<String>,
-}
-
-impl Default for ImportOptions {
-    fn default() -> Self {
-        ImportOptions {
-            name: "model".into(),
-            ranks: None,
-            assumed_ranks: None,
-            groups: IndexMap::new(),
-            given: Given::default(),
-            max_extent: 1 << 20,
-            schemas: Vec::new(),
-        }
-    }
-}
 
 /// An imported program.
 #[derive(Clone, Debug)]
@@ -287,11 +256,7 @@ fn lowered<'p>(
     lowering.run()?;
     signature::outputs(&mut lowering, program, &inputs)?;
     let Lowering { builder, weights: written, buffers, notes, .. } = lowering;
-    let graph = builder.finish();
-    symmc_ir::verify::verify(&graph).map_err(|violations| {
-        let shown: Vec<String> = violations.iter().take(3).map(ToString::to_string).collect();
-        ImportError::Graph(shown.join("; "))
-    })?;
+    let graph = verified(builder.finish()).map_err(ImportError::Graph)?;
     let mut of_ranks = Vec::with_capacity(stores.len());
     for (rank, of_rank) in stores.iter_mut().enumerate() {
         let mut weights = written.clone();

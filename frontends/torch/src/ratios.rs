@@ -2,8 +2,9 @@
 //!
 //! PyTorch writes them as expressions; they stand where numbers stand, and are computed in f64.
 
-use symmc_ir::sympy::{self, Expr};
-use symmc_ir::{BinaryOp, DType, Emit, UnaryOp, ValueId};
+use symmc_import::Emit;
+use symmc_import::sympy::{self, Expr};
+use symmc_ir::{BinaryOp, DType, UnaryOp, ValueId};
 
 use crate::call::Call;
 use crate::lower::{Lowered, Stop};

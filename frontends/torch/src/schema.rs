@@ -1,7 +1,7 @@
 //! The part of the program JSON (schema 8) that an import reads, borrowed from the text.
 //!
 //! Unknown fields are skipped without being built, stack traces and other metadata among them, so a newer
-//! minor version of the schema stays readable. Arguments of nodes are in [`crate::argument`].
+//! minor version of the schema stays readable. How arguments of nodes are read is in [`crate::argument`].
 
 use std::borrow::{Borrow, Cow};
 use std::collections::HashMap;
@@ -12,7 +12,7 @@ use indexmap::IndexMap;
 use serde::Deserialize;
 use serde::de::{Deserializer, IgnoredAny, Visitor};
 
-pub(crate) use crate::argument::{Argument, SymArgument};
+use crate::numbers::ByRank;
 
 /// A string that borrows from the JSON text unless it has escapes.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
@@ -120,40 +120,35 @@ pub(crate) struct Range {
 }
 
 #[derive(Deserialize)]
+#[serde(bound(deserialize = "'de: 'a"))]
 pub(crate) struct GraphModule<'a> {
-    #[serde(borrow)]
     pub graph: Graph<'a>,
-    #[serde(borrow)]
     pub signature: Signature<'a>,
 }
 
 #[derive(Deserialize)]
+#[serde(bound(deserialize = "'de: 'a"))]
 pub(crate) struct Graph<'a> {
-    #[serde(borrow, default)]
+    #[serde(default)]
     pub inputs: Vec<Argument<'a>>,
-    #[serde(borrow, default)]
+    #[serde(default)]
     pub outputs: Vec<Argument<'a>>,
-    #[serde(borrow)]
     pub nodes: Vec<Node<'a>>,
-    #[serde(borrow)]
     pub tensor_values: HashMap<Str<'a>, ValueMeta<'a>>,
-    #[serde(borrow, default)]
+    #[serde(default)]
     pub sym_int_values: HashMap<Str<'a>, SymInt<'a>>,
-    #[serde(borrow, default)]
+    #[serde(default)]
     pub sym_bool_values: HashMap<Str<'a>, SymBool<'a>>,
-    #[serde(borrow, default)]
+    #[serde(default)]
     pub sym_float_values: HashMap<Str<'a>, SymFloat<'a>>,
 }
 
 #[derive(Deserialize)]
+#[serde(bound(deserialize = "'de: 'a"))]
 pub(crate) struct Node<'a> {
-    #[serde(borrow)]
     pub target: Str<'a>,
-    #[serde(borrow)]
     pub inputs: Vec<NamedArgument<'a>>,
-    #[serde(borrow)]
     pub outputs: Vec<Argument<'a>>,
-    #[serde(borrow)]
     name: Option<Str<'a>>,
 }
 
@@ -182,11 +177,52 @@ impl<'a> Node<'a> {
 }
 
 #[derive(Deserialize)]
+#[serde(bound(deserialize = "'de: 'a"))]
 pub(crate) struct NamedArgument<'a> {
-    #[serde(borrow)]
     pub name: Str<'a>,
-    #[serde(borrow)]
     pub arg: Argument<'a>,
+}
+
+/// An argument or a result of a node.
+pub(crate) enum Argument<'a> {
+    None,
+    Tensor(Str<'a>),
+    Tensors(Vec<Str<'a>>),
+    OptionalTensors(Vec<Option<Str<'a>>>),
+    Int(i64),
+    Ints(Vec<i64>),
+    Float(f64),
+    Floats(Vec<f64>),
+    /// The real and the imaginary part of a number.
+    Complex(f64, f64),
+    Bool(bool),
+    Bools(Vec<bool>),
+    String(Str<'a>),
+    SymInt(SymArgument<'a>),
+    SymInts(Vec<SymArgument<'a>>),
+    SymBool(SymArgument<'a>),
+    SymFloat(SymArgument<'a>),
+    SymFloats(Vec<SymArgument<'a>>),
+    ScalarType(u32),
+    CustomObj(Str<'a>),
+    /// A number that differs between ranks; no archive holds one.
+    ByRank(ByRank),
+    /// The target of an op that a wrapper calls.
+    Operator(Str<'a>),
+    /// The body of a wrapper.
+    Graph(Box<Graph<'a>>),
+    /// An alternative that no op here reads (device, layout, …): its name.
+    Other(Str<'a>),
+}
+
+/// A reference by name or a literal, within arguments.
+#[derive(Deserialize)]
+pub(crate) struct SymArgument<'a> {
+    #[serde(borrow)]
+    pub as_name: Option<Str<'a>>,
+    pub as_int: Option<i64>,
+    pub as_float: Option<Real>,
+    pub as_bool: Option<bool>,
 }
 
 /// The declared type of a value of the graph.
@@ -246,36 +282,29 @@ pub(crate) struct Named<'a> {
 }
 
 #[derive(Deserialize)]
+#[serde(bound(deserialize = "'de: 'a"))]
 pub(crate) struct Signature<'a> {
-    #[serde(borrow)]
     pub input_specs: Vec<InputSpec<'a>>,
-    #[serde(borrow)]
     pub output_specs: Vec<OutputSpec<'a>>,
 }
 
 #[derive(Deserialize)]
+#[serde(bound(deserialize = "'de: 'a"))]
 pub(crate) struct InputSpec<'a> {
-    #[serde(borrow)]
     pub user_input: Option<ArgumentSpec<'a>>,
-    #[serde(borrow)]
     pub parameter: Option<ParameterSpec<'a>>,
-    #[serde(borrow)]
     pub buffer: Option<BufferSpec<'a>>,
-    #[serde(borrow)]
     pub tensor_constant: Option<TensorConstantSpec<'a>>,
-    #[serde(borrow)]
     pub custom_obj: Option<CustomObjSpec<'a>>,
-    #[serde(borrow)]
     pub constant_input: Option<ConstantInputSpec<'a>>,
     pub token: Option<IgnoredAny>,
 }
 
 /// An argument that is no tensor and whose value is part of the program.
 #[derive(Deserialize)]
+#[serde(bound(deserialize = "'de: 'a"))]
 pub(crate) struct ConstantInputSpec<'a> {
-    #[serde(borrow)]
     pub name: Str<'a>,
-    #[serde(borrow)]
     pub value: Argument<'a>,
 }
 
@@ -286,28 +315,25 @@ pub(crate) struct ArgumentSpec<'a> {
 }
 
 #[derive(Deserialize)]
+#[serde(bound(deserialize = "'de: 'a"))]
 pub(crate) struct ParameterSpec<'a> {
-    #[serde(borrow)]
     pub arg: Named<'a>,
-    #[serde(borrow)]
     pub parameter_name: Str<'a>,
 }
 
 #[derive(Deserialize)]
+#[serde(bound(deserialize = "'de: 'a"))]
 pub(crate) struct BufferSpec<'a> {
-    #[serde(borrow)]
     pub arg: Named<'a>,
-    #[serde(borrow)]
     pub buffer_name: Str<'a>,
     #[serde(default)]
     pub persistent: bool,
 }
 
 #[derive(Deserialize)]
+#[serde(bound(deserialize = "'de: 'a"))]
 pub(crate) struct TensorConstantSpec<'a> {
-    #[serde(borrow)]
     pub arg: Named<'a>,
-    #[serde(borrow)]
     pub tensor_constant_name: Str<'a>,
 }
 
@@ -318,20 +344,14 @@ pub(crate) struct CustomObjSpec<'a> {
 }
 
 #[derive(Deserialize)]
+#[serde(bound(deserialize = "'de: 'a"))]
 pub(crate) struct OutputSpec<'a> {
-    #[serde(borrow)]
     pub user_output: Option<ArgumentSpec<'a>>,
-    #[serde(borrow)]
     pub loss_output: Option<NamedSpec<'a>>,
-    #[serde(borrow)]
     pub gradient_to_parameter: Option<NamedSpec<'a>>,
-    #[serde(borrow)]
     pub gradient_to_user_input: Option<NamedSpec<'a>>,
-    #[serde(borrow)]
     pub buffer_mutation: Option<BufferMutation<'a>>,
-    #[serde(borrow)]
     pub parameter_mutation: Option<ParameterMutation<'a>>,
-    #[serde(borrow)]
     pub user_input_mutation: Option<UserInputMutation<'a>>,
     pub token: Option<IgnoredAny>,
 }
@@ -343,26 +363,23 @@ pub(crate) struct NamedSpec<'a> {
 }
 
 #[derive(Deserialize)]
+#[serde(bound(deserialize = "'de: 'a"))]
 pub(crate) struct BufferMutation<'a> {
-    #[serde(borrow)]
     pub arg: Named<'a>,
-    #[serde(borrow)]
     pub buffer_name: Str<'a>,
 }
 
 #[derive(Deserialize)]
+#[serde(bound(deserialize = "'de: 'a"))]
 pub(crate) struct ParameterMutation<'a> {
-    #[serde(borrow)]
     pub arg: Named<'a>,
-    #[serde(borrow)]
     pub parameter_name: Str<'a>,
 }
 
 #[derive(Deserialize)]
+#[serde(bound(deserialize = "'de: 'a"))]
 pub(crate) struct UserInputMutation<'a> {
-    #[serde(borrow)]
     pub arg: Named<'a>,
-    #[serde(borrow)]
     pub user_input_name: Str<'a>,
 }
 

@@ -1,16 +1,19 @@
 //! Whether PyTorch gives the result of an op memory of its own.
 //!
 //! Most ops do. Some always give a view of their operand; `reshape` and its like do where the strides of the operand
-//! allow it, which the program declares.
+//! allow it, which the program declares. Where that matters, a result gets memory of its own by a copy.
 
-use symmc_ir::{Dim, Emit};
+use symmc_import::Emit;
+use symmc_ir::{Def, Dim, NodeId, Op, ValueId};
 
 use crate::call::Call;
+use crate::effects;
+use crate::lower::Lowered;
 use crate::schema::{Argument, SymInt};
 
 /// How the result of an op lies in memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Sharing {
+enum Sharing {
     /// In that of its operand.
     Shared,
     /// In memory of its own.
@@ -81,7 +84,7 @@ const ALIASING: [&str; 54] = [
 const RESHAPING: [&str; 4] = ["flatten", "ravel", "reshape", "reshape_as"];
 
 /// How the results of a call lie in memory.
-pub(crate) fn sharing(c: &Call<'_, '_>) -> Sharing {
+fn sharing(c: &Call<'_, '_>) -> Sharing {
     let op = c.node.target.split('.').rev().nth(1).unwrap_or("");
     if RESHAPING.contains(&op) {
         return reshaped(c).unwrap_or(Sharing::Unknown);
@@ -92,6 +95,59 @@ pub(crate) fn sharing(c: &Call<'_, '_>) -> Sharing {
         _ if ALIASING.contains(&op) => Sharing::Shared,
         _ => Sharing::Separate,
     }
+}
+
+/// In a program with ops that write: gives the results of a call memory of their own where PyTorch does.
+pub(crate) fn separate_results(c: &mut Call<'_, '_>) -> Lowered {
+    if c.lowering.in_place {
+        for i in 0..c.stated_count() {
+            if let Some(value) = c.result(i) {
+                let value = separate(c, value)?;
+                c.set(i, value);
+            }
+        }
+    }
+    Ok(())
+}
+
+/// In a program with ops that write: the result of an op that PyTorch gives memory of its own, as a copy if its rule
+/// left it in the memory of an operand.
+pub(crate) fn separate(c: &mut Call<'_, '_>, value: ValueId) -> Lowered<ValueId> {
+    let (base, _) = base_of(c, value);
+    if !c.is_older(base) {
+        return Ok(value);
+    }
+    let how = sharing(c);
+    if how == Sharing::Shared {
+        return Ok(value);
+    }
+    let copy = c.emit("copy", Op::Copy, &[value])?;
+    if how == Sharing::Unknown {
+        c.lowering.entangled.push((copy, base));
+    }
+    Ok(copy)
+}
+
+/// Notes that PyTorch has the result of an op that gives views in the memory of `operand`, where the program reads it.
+pub(crate) fn entangle(c: &mut Call<'_, '_>, value: ValueId, operand: ValueId) {
+    if c.lowering.in_place && effects::is_view(&c.node.target) {
+        c.lowering.entangled.push((value, operand));
+    }
+}
+
+/// The base of a value, and the view nodes that lead from it to the value.
+pub(crate) fn base_of(c: &Call<'_, '_>, value: ValueId) -> (ValueId, Vec<NodeId>) {
+    let graph = c.lowering.builder.graph();
+    let (mut at, mut chain) = (value, Vec::new());
+    while let Def::Node(node, _) = graph.values[at].def {
+        if !graph.nodes[node].op.is_view() {
+            break;
+        }
+        chain.push(node);
+        at = graph.nodes[node].inputs[0];
+    }
+    chain.reverse();
+    (at, chain)
 }
 
 /// Extents and strides that the program declares for the first operand.

@@ -11,15 +11,12 @@
 use std::cell::RefCell;
 use std::collections::HashMap;
 
-use symmc_ir::ranges::{self, Declared, Given, Settled};
-use symmc_ir::sympy::{self, Expr};
+use symmc_import::ranges::{self, Declared, Given, Settled};
+use symmc_import::sympy::{self, Expr};
 use symmc_ir::{Dim, Symbol, SymbolId, Table};
 
 use crate::error::ImportError;
 use crate::schema::{Range, SymInt};
-
-/// Upper bounds from here on mean "no bound" (PyTorch writes such for open ends).
-const OPEN: i64 = 1 << 40;
 
 /// The symbols of a program, by PyTorch's names.
 pub(crate) struct Symbols<'p> {
@@ -78,7 +75,9 @@ impl<'p> Symbols<'p> {
         };
         let mut declared = Vec::with_capacity(order.len());
         for (torch, name) in order.iter().zip(renamed) {
-            let (min, max) = bounds(torch, range(torch))?;
+            let range = range(torch);
+            let (min, max) =
+                ranges::bounds(torch, range.and_then(|r| r.min_val), range.and_then(|r| r.max_val))?;
             let alias = (name != *torch).then(|| torch.to_string());
             declared.push(Declared { name, alias, min, max, recorded: recorded(torch) });
         }
@@ -132,7 +131,7 @@ fn expression(text: &str, message: String) -> ImportError {
 
 /// The new name of each symbol; `axes` are the symbols of the argument that names them.
 fn rename(order: &[&str], axes: &[Option<&str>]) -> Vec<String> {
-    let mut names: Vec<String> = order.iter().map(|s| identifier(s)).collect();
+    let mut names: Vec<String> = order.iter().map(|s| ranges::identifier(s)).collect();
     let mut give = |symbol: Option<&str>, name: &str| {
         let at = symbol.and_then(|s| order.iter().position(|o| *o == s));
         if let Some(at) = at.filter(|_| !names.iter().any(|n| n == name)) {
@@ -149,28 +148,4 @@ fn rename(order: &[&str], axes: &[Option<&str>]) -> Vec<String> {
         }
     }
     names
-}
-
-/// A symbol's name as an identifier of the text form.
-fn identifier(name: &str) -> String {
-    let fits = |c: char| c.is_ascii_alphanumeric() || c == '_';
-    let mut out: String = name.chars().map(|c| if fits(c) { c } else { '_' }).collect();
-    if out.starts_with(|c: char| c.is_ascii_digit()) {
-        out.insert(0, '_');
-    }
-    out
-}
-
-/// What the program says of a symbol; without an upper bound, `None`.
-fn bounds(torch: &str, range: Option<Range>) -> Result<(i64, Option<i64>), ImportError> {
-    let min = range.and_then(|r| r.min_val).unwrap_or(0).max(0);
-    let max = range.and_then(|r| r.max_val).filter(|m| *m < OPEN);
-    if max.is_some_and(|max| min > max) || min >= OPEN {
-        return Err(ImportError::Symbol {
-            symbol: torch.into(),
-            expected: format!("a range that is not empty and starts below {OPEN}"),
-            found: format!("{min}..={}", max.unwrap_or(OPEN)),
-        });
-    }
-    Ok((min, max))
 }

@@ -1,6 +1,7 @@
 //! Activation functions.
 
-use symmc_ir::{BinaryOp, Emit, Scalar, UnaryOp, ValueId};
+use symmc_import::Emit;
+use symmc_ir::{BinaryOp, Scalar, UnaryOp, ValueId};
 
 use super::elementwise::unary;
 use super::{Row, row};

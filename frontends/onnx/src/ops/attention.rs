@@ -1,7 +1,8 @@
 //! Scaled dot-product attention and rotary embeddings, as ONNX and ONNX Runtime have them whole.
 
+use symmc_import::Emit;
 use symmc_ir::attention::causal_if;
-use symmc_ir::{BinaryOp, DType, Dim, Emit, Float, Op, Scalar, ValueId};
+use symmc_ir::{BinaryOp, DType, Dim, Float, Op, Scalar, ValueId};
 
 use super::{Row, row};
 use crate::call::Call;
@@ -60,20 +61,8 @@ fn attend(
     {
         return Err(Stop::Opaque("its softmax is of 64 bits".into()));
     }
-    let scale = match c.opt_float("scale")?.filter(|s| *s != 0.0) {
-        Some(scale) => scale,
-        None => match c.extent(q, 3).as_const() {
-            Some(e) if e > 0 => 1.0 / (e as f64).sqrt(),
-            _ => return Err(Stop::Opaque("its head size is symbolic".into())),
-        },
-    };
-    let mut operands = vec![q, k, v];
-    if let Some(mask) = mask {
-        operands.push(if c.dtype(mask).is_float() { mask } else { c.cast(mask, DType::Bool)? });
-    }
-    let Scores { cap, causal } = scores;
-    let op = Op::Attention { scale: Float(scale), cap, bounds: causal_if(causal), sink: false };
-    let y = c.emit("attention", op, &operands)?;
+    let scale = c.attention_scale(q, c.opt_float("scale")?.filter(|s| *s != 0.0))?;
+    let y = c.attend([q, k, v], mask, scale, (scores.cap, causal_if(scores.causal)))?;
     if !flat {
         return c.done(y);
     }

@@ -1,6 +1,7 @@
 //! ONNX Runtime's collectives, all among all ranks. See [`crate::ranks`] for their number.
 
-use symmc_ir::{CollectiveKind, Dim, Emit, GroupId, Members, ReduceOp, Splits};
+use symmc_import::Emit;
+use symmc_ir::{CollectiveKind, Dim, GroupId, Members, ReduceOp, Splits};
 
 use super::{Row, row};
 use crate::call::Call;

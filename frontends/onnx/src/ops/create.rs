@@ -2,12 +2,13 @@
 
 use std::sync::Arc;
 
-use symmc_ir::{BinaryOp, DType, Dim, Emit, Scalar, Tensor};
+use symmc_import::Emit;
+use symmc_ir::{BinaryOp, DType, Dim, Scalar, Tensor};
 
 use super::{Row, row};
 use crate::call::Call;
-use crate::known::Known;
-use crate::lower::{Lowered, Stop, uniform};
+use crate::known::{Known, uniform};
+use crate::lower::{Lowered, Stop};
 use crate::proto::attribute_type as kind;
 
 pub(super) const ROWS: &[Row] = &[

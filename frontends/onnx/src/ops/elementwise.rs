@@ -4,7 +4,8 @@
 
 use std::sync::Arc;
 
-use symmc_ir::{BinaryOp, DType, Dim, Emit, Scalar, Tensor, UnaryOp, ValueId, infer};
+use symmc_import::Emit;
+use symmc_ir::{BinaryOp, DType, Dim, Scalar, Tensor, UnaryOp, ValueId, infer};
 
 use super::{Row, row};
 use crate::call::{Call, Operand};

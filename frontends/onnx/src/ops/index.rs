@@ -1,7 +1,8 @@
 //! Reading and writing by index. ONNX lets indices count from the end; the IR does not. Where the way an index is
 //! computed does not show that it is never negative, it is wrapped.
 
-use symmc_ir::{BinaryOp, DType, Dim, Emit, Op, Reduction, ValueId};
+use symmc_import::Emit;
+use symmc_ir::{BinaryOp, DType, Dim, Op, Reduction, ValueId};
 
 use super::{Row, row};
 use crate::call::Call;

@@ -14,74 +14,33 @@ pub(crate) mod schemas;
 mod sequences;
 mod views;
 
-use std::collections::HashMap;
-use std::sync::OnceLock;
+use symmc_import::Tables;
 
-use crate::call::Call;
-use crate::lower::Lowered;
-use crate::proto;
+use crate::call::Versioned;
+pub(crate) use crate::call::{Row, row};
+use crate::node::normalised;
 use schemas::Schema;
 
-/// Emits the nodes of one call.
-pub(crate) type Rule = for<'a, 'c, 'p> fn(&'a mut Call<'c, 'p>) -> Lowered;
-
-/// A row of a table.
-pub(crate) struct Row {
-    /// The name, behind its domain and two colons if that is not ONNX's own.
-    pub name: &'static str,
-    /// The newest version of the op that the rule was written for. A later one that [`schemas`] knows is refused.
-    pub up_to: i64,
-    /// What it becomes, for people.
-    pub becomes: &'static str,
-    pub rule: Rule,
-}
-
-pub(crate) const fn row(name: &'static str, up_to: i64, becomes: &'static str, rule: Rule) -> Row {
-    Row { name, up_to, becomes, rule }
-}
-
-fn tables() -> [&'static [Row]; 12] {
-    [
-        elementwise::ROWS,
-        activations::ROWS,
-        linear::ROWS,
-        normalize::ROWS,
-        attention::ROWS,
-        reduce::ROWS,
-        views::ROWS,
-        pieces::ROWS,
-        sequences::ROWS,
-        index::ROWS,
-        create::ROWS,
-        collectives::ROWS,
-    ]
-}
-
-/// All rows in the order of the themes.
-fn rows() -> impl Iterator<Item = &'static Row> {
-    tables().into_iter().flatten()
-}
-
-/// A domain by one name: ONNX's own has two.
-pub(crate) fn normalised(domain: &str) -> &str {
-    if domain == "ai.onnx" { "" } else { domain }
-}
-
-/// The op of a node for people.
-pub(crate) fn display_name(node: &proto::Node) -> String {
-    match normalised(&node.domain) {
-        "" => node.op_type.clone(),
-        domain => format!("{domain}::{}", node.op_type),
-    }
-}
+static TABLES: Tables<Versioned> = Tables::new(&[
+    elementwise::ROWS,
+    activations::ROWS,
+    linear::ROWS,
+    normalize::ROWS,
+    attention::ROWS,
+    reduce::ROWS,
+    views::ROWS,
+    pieces::ROWS,
+    sequences::ROWS,
+    index::ROWS,
+    create::ROWS,
+    collectives::ROWS,
+]);
 
 /// The rule of an op.
 pub(crate) fn find(domain: &str, op: &str) -> Option<&'static Row> {
-    static ROWS: OnceLock<HashMap<&'static str, &'static Row>> = OnceLock::new();
-    let rows = ROWS.get_or_init(|| rows().map(|r| (r.name, r)).collect());
     match normalised(domain) {
-        "" => rows.get(op).copied(),
-        domain => rows.get(format!("{domain}::{op}").as_str()).copied(),
+        "" => TABLES.find(op),
+        domain => TABLES.find(&format!("{domain}::{op}")),
     }
 }
 
@@ -95,10 +54,10 @@ pub(crate) fn definition(row: &Row, version: i64) -> Result<&'static Schema, Str
         let first = known.iter().map(|s| s.since).min().unwrap_or(1);
         return Err(format!("expected version {first} or newer of its operators, found version {version}"));
     };
-    if schema.since > row.up_to && !schema.deprecated {
+    if schema.since > row.rule.up_to && !schema.deprecated {
         return Err(format!(
             "expected version {} or older of the op, found version {}",
-            row.up_to, schema.since
+            row.rule.up_to, schema.since
         ));
     }
     Ok(schema)
@@ -106,5 +65,31 @@ pub(crate) fn definition(row: &Row, version: i64) -> Result<&'static Schema, Str
 
 /// Every op with what it becomes, in the order of the themes.
 pub(crate) fn supported() -> Vec<(&'static str, &'static str)> {
-    rows().map(|r| (r.name, r.becomes)).collect()
+    TABLES.supported()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use schemas::{is_standard, newest, versions};
+
+    #[test]
+    fn every_rule_is_of_a_version_that_is_known() {
+        for row in TABLES.rows() {
+            let versions = versions(row.name);
+            assert!(versions.iter().any(|s| s.since == row.rule.up_to), "{}: {versions:?}", row.name);
+            assert!(versions.iter().all(|s| s.since <= newest()), "{}", row.name);
+        }
+        assert!(is_standard("Conv") && is_standard("Relu") && !is_standard("Convolution"));
+    }
+
+    #[test]
+    fn what_is_newer_than_a_rule_is_refused() {
+        let old = row("Clip", 11, "", |_| Ok(()));
+        assert_eq!(definition(&old, 11).map(|s| s.since), Ok(11));
+        let error = definition(&old, 12).expect_err("a newer version");
+        assert_eq!(error, "expected version 11 or older of the op, found version 12");
+        let error = definition(&row("Gelu", 20, "", |_| Ok(())), 19).expect_err("an older one");
+        assert_eq!(error, "expected version 20 or newer of its operators, found version 19");
+    }
 }

@@ -1,6 +1,8 @@
 //! Softmax and the norms, which stay whole where the IR has them.
 
-use symmc_ir::{BinaryOp, Dim, Emit, Float, Op, Reduction, Scalar, UnaryOp, ValueId};
+use symmc_import::Emit;
+use symmc_import::emit::product;
+use symmc_ir::{BinaryOp, Dim, Float, Op, Reduction, Scalar, UnaryOp, ValueId};
 
 use super::{Row, row};
 use crate::call::Call;
@@ -13,18 +15,9 @@ pub(super) const ROWS: &[Row] = &[
         let (x, weight, bias) = (c.tensor(0)?, c.opt_tensor(1)?, c.opt_tensor(2)?);
         layer_norm(c, x, weight, bias, EPSILON)
     }),
-    row("RMSNormalization", 23, "rms_norm", |c| {
-        let (x, weight) = (c.tensor(0)?, c.opt_tensor(1)?);
-        rms_norm(c, x, weight, EPSILON)
-    }),
-    row("SimplifiedLayerNormalization", 1, "rms_norm", |c| {
-        let (x, weight) = (c.tensor(0)?, c.opt_tensor(1)?);
-        rms_norm(c, x, weight, EPSILON)
-    }),
-    row("com.microsoft::SimplifiedLayerNormalization", 1, "rms_norm", |c| {
-        let (x, weight) = (c.tensor(0)?, c.opt_tensor(1)?);
-        rms_norm(c, x, weight, EPSILON)
-    }),
+    row("RMSNormalization", 23, "rms_norm", plain_rms_norm),
+    row("SimplifiedLayerNormalization", 1, "rms_norm", plain_rms_norm),
+    row("com.microsoft::SimplifiedLayerNormalization", 1, "rms_norm", plain_rms_norm),
     row("com.microsoft::SkipLayerNormalization", 1, "add, layer_norm", |c| {
         let x = skipped(c, 4)?;
         let (weight, bias) = (c.opt_tensor(2)?, c.opt_tensor(3)?);
@@ -75,7 +68,6 @@ fn softmax(c: &mut Call<'_, '_>, log: bool) -> Lowered {
         let y = c.emit("softmax", Op::Softmax { axis, log }, &[x])?;
         return c.done(y);
     }
-    let product = |dims: &[Dim]| dims.iter().cloned().fold(Dim::from(1), |a, b| a * b);
     let flat = c.reshape(x, vec![product(&shape[..axis]), product(&shape[axis..])])?;
     let y = c.emit("softmax", Op::Softmax { axis: 1, log }, &[flat])?;
     let y = c.reshape(y, shape)?;
@@ -124,12 +116,16 @@ fn layer_norm(
     let (weight, bias) = (tail(c, x, weight, axes)?, tail(c, x, bias, axes)?);
     let y = c.layer_norm(x, (weight, bias), axes, eps)?;
     if c.wants(1) || c.wants(2) {
-        let x = c.cast(x, c.dtype(x).wide())?;
-        let (mean, scale) = c.moments(x, (c.rank(x) - axes..c.rank(x)).collect(), eps)?;
+        let (mean, scale) = c.moments(x, axes, eps)?;
         c.set(1, mean);
         c.set(2, scale);
     }
     c.done(y)
+}
+
+fn plain_rms_norm(c: &mut Call<'_, '_>) -> Lowered {
+    let (x, weight) = (c.tensor(0)?, c.opt_tensor(1)?);
+    rms_norm(c, x, weight, EPSILON)
 }
 
 /// The normalised value is rounded before the weight multiplies it.
@@ -142,12 +138,7 @@ fn rms_norm(c: &mut Call<'_, '_>, x: ValueId, weight: Option<ValueId>, epsilon: 
     // The inverse of the root mean square stands second, or third behind a mean that is never computed.
     let inverse = if c.result_count() > 2 { 2 } else { 1 };
     if c.wants(inverse) {
-        let x = c.cast(x, c.dtype(x).wide())?;
-        let squares = c.binary(BinaryOp::Mul, x, x)?;
-        let all = (c.rank(x) - axes..c.rank(x)).collect();
-        let mean = c.reduce(Reduction::Mean, squares, all, true)?;
-        let shifted = c.with_float(BinaryOp::Add, mean, eps)?;
-        let scale = c.unary(UnaryOp::Rsqrt, shifted)?;
+        let scale = c.inverse_rms(x, axes, eps)?;
         c.set(inverse, scale);
     }
     c.done(y)
@@ -157,25 +148,16 @@ fn rms_norm(c: &mut Call<'_, '_>, x: ValueId, weight: Option<ValueId>, epsilon: 
 fn group_norm(c: &mut Call<'_, '_>) -> Lowered {
     let x = c.tensor(0)?;
     let shape = c.shape(x);
-    let (Some(n), Some(channels)) = (shape.first().cloned(), shape.get(1).cloned()) else {
-        return Err(Stop::Broken(format!("expected two axes or more, found {}", shape.len())));
-    };
     if c.version < 21 {
         return Err(Stop::Opaque(format!("the weights of version {} are one for each group", c.version)));
     }
     let (groups, eps) = (c.int("num_groups")?, c.float_or("epsilon", EPSILON)?);
-    let numel = shape.iter().skip(1).cloned().fold(Dim::from(1), |a, b| a * b);
-    let per_group = numel.exact_div(&groups.into()).ok_or_else(|| {
-        Stop::Broken(format!("expected {groups} groups to divide {} channels", c.shown(&channels)))
-    })?;
-    let flat = c.reshape(x, vec![n, groups.into(), per_group])?;
+    let flat = c.in_groups(x, groups)?;
     let y = c.emit("layer_norm", Op::LayerNorm { axes: 1, eps: Float(eps) }, &[flat])?;
     let mut y = c.reshape(y, shape.clone())?;
-    let mut of_channels = vec![Dim::from(1); shape.len() - 1];
-    of_channels[0] = channels;
     for (op, i) in [(BinaryOp::Mul, 1), (BinaryOp::Add, 2)] {
         let w = c.tensor(i)?;
-        let w = c.reshape(w, of_channels.clone())?;
+        let w = c.per_channel(w, &shape)?;
         y = c.binary(op, y, w)?;
     }
     c.done(y)

@@ -1,6 +1,7 @@
 //! Parts of tensors and tensors from parts: slices, splits, concatenation, repetition, padding.
 
-use symmc_ir::{Dim, Emit, Op, Scalar, Type, ValueId};
+use symmc_import::Emit;
+use symmc_ir::{Dim, Op, Scalar, Type, ValueId};
 
 use super::{Row, row};
 use crate::call::Call;
@@ -160,20 +161,8 @@ fn split(c: &mut Call<'_, '_>) -> Lowered {
     if lengths.len() as i64 != count {
         return Err(Stop::Broken(format!("expected {} results, found {count}", lengths.len())));
     }
-    let mut start = Dim::from(0);
-    for (i, len) in lengths.into_iter().enumerate() {
-        let piece = c.slice(x, axis, start.clone(), len.clone(), 1)?;
-        c.set(i, piece);
-        start = start + len;
-    }
-    let (low, high) = c.bounds(&(n.clone() - start.clone()));
-    if low > 0 || high < 0 {
-        return Err(Stop::Broken(format!(
-            "expected pieces of {} together, found {}",
-            c.shown(&n),
-            c.shown(&start)
-        )));
-    }
+    let pieces = c.pieces(x, axis, lengths)?;
+    pieces.into_iter().enumerate().for_each(|(i, piece)| c.set(i, piece));
     Ok(())
 }
 

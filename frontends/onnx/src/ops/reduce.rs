@@ -1,6 +1,7 @@
 //! Reductions, extreme elements, running sums.
 
-use symmc_ir::{ArgOp, BinaryOp, DType, Dim, Emit, Op, Reduction, Scalar, Type, UnaryOp, ValueId};
+use symmc_import::Emit;
+use symmc_ir::{ArgOp, BinaryOp, DType, Dim, Op, Reduction, Scalar, Type, UnaryOp, ValueId};
 
 use super::{Row, row};
 use crate::call::Call;
@@ -100,16 +101,7 @@ fn log_sum_exp(c: &mut Call<'_, '_>) -> Lowered {
     let infinite = c.with_float(BinaryOp::Eq, size, f64::INFINITY)?;
     let zero = c.full(Scalar::Int(0), c.dtype(most), vec![])?;
     let most = c.select(infinite, zero, most)?;
-    let e = c.binary(BinaryOp::Sub, x, most)?;
-    let e = c.unary(UnaryOp::Exp, e)?;
-    let s = c.reduce(Reduction::Sum, e, axes.clone(), true)?;
-    let l = c.unary(UnaryOp::Log, s)?;
-    let mut y = c.binary(BinaryOp::Add, l, most)?;
-    if !keep {
-        let stays = |(a, d): (usize, Dim)| (!axes.contains(&a)).then_some(d);
-        let shape = c.shape(y).into_iter().enumerate().filter_map(stays).collect();
-        y = c.reshape(y, shape)?;
-    }
+    let y = c.log_sum_exp(x, most, axes, keep)?;
     c.done(y)
 }
 

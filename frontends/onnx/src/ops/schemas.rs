@@ -6,7 +6,7 @@
 use std::collections::{HashMap, HashSet};
 use std::sync::OnceLock;
 
-use crate::call::describe;
+use crate::node::describe;
 use crate::proto::{self, attribute_type as kind};
 
 /// One version of an op.
@@ -217,31 +217,5 @@ fn article(what: &str) -> &'static str {
         "ints" => "integers",
         "strings" => "strings",
         _ => "another type",
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::ops;
-
-    #[test]
-    fn every_rule_is_of_a_version_that_is_known() {
-        for row in ops::rows() {
-            let versions = versions(row.name);
-            assert!(versions.iter().any(|s| s.since == row.up_to), "{}: {versions:?}", row.name);
-            assert!(versions.iter().all(|s| s.since <= newest()), "{}", row.name);
-        }
-        assert!(is_standard("Conv") && is_standard("Relu") && !is_standard("Convolution"));
-    }
-
-    #[test]
-    fn what_is_newer_than_a_rule_is_refused() {
-        let old = ops::row("Clip", 11, "", |_| Ok(()));
-        assert_eq!(ops::definition(&old, 11).map(|s| s.since), Ok(11));
-        let error = ops::definition(&old, 12).expect_err("a newer version");
-        assert_eq!(error, "expected version 11 or older of the op, found version 12");
-        let error = ops::definition(&ops::row("Gelu", 20, "", |_| Ok(())), 19).expect_err("an older one");
-        assert_eq!(error, "expected version 20 or newer of its operators, found version 19");
     }
 }

@@ -1,6 +1,7 @@
 //! Sequences of tensors, which exist only while a program is imported.
 
-use symmc_ir::{Dim, Emit, ValueId};
+use symmc_import::Emit;
+use symmc_ir::{Dim, ValueId};
 
 use super::{Row, row};
 use crate::call::Call;

@@ -1,6 +1,8 @@
 //! Views that keep all elements, and facts about shapes.
 
-use symmc_ir::{Dim, Emit, infer};
+use symmc_import::Emit;
+use symmc_import::emit::product;
+use symmc_ir::{Dim, infer};
 
 use super::{Row, row};
 use crate::call::Call;
@@ -18,7 +20,6 @@ pub(super) const ROWS: &[Row] = &[
             a if a < 0 => c.axis_of(a, shape.len())?,
             _ => axis?,
         };
-        let product = |dims: &[Dim]| dims.iter().cloned().fold(Dim::from(1), |a, b| a * b);
         let y = c.reshape(x, vec![product(&shape[..axis]), product(&shape[axis..])])?;
         c.done(y)
     }),

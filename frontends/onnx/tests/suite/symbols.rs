@@ -1,7 +1,7 @@
 //! Symbols with what a caller says of them, and messages by the names of the program.
 
 use prost::Message;
-use symmc_ir::ranges::{Extent, Given};
+use symmc_import::ranges::{Extent, Given};
 use symmc_ir::{DType, Tensor};
 use symmc_onnx::{ImportError, ImportOptions, Imported, Source, import, import_files};
 

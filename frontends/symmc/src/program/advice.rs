@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use symmc_ir::ranges::Questioned;
+use symmc_import::ranges::Questioned;
 
 /// The notes of an import, with what may be said of the symbols that nobody bounds.
 pub(super) fn noted(mut notes: Vec<String>, open: &[String]) -> Vec<String> {

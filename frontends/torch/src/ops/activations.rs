@@ -1,10 +1,12 @@
 //! Activation functions, and dropout where it drops nothing.
 
-use symmc_ir::{BinaryOp, Emit, UnaryOp, ValueId};
+use symmc_import::Emit;
+use symmc_ir::{BinaryOp, UnaryOp, ValueId};
 
 use super::elementwise::{float_unary, identity, through_f64, unary};
 use super::{Row, row};
 use crate::call::Call;
+use crate::effects;
 use crate::lower::{Lowered, Stop};
 
 pub(super) const ROWS: &[Row] = &[
@@ -140,7 +142,7 @@ fn glu(c: &mut Call<'_, '_>) -> Lowered {
 fn dropout(c: &mut Call<'_, '_>) -> Lowered {
     let p = c.float_or("p", 0.5)?;
     if c.bool_or("train", true)? && p != 0.0 {
-        return Err(Stop::Broken(super::DRAWS.into()));
+        return Err(Stop::Broken(effects::DRAWS.into()));
     }
     identity(c)
 }

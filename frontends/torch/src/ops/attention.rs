@@ -3,11 +3,13 @@
 //! Only the first result is computed. The others (log-sum-exp, random state) serve PyTorch's own backward
 //! kernels; a call of which they are used stays opaque.
 
+use symmc_import::Emit;
 use symmc_ir::attention::causal_if;
-use symmc_ir::{DType, Emit, Float, Op, ValueId};
+use symmc_ir::{Scalar, ValueId};
 
 use super::{Row, row};
 use crate::call::Call;
+use crate::effects;
 use crate::lower::{Lowered, Stop};
 
 pub(super) const ROWS: &[Row] = &[
@@ -27,7 +29,7 @@ fn attention(c: &mut Call<'_, '_>, mask: Option<&str>) -> Lowered {
     // Heads are grouped where their numbers say so; the others are about results that are not read.
     c.ignore(&["enable_gqa", "compute_log_sumexp", "compute_logsumexp", "return_debug_mask"]);
     if c.float_or("dropout_p", 0.0)? != 0.0 {
-        return Err(Stop::Broken(super::DRAWS.into()));
+        return Err(Stop::Broken(effects::DRAWS.into()));
     }
     let (q, k, v) = (c.tensor("query")?, c.tensor("key")?, c.tensor("value")?);
     let mask = mask.map(|name| c.opt_tensor(name)).transpose()?.flatten();
@@ -36,23 +38,9 @@ fn attention(c: &mut Call<'_, '_>, mask: Option<&str>) -> Lowered {
     if rank < 2 {
         return Err(Stop::Broken(format!("expected a query of two axes or more, found {rank}")));
     }
-    let scale = match c.opt_scalar("scale")? {
-        Some(s) => s.as_f64(),
-        None => match c.ty(q).shape[rank - 1].as_const() {
-            Some(e) if e > 0 => 1.0 / (e as f64).sqrt(),
-            _ => return Err(Stop::Opaque("its head size is symbolic".into())),
-        },
-    };
-    let mut operands = Vec::with_capacity(4);
-    for x in [q, k, v] {
-        operands.push(heads(c, x, q, rank)?);
-    }
-    if let Some(mask) = mask {
-        let mask = if c.dtype(mask).is_float() { mask } else { c.cast(mask, DType::Bool)? };
-        operands.push(mask);
-    }
-    let op = Op::Attention { scale: Float(scale), cap: None, bounds: causal_if(causal), sink: false };
-    let y = c.emit("attention", op, &operands)?;
+    let scale = c.attention_scale(q, c.opt_scalar("scale")?.map(Scalar::as_f64))?;
+    let operands = [heads(c, q, q, rank)?, heads(c, k, q, rank)?, heads(c, v, q, rank)?];
+    let y = c.attend(operands, mask, scale, (None, causal_if(causal)))?;
     let y = if rank == 2 { c.drop_axis(y, 0)? } else { y };
     c.done(y)
 }

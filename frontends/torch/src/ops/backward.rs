@@ -1,6 +1,7 @@
 //! The backward ops that stand in traced training graphs, in terms of forward ones.
 
-use symmc_ir::{BinaryOp, DType, Emit, Reduction, Scalar, UnaryOp, ValueId};
+use symmc_import::Emit;
+use symmc_ir::{BinaryOp, DType, Reduction, Scalar, UnaryOp, ValueId};
 
 use super::pieces::{put_slice, replace};
 use super::{Row, row};
@@ -60,19 +61,13 @@ pub(super) const ROWS: &[Row] = &[
         c.done(y)
     }),
     row("aten.slice_backward", "slice_scatter into 0", |c| {
-        let gradient = c.first()?;
-        let sizes = c.dims("input_sizes")?;
-        let zero = c.full(Scalar::Int(0), c.dtype(gradient), sizes)?;
-        let axis = c.axis("dim", c.rank(zero))?;
+        let (gradient, zero, axis) = within_zeros(c)?;
         let step = c.int_or("step", 1)?;
         let y = put_slice(c, zero, gradient, axis, step)?;
         c.done(y)
     }),
     row("aten.select_backward", "concat with 0", |c| {
-        let gradient = c.first()?;
-        let sizes = c.dims("input_sizes")?;
-        let zero = c.full(Scalar::Int(0), c.dtype(gradient), sizes)?;
-        let axis = c.axis("dim", c.rank(zero))?;
+        let (gradient, zero, axis) = within_zeros(c)?;
         let index = c.dim("index")?;
         let start = c.counted(index, &c.extent(zero, axis));
         let gradient = c.unsqueeze(gradient, axis)?;
@@ -82,6 +77,14 @@ pub(super) const ROWS: &[Row] = &[
     row("aten._fused_rms_norm_backward", "mul, mean, sum", rms_norm_backward),
     row("aten.native_layer_norm_backward", "mul, mean, sum", layer_norm_backward),
 ];
+
+/// The gradient of a part of a tensor, zeros for the whole, and the axis along which it is a part.
+fn within_zeros(c: &mut Call<'_, '_>) -> Lowered<(ValueId, ValueId, usize)> {
+    let gradient = c.first()?;
+    let sizes = c.dims("input_sizes")?;
+    let zero = c.full(Scalar::Int(0), c.dtype(gradient), sizes)?;
+    Ok((gradient, zero, c.axis("dim", c.rank(zero))?))
+}
 
 fn one_minus(c: &mut Call<'_, '_>, x: ValueId) -> Lowered<ValueId> {
     c.scalar_with(BinaryOp::Sub, Scalar::Int(1), x)

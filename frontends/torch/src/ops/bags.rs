@@ -1,6 +1,7 @@
 //! Bags of embeddings: rows of a table, combined by bag. Bag `b` has the indices from `offsets[b]` up to those of the next.
 
-use symmc_ir::{BinaryOp, DType, Dim, Emit, Op, Reduction, Scalar, Type, ValueId};
+use symmc_import::Emit;
+use symmc_ir::{BinaryOp, DType, Dim, Op, Reduction, Scalar, Type, ValueId};
 
 use super::{Row, row};
 use crate::call::Call;

@@ -3,7 +3,8 @@
 //! `wait_tensor` vanishes: the schedule decides when to wait. A coalesced call is one collective for each
 //! of its tensors. What a symmetric-memory op leaves in its work buffers is not defined. Groups are named by strings; see [`crate::groups`] for their members.
 
-use symmc_ir::{Collective, CollectiveKind, Dim, Emit, GroupId, Op, ReduceOp, Splits, ValueId};
+use symmc_import::Emit;
+use symmc_ir::{Collective, CollectiveKind, Dim, GroupId, Op, ReduceOp, Splits, ValueId};
 
 use super::elementwise::identity;
 use super::{Row, row};

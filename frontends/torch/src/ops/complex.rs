@@ -13,7 +13,8 @@ mod arithmetic;
 mod by_parts;
 mod fourier;
 
-use symmc_ir::{BinaryOp, Dim, Emit, Type, UnaryOp, ValueId};
+use symmc_import::Emit;
+use symmc_ir::{BinaryOp, Dim, Type, UnaryOp, ValueId};
 
 use super::{Row, Rule, row};
 use crate::call::Call;
@@ -21,6 +22,7 @@ use crate::effects::{Effect, bare};
 use crate::lower::{Lowered, Stop};
 use crate::schema::Argument;
 use crate::scope::tensor_names;
+use crate::sharing::separate_results;
 
 pub(super) use fourier::ROWS as TRANSFORMS;
 
@@ -121,7 +123,7 @@ pub(crate) fn lower(c: &mut Call<'_, '_>, effect: &Effect) -> Lowered {
         Some(rule) => rule(c),
         None if !writes && by_parts::knows(target) => by_parts::lower(c, target),
         None => {
-            let known: Vec<&str> = ROWS.iter().chain(ALSO_COMPLEX).map(|r| r.target).collect();
+            let known: Vec<&str> = ROWS.iter().chain(ALSO_COMPLEX).map(|r| r.name).collect();
             let known = [&known[..], by_parts::MOVING, by_parts::FILLING].concat().join(", ");
             return Err(Stop::Broken(format!(
                 "it works on complex numbers: expected one of {known}, and not in place"
@@ -134,12 +136,12 @@ pub(crate) fn lower(c: &mut Call<'_, '_>, effect: &Effect) -> Lowered {
         other => other,
     })?;
     c.all_read()?;
-    c.separate_results()
+    separate_results(c)
 }
 
 fn find(target: &str) -> Option<Rule> {
     let all = || ROWS.iter().chain(TRANSFORMS).chain(ALSO_COMPLEX);
-    let of = |name: &str| all().find(|r| r.target == name).map(|r| r.rule);
+    let of = |name: &str| all().find(|r| r.name == name).map(|r| r.rule);
     of(target).or_else(|| of(target.rsplit_once('.')?.0))
 }
 

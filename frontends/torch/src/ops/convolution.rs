@@ -1,7 +1,8 @@
 //! Convolutions, their transposes and gradients, as one product each: the pieces of an operand under each element of the
 //! kernel, side by side, by the kernel as a matrix. A kernel of so many elements that the pieces would be many is left opaque.
 
-use symmc_ir::{BinaryOp, Dim, Emit, Reduction, ValueId};
+use symmc_import::Emit;
+use symmc_ir::{BinaryOp, Dim, Reduction, ValueId};
 
 use super::windows::{Windows, columns, spread};
 use super::{Row, row};

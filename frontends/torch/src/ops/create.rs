@@ -1,6 +1,7 @@
 //! Tensors from nothing or from the shape of another: fills, ranges, triangles.
 
-use symmc_ir::{BinaryOp, DType, Dim, Emit, Scalar, ValueId};
+use symmc_import::Emit;
+use symmc_ir::{BinaryOp, DType, Dim, Scalar, ValueId};
 
 use super::{Row, row};
 use crate::call::{Call, Operand};

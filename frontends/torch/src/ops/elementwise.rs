@@ -3,7 +3,8 @@
 //! Operands are converted to PyTorch's common dtype first. Functions that PyTorch computes in floating
 //! point convert integers to its default float dtype.
 
-use symmc_ir::{BinaryOp, DType, Emit, Float, Scalar, UnaryOp, ValueId};
+use symmc_import::Emit;
+use symmc_ir::{BinaryOp, DType, Float, Scalar, UnaryOp, ValueId};
 
 use super::{Row, row};
 use crate::call::{Call, Operand};

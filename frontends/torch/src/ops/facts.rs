@@ -3,7 +3,8 @@
 //! Integers have their expressions in the program, so the ops that compute them vanish. Assertions vanish
 //! too; one that what is known contradicts is an error.
 
-use symmc_ir::{DType, Emit};
+use symmc_import::Emit;
+use symmc_ir::DType;
 
 use super::{Row, row};
 use crate::call::Call;

@@ -1,11 +1,15 @@
 //! Ops over lists of tensors: `_foreach_add` and its like are the op of one tensor for each element, and the fused
 //! optimisers their formula.
 
-use symmc_ir::{BinaryOp, DType, Emit, Scalar, UnaryOp, ValueId};
+use symmc_import::Emit;
+use symmc_ir::{BinaryOp, DType, Scalar, UnaryOp, ValueId};
 
-use super::{Row, find, row};
+use super::{Row, Rule, activations, create, elementwise, normalize, row};
 use crate::call::Call;
 use crate::lower::{Lowered, Stop};
+
+/// Where the ops of one tensor stand.
+const SINGLE: [&[Row]; 4] = [elementwise::ROWS, activations::ROWS, normalize::ROWS, create::ROWS];
 
 /// Where a rule of one tensor asks for an argument by a name that the op over lists has not.
 const RENAMED: &[(&str, &str)] = &[
@@ -70,8 +74,8 @@ rows! {
 
 fn for_each(c: &mut Call<'_, '_>, one: &str) -> Lowered {
     let count = c.tensors("self")?.len();
-    // `find` takes a target with an overload.
-    let rule = find(&format!("{one}.default")).ok_or_else(|| Stop::Opaque(format!("no rule for {one}")))?;
+    let single: Option<Rule> = SINGLE.into_iter().flatten().find(|r| r.name == one).map(|r| r.rule);
+    let rule = single.ok_or_else(|| Stop::Opaque(format!("no rule for {one}")))?;
     if count == 0 {
         c.ignore_all();
     }

@@ -3,7 +3,8 @@
 //! PyTorch's advanced indexing lets indices count from the end; the IR's does not. Where the way an index
 //! is computed does not show that it is never negative, it is wrapped.
 
-use symmc_ir::{BinaryOp, DType, Emit, Op, ValueId};
+use symmc_import::Emit;
+use symmc_ir::{BinaryOp, DType, Op, ValueId};
 
 use super::{Row, row};
 use crate::call::Call;

@@ -1,6 +1,7 @@
 //! Matrix products in PyTorch's many forms, as batched `matmul` with views around it.
 
-use symmc_ir::{BinaryOp, Emit, Op, ValueId};
+use symmc_import::Emit;
+use symmc_ir::{BinaryOp, Op, ValueId};
 
 use super::{Row, row};
 use crate::call::{Call, Operand};
@@ -87,10 +88,8 @@ fn einsum(c: &mut Call<'_, '_>) -> Lowered {
     c.ignore(&["path"]);
     let equation = c.opt_string("equation")?.unwrap_or("");
     let tensors = c.tensors("tensors")?;
-    match symmc_ir::einsum::einsum(c, equation, &tensors)? {
-        Some(z) => c.done(z),
-        None => Err(Stop::Opaque(format!("the equation {equation}"))),
-    }
+    let z = symmc_import::einsum::einsum(c, equation, &tensors)?;
+    c.done(z)
 }
 
 /// Matrices of one operand in groups of the other: rows of the left one, or columns of the right one. Without groups both

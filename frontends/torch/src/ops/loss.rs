@@ -3,7 +3,8 @@
 //! Class indices are `[n]` for scores `[n, classes]`, or `[n, …]` for `[n, classes, …]`. A target equal to
 //! `ignore_index` counts for nothing.
 
-use symmc_ir::{BinaryOp, Emit, Op, Reduction, Scalar, UnaryOp, ValueId};
+use symmc_import::Emit;
+use symmc_ir::{BinaryOp, Op, Reduction, Scalar, UnaryOp, ValueId};
 
 use super::{Row, row};
 use crate::call::Call;

@@ -1,7 +1,9 @@
 //! Softmax and the norms, which stay whole where the IR has them.
 
-use symmc_ir::{BinaryOp, DType, Dim, Emit, Float, Op, Reduction, Scalar, UnaryOp, ValueId};
+use symmc_import::Emit;
+use symmc_ir::{BinaryOp, DType, Float, Op, Reduction, Scalar, UnaryOp, ValueId};
 
+use super::reduce::as_asked;
 use super::{Row, row};
 use crate::call::{Call, Operand};
 use crate::lower::{Lowered, Stop};
@@ -99,14 +101,8 @@ fn rms_norm(c: &mut Call<'_, '_>) -> Lowered {
         None => c.emit("rms_norm", op, &[x])?,
     };
     if c.wants(1) {
-        // The second result of the fused form: 1 / sqrt(mean(x²) + eps).
-        let wide = c.dtype(x).wide();
-        let x = c.cast(x, wide)?;
-        let squares = c.binary(BinaryOp::Mul, x, x)?;
-        let rank = c.rank(x);
-        let mean = c.reduce(Reduction::Mean, squares, (rank - axes..rank).collect(), true)?;
-        let shifted = c.with_float(BinaryOp::Add, mean, eps)?;
-        let scale = c.unary(UnaryOp::Rsqrt, shifted)?;
+        // The second result of the fused form.
+        let scale = c.inverse_rms(x, axes, eps)?;
         c.set(1, scale);
     }
     c.done(y)
@@ -118,13 +114,9 @@ fn layer_norm(c: &mut Call<'_, '_>) -> Lowered {
     let axes = normalized_axes(c, x)?;
     let eps = c.float_or("eps", 1e-5)?;
     let (weight, bias) = (c.opt_tensor("weight")?, c.opt_tensor("bias")?);
-    let dtype = c.dtype(x);
     let y = c.layer_norm(x, (weight, bias), axes, eps)?;
     if c.wants(1) || c.wants(2) {
-        let wide = dtype.wide();
-        let x = c.cast(x, wide)?;
-        let all: Vec<usize> = (c.rank(x) - axes..c.rank(x)).collect();
-        let (mean, scale) = c.moments(x, all, eps)?;
+        let (mean, scale) = c.moments(x, axes, eps)?;
         c.set(1, mean);
         c.set(2, scale);
     }
@@ -137,20 +129,12 @@ fn group_norm(c: &mut Call<'_, '_>) -> Lowered {
     c.ignore(&["cudnn_enabled", "N", "C", "HxW"]);
     let x = c.first()?;
     let shape = c.shape(x);
-    let (Some(n), Some(channels)) = (shape.first().cloned(), shape.get(1).cloned()) else {
-        return Err(Stop::Broken(format!("expected two axes or more, found {}", shape.len())));
-    };
     let groups = if c.get("group").is_some() { c.int("group")? } else { c.int("num_groups")? };
     let eps = c.float_or("eps", 1e-5)?;
-    let numel = shape.iter().skip(1).cloned().fold(Dim::from(1), |a, b| a * b);
-    let per_group = numel
-        .exact_div(&groups.into())
-        .ok_or_else(|| Stop::Broken(format!("expected {groups} groups to divide {channels:?} channels")))?;
-    let flat = c.reshape(x, vec![n, groups.into(), per_group])?;
+    let flat = c.in_groups(x, groups)?;
     let y = c.emit("layer_norm", Op::LayerNorm { axes: 1, eps: Float(eps) }, &[flat])?;
     if c.wants(1) || c.wants(2) {
-        let wide = c.cast(flat, c.dtype(flat).wide())?;
-        let moments = c.moments(wide, vec![2], eps)?;
+        let moments = c.moments(flat, 1, eps)?;
         for (result, moment) in [(1, moments.0), (2, moments.1)] {
             let declared = c.declared(result)?;
             let moment = c.drop_axis(moment, 2)?;
@@ -161,20 +145,11 @@ fn group_norm(c: &mut Call<'_, '_>) -> Lowered {
     let mut y = c.reshape(y, shape.clone())?;
     for (op, name) in [(BinaryOp::Mul, "weight"), (BinaryOp::Add, "bias")] {
         if let Some(w) = c.opt_tensor(name)? {
-            let w = per_channel(c, w, &shape, channels.clone())?;
+            let w = c.per_channel(w, &shape)?;
             y = c.binary(op, y, w)?;
         }
     }
     c.done(y)
-}
-
-/// A vector over the channels, broadcastable to `shape`.
-fn per_channel(c: &mut Call<'_, '_>, w: ValueId, shape: &[Dim], channels: Dim) -> Lowered<ValueId> {
-    let mut axes = vec![Dim::from(1); shape.len().saturating_sub(1)];
-    if let Some(first) = axes.first_mut() {
-        *first = channels;
-    }
-    c.reshape(w, axes)
 }
 
 fn batch_norm(c: &mut Call<'_, '_>) -> Lowered {
@@ -182,9 +157,9 @@ fn batch_norm(c: &mut Call<'_, '_>) -> Lowered {
     c.ignore(&["momentum"]);
     let x = c.first()?;
     let shape = c.shape(x);
-    let Some(channels) = shape.get(1).cloned() else {
+    if shape.len() < 2 {
         return Err(Stop::Broken(format!("expected two axes or more, found {}", shape.len())));
-    };
+    }
     let eps = c.float_or("eps", 1e-5)?;
     let (mean, variance) = (c.tensor("running_mean")?, c.tensor("running_var")?);
     let shifted = c.with_float(BinaryOp::Add, variance, eps)?;
@@ -206,7 +181,7 @@ fn batch_norm(c: &mut Call<'_, '_>) -> Lowered {
     for (op, w) in steps {
         if let Some(w) = w {
             let w = c.cast(w, c.dtype(x))?;
-            let w = per_channel(c, w, &shape, channels.clone())?;
+            let w = c.per_channel(w, &shape)?;
             y = c.binary(op, y, w)?;
         }
     }
@@ -215,10 +190,7 @@ fn batch_norm(c: &mut Call<'_, '_>) -> Lowered {
 
 fn vector_norm(c: &mut Call<'_, '_>) -> Lowered {
     let x = c.first()?;
-    let x = match c.opt_dtype("dtype")? {
-        Some(dtype) => c.cast(x, dtype)?,
-        None => x,
-    };
+    let x = as_asked(c, x)?;
     let axes = c.axes("dim", c.rank(x))?;
     let keep = c.bool_or("keepdim", false)?;
     let order = c.float_or(if c.get("p").is_some() { "p" } else { "ord" }, 2.0)?;

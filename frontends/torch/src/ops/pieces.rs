@@ -1,6 +1,7 @@
 //! Parts of tensors and tensors from parts: slices, splits, concatenation, repetition, padding.
 
-use symmc_ir::{BinaryOp, DType, Dim, Emit, Op, Scalar, Type, ValueId};
+use symmc_import::Emit;
+use symmc_ir::{BinaryOp, DType, Dim, Op, Scalar, Type, ValueId};
 
 use super::{Row, row};
 use crate::call::{Call, Operand};
@@ -19,26 +20,8 @@ pub(super) const ROWS: &[Row] = &[
         let y = c.slice(x, axis, start, len, 1)?;
         c.done(y)
     }),
-    row("aten.select.int", "slice, reshape", |c| {
-        let x = c.first()?;
-        let axis = c.axis("dim", c.rank(x))?;
-        if let Some(y) = select_by_rank(c, x, axis)? {
-            return c.done(y);
-        }
-        let index = c.dim("index")?;
-        let y = select(c, x, axis, index)?;
-        c.done(y)
-    }),
-    row("aten.select_copy", "slice, reshape", |c| {
-        let x = c.first()?;
-        let axis = c.axis("dim", c.rank(x))?;
-        if let Some(y) = select_by_rank(c, x, axis)? {
-            return c.done(y);
-        }
-        let index = c.dim("index")?;
-        let y = select(c, x, axis, index)?;
-        c.done(y)
-    }),
+    row("aten.select.int", "slice, reshape", select_one),
+    row("aten.select_copy", "slice, reshape", select_one),
     row("aten.split", "slice", split),
     row("aten.split_copy", "slice", split),
     row("aten.split_with_sizes", "slice", split),
@@ -185,24 +168,26 @@ fn select(c: &mut Call<'_, '_>, x: ValueId, axis: usize, index: Dim) -> Lowered<
     c.drop_axis(one, axis)
 }
 
+fn select_one(c: &mut Call<'_, '_>) -> Lowered {
+    let x = c.first()?;
+    let axis = c.axis("dim", c.rank(x))?;
+    if let Some(y) = select_by_rank(c, x, axis)? {
+        return c.done(y);
+    }
+    let index = c.dim("index")?;
+    let y = select(c, x, axis, index)?;
+    c.done(y)
+}
+
 /// The pieces are as long as the program declares; they must add up to the axis.
 fn split(c: &mut Call<'_, '_>) -> Lowered {
     c.ignore(&["split_size", "split_sizes", "chunks", "sections", "indices", "tensor_indices_or_sections"]);
     let x = c.first()?;
     let axis = c.axis_or("dim", 0, c.rank(x))?;
-    let n = c.extent(x, axis);
-    let mut start = Dim::from(0);
-    for i in 0..c.result_count() {
-        let shape = c.declared(i)?.shape;
-        let len = shape.get(axis).cloned().unwrap_or(1.into());
-        let piece = c.slice(x, axis, start.clone(), len.clone(), 1)?;
-        c.set(i, piece);
-        start = start + len;
-    }
-    let (low, high) = c.bounds(&(n.clone() - start.clone()));
-    if low > 0 || high < 0 {
-        return Err(Stop::Broken(format!("expected pieces of {n:?} together, found {start:?}")));
-    }
+    let length = |i| Ok(c.declared(i)?.shape.get(axis).cloned().unwrap_or(1.into()));
+    let lengths = (0..c.result_count()).map(length).collect::<Lowered<Vec<Dim>>>()?;
+    let pieces = c.pieces(x, axis, lengths)?;
+    pieces.into_iter().enumerate().for_each(|(i, piece)| c.set(i, piece));
     Ok(())
 }
 

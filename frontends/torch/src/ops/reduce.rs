@@ -1,6 +1,7 @@
 //! Reductions, cumulative sums and orderings.
 
-use symmc_ir::{ArgOp, BinaryOp, DType, Dim, Emit, Op, Reduction, Scalar, Type, UnaryOp, ValueId};
+use symmc_import::Emit;
+use symmc_ir::{ArgOp, BinaryOp, DType, Dim, Op, Reduction, Scalar, Type, UnaryOp, ValueId};
 
 use super::elementwise::truth;
 use super::{Row, row};
@@ -34,10 +35,7 @@ pub(super) const ROWS: &[Row] = &[
     row("aten.logsumexp", "max, exp, sum, log", log_sum_exp),
     row("aten.cumsum", "cumsum", |c| {
         let x = c.first()?;
-        let x = match c.opt_dtype("dtype")? {
-            Some(dtype) => c.cast(x, dtype)?,
-            None => x,
-        };
+        let x = as_asked(c, x)?;
         let axis = c.axis("dim", c.rank(x))?;
         if c.rank(x) == 0 {
             return c.done(x);
@@ -80,10 +78,7 @@ fn reduced(
 
 fn reduce(c: &mut Call<'_, '_>, op: Reduction) -> Lowered {
     let x = c.first()?;
-    let x = match c.opt_dtype("dtype")? {
-        Some(dtype) => c.cast(x, dtype)?,
-        None => x,
-    };
+    let x = as_asked(c, x)?;
     let axes = c.axes("dim", c.rank(x))?;
     let keep = c.bool_or("keepdim", false)?;
     let y = reduced(c, op, x, axes, keep)?;
@@ -95,8 +90,8 @@ fn reduce(c: &mut Call<'_, '_>, op: Reduction) -> Lowered {
     c.done(y)
 }
 
-/// A sum in the dtype that the call asks for; sums of small integers are i64 otherwise.
-fn as_asked(c: &mut Call<'_, '_>, y: ValueId) -> Lowered<ValueId> {
+/// A value in the dtype that the call asks for, or its own.
+pub(super) fn as_asked(c: &mut Call<'_, '_>, y: ValueId) -> Lowered<ValueId> {
     match c.opt_dtype("dtype")? {
         Some(dtype) => c.cast(y, dtype),
         None => Ok(y),
@@ -192,18 +187,7 @@ fn log_sum_exp(c: &mut Call<'_, '_>) -> Lowered {
     let finite = c.unary(UnaryOp::IsFinite, max)?;
     let zero = c.full(Scalar::Int(0), c.dtype(x), vec![])?;
     let shift = c.select(finite, max, zero)?;
-    let e = c.binary(BinaryOp::Sub, x, shift)?;
-    let e = c.unary(UnaryOp::Exp, e)?;
-    let sum = c.reduce(Reduction::Sum, e, axes.clone(), true)?;
-    let l = c.unary(UnaryOp::Log, sum)?;
-    let y = c.binary(BinaryOp::Add, l, shift)?;
-    let y = if keep {
-        y
-    } else {
-        let shape = c.shape(y);
-        let left = shape.into_iter().enumerate().filter(|(a, _)| !axes.contains(a)).map(|(_, d)| d).collect();
-        c.reshape(y, left)?
-    };
+    let y = c.log_sum_exp(x, shift, axes, keep)?;
     c.done(y)
 }
 

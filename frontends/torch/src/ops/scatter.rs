@@ -1,6 +1,7 @@
 //! Writing by index: `index_put`, `index_add`, `scatter` and their like, as functional ops.
 
-use symmc_ir::{BinaryOp, DType, Dim, Emit, Float, Op, Reduction, Scalar, Type, ValueId};
+use symmc_import::Emit;
+use symmc_ir::{BinaryOp, DType, Dim, Float, Op, Reduction, Scalar, Type, ValueId};
 
 use super::index::{Indexing, as_row, indexing};
 use super::{Row, row};

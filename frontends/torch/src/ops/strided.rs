@@ -1,13 +1,13 @@
 //! Views by strides: diagonals, windows along an axis, and elements at any strides.
 //!
 //! Where extents are known, or windows lie side by side, they are views of the program as well. Others are read by index: the
-//! program then does not show that PyTorch has them in the memory of the operand, which [`inplace::entangle`] notes.
+//! program then does not show that PyTorch has them in the memory of the operand, which [`sharing::entangle`] notes.
 
-use symmc_ir::{BinaryOp, DType, Dim, Emit, Op, ValueId};
+use symmc_import::Emit;
+use symmc_ir::{BinaryOp, DType, Dim, Op, ValueId};
 
 use super::{Row, row};
 use crate::call::Call;
-use crate::inplace;
 use crate::lower::{Lowered, Stop};
 use crate::sharing;
 
@@ -48,7 +48,7 @@ fn diagonal(c: &mut Call<'_, '_>) -> Lowered {
     let rows = c.positions(&row.into(), 1, len.clone())?;
     let columns = c.positions(&column.into(), 1, len)?;
     let y = c.emit("index", Op::Index { axis: rank - 2 }, &[x, rows, columns])?;
-    inplace::entangle(c, y, x);
+    sharing::entangle(c, y, x);
     c.done(y)
 }
 
@@ -85,7 +85,7 @@ fn unfold(c: &mut Call<'_, '_>) -> Lowered {
         let within = c.iota(size.into(), 0, 1, DType::I64)?;
         let index = c.binary(BinaryOp::Add, from, within)?;
         let y = c.emit("take", Op::Take { axis }, &[x, index])?;
-        inplace::entangle(c, y, x);
+        sharing::entangle(c, y, x);
         y
     };
     let perm = (0..=rank).filter(|&a| a != axis + 1).chain([axis + 1]).collect();
@@ -192,6 +192,6 @@ fn stepped(c: &mut Call<'_, '_>, x: ValueId, offset: &Dim, axes: &[Axis]) -> Low
         index = c.binary(BinaryOp::Add, index, line)?;
     }
     let y = c.emit("take", Op::Take { axis: 0 }, &[x, index])?;
-    inplace::entangle(c, y, x);
+    sharing::entangle(c, y, x);
     Ok(y)
 }

@@ -1,6 +1,7 @@
 //! Systems of triangular equations, by the inverse of the matrix: that of blocks on the diagonal, of twice the extent in each step.
 
-use symmc_ir::{BinaryOp, Dim, Emit, Op, Scalar, Type, UnaryOp, ValueId};
+use symmc_import::Emit;
+use symmc_ir::{BinaryOp, Dim, Op, Scalar, Type, UnaryOp, ValueId};
 
 use super::{Row, row};
 use crate::call::Call;

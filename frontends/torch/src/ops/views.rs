@@ -1,7 +1,9 @@
 //! Views that keep all elements: reshapes, permutations, expansions. In a functional program a view and its
 //! copy are the same value.
 
-use symmc_ir::{Dim, Emit};
+use symmc_import::Emit;
+use symmc_import::emit::product;
+use symmc_ir::Dim;
 
 use super::elementwise::identity;
 use super::{Row, row};
@@ -36,16 +38,8 @@ pub(super) const ROWS: &[Row] = &[
     row("aten.t", "permute", reversed),
     row("aten.t_copy", "permute", reversed),
     row("aten.numpy_T", "permute", reversed),
-    row("aten.mT", "permute", |c| {
-        let x = c.first()?;
-        let y = c.transposed(x)?;
-        c.done(y)
-    }),
-    row("aten.adjoint", "permute", |c| {
-        let x = c.first()?;
-        let y = c.transposed(x)?;
-        c.done(y)
-    }),
+    row("aten.mT", "permute", transposed),
+    row("aten.adjoint", "permute", transposed),
     row("aten.movedim", "permute", move_axes),
     row("aten.moveaxis", "permute", move_axes),
     row("aten.expand", "expand", expand),
@@ -65,10 +59,6 @@ pub(super) const ROWS: &[Row] = &[
     row("aten.meshgrid", "reshape, expand", mesh_grid),
     row("aten.broadcast_to", "expand", expand),
 ];
-
-fn product(dims: &[Dim]) -> Dim {
-    dims.iter().cloned().fold(Dim::from(1), |a, b| a * b)
-}
 
 fn reshape(c: &mut Call<'_, '_>, name: &str) -> Lowered {
     let x = c.first()?;
@@ -166,6 +156,12 @@ fn reversed(c: &mut Call<'_, '_>) -> Lowered {
     let x = c.first()?;
     let perm = (0..c.rank(x)).rev().collect();
     let y = c.permute(x, perm)?;
+    c.done(y)
+}
+
+fn transposed(c: &mut Call<'_, '_>) -> Lowered {
+    let x = c.first()?;
+    let y = c.transposed(x)?;
     c.done(y)
 }
 

@@ -1,6 +1,7 @@
 //! Windows that stand on the last axes of an operand, `[batch, channels, ...]`: those of convolutions and of pools.
 
-use symmc_ir::{ArgOp, BinaryOp, DType, Dim, Emit, Float, Op, Reduction, Scalar, Type, ValueId};
+use symmc_import::Emit;
+use symmc_ir::{ArgOp, BinaryOp, DType, Dim, Float, Op, Reduction, Scalar, Type, ValueId};
 
 use super::{Row, row};
 use crate::call::Call;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use indexmap::IndexMap;
 use serde_json::json;
-use symmc_ir::ranges::{Extent, Given};
+use symmc_import::ranges::{Extent, Given};
 use symmc_ir::{
     Bindings, CollectiveKind, DType, Graph, InputKind, Members, Op, OutputKind, ReduceOp, Splits, Tensor,
 };

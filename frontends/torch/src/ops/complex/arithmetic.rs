@@ -1,6 +1,7 @@
 //! Arithmetic of complex numbers: what the parts of a result are, of the parts of the operands.
 
-use symmc_ir::{BinaryOp, DType, Emit, Float, Scalar, UnaryOp, ValueId};
+use symmc_import::Emit;
+use symmc_ir::{BinaryOp, DType, Float, Scalar, UnaryOp, ValueId};
 
 use super::{by_parts, declared, done, is_complex, joined, part, parts};
 use crate::call::{Call, Operand};

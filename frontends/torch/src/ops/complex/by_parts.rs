@@ -5,7 +5,8 @@
 
 use std::collections::HashMap;
 
-use symmc_ir::{Emit, Scalar, ValueId};
+use symmc_import::Emit;
+use symmc_ir::{Scalar, ValueId};
 
 use super::joined;
 use crate::call::Call;

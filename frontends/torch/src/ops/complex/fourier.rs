@@ -3,7 +3,8 @@
 //! A transform of `n` numbers takes `n²` products, so that long ones are left to others. The roots are computed in f64 and
 //! taken from a table by `jk mod n`: they are as exact as the products' dtype lets them be.
 
-use symmc_ir::{BinaryOp, DType, Dim, Emit, Op, Scalar, UnaryOp, ValueId};
+use symmc_import::Emit;
+use symmc_ir::{BinaryOp, DType, Dim, Op, Scalar, UnaryOp, ValueId};
 
 use super::super::{Row, row};
 use super::{declared, done, of_first, parts};

@@ -1,18 +1,18 @@
 //! Sums of products by labels of axes (`ik,kj->ij`), as matrix products.
 
-use crate::dim::Dim;
-use crate::emit::Emit;
-use crate::graph::ValueId;
-use crate::op::Reduction;
+use symmc_ir::{Dim, Reduction, ValueId};
+
+use crate::emit::{Emit, product};
+use crate::rule::{Lowered, Stop};
 
 /// One or two operands without repeated labels or dots, as one matrix product: labels of both operands are
 /// batch axes if the result has them and inner axes if not; labels of one operand that the result lacks
-/// are summed first. Without an arrow the result has the labels that occur once, in alphabetical order. `None` for
-/// other equations.
+/// are summed first. Without an arrow the result has the labels that occur once, in alphabetical order.
 ///
 /// # Errors
-/// An operand has another number of axes than its labels, or extents do not agree.
-pub fn einsum<E: Emit>(c: &mut E, equation: &str, tensors: &[ValueId]) -> Result<Option<ValueId>, E::Error> {
+/// It is another equation, an operand has another number of axes than its labels, or extents do not agree.
+pub fn einsum<E: Emit>(c: &mut E, equation: &str, tensors: &[ValueId]) -> Lowered<ValueId, E::Error> {
+    let other = || Err(Stop::Opaque(format!("the equation {equation}")));
     let equation = equation.replace(' ', "");
     let (inputs, output) = match equation.split_once("->") {
         Some((inputs, output)) => (inputs, output.chars().collect::<Vec<char>>()),
@@ -23,7 +23,7 @@ pub fn einsum<E: Emit>(c: &mut E, equation: &str, tensors: &[ValueId]) -> Result
         |t: &Vec<char>| t.iter().enumerate().all(|(i, l)| l.is_ascii_alphabetic() && !t[..i].contains(l));
     let known = output.iter().all(|l| terms.iter().any(|t| t.contains(l)));
     if !known || !terms.iter().all(distinct) || !distinct(&output) || terms.len() != tensors.len() {
-        return Ok(None);
+        return other();
     }
     for (t, &x) in terms.iter().zip(tensors) {
         if c.rank(x) != t.len() {
@@ -38,10 +38,10 @@ pub fn einsum<E: Emit>(c: &mut E, equation: &str, tensors: &[ValueId]) -> Result
             let (y, t) = sum_out(c, *y, t, |l| output.contains(&l) || s.contains(&l))?;
             contract(c, (x, &s), (y, &t), &output)?
         }
-        _ => return Ok(None),
+        _ => return other(),
     };
     let perm = positions(&output, &labels);
-    c.permute(z, perm).map(Some)
+    c.permute(z, perm)
 }
 
 /// The labels that occur once.
@@ -63,7 +63,7 @@ fn sum_out<E: Emit>(
     x: ValueId,
     labels: &[char],
     keep: impl Fn(char) -> bool,
-) -> Result<(ValueId, Vec<char>), E::Error> {
+) -> Lowered<(ValueId, Vec<char>), E::Error> {
     let axes: Vec<usize> = (0..labels.len()).filter(|&i| !keep(labels[i])).collect();
     let left = labels.iter().copied().filter(|&l| keep(l)).collect();
     let x = if axes.is_empty() { x } else { c.reduce(Reduction::Sum, x, axes, false)? };
@@ -76,7 +76,7 @@ fn contract<E: Emit>(
     (x, s): (ValueId, &[char]),
     (y, t): (ValueId, &[char]),
     output: &[char],
-) -> Result<(ValueId, Vec<char>), E::Error> {
+) -> Lowered<(ValueId, Vec<char>), E::Error> {
     let pick = |from: &[char], holds: &dyn Fn(char) -> bool| -> Vec<char> {
         from.iter().copied().filter(|&l| holds(l)).collect()
     };
@@ -90,13 +90,12 @@ fn contract<E: Emit>(
     let dims = |c: &E, v, from: &[char], which: &[char]| -> Vec<Dim> {
         which.iter().map(|&l| extent(c, v, from, l)).collect()
     };
-    let count = |dims: &[Dim]| dims.iter().cloned().fold(Dim::from(1), |a, b| a * b);
     let (b, l, r, k) =
         (dims(c, x, s, &batch), dims(c, x, s, &left), dims(c, y, t, &right), dims(c, x, s, &inner));
     let x = c.permute(x, positions(&[&batch[..], &left, &inner].concat(), s))?;
     let y = c.permute(y, positions(&[&batch[..], &inner, &right].concat(), t))?;
-    let x = c.reshape(x, [&b[..], &[count(&l), count(&k)]].concat())?;
-    let y = c.reshape(y, [&b[..], &[count(&k), count(&r)]].concat())?;
+    let x = c.reshape(x, [&b[..], &[product(&l), product(&k)]].concat())?;
+    let y = c.reshape(y, [&b[..], &[product(&k), product(&r)]].concat())?;
     let z = c.matmul(x, y)?;
     let z = c.reshape(z, [&b[..], &l, &r].concat())?;
     Ok((z, [&batch[..], &left, &right].concat()))

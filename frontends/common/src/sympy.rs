@@ -4,7 +4,8 @@
 //! Only integer expressions over symbols become dims. Anything else (rationals, floats, functions without
 //! an integer counterpart) is refused by name.
 
-use crate::dim::{self, Dim};
+use symmc_ir::Dim;
+use symmc_ir::dim::check_size;
 
 /// Deepest nesting that is read; a bound on the parser's stack.
 const MAX_DEPTH: usize = 100;
@@ -48,7 +49,7 @@ pub fn symbols<'a>(e: &Expr<'a>, out: &mut Vec<&'a str>) {
 }
 
 /// The expression as a dim; `resolve` gives the dim of a symbol. What grows beyond the limits of
-/// [`crate::dim`] is refused.
+/// [`symmc_ir::dim`] is refused.
 ///
 /// # Errors
 /// One sentence that names the part that is no integer expression.
@@ -89,7 +90,7 @@ pub fn to_dim(e: &Expr<'_>, resolve: &dyn Fn(&str) -> Result<Dim, String>) -> Re
 }
 
 fn limited(d: Dim) -> Result<Dim, String> {
-    dim::check_size(std::slice::from_ref(&d)).map(|()| d)
+    check_size(std::slice::from_ref(&d)).map(|()| d)
 }
 
 /// The truth of a relation between dims, given the bounds of the difference of two dims; `None` if the
@@ -309,6 +310,9 @@ impl<'a> Parser<'a> {
 
 #[cfg(test)]
 mod tests {
+    use symmc_ir::SymbolId;
+    use symmc_ir::entity::Entity;
+
     use super::*;
 
     fn dim(text: &str) -> Result<String, String> {
@@ -316,7 +320,7 @@ mod tests {
         let resolve = |name: &str| {
             ids.iter()
                 .position(|n| *n == name)
-                .map(|i| Dim::from(<crate::SymbolId as crate::entity::Entity>::new(i)))
+                .map(|i| Dim::from(SymbolId::new(i)))
                 .ok_or_else(|| format!("no symbol {name}"))
         };
         to_dim(&parse(text)?, &resolve).map(|d| format!("{d:?}"))
@@ -354,13 +358,13 @@ mod tests {
 
     #[test]
     fn relations_are_decided_by_bounds() {
-        let resolve = |_: &str| Ok(Dim::from(<crate::SymbolId as crate::entity::Entity>::new(0)));
+        let resolve = |_: &str| Ok(Dim::from(SymbolId::new(0)));
         let truth = |text: &str, low, high| {
             let add = move |d: &Dim| {
-                let mut at = crate::Bindings::new();
-                at.set(<crate::SymbolId as crate::entity::Entity>::new(0), low);
+                let mut at = symmc_ir::Bindings::new();
+                at.set(SymbolId::new(0), low);
                 let a = d.eval(&at).unwrap();
-                at.set(<crate::SymbolId as crate::entity::Entity>::new(0), high);
+                at.set(SymbolId::new(0), high);
                 (a, d.eval(&at).unwrap())
             };
             decide(&parse(text).unwrap(), &resolve, &add)

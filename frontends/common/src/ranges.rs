@@ -7,12 +7,13 @@
 //! A symbol to which nobody gives an upper bound takes that of the recorded arguments, if there are some, else a
 //! default. It is told which those are.
 
+use symmc_ir::{Dim, Symbol, SymbolId, Table};
 use thiserror::Error;
 
-use crate::dim::{Dim, SymbolId};
-use crate::entity::Table;
-use crate::graph::Symbol;
 use crate::sympy;
+
+/// Upper bounds from here on mean "no bound": PyTorch writes such for open ends.
+const OPEN: i64 = 1 << 40;
 
 /// What a caller says of a symbol.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -93,6 +94,30 @@ impl Declared {
             None => self.name.clone(),
         }
     }
+}
+
+/// The range of a symbol, from the ends that a file says; without an upper bound, that is `None`.
+///
+/// # Errors
+/// It is empty, or begins where there is no bound any more.
+pub fn bounds(symbol: &str, min: Option<i64>, max: Option<i64>) -> Result<(i64, Option<i64>), RangeError> {
+    let min = min.unwrap_or(0).max(0);
+    let max = max.filter(|m| *m < OPEN);
+    if max.is_some_and(|max| min > max) || min >= OPEN {
+        let expected = format!("a range that is not empty and starts below {OPEN}");
+        return Err(error(symbol, &expected, format!("{min}..={}", max.unwrap_or(OPEN))));
+    }
+    Ok((min, max))
+}
+
+/// A symbol's name in a file as an identifier of the text form.
+pub fn identifier(name: &str) -> String {
+    let fits = |c: char| c.is_ascii_alphanumeric() || c == '_';
+    let mut out: String = name.chars().map(|c| if fits(c) { c } else { '_' }).collect();
+    if out.is_empty() || out.starts_with(|c: char| c.is_ascii_digit()) {
+        out.insert(0, '_');
+    }
+    out
 }
 
 /// What is said of a symbol contradicts itself or the program.

@@ -3,22 +3,23 @@
 //!
 //! A frontend implements [`Emit`] for the node that it lowers; its rules then call the methods.
 
-use crate::builder::{BuildError, Builder};
-use crate::collective::{Collective, CollectiveKind};
-use crate::dim::{Dim, check_size};
-use crate::graph::{Def, GroupId, ValueId};
-use crate::op::{ArgOp, BinaryOp, Op, Reduction, UnaryOp};
-use crate::text::with_symbol_names;
-use crate::types::{DType, Float, Scalar, Type};
+use symmc_ir::dim::check_size;
+use symmc_ir::text::with_symbol_names;
+use symmc_ir::{
+    ArgOp, BinaryOp, Bound, Builder, Collective, CollectiveKind, DType, Def, Dim, Float, GroupId, Op,
+    Reduction, Scalar, Type, UnaryOp, ValueId,
+};
+
+use crate::rule::{Lowered, Stop};
 
 /// Emits the nodes of one node of a program. See the [module](self).
 ///
 /// # Errors
 /// All methods that emit fail where the operands break the typing rule of the op, or extents grow beyond the limits
-/// of [`crate::dim`].
+/// of [`symmc_ir::dim`].
 pub trait Emit {
-    /// What the frontend's rules fail with.
-    type Error: From<BuildError>;
+    /// What the reader fails with.
+    type Error;
 
     /// The graph that is being built.
     fn builder(&self) -> &Builder;
@@ -28,9 +29,8 @@ pub trait Emit {
     fn label(&self) -> &str;
 
     /// The failure of this node with one sentence that says what is wrong.
-    fn broken(&self, message: String) -> Self::Error {
-        let message = with_symbol_names(&message, &self.builder().graph().symbols);
-        BuildError { name: self.label().to_string(), message }.into()
+    fn broken(&self, message: String) -> Stop<Self::Error> {
+        Stop::Broken(with_symbol_names(&message, &self.builder().graph().symbols))
     }
 
     /// The type of a value.
@@ -58,13 +58,33 @@ pub trait Emit {
         self.ty(x).shape.get(axis).cloned().unwrap_or(1.into())
     }
 
+    /// An axis of `n`, counted from 0, given that negative ones count from the end.
+    fn axis_within(&self, axis: i64, n: usize) -> Lowered<usize, Self::Error> {
+        let n = n as i64;
+        if (-n..n).contains(&axis) {
+            Ok(axis.rem_euclid(n) as usize)
+        } else {
+            Err(self.broken(format!("expected an axis from {} to {}, found {axis}", -n, n - 1)))
+        }
+    }
+
+    /// Axes of `n`, counted from 0 and ascending, given that negative ones count from the end.
+    fn axes_within(&self, axes: &[i64], n: usize) -> Lowered<Vec<usize>, Self::Error> {
+        let mut axes: Vec<usize> = axes.iter().map(|&a| self.axis_within(a, n)).collect::<Result<_, _>>()?;
+        axes.sort_unstable();
+        if axes.windows(2).any(|w| w[0] == w[1]) {
+            return Err(self.broken(format!("expected distinct axes, found {axes:?}")));
+        }
+        Ok(axes)
+    }
+
     /// Bounds of a dim over the program's symbols.
     fn bounds(&self, d: &Dim) -> (i64, i64) {
         d.bounds(&self.builder().graph().symbols)
     }
 
     /// A node whose op fixes its result types.
-    fn emit_all(&mut self, hint: &str, op: Op, inputs: &[ValueId]) -> Result<Vec<ValueId>, Self::Error> {
+    fn emit_all(&mut self, hint: &str, op: Op, inputs: &[ValueId]) -> Lowered<Vec<ValueId>, Self::Error> {
         let name = format!("{}.{hint}", self.label());
         let results = self.builder_mut().node(&name, op, inputs)?;
         for &r in &results {
@@ -74,12 +94,12 @@ pub trait Emit {
     }
 
     /// The first result of a node whose op fixes its result types.
-    fn emit(&mut self, hint: &str, op: Op, inputs: &[ValueId]) -> Result<ValueId, Self::Error> {
+    fn emit(&mut self, hint: &str, op: Op, inputs: &[ValueId]) -> Lowered<ValueId, Self::Error> {
         Ok(self.emit_all(hint, op, inputs)?[0])
     }
 
     /// A node with a declared result type.
-    fn emit_as(&mut self, hint: &str, op: Op, inputs: &[ValueId], ty: Type) -> Result<ValueId, Self::Error> {
+    fn emit_as(&mut self, hint: &str, op: Op, inputs: &[ValueId], ty: Type) -> Lowered<ValueId, Self::Error> {
         check_size(&ty.shape).map_err(|m| self.broken(m))?;
         let name = format!("{}.{hint}", self.label());
         Ok(self.builder_mut().op_as(&name, op, inputs, ty)?)
@@ -88,7 +108,7 @@ pub trait Emit {
     // Element-wise.
 
     /// `x` in a dtype.
-    fn cast(&mut self, x: ValueId, dtype: DType) -> Result<ValueId, Self::Error> {
+    fn cast(&mut self, x: ValueId, dtype: DType) -> Lowered<ValueId, Self::Error> {
         if self.dtype(x) == dtype {
             return Ok(x);
         }
@@ -97,32 +117,32 @@ pub trait Emit {
     }
 
     /// One operand, element by element.
-    fn unary(&mut self, op: UnaryOp, x: ValueId) -> Result<ValueId, Self::Error> {
+    fn unary(&mut self, op: UnaryOp, x: ValueId) -> Lowered<ValueId, Self::Error> {
         self.emit(op.name(), Op::Unary(op), &[x])
     }
 
     /// Two operands that have one dtype. Addition and multiplication of bools are `or` and `and`.
-    fn binary(&mut self, op: BinaryOp, x: ValueId, y: ValueId) -> Result<ValueId, Self::Error> {
+    fn binary(&mut self, op: BinaryOp, x: ValueId, y: ValueId) -> Lowered<ValueId, Self::Error> {
         let op = logical(op, self.dtype(x));
         self.emit(op.name(), Op::Binary(op), &[x, y])
     }
 
     /// `x op scalar`; the scalar takes the dtype of `x`.
-    fn with_scalar(&mut self, op: BinaryOp, x: ValueId, s: Scalar) -> Result<ValueId, Self::Error> {
+    fn with_scalar(&mut self, op: BinaryOp, x: ValueId, s: Scalar) -> Lowered<ValueId, Self::Error> {
         let dtype = self.dtype(x);
         let op = logical(op, dtype);
         self.emit(op.name(), Op::BinaryScalar { op, scalar: s.converted(dtype), scalar_left: false }, &[x])
     }
 
     /// `scalar op x`; the scalar takes the dtype of `x`.
-    fn scalar_with(&mut self, op: BinaryOp, s: Scalar, x: ValueId) -> Result<ValueId, Self::Error> {
+    fn scalar_with(&mut self, op: BinaryOp, s: Scalar, x: ValueId) -> Lowered<ValueId, Self::Error> {
         let dtype = self.dtype(x);
         let op = logical(op, dtype);
         self.emit(op.name(), Op::BinaryScalar { op, scalar: s.converted(dtype), scalar_left: true }, &[x])
     }
 
     /// The quotient of two integers, rounded towards zero.
-    fn truncated_quotient(&mut self, x: ValueId, y: ValueId) -> Result<ValueId, Self::Error> {
+    fn truncated_quotient(&mut self, x: ValueId, y: ValueId) -> Lowered<ValueId, Self::Error> {
         let floor = self.binary(BinaryOp::FloorDiv, x, y)?;
         if self.is_non_negative(x) && self.is_non_negative(y) {
             return Ok(floor);
@@ -134,7 +154,7 @@ pub trait Emit {
     }
 
     /// The remainder of two integers that has the sign of `x`. (The least integer has no magnitude.)
-    fn truncated_remainder(&mut self, x: ValueId, y: ValueId) -> Result<ValueId, Self::Error> {
+    fn truncated_remainder(&mut self, x: ValueId, y: ValueId) -> Lowered<ValueId, Self::Error> {
         let rest = self.binary(BinaryOp::Rem, x, y)?;
         let low_x = self.with_scalar(BinaryOp::Lt, x, Scalar::Int(0))?;
         let low_y = self.with_scalar(BinaryOp::Lt, y, Scalar::Int(0))?;
@@ -145,7 +165,7 @@ pub trait Emit {
     }
 
     /// 1 where integers have a remainder and `also` holds, else 0.
-    fn inexact(&mut self, x: ValueId, y: ValueId, also: ValueId) -> Result<ValueId, Self::Error> {
+    fn inexact(&mut self, x: ValueId, y: ValueId, also: ValueId) -> Lowered<ValueId, Self::Error> {
         let rest = self.binary(BinaryOp::Rem, x, y)?;
         let rest = self.with_scalar(BinaryOp::Ne, rest, Scalar::Int(0))?;
         let both = self.binary(BinaryOp::And, rest, also)?;
@@ -153,19 +173,19 @@ pub trait Emit {
     }
 
     /// `x op y` for a number.
-    fn with_float(&mut self, op: BinaryOp, x: ValueId, y: f64) -> Result<ValueId, Self::Error> {
+    fn with_float(&mut self, op: BinaryOp, x: ValueId, y: f64) -> Lowered<ValueId, Self::Error> {
         self.with_scalar(op, x, Scalar::Float(Float(y)))
     }
 
     /// The angle from -π/2 to π/2 that has this sine.
-    fn arc_sine(&mut self, sine: ValueId) -> Result<ValueId, Self::Error> {
+    fn arc_sine(&mut self, sine: ValueId) -> Lowered<ValueId, Self::Error> {
         let (x, other) = self.legs(sine)?;
         let angle = self.binary(BinaryOp::Atan2, x, other)?;
         self.cast(angle, self.dtype(sine))
     }
 
     /// The angle from 0 to π that has this cosine.
-    fn arc_cosine(&mut self, cosine: ValueId) -> Result<ValueId, Self::Error> {
+    fn arc_cosine(&mut self, cosine: ValueId) -> Lowered<ValueId, Self::Error> {
         let (x, other) = self.legs(cosine)?;
         let angle = self.binary(BinaryOp::Atan2, other, x)?;
         self.cast(angle, self.dtype(cosine))
@@ -173,7 +193,7 @@ pub trait Emit {
 
     /// One leg of a right triangle whose hypotenuse is 1, in the dtype that it is computed in, and the other leg:
     /// `sqrt((1 - x) * (1 + x))`, where nothing cancels.
-    fn legs(&mut self, x: ValueId) -> Result<(ValueId, ValueId), Self::Error> {
+    fn legs(&mut self, x: ValueId) -> Lowered<(ValueId, ValueId), Self::Error> {
         let x = self.cast(x, self.dtype(x).wide())?;
         let below = self.scalar_with(BinaryOp::Sub, Scalar::Int(1), x)?;
         let above = self.with_float(BinaryOp::Add, x, 1.0)?;
@@ -182,24 +202,24 @@ pub trait Emit {
     }
 
     /// `condition ? x : y`.
-    fn select(&mut self, condition: ValueId, x: ValueId, y: ValueId) -> Result<ValueId, Self::Error> {
+    fn select(&mut self, condition: ValueId, x: ValueId, y: ValueId) -> Lowered<ValueId, Self::Error> {
         self.emit("select", Op::Select, &[condition, x, y])
     }
 
     // Creation.
 
     /// A tensor of one value.
-    fn full(&mut self, s: Scalar, dtype: DType, shape: Vec<Dim>) -> Result<ValueId, Self::Error> {
+    fn full(&mut self, s: Scalar, dtype: DType, shape: Vec<Dim>) -> Lowered<ValueId, Self::Error> {
         self.emit_as("full", Op::Full(s.converted(dtype)), &[], Type::new(dtype, shape))
     }
 
     /// `start`, `start + step`, … as many as `len`.
-    fn iota(&mut self, len: Dim, start: i64, step: i64, dtype: DType) -> Result<ValueId, Self::Error> {
+    fn iota(&mut self, len: Dim, start: i64, step: i64, dtype: DType) -> Lowered<ValueId, Self::Error> {
         self.emit_as("iota", Op::Iota { start, step }, &[], Type::new(dtype, vec![len]))
     }
 
     /// A tensor without axes that holds the value of a dim: the last element of an iota.
-    fn dim_tensor(&mut self, d: &Dim, dtype: DType) -> Result<ValueId, Self::Error> {
+    fn dim_tensor(&mut self, d: &Dim, dtype: DType) -> Lowered<ValueId, Self::Error> {
         if let Some(i) = d.as_const() {
             return self.full(Scalar::Int(i), dtype, vec![]);
         }
@@ -212,7 +232,7 @@ pub trait Emit {
     }
 
     /// The positions `start`, `start + step`, … as many as `len`.
-    fn positions(&mut self, start: &Dim, step: i64, len: Dim) -> Result<ValueId, Self::Error> {
+    fn positions(&mut self, start: &Dim, step: i64, len: Dim) -> Lowered<ValueId, Self::Error> {
         if let Some(start) = start.as_const() {
             return self.iota(len, start, step, DType::I64);
         }
@@ -222,7 +242,7 @@ pub trait Emit {
     }
 
     /// The integers from `start` by `step` up to `end`, which is left out.
-    fn range(&mut self, start: &Dim, end: &Dim, step: i64, dtype: DType) -> Result<ValueId, Self::Error> {
+    fn range(&mut self, start: &Dim, end: &Dim, step: i64, dtype: DType) -> Lowered<ValueId, Self::Error> {
         let distance = match step {
             0 => return Err(self.broken("expected a step other than 0".into())),
             1.. => end.clone() - start.clone(),
@@ -246,7 +266,7 @@ pub trait Emit {
         (rows, columns): (Dim, Dim),
         op: BinaryOp,
         offset: &Dim,
-    ) -> Result<ValueId, Self::Error> {
+    ) -> Lowered<ValueId, Self::Error> {
         let row = self.iota(rows, 0, 1, DType::I64)?;
         let row = self.unsqueeze(row, 1)?;
         let column = self.positions(&(Dim::from(0) - offset.clone()), 1, columns)?;
@@ -254,7 +274,7 @@ pub trait Emit {
     }
 
     /// The elements of the last two axes where `column - offset op row`, others 0.
-    fn triangle(&mut self, x: ValueId, op: BinaryOp, offset: &Dim) -> Result<ValueId, Self::Error> {
+    fn triangle(&mut self, x: ValueId, op: BinaryOp, offset: &Dim) -> Lowered<ValueId, Self::Error> {
         let shape = self.shape(x);
         let [.., rows, columns] = shape.as_slice() else {
             return Err(self.broken(format!("expected two axes or more, found {}", shape.len())));
@@ -267,7 +287,7 @@ pub trait Emit {
     // Views.
 
     /// The same elements under another shape.
-    fn reshape(&mut self, x: ValueId, shape: Vec<Dim>) -> Result<ValueId, Self::Error> {
+    fn reshape(&mut self, x: ValueId, shape: Vec<Dim>) -> Lowered<ValueId, Self::Error> {
         if self.ty(x).shape == shape {
             return Ok(x);
         }
@@ -276,7 +296,7 @@ pub trait Emit {
     }
 
     /// A shape with its -1, if any, replaced so that the number of elements is `numel`.
-    fn filled(&self, shape: Vec<Dim>, numel: &Dim) -> Result<Vec<Dim>, Self::Error> {
+    fn filled(&self, shape: Vec<Dim>, numel: &Dim) -> Lowered<Vec<Dim>, Self::Error> {
         let is_open = |d: &Dim| d.as_const() == Some(-1);
         if !shape.iter().any(is_open) {
             return Ok(shape);
@@ -286,7 +306,7 @@ pub trait Emit {
             return Err(self.broken(format!("expected one open extent at most, found {shape:?}")));
         }
         check_size(&known).map_err(|m| self.broken(m))?;
-        let known = known.into_iter().fold(Dim::from(1), |a, b| a * b);
+        let known = product(&known);
         if known.as_const() == Some(0) {
             return Err(self.broken(format!("expected extents that fix the open one, found {shape:?}")));
         }
@@ -301,7 +321,7 @@ pub trait Emit {
     }
 
     /// The axes in another order.
-    fn permute(&mut self, x: ValueId, perm: Vec<usize>) -> Result<ValueId, Self::Error> {
+    fn permute(&mut self, x: ValueId, perm: Vec<usize>) -> Lowered<ValueId, Self::Error> {
         if perm.iter().copied().eq(0..self.rank(x)) {
             return Ok(x);
         }
@@ -309,7 +329,7 @@ pub trait Emit {
     }
 
     /// The matrix transpose: the last two axes swapped.
-    fn transposed(&mut self, x: ValueId) -> Result<ValueId, Self::Error> {
+    fn transposed(&mut self, x: ValueId) -> Lowered<ValueId, Self::Error> {
         let mut perm: Vec<usize> = (0..self.rank(x)).collect();
         if let [.., a, b] = perm.as_mut_slice() {
             std::mem::swap(a, b);
@@ -318,7 +338,7 @@ pub trait Emit {
     }
 
     /// `x` broadcast to a shape.
-    fn expand(&mut self, x: ValueId, shape: Vec<Dim>) -> Result<ValueId, Self::Error> {
+    fn expand(&mut self, x: ValueId, shape: Vec<Dim>) -> Lowered<ValueId, Self::Error> {
         if self.ty(x).shape == shape {
             return Ok(x);
         }
@@ -334,7 +354,7 @@ pub trait Emit {
         start: Dim,
         len: Dim,
         step: i64,
-    ) -> Result<ValueId, Self::Error> {
+    ) -> Lowered<ValueId, Self::Error> {
         let mut shape = self.shape(x);
         if start.as_const() == Some(0) && step == 1 && shape.get(axis) == Some(&len) {
             return Ok(x);
@@ -349,6 +369,22 @@ pub trait Emit {
         check_size(std::slice::from_ref(&start)).map_err(|m| self.broken(m))?;
         let ty = Type::new(self.dtype(x), shape);
         self.emit_as("slice", Op::Slice { axis, start, step }, &[x], ty)
+    }
+
+    /// Pieces of these lengths, one after another; they must add up to the axis.
+    fn pieces(&mut self, x: ValueId, axis: usize, lengths: Vec<Dim>) -> Lowered<Vec<ValueId>, Self::Error> {
+        let n = self.extent(x, axis);
+        let mut pieces = Vec::with_capacity(lengths.len());
+        let mut start = Dim::from(0);
+        for len in lengths {
+            pieces.push(self.slice(x, axis, start.clone(), len.clone(), 1)?);
+            start = start + len;
+        }
+        let (low, high) = self.bounds(&(n.clone() - start.clone()));
+        if low > 0 || high < 0 {
+            return Err(self.broken(format!("expected pieces of {n:?} together, found {start:?}")));
+        }
+        Ok(pieces)
     }
 
     /// Start and length of the slice from `start` to `end` (`None` is the end) of `n` elements, `step` apart, where
@@ -383,14 +419,14 @@ pub trait Emit {
     }
 
     /// `x` with a new axis of extent 1.
-    fn unsqueeze(&mut self, x: ValueId, axis: usize) -> Result<ValueId, Self::Error> {
+    fn unsqueeze(&mut self, x: ValueId, axis: usize) -> Lowered<ValueId, Self::Error> {
         let mut shape = self.shape(x);
         shape.insert(axis.min(shape.len()), Dim::from(1));
         self.reshape(x, shape)
     }
 
     /// `x` without an axis of extent 1.
-    fn drop_axis(&mut self, x: ValueId, axis: usize) -> Result<ValueId, Self::Error> {
+    fn drop_axis(&mut self, x: ValueId, axis: usize) -> Lowered<ValueId, Self::Error> {
         let mut shape = self.shape(x);
         if axis < shape.len() {
             shape.remove(axis);
@@ -399,7 +435,7 @@ pub trait Emit {
     }
 
     /// The elements of an axis in reverse.
-    fn reversed(&mut self, x: ValueId, axis: usize) -> Result<ValueId, Self::Error> {
+    fn reversed(&mut self, x: ValueId, axis: usize) -> Lowered<ValueId, Self::Error> {
         let n = self.extent(x, axis);
         let from_last = match n.as_const() {
             Some(n) => self.iota(n.into(), n - 1, -1, DType::I64)?,
@@ -413,7 +449,7 @@ pub trait Emit {
     }
 
     /// The parts one after another along an axis.
-    fn concat(&mut self, parts: &[ValueId], axis: usize) -> Result<ValueId, Self::Error> {
+    fn concat(&mut self, parts: &[ValueId], axis: usize) -> Lowered<ValueId, Self::Error> {
         match parts {
             [one] => Ok(*one),
             _ => self.emit("concat", Op::Concat { axis }, parts),
@@ -421,7 +457,7 @@ pub trait Emit {
     }
 
     /// `x` once or more along each axis.
-    fn repeat(&mut self, x: ValueId, repeats: &[Dim]) -> Result<ValueId, Self::Error> {
+    fn repeat(&mut self, x: ValueId, repeats: &[Dim]) -> Lowered<ValueId, Self::Error> {
         let mut own = self.shape(x);
         if repeats.len() < own.len() {
             let (n, found) = (own.len(), repeats.len());
@@ -444,12 +480,12 @@ pub trait Emit {
     // The rest.
 
     /// `x @ y` over the last two axes.
-    fn matmul(&mut self, x: ValueId, y: ValueId) -> Result<ValueId, Self::Error> {
+    fn matmul(&mut self, x: ValueId, y: ValueId) -> Lowered<ValueId, Self::Error> {
         self.emit("matmul", Op::MatMul, &[x, y])
     }
 
     /// NumPy's `matmul`: a vector on the left is a row, on the right a column, and its axis vanishes.
-    fn product(&mut self, x: ValueId, y: ValueId) -> Result<ValueId, Self::Error> {
+    fn product(&mut self, x: ValueId, y: ValueId) -> Lowered<ValueId, Self::Error> {
         let (row, column) = (self.rank(x) == 1, self.rank(y) == 1);
         let x = if row { self.unsqueeze(x, 0)? } else { x };
         let y = if column { self.unsqueeze(y, 1)? } else { y };
@@ -471,12 +507,18 @@ pub trait Emit {
         x: ValueId,
         axes: Vec<usize>,
         keep: bool,
-    ) -> Result<ValueId, Self::Error> {
+    ) -> Lowered<ValueId, Self::Error> {
         self.emit(op.name(), Op::Reduce { op, axes, keep }, &[x])
     }
 
     /// The position of an extreme element.
-    fn arg_reduce(&mut self, op: ArgOp, x: ValueId, axis: usize, keep: bool) -> Result<ValueId, Self::Error> {
+    fn arg_reduce(
+        &mut self,
+        op: ArgOp,
+        x: ValueId,
+        axis: usize,
+        keep: bool,
+    ) -> Lowered<ValueId, Self::Error> {
         self.emit(op.name(), Op::ArgReduce { op, axis, keep }, &[x])
     }
 
@@ -487,7 +529,7 @@ pub trait Emit {
         (weight, bias): (Option<ValueId>, Option<ValueId>),
         axes: usize,
         eps: f64,
-    ) -> Result<ValueId, Self::Error> {
+    ) -> Lowered<ValueId, Self::Error> {
         let dtype = self.dtype(x);
         let mut operands = vec![x];
         if let Some(w) = weight {
@@ -502,14 +544,83 @@ pub trait Emit {
         self.emit("layer_norm", Op::LayerNorm { axes, eps: Float(eps) }, &operands)
     }
 
-    /// The mean over `axes`, and `1 / sqrt(variance + eps)`, both with those axes kept.
-    fn moments(&mut self, x: ValueId, axes: Vec<usize>, eps: f64) -> Result<(ValueId, ValueId), Self::Error> {
-        let mean = self.reduce(Reduction::Mean, x, axes.clone(), true)?;
+    /// The mean over the last `axes` axes, and `1 / sqrt(variance + eps)`, both wide and with those axes kept.
+    fn moments(&mut self, x: ValueId, axes: usize, eps: f64) -> Lowered<(ValueId, ValueId), Self::Error> {
+        let x = self.cast(x, self.dtype(x).wide())?;
+        let last = (self.rank(x).saturating_sub(axes)..self.rank(x)).collect();
+        let mean = self.reduce(Reduction::Mean, x, last, true)?;
         let centred = self.binary(BinaryOp::Sub, x, mean)?;
-        let squares = self.binary(BinaryOp::Mul, centred, centred)?;
-        let variance = self.reduce(Reduction::Mean, squares, axes, true)?;
-        let shifted = self.with_float(BinaryOp::Add, variance, eps)?;
-        Ok((mean, self.unary(UnaryOp::Rsqrt, shifted)?))
+        Ok((mean, self.inverse_rms(centred, axes, eps)?))
+    }
+
+    /// `1 / sqrt(mean(x²) + eps)` over the last `axes` axes, wide and with those axes kept.
+    fn inverse_rms(&mut self, x: ValueId, axes: usize, eps: f64) -> Lowered<ValueId, Self::Error> {
+        let x = self.cast(x, self.dtype(x).wide())?;
+        let last = (self.rank(x).saturating_sub(axes)..self.rank(x)).collect();
+        let squares = self.binary(BinaryOp::Mul, x, x)?;
+        let mean = self.reduce(Reduction::Mean, squares, last, true)?;
+        let shifted = self.with_float(BinaryOp::Add, mean, eps)?;
+        self.unary(UnaryOp::Rsqrt, shifted)
+    }
+
+    /// `log(sum(exp(x)))` over `axes`, computed of what is left of `x` after the shift.
+    fn log_sum_exp(
+        &mut self,
+        x: ValueId,
+        shift: ValueId,
+        axes: Vec<usize>,
+        keep: bool,
+    ) -> Lowered<ValueId, Self::Error> {
+        let e = self.binary(BinaryOp::Sub, x, shift)?;
+        let e = self.unary(UnaryOp::Exp, e)?;
+        let sum = self.reduce(Reduction::Sum, e, axes.clone(), true)?;
+        let l = self.unary(UnaryOp::Log, sum)?;
+        let y = self.binary(BinaryOp::Add, l, shift)?;
+        let stays = |(a, d): (usize, Dim)| (keep || !axes.contains(&a)).then_some(d);
+        let left = self.shape(y).into_iter().enumerate().filter_map(stays).collect();
+        self.reshape(y, left)
+    }
+
+    /// `[n, channels, …]` with each group of channels as one axis: `[n, groups, …]`.
+    fn in_groups(&mut self, x: ValueId, groups: i64) -> Lowered<ValueId, Self::Error> {
+        let shape = self.shape(x);
+        let [n, channels, ..] = shape.as_slice() else {
+            return Err(self.broken(format!("expected two axes or more, found {}", shape.len())));
+        };
+        match product(&shape[1..]).exact_div(&groups.into()) {
+            Some(each) => self.reshape(x, vec![n.clone(), groups.into(), each]),
+            None => Err(self.broken(format!("expected {groups} groups to divide {channels:?} channels"))),
+        }
+    }
+
+    /// A vector over the channels of `[n, channels, …]`, broadcastable to that shape.
+    fn per_channel(&mut self, x: ValueId, shape: &[Dim]) -> Lowered<ValueId, Self::Error> {
+        let after = shape.iter().skip(2).map(|_| Dim::from(1));
+        self.reshape(x, shape.iter().skip(1).take(1).cloned().chain(after).collect())
+    }
+
+    /// The scale of attention: this one, or else that of the size of its heads.
+    fn attention_scale(&self, q: ValueId, given: Option<f64>) -> Lowered<f64, Self::Error> {
+        match (given, self.ty(q).shape.last().and_then(Dim::as_const)) {
+            (Some(scale), _) => Ok(scale),
+            (None, Some(size @ 1..)) => Ok(1.0 / (size as f64).sqrt()),
+            _ => Err(Stop::Opaque("its head size is symbolic".into())),
+        }
+    }
+
+    /// Attention; a mask is of bools or is added.
+    fn attend(
+        &mut self,
+        [q, k, v]: [ValueId; 3],
+        mask: Option<ValueId>,
+        scale: f64,
+        (cap, bounds): (Option<Float>, Vec<Bound>),
+    ) -> Lowered<ValueId, Self::Error> {
+        let mut operands = vec![q, k, v];
+        if let Some(mask) = mask {
+            operands.push(if self.dtype(mask).is_float() { mask } else { self.cast(mask, DType::Bool)? });
+        }
+        self.emit("attention", Op::Attention { scale: Float(scale), cap, bounds, sink: false }, &operands)
     }
 
     /// A collective of one operand and one result.
@@ -518,13 +629,13 @@ pub trait Emit {
         kind: CollectiveKind,
         group: GroupId,
         x: ValueId,
-    ) -> Result<ValueId, Self::Error> {
+    ) -> Lowered<ValueId, Self::Error> {
         let hint = kind.name();
         self.emit(hint, Op::Collective(Collective { kind, group, variant: None }), &[x])
     }
 
     /// An index whose negative elements count from the end of `n` elements.
-    fn wrapped(&mut self, index: ValueId, n: &Dim) -> Result<ValueId, Self::Error> {
+    fn wrapped(&mut self, index: ValueId, n: &Dim) -> Lowered<ValueId, Self::Error> {
         if self.is_non_negative(index) {
             return Ok(index);
         }
@@ -543,6 +654,11 @@ pub trait Emit {
     fn is_non_negative(&self, v: ValueId) -> bool {
         non_negative(self.builder(), v, &mut 64)
     }
+}
+
+/// The number of elements of these extents.
+pub fn product(extents: &[Dim]) -> Dim {
+    extents.iter().cloned().fold(Dim::from(1), |a, b| a * b)
 }
 
 /// Arithmetic on bools as logic.

@@ -1,0 +1,58 @@
+//! What a program declares, held against what its ops give: where two types only look different (`2*(s0//2)` for a
+//! known even `s0`), the one that the operands give stands; a real difference is an error.
+
+use symmc_ir::{DType, Dim, Graph, Symbol, SymbolId, Table, Type, verify};
+
+/// A declared type and another that a value has, for people.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Mismatch {
+    /// The declared type.
+    pub expected: String,
+    /// That of the value.
+    pub found: String,
+}
+
+/// Holds a type against a declared one, in which extents that are not known are `None`.
+///
+/// # Errors
+/// Under no values of the symbols are the two the same.
+pub fn hold(
+    found: &Type,
+    dtype: DType,
+    extents: &[Option<Dim>],
+    symbols: &Table<SymbolId, Symbol>,
+) -> Result<(), Mismatch> {
+    let may_agree = |a: &Dim, b: &Dim| {
+        let (low, high) = (a.clone() - b.clone()).bounds(symbols);
+        low <= 0 && high >= 0
+    };
+    let agree = found.dtype == dtype
+        && found.rank() == extents.len()
+        && found.shape.iter().zip(extents).all(|(a, b)| b.as_ref().is_none_or(|b| a == b || may_agree(a, b)));
+    if agree {
+        return Ok(());
+    }
+    let expected = extents.iter().map(|d| d.as_ref().map_or("?".into(), |d| d.display(symbols).to_string()));
+    let expected = format!("{dtype}[{}]", expected.collect::<Vec<_>>().join(", "));
+    Err(Mismatch { expected, found: shown(found, symbols) })
+}
+
+/// A type for messages, with the names of the symbols.
+pub fn shown(ty: &Type, symbols: &Table<SymbolId, Symbol>) -> String {
+    let dims: Vec<String> = ty.shape.iter().map(|d| d.display(symbols).to_string()).collect();
+    format!("{}[{}]", ty.dtype, dims.join(", "))
+}
+
+/// A graph that verifies.
+///
+/// # Errors
+/// The first invariants that it breaks.
+pub fn verified(graph: Graph) -> Result<Graph, String> {
+    match verify::verify(&graph) {
+        Ok(()) => Ok(graph),
+        Err(violations) => {
+            let shown: Vec<String> = violations.iter().take(3).map(ToString::to_string).collect();
+            Err(shown.join("; "))
+        }
+    }
+}

@@ -1,0 +1,96 @@
+//! Tables of rules: which ops a reader knows, and why a rule does not lower a node.
+
+use std::collections::HashMap;
+use std::sync::OnceLock;
+
+use indexmap::IndexMap;
+use symmc_ir::builder::BuildError;
+
+/// Why a rule does not lower a node; `E` is the reader's error.
+#[derive(Debug)]
+pub enum Stop<E> {
+    /// The node is a valid use of the op that the rule does not cover: it becomes opaque.
+    Opaque(String),
+    /// The node is broken: one sentence with what was expected and found.
+    Broken(String),
+    /// The program is broken elsewhere.
+    Error(E),
+}
+
+/// The result of a rule, and of what rules call.
+pub type Lowered<T, E> = Result<T, Stop<E>>;
+
+impl<E> Stop<E> {
+    /// The error of the program; `here` makes one of what is wrong with the node.
+    pub fn into_error(self, here: impl FnOnce(String) -> E) -> E {
+        match self {
+            Stop::Error(e) => e,
+            Stop::Broken(message) | Stop::Opaque(message) => here(message),
+        }
+    }
+}
+
+impl<E> From<BuildError> for Stop<E> {
+    fn from(e: BuildError) -> Self {
+        Stop::Broken(e.message)
+    }
+}
+
+/// A row of a table.
+#[derive(Debug)]
+pub struct Row<R> {
+    /// The op.
+    pub name: &'static str,
+    /// What it becomes, for people.
+    pub becomes: &'static str,
+    /// What lowers a node of it.
+    pub rule: R,
+}
+
+/// The tables of a reader, one for each theme.
+pub struct Tables<R: 'static> {
+    themes: &'static [&'static [Row<R>]],
+    by_name: OnceLock<HashMap<&'static str, &'static Row<R>>>,
+}
+
+impl<R> Tables<R> {
+    /// These tables.
+    pub const fn new(themes: &'static [&'static [Row<R>]]) -> Self {
+        Tables { themes, by_name: OnceLock::new() }
+    }
+
+    /// All rows in the order of the themes.
+    pub fn rows(&self) -> impl Iterator<Item = &'static Row<R>> + use<R> {
+        self.themes.iter().copied().flatten()
+    }
+
+    /// The row of an op.
+    pub fn find(&self, name: &str) -> Option<&'static Row<R>> {
+        let by_name = self.by_name.get_or_init(|| self.rows().map(|r| (r.name, r)).collect());
+        by_name.get(name).copied()
+    }
+
+    /// Every op with what it becomes.
+    pub fn supported(&self) -> Vec<(&'static str, &'static str)> {
+        self.rows().map(|r| (r.name, r.becomes)).collect()
+    }
+}
+
+/// The ops of a program that stay opaque, with the first reason and how often.
+#[derive(Debug, Default)]
+pub struct OpaqueOps(IndexMap<String, (String, usize)>);
+
+impl OpaqueOps {
+    /// Counts a node of an op.
+    pub fn count(&mut self, op: &str, why: &str) {
+        self.0.entry(op.to_string()).or_insert_with(|| (why.to_string(), 0)).1 += 1;
+    }
+
+    /// A sentence for each op; they are forgotten with that.
+    pub fn notes(&mut self) -> impl Iterator<Item = String> {
+        std::mem::take(&mut self.0).into_iter().map(|(op, (why, count))| {
+            let nodes = if count == 1 { "node" } else { "nodes" };
+            format!("{op} stays opaque ({count} {nodes}): {why}")
+        })
+    }
+}

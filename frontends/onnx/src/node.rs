@@ -1,0 +1,38 @@
+//! What nodes, their ops and their attributes are called.
+
+use crate::proto::{self, attribute_type as kind};
+
+/// The name of a node, or else of its first result.
+pub(crate) fn label(node: &proto::Node) -> &str {
+    let first = node.output.iter().find(|o| !o.is_empty()).map_or("", String::as_str);
+    if node.name.is_empty() { first } else { &node.name }
+}
+
+/// A domain by one name: ONNX's own has two.
+pub(crate) fn normalised(domain: &str) -> &str {
+    if domain == "ai.onnx" { "" } else { domain }
+}
+
+/// The op of a node for people.
+pub(crate) fn display_name(node: &proto::Node) -> String {
+    match normalised(&node.domain) {
+        "" => node.op_type.clone(),
+        domain => format!("{domain}::{}", node.op_type),
+    }
+}
+
+/// An attribute for messages.
+pub(crate) fn describe(a: &proto::Attribute) -> String {
+    let value = match a.r#type {
+        kind::FLOAT => a.f.to_string(),
+        kind::INT => a.i.to_string(),
+        kind::STRING => format!("'{}'", String::from_utf8_lossy(&a.s)),
+        kind::FLOATS => format!("{:?}", a.floats),
+        kind::INTS => format!("{:?}", a.ints),
+        kind::STRINGS => format!("{} strings", a.strings.len()),
+        kind::TENSOR => "a tensor".into(),
+        kind::GRAPH => "a graph".into(),
+        other => format!("an attribute of type {other}"),
+    };
+    format!("{}={value}", a.name)
+}
