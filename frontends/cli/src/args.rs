@@ -1,23 +1,23 @@
 //! Command-line arguments. Examples in the help are real commands on programs of this repository.
 
 use std::ffi::OsString;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use clap::{Args as ClapArgs, CommandFactory as _, FromArgMatches as _, Parser, Subcommand, ValueEnum};
-use symmc::{DType, Extent, Numerics, Order, Variant};
 
 use crate::gpu;
 
 mod doctor;
+mod program;
 mod run;
+mod values;
 
 use doctor::DOCTOR_EXAMPLES;
 pub use doctor::{DoctorArgs, DoctorFormat};
-pub use run::{ArenaArg, BackendArg, Compare, LaunchArg, ProductsArg, RunArgs};
+pub use program::{CompileArgs, ProgramArgs};
+pub use run::{BackendArg, Compare, LaunchArg, ProductsArg, RunArgs};
 use run::{RUN_EXAMPLES, RUN_PROGRAM};
-
-/// The most ranks that `--ranks` takes, as clap wants it.
-const MAX_RANKS: i64 = symmc::unstable::ir::verify::MAX_RANKS as i64;
+use values::{parse_bytes, parse_dtype, parse_name, parse_rows, parse_setting};
 
 /// Places communication buffers of tensor programs in symmetric memory, proves the layout safe on every
 /// rank, and runs it.
@@ -126,143 +126,6 @@ The table has the columns id, lower, upper (exclusive) and size, or id, start, e
 and offset are honoured, others read over.
 
 Exit codes: 0 packed; 1 the capacity is not met; 2 not a table of buffers.";
-
-/// What names and shapes a program.
-#[derive(ClapArgs, Debug, Clone)]
-pub struct ProgramArgs {
-    /// The program: a .pt2 archive of torch.export, .symm text, or the archives or .onnx models of its ranks, rank 0 first
-    #[arg(required = true, value_name = "PROGRAM")]
-    pub program: Vec<PathBuf>,
-    /// The number of ranks, where the program leaves it open; a tensor file, or one beside the program, tells it, too
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=MAX_RANKS))]
-    pub ranks: Option<u32>,
-    /// The members of a named process group, cells separated by ';' ('1=0,1;2,3'). A group of a .pt2 is all ranks
-    /// where it has PyTorch's name for them (0) or states their number; each other one must be given
-    #[arg(long = "group", value_name = "NAME=CELLS", value_parser = parse_group)]
-    pub groups: Vec<(String, Vec<Vec<u32>>)>,
-    /// What a custom op of a .pt2 writes: its schema, 'mylib::f(Tensor x, Tensor(a!) out) -> ()'
-    #[arg(long = "op", value_name = "SCHEMA")]
-    pub schemas: Vec<String>,
-    /// The range of a symbol (tokens=1..4096, or one value), or what it is by others (b=a, total=past+1), or in steps of (rows=2*pairs)
-    #[arg(long = "dim", value_name = "SYMBOL=A..B|EXPR", value_delimiter = ';', value_parser = parse_dim)]
-    pub dims: Vec<(String, Extent)>,
-}
-
-impl ProgramArgs {
-    /// The file, or that of rank 0.
-    pub fn first(&self) -> &Path {
-        self.program.first().map_or(Path::new(""), PathBuf::as_path)
-    }
-}
-
-/// What compiles a program.
-#[derive(ClapArgs, Debug, Clone)]
-pub struct CompileArgs {
-    /// The machine to choose for: a built-in profile (host, h200x2, h200x4, h200x8; host unless given,
-    /// or the nearest of the others for GPUs) or a
-    /// profile file
-    #[arg(long, value_name = "NAME|FILE", value_parser = parse_name)]
-    pub machine: Option<String>,
-    /// Divide the range of a symbol: one schedule for each upper bound, all in the same arenas. Of several symbols (by
-    /// several options, or with ';') every combination is one
-    #[arg(long = "bucket", value_name = "SYMBOL=A,B,…", value_delimiter = ';', value_parser = parse_bucket)]
-    pub buckets: Vec<(String, Vec<i64>)>,
-    /// An argument that the caller writes straight into the symmetric arena (its name, or 'all')
-    #[arg(long = "bind", value_name = "NAME|all", value_parser = parse_name)]
-    pub bind: Vec<String>,
-    /// The variants that collectives may run as, besides plain [default: all that the profile knows and, on GPUs,
-    /// the library has]
-    #[arg(long, value_name = "NAME,…", value_delimiter = ',', value_parser = parse_variant)]
-    pub variants: Vec<Variant>,
-    /// The order of the steps [default: chosen]
-    #[arg(long, value_enum)]
-    pub order: Option<OrderArg>,
-    /// How much more memory than the leanest order the chosen one may take to overlap communication with
-    /// computation [default: 5]
-    #[arg(long, value_name = "PERCENT", value_parser = parse_tolerance)]
-    pub slack: Option<f64>,
-    /// What the symmetric arena may take: exit barriers are kept, overlap given up, and variants chosen that need less, where
-    /// it would take more
-    #[arg(long, value_name = "BYTES")]
-    pub symm_limit: Option<u64>,
-    /// Whether collectives are also rewritten where that rounds results in other places [default: strict]
-    #[arg(long, value_enum)]
-    pub numerics: Option<NumericsArg>,
-}
-
-/// Whether results may be rounded in other places.
-#[derive(ValueEnum, Debug, Clone, Copy, PartialEq, Eq)]
-pub enum NumericsArg {
-    /// Only what rounds alike is rewritten
-    Strict,
-    /// Sums may be added up or rounded in another order
-    Relaxed,
-}
-
-impl From<NumericsArg> for Numerics {
-    fn from(arg: NumericsArg) -> Numerics {
-        match arg {
-            NumericsArg::Strict => Numerics::Strict,
-            NumericsArg::Relaxed => Numerics::Relaxed,
-        }
-    }
-}
-
-impl CompileArgs {
-    /// The options that are given, for commands that have no use for them.
-    pub fn given(&self) -> impl Iterator<Item = &'static str> {
-        let given = [
-            ("--machine", self.machine.is_some()),
-            ("--bucket", !self.buckets.is_empty()),
-            ("--bind", !self.bind.is_empty()),
-            ("--variants", !self.variants.is_empty()),
-            ("--order", self.order.is_some()),
-            ("--slack", self.slack.is_some()),
-            ("--symm-limit", self.symm_limit.is_some()),
-            ("--numerics", self.numerics.is_some()),
-        ];
-        given.into_iter().filter(|(_, given)| *given).map(|(option, _)| option)
-    }
-}
-
-/// How the steps are ordered; the last seven by one simple rule each, without overlap.
-#[derive(ValueEnum, Debug, Clone, Copy, PartialEq, Eq)]
-pub enum OrderArg {
-    /// The fastest by estimate that needs little more memory than the leanest
-    Chosen,
-    /// The least memory that is found, without overlap
-    Lean,
-    /// As the nodes stand
-    Program,
-    /// Next what frees the most bytes over what it adds (XLA's list scheduler)
-    List,
-    /// Depth first from what touches the fewest bytes (Inductor)
-    Dfs,
-    /// Depth first from the ends, to what has the more further users first (XLA's DFS scheduler)
-    DfsUsers,
-    /// Each step directly before the first that uses it
-    PostOrder,
-    /// Next what raises the peak least (Inductor's least peak memory first)
-    Lpmf,
-    /// Next what has the oldest operands (Inductor)
-    Bfs,
-}
-
-impl From<OrderArg> for Order {
-    fn from(arg: OrderArg) -> Order {
-        match arg {
-            OrderArg::Chosen => Order::Chosen,
-            OrderArg::Lean => Order::Lean,
-            OrderArg::Program => Order::Program,
-            OrderArg::List => Order::List,
-            OrderArg::Dfs => Order::Dfs,
-            OrderArg::DfsUsers => Order::DfsUsers,
-            OrderArg::PostOrder => Order::PostOrder,
-            OrderArg::Lpmf => Order::Lpmf,
-            OrderArg::Bfs => Order::Bfs,
-        }
-    }
-}
 
 /// Arguments of `symmc plan`.
 #[derive(ClapArgs, Debug)]
@@ -397,55 +260,6 @@ pub struct RankArgs {
     pub fd: i32,
 }
 
-fn parse_assignment(text: &str) -> Result<(&str, &str), String> {
-    let (name, value) = text.split_once('=').ok_or_else(|| format!("expected NAME=VALUE, found {text}"))?;
-    if name.is_empty() { Err(format!("expected NAME=VALUE, found {text}")) } else { Ok((name, value)) }
-}
-
-fn parse_name(text: &str) -> Result<String, String> {
-    if text.trim_start_matches('%').is_empty() { Err("expected a name".into()) } else { Ok(text.to_string()) }
-}
-
-fn parse_integer(text: &str) -> Result<i64, String> {
-    text.trim().parse().map_err(|_| format!("expected an integer, found {text:?}"))
-}
-
-fn parse_setting(text: &str) -> Result<(String, i64), String> {
-    let (name, value) = parse_assignment(text)?;
-    Ok((name.to_string(), parse_integer(value)?))
-}
-
-fn parse_bucket(text: &str) -> Result<(String, Vec<i64>), String> {
-    let (name, values) = parse_assignment(text)?;
-    Ok((name.to_string(), values.split(',').map(parse_integer).collect::<Result<_, _>>()?))
-}
-
-fn parse_dim(text: &str) -> Result<(String, Extent), String> {
-    let (name, extent) = parse_assignment(text)?;
-    Ok((name.trim().to_string(), Extent::parse(extent)?))
-}
-
-fn parse_group(text: &str) -> Result<(String, Vec<Vec<u32>>), String> {
-    let (name, cells) = parse_assignment(text)?;
-    let rank = |r: &str| r.trim().parse().map_err(|_| format!("expected a rank, found {r:?}"));
-    let cells = cells.split(';').map(|c| c.split(',').map(rank).collect()).collect::<Result<_, _>>()?;
-    Ok((name.to_string(), cells))
-}
-
-fn parse_tolerance(text: &str) -> Result<f64, String> {
-    match text.parse::<f64>() {
-        Ok(x) if x >= 0.0 => Ok(x),
-        _ => Err(format!("expected a number of 0 or more, found {text:?}")),
-    }
-}
-
-fn parse_seconds(text: &str) -> Result<f64, String> {
-    match text.parse::<f64>() {
-        Ok(s) if (0.001..=86_400.0).contains(&s) => Ok(s),
-        _ => Err(format!("expected seconds between 0.001 and 86400, found {text:?}")),
-    }
-}
-
 const TUNE_EXAMPLES: &str = "\
 Examples:
   symmc tune --ranks 4 -o machine.json && symmc plan model.pt2 --machine machine.json";
@@ -474,42 +288,6 @@ pub struct TuneArgs {
     /// Where the profile goes
     #[arg(short, long, value_name = "FILE")]
     pub output: PathBuf,
-}
-
-fn parse_dtype(text: &str) -> Result<String, String> {
-    // What is summed is compared with the sum of numbers, which bool has not.
-    let numbers = || DType::ALL.into_iter().filter(|&d| d != DType::Bool);
-    let names = || numbers().map(DType::name).collect::<Vec<_>>().join(", ");
-    match numbers().find(|d| d.name() == text) {
-        Some(dtype) => Ok(dtype.name().into()),
-        None => Err(format!("no numbers of dtype {text}; expected one of {}", names())),
-    }
-}
-
-/// A variant, by its name in programs.
-fn parse_variant(text: &str) -> Result<Variant, String> {
-    let names = || Variant::ALL.iter().map(|v| v.name()).collect::<Vec<_>>().join(", ");
-    Variant::from_name(text).ok_or_else(|| format!("no variant {text}; expected one of {}", names()))
-}
-
-/// Rows and their elements: `8x4096`.
-fn parse_rows(text: &str) -> Result<[usize; 2], String> {
-    let parts = text.split_once('x').and_then(|(r, e)| Some([r.parse().ok()?, e.parse().ok()?]));
-    let few = |[rows, elements]: &[usize; 2]| {
-        (1..=1 << 16).contains(rows) && (1..=1 << 16).contains(elements) && rows * elements <= 1 << 26
-    };
-    parts.filter(few).ok_or_else(|| {
-        format!("expected rows and elements of a row, at most 65536 of each and 2^26 in all, like 8x4096; found {text:?}")
-    })
-}
-
-/// A size of a collective: at least a few elements for each rank, and what a GPU can hold several times.
-fn parse_bytes(text: &str) -> Result<usize, String> {
-    let bytes: usize = text.parse().map_err(|_| format!("expected a number of bytes, found {text:?}"))?;
-    match bytes {
-        64..=0x1_0000_0000 => Ok(bytes),
-        _ => Err(format!("expected 64 bytes to 4 GiB, found {bytes}")),
-    }
 }
 
 /// What is measured.

@@ -1,7 +1,7 @@
 //! The commands, one function each.
 
 #[cfg(feature = "cuda")]
-pub mod bench;
+mod bench;
 mod doctor;
 mod pack;
 mod plan;
@@ -12,15 +12,37 @@ mod run;
 use std::process::ExitCode;
 
 use anyhow::{Result, bail};
-use symmc::RankCommand;
 use symmc::unstable::ir::text;
 
-use crate::Own;
 use crate::args::{Args, Bench, CheckArgs, Command, OpsArgs, RankArgs};
-use crate::gpu;
 use crate::load;
 use crate::out::put;
+use crate::own::Own;
 use crate::units::{count, table};
+
+/// Stands in for what measures GPUs.
+#[cfg(not(feature = "cuda"))]
+mod bench {
+    use std::process::ExitCode;
+
+    use anyhow::Result;
+
+    use crate::args::{BenchArgs, BenchProgramArgs, TuneArgs};
+    use crate::gpu::absent;
+    use crate::own::Own;
+
+    pub fn collectives(_: &BenchArgs, _: &Own) -> Result<ExitCode> {
+        Err(absent())
+    }
+
+    pub fn program(_: &BenchProgramArgs, _: &Own) -> Result<ExitCode> {
+        Err(absent())
+    }
+
+    pub fn tune(_: &TuneArgs, _: &Own) -> Result<ExitCode> {
+        Err(absent())
+    }
+}
 
 /// Runs the command.
 pub fn dispatch(args: Args, own: &Own) -> Result<ExitCode> {
@@ -30,31 +52,13 @@ pub fn dispatch(args: Args, own: &Own) -> Result<ExitCode> {
         Command::Run(args) => run::run(&args, own),
         Command::Print(args) => print::print(&args),
         Command::Pack(args) => pack::pack(&args),
-        Command::Tune(args) => gpu::tune(&args, own),
-        Command::Bench(Bench::Collectives(args)) => gpu::bench_collectives(&args, own),
-        Command::Bench(Bench::Program(args)) => gpu::bench_program(&args, own),
+        Command::Tune(args) => bench::tune(&args, own),
+        Command::Bench(Bench::Collectives(args)) => bench::collectives(&args, own),
+        Command::Bench(Bench::Program(args)) => bench::program(&args, own),
         Command::Ops(args) => ops(&args),
         Command::Doctor(args) => doctor::doctor(&args, own),
         Command::Rank(args) => rank(&args),
     }
-}
-
-/// The exit code of a command that failed: 2 for bad input, 1 for all else.
-pub fn exit_code(error: &anyhow::Error) -> u8 {
-    let kind = error.downcast_ref::<symmc::Error>().map(symmc::Error::kind);
-    if kind.is_none_or(symmc::ErrorKind::is_bad_input) { 2 } else { 1 }
-}
-
-/// The message of an error with what it is about in front. A [`symmc::Error`] says all that its sources do.
-pub fn message(error: &anyhow::Error) -> String {
-    let mut parts = Vec::new();
-    for cause in error.chain() {
-        parts.push(cause.to_string());
-        if cause.is::<symmc::Error>() {
-            break;
-        }
-    }
-    parts.join(": ")
 }
 
 fn check(args: &CheckArgs) -> Result<ExitCode> {
@@ -137,11 +141,6 @@ fn ops(args: &OpsArgs) -> Result<ExitCode> {
         "{text}Any other operator is imported as opaque: it is planned, and running it fails with its name.\n"
     ))?;
     Ok(ExitCode::SUCCESS)
-}
-
-/// The command as a rank of a run that it starts.
-fn rank_command(own: &Own) -> RankCommand {
-    RankCommand { program: own.program.clone(), args: own.with(&["rank", "--fd"]) }
 }
 
 fn rank(args: &RankArgs) -> Result<ExitCode> {

@@ -1,48 +1,21 @@
 //! What the commands ask of GPUs. A build without the feature `cuda` has none, and says so where one is asked for.
 
 #[cfg(feature = "cuda")]
-pub use with_cuda::{
-    bench_collectives, bench_program, early, engine, has, libraries, note_attention, present, tune,
-};
+pub use with_cuda::{early, has, libraries, note_attention, present};
 #[cfg(not(feature = "cuda"))]
-pub use without_cuda::{
-    bench_collectives, bench_program, early, engine, has, libraries, note_attention, present, tune,
-};
+pub use without_cuda::{absent, early, has, libraries, note_attention, present};
 
 #[cfg(feature = "cuda")]
 mod with_cuda {
     use anyhow::Result;
     use symmc::unstable::cuda::{self, cudnn, nccl};
-    use symmc::{ArenaSource, CudaConfig, EngineChoice, Plan, Products, Variant};
+    use symmc::{Plan, Variant};
 
-    use crate::args::{ArenaArg, ProductsArg, RunArgs};
-
-    pub use crate::commands::bench::{collectives as bench_collectives, program as bench_program, tune};
     pub use nccl::has;
 
     /// Whether this build can run on GPUs at all.
     pub fn present() -> Result<()> {
         Ok(())
-    }
-
-    /// What runs a plan on GPUs.
-    pub fn engine(args: &RunArgs) -> EngineChoice {
-        let arena = match args.arena {
-            Some(ArenaArg::Nccl) => ArenaSource::Nccl,
-            Some(ArenaArg::Vmm) | None => ArenaSource::Vmm,
-        };
-        let gpus = CudaConfig::default().with_gpus(args.gpus.clone()).with_arena(arena);
-        let products = args.products.map(Products::from).unwrap_or_default();
-        gpus.with_products(products).with_trace(args.profile_trace.clone()).choice()
-    }
-
-    impl From<ProductsArg> for Products {
-        fn from(arg: ProductsArg) -> Products {
-            match arg {
-                ProductsArg::Measured => Products::Measured,
-                ProductsArg::Heuristic => Products::Heuristic,
-            }
-        }
     }
 
     /// The libraries that runs take, a line each.
@@ -75,27 +48,18 @@ mod with_cuda {
 
 #[cfg(not(feature = "cuda"))]
 mod without_cuda {
-    use std::process::ExitCode;
-
     use anyhow::Result;
-    use symmc::{EngineChoice, Error, ErrorKind, Plan, Variant};
-
-    use crate::Own;
-    use crate::args::{BenchArgs, BenchProgramArgs, RunArgs, TuneArgs};
+    use symmc::{Error, ErrorKind, Plan, Variant};
 
     /// Whether this build can run on GPUs at all.
     pub fn present() -> Result<()> {
         Err(absent())
     }
 
-    fn absent() -> anyhow::Error {
+    /// The refusal of what needs GPUs.
+    pub fn absent() -> anyhow::Error {
         let message = "this build of symmc has no GPUs: it was made without the feature `cuda`";
         Error::new(ErrorKind::Unsupported, message).into()
-    }
-
-    /// None is left that would ask.
-    pub fn engine(_: &RunArgs) -> EngineChoice {
-        EngineChoice::Host
     }
 
     pub fn has(_: Variant) -> bool {
@@ -110,17 +74,5 @@ mod without_cuda {
 
     pub fn early(_: &Plan) -> String {
         String::new()
-    }
-
-    pub fn bench_collectives(_: &BenchArgs, _: &Own) -> Result<ExitCode> {
-        Err(absent())
-    }
-
-    pub fn bench_program(_: &BenchProgramArgs, _: &Own) -> Result<ExitCode> {
-        Err(absent())
-    }
-
-    pub fn tune(_: &TuneArgs, _: &Own) -> Result<ExitCode> {
-        Err(absent())
     }
 }

@@ -8,8 +8,9 @@ use anyhow::Result;
 use symmc::CheckedPlan;
 use symmc::unstable::plan::{ArenaKind, Barrier, Bucket, Buffer, Lane, Memory, Reach};
 
-use crate::explain::{Planned, together};
+use crate::planned::Planned;
 use crate::report;
+use crate::together;
 use crate::units::{bytes, count};
 
 const STYLE: &str = "body{font:14px/1.45 system-ui,sans-serif;margin:2em auto;max-width:72em;padding:0 1em;color:#222}\

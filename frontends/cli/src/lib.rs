@@ -7,16 +7,19 @@ mod args;
 mod bounded;
 mod commands;
 mod explain;
+mod failure;
 mod gpu;
 mod html;
 mod load;
 mod out;
+mod own;
+mod planned;
 mod progress;
 mod report;
+mod together;
 mod units;
 
 use std::ffi::OsString;
-use std::path::PathBuf;
 use std::process::ExitCode;
 use std::thread::{Builder, JoinHandle};
 
@@ -24,31 +27,8 @@ use symmc::unstable::runtime::host;
 
 pub use explain::explain;
 pub use html::{escaped, html};
+pub use own::Own;
 pub use report::report;
-
-/// How the command is started again: as a rank, or to ask a library that may crash.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Own {
-    /// The program.
-    pub program: PathBuf,
-    /// What stands before the arguments of the command.
-    pub args: Vec<String>,
-}
-
-impl Own {
-    /// This program, whose arguments are those of the command.
-    ///
-    /// # Errors
-    /// The system does not say which program this is.
-    pub fn of_process() -> std::io::Result<Own> {
-        Ok(Own { program: std::env::current_exe()?, args: Vec::new() })
-    }
-
-    /// Its arguments, and these behind.
-    fn with(&self, args: &[&str]) -> Vec<String> {
-        self.args.iter().cloned().chain(args.iter().map(ToString::to_string)).collect()
-    }
-}
 
 /// The stack that the command asks for where the first thread's is limited to less than [`ENOUGH`], in bytes.
 const STACK: usize = 8 << 20;
@@ -80,11 +60,11 @@ fn command(arguments: Vec<OsString>, own: &Own) -> ExitCode {
     match commands::dispatch(args, own) {
         Ok(code) => code,
         Err(error) => {
-            eprintln!("error: {}", commands::message(&error));
+            eprintln!("error: {}", failure::message(&error));
             if error.downcast_ref().is_some_and(|e: &symmc::Error| e.plan().is_some()) {
                 eprintln!("note: symmc plan with -o FILE keeps the plan, for the report");
             }
-            ExitCode::from(commands::exit_code(&error))
+            ExitCode::from(failure::exit_code(&error))
         }
     }
 }

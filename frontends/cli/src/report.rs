@@ -6,11 +6,12 @@ use std::fmt::Write;
 use anyhow::Result;
 use indexmap::IndexMap;
 use symmc::unstable::ir::{Node, text};
-use symmc::unstable::plan::{ArenaKind, Barrier, Bucket, Decision, Memory, Role};
+use symmc::unstable::plan::{ArenaKind, Barrier, Bucket, Decision, Role};
 use symmc::{CheckedPlan, Order, Plan};
 
-use crate::explain::{Planned, together};
 use crate::gpu;
+use crate::planned::Planned;
+use crate::together;
 use crate::units::{bytes, count, gap, micros, table};
 
 /// The whole report.
@@ -269,21 +270,4 @@ pub fn orders(plans: &[(Order, CheckedPlan)]) -> String {
         rows.push(vec![order.name().into(), bytes(ordinary), bytes(symmetric), bytes(both), change]);
     }
     format!("peaks of the largest bucket; the last column is against program order\n{}", table(&rows))
-}
-
-/// A memory in few words.
-pub fn memory(plan: &Plan, bucket: &Bucket, memory: Memory) -> String {
-    match memory {
-        Memory::Buffer(i) => match bucket.buffers.get(i).map(|b| b.arena) {
-            Some(ArenaKind::Symmetric) => "symmetric".into(),
-            Some(ArenaKind::Ordinary) => "ordinary".into(),
-            None => "?".into(),
-        },
-        Memory::Fixed(i) => match plan.fixed.get(i).map(|f| &f.role) {
-            Some(Role::Bound { input }) => format!("bound input {input}"),
-            _ => "symmetric".into(),
-        },
-        Memory::Input(i) => format!("input {i}"),
-        Memory::Output(i) => format!("output {i}"),
-    }
 }

@@ -2,7 +2,7 @@
 
 use std::fs::File;
 use std::io::Read;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use crate::error::Error;
 
@@ -50,4 +50,9 @@ pub(crate) fn utf8(path: &Path, bytes: Vec<u8>, expected: &str) -> Result<String
     let text = String::from_utf8(bytes)
         .map_err(|_| Error::format(path, format!("the file is not UTF-8 text; expected {expected}")))?;
     Ok(text.strip_prefix('\u{feff}').map(str::to_string).unwrap_or(text))
+}
+
+/// The tensors recorded beside a program, if there is a file of them.
+pub(crate) fn beside(path: &Path) -> Option<PathBuf> {
+    Some(path.with_extension("safetensors")).filter(|p| p.is_file())
 }

@@ -79,6 +79,7 @@ mod files;
 mod machine;
 mod memory;
 mod outputs;
+mod parameters;
 mod program;
 mod recorded;
 mod run;
@@ -114,11 +115,12 @@ pub use symmc_planner::Order;
 // Runs.
 pub use custom::{Registry, Signature, check_kernels, rank_main, rank_on};
 pub use outputs::{check_output, write_outputs};
+pub use recorded::Expected;
 pub use run::{Backend, RunConfig, accepts, run, run_joined, run_joined_timed, run_timed};
 #[cfg(feature = "cuda")]
 pub use symmc_cuda::{CudaConfig, Products, arena::Source as ArenaSource};
 pub use symmc_runtime::host::{EngineChoice, Launch, Membership, Ran, RankCommand, RunTimes, Term};
-pub use workload::{Draw, Expected, Workload, bindings};
+pub use workload::{Draw, Workload, bindings};
 
 // Sessions.
 pub use session::{

@@ -4,123 +4,28 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use indexmap::IndexMap;
-use symmc_import::ranges::{self, Extent, Given};
+use symmc_import::ranges;
 use symmc_ir::{Graph, InputKind, Members, Tensor, text, verify};
 
 use crate::error::{Error, ranks as ranks_text};
-use crate::files::{head, read_on, utf8};
+use crate::files::{beside, head, read_on, utf8};
+use crate::parameters;
 use crate::tensors::TensorFile;
 use crate::weights::Weights;
-use crate::workload;
 
 #[cfg(any(feature = "torch", feature = "onnx"))]
 mod advice;
+mod import;
 #[cfg(feature = "onnx")]
 mod onnx;
 #[cfg(feature = "torch")]
 mod torch;
 
-/// Stands in for the reader of `.pt2` archives.
-#[cfg(not(feature = "torch"))]
-mod torch {
-    use super::{Error, OpenOptions, PathBuf, Program, unread};
-
-    pub(super) fn import(paths: &[PathBuf], _: &[Vec<u8>], _: &OpenOptions) -> Result<Program, Error> {
-        Err(unread(paths, "a .pt2 archive", "torch"))
-    }
-}
-
-/// Stands in for the reader of ONNX models.
-#[cfg(not(feature = "onnx"))]
-mod onnx {
-    use super::{Error, OpenOptions, PathBuf, Program, unread};
-
-    pub(super) fn import(paths: &[PathBuf], _: &OpenOptions) -> Result<Program, Error> {
-        Err(unread(paths, "an ONNX model", "onnx"))
-    }
-}
-
-/// A file of a format that this build does not read.
-#[cfg(not(all(feature = "torch", feature = "onnx")))]
-fn unread(paths: &[PathBuf], what: &str, feature: &str) -> Error {
-    let file = paths.first().map_or_else(String::new, |path| format!("{}: ", path.display()));
-    let message = format!(
-        "{file}this is {what}; this build of symmc was made without the feature `{feature}`, which reads it"
-    );
-    Error::new(crate::error::ErrorKind::Unsupported, message)
-}
+use import::Imported;
+pub use import::OpenOptions;
 
 /// What a file with a program holds.
 const PROGRAM: &str = "a .pt2 archive, an .onnx model or a program as .symm text";
-
-/// How to open a program: by what its files say, until a `with_…` says more.
-#[derive(Clone, Debug, Default)]
-#[non_exhaustive]
-pub struct OpenOptions {
-    /// The number of ranks. `None` takes what the program fixes.
-    pub ranks: Option<u32>,
-    /// The members of named groups, one list of ranks for each cell. A group of a `.pt2` without an entry is the world
-    /// where its name or its size says so, else an error.
-    pub groups: Vec<(String, Vec<Vec<u32>>)>,
-    /// Schemas of custom ops of a `.pt2` in PyTorch's notation, as far as it does not tell what they write:
-    /// `mylib::f(Tensor x, Tensor(a!) out) -> ()`.
-    pub schemas: Vec<String>,
-    /// The tensors that the program will run on. They tell the number of ranks where nothing else does, and which of
-    /// its constants differ from what a rank has: these become parameters.
-    pub tensors: Option<Arc<TensorFile>>,
-    /// By name, ranges of symbols, and which symbols are expressions of others.
-    pub extents: Vec<(String, Extent)>,
-    /// By name, upper bounds of symbols to which nothing else gives one.
-    pub bounds: Vec<(String, i64)>,
-    /// The shapes of the arguments that are recorded of a run, in their order: bounds of the same kind.
-    pub recorded: Vec<Vec<usize>>,
-}
-
-impl OpenOptions {
-    /// Sets the number of ranks.
-    pub fn with_ranks(self, ranks: impl Into<Option<u32>>) -> OpenOptions {
-        OpenOptions { ranks: ranks.into(), ..self }
-    }
-
-    /// Sets the members of named groups, one list of ranks for each cell.
-    pub fn with_groups(
-        self,
-        groups: impl IntoIterator<Item = (impl Into<String>, Vec<Vec<u32>>)>,
-    ) -> OpenOptions {
-        let groups = groups.into_iter().map(|(name, cells)| (name.into(), cells));
-        OpenOptions { groups: groups.collect(), ..self }
-    }
-
-    /// Sets schemas of custom ops of a `.pt2`.
-    pub fn with_schemas(self, schemas: impl IntoIterator<Item = impl Into<String>>) -> OpenOptions {
-        OpenOptions { schemas: schemas.into_iter().map(Into::into).collect(), ..self }
-    }
-
-    /// Sets the tensors that the program will run on.
-    pub fn with_tensors(self, tensors: impl Into<Option<Arc<TensorFile>>>) -> OpenOptions {
-        OpenOptions { tensors: tensors.into(), ..self }
-    }
-
-    /// Sets what is said of symbols by name.
-    pub fn with_extents(self, extents: impl IntoIterator<Item = (impl Into<String>, Extent)>) -> OpenOptions {
-        let extents = extents.into_iter().map(|(name, extent)| (name.into(), extent));
-        OpenOptions { extents: extents.collect(), ..self }
-    }
-
-    /// Sets upper bounds of symbols to which nothing else gives one.
-    pub fn with_bounds(self, bounds: impl IntoIterator<Item = (impl Into<String>, i64)>) -> OpenOptions {
-        OpenOptions { bounds: bounds.into_iter().map(|(name, bound)| (name.into(), bound)).collect(), ..self }
-    }
-
-    /// Sets the shapes of recorded arguments.
-    pub fn with_recorded(self, recorded: Vec<Vec<usize>>) -> OpenOptions {
-        OpenOptions { recorded, ..self }
-    }
-
-    fn given(&self) -> Given {
-        Given { extents: self.extents.clone(), bounds: self.bounds.clone(), recorded: self.recorded.clone() }
-    }
-}
 
 /// An opened program.
 #[derive(Clone, Debug)]
@@ -147,11 +52,15 @@ impl Program {
         let is_archive = is_archive(path, &head);
         if !is_archive && is_onnx(path, &head) {
             // The importer reads it.
-            return onnx::import(&[path.to_path_buf()], options)?.on_tensors(options);
+            return Program::imported(path, read_models(&[path.to_path_buf()], options)?, options);
         }
         let bytes = read_on(path, head, file)?;
         if is_archive {
-            return torch::import(&[path.to_path_buf()], &[bytes], options)?.on_tensors(options);
+            return Program::imported(
+                path,
+                read_archives(&[path.to_path_buf()], &[bytes], options)?,
+                options,
+            );
         }
         let (mut graph, weights, mut notes) = (parse(path, bytes, options)?, Weights::default(), Vec::new());
         ranges::narrow_all(&mut graph.symbols, &options.given(), &mut notes)
@@ -160,6 +69,12 @@ impl Program {
         // The importers verify what they give.
         program.verify()?;
         program.on_tensors(options)
+    }
+
+    /// A program that a reader of its format gives, which verified it.
+    fn imported(path: &Path, imported: Imported, options: &OpenOptions) -> Result<Self, Error> {
+        let Imported { graph, weights, notes } = imported;
+        Program { path: path.to_path_buf(), graph, weights, notes }.on_tensors(options)
     }
 
     /// Takes from the tensors that the program will run on what it leaves open.
@@ -194,6 +109,7 @@ impl Program {
         if let [path] = paths {
             return Program::open(path, options);
         }
+        let Some(first) = paths.first() else { return Err(Error::request("no file is named")) };
         let mut archives = Vec::new();
         for (i, path) in paths.iter().enumerate() {
             let (head, file) = head(path, PROGRAM)?;
@@ -209,9 +125,9 @@ impl Program {
             }
         }
         if !archives.is_empty() {
-            return torch::import(paths, &archives, options)?.on_tensors(options);
+            return Program::imported(first, read_archives(paths, &archives, options)?, options);
         }
-        onnx::import(paths, options)?.on_tensors(options)
+        Program::imported(first, read_models(paths, options)?, options)
     }
 
     /// A program in text form; its name stands for a file.
@@ -248,7 +164,7 @@ impl Program {
         rank: u32,
         tensors: Option<&TensorFile>,
     ) -> Result<Vec<(String, Arc<Tensor>)>, Error> {
-        workload::parameters(&self.graph, &self.weights, tensors, rank)
+        parameters::parameters(&self.graph, &self.weights, tensors, rank)
     }
 
     /// Fixes an open number of ranks by the tensors recorded beside the program (`model.safetensors` for
@@ -292,11 +208,6 @@ impl Program {
     }
 }
 
-/// The tensors recorded beside a program, if there is a file of them.
-fn beside(path: &Path) -> Option<PathBuf> {
-    Some(path.with_extension("safetensors")).filter(|p| p.is_file())
-}
-
 /// Whether a file is a `.pt2` archive.
 fn is_archive(path: &Path, head: &[u8]) -> bool {
     head.starts_with(b"PK") || path.extension().is_some_and(|e| e == "pt2")
@@ -305,6 +216,22 @@ fn is_archive(path: &Path, head: &[u8]) -> bool {
 /// Whether a file is an ONNX model: by its name, or by its first field, the version of the format.
 fn is_onnx(path: &Path, head: &[u8]) -> bool {
     head.starts_with(&[0x08]) || path.extension().is_some_and(|e| e == "onnx")
+}
+
+/// Reads `.pt2` archives.
+fn read_archives(paths: &[PathBuf], bytes: &[Vec<u8>], options: &OpenOptions) -> Result<Imported, Error> {
+    #[cfg(feature = "torch")]
+    return torch::import(paths, bytes, options);
+    #[cfg(not(feature = "torch"))]
+    import::unread(paths, "a .pt2 archive", "torch", (bytes, options))
+}
+
+/// Reads ONNX models.
+fn read_models(paths: &[PathBuf], options: &OpenOptions) -> Result<Imported, Error> {
+    #[cfg(feature = "onnx")]
+    return onnx::import(paths, options);
+    #[cfg(not(feature = "onnx"))]
+    import::unread(paths, "an ONNX model", "onnx", options)
 }
 
 fn parse(path: &Path, bytes: Vec<u8>, options: &OpenOptions) -> Result<Graph, Error> {

@@ -11,10 +11,12 @@ use symmc_ir::{Bindings, Graph, InputKind, Output, OutputKind, Tensor};
 use crate::error::Error;
 use crate::tensors::TensorFile;
 use crate::weights::Weights;
-use crate::workload::Expected;
 
 /// The most names that one note lists.
 const NAMED: usize = 24;
+
+/// The expected value of each rank's outputs, where it is known.
+pub type Expected = Vec<Vec<Option<Arc<Tensor>>>>;
 
 /// The recorded outputs of a program.
 #[derive(Debug, Default)]

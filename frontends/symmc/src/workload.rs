@@ -11,8 +11,9 @@ use symmc_runtime::host::Term;
 use crate::content::WeightContent;
 use crate::error::{Error, ranks as ranks_text};
 use crate::memory;
+use crate::parameters::{hold_constant, parameter};
 use crate::program::Program;
-use crate::recorded::{self, Recording, recording};
+use crate::recorded::{self, Expected, Recording, recording};
 use crate::tensors::TensorFile;
 use crate::weights::Weights;
 
@@ -33,9 +34,6 @@ pub struct Workload {
     /// Where the inputs come from, by name: what ranks of one run must have alike.
     pub settings: Vec<Term>,
 }
-
-/// The expected value of each rank's outputs, where it is known.
-pub type Expected = Vec<Vec<Option<Arc<Tensor>>>>;
 
 /// How inputs that no file gives are made.
 #[derive(Clone, Debug, Default)]
@@ -350,82 +348,6 @@ fn chosen(graph: &Graph, set: &[(SymbolId, i64)], notes: &mut Vec<String>) -> Bi
         bindings.set(id, value);
     }
     bindings
-}
-
-/// The parameter of a rank: from the file where it has it or a tensor tied to it, else from the weights that came with the
-/// program where these are of all ranks or buffers. `None` where nothing is to have it: there is no file.
-fn parameter(
-    graph: &Graph,
-    weights: &Weights,
-    tensors: Option<&TensorFile>,
-    rank: u32,
-    input: &Input,
-    expected: &dyn Fn() -> String,
-) -> Result<Option<Arc<Tensor>>, Error> {
-    let source = &input.source;
-    let own = weights.of(rank, graph.ranks.unwrap_or_default()).and_then(|w| w.get(source)).cloned();
-    let Some(file) = tensors else { return Ok(own) };
-    if let Some(tensor) = file.weight(rank, source)? {
-        return Ok(Some(tensor));
-    }
-    for name in weights.tied(source) {
-        if let Some(tensor) = file.weight(rank, name)? {
-            return Ok(Some(tensor));
-        }
-    }
-    match own.or_else(|| weights.buffer(source).cloned()) {
-        Some(tensor) => Ok(Some(tensor)),
-        None => Err(Error::format(
-            file.path(),
-            format!("the weight rank{rank}.w.{source} is missing; expected {}", expected()),
-        )),
-    }
-}
-
-fn hold_constant(file: &TensorFile, rank: u32, input: &Input, data: &Tensor) -> Result<(), Error> {
-    match file.weight(rank, &input.source)? {
-        Some(found) if *found != *data => Err(Error::format(
-            file.path(),
-            format!(
-                "rank{rank}.w.{} differs from the constant of this name: the program must be opened or planned with \
-                 these tensors, so that it becomes a parameter",
-                input.source
-            ),
-        )),
-        _ => Ok(()),
-    }
-}
-
-/// The parameters of a rank by the names under which they are stored, in memory.
-///
-/// # Errors
-/// One is missing, or cannot be read; the file has another value of a constant.
-pub(crate) fn parameters(
-    graph: &Graph,
-    weights: &Weights,
-    tensors: Option<&TensorFile>,
-    rank: u32,
-) -> Result<Vec<(String, Arc<Tensor>)>, Error> {
-    let mut out = Vec::new();
-    for input in graph.inputs.values() {
-        match (&input.data, tensors) {
-            (Some(data), Some(file)) if input.kind == InputKind::Constant => {
-                hold_constant(file, rank, input, data)?;
-            }
-            _ => {}
-        }
-        if input.kind != InputKind::Parameter {
-            continue;
-        }
-        let expected = || graph.ty(input.value).dtype.to_string();
-        let found = parameter(graph, weights, tensors, rank, input, &expected)?;
-        let source = &input.source;
-        let none = || Error::request(format!("no file of tensors gives rank {rank} the weight {source}"));
-        let tensor = found.ok_or_else(none)?.loaded();
-        let unread = |e| Error::request(format!("the weight {source} of rank {rank} cannot be read: {e}"));
-        out.push((source.clone(), tensor.map_err(unread)?));
-    }
-    Ok(out)
 }
 
 struct Sources<'a> {

@@ -3,7 +3,7 @@
 use clap::{Args as ClapArgs, ValueEnum};
 use symmc::doctor::Part;
 
-use super::parse_seconds;
+use super::values::parse_seconds;
 
 pub const DOCTOR_EXAMPLES: &str = "\
 Examples:

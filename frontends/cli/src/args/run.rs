@@ -3,9 +3,12 @@
 use std::path::PathBuf;
 
 use clap::{Args as ClapArgs, ValueEnum};
-use symmc::Launch;
+#[cfg(feature = "cuda")]
+use symmc::{ArenaSource, CudaConfig, Products};
+use symmc::{EngineChoice, Launch};
 
-use super::{CompileArgs, ProgramArgs, parse_seconds, parse_setting, parse_tolerance};
+use super::program::{CompileArgs, ProgramArgs};
+use super::values::{parse_seconds, parse_setting, parse_tolerance};
 
 pub const RUN_PROGRAM: &str = "The program (.pt2, .symm, or the archives or .onnx models of its ranks, rank 0 first), or a plan (.json)";
 
@@ -93,6 +96,26 @@ pub struct RunArgs {
     pub profile_trace: Option<PathBuf>,
 }
 
+impl RunArgs {
+    /// What runs a plan on GPUs.
+    #[cfg(feature = "cuda")]
+    pub fn engine(&self) -> EngineChoice {
+        let arena = match self.arena {
+            Some(ArenaArg::Nccl) => ArenaSource::Nccl,
+            Some(ArenaArg::Vmm) | None => ArenaSource::Vmm,
+        };
+        let gpus = CudaConfig::default().with_gpus(self.gpus.clone()).with_arena(arena);
+        let products = self.products.map(Products::from).unwrap_or_default();
+        gpus.with_products(products).with_trace(self.profile_trace.clone()).choice()
+    }
+
+    /// None is left that would ask.
+    #[cfg(not(feature = "cuda"))]
+    pub fn engine(&self) -> EngineChoice {
+        EngineChoice::Host
+    }
+}
+
 /// Who starts the ranks of a run.
 #[derive(ValueEnum, Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LaunchArg {
@@ -149,6 +172,16 @@ pub enum ProductsArg {
     Measured,
     /// The first that cuBLASLt names; attention by symmc's kernels, not cuDNN's
     Heuristic,
+}
+
+#[cfg(feature = "cuda")]
+impl From<ProductsArg> for Products {
+    fn from(arg: ProductsArg) -> Products {
+        match arg {
+            ProductsArg::Measured => Products::Measured,
+            ProductsArg::Heuristic => Products::Heuristic,
+        }
+    }
 }
 
 /// What results are compared with.

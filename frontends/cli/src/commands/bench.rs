@@ -9,12 +9,11 @@ use symmc::CudaConfig;
 use symmc::bench::{BenchConfig, Measurements};
 use symmc::unstable::cuda::bench::{How, Measured, MeasuredNorm};
 
-use crate::Own;
 use crate::args::{BenchArgs, BenchFormat, BenchProgramArgs, TuneArgs};
-use crate::commands::rank_command;
 use crate::gpu;
 use crate::load;
 use crate::out::put;
+use crate::own::Own;
 use crate::progress::spin;
 use crate::units;
 
@@ -25,7 +24,7 @@ pub fn collectives(args: &BenchArgs, own: &Own) -> Result<ExitCode> {
         .with_dtype(&args.dtype)
         .with_replays(args.replays as usize)
         .with_norms(args.norms.clone());
-    let command = rank_command(own);
+    let command = own.rank_command();
     let measure = || symmc::bench::collectives(args.ranks, &args.gpus, &config, &command);
     let measured = spin("measuring", measure)?;
     let Some(first) = measured.first() else { bail!("no rank answered") };
@@ -68,7 +67,7 @@ pub fn tune(args: &TuneArgs, own: &Own) -> Result<ExitCode> {
     bytes.dedup();
     let config = BenchConfig::default().with_bytes(bytes).with_replays(args.replays as usize);
     let config = config.with_blocks(args.blocks.clone());
-    let command = rank_command(own);
+    let command = own.rank_command();
     let measure = || symmc::bench::collectives(args.ranks, &args.gpus, &config, &command);
     let measured = spin("measuring", measure)?;
     if !all_right(&measured) {
@@ -126,7 +125,7 @@ pub fn program(args: &BenchProgramArgs, own: &Own) -> Result<ExitCode> {
     gpu::note_attention(&plan);
     let source = plan.source_program();
     let bindings = symmc::bindings(source, &args.set)?;
-    let command = rank_command(own);
+    let command = own.rank_command();
     let gpus = CudaConfig::default().with_gpus(args.gpus.clone()).with_products(args.products.into());
     let gpus = gpus.with_trace(args.profile_trace.clone());
     let counts = [args.replays, args.runs];

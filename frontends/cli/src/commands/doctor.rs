@@ -6,9 +6,9 @@ use std::time::Duration;
 use anyhow::Result;
 use symmc::doctor::{Check, Diagnosis, DoctorConfig, Prober, Status};
 
-use crate::Own;
 use crate::args::{DoctorArgs, DoctorFormat};
 use crate::out::put;
+use crate::own::Own;
 use crate::progress::spin;
 
 /// Says what this machine can do and what it lacks.

@@ -14,13 +14,13 @@ use symmc::{
     Tensor, TensorFile, Weights, Workload,
 };
 
-use crate::Own;
 use crate::args::{BackendArg, Compare, LaunchArg, RunArgs};
 use crate::commands::results::{Tolerances, printed, report};
-use crate::commands::{exit_code, message, rank_command};
+use crate::failure::{exit_code, message};
 use crate::gpu;
 use crate::load;
 use crate::out::put;
+use crate::own::Own;
 use crate::progress::spin;
 use crate::report::decided;
 use crate::units::{count, micros};
@@ -336,13 +336,13 @@ fn backend(args: &RunArgs, own: &Own) -> Backend {
     match args.backend {
         BackendArg::Interpreter => Backend::Interpreter,
         BackendArg::Threads => Backend::Threads,
-        BackendArg::Host | BackendArg::Cuda => Backend::Processes(rank_command(own)),
+        BackendArg::Host | BackendArg::Cuda => Backend::Processes(own.rank_command()),
     }
 }
 
 fn run_config(args: &RunArgs, chaos: Option<u64>) -> RunConfig {
     let engine = match args.backend {
-        BackendArg::Cuda => gpu::engine(args),
+        BackendArg::Cuda => args.engine(),
         _ => EngineChoice::Host,
     };
     RunConfig::default()

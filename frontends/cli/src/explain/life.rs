@@ -6,7 +6,7 @@ use symmc::unstable::ir::collective::{Contract, Meets};
 use symmc::unstable::ir::{Node, Op, ValueId};
 use symmc::unstable::plan::{ArenaKind, Barrier, Bucket, Buffer, Lane, Memory, Place, Reach};
 
-use super::Planned;
+use crate::planned::Planned;
 
 /// A step that touches the memory of a base.
 struct Touch<'a> {

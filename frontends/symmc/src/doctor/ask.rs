@@ -4,6 +4,7 @@
 //! nobody waits for it.
 
 use std::io::Read;
+use std::path::PathBuf;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::thread::Builder;
@@ -11,7 +12,20 @@ use std::time::{Duration, Instant};
 
 use crate::run::in_reach;
 
-use super::{Check, DoctorConfig, Part, Prober, Status, examine};
+use super::check::{Check, Part, Status};
+use super::host;
+#[cfg(feature = "cuda")]
+use super::{gpus, libraries};
+
+/// A command that is started for a part, whose name is its last argument, and writes the part's checks ([`examine`]) to
+/// standard output as a line of JSON.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Prober {
+    /// The program.
+    pub program: PathBuf,
+    /// Its arguments before the name.
+    pub args: Vec<String>,
+}
 
 /// How often a process is looked at.
 const LOOK: Duration = Duration::from_millis(5);
@@ -24,24 +38,37 @@ const LONGEST: u64 = 1 << 20;
 type Answer = Result<Vec<Check>, String>;
 
 /// The checks of all parts, in their order.
-pub(super) fn all(config: &DoctorConfig) -> Vec<Check> {
+pub(super) fn all(limit: Duration, prober: Option<&Prober>) -> Vec<Check> {
     // A process that hangs is ended before nobody waits for it any more.
-    let until = Instant::now() + in_reach(config.limit) + GRACE;
-    let asked = Part::ALL.map(|part| (part, begin(part, config)));
+    let until = Instant::now() + in_reach(limit) + GRACE;
+    let asked = Part::ALL.map(|part| (part, begin(part, limit, prober.cloned())));
     let wait = |(part, asked): (Part, Option<Receiver<Answer>>)| {
         let left = until.saturating_duration_since(Instant::now());
         let answered = match asked.map(|a| a.recv_timeout(left)) {
             Some(Ok(answer)) => answer,
             Some(Err(RecvTimeoutError::Timeout)) => {
-                Err(format!("no answer within {} s", config.limit.as_secs_f32()))
+                Err(format!("no answer within {} s", limit.as_secs_f32()))
             }
             Some(Err(RecvTimeoutError::Disconnected)) => Err("what was asked broke down".into()),
             // The system has no thread to spare.
-            None => answer(part, config),
+            None => answer(part, limit, prober),
         };
         answered.unwrap_or_else(|why| part.all(Status::Unknown, &why, remedy(part)))
     };
     asked.into_iter().flat_map(wait).collect()
+}
+
+/// The checks of one part, asked on this thread, however long that takes.
+pub fn examine(part: Part) -> Vec<Check> {
+    match part {
+        Part::Host => host::checks(),
+        #[cfg(feature = "cuda")]
+        Part::Gpus => gpus::checks(),
+        #[cfg(feature = "cuda")]
+        Part::Nvrtc | Part::Cublaslt | Part::Cudnn | Part::Nccl => libraries::checks(part),
+        #[cfg(not(feature = "cuda"))]
+        _ => part.all(Status::Missing, "this build of symmc knows no GPUs", "build it with the feature cuda"),
+    }
 }
 
 /// What to do where a part does not answer.
@@ -54,20 +81,19 @@ fn remedy(part: Part) -> &'static str {
 }
 
 /// Asks on a thread; none where the system has no thread for it.
-fn begin(part: Part, config: &DoctorConfig) -> Option<Receiver<Answer>> {
+fn begin(part: Part, limit: Duration, prober: Option<Prober>) -> Option<Receiver<Answer>> {
     let (tell, told) = channel();
-    let config = config.clone();
     let ask = move || {
         // Who asked may have gone on without.
-        let _ = tell.send(answer(part, &config));
+        let _ = tell.send(answer(part, limit, prober.as_ref()));
     };
     Builder::new().name(format!("symmc {}", part.name())).spawn(ask).ok().map(|_| told)
 }
 
 /// Asks in this process, or has another one ask. The host has no libraries that break.
-fn answer(part: Part, config: &DoctorConfig) -> Answer {
-    match &config.prober {
-        Some(prober) if part != Part::Host => by_process(prober, part, config.limit),
+fn answer(part: Part, limit: Duration, prober: Option<&Prober>) -> Answer {
+    match prober {
+        Some(prober) if part != Part::Host => by_process(prober, part, limit),
         _ => Ok(examine(part)),
     }
 }
@@ -133,8 +159,7 @@ mod tests {
     }
 
     fn asked(text: &str, limit: Duration) -> Vec<Check> {
-        let config = DoctorConfig::default().with_limit(limit).with_prober(shell(text));
-        all(&config)
+        all(limit, Some(&shell(text)))
     }
 
     #[test]

@@ -5,7 +5,7 @@ use symmc_cuda::gpus::{ComputeMode, Gpu, Machine, Reach};
 use symmc_cuda::libraries;
 use symmc_ir::machine::Profile;
 
-use super::{Check, Part, Status, bytes};
+use super::check::{Check, Part, Status, bytes};
 
 const GPUS: Part = Part::Gpus;
 

@@ -5,7 +5,7 @@ use std::path::Path;
 use symmc_runtime::host::facts::{self, Limited, limit};
 use symmc_runtime::host::{Found, Launch, Membership, RunError};
 
-use super::{Check, Part, Status, bytes};
+use super::check::{Check, Part, Status, bytes};
 
 const HOST: Part = Part::Host;
 

@@ -2,7 +2,7 @@
 
 use symmc_cuda::libraries::{self, Found, FoundNccl, Unusable};
 
-use super::{Check, Part, Status};
+use super::check::{Check, Part, Status};
 
 /// The checks of a library's part.
 pub(super) fn checks(part: Part) -> Vec<Check> {

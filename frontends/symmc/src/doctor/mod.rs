@@ -7,16 +7,19 @@
 //! The report is a wire form: names of checks and parts, and the meaning of a status, stay with [`VERSION`].
 
 mod ask;
+mod check;
 #[cfg(feature = "cuda")]
 mod gpus;
 mod host;
 #[cfg(feature = "cuda")]
 mod libraries;
 
-use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
+
+pub use ask::{Prober, examine};
+pub use check::{Check, Part, Status};
 
 /// The version of the report.
 pub const VERSION: u32 = 1;
@@ -31,154 +34,6 @@ pub struct Diagnosis {
     pub symmc: String,
     /// All checks, in the order of [`Part::ALL`] and of [`Part::names`].
     pub checks: Vec<Check>,
-}
-
-/// One thing that was asked for.
-#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
-#[non_exhaustive]
-pub struct Check {
-    /// What it belongs to.
-    pub part: Part,
-    /// Its name: one of [`Part::names`], or `gpu N` for each GPU.
-    pub name: String,
-    /// How it stands.
-    pub status: Status,
-    /// What was found, for people.
-    pub found: String,
-    /// The version, of what has one.
-    pub version: Option<String>,
-    /// The file, of what is one.
-    pub path: Option<String>,
-    /// What to do; none where all is well.
-    pub remedy: Option<String>,
-}
-
-/// How a thing stands.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-#[non_exhaustive]
-pub enum Status {
-    /// As it should be.
-    Ok,
-    /// There, with less than there could be.
-    Limited,
-    /// Not there, or not usable.
-    Missing,
-    /// It could not be told: nothing answered, or what was asked broke down.
-    Unknown,
-}
-
-impl Status {
-    /// The name in reports.
-    pub fn name(self) -> &'static str {
-        match self {
-            Status::Ok => "ok",
-            Status::Limited => "limited",
-            Status::Missing => "missing",
-            Status::Unknown => "unknown",
-        }
-    }
-}
-
-/// What is asked together.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-#[non_exhaustive]
-pub enum Part {
-    /// The machine without its GPUs.
-    Host,
-    /// The driver and GPUs.
-    Gpus,
-    /// NVRTC.
-    Nvrtc,
-    /// cuBLASLt.
-    Cublaslt,
-    /// cuDNN.
-    Cudnn,
-    /// NCCL.
-    Nccl,
-}
-
-impl Part {
-    /// All parts, in the order of reports.
-    pub const ALL: [Part; 6] = [Part::Host, Part::Gpus, Part::Nvrtc, Part::Cublaslt, Part::Cudnn, Part::Nccl];
-
-    /// The name in reports.
-    pub fn name(self) -> &'static str {
-        match self {
-            Part::Host => "host",
-            Part::Gpus => "gpus",
-            Part::Nvrtc => "nvrtc",
-            Part::Cublaslt => "cublaslt",
-            Part::Cudnn => "cudnn",
-            Part::Nccl => "nccl",
-        }
-    }
-
-    /// The part of this name.
-    pub fn from_name(name: &str) -> Option<Part> {
-        Part::ALL.into_iter().find(|p| p.name() == name)
-    }
-
-    /// The names of its checks, which every report has. For each GPU there is one more, `gpu N`, behind `gpus`.
-    pub fn names(self) -> &'static [&'static str] {
-        match self {
-            Part::Host => &[
-                "launcher",
-                "processors",
-                "memory",
-                "shared memory",
-                "/dev/shm",
-                "handle passing",
-                "descriptors",
-                "locked memory",
-                "kernel cache",
-            ],
-            Part::Gpus => &["driver", "gpus", "peer access", "memory handles", "profile"],
-            Part::Nvrtc => &["nvrtc"],
-            Part::Cublaslt => &["cublaslt"],
-            Part::Cudnn => &["cudnn"],
-            Part::Nccl => &["nccl", "nccl early launch"],
-        }
-    }
-
-    fn check(self, name: &str, status: Status, found: impl Into<String>) -> Check {
-        let (name, found) = (name.into(), one_line(&found.into()));
-        Check { part: self, name, status, found, version: None, path: None, remedy: None }
-    }
-
-    /// A check of what is as it should be.
-    fn ok(self, name: &str, found: impl Into<String>) -> Check {
-        self.check(name, Status::Ok, found)
-    }
-
-    /// A check that leaves something to be done.
-    fn short(self, name: &str, status: Status, found: impl Into<String>, remedy: impl Into<String>) -> Check {
-        Check { remedy: Some(one_line(&remedy.into())), ..self.check(name, status, found) }
-    }
-
-    /// The same state of all that the part is about.
-    fn all(self, status: Status, found: &str, remedy: &str) -> Vec<Check> {
-        self.names().iter().map(|name| self.short(name, status, found, remedy)).collect()
-    }
-}
-
-impl Check {
-    #[cfg(any(feature = "cuda", test))]
-    fn of_version(mut self, version: impl Into<String>) -> Check {
-        self.version = Some(version.into());
-        self
-    }
-
-    fn at(mut self, path: Option<&Path>) -> Check {
-        self.path = path.map(|p| p.display().to_string());
-        self
-    }
-}
-
-/// A text of several lines as one.
-fn one_line(text: &str) -> String {
-    text.lines().map(str::trim).filter(|l| !l.is_empty()).collect::<Vec<_>>().join("; ")
 }
 
 /// How to ask.
@@ -214,34 +69,11 @@ impl DoctorConfig {
     }
 }
 
-/// A command that is started for a part, whose name is its last argument, and writes the part's checks ([`examine`]) to
-/// standard output as a line of JSON.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Prober {
-    /// The program.
-    pub program: PathBuf,
-    /// Its arguments before the name.
-    pub args: Vec<String>,
-}
-
 /// What this machine can do and what it lacks.
 pub fn doctor(config: &DoctorConfig) -> Diagnosis {
-    let mut checks = ask::all(config);
+    let mut checks = ask::all(config.limit, config.prober.as_ref());
     relate(&mut checks);
     Diagnosis { version: VERSION, symmc: env!("CARGO_PKG_VERSION").into(), checks }
-}
-
-/// The checks of one part, asked on this thread, however long that takes.
-pub fn examine(part: Part) -> Vec<Check> {
-    match part {
-        Part::Host => host::checks(),
-        #[cfg(feature = "cuda")]
-        Part::Gpus => gpus::checks(),
-        #[cfg(feature = "cuda")]
-        Part::Nvrtc | Part::Cublaslt | Part::Cudnn | Part::Nccl => libraries::checks(part),
-        #[cfg(not(feature = "cuda"))]
-        _ => part.all(Status::Missing, "this build of symmc knows no GPUs", "build it with the feature cuda"),
-    }
 }
 
 /// What follows from several checks together: a library of a later major version of CUDA than the driver's gives code that
@@ -260,18 +92,9 @@ fn relate(checks: &mut [Check]) {
     }
 }
 
-/// Bytes with a binary unit.
-fn bytes(n: u64) -> String {
-    const UNITS: [(u32, &str); 4] = [(40, "TiB"), (30, "GiB"), (20, "MiB"), (10, "KiB")];
-    let unit = UNITS.into_iter().find(|(shift, _)| n >> shift > 0);
-    unit.map_or_else(
-        || format!("{n} B"),
-        |(shift, name)| format!("{:.1} {name}", n as f64 / (1u64 << shift) as f64),
-    )
-}
-
 #[cfg(test)]
 mod tests {
+    use super::check::bytes;
     use super::*;
 
     /// Each check that the page on parts names is there once and in order; each has a status, and a remedy where something

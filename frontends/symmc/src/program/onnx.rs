@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use symmc_onnx::{ImportError, ImportOptions, Reason};
 
 use super::advice::{advised, noted, stem_of_ranks};
-use super::{OpenOptions, Program};
+use super::import::{Imported, OpenOptions};
 use crate::error::Error;
 use crate::weights::Weights;
 
@@ -13,7 +13,7 @@ use crate::weights::Weights;
 ///
 /// # Errors
 /// A model is broken, or its program cannot be represented.
-pub(super) fn import(paths: &[PathBuf], options: &OpenOptions) -> Result<Program, Error> {
+pub(super) fn import(paths: &[PathBuf], options: &OpenOptions) -> Result<Imported, Error> {
     let Some(first) = paths.first() else { return Err(Error::request("no file is named")) };
     if let Some((group, _)) = options.groups.first() {
         return Err(Error::format(first, format!("an ONNX model names no groups, found {group}")));
@@ -28,8 +28,7 @@ pub(super) fn import(paths: &[PathBuf], options: &OpenOptions) -> Result<Program
         let path = PathBuf::from(&e.file);
         Error::misread(&path, message(&e), e)
     })?;
-    Ok(Program {
-        path: first.clone(),
+    Ok(Imported {
         graph: imported.graph,
         weights: Weights { ranks: imported.weights, ..Weights::default() },
         notes: noted(imported.notes, &imported.open),

@@ -5,8 +5,9 @@ use std::path::PathBuf;
 use symmc_torch::{ImportError, ImportOptions, UndescribedGroup};
 
 use super::advice::{advised, noted, stem, stem_of_ranks};
-use super::{OpenOptions, Program, beside};
+use super::import::{Imported, OpenOptions};
 use crate::error::{Error, ranks as ranks_text};
+use crate::files::beside;
 use crate::tensors::TensorFile;
 use crate::weights::Weights;
 
@@ -14,7 +15,7 @@ use crate::weights::Weights;
 ///
 /// # Errors
 /// An archive is broken, or its program cannot be represented.
-pub(super) fn import(paths: &[PathBuf], bytes: &[Vec<u8>], options: &OpenOptions) -> Result<Program, Error> {
+pub(super) fn import(paths: &[PathBuf], bytes: &[Vec<u8>], options: &OpenOptions) -> Result<Imported, Error> {
     let Some(path) = paths.first() else { return Err(Error::request("no file is named")) };
     let beside = match (&options.tensors, options.ranks) {
         (None, None) if paths.len() == 1 => beside(path).and_then(|file| TensorFile::open(&file).ok()),
@@ -50,7 +51,7 @@ pub(super) fn import(paths: &[PathBuf], bytes: &[Vec<u8>], options: &OpenOptions
     let ranks = std::iter::once(imported.weights).chain(imported.others).collect();
     let (buffers, ties) = (imported.buffers, imported.ties);
     let weights = Weights { ranks, buffers, ties };
-    Ok(Program { path: path.to_path_buf(), graph: imported.graph, weights, notes })
+    Ok(Imported { graph: imported.graph, weights, notes })
 }
 
 /// What is wrong with an archive of PyTorch, and what may be said of its symbols.

@@ -6,7 +6,7 @@ use std::fmt::Write;
 use symmc::unstable::ir::dim::Bindings;
 use symmc::unstable::ir::{Dispatch, NodeId, ValueId};
 
-use super::Planned;
+use crate::planned::Planned;
 use crate::units::{bytes, count};
 
 /// The nodes of a dispatch that are steps where each runs by itself.

@@ -1,0 +1,148 @@
+//! The arguments of commands that read a program, and of those that compile it.
+
+use std::path::{Path, PathBuf};
+
+use clap::{Args as ClapArgs, ValueEnum};
+use symmc::{Extent, Numerics, Order, Variant};
+
+use super::values::{parse_bucket, parse_dim, parse_group, parse_name, parse_tolerance, parse_variant};
+
+/// The most ranks that `--ranks` takes, as clap wants it.
+const MAX_RANKS: i64 = symmc::unstable::ir::verify::MAX_RANKS as i64;
+
+/// What names and shapes a program.
+#[derive(ClapArgs, Debug, Clone)]
+pub struct ProgramArgs {
+    /// The program: a .pt2 archive of torch.export, .symm text, or the archives or .onnx models of its ranks, rank 0 first
+    #[arg(required = true, value_name = "PROGRAM")]
+    pub program: Vec<PathBuf>,
+    /// The number of ranks, where the program leaves it open; a tensor file, or one beside the program, tells it, too
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=MAX_RANKS))]
+    pub ranks: Option<u32>,
+    /// The members of a named process group, cells separated by ';' ('1=0,1;2,3'). A group of a .pt2 is all ranks
+    /// where it has PyTorch's name for them (0) or states their number; each other one must be given
+    #[arg(long = "group", value_name = "NAME=CELLS", value_parser = parse_group)]
+    pub groups: Vec<(String, Vec<Vec<u32>>)>,
+    /// What a custom op of a .pt2 writes: its schema, 'mylib::f(Tensor x, Tensor(a!) out) -> ()'
+    #[arg(long = "op", value_name = "SCHEMA")]
+    pub schemas: Vec<String>,
+    /// The range of a symbol (tokens=1..4096, or one value), or what it is by others (b=a, total=past+1), or in steps of (rows=2*pairs)
+    #[arg(long = "dim", value_name = "SYMBOL=A..B|EXPR", value_delimiter = ';', value_parser = parse_dim)]
+    pub dims: Vec<(String, Extent)>,
+}
+
+impl ProgramArgs {
+    /// The file, or that of rank 0.
+    pub fn first(&self) -> &Path {
+        self.program.first().map_or(Path::new(""), PathBuf::as_path)
+    }
+}
+
+/// What compiles a program.
+#[derive(ClapArgs, Debug, Clone)]
+pub struct CompileArgs {
+    /// The machine to choose for: a built-in profile (host, h200x2, h200x4, h200x8; host unless given,
+    /// or the nearest of the others for GPUs) or a
+    /// profile file
+    #[arg(long, value_name = "NAME|FILE", value_parser = parse_name)]
+    pub machine: Option<String>,
+    /// Divide the range of a symbol: one schedule for each upper bound, all in the same arenas. Of several symbols (by
+    /// several options, or with ';') every combination is one
+    #[arg(long = "bucket", value_name = "SYMBOL=A,B,…", value_delimiter = ';', value_parser = parse_bucket)]
+    pub buckets: Vec<(String, Vec<i64>)>,
+    /// An argument that the caller writes straight into the symmetric arena (its name, or 'all')
+    #[arg(long = "bind", value_name = "NAME|all", value_parser = parse_name)]
+    pub bind: Vec<String>,
+    /// The variants that collectives may run as, besides plain [default: all that the profile knows and, on GPUs,
+    /// the library has]
+    #[arg(long, value_name = "NAME,…", value_delimiter = ',', value_parser = parse_variant)]
+    pub variants: Vec<Variant>,
+    /// The order of the steps [default: chosen]
+    #[arg(long, value_enum)]
+    pub order: Option<OrderArg>,
+    /// How much more memory than the leanest order the chosen one may take to overlap communication with
+    /// computation [default: 5]
+    #[arg(long, value_name = "PERCENT", value_parser = parse_tolerance)]
+    pub slack: Option<f64>,
+    /// What the symmetric arena may take: exit barriers are kept, overlap given up, and variants chosen that need less, where
+    /// it would take more
+    #[arg(long, value_name = "BYTES")]
+    pub symm_limit: Option<u64>,
+    /// Whether collectives are also rewritten where that rounds results in other places [default: strict]
+    #[arg(long, value_enum)]
+    pub numerics: Option<NumericsArg>,
+}
+
+/// Whether results may be rounded in other places.
+#[derive(ValueEnum, Debug, Clone, Copy, PartialEq, Eq)]
+pub enum NumericsArg {
+    /// Only what rounds alike is rewritten
+    Strict,
+    /// Sums may be added up or rounded in another order
+    Relaxed,
+}
+
+impl From<NumericsArg> for Numerics {
+    fn from(arg: NumericsArg) -> Numerics {
+        match arg {
+            NumericsArg::Strict => Numerics::Strict,
+            NumericsArg::Relaxed => Numerics::Relaxed,
+        }
+    }
+}
+
+impl CompileArgs {
+    /// The options that are given, for commands that have no use for them.
+    pub fn given(&self) -> impl Iterator<Item = &'static str> {
+        let given = [
+            ("--machine", self.machine.is_some()),
+            ("--bucket", !self.buckets.is_empty()),
+            ("--bind", !self.bind.is_empty()),
+            ("--variants", !self.variants.is_empty()),
+            ("--order", self.order.is_some()),
+            ("--slack", self.slack.is_some()),
+            ("--symm-limit", self.symm_limit.is_some()),
+            ("--numerics", self.numerics.is_some()),
+        ];
+        given.into_iter().filter(|(_, given)| *given).map(|(option, _)| option)
+    }
+}
+
+/// How the steps are ordered; the last seven by one simple rule each, without overlap.
+#[derive(ValueEnum, Debug, Clone, Copy, PartialEq, Eq)]
+pub enum OrderArg {
+    /// The fastest by estimate that needs little more memory than the leanest
+    Chosen,
+    /// The least memory that is found, without overlap
+    Lean,
+    /// As the nodes stand
+    Program,
+    /// Next what frees the most bytes over what it adds (XLA's list scheduler)
+    List,
+    /// Depth first from what touches the fewest bytes (Inductor)
+    Dfs,
+    /// Depth first from the ends, to what has the more further users first (XLA's DFS scheduler)
+    DfsUsers,
+    /// Each step directly before the first that uses it
+    PostOrder,
+    /// Next what raises the peak least (Inductor's least peak memory first)
+    Lpmf,
+    /// Next what has the oldest operands (Inductor)
+    Bfs,
+}
+
+impl From<OrderArg> for Order {
+    fn from(arg: OrderArg) -> Order {
+        match arg {
+            OrderArg::Chosen => Order::Chosen,
+            OrderArg::Lean => Order::Lean,
+            OrderArg::Program => Order::Program,
+            OrderArg::List => Order::List,
+            OrderArg::Dfs => Order::Dfs,
+            OrderArg::DfsUsers => Order::DfsUsers,
+            OrderArg::PostOrder => Order::PostOrder,
+            OrderArg::Lpmf => Order::Lpmf,
+            OrderArg::Bfs => Order::Bfs,
+        }
+    }
+}

@@ -1,0 +1,86 @@
+//! The parameters of a rank: from a file of tensors, or from the weights that came with the program.
+
+use std::sync::Arc;
+
+use symmc_ir::{Graph, Input, InputKind, Tensor};
+
+use crate::error::Error;
+use crate::tensors::TensorFile;
+use crate::weights::Weights;
+
+/// The parameter of a rank: from the file where it has it or a tensor tied to it, else from the weights that came with the
+/// program where these are of all ranks or buffers. `None` where nothing is to have it: there is no file.
+pub(crate) fn parameter(
+    graph: &Graph,
+    weights: &Weights,
+    tensors: Option<&TensorFile>,
+    rank: u32,
+    input: &Input,
+    expected: &dyn Fn() -> String,
+) -> Result<Option<Arc<Tensor>>, Error> {
+    let source = &input.source;
+    let own = weights.of(rank, graph.ranks.unwrap_or_default()).and_then(|w| w.get(source)).cloned();
+    let Some(file) = tensors else { return Ok(own) };
+    if let Some(tensor) = file.weight(rank, source)? {
+        return Ok(Some(tensor));
+    }
+    for name in weights.tied(source) {
+        if let Some(tensor) = file.weight(rank, name)? {
+            return Ok(Some(tensor));
+        }
+    }
+    match own.or_else(|| weights.buffer(source).cloned()) {
+        Some(tensor) => Ok(Some(tensor)),
+        None => Err(Error::format(
+            file.path(),
+            format!("the weight rank{rank}.w.{source} is missing; expected {}", expected()),
+        )),
+    }
+}
+
+/// Refuses a file that gives a rank another value of what is a constant of the program.
+pub(crate) fn hold_constant(file: &TensorFile, rank: u32, input: &Input, data: &Tensor) -> Result<(), Error> {
+    match file.weight(rank, &input.source)? {
+        Some(found) if *found != *data => Err(Error::format(
+            file.path(),
+            format!(
+                "rank{rank}.w.{} differs from the constant of this name: the program must be opened or planned with \
+                 these tensors, so that it becomes a parameter",
+                input.source
+            ),
+        )),
+        _ => Ok(()),
+    }
+}
+
+/// The parameters of a rank by the names under which they are stored, in memory.
+///
+/// # Errors
+/// One is missing, or cannot be read; the file has another value of a constant.
+pub(crate) fn parameters(
+    graph: &Graph,
+    weights: &Weights,
+    tensors: Option<&TensorFile>,
+    rank: u32,
+) -> Result<Vec<(String, Arc<Tensor>)>, Error> {
+    let mut out = Vec::new();
+    for input in graph.inputs.values() {
+        match (&input.data, tensors) {
+            (Some(data), Some(file)) if input.kind == InputKind::Constant => {
+                hold_constant(file, rank, input, data)?;
+            }
+            _ => {}
+        }
+        if input.kind != InputKind::Parameter {
+            continue;
+        }
+        let expected = || graph.ty(input.value).dtype.to_string();
+        let found = parameter(graph, weights, tensors, rank, input, &expected)?;
+        let source = &input.source;
+        let none = || Error::request(format!("no file of tensors gives rank {rank} the weight {source}"));
+        let tensor = found.ok_or_else(none)?.loaded();
+        let unread = |e| Error::request(format!("the weight {source} of rank {rank} cannot be read: {e}"));
+        out.push((source.clone(), tensor.map_err(unread)?));
+    }
+    Ok(out)
+}
