@@ -6,10 +6,12 @@ use std::sync::Arc;
 use thiserror::Error;
 
 use crate::collective::{Collective, CollectiveKind};
-use crate::dim::{Dim, SymbolId};
-use crate::graph::{Graph, Group, GroupId, InputKind, Members, Output, OutputKind, Symbol, ValueId};
+use crate::dim::Dim;
+use crate::graph::{Graph, Group, InputKind, Members, Output, OutputKind};
+use crate::ids::{GroupId, ValueId};
 use crate::infer;
 use crate::op::Op;
+use crate::symbol::{Symbol, SymbolId};
 use crate::tensor::Tensor;
 use crate::text::with_symbol_names;
 use crate::types::Type;

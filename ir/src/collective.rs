@@ -5,7 +5,7 @@
 //! contracts are the only source of that knowledge: placement, liveness, the check and every backend
 //! read this table.
 
-use crate::graph::GroupId;
+use crate::ids::GroupId;
 use crate::named::named_enum;
 
 /// Communication between the ranks of a group.

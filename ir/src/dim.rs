@@ -15,17 +15,11 @@ use std::sync::Arc;
 use smallvec::{SmallVec, smallvec};
 
 use crate::entity::{Entity, Table};
-use crate::graph::Symbol;
+use crate::symbol::{Symbol, SymbolId};
 use crate::text::{is_identifier, write_string};
 
 mod corner;
 mod quotient;
-
-crate::entity!(
-    /// A symbol of a graph: an integer that is fixed for one run, within known bounds.
-    SymbolId,
-    "sym"
-);
 
 /// An integer expression in normal form.
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]

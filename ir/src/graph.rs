@@ -1,4 +1,4 @@
-//! The program: values, nodes, inputs, outputs, symbols and groups.
+//! The program: values, nodes, inputs, outputs and groups. Its ids and symbols have files of their own.
 //!
 //! Nodes stand in program order, which is a topological order: a node's operands are inputs or results of
 //! earlier nodes. The numbered invariants are in [`crate::verify`].
@@ -8,51 +8,13 @@ use std::sync::Arc;
 use indexmap::IndexMap;
 use petgraph::graph::DiGraph;
 
-use crate::dim::SymbolId;
 use crate::dispatch::Dispatch;
 use crate::entity::Table;
+use crate::ids::{CustomId, GroupId, InputId, NodeId, ValueId};
 use crate::op::Op;
+use crate::symbol::{Symbol, SymbolId};
 use crate::tensor::Tensor;
 use crate::types::Type;
-
-crate::entity!(
-    /// A value of a graph: an input or a result of a node.
-    ValueId,
-    "%v"
-);
-crate::entity!(
-    /// A node of a graph.
-    NodeId,
-    "n"
-);
-crate::entity!(
-    /// A group of ranks.
-    GroupId,
-    "@g"
-);
-crate::entity!(
-    /// An input of a graph, in the order in which callers pass them.
-    InputId,
-    "in"
-);
-crate::entity!(
-    /// A registered custom op.
-    CustomId,
-    "custom"
-);
-
-/// A symbol: an integer between `min` and `max`, both included, fixed for one run.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Symbol {
-    /// A unique name, an identifier.
-    pub name: String,
-    /// The smallest value, at least 0.
-    pub min: i64,
-    /// The largest value.
-    pub max: i64,
-    /// The name in the file that the program came from, if it is another.
-    pub alias: Option<String>,
-}
 
 /// Who belongs together in a group. Every rank belongs to exactly one cell, all cells have one size.
 #[derive(Clone, PartialEq, Eq, Debug)]

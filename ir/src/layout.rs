@@ -6,7 +6,8 @@
 
 use crate::dim::Dim;
 use crate::entity::Table;
-use crate::graph::{Def, Graph, ValueId};
+use crate::graph::{Def, Graph};
+use crate::ids::ValueId;
 use crate::op::Op;
 use crate::types::Type;
 

@@ -16,6 +16,7 @@ pub mod dim;
 pub mod dispatch;
 pub mod entity;
 pub mod graph;
+pub mod ids;
 pub mod infer;
 pub mod interp;
 pub mod layout;
@@ -24,6 +25,7 @@ mod named;
 pub mod op;
 pub mod parallel;
 pub mod random;
+pub mod symbol;
 pub mod tensor;
 pub mod text;
 pub mod types;
@@ -35,13 +37,12 @@ pub use builder::Builder;
 pub use collective::{
     Collective, CollectiveKind, CollectiveName, Contract, Exit, Meets, ReduceOp, Splits, Variant,
 };
-pub use dim::{Bindings, Dim, SymbolId};
+pub use dim::{Bindings, Dim};
 pub use dispatch::{Dispatch, Form, Overwriting};
 pub use entity::Table;
-pub use graph::{
-    CustomId, CustomOp, Def, Graph, Group, GroupId, Input, InputId, InputKind, Members, Node, NodeId, Output,
-    OutputKind, Symbol, Value, ValueId,
-};
+pub use graph::{CustomOp, Def, Graph, Group, Input, InputKind, Members, Node, Output, OutputKind, Value};
+pub use ids::{CustomId, GroupId, InputId, NodeId, ValueId};
 pub use op::{ArgOp, BinaryOp, Op, Reduction, UnaryOp};
+pub use symbol::{Symbol, SymbolId};
 pub use tensor::Tensor;
 pub use types::{DType, Float, Scalar, Type};

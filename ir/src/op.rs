@@ -8,7 +8,7 @@
 use crate::attention::Bound;
 use crate::collective::Collective;
 use crate::dim::Dim;
-use crate::graph::CustomId;
+use crate::ids::CustomId;
 use crate::named::named_enum;
 use crate::types::{DType, Float, Scalar};
 

@@ -3,9 +3,9 @@
 use std::fmt;
 use std::hash::{Hash, Hasher};
 
-use crate::dim::{Bindings, Dim, SymbolId};
+use crate::dim::{Bindings, Dim};
 use crate::entity::Table;
-use crate::graph::Symbol;
+use crate::symbol::{Symbol, SymbolId};
 
 /// The type of one element.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]

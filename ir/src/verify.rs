@@ -40,9 +40,8 @@ use smallvec::{SmallVec, smallvec};
 use crate::dim::{self, Dim};
 use crate::dispatch;
 use crate::entity::{Entity, Table};
-use crate::graph::{
-    Def, Graph, Group, Input, InputId, InputKind, Members, Node, NodeId, OutputKind, ValueId,
-};
+use crate::graph::{Def, Graph, Group, Input, InputKind, Members, Node, OutputKind};
+use crate::ids::{InputId, NodeId, ValueId};
 use crate::infer;
 use crate::op::Op;
 use crate::text::{is_identifier, op_name, with_symbol_names};

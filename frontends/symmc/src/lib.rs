@@ -123,9 +123,10 @@ pub use symmc_runtime::host::{EngineChoice, Launch, Membership, Ran, RankCommand
 pub use workload::{Draw, Workload, bindings};
 
 // Sessions.
+pub use session::buffer::Buffer;
+pub use session::slot::Slot;
 pub use session::{
-    Bootstrap, Buffer, Group, Memory, Place, Recordings, Session, SessionConfig, Slot, Taken, Value,
-    ValueKind,
+    Bootstrap, Group, Memory, Place, Recordings, Session, SessionConfig, Taken, Value, ValueKind,
 };
 #[cfg(feature = "cuda")]
 pub use session::{Gpu, Progress};

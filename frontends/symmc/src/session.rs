@@ -1,9 +1,9 @@
 //! One rank of a plan that stays: memory that the caller shares, sizes that change, runs that follow each other.
 
-mod buffer;
+pub(crate) mod buffer;
 mod share;
 mod shared;
-mod slot;
+pub(crate) mod slot;
 mod values;
 
 use std::time::Duration;
@@ -14,8 +14,6 @@ use symmc_runtime::host::{self, HostConfig, HostSession};
 use symmc_runtime::session::{DeviceSession, Owner, Port, RawStream};
 use symmc_runtime::{Registry, RunError};
 
-pub use buffer::Buffer;
-pub use slot::Slot;
 #[cfg(feature = "cuda")]
 pub use symmc_cuda::{Gpu, Progress};
 pub use symmc_runtime::host::{Bootstrap, Group};

@@ -3,9 +3,8 @@
 
 use std::sync::Arc;
 
-use symmc_ir::dim::SymbolId;
 use symmc_ir::interp::{self, InterpError, SeedConfig, Seeds};
-use symmc_ir::{Bindings, Graph, Input, InputKind, Tensor, ValueId};
+use symmc_ir::{Bindings, Graph, Input, InputKind, SymbolId, Tensor, ValueId};
 use symmc_runtime::host::Term;
 
 use crate::content::WeightContent;

@@ -121,7 +121,7 @@ fn lowered(call: &mut Call<'_, '_>, effect: &Effect) -> Lowered {
         return wrapped(call, graph);
     }
     if ops::complex::touches(call) {
-        return ops::complex::lower(call, effect);
+        return ops::complex::lower(call, effect, ops::find(&call.node.target));
     }
     if let Some(op) = effects::called(call.node) {
         return functionalised::lower(call, op);

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 
 use super::{Atom, Dim, SymbolId};
 use crate::entity::Table;
-use crate::graph::Symbol;
+use crate::symbol::Symbol;
 
 /// The most terms, and the most atoms of a term, that are written anew.
 const MOST_TERMS: usize = 16;

@@ -3,9 +3,8 @@
 use smallvec::smallvec;
 
 use super::{Atom, Dim, Term, Terms, floor_div, floor_mod, mul_range};
-use crate::dim::SymbolId;
 use crate::entity::Table;
-use crate::graph::Symbol;
+use crate::symbol::{Symbol, SymbolId};
 
 impl Dim {
     /// `b` times the first and the second are the expression: of the second no term is a multiple of `b`, and its constant is

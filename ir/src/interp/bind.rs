@@ -1,8 +1,10 @@
 //! Symbols and inputs: solving symbols from the shapes of inputs, and checking both before a run.
 
 use super::error::InterpError;
-use crate::dim::{Bindings, Dim, SymbolId};
-use crate::graph::{Graph, ValueId};
+use crate::dim::{Bindings, Dim};
+use crate::graph::Graph;
+use crate::ids::ValueId;
+use crate::symbol::SymbolId;
 use crate::tensor::Tensor;
 
 /// The symbols' values that make the types of a program's inputs fit these tensors, which are all inputs

@@ -9,7 +9,8 @@ use std::fmt;
 
 use super::error::{Failure, quote};
 use super::lexer::{Lexer, Token};
-use crate::dim::{Dim, MAX_ATOMS, MAX_DEPTH, MAX_TERMS, SymbolId};
+use crate::dim::{Dim, MAX_ATOMS, MAX_DEPTH, MAX_TERMS};
+use crate::symbol::SymbolId;
 use crate::types::{Float, Scalar};
 
 /// The result of reading a part.

@@ -1,8 +1,8 @@
 //! What must hold for any bytes that are read as text: shared by the fuzz target and the tests.
 
 use super::{parse, parse_dim, print};
-use crate::graph::Symbol;
 use crate::layout;
+use crate::symbol::Symbol;
 use crate::verify::verify;
 
 /// Panics if reading these bytes breaks a promise of the text form: whatever reads prints to a text that

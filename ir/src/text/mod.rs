@@ -40,42 +40,19 @@ pub mod forms;
 #[doc(hidden)]
 pub mod fuzz;
 mod lexer;
+mod names;
 mod ops;
 mod parse;
 mod print;
+mod quote;
 mod reference;
 mod table;
 mod writer;
 
-use std::fmt::Write as _;
-
 pub use error::ParseError;
 pub use forms::{op_name, op_names};
+pub use names::with_symbol_names;
 pub use parse::{parse, parse_dim};
 pub use print::print;
+pub(crate) use quote::{is_identifier, write_string};
 pub use reference::reference;
-pub(crate) use writer::{is_identifier, write_string};
-
-use crate::dim::SymbolId;
-use crate::entity::{Entity, Table};
-use crate::graph::Symbol;
-
-/// A message of [`crate::infer`] with the names of symbols (`tokens`) in the place of their ids (`sym0`).
-pub fn with_symbol_names(message: &str, symbols: &Table<SymbolId, Symbol>) -> String {
-    let mut out = String::with_capacity(message.len());
-    let mut rest = message;
-    while let Some(at) = rest.find("sym") {
-        let digits = rest[at + 3..].bytes().take_while(u8::is_ascii_digit).count();
-        let end = at + 3 + digits;
-        let starts_word = !rest[..at].ends_with(|c: char| c.is_ascii_alphanumeric() || c == '_');
-        let index = rest[at + 3..end].parse::<u32>().ok().filter(|_| starts_word);
-        match index.and_then(|i| symbols.get(SymbolId::new(i as usize))) {
-            Some(symbol) => {
-                let _ = write!(out, "{}{}", &rest[..at], symbol.name);
-            }
-            None => out.push_str(&rest[..end]),
-        }
-        rest = &rest[end..];
-    }
-    out + rest
-}

@@ -10,7 +10,7 @@ use super::error::{Failure, quote};
 use super::forms::{op_names, read_kind, read_op};
 use super::parse::Parser;
 use crate::collective::Collective;
-use crate::graph::ValueId;
+use crate::ids::ValueId;
 use crate::op::{BinaryOp, Op, UnaryOp};
 use crate::types::Scalar;
 

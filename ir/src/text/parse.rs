@@ -6,15 +6,16 @@ use std::sync::Arc;
 
 use super::cursor::{Cursor, Read};
 use super::error::{Failure, ParseError, quote};
+use super::forms::op_name;
 use super::lexer::Token;
-use crate::dim::{self, Dim, SymbolId};
+use super::names::with_symbol_names;
+use crate::dim::{self, Dim};
 use crate::dispatch::{Dispatch, Form};
 use crate::entity::{Entity, Table};
-use crate::graph::{
-    CustomId, CustomOp, Def, Graph, Group, GroupId, InputId, InputKind, Members, NodeId, Output, OutputKind,
-    Symbol, ValueId,
-};
+use crate::graph::{CustomOp, Def, Graph, Group, InputKind, Members, Output, OutputKind};
+use crate::ids::{CustomId, GroupId, InputId, NodeId, ValueId};
 use crate::infer;
+use crate::symbol::{Symbol, SymbolId};
 use crate::tensor::Tensor;
 use crate::types::{DType, Type};
 
@@ -259,8 +260,8 @@ impl<'a> Parser<'a> {
         let declared: Vec<&Type> = results.iter().map(|(_, ty)| ty).collect();
         let n = op.as_collective().and_then(|c| self.graph.group_size(c.group));
         infer::check(&op, &types, &declared, n).map_err(|message| {
-            let message = super::with_symbol_names(&message, &self.graph.symbols);
-            Failure::new(at, format!("%{}: {}: {message}", results[0].0, super::op_name(&op)))
+            let message = with_symbol_names(&message, &self.graph.symbols);
+            Failure::new(at, format!("%{}: {}: {message}", results[0].0, op_name(&op)))
         })?;
         let node = self.graph.add_node(op, operands, results);
         for (i, (name, at)) in names.into_iter().enumerate() {

@@ -4,8 +4,10 @@
 //! never fails: an id that is in no table is written as `%?`, `@?` or `?`, which reading refuses.
 
 use super::forms::{op_name, write_attributes};
-use super::writer::{Writer, is_identifier};
-use crate::graph::{CustomOp, Def, Graph, Group, Input, InputKind, Members, Node, OutputKind, ValueId};
+use super::quote::is_identifier;
+use super::writer::Writer;
+use crate::graph::{CustomOp, Def, Graph, Group, Input, InputKind, Members, Node, OutputKind};
+use crate::ids::ValueId;
 use crate::op::Op;
 
 /// The graph in text form.

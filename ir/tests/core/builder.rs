@@ -1,10 +1,9 @@
 //! Names that the builder gives, and nodes that it refuses.
 
 use symmc_ir::entity::Entity;
-use symmc_ir::graph::InputKind;
 use symmc_ir::{
-    Builder, CollectiveKind, CustomId, DType, Dim, GroupId, Members, Op, SymbolId, Type, UnaryOp, ValueId,
-    verify,
+    Builder, CollectiveKind, CustomId, DType, Dim, GroupId, InputKind, Members, Op, SymbolId, Type, UnaryOp,
+    ValueId, verify,
 };
 
 fn f32s(n: i64) -> Type {

@@ -2,9 +2,8 @@
 
 use proptest::prelude::*;
 use symmc_ir::entity::Entity;
-use symmc_ir::graph::Symbol;
 use symmc_ir::text::parse_dim;
-use symmc_ir::{Bindings, Dim, SymbolId, Table};
+use symmc_ir::{Bindings, Dim, Symbol, SymbolId, Table};
 
 /// An expression before it is brought into normal form.
 #[derive(Clone, Debug)]

@@ -2,9 +2,8 @@
 
 use proptest::prelude::*;
 use symmc_ir::entity::Entity;
-use symmc_ir::graph::InputKind;
 use symmc_ir::layout::{Layout, layouts};
-use symmc_ir::{Bindings, Builder, DType, Dim, Graph, Op, SymbolId, Type, ValueId};
+use symmc_ir::{Bindings, Builder, DType, Dim, Graph, InputKind, Op, SymbolId, Type, ValueId};
 
 /// The position in its base of each element of a value, in row-major order, by definition of the views.
 fn positions(graph: &Graph, value: ValueId, bindings: &Bindings) -> Option<Vec<usize>> {

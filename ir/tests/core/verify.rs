@@ -3,10 +3,12 @@
 use std::sync::Arc;
 
 use symmc_ir::entity::Entity;
-use symmc_ir::graph::{CustomId, Def, GroupId, InputId, Members, NodeId, OutputKind, ValueId};
 use symmc_ir::text::parse;
 use symmc_ir::verify::{Invariant, verify};
-use symmc_ir::{DType, Dim, Graph, Op, SymbolId, Tensor, Type, Variant};
+use symmc_ir::{
+    CustomId, DType, Def, Dim, Graph, GroupId, InputId, Members, NodeId, Op, OutputKind, SymbolId, Tensor,
+    Type, ValueId, Variant,
+};
 
 const BASE: &str = r#"program "base" ranks 4
 symbol n in 2..=64

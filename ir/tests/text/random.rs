@@ -5,11 +5,11 @@ use std::time::{Duration, Instant};
 
 use proptest::prelude::*;
 use symmc_ir::entity::Entity;
-use symmc_ir::graph::{CustomOp, Group, InputId, InputKind, Members, Output, OutputKind};
 use symmc_ir::text::{fuzz, parse, print};
 use symmc_ir::{
-    ArgOp, BinaryOp, Bound, Builder, Collective, CollectiveKind, DType, Dim, Float, Graph, GroupId, Op,
-    ReduceOp, Reduction, Scalar, Side, Splits, SymbolId, Tensor, Type, UnaryOp, ValueId, Variant,
+    ArgOp, BinaryOp, Bound, Builder, Collective, CollectiveKind, CustomOp, DType, Dim, Float, Graph, Group,
+    GroupId, InputId, InputKind, Members, Op, Output, OutputKind, ReduceOp, Reduction, Scalar, Side, Splits,
+    SymbolId, Tensor, Type, UnaryOp, ValueId, Variant,
 };
 
 /// A source of small decisions; after its end every decision is the first.

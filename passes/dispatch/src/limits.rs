@@ -5,9 +5,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use symmc_ir::dim::{Bindings, SymbolId};
 use symmc_ir::machine::Profile;
-use symmc_ir::{Dim, Graph};
+use symmc_ir::{Bindings, Dim, Graph, SymbolId};
 
 use crate::facts::{Facts, bases};
 use crate::product;

@@ -10,9 +10,10 @@
 
 pub mod scalar;
 
-use symmc_ir::dim::SymbolId;
-use symmc_ir::graph::{Graph, Symbol, ValueId};
-use symmc_ir::{BinaryOp, DType, Dim, Op, Reduction, Scalar, Table, Tensor, Type, UnaryOp};
+use symmc_ir::{
+    BinaryOp, DType, Dim, Graph, Op, Reduction, Scalar, Symbol, SymbolId, Table, Tensor, Type, UnaryOp,
+    ValueId,
+};
 
 pub use scalar::{exact, stored};
 

@@ -8,8 +8,7 @@
 //! microseconds, in which lanes hardly start side by side, are none; regions that differ in less stay equal.
 
 use symmc_ir::entity::Entity;
-use symmc_ir::graph::{Graph, Node, ValueId};
-use symmc_ir::{NodeId, Op};
+use symmc_ir::{Graph, Node, NodeId, Op, ValueId};
 
 use super::context::Context;
 

@@ -2,8 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use symmc_ir::graph::{Graph, Output, ValueId};
-use symmc_ir::{NodeId, Table, Type};
+use symmc_ir::{Graph, NodeId, Output, Table, Type, ValueId};
 
 use super::region::Region;
 use super::solve::{Solution, Source};

@@ -1,9 +1,7 @@
 //! What a lowering knows beside the program: the profile, the ranges of the bucket, what may be used.
 
-use symmc_ir::dim::SymbolId;
-use symmc_ir::graph::{GroupId, Symbol};
 use symmc_ir::machine::Profile;
-use symmc_ir::{CollectiveKind, Dim, Exit, Table, Type, Variant};
+use symmc_ir::{CollectiveKind, Dim, Exit, GroupId, Symbol, SymbolId, Table, Type, Variant};
 
 /// See the [module](self).
 pub struct Context {

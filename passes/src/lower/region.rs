@@ -11,9 +11,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use petgraph::unionfind::UnionFind;
 use symmc_ir::entity::Entity;
-use symmc_ir::graph::{Def, Graph, ValueId};
 use symmc_ir::layout::{Layout, view_of};
-use symmc_ir::{BinaryOp, CollectiveKind, Dim, InputId, NodeId, Op, Type, Variant};
+use symmc_ir::{BinaryOp, CollectiveKind, Def, Dim, Graph, InputId, NodeId, Op, Type, ValueId, Variant};
 
 use super::beside::beside;
 use super::context::Context;

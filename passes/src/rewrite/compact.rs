@@ -4,8 +4,7 @@
 
 use std::collections::{HashMap, HashSet};
 
-use symmc_ir::graph::{Graph, Output, ValueId};
-use symmc_ir::{NodeId, Table, Type};
+use symmc_ir::{Graph, NodeId, Output, Table, Type, ValueId};
 
 /// A graph of the nodes that the outputs of `graph` need, in the same order.
 pub fn compact(graph: &Graph) -> Graph {

@@ -20,9 +20,7 @@ use std::collections::HashMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
 
 use indexmap::IndexMap;
-use symmc_ir::dim::SymbolId;
-use symmc_ir::graph::{Def, Graph, Output, Symbol, ValueId};
-use symmc_ir::{Dim, NodeId, Op, Table, Type};
+use symmc_ir::{Def, Dim, Graph, NodeId, Op, Output, Symbol, SymbolId, Table, Type, ValueId};
 
 use crate::canon::known::{Context, Known};
 use crate::canon::seen::Facts;

@@ -4,7 +4,7 @@
 //! ops lean towards those that rules look at: views over views, known values, casts, broadcasts, collectives.
 
 use proptest::prelude::*;
-use symmc_ir::dim::SymbolId;
+use symmc_ir::SymbolId;
 use symmc_ir::machine::Profile;
 use symmc_ir::*;
 use symmc_passes::canon::canonicalize_with_report;

@@ -13,9 +13,8 @@ use std::time::{Duration, Instant};
 use nix::sys::signal::Signal;
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, socketpair};
 use serde::{Deserialize, Serialize};
-use symmc_ir::dim::SymbolId;
 use symmc_ir::entity::Entity;
-use symmc_ir::{Backing, Tensor};
+use symmc_ir::{Backing, SymbolId, Tensor};
 
 use super::channel::{Channel, ToRank, Welcome};
 use super::comm::World;

@@ -6,9 +6,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use nix::sys::socket::{getsockopt, sockopt};
-use symmc_ir::Bindings;
-use symmc_ir::dim::SymbolId;
 use symmc_ir::entity::Entity;
+use symmc_ir::{Bindings, SymbolId};
 use symmc_plan::{Plan, ReadPlan};
 
 use super::channel::{Channel, FromRank, ToRank, Welcome};

@@ -13,6 +13,14 @@ use super::{root, rust_files};
 
 /// The crates whose files are held.
 const CRATES: &[&str] = &[
+    "frontends/capi",
+    "frontends/cli",
+    "frontends/common",
+    "frontends/onnx",
+    "frontends/python",
+    "frontends/symmc",
+    "frontends/torch",
+    "ir",
     "passes",
     "passes/dispatch",
     "planner",

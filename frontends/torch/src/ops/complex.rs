@@ -12,19 +12,20 @@
 mod arithmetic;
 mod by_parts;
 mod fourier;
+mod parts;
 
 use symmc_import::Emit;
-use symmc_ir::{BinaryOp, Dim, Type, UnaryOp, ValueId};
+use symmc_ir::{BinaryOp, Dim, UnaryOp};
 
 use super::{Row, Rule, row};
 use crate::call::Call;
 use crate::effects::{Effect, bare};
 use crate::lower::{Lowered, Stop};
-use crate::schema::Argument;
 use crate::scope::tensor_names;
 use crate::sharing::separate_results;
 
 pub(super) use fourier::ROWS as TRANSFORMS;
+use parts::{axes, declared, done, is_complex_result, of_first, part};
 
 pub(super) const ROWS: &[Row] = &[
     row("aten.view_as_complex", "(identity)", identity),
@@ -45,8 +46,8 @@ pub(super) const ROWS: &[Row] = &[
 const ALSO_COMPLEX: &[Row] = &[
     row("aten.mul", "mul, sub, add, concat", arithmetic::mul),
     row("aten.div.Tensor", "mul, div, concat", arithmetic::div),
-    row("aten.add", "add", |c| arithmetic::sum(c, "aten.add")),
-    row("aten.sub", "sub", |c| arithmetic::sum(c, "aten.sub")),
+    row("aten.add", "add", |c| arithmetic::sum(c, BinaryOp::Add)),
+    row("aten.sub", "sub", |c| arithmetic::sum(c, BinaryOp::Sub)),
     row("aten.neg", "neg", |c| {
         let x = c.first()?;
         let y = c.unary(UnaryOp::Neg, x)?;
@@ -115,14 +116,14 @@ pub(crate) fn touches(c: &Call<'_, '_>) -> bool {
     operands.chain(c.node.results().into_iter().flatten()).any(|n| c.lowering.is_complex(n))
 }
 
-/// Lowers a call that has complex operands or results.
-pub(crate) fn lower(c: &mut Call<'_, '_>, effect: &Effect) -> Lowered {
+/// Lowers a call that has complex operands or results; `plain` is the rule of its op for other numbers.
+pub(crate) fn lower(c: &mut Call<'_, '_>, effect: &Effect, plain: Option<Rule>) -> Lowered {
     let writes = matches!(effect, Effect::Writes(_) | Effect::Resizes | Effect::Unclear);
     let target = bare(&c.node.target);
-    let done = match find(target).filter(|_| !writes) {
-        Some(rule) => rule(c),
-        None if !writes && by_parts::knows(target) => by_parts::lower(c, target),
-        None => {
+    let done = match (find(target), plain) {
+        (Some(rule), _) if !writes => rule(c),
+        (None, Some(plain)) if !writes && by_parts::knows(target) => by_parts::lower(c, target, plain),
+        _ => {
             let known: Vec<&str> = ROWS.iter().chain(ALSO_COMPLEX).map(|r| r.name).collect();
             let known = [&known[..], by_parts::MOVING, by_parts::FILLING].concat().join(", ");
             return Err(Stop::Broken(format!(
@@ -143,33 +144,6 @@ fn find(target: &str) -> Option<Rule> {
     let all = || ROWS.iter().chain(TRANSFORMS).chain(ALSO_COMPLEX);
     let of = |name: &str| all().find(|r| r.name == name).map(|r| r.rule);
     of(target).or_else(|| of(target.rsplit_once('.')?.0))
-}
-
-/// The number of axes of a complex tensor.
-fn axes(c: &Call<'_, '_>, x: ValueId) -> usize {
-    c.rank(x).saturating_sub(1)
-}
-
-/// The real part (0) or the imaginary part (1).
-fn part(c: &mut Call<'_, '_>, x: ValueId, which: i64) -> Lowered<ValueId> {
-    let axis = axes(c, x);
-    let one = c.slice(x, axis, which.into(), 1.into(), 1)?;
-    c.drop_axis(one, axis)
-}
-
-fn parts(c: &mut Call<'_, '_>, x: ValueId) -> Lowered<(ValueId, ValueId)> {
-    Ok((part(c, x, 0)?, part(c, x, 1)?))
-}
-
-fn joined(c: &mut Call<'_, '_>, real: ValueId, imaginary: ValueId) -> Lowered<ValueId> {
-    let axis = c.rank(real);
-    let parts = [c.unsqueeze(real, axis)?, c.unsqueeze(imaginary, axis)?];
-    c.concat(&parts, axis)
-}
-
-fn done(c: &mut Call<'_, '_>, real: ValueId, imaginary: ValueId) -> Lowered {
-    let z = joined(c, real, imaginary)?;
-    c.done(z)
 }
 
 fn identity(c: &mut Call<'_, '_>) -> Lowered {
@@ -213,31 +187,6 @@ fn converted(c: &mut Call<'_, '_>) -> Lowered {
             done(c, y, zero)
         }
     }
-}
-
-/// The type of what is held for the result.
-fn declared(c: &Call<'_, '_>) -> Lowered<Type> {
-    match result(c) {
-        Some(name) => Ok(c.lowering.held(name)?),
-        None => Err(Stop::Broken("expected a result, found none".into())),
-    }
-}
-
-fn result<'p>(c: &Call<'_, 'p>) -> Option<&'p str> {
-    c.result_names().first().copied().flatten()
-}
-
-fn is_complex_result(c: &Call<'_, '_>) -> bool {
-    result(c).is_some_and(|name| c.lowering.is_complex(name))
-}
-
-fn is_complex(c: &Call<'_, '_>, name: &str) -> bool {
-    matches!(c.get(name), Some(Argument::Tensor(n)) if c.lowering.is_complex(n))
-}
-
-/// Whether the first argument is complex.
-fn of_first(c: &Call<'_, '_>) -> bool {
-    matches!(c.at(0), Some(Argument::Tensor(n)) if c.lowering.is_complex(n))
 }
 
 fn reshape(c: &mut Call<'_, '_>, name: &str) -> Lowered {

@@ -269,7 +269,7 @@ fn binary(c: &mut Call<'_, '_>, op: BinaryOp) -> Lowered {
 }
 
 /// `a op alpha * b`.
-fn scaled(c: &mut Call<'_, '_>, op: BinaryOp) -> Lowered {
+pub(super) fn scaled(c: &mut Call<'_, '_>, op: BinaryOp) -> Lowered {
     let (a, b) = operands(c)?;
     let y = combine_scaled(c, op, a, b)?;
     c.done(y)

@@ -3,10 +3,11 @@
 use symmc_import::Emit;
 use symmc_ir::{BinaryOp, DType, Float, Scalar, UnaryOp, ValueId};
 
-use super::{by_parts, declared, done, is_complex, joined, part, parts};
-use crate::call::{Call, Operand};
+use super::by_parts;
+use super::parts::{declared, done, is_complex, joined, of_first, part, parts};
+use crate::call::{Call, Operand, Rule};
 use crate::lower::{Lowered, Stop};
-use crate::ops;
+use crate::ops::elementwise::scaled;
 use crate::schema::Argument;
 
 /// An operand: its real part and, where it is complex, its imaginary part.
@@ -68,9 +69,12 @@ fn with_real(c: &mut Call<'_, '_>) -> Lowered<Option<(ValueId, Operand)>> {
 }
 
 /// A sum or a difference. A real number, and a real tensor, has an imaginary part of 0.
-pub(super) fn sum(c: &mut Call<'_, '_>, op: &str) -> Lowered {
-    let rule = ops::find(op).ok_or_else(|| Stop::Opaque("no rule for it".into()))?;
+pub(super) fn sum(c: &mut Call<'_, '_>, op: BinaryOp) -> Lowered {
     if matches!(c.get("other"), Some(Argument::Tensor(_))) {
+        let rule: Rule = match op {
+            BinaryOp::Sub => |c| scaled(c, BinaryOp::Sub),
+            _ => |c| scaled(c, BinaryOp::Add),
+        };
         return by_parts::apply(c, rule);
     }
     let z = c.tensor("self")?;
@@ -83,7 +87,6 @@ pub(super) fn sum(c: &mut Call<'_, '_>, op: &str) -> Lowered {
     };
     let dtype = declared(c)?.dtype;
     let other = number(c, "other")?;
-    let op = if op == "aten.sub" { BinaryOp::Sub } else { BinaryOp::Add };
     if c.float_or("alpha", 1.0)? != 1.0 {
         return Err(Stop::Opaque("`alpha` is a number that is not 1".into()));
     }
@@ -198,7 +201,7 @@ pub(super) fn product(c: &mut Call<'_, '_>, other: &str) -> Lowered {
     let dtype = declared(c)?.dtype;
     let mut both = Vec::with_capacity(2);
     for (name, of) in [("self", c.first()?), (other, c.tensor(other)?)] {
-        let complex = if name == "self" { super::of_first(c) } else { is_complex(c, name) };
+        let complex = if name == "self" { of_first(c) } else { is_complex(c, name) };
         let x = c.cast(of, dtype)?;
         both.push(if complex { parts(c, x).map(|(a, b)| (a, Some(b)))? } else { (x, None) });
     }

@@ -8,11 +8,10 @@ use std::collections::HashMap;
 use symmc_import::Emit;
 use symmc_ir::{Scalar, ValueId};
 
-use super::joined;
-use crate::call::Call;
+use super::parts::{done, is_complex_result, joined, part, parts};
+use crate::call::{Call, Rule};
 use crate::effects;
 use crate::lower::{Lowered, Stop};
-use crate::ops::{self, Rule};
 use crate::schema::Argument;
 use crate::scope::tensor_names;
 
@@ -89,8 +88,7 @@ pub(super) fn knows(target: &str) -> bool {
 }
 
 /// Lowers a call of one of these ops.
-pub(super) fn lower(c: &mut Call<'_, '_>, target: &str) -> Lowered {
-    let Some(rule) = ops::find(target) else { return Err(Stop::Opaque("no rule for it".into())) };
+pub(super) fn lower(c: &mut Call<'_, '_>, target: &str, rule: Rule) -> Lowered {
     match is_of(FILLING, target) {
         true => fill(c, rule),
         false => apply(c, rule),
@@ -112,7 +110,7 @@ pub(super) fn apply(c: &mut Call<'_, '_>, rule: Rule) -> Lowered {
         for name in tensor_names(&input.arg) {
             let x = c.lowering.scope.value(name).map_err(Stop::Broken)?;
             let (a, b) = match c.lowering.is_complex(name) {
-                true => super::parts(c, x)?,
+                true => parts(c, x)?,
                 false => (x, c.full(Scalar::Int(0), c.dtype(x), c.shape(x))?),
             };
             real.insert(name, a);
@@ -144,23 +142,24 @@ fn fill(c: &mut Call<'_, '_>, rule: Rule) -> Lowered {
     let mut real = HashMap::new();
     for name in c.node.inputs.iter().flat_map(|i| tensor_names(&i.arg)) {
         let x = c.lowering.scope.value(name).map_err(Stop::Broken)?;
-        let x = if c.lowering.is_complex(name) { super::part(c, x, 0)? } else { x };
+        let x = if c.lowering.is_complex(name) { part(c, x, 0)? } else { x };
         real.insert(name, x);
     }
     let filled = c.with_parts(real, rule)?;
     let Some(x) = filled.into_iter().next().flatten() else {
         return Err(Stop::Broken("expected a result, found none".into()));
     };
-    if !super::is_complex_result(c) {
+    if !is_complex_result(c) {
         return c.done(x);
     }
     let zero = c.full(Scalar::Int(0), c.dtype(x), c.shape(x))?;
-    super::done(c, x, zero)
+    done(c, x, zero)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::ops;
 
     #[test]
     fn all_have_rules() {

@@ -7,7 +7,7 @@ use symmc_import::Emit;
 use symmc_ir::{BinaryOp, DType, Dim, Op, Scalar, UnaryOp, ValueId};
 
 use super::super::{Row, row};
-use super::{declared, done, of_first, parts};
+use super::parts::{declared, done, of_first, parts};
 use crate::call::Call;
 use crate::lower::{Lowered, Stop};
 

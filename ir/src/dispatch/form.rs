@@ -1,0 +1,119 @@
+//! The forms, and which results of each may lie on what it reads.
+
+use std::fmt;
+
+use crate::entity::Entity;
+use crate::ids::NodeId;
+use crate::op::Op;
+
+/// What the kernel of a dispatch is (see the [module](super)).
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
+pub enum Form {
+    /// Element-wise nodes over one shape.
+    Map,
+    /// Matrix products and element-wise nodes behind them.
+    Product,
+    /// Matrix products side by side.
+    Batch,
+    /// An all-reduce, a residual, and a norm.
+    Reduction,
+    /// Rotary embeddings.
+    Rotary,
+}
+
+/// Which results of a dispatch may lie on an operand of one of its nodes, element on element.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Overwriting {
+    /// None.
+    Never,
+    /// Those of the same node.
+    Own,
+    /// Those of the same node and of nodes behind it.
+    Later,
+}
+
+impl Overwriting {
+    /// Whether the results of `writer` may lie on an operand that `reader` reads.
+    pub fn allows(self, reader: NodeId, writer: NodeId) -> bool {
+        match self {
+            Overwriting::Never => false,
+            Overwriting::Own => reader == writer,
+            Overwriting::Later => reader <= writer,
+        }
+    }
+}
+
+impl Form {
+    /// Every form.
+    pub const ALL: [Form; 5] = [Form::Map, Form::Product, Form::Batch, Form::Reduction, Form::Rotary];
+
+    /// The name in the text form.
+    pub fn name(self) -> &'static str {
+        match self {
+            Form::Map => "map",
+            Form::Product => "product",
+            Form::Batch => "batch",
+            Form::Reduction => "reduction",
+            Form::Rotary => "rotary",
+        }
+    }
+
+    /// The form of this name.
+    pub fn from_name(name: &str) -> Option<Form> {
+        Form::ALL.into_iter().find(|f| f.name() == name)
+    }
+
+    /// Which results may lie on this operand of a node, which other steps define.
+    pub fn overwriting(self, op: &Op, operand: usize) -> Overwriting {
+        match (self, op) {
+            (Form::Reduction, Op::Collective(c)) => {
+                let contract = c.variant.and_then(|v| v.contract(&c.kind));
+                if contract.is_some_and(|c| c.in_place) { Overwriting::Later } else { Overwriting::Never }
+            }
+            (Form::Rotary, Op::RotaryEmbedding { .. }) if operand == 0 => Overwriting::Own,
+            (Form::Map | Form::Product | Form::Reduction, op) if op.is_element_wise() => Overwriting::Later,
+            _ => Overwriting::Never,
+        }
+    }
+
+    /// Whether what a node gives has no memory if nothing else reads it.
+    pub(super) fn passes_on(self, op: &Op) -> bool {
+        match (self, op) {
+            (Form::Reduction, Op::Collective(c)) => {
+                let contract = c.variant.and_then(|v| v.contract(&c.kind));
+                contract.is_some_and(|c| !c.touch.writes_result())
+            }
+            (Form::Map | Form::Product, _) => true,
+            (Form::Batch | Form::Reduction | Form::Rotary, _) => false,
+        }
+    }
+}
+
+impl fmt::Display for Form {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// Nodes that run as one step.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct Dispatch {
+    /// What their kernel is.
+    pub form: Form,
+    /// The first of the nodes, by which the step is named.
+    pub first: NodeId,
+    /// The last of them; all between the two belong to it.
+    pub last: NodeId,
+}
+
+impl Dispatch {
+    /// Its nodes, in program order.
+    pub fn nodes(&self) -> impl DoubleEndedIterator<Item = NodeId> + use<> {
+        (self.first.index()..=self.last.index()).map(NodeId::new)
+    }
+
+    /// Whether a node is one of them.
+    pub fn has(&self, node: NodeId) -> bool {
+        (self.first..=self.last).contains(&node)
+    }
+}
