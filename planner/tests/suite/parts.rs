@@ -81,12 +81,12 @@ fn a_part_that_peers_still_read_does_not_hold_back_another_part() {
 
 #[test]
 fn what_is_not_known_to_begin_within_a_value_has_memory_of_its_own() {
-    // The last part begins at 128 t u - 32 t, whose bounds are -192 and more.
-    for output in ["return %all\n", "%n: f32[12*t, 4*u - 1] = exp %all\nreturn %n\n"] {
+    // The last part begins at 416 t - 128 t u, whose bounds are below 0.
+    for output in ["return %all\n", "%n: f32[12*t, 13 - 4*u] = exp %all\nreturn %n\n"] {
         let plan = planned(&format!(
-            "symbol t in 0..=6\nsymbol u in 1..=3\narg %x: f32[4*t, 4*u - 1]\n\
-             %a: f32[4*t, 4*u - 1] = neg %x\n%b: f32[4*t, 4*u - 1] = exp %x\n%c: f32[4*t, 4*u - 1] = abs %x\n\
-             %all: f32[12*t, 4*u - 1] = concat %a, %b, %c axis=0\n{output}"
+            "symbol t in 0..=6\nsymbol u in 1..=3\narg %x: f32[4*t, 13 - 4*u]\n\
+             %a: f32[4*t, 13 - 4*u] = neg %x\n%b: f32[4*t, 13 - 4*u] = exp %x\n%c: f32[4*t, 13 - 4*u] = abs %x\n\
+             %all: f32[12*t, 13 - 4*u] = concat %a, %b, %c axis=0\n{output}"
         ));
         assert_ne!(why(&plan, "c"), "a piece of %all");
     }
